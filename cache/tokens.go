@@ -1,0 +1,341 @@
+// Package cache reads tokens from the files that hold them.
+//
+// [Open] makes one array of tokens out of a list of files; [Tokens.Read] hands out windows of it. How the bytes are
+// fetched is an [Access]; every access gives the same bytes. Nothing is kept of a file between two reads but, where
+// the access says so, its mapping, and a file that is no longer the one that was opened is an error, never other tokens.
+package cache
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"sort"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Options say how tokens are stored and fetched.
+type Options struct {
+	Width         int    // bytes of a token in the files, 2 or 4, little-endian
+	Join          bool   // windows may cross from one file into the next
+	Access        Access // how the bytes of a window are fetched
+	DropPageCache bool   // give the kernel's page cache back after every read
+}
+
+// Tokens is an array of tokens kept in files. It is safe for concurrent use.
+type Tokens struct {
+	Options
+	shards []*shard
+	pool   sync.Pool // *[]byte, scratch for the windows of one Read
+}
+
+// Window is Len tokens from Start on. Tag is the caller's.
+type Window struct {
+	Start int64
+	Len   int
+	Tag   int
+}
+
+// Run is a stretch of the array that a window must not leave: one file, or all of them where they are joined.
+type Run struct {
+	Name  string // the file, or the first of those joined
+	Start int64
+	Len   int64
+}
+
+// A shard is one file, as it was when it was opened.
+type shard struct {
+	path  string
+	start int64 // of its first token in the array
+	len   int64 // tokens
+	id    identity
+
+	keep    sync.Mutex // held while the first read of an access that keeps a mapping makes it
+	mapping []byte
+	fd      int // of the mapping, open only if its page cache is to be given back
+}
+
+// An identity tells a file from the one that stood at its path before, and from itself before somebody wrote to it.
+type identity struct {
+	dev, ino uint64
+	size     int64
+	mtime    unix.Timespec
+}
+
+// ChangedError says that a token file is not the one that was opened. errors.Is(err, syscall.ESTALE) holds for it.
+type ChangedError struct {
+	Path string
+	How  string
+}
+
+func (e *ChangedError) Error() string {
+	return fmt.Sprintf("%s has changed since it was opened: %s; put it back, or unmount and mount again to serve the new one", e.Path, e.How)
+}
+
+func (e *ChangedError) Is(target error) bool { return target == syscall.ESTALE }
+
+// Open checks every file and makes one array of their tokens, in the order given.
+func Open(paths []string, o Options) (*Tokens, error) {
+	t := &Tokens{Options: o}
+	t.pool.New = func() any { return new([]byte) }
+	var start int64
+	for _, path := range paths {
+		s, err := openShard(path, o.Width)
+		if err != nil {
+			return nil, err
+		}
+		s.start = start
+		start += s.len
+		t.shards = append(t.shards, s)
+	}
+	if len(t.shards) == 0 {
+		return nil, errors.New("no token files")
+	}
+	return t, nil
+}
+
+// openFlags have O_NONBLOCK because to open a named pipe is else to wait for its writer.
+const openFlags = unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK
+
+func openShard(path string, width int) (*shard, error) {
+	f, err := os.OpenFile(path, openFlags, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	switch size := info.Size(); {
+	case info.IsDir():
+		return nil, fmt.Errorf("%s is a directory, not a token file; name the files in it, e.g. %s/*.bin", path, path)
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%s is not a regular file, and only those can be read at any position", path)
+	case size == 0:
+		return nil, fmt.Errorf("%s is empty", path)
+	case size%int64(width) != 0:
+		return nil, fmt.Errorf("%s: %d bytes are not a whole number of tokens of %d bytes; is token_dtype right, and is the file complete?", path, size, width)
+	}
+	// A file that opens may still not be readable: a FUSE or network filesystem answers at the first read.
+	if _, err := f.ReadAt(make([]byte, width), 0); err != nil {
+		return nil, err
+	}
+	id, err := identify(int(f.Fd()))
+	if err != nil {
+		return nil, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return &shard{path: path, len: info.Size() / int64(width), id: id}, nil
+}
+
+func identify(fd int) (identity, error) {
+	var st unix.Stat_t
+	err := unix.Fstat(fd, &st)
+	return identityOf(&st), err
+}
+
+func identityOf(st *unix.Stat_t) identity {
+	return identity{dev: uint64(st.Dev), ino: st.Ino, size: st.Size, mtime: st.Mtim}
+}
+
+// same returns a ChangedError unless now is the file that was opened.
+func (s *shard) same(now identity) error {
+	was := s.id
+	if now == was {
+		return nil
+	}
+	e := &ChangedError{Path: s.path}
+	switch {
+	case now.size != was.size:
+		e.How = fmt.Sprintf("%d bytes, was %d", now.size, was.size)
+	case now.ino != was.ino || now.dev != was.dev:
+		e.How = "another file stands in its place"
+	default:
+		e.How = fmt.Sprintf("written to at %s", time.Unix(now.mtime.Unix()).UTC().Format(time.RFC3339Nano))
+	}
+	return e
+}
+
+// Len is the number of tokens.
+func (t *Tokens) Len() int64 {
+	last := t.shards[len(t.shards)-1]
+	return last.start + last.len
+}
+
+// Files are the paths, in order.
+func (t *Tokens) Files() []string {
+	paths := make([]string, len(t.shards))
+	for i, s := range t.shards {
+		paths[i] = s.path
+	}
+	return paths
+}
+
+// Runs are the stretches that windows must stay within, in order.
+func (t *Tokens) Runs() []Run {
+	if t.Join {
+		return []Run{{Name: t.shards[0].path, Len: t.Len()}}
+	}
+	runs := make([]Run, len(t.shards))
+	for i, s := range t.shards {
+		runs[i] = Run{s.path, s.start, s.len}
+	}
+	return runs
+}
+
+// Locate names the file that holds token pos and the token's index in it.
+func (t *Tokens) Locate(pos int64) (path string, index int64) {
+	s := t.shards[t.shardOf(pos)]
+	return s.path, pos - s.start
+}
+
+func (t *Tokens) shardOf(pos int64) int {
+	return sort.Search(len(t.shards), func(i int) bool { return t.shards[i].start > pos }) - 1
+}
+
+// Read fetches windows and calls visit once for each, in any order, with its tokens as they stand in the file. raw is
+// valid during the call only. Read sorts ws. An error of visit ends the read and is returned as it is.
+func (t *Tokens) Read(ws []Window, visit func(w Window, raw []byte) error) error {
+	if len(t.shards) == 1 {
+		return t.readShard(t.shards[0], ws, visit)
+	}
+	// In order of position, so that each file is opened once.
+	slices.SortFunc(ws, func(a, b Window) int { return int(min(max(a.Start-b.Start, -1), 1)) })
+	for len(ws) > 0 {
+		i := t.shardOf(ws[0].Start)
+		s := t.shards[i]
+		n := 0
+		for n < len(ws) && ws[n].Start+int64(ws[n].Len) <= s.start+s.len {
+			n++
+		}
+		if n > 0 {
+			if err := t.readShard(s, ws[:n], visit); err != nil {
+				return err
+			}
+			ws = ws[n:]
+			continue
+		}
+		if err := t.readAcross(i, ws[0], visit); err != nil {
+			return err
+		}
+		ws = ws[1:]
+	}
+	return nil
+}
+
+// readAcross reads a window that begins in shard i and ends in a later one.
+func (t *Tokens) readAcross(i int, w Window, visit func(Window, []byte) error) error {
+	whole := make([]byte, 0, w.Len*t.Width)
+	for part := w; part.Len > 0; i++ {
+		s := t.shards[i]
+		here := part
+		here.Len = int(min(int64(part.Len), s.start+s.len-part.Start))
+		err := t.readShard(s, []Window{here}, func(_ Window, raw []byte) error {
+			whole = append(whole, raw...)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		part.Start += int64(here.Len)
+		part.Len -= here.Len
+	}
+	return visit(w, whole)
+}
+
+// readPread reads windows of one shard with a system call each.
+func (t *Tokens) readPread(s *shard, ws []Window, visit func(Window, []byte) error) error {
+	fd, err := s.open()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	// The windows are far apart: what lies around them would be read for nothing.
+	unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM)
+	scratch := t.pool.Get().(*[]byte)
+	defer t.pool.Put(scratch)
+	for _, w := range ws {
+		n := w.Len * t.Width
+		if cap(*scratch) < n {
+			*scratch = make([]byte, n)
+		}
+		raw := (*scratch)[:n]
+		if err := preadFull(fd, raw, (w.Start-s.start)*int64(t.Width)); err != nil {
+			return s.because(&os.PathError{Op: "read", Path: s.path, Err: err}, fd)
+		}
+		if err := visit(w, raw); err != nil {
+			return err
+		}
+		t.dropPages(fd, s, w)
+	}
+	return s.unchanged(fd)
+}
+
+func preadFull(fd int, buf []byte, off int64) error {
+	for len(buf) > 0 {
+		n, err := unix.Pread(fd, buf, off)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return err
+		case n == 0:
+			return io.ErrUnexpectedEOF
+		}
+		buf, off = buf[n:], off+int64(n)
+	}
+	return nil
+}
+
+// open opens the file and checks that it is the one that was opened first.
+func (s *shard) open() (fd int, err error) {
+	for {
+		fd, err = unix.Open(s.path, openFlags, 0)
+		if err != unix.EINTR {
+			break
+		}
+	}
+	if err != nil {
+		return -1, &os.PathError{Op: "open", Path: s.path, Err: err}
+	}
+	if err := s.unchanged(fd); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// unchanged is asked before a read and after it, so that no read mixes what a file was with what it became.
+func (s *shard) unchanged(fd int) error {
+	now, err := identify(fd)
+	if err != nil {
+		return &os.PathError{Op: "stat", Path: s.path, Err: err}
+	}
+	return s.same(now)
+}
+
+// because returns why a read failed: err, unless the file changed meanwhile, which then explains it.
+func (s *shard) because(err error, fd int) error {
+	if changed := s.unchanged(fd); changed != nil {
+		return changed
+	}
+	return err
+}
+
+func (t *Tokens) dropPages(fd int, s *shard, w Window) {
+	if t.DropPageCache {
+		from, to := pages((w.Start-s.start)*int64(t.Width), int64(w.Len*t.Width))
+		unix.Fadvise(fd, from, to-from, unix.FADV_DONTNEED)
+	}
+}
+
+// pages widens n bytes at off to whole pages.
+func pages(off, n int64) (from, to int64) {
+	page := int64(os.Getpagesize())
+	return off &^ (page - 1), (off + n + page - 1) &^ (page - 1)
+}

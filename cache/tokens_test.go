@@ -1,0 +1,380 @@
+package cache
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// In these tests token i of the array is i, in the bits that it has.
+func count(from, n, width int) []byte {
+	raw := make([]byte, 0, n*width+4)
+	for i := range n {
+		raw = binary.LittleEndian.AppendUint32(raw[:i*width], uint32(from+i))
+	}
+	return raw[:n*width]
+}
+
+// longAgo is the mtime of files, so that whatever is written later has another one, however coarse the filesystem's clock.
+var longAgo = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// files writes files of so many tokens, one after the other.
+func files(t testing.TB, width int, lens ...int) []string {
+	t.Helper()
+	dir, from, paths := t.TempDir(), 0, []string{}
+	for i, n := range lens {
+		path := filepath.Join(dir, fmt.Sprintf("shard%03d.bin", i))
+		must(t, os.WriteFile(path, count(from, n, width), 0o600))
+		must(t, os.Chtimes(path, longAgo, longAgo))
+		paths, from = append(paths, path), from+n
+	}
+	return paths
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func open(t testing.TB, paths []string, o Options) *Tokens {
+	t.Helper()
+	tokens, err := Open(paths, o)
+	must(t, err)
+	return tokens
+}
+
+// everyAccess runs a test for every way to fetch tokens.
+func everyAccess(t *testing.T, test func(t *testing.T, o Options)) {
+	for _, access := range []Access{Remap, Advise, Pread, Map} {
+		for _, drop := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s,drop=%v", access, drop), func(t *testing.T) {
+				test(t, Options{Width: 2, Access: access, DropPageCache: drop})
+			})
+		}
+	}
+}
+
+// readAll reads the windows and says which, if any, did not hold its tokens or was not visited once.
+func readAll(tokens *Tokens, ws []Window) error {
+	seen := make([]int, len(ws))
+	for i := range ws {
+		ws[i].Tag = i
+	}
+	err := tokens.Read(ws, func(w Window, raw []byte) error {
+		seen[w.Tag]++
+		if !bytes.Equal(raw, count(int(w.Start), w.Len, tokens.Width)) {
+			return fmt.Errorf("window %+v holds %x", w, raw)
+		}
+		return nil
+	})
+	for i, n := range seen {
+		if err == nil && n != 1 {
+			return fmt.Errorf("window %d of %d was visited %d times", i, len(ws), n)
+		}
+	}
+	return err
+}
+
+// readOne reads the first token.
+func readOne(tokens *Tokens) error { return readAll(tokens, []Window{{Len: 1}}) }
+
+// anyWindows are up to 20 that lie within a run, of up to 3000 tokens.
+func anyWindows(r *rand.Rand, runs []Run) []Window {
+	ws := make([]Window, r.IntN(21))
+	for i := range ws {
+		run := runs[r.IntN(len(runs))]
+		n := 1 + r.Int64N(min(run.Len, 3000))
+		ws[i] = Window{Start: run.Start + r.Int64N(run.Len-n+1), Len: int(n)}
+	}
+	return ws
+}
+
+func TestReadAnyWindows(t *testing.T) {
+	for _, lens := range [][]int{{1}, {20_000}, {5000, 1, 2, 1, 70_000, 3, 1}} {
+		for _, width := range []int{2, 4} {
+			paths := files(t, width, lens...)
+			for _, join := range []bool{false, true} {
+				everyAccess(t, func(t *testing.T, o Options) {
+					o.Width, o.Join = width, join
+					tokens := open(t, paths, o)
+					var wg sync.WaitGroup // readers disturb one another in no access
+					for reader := range uint64(4) {
+						wg.Go(func() {
+							r := rand.New(rand.NewPCG(1, reader))
+							for range 25 {
+								if err := readAll(tokens, anyWindows(r, tokens.Runs())); err != nil {
+									t.Error(err)
+								}
+							}
+						})
+					}
+					wg.Wait()
+				})
+			}
+		}
+	}
+}
+
+func TestWindowAcrossTinyFiles(t *testing.T) {
+	paths := files(t, 2, 3, 1, 1, 2, 4)
+	everyAccess(t, func(t *testing.T, o Options) {
+		o.Join = true
+		tokens := open(t, paths, o)
+		var ws []Window
+		for from := range 11 {
+			for to := from + 1; to <= 11; to++ {
+				ws = append(ws, Window{Start: int64(from), Len: to - from})
+			}
+		}
+		must(t, readAll(tokens, ws))
+	})
+}
+
+func TestShape(t *testing.T) {
+	paths := files(t, 2, 3, 1, 2)
+	apart, joined := open(t, paths, Options{Width: 2}), open(t, paths, Options{Width: 2, Join: true})
+	if got := fmt.Sprint(apart.Len(), apart.Runs()); got != fmt.Sprint(6, []Run{{paths[0], 0, 3}, {paths[1], 3, 1}, {paths[2], 4, 2}}) {
+		t.Error(got)
+	}
+	if got := fmt.Sprint(joined.Len(), joined.Runs()); got != fmt.Sprint(6, []Run{{paths[0], 0, 6}}) {
+		t.Error(got)
+	}
+	if got, want := fmt.Sprint(apart.Files()), fmt.Sprint(paths); got != want {
+		t.Errorf("files %s, want %s", got, want)
+	}
+	for pos, want := range []string{"0 0", "0 1", "0 2", "1 0", "2 0", "2 1"} {
+		var file, index int
+		fmt.Sscan(want, &file, &index)
+		if path, i := apart.Locate(int64(pos)); path != paths[file] || i != int64(index) {
+			t.Errorf("token %d is number %d of %s, want %s", pos, i, path, want)
+		}
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		make func(path string) error
+		want string
+	}{
+		{"missing", func(string) error { return nil }, "no such file"},
+		{"empty", func(path string) error { return os.WriteFile(path, nil, 0o600) }, "is empty"},
+		{"odd size", func(path string) error { return os.WriteFile(path, make([]byte, 5), 0o600) },
+			"5 bytes are not a whole number of tokens of 2 bytes; is token_dtype right"},
+		{"directory", func(path string) error { return os.Mkdir(path, 0o700) }, "is a directory"},
+		{"pipe", func(path string) error { return unix.Mkfifo(path, 0o600) }, "is not a regular file"},
+		{"device", func(path string) error { return os.Symlink("/dev/null", path) }, "is not a regular file"},
+		{"dangling link", func(path string) error { return os.Symlink("nowhere", path) }, "no such file"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "train.bin")
+			must(t, test.make(path))
+			_, err := Open(append(files(t, 2, 3), path), Options{Width: 2})
+			if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want %s and %s", err, path, test.want)
+			}
+		})
+	}
+	if _, err := Open(nil, Options{Width: 2}); err == nil {
+		t.Error("no files at all were opened")
+	}
+}
+
+func TestChangedFileIsStale(t *testing.T) {
+	const n = 5000
+	for _, test := range []struct {
+		name   string
+		change func(path string) error
+		want   string
+	}{
+		{"truncated", func(path string) error { return os.Truncate(path, 100) }, "100 bytes, was 10000"},
+		{"emptied", func(path string) error { return os.Truncate(path, 0) }, "0 bytes, was 10000"},
+		{"appended", func(path string) error { return os.Truncate(path, 10002) }, "10002 bytes, was 10000"},
+		{"overwritten", func(path string) error { return os.WriteFile(path, make([]byte, 2*n), 0o600) }, "written to at "},
+		{"touched", func(path string) error { return os.Chtimes(path, longAgo, longAgo.Add(1)) }, "written to at 2020-01-01T00:00:00.000000001Z"},
+		{"replaced", func(path string) error { return replace(path, make([]byte, 2*n)) }, "another file stands in its place"},
+		{"replaced by a shorter one", func(path string) error { return replace(path, nil) }, "0 bytes, was 10000"},
+		{"replaced by a pipe", func(path string) error {
+			return errors.Join(os.Remove(path), unix.Mkfifo(path, 0o600))
+		}, "0 bytes, was 10000"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			everyAccess(t, func(t *testing.T, o Options) {
+				paths := files(t, 2, 10, n)
+				fresh, used := open(t, paths, o), open(t, paths, o) // used has its mapping, if the access keeps one
+				second := func() []Window { return []Window{{Start: n, Len: 10}} }
+				must(t, readAll(used, second()))
+				must(t, test.change(paths[1]))
+				for _, tokens := range []*Tokens{fresh, used} {
+					err := readAll(tokens, second())
+					if !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), paths[1]+" has changed") || !strings.Contains(err.Error(), test.want) {
+						t.Errorf("error %v, want ESTALE, %s and %s", err, paths[1], test.want)
+					}
+					must(t, readOne(tokens)) // the other file is what it was
+				}
+			})
+		})
+	}
+}
+
+// replace puts another file with the same mtime where path is.
+func replace(path string, raw []byte) error {
+	other := path + ".new"
+	return errors.Join(os.WriteFile(other, raw, 0o600), os.Chtimes(other, longAgo, longAgo), os.Rename(other, path))
+}
+
+func TestPutBackIsServedAgain(t *testing.T) {
+	everyAccess(t, func(t *testing.T, o Options) {
+		paths := files(t, 2, 100)
+		tokens := open(t, paths, o)
+		must(t, readOne(tokens))
+
+		must(t, os.Rename(paths[0], paths[0]+".old"))
+		if err := readOne(tokens); !errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), paths[0]) {
+			t.Errorf("error %v of a file that is gone, want ENOENT and %s", err, paths[0])
+		}
+		must(t, os.WriteFile(paths[0], make([]byte, 200), 0o600))
+		if err := readOne(tokens); !errors.Is(err, syscall.ESTALE) {
+			t.Errorf("error %v of a file that was replaced, want ESTALE", err)
+		}
+		must(t, os.Rename(paths[0]+".old", paths[0]))
+		must(t, readOne(tokens))
+	})
+}
+
+var sink byte
+
+// The daemon lives on when a file is cut under its mapping: beyond the new end a page faults, before it there are zeros.
+func TestTruncatedWhileItIsRead(t *testing.T) {
+	for _, size := range []int64{0, 4096, 5000, 65536, 199_998} {
+		everyAccess(t, func(t *testing.T, o Options) {
+			paths := files(t, 2, 100_000)
+			tokens := open(t, paths, o)
+			err := tokens.Read([]Window{{Len: 100_000}}, func(_ Window, raw []byte) error {
+				must(t, os.Truncate(paths[0], size))
+				for _, b := range bytes.Clone(raw) {
+					sink += b
+				}
+				return nil
+			})
+			if !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), fmt.Sprintf("%d bytes, was 200000", size)) {
+				t.Errorf("cut to %d bytes: error %v, want ESTALE", size, err)
+			}
+		})
+	}
+}
+
+// mapped maps a new file of one page and then empties the file: to touch the mapping is a fault.
+func mapped(t testing.TB) (path string, mapping []byte) {
+	t.Helper()
+	path = files(t, 2, os.Getpagesize()/2)[0]
+	f, err := os.Open(path)
+	must(t, err)
+	defer f.Close()
+	mapping, err = unix.Mmap(int(f.Fd()), 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_SHARED)
+	must(t, err)
+	t.Cleanup(func() { unix.Munmap(mapping) })
+	must(t, os.Truncate(path, 0))
+	return path, mapping
+}
+
+// A page that cannot be had of a file that has not changed: a failing disk.
+func TestFaultIsAnError(t *testing.T) {
+	path, mapping := mapped(t)
+	tokens := &Tokens{Options: Options{Width: 2}}
+	err := tokens.visitMapped(&shard{path: path}, mapping, []Window{{Start: 50, Len: 1}}, func(_ Window, raw []byte) error {
+		sink += raw[1]
+		return nil
+	})
+	if !errors.Is(err, errFault) || !strings.Contains(err.Error(), path+": byte 101") {
+		t.Errorf("error %v, want a fault at byte 101 of %s", err, path)
+	}
+}
+
+func TestOtherPanicsStay(t *testing.T) {
+	_, elsewhere := mapped(t)
+	var none *shard
+	for name, do := range map[string]func(){
+		"panic":           func() { panic("mine") },
+		"nil pointer":     func() { sink += byte(none.len) },
+		"fault elsewhere": func() { sink += elsewhere[0] },
+	} {
+		t.Run(name, func(t *testing.T) {
+			everyAccess(t, func(t *testing.T, o Options) {
+				if name == "fault elsewhere" && o.Access == Pread {
+					return // nothing is mapped, and the fault ends the process as ever
+				}
+				tokens := open(t, files(t, 2, 10), o)
+				defer func() {
+					if recover() == nil {
+						t.Error("the panic was swallowed")
+					}
+				}()
+				err := tokens.Read([]Window{{Len: 1}}, func(Window, []byte) error { do(); return nil })
+				t.Errorf("the panic became %v", err)
+			})
+		})
+	}
+}
+
+func TestVisitEndsTheRead(t *testing.T) {
+	everyAccess(t, func(t *testing.T, o Options) {
+		o.Join = true
+		tokens := open(t, files(t, 2, 5, 5), o)
+		enough := errors.New("enough")
+		for _, ws := range [][]Window{{{0, 2, 0}, {1, 2, 0}}, {{4, 3, 0}, {5, 2, 0}}} {
+			visits := 0
+			err := tokens.Read(ws, func(Window, []byte) error { visits++; return enough })
+			if err != enough || visits != 1 {
+				t.Errorf("error %v after %d visits", err, visits)
+			}
+		}
+	})
+}
+
+func TestDescriptorsAreClosed(t *testing.T) {
+	everyAccess(t, func(t *testing.T, o Options) {
+		o.Join = true
+		paths := files(t, 2, 5, 5, 5)
+		tokens := open(t, paths, o)
+		read := func(r *rand.Rand) error { return readAll(tokens, anyWindows(r, tokens.Runs())) }
+		must(t, readAll(tokens, []Window{{Len: 15}})) // from here on the mappings that stay are there
+		before, r := descriptors(t), rand.New(rand.NewPCG(1, 2))
+		for range 500 {
+			must(t, read(r))
+		}
+		must(t, os.Chtimes(paths[1], longAgo, longAgo.Add(1)))
+		failed := 0
+		for range 500 {
+			if read(r) != nil {
+				failed++
+			}
+			if _, err := Open(append(paths, "missing"), o); err == nil {
+				t.Fatal("a missing file was opened")
+			}
+		}
+		if after := descriptors(t); after != before || failed == 0 {
+			t.Errorf("%d descriptors, were %d, after 1000 reads of which %d failed", after, before, failed)
+		}
+	})
+}
+
+func descriptors(t testing.TB) int {
+	t.Helper()
+	names, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	return len(names)
+}
