@@ -1,0 +1,83 @@
+package sampler
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"batchfs/cache"
+)
+
+var update = flag.Bool("update", false, "compute the batches in testdata/golden.json anew")
+
+// TestGolden pins the bytes of batches for ever. Users' runs depend on them: who resumes a run, or asks years later what
+// step 12345 saw, gets an answer that is wrong in silence once these change. So do not run `go test ./sampler -update`
+// because this test fails; run it only to add settings (with an empty list of batches), and see that git diff shows
+// additions alone. A better generator is a new order.
+//
+// Each line of batches is "k sha256 starts", as test/clients/reference.py, which shares no code with this package, prints
+// it for the same settings and files.
+func TestGolden(t *testing.T) {
+	const path = "testdata/golden.json"
+	raw, err := os.ReadFile(path)
+	must(t, err)
+	var cases []*golden
+	must(t, json.Unmarshal(raw, &cases))
+	for i, g := range cases {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			got := g.compute(t)
+			if *update {
+				g.Batches = got
+			}
+			if !slices.Equal(got, g.Batches) {
+				t.Errorf("%+v\nnow gives other batches:\n%s\nwant\n%s", *g, strings.Join(got, "\n"), strings.Join(g.Batches, "\n"))
+			}
+		})
+	}
+	if *update {
+		raw, err := json.MarshalIndent(cases, "", "  ")
+		must(t, err)
+		must(t, os.WriteFile(path, append(raw, '\n'), 0o644))
+	}
+}
+
+// golden are settings under the names of config.toml, and some batches under them.
+type golden struct {
+	Files      []int    `json:"files"` // tokens of each; token i of all is i, in the bits that it has
+	Join       bool     `json:"join"`
+	TokenDType DType    `json:"token_dtype"`
+	Split      string   `json:"split"`
+	BatchSize  int      `json:"batch_size"`
+	BlockSize  int      `json:"block_size"`
+	DType      DType    `json:"dtype"`
+	Layout     Layout   `json:"layout"`
+	Order      Order    `json:"order"`
+	Seed       uint64   `json:"seed"`
+	Rank       int      `json:"rank"`
+	World      int      `json:"world"`
+	Batches    []string `json:"batches"`
+}
+
+func (g *golden) compute(t *testing.T) (batches []string) {
+	width := g.TokenDType.Size()
+	tokens, err := cache.Open(files(t, width, g.Files...), cache.Options{Width: width, Join: g.Join, Access: cache.Pread})
+	must(t, err)
+	q, err := New(tokens, Settings{
+		Split: g.Split, BatchSize: g.BatchSize, BlockSize: g.BlockSize, DType: g.DType, Layout: g.Layout,
+		Order: g.Order, Seed: g.Seed, Rank: g.Rank, World: g.World,
+	})
+	must(t, err)
+	for _, k := range []uint64{0, 1, 17, 1_000_000, MaxBatches - 1} {
+		var starts []string
+		for j := range q.BatchSize {
+			starts = append(starts, fmt.Sprint(q.Start(k, j)))
+		}
+		batches = append(batches, fmt.Sprintf("%d %x %s", k, sha256.Sum256(read(t, q, k)), strings.Join(starts, ",")))
+	}
+	return batches
+}

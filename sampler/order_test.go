@@ -1,0 +1,231 @@
+package sampler
+
+import (
+	"fmt"
+	"math/big"
+	"slices"
+	"strings"
+	"testing"
+
+	"batchfs/cache"
+)
+
+func TestPhiloxKnownAnswers(t *testing.T) {
+	const ones = 1<<64 - 1
+	for _, test := range []struct {
+		counter [4]uint64
+		key     [2]uint64
+		want    [4]uint64
+	}{
+		// Random123, kat_vectors.
+		{[4]uint64{}, [2]uint64{}, [4]uint64{0x16554d9eca36314c, 0xdb20fe9d672d0fdc, 0xd7e772cee186176b, 0x7e68b68aec7ba23b}},
+		{[4]uint64{ones, ones, ones, ones}, [2]uint64{ones, ones}, [4]uint64{0x87b092c3013fe90b, 0x438c3c67be8d0224, 0x9cc7d7c69cd777b6, 0xa09caebf594f0ba0}},
+		// numpy.random.Philox(counter=c, key=k).random_raw(8), which begins with the block of c+1.
+		{[4]uint64{1}, [2]uint64{}, [4]uint64{213000021201967259, 4455796210202625458, 2055444239878205049, 10411612076246414556}},
+		{[4]uint64{2}, [2]uint64{}, [4]uint64{9267267987884836803, 5120919030223861725, 17460660323513034167, 18189711684604811196}},
+		{[4]uint64{1}, [2]uint64{1337}, [4]uint64{16963926426239326985, 18158996713720971347, 2084311154985580078, 15250565812409554213}},
+		{[4]uint64{6}, [2]uint64{1337, 42}, [4]uint64{3575393712753186668, 15924793208641723537, 3215933230570013128, 4705675471529733729}},
+		{[4]uint64{7}, [2]uint64{1337, 42}, [4]uint64{8396827700810641922, 422481993585938917, 306793639869329942, 16841161533800349772}},
+		{[4]uint64{}, [2]uint64{ones, ones}, [4]uint64{4951506842108805673, 7365267267606094301, 4572245654624237582, 6941811595378622897}},
+		{[4]uint64{1}, [2]uint64{ones, ones}, [4]uint64{7874205360917102206, 10542541251131640768, 18285563372517265793, 13016267076873377421}},
+	} {
+		if got := philox4x64(test.counter, test.key); got != test.want {
+			t.Errorf("philox(%v, %v) = %v, want %v", test.counter, test.key, got, test.want)
+		}
+	}
+}
+
+// room are windows with n starts: one run of n+1 tokens, T = 1.
+func room(t testing.TB, n int64) windows {
+	t.Helper()
+	w, err := newWindows([]cache.Run{{Name: "train.bin", Len: n + 1}}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// The definition in DESIGN ("Orders") in big integers, also where a third of all words is rejected.
+func TestRandomIsLemireOverPhilox(t *testing.T) {
+	two64 := new(big.Int).Lsh(big.NewInt(1), 64)
+	for _, n := range []int64{1, 2, 3, 1000, 1 << 32, 3 << 61, 1<<64/3 + 1, 1<<63 - 2} {
+		o := random{room(t, n), [2]uint64{5, 7}}
+		N, later := big.NewInt(n), 0
+		threshold := new(big.Int).Mod(two64, N)
+		want := func(row uint64) int64 {
+			for again := uint64(0); ; again++ {
+				for _, word := range philox4x64([4]uint64{row, again}, o.key) {
+					high, low := new(big.Int).DivMod(new(big.Int).Mul(new(big.Int).SetUint64(word), N), two64, new(big.Int))
+					if low.Cmp(threshold) >= 0 {
+						return high.Int64()
+					}
+				}
+				later++
+			}
+		}
+		for row := range uint64(2000) {
+			row -= 1000 // the greatest rows and the least
+			if got, want := o.start(row), want(row); got != want {
+				t.Fatalf("n %d, row %d starts at %d, want %d", n, row, got, want)
+			}
+		}
+		if n == 1<<64/3+1 && later < 10 { // 2000/81 are expected
+			t.Errorf("n %d: only %d blocks were rejected whole", n, later)
+		}
+	}
+}
+
+// Chi-square of what so many rows start at, in classes that multiplication without rejection would tell apart.
+func TestRandomIsUniform(t *testing.T) {
+	const rows = 70_000
+	for _, test := range []struct {
+		n       int64
+		classes int64
+		limit   float64 // of chi-square with classes-1 degrees of freedom: one in a thousand is above
+	}{
+		{7, 7, 22.5}, {100, 100, 148.2}, {1 << 40, 8, 24.3}, {3 << 61, 3, 13.8}, {1<<64/3 + 1, 2, 10.8},
+	} {
+		o, seen := random{room(t, test.n), [2]uint64{1337, 42}}, make([]float64, test.classes)
+		for row := range uint64(rows) {
+			seen[o.start(row)%test.classes]++
+		}
+		chi, expected := 0.0, rows/float64(test.classes)
+		for _, n := range seen {
+			chi += (n - expected) * (n - expected) / expected
+		}
+		if chi > test.limit {
+			t.Errorf("n %d: chi-square %.1f is above %.1f: %v", test.n, chi, test.limit, seen)
+		}
+	}
+}
+
+func TestSplitsAndSeedsDiffer(t *testing.T) {
+	w, seen := room(t, 1<<40), map[int64]string{}
+	for _, split := range []string{"train", "val"} {
+		for seed := range uint64(3) {
+			o := newOrder(Settings{Split: split, Order: Random, Seed: seed}, w)
+			for row := range uint64(1000) {
+				at := fmt.Sprint(split, seed, row)
+				if other := seen[o.start(row)]; other != "" {
+					t.Errorf("%s starts where %s does", at, other)
+				}
+				seen[o.start(row)] = at
+			}
+		}
+	}
+}
+
+// rooms are runs of so many tokens, one after the other, joined or not.
+func rooms(join bool, lens ...int64) (runs []cache.Run, total int64) {
+	for i, n := range lens {
+		runs = append(runs, cache.Run{Name: fmt.Sprintf("shard%d.bin", i), Start: total, Len: n})
+		total += n
+	}
+	if join {
+		runs = []cache.Run{{Name: "shard0.bin", Len: total}}
+	}
+	return runs, total
+}
+
+func TestSequentialCoversEachWindowOnceAnEpoch(t *testing.T) {
+	for _, test := range []struct {
+		join bool
+		want []int64
+	}{
+		{false, []int64{0, 3, 6, 10, 14, 17}}, // the next token of each window is in the same file
+		{true, []int64{0, 3, 6, 9, 12, 15, 18}},
+	} {
+		runs, _ := rooms(test.join, 10, 4, 8)
+		w, err := newWindows(runs, 3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o, r := newOrder(Settings{Order: Sequential}, w), len(test.want)
+		for epoch := range uint64(3) {
+			var got []int64
+			for i := range uint64(r) {
+				got = append(got, o.start(epoch*uint64(r)+i))
+			}
+			if !slices.Equal(got, test.want) {
+				t.Errorf("join %v: epoch %d starts at %v, want %v", test.join, epoch, got, test.want)
+			}
+		}
+	}
+}
+
+func TestRandomStartsEverywhere(t *testing.T) {
+	for _, join := range []bool{false, true} {
+		runs, total := rooms(join, 10, 4, 8)
+		w, _ := newWindows(runs, 3)
+		o, seen, want := newOrder(Settings{Order: Random}, w), make([]bool, total), make([]bool, total)
+		for row := range uint64(1000) {
+			seen[o.start(row)] = true
+		}
+		for _, run := range runs {
+			for i := range run.Len - 3 {
+				want[run.Start+i] = true
+			}
+		}
+		if !slices.Equal(seen, want) {
+			t.Errorf("join %v: starts %v, want %v", join, seen, want)
+		}
+	}
+}
+
+func TestTooFewTokens(t *testing.T) {
+	for _, test := range []struct {
+		join bool
+		lens []int64
+		want string // "" for no error
+	}{
+		{false, []int64{2001}, ""},
+		{false, []int64{2000}, "shard0.bin: 2000 tokens, need at least block_size+1 = 2001"},
+		{false, []int64{9000, 2001, 2000}, "shard2.bin: 2000 tokens, need at least block_size+1 = 2001"},
+		{true, []int64{1000, 1000}, "shard0.bin: 2000 tokens, need at least block_size+1 = 2001"},
+		{true, []int64{1000, 1000, 1}, ""},
+	} {
+		runs, _ := rooms(test.join, test.lens...)
+		w, err := newWindows(runs, 2000)
+		switch {
+		case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):
+			t.Errorf("%v, join %v: error %v, want %q", test.lens, test.join, err, test.want)
+		case test.want == "" && (err != nil || w.at(0) != 0 || w.disjointAt(0) != 0):
+			t.Errorf("%v, join %v: error %v", test.lens, test.join, err)
+		}
+	}
+}
+
+// A row and the token after it never leave their file, whatever the sizes.
+func FuzzStart(f *testing.F) {
+	f.Add(int64(2), int64(2), int64(2), int64(1), uint64(0), uint64(0), false, false)
+	f.Add(int64(100), int64(7), int64(9), int64(6), uint64(1337), uint64(1<<64-1), false, true)
+	f.Add(int64(1), int64(1), int64(1), int64(2), uint64(1337), uint64(5), true, false)
+	f.Add(int64(1<<61), int64(1<<60), int64(1<<61), int64(1024), uint64(1<<63), uint64(1<<40), false, false)
+	f.Add(int64(1<<61), int64(1<<60), int64(1<<61), int64(1<<60-1), uint64(1), uint64(12345), true, true)
+	f.Fuzz(func(t *testing.T, a, b, c, size int64, seed, row uint64, join, inOrder bool) {
+		const most = 1 << 61 // three of them are below 2^63
+		if min(a, b, c, size) < 1 || max(a, b, c, size) > most {
+			return
+		}
+		runs, _ := rooms(join, a, b, c)
+		w, err := newWindows(runs, int(size))
+		short := slices.ContainsFunc(runs, func(r cache.Run) bool { return r.Len < size+1 })
+		if (err != nil) != short {
+			t.Fatalf("error %v for runs %v and T %d", err, runs, size)
+		}
+		if err != nil {
+			return
+		}
+		s := Settings{Split: "train", Order: Random, Seed: seed}
+		if inOrder {
+			s.Order = Sequential
+		}
+		start := newOrder(s, w).start(row)
+		for _, r := range runs {
+			if start >= r.Start && start+size < r.Start+r.Len && (!inOrder || (start-r.Start)%size == 0) {
+				return
+			}
+		}
+		t.Errorf("row %d starts at %d, T %d, in none of %v", row, start, size, runs)
+	})
+}

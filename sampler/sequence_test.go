@@ -1,0 +1,388 @@
+package sampler
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"testing"
+
+	"batchfs/cache"
+)
+
+// In these tests token i of the array is i, in the bits that it has.
+func token(i int64, width int) int64 { return i & (1<<(8*width) - 1) }
+
+// files writes files of so many tokens of width bytes, one after the other.
+func files(t testing.TB, width int, lens ...int) (paths []string) {
+	t.Helper()
+	dir, next := t.TempDir(), int64(0)
+	for i, n := range lens {
+		var raw []byte
+		for range n {
+			raw, next = appendToken(raw, next, width), next+1
+		}
+		paths = append(paths, filepath.Join(dir, fmt.Sprintf("shard%d.bin", i)))
+		must(t, os.WriteFile(paths[i], raw, 0o600))
+	}
+	return paths
+}
+
+func appendToken(raw []byte, v int64, size int) []byte {
+	return append(raw, binary.LittleEndian.AppendUint64(nil, uint64(v))[:size]...)
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sequence opens files and makes a sequence of them. Settings that s leaves out are batch_size 4, block_size 8, int64, xy,
+// random, world 1.
+func sequence(t testing.TB, paths []string, o cache.Options, s Settings) *Sequence {
+	t.Helper()
+	if o.Access == "" {
+		o.Access = cache.Remap
+	}
+	tokens, err := cache.Open(paths, o)
+	must(t, err)
+	s.Split = "train"
+	def(&s.BatchSize, 4)
+	def(&s.BlockSize, 8)
+	def(&s.World, 1)
+	def(&s.DType, Int64)
+	def(&s.Layout, XY)
+	def(&s.Order, Random)
+	q, err := New(tokens, s)
+	must(t, err)
+	return q
+}
+
+// def sets what is zero.
+func def[T comparable](p *T, v T) {
+	var zero T
+	if *p == zero {
+		*p = v
+	}
+}
+
+// read returns batch k whole.
+func read(t testing.TB, q *Sequence, k uint64) []byte {
+	t.Helper()
+	batch := make([]byte, q.BatchBytes())
+	must(t, q.Read(batch, k, 0))
+	return batch
+}
+
+// rows are the rows of a batch of int64.
+func rows(batch []byte, size int) (all [][]int64) {
+	for row := range slices.Chunk(batch, 8*size) {
+		var r []int64
+		for v := range slices.Chunk(row, 8) {
+			r = append(r, int64(binary.LittleEndian.Uint64(v)))
+		}
+		all = append(all, r)
+	}
+	return all
+}
+
+func TestYIsXShiftedByOne(t *testing.T) {
+	for _, order := range []Order{Random, Sequential} {
+		q := sequence(t, files(t, 4, 100, 9, 50), cache.Options{Width: 4}, Settings{Order: order})
+		for k := range uint64(20) {
+			batch := rows(read(t, q, k), 8)
+			x, y := batch[:4], batch[4:]
+			for j := range x {
+				for i := range x[j] {
+					if x[j][i] != q.Start(k, j)+int64(i) || y[j][i] != x[j][i]+1 {
+						t.Fatalf("batch %d: row %d has x %v and y %v, starts at %d", k, j, x[j], y[j], q.Start(k, j))
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestLayoutsAgree(t *testing.T) {
+	paths := files(t, 2, 100, 50)
+	xy := sequence(t, paths, cache.Options{Width: 2}, Settings{Layout: XY})
+	whole := sequence(t, paths, cache.Options{Width: 2}, Settings{Layout: WholeRows})
+	for k := range uint64(20) {
+		xy, whole := rows(read(t, xy, k), 8), rows(read(t, whole, k), 9)
+		for j, row := range whole {
+			if !slices.Equal(row[:8], xy[j]) || !slices.Equal(row[1:], xy[4+j]) {
+				t.Fatalf("batch %d: row %d is %v, x %v, y %v", k, j, row, xy[j], xy[4+j])
+			}
+		}
+	}
+	if got := fmt.Sprint(xy.Shape(), xy.BatchBytes(), whole.Shape(), whole.BatchBytes()); got != "[2 4 8] 512 [4 9] 288" {
+		t.Error(got)
+	}
+}
+
+// With batch_size*world held constant, the ranks together see the same rows in the same order.
+func TestRanksAreDisjointAndElastic(t *testing.T) {
+	paths := files(t, 2, 5000, 3000)
+	for _, order := range []Order{Random, Sequential} {
+		one := sequence(t, paths, cache.Options{Width: 2}, Settings{BatchSize: 48, Order: order})
+		for _, world := range []int{1, 2, 4, 8} {
+			for k := range uint64(10) {
+				var numbers []uint64
+				var starts []int64
+				var x []byte
+				for rank := range world {
+					q := sequence(t, paths, cache.Options{Width: 2}, Settings{BatchSize: 48 / world, Order: order, Rank: rank, World: world})
+					for j := range q.BatchSize {
+						numbers, starts = append(numbers, q.Row(k, j)), append(starts, q.Start(k, j))
+					}
+					x = append(x, read(t, q, k)[:q.BatchBytes()/2]...)
+				}
+				for i, row := range numbers {
+					if row != k*48+uint64(i) || starts[i] != one.Start(k, i) {
+						t.Fatalf("world %d, batch %d: row %d is number %d and starts at %d", world, k, i, row, starts[i])
+					}
+				}
+				if !bytes.Equal(x, read(t, one, k)[:one.BatchBytes()/2]) {
+					t.Fatalf("world %d, batch %d: other bytes than in one process", world, k)
+				}
+			}
+		}
+	}
+}
+
+func TestEpoch(t *testing.T) {
+	paths := files(t, 2, 10*8+1, 3*8, 8+1) // 10, 2 and 1 windows
+	for rank := range 2 {
+		q := sequence(t, paths, cache.Options{Width: 2}, Settings{BatchSize: 3, Order: Sequential, Rank: rank, World: 2})
+		if q.RowsPerEpoch() != 13 || q.BatchesPerEpoch() != 3 { // 13 rows at 6 a batch
+			t.Errorf("%d rows and %d batches an epoch", q.RowsPerEpoch(), q.BatchesPerEpoch())
+		}
+	}
+}
+
+// A token is its number, never a negative one and never a wrapped one.
+func TestDTypesWiden(t *testing.T) {
+	size := map[DType]int{Uint16: 2, Uint32: 4, Int32: 4, Int64: 8}
+	for _, width := range []int{2, 4} {
+		for _, dtype := range []DType{Uint16, Uint32, Int32, Int64, Native} {
+			values := []int64{0, 1, 32767, 32768, 65535}
+			if width == 4 && dtype != Uint16 {
+				values = append(values, 65536, 1<<31-1)
+			}
+			if width == 4 && (dtype == Uint32 || dtype == Int64 || dtype == Native) {
+				values = append(values, 1<<31, 1<<32-1)
+			}
+			q := sequence(t, holding(t, width, values), cache.Options{Width: width},
+				Settings{BatchSize: 1, BlockSize: len(values) - 1, DType: dtype, Layout: WholeRows})
+			var want []byte
+			for _, v := range values {
+				n := size[dtype]
+				def(&n, width)
+				want = appendToken(want, v, n)
+			}
+			if got := read(t, q, 0); !bytes.Equal(got, want) {
+				t.Errorf("%d bytes to %s: % x, want % x", width, dtype, got, want)
+			}
+			if dtype == Native && q.DType.Size() != width {
+				t.Errorf("native of %d bytes became %s", width, q.DType)
+			}
+		}
+	}
+}
+
+// holding writes files of one list of tokens each.
+func holding(t testing.TB, width int, lists ...[]int64) (paths []string) {
+	t.Helper()
+	dir := t.TempDir()
+	for i, list := range lists {
+		var raw []byte
+		for _, v := range list {
+			raw = appendToken(raw, v, width)
+		}
+		paths = append(paths, filepath.Join(dir, fmt.Sprintf("shard%d.bin", i)))
+		must(t, os.WriteFile(paths[i], raw, 0o600))
+	}
+	return paths
+}
+
+func TestTokenThatDoesNotFit(t *testing.T) {
+	for _, test := range []struct {
+		dtype DType
+		value int64
+	}{{Uint16, 65536}, {Uint16, 1<<32 - 1}, {Int32, 1 << 31}, {Int32, 1<<32 - 1}} {
+		for _, layout := range []Layout{XY, WholeRows} {
+			paths := holding(t, 4, []int64{0, 1, 2, 3, 4}, []int64{5, 6, 7, test.value, 8})
+			q := sequence(t, paths, cache.Options{Width: 4}, Settings{BatchSize: 1, BlockSize: 4, DType: test.dtype, Layout: layout, Order: Sequential})
+			read(t, q, 0)
+			batch := make([]byte, q.BatchBytes())
+			for off := range q.BatchBytes() { // also where the token is only partly asked for
+				err := q.Read(batch[off:], 1, off)
+				last := q.BatchBytes() - int64(q.out) // y, or the row, ends with a token after the one that is too great
+				want := fmt.Sprintf("%s: token 3 is %d, which dtype %s cannot hold; set dtype to one that can", paths[1], test.value, test.dtype)
+				if off < last && (err == nil || !strings.Contains(err.Error(), want)) {
+					t.Fatalf("from byte %d: error %v, want %q", off, err, want)
+				}
+				if off >= last {
+					must(t, err)
+				}
+			}
+		}
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	for _, test := range []struct {
+		s    Settings
+		want string
+	}{
+		{Settings{BatchSize: 1, BlockSize: 2000, World: 1}, "shard0.bin: 2000 tokens, need at least block_size+1 = 2001"},
+		{Settings{BatchSize: 1 << 13, BlockSize: 8, World: 1<<11 + 1}, "batch_size 8192 times world 2049 is more than 16777216 rows"},
+	} {
+		tokens, err := cache.Open(files(t, 2, 2000), cache.Options{Width: 2})
+		must(t, err)
+		if _, err := New(tokens, test.s); err == nil || !strings.HasSuffix(err.Error(), test.want) {
+			t.Errorf("error %v, want %q", err, test.want)
+		}
+	}
+	sequence(t, files(t, 2, 2001), cache.Options{Width: 2}, Settings{BlockSize: 2000})
+}
+
+// Every row of every batch has a number of its own in 64 bits.
+func TestLastRow(t *testing.T) {
+	q := Sequence{Settings: Settings{BatchSize: 1 << 12, World: 1 << 12, Rank: 1<<12 - 1}}
+	if got := q.Row(MaxBatches-1, 1<<12-1); got != 1<<64-1 {
+		t.Errorf("the last row is %d", got)
+	}
+}
+
+// stream is what the batches from k on are, from where their rows start: n bytes from byte off.
+func stream(q *Sequence, k uint64, off int64, n int) []byte {
+	var all []byte
+	k, off = k+uint64(off/q.BatchBytes()), off%q.BatchBytes()
+	part := func(k uint64, shift int64, size int) {
+		for j := range q.BatchSize {
+			for i := range int64(size) {
+				all = appendToken(all, token(q.Start(k, j)+shift+i, q.tokens.Width), q.out)
+			}
+		}
+	}
+	for ; len(all) < int(off)+n; k++ {
+		if q.Layout == XY {
+			part(k, 0, q.BlockSize)
+			part(k, 1, q.BlockSize)
+		} else {
+			part(k, 0, q.BlockSize+1)
+		}
+	}
+	return all[off:][:n]
+}
+
+// Read gives bytes [off, off+n) of the batches from k on, back to back: however a reader cuts them, they are the same.
+func FuzzRead(f *testing.F) {
+	const (
+		join = 1 << iota
+		inOrder
+		wholeRows
+		wide // tokens of 4 bytes
+	)
+	type seed struct {
+		flags, dtype, shards, batchSize, blockSize, rank, world byte
+		k                                                       uint64
+		off                                                     int64
+		n                                                       uint16
+	}
+	for _, s := range []seed{
+		{0, 0, 1, 4, 8, 0, 1, 0, 0, 128},                                    // one batch
+		{0, 3, 1, 4, 8, 0, 1, 7, 0, 512},                                    // of int64
+		{0, 0, 3, 4, 8, 1, 2, 5, 0, 1280},                                   // ten
+		{wholeRows, 2, 3, 3, 5, 0, 1, 5, 1, 2000},                           // many, from mid-token to mid-token
+		{wide, 3, 2, 3, 5, 2, 3, 9, 241, 3},                                 // within a token, in the next batch
+		{join | inOrder, 3, 5, 5, 13, 0, 1, 100, 1037, 2089},                // odd cuts
+		{join | wide | wholeRows, 1, 5, 1, 1, 0, 1, 3, 0, 4095},             // the least rows
+		{inOrder | wide, 4, 4, 7, 3, 3, 4, 1 << 39, 5, 500},                 // native
+		{0, 0, 1, 4, 8, 0, 1, 3, 63, 2},                                     // the end of x and the beginning of y
+		{wholeRows, 3, 1, 4, 8, 0, 1, 3, 71, 146},                           // a row and a little of its neighbours
+		{0, 0, 2, 4, 8, 6, 7, MaxBatches - 1, 0, 128},                       // the last batch
+		{0, 0, 2, 4, 8, 6, 7, MaxBatches - 1, 0, 129},                       // and one byte more
+		{0, 0, 2, 4, 8, 0, 1, MaxBatches - 1, 2, 0},                         // and none
+		{0, 0, 2, 4, 8, 0, 1, MaxBatches, 0, 1},                             // beyond
+		{0, 0, 2, 4, 8, 0, 1, 0, MaxBatches * 128, 1},                       // by the offset
+		{inOrder, 0, 2, 4, 8, 0, 1, 0, (MaxBatches-1)*128 + 127, 1},         // the last byte
+		{0, 0, 2, 4, 8, 0, 1, 1 << 63, 1<<63 - 1, 65535},                    // absurd
+		{wholeRows | join, 4, 6, 8, 20, 0, 1, 12, 8*21*2*3 + 21*2*3 + 7, 1}, // deep in a late batch
+	} {
+		f.Add(s.flags, s.dtype, s.shards, s.batchSize, s.blockSize, s.rank, s.world, s.k, s.off, s.n)
+	}
+
+	lens := []int{30, 25, 70_000, 22, 40, 33}
+	narrow, broad := files(f, 2, lens...), files(f, 4, lens...)
+	f.Fuzz(func(t *testing.T, flags, dtype, shards, batchSize, blockSize, rank, world byte, k uint64, off int64, n uint16) {
+		paths, o := narrow, cache.Options{Width: 2, Join: flags&join != 0, Access: cache.Pread}
+		if flags&wide != 0 {
+			paths, o.Width = broad, 4
+		}
+		s := Settings{
+			BatchSize: 1 + int((batchSize-1)%8), BlockSize: 1 + int((blockSize-1)%21),
+			World: 1 + int((world-1)%8), DType: []DType{Uint16, Uint32, Int32, Int64, Native}[dtype%5],
+		}
+		s.Rank = int(rank) % s.World
+		if flags&inOrder != 0 {
+			s.Order = Sequential
+		}
+		if flags&wholeRows != 0 {
+			s.Layout = WholeRows
+		}
+		q := sequence(t, paths[:1+int(shards-1)%len(paths)], o, s)
+		if off < 0 || k > 1<<63 {
+			return
+		}
+
+		got := make([]byte, n)
+		err := q.Read(got, k, off)
+		last := k + uint64((off%q.BatchBytes()+int64(n)-1)/q.BatchBytes()) + uint64(off/q.BatchBytes())
+		switch {
+		case n > 0 && last >= MaxBatches:
+			if err == nil || !strings.Contains(err.Error(), "numbers end at 1099511627775") {
+				t.Errorf("error %v for batch %d", err, last)
+			}
+		case o.Width == 4 && s.DType == Uint16 && err != nil:
+			if !strings.Contains(err.Error(), "cannot hold") {
+				t.Error(err)
+			}
+		case err != nil:
+			t.Error(err)
+		case !bytes.Equal(got, stream(q, k, off, int(n))):
+			t.Errorf("%+v: %d bytes from %d of batch %d are\n% x, want\n% x", q.Settings, n, off, k, got, stream(q, k, off, int(n)))
+		}
+	})
+}
+
+// What a read allocates does not grow with the batch.
+func TestReadAllocates(t *testing.T) {
+	if raceEnabled() {
+		t.Skip("the race detector makes sync.Pool forget")
+	}
+	for access, want := range map[cache.Access]float64{cache.Remap: 8, cache.Advise: 8, cache.Pread: 8, cache.Map: 8} {
+		q := sequence(t, files(t, 2, 100_000), cache.Options{Width: 2, Access: access}, Settings{BatchSize: 12, BlockSize: 1024, DType: Uint16})
+		dst, k := make([]byte, q.BatchBytes()), uint64(0)
+		got := testing.AllocsPerRun(100, func() {
+			must(t, q.Read(dst, k, 0))
+			k++
+		})
+		t.Logf("%s: %v allocations for a batch of %d KiB", access, got, len(dst)>>10)
+		if got > want {
+			t.Errorf("%s: %v allocations a batch, want at most %v", access, got, want)
+		}
+	}
+}
+
+func raceEnabled() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool { return s.Key == "-race" && s.Value == "true" })
+}
