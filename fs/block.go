@@ -1,0 +1,167 @@
+package fs
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const maxHandles = 1 << 16
+
+// A block is all that changes while a mount is served: where each sequence's cursor stands and which batch each open
+// handle of next* holds. It lies in shared memory of fixed layout, so that another process can go on from it; every step
+// of taking a number leaves it in a state from which it can be completed.
+type block struct {
+	sequences [maxSequences]sequenceState
+	slots     [maxHandles]slot
+}
+
+// sequenceState is one sequence's share of the block, a cache line.
+type sequenceState struct {
+	cursor atomic.Uint64 // the number that the next open of next* takes
+	reads  atomic.Uint64 // requests answered with batches
+	bytes  atomic.Uint64
+	errors atomic.Uint64 // requests answered with an error
+	_      [4]uint64
+}
+
+// A slot is one open handle of next*. It is unique while the handle is open.
+type slot struct {
+	inode     atomic.Uint64 // 0: the slot is free
+	state     atomic.Uint64 // holds, ended, peeks
+	number    atomic.Uint64 // of the batch that it holds
+	taker     atomic.Uint64 // id of the request that the number was taken for
+	asking    atomic.Uint64 // id of a request that a number is being taken for, or 0
+	wanted    atomic.Uint64 // that number
+	delivered atomic.Uint64 // bytes of the batch, those delivered twice counted twice
+	counted   atomic.Uint64 // id of the last request in delivered
+}
+
+// The bits of slot.state.
+const (
+	holds = 1 << iota // number is that of a batch
+	ended             // the batch's last byte has been delivered
+	peeks             // opened with O_NONBLOCK: looks at the batch that comes next and takes none
+)
+
+// A table hands out the slots and numbers of a block to the requests of this process.
+type table struct {
+	*block
+	mem  []byte     // where the block lies
+	mu   sync.Mutex // serialises slots and numbers: at most one number is half taken
+	free []uint32   // slots that were used and are not now
+	used uint32     // slots ever used
+}
+
+func newTable() (*table, error) {
+	size := int(unsafe.Sizeof(block{}))
+	fd, err := unix.MemfdCreate("batchfs", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("shared memory: %w", err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Ftruncate(fd, int64(size)); err != nil {
+		return nil, fmt.Errorf("shared memory of %d bytes: %w", size, err)
+	}
+	mem, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("shared memory of %d bytes: %w", size, err)
+	}
+	return &table{block: (*block)(unsafe.Pointer(unsafe.SliceData(mem))), mem: mem}, nil
+}
+
+// close gives the memory back. Nothing may be served after it.
+func (t *table) close() error { return unix.Munmap(t.mem) }
+
+// open takes a slot for a handle of node. ok is false when all are in use.
+func (t *table) open(node inode, state uint64) (fh uint64, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var i uint32
+	switch n := len(t.free); {
+	case n > 0:
+		i, t.free = t.free[n-1], t.free[:n-1]
+	case t.used < maxHandles:
+		i = t.used
+		t.used++
+	default:
+		return 0, false
+	}
+	s := &t.slots[i]
+	s.state.Store(state)
+	s.number.Store(0)
+	s.taker.Store(0)
+	s.delivered.Store(0)
+	s.counted.Store(0)
+	s.inode.Store(uint64(node))
+	return uint64(i), true
+}
+
+func (t *table) release(fh uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.slots[fh].inode.Store(0)
+	t.free = append(t.free, uint32(fh))
+}
+
+// A span is the part of a file that a request reads, of a file's size.
+type span struct{ off, len, size int64 }
+
+func (r span) toEnd() bool { return r.off+r.len == r.size }
+
+// number returns which batch the request named id reads on handle fh: a new one at the handle's first read, and at a read
+// of its beginning once all of it was delivered. The same request gets the same number however often it comes.
+//
+// All of it means the last byte, and as many bytes as there are: C's fseek to the end reads the last page, and whoever
+// asks for a file's size that way (numpy.fromfile) has not had the batch yet.
+func (t *table) number(fh uint64, cursor *atomic.Uint64, id uint64, r span) uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := &t.slots[fh]
+	state := s.state.Load()
+	done := state&ended != 0 && s.delivered.Load() >= uint64(r.size)
+	if state&holds == 0 || done && r.off == 0 && s.taker.Load() != id {
+		t.take(s, cursor, id)
+	}
+	if s.counted.Load() != id {
+		s.delivered.Add(uint64(r.len))
+		s.counted.Store(id)
+	}
+	if r.toEnd() {
+		s.state.Or(ended)
+	}
+	return s.number.Load()
+}
+
+// take gives slot s the cursor's number. It can be cut anywhere: a slot that is still asking got its number if, and only
+// if, the cursor has passed it, because no other number is taken meanwhile.
+func (t *table) take(s *slot, cursor *atomic.Uint64, id uint64) {
+	wanted := cursor.Load()
+	if s.state.Load()&peeks == 0 {
+		s.wanted.Store(wanted)
+		s.asking.Store(id)
+		cursor.CompareAndSwap(wanted, wanted+1)
+	}
+	s.number.Store(wanted)
+	s.taker.Store(id)
+	s.delivered.Store(0)
+	s.state.Store(s.state.Load()&peeks | holds)
+	s.asking.Store(0)
+}
+
+// failed notes that a span of batch k was not delivered after all, so that the handle goes on holding the batch.
+func (t *table) failed(fh, k uint64, r span) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := &t.slots[fh]
+	if s.number.Load() != k {
+		return
+	}
+	s.delivered.Add(-uint64(r.len))
+	if r.toEnd() {
+		s.state.And(^uint64(ended))
+	}
+}

@@ -1,0 +1,94 @@
+package fs
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// readme is the file README of a mount.
+func readme(mountpoint string, sequences []*Sequence) []byte {
+	var b strings.Builder
+	fmt.Fprintf(&b, `This is batchfs: training batches as files, read-only.
+
+Every batch has a number, and batch k of a split never changes. The files of each split:
+
+  next          a fresh batch, one per open. Raw little-endian numbers, in the shape given below.
+                The number is taken at the first read. Keep the file open and read it from offset 0
+                again, after its end, for the next one.
+  next.npy      the same, as a .npy file; both names take numbers from one cursor
+  cursor        the number that next takes next
+  batch/<k>     batch number k, and batch/<k>.npy: any k from 0 on; not listed by ls
+  batches.bin   batches 0 to steps-1 back to back, to be read in order or mapped
+  batches.npy   the same as one array
+  info.json     all that decides what the batches hold
+
+`)
+	for _, s := range sequences {
+		dims := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(s.Shape)), ", "), "[]")
+		fmt.Fprintf(&b, "%s/%s: batches of shape (%s), %s, %d bytes; batches.* hold %d\n", mountpoint, s.Name, dims, s.DType, s.BatchBytes, s.Steps)
+		if len(s.Shape) == 3 {
+			fmt.Fprintf(&b, "  x, y = numpy.fromfile(%q, numpy.%s).reshape(%s)\n\n", mountpoint+"/"+s.Name+"/next", s.DType, dims)
+		} else {
+			fmt.Fprintf(&b, "  tokens = numpy.fromfile(%q, numpy.%s).reshape(%s)\n\n", mountpoint+"/"+s.Name+"/next", s.DType, dims)
+		}
+	}
+	b.WriteString("status.json has counters and the last error of each split.\n")
+	return []byte(b.String())
+}
+
+// status is the file status.json.
+func (t *tree) status() []byte {
+	type split struct {
+		Cursor    uint64 `json:"cursor"`
+		Reads     uint64 `json:"reads"`
+		Bytes     uint64 `json:"bytes"`
+		Errors    uint64 `json:"errors"`
+		LastError string `json:"last_error"`
+	}
+	status := struct {
+		Version string           `json:"version"`
+		PID     int              `json:"pid"`
+		Uptime  int64            `json:"uptime_seconds"`
+		RSS     int64            `json:"resident_bytes"`
+		Splits  map[string]split `json:"splits"`
+	}{t.version, os.Getpid(), int64(time.Since(t.began).Seconds()), residentBytes(), map[string]split{}}
+	t.textMu.Lock()
+	for i, s := range t.sequences[1:] {
+		state := &t.block.sequences[i+1]
+		status.Splits[s.Name] = split{state.cursor.Load(), state.reads.Load(), state.bytes.Load(), state.errors.Load(), t.faults[i+1]}
+	}
+	t.textMu.Unlock()
+	text, err := json.MarshalIndent(status, "", "  ")
+	if err != nil {
+		panic(err) // only of types that JSON does not have
+	}
+	return append(fixedWidth(text), '\n')
+}
+
+var numberLine = regexp.MustCompile(`(?m): (\d+)(,?)$`)
+
+// fixedWidth makes every number of indented JSON as wide as the widest, so that the size of a file does not change
+// between stat and read because one of them grew.
+func fixedWidth(indented []byte) []byte {
+	return numberLine.ReplaceAllFunc(indented, func(m []byte) []byte {
+		digits := bytes.TrimSuffix(m[2:], []byte(","))
+		return fmt.Appendf(nil, ": %20s%s", digits, m[2+len(digits):])
+	})
+}
+
+// residentBytes is this process's resident memory, or 0 where the kernel does not say.
+func residentBytes() int64 {
+	statm, _ := os.ReadFile("/proc/self/statm")
+	fields := strings.Fields(string(statm))
+	if len(fields) < 2 {
+		return 0
+	}
+	pages, _ := strconv.ParseInt(fields[1], 10, 64)
+	return pages * int64(os.Getpagesize())
+}

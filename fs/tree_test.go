@@ -1,0 +1,374 @@
+package fs
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// counting is a sequence whose byte i, of all its batches back to back, is i%251.
+func counting(name string, batchBytes int64) *Sequence {
+	return &Sequence{
+		Name: name, DType: "uint16", Shape: []int{int(batchBytes) / 2}, BatchBytes: batchBytes, Steps: 5, Info: []byte("{}\n"),
+		Read: func(dst []byte, k uint64, off int64) error {
+			for i := range dst {
+				dst[i] = byte((k*uint64(batchBytes) + uint64(off) + uint64(i)) % 251)
+			}
+			return nil
+		},
+	}
+}
+
+func plant(t testing.TB, sequences ...*Sequence) *tree {
+	t.Helper()
+	tr, err := newTree("/mnt", "test", sequences, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { tr.table.close() })
+	return tr
+}
+
+// find walks a path from the root.
+func (t *tree) find(path string) inode {
+	i := rootInode
+	for name := range strings.SplitSeq(path, "/") {
+		i = t.lookup(i, name)
+	}
+	return i
+}
+
+// A reader is an open handle, which reads as the kernel does for read(2).
+type reader struct {
+	*tree
+	node   inode
+	fh     uint64
+	unique uint64
+}
+
+var lastUnique uint64
+
+func (t *tree) reader(tb testing.TB, path string, flags uint32) *reader {
+	tb.Helper()
+	r := &reader{tree: t, node: t.find(path)}
+	in := &fuse.OpenIn{Flags: flags}
+	in.NodeId = uint64(r.node)
+	var out fuse.OpenOut
+	if status := t.Open(nil, in, &out); !status.Ok() {
+		tb.Fatalf("open %s: %v", path, status)
+	}
+	r.fh = out.Fh
+	return r
+}
+
+func (r *reader) read(off int64, n int) ([]byte, fuse.Status) {
+	lastUnique += 2
+	r.unique = lastUnique
+	return r.again(off, n)
+}
+
+// again repeats a request under the id of the last one.
+func (r *reader) again(off int64, n int) ([]byte, fuse.Status) {
+	in := &fuse.ReadIn{Fh: r.fh, Offset: uint64(off), Size: uint32(n), ReadFlags: fuse.READ_LOCKOWNER}
+	in.NodeId, in.Unique = uint64(r.node), r.unique
+	result, status := r.Read(nil, in, make([]byte, n))
+	if !status.Ok() {
+		return nil, status
+	}
+	data, _ := result.Bytes(nil)
+	return data, status
+}
+
+// batch reads the whole file and tells which batch of a counting sequence that was.
+func (r *reader) batch(t testing.TB, size int64) int {
+	t.Helper()
+	data, status := r.read(0, int(size))
+	if !status.Ok() || int64(len(data)) != size {
+		t.Fatalf("read: %v, %d bytes", status, len(data))
+	}
+	return number(data, size)
+}
+
+// number inverts counting for small numbers: 251 is prime.
+func number(data []byte, size int64) int {
+	for k := range 251 {
+		if byte(int64(k)*size%251) == data[0] {
+			return k
+		}
+	}
+	return -1
+}
+
+func TestInodeSaysWhatAFileIs(t *testing.T) {
+	for range 1000 {
+		k, s, b := kind(1+rand.IntN(250)), rand.IntN(maxSequences), rand.Uint64N(maxBatches)
+		if i := makeInode(k, s, b); i.kind() != k || i.sequence() != s || i.batch() != b {
+			t.Fatalf("%d %d %d -> %#x -> %d %d %d", k, s, b, i, i.kind(), i.sequence(), i.batch())
+		}
+	}
+	if rootInode != fuse.FUSE_ROOT_ID {
+		t.Errorf("the root is inode %d", rootInode)
+	}
+}
+
+func TestNamesOfBatches(t *testing.T) {
+	tr := plant(t, counting("train", 100))
+	for name, want := range map[string]inode{
+		"0": makeInode(batchRaw, 1, 0), "17.npy": makeInode(batchNPY, 1, 17), "1099511627775": makeInode(batchRaw, 1, maxBatches-1),
+		"1099511627776": 0, "18446744073709551616": 0, "-1": 0, "+1": 0, "01": 0, "": 0, ".npy": 0, "1.bin": 0, "1.npy.npy": 0, " 1": 0, "1e3": 0,
+	} {
+		if got := tr.lookup(tr.find("train/batch"), name); got != want {
+			t.Errorf("batch/%s is inode %#x, want %#x", name, got, want)
+		}
+	}
+}
+
+func TestListedNamesExist(t *testing.T) {
+	tr := plant(t, counting("train", 100), counting("val", 100))
+	for _, dir := range []string{"", "train", "val"} {
+		d := rootInode
+		if dir != "" {
+			d = tr.find(dir)
+		}
+		for _, e := range tr.entries(d) {
+			if i := tr.lookup(d, e.name); i.kind() != e.kind {
+				t.Errorf("%s/%s is listed as kind %d and found as %d", dir, e.name, e.kind, i.kind())
+			}
+		}
+	}
+}
+
+func TestNextOfOneHandle(t *testing.T) {
+	const size = 10_000
+	tr := plant(t, counting("train", size))
+	r := tr.reader(t, "train/next", 0)
+	cursor := &tr.block.sequences[1].cursor
+	if cursor.Load() != 0 {
+		t.Fatal("open took a number")
+	}
+	if data, _ := r.read(size, 100); len(data) != 0 || cursor.Load() != 0 {
+		t.Error("a read at the end took a number")
+	}
+	for want := range 3 {
+		if got := r.batch(t, size); got != want {
+			t.Errorf("batch %d, want %d", got, want)
+		}
+	}
+	// The same request again, as a kernel sends it to a server that took over.
+	if data, _ := r.again(0, size); number(data, size) != 2 || cursor.Load() != 3 {
+		t.Errorf("a request that came again got batch %d, cursor %d", number(data, size), cursor.Load())
+	}
+	// The last page first, for the size, as C's fseek does: still one batch.
+	r.read(8192, 4096)
+	if got := r.batch(t, size); got != 3 {
+		t.Errorf("after a look at its end, batch %d, want 3", got)
+	}
+	// In pieces out of order, as threads may read one large batch.
+	if got := r.batch(t, size); got != 4 {
+		t.Errorf("batch %d, want 4", got)
+	}
+	for _, off := range []int64{0, 8000, 2000, 6000, 4000} {
+		r.read(off, 2000)
+	}
+	if got := r.batch(t, size); got != 6 {
+		t.Errorf("after a batch in pieces, batch %d, want 6", got)
+	}
+}
+
+func TestNextAfterAnError(t *testing.T) {
+	const size = 1000
+	s := counting("train", size)
+	fine, failure := s.Read, error(nil)
+	s.Read = func(dst []byte, k uint64, off int64) error {
+		if failure != nil {
+			return failure
+		}
+		return fine(dst, k, off)
+	}
+	tr := plant(t, s)
+	r := tr.reader(t, "train/next", 0)
+	for _, test := range []struct {
+		err  error
+		want syscall.Errno
+	}{{errors.New("broken"), syscall.EIO}, {fmt.Errorf("a: %w", syscall.ESTALE), syscall.ESTALE}} {
+		failure = test.err
+		if _, status := r.read(0, size); status != fuse.Status(test.want) {
+			t.Errorf("%v: status %v, want %v", test.err, status, test.want)
+		}
+		if !bytes.Contains(tr.status(), []byte(test.err.Error())) {
+			t.Errorf("status.json does not say %q", test.err)
+		}
+	}
+	failure = nil
+	if got := r.batch(t, size); got != 0 {
+		t.Errorf("after errors, batch %d: the handle's own is lost", got)
+	}
+	if got := r.batch(t, size); got != 1 {
+		t.Errorf("then batch %d, want 1", got)
+	}
+}
+
+func TestNonblockingHandlesOnlyLook(t *testing.T) {
+	const size = 1000
+	tr := plant(t, counting("train", size))
+	look, take := tr.reader(t, "train/next", syscall.O_NONBLOCK), tr.reader(t, "train/next", 0)
+	for want := range 3 {
+		if got := look.batch(t, size); got != want {
+			t.Errorf("looked at batch %d, want %d", got, want)
+		}
+		if got := take.batch(t, size); got != want {
+			t.Errorf("took batch %d, want %d", got, want)
+		}
+	}
+}
+
+func TestConcurrentHandlesShareNoNumber(t *testing.T) {
+	tr := plant(t, counting("train", 1000))
+	table, cursor := tr.table, &tr.block.sequences[1].cursor
+	const workers, rounds = 8, 1000
+	taken := make([][]uint64, workers)
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			for i := range rounds {
+				fh, ok := table.open(1, 0)
+				if !ok {
+					t.Error("no slot")
+				}
+				taken[w] = append(taken[w], table.number(fh, cursor, uint64(w*rounds+i+1), span{0, 1000, 1000}))
+				table.release(fh)
+			}
+		})
+	}
+	wg.Wait()
+	seen := map[uint64]bool{}
+	for _, numbers := range taken {
+		for _, n := range numbers {
+			seen[n] = true
+		}
+	}
+	if len(seen) != workers*rounds || cursor.Load() != workers*rounds {
+		t.Errorf("%d numbers for %d handles, cursor %d", len(seen), workers*rounds, cursor.Load())
+	}
+	if table.used > workers {
+		t.Errorf("%d slots used for %d handles at once", table.used, workers)
+	}
+}
+
+func TestTooManyHandles(t *testing.T) {
+	tr := plant(t, counting("train", 1000))
+	seen := map[uint64]bool{}
+	for range maxHandles {
+		fh, ok := tr.table.open(1, 0)
+		if !ok || seen[fh] {
+			t.Fatalf("handle %d: %v, seen %v", fh, ok, seen[fh])
+		}
+		seen[fh] = true
+	}
+	if _, ok := tr.table.open(1, 0); ok {
+		t.Error("a slot too many")
+	}
+	tr.table.release(7)
+	if fh, ok := tr.table.open(1, 0); !ok || fh != 7 {
+		t.Errorf("after a release: %d %v", fh, ok)
+	}
+}
+
+// What changes is not for the page cache, whose reads come without a lock owner.
+func TestNoPageCacheForWhatChanges(t *testing.T) {
+	tr := plant(t, counting("train", 1000))
+	for path, want := range map[string]fuse.Status{
+		"train/next": fuse.EINVAL, "train/next.npy": fuse.EINVAL, "train/cursor": fuse.EINVAL, "status.json": fuse.EINVAL,
+		"train/batch/3": fuse.OK, "train/batches.npy": fuse.OK, "README": fuse.OK, "train/info.json": fuse.OK,
+	} {
+		r := tr.reader(t, path, 0)
+		in := &fuse.ReadIn{Fh: r.fh, Size: 10}
+		in.NodeId = uint64(r.node)
+		if _, status := tr.Read(nil, in, make([]byte, 10)); status != want {
+			t.Errorf("%s: %v, want %v", path, status, want)
+		}
+	}
+}
+
+func TestWritersAreRefused(t *testing.T) {
+	tr := plant(t, counting("train", 1000))
+	for _, flags := range []uint32{syscall.O_WRONLY, syscall.O_RDWR} {
+		in := &fuse.OpenIn{Flags: flags}
+		in.NodeId = uint64(tr.find("train/next"))
+		if status := tr.Open(nil, in, &fuse.OpenOut{}); status != fuse.EROFS {
+			t.Errorf("open with flags %#x: %v", flags, status)
+		}
+	}
+}
+
+// An open status.json or cursor shows one moment, and its size does not depend on which.
+func TestTextsHoldStill(t *testing.T) {
+	tr := plant(t, counting("train", 1000))
+	cursor, status := tr.reader(t, "train/cursor", 0), tr.reader(t, "status.json", 0)
+	before, _ := status.read(0, 4096)
+	tr.reader(t, "train/next", 0).batch(t, 1000)
+	if text, _ := cursor.read(0, 100); string(text) != "0\n" {
+		t.Errorf("cursor shows %q", text)
+	}
+	if text, _ := tr.reader(t, "train/cursor", 0).read(0, 100); string(text) != "1\n" {
+		t.Errorf("cursor then shows %q", text)
+	}
+	after, _ := tr.reader(t, "status.json", 0).read(0, 4096)
+	if bytes.Equal(before, after) || len(before) != len(after) || len(after) != int(tr.size(tr.find("status.json"))) {
+		t.Errorf("status.json:\n%s\nand then\n%s", before, after)
+	}
+	if err := json.Unmarshal(after, &struct{}{}); err != nil {
+		t.Error(err)
+	}
+	if again, _ := status.read(0, 4096); !bytes.Equal(before, again) {
+		t.Error("an open status.json changed")
+	}
+}
+
+func TestNPYHeader(t *testing.T) {
+	h := NPYHeader("int64", 7, 2, 12, 1024)
+	if len(h) != npyHeaderSize || int(binary.LittleEndian.Uint16(h[8:]))+10 != len(h) || h[len(h)-1] != '\n' {
+		t.Errorf("%d bytes, %d by its own word", len(h), binary.LittleEndian.Uint16(h[8:])+10)
+	}
+	if want := "\x93NUMPY\x01\x00\xf6\x0f{'descr': '<i8', 'fortran_order': False, 'shape': (7, 2, 12, 1024), }  "; !strings.HasPrefix(string(h), want) {
+		t.Errorf("%q", h[:100])
+	}
+}
+
+// Any read of any file is that slice of the whole.
+func FuzzAnyReadIsASlice(f *testing.F) {
+	f.Add(uint8(0), uint16(100), int64(0), uint16(200))
+	f.Add(uint8(1), uint16(100), int64(4090), uint16(20))
+	f.Add(uint8(2), uint16(1), int64(3), uint16(9))
+	f.Add(uint8(3), uint16(5000), int64(4095), uint16(60000))
+	f.Fuzz(func(t *testing.T, file uint8, batchBytes uint16, off int64, n uint16) {
+		if off < 0 || batchBytes == 0 {
+			t.Skip()
+		}
+		s := counting("train", int64(batchBytes))
+		tr := plant(t, s)
+		path := []string{"train/batch/0", "train/batch/0.npy", "train/batches.bin", "train/batches.npy", "train/next", "train/next.npy"}[file%6]
+		r := tr.reader(t, path, 0)
+		whole := bytes.Clone(tr.header(r.node))
+		data := make([]byte, tr.size(r.node)-int64(len(whole)))
+		if err := s.Read(data, 0, 0); err != nil {
+			t.Fatal(err)
+		}
+		whole = append(whole, data...)
+		got, status := r.read(off, int(n))
+		from := min(off, int64(len(whole)))
+		if want := whole[from:min(from+int64(n), int64(len(whole)))]; !status.Ok() || !bytes.Equal(got, want) {
+			t.Errorf("%s of %d bytes at %d, length %d: %v, %d bytes, want %d", path, len(whole), off, n, status, len(got), len(want))
+		}
+	})
+}
