@@ -1,0 +1,292 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"batchfs/fs"
+)
+
+// How long readers of open files may go on after a signal to stop.
+const grace = 10 * time.Second
+
+type mountFlags struct {
+	source
+	background bool
+	logFile    string
+	readyFd    int // of the process that -d starts: where it says that it serves, or why not
+}
+
+func mountCommand() *cobra.Command {
+	var f mountFlags
+	cmd := &cobra.Command{
+		Use:   "mount [MOUNTPOINT]",
+		Short: "Mount token files as training batches",
+		Long: `Mount the splits of a configuration file, or the train*.bin and val*.bin of a directory, at MOUNTPOINT (an empty
+directory; default: mountpoint of the configuration file). Every token file is checked first.
+
+The command stays in the foreground until it is stopped with Ctrl-C or SIGTERM or the mount is unmounted. With -d it goes
+to the background, and returns 0 only when reads succeed.`,
+		Example: `  batchfs mount --data data/shakespeare_char /mnt/batches
+  batchfs mount -c config.toml -d
+  batchfs mount -c config.toml --set batch.seed=7 --set splits.val.order=sequential /mnt/batches`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			err := f.mount(cmd, args)
+			if err != nil && f.readyFd > 0 {
+				fmt.Fprint(os.NewFile(uintptr(f.readyFd), "ready"), err)
+			}
+			return err
+		},
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return nil, cobra.ShellCompDirectiveFilterDirs
+		},
+	}
+	f.flags(cmd)
+	cmd.Flags().BoolVarP(&f.background, "background", "d", false, "go to the background once batches can be read")
+	cmd.Flags().StringVar(&f.logFile, "log", "", "write the log to this `file` (default: standard error; with -d, batchfs/batchfs.log in the user's state directory)")
+	cmd.Flags().IntVar(&f.readyFd, "ready-fd", 0, "")
+	cmd.Flags().MarkHidden("ready-fd")
+	return cmd
+}
+
+func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
+	c, err := f.load()
+	if err != nil {
+		return err
+	}
+	if len(args) == 1 {
+		c.Mountpoint = args[0]
+	}
+	if c.Mountpoint == "" {
+		return errors.New("where to? name a MOUNTPOINT, or set mountpoint in the configuration file")
+	}
+	mountpoint, err := checkMountpoint(c)
+	if err != nil {
+		return err
+	}
+	splits, err := c.open()
+	if err != nil {
+		return err
+	}
+	if f.background {
+		return f.mountInBackground(cmd, mountpoint, splits)
+	}
+
+	logTo := cmd.ErrOrStderr()
+	if f.logFile != "" {
+		file, err := openLog(f.logFile)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		logTo = file
+	}
+	log := slog.New(slog.NewTextHandler(logTo, nil))
+	var directories []*fs.Sequence
+	for _, s := range splits {
+		directories = append(directories, s.directory())
+	}
+	server, err := fs.Mount(mountpoint, version(), directories, log)
+	if err != nil {
+		return err
+	}
+	if f.readyFd > 0 {
+		os.NewFile(uintptr(f.readyFd), "ready").Close()
+	} else {
+		describe(cmd.OutOrStdout(), mountpoint, splits)
+		fmt.Fprintf(cmd.OutOrStdout(), "stop with Ctrl-C, or: batchfs unmount %s\n", mountpoint)
+	}
+	log.Info("mounted", "mountpoint", mountpoint, "version", version(), "pid", os.Getpid())
+	select {
+	case <-cmd.Context().Done():
+		if err := server.Unmount(grace); err != nil {
+			return err
+		}
+	case <-server.Served():
+	}
+	log.Info("unmounted", "mountpoint", mountpoint)
+	return nil
+}
+
+// mountInBackground starts this program again, without -d, and returns when a batch of every split can be read.
+func (f *mountFlags) mountInBackground(cmd *cobra.Command, mountpoint string, splits []opened) error {
+	logFile, err := f.backgroundLog()
+	if err != nil {
+		return err
+	}
+	log, err := openLog(logFile)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	ready, child, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	args := []string{"mount", "--ready-fd", "3"}
+	if f.config != "" {
+		args = append(args, "--config", f.config)
+	}
+	if f.data != "" {
+		args = append(args, "--data", f.data)
+	}
+	for _, set := range f.sets {
+		args = append(args, "--set", set)
+	}
+	daemon := exec.Command("/proc/self/exe", append(args, "--", mountpoint)...)
+	daemon.Args[0] = os.Args[0]
+	daemon.Stderr = log
+	daemon.ExtraFiles = []*os.File{child}
+	daemon.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := daemon.Start(); err != nil {
+		return err
+	}
+	child.Close()
+	why, err := io.ReadAll(ready)
+	if err != nil {
+		return err
+	}
+	if len(why) > 0 {
+		daemon.Wait()
+		return errors.New(string(why))
+	}
+	for _, s := range splits {
+		// A numbered batch, so that no number is taken.
+		first := filepath.Join(mountpoint, s.split.Split, "batch", fmt.Sprint(s.split.Start))
+		if err := readable(first); err != nil {
+			daemon.Process.Signal(syscall.SIGTERM)
+			daemon.Wait()
+			return fmt.Errorf("mounted, but a batch could not be read (see %s): %w; unmounted again", logFile, err)
+		}
+	}
+	describe(cmd.OutOrStdout(), mountpoint, splits)
+	fmt.Fprintf(cmd.OutOrStdout(), "in the background, process %d, log %s\nstop with: batchfs unmount %s\n", daemon.Process.Pid, logFile, mountpoint)
+	return daemon.Process.Release()
+}
+
+func readable(path string) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	_, err = file.Read(make([]byte, 1))
+	return err
+}
+
+// backgroundLog is the absolute path of the log of a mount without a terminal.
+func (f *mountFlags) backgroundLog() (string, error) {
+	if f.logFile != "" {
+		return filepath.Abs(f.logFile)
+	}
+	state := os.Getenv("XDG_STATE_HOME")
+	if state == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return "", fmt.Errorf("where to log to? %w; name a file with --log", err)
+		}
+		state = filepath.Join(home, ".local", "state")
+	}
+	dir := filepath.Join(state, "batchfs")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", fmt.Errorf("no place for the log: %w; name a file with --log", err)
+	}
+	return filepath.Join(dir, "batchfs.log"), nil
+}
+
+func openLog(path string) (*os.File, error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("the log: %w", err)
+	}
+	return file, nil
+}
+
+// describe says what is served and how to read it.
+func describe(out io.Writer, mountpoint string, splits []opened) {
+	fmt.Fprintf(out, "%s serves\n", mountpoint)
+	for _, s := range splits {
+		q := s.sequence
+		shape := strings.Trim(strings.ReplaceAll(fmt.Sprint(q.Shape()), " ", ","), "[]")
+		fmt.Fprintf(out, "  %-8s (%s) %s, %d bytes a batch, order %s, seed %d: %d tokens in %d file(s)\n",
+			s.split.Split, shape, q.DType, q.BatchBytes(), q.Order, q.Seed, s.tokens.Len(), len(s.tokens.Files()))
+	}
+	fmt.Fprintf(out, "each open of %s is a fresh batch; %s/README says more\n", filepath.Join(mountpoint, splits[0].split.Split, "next"), mountpoint)
+}
+
+// checkMountpoint returns the path, absolute and without symbolic links, of a directory that can be mounted on.
+func checkMountpoint(c *config) (string, error) {
+	path := c.Mountpoint
+	abs, err := resolve(path)
+	if err != nil {
+		return "", fmt.Errorf("mountpoint %s: %w", path, err)
+	}
+	mounted, err := fs.Mounted(abs)
+	if err != nil {
+		return "", err
+	}
+	info, err := os.Stat(abs)
+	switch {
+	case mounted && errors.Is(err, syscall.ENOTCONN):
+		return "", fmt.Errorf("mountpoint %s holds a dead batchfs mount, whose process is gone; free it with: batchfs unmount %s", path, path)
+	case mounted:
+		return "", fmt.Errorf("mountpoint %s: a batchfs is already mounted there; batchfs unmount %s ends it", path, path)
+	case errors.Is(err, os.ErrNotExist):
+		return "", fmt.Errorf("mountpoint %s does not exist; make it with: mkdir -p %s", path, path)
+	case err != nil:
+		return "", fmt.Errorf("mountpoint: %w", err)
+	case !info.IsDir():
+		return "", fmt.Errorf("mountpoint %s is a file; it must be an empty directory", path)
+	}
+	for _, s := range c.Splits {
+		files, err := s.files()
+		if err != nil {
+			return "", err
+		}
+		for _, file := range files {
+			if real, err := resolve(file); err == nil && strings.HasPrefix(real, strings.TrimSuffix(abs, "/")+"/") {
+				return "", fmt.Errorf("splits.%s: %s lies in the mountpoint %s, which would hide it", s.Split, file, path)
+			}
+		}
+	}
+	entries, err := os.ReadDir(abs)
+	if err != nil {
+		return "", fmt.Errorf("mountpoint: %w", err)
+	}
+	if len(entries) > 0 {
+		return "", fmt.Errorf("mountpoint %s is not empty (it holds %s); a mount would hide that, choose an empty directory", path, entries[0].Name())
+	}
+	return abs, nil
+}
+
+// resolve makes a path absolute and free of symbolic links, as the kernel's table of mounts has it. It does not touch the
+// last component where that is a mount, which may be dead.
+func resolve(path string) (string, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	dir, err := filepath.EvalSymlinks(filepath.Dir(abs))
+	if err != nil {
+		return "", err
+	}
+	abs = filepath.Join(dir, filepath.Base(abs))
+	if mounted, err := fs.Mounted(abs); mounted || err != nil {
+		return abs, err
+	}
+	if real, err := filepath.EvalSymlinks(abs); err == nil {
+		return real, nil
+	}
+	return abs, nil
+}
