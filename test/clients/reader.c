@@ -1,0 +1,88 @@
+/* reader PATH CHUNK MISALIGN [PASSES]
+ *
+ * Reads PATH from the start to the end PASSES times (default 1) through one descriptor, with pread(2) calls of
+ * CHUNK bytes (0: of all that is left), into memory that begins MISALIGN bytes after a page boundary.
+ * Prints `<bytes> <FNV-1a 64 of the content>` per pass. Exits 1 if a call fails or the size is not st_size.
+ */
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static void die(const char *what)
+{
+	perror(what);
+	exit(1);
+}
+
+static uint64_t fnv1a(const unsigned char *p, size_t n)
+{
+	uint64_t h = 0xcbf29ce484222325u;
+
+	while (n--)
+		h = (h ^ *p++) * 0x100000001b3u;
+	return h;
+}
+
+/* Returns how many bytes there are before end of file; stops early only when there are more than size. */
+static size_t read_all(int fd, unsigned char *buf, size_t size, size_t chunk)
+{
+	size_t total = 0;
+
+	while (total <= size) {
+		size_t left = size - total;
+		/* At st_size one byte more is asked for: end of file must answer. */
+		size_t want = chunk ? chunk : left ? left : 1;
+		ssize_t n = pread(fd, buf + total, want, (off_t)total);
+
+		if (n < 0)
+			die("pread");
+		if (n == 0)
+			break;
+		total += (size_t)n;
+	}
+	return total;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc < 4 || argc > 5) {
+		fprintf(stderr, "usage: reader PATH CHUNK MISALIGN [PASSES]\n");
+		return 1;
+	}
+	size_t chunk = strtoull(argv[2], NULL, 10);
+	size_t misalign = strtoull(argv[3], NULL, 10);
+	long passes = argc == 5 ? strtol(argv[4], NULL, 10) : 1;
+
+	int fd = open(argv[1], O_RDONLY);
+	if (fd < 0)
+		die(argv[1]);
+	struct stat st;
+	if (fstat(fd, &st) < 0)
+		die("fstat");
+	size_t size = (size_t)st.st_size;
+
+	/* The last call may ask for a whole chunk at st_size. */
+	void *page;
+	if (posix_memalign(&page, (size_t)sysconf(_SC_PAGESIZE), misalign + size + (chunk ? chunk : 1))) {
+		fprintf(stderr, "posix_memalign: out of memory\n");
+		return 1;
+	}
+	unsigned char *buf = (unsigned char *)page + misalign;
+
+	for (long i = 0; i < passes; i++) {
+		size_t total = read_all(fd, buf, size, chunk);
+
+		if (total != size) {
+			fprintf(stderr, "%s: read %zu bytes, st_size is %zu\n", argv[1], total, size);
+			return 1;
+		}
+		printf("%zu %016" PRIx64 "\n", total, fnv1a(buf, total));
+		fflush(stdout);
+	}
+	free(page);
+	close(fd);
+	return 0;
+}

@@ -1,0 +1,254 @@
+package test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// However a mount is ended, it leaves neither a mount nor a process.
+func TestEnding(t *testing.T) {
+	config, want := small(t, 1)
+	end := map[string]func(t *testing.T, m *mounted){
+		"SIGINT":  func(t *testing.T, m *mounted) { m.cmd.Process.Signal(syscall.SIGINT) },
+		"SIGTERM": func(t *testing.T, m *mounted) { m.cmd.Process.Signal(syscall.SIGTERM) },
+		"unmount": func(t *testing.T, m *mounted) {
+			run(t, batchfs, "unmount", m.dir)
+			if isMounted(t, m.dir) {
+				t.Error("still mounted when unmount returned")
+			}
+		},
+		"umount": func(t *testing.T, m *mounted) { run(t, "umount", m.dir) },
+	}
+	for name, end := range end {
+		t.Run(name, func(t *testing.T) {
+			if name == "umount" && os.Geteuid() != 0 {
+				t.Skip("umount is root's")
+			}
+			m := mount(t, "-c", config)
+			if got := read(t, "read", m.path("train/next"))[0]; got != want[0] {
+				t.Errorf("batch 0 is %s, want %s", got, want[0])
+			}
+			end(t, m)
+			select {
+			case <-m.done:
+			case <-time.After(limit):
+				t.Fatalf("still running:\n%s", m.out)
+			}
+			if code := m.cmd.ProcessState.ExitCode(); code != 0 {
+				t.Errorf("exit status %d:\n%s", code, m.out)
+			}
+			if isMounted(t, m.dir) {
+				t.Error("still mounted")
+			}
+		})
+	}
+}
+
+// A reader that has a file open when the mount ends reads it to its end; unmount refuses meanwhile.
+func TestEndingUnderAReader(t *testing.T) {
+	config, _ := small(t, 1)
+	m := mount(t, "-c", config)
+	// Reads a part, waits for a line, and reads the rest.
+	reader := exec.Command("sh", "-c", `exec 3<"$1"; head -c 100 <&3 >/dev/null; echo open; read line; cat <&3 | wc -c`, "sh", m.path("val/batch/3"))
+	in, err := reader.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := reader.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := reader.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 5)); err != nil {
+		t.Fatal(err)
+	}
+	if _, stderr, err := try(t, batchfs, "unmount", m.dir); err == nil || !strings.Contains(stderr, "busy") {
+		t.Errorf("unmount under a reader: %v %s", err, stderr)
+	}
+	m.cmd.Process.Signal(syscall.SIGTERM)
+	for isMounted(t, m.dir) {
+		select {
+		case <-m.done:
+		case <-time.After(time.Millisecond):
+		}
+	}
+	fmt.Fprintln(in, "go on")
+	rest := make([]byte, 10)
+	n, _ := out.Read(rest)
+	if got := strings.TrimSpace(string(rest[:n])); got != fmt.Sprint(2*4*16*2-100) {
+		t.Errorf("the reader got %q of the rest", got)
+	}
+	if err := reader.Wait(); err != nil {
+		t.Error(err)
+	}
+	<-m.done
+}
+
+// mount -d returns 0 when, and only when, batches can be read.
+func TestBackground(t *testing.T) {
+	needFUSE(t)
+	config, want := small(t, 1)
+	dir, log := t.TempDir(), filepath.Join(t.TempDir(), "log")
+	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+	out := run(t, batchfs, "mount", "-d", "-c", config, "--log", log, dir)
+	if got := read(t, "read", filepath.Join(dir, "train/next"))[0]; got != want[0] {
+		t.Errorf("batch 0 is %s, want %s", got, want[0])
+	}
+	pid, err := strconv.Atoi(regexp.MustCompile(`process (\d+)`).FindStringSubmatch(out)[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(log); err != nil || !strings.Contains(string(text), "mounted") {
+		t.Errorf("log: %v %s", err, text)
+	}
+	run(t, batchfs, "unmount", dir)
+	if err := syscall.Kill(pid, 0); err == nil {
+		if stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); !strings.Contains(string(stat), ") Z ") {
+			t.Errorf("process %d still runs when unmount has returned", pid)
+		}
+	}
+
+	// Here every check passes, and the batch itself cannot be made.
+	tokens(t, filepath.Join(filepath.Dir(config), "wide.bin"), 70_000, 4)
+	_, stderr, err := try(t, batchfs, "mount", "-d", "--log", log, "--set", "splits.a.tokens="+filepath.Join(filepath.Dir(config), "wide.bin"),
+		"-c", config, "--set", "splits.a.token_dtype=uint32", "--set", "splits.a.order=sequential", "--set", "splits.a.start=1090", dir)
+	if err == nil || !strings.Contains(stderr, "could not be read") || isMounted(t, dir) {
+		t.Errorf("mount -d of tokens that do not fit: %v %s", err, stderr)
+	}
+	if text, _ := os.ReadFile(log); !strings.Contains(string(text), "which dtype uint16 cannot hold") {
+		t.Errorf("the log does not say why:\n%s", text)
+	}
+}
+
+// A mount of a terabyte is ready at once, and batches from all over it leave the daemon small.
+func TestTerabyte(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "train.bin")
+	write(t, file, nil)
+	if err := os.Truncate(file, 1<<40); err != nil {
+		lack(t, "no file of a terabyte here: %v", err)
+	}
+	for _, access := range []string{"remap", "advise", "pread"} {
+		t.Run(access, func(t *testing.T) {
+			began := time.Now()
+			// The program as users have it: the race detector has memory of its own.
+			m := mountProgram(t, exec.Command(plainBatchfs), "--set", "splits.train.tokens="+file, "--set", "memory.access="+access, "-c", "/dev/null")
+			if ready := time.Since(began); ready > time.Second {
+				t.Errorf("ready after %v", ready)
+			}
+			before := residentKiB(t, m)
+			run(t, cReader, m.path("train/next"), "0", "0", "10000")
+			after := residentKiB(t, m)
+			if after > 64<<10 {
+				t.Errorf("%d KiB resident after 10,000 batches", after)
+			}
+			t.Logf("VmRSS %d KiB at first, %d KiB after 10,000 batches", before, after)
+			if got := m.cursor(t, "train"); got != "10000" {
+				t.Errorf("cursor is %s", got)
+			}
+		})
+	}
+}
+
+func residentKiB(t *testing.T, m *mounted) int {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", m.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kib, err := strconv.Atoi(regexp.MustCompile(`VmRSS:\s+(\d+) kB`).FindStringSubmatch(string(status))[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kib
+}
+
+func TestOneThread(t *testing.T) {
+	config, want := small(t, 100)
+	cmd := exec.Command(batchfs)
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
+	m := mountProgram(t, cmd, "-c", config)
+	for k, got := range read(t, "numbers", m.path("train/next"), "100") {
+		if got != want[k] {
+			t.Fatalf("batch %d is %s, want %s", k, got, want[k])
+		}
+	}
+}
+
+// An ordinary user mounts through fusermount3, and another user cannot read there.
+func TestOrdinaryUser(t *testing.T) {
+	needFUSE(t)
+	const nobody = 65534
+	if _, err := exec.LookPath("fusermount3"); err != nil {
+		lack(t, "no fusermount3: apt-get install fuse3")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("every other test is this one")
+	}
+	// On ordinary hosts everybody may open /dev/fuse.
+	info, err := os.Stat("/dev/fuse")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod("/dev/fuse", 0o666); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Chmod("/dev/fuse", info.Mode().Perm()) })
+
+	home, err := os.MkdirTemp("", "batchfs-user-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(home) })
+	dir := filepath.Join(home, "mnt")
+	data := tokens(t, filepath.Join(home, "train.bin"), 60_000, 2)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{home, dir} {
+		if err := os.Chown(path, nobody, nobody); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+	asNobody := func(args ...string) (string, error) {
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home}
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	if out, err := asNobody(batchfs, "mount", "-d", "--data", filepath.Dir(data), dir); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if out, err := asNobody("head", "-c", "10", filepath.Join(dir, "train/next")); err != nil || len(out) != 10 {
+		t.Errorf("reading as the user that mounted: %v %q", err, out)
+	}
+	if _, stderr, err := try(t, "cat", filepath.Join(dir, "README")); err == nil || !strings.Contains(stderr, "Permission denied") {
+		t.Errorf("reading as another user: %v %s", err, stderr)
+	}
+	if out, err := asNobody(batchfs, "unmount", dir); err != nil || isMounted(t, dir) {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// A killed daemon leaves a dead mount: mounting there says so, and unmount frees it.
+func TestKilled(t *testing.T) {
+	config, _ := small(t, 1)
+	m := mount(t, "-c", config)
+	m.cmd.Process.Kill()
+	<-m.done
+	if _, stderr, err := try(t, batchfs, "mount", "-c", config, m.dir); err == nil || !strings.Contains(stderr, "dead batchfs mount") {
+		t.Errorf("%v %s", err, stderr)
+	}
+	run(t, batchfs, "unmount", m.dir)
+}

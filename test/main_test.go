@@ -1,0 +1,229 @@
+// Package test mounts the built program and reads it as users do: real files, a real mount, readers in processes of
+// their own. A test's tokens are their own positions.
+package test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+)
+
+var (
+	batchfs      string // the program, built with the race detector if the tests are
+	plainBatchfs string // the program as users have it
+	cReader      string
+	python       string // one that has NumPy
+)
+
+// How long any one command of a test may take; none comes near it.
+const limit = 3 * time.Minute
+
+func TestMain(m *testing.M) {
+	os.Exit(func() int {
+		os.Setenv("GORACE", "atexit_sleep_ms=0") // or every program waits a second at its end
+		dir, err := os.MkdirTemp("", "batchfs-test-")
+		if err != nil {
+			panic(err)
+		}
+		defer os.RemoveAll(dir)
+		os.Chmod(dir, 0o755) // also for the tests' ordinary user
+		plainBatchfs = filepath.Join(dir, "batchfs")
+		build("go", "build", "-o", plainBatchfs, "../cmd/batchfs")
+		batchfs = plainBatchfs
+		if raceEnabled {
+			batchfs = filepath.Join(dir, "batchfs-race")
+			build("go", "build", "-race", "-o", batchfs, "../cmd/batchfs")
+		}
+		cReader = filepath.Join(dir, "reader")
+		build("cc", "-O2", "-Wall", "-Wextra", "-o", cReader, "clients/reader.c")
+		for _, p := range []string{os.Getenv("PYTHON"), "python3", "/usr/bin/python3"} {
+			if p != "" && exec.Command(p, "-c", "import numpy").Run() == nil {
+				python = p
+				break
+			}
+		}
+		if python == "" {
+			fmt.Fprintln(os.Stderr, "the tests need Python with NumPy: apt-get install python3-numpy")
+			return 1
+		}
+		return m.Run()
+	}())
+}
+
+func build(args ...string) {
+	if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n%s", strings.Join(args, " "), err, out)
+		os.Exit(1)
+	}
+}
+
+// needFUSE skips a test on a machine that cannot mount, and fails it in CI.
+func needFUSE(t testing.TB) {
+	t.Helper()
+	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err == nil {
+		f.Close()
+		return
+	}
+	lack(t, "no FUSE: %v", err)
+}
+
+// lack skips a test for want of something, unless CI must have it.
+func lack(t testing.TB, format string, args ...any) {
+	t.Helper()
+	if os.Getenv("BATCHFS_REQUIRE_FUSE") == "1" {
+		t.Fatalf(format, args...)
+	}
+	t.Skipf(format, args...)
+}
+
+// tokens writes a file of n tokens of width bytes that are their own positions, wrapping.
+func tokens(t testing.TB, path string, n, width int) string {
+	t.Helper()
+	buf := make([]byte, 0, n*width)
+	for i := range n {
+		if width == 2 {
+			buf = binary.LittleEndian.AppendUint16(buf, uint16(i))
+		} else {
+			buf = binary.LittleEndian.AppendUint32(buf, uint32(i))
+		}
+	}
+	write(t, path, buf)
+	return path
+}
+
+func write(t testing.TB, path string, data []byte) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A mounted is a running `batchfs mount`.
+type mounted struct {
+	dir  string // the mountpoint
+	cmd  *exec.Cmd
+	done chan struct{} // closed when the process has ended
+	out  *lockedBuffer // its standard output and error
+}
+
+// mount mounts with the given arguments on a fresh directory. It is unmounted at the end of the test.
+func mount(t testing.TB, args ...string) *mounted {
+	t.Helper()
+	return mountProgram(t, exec.Command(batchfs), args...)
+}
+
+func mountProgram(t testing.TB, cmd *exec.Cmd, args ...string) *mounted {
+	t.Helper()
+	needFUSE(t)
+	m := &mounted{dir: t.TempDir(), cmd: cmd, done: make(chan struct{}), out: &lockedBuffer{ready: make(chan struct{})}}
+	cmd.Args = append(append(cmd.Args, "mount"), append(args, m.dir)...)
+	cmd.Stdout, cmd.Stderr = m.out, m.out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.stop(t) })
+	go func() {
+		cmd.Wait()
+		close(m.done)
+	}()
+	select {
+	case <-m.out.ready:
+	case <-m.done:
+		t.Fatalf("mount %s ended:\n%s", args, m.out)
+	case <-time.After(limit):
+		t.Fatalf("mount %s did not get ready:\n%s", args, m.out)
+	}
+	return m
+}
+
+// stop ends the mount, whatever state it is in, and fails the test if it did not go as it should.
+func (m *mounted) stop(t testing.TB) {
+	t.Helper()
+	m.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-m.done:
+	case <-time.After(30 * time.Second):
+		t.Errorf("mount did not end on SIGTERM:\n%s", m.out)
+		m.cmd.Process.Kill()
+		<-m.done
+	}
+	if isMounted(t, m.dir) {
+		t.Errorf("%s is still mounted", m.dir)
+		syscall.Unmount(m.dir, syscall.MNT_DETACH)
+	}
+	if strings.Contains(m.out.String(), "DATA RACE") {
+		t.Errorf("data race:\n%s", m.out)
+	}
+}
+
+func isMounted(t testing.TB, dir string) bool {
+	t.Helper()
+	list, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list) > 0
+}
+
+// path is that of a file in the mount.
+func (m *mounted) path(name string) string { return filepath.Join(m.dir, name) }
+
+// cursor is what a split's cursor says.
+func (m *mounted) cursor(t testing.TB, split string) string {
+	t.Helper()
+	return strings.TrimSpace(run(t, "cat", m.path(split+"/cursor")))
+}
+
+// run runs a command that must succeed and returns its standard output.
+func run(t testing.TB, args ...string) string {
+	t.Helper()
+	out, stderr, err := try(t, args...)
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, stderr)
+	}
+	return out
+}
+
+func try(t testing.TB, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err = cmd.Run()
+	if ctx.Err() != nil {
+		t.Fatalf("%s: no end after %v\n%s", strings.Join(args, " "), limit, &errs)
+	}
+	return out.String(), errs.String(), err
+}
+
+// read reads a file with one of the methods of clients/readers.py and returns its lines, "<bytes> <sha256>" each.
+func read(t testing.TB, method, path string, args ...string) []string {
+	t.Helper()
+	return strings.Split(strings.TrimSpace(run(t, append([]string{python, "clients/readers.py", method, path}, args...)...)), "\n")
+}
+
+// line is what clients/readers.py prints of data.
+func line(data []byte) string { return fmt.Sprintf("%d %x", len(data), sha256.Sum256(data)) }
+
+// cat is what `batchfs cat` writes.
+func cat(t testing.TB, args ...string) []byte {
+	t.Helper()
+	return []byte(run(t, append([]string{plainBatchfs, "cat"}, args...)...))
+}
