@@ -23,6 +23,7 @@ const maxRequest = 1 << 20
 // Server is a mount that is being served.
 type Server struct {
 	mountpoint string
+	device     string // of this mount, as others may come to stand at its place
 	log        *slog.Logger
 	served     chan struct{} // closed when the kernel has let go of the connection
 }
@@ -57,7 +58,10 @@ func Mount(mountpoint, version string, sequences []*Sequence, log *slog.Logger) 
 		Unmount(mountpoint, true)
 		return nil, fmt.Errorf("cannot serve %s: %w", mountpoint, err)
 	}
-	s := &Server{mountpoint, log, make(chan struct{})}
+	s := &Server{mountpoint: mountpoint, log: log, served: make(chan struct{})}
+	if s.device, err = mountedAt(mountpoint); err != nil {
+		return nil, err
+	}
 	go func() {
 		server.Serve()
 		t.table.close()
@@ -71,7 +75,13 @@ func (s *Server) Served() <-chan struct{} { return s.served }
 
 // Unmount ends the mount. Files that are still open may be read to their end for grace; then they get errors.
 func (s *Server) Unmount(grace time.Duration) error {
-	err := Unmount(s.mountpoint, false)
+	device, err := mountedAt(s.mountpoint)
+	if err != nil {
+		return err
+	}
+	if device == s.device { // or else it was detached under its readers, who have their grace nevertheless
+		err = Unmount(s.mountpoint, false)
+	}
 	if errors.Is(err, unix.EBUSY) {
 		s.log.Warn("files are still open: the mountpoint is free, their readers may go on for a while", "mountpoint", s.mountpoint, "grace", grace)
 		err = Unmount(s.mountpoint, true)
@@ -117,6 +127,10 @@ func connectAsUser(mountpoint string) (fd int, err error) {
 	if err != nil {
 		return -1, err
 	}
+	if _, err := os.Stat("/etc/mtab"); err != nil {
+		// Without it fusermount3 mounts, and refuses to unmount.
+		return -1, fmt.Errorf("fusermount3 needs /etc/mtab, which minimal systems lack (%w): as root, ln -s /proc/self/mounts /etc/mtab", err)
+	}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("socketpair: %w", err)
@@ -158,11 +172,24 @@ func fusermount() (string, error) {
 // Mounted says whether a batchfs is mounted at an absolute path. It asks the kernel's table, so it never hangs, whatever
 // state the mount is in.
 func Mounted(mountpoint string) (bool, error) {
-	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(mountpoint))
+	device, err := mountedAt(mountpoint)
+	return device != "", err
+}
+
+// mountedAt names the batchfs that a path leads to, or is empty.
+func mountedAt(mountpoint string) (device string, err error) {
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return m.Mountpoint != mountpoint, false })
 	if err != nil {
-		return false, fmt.Errorf("cannot list mounts: %w", err)
+		return "", fmt.Errorf("cannot list mounts: %w", err)
 	}
-	return len(mounts) > 0 && mounts[0].FSType == "fuse.batchfs", nil
+	if len(mounts) == 0 {
+		return "", nil
+	}
+	top := mounts[len(mounts)-1] // a later one hides an earlier one
+	if top.FSType != "fuse.batchfs" {
+		return "", nil
+	}
+	return fmt.Sprintf("%d:%d", top.Major, top.Minor), nil
 }
 
 // Unmount unmounts the batchfs at an absolute path and nothing else. While files are open there the error is EBUSY,

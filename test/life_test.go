@@ -2,6 +2,7 @@ package test
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -100,7 +101,23 @@ func TestBackground(t *testing.T) {
 	config, want := small(t, 1)
 	dir, log := t.TempDir(), filepath.Join(t.TempDir(), "log")
 	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
-	out := run(t, batchfs, "mount", "-d", "-c", config, "--log", log, dir)
+	// A pipe that the caller happens to have open, and whose end somebody waits for.
+	ended, open, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(batchfs, "mount", "-d", "-c", config, "--log", log, dir)
+	cmd.ExtraFiles = []*os.File{open}
+	said, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	open.Close()
+	ended.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if _, err := io.ReadAll(ended); err != nil {
+		t.Error(err)
+	}
+	out := string(said)
 	if got := read(t, "read", filepath.Join(dir, "train/next"))[0]; got != want[0] {
 		t.Errorf("batch 0 is %s, want %s", got, want[0])
 	}
@@ -203,6 +220,10 @@ func TestOrdinaryUser(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.Chmod("/dev/fuse", info.Mode().Perm()) })
+	// And there is an /etc/mtab, which fusermount3 asks whose mount it is.
+	if os.Symlink("/proc/self/mounts", "/etc/mtab") == nil {
+		t.Cleanup(func() { os.Remove("/etc/mtab") })
+	}
 
 	home, err := os.MkdirTemp("", "batchfs-user-")
 	if err != nil {
@@ -223,7 +244,7 @@ func TestOrdinaryUser(t *testing.T) {
 	asNobody := func(args ...string) (string, error) {
 		cmd := exec.Command(args[0], args[1:]...)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
-		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home}
+		cmd.Env = append(os.Environ(), "HOME="+home, "XDG_STATE_HOME="+home)
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}
@@ -238,6 +259,12 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 	if out, err := asNobody(batchfs, "unmount", dir); err != nil || isMounted(t, dir) {
 		t.Errorf("%v: %s", err, out)
+	}
+	if err := os.Chmod(data, 0); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := asNobody(batchfs, "mount", "-d", "--data", filepath.Dir(data), dir); err == nil || !strings.Contains(out, "train.bin: permission denied") || isMounted(t, dir) {
+		t.Errorf("mounting tokens that the user may not read: %v %s", err, out)
 	}
 }
 

@@ -90,19 +90,6 @@ func TestRefused(t *testing.T) {
 			}
 		}
 	})
-	t.Run("unreadable", func(t *testing.T) {
-		if err := os.Chmod(at("short.bin"), 0); err != nil {
-			t.Fatal(err)
-		}
-		if f, err := os.Open(at("short.bin")); err == nil {
-			f.Close()
-			t.Skip("this user may read everything")
-		}
-		_, stderr, err := try(t, append([]string{batchfs, "mount"}, append(with("short.bin"), at("mnt"))...)...)
-		if err == nil || !strings.Contains(stderr, "permission denied") {
-			t.Errorf("%v %s", err, stderr)
-		}
-	})
 	t.Run("T+1 tokens", func(t *testing.T) {
 		m := mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+tokens(t, at("just.bin"), 2001, 2), "--set", "batch.block_size=2000", "--set", "batch.batch_size=1")
 		got := read(t, "read", m.path("train/next"))[0]

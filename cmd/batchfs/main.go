@@ -48,9 +48,10 @@ A README at the top of every mount says how to read its files.`,
 	}
 	root.SetVersionTemplate("batchfs {{.Version}}\n")
 	root.AddCommand(mountCommand(), unmountCommand(), catCommand(), prepareCommand(), &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		Args:  cobra.NoArgs,
+		Use:     "version",
+		Short:   "Print the version",
+		Example: "  batchfs version",
+		Args:    cobra.NoArgs,
 		Run: func(cmd *cobra.Command, _ []string) {
 			fmt.Fprintln(cmd.OutOrStdout(), "batchfs", version())
 		},

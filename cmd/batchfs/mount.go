@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"batchfs/fs"
 )
@@ -149,6 +151,8 @@ func (f *mountFlags) mountInBackground(cmd *cobra.Command, mountpoint string, sp
 	daemon.Stderr = log
 	daemon.ExtraFiles = []*os.File{child}
 	daemon.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	// Whatever the caller has open, such as a pipe whose end somebody waits for, is not the daemon's.
+	unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	if err := daemon.Start(); err != nil {
 		return err
 	}
@@ -167,6 +171,7 @@ func (f *mountFlags) mountInBackground(cmd *cobra.Command, mountpoint string, sp
 		if err := readable(first); err != nil {
 			daemon.Process.Signal(syscall.SIGTERM)
 			daemon.Wait()
+			fs.Unmount(mountpoint, true) // should the process have died instead
 			return fmt.Errorf("mounted, but a batch could not be read (see %s): %w; unmounted again", logFile, err)
 		}
 	}
