@@ -311,9 +311,6 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	if k.changes() && in.ReadFlags&fuse.READ_LOCKOWNER == 0 {
 		return nil, fuse.EINVAL
 	}
-	if k.isDir() {
-		return nil, fuse.Status(syscall.EISDIR)
-	}
 	if text := t.openedText(i, in.Fh); text != nil {
 		off := min(in.Offset, uint64(len(text)))
 		return fuse.ReadResultData(buf[:copy(buf, text[off:])]), fuse.OK
@@ -338,12 +335,15 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	return fuse.ReadResultData(buf), fuse.OK
 }
 
-// openedText is what a file without batches shows, and nil for the others.
+// openedText is what a file without batches shows on a handle, and nil for the others.
 func (t *tree) openedText(i inode, fh uint64) []byte {
 	if i.kind() == cursorFile || i.kind() == statusFile {
 		t.textMu.Lock()
-		defer t.textMu.Unlock()
-		return t.texts[fh]
+		text, kept := t.texts[fh]
+		t.textMu.Unlock()
+		if kept {
+			return text
+		}
 	}
 	return t.text(i)
 }
