@@ -11,12 +11,12 @@ import (
 
 const maxHandles = 1 << 16
 
-// A block is all that changes while a mount is served: where each sequence's cursor stands and which batch each open
-// handle of next* holds. It lies in shared memory of fixed layout, so that another process can go on from it; every step
+// A block is all that readers would miss of a process that serves them: where each sequence's cursor stands and which batch
+// each open handle of next* holds. It lies in shared memory of fixed layout, so that another process can go on from it; every step
 // of taking a number leaves it in a state from which it can be completed.
 type block struct {
-	sequences [maxSequences]sequenceState
-	slots     [maxHandles]slot
+	states [maxSequences]sequenceState
+	slots  [maxHandles]slot
 }
 
 // sequenceState is one sequence's share of the block, a cache line.
@@ -28,7 +28,7 @@ type sequenceState struct {
 	_      [4]uint64
 }
 
-// A slot is one open handle of next*. It is unique while the handle is open.
+// A slot is one open handle of next*; no other open handle has it.
 type slot struct {
 	inode     atomic.Uint64 // 0: the slot is free
 	state     atomic.Uint64 // holds, ended, peeks
@@ -94,6 +94,7 @@ func (t *table) open(node inode, state uint64) (fh uint64, ok bool) {
 	s.state.Store(state)
 	s.number.Store(0)
 	s.taker.Store(0)
+	s.asking.Store(0)
 	s.delivered.Store(0)
 	s.counted.Store(0)
 	s.inode.Store(uint64(node))
@@ -143,7 +144,7 @@ func (t *table) take(s *slot, cursor *atomic.Uint64, id uint64) {
 	if s.state.Load()&peeks == 0 {
 		s.wanted.Store(wanted)
 		s.asking.Store(id)
-		cursor.CompareAndSwap(wanted, wanted+1)
+		cursor.Store(wanted + 1)
 	}
 	s.number.Store(wanted)
 	s.taker.Store(id)
@@ -152,16 +153,24 @@ func (t *table) take(s *slot, cursor *atomic.Uint64, id uint64) {
 	s.asking.Store(0)
 }
 
-// failed notes that a span of batch k was not delivered after all, so that the handle goes on holding the batch.
-func (t *table) failed(fh, k uint64, r span) {
+// failed notes that a span of batch k was not delivered after all. A batch of which nothing was delivered goes back, for
+// whoever reads next; when another number was taken meanwhile, the handle goes on holding it.
+func (t *table) failed(fh uint64, cursor *atomic.Uint64, k uint64, r span) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := &t.slots[fh]
 	if s.number.Load() != k {
+		return // threads share the handle, and another has gone on
+	}
+	state := s.state.Load()
+	if r.toEnd() {
+		state &^= ended
+	}
+	left := s.delivered.Add(-uint64(r.len))
+	if goesBack := left == 0 && cursor.Load() == k+1; goesBack && state&peeks == 0 {
+		s.state.Store(state &^ holds) // first: a number may be lost here, but never be held twice
+		cursor.Store(k)
 		return
 	}
-	s.delivered.Add(-uint64(r.len))
-	if r.toEnd() {
-		s.state.And(^uint64(ended))
-	}
+	s.state.Store(state)
 }

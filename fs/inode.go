@@ -10,7 +10,7 @@ type inode uint64
 
 const (
 	maxSequences = 1 << 16
-	maxBatches   = 1 << 40
+	MaxBatches   = 1 << 40 // numbers of batches are below it
 )
 
 // A kind is what a file shows. Its number is part of inode numbers that a running kernel knows: never renumber.

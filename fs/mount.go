@@ -83,7 +83,7 @@ func (s *Server) Unmount(grace time.Duration) error {
 		err = Unmount(s.mountpoint, false)
 	}
 	if errors.Is(err, unix.EBUSY) {
-		s.log.Warn("files are still open: the mountpoint is free, their readers may go on for a while", "mountpoint", s.mountpoint, "grace", grace)
+		s.log.Warn("files are still open: the mountpoint is free, their readers may go on for a while", "grace", grace)
 		err = Unmount(s.mountpoint, true)
 	}
 	if err != nil {
@@ -92,7 +92,7 @@ func (s *Server) Unmount(grace time.Duration) error {
 	select {
 	case <-s.served:
 	case <-time.After(grace):
-		s.log.Warn("files were still open at the end of the grace period; their readers get errors", "mountpoint", s.mountpoint)
+		s.log.Warn("files were still open at the end of the grace period; their readers get errors")
 	}
 	return nil
 }

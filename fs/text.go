@@ -30,7 +30,7 @@ Every batch has a number, and batch k of a split never changes. The files of eac
 
 `)
 	for _, s := range sequences {
-		dims := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(s.Shape)), ", "), "[]")
+		dims := dims(s.Shape)
 		fmt.Fprintf(&b, "%s/%s: batches of shape (%s), %s, %d bytes; batches.* hold %d\n", mountpoint, s.Name, dims, s.DType, s.BatchBytes, s.Steps)
 		if len(s.Shape) == 3 {
 			fmt.Fprintf(&b, "  x, y = numpy.fromfile(%q, numpy.%s).reshape(%s)\n\n", mountpoint+"/"+s.Name+"/next", s.DType, dims)
@@ -60,7 +60,7 @@ func (t *tree) status() []byte {
 	}{t.version, os.Getpid(), int64(time.Since(t.began).Seconds()), residentBytes(), map[string]split{}}
 	t.textMu.Lock()
 	for i, s := range t.sequences[1:] {
-		state := &t.block.sequences[i+1]
+		state := &t.table.states[i+1]
 		status.Splits[s.Name] = split{state.cursor.Load(), state.reads.Load(), state.bytes.Load(), state.errors.Load(), t.faults[i+1]}
 	}
 	t.textMu.Unlock()

@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -39,15 +38,16 @@ type Sequence struct {
 
 // tree implements fuse.RawFileSystem: each method translates a request into inodes and offsets.
 type tree struct {
-	fuse.RawFileSystem // answers ENOSYS to what a read-only tree has no use for
-	*table
-	sequences  []*Sequence // 1 to len: index 0 is the mount itself
-	readme     []byte
-	version    string
-	log        *slog.Logger
-	began      time.Time
-	uid, gid   uint32
-	peekLogged atomic.Bool
+	fuse.RawFileSystem // ENOSYS for the rest, after which the kernel does not ask again
+	table              *table
+	sequences          []*Sequence // 1 to len: index 0 is the mount itself
+	readme             []byte
+	version            string
+	log                *slog.Logger
+	began              time.Time
+	uid, gid           uint32
+	peekLogged         sync.Once
+	fullLogged         sync.Once
 
 	textMu sync.Mutex
 	texts  map[uint64][]byte // what open handles of cursor and status.json show, by handle
@@ -80,7 +80,7 @@ func newTree(mountpoint, version string, sequences []*Sequence, log *slog.Logger
 		faults:        map[int]string{},
 	}
 	for i, s := range sequences {
-		t.block.sequences[i+1].cursor.Store(s.Start)
+		t.table.states[i+1].cursor.Store(s.Start)
 		s.batchHeader = NPYHeader(s.DType, s.Shape...)
 		s.batchesHeader = NPYHeader(s.DType, append([]int{int(s.Steps)}, s.Shape...)...)
 	}
@@ -113,7 +113,7 @@ func (t *tree) lookup(dir inode, name string) inode {
 	case batchDir:
 		digits, npy := strings.CutSuffix(name, ".npy")
 		k, err := strconv.ParseUint(digits, 10, 64)
-		if err != nil || k >= maxBatches || strconv.FormatUint(k, 10) != digits {
+		if err != nil || k >= MaxBatches || strconv.FormatUint(k, 10) != digits {
 			return noSuchInode
 		}
 		if npy {
@@ -175,7 +175,7 @@ func (t *tree) text(i inode) []byte {
 	case infoFile:
 		return t.sequence(i).Info
 	case cursorFile:
-		return fmt.Appendln(nil, t.block.sequences[i.sequence()].cursor.Load())
+		return fmt.Appendln(nil, t.table.states[i.sequence()].cursor.Load())
 	}
 	return nil
 }
@@ -200,6 +200,8 @@ func (t *tree) attributes(i inode, out *fuse.Attr) {
 		out.Mode, out.Nlink = syscall.S_IFDIR|0o555, 2
 	}
 	out.Blocks = (out.Size + 511) / 512
+	// Said, because otherwise it is a page, which is larger on some machines.
+	out.Blksize = stdioBlock
 	out.Owner = fuse.Owner{Uid: t.uid, Gid: t.gid}
 	began := t.began
 	out.SetTimes(&began, &began, &began)
@@ -238,8 +240,11 @@ func (t *tree) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fu
 }
 
 func (t *tree) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	dir := inode(in.NodeId)
-	list := []fuse.DirEntry{{Name: ".", Mode: syscall.S_IFDIR, Ino: in.NodeId}, {Name: "..", Mode: syscall.S_IFDIR, Ino: uint64(rootInode)}}
+	dir, up := inode(in.NodeId), rootInode
+	if dir.kind() == batchDir {
+		up = makeInode(splitDir, dir.sequence(), 0)
+	}
+	list := []fuse.DirEntry{{Name: ".", Mode: syscall.S_IFDIR, Ino: in.NodeId}, {Name: "..", Mode: syscall.S_IFDIR, Ino: uint64(up)}}
 	for _, e := range t.entries(dir) {
 		mode := uint32(syscall.S_IFREG)
 		if e.kind.isDir() {
@@ -253,7 +258,7 @@ func (t *tree) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryLis
 }
 
 func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
-	out.NameLen = 255
+	out.Bsize, out.Frsize, out.NameLen = stdioBlock, stdioBlock, 255
 	return fuse.OK
 }
 
@@ -270,7 +275,7 @@ func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.
 		}
 		fh, ok := t.table.open(i, state)
 		if !ok {
-			t.log.Error("too many open handles of next", "most", maxHandles)
+			t.fullLogged.Do(func() { t.log.Error("too many open handles of next: opens fail with ENFILE", "most", maxHandles) })
 			return fuse.Status(syscall.ENFILE)
 		}
 		out.Fh, out.OpenFlags = fh, fuse.FOPEN_DIRECT_IO|fuse.FOPEN_NOFLUSH
@@ -321,14 +326,13 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	if len(buf) == 0 {
 		return fuse.ReadResultData(nil), fuse.OK
 	}
-	number := i.batch()
+	number, cursor, r := i.batch(), &t.table.states[i.sequence()].cursor, span{off, int64(len(buf)), size}
 	if k.isNext() {
-		cursor := &t.block.sequences[i.sequence()].cursor
-		number = t.table.number(in.Fh, cursor, in.Unique, span{off, int64(len(buf)), size})
+		number = t.table.number(in.Fh, cursor, in.Unique, r)
 	}
 	if err := t.read(i, number, off, buf); err != nil {
 		if k.isNext() {
-			t.table.failed(in.Fh, number, span{off, int64(len(buf)), size})
+			t.table.failed(in.Fh, cursor, number, r)
 		}
 		return nil, t.fault(i, number, err)
 	}
@@ -350,24 +354,27 @@ func (t *tree) openedText(i inode, fh uint64) []byte {
 
 // read fills buf, which lies within the file, from byte off of a file that begins with batch number.
 func (t *tree) read(i inode, number uint64, off int64, buf []byte) error {
-	state := &t.block.sequences[i.sequence()]
-	state.reads.Add(1)
-	state.bytes.Add(uint64(len(buf)))
 	header := t.header(i)
+	rest := buf
 	if off < int64(len(header)) {
 		n := copy(buf, header[off:])
-		buf, off = buf[n:], off+int64(n)
+		rest, off = buf[n:], off+int64(n)
 	}
-	if len(buf) == 0 {
-		return nil
+	if len(rest) > 0 {
+		if err := t.sequence(i).Read(rest, number, off-int64(len(header))); err != nil {
+			return err
+		}
 	}
-	return t.sequence(i).Read(buf, number, off-int64(len(header)))
+	state := &t.table.states[i.sequence()]
+	state.reads.Add(1)
+	state.bytes.Add(uint64(len(buf)))
+	return nil
 }
 
 // fault turns the error of a read into an errno, and puts its words into the log and status.json.
 func (t *tree) fault(i inode, number uint64, err error) fuse.Status {
 	n, s := i.sequence(), t.sequence(i)
-	t.block.sequences[n].errors.Add(1)
+	t.table.states[n].errors.Add(1)
 	t.textMu.Lock()
 	repeats := t.faults[n] == err.Error()
 	t.faults[n] = err.Error()
@@ -383,9 +390,9 @@ func (t *tree) fault(i inode, number uint64, err error) fuse.Status {
 }
 
 func (t *tree) logPeek(i inode, pid uint32) {
-	if t.peekLogged.CompareAndSwap(false, true) {
+	t.peekLogged.Do(func() {
 		comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 		t.log.Info("next was opened with O_NONBLOCK: such a handle looks at the batch that comes next and takes none (said once)",
 			"split", t.sequence(i).Name, "pid", pid, "program", strings.TrimSpace(string(comm)))
-	}
+	})
 }

@@ -111,7 +111,7 @@ func number(data []byte, size int64) int {
 
 func TestInodeSaysWhatAFileIs(t *testing.T) {
 	for range 1000 {
-		k, s, b := kind(1+rand.IntN(250)), rand.IntN(maxSequences), rand.Uint64N(maxBatches)
+		k, s, b := kind(1+rand.IntN(250)), rand.IntN(maxSequences), rand.Uint64N(MaxBatches)
 		if i := makeInode(k, s, b); i.kind() != k || i.sequence() != s || i.batch() != b {
 			t.Fatalf("%d %d %d -> %#x -> %d %d %d", k, s, b, i, i.kind(), i.sequence(), i.batch())
 		}
@@ -124,7 +124,7 @@ func TestInodeSaysWhatAFileIs(t *testing.T) {
 func TestNamesOfBatches(t *testing.T) {
 	tr := plant(t, counting("train", 100))
 	for name, want := range map[string]inode{
-		"0": makeInode(batchRaw, 1, 0), "17.npy": makeInode(batchNPY, 1, 17), "1099511627775": makeInode(batchRaw, 1, maxBatches-1),
+		"0": makeInode(batchRaw, 1, 0), "17.npy": makeInode(batchNPY, 1, 17), "1099511627775": makeInode(batchRaw, 1, MaxBatches-1),
 		"1099511627776": 0, "18446744073709551616": 0, "-1": 0, "+1": 0, "01": 0, "": 0, ".npy": 0, "1.bin": 0, "1.npy.npy": 0, " 1": 0, "1e3": 0,
 	} {
 		if got := tr.lookup(tr.find("train/batch"), name); got != want {
@@ -152,7 +152,7 @@ func TestNextOfOneHandle(t *testing.T) {
 	const size = 10_000
 	tr := plant(t, counting("train", size))
 	r := tr.reader(t, "train/next", 0)
-	cursor := &tr.block.sequences[1].cursor
+	cursor := &tr.table.states[1].cursor
 	if cursor.Load() != 0 {
 		t.Fatal("open took a number")
 	}
@@ -210,11 +210,26 @@ func TestNextAfterAnError(t *testing.T) {
 		}
 	}
 	failure = nil
-	if got := r.batch(t, size); got != 0 {
-		t.Errorf("after errors, batch %d: the handle's own is lost", got)
+	if got := tr.reader(t, "train/next", 0).batch(t, size); got != 0 {
+		t.Errorf("after errors another handle gets batch %d: 0 is lost", got)
 	}
 	if got := r.batch(t, size); got != 1 {
-		t.Errorf("then batch %d, want 1", got)
+		t.Errorf("then the one that failed gets batch %d, want 1", got)
+	}
+	if text := string(tr.status()); !strings.Contains(text, `"reads":                    2,`) || !strings.Contains(text, `"errors":                    2,`) {
+		t.Errorf("status.json counts otherwise:\n%s", text)
+	}
+
+	// A batch that was delivered in part stays with its handle, and so does one that came before the cursor's last.
+	r.read(0, 100)
+	failure = errors.New("broken")
+	r.read(100, size-100)
+	failure = nil
+	if got := tr.reader(t, "train/next", 0).batch(t, size); got != 3 {
+		t.Errorf("batch %d went to two handles", got)
+	}
+	if data, status := r.read(100, size-100); !status.Ok() || data[0] != byte((2*size+100)%251) {
+		t.Errorf("the rest of batch 2: %v", status)
 	}
 }
 
@@ -234,7 +249,7 @@ func TestNonblockingHandlesOnlyLook(t *testing.T) {
 
 func TestConcurrentHandlesShareNoNumber(t *testing.T) {
 	tr := plant(t, counting("train", 1000))
-	table, cursor := tr.table, &tr.block.sequences[1].cursor
+	table, cursor := tr.table, &tr.table.states[1].cursor
 	const workers, rounds = 8, 1000
 	taken := make([][]uint64, workers)
 	var wg sync.WaitGroup
@@ -337,7 +352,7 @@ func TestTextsHoldStill(t *testing.T) {
 
 func TestNPYHeader(t *testing.T) {
 	h := NPYHeader("int64", 7, 2, 12, 1024)
-	if len(h) != npyHeaderSize || int(binary.LittleEndian.Uint16(h[8:]))+10 != len(h) || h[len(h)-1] != '\n' {
+	if len(h) != stdioBlock || int(binary.LittleEndian.Uint16(h[8:]))+10 != len(h) || h[len(h)-1] != '\n' {
 		t.Errorf("%d bytes, %d by its own word", len(h), binary.LittleEndian.Uint16(h[8:])+10)
 	}
 	if want := "\x93NUMPY\x01\x00\xf6\x0f{'descr': '<i8', 'fortran_order': False, 'shape': (7, 2, 12, 1024), }  "; !strings.HasPrefix(string(h), want) {

@@ -14,10 +14,13 @@ import (
 // MaxBatches bounds the numbers of batches: k is below it.
 const MaxBatches = 1 << 40
 
-// maxGlobalBatch bounds batch_size*world, so that the number of a row fits 64 bits for every batch.
-const maxGlobalBatch = 1 << 24
+// Bounds of settings, so that the number of a row fits 64 bits for every batch, and the size of a batch does.
+const (
+	MaxRows      = 1 << 24 // of a batch, times World
+	MaxBlockSize = 1 << 31
+)
 
-// Settings are what a batch depends on besides its tokens and its number.
+// Settings are what a batch depends on besides its tokens and its number. They must be within the bounds.
 type Settings struct {
 	Split     string // its name: two splits of one seed draw different rows
 	BatchSize int    // B, rows of a batch
@@ -48,11 +51,8 @@ type Sequence struct {
 	pool    sync.Pool // *request
 }
 
-// New checks the settings against the tokens. The error names what is to be changed.
+// New checks that there are enough tokens. The error names what is to be changed.
 func New(tokens *cache.Tokens, s Settings) (*Sequence, error) {
-	if s.BatchSize*s.World > maxGlobalBatch {
-		return nil, fmt.Errorf("batch_size %d times world %d is more than %d rows", s.BatchSize, s.World, maxGlobalBatch)
-	}
 	w, err := newWindows(tokens.Runs(), s.BlockSize)
 	if err != nil {
 		return nil, err

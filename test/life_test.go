@@ -26,6 +26,7 @@ func TestEnding(t *testing.T) {
 				t.Error("still mounted when unmount returned")
 			}
 		},
+		"SIGHUP": func(t *testing.T, m *mounted) { m.cmd.Process.Signal(syscall.SIGHUP) },
 		"umount": func(t *testing.T, m *mounted) { run(t, "umount", m.dir) },
 	}
 	for name, end := range end {
@@ -265,6 +266,77 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 	if out, err := asNobody(batchfs, "mount", "-d", "--data", filepath.Dir(data), dir); err == nil || !strings.Contains(out, "train.bin: permission denied") || isMounted(t, dir) {
 		t.Errorf("mounting tokens that the user may not read: %v %s", err, out)
+	}
+}
+
+// Only the batchfs that was mounted is unmounted, whatever lies under it or over it.
+func TestStackedMounts(t *testing.T) {
+	needFUSE(t)
+	if os.Geteuid() != 0 {
+		t.Skip("mounting a tmpfs is root's")
+	}
+	config, want := small(t, 1)
+	dir := t.TempDir()
+	under := func(t *testing.T) {
+		t.Helper()
+		if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		for syscall.Unmount(dir, syscall.MNT_DETACH) == nil {
+		}
+	})
+	under(t)
+	run(t, batchfs, "mount", "-d", "-c", config, "--log", filepath.Join(t.TempDir(), "log"), dir)
+	if got := read(t, "read", filepath.Join(dir, "train/batch/0"))[0]; got != want[0] {
+		t.Errorf("batch 0 over a tmpfs is %s, want %s", got, want[0])
+	}
+	under(t)
+	write(t, filepath.Join(dir, "precious"), nil)
+	if _, stderr, err := try(t, batchfs, "unmount", dir); err == nil || !strings.Contains(stderr, "no batchfs is mounted there") {
+		t.Errorf("unmount of a tmpfs over a batchfs: %v %s", err, stderr)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "precious")); err != nil {
+		t.Error(err)
+	}
+	if err := syscall.Unmount(dir, 0); err != nil {
+		t.Fatal(err)
+	}
+	run(t, batchfs, "unmount", dir)
+	if text := run(t, "grep", "-c", dir, "/proc/mounts"); strings.TrimSpace(text) != "1" {
+		t.Errorf("%s mounts are left, want the tmpfs", text)
+	}
+}
+
+// Nobody has to listen to what a mount says for it to serve.
+func TestNobodyListens(t *testing.T) {
+	needFUSE(t)
+	config, want := small(t, 1)
+	dir := t.TempDir()
+	heard, said, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(batchfs, "mount", "-c", config, dir)
+	cmd.Stdout, cmd.Stderr = said, said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	m := &mounted{dir: dir, cmd: cmd, done: make(chan struct{}), out: &lockedBuffer{}}
+	go func() {
+		cmd.Wait()
+		close(m.done)
+	}()
+	t.Cleanup(func() { m.stop(t) })
+	said.Close()
+	if _, err := heard.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	heard.Close()
+	run(t, "file", m.path("train/next")) // of which the log would say something
+	if got := read(t, "read", m.path("train/next"))[0]; got != want[0] {
+		t.Errorf("batch 0 is %s, want %s", got, want[0])
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -55,12 +56,13 @@ func TestRefused(t *testing.T) {
 		{"no data", []string{"--data", at("empty")}, "mnt", "has neither train*.bin nor val*.bin"},
 		{"data missing", []string{"--data", at("none")}, "mnt", "no such file"},
 		{"data and configuration", []string{"--data", dir, "-c", at("typo.toml")}, "mnt", "none of the others can be"},
+		{"log inside the mountpoint", with("good.bin", "--log", at("mnt/log")), "mnt", "--log: "},
 		{"unknown flag", []string{"--frobnicate"}, "mnt", "unknown flag: --frobnicate"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			for _, background := range [][]string{nil, {"-d", "--log", at("log")}} {
-				args := append(append([]string{batchfs, "mount"}, background...), append(test.args, at(test.at))...)
+				args := slices.Concat([]string{batchfs, "mount"}, background, test.args, []string{at(test.at)})
 				_, stderr, err := try(t, args...)
 				if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != 1 {
 					t.Errorf("exit: %v, want status 1", err)

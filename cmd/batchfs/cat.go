@@ -78,19 +78,3 @@ func writeBatches(ctx context.Context, out io.Writer, q *sampler.Sequence, from 
 	}
 	return nil
 }
-
-// openSplit opens one split of the configuration.
-func (s *source) openSplit(name string) (opened, error) {
-	c, err := s.load()
-	if err != nil {
-		return opened{}, err
-	}
-	var names []string
-	for _, split := range c.Splits {
-		if split.Split == name {
-			return split.open(c.Memory)
-		}
-		names = append(names, split.Split)
-	}
-	return opened{}, fmt.Errorf("no split %q; there are %q", name, names)
-}

@@ -43,9 +43,6 @@ type split struct {
 	set   map[string]place // where each key was set
 }
 
-// maxRows bounds batch_size*world, as sampler does.
-const maxRows = 1 << 24
-
 func defaults() (memory, *split) {
 	return memory{Access: cache.Remap, PageCache: "keep"}, &split{
 		Settings: sampler.Settings{
@@ -69,16 +66,16 @@ var memoryKeys = map[string]key[memory]{
 }
 
 var batchKeys = map[string]key[split]{
-	"batch_size":  whole(func(c *split) *int { return &c.BatchSize }, 1, maxRows),
-	"block_size":  whole(func(c *split) *int { return &c.BlockSize }, 1, 1<<40),
+	"batch_size":  whole(func(c *split) *int { return &c.BatchSize }, 1, sampler.MaxRows),
+	"block_size":  whole(func(c *split) *int { return &c.BlockSize }, 1, sampler.MaxBlockSize),
 	"token_dtype": choice(func(c *split) *sampler.DType { return &c.TokenDType }, sampler.Uint16, sampler.Uint32),
 	"dtype": choice(func(c *split) *sampler.DType { return &c.DType },
 		sampler.Uint16, sampler.Uint32, sampler.Int32, sampler.Int64, sampler.Native),
 	"layout": choice(func(c *split) *sampler.Layout { return &c.Layout }, sampler.XY, sampler.WholeRows),
 	"order":  choice(func(c *split) *sampler.Order { return &c.Order }, sampler.Random, sampler.Sequential),
 	"seed":   whole(func(c *split) *uint64 { return &c.Seed }, 0, math.MaxInt64),
-	"rank":   whole(func(c *split) *int { return &c.Rank }, 0, maxRows-1),
-	"world":  whole(func(c *split) *int { return &c.World }, 1, maxRows),
+	"rank":   whole(func(c *split) *int { return &c.Rank }, 0, sampler.MaxRows-1),
+	"world":  whole(func(c *split) *int { return &c.World }, 1, sampler.MaxRows),
 	"start":  whole(func(c *split) *uint64 { return &c.Start }, 0, sampler.MaxBatches-1),
 	"steps":  whole(func(c *split) *uint64 { return &c.Steps }, 1, sampler.MaxBatches),
 }
@@ -416,9 +413,9 @@ func (s *split) check() error {
 		return fmt.Errorf("%s: split %s must have tokens, e.g. tokens = \"data/%s.bin\" (got none)", s.where(), s.Split, s.Split)
 	case s.Rank >= s.World:
 		return fmt.Errorf("%s: must be below world, which is %d in splits.%s (got %d)", s.where("rank", "world"), s.World, s.Split, s.Rank)
-	case s.BatchSize*s.World > maxRows:
+	case s.BatchSize*s.World > sampler.MaxRows:
 		return fmt.Errorf("%s: batch_size times world must be at most %d (got %d times %d in splits.%s)",
-			s.where("batch_size", "world"), maxRows, s.BatchSize, s.World, s.Split)
+			s.where("batch_size", "world"), sampler.MaxRows, s.BatchSize, s.World, s.Split)
 	}
 	return nil
 }
@@ -455,6 +452,13 @@ func (s *split) files() ([]string, error) {
 			return nil, fmt.Errorf("%s: must name files that exist (got %q, which matches none)", s.where("tokens"), path)
 		}
 		files = append(files, matches...)
+	}
+	for i, file := range files {
+		abs, err := filepath.Abs(file)
+		if err != nil {
+			return nil, err
+		}
+		files[i] = abs
 	}
 	return files, nil
 }

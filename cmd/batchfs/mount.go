@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -8,6 +9,7 @@ import (
 	"math"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -45,8 +47,8 @@ to the background, and returns 0 only when reads succeed.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			err := f.mount(cmd, args)
-			if err != nil && f.readyFd > 0 {
-				fmt.Fprint(os.NewFile(uintptr(f.readyFd), "ready"), err)
+			if err != nil {
+				f.tell(err.Error())
 			}
 			return err
 		},
@@ -56,13 +58,16 @@ to the background, and returns 0 only when reads succeed.`,
 	}
 	f.flags(cmd)
 	cmd.Flags().BoolVarP(&f.background, "background", "d", false, "go to the background once batches can be read")
-	cmd.Flags().StringVar(&f.logFile, "log", "", "write the log to this `file` (default: standard error; with -d, batchfs/batchfs.log in the user's state directory)")
+	cmd.Flags().StringVar(&f.logFile, "log", "",
+		"write the log to this `file` (default: standard error; with -d, batchfs/batchfs.log in the user's state directory)")
 	cmd.Flags().IntVar(&f.readyFd, "ready-fd", 0, "")
 	cmd.Flags().MarkHidden("ready-fd")
 	return cmd
 }
 
 func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
+	// Whoever listens to what is said here may go away; the trainers do not.
+	signal.Ignore(syscall.SIGPIPE)
 	c, err := f.load()
 	if err != nil {
 		return err
@@ -73,7 +78,7 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 	if c.Mountpoint == "" {
 		return errors.New("where to? name a MOUNTPOINT, or set mountpoint in the configuration file")
 	}
-	mountpoint, err := checkMountpoint(c)
+	mountpoint, err := checkMountpoint(c, f.logFile)
 	if err != nil {
 		return err
 	}
@@ -94,7 +99,7 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 		defer file.Close()
 		logTo = file
 	}
-	log := slog.New(slog.NewTextHandler(logTo, nil))
+	log := slog.New(slog.NewTextHandler(logTo, nil)).With("mountpoint", mountpoint)
 	var directories []*fs.Sequence
 	for _, s := range splits {
 		directories = append(directories, s.directory())
@@ -104,12 +109,13 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	if f.readyFd > 0 {
-		os.NewFile(uintptr(f.readyFd), "ready").Close()
+		os.Chdir("/") // no file is named relative to a directory any more, and none should be kept busy
+		f.tell(serving)
 	} else {
 		describe(cmd.OutOrStdout(), mountpoint, splits)
 		fmt.Fprintf(cmd.OutOrStdout(), "stop with Ctrl-C, or: batchfs unmount %s\n", mountpoint)
 	}
-	log.Info("mounted", "mountpoint", mountpoint, "version", version(), "pid", os.Getpid())
+	log.Info("mounted", "version", version(), "pid", os.Getpid())
 	select {
 	case <-cmd.Context().Done():
 		if err := server.Unmount(grace); err != nil {
@@ -117,8 +123,21 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 		}
 	case <-server.Served():
 	}
-	log.Info("unmounted", "mountpoint", mountpoint)
+	log.Info("unmounted")
 	return nil
+}
+
+// What the background process tells the one that started it when batches can be read. Anything else is why not.
+const serving = "serving"
+
+// tell is for the process that started this one in the background, if one did.
+func (f *mountFlags) tell(what string) {
+	if f.readyFd > 0 {
+		ready := os.NewFile(uintptr(f.readyFd), "ready")
+		fmt.Fprint(ready, what)
+		ready.Close()
+		f.readyFd = 0
+	}
 }
 
 // mountInBackground starts this program again, without -d, and returns when a batch of every split can be read.
@@ -146,8 +165,11 @@ func (f *mountFlags) mountInBackground(cmd *cobra.Command, mountpoint string, sp
 	for _, set := range f.sets {
 		args = append(args, "--set", set)
 	}
-	daemon := exec.Command("/proc/self/exe", append(args, "--", mountpoint)...)
-	daemon.Args[0] = os.Args[0]
+	program, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	daemon := exec.Command(program, append(args, "--", mountpoint)...)
 	daemon.Stderr = log
 	daemon.ExtraFiles = []*os.File{child}
 	daemon.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -157,13 +179,18 @@ func (f *mountFlags) mountInBackground(cmd *cobra.Command, mountpoint string, sp
 		return err
 	}
 	child.Close()
-	why, err := io.ReadAll(ready)
+	stop := context.AfterFunc(cmd.Context(), func() { daemon.Process.Signal(syscall.SIGTERM) })
+	defer stop()
+	said, err := io.ReadAll(ready)
 	if err != nil {
 		return err
 	}
-	if len(why) > 0 {
-		daemon.Wait()
-		return errors.New(string(why))
+	if string(said) != serving {
+		err := daemon.Wait()
+		if len(said) > 0 {
+			return errors.New(string(said))
+		}
+		return fmt.Errorf("the background process ended before it served: %w; its log is %s", err, logFile)
 	}
 	for _, s := range splits {
 		// A numbered batch, so that no number is taken.
@@ -223,15 +250,14 @@ func describe(out io.Writer, mountpoint string, splits []opened) {
 	fmt.Fprintf(out, "%s serves\n", mountpoint)
 	for _, s := range splits {
 		q := s.sequence
-		shape := strings.Trim(strings.ReplaceAll(fmt.Sprint(q.Shape()), " ", ","), "[]")
-		fmt.Fprintf(out, "  %-8s (%s) %s, %d bytes a batch, order %s, seed %d: %d tokens in %d file(s)\n",
-			s.split.Split, shape, q.DType, q.BatchBytes(), q.Order, q.Seed, s.tokens.Len(), len(s.tokens.Files()))
+		fmt.Fprintf(out, "  %-8s %d %s, %d bytes a batch, order %s, seed %d: %d tokens in %d file(s)\n",
+			s.split.Split, q.Shape(), q.DType, q.BatchBytes(), q.Order, q.Seed, s.tokens.Len(), len(s.tokens.Files()))
 	}
 	fmt.Fprintf(out, "each open of %s is a fresh batch; %s/README says more\n", filepath.Join(mountpoint, splits[0].split.Split, "next"), mountpoint)
 }
 
 // checkMountpoint returns the path, absolute and without symbolic links, of a directory that can be mounted on.
-func checkMountpoint(c *config) (string, error) {
+func checkMountpoint(c *config, logFile string) (string, error) {
 	path := c.Mountpoint
 	abs, err := resolve(path)
 	if err != nil {
@@ -260,10 +286,13 @@ func checkMountpoint(c *config) (string, error) {
 			return "", err
 		}
 		for _, file := range files {
-			if real, err := resolve(file); err == nil && strings.HasPrefix(real, strings.TrimSuffix(abs, "/")+"/") {
+			if inside(abs, file) {
 				return "", fmt.Errorf("splits.%s: %s lies in the mountpoint %s, which would hide it", s.Split, file, path)
 			}
 		}
+	}
+	if logFile != "" && inside(abs, logFile) {
+		return "", fmt.Errorf("--log: %s lies in the mountpoint %s, which would hide it", logFile, path)
 	}
 	entries, err := os.ReadDir(abs)
 	if err != nil {
@@ -273,6 +302,11 @@ func checkMountpoint(c *config) (string, error) {
 		return "", fmt.Errorf("mountpoint %s is not empty (it holds %s); a mount would hide that, choose an empty directory", path, entries[0].Name())
 	}
 	return abs, nil
+}
+
+func inside(dir, file string) bool {
+	real, err := resolve(file)
+	return err == nil && strings.HasPrefix(real, strings.TrimSuffix(dir, "/")+"/")
 }
 
 // resolve makes a path absolute and free of symbolic links, as the kernel's table of mounts has it. It does not touch the

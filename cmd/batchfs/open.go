@@ -95,6 +95,22 @@ type opened struct {
 	steps    uint64
 }
 
+// openSplit opens one split of the configuration.
+func (s *source) openSplit(name string) (opened, error) {
+	c, err := s.load()
+	if err != nil {
+		return opened{}, err
+	}
+	var names []string
+	for _, split := range c.Splits {
+		if split.Split == name {
+			return split.open(c.Memory)
+		}
+		names = append(names, split.Split)
+	}
+	return opened{}, fmt.Errorf("no split %q; there are %q", name, names)
+}
+
 // open opens and checks every file of the splits.
 func (c *config) open() ([]opened, error) {
 	var all []opened

@@ -19,8 +19,8 @@ func unmountCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "unmount MOUNTPOINT",
 		Short: "Unmount a batchfs and wait for its process to end",
-		Long: `Unmount the batchfs at MOUNTPOINT and wait for its process to end. While a process has a file open there nothing is
-done. Nothing but a batchfs is ever unmounted.`,
+		Long: `Unmount the batchfs at MOUNTPOINT and wait for the process that its status.json names to end. While a process has a
+file open there nothing is done. Nothing but a batchfs is ever unmounted.`,
 		Example: "  batchfs unmount /mnt/batches",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -69,6 +69,11 @@ func serverOf(mountpoint string) int {
 }
 
 func ended(pidfd int, limit time.Duration) bool {
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(limit.Milliseconds()))
-	return n == 1 || err == unix.EINTR
+	for end := time.Now().Add(limit); ; {
+		left := max(time.Until(end), 0)
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(left.Milliseconds()))
+		if err != unix.EINTR {
+			return n == 1
+		}
+	}
 }
