@@ -120,7 +120,8 @@ func openShard(path string, width int) (*shard, error) {
 	case size == 0:
 		return nil, fmt.Errorf("%s is empty", path)
 	case size%int64(width) != 0:
-		return nil, fmt.Errorf("%s: %d bytes are not a whole number of tokens of %d bytes; is token_dtype right, and is the file complete?", path, size, width)
+		return nil, fmt.Errorf("%s: %d bytes are not a whole number of tokens of %d bytes; is token_dtype right, and is the file complete?",
+			path, size, width)
 	}
 	// A file that opens may still not be readable: a FUSE or network filesystem answers at the first read.
 	if _, err := f.ReadAt(make([]byte, width), 0); err != nil {

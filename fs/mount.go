@@ -102,7 +102,8 @@ func connect(mountpoint string) (fd int, err error) {
 	fd, err = unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
-		return -1, fmt.Errorf("/dev/fuse: %w; load the kernel module (modprobe fuse), or give the container the device (docker run --device /dev/fuse --cap-add SYS_ADMIN)", err)
+		return -1, fmt.Errorf("/dev/fuse: %w; load the kernel module (modprobe fuse), "+
+			"or give the container the device (docker run --device /dev/fuse --cap-add SYS_ADMIN)", err)
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
 		return -1, fmt.Errorf("/dev/fuse: %w; ordinary hosts let everybody open it: chmod 666 /dev/fuse, as root", err)
 	case err != nil:

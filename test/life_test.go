@@ -264,7 +264,8 @@ func TestOrdinaryUser(t *testing.T) {
 	if err := os.Chmod(data, 0); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := asNobody(batchfs, "mount", "-d", "--data", filepath.Dir(data), dir); err == nil || !strings.Contains(out, "train.bin: permission denied") || isMounted(t, dir) {
+	out, err := asNobody(batchfs, "mount", "-d", "--data", filepath.Dir(data), dir)
+	if err == nil || !strings.Contains(out, "train.bin: permission denied") || isMounted(t, dir) {
 		t.Errorf("mounting tokens that the user may not read: %v %s", err, out)
 	}
 }
