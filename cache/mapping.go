@@ -69,7 +69,7 @@ func (t *Tokens) readMapped(s *shard, ws []Window, visit func(Window, []byte) er
 	err := t.visitMapped(s, s.mapping, ws, visit)
 	if t.Access == Advise {
 		for _, w := range ws {
-			from, to := pages((w.Start-s.start)*int64(t.Width), int64(w.Len*t.Width))
+			from, to := t.pages(s, w)
 			unix.Madvise(s.mapping[from:min(to, int64(len(s.mapping)))], unix.MADV_DONTNEED)
 			t.dropPages(s.fd, s, w)
 		}
@@ -139,8 +139,8 @@ func (t *Tokens) visitMapped(s *shard, mapping []byte, ws []Window, visit func(W
 		err = fmt.Errorf("%s: byte %d: %w", s.path, fault.Addr()-first, errFault)
 	}()
 	for _, w := range ws {
-		at := (w.Start - s.start) * int64(t.Width)
-		if err := visit(w, mapping[at:at+int64(w.Len*t.Width)]); err != nil {
+		from, to := t.bytes(s, w)
+		if err := visit(w, mapping[from:to]); err != nil {
 			return err
 		}
 	}

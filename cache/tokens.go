@@ -200,7 +200,8 @@ func (t *Tokens) shardOf(pos int64) int {
 }
 
 // Read fetches windows and calls visit once for each, in any order, with its tokens as they stand in the file. raw is
-// valid during the call only. Read sorts ws. An error of visit ends the read and is returned as it is.
+// valid during the call only. Read sorts ws. An error of visit ends the read and is returned, unless the file changed,
+// which then explains it.
 func (t *Tokens) Read(ws []Window, visit func(w Window, raw []byte) error) error {
 	if len(t.shards) == 1 {
 		return t.readShard(t.shards[0], ws, visit)
@@ -261,16 +262,16 @@ func (t *Tokens) readPread(s *shard, ws []Window, visit func(Window, []byte) err
 	scratch := t.pool.Get().(*[]byte)
 	defer t.pool.Put(scratch)
 	for _, w := range ws {
-		n := w.Len * t.Width
-		if cap(*scratch) < n {
-			*scratch = make([]byte, n)
+		from, to := t.bytes(s, w)
+		if int64(cap(*scratch)) < to-from {
+			*scratch = make([]byte, to-from)
 		}
-		raw := (*scratch)[:n]
-		if err := preadFull(fd, raw, (w.Start-s.start)*int64(t.Width)); err != nil {
+		raw := (*scratch)[:to-from]
+		if err := preadFull(fd, raw, from); err != nil {
 			return s.because(&os.PathError{Op: "read", Path: s.path, Err: err}, fd)
 		}
 		if err := visit(w, raw); err != nil {
-			return err
+			return s.because(err, fd)
 		}
 		t.dropPages(fd, s, w)
 	}
@@ -330,13 +331,20 @@ func (s *shard) because(err error, fd int) error {
 
 func (t *Tokens) dropPages(fd int, s *shard, w Window) {
 	if t.DropPageCache {
-		from, to := pages((w.Start-s.start)*int64(t.Width), int64(w.Len*t.Width))
+		from, to := t.pages(s, w)
 		unix.Fadvise(fd, from, to-from, unix.FADV_DONTNEED)
 	}
 }
 
-// pages widens n bytes at off to whole pages.
-func pages(off, n int64) (from, to int64) {
+// bytes is where a window lies in its file.
+func (t *Tokens) bytes(s *shard, w Window) (from, to int64) {
+	from = (w.Start - s.start) * int64(t.Width)
+	return from, from + int64(w.Len*t.Width)
+}
+
+// pages is bytes, widened to whole pages.
+func (t *Tokens) pages(s *shard, w Window) (from, to int64) {
 	page := int64(os.Getpagesize())
-	return off &^ (page - 1), (off + n + page - 1) &^ (page - 1)
+	from, to = t.bytes(s, w)
+	return from &^ (page - 1), (to + page - 1) &^ (page - 1)
 }

@@ -11,9 +11,9 @@ import (
 
 const maxHandles = 1 << 16
 
-// A block is all that readers would miss of a process that serves them: where each sequence's cursor stands and which batch
-// each open handle of next* holds. It lies in shared memory of fixed layout, so that another process can go on from it; every step
-// of taking a number leaves it in a state from which it can be completed.
+// A block is all that readers would miss of a process that serves them: where each sequence's cursor stands and which
+// batch each open handle of next* holds. It lies in shared memory of fixed layout, so that another process can go on from
+// it; every step of taking a number leaves it in a state from which it can be completed.
 type block struct {
 	states [maxSequences]sequenceState
 	slots  [maxHandles]slot
@@ -167,7 +167,7 @@ func (t *table) failed(fh uint64, cursor *atomic.Uint64, k uint64, r span) {
 		state &^= ended
 	}
 	left := s.delivered.Add(-uint64(r.len))
-	if goesBack := left == 0 && cursor.Load() == k+1; goesBack && state&peeks == 0 {
+	if left == 0 && cursor.Load() == k+1 && state&peeks == 0 {
 		s.state.Store(state &^ holds) // first: a number may be lost here, but never be held twice
 		cursor.Store(k)
 		return

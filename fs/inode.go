@@ -17,22 +17,24 @@ const (
 type kind uint8
 
 const (
-	rootDir     kind = 1 // with all else 0 this is FUSE's root, inode 1
-	readmeFile  kind = 2
-	statusFile  kind = 3
-	splitDir    kind = 8
-	batchDir    kind = 9
-	nextRaw     kind = 10
-	nextNPY     kind = 11
-	cursorFile  kind = 12
-	infoFile    kind = 13
-	batchRaw    kind = 14
-	batchNPY    kind = 15
-	batchesRaw  kind = 16
-	batchesNPY  kind = 17
-	noSuchKind  kind = 0
-	rootInode        = inode(rootDir)
-	noSuchInode      = inode(noSuchKind)
+	rootDir    kind = 1 // with all else 0 this is FUSE's root, inode 1
+	readmeFile kind = 2
+	statusFile kind = 3
+	splitDir   kind = 8
+	batchDir   kind = 9
+	nextRaw    kind = 10
+	nextNPY    kind = 11
+	cursorFile kind = 12
+	infoFile   kind = 13
+	batchRaw   kind = 14
+	batchNPY   kind = 15
+	batchesRaw kind = 16
+	batchesNPY kind = 17
+)
+
+const (
+	rootInode   = inode(rootDir)
+	noSuchInode = inode(0)
 )
 
 func makeInode(k kind, sequence int, batch uint64) inode {
@@ -45,9 +47,6 @@ func (i inode) batch() uint64 { return uint64(i >> 24) }
 
 func (k kind) isDir() bool { return k == rootDir || k == splitDir || k == batchDir }
 
-// changes says whether two reads of the file can differ. Such a file has no page cache and no lasting size.
-func (k kind) changes() bool {
-	return k == nextRaw || k == nextNPY || k == cursorFile || k == statusFile
-}
-
-func (k kind) isNext() bool { return k == nextRaw || k == nextNPY }
+// Two reads of these can differ, so they have no page cache. A live text has no lasting size either.
+func (k kind) isNext() bool     { return k == nextRaw || k == nextNPY }
+func (k kind) isLiveText() bool { return k == cursorFile || k == statusFile }

@@ -60,6 +60,7 @@ func Mount(mountpoint, version string, sequences []*Sequence, log *slog.Logger) 
 	}
 	s := &Server{mountpoint: mountpoint, log: log, served: make(chan struct{})}
 	if s.device, err = mountedAt(mountpoint); err != nil {
+		Unmount(mountpoint, true)
 		return nil, err
 	}
 	go func() {

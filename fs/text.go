@@ -32,11 +32,11 @@ Every batch has a number, and batch k of a split never changes. The files of eac
 	for _, s := range sequences {
 		dims := dims(s.Shape)
 		fmt.Fprintf(&b, "%s/%s: batches of shape (%s), %s, %d bytes; batches.* hold %d\n", mountpoint, s.Name, dims, s.DType, s.BatchBytes, s.Steps)
-		if len(s.Shape) == 3 {
-			fmt.Fprintf(&b, "  x, y = numpy.fromfile(%q, numpy.%s).reshape(%s)\n\n", mountpoint+"/"+s.Name+"/next", s.DType, dims)
-		} else {
-			fmt.Fprintf(&b, "  tokens = numpy.fromfile(%q, numpy.%s).reshape(%s)\n\n", mountpoint+"/"+s.Name+"/next", s.DType, dims)
+		arrays := "x, y"
+		if len(s.Shape) == 2 {
+			arrays = "tokens"
 		}
+		fmt.Fprintf(&b, "  %s = numpy.fromfile(%q, numpy.%s).reshape(%s)\n\n", arrays, mountpoint+"/"+s.Name+"/next", s.DType, dims)
 	}
 	b.WriteString("status.json has counters and the last error of each split.\n")
 	return []byte(b.String())

@@ -89,69 +89,55 @@ func newTree(mountpoint, version string, sequences []*Sequence, log *slog.Logger
 
 func (t *tree) sequence(i inode) *Sequence { return t.sequences[i.sequence()] }
 
-// lookup finds name in a directory.
-func (t *tree) lookup(dir inode, name string) inode {
-	switch dir.kind() {
-	case rootDir:
-		switch name {
-		case "README":
-			return makeInode(readmeFile, 0, 0)
-		case "status.json":
-			return makeInode(statusFile, 0, 0)
-		}
-		for i, s := range t.sequences[1:] {
-			if s.Name == name {
-				return makeInode(splitDir, i+1, 0)
-			}
-		}
-	case splitDir:
-		for _, e := range splitEntries {
-			if e.name == name {
-				return makeInode(e.kind, dir.sequence(), 0)
-			}
-		}
-	case batchDir:
-		digits, npy := strings.CutSuffix(name, ".npy")
-		k, err := strconv.ParseUint(digits, 10, 64)
-		if err != nil || k >= MaxBatches || strconv.FormatUint(k, 10) != digits {
-			return noSuchInode
-		}
-		if npy {
-			return makeInode(batchNPY, dir.sequence(), k)
-		}
-		return makeInode(batchRaw, dir.sequence(), k)
-	}
-	return noSuchInode
-}
-
+// An entry is a name in a directory.
 type entry struct {
-	name string
-	kind kind
-}
-
-var splitEntries = []entry{
-	{"next", nextRaw},
-	{"next.npy", nextNPY},
-	{"cursor", cursorFile},
-	{"batch", batchDir},
-	{"batches.bin", batchesRaw},
-	{"batches.npy", batchesNPY},
-	{"info.json", infoFile},
+	name  string
+	inode inode
 }
 
 // entries are what readdir lists. Batches are without number and are not.
 func (t *tree) entries(dir inode) []entry {
 	switch dir.kind() {
 	case rootDir:
-		list := []entry{{"README", readmeFile}, {"status.json", statusFile}}
-		for _, s := range t.sequences[1:] {
-			list = append(list, entry{s.Name, splitDir})
+		list := []entry{{"README", makeInode(readmeFile, 0, 0)}, {"status.json", makeInode(statusFile, 0, 0)}}
+		for i, s := range t.sequences[1:] {
+			list = append(list, entry{s.Name, makeInode(splitDir, i+1, 0)})
 		}
 		return list
 	case splitDir:
-		return splitEntries
+		s := dir.sequence()
+		return []entry{
+			{"next", makeInode(nextRaw, s, 0)},
+			{"next.npy", makeInode(nextNPY, s, 0)},
+			{"cursor", makeInode(cursorFile, s, 0)},
+			{"batch", makeInode(batchDir, s, 0)},
+			{"batches.bin", makeInode(batchesRaw, s, 0)},
+			{"batches.npy", makeInode(batchesNPY, s, 0)},
+			{"info.json", makeInode(infoFile, s, 0)},
+		}
 	}
 	return nil
+}
+
+// lookup finds name in a directory.
+func (t *tree) lookup(dir inode, name string) inode {
+	if dir.kind() == batchDir {
+		digits, npy := strings.CutSuffix(name, ".npy")
+		k, err := strconv.ParseUint(digits, 10, 64)
+		switch {
+		case err != nil || k >= MaxBatches || strconv.FormatUint(k, 10) != digits:
+			return noSuchInode
+		case npy:
+			return makeInode(batchNPY, dir.sequence(), k)
+		}
+		return makeInode(batchRaw, dir.sequence(), k)
+	}
+	for _, e := range t.entries(dir) {
+		if e.name == name {
+			return e.inode
+		}
+	}
+	return noSuchInode
 }
 
 // header is what stands before the batches of a file.
@@ -165,7 +151,7 @@ func (t *tree) header(i inode) []byte {
 	return nil
 }
 
-// text is the content of a file without batches.
+// text is the content of a file without batches, and nil for the others.
 func (t *tree) text(i inode) []byte {
 	switch i.kind() {
 	case readmeFile:
@@ -181,17 +167,18 @@ func (t *tree) text(i inode) []byte {
 }
 
 func (t *tree) size(i inode) int64 {
-	switch k := i.kind(); {
-	case k.isDir():
+	k := i.kind()
+	if k.isDir() {
 		return 0
-	case k == readmeFile, k == statusFile, k == infoFile, k == cursorFile:
-		return int64(len(t.text(i)))
-	case k == batchesRaw, k == batchesNPY:
-		s := t.sequence(i)
-		return int64(len(t.header(i))) + int64(s.Steps)*s.BatchBytes
-	default:
-		return int64(len(t.header(i))) + t.sequence(i).BatchBytes
 	}
+	if text := t.text(i); text != nil {
+		return int64(len(text))
+	}
+	s, batches := t.sequence(i), int64(1)
+	if k == batchesRaw || k == batchesNPY {
+		batches = int64(s.Steps)
+	}
+	return int64(len(t.header(i))) + batches*s.BatchBytes
 }
 
 func (t *tree) attributes(i inode, out *fuse.Attr) {
@@ -209,7 +196,7 @@ func (t *tree) attributes(i inode, out *fuse.Attr) {
 
 // lasting is how long the kernel may remember a file's attributes.
 func lasting(i inode) time.Duration {
-	if k := i.kind(); k == cursorFile || k == statusFile {
+	if i.kind().isLiveText() {
 		return 0
 	}
 	return forever
@@ -247,10 +234,10 @@ func (t *tree) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryLis
 	list := []fuse.DirEntry{{Name: ".", Mode: syscall.S_IFDIR, Ino: in.NodeId}, {Name: "..", Mode: syscall.S_IFDIR, Ino: uint64(up)}}
 	for _, e := range t.entries(dir) {
 		mode := uint32(syscall.S_IFREG)
-		if e.kind.isDir() {
+		if e.inode.kind().isDir() {
 			mode = syscall.S_IFDIR
 		}
-		list = append(list, fuse.DirEntry{Name: e.name, Mode: mode, Ino: uint64(t.lookup(dir, e.name))})
+		list = append(list, fuse.DirEntry{Name: e.name, Mode: mode, Ino: uint64(e.inode)})
 	}
 	for n := int(in.Offset); n < len(list) && out.AddDirEntry(list[n]); n++ {
 	}
@@ -279,7 +266,7 @@ func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.
 			return fuse.Status(syscall.ENFILE)
 		}
 		out.Fh, out.OpenFlags = fh, fuse.FOPEN_DIRECT_IO|fuse.FOPEN_NOFLUSH
-	case k.changes():
+	case k.isLiveText():
 		out.Fh, out.OpenFlags = t.openText(i), fuse.FOPEN_DIRECT_IO|fuse.FOPEN_NOFLUSH
 	default:
 		out.OpenFlags = fuse.FOPEN_KEEP_CACHE | fuse.FOPEN_NOFLUSH
@@ -291,7 +278,7 @@ func (t *tree) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	switch k := inode(in.NodeId).kind(); {
 	case k.isNext():
 		t.table.release(in.Fh)
-	case k.changes():
+	case k.isLiveText():
 		t.textMu.Lock()
 		delete(t.texts, in.Fh)
 		t.textMu.Unlock()
@@ -313,7 +300,7 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	k := i.kind()
 	// What changes from handle to handle cannot lie in the page cache, which all handles share. Only read(2) comes with
 	// the owner of the handle's locks; a read for the page cache (sendfile, or a private mapping) has none.
-	if k.changes() && in.ReadFlags&fuse.READ_LOCKOWNER == 0 {
+	if (k.isNext() || k.isLiveText()) && in.ReadFlags&fuse.READ_LOCKOWNER == 0 {
 		return nil, fuse.EINVAL
 	}
 	if text := t.openedText(i, in.Fh); text != nil {
@@ -341,7 +328,7 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 
 // openedText is what a file without batches shows on a handle, and nil for the others.
 func (t *tree) openedText(i inode, fh uint64) []byte {
-	if i.kind() == cursorFile || i.kind() == statusFile {
+	if i.kind().isLiveText() {
 		t.textMu.Lock()
 		text, kept := t.texts[fh]
 		t.textMu.Unlock()

@@ -141,8 +141,8 @@ func TestListedNamesExist(t *testing.T) {
 			d = tr.find(dir)
 		}
 		for _, e := range tr.entries(d) {
-			if i := tr.lookup(d, e.name); i.kind() != e.kind {
-				t.Errorf("%s/%s is listed as kind %d and found as %d", dir, e.name, e.kind, i.kind())
+			if i := tr.lookup(d, e.name); i != e.inode || i.kind() == 0 {
+				t.Errorf("%s/%s is listed as %#x and found as %#x", dir, e.name, e.inode, i)
 			}
 		}
 	}

@@ -167,10 +167,9 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 			first := q.part(i, base, 0)
 			from, to := within(first.at, first.len*q.out, q.BatchSize, len(dst))
 			for j := from; j < to; j++ {
-				if j >= seen[0] && j < seen[1] {
-					continue
+				if j < seen[0] || j >= seen[1] {
+					q.plan(req, len(dst), k, base, j)
 				}
-				q.plan(req, len(dst), k, base, j)
 			}
 			seen = [2]int{from, to}
 		}

@@ -321,15 +321,8 @@ func TestNobodyListens(t *testing.T) {
 	}
 	cmd := exec.Command(batchfs, "mount", "-c", config, dir)
 	cmd.Stdout, cmd.Stderr = said, said
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
 	m := &mounted{dir: dir, cmd: cmd, done: make(chan struct{}), out: &lockedBuffer{}}
-	go func() {
-		cmd.Wait()
-		close(m.done)
-	}()
-	t.Cleanup(func() { m.stop(t) })
+	m.start(t)
 	said.Close()
 	if _, err := heard.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)

@@ -133,14 +133,7 @@ func mountProgram(t testing.TB, cmd *exec.Cmd, args ...string) *mounted {
 	m := &mounted{dir: t.TempDir(), cmd: cmd, done: make(chan struct{}), out: &lockedBuffer{ready: make(chan struct{})}}
 	cmd.Args = append(append(cmd.Args, "mount"), append(args, m.dir)...)
 	cmd.Stdout, cmd.Stderr = m.out, m.out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { m.stop(t) })
-	go func() {
-		cmd.Wait()
-		close(m.done)
-	}()
+	m.start(t)
 	select {
 	case <-m.out.ready:
 	case <-m.done:
@@ -149,6 +142,19 @@ func mountProgram(t testing.TB, cmd *exec.Cmd, args ...string) *mounted {
 		t.Fatalf("mount %s did not get ready:\n%s", args, m.out)
 	}
 	return m
+}
+
+// start starts the process and sees to it that it is stopped at the end of the test.
+func (m *mounted) start(t testing.TB) {
+	t.Helper()
+	if err := m.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.stop(t) })
+	go func() {
+		m.cmd.Wait()
+		close(m.done)
+	}()
 }
 
 // stop ends the mount, whatever state it is in, and fails the test if it did not go as it should.

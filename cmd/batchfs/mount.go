@@ -304,9 +304,16 @@ func checkMountpoint(c *config, logFile string) (string, error) {
 	return abs, nil
 }
 
+// inside says whether a file, which may not be there yet, lies in dir.
 func inside(dir, file string) bool {
-	real, err := resolve(file)
-	return err == nil && strings.HasPrefix(real, strings.TrimSuffix(dir, "/")+"/")
+	real, err := filepath.EvalSymlinks(file)
+	if err != nil {
+		real, err = filepath.EvalSymlinks(filepath.Dir(file))
+	}
+	if err == nil {
+		real, err = filepath.Abs(real)
+	}
+	return err == nil && strings.HasPrefix(real+"/", strings.TrimSuffix(dir, "/")+"/")
 }
 
 // resolve makes a path absolute and free of symbolic links, as the kernel's table of mounts has it. It does not touch the
