@@ -321,7 +321,7 @@ func TestNobodyListens(t *testing.T) {
 	}
 	cmd := exec.Command(batchfs, "mount", "-c", config, dir)
 	cmd.Stdout, cmd.Stderr = said, said
-	m := &mounted{dir: dir, cmd: cmd, done: make(chan struct{}), out: &lockedBuffer{}}
+	m := &mounted{dir: dir, cmd: cmd, done: make(chan struct{})}
 	m.start(t)
 	said.Close()
 	if _, err := heard.Read(make([]byte, 1)); err != nil {

@@ -118,7 +118,7 @@ type mounted struct {
 	dir  string // the mountpoint
 	cmd  *exec.Cmd
 	done chan struct{} // closed when the process has ended
-	out  *lockedBuffer // its standard output and error
+	out  logFile       // its standard output and error
 }
 
 // mount mounts with the given arguments on a fresh directory. It is unmounted at the end of the test.
@@ -130,23 +130,42 @@ func mount(t testing.TB, args ...string) *mounted {
 func mountProgram(t testing.TB, cmd *exec.Cmd, args ...string) *mounted {
 	t.Helper()
 	needFUSE(t)
-	m := &mounted{dir: t.TempDir(), cmd: cmd, done: make(chan struct{}), out: &lockedBuffer{ready: make(chan struct{})}}
+	m := &mounted{dir: t.TempDir(), cmd: cmd, done: make(chan struct{})}
 	cmd.Args = append(append(cmd.Args, "mount"), append(args, m.dir)...)
-	cmd.Stdout, cmd.Stderr = m.out, m.out
 	m.start(t)
-	select {
-	case <-m.out.ready:
-	case <-m.done:
-		t.Fatalf("mount %s ended:\n%s", args, m.out)
-	case <-time.After(limit):
-		t.Fatalf("mount %s did not get ready:\n%s", args, m.out)
+	for deadline := time.Now().Add(limit); !strings.Contains(m.out.String(), "stop with Ctrl-C"); {
+		select {
+		case <-m.done:
+			t.Fatalf("mount %s ended:\n%s", args, m.out)
+		case <-time.After(5 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("mount %s did not get ready:\n%s", args, m.out)
+		}
 	}
 	return m
+}
+
+// A logFile is what a process has printed, to a file: what it says before it answers is there when the answer is.
+type logFile string
+
+func (f logFile) String() string {
+	text, _ := os.ReadFile(string(f))
+	return string(text)
 }
 
 // start starts the process and sees to it that it is stopped at the end of the test.
 func (m *mounted) start(t testing.TB) {
 	t.Helper()
+	if m.cmd.Stdout == nil {
+		file, err := os.CreateTemp(t.TempDir(), "log")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		m.out = logFile(file.Name())
+		m.cmd.Stdout, m.cmd.Stderr = file, file
+	}
 	if err := m.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
