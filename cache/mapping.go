@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"unsafe"
 
@@ -25,14 +26,14 @@ const (
 )
 
 func (t *Tokens) readShard(s *shard, ws []Window, visit func(Window, []byte) error) error {
+	read := t.readMapped
 	switch t.Access {
 	case Pread:
-		return t.readPread(s, ws, visit)
+		read = t.readPread
 	case Remap:
-		return t.readRemap(s, ws, visit)
-	default:
-		return t.readMapped(s, ws, visit)
+		read = t.readRemap
 	}
+	return t.noting(s, read(s, ws, visit))
 }
 
 func (t *Tokens) readRemap(s *shard, ws []Window, visit func(Window, []byte) error) error {
@@ -60,18 +61,20 @@ func (t *Tokens) readRemap(s *shard, ws []Window, visit func(Window, []byte) err
 
 // readMapped reads through a mapping that stays.
 func (t *Tokens) readMapped(s *shard, ws []Window, visit func(Window, []byte) error) error {
-	if err := t.keepMapping(s); err != nil {
+	m, err := t.keepMapping(s)
+	if err != nil {
 		return err
 	}
+	defer runtime.KeepAlive(m)
 	if err := s.unchangedAtPath(); err != nil {
 		return err
 	}
-	err := t.visitMapped(s, s.mapping, ws, visit)
+	err = t.visitMapped(s, m.bytes, ws, visit)
 	if t.Access == Advise {
 		for _, w := range ws {
 			from, to := t.pages(s, w)
-			unix.Madvise(s.mapping[from:min(to, int64(len(s.mapping)))], unix.MADV_DONTNEED)
-			t.dropPages(s.fd, s, w)
+			unix.Madvise(m.bytes[from:min(to, int64(len(m.bytes)))], unix.MADV_DONTNEED)
+			t.dropPages(m.fd, s, w)
 		}
 	}
 	if changed := s.unchangedAtPath(); changed != nil {
@@ -80,27 +83,47 @@ func (t *Tokens) readMapped(s *shard, ws []Window, visit func(Window, []byte) er
 	return err
 }
 
+// A mapping stays until nobody reads through it any more.
+type mapping struct {
+	bytes []byte
+	fd    int // open only if the page cache is to be given back
+}
+
 // keepMapping maps the shard at its first read.
-func (t *Tokens) keepMapping(s *shard) error {
+func (t *Tokens) keepMapping(s *shard) (*mapping, error) {
 	s.keep.Lock()
 	defer s.keep.Unlock()
-	if s.mapping != nil {
-		return nil
+	if s.kept != nil {
+		return s.kept, nil
 	}
 	fd, err := s.open()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if s.mapping, err = s.mmap(fd); err != nil {
+	m := &mapping{fd: fd}
+	if m.bytes, err = s.mmap(fd); err != nil {
 		unix.Close(fd)
-		return err
+		return nil, err
 	}
-	unix.Madvise(s.mapping, unix.MADV_DONTDUMP)
+	unix.Madvise(m.bytes, unix.MADV_DONTDUMP)
+	// Reads that are under way hold the mapping, so there is no moment to unmap at but the collector's.
+	runtime.AddCleanup(m, func(b []byte) { unix.Munmap(b) }, m.bytes)
 	if t.Access == Advise && t.DropPageCache {
-		s.fd = fd
-		return nil
+		runtime.AddCleanup(m, func(fd int) { unix.Close(fd) }, fd)
+	} else if err := unix.Close(fd); err != nil {
+		return nil, err
 	}
-	return unix.Close(fd)
+	s.kept = m
+	return m, nil
+}
+
+// Release lets go of the mappings, which keep the space of a deleted file taken. The next read makes them again.
+func (t *Tokens) Release() {
+	for _, s := range t.shards {
+		s.keep.Lock()
+		s.kept = nil
+		s.keep.Unlock()
+	}
 }
 
 func (s *shard) unchangedAtPath() error {

@@ -1,18 +1,24 @@
 // Package cache reads tokens from the files that hold them.
 //
-// [Open] makes one array of tokens out of a list of files; [Tokens.Read] hands out windows of it. How the bytes are
+// [Open] makes one array of tokens out of lists of files; [Tokens.Read] hands out windows of it. How the bytes are
 // fetched is an [Access]; every access gives the same bytes. Nothing is kept of a file between two reads but, where
 // the access says so, its mapping, and a file that is no longer the one that was opened is an error, never other tokens.
 package cache
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"sort"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -25,13 +31,21 @@ type Options struct {
 	Join          bool   // windows may cross from one file into the next
 	Access        Access // how the bytes of a window are fetched
 	DropPageCache bool   // give the kernel's page cache back after every read
+
+	// Was are the same files before they changed. One that is being overwritten is refused: its time of change is that
+	// at which a write began, so what was read of it until the write ends could be of both.
+	Was *Tokens
 }
 
 // Tokens is an array of tokens kept in files. It is safe for concurrent use.
 type Tokens struct {
 	Options
-	shards []*shard
-	pool   sync.Pool // *[]byte, scratch for the windows of one Read
+	shards      []*shard
+	runs        []Run
+	fingerprint string
+	pool        sync.Pool             // *[]byte, scratch for the windows of one Read
+	changed     atomic.Pointer[shard] // one that was found changed, until it is put back
+	checked     atomic.Int64          // when Check last looked at all of many files, in nanoseconds
 }
 
 // Window is Len tokens from Start on. Tag is the caller's.
@@ -41,23 +55,31 @@ type Window struct {
 	Tag   int
 }
 
-// Run is a stretch of the array that a window must not leave: one file, or all of them where they are joined.
+// Run is a stretch of the array that a window must not leave: one file, or all those of a source where they are joined.
 type Run struct {
-	Name  string // the file, or the first of those joined
-	Start int64
-	Len   int64
+	Name   string // the file, or the first of those joined
+	Source int
+	Start  int64
+	Len    int64
+}
+
+// Place is where a token of the array stands.
+type Place struct {
+	Path   string
+	Index  int64 // in the file
+	Source int
 }
 
 // A shard is one file, as it was when it was opened.
 type shard struct {
-	path  string
-	start int64 // of its first token in the array
-	len   int64 // tokens
-	id    identity
+	path   string
+	source int
+	start  int64 // of its first token in the array
+	len    int64 // tokens
+	id     identity
 
-	keep    sync.Mutex // held while the first read of an access that keeps a mapping makes it
-	mapping []byte
-	fd      int // of the mapping, open only if its page cache is to be given back
+	keep sync.Mutex // held while the first read of an access that keeps a mapping makes it
+	kept *mapping   // guarded by keep
 }
 
 // An identity tells a file from the one that stood at its path before, and from itself before somebody wrote to it.
@@ -74,35 +96,56 @@ type ChangedError struct {
 }
 
 func (e *ChangedError) Error() string {
-	return fmt.Sprintf("%s has changed since it was opened: %s; put it back, or unmount and mount again to serve the new one", e.Path, e.How)
+	return fmt.Sprintf("%s has changed since it was opened: %s; put it back, or mount anew to serve the new one, which on_change = \"follow\" does by itself", e.Path, e.How)
 }
 
 func (e *ChangedError) Is(target error) bool { return target == syscall.ESTALE }
 
-// Open checks every file and makes one array of their tokens, in the order given.
-func Open(paths []string, o Options) (*Tokens, error) {
+// Open checks every file and makes one array of their tokens, in the order given: the files of each source, source after
+// source.
+func Open(sources [][]string, o Options) (*Tokens, error) {
 	t := &Tokens{Options: o}
+	t.Was = nil
 	t.pool.New = func() any { return new([]byte) }
+	sum := sha256.New()
+	blocks := samples(len(slices.Concat(sources...)))
 	var start int64
-	for _, path := range paths {
-		s, err := openShard(path, o.Width)
-		if err != nil {
-			return nil, err
+	for source, paths := range sources {
+		for i, path := range paths {
+			s, err := openShard(path, o.Width, o.Was.shard(len(t.shards)), sum, blocks)
+			if err != nil {
+				return nil, err
+			}
+			s.source, s.start = source, start
+			start += s.len
+			t.shards = append(t.shards, s)
+			if i > 0 && o.Join {
+				t.runs[len(t.runs)-1].Len += s.len
+				continue
+			}
+			t.runs = append(t.runs, Run{path, source, s.start, s.len})
 		}
-		s.start = start
-		start += s.len
-		t.shards = append(t.shards, s)
 	}
 	if len(t.shards) == 0 {
 		return nil, errors.New("no token files")
 	}
+	t.fingerprint = hex.EncodeToString(sum.Sum(nil)[:16])
 	return t, nil
 }
 
 // openFlags have O_NONBLOCK because to open a named pipe is else to wait for its writer.
 const openFlags = unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK
 
-func openShard(path string, width int) (*shard, error) {
+// shard is the i-th one, or nil.
+func (t *Tokens) shard(i int) *shard {
+	if t == nil || i >= len(t.shards) {
+		return nil
+	}
+	return t.shards[i]
+}
+
+// openShard opens a file, checks it, and adds it to the fingerprint.
+func openShard(path string, width int, was *shard, sum hash.Hash, blocks int64) (*shard, error) {
 	f, err := os.OpenFile(path, openFlags, 0)
 	if err != nil {
 		return nil, err
@@ -123,15 +166,53 @@ func openShard(path string, width int) (*shard, error) {
 		return nil, fmt.Errorf("%s: %d bytes are not a whole number of tokens of %d bytes; is token_dtype right, and is the file complete?",
 			path, size, width)
 	}
-	// A file that opens may still not be readable: a FUSE or network filesystem answers at the first read.
-	if _, err := f.ReadAt(make([]byte, width), 0); err != nil {
-		return nil, err
+	var busy error
+	if was != nil {
+		// A lease is refused while somebody has the file open for writing, and while it is held nobody opens it for that.
+		// It takes the file's owner or CAP_LEASE, and a filesystem that has leases.
+		_, busy = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 	}
 	id, err := identify(int(f.Fd()))
-	if err != nil {
+	if was != nil && busy == nil {
+		unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
+	}
+	switch {
+	case err != nil:
 		return nil, &os.PathError{Op: "stat", Path: path, Err: err}
+	case busy == unix.EAGAIN && was.overwritten(id):
+		return nil, fmt.Errorf("%s is being overwritten: a process has it open for writing", path)
+	}
+	sum.Write(append([]byte(filepath.Base(path)), 0))
+	sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(info.Size())))
+	// A file that opens may still not be readable: a FUSE or network filesystem answers at the first read.
+	if err := sample(f, info.Size(), blocks, sum); err != nil {
+		return nil, err
 	}
 	return &shard{path: path, len: info.Size() / int64(width), id: id}, nil
+}
+
+// sampleSize is the bytes of a block of a file that the fingerprint covers.
+const sampleSize = 4096
+
+// samples is how many blocks of each of so many files the fingerprint covers: few enough to open terabytes at once.
+func samples(files int) int64 { return int64(max(2, 64/max(files, 1))) }
+
+// sample adds blocks to sum that lie evenly from a file's first byte to its last, or all of a file that is no larger.
+func sample(f io.ReaderAt, size, blocks int64, sum hash.Hash) error {
+	if size <= blocks*sampleSize {
+		_, err := io.Copy(sum, io.NewSectionReader(f, 0, size))
+		return err
+	}
+	block := make([]byte, sampleSize)
+	for i := range blocks {
+		// (size-sampleSize) * i / (blocks-1), which might overflow
+		whole, rest := (size-sampleSize)/(blocks-1), (size-sampleSize)%(blocks-1)
+		if _, err := f.ReadAt(block, whole*i+rest*i/(blocks-1)); err != nil {
+			return err
+		}
+		sum.Write(block)
+	}
+	return nil
 }
 
 func identify(fd int) (identity, error) {
@@ -142,6 +223,12 @@ func identify(fd int) (identity, error) {
 
 func identityOf(st *unix.Stat_t) identity {
 	return identity{dev: uint64(st.Dev), ino: st.Ino, size: st.Size, mtime: st.Mtim}
+}
+
+// overwritten says whether now is the same file changed other than by appending to it.
+func (s *shard) overwritten(now identity) bool {
+	was := s.id
+	return now != was && now.dev == was.dev && now.ino == was.ino && now.size <= was.size
 }
 
 // same returns a ChangedError unless now is the file that was opened.
@@ -168,31 +255,72 @@ func (t *Tokens) Len() int64 {
 	return last.start + last.len
 }
 
-// Files are the paths, in order.
-func (t *Tokens) Files() []string {
-	paths := make([]string, len(t.shards))
-	for i, s := range t.shards {
-		paths[i] = s.path
+// Files are the paths of each source, in order.
+func (t *Tokens) Files() [][]string {
+	var paths [][]string
+	for _, s := range t.shards {
+		if s.source == len(paths) {
+			paths = append(paths, nil)
+		}
+		paths[s.source] = append(paths[s.source], s.path)
 	}
 	return paths
 }
 
 // Runs are the stretches that windows must stay within, in order.
-func (t *Tokens) Runs() []Run {
-	if t.Join {
-		return []Run{{Name: t.shards[0].path, Len: t.Len()}}
-	}
-	runs := make([]Run, len(t.shards))
-	for i, s := range t.shards {
-		runs[i] = Run{s.path, s.start, s.len}
-	}
-	return runs
+func (t *Tokens) Runs() []Run { return t.runs }
+
+// Fingerprint tells data from other data, in 32 hexadecimal digits: the first half of the SHA-256 of each file's base
+// name and a zero byte, its size as a little-endian uint64, and blocks of its content (see sample).
+func (t *Tokens) Fingerprint() string { return t.fingerprint }
+
+// Locate is where token pos stands.
+func (t *Tokens) Locate(pos int64) Place {
+	s := t.shards[t.shardOf(pos)]
+	return Place{s.path, pos - s.start, s.source}
 }
 
-// Locate names the file that holds token pos and the token's index in it.
-func (t *Tokens) Locate(pos int64) (path string, index int64) {
-	s := t.shards[t.shardOf(pos)]
-	return s.path, pos - s.start
+// Of so many files all are looked at in each Check, and of more once a second.
+const fewShards = 64
+
+// Check looks at the files without reading them. It returns a ChangedError if one is not the one that was opened.
+func (t *Tokens) Check() error {
+	if err := t.checkChanged(); err != nil {
+		return err
+	}
+	if len(t.shards) > fewShards {
+		now, last := time.Now().UnixNano(), t.checked.Load()
+		if now-last < int64(time.Second) || !t.checked.CompareAndSwap(last, now) {
+			return nil
+		}
+	}
+	for _, s := range t.shards {
+		if err := s.unchangedAtPath(); err != nil {
+			return t.noting(s, err)
+		}
+	}
+	return nil
+}
+
+// checkChanged looks again at a file that was found changed: the others are of no use until it is put back.
+func (t *Tokens) checkChanged() error {
+	s := t.changed.Load()
+	if s == nil {
+		return nil
+	}
+	if err := s.unchangedAtPath(); err != nil {
+		return err
+	}
+	t.changed.CompareAndSwap(s, nil)
+	return nil
+}
+
+// noting returns err and remembers a shard that it says has changed.
+func (t *Tokens) noting(s *shard, err error) error {
+	if errors.Is(err, syscall.ESTALE) {
+		t.changed.Store(s)
+	}
+	return err
 }
 
 func (t *Tokens) shardOf(pos int64) int {
@@ -203,6 +331,9 @@ func (t *Tokens) shardOf(pos int64) int {
 // valid during the call only. Read sorts ws. An error of visit ends the read and is returned, unless the file changed,
 // which then explains it.
 func (t *Tokens) Read(ws []Window, visit func(w Window, raw []byte) error) error {
+	if err := t.checkChanged(); err != nil {
+		return err
+	}
 	if len(t.shards) == 1 {
 		return t.readShard(t.shards[0], ws, visit)
 	}

@@ -15,13 +15,13 @@ import (
 
 var update = flag.Bool("update", false, "compute the batches in testdata/golden.json anew")
 
-// TestGolden pins the bytes of batches for ever. Users' runs depend on them: who resumes a run, or asks years later what
-// step 12345 saw, gets an answer that is wrong in silence once these change. So do not run `go test ./sampler -update`
-// because this test fails; run it only to add settings (with an empty list of batches), and see that git diff shows
-// additions alone. A better generator is a new order.
+// TestGolden pins the bytes of batches for ever. Users' runs depend on them: who resumes a run, or asks years later
+// what step 12345 saw, gets an answer that is wrong in silence once these change. So do not run `go test ./sampler
+// -update` because this test fails; run it only to add settings (with an empty list of batches), and see that git diff
+// shows additions alone. A better generator is a new order.
 //
-// Each line of batches is "k sha256 starts", as test/clients/reference.py, which shares no code with this package, prints
-// it for the same settings and files.
+// Each line of batches is "k sha256 starts". test/clients/reference.py, which shares no code with this package, has the
+// same lines for the same settings and files, or its --selftest fails.
 func TestGolden(t *testing.T) {
 	const path = "testdata/golden.json"
 	raw, err := os.ReadFile(path)
@@ -48,29 +48,52 @@ func TestGolden(t *testing.T) {
 
 // golden are settings under the names of config.toml, and some batches under them.
 type golden struct {
-	Files      []int    `json:"files"` // tokens of each; token i of all is i, in the bits that it has
-	Join       bool     `json:"join"`
-	TokenDType DType    `json:"token_dtype"`
-	Split      string   `json:"split"`
-	BatchSize  int      `json:"batch_size"`
-	BlockSize  int      `json:"block_size"`
-	DType      DType    `json:"dtype"`
-	Layout     Layout   `json:"layout"`
-	Order      Order    `json:"order"`
-	Seed       uint64   `json:"seed"`
-	Rank       int      `json:"rank"`
-	World      int      `json:"world"`
-	Batches    []string `json:"batches"`
+	// Tokens of each file; token i of all is i, in the bits that it has.
+	Files      []int          `json:"files,omitempty"`
+	Sources    []goldenSource `json:"sources,omitempty"` // instead of Files
+	Join       bool           `json:"join"`
+	TokenDType DType          `json:"token_dtype"`
+	Split      string         `json:"split"`
+	BatchSize  int            `json:"batch_size"`
+	BlockSize  int            `json:"block_size"`
+	DType      DType          `json:"dtype"`
+	Layout     Layout         `json:"layout"`
+	Order      Order          `json:"order"`
+	Seed       uint64         `json:"seed"`
+	TorchState string         `json:"torch_state,omitempty"` // a file of testdata
+	Rank       int            `json:"rank"`
+	World      int            `json:"world"`
+	Batches    []string       `json:"batches"`
+}
+
+type goldenSource struct {
+	Files  []int   `json:"files"`
+	Weight float64 `json:"weight"`
 }
 
 func (g *golden) compute(t *testing.T) (batches []string) {
 	width := g.TokenDType.Size()
-	tokens, err := cache.Open(files(t, width, g.Files...), cache.Options{Width: width, Join: g.Join, Access: cache.Pread})
-	must(t, err)
-	q, err := New(tokens, Settings{
+	s := Settings{
 		Split: g.Split, BatchSize: g.BatchSize, BlockSize: g.BlockSize, DType: g.DType, Layout: g.Layout,
 		Order: g.Order, Seed: g.Seed, Rank: g.Rank, World: g.World,
-	})
+	}
+	sources := g.Sources
+	if sources == nil {
+		sources = []goldenSource{{g.Files, 1}}
+	}
+	var lens [][]int
+	for _, source := range sources {
+		lens, s.Weights = append(lens, source.Files), append(s.Weights, source.Weight)
+	}
+	if g.TorchState != "" {
+		var err error
+		s.TorchState, err = os.ReadFile("testdata/" + g.TorchState)
+		must(t, err)
+	}
+	o := cache.Options{Width: width, Join: g.Join, Access: cache.Pread}
+	tokens, err := cache.Open(sourceFiles(t, width, lens...), o)
+	must(t, err)
+	q, err := New(tokens, s)
 	must(t, err)
 	for _, k := range []uint64{0, 1, 17, 1_000_000, MaxBatches - 1} {
 		var starts []string

@@ -14,7 +14,10 @@ type Order string
 
 const (
 	Random     Order = "random"     // uniform over all starts
+	Shuffle    Order = "shuffle"    // the disjoint windows, in another order every epoch
 	Sequential Order = "sequential" // the disjoint windows, one after the other, again and again
+	Torch      Order = "torch"      // the starts that nanoGPT's get_batch draws, with PyTorch from 2.7 on
+	Torch26    Order = "torch-2.6"  // and up to 2.6
 )
 
 // An order maps the global number of a row to the position of its first token. It is safe for concurrent use.
@@ -22,13 +25,35 @@ type order interface {
 	start(row uint64) int64
 }
 
-func newOrder(s Settings, w windows) order {
-	if s.Order == Sequential {
-		return sequential{w}
+// A permutation is an order that has each disjoint window once an epoch.
+type permutation interface {
+	order
+	// inverse is the place of a disjoint window among the rows of an epoch, both counted from 0.
+	inverse(epoch, window uint64) uint64
+}
+
+// newOrder is that of a source. Each has a stream of its own: that of its split, or where there are several that of a
+// split named "split/source", which none is.
+func newOrder(s Settings, source int, w windows) (order, error) {
+	name := s.Split
+	if len(s.Weights) > 1 {
+		name = fmt.Sprintf("%s/%d", s.Split, source)
 	}
 	h := fnv.New64a()
-	h.Write([]byte(s.Split))
-	return random{w, [2]uint64{s.Seed, h.Sum64()}}
+	h.Write([]byte(name))
+	key := [2]uint64{s.Seed, h.Sum64()}
+	switch s.Order {
+	case Sequential:
+		return sequential{w}, nil
+	case Shuffle:
+		return newShuffle(key, w), nil
+	case Torch, Torch26:
+		if len(s.Weights) > 1 {
+			return nil, fmt.Errorf("order %s draws from one array of tokens and cannot mix sources; choose another order", s.Order)
+		}
+		return newTorch(s, w)
+	}
+	return random{w, key}, nil
 }
 
 type sequential struct{ windows windows }
@@ -36,6 +61,8 @@ type sequential struct{ windows windows }
 func (o sequential) start(row uint64) int64 {
 	return o.windows.disjointAt(int64(row % uint64(o.windows.disjoint.total())))
 }
+
+func (o sequential) inverse(_, window uint64) uint64 { return window }
 
 // random draws row s from the block of Philox4x64-10 at counter (s, 0, 0, 0). Lemire's method ("Fast Random Integer
 // Generation in an Interval", 2019) makes its words uniform over the starts; should it reject all four, the block at

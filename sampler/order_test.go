@@ -103,7 +103,7 @@ func TestSplitsAndSeedsDiffer(t *testing.T) {
 	w, seen := room(t, 1<<40), map[int64]string{}
 	for _, split := range []string{"train", "val"} {
 		for seed := range uint64(3) {
-			o := newOrder(Settings{Split: split, Order: Random, Seed: seed}, w)
+			o := ordered(t, Settings{Split: split, Order: Random, Seed: seed}, w)
 			for row := range uint64(1000) {
 				at := fmt.Sprint(split, seed, row)
 				if other := seen[o.start(row)]; other != "" {
@@ -113,6 +113,15 @@ func TestSplitsAndSeedsDiffer(t *testing.T) {
 			}
 		}
 	}
+}
+
+func ordered(t testing.TB, s Settings, w windows) order {
+	t.Helper()
+	o, err := newOrder(s, 0, w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
 }
 
 // rooms are runs of so many tokens, one after the other, joined or not.
@@ -140,7 +149,7 @@ func TestSequentialCoversEachWindowOnceAnEpoch(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o, r := newOrder(Settings{Order: Sequential}, w), len(test.want)
+		o, r := ordered(t, Settings{Order: Sequential}, w), len(test.want)
 		for epoch := range uint64(3) {
 			var got []int64
 			for i := range uint64(r) {
@@ -157,7 +166,7 @@ func TestRandomStartsEverywhere(t *testing.T) {
 	for _, join := range []bool{false, true} {
 		runs, total := rooms(join, 10, 4, 8)
 		w, _ := newWindows(runs, 3)
-		o, seen, want := newOrder(Settings{Order: Random}, w), make([]bool, total), make([]bool, total)
+		o, seen, want := ordered(t, Settings{Order: Random}, w), make([]bool, total), make([]bool, total)
 		for row := range uint64(1000) {
 			seen[o.start(row)] = true
 		}
@@ -220,7 +229,7 @@ func FuzzStart(f *testing.F) {
 		if inOrder {
 			s.Order = Sequential
 		}
-		start := newOrder(s, w).start(row)
+		start := ordered(t, s, w).start(row)
 		for _, r := range runs {
 			if start >= r.Start && start+size < r.Start+r.Len && (!inOrder || (start-r.Start)%size == 0) {
 				return

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 
 	"batchfs/cache"
@@ -31,6 +32,9 @@ type Settings struct {
 	Seed      uint64
 	Rank      int // this reader's share: rows k*B*World + Rank*B + j
 	World     int
+
+	Weights    []float64 // of the sources of the tokens, each above 0; nil for one source
+	TorchState []byte    // what torch.get_rng_state() gives, for the torch orders to start from; nil: from Seed
 }
 
 // Layout says how a batch is laid out.
@@ -45,25 +49,63 @@ const (
 type Sequence struct {
 	Settings
 	tokens  *cache.Tokens
+	sources []source
+	mixture *mixture
+	out     int // bytes of a token in a batch
+}
+
+// A source has rows of its own, in its own order, of which the mixture picks the next when it is its turn.
+type source struct {
 	windows windows
 	order   order
-	out     int       // bytes of a token in a batch
-	pool    sync.Pool // *request
 }
 
 // New checks that there are enough tokens. The error names what is to be changed.
 func New(tokens *cache.Tokens, s Settings) (*Sequence, error) {
-	w, err := newWindows(tokens.Runs(), s.BlockSize)
+	if s.Weights == nil {
+		s.Weights = []float64{1}
+	}
+	m, err := newMixture(s.Weights)
 	if err != nil {
 		return nil, err
 	}
+	blank := &Sequence{Settings: s, tokens: tokens, mixture: m, sources: make([]source, len(s.Weights))}
+	return blank.With(s)
+}
+
+// With is the sequence of the same tokens under other settings. The sources and their weights stay.
+func (q *Sequence) With(s Settings) (*Sequence, error) {
+	s.Weights = q.Weights
 	if s.DType == Native {
-		s.DType = map[int]DType{2: Uint16, 4: Uint32}[tokens.Width]
+		s.DType = map[int]DType{2: Uint16, 4: Uint32}[q.tokens.Width]
 	}
-	q := &Sequence{Settings: s, tokens: tokens, windows: w, out: s.DType.Size()}
-	q.order = newOrder(s, w)
-	q.pool.New = func() any { return new(request) }
-	return q, nil
+	n := &Sequence{Settings: s, tokens: q.tokens, mixture: q.mixture, out: s.DType.Size()}
+	for i, old := range q.sources {
+		w, err := old.windows, error(nil)
+		if w.size != int64(s.BlockSize) {
+			w, err = newWindows(q.runs(i), s.BlockSize)
+		}
+		if err != nil {
+			return nil, err
+		}
+		o, err := newOrder(s, i, w)
+		if err != nil {
+			return nil, err
+		}
+		n.sources = append(n.sources, source{w, o})
+	}
+	return n, nil
+}
+
+// runs are those of source i.
+func (q *Sequence) runs(i int) []cache.Run {
+	all := q.tokens.Runs()
+	first := slices.IndexFunc(all, func(r cache.Run) bool { return r.Source == i })
+	end := first
+	for end < len(all) && all[end].Source == i {
+		end++
+	}
+	return all[first:end]
 }
 
 // Shape is that of one batch: (2, B, T), or (B, T+1) for layout tokens.
@@ -83,8 +125,16 @@ func (q *Sequence) BatchBytes() int64 {
 	return n
 }
 
-// RowsPerEpoch is R, the number of disjoint windows.
-func (q *Sequence) RowsPerEpoch() int64 { return q.windows.disjoint.total() }
+// RowsPerEpoch is R, the number of disjoint windows, those of all sources together.
+func (q *Sequence) RowsPerEpoch() (n int64) {
+	for _, s := range q.sources {
+		n += s.windows.disjoint.total()
+	}
+	return n
+}
+
+// Share is how many of how many rows are of source i, in every stretch of that many that begins at a multiple of it.
+func (q *Sequence) Share(i int) (rows, of int) { return q.mixture.shares[i], q.mixture.period() }
 
 // BatchesPerEpoch is the least number of batches that hold RowsPerEpoch rows, of all ranks together.
 func (q *Sequence) BatchesPerEpoch() int64 {
@@ -99,7 +149,16 @@ func (q *Sequence) Row(k uint64, j int) uint64 {
 }
 
 // Start is the position in the array of tokens at which row j of batch k begins.
-func (q *Sequence) Start(k uint64, j int) int64 { return q.order.start(q.Row(k, j)) }
+func (q *Sequence) Start(k uint64, j int) int64 {
+	source, index := q.mixture.place(q.Row(k, j))
+	return q.sources[source].order.start(index)
+}
+
+// Epoch is that of row j of batch k: how often its source has given as many rows as it has disjoint windows.
+func (q *Sequence) Epoch(k uint64, j int) uint64 {
+	source, index := q.mixture.place(q.Row(k, j))
+	return index / uint64(q.sources[source].windows.disjoint.total())
+}
 
 // A request is the memory of one Read.
 type request struct {
@@ -107,6 +166,8 @@ type request struct {
 	rows    []row
 	ragged  []byte
 }
+
+var requests = sync.Pool{New: func() any { return new(request) }}
 
 // A row is what a window is fetched for.
 type row struct {
@@ -153,8 +214,8 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	if len(dst) == 0 {
 		return nil
 	}
-	req := q.pool.Get().(*request)
-	defer q.pool.Put(req)
+	req := requests.Get().(*request)
+	defer requests.Put(req)
 	req.windows, req.rows = req.windows[:0], req.rows[:0]
 	size := q.BatchBytes()
 	k, off = k+uint64(off/size), off%size
@@ -221,7 +282,7 @@ func (q *Sequence) place(dst []byte, at int, raw []byte, ragged *[]byte) (bad in
 }
 
 func (q *Sequence) misfit(pos int64, raw []byte) error {
-	path, index := q.tokens.Locate(pos)
+	at := q.tokens.Locate(pos)
 	return fmt.Errorf("%s: token %d is %d, which dtype %s cannot hold; set dtype to one that can, e.g. native",
-		path, index, binary.LittleEndian.Uint32(raw), q.DType)
+		at.Path, at.Index, binary.LittleEndian.Uint32(raw), q.DType)
 }

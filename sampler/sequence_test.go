@@ -50,7 +50,7 @@ func sequence(t testing.TB, paths []string, o cache.Options, s Settings) *Sequen
 	if o.Access == "" {
 		o.Access = cache.Remap
 	}
-	tokens, err := cache.Open(paths, o)
+	tokens, err := cache.Open([][]string{paths}, o)
 	must(t, err)
 	s.Split = "train"
 	def(&s.BatchSize, 4)
@@ -237,7 +237,7 @@ func TestTokenThatDoesNotFit(t *testing.T) {
 }
 
 func TestNewNeedsAWindow(t *testing.T) {
-	tokens, err := cache.Open(files(t, 2, 2000), cache.Options{Width: 2})
+	tokens, err := cache.Open([][]string{files(t, 2, 2000)}, cache.Options{Width: 2})
 	must(t, err)
 	const want = "shard0.bin: 2000 tokens, need at least block_size+1 = 2001"
 	if _, err := New(tokens, Settings{BatchSize: 1, BlockSize: 2000, World: 1}); err == nil || !strings.HasSuffix(err.Error(), want) {

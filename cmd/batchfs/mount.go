@@ -251,7 +251,7 @@ func describe(out io.Writer, mountpoint string, splits []opened) {
 	for _, s := range splits {
 		q := s.sequence
 		fmt.Fprintf(out, "  %-8s %d %s, %d bytes a batch, order %s, seed %d: %d tokens in %d file(s)\n",
-			s.split.Split, q.Shape(), q.DType, q.BatchBytes(), q.Order, q.Seed, s.tokens.Len(), len(s.tokens.Files()))
+			s.split.Split, q.Shape(), q.DType, q.BatchBytes(), q.Order, q.Seed, s.tokens.Len(), len(s.tokens.Files()[0]))
 	}
 	fmt.Fprintf(out, "each open of %s is a fresh batch; %s/README says more\n", filepath.Join(mountpoint, splits[0].split.Split, "next"), mountpoint)
 }

@@ -135,7 +135,7 @@ func (s *split) open(m memory) (o opened, err error) {
 		}
 	}()
 	o = opened{split: s, steps: s.Steps}
-	o.tokens, err = cache.Open(files, cache.Options{
+	o.tokens, err = cache.Open([][]string{files}, cache.Options{
 		Width:         s.TokenDType.Size(),
 		Join:          s.Join,
 		Access:        m.Access,
@@ -182,7 +182,7 @@ func (o opened) info() []byte {
 		RowsPerEpoch    int64          `json:"rows_per_epoch"`
 		BatchesPerEpoch int64          `json:"batches_per_epoch"`
 	}{
-		s.Split, o.tokens.Len(), o.tokens.Files(), o.split.Join, o.split.TokenDType, s.BatchSize, s.BlockSize, s.DType, s.Layout,
+		s.Split, o.tokens.Len(), o.tokens.Files()[0], o.split.Join, o.split.TokenDType, s.BatchSize, s.BlockSize, s.DType, s.Layout,
 		s.Shape(), s.BatchBytes(), s.Order, s.Seed, s.Rank, s.World, o.split.Start, o.steps, s.RowsPerEpoch(), s.BatchesPerEpoch(),
 	}, "", "  ")
 	if err != nil {

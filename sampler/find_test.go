@@ -1,0 +1,341 @@
+package sampler
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"reflect"
+	"slices"
+	"testing"
+
+	"batchfs/cache"
+)
+
+var allOrders = []Order{Random, Shuffle, Sequential, Torch, Torch26}
+
+// An array is sources of files of so many tokens, and how they are mixed.
+type array struct {
+	name    string
+	sources [][]int
+	weights []float64
+	join    bool
+}
+
+var arrays = []array{
+	{"one file", [][]int{{51}}, nil, false},
+	{"one window", [][]int{{5}}, nil, false},
+	{"a file that ends with a window", [][]int{{41}}, nil, false},
+	{"files", [][]int{{26, 5, 33}}, nil, false},
+	{"joined", [][]int{{26, 2, 33}}, nil, true},
+	{"mixed", [][]int{{26, 17}, {9}}, []float64{3, 1}, false},
+	{"mixed and joined", [][]int{{26, 3}, {9, 9}, {6}}, []float64{0.5, 0.2, 0.3}, true},
+}
+
+// open makes tokens of 4 bytes, which are their own positions.
+func (a array) open(t testing.TB) *cache.Tokens {
+	t.Helper()
+	paths := files(t, 4, slices.Concat(a.sources...)...)
+	var sources [][]string
+	for _, s := range a.sources {
+		sources = append(sources, paths[:len(s)])
+		paths = paths[len(s):]
+	}
+	tokens, err := cache.Open(sources, cache.Options{Width: 4, Join: a.join, Access: cache.Map})
+	must(t, err)
+	return tokens
+}
+
+// has says whether an order can draw from the array.
+func (a array) has(o Order) bool {
+	return o != Torch && o != Torch26 || len(a.sources) == 1 && (a.join || len(a.sources[0]) == 1)
+}
+
+// A sighting is a token in a batch.
+type sighting struct {
+	k              uint64
+	rank, j, index int
+}
+
+func sorted(all []sighting) []sighting {
+	slices.SortFunc(all, func(a, b sighting) int {
+		return cmp.Or(cmp.Compare(a.k, b.k), cmp.Compare(a.rank, b.rank), cmp.Compare(a.j, b.j), cmp.Compare(a.index, b.index))
+	})
+	return all
+}
+
+// sightings are all of the first epochs, by the epoch of the row's source and the token, as the batches of ranks show them.
+func sightings(t testing.TB, ranks []*Sequence, epochs uint64) map[uint64]map[int64][]sighting {
+	t.Helper()
+	seen := map[uint64]map[int64][]sighting{}
+	past := map[int]bool{} // sources whose first epochs are over
+	q := ranks[0]
+	for k := uint64(0); len(past) < len(q.Weights); k++ {
+		for _, q := range ranks {
+			batch := rows(read(t, q, k), q.BlockSize)
+			for j := range q.BatchSize {
+				epoch := q.Epoch(k, j)
+				if epoch >= epochs {
+					past[q.tokens.Locate(q.Start(k, j)).Source] = true
+				}
+				if seen[epoch] == nil {
+					seen[epoch] = map[int64][]sighting{}
+				}
+				x, y := batch[j], batch[q.BatchSize+j]
+				for index, token := range append(slices.Clone(x), y[len(y)-1]) {
+					seen[epoch][token] = append(seen[epoch][token], sighting{k, q.Rank, j, index})
+				}
+			}
+		}
+	}
+	return seen
+}
+
+// What Find says of any token is what looking through the batches of the epoch says.
+func TestFindIsWhatTheBatchesShow(t *testing.T) {
+	const epochs = 3
+	for _, a := range arrays {
+		tokens := a.open(t)
+		for _, order := range allOrders {
+			for _, world := range []int{1, 2} {
+				if !a.has(order) {
+					continue
+				}
+				var ranks []*Sequence
+				for rank := range world {
+					q, err := New(tokens, Settings{Split: "train", BatchSize: 3, BlockSize: 4, DType: Int64, Layout: XY, Order: order,
+						Seed: 7, Rank: rank, World: world, Weights: a.weights})
+					must(t, err)
+					ranks = append(ranks, q)
+				}
+				for _, q := range ranks {
+					look := ranks
+					if order == Torch || order == Torch26 {
+						look = []*Sequence{q} // a rank knows only its own rows
+					}
+					want := sightings(t, look, epochs)
+					for epoch := range uint64(epochs) {
+						for pos := range tokens.Len() {
+							var got []sighting
+							for _, f := range q.Find(pos, epoch, func(int64, int64) bool { return true }) {
+								k, rank, j := q.Batch(f.Row)
+								got = append(got, sighting{k, rank, j, f.Index})
+							}
+							if want := sorted(want[epoch][pos]); !slices.Equal(sorted(got), want) {
+								t.Fatalf("%s, %s, rank %d of %d: token %d is found in epoch %d at %v, the batches have it at %v",
+									a.name, order, q.Rank, world, pos, epoch, got, want)
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// Of the orders that permute, an epoch has each token but those of the tail behind the last window, and none of these.
+func TestFindInAnEpoch(t *testing.T) {
+	for _, order := range []Order{Shuffle, Sequential} {
+		q := sequence(t, files(t, 2, 26, 4+1), cache.Options{Width: 2}, Settings{BlockSize: 4, Order: order})
+		for epoch := range uint64(5) {
+			for pos := range int64(31) {
+				want := 1
+				switch {
+				case pos == 25: // 6 windows of 4 tokens, the token after them, and it
+					want = 0
+				case pos > 0 && pos < 24 && pos%4 == 0: // y of one window and x of the next
+					want = 2
+				}
+				if got := q.Find(pos, epoch, nil); len(got) != want {
+					t.Errorf("%s: token %d is found in epoch %d at %v, want %d rows", order, pos, epoch, got, want)
+				}
+			}
+		}
+	}
+}
+
+func TestBatchInvertsRow(t *testing.T) {
+	for _, s := range []Settings{{BatchSize: 1, World: 1}, {BatchSize: 3, World: 5}, {BatchSize: 1 << 12, World: 1 << 12}} {
+		for rank := range min(s.World, 10) {
+			s.Rank = s.World - 1 - rank
+			q := &Sequence{Settings: s}
+			for _, k := range []uint64{0, 1, 12345, MaxBatches - 1} {
+				for j := range min(s.BatchSize, 10) {
+					j = s.BatchSize - 1 - j
+					if gotK, rank, gotJ := q.Batch(q.Row(k, j)); gotK != k || rank != s.Rank || gotJ != j {
+						t.Errorf("%+v: row %d of batch %d is row %d of batch %d of rank %d", s, j, k, gotJ, gotK, rank)
+					}
+				}
+			}
+		}
+	}
+}
+
+// In the last epochs that there are batches for, what is found is there, and in a batch that has a number.
+func TestFindAtTheEnd(t *testing.T) {
+	all := func(int64, int64) bool { return true }
+	for _, a := range arrays {
+		tokens := a.open(t)
+		for _, world := range []int{1, 1 << 22} { // the number of the last row is then 2^64-1
+			for _, order := range []Order{Random, Shuffle, Sequential} {
+				s := Settings{BatchSize: 4, BlockSize: 4, DType: Int64, Layout: XY, Order: order, World: world, Weights: a.weights}
+				q, err := New(tokens, s)
+				must(t, err)
+				pos := int64(2)
+				end := uint64(0)
+				for step := uint64(1) << 63; step > 0; step /= 2 { // the last epoch that has it, or for random one of the last
+					if end+step != 0 && len(q.Find(pos, end+step, all)) > 0 {
+						end += step
+					}
+				}
+				if end == 0 && len(q.Find(pos, 0, all)) == 0 {
+					t.Fatalf("%s, %s: token %d is never found", a.name, order, pos)
+				}
+				for _, epoch := range []uint64{end - 1, end} {
+					for _, f := range q.Find(pos, epoch, all) {
+						k, rank, j := q.Batch(f.Row)
+						if k >= MaxBatches {
+							t.Fatalf("%s, %s, world %d: token %d in epoch %d is in batch %d", a.name, order, world, pos, epoch, k)
+						}
+						s.Rank = rank
+						of, err := q.With(s)
+						must(t, err)
+						if of.Start(k, j)+int64(f.Index) != pos || of.Epoch(k, j) != epoch {
+							t.Errorf("%s, %s, world %d: batch %d of rank %d has not token %d at row %d, index %d, in epoch %d",
+								a.name, order, world, k, rank, pos, j, f.Index, epoch)
+						}
+					}
+				}
+				for _, epoch := range []uint64{1 << 62, 1 << 63, 1<<64 - 1} {
+					if finds := q.Find(pos, epoch, all); len(finds) > 0 && epoch > end {
+						t.Errorf("%s, %s, world %d: found in epoch %d at %v", a.name, order, world, epoch, finds)
+					}
+				}
+			}
+		}
+	}
+}
+
+// A search that may take long asks whether to go on, whichever rows it looks at.
+func TestFindStops(t *testing.T) {
+	paths := files(t, 4, 200_000)
+	for _, order := range []Order{Random, Torch} {
+		for rank := range 2 {
+			q := sequence(t, paths, cache.Options{Width: 4}, Settings{BatchSize: 1, BlockSize: 1, Order: order, Rank: rank, World: 2})
+			for most := 1; most <= 3; most++ {
+				var asked []int64
+				q.Find(0, 0, func(rows, _ int64) bool {
+					asked = append(asked, rows)
+					return len(asked) < most
+				})
+				if len(asked) != most || !slices.IsSorted(asked) || asked[len(asked)-1] > q.RowsPerEpoch() {
+					t.Errorf("%s, rank %d: asked at rows %v, want to be stopped at %d", order, rank, asked, most)
+				}
+			}
+		}
+	}
+}
+
+// mixture.last is the last one of place.
+func TestMixtureLast(t *testing.T) {
+	for _, weights := range [][]float64{{3}, {7, 2, 1}, {0.98, 0.01, 0.01}} {
+		m := newTestMixture(t, weights...)
+		last := make([]uint64, len(weights))
+		for row := range uint64(3 * m.period()) {
+			source, index := m.place(row)
+			last[source] = index
+			if row < uint64(m.period()) {
+				continue // some source has none yet
+			}
+			for source, want := range last {
+				if got := m.last(source, row); got != want {
+					t.Fatalf("%v: the last row of source %d up to %d is its row %d, want %d", weights, source, row, got, want)
+				}
+			}
+		}
+	}
+}
+
+// A sequence under other settings is the one that they make of the tokens, whatever it was before.
+func TestWithIsNew(t *testing.T) {
+	changes := map[string]func(*Settings){
+		"none":       func(*Settings) {},
+		"batch_size": func(s *Settings) { s.BatchSize = 5 },
+		"block_size": func(s *Settings) { s.BlockSize = 3 },
+		"dtype":      func(s *Settings) { s.DType = Int64 },
+		"native":     func(s *Settings) { s.DType = Native },
+		"layout":     func(s *Settings) { s.Layout = WholeRows },
+		"shuffle":    func(s *Settings) { s.Order = Shuffle },
+		"sequential": func(s *Settings) { s.Order = Sequential },
+		"torch":      func(s *Settings) { s.Order = Torch },
+		"torch-2.6":  func(s *Settings) { s.Order = Torch26 },
+		"state":      func(s *Settings) { s.Order, s.TorchState = Torch, torchState(t) },
+		"seed":       func(s *Settings) { s.Seed = 8 },
+		"split":      func(s *Settings) { s.Split = "val" },
+		"rank":       func(s *Settings) { s.Rank, s.World = 2, 3 },
+		"all":        func(s *Settings) { *s = Settings{"val", 2, 2, Uint32, WholeRows, Shuffle, 9, 1, 2, nil, nil} },
+	}
+	for _, a := range arrays {
+		tokens := a.open(t)
+		base := Settings{Split: "train", BatchSize: 3, BlockSize: 4, DType: Uint16, Layout: XY, Order: Random, Seed: 7, World: 1,
+			Weights: a.weights}
+		first, err := New(tokens, base)
+		must(t, err)
+		for from, before := range changes {
+			old := base
+			if before(&old); !a.has(old.Order) {
+				continue
+			}
+			q, err := first.With(old)
+			must(t, err)
+			for to, change := range changes {
+				s := base
+				if change(&s); !a.has(s.Order) {
+					continue
+				}
+				got, err := q.With(s)
+				must(t, err)
+				s.Weights = a.weights
+				want, err := New(tokens, s)
+				must(t, err)
+				at := fmt.Sprintf("%s, %s to %s", a.name, from, to)
+				if !reflect.DeepEqual(got.Settings, want.Settings) {
+					t.Fatalf("%s: settings %+v, want %+v", at, got.Settings, want.Settings)
+				}
+				for k := range uint64(3) {
+					if !bytes.Equal(read(t, got, k), read(t, want, k)) {
+						t.Fatalf("%s: batch %d differs", at, k)
+					}
+				}
+				for i := range got.sources {
+					shared := &got.sources[i].windows.all[0] == &q.sources[i].windows.all[0]
+					if shared != (got.BlockSize == q.BlockSize) {
+						t.Errorf("%s: source %d shares its windows: %v", at, i, shared)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestWithRefusesWhatNewRefuses(t *testing.T) {
+	for _, a := range arrays {
+		tokens := a.open(t)
+		base := Settings{Split: "train", BatchSize: 3, BlockSize: 4, DType: Uint16, Layout: XY, Order: Random, World: 1,
+			Weights: a.weights}
+		q, err := New(tokens, base)
+		must(t, err)
+		for _, change := range []func(*Settings){
+			func(s *Settings) { s.BlockSize = 100 },
+			func(s *Settings) { s.Order = Torch },
+			func(s *Settings) { s.Order, s.TorchState = Torch26, []byte("no state") },
+			func(s *Settings) { s.Order, s.TorchState, s.World = Torch, torchState(t), 2 },
+		} {
+			s := base
+			change(&s)
+			_, want := New(tokens, s)
+			if _, got := q.With(s); fmt.Sprint(got) != fmt.Sprint(want) {
+				t.Errorf("%s, %+v: error %v, of New %v", a.name, s, got, want)
+			}
+		}
+	}
+}

@@ -1,0 +1,153 @@
+package sampler
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/big"
+	"slices"
+	"strconv"
+)
+
+// maxPeriod bounds D, the rows of a mixture's period: the longest pattern is 8 MiB.
+const maxPeriod = 1 << 20
+
+// A mixture assigns each row to one of several sources: of any first n rows, a source with share a has n*a/D, to within
+// less than one. It is safe for concurrent use.
+type mixture struct {
+	shares  []int  // rows of a period, by source
+	pattern []turn // of the rows of a period
+}
+
+// A turn is the source of a row, and how many rows of that source come before it in its period.
+type turn struct{ source, before uint32 }
+
+// newMixture reads a weight as the decimal number that it prints as: 0.7 is 7/10.
+func newMixture(weights []float64) (*mixture, error) {
+	shares, err := newShares(weights)
+	if err != nil {
+		return nil, err
+	}
+	return &mixture{shares, newPattern(shares)}, nil
+}
+
+func (m *mixture) period() int { return len(m.pattern) }
+
+// place is the source of a row, and how many rows of that source come before it.
+func (m *mixture) place(row uint64) (source int, index uint64) {
+	d := uint64(len(m.pattern))
+	t := m.pattern[row%d]
+	return int(t.source), row/d*uint64(m.shares[t.source]) + uint64(t.before)
+}
+
+// row is the inverse of place, in O(D/a) for a source with share a.
+func (m *mixture) row(source int, index uint64) uint64 {
+	d, a := uint64(len(m.pattern)), uint64(m.shares[source])
+	t := turn{uint32(source), uint32(index % a)}
+	p := uint64(t.before) * d / a
+	for m.pattern[p] != t {
+		p++
+	}
+	return index/a*d + p
+}
+
+// last is how many rows of a source come before its last one of those up to row.
+func (m *mixture) last(source int, row uint64) uint64 {
+	d, a := uint64(len(m.pattern)), uint64(m.shares[source])
+	n := row/d*a - 1
+	for _, t := range m.pattern[:row%d+1] {
+		if int(t.source) == source {
+			n++
+		}
+	}
+	return n
+}
+
+// newShares brings the weights, divided by their sum, to their least common denominator D. If that is above maxPeriod,
+// it rounds them to maxPeriod-ths by the method of largest remainders.
+func newShares(weights []float64) ([]int, error) {
+	if len(weights) == 0 {
+		return nil, errors.New("a mixture needs at least one source")
+	}
+	exact, sum := make([]big.Rat, len(weights)), new(big.Rat)
+	for i, w := range weights {
+		if !(w > 0) || math.IsInf(w, 1) {
+			return nil, fmt.Errorf("weight %v of source %d: must be a positive finite number", w, i)
+		}
+		exact[i].SetString(strconv.FormatFloat(w, 'g', -1, 64))
+		sum.Add(sum, &exact[i])
+	}
+	period, common := big.NewInt(1), new(big.Int)
+	for i := range exact {
+		d := exact[i].Quo(&exact[i], sum).Denom()
+		period.Mul(period, common.Div(d, common.GCD(nil, nil, period, d)))
+	}
+	if most := big.NewInt(maxPeriod); period.Cmp(most) > 0 {
+		period = most
+	}
+	scale, whole := new(big.Rat).SetInt(period), new(big.Int)
+	shares, rest, order := make([]int, len(exact)), make([]big.Rat, len(exact)), make([]int, len(exact))
+	left := int(period.Int64())
+	for i := range exact {
+		r := rest[i].Mul(&exact[i], scale)
+		whole.Quo(r.Num(), r.Denom())
+		r.Sub(r, new(big.Rat).SetInt(whole))
+		shares[i], order[i] = int(whole.Int64()), i
+		left -= shares[i]
+	}
+	slices.SortStableFunc(order, func(i, j int) int { return rest[j].Cmp(&rest[i]) })
+	for _, i := range order[:left] {
+		shares[i]++
+	}
+	if i := slices.Index(shares, 0); i >= 0 {
+		return nil, fmt.Errorf("weight %v of source %d: less than a millionth of the sum; raise it or drop the source",
+			weights[i], i)
+	}
+	return shares, nil
+}
+
+// newPattern gives each row of a period to the source, of those not too early for their next row, whose next row is due
+// first: earliest pseudo-deadline first, of Baruah, Cohen, Plaxton and Varvel, "Proportionate Progress: A Notion of
+// Fairness in Resource Allocation" (1996). Turn j of a source with share a is not too early at row floor(j*D/a), and
+// due at row ceil((j+1)*D/a)-1.
+//
+// A turn never waits for one that is due later. So the turns, in the order in which they are due, each take the first
+// free row at which they are not too early: as fast for many sources as for few.
+func newPattern(shares []int) []turn {
+	d := 0
+	for _, a := range shares {
+		d += a
+	}
+	due := func(i, j int) int { return ((j+1)*d - 1) / shares[i] }
+	begin := make([]int, d+1) // where the turns due at a row begin among all, by counting sort
+	for i, a := range shares {
+		for j := range a {
+			begin[due(i, j)+1]++
+		}
+	}
+	for n := range d {
+		begin[n+1] += begin[n]
+	}
+	turns := make([]turn, d)
+	for i, a := range shares {
+		for j := range a {
+			at := &begin[due(i, j)]
+			turns[*at] = turn{uint32(i), uint32(j)}
+			*at++
+		}
+	}
+	free := make([]int, d+1) // n if row n is free, else a later row: none from n up to it is
+	for n := range free {
+		free[n] = n
+	}
+	pattern := make([]turn, d)
+	for _, t := range turns {
+		n := int(t.before) * d / shares[t.source]
+		for free[n] != n {
+			free[n] = free[free[n]]
+			n = free[n]
+		}
+		pattern[n], free[n] = t, n+1
+	}
+	return pattern
+}

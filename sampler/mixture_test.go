@@ -1,0 +1,222 @@
+package sampler
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func newTestMixture(t testing.TB, weights ...float64) *mixture {
+	t.Helper()
+	m, err := newMixture(weights)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// mixtures are weights of many kinds, with D from 1 to 2^20.
+func mixtures() [][]float64 {
+	heavy, heavier := []float64{1}, []float64{1}
+	for range 50 {
+		heavy, heavier = append(heavy, 0.001), append(heavier, 0.00001)
+	}
+	all := [][]float64{
+		{3}, {7, 2, 1}, {0.7, 0.2, 0.1}, {1, 1, 1}, {0.98, 0.01, 0.01}, {1, 1e-5}, {1e-300, 2e-300}, {1e300, 2e300},
+		heavy, heavier, {9035582489, 1234567},
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 200 {
+		weights, scale := make([]float64, 1+rng.IntN(30)), math.Pow10(rng.IntN(3))
+		for i := range weights {
+			weights[i] = float64(1+rng.IntN(int(scale)*5)) / scale
+		}
+		all = append(all, weights)
+	}
+	return all
+}
+
+// From an implementation in Python with fractions.Fraction.
+func TestMixtureKnownAnswers(t *testing.T) {
+	for _, test := range []struct {
+		weights []float64
+		want    []int
+	}{
+		{[]float64{7, 2, 1}, []int{0, 0, 0, 1, 0, 0, 1, 0, 0, 2, 0, 0, 0, 1, 0, 0, 1, 0, 0, 2}},
+		{[]float64{3, 3, 2, 1}, []int{0, 1, 2, 0, 1, 2, 0, 1, 3, 0, 1, 2, 0, 1, 2, 0, 1, 3, 0, 1}},
+		{[]float64{0.37, 0.29, 0.21, 0.13}, []int{0, 1, 2, 0, 1, 3, 0, 2, 0, 1, 0, 1, 2, 3, 0, 1, 0, 2, 1, 0}},
+	} {
+		m, got := newTestMixture(t, test.weights...), make([]int, len(test.want))
+		for row := range got {
+			got[row], _ = m.place(uint64(row))
+		}
+		if !slices.Equal(got, test.want) {
+			t.Errorf("%v: sources %v, want %v", test.weights, got, test.want)
+		}
+	}
+}
+
+func TestMixtureShares(t *testing.T) {
+	for _, test := range []struct {
+		weights []float64
+		want    []int
+	}{
+		{[]float64{5}, []int{1}},
+		{[]float64{0.7, 0.2, 0.1}, []int{7, 2, 1}},
+		{[]float64{0.1, 0.2}, []int{1, 2}}, // unlike their sum in binary
+		{[]float64{0.98, 0.01, 0.01}, []int{98, 1, 1}},
+		{[]float64{1e300, 3e300}, []int{1, 3}},
+		{[]float64{1048575, 1}, []int{1048575, 1}},
+		{[]float64{9035582489, 1234567}, []int{1048433, 143}},
+		{[]float64{1000000, 1000000, 97154}, []int{500000, 499999, 48577}}, // equal remainders
+	} {
+		if got, err := newShares(test.weights); !slices.Equal(got, test.want) {
+			t.Errorf("%v: shares %v, error %v, want %v", test.weights, got, err, test.want)
+		}
+	}
+	rng := rand.New(rand.NewPCG(3, 4))
+	for range 20 {
+		weights, sum, total := make([]float64, 2+rng.IntN(29)), 0, 0
+		for i := range weights {
+			w := 1_000_000 + rng.IntN(1_000_000_000)
+			weights[i] = float64(w)
+			sum += w
+		}
+		shares, err := newShares(weights)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, a := range shares {
+			if off := a*sum - int(weights[i])*maxPeriod; off <= -sum || off >= sum {
+				t.Errorf("%v: share %d of source %d is a row off", weights, a, i)
+			}
+			total += a
+		}
+		if total != maxPeriod {
+			t.Errorf("%v: %d rows in a period", weights, total)
+		}
+	}
+}
+
+// Every prefix is within one row of the shares; the rows of a source are numbered without a gap; row inverts place.
+func TestMixtureIsProportionate(t *testing.T) {
+	for _, weights := range mixtures() {
+		m := newTestMixture(t, weights...)
+		d, count := m.period(), make([]int, len(weights))
+		within := func(source, n int) {
+			if lag := n*m.shares[source] - count[source]*d; lag <= -d || lag >= d {
+				t.Fatalf("%v: %d of the first %d rows are source %d's", weights, count[source], n, source)
+			}
+		}
+		for n := range 2 * d {
+			source, index := m.place(uint64(n))
+			if index != uint64(count[source]) {
+				t.Fatalf("%v: row %d is row %d of source %d, want %d", weights, n, index, source, count[source])
+			}
+			within(source, n) // it lags the most before its row, and leads the most after
+			count[source]++
+			within(source, n+1)
+			if back := m.row(source, index); back != uint64(n) {
+				t.Fatalf("%v: row %d of source %d is %d, want %d", weights, index, source, back, n)
+			}
+		}
+		for i, a := range m.shares {
+			if count[i] != 2*a {
+				t.Errorf("%v: %d of two periods' rows are source %d's, want %d", weights, count[i], i, 2*a)
+			}
+		}
+	}
+}
+
+// The rule, read word by word.
+func TestMixtureTakesTheRowDueFirst(t *testing.T) {
+	for _, weights := range mixtures() {
+		m := newTestMixture(t, weights...)
+		d, count := m.period(), make([]int, len(weights))
+		for n := range min(d, 10_000) {
+			want, first := -1, math.MaxInt
+			for i, a := range m.shares {
+				due := ((count[i]+1)*d + a - 1) / a
+				if count[i]*d < (n+1)*a && due < first {
+					want, first = i, due
+				}
+			}
+			if got, _ := m.place(uint64(n)); got != want {
+				t.Fatalf("%v: row %d is of source %d, want %d", weights, n, got, want)
+			}
+			count[want]++
+		}
+	}
+}
+
+func TestMixtureFarRows(t *testing.T) {
+	for _, weights := range mixtures() {
+		m := newTestMixture(t, weights...)
+		d := uint64(m.period())
+		for _, far := range []uint64{1 << 40, 1 << 63, 1<<64 - 50} {
+			for row := range uint64(50) {
+				row += far
+				source, index := m.place(row)
+				same, before := m.place(row % d)
+				if want := row/d*uint64(m.shares[source]) + before; source != same || index != want {
+					t.Fatalf("%v: row %d is row %d of source %d, want row %d of %d", weights, row, index, source, want, same)
+				}
+				if back := m.row(source, index); back != row {
+					t.Fatalf("%v: row %d of source %d is %d, want %d", weights, index, source, back, row)
+				}
+			}
+		}
+	}
+}
+
+func TestMixtureRefusesWeights(t *testing.T) {
+	for _, test := range []struct {
+		weights []float64
+		want    string
+	}{
+		{nil, "at least one source"},
+		{[]float64{0}, "weight 0 of source 0"},
+		{[]float64{1, -0.5}, "weight -0.5 of source 1"},
+		{[]float64{1, 2, math.NaN()}, "weight NaN of source 2"},
+		{[]float64{math.Inf(1), 1}, "weight +Inf of source 0"},
+		{[]float64{1, math.Inf(-1)}, "weight -Inf of source 1"},
+		{[]float64{1, 1e-7, 1}, "weight 1e-07 of source 1: less than a millionth"},
+		{[]float64{math.SmallestNonzeroFloat64, math.MaxFloat64}, "weight 5e-324 of source 0: less than a millionth"},
+	} {
+		if _, err := newMixture(test.weights); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%v: error %v, want %q", test.weights, err, test.want)
+		}
+	}
+}
+
+func manyWeights() (weights []float64) {
+	for i := range 100 {
+		weights = append(weights, 1/float64(i+1))
+	}
+	return weights
+}
+
+func BenchmarkNewMixture(b *testing.B) {
+	for _, weights := range [][]float64{{0.7, 0.2, 0.1}, manyWeights()} {
+		b.Run(fmt.Sprint("D=", newTestMixture(b, weights...).period()), func(b *testing.B) {
+			for b.Loop() {
+				newTestMixture(b, weights...)
+			}
+		})
+	}
+}
+
+func BenchmarkMixturePlace(b *testing.B) {
+	for _, weights := range [][]float64{{0.7, 0.2, 0.1}, manyWeights()} {
+		m := newTestMixture(b, weights...)
+		b.Run(fmt.Sprint("D=", m.period()), func(b *testing.B) {
+			b.ReportAllocs()
+			for row := uint64(0); b.Loop(); row += 0x9E3779B97F4A7C15 { // all over the pattern
+				m.place(row)
+			}
+		})
+	}
+}

@@ -1,0 +1,136 @@
+package sampler
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sync"
+)
+
+// torch draws what nanoGPT's get_batch draws, bit for bit: after torch.manual_seed(seed + rank), the rows of batch k begin
+// at the elements of the k-th torch.randint(N-T, (B,)) on the CPU. The world does not matter. Torch26 is the same but for
+// 2^28 <= N-T < 2^32. Blocks are never written once they are made.
+type torch struct {
+	windows       windows
+	batch, global uint64 // rows of a batch: of this rank, and of all
+	width         uint64 // words of a draw
+	first         *block
+
+	mu     sync.Mutex      // guards recent
+	recent []numberedBlock // by last use, latest first; at most maxRecent
+}
+
+// maxRecent is how many readers can go through distant places of one sequence without a jump at every block.
+const maxRecent = 64
+
+type numberedBlock struct {
+	number uint64
+	*block
+}
+
+// newTorch needs one run of tokens, and with a TorchState a world of one rank.
+func newTorch(s Settings, w windows) (*torch, error) {
+	if len(w.runs) > 1 {
+		return nil, fmt.Errorf("order %s draws from one array of tokens, here are %d: use one file or join = true",
+			s.Order, len(w.runs))
+	}
+	o := &torch{windows: w, batch: uint64(s.BatchSize), global: uint64(s.BatchSize) * uint64(s.World), width: 1}
+	if high := w.all.total(); high >= 1<<32 || high >= 1<<28 && s.Order == Torch {
+		o.width = 2
+	}
+	x, next := seeded(uint32(s.Seed)+uint32(s.Rank)), mtWords
+	if s.TorchState != nil {
+		if s.Rank != 0 || s.World != 1 {
+			return nil, fmt.Errorf("torch_state is that of one rank: set rank = 0 and world = 1, or leave it out (got rank %d of %d)",
+				s.Rank, s.World)
+		}
+		var err error
+		if x, next, err = parseTorchState(s.TorchState); err != nil {
+			return nil, fmt.Errorf("torch_state: not the 5056 bytes of torch.get_rng_state().numpy().tofile(path): %w", err)
+		}
+	}
+	var words [2 * mtWords]uint32
+	copy(words[:], x[:])
+	extend(words[:])
+	o.first = (*block)(words[next:])
+	return o, nil
+}
+
+// parseTorchState returns the last words made, and which of them is drawn next: mtWords for the first to be made.
+func parseTorchState(raw []byte) (x *block, next int, err error) {
+	var s struct { // CPUGeneratorImplState of PyTorch
+		Seed         uint64
+		Left, Seeded int32
+		Next         uint64
+		Words        [mtWords]uint64
+		Normal       [40]byte // what randn keeps
+	}
+	if len(raw) != binary.Size(s) {
+		return nil, 0, fmt.Errorf("there are %d", len(raw))
+	}
+	binary.Decode(raw, binary.LittleEndian, &s)
+	switch {
+	case s.Seeded == 0:
+		return nil, 0, fmt.Errorf("bytes 12 to 15 (seeded) are 0")
+	case s.Left < 1 || s.Left > mtWords:
+		return nil, 0, fmt.Errorf("bytes 8 to 11 (left) are %d, not 1 to %d", s.Left, mtWords)
+	case s.Next > mtWords:
+		return nil, 0, fmt.Errorf("bytes 16 to 23 (next) are %d, not 0 to %d", s.Next, mtWords)
+	case s.Left == 1: // next is 0 after manual_seed, mtWords after a draw
+		s.Next = mtWords
+	case s.Next+uint64(s.Left) != mtWords+1:
+		return nil, 0, fmt.Errorf("left %d and next %d do not add up to %d", s.Left, s.Next, mtWords+1)
+	}
+	x = new(block)
+	for i, w := range s.Words {
+		x[i] = uint32(w)
+	}
+	return x, int(s.Next), nil
+}
+
+func (o *torch) start(row uint64) int64 {
+	draw, perBlock := row/o.global*o.batch+row%o.batch, mtWords/o.width
+	x, i := o.block(draw/perBlock), draw%perBlock*o.width
+	word := uint64(temper(x[i]))
+	if o.width == 2 {
+		word = word<<32 | uint64(temper(x[i+1]))
+	}
+	return o.windows.at(int64(word % uint64(o.windows.all.total())))
+}
+
+// block makes a block with mu free, lest readers whose blocks are at hand wait for a jump. Two that miss the same block
+// at once both make it, which does no harm.
+func (o *torch) block(number uint64) *block {
+	near := o.nearest(number)
+	if near.number == number {
+		return near.block
+	}
+	var b *block
+	if ahead := number - near.number; ahead <= blocksPerJump {
+		b = near.skip(ahead)
+	} else {
+		b = o.first.jump(number)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.recent = slices.Insert(o.recent[:min(len(o.recent), maxRecent-1)], 0, numberedBlock{number, b})
+	return b
+}
+
+// nearest returns the last block at hand that is not after number.
+func (o *torch) nearest(number uint64) numberedBlock {
+	near := numberedBlock{0, o.first}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for i, b := range o.recent {
+		if b.number == number {
+			copy(o.recent[1:], o.recent[:i])
+			o.recent[0] = b
+			return b
+		}
+		if b.number > near.number && b.number < number {
+			near = b
+		}
+	}
+	return near
+}

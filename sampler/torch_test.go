@@ -1,0 +1,401 @@
+package sampler
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// torchDraws are calls of torch.randint(range, (n,)), one after the other.
+type torchDraws struct {
+	Seed  uint64
+	Range int64
+	N     int
+}
+
+type torchCase struct {
+	torchDraws
+	Calls [][]int64
+}
+
+type torchChecksum struct {
+	torchDraws
+	Calls  int
+	SHA256 string `json:"sha256_of_int64_le"`
+}
+
+// draw starts the rows of so many batches under s, which names the order.
+func (d torchDraws) draw(t *testing.T, s Settings, calls int) (starts []int64) {
+	t.Helper()
+	s.Seed, s.BatchSize, s.World = d.Seed, d.N, 1
+	o := mustTorch(t, s, d.Range)
+	for row := range uint64(calls * d.N) {
+		starts = append(starts, o.start(row))
+	}
+	return starts
+}
+
+func (c torchCase) check(t *testing.T, s Settings) {
+	t.Helper()
+	if got, want := c.draw(t, s, len(c.Calls)), slices.Concat(c.Calls...); !slices.Equal(got, want) {
+		t.Errorf("%s, %+v: starts %v, want %v", s.Order, c.torchDraws, got, want)
+	}
+}
+
+func mustTorch(t testing.TB, s Settings, starts int64) *torch {
+	t.Helper()
+	o, err := newTorch(s, room(t, starts))
+	must(t, err)
+	return o
+}
+
+func torchState(t testing.TB) []byte {
+	t.Helper()
+	state, err := os.ReadFile("testdata/torch_rng_state.bin")
+	must(t, err)
+	return state
+}
+
+// The draws of PyTorch 2.15.0 and 2.6.0, and those after torch_rng_state.bin.
+func TestTorchGolden(t *testing.T) {
+	type rule struct {
+		Cases     []torchCase
+		Checksums []torchChecksum
+	}
+	var golden struct {
+		Torch     rule      `json:"torch"`
+		Torch26   rule      `json:"torch-2.6"`
+		FromState torchCase `json:"continue_from_state_file"`
+	}
+	raw, err := os.ReadFile("testdata/torch_randint.json")
+	must(t, err)
+	must(t, json.Unmarshal(raw, &golden))
+	for order, rule := range map[Order]rule{Torch: golden.Torch, Torch26: golden.Torch26} {
+		if len(rule.Cases) == 0 || len(rule.Checksums) == 0 {
+			t.Fatalf("no draws for order %s", order)
+		}
+		for _, c := range rule.Cases {
+			c.check(t, Settings{Order: order})
+		}
+		for _, c := range rule.Checksums {
+			sum := sha256.New()
+			must(t, binary.Write(sum, binary.LittleEndian, c.draw(t, Settings{Order: order}, c.Calls)))
+			if got := hex.EncodeToString(sum.Sum(nil)); got != c.SHA256 {
+				t.Errorf("%s, %+v: sha256 %s, want %s", order, c.torchDraws, got, c.SHA256)
+			}
+		}
+		golden.FromState.check(t, Settings{Order: order, TorchState: torchState(t)})
+	}
+}
+
+// mt19937 is the generator as the paper has it, word by word.
+type mt19937 struct {
+	x [624]uint32
+	i int // of the word to be made next
+}
+
+func newMT19937(seed uint32) *mt19937 {
+	return &mt19937{x: *seeded(seed)}
+}
+
+// untempered makes the next word.
+func (g *mt19937) untempered() uint32 {
+	x, i := &g.x, g.i
+	y := x[i]&0x80000000 | x[(i+1)%624]&0x7fffffff
+	x[i] = x[(i+397)%624] ^ y>>1
+	if y&1 == 1 {
+		x[i] ^= 0x9908b0df
+	}
+	g.i = (i + 1) % 624
+	return x[i]
+}
+
+func (g *mt19937) block() *block {
+	var b block
+	for i := range b {
+		b[i] = g.untempered()
+	}
+	return &b
+}
+
+func (g *mt19937) skip(n int) *mt19937 {
+	for range n {
+		g.untempered()
+	}
+	return g
+}
+
+// draw is a start by a draw of so many words.
+func (g *mt19937) draw(width int, starts int64) int64 {
+	word := uint64(0)
+	for range width {
+		word = word<<32 | uint64(temper(g.untempered()))
+	}
+	return int64(word % uint64(starts))
+}
+
+// state is torch.get_rng_state() after the words made so far, with this for next if all of their block are used.
+func (g *mt19937) state(next int) []byte {
+	left, made := 1, *g
+	if g.i > 0 {
+		left, next = 625-g.i, g.i
+		made.skip(left - 1)
+	}
+	raw := make([]byte, 5056)
+	binary.LittleEndian.PutUint32(raw[8:], uint32(left))
+	binary.LittleEndian.PutUint32(raw[12:], 1)
+	binary.LittleEndian.PutUint64(raw[16:], uint64(next))
+	for i, w := range made.x {
+		binary.LittleEndian.PutUint64(raw[24+8*i:], uint64(w))
+	}
+	return raw
+}
+
+// A state continues the words wherever in a block it was taken, also between the two of a draw.
+func TestTorchStateAnywhere(t *testing.T) {
+	for _, drawn := range []int{0, 1, 2, 3, 226, 227, 228, 396, 397, 398, 622, 623, 624, 625, 1248, 5000} {
+		for width, starts := range map[int]int64{1: 1 << 20, 2: 1 << 40} {
+			for _, next := range []int{0, 624} { // after manual_seed, and after a draw
+				g := newMT19937(7).skip(drawn)
+				o := mustTorch(t, Settings{Order: Torch, BatchSize: 1, World: 1, TorchState: g.state(next)}, starts)
+				for row := range uint64(2000) {
+					if got, want := o.start(row), g.draw(width, starts); got != want {
+						t.Fatalf("after %d words, width %d: row %d starts at %d, want %d", drawn, width, row, got, want)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestTorchRefuses(t *testing.T) {
+	const want = "not the 5056 bytes of torch.get_rng_state()"
+	with := func(at int, b ...byte) []byte {
+		state := torchState(t) // left 233, next 392
+		copy(state[at:], b)
+		return state
+	}
+	for _, test := range []struct {
+		state []byte
+		want  string // "" for no error
+	}{
+		{nil, ""},
+		{with(0), ""},
+		{with(8, 1, 0), ""},
+		{with(8, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0), ""},
+		{[]byte{}, want + ".numpy().tofile(path): there are 0"},
+		{with(0)[:5055], "there are 5055"},
+		{make([]byte, 5056), want},
+		{with(12, 0), "bytes 12 to 15 (seeded) are 0"},
+		{with(8, 0), "bytes 8 to 11 (left) are 0, not 1 to 624"},
+		{with(8, 0x71, 2), "bytes 8 to 11 (left) are 625, not 1 to 624"},
+		{with(8, 255, 255, 255, 255), "bytes 8 to 11 (left) are -1, not 1 to 624"},
+		{with(16, 0x71, 2), "bytes 16 to 23 (next) are 625, not 0 to 624"},
+		{with(23, 128), "bytes 16 to 23 (next) are 9223372036854776200, not 0 to 624"},
+		{with(16, 0x89, 1), "left 233 and next 393 do not add up to 625"},
+		{with(16, 0, 0), "left 233 and next 0 do not add up to 625"},
+	} {
+		_, err := newTorch(Settings{Order: Torch, BatchSize: 1, World: 1, TorchState: test.state}, room(t, 9))
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("error %v, want %q", err, test.want)
+		}
+	}
+
+	for _, s := range []Settings{{Rank: 0, World: 2}, {Rank: 1, World: 2}} {
+		s.BatchSize, s.TorchState = 1, torchState(t)
+		_, err := newTorch(s, room(t, 9))
+		if err == nil || !strings.Contains(err.Error(), "set rank = 0 and world = 1") {
+			t.Errorf("rank %d of %d: error %v", s.Rank, s.World, err)
+		}
+	}
+
+	runs, _ := rooms(false, 10, 20)
+	apart, err := newWindows(runs, 3)
+	must(t, err)
+	_, err = newTorch(Settings{Order: Torch26, BatchSize: 1, World: 1}, apart)
+	if err == nil || !strings.Contains(err.Error(), "torch-2.6 draws from one array of tokens, here are 2: use one") {
+		t.Errorf("two runs: error %v", err)
+	}
+}
+
+func TestTorchVersionsDiffer(t *testing.T) {
+	for _, starts := range []int64{1, 1<<28 - 1, 1 << 28, 1<<32 - 1, 1 << 32, 1<<63 - 3} {
+		now := mustTorch(t, Settings{Order: Torch, BatchSize: 10, World: 1}, starts)
+		old := mustTorch(t, Settings{Order: Torch26, BatchSize: 10, World: 1}, starts)
+		differ := false
+		for row := range uint64(100) {
+			differ = differ || now.start(row) != old.start(row)
+		}
+		if want := 1<<28 <= starts && starts < 1<<32; differ != want {
+			t.Errorf("%d starts: differ %v, want %v", starts, differ, want)
+		}
+	}
+}
+
+// Rank r draws as a rank alone does whose seed is greater by r; the seed counts modulo 2^32.
+func TestTorchRanks(t *testing.T) {
+	const b, starts = 7, 1 << 30
+	for _, seed := range []uint64{0, 1337, 1<<32 - 2, 1<<64 - 2} {
+		for _, world := range []int{1, 2, 5} {
+			for rank := range world {
+				s := Settings{Order: Torch, Seed: seed, BatchSize: b, Rank: rank, World: world}
+				o, q := mustTorch(t, s, starts), &Sequence{Settings: s}
+				s.Seed, s.Rank, s.World = (seed+uint64(rank))%(1<<32), 0, 1
+				alone := mustTorch(t, s, starts)
+				for _, k := range []uint64{0, 1, 2, 1000, MaxBatches - 1} {
+					for j := range b {
+						if got, want := o.start(q.Row(k, j)), alone.start(k*b+uint64(j)); got != want {
+							t.Fatalf("seed %d, rank %d of %d: row %d of batch %d starts at %d, want %d",
+								seed, rank, world, j, k, got, want)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// Rows in any order, also for several readers at once, are those that are drawn one after the other.
+func TestTorchRandomAccess(t *testing.T) {
+	for width, starts := range map[int]int64{1: 1 << 20, 2: 1 << 40} {
+		s := Settings{Order: Torch, Seed: 42, BatchSize: 12, World: 1}
+		rows := 2 * blocksPerJump * mtWords / width // so far, some blocks are jumped to
+		want, g := make([]int64, rows), newMT19937(42)
+		for row := range want {
+			want[row] = g.draw(width, starts)
+		}
+		check := func(o *torch, row int) {
+			if got := o.start(uint64(row)); got != want[row] {
+				t.Errorf("width %d: row %d starts at %d, want %d", width, row, got, want[row])
+			}
+		}
+		one := mustTorch(t, s, starts)
+		for row := range 100 * mtWords {
+			check(one, row)
+		}
+		together := mustTorch(t, s, starts)
+		var readers sync.WaitGroup
+		for reader := range uint64(8) {
+			readers.Go(func() {
+				r := rand.New(rand.NewPCG(reader, 0))
+				near := r.Perm(5 * mtWords)
+				first := r.IntN(rows - len(near))
+				for i, row := range near {
+					check(together, first+row)
+					check(together, first+i)
+				}
+				for range 20 {
+					check(together, r.IntN(rows))
+				}
+			})
+		}
+		readers.Wait()
+		if n := len(together.recent); n > maxRecent {
+			t.Errorf("%d blocks are kept, not %d at most", n, maxRecent)
+		}
+	}
+}
+
+// So many readers at distant places do not push out each other's blocks, however fast some go on.
+func TestTorchReadersKeepTheirBlocks(t *testing.T) {
+	o := mustTorch(t, Settings{Order: Torch, BatchSize: 1, World: 1}, 1<<20)
+	made := map[uint64]*block{}
+	for i := range uint64(2 * mtWords) {
+		for reader := range uint64(maxRecent) {
+			row := reader<<50 + 1<<20 + i*(1+reader%3*300)
+			o.start(row)
+			b := o.block(row / mtWords)
+			if before := made[row/mtWords]; before != nil && before != b {
+				t.Fatalf("reader %d, row %d: block %d is made again", reader, row, row/mtWords)
+			}
+			made[row/mtWords] = b
+		}
+	}
+}
+
+func TestCharacteristicAnnihilates(t *testing.T) {
+	if len(characteristic) != 134 || slices.Max(characteristic) != mtDegree-623 {
+		t.Errorf("%d exponents up to %d", len(characteristic), slices.Max(characteristic))
+	}
+	x, g := make([]uint32, mtDegree+2000), newMT19937(1)
+	for i := range x {
+		x[i] = g.untempered()
+	}
+	for i := range 2000 {
+		sum := x[i+mtDegree]
+		for _, e := range characteristic {
+			sum ^= x[i+e]
+		}
+		if sum != 0 {
+			t.Fatalf("the sum from word %d on is %#x", i, sum)
+		}
+	}
+}
+
+func TestJumpIsManySteps(t *testing.T) {
+	const tenMillion = 10_000_000 / mtWords
+	for _, before := range []int{0, 1, 623} {
+		g := newMT19937(5489).skip(before)
+		first := g.block()
+		want, at := first, uint64(0)
+		for _, n := range []uint64{0, 1, 2, 3, 31, 32, 33, 63, 64, 65, 1000, 4095, 4096, 4097, tenMillion} {
+			for ; at < n; at++ {
+				want = g.block()
+			}
+			if *first.jump(n) != *want || *first.skip(n) != *want {
+				t.Errorf("after %d words, %d blocks on is elsewhere", before, n)
+			}
+		}
+	}
+}
+
+// Jumps so far that no steps can follow.
+func TestJumpsAdd(t *testing.T) {
+	r := rand.New(rand.NewPCG(0, 0))
+	for _, most := range []uint64{1 << 14, 1 << 30, 1 << 55, 1 << 63} {
+		a, b := r.Uint64N(most), r.Uint64N(most)
+		first := seeded(r.Uint32()).skip(1)
+		if *first.jump(a + b) != *first.jump(a).jump(b) {
+			t.Errorf("%d blocks on and %d is not %d", a, b, a+b)
+		}
+		if *first.jump(a + 1) != *first.jump(a).skip(1) {
+			t.Errorf("the block after %d is not %d", a, a+1)
+		}
+	}
+}
+
+func BenchmarkTorchStart(b *testing.B) {
+	for _, starts := range []int64{1 << 20, 1 << 40} {
+		b.Run(fmt.Sprint(starts), func(b *testing.B) {
+			o := mustTorch(b, Settings{Order: Torch, BatchSize: 12, World: 1}, starts)
+			for row := uint64(0); b.Loop(); row++ {
+				o.start(row)
+			}
+		})
+	}
+}
+
+// A jump by 2^20 blocks, and by as many as there are before the last row of all; and as many steps as blocksPerJump.
+func BenchmarkTorchJump(b *testing.B) {
+	first := seeded(1337).skip(1)
+	for _, n := range []uint64{1 << 20, (1<<64 - 1) / 312} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			for b.Loop() {
+				first.jump(n)
+			}
+		})
+	}
+	b.Run("steps", func(b *testing.B) {
+		for b.Loop() {
+			first.skip(blocksPerJump)
+		}
+	})
+}
