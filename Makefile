@@ -17,7 +17,7 @@ demo:
 
 test:
 	@.ci/setup test
-	go test -race ./...
+	go test -race -timeout 20m ./...
 
 check:
 	@test -z "$$(gofmt -l .)" || { echo "not formatted:"; gofmt -l .; exit 1; }
@@ -34,3 +34,4 @@ fuzz:
 	go test ./sampler -run '^$$' -fuzz FuzzRead -fuzztime $(FUZZTIME)
 	go test ./sampler -run '^$$' -fuzz FuzzStart -fuzztime $(FUZZTIME)
 	go test ./cmd/batchfs -run '^$$' -fuzz FuzzConfig -fuzztime $(FUZZTIME)
+	go test ./cmd/batchfs -run '^$$' -fuzz FuzzPath -fuzztime $(FUZZTIME)

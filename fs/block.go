@@ -19,19 +19,28 @@ type block struct {
 	slots  [maxHandles]slot
 }
 
-// sequenceState is one sequence's share of the block, a cache line.
+// sequenceState is one sequence's share of the block.
 type sequenceState struct {
-	cursor atomic.Uint64 // the number that the next open of next* takes
-	reads  atomic.Uint64 // requests answered with batches
-	bytes  atomic.Uint64
-	errors atomic.Uint64 // requests answered with an error
-	_      [4]uint64
+	cursor  atomic.Uint64 // the number that the next open of next* takes
+	reads   atomic.Uint64 // requests answered with batches
+	bytes   atomic.Uint64
+	errors  atomic.Uint64 // requests answered with an error
+	lookups atomic.Uint64 // of its files, that the kernel has not forgotten; not counted for a split
+	name    [maxName]byte // zeros behind it; all zero: there is no such sequence
+}
+
+// A name is a split, of at most 100 bytes, and settings, of less than 200.
+const maxName = 344
+
+func (s *sequenceState) setName(name string) {
+	clear(s.name[:])
+	copy(s.name[:], name)
 }
 
 // A slot is one open handle of next*; no other open handle has it.
 type slot struct {
 	inode     atomic.Uint64 // 0: the slot is free
-	state     atomic.Uint64 // holds, ended, peeks
+	state     atomic.Uint64 // holds, ended, peeks; from bit changesShift on, how often the tokens of its batch had changed
 	number    atomic.Uint64 // of the batch that it holds
 	taker     atomic.Uint64 // id of the request that the number was taken for
 	asking    atomic.Uint64 // id of a request that a number is being taken for, or 0
@@ -45,6 +54,8 @@ const (
 	holds = 1 << iota // number is that of a batch
 	ended             // the batch's last byte has been delivered
 	peeks             // opened with O_NONBLOCK: looks at the batch that comes next and takes none
+
+	changesShift = 8
 )
 
 // A table hands out the slots and numbers of a block to the requests of this process.
@@ -118,14 +129,24 @@ func (r span) toEnd() bool { return r.off+r.len == r.size }
 //
 // All of it means the last byte, and as many bytes as there are: C's fseek to the end reads the last page, and whoever
 // asks for a file's size that way (numpy.fromfile) has not had the batch yet.
-func (t *table) number(fh uint64, cursor *atomic.Uint64, id uint64, r span) uint64 {
+//
+// changes is how often the tokens have changed. ok is false in the middle of a batch of other tokens, which can only be
+// read again from its beginning.
+func (t *table) number(fh uint64, cursor *atomic.Uint64, id uint64, r span, changes uint64) (k uint64, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := &t.slots[fh]
 	state := s.state.Load()
 	done := state&ended != 0 && s.delivered.Load() >= uint64(r.size)
-	if state&holds == 0 || done && r.off == 0 && s.taker.Load() != id {
-		t.take(s, cursor, id)
+	switch {
+	case state&holds == 0 || done && r.off == 0 && s.taker.Load() != id:
+		t.take(s, cursor, id, changes)
+	case state>>changesShift == changes:
+	case r.off > 0:
+		return 0, false
+	default:
+		s.delivered.Store(0)
+		s.state.Store(state&peeks | holds | changes<<changesShift)
 	}
 	if s.counted.Load() != id {
 		s.delivered.Add(uint64(r.len))
@@ -134,12 +155,12 @@ func (t *table) number(fh uint64, cursor *atomic.Uint64, id uint64, r span) uint
 	if r.toEnd() {
 		s.state.Or(ended)
 	}
-	return s.number.Load()
+	return s.number.Load(), true
 }
 
 // take gives slot s the cursor's number. It can be cut anywhere: a slot that is still asking got its number if, and only
 // if, the cursor has passed it, because no other number is taken meanwhile.
-func (t *table) take(s *slot, cursor *atomic.Uint64, id uint64) {
+func (t *table) take(s *slot, cursor *atomic.Uint64, id, changes uint64) {
 	wanted := cursor.Load()
 	if s.state.Load()&peeks == 0 {
 		s.wanted.Store(wanted)
@@ -149,7 +170,7 @@ func (t *table) take(s *slot, cursor *atomic.Uint64, id uint64) {
 	s.number.Store(wanted)
 	s.taker.Store(id)
 	s.delivered.Store(0)
-	s.state.Store(s.state.Load()&peeks | holds)
+	s.state.Store(s.state.Load()&peeks | holds | changes<<changesShift)
 	s.asking.Store(0)
 }
 
@@ -167,6 +188,7 @@ func (t *table) failed(fh uint64, cursor *atomic.Uint64, k uint64, r span) {
 		state &^= ended
 	}
 	left := s.delivered.Add(-uint64(r.len))
+	s.counted.Store(0) // the same request may go on with other tokens
 	if left == 0 && cursor.Load() == k+1 && state&peeks == 0 {
 		s.state.Store(state &^ holds) // first: a number may be lost here, but never be held twice
 		cursor.Store(k)

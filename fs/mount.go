@@ -63,8 +63,16 @@ func Mount(mountpoint, version string, sequences []*Sequence, log *slog.Logger) 
 		Unmount(mountpoint, true)
 		return nil, err
 	}
+	for range forgetters {
+		go func() {
+			for p, ok := t.sequences.outdated(); ok; p, ok = t.sequences.outdated() {
+				server.EntryNotify(uint64(p.dir), p.name) // it may have forgotten by itself
+			}
+		}()
+	}
 	go func() {
 		server.Serve()
+		t.sequences.close()
 		t.table.close()
 		close(s.served)
 	}()

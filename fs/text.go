@@ -21,17 +21,23 @@ Every batch has a number, and batch k of a split never changes. The files of eac
   next          a fresh batch, one per open. Raw little-endian numbers, in the shape given below.
                 The number is taken at the first read. Keep the file open and read it from offset 0
                 again, after its end, for the next one.
-  next.npy      the same, as a .npy file; both names take numbers from one cursor
+  next.npy, next.safetensors
+                the same, as such a file; all three take numbers from one cursor
   cursor        the number that next takes next
-  batch/<k>     batch number k, and batch/<k>.npy: any k from 0 on; not listed by ls
+  batch/<k>     batch number k, and batch/<k>.npy, <k>.safetensors: any k from 0 on; not listed by ls
+  batch/<k>.json
+                where each of its rows comes from
   batches.bin   batches 0 to steps-1 back to back, to be read in order or mapped
   batches.npy   the same as one array
   info.json     all that decides what the batches hold
 
+A directory KEY=VALUE,... of a split, not listed by ls, is the split under other settings, with a
+cursor of its own: next in rank=3,world=8 is for the fourth of eight ranks.
+
 `)
 	for _, s := range sequences {
 		dims := dims(s.Shape)
-		fmt.Fprintf(&b, "%s/%s: batches of shape (%s), %s, %d bytes; batches.* hold %d\n", mountpoint, s.Name, dims, s.DType, s.BatchBytes, s.Steps)
+		fmt.Fprintf(&b, "%s/%s: batches of shape (%s), %s, %d bytes\n", mountpoint, s.Name, dims, s.DType, s.BatchBytes)
 		arrays := "x, y"
 		if len(s.Shape) == 2 {
 			arrays = "tokens"
@@ -58,12 +64,16 @@ func (t *tree) status() []byte {
 		RSS     int64            `json:"resident_bytes"`
 		Splits  map[string]split `json:"splits"`
 	}{t.version, os.Getpid(), int64(time.Since(t.began).Seconds()), residentBytes(), map[string]split{}}
-	t.textMu.Lock()
-	for i, s := range t.sequences[1:] {
-		state := &t.table.states[i+1]
-		status.Splits[s.Name] = split{state.cursor.Load(), state.reads.Load(), state.bytes.Load(), state.errors.Load(), t.faults[i+1]}
-	}
-	t.textMu.Unlock()
+	t.sequences.all(func(number int, s *Sequence) {
+		state := &t.table.states[number]
+		now := split{state.cursor.Load(), state.reads.Load(), state.bytes.Load(), state.errors.Load(), ""}
+		if fault := t.sequences.faults[number].Load(); fault != nil {
+			now.LastError = *fault
+		}
+		if number <= t.sequences.splits || now.Cursor != s.Start || now.Reads+now.Errors > 0 {
+			status.Splits[s.Name] = now
+		}
+	})
 	text, err := json.MarshalIndent(status, "", "  ")
 	if err != nil {
 		panic(err) // only of types that JSON does not have

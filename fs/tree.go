@@ -19,28 +19,40 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// Sequence is what the tree needs to know of one: its shape, and the bytes of any batch.
+// Sequence is what the tree needs to know of one: its shape, and the bytes of any batch. It is of the tokens as they are
+// at some time; when they change, another takes its place.
 type Sequence struct {
-	Name       string // of its directory
+	Name       string // of a split's directory, or of what settings in a path make of it: "train/rank=3,world=8"
 	DType      string // NumPy's name of the type of a token
 	Shape      []int  // of one batch
 	BatchBytes int64
-	Steps      uint64 // batches in batches.*
-	Start      uint64 // first number that next takes
-	Info       []byte // info.json
+	Steps      uint64            // batches in batches.*
+	Start      uint64            // first number that next takes
+	Metadata   map[string]string // of .safetensors files, besides the batch's number
+	Changes    uint64            // how often its tokens have changed since the mount began
+	Follows    bool              // whether Now may return another sequence
 
 	// Read fills dst with the bytes of batches k, k+1, … one after the other, from byte off of batch k on. An error that
-	// is syscall.ESTALE reaches the reader as that, any other as EIO. It is called concurrently.
+	// is syscall.ESTALE reaches the reader as that, any other as EIO. It is called concurrently, as are those below.
 	Read func(dst []byte, k uint64, off int64) error
 
-	batchHeader, batchesHeader []byte // of the .npy files
+	Info       func() []byte         // info.json
+	Provenance func(k uint64) []byte // batch/<k>.json; nil if there is none
+
+	// Now looks at the files of the tokens. It returns this sequence, or if they changed and that is to be followed the
+	// one of the new tokens; or this one and an error, as of Read.
+	Now func() (*Sequence, error)
+
+	// With is the sequence under the settings of a path, "rank=3,world=8". The same settings give the same Name. The error
+	// is syscall.ENOENT where a setting is unknown.
+	With func(settings string) (*Sequence, error)
 }
 
 // tree implements fuse.RawFileSystem: each method translates a request into inodes and offsets.
 type tree struct {
 	fuse.RawFileSystem // ENOSYS for the rest, after which the kernel does not ask again
 	table              *table
-	sequences          []*Sequence // 1 to len: index 0 is the mount itself
+	sequences          *sequences
 	readme             []byte
 	version            string
 	log                *slog.Logger
@@ -50,44 +62,37 @@ type tree struct {
 	fullLogged         sync.Once
 
 	textMu sync.Mutex
-	texts  map[uint64][]byte // what open handles of cursor and status.json show, by handle
+	texts  map[uint64][]byte // what open handles of texts made for them show, by handle
 	lastFh uint64            // of those handles
-	faults map[int]string    // by sequence, the last error, so that one that repeats is logged once
 }
 
 // attributes that never change may be remembered for as long as the kernel can express.
 const forever = time.Duration(1<<31) * time.Second
 
-func newTree(mountpoint, version string, sequences []*Sequence, log *slog.Logger) (*tree, error) {
-	if len(sequences) >= maxSequences {
-		return nil, fmt.Errorf("%d splits, more than %d", len(sequences), maxSequences-1)
-	}
+func newTree(mountpoint, version string, splits []*Sequence, log *slog.Logger) (*tree, error) {
 	table, err := newTable()
 	if err != nil {
 		return nil, err
 	}
-	t := &tree{
+	sequences, err := newSequences(splits, table, log)
+	if err != nil {
+		return nil, err
+	}
+	return &tree{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
 		table:         table,
-		sequences:     append([]*Sequence{nil}, sequences...),
-		readme:        readme(mountpoint, sequences),
+		sequences:     sequences,
+		readme:        readme(mountpoint, splits),
 		version:       version,
 		log:           log,
 		began:         time.Now(),
 		uid:           uint32(os.Getuid()),
 		gid:           uint32(os.Getgid()),
 		texts:         map[uint64][]byte{},
-		faults:        map[int]string{},
-	}
-	for i, s := range sequences {
-		t.table.states[i+1].cursor.Store(s.Start)
-		s.batchHeader = NPYHeader(s.DType, s.Shape...)
-		s.batchesHeader = NPYHeader(s.DType, append([]int{int(s.Steps)}, s.Shape...)...)
-	}
-	return t, nil
+	}, nil
 }
 
-func (t *tree) sequence(i inode) *Sequence { return t.sequences[i.sequence()] }
+func (t *tree) sequence(i inode) *Sequence { return t.sequences.get(i.sequence()) }
 
 // An entry is a name in a directory.
 type entry struct {
@@ -100,8 +105,8 @@ func (t *tree) entries(dir inode) []entry {
 	switch dir.kind() {
 	case rootDir:
 		list := []entry{{"README", makeInode(readmeFile, 0, 0)}, {"status.json", makeInode(statusFile, 0, 0)}}
-		for i, s := range t.sequences[1:] {
-			list = append(list, entry{s.Name, makeInode(splitDir, i+1, 0)})
+		for n := 1; n <= t.sequences.splits; n++ {
+			list = append(list, entry{t.sequences.get(n).Name, makeInode(splitDir, n, 0)})
 		}
 		return list
 	case splitDir:
@@ -109,28 +114,41 @@ func (t *tree) entries(dir inode) []entry {
 		return []entry{
 			{"next", makeInode(nextRaw, s, 0)},
 			{"next.npy", makeInode(nextNPY, s, 0)},
+			{"next.safetensors", makeInode(nextSafe, s, 0)},
 			{"cursor", makeInode(cursorFile, s, 0)},
-			{"batch", makeInode(batchDir, s, 0)},
-			{"batches.bin", makeInode(batchesRaw, s, 0)},
-			{"batches.npy", makeInode(batchesNPY, s, 0)},
+			{"batch", makeInode(batchDir, s, dir.batch())},
+			{"batches.bin", t.numbered(batchesRaw, s, 0)},
+			{"batches.npy", t.numbered(batchesNPY, s, 0)},
 			{"info.json", makeInode(infoFile, s, 0)},
 		}
 	}
 	return nil
 }
 
-// lookup finds name in a directory.
+// numbered is the inode of a numbered file of the tokens as they were last seen.
+func (t *tree) numbered(k kind, sequence int, batch uint64) inode {
+	return makeInode(k, sequence, batch).changed(t.sequences.get(sequence).Changes)
+}
+
+// lookup finds name in a directory, but for settings.
 func (t *tree) lookup(dir inode, name string) inode {
 	if dir.kind() == batchDir {
-		digits, npy := strings.CutSuffix(name, ".npy")
+		digits, suffix, _ := strings.Cut(name, ".")
 		k, err := strconv.ParseUint(digits, 10, 64)
-		switch {
-		case err != nil || k >= MaxBatches || strconv.FormatUint(k, 10) != digits:
+		if err != nil || k >= MaxBatches || strconv.FormatUint(k, 10) != digits {
 			return noSuchInode
-		case npy:
-			return makeInode(batchNPY, dir.sequence(), k)
 		}
-		return makeInode(batchRaw, dir.sequence(), k)
+		switch {
+		case name == digits:
+			return t.numbered(batchRaw, dir.sequence(), k)
+		case suffix == "npy":
+			return t.numbered(batchNPY, dir.sequence(), k)
+		case suffix == "safetensors":
+			return t.numbered(batchSafe, dir.sequence(), k)
+		case suffix == "json" && t.sequence(dir).Provenance != nil:
+			return t.numbered(batchJSON, dir.sequence(), k)
+		}
+		return noSuchInode
 	}
 	for _, e := range t.entries(dir) {
 		if e.name == name {
@@ -140,49 +158,57 @@ func (t *tree) lookup(dir inode, name string) inode {
 	return noSuchInode
 }
 
-// header is what stands before the batches of a file.
-func (t *tree) header(i inode) []byte {
-	switch i.kind() {
+// header is what stands before the batches of a file that begins with batch number.
+func (s *Sequence) header(k kind, number uint64) []byte {
+	switch k {
 	case nextNPY, batchNPY:
-		return t.sequence(i).batchHeader
+		return NPYHeader(s.DType, s.Shape...)
 	case batchesNPY:
-		return t.sequence(i).batchesHeader
+		return NPYHeader(s.DType, append([]int{int(s.Steps)}, s.Shape...)...)
+	case nextSafe, batchSafe:
+		return s.safetensorsHeader(number)
 	}
 	return nil
 }
 
-// text is the content of a file without batches, and nil for the others.
-func (t *tree) text(i inode) []byte {
+// text is the content of a file without batches, and nil for the others. s is the file's sequence.
+func (t *tree) text(i inode, s *Sequence) []byte {
 	switch i.kind() {
 	case readmeFile:
 		return t.readme
 	case statusFile:
 		return t.status()
 	case infoFile:
-		return t.sequence(i).Info
+		s, _ := t.sequences.now(i.sequence()) // an error is for those to tell who read batches
+		return s.Info()
 	case cursorFile:
 		return fmt.Appendln(nil, t.table.states[i.sequence()].cursor.Load())
+	case batchJSON:
+		return s.Provenance(i.batch())
 	}
 	return nil
 }
 
-func (t *tree) size(i inode) int64 {
+func (t *tree) size(i inode, s *Sequence) int64 {
 	k := i.kind()
 	if k.isDir() {
 		return 0
 	}
-	if text := t.text(i); text != nil {
+	if text := t.text(i, s); text != nil {
 		return int64(len(text))
 	}
-	s, batches := t.sequence(i), int64(1)
-	if k == batchesRaw || k == batchesNPY {
-		batches = int64(s.Steps)
+	size := s.BatchBytes
+	if k.isBatches() {
+		size *= int64(s.Steps)
 	}
-	return int64(len(t.header(i))) + batches*s.BatchBytes
+	if !k.isRaw() {
+		size += stdioBlock // the header
+	}
+	return size
 }
 
-func (t *tree) attributes(i inode, out *fuse.Attr) {
-	*out = fuse.Attr{Ino: uint64(i), Size: uint64(t.size(i)), Mode: syscall.S_IFREG | 0o444, Nlink: 1}
+func (t *tree) attributes(i inode, s *Sequence, out *fuse.Attr) {
+	*out = fuse.Attr{Ino: uint64(i), Size: uint64(t.size(i, s)), Mode: syscall.S_IFREG | 0o444, Nlink: 1}
 	if i.kind().isDir() {
 		out.Mode, out.Nlink = syscall.S_IFDIR|0o555, 2
 	}
@@ -205,21 +231,57 @@ func lasting(i inode) time.Duration {
 func (t *tree) String() string { return "batchfs" }
 
 func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	i := t.lookup(inode(header.NodeId), name)
+	dir := inode(header.NodeId)
+	timeout := forever
+	var i inode
+	var s *Sequence // one for all that is said here, because another may take its place meanwhile
+	if dir.kind() == splitDir && isSettings(name) {
+		number, errno := t.sequences.lookUp(dir, name)
+		if errno != 0 {
+			return fuse.Status(errno)
+		}
+		i = as(number, dir, name)
+	} else {
+		i = t.lookup(dir, name)
+		s = t.sequence(i)
+		if i.kind().isNumbered() && s.Follows {
+			s, _ = t.sequences.now(i.sequence()) // an error is for Open to tell
+			i = i.changed(s.Changes)
+			timeout = 0 // of other tokens it is another file
+		}
+		if i != noSuchInode {
+			t.table.states[i.sequence()].lookups.Add(1)
+		}
+	}
 	out.NodeId = uint64(i) // 0, with a timeout, makes the kernel remember that there is no such file
-	out.SetEntryTimeout(forever)
+	out.SetEntryTimeout(timeout)
 	if i != noSuchInode {
-		t.attributes(i, &out.Attr)
+		if i.kind().isNumbered() {
+			out.Generation = s.Changes // the changes that are part of an inode come round again
+		}
+		t.attributes(i, s, &out.Attr)
 		out.SetAttrTimeout(lasting(i))
 	}
 	return fuse.OK
 }
 
+// Forget comes when the kernel no longer knows a file that it looked up so many times.
+func (t *tree) Forget(node, lookups uint64) { t.sequences.forget(inode(node).sequence(), lookups) }
+
 func (t *tree) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
 	i := inode(in.NodeId)
-	t.attributes(i, &out.Attr)
+	s := t.sequence(i)
+	if i.outdated(s) {
+		return fuse.Status(syscall.ESTALE)
+	}
+	t.attributes(i, s, &out.Attr)
 	out.SetTimeout(lasting(i))
 	return fuse.OK
+}
+
+// outdated says whether i is a numbered file of tokens that are not those of s.
+func (i inode) outdated(s *Sequence) bool {
+	return i.kind().isNumbered() && i != i.changed(s.Changes)
 }
 
 func (t *tree) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
@@ -229,7 +291,7 @@ func (t *tree) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fu
 func (t *tree) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
 	dir, up := inode(in.NodeId), rootInode
 	if dir.kind() == batchDir {
-		up = makeInode(splitDir, dir.sequence(), 0)
+		up = makeInode(splitDir, dir.sequence(), dir.batch())
 	}
 	list := []fuse.DirEntry{{Name: ".", Mode: syscall.S_IFDIR, Ino: in.NodeId}, {Name: "..", Mode: syscall.S_IFDIR, Ino: uint64(up)}}
 	for _, e := range t.entries(dir) {
@@ -267,8 +329,21 @@ func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.
 		}
 		out.Fh, out.OpenFlags = fh, fuse.FOPEN_DIRECT_IO|fuse.FOPEN_NOFLUSH
 	case k.isLiveText():
-		out.Fh, out.OpenFlags = t.openText(i), fuse.FOPEN_DIRECT_IO|fuse.FOPEN_NOFLUSH
+		out.Fh, out.OpenFlags = t.openText(i, t.sequence(i)), fuse.FOPEN_DIRECT_IO|fuse.FOPEN_NOFLUSH
 	default:
+		if k.isNumbered() {
+			s, err := t.sequences.now(i.sequence())
+			if err != nil {
+				return t.fault(i, err)
+			}
+			if i.outdated(s) {
+				return fuse.Status(syscall.ESTALE) // upon which the kernel looks the path up again
+			}
+			out.Fh = s.Changes
+			if k == batchJSON {
+				out.Fh = t.openText(i, s)
+			}
+		}
 		out.OpenFlags = fuse.FOPEN_KEEP_CACHE | fuse.FOPEN_NOFLUSH
 	}
 	return fuse.OK
@@ -278,7 +353,7 @@ func (t *tree) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	switch k := inode(in.NodeId).kind(); {
 	case k.isNext():
 		t.table.release(in.Fh)
-	case k.isLiveText():
+	case k.isLiveText(), k == batchJSON:
 		t.textMu.Lock()
 		delete(t.texts, in.Fh)
 		t.textMu.Unlock()
@@ -286,8 +361,8 @@ func (t *tree) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 }
 
 // openText keeps what the file shows now for the life of the handle.
-func (t *tree) openText(i inode) (fh uint64) {
-	text := t.text(i)
+func (t *tree) openText(i inode, s *Sequence) (fh uint64) {
+	text := t.text(i, s)
 	t.textMu.Lock()
 	defer t.textMu.Unlock()
 	t.lastFh++
@@ -307,28 +382,69 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 		off := min(in.Offset, uint64(len(text)))
 		return fuse.ReadResultData(buf[:copy(buf, text[off:])]), fuse.OK
 	}
+	s := t.sequence(i)
+	// Asked of the handle, as the changes that are part of an inode come round again, and before its size: the end of
+	// what is there now is none to who reads what was.
+	if k.isNumbered() && in.Fh != s.Changes {
+		return nil, t.fault(i, errOutdated)
+	}
 	off := int64(in.Offset)
-	size := t.size(i)
+	size := t.size(i, s)
 	buf = buf[:min(int64(len(buf)), max(size-off, 0))]
 	if len(buf) == 0 {
 		return fuse.ReadResultData(nil), fuse.OK
 	}
-	number, cursor, r := i.batch(), &t.table.states[i.sequence()].cursor, span{off, int64(len(buf)), size}
+	r := span{off, int64(len(buf)), size}
+	var err error
 	if k.isNext() {
-		number = t.table.number(in.Fh, cursor, in.Unique, r)
+		err = t.readNext(i, in, r, buf)
+	} else {
+		err = t.read(i, s, i.first(), off, buf)
 	}
-	if err := t.read(i, number, off, buf); err != nil {
-		if k.isNext() {
-			t.table.failed(in.Fh, cursor, number, r)
-		}
-		return nil, t.fault(i, number, err)
+	if err != nil {
+		return nil, t.fault(i, err)
 	}
 	return fuse.ReadResultData(buf), fuse.OK
 }
 
+var errOutdated = fmt.Errorf("the token files changed while they were read: open the file again, next from its beginning (%w)", syscall.ESTALE)
+
+// readNext reads a span of the batch that a handle holds. At the beginning of a batch it goes on with other tokens where
+// they changed and are followed.
+func (t *tree) readNext(i inode, in *fuse.ReadIn, r span, buf []byte) error {
+	cursor := &t.table.states[i.sequence()].cursor
+	if !i.kind().isRaw() && r.off+r.len <= stdioBlock {
+		// A header alone shows no tokens that would show that they changed.
+		if _, err := t.sequences.now(i.sequence()); err != nil {
+			return err
+		}
+	}
+	for try := 1; ; try++ {
+		s := t.sequence(i)
+		number, ok := t.table.number(in.Fh, cursor, in.Unique, r, s.Changes)
+		if !ok {
+			return errOutdated
+		}
+		err := t.read(i, s, number, r.off, buf)
+		if err == nil {
+			return nil
+		}
+		t.table.failed(in.Fh, cursor, number, r)
+		if !s.Follows || !errors.Is(err, syscall.ESTALE) || try == maxTries {
+			return err
+		}
+		if _, err := t.sequences.now(i.sequence()); err != nil {
+			return err
+		}
+	}
+}
+
+// Tokens that change so often while they are read are not served.
+const maxTries = 10
+
 // openedText is what a file without batches shows on a handle, and nil for the others.
 func (t *tree) openedText(i inode, fh uint64) []byte {
-	if i.kind().isLiveText() {
+	if i.kind().isLiveText() || i.kind() == batchJSON {
 		t.textMu.Lock()
 		text, kept := t.texts[fh]
 		t.textMu.Unlock()
@@ -336,19 +452,21 @@ func (t *tree) openedText(i inode, fh uint64) []byte {
 			return text
 		}
 	}
-	return t.text(i)
+	return t.text(i, t.sequence(i))
 }
 
-// read fills buf, which lies within the file, from byte off of a file that begins with batch number.
-func (t *tree) read(i inode, number uint64, off int64, buf []byte) error {
-	header := t.header(i)
+// read fills buf, which lies within the file, from byte off of a file that begins with batch number of s.
+func (t *tree) read(i inode, s *Sequence, number uint64, off int64, buf []byte) error {
 	rest := buf
-	if off < int64(len(header)) {
-		n := copy(buf, header[off:])
-		rest, off = buf[n:], off+int64(n)
+	if k := i.kind(); !k.isRaw() {
+		if off < stdioBlock {
+			n := copy(buf, s.header(k, number)[off:])
+			rest, off = buf[n:], off+int64(n)
+		}
+		off -= stdioBlock
 	}
 	if len(rest) > 0 {
-		if err := t.sequence(i).Read(rest, number, off-int64(len(header))); err != nil {
+		if err := s.Read(rest, number, off); err != nil {
 			return err
 		}
 	}
@@ -358,20 +476,14 @@ func (t *tree) read(i inode, number uint64, off int64, buf []byte) error {
 	return nil
 }
 
-// fault turns the error of a read into an errno, and puts its words into the log and status.json.
-func (t *tree) fault(i inode, number uint64, err error) fuse.Status {
-	n, s := i.sequence(), t.sequence(i)
-	t.table.states[n].errors.Add(1)
-	t.textMu.Lock()
-	repeats := t.faults[n] == err.Error()
-	t.faults[n] = err.Error()
-	t.textMu.Unlock()
+// fault turns the error of a file of a sequence into an errno, and puts its words into the log and status.json.
+func (t *tree) fault(i inode, err error) fuse.Status {
 	errno := syscall.EIO
 	if errors.Is(err, syscall.ESTALE) {
 		errno = syscall.ESTALE
 	}
-	if !repeats {
-		t.log.Error("a read failed; the same again is counted in status.json", "split", s.Name, "batch", number, "errno", errno.Error(), "err", err)
+	if repeats := t.sequences.fault(i.sequence(), err.Error()); !repeats {
+		t.log.Error("a read failed; the same again is counted in status.json", "sequence", t.sequence(i).Name, "errno", errno.Error(), "err", err)
 	}
 	return fuse.Status(errno)
 }

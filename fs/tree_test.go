@@ -18,15 +18,32 @@ import (
 
 // counting is a sequence whose byte i, of all its batches back to back, is i%251.
 func counting(name string, batchBytes int64) *Sequence {
-	return &Sequence{
-		Name: name, DType: "uint16", Shape: []int{int(batchBytes) / 2}, BatchBytes: batchBytes, Steps: 5, Info: []byte("{}\n"),
+	s := &Sequence{
+		Name: name, DType: "uint16", Shape: []int{int(batchBytes) / 2}, BatchBytes: batchBytes, Steps: 5,
+		Info: func() []byte { return []byte("{}\n") },
 		Read: func(dst []byte, k uint64, off int64) error {
 			for i := range dst {
 				dst[i] = byte((k*uint64(batchBytes) + uint64(off) + uint64(i)) % 251)
 			}
 			return nil
 		},
+		Provenance: func(k uint64) []byte { return fmt.Appendln(nil, k) },
 	}
+	s.Now = func() (*Sequence, error) { return s, nil }
+	s.With = func(settings string) (*Sequence, error) {
+		switch key, value, _ := strings.Cut(settings, "="); {
+		case key != "seed":
+			return nil, syscall.ENOENT
+		case value == "bad":
+			return nil, errors.New("bad value")
+		case value == "own":
+			return s, nil
+		default:
+			split, _, _ := strings.Cut(name, "/")
+			return counting(split+"/seed="+value, batchBytes), nil
+		}
+	}
+	return s
 }
 
 func plant(t testing.TB, sequences ...*Sequence) *tree {
@@ -111,7 +128,7 @@ func number(data []byte, size int64) int {
 
 func TestInodeSaysWhatAFileIs(t *testing.T) {
 	for range 1000 {
-		k, s, b := kind(1+rand.IntN(250)), rand.IntN(maxSequences), rand.Uint64N(MaxBatches)
+		k, s, b := kind(1+rand.IntN(31)), rand.IntN(maxSequences), rand.Uint64N(MaxBatches)
 		if i := makeInode(k, s, b); i.kind() != k || i.sequence() != s || i.batch() != b {
 			t.Fatalf("%d %d %d -> %#x -> %d %d %d", k, s, b, i, i.kind(), i.sequence(), i.batch())
 		}
@@ -260,7 +277,8 @@ func TestConcurrentHandlesShareNoNumber(t *testing.T) {
 				if !ok {
 					t.Error("no slot")
 				}
-				taken[w] = append(taken[w], table.number(fh, cursor, uint64(w*rounds+i+1), span{0, 1000, 1000}))
+				k, _ := table.number(fh, cursor, uint64(w*rounds+i+1), span{0, 1000, 1000}, 0)
+				taken[w] = append(taken[w], k)
 				table.release(fh)
 			}
 		})
@@ -304,7 +322,8 @@ func TestNoPageCacheForWhatChanges(t *testing.T) {
 	tr := plant(t, counting("train", 1000))
 	for path, want := range map[string]fuse.Status{
 		"train/next": fuse.EINVAL, "train/next.npy": fuse.EINVAL, "train/cursor": fuse.EINVAL, "status.json": fuse.EINVAL,
-		"train/batch/3": fuse.OK, "train/batches.npy": fuse.OK, "README": fuse.OK, "train/info.json": fuse.OK,
+		"train/batch/3": fuse.OK, "train/batches.npy": fuse.OK, "README": fuse.OK, "train/info.json": fuse.EINVAL,
+		"train/batch/3.json": fuse.OK, "train/next.safetensors": fuse.EINVAL,
 	} {
 		r := tr.reader(t, path, 0)
 		in := &fuse.ReadIn{Fh: r.fh, Size: 10}
@@ -339,7 +358,7 @@ func TestTextsHoldStill(t *testing.T) {
 		t.Errorf("cursor then shows %q", text)
 	}
 	after, _ := tr.reader(t, "status.json", 0).read(0, 4096)
-	if bytes.Equal(before, after) || len(before) != len(after) || len(after) != int(tr.size(tr.find("status.json"))) {
+	if bytes.Equal(before, after) || len(before) != len(after) || len(after) != int(tr.size(tr.find("status.json"), nil)) {
 		t.Errorf("status.json:\n%s\nand then\n%s", before, after)
 	}
 	if err := json.Unmarshal(after, &struct{}{}); err != nil {
@@ -372,10 +391,11 @@ func FuzzAnyReadIsASlice(f *testing.F) {
 		}
 		s := counting("train", int64(batchBytes))
 		tr := plant(t, s)
-		path := []string{"train/batch/0", "train/batch/0.npy", "train/batches.bin", "train/batches.npy", "train/next", "train/next.npy"}[file%6]
+		path := []string{"train/batch/0", "train/batch/0.npy", "train/batches.bin", "train/batches.npy", "train/next", "train/next.npy",
+			"train/next.safetensors", "train/batch/0.safetensors"}[file%8]
 		r := tr.reader(t, path, 0)
-		whole := bytes.Clone(tr.header(r.node))
-		data := make([]byte, tr.size(r.node)-int64(len(whole)))
+		whole := s.header(r.node.kind(), 0)
+		data := make([]byte, tr.size(r.node, s)-int64(len(whole)))
 		if err := s.Read(data, 0, 0); err != nil {
 			t.Fatal(err)
 		}

@@ -12,6 +12,8 @@ import (
 
 var block = regexp.MustCompile("(?ms)^```(sh|python|c)\n(.*?)^```$")
 
+var library = regexp.MustCompile(`(?m)^(?:import|from) (torch|safetensors)`)
+
 // What README says to type works, in the order in which it says so. CI runs its make commands.
 func TestREADME(t *testing.T) {
 	needFUSE(t)
@@ -46,7 +48,7 @@ func TestREADME(t *testing.T) {
 		case language == "sh":
 			cmd = exec.Command("bash", "-euo", "pipefail", "-c", code)
 		case language == "python":
-			if strings.Contains(code, "import torch") && exec.Command(python, "-c", "import torch").Run() != nil {
+			if m := library.FindStringSubmatch(code); m != nil && exec.Command(python, "-c", "import "+m[1]).Run() != nil {
 				code = "compile('''" + code + "''', 'README', 'exec')"
 			}
 			cmd = exec.Command(python, "-c", code)

@@ -51,7 +51,7 @@ func TestRefused(t *testing.T) {
 		{"no configuration", []string{"-c", at("none.toml")}, "mnt", "none.toml: no such file"},
 		{"syntax", []string{"-c", at("broken.toml")}, "mnt", "broken.toml:2: "},
 		{"unknown key", []string{"-c", at("typo.toml")}, "mnt", "typo.toml:4: splits.train.ordr: unknown key"},
-		{"bad value", with("good.bin", "--set", "batch.order=shufle"), "mnt", `--set batch.order: must be random or sequential (got "shufle")`},
+		{"bad value", with("good.bin", "--set", "batch.order=shufle"), "mnt", `--set batch.order: must be random, shuffle, sequential, torch or torch-2.6 (got "shufle")`},
 		{"no splits", []string{"-c", "/dev/null"}, "mnt", "no splits"},
 		{"no data", []string{"--data", at("empty")}, "mnt", "has neither train*.bin nor val*.bin"},
 		{"data missing", []string{"--data", at("none")}, "mnt", "no such file"},

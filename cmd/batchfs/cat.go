@@ -6,17 +6,15 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"batchfs/fs"
 	"batchfs/sampler"
 )
 
 func catCommand() *cobra.Command {
-	var src source
+	var src configFlags
 	var from, count uint64
 	var format string
 	cmd := &cobra.Command{
@@ -41,7 +39,7 @@ the other. With --format npy they are one array whose first dimension counts the
 				return fmt.Errorf("--from %d --count %d: there must be at least one batch, and numbers end at %d", from, count, uint64(sampler.MaxBatches-1))
 			}
 			out := cmd.OutOrStdout()
-			if out == os.Stdout && term.IsTerminal(int(os.Stdout.Fd())) {
+			if isTerminal(out) {
 				return errors.New("batches are binary and standard output is a terminal: redirect it to a file, or pipe it into xxd")
 			}
 			if format == "npy" {

@@ -4,17 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 
 	"github.com/BurntSushi/toml"
-
-	"batchfs/cache"
-	"batchfs/sampler"
 )
 
 // config is what config.toml and --set say, with the defaults for what they do not.
@@ -22,108 +19,6 @@ type config struct {
 	Mountpoint string
 	Memory     memory
 	Splits     []*split // in the order in which they are first named
-}
-
-type memory struct {
-	Access    cache.Access
-	PageCache string
-}
-
-// split is one [splits.X], with the keys of [batch] where it has none of its own.
-type split struct {
-	sampler.Settings
-	Tokens     []string // paths and globs, as written
-	dir        string   // what they are relative to
-	Join       bool
-	TokenDType sampler.DType
-	Start      uint64
-	Steps      uint64 // 0: one epoch
-
-	named place            // where the split was first named
-	set   map[string]place // where each key was set
-}
-
-func defaults() (memory, *split) {
-	return memory{Access: cache.Remap, PageCache: "keep"}, &split{
-		Settings: sampler.Settings{
-			BatchSize: 12, BlockSize: 1024, DType: sampler.Uint16, Layout: sampler.XY,
-			Order: sampler.Random, Seed: 1337, Rank: 0, World: 1,
-		},
-		TokenDType: sampler.Uint16,
-		set:        map[string]place{},
-	}
-}
-
-// A key is one key of a table that is decoded to a C.
-type key[C any] struct {
-	must string // what its value must be
-	set  func(c *C, value any) bool
-}
-
-var memoryKeys = map[string]key[memory]{
-	"access":     choice(func(c *memory) *cache.Access { return &c.Access }, cache.Remap, cache.Advise, cache.Pread, cache.Map),
-	"page_cache": choice(func(c *memory) *string { return &c.PageCache }, "keep", "drop"),
-}
-
-var batchKeys = map[string]key[split]{
-	"batch_size":  whole(func(c *split) *int { return &c.BatchSize }, 1, sampler.MaxRows),
-	"block_size":  whole(func(c *split) *int { return &c.BlockSize }, 1, sampler.MaxBlockSize),
-	"token_dtype": choice(func(c *split) *sampler.DType { return &c.TokenDType }, sampler.Uint16, sampler.Uint32),
-	"dtype": choice(func(c *split) *sampler.DType { return &c.DType },
-		sampler.Uint16, sampler.Uint32, sampler.Int32, sampler.Int64, sampler.Native),
-	"layout": choice(func(c *split) *sampler.Layout { return &c.Layout }, sampler.XY, sampler.WholeRows),
-	"order":  choice(func(c *split) *sampler.Order { return &c.Order }, sampler.Random, sampler.Sequential),
-	"seed":   whole(func(c *split) *uint64 { return &c.Seed }, 0, math.MaxInt64),
-	"rank":   whole(func(c *split) *int { return &c.Rank }, 0, sampler.MaxRows-1),
-	"world":  whole(func(c *split) *int { return &c.World }, 1, sampler.MaxRows),
-	"start":  whole(func(c *split) *uint64 { return &c.Start }, 0, sampler.MaxBatches-1),
-	"steps":  whole(func(c *split) *uint64 { return &c.Steps }, 1, sampler.MaxBatches),
-}
-
-// splitKeys are those that only a split has.
-var splitKeys = map[string]key[split]{
-	"tokens": {"a path, a glob, or a list of them", func(c *split, value any) bool {
-		list, ok := value.([]any)
-		if !ok {
-			list = []any{value}
-		}
-		c.Tokens = nil
-		for _, v := range list {
-			s, ok := v.(string)
-			if !ok || s == "" {
-				return false
-			}
-			c.Tokens = append(c.Tokens, s)
-		}
-		return len(c.Tokens) > 0
-	}},
-	"join": {"true or false", func(c *split, value any) (ok bool) {
-		c.Join, ok = value.(bool)
-		return ok
-	}},
-}
-
-func whole[C any, N int | uint64](field func(*C) *N, least, most int64) key[C] {
-	must := fmt.Sprintf("a whole number from %d to %d", least, most)
-	return key[C]{must, func(c *C, value any) bool {
-		n, ok := value.(int64)
-		*field(c) = N(n)
-		return ok && n >= least && n <= most
-	}}
-}
-
-func choice[C any, S ~string](field func(*C) *S, of ...S) key[C] {
-	words := make([]string, len(of))
-	for i, s := range of {
-		words[i] = string(s)
-	}
-	last := len(words) - 1
-	must := strings.Join(words[:last], ", ") + " or " + words[last]
-	return key[C]{must, func(c *C, value any) bool {
-		s, ok := value.(string)
-		*field(c) = S(s)
-		return ok && slices.Contains(of, S(s))
-	}}
 }
 
 // A document is one source of settings: the file, or one --set.
@@ -178,6 +73,14 @@ func parseSet(arg string) (*document, error) {
 func (d *document) value(k toml.Key) any {
 	var v any = d.tree
 	for _, name := range k {
+		if list := tables(v); list != nil {
+			i, err := strconv.Atoi(name)
+			if err != nil || i >= len(list) {
+				return nil
+			}
+			v = list[i]
+			continue
+		}
 		table, ok := v.(map[string]any)
 		if !ok {
 			return nil
@@ -205,11 +108,25 @@ func (*beacon) UnmarshalTOML(any) error { return errors.New("here") }
 
 // line is that of a key in the text, or 0.
 func (d *document) line(k toml.Key) int {
+	text := d.text
+	if len(k) > 3 && k[2] == "sources" {
+		switch d.value(k[:3]).(type) {
+		case []map[string]any: // of which the decoder knows only the last: make it that
+			text, k = d.until(k), slices.Delete(slices.Clone(k), 3, 4)
+		case []any:
+			k = k[:3]
+		}
+	}
 	var table map[string]toml.Primitive
-	meta, err := toml.Decode(d.text, &table)
+	meta, err := toml.Decode(text, &table)
 	for _, name := range k[:len(k)-1] {
 		var inner map[string]toml.Primitive
-		err = errors.Join(err, meta.PrimitiveDecode(table[name], &inner))
+		var several []map[string]toml.Primitive
+		if meta.PrimitiveDecode(table[name], &several) == nil && len(several) > 0 {
+			inner = several[len(several)-1]
+		} else {
+			err = errors.Join(err, meta.PrimitiveDecode(table[name], &inner))
+		}
 		table = inner
 	}
 	var found toml.ParseError
@@ -217,6 +134,18 @@ func (d *document) line(k toml.Key) int {
 		return 0
 	}
 	return d.lineOf(found)
+}
+
+// until is the text up to the end of the value at a key.
+func (d *document) until(k toml.Key) string {
+	end := 0
+	for line := range strings.Lines(d.text) {
+		end += len(line)
+		if part, err := parse("", d.text[:end]); err == nil && part.value(k) != nil {
+			break
+		}
+	}
+	return d.text[:end]
 }
 
 // lineOf counts itself: the decoder's own number is of the end of a string of several lines, and one too low at the end
@@ -300,15 +229,23 @@ func (c *config) decodeKey(d *document, k toml.Key, batch *split) error {
 		}
 		return nil
 	case len(k) == 2 && k[0] == "batch":
-		return setKey(d, k, v, batch, batch.set, batchKeys)
+		return setKey(d, k, d.resolved(k, v), batch, batch.set, sequenceKeys, batchKeys)
 	case len(k) == 2 && k[0] == "memory":
 		return setKey(d, k, v, &c.Memory, nil, memoryKeys)
 	case len(k) == 3 && k[0] == "splits":
 		s := c.split(place{d, k}, batch)
-		if k[2] == "tokens" {
+		if k[2] == "tokens" || k[2] == "sources" {
 			s.dir = d.relative("")
 		}
-		return setKey(d, k, v, s, s.set, batchKeys, splitKeys)
+		if k[2] == "sources" {
+			return s.setSources(d, k, v)
+		}
+		return setKey(d, k, d.resolved(k, v), s, s.set, sequenceKeys, batchKeys, splitKeys)
+	case len(k) > 3 && k[0] == "splits" && k[2] == "sources":
+		if tables(d.value(k[:3])) == nil { // as in sources.weight = 1
+			return fmt.Errorf("%s: unknown key; sources must be %s", d.at(k), sourcesMust(k[:3]))
+		}
+		return nil // came with the list
 	}
 	return unknown(d, k, []string{"mountpoint", "[batch]", "[splits.X]", "[memory]"})
 }
@@ -325,6 +262,43 @@ func (c *config) split(at place, batch *split) *split {
 	s.Split, s.named, s.set = name, at, maps.Clone(batch.set)
 	c.Splits = append(c.Splits, &s)
 	return &s
+}
+
+func sourcesMust(k toml.Key) string {
+	return fmt.Sprintf("tables, each [[%s]], or a list [{tokens = \"a.bin\", weight = 1}]", k)
+}
+
+// setSources sets what a list of tables says.
+func (s *split) setSources(d *document, k toml.Key, v any) error {
+	list := tables(v)
+	if len(list) == 0 {
+		return fmt.Errorf("%s: must be %s (got %s)", d.at(k), sourcesMust(k), show(v))
+	}
+	s.Sources, s.set[k[2]] = nil, place{d, k}
+	for i, table := range list {
+		var src source
+		at := append(slices.Clone(k), strconv.Itoa(i))
+		for _, name := range slices.Sorted(maps.Keys(table)) {
+			if err := setKey(d, append(at, name), table[name], &src, nil, sourceKeys); err != nil {
+				return err
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(sourceKeys)) {
+			if _, ok := table[name]; !ok {
+				return fmt.Errorf("%s: must have %s, %s (got none)", d.at(at), name, sourceKeys[name].must)
+			}
+		}
+		s.Sources = append(s.Sources, src)
+	}
+	return nil
+}
+
+// resolved is a value of a key, which if it is a path to one file is made one that the process can open.
+func (d *document) resolved(k toml.Key, v any) any {
+	if path, ok := v.(string); ok && path != "" && k[len(k)-1] == "torch_state" {
+		return d.relative(path)
+	}
+	return v
 }
 
 // relative makes a path in the document one that the process can open: paths in a file are relative to it.
@@ -357,15 +331,23 @@ func setKey[C any](d *document, k toml.Key, v any, c *C, set map[string]place, t
 // unknown says where a key that stands in the wrong table belongs, and of others what could stand in their place.
 func unknown(d *document, k toml.Key, known []string) error {
 	name := k[len(k)-1]
+	_, sequence := sequenceKeys[name]
 	_, batch := batchKeys[name]
 	_, split := splitKeys[name]
+	_, source := sourceKeys[name]
 	_, memory := memoryKeys[name]
+	if len(k) == 3 && k[0] == "splits" {
+		known = append(known, "sources")
+		slices.Sort(known)
+	}
 	var home string
 	switch {
-	case batch:
+	case sequence, batch:
 		home = "in [batch] or [splits.X]"
-	case split:
+	case split, name == "sources":
 		home = "in [splits.X]"
+	case source:
+		home = "in [[splits.X.sources]]"
 	case memory:
 		home = "in [memory]"
 	case name == "mountpoint":
@@ -404,61 +386,4 @@ func checkName(name string) error {
 		return fmt.Errorf("a split's name must not be README, status.json or metrics, the files of every mount (got %q)", name)
 	}
 	return nil
-}
-
-// check finds what only several keys together make wrong.
-func (s *split) check() error {
-	switch {
-	case len(s.Tokens) == 0:
-		return fmt.Errorf("%s: split %s must have tokens, e.g. tokens = \"data/%s.bin\" (got none)", s.where(), s.Split, s.Split)
-	case s.Rank >= s.World:
-		return fmt.Errorf("%s: must be below world, which is %d in splits.%s (got %d)", s.where("rank", "world"), s.World, s.Split, s.Rank)
-	case s.BatchSize*s.World > sampler.MaxRows:
-		return fmt.Errorf("%s: batch_size times world must be at most %d (got %d times %d in splits.%s)",
-			s.where("batch_size", "world"), sampler.MaxRows, s.BatchSize, s.World, s.Split)
-	}
-	return nil
-}
-
-// where is the place of the first of keys that was set, or of the split.
-func (s *split) where(keys ...string) string {
-	at := s.named
-	for _, k := range slices.Backward(keys) {
-		if set, ok := s.set[k]; ok {
-			at = set
-		}
-	}
-	return at.d.at(at.k)
-}
-
-// files are the paths that Tokens name, globs in alphabetical order.
-func (s *split) files() ([]string, error) {
-	var files []string
-	for _, pattern := range s.Tokens {
-		path, glob := pattern, pattern
-		if !filepath.IsAbs(pattern) {
-			path, glob = filepath.Join(s.dir, pattern), filepath.Join(escapeGlob(s.dir), pattern)
-		}
-		// A file may have the characters of a glob in its name.
-		if _, err := os.Lstat(path); err == nil || !strings.ContainsAny(pattern, `*?[`) {
-			files = append(files, path)
-			continue
-		}
-		matches, err := filepath.Glob(glob)
-		if err != nil {
-			return nil, fmt.Errorf("%s: must be a path or a glob: %w (got %q)", s.where("tokens"), err, pattern)
-		}
-		if len(matches) == 0 {
-			return nil, fmt.Errorf("%s: must name files that exist (got %q, which matches none)", s.where("tokens"), path)
-		}
-		files = append(files, matches...)
-	}
-	for i, file := range files {
-		abs, err := filepath.Abs(file)
-		if err != nil {
-			return nil, err
-		}
-		files[i] = abs
-	}
-	return files, nil
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -11,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"batchfs/sampler"
 )
 
 // decodeText is loadConfig of a file config.toml with this text.
@@ -64,7 +67,7 @@ func TestReferenceConfigIsTheManual(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	live := regexp.MustCompile(`(?m)^# (\w+ = )`).ReplaceAllString(string(text), "$1")
+	live := regexp.MustCompile(`(?m)^# (\w+ = |\[\[)`).ReplaceAllString(string(text), "$1")
 	d, err := parse("config.toml", live)
 	if err != nil {
 		t.Fatal(err)
@@ -76,11 +79,18 @@ func TestReferenceConfigIsTheManual(t *testing.T) {
 	documented := map[string]string{}
 	for _, k := range d.keys {
 		var comment []string
-		for i := d.line(k) - 2; i >= 0 && strings.HasPrefix(lines[i], "#"); i-- {
+		line := d.line(k)
+		if len(k) == 4 { // in one of several tables: the first
+			table := slices.Index(lines, "[["+k[:3].String()+"]]")
+			line = table + 1 + slices.IndexFunc(lines[table:], func(l string) bool { return strings.HasPrefix(l, k[3]+" = ") })
+		}
+		for i := line - 2; i >= 0 && strings.HasPrefix(lines[i], "#"); i-- {
 			comment = append(comment, strings.TrimSpace(lines[i][1:]))
 		}
 		slices.Reverse(comment)
-		documented[k.String()] = strings.Join(comment, " ")
+		if name := k.String(); documented[name] == "" { // the first of several tables says it
+			documented[name] = strings.Join(comment, " ")
+		}
 	}
 	check := func(key, must string) {
 		comment, ok := documented[key]
@@ -91,8 +101,14 @@ func TestReferenceConfigIsTheManual(t *testing.T) {
 		}
 	}
 	check("mountpoint", "a path")
+	for name, key := range sequenceKeys {
+		check("batch."+name, key.must)
+	}
 	for name, key := range batchKeys {
 		check("batch."+name, key.must)
+	}
+	for name, key := range sourceKeys {
+		check("splits.mixed.sources."+name, key.must)
 	}
 	for name, key := range splitKeys {
 		check("splits.train."+name, key.must)
@@ -228,6 +244,111 @@ func TestSetErrors(t *testing.T) {
 	}
 }
 
+// mixed has sources that begin on lines 1 and 4, and after two lines of each what is given.
+func mixed(first, second string) string {
+	const source = "[[splits.mix.sources]]\ntokens = 'a.bin'\n"
+	return source + first + "\n" + source + second
+}
+
+func TestSplitErrors(t *testing.T) {
+	const (
+		train32   = train + "expect_fingerprint = "
+		digits    = "0123456789abcdef"
+		notTables = `must be tables, each [[splits.mix.sources]], or a list [{tokens = "a.bin", weight = 1}] (got `
+		orders    = "must be random, shuffle, sequential, torch or torch-2.6 (got "
+		above0    = "must be a number above 0 (got "
+		noWeight  = "must have weight, a number above 0 (got none)"
+		noTokens  = "must have tokens, a path, a glob, or a list of them (got none)"
+		notHex    = "must be 32 lower-case hexadecimal digits (got "
+		both      = "split train must have tokens or sources, not both"
+		stray     = "unknown key; sources must be tables, each [[splits.train.sources]], or a list [{tokens = "
+	)
+	for _, test := range []struct{ text, at, want string }{
+		{train + "order = 'shufle'", "3: splits.train.order", orders + `"shufle")`},
+		{"[batch]\norder = 'torch2.6'", "2: batch.order", orders + `"torch2.6")`},
+		{train + "on_change = 'ignore'", "3: splits.train.on_change", `must be error or follow (got "ignore")`},
+		{train + "on_change = true", "3: splits.train.on_change", "must be error or follow (got true)"},
+		{"[batch]\non_change = 'follow'", "2: batch.on_change", "unknown key; on_change must stand in [splits.X]"},
+		{train + "torch_state = 7", "3: splits.train.torch_state", "must be a path (got 7)"},
+		{train + "torch_state = ''", "3: splits.train.torch_state", `must be a path (got "")`},
+		{"[batch]\ntorch_state = ['rng.bin']", "2: batch.torch_state", `must be a path (got ["rng.bin"])`},
+
+		{train32 + "'" + digits + "'", "3: splits.train.expect_fingerprint", notHex + `"` + digits + `")`},
+		{train32 + "'" + digits + digits + "00'", "3: splits.train.expect_fingerprint", notHex},
+		{train32 + "'" + digits + "0123456789abcdeg'", "3: splits.train.expect_fingerprint", notHex},
+		{train32 + "'" + digits + "0123456789ABCDEF'", "3: splits.train.expect_fingerprint", notHex},
+		{train32 + "''", "3: splits.train.expect_fingerprint", notHex + `"")`},
+		{train32 + "12345678901234567", "3: splits.train.expect_fingerprint", notHex + "12345678901234567)"},
+		{"[batch]\nexpect_fingerprint = ''", "2: batch.expect_fingerprint",
+			"unknown key; expect_fingerprint must stand in [splits.X]"},
+
+		// Sources as tables.
+		{mixed("weight = 0", "weight = 1"), "3: splits.mix.sources.0.weight", above0 + "0)"},
+		{mixed("weight = 1", "weight = -1"), "6: splits.mix.sources.1.weight", above0 + "-1)"},
+		{mixed("weight = 1", "weight = -0.5"), "6: splits.mix.sources.1.weight", above0 + "-0.5)"},
+		{mixed("weight = '1'", "weight = 1"), "3: splits.mix.sources.0.weight", above0 + `"1")`},
+		{mixed("weight = inf", "weight = 1"), "3: splits.mix.sources.0.weight", above0 + "inf)"},
+		{mixed("weight = 1", "weight = nan"), "6: splits.mix.sources.1.weight", above0 + "nan)"},
+		{mixed("weight = 1\n\nwegiht = 1", "weight = 1"), "5: splits.mix.sources.0.wegiht",
+			"unknown key; must be one of tokens, weight"},
+		{mixed("weight = 1\nseed = 1", ""), "4: splits.mix.sources.0.seed",
+			"unknown key; seed must stand in [batch] or [splits.X]"},
+		{mixed("weight = 1", ""), "4: splits.mix.sources.1", noWeight},
+		{"\n[[splits.mix.sources]]\nweight = 1", "2: splits.mix.sources.0", noTokens},
+		{"\n[[splits.mix.sources]]", "2: splits.mix.sources.0", noTokens},
+		{"[[splits.mix.sources]]\nweight = 1\ntokens = [\n'a',\n1]", "3: splits.mix.sources.0.tokens",
+			"must be a path, a glob, or a list"},
+		{"\n[splits.mix.sources]\nweight = 1", "2: splits.mix.sources", notTables + "a table)"},
+		{"[[batch.sources]]\nweight = 1", "1: batch.sources", "unknown key; sources must stand in [splits.X]"},
+
+		// And as a list, of which each key has the place of all.
+		{"[splits.mix]\nsources = []", "2: splits.mix.sources", notTables + "[])"},
+		{"[splits.mix]\nsources = 'a'", "2: splits.mix.sources", notTables + `"a")`},
+		{"[splits.mix]\nsources = [1]", "2: splits.mix.sources", notTables + "[1])"},
+		{"[splits.mix]\nsources = [{tokens = 'a', weight = 0}]", "2: splits.mix.sources.0.weight", above0 + "0)"},
+		{"[splits.mix]\nsources = [\n{tokens = 'a', weight = 1},\n{tokens = 'a'}]", "2: splits.mix.sources.1", noWeight},
+		{"[splits.mix]\nsources = [{tokens = 'a', wegiht = 1}]", "2: splits.mix.sources.0.wegiht",
+			"unknown key; must be one of tokens, weight"},
+
+		{train + "[[splits.train.sources]]\ntokens = 'a'\nweight = 1", "2: splits.train.tokens", both},
+		{train + "sources = [{tokens = 'a', weight = 1}]", "2: splits.train.tokens", both},
+		{train + "sources.weight = 1", "3: splits.train.sources.weight", stray},
+		{train + "sources.any.thing = 1", "3: splits.train.sources.any.thing", stray},
+		{train + "weight = 1", "3: splits.train.weight", "unknown key; weight must stand in [[splits.X.sources]]"},
+		{train + "source = 1", "3: splits.train.source",
+			"unknown key; must be one of batch_size, block_size, dtype, expect_fingerprint, " +
+				"join, layout, on_change, order, rank, seed, sources, start, steps, token_dtype, tokens, torch_state, world"},
+	} {
+		want := "config.toml:" + test.at + ": " + test.want
+		if c, err := decodeText(test.text); err == nil {
+			t.Errorf("%q: accepted as %+v", test.text, c)
+		} else if !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%q:\n got %s\nwant %s", test.text, err, want)
+		}
+	}
+
+	for _, test := range []struct{ set, want string }{
+		{`splits.mix.sources=x`, "--set splits.mix.sources: " + notTables + `"x")`},
+		{`splits.mix.sources=[{tokens = "a", weight = x}]`, "--set splits.mix.sources: " + notTables},
+		{`splits.mix.sources=[{tokens = "a", weight = 0}]`, "--set splits.mix.sources.0.weight: " + above0 + "0)"},
+		{`splits.mix.sources=[{tokens = "a"}]`, "--set splits.mix.sources.0: " + noWeight},
+		{`splits.mix.sources=[{weight = 1}]`, "--set splits.mix.sources.0: " + noTokens},
+		{`splits.train.sources.0.weight=1`, "--set splits.train.sources.0.weight: " + stray},
+		{`splits.train.sources.weight=1`, "--set splits.train.sources.weight: " + stray},
+		{`splits.train.sources=[{tokens = "a", weight = 1}]`, "config.toml:2: splits.train.tokens: " + both},
+		{`splits.train.expect_fingerprint=abc`, "--set splits.train.expect_fingerprint: " + notHex + `"abc")`},
+		{`splits.train.torch_state=`, `--set splits.train.torch_state: must be a path (got "")`},
+		{`splits.train.on_change=folow`, `--set splits.train.on_change: must be error or follow (got "folow")`},
+		{`batch.order=torch3`, "--set batch.order: " + orders + `"torch3")`},
+	} {
+		if _, err := decodeText(train, test.set); err == nil {
+			t.Errorf("--set %q is accepted", test.set)
+		} else if !strings.HasPrefix(err.Error(), test.want) {
+			t.Errorf("--set %q:\n got %s\nwant %s", test.set, err, test.want)
+		}
+	}
+}
+
 func TestSet(t *testing.T) {
 	const text = train + "order = 'sequential'\n[batch]\nseed = 1\nrank = 0\n[splits.val]\nseed = 2\ntokens = 'v.bin'"
 	tokens := func(c *config) any { return c.Splits[0].Tokens }
@@ -246,6 +367,14 @@ func TestSet(t *testing.T) {
 		{[]string{"batch={seed=7}", "splits.val={seed=8}"}, seeds, []uint64{7, 8}},
 		{[]string{"batch.seed=0x10", "splits.val.seed = 1_000"}, seeds, []uint64{16, 1000}},
 
+		{[]string{"batch.order=torch-2.6"}, func(c *config) any { return c.Splits[1].Order }, sampler.Torch26},
+		{[]string{"splits.train.on_change=follow"}, func(c *config) any {
+			return c.Splits[0].OnChange + " " + c.Splits[1].OnChange
+		}, "follow error"},
+		{[]string{"batch.token_dtype=uint32", "batch.torch_state=rng.bin", "splits.val.token_dtype=uint16"}, func(c *config) any {
+			a, b := c.Splits[0], c.Splits[1]
+			return fmt.Sprintf("%s %s %s %s", a.TokenDType, a.StateFile, b.TokenDType, b.StateFile)
+		}, "uint32 rng.bin uint16 rng.bin"},
 		{[]string{"batch.order=random"}, func(c *config) any { return string(c.Splits[0].Order) }, "sequential"},
 		{[]string{"splits.train.order=random"}, func(c *config) any { return string(c.Splits[0].Order) }, "random"},
 		{[]string{`splits.train.order="random"`}, func(c *config) any { return string(c.Splits[0].Order) }, "random"},
@@ -276,6 +405,67 @@ func TestSet(t *testing.T) {
 			t.Errorf("--set %q: %v", test.sets, err)
 		} else if got := test.get(c); !reflect.DeepEqual(got, test.want) {
 			t.Errorf("--set %q: got %v, want %v", test.sets, got, test.want)
+		}
+	}
+}
+
+// Sources are the same however they are written, and a later list takes the place of an earlier one.
+func TestSources(t *testing.T) {
+	want := []source{{[]string{"a.bin"}, 0.5}, {[]string{"a.bin"}, 3}}
+	const list = `[{tokens = "a.bin", weight = 0.5}, {weight = 3, tokens = ["a.bin"]}]`
+	const other = "[[splits.mix.sources]]\ntokens = 'x.bin'\nweight = 1\n"
+	for _, test := range []struct {
+		text string
+		sets []string
+	}{
+		{mixed("weight = 0.5", "weight = 3"), nil},
+		{"[splits.mix]\nsources = " + list, nil},
+		{"splits.mix = {sources = " + list + "}", nil},
+		{"", []string{"splits.mix.sources=" + list}},
+		{other, []string{"splits.mix.sources = " + list}},
+		{"", []string{`splits.mix.sources=[{tokens = "y.bin", weight = 1}]`, "splits.mix.sources=" + list}},
+	} {
+		c, err := decodeText(test.text, test.sets...)
+		if err != nil {
+			t.Errorf("%q, --set %q: %v", test.text, test.sets, err)
+		} else if got := c.Splits[0]; !reflect.DeepEqual(got.Sources, want) || got.Split != "mix" || got.Tokens != nil {
+			t.Errorf("%q, --set %q: %+v", test.text, test.sets, got)
+		}
+	}
+}
+
+// A path to one file is relative to the file that it stands in, or to the working directory.
+func TestTorchStateIsAPath(t *testing.T) {
+	for _, test := range []struct {
+		text, set, want string
+	}{
+		{"torch_state = 'rng.bin'", "", "dir/rng.bin"},
+		{"torch_state = '../rng.bin'", "", "rng.bin"},
+		{"torch_state = '/data/rng.bin'", "", "/data/rng.bin"},
+		{"torch_state = 'rng.bin'\n[batch]\ntorch_state = 'no.bin'", "", "dir/rng.bin"},
+		{"[batch]\ntorch_state = 'rng.bin'", "", "dir/rng.bin"},
+		{"", "splits.train.torch_state=rng.bin", "rng.bin"},
+		{"", "batch.torch_state=./rng.bin", "./rng.bin"},
+		{"torch_state = 'no.bin'", "splits.train.torch_state=rng.bin", "rng.bin"},
+	} {
+		d, err := parse("dir/config.toml", train+test.text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		docs := []*document{d}
+		if test.set != "" {
+			set, err := parseSet(test.set)
+			if err != nil {
+				t.Fatal(err)
+			}
+			docs = append(docs, set)
+		}
+		c, err := decode(docs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.Splits[0].StateFile; got != test.want {
+			t.Errorf("%s, --set %s: %s, want %s", test.text, test.set, got, test.want)
 		}
 	}
 }
@@ -337,7 +527,7 @@ func TestTokenFiles(t *testing.T) {
 				test.want[i] = filepath.Join(here, path)
 			}
 		}
-		if !slices.Equal(got, test.want) || fmt.Sprint(err) != cmp.Or(test.err, "<nil>") {
+		if !slices.Equal(slices.Concat(got...), test.want) || fmt.Sprint(err) != cmp.Or(test.err, "<nil>") {
 			t.Errorf("%s%s:\n got %q, %v\nwant %q, %s", test.tokens, test.set, got, err, test.want, test.err)
 		}
 	}
@@ -362,6 +552,8 @@ func FuzzConfig(f *testing.F) {
 	f.Add(string(reference), "splits.val.order=sequential")
 	for _, text := range []string{
 		"", "a = [", "a = \"\"\"\n", "\"a\\u0000b\" = '''\r\n'''", "[[splits.a]]\nx = {y = 1}", "batch = {seed = 1,\n rank = 2}",
+		"[[splits.a.sources]]\ntokens = 'a'\nweight = 1\n\n[[splits.a.sources]]\ntokens = ['b']\nweight = inf",
+		"splits.a.sources = [{tokens = 'a', weight = 1},\n{weight = 2}]", "splits.a.sources.weight = 1",
 		"splits.a = {tokens = ['a', \"b\"]}", "[splits.\"a b\"]\ntokens = 'x'\nseed = 0x7f # c", "a = 2024-01-01T00:00:00Z",
 	} {
 		f.Add(text, "batch.seed=7")
@@ -412,7 +604,20 @@ func checkValid(t testing.TB, c *config) {
 		check(!names[s.Split] && regexp.MustCompile(`\A[^./=,\x00-\x1f\x7f][^/=,\x00-\x1f\x7f]{0,99}\z`).MatchString(s.Split), "name", s.Split)
 		check(!slices.Contains(strings.Fields("README status.json metrics"), s.Split), "name", s.Split)
 		names[s.Split] = true
-		check(len(s.Tokens) > 0 && !slices.Contains(s.Tokens, ""), "tokens", s.Tokens)
+		lists := [][]string{s.Tokens}
+		if len(s.Sources) > 0 {
+			check(len(s.Tokens) == 0, "tokens and sources", s.Tokens)
+			lists = nil
+		}
+		for _, source := range s.Sources {
+			lists = append(lists, source.Tokens)
+			check(source.Weight > 0 && !math.IsInf(source.Weight, 0), "weight", source.Weight)
+		}
+		for _, list := range lists {
+			check(len(list) > 0 && !slices.Contains(list, ""), "tokens", list)
+		}
+		check(regexp.MustCompile(`\A([0-9a-f]{32})?\z`).MatchString(s.Expect), "expect_fingerprint", s.Expect)
+		check(slices.Contains(strings.Fields("error follow"), s.OnChange), "on_change", s.OnChange)
 		check(s.BatchSize >= 1 && s.World >= 1 && s.BatchSize*s.World <= 1<<24, "batch_size, world", []int{s.BatchSize, s.World})
 		check(s.BlockSize >= 1 && s.BlockSize <= 1<<31, "block_size", s.BlockSize)
 		check(s.Rank >= 0 && s.Rank < s.World, "rank", s.Rank)
@@ -422,6 +627,6 @@ func checkValid(t testing.TB, c *config) {
 		check(slices.Contains(strings.Fields("uint16 uint32"), string(s.TokenDType)), "token_dtype", s.TokenDType)
 		check(slices.Contains(strings.Fields("uint16 uint32 int32 int64 native"), string(s.DType)), "dtype", s.DType)
 		check(slices.Contains(strings.Fields("xy tokens"), string(s.Layout)), "layout", s.Layout)
-		check(slices.Contains(strings.Fields("random shuffle sequential torch"), string(s.Order)), "order", s.Order)
+		check(slices.Contains(strings.Fields("random shuffle sequential torch torch-2.6"), string(s.Order)), "order", s.Order)
 	}
 }

@@ -47,7 +47,7 @@ A README at the top of every mount says how to read its files.`,
 		SilenceErrors: true,
 	}
 	root.SetVersionTemplate("batchfs {{.Version}}\n")
-	root.AddCommand(mountCommand(), unmountCommand(), catCommand(), prepareCommand(), &cobra.Command{
+	root.AddCommand(mountCommand(), unmountCommand(), catCommand(), inspectCommand(), prepareCommand(), &cobra.Command{
 		Use:     "version",
 		Short:   "Print the version",
 		Example: "  batchfs version",

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -25,7 +26,7 @@ import (
 const grace = 10 * time.Second
 
 type mountFlags struct {
-	source
+	configFlags
 	background bool
 	logFile    string
 	readyFd    int // of the process that -d starts: where it says that it serves, or why not
@@ -102,7 +103,8 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 	log := slog.New(slog.NewTextHandler(logTo, nil)).With("mountpoint", mountpoint)
 	var directories []*fs.Sequence
 	for _, s := range splits {
-		directories = append(directories, s.directory())
+		l := &live{memory: c.Memory, log: log, now: s}
+		directories = append(directories, l.directory(s))
 	}
 	server, err := fs.Mount(mountpoint, version(), directories, log)
 	if err != nil {
@@ -251,7 +253,7 @@ func describe(out io.Writer, mountpoint string, splits []opened) {
 	for _, s := range splits {
 		q := s.sequence
 		fmt.Fprintf(out, "  %-8s %d %s, %d bytes a batch, order %s, seed %d: %d tokens in %d file(s)\n",
-			s.split.Split, q.Shape(), q.DType, q.BatchBytes(), q.Order, q.Seed, s.tokens.Len(), len(s.tokens.Files()[0]))
+			s.split.Split, q.Shape(), q.DType, q.BatchBytes(), q.Order, q.Seed, s.tokens.Len(), len(slices.Concat(s.tokens.Files()...)))
 	}
 	fmt.Fprintf(out, "each open of %s is a fresh batch; %s/README says more\n", filepath.Join(mountpoint, splits[0].split.Split, "next"), mountpoint)
 }
@@ -285,7 +287,7 @@ func checkMountpoint(c *config, logFile string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		for _, file := range files {
+		for _, file := range slices.Concat(files...) {
 			if inside(abs, file) {
 				return "", fmt.Errorf("splits.%s: %s lies in the mountpoint %s, which would hide it", s.Split, file, path)
 			}

@@ -233,10 +233,19 @@ func (c *corpus) start(pass string) {
 	for _, t := range c.texts {
 		bytes += t.info.Size()
 	}
-	f, ok := c.stderr.(*os.File)
-	c.progress = progressbar.NewOptions64(bytes, progressbar.OptionSetDescription(pass), progressbar.OptionShowBytes(true),
-		progressbar.OptionSetWriter(c.stderr), progressbar.OptionSetVisibility(ok && term.IsTerminal(int(f.Fd()))),
-		progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
+	c.progress = newProgress(c.stderr, pass, bytes, progressbar.OptionShowBytes(true))
+}
+
+func isTerminal(out io.Writer) bool {
+	f, ok := out.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// newProgress shows how far work is, on a terminal.
+func newProgress(out io.Writer, what string, most int64, options ...progressbar.Option) *progressbar.ProgressBar {
+	return progressbar.NewOptions64(most, append(options, progressbar.OptionSetDescription(what), progressbar.OptionSetWriter(out),
+		progressbar.OptionSetVisibility(isTerminal(out)),
+		progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())...)
 }
 
 // count is the first pass. It finds the number of tokens in each text and the vocabulary of all.
@@ -362,6 +371,17 @@ type vocabulary struct {
 	Kind      string   `json:"kind"`
 	VocabSize int      `json:"vocab_size"`
 	Tokens    []string `json:"tokens,omitempty"`
+}
+
+// text is what a token stands for; \ufffd and the number for one that is not in the vocabulary.
+func (v *vocabulary) text(token int) string {
+	switch {
+	case v.Kind == "byte" && token < 256:
+		return string([]byte{byte(token)})
+	case token < len(v.Tokens):
+		return v.Tokens[token]
+	}
+	return fmt.Sprintf("\ufffd%d", token)
 }
 
 func (v *vocabulary) write(w *bufio.Writer) error {

@@ -7,14 +7,20 @@ print `errno NAME` when the file refuses them; any other error is a traceback an
 import errno
 import functools
 import hashlib
+import itertools
+import json
 import mmap
+import multiprocessing
 import os
+import random
+import select
 import shutil
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Barrier
+from threading import Barrier, Condition
 
 import numpy as np
 
@@ -202,6 +208,274 @@ def next_threads(path, threads, n):
             return [line(os.pread(fd, size, 0)) for _ in range(n)]
         for lines in pool.map(reads, range(threads)):
             yield from lines
+
+
+
+# Files that change while they are read. A read that fails is printed as `errno NAME`.
+
+def name_of(e):
+    return "errno " + errno.errorcode.get(e.errno, str(e.errno))
+
+
+def until(fd, at, size):
+    """size bytes from at on, or what there is before the end of the file."""
+    data = bytearray()
+    while len(data) < size and (piece := os.pread(fd, size - len(data), at + len(data))):
+        data += piece
+    return data
+
+
+def copy_of(view):
+    """What is mapped, by a system call: that fails with EFAULT where this process would be killed with SIGBUS."""
+    fd = os.memfd_create("copy")
+    try:
+        while len(view):
+            view = view[os.write(fd, view):]
+        return os.pread(fd, os.fstat(fd).st_size, 0)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def map_of(fd, size):
+    with mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ) as m, memoryview(m) as view:
+        yield view
+
+
+NPY_HEADER = 4096
+
+
+def opens(path):
+    while True:
+        with opened(path) as (fd, size):
+            yield until(fd, 0, size)
+
+
+def keeps(path):
+    with opened(path) as (fd, size):
+        while True:
+            try:
+                yield until(fd, 0, size)
+            except OSError as e:
+                yield e
+
+
+def frames(path):
+    """As numpy.load does: the header, and then the array."""
+    while True:
+        with opened(path) as (fd, size):
+            os.read(fd, NPY_HEADER)
+            yield until(fd, NPY_HEADER, size - NPY_HEADER)
+
+
+def numbered(path):
+    for k in itertools.cycle(range(50)):
+        with opened(f"{path}/{k}") as (fd, size):
+            yield until(fd, 0, size)
+
+
+def preads(path):
+    with opened(path) as (fd, size):
+        batch = os.stat(os.path.join(os.path.dirname(path), "next")).st_size
+        for k in itertools.cycle(range(size // batch)):
+            yield until(fd, k * batch, batch)
+            forget(fd)
+
+
+def maps(path):
+    with opened(path) as (fd, size), map_of(fd, size) as view:
+        batch = os.stat(os.path.join(os.path.dirname(path), "next")).st_size
+        for at in itertools.cycle(range(NPY_HEADER, size, batch)):
+            with view[at:at + batch] as part:
+                yield copy_of(part)
+            view.obj.madvise(mmap.MADV_DONTNEED)
+            forget(fd)
+
+
+def forget(fd):
+    """Makes the kernel ask again for what it has, and for no more than is read."""
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@method
+def changing(directory, *ways):
+    """Reads files of a directory, WAY:FILE each, all at once and over and over, and prints `ROUND WAY:FILE <line>`. A line
+    on standard input begins a new round, in which all but keeps: open their file anew; "pause" one without reads."""
+    rounds, turn = [1, False], Condition()
+    sys.setswitchinterval(0.0005)  # or who reads from the page cache keeps the others from their turn
+
+    def reads(way):
+        how, file = way.split(":")
+        mine, batches = 0, None
+        while True:
+            with turn:
+                turn.wait_for(lambda: rounds[0] != mine or not rounds[1])
+                begins = rounds[0] != mine
+                mine, paused = rounds
+            if mine is None:
+                return
+            if paused:
+                text = "paused"
+            else:
+                try:
+                    if begins and how != "keeps" or batches is None:
+                        batches = globals()[how](os.path.join(directory, file))
+                    data = next(batches)
+                    text = name_of(data) if isinstance(data, OSError) else line(data)
+                except OSError as e:
+                    batches, text = None, name_of(e)
+            os.write(1, f"{mine} {way} {text}\n".encode())
+
+    with ThreadPoolExecutor(len(ways)) as pool:
+        threads = [pool.submit(reads, way) for way in ways]
+        for command in itertools.chain(sys.stdin, [None]):
+            with turn:
+                rounds[:] = [command and rounds[0] + 1, command == "pause\n"]
+                turn.notify_all()
+        for thread in threads:
+            thread.result()
+    return []
+
+
+@method
+def handles(directory):
+    """Does what standard input says, and prints how that went: `open FILE` is handle 0, and then 1, ...;
+    `read HANDLE OFFSET SIZE`, and `map HANDLE OFFSET SIZE`, which maps the file when it is first asked."""
+    fds, mapped = [], {}
+    for command in sys.stdin:
+        verb, *args = command.split()
+        try:
+            if verb == "open":
+                fds.append(os.open(os.path.join(directory, args[0]), os.O_RDONLY))
+                yield "opened"
+                continue
+            fd, at, size = fds[int(args[0])], int(args[1]), int(args[2])
+            if verb == "read":
+                yield line(until(fd, at, size))
+            else:
+                view = mapped.setdefault(fd, None) or mmap.mmap(fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+                mapped[fd] = view
+                yield line(copy_of(memoryview(view)[at:at + size]))
+        except OSError as e:
+            yield name_of(e)
+
+
+@method
+def stretch(path, first, end):
+    """Of a directory batch/, the batches from first to end - 1, each by a path of its own."""
+    for k in range(int(first), int(end)):
+        with opened(f"{path}/{k}") as (fd, size):
+            yield line(until_eof(lambda at: os.pread(fd, size, at)))
+
+
+@method
+def first_comers(path, processes, n):
+    """Processes that at the same moment read, for each i below n, the path with i in place of {}."""
+    processes, n = int(processes), int(n)
+    context = multiprocessing.get_context("fork")
+    start, lines = context.Barrier(processes), context.SimpleQueue()
+
+    def reads():
+        for i in range(n):
+            start.wait()
+            with opened(path.replace("{}", str(i))) as (fd, size):
+                lines.put((i, line(os.read(fd, size))))
+    readers = [context.Process(target=reads) for _ in range(processes)]
+    for reader in readers:
+        reader.start()
+    got = sorted(lines.get() for _ in range(processes * n))
+    for reader in readers:
+        reader.join()
+    return [text for _, text in got]
+
+
+@method
+def looks(path, first, end, processes):
+    """Looks up seed=N in a split, N from first to end - 1, and in some of them a file; prints how many a second."""
+    first, end, processes = int(first), int(end), int(processes)
+
+    def look(i):
+        split = os.open(path, os.O_PATH)
+        for n in range(first + i, end, processes):
+            os.stat(f"seed={n}/info.json" if n % 10 == 0 else f"seed={n}", dir_fd=split)
+    began = time.monotonic()
+    lookers = [multiprocessing.get_context("fork").Process(target=look, args=(i,)) for i in range(processes)]
+    for looker in lookers:
+        looker.start()
+    for looker in lookers:
+        looker.join()
+        assert looker.exitcode == 0
+    return str(round((end - first) / (time.monotonic() - began)))
+
+
+@method
+def disturb(path, seed):
+    """Reads pieces of a split's files, anywhere and in any way, until standard input ends. A line for each file."""
+    chance = random.Random(int(seed))
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        name = chance.choice(["next", "next.npy", "next.safetensors", "batches.bin", "batches.npy", "info.json", "cursor",
+                              "seed=7/next", "rank=1,world=2/batch/3", f"batch/{chance.randrange(2**40)}.npy",
+                              f"batch/{chance.randrange(1000)}", f"batch/{chance.randrange(1000)}.safetensors"])
+        with opened(f"{path}/{name}") as (fd, size):
+            for _ in range(chance.randrange(4)):
+                os.pread(fd, chance.randrange(1, size + 1), chance.choice([0, chance.randrange(size)]))
+        yield name
+
+
+# Other libraries.
+
+def tensors(arrays, metadata):
+    """A line for each tensor, in alphabetical order, and one of JSON for the metadata."""
+    for name, array in sorted(arrays.items()):
+        shape = " ".join(map(str, array.shape))
+        yield f"{name} {array.dtype} [{shape}] {line(array.tobytes())}"
+    yield json.dumps(metadata, sort_keys=True, separators=(",", ":"))
+
+
+@method
+def safetensors_file(path):
+    from safetensors import numpy, safe_open
+    with safe_open(path, framework="np") as f:
+        one_by_one = {name: f.get_tensor(name) for name in f.keys()}
+        metadata = f.metadata()
+    loaded = numpy.load_file(path)
+    assert loaded.keys() == one_by_one.keys()
+    assert all((loaded[name] == one_by_one[name]).all() for name in loaded)
+    return tensors(loaded, metadata)
+
+
+@method
+def safetensors_bytes(path):
+    """One read, as next is read."""
+    from safetensors import numpy
+    with open(path, "rb") as f:
+        data = f.read()
+    # The library gives the metadata of files only.
+    return tensors(numpy.load(data), json.loads(data[8:8 + int.from_bytes(data[:8], "little")])["__metadata__"])
+
+
+@method
+def nanogpt(path, batch_size, block_size, seed, ranks, n, state):
+    """What nanoGPT's get_batch gives n times of a uint16 file, in each of the ranks, and again from a state of the
+    generator that is saved in the file state after a few other draws. The first line is PyTorch's version."""
+    import torch
+    data, B, T = np.memmap(path, np.uint16, mode="r"), int(batch_size), int(block_size)
+
+    def batches():
+        for _ in range(int(n)):
+            ix = torch.randint(len(data) - T, (B,))
+            x = torch.stack([torch.from_numpy(data[i:i + T].astype(np.int64)) for i in ix])
+            y = torch.stack([torch.from_numpy(data[i + 1:i + 1 + T].astype(np.int64)) for i in ix])
+            yield line(x.numpy().tobytes() + y.numpy().tobytes())
+    yield torch.__version__
+    for rank in range(int(ranks)):
+        torch.manual_seed(int(seed) + rank)
+        yield from batches()
+    torch.randint(1000, (700,))
+    torch.rand(13)
+    torch.get_rng_state().numpy().tofile(state)
+    yield from batches()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Batches recomputed from DESIGN.md ("One idea", "Orders") with nothing but NumPy.
+"""Batches recomputed from README.md ("Orders", "Mixtures", "Fingerprint") with nothing but NumPy.
 
     reference.py SETTINGS.json K...            one line per batch number K:
     reference.py SETTINGS.json --count N       `<k> <sha256 of the raw batch> <start of every row>`
-    reference.py --selftest
+    reference.py SETTINGS.json --fingerprint   that of the files
+    reference.py --selftest                    against published numbers, PyTorch's and the golden file's
 
 A start is an index into the concatenation of all files, also where windows do not cross files.
 This is the yardstick for the Go code: never port from there to here.
@@ -10,18 +11,24 @@ This is the yardstick for the Go code: never port from there to here.
 
 import hashlib
 import json
+import os
 import sys
+import tempfile
 from bisect import bisect_right
+from fractions import Fraction
+from functools import cache
 from itertools import accumulate
+from math import lcm
 
 import numpy as np
 
 DEFAULTS = {
-    "files": [], "join": False, "token_dtype": "uint16", "split": "train",
+    "files": [], "sources": [], "join": False, "token_dtype": "uint16", "split": "train",
     "batch_size": 12, "block_size": 1024, "dtype": "uint16", "layout": "xy",
-    "order": "random", "seed": 1337, "rank": 0, "world": 1,
+    "order": "random", "seed": 1337, "torch_state": "", "rank": 0, "world": 1,
 }
 TYPES = {"uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8"}
+WIDE_FROM = {"torch": 2**28, "torch-2.6": 2**32}  # the least range for which a draw has 64 bits
 U64 = 2**64
 
 
@@ -32,25 +39,198 @@ def fnv1a(data):
     return h
 
 
-def philox(key, counter, blocks=1):
-    """The four words of each of the blocks of Philox4x64-10 from counter on.
+def philox(key, *counter):
+    """The four words of the block of Philox4x64-10 at a counter of up to four words.
 
-    key and counter are integers whose lowest 64 bits are word 0. NumPy increments the counter before its
-    first block, hence the -1.
+    NumPy takes both as integers whose lowest 64 bits are word 0, and increments the counter before its first block,
+    hence the -1.
     """
-    generator = np.random.Philox(key=key, counter=(counter - 1) % 2**256)
-    return generator.random_raw(4 * blocks).reshape(blocks, 4).tolist()
+    counter = sum(word * U64**i for i, word in enumerate(counter))
+    return np.random.Philox(key=key, counter=(counter - 1) % U64**4).random_raw(4).tolist()
 
 
-def uniform(n, key, s, words):
-    """Row s's start in [0, n) by Lemire's method; words are the block of counter (s, 0, 0, 0)."""
+def uniform(n, key, s):
+    """Row s's start in [0, n) by Lemire's method."""
     attempt = 0
     while True:
-        for w in words:
+        for w in philox(key, s, attempt):
             if w * n % U64 >= U64 % n:
                 return w * n >> 64
         attempt += 1
-        [words] = philox(key, s + attempt * U64)
+
+
+def mix(z):
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % U64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % U64
+    return z ^ z >> 31
+
+
+def permute(r, key, epoch, i):
+    """Which of r windows is the i-th of an epoch."""
+    keys = [word for block in range(3) for word in philox(key, epoch, block, 0, 1)]
+    bits = max(8, (r - 1).bit_length())
+    low = bits - bits // 2
+    while True:
+        left, right = i >> low, i % 2**low
+        for n in range(10):
+            if n % 2 == 0:
+                left ^= mix(right ^ keys[n]) % 2 ** (bits // 2)
+            else:
+                right ^= mix(left ^ keys[n]) % 2**low
+        i = left << low | right
+        if keys[10] % 2 == 1 and i < 2:
+            i = 1 - i
+        if i < r:
+            return i
+
+
+# Polynomials over the field of two elements are integers: bit i is the coefficient of x^i.
+
+DEGREE = 19937  # of mt19937's characteristic polynomial
+
+
+@cache
+def lower_terms():
+    """The exponents of the characteristic polynomial but DEGREE.
+
+    It is in Matsumoto and Nishimura, "Mersenne Twister" (1998), appendix A; here w = 32 and r = 31.
+    """
+    def times(p, n, m):
+        """p times x^n + x^m"""
+        return p << n ^ p << m
+
+    power, p = 1, 0  # power of x^623 + x^396
+    for i in reversed(range(31)):
+        p ^= times(power, 624, 397) * (0x9908B0DF >> i & 1)
+        power = times(power, 623, 396)
+    p ^= times(power, 624, 397) ^ 0x9908B0DF >> 31
+    return [i for i in range(DEGREE) if p >> i & 1]
+
+
+@cache
+def power_of_x(n):
+    """x^n modulo the characteristic polynomial."""
+    p = 1
+    for bit in f"{n:b}":
+        square = int(f"{p:b}".replace("0", "00").replace("1", "01"), 2)
+        p = square << int(bit)
+        while high := p >> DEGREE:
+            p %= 1 << DEGREE
+            for i in lower_terms():
+                p ^= high << i
+    return p
+
+
+class Mersenne:
+    """mt19937 as torch's CPU generator has it."""
+
+    def __init__(self, seed=0, state_file=""):
+        if state_file:
+            # at::mt19937_data_pod, as torch.get_rng_state() has it: seed u64, left i32, seeded i32, next u64, then 624
+            # words, each in a u64. The words after left-1 more are made of all of these.
+            with open(state_file, "rb") as f:
+                raw = f.read()
+            left = int.from_bytes(raw[8:12], "little")
+            words = np.frombuffer(raw, "<u8", 624, offset=24)
+        else:
+            left, words = 1, [seed % 2**32]
+            for i in range(1, 624):
+                words.append((1812433253 * (words[-1] ^ words[-1] >> 30) + i) % 2**32)
+        self.state = {"key": np.array(words, np.uint32), "pos": 625 - left}
+
+    def words(self, first, count):
+        """The words of numbers first to first+count-1."""
+        bits = np.random.MT19937()
+        bits.state = {"bit_generator": "MT19937", "state": self.state}
+        if first < 2**25:
+            bits.random_raw(first, output=False)
+            return bits.random_raw(count).tolist()
+        # The words are a linear recurrence. So where x^first is the sum of x^i over some i, modulo its characteristic
+        # polynomial, word first+j is the exclusive or of the words i+j.
+        chosen = np.frombuffer(f"{power_of_x(first):0{DEGREE}b}".encode(), np.uint8)[::-1] == ord("1")
+        near = bits.random_raw(DEGREE + count)
+        return [int(np.bitwise_xor.reduce(near[j : j + DEGREE][chosen])) for j in range(count)]
+
+    def randint(self, n, first, count, wide_from):
+        """The draws of numbers first to first+count-1 from [0, n); they take two words each from n = wide_from on."""
+        if n < wide_from:
+            return [w % n for w in self.words(first, count)]
+        words = self.words(2 * first, 2 * count)
+        return [(high << 32 | low) % n for high, low in zip(words[::2], words[1::2])]
+
+
+def decimal(weight):
+    """The shortest decimal number that is read as this float."""
+    return Fraction(repr(float(weight)))
+
+
+def shares(weights):
+    """How many rows of a period each source has."""
+    parts = [w / sum(weights) for w in weights]
+    period = lcm(*(p.denominator for p in parts))
+    if period <= 2**20:
+        return [int(p * period) for p in parts]
+    exact = [p * 2**20 for p in parts]
+    rounded = [int(e) for e in exact]
+    by_remainder = sorted(range(len(parts)), key=lambda i: rounded[i] - exact[i])
+    for i in by_remainder[: 2**20 - sum(rounded)]:
+        rounded[i] += 1
+    if 0 in rounded:
+        raise ValueError("a weight is too small")
+    return rounded
+
+
+class Mixture:
+    def __init__(self, weights):
+        self.shares = shares(weights)
+        period = sum(self.shares)
+        have = [0] * len(self.shares)
+        self.period = []  # of each row its source, and how many rows of the period that source has before
+        for n in range(period):
+            due = [(-(-(c + 1) * period // a), i) for i, (c, a) in enumerate(zip(have, self.shares))
+                   if c * period < (n + 1) * a]
+            _, source = min(due)
+            self.period.append((source, have[source]))
+            have[source] += 1
+
+    def place(self, n):
+        """The source of global row n, and which of that source's rows it is."""
+        periods, rest = divmod(n, len(self.period))
+        source, before = self.period[rest]
+        return source, periods * self.shares[source] + before
+
+
+class Source:
+    """The rows of one list of files in the order of a split of that name."""
+
+    def __init__(self, name, lengths, begin, settings):
+        self.order, self.block_size = settings.order, settings.block_size
+        if settings.join:
+            lengths = [sum(lengths)]
+        if min(lengths) <= self.block_size:
+            raise ValueError("a file needs at least block_size + 1 tokens")
+        self.key = settings.seed % U64 + U64 * fnv1a(name.encode())
+        # What an order draws from: positions or windows of each file, summed up; and where each file begins.
+        if self.order == "random":
+            self.step, choices = 1, [n - self.block_size for n in lengths]
+        else:
+            self.step, choices = self.block_size, [(n - 1) // self.block_size for n in lengths]
+        self.choices = [0, *accumulate(choices)]
+        self.begins = list(accumulate(lengths, initial=begin))
+
+    def start(self, s):
+        """Where row s begins."""
+        n = self.choices[-1]
+        if self.order == "random":
+            return self.locate(uniform(n, self.key, s))
+        if self.order == "shuffle":
+            return self.locate(permute(n, self.key, s // n, s % n))
+        return self.locate(s % n)
+
+    def locate(self, choice):
+        """The position that a choice means; neighbouring choices in a file are step tokens apart."""
+        f = bisect_right(self.choices, choice) - 1
+        return self.begins[f] + (choice - self.choices[f]) * self.step
 
 
 class Sequence:
@@ -58,43 +238,45 @@ class Sequence:
         if unknown := settings.keys() - DEFAULTS.keys():
             raise ValueError(f"unknown settings: {sorted(unknown)}")
         self.__dict__.update(DEFAULTS | settings)
-        if self.order not in ("random", "sequential") or self.layout not in ("xy", "tokens"):
-            raise ValueError(f"no reference for order {self.order}, layout {self.layout}")
+        if self.order not in ("random", "sequential", "shuffle", *WIDE_FROM):
+            raise ValueError(f"no reference for order {self.order}")
+        if self.layout not in ("xy", "tokens"):
+            raise ValueError(f"no reference for layout {self.layout}")
 
-        files = [np.memmap(f, TYPES[self.token_dtype], mode="r") for f in self.files]
+        sources = self.sources or [{"files": self.files, "weight": 1}]
+        self.paths = [path for source in sources for path in source["files"]]
+        files = [np.memmap(f, TYPES[self.token_dtype], mode="r") for f in self.paths]
         self.tokens = files[0] if len(files) == 1 else np.concatenate(files)
-        lengths = [len(self.tokens)] if self.join else [len(f) for f in files]
-        if min(lengths) <= self.block_size:
-            raise ValueError("a file needs at least block_size + 1 tokens")
         self.type = np.dtype(TYPES[self.token_dtype if self.dtype == "native" else self.dtype])
         if self.tokens.dtype.itemsize > 2 and self.tokens.max() > np.iinfo(self.type).max:
             raise ValueError(f"token {self.tokens.max()} does not fit {self.type}")
 
-        self.key = self.seed % U64 + U64 * fnv1a(self.split.encode())
-        # What an order draws from: positions or windows of each file, summed up; and where each file begins.
-        if self.order == "random":
-            choices = [n - self.block_size for n in lengths]
-        else:
-            choices = [(n - 1) // self.block_size for n in lengths]
-        self.choices = [0, *accumulate(choices)]
-        self.begins = [0, *accumulate(lengths)]
+        lengths, begin, self.orders = [len(f) for f in files], 0, []
+        for i, source in enumerate(sources):
+            own, lengths = lengths[: len(source["files"])], lengths[len(source["files"]) :]
+            name = f"{self.split}/{i}" if len(sources) > 1 else self.split
+            self.orders.append(Source(name, own, begin, self))
+            begin += sum(own)
+        self.mixture = Mixture([decimal(source["weight"]) for source in sources])
+
+        if self.order in WIDE_FROM:
+            if len(sources) > 1 or len(files) > 1 and not self.join:
+                raise ValueError("torch draws from one array")
+            if self.torch_state and self.world > 1:
+                raise ValueError("a state is one rank's")
+            self.generator = Mersenne(self.seed + self.rank, self.torch_state)
 
     def starts(self, k):
         """Where the rows of batch k begin."""
+        if self.order in WIDE_FROM:
+            n = len(self.tokens) - self.block_size
+            return self.generator.randint(n, k * self.batch_size, self.batch_size, WIDE_FROM[self.order])
         first = (k * self.world + self.rank) * self.batch_size
         rows = range(first, first + self.batch_size)
         if rows.stop > U64:
             raise ValueError("a row's number needs more than 64 bits")
-        n = self.choices[-1]
-        if self.order == "random":
-            blocks = philox(self.key, first, self.batch_size)
-            return [self.locate(uniform(n, self.key, s, words), 1) for s, words in zip(rows, blocks)]
-        return [self.locate(s % n, self.block_size) for s in rows]
-
-    def locate(self, choice, step):
-        """The position that a choice means; neighbouring choices in a file are step tokens apart."""
-        f = bisect_right(self.choices, choice) - 1
-        return self.begins[f] + (choice - self.choices[f]) * step
+        places = [self.mixture.place(s) for s in rows]
+        return [self.orders[source].start(s) for source, s in places]
 
     def batch(self, k):
         """Batch k's starts and its raw bytes."""
@@ -105,24 +287,101 @@ class Sequence:
             return starts, rows.tobytes()
         return starts, rows[:, :-1].tobytes() + rows[:, 1:].tobytes()
 
+    def line(self, k):
+        starts, raw = self.batch(k)
+        return f"{k} {hashlib.sha256(raw).hexdigest()} {','.join(map(str, starts))}"
+
+    def fingerprint(self):
+        h = hashlib.sha256()
+        n = max(2, 64 // len(self.paths))
+        for path in self.paths:
+            with open(path, "rb") as f:
+                raw = f.read()
+            h.update(os.path.basename(path).encode() + b"\0" + len(raw).to_bytes(8, "little"))
+            if len(raw) > n * 4096:
+                raw = b"".join(raw[(len(raw) - 4096) * i // (n - 1) :][:4096] for i in range(n))
+            h.update(raw)
+        return h.hexdigest()[:32]
+
+
+def golden(path):
+    """Recomputes a golden file. Its files hold their own positions, counted through all of them."""
+    with open(path) as f:
+        cases = json.load(f)
+    for number, case in enumerate(cases):
+        with tempfile.TemporaryDirectory() as directory:
+            begin = 0
+            for part in case.get("sources", [case]):
+                for i, n in enumerate(part["files"]):
+                    part["files"][i] = os.path.join(directory, f"{begin}.bin")
+                    np.arange(begin, begin + n).astype(TYPES[case["token_dtype"]]).tofile(part["files"][i])
+                    begin += n
+            if "torch_state" in case:
+                case["torch_state"] = os.path.join(os.path.dirname(path), case["torch_state"])
+            lines = case.pop("batches")
+            sequence = Sequence(**case)
+            for want in lines:
+                got = sequence.line(int(want.split()[0]))
+                assert got == want, f"case {number}: got\n{got}\nwant\n{want}"
+
+
+def torch(path):
+    """Recomputes what PyTorch drew."""
+    with open(path) as f:
+        draws = json.load(f)
+    for order in WIDE_FROM:
+        for case in draws[order]["cases"]:
+            for number, want in enumerate(case["calls"]):
+                n = case["n"]
+                assert Mersenne(case["seed"]).randint(case["range"], number * n, n, WIDE_FROM[order]) == want
+        for case in draws[order]["checksums"]:
+            got = Mersenne(case["seed"]).randint(case["range"], 0, case["calls"] * case["n"], WIDE_FROM[order])
+            assert hashlib.sha256(np.array(got, "<i8")).hexdigest() == case["sha256_of_int64_le"]
+
 
 def selftest():
     # Random123's published answers (kat_vectors, "philox4x64 10").
-    assert philox(0, 0) == [[0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B]]
-    assert philox(2**128 - 1, 2**256 - 1) == [
-        [0x87B092C3013FE90B, 0x438C3C67BE8D0224, 0x9CC7D7C69CD777B6, 0xA09CAEBF594F0BA0]]
-    # A block is the same alone and in a run.
-    assert philox(7, 0, 3) == [philox(7, c)[0] for c in range(3)]
+    assert philox(0) == [0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B]
+    assert philox(2**128 - 1, *4 * [U64 - 1]) == [
+        0x87B092C3013FE90B, 0x438C3C67BE8D0224, 0x9CC7D7C69CD777B6, 0xA09CAEBF594F0BA0]
     # FNV's own test vectors.
     assert fnv1a(b"") == 0xCBF29CE484222325 and fnv1a(b"foobar") == 0x85944171F73967E8
     # Lemire: of n = 2^63 + 1 nearly half of all words are rejected, so some rows need a second block.
     n, second = 2**63 + 1, 0
     for s in range(200):
-        words = philox(5, s)[0] + philox(5, s + U64)[0] + philox(5, s + 2 * U64)[0] + philox(5, s + 3 * U64)[0]
+        words = [word for attempt in range(4) for word in philox(5, s, attempt)]
         accepted = [i for i, w in enumerate(words) if w * n % U64 >= U64 % n]
-        assert uniform(n, 5, s, words[:4]) == words[accepted[0]] * n >> 64
+        assert uniform(n, 5, s) == words[accepted[0]] * n >> 64
         second += accepted[0] >= 4
     assert second > 0
+    # SplitMix64 from 0 gives this first: its state is then the golden ratio.
+    assert mix(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF
+    # Every epoch has each window once.
+    for r in (1, 2, 3, 255, 257, 1000):
+        assert sorted(permute(r, 5, 7, i) for i in range(r)) == list(range(r))
+    # mt19937ar's default seed gives these first and in the 10,000th place, the latter as C++ demands of std::mt19937.
+    mersenne = Mersenne(5489)
+    assert mersenne.words(0, 2) == [3499211612, 581869302] and mersenne.words(9999, 1) == [4123659995]
+    # Far words are the same by steps.
+    bits = np.random.MT19937()
+    bits.state = {"bit_generator": "MT19937", "state": mersenne.state}
+    bits.random_raw(2**25 + 12345, output=False)
+    assert mersenne.words(2**25 + 12345, 3) == bits.random_raw(3).tolist()
+    # Of the first n rows, each source has its share to within one.
+    for weights in ([7, 2, 1], [0.7, 0.3], [1, 1, 1], [97, 2, 1, 50, 50]):
+        mixture, have = Mixture(list(map(decimal, weights))), [0] * len(weights)
+        total = sum(mixture.shares)
+        for n in range(3 * len(mixture.period)):
+            source, index = mixture.place(n)
+            assert index == have[source]
+            have[source] += 1
+            assert all(abs(c - (n + 1) * w / total) < 1 for w, c in zip(mixture.shares, have))
+    # A period of more than 2^20 rows is rounded, and of equal remainders the first is the larger.
+    assert shares(list(map(Fraction, [1000000, 1000000, 97154]))) == [500000, 499999, 48577]
+
+    testdata = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../sampler/testdata")
+    torch(os.path.join(testdata, "torch_randint.json"))
+    golden(os.path.join(testdata, "golden.json"))
 
 
 def main(args):
@@ -131,13 +390,14 @@ def main(args):
         print("ok")
         return
     if len(args) < 2:
-        sys.exit("usage: reference.py SETTINGS.json K... | SETTINGS.json --count N | --selftest")
+        sys.exit("usage: reference.py SETTINGS.json {K... | --count N | --fingerprint} | --selftest")
     with open(args[0]) as f:
         sequence = Sequence(**json.load(f))
-    numbers = range(int(args[2])) if args[1] == "--count" else map(int, args[1:])
-    for k in numbers:
-        starts, raw = sequence.batch(k)
-        print(k, hashlib.sha256(raw).hexdigest(), ",".join(map(str, starts)))
+    if args[1] == "--fingerprint":
+        print(sequence.fingerprint())
+        return
+    for k in range(int(args[2])) if args[1] == "--count" else map(int, args[1:]):
+        print(sequence.line(k))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,383 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"batchfs/sampler"
+)
+
+// runHere runs a command in the working directory and returns its standard output.
+func runHere(ctx context.Context, cmd *cobra.Command, args ...string) (string, error) {
+	cmd.SilenceUsage, cmd.SilenceErrors = true, true
+	var out bytes.Buffer
+	cmd.SetOut(&out)
+	cmd.SetErr(io.Discard)
+	cmd.SetArgs(args)
+	err := cmd.ExecuteContext(ctx)
+	return out.String(), err
+}
+
+func inspect(t testing.TB, args ...string) string {
+	t.Helper()
+	out, err := runHere(t.Context(), inspectCommand(), args...)
+	if err != nil {
+		t.Fatalf("inspect %q: %v", args, err)
+	}
+	return out
+}
+
+// rowBytes are those of row j of a batch: of x and then y, or of the layout tokens.
+func rowBytes(o opened, batch []byte, j int) []byte {
+	n := len(batch) / o.sequence.BatchSize
+	if o.sequence.Layout == sampler.XY {
+		n /= 2
+	}
+	return batch[j*n:][:n]
+}
+
+// Each row is what lies in its file at its start, and is of the epoch that its source has come to.
+func TestProvenance(t *testing.T) {
+	for _, o := range openMany(t) {
+		windows := make([]int, max(1, len(o.split.Sources))) // disjoint ones, by source
+		for i, files := range o.tokens.Files() {
+			all := 0
+			for _, file := range files {
+				n := fileSize(t, file) / 4
+				if all += n; !o.split.Join {
+					windows[i] += (n - 1) / 4
+				}
+			}
+			if o.split.Join {
+				windows[i] = (all - 1) / 4
+			}
+		}
+		given := make([]int, len(windows)) // rows, by source
+		next := uint64(0)                  // row
+		for k := range uint64(20) {
+			for rank := range o.sequence.World {
+				o, err := o.with(fmt.Sprintf("rank=%d", rank))
+				if err != nil {
+					t.Fatal(err)
+				}
+				batch, p := batch(t, o.sequence.Read, o.sequence.BatchBytes(), k), o.provenance(k)
+				if p.Batch != k || p.Sequence != o.label() || p.Fingerprint != o.tokens.Fingerprint() || len(p.Rows) != 3 {
+					t.Fatalf("%s: batch %d is %+v", o.label(), k, p)
+				}
+				for j, row := range p.Rows {
+					source := 0
+					if row.Source != nil {
+						source = *row.Source
+					}
+					if (row.Source != nil) != (len(o.split.Sources) > 0) {
+						t.Errorf("%s: row of source %v", o.label(), row.Source)
+					}
+					if want := uint64(given[source] / windows[source]); row.Row != next || row.Epoch != want {
+						t.Errorf("%s: row %d of epoch %d, want row %d of epoch %d", o.label(), row.Row, row.Epoch, next, want)
+					}
+					given[source]++
+					next++
+					want := rowBytes(o, batch, j)
+					if got := fileBytes(t, row.File, 4*row.Start, len(want)); !bytes.HasPrefix(want, got) ||
+						len(got) < len(want) && !o.split.Join {
+						t.Errorf("%s: row %d of batch %d is % x, but from token %d on %s has % x",
+							o.label(), j, k, want, row.Start, row.File, got)
+					}
+				}
+			}
+		}
+		for i, n := range given {
+			if n < 2*windows[i] && o.split.Order != sampler.Random {
+				t.Errorf("%s: source %d came to %d rows of %d an epoch, which shows little", o.label(), i, n, windows[i])
+			}
+		}
+	}
+}
+
+func fileSize(t testing.TB, path string) int {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int(info.Size())
+}
+
+// fileBytes are as many of n bytes of a file as it has.
+func fileBytes(t testing.TB, path string, at int64, n int) []byte {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	b := make([]byte, n)
+	n, err = f.ReadAt(b, at)
+	if err != nil && err != io.EOF {
+		t.Fatal(err)
+	}
+	return b[:n]
+}
+
+// With --json it prints what a mount shows as batch/<k>.json, under the settings of the mount or of a path in it.
+func TestInspectIsTheFile(t *testing.T) {
+	for _, o := range openMany(t) {
+		for _, path := range []string{"", "seed=9,dtype=int64", "batch_size=5"} {
+			args := []string{o.split.Split, "17", "--json"}
+			there, err := o, error(nil)
+			if path != "" {
+				if there, err = o.with(path); err != nil {
+					t.Fatal(err)
+				}
+				for setting := range strings.SplitSeq(path, ",") {
+					args = append(args, "--set", "splits."+o.split.Split+"."+setting)
+				}
+			}
+			want := (&live{now: o}).directory(there).Provenance(17)
+			if got := inspect(t, args...); got != string(want) {
+				t.Errorf("inspect %q is\n%s\nwant\n%s", args, got, want)
+			}
+		}
+	}
+}
+
+// A batch of too many rows for a file has none, and inspect still works.
+func TestInspectOfManyRows(t *testing.T) {
+	t.Chdir(t.TempDir())
+	writeArray(t, map[string]int{"a.bin": 50})
+	text := small + "[splits.train]\ntokens = 'a.bin'\nlayout = 'tokens'\nbatch_size = "
+	for _, rows := range []int{1 << 16, 1<<16 + 1} {
+		o := mustOpen(t, fmt.Sprint(text, rows))[0]
+		if d := (&live{now: o}).directory(o); (d.Provenance != nil) != (rows == 1<<16) {
+			t.Errorf("%d rows: there is a file: %v", rows, d.Provenance != nil)
+		}
+	}
+	if got := strings.Count(inspect(t, "train", "3"), "\nrow "); got != 1<<16+1 {
+		t.Errorf("%d rows", got)
+	}
+}
+
+// texts are the parts of an output that are indented, one for each row.
+func texts(out string) (all []string) {
+	for _, row := range strings.Split(strings.TrimSuffix(out, "\n"), "\n\nrow ")[1:] {
+		_, text, _ := strings.Cut(row, "\n    ")
+		all = append(all, strings.ReplaceAll(text, "\n    ", "\n"))
+	}
+	return all
+}
+
+// What prepare made tokens of, inspect makes text of again.
+func TestInspectShowsTheText(t *testing.T) {
+	const line = "Größe, ≤ 125 columns:\n\n  \"𝄞\" <&>\t"
+	for _, test := range []struct{ by, text string }{
+		{"char", strings.Repeat(line, 20)}, {"byte", strings.Repeat(line, 20)}, {"byte", strings.Repeat("\x00\xff\xfe ab\n", 50)},
+	} {
+		t.Chdir(t.TempDir())
+		writeTexts(t, map[string]string{"text": test.text})
+		if _, err := prepareHere(t.Context(), "text", "--out", "data", "--by", test.by); err != nil {
+			t.Fatal(err)
+		}
+		tokens := make([]string, 0, len(test.text)) // the text of each
+		for rest := test.text; rest != ""; {
+			n := 1
+			if test.by == "char" {
+				_, n = utf8.DecodeRuneInString(rest)
+			}
+			tokens, rest = append(tokens, rest[:n]), rest[n:]
+		}
+		trained := fileSize(t, "data/train.bin") / 2
+		for split, first := range map[string]int{"train": 0, "val": trained} {
+			for k := range 10 {
+				args := []string{split, fmt.Sprint(k), "--data", "data", "--set", "batch.block_size=15"}
+				var p provenance
+				if err := json.Unmarshal([]byte(inspect(t, append(args, "--json")...)), &p); err != nil {
+					t.Fatal(err)
+				}
+				got := texts(inspect(t, args...))
+				for j, row := range p.Rows {
+					want := strings.Join(tokens[first+int(row.Start):][:15], "")
+					if want = strings.TrimSuffix(want, "\n"); got[j] != want {
+						t.Errorf("row %d of batch %d of %s is %q, want %q", j, k, split, got[j], want)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestInspectWithoutText(t *testing.T) {
+	const broken = "vocab.json: unexpected end of JSON input; make it anew with batchfs prepare, or move it away"
+	for vocab, want := range map[string]string{
+		"":                                "",
+		`{"hello": 0, "world": 1}`:        "", // as of GPT-2
+		`{"kind": 11031, "tokens": 77}`:   "", // which has these words too
+		`["a", "b"]`:                      "",
+		`{"kind": "char", "tokens": ["a"`: broken,
+		"\xff":                            "vocab.json: invalid character",
+	} {
+		t.Chdir(t.TempDir())
+		writeArray(t, map[string]int{"train.bin": 50})
+		if vocab != "" {
+			writeTexts(t, map[string]string{"vocab.json": vocab})
+		}
+		args := []string{"train", "3", "--data", ".", "--set", "batch.block_size=4"}
+		out, err := runHere(t.Context(), inspectCommand(), args...)
+		switch {
+		case want != "" && (err == nil || !strings.HasPrefix(err.Error(), abs(t, ".")+"/"+want)):
+			t.Errorf("%q: error %v, want %s", vocab, err, want)
+		case want == "" && (err != nil || strings.Contains(out, "\n    ") || strings.Count(out, "\nrow ") != 12):
+			t.Errorf("%q: %v, and\n%s", vocab, err, out)
+		}
+		inspect(t, append(args, "--json")...) // which needs none
+	}
+}
+
+// Tokens beyond the vocabulary are shown as what they are.
+func TestInspectOfForeignTokens(t *testing.T) {
+	t.Chdir(t.TempDir())
+	writeArray(t, map[string]int{"train.bin": 5}) // 0 to 4, as two tokens of 2 bytes each
+	writeTexts(t, map[string]string{"vocab.json": `{"kind": "char", "vocab_size": 2, "tokens": ["a", "b"]}`})
+	out := inspect(t, "train", "0", "--data", ".", "--set", "batch.block_size=9", "--set", "batch.batch_size=1")
+	if got := texts(out); len(got) != 1 || got[0] != "aaba\ufffd2a\ufffd3a\ufffd4" {
+		t.Errorf("%q", got)
+	}
+	out = inspect(t, "train", "0", "--data", ".", "--set", "batch.block_size=4", "--set", "batch.batch_size=1",
+		"--set", "batch.token_dtype=uint32")
+	if got := texts(out); len(got) != 1 || got[0] != "ab\ufffd2\ufffd3" {
+		t.Errorf("tokens of 4 bytes: %q", got)
+	}
+}
+
+func TestInspectErrors(t *testing.T) {
+	openMany(t)
+	const which = "name a batch, as in batchfs inspect train 17, or a token, as in batchfs inspect train --find 1000"
+	const number = "batch number: must be a whole number from 0 to 1099511627775 (got "
+	for _, test := range []struct{ args, want string }{
+		{"random", which},
+		{"random 3 --find 7", which},
+		{"random 3 --find 0", which},
+		{"random --epoch 3", which},
+		{"random 3 --epoch 3", "--epoch is for --find: a batch's number says its epoch"},
+		{"random x", number + `"x")`},
+		{"random 1.5", number + `"1.5")`},
+		{"random 0x10", number + `"0x10")`},
+		{"random 1099511627776", number + `"1099511627776")`},
+		{"random 99999999999999999999", number + `"99999999999999999999")`},
+		{"random -- -1", number + `"-1")`},
+		{"random --find 83", "--find: must be from 0 to 82, the last token of the split (got 83)"},
+		{"random --find -1", "--find: must be from 0 to 82, the last token of the split (got -1)"},
+		{"mix --find 100", "--find: must be from 0 to 99, the last token of the split (got 100)"},
+		{"random --find x", `invalid argument "x" for "--find" flag`},
+		{"none 3", `no split "none"; there are ["random" "shuffle" "sequential" "native" "torch" "state" "mix"]`},
+		{"random 3 4", "accepts between 1 and 2 arg(s), received 3"},
+	} {
+		for _, format := range []string{"", "--json "} {
+			out, err := runHere(t.Context(), inspectCommand(), strings.Fields(format+test.args)...)
+			if err == nil || !strings.HasPrefix(err.Error(), test.want) || out != "" {
+				t.Errorf("inspect %s: %v, want %s; %s", test.args, err, test.want, out)
+			}
+		}
+	}
+}
+
+// found is what --find prints with --json.
+type found struct {
+	File  string
+	Index int64
+	Epoch uint64
+	Finds []struct {
+		Batch uint64
+		Rank  int
+		J     int
+		Row   uint64
+		Index int
+	}
+}
+
+// Where --find says that a token is, it is.
+func TestInspectFind(t *testing.T) {
+	for _, o := range openMany(t) {
+		for pos := int64(0); pos < o.tokens.Len(); pos += 4 { // the borders of windows, and of some files
+			for epoch := range uint64(2) {
+				args := []string{o.split.Split, "--find", fmt.Sprint(pos), "--epoch", fmt.Sprint(epoch)}
+				var f found
+				if err := json.Unmarshal([]byte(inspect(t, append(args, "--json")...)), &f); err != nil {
+					t.Fatal(err)
+				}
+				token := fileBytes(t, f.File, 4*f.Index, 4)
+				if at := o.tokens.Locate(pos); f.File != at.Path || f.Index != at.Index || f.Epoch != epoch || f.Finds == nil {
+					t.Fatalf("inspect %q: %+v", args, f)
+				}
+				lines := strings.Split(inspect(t, args...), "\n")
+				want := fmt.Sprintf("token %d of %s, number %d of split %s, in epoch %d:", f.Index, f.File, pos, o.split.Split, epoch)
+				if lines[0] != want {
+					t.Errorf("inspect %q: %s, want %s", args, lines[0], want)
+				}
+				if len(f.Finds) == 0 && lines[1] != "  in no batch" || len(lines) != 2+max(1, len(f.Finds)) {
+					t.Errorf("inspect %q: %q", args, lines)
+				}
+				for i, find := range f.Finds {
+					o, err := o.with(fmt.Sprintf("rank=%d", find.Rank))
+					if err != nil {
+						t.Fatal(err)
+					}
+					batch := batch(t, o.sequence.Read, o.sequence.BatchBytes(), find.Batch)
+					var where []string
+					x, y := rowBytes(o, batch, find.J), rowBytes(o, batch, find.J)[4:] // of the layout tokens
+					if o.sequence.Layout == sampler.XY {
+						y = rowBytes(o, batch, find.J+o.sequence.BatchSize)
+					}
+					if find.Index < 4 {
+						where = append(where, fmt.Sprintf("x[%d, %d]", find.J, find.Index))
+						if !bytes.Equal(x[4*find.Index:][:4], token) {
+							t.Errorf("inspect %q: x of %+v is % x", args, find, x)
+						}
+					}
+					if find.Index > 0 {
+						where = append(where, fmt.Sprintf("y[%d, %d]", find.J, find.Index-1))
+						if !bytes.Equal(y[4*find.Index-4:][:4], token) {
+							t.Errorf("inspect %q: y of %+v is % x", args, find, y)
+						}
+					}
+					want := fmt.Sprintf("  batch %d of rank %d: %s, row number %d",
+						find.Batch, find.Rank, strings.Join(where, " and "), find.Row)
+					if o.sequence.Row(find.Batch, find.J) != find.Row || lines[1+i] != want {
+						t.Errorf("inspect %q: %s, want %s", args, lines[1+i], want)
+					}
+				}
+			}
+		}
+	}
+}
+
+// A search that is stopped says so, and not that there is nothing.
+func TestFindInterrupted(t *testing.T) {
+	openMany(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, split := range []string{"random", "torch", "mix"} {
+		out, err := runHere(ctx, inspectCommand(), split, "--find", "3")
+		if out != "" || err == nil || err.Error() != "interrupted" {
+			t.Errorf("%s: %v, %s", split, err, out)
+		}
+	}
+}
+
+// An epoch that no batch is in has no token.
+func TestFindBeyondTheLastBatch(t *testing.T) {
+	for _, o := range openMany(t) {
+		out := inspect(t, o.split.Split, "--find", "3", "--epoch", "18446744073709551615")
+		if !strings.HasSuffix(out, ":\n  in no batch\n") {
+			t.Errorf("%s: %s", o.split.Split, out)
+		}
+	}
+}

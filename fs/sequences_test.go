@@ -1,0 +1,635 @@
+package fs
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// train is the sequences of a mount of one split, with its directory.
+func train(t *testing.T) (q *sequences, dir inode) {
+	tr := plant(t, counting("train", 100))
+	return tr.sequences, tr.find("train")
+}
+
+func (q *sequences) mustLookUp(t *testing.T, dir inode, name string) int {
+	t.Helper()
+	number, errno := q.lookUp(dir, name)
+	if errno != 0 {
+		t.Fatalf("lookup of %s: %v", name, errno)
+	}
+	return number
+}
+
+// check fails unless every number is either free or that of just one name, and the block knows the same names.
+func (q *sequences) check(t *testing.T) {
+	t.Helper()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.byName)+len(q.free) != q.used {
+		t.Errorf("%d names and %d free numbers of %d used", len(q.byName), len(q.free), q.used)
+	}
+	seen := map[int]bool{}
+	for name, number := range q.byName {
+		state := string(bytes.TrimRight(q.table.states[number].name[:], "\x00"))
+		if s := q.get(number); s == nil || s.Name != name || state != name || seen[number] {
+			t.Errorf("number %d of %q: sequence %v, name %q in the block, seen before: %v", number, name, s, state, seen[number])
+		}
+		seen[number] = true
+	}
+	for _, number := range q.free {
+		if q.get(number) != nil || q.table.states[number].name != [maxName]byte{} || seen[number] {
+			t.Errorf("free number %d: sequence %v, seen before: %v", number, q.get(number), seen[number])
+		}
+		seen[number] = true
+	}
+}
+
+func TestEqualNamesShareANumber(t *testing.T) {
+	q, dir := train(t)
+	seven, eight := q.mustLookUp(t, dir, "seed=7"), q.mustLookUp(t, dir, "seed=8")
+	if seven == eight || seven == dir.sequence() || eight == dir.sequence() {
+		t.Errorf("other names have numbers %d, %d and %d", dir.sequence(), seven, eight)
+	}
+	if got := q.mustLookUp(t, dir, "seed=7"); got != seven {
+		t.Errorf("the same name has number %d, had %d", got, seven)
+	}
+	if got := q.mustLookUp(t, as(eight, dir, "seed=8"), "seed=7"); got != seven {
+		t.Errorf("the same settings by another path have number %d, want %d", got, seven)
+	}
+	if got := q.mustLookUp(t, dir, "seed=own"); got != dir.sequence() {
+		t.Errorf("the split's own settings have number %d, want %d", got, dir.sequence())
+	}
+	for name, want := range map[string]syscall.Errno{"sead=7": syscall.ENOENT, "seed=bad": syscall.EINVAL} {
+		if _, errno := q.lookUp(dir, name); errno != want {
+			t.Errorf("lookup of %s: %v, want %v", name, errno, want)
+		}
+	}
+	q.check(t)
+}
+
+// A sequence goes when all of its files are forgotten, and its number begins anew with the next.
+func TestSequencesComeAndGo(t *testing.T) {
+	tr := plant(t, counting("train", 100))
+	q, dir := tr.sequences, tr.find("train")
+	number := q.mustLookUp(t, dir, "seed=1")
+	for _, name := range []string{"next", "cursor", "batches.bin", "none"} {
+		in := &fuse.InHeader{NodeId: uint64(as(number, dir, "seed=1"))}
+		if status := tr.Lookup(nil, in, name, &fuse.EntryOut{}); !status.Ok() {
+			t.Fatal(status)
+		}
+	}
+	q.mustLookUp(t, dir, "seed=1")
+	state := &q.table.states[number]
+	if got := state.lookups.Load(); got != 5 {
+		t.Fatalf("%d lookups, want 2 of the directory and 3 of files", got)
+	}
+	q.fault(number, "broken")
+	state.reads.Add(1)
+	state.bytes.Add(1)
+	for _, n := range []uint64{1, 3} {
+		if q.forget(number, n); q.get(number) == nil || q.byName["train/seed=1"] != number {
+			t.Fatal("forgotten while a file is known")
+		}
+		q.check(t)
+	}
+	q.forget(number, 1)
+	q.check(t)
+	if got := q.mustLookUp(t, dir, "seed=2"); got != number {
+		t.Errorf("another sequence has number %d, want %d, which is free", got, number)
+	}
+	if state.reads.Load() != 0 || state.bytes.Load() != 0 || state.errors.Load() != 0 || q.faults[number].Load() != nil ||
+		state.lookups.Load() != 1 {
+		t.Error("a sequence begins with what the one before it left")
+	}
+	if got := q.mustLookUp(t, dir, "seed=1"); got == number {
+		t.Error("two sequences have a number")
+	}
+	q.check(t)
+
+	// A split stays, whatever is forgotten.
+	q.forget(dir.sequence(), 1)
+	q.forget(0, 1)
+	if q.get(dir.sequence()) == nil {
+		t.Error("the split is gone")
+	}
+}
+
+// A number that was taken is never given again, however long nobody asks.
+func TestMovedCursorsAreKept(t *testing.T) {
+	tr := plant(t, counting("train", 1000))
+	q, dir := tr.sequences, tr.find("train")
+	number := q.mustLookUp(t, dir, "seed=moved")
+	in := &fuse.OpenIn{}
+	in.NodeId = uint64(makeInode(nextRaw, number, 0))
+	var out fuse.OpenOut
+	if status := tr.Open(nil, in, &out); !status.Ok() {
+		t.Fatal(status)
+	}
+	r := &reader{tree: tr, node: inode(in.NodeId), fh: out.Fh}
+	for want := range 3 {
+		if got := r.batch(t, 1000); got != want {
+			t.Errorf("batch %d, want %d", got, want)
+		}
+	}
+	q.forget(number, 1)
+	for i := range 1000 {
+		name := fmt.Sprint("seed=", i)
+		other := q.mustLookUp(t, dir, name)
+		if other == number {
+			t.Fatalf("%s has the number of one whose cursor moved", name)
+		}
+		q.forget(other, 1)
+	}
+	q.check(t)
+	if got := q.mustLookUp(t, dir, "seed=moved"); got != number {
+		t.Errorf("found again with number %d, had %d", got, number)
+	}
+	if got := r.batch(t, 1000); got != 3 {
+		t.Errorf("then batch %d, want 3", got)
+	}
+	if q.used > 3 {
+		t.Errorf("%d numbers for 3 sequences at a time", q.used)
+	}
+
+	// A read that failed has moved nothing.
+	number = q.mustLookUp(t, dir, "seed=failed")
+	cursor := &q.table.states[number].cursor
+	fh, _ := tr.table.open(makeInode(nextRaw, number, 0), 0)
+	whole := span{0, 1000, 1000}
+	k, _ := tr.table.number(fh, cursor, 1<<40, whole, 0)
+	tr.table.failed(fh, cursor, k, whole)
+	if q.forget(number, 1); q.get(number) != nil {
+		t.Error("kept, and its cursor stands where it began")
+	}
+}
+
+// forgetAtOnce takes the names that the kernel is to forget, so that no lookup waits for that.
+func (q *sequences) forgetAtOnce(t testing.TB) {
+	go func() {
+		for ok := true; ok; {
+			_, ok = q.outdated()
+		}
+	}()
+	t.Cleanup(q.close)
+}
+
+func TestAllNumbersInUse(t *testing.T) {
+	q, dir := train(t)
+	q.forgetAtOnce(t)
+	var numbers []int
+	for i := range maxSequences - 2 {
+		numbers = append(numbers, q.mustLookUp(t, dir, fmt.Sprint("seed=", i)))
+	}
+	for range 2 {
+		if _, errno := q.lookUp(dir, "seed=more"); errno != syscall.ENOSPC {
+			t.Errorf("lookup of one too many: %v, want ENOSPC", errno)
+		}
+	}
+	if got := q.mustLookUp(t, dir, "seed=5"); got != numbers[5] {
+		t.Errorf("one that is there has number %d, had %d", got, numbers[5])
+	}
+	q.forget(numbers[5], 1)
+	if _, errno := q.lookUp(dir, "seed=more"); errno != syscall.ENOSPC {
+		t.Errorf("with one forgotten in part: %v, want ENOSPC", errno)
+	}
+	q.forget(numbers[5], 1)
+	if got := q.mustLookUp(t, dir, "seed=more"); got != numbers[5] {
+		t.Errorf("with one forgotten, number %d, want %d", got, numbers[5])
+	}
+	q.check(t)
+	for i, number := range numbers {
+		if i != 5 {
+			q.forget(number, 1)
+		}
+	}
+	q.check(t)
+	if len(q.byName) != 2 {
+		t.Errorf("%d sequences are left, want the split and one", len(q.byName))
+	}
+}
+
+// The kernel is told to forget the names that were looked up the longest ago.
+func TestKernelIsToldToForget(t *testing.T) {
+	q, dir := train(t)
+	const n = maxRecent + 10
+	for i := range n {
+		q.mustLookUp(t, dir, fmt.Sprint("seed=", i))
+	}
+	for i := range n - maxRecent {
+		if p, ok := q.outdated(); !ok || p != (pathName{dir, fmt.Sprint("seed=", i)}) {
+			t.Fatalf("name %d to be forgotten is %v, %v", i, p, ok)
+		}
+	}
+	waited := make(chan pathName)
+	go func() {
+		p, _ := q.outdated()
+		waited <- p
+	}()
+	q.mustLookUp(t, dir, "seed=last")
+	if p := <-waited; p != (pathName{dir, fmt.Sprint("seed=", n-maxRecent)}) {
+		t.Errorf("the next name is %v", p)
+	}
+	q.close()
+	if p, ok := q.outdated(); ok {
+		t.Errorf("after the end: %v", p)
+	}
+}
+
+// Lookups and forgets at once leave every number with one name, and free none that is known.
+func TestConcurrentLookupsAndForgets(t *testing.T) {
+	q, dir := train(t)
+	q.forgetAtOnce(t)
+	const workers, rounds, names = 8, 3000, 12
+	type held struct {
+		number  int
+		lookups uint64
+	}
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(1, uint64(w)))
+			mine := map[string]held{}
+			defer func() {
+				for _, h := range mine {
+					q.forget(h.number, h.lookups)
+				}
+			}()
+			for range rounds {
+				name := fmt.Sprint("seed=", r.IntN(names))
+				h := mine[name]
+				if h.lookups > 0 && r.IntN(2) == 0 {
+					n := 1 + r.Uint64N(h.lookups)
+					q.forget(h.number, n)
+					if h.lookups -= n; h.lookups == 0 {
+						delete(mine, name)
+						continue
+					}
+				} else {
+					number, errno := q.lookUp(dir, name)
+					if errno != 0 || h.lookups > 0 && number != h.number {
+						t.Errorf("%s has number %d (%v), and is held as %d", name, number, errno, h.number)
+						return
+					}
+					h = held{number, h.lookups + 1}
+				}
+				mine[name] = h
+				for name, h := range mine {
+					if s := q.get(h.number); s == nil || s.Name != "train/"+name {
+						t.Errorf("number %d, held as %s, is %v", h.number, name, s)
+						return
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	q.check(t)
+	if len(q.byName) != 1 {
+		t.Errorf("%d sequences are left, want the split", len(q.byName))
+	}
+}
+
+func TestInodesOfChangedTokens(t *testing.T) {
+	for range 1000 {
+		k, s, b := batchRaw, 1+rand.IntN(maxSequences-1), rand.Uint64N(MaxBatches)
+		was, now := &Sequence{Changes: rand.Uint64N(1 << 20)}, &Sequence{}
+		now.Changes = was.Changes + 1 + rand.Uint64N(7)
+		old := makeInode(k, s, b).changed(was.Changes)
+		if old.kind() != k || old.sequence() != s || old.batch() != b {
+			t.Fatalf("after %d changes: kind %d, sequence %d, batch %d", was.Changes, old.kind(), old.sequence(), old.batch())
+		}
+		if old.outdated(was) || !old.outdated(now) || old == old.changed(now.Changes) {
+			t.Fatalf("%#x of %d changes is taken for one of %d", old, was.Changes, now.Changes)
+		}
+		if next := makeInode(nextRaw, s, 0); next.outdated(now) {
+			t.Fatal("next is outdated")
+		}
+	}
+}
+
+// A directory is in one place: every name that settings are looked up by is another, and the same again is the same.
+func TestInodesOfSettings(t *testing.T) {
+	train, val := makeInode(splitDir, 1, 0), makeInode(splitDir, 2, 0)
+	seen := map[inode]string{train: "train", val: "val"}
+	for _, dir := range []inode{train, val, as(3, train, "seed=1")} {
+		for i := range 1000 {
+			name := fmt.Sprint("seed=", i)
+			d := as(3, dir, name)
+			if d.kind() != splitDir || d.sequence() != 3 || d != as(3, dir, name) || seen[d] != "" {
+				t.Fatalf("%s in %#x is %#x, as is %q", name, dir, d, seen[d])
+			}
+			seen[d] = name
+		}
+	}
+	if as(3, train, "seed=1") == as(4, train, "seed=1") {
+		t.Error("two sequences have a directory")
+	}
+}
+
+// Changing tokens are followed: version v of a batch is that of a counting sequence, and v is its first byte.
+type changing struct {
+	name    string
+	size    int64
+	version atomic.Uint64
+	reading func() // called in the middle of a read
+}
+
+func (c *changing) now() *Sequence {
+	v := c.version.Load()
+	s := counting(c.name, c.size)
+	fill := s.Read
+	s.Changes, s.Follows, s.Steps = v, true, 5-v%2
+	s.Read = func(dst []byte, k uint64, off int64) error {
+		if c.reading != nil {
+			c.reading()
+		}
+		if c.version.Load() != v {
+			return fmt.Errorf("changed: %w", syscall.ESTALE)
+		}
+		err := fill(dst, k, off)
+		for i := range dst {
+			dst[i] ^= byte(v)
+		}
+		return err
+	}
+	s.Provenance = func(k uint64) []byte { return bytes.Repeat(fmt.Appendln(nil, v), int(1+v%3)) }
+	s.Now = func() (*Sequence, error) {
+		if c.version.Load() == v {
+			return s, nil
+		}
+		return c.now(), nil
+	}
+	return s
+}
+
+// holding says which batch of which version data is, or that it is a mix.
+func (c *changing) holding(data []byte) string {
+	for v := range c.version.Load() + 1 {
+		for k := range uint64(20) {
+			want := make([]byte, c.size)
+			counting(c.name, c.size).Read(want, k, 0)
+			for i := range want {
+				want[i] ^= byte(v)
+			}
+			if bytes.Equal(data, want) {
+				return fmt.Sprintf("batch %d of version %d", k, v)
+			}
+		}
+	}
+	return fmt.Sprintf("%d bytes that are no batch", len(data))
+}
+
+func followed(t *testing.T, size int64) (*tree, *changing) {
+	c := &changing{name: "train", size: size}
+	return plant(t, c.now()), c
+}
+
+// A handle of next goes on with other tokens at the beginning of a batch, and neither repeats a number nor leaves one out.
+func TestNextFollowsChanges(t *testing.T) {
+	const size = 1000
+	tr, c := followed(t, size)
+	kept := tr.reader(t, "train/next", 0)
+	expect := func(r *reader, want string) {
+		t.Helper()
+		data, status := r.read(0, size)
+		if got := c.holding(data); !status.Ok() || got != want {
+			t.Errorf("%v, %s, want %s", status, got, want)
+		}
+	}
+	stale := func(r *reader, off int64) {
+		t.Helper()
+		if data, status := r.read(off, size); status != fuse.Status(syscall.ESTALE) {
+			t.Errorf("the rest of a batch of other tokens: %v, %d bytes, want ESTALE", status, len(data))
+		}
+	}
+	expect(kept, "batch 0 of version 0")
+	c.version.Add(1)
+	expect(kept, "batch 1 of version 1")
+	expect(kept, "batch 2 of version 1")
+	expect(tr.reader(t, "train/next", 0), "batch 3 of version 1")
+
+	// In the middle of a batch, whoever notices the change first.
+	for _, noticed := range []bool{false, true} {
+		part := tr.reader(t, "train/next", 0)
+		part.read(0, 400)
+		c.version.Add(1)
+		if noticed {
+			tr.sequences.now(1)
+		}
+		stale(part, 400)
+		stale(part, 900)
+		v, k := c.version.Load(), 3+c.version.Load()
+		expect(part, fmt.Sprintf("batch %d of version %d", k-1, v))
+		if noticed {
+			expect(part, fmt.Sprintf("batch %d of version %d", k, v))
+		}
+	}
+
+	// Whoever had a batch whole has none of the other tokens to go back to.
+	stale(kept, 500)
+	c.version.Add(1)
+	expect(kept, "batch 7 of version 4")
+
+	// While it is read, more than once.
+	times := 5
+	c.reading = func() {
+		if times--; times >= 0 {
+			c.version.Add(1)
+		}
+	}
+	expect(kept, "batch 8 of version 9")
+	c.reading = nil
+	expect(kept, "batch 9 of version 9")
+
+	// While it is read, and another handle takes the next number meanwhile.
+	other := tr.reader(t, "train/next", 0)
+	c.reading = func() {
+		c.reading = nil
+		expect(other, "batch 11 of version 9")
+		c.version.Add(1)
+	}
+	expect(kept, "batch 10 of version 10")
+	expect(kept, "batch 12 of version 10")
+	expect(other, "batch 13 of version 10")
+
+	// Where the header was read alone, as numpy.load does, the array is that of the tokens that were there then.
+	framed := tr.reader(t, "train/next.npy", 0)
+	c.version.Add(1)
+	framed.read(0, stdioBlock)
+	if data, status := framed.read(stdioBlock, size); !status.Ok() || c.holding(data) != "batch 14 of version 11" {
+		t.Errorf("next.npy after its header: %v, %s", status, c.holding(data))
+	}
+	framed.read(0, stdioBlock)
+	c.version.Add(1)
+	stale(framed, stdioBlock)
+
+	// One that looks takes none, and sees the new tokens too.
+	look := tr.reader(t, "train/next", syscall.O_NONBLOCK)
+	expect(look, "batch 16 of version 12")
+	c.version.Add(1)
+	expect(look, "batch 16 of version 13")
+	expect(kept, "batch 16 of version 13")
+	expect(look, "batch 17 of version 13")
+
+	// Without end, which is an error, and takes none either.
+	c.reading = func() { c.version.Add(1) }
+	stale(kept, 0)
+	c.reading = nil
+	expect(kept, fmt.Sprintf("batch 17 of version %d", c.version.Load()))
+}
+
+// The same request gets the same number, also where the tokens changed between the two.
+func TestRepeatedRequestsUnderChanges(t *testing.T) {
+	const size = 1000
+	tr, c := followed(t, size)
+	r := tr.reader(t, "train/next", 0)
+	for k := range 10 {
+		r.read(size, 0) // another request
+		for range 3 {
+			data, status := r.again(0, size)
+			if got, want := c.holding(data), fmt.Sprintf("batch %d of version %d", k, c.version.Load()); !status.Ok() || got != want {
+				t.Fatalf("%v, %s, want %s", status, got, want)
+			}
+			if k%2 == 0 {
+				c.version.Add(1)
+			}
+		}
+	}
+}
+
+// A numbered file never shows two versions: what was opened before a change is of no use after it.
+func TestNumberedFilesUnderChanges(t *testing.T) {
+	const size = 6000
+	for changes := range 20 {
+		if changes == 0 {
+			continue
+		}
+		tr, c := followed(t, size)
+		old := map[string]*reader{}
+		for _, path := range []string{
+			"train/batch/3", "train/batch/3.npy", "train/batch/3.safetensors", "train/batches.bin", "train/batches.npy",
+		} {
+			old[path] = tr.reader(t, path, 0)
+		}
+		json := tr.reader(t, "train/batch/3.json", 0)
+		before, _ := json.read(0, 100)
+		for range changes {
+			c.version.Add(1)
+			tr.reader(t, "train/next", 0).read(0, size)
+		}
+		for path, r := range old {
+			// Every offset: the beginning, what only the old file had, and its end.
+			for _, off := range []int64{0, 4096, 5 * size, 5*size + 4096} {
+				if data, status := r.read(off, size); status != fuse.Status(syscall.ESTALE) {
+					t.Errorf("%s, %d changes after it was opened, at %d: %v, %d bytes, want ESTALE", path, changes, off, status, len(data))
+				}
+			}
+			var out fuse.AttrOut
+			in := &fuse.GetAttrIn{}
+			in.NodeId = uint64(r.node)
+			if status := tr.GetAttr(nil, in, &out); changes%8 != 0 && status != fuse.Status(syscall.ESTALE) {
+				t.Errorf("attributes of %s, %d changes after it was opened: %v, want ESTALE", path, changes, status)
+			}
+			data, status := tr.reader(t, path, 0).read(0, size)
+			if path == "train/batch/3" {
+				if got, want := c.holding(data), fmt.Sprintf("batch 3 of version %d", changes); !status.Ok() || got != want {
+					t.Errorf("%s opened again: %v, %s, want %s", path, status, got, want)
+				}
+			} else if !status.Ok() {
+				t.Errorf("%s opened again: %v", path, status)
+			}
+		}
+		if after, status := json.read(0, 100); !status.Ok() || !bytes.Equal(before, after) {
+			t.Errorf("an open batch/3.json: %v, %q, was %q", status, after, before)
+		}
+	}
+}
+
+// What a lookup says of a file is all of one version, so that the kernel has its size and its pages from the same.
+func TestLookupsUnderChanges(t *testing.T) {
+	tr, c := followed(t, 1000)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				c.version.Add(1)
+				tr.sequences.now(1)
+			}
+		}
+	})
+	defer wg.Wait()
+	defer close(stop)
+	for range 20_000 {
+		in := &fuse.InHeader{NodeId: uint64(tr.find("train"))}
+		var out fuse.EntryOut
+		if status := tr.Lookup(nil, in, "batches.bin", &out); !status.Ok() {
+			t.Fatal(status)
+		}
+		v := out.Generation
+		if i := inode(out.NodeId); i != i.changed(v) || out.Size != 1000*(5-v%2) {
+			t.Fatalf("batches.bin of generation %d is inode %#x of %d bytes", v, i, out.Size)
+		}
+	}
+}
+
+// Settings are looked up among the tokens that are there.
+func TestSettingsUnderChanges(t *testing.T) {
+	tr, c := followed(t, 1000)
+	c.version.Add(1)
+	number := tr.sequences.mustLookUp(t, tr.find("train"), "seed=own")
+	if s := tr.sequences.get(number); s.Changes != 1 {
+		t.Errorf("settings were looked up in tokens of %d changes, and there was 1", s.Changes)
+	}
+}
+
+func TestNumbersUnderChanges(t *testing.T) {
+	const size = 1000
+	tr := plant(t, counting("train", size))
+	table, cursor := tr.table, &tr.table.states[1].cursor
+	fh, _ := table.open(1, 0)
+	id := uint64(0)
+	read := func(off, n int64, changes uint64) string {
+		id++
+		k, ok := table.number(fh, cursor, id, span{off, n, size}, changes)
+		return fmt.Sprint(k, ok)
+	}
+	for i, step := range []struct {
+		off, n  int64
+		changes uint64
+		want    string
+	}{
+		{0, size, 0, "0 true"},
+		{0, 400, 0, "1 true"},
+		{400, 600, 1, "0 false"},
+		{400, 600, 0, "1 true"}, // of one who looked before
+		{0, size, 1, "2 true"},
+		{0, 400, 1, "3 true"},
+		{0, size, 2, "3 true"}, // from its beginning, in other tokens
+		{0, size, 2, "4 true"},
+		{999, 1, 3, "0 false"},
+		{0, size, 3, "5 true"},
+		{996, 4, 3, "5 true"},
+		{0, 4, 3, "6 true"},
+		{0, 4, 1 << 40, "6 true"},
+		{4, 996, 1 << 40, "6 true"},
+		{0, size, 1 << 40, "7 true"},
+	} {
+		if got := read(step.off, step.n, step.changes); got != step.want {
+			t.Errorf("step %d, %+v: %s", i, step, got)
+		}
+	}
+	if got := cursor.Load(); got != 8 {
+		t.Errorf("cursor is %d", got)
+	}
+}

@@ -1,0 +1,181 @@
+package test
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// inspected is a configuration of splits of several kinds, of tokens of 4 bytes that are their own positions in a file.
+func inspected(t testing.TB) (config string) {
+	t.Helper()
+	dir := t.TempDir()
+	config = filepath.Join(dir, "config.toml")
+	write(t, config, []byte(`
+[batch]
+batch_size = 3
+block_size = 8
+token_dtype = "uint32"
+dtype = "uint32"
+[splits.train]
+tokens = ["a.bin", "b.bin"]
+[splits.val]
+tokens = "b.bin"
+order = "shuffle"
+layout = "tokens"
+[splits.torch]
+tokens = "a.bin"
+order = "torch"
+rank = 1
+world = 2
+[splits.mix]
+order = "sequential"
+[[splits.mix.sources]]
+tokens = "a.bin"
+weight = 3
+[[splits.mix.sources]]
+tokens = "b.bin"
+weight = 1
+[splits.many]
+tokens = "a.bin"
+batch_size = 65537
+`))
+	tokens(t, filepath.Join(dir, "a.bin"), 300, 4)
+	tokens(t, filepath.Join(dir, "b.bin"), 100, 4)
+	return config
+}
+
+// What inspect says of a batch is what lies beside it in the mount, to the byte, also under the settings of a path.
+func TestInspectIsTheFileInTheMount(t *testing.T) {
+	config := inspected(t)
+	m := mount(t, "-c", config)
+	for _, split := range []string{"train", "val", "torch", "mix"} {
+		for _, settings := range []string{"", "seed=7", "batch_size=5,world=4"} {
+			args := []string{plainBatchfs, "inspect", split, "-c", config, "--json"}
+			dir := split
+			if settings != "" {
+				dir += "/" + settings
+				for setting := range strings.SplitSeq(settings, ",") {
+					args = append(args, "--set", "splits."+split+"."+setting)
+				}
+			}
+			for _, k := range []uint64{0, 17, 1<<40 - 1} {
+				name := fmt.Sprintf("%s/batch/%d.json", dir, k)
+				want := run(t, append(args, fmt.Sprint(k))...)
+				data, err := os.ReadFile(m.path(name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if string(data) != want {
+					t.Errorf("%s is\n%s\ninspect says\n%s", name, data, want)
+				}
+				if info, err := os.Stat(m.path(name)); err != nil || info.Size() != int64(len(want)) {
+					t.Errorf("%s: %v, %v, want %d bytes", name, info, err, len(want))
+				}
+			}
+		}
+	}
+
+	if _, err := os.Stat(m.path("many/batch/0.json")); !os.IsNotExist(err) {
+		t.Errorf("a batch of many rows: %v", err)
+	}
+	if out := run(t, plainBatchfs, "inspect", "many", "0", "-c", config, "--json"); strings.Count(out, `"row"`) != 65537 {
+		t.Errorf("a batch of many rows: %d of them", strings.Count(out, `"row"`))
+	}
+}
+
+// Each row of a batch in the mount is what lies at the place that the file beside it names.
+func TestProvenanceOfTheMount(t *testing.T) {
+	config := inspected(t)
+	m := mount(t, "-c", config)
+	for _, dir := range []string{"train", "val", "torch", "mix", "train/rank=2,world=3", "mix/order=shuffle,seed=3"} {
+		for k := range 20 {
+			var p struct {
+				Sequence string
+				Rows     []struct {
+					File  string
+					Start uint32
+				}
+			}
+			text, err := os.ReadFile(m.path(fmt.Sprintf("%s/batch/%d.json", dir, k)))
+			if err == nil {
+				err = json.Unmarshal(text, &p)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			batch, err := os.ReadFile(m.path(fmt.Sprintf("%s/batch/%d", dir, k)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			// What names the sequence leads to it.
+			there, err := os.ReadFile(m.path(fmt.Sprintf("%s/batch/%d", p.Sequence, k)))
+			if err != nil || string(there) != string(batch) {
+				t.Errorf("batch %d of %s is not that of %s: %v", k, dir, p.Sequence, err)
+			}
+			row := len(batch) / len(p.Rows)
+			if !strings.HasPrefix(dir, "val") { // x, and behind all of x, y
+				row /= 2
+			}
+			for j, origin := range p.Rows {
+				for i := range row / 4 {
+					if got := binary.LittleEndian.Uint32(batch[j*row+4*i:]); got != origin.Start+uint32(i) {
+						t.Fatalf("token %d of row %d of batch %d of %s is %d, and not of %s from %d on",
+							i, j, k, dir, got, origin.File, origin.Start)
+					}
+				}
+				only := map[string]string{"torch": "a.bin", "val": "b.bin"}[dir]
+				if only != "" && filepath.Base(origin.File) != only {
+					t.Errorf("row %d of batch %d of %s is from %s", j, k, dir, origin.File)
+				}
+			}
+		}
+	}
+}
+
+// Where --find says that a token is, a reader of the mount finds it.
+func TestFindInTheMount(t *testing.T) {
+	config := inspected(t)
+	m := mount(t, "-c", config)
+	for _, split := range []string{"train", "val", "torch", "mix"} {
+		some := false
+		for _, pos := range []string{"0", "8", "64", "99"} {
+			var found struct {
+				Index uint32
+				Finds []struct {
+					Batch    uint64
+					Rank     int
+					J, Index int
+				}
+			}
+			out := run(t, plainBatchfs, "inspect", split, "-c", config, "--find", pos, "--epoch", "1", "--json")
+			if err := json.Unmarshal([]byte(out), &found); err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range found.Finds {
+				some = true
+				batch, err := os.ReadFile(m.path(fmt.Sprintf("%s/rank=%d/batch/%d", split, f.Rank, f.Batch)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				at := f.J*8 + f.Index // in x of shape (3, 8), or of y the token before that
+				switch {
+				case split == "val":
+					at += f.J // of shape (3, 9)
+				case f.Index == 8:
+					at += 3*8 - 1
+				}
+				if got := binary.LittleEndian.Uint32(batch[4*at:]); got != found.Index {
+					t.Errorf("%s: token %d is said to be at %+v, there is %d", split, found.Index, f, got)
+				}
+			}
+		}
+		if !some {
+			t.Errorf("%s: nothing is found, which shows nothing", split)
+		}
+	}
+}
