@@ -169,6 +169,11 @@ func loadConfig(file string, sets []string) (*config, error) {
 		}
 		docs = append(docs, d)
 	}
+	return decodeWith(docs, sets)
+}
+
+// decodeWith is decode with --set arguments over the documents.
+func decodeWith(docs []*document, sets []string) (*config, error) {
 	for _, arg := range sets {
 		d, err := parseSet(arg)
 		if err != nil {

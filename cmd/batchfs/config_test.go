@@ -22,15 +22,7 @@ func decodeText(text string, sets ...string) (*config, error) {
 	if err != nil {
 		return nil, err
 	}
-	docs := []*document{file}
-	for _, arg := range sets {
-		d, err := parseSet(arg)
-		if err != nil {
-			return nil, err
-		}
-		docs = append(docs, d)
-	}
-	return decode(docs)
+	return decodeWith([]*document{file}, sets)
 }
 
 // settings are a split without what only messages need.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -164,11 +165,11 @@ func (o opened) text(start int64, v *vocabulary) (string, error) {
 	window := cache.Window{Start: start, Len: o.sequence.BlockSize}
 	err := o.tokens.Read([]cache.Window{window}, func(_ cache.Window, raw []byte) error {
 		for ; len(raw) > 0; raw = raw[o.tokens.Width:] {
-			token := int(raw[0]) | int(raw[1])<<8
+			token := uint32(binary.LittleEndian.Uint16(raw))
 			if o.tokens.Width == 4 {
-				token |= int(raw[2])<<16 | int(raw[3])<<24
+				token = binary.LittleEndian.Uint32(raw)
 			}
-			text.WriteString(v.text(token))
+			text.WriteString(v.text(int(token)))
 		}
 		return nil
 	})
