@@ -36,20 +36,25 @@ func (t *Tokens) readShard(s *shard, ws []Window, visit func(Window, []byte) err
 	return t.noting(s, read(s, ws, visit))
 }
 
+// readRemap maps the pages of the windows, each by themselves: a fault in a map of the whole file maps the cached pages around
+// it too, to no use.
 func (t *Tokens) readRemap(s *shard, ws []Window, visit func(Window, []byte) error) error {
 	fd, err := s.open()
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	mapping, err := s.mmap(fd)
-	if err != nil {
-		return err
+	t.willNeed(fd, s, ws)
+	var size int64
+	for _, w := range ws {
+		from, to := t.pages(s, w)
+		size += to - from
 	}
-	err = func() error {
-		defer unix.Munmap(mapping)
-		return t.visitMapped(s, mapping, ws, visit)
-	}()
+	if size*pagesAround > s.id.size {
+		err = t.visitWhole(fd, s, ws, visit)
+	} else {
+		err = t.visitApart(fd, s, uintptr(size), ws, visit)
+	}
 	if err != nil {
 		return s.because(err, fd)
 	}
@@ -57,6 +62,56 @@ func (t *Tokens) readRemap(s *shard, ws []Window, visit func(Window, []byte) err
 		t.dropPages(fd, s, w)
 	}
 	return s.unchanged(fd)
+}
+
+// pagesAround is how many pages a fault maps, if they are in the page cache. Of a file in which the windows lie that close,
+// they are of use.
+const pagesAround = 16
+
+// visitWhole visits windows in a map of the whole file.
+func (t *Tokens) visitWhole(fd int, s *shard, ws []Window, visit func(Window, []byte) error) error {
+	// unix.Mmap would keep a table of maps under a lock.
+	at, err := unix.MmapPtr(fd, 0, nil, uintptr(s.id.size), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return &os.PathError{Op: "mmap", Path: s.path, Err: err}
+	}
+	defer unix.MunmapPtr(at, uintptr(s.id.size))
+	mapping := unsafe.Slice((*byte)(at), s.id.size)
+	unix.Madvise(mapping, unix.MADV_RANDOM)
+	for _, w := range ws {
+		if err := t.visitMapped(s, mapping, 0, w, visit); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// visitApart visits windows whose pages, of size bytes, are mapped next to each other, to be unmapped at once: that interrupts
+// the other processors.
+func (t *Tokens) visitApart(fd int, s *shard, size uintptr, ws []Window, visit func(Window, []byte) error) error {
+	first, err := unix.MmapPtr(-1, 0, nil, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
+	if err != nil {
+		return &os.PathError{Op: "mmap", Path: s.path, Err: err}
+	}
+	defer unix.MunmapPtr(first, size)
+	next := first
+	for _, w := range ws {
+		from, to := t.pages(s, w)
+		if _, err := unix.MmapPtr(fd, from, next, uintptr(to-from), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+			return &os.PathError{Op: "mmap", Path: s.path, Err: err}
+		}
+		next = unsafe.Add(next, to-from)
+	}
+	unix.Madvise(unsafe.Slice((*byte)(first), size), unix.MADV_RANDOM)
+	next = first
+	for _, w := range ws {
+		from, to := t.pages(s, w)
+		if err := t.visitMapped(s, unsafe.Slice((*byte)(next), to-from), from, w, visit); err != nil {
+			return err
+		}
+		next = unsafe.Add(next, to-from)
+	}
+	return nil
 }
 
 // readMapped reads through a mapping that stays.
@@ -69,11 +124,16 @@ func (t *Tokens) readMapped(s *shard, ws []Window, visit func(Window, []byte) er
 	if err := s.unchangedAtPath(); err != nil {
 		return err
 	}
-	err = t.visitMapped(s, m.bytes, ws, visit)
+	for _, w := range ws { // so that a disk reads many at once
+		from, to := t.pages(s, w)
+		unix.Madvise(m.bytes[from:min(to, int64(len(m.bytes)))], unix.MADV_WILLNEED)
+	}
+	for i := 0; i < len(ws) && err == nil; i++ {
+		err = t.visitMapped(s, m.bytes, 0, ws[i], visit)
+	}
 	if t.Access == Advise {
 		for _, w := range ws {
-			from, to := t.pages(s, w)
-			unix.Madvise(m.bytes[from:min(to, int64(len(m.bytes)))], unix.MADV_DONTNEED)
+			unix.Madvise(m.around(t.bytes(s, w)), unix.MADV_DONTNEED)
 			t.dropPages(m.fd, s, w)
 		}
 	}
@@ -89,6 +149,18 @@ type mapping struct {
 	fd    int // open only if the page cache is to be given back
 }
 
+// around is the part of the mapping that a fault in [from, to) may have mapped: the kernel also maps cached pages next to the
+// one asked for, and whole large folios, but never more than one page table holds. A kernel that gets all of a page table
+// back (6.14 and later) frees that too.
+func (m *mapping) around(from, to int64) []byte {
+	page := int64(os.Getpagesize())
+	table := page * page / 8
+	first := int64(uintptr(unsafe.Pointer(unsafe.SliceData(m.bytes))))
+	from = (first+from)&^(table-1) - first
+	to = (first+to+table-1)&^(table-1) - first
+	return m.bytes[max(from, 0):min(to, int64(len(m.bytes)))]
+}
+
 // keepMapping maps the shard at its first read.
 func (t *Tokens) keepMapping(s *shard) (*mapping, error) {
 	s.keep.Lock()
@@ -101,10 +173,11 @@ func (t *Tokens) keepMapping(s *shard) (*mapping, error) {
 		return nil, err
 	}
 	m := &mapping{fd: fd}
-	if m.bytes, err = s.mmap(fd); err != nil {
+	if m.bytes, err = unix.Mmap(fd, 0, int(s.id.size), unix.PROT_READ, unix.MAP_SHARED); err != nil {
 		unix.Close(fd)
-		return nil, err
+		return nil, &os.PathError{Op: "mmap", Path: s.path, Err: err}
 	}
+	unix.Madvise(m.bytes, unix.MADV_RANDOM)
 	unix.Madvise(m.bytes, unix.MADV_DONTDUMP)
 	// Reads that are under way hold the mapping, so there is no moment to unmap at but the collector's.
 	runtime.AddCleanup(m, func(b []byte) { unix.Munmap(b) }, m.bytes)
@@ -127,27 +200,21 @@ func (t *Tokens) Release() {
 }
 
 func (s *shard) unchangedAtPath() error {
-	var st unix.Stat_t
-	if err := unix.Stat(s.path, &st); err != nil {
-		return &os.PathError{Op: "stat", Path: s.path, Err: err}
+	var st unix.Statx_t
+	cwd := unix.AT_FDCWD
+	const mask = unix.STATX_INO | unix.STATX_SIZE | unix.STATX_MTIME
+	_, _, errno := unix.Syscall6(unix.SYS_STATX, uintptr(cwd), uintptr(unsafe.Pointer(s.cpath)), 0, mask, uintptr(unsafe.Pointer(&st)), 0)
+	if errno != 0 {
+		return &os.PathError{Op: "stat", Path: s.path, Err: errno}
 	}
-	return s.same(identityOf(&st))
-}
-
-func (s *shard) mmap(fd int) ([]byte, error) {
-	mapping, err := unix.Mmap(fd, 0, int(s.id.size), unix.PROT_READ, unix.MAP_SHARED)
-	if err != nil {
-		return nil, &os.PathError{Op: "mmap", Path: s.path, Err: err}
-	}
-	unix.Madvise(mapping, unix.MADV_RANDOM)
-	return mapping, nil
+	return s.same(identity{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino, int64(st.Size), st.Mtime.Sec, int64(st.Mtime.Nsec)})
 }
 
 var errFault = errors.New("the mapped file cannot be read there (truncated meanwhile, or an input/output error)")
 
-// visitMapped calls visit with slices of the mapping. A page that cannot be had (the file was truncated, the disk failed)
-// raises SIGBUS, which is made an error here; a fault anywhere else stays the panic that it is.
-func (t *Tokens) visitMapped(s *shard, mapping []byte, ws []Window, visit func(Window, []byte) error) (err error) {
+// visitMapped calls visit with a slice of a mapping of the file from byte at on. A page that cannot be had (the file was
+// truncated, the disk failed) raises SIGBUS, which is made an error here; a fault anywhere else stays the panic that it is.
+func (t *Tokens) visitMapped(s *shard, mapping []byte, at int64, w Window, visit func(Window, []byte) error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		r := recover()
@@ -159,13 +226,8 @@ func (t *Tokens) visitMapped(s *shard, mapping []byte, ws []Window, visit func(W
 		if !ok || fault.Addr() < first || fault.Addr() >= first+uintptr(len(mapping)) {
 			panic(r)
 		}
-		err = fmt.Errorf("%s: byte %d: %w", s.path, fault.Addr()-first, errFault)
+		err = fmt.Errorf("%s: byte %d: %w", s.path, at+int64(fault.Addr()-first), errFault)
 	}()
-	for _, w := range ws {
-		from, to := t.bytes(s, w)
-		if err := visit(w, mapping[from:to]); err != nil {
-			return err
-		}
-	}
-	return nil
+	from, to := t.bytes(s, w)
+	return visit(w, mapping[from-at:to-at])
 }

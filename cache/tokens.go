@@ -21,6 +21,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -73,6 +74,7 @@ type Place struct {
 // A shard is one file, as it was when it was opened.
 type shard struct {
 	path   string
+	cpath  *byte // path and a zero byte, because to make one in each read is to allocate
 	source int
 	start  int64 // of its first token in the array
 	len    int64 // tokens
@@ -84,9 +86,9 @@ type shard struct {
 
 // An identity tells a file from the one that stood at its path before, and from itself before somebody wrote to it.
 type identity struct {
-	dev, ino uint64
-	size     int64
-	mtime    unix.Timespec
+	dev, ino  uint64
+	size      int64
+	sec, nsec int64 // mtime
 }
 
 // ChangedError says that a token file is not the one that was opened. errors.Is(err, syscall.ESTALE) holds for it.
@@ -188,7 +190,8 @@ func openShard(path string, width int, was *shard, sum hash.Hash, blocks int64) 
 	if err := sample(f, info.Size(), blocks, sum); err != nil {
 		return nil, err
 	}
-	return &shard{path: path, len: info.Size() / int64(width), id: id}, nil
+	cpath, err := unix.BytePtrFromString(path)
+	return &shard{path: path, cpath: cpath, len: info.Size() / int64(width), id: id}, err
 }
 
 // sampleSize is the bytes of a block of a file that the fingerprint covers.
@@ -218,11 +221,7 @@ func sample(f io.ReaderAt, size, blocks int64, sum hash.Hash) error {
 func identify(fd int) (identity, error) {
 	var st unix.Stat_t
 	err := unix.Fstat(fd, &st)
-	return identityOf(&st), err
-}
-
-func identityOf(st *unix.Stat_t) identity {
-	return identity{dev: uint64(st.Dev), ino: st.Ino, size: st.Size, mtime: st.Mtim}
+	return identity{uint64(st.Dev), st.Ino, st.Size, int64(st.Mtim.Sec), int64(st.Mtim.Nsec)}, err
 }
 
 // overwritten says whether now is the same file changed other than by appending to it.
@@ -244,7 +243,7 @@ func (s *shard) same(now identity) error {
 	case now.ino != was.ino || now.dev != was.dev:
 		e.How = "another file stands in its place"
 	default:
-		e.How = fmt.Sprintf("written to at %s", time.Unix(now.mtime.Unix()).UTC().Format(time.RFC3339Nano))
+		e.How = fmt.Sprintf("written to at %s", time.Unix(now.sec, now.nsec).UTC().Format(time.RFC3339Nano))
 	}
 	return e
 }
@@ -331,7 +330,7 @@ func (t *Tokens) shardOf(pos int64) int {
 // valid during the call only. Read sorts ws. An error of visit ends the read and is returned, unless the file changed,
 // which then explains it.
 func (t *Tokens) Read(ws []Window, visit func(w Window, raw []byte) error) error {
-	if err := t.checkChanged(); err != nil {
+	if err := t.checkChanged(); err != nil || len(ws) == 0 {
 		return err
 	}
 	if len(t.shards) == 1 {
@@ -392,13 +391,21 @@ func (t *Tokens) readPread(s *shard, ws []Window, visit func(Window, []byte) err
 	unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM)
 	scratch := t.pool.Get().(*[]byte)
 	defer t.pool.Put(scratch)
-	for _, w := range ws {
+	flags := unix.RWF_NOWAIT
+	for i, w := range ws {
 		from, to := t.bytes(s, w)
 		if int64(cap(*scratch)) < to-from {
 			*scratch = make([]byte, to-from)
 		}
 		raw := (*scratch)[:to-from]
-		if err := preadFull(fd, raw, from); err != nil {
+		n, err := pread(fd, raw, from, flags)
+		if flags != 0 && int64(n) < to-from {
+			// The page cache lacks some of it, and so probably of the others.
+			t.willNeed(fd, s, ws[i:])
+			flags = 0
+			_, err = pread(fd, raw, from, flags)
+		}
+		if err != nil {
 			return s.because(&os.PathError{Op: "read", Path: s.path, Err: err}, fd)
 		}
 		if err := visit(w, raw); err != nil {
@@ -409,32 +416,37 @@ func (t *Tokens) readPread(s *shard, ws []Window, visit func(Window, []byte) err
 	return s.unchanged(fd)
 }
 
-func preadFull(fd int, buf []byte, off int64) error {
-	for len(buf) > 0 {
-		n, err := unix.Pread(fd, buf, off)
+// pread fills buf, or with RWF_NOWAIT as much of it as the page cache has.
+func pread(fd int, buf []byte, off int64, flags int) (n int, err error) {
+	for n < len(buf) {
+		iov := unix.Iovec{Base: &buf[n]}
+		iov.SetLen(len(buf) - n)
+		at := off + int64(n)
+		// unix.Preadv2 would allocate.
+		got, _, errno := unix.Syscall6(unix.SYS_PREADV2, uintptr(fd), uintptr(unsafe.Pointer(&iov)), 1, uintptr(at), uintptr(at>>32), uintptr(flags))
 		switch {
-		case err == unix.EINTR:
+		case errno == unix.EINTR:
 			continue
-		case err != nil:
-			return err
-		case n == 0:
-			return io.ErrUnexpectedEOF
+		case errno != 0:
+			return n, errno
+		case got == 0:
+			return n, io.ErrUnexpectedEOF
 		}
-		buf, off = buf[n:], off+int64(n)
+		n += int(got)
 	}
-	return nil
+	return n, nil
 }
 
 // open opens the file and checks that it is the one that was opened first.
 func (s *shard) open() (fd int, err error) {
-	for {
-		fd, err = unix.Open(s.path, openFlags, 0)
-		if err != unix.EINTR {
-			break
-		}
+	cwd, errno := unix.AT_FDCWD, unix.EINTR
+	for errno == unix.EINTR {
+		var n uintptr
+		n, _, errno = unix.Syscall6(unix.SYS_OPENAT, uintptr(cwd), uintptr(unsafe.Pointer(s.cpath)), openFlags, 0, 0, 0)
+		fd = int(n)
 	}
-	if err != nil {
-		return -1, &os.PathError{Op: "open", Path: s.path, Err: err}
+	if errno != 0 {
+		return -1, &os.PathError{Op: "open", Path: s.path, Err: errno}
 	}
 	if err := s.unchanged(fd); err != nil {
 		unix.Close(fd)
@@ -458,6 +470,14 @@ func (s *shard) because(err error, fd int) error {
 		return changed
 	}
 	return err
+}
+
+// willNeed has the disk read windows at once, those that the page cache lacks, before they are read one after the other.
+func (t *Tokens) willNeed(fd int, s *shard, ws []Window) {
+	for _, w := range ws {
+		from, to := t.bytes(s, w)
+		unix.Fadvise(fd, from, to-from, unix.FADV_WILLNEED)
+	}
 }
 
 func (t *Tokens) dropPages(fd int, s *shard, w Window) {
