@@ -1,8 +1,9 @@
 package sampler
 
 import (
-	"encoding/binary"
 	"math"
+	"slices"
+	"unsafe"
 )
 
 // DType is the type of a token in a batch, little-endian.
@@ -30,41 +31,55 @@ func (d DType) Size() int {
 // convert writes the tokens of raw, unsigned integers of width bytes, to dst as d. It returns the index of the first
 // token that d cannot hold, or -1. Tokens are never wrapped.
 func convert(dst, raw []byte, d DType, width int) (bad int) {
-	le := binary.LittleEndian
 	switch {
 	case width == 4 && d == Uint16:
-		for i := 0; len(raw) >= 4 && len(dst) >= 2; i++ {
-			v := le.Uint32(raw)
-			if v > math.MaxUint16 {
-				return i
-			}
-			le.PutUint16(dst, uint16(v))
-			raw, dst = raw[4:], dst[2:]
+		if bad := tooLarge(raw, math.MaxUint16); bad >= 0 {
+			return bad
 		}
+		each[uint16, uint32](dst, raw)
 	case width == 4 && d == Int32:
-		for i := 0; i+4 <= len(raw); i += 4 {
-			if le.Uint32(raw[i:]) > math.MaxInt32 {
-				return i / 4
-			}
+		if bad := tooLarge(raw, math.MaxInt32); bad >= 0 {
+			return bad
 		}
 		copy(dst, raw)
 	case width == d.Size():
 		copy(dst, raw)
 	case width == 2 && d.Size() == 4:
-		for len(raw) >= 2 && len(dst) >= 4 {
-			le.PutUint32(dst, uint32(le.Uint16(raw)))
-			raw, dst = raw[2:], dst[4:]
-		}
+		each[uint32, uint16](dst, raw)
 	case width == 2:
-		for len(raw) >= 2 && len(dst) >= 8 {
-			le.PutUint64(dst, uint64(le.Uint16(raw)))
-			raw, dst = raw[2:], dst[8:]
-		}
+		each[uint64, uint16](dst, raw)
 	default:
-		for len(raw) >= 4 && len(dst) >= 8 {
-			le.PutUint64(dst, uint64(le.Uint32(raw)))
-			raw, dst = raw[4:], dst[8:]
-		}
+		each[uint64, uint32](dst, raw)
 	}
 	return -1
+}
+
+// The loops below are those that the compiler makes good code of: no bounds to check, one load and one store a token.
+
+// each converts tokens of type S to type D.
+func each[D, S uint16 | uint32 | uint64](dst, src []byte) {
+	from := as[S](src)
+	to := as[D](dst)[:len(from)]
+	for i, v := range from {
+		to[i] = D(v)
+	}
+}
+
+// tooLarge is the index of the first uint32 of raw above most, all of whose bits are ones, or -1.
+func tooLarge(raw []byte, most uint32) int {
+	tokens := as[uint32](raw)
+	var all uint32
+	for _, v := range tokens {
+		all |= v
+	}
+	if all <= most {
+		return -1
+	}
+	return slices.IndexFunc(tokens, func(v uint32) bool { return v > most })
+}
+
+// as is b as numbers of this machine, which therefore must be little-endian, as files and batches are.
+func as[N uint16 | uint32 | uint64](b []byte) []N {
+	var n N
+	return unsafe.Slice((*N)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(n)))
 }

@@ -160,14 +160,22 @@ func (q *Sequence) Epoch(k uint64, j int) uint64 {
 	return index / uint64(q.sources[source].windows.disjoint.total())
 }
 
-// A request is the memory of one Read.
+// A request is one Read.
 type request struct {
-	windows []cache.Window
-	rows    []row
-	ragged  []byte
+	sequence *Sequence
+	dst      []byte
+	windows  []cache.Window
+	rows     []row
+	ragged   []byte
+
+	visit func(cache.Window, []byte) error // lay, made once because to make it is to allocate
 }
 
-var requests = sync.Pool{New: func() any { return new(request) }}
+var requests = sync.Pool{New: func() any {
+	req := new(request)
+	req.visit = req.lay
+	return req
+}}
 
 // A row is what a window is fetched for.
 type row struct {
@@ -216,7 +224,8 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	}
 	req := requests.Get().(*request)
 	defer requests.Put(req)
-	req.windows, req.rows = req.windows[:0], req.rows[:0]
+	defer func() { req.sequence, req.dst = nil, nil }()
+	req.sequence, req.dst, req.windows, req.rows = q, dst, req.windows[:0], req.rows[:0]
 	size := q.BatchBytes()
 	k, off = k+uint64(off/size), off%size
 	for base := -int(off); base < len(dst); base, k = base+int(size), k+1 {
@@ -235,21 +244,24 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 			seen = [2]int{from, to}
 		}
 	}
-	return q.tokens.Read(req.windows, func(w cache.Window, raw []byte) error {
-		r := req.rows[w.Tag]
-		for i := range q.parts() {
-			p := q.part(i, r.base, r.j)
-			from, to := within(p.at, q.out, p.len, len(dst))
-			if from == to {
-				continue
-			}
-			raw := raw[(p.shift+from-r.first)*q.tokens.Width:][:(to-from)*q.tokens.Width]
-			if bad := q.place(dst, p.at+from*q.out, raw, &req.ragged); bad >= 0 {
-				return q.misfit(w.Start+int64(p.shift+from-r.first+bad), raw[bad*q.tokens.Width:])
-			}
+	return q.tokens.Read(req.windows, req.visit)
+}
+
+// lay puts the tokens of a window where dst shows them.
+func (req *request) lay(w cache.Window, raw []byte) error {
+	q, dst, r := req.sequence, req.dst, req.rows[w.Tag]
+	for i := range q.parts() {
+		p := q.part(i, r.base, r.j)
+		from, to := within(p.at, q.out, p.len, len(dst))
+		if from == to {
+			continue
 		}
-		return nil
-	})
+		raw := raw[(p.shift+from-r.first)*q.tokens.Width:][:(to-from)*q.tokens.Width]
+		if bad := q.place(dst, p.at+from*q.out, raw, &req.ragged); bad >= 0 {
+			return q.misfit(w.Start+int64(p.shift+from-r.first+bad), raw[bad*q.tokens.Width:])
+		}
+	}
+	return nil
 }
 
 // plan notes the window that row j of batch k needs for the n bytes of dst.
