@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -53,6 +54,7 @@ type tree struct {
 	fuse.RawFileSystem // ENOSYS for the rest, after which the kernel does not ask again
 	table              *table
 	sequences          *sequences
+	ahead              ahead
 	readme             []byte
 	version            string
 	log                *slog.Logger
@@ -69,12 +71,20 @@ type tree struct {
 // attributes that never change may be remembered for as long as the kernel can express.
 const forever = time.Duration(1<<31) * time.Second
 
-func newTree(mountpoint, version string, splits []*Sequence, log *slog.Logger) (*tree, error) {
+// Options are what a mount depends on besides its sequences.
+type Options struct {
+	Version    string
+	Ahead      int   // batches made ready for each reader of next* or batch/<k> in order
+	AheadBytes int64 // that all of these may take
+	Log        *slog.Logger
+}
+
+func newTree(mountpoint string, splits []*Sequence, o Options) (*tree, error) {
 	table, err := newTable()
 	if err != nil {
 		return nil, err
 	}
-	sequences, err := newSequences(splits, table, log)
+	sequences, err := newSequences(splits, table, o.Log)
 	if err != nil {
 		return nil, err
 	}
@@ -82,9 +92,10 @@ func newTree(mountpoint, version string, splits []*Sequence, log *slog.Logger) (
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
 		table:         table,
 		sequences:     sequences,
+		ahead:         ahead{batches: o.Ahead, bytes: o.AheadBytes},
 		readme:        readme(mountpoint, splits),
-		version:       version,
-		log:           log,
+		version:       o.Version,
+		log:           o.Log,
 		began:         time.Now(),
 		uid:           uint32(os.Getuid()),
 		gid:           uint32(os.Getgid()),
@@ -394,47 +405,47 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	if len(buf) == 0 {
 		return fuse.ReadResultData(nil), fuse.OK
 	}
-	r := span{off, int64(len(buf)), size}
+	var r *reply
 	var err error
 	if k.isNext() {
-		err = t.readNext(i, in, r, buf)
+		r, err = t.readNext(i, in, span{off, int64(len(buf)), size}, buf)
 	} else {
-		err = t.read(i, s, i.first(), off, buf)
+		r, err = t.read(i, s, i.first(), off, buf)
 	}
 	if err != nil {
 		return nil, t.fault(i, err)
 	}
-	return fuse.ReadResultData(buf), fuse.OK
+	return r, fuse.OK
 }
 
 var errOutdated = fmt.Errorf("the token files changed while they were read: open the file again, next from its beginning (%w)", syscall.ESTALE)
 
 // readNext reads a span of the batch that a handle holds. At the beginning of a batch it goes on with other tokens where
 // they changed and are followed.
-func (t *tree) readNext(i inode, in *fuse.ReadIn, r span, buf []byte) error {
+func (t *tree) readNext(i inode, in *fuse.ReadIn, r span, buf []byte) (*reply, error) {
 	cursor := &t.table.states[i.sequence()].cursor
 	if !i.kind().isRaw() && r.off+r.len <= stdioBlock {
 		// A header alone shows no tokens that would show that they changed.
 		if _, err := t.sequences.now(i.sequence()); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	for try := 1; ; try++ {
 		s := t.sequence(i)
 		number, ok := t.table.number(in.Fh, cursor, in.Unique, r, s.Changes)
 		if !ok {
-			return errOutdated
+			return nil, errOutdated
 		}
-		err := t.read(i, s, number, r.off, buf)
+		reply, err := t.read(i, s, number, r.off, buf)
 		if err == nil {
-			return nil
+			return reply, nil
 		}
 		t.table.failed(in.Fh, cursor, number, r)
 		if !s.Follows || !errors.Is(err, syscall.ESTALE) || try == maxTries {
-			return err
+			return nil, err
 		}
 		if _, err := t.sequences.now(i.sequence()); err != nil {
-			return err
+			return nil, err
 		}
 	}
 }
@@ -455,25 +466,73 @@ func (t *tree) openedText(i inode, fh uint64) []byte {
 	return t.text(i, t.sequence(i))
 }
 
-// read fills buf, which lies within the file, from byte off of a file that begins with batch number of s.
-func (t *tree) read(i inode, s *Sequence, number uint64, off int64, buf []byte) error {
-	rest := buf
-	if k := i.kind(); !k.isRaw() {
+// read answers with the bytes from off on of a file that begins with batch number of s, as many as buf has, which lie
+// within the file. It may use buf for them.
+func (t *tree) read(i inode, s *Sequence, number uint64, off int64, buf []byte) (*reply, error) {
+	r := replies.Get().(*reply)
+	rest, k := buf, i.kind()
+	if !k.isRaw() {
 		if off < stdioBlock {
 			n := copy(buf, s.header(k, number)[off:])
 			rest, off = buf[n:], off+int64(n)
 		}
 		off -= stdioBlock
 	}
-	if len(rest) > 0 {
-		if err := s.Read(rest, number, off); err != nil {
-			return err
+	if len(rest) > 0 && !k.isBatches() {
+		r.ahead = &t.ahead
+		r.stream, r.ready = t.ahead.asked(s, number)
+	}
+	if r.ready != nil {
+		// What is ready is of the tokens as they were.
+		if now, err := t.sequences.now(i.sequence()); err != nil || now != s {
+			r.ready.RUnlock()
+			r.ready = nil
+		}
+	}
+	if r.ready != nil {
+		r.parts = [2][]byte{buf[:len(buf)-len(rest)], r.ready.bytes[off:][:len(rest)]}
+	} else {
+		r.parts = [2][]byte{buf}
+		if len(rest) > 0 {
+			if err := s.Read(rest, number, off); err != nil {
+				return nil, err
+			}
 		}
 	}
 	state := &t.table.states[i.sequence()]
 	state.reads.Add(1)
 	state.bytes.Add(uint64(len(buf)))
-	return nil
+	return r, nil
+}
+
+// A reply is a fuse.ReadResult. When it was sent, the batches that come next are made ready.
+type reply struct {
+	parts  [2][]byte
+	ahead  *ahead
+	stream *stream // may be nil
+	ready  *ready  // that the second part lies in, or nil
+}
+
+var replies = sync.Pool{New: func() any { return new(reply) }}
+
+// Slices are what is sent. Without this method go-fuse would be done with a reply before it sends it.
+func (r *reply) Slices() ([][]byte, fuse.Status) { return r.parts[:], fuse.OK }
+
+func (r *reply) Bytes([]byte) ([]byte, fuse.Status) { return slices.Concat(r.parts[:]...), fuse.OK }
+
+func (r *reply) Size() int { return len(r.parts[0]) + len(r.parts[1]) }
+
+func (r *reply) Done() {
+	done := *r
+	*r = reply{}
+	replies.Put(r)
+	if done.ready != nil {
+		done.ready.delivered.Add(int64(len(done.parts[1])))
+		done.ready.RUnlock()
+	}
+	if done.stream != nil {
+		done.ahead.prepare(done.stream)
+	}
 }
 
 // fault turns the error of a file of a sequence into an errno, and puts its words into the log and status.json.

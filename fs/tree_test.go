@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -48,7 +49,7 @@ func counting(name string, batchBytes int64) *Sequence {
 
 func plant(t testing.TB, sequences ...*Sequence) *tree {
 	t.Helper()
-	tr, err := newTree("/mnt", "test", sequences, slog.New(slog.DiscardHandler))
+	tr, err := newTree("/mnt", sequences, Options{Version: "test", Ahead: 2, AheadBytes: 1 << 20, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +74,7 @@ type reader struct {
 	unique uint64
 }
 
-var lastUnique uint64
+var lastUnique atomic.Uint64
 
 func (t *tree) reader(tb testing.TB, path string, flags uint32) *reader {
 	tb.Helper()
@@ -89,8 +90,7 @@ func (t *tree) reader(tb testing.TB, path string, flags uint32) *reader {
 }
 
 func (r *reader) read(off int64, n int) ([]byte, fuse.Status) {
-	lastUnique += 2
-	r.unique = lastUnique
+	r.unique = lastUnique.Add(2)
 	return r.again(off, n)
 }
 
@@ -103,6 +103,8 @@ func (r *reader) again(off int64, n int) ([]byte, fuse.Status) {
 		return nil, status
 	}
 	data, _ := result.Bytes(nil)
+	data = bytes.Clone(data)
+	result.Done()
 	return data, status
 }
 

@@ -440,7 +440,7 @@ func replaceFile(t testing.TB, file string, data []byte) {
 // was opened before shows nothing but the old data, however many changes there have been.
 func TestOpenedBeforeAndAfterAChange(t *testing.T) {
 	const size = 512
-	long, short := versionOf(0, 400_000), versionOf(1, 100_000)
+	long, short := versionOf(0, 1_600_000), versionOf(1, 100_000)
 	m, file, settings := mountFollowing(t, long)
 	var lines [2][]string // of the batches of each version
 	var wholes [2]string

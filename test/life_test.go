@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // However a mount is ended, it leaves neither a mount nor a process.
@@ -255,6 +257,10 @@ func TestOrdinaryUser(t *testing.T) {
 	if out, err := asNobody("head", "-c", "10", filepath.Join(dir, "train/next")); err != nil || len(out) != 10 {
 		t.Errorf("reading as the user that mounted: %v %q", err, out)
 	}
+	log, err := os.ReadFile(filepath.Join(home, "batchfs/batchfs.log"))
+	if err != nil || strings.Count(string(log), "read_ahead_kb") != 1 {
+		t.Errorf("%v: the log does not say once that reading ahead is root's to set:\n%s", err, log)
+	}
 	if _, stderr, err := try(t, "cat", filepath.Join(dir, "README")); err == nil || !strings.Contains(stderr, "Permission denied") {
 		t.Errorf("reading as another user: %v %s", err, stderr)
 	}
@@ -267,6 +273,26 @@ func TestOrdinaryUser(t *testing.T) {
 	out, err := asNobody(batchfs, "mount", "-d", "--data", filepath.Dir(data), dir)
 	if err == nil || !strings.Contains(out, "train.bin: permission denied") || isMounted(t, dir) {
 		t.Errorf("mounting tokens that the user may not read: %v %s", err, out)
+	}
+}
+
+// The kernel reads files of a mount further ahead than it does by itself.
+func TestReadAhead(t *testing.T) {
+	needFUSE(t)
+	if os.Geteuid() != 0 {
+		t.Skip("it is root's to set")
+	}
+	m := mount(t, "--data", filepath.Dir(tokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)))
+	var st syscall.Stat_t
+	if err := syscall.Stat(m.dir, &st); err != nil {
+		t.Fatal(err)
+	}
+	file := fmt.Sprintf("/sys/class/bdi/%d:%d/read_ahead_kb", unix.Major(st.Dev), unix.Minor(st.Dev))
+	if err := unix.Access(file, unix.W_OK); err != nil {
+		t.Skip(file, err) // as in a container
+	}
+	if got, err := os.ReadFile(file); err != nil || string(got) != "1024\n" {
+		t.Errorf("%s: %v, %q", file, err, got)
 	}
 }
 

@@ -119,7 +119,7 @@ func TestConfigErrors(t *testing.T) {
 		{"[batch]\n\nsede = 1", `config.toml:3: batch.sede: unknown key; must be one of batch_size, block_size, `},
 		{"[batch]\nSeed = 1\nseed = 2", `config.toml:2: batch.Seed: unknown key; must be one of `},
 		{train + "sede = 1", `config.toml:3: splits.train.sede: unknown key; must be one of batch_size, `},
-		{"[memory]\nacess = 1", `config.toml:2: memory.acess: unknown key; must be one of access, page_cache`},
+		{"[memory]\nacess = 1", `config.toml:2: memory.acess: unknown key; must be one of access, ahead, ahead_bytes, page_cache`},
 		{"seed = 1", `config.toml:1: seed: unknown key; seed must stand in [batch] or [splits.X]`},
 		{"[batch]\ntokens = 'a'", `config.toml:2: batch.tokens: unknown key; tokens must stand in [splits.X]`},
 		{"[batch]\naccess = 'map'", `config.toml:2: batch.access: unknown key; access must stand in [memory]`},

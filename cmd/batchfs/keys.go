@@ -12,8 +12,10 @@ import (
 )
 
 type memory struct {
-	Access    cache.Access
-	PageCache string
+	Access     cache.Access
+	PageCache  string
+	Ahead      int
+	AheadBytes int64
 }
 
 // split is one [splits.X], with the keys of [batch] where it has none of its own.
@@ -44,7 +46,7 @@ type source struct {
 }
 
 func defaults() (memory, *split) {
-	return memory{Access: cache.Remap, PageCache: "keep"}, &split{
+	return memory{Access: cache.Remap, PageCache: "keep", Ahead: 2, AheadBytes: 64 << 20}, &split{
 		Settings: sampler.Settings{
 			BatchSize: 12, BlockSize: 1024, DType: sampler.Uint16, Layout: sampler.XY,
 			Order: sampler.Random, Seed: 1337, Rank: 0, World: 1,
@@ -63,8 +65,10 @@ type key[C any] struct {
 }
 
 var memoryKeys = map[string]key[memory]{
-	"access":     choice(func(c *memory) *cache.Access { return &c.Access }, cache.Remap, cache.Advise, cache.Pread, cache.Map),
-	"page_cache": choice(func(c *memory) *string { return &c.PageCache }, "keep", "drop"),
+	"access":      choice(func(c *memory) *cache.Access { return &c.Access }, cache.Remap, cache.Advise, cache.Pread, cache.Map),
+	"page_cache":  choice(func(c *memory) *string { return &c.PageCache }, "keep", "drop"),
+	"ahead":       whole(func(c *memory) *int { return &c.Ahead }, 0, 1024),
+	"ahead_bytes": whole(func(c *memory) *int64 { return &c.AheadBytes }, 0, 1<<40),
 }
 
 // sequenceKeys make a sequence of a split. They may also stand in a path, as in train/rank=3,world=8.
@@ -157,7 +161,7 @@ func tables(value any) (list []map[string]any) {
 	return list
 }
 
-func whole[C any, N int | uint64](field func(*C) *N, least, most int64) key[C] {
+func whole[C any, N int | int64 | uint64](field func(*C) *N, least, most int64) key[C] {
 	must := fmt.Sprintf("a whole number from %d to %d", least, most)
 	return key[C]{must, func(c *C, value any) bool {
 		n, ok := value.(int64)

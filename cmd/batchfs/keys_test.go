@@ -228,7 +228,7 @@ func FuzzPath(f *testing.F) {
 			return
 		}
 		for _, s := range []*split{s, within(s, second)} {
-			checkValid(t, &config{Memory: memory{"map", "keep"}, Splits: []*split{s}})
+			checkValid(t, &config{Memory: memory{Access: "map", PageCache: "keep"}, Splits: []*split{s}})
 			again := base
 			if _, settings, differs := strings.Cut(s.name(), "/"); differs {
 				if again, err = base.with(settings); err != nil {

@@ -106,7 +106,7 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 		l := &live{memory: c.Memory, log: log, now: s}
 		directories = append(directories, l.directory(s))
 	}
-	server, err := fs.Mount(mountpoint, version(), directories, log)
+	server, err := fs.Mount(mountpoint, directories, fs.Options{Version: version(), Ahead: c.Memory.Ahead, AheadBytes: c.Memory.AheadBytes, Log: log})
 	if err != nil {
 		return err
 	}
