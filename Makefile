@@ -1,11 +1,15 @@
 # make demo    sets up what is missing, builds, and trains a model from a mount
+# make bench   measures how long a trainer waits for batches, on the demo's tokens; BENCH=--full for all of it
 # make test    sets up what is missing and runs the tests
 # make check   everything that CI runs
+# make bench-compare REF=HEAD~1   the Go benchmarks of each room, next to those of another commit
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.7.0
+BENCHSTAT = golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 FUZZTIME = 10s
+ROUNDS = 6
 
-.PHONY: build demo test check fuzz
+.PHONY: build demo bench test check fuzz bench-compare
 
 build:
 	go build -o batchfs ./cmd/batchfs
@@ -14,6 +18,12 @@ demo:
 	@.ci/setup demo
 	@$(MAKE) --no-print-directory build
 	@examples/demo
+
+bench:
+	@.ci/setup demo
+	@$(MAKE) --no-print-directory build
+	@[ -e demo/data/train.bin ] || examples/prepare
+	./batchfs bench --python "$$(.ci/python)" --tokens demo/data/train.bin $(BENCH)
 
 test:
 	@.ci/setup test
@@ -35,3 +45,16 @@ fuzz:
 	go test ./sampler -run '^$$' -fuzz FuzzStart -fuzztime $(FUZZTIME)
 	go test ./cmd/batchfs -run '^$$' -fuzz FuzzConfig -fuzztime $(FUZZTIME)
 	go test ./cmd/batchfs -run '^$$' -fuzz FuzzPath -fuzztime $(FUZZTIME)
+
+# In turn, because what else the machine does changes from minute to minute.
+bench-compare:
+	@test -n "$(REF)" || { echo "which commit to compare with? make bench-compare REF=HEAD~1" >&2; exit 1; }
+	@dir=$$(mktemp -d) && trap 'git worktree remove --force $$dir/ref; rm -rf $$dir' EXIT && \
+	git worktree add -q --detach $$dir/ref $(REF) && \
+	for round in $$(seq $(ROUNDS)); do \
+		for tree in $$dir/ref .; do \
+			echo "round $$round of $(ROUNDS): $$([ $$tree = . ] && echo now || echo $(REF))" >&2; \
+			(cd $$tree && go test -run '^$$' -bench . -benchtime 0.1s ./cache ./sampler ./fs) >>$$dir/$$([ $$tree = . ] && echo now || echo then) || exit 1; \
+		done; \
+	done && \
+	go run $(BENCHSTAT) $(REF)=$$dir/then now=$$dir/now

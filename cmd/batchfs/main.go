@@ -10,6 +10,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"batchfs/cmd/batchfs/bench"
 )
 
 func main() {
@@ -47,7 +49,7 @@ A README at the top of every mount says how to read its files.`,
 		SilenceErrors: true,
 	}
 	root.SetVersionTemplate("batchfs {{.Version}}\n")
-	root.AddCommand(mountCommand(), unmountCommand(), catCommand(), inspectCommand(), prepareCommand(), &cobra.Command{
+	root.AddCommand(mountCommand(), unmountCommand(), catCommand(), inspectCommand(), prepareCommand(), bench.Command(), bench.ReaderCommand(), &cobra.Command{
 		Use:     "version",
 		Short:   "Print the version",
 		Example: "  batchfs version",

@@ -1,0 +1,378 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"unicode/utf8"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+//go:embed memory.py
+var memoryPy string
+
+// A loading is one way to load batches, and what it was seen to take.
+type loading struct {
+	Name    string   `json:"name"`
+	how     string   // a function of memory.py
+	sets    []string // of the mount that it reads; nil: it reads the token file
+	cached  bool     // whether all of the token file or nothing of it is in the page cache at the beginning
+	stops   []int    // the numbers of batches after which to look
+	Samples []sample `json:"samples"`
+}
+
+// A sample is what is taken after a number of batches.
+type sample struct {
+	Batches   int   `json:"batches"`
+	PageCache int64 `json:"page_cache"` // bytes of the token file
+	Trainer   usage `json:"trainer"`
+	Daemon    usage `json:"daemon,omitzero"`
+}
+
+// A usage is what a process takes. Memory is in bytes.
+type usage struct {
+	Resident   int64 `json:"rss"`
+	RssAnon    int64 `json:"rss_anon"`
+	RssFile    int64 `json:"rss_file"`
+	RssShmem   int64 `json:"rss_shmem"` // which mapped files on tmpfs count as
+	Pss        int64 `json:"pss"`
+	PageTables int64 `json:"page_tables"`
+	OpenFiles  int64 `json:"open_files"`
+	Threads    int64 `json:"threads"`
+}
+
+func (o *options) runMemory(ctx context.Context, out, progress io.Writer) (err error) {
+	if o.batches < 1 {
+		return errors.New("--batches: must be at least 1")
+	}
+	s, err := newStage(o.dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	var st unix.Statfs_t
+	if err := unix.Statfs(s.dir, &st); err != nil {
+		return err
+	}
+	if o.full && st.Type == unix.TMPFS_MAGIC {
+		return fmt.Errorf("%s is on tmpfs, which would fill memory with 64 GiB of holes: name a directory on a disk with --dir", s.dir)
+	}
+	tokens := o.tokens
+	if tokens == "" {
+		fmt.Fprintf(progress, "making 1 GiB of tokens in %s\n", s.dir)
+		if tokens, err = s.tokens(ctx, "tokens.bin", 1<<30, false, io.Discard); err != nil {
+			return err
+		}
+	}
+	if tokens, err = filepath.Abs(tokens); err != nil { // the daemon has another working directory
+		return err
+	}
+	loadings := []loading{
+		{Name: "np.memmap kept, in the trainer", how: "kept"},
+		{Name: "np.memmap per batch, in the trainer", how: "per_batch"},
+	}
+	for _, access := range []string{"map", "remap", "advise", "pread"} {
+		loadings = append(loadings, loading{Name: "batchfs " + access, how: "opened", sets: []string{"memory.access=" + access}})
+	}
+	for i := range loadings {
+		loadings[i].cached, loadings[i].stops = true, logarithmic(o.batches)
+	}
+	for _, keep := range []string{"keep", "drop"} {
+		loadings = append(loadings, loading{
+			Name: "page_cache = " + keep, how: "opened", sets: []string{"memory.page_cache=" + keep},
+			stops: logarithmic((o.batches + 2) / 3), // these read the disk
+		})
+	}
+	for i := range loadings {
+		if err := o.load(ctx, s, tokens, &loadings[i], progress); err != nil {
+			return err
+		}
+	}
+	resident, cache := memoryLines(loadings)
+	printLines(out, "resident memory in MiB, after batches", resident)
+	printLines(out, "page cache of the token file in MiB, after batches", cache)
+	if o.full {
+		long, err := o.loadLong(ctx, s, out, progress)
+		if err != nil {
+			return err
+		}
+		loadings = append(loadings, long...)
+	}
+	if o.json != "" {
+		text, err := json.MarshalIndent(loadings, "", "  ")
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(o.json, append(text, '\n'), 0o644); err != nil {
+			return err
+		}
+	}
+	if o.plot == "" {
+		return nil
+	}
+	resident = slices.DeleteFunc(resident, func(l line) bool {
+		return strings.Contains(l.name, "per batch") || strings.HasSuffix(l.name, "its trainer")
+	})
+	return saveCharts(o.plot,
+		lines("The memmap “leak”, and what ends it", "batches read", "resident memory, MiB", true, resident),
+		lines("The kernel's page cache, beginning with none of the file", "batches read", "of the file in it, MiB", true, cache))
+}
+
+// loadLong looks at daemons that serve 64 GiB, long after the beginning.
+func (o *options) loadLong(ctx context.Context, s *stage, out, progress io.Writer) ([]loading, error) {
+	tokens, err := s.tokens(ctx, "sparse.bin", 64<<30, true, io.Discard)
+	if err != nil {
+		return nil, err
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "64 GiB of tokens                    \tbatches\tresident MiB\tpage tables MiB\topen files\tthreads\tits trainer, MiB\t")
+	var loadings []loading
+	for _, access := range []string{"remap", "advise", "pread"} {
+		sets := []string{"memory.access=" + access}
+		loadings = append(loadings, loading{Name: "batchfs " + access + ", next kept open", how: "held", sets: sets, stops: []int{1e4, 1e6}})
+	}
+	loadings = append(loadings, loading{Name: "batchfs, next opened for each batch", how: "opened", sets: []string{}, stops: []int{100, 1e5}})
+	for i := range loadings {
+		l := &loadings[i]
+		if err := o.load(ctx, s, tokens, l, progress); err != nil {
+			return nil, err
+		}
+		for _, a := range l.Samples {
+			d := a.Daemon
+			fmt.Fprintf(w, "%-36s\t%d\t%.1f\t%.1f\t%d\t%d\t%.1f\t\n", l.Name, a.Batches, mib(d.Resident), mib(d.PageTables), d.OpenFiles, d.Threads, mib(a.Trainer.Resident))
+		}
+	}
+	return loadings, w.Flush()
+}
+
+func mib(bytes int64) float64 { return float64(bytes) / (1 << 20) }
+
+// memoryLines are MiB against batches: of the processes that read tokens and of their trainers, and of the page cache where it
+// began empty.
+func memoryLines(loadings []loading) (resident, cache []line) {
+	for _, l := range loadings {
+		process, trainer, pages := line{name: l.Name}, line{name: l.Name + ": its trainer"}, line{name: l.Name}
+		for _, a := range l.Samples {
+			own := a.Trainer
+			if l.sets != nil {
+				own = a.Daemon
+			}
+			for at, bytes := range map[*line]int64{&process: own.Resident, &trainer: a.Trainer.Resident, &pages: a.PageCache} {
+				at.x, at.y = append(at.x, float64(a.Batches)), append(at.y, mib(bytes))
+			}
+		}
+		if !l.cached {
+			cache = append(cache, pages)
+			continue
+		}
+		if resident = append(resident, process); l.sets != nil {
+			resident = append(resident, trainer)
+		}
+	}
+	return resident, cache
+}
+
+// printLines prints lines of the same x as a table, at the powers of ten and the last x.
+func printLines(out io.Writer, title string, all []line) {
+	width := utf8.RuneCountInString(title)
+	for _, l := range all {
+		width = max(width, utf8.RuneCountInString(l.name))
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	row := func(name string, l line, value func(int) float64) {
+		fmt.Fprintf(w, "%-*s\t", width, name)
+		for i, x := range l.x {
+			if i == len(l.x)-1 || math.Mod(math.Log10(x), 1) == 0 {
+				fmt.Fprintf(w, "%.0f\t", value(i))
+			}
+		}
+		fmt.Fprintln(w)
+	}
+	row(title, all[0], func(i int) float64 { return all[0].x[i] })
+	for _, l := range all {
+		row(l.name, l, func(i int) float64 { return l.y[i] })
+	}
+	w.Flush()
+	fmt.Fprintln(out)
+}
+
+// logarithmic is 1, 2, 5, 10, 20, 50, ... and last the given number itself.
+func logarithmic(last int) []int {
+	var stops []int
+	for ten := 1; ten < last; ten *= 10 {
+		for _, n := range []int{ten, 2 * ten, 5 * ten} {
+			if n < last {
+				stops = append(stops, n)
+			}
+		}
+	}
+	return append(stops, last)
+}
+
+// load runs a loading to its end, stopping to take samples.
+func (o *options) load(ctx context.Context, s *stage, tokens string, l *loading, progress io.Writer) (err error) {
+	fmt.Fprintf(progress, "%s: %d batches\n", l.Name, l.stops[len(l.stops)-1])
+	if err := setPageCache(tokens, l.cached); err != nil {
+		return err
+	}
+	path, daemonPID := tokens, 0
+	if l.sets != nil {
+		d, err := s.mount(tokens, l.sets...)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, d.end()) }()
+		path, daemonPID = filepath.Join(d.mountpoint, "train/next"), d.pid
+	}
+	args := []string{"-c", memoryPy, l.how, path}
+	for _, n := range l.stops {
+		args = append(args, strconv.Itoa(n))
+	}
+	trainer := exec.CommandContext(ctx, o.python, args...)
+	trainer.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL} // Ctrl-C is for the bench
+	var stderr strings.Builder
+	trainer.Stderr = &stderr
+	in, err := trainer.StdinPipe()
+	if err != nil {
+		return err
+	}
+	stdout, err := trainer.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := trainer.Start(); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			trainer.Process.Kill()
+		}
+		in.Close()
+		switch waited := trainer.Wait(); {
+		case ctx.Err() != nil:
+			err = ctx.Err()
+		case err == io.EOF || err == nil && waited != nil:
+			err = fmt.Errorf("%s, which must have NumPy: %w: %s", trainer.Path, waited, strings.TrimSpace(stderr.String()))
+		}
+	}()
+	for lines := bufio.NewReader(stdout); len(l.Samples) < len(l.stops); fmt.Fprintln(in) {
+		if _, err := lines.ReadString('\n'); err != nil {
+			return err
+		}
+		a := sample{Batches: l.stops[len(l.Samples)]}
+		if a.PageCache, err = pageCache(tokens); err != nil {
+			return err
+		}
+		if a.Trainer, err = usageOf(trainer.Process.Pid); err != nil {
+			return err
+		}
+		if l.sets != nil {
+			if a.Daemon, err = usageOf(daemonPID); err != nil {
+				return err
+			}
+		}
+		l.Samples = append(l.Samples, a)
+	}
+	return nil
+}
+
+func usageOf(pid int) (u usage, err error) {
+	proc := fmt.Sprintf("/proc/%d/", pid)
+	for _, name := range []string{"status", "smaps_rollup"} {
+		text, err := os.ReadFile(proc + name)
+		if err != nil {
+			return u, err
+		}
+		for line := range strings.Lines(string(text)) {
+			var n int64
+			key, value, _ := strings.Cut(line, ":")
+			fmt.Sscan(value, &n)
+			switch key {
+			case "VmRSS":
+				u.Resident = n << 10
+			case "RssAnon":
+				u.RssAnon = n << 10
+			case "RssFile":
+				u.RssFile = n << 10
+			case "RssShmem":
+				u.RssShmem = n << 10
+			case "VmPTE":
+				u.PageTables = n << 10
+			case "Pss":
+				u.Pss = n << 10
+			case "Threads":
+				u.Threads = n
+			}
+		}
+	}
+	files, err := os.ReadDir(proc + "fd")
+	u.OpenFiles = int64(len(files))
+	return u, err
+}
+
+// setPageCache brings all of a file into the kernel's page cache, or out of it.
+func setPageCache(path string, in bool) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	// Pages that are not on the disk yet cannot be dropped.
+	if err := errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)); err != nil || !in {
+		return err
+	}
+	// Single pages, as batches at random bring them. Read-ahead makes large folios, which some kernels map whole at one fault.
+	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM); err != nil {
+		return err
+	}
+	for buf := make([]byte, 1<<20); err == nil; {
+		_, err = f.Read(buf)
+	}
+	if err == io.EOF {
+		return nil
+	}
+	return err
+}
+
+// pageCache is how many bytes of a file the kernel's page cache has.
+func pageCache(path string) (int64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	mapping, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Munmap(mapping)
+	page := os.Getpagesize()
+	resident := make([]byte, (len(mapping)+page-1)/page)
+	if _, _, e := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&mapping[0])), uintptr(len(mapping)), uintptr(unsafe.Pointer(&resident[0]))); e != 0 {
+		return 0, e
+	}
+	var n int64
+	for _, r := range resident {
+		n += int64(r & 1)
+	}
+	return n * int64(page), nil
+}

@@ -1,0 +1,48 @@
+# A trainer that only loads: it stops with a line after each of the given numbers of batches, and goes on at a line.
+import os
+import sys
+
+import numpy as np
+
+how, path, *stops = sys.argv[1:]
+B, T = 12, 1024
+rng = np.random.default_rng(1337)
+
+
+def get_batch(data):
+    starts = rng.integers(len(data) - T, size=B)
+    x = np.stack([data[i:i + T] for i in starts])
+    y = np.stack([data[i + 1:i + 1 + T] for i in starts])
+    return x, y
+
+
+def kept():
+    return get_batch(data)
+
+
+def per_batch():
+    return get_batch(np.memmap(path, np.uint16, "r"))
+
+
+def opened():
+    with open(path, "rb") as f:
+        return np.frombuffer(f.read(), np.uint16).reshape(2, B, T)
+
+
+def held():
+    os.preadv(fd, [batch], 0)
+
+
+if how == "kept":
+    data = np.memmap(path, np.uint16, "r")
+if how == "held":
+    fd = os.open(path, os.O_RDONLY)
+    batch = np.empty((2, B, T), np.uint16)
+
+load, done = globals()[how], 0
+for stop in map(int, stops):
+    while done < stop:
+        load()
+        done += 1
+    print(flush=True)
+    sys.stdin.readline()

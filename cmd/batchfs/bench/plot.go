@@ -1,0 +1,350 @@
+package bench
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"image/color"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgimg"
+	"gonum.org/v1/plot/vg/vgsvg"
+)
+
+// A line is one of a chart of lines: y[i] belongs to x[i].
+type line struct {
+	name string
+	x, y []float64
+}
+
+// A bar is one of a chart of bars. Bars of a group have its colour. low and high are the spread, drawn as a whisker
+// unless they are 0.
+type bar struct {
+	name, group      string
+	value, low, high float64
+}
+
+// A chart is a picture of this height.
+type chart struct {
+	*plot.Plot
+	height vg.Length
+}
+
+const chartWidth = 9 * vg.Inch
+
+// Okabe and Ito's colours, which differ for the colour-blind too; their yellow is too light on white.
+var palette = []color.Color{
+	color.RGBA{0xd5, 0x5e, 0x00, 0xff}, color.RGBA{0x00, 0x72, 0xb2, 0xff}, color.RGBA{0x00, 0x9e, 0x73, 0xff},
+	color.RGBA{0xcc, 0x79, 0xa7, 0xff}, color.RGBA{0xe6, 0x9f, 0x00, 0xff}, color.RGBA{0x56, 0xb4, 0xe9, 0xff}, color.Black,
+}
+
+func colour(i int) color.Color { return palette[i%len(palette)] }
+
+// lines draws each series in a colour of its own, with its name at its end. logX needs x above 0.
+func lines(title, xlabel, ylabel string, logX bool, series []line) chart {
+	p := newPlot(title, xlabel)
+	p.Y.Label.Text = ylabel
+	p.Y.Tick.Marker = plot.TickerFunc(linearTicks)
+	p.Y.Min = 0
+	if logX {
+		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.TickerFunc(logTicks)
+	}
+	p.Add(grid(true))
+	for i, s := range series {
+		points := make(plotter.XYs, len(s.x))
+		for j := range s.x {
+			points[j] = plotter.XY{X: s.x[j], Y: s.y[j]}
+		}
+		l, dots, err := plotter.NewLinePoints(points)
+		if err != nil {
+			continue // it has no points
+		}
+		l.Color, l.Width = colour(i), vg.Points(2)
+		dots.Color, dots.Shape, dots.Radius = colour(i), draw.CircleGlyph{}, vg.Points(2.5)
+		p.Add(l, dots)
+	}
+	p.Add(endLabels(series))
+	p.Y.Max *= 1.05
+	return chart{p, 4 * vg.Inch}
+}
+
+// bars draws all as horizontal bars from the top down, a group below the other, each with its value at its end. The axis is
+// logarithmic if values differ more than a hundredfold.
+func bars(title, xlabel string, all []bar) chart {
+	p := newPlot(title, xlabel)
+	var b barPlot
+	least, most := math.Inf(1), 0.0
+	for _, a := range all {
+		if !slices.Contains(b.groups, a.group) {
+			b.groups = append(b.groups, a.group)
+		}
+		if a.value > 0 {
+			least = min(least, a.value)
+		}
+		most = max(most, a.value, a.high)
+	}
+	b.bars = slices.Clone(all)
+	slices.SortStableFunc(b.bars, func(x, y bar) int {
+		return cmp.Compare(slices.Index(b.groups, x.group), slices.Index(b.groups, y.group))
+	})
+	var names plot.ConstantTicks
+	y := 0.0
+	for i, a := range b.bars {
+		if y--; i > 0 && a.group != b.bars[i-1].group {
+			y -= 0.5
+		}
+		b.y = append(b.y, y)
+		names = append(names, plot.Tick{Value: y, Label: a.name})
+	}
+	p.Y.Tick.Marker, p.Y.Tick.Length, p.Y.LineStyle.Width = names, 0, 0
+	p.Y.Min, p.Y.Max = y-0.6, -0.4
+	if len(b.groups) > 1 {
+		p.Y.Max = 1 // of which the legend takes the upper part
+	}
+	p.X.Min, p.X.Max = 0, most
+	if most > 100*least {
+		p.X.Min = math.Pow(10, math.Floor(math.Log10(least*0.8)))
+		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.TickerFunc(logTicks)
+	}
+	p.Add(grid(false), b)
+	return chart{p, vg.Length(1.4+0.27*(p.Y.Max-p.Y.Min)) * vg.Inch}
+}
+
+func newPlot(title, xlabel string) *plot.Plot {
+	plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"}
+	p := plot.New()
+	p.Title.Text, p.X.Label.Text = title, xlabel
+	p.Title.TextStyle.Font.Size, p.Title.Padding = vg.Points(16), vg.Points(12)
+	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
+		axis.Label.TextStyle.Font.Size, axis.Label.Padding = vg.Points(12), vg.Points(6)
+		axis.Tick.Label.Font.Size = vg.Points(11)
+		axis.Padding = 0
+	}
+	p.X.Tick.Marker = plot.TickerFunc(linearTicks)
+	return p
+}
+
+func grid(horizontal bool) plot.Plotter {
+	g := plotter.NewGrid()
+	g.Vertical.Color, g.Horizontal.Color = color.Gray{0xe0}, color.Gray{0xe0}
+	if !horizontal {
+		g.Horizontal.Color = nil
+	}
+	return g
+}
+
+// logTicks are the powers of ten, with unnamed ones between them.
+func logTicks(low, high float64) (ticks []plot.Tick) {
+	for ten := math.Pow(10, math.Floor(math.Log10(low))); ten <= high; ten *= 10 {
+		for n := 1.0; n < 10; n++ {
+			t := plot.Tick{Value: n * ten}
+			if n == 1 {
+				t.Label = short(ten)
+			}
+			if t.Value >= low && t.Value <= high {
+				ticks = append(ticks, t)
+			}
+		}
+	}
+	return ticks
+}
+
+// linearTicks are five or so, 1, 2 or 5 times a power of ten apart.
+func linearTicks(low, high float64) (ticks []plot.Tick) {
+	step := math.Pow(10, math.Floor(math.Log10((high-low)/4)))
+	for _, n := range []float64{5, 2} {
+		if (high-low)/4 >= n*step {
+			step *= n
+			break
+		}
+	}
+	for i := math.Ceil(low / step); i*step <= high; i++ {
+		ticks = append(ticks, plot.Tick{Value: i * step, Label: short(i * step)})
+	}
+	return ticks
+}
+
+// short is a number in three digits: 0.25, 17, 1.18k, 2M.
+func short(v float64) string {
+	v, _ = strconv.ParseFloat(fmt.Sprintf("%.3g", v), 64)
+	for _, unit := range []struct {
+		name  string
+		value float64
+	}{{"G", 1e9}, {"M", 1e6}, {"k", 1e3}} {
+		if math.Abs(v) >= unit.value {
+			return fmt.Sprintf("%.4g%s", v/unit.value, unit.name)
+		}
+	}
+	return fmt.Sprintf("%.3g", v)
+}
+
+// endLabels writes the name of each line at its end, none over another.
+type endLabels []line
+
+func (e endLabels) style(p *plot.Plot, i int) draw.TextStyle {
+	style := p.Y.Tick.Label
+	style.Color, style.XAlign, style.YAlign = colour(i), draw.XLeft, draw.YCenter
+	style.Font.Size = vg.Points(12)
+	return style
+}
+
+const labelGap = vg.Length(8) // between a line's end and its name
+
+func (e endLabels) Plot(c draw.Canvas, p *plot.Plot) {
+	x, y := p.Transforms(&c)
+	type label struct {
+		i  int
+		at vg.Point
+	}
+	var all []label
+	for i, s := range e {
+		if n := len(s.x); n > 0 {
+			all = append(all, label{i, vg.Point{X: x(s.x[n-1]) + labelGap, Y: y(s.y[n-1])}})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b label) int { return cmp.Compare(a.at.Y, b.at.Y) })
+	height := vg.Points(15)
+	for i := range all { // from the bottom up, then from the top down
+		least := c.Min.Y + height/2
+		if i > 0 {
+			least = all[i-1].at.Y + height
+		}
+		all[i].at.Y = max(all[i].at.Y, least)
+	}
+	most := c.Max.Y
+	for _, l := range slices.Backward(all) {
+		l.at.Y = min(l.at.Y, most)
+		most = l.at.Y - height
+		fill(c, e.style(p, l.i), l.at, e[l.i].name)
+	}
+}
+
+// GlyphBoxes has the plot leave room for the names.
+func (e endLabels) GlyphBoxes(p *plot.Plot) (boxes []plot.GlyphBox) {
+	for i, s := range e {
+		if n := len(s.x); n > 0 {
+			width := e.style(p, i).Width(s.name)
+			boxes = append(boxes, plot.GlyphBox{X: p.X.Norm(s.x[n-1]), Rectangle: vg.Rectangle{Max: vg.Point{X: labelGap + width}}})
+		}
+	}
+	return boxes
+}
+
+// A barPlot draws bars, bar i at y[i], and above them a legend of the groups if there are several.
+type barPlot struct {
+	bars   []bar
+	y      []float64
+	groups []string
+}
+
+func (b barPlot) Plot(c draw.Canvas, p *plot.Plot) {
+	x, y := p.Transforms(&c)
+	half := (y(1) - y(0)) * 0.36
+	for i, a := range b.bars {
+		at := y(b.y[i])
+		end := x(max(a.value, p.X.Min))
+		c.SetColor(colour(slices.Index(b.groups, a.group)))
+		c.Fill(vg.Rectangle{Min: vg.Point{X: c.Min.X, Y: at - half}, Max: vg.Point{X: end, Y: at + half}}.Path())
+		if a.low > 0 && a.high > 0 {
+			low, high := x(max(a.low, p.X.Min)), x(a.high)
+			whisker := draw.LineStyle{Color: color.Gray{0x40}, Width: vg.Points(1.2)}
+			c.StrokeLine2(whisker, low, at, high, at)
+			for _, tip := range []vg.Length{low, high} {
+				c.StrokeLine2(whisker, tip, at-half/2, tip, at+half/2)
+			}
+			end = max(end, high)
+		}
+		fill(c, barText(p), vg.Point{X: end + vg.Points(5), Y: at}, short(a.value))
+	}
+	if len(b.groups) < 2 {
+		return
+	}
+	at := vg.Point{X: c.Min.X, Y: y(0.5)}
+	for i, group := range b.groups {
+		c.SetColor(colour(i))
+		c.Fill(vg.Rectangle{Min: vg.Point{X: at.X, Y: at.Y - vg.Points(5)}, Max: vg.Point{X: at.X + vg.Points(10), Y: at.Y + vg.Points(5)}}.Path())
+		at.X += vg.Points(15)
+		fill(c, barText(p), at, group)
+		at.X += barText(p).Width(group) + vg.Points(20)
+	}
+}
+
+func barText(p *plot.Plot) draw.TextStyle {
+	style := p.X.Tick.Label
+	style.XAlign, style.YAlign = draw.XLeft, draw.YCenter
+	return style
+}
+
+// fill writes text with the middle of its letters at a height, as the axes do with their numbers.
+func fill(c draw.Canvas, style draw.TextStyle, at vg.Point, text string) {
+	at.Y += style.FontExtents().Descent
+	c.FillText(style, at, text)
+}
+
+// GlyphBoxes has the plot leave room for the values.
+func (b barPlot) GlyphBoxes(p *plot.Plot) (boxes []plot.GlyphBox) {
+	for _, a := range b.bars {
+		x := p.X.Norm(max(a.value, a.high, p.X.Min))
+		boxes = append(boxes, plot.GlyphBox{X: x, Rectangle: vg.Rectangle{Max: vg.Point{X: vg.Points(5) + barText(p).Width(short(a.value))}}})
+	}
+	return boxes
+}
+
+// chartable is an error unless charts can be saved to path. An empty path is for none.
+func chartable(path string) error {
+	if ext := filepath.Ext(path); path != "" && ext != ".svg" && ext != ".png" {
+		return fmt.Errorf("%s: the name must end in .svg or .png", path)
+	}
+	return nil
+}
+
+// saveCharts draws charts one below the other to a file, .svg or .png.
+func saveCharts(path string, charts ...chart) error {
+	if err := chartable(path); err != nil {
+		return err
+	}
+	const margin = vg.Length(20)
+	height := margin
+	for _, c := range charts {
+		height += c.height + margin
+	}
+	var canvas interface {
+		vg.CanvasSizer
+		io.WriterTo
+	}
+	canvas = vgsvg.New(chartWidth, height)
+	if filepath.Ext(path) == ".png" {
+		canvas = vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(chartWidth, height), vgimg.UseDPI(160))}
+	}
+	all := draw.New(canvas)
+	all.SetColor(color.White) // or an SVG is black on a dark page
+	all.Fill(all.Rectangle.Path())
+	top := all.Max.Y
+	for _, c := range charts {
+		top -= margin
+		area := draw.Canvas{Canvas: all.Canvas, Rectangle: vg.Rectangle{
+			Min: vg.Point{X: margin, Y: top - c.height}, Max: vg.Point{X: chartWidth - margin, Y: top},
+		}}
+		c.Draw(area)
+		top -= c.height
+	}
+	var b bytes.Buffer
+	if _, err := canvas.WriteTo(&b); err != nil {
+		return err
+	}
+	text := b.Bytes()
+	if filepath.Ext(path) == ".svg" { // fonts of the same widths, for readers that lack this one
+		text = bytes.ReplaceAll(text, []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arimo,Helvetica,Arial,sans-serif;"))
+	}
+	return os.WriteFile(path, text, 0o644)
+}

@@ -1,0 +1,144 @@
+package test
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+)
+
+func benchCommand(dir string, args ...string) *exec.Cmd {
+	return exec.Command(plainBatchfs, append([]string{"bench", "--python", python, "--dir", dir, "--bytes", "20000000", "--rounds", "1"}, args...)...)
+}
+
+func TestBench(t *testing.T) {
+	needFUSE(t)
+	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "bench.json")
+	cmd := benchCommand(dir, "--steps", "3", "--json", file)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	leavesNothing(t, dir)
+	var report struct {
+		Host struct {
+			Kernel, Go, Python, NumPy, Torch string
+		}
+		NotCold bool `json:"not_cold"`
+		Scenes  []struct {
+			Name string
+			Rows []struct {
+				Name, Kind, Access string
+				Rounds             []float64
+				Figure, Mean, P99  float64
+				NanoGPT            float64 `json:"nanogpt_over_this"`
+				Gather             float64 `json:"this_over_gather"`
+			}
+		}
+		Promises []struct {
+			Scene, Name, Against string
+			Ratio, Target        float64
+		}
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(text, &report); err != nil {
+		t.Fatal(err)
+	}
+	if h := report.Host; h.Kernel == "" || h.Go == "" || h.Python == "" || h.NumPy == "" {
+		t.Errorf("host is %+v", h)
+	}
+	for _, scene := range report.Scenes {
+		for _, r := range scene.Rows {
+			if len(r.Rounds) != 1 || r.Figure <= 0 || r.Mean <= 0 || r.P99 <= 0 || r.NanoGPT <= 0 || r.Gather <= 0 {
+				t.Errorf("%s: %+v", scene.Name, r)
+			}
+		}
+	}
+	promised := map[string]int{}
+	for _, p := range report.Promises {
+		if p.Ratio <= 0 || p.Target <= 0 {
+			t.Errorf("%+v", p)
+		}
+		promised[p.Scene]++
+	}
+	want := map[string]int{"back to back": 19, "after 3 ms of compute": 18, "back to back, 8 MiB": 2, "cold, after 5 ms of compute": 8}
+	if report.Host.Torch != "" { // which has a DataLoader
+		want["back to back"]++
+		want["after 3 ms of compute"]++
+	}
+	for scene, n := range want {
+		if promised[scene] != n && !(report.NotCold && strings.HasPrefix(scene, "cold")) {
+			t.Errorf("%s: %d promises, want %d", scene, promised[scene], n)
+		}
+	}
+}
+
+func TestBenchInterrupted(t *testing.T) {
+	needFUSE(t)
+	dir := t.TempDir()
+	cmd := benchCommand(dir)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(limit); len(mountsBelow(t, dir)) < 2; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			cmd.Process.Kill()
+			t.Fatalf("nothing mounted:\n%s", &out)
+		}
+	}
+	done := make(chan struct{})
+	go func() {
+		cmd.Wait()
+		close(done)
+	}()
+	for ended := false; !ended; { // by somebody impatient
+		cmd.Process.Signal(syscall.SIGINT)
+		select {
+		case <-done:
+			ended = true
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out.String(), "interrupted") {
+		t.Errorf("exit status %d\n%s", cmd.ProcessState.ExitCode(), &out)
+	}
+	leavesNothing(t, dir)
+}
+
+func mountsBelow(t *testing.T, dir string) []*mountinfo.Info {
+	t.Helper()
+	list, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// leavesNothing looks for files, mounts and processes that have to do with a directory.
+func leavesNothing(t *testing.T, dir string) {
+	t.Helper()
+	if list := mountsBelow(t, dir); len(list) > 0 {
+		t.Errorf("%d mounts are left", len(list))
+	}
+	files, err := os.ReadDir(dir)
+	if err != nil || len(files) > 0 {
+		t.Errorf("left: %v %v", files, err)
+	}
+	processes, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, p := range processes {
+		if line, _ := os.ReadFile(p); bytes.Contains(line, []byte(dir)) {
+			t.Errorf("%s runs: %q", p, line)
+		}
+	}
+}
