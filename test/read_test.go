@@ -24,7 +24,7 @@ func TestEveryReaderGetsWholeBatches(t *testing.T) {
 		{"s1m", 1 << 20, "xy", 256, 1024, 4},
 		{"s1m2", 1<<20 + 2, "tokens", 1, 1 << 19, 4},
 		{"s3m", 3 << 20, "xy", 768, 1024, 3},
-		{"s64m", 64 << 20, "xy", 16384, 1024, 2},
+		{"s16m", 16 << 20, "xy", 4096, 1024, 2},
 	}
 	dir := t.TempDir()
 	data := tokens(t, filepath.Join(dir, "train.bin"), 3_000_000, 2)
