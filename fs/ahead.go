@@ -4,6 +4,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
 // An ahead makes batches ready before they are asked for: those that follow one that was read in order, as next does and
@@ -152,4 +154,34 @@ func (a *ahead) claim(st *stream) *ready {
 		return r
 	}
 	return nil
+}
+
+// A reply is a fuse.ReadResult. When it was sent, the batches that come next are made ready.
+type reply struct {
+	parts  [2][]byte
+	ahead  *ahead
+	stream *stream // may be nil
+	ready  *ready  // that the second part lies in, or nil
+}
+
+var replies = sync.Pool{New: func() any { return new(reply) }}
+
+// Slices are what is sent. Without this method go-fuse would be done with a reply before it sends it.
+func (r *reply) Slices() ([][]byte, fuse.Status) { return r.parts[:], fuse.OK }
+
+func (r *reply) Bytes([]byte) ([]byte, fuse.Status) { return slices.Concat(r.parts[:]...), fuse.OK }
+
+func (r *reply) Size() int { return len(r.parts[0]) + len(r.parts[1]) }
+
+func (r *reply) Done() {
+	done := *r
+	*r = reply{}
+	replies.Put(r)
+	if done.ready != nil {
+		done.ready.delivered.Add(int64(len(done.parts[1])))
+		done.ready.RUnlock()
+	}
+	if done.stream != nil {
+		done.ahead.prepare(done.stream)
+	}
 }

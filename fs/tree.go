@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -503,36 +502,6 @@ func (t *tree) read(i inode, s *Sequence, number uint64, off int64, buf []byte) 
 	state.reads.Add(1)
 	state.bytes.Add(uint64(len(buf)))
 	return r, nil
-}
-
-// A reply is a fuse.ReadResult. When it was sent, the batches that come next are made ready.
-type reply struct {
-	parts  [2][]byte
-	ahead  *ahead
-	stream *stream // may be nil
-	ready  *ready  // that the second part lies in, or nil
-}
-
-var replies = sync.Pool{New: func() any { return new(reply) }}
-
-// Slices are what is sent. Without this method go-fuse would be done with a reply before it sends it.
-func (r *reply) Slices() ([][]byte, fuse.Status) { return r.parts[:], fuse.OK }
-
-func (r *reply) Bytes([]byte) ([]byte, fuse.Status) { return slices.Concat(r.parts[:]...), fuse.OK }
-
-func (r *reply) Size() int { return len(r.parts[0]) + len(r.parts[1]) }
-
-func (r *reply) Done() {
-	done := *r
-	*r = reply{}
-	replies.Put(r)
-	if done.ready != nil {
-		done.ready.delivered.Add(int64(len(done.parts[1])))
-		done.ready.RUnlock()
-	}
-	if done.stream != nil {
-		done.ahead.prepare(done.stream)
-	}
 }
 
 // fault turns the error of a file of a sequence into an errno, and puts its words into the log and status.json.

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"bufio"
 	"context"
 	_ "embed"
 	"encoding/json"
@@ -10,15 +9,12 @@ import (
 	"io"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"text/tabwriter"
 	"unicode/utf8"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -227,8 +223,14 @@ func logarithmic(last int) []int {
 // load runs a loading to its end, stopping to take samples.
 func (o *options) load(ctx context.Context, s *stage, tokens string, l *loading, progress io.Writer) (err error) {
 	fmt.Fprintf(progress, "%s: %d batches\n", l.Name, l.stops[len(l.stops)-1])
-	if err := setPageCache(tokens, l.cached); err != nil {
+	if err := dropPages(tokens); err != nil {
 		return err
+	}
+	if l.cached {
+		// Single pages, as batches at random bring them. Read-ahead makes large folios, which some kernels map whole at one fault.
+		if err := warmUp(tokens, unix.FADV_RANDOM); err != nil {
+			return err
+		}
 	}
 	path, daemonPID := tokens, 0
 	if l.sets != nil {
@@ -239,46 +241,24 @@ func (o *options) load(ctx context.Context, s *stage, tokens string, l *loading,
 		defer func() { err = errors.Join(err, d.end()) }()
 		path, daemonPID = filepath.Join(d.mountpoint, "train/next"), d.pid
 	}
-	args := []string{"-c", memoryPy, l.how, path}
+	args := []string{o.python, "-c", memoryPy, l.how, path}
 	for _, n := range l.stops {
 		args = append(args, strconv.Itoa(n))
 	}
-	trainer := exec.CommandContext(ctx, o.python, args...)
-	trainer.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL} // Ctrl-C is for the bench
-	var stderr strings.Builder
-	trainer.Stderr = &stderr
-	in, err := trainer.StdinPipe()
+	trainer, err := s.trainer(ctx, args...)
 	if err != nil {
-		return err
+		return fmt.Errorf("--python: %w", err)
 	}
-	stdout, err := trainer.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	if err := trainer.Start(); err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			trainer.Process.Kill()
+	defer trainer.end()
+	for len(l.Samples) < len(l.stops) {
+		a := sample{}
+		if err := trainer.read(&a.Batches); err != nil {
+			return fmt.Errorf("%w; does the Python that --python names have NumPy?", err)
 		}
-		in.Close()
-		switch waited := trainer.Wait(); {
-		case ctx.Err() != nil:
-			err = ctx.Err()
-		case err == io.EOF || err == nil && waited != nil:
-			err = fmt.Errorf("%s, which must have NumPy: %w: %s", trainer.Path, waited, strings.TrimSpace(stderr.String()))
-		}
-	}()
-	for lines := bufio.NewReader(stdout); len(l.Samples) < len(l.stops); fmt.Fprintln(in) {
-		if _, err := lines.ReadString('\n'); err != nil {
-			return err
-		}
-		a := sample{Batches: l.stops[len(l.Samples)]}
 		if a.PageCache, err = pageCache(tokens); err != nil {
 			return err
 		}
-		if a.Trainer, err = usageOf(trainer.Process.Pid); err != nil {
+		if a.Trainer, err = usageOf(trainer.cmd.Process.Pid); err != nil {
 			return err
 		}
 		if l.sets != nil {
@@ -287,92 +267,31 @@ func (o *options) load(ctx context.Context, s *stage, tokens string, l *loading,
 			}
 		}
 		l.Samples = append(l.Samples, a)
+		trainer.write(command{}) // go on
 	}
 	return nil
 }
 
 func usageOf(pid int) (u usage, err error) {
 	proc := fmt.Sprintf("/proc/%d/", pid)
+	kib := map[string]*int64{"VmRSS": &u.Resident, "RssAnon": &u.RssAnon, "RssFile": &u.RssFile, "RssShmem": &u.RssShmem,
+		"VmPTE": &u.PageTables, "Pss": &u.Pss}
 	for _, name := range []string{"status", "smaps_rollup"} {
 		text, err := os.ReadFile(proc + name)
 		if err != nil {
 			return u, err
 		}
 		for line := range strings.Lines(string(text)) {
-			var n int64
 			key, value, _ := strings.Cut(line, ":")
-			fmt.Sscan(value, &n)
-			switch key {
-			case "VmRSS":
-				u.Resident = n << 10
-			case "RssAnon":
-				u.RssAnon = n << 10
-			case "RssFile":
-				u.RssFile = n << 10
-			case "RssShmem":
-				u.RssShmem = n << 10
-			case "VmPTE":
-				u.PageTables = n << 10
-			case "Pss":
-				u.Pss = n << 10
-			case "Threads":
-				u.Threads = n
+			if field, ok := kib[key]; ok {
+				fmt.Sscan(value, field)
+				*field <<= 10
+			} else if key == "Threads" {
+				fmt.Sscan(value, &u.Threads)
 			}
 		}
 	}
 	files, err := os.ReadDir(proc + "fd")
 	u.OpenFiles = int64(len(files))
 	return u, err
-}
-
-// setPageCache brings all of a file into the kernel's page cache, or out of it.
-func setPageCache(path string, in bool) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	// Pages that are not on the disk yet cannot be dropped.
-	if err := errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)); err != nil || !in {
-		return err
-	}
-	// Single pages, as batches at random bring them. Read-ahead makes large folios, which some kernels map whole at one fault.
-	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM); err != nil {
-		return err
-	}
-	for buf := make([]byte, 1<<20); err == nil; {
-		_, err = f.Read(buf)
-	}
-	if err == io.EOF {
-		return nil
-	}
-	return err
-}
-
-// pageCache is how many bytes of a file the kernel's page cache has.
-func pageCache(path string) (int64, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return 0, err
-	}
-	mapping, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
-	if err != nil {
-		return 0, err
-	}
-	defer unix.Munmap(mapping)
-	page := os.Getpagesize()
-	resident := make([]byte, (len(mapping)+page-1)/page)
-	if _, _, e := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&mapping[0])), uintptr(len(mapping)), uintptr(unsafe.Pointer(&resident[0]))); e != 0 {
-		return 0, e
-	}
-	var n int64
-	for _, r := range resident {
-		n += int64(r & 1)
-	}
-	return n * int64(page), nil
 }

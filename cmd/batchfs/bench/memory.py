@@ -1,4 +1,4 @@
-# A trainer that only loads: it stops with a line after each of the given numbers of batches, and goes on at a line.
+# A trainer that only loads: it stops after each of the given numbers of batches, says that number, and goes on at a line of standard input.
 import os
 import sys
 
@@ -44,5 +44,6 @@ for stop in map(int, stops):
     while done < stop:
         load()
         done += 1
-    print(flush=True)
-    sys.stdin.readline()
+    print(done, flush=True)
+    if not sys.stdin.readline():
+        break

@@ -1,11 +1,14 @@
 package bench
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestLogarithmic(t *testing.T) {
@@ -36,7 +39,7 @@ func TestPageCache(t *testing.T) {
 	if err := os.WriteFile(path, make([]byte, 1<<20+1), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := setPageCache(path, true); err != nil {
+	if err := errors.Join(dropPages(path), warmUp(path, unix.FADV_RANDOM)); err != nil {
 		t.Fatal(err)
 	}
 	size := int64(1<<20 + os.Getpagesize())

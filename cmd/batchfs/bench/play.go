@@ -101,7 +101,7 @@ func (b *bench) play(sc scene) ([]*result, error) {
 	defer bar.Finish()
 	tokens := b.tokensOf(sc)
 	if !sc.Cold {
-		if err := warmUp(tokens); err != nil {
+		if err := warmUp(tokens, unix.FADV_NORMAL); err != nil {
 			return nil, err
 		}
 	}
@@ -129,16 +129,6 @@ func (b *bench) tokensOf(sc scene) string {
 		return b.cold
 	}
 	return b.warm
-}
-
-func warmUp(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	_, err = io.Copy(struct{ io.Writer }{io.Discard}, f)
-	return err
 }
 
 // once runs one contender.

@@ -216,13 +216,3 @@ func idealBytes(path string, batch, block int) (float64, error) {
 	}
 	return float64(pages*page) / batches, nil
 }
-
-// dropPages gives back what the page cache has of a file, so that it is read from the disk again.
-func dropPages(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
-}

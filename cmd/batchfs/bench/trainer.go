@@ -51,8 +51,8 @@ type hello struct {
 	Torch  string `json:"torch"`
 }
 
-// A trainer is a process that takes batches: bench.py, or this program as `bench-reader`. It lives as long as the bench,
-// so that nobody waits for an interpreter.
+// A trainer is a process that takes batches: bench.py, memory.py, or this program as `bench-reader`. It lives as long as
+// the bench, so that nobody waits for an interpreter.
 type trainer struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
@@ -106,6 +106,7 @@ func (s *stage) goTrainer(ctx context.Context) (*trainer, error) {
 	return s.trainer(ctx, program, readerName)
 }
 
+// write leaves it to read to say that the process is dead.
 func (t *trainer) write(c command) { json.NewEncoder(t.in).Encode(c) }
 
 func (t *trainer) read(v any) error {
@@ -116,15 +117,10 @@ func (t *trainer) read(v any) error {
 	return nil
 }
 
-func (t *trainer) ask(c command) (a answer, err error) {
-	t.write(c) // should it be dead, reading tells why
-	return a, t.read(&a)
-}
-
 // forget closes all that the trainer has open.
 func (t *trainer) forget() error {
-	_, err := t.ask(command{Kind: "forget"})
-	return err
+	t.write(command{Kind: "forget"})
+	return t.read(&answer{})
 }
 
 // end waits for the process, which goes when it is told nothing more.

@@ -3,6 +3,7 @@ package cache
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -34,6 +35,63 @@ func (t *Tokens) readShard(s *shard, ws []Window, visit func(Window, []byte) err
 		read = t.readRemap
 	}
 	return t.noting(s, read(s, ws, visit))
+}
+
+// readPread reads windows of one shard with a system call each.
+func (t *Tokens) readPread(s *shard, ws []Window, visit func(Window, []byte) error) error {
+	fd, err := s.open()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	// The windows are far apart: what lies around them would be read for nothing.
+	unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM)
+	scratch := t.pool.Get().(*[]byte)
+	defer t.pool.Put(scratch)
+	flags := unix.RWF_NOWAIT
+	for i, w := range ws {
+		from, to := t.bytes(s, w)
+		if int64(cap(*scratch)) < to-from {
+			*scratch = make([]byte, to-from)
+		}
+		raw := (*scratch)[:to-from]
+		n, err := pread(fd, raw, from, flags)
+		if flags != 0 && int64(n) < to-from {
+			// The page cache lacks some of it, and so probably of the others.
+			t.willNeed(fd, s, ws[i:])
+			flags = 0
+			_, err = pread(fd, raw, from, flags)
+		}
+		if err != nil {
+			return s.because(&os.PathError{Op: "read", Path: s.path, Err: err}, fd)
+		}
+		if err := visit(w, raw); err != nil {
+			return s.because(err, fd)
+		}
+		t.dropPages(fd, s, w)
+	}
+	return s.unchanged(fd)
+}
+
+// pread fills buf, or with RWF_NOWAIT as much of it as the page cache has.
+func pread(fd int, buf []byte, off int64, flags int) (n int, err error) {
+	for n < len(buf) {
+		iov := unix.Iovec{Base: &buf[n]}
+		iov.SetLen(len(buf) - n)
+		at := off + int64(n)
+		// unix.Preadv2 would allocate.
+		got, _, errno := unix.Syscall6(unix.SYS_PREADV2, uintptr(fd), uintptr(unsafe.Pointer(&iov)), 1, uintptr(at), uintptr(at>>32), uintptr(flags))
+		switch {
+		case errno == unix.EINTR:
+			continue
+		case errno != 0:
+			return n, errno
+		case got == 0:
+			return n, io.ErrUnexpectedEOF
+		}
+		n += int(got)
+	}
+	return n, nil
 }
 
 // readRemap maps the pages of the windows, each by themselves: a fault in a map of the whole file maps the cached pages around
@@ -196,6 +254,21 @@ func (t *Tokens) Release() {
 		s.keep.Lock()
 		s.kept = nil
 		s.keep.Unlock()
+	}
+}
+
+// willNeed has the disk read windows at once, those that the page cache lacks, before they are read one after the other.
+func (t *Tokens) willNeed(fd int, s *shard, ws []Window) {
+	for _, w := range ws {
+		from, to := t.bytes(s, w)
+		unix.Fadvise(fd, from, to-from, unix.FADV_WILLNEED)
+	}
+}
+
+func (t *Tokens) dropPages(fd int, s *shard, w Window) {
+	if t.DropPageCache {
+		from, to := t.pages(s, w)
+		unix.Fadvise(fd, from, to-from, unix.FADV_DONTNEED)
 	}
 }
 
