@@ -108,7 +108,7 @@ func (t *Tokens) readRemap(s *shard, ws []Window, visit func(Window, []byte) err
 		from, to := t.pages(s, w)
 		size += to - from
 	}
-	if size*pagesAround > s.id.size {
+	if size*pagesAround > s.id.Size {
 		err = t.visitWhole(fd, s, ws, visit)
 	} else {
 		err = t.visitApart(fd, s, uintptr(size), ws, visit)
@@ -126,16 +126,22 @@ func (t *Tokens) readRemap(s *shard, ws []Window, visit func(Window, []byte) err
 // they are of use.
 const pagesAround = 16
 
+// adviseNew says of a new mapping that it is read here and there, and that a core dump is to hold none of it.
+func adviseNew(mapping []byte) {
+	unix.Madvise(mapping, unix.MADV_RANDOM)
+	unix.Madvise(mapping, unix.MADV_DONTDUMP)
+}
+
 // visitWhole visits windows in a map of the whole file.
 func (t *Tokens) visitWhole(fd int, s *shard, ws []Window, visit func(Window, []byte) error) error {
 	// unix.Mmap would keep a table of maps under a lock.
-	at, err := unix.MmapPtr(fd, 0, nil, uintptr(s.id.size), unix.PROT_READ, unix.MAP_SHARED)
+	at, err := unix.MmapPtr(fd, 0, nil, uintptr(s.id.Size), unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		return &os.PathError{Op: "mmap", Path: s.path, Err: err}
 	}
-	defer unix.MunmapPtr(at, uintptr(s.id.size))
-	mapping := unsafe.Slice((*byte)(at), s.id.size)
-	unix.Madvise(mapping, unix.MADV_RANDOM)
+	defer unix.MunmapPtr(at, uintptr(s.id.Size))
+	mapping := unsafe.Slice((*byte)(at), s.id.Size)
+	adviseNew(mapping)
 	for _, w := range ws {
 		if err := t.visitMapped(s, mapping, 0, w, visit); err != nil {
 			return err
@@ -160,7 +166,7 @@ func (t *Tokens) visitApart(fd int, s *shard, size uintptr, ws []Window, visit f
 		}
 		next = unsafe.Add(next, to-from)
 	}
-	unix.Madvise(unsafe.Slice((*byte)(first), size), unix.MADV_RANDOM)
+	adviseNew(unsafe.Slice((*byte)(first), size))
 	next = first
 	for _, w := range ws {
 		from, to := t.pages(s, w)
@@ -231,12 +237,11 @@ func (t *Tokens) keepMapping(s *shard) (*mapping, error) {
 		return nil, err
 	}
 	m := &mapping{fd: fd}
-	if m.bytes, err = unix.Mmap(fd, 0, int(s.id.size), unix.PROT_READ, unix.MAP_SHARED); err != nil {
+	if m.bytes, err = unix.Mmap(fd, 0, int(s.id.Size), unix.PROT_READ, unix.MAP_SHARED); err != nil {
 		unix.Close(fd)
 		return nil, &os.PathError{Op: "mmap", Path: s.path, Err: err}
 	}
-	unix.Madvise(m.bytes, unix.MADV_RANDOM)
-	unix.Madvise(m.bytes, unix.MADV_DONTDUMP)
+	adviseNew(m.bytes)
 	// Reads that are under way hold the mapping, so there is no moment to unmap at but the collector's.
 	runtime.AddCleanup(m, func(b []byte) { unix.Munmap(b) }, m.bytes)
 	if t.Access == Advise && t.DropPageCache {
@@ -301,6 +306,10 @@ func (t *Tokens) visitMapped(s *shard, mapping []byte, at int64, w Window, visit
 		}
 		err = fmt.Errorf("%s: byte %d: %w", s.path, at+int64(fault.Addr()-first), errFault)
 	}()
-	from, to := t.bytes(s, w)
+	from, to := t.pages(s, w)
+	// In a system call only who reads waits (from Linux 5.14 on). While a page fault does, Go runs little else, or nothing
+	// once it is to collect garbage.
+	unix.Madvise(mapping[from-at:min(to-at, int64(len(mapping)))], unix.MADV_POPULATE_READ)
+	from, to = t.bytes(s, w)
 	return visit(w, mapping[from-at:to-at])
 }

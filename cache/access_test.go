@@ -2,6 +2,7 @@ package cache
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -100,4 +101,42 @@ func TestOnlyThePagesNeeded(t *testing.T) {
 			t.Errorf("%d pages are in the page cache, want %d", got, want)
 		}
 	})
+}
+
+// A core dump, of which a setting of the kernel may make files part, holds no tokens.
+func TestMappingsAreNotDumped(t *testing.T) {
+	for _, n := range []int{1000, 1_000_000} { // remap maps all of the smaller file, and of the larger one what is read
+		everyAccess(t, func(t *testing.T, o Options) {
+			tokens := open(t, files(t, 2, n), o)
+			ws := []Window{{0, 10, 0}, {int64(n) - 10, 10, 0}}
+			must(t, tokens.Read(ws, func(_ Window, raw []byte) error {
+				path, flags := mappingAt(t, uintptr(unsafe.Pointer(&raw[0])))
+				if mapped := path == tokens.shards[0].path; mapped == (o.Access == Pread) {
+					t.Errorf("the tokens are read from %q", path)
+				} else if mapped && !strings.Contains(flags, " dd ") {
+					t.Errorf("the flags of the mapping are %q, want dd among them", flags)
+				}
+				return nil
+			}))
+		})
+	}
+}
+
+// mappingAt is the file mapped at an address, if it is one, and the mapping's flags as the kernel abbreviates them.
+func mappingAt(t *testing.T, addr uintptr) (path, flags string) {
+	t.Helper()
+	smaps, err := os.ReadFile("/proc/self/smaps")
+	must(t, err)
+	inside := false
+	for line := range strings.Lines(string(smaps)) {
+		var from, to uintptr
+		fields := strings.Fields(line)
+		if n, _ := fmt.Sscanf(fields[0], "%x-%x", &from, &to); n == 2 {
+			inside, path = from <= addr && addr < to, strings.Join(fields[5:], " ")
+		} else if inside && fields[0] == "VmFlags:" {
+			return path, line
+		}
+	}
+	t.Fatalf("nothing is mapped at %x", addr)
+	return "", ""
 }

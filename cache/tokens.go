@@ -84,13 +84,6 @@ type shard struct {
 	kept *mapping   // guarded by keep
 }
 
-// An identity tells a file from the one that stood at its path before, and from itself before somebody wrote to it.
-type identity struct {
-	dev, ino  uint64
-	size      int64
-	sec, nsec int64 // mtime
-}
-
 // ChangedError says that a token file is not the one that was opened. errors.Is(err, syscall.ESTALE) holds for it.
 type ChangedError struct {
 	Path string
@@ -106,33 +99,21 @@ func (e *ChangedError) Is(target error) bool { return target == syscall.ESTALE }
 // Open checks every file and makes one array of their tokens, in the order given: the files of each source, source after
 // source.
 func Open(sources [][]string, o Options) (*Tokens, error) {
-	t := &Tokens{Options: o}
-	t.Was = nil
-	t.pool.New = func() any { return new([]byte) }
-	sum := sha256.New()
+	m := Manifest{Sources: make([][]File, len(sources))}
+	sum, n := sha256.New(), 0
 	blocks := samples(len(slices.Concat(sources...)))
-	var start int64
 	for source, paths := range sources {
-		for i, path := range paths {
-			s, err := openShard(path, o.Width, o.Was.shard(len(t.shards)), sum, blocks)
+		for _, path := range paths {
+			id, err := inspect(path, o.Was.shard(n), sum, blocks)
 			if err != nil {
 				return nil, err
 			}
-			s.source, s.start = source, start
-			start += s.len
-			t.shards = append(t.shards, s)
-			if i > 0 && o.Join {
-				t.runs[len(t.runs)-1].Len += s.len
-				continue
-			}
-			t.runs = append(t.runs, Run{path, source, s.start, s.len})
+			m.Sources[source] = append(m.Sources[source], File{[]byte(path), id})
+			n++
 		}
 	}
-	if len(t.shards) == 0 {
-		return nil, errors.New("no token files")
-	}
-	t.fingerprint = hex.EncodeToString(sum.Sum(nil)[:16])
-	return t, nil
+	m.Fingerprint = hex.EncodeToString(sum.Sum(nil)[:16])
+	return Reopen(m, o)
 }
 
 // openFlags have O_NONBLOCK because to open a named pipe is else to wait for its writer.
@@ -146,27 +127,21 @@ func (t *Tokens) shard(i int) *shard {
 	return t.shards[i]
 }
 
-// openShard opens a file, checks it, and adds it to the fingerprint.
-func openShard(path string, width int, was *shard, sum hash.Hash, blocks int64) (*shard, error) {
+// inspect opens a file, checks that it can be read, and adds it to the fingerprint.
+func inspect(path string, was *shard, sum hash.Hash, blocks int64) (id identity, err error) {
 	f, err := os.OpenFile(path, openFlags, 0)
 	if err != nil {
-		return nil, err
+		return id, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	switch size := info.Size(); {
+	switch {
+	case err != nil:
+		return id, err
 	case info.IsDir():
-		return nil, fmt.Errorf("%s is a directory, not a token file; name the files in it, e.g. %s/*.bin", path, path)
+		return id, fmt.Errorf("%s is a directory, not a token file; name the files in it, e.g. %s/*.bin", path, path)
 	case !info.Mode().IsRegular():
-		return nil, fmt.Errorf("%s is not a regular file, and only those can be read at any position", path)
-	case size == 0:
-		return nil, fmt.Errorf("%s is empty", path)
-	case size%int64(width) != 0:
-		return nil, fmt.Errorf("%s: %d bytes are not a whole number of tokens of %d bytes; is token_dtype right, and is the file complete?",
-			path, size, width)
+		return id, fmt.Errorf("%s is not a regular file, and only those can be read at any position", path)
 	}
 	var busy error
 	if was != nil {
@@ -174,24 +149,20 @@ func openShard(path string, width int, was *shard, sum hash.Hash, blocks int64) 
 		// It takes the file's owner or CAP_LEASE, and a filesystem that has leases.
 		_, busy = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 	}
-	id, err := identify(int(f.Fd()))
+	id, err = identify(int(f.Fd()))
 	if was != nil && busy == nil {
 		unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
 	}
 	switch {
 	case err != nil:
-		return nil, &os.PathError{Op: "stat", Path: path, Err: err}
+		return id, &os.PathError{Op: "stat", Path: path, Err: err}
 	case busy == unix.EAGAIN && was.overwritten(id):
-		return nil, fmt.Errorf("%s is being overwritten: a process has it open for writing", path)
+		return id, fmt.Errorf("%s is being overwritten: a process has it open for writing", path)
 	}
 	sum.Write(append([]byte(filepath.Base(path)), 0))
-	sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(info.Size())))
+	sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(id.Size)))
 	// A file that opens may still not be readable: a FUSE or network filesystem answers at the first read.
-	if err := sample(f, info.Size(), blocks, sum); err != nil {
-		return nil, err
-	}
-	cpath, err := unix.BytePtrFromString(path)
-	return &shard{path: path, cpath: cpath, len: info.Size() / int64(width), id: id}, err
+	return id, sample(f, id.Size, blocks, sum)
 }
 
 // sampleSize is the bytes of a block of a file that the fingerprint covers.
@@ -227,7 +198,7 @@ func identify(fd int) (identity, error) {
 // overwritten says whether now is the same file changed other than by appending to it.
 func (s *shard) overwritten(now identity) bool {
 	was := s.id
-	return now != was && now.dev == was.dev && now.ino == was.ino && now.size <= was.size
+	return now != was && now.Dev == was.Dev && now.Ino == was.Ino && now.Size <= was.Size
 }
 
 // same returns a ChangedError unless now is the file that was opened.
@@ -238,12 +209,12 @@ func (s *shard) same(now identity) error {
 	}
 	e := &ChangedError{Path: s.path}
 	switch {
-	case now.size != was.size:
-		e.How = fmt.Sprintf("%d bytes, was %d", now.size, was.size)
-	case now.ino != was.ino || now.dev != was.dev:
+	case now.Size != was.Size:
+		e.How = fmt.Sprintf("%d bytes, was %d", now.Size, was.Size)
+	case now.Ino != was.Ino || now.Dev != was.Dev:
 		e.How = "another file stands in its place"
 	default:
-		e.How = fmt.Sprintf("written to at %s", time.Unix(now.sec, now.nsec).UTC().Format(time.RFC3339Nano))
+		e.How = fmt.Sprintf("written to at %s", time.Unix(now.Sec, now.Nsec).UTC().Format(time.RFC3339Nano))
 	}
 	return e
 }
