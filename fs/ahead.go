@@ -1,6 +1,8 @@
 package fs
 
 import (
+	"log/slog"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -14,6 +16,7 @@ import (
 type ahead struct {
 	batches int   // to be ready beyond the last one that was asked for
 	bytes   int64 // that all of them may take
+	log     *slog.Logger
 
 	mu      sync.Mutex
 	streams []*stream // the one that was read last is the last; guarded by mu, as what they hold is
@@ -123,10 +126,19 @@ func (a *ahead) makeRing(st *stream) {
 // prepare makes the next batches of a stream ready.
 func (a *ahead) prepare(st *stream) {
 	for r := a.claim(st); r != nil; r = a.claim(st) {
-		// An error is for the reader of that batch to get, who reads it again.
-		r.made = st.sequence.Read(r.bytes, r.number, 0) == nil
-		r.Unlock()
+		a.make(st, r)
 	}
+}
+
+// make makes a batch. An error, or panic, is for the reader of that batch to get, who reads it again.
+func (a *ahead) make(st *stream, r *ready) {
+	defer r.Unlock()
+	defer func() {
+		if p := recover(); p != nil {
+			a.log.Error("making a batch ready panicked", "panic", p, "stack", string(debug.Stack()))
+		}
+	}()
+	r.made = st.sequence.Read(r.bytes, r.number, 0) == nil
 }
 
 // claim returns one of the next batches that is neither ready nor being made, locked for writing, or nil.

@@ -123,7 +123,7 @@ func TestAheadChangesNoByte(t *testing.T) {
 				}
 				number := r.node.batch()
 				if worker < 4 {
-					number = tr.table.slots[r.fh].number.Load()
+					number = tr.table.slot(r.fh).number.Load()
 				}
 				want := make([]byte, s.BatchBytes)
 				s.Read(want, number, 0)

@@ -22,11 +22,9 @@ type sequences struct {
 	log      *slog.Logger
 	splits   int
 	byNumber [maxSequences]atomic.Pointer[Sequence]
-	faults   [maxSequences]atomic.Pointer[string] // the last error of each
 
 	mu     sync.Mutex
-	byName map[string]int // guarded by mu, as all below
-	used   int            // numbers ever used
+	byName map[string]int // guarded by mu, as all below and the faults of the table
 	free   []int          // numbers that were used and are not now
 	recent []pathName     // looked up, oldest first
 	many   *sync.Cond     // of mu: recent has more than the kernel is to remember, or the mount is gone
@@ -63,22 +61,61 @@ func newSequences(splits []*Sequence, table *table, log *slog.Logger) (*sequence
 		badLogged: rate.Sometimes{First: 100, Interval: time.Second},
 	}
 	q.many = sync.NewCond(&q.mu)
-	for _, s := range splits {
-		q.add(s)
+	if table.usedStates.Load() == 0 {
+		for _, s := range splits {
+			q.add(s)
+		}
+		return q, nil
 	}
-	return q, nil
+	return q, q.goOn(splits)
+}
+
+// goOn gives the sequences of the table their numbers.
+func (q *sequences) goOn(splits []*Sequence) error {
+	bySplit := map[string]*Sequence{}
+	for _, s := range splits {
+		bySplit[s.Name] = s
+	}
+	for n := range int(q.table.usedStates.Load()) {
+		number := n + 1
+		state := &q.table.states[number]
+		if state.used.Load() == 0 {
+			q.free = append(q.free, number)
+			continue
+		}
+		name := getText(state.name[:])
+		split, settings, isPath := strings.Cut(name, "/")
+		s := bySplit[split]
+		if s == nil {
+			return fmt.Errorf("split %s is of the mount, but not of the configuration", split)
+		}
+		if isPath {
+			var err error
+			if s, err = s.With(settings); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+		}
+		q.byNumber[number].Store(s)
+		q.byName[name] = number
+	}
+	for number := 1; number <= q.splits; number++ {
+		if s := q.get(number); s == nil || bySplit[s.Name] == nil {
+			return errors.New("the mount has other splits than the configuration")
+		}
+	}
+	return nil
 }
 
 func (q *sequences) get(number int) *Sequence { return q.byNumber[number].Load() }
 
 // add gives a sequence a number, or 0 if all are in use. The caller holds mu, or is alone.
 func (q *sequences) add(s *Sequence) (number int) {
+	used := &q.table.usedStates
 	switch n := len(q.free); {
 	case n > 0:
 		number, q.free = q.free[n-1], q.free[:n-1]
-	case q.used < maxSequences-1:
-		q.used++
-		number = q.used
+	case used.Load() < maxSequences-1:
+		number = int(used.Add(1))
 	default:
 		return 0
 	}
@@ -88,8 +125,10 @@ func (q *sequences) add(s *Sequence) (number int) {
 	state.bytes.Store(0)
 	state.errors.Store(0)
 	state.lookups.Store(0)
-	state.setName(s.Name)
-	q.faults[number].Store(nil)
+	state.waiting.Store(0)
+	setText(state.name[:], s.Name)
+	setText(state.fault[:], "")
+	state.used.Store(1)
 	q.byNumber[number].Store(s)
 	q.byName[s.Name] = number
 	return number
@@ -167,7 +206,7 @@ func (q *sequences) forget(number int, lookups uint64) {
 	}
 	delete(q.byName, s.Name)
 	q.byNumber[number].Store(nil)
-	state.setName("")
+	state.used.Store(0)
 	q.free = append(q.free, number)
 }
 
@@ -183,21 +222,27 @@ func (q *sequences) now(number int) (*Sequence, error) {
 
 // fault notes an error of a sequence, and says whether it repeats the one before.
 func (q *sequences) fault(number int, err string) (repeats bool) {
-	q.table.states[number].errors.Add(1)
-	was := q.faults[number].Swap(&err)
-	return was != nil && *was == err
+	state := &q.table.states[number]
+	state.errors.Add(1)
+	err = err[:min(len(err), len(state.fault))]
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	repeats = getText(state.fault[:]) == err
+	setText(state.fault[:], err)
+	return repeats
 }
 
 // all calls visit with the number of every sequence: the splits in their order, then the others.
-func (q *sequences) all(visit func(number int, s *Sequence)) {
-	for number := 1; number <= q.splits; number++ {
-		visit(number, q.get(number))
-	}
+func (q *sequences) all(visit func(number int, s *Sequence, fault string)) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	fault := func(number int) string { return getText(q.table.states[number].fault[:]) }
+	for number := 1; number <= q.splits; number++ {
+		visit(number, q.get(number), fault(number))
+	}
 	for _, number := range q.byName {
 		if number > q.splits {
-			visit(number, q.get(number))
+			visit(number, q.get(number), fault(number))
 		}
 	}
 }

@@ -32,19 +32,19 @@ func (q *sequences) check(t *testing.T) {
 	t.Helper()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.byName)+len(q.free) != q.used {
-		t.Errorf("%d names and %d free numbers of %d used", len(q.byName), len(q.free), q.used)
+	if len(q.byName)+len(q.free) != int(q.table.usedStates.Load()) {
+		t.Errorf("%d names and %d free numbers of %d used", len(q.byName), len(q.free), q.table.usedStates.Load())
 	}
 	seen := map[int]bool{}
 	for name, number := range q.byName {
-		state := string(bytes.TrimRight(q.table.states[number].name[:], "\x00"))
+		state := getText(q.table.states[number].name[:])
 		if s := q.get(number); s == nil || s.Name != name || state != name || seen[number] {
 			t.Errorf("number %d of %q: sequence %v, name %q in the block, seen before: %v", number, name, s, state, seen[number])
 		}
 		seen[number] = true
 	}
 	for _, number := range q.free {
-		if q.get(number) != nil || q.table.states[number].name != [maxName]byte{} || seen[number] {
+		if q.get(number) != nil || q.table.states[number].used.Load() != 0 || seen[number] {
 			t.Errorf("free number %d: sequence %v, seen before: %v", number, q.get(number), seen[number])
 		}
 		seen[number] = true
@@ -104,7 +104,7 @@ func TestSequencesComeAndGo(t *testing.T) {
 	if got := q.mustLookUp(t, dir, "seed=2"); got != number {
 		t.Errorf("another sequence has number %d, want %d, which is free", got, number)
 	}
-	if state.reads.Load() != 0 || state.bytes.Load() != 0 || state.errors.Load() != 0 || q.faults[number].Load() != nil ||
+	if state.reads.Load() != 0 || state.bytes.Load() != 0 || state.errors.Load() != 0 || getText(state.fault[:]) != "" ||
 		state.lookups.Load() != 1 {
 		t.Error("a sequence begins with what the one before it left")
 	}
@@ -154,14 +154,14 @@ func TestMovedCursorsAreKept(t *testing.T) {
 	if got := r.batch(t, 1000); got != 3 {
 		t.Errorf("then batch %d, want 3", got)
 	}
-	if q.used > 3 {
-		t.Errorf("%d numbers for 3 sequences at a time", q.used)
+	if q.table.usedStates.Load() > 3 {
+		t.Errorf("%d numbers for 3 sequences at a time", q.table.usedStates.Load())
 	}
 
 	// A read that failed has moved nothing.
 	number = q.mustLookUp(t, dir, "seed=failed")
 	cursor := &q.table.states[number].cursor
-	fh, _ := tr.table.open(makeInode(nextRaw, number, 0), 0)
+	fh, _ := tr.table.open(makeInode(nextRaw, number, 0), 0, 0)
 	whole := span{0, 1000, 1000}
 	k, _ := tr.table.number(fh, cursor, 1<<40, whole, 0)
 	tr.table.failed(fh, cursor, k, whole)
@@ -598,7 +598,7 @@ func TestNumbersUnderChanges(t *testing.T) {
 	const size = 1000
 	tr := plant(t, counting("train", size))
 	table, cursor := tr.table, &tr.table.states[1].cursor
-	fh, _ := table.open(1, 0)
+	fh, _ := table.open(1, 0, 0)
 	id := uint64(0)
 	read := func(off, n int64, changes uint64) string {
 		id++

@@ -60,16 +60,14 @@ func (t *tree) status() []byte {
 	status := struct {
 		Version string           `json:"version"`
 		PID     int              `json:"pid"`
+		Workers uint64           `json:"workers"`
 		Uptime  int64            `json:"uptime_seconds"`
 		RSS     int64            `json:"resident_bytes"`
 		Splits  map[string]split `json:"splits"`
-	}{t.version, os.Getpid(), int64(time.Since(t.began).Seconds()), residentBytes(), map[string]split{}}
-	t.sequences.all(func(number int, s *Sequence) {
+	}{t.version, os.Getpid(), t.table.workers.Load(), int64(time.Since(t.began).Seconds()), residentBytes(), map[string]split{}}
+	t.sequences.all(func(number int, s *Sequence, fault string) {
 		state := &t.table.states[number]
-		now := split{state.cursor.Load(), state.reads.Load(), state.bytes.Load(), state.errors.Load(), ""}
-		if fault := t.sequences.faults[number].Load(); fault != nil {
-			now.LastError = *fault
-		}
+		now := split{state.cursor.Load(), state.reads.Load(), state.bytes.Load(), state.errors.Load(), fault}
 		if number <= t.sequences.splits || now.Cursor != s.Start || now.Reads+now.Errors > 0 {
 			status.Splits[s.Name] = now
 		}

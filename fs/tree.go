@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -54,11 +56,14 @@ type tree struct {
 	table              *table
 	sequences          *sequences
 	ahead              ahead
+	watch              watch
+	giveUp             func() // another process is to serve
 	readme             []byte
 	version            string
 	log                *slog.Logger
 	began              time.Time
-	uid, gid           uint32
+	mode               uint32 // of files
+	owner              fuse.Owner
 	peekLogged         sync.Once
 	fullLogged         sync.Once
 
@@ -73,33 +78,39 @@ const forever = time.Duration(1<<31) * time.Second
 // Options are what a mount depends on besides its sequences.
 type Options struct {
 	Version    string
-	Ahead      int   // batches made ready for each reader of next* or batch/<k> in order
-	AheadBytes int64 // that all of these may take
+	Ahead      int           // batches made ready for each reader of next* or batch/<k> in order
+	AheadBytes int64         // that all of these may take
+	Timeout    time.Duration // within which every request has an answer
+	Mode       uint32        // permission bits of files; a directory can be searched by who may read
+	UID, GID   uint32        // who owns the files
 	Log        *slog.Logger
 }
 
-func newTree(mountpoint string, splits []*Sequence, o Options) (*tree, error) {
-	table, err := newTable()
-	if err != nil {
-		return nil, err
-	}
-	sequences, err := newSequences(splits, table, o.Log)
-	if err != nil {
-		return nil, err
-	}
+// newTree makes the tree of a mount, which serves from goOn on.
+func newTree(mountpoint string, splits []*Sequence, o Options) *tree {
 	return &tree{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
-		table:         table,
-		sequences:     sequences,
-		ahead:         ahead{batches: o.Ahead, bytes: o.AheadBytes},
+		ahead:         ahead{batches: o.Ahead, bytes: o.AheadBytes, log: o.Log},
 		readme:        readme(mountpoint, splits),
 		version:       o.Version,
 		log:           o.Log,
-		began:         time.Now(),
-		uid:           uint32(os.Getuid()),
-		gid:           uint32(os.Getgid()),
+		mode:          o.Mode,
+		owner:         fuse.Owner{Uid: o.UID, Gid: o.GID},
 		texts:         map[uint64][]byte{},
-	}, nil
+	}
+}
+
+// goOn goes on from what is in a block, in which nobody else works any more.
+func (t *tree) goOn(splits []*Sequence, b *block, o Options) (err error) {
+	t.table = newTable(b)
+	if t.sequences, err = newSequences(splits, t.table, o.Log); err != nil {
+		return err
+	}
+	t.watch.limit, t.watch.table, t.watch.stuck = o.Timeout, t.table, map[int]int{}
+	t.watch.fault = func(i inode, err error) { t.fault(i, err) }
+	t.began = time.Unix(0, b.began)
+	t.lastFh = b.workers.Add(1) << 32 // those of earlier workers may still be open
+	return nil
 }
 
 func (t *tree) sequence(i inode) *Sequence { return t.sequences.get(i.sequence()) }
@@ -218,14 +229,14 @@ func (t *tree) size(i inode, s *Sequence) int64 {
 }
 
 func (t *tree) attributes(i inode, s *Sequence, out *fuse.Attr) {
-	*out = fuse.Attr{Ino: uint64(i), Size: uint64(t.size(i, s)), Mode: syscall.S_IFREG | 0o444, Nlink: 1}
+	*out = fuse.Attr{Ino: uint64(i), Size: uint64(t.size(i, s)), Mode: syscall.S_IFREG | t.mode, Nlink: 1}
 	if i.kind().isDir() {
-		out.Mode, out.Nlink = syscall.S_IFDIR|0o555, 2
+		out.Mode, out.Nlink = syscall.S_IFDIR|t.mode|t.mode>>2, 2
 	}
 	out.Blocks = (out.Size + 511) / 512
 	// Said, because otherwise it is a page, which is larger on some machines.
 	out.Blksize = stdioBlock
-	out.Owner = fuse.Owner{Uid: t.uid, Gid: t.gid}
+	out.Owner = t.owner
 	began := t.began
 	out.SetTimes(&began, &began, &began)
 }
@@ -242,6 +253,11 @@ func (t *tree) String() string { return "batchfs" }
 
 func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	dir := inode(header.NodeId)
+	c := t.watch.begin(header.Unique, dir)
+	if c == nil {
+		return t.fault(dir, t.watch.error())
+	}
+	defer t.watch.end(c)
 	timeout := forever
 	var i inode
 	var s *Sequence // one for all that is said here, because another may take its place meanwhile
@@ -280,6 +296,11 @@ func (t *tree) Forget(node, lookups uint64) { t.sequences.forget(inode(node).seq
 
 func (t *tree) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
 	i := inode(in.NodeId)
+	c := t.watch.begin(in.Unique, i)
+	if c == nil {
+		return t.fault(i, t.watch.error())
+	}
+	defer t.watch.end(c)
 	s := t.sequence(i)
 	if i.outdated(s) {
 		return fuse.Status(syscall.ESTALE)
@@ -323,16 +344,23 @@ func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) 
 
 func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	i := inode(in.NodeId)
+	c := t.watch.begin(in.Unique, i)
+	if c == nil {
+		return t.fault(i, t.watch.error())
+	}
+	defer t.watch.end(c)
 	switch k := i.kind(); {
 	case in.Flags&syscall.O_ACCMODE != syscall.O_RDONLY:
 		return fuse.EROFS
+	case t.table.closing.Load() != 0:
+		return fuse.Status(syscall.ESHUTDOWN)
 	case k.isNext():
 		var state uint64
 		if in.Flags&syscall.O_NONBLOCK != 0 {
 			state = peeks
 			t.logPeek(i, in.Pid)
 		}
-		fh, ok := t.table.open(i, state)
+		fh, ok := t.table.open(i, state, in.Unique)
 		if !ok {
 			t.fullLogged.Do(func() { t.log.Error("too many open handles of next: opens fail with ENFILE", "most", maxHandles) })
 			return fuse.Status(syscall.ENFILE)
@@ -388,6 +416,12 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	if (k.isNext() || k.isLiveText()) && in.ReadFlags&fuse.READ_LOCKOWNER == 0 {
 		return nil, fuse.EINVAL
 	}
+	c := t.watch.begin(in.Unique, i)
+	if c == nil {
+		return nil, t.fault(i, t.watch.error())
+	}
+	defer t.watch.end(c)
+	defer t.panicked(c)
 	if text := t.openedText(i, in.Fh); text != nil {
 		off := min(in.Offset, uint64(len(text)))
 		return fuse.ReadResultData(buf[:copy(buf, text[off:])]), fuse.OK
@@ -407,7 +441,7 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	var r *reply
 	var err error
 	if k.isNext() {
-		r, err = t.readNext(i, in, span{off, int64(len(buf)), size}, buf)
+		r, err = t.readNext(i, in, c, span{off, int64(len(buf)), size}, buf)
 	} else {
 		r, err = t.read(i, s, i.first(), off, buf)
 	}
@@ -421,7 +455,7 @@ var errOutdated = fmt.Errorf("the token files changed while they were read: open
 
 // readNext reads a span of the batch that a handle holds. At the beginning of a batch it goes on with other tokens where
 // they changed and are followed.
-func (t *tree) readNext(i inode, in *fuse.ReadIn, r span, buf []byte) (*reply, error) {
+func (t *tree) readNext(i inode, in *fuse.ReadIn, c *call, r span, buf []byte) (*reply, error) {
 	cursor := &t.table.states[i.sequence()].cursor
 	if !i.kind().isRaw() && r.off+r.len <= stdioBlock {
 		// A header alone shows no tokens that would show that they changed.
@@ -435,11 +469,12 @@ func (t *tree) readNext(i inode, in *fuse.ReadIn, r span, buf []byte) (*reply, e
 		if !ok {
 			return nil, errOutdated
 		}
+		t.watch.took(c, in.Fh, cursor, number, r)
 		reply, err := t.read(i, s, number, r.off, buf)
 		if err == nil {
 			return reply, nil
 		}
-		t.table.failed(in.Fh, cursor, number, r)
+		t.watch.failed(c)
 		if !s.Follows || !errors.Is(err, syscall.ESTALE) || try == maxTries {
 			return nil, err
 		}
@@ -462,12 +497,17 @@ func (t *tree) openedText(i inode, fh uint64) []byte {
 			return text
 		}
 	}
-	return t.text(i, t.sequence(i))
+	// Also of a handle that was opened in another process, unless there are other tokens now.
+	if s := t.sequence(i); !i.outdated(s) {
+		return t.text(i, s)
+	}
+	return nil
 }
 
 // read answers with the bytes from off on of a file that begins with batch number of s, as many as buf has, which lie
 // within the file. It may use buf for them.
 func (t *tree) read(i inode, s *Sequence, number uint64, off int64, buf []byte) (*reply, error) {
+	cut("read")
 	r := replies.Get().(*reply)
 	rest, k := buf, i.kind()
 	if !k.isRaw() {
@@ -507,13 +547,31 @@ func (t *tree) read(i inode, s *Sequence, number uint64, off int64, buf []byte) 
 // fault turns the error of a file of a sequence into an errno, and puts its words into the log and status.json.
 func (t *tree) fault(i inode, err error) fuse.Status {
 	errno := syscall.EIO
-	if errors.Is(err, syscall.ESTALE) {
-		errno = syscall.ESTALE
+	for _, e := range []syscall.Errno{syscall.ESTALE, syscall.ETIMEDOUT} {
+		if errors.Is(err, e) {
+			errno = e
+		}
 	}
 	if repeats := t.sequences.fault(i.sequence(), err.Error()); !repeats {
 		t.log.Error("a read failed; the same again is counted in status.json", "sequence", t.sequence(i).Name, "errno", errno.Error(), "err", err)
 	}
 	return fuse.Status(errno)
+}
+
+// panicked is deferred by a read. What it panicked at may be of this process, which then gives up: the read is sent again, to
+// another. There it gets an error if it panics again.
+func (t *tree) panicked(c *call) {
+	r := recover()
+	if r == nil {
+		return
+	}
+	if id := c.id &^ resent; t.table.panics.Swap(id) == id {
+		t.watch.failed(c)
+		panic(r)
+	}
+	t.log.Error("a read panicked; it is tried again in another process", "panic", r, "stack", string(debug.Stack()))
+	t.giveUp()
+	runtime.Goexit() // without an answer
 }
 
 func (t *tree) logPeek(i inode, pid uint32) {

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
@@ -49,11 +50,23 @@ func counting(name string, batchBytes int64) *Sequence {
 
 func plant(t testing.TB, sequences ...*Sequence) *tree {
 	t.Helper()
-	tr, err := newTree("/mnt", sequences, Options{Version: "test", Ahead: 2, AheadBytes: 1 << 20, Log: slog.New(slog.DiscardHandler)})
+	file, b, err := newBlock()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { tr.table.close() })
+	file.Close()
+	t.Cleanup(b.unmap)
+	return grow(t, b, sequences...)
+}
+
+// grow is a tree that goes on from a block.
+func grow(t testing.TB, b *block, sequences ...*Sequence) *tree {
+	t.Helper()
+	o := Options{Version: "test", Ahead: 2, AheadBytes: 1 << 20, Timeout: time.Minute, Mode: 0o444, Log: slog.New(slog.DiscardHandler)}
+	tr := newTree("/mnt", sequences, o)
+	if err := tr.goOn(sequences, b, o); err != nil {
+		t.Fatal(err)
+	}
 	return tr
 }
 
@@ -72,6 +85,7 @@ type reader struct {
 	node   inode
 	fh     uint64
 	unique uint64
+	wanted int // the batch that the last read is to give
 }
 
 var lastUnique atomic.Uint64
@@ -275,7 +289,7 @@ func TestConcurrentHandlesShareNoNumber(t *testing.T) {
 	for w := range workers {
 		wg.Go(func() {
 			for i := range rounds {
-				fh, ok := table.open(1, 0)
+				fh, ok := table.open(1, 0, 0)
 				if !ok {
 					t.Error("no slot")
 				}
@@ -295,27 +309,34 @@ func TestConcurrentHandlesShareNoNumber(t *testing.T) {
 	if len(seen) != workers*rounds || cursor.Load() != workers*rounds {
 		t.Errorf("%d numbers for %d handles, cursor %d", len(seen), workers*rounds, cursor.Load())
 	}
-	if table.used > workers {
-		t.Errorf("%d slots used for %d handles at once", table.used, workers)
+	if used := table.usedSlots.Load(); used > workers {
+		t.Errorf("%d slots used for %d handles at once", used, workers)
 	}
 }
 
 func TestTooManyHandles(t *testing.T) {
 	tr := plant(t, counting("train", 1000))
 	seen := map[uint64]bool{}
+	var last uint64
 	for range maxHandles {
-		fh, ok := tr.table.open(1, 0)
+		fh, ok := tr.table.open(1, 0, 0)
+		last = fh
 		if !ok || seen[fh] {
 			t.Fatalf("handle %d: %v, seen %v", fh, ok, seen[fh])
 		}
 		seen[fh] = true
 	}
-	if _, ok := tr.table.open(1, 0); ok {
+	if _, ok := tr.table.open(1, 0, 0); ok {
 		t.Error("a slot too many")
 	}
-	tr.table.release(7)
-	if fh, ok := tr.table.open(1, 0); !ok || fh != 7 {
+	tr.table.release(last)
+	fh, ok := tr.table.open(1, 0, 0)
+	if !ok || seen[fh] || tr.table.slot(fh) != tr.table.slot(last) {
 		t.Errorf("after a release: %d %v", fh, ok)
+	}
+	tr.table.release(last) // again, as another process may be asked to
+	if _, ok := tr.table.open(1, 0, 0); ok {
+		t.Error("a slot was released that another handle has")
 	}
 }
 

@@ -32,6 +32,7 @@ type readers struct {
 	in    io.WriteCloser
 	done  chan error
 	round int
+	limit time.Duration // that each wait may take
 
 	mu    sync.Mutex
 	grown *sync.Cond // that lines has, or ended is true
@@ -64,7 +65,7 @@ func start(t *testing.T, method, dir string, args ...string) (cmd *exec.Cmd, in 
 func startReaders(t *testing.T, dir string, ways ...string) *readers {
 	t.Helper()
 	cmd, in, out := start(t, "changing", dir, ways...)
-	r := &readers{ways: ways, in: in, done: make(chan error, 1), round: 1}
+	r := &readers{ways: ways, in: in, done: make(chan error, 1), round: 1, limit: limit}
 	r.grown = sync.NewCond(&r.mu)
 	go func() {
 		for out.Scan() {
@@ -114,7 +115,7 @@ func (r *readers) more(t *testing.T, n int) {
 // await returns when there are n lines of each way, in a round, from a line on.
 func (r *readers) await(t *testing.T, n, from, round int) {
 	t.Helper()
-	late := time.AfterFunc(limit, func() {
+	late := time.AfterFunc(r.limit, func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.ended = true
@@ -147,7 +148,7 @@ func (r *readers) finish(t *testing.T) []reading {
 		if err != nil {
 			t.Errorf("readers: %v", err)
 		}
-	case <-time.After(limit):
+	case <-time.After(r.limit):
 		t.Fatal("the readers hang")
 	}
 	return r.lines
@@ -175,18 +176,19 @@ func (c catalogue) add(t *testing.T, version string, n int, args ...string) {
 	}
 }
 
-// judge fails unless each reading is a batch of a version that it may be of, or ESTALE where it may be that, and no number
-// of train's next went to two reads. It returns how many batches of each version there were in each way.
+// judge fails unless each reading is a batch of a version that it may be of, or the error that it may be (or EFAULT in its
+// place, of what is mapped), and no number of the next* of a directory went to two reads. It returns how many batches of each
+// version, and errors, there were in each way.
 func (c catalogue) judge(
-	t *testing.T, lines []reading, may func(reading) (versions []string, stale bool),
+	t *testing.T, lines []reading, may func(reading) (versions []string, errno string),
 ) (seen map[string]map[string]int) {
 	t.Helper()
-	seen, taken := map[string]map[string]int{}, map[int]reading{}
+	seen, taken := map[string]map[string]int{}, map[string]reading{}
 	for _, l := range lines {
 		if seen[l.way] == nil {
 			seen[l.way] = map[string]int{}
 		}
-		versions, stale := may(l)
+		versions, errno := may(l)
 		b, ok := c[l.got]
 		switch {
 		case l.got == "paused":
@@ -194,17 +196,20 @@ func (c catalogue) judge(
 			for _, v := range b.versions {
 				seen[l.way][v]++
 			}
-			if !strings.Contains(l.way, ":train/next") {
+			_, file, _ := strings.Cut(l.way, ":")
+			dir, file := filepath.Split(file)
+			if !strings.HasPrefix(file, "next") {
 				continue
 			}
-			if other, twice := taken[b.k]; twice {
-				t.Errorf("number %d went to %+v and to %+v", b.k, other, l)
+			number := fmt.Sprint(dir, b.k)
+			if other, twice := taken[number]; twice {
+				t.Errorf("number %s went to %+v and to %+v", number, other, l)
 			}
-			taken[b.k] = l
-		case stale && (l.got == "errno ESTALE" || l.got == "errno EFAULT" && strings.HasPrefix(l.way, "maps:")):
-			seen[l.way]["ESTALE"]++
+			taken[number] = l
+		case errno != "" && (l.got == "errno "+errno || l.got == "errno EFAULT" && strings.HasPrefix(l.way, "maps:")):
+			seen[l.way][errno]++
 		default:
-			t.Fatalf("%+v is %+v; it may be of versions %q, or ESTALE: %v", l, b, versions, stale)
+			t.Fatalf("%+v is %+v; it may be of versions %q, or %q", l, b, versions, errno)
 		}
 	}
 	return seen
@@ -350,21 +355,23 @@ func TestTokensChangeUnderReaders(t *testing.T) {
 				n := 0
 				fmt.Sscan(m.cursor(t, "val"), &n)
 				known.add(t, "val", n, slices.Concat([]string{"val", "--data", at("live")}, settings)...)
-				seen := known.judge(t, lines, func(l reading) (versions []string, stale bool) {
+				seen := known.judge(t, lines, func(l reading) (versions []string, errno string) {
 					oneRequest := strings.HasPrefix(l.way, "opens:") || strings.HasPrefix(l.way, "keeps:")
 					switch {
 					case l.way == undisturbed:
-						return []string{"val"}, false
+						return []string{"val"}, ""
 					case l.round < changed && onChange == "error":
-						return []string{"old"}, true
+						return []string{"old"}, "ESTALE"
+					case l.round < changed && oneRequest: // goes on with the new tokens by itself
+						return []string{"old", "new"}, ""
 					case l.round < changed:
-						return []string{"old", "new"}, !oneRequest // or else it goes on with the new tokens by itself
+						return []string{"old", "new"}, "ESTALE"
 					case l.round > changed:
-						return []string{"old"}, false
+						return []string{"old"}, ""
 					case onChange == "error":
-						return nil, true
+						return nil, "ESTALE"
 					}
-					return []string{"new"}, false
+					return []string{"new"}, ""
 				})
 				t.Logf("%d reads: %v", len(lines), seen)
 
@@ -796,7 +803,7 @@ func TestChangesWithoutEnd(t *testing.T) {
 			}
 			more()
 			fds := func() int {
-				list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", m.cmd.Process.Pid))
+				list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", m.worker(t)))
 				noError(t, err)
 				return len(list)
 			}
@@ -829,7 +836,7 @@ func TestChangesWithoutEnd(t *testing.T) {
 					known.add(t, names[v], max(n, 1000), args...)
 				}
 			}
-			seen := known.judge(t, lines, func(reading) ([]string, bool) { return names, true })
+			seen := known.judge(t, lines, func(reading) ([]string, string) { return names, "ESTALE" })
 			noticed := strings.Count(m.out.String(), "token files changed: the new ones are served")
 			t.Logf("%d changes, %d noticed, %d reads: %v", placed, noticed, len(lines), seen)
 			for _, way := range []string{"opens:train/next", "keeps:train/next", "numbered:train/batch"} {

@@ -28,7 +28,6 @@ func TestEnding(t *testing.T) {
 				t.Error("still mounted when unmount returned")
 			}
 		},
-		"SIGHUP": func(t *testing.T, m *mounted) { m.cmd.Process.Signal(syscall.SIGHUP) },
 		"umount": func(t *testing.T, m *mounted) { run(t, "umount", m.dir) },
 	}
 	for name, end := range end {
@@ -80,12 +79,7 @@ func TestEndingUnderAReader(t *testing.T) {
 		t.Errorf("unmount under a reader: %v %s", err, stderr)
 	}
 	m.cmd.Process.Signal(syscall.SIGTERM)
-	for isMounted(t, m.dir) {
-		select {
-		case <-m.done:
-		case <-time.After(time.Millisecond):
-		}
-	}
+	await(t, "what is waited for", limit, func() bool { return strings.Contains(m.out.String(), "still open") })
 	fmt.Fprintln(in, "go on")
 	rest := make([]byte, 10)
 	n, _ := out.Read(rest)
@@ -96,6 +90,9 @@ func TestEndingUnderAReader(t *testing.T) {
 		t.Error(err)
 	}
 	<-m.done
+	if strings.Contains(m.out.String(), "their readers get errors") {
+		t.Errorf("it did not end with its last reader:\n%s", m.out)
+	}
 }
 
 // mount -d returns 0 when, and only when, batches can be read.
@@ -181,7 +178,7 @@ func TestTerabyte(t *testing.T) {
 
 func residentKiB(t *testing.T, m *mounted) int {
 	t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", m.cmd.Process.Pid))
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", m.worker(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +204,6 @@ func TestOneThread(t *testing.T) {
 // An ordinary user mounts through fusermount3, and another user cannot read there.
 func TestOrdinaryUser(t *testing.T) {
 	needFUSE(t)
-	const nobody = 65534
 	if _, err := exec.LookPath("fusermount3"); err != nil {
 		lack(t, "no fusermount3: apt-get install fuse3")
 	}
@@ -233,12 +229,14 @@ func TestOrdinaryUser(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(home) })
-	dir := filepath.Join(home, "mnt")
+	dir, other := filepath.Join(home, "mnt"), filepath.Join(home, "other")
 	data := tokens(t, filepath.Join(home, "train.bin"), 60_000, 2)
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
+	for _, path := range []string{dir, other} {
+		if err := os.Mkdir(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
-	for _, path := range []string{home, dir} {
+	for _, path := range []string{home, dir, other} {
 		if err := os.Chown(path, nobody, nobody); err != nil {
 			t.Fatal(err)
 		}
@@ -263,6 +261,12 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 	if _, stderr, err := try(t, "cat", filepath.Join(dir, "README")); err == nil || !strings.Contains(stderr, "Permission denied") {
 		t.Errorf("reading as another user: %v %s", err, stderr)
+	}
+	if exec.Command("grep", "-q", "^ *user_allow_other", "/etc/fuse.conf").Run() != nil {
+		out, err := asNobody(batchfs, "mount", "--set", "mount.allow_other=true", "--data", home, other)
+		if err == nil || !strings.Contains(out, "echo user_allow_other >>/etc/fuse.conf") {
+			t.Errorf("mounting for others without root's leave: %v %s", err, out)
+		}
 	}
 	if out, err := asNobody(batchfs, "unmount", dir); err != nil || isMounted(t, dir) {
 		t.Errorf("%v: %s", err, out)
@@ -358,16 +362,4 @@ func TestNobodyListens(t *testing.T) {
 	if got := read(t, "read", m.path("train/next"))[0]; got != want[0] {
 		t.Errorf("batch 0 is %s, want %s", got, want[0])
 	}
-}
-
-// A killed daemon leaves a dead mount: mounting there says so, and unmount frees it.
-func TestKilled(t *testing.T) {
-	config, _ := small(t, 1)
-	m := mount(t, "-c", config)
-	m.cmd.Process.Kill()
-	<-m.done
-	if _, stderr, err := try(t, batchfs, "mount", "-c", config, m.dir); err == nil || !strings.Contains(stderr, "dead batchfs mount") {
-		t.Errorf("%v %s", err, stderr)
-	}
-	run(t, batchfs, "unmount", m.dir)
 }

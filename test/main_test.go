@@ -20,10 +20,12 @@ import (
 )
 
 var (
-	batchfs      string // the program, built with the race detector if the tests are
-	plainBatchfs string // the program as users have it
-	cReader      string
-	python       string // one that has NumPy
+	batchfs       string // the program, built with the race detector if the tests are
+	plainBatchfs  string // the program as users have it
+	faultyBatchfs string // one that dies where a test wants it to
+	cReader       string
+	cStorm        string
+	python        string // one that has NumPy
 )
 
 // How long any one command of a test may take; none comes near it.
@@ -45,8 +47,11 @@ func TestMain(m *testing.M) {
 			batchfs = filepath.Join(dir, "batchfs-race")
 			build("go", "build", "-race", "-o", batchfs, "../cmd/batchfs")
 		}
-		cReader = filepath.Join(dir, "reader")
+		faultyBatchfs = filepath.Join(dir, "batchfs-faulty")
+		build("go", "build", "-tags", "faults", "-o", faultyBatchfs, "../cmd/batchfs")
+		cReader, cStorm = filepath.Join(dir, "reader"), filepath.Join(dir, "storm")
 		build("cc", "-O2", "-Wall", "-Wextra", "-o", cReader, "clients/reader.c")
+		build("cc", "-O2", "-Wall", "-Wextra", "-o", cStorm, "clients/storm.c")
 		for _, p := range []string{os.Getenv("PYTHON"), "python3", "/usr/bin/python3"} {
 			if p != "" && exec.Command(p, "-c", "import numpy").Run() == nil {
 				python = p

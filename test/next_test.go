@@ -133,21 +133,3 @@ func TestStartAndSteps(t *testing.T) {
 		t.Errorf("batches.bin of 3 steps: %s", got)
 	}
 }
-
-// Nothing in the mount can be written, made, moved or removed.
-func TestReadOnly(t *testing.T) {
-	config, _ := small(t, 1)
-	m := mount(t, "-c", config)
-	for _, command := range []string{
-		`echo x >train/next`, `echo x >>batch/0`, `: >new`, `mkdir d`, `rm train/next`, `mv README r`, `chmod 777 README`,
-		`touch README`, `truncate -s 0 train/batches.bin`, `ln -s README l`, `rmdir val`,
-	} {
-		_, stderr, err := try(t, "sh", "-c", "cd "+m.dir+" && "+command)
-		if err == nil || !strings.Contains(stderr, "Read-only file system") && !strings.Contains(stderr, "cannot create batch/0") {
-			t.Errorf("%s: %v %s", command, err, stderr)
-		}
-	}
-	if options := run(t, "grep", m.dir, "/proc/mounts"); !strings.Contains(options, "ro,nosuid,nodev,noexec") || !strings.Contains(options, "default_permissions") {
-		t.Error(options)
-	}
-}

@@ -21,6 +21,7 @@ func TestRooms(t *testing.T) {
 		"github.com/BurntSushi/toml":     "batchfs/cmd/batchfs",
 		"github.com/spf13/cobra":         "batchfs/cmd/batchfs",
 		"github.com/schollz/progressbar": "batchfs/cmd/batchfs",
+		"github.com/coreos/go-systemd":   "batchfs/cmd/batchfs",
 		"gonum.org/v1/plot":              "batchfs/cmd/batchfs/bench",
 	}
 	for room, rooms := range allowed {

@@ -18,6 +18,8 @@ import (
 type config struct {
 	Mountpoint string
 	Memory     memory
+	Mount      mountOptions
+	Log        logOptions
 	Splits     []*split // in the order in which they are first named
 }
 
@@ -155,21 +157,33 @@ func (d *document) lineOf(e toml.ParseError) int {
 	return 1 + strings.Count(d.text[:start], "\n")
 }
 
-// loadConfig reads a configuration file, "" for none, and the --set arguments over it.
-func loadConfig(file string, sets []string) (*config, error) {
-	var docs []*document
+// written is a configuration as it was written: a file, whose name is empty where there is none, and --set arguments over it.
+type written struct {
+	File, Text string
+	Sets       []string
+}
+
+// readWritten reads a configuration file, "" for none.
+func readWritten(file string, sets []string) (w written, err error) {
+	w = written{File: file, Sets: sets}
 	if file != "" {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			return nil, err
-		}
-		d, err := parse(file, string(text))
+		var text []byte
+		text, err = os.ReadFile(file)
+		w.Text = string(text)
+	}
+	return w, err
+}
+
+func (w written) decode() (*config, error) {
+	var docs []*document
+	if w.File != "" {
+		d, err := parse(w.File, w.Text)
 		if err != nil {
 			return nil, err
 		}
 		docs = append(docs, d)
 	}
-	return decodeWith(docs, sets)
+	return decodeWith(docs, w.Sets)
 }
 
 // decodeWith is decode with --set arguments over the documents.
@@ -187,8 +201,7 @@ func decodeWith(docs []*document, sets []string) (*config, error) {
 // decode merges the documents, later ones over earlier ones. Keys of [batch] come first, whatever their place, because
 // the splits begin with them.
 func decode(docs []*document) (*config, error) {
-	mem, batch := defaults()
-	c := &config{Memory: mem}
+	c, batch := defaults()
 	for _, inSplits := range []bool{false, true} {
 		for _, d := range docs {
 			for _, k := range d.keys {
@@ -225,7 +238,7 @@ func (c *config) decodeKey(d *document, k toml.Key, batch *split) error {
 		}
 		c.Mountpoint = d.relative(s)
 		return nil
-	case len(k) == 1 && (k[0] == "batch" || k[0] == "memory" || k[0] == "splits"), len(k) == 2 && k[0] == "splits":
+	case len(k) == 1 && slices.Contains([]string{"batch", "splits", "memory", "mount", "log"}, k[0]), len(k) == 2 && k[0] == "splits":
 		if !isTable {
 			return fmt.Errorf("%s: must be a table, [%s] (got %s)", d.at(k), k, show(v))
 		}
@@ -237,6 +250,10 @@ func (c *config) decodeKey(d *document, k toml.Key, batch *split) error {
 		return setKey(d, k, d.resolved(k, v), batch, batch.set, sequenceKeys, batchKeys)
 	case len(k) == 2 && k[0] == "memory":
 		return setKey(d, k, v, &c.Memory, nil, memoryKeys)
+	case len(k) == 2 && k[0] == "mount":
+		return setKey(d, k, v, &c.Mount, nil, mountKeys)
+	case len(k) == 2 && k[0] == "log":
+		return setKey(d, k, v, &c.Log, nil, logKeys)
 	case len(k) == 3 && k[0] == "splits":
 		s := c.split(place{d, k}, batch)
 		if k[2] == "tokens" || k[2] == "sources" {
@@ -252,7 +269,7 @@ func (c *config) decodeKey(d *document, k toml.Key, batch *split) error {
 		}
 		return nil // came with the list
 	}
-	return unknown(d, k, []string{"mountpoint", "[batch]", "[splits.X]", "[memory]"})
+	return unknown(d, k, []string{"mountpoint", "[batch]", "[splits.X]", "[memory]", "[mount]", "[log]"})
 }
 
 // split is the one that a key names, made of what [batch] says when it is first named.
@@ -341,6 +358,8 @@ func unknown(d *document, k toml.Key, known []string) error {
 	_, split := splitKeys[name]
 	_, source := sourceKeys[name]
 	_, memory := memoryKeys[name]
+	_, mount := mountKeys[name]
+	_, log := logKeys[name]
 	if len(k) == 3 && k[0] == "splits" {
 		known = append(known, "sources")
 		slices.Sort(known)
@@ -355,6 +374,10 @@ func unknown(d *document, k toml.Key, known []string) error {
 		home = "in [[splits.X.sources]]"
 	case memory:
 		home = "in [memory]"
+	case mount:
+		home = "in [mount]"
+	case log:
+		home = "in [log]"
 	case name == "mountpoint":
 		home = "above the first [table]"
 	default:

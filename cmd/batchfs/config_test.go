@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"batchfs/sampler"
 )
@@ -33,13 +34,13 @@ func settings(s *split) split {
 }
 
 func TestReferenceConfig(t *testing.T) {
-	c, err := loadConfig("../../config.toml", nil)
+	c, err := load("../../config.toml", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	mem, batch := defaults()
-	if c.Memory != mem {
-		t.Errorf("memory is %v, the default %v", c.Memory, mem)
+	want, batch := defaults()
+	if c.Memory != want.Memory || c.Mount != want.Mount || c.Log != want.Log {
+		t.Errorf("it sets\n%+v, the defaults are\n%+v", c, want)
 	}
 	if c.Mountpoint != "/mnt/batches" || len(c.Splits) != 2 {
 		t.Fatalf("mountpoint %s, %d splits", c.Mountpoint, len(c.Splits))
@@ -108,6 +109,12 @@ func TestReferenceConfigIsTheManual(t *testing.T) {
 	for name, key := range memoryKeys {
 		check("memory."+name, key.must)
 	}
+	for name, key := range mountKeys {
+		check("mount."+name, key.must)
+	}
+	for name, key := range logKeys {
+		check("log."+name, key.must)
+	}
 }
 
 const train = "[splits.train]\ntokens = \"a.bin\"\n"
@@ -115,11 +122,15 @@ const train = "[splits.train]\ntokens = \"a.bin\"\n"
 func TestConfigErrors(t *testing.T) {
 	for _, test := range []struct{ text, want string }{
 		// Unknown keys, with where they belong if they are known elsewhere.
-		{"\nsplit = 1", `config.toml:2: split: unknown key; must be one of mountpoint, [batch], [splits.X], [memory]`},
+		{"\nsplit = 1", `config.toml:2: split: unknown key; must be one of mountpoint, [batch], [splits.X], [memory], [mount], [log]`},
 		{"[batch]\n\nsede = 1", `config.toml:3: batch.sede: unknown key; must be one of batch_size, block_size, `},
 		{"[batch]\nSeed = 1\nseed = 2", `config.toml:2: batch.Seed: unknown key; must be one of `},
 		{train + "sede = 1", `config.toml:3: splits.train.sede: unknown key; must be one of batch_size, `},
 		{"[memory]\nacess = 1", `config.toml:2: memory.acess: unknown key; must be one of access, ahead, ahead_bytes, page_cache`},
+		{"[mount]\ndev = 1", `config.toml:2: mount.dev: unknown key; must be one of allow_other, gid, grace, mode, timeout, uid`},
+		{"[log]\nfile = 'x'", `config.toml:2: log.file: unknown key; must be one of format, level`},
+		{"level = 'warn'", `config.toml:1: level: unknown key; level must stand in [log]`},
+		{"[memory]\ngrace = '1s'", `config.toml:2: memory.grace: unknown key; grace must stand in [mount]`},
 		{"seed = 1", `config.toml:1: seed: unknown key; seed must stand in [batch] or [splits.X]`},
 		{"[batch]\ntokens = 'a'", `config.toml:2: batch.tokens: unknown key; tokens must stand in [splits.X]`},
 		{"[batch]\naccess = 'map'", `config.toml:2: batch.access: unknown key; access must stand in [memory]`},
@@ -147,6 +158,25 @@ func TestConfigErrors(t *testing.T) {
 		{"[splits.a]\ntokens = [\n'a',\n1]", `config.toml:2: splits.a.tokens: must be a path, a glob, or a list of them (got ["a", 1])`},
 		{"[splits.a]\ntokens = ['']", `config.toml:2: splits.a.tokens: must be a path, a glob, or a list of them (got [""])`},
 		{"[splits.a]\nseed = '''\n\n'''\n", `config.toml:2: splits.a.seed: must be a whole number `},
+		{"[mount]\nallow_other = 1", `config.toml:2: mount.allow_other: must be true or false (got 1)`},
+		{"[mount]\nallow_other = 'true,dev'", `config.toml:2: mount.allow_other: must be true or false (got "true,dev")`},
+		{"[mount]\nmode = 0o444", `config.toml:2: mount.mode: must be octal digits of reading only, as in "0440" (got 292)`},
+		{"[mount]\nmode = '0644'", `config.toml:2: mount.mode: must be octal digits of reading only, as in "0440" (got "0644")`},
+		{"[mount]\nmode = '0555'", `config.toml:2: mount.mode: must be octal`},
+		{"[mount]\nmode = '4444'", `config.toml:2: mount.mode: must be octal`},
+		{"[mount]\nmode = '0'", `config.toml:2: mount.mode: must be octal`},
+		{"[mount]\nmode = '-0444'", `config.toml:2: mount.mode: must be octal`},
+		{"[mount]\nmode = '99999999999999999999'", `config.toml:2: mount.mode: must be octal`},
+		{"[mount]\nmode = '444,dev'", `config.toml:2: mount.mode: must be octal`},
+		{"[mount]\nuid = '0,dev'", `config.toml:2: mount.uid: must be a whole number from 0 to 4294967294 (got "0,dev")`},
+		{"[mount]\ngid = 4294967295", `config.toml:2: mount.gid: must be a whole number from 0 to 4294967294 (got 4294967295)`},
+		{"[mount]\ntimeout = '99ms'", `config.toml:2: mount.timeout: must be a duration from 100ms to 24h, as in "90s" (got "99ms")`},
+		{"[mount]\ntimeout = '24h1ns'", `config.toml:2: mount.timeout: must be a duration`},
+		{"[mount]\ntimeout = 30", `config.toml:2: mount.timeout: must be a duration from 100ms to 24h, as in "90s" (got 30)`},
+		{"[mount]\ngrace = '-1s'", `config.toml:2: mount.grace: must be a duration from 0s to 24h, as in "90s" (got "-1s")`},
+		{"[mount]\ngrace = 'soon'", `config.toml:2: mount.grace: must be a duration`},
+		{"[log]\nlevel = 'INFO'", `config.toml:2: log.level: must be debug, info, warn or error (got "INFO")`},
+		{"[log]\nformat = 'xml'", `config.toml:2: log.format: must be text or json (got "xml")`},
 
 		// Tables and values in each other's place.
 		{"batch = 7", `config.toml:1: batch: must be a table, [batch] (got 7)`},
@@ -154,6 +184,8 @@ func TestConfigErrors(t *testing.T) {
 		{"[splits]\ntrain = 'a.bin'", `config.toml:2: splits.train: must be a table, [splits.train] (got "a.bin")`},
 		{"[[batch]]\nseed = 1", `config.toml:1: batch: must be a table, [batch] (got a list of tables)`},
 		{"\n[[splits.train]]\nseed = 1", `config.toml:2: splits.train: must be a table, [splits.train] (got a list of tables)`},
+		{"log = 'debug'", `config.toml:1: log: must be a table, [log] (got "debug")`},
+		{"mount = '/mnt'", `config.toml:1: mount: must be a table, [mount] (got "/mnt")`},
 		{"memory = [{access = 'map'}]", `config.toml:1: memory: must be a table, [memory] (got a list of tables)`},
 		{"[mountpoint]\na = 1", `config.toml:1: mountpoint: must be a path (got a table)`},
 		{"[splits.train]\n[splits.train.tokens]", `config.toml:2: splits.train.tokens: must be a path, a glob, or a list of them (got a table)`},
@@ -202,6 +234,15 @@ func TestConfigErrors(t *testing.T) {
 			t.Errorf("%q: accepted as %+v", test.text, c)
 		} else if !strings.HasPrefix(err.Error(), test.want) {
 			t.Errorf("%q:\n got %s\nwant %s", test.text, err, test.want)
+		}
+	}
+}
+
+// Commas divide the kernel's list of options, so that a text in it could add others, such as dev: no field is one.
+func TestMountOptionsAreNoText(t *testing.T) {
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[mountOptions]()) {
+		if k := field.Type.Kind(); k != reflect.Bool && k != reflect.Int64 && k != reflect.Uint32 {
+			t.Errorf("%s is a %s", field.Name, k)
 		}
 	}
 }
@@ -372,6 +413,9 @@ func TestSet(t *testing.T) {
 		{[]string{`splits.train.order="random"`}, func(c *config) any { return string(c.Splits[0].Order) }, "random"},
 		{[]string{"splits.train.join=true"}, func(c *config) any { return c.Splits[0].Join }, true},
 		{[]string{"memory.access=map"}, func(c *config) any { return string(c.Memory.Access) }, "map"},
+		{[]string{"mount.allow_other=true", "mount.mode=0440", "mount.uid=0", "mount.gid=4294967294", "mount.timeout=1.5s", "mount.grace=0s"},
+			func(c *config) any { return c.Mount }, mountOptions{true, 0o440, 0, 4294967294, 1500 * time.Millisecond, 0}},
+		{[]string{"log.level=debug", "log.format=json"}, func(c *config) any { return c.Log }, logOptions{"debug", "json"}},
 		{[]string{"mountpoint=/m n"}, func(c *config) any { return c.Mountpoint }, "/m n"},
 		{[]string{"mountpoint=m"}, func(c *config) any { return c.Mountpoint }, "m"},
 
@@ -509,7 +553,7 @@ func TestTokenFiles(t *testing.T) {
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		c, err := loadConfig(file, sets)
+		c, err := load(file, sets)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -527,10 +571,10 @@ func TestTokenFiles(t *testing.T) {
 	if err := os.WriteFile(file, []byte("mountpoint = 'm'"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if c, err := loadConfig(file, nil); err != nil || c.Mountpoint != dir+"/m" {
+	if c, err := load(file, nil); err != nil || c.Mountpoint != dir+"/m" {
 		t.Errorf("mountpoint %q, %v", c.Mountpoint, err)
 	}
-	if _, err := loadConfig("none.toml", nil); !os.IsNotExist(err) {
+	if _, err := load("none.toml", nil); !os.IsNotExist(err) {
 		t.Errorf("no file: %v", err)
 	}
 }
@@ -570,7 +614,7 @@ func FuzzConfig(f *testing.F) {
 			return
 		}
 		checkValid(t, c)
-		if c.Mountpoint != again.Mountpoint || c.Memory != again.Memory || len(c.Splits) != len(again.Splits) {
+		if c.Mountpoint != again.Mountpoint || c.Memory != again.Memory || c.Mount != again.Mount || c.Log != again.Log || len(c.Splits) != len(again.Splits) {
 			t.Fatalf("once %+v, then %+v", c, again)
 		}
 		for i, s := range c.Splits {
@@ -592,6 +636,10 @@ func checkValid(t testing.TB, c *config) {
 	}
 	check(slices.Contains(strings.Fields("remap advise pread map"), string(c.Memory.Access)), "access", c.Memory.Access)
 	check(slices.Contains(strings.Fields("keep drop"), c.Memory.PageCache), "page_cache", c.Memory.PageCache)
+	m := c.Mount
+	check(m.Mode&^0o444 == 0, "mode", m.Mode)
+	check(min(m.UID, m.GID) >= 0 && max(m.UID, m.GID) < math.MaxUint32, "uid, gid", m)
+	check(m.Timeout >= 100*time.Millisecond && m.Grace >= 0 && max(m.Timeout, m.Grace) <= 24*time.Hour, "durations", m)
 	for _, s := range c.Splits {
 		check(!names[s.Split] && regexp.MustCompile(`\A[^./=,\x00-\x1f\x7f][^/=,\x00-\x1f\x7f]{0,99}\z`).MatchString(s.Split), "name", s.Split)
 		check(!slices.Contains(strings.Fields("README status.json metrics"), s.Split), "name", s.Split)
@@ -621,4 +669,12 @@ func checkValid(t testing.TB, c *config) {
 		check(slices.Contains(strings.Fields("xy tokens"), string(s.Layout)), "layout", s.Layout)
 		check(slices.Contains(strings.Fields("random shuffle sequential torch torch-2.6"), string(s.Order)), "order", s.Order)
 	}
+}
+
+func load(file string, sets []string) (*config, error) {
+	w, err := readWritten(file, sets)
+	if err != nil {
+		return nil, err
+	}
+	return w.decode()
 }

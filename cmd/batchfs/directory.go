@@ -13,10 +13,11 @@ import (
 
 // A live split is opened anew when its files change, if that is to be followed.
 type live struct {
-	memory memory
-	log    *slog.Logger
-	mu     sync.Mutex
-	now    opened // guarded by mu
+	memory  memory
+	log     *slog.Logger
+	changed func(opened) error // told before anybody reads other data
+	mu      sync.Mutex
+	now     opened // guarded by mu
 }
 
 // look returns the split as its files are now. The error is ESTALE if they changed and that is not followed.
@@ -34,6 +35,9 @@ func (l *live) look() (opened, error) {
 		return l.now, fmt.Errorf("the token files changed, and what is there now cannot be served: %w (%w)", openErr, syscall.ESTALE)
 	}
 	fresh.changes = l.now.changes + 1
+	if err := l.changed(fresh); err != nil {
+		return l.now, fmt.Errorf("the token files changed, which a successor would have to know: %w (%w)", err, syscall.ESTALE)
+	}
 	l.now.tokens.Release() // directories that nobody reads hold them too
 	l.now = fresh
 	l.log.Warn("token files changed: the new ones are served", "split", s.Split, "changes", fresh.changes, "file", changed.Path, "how", changed.How,

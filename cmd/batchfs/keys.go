@@ -4,8 +4,11 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"batchfs/cache"
 	"batchfs/sampler"
@@ -17,6 +20,18 @@ type memory struct {
 	Ahead      int
 	AheadBytes int64
 }
+
+// mountOptions have numbers and truth values only: what becomes part of the kernel's own list of options, which commas divide,
+// is never a text of somebody's.
+type mountOptions struct {
+	AllowOther bool
+	Mode       uint32 // permission bits of files
+	UID, GID   int64
+	Timeout    time.Duration // how long a read may wait for token files
+	Grace      time.Duration // how long open files may be read on after a signal to stop
+}
+
+type logOptions struct{ Level, Format string }
 
 // split is one [splits.X], with the keys of [batch] where it has none of its own.
 type split struct {
@@ -45,8 +60,15 @@ type source struct {
 	Weight float64
 }
 
-func defaults() (memory, *split) {
-	return memory{Access: cache.Remap, PageCache: "keep", Ahead: 2, AheadBytes: 64 << 20}, &split{
+func defaults() (*config, *split) {
+	c := &config{
+		Memory: memory{Access: cache.Remap, PageCache: "keep", Ahead: 2, AheadBytes: 64 << 20},
+		Mount: mountOptions{
+			Mode: 0o444, UID: int64(os.Getuid()), GID: int64(os.Getgid()), Timeout: 30 * time.Second, Grace: 10 * time.Second,
+		},
+		Log: logOptions{"info", "text"},
+	}
+	return c, &split{
 		Settings: sampler.Settings{
 			BatchSize: 12, BlockSize: 1024, DType: sampler.Uint16, Layout: sampler.XY,
 			Order: sampler.Random, Seed: 1337, Rank: 0, World: 1,
@@ -69,6 +91,25 @@ var memoryKeys = map[string]key[memory]{
 	"page_cache":  choice(func(c *memory) *string { return &c.PageCache }, "keep", "drop"),
 	"ahead":       whole(func(c *memory) *int { return &c.Ahead }, 0, 1024),
 	"ahead_bytes": whole(func(c *memory) *int64 { return &c.AheadBytes }, 0, 1<<40),
+}
+
+var mountKeys = map[string]key[mountOptions]{
+	"allow_other": truth(func(c *mountOptions) *bool { return &c.AllowOther }),
+	"mode": {must: `octal digits of reading only, as in "0440"`, set: func(c *mountOptions, value any) bool {
+		s, ok := value.(string)
+		mode, err := strconv.ParseUint(s, 8, 32)
+		c.Mode = uint32(mode)
+		return ok && err == nil && mode > 0 && mode&^0o444 == 0
+	}, get: func(c *mountOptions) any { return fmt.Sprintf("%04o", c.Mode) }},
+	"uid":     whole(func(c *mountOptions) *int64 { return &c.UID }, 0, math.MaxUint32-1), // the last means none
+	"gid":     whole(func(c *mountOptions) *int64 { return &c.GID }, 0, math.MaxUint32-1),
+	"timeout": duration(func(c *mountOptions) *time.Duration { return &c.Timeout }, 100*time.Millisecond, 24*time.Hour),
+	"grace":   duration(func(c *mountOptions) *time.Duration { return &c.Grace }, 0, 24*time.Hour),
+}
+
+var logKeys = map[string]key[logOptions]{
+	"level":  choice(func(c *logOptions) *string { return &c.Level }, "debug", "info", "warn", "error"),
+	"format": choice(func(c *logOptions) *string { return &c.Format }, "text", "json"),
 }
 
 // sequenceKeys make a sequence of a split. They may also stand in a path, as in train/rank=3,world=8.
@@ -102,10 +143,7 @@ var splitKeys = map[string]key[split]{
 		c.Tokens, ok = paths(value)
 		return ok
 	}},
-	"join": {must: "true or false", set: func(c *split, value any) (ok bool) {
-		c.Join, ok = value.(bool)
-		return ok
-	}},
+	"join":      truth(func(c *split) *bool { return &c.Join }),
 	"on_change": choice(func(c *split) *string { return &c.OnChange }, "error", "follow"),
 	"expect_fingerprint": {must: "32 lower-case hexadecimal digits", set: func(c *split, value any) (ok bool) {
 		c.Expect, ok = value.(string)
@@ -181,6 +219,23 @@ func choice[C any, S ~string](field func(*C) *S, of ...S) key[C] {
 		s, ok := value.(string)
 		*field(c) = S(s)
 		return ok && slices.Contains(of, S(s))
+	}, func(c *C) any { return *field(c) }}
+}
+
+func truth[C any](field func(*C) *bool) key[C] {
+	return key[C]{"true or false", func(c *C, value any) (ok bool) {
+		*field(c), ok = value.(bool)
+		return ok
+	}, func(c *C) any { return *field(c) }}
+}
+
+func duration[C any](field func(*C) *time.Duration, least, most time.Duration) key[C] {
+	must := fmt.Sprintf(`a duration from %v to %s, as in "90s"`, least, strings.TrimSuffix(most.String(), "0m0s"))
+	return key[C]{must, func(c *C, value any) bool {
+		s, ok := value.(string)
+		d, err := time.ParseDuration(s)
+		*field(c) = d
+		return ok && err == nil && d >= least && d <= most
 	}, func(c *C) any { return *field(c) }}
 }
 

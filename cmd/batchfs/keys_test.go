@@ -219,6 +219,7 @@ func FuzzPath(f *testing.F) {
 		f.Add("world=4", path)
 	}
 	base := baseSplit(f, "seed = 7\nworld = 2\nsteps = 5\ndtype = 'native'")
+	valid, _ := defaults()
 	f.Fuzz(func(t *testing.T, first, second string) {
 		s, err := base.with(first)
 		if err != nil {
@@ -228,7 +229,7 @@ func FuzzPath(f *testing.F) {
 			return
 		}
 		for _, s := range []*split{s, within(s, second)} {
-			checkValid(t, &config{Memory: memory{Access: "map", PageCache: "keep"}, Splits: []*split{s}})
+			checkValid(t, &config{Memory: valid.Memory, Mount: valid.Mount, Splits: []*split{s}})
 			again := base
 			if _, settings, differs := strings.Cut(s.name(), "/"); differs {
 				if again, err = base.with(settings); err != nil {

@@ -49,15 +49,16 @@ A README at the top of every mount says how to read its files.`,
 		SilenceErrors: true,
 	}
 	root.SetVersionTemplate("batchfs {{.Version}}\n")
-	root.AddCommand(mountCommand(), unmountCommand(), catCommand(), inspectCommand(), prepareCommand(), bench.Command(), bench.ReaderCommand(), &cobra.Command{
-		Use:     "version",
-		Short:   "Print the version",
-		Example: "  batchfs version",
-		Args:    cobra.NoArgs,
-		Run: func(cmd *cobra.Command, _ []string) {
-			fmt.Fprintln(cmd.OutOrStdout(), "batchfs", version())
-		},
-	})
+	root.AddCommand(mountCommand(), unmountCommand(), restartCommand(), doctorCommand(), keepCommand(), workerCommand(),
+		catCommand(), inspectCommand(), prepareCommand(), bench.Command(), bench.ReaderCommand(), &cobra.Command{
+			Use:     "version",
+			Short:   "Print the version",
+			Example: "  batchfs version",
+			Args:    cobra.NoArgs,
+			Run: func(cmd *cobra.Command, _ []string) {
+				fmt.Fprintln(cmd.OutOrStdout(), "batchfs", version())
+			},
+		})
 	return root
 }
 

@@ -9,13 +9,10 @@ import (
 	"math"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -23,14 +20,11 @@ import (
 	"batchfs/fs"
 )
 
-// How long readers of open files may go on after a signal to stop.
-const grace = 10 * time.Second
-
 type mountFlags struct {
 	configFlags
 	background bool
 	logFile    string
-	readyFd    int // of the process that -d starts: where it says that it serves, or why not
+	noResend   bool
 }
 
 func mountCommand() *cobra.Command {
@@ -42,18 +36,15 @@ func mountCommand() *cobra.Command {
 directory; default: mountpoint of the configuration file). Every token file is checked first.
 
 The command stays in the foreground until it is stopped with Ctrl-C or SIGTERM or the mount is unmounted. With -d it goes
-to the background, and returns 0 only when reads succeed.`,
+to the background, and returns 0 only when reads succeed.
+
+A process of its own serves, and this one keeps the mount: should the other die or hang, one that goes on takes its place, and
+readers do not notice. "batchfs restart" replaces it on purpose.`,
 		Example: `  batchfs mount --data data/shakespeare_char /mnt/batches
   batchfs mount -c config.toml -d
   batchfs mount -c config.toml --set batch.seed=7 --set splits.val.order=sequential /mnt/batches`,
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			err := f.mount(cmd, args)
-			if err != nil {
-				f.tell(err.Error())
-			}
-			return err
-		},
+		RunE: f.mount,
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return nil, cobra.ShellCompDirectiveFilterDirs
 		},
@@ -62,15 +53,17 @@ to the background, and returns 0 only when reads succeed.`,
 	cmd.Flags().BoolVarP(&f.background, "background", "d", false, "go to the background once batches can be read")
 	cmd.Flags().StringVar(&f.logFile, "log", "",
 		"write the log to this `file` (default: standard error; with -d, batchfs/batchfs.log in the user's state directory)")
-	cmd.Flags().IntVar(&f.readyFd, "ready-fd", 0, "")
-	cmd.Flags().MarkHidden("ready-fd")
+	cmd.Flags().BoolVar(&f.noResend, "no-resend", false,
+		"do as on Linux before 6.9: should the process that serves die, readers get errors, and there is a new mount at once")
 	return cmd
 }
 
 func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
-	// Whoever listens to what is said here may go away; the trainers do not.
-	signal.Ignore(syscall.SIGPIPE)
-	c, err := f.load()
+	w, err := f.read()
+	if err != nil {
+		return err
+	}
+	c, err := w.decodeSplits()
 	if err != nil {
 		return err
 	}
@@ -88,10 +81,19 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	if f.background {
-		return f.mountInBackground(cmd, mountpoint, splits)
+	taken, err := f.snapshot(mountpoint, w, splits)
+	if err != nil {
+		return err
 	}
-
+	taken.NoResend = f.noResend
+	file, err := taken.file()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if f.background {
+		return f.mountInBackground(cmd, taken, file, c, splits)
+	}
 	logTo := cmd.ErrOrStderr()
 	if f.logFile != "" {
 		file, err := openLog(f.logFile)
@@ -101,55 +103,14 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 		defer file.Close()
 		logTo = file
 	}
-	log := slog.New(slog.NewTextHandler(logTo, nil)).With("mountpoint", mountpoint)
-	if os.Getenv("GOGC") == "" {
-		// There is little garbage and hardly a heap: to collect often costs nothing, and what stays resident is the same
-		// after a million batches as after the first thousands.
-		debug.SetGCPercent(25)
-	}
-	var directories []*fs.Sequence
-	for _, s := range splits {
-		l := &live{memory: c.Memory, log: log, now: s}
-		directories = append(directories, l.directory(s))
-	}
-	server, err := fs.Mount(mountpoint, directories, fs.Options{Version: version(), Ahead: c.Memory.Ahead, AheadBytes: c.Memory.AheadBytes, Log: log})
-	if err != nil {
-		return err
-	}
-	if f.readyFd > 0 {
-		os.Chdir("/") // no file is named relative to a directory any more, and none should be kept busy
-		f.tell(serving)
-	} else {
+	return keep(cmd.Context(), taken, c, file, logTo, func() {
 		describe(cmd.OutOrStdout(), mountpoint, splits)
 		fmt.Fprintf(cmd.OutOrStdout(), "stop with Ctrl-C, or: batchfs unmount %s\n", mountpoint)
-	}
-	log.Info("mounted", "version", version(), "pid", os.Getpid())
-	select {
-	case <-cmd.Context().Done():
-		if err := server.Unmount(grace); err != nil {
-			return err
-		}
-	case <-server.Served():
-	}
-	log.Info("unmounted")
-	return nil
+	})
 }
 
-// What the background process tells the one that started it when batches can be read. Anything else is why not.
-const serving = "serving"
-
-// tell is for the process that started this one in the background, if one did.
-func (f *mountFlags) tell(what string) {
-	if f.readyFd > 0 {
-		ready := os.NewFile(uintptr(f.readyFd), "ready")
-		fmt.Fprint(ready, what)
-		ready.Close()
-		f.readyFd = 0
-	}
-}
-
-// mountInBackground starts this program again, without -d, and returns when a batch of every split can be read.
-func (f *mountFlags) mountInBackground(cmd *cobra.Command, mountpoint string, splits []opened) error {
+// mountInBackground starts a keeper, and returns when a batch of every split can be read.
+func (f *mountFlags) mountInBackground(cmd *cobra.Command, taken *snapshot, file *os.File, c *config, splits []opened) error {
 	logFile, err := f.backgroundLog()
 	if err != nil {
 		return err
@@ -163,23 +124,13 @@ func (f *mountFlags) mountInBackground(cmd *cobra.Command, mountpoint string, sp
 	if err != nil {
 		return err
 	}
-	args := []string{"mount", "--ready-fd", "3"}
-	if f.config != "" {
-		args = append(args, "--config", f.config)
-	}
-	if f.data != "" {
-		args = append(args, "--data", f.data)
-	}
-	for _, set := range f.sets {
-		args = append(args, "--set", set)
-	}
 	program, err := os.Executable()
 	if err != nil {
 		return err
 	}
-	daemon := exec.Command(program, append(args, "--", mountpoint)...)
+	daemon := exec.Command(program, "keep")
 	daemon.Stderr = log
-	daemon.ExtraFiles = []*os.File{child}
+	daemon.ExtraFiles = []*os.File{child, file}
 	daemon.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	// Whatever the caller has open, such as a pipe whose end somebody waits for, is not the daemon's.
 	unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
@@ -193,6 +144,7 @@ func (f *mountFlags) mountInBackground(cmd *cobra.Command, mountpoint string, sp
 	if err != nil {
 		return err
 	}
+	mountpoint := taken.Mountpoint
 	if string(said) != serving {
 		err := daemon.Wait()
 		if len(said) > 0 {
@@ -206,7 +158,6 @@ func (f *mountFlags) mountInBackground(cmd *cobra.Command, mountpoint string, sp
 		if err := readable(first); err != nil {
 			daemon.Process.Signal(syscall.SIGTERM)
 			daemon.Wait()
-			fs.Unmount(mountpoint, true) // should the process have died instead
 			return fmt.Errorf("mounted, but a batch could not be read (see %s): %w; unmounted again", logFile, err)
 		}
 	}
@@ -253,6 +204,16 @@ func openLog(path string) (*os.File, error) {
 	return file, nil
 }
 
+func newLog(w io.Writer, o logOptions) *slog.Logger {
+	var level slog.Level
+	level.UnmarshalText([]byte(o.Level)) // one of those that its key allows
+	options := &slog.HandlerOptions{Level: level}
+	if o.Format == "json" {
+		return slog.New(slog.NewJSONHandler(w, options))
+	}
+	return slog.New(slog.NewTextHandler(w, options))
+}
+
 // describe says what is served and how to read it.
 func describe(out io.Writer, mountpoint string, splits []opened) {
 	fmt.Fprintf(out, "%s serves\n", mountpoint)
@@ -271,15 +232,19 @@ func checkMountpoint(c *config, logFile string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("mountpoint %s: %w", path, err)
 	}
-	mounted, err := fs.Mounted(abs)
+	mounted, err := fs.Find(abs)
 	if err != nil {
 		return "", err
 	}
+	if mounted != nil && mounted.Dead() {
+		if err := fs.Unmount(abs, true); err != nil {
+			return "", fmt.Errorf("mountpoint %s holds a dead batchfs mount: %w", path, err)
+		}
+		return checkMountpoint(c, logFile) // there may be another below
+	}
 	info, err := os.Stat(abs)
 	switch {
-	case mounted && errors.Is(err, syscall.ENOTCONN):
-		return "", fmt.Errorf("mountpoint %s holds a dead batchfs mount, whose process is gone; free it with: batchfs unmount %s", path, path)
-	case mounted:
+	case mounted != nil:
 		return "", fmt.Errorf("mountpoint %s: a batchfs is already mounted there; batchfs unmount %s ends it", path, path)
 	case errors.Is(err, os.ErrNotExist):
 		return "", fmt.Errorf("mountpoint %s does not exist; make it with: mkdir -p %s", path, path)
@@ -331,12 +296,15 @@ func resolve(path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if mounted, err := fs.Find(abs); mounted != nil || err != nil {
+		return abs, err
+	}
 	dir, err := filepath.EvalSymlinks(filepath.Dir(abs))
 	if err != nil {
 		return "", err
 	}
 	abs = filepath.Join(dir, filepath.Base(abs))
-	if mounted, err := fs.Mounted(abs); mounted || err != nil {
+	if mounted, err := fs.Find(abs); mounted != nil || err != nil {
 		return abs, err
 	}
 	if real, err := filepath.EvalSymlinks(abs); err == nil {

@@ -34,25 +34,42 @@ func (f *configFlags) flags(cmd *cobra.Command) {
 	cmd.MarkFlagFilename("config", "toml")
 }
 
+var errNothingNamed = errors.New("what is to be served? there is no config.toml here: name one with -c, or a directory of " +
+	"train.bin and val.bin with --data")
+
 func (f *configFlags) load() (*config, error) {
+	w, err := f.read()
+	if err != nil {
+		return nil, err
+	}
+	return w.decodeSplits()
+}
+
+// read finds what is written where the flags say.
+func (f *configFlags) read() (w written, err error) {
 	sets := f.sets
 	switch {
 	case f.data != "":
 		data, err := dataDir(f.data)
 		if err != nil {
-			return nil, err
+			return w, err
 		}
 		sets = append(data, sets...)
 	case f.config == "":
 		if _, err := os.Stat("config.toml"); err == nil {
 			f.config = "config.toml"
 		} else if !slices.ContainsFunc(sets, func(set string) bool { return strings.HasPrefix(set, "splits.") }) {
-			return nil, errors.New("what is to be served? there is no config.toml here: name one with -c, or a directory of train.bin and val.bin with --data")
+			return w, errNothingNamed
 		}
 	}
-	c, err := loadConfig(f.config, sets)
+	return readWritten(f.config, sets)
+}
+
+// decodeSplits is decode of what must have a split.
+func (w written) decodeSplits() (*config, error) {
+	c, err := w.decode()
 	if err == nil && len(c.Splits) == 0 {
-		err = fmt.Errorf("%s: no splits; at least one is needed, e.g.\n[splits.train]\ntokens = \"data/train.bin\"", f.config)
+		err = fmt.Errorf("%s: no splits; at least one is needed, e.g.\n[splits.train]\ntokens = \"data/train.bin\"", w.File)
 	}
 	return c, err
 }
@@ -193,23 +210,27 @@ func (s *split) open(m memory, was *cache.Tokens) (o opened, err error) {
 	if err != nil {
 		return o, err
 	}
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("splits.%s: %w", s.Split, err)
-		}
-	}()
-	o.split = s
-	o.tokens, err = cache.Open(files, cache.Options{
-		Width:         s.TokenDType.Size(),
-		Join:          s.Join,
-		Access:        m.Access,
-		DropPageCache: m.PageCache == "drop",
-		Was:           was,
-	})
-	if err != nil {
-		return o, err
+	options := s.options(m)
+	options.Was = was
+	tokens, err := cache.Open(files, options)
+	if err == nil {
+		o, err = s.over(tokens)
 	}
-	if now := o.tokens.Fingerprint(); s.Expect != "" && now != s.Expect {
+	if err != nil {
+		err = fmt.Errorf("splits.%s: %w", s.Split, err)
+	}
+	return o, err
+}
+
+// options are those of the split's tokens.
+func (s *split) options(m memory) cache.Options {
+	return cache.Options{Width: s.TokenDType.Size(), Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop"}
+}
+
+// over is the split over tokens, which are those of its files.
+func (s *split) over(tokens *cache.Tokens) (o opened, err error) {
+	o.split, o.tokens = s, tokens
+	if now := tokens.Fingerprint(); s.Expect != "" && now != s.Expect {
 		return o, fmt.Errorf("expect_fingerprint is %s, but that of the files is %s: they are other data, or have other names", s.Expect, now)
 	}
 	// Read once: a trainer may go on writing to it, and that is not to change the batches of a mount.
@@ -222,7 +243,7 @@ func (s *split) open(m memory, was *cache.Tokens) (o opened, err error) {
 	for _, source := range s.Sources {
 		settings.Weights = append(settings.Weights, source.Weight)
 	}
-	if o.sequence, err = sampler.New(o.tokens, settings); err != nil {
+	if o.sequence, err = sampler.New(tokens, settings); err != nil {
 		return o, err
 	}
 	return o, o.measure()

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"os"
@@ -41,7 +40,7 @@ const small = "[batch]\nbatch_size = 3\nblock_size = 4\ntoken_dtype = 'uint32'\n
 func openHere(t testing.TB, text string, sets ...string) ([]opened, error) {
 	t.Helper()
 	writeTexts(t, map[string]string{"config.toml": text})
-	c, err := loadConfig("config.toml", sets)
+	c, err := load("config.toml", sets)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,7 +241,8 @@ func follow(t testing.TB, text string) *fs.Sequence {
 	t.Helper()
 	o := mustOpen(t, text)[0]
 	t.Chdir("/")
-	l := &live{memory: memory{Access: "pread", PageCache: "keep"}, log: slog.New(slog.NewTextHandler(io.Discard, nil)), now: o}
+	l := &live{memory: memory{Access: "pread", PageCache: "keep"}, log: slog.New(slog.DiscardHandler),
+		changed: func(opened) error { return nil }, now: o}
 	return l.directory(o)
 }
 

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -16,64 +14,63 @@ import (
 )
 
 func unmountCommand() *cobra.Command {
-	return &cobra.Command{
+	var force bool
+	cmd := &cobra.Command{
 		Use:   "unmount MOUNTPOINT",
-		Short: "Unmount a batchfs and wait for its process to end",
-		Long: `Unmount the batchfs at MOUNTPOINT and wait for the process that its status.json names to end. While a process has a
-file open there nothing is done. Nothing but a batchfs is ever unmounted.`,
-		Example: "  batchfs unmount /mnt/batches",
-		Args:    cobra.ExactArgs(1),
+		Short: "Unmount a batchfs and wait for its processes to end",
+		Long: `Unmount the batchfs at MOUNTPOINT and wait for its processes to end. While a process has a file open there nothing is done,
+but to say which; with --force it is unmounted nevertheless, and they get errors. A mount whose process is gone is always
+unmounted, and nothing but a batchfs ever is.`,
+		Example: `  batchfs unmount /mnt/batches
+  batchfs unmount --force /mnt/batches`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			mountpoint, err := resolve(args[0])
+			m, err := mountedAt(args[0])
 			if err != nil {
 				return err
 			}
-			server := serverOf(mountpoint)
-			switch err := fs.Unmount(mountpoint, false); {
+			keeper, err := m.Pidfd() // before the mount is gone, and with it what tells the keeper
+			if err != nil && !errors.Is(err, fs.ErrDead) {
+				return err
+			}
+			force := force || m.Dead()
+			err = fs.Unmount(m.Mountpoint, false)
+			switch {
+			case errors.Is(err, syscall.EBUSY) && force:
+				if err := fs.Unmount(m.Mountpoint, true); err != nil {
+					return err
+				}
 			case errors.Is(err, syscall.EBUSY):
-				return fmt.Errorf("%w: a process has a file open there, or works in it; fuser -vm %s names it", err, args[0])
+				return fmt.Errorf("%w:\n%s\nend them, or unmount it under them with: batchfs unmount --force %s",
+					err, strings.Join(m.Users(), "\n"), args[0])
 			case err != nil:
 				return err
 			}
-			if server >= 0 && !ended(server, grace) {
-				return fmt.Errorf("%s is unmounted, but the process that served it has not ended", args[0])
+			if keeper >= 0 && !ended(keeper, force) {
+				return fmt.Errorf("%s is unmounted, but process %d, which kept it, has not ended", args[0], m.Keeper)
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s is unmounted\n", args[0])
 			return nil
 		},
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return nil, cobra.ShellCompDirectiveFilterDirs
+		},
 	}
+	cmd.Flags().BoolVar(&force, "force", false, "unmount under processes that have files open there")
+	return cmd
 }
 
-// serverOf returns a pidfd of the process that serves a mount, or -1 where it does not answer.
-func serverOf(mountpoint string) int {
-	found := make(chan int, 1)
-	go func() {
-		var status struct{ PID int }
-		text, err := os.ReadFile(filepath.Join(mountpoint, "status.json"))
-		if err != nil || json.Unmarshal(text, &status) != nil {
-			found <- -1
-			return
-		}
-		fd, err := unix.PidfdOpen(status.PID, 0)
-		if err != nil {
-			fd = -1
-		}
-		found <- fd
-	}()
-	select {
-	case fd := <-found:
-		return fd
-	case <-time.After(time.Second): // a mount that hangs must still be unmounted
-		return -1
-	}
-}
+const endLimit = 10 * time.Second
 
-func ended(pidfd int, limit time.Duration) bool {
-	for end := time.Now().Add(limit); ; {
-		left := max(time.Until(end), 0)
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(left.Milliseconds()))
-		if err != unix.EINTR {
-			return n == 1
+// ended waits for a process to end, which force tells to, and not to wait for who has files open.
+func ended(pidfd int, force bool) bool {
+	for end := time.Now().Add(endLimit); time.Now().Before(end); {
+		if force {
+			unix.PidfdSendSignal(pidfd, unix.SIGTERM, nil, 0)
+		}
+		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 100); n == 1 && err == nil {
+			return true
 		}
 	}
+	return false
 }

@@ -423,6 +423,63 @@ def disturb(path, seed):
         yield name
 
 
+# What a mount must bear, and what it must not allow.
+
+@method
+def opens_of(directory):
+    """Of each name that standard input has in hexadecimal, a directory of settings: opens its next, and prints the first bytes of
+    its batch 0 in hexadecimal."""
+    for text in sys.stdin:
+        path = os.path.join(os.fsencode(directory), bytes.fromhex(text))
+        try:
+            with opened(os.path.join(path, b"next")), opened(os.path.join(path, b"batch/0")) as (fd, _):
+                yield os.read(fd, 1000).hex()
+        except OSError as e:
+            yield name_of(e)
+
+
+
+@method
+def writes(directory):
+    """Tries to change a mount in every way that there is, and prints of each how it failed."""
+    def at(name):
+        return os.path.join(directory, name)
+
+    def map_to_write():
+        with opened(at("train/batches.bin")) as (fd, size):
+            mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    ways = {"map": map_to_write}
+    for name in ["README", "train/next", "train/cursor", "train/batch/0", "train/batches.bin", "train/batch/0.json"]:
+        for flags in ["O_WRONLY", "O_RDWR", "O_WRONLY|O_APPEND", "O_RDONLY|O_TRUNC", "O_RDWR|O_CREAT"]:
+            bits = functools.reduce(int.__or__, (getattr(os, flag) for flag in flags.split("|")))
+            ways[f"open {name} {flags}"] = functools.partial(os.open, at(name), bits)
+        ways |= {
+            f"truncate {name}": functools.partial(os.truncate, at(name), 0),
+            f"unlink {name}": functools.partial(os.unlink, at(name)),
+            f"rename {name}": functools.partial(os.rename, at(name), at("new")),
+            f"link {name}": functools.partial(os.link, at(name), at("new")),
+            f"chmod {name}": functools.partial(os.chmod, at(name), 0o666),
+            f"chown {name}": functools.partial(os.chown, at(name), 1, 1),
+            f"utime {name}": functools.partial(os.utime, at(name), (0, 0)),
+            f"setxattr {name}": functools.partial(os.setxattr, at(name), "user.x", b"y"),
+            f"removexattr {name}": functools.partial(os.removexattr, at(name), "user.x"),
+        }
+    for name in ["new", "train/new", "train/batch/new", "train/seed=3/new"]:
+        ways |= {
+            f"create {name}": functools.partial(os.open, at(name), os.O_RDONLY | os.O_CREAT),
+            f"mkdir {name}": functools.partial(os.mkdir, at(name)),
+            f"mkfifo {name}": functools.partial(os.mkfifo, at(name)),
+            f"symlink {name}": functools.partial(os.symlink, "x", at(name)),
+        }
+    ways["rmdir"] = functools.partial(os.rmdir, at("val"))
+    for what, act in ways.items():
+        try:
+            act()
+            yield f"{what}: done"
+        except OSError as e:
+            yield f"{what}: {name_of(e)}"
+
+
 # Other libraries.
 
 def tensors(arrays, metadata):

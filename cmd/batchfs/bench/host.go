@@ -85,10 +85,13 @@ func diskBytes(pid int) (n int64) {
 		line, _, _ := strings.Cut(after, "\n")
 		n, _ = strconv.ParseInt(line, 10, 64)
 	}
-	children, _ := os.ReadFile(fmt.Sprintf("%s/task/%d/children", dir, pid))
-	for _, child := range strings.Fields(string(children)) {
-		pid, _ := strconv.Atoi(child)
-		n += diskBytes(pid)
+	threads, _ := filepath.Glob(dir + "/task/*/children")
+	for _, thread := range threads {
+		children, _ := os.ReadFile(thread)
+		for _, child := range strings.Fields(string(children)) {
+			pid, _ := strconv.Atoi(child)
+			n += diskBytes(pid)
+		}
 	}
 	return n
 }

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -83,7 +84,7 @@ func (s *stage) tokens(ctx context.Context, name string, bytes int64, sparse boo
 // A daemon is a process that serves a mount with a split named train.
 type daemon struct {
 	mountpoint string
-	pid        int
+	pid        int // of the process that serves
 	cmd        *exec.Cmd
 	log        strings.Builder
 	ended      bool
@@ -115,7 +116,6 @@ func (s *stage) mount(tokens string, sets ...string) (*daemon, error) {
 	if err := d.cmd.Start(); err != nil {
 		return nil, err
 	}
-	d.pid = d.cmd.Process.Pid
 	s.daemons = append(s.daemons, d)
 	if said, _ := bufio.NewReader(out).ReadString('\n'); said == "" {
 		d.cmd.Wait()
@@ -123,7 +123,13 @@ func (s *stage) mount(tokens string, sets ...string) (*daemon, error) {
 		return nil, fmt.Errorf("batchfs %s: %s", strings.Join(args, " "), strings.TrimSpace(d.log.String()))
 	}
 	go io.Copy(io.Discard, out)
-	return d, nil
+	var status struct{ PID int }
+	text, err := os.ReadFile(filepath.Join(mountpoint, "status.json"))
+	if err == nil {
+		err = json.Unmarshal(text, &status)
+	}
+	d.pid = status.PID
+	return d, err
 }
 
 // end unmounts and waits for the process.

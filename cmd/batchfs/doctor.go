@@ -1,0 +1,312 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"batchfs/fs"
+)
+
+func doctorCommand() *cobra.Command {
+	var f configFlags
+	cmd := &cobra.Command{
+		Use:   "doctor [MOUNTPOINT]",
+		Short: "Say what keeps this machine from mounting, and what helps",
+		Long: `Look at what a mount needs, and say of each thing whether it is as it should be: a line "ok", or a line "FIX" that says
+what is wrong and what helps. The exit status is 1 if anything is to be fixed. Nothing is changed.
+
+With a configuration, its token files are looked at too, and its mountpoint, or MOUNTPOINT.`,
+		Example: `  batchfs doctor
+  batchfs doctor --data data /mnt/batches
+  batchfs doctor -c config.toml`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			d := newDoctor(cmd.OutOrStdout())
+			var c *config
+			if d.look("configuration", func() (_ string, err error) {
+				if c, err = f.load(); errors.Is(err, errNothingNamed) {
+					return "none, so no token files are looked at; -c or --data names some", nil
+				}
+				if err != nil {
+					return "", err
+				}
+				return fmt.Sprintf("%d split(s)", len(c.Splits)), nil
+			}) && c != nil {
+				d.config = c
+			}
+			if len(args) == 1 {
+				d.config.Mountpoint = args[0]
+			}
+			d.lookAtAll()
+			if d.wrong > 0 {
+				return fmt.Errorf("%d to fix", d.wrong)
+			}
+			return nil
+		},
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return nil, cobra.ShellCompDirectiveFilterDirs
+		},
+	}
+	f.flags(cmd)
+	return cmd
+}
+
+// A doctor looks at a machine and prints what it finds.
+type doctor struct {
+	out    io.Writer
+	limit  time.Duration // of one look: a dead disk or server must not keep the others from being looked at
+	root   string        // of the machine's files: "/", but in tests
+	mounts bool          // this process may mount by itself
+	config *config
+	wrong  int // findings that are to be fixed
+}
+
+func newDoctor(out io.Writer) *doctor {
+	c, _ := defaults()
+	return &doctor{out: out, limit: 5 * time.Second, root: "/", mounts: mayMount(), config: c}
+}
+
+func mayMount() bool {
+	var caps [2]unix.CapUserData
+	err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &caps[0])
+	return err == nil && caps[0].Effective&(1<<unix.CAP_SYS_ADMIN) != 0
+}
+
+func (d *doctor) lookAtAll() {
+	d.look("/dev/fuse", d.device)
+	d.look("right to mount", d.right)
+	d.look("kernel", d.kernel)
+	d.look("mountpoint", d.mountpoint)
+	for _, s := range d.config.Splits {
+		d.look("splits."+s.Split, func() (string, error) { return d.tokens(s) })
+	}
+	d.look("memory", d.memory)
+	d.look("read-ahead", d.readAhead)
+	d.look("open files", d.openFiles)
+}
+
+// look prints a finding, a detail, or an error that says what is wrong and what helps. It returns whether there was no error.
+func (d *doctor) look(what string, at func() (string, error)) (ok bool) {
+	type finding struct {
+		detail string
+		err    error
+	}
+	found := make(chan finding, 1)
+	go func() {
+		detail, err := at()
+		found <- finding{detail, err}
+	}()
+	var f finding
+	select {
+	case f = <-found:
+	case <-time.After(d.limit):
+		f.err = fmt.Errorf("no answer in %v, the disk or the server behind it seems to be stuck; dmesg may say why", d.limit)
+	}
+	if f.err == nil {
+		fmt.Fprintf(d.out, "ok   %s: %s\n", what, f.detail)
+		return true
+	}
+	d.wrong++
+	fmt.Fprintf(d.out, "FIX  %s: %s\n", what, strings.TrimLeft(strings.TrimPrefix(f.err.Error(), what), ": "))
+	return false
+}
+
+func (d *doctor) at(path string) string { return filepath.Join(d.root, path) }
+
+func (d *doctor) device() (string, error) {
+	fd, err := fs.OpenDevice(d.at("dev/fuse"))
+	if err != nil {
+		return "", err
+	}
+	return "can be opened", unix.Close(fd)
+}
+
+func (d *doctor) right() (string, error) {
+	if d.mounts {
+		return "this user has it", nil
+	}
+	if os.Geteuid() == 0 {
+		return "", errors.New("root has none in this container; give it that: docker run --device /dev/fuse --cap-add SYS_ADMIN")
+	}
+	helper, err := fs.UserMounts(d.at("etc"), d.config.Mount.AllowOther)
+	if err != nil {
+		return "", err
+	}
+	if info, err := os.Stat(helper); err == nil && info.Mode()&os.ModeSetuid == 0 {
+		return "", fmt.Errorf("%s does not run as root: as root, chmod u+s %s", helper, helper)
+	}
+	return "through " + helper, nil
+}
+
+func (d *doctor) kernel() (string, error) {
+	text, err := os.ReadFile(d.at("proc/sys/kernel/osrelease"))
+	if err != nil {
+		return "", err
+	}
+	release := strings.TrimSpace(string(text))
+	var major, minor int
+	fmt.Sscanf(release, "%d.%d", &major, &minor)
+	if major < 6 || major == 6 && minor < 9 {
+		return release + "; before 6.9 readers get an error, should the process that serves them die, and a new mount", nil
+	}
+	return release + "; should the process that serves die, readers do not notice", nil
+}
+
+func (d *doctor) mountpoint() (string, error) {
+	path := d.config.Mountpoint
+	if path == "" {
+		return "none named", nil
+	}
+	abs, err := resolve(path)
+	if err != nil {
+		return "", err
+	}
+	m, err := fs.Find(abs)
+	if err != nil {
+		return "", err
+	}
+	if m != nil {
+		return diagnose(m)
+	}
+	if _, err := checkMountpoint(d.config, ""); err != nil {
+		return "", err
+	}
+	if err := unix.Access(abs, unix.W_OK); err != nil && !d.mounts {
+		return "", fmt.Errorf("%s: fusermount3 mounts only where the user may write; as root, chown %d %s", path, os.Getuid(), path)
+	}
+	return abs + " is an empty directory", nil
+}
+
+// A keeper asks its worker every second, so one that has been silent for so long does not answer.
+const silence = 3 * time.Second
+
+// diagnose says how a mount is, without touching it.
+func diagnose(m *fs.Mounted) (string, error) {
+	if err := m.Alive(); err != nil {
+		return "", fmt.Errorf("%s is dead: process %d, which kept the mount, is gone; free it with: batchfs unmount %[1]s", m.Mountpoint, m.Keeper)
+	}
+	if m.Stopped() {
+		return "", fmt.Errorf("%s is stuck: process %d, which keeps the mount, is stopped; have it go on with: kill -CONT %[2]d", m.Mountpoint, m.Keeper)
+	}
+	b, err := m.Block()
+	if err != nil {
+		return "", err
+	}
+	defer b.Close()
+	if silent := b.Silent(); silent > silence {
+		return "", fmt.Errorf("%s is stuck: process %d, which serves, has not answered for %v; another takes its place, or else: batchfs restart %[1]s",
+			m.Mountpoint, b.Worker(), silent.Round(time.Second))
+	}
+	var stuck []string
+	for name, waiting := range b.Waiting() {
+		stuck = append(stuck, fmt.Sprintf("%s is stuck: its token files have not answered for %v", name, waiting.Round(time.Second)))
+	}
+	if len(stuck) > 0 {
+		slices.Sort(stuck)
+		return "", fmt.Errorf("%s; see to their disk, or server: dmesg may say more. Other splits are not affected", strings.Join(stuck, "; "))
+	}
+	return fmt.Sprintf("%s is mounted and healthy, served by process %d", m.Mountpoint, b.Worker()), nil
+}
+
+func (d *doctor) tokens(s *split) (string, error) {
+	o, err := s.open(d.config.Memory, nil)
+	var path *os.PathError
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return "", fmt.Errorf("%w; batchfs prepare makes token files of text", err)
+	case errors.Is(err, os.ErrPermission) && errors.As(err, &path):
+		return "", fmt.Errorf("%w; as its owner, chmod a+r %s, and a+x the directories above it", err, path.Path)
+	case err != nil:
+		return "", err
+	}
+	files := slices.Concat(o.tokens.Files()...)
+	detail := fmt.Sprintf("%d tokens in %d file(s)", o.tokens.Len(), len(files))
+	if kib := d.diskReadAhead(files[0]); kib != "" {
+		detail += ", on a disk that is read " + kib + " KiB ahead"
+	}
+	return detail, nil
+}
+
+// diskReadAhead is how far the disk below a file is read ahead, or empty.
+func (d *doctor) diskReadAhead(file string) string {
+	var st unix.Stat_t
+	if unix.Stat(file, &st) != nil {
+		return ""
+	}
+	device := fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
+	// A partition has that of its disk.
+	for _, path := range []string{"sys/class/bdi/" + device, "sys/dev/block/" + device + "/../queue"} {
+		if text, err := os.ReadFile(d.root + "/" + path + "/read_ahead_kb"); err == nil { // not cleaned of its ..: that is a link's
+			return strings.TrimSpace(string(text))
+		}
+	}
+	return ""
+}
+
+// What batchfs takes besides the batches that it makes ready.
+const footprint = 64 << 20
+
+func (d *doctor) memory() (string, error) {
+	need := d.config.Memory.AheadBytes + footprint
+	have := d.available()
+	if have < need {
+		return "", fmt.Errorf("%d MiB are free here, and batchfs may take %d MiB; lower that, as with --set memory.ahead_bytes=%d",
+			have>>20, need>>20, max(have-footprint, 0)/2)
+	}
+	return fmt.Sprintf("%d MiB are free here, and batchfs takes %d MiB at most", have>>20, need>>20), nil
+}
+
+// available is the memory that there is, or less if the control group has less.
+func (d *doctor) available() int64 {
+	size := int64(math.MaxInt64)
+	text, _ := os.ReadFile(d.at("proc/meminfo"))
+	for line := range strings.Lines(string(text)) {
+		var kib int64
+		if n, _ := fmt.Sscanf(line, "MemAvailable: %d kB", &kib); n == 1 {
+			size = kib << 10
+		}
+	}
+	text, _ = os.ReadFile(d.at("proc/self/cgroup"))
+	for line := range strings.Lines(string(text)) {
+		group, ok := strings.CutPrefix(strings.TrimSpace(line), "0::")
+		for ; ok; group = filepath.Dir(group) {
+			limit, _ := os.ReadFile(d.at("sys/fs/cgroup" + group + "/memory.max"))
+			if n, err := strconv.ParseInt(strings.TrimSpace(string(limit)), 10, 64); err == nil {
+				size = min(size, n)
+			}
+			ok = group != "/"
+		}
+	}
+	return size
+}
+
+func (d *doctor) readAhead() (string, error) {
+	files, _ := filepath.Glob(d.at("sys/class/bdi/*/read_ahead_kb"))
+	if len(files) > 0 && unix.Access(files[0], unix.W_OK) == nil {
+		return "batches.bin and batches.npy are read 1024 KiB ahead", nil
+	}
+	return "batches.bin and batches.npy are read 128 KiB ahead; root, with a writable /sys, has more", nil
+}
+
+func (d *doctor) openFiles() (string, error) {
+	const need = 256
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return "", err
+	}
+	if limit.Cur < need {
+		return "", fmt.Errorf("only %d may be open at a time; ulimit -n %d, or as root LimitNOFILE in a unit of systemd", limit.Cur, need)
+	}
+	return fmt.Sprintf("%d may be open at a time", limit.Cur), nil
+}

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// machine is a root directory with these files, and a doctor who looks at it.
+func machine(t *testing.T, files map[string]string) (d *doctor, said *bytes.Buffer) {
+	t.Helper()
+	said = new(bytes.Buffer)
+	d = newDoctor(said)
+	d.root = t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(d.root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return d, said
+}
+
+func TestDoctor(t *testing.T) {
+	const meminfo, cgroup = "proc/meminfo", "proc/self/cgroup"
+	free := func(mib string) string {
+		return "MemTotal: 99999999 kB\nMemFree: 1 kB\nMemAvailable:   " + mib + "000 kB\n"
+	}
+	for _, test := range []struct {
+		name  string
+		look  func(*doctor) (string, error)
+		files map[string]string
+		want  string
+	}{
+		{"/dev/fuse", (*doctor).device, nil, "FIX  /dev/fuse: "},
+		{"/dev/fuse", (*doctor).device, map[string]string{"dev/fuse": ""}, "ok   /dev/fuse: "},
+
+		{"kernel", (*doctor).kernel, map[string]string{"proc/sys/kernel/osrelease": "6.8.0-51-generic\n"},
+			"ok   kernel: 6.8.0-51-generic; before 6.9 readers get an error"},
+		{"kernel", (*doctor).kernel, map[string]string{"proc/sys/kernel/osrelease": "6.10.3\n"},
+			"ok   kernel: 6.10.3; should the process"},
+		{"kernel", (*doctor).kernel, map[string]string{"proc/sys/kernel/osrelease": "5.15.0\n"},
+			"ok   kernel: 5.15.0; before 6.9"},
+
+		{"memory", (*doctor).memory, map[string]string{meminfo: free("1048")},
+			"ok   memory: 1023 MiB are free here, and batchfs takes 128 MiB"},
+		{"memory", (*doctor).memory, map[string]string{meminfo: free("100")},
+			"FIX  memory: 97 MiB are free here, and batchfs may take 128 MiB; lower that, as with --set memory.ahead_bytes=17645568"},
+		{"memory", (*doctor).memory,
+			map[string]string{meminfo: free("1048"), cgroup: "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "max\n", "sys/fs/cgroup/a/memory.max": "67108864\n"},
+			"FIX  memory: 64 MiB are free here"},
+		{"memory", (*doctor).memory,
+			map[string]string{meminfo: free("1048"), cgroup: "4:memory:/x\n0::/\n", "sys/fs/cgroup/memory.max": "536870912\n"},
+			"ok   memory: 512 MiB are free here"},
+
+		{"read-ahead", (*doctor).readAhead, map[string]string{"sys/class/bdi/8:0/read_ahead_kb": "128\n"},
+			"ok   read-ahead: batches.bin and batches.npy are read 1024 KiB ahead"},
+		{"read-ahead", (*doctor).readAhead, nil,
+			"ok   read-ahead: batches.bin and batches.npy are read 128 KiB ahead"},
+	} {
+		d, said := machine(t, test.files)
+		if ok := d.look(test.name, func() (string, error) { return test.look(d) }); ok != strings.HasPrefix(test.want, "ok") || (d.wrong == 0) != ok {
+			t.Errorf("%s %v: %v, %d wrong", test.name, test.files, ok, d.wrong)
+		}
+		if !strings.HasPrefix(said.String(), test.want) || strings.Count(said.String(), "\n") != 1 {
+			t.Errorf("%s %v:\n got %swant %s", test.name, test.files, said, test.want)
+		}
+	}
+}
+
+// What hangs is named, and the rest is looked at nevertheless.
+func TestDoctorDoesNotWait(t *testing.T) {
+	d, said := machine(t, nil)
+	d.limit = 10 * time.Millisecond
+	stuck := make(chan struct{})
+	defer close(stuck)
+	d.look("splits.train", func() (string, error) {
+		<-stuck
+		return "", nil
+	})
+	d.look("open files", d.openFiles)
+	if text := said.String(); !strings.HasPrefix(text, "FIX  splits.train: no answer in 10ms") || !strings.Contains(text, "\nok   open files: ") {
+		t.Error(text)
+	}
+}

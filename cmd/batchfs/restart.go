@@ -1,0 +1,69 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"batchfs/fs"
+)
+
+func restartCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "restart MOUNTPOINT",
+		Short: "Have another process serve a mount, under its readers",
+		Long: `Replace the process that serves the mount at MOUNTPOINT by a new one of the program that is installed now, which reads the
+configuration anew. Files stay open, mappings stay valid, and no read fails. A configuration under which a batch or a file
+would be another one is refused, and the same process goes on.
+
+SIGHUP to the process that keeps the mount does the same.`,
+		Example: "  batchfs restart /mnt/batches",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			m, err := mountedAt(args[0])
+			if err != nil {
+				return err
+			}
+			b, err := m.Block()
+			if err != nil {
+				return err
+			}
+			defer b.Close()
+			before := b.Restarts()
+			if err := m.Signal(syscall.SIGHUP); err != nil {
+				return err
+			}
+			for end := time.Now().Add(restartLimit); b.Restarts() == before; time.Sleep(time.Millisecond) {
+				if err := m.Alive(); err != nil {
+					return err
+				}
+				if time.Now().After(end) {
+					return fmt.Errorf("%s: no other process serves after %v; the log of the mount says why", args[0], restartLimit)
+				}
+			}
+			if refused := b.Outcome(); refused != "" {
+				return errors.New(refused)
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "process %d serves %s now\n", b.Worker(), args[0])
+			return nil
+		},
+	}
+}
+
+const restartLimit = 30 * time.Second
+
+// mountedAt is the batchfs at a path.
+func mountedAt(path string) (*fs.Mounted, error) {
+	abs, err := resolve(path)
+	if err != nil {
+		return nil, err
+	}
+	m, err := fs.Find(abs)
+	if err == nil && m == nil {
+		err = fmt.Errorf("%s: no batchfs is mounted there", path)
+	}
+	return m, err
+}

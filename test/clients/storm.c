@@ -1,0 +1,80 @@
+/* storm PATH B T STEPS
+ *
+ * Keeps a `next` of uint32 tokens open and reads it over and over until standard input ends, as storm.py does, and prints the
+ * same. A batch has B rows of T tokens, x and then y, and an epoch has STEPS of them.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc != 5) {
+		fprintf(stderr, "usage: storm PATH B T STEPS\n");
+		return 1;
+	}
+	size_t n = strtoull(argv[2], NULL, 10) * strtoull(argv[3], NULL, 10);
+	size_t places = strtoull(argv[4], NULL, 10);
+	uint32_t *batch = malloc(2 * n * sizeof *batch);
+	long *numbers = calloc(places, sizeof *numbers), failed = 0, reads = 0;
+	struct pollfd in = {.fd = 0, .events = POLLIN};
+	double slowest = 0;
+	int fd = open(argv[1], O_RDONLY), why = 0;
+
+	if (!batch || !numbers || fd < 0) {
+		perror(argv[1]);
+		return 1;
+	}
+	printf("ready\n");
+	fflush(stdout);
+	for (; poll(&in, 1, 0) == 0; reads++) {
+		double began = now();
+		ssize_t got = pread(fd, batch, 2 * n * sizeof *batch, 0);
+
+		if (now() - began > slowest)
+			slowest = now() - began;
+		if (got < 0) {
+			why = errno;
+			failed++;
+			/* The mount may be another one now. */
+			int again = open(argv[1], O_RDONLY);
+
+			if (again >= 0) {
+				close(fd);
+				fd = again;
+			}
+			usleep(1000);
+			continue;
+		}
+		uint32_t place = batch[0] % (1 << 24) / (uint32_t)n;
+
+		for (size_t i = 0; i < n; i++) {
+			if (got != (ssize_t)(2 * n * sizeof *batch) || place >= places || batch[0] % n ||
+			    batch[i] != batch[0] + i || batch[n + i] != batch[i] + 1) {
+				fprintf(stderr, "wrong bytes: %zd, %" PRIu32 " at %zu, which begins with %" PRIu32 "\n", got, batch[i], i, batch[0]);
+				return 1;
+			}
+		}
+		numbers[place]++;
+	}
+	for (size_t i = 0; i < places; i++)
+		if (numbers[i])
+			printf("number %zu %ld\n", i, numbers[i]);
+	if (failed)
+		printf("failed %s %ld\n", why == EIO ? "EIO" : why == ENOTCONN ? "ENOTCONN" : why == ESTALE ? "ESTALE" : "other", failed);
+	printf("slowest %.6f\nreads %ld\n", slowest, reads);
+	return 0;
+}

@@ -1,0 +1,144 @@
+"""Reads a file of a mount over and over, whatever happens to the mount: storm.py WAY SPLIT
+
+The split's tokens are their own positions, in their low 24 bits, and the version of the file in the others. Its order is sequential,
+and a batch has B rows of T tokens. Every batch is checked whole. When standard input ends, prints `number PLACE N`: so many batches of
+next were at that place of their epoch; `failed ERRNO N`, reads that did; `slowest SECONDS` and `reads N`. A wrong byte is a traceback
+and exit status 1.
+"""
+
+import errno
+import json
+import mmap
+import os
+import random
+import select
+import sys
+import time
+from collections import Counter
+
+import numpy as np
+
+from readers import copy_of, forget, until
+
+split = sys.argv[2]
+with open(f"{split}/info.json") as f:
+    info = json.load(f)
+B, T, STEPS, SIZE = info["batch_size"], info["block_size"], info["steps"], info["batch_bytes"]
+HEADER = 4096
+
+
+def place(data, k=None):
+    """The place in its epoch of a batch, which is k if that is given."""
+    x, y = np.frombuffer(data, np.uint32).reshape(2, B, T)
+    first = int(x[0, 0])
+    at = first % 2**24
+    assert at % (B * T) == 0 and (x.ravel() == np.arange(first, first + B * T, dtype=np.uint32)).all() and (y == x + 1).all(), "wrong bytes"
+    assert k is None or at == k % STEPS * B * T, f"batch {at // (B * T)} for batch {k}"
+    return at // (B * T)
+
+
+def whole(fd, at, size):
+    data = until(fd, at, size)
+    assert len(data) == size, f"{len(data)} bytes of {size}"
+    return data
+
+
+def opened(name, read):
+    fd = os.open(f"{split}/{name}", os.O_RDONLY)
+    try:
+        return read(fd)
+    finally:
+        os.close(fd)
+
+
+def next_open():
+    return place(opened("next", lambda fd: whole(fd, 0, SIZE)))
+
+
+def next_npy():
+    return place(opened("next.npy", lambda fd: whole(fd, 0, HEADER + SIZE))[HEADER:])
+
+
+def next_safetensors():
+    data = opened("next.safetensors", lambda fd: whole(fd, 0, HEADER + SIZE))
+    header = json.loads(data[8:HEADER])
+    return place(data[HEADER:], int(header["__metadata__"]["batch"]))
+
+
+def next_plain():
+    with open(f"{split}/next", "rb") as f:
+        return place(f.read())
+
+
+def kept(name):
+    fd = os.open(f"{split}/{name}", os.O_RDONLY)
+    return lambda: place(whole(fd, 0, SIZE))
+
+
+def numbered():
+    k = random.randrange(2 * STEPS)
+    name, skip = random.choice([(f"batch/{k}", 0), (f"batch/{k}.npy", HEADER), (f"batch/{k}.safetensors", HEADER)])
+    place(opened(name, lambda fd: whole(fd, 0, skip + SIZE))[skip:], k)
+
+
+def batches():
+    fd = os.open(f"{split}/batches.bin", os.O_RDONLY)
+    size = os.fstat(fd).st_size
+
+    def read():
+        k = random.randrange(STEPS)
+        forget(fd)
+        place(whole(fd, k * SIZE, SIZE), k)
+        assert os.fstat(fd).st_size == size
+    return read
+
+
+def mapped():
+    fd = os.open(f"{split}/batches.npy", os.O_RDONLY)
+    view = mmap.mmap(fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+
+    def read():
+        k = random.randrange(STEPS)
+        view.madvise(mmap.MADV_DONTNEED)
+        forget(fd)
+        with memoryview(view) as whole, whole[HEADER + k * SIZE:][:SIZE] as part:
+            place(copy_of(part), k)
+    return read
+
+
+def texts():
+    for name in ["../status.json", "info.json"]:
+        json.loads(opened(name, lambda fd: until(fd, 0, 1 << 20)))
+    int(opened("cursor", lambda fd: until(fd, 0, 100)))
+    looked = f"seed={random.randrange(5)}"
+    with open(f"{split}/{looked}/next", "rb") as f:
+        place(f.read())
+    assert "README" in os.listdir(f"{split}/..")
+
+
+ways = {"next": lambda: next_open, "npy": lambda: next_npy, "safetensors": lambda: next_safetensors, "plain": lambda: next_plain,
+        "kept": lambda: kept("next"), "numbered": lambda: numbered, "batches": batches, "mapped": mapped, "texts": lambda: texts}
+read = ways[sys.argv[1]]()
+numbers, failed, slowest, reads = Counter(), Counter(), 0, 0
+print("ready", flush=True)
+while not select.select([sys.stdin], [], [], 0)[0]:
+    began = time.monotonic()
+    try:
+        k = read()
+        if k is not None:
+            numbers[k] += 1
+    except OSError as e:
+        failed[errno.errorcode[e.errno]] += 1
+        # The file is another one now, or the mount.
+        again = sys.argv[1] in ("kept", "batches", "mapped") and e.errno != errno.EIO
+        while again:
+            time.sleep(0.001)
+            try:
+                read, again = ways[sys.argv[1]](), False
+            except OSError as e:
+                failed[errno.errorcode[e.errno]] += 1
+    slowest = max(slowest, time.monotonic() - began)
+    reads += 1
+sys.stdout.writelines(f"number {k} {n}\n" for k, n in numbers.items())
+sys.stdout.writelines(f"failed {name} {n}\n" for name, n in failed.items())
+print(f"slowest {slowest:.6f}\nreads {reads}")

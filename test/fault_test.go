@@ -1,0 +1,191 @@
+package test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A fault is something that becomes of a token file, of a split of that name.
+type fault struct {
+	name  string
+	errno string // of its readers
+	path  string
+	begin func()
+	end   func() // puts things right
+	quiet bool   // who has the file mapped, or has read it, may not notice
+}
+
+// faultsOn makes a healthy token file for each fault.
+func faultsOn(t *testing.T, dir string) (all []fault) {
+	t.Helper()
+	content, then := versionOf(0, changeTokens), time.Now().Add(-time.Hour)
+	onDisk := func(name, errno string, begin func(t *testing.T, path string)) {
+		path, kept := filepath.Join(dir, name+".bin"), filepath.Join(dir, name+".kept")
+		write(t, path, content)
+		noError(t, os.Chtimes(path, then, then))
+		noError(t, os.Link(path, kept))
+		all = append(all, fault{name, errno, path, func() { begin(t, path) }, func() {
+			write(t, kept, content)
+			noError(t, os.Chtimes(kept, then, then))
+			noError(t, os.Rename(kept, path))
+		}, false})
+	}
+	for _, c := range changes {
+		onDisk(c.name, "ESTALE", c.change)
+	}
+	onDisk("deleted", "EIO", func(t *testing.T, path string) { noError(t, os.Remove(path)) })
+	doubled := func(name, errno string, m mode, quiet bool) {
+		d := newDouble(t, content)
+		all = append(all, fault{name, errno, d.path, func() { d.set(t, m) }, func() { d.set(t, healthy) }, quiet})
+	}
+	doubled("denied", "EIO", denied, true)
+	doubled("failing", "EIO", failing, true)
+	doubled("gone", "EIO", gone, false)
+	doubled("shorter", "ESTALE", shorter, false)
+	return all
+}
+
+// A status is what status.json says.
+type status struct {
+	PID    int
+	Splits map[string]struct {
+		Errors    int
+		LastError string `json:"last_error"`
+	}
+}
+
+func statusOf(t *testing.T, m *mounted) (s status) {
+	t.Helper()
+	noError(t, json.Unmarshal([]byte(run(t, "cat", m.path("status.json"))), &s))
+	return s
+}
+
+// Whatever becomes of a token file, whoever reads it gets its batches or an error, whoever reads another file notices nothing,
+// and when all is well again, so is every reader.
+func TestFaults(t *testing.T) {
+	for _, access := range []string{"remap", "advise", "pread"} {
+		t.Run(access, func(t *testing.T) {
+			dir := t.TempDir()
+			faults := faultsOn(t, dir)
+			splits := []string{"well"}
+			well := filepath.Join(dir, "well.bin")
+			write(t, well, versionOf(2, changeTokens))
+			settings := []string{"--set", "memory.access=" + access, "--set", "batch.batch_size=4", "--set", "batch.block_size=500",
+				"--set", "splits.well.tokens=" + well}
+			for _, f := range faults {
+				splits = append(splits, f.name)
+				settings = append(settings, "--set", "splits."+f.name+".tokens="+f.path)
+			}
+			m := mount(t, settings...)
+			var ways []string // those of the split that stays well first
+			for _, s := range splits {
+				ways = append(ways, "keeps:"+s+"/next", "numbered:"+s+"/batch", "preads:"+s+"/batches.bin", "maps:"+s+"/batches.npy")
+			}
+
+			before := statusOf(t, m)
+			r := startReaders(t, m.dir, ways...)
+			r.limit = 30 * time.Second
+			r.wait(t, 3)
+			for _, f := range faults {
+				f.begin()
+			}
+			r.more(t, 3)
+			r.next(t, "go")
+			r.wait(t, 6)
+			faulty, during := r.round, statusOf(t, m)
+			r.next(t, "pause")
+			r.wait(t, 1)
+			for _, f := range faults {
+				f.end()
+			}
+			r.next(t, "go")
+			r.wait(t, 6)
+			lines := r.finish(t)
+
+			known := catalogue{}
+			for _, s := range splits {
+				n := 0
+				fmt.Sscan(m.cursor(t, s), &n)
+				known.add(t, s, max(n, 200), append([]string{s}, settings...)...)
+			}
+			of := func(way string) (split string, f fault) {
+				_, file, _ := strings.Cut(way, ":")
+				split, _, _ = strings.Cut(file, "/")
+				if i := slices.Index(splits, split); i > 0 {
+					f = faults[i-1]
+				}
+				return split, f
+			}
+			seen := known.judge(t, lines, func(l reading) (versions []string, errno string) {
+				split, f := of(l.way)
+				switch {
+				case l.round > faulty:
+					return []string{split}, ""
+				case l.round == faulty && f.errno != "" && !f.quiet:
+					return nil, f.errno
+				}
+				return []string{split}, f.errno
+			})
+			t.Logf("%d reads: %v", len(lines), seen)
+			for _, way := range ways[4:] {
+				_, f := of(way)
+				// What is mapped needs no permission any more, and the kernel has some of batch/.
+				blind := f.name == "denied" && access == "advise" || f.quiet && strings.HasPrefix(way, "numbered:")
+				if text := during.Splits[f.name].LastError; !blind && (seen[way][f.errno] == 0 || !strings.Contains(text, f.path)) {
+					t.Errorf("%s: %v; status.json says %q of %s", way, seen[way], text, f.path)
+				}
+			}
+			after := statusOf(t, m)
+			if before.PID != during.PID || before.PID != after.PID || during.Splits["well"].Errors > 0 {
+				t.Errorf("another process serves, or who read the file that was well had errors: %+v", after)
+			}
+		})
+	}
+}
+
+// While reads of one file hang, as many as there are, those of another go on.
+func TestHangingReadsHoldUpNoOthers(t *testing.T) {
+	for _, access := range []string{"remap", "advise", "pread", "map"} {
+		t.Run(access, func(t *testing.T) {
+			d, well := newDouble(t, versionOf(0, 2_000_000)), filepath.Join(t.TempDir(), "well.bin")
+			write(t, well, versionOf(2, changeTokens))
+			m := mount(t, "--set", "splits.train.tokens="+d.path, "--set", "splits.well.tokens="+well, "--set", "memory.access="+access)
+			const hanging = 8 // more than there are threads that run Go
+			want := cat(t, "train", "--set", "splits.train.tokens="+d.path, "--count", fmt.Sprint(hanging))
+			d.set(t, hang)
+			got := make(chan string, hanging)
+			for k := range hanging {
+				go func() {
+					out, _ := exec.Command("cat", m.path(fmt.Sprint("train/batch/", k))).Output()
+					got <- string(out)
+				}()
+			}
+			d.await(hanging)
+			r := startReaders(t, m.dir, "keeps:well/next", "numbered:well/batch", "preads:well/batches.bin", "maps:well/batches.npy")
+			r.limit = 30 * time.Second
+			r.wait(t, 20)
+			for _, l := range r.finish(t) {
+				if strings.HasPrefix(l.got, "errno") {
+					t.Errorf("%+v", l)
+				}
+			}
+			statusOf(t, m)
+			d.set(t, healthy)
+			size := len(want) / hanging
+			for range hanging {
+				batch := <-got
+				if len(batch) != size || bytes.Index(want, []byte(batch))%size != 0 {
+					t.Errorf("let go, a read gave %d bytes of no batch", len(batch))
+				}
+			}
+		})
+	}
+}

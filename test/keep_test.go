@@ -1,0 +1,311 @@
+package test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// await waits until ok, or fails.
+func await(t testing.TB, what string, limit time.Duration, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(limit); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within %v", what, limit)
+		}
+	}
+}
+
+func ended(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err != nil || strings.Contains(string(stat), ") Z ")
+}
+
+// A keeper that is killed takes its worker with it. The mount is dead then, which mounting anew and unmounting both recognise.
+func TestKilledKeeper(t *testing.T) {
+	config, want := small(t, 1)
+	for name, worker := range map[string]func(pid int){
+		"":                  func(int) {},
+		" of a stopped one": func(pid int) { syscall.Kill(pid, syscall.SIGSTOP) },
+	} {
+		m := mount(t, "-c", config)
+		pid := m.worker(t)
+		held, err := os.Open("/dev/null")
+		noError(t, err)
+		reader := exec.Command("sleep", "60")
+		reader.Dir = m.dir // which keeps the dead mount busy
+		noError(t, reader.Start())
+		t.Cleanup(func() { reader.Process.Kill(); reader.Wait(); held.Close() })
+		worker(pid)
+		m.cmd.Process.Kill()
+		<-m.done
+		await(t, "the end of the worker"+name, 5*time.Second, func() bool { return ended(pid) })
+		if _, stderr, err := try(t, "ls", m.dir); err == nil || !strings.Contains(stderr, "not connected") {
+			t.Errorf("ls of a dead mount: %v %s", err, stderr)
+		}
+		if name == "" {
+			run(t, batchfs, "unmount", m.dir)
+			if isMounted(t, m.dir) {
+				t.Error("still mounted")
+			}
+		}
+		run(t, batchfs, "mount", "-d", "-c", config, "--log", filepath.Join(t.TempDir(), "log"), m.dir)
+		if got := read(t, "read", filepath.Join(m.dir, "train/next"))[0]; got != want[0] {
+			t.Errorf("batch 0 is %s, want %s", got, want[0])
+		}
+		run(t, batchfs, "unmount", "--force", m.dir)
+	}
+}
+
+// A worker that hangs is replaced, and one that is stopped together with its keeper goes on.
+func TestStopped(t *testing.T) {
+	config, want := small(t, 3)
+	m := mount(t, "-c", config)
+	first := m.worker(t)
+	syscall.Kill(first, syscall.SIGSTOP)
+	began := time.Now()
+	if got := read(t, "read", m.path("train/next"))[0]; got != want[0] {
+		t.Errorf("batch 0 is %s, want %s", got, want[0])
+	}
+	if waited := time.Since(began); waited > 8*time.Second || m.worker(t) == first {
+		t.Errorf("after %v worker %d serves, and %d was stopped", waited, m.worker(t), first)
+	}
+	if !ended(first) {
+		t.Errorf("worker %d is still there", first)
+	}
+
+	second := m.worker(t)
+	both := func(sig syscall.Signal) {
+		m.cmd.Process.Signal(sig)
+		syscall.Kill(second, sig)
+	}
+	both(syscall.SIGSTOP)
+	reader := exec.Command(python, "clients/readers.py", "read", m.path("train/next"))
+	out, err := reader.StdoutPipe()
+	noError(t, err)
+	noError(t, reader.Start())
+	time.Sleep(5 * time.Second)
+	both(syscall.SIGCONT)
+	text := make([]byte, 200)
+	n, _ := out.Read(text)
+	if got := strings.TrimSpace(string(text[:n])); got != want[1] {
+		t.Errorf("batch 1 is %s, want %s", got, want[1])
+	}
+	noError(t, reader.Wait())
+	if got := read(t, "read", m.path("train/next"))[0]; got != want[2] || m.worker(t) != second {
+		t.Errorf("batch 2 is %s, want %s, from worker %d, was %d", got, want[2], m.worker(t), second)
+	}
+}
+
+// A restart takes another program and another configuration, unless readers would see other batches.
+func TestRestart(t *testing.T) {
+	config, want := small(t, 4)
+	text, err := os.ReadFile(config)
+	noError(t, err)
+	// As an upgrade does: another file at the path of the program.
+	program := filepath.Join(t.TempDir(), "batchfs")
+	run(t, "cp", plainBatchfs, program)
+	m := mountProgram(t, exec.Command(program), "-c", config)
+	next := func(k int) {
+		t.Helper()
+		if got := read(t, "read", m.path("train/next"))[0]; got != want[k] {
+			t.Errorf("batch %d is %s, want %s", k, got, want[k])
+		}
+	}
+	next(0)
+	first := m.worker(t)
+	run(t, "cp", faultyBatchfs, program+".new")
+	noError(t, os.Rename(program+".new", program))
+	write(t, config, append(text, "\n[log]\nlevel = \"debug\"\n[memory]\naccess = \"pread\"\n"...))
+	if out := run(t, plainBatchfs, "restart", m.dir); !strings.Contains(out, fmt.Sprint(m.worker(t))) || m.worker(t) == first {
+		t.Errorf("%q, and worker %d serves after %d", out, m.worker(t), first)
+	}
+	if a, b := sameFile(t, program, fmt.Sprintf("/proc/%d/exe", m.worker(t))), sameFile(t, plainBatchfs, program); !a || b {
+		t.Errorf("the worker runs the new program: %v", a)
+	}
+	next(1)
+
+	for change, says := range map[string]string{
+		"\n[batch]\nseed = 8\n":               "splits.train.seed is 1337 in the mount, and the configuration has 8",
+		"\n[splits.more]\ntokens=\"x.bin\"\n": "splits that the mount has not",
+		"\n[mount]\nallow_other = true\n":     "mount.allow_other is false",
+		"\nnonsense = 1\n":                    "unknown key",
+	} {
+		changed := string(text)
+		if strings.HasPrefix(change, "\n[batch]") {
+			changed = strings.Replace(changed, "[batch]", strings.TrimSpace(change), 1)
+		} else {
+			changed += change
+		}
+		write(t, config, []byte(changed))
+		serving := m.worker(t)
+		if _, stderr, err := try(t, plainBatchfs, "restart", m.dir); err == nil || !strings.Contains(stderr, says) {
+			t.Errorf("restart with %q: %v %s", change, err, stderr)
+		}
+		if m.worker(t) != serving {
+			t.Errorf("another process serves after a restart with %q was refused", change)
+		}
+	}
+	next(2)
+
+	// One that dies goes on as it was mounted, whatever is written and wherever its files are now.
+	noError(t, os.Remove(config))
+	noError(t, os.Remove(program))
+	noError(t, syscall.Kill(m.worker(t), syscall.SIGKILL))
+	next(3)
+	m.cmd.Process.Signal(syscall.SIGHUP)
+	await(t, "a restart without a configuration", 10*time.Second, func() bool { return strings.Contains(m.out.String(), "restart refused") })
+}
+
+func sameFile(t *testing.T, a, b string) bool {
+	t.Helper()
+	x, err := os.Stat(a)
+	noError(t, err)
+	y, err := os.Stat(b)
+	noError(t, err)
+	return os.SameFile(x, y)
+}
+
+// A worker that cannot serve is tried again for a while. Then the mount goes, and the log says why.
+func TestGivingUp(t *testing.T) {
+	config, _ := small(t, 1)
+	cmd := exec.Command(faultyBatchfs)
+	cmd.Env = append(os.Environ(), "BATCHFS_FAULTS=read:kill:1")
+	m := mountProgram(t, cmd, "-c", config)
+	began := time.Now()
+	_, stderr, err := try(t, "head", "-c1", m.path("train/batch/0"))
+	if err == nil || !strings.Contains(stderr, "not connected") && !strings.Contains(stderr, "connection abort") {
+		t.Errorf("a read that kills every worker: %v %s", err, stderr)
+	}
+	await(t, "the end", 10*time.Second, func() bool {
+		select {
+		case <-m.done:
+			return true
+		default:
+			return false
+		}
+	})
+	if took := time.Since(began); took < time.Second || took > 30*time.Second {
+		t.Errorf("gave up after %v", took)
+	}
+	if isMounted(t, m.dir) || m.cmd.ProcessState.ExitCode() != 1 {
+		t.Errorf("mounted: %v, exit status %d", isMounted(t, m.dir), m.cmd.ProcessState.ExitCode())
+	}
+	if !strings.Contains(m.out.String(), "ended before they had served anything; the last one: signal: killed") {
+		t.Errorf("the log does not say why:\n%s", m.out)
+	}
+}
+
+// A read that panics wherever it is tried gets an error, and nobody else does.
+func TestPoisonousRead(t *testing.T) {
+	config, _ := small(t, 1)
+	cmd := exec.Command(faultyBatchfs)
+	cmd.Env = append(os.Environ(), "BATCHFS_FAULTS=read:panic:1")
+	m := mountProgram(t, cmd, "-c", config)
+	if _, stderr, err := try(t, "head", "-c1", m.path("train/next")); err == nil || !strings.Contains(stderr, "Input/output error") {
+		t.Errorf("%v %s", err, stderr)
+	}
+	if got := m.cursor(t, "train"); got != "0" {
+		t.Errorf("the number was not given back: cursor is %s", got)
+	}
+}
+
+// SIGTERM lets files that are in use be read on for a while and opens no more; then whoever has them gets an error.
+func TestGrace(t *testing.T) {
+	config, _ := small(t, 1)
+	for _, test := range []struct {
+		name  string
+		again bool // a second signal
+		most  time.Duration
+	}{
+		{"grace", false, 4 * time.Second}, {"second signal", true, 2 * time.Second},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			m := mount(t, "-c", config, "--set", "mount.grace=2s")
+			reader := startStorm(t, exec.Command(python, "-c", `
+import errno, os, sys
+fds = [os.open(sys.argv[1], os.O_RDONLY) for _ in range(20)]
+directory = os.open(os.path.dirname(sys.argv[1]), os.O_RDONLY)
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        if line == "open\n":
+            os.open("next", os.O_RDONLY, dir_fd=directory)
+        else:
+            os.pread(fds[int(line)], 100, 0)
+        print("ok", flush=True)
+    except OSError as e:
+        print(errno.errorcode[e.errno], flush=True)
+`, m.path("train/next")))
+			reader.ready(t)
+			ask := func(what string) string {
+				fmt.Fprintln(reader.in, what)
+				line, err := reader.out.ReadString('\n')
+				noError(t, err)
+				return strings.TrimSpace(line)
+			}
+			if got := ask("0"); got != "ok" {
+				t.Error(got)
+			}
+			began := time.Now()
+			m.cmd.Process.Signal(syscall.SIGTERM)
+			await(t, "the first warning", 2*time.Second, func() bool { return strings.Contains(m.out.String(), "still open") })
+			if got := ask("open"); got != "ESHUTDOWN" {
+				t.Errorf("an open after SIGTERM: %s", got)
+			}
+			if got := ask("1"); got != "ok" {
+				t.Errorf("a read after SIGTERM: %s", got)
+			}
+			if test.again {
+				m.cmd.Process.Signal(syscall.SIGTERM)
+			}
+			<-m.done
+			if took := time.Since(began); took > test.most || !test.again && took < 2*time.Second {
+				t.Errorf("ended after %v", took)
+			}
+			if isMounted(t, m.dir) {
+				t.Error("still mounted")
+			}
+			if got := ask("19"); got != "ENOTCONN" {
+				t.Errorf("a read of who slept: %s", got)
+			}
+		})
+	}
+}
+
+// unmount says who is in the way, and --force unmounts under them.
+func TestUnmountSaysWho(t *testing.T) {
+	config, _ := small(t, 1)
+	m := mount(t, "-c", config)
+	reader := startStorm(t, exec.Command(python, "-c", `
+import mmap, os, sys
+os.chdir(sys.argv[1])
+f = open("train/batch/3", "rb")
+g = open("val/batches.bin", "rb")
+m = mmap.mmap(g.fileno(), 0, prot=mmap.PROT_READ)
+g.close()
+print("ready", flush=True)
+sys.stdin.read()`, m.dir))
+	reader.ready(t)
+	_, stderr, err := try(t, batchfs, "unmount", m.dir)
+	who := "process " + strconv.Itoa(reader.cmd.Process.Pid)
+	for _, want := range []string{who, "has open " + m.path("train/batch/3"), "has mapped " + m.path("val/batches.bin"), "works in " + m.dir, "--force"} {
+		if err == nil || !strings.Contains(stderr, want) {
+			t.Errorf("%v: %q is not in\n%s", err, want, stderr)
+		}
+	}
+	if !isMounted(t, m.dir) {
+		t.Error("unmounted under a reader")
+	}
+	run(t, batchfs, "unmount", "--force", m.dir)
+	<-m.done
+	if code := m.cmd.ProcessState.ExitCode(); code != 0 || isMounted(t, m.dir) {
+		t.Errorf("exit status %d, mounted: %v", code, isMounted(t, m.dir))
+	}
+}

@@ -1,0 +1,131 @@
+package test
+
+import (
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Who reads tokens that do not come gets an error in time, again and again, while other splits are read as ever; when they come
+// again, so do the batches, none of them left out.
+func TestTimeLimit(t *testing.T) {
+	for _, access := range []string{"remap", "advise", "pread"} {
+		t.Run(access, func(t *testing.T) {
+			const readers = 30 // more than may be stuck
+			content := versionOf(0, 2_000_000)
+			d, well := newDouble(t, content), filepath.Join(t.TempDir(), "well.bin")
+			write(t, well, versionOf(2, changeTokens))
+			flags := []string{"-c", "/dev/null", "--set", "splits.train.tokens=" + d.path, "--set", "splits.well.tokens=" + well, "--set", "memory.access=" + access}
+			m := mount(t, append(flags, "--set", "mount.timeout=1s")...)
+			want := lines(t, "train", 0, readers+3, flags...)
+			reads := func(name string) string { return read(t, "read", m.path(name))[0] }
+			if got := reads("train/next"); got != want[0] {
+				t.Fatalf("batch 0 is %s, want %s", got, want[0])
+			}
+			serving := m.worker(t)
+
+			r := startReaders(t, m.dir, "keeps:well/next", "numbered:well/batch", "preads:well/batches.bin", "maps:well/batches.npy")
+			d.set(t, hang)
+			type result struct {
+				file, says string
+				took       time.Duration
+			}
+			results := make(chan result)
+			for i := range readers {
+				go func() {
+					file := []string{"next", "next.npy", fmt.Sprint("batch/", 100+i), "batches.bin", fmt.Sprintf("seed=%d/next", i), "info.json"}[i%6]
+					began := time.Now()
+					out, _ := exec.Command("head", "-c", "5000", m.path("train/"+file)).CombinedOutput()
+					results <- result{file, string(out), time.Since(began)}
+				}()
+			}
+			for range readers {
+				got := <-results
+				failed := strings.Contains(got.says, "Connection timed out") || strings.Contains(got.says, "Input/output error")
+				if got.took > 3*time.Second || !failed && got.file != "info.json" {
+					t.Errorf("%s after %v: %.80q", got.file, got.took, got.says)
+				}
+			}
+			from := time.Now()
+			r.more(t, 10)
+			if took := time.Since(from); took > 5*time.Second {
+				t.Errorf("10 reads of each kind took another split %v", took)
+			}
+			await(t, "the doctor to see that", 5*time.Second, func() bool {
+				out, _, err := try(t, plainBatchfs, "doctor", "--set", "splits.well.tokens="+well, "-c", "/dev/null", m.dir)
+				return err != nil && strings.Contains(out, "train is stuck: its token files have not answered for")
+			})
+			if s := statusOf(t, m); !strings.Contains(s.Splits["train"].LastError, "gave no answer within 1s") || s.Splits["well"].Errors > 0 {
+				t.Errorf("%+v", s.Splits)
+			}
+			if n := strings.Count(m.out.String(), "sequence=train errno"); n == 0 || n > 3 {
+				t.Errorf("the log tells of it %d times:\n%s", n, m.out)
+			}
+			for _, l := range r.finish(t) {
+				if strings.HasPrefix(l.got, "errno") {
+					t.Errorf("another split: %+v", l)
+				}
+			}
+
+			d.set(t, healthy)
+			await(t, "the batches to come again", 5*time.Second, func() bool {
+				_, _, err := try(t, "head", "-c1", m.path("train/batch/1"))
+				return err == nil
+			})
+			// A number may be lost with an error, if a later one was taken meanwhile.
+			cursor, err := strconv.Atoi(m.cursor(t, "train"))
+			noError(t, err)
+			if cursor > 1+readers/3 {
+				t.Errorf("cursor is %d after one batch and %d errors", cursor, readers/3)
+			}
+			for k := cursor; k < cursor+2; k++ {
+				if got := reads("train/next"); got != want[k] {
+					t.Errorf("batch %d is %s, want %s", k, got, want[k])
+				}
+			}
+			if m.worker(t) != serving {
+				t.Errorf("process %d serves, and %d did", m.worker(t), serving)
+			}
+			out := run(t, plainBatchfs, "doctor", "--set", "splits.well.tokens="+well, "-c", "/dev/null", m.dir)
+			if !strings.Contains(out, "healthy") {
+				t.Errorf("the doctor says\n%s", out)
+			}
+		})
+	}
+}
+
+// A mount whose worker cannot even be killed, as it waits for a disk, has another; and it ends.
+func TestUnkillable(t *testing.T) {
+	d := newDouble(t, versionOf(0, 2_000_000))
+	well := filepath.Join(t.TempDir(), "well.bin")
+	write(t, well, versionOf(2, changeTokens))
+	m := mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.path, "--set", "splits.well.tokens="+well, "--set", "mount.grace=1s")
+	d.set(t, hang)
+	reader := exec.Command("cat", m.path("train/next"))
+	noError(t, reader.Start())
+	ended := make(chan error, 1)
+	go func() { ended <- reader.Wait() }()
+	d.await(1)
+	first := m.worker(t)
+	run(t, plainBatchfs, "restart", m.dir)
+	if m.worker(t) == first {
+		t.Error("the same process serves")
+	}
+	read(t, "read", m.path("well/next"))
+	d.await(2) // the same read, in both processes
+	began := time.Now()
+	run(t, plainBatchfs, "unmount", "--force", m.dir)
+	select {
+	case <-ended:
+	case <-time.After(5 * time.Second):
+		t.Error("a reader hangs in a mount that is gone")
+	}
+	<-m.done
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("it ended after %v", took)
+	}
+}

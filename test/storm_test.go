@@ -1,0 +1,341 @@
+package test
+
+import (
+	"bufio"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// short is the first value, or the second where there is time: BATCHFS_SOAK=1.
+func short[T any](in, soak T) T {
+	if os.Getenv("BATCHFS_SOAK") == "1" {
+		return soak
+	}
+	return in
+}
+
+const stormB, stormT, stormBatches = 4, 256, 4096
+
+// stormTokens are positions, with a version of the file in the upper bits.
+func stormTokens(version int) []byte {
+	var raw []byte
+	for i := range stormB*stormT*stormBatches + 1 {
+		raw = binary.LittleEndian.AppendUint32(raw, uint32(version<<24|i))
+	}
+	return raw
+}
+
+// stormConfig is a configuration of them.
+func stormConfig(t *testing.T, more string) (config, data string) {
+	t.Helper()
+	dir := t.TempDir()
+	config, data = filepath.Join(dir, "config.toml"), filepath.Join(dir, "train.bin")
+	write(t, data, stormTokens(0))
+	write(t, config, fmt.Appendf(nil, `
+[batch]
+batch_size = %d
+block_size = %d
+token_dtype = "uint32"
+dtype = "uint32"
+order = "sequential"
+[splits.train]
+tokens = %q
+%s`, stormB, stormT, data, more))
+	return config, data
+}
+
+func kill(_ *mounted, worker int) { syscall.Kill(worker, syscall.SIGKILL) }
+
+func stopAndKill(m *mounted, worker int) {
+	syscall.Kill(worker, syscall.SIGSTOP)
+	time.Sleep(20 * time.Millisecond)
+	kill(m, worker)
+}
+
+// Whatever happens to the process that serves, its readers get the right bytes, and every number of next goes to one read.
+func TestStorm(t *testing.T) {
+	config, _ := stormConfig(t, "[memory]\naccess = \"pread\"\n")
+	for _, storm := range []struct {
+		name    string
+		program string
+		args    []string
+		faults  string
+		strike  func(m *mounted, worker int)
+		may     func(strikes int) int // so many reads may fail
+	}{
+		{"kill", plainBatchfs, nil, "", kill, func(strikes int) int { return strikes/300 + 1 }},
+		{"kill between steps", faultyBatchfs, nil, "open:kill:9000 want:kill:9000 ask:kill:9000 note:kill:9000 noted:kill:9000 number:kill:9000 " +
+			"taker:kill:9000 delivered:kill:9000 taken:kill:9000 count:kill:9000 counted:kill:9000", nil, func(strikes int) int { return strikes/300 + 1 }},
+		{"stop and kill", plainBatchfs, nil, "", stopAndKill, nil},
+		{"panic", faultyBatchfs, nil, "read:panic:2000", nil, nil},
+		{"restart", batchfs, nil, "", func(m *mounted, _ int) { run(t, plainBatchfs, "restart", m.dir) }, nil},
+		{"no resend", plainBatchfs, []string{"--no-resend"}, "", kill, func(strikes int) int { return 1 << 30 }},
+	} {
+		t.Run(storm.name, func(t *testing.T) {
+			cmd, temporary := exec.Command(storm.program), t.TempDir()
+			cmd.Env = append(os.Environ(), "BATCHFS_FAULTS="+storm.faults, "TMPDIR="+temporary)
+			m := mountProgram(t, cmd, append(storm.args, "-c", config)...)
+			fds := len(m.fds(t))
+			readers := startStorms(t, m)
+			strikes := 0
+			for end := time.Now().Add(short(6*time.Second, 90*time.Second)); time.Now().Before(end); {
+				time.Sleep(time.Duration(rand.Int64N(int64(500 * time.Millisecond))))
+				if worker := m.worker(t); storm.strike != nil && worker > 0 {
+					storm.strike(m, worker)
+					strikes++
+				}
+			}
+			got := endStorms(t, readers)
+			if storm.strike == nil {
+				strikes = strings.Count(m.out.String(), "another goes on")
+			}
+			cursor, err := strconv.Atoi(m.cursor(t, "train"))
+			noError(t, err)
+			missing := got.missing(t, cursor)
+			failed := 0
+			for _, n := range got.failed {
+				failed += n
+			}
+			t.Logf("%d strikes, %d reads, %d batches of next, %d reads failed %v, %d numbers missing, slowest %.3f s; replaced within %v at most",
+				strikes, got.reads, cursor, failed, got.failed, missing, got.slowest, longest(t, m.out.String()))
+			if strikes < 5 {
+				t.Errorf("only %d strikes", strikes)
+			}
+			may := 0
+			if storm.may != nil {
+				may = storm.may(strikes)
+			}
+			if failed > may {
+				t.Errorf("%d reads failed, %d may", failed, may)
+			}
+			if missing > failed {
+				t.Errorf("%d numbers are missing, and %d reads failed", missing, failed)
+			}
+			if got.slowest > 1 {
+				t.Errorf("a read took %v s", got.slowest)
+			}
+			if now := len(m.fds(t)); now > fds {
+				t.Errorf("the keeper has %d descriptors, had %d: %s", now, fds, m.fds(t))
+			}
+			m.stop(t)
+			if left := leftovers(t, temporary); left != "" {
+				t.Errorf("left over: %s", left)
+			}
+		})
+	}
+}
+
+// longest is the longest time that a log says it took to replace a process.
+func longest(t *testing.T, log string) (most time.Duration) {
+	t.Helper()
+	for _, match := range regexp.MustCompile(` after=(\S+)`).FindAllStringSubmatch(log, -1) {
+		took, err := time.ParseDuration(match[1])
+		noError(t, err)
+		most = max(most, took)
+	}
+	return most
+}
+
+// Readers of every kind of file, while the token file is replaced again and again and the process that serves is killed at any
+// moment: no wrong byte, no number twice, and memory that does not grow.
+func TestSoak(t *testing.T) {
+	config, data := stormConfig(t, "on_change = \"follow\"\n")
+	m := mountProgram(t, exec.Command(plainBatchfs), "-c", config)
+	readers := startStorms(t, m)
+	var versions [6][]byte
+	for v := range versions {
+		versions[v] = stormTokens(v)
+	}
+	began, lasts := time.Now(), short(10*time.Second, 30*time.Minute)
+	replaced, strikes := 0, 0
+	var keeper, worker [4]int // the most that each had resident in each quarter of the time, in KiB
+	nextKill, nextChange, nextLook := began, began.Add(time.Second), began.Add(time.Second)
+	for time.Since(began) < lasts {
+		time.Sleep(20 * time.Millisecond)
+		now := time.Now()
+		if now.After(nextKill) {
+			if pid := m.worker(t); pid > 0 {
+				[]func(*mounted, int){kill, stopAndKill}[rand.IntN(2)](m, pid)
+				strikes++
+			}
+			nextKill = now.Add(time.Duration(rand.Int64N(int64(4 * time.Second))))
+		}
+		if now.After(nextChange) {
+			replaced++
+			write(t, data+".new", versions[replaced%len(versions)])
+			noError(t, os.Rename(data+".new", data))
+			nextChange = now.Add(time.Duration(rand.Int64N(int64(3 * time.Second))))
+		}
+		if now.After(nextLook) {
+			quarter := min(int(4*time.Since(began)/lasts), 3)
+			keeper[quarter] = max(keeper[quarter], resident(m.cmd.Process.Pid))
+			worker[quarter] = max(worker[quarter], resident(m.worker(t)))
+			nextLook = now.Add(time.Second / 4)
+		}
+	}
+	got := endStorms(t, readers)
+	cursor, err := strconv.Atoi(m.cursor(t, "train"))
+	noError(t, err)
+	t.Logf("%v: %d reads, %d batches of next, %d numbers missing, %d kills, %d changes, reads failed %v, slowest %.3f s, replaced within %v at most; "+
+		"KiB resident at most in each quarter: keeper %v, worker %v",
+		lasts, got.reads, cursor, got.missing(t, cursor), strikes, replaced, got.failed, got.slowest, longest(t, m.out.String()), keeper, worker)
+	if got.failed["EIO"]+got.failed["EFAULT"] > strikes/300+1+2*replaced {
+		t.Errorf("reads failed: %v", got.failed)
+	}
+	if keeper[3] > keeper[0]+4<<10 || worker[3] > worker[0]+8<<10 {
+		t.Errorf("memory grew: keeper %v KiB, worker %v KiB", keeper, worker)
+	}
+}
+
+// resident is what a process has resident, in KiB, or 0 if there is none.
+func resident(pid int) (kib int) {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if _, rest, ok := strings.Cut(string(status), "VmRSS:"); ok {
+		fmt.Sscan(rest, &kib)
+	}
+	return kib
+}
+
+// worker is the process that serves, or 0 while there is none.
+func (m *mounted) worker(t testing.TB) int {
+	t.Helper()
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", m.cmd.Process.Pid))
+	noError(t, err)
+	for _, children := range threads {
+		text, _ := os.ReadFile(children)
+		fields := strings.Fields(string(text))
+		if len(fields) > 0 {
+			pid, _ := strconv.Atoi(fields[len(fields)-1])
+			return pid
+		}
+	}
+	return 0
+}
+
+// fds are what the keeper has open.
+func (m *mounted) fds(t testing.TB) (links []string) {
+	t.Helper()
+	dir := fmt.Sprintf("/proc/%d/fd/", m.cmd.Process.Pid)
+	fds, err := os.ReadDir(dir)
+	noError(t, err)
+	for _, fd := range fds {
+		link, _ := os.Readlink(dir + fd.Name())
+		links = append(links, link)
+	}
+	return links
+}
+
+// leftovers are processes of the programs that the tests built, and files in a directory.
+func leftovers(t testing.TB, dir string) string {
+	t.Helper()
+	out, _, _ := try(t, "sh", "-c", fmt.Sprintf("pgrep -a -f '^%s/batchfs'; ls %s", filepath.Dir(batchfs), dir))
+	return out
+}
+
+// A stormReader is a running clients/storm.py, or its like in C.
+type stormReader struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+// A stormResult is what readers tell at their end.
+type stormResult struct {
+	numbers [stormBatches]int // how many batches of next were at each place of an epoch
+	failed  map[string]int    // reads, by errno
+	slowest float64           // read, in seconds
+	reads   int
+}
+
+// startStorms starts readers of each kind of file of a mount's split train.
+func startStorms(t testing.TB, m *mounted) (all []*stormReader) {
+	t.Helper()
+	for _, way := range []string{"next", "npy", "safetensors", "plain", "kept", "numbered", "batches", "mapped", "texts"} {
+		all = append(all, startStorm(t, exec.Command(python, "clients/storm.py", way, m.path("train"))))
+	}
+	all = append(all, startStorm(t, exec.Command(cStorm, m.path("train/next"), fmt.Sprint(stormB), fmt.Sprint(stormT), fmt.Sprint(stormBatches))))
+	for _, r := range all {
+		r.ready(t)
+	}
+	return all
+}
+
+func startStorm(t testing.TB, cmd *exec.Cmd) *stormReader {
+	t.Helper()
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	noError(t, err)
+	out, err := cmd.StdoutPipe()
+	noError(t, err)
+	noError(t, cmd.Start())
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	return &stormReader{cmd, in, bufio.NewReader(out)}
+}
+
+func (r *stormReader) ready(t testing.TB) {
+	t.Helper()
+	if line, err := r.out.ReadString('\n'); line != "ready\n" {
+		t.Fatalf("%s: %q %v", r.cmd.Args, line, err)
+	}
+}
+
+// endStorms ends readers. One that got a wrong byte fails the test.
+func endStorms(t testing.TB, readers []*stormReader) (got stormResult) {
+	t.Helper()
+	got.failed = map[string]int{}
+	for _, r := range readers {
+		r.in.Close()
+		late := time.AfterFunc(20*time.Second, func() { r.cmd.Process.Kill() })
+		text, err := io.ReadAll(r.out)
+		noError(t, err)
+		if err := r.cmd.Wait(); err != nil {
+			t.Errorf("%s: %v", r.cmd.Args, err)
+		}
+		late.Stop()
+		for line := range strings.Lines(string(text)) {
+			var place, n int
+			var name string
+			var seconds float64
+			switch {
+			case scan(line, "number %d %d", &place, &n):
+				got.numbers[place] += n
+			case scan(line, "failed %s %d", &name, &n):
+				got.failed[name] += n
+			case scan(line, "slowest %g", &seconds):
+				got.slowest = max(got.slowest, seconds)
+			case scan(line, "reads %d", &n):
+				got.reads += n
+			}
+		}
+	}
+	return got
+}
+
+func scan(line, format string, values ...any) bool {
+	n, _ := fmt.Sscanf(line, format, values...)
+	return n == len(values)
+}
+
+// missing is how many of the numbers below cursor nobody read. It fails where two read one.
+func (r stormResult) missing(t *testing.T, cursor int) (missing int) {
+	t.Helper()
+	for p, n := range r.numbers {
+		want := (cursor - p + stormBatches - 1) / stormBatches // batches below cursor that are at that place of their epoch
+		if n > want {
+			t.Errorf("%d reads got a batch at place %d, of which there were %d", n, p, want)
+		}
+		missing += max(want-n, 0)
+	}
+	return missing
+}
