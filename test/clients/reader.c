@@ -1,13 +1,20 @@
-/* reader PATH CHUNK MISALIGN [PASSES]
+/* reader PATH opens|looks N
+ *
+ * opens: opens and closes PATH N times. looks: looks up N names in the directory PATH that are not there, and
+ * that no other run looked up, as the kernel remembers them.
+ *
+ * reader PATH CHUNK MISALIGN [PASSES]
  *
  * Reads PATH from the start to the end PASSES times (default 1) through one descriptor, with pread(2) calls of
  * CHUNK bytes (0: of all that is left), into memory that begins MISALIGN bytes after a page boundary.
  * Prints `<bytes> <FNV-1a 64 of the content>` per pass. Exits 1 if a call fails or the size is not st_size.
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -46,10 +53,33 @@ static size_t read_all(int fd, unsigned char *buf, size_t size, size_t chunk)
 	return total;
 }
 
+static int many(const char *path, const char *what, long n)
+{
+	char name[4096];
+	struct stat st;
+
+	for (long i = 0; i < n; i++) {
+		if (what[0] == 'o') {
+			int fd = open(path, O_RDONLY);
+
+			if (fd < 0)
+				die(path);
+			close(fd);
+			continue;
+		}
+		snprintf(name, sizeof name, "%s/absent-%d-%ld", path, (int)getpid(), i);
+		if (stat(name, &st) == 0 || errno != ENOENT)
+			die(name);
+	}
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
+	if (argc == 4 && (!strcmp(argv[2], "opens") || !strcmp(argv[2], "looks")))
+		return many(argv[1], argv[2], strtol(argv[3], NULL, 10));
 	if (argc < 4 || argc > 5) {
-		fprintf(stderr, "usage: reader PATH CHUNK MISALIGN [PASSES]\n");
+		fprintf(stderr, "usage: reader PATH CHUNK MISALIGN [PASSES]\n       reader PATH opens|looks N\n");
 		return 1;
 	}
 	size_t chunk = strtoull(argv[2], NULL, 10);
