@@ -1,15 +1,16 @@
 # make demo    sets up what is missing, builds, and trains a model from a mount
 # make bench   measures how long a trainer waits for batches, on the demo's tokens; BENCH=--full for all of it
-# make test    sets up what is missing and runs the tests
+# make test    sets up what is missing and runs the tests; BATCHFS_SOAK=1 lets those that look for leaks run ten times as long
 # make check   everything that CI runs
 # make bench-compare REF=HEAD~1   the Go benchmarks of each room, next to those of another commit
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.7.0
+GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.8.0
 BENCHSTAT = golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 FUZZTIME = 10s
 ROUNDS = 6
 
-.PHONY: build demo bench test check fuzz bench-compare
+.PHONY: build demo bench test check vulnerabilities fuzz bench-compare
 
 build:
 	go build -o batchfs ./cmd/batchfs
@@ -35,10 +36,18 @@ check:
 	go vet ./...
 	go run $(STATICCHECK) ./...
 	go mod tidy -diff
+	@$(MAKE) --no-print-directory vulnerabilities
 	@$(MAKE) --no-print-directory test
 	# the mount must not need a second thread to answer its first
 	GOMAXPROCS=1 go test -short -count=1 ./...
 	@$(MAKE) --no-print-directory fuzz
+
+# A machine that cannot ask for what is known has nothing to answer for, but it says so.
+vulnerabilities:
+	@said=$$(go run $(GOVULNCHECK) -test ./... 2>&1) && echo "$$said" || case $$said in \
+	*"fetching vulnerabilities:"*) echo "NOT CHECKED for known vulnerabilities, whose database cannot be reached from here: $$said" ;; \
+	*) echo "$$said"; exit 1 ;; \
+	esac
 
 fuzz:
 	go test ./sampler -run '^$$' -fuzz FuzzRead -fuzztime $(FUZZTIME)
