@@ -1,6 +1,7 @@
 # make demo    sets up what is missing, builds, and trains a model from a mount
 # make bench   measures how long a trainer waits for batches, on the demo's tokens; BENCH=--full for all of it
-# make test    sets up what is missing and runs the tests; BATCHFS_SOAK=1 lets those that look for leaks run ten times as long
+# make test    sets up what is missing and runs the tests
+# make soak    lets those tests run for an hour and a half that look for leaks and kill what serves
 # make check   everything that CI runs
 # make bench-compare REF=HEAD~1   the Go benchmarks of each room, next to those of another commit
 
@@ -10,7 +11,7 @@ BENCHSTAT = golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 FUZZTIME = 10s
 ROUNDS = 6
 
-.PHONY: build demo bench test check vulnerabilities fuzz bench-compare
+.PHONY: build demo bench test soak check vulnerabilities fuzz bench-compare
 
 build:
 	go build -o batchfs ./cmd/batchfs
@@ -29,6 +30,10 @@ bench:
 test:
 	@.ci/setup test
 	go test -race -timeout 20m ./...
+
+soak:
+	@.ci/setup test
+	BATCHFS_SOAK=1 go test ./test -run 'TestStorm|TestStaysFlat|TestKilledReaders|TestGoReaderUnderSignals|TestSoak' -v -count=1 -timeout 3h
 
 check:
 	@test -z "$$(gofmt -l .)" || { echo "not formatted:"; gofmt -l .; exit 1; }

@@ -63,9 +63,9 @@ func TestKilledKeeper(t *testing.T) {
 	}
 }
 
-// A worker that hangs is replaced, and one that is stopped together with its keeper goes on.
-func TestStopped(t *testing.T) {
-	config, want := small(t, 3)
+// A worker that hangs is replaced.
+func TestHangingWorker(t *testing.T) {
+	config, want := small(t, 1)
 	m := mount(t, "-c", config)
 	first := m.worker(t)
 	syscall.Kill(first, syscall.SIGSTOP)
@@ -79,27 +79,28 @@ func TestStopped(t *testing.T) {
 	if !ended(first) {
 		t.Errorf("worker %d is still there", first)
 	}
+}
 
-	second := m.worker(t)
-	both := func(sig syscall.Signal) {
-		m.cmd.Process.Signal(sig)
-		syscall.Kill(second, sig)
+// A keeper and a worker that are stopped for a while go on as if nothing had been.
+func TestBothStopped(t *testing.T) {
+	config, _ := stormConfig(t, "")
+	m := mount(t, "-c", config)
+	readers := startStorms(t, m)
+	worker := m.worker(t)
+	for _, sig := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
+		time.Sleep(time.Second)
+		noError(t, syscall.Kill(worker, sig))
+		noError(t, m.cmd.Process.Signal(sig))
+		time.Sleep(4 * time.Second)
 	}
-	both(syscall.SIGSTOP)
-	reader := exec.Command(python, "clients/readers.py", "read", m.path("train/next"))
-	out, err := reader.StdoutPipe()
+	got := endStorms(t, readers)
+	cursor, err := strconv.Atoi(m.cursor(t, "train"))
 	noError(t, err)
-	noError(t, reader.Start())
-	time.Sleep(5 * time.Second)
-	both(syscall.SIGCONT)
-	text := make([]byte, 200)
-	n, _ := out.Read(text)
-	if got := strings.TrimSpace(string(text[:n])); got != want[1] {
-		t.Errorf("batch 1 is %s, want %s", got, want[1])
+	if missing := got.missing(t, cursor); missing > 0 || len(got.failed) > 0 {
+		t.Errorf("%d numbers are missing, and reads failed: %v", missing, got.failed)
 	}
-	noError(t, reader.Wait())
-	if got := read(t, "read", m.path("train/next"))[0]; got != want[2] || m.worker(t) != second {
-		t.Errorf("batch 2 is %s, want %s, from worker %d, was %d", got, want[2], m.worker(t), second)
+	if m.worker(t) != worker {
+		t.Errorf("process %d serves, and %d did", m.worker(t), worker)
 	}
 }
 

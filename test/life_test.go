@@ -249,9 +249,12 @@ func TestOrdinaryUser(t *testing.T) {
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}
-	if out, err := asNobody(batchfs, "mount", "-d", "--data", filepath.Dir(data), dir); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	said, err := asNobody(batchfs, "mount", "-d", "--data", filepath.Dir(data), dir)
+	if err != nil {
+		t.Fatalf("%v: %s", err, said)
 	}
+	keeper, err := strconv.Atoi(regexp.MustCompile(`process (\d+)`).FindStringSubmatch(said)[1])
+	noError(t, err)
 	if out, err := asNobody("head", "-c", "10", filepath.Join(dir, "train/next")); err != nil || len(out) != 10 {
 		t.Errorf("reading as the user that mounted: %v %q", err, out)
 	}
@@ -267,6 +270,26 @@ func TestOrdinaryUser(t *testing.T) {
 		if err == nil || !strings.Contains(out, "echo user_allow_other >>/etc/fuse.conf") {
 			t.Errorf("mounting for others without root's leave: %v %s", err, out)
 		}
+	}
+	// Whoever dies.
+	m := &mounted{dir: dir, cmd: &exec.Cmd{Process: &os.Process{Pid: keeper}}}
+	noError(t, syscall.Kill(m.worker(t), syscall.SIGKILL))
+	if out, err := asNobody("head", "-c", "10", filepath.Join(dir, "train/next")); err != nil || len(out) != 10 {
+		t.Errorf("reading from the second process: %v %q", err, out)
+	}
+	if out, err := asNobody(batchfs, "restart", dir); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	if out, err := asNobody(batchfs, "doctor", "--data", home, dir); err != nil || !strings.Contains(out, "is mounted and healthy") {
+		t.Errorf("%v: %s", err, out)
+	}
+	noError(t, syscall.Kill(keeper, syscall.SIGKILL))
+	await(t, "a dead mount", 5*time.Second, func() bool {
+		out, err := asNobody("ls", dir)
+		return err != nil && strings.Contains(out, "not connected")
+	})
+	if out, err := asNobody(batchfs, "mount", "-d", "--data", home, dir); err != nil {
+		t.Errorf("over a dead mount: %v: %s", err, out)
 	}
 	if out, err := asNobody(batchfs, "unmount", dir); err != nil || isMounted(t, dir) {
 		t.Errorf("%v: %s", err, out)
