@@ -27,12 +27,13 @@ type block struct {
 	workers atomic.Uint64 // that have served, with this one
 	beat    atomic.Int64  // when the worker last answered the keeper, by the monotonic clock, in nanoseconds
 	handled atomic.Uint64 // requests
-	panics  atomic.Uint64 // id of the read that last made a worker panic
 
 	request message // with which the kernel began the connection, which it does once
 	answer  message // to it
 	outcome message // of the last restart
 	restart atomic.Uint64
+
+	tries [maxTried]try
 
 	usedStates atomic.Uint64 // states ever used, but for the one of number 0
 	usedSlots  atomic.Uint64
@@ -110,6 +111,17 @@ type taking struct {
 
 const maxTaken = 1 << 10
 
+// A try is how often a request was sent again.
+type try struct {
+	id, times atomic.Uint64
+}
+
+const (
+	maxTried = 1 << 10
+	// A request that so many workers did not live to answer is answered with an error.
+	maxTimes = 5
+)
+
 // The kernel sets this bit of a request's id when it sends it again.
 const resent = 1 << 63
 
@@ -168,6 +180,19 @@ func (b *block) forget() {
 
 // cut is called between the steps of what another process must be able to go on from. Tests stop there.
 var cut = func(point string) {}
+
+// tooOften notes that a request comes, and says whether it did so too often.
+func (b *block) tooOften(id uint64) bool {
+	if id&resent == 0 {
+		return false
+	}
+	id &^= resent
+	t := &b.tries[id/2%maxTried] // the lowest bit is for interrupts
+	if t.id.Swap(id) != id {
+		t.times.Store(0)
+	}
+	return t.times.Add(1) > maxTimes
+}
 
 // A table hands out the slots and numbers of a block to the requests of this process.
 type table struct {

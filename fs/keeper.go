@@ -41,10 +41,11 @@ type keeper struct {
 	memory     *os.File // of the block
 
 	worker     *child
-	unanswered int    // pings
-	handled    uint64 // requests, when the worker began
-	failures   int    // workers in a row that ended without having handled a request
-	snapshots  int    // that were published
+	unanswered int       // pings
+	began      time.Time // when the worker did
+	handled    uint64    // requests, when it did
+	failures   int       // workers in a row that ended without having handled a request
+	snapshots  int       // that were published
 }
 
 // A child is a worker's process, as its keeper sees it.
@@ -66,8 +67,9 @@ const (
 	maxUnanswered = 3
 	startLimit    = 20 * time.Second
 	leavingLimit  = 2 * time.Second
-	// So many workers in a row may end without having handled a request, the later ones after a while: 10 ms, 20, 40, …
+	// So many workers in a row may end soon and without having handled a request, the later ones after a while: 10 ms, 20, 40, …
 	maxFailures = 10
+	soon        = 10 * time.Second
 	backOff     = 10 * time.Millisecond
 )
 
@@ -247,8 +249,7 @@ func (k *keeper) begin(anew bool) error {
 
 // hand gives the mount to a worker that was started.
 func (k *keeper) hand(c *child) error {
-	k.handled = k.block.handled.Load()
-	k.unanswered = 0
+	k.began, k.handled, k.unanswered = time.Now(), k.block.handled.Load(), 0
 	if err := c.control.say(sayServe, nil); err != nil {
 		c.kill()
 		return c.why("")
@@ -336,12 +337,12 @@ func (k *keeper) replace(why string) error {
 	began := time.Now()
 	k.drain()
 	k.failures++
-	if k.block.handled.Load() != k.handled {
+	if k.block.handled.Load() != k.handled || time.Since(k.began) > soon {
 		k.failures = 1
 	}
 	for {
 		if k.failures > maxFailures {
-			return fmt.Errorf("%d processes in a row ended before they had served anything; the last one: %s", maxFailures, why)
+			return fmt.Errorf("%d processes in a row ended before they had answered a request; the last one: %s", maxFailures, why)
 		}
 		if k.failures > 1 {
 			select {

@@ -117,6 +117,7 @@ func (w *Worker) Serve(mountpoint string, sequences []*Sequence, o Options) erro
 		server.Serve()
 		close(served)
 	}()
+	o.Log.Debug("this process serves", "pid", os.Getpid(), "workers", w.block.workers.Load())
 	if err := w.control.say(sayServing, nil); err != nil {
 		return err
 	}

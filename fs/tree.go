@@ -253,9 +253,9 @@ func (t *tree) String() string { return "batchfs" }
 
 func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	dir := inode(header.NodeId)
-	c := t.watch.begin(header.Unique, dir)
-	if c == nil {
-		return t.fault(dir, t.watch.error())
+	c, err := t.watch.begin(header.Unique, dir)
+	if err != nil {
+		return t.fault(dir, err)
 	}
 	defer t.watch.end(c)
 	timeout := forever
@@ -296,9 +296,9 @@ func (t *tree) Forget(node, lookups uint64) { t.sequences.forget(inode(node).seq
 
 func (t *tree) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
 	i := inode(in.NodeId)
-	c := t.watch.begin(in.Unique, i)
-	if c == nil {
-		return t.fault(i, t.watch.error())
+	c, err := t.watch.begin(in.Unique, i)
+	if err != nil {
+		return t.fault(i, err)
 	}
 	defer t.watch.end(c)
 	s := t.sequence(i)
@@ -344,9 +344,9 @@ func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) 
 
 func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	i := inode(in.NodeId)
-	c := t.watch.begin(in.Unique, i)
-	if c == nil {
-		return t.fault(i, t.watch.error())
+	c, err := t.watch.begin(in.Unique, i)
+	if err != nil {
+		return t.fault(i, err)
 	}
 	defer t.watch.end(c)
 	switch k := i.kind(); {
@@ -416,12 +416,12 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	if (k.isNext() || k.isLiveText()) && in.ReadFlags&fuse.READ_LOCKOWNER == 0 {
 		return nil, fuse.EINVAL
 	}
-	c := t.watch.begin(in.Unique, i)
-	if c == nil {
-		return nil, t.fault(i, t.watch.error())
+	c, err := t.watch.begin(in.Unique, i)
+	if err != nil {
+		return nil, t.fault(i, err)
 	}
 	defer t.watch.end(c)
-	defer t.panicked(c)
+	defer t.panicked()
 	if text := t.openedText(i, in.Fh); text != nil {
 		off := min(in.Offset, uint64(len(text)))
 		return fuse.ReadResultData(buf[:copy(buf, text[off:])]), fuse.OK
@@ -439,7 +439,6 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 		return fuse.ReadResultData(nil), fuse.OK
 	}
 	var r *reply
-	var err error
 	if k.isNext() {
 		r, err = t.readNext(i, in, c, span{off, int64(len(buf)), size}, buf)
 	} else {
@@ -559,19 +558,13 @@ func (t *tree) fault(i inode, err error) fuse.Status {
 }
 
 // panicked is deferred by a read. What it panicked at may be of this process, which then gives up: the read is sent again, to
-// another. There it gets an error if it panics again.
-func (t *tree) panicked(c *call) {
-	r := recover()
-	if r == nil {
-		return
+// another.
+func (t *tree) panicked() {
+	if r := recover(); r != nil {
+		t.log.Error("a read panicked; it is tried again in another process", "panic", r, "stack", string(debug.Stack()))
+		t.giveUp()
+		runtime.Goexit() // without an answer
 	}
-	if id := c.id &^ resent; t.table.panics.Swap(id) == id {
-		t.watch.failed(c)
-		panic(r)
-	}
-	t.log.Error("a read panicked; it is tried again in another process", "panic", r, "stack", string(debug.Stack()))
-	t.giveUp()
-	runtime.Goexit() // without an answer
 }
 
 func (t *tree) logPeek(i inode, pid uint32) {

@@ -50,18 +50,23 @@ const (
 	maxStuck = 16
 )
 
-// begin notes that a request begins to be handled. The call is nil where too many wait already.
-func (w *watch) begin(id uint64, i inode) *call {
-	c := calls.Get().(*call)
-	*c = call{id: id, inode: i}
+var errTooOften = fmt.Errorf("%d processes ended that were to answer this", maxTimes)
+
+// begin notes that a request begins to be handled, or says why it is not to be.
+func (w *watch) begin(id uint64, i inode) (*call, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.stuck[i.sequence()] >= maxStuck {
-		return nil
+	switch {
+	case w.stuck[i.sequence()] >= maxStuck:
+		return nil, w.error()
+	case w.table.tooOften(id):
+		w.table.handled.Add(1)
+		return nil, errTooOften
 	}
-	c.index = len(w.calls)
+	c := calls.Get().(*call)
+	*c = call{id: id, inode: i, index: len(w.calls)}
 	w.calls = append(w.calls, c)
-	return c
+	return c, nil
 }
 
 // end notes that a request was handled.
