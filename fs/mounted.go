@@ -3,9 +3,9 @@ package fs
 import (
 	"errors"
 	"fmt"
-	"iter"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -144,9 +144,8 @@ func (m *Mounted) Users() (users []string) {
 		if err != nil {
 			continue
 		}
-		who := fmt.Sprintf("process %s (%s)", filepath.Base(dir), strings.TrimSpace(string(comm)))
-		for how, file := range m.used(dir) {
-			users = append(users, fmt.Sprintf("%s %s %s", who, how, file))
+		for _, use := range m.uses(dir) {
+			users = append(users, fmt.Sprintf("process %s (%s) %s", filepath.Base(dir), strings.TrimSpace(string(comm)), use))
 		}
 	}
 	if len(users) == 0 {
@@ -155,43 +154,31 @@ func (m *Mounted) Users() (users []string) {
 	return users
 }
 
-// used yields how a process uses files of the mount, and which. It touches none of them.
-func (m *Mounted) used(proc string) iter.Seq2[string, string] {
-	return func(yield func(string, string) bool) {
-		for link, how := range map[string]string{"cwd": "works in", "root": "is rooted in"} {
-			path, err := os.Readlink(proc + "/" + link)
-			if err == nil && (path == m.Mountpoint || strings.HasPrefix(path, m.Mountpoint+"/")) && !yield(how, path) {
-				return
-			}
-		}
-		fds, _ := os.ReadDir(proc + "/fd")
-		for _, fd := range fds {
-			info, _ := os.ReadFile(proc + "/fdinfo/" + fd.Name())
-			if !strings.Contains(string(info), fmt.Sprintf("mnt_id:\t%d\n", m.id)) {
-				continue
-			}
-			path, err := os.Readlink(proc + "/fd/" + fd.Name())
-			if err == nil && !yield("has open", path) {
-				return
-			}
-		}
-		var major, minor uint32
-		fmt.Sscanf(m.Device, "%d:%d", &major, &minor)
-		device := fmt.Sprintf(" %02x:%02x ", major, minor)
-		maps, _ := os.ReadFile(proc + "/maps")
-		seen := map[string]bool{}
-		for line := range strings.Lines(string(maps)) {
-			at := strings.Index(line, m.Mountpoint+"/")
-			if at < 0 || !strings.Contains(line[:at], device) {
-				continue
-			}
-			if path := strings.TrimSpace(line[at:]); !seen[path] && !yield("has mapped", path) {
-				return
-			} else {
-				seen[path] = true
-			}
+// uses are how a process uses files of the mount, and which. None of them is touched.
+func (m *Mounted) uses(proc string) (all []string) {
+	for link, how := range map[string]string{"cwd": "works in ", "root": "is rooted in "} {
+		path, err := os.Readlink(proc + "/" + link)
+		if err == nil && (path == m.Mountpoint || strings.HasPrefix(path, m.Mountpoint+"/")) {
+			all = append(all, how+path)
 		}
 	}
+	fds, _ := os.ReadDir(proc + "/fd")
+	for _, fd := range fds {
+		info, _ := os.ReadFile(proc + "/fdinfo/" + fd.Name())
+		if strings.Contains(string(info), fmt.Sprintf("mnt_id:\t%d\n", m.id)) {
+			path, _ := os.Readlink(proc + "/fd/" + fd.Name())
+			all = append(all, "has open "+path)
+		}
+	}
+	var major, minor uint32
+	fmt.Sscanf(m.Device, "%d:%d", &major, &minor)
+	maps, _ := os.ReadFile(proc + "/maps")
+	for line := range strings.Lines(string(maps)) {
+		if at := strings.Index(line, m.Mountpoint+"/"); at > 0 && strings.Contains(line[:at], fmt.Sprintf(" %02x:%02x ", major, minor)) {
+			all = append(all, "has mapped "+strings.TrimSpace(line[at:]))
+		}
+	}
+	return slices.Compact(all)
 }
 
 // Shared is what the keeper and the worker of a mount share, to be looked at.

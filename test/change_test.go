@@ -807,7 +807,7 @@ func TestChangesWithoutEnd(t *testing.T) {
 				noError(t, err)
 				return len(list)
 			}
-			resident, descriptors := residentKiB(t, m), fds()
+			resident, descriptors := resident(m.worker(t)), fds()
 			for range rounds {
 				for range paced {
 					place()
@@ -846,7 +846,7 @@ func TestChangesWithoutEnd(t *testing.T) {
 					}
 				}
 			}
-			if now := residentKiB(t, m); now > resident+64<<10 {
+			if now := resident(m.worker(t)); now > resident+64<<10 {
 				t.Errorf("%d KiB resident, and %d KiB after %d changes", resident, now, placed)
 			}
 			if now := fds(); now > descriptors+20 {

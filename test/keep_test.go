@@ -114,7 +114,7 @@ func TestRestart(t *testing.T) {
 	noError(t, err)
 	// As an upgrade does: another file at the path of the program.
 	program := filepath.Join(t.TempDir(), "batchfs")
-	run(t, "cp", plainBatchfs, program)
+	run(t, "cp", batchfs, program)
 	m := mountProgram(t, exec.Command(program), "-c", config)
 	next := func(k int) {
 		t.Helper()
@@ -130,7 +130,7 @@ func TestRestart(t *testing.T) {
 	if out := run(t, plainBatchfs, "restart", m.dir); !strings.Contains(out, fmt.Sprint(m.worker(t))) || m.worker(t) == first {
 		t.Errorf("%q, and worker %d serves after %d", out, m.worker(t), first)
 	}
-	if a, b := sameFile(t, program, fmt.Sprintf("/proc/%d/exe", m.worker(t))), sameFile(t, plainBatchfs, program); !a || b {
+	if a, b := sameFile(t, program, fmt.Sprintf("/proc/%d/exe", m.worker(t))), sameFile(t, batchfs, program); !a || b {
 		t.Errorf("the worker runs the new program: %v", a)
 	}
 	if text := m.out.String(); !strings.Contains(text, "level=DEBUG") {

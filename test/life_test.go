@@ -162,9 +162,9 @@ func TestTerabyte(t *testing.T) {
 			if ready := time.Since(began); ready > time.Second {
 				t.Errorf("ready after %v", ready)
 			}
-			before := residentKiB(t, m)
+			before := resident(m.worker(t))
 			run(t, cReader, m.path("train/next"), "0", "0", "10000")
-			after := residentKiB(t, m)
+			after := resident(m.worker(t))
 			if after > 64<<10 {
 				t.Errorf("%d KiB resident after 10,000 batches", after)
 			}
@@ -174,19 +174,6 @@ func TestTerabyte(t *testing.T) {
 			}
 		})
 	}
-}
-
-func residentKiB(t *testing.T, m *mounted) int {
-	t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", m.worker(t)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	kib, err := strconv.Atoi(regexp.MustCompile(`VmRSS:\s+(\d+) kB`).FindStringSubmatch(string(status))[1])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return kib
 }
 
 func TestOneThread(t *testing.T) {

@@ -82,7 +82,7 @@ func TestStorm(t *testing.T) {
 			"taker:kill:9000 delivered:kill:9000 taken:kill:9000 count:kill:9000 counted:kill:9000", nil, func(strikes int) int { return strikes/300 + 1 }},
 		{"stop and kill", plainBatchfs, nil, "", stopAndKill, nil},
 		{"panic", faultyBatchfs, nil, "read:panic:2000", nil, nil},
-		{"restart", batchfs, nil, "", func(m *mounted, _ int) { run(t, plainBatchfs, "restart", m.dir) }, nil},
+		{"restart", plainBatchfs, nil, "", func(m *mounted, _ int) { run(t, plainBatchfs, "restart", m.dir) }, nil},
 		{"no resend", plainBatchfs, []string{"--no-resend"}, "", kill, func(strikes int) int { return 1 << 30 }},
 	} {
 		t.Run(storm.name, func(t *testing.T) {
