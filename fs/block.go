@@ -2,6 +2,7 @@ package fs
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -106,7 +107,7 @@ const (
 // A taking is a number and the id of the request that it was taken for. Threads that share a handle can have several
 // under way, of which the slot knows the last.
 type taking struct {
-	id, number, changes atomic.Uint64
+	id, number atomic.Uint64
 }
 
 const maxTaken = 1 << 10
@@ -136,12 +137,17 @@ func newBlock() (*os.File, *block, error) {
 		file.Close()
 		return nil, nil, fmt.Errorf("shared memory: %w", err)
 	}
+	// What mapBlock looks for.
+	if _, err := file.Write(binary.NativeEndian.AppendUint64(nil, blockLayout)); err != nil {
+		file.Close()
+		return nil, nil, fmt.Errorf("shared memory: %w", err)
+	}
 	b, err := mapBlock(file, unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
 		file.Close()
 		return nil, nil, err
 	}
-	b.layout, b.began = blockLayout, time.Now().UnixNano()
+	b.began = time.Now().UnixNano()
 	return file, b, nil
 }
 
@@ -160,7 +166,12 @@ func mapBlock(file *os.File, prot int) (*block, error) {
 	if err != nil {
 		return nil, fmt.Errorf("shared memory of %d bytes: %w", unsafe.Sizeof(block{}), err)
 	}
-	return (*block)(at), nil
+	b := (*block)(at)
+	if b.layout != blockLayout {
+		b.unmap()
+		return nil, errLayout
+	}
+	return b, nil
 }
 
 // unmap gives the memory back.
@@ -285,9 +296,12 @@ func (t *table) number(fh uint64, cursor *atomic.Uint64, id uint64, r span, chan
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.slot(fh)
+	if s.opens.Load() != fh/maxHandles {
+		return 0, false // a request that was answered long ago, of a handle that is closed
+	}
 	if id&resent != 0 {
 		id &^= resent
-		if k, ok := t.tookEarlier(s, id, changes); ok {
+		if k, ok := t.tookEarlier(s, id); ok {
 			return k, true
 		}
 	}
@@ -301,6 +315,7 @@ func (t *table) number(fh uint64, cursor *atomic.Uint64, id uint64, r span, chan
 		return 0, false
 	default:
 		s.delivered.Store(0)
+		s.counted.Store(0) // the request may be one that came before, and was counted then
 		s.state.Store(state&peeks | holds | changes<<changesShift)
 	}
 	cut("count")
@@ -316,12 +331,12 @@ func (t *table) number(fh uint64, cursor *atomic.Uint64, id uint64, r span, chan
 }
 
 // tookEarlier finds the number that was taken for a request whose handle has gone on since.
-func (t *table) tookEarlier(s *slot, id, changes uint64) (k uint64, ok bool) {
+func (t *table) tookEarlier(s *slot, id uint64) (k uint64, ok bool) {
 	if s.taker.Load() == id {
 		return 0, false
 	}
-	for i := range t.block.taken {
-		if taking := &t.block.taken[i]; taking.id.Load() == id && taking.changes.Load() == changes {
+	for i := range t.taken {
+		if taking := &t.taken[i]; taking.id.Load() == id {
 			return taking.number.Load(), true
 		}
 	}
@@ -347,11 +362,10 @@ func (t *table) take(s *slot, cursor *atomic.Uint64, id, changes uint64) {
 func (t *table) finish(s *slot) {
 	id, number := s.asking.Load(), s.wanted.Load()
 	cut("note")
-	taking := &t.block.taken[t.takings.Add(1)%maxTaken]
+	taking := &t.taken[t.takings.Add(1)%maxTaken]
 	taking.id.Store(0)
 	cut("note number")
 	taking.number.Store(number)
-	taking.changes.Store(s.changes.Load())
 	taking.id.Store(id)
 	cut("noted")
 	s.number.Store(number)
@@ -369,8 +383,8 @@ func (t *table) failed(fh uint64, cursor *atomic.Uint64, k uint64, r span) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.slot(fh)
-	if s.number.Load() != k {
-		return // threads share the handle, and another has gone on
+	if s.opens.Load() != fh/maxHandles || s.number.Load() != k {
+		return // the handle is closed, or threads share it and another has gone on
 	}
 	state := s.state.Load()
 	if r.toEnd() {
@@ -379,6 +393,11 @@ func (t *table) failed(fh uint64, cursor *atomic.Uint64, k uint64, r span) {
 	left := s.delivered.Add(-uint64(r.len))
 	s.counted.Store(0) // the same request may go on with other tokens
 	if left == 0 && cursor.Load() == k+1 && state&peeks == 0 {
+		for i := range t.taken { // or the same request, coming again, would have it
+			if taking := &t.taken[i]; taking.id.Load() == s.taker.Load() {
+				taking.id.Store(0)
+			}
+		}
 		s.state.Store(state &^ holds) // first: a number may be lost here, but never be held twice
 		cut("back")
 		cursor.Store(k)

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"syscall"
 	"testing"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -211,5 +212,60 @@ func TestTextsGoOn(t *testing.T) {
 	}
 	if text, _ := status.read(0, 1); string(text) != "{" {
 		t.Errorf("status.json begins with %q", text)
+	}
+}
+
+// Settings that no longer suit the tokens are an error of who reads them, and keep nobody from serving the rest.
+func TestUnsuitedSettingsGoOn(t *testing.T) {
+	s := counting("train", 1000)
+	tr := plant(t, s)
+	number := tr.sequences.mustLookUp(t, tr.find("train"), "seed=1")
+	other := *s
+	other.With = func(string) (*Sequence, error) { return nil, syscall.EINVAL }
+	other.Now = func() (*Sequence, error) { return &other, nil }
+	tr = grow(t, tr.table.block, &other)
+	if u, err := tr.sequences.now(number); err == nil || u.Read(nil, 0, 0) == nil {
+		t.Error("settings that do not suit are served")
+	}
+	other.Now = func() (*Sequence, error) { return s, nil }
+	if u, err := tr.sequences.now(number); err != nil || u.Name != "train/seed=1" {
+		t.Errorf("settings that suit again: %v", err)
+	}
+}
+
+// A number that a failed read gave back is for whoever reads next, also if the failed one comes again.
+func TestFailedReadComesAgain(t *testing.T) {
+	const size = 1000
+	whole := span{0, size, size}
+	s := counting("train", size)
+	tr := plant(t, s)
+	cursor := &tr.table.states[1].cursor
+	fh, _ := tr.table.open(makeInode(nextRaw, 1, 0), 0, 2)
+	k, _ := tr.table.number(fh, cursor, 4, whole, 0)
+	tr.table.failed(fh, cursor, k, whole)
+	first, _ := tr.table.number(fh, cursor, 6, whole, 0)
+	tr = grow(t, tr.table.block, s)
+	if again, _ := tr.table.number(fh, cursor, 4|resent, whole, 0); first != 0 || again != 1 {
+		t.Errorf("the next read has %d, and the failed one then %d", first, again)
+	}
+}
+
+// A read that comes again after the tokens have changed has the number that it had, of the new tokens, and the next read the
+// next one. Threads that share the handle have theirs.
+func TestOtherTokensWhenItComesAgain(t *testing.T) {
+	const size = 1000
+	whole := span{0, size, size}
+	s := counting("train", size)
+	tr := plant(t, s)
+	cursor := &tr.table.states[1].cursor
+	fh, _ := tr.table.open(makeInode(nextRaw, 1, 0), 0, 2)
+	for _, id := range []uint64{4, 6} { // neither is answered
+		tr.table.number(fh, cursor, id, whole, 0)
+	}
+	tr = grow(t, tr.table.block, s)
+	for want, id := range []uint64{4 | resent, 6 | resent, 8, 10} {
+		if k, ok := tr.table.number(fh, cursor, id, whole, 1); !ok || k != uint64(want) {
+			t.Errorf("read %#x has number %d, want %d", id, k, want)
+		}
 	}
 }

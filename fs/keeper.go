@@ -17,17 +17,20 @@ import (
 
 // KeepOptions are what a keeper depends on.
 type KeepOptions struct {
-	// Worker is the command that serves, in a process that calls Inherit. The keeper adds descriptors. anew asks for one
-	// that may find another program or configuration than the last.
-	Worker     func(anew bool) *exec.Cmd
-	AllowOther bool             // users other than the one that mounts may read, as far as Mode, UID and GID let them
-	Snapshot   *os.File         // what the first worker is to begin from
-	Signals    <-chan os.Signal // SIGHUP: replace the worker; any other: unmount
-	Grace      time.Duration    // for open files, when the mount is to end
-	NoResend   bool             // do as on kernels that do not send again what a dead worker left unanswered
-	Serving    func()           // called once batches can be read
-	Stopping   func()           // called when the mount begins to end
-	Log        *slog.Logger
+	AllowOther bool // users other than the one that mounts may read, as far as Mode, UID and GID let them
+	// Worker is the command that serves, in a process that calls Inherit. The keeper hands it descriptors, after which come
+	// those of the command itself, from ExtraFd on. anew asks for one that may find another program or configuration.
+	Worker   func(anew bool) *exec.Cmd
+	Snapshot *os.File         // what the first worker is to begin from
+	Restart  <-chan os.Signal // replace the worker
+	Stop     <-chan os.Signal // unmount; a second time, at once
+	Grace    time.Duration    // for open files, when the mount is to end
+	NoResend bool             // do as on kernels that do not send again what a dead worker left unanswered
+
+	Serving   func()        // called once batches can be read
+	Restarted func(pid int) // called when a worker that was asked for anew serves
+	Stopping  func()        // called when the mount begins to end
+	Log       *slog.Logger
 }
 
 // A keeper holds a mount while workers come and go: the connection to the kernel, and what they share. It serves nothing
@@ -41,22 +44,35 @@ type keeper struct {
 	memory     *os.File // of the block
 
 	worker     *child
+	began      time.Time // when it did
+	handled    uint64    // requests, before
 	unanswered int       // pings
-	began      time.Time // when the worker did
-	handled    uint64    // requests, when it did
-	failures   int       // workers in a row that ended without having handled a request
+	failures   int       // workers in a row that ended at once, without having handled a request
 	snapshots  int       // that were published
+
+	next  *child    // that is to take the worker's place once it could serve, or nil
+	asked time.Time // when
+	stale int       // snapshots, when it began
+
+	ending    time.Time // when the time of grace is over; zero: the mount is not to end
+	warned    bool      // that files are open
+	unmounted bool
 }
 
 // A child is a worker's process, as its keeper sees it.
 type child struct {
 	cmd     *exec.Cmd
 	control *socket
-	said    chan string   // what it says; closed with its end of the socket
-	files   chan *os.File // that came with it
+	said    chan saying   // what it says; closed with its end of the socket
 	ended   chan struct{} // closed when the process has ended
 
 	snapshot *os.File // that it published before it served, or nil
+}
+
+// A saying is what a worker says, and the file that comes with a snapshot.
+type saying struct {
+	what string
+	file *os.File
 }
 
 const (
@@ -67,9 +83,13 @@ const (
 	maxUnanswered = 3
 	startLimit    = 20 * time.Second
 	leavingLimit  = 2 * time.Second
-	// So many workers in a row may end soon and without having handled a request, the later ones after a while: 10 ms, 20, 40, …
+	// A worker's end is seen by that of its socket, but for one that leaves threads behind that cannot be killed; and whether
+	// files are still open can only be tried.
+	lookEvery = 50 * time.Millisecond
+	// A worker that has served for so long, though nobody asked anything of it, did not fail to begin.
+	settled = 200 * time.Millisecond
+	// So many workers in a row may fail to begin, the later ones after a while: 10 ms, 20, 40, …
 	maxFailures = 10
-	soon        = 10 * time.Second
 	backOff     = 10 * time.Millisecond
 )
 
@@ -87,21 +107,23 @@ func Keep(mountpoint string, o KeepOptions) error {
 	if err := k.mount(); err != nil {
 		return err
 	}
-	defer k.connection.Close()
-	if err := k.begin(false); err != nil {
-		k.detach()
-		return fmt.Errorf("cannot serve %s: %w", mountpoint, err)
+	defer func() { k.connection.Close() }()
+	if err = k.begin(false); err != nil {
+		err = fmt.Errorf("cannot serve %s: %w", mountpoint, err)
+	} else {
+		o.Serving()
+		if err = k.keep(); errors.Is(err, errStopped) {
+			err = nil
+		} else if err != nil {
+			k.Log.Error("the mount ends: its readers get errors", "err", err)
+		}
 	}
-	o.Serving()
-	err = k.keep()
-	if errors.Is(err, errStopped) {
-		err = nil
+	for _, c := range []*child{k.worker, k.next} {
+		if c != nil {
+			c.kill()
+		}
 	}
-	if err != nil {
-		k.Log.Error("the mount ends: its readers get errors", "err", err)
-	}
-	k.detach()
-	return err
+	return errors.Join(err, k.detach())
 }
 
 // mount makes the connection.
@@ -109,37 +131,30 @@ func (k *keeper) mount() (err error) {
 	if k.connection, err = connect(k.mountpoint, k.AllowOther); err != nil {
 		return err
 	}
-	k.device, err = mountedAt(k.mountpoint)
+	if k.device, err = mountedAt(k.mountpoint); err != nil {
+		k.connection.Close()
+	}
 	return err
 }
 
 // detach takes the mount from its place, if it is still there.
-func (k *keeper) detach() {
-	if k.worker != nil {
-		k.worker.kill()
+func (k *keeper) detach() error {
+	device, err := mountedAt(k.mountpoint)
+	if err != nil || device != k.device {
+		return err
 	}
-	if device, err := mountedAt(k.mountpoint); err == nil && device == k.device {
-		if err := Unmount(k.mountpoint, true); err != nil {
-			k.Log.Error("the mount is dead, and cannot be detached", "err", err)
-		}
-	}
+	return Unmount(k.mountpoint, true)
 }
 
-// start starts a worker, which can serve when it returns but does not yet.
+// start starts a worker, which says when it could serve.
 func (k *keeper) start(anew bool) (*child, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("socketpair: %w", err)
 	}
 	theirs := os.NewFile(uintptr(pair[1]), "control")
-	c := &child{
-		cmd:     k.Worker(anew),
-		control: newSocket(pair[0]),
-		said:    make(chan string, maxSaid),
-		files:   make(chan *os.File, maxSaid),
-		ended:   make(chan struct{}),
-	}
-	c.cmd.ExtraFiles = []*os.File{k.connection, k.memory, theirs, k.Snapshot}
+	c := &child{cmd: k.Worker(anew), control: &socket{fd: pair[0]}, said: make(chan saying, maxSaid), ended: make(chan struct{})}
+	c.cmd.ExtraFiles = append([]*os.File{k.connection, k.memory, theirs, k.Snapshot}, c.cmd.ExtraFiles...)
 	// Ctrl-C is for the keeper, which then unmounts.
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	err = c.cmd.Start()
@@ -149,24 +164,20 @@ func (k *keeper) start(anew bool) (*child, error) {
 		return nil, err
 	}
 	go c.listen()
-	if said := c.wait(startLimit); said != sayPrepared {
-		c.kill()
-		return nil, c.why(said)
-	}
 	return c, nil
 }
 
 // listen hears what a worker says until it has ended.
 func (c *child) listen() {
 	for {
-		said, file, err := c.control.hear()
+		what, file, err := c.control.hear()
 		if err != nil {
 			break
 		}
-		if file != nil {
-			c.files <- file
+		if what == saySnapshot && file == nil {
+			continue // there was no descriptor left for it
 		}
-		c.said <- said
+		c.said <- saying{what, file}
 	}
 	close(c.said)
 	c.cmd.Wait()
@@ -174,20 +185,135 @@ func (c *child) listen() {
 	close(c.ended)
 }
 
-// wait returns what a worker that does not serve yet says next, or nothing if it ends or takes too long.
-func (c *child) wait(limit time.Duration) string {
-	late := time.After(limit)
+// await returns nil when a worker that does not serve yet says what it is expected to. Otherwise it is ended.
+func (c *child) await(what string) error {
+	late := time.After(startLimit)
 	for {
 		select {
-		case said := <-c.said:
-			if said != saySnapshot {
-				return said
+		case said, ok := <-c.said:
+			switch {
+			case said.what == saySnapshot:
+				c.snapshot = said.file
+			case said.what == what:
+				return nil
+			default:
+				return c.why(said, ok)
 			}
-			c.snapshot = <-c.files
 		case <-late:
-			return ""
+			c.kill()
+			return fmt.Errorf("the process that was to serve did not get ready within %v", startLimit)
 		}
 	}
+}
+
+// why ends a worker, and says why it did not do what it should have.
+func (c *child) why(said saying, ok bool) error {
+	c.kill()
+	if reason, refused := strings.CutPrefix(said.what, sayRefused); refused {
+		return errors.New(reason)
+	}
+	return fmt.Errorf("the process that was to serve ended (%s)", c.state())
+}
+
+// state is how a process ended.
+func (c *child) state() string {
+	select {
+	case <-c.ended:
+		return c.cmd.ProcessState.String()
+	default:
+		return "but for threads that wait in the kernel"
+	}
+}
+
+// kill ends a process that may be at work. It is stopped before, so that it is not killed while the kernel copies a request
+// or an answer, which would fail.
+func (c *child) kill() {
+	c.cmd.Process.Signal(syscall.SIGSTOP)
+	for end := time.Now().Add(leavingLimit / 20); c.hasThread("RS") && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	c.cmd.Process.Kill()
+	c.awaitEnd()
+	if c.snapshot != nil {
+		c.snapshot.Close()
+		c.snapshot = nil
+	}
+}
+
+// awaitEnd waits for a process that was told to end. Threads that cannot be killed, because they wait for a disk, or in the
+// kernel for a request that only the next worker will answer, are not waited for: they do nothing else any more.
+func (c *child) awaitEnd() {
+	const every, enough = 2 * time.Millisecond, 10
+	still := 0
+	for end := time.Now().Add(leavingLimit); still < enough && time.Now().Before(end); {
+		select {
+		case <-c.ended:
+			return
+		case <-time.After(every):
+		}
+		if still++; c.hasThread("RST") {
+			still = 0
+		}
+	}
+}
+
+// hasThread says whether a thread of the process is in one of these states.
+func (c *child) hasThread(states string) bool {
+	tasks := fmt.Sprintf("/proc/%d/task", c.cmd.Process.Pid)
+	threads, _ := os.ReadDir(tasks)
+	for _, thread := range threads {
+		if strings.Contains(states, threadState(tasks+"/"+thread.Name())) {
+			return true
+		}
+	}
+	return false
+}
+
+// threadState is R, S, D, T, Z, …, and something else where there is no such thread.
+func threadState(dir string) string {
+	stat, err := os.ReadFile(dir + "/stat")
+	if _, state, ok := strings.Cut(string(stat), ") "); err == nil && ok && state != "" {
+		return state[:1]
+	}
+	return "gone"
+}
+
+// dying says whether the first thread has ended, and others have not.
+func (c *child) dying() bool { return threadState(fmt.Sprintf("/proc/%d", c.cmd.Process.Pid)) == "Z" }
+
+// begin has a worker serve.
+func (k *keeper) begin(anew bool) error {
+	c, err := k.start(anew)
+	if err == nil {
+		err = c.await(sayPrepared)
+	}
+	if err != nil {
+		return err
+	}
+	return k.hand(c)
+}
+
+// hand gives the mount to a worker that could serve.
+func (k *keeper) hand(c *child) error {
+	k.handled = k.block.handled.Load()
+	if err := c.control.say(sayServe, nil); err != nil {
+		return c.why(saying{}, false)
+	}
+	if err := c.await(sayServing); err != nil {
+		return err
+	}
+	k.worker, k.began, k.unanswered = c, time.Now(), 0
+	k.block.beat.Store(monotonic())
+	// What is agreed at the beginning of a connection comes before.
+	if err := setReadAhead(k.device); err != nil && k.block.workers.Load() == 1 {
+		k.Log.Info("the kernel reads batches.bin and batches.npy less far ahead than it could, which costs time where they are read in order; root could change that",
+			"want_kib", readAhead>>10, "err", err)
+	}
+	if c.snapshot != nil {
+		k.keepSnapshot(c.snapshot)
+		c.snapshot = nil
+	}
+	return nil
 }
 
 // keepSnapshot keeps what the next worker is to begin from.
@@ -197,122 +323,71 @@ func (k *keeper) keepSnapshot(file *os.File) {
 	k.snapshots++
 }
 
-// why says why a worker did not do what it should have, which has ended.
-func (c *child) why(said string) error {
-	if reason, ok := strings.CutPrefix(said, sayRefused); ok {
-		return errors.New(reason)
-	}
-	return fmt.Errorf("the process that was to serve ended (%v)", c.cmd.ProcessState)
-}
+// errStopped ends a keeper as it should.
+var errStopped = errors.New("told to stop")
 
-// kill ends a process that may be at work. It is stopped before, so that it is not killed while the kernel copies a request
-// or an answer, which would fail.
-func (c *child) kill() {
-	c.cmd.Process.Signal(syscall.SIGSTOP)
-	for range 100 {
-		if c.stopped() {
-			break
+// keep has a worker serve until the mount is gone.
+func (k *keeper) keep() error {
+	ping, look := time.NewTicker(pingEvery), time.NewTicker(lookEvery)
+	defer ping.Stop()
+	defer look.Stop()
+	for !k.gone() {
+		var next chan saying
+		if k.next != nil {
+			next = k.next.said
 		}
-		time.Sleep(time.Millisecond)
-	}
-	c.cmd.Process.Kill()
-	select {
-	case <-c.ended:
-	case <-time.After(leavingLimit): // a thread waits for a disk, and will do nothing else any more
-	}
-}
-
-// stopped says whether the process has no thread that runs.
-func (c *child) stopped() bool {
-	tasks := fmt.Sprintf("/proc/%d/task", c.cmd.Process.Pid)
-	threads, err := os.ReadDir(tasks)
-	if err != nil {
-		return true
-	}
-	for _, thread := range threads {
-		stat, err := os.ReadFile(tasks + "/" + thread.Name() + "/stat")
-		if _, state, ok := strings.Cut(string(stat), ") "); err == nil && ok && strings.ContainsAny(state[:1], "RS") {
-			return false
+		var err error
+		select {
+		case <-k.Restart:
+			err = k.restart()
+		case <-k.Stop:
+			err = k.end()
+		case said, ok := <-k.worker.said:
+			err = k.heard(said, ok)
+		case said, ok := <-next:
+			err = k.heardNext(said, ok)
+		case <-ping.C:
+			err = k.ping()
+		case <-look.C:
+			switch {
+			case k.worker.dying():
+				k.worker.kill()
+				err = k.replace(k.worker.state())
+			case k.next != nil && time.Since(k.asked) > startLimit:
+				k.refuse(fmt.Errorf("the process that was to serve did not get ready within %v", startLimit))
+			case !k.ending.IsZero():
+				err = k.tryToEnd()
+			}
 		}
-	}
-	return true
-}
-
-// begin has a worker serve.
-func (k *keeper) begin(anew bool) error {
-	c, err := k.start(anew)
-	if err != nil {
-		return err
-	}
-	return k.hand(c)
-}
-
-// hand gives the mount to a worker that was started.
-func (k *keeper) hand(c *child) error {
-	k.began, k.handled, k.unanswered = time.Now(), k.block.handled.Load(), 0
-	if err := c.control.say(sayServe, nil); err != nil {
-		c.kill()
-		return c.why("")
-	}
-	if said := c.wait(startLimit); said != sayServing {
-		c.kill()
-		return c.why(said)
-	}
-	k.block.beat.Store(monotonic())
-	k.worker = c
-	// What is agreed at the beginning of a connection comes before.
-	if err := setReadAhead(k.device); err != nil && k.block.workers.Load() == 1 {
-		k.Log.Info("the kernel reads batches.bin and batches.npy less far ahead than it could, which costs time where they are read in order; root could change that",
-			"want_kib", readAhead>>10, "err", err)
-	}
-	if c.snapshot != nil {
-		k.keepSnapshot(c.snapshot)
+		if err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// keep has a worker serve until the mount is gone.
-func (k *keeper) keep() error {
-	ping := time.NewTicker(pingEvery)
-	defer ping.Stop()
-	for {
-		select {
-		case sig := <-k.Signals:
-			if sig == syscall.SIGHUP {
-				if err := k.restart(); err != nil {
-					return err
-				}
-				continue
-			}
-			return k.end()
-		case said, ok := <-k.worker.said:
-			switch {
-			case !ok:
-				<-k.worker.ended
-				if k.gone() {
-					return nil
-				}
-				if err := k.replace(fmt.Sprint(k.worker.cmd.ProcessState)); err != nil {
-					return err
-				}
-			case said == saySnapshot:
-				k.keepSnapshot(<-k.worker.files)
-			case said == sayPong:
-				k.unanswered = 0
-				k.block.beat.Store(monotonic())
-			}
-		case <-ping.C:
-			// The time that the keeper itself was stopped does not count.
-			if k.unanswered++; k.unanswered > maxUnanswered {
-				k.worker.kill()
-				if err := k.replace("it did not answer"); err != nil {
-					return err
-				}
-			} else if err := k.worker.control.say(sayPing, nil); err != nil {
-				k.Log.Debug("a ping was not sent", "err", err)
-			}
-		}
+func (k *keeper) heard(said saying, ok bool) error {
+	switch {
+	case !ok:
+		k.worker.awaitEnd()
+		return k.replace(k.worker.state())
+	case said.what == saySnapshot:
+		k.keepSnapshot(said.file)
+	case said.what == sayPong:
+		k.unanswered = 0
+		k.block.beat.Store(monotonic())
 	}
+	return nil
+}
+
+// ping asks the worker whether it is well. Pings are counted, not the time, as the keeper itself may have been stopped for a while.
+func (k *keeper) ping() error {
+	if k.unanswered++; k.unanswered > maxUnanswered {
+		k.worker.kill()
+		return k.replace("it did not answer")
+	}
+	k.worker.control.say(sayPing, nil) // it may have ended, of which there will be another sign
+	return nil
 }
 
 // gone says whether the kernel has let go of the connection: the mount has ended, and so has every open file of it.
@@ -329,28 +404,26 @@ func (k *keeper) resends() bool {
 	return !k.NoResend && len(request) >= flags2+4 && binary.NativeEndian.Uint32(request[flags2:])&hasResend != 0
 }
 
-// errStopped ends a keeper as it should.
-var errStopped = errors.New("told to stop")
-
-// replace has another worker go on for one that ended.
+// replace has another worker go on for one that ended, unless the mount is gone.
 func (k *keeper) replace(why string) error {
 	began := time.Now()
 	k.drain()
+	if k.next != nil {
+		k.refuse(errors.New("the process that served ended meanwhile; try again"))
+	}
 	k.failures++
-	if k.block.handled.Load() != k.handled || time.Since(k.began) > soon {
+	if k.block.handled.Load() != k.handled || time.Since(k.began) > settled {
 		k.failures = 1
 	}
-	for {
+	for ; !k.gone(); k.failures++ {
 		if k.failures > maxFailures {
 			return fmt.Errorf("%d processes in a row ended before they had answered a request; the last one: %s", maxFailures, why)
 		}
 		if k.failures > 1 {
 			select {
 			case <-time.After(backOff << (k.failures - 2)):
-			case sig := <-k.Signals:
-				if sig != syscall.SIGHUP {
-					return errStopped
-				}
+			case <-k.Stop:
+				return errStopped
 			}
 		}
 		if !k.resends() {
@@ -363,12 +436,9 @@ func (k *keeper) replace(why string) error {
 			k.Log.Warn("the process that served ended: another goes on", "why", why, "after", time.Since(began), "pid", k.worker.cmd.Process.Pid)
 			return nil
 		}
-		if k.gone() {
-			return nil
-		}
 		why = err.Error()
-		k.failures++
 	}
+	return nil
 }
 
 // drain keeps what the worker that ended had published.
@@ -379,8 +449,8 @@ func (k *keeper) drain() {
 			if !ok {
 				return
 			}
-			if said == saySnapshot {
-				k.keepSnapshot(<-k.worker.files)
+			if said.what == saySnapshot {
+				k.keepSnapshot(said.file)
 			}
 		default:
 			return
@@ -391,103 +461,130 @@ func (k *keeper) drain() {
 // remount ends the connection, so that all who wait for it get an error, and makes another.
 func (k *keeper) remount() error {
 	k.connection.Close()
-	if device, err := mountedAt(k.mountpoint); err != nil || device == k.device {
-		if err := Unmount(k.mountpoint, true); err != nil {
-			return err
-		}
+	device, err := mountedAt(k.mountpoint)
+	if err != nil {
+		return err
+	}
+	if device != k.device {
+		return errStopped // it was unmounted, under its readers
+	}
+	if err := Unmount(k.mountpoint, true); err != nil {
+		return err
 	}
 	k.block.forget()
 	return k.mount()
 }
 
-// restart replaces the worker on purpose, unless its successor refuses.
+// restart begins to replace the worker on purpose, unless that is under way, or the mount is to end.
 func (k *keeper) restart() error {
-	tell := func(outcome string) {
-		k.block.outcome.set([]byte(outcome))
-		k.block.restart.Add(1)
-	}
-	published := k.snapshots
-	c, err := k.start(true)
-	if err != nil {
-		k.Log.Error("restart refused: the same process goes on", "err", err)
-		tell(err.Error())
+	if k.next != nil || !k.ending.IsZero() {
 		return nil
 	}
-	old := k.worker
-	if err := old.control.say(sayGo, nil); err == nil {
-		select {
-		case <-old.ended:
-		case <-time.After(leavingLimit):
-		}
-	}
-	old.kill()
-	k.drain()
-	switch {
-	case k.gone():
-		c.kill()
-		return nil
-	case !k.resends():
-		c.kill() // it has the connection that ends now
-		if err = k.remount(); err == nil {
-			err = k.begin(true)
-		}
-	case k.snapshots != published:
-		c.kill() // it began from an older one
-		err = k.begin(true)
-	default:
-		err = k.hand(c)
-	}
+	next, err := k.start(true)
 	if err != nil {
-		tell(err.Error())
-		return k.replace(err.Error())
+		k.refuse(err)
+		return nil
 	}
-	k.Log.Info("restarted: another process goes on", "pid", k.worker.cmd.Process.Pid)
-	tell("")
+	k.next, k.asked, k.stale = next, time.Now(), k.snapshots
 	return nil
 }
 
-// end unmounts. Files that are open may be read on for the time of grace.
-func (k *keeper) end() error {
-	k.Stopping()
-	k.block.closing.Store(1)
-	said, unmounted := false, false
-	for deadline := time.Now().Add(k.Grace); ; {
-		err := error(unix.EBUSY) // under its readers it may have been detached; they have their time nevertheless
-		if device, _ := mountedAt(k.mountpoint); device == k.device {
-			err = Unmount(k.mountpoint, false)
-		}
-		switch {
-		case err == nil:
-			unmounted = true
-			deadline = time.Now().Add(leavingLimit)
-		case !errors.Is(err, unix.EBUSY):
-			return err
-		case !said && !unmounted:
-			k.Log.Warn("files are still open: they may be read on for a while", "grace", k.Grace)
-			said = true
-		}
-		select {
-		case <-k.Signals:
-			k.Log.Warn("told to stop again: readers get errors")
-			return nil
-		case _, ok := <-k.worker.said:
-			if ok {
-				continue
-			}
-			<-k.worker.ended
-			if k.gone() {
-				return nil
-			}
-			if err := k.replace(fmt.Sprint(k.worker.cmd.ProcessState)); err != nil {
-				return err
-			}
-		case <-time.After(min(endEvery, max(time.Until(deadline), 0))):
-			if !time.Now().Before(deadline) {
-				k.Log.Warn("files were still open at the end of the grace period: their readers get errors")
-				return nil
-			}
-		}
+// heardNext goes on with a restart.
+func (k *keeper) heardNext(said saying, ok bool) error {
+	switch {
+	case said.what == saySnapshot:
+		k.next.snapshot = said.file
+	case said.what == sayPrepared:
+		return k.handOver()
+	default:
+		k.refuse(k.next.why(said, ok))
 	}
+	return nil
 }
 
-const endEvery = 50 * time.Millisecond
+// refuse ends a restart: the same worker goes on.
+func (k *keeper) refuse(err error) {
+	if k.next != nil {
+		k.next.kill()
+		k.next = nil
+	}
+	k.Log.Error("restart refused: the same process goes on", "err", err)
+	k.tell(err.Error())
+}
+
+// tell is for who asked for the restart.
+func (k *keeper) tell(outcome string) {
+	k.block.outcome.set([]byte(outcome))
+	k.block.restart.Add(1)
+}
+
+// handOver has the worker go, and the next one serve.
+func (k *keeper) handOver() (err error) {
+	old, next := k.worker, k.next
+	if old.control.say(sayGo, nil) == nil {
+		old.awaitEnd()
+	}
+	old.kill()
+	k.drain()
+	k.next = nil
+	switch {
+	case k.gone():
+		next.kill()
+		return nil
+	case !k.resends():
+		next.kill() // it has the connection that ends now
+		if err = k.remount(); err != nil {
+			return err
+		}
+		err = k.begin(true)
+	case k.snapshots != k.stale:
+		next.kill() // it began from an older one
+		err = k.begin(true)
+	default:
+		err = k.hand(next)
+	}
+	if err != nil {
+		k.tell(err.Error())
+		return k.replace(err.Error())
+	}
+	pid := k.worker.cmd.Process.Pid
+	k.Log.Info("restarted: another process goes on", "pid", pid)
+	k.Restarted(pid)
+	k.tell("")
+	return nil
+}
+
+// end begins to unmount. Files that are open may be read on for the time of grace.
+func (k *keeper) end() error {
+	if !k.ending.IsZero() {
+		k.Log.Warn("told to stop again: readers get errors")
+		return errStopped
+	}
+	k.Stopping()
+	k.ending = time.Now().Add(k.Grace)
+	k.block.closing.Store(1)
+	return k.tryToEnd()
+}
+
+func (k *keeper) tryToEnd() error {
+	err := error(unix.EBUSY) // under its readers it may have been detached; they have their time nevertheless
+	if device, _ := mountedAt(k.mountpoint); device == k.device {
+		err = Unmount(k.mountpoint, false)
+	}
+	switch {
+	case err == nil:
+		k.unmounted = true
+		k.ending = time.Now().Add(leavingLimit)
+	case !errors.Is(err, unix.EBUSY):
+		return err
+	case !time.Now().Before(k.ending):
+		if !k.unmounted {
+			k.Log.Warn("files were still open at the end of the grace period: their readers get errors")
+		}
+		return errStopped
+	case !k.warned && !k.unmounted:
+		k.Log.Warn("files are still open: they may be read on for a while", "grace", k.Grace)
+		k.warned = true
+	}
+	return nil
+}

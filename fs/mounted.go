@@ -125,7 +125,7 @@ func (m *Mounted) Pidfd() (int, error) {
 func (m *Mounted) Dead() bool {
 	asked := make(chan error, 1)
 	go func() {
-		var st unix.Statfs_t // which the kernel never answers by itself
+		var st unix.Statfs_t // which the kernel does not remember
 		asked <- unix.Statfs(m.Mountpoint, &st)
 	}()
 	select {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -27,8 +28,7 @@ type sequences struct {
 	byName map[string]int // guarded by mu, as all below and the faults of the table
 	free   []int          // numbers that were used and are not now
 	recent []pathName     // looked up, oldest first
-	many   *sync.Cond     // of mu: recent has more than the kernel is to remember, or the mount is gone
-	gone   bool           // the mount
+	many   *sync.Cond     // of mu: recent has more than the kernel is to remember
 
 	badLogged  rate.Sometimes
 	fullLogged sync.Once
@@ -42,7 +42,7 @@ type pathName struct {
 
 const (
 	// The kernel is to remember this many of them. Those in use stay whatever it forgets, and are looked up again.
-	maxRecent = 256
+	maxRecent = 1 << 12
 	// It forgets a name only between two lookups in the directory, however many are under way. So as many names as may be
 	// are handed to it at once, and while many more are waiting, who looks up waits too.
 	forgetters = 8
@@ -90,10 +90,11 @@ func (q *sequences) goOn(splits []*Sequence) error {
 			return fmt.Errorf("split %s is of the mount, but not of the configuration", split)
 		}
 		if isPath {
-			var err error
-			if s, err = s.With(settings); err != nil {
-				return fmt.Errorf("%s: %w", name, err)
+			under, err := s.With(settings)
+			if err != nil {
+				under = s.unsuited(name, settings, err)
 			}
+			s = under
 		}
 		q.byNumber[number].Store(s)
 		q.byName[name] = number
@@ -104,6 +105,30 @@ func (q *sequences) goOn(splits []*Sequence) error {
 		}
 	}
 	return nil
+}
+
+// unsuited stands for the sequence under settings that suited the tokens, or the program, of an earlier worker. All that is
+// read of it is an error, until they suit again.
+func (s *Sequence) unsuited(name, settings string, err error) *Sequence {
+	err = fmt.Errorf("%w (%w)", err, syscall.ESTALE)
+	u := *s
+	u.Name = name
+	u.BatchBytes, u.Steps = 1<<40, 1 // no read is beyond the end
+	u.Info = func() []byte { return []byte("{}\n") }
+	u.Provenance = nil
+	u.Read = func([]byte, uint64, int64) error { return err }
+	u.With = func(string) (*Sequence, error) { return nil, err }
+	u.Now = func() (*Sequence, error) {
+		now, nowErr := s.Now()
+		if nowErr != nil {
+			return &u, nowErr
+		}
+		if suited, err := now.With(settings); err == nil {
+			return suited, nil
+		}
+		return &u, err
+	}
+	return &u
 }
 
 func (q *sequences) get(number int) *Sequence { return q.byNumber[number].Load() }
@@ -171,26 +196,15 @@ func (q *sequences) lookUp(dir inode, name string) (number int, errno syscall.Er
 	return number, 0
 }
 
-// outdated waits for a name that the kernel is to forget. ok is false when the mount is gone.
-func (q *sequences) outdated() (p pathName, ok bool) {
+// outdated waits for a name that the kernel is to forget.
+func (q *sequences) outdated() (p pathName) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for len(q.recent) <= maxRecent && !q.gone {
+	for len(q.recent) <= maxRecent {
 		q.many.Wait()
 	}
-	if q.gone {
-		return p, false
-	}
 	p, q.recent = q.recent[0], q.recent[1:]
-	return p, true
-}
-
-// close ends the waiting of outdated.
-func (q *sequences) close() {
-	q.mu.Lock()
-	q.gone = true
-	q.mu.Unlock()
-	q.many.Broadcast()
+	return p
 }
 
 // forget notes that the kernel has forgotten so many lookups of files of a sequence.
@@ -220,17 +234,20 @@ func (q *sequences) now(number int) (*Sequence, error) {
 	return s, err
 }
 
-// fault notes an error of a sequence, and says whether it repeats the one before.
+// fault notes an error of a sequence, and says whether it repeats the one before: whether it differs in numbers only, as
+// that of another place in the same file does.
 func (q *sequences) fault(number int, err string) (repeats bool) {
 	state := &q.table.states[number]
 	state.errors.Add(1)
 	err = err[:min(len(err), len(state.fault))]
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	repeats = getText(state.fault[:]) == err
+	repeats = digits.ReplaceAllString(getText(state.fault[:]), "") == digits.ReplaceAllString(err, "")
 	setText(state.fault[:], err)
 	return repeats
 }
+
+var digits = regexp.MustCompile(`\d+`)
 
 // all calls visit with the number of every sequence: the splits in their order, then the others.
 func (q *sequences) all(visit func(number int, s *Sequence, fault string)) {

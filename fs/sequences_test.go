@@ -171,18 +171,17 @@ func TestMovedCursorsAreKept(t *testing.T) {
 }
 
 // forgetAtOnce takes the names that the kernel is to forget, so that no lookup waits for that.
-func (q *sequences) forgetAtOnce(t testing.TB) {
+func (q *sequences) forgetAtOnce() {
 	go func() {
-		for ok := true; ok; {
-			_, ok = q.outdated()
+		for {
+			q.outdated()
 		}
 	}()
-	t.Cleanup(q.close)
 }
 
 func TestAllNumbersInUse(t *testing.T) {
 	q, dir := train(t)
-	q.forgetAtOnce(t)
+	q.forgetAtOnce()
 	var numbers []int
 	for i := range maxSequences - 2 {
 		numbers = append(numbers, q.mustLookUp(t, dir, fmt.Sprint("seed=", i)))
@@ -223,29 +222,22 @@ func TestKernelIsToldToForget(t *testing.T) {
 		q.mustLookUp(t, dir, fmt.Sprint("seed=", i))
 	}
 	for i := range n - maxRecent {
-		if p, ok := q.outdated(); !ok || p != (pathName{dir, fmt.Sprint("seed=", i)}) {
-			t.Fatalf("name %d to be forgotten is %v, %v", i, p, ok)
+		if p := q.outdated(); p != (pathName{dir, fmt.Sprint("seed=", i)}) {
+			t.Fatalf("name %d to be forgotten is %v", i, p)
 		}
 	}
 	waited := make(chan pathName)
-	go func() {
-		p, _ := q.outdated()
-		waited <- p
-	}()
+	go func() { waited <- q.outdated() }()
 	q.mustLookUp(t, dir, "seed=last")
 	if p := <-waited; p != (pathName{dir, fmt.Sprint("seed=", n-maxRecent)}) {
 		t.Errorf("the next name is %v", p)
-	}
-	q.close()
-	if p, ok := q.outdated(); ok {
-		t.Errorf("after the end: %v", p)
 	}
 }
 
 // Lookups and forgets at once leave every number with one name, and free none that is known.
 func TestConcurrentLookupsAndForgets(t *testing.T) {
 	q, dir := train(t)
-	q.forgetAtOnce(t)
+	q.forgetAtOnce()
 	const workers, rounds, names = 8, 3000, 12
 	type held struct {
 		number  int

@@ -2,11 +2,14 @@ package fs
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	stdlog "log"
 	"log/slog"
+	"math"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -36,6 +39,8 @@ const (
 	blockFd
 	controlFd
 	snapshotFd
+	// ExtraFd is the first descriptor that the command of a worker was given by itself.
+	ExtraFd
 )
 
 // What they say to each other.
@@ -52,24 +57,32 @@ const (
 
 // Inherit is for a process that a keeper has started.
 func Inherit() (*Worker, error) {
-	for fd := connectionFd; fd <= snapshotFd; fd++ {
+	for fd := connectionFd; fd <= ExtraFd; fd++ {
 		unix.CloseOnExec(fd)
 	}
+	control := &socket{fd: controlFd}
 	b, err := mapBlock(os.NewFile(blockFd, "block"), unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
+		control.say(refusal(err), nil)
 		return nil, err
 	}
 	return &Worker{
 		Snapshot:   os.NewFile(snapshotFd, "snapshot"),
 		connection: connectionFd,
 		block:      b,
-		control:    newSocket(controlFd),
+		control:    control,
 		stop:       make(chan int, 1),
 	}, nil
 }
 
 // Refuse tells the keeper why this process cannot serve.
-func (w *Worker) Refuse(err error) { w.control.say(sayRefused+err.Error(), nil) }
+func (w *Worker) Refuse(err error) { w.control.say(refusal(err), nil) }
+
+// refusal is as long as a message may be.
+func refusal(err error) string {
+	text := sayRefused + err.Error()
+	return text[:min(len(text), len(socket{}.buf))]
+}
 
 // Publish gives the keeper a snapshot for successors to begin from. It belongs to the keeper then.
 func (w *Worker) Publish(snapshot *os.File) error {
@@ -79,9 +92,6 @@ func (w *Worker) Publish(snapshot *os.File) error {
 
 // Serve serves the sequences until the mount is gone. It does not return where another process takes over.
 func (w *Worker) Serve(mountpoint string, sequences []*Sequence, o Options) error {
-	if w.block.layout != blockLayout {
-		return errLayout
-	}
 	t := newTree(mountpoint, sequences, o)
 	t.giveUp = func() { w.exit(exitPanic) }
 	server, fd, err := w.handshake(t, o.Log)
@@ -106,11 +116,7 @@ func (w *Worker) Serve(mountpoint string, sequences []*Sequence, o Options) erro
 	served := make(chan struct{})
 	go t.watch.run(served)
 	for range forgetters {
-		go func() {
-			for p, ok := t.sequences.outdated(); ok; p, ok = t.sequences.outdated() {
-				server.EntryNotify(uint64(p.dir), p.name) // it may have forgotten by itself
-			}
-		}()
+		go w.forgetNames(t)
 	}
 	go w.obey(t)
 	go func() {
@@ -130,6 +136,40 @@ func (w *Worker) Serve(mountpoint string, sequences []*Sequence, o Options) erro
 		os.Exit(status)
 		return nil
 	}
+}
+
+// forgetNames has the kernel forget names. That waits for lookups in the same directory, and nothing ends a thread that waits
+// there. So that it does not keep the connection of a process that died, with which those lookups would never end, it has no
+// descriptor but one of its own of the connection.
+func (w *Worker) forgetNames(t *tree) {
+	runtime.LockOSThread() // and the thread ends with this
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err == nil {
+		const clone = 0x8004e500 // FUSE_DEV_IOC_CLONE
+		err = unix.IoctlSetPointerInt(fd, clone, w.connection)
+	}
+	if err == nil {
+		err = unix.Unshare(unix.CLONE_FILES)
+	}
+	if err != nil {
+		t.log.Warn("the kernel is not told to forget names of settings: only some 65,000 of them can be looked up", "err", err)
+		return
+	}
+	unix.CloseRange(0, uint(fd-1), 0)
+	unix.CloseRange(uint(fd+1), math.MaxUint32, 0)
+	for {
+		unix.Write(fd, invalidEntry(t.sequences.outdated())) // it may have forgotten by itself
+	}
+}
+
+// invalidEntry is FUSE_NOTIFY_INVAL_ENTRY.
+func invalidEntry(p pathName) []byte {
+	text := binary.NativeEndian.AppendUint32(nil, uint32(32+len(p.name)+1))
+	text = binary.NativeEndian.AppendUint32(text, 3)
+	text = binary.NativeEndian.AppendUint64(text, 0)
+	text = binary.NativeEndian.AppendUint64(text, uint64(p.dir))
+	text = binary.NativeEndian.AppendUint64(text, uint64(len(p.name))) // and flags
+	return append(append(text, p.name...), 0)
 }
 
 // Exit statuses of a worker that another is to replace.
@@ -271,9 +311,10 @@ func (w warnings) Write(line []byte) (int, error) {
 }
 
 // A socket is one end of what a keeper and a worker talk over.
-type socket struct{ fd int }
-
-func newSocket(fd int) *socket { return &socket{fd} }
+type socket struct {
+	fd  int
+	buf [4096]byte // of who hears
+}
 
 // say sends a message, with a file unless that is nil.
 func (s *socket) say(what string, file *os.File) error {
@@ -292,10 +333,10 @@ var errGone = errors.New("the other process is gone")
 
 // hear waits for a message.
 func (s *socket) hear() (what string, file *os.File, err error) {
-	buf, control := make([]byte, 64<<10), make([]byte, unix.CmsgSpace(4))
-	n, nc, _, _, err := unix.Recvmsg(s.fd, buf, control, unix.MSG_CMSG_CLOEXEC)
+	control := make([]byte, unix.CmsgSpace(4))
+	n, nc, _, _, err := unix.Recvmsg(s.fd, s.buf[:], control, unix.MSG_CMSG_CLOEXEC)
 	for err == unix.EINTR {
-		n, nc, _, _, err = unix.Recvmsg(s.fd, buf, control, unix.MSG_CMSG_CLOEXEC)
+		n, nc, _, _, err = unix.Recvmsg(s.fd, s.buf[:], control, unix.MSG_CMSG_CLOEXEC)
 	}
 	if err == nil && n == 0 {
 		err = errGone
@@ -308,7 +349,7 @@ func (s *socket) hear() (what string, file *os.File, err error) {
 			return "", nil, err
 		}
 	}
-	return string(buf[:n]), file, nil
+	return string(s.buf[:n]), file, nil
 }
 
 // fileOf is the file that came with a message.

@@ -3,6 +3,8 @@ package fs
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -21,6 +23,7 @@ type watch struct {
 	mu    sync.Mutex
 	calls []*call     // under way; guarded by mu, as what they hold is
 	stuck map[int]int // of each sequence, those that were answered and are still under way; guarded by mu
+	told  bool        // the block tells of one that waits; guarded by mu
 	ended bool        // nothing is answered any more; guarded by mu
 }
 
@@ -153,11 +156,16 @@ func (w *watch) expire(tick time.Duration) (expired []inode) {
 		w.answer(c.id, syscall.ETIMEDOUT)
 		expired = append(expired, c.inode)
 	}
+	if late := slices.Max(append(slices.Collect(maps.Values(longest)), 0)); time.Duration(late)*tick < longWait && !w.told {
+		return expired
+	}
+	w.told = false
 	now := monotonic()
 	for n := range w.table.usedStates.Load() {
 		waiting := int64(0)
 		if waited := time.Duration(longest[int(n)+1]) * tick; waited >= longWait {
 			waiting = now - int64(waited)
+			w.told = true
 		}
 		if state := &w.table.states[n+1]; state.waiting.Load() != waiting && (waiting == 0 || state.waiting.Load() == 0) {
 			state.waiting.Store(waiting)

@@ -807,7 +807,7 @@ func TestChangesWithoutEnd(t *testing.T) {
 				noError(t, err)
 				return len(list)
 			}
-			resident, descriptors := resident(m.worker(t)), fds()
+			before, descriptors := resident(m.worker(t)), fds()
 			for range rounds {
 				for range paced {
 					place()
@@ -846,8 +846,8 @@ func TestChangesWithoutEnd(t *testing.T) {
 					}
 				}
 			}
-			if now := resident(m.worker(t)); now > resident+64<<10 {
-				t.Errorf("%d KiB resident, and %d KiB after %d changes", resident, now, placed)
+			if now := resident(m.worker(t)); now > before+64<<10 {
+				t.Errorf("%d KiB resident, and %d KiB after %d changes", before, now, placed)
 			}
 			if now := fds(); now > descriptors+20 {
 				t.Errorf("%d descriptors, and %d after %d changes", descriptors, now, placed)

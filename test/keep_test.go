@@ -164,8 +164,14 @@ func TestRestart(t *testing.T) {
 	// One that dies goes on as it was mounted, whatever is written and wherever its files are now.
 	noError(t, os.Remove(config))
 	noError(t, os.Remove(program))
+	second := fmt.Sprintf("/proc/%d/exe", m.worker(t))
+	running, err := os.Stat(second)
+	noError(t, err)
 	noError(t, syscall.Kill(m.worker(t), syscall.SIGKILL))
 	next(3)
+	if now, err := os.Stat(fmt.Sprintf("/proc/%d/exe", m.worker(t))); err != nil || !os.SameFile(running, now) {
+		t.Errorf("%v: it runs another program than the one that died", err)
+	}
 	m.cmd.Process.Signal(syscall.SIGHUP)
 	await(t, "a restart without a configuration", 10*time.Second, func() bool { return strings.Contains(m.out.String(), "restart refused") })
 }

@@ -243,9 +243,9 @@ func TestManySettings(t *testing.T) {
 		return aSecond
 	}
 	looks(first, warm)
-	before := residentKiB(t, m)
+	before := resident(m.worker(t))
 	aSecond := looks(first+warm, n)
-	after := residentKiB(t, m)
+	after := resident(m.worker(t))
 	t.Logf("%d settings, %d a second: VmRSS %d KiB after %d, %d KiB after all", n, aSecond, before, warm, after)
 	if after-before > most {
 		t.Errorf("looking up %d settings made %d KiB resident, from %d", n, after, before)

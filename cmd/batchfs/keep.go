@@ -54,12 +54,13 @@ func keepCommand() *cobra.Command {
 func keep(ctx context.Context, taken *snapshot, c *config, file *os.File, logTo io.Writer, ready func()) error {
 	// Whoever listens to what is said here may go away; the trainers do not.
 	signal.Ignore(syscall.SIGPIPE)
-	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	restart, stop := make(chan os.Signal, 1), make(chan os.Signal, 2)
+	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM)
+	signal.Notify(hangups(restart, stop), syscall.SIGHUP)
 	if ctx.Err() != nil {
 		return fmt.Errorf("stopped before it was mounted")
 	}
-	program, err := openPrograms()
+	program, err := openProgram()
 	if err != nil {
 		return err
 	}
@@ -72,7 +73,8 @@ func keep(ctx context.Context, taken *snapshot, c *config, file *os.File, logTo 
 			return cmd
 		},
 		Snapshot: file,
-		Signals:  signals,
+		Restart:  restart,
+		Stop:     stop,
 		Grace:    c.Mount.Grace,
 		NoResend: taken.NoResend,
 		Serving: func() {
@@ -80,6 +82,11 @@ func keep(ctx context.Context, taken *snapshot, c *config, file *os.File, logTo 
 			log.Info("mounted", "version", version(), "pid", os.Getpid())
 			ready()
 			debug.FreeOSMemory() // what it took to set up
+		},
+		Restarted: func(pid int) {
+			if err := program.take(pid); err != nil {
+				log.Warn("should the process that serves die, one of an older program takes its place", "err", err)
+			}
 		},
 		Stopping: func() { daemon.SdNotify(false, daemon.SdNotifyStopping) },
 		Log:      log,
@@ -90,29 +97,66 @@ func keep(ctx context.Context, taken *snapshot, c *config, file *os.File, logTo 
 	return err
 }
 
-// programs are the files that workers run. A worker that died is replaced by one of the same program, although another
-// may stand at its path by now; only a restart runs that.
-type programs struct {
+// hangups is where SIGHUP goes: it asks for a restart, unless it says that the terminal is gone.
+func hangups(restart, stop chan<- os.Signal) chan<- os.Signal {
+	terminal := func() bool {
+		tty, err := os.Open("/dev/tty")
+		tty.Close()
+		return err == nil
+	}
+	had := terminal()
+	all := make(chan os.Signal, 1)
+	go func() {
+		for sig := range all {
+			to := restart
+			if had && !terminal() {
+				to = stop
+			}
+			select {
+			case to <- sig:
+			default: // it was asked before
+			}
+		}
+	}()
+	return all
+}
+
+// A program is the file that workers run. One that died is replaced by another of the same, although there may be another
+// file at its path by now; only a restart runs that.
+type program struct {
 	path string
 	file *os.File
 }
 
-func openPrograms() (*programs, error) {
+func openProgram() (*program, error) {
 	path, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	file, err := os.Open("/proc/self/exe")
-	return &programs{path, file}, err
+	p := &program{path: path}
+	return p, p.take(os.Getpid())
+}
+
+// take makes it the one that a process runs.
+func (p *program) take(pid int) error {
+	file, err := os.Open(fmt.Sprintf("/proc/%d/exe", pid))
+	if err != nil {
+		return err
+	}
+	if p.file != nil {
+		p.file.Close()
+	}
+	p.file = file
+	return nil
 }
 
 // worker is the command of a worker.
-func (p *programs) worker(anew bool) *exec.Cmd {
-	args := []string{"worker"}
+func (p *program) worker(anew bool) *exec.Cmd {
 	if anew {
-		return exec.Command(p.path, append(args, "--anew")...)
+		return exec.Command(p.path, "worker", "--anew")
 	}
-	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", p.file.Fd()), args...)
+	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", fs.ExtraFd), "worker")
 	cmd.Args[0] = p.path
+	cmd.ExtraFiles = []*os.File{p.file}
 	return cmd
 }

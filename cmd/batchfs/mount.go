@@ -242,10 +242,11 @@ func checkMountpoint(c *config, logFile string) (string, error) {
 		}
 		return checkMountpoint(c, logFile) // there may be another below
 	}
+	if mounted != nil { // which may be stuck, so it is not touched
+		return "", fmt.Errorf("mountpoint %s: a batchfs is already mounted there; batchfs unmount %s ends it", path, path)
+	}
 	info, err := os.Stat(abs)
 	switch {
-	case mounted != nil:
-		return "", fmt.Errorf("mountpoint %s: a batchfs is already mounted there; batchfs unmount %s ends it", path, path)
 	case errors.Is(err, os.ErrNotExist):
 		return "", fmt.Errorf("mountpoint %s does not exist; make it with: mkdir -p %s", path, path)
 	case err != nil:

@@ -19,8 +19,8 @@ func workerCommand() *cobra.Command {
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			// It ends with its keeper, who decides when.
-			signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+			// It ends with its keeper, who decides when; and writing to a terminal (stty tostop) must not stop it.
+			signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGTTOU)
 			w, err := fs.Inherit()
 			if err != nil {
 				return err
