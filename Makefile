@@ -33,7 +33,7 @@ test:
 
 soak:
 	@.ci/setup test
-	BATCHFS_SOAK=1 go test ./test -run 'TestStorm|TestStaysFlat|TestKilledReaders|TestGoReaderUnderSignals|TestSoak' -v -count=1 -timeout 3h
+	BATCHFS_SOAK=1 go test ./test -run 'TestStorm|TestStaysFlat|TestManySettings|TestKilledReaders|TestGoReaderUnderSignals|TestSoak' -v -count=1 -timeout 3h
 
 check:
 	@test -z "$$(gofmt -l .)" || { echo "not formatted:"; gofmt -l .; exit 1; }

@@ -121,7 +121,7 @@ func (m *Mounted) Pidfd() (int, error) {
 	return fd, nil
 }
 
-// Dead says whether the connection is gone, so that all that is asked of the mount is an error.
+// Dead says whether nobody will ever serve the mount again.
 func (m *Mounted) Dead() bool {
 	asked := make(chan error, 1)
 	go func() {
@@ -132,7 +132,9 @@ func (m *Mounted) Dead() bool {
 	case err := <-asked:
 		return err == unix.ENOTCONN || err == unix.ECONNABORTED
 	case <-time.After(time.Second):
-		return false // nobody answers, but somebody could
+		// A worker that was killed can leave a thread behind that waits for an answer to another request, and holds the
+		// connection. But if there is a keeper, there will be another worker.
+		return m.Alive() != nil
 	}
 }
 

@@ -41,8 +41,9 @@ type pathName struct {
 }
 
 const (
-	// The kernel is to remember this many of them. Those in use stay whatever it forgets, and are looked up again.
-	maxRecent = 1 << 12
+	// The kernel is to remember this many of them. Those in use stay whatever it forgets, and are looked up again. To forget
+	// one it may have to wait for the answer to another lookup, as a thread that nothing ends: that should be rare.
+	maxRecent = 1 << 10
 	// It forgets a name only between two lookups in the directory, however many are under way. So as many names as may be
 	// are handed to it at once, and while many more are waiting, who looks up waits too.
 	forgetters = 8

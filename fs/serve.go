@@ -2,14 +2,11 @@ package fs
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	stdlog "log"
 	"log/slog"
-	"math"
 	"os"
-	"runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -116,7 +113,12 @@ func (w *Worker) Serve(mountpoint string, sequences []*Sequence, o Options) erro
 	served := make(chan struct{})
 	go t.watch.run(served)
 	for range forgetters {
-		go w.forgetNames(t)
+		go func() {
+			for {
+				p := t.sequences.outdated()
+				server.EntryNotify(uint64(p.dir), p.name) // it may have forgotten by itself
+			}
+		}()
 	}
 	go w.obey(t)
 	go func() {
@@ -136,40 +138,6 @@ func (w *Worker) Serve(mountpoint string, sequences []*Sequence, o Options) erro
 		os.Exit(status)
 		return nil
 	}
-}
-
-// forgetNames has the kernel forget names. That waits for lookups in the same directory, and nothing ends a thread that waits
-// there. So that it does not keep the connection of a process that died, with which those lookups would never end, it has no
-// descriptor but one of its own of the connection.
-func (w *Worker) forgetNames(t *tree) {
-	runtime.LockOSThread() // and the thread ends with this
-	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err == nil {
-		const clone = 0x8004e500 // FUSE_DEV_IOC_CLONE
-		err = unix.IoctlSetPointerInt(fd, clone, w.connection)
-	}
-	if err == nil {
-		err = unix.Unshare(unix.CLONE_FILES)
-	}
-	if err != nil {
-		t.log.Warn("the kernel is not told to forget names of settings: only some 65,000 of them can be looked up", "err", err)
-		return
-	}
-	unix.CloseRange(0, uint(fd-1), 0)
-	unix.CloseRange(uint(fd+1), math.MaxUint32, 0)
-	for {
-		unix.Write(fd, invalidEntry(t.sequences.outdated())) // it may have forgotten by itself
-	}
-}
-
-// invalidEntry is FUSE_NOTIFY_INVAL_ENTRY.
-func invalidEntry(p pathName) []byte {
-	text := binary.NativeEndian.AppendUint32(nil, uint32(32+len(p.name)+1))
-	text = binary.NativeEndian.AppendUint32(text, 3)
-	text = binary.NativeEndian.AppendUint64(text, 0)
-	text = binary.NativeEndian.AppendUint64(text, uint64(p.dir))
-	text = binary.NativeEndian.AppendUint64(text, uint64(len(p.name))) // and flags
-	return append(append(text, p.name...), 0)
 }
 
 // Exit statuses of a worker that another is to replace.

@@ -206,10 +206,7 @@ func TestSplitsDoNotDisturbEachOther(t *testing.T) {
 // Looking up settings without end costs no memory, and what is in use among them stays what it is.
 func TestManySettings(t *testing.T) {
 	const first, warm, most = 1000, 20_000, 8 << 10 // KiB, of which the garbage collector takes some more or less
-	n := 1_000_000
-	if testing.Short() {
-		n = 30_000
-	}
+	n := soak(200_000)
 	config, _ := small(t, 1)
 	m := mountProgram(t, exec.Command(plainBatchfs), "-c", config)
 	reader := exec.CommandContext(t.Context(), "sh", "-c", `exec 3<"$1"; head -c 100 <&3; echo open >&2; read line; cat <&3`,
