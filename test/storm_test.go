@@ -196,7 +196,7 @@ func TestSoak(t *testing.T) {
 	if got.failed["EIO"]+got.failed["EFAULT"] > strikes/300+1+2*replaced {
 		t.Errorf("reads failed: %v", got.failed)
 	}
-	if keeper[3] > keeper[0]+4<<10 || worker[3] > worker[0]+8<<10 {
+	if keeper[3] > keeper[1]+4<<10 || worker[3] > worker[1]+16<<10 {
 		t.Errorf("memory grew: keeper %v KiB, worker %v KiB", keeper, worker)
 	}
 }
