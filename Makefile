@@ -8,7 +8,7 @@
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.8.0
 BENCHSTAT = golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
-FUZZTIME = 10s
+FUZZTIME = 5s
 ROUNDS = 6
 
 .PHONY: build demo bench test soak check vulnerabilities fuzz bench-compare

@@ -106,6 +106,7 @@ func mutate(chance *rand.Rand, text, other []byte) []byte {
 }
 
 func TestMutatedConfigurations(t *testing.T) {
+	long(t)
 	dir := t.TempDir()
 	for _, name := range []string{"train.bin", "data/train.bin", "data/val.bin"} {
 		tokens(t, filepath.Join(dir, name), 60_000, 2)
@@ -149,6 +150,7 @@ func TestMutatedConfigurations(t *testing.T) {
 
 // A token file is refused, or its bytes are right.
 func TestMutatedTokenFiles(t *testing.T) {
+	long(t)
 	const T, n = 16, 200
 	dir := t.TempDir()
 	at := func(i int) string { return filepath.Join(dir, fmt.Sprintf("%d.bin", i)) }

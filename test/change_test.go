@@ -769,10 +769,7 @@ func TestExpectedFingerprint(t *testing.T) {
 // Changes without end, at the pace of the readers and faster: no mix, no hang, and the daemon stays as small as it was.
 func TestChangesWithoutEnd(t *testing.T) {
 	const versions, paced, atOnce = 6, 10, 100
-	rounds := 8
-	if testing.Short() {
-		rounds = 3
-	}
+	const rounds = 3
 	for _, access := range []string{"advise", "remap", "pread"} {
 		t.Run(access, func(t *testing.T) {
 			if testing.Short() && access != "advise" {

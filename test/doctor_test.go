@@ -60,6 +60,7 @@ func TestDoctor(t *testing.T) {
 
 // The doctor tells a mount that is healthy from one that is stuck or dead, at once, and what helps does.
 func TestDoctorOfMounts(t *testing.T) {
+	long(t)
 	t.Parallel()
 	config, _ := small(t, 1)
 	m := mount(t, "-c", config)

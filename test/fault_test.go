@@ -71,6 +71,7 @@ func statusOf(t *testing.T, m *mounted) (s status) {
 // Whatever becomes of a token file, whoever reads it gets its batches or an error, whoever reads another file notices nothing,
 // and when all is well again, so is every reader.
 func TestFaults(t *testing.T) {
+	long(t)
 	for _, access := range []string{"remap", "advise", "pread"} {
 		t.Run(access, func(t *testing.T) {
 			dir := t.TempDir()
@@ -153,6 +154,7 @@ func TestFaults(t *testing.T) {
 
 // While reads of one file hang, as many as there are, those of another go on.
 func TestHangingReadsHoldUpNoOthers(t *testing.T) {
+	long(t)
 	for _, access := range []string{"remap", "advise", "pread", "map"} {
 		t.Run(access, func(t *testing.T) {
 			d, well := newDouble(t, versionOf(0, 2_000_000)), filepath.Join(t.TempDir(), "well.bin")

@@ -79,6 +79,7 @@ func staysFlat(t *testing.T, m *mounted, do func()) {
 
 // Nothing that readers and lookers do stays with the process that serves them.
 func TestStaysFlat(t *testing.T) {
+	long(t)
 	config, _ := small(t, 1)
 	m := mountProgram(t, exec.Command(plainBatchfs), "-c", config)
 	for _, test := range []struct{ name, path, what, n string }{
@@ -103,6 +104,7 @@ func TestStaysFlat(t *testing.T) {
 
 // Readers that are killed at any moment leave nothing behind.
 func TestKilledReaders(t *testing.T) {
+	long(t)
 	config, _ := small(t, 1)
 	m := mountProgram(t, exec.Command(plainBatchfs), "-c", config, "--set", "batch.batch_size=64", "--set", "batch.block_size=8192")
 	chance := rand.New(rand.NewPCG(7, 8))

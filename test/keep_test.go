@@ -85,6 +85,7 @@ func TestHangingWorker(t *testing.T) {
 
 // A keeper and a worker that are stopped for a while go on as if nothing had been.
 func TestBothStopped(t *testing.T) {
+	long(t)
 	t.Parallel()
 	config, _ := stormConfig(t, "")
 	m := mount(t, "-c", config)
@@ -187,6 +188,7 @@ func sameFile(t *testing.T, a, b string) bool {
 
 // A worker that cannot serve is tried again for a while. Then the mount goes, and the log says why.
 func TestGivingUp(t *testing.T) {
+	long(t)
 	t.Parallel()
 	config, _ := small(t, 1)
 	m := mount(t, "-c", config)

@@ -13,6 +13,8 @@ import (
 // Who reads tokens that do not come gets an error in time, again and again, while other splits are read as ever; when they come
 // again, so do the batches, none of them left out.
 func TestTimeLimit(t *testing.T) {
+	long(t)
+	t.Parallel()
 	for _, access := range []string{"remap", "advise", "pread"} {
 		t.Run(access, func(t *testing.T) {
 			const readers = 30 // more than may be stuck
@@ -100,6 +102,7 @@ func TestTimeLimit(t *testing.T) {
 
 // A mount whose worker cannot even be killed, as it waits for a disk, has another; and it ends.
 func TestUnkillable(t *testing.T) {
+	t.Parallel()
 	d := newDouble(t, versionOf(0, 2_000_000))
 	well := filepath.Join(t.TempDir(), "well.bin")
 	write(t, well, versionOf(2, changeTokens))

@@ -93,6 +93,14 @@ func lack(t testing.TB, format string, args ...any) {
 	t.Skipf(format, args...)
 }
 
+// long skips a test that takes long where only the fast ones are asked for.
+func long(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("long")
+	}
+}
+
 // tokens writes a file of n tokens of width bytes that are their own positions, wrapping.
 func tokens(t testing.TB, path string, n, width int) string {
 	t.Helper()

@@ -70,7 +70,7 @@ func TestElastic(t *testing.T) {
 // A run goes on after its mount was killed, from the trainer's own count of steps, as if nothing had happened.
 func TestResume(t *testing.T) {
 	const steps = 2000
-	runs := 20
+	runs := 12
 	if testing.Short() {
 		runs = 3
 	}
@@ -206,7 +206,7 @@ func TestSplitsDoNotDisturbEachOther(t *testing.T) {
 // Looking up settings without end costs no memory, and what is in use among them stays what it is.
 func TestManySettings(t *testing.T) {
 	const first, warm, most = 1000, 20_000, 8 << 10 // KiB, of which the garbage collector takes some more or less
-	n := soak(200_000)
+	n := soak(100_000)
 	config, _ := small(t, 1)
 	m := mountProgram(t, exec.Command(plainBatchfs), "-c", config)
 	reader := exec.CommandContext(t.Context(), "sh", "-c", `exec 3<"$1"; head -c 100 <&3; echo open >&2; read line; cat <&3`,

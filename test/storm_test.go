@@ -17,13 +17,10 @@ import (
 	"time"
 )
 
-// lasting is how long something goes on: as long as given, a third of that in short tests, or where there is time for it as a soak.
+// lasting is the first time, or the second where there is that much: BATCHFS_SOAK=1.
 func lasting(test, soak time.Duration) time.Duration {
-	switch {
-	case os.Getenv("BATCHFS_SOAK") == "1":
+	if os.Getenv("BATCHFS_SOAK") == "1" {
 		return soak
-	case testing.Short():
-		return test / 3
 	}
 	return test
 }
@@ -86,13 +83,16 @@ func TestStorm(t *testing.T) {
 		{"no resend", plainBatchfs, []string{"--no-resend"}, "", kill, func(strikes int) int { return 1 << 30 }},
 	} {
 		t.Run(storm.name, func(t *testing.T) {
+			if storm.name != "kill" {
+				long(t)
+			}
 			cmd, temporary := exec.Command(storm.program), t.TempDir()
 			cmd.Env = append(os.Environ(), "BATCHFS_FAULTS="+storm.faults, "TMPDIR="+temporary)
 			m := mountProgram(t, cmd, append(storm.args, "-c", config)...)
 			fds := len(m.fds(t))
 			readers := startStorms(t, m)
 			strikes := 0
-			for end := time.Now().Add(lasting(6*time.Second, 90*time.Second)); time.Now().Before(end); {
+			for end := time.Now().Add(lasting(4*time.Second, 90*time.Second)); time.Now().Before(end); {
 				time.Sleep(time.Duration(rand.Int64N(int64(500 * time.Millisecond))))
 				if worker := m.worker(t); storm.strike != nil && worker > 0 {
 					storm.strike(m, worker)
@@ -153,6 +153,7 @@ func longest(t *testing.T, log string) (most time.Duration) {
 // Readers of every kind of file, while the token file is replaced again and again and the process that serves is killed at any
 // moment: no wrong byte, no number twice, and memory that does not grow.
 func TestSoak(t *testing.T) {
+	long(t)
 	config, data := stormConfig(t, "on_change = \"follow\"\n")
 	m := mountProgram(t, exec.Command(plainBatchfs), "-c", config)
 	readers := startStorms(t, m)
@@ -160,7 +161,7 @@ func TestSoak(t *testing.T) {
 	for v := range versions {
 		versions[v] = stormTokens(v)
 	}
-	began, lasts := time.Now(), lasting(9*time.Second, 30*time.Minute)
+	began, lasts := time.Now(), lasting(6*time.Second, 30*time.Minute)
 	replaced, strikes := 0, 0
 	var keeper, worker [4]int // the most that each had resident in each quarter of the time, in KiB
 	nextKill, nextChange, nextLook := began, began.Add(time.Second), began.Add(time.Second)
