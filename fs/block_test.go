@@ -199,19 +199,34 @@ func TestOtherSplitsAreRefused(t *testing.T) {
 	}
 }
 
-// A handle of a text that another process opened shows that text, and never another's.
+// A handle of a text that another process opened shows one text, whole or to its end, and never parts of two.
 func TestTextsGoOn(t *testing.T) {
 	s := counting("train", 1000)
+	info := "{}\n"
+	s.Info = func() []byte { return []byte(info) }
 	tr := plant(t, s)
-	cursor := tr.reader(t, "train/cursor", 0)
+	cursor, begun, done := tr.reader(t, "train/cursor", 0), tr.reader(t, "train/info.json", 0), tr.reader(t, "train/info.json", 0)
+	done.read(0, 100)
 	tr = grow(t, tr.table.block, s)
 	status := tr.reader(t, "status.json", 0)
-	cursor.tree = tr
+	for _, r := range []*reader{cursor, begun, done} {
+		r.tree = tr
+	}
+	info = "{\"longer\": true}\n"
 	if text, st := cursor.read(0, 100); st != fuse.OK || string(text) != "0\n" {
 		t.Errorf("cursor shows %q, %v", text, st)
 	}
 	if text, _ := status.read(0, 1); string(text) != "{" {
 		t.Errorf("status.json begins with %q", text)
+	}
+	if text, st := done.read(3, 100); st != fuse.OK || len(text) > 0 {
+		t.Errorf("after its end, a text goes on with %q, %v", text, st)
+	}
+	if text, st := begun.read(1, 100); st != fuse.Status(syscall.ESTALE) {
+		t.Errorf("in its middle, a text goes on with %q, %v", text, st)
+	}
+	if text, st := begun.read(0, 100); st != fuse.OK || string(text) != info {
+		t.Errorf("from its beginning, a text is %q, %v", text, st)
 	}
 }
 

@@ -69,7 +69,7 @@ type tree struct {
 
 	textMu sync.Mutex
 	texts  map[uint64][]byte // what open handles of texts made for them show, by handle
-	lastFh uint64            // of those handles
+	opened uint64            // of those handles, the last one
 }
 
 // attributes that never change may be remembered for as long as the kernel can express.
@@ -109,7 +109,7 @@ func (t *tree) goOn(splits []*Sequence, b *block, o Options) (err error) {
 	t.watch.limit, t.watch.table, t.watch.stuck = o.Timeout, t.table, map[int]int{}
 	t.watch.fault = func(i inode, err error) { t.fault(i, err) }
 	t.began = time.Unix(0, b.began)
-	t.lastFh = b.workers.Add(1) << 32 // those of earlier workers may still be open
+	t.opened = b.workers.Add(1) << 20 // those of earlier workers may still be open
 	return nil
 }
 
@@ -398,15 +398,19 @@ func (t *tree) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	}
 }
 
-// openText keeps what the file shows now for the life of the handle.
+// openText keeps what the file shows now for the life of the handle, which tells how long that is.
 func (t *tree) openText(i inode, s *Sequence) (fh uint64) {
 	text := t.text(i, s)
 	t.textMu.Lock()
 	defer t.textMu.Unlock()
-	t.lastFh++
-	t.texts[t.lastFh] = text
-	return t.lastFh
+	t.opened++
+	fh = t.opened<<textBits | uint64(min(len(text), 1<<textBits-1))
+	t.texts[fh] = text
+	return fh
 }
+
+// textBits are those of a handle of a text in which its length stands, or the greatest that they have room for.
+const textBits = 24
 
 func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	i := inode(in.NodeId)
@@ -422,14 +426,14 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	}
 	defer t.watch.end(c)
 	defer t.panicked()
-	if text := t.openedText(i, in.Fh); text != nil {
+	if text := t.openedText(i, in.Fh, in.Offset); text != nil {
 		off := min(in.Offset, uint64(len(text)))
 		return fuse.ReadResultData(buf[:copy(buf, text[off:])]), fuse.OK
 	}
 	s := t.sequence(i)
 	// Asked of the handle, as the changes that are part of an inode come round again, and before its size: the end of
 	// what is there now is none to who reads what was.
-	if k.isNumbered() && in.Fh != s.Changes {
+	if k.isLiveText() || k.isNumbered() && in.Fh != s.Changes {
 		return nil, t.fault(i, errOutdated)
 	}
 	off := int64(in.Offset)
@@ -486,21 +490,33 @@ func (t *tree) readNext(i inode, in *fuse.ReadIn, c *call, r span, buf []byte) (
 // Tokens that change so often while they are read are not served.
 const maxTries = 10
 
-// openedText is what a file without batches shows on a handle, and nil for the others.
-func (t *tree) openedText(i inode, fh uint64) []byte {
-	if i.kind().isLiveText() || i.kind() == batchJSON {
-		t.textMu.Lock()
-		text, kept := t.texts[fh]
-		t.textMu.Unlock()
-		if kept {
-			return text
-		}
-	}
-	// Also of a handle that was opened in another process, unless there are other tokens now.
-	if s := t.sequence(i); !i.outdated(s) {
+// openedText is what a file without batches shows on a handle to who reads it from off on, and nil for the others.
+func (t *tree) openedText(i inode, fh, off uint64) []byte {
+	s := t.sequence(i)
+	if !i.kind().isLiveText() && i.kind() != batchJSON {
 		return t.text(i, s)
 	}
-	return nil
+	t.textMu.Lock()
+	text, kept := t.texts[fh]
+	t.textMu.Unlock()
+	if kept {
+		return text
+	}
+	// It was opened in another process, and what is made here may be another text.
+	size := fh & (1<<textBits - 1)
+	if off > 0 && off >= size {
+		return []byte{}
+	}
+	if i.outdated(s) {
+		return nil
+	}
+	if text = t.text(i, s); off > 0 && uint64(len(text)) != size {
+		return nil
+	}
+	t.textMu.Lock()
+	t.texts[fh] = text
+	t.textMu.Unlock()
+	return text
 }
 
 // read answers with the bytes from off on of a file that begins with batch number of s, as many as buf has, which lie
