@@ -373,3 +373,24 @@ func TestNobodyListens(t *testing.T) {
 		t.Errorf("batch 0 is %s, want %s", got, want[0])
 	}
 }
+
+// A mount in the foreground ends with its terminal.
+func TestTerminalIsClosed(t *testing.T) {
+	needFUSE(t)
+	config, _ := small(t, 1)
+	dir := t.TempDir()
+	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+	out := run(t, python, "-c", `
+import os, pty, sys
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+said = b""
+while b"stop with Ctrl-C" not in said:
+    said += os.read(terminal, 1000)
+os.close(terminal)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))`, batchfs, "mount", "-c", config, dir)
+	if out != "0\n" || isMounted(t, dir) {
+		t.Errorf("exit status %s, mounted: %v", out, isMounted(t, dir))
+	}
+}
