@@ -83,6 +83,7 @@ func TestBench(t *testing.T) {
 }
 
 func TestBenchInterrupted(t *testing.T) {
+	long(t)
 	needFUSE(t)
 	dir := t.TempDir()
 	cmd := benchCommand(dir)

@@ -9,6 +9,7 @@ import (
 
 // What the daemon has resident does not grow with what was read, but with access = map, which is there to show it.
 func TestMemoryStaysFlat(t *testing.T) {
+	long(t)
 	needFUSE(t)
 	dir := t.TempDir()
 	const MiB = 1 << 20
