@@ -137,10 +137,15 @@ func (k *keeper) mount() (err error) {
 	return err
 }
 
+// inPlace says whether the mount is what its mountpoint leads to.
+func (k *keeper) inPlace() (bool, error) {
+	device, err := mountedAt(k.mountpoint)
+	return err == nil && device == k.device, err
+}
+
 // detach takes the mount from its place, if it is still there.
 func (k *keeper) detach() error {
-	device, err := mountedAt(k.mountpoint)
-	if err != nil || device != k.device {
+	if ours, err := k.inPlace(); !ours {
 		return err
 	}
 	return Unmount(k.mountpoint, true)
@@ -185,29 +190,31 @@ func (c *child) listen() {
 	close(c.ended)
 }
 
+var errLate = fmt.Errorf("the process that was to serve did not get ready within %v", startLimit)
+
 // await returns nil when a worker that does not serve yet says what it is expected to. Otherwise it is ended.
 func (c *child) await(what string) error {
 	late := time.After(startLimit)
 	for {
 		select {
-		case said, ok := <-c.said:
+		case said := <-c.said: // or nothing, when it has ended
 			switch {
 			case said.what == saySnapshot:
 				c.snapshot = said.file
 			case said.what == what:
 				return nil
 			default:
-				return c.why(said, ok)
+				return c.why(said)
 			}
 		case <-late:
 			c.kill()
-			return fmt.Errorf("the process that was to serve did not get ready within %v", startLimit)
+			return errLate
 		}
 	}
 }
 
 // why ends a worker, and says why it did not do what it should have.
-func (c *child) why(said saying, ok bool) error {
+func (c *child) why(said saying) error {
 	c.kill()
 	if reason, refused := strings.CutPrefix(said.what, sayRefused); refused {
 		return errors.New(reason)
@@ -297,7 +304,7 @@ func (k *keeper) begin(anew bool) error {
 func (k *keeper) hand(c *child) error {
 	k.handled = k.block.handled.Load()
 	if err := c.control.say(sayServe, nil); err != nil {
-		return c.why(saying{}, false)
+		return c.why(saying{})
 	}
 	if err := c.await(sayServing); err != nil {
 		return err
@@ -344,8 +351,8 @@ func (k *keeper) keep() error {
 			err = k.end()
 		case said, ok := <-k.worker.said:
 			err = k.heard(said, ok)
-		case said, ok := <-next:
-			err = k.heardNext(said, ok)
+		case said := <-next:
+			err = k.heardNext(said)
 		case <-ping.C:
 			err = k.ping()
 		case <-look.C:
@@ -354,7 +361,7 @@ func (k *keeper) keep() error {
 				k.worker.kill()
 				err = k.replace(k.worker.state())
 			case k.next != nil && time.Since(k.asked) > startLimit:
-				k.refuse(fmt.Errorf("the process that was to serve did not get ready within %v", startLimit))
+				k.refuse(errLate)
 			case !k.ending.IsZero():
 				err = k.tryToEnd()
 			}
@@ -461,11 +468,11 @@ func (k *keeper) drain() {
 // remount ends the connection, so that all who wait for it get an error, and makes another.
 func (k *keeper) remount() error {
 	k.connection.Close()
-	device, err := mountedAt(k.mountpoint)
+	ours, err := k.inPlace()
 	if err != nil {
 		return err
 	}
-	if device != k.device {
+	if !ours {
 		return errStopped // it was unmounted, under its readers
 	}
 	if err := Unmount(k.mountpoint, true); err != nil {
@@ -490,14 +497,14 @@ func (k *keeper) restart() error {
 }
 
 // heardNext goes on with a restart.
-func (k *keeper) heardNext(said saying, ok bool) error {
+func (k *keeper) heardNext(said saying) error {
 	switch {
 	case said.what == saySnapshot:
 		k.next.snapshot = said.file
 	case said.what == sayPrepared:
 		return k.handOver()
 	default:
-		k.refuse(k.next.why(said, ok))
+		k.refuse(k.next.why(said))
 	}
 	return nil
 }
@@ -568,7 +575,7 @@ func (k *keeper) end() error {
 
 func (k *keeper) tryToEnd() error {
 	err := error(unix.EBUSY) // under its readers it may have been detached; they have their time nevertheless
-	if device, _ := mountedAt(k.mountpoint); device == k.device {
+	if ours, _ := k.inPlace(); ours {
 		err = Unmount(k.mountpoint, false)
 	}
 	switch {

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	stdlog "log"
@@ -57,28 +58,24 @@ func Inherit() (*Worker, error) {
 	for fd := connectionFd; fd <= ExtraFd; fd++ {
 		unix.CloseOnExec(fd)
 	}
-	control := &socket{fd: controlFd}
-	b, err := mapBlock(os.NewFile(blockFd, "block"), unix.PROT_READ|unix.PROT_WRITE)
-	if err != nil {
-		control.say(refusal(err), nil)
-		return nil, err
-	}
-	return &Worker{
+	w := &Worker{
 		Snapshot:   os.NewFile(snapshotFd, "snapshot"),
 		connection: connectionFd,
-		block:      b,
-		control:    control,
+		control:    &socket{fd: controlFd},
 		stop:       make(chan int, 1),
-	}, nil
+	}
+	var err error
+	if w.block, err = mapBlock(os.NewFile(blockFd, "block"), unix.PROT_READ|unix.PROT_WRITE); err != nil {
+		w.Refuse(err)
+		return nil, err
+	}
+	return w, nil
 }
 
 // Refuse tells the keeper why this process cannot serve.
-func (w *Worker) Refuse(err error) { w.control.say(refusal(err), nil) }
-
-// refusal is as long as a message may be.
-func refusal(err error) string {
+func (w *Worker) Refuse(err error) {
 	text := sayRefused + err.Error()
-	return text[:min(len(text), len(socket{}.buf))]
+	w.control.say(text[:min(len(text), len(w.control.buf))], nil)
 }
 
 // Publish gives the keeper a snapshot for successors to begin from. It belongs to the keeper then.
@@ -199,6 +196,15 @@ const leaveLimit = 50 * time.Millisecond
 
 // notifyResend is FUSE_NOTIFY_RESEND, of Linux 6.9.
 var notifyResend = []byte{0: 16, 4: 7, 15: 0}
+
+// errorReply is what the kernel is told of a request that failed.
+func errorReply(id uint64, errno unix.Errno) []byte {
+	reply := make([]byte, 16)
+	binary.NativeEndian.PutUint32(reply, 16)
+	binary.NativeEndian.PutUint32(reply[4:], uint32(-int32(errno)))
+	binary.NativeEndian.PutUint64(reply[8:], id)
+	return reply
+}
 
 // handshake makes a server on the connection, and returns its descriptor of it. The kernel says only once how a connection
 // begins, to the first worker. Each later one is told the same, over a socket, and has to give the same answer.

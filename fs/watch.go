@@ -1,7 +1,6 @@
 package fs
 
 import (
-	"encoding/binary"
 	"fmt"
 	"maps"
 	"slices"
@@ -183,13 +182,4 @@ func (w *watch) close() {
 	w.mu.Lock()
 	w.ended = true
 	w.mu.Unlock()
-}
-
-// errorReply is what the kernel is told of a request that failed.
-func errorReply(id uint64, errno syscall.Errno) []byte {
-	reply := make([]byte, 16)
-	binary.NativeEndian.PutUint32(reply, 16)
-	binary.NativeEndian.PutUint32(reply[4:], uint32(-int32(errno)))
-	binary.NativeEndian.PutUint64(reply[8:], id)
-	return reply
 }

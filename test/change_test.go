@@ -772,8 +772,8 @@ func TestChangesWithoutEnd(t *testing.T) {
 	const rounds = 3
 	for _, access := range []string{"advise", "remap", "pread"} {
 		t.Run(access, func(t *testing.T) {
-			if testing.Short() && access != "advise" {
-				t.Skip("long")
+			if access != "advise" {
+				long(t)
 			}
 			m, file, settings := mountFollowing(t, versionOf(0, 100_000), "--set", "memory.access="+access)
 			prepared := func(v int) string { return filepath.Join(filepath.Dir(file), fmt.Sprint("v", v), "train.bin") }

@@ -1,7 +1,6 @@
 package test
 
 import (
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -31,11 +30,8 @@ type burden struct{ descriptors, threads, residentKiB int }
 // burdenOf is that of the process that serves a mount.
 func burdenOf(t *testing.T, m *mounted) burden {
 	t.Helper()
-	var served struct{ PID int }
-	if err := json.Unmarshal([]byte(run(t, "cat", m.path("status.json"))), &served); err != nil {
-		t.Fatal(err)
-	}
-	proc := fmt.Sprintf("/proc/%d/", served.PID)
+	pid := m.worker(t)
+	proc := fmt.Sprintf("/proc/%d/", pid)
 	open, err := os.ReadDir(proc + "fd")
 	if err != nil {
 		t.Fatal(err)
@@ -44,14 +40,11 @@ func burdenOf(t *testing.T, m *mounted) burden {
 	if err != nil {
 		t.Fatal(err)
 	}
-	number := func(key string) int {
-		n, err := strconv.Atoi(regexp.MustCompile(key + `:\s+(\d+)`).FindStringSubmatch(string(status))[1])
-		if err != nil {
-			t.Fatal(err)
-		}
-		return n
+	threads, err := strconv.Atoi(regexp.MustCompile(`Threads:\s+(\d+)`).FindStringSubmatch(string(status))[1])
+	if err != nil {
+		t.Fatal(err)
 	}
-	return burden{len(open), number("Threads"), number("VmRSS")}
+	return burden{len(open), threads, resident(pid)}
 }
 
 // staysFlat does something twice, first to get to what is held anyway: the second time nothing may be added.

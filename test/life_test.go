@@ -230,11 +230,7 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
 	asNobody := func(args ...string) (string, error) {
-		cmd := exec.Command(args[0], args[1:]...)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
-		cmd.Env = append(os.Environ(), "HOME="+home, "XDG_STATE_HOME="+home)
-		out, err := cmd.CombinedOutput()
-		return string(out), err
+		return asUser(nobody, nobody, append([]string{"env", "HOME=" + home, "XDG_STATE_HOME=" + home}, args...)...)
 	}
 	said, err := asNobody(batchfs, "mount", "-d", "--data", filepath.Dir(data), dir)
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"batchfs/cmd/batchfs/bench"
 	"batchfs/fs"
 )
 
@@ -54,9 +55,7 @@ With a configuration, its token files are looked at too, and its mountpoint, or 
 			}
 			return nil
 		},
-		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-			return nil, cobra.ShellCompDirectiveFilterDirs
-		},
+		ValidArgsFunction: directories,
 	}
 	f.flags(cmd)
 	return cmd
@@ -232,26 +231,10 @@ func (d *doctor) tokens(s *split) (string, error) {
 	}
 	files := slices.Concat(o.tokens.Files()...)
 	detail := fmt.Sprintf("%d tokens in %d file(s)", o.tokens.Len(), len(files))
-	if kib := d.diskReadAhead(files[0]); kib != "" {
-		detail += ", on a disk that is read " + kib + " KiB ahead"
+	if kib := bench.ReadAhead(files[0]); kib > 0 {
+		detail += fmt.Sprintf(", on a disk that is read %d KiB ahead", kib)
 	}
 	return detail, nil
-}
-
-// diskReadAhead is how far the disk below a file is read ahead, or empty.
-func (d *doctor) diskReadAhead(file string) string {
-	var st unix.Stat_t
-	if unix.Stat(file, &st) != nil {
-		return ""
-	}
-	device := fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
-	// A partition has that of its disk.
-	for _, path := range []string{"sys/class/bdi/" + device, "sys/dev/block/" + device + "/../queue"} {
-		if text, err := os.ReadFile(d.root + "/" + path + "/read_ahead_kb"); err == nil { // not cleaned of its ..: that is a link's
-			return strings.TrimSpace(string(text))
-		}
-	}
-	return ""
 }
 
 // What batchfs takes besides the batches that it makes ready.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -58,7 +59,7 @@ func keep(ctx context.Context, taken *snapshot, c *config, file *os.File, logTo 
 	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM)
 	signal.Notify(hangups(restart, stop), syscall.SIGHUP)
 	if ctx.Err() != nil {
-		return fmt.Errorf("stopped before it was mounted")
+		return errors.New("stopped before it was mounted")
 	}
 	program, err := openProgram()
 	if err != nil {

@@ -62,6 +62,9 @@ A README at the top of every mount says how to read its files.`,
 	return root
 }
 
+// directories completes an argument that is one.
+var directories = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
+
 // version is what the build knows of its source: a release's tag, or the commit.
 func version() string {
 	info, ok := debug.ReadBuildInfo()

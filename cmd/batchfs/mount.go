@@ -43,11 +43,9 @@ readers do not notice. "batchfs restart" replaces it on purpose.`,
 		Example: `  batchfs mount --data data/shakespeare_char /mnt/batches
   batchfs mount -c config.toml -d
   batchfs mount -c config.toml --set batch.seed=7 --set splits.val.order=sequential /mnt/batches`,
-		Args: cobra.MaximumNArgs(1),
-		RunE: f.mount,
-		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-			return nil, cobra.ShellCompDirectiveFilterDirs
-		},
+		Args:              cobra.MaximumNArgs(1),
+		RunE:              f.mount,
+		ValidArgsFunction: directories,
 	}
 	f.flags(cmd)
 	cmd.Flags().BoolVarP(&f.background, "background", "d", false, "go to the background once batches can be read")

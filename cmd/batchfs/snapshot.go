@@ -101,11 +101,11 @@ func (s *snapshot) splits(c *config) (all []opened, err error) {
 		}
 		of := s.Splits[i]
 		split.TorchState = of.TorchState
+		var o opened
 		tokens, err := cache.Reopen(of.Tokens, split.options(c.Memory))
-		if err != nil {
-			return nil, fmt.Errorf("splits.%s: %w", split.Split, err)
+		if err == nil {
+			o, err = split.over(tokens)
 		}
-		o, err := split.over(tokens)
 		if err != nil {
 			return nil, fmt.Errorf("splits.%s: %w", split.Split, err)
 		}

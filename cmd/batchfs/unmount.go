@@ -52,9 +52,7 @@ unmounted, and nothing but a batchfs ever is.`,
 			fmt.Fprintf(cmd.OutOrStdout(), "%s is unmounted\n", args[0])
 			return nil
 		},
-		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-			return nil, cobra.ShellCompDirectiveFilterDirs
-		},
+		ValidArgsFunction: directories,
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "unmount under processes that have files open there")
 	return cmd

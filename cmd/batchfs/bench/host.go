@@ -27,7 +27,7 @@ type host struct {
 
 func (b *bench) host(trainer hello) (host, error) {
 	h := host{Cores: runtime.NumCPU(), Load: b.load, Go: runtime.Version(), hello: trainer,
-		DiskReadAhead: readAhead(b.cold), MountReadAhead: b.readAhead}
+		DiskReadAhead: ReadAhead(b.cold), MountReadAhead: b.readAhead}
 	var uname unix.Utsname
 	if err := unix.Uname(&uname); err != nil {
 		return h, err
@@ -46,8 +46,8 @@ func (b *bench) host(trainer hello) (host, error) {
 	return h, nil
 }
 
-// readAhead is that of the filesystem on which a file lies, in KiB.
-func readAhead(path string) int {
+// ReadAhead is that of the filesystem on which a file lies, in KiB, or 0 where the kernel does not say.
+func ReadAhead(path string) int {
 	var st unix.Stat_t
 	if unix.Stat(path, &st) != nil {
 		return 0

@@ -199,7 +199,7 @@ func (b *bench) mounted(tokens, access string) (*daemon, error) {
 			return nil, err
 		}
 		b.mounts[access] = d
-		b.readAhead = readAhead(d.mountpoint)
+		b.readAhead = ReadAhead(d.mountpoint)
 	}
 	return b.mounts[access], nil
 }
