@@ -50,9 +50,7 @@ type keeper struct {
 	failures   int       // workers in a row that ended at once, without having handled a request
 	snapshots  int       // that were published
 
-	next  *child    // that is to take the worker's place once it could serve, or nil
-	asked time.Time // when
-	stale int       // snapshots, when it began
+	next *child // that could take the worker's place, or will do so soon, or nil
 
 	ending    time.Time // when the time of grace is over; zero: the mount is not to end
 	warned    bool      // that files are open
@@ -66,7 +64,11 @@ type child struct {
 	said    chan saying   // what it says; closed with its end of the socket
 	ended   chan struct{} // closed when the process has ended
 
-	snapshot *os.File // that it published before it served, or nil
+	anew      bool // it was asked for, to replace the worker; or else it stands by
+	began     time.Time
+	snapshots int      // that were published before it began
+	prepared  bool     // it could serve
+	snapshot  *os.File // that it published before it served, or nil
 }
 
 // A saying is what a worker says, and the file that comes with a snapshot.
@@ -158,7 +160,10 @@ func (k *keeper) start(anew bool) (*child, error) {
 		return nil, fmt.Errorf("socketpair: %w", err)
 	}
 	theirs := os.NewFile(uintptr(pair[1]), "control")
-	c := &child{cmd: k.Worker(anew), control: &socket{fd: pair[0]}, said: make(chan saying, maxSaid), ended: make(chan struct{})}
+	c := &child{
+		cmd: k.Worker(anew), control: &socket{fd: pair[0]}, said: make(chan saying, maxSaid), ended: make(chan struct{}),
+		anew: anew, began: time.Now(), snapshots: k.snapshots,
+	}
 	c.cmd.ExtraFiles = append([]*os.File{k.connection, k.memory, theirs, k.Snapshot}, c.cmd.ExtraFiles...)
 	// Ctrl-C is for the keeper, which then unmounts.
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -190,11 +195,13 @@ func (c *child) listen() {
 	close(c.ended)
 }
 
-var errLate = fmt.Errorf("the process that was to serve did not get ready within %v", startLimit)
+func tooLate(limit time.Duration) error {
+	return fmt.Errorf("the process that was to serve did not get ready within %v", limit)
+}
 
 // await returns nil when a worker that does not serve yet says what it is expected to. Otherwise it is ended.
-func (c *child) await(what string) error {
-	late := time.After(startLimit)
+func (c *child) await(what string, limit time.Duration) error {
+	late := time.After(limit)
 	for {
 		select {
 		case said := <-c.said: // or nothing, when it has ended
@@ -208,7 +215,7 @@ func (c *child) await(what string) error {
 			}
 		case <-late:
 			c.kill()
-			return errLate
+			return tooLate(limit)
 		}
 	}
 }
@@ -288,16 +295,34 @@ func threadState(dir string) string {
 // dying says whether the first thread has ended, and others have not.
 func (c *child) dying() bool { return threadState(fmt.Sprintf("/proc/%d", c.cmd.Process.Pid)) == "Z" }
 
-// begin has a worker serve.
-func (k *keeper) begin(anew bool) error {
-	c, err := k.start(anew)
-	if err == nil {
-		err = c.await(sayPrepared)
+// begin has a worker serve: the one that stands by, or another.
+func (k *keeper) begin(anew bool) (err error) {
+	c := k.next
+	k.next = nil
+	if c == nil {
+		if c, err = k.start(anew); err != nil {
+			return err
+		}
 	}
-	if err != nil {
-		return err
+	if !c.prepared {
+		if err := c.await(sayPrepared, startLimit); err != nil {
+			return err
+		}
 	}
 	return k.hand(c)
+}
+
+// standBy has a process stand by, because to start one takes long while readers keep every processor busy.
+func (k *keeper) standBy() {
+	if k.next != nil || !k.ending.IsZero() || !k.resends() {
+		return
+	}
+	next, err := k.start(false)
+	if err != nil {
+		k.Log.Debug("no process stands by", "err", err)
+		return
+	}
+	k.next = next
 }
 
 // hand gives the mount to a worker that could serve.
@@ -306,7 +331,7 @@ func (k *keeper) hand(c *child) error {
 	if err := c.control.say(sayServe, nil); err != nil {
 		return c.why(saying{})
 	}
-	if err := c.await(sayServing); err != nil {
+	if err := c.await(sayServing, maxUnanswered*pingEvery); err != nil {
 		return err
 	}
 	k.worker, k.began, k.unanswered = c, time.Now(), 0
@@ -323,11 +348,14 @@ func (k *keeper) hand(c *child) error {
 	return nil
 }
 
-// keepSnapshot keeps what the next worker is to begin from.
+// keepSnapshot keeps what the next worker is to begin from. One that stands by began from another.
 func (k *keeper) keepSnapshot(file *os.File) {
 	k.Snapshot.Close()
 	k.Snapshot = file
 	k.snapshots++
+	if k.next != nil && !k.next.anew {
+		k.drop(errors.New("the token files changed"))
+	}
 }
 
 // errStopped ends a keeper as it should.
@@ -338,6 +366,7 @@ func (k *keeper) keep() error {
 	ping, look := time.NewTicker(pingEvery), time.NewTicker(lookEvery)
 	defer ping.Stop()
 	defer look.Stop()
+	k.standBy()
 	for !k.gone() {
 		var next chan saying
 		if k.next != nil {
@@ -354,14 +383,15 @@ func (k *keeper) keep() error {
 		case said := <-next:
 			err = k.heardNext(said)
 		case <-ping.C:
-			err = k.ping()
+			if err = k.ping(); err == nil {
+				k.standBy()
+			}
 		case <-look.C:
 			switch {
 			case k.worker.dying():
-				k.worker.kill()
-				err = k.replace(k.worker.state())
-			case k.next != nil && time.Since(k.asked) > startLimit:
-				k.refuse(errLate)
+				err = k.replace("")
+			case k.next != nil && !k.next.prepared && time.Since(k.next.began) > startLimit:
+				k.drop(tooLate(startLimit))
 			case !k.ending.IsZero():
 				err = k.tryToEnd()
 			}
@@ -376,8 +406,7 @@ func (k *keeper) keep() error {
 func (k *keeper) heard(said saying, ok bool) error {
 	switch {
 	case !ok:
-		k.worker.awaitEnd()
-		return k.replace(k.worker.state())
+		return k.replace("")
 	case said.what == saySnapshot:
 		k.keepSnapshot(said.file)
 	case said.what == sayPong:
@@ -390,7 +419,6 @@ func (k *keeper) heard(said saying, ok bool) error {
 // ping asks the worker whether it is well. Pings are counted, not the time, as the keeper itself may have been stopped for a while.
 func (k *keeper) ping() error {
 	if k.unanswered++; k.unanswered > maxUnanswered {
-		k.worker.kill()
 		return k.replace("it did not answer")
 	}
 	k.worker.control.say(sayPing, nil) // it may have ended, of which there will be another sign
@@ -411,12 +439,17 @@ func (k *keeper) resends() bool {
 	return !k.NoResend && len(request) >= flags2+4 && binary.NativeEndian.Uint32(request[flags2:])&hasResend != 0
 }
 
-// replace has another worker go on for one that ended, unless the mount is gone.
+// replace has another worker go on for one that ended, or is to end, unless the mount is gone. How it ended is why, if nothing
+// else is.
 func (k *keeper) replace(why string) error {
 	began := time.Now()
+	k.worker.kill()
+	if why == "" {
+		why = k.worker.state()
+	}
 	k.drain()
-	if k.next != nil {
-		k.refuse(errors.New("the process that served ended meanwhile; try again"))
+	if k.next != nil && k.next.anew {
+		k.drop(errors.New("the process that served ended meanwhile; try again"))
 	}
 	k.failures++
 	if k.block.handled.Load() != k.handled || time.Since(k.began) > settled {
@@ -441,6 +474,7 @@ func (k *keeper) replace(why string) error {
 		err := k.begin(false)
 		if err == nil {
 			k.Log.Warn("the process that served ended: another goes on", "why", why, "after", time.Since(began), "pid", k.worker.cmd.Process.Pid)
+			k.standBy()
 			return nil
 		}
 		why = err.Error()
@@ -484,7 +518,7 @@ func (k *keeper) remount() error {
 
 // restart begins to replace the worker on purpose, unless that is under way, or the mount is to end.
 func (k *keeper) restart() error {
-	if k.next != nil || !k.ending.IsZero() {
+	if k.next != nil && k.next.anew || !k.ending.IsZero() {
 		return nil
 	}
 	next, err := k.start(true)
@@ -492,29 +526,42 @@ func (k *keeper) restart() error {
 		k.refuse(err)
 		return nil
 	}
-	k.next, k.asked, k.stale = next, time.Now(), k.snapshots
+	if k.next != nil {
+		k.next.kill()
+	}
+	k.next = next
 	return nil
 }
 
-// heardNext goes on with a restart.
+// heardNext goes on with a restart, or knows that a process stands by.
 func (k *keeper) heardNext(said saying) error {
 	switch {
 	case said.what == saySnapshot:
 		k.next.snapshot = said.file
-	case said.what == sayPrepared:
+	case said.what == sayPrepared && k.next.anew:
 		return k.handOver()
+	case said.what == sayPrepared:
+		k.next.prepared = true
 	default:
-		k.refuse(k.next.why(said))
+		k.drop(k.next.why(said))
 	}
 	return nil
 }
 
+// drop ends the process that was to take the worker's place.
+func (k *keeper) drop(why error) {
+	next := k.next
+	k.next = nil
+	next.kill()
+	if next.anew {
+		k.refuse(why)
+	} else {
+		k.Log.Debug("no process stands by", "err", why)
+	}
+}
+
 // refuse ends a restart: the same worker goes on.
 func (k *keeper) refuse(err error) {
-	if k.next != nil {
-		k.next.kill()
-		k.next = nil
-	}
 	k.Log.Error("restart refused: the same process goes on", "err", err)
 	k.tell(err.Error())
 }
@@ -544,7 +591,7 @@ func (k *keeper) handOver() (err error) {
 			return err
 		}
 		err = k.begin(true)
-	case k.snapshots != k.stale:
+	case k.snapshots != next.snapshots:
 		next.kill() // it began from an older one
 		err = k.begin(true)
 	default:
@@ -558,6 +605,7 @@ func (k *keeper) handOver() (err error) {
 	k.Log.Info("restarted: another process goes on", "pid", pid)
 	k.Restarted(pid)
 	k.tell("")
+	k.standBy()
 	return nil
 }
 

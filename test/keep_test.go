@@ -36,20 +36,22 @@ func TestKilledKeeper(t *testing.T) {
 		" of a stopped one": func(pid int) { syscall.Kill(pid, syscall.SIGSTOP) },
 	} {
 		m := mount(t, "-c", config)
-		pid := m.worker(t)
+		m.awaitStandby(t)
+		workers := m.workers(t)
 		held, err := os.Open("/dev/null")
 		noError(t, err)
 		reader := exec.Command("sleep", "60")
 		reader.Dir = m.dir // which keeps the dead mount busy
 		noError(t, reader.Start())
 		t.Cleanup(func() { reader.Process.Kill(); reader.Wait(); held.Close() })
-		worker(pid)
+		worker(workers[0])
 		m.cmd.Process.Kill()
 		<-m.done
-		await(t, "the end of the worker"+name, 5*time.Second, func() bool { return ended(pid) })
-		if _, stderr, err := try(t, "ls", m.dir); err == nil || !strings.Contains(stderr, "not connected") {
-			t.Errorf("ls of a dead mount: %v %s", err, stderr)
-		}
+		await(t, "the end of the worker"+name, 5*time.Second, func() bool { return ended(workers[0]) && ended(workers[1]) })
+		await(t, "a dead mount", 5*time.Second, func() bool {
+			_, stderr, err := try(t, "ls", m.dir)
+			return err != nil && strings.Contains(stderr, "not connected")
+		})
 		if name == "" {
 			run(t, batchfs, "unmount", m.dir)
 			if isMounted(t, m.dir) {
@@ -61,6 +63,30 @@ func TestKilledKeeper(t *testing.T) {
 			t.Errorf("batch 0 is %s, want %s", got, want[0])
 		}
 		run(t, batchfs, "unmount", "--force", m.dir)
+	}
+}
+
+// A process stands by that takes the place of one that ends, and then another does.
+func TestStandby(t *testing.T) {
+	t.Parallel()
+	config, want := small(t, 4)
+	m := mount(t, "-c", config)
+	for k, kills := range [][2]bool{{true, false}, {false, true}, {true, true}, {true, false}} {
+		m.awaitStandby(t)
+		before := m.workers(t)
+		for i, pid := range before {
+			if kills[i] {
+				noError(t, syscall.Kill(pid, syscall.SIGKILL))
+			}
+		}
+		if got := read(t, "read", m.path("train/next"))[0]; got != want[k] {
+			t.Errorf("batch %d is %s, want %s", k, got, want[k])
+		}
+		m.awaitStandby(t)
+		now := m.workers(t)
+		if kills == [2]bool{true, false} && now[0] != before[1] || kills == [2]bool{false, true} && now[0] != before[0] {
+			t.Errorf("%v: of %v, now %v", kills, before, now)
+		}
 	}
 }
 

@@ -89,6 +89,10 @@ func TestStorm(t *testing.T) {
 			cmd, temporary := exec.Command(storm.program), t.TempDir()
 			cmd.Env = append(os.Environ(), "BATCHFS_FAULTS="+storm.faults, "TMPDIR="+temporary)
 			m := mountProgram(t, cmd, append(storm.args, "-c", config)...)
+			standsBy := len(storm.args) == 0
+			if standsBy {
+				m.awaitStandby(t)
+			}
 			fds := len(m.fds(t))
 			readers := startStorms(t, m)
 			strikes := 0
@@ -127,6 +131,9 @@ func TestStorm(t *testing.T) {
 			}
 			if got.slowest > 1 {
 				t.Errorf("a read took %v s", got.slowest)
+			}
+			if standsBy {
+				m.awaitStandby(t)
 			}
 			if now := len(m.fds(t)); now > fds {
 				t.Errorf("the keeper has %d descriptors, had %d: %s", now, fds, m.fds(t))
@@ -169,8 +176,11 @@ func TestSoak(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 		now := time.Now()
 		if now.After(nextKill) {
-			if pid := m.worker(t); pid > 0 {
-				[]func(*mounted, int){kill, stopAndKill}[rand.IntN(2)](m, pid)
+			if workers := m.workers(t); len(workers) > 0 {
+				if rand.IntN(4) == 0 {
+					kill(m, workers[len(workers)-1]) // which stands by
+				}
+				[]func(*mounted, int){kill, stopAndKill}[rand.IntN(2)](m, workers[0])
 				strikes++
 			}
 			nextKill = now.Add(time.Duration(rand.Int64N(int64(4 * time.Second))))
@@ -214,17 +224,32 @@ func resident(pid int) (kib int) {
 // worker is the process that serves, or 0 while there is none.
 func (m *mounted) worker(t testing.TB) int {
 	t.Helper()
+	if all := m.workers(t); len(all) > 0 {
+		return all[0]
+	}
+	return 0
+}
+
+// workers are the processes that the keeper has: the one that serves, and then the one that stands by.
+func (m *mounted) workers(t testing.TB) (pids []int) {
+	t.Helper()
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", m.cmd.Process.Pid))
 	noError(t, err)
 	for _, children := range threads {
 		text, _ := os.ReadFile(children)
-		fields := strings.Fields(string(text))
-		if len(fields) > 0 {
-			pid, _ := strconv.Atoi(fields[len(fields)-1])
-			return pid
+		for _, field := range strings.Fields(string(text)) {
+			if pid, _ := strconv.Atoi(field); !ended(pid) {
+				pids = append(pids, pid)
+			}
 		}
 	}
-	return 0
+	return pids
+}
+
+// awaitStandby waits until a process stands by.
+func (m *mounted) awaitStandby(t testing.TB) {
+	t.Helper()
+	await(t, "a process that stands by", 10*time.Second, func() bool { return len(m.workers(t)) == 2 })
 }
 
 // fds are what the keeper has open.
