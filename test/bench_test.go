@@ -19,6 +19,7 @@ func benchCommand(dir string, args ...string) *exec.Cmd {
 }
 
 func TestBench(t *testing.T) {
+	long(t)
 	needFUSE(t)
 	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "bench.json")
 	cmd := benchCommand(dir, "--steps", "3", "--json", file)

@@ -149,6 +149,7 @@ func TestBackground(t *testing.T) {
 
 // A mount of a terabyte is ready at once, and batches from all over it leave the daemon small.
 func TestTerabyte(t *testing.T) {
+	long(t)
 	file := filepath.Join(t.TempDir(), "train.bin")
 	write(t, file, nil)
 	if err := os.Truncate(file, 1<<40); err != nil {

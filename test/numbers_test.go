@@ -308,6 +308,7 @@ func TestReady(t *testing.T) {
 
 // The torch orders are what nanoGPT draws with the PyTorch that is installed.
 func TestInstalledTorch(t *testing.T) {
+	long(t)
 	if out, err := exec.Command(python, "-c", "import torch").CombinedOutput(); err != nil {
 		lack(t, "no PyTorch: %s", out)
 	}

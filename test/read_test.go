@@ -38,8 +38,8 @@ func TestEveryReaderGetsWholeBatches(t *testing.T) {
 
 	for _, s := range sizes {
 		t.Run(s.name, func(t *testing.T) {
-			if testing.Short() && s.bytes > 2<<20 {
-				t.Skip("long")
+			if s.bytes > 1<<20 {
+				long(t)
 			}
 			all := cat(t, s.name, "-c", file, "--count", fmt.Sprint(s.steps))
 			npy := cat(t, s.name, "-c", file, "--count", fmt.Sprint(s.steps), "--format", "npy")

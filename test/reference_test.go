@@ -13,6 +13,7 @@ import (
 
 // The reference is itself held to published numbers, to what PyTorch drew and to the golden file.
 func TestReference(t *testing.T) {
+	long(t)
 	if got := run(t, python, "clients/reference.py", "--selftest"); got != "ok\n" {
 		t.Error(got)
 	}

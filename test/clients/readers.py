@@ -22,8 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Barrier, Condition
 
-import numpy as np
-
 METHODS = {}
 
 
@@ -146,16 +144,19 @@ def mmap_private(path):
     return mapped(path, mmap.MAP_PRIVATE)
 
 
-# NumPy. Of an .npy file its array's bytes are hashed: the content without the header.
+# NumPy, which takes longer to import than most of the other ways to read. Of an .npy file its array's bytes are hashed: the
+# content without the header.
 
 @method
 def fromfile(path):
+    import numpy as np
     return line(np.fromfile(path, np.uint8))
 
 
 @method
 @or_errno
 def memmap(path):
+    import numpy as np
     array = np.memmap(path, np.uint8, mode="r")
     digest = hashlib.sha256()
     for at in range(0, array.size, 100003):
@@ -165,12 +166,14 @@ def memmap(path):
 
 @method
 def npload(path):
+    import numpy as np
     return line(np.load(path).tobytes())
 
 
 @method
 @or_errno
 def npload_mmap(path):
+    import numpy as np
     return line(np.load(path, mmap_mode="r").tobytes())
 
 
@@ -516,6 +519,7 @@ def safetensors_bytes(path):
 def nanogpt(path, batch_size, block_size, seed, ranks, n, state):
     """What nanoGPT's get_batch gives n times of a uint16 file, in each of the ranks, and again from a state of the
     generator that is saved in the file state after a few other draws. The first line is PyTorch's version."""
+    import numpy as np
     import torch
     data, B, T = np.memmap(path, np.uint16, mode="r"), int(batch_size), int(block_size)
 
