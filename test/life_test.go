@@ -230,6 +230,10 @@ func TestOrdinaryUser(t *testing.T) {
 		}
 	}
 	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+	// As after sudo, in a directory that only another user may enter.
+	locked := t.TempDir()
+	noError(t, os.Chmod(locked, 0o700))
+	t.Chdir(locked)
 	asNobody := func(args ...string) (string, error) {
 		return asUser(nobody, nobody, append([]string{"env", "HOME=" + home, "XDG_STATE_HOME=" + home}, args...)...)
 	}

@@ -190,11 +190,6 @@ func (f *configFlags) openSplit(path string) (opened, error) {
 func (c *config) open() ([]opened, error) {
 	var all []opened
 	for _, s := range c.Splits {
-		dir, err := filepath.Abs(s.dir) // a mount in the background leaves this directory, and may have to open files anew
-		if err != nil {
-			return nil, err
-		}
-		s.dir = dir
 		o, err := s.open(c.Memory, nil)
 		if err != nil {
 			return nil, err

@@ -236,11 +236,10 @@ func TestPathThatCannotBeServed(t *testing.T) {
 	}
 }
 
-// follow is the directory of a split that is mounted here by a process that then works elsewhere, as in the background.
+// follow is the directory of a split, as a mount has it.
 func follow(t testing.TB, text string) *fs.Sequence {
 	t.Helper()
 	o := mustOpen(t, text)[0]
-	t.Chdir("/")
 	l := &live{memory: memory{Access: "pread", PageCache: "keep"}, log: slog.New(slog.DiscardHandler),
 		changed: func(opened) error { return nil }, now: o}
 	return l.directory(o)
@@ -253,7 +252,6 @@ func TestFollow(t *testing.T) {
 	} {
 		for _, path := range []string{"", "seed=9", "start=3,steps=4", "dtype=int64/seed=9"} {
 			t.Chdir(t.TempDir())
-			dir := abs(t, ".")
 			text := small + "[splits.train]\ntokens = '[ab].bin'\njoin = true\non_change = 'follow'\n" + settings
 			writeArray(t, map[string]int{"a.bin": 50})
 			writeTexts(t, map[string]string{"rng.bin": state(0)})
@@ -268,15 +266,12 @@ func TestFollow(t *testing.T) {
 				t.Fatalf("%q, %q: before anything changed: %v", settings, path, err)
 			}
 
-			t.Chdir(dir)
 			writeArray(t, map[string]int{"a.bin": 60, "b.bin": 30})
-			t.Chdir("/")
 			now, err := s.Now()
 			if err != nil {
 				t.Errorf("%q, %q: %v", settings, path, err)
 				continue
 			}
-			t.Chdir(dir)
 			want := mustOpen(t, text)[0]
 			for _, settings := range strings.FieldsFunc(path, func(r rune) bool { return r == '/' }) {
 				if want, err = want.with(settings); err != nil {
@@ -301,12 +296,10 @@ func TestFollow(t *testing.T) {
 // A trainer may write its state to the file that the mount began with.
 func TestFollowKeepsTheState(t *testing.T) {
 	t.Chdir(t.TempDir())
-	dir := abs(t, ".")
 	text := small + "[splits.train]\ntokens = 'a.bin'\non_change = 'follow'\norder = 'torch'\ntorch_state = 'rng.bin'"
 	writeArray(t, map[string]int{"a.bin": 50})
 	writeTexts(t, map[string]string{"rng.bin": state(0)})
 	s := follow(t, text)
-	t.Chdir(dir)
 	writeArray(t, map[string]int{"a.bin": 60})
 	want := mustOpen(t, text)[0]
 	writeTexts(t, map[string]string{"rng.bin": state(24, 77, 77)})
@@ -332,7 +325,6 @@ func TestCannotFollow(t *testing.T) {
 		{"follow", "block_size=40", 30, "these settings do not suit the new ones: train/block_size=40: "},
 	} {
 		t.Chdir(t.TempDir())
-		dir := abs(t, ".")
 		writeArray(t, map[string]int{"a.bin": 50})
 		s := follow(t, small+"[splits.train]\ntokens = 'a.bin'\non_change = '"+test.onChange+"'")
 		if test.path != "" {
@@ -341,7 +333,6 @@ func TestCannotFollow(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		t.Chdir(dir)
 		if err := os.Rename("a.bin", "kept.bin"); err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/gob"
 	"fmt"
 	"io"
@@ -39,7 +40,7 @@ type splitSnapshot struct {
 
 // snapshot is that of splits that were opened.
 func (f *configFlags) snapshot(mountpoint string, w written, splits []opened) (*snapshot, error) {
-	dir, err := os.Getwd()
+	dir, err := unix.Getwd() // which need not be allowed to enter it, as os.Getwd has to be
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +122,8 @@ func (s *snapshot) anew() (*snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Chdir(s.Dir); err != nil {
+	// Somebody who may not enter it can have given the command there.
+	if err := os.Chdir(s.Dir); err != nil && !filepath.IsAbs(cmp.Or(s.Config, s.Data)) {
 		return nil, err
 	}
 	f := configFlags{config: s.Config, data: s.Data, sets: s.Sets}
