@@ -81,7 +81,7 @@ func TestDoctorOfMounts(t *testing.T) {
 
 	noError(t, syscall.Kill(keeper, syscall.SIGSTOP))
 	says(fmt.Sprintf("stuck: process %d, which keeps the mount, is stopped; have it go on with: kill -CONT %[1]d", keeper))
-	run(t, "kill", "-CONT", fmt.Sprint(keeper))
+	noError(t, syscall.Kill(keeper, syscall.SIGCONT))
 	says(healthy)
 
 	worker := m.worker(t)

@@ -139,8 +139,8 @@ func TestStorm(t *testing.T) {
 				t.Errorf("the keeper has %d descriptors, had %d: %s", now, fds, m.fds(t))
 			}
 			m.stop(t)
-			if left := leftovers(t, temporary); left != "" {
-				t.Errorf("left over: %s", left)
+			if left := leftovers(t, temporary); len(left) > 0 {
+				t.Errorf("left over: %q", left)
 			}
 		})
 	}
@@ -266,10 +266,22 @@ func (m *mounted) fds(t testing.TB) (links []string) {
 }
 
 // leftovers are processes of the programs that the tests built, and files in a directory.
-func leftovers(t testing.TB, dir string) string {
+func leftovers(t testing.TB, dir string) (left []string) {
 	t.Helper()
-	out, _, _ := try(t, "sh", "-c", fmt.Sprintf("pgrep -a -f '^%s/batchfs'; ls %s", filepath.Dir(batchfs), dir))
-	return out
+	processes, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	noError(t, err)
+	for _, process := range processes {
+		command, _ := os.ReadFile(process)
+		if strings.HasPrefix(string(command), filepath.Dir(batchfs)+"/batchfs") {
+			left = append(left, string(command))
+		}
+	}
+	files, err := os.ReadDir(dir)
+	noError(t, err)
+	for _, file := range files {
+		left = append(left, file.Name())
+	}
+	return left
 }
 
 // A stormReader is a running clients/storm.py, or its like in C.
