@@ -85,6 +85,8 @@ const (
 	maxUnanswered = 3
 	startLimit    = 20 * time.Second
 	leavingLimit  = 2 * time.Second
+	// A thread that was killed ends as soon as a processor has time for it. What it does until then must not meet what comes next.
+	killedLimit = 20 * time.Second
 	// A worker's end is seen by that of its socket, but for one that leaves threads behind that cannot be killed; and whether
 	// files are still open can only be tried.
 	lookEvery = 50 * time.Millisecond
@@ -247,7 +249,7 @@ func (c *child) kill() {
 		time.Sleep(time.Millisecond)
 	}
 	c.cmd.Process.Kill()
-	c.awaitEnd()
+	c.awaitEnd(killedLimit)
 	if c.snapshot != nil {
 		c.snapshot.Close()
 		c.snapshot = nil
@@ -256,10 +258,10 @@ func (c *child) kill() {
 
 // awaitEnd waits for a process that was told to end. Threads that cannot be killed, because they wait for a disk, or in the
 // kernel for a request that only the next worker will answer, are not waited for: they do nothing else any more.
-func (c *child) awaitEnd() {
+func (c *child) awaitEnd(limit time.Duration) {
 	const every, enough = 2 * time.Millisecond, 10
 	still := 0
-	for end := time.Now().Add(leavingLimit); still < enough && time.Now().Before(end); {
+	for end := time.Now().Add(limit); still < enough && time.Now().Before(end); {
 		select {
 		case <-c.ended:
 			return
@@ -576,7 +578,7 @@ func (k *keeper) tell(outcome string) {
 func (k *keeper) handOver() (err error) {
 	old, next := k.worker, k.next
 	if old.control.say(sayGo, nil) == nil {
-		old.awaitEnd()
+		old.awaitEnd(leavingLimit)
 	}
 	old.kill()
 	k.drain()

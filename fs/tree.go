@@ -109,7 +109,11 @@ func (t *tree) goOn(splits []*Sequence, b *block, o Options) (err error) {
 	t.watch.limit, t.watch.table, t.watch.stuck = o.Timeout, t.table, map[int]int{}
 	t.watch.fault = func(i inode, err error) { t.fault(i, err) }
 	t.began = time.Unix(0, b.began)
-	t.opened = b.workers.Add(1) << 20 // those of earlier workers may still be open
+	workers := b.workers.Add(1)
+	t.opened = workers << 20 // those of earlier workers may still be open
+	if workers > 1 {
+		cut("succeed")
+	}
 	return nil
 }
 
