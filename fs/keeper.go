@@ -48,7 +48,6 @@ type keeper struct {
 	handled    uint64    // requests, before
 	unanswered int       // pings
 	failures   int       // workers in a row that ended at once, without having handled a request
-	snapshots  int       // that were published
 
 	next *child // that could take the worker's place, or will do so soon, or nil
 
@@ -64,11 +63,11 @@ type child struct {
 	said    chan saying   // what it says; closed with its end of the socket
 	ended   chan struct{} // closed when the process has ended
 
-	anew      bool // it was asked for, to replace the worker; or else it stands by
-	began     time.Time
-	snapshots int      // that were published before it began
-	prepared  bool     // it could serve
-	snapshot  *os.File // that it published before it served, or nil
+	anew     bool // it was asked for, to replace the worker; or else it stands by
+	began    time.Time
+	from     *os.File // the snapshot that it begins from
+	prepared bool     // it could serve
+	snapshot *os.File // that it published before it served, or nil
 }
 
 // A saying is what a worker says, and the file that comes with a snapshot.
@@ -164,7 +163,7 @@ func (k *keeper) start(anew bool) (*child, error) {
 	theirs := os.NewFile(uintptr(pair[1]), "control")
 	c := &child{
 		cmd: k.Worker(anew), control: &socket{fd: pair[0]}, said: make(chan saying, maxSaid), ended: make(chan struct{}),
-		anew: anew, began: time.Now(), snapshots: k.snapshots,
+		anew: anew, began: time.Now(), from: k.Snapshot,
 	}
 	c.cmd.ExtraFiles = append([]*os.File{k.connection, k.memory, theirs, k.Snapshot}, c.cmd.ExtraFiles...)
 	// Ctrl-C is for the keeper, which then unmounts.
@@ -354,7 +353,6 @@ func (k *keeper) hand(c *child) error {
 func (k *keeper) keepSnapshot(file *os.File) {
 	k.Snapshot.Close()
 	k.Snapshot = file
-	k.snapshots++
 	if k.next != nil && !k.next.anew {
 		k.drop(errors.New("the token files changed"))
 	}
@@ -593,7 +591,7 @@ func (k *keeper) handOver() (err error) {
 			return err
 		}
 		err = k.begin(true)
-	case k.snapshots != next.snapshots:
+	case k.Snapshot != next.from:
 		next.kill() // it began from an older one
 		err = k.begin(true)
 	default:
