@@ -57,8 +57,8 @@ vulnerabilities:
 fuzz:
 	go test ./sampler -run '^$$' -fuzz FuzzRead -fuzztime $(FUZZTIME)
 	go test ./sampler -run '^$$' -fuzz FuzzStart -fuzztime $(FUZZTIME)
-	go test ./cmd/batchfs -run '^$$' -fuzz FuzzConfig -fuzztime $(FUZZTIME)
-	go test ./cmd/batchfs -run '^$$' -fuzz FuzzPath -fuzztime $(FUZZTIME)
+	go test ./cmd/batchfs/config -run '^$$' -fuzz FuzzConfig -fuzztime $(FUZZTIME)
+	go test ./cmd/batchfs/config -run '^$$' -fuzz FuzzPath -fuzztime $(FUZZTIME)
 
 # In turn, because what else the machine does changes from minute to minute.
 bench-compare:

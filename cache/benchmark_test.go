@@ -3,6 +3,8 @@ package cache
 import (
 	"math/rand/v2"
 	"testing"
+
+	"batchfs/cache/array"
 )
 
 // 12 windows of 1025 uint16 tokens from a warm file, as a batch of 12x1024 needs them.
@@ -10,11 +12,11 @@ func BenchmarkRead(b *testing.B) {
 	paths := files(b, 2, 32<<20)
 	for _, access := range []Access{Remap, Advise, Pread, Map} {
 		b.Run(string(access), func(b *testing.B) {
-			tokens := open(b, paths, Options{Width: 2, Access: access})
+			tokens := open(b, paths, Options{DType: array.Uint16, Access: access})
 			const rows, length = 12, 1025
 			ws := make([]Window, rows)
 			dst := make([]byte, 2*length)
-			visit := func(_ Window, raw []byte) error {
+			visit := func(_ int, raw []byte) error {
 				copy(dst, raw)
 				return nil
 			}

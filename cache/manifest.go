@@ -1,79 +1,111 @@
 package cache
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
-	"golang.org/x/sys/unix"
+	"batchfs/cache/array"
 )
 
-// Manifest describes tokens as they were when they were opened: what another process needs to go on with them. JSON keeps
-// all of it.
+// Options say how tokens are stored and fetched.
+type Options struct {
+	DType         array.DType // of the tokens in headerless files: array.Uint16 or array.Uint32, little-endian
+	Join          bool        // windows may cross from one file into the next
+	Access        Access      // how the bytes of a window are fetched
+	DropPageCache bool        // give the kernel's page cache back after every read; Map does not
+
+	// Open adds each file to Fingerprint, unless that is nil. Reopen ignores it.
+	Fingerprint *Fingerprint
+
+	// Previous are the same files before they changed, or nil. Open refuses a file that is being overwritten: its time of change
+	// is when a write began, so what is read until the write ends could be of both contents. File i is compared with file i of
+	// Previous. Reopen ignores it.
+	Previous *Tokens
+}
+
+// A Manifest describes tokens as they were when they were opened. Another process makes the same tokens of it with Reopen.
+// JSON and gob keep all of it.
 type Manifest struct {
-	Sources     [][]File // the files of each source, in order
-	Fingerprint string
+	Files []File // in order
 }
 
 // A File is a token file as it was when it was opened.
 type File struct {
-	Path []byte // not a string: JSON has none that is not UTF-8
-	ID   identity
+	Path     []byte // not a string: JSON has none that is not UTF-8
+	Identity Identity
+	Format   Format
 }
 
-// An identity tells a file from the one that stood at its path before, and from itself before somebody wrote to it.
-type identity struct {
-	Dev, Ino  uint64
-	Size      int64 // bytes
-	Sec, Nsec int64 // mtime
+// Open checks every file and makes one array of their tokens, in the order of paths. The error says what is wrong with which
+// file: that it cannot be read, is no regular file, is empty, ends in the middle of a token, or is being overwritten.
+func Open(paths []string, o Options) (*Tokens, error) {
+	sum := cmp.Or(o.Fingerprint, NewFingerprint(len(paths)))
+	var m Manifest
+	for i, path := range paths {
+		f, err := openFormat(path, o.DType, o.Previous.identity(i), sum)
+		if err != nil {
+			return nil, err
+		}
+		m.Files = append(m.Files, f)
+	}
+	return Reopen(m, o)
+}
+
+// openFormat opens a file, finds where its tokens lie, and adds it to the fingerprint.
+func openFormat(path string, dtype array.DType, previous *Identity, sum *Fingerprint) (File, error) {
+	id, content, err := openBlob(path, previous)
+	if err != nil {
+		return File{}, err
+	}
+	defer content.Close()
+	// A file that opens may still not be readable: a FUSE or network filesystem answers at the first read.
+	if err := sum.add(path, id.Size, content); err != nil {
+		return File{}, err
+	}
+	format, err := headerless(path, id.Size, dtype)
+	return File{[]byte(path), id, format}, err
 }
 
 // Manifest is what Reopen makes the same tokens of.
 func (t *Tokens) Manifest() Manifest {
-	m := Manifest{Fingerprint: t.fingerprint}
-	for _, s := range t.shards {
-		if s.source == len(m.Sources) {
-			m.Sources = append(m.Sources, nil)
-		}
-		m.Sources[s.source] = append(m.Sources[s.source], File{[]byte(s.path), s.id})
+	m := Manifest{make([]File, len(t.shards))}
+	for i := range t.shards {
+		s := &t.shards[i]
+		m.Files[i] = File{[]byte(s.blob.Path()), s.blob.Identity(), s.format}
 	}
 	return m
 }
 
 // Reopen makes the tokens that Open made when m was theirs. It does not look at the files: one that is no longer that of m,
-// or is gone, is an error when it is read or checked.
+// or is gone, is an error when it is read or checked. The dtype is that of m. The error says that m is of no tokens, or of
+// files whose tokens cannot be one array.
 func Reopen(m Manifest, o Options) (*Tokens, error) {
-	t := &Tokens{Options: o, fingerprint: m.Fingerprint}
-	t.Was = nil
-	t.pool.New = func() any { return new([]byte) }
-	var start int64
-	for source, files := range m.Sources {
-		if len(files) == 0 {
-			return nil, errors.New("a source without token files")
-		}
-		for i, f := range files {
-			path, width := string(f.Path), int64(o.Width)
-			cpath, err := unix.BytePtrFromString(path)
-			switch {
-			case err != nil:
-				return nil, fmt.Errorf("%q: %w", path, err)
-			case f.ID.Size <= 0:
-				return nil, fmt.Errorf("%s is empty", path)
-			case f.ID.Size%width != 0:
-				return nil, fmt.Errorf("%s: %d bytes are not a whole number of tokens of %d bytes; is token_dtype right, "+
-					"and is the file complete?", path, f.ID.Size, width)
-			}
-			s := &shard{path: path, cpath: cpath, source: source, start: start, len: f.ID.Size / width, id: f.ID}
-			start += s.len
-			t.shards = append(t.shards, s)
-			if i > 0 && o.Join {
-				t.runs[len(t.runs)-1].Len += s.len
-				continue
-			}
-			t.runs = append(t.runs, Run{path, source, s.start, s.len})
-		}
-	}
-	if len(t.shards) == 0 {
+	if len(m.Files) == 0 {
 		return nil, errors.New("no token files")
 	}
+	t := &Tokens{dtype: m.Files[0].Format.DType, shards: make([]shard, len(m.Files))}
+	var start int64
+	for i, f := range m.Files {
+		path := string(f.Path)
+		if err := f.Format.fits(path, f.Identity.Size); err != nil {
+			return nil, err
+		}
+		if f.Format.DType != t.dtype {
+			return nil, fmt.Errorf("%s: its tokens are %s, those of %s are %s; make them one", path, f.Format.DType, m.Files[0].Path, t.dtype)
+		}
+		blob, err := newBlob(path, f.Identity, o.Access, o.DropPageCache)
+		if err != nil {
+			return nil, err
+		}
+		t.shards[i] = shard{blob, f.Format, start}
+		if i > 0 && o.Join {
+			t.runs[0].Len += f.Format.Count
+		} else {
+			t.runs = append(t.runs, Run{blob.Path(), start, f.Format.Count})
+		}
+		start += f.Format.Count
+	}
+	t.width = int64(t.dtype.Size())
 	return t, nil
 }

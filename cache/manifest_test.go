@@ -1,24 +1,35 @@
 package cache
 
 import (
+	"bytes"
+	"encoding/gob"
 	"encoding/json"
 	"errors"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+
+	"batchfs/cache/array"
 )
 
 // reopened is what another process makes of tokens.
 func reopened(t testing.TB, tokens *Tokens, o Options) *Tokens {
 	t.Helper()
+	var m, same Manifest
+	var coded bytes.Buffer
+	must(t, gob.NewEncoder(&coded).Encode(tokens.Manifest()))
+	must(t, gob.NewDecoder(&coded).Decode(&m))
 	text, err := json.Marshal(tokens.Manifest())
 	must(t, err)
-	var m Manifest
-	must(t, json.Unmarshal(text, &m))
+	must(t, json.Unmarshal(text, &same))
+	if !reflect.DeepEqual(m, same) {
+		t.Errorf("gob has %+v, JSON has %+v", m, same)
+	}
 	again, err := Reopen(m, o)
 	must(t, err)
 	return again
@@ -29,29 +40,26 @@ func TestReopenedIsTheSame(t *testing.T) {
 	odd := filepath.Join(filepath.Dir(paths[0]), "a\xff\"\n.bin") // not UTF-8
 	must(t, os.Rename(paths[1], odd))
 	paths[1] = odd
-	for _, sources := range [][][]string{{paths}, {paths[:2], paths[2:]}, {paths[:1], paths[1:4], paths[4:]}} {
-		for _, join := range []bool{false, true} {
-			everyAccess(t, func(t *testing.T, o Options) {
-				o.Join = join
-				was, err := Open(sources, o)
-				must(t, err)
-				now := reopened(t, was, o)
-				if !reflect.DeepEqual(now.Manifest(), was.Manifest()) || !reflect.DeepEqual(now.Files(), sources) ||
-					!reflect.DeepEqual(now.Runs(), was.Runs()) || now.Len() != was.Len() || now.Fingerprint() != was.Fingerprint() {
-					t.Errorf("%+v is not %+v", now.Manifest(), was.Manifest())
+	for _, join := range []bool{false, true} {
+		everyAccess(t, func(t *testing.T, o Options) {
+			o.Join = join
+			was := open(t, paths, o)
+			now := reopened(t, was, o)
+			if !reflect.DeepEqual(now.Manifest(), was.Manifest()) || !slices.Equal(now.Files(), paths) ||
+				!slices.Equal(now.Runs(), was.Runs()) || now.Len() != was.Len() || now.DType() != was.DType() {
+				t.Errorf("%+v is not %+v", now.Manifest(), was.Manifest())
+			}
+			for pos := range was.Len() {
+				if now.Locate(pos) != was.Locate(pos) {
+					t.Fatalf("token %d stands at %v, was at %v", pos, now.Locate(pos), was.Locate(pos))
 				}
-				for pos := range was.Len() {
-					if now.Locate(pos) != was.Locate(pos) {
-						t.Fatalf("token %d stands at %v, was at %v", pos, now.Locate(pos), was.Locate(pos))
-					}
-				}
-				must(t, now.Check())
-				r := rand.New(rand.NewPCG(1, 2))
-				for range 25 {
-					must(t, readAll(now, anyWindows(r, now.Runs())))
-				}
-			})
-		}
+			}
+			must(t, now.Check())
+			r := rand.New(rand.NewPCG(1, 2))
+			for range 25 {
+				must(t, readAll(now, anyWindows(r, now.Runs())))
+			}
+		})
 	}
 }
 
@@ -85,14 +93,18 @@ func TestChangeIsSeenAfterReopen(t *testing.T) {
 	}
 }
 
+// A fileOf is one that nobody looked at.
+func fileOf(path string, size, tokens int64) File {
+	return File{[]byte(path), Identity{Size: size}, Format{Name: "headerless", DType: array.Uint16, Count: tokens}}
+}
+
 // The files may be where even to ask for them would hang.
 func TestReopenTouchesNoFile(t *testing.T) {
-	at := func(path string) File { return File{[]byte(path), identity{Size: 20}} }
-	m := Manifest{[][]File{{at("/proc/self/no/such/file"), at("/dev/null/below")}, {at("nowhere")}}, "fingerprint"}
-	tokens, err := Reopen(m, Options{Width: 2})
+	m := Manifest{[]File{fileOf("/proc/self/no/such/file", 20, 10), fileOf("/dev/null/below", 20, 10), fileOf("nowhere", 20, 10)}}
+	tokens, err := Reopen(m, Options{})
 	must(t, err)
-	if tokens.Len() != 30 || tokens.Fingerprint() != "fingerprint" || tokens.Locate(25) != (Place{"nowhere", 5, 1}) {
-		t.Errorf("%d tokens, %q, %+v", tokens.Len(), tokens.Fingerprint(), tokens.Locate(25))
+	if tokens.Len() != 30 || tokens.Locate(25) != (Place{"nowhere", 5}) {
+		t.Errorf("%d tokens, %+v", tokens.Len(), tokens.Locate(25))
 	}
 	if err := readOne(tokens); err == nil {
 		t.Error("a file that does not exist was read")
@@ -100,21 +112,69 @@ func TestReopenTouchesNoFile(t *testing.T) {
 }
 
 func TestReopenRefuses(t *testing.T) {
-	at := func(size int64) File { return File{[]byte("train.bin"), identity{Size: size}} }
+	good, other := fileOf("good.bin", 20, 10), fileOf("train.bin", 20, 5)
+	other.Format.DType = array.Uint32
+	with := func(change func(*Format)) []File {
+		f := fileOf("train.bin", 20, 10)
+		change(&f.Format)
+		return []File{good, f}
+	}
+	const outside = "are not within its 20 bytes"
 	for _, test := range []struct {
-		sources [][]File
-		want    string
+		files []File
+		want  string
 	}{
 		{nil, "no token files"},
-		{[][]File{{at(2)}, {}}, "a source without token files"},
-		{[][]File{{at(2), at(0)}}, "train.bin is empty"},
-		{[][]File{{at(-2)}}, "train.bin is empty"},
-		{[][]File{{at(5)}}, "train.bin: 5 bytes are not a whole number of tokens of 2 bytes"},
-		{[][]File{{File{[]byte("a\x00b"), identity{Size: 2}}}}, `"a\x00b": invalid argument`},
+		{[]File{}, "no token files"},
+		{[]File{good, fileOf("a\x00b", 2, 1)}, `"a\x00b": invalid argument`},
+		{[]File{good, other}, "train.bin: its tokens are uint32, those of good.bin are uint16"},
+		{[]File{good, fileOf("train.bin", -2, 1)}, "train.bin: 1 tokens"},
+		{with(func(f *Format) { *f = Format{} }), outside},
+		{with(func(f *Format) { f.Count = 0 }), outside},
+		{with(func(f *Format) { f.Count = -1 }), outside},
+		{with(func(f *Format) { f.Count = 11 }), "train.bin: 11 tokens of dtype \"uint16\" from byte 0 on " + outside},
+		{with(func(f *Format) { f.Count = 1 << 62 }), outside},
+		{with(func(f *Format) { f.Offset = 1 }), outside},
+		{with(func(f *Format) { f.Offset = -2 }), outside},
+		{with(func(f *Format) { f.Offset, f.Count = 22, 1 }), outside},
+		{with(func(f *Format) { f.DType = "uint8" }), outside},
 	} {
-		_, err := Reopen(Manifest{Sources: test.sources}, Options{Width: 2})
+		_, err := Reopen(Manifest{test.files}, Options{DType: array.Uint16})
 		if err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%v: error %v, want %s", test.sources, err, test.want)
+			t.Errorf("%v: error %v, want %s", test.files, err, test.want)
 		}
+	}
+}
+
+// The tokens of a format may lie anywhere in their files, also at an odd byte and with something behind them.
+func TestFormatSaysWhereTheTokensLie(t *testing.T) {
+	const n, size = 20_000, 2
+	for _, test := range []struct{ offset, behind int }{{0, 0}, {256 * 4, 0}, {1, 3}, {4096, 4096}, {100_003, 1}} {
+		dir, m := t.TempDir(), Manifest{}
+		for i := range 3 {
+			path := filepath.Join(dir, string(rune('a'+i)))
+			raw := slices.Concat(bytes.Repeat([]byte{0xee}, test.offset), count(i*n, n, size), bytes.Repeat([]byte{0xdd}, test.behind))
+			must(t, os.WriteFile(path, raw, 0o600))
+			id, content, err := openBlob(path, nil)
+			must(t, err)
+			must(t, content.Close())
+			m.Files = append(m.Files, File{[]byte(path), id, Format{"made-up", int64(test.offset), array.Uint16, n, []int64{7, n}}})
+		}
+		everyAccess(t, func(t *testing.T, o Options) {
+			for _, o.Join = range []bool{false, true} {
+				tokens, err := Reopen(m, o)
+				must(t, err)
+				if got := reopened(t, tokens, o).Manifest(); !reflect.DeepEqual(got, m) {
+					t.Errorf("manifest %+v, want %+v", got, m)
+				}
+				r := rand.New(rand.NewPCG(1, 2))
+				for range 10 {
+					must(t, readAll(tokens, anyWindows(r, tokens.Runs())))
+				}
+				if o.Join {
+					must(t, readAll(tokens, []Window{{n - 1, 2}, {n / 2, 2 * n}}))
+				}
+			}
+		})
 	}
 }

@@ -2,7 +2,6 @@ package cache
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -18,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"batchfs/cache/array"
 )
 
 // In these tests token i of the array is i, in the bits that it has.
@@ -45,6 +46,11 @@ func files(t testing.TB, width int, lens ...int) []string {
 	return paths
 }
 
+// unsigned is the dtype of tokens of width bytes.
+func unsigned(width int) array.DType {
+	return map[int]array.DType{2: array.Uint16, 4: array.Uint32}[width]
+}
+
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -54,7 +60,7 @@ func must(t testing.TB, err error) {
 
 func open(t testing.TB, paths []string, o Options) *Tokens {
 	t.Helper()
-	tokens, err := Open([][]string{paths}, o)
+	tokens, err := Open(paths, o)
 	must(t, err)
 	return tokens
 }
@@ -64,7 +70,7 @@ func everyAccess(t *testing.T, test func(t *testing.T, o Options)) {
 	for _, access := range []Access{Remap, Advise, Pread, Map} {
 		for _, drop := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s,drop=%v", access, drop), func(t *testing.T) {
-				test(t, Options{Width: 2, Access: access, DropPageCache: drop})
+				test(t, Options{DType: array.Uint16, Access: access, DropPageCache: drop})
 			})
 		}
 	}
@@ -72,17 +78,17 @@ func everyAccess(t *testing.T, test func(t *testing.T, o Options)) {
 
 // readAll reads the windows and says which, if any, did not hold its tokens or was not visited once.
 func readAll(tokens *Tokens, ws []Window) error {
-	seen := make([]int, len(ws))
-	for i := range ws {
-		ws[i].Tag = i
-	}
-	err := tokens.Read(ws, func(w Window, raw []byte) error {
-		seen[w.Tag]++
-		if !bytes.Equal(raw, count(int(w.Start), w.Len, tokens.Width)) {
+	seen, given := make([]int, len(ws)), slices.Clone(ws)
+	err := tokens.Read(ws, func(i int, raw []byte) error {
+		seen[i]++
+		if w := given[i]; !bytes.Equal(raw, count(int(w.Start), w.Len, tokens.DType().Size())) {
 			return fmt.Errorf("window %+v holds %x", w, raw)
 		}
 		return nil
 	})
+	if !slices.Equal(ws, given) {
+		return fmt.Errorf("windows %v became %v", given, ws)
+	}
 	for i, n := range seen {
 		if err == nil && n != 1 {
 			return fmt.Errorf("window %d of %d was visited %d times", i, len(ws), n)
@@ -111,7 +117,7 @@ func TestReadAnyWindows(t *testing.T) {
 			paths := files(t, width, lens...)
 			for _, join := range []bool{false, true} {
 				everyAccess(t, func(t *testing.T, o Options) {
-					o.Width, o.Join = width, join
+					o.DType, o.Join = unsigned(width), join
 					tokens := open(t, paths, o)
 					var wg sync.WaitGroup // readers disturb one another in no access
 					for reader := range uint64(4) {
@@ -148,111 +154,57 @@ func TestWindowAcrossTinyFiles(t *testing.T) {
 
 func TestShape(t *testing.T) {
 	paths := files(t, 2, 3, 1, 2)
-	apart, joined := open(t, paths, Options{Width: 2}), open(t, paths, Options{Width: 2, Join: true})
-	if got := fmt.Sprint(apart.Len(), apart.Runs()); got != fmt.Sprint(6, []Run{{paths[0], 0, 0, 3}, {paths[1], 0, 3, 1}, {paths[2], 0, 4, 2}}) {
+	apart, joined := open(t, paths, Options{DType: array.Uint16}), open(t, paths, Options{DType: array.Uint16, Join: true})
+	if got := fmt.Sprint(apart.Len(), apart.Runs()); got != fmt.Sprint(6, []Run{{paths[0], 0, 3}, {paths[1], 3, 1}, {paths[2], 4, 2}}) {
 		t.Error(got)
 	}
-	if got := fmt.Sprint(joined.Len(), joined.Runs()); got != fmt.Sprint(6, []Run{{paths[0], 0, 0, 6}}) {
+	if got := fmt.Sprint(joined.Len(), joined.Runs()); got != fmt.Sprint(6, []Run{{paths[0], 0, 6}}) {
 		t.Error(got)
 	}
-	if got, want := fmt.Sprint(apart.Files()), fmt.Sprint([][]string{paths}); got != want {
+	if got, want := fmt.Sprint(apart.Files()), fmt.Sprint(paths); got != want {
 		t.Errorf("files %s, want %s", got, want)
 	}
 	for pos, want := range []string{"0 0", "0 1", "0 2", "1 0", "2 0", "2 1"} {
 		var file, index int
 		fmt.Sscan(want, &file, &index)
-		if got, want := apart.Locate(int64(pos)), (Place{paths[file], int64(index), 0}); got != want {
+		if got, want := apart.Locate(int64(pos)), (Place{paths[file], int64(index)}); got != want {
 			t.Errorf("token %d stands at %v, want %v", pos, got, want)
 		}
 	}
 }
 
+// The sources of a split are tokens of their own: each counts its positions from 0.
 func TestSources(t *testing.T) {
 	paths := files(t, 2, 3, 1, 2, 4)
-	sources := [][]string{paths[:2], paths[2:]}
-	apart, err := Open(sources, Options{Width: 2})
-	must(t, err)
-	joined, err := Open(sources, Options{Width: 2, Join: true})
-	must(t, err)
-	if got, want := fmt.Sprint(apart.Runs()), fmt.Sprint([]Run{{paths[0], 0, 0, 3}, {paths[1], 0, 3, 1}, {paths[2], 1, 4, 2}, {paths[3], 1, 6, 4}}); got != want {
-		t.Errorf("runs are %s, want %s", got, want)
-	}
-	if got, want := fmt.Sprint(joined.Runs()), fmt.Sprint([]Run{{paths[0], 0, 0, 4}, {paths[2], 1, 4, 6}}); got != want {
-		t.Errorf("joined runs are %s, want %s", got, want)
-	}
-	if got, want := fmt.Sprint(apart.Files()), fmt.Sprint(sources); got != want {
-		t.Errorf("files are %s, want %s", got, want)
-	}
-	if got, want := joined.Locate(7), (Place{paths[3], 1, 1}); got != want {
-		t.Errorf("token 7 stands at %v, want %v", got, want)
-	}
-}
-
-func TestFingerprint(t *testing.T) {
-	paths := files(t, 2, 1_000_000, 10)
-	was := open(t, paths, Options{Width: 2}).Fingerprint()
-	if len(was) != 32 {
-		t.Errorf("a fingerprint is %q", was)
-	}
-	same := func(what string, want bool, paths ...string) {
-		t.Helper()
-		if got := open(t, paths, Options{Width: 2, Join: true}).Fingerprint(); (got == was) != want {
-			t.Errorf("%s: fingerprint %s, was %s", what, got, was)
+	for _, test := range []struct {
+		paths         []string
+		apart, joined []Run
+		pos           int64
+		want          Place
+	}{
+		{paths[:2], []Run{{paths[0], 0, 3}, {paths[1], 3, 1}}, []Run{{paths[0], 0, 4}}, 3, Place{paths[1], 0}},
+		{paths[2:], []Run{{paths[2], 0, 2}, {paths[3], 2, 4}}, []Run{{paths[2], 0, 6}}, 3, Place{paths[3], 1}},
+	} {
+		apart, joined := open(t, test.paths, Options{DType: array.Uint16}), open(t, test.paths, Options{DType: array.Uint16, Join: true})
+		if got := apart.Runs(); !slices.Equal(got, test.apart) {
+			t.Errorf("runs are %v, want %v", got, test.apart)
 		}
-	}
-	same("again", true, paths...)
-	must(t, os.Chtimes(paths[0], longAgo, longAgo.Add(1)))
-	same("touched", true, paths...)
-	elsewhere := filepath.Join(t.TempDir(), filepath.Base(paths[0]))
-	must(t, os.Link(paths[0], elsewhere))
-	same("moved", true, elsewhere, paths[1])
-	renamed := filepath.Join(t.TempDir(), "other.bin")
-	must(t, os.Link(paths[0], renamed))
-	same("renamed", false, renamed, paths[1])
-	same("in another order", false, paths[1], paths[0])
-	same("without one", false, paths[0])
-	for _, off := range []int64{0, 1_999_999} {
-		at := func(b []byte) {
-			f, err := os.OpenFile(paths[0], os.O_WRONLY, 0)
-			must(t, err)
-			_, err = f.WriteAt(b, off)
-			must(t, errors.Join(err, f.Close()))
+		if got := joined.Runs(); !slices.Equal(got, test.joined) {
+			t.Errorf("joined runs are %v, want %v", got, test.joined)
 		}
-		at([]byte{1})
-		same(fmt.Sprint("another byte ", off), false, paths...)
-		at(count(0, 1_000_000, 2)[off : off+1])
-	}
-	same("put right", true, paths...)
-	must(t, os.Truncate(paths[0], 1_999_998))
-	same("shorter", false, paths...)
-}
-
-// What anybody can compute: name, zero, size, 32 blocks of 4096 bytes evenly from the first to the last; half a SHA-256.
-func TestFingerprintIsAsDefined(t *testing.T) {
-	paths := files(t, 2, 500_001, 3)
-	sum := sha256.New()
-	for _, path := range paths {
-		raw, err := os.ReadFile(path)
-		must(t, err)
-		fmt.Fprintf(sum, "%s\x00", filepath.Base(path))
-		must(t, binary.Write(sum, binary.LittleEndian, int64(len(raw))))
-		if len(raw) <= 32*4096 {
-			sum.Write(raw)
-			continue
+		if got := apart.Files(); !slices.Equal(got, test.paths) {
+			t.Errorf("files are %v, want %v", got, test.paths)
 		}
-		for i := range 32 {
-			sum.Write(raw[(len(raw)-4096)*i/31:][:4096])
+		if got := joined.Locate(test.pos); got != test.want {
+			t.Errorf("token %d stands at %v, want %v", test.pos, got, test.want)
 		}
-	}
-	if got, want := open(t, paths, Options{Width: 2}).Fingerprint(), fmt.Sprintf("%x", sum.Sum(nil)[:16]); got != want {
-		t.Errorf("fingerprint %s, want %s", got, want)
 	}
 }
 
 func TestCheck(t *testing.T) {
 	for _, n := range []int{1, 3, 100} {
 		paths := files(t, 2, slices.Repeat([]int{10}, n)...)
-		tokens := open(t, paths, Options{Width: 2})
+		tokens := open(t, paths, Options{DType: array.Uint16})
 		must(t, tokens.Check())
 		last := paths[n-1]
 		must(t, os.Chtimes(last, longAgo, longAgo.Add(1)))
@@ -285,16 +237,16 @@ func TestOverwrittenFileIsRefusedUntilItsWriterCloses(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			paths := files(t, 2, 10, 1000)
-			was := open(t, paths, Options{Width: 2})
+			was := open(t, paths, Options{DType: array.Uint16})
 			f, err := os.OpenFile(paths[1], os.O_RDWR, 0)
 			must(t, err)
 			defer f.Close()
 			must(t, test.write(f))
-			if _, err := Open([][]string{paths}, Options{Width: 2, Was: was}); (err != nil) != test.refuse {
+			if _, err := Open(paths, Options{DType: array.Uint16, Previous: was}); (err != nil) != test.refuse {
 				t.Errorf("error %v", err)
 			}
 			must(t, f.Close())
-			open(t, paths, Options{Width: 2, Was: was})
+			open(t, paths, Options{DType: array.Uint16, Previous: was})
 		})
 	}
 }
@@ -311,8 +263,8 @@ func TestMappingsGoWithTheirTokens(t *testing.T) {
 	var held []*Tokens
 	for range 10 {
 		for _, access := range []Access{Advise, Map} {
-			must(t, readOne(open(t, paths, Options{Width: 2, Access: access, DropPageCache: true})))
-			released := open(t, paths, Options{Width: 2, Access: access, DropPageCache: true})
+			must(t, readOne(open(t, paths, Options{DType: array.Uint16, Access: access, DropPageCache: true})))
+			released := open(t, paths, Options{DType: array.Uint16, Access: access, DropPageCache: true})
 			must(t, readOne(released))
 			released.Release()
 			held = append(held, released)
@@ -347,13 +299,13 @@ func TestOpenRefuses(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "train.bin")
 			must(t, test.make(path))
-			_, err := Open([][]string{append(files(t, 2, 3), path)}, Options{Width: 2})
+			_, err := Open(append(files(t, 2, 3), path), Options{DType: array.Uint16})
 			if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %s and %s", err, path, test.want)
 			}
 		})
 	}
-	if _, err := Open(nil, Options{Width: 2}); err == nil {
+	if _, err := Open(nil, Options{DType: array.Uint16}); err == nil {
 		t.Error("no files at all were opened")
 	}
 }
@@ -430,7 +382,7 @@ func TestTruncatedWhileItIsRead(t *testing.T) {
 		everyAccess(t, func(t *testing.T, o Options) {
 			paths := files(t, 2, 100_000)
 			tokens := open(t, paths, o)
-			err := tokens.Read([]Window{{Len: 100_000}}, func(_ Window, raw []byte) error {
+			err := tokens.Read([]Window{{Len: 100_000}}, func(_ int, raw []byte) error {
 				must(t, os.Truncate(paths[0], size))
 				for _, b := range bytes.Clone(raw) {
 					sink += b
@@ -444,39 +396,12 @@ func TestTruncatedWhileItIsRead(t *testing.T) {
 	}
 }
 
-// mapped maps a new file of one page and then empties the file: to touch the mapping is a fault.
-func mapped(t testing.TB) (path string, mapping []byte) {
-	t.Helper()
-	path = files(t, 2, os.Getpagesize()/2)[0]
-	f, err := os.Open(path)
-	must(t, err)
-	defer f.Close()
-	mapping, err = unix.Mmap(int(f.Fd()), 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_SHARED)
-	must(t, err)
-	t.Cleanup(func() { unix.Munmap(mapping) })
-	must(t, os.Truncate(path, 0))
-	return path, mapping
-}
-
-// A page that cannot be had of a file that has not changed: a failing disk.
-func TestFaultIsAnError(t *testing.T) {
-	path, mapping := mapped(t)
-	tokens := &Tokens{Options: Options{Width: 2}}
-	err := tokens.visitMapped(&shard{path: path}, mapping, 0, Window{Start: 50, Len: 1}, func(_ Window, raw []byte) error {
-		sink += raw[1]
-		return nil
-	})
-	if !errors.Is(err, errFault) || !strings.Contains(err.Error(), path+": byte 101") {
-		t.Errorf("error %v, want a fault at byte 101 of %s", err, path)
-	}
-}
-
 func TestOtherPanicsStay(t *testing.T) {
 	_, elsewhere := mapped(t)
-	var none *shard
+	var none *Window
 	for name, do := range map[string]func(){
 		"panic":           func() { panic("mine") },
-		"nil pointer":     func() { sink += byte(none.len) },
+		"nil pointer":     func() { sink += byte(none.Len) },
 		"fault elsewhere": func() { sink += elsewhere[0] },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -490,7 +415,7 @@ func TestOtherPanicsStay(t *testing.T) {
 						t.Error("the panic was swallowed")
 					}
 				}()
-				err := tokens.Read([]Window{{Len: 1}}, func(Window, []byte) error { do(); return nil })
+				err := tokens.Read([]Window{{Len: 1}}, func(int, []byte) error { do(); return nil })
 				t.Errorf("the panic became %v", err)
 			})
 		})
@@ -502,9 +427,9 @@ func TestVisitEndsTheRead(t *testing.T) {
 		o.Join = true
 		tokens := open(t, files(t, 2, 5, 5), o)
 		enough := errors.New("enough")
-		for _, ws := range [][]Window{{{0, 2, 0}, {1, 2, 0}}, {{4, 3, 0}, {5, 2, 0}}} {
+		for _, ws := range [][]Window{{{0, 2}, {1, 2}}, {{4, 3}, {5, 2}}} {
 			visits := 0
-			err := tokens.Read(ws, func(Window, []byte) error { visits++; return enough })
+			err := tokens.Read(ws, func(int, []byte) error { visits++; return enough })
 			if err != enough || visits != 1 {
 				t.Errorf("error %v after %d visits", err, visits)
 			}
@@ -529,7 +454,7 @@ func TestDescriptorsAreClosed(t *testing.T) {
 			if read(r) != nil {
 				failed++
 			}
-			if _, err := Open([][]string{append(paths, "missing")}, o); err == nil {
+			if _, err := Open(append(paths, "missing"), o); err == nil {
 				t.Fatal("a missing file was opened")
 			}
 		}

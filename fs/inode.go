@@ -3,26 +3,27 @@ package fs
 import (
 	"encoding/binary"
 	"hash/fnv"
+
+	"batchfs/fs/state"
 )
 
 // An inode number says what a file is, so there is no table of inodes, a lookup costs no memory, and any process that
 // serves the mount agrees with the one before it:
 //
 //	bits 0-4    kind
-//	bits 5-7    how often the tokens had changed, modulo 8, for the files of batch/: their page cache goes with the old
-//	            tokens
+//	bits 5-7    version of the tokens, modulo 8, for the files of batch/: the page cache of the old tokens goes with the old
+//	            inode
 //	bits 8-23   sequence, from 1 on; 0 for what belongs to the whole mount
-//	bits 24-63  batch number, for the files of batch/; how often the tokens had changed, for batches.*, which stay open
-//	            for long; for a directory that settings were looked up as, and for the batch/ in it, which name that was:
-//	            a directory can only be in one place
+//	bits 24-63  batch number, for the files of batch/; version of the tokens, for batches.*, which stay open for long; for
+//	            a directory that was looked up as settings, and for the batch/ in it, a hash of that name: a directory can
+//	            only be in one place
 type inode uint64
 
-const (
-	maxSequences = 1 << 16
-	MaxBatches   = 1 << 40 // numbers of batches are below it
-)
+// MaxBatches bounds the numbers of batches: they are below it.
+const MaxBatches = 1 << 40
 
-// A kind is what a file shows. Its number is part of inode numbers that a running kernel knows: never renumber.
+// A kind says what a file shows; kinds.go has a row for each. Its number is part of inode numbers that a running kernel
+// knows: never renumber.
 type kind uint8
 
 const (
@@ -42,6 +43,8 @@ const (
 	nextSafe   kind = 18
 	batchSafe  kind = 19
 	batchJSON  kind = 20
+
+	maxKinds = 32
 )
 
 const (
@@ -49,50 +52,23 @@ const (
 	noSuchInode = inode(0)
 )
 
-func makeInode(k kind, sequence int, batch uint64) inode {
-	return inode(batch<<24 | uint64(sequence)<<8 | uint64(k))
+func makeInode(k kind, sequence int, rest uint64) inode {
+	return inode(rest<<24 | uint64(sequence)<<8 | uint64(k))
 }
 
-// changed is the numbered file i of tokens that have changed so often.
-func (i inode) changed(changes uint64) inode {
-	if i.kind().isBatches() {
-		return makeInode(i.kind(), i.sequence(), changes)
-	}
-	return i&^0xe0 | inode(changes%8<<5)
-}
+func (i inode) kind() kind    { return kind(i & (maxKinds - 1)) }
+func (i inode) sequence() int { return int(i >> 8 & (state.MaxSequences - 1)) }
 
-func (i inode) kind() kind    { return kind(i & 0x1f) }
-func (i inode) sequence() int { return int(i >> 8 & (maxSequences - 1)) }
-func (i inode) batch() uint64 { return uint64(i >> 24) }
+// rest is the bits 24-63: the batch number, for the files of batch/.
+func (i inode) rest() uint64 { return uint64(i >> 24) }
 
-// first is the number of the first batch in a numbered file.
-func (i inode) first() uint64 {
-	if i.kind().isBatches() {
-		return 0
-	}
-	return i.batch()
-}
+// withSmallVersion is the file of batch/ that i is for tokens of a version.
+func (i inode) withSmallVersion(v Version) inode { return i&^0xe0 | inode(v%8<<5) }
 
-// as is the directory of a sequence under a name of a directory.
-func as(sequence int, dir inode, name string) inode {
+// settingsDir is the directory of a sequence that was looked up under a name in dir.
+func settingsDir(sequence int, dir inode, name string) inode {
 	h := fnv.New64a()
 	binary.Write(h, binary.LittleEndian, uint64(dir))
 	h.Write([]byte(name))
 	return makeInode(splitDir, sequence, h.Sum64()>>24)
-}
-
-func (k kind) isDir() bool { return k == rootDir || k == splitDir || k == batchDir }
-
-// Two reads of these can differ, so they have no page cache. A live text has no lasting size either.
-func (k kind) isNext() bool     { return k == nextRaw || k == nextNPY || k == nextSafe }
-func (k kind) isLiveText() bool { return k == cursorFile || k == statusFile || k == infoFile }
-
-// A raw file is batches and nothing else; of the others of batches each has a header.
-func (k kind) isRaw() bool { return k == nextRaw || k == batchRaw || k == batchesRaw }
-
-func (k kind) isBatches() bool { return k == batchesRaw || k == batchesNPY }
-
-// Numbered files never change while the tokens do not.
-func (k kind) isNumbered() bool {
-	return k >= batchRaw && k <= batchesNPY || k == batchSafe || k == batchJSON
 }

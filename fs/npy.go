@@ -3,24 +3,37 @@ package fs
 import (
 	"fmt"
 	"strings"
+
+	"batchfs/cache/array"
 )
 
-// stdioBlock is what C's stdio reads at once, because every file has it as its st_blksize.
-const stdioBlock = 4096
+// headerBytes is how long every header is: a page, so that a mapped array is aligned.
+const headerBytes = 4096
 
-// NPYHeader is the header of a .npy file, version 1.0, of an array in C order of little-endian dtype ("uint16"), of two
-// dimensions or more. It is padded to a page, so that a mapped array begins at one, and so that stdio's fseek to the array
-// does not read the beginning of the file again, which to next would mean the next batch.
+// NPYHeader is the header of a .npy file, version 1.0, of an array in C order of little-endian numbers, of two dimensions or
+// more. It is 4096 bytes long: a mapped array is then aligned, and C's fseek to the array does not read the beginning of the
+// file again, which for next would be the next batch.
 // Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
-func NPYHeader(dtype string, shape ...int) []byte {
-	descr := map[string]string{"uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8"}[dtype]
-	dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", descr, dims(shape))
-	const prefix = 10 // magic, version, length of what follows
-	dict += strings.Repeat(" ", stdioBlock-prefix-len(dict)-1) + "\n"
+func NPYHeader(dtype array.DType, shape ...int) []byte {
+	dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", dtype.NumPy(), dims(shape))
+	const prefix = 10 // magic, version, length of the rest
+	dict += strings.Repeat(" ", headerBytes-prefix-len(dict)-1) + "\n"
 	return append([]byte("\x93NUMPY\x01\x00"+string([]byte{byte(len(dict)), byte(len(dict) >> 8)})), dict...)
 }
 
 // dims is a shape as NumPy writes it, without parentheses.
 func dims(shape []int) string {
 	return strings.Trim(strings.ReplaceAll(fmt.Sprint(shape), " ", ", "), "[]")
+}
+
+// npyHeader stands before one batch.
+func npyHeader(s *Sequence, _ uint64) []byte {
+	main := s.Batch.Stack()
+	return NPYHeader(main.DType, main.Shape...)
+}
+
+// batchesNPYHeader stands before all batches.
+func batchesNPYHeader(s *Sequence, _ uint64) []byte {
+	main := s.Batch.Stack()
+	return NPYHeader(main.DType, append([]int{int(s.Steps)}, main.Shape...)...)
 }

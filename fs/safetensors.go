@@ -8,30 +8,26 @@ import (
 	"strings"
 )
 
-// safetensorsHeader is what stands before batch k in a .safetensors file: the length of the rest as a little-endian
-// uint64, then JSON that names the tensors, padded with spaces to stdioBlock, for the reasons of [NPYHeader].
+// safetensorsHeader stands before batch k in a .safetensors file: the length of the rest as a little-endian uint64, then JSON
+// that names the tensors, padded with spaces to headerBytes.
 // Format: https://huggingface.co/docs/safetensors
-func (s *Sequence) safetensorsHeader(k uint64) []byte {
+func safetensorsHeader(s *Sequence, k uint64) []byte {
 	type tensor struct {
 		DType   string   `json:"dtype"`
 		Shape   []int    `json:"shape"`
 		Offsets [2]int64 `json:"data_offsets"`
 	}
-	dtype := map[string]string{"uint16": "U16", "uint32": "U32", "int32": "I32", "int64": "I64"}[s.DType]
 	metadata := map[string]string{"batch": fmt.Sprint(k)}
 	maps.Copy(metadata, s.Metadata)
 	header := map[string]any{"__metadata__": metadata}
-	if half := s.BatchBytes / 2; len(s.Shape) == 3 {
-		header["x"] = tensor{dtype, s.Shape[1:], [2]int64{0, half}}
-		header["y"] = tensor{dtype, s.Shape[1:], [2]int64{half, s.BatchBytes}}
-	} else {
-		header["tokens"] = tensor{dtype, s.Shape, [2]int64{0, s.BatchBytes}}
+	for _, a := range s.Batch.Arrays {
+		header[a.Name] = tensor{a.DType.Safetensors(), a.Shape, [2]int64{a.Offset, a.Offset + a.Bytes()}}
 	}
 	text, err := json.Marshal(header)
 	if err != nil {
 		panic(err) // only of types that JSON does not have
 	}
 	const prefix = 8
-	padded := string(text) + strings.Repeat(" ", stdioBlock-prefix-len(text))
+	padded := string(text) + strings.Repeat(" ", headerBytes-prefix-len(text))
 	return append(binary.LittleEndian.AppendUint64(nil, uint64(len(padded))), padded...)
 }

@@ -12,156 +12,152 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"batchfs/fs/state"
 )
 
-// sequences are those of a mount by their numbers, which are part of inode numbers. The splits have the first ones, from 1
-// on. The others are splits under the settings of a path, train/rank=3,world=8: they come when they are looked up, and go
-// when the kernel has forgotten all their files, unless their cursor has moved. For it to forget, it is told to when
-// many have been looked up since.
+// sequences are the sequences of a mount by number, which is part of inode numbers. The splits have the first numbers, from 1
+// on. The others are splits under the settings of a path, train/rank=3,world=8: they begin when they are looked up, and end
+// when the kernel has forgotten all their files, unless their cursor has moved. Names beyond maxRecent are invalidated, oldest
+// first, so that the kernel forgets them; files that are open keep working.
+//
+// What a successor must know is in the shared state. It makes a Sequence of settings when one is first asked for, so that
+// taking over costs the same however many there are.
+//
+// Lock order: mu, then nothing but the locks of package state.
 type sequences struct {
-	table    *table
+	shared   *state.Shared
 	log      *slog.Logger
 	splits   int
-	byNumber [maxSequences]atomic.Pointer[Sequence]
+	byNumber [state.MaxSequences]atomic.Pointer[Sequence] // nil: not made yet, or no sequence has the number
 
 	mu     sync.Mutex
-	byName map[string]int // guarded by mu, as all below and the faults of the table
+	byName map[string]int // guarded by mu, as all below, the lookups and names of the shared state, and its faults
 	free   []int          // numbers that were used and are not now
-	recent []pathName     // looked up, oldest first
-	many   *sync.Cond     // of mu: recent has more than the kernel is to remember
+	recent []state.Name   // looked up as settings, oldest first
+	many   *sync.Cond     // of mu: there are more than maxRecent
 
 	badLogged  rate.Sometimes
 	fullLogged sync.Once
 }
 
-// A pathName is a name in a directory that settings are read from.
-type pathName struct {
-	dir  inode
-	name string
-}
-
 const (
-	// The kernel is to remember this many of them. Those in use stay whatever it forgets, and are looked up again. To forget
-	// one it may have to wait for the answer to another lookup, as a thread that nothing ends: that should be rare.
+	// Names in use stay whatever is invalidated, and are looked up again. To forget a name the kernel may have to wait for the
+	// answer to another lookup, in a thread that nothing ends: that should be rare.
 	maxRecent = 1 << 10
-	// It forgets a name only between two lookups in the directory, however many are under way. So as many names as may be
-	// are handed to it at once, and while many more are waiting, who looks up waits too.
-	forgetters = 8
-	tooMany    = 4 * maxRecent
+	// The kernel forgets a name only between two lookups in the directory, however many are under way. So many names are
+	// invalidated at once; and while more than tooMany wait for that, lookups wait too.
+	invalidators = 8
+	tooMany      = 4 * maxRecent
 )
 
-func newSequences(splits []*Sequence, table *table, log *slog.Logger) (*sequences, error) {
-	if len(splits) >= maxSequences {
-		return nil, fmt.Errorf("%d splits, more than %d", len(splits), maxSequences-1)
+// maxNameLen is the longest name of a file in bytes, as statfs says.
+const maxNameLen = 255
+
+// newSequences goes on from the shared state. It calls working now and then.
+func newSequences(splits []*Sequence, shared *state.Shared, log *slog.Logger, working func()) (*sequences, error) {
+	if len(splits) >= state.MaxSequences {
+		return nil, fmt.Errorf("%d splits, more than %d", len(splits), state.MaxSequences-1)
 	}
 	q := &sequences{
-		table:     table,
+		shared:    shared,
 		log:       log,
 		splits:    len(splits),
 		byName:    map[string]int{},
 		badLogged: rate.Sometimes{First: 100, Interval: time.Second},
 	}
 	q.many = sync.NewCond(&q.mu)
-	if table.usedStates.Load() == 0 {
+	if shared.SequencesUsed() == 0 {
 		for _, s := range splits {
 			q.add(s)
 		}
 		return q, nil
 	}
-	return q, q.goOn(splits)
+	return q, q.resume(splits, working)
 }
 
-// goOn gives the sequences of the table their numbers.
-func (q *sequences) goOn(splits []*Sequence) error {
+// resume takes over the numbers and names of an earlier worker.
+func (q *sequences) resume(splits []*Sequence, working func()) error {
 	bySplit := map[string]*Sequence{}
 	for _, s := range splits {
 		bySplit[s.Name] = s
 	}
-	for n := range int(q.table.usedStates.Load()) {
+	q.shared.ResumeLookups()
+	for n := range q.shared.SequencesUsed() {
 		number := n + 1
-		state := &q.table.states[number]
-		if state.used.Load() == 0 {
+		if number%1024 == 0 {
+			working()
+		}
+		entry := &q.shared.Sequences[number]
+		if !entry.Used() {
 			q.free = append(q.free, number)
 			continue
 		}
-		name := getText(state.name[:])
-		split, settings, isPath := strings.Cut(name, "/")
-		s := bySplit[split]
-		if s == nil {
+		name := entry.Name()
+		split, _, isPath := strings.Cut(name, "/")
+		switch s := bySplit[split]; {
+		case s == nil:
 			return fmt.Errorf("split %s is of the mount, but not of the configuration", split)
+		case isPath && q.shared.Lookups(number) == 0 && !entry.Moved(): // the worker was killed before it was counted, or removed
+			q.shared.Remove(number)
+			q.free = append(q.free, number)
+			continue
+		case !isPath:
+			q.byNumber[number].Store(s)
 		}
-		if isPath {
-			under, err := s.With(settings)
-			if err != nil {
-				under = s.unsuited(name, settings, err)
-			}
-			s = under
-		}
-		q.byNumber[number].Store(s)
 		q.byName[name] = number
 	}
 	for number := 1; number <= q.splits; number++ {
-		if s := q.get(number); s == nil || bySplit[s.Name] == nil {
+		if s := q.byNumber[number].Load(); s == nil {
 			return errors.New("the mount has other splits than the configuration")
 		}
 	}
+	q.recent = q.shared.Names(invalidators)
 	return nil
 }
 
-// unsuited stands for the sequence under settings that suited the tokens, or the program, of an earlier worker. All that is
-// read of it is an error, until they suit again.
-func (s *Sequence) unsuited(name, settings string, err error) *Sequence {
-	err = fmt.Errorf("%w (%w)", err, syscall.ESTALE)
-	u := *s
-	u.Name = name
-	u.BatchBytes, u.Steps = 1<<40, 1 // no read is beyond the end
-	u.Info = func() []byte { return []byte("{}\n") }
-	u.Provenance = nil
-	u.Read = func([]byte, uint64, int64) error { return err }
-	u.With = func(string) (*Sequence, error) { return nil, err }
-	u.Now = func() (*Sequence, error) {
-		now, nowErr := s.Now()
-		if nowErr != nil {
-			return &u, nowErr
-		}
-		if suited, err := now.With(settings); err == nil {
-			return suited, nil
-		}
-		return &u, err
+// get returns the sequence of a number, or nil if there is none, as for number 0.
+func (q *sequences) get(number int) *Sequence {
+	if s := q.byNumber[number].Load(); s != nil {
+		return s
 	}
-	return &u
+	entry := &q.shared.Sequences[number]
+	if number <= q.splits || !entry.Used() {
+		return nil
+	}
+	name := entry.Name()
+	split, settings, _ := strings.Cut(name, "/")
+	q.mu.Lock()
+	of := q.byNumber[q.byName[split]].Load()
+	q.mu.Unlock()
+	s, err := of.With(settings)
+	if err != nil {
+		s = of.unsuited(name, settings, err)
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.byName[name] != number {
+		return nil // its last file was forgotten meanwhile
+	}
+	q.byNumber[number].CompareAndSwap(nil, s)
+	return q.byNumber[number].Load()
 }
-
-func (q *sequences) get(number int) *Sequence { return q.byNumber[number].Load() }
 
 // add gives a sequence a number, or 0 if all are in use. The caller holds mu, or is alone.
 func (q *sequences) add(s *Sequence) (number int) {
-	used := &q.table.usedStates
-	switch n := len(q.free); {
-	case n > 0:
+	if n := len(q.free); n > 0 {
 		number, q.free = q.free[n-1], q.free[:n-1]
-	case used.Load() < maxSequences-1:
-		number = int(used.Add(1))
-	default:
+	} else if number = q.shared.NewNumber(); number == 0 {
 		return 0
 	}
-	state := &q.table.states[number]
-	state.cursor.Store(s.Start)
-	state.reads.Store(0)
-	state.bytes.Store(0)
-	state.errors.Store(0)
-	state.lookups.Store(0)
-	state.waiting.Store(0)
-	setText(state.name[:], s.Name)
-	setText(state.fault[:], "")
-	state.used.Store(1)
+	q.shared.Add(number, s.Name, s.Start)
 	q.byNumber[number].Store(s)
 	q.byName[s.Name] = number
 	return number
 }
 
-// lookUp finds the sequence of directory dir under the settings that name has. Its files count as looked up once more.
-func (q *sequences) lookUp(dir inode, name string) (number int, errno syscall.Errno) {
+// lookUp finds the sequence of directory dir under the settings in name, for request id, and counts a lookup of it.
+func (q *sequences) lookUp(dir inode, name string, id uint64) (number int, errno syscall.Errno) {
 	of, _ := q.now(dir.sequence()) // an error is for those who read
 	s, err := of.With(name)
 	if err != nil {
@@ -171,14 +167,21 @@ func (q *sequences) lookUp(dir inode, name string) (number int, errno syscall.Er
 		}
 		return 0, syscall.EINVAL
 	}
+	if len(name) > maxNameLen { // longer than the shared state could note
+		return 0, syscall.ENAMETOOLONG
+	}
 	q.mu.Lock()
 	number, known := q.byName[s.Name]
 	if !known {
 		number = q.add(s)
 	}
+	if number > q.splits {
+		q.shared.CountLookup(number, id)
+	}
 	if number > 0 {
-		q.table.states[number].lookups.Add(1)
-		q.recent = append(q.recent, pathName{dir, name})
+		looked := state.Name{Dir: uint64(dir), Name: name}
+		q.shared.NoteName(looked)
+		q.recent = append(q.recent, looked)
 	}
 	waiting := len(q.recent)
 	q.mu.Unlock()
@@ -190,42 +193,60 @@ func (q *sequences) lookUp(dir inode, name string) (number int, errno syscall.Er
 	}
 	if number == 0 {
 		q.fullLogged.Do(func() {
-			q.log.Error("too many sequences are in use: others cannot be looked up", "most", maxSequences-1)
+			q.log.Error("too many sequences are in use: others cannot be looked up", "most", state.MaxSequences-1)
 		})
 		return 0, syscall.ENOSPC
 	}
 	return number, 0
 }
 
-// outdated waits for a name that the kernel is to forget.
-func (q *sequences) outdated() (p pathName) {
+// countLookup counts a lookup of a file of a sequence, for request id. Splits never end, so theirs are not counted.
+func (q *sequences) countLookup(number int, id uint64) {
+	if number <= q.splits {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.shared.CountLookup(number, id)
+}
+
+// outdated blocks until a name should be invalidated, and returns it. invalidated must follow.
+func (q *sequences) outdated() (n state.Name) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for len(q.recent) <= maxRecent {
 		q.many.Wait()
 	}
-	p, q.recent = q.recent[0], q.recent[1:]
-	return p
+	n, q.recent = q.recent[0], q.recent[1:]
+	return n
+}
+
+// invalidated notes that the kernel was told to forget a name.
+func (q *sequences) invalidated() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.shared.ForgetNames(1)
 }
 
 // forget notes that the kernel has forgotten so many lookups of files of a sequence.
 func (q *sequences) forget(number int, lookups uint64) {
-	if number <= q.splits || q.table.states[number].lookups.Add(-lookups) > 0 {
+	if number <= q.splits {
 		return
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	s, state := q.get(number), &q.table.states[number]
-	if s == nil || state.lookups.Load() > 0 || state.cursor.Load() != s.Start {
+	entry := &q.shared.Sequences[number]
+	if q.shared.ForgetLookups(number, lookups) > 0 || !entry.Used() || entry.Moved() {
 		return
 	}
-	delete(q.byName, s.Name)
+	delete(q.byName, entry.Name())
 	q.byNumber[number].Store(nil)
-	state.used.Store(0)
+	q.shared.Remove(number)
 	q.free = append(q.free, number)
 }
 
-// now is the sequence after a look at its files. If they changed and are followed, another takes its place.
+// now looks at the token files of a sequence and returns the Sequence of the tokens that are there. If they changed and are
+// followed, that is another one from now on.
 func (q *sequences) now(number int) (*Sequence, error) {
 	was := q.get(number)
 	s, err := was.Now()
@@ -235,35 +256,34 @@ func (q *sequences) now(number int) (*Sequence, error) {
 	return s, err
 }
 
-// fault notes an error of a sequence, and says whether it repeats the one before: whether it differs in numbers only, as
-// that of another place in the same file does.
+// fault notes an error of a sequence, or with number 0 of the mount. It says whether the error repeats the one before:
+// whether it differs in numbers only, as the error of another position in the same file does.
 func (q *sequences) fault(number int, err string) (repeats bool) {
-	state := &q.table.states[number]
-	state.errors.Add(1)
-	err = err[:min(len(err), len(state.fault))]
+	entry := &q.shared.Sequences[number]
+	entry.Errors.Add(1)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	repeats = digits.ReplaceAllString(getText(state.fault[:]), "") == digits.ReplaceAllString(err, "")
-	setText(state.fault[:], err)
-	return repeats
+	was := entry.Fault()
+	entry.SetFault(err)
+	return digits.ReplaceAllString(was, "") == digits.ReplaceAllString(entry.Fault(), "")
 }
 
 var digits = regexp.MustCompile(`\d+`)
 
-// all calls visit with the number of every sequence: the splits in their order, then the others.
-func (q *sequences) all(visit func(number int, s *Sequence, fault string)) {
+// all calls visit for every sequence: the splits in their order, then the others.
+func (q *sequences) all(visit func(number int, name, fault string)) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	fault := func(number int) string { return getText(q.table.states[number].fault[:]) }
 	for number := 1; number <= q.splits; number++ {
-		visit(number, q.get(number), fault(number))
+		entry := &q.shared.Sequences[number]
+		visit(number, entry.Name(), entry.Fault())
 	}
-	for _, number := range q.byName {
+	for name, number := range q.byName {
 		if number > q.splits {
-			visit(number, q.get(number), fault(number))
+			visit(number, name, q.shared.Sequences[number].Fault())
 		}
 	}
 }
 
-// isSettings tells a name that settings are read from. No split has one, nor a file.
+// isSettings tells a name that settings are read from. No split has such a name, nor a file.
 func isSettings(name string) bool { return strings.Contains(name, "=") }

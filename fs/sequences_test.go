@@ -3,13 +3,17 @@ package fs
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"batchfs/fs/state"
 )
 
 // train is the sequences of a mount of one split, with its directory.
@@ -20,31 +24,32 @@ func train(t *testing.T) (q *sequences, dir inode) {
 
 func (q *sequences) mustLookUp(t *testing.T, dir inode, name string) int {
 	t.Helper()
-	number, errno := q.lookUp(dir, name)
+	number, errno := q.lookUp(dir, name, lastUnique.Add(2))
 	if errno != 0 {
 		t.Fatalf("lookup of %s: %v", name, errno)
 	}
 	return number
 }
 
-// check fails unless every number is either free or that of just one name, and the block knows the same names.
+// check fails unless every number is either free or that of just one name, and the shared state has the same names.
 func (q *sequences) check(t *testing.T) {
 	t.Helper()
 	q.mu.Lock()
-	defer q.mu.Unlock()
-	if len(q.byName)+len(q.free) != int(q.table.usedStates.Load()) {
-		t.Errorf("%d names and %d free numbers of %d used", len(q.byName), len(q.free), q.table.usedStates.Load())
+	byName, free := maps.Clone(q.byName), slices.Clone(q.free)
+	q.mu.Unlock()
+	if len(byName)+len(free) != q.shared.SequencesUsed() {
+		t.Errorf("%d names and %d free numbers of %d used", len(byName), len(free), q.shared.SequencesUsed())
 	}
 	seen := map[int]bool{}
-	for name, number := range q.byName {
-		state := getText(q.table.states[number].name[:])
-		if s := q.get(number); s == nil || s.Name != name || state != name || seen[number] {
-			t.Errorf("number %d of %q: sequence %v, name %q in the block, seen before: %v", number, name, s, state, seen[number])
+	for name, number := range byName {
+		stored := q.shared.Sequences[number].Name()
+		if s := q.get(number); s == nil || s.Name != name || stored != name || seen[number] {
+			t.Errorf("number %d of %q: sequence %v, name %q in the shared state, seen before: %v", number, name, s, stored, seen[number])
 		}
 		seen[number] = true
 	}
-	for _, number := range q.free {
-		if q.get(number) != nil || q.table.states[number].used.Load() != 0 || seen[number] {
+	for _, number := range free {
+		if q.get(number) != nil || q.shared.Sequences[number].Used() || seen[number] {
 			t.Errorf("free number %d: sequence %v, seen before: %v", number, q.get(number), seen[number])
 		}
 		seen[number] = true
@@ -60,14 +65,14 @@ func TestEqualNamesShareANumber(t *testing.T) {
 	if got := q.mustLookUp(t, dir, "seed=7"); got != seven {
 		t.Errorf("the same name has number %d, had %d", got, seven)
 	}
-	if got := q.mustLookUp(t, as(eight, dir, "seed=8"), "seed=7"); got != seven {
+	if got := q.mustLookUp(t, settingsDir(eight, dir, "seed=8"), "seed=7"); got != seven {
 		t.Errorf("the same settings by another path have number %d, want %d", got, seven)
 	}
 	if got := q.mustLookUp(t, dir, "seed=own"); got != dir.sequence() {
 		t.Errorf("the split's own settings have number %d, want %d", got, dir.sequence())
 	}
 	for name, want := range map[string]syscall.Errno{"sead=7": syscall.ENOENT, "seed=bad": syscall.EINVAL} {
-		if _, errno := q.lookUp(dir, name); errno != want {
+		if _, errno := q.lookUp(dir, name, lastUnique.Add(2)); errno != want {
 			t.Errorf("lookup of %s: %v, want %v", name, errno, want)
 		}
 	}
@@ -80,19 +85,19 @@ func TestSequencesComeAndGo(t *testing.T) {
 	q, dir := tr.sequences, tr.find("train")
 	number := q.mustLookUp(t, dir, "seed=1")
 	for _, name := range []string{"next", "cursor", "batches.bin", "none"} {
-		in := &fuse.InHeader{NodeId: uint64(as(number, dir, "seed=1"))}
+		in := &fuse.InHeader{NodeId: uint64(settingsDir(number, dir, "seed=1"))}
 		if status := tr.Lookup(nil, in, name, &fuse.EntryOut{}); !status.Ok() {
 			t.Fatal(status)
 		}
 	}
 	q.mustLookUp(t, dir, "seed=1")
-	state := &q.table.states[number]
-	if got := state.lookups.Load(); got != 5 {
+	entry := &q.shared.Sequences[number]
+	if got := q.shared.Lookups(number); got != 5 {
 		t.Fatalf("%d lookups, want 2 of the directory and 3 of files", got)
 	}
 	q.fault(number, "broken")
-	state.reads.Add(1)
-	state.bytes.Add(1)
+	entry.Reads.Add(1)
+	entry.Bytes.Add(1)
 	for _, n := range []uint64{1, 3} {
 		if q.forget(number, n); q.get(number) == nil || q.byName["train/seed=1"] != number {
 			t.Fatal("forgotten while a file is known")
@@ -104,8 +109,8 @@ func TestSequencesComeAndGo(t *testing.T) {
 	if got := q.mustLookUp(t, dir, "seed=2"); got != number {
 		t.Errorf("another sequence has number %d, want %d, which is free", got, number)
 	}
-	if state.reads.Load() != 0 || state.bytes.Load() != 0 || state.errors.Load() != 0 || getText(state.fault[:]) != "" ||
-		state.lookups.Load() != 1 {
+	if entry.Reads.Load() != 0 || entry.Bytes.Load() != 0 || entry.Errors.Load() != 0 || entry.Fault() != "" ||
+		q.shared.Lookups(number) != 1 {
 		t.Error("a sequence begins with what the one before it left")
 	}
 	if got := q.mustLookUp(t, dir, "seed=1"); got == number {
@@ -154,17 +159,16 @@ func TestMovedCursorsAreKept(t *testing.T) {
 	if got := r.batch(t, 1000); got != 3 {
 		t.Errorf("then batch %d, want 3", got)
 	}
-	if q.table.usedStates.Load() > 3 {
-		t.Errorf("%d numbers for 3 sequences at a time", q.table.usedStates.Load())
+	if q.shared.SequencesUsed() > 3 {
+		t.Errorf("%d numbers for 3 sequences at a time", q.shared.SequencesUsed())
 	}
 
 	// A read that failed has moved nothing.
 	number = q.mustLookUp(t, dir, "seed=failed")
-	cursor := &q.table.states[number].cursor
-	fh, _ := tr.table.open(makeInode(nextRaw, number, 0), 0, 0)
-	whole := span{0, 1000, 1000}
-	k, _ := tr.table.number(fh, cursor, 1<<40, whole, 0)
-	tr.table.failed(fh, cursor, k, whole)
+	fh, _ := tr.handles.Open(number, false, 0)
+	whole := state.Span{Off: 0, Len: 1000, Size: 1000}
+	k, _ := tr.handles.AssignBatch(fh, 1<<40, whole, 0)
+	tr.handles.GiveBack(fh, k, whole)
 	if q.forget(number, 1); q.get(number) != nil {
 		t.Error("kept, and its cursor stands where it began")
 	}
@@ -183,11 +187,11 @@ func TestAllNumbersInUse(t *testing.T) {
 	q, dir := train(t)
 	q.forgetAtOnce()
 	var numbers []int
-	for i := range maxSequences - 2 {
+	for i := range state.MaxSequences - 2 {
 		numbers = append(numbers, q.mustLookUp(t, dir, fmt.Sprint("seed=", i)))
 	}
 	for range 2 {
-		if _, errno := q.lookUp(dir, "seed=more"); errno != syscall.ENOSPC {
+		if _, errno := q.lookUp(dir, "seed=more", lastUnique.Add(2)); errno != syscall.ENOSPC {
 			t.Errorf("lookup of one too many: %v, want ENOSPC", errno)
 		}
 	}
@@ -195,7 +199,7 @@ func TestAllNumbersInUse(t *testing.T) {
 		t.Errorf("one that is there has number %d, had %d", got, numbers[5])
 	}
 	q.forget(numbers[5], 1)
-	if _, errno := q.lookUp(dir, "seed=more"); errno != syscall.ENOSPC {
+	if _, errno := q.lookUp(dir, "seed=more", lastUnique.Add(2)); errno != syscall.ENOSPC {
 		t.Errorf("with one forgotten in part: %v, want ENOSPC", errno)
 	}
 	q.forget(numbers[5], 1)
@@ -222,14 +226,14 @@ func TestKernelIsToldToForget(t *testing.T) {
 		q.mustLookUp(t, dir, fmt.Sprint("seed=", i))
 	}
 	for i := range n - maxRecent {
-		if p := q.outdated(); p != (pathName{dir, fmt.Sprint("seed=", i)}) {
+		if p := q.outdated(); p != (state.Name{Dir: uint64(dir), Name: fmt.Sprint("seed=", i)}) {
 			t.Fatalf("name %d to be forgotten is %v", i, p)
 		}
 	}
-	waited := make(chan pathName)
+	waited := make(chan state.Name)
 	go func() { waited <- q.outdated() }()
 	q.mustLookUp(t, dir, "seed=last")
-	if p := <-waited; p != (pathName{dir, fmt.Sprint("seed=", n-maxRecent)}) {
+	if p := <-waited; p != (state.Name{Dir: uint64(dir), Name: fmt.Sprint("seed=", n-maxRecent)}) {
 		t.Errorf("the next name is %v", p)
 	}
 }
@@ -264,7 +268,7 @@ func TestConcurrentLookupsAndForgets(t *testing.T) {
 						continue
 					}
 				} else {
-					number, errno := q.lookUp(dir, name)
+					number, errno := q.lookUp(dir, name, lastUnique.Add(2))
 					if errno != 0 || h.lookups > 0 && number != h.number {
 						t.Errorf("%s has number %d (%v), and is held as %d", name, number, errno, h.number)
 						return
@@ -290,15 +294,15 @@ func TestConcurrentLookupsAndForgets(t *testing.T) {
 
 func TestInodesOfChangedTokens(t *testing.T) {
 	for range 1000 {
-		k, s, b := batchRaw, 1+rand.IntN(maxSequences-1), rand.Uint64N(MaxBatches)
-		was, now := &Sequence{Changes: rand.Uint64N(1 << 20)}, &Sequence{}
-		now.Changes = was.Changes + 1 + rand.Uint64N(7)
-		old := makeInode(k, s, b).changed(was.Changes)
-		if old.kind() != k || old.sequence() != s || old.batch() != b {
-			t.Fatalf("after %d changes: kind %d, sequence %d, batch %d", was.Changes, old.kind(), old.sequence(), old.batch())
+		k, s, b := batchRaw, 1+rand.IntN(state.MaxSequences-1), rand.Uint64N(MaxBatches)
+		was, now := &Sequence{Version: Version(rand.Uint64N(1 << 20))}, &Sequence{}
+		now.Version = was.Version + 1 + Version(rand.Uint64N(7))
+		old := makeInode(k, s, b).ofVersion(was.Version)
+		if old.kind() != k || old.sequence() != s || old.rest() != b {
+			t.Fatalf("after %d changes: kind %d, sequence %d, batch %d", was.Version, old.kind(), old.sequence(), old.rest())
 		}
-		if old.outdated(was) || !old.outdated(now) || old == old.changed(now.Changes) {
-			t.Fatalf("%#x of %d changes is taken for one of %d", old, was.Changes, now.Changes)
+		if old.outdated(was) || !old.outdated(now) || old == old.ofVersion(now.Version) {
+			t.Fatalf("%#x of %d changes is taken for one of %d", old, was.Version, now.Version)
 		}
 		if next := makeInode(nextRaw, s, 0); next.outdated(now) {
 			t.Fatal("next is outdated")
@@ -310,17 +314,17 @@ func TestInodesOfChangedTokens(t *testing.T) {
 func TestInodesOfSettings(t *testing.T) {
 	train, val := makeInode(splitDir, 1, 0), makeInode(splitDir, 2, 0)
 	seen := map[inode]string{train: "train", val: "val"}
-	for _, dir := range []inode{train, val, as(3, train, "seed=1")} {
+	for _, dir := range []inode{train, val, settingsDir(3, train, "seed=1")} {
 		for i := range 1000 {
 			name := fmt.Sprint("seed=", i)
-			d := as(3, dir, name)
-			if d.kind() != splitDir || d.sequence() != 3 || d != as(3, dir, name) || seen[d] != "" {
+			d := settingsDir(3, dir, name)
+			if d.kind() != splitDir || d.sequence() != 3 || d != settingsDir(3, dir, name) || seen[d] != "" {
 				t.Fatalf("%s in %#x is %#x, as is %q", name, dir, d, seen[d])
 			}
 			seen[d] = name
 		}
 	}
-	if as(3, train, "seed=1") == as(4, train, "seed=1") {
+	if settingsDir(3, train, "seed=1") == settingsDir(4, train, "seed=1") {
 		t.Error("two sequences have a directory")
 	}
 }
@@ -337,7 +341,7 @@ func (c *changing) now() *Sequence {
 	v := c.version.Load()
 	s := counting(c.name, c.size)
 	fill := s.Read
-	s.Changes, s.Follows, s.Steps = v, true, 5-v%2
+	s.Version, s.Follows, s.Steps = Version(v), true, 5-v%2
 	s.Read = func(dst []byte, k uint64, off int64) error {
 		if c.reading != nil {
 			c.reading()
@@ -387,7 +391,7 @@ func followed(t *testing.T, size int64) (*tree, *changing) {
 func TestNextFollowsChanges(t *testing.T) {
 	const size = 1000
 	tr, c := followed(t, size)
-	tr.ahead.batches = 0 // so that a batch is read when it is asked for
+	tr.prefetcher.batches = 0 // so that a batch is read when it is asked for
 	kept := tr.reader(t, "train/next", 0)
 	expect := func(r *reader, want string) {
 		t.Helper()
@@ -455,13 +459,13 @@ func TestNextFollowsChanges(t *testing.T) {
 	// Where the header was read alone, as numpy.load does, the array is that of the tokens that were there then.
 	framed := tr.reader(t, "train/next.npy", 0)
 	c.version.Add(1)
-	framed.read(0, stdioBlock)
-	if data, status := framed.read(stdioBlock, size); !status.Ok() || c.holding(data) != "batch 14 of version 11" {
+	framed.read(0, headerBytes)
+	if data, status := framed.read(headerBytes, size); !status.Ok() || c.holding(data) != "batch 14 of version 11" {
 		t.Errorf("next.npy after its header: %v, %s", status, c.holding(data))
 	}
-	framed.read(0, stdioBlock)
+	framed.read(0, headerBytes)
 	c.version.Add(1)
-	stale(framed, stdioBlock)
+	stale(framed, headerBytes)
 
 	// One that looks takes none, and sees the new tokens too.
 	look := tr.reader(t, "train/next", syscall.O_NONBLOCK)
@@ -570,7 +574,7 @@ func TestLookupsUnderChanges(t *testing.T) {
 			t.Fatal(status)
 		}
 		v := out.Generation
-		if i := inode(out.NodeId); i != i.changed(v) || out.Size != 1000*(5-v%2) {
+		if i := inode(out.NodeId); i != i.ofVersion(Version(v)) || out.Size != 1000*(5-v%2) {
 			t.Fatalf("batches.bin of generation %d is inode %#x of %d bytes", v, i, out.Size)
 		}
 	}
@@ -581,48 +585,7 @@ func TestSettingsUnderChanges(t *testing.T) {
 	tr, c := followed(t, 1000)
 	c.version.Add(1)
 	number := tr.sequences.mustLookUp(t, tr.find("train"), "seed=own")
-	if s := tr.sequences.get(number); s.Changes != 1 {
-		t.Errorf("settings were looked up in tokens of %d changes, and there was 1", s.Changes)
-	}
-}
-
-func TestNumbersUnderChanges(t *testing.T) {
-	const size = 1000
-	tr := plant(t, counting("train", size))
-	table, cursor := tr.table, &tr.table.states[1].cursor
-	fh, _ := table.open(1, 0, 0)
-	id := uint64(0)
-	read := func(off, n int64, changes uint64) string {
-		id++
-		k, ok := table.number(fh, cursor, id, span{off, n, size}, changes)
-		return fmt.Sprint(k, ok)
-	}
-	for i, step := range []struct {
-		off, n  int64
-		changes uint64
-		want    string
-	}{
-		{0, size, 0, "0 true"},
-		{0, 400, 0, "1 true"},
-		{400, 600, 1, "0 false"},
-		{400, 600, 0, "1 true"}, // of one who looked before
-		{0, size, 1, "2 true"},
-		{0, 400, 1, "3 true"},
-		{0, size, 2, "3 true"}, // from its beginning, in other tokens
-		{0, size, 2, "4 true"},
-		{999, 1, 3, "0 false"},
-		{0, size, 3, "5 true"},
-		{996, 4, 3, "5 true"},
-		{0, 4, 3, "6 true"},
-		{0, 4, 1 << 40, "6 true"},
-		{4, 996, 1 << 40, "6 true"},
-		{0, size, 1 << 40, "7 true"},
-	} {
-		if got := read(step.off, step.n, step.changes); got != step.want {
-			t.Errorf("step %d, %+v: %s", i, step, got)
-		}
-	}
-	if got := cursor.Load(); got != 8 {
-		t.Errorf("cursor is %d", got)
+	if s := tr.sequences.get(number); s.Version != 1 {
+		t.Errorf("settings were looked up in tokens of %d changes, and there was 1", s.Version)
 	}
 }

@@ -5,19 +5,20 @@ import (
 	"testing"
 
 	"batchfs/cache"
+	"batchfs/cache/array"
 )
 
 // Whole batches, one after the other, from a warm file of uint16 tokens: what any way to serve them costs at least.
 func BenchmarkRead(b *testing.B) {
 	paths := files(b, 2, 32<<20)
 	for _, access := range []cache.Access{cache.Remap, cache.Advise, cache.Pread} {
-		for _, dtype := range []DType{Uint16, Int64} {
+		for _, dtype := range []array.DType{array.Uint16, array.Int64} {
 			for _, rows := range []int{12, 512} {
 				b.Run(fmt.Sprintf("%s/%s/%dx1024", access, dtype, rows), func(b *testing.B) {
-					q := sequence(b, paths, cache.Options{Width: 2, Access: access},
+					q := sequence(b, paths, cache.Options{DType: array.Uint16, Access: access},
 						Settings{BatchSize: rows, BlockSize: 1024, DType: dtype, Order: Random})
-					dst := make([]byte, q.BatchBytes())
-					b.SetBytes(q.BatchBytes())
+					dst := make([]byte, q.Arrays().Bytes())
+					b.SetBytes(int64(len(dst)))
 					b.ReportAllocs()
 					for k := uint64(0); b.Loop(); k++ {
 						must(b, q.Read(dst, k, 0))
@@ -32,14 +33,16 @@ func BenchmarkRead(b *testing.B) {
 func BenchmarkConvert(b *testing.B) {
 	raw := make([]byte, 1024*4)
 	for _, c := range []struct {
-		dtype DType
-		width int
-	}{{Uint16, 2}, {Int32, 2}, {Int64, 2}, {Uint16, 4}, {Int32, 4}, {Uint32, 4}, {Int64, 4}} {
-		b.Run(fmt.Sprintf("%dto%s", 8*c.width, c.dtype), func(b *testing.B) {
-			dst := make([]byte, 1024*c.dtype.Size())
+		to, from array.DType
+	}{
+		{array.Uint16, array.Uint16}, {array.Int32, array.Uint16}, {array.Int64, array.Uint16},
+		{array.Uint16, array.Uint32}, {array.Int32, array.Uint32}, {array.Uint32, array.Uint32}, {array.Int64, array.Uint32},
+	} {
+		b.Run(fmt.Sprintf("%dto%s", 8*c.from.Size(), c.to), func(b *testing.B) {
+			dst, src := make([]byte, 1024*c.to.Size()), raw[:1024*c.from.Size()]
 			b.SetBytes(int64(len(dst)))
 			for b.Loop() {
-				convert(dst, raw[:1024*c.width], c.dtype, c.width)
+				convert(dst, src, c.to, c.from)
 			}
 		})
 	}

@@ -5,27 +5,26 @@ import (
 	"slices"
 )
 
-// A Hit is a row that holds a token.
+// A Hit is a row that holds the token that Find looked for.
 type Hit struct {
 	Row   uint64 // its global number
-	Index int    // the token's in the row, from 0 to T: x is [0, T) of it and y is [1, T]
+	Index int    // of the token in the row, from 0 to T: see Elements
 }
 
-// Batch is the batch, the rank and the row of the batch that a global row is.
-func (q *Sequence) Batch(row uint64) (k uint64, rank, j int) {
-	b := uint64(q.BatchSize)
-	global := b * uint64(q.World)
-	return row / global, int(row % global / b), int(row % b)
-}
+// Elements are where token index of row j, a Hit's Index, stands in the arrays of its batch. With layout tokens that is
+// tokens[j, index]; with layout xy it is x[j, index] unless index is T, and y[j, index-1] unless index is 0.
+func (q *Sequence) Elements(j, index int) []Element { return q.parts.elements(j, index) }
 
-// Find returns the rows of an epoch of the token's source that hold token pos. Of the orders that permute they are
-// computed, and of the others searched: progress is called now and then with how many rows of how many were looked at, and
-// ends the search by returning false. The torch orders know the rows of their rank alone.
-func (q *Sequence) Find(pos int64, epoch uint64, progress func(rows, of int64) bool) (hits []Hit) {
-	source := q.tokens.Locate(pos).Source
+// Find returns the rows of an epoch that hold the token at position pos of a source, sorted by Row. Rows whose batches have no
+// number are left out.
+//
+// Under the orders shuffle and sequential the rows are computed, and progress is not called. Under the others every row of the
+// epoch is looked at: progress is called every 65,536 rows with how many rows of how many were looked at, and ends the search by
+// returning false. A torch order finds the rows of its own rank only.
+func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows, of int64) bool) (hits []Hit) {
 	w, o := q.sources[source].windows, q.sources[source].order
 	r := uint64(w.disjoint.total())
-	last := q.mixture.last(source, MaxBatches*uint64(q.BatchSize)*uint64(q.World)-1)
+	last := q.mixture.lastOf(source, MaxBatches*uint64(q.BatchSize)*uint64(q.World)-1)
 	if epoch > last/r {
 		return nil // after the last batch
 	}
@@ -33,7 +32,7 @@ func (q *Sequence) Find(pos int64, epoch uint64, progress func(rows, of int64) b
 	if p, ok := o.(permutation); ok {
 		for _, window := range w.holding(pos) {
 			if i := p.inverse(epoch, uint64(window)); i < rows {
-				hits = append(hits, Hit{q.mixture.row(source, epoch*r+i), int(pos - w.disjointAt(window))})
+				hits = append(hits, Hit{q.mixture.rowOf(source, epoch*r+i), int(pos - w.disjointAt(window))})
 			}
 		}
 		slices.SortFunc(hits, func(a, b Hit) int { return cmp.Compare(a.Row, b.Row) })
@@ -44,34 +43,13 @@ func (q *Sequence) Find(pos int64, epoch uint64, progress func(rows, of int64) b
 		if i%(1<<16) == 0 && !progress(int64(i), int64(rows)) {
 			return hits
 		}
-		row := q.mixture.row(source, epoch*r+i)
-		if _, rank, _ := q.Batch(row); ownRows && rank != q.Rank {
+		row := q.mixture.rowOf(source, epoch*r+i)
+		if _, rank, _ := q.BatchOf(row); ownRows && rank != q.Rank {
 			continue
 		}
-		if at := pos - o.start(epoch*r+i); at >= 0 && at <= w.size {
-			hits = append(hits, Hit{row, int(at)})
+		if index := pos - o.start(epoch*r+i); index >= 0 && index <= w.size {
+			hits = append(hits, Hit{row, int(index)})
 		}
 	}
 	return hits
-}
-
-// holding are the disjoint windows whose T+1 tokens have pos among them: one, two where pos is the last of one and the
-// first of the next, or none in the tail of a run.
-func (w windows) holding(pos int64) (list []int64) {
-	run := 0
-	for run+1 < len(w.runs) && w.runs[run+1].Start <= pos {
-		run++
-	}
-	first := int64(0)
-	if run > 0 {
-		first = w.disjoint[run-1]
-	}
-	count, in := w.disjoint[run]-first, pos-w.runs[run].Start
-	if i := in/w.size - 1; in%w.size == 0 && i >= 0 && i < count {
-		list = append(list, first+i)
-	}
-	if i := in / w.size; i < count {
-		list = append(list, first+i)
-	}
-	return list
 }

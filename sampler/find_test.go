@@ -9,19 +9,20 @@ import (
 	"testing"
 
 	"batchfs/cache"
+	"batchfs/cache/array"
 )
 
 var allOrders = []Order{Random, Shuffle, Sequential, Torch, Torch26}
 
-// An array is sources of files of so many tokens, and how they are mixed.
-type array struct {
+// A corpus is sources of files of so many tokens, and how they are mixed.
+type corpus struct {
 	name    string
 	sources [][]int
 	weights []float64
 	join    bool
 }
 
-var arrays = []array{
+var corpora = []corpus{
 	{"one file", [][]int{{51}}, nil, false},
 	{"one window", [][]int{{5}}, nil, false},
 	{"a file that ends with a window", [][]int{{41}}, nil, false},
@@ -31,23 +32,15 @@ var arrays = []array{
 	{"mixed and joined", [][]int{{26, 3}, {9, 9}, {6}}, []float64{0.5, 0.2, 0.3}, true},
 }
 
-// open makes tokens of 4 bytes, which are their own positions.
-func (a array) open(t testing.TB) *cache.Tokens {
+// open makes sources of tokens of 4 bytes, each of which is its position among those of all sources.
+func (c corpus) open(t testing.TB) []Tokens {
 	t.Helper()
-	paths := files(t, 4, slices.Concat(a.sources...)...)
-	var sources [][]string
-	for _, s := range a.sources {
-		sources = append(sources, paths[:len(s)])
-		paths = paths[len(s):]
-	}
-	tokens, err := cache.Open(sources, cache.Options{Width: 4, Join: a.join, Access: cache.Map})
-	must(t, err)
-	return tokens
+	return openSources(t, sourceFiles(t, 4, c.sources...), cache.Options{DType: array.Uint32, Join: c.join, Access: cache.Map})
 }
 
-// has says whether an order can draw from the array.
-func (a array) has(o Order) bool {
-	return o != Torch && o != Torch26 || len(a.sources) == 1 && (a.join || len(a.sources[0]) == 1)
+// has reports whether an order can draw from the corpus.
+func (c corpus) has(o Order) bool {
+	return o != Torch && o != Torch26 || len(c.sources) == 1 && (c.join || len(c.sources[0]) == 1)
 }
 
 // A sighting is a token in a batch.
@@ -75,7 +68,8 @@ func sightings(t testing.TB, ranks []*Sequence, epochs uint64) map[uint64]map[in
 			for j := range q.BatchSize {
 				epoch := q.Epoch(k, j)
 				if epoch >= epochs {
-					past[q.tokens.Locate(q.Start(k, j)).Source] = true
+					source, _ := q.Start(k, j)
+					past[source] = true
 				}
 				if seen[epoch] == nil {
 					seen[epoch] = map[int64][]sighting{}
@@ -93,7 +87,7 @@ func sightings(t testing.TB, ranks []*Sequence, epochs uint64) map[uint64]map[in
 // What Find says of any token is what looking through the batches of the epoch says.
 func TestFindIsWhatTheBatchesShow(t *testing.T) {
 	const epochs = 3
-	for _, a := range arrays {
+	for _, a := range corpora {
 		tokens := a.open(t)
 		for _, order := range allOrders {
 			for _, world := range []int{1, 2} {
@@ -102,7 +96,7 @@ func TestFindIsWhatTheBatchesShow(t *testing.T) {
 				}
 				var ranks []*Sequence
 				for rank := range world {
-					q, err := New(tokens, Settings{Split: "train", BatchSize: 3, BlockSize: 4, DType: Int64, Layout: XY, Order: order,
+					q, err := New(tokens, Settings{Split: "train", BatchSize: 3, BlockSize: 4, DType: array.Int64, Layout: XY, Order: order,
 						Seed: 7, Rank: rank, World: world, Weights: a.weights})
 					must(t, err)
 					ranks = append(ranks, q)
@@ -114,10 +108,11 @@ func TestFindIsWhatTheBatchesShow(t *testing.T) {
 					}
 					want := sightings(t, look, epochs)
 					for epoch := range uint64(epochs) {
-						for pos := range tokens.Len() {
+						for pos := range total(tokens) {
 							var got []sighting
-							for _, f := range q.Find(pos, epoch, func(int64, int64) bool { return true }) {
-								k, rank, j := q.Batch(f.Row)
+							source, at := locate(tokens, pos)
+							for _, f := range q.Find(source, at, epoch, func(int64, int64) bool { return true }) {
+								k, rank, j := q.BatchOf(f.Row)
 								got = append(got, sighting{k, rank, j, f.Index})
 							}
 							if want := sorted(want[epoch][pos]); !slices.Equal(sorted(got), want) {
@@ -135,7 +130,7 @@ func TestFindIsWhatTheBatchesShow(t *testing.T) {
 // Of the orders that permute, an epoch has each token but those of the tail behind the last window, and none of these.
 func TestFindInAnEpoch(t *testing.T) {
 	for _, order := range []Order{Shuffle, Sequential} {
-		q := sequence(t, files(t, 2, 26, 4+1), cache.Options{Width: 2}, Settings{BlockSize: 4, Order: order})
+		q := sequence(t, files(t, 2, 26, 4+1), cache.Options{DType: array.Uint16}, Settings{BlockSize: 4, Order: order})
 		for epoch := range uint64(5) {
 			for pos := range int64(31) {
 				want := 1
@@ -145,7 +140,7 @@ func TestFindInAnEpoch(t *testing.T) {
 				case pos > 0 && pos < 24 && pos%4 == 0: // y of one window and x of the next
 					want = 2
 				}
-				if got := q.Find(pos, epoch, nil); len(got) != want {
+				if got := q.Find(0, pos, epoch, nil); len(got) != want {
 					t.Errorf("%s: token %d is found in epoch %d at %v, want %d rows", order, pos, epoch, got, want)
 				}
 			}
@@ -161,7 +156,7 @@ func TestBatchInvertsRow(t *testing.T) {
 			for _, k := range []uint64{0, 1, 12345, MaxBatches - 1} {
 				for j := range min(s.BatchSize, 10) {
 					j = s.BatchSize - 1 - j
-					if gotK, rank, gotJ := q.Batch(q.Row(k, j)); gotK != k || rank != s.Rank || gotJ != j {
+					if gotK, rank, gotJ := q.BatchOf(q.Row(k, j)); gotK != k || rank != s.Rank || gotJ != j {
 						t.Errorf("%+v: row %d of batch %d is row %d of batch %d of rank %d", s, j, k, gotJ, gotK, rank)
 					}
 				}
@@ -173,40 +168,40 @@ func TestBatchInvertsRow(t *testing.T) {
 // In the last epochs that there are batches for, what is found is there, and in a batch that has a number.
 func TestFindAtTheEnd(t *testing.T) {
 	all := func(int64, int64) bool { return true }
-	for _, a := range arrays {
+	for _, a := range corpora {
 		tokens := a.open(t)
 		for _, world := range []int{1, 1 << 22} { // the number of the last row is then 2^64-1
 			for _, order := range []Order{Random, Shuffle, Sequential} {
-				s := Settings{BatchSize: 4, BlockSize: 4, DType: Int64, Layout: XY, Order: order, World: world, Weights: a.weights}
+				s := Settings{BatchSize: 4, BlockSize: 4, DType: array.Int64, Layout: XY, Order: order, World: world, Weights: a.weights}
 				q, err := New(tokens, s)
 				must(t, err)
 				pos := int64(2)
 				end := uint64(0)
 				for step := uint64(1) << 63; step > 0; step /= 2 { // the last epoch that has it, or for random one of the last
-					if end+step != 0 && len(q.Find(pos, end+step, all)) > 0 {
+					if end+step != 0 && len(q.Find(0, pos, end+step, all)) > 0 {
 						end += step
 					}
 				}
-				if end == 0 && len(q.Find(pos, 0, all)) == 0 {
+				if end == 0 && len(q.Find(0, pos, 0, all)) == 0 {
 					t.Fatalf("%s, %s: token %d is never found", a.name, order, pos)
 				}
 				for _, epoch := range []uint64{end - 1, end} {
-					for _, f := range q.Find(pos, epoch, all) {
-						k, rank, j := q.Batch(f.Row)
+					for _, f := range q.Find(0, pos, epoch, all) {
+						k, rank, j := q.BatchOf(f.Row)
 						if k >= MaxBatches {
 							t.Fatalf("%s, %s, world %d: token %d in epoch %d is in batch %d", a.name, order, world, pos, epoch, k)
 						}
 						s.Rank = rank
 						of, err := q.With(s)
 						must(t, err)
-						if of.Start(k, j)+int64(f.Index) != pos || of.Epoch(k, j) != epoch {
+						if source, start := of.Start(k, j); source != 0 || start+int64(f.Index) != pos || of.Epoch(k, j) != epoch {
 							t.Errorf("%s, %s, world %d: batch %d of rank %d has not token %d at row %d, index %d, in epoch %d",
 								a.name, order, world, k, rank, pos, j, f.Index, epoch)
 						}
 					}
 				}
 				for _, epoch := range []uint64{1 << 62, 1 << 63, 1<<64 - 1} {
-					if finds := q.Find(pos, epoch, all); len(finds) > 0 && epoch > end {
+					if finds := q.Find(0, pos, epoch, all); len(finds) > 0 && epoch > end {
 						t.Errorf("%s, %s, world %d: found in epoch %d at %v", a.name, order, world, epoch, finds)
 					}
 				}
@@ -220,10 +215,10 @@ func TestFindStops(t *testing.T) {
 	paths := files(t, 4, 200_000)
 	for _, order := range []Order{Random, Torch} {
 		for rank := range 2 {
-			q := sequence(t, paths, cache.Options{Width: 4}, Settings{BatchSize: 1, BlockSize: 1, Order: order, Rank: rank, World: 2})
+			q := sequence(t, paths, cache.Options{DType: array.Uint32}, Settings{BatchSize: 1, BlockSize: 1, Order: order, Rank: rank, World: 2})
 			for most := 1; most <= 3; most++ {
 				var asked []int64
-				q.Find(0, 0, func(rows, _ int64) bool {
+				q.Find(0, 0, 0, func(rows, _ int64) bool {
 					asked = append(asked, rows)
 					return len(asked) < most
 				})
@@ -235,19 +230,19 @@ func TestFindStops(t *testing.T) {
 	}
 }
 
-// mixture.last is the last one of place.
+// mixture.lastOf is the last one of sourceOf.
 func TestMixtureLast(t *testing.T) {
 	for _, weights := range [][]float64{{3}, {7, 2, 1}, {0.98, 0.01, 0.01}} {
 		m := newTestMixture(t, weights...)
 		last := make([]uint64, len(weights))
 		for row := range uint64(3 * m.period()) {
-			source, index := m.place(row)
+			source, index := m.sourceOf(row)
 			last[source] = index
 			if row < uint64(m.period()) {
 				continue // some source has none yet
 			}
 			for source, want := range last {
-				if got := m.last(source, row); got != want {
+				if got := m.lastOf(source, row); got != want {
 					t.Fatalf("%v: the last row of source %d up to %d is its row %d, want %d", weights, source, row, got, want)
 				}
 			}
@@ -261,7 +256,7 @@ func TestWithIsNew(t *testing.T) {
 		"none":       func(*Settings) {},
 		"batch_size": func(s *Settings) { s.BatchSize = 5 },
 		"block_size": func(s *Settings) { s.BlockSize = 3 },
-		"dtype":      func(s *Settings) { s.DType = Int64 },
+		"dtype":      func(s *Settings) { s.DType = array.Int64 },
 		"native":     func(s *Settings) { s.DType = Native },
 		"layout":     func(s *Settings) { s.Layout = WholeRows },
 		"shuffle":    func(s *Settings) { s.Order = Shuffle },
@@ -272,11 +267,11 @@ func TestWithIsNew(t *testing.T) {
 		"seed":       func(s *Settings) { s.Seed = 8 },
 		"split":      func(s *Settings) { s.Split = "val" },
 		"rank":       func(s *Settings) { s.Rank, s.World = 2, 3 },
-		"all":        func(s *Settings) { *s = Settings{"val", 2, 2, Uint32, WholeRows, Shuffle, 9, 1, 2, nil, nil} },
+		"all":        func(s *Settings) { *s = Settings{"val", 2, 2, array.Uint32, WholeRows, Shuffle, 9, 1, 2, nil, nil} },
 	}
-	for _, a := range arrays {
+	for _, a := range corpora {
 		tokens := a.open(t)
-		base := Settings{Split: "train", BatchSize: 3, BlockSize: 4, DType: Uint16, Layout: XY, Order: Random, Seed: 7, World: 1,
+		base := Settings{Split: "train", BatchSize: 3, BlockSize: 4, DType: array.Uint16, Layout: XY, Order: Random, Seed: 7, World: 1,
 			Weights: a.weights}
 		first, err := New(tokens, base)
 		must(t, err)
@@ -307,7 +302,7 @@ func TestWithIsNew(t *testing.T) {
 					}
 				}
 				for i := range got.sources {
-					shared := &got.sources[i].windows.all[0] == &q.sources[i].windows.all[0]
+					shared := got.sources[i].windows == q.sources[i].windows
 					if shared != (got.BlockSize == q.BlockSize) {
 						t.Errorf("%s: source %d shares its windows: %v", at, i, shared)
 					}
@@ -318,9 +313,9 @@ func TestWithIsNew(t *testing.T) {
 }
 
 func TestWithRefusesWhatNewRefuses(t *testing.T) {
-	for _, a := range arrays {
+	for _, a := range corpora {
 		tokens := a.open(t)
-		base := Settings{Split: "train", BatchSize: 3, BlockSize: 4, DType: Uint16, Layout: XY, Order: Random, World: 1,
+		base := Settings{Split: "train", BatchSize: 3, BlockSize: 4, DType: array.Uint16, Layout: XY, Order: Random, World: 1,
 			Weights: a.weights}
 		q, err := New(tokens, base)
 		must(t, err)

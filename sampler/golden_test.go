@@ -11,16 +11,17 @@ import (
 	"testing"
 
 	"batchfs/cache"
+	"batchfs/cache/array"
 )
 
-var update = flag.Bool("update", false, "compute the batches in testdata/golden.json anew")
+var update = flag.Bool("update", false, "recompute the batches in testdata/golden.json")
 
-// TestGolden pins the bytes of batches for ever. Users' runs depend on them: who resumes a run, or asks years later
-// what step 12345 saw, gets an answer that is wrong in silence once these change. So do not run `go test ./sampler
-// -update` because this test fails; run it only to add settings (with an empty list of batches), and see that git diff
-// shows additions alone. A better generator is a new order.
+// TestGolden pins the bytes of batches for ever. Users' runs depend on them: if they changed, a resumed run would get other
+// data, and a question years later what step 12345 saw would get a wrong answer, both without an error. So do not run
+// `go test ./sampler -update` because this test fails. Run it only to add settings (with an empty list of batches), and see
+// that git diff shows additions alone. A better generator is a new order.
 //
-// Each line of batches is "k sha256 starts". test/clients/reference.py, which shares no code with this package, has the
+// Each line of batches is "k sha256 starts"; a start counts the tokens of all sources. test/clients/reference.py, which shares no code with this package, has the
 // same lines for the same settings and files, or its --selftest fails.
 func TestGolden(t *testing.T) {
 	const path = "testdata/golden.json"
@@ -52,11 +53,11 @@ type golden struct {
 	Files      []int          `json:"files,omitempty"`
 	Sources    []goldenSource `json:"sources,omitempty"` // instead of Files
 	Join       bool           `json:"join"`
-	TokenDType DType          `json:"token_dtype"`
+	TokenDType array.DType    `json:"token_dtype"`
 	Split      string         `json:"split"`
 	BatchSize  int            `json:"batch_size"`
 	BlockSize  int            `json:"block_size"`
-	DType      DType          `json:"dtype"`
+	DType      array.DType    `json:"dtype"`
 	Layout     Layout         `json:"layout"`
 	Order      Order          `json:"order"`
 	Seed       uint64         `json:"seed"`
@@ -72,7 +73,6 @@ type goldenSource struct {
 }
 
 func (g *golden) compute(t *testing.T) (batches []string) {
-	width := g.TokenDType.Size()
 	s := Settings{
 		Split: g.Split, BatchSize: g.BatchSize, BlockSize: g.BlockSize, DType: g.DType, Layout: g.Layout,
 		Order: g.Order, Seed: g.Seed, Rank: g.Rank, World: g.World,
@@ -90,15 +90,14 @@ func (g *golden) compute(t *testing.T) (batches []string) {
 		s.TorchState, err = os.ReadFile("testdata/" + g.TorchState)
 		must(t, err)
 	}
-	o := cache.Options{Width: width, Join: g.Join, Access: cache.Pread}
-	tokens, err := cache.Open(sourceFiles(t, width, lens...), o)
-	must(t, err)
+	o := cache.Options{DType: g.TokenDType, Join: g.Join, Access: cache.Pread}
+	tokens := openSources(t, sourceFiles(t, g.TokenDType.Size(), lens...), o)
 	q, err := New(tokens, s)
 	must(t, err)
 	for _, k := range []uint64{0, 1, 17, 1_000_000, MaxBatches - 1} {
 		var starts []string
 		for j := range q.BatchSize {
-			starts = append(starts, fmt.Sprint(q.Start(k, j)))
+			starts = append(starts, fmt.Sprint(position(tokens, q, k, j)))
 		}
 		batches = append(batches, fmt.Sprintf("%d %x %s", k, sha256.Sum256(read(t, q, k)), strings.Join(starts, ",")))
 	}

@@ -12,14 +12,14 @@ import (
 // maxPeriod bounds D, the rows of a mixture's period: the longest pattern is 8 MiB.
 const maxPeriod = 1 << 20
 
-// A mixture assigns each row to one of several sources: of any first n rows, a source with share a has n*a/D, to within
-// less than one. It is safe for concurrent use.
+// A mixture assigns each row to one of several sources. Of the first n rows, for any n, a source with share a has n*a/D to
+// within less than one. A mixture is never written once it is made.
 type mixture struct {
-	shares  []int  // rows of a period, by source
-	pattern []turn // of the rows of a period
+	shares  []int  // of each source: its rows in a period
+	pattern []turn // of each row of a period
 }
 
-// A turn is the source of a row, and how many rows of that source come before it in its period.
+// A turn is the source of a row, and how many rows of that source stand before it in the period.
 type turn struct{ source, before uint32 }
 
 // newMixture reads a weight as the decimal number that it prints as: 0.7 is 7/10.
@@ -33,15 +33,15 @@ func newMixture(weights []float64) (*mixture, error) {
 
 func (m *mixture) period() int { return len(m.pattern) }
 
-// place is the source of a row, and how many rows of that source come before it.
-func (m *mixture) place(row uint64) (source int, index uint64) {
+// sourceOf is the source of a row, and how many rows of that source stand before it.
+func (m *mixture) sourceOf(row uint64) (source int, index uint64) {
 	d := uint64(len(m.pattern))
 	t := m.pattern[row%d]
 	return int(t.source), row/d*uint64(m.shares[t.source]) + uint64(t.before)
 }
 
-// row is the inverse of place, in O(D/a) for a source with share a.
-func (m *mixture) row(source int, index uint64) uint64 {
+// rowOf is the inverse of sourceOf, in O(D/a) for a source with share a.
+func (m *mixture) rowOf(source int, index uint64) uint64 {
 	d, a := uint64(len(m.pattern)), uint64(m.shares[source])
 	t := turn{uint32(source), uint32(index % a)}
 	p := uint64(t.before) * d / a
@@ -51,8 +51,8 @@ func (m *mixture) row(source int, index uint64) uint64 {
 	return index/a*d + p
 }
 
-// last is how many rows of a source come before its last one of those up to row.
-func (m *mixture) last(source int, row uint64) uint64 {
+// lastOf is how many rows of a source stand before its last one up to row. There must be one.
+func (m *mixture) lastOf(source int, row uint64) uint64 {
 	d, a := uint64(len(m.pattern)), uint64(m.shares[source])
 	n := row/d*a - 1
 	for _, t := range m.pattern[:row%d+1] {
@@ -106,13 +106,13 @@ func newShares(weights []float64) ([]int, error) {
 	return shares, nil
 }
 
-// newPattern gives each row of a period to the source, of those not too early for their next row, whose next row is due
-// first: earliest pseudo-deadline first, of Baruah, Cohen, Plaxton and Varvel, "Proportionate Progress: A Notion of
-// Fairness in Resource Allocation" (1996). Turn j of a source with share a is not too early at row floor(j*D/a), and
-// due at row ceil((j+1)*D/a)-1.
+// newPattern assigns the rows of a period to sources by earliest pseudo-deadline first, of Baruah, Cohen, Plaxton and Varvel,
+// "Proportionate Progress: A Notion of Fairness in Resource Allocation" (1996). Turn j of a source with share a takes row
+// floor(j*D/a) or a later one, and is due at row ceil((j+1)*D/a)-1. Among the sources whose next turn may take a row, the one
+// whose turn is due first takes it; the first such source on a tie.
 //
-// A turn never waits for one that is due later. So the turns, in the order in which they are due, each take the first
-// free row at which they are not too early: as fast for many sources as for few.
+// A turn never waits for one that is due later. So the turns, in the order in which they are due, each take the first free
+// row that they may take: as fast for many sources as for few.
 func newPattern(shares []int) []turn {
 	d := 0
 	for _, a := range shares {

@@ -51,7 +51,7 @@ func TestMixtureKnownAnswers(t *testing.T) {
 	} {
 		m, got := newTestMixture(t, test.weights...), make([]int, len(test.want))
 		for row := range got {
-			got[row], _ = m.place(uint64(row))
+			got[row], _ = m.sourceOf(uint64(row))
 		}
 		if !slices.Equal(got, test.want) {
 			t.Errorf("%v: sources %v, want %v", test.weights, got, test.want)
@@ -101,7 +101,7 @@ func TestMixtureShares(t *testing.T) {
 	}
 }
 
-// Every prefix is within one row of the shares; the rows of a source are numbered without a gap; row inverts place.
+// Every prefix is within one row of the shares; the rows of a source are numbered without a gap; rowOf inverts sourceOf.
 func TestMixtureIsProportionate(t *testing.T) {
 	for _, weights := range mixtures() {
 		m := newTestMixture(t, weights...)
@@ -112,14 +112,14 @@ func TestMixtureIsProportionate(t *testing.T) {
 			}
 		}
 		for n := range 2 * d {
-			source, index := m.place(uint64(n))
+			source, index := m.sourceOf(uint64(n))
 			if index != uint64(count[source]) {
 				t.Fatalf("%v: row %d is row %d of source %d, want %d", weights, n, index, source, count[source])
 			}
 			within(source, n) // it lags the most before its row, and leads the most after
 			count[source]++
 			within(source, n+1)
-			if back := m.row(source, index); back != uint64(n) {
+			if back := m.rowOf(source, index); back != uint64(n) {
 				t.Fatalf("%v: row %d of source %d is %d, want %d", weights, index, source, back, n)
 			}
 		}
@@ -144,7 +144,7 @@ func TestMixtureTakesTheRowDueFirst(t *testing.T) {
 					want, first = i, due
 				}
 			}
-			if got, _ := m.place(uint64(n)); got != want {
+			if got, _ := m.sourceOf(uint64(n)); got != want {
 				t.Fatalf("%v: row %d is of source %d, want %d", weights, n, got, want)
 			}
 			count[want]++
@@ -159,12 +159,12 @@ func TestMixtureFarRows(t *testing.T) {
 		for _, far := range []uint64{1 << 40, 1 << 63, 1<<64 - 50} {
 			for row := range uint64(50) {
 				row += far
-				source, index := m.place(row)
-				same, before := m.place(row % d)
+				source, index := m.sourceOf(row)
+				same, before := m.sourceOf(row % d)
 				if want := row/d*uint64(m.shares[source]) + before; source != same || index != want {
 					t.Fatalf("%v: row %d is row %d of source %d, want row %d of %d", weights, row, index, source, want, same)
 				}
-				if back := m.row(source, index); back != row {
+				if back := m.rowOf(source, index); back != row {
 					t.Fatalf("%v: row %d of source %d is %d, want %d", weights, index, source, back, row)
 				}
 			}
@@ -215,7 +215,7 @@ func BenchmarkMixturePlace(b *testing.B) {
 		b.Run(fmt.Sprint("D=", m.period()), func(b *testing.B) {
 			b.ReportAllocs()
 			for row := uint64(0); b.Loop(); row += 0x9E3779B97F4A7C15 { // all over the pattern
-				m.place(row)
+				m.sourceOf(row)
 			}
 		})
 	}

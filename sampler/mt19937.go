@@ -19,6 +19,7 @@ const (
 // A block is mtWords words of mt19937, one after the other and not yet tempered.
 type block [mtWords]uint32
 
+// seeded is the state after init_genrand(seed), as if it were words.
 func seeded(seed uint32) *block {
 	x := &block{seed}
 	for i := 1; i < len(x); i++ {
@@ -45,7 +46,7 @@ func temper(y uint32) uint32 {
 // blocksPerJump is about how many blocks skip makes in the time of a jump.
 const blocksPerJump = 4096
 
-// skip returns the n-th block after this one, by making all those between.
+// skip returns the n-th block after this one. It makes all blocks between.
 func (x *block) skip(n uint64) *block {
 	var words [2 * mtWords]uint32
 	copy(words[mtWords:], x[:])
@@ -62,8 +63,8 @@ func (x *block) skip(n uint64) *block {
 // over GF(2) in the state, so its characteristic polynomial annihilates their sequence, and those J further on are the
 // sum of those i further on, over the terms t^i of t^J modulo that polynomial.
 //
-// It is not for what seeded returns: the lower 31 bits of that first word are in no state. Any later word is whole in
-// the state before it.
+// It must not be called on what seeded returns: the lower 31 bits of the first word there are in no state. Any later word is
+// whole in the state before it.
 func (x *block) jump(n uint64) *block {
 	var words [mtDegree - 1 + mtWords]uint32
 	copy(words[:], x[:])

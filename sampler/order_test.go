@@ -36,7 +36,7 @@ func TestPhiloxKnownAnswers(t *testing.T) {
 }
 
 // room are windows with n starts: one run of n+1 tokens, T = 1.
-func room(t testing.TB, n int64) windows {
+func room(t testing.TB, n int64) *windows {
 	t.Helper()
 	w, err := newWindows([]cache.Run{{Name: "train.bin", Len: n + 1}}, 1)
 	if err != nil {
@@ -115,7 +115,7 @@ func TestSplitsAndSeedsDiffer(t *testing.T) {
 	}
 }
 
-func ordered(t testing.TB, s Settings, w windows) order {
+func ordered(t testing.TB, s Settings, w *windows) order {
 	t.Helper()
 	o, err := newOrder(s, 0, w)
 	if err != nil {

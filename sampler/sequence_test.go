@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"batchfs/cache"
+	"batchfs/cache/array"
 )
 
 // In these tests token i of the array is i, in the bits that it has.
@@ -50,18 +51,28 @@ func sequence(t testing.TB, paths []string, o cache.Options, s Settings) *Sequen
 	if o.Access == "" {
 		o.Access = cache.Remap
 	}
-	tokens, err := cache.Open([][]string{paths}, o)
-	must(t, err)
+	tokens := openSources(t, [][]string{paths}, o)
 	s.Split = "train"
 	def(&s.BatchSize, 4)
 	def(&s.BlockSize, 8)
 	def(&s.World, 1)
-	def(&s.DType, Int64)
+	def(&s.DType, array.Int64)
 	def(&s.Layout, XY)
 	def(&s.Order, Random)
 	q, err := New(tokens, s)
 	must(t, err)
 	return q
+}
+
+// begin is where row j of batch k of a sequence of one source begins.
+func begin(q *Sequence, k uint64, j int) int64 {
+	_, start := q.Start(k, j)
+	return start
+}
+
+// unsigned is the dtype of tokens of width bytes.
+func unsigned(width int) array.DType {
+	return map[int]array.DType{2: array.Uint16, 4: array.Uint32}[width]
 }
 
 // def sets what is zero.
@@ -75,7 +86,7 @@ func def[T comparable](p *T, v T) {
 // read returns batch k whole.
 func read(t testing.TB, q *Sequence, k uint64) []byte {
 	t.Helper()
-	batch := make([]byte, q.BatchBytes())
+	batch := make([]byte, q.Arrays().Bytes())
 	must(t, q.Read(batch, k, 0))
 	return batch
 }
@@ -94,14 +105,14 @@ func rows(batch []byte, size int) (all [][]int64) {
 
 func TestYIsXShiftedByOne(t *testing.T) {
 	for _, order := range []Order{Random, Sequential} {
-		q := sequence(t, files(t, 4, 100, 9, 50), cache.Options{Width: 4}, Settings{Order: order})
+		q := sequence(t, files(t, 4, 100, 9, 50), cache.Options{DType: array.Uint32}, Settings{Order: order})
 		for k := range uint64(20) {
 			batch := rows(read(t, q, k), 8)
 			x, y := batch[:4], batch[4:]
 			for j := range x {
 				for i := range x[j] {
-					if x[j][i] != q.Start(k, j)+int64(i) || y[j][i] != x[j][i]+1 {
-						t.Fatalf("batch %d: row %d has x %v and y %v, starts at %d", k, j, x[j], y[j], q.Start(k, j))
+					if x[j][i] != begin(q, k, j)+int64(i) || y[j][i] != x[j][i]+1 {
+						t.Fatalf("batch %d: row %d has x %v and y %v, starts at %d", k, j, x[j], y[j], begin(q, k, j))
 					}
 				}
 			}
@@ -111,8 +122,8 @@ func TestYIsXShiftedByOne(t *testing.T) {
 
 func TestLayoutsAgree(t *testing.T) {
 	paths := files(t, 2, 100, 50)
-	xy := sequence(t, paths, cache.Options{Width: 2}, Settings{Layout: XY})
-	whole := sequence(t, paths, cache.Options{Width: 2}, Settings{Layout: WholeRows})
+	xy := sequence(t, paths, cache.Options{DType: array.Uint16}, Settings{Layout: XY})
+	whole := sequence(t, paths, cache.Options{DType: array.Uint16}, Settings{Layout: WholeRows})
 	for k := range uint64(20) {
 		xy, whole := rows(read(t, xy, k), 8), rows(read(t, whole, k), 9)
 		for j, row := range whole {
@@ -121,7 +132,7 @@ func TestLayoutsAgree(t *testing.T) {
 			}
 		}
 	}
-	if got := fmt.Sprint(xy.Shape(), xy.BatchBytes(), whole.Shape(), whole.BatchBytes()); got != "[2 4 8] 512 [4 9] 288" {
+	if got := fmt.Sprint(xy.Arrays().Stack().Shape, xy.Arrays().Bytes(), whole.Arrays().Stack().Shape, whole.Arrays().Bytes()); got != "[2 4 8] 512 [4 9] 288" {
 		t.Error(got)
 	}
 }
@@ -130,25 +141,25 @@ func TestLayoutsAgree(t *testing.T) {
 func TestRanksAreDisjointAndElastic(t *testing.T) {
 	paths := files(t, 2, 5000, 3000)
 	for _, order := range []Order{Random, Sequential} {
-		one := sequence(t, paths, cache.Options{Width: 2}, Settings{BatchSize: 48, Order: order})
+		one := sequence(t, paths, cache.Options{DType: array.Uint16}, Settings{BatchSize: 48, Order: order})
 		for _, world := range []int{1, 2, 4, 8} {
 			for k := range uint64(10) {
 				var numbers []uint64
 				var starts []int64
 				var x []byte
 				for rank := range world {
-					q := sequence(t, paths, cache.Options{Width: 2}, Settings{BatchSize: 48 / world, Order: order, Rank: rank, World: world})
+					q := sequence(t, paths, cache.Options{DType: array.Uint16}, Settings{BatchSize: 48 / world, Order: order, Rank: rank, World: world})
 					for j := range q.BatchSize {
-						numbers, starts = append(numbers, q.Row(k, j)), append(starts, q.Start(k, j))
+						numbers, starts = append(numbers, q.Row(k, j)), append(starts, begin(q, k, j))
 					}
-					x = append(x, read(t, q, k)[:q.BatchBytes()/2]...)
+					x = append(x, read(t, q, k)[:q.Arrays().Bytes()/2]...)
 				}
 				for i, row := range numbers {
-					if row != k*48+uint64(i) || starts[i] != one.Start(k, i) {
+					if row != k*48+uint64(i) || starts[i] != begin(one, k, i) {
 						t.Fatalf("world %d, batch %d: row %d is number %d and starts at %d", world, k, i, row, starts[i])
 					}
 				}
-				if !bytes.Equal(x, read(t, one, k)[:one.BatchBytes()/2]) {
+				if !bytes.Equal(x, read(t, one, k)[:one.Arrays().Bytes()/2]) {
 					t.Fatalf("world %d, batch %d: other bytes than in one process", world, k)
 				}
 			}
@@ -159,7 +170,7 @@ func TestRanksAreDisjointAndElastic(t *testing.T) {
 func TestEpoch(t *testing.T) {
 	paths := files(t, 2, 10*8+1, 3*8, 8+1) // 10, 2 and 1 windows
 	for rank := range 2 {
-		q := sequence(t, paths, cache.Options{Width: 2}, Settings{BatchSize: 3, Order: Sequential, Rank: rank, World: 2})
+		q := sequence(t, paths, cache.Options{DType: array.Uint16}, Settings{BatchSize: 3, Order: Sequential, Rank: rank, World: 2})
 		if q.RowsPerEpoch() != 13 || q.BatchesPerEpoch() != 3 { // 13 rows at 6 a batch
 			t.Errorf("%d rows and %d batches an epoch", q.RowsPerEpoch(), q.BatchesPerEpoch())
 		}
@@ -168,17 +179,17 @@ func TestEpoch(t *testing.T) {
 
 // A token is its number, never a negative one and never a wrapped one.
 func TestDTypesWiden(t *testing.T) {
-	size := map[DType]int{Uint16: 2, Uint32: 4, Int32: 4, Int64: 8}
+	size := map[array.DType]int{array.Uint16: 2, array.Uint32: 4, array.Int32: 4, array.Int64: 8}
 	for _, width := range []int{2, 4} {
-		for _, dtype := range []DType{Uint16, Uint32, Int32, Int64, Native} {
+		for _, dtype := range []array.DType{array.Uint16, array.Uint32, array.Int32, array.Int64, Native} {
 			values := []int64{0, 1, 32767, 32768, 65535}
-			if width == 4 && dtype != Uint16 {
+			if width == 4 && dtype != array.Uint16 {
 				values = append(values, 65536, 1<<31-1)
 			}
-			if width == 4 && (dtype == Uint32 || dtype == Int64 || dtype == Native) {
+			if width == 4 && (dtype == array.Uint32 || dtype == array.Int64 || dtype == Native) {
 				values = append(values, 1<<31, 1<<32-1)
 			}
-			q := sequence(t, holding(t, width, values), cache.Options{Width: width},
+			q := sequence(t, holding(t, width, values), cache.Options{DType: unsigned(width)},
 				Settings{BatchSize: 1, BlockSize: len(values) - 1, DType: dtype, Layout: WholeRows})
 			var want []byte
 			for _, v := range values {
@@ -213,17 +224,17 @@ func holding(t testing.TB, width int, lists ...[]int64) (paths []string) {
 
 func TestTokenThatDoesNotFit(t *testing.T) {
 	for _, test := range []struct {
-		dtype DType
+		dtype array.DType
 		value int64
-	}{{Uint16, 65536}, {Uint16, 1<<32 - 1}, {Int32, 1 << 31}, {Int32, 1<<32 - 1}} {
+	}{{array.Uint16, 65536}, {array.Uint16, 1<<32 - 1}, {array.Int32, 1 << 31}, {array.Int32, 1<<32 - 1}} {
 		for _, layout := range []Layout{XY, WholeRows} {
 			paths := holding(t, 4, []int64{0, 1, 2, 3, 4}, []int64{5, 6, 7, test.value, 8})
-			q := sequence(t, paths, cache.Options{Width: 4}, Settings{BatchSize: 1, BlockSize: 4, DType: test.dtype, Layout: layout, Order: Sequential})
+			q := sequence(t, paths, cache.Options{DType: array.Uint32}, Settings{BatchSize: 1, BlockSize: 4, DType: test.dtype, Layout: layout, Order: Sequential})
 			read(t, q, 0)
-			batch := make([]byte, q.BatchBytes())
-			for off := range q.BatchBytes() { // also where the token is only partly asked for
+			batch := make([]byte, q.Arrays().Bytes())
+			for off := range q.Arrays().Bytes() { // also where the token is only partly asked for
 				err := q.Read(batch[off:], 1, off)
-				last := q.BatchBytes() - int64(q.out) // y, or the row, ends with a token after the one that is too great
+				last := q.Arrays().Bytes() - int64(q.DType.Size()) // y, or the row, ends with a token after the one that is too great
 				want := fmt.Sprintf("%s: token 3 is %d, which dtype %s cannot hold; set dtype to one that can", paths[1], test.value, test.dtype)
 				if off < last && (err == nil || !strings.Contains(err.Error(), want)) {
 					t.Fatalf("from byte %d: error %v, want %q", off, err, want)
@@ -237,13 +248,12 @@ func TestTokenThatDoesNotFit(t *testing.T) {
 }
 
 func TestNewNeedsAWindow(t *testing.T) {
-	tokens, err := cache.Open([][]string{files(t, 2, 2000)}, cache.Options{Width: 2})
-	must(t, err)
+	tokens := openSources(t, [][]string{files(t, 2, 2000)}, cache.Options{DType: array.Uint16})
 	const want = "shard0.bin: 2000 tokens, need at least block_size+1 = 2001"
 	if _, err := New(tokens, Settings{BatchSize: 1, BlockSize: 2000, World: 1}); err == nil || !strings.HasSuffix(err.Error(), want) {
 		t.Errorf("error %v, want %q", err, want)
 	}
-	sequence(t, files(t, 2, 2001), cache.Options{Width: 2}, Settings{BlockSize: 2000})
+	sequence(t, files(t, 2, 2001), cache.Options{DType: array.Uint16}, Settings{BlockSize: 2000})
 }
 
 // Every row of every batch has a number of its own in 64 bits.
@@ -257,11 +267,11 @@ func TestLastRow(t *testing.T) {
 // stream is what the batches from k on are, from where their rows start: n bytes from byte off.
 func stream(q *Sequence, k uint64, off int64, n int) []byte {
 	var all []byte
-	k, off = k+uint64(off/q.BatchBytes()), off%q.BatchBytes()
+	k, off = k+uint64(off/q.Arrays().Bytes()), off%q.Arrays().Bytes()
 	part := func(k uint64, shift int64, size int) {
 		for j := range q.BatchSize {
 			for i := range int64(size) {
-				all = appendToken(all, token(q.Start(k, j)+shift+i, q.tokens.Width), q.out)
+				all = appendToken(all, token(begin(q, k, j)+shift+i, q.width), q.DType.Size())
 			}
 		}
 	}
@@ -316,13 +326,13 @@ func FuzzRead(f *testing.F) {
 	lens := []int{30, 25, 70_000, 22, 40, 33}
 	narrow, broad := files(f, 2, lens...), files(f, 4, lens...)
 	f.Fuzz(func(t *testing.T, flags, dtype, shards, batchSize, blockSize, rank, world byte, k uint64, off int64, n uint16) {
-		paths, o := narrow, cache.Options{Width: 2, Join: flags&join != 0, Access: cache.Pread}
+		paths, o := narrow, cache.Options{DType: array.Uint16, Join: flags&join != 0, Access: cache.Pread}
 		if flags&wide != 0 {
-			paths, o.Width = broad, 4
+			paths, o.DType = broad, array.Uint32
 		}
 		s := Settings{
 			BatchSize: 1 + int((batchSize-1)%8), BlockSize: 1 + int((blockSize-1)%21),
-			World: 1 + int((world-1)%8), DType: []DType{Uint16, Uint32, Int32, Int64, Native}[dtype%5],
+			World: 1 + int((world-1)%8), DType: []array.DType{array.Uint16, array.Uint32, array.Int32, array.Int64, Native}[dtype%5],
 		}
 		s.Rank = int(rank) % s.World
 		if flags&inOrder != 0 {
@@ -338,13 +348,13 @@ func FuzzRead(f *testing.F) {
 
 		got := make([]byte, n)
 		err := q.Read(got, k, off)
-		last := k + uint64((off%q.BatchBytes()+int64(n)-1)/q.BatchBytes()) + uint64(off/q.BatchBytes())
+		last := k + uint64((off%q.Arrays().Bytes()+int64(n)-1)/q.Arrays().Bytes()) + uint64(off/q.Arrays().Bytes())
 		switch {
 		case n > 0 && last >= MaxBatches:
 			if err == nil || !strings.Contains(err.Error(), "numbers end at 1099511627775") {
 				t.Errorf("error %v for batch %d", err, last)
 			}
-		case o.Width == 4 && s.DType == Uint16 && err != nil:
+		case o.DType == array.Uint32 && s.DType == array.Uint16 && err != nil:
 			if !strings.Contains(err.Error(), "cannot hold") {
 				t.Error(err)
 			}
@@ -362,9 +372,9 @@ func TestReadsAllocateNothing(t *testing.T) {
 	}
 	paths := files(t, 2, 100_000)
 	for _, access := range []cache.Access{cache.Remap, cache.Advise, cache.Pread, cache.Map} {
-		for _, dtype := range []DType{Uint16, Int64} {
-			q := sequence(t, paths, cache.Options{Width: 2, Access: access}, Settings{BatchSize: 12, BlockSize: 1024, DType: dtype})
-			dst, k := make([]byte, q.BatchBytes()), uint64(0)
+		for _, dtype := range []array.DType{array.Uint16, array.Int64} {
+			q := sequence(t, paths, cache.Options{DType: array.Uint16, Access: access}, Settings{BatchSize: 12, BlockSize: 1024, DType: dtype})
+			dst, k := make([]byte, q.Arrays().Bytes()), uint64(0)
 			n := testing.AllocsPerRun(100, func() {
 				must(t, q.Read(dst, k, 0))
 				k++

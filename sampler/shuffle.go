@@ -5,11 +5,11 @@ import (
 	"sync/atomic"
 )
 
-// shuffle permutes the R disjoint windows anew for every R rows, by an alternating Feistel network with cycle walking
-// (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002): constant memory and time for any row.
+// shuffle permutes the R disjoint windows, in another way in each epoch of R rows, by an alternating Feistel network with cycle
+// walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Any row takes the same little memory and time.
 type shuffle struct {
-	windows     windows
-	key         [2]uint64 // as of random
+	windows     *windows
+	key         [2]uint64 // as in random
 	n           uint64    // R
 	shift       uint      // bits of the right half of a number in the network
 	left, right uint64    // masks of the halves
@@ -17,20 +17,21 @@ type shuffle struct {
 }
 
 // epochKeys are the words of Philox4x64-10 at counters (epoch, 0, 0, 1), (epoch, 1, 0, 1) and (epoch, 2, 0, 1), which
-// random never uses. They are kept because rows mostly come in order, and drawing them costs more than the network.
+// random never uses. The last ones are kept: most reads are of the epoch of the read before, and to draw the keys costs more than
+// the network.
 type epochKeys struct {
 	epoch uint64
-	k     [12]uint64 // of the rounds, of the toss, and one unused
+	k     [12]uint64 // of the rounds, of the coin toss, and one unused
 }
 
-// All R! orders of a small R are to be equally likely. So many rounds leave no bias that can be measured in halves of 4
-// bits; in a half of one bit some is left after 24.
+// All R! orders of a small R must be equally likely. With this many rounds no bias can be measured in halves of 4 bits; in halves
+// of one bit some bias is left even after 24 rounds, so a number has 8 bits at least.
 const (
 	rounds    = 10
 	leastBits = 8
 )
 
-func newShuffle(key [2]uint64, w windows) *shuffle {
+func newShuffle(key [2]uint64, w *windows) *shuffle {
 	n := uint64(w.disjoint.total())
 	b := uint(max(bits.Len64(n-1), leastBits))
 	shift := b - b/2
@@ -41,7 +42,7 @@ func (o *shuffle) start(row uint64) int64 {
 	return o.windows.disjointAt(int64(o.permute(row/o.n, row%o.n)))
 }
 
-// permute is the window in place i of an epoch.
+// permute is the i-th window of an epoch.
 func (o *shuffle) permute(epoch, i uint64) uint64 {
 	k := o.keys(epoch)
 	for {
@@ -50,7 +51,7 @@ func (o *shuffle) permute(epoch, i uint64) uint64 {
 			left ^= mix(right^k[r]) & o.left
 			right ^= mix(left^k[r+1]) & o.right
 		}
-		if i = left<<o.shift | right; i < 2 { // the toss: rounds alone make only even permutations
+		if i = left<<o.shift | right; i < 2 { // a coin toss: the rounds alone make only even permutations
 			i ^= k[rounds] & 1
 		}
 		if i < o.n {
@@ -59,7 +60,7 @@ func (o *shuffle) permute(epoch, i uint64) uint64 {
 	}
 }
 
-// inverse is the place of a window in an epoch.
+// inverse is the index of a window in an epoch.
 func (o *shuffle) inverse(epoch, window uint64) uint64 {
 	k, i := o.keys(epoch), window
 	for {

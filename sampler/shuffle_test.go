@@ -42,7 +42,7 @@ func TestShuffleKnownAnswers(t *testing.T) {
 		o := shuffled(t, test.split, test.seed, test.n)
 		for i, want := range test.want {
 			if got := o.start(test.epoch*o.n + uint64(i)); got != want {
-				t.Errorf("%q, %d, epoch %d: place %d of %d has %d, want %d", test.split, test.seed, test.epoch, i, o.n, got, want)
+				t.Errorf("%q, %d, epoch %d: window %d of %d is %d, want %d", test.split, test.seed, test.epoch, i, o.n, got, want)
 			}
 		}
 	}
@@ -58,7 +58,7 @@ func TestShufflePermutes(t *testing.T) {
 				for i := range o.n {
 					w := o.permute(epoch, i)
 					if w >= o.n || seen[w] || i%8 == 0 && o.inverse(epoch, w) != i {
-						t.Fatalf("%d windows: place %d has %d, which is at %d", o.n, i, w, o.inverse(epoch, w))
+						t.Fatalf("%d windows: number %d is window %d, which is number %d", o.n, i, w, o.inverse(epoch, w))
 					}
 					seen[w] = true
 				}
@@ -76,7 +76,7 @@ func TestShuffleInverts(t *testing.T) {
 		for range 1000 {
 			i := rng.Uint64N(o.n)
 			if w := o.permute(epoch, i); w >= o.n || o.inverse(epoch, w) != i {
-				t.Fatalf("%d windows, epoch %d: place %d has %d, which is at %d", o.n, epoch, i, w, o.inverse(epoch, w))
+				t.Fatalf("%d windows, epoch %d: number %d is window %d, which is number %d", o.n, epoch, i, w, o.inverse(epoch, w))
 			}
 		}
 	}
@@ -116,7 +116,7 @@ func TestShuffleCoversEachWindowOnceAnEpoch(t *testing.T) {
 	}
 }
 
-// Two orders of many windows agree in about one place; in more than nine once in ten million pairs.
+// Two orders of many windows agree about once; more than nine times in one of ten million pairs.
 func TestShuffleDiffersByEpochSeedAndSplit(t *testing.T) {
 	const n = 1000
 	orders := map[string][n]int64{}
@@ -136,7 +136,7 @@ func TestShuffleDiffersByEpochSeedAndSplit(t *testing.T) {
 						}
 					}
 					if same > 9 {
-						t.Errorf("%s and %s agree in %d places", name, other, same)
+						t.Errorf("%s and %s agree %d times", name, other, same)
 					}
 				}
 				orders[name] = starts
@@ -145,7 +145,7 @@ func TestShuffleDiffersByEpochSeedAndSplit(t *testing.T) {
 	}
 }
 
-// inversions are, for each place in an epoch, how many later places have a smaller window.
+// inversions are, for each row of an epoch, how many later rows have a smaller window.
 func inversions(o *shuffle, epoch uint64) []uint64 {
 	windows, later := make([]uint64, o.n), make([]uint64, o.n)
 	for i := range windows {

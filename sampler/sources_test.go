@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strings"
+	"syscall"
 	"testing"
 
 	"batchfs/cache"
+	"batchfs/cache/array"
 )
 
 // sourceFiles writes the files of sources, one after the other.
@@ -19,6 +22,42 @@ func sourceFiles(t testing.TB, width int, lens ...[]int) (sources [][]string) {
 	return sources
 }
 
+// openSources opens the files of each source.
+func openSources(t testing.TB, sources [][]string, o cache.Options) (tokens []Tokens) {
+	t.Helper()
+	for _, paths := range sources {
+		source, err := cache.Open(paths, o)
+		must(t, err)
+		tokens = append(tokens, source)
+	}
+	return tokens
+}
+
+func length(tokens Tokens) int64 { return tokens.(interface{ Len() int64 }).Len() }
+
+// total is the number of tokens of all sources.
+func total(sources []Tokens) (n int64) {
+	for _, tokens := range sources {
+		n += length(tokens)
+	}
+	return n
+}
+
+// locate is the source of a token that is counted among those of all sources, and its position in the source.
+func locate(sources []Tokens, pos int64) (source int, at int64) {
+	for pos >= length(sources[source]) {
+		pos -= length(sources[source])
+		source++
+	}
+	return source, pos
+}
+
+// position is where row j of batch k begins among the tokens of all sources.
+func position(sources []Tokens, q *Sequence, k uint64, j int) int64 {
+	source, start := q.Start(k, j)
+	return total(sources[:source]) + start
+}
+
 // The rows of a mixture, rank by rank and batch by batch, are those that each source has alone, one after the other, as
 // often as its share says.
 func TestMixtureHasTheRowsOfItsSources(t *testing.T) {
@@ -29,26 +68,23 @@ func TestMixtureHasTheRowsOfItsSources(t *testing.T) {
 	lens := [][]int{{200, 9, 70}, {90, 33}, {10, 60, 17}}
 	for _, weights := range [][]float64{{7, 2, 1}, {0.11, 0.37, 0.52}} {
 		for _, join := range []bool{false, true} {
-			o := cache.Options{Width: 2, Join: join, Access: cache.Pread}
-			paths := sourceFiles(t, o.Width, lens...)
-			tokens, err := cache.Open(paths, o)
-			must(t, err)
+			o := cache.Options{DType: array.Uint16, Join: join, Access: cache.Pread}
+			paths := sourceFiles(t, 2, lens...)
+			tokens := openSources(t, paths, o)
 			// What With keeps of this one must not depend on its settings.
-			other := Settings{Split: "train", BatchSize: 1, BlockSize: 5, Order: Random, World: 1, Weights: weights}
+			other := Settings{Split: "train", BatchSize: 1, BlockSize: 5, DType: array.Int64, Order: Random, World: 1, Weights: weights}
 			base, err := New(tokens, other)
 			must(t, err)
 			for _, order := range []Order{Random, Shuffle, Sequential} {
 				for world, batchSize := range map[int]int{1: 4, 2: 3, 5: 1} {
 					name := fmt.Sprintf("%v, join %v, %s, world %d", weights, join, order, world)
-					s := Settings{Split: "train", BatchSize: batchSize, BlockSize: blockSize, DType: Int64, Layout: WholeRows,
+					s := Settings{Split: "train", BatchSize: batchSize, BlockSize: blockSize, DType: array.Int64, Layout: WholeRows,
 						Order: order, Seed: 3, World: world}
 					var alone []*Sequence
 					for i := range weights {
-						tokens, err := cache.Open(paths[i:i+1], o)
-						must(t, err)
 						only := s
 						only.Split, only.BatchSize, only.World = fmt.Sprintf("train/%d", i), 1, 1
-						q, err := New(tokens, only)
+						q, err := New(openSources(t, paths[i:i+1], o), only)
 						must(t, err)
 						alone = append(alone, q)
 					}
@@ -58,24 +94,21 @@ func TestMixtureHasTheRowsOfItsSources(t *testing.T) {
 						must(t, err)
 						ranks = append(ranks, q)
 					}
-					checkMixed(t, name, count, ranks, alone)
+					checkMixed(t, name, count, tokens, ranks, alone)
 				}
 			}
 		}
 	}
 }
 
-func checkMixed(t *testing.T, name string, count int, ranks, alone []*Sequence) {
+func checkMixed(t *testing.T, name string, count int, tokens []Tokens, ranks, alone []*Sequence) {
 	t.Helper()
 	var (
-		begins []int64 // of the sources
-		next   int64
-		have   = make([]int, len(alone))
-		seen   = make([]map[int64]bool, len(alone)) // starts of the epoch
-		n      = 0                                  // the global number of a row
+		have = make([]int, len(alone))
+		seen = make([]map[int64]bool, len(alone)) // starts of the epoch
+		n    = 0                                  // the global number of a row
 	)
-	for i, q := range alone {
-		begins, next = append(begins, next), next+q.tokens.Len()
+	for i := range alone {
 		seen[i] = map[int64]bool{}
 	}
 	for k := uint64(0); n < count; k++ {
@@ -85,19 +118,20 @@ func checkMixed(t *testing.T, name string, count int, ranks, alone []*Sequence) 
 			for j := range q.BatchSize {
 				row := batch[j*size:][:size]
 				start := rows(row, size/8)[0][0]
-				source := len(begins) - 1
-				for begins[source] > start {
-					source--
-				}
+				source, at := locate(tokens, start)
 				index := have[source]
 				if want := read(t, alone[source], uint64(index)); !bytes.Equal(row, want) {
 					t.Fatalf("%s: rank %d, batch %d, row %d is % x, want row %d of source %d, % x",
 						name, rank, k, j, row, index, source, want)
 				}
 				r := int(alone[source].RowsPerEpoch())
-				if got := q.Row(k, j); got != uint64(n) || q.Start(k, j) != start || q.Epoch(k, j) != uint64(index/r) {
+				if got := q.Row(k, j); got != uint64(n) || position(tokens, q, k, j) != start || q.Epoch(k, j) != uint64(index/r) {
 					t.Fatalf("%s: rank %d, batch %d, row %d is number %d, starts at %d in epoch %d; want %d, %d, %d",
-						name, rank, k, j, got, q.Start(k, j), q.Epoch(k, j), n, start, index/r)
+						name, rank, k, j, got, position(tokens, q, k, j), q.Epoch(k, j), n, start, index/r)
+				}
+				if gotSource, gotAt := q.Start(k, j); gotSource != source || gotAt != at {
+					t.Fatalf("%s: rank %d, batch %d, row %d starts at token %d of source %d, want %d of %d",
+						name, rank, k, j, gotAt, gotSource, at, source)
 				}
 				seen[source][start] = true
 				if (index+1)%r == 0 {
@@ -126,10 +160,9 @@ func checkMixed(t *testing.T, name string, count int, ranks, alone []*Sequence) 
 // A single source is no mixture: its rows are those of the split.
 func TestOneSourceIsTheSplit(t *testing.T) {
 	paths := files(t, 2, 1000, 500)
-	tokens, err := cache.Open([][]string{paths}, cache.Options{Width: 2, Access: cache.Pread})
-	must(t, err)
+	tokens := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: cache.Pread})
 	for _, order := range []Order{Random, Shuffle, Sequential} {
-		s := Settings{Split: "train", BatchSize: 4, BlockSize: 8, DType: Int64, Layout: XY, Order: order, World: 1}
+		s := Settings{Split: "train", BatchSize: 4, BlockSize: 8, DType: array.Int64, Layout: XY, Order: order, World: 1}
 		plain, err := New(tokens, s)
 		must(t, err)
 		s.Weights = []float64{0.3}
@@ -139,6 +172,93 @@ func TestOneSourceIsTheSplit(t *testing.T) {
 			if !bytes.Equal(read(t, plain, k), read(t, weighted, k)) {
 				t.Fatalf("%s: batch %d differs", order, k)
 			}
+		}
+	}
+}
+
+// A stub is tokens without files: each is first plus its position.
+type stub struct {
+	dtype array.DType
+	runs  []cache.Run
+	first int64
+	err   error // of Read
+}
+
+func (s *stub) DType() array.DType           { return s.dtype }
+func (s *stub) Runs() []cache.Run            { return s.runs }
+func (s *stub) Locate(pos int64) cache.Place { return cache.Place{Path: "stub", Index: pos} }
+
+func (s *stub) Len() int64 {
+	last := s.runs[len(s.runs)-1]
+	return last.Start + last.Len
+}
+
+func (s *stub) Read(ws []cache.Window, visit func(int, []byte) error) error {
+	for i, w := range ws {
+		var raw []byte
+		for n := range w.Len {
+			raw = appendToken(raw, s.first+w.Start+int64(n), s.dtype.Size())
+		}
+		if err := visit(i, raw); err != nil {
+			return err
+		}
+	}
+	return s.err
+}
+
+// stubs are sources of runs of so many tokens, whose tokens are their positions among those of all sources.
+func stubs(dtype array.DType, sources ...[]int64) (tokens []Tokens) {
+	first := int64(0)
+	for _, lens := range sources {
+		s := &stub{dtype: dtype, first: first}
+		s.runs, _ = rooms(false, lens...)
+		first += s.Len()
+		tokens = append(tokens, s)
+	}
+	return tokens
+}
+
+// Once a source has changed no batch is served, not even one that has no row of it.
+func TestChangedSourceFailsEveryBatch(t *testing.T) {
+	tokens := stubs(array.Uint16, []int64{100}, []int64{100})
+	q, err := New(tokens, Settings{Split: "train", BatchSize: 1, BlockSize: 8, DType: array.Int64, Layout: XY, Order: Random, World: 1,
+		Weights: []float64{1, 1}})
+	must(t, err)
+	dst := make([]byte, q.Arrays().Bytes())
+	for changed := range tokens {
+		for k := range uint64(4) {
+			must(t, q.Read(dst, k, 0))
+			tokens[changed].(*stub).err = syscall.ESTALE
+			if err := q.Read(dst, k, 0); err != syscall.ESTALE {
+				t.Errorf("batch %d with source %d changed: error %v", k, changed, err)
+			}
+			tokens[changed].(*stub).err = nil
+		}
+	}
+}
+
+func TestNewRefusesSources(t *testing.T) {
+	for _, test := range []struct {
+		dtypes  []array.DType
+		weights []float64
+		want    string
+	}{
+		{nil, nil, "1 weights for 0 sources"},
+		{nil, []float64{}, "a mixture needs at least one source"},
+		{[]array.DType{array.Uint16, array.Uint16}, nil, "1 weights for 2 sources"},
+		{[]array.DType{array.Uint16}, []float64{1, 1}, "2 weights for 1 sources"},
+		{[]array.DType{array.Uint16, array.Uint16}, []float64{1, 0}, "weight 0 of source 1"},
+		{[]array.DType{array.Uint16, array.Uint32}, []float64{1, 1}, "tokens of dtypes uint16 and uint32 cannot be mixed"},
+		{[]array.DType{array.Int64}, nil, "tokens of dtype int64 cannot be served"},
+		{[]array.DType{array.Uint16, "uint8"}, []float64{1, 1}, "tokens of dtype uint8 cannot be served"},
+	} {
+		var tokens []Tokens
+		for _, dtype := range test.dtypes {
+			tokens = append(tokens, stubs(dtype, []int64{100})...)
+		}
+		_, err := New(tokens, Settings{BatchSize: 1, BlockSize: 8, DType: Native, Order: Random, World: 1, Weights: test.weights})
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%v, weights %v: error %v, want %s", test.dtypes, test.weights, err, test.want)
 		}
 	}
 }

@@ -11,16 +11,16 @@ import (
 // at the elements of the k-th torch.randint(N-T, (B,)) on the CPU. The world does not matter. Torch26 is the same but for
 // 2^28 <= N-T < 2^32. Blocks are never written once they are made.
 type torch struct {
-	windows       windows
+	windows       *windows
 	batch, global uint64 // rows of a batch: of this rank, and of all
 	width         uint64 // words of a draw
 	first         *block
 
-	mu     sync.Mutex      // guards recent
+	mu     sync.Mutex      // guards recent; no other lock is taken under it
 	recent []numberedBlock // by last use, latest first; at most maxRecent
 }
 
-// maxRecent is how many readers can go through distant places of one sequence without a jump at every block.
+// maxRecent is how many readers can go through distant parts of one sequence without a jump at every block.
 const maxRecent = 64
 
 type numberedBlock struct {
@@ -29,7 +29,7 @@ type numberedBlock struct {
 }
 
 // newTorch needs one run of tokens, and with a TorchState a world of one rank.
-func newTorch(s Settings, w windows) (*torch, error) {
+func newTorch(s Settings, w *windows) (*torch, error) {
 	if len(w.runs) > 1 {
 		return nil, fmt.Errorf("order %s draws from one array of tokens, here are %d: use one file or join = true",
 			s.Order, len(w.runs))
@@ -98,8 +98,8 @@ func (o *torch) start(row uint64) int64 {
 	return o.windows.at(int64(word % uint64(o.windows.all.total())))
 }
 
-// block makes a block with mu free, lest readers whose blocks are at hand wait for a jump. Two that miss the same block
-// at once both make it, which does no harm.
+// block returns a block, from recent or newly made. To make it takes no lock, so that readers whose blocks are recent do not
+// wait for a jump. Two readers that miss the same block at once both make it, which does no harm.
 func (o *torch) block(number uint64) *block {
 	near := o.nearest(number)
 	if near.number == number {
@@ -117,7 +117,7 @@ func (o *torch) block(number uint64) *block {
 	return b
 }
 
-// nearest returns the last block at hand that is not after number.
+// nearest returns the last block not after number, of first and those in recent. One with that very number moves to the front.
 func (o *torch) nearest(number uint64) numberedBlock {
 	near := numberedBlock{0, o.first}
 	o.mu.Lock()

@@ -304,7 +304,7 @@ func TestTorchRandomAccess(t *testing.T) {
 	}
 }
 
-// So many readers at distant places do not push out each other's blocks, however fast some go on.
+// So many readers far from each other do not push out each other's blocks, however fast some go on.
 func TestTorchReadersKeepTheirBlocks(t *testing.T) {
 	o := mustTorch(t, Settings{Order: Torch, BatchSize: 1, World: 1}, 1<<20)
 	made := map[uint64]*block{}

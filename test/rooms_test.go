@@ -8,39 +8,76 @@ import (
 
 // Imports point one way, and each outside package enters in one place.
 func TestRooms(t *testing.T) {
-	allowed := map[string][]string{
-		"batchfs/cache":             nil,
-		"batchfs/sampler":           {"batchfs/cache"},
-		"batchfs/fs":                nil,
-		"batchfs/cmd/batchfs":       {"batchfs/cache", "batchfs/cmd/batchfs/bench", "batchfs/fs", "batchfs/sampler"},
-		"batchfs/cmd/batchfs/bench": {"batchfs/cache", "batchfs/sampler"},
+	allowed := map[string][]string{ // what each package may import of ours
+		"cache/array":  nil,
+		"cache":        {"cache/array"},
+		"sampler":      {"cache", "cache/array"},
+		"fs/failpoint": nil,
+		"fs/process":   nil,
+		"fs/state":     {"fs/failpoint"},
+		"fs/mount":     {"fs/process", "fs/state"},
+		"fs/supervise": {"fs/mount", "fs/process", "fs/state"},
+		"fs":           {"cache/array", "fs/failpoint", "fs/mount", "fs/process", "fs/state", "fs/supervise"},
+
+		"cmd/batchfs/internal/testfiles": nil,
+		"cmd/batchfs/terminal":           nil,
+		"cmd/batchfs/vocabulary":         nil,
+		"cmd/batchfs/config":             {"cache", "cache/array", "sampler"},
+		"cmd/batchfs/dataset":            {"cache", "cache/array", "cmd/batchfs/config", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "fs", "sampler"},
+		"cmd/batchfs/prepare":            {"cmd/batchfs/terminal", "cmd/batchfs/vocabulary"},
+		"cmd/batchfs/bench":              {"cache", "cache/array", "cmd/batchfs/terminal", "sampler"},
+		"cmd/batchfs": {"cache", "cache/array", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/prepare",
+			"cmd/batchfs/terminal", "fs", "fs/mount", "fs/supervise", "sampler"},
 	}
-	home := map[string]string{ // of a module's packages; they may also enter in the rooms below it
-		"github.com/hanwen/go-fuse":      "batchfs/fs",
-		"github.com/moby/sys/mountinfo":  "batchfs/fs",
-		"github.com/BurntSushi/toml":     "batchfs/cmd/batchfs",
-		"github.com/spf13/cobra":         "batchfs/cmd/batchfs",
-		"github.com/schollz/progressbar": "batchfs/cmd/batchfs",
-		"github.com/coreos/go-systemd":   "batchfs/cmd/batchfs",
-		"gonum.org/v1/plot":              "batchfs/cmd/batchfs/bench",
+	home := map[string][]string{ // where the packages of an outside module enter
+		"github.com/hanwen/go-fuse":      {"fs"},
+		"github.com/moby/sys/mountinfo":  {"fs/mount"},
+		"golang.org/x/time":              {"fs"},
+		"github.com/BurntSushi/toml":     {"cmd/batchfs/config"},
+		"github.com/schollz/progressbar": {"cmd/batchfs/terminal"},
+		"golang.org/x/term":              {"cmd/batchfs/terminal"},
+		"github.com/coreos/go-systemd":   {"cmd/batchfs"},
+		"gonum.org/v1/plot":              {"cmd/batchfs/bench"},
+		"github.com/spf13/cobra":         {"cmd/batchfs", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/prepare"},
 	}
-	for room, rooms := range allowed {
-		for _, imported := range strings.Fields(run(t, "go", "list", "-f", `{{join .Imports " "}}`, room)) {
-			if strings.HasPrefix(imported, "batchfs/") && !slices.Contains(rooms, imported) {
-				t.Errorf("%s imports %s", room, imported)
-			}
-			if !strings.Contains(imported, ".") || strings.HasPrefix(imported, "golang.org/x/") {
+	for room := range strings.FieldsSeq(run(t, "go", "list", "batchfs/...")) {
+		room = strings.TrimPrefix(room, "batchfs/")
+		rooms, known := allowed[room]
+		if !known && room != "test" && !strings.HasPrefix(room, "test/") {
+			t.Errorf("nobody says what %s may import", room)
+		}
+		if !known {
+			continue
+		}
+		for imported := range strings.FieldsSeq(run(t, "go", "list", "-f", `{{join .Imports " "}}`, "batchfs/"+room)) {
+			if ours, ok := strings.CutPrefix(imported, "batchfs/"); ok {
+				if !slices.Contains(rooms, ours) {
+					t.Errorf("%s imports %s", room, ours)
+				}
 				continue
 			}
-			at := ""
-			for module, room := range home {
+			if !strings.Contains(imported, ".") || strings.HasPrefix(imported, "golang.org/x/sys/") {
+				continue
+			}
+			var at []string
+			for module, rooms := range home {
 				if strings.HasPrefix(imported+"/", module+"/") {
-					at = room
+					at = rooms
 				}
 			}
-			if at == "" || !strings.HasPrefix(room+"/", at+"/") {
+			if !slices.Contains(at, room) {
 				t.Errorf("%s imports %s, which enters in %q", room, imported, at)
 			}
+		}
+	}
+}
+
+// Nothing ends the process but the command.
+func TestOneExit(t *testing.T) {
+	out, _, _ := try(t, "grep", "-rnE", `os\.Exit|log\.Fatal|syscall\.Exit|unix\.Exit`, "--include=*.go", "--exclude=*_test.go", "..")
+	for line := range strings.Lines(out) {
+		if !strings.HasPrefix(line, "../cmd/batchfs/main.go:") && !strings.HasPrefix(line, "../test/") {
+			t.Errorf("%s", line)
 		}
 	}
 }

@@ -9,12 +9,16 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"batchfs/cache/array"
+	"batchfs/cmd/batchfs/config"
+	"batchfs/cmd/batchfs/dataset"
+	"batchfs/cmd/batchfs/terminal"
 	"batchfs/fs"
 	"batchfs/sampler"
 )
 
 func catCommand() *cobra.Command {
-	var src configFlags
+	var src config.Flags
 	var from, count uint64
 	var format string
 	cmd := &cobra.Command{
@@ -27,31 +31,36 @@ the other. With --format npy they are one array whose first dimension counts the
   batchfs cat train --from 7 --set batch.dtype=int64 | sha256sum`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o, err := src.openSplit(args[0])
+			c, err := src.Load()
+			if err != nil {
+				return err
+			}
+			d, err := dataset.OpenPath(c, args[0])
 			if err != nil {
 				return err
 			}
 			if format != "raw" && format != "npy" {
 				return fmt.Errorf("--format: must be raw or npy (got %q)", format)
 			}
-			size := uint64(o.sequence.BatchBytes())
+			batch := d.Sequence.Arrays()
+			size := uint64(batch.MainBytes())
 			if count < 1 || from >= sampler.MaxBatches || count > sampler.MaxBatches-from || count > math.MaxInt64/size {
 				return fmt.Errorf("--from %d --count %d: there must be at least one batch, and numbers end at %d", from, count, uint64(sampler.MaxBatches-1))
 			}
 			out := cmd.OutOrStdout()
-			if isTerminal(out) {
+			if terminal.Is(out) {
 				return errors.New("batches are binary and standard output is a terminal: redirect it to a file, or pipe it into xxd")
 			}
 			if format == "npy" {
-				shape := append([]int{int(count)}, o.sequence.Shape()...)
-				if _, err := out.Write(fs.NPYHeader(string(o.sequence.DType), shape...)); err != nil {
+				stack := batch.Stack()
+				if _, err := out.Write(fs.NPYHeader(stack.DType, append([]int{int(count)}, stack.Shape...)...)); err != nil {
 					return err
 				}
 			}
-			return writeBatches(cmd.Context(), out, o.sequence, from, int64(count*size))
+			return writeBatches(cmd.Context(), out, batch, d.Sequence.Read, from, int64(count*size))
 		},
 	}
-	src.flags(cmd)
+	src.Register(cmd)
 	cmd.Flags().Uint64Var(&from, "from", 0, "number of the first batch")
 	cmd.Flags().Uint64Var(&count, "count", 1, "how many batches")
 	cmd.Flags().StringVar(&format, "format", "raw", "raw, or npy: a NumPy file of shape (count, ...)")
@@ -59,14 +68,21 @@ the other. With --format npy they are one array whose first dimension counts the
 	return cmd
 }
 
-func writeBatches(ctx context.Context, out io.Writer, q *sampler.Sequence, from uint64, n int64) error {
+// writeBatches writes the first n bytes of the main arrays of batches from, from+1, … read is that of a sampler.Sequence.
+func writeBatches(ctx context.Context, out io.Writer, batch array.Batch, read func(dst []byte, k uint64, off int64) error,
+	from uint64, n int64) error {
+	shown, size := batch.MainBytes(), batch.Bytes()
 	buf := make([]byte, min(n, 1<<20))
 	for off := int64(0); off < n; {
 		if ctx.Err() != nil {
 			return fmt.Errorf("interrupted after %d of %d bytes", off, n)
 		}
 		part := buf[:min(int64(len(buf)), n-off)]
-		if err := q.Read(part, from, off); err != nil {
+		k, at := from+uint64(off/shown), off%shown
+		if shown < size { // other arrays lie between these and the next batch
+			part = part[:min(int64(len(part)), shown-at)]
+		}
+		if err := read(part, k, at); err != nil {
 			return err
 		}
 		if _, err := out.Write(part); err != nil {

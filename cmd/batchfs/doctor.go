@@ -8,19 +8,20 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"batchfs/cmd/batchfs/bench"
-	"batchfs/fs"
+	"batchfs/cache"
+	"batchfs/cmd/batchfs/config"
+	"batchfs/cmd/batchfs/dataset"
+	"batchfs/fs/mount"
 )
 
 func doctorCommand() *cobra.Command {
-	var f configFlags
+	var f config.Flags
 	cmd := &cobra.Command{
 		Use:   "doctor [MOUNTPOINT]",
 		Short: "Say what keeps this machine from mounting, and what helps",
@@ -34,9 +35,9 @@ With a configuration, its token files are looked at too, and its mountpoint, or 
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			d := newDoctor(cmd.OutOrStdout())
-			var c *config
+			var c *config.Config
 			if d.look("configuration", func() (_ string, err error) {
-				if c, err = f.load(); errors.Is(err, errNothingNamed) {
+				if c, err = f.Load(); errors.Is(err, config.ErrNothingNamed) {
 					return "none, so no token files are looked at; -c or --data names some", nil
 				}
 				if err != nil {
@@ -57,25 +58,25 @@ With a configuration, its token files are looked at too, and its mountpoint, or 
 		},
 		ValidArgsFunction: directories,
 	}
-	f.flags(cmd)
+	f.Register(cmd)
 	return cmd
 }
 
-// A doctor looks at a machine and prints what it finds.
+// A doctor looks at a machine and prints findings.
 type doctor struct {
 	out    io.Writer
-	limit  time.Duration // of one look: a dead disk or server must not keep the others from being looked at
-	root   string        // of the machine's files: "/", but in tests
-	mounts bool          // this process may mount by itself
-	config *config
-	wrong  int // findings that are to be fixed
+	limit  time.Duration // of one look: behind a dead disk or server, the other looks must go on
+	root   string        // of the machine's files: "/" except in tests
+	mounts bool          // this process may mount without a helper
+	config *config.Config
+	wrong  int // findings that need a fix
 }
 
 func newDoctor(out io.Writer) *doctor {
-	c, _ := defaults()
-	return &doctor{out: out, limit: 5 * time.Second, root: "/", mounts: mayMount(), config: c}
+	return &doctor{out: out, limit: 5 * time.Second, root: "/", mounts: mayMount(), config: config.Default()}
 }
 
+// mayMount says whether this process has the capability to mount.
 func mayMount() bool {
 	var caps [2]unix.CapUserData
 	err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &caps[0])
@@ -95,15 +96,16 @@ func (d *doctor) lookAtAll() {
 	d.look("open files", d.openFiles)
 }
 
-// look prints a finding, a detail, or an error that says what is wrong and what helps. It returns whether there was no error.
-func (d *doctor) look(what string, at func() (string, error)) (ok bool) {
+// look prints one finding: what examine returns, a detail or an error that says what is wrong and what helps. It returns whether
+// there was no error.
+func (d *doctor) look(what string, examine func() (string, error)) (ok bool) {
 	type finding struct {
 		detail string
 		err    error
 	}
 	found := make(chan finding, 1)
 	go func() {
-		detail, err := at()
+		detail, err := examine()
 		found <- finding{detail, err}
 	}()
 	var f finding
@@ -121,10 +123,11 @@ func (d *doctor) look(what string, at func() (string, error)) (ok bool) {
 	return false
 }
 
+// at returns the path of one of the machine's files.
 func (d *doctor) at(path string) string { return filepath.Join(d.root, path) }
 
 func (d *doctor) device() (string, error) {
-	fd, err := fs.OpenDevice(d.at("dev/fuse"))
+	fd, err := mount.OpenDevice(d.at("dev/fuse"))
 	if err != nil {
 		return "", err
 	}
@@ -138,7 +141,7 @@ func (d *doctor) right() (string, error) {
 	if os.Geteuid() == 0 {
 		return "", errors.New("root has none in this container; give it that: docker run --device /dev/fuse --cap-add SYS_ADMIN")
 	}
-	helper, err := fs.UserMounts(d.at("etc"), d.config.Mount.AllowOther)
+	helper, err := mount.UserMounts(d.at("etc"), d.config.Mount.AllowOther)
 	if err != nil {
 		return "", err
 	}
@@ -171,7 +174,7 @@ func (d *doctor) mountpoint() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	m, err := fs.Find(abs)
+	m, err := mount.Find(abs)
 	if err != nil {
 		return "", err
 	}
@@ -187,39 +190,39 @@ func (d *doctor) mountpoint() (string, error) {
 	return abs + " is an empty directory", nil
 }
 
-// A keeper asks its worker every second, so one that has been silent for so long does not answer.
+// silence is how long a worker that answers its supervisor's pings, one a second, is never silent.
 const silence = 3 * time.Second
 
-// diagnose says how a mount is, without touching it.
-func diagnose(m *fs.Mounted) (string, error) {
+// diagnose tells a mount that is healthy from one that is stuck or dead. It does not touch the mount.
+func diagnose(m *mount.Mounted) (string, error) {
 	if err := m.Alive(); err != nil {
-		return "", fmt.Errorf("%s is dead: process %d, which kept the mount, is gone; free it with: batchfs unmount %[1]s", m.Mountpoint, m.Keeper)
+		return "", fmt.Errorf("%s is dead: process %d, which kept the mount, is gone; free it with: batchfs unmount %[1]s", m.Mountpoint, m.Supervisor)
 	}
 	if m.Stopped() {
-		return "", fmt.Errorf("%s is stuck: process %d, which keeps the mount, is stopped; have it go on with: kill -CONT %[2]d", m.Mountpoint, m.Keeper)
+		return "", fmt.Errorf("%s is stuck: process %d, which keeps the mount, is stopped; have it go on with: kill -CONT %[2]d", m.Mountpoint, m.Supervisor)
 	}
-	b, err := m.Block()
+	shared, err := m.State()
 	if err != nil {
 		return "", err
 	}
-	defer b.Close()
-	if silent := b.Silent(); silent > silence {
+	defer shared.Close()
+	if silent := shared.Silent(); silent > silence {
 		return "", fmt.Errorf("%s is stuck: process %d, which serves, has not answered for %v; another takes its place, or else: batchfs restart %[1]s",
-			m.Mountpoint, b.Worker(), silent.Round(time.Second))
+			m.Mountpoint, shared.Worker(), silent.Round(time.Second))
 	}
 	var stuck []string
-	for name, waiting := range b.Waiting() {
+	for name, waiting := range shared.Waiting() {
 		stuck = append(stuck, fmt.Sprintf("%s is stuck: its token files have not answered for %v", name, waiting.Round(time.Second)))
 	}
 	if len(stuck) > 0 {
 		slices.Sort(stuck)
 		return "", fmt.Errorf("%s; see to their disk, or server: dmesg may say more. Other splits are not affected", strings.Join(stuck, "; "))
 	}
-	return fmt.Sprintf("%s is mounted and healthy, served by process %d", m.Mountpoint, b.Worker()), nil
+	return fmt.Sprintf("%s is mounted and healthy, served by process %d", m.Mountpoint, shared.Worker()), nil
 }
 
-func (d *doctor) tokens(s *split) (string, error) {
-	o, err := s.open(d.config.Memory, nil)
+func (d *doctor) tokens(s *config.Split) (string, error) {
+	opened, err := dataset.OpenSplit(s, d.config.Memory)
 	var path *os.PathError
 	switch {
 	case errors.Is(err, os.ErrNotExist):
@@ -229,15 +232,15 @@ func (d *doctor) tokens(s *split) (string, error) {
 	case err != nil:
 		return "", err
 	}
-	files := slices.Concat(o.tokens.Files()...)
-	detail := fmt.Sprintf("%d tokens in %d file(s)", o.tokens.Len(), len(files))
-	if kib := bench.ReadAhead(files[0]); kib > 0 {
+	files := opened.Files()
+	detail := fmt.Sprintf("%d tokens in %d file(s)", opened.Len(), len(files))
+	if kib := cache.DiskReadAhead(files[0]); kib > 0 {
 		detail += fmt.Sprintf(", on a disk that is read %d KiB ahead", kib)
 	}
 	return detail, nil
 }
 
-// What batchfs takes besides the batches that it makes ready.
+// footprint is the memory that batchfs takes at most besides the batches that it makes ready.
 const footprint = 64 << 20
 
 func (d *doctor) memory() (string, error) {
@@ -250,28 +253,41 @@ func (d *doctor) memory() (string, error) {
 	return fmt.Sprintf("%d MiB are free here, and batchfs takes %d MiB at most", have>>20, need>>20), nil
 }
 
-// available is the memory that there is, or less if the control group has less.
+// available returns the bytes of memory that batchfs can still take: what the machine has available, or less where a control
+// group has less left of its limit.
 func (d *doctor) available() int64 {
 	size := int64(math.MaxInt64)
-	text, _ := os.ReadFile(d.at("proc/meminfo"))
-	for line := range strings.Lines(string(text)) {
-		var kib int64
-		if n, _ := fmt.Sscanf(line, "MemAvailable: %d kB", &kib); n == 1 {
-			size = kib << 10
-		}
+	if n, ok := d.number("proc/meminfo", "MemAvailable:"); ok {
+		size = n << 10
 	}
-	text, _ = os.ReadFile(d.at("proc/self/cgroup"))
+	text, _ := os.ReadFile(d.at("proc/self/cgroup"))
 	for line := range strings.Lines(string(text)) {
 		group, ok := strings.CutPrefix(strings.TrimSpace(line), "0::")
 		for ; ok; group = filepath.Dir(group) {
-			limit, _ := os.ReadFile(d.at("sys/fs/cgroup" + group + "/memory.max"))
-			if n, err := strconv.ParseInt(strings.TrimSpace(string(limit)), 10, 64); err == nil {
-				size = min(size, n)
+			dir := "sys/fs/cgroup" + group
+			if limit, limited := d.number(dir+"/memory.max", ""); limited {
+				used, _ := d.number(dir+"/memory.current", "")
+				// The group gives up page cache that nobody has used lately before it runs out of memory.
+				cached, _ := d.number(dir+"/memory.stat", "inactive_file")
+				size = min(size, max(limit-max(used-cached, 0), 0))
 			}
 			ok = group != "/"
 		}
 	}
 	return size
+}
+
+// number returns the number behind a name at the beginning of a line in one of the machine's files.
+func (d *doctor) number(file, name string) (n int64, ok bool) {
+	text, _ := os.ReadFile(d.at(file))
+	for line := range strings.Lines(string(text)) {
+		if rest, found := strings.CutPrefix(line, name); found {
+			if read, _ := fmt.Sscan(rest, &n); read == 1 {
+				return n, true
+			}
+		}
+	}
+	return 0, false
 }
 
 func (d *doctor) readAhead() (string, error) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,7 +29,9 @@ func machine(t *testing.T, files map[string]string) (d *doctor, said *bytes.Buff
 }
 
 func TestDoctor(t *testing.T) {
-	const meminfo, cgroup = "proc/meminfo", "proc/self/cgroup"
+	const meminfo, cgroup, group = "proc/meminfo", "proc/self/cgroup", "sys/fs/cgroup/a"
+	mib := func(n int) string { return fmt.Sprintf("%d\n", n<<20) }
+	gib := mib(1024)
 	free := func(mib string) string {
 		return "MemTotal: 99999999 kB\nMemFree: 1 kB\nMemAvailable:   " + mib + "000 kB\n"
 	}
@@ -58,6 +61,24 @@ func TestDoctor(t *testing.T) {
 		{"memory", (*doctor).memory,
 			map[string]string{meminfo: free("1048"), cgroup: "4:memory:/x\n0::/\n", "sys/fs/cgroup/memory.max": "536870912\n"},
 			"ok   memory: 512 MiB are free here"},
+
+		// A group has left what it does not use, and what it uses for pages that nobody needs.
+		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a\n", group + "/memory.max": gib, group + "/memory.current": mib(900),
+			group + "/memory.stat": "anon 1\ninactive_anon 5\nactive_file 7\ninactive_file " + mib(200)},
+			"ok   memory: 324 MiB are free here, and batchfs takes 128 MiB"},
+		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a\n", group + "/memory.max": gib, group + "/memory.current": mib(1000)},
+			"FIX  memory: 24 MiB are free here, and batchfs may take 128 MiB; lower that, as with --set memory.ahead_bytes=0"},
+		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a\n", group + "/memory.max": gib, group + "/memory.current": mib(1100)},
+			"FIX  memory: 0 MiB are free here"},
+		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a\n", group + "/memory.max": gib, group + "/memory.current": mib(100),
+			group + "/memory.stat": "inactive_file " + mib(200)},
+			"ok   memory: 1024 MiB are free here"},
+		// The group that has least left decides, if the machine has more.
+		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a/b\n",
+			group + "/b/memory.max": mib(500), group + "/b/memory.current": mib(100), group + "/memory.max": gib, group + "/memory.current": mib(800)},
+			"ok   memory: 224 MiB are free here"},
+		{"memory", (*doctor).memory, map[string]string{meminfo: free("209"), cgroup: "0::/a\n", group + "/memory.max": gib, group + "/memory.current": mib(100)},
+			"ok   memory: 204 MiB are free here"},
 
 		{"read-ahead", (*doctor).readAhead, map[string]string{"sys/class/bdi/8:0/read_ahead_kb": "128\n"},
 			"ok   read-ahead: batches.bin and batches.npy are read 1024 KiB ahead"},

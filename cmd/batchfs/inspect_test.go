@@ -6,13 +6,19 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
+	"batchfs/cmd/batchfs/config"
+	"batchfs/cmd/batchfs/dataset"
+	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/cmd/batchfs/prepare"
 	"batchfs/sampler"
 )
 
@@ -36,71 +42,38 @@ func inspect(t testing.TB, args ...string) string {
 	return out
 }
 
+// openMany opens the splits of every kind that testfiles writes.
+func openMany(t *testing.T) []*dataset.Dataset {
+	t.Helper()
+	testfiles.WriteManySplits(t)
+	c, err := new(config.Flags).Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := dataset.Open(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// batchOf is the bytes of batch k.
+func batchOf(t testing.TB, d *dataset.Dataset, k uint64) []byte {
+	t.Helper()
+	b := make([]byte, d.Sequence.Arrays().Bytes())
+	if err := d.Sequence.Read(b, k, 0); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
 // rowBytes are those of row j of a batch: of x and then y, or of the layout tokens.
-func rowBytes(o opened, batch []byte, j int) []byte {
-	n := len(batch) / o.sequence.BatchSize
-	if o.sequence.Layout == sampler.XY {
+func rowBytes(d *dataset.Dataset, batch []byte, j int) []byte {
+	n := len(batch) / d.Sequence.BatchSize
+	if d.Sequence.Layout == sampler.XY {
 		n /= 2
 	}
 	return batch[j*n:][:n]
-}
-
-// Each row is what lies in its file at its start, and is of the epoch that its source has come to.
-func TestProvenance(t *testing.T) {
-	for _, o := range openMany(t) {
-		windows := make([]int, max(1, len(o.split.Sources))) // disjoint ones, by source
-		for i, files := range o.tokens.Files() {
-			all := 0
-			for _, file := range files {
-				n := fileSize(t, file) / 4
-				if all += n; !o.split.Join {
-					windows[i] += (n - 1) / 4
-				}
-			}
-			if o.split.Join {
-				windows[i] = (all - 1) / 4
-			}
-		}
-		given := make([]int, len(windows)) // rows, by source
-		next := uint64(0)                  // row
-		for k := range uint64(20) {
-			for rank := range o.sequence.World {
-				o, err := o.with(fmt.Sprintf("rank=%d", rank))
-				if err != nil {
-					t.Fatal(err)
-				}
-				batch, p := batch(t, o.sequence.Read, o.sequence.BatchBytes(), k), o.provenance(k)
-				if p.Batch != k || p.Sequence != o.label() || p.Fingerprint != o.tokens.Fingerprint() || len(p.Rows) != 3 {
-					t.Fatalf("%s: batch %d is %+v", o.label(), k, p)
-				}
-				for j, row := range p.Rows {
-					source := 0
-					if row.Source != nil {
-						source = *row.Source
-					}
-					if (row.Source != nil) != (len(o.split.Sources) > 0) {
-						t.Errorf("%s: row of source %v", o.label(), row.Source)
-					}
-					if want := uint64(given[source] / windows[source]); row.Row != next || row.Epoch != want {
-						t.Errorf("%s: row %d of epoch %d, want row %d of epoch %d", o.label(), row.Row, row.Epoch, next, want)
-					}
-					given[source]++
-					next++
-					want := rowBytes(o, batch, j)
-					if got := fileBytes(t, row.File, 4*row.Start, len(want)); !bytes.HasPrefix(want, got) ||
-						len(got) < len(want) && !o.split.Join {
-						t.Errorf("%s: row %d of batch %d is % x, but from token %d on %s has % x",
-							o.label(), j, k, want, row.Start, row.File, got)
-					}
-				}
-			}
-		}
-		for i, n := range given {
-			if n < 2*windows[i] && o.split.Order != sampler.Random {
-				t.Errorf("%s: source %d came to %d rows of %d an epoch, which shows little", o.label(), i, n, windows[i])
-			}
-		}
-	}
 }
 
 func fileSize(t testing.TB, path string) int {
@@ -130,19 +103,19 @@ func fileBytes(t testing.TB, path string, at int64, n int) []byte {
 
 // With --json it prints what a mount shows as batch/<k>.json, under the settings of the mount or of a path in it.
 func TestInspectIsTheFile(t *testing.T) {
-	for _, o := range openMany(t) {
+	for _, d := range openMany(t) {
 		for _, path := range []string{"", "seed=9,dtype=int64", "batch_size=5"} {
-			args := []string{o.split.Split, "17", "--json"}
-			there, err := o, error(nil)
+			args := []string{d.Split.Split, "17", "--json"}
+			there, err := d, error(nil)
 			if path != "" {
-				if there, err = o.with(path); err != nil {
+				if there, err = d.With(path); err != nil {
 					t.Fatal(err)
 				}
 				for setting := range strings.SplitSeq(path, ",") {
-					args = append(args, "--set", "splits."+o.split.Split+"."+setting)
+					args = append(args, "--set", "splits."+d.Split.Split+"."+setting)
 				}
 			}
-			want := (&live{now: o}).directory(there).Provenance(17)
+			want := there.Provenance(17)
 			if got := inspect(t, args...); got != string(want) {
 				t.Errorf("inspect %q is\n%s\nwant\n%s", args, got, want)
 			}
@@ -150,17 +123,11 @@ func TestInspectIsTheFile(t *testing.T) {
 	}
 }
 
-// A batch of too many rows for a file has none, and inspect still works.
+// Inspect has no limit of rows, unlike batch/<k>.json.
 func TestInspectOfManyRows(t *testing.T) {
 	t.Chdir(t.TempDir())
-	writeArray(t, map[string]int{"a.bin": 50})
-	text := small + "[splits.train]\ntokens = 'a.bin'\nlayout = 'tokens'\nbatch_size = "
-	for _, rows := range []int{1 << 16, 1<<16 + 1} {
-		o := mustOpen(t, fmt.Sprint(text, rows))[0]
-		if d := (&live{now: o}).directory(o); (d.Provenance != nil) != (rows == 1<<16) {
-			t.Errorf("%d rows: there is a file: %v", rows, d.Provenance != nil)
-		}
-	}
+	testfiles.Positions(t, map[string]int{"a.bin": 50})
+	testfiles.Write(t, map[string]string{"config.toml": fmt.Sprint(testfiles.Small+"[splits.train]\ntokens = 'a.bin'\nlayout = 'tokens'\nbatch_size = ", 1<<16+1)})
 	if got := strings.Count(inspect(t, "train", "3"), "\nrow "); got != 1<<16+1 {
 		t.Errorf("%d rows", got)
 	}
@@ -182,8 +149,8 @@ func TestInspectShowsTheText(t *testing.T) {
 		{"char", strings.Repeat(line, 20)}, {"byte", strings.Repeat(line, 20)}, {"byte", strings.Repeat("\x00\xff\xfe ab\n", 50)},
 	} {
 		t.Chdir(t.TempDir())
-		writeTexts(t, map[string]string{"text": test.text})
-		if _, err := prepareHere(t.Context(), "text", "--out", "data", "--by", test.by); err != nil {
+		testfiles.Write(t, map[string]string{"text": test.text})
+		if _, err := runHere(t.Context(), prepare.Command(), "text", "--out", "data", "--by", test.by); err != nil {
 			t.Fatal(err)
 		}
 		tokens := make([]string, 0, len(test.text)) // the text of each
@@ -198,7 +165,7 @@ func TestInspectShowsTheText(t *testing.T) {
 		for split, first := range map[string]int{"train": 0, "val": trained} {
 			for k := range 10 {
 				args := []string{split, fmt.Sprint(k), "--data", "data", "--set", "batch.block_size=15"}
-				var p provenance
+				var p struct{ Rows []struct{ Start int64 } }
 				if err := json.Unmarshal([]byte(inspect(t, append(args, "--json")...)), &p); err != nil {
 					t.Fatal(err)
 				}
@@ -224,15 +191,16 @@ func TestInspectWithoutText(t *testing.T) {
 		`{"kind": "char", "tokens": ["a"`: broken,
 		"\xff":                            "vocab.json: invalid character",
 	} {
-		t.Chdir(t.TempDir())
-		writeArray(t, map[string]int{"train.bin": 50})
+		here := t.TempDir()
+		t.Chdir(here)
+		testfiles.Positions(t, map[string]int{"train.bin": 50})
 		if vocab != "" {
-			writeTexts(t, map[string]string{"vocab.json": vocab})
+			testfiles.Write(t, map[string]string{"vocab.json": vocab})
 		}
 		args := []string{"train", "3", "--data", ".", "--set", "batch.block_size=4"}
 		out, err := runHere(t.Context(), inspectCommand(), args...)
 		switch {
-		case want != "" && (err == nil || !strings.HasPrefix(err.Error(), abs(t, ".")+"/"+want)):
+		case want != "" && (err == nil || !strings.HasPrefix(err.Error(), here+"/"+want)):
 			t.Errorf("%q: error %v, want %s", vocab, err, want)
 		case want == "" && (err != nil || strings.Contains(out, "\n    ") || strings.Count(out, "\nrow ") != 12):
 			t.Errorf("%q: %v, and\n%s", vocab, err, out)
@@ -244,8 +212,8 @@ func TestInspectWithoutText(t *testing.T) {
 // Tokens beyond the vocabulary are shown as what they are.
 func TestInspectOfForeignTokens(t *testing.T) {
 	t.Chdir(t.TempDir())
-	writeArray(t, map[string]int{"train.bin": 5}) // 0 to 4, as two tokens of 2 bytes each
-	writeTexts(t, map[string]string{"vocab.json": `{"kind": "char", "vocab_size": 2, "tokens": ["a", "b"]}`})
+	testfiles.Positions(t, map[string]int{"train.bin": 5}) // 0 to 4, as two tokens of 2 bytes each
+	testfiles.Write(t, map[string]string{"vocab.json": `{"kind": "char", "vocab_size": 2, "tokens": ["a", "b"]}`})
 	out := inspect(t, "train", "0", "--data", ".", "--set", "batch.block_size=9", "--set", "batch.batch_size=1")
 	if got := texts(out); len(got) != 1 || got[0] != "aaba\ufffd2a\ufffd3a\ufffd4" {
 		t.Errorf("%q", got)
@@ -303,22 +271,36 @@ type found struct {
 	}
 }
 
+// locate is the file of the token at a position in a split, and its index there.
+func locate(t testing.TB, d *dataset.Dataset, pos int64) (file string, index int64) {
+	for _, file := range d.Files() {
+		n := int64(fileSize(t, file) / 4)
+		if pos < n {
+			return file, pos
+		}
+		pos -= n
+	}
+	t.Fatalf("no token is %d behind the last file", pos)
+	return "", 0
+}
+
 // Where --find says that a token is, it is.
 func TestInspectFind(t *testing.T) {
-	for _, o := range openMany(t) {
-		for pos := int64(0); pos < o.tokens.Len(); pos += 4 { // the borders of windows, and of some files
+	for _, d := range openMany(t) {
+		for pos := int64(0); pos < d.Len(); pos += 4 { // the borders of windows, and of some files
+			file, index := locate(t, d, pos)
 			for epoch := range uint64(2) {
-				args := []string{o.split.Split, "--find", fmt.Sprint(pos), "--epoch", fmt.Sprint(epoch)}
+				args := []string{d.Split.Split, "--find", fmt.Sprint(pos), "--epoch", fmt.Sprint(epoch)}
 				var f found
 				if err := json.Unmarshal([]byte(inspect(t, append(args, "--json")...)), &f); err != nil {
 					t.Fatal(err)
 				}
 				token := fileBytes(t, f.File, 4*f.Index, 4)
-				if at := o.tokens.Locate(pos); f.File != at.Path || f.Index != at.Index || f.Epoch != epoch || f.Finds == nil {
+				if f.File != file || f.Index != index || f.Epoch != epoch || f.Finds == nil {
 					t.Fatalf("inspect %q: %+v", args, f)
 				}
 				lines := strings.Split(inspect(t, args...), "\n")
-				want := fmt.Sprintf("token %d of %s, number %d of split %s, in epoch %d:", f.Index, f.File, pos, o.split.Split, epoch)
+				want := fmt.Sprintf("token %d of %s, number %d of split %s, in epoch %d:", f.Index, f.File, pos, d.Split.Split, epoch)
 				if lines[0] != want {
 					t.Errorf("inspect %q: %s, want %s", args, lines[0], want)
 				}
@@ -326,31 +308,29 @@ func TestInspectFind(t *testing.T) {
 					t.Errorf("inspect %q: %q", args, lines)
 				}
 				for i, find := range f.Finds {
-					o, err := o.with(fmt.Sprintf("rank=%d", find.Rank))
+					d, err := d.With(fmt.Sprintf("rank=%d", find.Rank))
 					if err != nil {
 						t.Fatal(err)
 					}
-					batch := batch(t, o.sequence.Read, o.sequence.BatchBytes(), find.Batch)
+					batch := batchOf(t, d, find.Batch)
+					// The token's place in each array: of layout tokens there is one, in others x and y.
+					places := map[string]int{"tokens": find.Index}
+					if d.Sequence.Layout == sampler.XY {
+						places = map[string]int{"x": find.Index, "y": find.Index - 1}
+					}
 					var where []string
-					x, y := rowBytes(o, batch, find.J), rowBytes(o, batch, find.J)[4:] // of the layout tokens
-					if o.sequence.Layout == sampler.XY {
-						y = rowBytes(o, batch, find.J+o.sequence.BatchSize)
-					}
-					if find.Index < 4 {
-						where = append(where, fmt.Sprintf("x[%d, %d]", find.J, find.Index))
-						if !bytes.Equal(x[4*find.Index:][:4], token) {
-							t.Errorf("inspect %q: x of %+v is % x", args, find, x)
-						}
-					}
-					if find.Index > 0 {
-						where = append(where, fmt.Sprintf("y[%d, %d]", find.J, find.Index-1))
-						if !bytes.Equal(y[4*find.Index-4:][:4], token) {
-							t.Errorf("inspect %q: y of %+v is % x", args, find, y)
+					for i, name := range slices.Sorted(maps.Keys(places)) {
+						row := rowBytes(d, batch, find.J+i*d.Sequence.BatchSize)
+						if at := places[name]; at >= 0 && 4*at < len(row) {
+							where = append(where, fmt.Sprintf("%s[%d, %d]", name, find.J, at))
+							if !bytes.Equal(row[4*at:][:4], token) {
+								t.Errorf("inspect %q: %s of %+v is % x", args, name, find, row)
+							}
 						}
 					}
 					want := fmt.Sprintf("  batch %d of rank %d: %s, row number %d",
 						find.Batch, find.Rank, strings.Join(where, " and "), find.Row)
-					if o.sequence.Row(find.Batch, find.J) != find.Row || lines[1+i] != want {
+					if d.Sequence.Row(find.Batch, find.J) != find.Row || lines[1+i] != want {
 						t.Errorf("inspect %q: %s, want %s", args, lines[1+i], want)
 					}
 				}
@@ -374,10 +354,10 @@ func TestFindInterrupted(t *testing.T) {
 
 // An epoch that no batch is in has no token.
 func TestFindBeyondTheLastBatch(t *testing.T) {
-	for _, o := range openMany(t) {
-		out := inspect(t, o.split.Split, "--find", "3", "--epoch", "18446744073709551615")
+	for _, d := range openMany(t) {
+		out := inspect(t, d.Split.Split, "--find", "3", "--epoch", "18446744073709551615")
 		if !strings.HasSuffix(out, ":\n  in no batch\n") {
-			t.Errorf("%s: %s", o.split.Split, out)
+			t.Errorf("%s: %s", d.Split.Split, out)
 		}
 	}
 }

@@ -14,13 +14,16 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
-	"batchfs/fs"
+	"batchfs/cmd/batchfs/config"
+	"batchfs/cmd/batchfs/dataset"
+	"batchfs/fs/supervise"
 )
 
-// What a keeper in the background tells the process that started it when batches can be read. Anything else is why not.
+// serving is what `keep` writes to the process that started it when batches can be read. Any other text is the error.
 const serving = "serving"
 
-// keepCommand is the keeper of a mount in the background. It inherits where to say that it serves, or why not, and a snapshot.
+// keepCommand keeps a mount in the background. `mount -d` starts it with two files open: a pipe for serving or an error, and
+// a snapshot.
 func keepCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "keep",
@@ -30,18 +33,18 @@ func keepCommand() *cobra.Command {
 			ready, file := os.NewFile(3, "ready"), os.NewFile(4, "snapshot")
 			syscall.CloseOnExec(3)
 			syscall.CloseOnExec(4)
-			os.Chdir("/") // no file is named relative to a directory any more, and none should be kept busy
-			tell := func(what string) {
-				fmt.Fprint(ready, what)
+			os.Chdir("/") // all paths are absolute by now, and a working directory could not be unmounted
+			tell := func(message string) {
+				fmt.Fprint(ready, message)
 				ready.Close()
 			}
-			taken, err := readSnapshot(file)
-			var c *config
+			snapshot, err := dataset.ReadSnapshot(file)
+			var c *config.Config
 			if err == nil {
-				c, err = taken.config()
+				c, err = snapshot.Config()
 			}
 			if err == nil {
-				err = keep(cmd.Context(), taken, c, file, cmd.ErrOrStderr(), func() { tell(serving) })
+				err = keep(cmd.Context(), snapshot, c, file, cmd.ErrOrStderr(), func() { tell(serving) })
 			}
 			if err != nil {
 				tell(err.Error())
@@ -51,9 +54,10 @@ func keepCommand() *cobra.Command {
 	}
 }
 
-// keep mounts, and keeps the mount until it ends.
-func keep(ctx context.Context, taken *snapshot, c *config, file *os.File, logTo io.Writer, ready func()) error {
-	// Whoever listens to what is said here may go away; the trainers do not.
+// keep mounts and supervises the workers until the mount ends. file is that of the snapshot. It calls ready once batches can
+// be read.
+func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, file *os.File, logTo io.Writer, ready func()) error {
+	// The mount must outlive whoever reads its output.
 	signal.Ignore(syscall.SIGPIPE)
 	restart, stop := make(chan os.Signal, 1), make(chan os.Signal, 2)
 	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM)
@@ -65,11 +69,11 @@ func keep(ctx context.Context, taken *snapshot, c *config, file *os.File, logTo 
 	if err != nil {
 		return err
 	}
-	log := newLog(logTo, c.Log).With("mountpoint", taken.Mountpoint)
-	err = fs.Keep(taken.Mountpoint, fs.KeepOptions{
+	log := newLog(logTo, c.Log).With("mountpoint", snapshot.Mountpoint)
+	err = supervise.Run(snapshot.Mountpoint, supervise.Options{
 		AllowOther: c.Mount.AllowOther,
-		Worker: func(anew bool) *exec.Cmd {
-			cmd := program.worker(anew)
+		Worker: func(reload bool) *exec.Cmd {
+			cmd := program.worker(reload)
 			cmd.Stderr = logTo
 			return cmd
 		},
@@ -77,16 +81,16 @@ func keep(ctx context.Context, taken *snapshot, c *config, file *os.File, logTo 
 		Restart:  restart,
 		Stop:     stop,
 		Grace:    c.Mount.Grace,
-		NoResend: taken.NoResend,
+		NoResend: snapshot.NoResend,
 		Serving: func() {
 			daemon.SdNotify(false, daemon.SdNotifyReady)
 			log.Info("mounted", "version", version(), "pid", os.Getpid())
 			ready()
-			debug.FreeOSMemory() // what it took to set up
+			debug.FreeOSMemory() // what setting up took
 		},
 		Restarted: func(pid int) {
-			if err := program.take(pid); err != nil {
-				log.Warn("should the process that serves die, one of an older program takes its place", "err", err)
+			if err := program.use(pid); err != nil {
+				log.Warn("cannot open the program of the new worker: if that dies, the older program replaces it", "err", err)
 			}
 		},
 		Stopping: func() { daemon.SdNotify(false, daemon.SdNotifyStopping) },
@@ -98,32 +102,32 @@ func keep(ctx context.Context, taken *snapshot, c *config, file *os.File, logTo 
 	return err
 }
 
-// hangups is where SIGHUP goes: it asks for a restart, unless it says that the terminal is gone.
+// hangups returns a channel for SIGHUP, which means restart; but stop if this process has lost its terminal.
 func hangups(restart, stop chan<- os.Signal) chan<- os.Signal {
-	terminal := func() bool {
+	hasTerminal := func() bool {
 		tty, err := os.Open("/dev/tty")
 		tty.Close()
 		return err == nil
 	}
-	had := terminal()
+	had := hasTerminal()
 	all := make(chan os.Signal, 1)
 	go func() {
 		for sig := range all {
 			to := restart
-			if had && !terminal() {
+			if had && !hasTerminal() {
 				to = stop
 			}
 			select {
 			case to <- sig:
-			default: // it was asked before
+			default: // one is under way already
 			}
 		}
 	}()
 	return all
 }
 
-// A program is the file that workers run. One that died is replaced by another of the same, although there may be another
-// file at its path by now; only a restart runs that.
+// A program is the executable file that workers run. A worker that died is replaced by one of the same file, even if another
+// file stands at the path by now. Only a restart runs that one.
 type program struct {
 	path string
 	file *os.File
@@ -135,11 +139,11 @@ func openProgram() (*program, error) {
 		return nil, err
 	}
 	p := &program{path: path}
-	return p, p.take(os.Getpid())
+	return p, p.use(os.Getpid())
 }
 
-// take makes it the one that a process runs.
-func (p *program) take(pid int) error {
+// use makes it the file that a process runs.
+func (p *program) use(pid int) error {
 	file, err := os.Open(fmt.Sprintf("/proc/%d/exe", pid))
 	if err != nil {
 		return err
@@ -151,12 +155,13 @@ func (p *program) take(pid int) error {
 	return nil
 }
 
-// worker is the command of a worker.
-func (p *program) worker(anew bool) *exec.Cmd {
-	if anew {
-		return exec.Command(p.path, "worker", "--anew")
+// worker returns the command of a worker. With reload it runs the file that stands at the path now, which reads the configuration
+// again.
+func (p *program) worker(reload bool) *exec.Cmd {
+	if reload {
+		return exec.Command(p.path, "worker", "--reload")
 	}
-	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", fs.ExtraFd), "worker")
+	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", supervise.ExtraFd), "worker")
 	cmd.Args[0] = p.path
 	cmd.ExtraFiles = []*os.File{p.file}
 	return cmd

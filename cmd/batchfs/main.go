@@ -3,19 +3,25 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"batchfs/cmd/batchfs/bench"
+	"batchfs/cmd/batchfs/prepare"
 )
 
 func main() {
-	if err := run(os.Args[1:]); err != nil {
+	err := run(os.Args[1:])
+	var status exitStatus
+	switch {
+	case errors.As(err, &status):
+		os.Exit(int(status))
+	case err != nil:
 		fmt.Fprintln(os.Stderr, "batchfs:", err)
 		os.Exit(1)
 	}
@@ -24,7 +30,7 @@ func main() {
 func run(args []string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	// A second signal is not waited for.
+	// A second signal ends the process at once.
 	context.AfterFunc(ctx, stop)
 	root := rootCommand()
 	root.SetArgs(args)
@@ -50,32 +56,6 @@ A README at the top of every mount says how to read its files.`,
 	}
 	root.SetVersionTemplate("batchfs {{.Version}}\n")
 	root.AddCommand(mountCommand(), unmountCommand(), restartCommand(), doctorCommand(), keepCommand(), workerCommand(),
-		catCommand(), inspectCommand(), prepareCommand(), bench.Command(), bench.ReaderCommand(), &cobra.Command{
-			Use:     "version",
-			Short:   "Print the version",
-			Example: "  batchfs version",
-			Args:    cobra.NoArgs,
-			Run: func(cmd *cobra.Command, _ []string) {
-				fmt.Fprintln(cmd.OutOrStdout(), "batchfs", version())
-			},
-		})
+		catCommand(), inspectCommand(), prepare.Command(), bench.Command(), bench.ReaderCommand(), versionCommand())
 	return root
-}
-
-// directories completes an argument that is one.
-var directories = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
-
-// version is what the build knows of its source: a release's tag, or the commit.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	v := info.Main.Version
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" && v == "(devel)" {
-			v = "devel-" + s.Value[:min(12, len(s.Value))]
-		}
-	}
-	return v
 }

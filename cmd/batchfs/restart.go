@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-
-	"batchfs/fs"
 )
 
 func restartCommand() *cobra.Command {
@@ -27,16 +25,16 @@ SIGHUP to the process that keeps the mount does the same.`,
 			if err != nil {
 				return err
 			}
-			b, err := m.Block()
+			shared, err := m.State()
 			if err != nil {
 				return err
 			}
-			defer b.Close()
-			before := b.Restarts()
+			defer shared.Close()
+			before := shared.Restarts()
 			if err := m.Signal(syscall.SIGHUP); err != nil {
 				return err
 			}
-			for end := time.Now().Add(restartLimit); b.Restarts() == before; time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(restartLimit); shared.Restarts() == before; time.Sleep(time.Millisecond) {
 				if err := m.Alive(); err != nil {
 					return err
 				}
@@ -44,26 +42,13 @@ SIGHUP to the process that keeps the mount does the same.`,
 					return fmt.Errorf("%s: no other process serves after %v; the log of the mount says why", args[0], restartLimit)
 				}
 			}
-			if refused := b.Outcome(); refused != "" {
+			if refused := shared.Outcome(); refused != "" {
 				return errors.New(refused)
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "process %d serves %s now\n", b.Worker(), args[0])
+			fmt.Fprintf(cmd.OutOrStdout(), "process %d serves %s now\n", shared.Worker(), args[0])
 			return nil
 		},
 	}
 }
 
 const restartLimit = 30 * time.Second
-
-// mountedAt is the batchfs at a path.
-func mountedAt(path string) (*fs.Mounted, error) {
-	abs, err := resolve(path)
-	if err != nil {
-		return nil, err
-	}
-	m, err := fs.Find(abs)
-	if err == nil && m == nil {
-		err = fmt.Errorf("%s: no batchfs is mounted there", path)
-	}
-	return m, err
-}

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"batchfs/fs"
+	"batchfs/fs/mount"
 )
 
 func unmountCommand() *cobra.Command {
@@ -29,15 +29,16 @@ unmounted, and nothing but a batchfs ever is.`,
 			if err != nil {
 				return err
 			}
-			keeper, err := m.Pidfd() // before the mount is gone, and with it what tells the keeper
-			if err != nil && !errors.Is(err, fs.ErrDead) {
+			// Before unmounting: the mount is what names the process.
+			supervisor, err := m.Pidfd()
+			if err != nil && !errors.Is(err, mount.ErrDead) {
 				return err
 			}
 			force := force || m.Dead()
-			err = fs.Unmount(m.Mountpoint, false)
+			err = mount.Unmount(m.Mountpoint, false)
 			switch {
 			case errors.Is(err, syscall.EBUSY) && force:
-				if err := fs.Unmount(m.Mountpoint, true); err != nil {
+				if err := mount.Unmount(m.Mountpoint, true); err != nil {
 					return err
 				}
 			case errors.Is(err, syscall.EBUSY):
@@ -46,8 +47,8 @@ unmounted, and nothing but a batchfs ever is.`,
 			case err != nil:
 				return err
 			}
-			if keeper >= 0 && !ended(keeper, force) {
-				return fmt.Errorf("%s is unmounted, but process %d, which kept it, has not ended", args[0], m.Keeper)
+			if supervisor >= 0 && !ended(supervisor, force) {
+				return fmt.Errorf("%s is unmounted, but process %d, which kept it, has not ended", args[0], m.Supervisor)
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s is unmounted\n", args[0])
 			return nil
@@ -60,7 +61,7 @@ unmounted, and nothing but a batchfs ever is.`,
 
 const endLimit = 10 * time.Second
 
-// ended waits for a process to end, which force tells to, and not to wait for who has files open.
+// ended waits up to endLimit for a process to end. With force it tells the process to end at once, whoever has files open.
 func ended(pidfd int, force bool) bool {
 	for end := time.Now().Add(endLimit); time.Now().Before(end); {
 		if force {

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -8,50 +10,66 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"batchfs/cmd/batchfs/dataset"
 	"batchfs/fs"
+	"batchfs/fs/supervise"
 )
 
-// workerCommand serves a mount for the keeper that started it.
+// An exitStatus is the error of a command that ends with this status and prints nothing.
+type exitStatus int
+
+func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+
+// panicked is the exit status of a worker that another worker should replace, because a request panicked.
+const panicked exitStatus = 3
+
+// workerCommand serves a mount for the process that keeps it, which has started this one.
 func workerCommand() *cobra.Command {
-	var anew bool
+	var reload bool
 	cmd := &cobra.Command{
 		Use:    "worker",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			// It ends with its keeper, who decides when; and writing to a terminal (stty tostop) must not stop it.
+			// The supervisor decides when a worker ends; and writing to a terminal (stty tostop) must not stop it.
 			signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGTTOU)
-			w, err := fs.Inherit()
+			w, err := supervise.ConnectSupervisor()
 			if err != nil {
 				return err
 			}
-			if err := serve(w, anew); err != nil {
-				w.Refuse(err)
-				os.Exit(1) // the keeper tells
+			switch err := serve(w, reload); {
+			case err == nil, errors.Is(err, supervise.ErrReplaced):
+				return nil
+			case errors.Is(err, supervise.ErrPanicked):
+				return panicked
+			default:
+				w.Refuse(err) // the supervisor tells the user
+				return exitStatus(1)
 			}
-			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&anew, "anew", false, "read the configuration anew")
+	// A supervisor of another version may give other flags. What does not match is then refused in words.
+	cmd.FParseErrWhitelist.UnknownFlags = true
+	cmd.Flags().BoolVar(&reload, "reload", false, "read the configuration again")
 	return cmd
 }
 
-func serve(w *fs.Worker, anew bool) error {
-	os.WriteFile("/proc/self/comm", []byte("batchfs"), 0) // which was the name of a descriptor
+func serve(w *supervise.Worker, reload bool) error {
+	os.WriteFile("/proc/self/comm", []byte("batchfs"), 0) // the process was started by the number of a descriptor
 	if os.Getenv("GOGC") == "" {
-		// There is little garbage and hardly a heap: to collect often costs nothing, and what stays resident is the same
+		// The heap is small and there is little garbage, so collecting often costs nothing. Resident memory is then the same
 		// after a million batches as after the first thousands.
 		debug.SetGCPercent(25)
 	}
-	taken, err := readSnapshot(w.Snapshot)
+	snapshot, err := dataset.ReadSnapshot(w.Snapshot)
 	if err != nil {
 		return err
 	}
-	if anew {
-		if taken, err = taken.anew(); err != nil {
+	if reload {
+		if snapshot, err = snapshot.Reload(); err != nil {
 			return err
 		}
-		file, err := taken.file()
+		file, err := snapshot.File()
 		if err != nil {
 			return err
 		}
@@ -60,23 +78,17 @@ func serve(w *fs.Worker, anew bool) error {
 		}
 	}
 	os.Chdir("/")
-	c, err := taken.config()
+	c, err := snapshot.Config()
 	if err != nil {
 		return err
 	}
-	splits, err := taken.splits(c)
+	log := newLog(os.Stderr, c.Log).With("mountpoint", snapshot.Mountpoint)
+	splits, err := snapshot.Sequences(c, log, w.Publish)
 	if err != nil {
 		return err
 	}
-	log := newLog(os.Stderr, c.Log).With("mountpoint", taken.Mountpoint)
-	p := &publisher{publish: w.Publish, now: taken}
-	var directories []*fs.Sequence
-	for _, s := range splits {
-		l := &live{memory: c.Memory, log: log, changed: p.changed, now: s}
-		directories = append(directories, l.directory(s))
-	}
-	return w.Serve(taken.Mountpoint, directories, fs.Options{
-		Version: version(), Ahead: c.Memory.Ahead, AheadBytes: c.Memory.AheadBytes, Timeout: c.Mount.Timeout, Log: log,
+	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
+		ProgramVersion: version(), Ahead: c.Memory.Ahead, AheadBytes: c.Memory.AheadBytes, Timeout: c.Mount.Timeout, Log: log,
 		Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID),
 	})
 }

@@ -1,5 +1,8 @@
-// Package bench measures how long a trainer waits for a batch, and what memory that takes: through a mount, next to what
-// it takes in the trainer's own process. All contenders run in one run, in turn, because only ratios mean anything.
+// Package bench is the command that measures how long a trainer waits for a batch, and how much memory that takes: from a mount,
+// and from loaders in the trainer's own process. All contenders take turns in one run, because only their ratios mean anything.
+//
+// It runs scenes of contenders (contenders.go) with trainers in processes of their own, and reports what was promised and what was
+// measured.
 package bench
 
 import (
@@ -14,23 +17,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-type options struct {
-	tokens string // file; empty: one is made
-	dir    string // for temporary files
-	python string
-	sets   []string
-	full   bool
-	memory bool
-	json   string
-	plot   string
-
-	batches int // of each loading of memory
-
-	rounds, steps int   // of every scene, for tests; 0: as the scene has it
-	bytes         int64 // of the file that is made; 0: enough to be cold
-}
-
-// Command is `batchfs bench`.
+// Command returns `batchfs bench`.
 func Command() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
@@ -49,7 +36,7 @@ Only the ratios mean much: compare nothing with another run's, and let nothing e
 			if err := chartable(o.plot); err != nil {
 				return err
 			}
-			// The first signal ends the run; others should not end the cleaning up.
+			// The first signal ends the run. Further ones must not interrupt cleaning up.
 			signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 			run := o.run
 			if o.memory {

@@ -7,6 +7,9 @@ import (
 	"time"
 )
 
+// maxReaders is how many processes read at once, at most.
+const maxReaders = 4
+
 // A contender is one way to get batches.
 type contender struct {
 	Kind    string `json:"kind"`   // as bench.py and bench-reader call it
@@ -54,7 +57,7 @@ func (c contender) String() string {
 	return name
 }
 
-// The groups of contenders, in the order in which they are shown.
+// The groups of contenders.
 const (
 	inTrainer = "in the trainer's process"
 	limit     = "without a mount or Python"
@@ -62,6 +65,7 @@ const (
 	compiled  = "from a mount, compiled reader"
 )
 
+// groups is in the order of the report.
 var groups = []string{inTrainer, limit, mounted, compiled}
 
 func (c contender) group() string {
@@ -98,10 +102,10 @@ func (c contender) as(dtype, layout string) contender {
 	return c
 }
 
-// wholeRows is a mount of layout tokens, of which x and y are views, as they are of what the fastest in the trainer make.
+// wholeRows is a mount of layout tokens. Its x and y are views of one array, as those of the fastest loaders in the trainer are.
 func wholeRows(kind, access string) contender { return mount(kind, access).as("uint16", "tokens") }
 
-// across makes a contender of every kind by every access.
+// across makes a contender of each kind with each access.
 func across(make func(kind, access string) contender, accesses []string, kinds ...string) (all []contender) {
 	for _, kind := range kinds {
 		for _, access := range accesses {
@@ -129,7 +133,7 @@ var (
 	fromMount = []string{"batches_bin", "batches_npy", "next_kept", "next_open", "next_read", "by_number"}
 )
 
-// A scene is a condition under which contenders meet.
+// A scene is a condition under which contenders are compared.
 type scene struct {
 	Name    string        `json:"name"`
 	Batch   int           `json:"batch_size"`
@@ -138,8 +142,8 @@ type scene struct {
 	Cold    bool          `json:"cold"`       // the token file is dropped from the page cache before every run
 
 	rounds     int
-	steps      int     // a run ends after these
-	seconds    float64 // or then
+	steps      int     // a run ends after so many batches
+	seconds    float64 // or after so long
 	contenders []contender
 }
 
@@ -150,12 +154,12 @@ const (
 	cold         = "cold, after 5 ms of compute"
 )
 
-// scenes are what the bench goes through: in short, all that is promised; in full, every combination.
+// scenes returns the scenes of a bench: in short, everything that is promised; with --full, every combination.
 func (o *options) scenes(torch bool) []scene {
 	warm := scene{Name: backToBack, Batch: 12, Block: 1024, rounds: 5, steps: 1 << 20, seconds: 0.12}
 	compute := scene{Name: afterCompute, Batch: 12, Block: 1024, Compute: 3 * time.Millisecond, rounds: 5, steps: 40, seconds: 10}
 	big := scene{Name: large, Batch: 512, Block: 1024, rounds: 3, steps: 1 << 20, seconds: 0.2}
-	// nanoGPT's loader reads so much that in more time the file would not be cold any more.
+	// Not longer: nanoGPT's loader reads so much that the file would not stay cold.
 	drop := scene{Name: cold, Batch: 12, Block: 1024, Compute: 5 * time.Millisecond, Cold: true, rounds: 2, steps: 250, seconds: 1.5}
 
 	loaders := append([]contender{nanoGPT, loader("nanogpt_kept", 0)}, fastest...)

@@ -22,34 +22,22 @@ import (
 //go:embed memory.py
 var memoryPy string
 
-// A loading is one way to load batches, and what it was seen to take.
+// A loading is one way to load batches, and the memory that it took.
 type loading struct {
 	Name    string   `json:"name"`
 	how     string   // a function of memory.py
 	sets    []string // of the mount that it reads; nil: it reads the token file
-	cached  bool     // whether all of the token file or nothing of it is in the page cache at the beginning
-	stops   []int    // the numbers of batches after which to look
+	cached  bool     // whether the page cache has all of the token file at the beginning, or none of it
+	stops   []int    // the numbers of batches after which samples are taken
 	Samples []sample `json:"samples"`
 }
 
-// A sample is what is taken after a number of batches.
+// A sample is the memory taken after a number of batches.
 type sample struct {
 	Batches   int   `json:"batches"`
 	PageCache int64 `json:"page_cache"` // bytes of the token file
 	Trainer   usage `json:"trainer"`
 	Daemon    usage `json:"daemon,omitzero"`
-}
-
-// A usage is what a process takes. Memory is in bytes.
-type usage struct {
-	Resident   int64 `json:"rss"`
-	RssAnon    int64 `json:"rss_anon"`
-	RssFile    int64 `json:"rss_file"`
-	RssShmem   int64 `json:"rss_shmem"` // which mapped files on tmpfs count as
-	Pss        int64 `json:"pss"`
-	PageTables int64 `json:"page_tables"`
-	OpenFiles  int64 `json:"open_files"`
-	Threads    int64 `json:"threads"`
 }
 
 func (o *options) runMemory(ctx context.Context, out, progress io.Writer) (err error) {
@@ -129,7 +117,7 @@ func (o *options) runMemory(ctx context.Context, out, progress io.Writer) (err e
 		lines("The kernel's page cache, beginning with none of the file", "batches read", "of the file in it, MiB", true, cache))
 }
 
-// loadLong looks at daemons that serve 64 GiB, long after the beginning.
+// loadLong takes samples of daemons that serve 64 GiB, after many batches.
 func (o *options) loadLong(ctx context.Context, s *stage, out, progress io.Writer) ([]loading, error) {
 	tokens, err := s.tokens(ctx, "sparse.bin", 64<<30, true, io.Discard)
 	if err != nil {
@@ -158,8 +146,8 @@ func (o *options) loadLong(ctx context.Context, s *stage, out, progress io.Write
 
 func mib(bytes int64) float64 { return float64(bytes) / (1 << 20) }
 
-// memoryLines are MiB against batches: of the processes that read tokens and of their trainers, and of the page cache where it
-// began empty.
+// memoryLines returns MiB against batches: resident, of the processes that read tokens and of their trainers; and cache, of the page
+// cache where it began without the file.
 func memoryLines(loadings []loading) (resident, cache []line) {
 	for _, l := range loadings {
 		process, trainer, pages := line{name: l.Name}, line{name: l.Name + ": its trainer"}, line{name: l.Name}
@@ -183,7 +171,7 @@ func memoryLines(loadings []loading) (resident, cache []line) {
 	return resident, cache
 }
 
-// printLines prints lines of the same x as a table, at the powers of ten and the last x.
+// printLines prints lines that share their x as a table, with a column for each power of ten and the last x.
 func printLines(out io.Writer, title string, all []line) {
 	width := utf8.RuneCountInString(title)
 	for _, l := range all {
@@ -207,7 +195,7 @@ func printLines(out io.Writer, title string, all []line) {
 	fmt.Fprintln(out)
 }
 
-// logarithmic is 1, 2, 5, 10, 20, 50, ... and last the given number itself.
+// logarithmic returns 1, 2, 5, 10, 20, 50, … below last, and then last.
 func logarithmic(last int) []int {
 	var stops []int
 	for ten := 1; ten < last; ten *= 10 {
@@ -220,14 +208,14 @@ func logarithmic(last int) []int {
 	return append(stops, last)
 }
 
-// load runs a loading to its end, stopping to take samples.
+// load runs a loading and takes its samples.
 func (o *options) load(ctx context.Context, s *stage, tokens string, l *loading, progress io.Writer) (err error) {
 	fmt.Fprintf(progress, "%s: %d batches\n", l.Name, l.stops[len(l.stops)-1])
 	if err := dropPages(tokens); err != nil {
 		return err
 	}
 	if l.cached {
-		// Single pages, as batches at random bring them. Read-ahead makes large folios, which some kernels map whole at one fault.
+		// Page by page, as random batches do. Read-ahead makes large folios, and some kernels map a whole folio at one fault.
 		if err := warmUp(tokens, unix.FADV_RANDOM); err != nil {
 			return err
 		}
@@ -267,31 +255,7 @@ func (o *options) load(ctx context.Context, s *stage, tokens string, l *loading,
 			}
 		}
 		l.Samples = append(l.Samples, a)
-		trainer.write(command{}) // go on
+		trainer.write(command{}) // continue
 	}
 	return nil
-}
-
-func usageOf(pid int) (u usage, err error) {
-	proc := fmt.Sprintf("/proc/%d/", pid)
-	kib := map[string]*int64{"VmRSS": &u.Resident, "RssAnon": &u.RssAnon, "RssFile": &u.RssFile, "RssShmem": &u.RssShmem,
-		"VmPTE": &u.PageTables, "Pss": &u.Pss}
-	for _, name := range []string{"status", "smaps_rollup"} {
-		text, err := os.ReadFile(proc + name)
-		if err != nil {
-			return u, err
-		}
-		for line := range strings.Lines(string(text)) {
-			key, value, _ := strings.Cut(line, ":")
-			if field, ok := kib[key]; ok {
-				fmt.Sscan(value, field)
-				*field <<= 10
-			} else if key == "Threads" {
-				fmt.Sscan(value, &u.Threads)
-			}
-		}
-	}
-	files, err := os.ReadDir(proc + "fd")
-	u.OpenFiles = int64(len(files))
-	return u, err
 }

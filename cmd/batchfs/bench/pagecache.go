@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// warmUp brings all of a file into the kernel's page cache, in the way of an advice.
+// warmUp reads a file into the kernel's page cache. advice is that of posix_fadvise.
 func warmUp(path string, advice int) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -23,7 +23,7 @@ func warmUp(path string, advice int) error {
 	return err
 }
 
-// dropPages gives back what the page cache has of a file, so that it is read from the disk again. Pages that are mapped stay.
+// dropPages removes a file from the page cache, so that it is read from the disk again. Pages that are mapped stay.
 func dropPages(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -34,7 +34,7 @@ func dropPages(path string) error {
 	return errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
 }
 
-// pageCache is how many bytes of a file the kernel's page cache has.
+// pageCache returns how many bytes of a file are in the kernel's page cache.
 func pageCache(path string) (int64, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -10,16 +10,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"golang.org/x/sys/unix"
-	"golang.org/x/term"
+
+	"batchfs/cache"
+	"batchfs/cmd/batchfs/terminal"
 )
 
-const maxReaders = 4
-
-// A bench is what contenders meet on.
+// A bench runs contenders: the token files, trainers and mounts that they share.
 type bench struct {
 	*stage
 	ctx        context.Context
@@ -68,20 +66,17 @@ func (b *bench) files(o *options) (err error) {
 }
 
 func (b *bench) makeFile(name string, size int64) (string, error) {
-	bar := b.progress(fmt.Sprintf("making a file of %d MiB", size>>20), size, progressbar.OptionShowBytes(true))
+	bar := b.progress(fmt.Sprintf("making a file of %d MiB", size>>20), size, terminal.Bytes)
 	defer bar.Finish()
 	return b.tokens(b.ctx, name, size, false, bar)
 }
 
-// progress is shown as a bar on a terminal, as a line elsewhere.
-func (b *bench) progress(what string, most int64, options ...progressbar.Option) *progressbar.ProgressBar {
-	f, ok := b.stderr.(*os.File)
-	terminal := ok && term.IsTerminal(int(f.Fd()))
-	if !terminal {
+// progress shows a bar on a terminal, and a line elsewhere.
+func (b *bench) progress(what string, total int64, unit terminal.Unit) *terminal.Progress {
+	if !terminal.Is(b.stderr) {
 		fmt.Fprintln(b.stderr, what)
 	}
-	return progressbar.NewOptions64(most, append(options, progressbar.OptionSetDescription(what), progressbar.OptionSetWriter(b.stderr),
-		progressbar.OptionSetVisibility(terminal), progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())...)
+	return terminal.NewProgress(b.stderr, what, total, unit)
 }
 
 // A result is what was measured of one contender in one scene.
@@ -97,7 +92,7 @@ type result struct {
 
 // play runs every contender of a scene in every round, in random order.
 func (b *bench) play(sc scene) ([]*result, error) {
-	bar := b.progress(fmt.Sprintf("%s: %d contenders, %d rounds", sc.Name, len(sc.contenders), sc.rounds), int64(len(sc.contenders)*sc.rounds))
+	bar := b.progress(fmt.Sprintf("%s: %d contenders, %d rounds", sc.Name, len(sc.contenders), sc.rounds), int64(len(sc.contenders)*sc.rounds), terminal.Steps)
 	defer bar.Finish()
 	tokens := b.tokensOf(sc)
 	if !sc.Cold {
@@ -123,7 +118,8 @@ func (b *bench) play(sc scene) ([]*result, error) {
 	return results, b.clear()
 }
 
-// tokensOf is the file of a scene. A file in which many rows of a batch are the same would make a large batch cheap.
+// tokensOf returns the token file of a scene. A large batch is read from a large file: in a small one many rows would be the same,
+// which makes the batch cheap.
 func (b *bench) tokensOf(sc scene) string {
 	if info, err := os.Stat(b.warm); sc.Cold || sc.Name == large && err == nil && info.Size() < 256<<20 {
 		return b.cold
@@ -139,7 +135,7 @@ func (b *bench) once(sc scene, tokens string, r *result) error {
 		trainers = b.compiled[:c.Readers]
 	}
 	path, pid := tokens, trainers[0].cmd.Process.Pid
-	lead := min(24, sc.steps) // until the caches of the processors are as they are in a long run
+	lead := min(24, sc.steps) // until the processor caches are as in a long run
 	if sc.Cold {              // pages that are mapped stay, and a process may have mapped more than it read
 		lead = 0
 		if err := b.clear(); err != nil {
@@ -151,7 +147,7 @@ func (b *bench) once(sc scene, tokens string, r *result) error {
 		if err != nil {
 			return err
 		}
-		// Each contender has rows of its own, which no other one warms up.
+		// By its seed each contender has its own rows, which no other contender warms up.
 		path, pid = fmt.Sprintf("%s/train/seed=%d,steps=1000000,batch_size=%d,block_size=%d,dtype=%s,layout=%s",
 			d.mountpoint, r.id, sc.Batch, sc.Block, c.DType, c.Layout), d.pid
 	}
@@ -191,7 +187,7 @@ func (b *bench) once(sc scene, tokens string, r *result) error {
 	return nil
 }
 
-// mounted is the daemon for an access.
+// mounted returns the daemon for an access, which it starts if there is none.
 func (b *bench) mounted(tokens, access string) (*daemon, error) {
 	if b.mounts[access] == nil {
 		d, err := b.mount(tokens, append([]string{"memory.access=" + access}, b.sets...)...)
@@ -199,12 +195,12 @@ func (b *bench) mounted(tokens, access string) (*daemon, error) {
 			return nil, err
 		}
 		b.mounts[access] = d
-		b.readAhead = ReadAhead(d.mountpoint)
+		b.readAhead = cache.DiskReadAhead(d.mountpoint)
 	}
 	return b.mounts[access], nil
 }
 
-// clear closes what trainers have open and ends all daemons.
+// clear makes the trainers close their files, and ends all daemons.
 func (b *bench) clear() error {
 	var errs []error
 	for _, t := range b.trainers {
@@ -217,8 +213,8 @@ func (b *bench) clear() error {
 	return errors.Join(errs...)
 }
 
-// figure is the µs per batch of one run. Back to back, single batches of batches.bin mislead, because read-ahead comes in
-// bursts: windows of many tell. With compute between, the disk's rare long waits count, and a warm file's do not.
+// figure returns the µs per batch of one run. Back to back it is the median over windows of many batches, because read-ahead comes in
+// bursts. With compute between batches it is the median, without the rare long waits; from a cold disk the mean, with them.
 func (sc scene) figure(waits []float64) float64 {
 	switch {
 	case sc.Cold:

@@ -21,20 +21,19 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// A line is one of a chart of lines: y[i] belongs to x[i].
+// A line is one line of a chart: y[i] belongs to x[i].
 type line struct {
 	name string
 	x, y []float64
 }
 
-// A bar is one of a chart of bars. Bars of a group have its colour. low and high are the spread, drawn as a whisker
-// unless they are 0.
+// A bar is one bar of a chart, in the colour of its group. low and high are the spread, drawn as a whisker unless they are 0.
 type bar struct {
 	name, group      string
 	value, low, high float64
 }
 
-// A chart is a picture of this height.
+// A chart is a plot and its height.
 type chart struct {
 	*plot.Plot
 	height vg.Length
@@ -42,7 +41,7 @@ type chart struct {
 
 const chartWidth = 9 * vg.Inch
 
-// Okabe and Ito's colours, which differ for the colour-blind too; their yellow is too light on white.
+// palette has Okabe and Ito's colours, which the colour-blind can tell apart, without their yellow, which is too light on white.
 var palette = []color.Color{
 	color.RGBA{0xd5, 0x5e, 0x00, 0xff}, color.RGBA{0x00, 0x72, 0xb2, 0xff}, color.RGBA{0x00, 0x9e, 0x73, 0xff},
 	color.RGBA{0xcc, 0x79, 0xa7, 0xff}, color.RGBA{0xe6, 0x9f, 0x00, 0xff}, color.RGBA{0x56, 0xb4, 0xe9, 0xff}, color.Black,
@@ -50,7 +49,7 @@ var palette = []color.Color{
 
 func colour(i int) color.Color { return palette[i%len(palette)] }
 
-// lines draws each series in a colour of its own, with its name at its end. logX needs x above 0.
+// lines draws each series in its own colour, with its name at its end. logX needs x above 0.
 func lines(title, xlabel, ylabel string, logX bool, series []line) chart {
 	p := newPlot(title, xlabel)
 	p.Y.Label.Text = ylabel
@@ -78,8 +77,8 @@ func lines(title, xlabel, ylabel string, logX bool, series []line) chart {
 	return chart{p, 4 * vg.Inch}
 }
 
-// bars draws all as horizontal bars from the top down, a group below the other, each with its value at its end. The axis is
-// logarithmic if values differ more than a hundredfold.
+// bars draws horizontal bars from the top down, group by group, each with its value at its end. The axis is logarithmic if values
+// differ more than a hundredfold.
 func bars(title, xlabel string, all []bar) chart {
 	p := newPlot(title, xlabel)
 	var b barPlot
@@ -143,7 +142,7 @@ func grid(horizontal bool) plot.Plotter {
 	return g
 }
 
-// logTicks are the powers of ten, with unnamed ones between them.
+// logTicks returns the powers of ten, with unlabelled ticks between them.
 func logTicks(low, high float64) (ticks []plot.Tick) {
 	for ten := math.Pow(10, math.Floor(math.Log10(low))); ten <= high; ten *= 10 {
 		for n := 1.0; n < 10; n++ {
@@ -159,7 +158,7 @@ func logTicks(low, high float64) (ticks []plot.Tick) {
 	return ticks
 }
 
-// linearTicks are five or so, 1, 2 or 5 times a power of ten apart.
+// linearTicks returns about five ticks, 1, 2 or 5 times a power of ten apart.
 func linearTicks(low, high float64) (ticks []plot.Tick) {
 	step := math.Pow(10, math.Floor(math.Log10((high-low)/4)))
 	for _, n := range []float64{5, 2} {
@@ -174,7 +173,7 @@ func linearTicks(low, high float64) (ticks []plot.Tick) {
 	return ticks
 }
 
-// short is a number in three digits: 0.25, 17, 1.18k, 2M.
+// short prints a number in three digits: 0.25, 17, 1.18k, 2M.
 func short(v float64) string {
 	v, _ = strconv.ParseFloat(fmt.Sprintf("%.3g", v), 64)
 	for _, unit := range []struct {
@@ -188,7 +187,7 @@ func short(v float64) string {
 	return fmt.Sprintf("%.3g", v)
 }
 
-// endLabels writes the name of each line at its end, none over another.
+// endLabels writes the name of each line at its end. The names do not overlap.
 type endLabels []line
 
 func (e endLabels) style(p *plot.Plot, i int) draw.TextStyle {
@@ -229,7 +228,7 @@ func (e endLabels) Plot(c draw.Canvas, p *plot.Plot) {
 	}
 }
 
-// GlyphBoxes has the plot leave room for the names.
+// GlyphBoxes makes the plot leave room for the names.
 func (e endLabels) GlyphBoxes(p *plot.Plot) (boxes []plot.GlyphBox) {
 	for i, s := range e {
 		if n := len(s.x); n > 0 {
@@ -285,13 +284,13 @@ func barText(p *plot.Plot) draw.TextStyle {
 	return style
 }
 
-// fill writes text with the middle of its letters at a height, as the axes do with their numbers.
+// fill writes text vertically centred at a height, as the axes write their numbers.
 func fill(c draw.Canvas, style draw.TextStyle, at vg.Point, text string) {
 	at.Y += style.FontExtents().Descent
 	c.FillText(style, at, text)
 }
 
-// GlyphBoxes has the plot leave room for the values.
+// GlyphBoxes makes the plot leave room for the values.
 func (b barPlot) GlyphBoxes(p *plot.Plot) (boxes []plot.GlyphBox) {
 	for _, a := range b.bars {
 		x := p.X.Norm(max(a.value, a.high, p.X.Min))
@@ -300,7 +299,7 @@ func (b barPlot) GlyphBoxes(p *plot.Plot) (boxes []plot.GlyphBox) {
 	return boxes
 }
 
-// chartable is an error unless charts can be saved to path. An empty path is for none.
+// chartable returns an error unless charts can be saved to path, or path is empty.
 func chartable(path string) error {
 	if ext := filepath.Ext(path); path != "" && ext != ".svg" && ext != ".png" {
 		return fmt.Errorf("%s: the name must end in .svg or .png", path)
@@ -308,7 +307,7 @@ func chartable(path string) error {
 	return nil
 }
 
-// saveCharts draws charts one below the other to a file, .svg or .png.
+// saveCharts draws charts, one below the other, to a .svg or .png file.
 func saveCharts(path string, charts ...chart) error {
 	if err := chartable(path); err != nil {
 		return err

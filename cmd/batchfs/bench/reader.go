@@ -14,13 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/cache"
+	"batchfs/cache/array"
 	"batchfs/sampler"
 )
 
 const readerName = "bench-reader"
 
-// ReaderCommand is `batchfs bench-reader`, the trainer of the bench that is not written in Python: what a batch costs
-// without an interpreter, and without a mount.
+// ReaderCommand returns `batchfs bench-reader`, the trainer that is not written in Python. It measures what a batch costs without an
+// interpreter, and without a mount.
 func ReaderCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     readerName,
@@ -79,8 +80,8 @@ func (c command) run(running map[int]*reader) ([]float64, error) {
 	return r.run(c)
 }
 
-// newReader knows kinds of bench.py, and two that need no mount: gather, a batch in this process, and ordinary, the bytes
-// of one from a file in the page cache.
+// newReader knows some kinds of bench.py, and two that need no mount: gather makes batches in this process, and ordinary reads as
+// many bytes of a file in the page cache.
 func newReader(c command) (r *reader, err error) {
 	r = &reader{command: c, buf: make([]byte, batchBytes(c)), k: c.First, fd: -1}
 	n := int64(len(r.buf))
@@ -121,21 +122,21 @@ func newReader(c command) (r *reader, err error) {
 	return r, err
 }
 
-// openSequence is what a mount of the token file has at the directory of the same settings.
+// openSequence returns the sequence that a mount of the token file has under the same settings.
 func openSequence(c command) (*sampler.Sequence, error) {
-	tokens, err := cache.Open([][]string{{c.Path}}, cache.Options{Width: 2, Access: cache.Access(c.Access)})
+	tokens, err := cache.Open([]string{c.Path}, cache.Options{DType: array.Uint16, Access: cache.Access(c.Access)})
 	if err != nil {
 		return nil, err
 	}
-	return sampler.New(tokens, sampler.Settings{Split: "train", BatchSize: c.Batch, BlockSize: c.Block, World: 1,
-		DType: sampler.DType(c.DType), Layout: sampler.Layout(c.Layout), Order: sampler.Random, Seed: c.Seed})
+	return sampler.New([]sampler.Tokens{tokens}, sampler.Settings{Split: "train", BatchSize: c.Batch, BlockSize: c.Block, World: 1,
+		DType: array.DType(c.DType), Layout: sampler.Layout(c.Layout), Order: sampler.Random, Seed: c.Seed})
 }
 
 func batchBytes(c command) int {
 	if c.Layout == string(sampler.WholeRows) {
-		return sampler.DType(c.DType).Size() * c.Batch * (c.Block + 1)
+		return array.DType(c.DType).Size() * c.Batch * (c.Block + 1)
 	}
-	return sampler.DType(c.DType).Size() * c.Batch * c.Block * 2
+	return array.DType(c.DType).Size() * c.Batch * c.Block * 2
 }
 
 func preadFull(fd int, buf []byte, off int64) error {
@@ -180,7 +181,7 @@ func (r *reader) run(c command) ([]float64, error) {
 	return waits, r.check()
 }
 
-// check holds y against x, of a batch in layout xy.
+// check compares y with x of a batch in layout xy.
 func (r *reader) check() error {
 	if r.Kind == "ordinary" || r.Layout != string(sampler.XY) {
 		return nil
@@ -196,7 +197,7 @@ func (r *reader) check() error {
 	return nil
 }
 
-// idealBytes is what a batch needs of the disk: the 4 KiB pages that its rows lie on.
+// idealBytes returns the least bytes that a batch needs of the disk: the 4 KiB pages that its rows lie on.
 func idealBytes(path string, batch, block int) (float64, error) {
 	const batches, page = 1000, 4096
 	q, err := openSequence(command{Path: path, Access: string(cache.Pread), DType: "uint16", Layout: "xy", Batch: batch, Block: block, Seed: 1337})
@@ -207,7 +208,8 @@ func idealBytes(path string, batch, block int) (float64, error) {
 	for k := range uint64(batches) {
 		seen := map[int64]bool{}
 		for j := range batch {
-			from := 2 * q.Start(k, j)
+			_, start := q.Start(k, j)
+			from := 2 * start
 			for p := from / page; p <= (from+2*int64(block)+1)/page; p++ {
 				seen[p] = true
 			}

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// A report is all that a bench found out.
+// A report is everything that a bench measured.
 type report struct {
 	Host     host      `json:"host"`
 	Ideal    float64   `json:"ideal_disk_bytes_per_batch"` // of the 4 KiB pages that the rows of a batch lie on
@@ -69,7 +69,7 @@ func (p *played) find(c contender) *row {
 	return &p.Rows[i]
 }
 
-// gatherOf is the gather by the same access and dtype, or what comes nearest.
+// gatherOf returns the gather with the same access and dtype, or the nearest to it.
 func (p *played) gatherOf(c contender) *row {
 	for _, access := range []string{c.Access, "pread"} {
 		for _, dtype := range []string{c.DType, "uint16", "int64"} {
@@ -81,7 +81,7 @@ func (p *played) gatherOf(c contender) *row {
 	return nil
 }
 
-// A promise is one line of what batchfs promises, as it was measured.
+// A promise is one ratio that batchfs promises, and its measured value.
 type promise struct {
 	Scene   string  `json:"scene"`
 	Name    string  `json:"name"`
@@ -100,7 +100,7 @@ func (r *report) most(scene, name, against string, ratio, target float64) {
 	r.Promises = append(r.Promises, promise{scene, name, against, ratio, target, true, ratio <= target})
 }
 
-// promise compares what was measured with what is promised.
+// promise fills in the promises.
 func (r *report) promise() {
 	for i := range r.Scenes {
 		p := &r.Scenes[i]
@@ -158,7 +158,7 @@ type target struct {
 	ratio float64 // of nanoGPT's wait to this one's
 }
 
-// promiseFast compares mounts, read from Python, with loaders in the trainer's process.
+// promiseFast adds the promises that compare mounts, read from Python, with loaders in the trainer's process.
 func (r *report) promiseFast(p *played, targets []target) {
 	best := p.find(fastest[0])
 	for _, c := range fastest {
@@ -272,24 +272,4 @@ func (r *report) writeJSON(path string) error {
 		return err
 	}
 	return os.WriteFile(path, append(text, '\n'), 0o666)
-}
-
-func mean(xs []float64) (sum float64) {
-	for _, x := range xs {
-		sum += x / float64(len(xs))
-	}
-	return sum
-}
-
-func median(xs []float64) float64 { return quantile(xs, 0.5) }
-
-// quantile lies between two values of xs where it falls between them; it is 0 of none.
-func quantile(xs []float64, q float64) float64 {
-	if len(xs) == 0 {
-		return 0
-	}
-	xs = slices.Sorted(slices.Values(xs))
-	at := q * float64(len(xs)-1)
-	i := int(at)
-	return xs[i] + (at-float64(i))*(xs[min(i+1, len(xs)-1)]-xs[i])
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	_ "embed"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -19,14 +20,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A stage is a temporary directory of token files and mounts. What was put up on it is gone after close.
+//go:embed bench.py
+var benchPy []byte
+
+// A stage is a temporary directory with token files and mounts, and the processes that serve and read them. After close all of
+// that is gone.
 type stage struct {
 	dir      string
 	daemons  []*daemon
 	trainers []*trainer
 }
 
-// newStage makes one in dir, or in the default place for temporary files if dir is empty.
+// newStage makes a stage below dir, or below the default directory for temporary files if dir is empty.
 func newStage(dir string) (*stage, error) {
 	dir, err := filepath.Abs(cmp.Or(dir, os.TempDir()))
 	if err != nil {
@@ -48,7 +53,8 @@ func (s *stage) close() error {
 	return errors.Join(append(errs, os.RemoveAll(s.dir))...)
 }
 
-// tokens makes a file of random uint16 tokens below 50,257, or if sparse of zeros that take no space.
+// tokens writes a file of random uint16 tokens below 50,257; or, if sparse, of zeros that take no space. It writes the same bytes to
+// progress.
 func (s *stage) tokens(ctx context.Context, name string, bytes int64, sparse bool, progress io.Writer) (path string, err error) {
 	path = filepath.Join(s.dir, name)
 	f, err := os.Create(path)
@@ -81,16 +87,47 @@ func (s *stage) tokens(ctx context.Context, name string, bytes int64, sparse boo
 	return path, f.Sync()
 }
 
+// trainer starts a program as a trainer.
+func (s *stage) trainer(ctx context.Context, args ...string) (*trainer, error) {
+	t, err := startTrainer(ctx, args...)
+	if err == nil {
+		s.trainers = append(s.trainers, t)
+	}
+	return t, err
+}
+
+func (s *stage) pythonTrainer(ctx context.Context, python string) (t *trainer, h hello, err error) {
+	script := filepath.Join(s.dir, "bench.py")
+	if err := os.WriteFile(script, benchPy, 0o600); err != nil {
+		return nil, h, err
+	}
+	if t, err = s.trainer(ctx, python, script); err != nil {
+		return nil, h, fmt.Errorf("--python: %w", err)
+	}
+	if err := t.read(&h); err != nil {
+		return nil, h, fmt.Errorf("%w; does the Python that --python names have NumPy?", err)
+	}
+	return t, h, nil
+}
+
+func (s *stage) goTrainer(ctx context.Context) (*trainer, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	return s.trainer(ctx, program, readerName)
+}
+
 // A daemon is a process that serves a mount with a split named train.
 type daemon struct {
 	mountpoint string
-	pid        int // of the process that serves
+	pid        int // of its worker, which reads the tokens
 	cmd        *exec.Cmd
 	log        strings.Builder
 	ended      bool
 }
 
-// mount serves the tokens of a file in a process of this program, with settings as of --set, "memory.access=pread".
+// mount starts this program to serve a token file. sets are arguments of --set, for example "memory.access=pread".
 func (s *stage) mount(tokens string, sets ...string) (*daemon, error) {
 	mountpoint, err := os.MkdirTemp(s.dir, "mnt-")
 	if err != nil {
@@ -106,7 +143,8 @@ func (s *stage) mount(tokens string, sets ...string) (*daemon, error) {
 	}
 	d := &daemon{mountpoint: mountpoint, cmd: exec.Command(program, append(args, "--", mountpoint)...)}
 	d.cmd.Dir = s.dir // where there is no config.toml
-	// Ctrl-C is for the bench, which then unmounts; should it be killed, the daemon unmounts by itself.
+	// Its own process group, because Ctrl-C ends the bench, which then unmounts. If the bench is killed, the daemon gets a
+	// signal and unmounts by itself.
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	d.cmd.Stderr = &d.log
 	out, err := d.cmd.StdoutPipe()
@@ -132,7 +170,7 @@ func (s *stage) mount(tokens string, sets ...string) (*daemon, error) {
 	return d, err
 }
 
-// end unmounts and waits for the process.
+// end unmounts and waits for the process to end.
 func (d *daemon) end() error {
 	if d.ended {
 		return nil

@@ -2,13 +2,11 @@ package bench
 
 import (
 	"context"
-	_ "embed"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -16,11 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-//go:embed bench.py
-var benchPy []byte
-
-// A command has a trainer run a contender: one batch that it checks, a lead, then timed ones until there are enough of them or
-// the time is over. What has an id that it knows goes on where it was, files still open.
+// A command tells a trainer to run a contender: one batch that it checks, a lead of untimed batches, then timed batches until
+// there are enough or the time is over. A contender whose id the trainer knows continues where it stopped, with its files open.
 type command struct {
 	ID      int     `json:"id"`
 	Kind    string  `json:"kind"` // or forget: close everything
@@ -32,27 +27,27 @@ type command struct {
 	Block   int     `json:"block"`
 	Workers int     `json:"workers"`
 	Seed    uint64  `json:"seed"`
-	First   uint64  `json:"first"` // number of the first batch, but of next
+	First   uint64  `json:"first"` // number of the first batch; ignored for next
 	Lead    int     `json:"lead"`
 	Steps   int     `json:"steps"`
 	Seconds float64 `json:"seconds"`
 	Compute float64 `json:"compute"` // seconds, before every batch
 }
 
-// An answer has the microseconds that each timed batch was waited for.
+// An answer is how long the trainer waited for each timed batch, in microseconds.
 type answer struct {
 	Waits []float64 `json:"waits"`
 }
 
-// hello is what the Python trainer says of itself.
+// hello is the first message of the Python trainer: its versions.
 type hello struct {
 	Python string `json:"python"`
 	NumPy  string `json:"numpy"`
 	Torch  string `json:"torch"`
 }
 
-// A trainer is a process that takes batches: bench.py, memory.py, or this program as `bench-reader`. It lives as long as
-// the bench, so that nobody waits for an interpreter.
+// A trainer is a process that reads batches: bench.py, memory.py, or this program as `bench-reader`. It lives as long as the bench,
+// so that starting an interpreter is never measured.
 type trainer struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
@@ -60,9 +55,10 @@ type trainer struct {
 	log strings.Builder
 }
 
-func (s *stage) trainer(ctx context.Context, args ...string) (*trainer, error) {
+// startTrainer starts a program as a trainer. Cancelling ctx kills it.
+func startTrainer(ctx context.Context, args ...string) (*trainer, error) {
 	t := &trainer{cmd: exec.CommandContext(ctx, args[0], args[1:]...)}
-	// A group of its own, to be killed with its workers. What it had open is on the stage, and goes with that.
+	// Its own process group, so that its workers are killed with it. The stage removes the files that it had open.
 	t.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	t.cmd.Cancel = func() error { return unix.Kill(-t.cmd.Process.Pid, unix.SIGKILL) }
 	t.cmd.WaitDelay = 10 * time.Second // a worker that is left may hold the log open
@@ -80,33 +76,10 @@ func (s *stage) trainer(ctx context.Context, args ...string) (*trainer, error) {
 	if err := t.cmd.Start(); err != nil {
 		return nil, err
 	}
-	s.trainers = append(s.trainers, t)
 	return t, nil
 }
 
-func (s *stage) pythonTrainer(ctx context.Context, python string) (t *trainer, h hello, err error) {
-	script := filepath.Join(s.dir, "bench.py")
-	if err := os.WriteFile(script, benchPy, 0o600); err != nil {
-		return nil, h, err
-	}
-	if t, err = s.trainer(ctx, python, script); err != nil {
-		return nil, h, fmt.Errorf("--python: %w", err)
-	}
-	if err := t.read(&h); err != nil {
-		return nil, h, fmt.Errorf("%w; does the Python that --python names have NumPy?", err)
-	}
-	return t, h, nil
-}
-
-func (s *stage) goTrainer(ctx context.Context) (*trainer, error) {
-	program, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	return s.trainer(ctx, program, readerName)
-}
-
-// write leaves it to read to say that the process is dead.
+// write sends a command. If the process is dead, the next read has the error.
 func (t *trainer) write(c command) { json.NewEncoder(t.in).Encode(c) }
 
 func (t *trainer) read(v any) error {
@@ -117,13 +90,13 @@ func (t *trainer) read(v any) error {
 	return nil
 }
 
-// forget closes all that the trainer has open.
+// forget makes the trainer close its files.
 func (t *trainer) forget() error {
 	t.write(command{Kind: "forget"})
 	return t.read(&answer{})
 }
 
-// end waits for the process, which goes when it is told nothing more.
+// end closes the standard input of the process, which ends it, and waits for it.
 func (t *trainer) end() {
 	t.in.Close()
 	t.cmd.Wait()

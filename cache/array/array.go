@@ -1,0 +1,117 @@
+// Package array describes arrays of numbers: the [DType] of their elements, one [Array] by its name, shape and place, and
+// a [Batch] of several arrays that lie one after the other in memory. It holds no elements; other packages move those.
+//
+// All numbers are little-endian, and all arrays in C order (the last axis varies fastest).
+package array
+
+import (
+	"fmt"
+	"slices"
+)
+
+// DType is the type of an array's elements, under NumPy's name.
+type DType string
+
+// The dtypes that there are. No other has a size or a name in a format.
+const (
+	Uint16 DType = "uint16"
+	Uint32 DType = "uint32"
+	Int32  DType = "int32"
+	Int64  DType = "int64"
+)
+
+// A dtypeInfo is what has to be known of a dtype.
+type dtypeInfo struct {
+	dtype       DType
+	size        int // bytes of an element
+	numPy       string
+	safetensors string
+}
+
+var dtypes = []dtypeInfo{
+	{Uint16, 2, "<u2", "U16"},
+	{Uint32, 4, "<u4", "U32"},
+	{Int32, 4, "<i4", "I32"},
+	{Int64, 8, "<i8", "I64"},
+}
+
+// lookup returns nil for an unknown dtype. Every request asks for a size, and in so short a table a search is fastest.
+func (d DType) lookup() *dtypeInfo {
+	for i := range dtypes {
+		if dtypes[i].dtype == d {
+			return &dtypes[i]
+		}
+	}
+	return nil
+}
+
+// info panics for an unknown dtype: a guess would be a wrong size that nobody notices.
+func (d DType) info() *dtypeInfo {
+	i := d.lookup()
+	if i == nil {
+		panic(fmt.Sprintf("array: unknown dtype %q", string(d)))
+	}
+	return i
+}
+
+// Known reports whether d is one of the dtypes of this package. The other methods panic for any other, with its name.
+func (d DType) Known() bool { return d.lookup() != nil }
+
+// Size is the size of an element in bytes.
+func (d DType) Size() int { return d.info().size }
+
+// NumPy is the descr of a .npy header: "<u2" for uint16.
+func (d DType) NumPy() string { return d.info().numPy }
+
+// Safetensors is the dtype of a tensor in a safetensors header: "U16" for uint16.
+func (d DType) Safetensors() string { return d.info().safetensors }
+
+// An Array is one array of a batch.
+type Array struct {
+	Name   string
+	DType  DType
+	Shape  []int // in elements, the outermost axis first
+	Offset int64 // of its first byte, in bytes from the batch's first
+}
+
+// Bytes is the size of the array.
+func (a Array) Bytes() int64 {
+	n := int64(a.DType.Size())
+	for _, d := range a.Shape {
+		n *= int64(d)
+	}
+	return n
+}
+
+// A Batch is a list of arrays in the order of their offsets, without gaps: each begins where the one before ends, the first
+// at 0.
+//
+// The first Main arrays, at least one, have one dtype and one shape, so that they are one larger array at the same time:
+// see Stack. That is what a raw file or a .npy file of the batch shows.
+type Batch struct {
+	Arrays []Array
+	Main   int
+}
+
+// Bytes is the size of all arrays.
+func (b Batch) Bytes() int64 { return end(b.Arrays) }
+
+// MainBytes is the size of the main arrays.
+func (b Batch) MainBytes() int64 { return end(b.Arrays[:b.Main]) }
+
+// end is the offset of the first byte behind arrays.
+func end(arrays []Array) int64 {
+	last := arrays[len(arrays)-1]
+	return last.Offset + last.Bytes()
+}
+
+// Stack is the main arrays as one array without a name, at offset 0. Its shape is (Main, …), for example (2, B, T) for x and
+// y of shape (B, T); a single main array keeps its own shape. The shape is the caller's to change.
+func (b Batch) Stack() Array {
+	first := b.Arrays[0]
+	shape := slices.Clone(first.Shape)
+	if b.Main > 1 {
+		shape = slices.Insert(shape, 0, b.Main)
+	}
+	return Array{DType: first.DType, Shape: shape}
+}

@@ -1,0 +1,105 @@
+package array
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func TestDTypes(t *testing.T) {
+	for _, test := range []struct {
+		dtype              DType
+		size               int
+		numPy, safetensors string
+	}{
+		{Uint16, 2, "<u2", "U16"},
+		{Uint32, 4, "<u4", "U32"},
+		{Int32, 4, "<i4", "I32"},
+		{Int64, 8, "<i8", "I64"},
+	} {
+		d := test.dtype
+		if !d.Known() || d.Size() != test.size || d.NumPy() != test.numPy || d.Safetensors() != test.safetensors {
+			t.Errorf("%s: known %v, size %d, %s, %s", d, d.Known(), d.Size(), d.NumPy(), d.Safetensors())
+		}
+	}
+	if len(dtypes) != 4 {
+		t.Errorf("%d dtypes, of which 4 are tested", len(dtypes))
+	}
+	for _, info := range dtypes {
+		d := info.dtype
+		if info.size < 1 || info.numPy == "" || info.safetensors == "" {
+			t.Errorf("%s: %+v", d, info)
+		}
+		// NumPy's descr ends with the size.
+		if want := fmt.Sprint(info.size); !strings.HasSuffix(info.numPy, want) {
+			t.Errorf("%s: %s, of %s bytes", d, info.numPy, want)
+		}
+	}
+}
+
+// A dtype that is not in the table has no size and no name, not even a wrong one.
+func TestUnknownDTypePanics(t *testing.T) {
+	for _, d := range []DType{"", "native", "uint8", "Uint16", "float32"} {
+		if d.Known() {
+			t.Errorf("%q is known", d)
+		}
+		for name, call := range map[string]func(){
+			"Size":        func() { d.Size() },
+			"NumPy":       func() { d.NumPy() },
+			"Safetensors": func() { d.Safetensors() },
+			"Array.Bytes": func() { Array{DType: d, Shape: []int{1}}.Bytes() },
+		} {
+			func() {
+				defer func() {
+					if got, want := fmt.Sprint(recover()), fmt.Sprintf("unknown dtype %q", d); !strings.Contains(got, want) {
+						t.Errorf("%s of %q: %s, want a panic with %s", name, d, got, want)
+					}
+				}()
+				call()
+			}()
+		}
+	}
+}
+
+func TestBatch(t *testing.T) {
+	x := Array{"x", Uint16, []int{3, 5}, 0}
+	y := Array{"y", Uint16, []int{3, 5}, 30}
+	mask := Array{"mask", Int64, []int{3, 2}, 60}
+	number := Array{"number", Uint32, nil, 108}
+	for _, test := range []struct {
+		batch       Batch
+		bytes, main int64
+		shape       []int // of Stack
+	}{
+		{Batch{[]Array{x, y}, 2}, 60, 60, []int{2, 3, 5}},
+		{Batch{[]Array{x}, 1}, 30, 30, []int{3, 5}},
+		{Batch{[]Array{x, y, mask}, 2}, 108, 60, []int{2, 3, 5}},
+		{Batch{[]Array{x, y, mask, number}, 2}, 112, 60, []int{2, 3, 5}},
+		{Batch{[]Array{x, y}, 1}, 60, 30, []int{3, 5}},
+	} {
+		b := test.batch
+		if b.Bytes() != test.bytes || b.MainBytes() != test.main {
+			t.Errorf("%+v: %d bytes, %d of them main, want %d and %d", b, b.Bytes(), b.MainBytes(), test.bytes, test.main)
+		}
+		got := b.Stack()
+		if want := (Array{DType: Uint16, Shape: test.shape}); !reflect.DeepEqual(got, want) {
+			t.Errorf("%+v: stacked %+v, want %+v", b, got, want)
+		}
+		if got.Bytes() != b.MainBytes() {
+			t.Errorf("%+v: %d bytes stacked, %d main", b, got.Bytes(), b.MainBytes())
+		}
+		got.Shape[0] = -1
+	}
+	if x.Shape[0] != 3 {
+		t.Error("the shape of Stack is that of an array")
+	}
+}
+
+// No product overflows 32 bits on its way.
+func TestBytesOfMuch(t *testing.T) {
+	a := Array{"x", Int64, []int{1 << 24, 1 << 31}, 0}
+	if got := a.Bytes(); got != 1<<58 {
+		t.Errorf("%d bytes", got)
+	}
+}

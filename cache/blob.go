@@ -1,0 +1,100 @@
+package cache
+
+import (
+	"fmt"
+	"io"
+	"syscall"
+	"time"
+)
+
+// Access is a way to fetch the bytes of a window. Accesses differ in cost and in what stays resident, not in the bytes.
+type Access string
+
+const (
+	// Remap opens, maps, copies and unmaps in every read, as nanoGPT does. What stays resident is bounded by one read.
+	Remap Access = "remap"
+	// Advise keeps a mapping and gives back the pages that a read touched.
+	Advise Access = "advise"
+	// Pread opens, reads each window with pread and closes.
+	Pread Access = "pread"
+	// Map keeps a mapping and gives nothing back. The process grows to the size of the file, which is what Map is for.
+	Map Access = "map"
+)
+
+// A Blob is where bytes come from: a sequence of bytes with a name, for example a local file. It is always the sequence that was
+// opened: once there is another one under the name, Read and Check return a ChangedError. A Blob is safe for concurrent use.
+type Blob interface {
+	// Path is the name.
+	Path() string
+
+	// Identity is that of the blob when it was opened.
+	Identity() Identity
+
+	// Read fetches ranges, which lie within the blob, and calls visit once for each, in any order, with the range's Index and its
+	// bytes. raw is valid during the call only. An error of visit ends the read and is returned, unless the blob changed, which
+	// then explains it. Read does not keep ranges, and does not allocate for each call.
+	Read(ranges []Range, visit func(index int, raw []byte) error) error
+
+	// Check compares the blob with its Identity and reads nothing of it. It returns a ChangedError if they differ, or the
+	// error of looking.
+	Check() error
+
+	// Release lets go of what the blob keeps between two reads, for example a mapping. The next read makes it again.
+	Release()
+}
+
+// content is an open file of a blob, to look at while the blob is being opened.
+type content interface {
+	io.ReaderAt
+	io.Closer
+}
+
+// A Range is the bytes [From, To) of a blob. Index is the caller's.
+type Range struct {
+	From, To int64
+	Index    int
+}
+
+// An Identity tells a file from another one at the same path, and from itself before somebody wrote to it. Identities are
+// compared with ==.
+type Identity struct {
+	Dev, Ino  uint64
+	Size      int64 // bytes
+	Sec, Nsec int64 // time of the last change to the content, since 1970
+}
+
+// overwrittenBy reports whether now is the same file, changed other than by appending to it.
+func (was Identity) overwrittenBy(now Identity) bool {
+	return now != was && now.Dev == was.Dev && now.Ino == was.Ino && now.Size <= was.Size
+}
+
+// A ChangedError says that the token file at Path is not the one that was opened, and How it differs. errors.Is(err,
+// syscall.ESTALE) holds for it.
+type ChangedError struct {
+	Path string
+	How  string
+}
+
+func (e *ChangedError) Error() string {
+	return fmt.Sprintf("%s has changed since it was opened: %s; put it back, or mount anew to serve the new one, which on_change = \"follow\" does by itself", e.Path, e.How)
+}
+
+// Is makes every ChangedError an ESTALE.
+func (e *ChangedError) Is(target error) bool { return target == syscall.ESTALE }
+
+// compare returns a ChangedError unless the file at path is still the one that it was.
+func compare(path string, was, now Identity) error {
+	if now == was {
+		return nil
+	}
+	e := &ChangedError{Path: path}
+	switch {
+	case now.Size != was.Size:
+		e.How = fmt.Sprintf("%d bytes, was %d", now.Size, was.Size)
+	case now.Ino != was.Ino || now.Dev != was.Dev:
+		e.How = "another file stands in its place"
+	default:
+		e.How = fmt.Sprintf("written to at %s", time.Unix(now.Sec, now.Nsec).UTC().Format(time.RFC3339Nano))
+	}
+	return e
+}

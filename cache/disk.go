@@ -1,0 +1,31 @@
+package cache
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// DiskReadAhead is how far the kernel reads ahead in the filesystem that a file lies on, in KiB. It is 0 where the kernel does
+// not say, or where there is no such file.
+func DiskReadAhead(path string) int {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil {
+		return 0
+	}
+	device := fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
+	for _, name := range []string{
+		"/sys/class/bdi/" + device + "/read_ahead_kb",
+		"/sys/dev/block/" + device + "/queue/read_ahead_kb",
+		"/sys/dev/block/" + device + "/../queue/read_ahead_kb", // of a partition
+	} {
+		text, _ := os.ReadFile(name)
+		if n, _ := strconv.Atoi(strings.TrimSpace(string(text))); n > 0 {
+			return n
+		}
+	}
+	return 0
+}

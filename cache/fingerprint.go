@@ -1,0 +1,59 @@
+package cache
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"hash"
+	"io"
+	"path/filepath"
+)
+
+// A Fingerprint tells data from other data. It covers the name, the size and a sample of the content of each file that [Open]
+// adds, in the order of the calls. It is not safe for concurrent use.
+type Fingerprint struct {
+	sum    hash.Hash
+	blocks int64 // of each file
+}
+
+// NewFingerprint is the fingerprint of no files yet, of so many to be added by one or several calls of [Open].
+func NewFingerprint(files int) *Fingerprint {
+	return &Fingerprint{sha256.New(), sampleBlocks(files)}
+}
+
+// String is the fingerprint of the files added so far in 32 hexadecimal digits: the first half of the SHA-256 of, for each
+// file, its base name and a zero byte, its size as a little-endian uint64, and blocks of its content: with n = max(2, 64 div
+// files), n blocks of 4096 bytes, of which the i-th begins at byte floor((size-4096)*i/(n-1)), or the whole file if it is no
+// larger than n blocks.
+func (f *Fingerprint) String() string { return hex.EncodeToString(f.sum.Sum(nil)[:16]) }
+
+// add adds a file. The error is one of reading it.
+func (f *Fingerprint) add(path string, size int64, content io.ReaderAt) error {
+	f.sum.Write(append([]byte(filepath.Base(path)), 0))
+	f.sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(size)))
+	return sample(content, size, f.blocks, f.sum)
+}
+
+// sampleSize is the bytes of a block of a file that the fingerprint covers.
+const sampleSize = 4096
+
+// sampleBlocks is how many blocks of each of so many files the fingerprint covers: few enough to open terabytes at once.
+func sampleBlocks(files int) int64 { return int64(max(2, 64/max(files, 1))) }
+
+// sample adds blocks to sum that lie evenly from a file's first byte to its last, or all of a file that is no larger.
+func sample(content io.ReaderAt, size, blocks int64, sum hash.Hash) error {
+	if size <= blocks*sampleSize {
+		_, err := io.Copy(sum, io.NewSectionReader(content, 0, size))
+		return err
+	}
+	block := make([]byte, sampleSize)
+	for i := range blocks {
+		// (size-sampleSize) * i / (blocks-1), which might overflow
+		whole, rest := (size-sampleSize)/(blocks-1), (size-sampleSize)%(blocks-1)
+		if _, err := content.ReadAt(block, whole*i+rest*i/(blocks-1)); err != nil {
+			return err
+		}
+		sum.Write(block)
+	}
+	return nil
+}

@@ -1,0 +1,110 @@
+package cache
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"batchfs/cache/array"
+)
+
+// fingerprint is that of sources of files, opened one after the other, whether or not their files are joined.
+func fingerprint(t testing.TB, sources ...[]string) string {
+	t.Helper()
+	files := len(slices.Concat(sources...))
+	apart, joined := NewFingerprint(files), NewFingerprint(files)
+	for _, paths := range sources {
+		open(t, paths, Options{DType: array.Uint16, Fingerprint: apart})
+		open(t, paths, Options{DType: array.Uint16, Fingerprint: joined, Join: true})
+	}
+	if apart.String() != joined.String() {
+		t.Errorf("fingerprint %s, joined %s", apart, joined)
+	}
+	return apart.String()
+}
+
+func TestFingerprint(t *testing.T) {
+	paths := files(t, 2, 1_000_000, 10)
+	was := fingerprint(t, paths)
+	if len(was) != 32 {
+		t.Errorf("a fingerprint is %q", was)
+	}
+	same := func(what string, want bool, paths ...string) {
+		t.Helper()
+		if got := fingerprint(t, paths); (got == was) != want {
+			t.Errorf("%s: fingerprint %s, was %s", what, got, was)
+		}
+	}
+	same("again", true, paths...)
+	must(t, os.Chtimes(paths[0], longAgo, longAgo.Add(1)))
+	same("touched", true, paths...)
+	elsewhere := filepath.Join(t.TempDir(), filepath.Base(paths[0]))
+	must(t, os.Link(paths[0], elsewhere))
+	same("moved", true, elsewhere, paths[1])
+	renamed := filepath.Join(t.TempDir(), "other.bin")
+	must(t, os.Link(paths[0], renamed))
+	same("renamed", false, renamed, paths[1])
+	same("in another order", false, paths[1], paths[0])
+	same("without one", false, paths[0])
+	for _, off := range []int64{0, 1_999_999} {
+		at := func(b []byte) {
+			f, err := os.OpenFile(paths[0], os.O_WRONLY, 0)
+			must(t, err)
+			_, err = f.WriteAt(b, off)
+			must(t, errors.Join(err, f.Close()))
+		}
+		at([]byte{1})
+		same(fmt.Sprint("another byte ", off), false, paths...)
+		at(count(0, 1_000_000, 2)[off : off+1])
+	}
+	same("put right", true, paths...)
+	must(t, os.Truncate(paths[0], 1_999_998))
+	same("shorter", false, paths...)
+}
+
+// What anybody can compute: name, zero, size, n = max(2, 64 div files) blocks of 4096 bytes evenly from the first to the last;
+// half a SHA-256. How the files are shared out to sources does not matter, only how many there are of all.
+func TestFingerprintIsAsDefined(t *testing.T) {
+	for _, test := range []struct {
+		lens   []int
+		blocks int
+	}{
+		{[]int{500_001, 3}, 32},
+		{[]int{500_001}, 64},
+		{append(slices.Repeat([]int{5}, 35), 100_000, 4096, 4097, 2048, 8000), 2},
+		{append(slices.Repeat([]int{5}, 15), 100_000, 5000), 3},
+	} {
+		paths := files(t, 2, test.lens...)
+		sum := sha256.New()
+		for _, path := range paths {
+			raw, err := os.ReadFile(path)
+			must(t, err)
+			fmt.Fprintf(sum, "%s\x00", filepath.Base(path))
+			must(t, binary.Write(sum, binary.LittleEndian, int64(len(raw))))
+			if len(raw) <= test.blocks*4096 {
+				sum.Write(raw)
+				continue
+			}
+			for i := range test.blocks {
+				sum.Write(raw[(len(raw)-4096)*i/(test.blocks-1):][:4096])
+			}
+		}
+		want := fmt.Sprintf("%x", sum.Sum(nil)[:16])
+		for _, cut := range []int{0, 1, len(paths) / 2, len(paths)} {
+			var sources [][]string
+			for _, source := range [][]string{paths[:cut], paths[cut:]} {
+				if len(source) > 0 {
+					sources = append(sources, source)
+				}
+			}
+			if got := fingerprint(t, sources...); got != want {
+				t.Errorf("%d files, %d of them in the first source: fingerprint %s, want %s", len(paths), cut, got, want)
+			}
+		}
+	}
+}

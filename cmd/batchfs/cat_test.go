@@ -1,0 +1,40 @@
+package main
+
+import (
+	"bytes"
+	"testing"
+
+	"batchfs/cache/array"
+)
+
+// Raw output has the main arrays of each batch and nothing else, in one piece or in several.
+func TestWriteBatchesOfSeveralArrays(t *testing.T) {
+	for _, columns := range []int{5, 300_000} {
+		shape := []int{1, columns}
+		x, y := array.Array{Name: "x", DType: array.Uint16, Shape: shape}, array.Array{Name: "y", DType: array.Uint16, Shape: shape, Offset: 2 * int64(columns)}
+		mask := array.Array{Name: "mask", DType: array.Int64, Shape: []int{3}, Offset: 4 * int64(columns)}
+		for _, batch := range []array.Batch{{Arrays: []array.Array{x, y}, Main: 2}, {Arrays: []array.Array{x, y, mask}, Main: 2}} {
+			// Each byte tells its batch and its offset there.
+			value := func(k uint64, at int64) byte { return byte(int64(k)*31 + at%251) }
+			var want, got bytes.Buffer
+			for k := range uint64(3) {
+				for at := range batch.MainBytes() {
+					want.WriteByte(value(7+k, at))
+				}
+			}
+			read := func(dst []byte, k uint64, off int64) error {
+				for i := range dst {
+					dst[i] = value(k+uint64(off/batch.Bytes()), off%batch.Bytes())
+					off++
+				}
+				return nil
+			}
+			if err := writeBatches(t.Context(), &got, batch, read, 7, int64(want.Len())); err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(got.Bytes(), want.Bytes()) {
+				t.Errorf("%d columns, %d arrays: %d bytes, want %d others", columns, len(batch.Arrays), got.Len(), want.Len())
+			}
+		}
+	}
+}

@@ -1,0 +1,169 @@
+// Package config reads what a user writes: config.toml, --set arguments, and settings in paths such as train/rank=3,world=8.
+// It knows every key, what its value must be, and where it was written, so that each error names the line to mend. It opens
+// no token file.
+package config
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"batchfs/cache"
+	"batchfs/cache/array"
+	"batchfs/sampler"
+)
+
+// Config is a decoded configuration. Keys that were not written have their defaults.
+type Config struct {
+	Mountpoint string // empty if none was written
+	Memory     Memory
+	Mount      Mount
+	Log        Log
+	Splits     []*Split // in the order in which they are first named
+}
+
+// Memory is the table [memory]: how tokens are fetched.
+type Memory struct {
+	Access     cache.Access
+	PageCache  string // "keep" or "drop"
+	Ahead      int    // batches made ready for each reader
+	AheadBytes int64  // memory for all of those
+}
+
+// Mount is the table [mount]. Its fields are numbers and booleans only: some of them become part of the kernel's list of mount
+// options, which commas separate, so a text could add options of its own.
+type Mount struct {
+	AllowOther bool
+	Mode       uint32 // permission bits of files
+	UID, GID   int64
+	Timeout    time.Duration // how long a read may wait for token files
+	Grace      time.Duration // how long open files may be read on after a signal to stop
+}
+
+// Log is the table [log].
+type Log struct {
+	Level  string // "debug", "info", "warn" or "error"
+	Format string // "text" or "json"
+}
+
+// Split is a table [splits.X], with the keys of [batch] where it has none of its own; or such a split under the settings of a
+// path, see With. After decoding, only MakeAbsolute changes a Split.
+type Split struct {
+	sampler.Settings          // Weights and TorchState are empty: they are of the opened split
+	Tokens           []string // paths and globs, as written
+	Sources          []Source // instead of Tokens
+	Join             bool
+	TokenDType       array.DType
+	StateFile        string // torch_state: a path, or empty
+	Start            uint64
+	Steps            uint64 // 0: one epoch
+	OnChange         string // "error" or "follow"
+	Expect           string // the fingerprint that the files must have, or empty
+
+	dir     string            // what Tokens, here and in Sources, are relative to
+	named   origin            // where the split was first named
+	origins map[string]origin // of each key that was written
+
+	base *Split // of a split under the settings of a path: the split itself; else nil
+	path string // and that path, from the split's name on
+}
+
+// Source is one table [[splits.X.sources]].
+type Source struct {
+	Tokens []string // paths and globs, as written
+	Weight float64
+}
+
+// Default returns the configuration of an empty file.
+func Default() *Config {
+	return &Config{
+		Memory: Memory{Access: cache.Remap, PageCache: "keep", Ahead: 2, AheadBytes: 64 << 20},
+		Mount: Mount{
+			Mode: 0o444, UID: int64(os.Getuid()), GID: int64(os.Getgid()), Timeout: 30 * time.Second, Grace: 10 * time.Second,
+		},
+		Log: Log{"info", "text"},
+	}
+}
+
+// defaultSplit returns what an empty [batch] says.
+func defaultSplit() *Split {
+	return &Split{
+		Settings: sampler.Settings{
+			BatchSize: 12, BlockSize: 1024, DType: array.Uint16, Layout: sampler.XY,
+			Order: sampler.Random, Seed: 1337, Rank: 0, World: 1,
+		},
+		TokenDType: array.Uint16,
+		OnChange:   "error",
+		origins:    map[string]origin{},
+	}
+}
+
+// MakeAbsolute makes the tokens of all splits relative to dir where they are relative to the working directory.
+func (c *Config) MakeAbsolute(dir string) {
+	for _, s := range c.Splits {
+		if !filepath.IsAbs(s.dir) {
+			s.dir = filepath.Join(dir, s.dir)
+		}
+	}
+}
+
+// Files returns the absolute paths of the token files of each source; those of Tokens are one source. The files of a glob are
+// in alphabetical order. The error names the key, and says that a glob is malformed or matches no file. Files that are named
+// without a glob need not exist.
+func (s *Split) Files() (sources [][]string, err error) {
+	key, patterns := "tokens", [][]string{s.Tokens}
+	if len(s.Sources) > 0 {
+		key, patterns = "sources", nil
+		for _, source := range s.Sources {
+			patterns = append(patterns, source.Tokens)
+		}
+	}
+	for _, list := range patterns {
+		files, err := cache.Resolve(s.dir, list)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", s.Origin(key), err)
+		}
+		sources = append(sources, files)
+	}
+	return sources, nil
+}
+
+// Origin says where the first of keys that was written stands, or else where the split was first named, as the beginning of a
+// message. For a split under the settings of a path it is that path and the first of keys.
+func (s *Split) Origin(keys ...string) string {
+	if s.base != nil {
+		return strings.Join(append([]string{s.path}, keys[:min(1, len(keys))]...), ": ")
+	}
+	for _, k := range keys {
+		if o, ok := s.origins[k]; ok {
+			return o.String()
+		}
+	}
+	return s.named.String()
+}
+
+// scope says in a message which values hold: those of the path, or those of the split.
+func (s *Split) scope() string {
+	if s.base != nil {
+		return "here"
+	}
+	return "in splits." + s.Split
+}
+
+// check returns an error for keys that are wrong only together.
+func (s *Split) check() error {
+	switch {
+	case len(s.Tokens) == 0 && len(s.Sources) == 0:
+		return fmt.Errorf("%s: split %s must have tokens, e.g. tokens = \"data/%s.bin\" (got none)", s.Origin(), s.Split, s.Split)
+	case len(s.Tokens) > 0 && len(s.Sources) > 0:
+		return fmt.Errorf("%s: split %s must have tokens or sources, not both", s.Origin("tokens", "sources"), s.Split)
+	case s.Rank >= s.World:
+		return fmt.Errorf("%s: must be below world, which is %d %s (got %d)", s.Origin("rank", "world"), s.World, s.scope(), s.Rank)
+	case s.BatchSize*s.World > sampler.MaxRows:
+		return fmt.Errorf("%s: batch_size times world must be at most %d (got %d times %d %s)",
+			s.Origin("batch_size", "world"), sampler.MaxRows, s.BatchSize, s.World, s.scope())
+	}
+	return nil
+}

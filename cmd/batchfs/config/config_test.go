@@ -1,0 +1,663 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/sampler"
+)
+
+// decodeText decodes a file config.toml with this text.
+func decodeText(text string, sets ...string) (*Config, error) {
+	return RawConfig{"config.toml", text, sets}.decode()
+}
+
+// settings is a split without what only messages need.
+func settings(s *Split) Split {
+	plain := *s
+	plain.named, plain.origins = origin{}, nil
+	return plain
+}
+
+func TestReferenceConfig(t *testing.T) {
+	c, err := load("../../../config.toml", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, batch := Default(), defaultSplit()
+	if c.Memory != want.Memory || c.Mount != want.Mount || c.Log != want.Log {
+		t.Errorf("it sets\n%+v, the defaults are\n%+v", c, want)
+	}
+	if c.Mountpoint != "/mnt/batches" || len(c.Splits) != 2 {
+		t.Fatalf("mountpoint %s, %d splits", c.Mountpoint, len(c.Splits))
+	}
+	for i, name := range []string{"train", "val"} {
+		want := settings(batch)
+		want.Split, want.Tokens, want.dir = name, []string{"data/" + name + ".bin"}, "../../.."
+		if got := settings(c.Splits[i]); !reflect.DeepEqual(got, want) {
+			t.Errorf("split %s is\n%+v, the default\n%+v", name, got, want)
+		}
+	}
+}
+
+// The comment above each key must say what its value must be, in the words of the error.
+func TestReferenceConfigIsTheManual(t *testing.T) {
+	text, err := os.ReadFile("../../../config.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	live := regexp.MustCompile(`(?m)^# (\w+ = |\[\[)`).ReplaceAllString(string(text), "$1")
+	d, err := parse("config.toml", live)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := decode([]*document{d}); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(live, "\n")
+	documented := map[string]string{}
+	for _, k := range d.keys {
+		var comment []string
+		line := d.line(k)
+		if len(k) == 4 { // in one of several tables: the first
+			table := slices.Index(lines, "[["+k[:3].String()+"]]")
+			line = table + 1 + slices.IndexFunc(lines[table:], func(l string) bool { return strings.HasPrefix(l, k[3]+" = ") })
+		}
+		for i := line - 2; i >= 0 && strings.HasPrefix(lines[i], "#"); i-- {
+			comment = append(comment, strings.TrimSpace(lines[i][1:]))
+		}
+		slices.Reverse(comment)
+		if name := k.String(); documented[name] == "" { // the first of several tables says it
+			documented[name] = strings.Join(comment, " ")
+		}
+	}
+	check := func(key, rule string) {
+		comment, ok := documented[key]
+		if !ok {
+			t.Errorf("%s is not in config.toml", key)
+		} else if !strings.Contains(comment, rule) {
+			t.Errorf("%s must be %s; config.toml says: %s", key, rule, comment)
+		}
+	}
+	check("mountpoint", "a path")
+	for name, key := range sequenceKeys {
+		check("batch."+name, key.rule)
+	}
+	for name, key := range batchKeys {
+		check("batch."+name, key.rule)
+	}
+	for name, key := range sourceKeys {
+		check("splits.mixed.sources."+name, key.rule)
+	}
+	for name, key := range splitKeys {
+		check("splits.train."+name, key.rule)
+	}
+	for name, key := range memoryKeys {
+		check("memory."+name, key.rule)
+	}
+	for name, key := range mountKeys {
+		check("mount."+name, key.rule)
+	}
+	for name, key := range logKeys {
+		check("log."+name, key.rule)
+	}
+}
+
+const train = "[splits.train]\ntokens = \"a.bin\"\n"
+
+func TestConfigErrors(t *testing.T) {
+	for _, test := range []struct{ text, want string }{
+		// Unknown keys, with where they belong if they are known elsewhere.
+		{"\nsplit = 1", `config.toml:2: split: unknown key; must be one of mountpoint, [batch], [splits.X], [memory], [mount], [log]`},
+		{"[batch]\n\nsede = 1", `config.toml:3: batch.sede: unknown key; must be one of batch_size, block_size, `},
+		{"[batch]\nSeed = 1\nseed = 2", `config.toml:2: batch.Seed: unknown key; must be one of `},
+		{train + "sede = 1", `config.toml:3: splits.train.sede: unknown key; must be one of batch_size, `},
+		{"[memory]\nacess = 1", `config.toml:2: memory.acess: unknown key; must be one of access, ahead, ahead_bytes, page_cache`},
+		{"[mount]\ndev = 1", `config.toml:2: mount.dev: unknown key; must be one of allow_other, gid, grace, mode, timeout, uid`},
+		{"[log]\nfile = 'x'", `config.toml:2: log.file: unknown key; must be one of format, level`},
+		{"level = 'warn'", `config.toml:1: level: unknown key; level must stand in [log]`},
+		{"[memory]\ngrace = '1s'", `config.toml:2: memory.grace: unknown key; grace must stand in [mount]`},
+		{"seed = 1", `config.toml:1: seed: unknown key; seed must stand in [batch] or [splits.X]`},
+		{"[batch]\ntokens = 'a'", `config.toml:2: batch.tokens: unknown key; tokens must stand in [splits.X]`},
+		{"[batch]\naccess = 'map'", `config.toml:2: batch.access: unknown key; access must stand in [memory]`},
+		{train + "mountpoint = '/m'", `config.toml:3: splits.train.mountpoint: unknown key; mountpoint must stand above the first [table]`},
+		{"[batch.more]\nseed = 1", `config.toml:1: batch.more: unknown key; `},
+
+		// Values.
+		{"mountpoint = 7", `config.toml:1: mountpoint: must be a path (got 7)`},
+		{"mountpoint = ''", `config.toml:1: mountpoint: must be a path (got "")`},
+		{"[batch]\norder = 'shufle'", `config.toml:2: batch.order: must be random`},
+		{"[batch]\norder = 'RANDOM'", `config.toml:2: batch.order: must be random`},
+		{"[batch]\norder = 1", `config.toml:2: batch.order: must be random`},
+		{"[batch]\nseed = -1", `config.toml:2: batch.seed: must be a whole number from 0 to 9223372036854775807 (got -1)`},
+		{"[batch]\nseed = 9223372036854775808", `config.toml:2: 9223372036854775808 is out of range`},
+		{"[batch]\nseed = '7'", `config.toml:2: batch.seed: must be a whole number from 0 to 9223372036854775807 (got "7")`},
+		{"[batch]\nseed = 7.0", `config.toml:2: batch.seed: must be a whole number from 0 to 9223372036854775807 (got 7.0)`},
+		{"[batch]\nseed = 2024-01-02", `config.toml:2: batch.seed: must be a whole number from 0 to 9223372036854775807 (got 2024-01-02)`},
+		{"[batch]\nbatch_size = 0", `config.toml:2: batch.batch_size: must be a whole number from 1 to 16777216 (got 0)`},
+		{"[batch]\nbatch_size = 16777217", `config.toml:2: batch.batch_size: must be a whole number from 1 to 16777216 (got 16777217)`},
+		{"[batch]\nstart = 1099511627776", `config.toml:2: batch.start: must be a whole number from 0 to 1099511627775 (got 1099511627776)`},
+		{"[batch]\nsteps = 0", `config.toml:2: batch.steps: must be a whole number from 1 to 1099511627776 (got 0)`},
+		{"[memory]\naccess = true", `config.toml:2: memory.access: must be remap, advise, pread or map (got true)`},
+		{train + "join = 1", `config.toml:3: splits.train.join: must be true or false (got 1)`},
+		{"[splits.a]\ntokens = []", `config.toml:2: splits.a.tokens: must be a path, a glob, or a list of them (got [])`},
+		{"[splits.a]\ntokens = [\n'a',\n1]", `config.toml:2: splits.a.tokens: must be a path, a glob, or a list of them (got ["a", 1])`},
+		{"[splits.a]\ntokens = ['']", `config.toml:2: splits.a.tokens: must be a path, a glob, or a list of them (got [""])`},
+		{"[splits.a]\nseed = '''\n\n'''\n", `config.toml:2: splits.a.seed: must be a whole number `},
+		{"[mount]\nallow_other = 1", `config.toml:2: mount.allow_other: must be true or false (got 1)`},
+		{"[mount]\nallow_other = 'true,dev'", `config.toml:2: mount.allow_other: must be true or false (got "true,dev")`},
+		{"[mount]\nmode = 0o444", `config.toml:2: mount.mode: must be octal digits of reading only, as in "0440" (got 292)`},
+		{"[mount]\nmode = '0644'", `config.toml:2: mount.mode: must be octal digits of reading only, as in "0440" (got "0644")`},
+		{"[mount]\nmode = '0555'", `config.toml:2: mount.mode: must be octal`},
+		{"[mount]\nmode = '4444'", `config.toml:2: mount.mode: must be octal`},
+		{"[mount]\nmode = '0'", `config.toml:2: mount.mode: must be octal`},
+		{"[mount]\nmode = '-0444'", `config.toml:2: mount.mode: must be octal`},
+		{"[mount]\nmode = '99999999999999999999'", `config.toml:2: mount.mode: must be octal`},
+		{"[mount]\nmode = '444,dev'", `config.toml:2: mount.mode: must be octal`},
+		{"[mount]\nuid = '0,dev'", `config.toml:2: mount.uid: must be a whole number from 0 to 4294967294 (got "0,dev")`},
+		{"[mount]\ngid = 4294967295", `config.toml:2: mount.gid: must be a whole number from 0 to 4294967294 (got 4294967295)`},
+		{"[mount]\ntimeout = '99ms'", `config.toml:2: mount.timeout: must be a duration from 100ms to 24h, as in "90s" (got "99ms")`},
+		{"[mount]\ntimeout = '24h1ns'", `config.toml:2: mount.timeout: must be a duration`},
+		{"[mount]\ntimeout = 30", `config.toml:2: mount.timeout: must be a duration from 100ms to 24h, as in "90s" (got 30)`},
+		{"[mount]\ngrace = '-1s'", `config.toml:2: mount.grace: must be a duration from 0s to 24h, as in "90s" (got "-1s")`},
+		{"[mount]\ngrace = 'soon'", `config.toml:2: mount.grace: must be a duration`},
+		{"[log]\nlevel = 'INFO'", `config.toml:2: log.level: must be debug, info, warn or error (got "INFO")`},
+		{"[log]\nformat = 'xml'", `config.toml:2: log.format: must be text or json (got "xml")`},
+
+		// Tables and values in each other's place.
+		{"batch = 7", `config.toml:1: batch: must be a table, [batch] (got 7)`},
+		{"splits = 'a'", `config.toml:1: splits: must be a table, [splits] (got "a")`},
+		{"[splits]\ntrain = 'a.bin'", `config.toml:2: splits.train: must be a table, [splits.train] (got "a.bin")`},
+		{"[[batch]]\nseed = 1", `config.toml:1: batch: must be a table, [batch] (got a list of tables)`},
+		{"\n[[splits.train]]\nseed = 1", `config.toml:2: splits.train: must be a table, [splits.train] (got a list of tables)`},
+		{"log = 'debug'", `config.toml:1: log: must be a table, [log] (got "debug")`},
+		{"mount = '/mnt'", `config.toml:1: mount: must be a table, [mount] (got "/mnt")`},
+		{"memory = [{access = 'map'}]", `config.toml:1: memory: must be a table, [memory] (got a list of tables)`},
+		{"[mountpoint]\na = 1", `config.toml:1: mountpoint: must be a path (got a table)`},
+		{"[splits.train]\n[splits.train.tokens]", `config.toml:2: splits.train.tokens: must be a path, a glob, or a list of them (got a table)`},
+
+		// Every way to write a key has its line.
+		{"\nbatch.seed = 1\nbatch.sede = 1", `config.toml:3: batch.sede: unknown`},
+		{"\"batch\".'seed' = -1", `config.toml:1: batch.seed: must be a whole`},
+		{"\nbatch = {seed = 1, sede = 2}", `config.toml:2: batch.sede: unknown`},
+		{"batch = {seed = 1,\n sede = 2}", `config.toml:2: batch.sede: unknown`},
+		{"[splits]\ntrain.tokens = 'a'\ntrain.seed = -1", `config.toml:3: splits.train.seed: must be a whole`},
+		{"splits = {train = {tokens = 'a'}, val = {seed = -1}}", `config.toml:1: splits.val.seed: must be a whole`},
+		{"[splits.\"a b\"]\nsede = 1", `config.toml:2: splits."a b".sede: unknown`},
+		{"\"\" = 1", `config.toml:1: "": unknown`},
+		{"\"se,de\" = 1", `config.toml:1: "se,de": unknown`},
+		{"\ufeffsede = 1", `config.toml:1: sede: unknown`},
+		{"\r\nsede = 1\r\n", `config.toml:2: sede: unknown`},
+
+		// What is missing, and what only several keys make wrong.
+		{train + "[splits.val]\nseed = 1", `config.toml:3: splits.val: split val must have tokens, e.g. tokens = "data/val.bin" (got none)`},
+		{"\nsplits.val.seed = 1", `config.toml:2: splits.val.seed: split val must have tokens`},
+		{train + "rank = 1", `config.toml:3: splits.train.rank: must be below world, which is 1 in splits.train (got 1)`},
+		{train + "world = 2\n[batch]\nrank = 3\nworld = 4", `config.toml:5: batch.rank: must be below world, which is 2 in splits.train (got 3)`},
+		{train + "world = 16777216", `config.toml:3: splits.train.world: batch_size times world must be at most 16777216 (got 12 times 16777216 in splits.train)`},
+
+		// Names of splits.
+		{"[splits.README]", `config.toml:1: splits.README: a split's name must not be README, status.json or metrics, the files of every mount (got "README")`},
+		{"[splits.'a/b']", `config.toml:1: splits."a/b": a split's name must be 1 to 100 bytes, `},
+		{"[splits.'a=b']", `config.toml:1: splits."a=b": a split's name must be `},
+		{"[splits.'a,b']", `config.toml:1: splits."a,b": a split's name must be `},
+		{"[splits.'.x']", `config.toml:1: splits.".x": a split's name must be `},
+		{"splits.\"..\".seed = 1", `config.toml:1: splits."..".seed: a split's name must be `},
+		{"[splits.'']", `config.toml:1: splits."": a split's name must be `},
+		{"[splits.\"a\\nb\"]", `config.toml:1: splits."a\nb": a split's name must be `},
+		{"[splits." + strings.Repeat("x", 101) + "]", `config.toml:1: splits.xx`},
+
+		// What is no TOML.
+		{"\nseed: 7", `config.toml:2: expected`},
+		{"[batch]\norder = random", `config.toml:2: expected value but found "random" instead; a string stands in quotes`},
+		{"a = \"x", `config.toml:1: unexpected EOF`},
+		{"a = [\n\n", `config.toml:2: unexpected EOF`},
+		{"[batch]\nseed = 1\nseed = 2", `config.toml:3: Key 'batch.seed' has already been defined`},
+		{"[batch]\n[memory]\n[batch]", `config.toml:3: Key 'batch' has already been defined`},
+	} {
+		c, err := decodeText(test.text)
+		if err == nil {
+			t.Errorf("%q: accepted as %+v", test.text, c)
+		} else if !strings.HasPrefix(err.Error(), test.want) {
+			t.Errorf("%q:\n got %s\nwant %s", test.text, err, test.want)
+		}
+	}
+}
+
+// Commas divide the kernel's list of options, so that a text in it could add others, such as dev: no field is one.
+func TestMountOptionsAreNoText(t *testing.T) {
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[Mount]()) {
+		if k := field.Type.Kind(); k != reflect.Bool && k != reflect.Int64 && k != reflect.Uint32 {
+			t.Errorf("%s is a %s", field.Name, k)
+		}
+	}
+}
+
+func TestSetErrors(t *testing.T) {
+	const usage = ": must be key=value, e.g. --set batch.seed=7"
+	for _, test := range []struct{ set, want string }{
+		{"x", "--set x" + usage},
+		{"", "--set " + usage},
+		{"=1", "--set =1" + usage},
+		{"#batch.seed=1", "--set #batch.seed=1" + usage},
+		{"a b=1", "--set a b=1" + usage},
+		{"batch..seed=1", "--set batch..seed=1" + usage},
+		{"[batch]\nseed=1", "--set [batch]\nseed=1" + usage},
+		{"seed=1", "--set seed: unknown key; seed must stand in [batch] or [splits.X]"},
+		{"batch.sede=1", "--set batch.sede: unknown key; must be one of "},
+		{"batch={seed=1,sede=2}", "--set batch.sede: unknown key; must be one of "},
+		{"batch.seed=", `--set batch.seed: must be a whole number from 0 to 9223372036854775807 (got "")`},
+		{"batch.seed=9223372036854775808", `--set batch.seed: must be a whole number from 0 to 9223372036854775807 (got "9223372036854775808")`},
+		{"batch.seed=1\nrank=2", `--set batch.seed: must be a whole number from 0 to 9223372036854775807 (got "1\nrank=2")`},
+		{"batch.order=shufle", `--set batch.order: must be random`},
+		{"batch=7", "--set batch: must be a table, [batch] (got 7)"},
+		{"splits.tarin.seed=7", "--set splits.tarin.seed: split tarin must have tokens"},
+		{"splits.a/b.seed=7", "--set splits.a/b.seed=7" + usage},
+		{"batch.rank=1", "--set batch.rank: must be below world, which is 1 in splits.train (got 1)"},
+	} {
+		if _, err := decodeText(train, test.set); err == nil {
+			t.Errorf("--set %q is accepted", test.set)
+		} else if !strings.HasPrefix(err.Error(), test.want) {
+			t.Errorf("--set %q:\n got %s\nwant %s", test.set, err, test.want)
+		}
+	}
+}
+
+func TestSplitErrors(t *testing.T) {
+	const (
+		train32   = train + "expect_fingerprint = "
+		digits    = "0123456789abcdef"
+		notTables = `must be tables, each [[splits.mix.sources]], or a list [{tokens = "a.bin", weight = 1}] (got `
+		orders    = "must be random, shuffle, sequential, torch or torch-2.6 (got "
+		above0    = "must be a number above 0 (got "
+		noWeight  = "must have weight, a number above 0 (got none)"
+		noTokens  = "must have tokens, a path, a glob, or a list of them (got none)"
+		notHex    = "must be 32 lower-case hexadecimal digits (got "
+		both      = "split train must have tokens or sources, not both"
+		stray     = "unknown key; sources must be tables, each [[splits.train.sources]], or a list [{tokens = "
+	)
+	for _, test := range []struct{ text, at, want string }{
+		{train + "order = 'shufle'", "3: splits.train.order", orders + `"shufle")`},
+		{"[batch]\norder = 'torch2.6'", "2: batch.order", orders + `"torch2.6")`},
+		{train + "on_change = 'ignore'", "3: splits.train.on_change", `must be error or follow (got "ignore")`},
+		{train + "on_change = true", "3: splits.train.on_change", "must be error or follow (got true)"},
+		{"[batch]\non_change = 'follow'", "2: batch.on_change", "unknown key; on_change must stand in [splits.X]"},
+		{train + "torch_state = 7", "3: splits.train.torch_state", "must be a path (got 7)"},
+		{train + "torch_state = ''", "3: splits.train.torch_state", `must be a path (got "")`},
+		{"[batch]\ntorch_state = ['rng.bin']", "2: batch.torch_state", `must be a path (got ["rng.bin"])`},
+
+		{train32 + "'" + digits + "'", "3: splits.train.expect_fingerprint", notHex + `"` + digits + `")`},
+		{train32 + "'" + digits + digits + "00'", "3: splits.train.expect_fingerprint", notHex},
+		{train32 + "'" + digits + "0123456789abcdeg'", "3: splits.train.expect_fingerprint", notHex},
+		{train32 + "'" + digits + "0123456789ABCDEF'", "3: splits.train.expect_fingerprint", notHex},
+		{train32 + "''", "3: splits.train.expect_fingerprint", notHex + `"")`},
+		{train32 + "12345678901234567", "3: splits.train.expect_fingerprint", notHex + "12345678901234567)"},
+		{"[batch]\nexpect_fingerprint = ''", "2: batch.expect_fingerprint",
+			"unknown key; expect_fingerprint must stand in [splits.X]"},
+
+		// Sources as tables.
+		{testfiles.Mixture("weight = 0", "weight = 1"), "3: splits.mix.sources.0.weight", above0 + "0)"},
+		{testfiles.Mixture("weight = 1", "weight = -1"), "6: splits.mix.sources.1.weight", above0 + "-1)"},
+		{testfiles.Mixture("weight = 1", "weight = -0.5"), "6: splits.mix.sources.1.weight", above0 + "-0.5)"},
+		{testfiles.Mixture("weight = '1'", "weight = 1"), "3: splits.mix.sources.0.weight", above0 + `"1")`},
+		{testfiles.Mixture("weight = inf", "weight = 1"), "3: splits.mix.sources.0.weight", above0 + "inf)"},
+		{testfiles.Mixture("weight = 1", "weight = nan"), "6: splits.mix.sources.1.weight", above0 + "nan)"},
+		{testfiles.Mixture("weight = 1\n\nwegiht = 1", "weight = 1"), "5: splits.mix.sources.0.wegiht",
+			"unknown key; must be one of tokens, weight"},
+		{testfiles.Mixture("weight = 1\nseed = 1", ""), "4: splits.mix.sources.0.seed",
+			"unknown key; seed must stand in [batch] or [splits.X]"},
+		{testfiles.Mixture("weight = 1", ""), "4: splits.mix.sources.1", noWeight},
+		{"\n[[splits.mix.sources]]\nweight = 1", "2: splits.mix.sources.0", noTokens},
+		{"\n[[splits.mix.sources]]", "2: splits.mix.sources.0", noTokens},
+		{"[[splits.mix.sources]]\nweight = 1\ntokens = [\n'a',\n1]", "3: splits.mix.sources.0.tokens",
+			"must be a path, a glob, or a list"},
+		{"\n[splits.mix.sources]\nweight = 1", "2: splits.mix.sources", notTables + "a table)"},
+		{"[[batch.sources]]\nweight = 1", "1: batch.sources", "unknown key; sources must stand in [splits.X]"},
+
+		// And as a list, of which each key stands where the list does.
+		{"[splits.mix]\nsources = []", "2: splits.mix.sources", notTables + "[])"},
+		{"[splits.mix]\nsources = 'a'", "2: splits.mix.sources", notTables + `"a")`},
+		{"[splits.mix]\nsources = [1]", "2: splits.mix.sources", notTables + "[1])"},
+		{"[splits.mix]\nsources = [{tokens = 'a', weight = 0}]", "2: splits.mix.sources.0.weight", above0 + "0)"},
+		{"[splits.mix]\nsources = [\n{tokens = 'a', weight = 1},\n{tokens = 'a'}]", "2: splits.mix.sources.1", noWeight},
+		{"[splits.mix]\nsources = [{tokens = 'a', wegiht = 1}]", "2: splits.mix.sources.0.wegiht",
+			"unknown key; must be one of tokens, weight"},
+
+		{train + "[[splits.train.sources]]\ntokens = 'a'\nweight = 1", "2: splits.train.tokens", both},
+		{train + "sources = [{tokens = 'a', weight = 1}]", "2: splits.train.tokens", both},
+		{train + "sources.weight = 1", "3: splits.train.sources.weight", stray},
+		{train + "sources.any.thing = 1", "3: splits.train.sources.any.thing", stray},
+		{train + "weight = 1", "3: splits.train.weight", "unknown key; weight must stand in [[splits.X.sources]]"},
+		{train + "source = 1", "3: splits.train.source",
+			"unknown key; must be one of batch_size, block_size, dtype, expect_fingerprint, " +
+				"join, layout, on_change, order, rank, seed, sources, start, steps, token_dtype, tokens, torch_state, world"},
+	} {
+		want := "config.toml:" + test.at + ": " + test.want
+		if c, err := decodeText(test.text); err == nil {
+			t.Errorf("%q: accepted as %+v", test.text, c)
+		} else if !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%q:\n got %s\nwant %s", test.text, err, want)
+		}
+	}
+
+	for _, test := range []struct{ set, want string }{
+		{`splits.mix.sources=x`, "--set splits.mix.sources: " + notTables + `"x")`},
+		{`splits.mix.sources=[{tokens = "a", weight = x}]`, "--set splits.mix.sources: " + notTables},
+		{`splits.mix.sources=[{tokens = "a", weight = 0}]`, "--set splits.mix.sources.0.weight: " + above0 + "0)"},
+		{`splits.mix.sources=[{tokens = "a"}]`, "--set splits.mix.sources.0: " + noWeight},
+		{`splits.mix.sources=[{weight = 1}]`, "--set splits.mix.sources.0: " + noTokens},
+		{`splits.train.sources.0.weight=1`, "--set splits.train.sources.0.weight: " + stray},
+		{`splits.train.sources.weight=1`, "--set splits.train.sources.weight: " + stray},
+		{`splits.train.sources=[{tokens = "a", weight = 1}]`, "config.toml:2: splits.train.tokens: " + both},
+		{`splits.train.expect_fingerprint=abc`, "--set splits.train.expect_fingerprint: " + notHex + `"abc")`},
+		{`splits.train.torch_state=`, `--set splits.train.torch_state: must be a path (got "")`},
+		{`splits.train.on_change=folow`, `--set splits.train.on_change: must be error or follow (got "folow")`},
+		{`batch.order=torch3`, "--set batch.order: " + orders + `"torch3")`},
+	} {
+		if _, err := decodeText(train, test.set); err == nil {
+			t.Errorf("--set %q is accepted", test.set)
+		} else if !strings.HasPrefix(err.Error(), test.want) {
+			t.Errorf("--set %q:\n got %s\nwant %s", test.set, err, test.want)
+		}
+	}
+}
+
+func TestSet(t *testing.T) {
+	const text = train + "order = 'sequential'\n[batch]\nseed = 1\nrank = 0\n[splits.val]\nseed = 2\ntokens = 'v.bin'"
+	tokens := func(c *Config) any { return c.Splits[0].Tokens }
+	seeds := func(c *Config) any { return []uint64{c.Splits[0].Seed, c.Splits[1].Seed} }
+	for _, test := range []struct {
+		sets []string
+		get  func(*Config) any
+		want any
+	}{
+		// A split's own key, then [batch], then the default; --set over the file at each.
+		{nil, seeds, []uint64{1, 2}},
+		{[]string{"batch.seed=7"}, seeds, []uint64{7, 2}},
+		{[]string{"splits.train.seed=7"}, seeds, []uint64{7, 2}},
+		{[]string{"splits.train.seed=7", "batch.seed=8"}, seeds, []uint64{7, 2}},
+		{[]string{"splits.val.seed=7", "splits.val.seed=8"}, seeds, []uint64{1, 8}},
+		{[]string{"batch={seed=7}", "splits.val={seed=8}"}, seeds, []uint64{7, 8}},
+		{[]string{"batch.seed=0x10", "splits.val.seed = 1_000"}, seeds, []uint64{16, 1000}},
+
+		{[]string{"batch.order=torch-2.6"}, func(c *Config) any { return c.Splits[1].Order }, sampler.Torch26},
+		{[]string{"splits.train.on_change=follow"}, func(c *Config) any {
+			return c.Splits[0].OnChange + " " + c.Splits[1].OnChange
+		}, "follow error"},
+		{[]string{"batch.token_dtype=uint32", "batch.torch_state=rng.bin", "splits.val.token_dtype=uint16"}, func(c *Config) any {
+			a, b := c.Splits[0], c.Splits[1]
+			return fmt.Sprintf("%s %s %s %s", a.TokenDType, a.StateFile, b.TokenDType, b.StateFile)
+		}, "uint32 rng.bin uint16 rng.bin"},
+		{[]string{"batch.order=random"}, func(c *Config) any { return string(c.Splits[0].Order) }, "sequential"},
+		{[]string{"splits.train.order=random"}, func(c *Config) any { return string(c.Splits[0].Order) }, "random"},
+		{[]string{`splits.train.order="random"`}, func(c *Config) any { return string(c.Splits[0].Order) }, "random"},
+		{[]string{"splits.train.join=true"}, func(c *Config) any { return c.Splits[0].Join }, true},
+		{[]string{"memory.access=map"}, func(c *Config) any { return string(c.Memory.Access) }, "map"},
+		{[]string{"mount.allow_other=true", "mount.mode=0440", "mount.uid=0", "mount.gid=4294967294", "mount.timeout=1.5s", "mount.grace=0s"},
+			func(c *Config) any { return c.Mount }, Mount{true, 0o440, 0, 4294967294, 1500 * time.Millisecond, 0}},
+		{[]string{"log.level=debug", "log.format=json"}, func(c *Config) any { return c.Log }, Log{"debug", "json"}},
+		{[]string{"mountpoint=/m n"}, func(c *Config) any { return c.Mountpoint }, "/m n"},
+		{[]string{"mountpoint=m"}, func(c *Config) any { return c.Mountpoint }, "m"},
+
+		{[]string{`splits.train.tokens=["b.bin", 'c.bin']`}, tokens, []string{"b.bin", "c.bin"}},
+		{[]string{"splits.train.tokens=data/b.bin"}, tokens, []string{"data/b.bin"}},
+		{[]string{"splits.train.tokens=b[12].bin"}, tokens, []string{"b[12].bin"}},
+		{[]string{"splits.train.tokens=a#b=c.bin"}, tokens, []string{"a#b=c.bin"}},
+		{[]string{`splits.train.tokens=it's "b".bin`}, tokens, []string{`it's "b".bin`}},
+		{[]string{"splits.train.tokens=b\nc.bin"}, tokens, []string{"b\nc.bin"}},
+		{[]string{`splits.train.tokens=b\c.bin`}, tokens, []string{`b\c.bin`}},
+		{[]string{"splits.train.tokens=\xff.bin"}, tokens, []string{"\xff.bin"}}, // no UTF-8
+
+		{[]string{"splits.a.tokens=x", "splits.val.tokens=y"}, func(c *Config) any {
+			var all []string
+			for _, s := range c.Splits {
+				all = append(all, fmt.Sprintf("%s %s %d", s.Split, s.Tokens, s.Seed))
+			}
+			return all
+		}, []string{"train [a.bin] 1", "val [y] 2", "a [x] 1"}},
+	} {
+		c, err := decodeText(text, test.sets...)
+		if err != nil {
+			t.Errorf("--set %q: %v", test.sets, err)
+		} else if got := test.get(c); !reflect.DeepEqual(got, test.want) {
+			t.Errorf("--set %q: got %v, want %v", test.sets, got, test.want)
+		}
+	}
+}
+
+// Sources are the same however they are written, and a later list replaces an earlier one.
+func TestSources(t *testing.T) {
+	want := []Source{{[]string{"a.bin"}, 0.5}, {[]string{"a.bin"}, 3}}
+	const list = `[{tokens = "a.bin", weight = 0.5}, {weight = 3, tokens = ["a.bin"]}]`
+	const other = "[[splits.mix.sources]]\ntokens = 'x.bin'\nweight = 1\n"
+	for _, test := range []struct {
+		text string
+		sets []string
+	}{
+		{testfiles.Mixture("weight = 0.5", "weight = 3"), nil},
+		{"[splits.mix]\nsources = " + list, nil},
+		{"splits.mix = {sources = " + list + "}", nil},
+		{"", []string{"splits.mix.sources=" + list}},
+		{other, []string{"splits.mix.sources = " + list}},
+		{"", []string{`splits.mix.sources=[{tokens = "y.bin", weight = 1}]`, "splits.mix.sources=" + list}},
+	} {
+		c, err := decodeText(test.text, test.sets...)
+		if err != nil {
+			t.Errorf("%q, --set %q: %v", test.text, test.sets, err)
+		} else if got := c.Splits[0]; !reflect.DeepEqual(got.Sources, want) || got.Split != "mix" || got.Tokens != nil {
+			t.Errorf("%q, --set %q: %+v", test.text, test.sets, got)
+		}
+	}
+}
+
+// A path to one file is relative to the file that it stands in, or to the working directory.
+func TestTorchStateIsAPath(t *testing.T) {
+	for _, test := range []struct {
+		text, set, want string
+	}{
+		{"torch_state = 'rng.bin'", "", "dir/rng.bin"},
+		{"torch_state = '../rng.bin'", "", "rng.bin"},
+		{"torch_state = '/data/rng.bin'", "", "/data/rng.bin"},
+		{"torch_state = 'rng.bin'\n[batch]\ntorch_state = 'no.bin'", "", "dir/rng.bin"},
+		{"[batch]\ntorch_state = 'rng.bin'", "", "dir/rng.bin"},
+		{"", "splits.train.torch_state=rng.bin", "rng.bin"},
+		{"", "batch.torch_state=./rng.bin", "./rng.bin"},
+		{"torch_state = 'no.bin'", "splits.train.torch_state=rng.bin", "rng.bin"},
+	} {
+		raw := RawConfig{File: "dir/config.toml", Text: train + test.text}
+		if test.set != "" {
+			raw.Sets = []string{test.set}
+		}
+		c, err := raw.decode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.Splits[0].StateFile; got != test.want {
+			t.Errorf("%s, --set %s: %s, want %s", test.text, test.set, got, test.want)
+		}
+	}
+}
+
+func TestTokenFiles(t *testing.T) {
+	t.Chdir(t.TempDir())
+	const dir = "it's [mine]*" // of a person who likes globs
+	for _, name := range []string{"b.bin", "a.bin", "[ab].bin", "c/1.bin", "c/0.bin"} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "config.toml")
+	const name = "it's [mine]*/config.toml:2: splits.a.tokens: "
+	for _, test := range []struct {
+		tokens string // in the file
+		set    string // with --set
+		want   []string
+		err    string
+	}{
+		{tokens: `"a.bin"`, want: []string{dir + "/a.bin"}},
+		{tokens: `"./c/../a.bin"`, want: []string{dir + "/a.bin"}},
+		{tokens: `"none.bin"`, want: []string{dir + "/none.bin"}}, // opening it tells more
+		{tokens: `"[ab].bin"`, want: []string{dir + "/[ab].bin"}},
+		{tokens: `"?.bin"`, want: []string{dir + "/a.bin", dir + "/b.bin"}},
+		{tokens: `["c/*.bin", "b.bin"]`, want: []string{dir + "/c/0.bin", dir + "/c/1.bin", dir + "/b.bin"}},
+		{tokens: `"/none"`, want: []string{"/none"}},
+		{tokens: `"` + here + `/*/b.bin"`, want: []string{here + "/" + dir + "/b.bin"}},
+		{tokens: `"x*.bin"`, err: name + `must name files that exist (got "` + dir + `/x*.bin", which matches none)`},
+		{tokens: `"x["`, err: name + `must be a path or a glob: syntax error in pattern (got "x[")`},
+		{set: "a.bin", want: []string{"a.bin"}},
+		{set: "*/a.bin", want: []string{dir + "/a.bin"}},
+		{set: "*.bin", err: `--set splits.a.tokens: must name files that exist (got "*.bin", which matches none)`},
+	} {
+		text, sets := "[splits.a]\n", []string(nil)
+		if test.tokens != "" {
+			text += "tokens = " + test.tokens
+		} else {
+			sets = []string{"splits.a.tokens=" + test.set}
+		}
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		c, err := load(file, sets)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := c.Splits[0].Files()
+		for i, path := range test.want {
+			if !filepath.IsAbs(path) {
+				test.want[i] = filepath.Join(here, path)
+			}
+		}
+		if !slices.Equal(slices.Concat(got...), test.want) || fmt.Sprint(err) != cmp.Or(test.err, "<nil>") {
+			t.Errorf("%s%s:\n got %q, %v\nwant %q, %s", test.tokens, test.set, got, err, test.want, test.err)
+		}
+	}
+
+	if err := os.WriteFile(file, []byte("mountpoint = 'm'"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := load(file, nil); err != nil || c.Mountpoint != dir+"/m" {
+		t.Errorf("mountpoint %q, %v", c.Mountpoint, err)
+	}
+	if _, err := load("none.toml", nil); !os.IsNotExist(err) {
+		t.Errorf("no file: %v", err)
+	}
+}
+
+// FuzzConfig: whatever is accepted is valid, and the error of whatever is not says where it stands.
+func FuzzConfig(f *testing.F) {
+	reference, err := os.ReadFile("../../../config.toml")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(string(reference), "splits.val.order=sequential")
+	for _, text := range []string{
+		"", "a = [", "a = \"\"\"\n", "\"a\\u0000b\" = '''\r\n'''", "[[splits.a]]\nx = {y = 1}", "batch = {seed = 1,\n rank = 2}",
+		"[[splits.a.sources]]\ntokens = 'a'\nweight = 1\n\n[[splits.a.sources]]\ntokens = ['b']\nweight = inf",
+		"splits.a.sources = [{tokens = 'a', weight = 1},\n{weight = 2}]", "splits.a.sources.weight = 1",
+		"splits.a = {tokens = ['a', \"b\"]}", "[splits.\"a b\"]\ntokens = 'x'\nseed = 0x7f # c", "a = 2024-01-01T00:00:00Z",
+	} {
+		f.Add(text, "batch.seed=7")
+		f.Add(text, "splits.a.tokens=[\"x\", 'y']")
+		f.Add(train, text)
+	}
+	at := regexp.MustCompile(`(?s)\A(?:config\.toml:([1-9][0-9]*): .|--set )`)
+	f.Fuzz(func(t *testing.T, text, set string) {
+		c, err := decodeText(text, set)
+		again, errAgain := decodeText(text, set)
+		if fmt.Sprint(err) != fmt.Sprint(errAgain) {
+			t.Fatalf("once %v, then %v", err, errAgain)
+		}
+		if err != nil {
+			found := at.FindStringSubmatch(err.Error())
+			if found == nil {
+				t.Fatalf("does not say where: %v", err)
+			}
+			if line, _ := strconv.Atoi(found[1]); line > 1+strings.Count(text, "\n") {
+				t.Fatalf("no such line: %v", err)
+			}
+			return
+		}
+		checkValid(t, c)
+		if c.Mountpoint != again.Mountpoint || c.Memory != again.Memory || c.Mount != again.Mount || c.Log != again.Log || len(c.Splits) != len(again.Splits) {
+			t.Fatalf("once %+v, then %+v", c, again)
+		}
+		for i, s := range c.Splits {
+			if a, b := settings(s), settings(again.Splits[i]); !reflect.DeepEqual(a, b) {
+				t.Fatalf("once %+v, then %+v", a, b)
+			}
+		}
+	})
+}
+
+func checkValid(t testing.TB, c *Config) {
+	t.Helper()
+	names := map[string]bool{}
+	check := func(ok bool, what string, value any) {
+		t.Helper()
+		if !ok {
+			t.Errorf("accepted: %s %v", what, value)
+		}
+	}
+	check(slices.Contains(strings.Fields("remap advise pread map"), string(c.Memory.Access)), "access", c.Memory.Access)
+	check(slices.Contains(strings.Fields("keep drop"), c.Memory.PageCache), "page_cache", c.Memory.PageCache)
+	m := c.Mount
+	check(m.Mode&^0o444 == 0, "mode", m.Mode)
+	check(min(m.UID, m.GID) >= 0 && max(m.UID, m.GID) < math.MaxUint32, "uid, gid", m)
+	check(m.Timeout >= 100*time.Millisecond && m.Grace >= 0 && max(m.Timeout, m.Grace) <= 24*time.Hour, "durations", m)
+	for _, s := range c.Splits {
+		check(!names[s.Split] && regexp.MustCompile(`\A[^./=,\x00-\x1f\x7f][^/=,\x00-\x1f\x7f]{0,99}\z`).MatchString(s.Split), "name", s.Split)
+		check(!slices.Contains(strings.Fields("README status.json metrics"), s.Split), "name", s.Split)
+		names[s.Split] = true
+		lists := [][]string{s.Tokens}
+		if len(s.Sources) > 0 {
+			check(len(s.Tokens) == 0, "tokens and sources", s.Tokens)
+			lists = nil
+		}
+		for _, source := range s.Sources {
+			lists = append(lists, source.Tokens)
+			check(source.Weight > 0 && !math.IsInf(source.Weight, 0), "weight", source.Weight)
+		}
+		for _, list := range lists {
+			check(len(list) > 0 && !slices.Contains(list, ""), "tokens", list)
+		}
+		check(regexp.MustCompile(`\A([0-9a-f]{32})?\z`).MatchString(s.Expect), "expect_fingerprint", s.Expect)
+		check(slices.Contains(strings.Fields("error follow"), s.OnChange), "on_change", s.OnChange)
+		check(s.BatchSize >= 1 && s.World >= 1 && s.BatchSize*s.World <= 1<<24, "batch_size, world", []int{s.BatchSize, s.World})
+		check(s.BlockSize >= 1 && s.BlockSize <= 1<<31, "block_size", s.BlockSize)
+		check(s.Rank >= 0 && s.Rank < s.World, "rank", s.Rank)
+		check(s.Seed < 1<<63, "seed", s.Seed)
+		check(s.Start < 1<<40, "start", s.Start)
+		check(s.Steps <= 1<<40, "steps", s.Steps)
+		check(slices.Contains(strings.Fields("uint16 uint32"), string(s.TokenDType)), "token_dtype", s.TokenDType)
+		check(slices.Contains(strings.Fields("uint16 uint32 int32 int64 native"), string(s.DType)), "dtype", s.DType)
+		check(slices.Contains(strings.Fields("xy tokens"), string(s.Layout)), "layout", s.Layout)
+		check(slices.Contains(strings.Fields("random shuffle sequential torch torch-2.6"), string(s.Order)), "order", s.Order)
+	}
+}
+
+func load(file string, sets []string) (*Config, error) {
+	raw, err := readRaw(file, sets)
+	if err != nil {
+		return nil, err
+	}
+	return raw.decode()
+}

@@ -1,0 +1,253 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"github.com/BurntSushi/toml"
+)
+
+// RawConfig is a configuration as it was written: the text of a file, and --set arguments over it. It can be kept, and decoded
+// again without the file. Its fields are exported for encoders.
+type RawConfig struct {
+	File, Text string // both are empty where there is no file
+	Sets       []string
+}
+
+// readRaw reads a configuration file, or none if the name is empty.
+func readRaw(file string, sets []string) (RawConfig, error) {
+	raw := RawConfig{File: file, Sets: sets}
+	if file == "" {
+		return raw, nil
+	}
+	text, err := os.ReadFile(file)
+	raw.Text = string(text)
+	return raw, err
+}
+
+// Decode returns the configuration, which has at least one split. The error names the key that is wrong, where it stands, and
+// what it must be.
+func (r RawConfig) Decode() (*Config, error) {
+	c, err := r.decode()
+	if err == nil && len(c.Splits) == 0 {
+		err = fmt.Errorf("%s: no splits; at least one is needed, e.g.\n[splits.train]\ntokens = \"data/train.bin\"", r.File)
+	}
+	return c, err
+}
+
+func (r RawConfig) decode() (*Config, error) {
+	var docs []*document
+	if r.File != "" {
+		d, err := parse(r.File, r.Text)
+		if err != nil {
+			return nil, err
+		}
+		docs = append(docs, d)
+	}
+	for _, arg := range r.Sets {
+		d, err := parseSet(arg)
+		if err != nil {
+			return nil, err
+		}
+		docs = append(docs, d)
+	}
+	return decode(docs)
+}
+
+// decode merges the documents, later ones over earlier ones. Keys of [batch] are decoded before any split, because each split
+// begins with their values.
+func decode(docs []*document) (*Config, error) {
+	c, batch := Default(), defaultSplit()
+	for _, inSplits := range []bool{false, true} {
+		for _, d := range docs {
+			for _, k := range d.keys {
+				if (k[0] == "splits") != inSplits {
+					continue
+				}
+				if err := c.decodeKey(d, k, batch); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	for _, s := range c.Splits {
+		if err := s.check(); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
+	at, v := origin{d, k}, d.value(k)
+	_, isTable := v.(map[string]any)
+	if len(k) >= 2 && k[0] == "splits" {
+		if err := checkName(k[1]); err != nil {
+			return fmt.Errorf("%s: %w", at, err)
+		}
+	}
+	switch {
+	case len(k) == 1 && k[0] == "mountpoint":
+		s, ok := v.(string)
+		if !ok || s == "" {
+			return fmt.Errorf("%s: must be a path (got %s)", at, show(v))
+		}
+		c.Mountpoint = d.relative(s)
+		return nil
+	case len(k) == 1 && slices.Contains([]string{"batch", "splits", "memory", "mount", "log"}, k[0]), len(k) == 2 && k[0] == "splits":
+		if !isTable {
+			return fmt.Errorf("%s: must be a table, [%s] (got %s)", at, k, show(v))
+		}
+		if len(k) == 2 {
+			c.split(at, batch)
+		}
+		return nil
+	case len(k) == 2 && k[0] == "batch":
+		return setKey(at, at.resolved(v), batch, batch.origins, sequenceKeys, batchKeys)
+	case len(k) == 2 && k[0] == "memory":
+		return setKey(at, v, &c.Memory, nil, memoryKeys)
+	case len(k) == 2 && k[0] == "mount":
+		return setKey(at, v, &c.Mount, nil, mountKeys)
+	case len(k) == 2 && k[0] == "log":
+		return setKey(at, v, &c.Log, nil, logKeys)
+	case len(k) == 3 && k[0] == "splits":
+		s := c.split(at, batch)
+		if k[2] == "tokens" || k[2] == "sources" {
+			s.dir = d.relative("")
+		}
+		if k[2] == "sources" {
+			return s.setSources(at, v)
+		}
+		return setKey(at, at.resolved(v), s, s.origins, sequenceKeys, batchKeys, splitKeys)
+	case len(k) > 3 && k[0] == "splits" && k[2] == "sources":
+		if tables(d.value(k[:3])) == nil { // as in sources.weight = 1
+			return fmt.Errorf("%s: unknown key; sources must be %s", at, sourcesRule(k[:3]))
+		}
+		return nil // set with the list
+	}
+	return unknownKey(at, []string{"mountpoint", "[batch]", "[splits.X]", "[memory]", "[mount]", "[log]"})
+}
+
+// checkName refuses names of splits that could not be directories of the mount, or would be ambiguous in a path.
+func checkName(name string) error {
+	switch {
+	case name == "", len(name) > 100, strings.HasPrefix(name, "."), strings.ContainsAny(name, "/=,"), strings.ContainsFunc(name, unicode.IsControl):
+		return fmt.Errorf("a split's name must be 1 to 100 bytes, without / = , and control characters, and not begin with a dot (got %q)", name)
+	case slices.Contains([]string{"README", "status.json", "metrics"}, name):
+		return fmt.Errorf("a split's name must not be README, status.json or metrics, the files of every mount (got %q)", name)
+	}
+	return nil
+}
+
+// split returns the split that a key names. One that is named for the first time begins as a copy of [batch].
+func (c *Config) split(at origin, batch *Split) *Split {
+	name := at.key[1]
+	for _, s := range c.Splits {
+		if s.Split == name {
+			return s
+		}
+	}
+	s := *batch
+	s.Split, s.named, s.origins = name, at, maps.Clone(batch.origins)
+	c.Splits = append(c.Splits, &s)
+	return &s
+}
+
+func sourcesRule(k toml.Key) string {
+	return fmt.Sprintf("tables, each [[%s]], or a list [{tokens = \"a.bin\", weight = 1}]", k)
+}
+
+// setSources sets the sources from a list of tables, which replaces an earlier list.
+func (s *Split) setSources(at origin, v any) error {
+	list := tables(v)
+	if len(list) == 0 {
+		return fmt.Errorf("%s: must be %s (got %s)", at, sourcesRule(at.key), show(v))
+	}
+	s.Sources, s.origins["sources"] = nil, at
+	for i, table := range list {
+		var src Source
+		k := append(slices.Clone(at.key), strconv.Itoa(i))
+		for _, name := range slices.Sorted(maps.Keys(table)) {
+			if err := setKey(origin{at.doc, append(k, name)}, table[name], &src, nil, sourceKeys); err != nil {
+				return err
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(sourceKeys)) {
+			if _, ok := table[name]; !ok {
+				return fmt.Errorf("%s: must have %s, %s (got none)", origin{at.doc, k}, name, sourceKeys[name].rule)
+			}
+		}
+		s.Sources = append(s.Sources, src)
+	}
+	return nil
+}
+
+// resolved returns the value of a key. A path to one file becomes one that this process can open.
+func (o origin) resolved(v any) any {
+	if path, ok := v.(string); ok && path != "" && o.key[len(o.key)-1] == "torch_state" {
+		return o.doc.relative(path)
+	}
+	return v
+}
+
+// setKey sets the field of c that belongs to a key, which must be in one of known. It keeps the key's origin in origins, unless
+// that is nil.
+func setKey[C any](at origin, v any, c *C, origins map[string]origin, known ...map[string]key[C]) error {
+	name := at.key[len(at.key)-1]
+	var names []string
+	for _, keys := range known {
+		if key, ok := keys[name]; ok {
+			if !key.set(c, v) {
+				return fmt.Errorf("%s: must be %s (got %s)", at, key.rule, show(v))
+			}
+			if origins != nil {
+				origins[name] = at
+			}
+			return nil
+		}
+		names = slices.AppendSeq(names, maps.Keys(keys))
+	}
+	slices.Sort(names)
+	return unknownKey(at, names)
+}
+
+// unknownKey says of a key that stands in the wrong table where it belongs, and of any other which names are known in its place.
+func unknownKey(at origin, names []string) error {
+	k := at.key
+	name := k[len(k)-1]
+	_, sequence := sequenceKeys[name]
+	_, batch := batchKeys[name]
+	_, split := splitKeys[name]
+	_, source := sourceKeys[name]
+	_, memory := memoryKeys[name]
+	_, mount := mountKeys[name]
+	_, log := logKeys[name]
+	var home string
+	switch {
+	case sequence, batch:
+		home = "in [batch] or [splits.X]"
+	case split, name == "sources":
+		home = "in [splits.X]"
+	case source:
+		home = "in [[splits.X.sources]]"
+	case memory:
+		home = "in [memory]"
+	case mount:
+		home = "in [mount]"
+	case log:
+		home = "in [log]"
+	case name == "mountpoint":
+		home = "above the first [table]"
+	default:
+		if len(k) == 3 && k[0] == "splits" {
+			names = slices.Sorted(slices.Values(append(names, "sources")))
+		}
+		return fmt.Errorf("%s: unknown key; must be one of %s", at, strings.Join(names, ", "))
+	}
+	return fmt.Errorf("%s: unknown key; %s must stand %s", at, name, home)
+}

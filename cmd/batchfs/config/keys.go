@@ -1,0 +1,160 @@
+package config
+
+import (
+	"encoding/hex"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"batchfs/cache"
+	"batchfs/cache/array"
+	"batchfs/sampler"
+)
+
+// A key is one key of a table that is decoded to a C.
+type key[C any] struct {
+	rule string                          // what its value must be, for messages
+	set  func(c *C, value any) (ok bool) // sets the field of c; not ok for a value that breaks the rule
+	get  func(c *C) any                  // nil if nobody needs it
+}
+
+var memoryKeys = map[string]key[Memory]{
+	"access":      enumKey(func(c *Memory) *cache.Access { return &c.Access }, cache.Remap, cache.Advise, cache.Pread, cache.Map),
+	"page_cache":  enumKey(func(c *Memory) *string { return &c.PageCache }, "keep", "drop"),
+	"ahead":       intKey(func(c *Memory) *int { return &c.Ahead }, 0, 1024),
+	"ahead_bytes": intKey(func(c *Memory) *int64 { return &c.AheadBytes }, 0, 1<<40),
+}
+
+var mountKeys = map[string]key[Mount]{
+	"allow_other": boolKey(func(c *Mount) *bool { return &c.AllowOther }),
+	"mode": {rule: `octal digits of reading only, as in "0440"`, set: func(c *Mount, value any) bool {
+		s, ok := value.(string)
+		mode, err := strconv.ParseUint(s, 8, 32)
+		c.Mode = uint32(mode)
+		return ok && err == nil && mode > 0 && mode&^0o444 == 0
+	}, get: func(c *Mount) any { return fmt.Sprintf("%04o", c.Mode) }},
+	"uid":     intKey(func(c *Mount) *int64 { return &c.UID }, 0, math.MaxUint32-1), // the last number means no user
+	"gid":     intKey(func(c *Mount) *int64 { return &c.GID }, 0, math.MaxUint32-1),
+	"timeout": durationKey(func(c *Mount) *time.Duration { return &c.Timeout }, 100*time.Millisecond, 24*time.Hour),
+	"grace":   durationKey(func(c *Mount) *time.Duration { return &c.Grace }, 0, 24*time.Hour),
+}
+
+var logKeys = map[string]key[Log]{
+	"level":  enumKey(func(c *Log) *string { return &c.Level }, "debug", "info", "warn", "error"),
+	"format": enumKey(func(c *Log) *string { return &c.Format }, "text", "json"),
+}
+
+// sequenceKeys are the keys of [batch] and [splits.X] that make a sequence of a split. They may also stand in a path, as in
+// train/rank=3,world=8.
+var sequenceKeys = map[string]key[Split]{
+	"batch_size": intKey(func(c *Split) *int { return &c.BatchSize }, 1, sampler.MaxRows),
+	"block_size": intKey(func(c *Split) *int { return &c.BlockSize }, 1, sampler.MaxBlockSize),
+	"dtype": enumKey(func(c *Split) *array.DType { return &c.DType },
+		array.Uint16, array.Uint32, array.Int32, array.Int64, sampler.Native),
+	"layout": enumKey(func(c *Split) *sampler.Layout { return &c.Layout }, sampler.XY, sampler.WholeRows),
+	"order": enumKey(func(c *Split) *sampler.Order { return &c.Order },
+		sampler.Random, sampler.Shuffle, sampler.Sequential, sampler.Torch, sampler.Torch26),
+	"seed":  intKey(func(c *Split) *uint64 { return &c.Seed }, 0, math.MaxInt64),
+	"rank":  intKey(func(c *Split) *int { return &c.Rank }, 0, sampler.MaxRows-1),
+	"world": intKey(func(c *Split) *int { return &c.World }, 1, sampler.MaxRows),
+	"start": intKey(func(c *Split) *uint64 { return &c.Start }, 0, sampler.MaxBatches-1),
+	"steps": intKey(func(c *Split) *uint64 { return &c.Steps }, 1, sampler.MaxBatches),
+}
+
+// batchKeys are the other keys that both [batch] and [splits.X] may have.
+var batchKeys = map[string]key[Split]{
+	"token_dtype": enumKey(func(c *Split) *array.DType { return &c.TokenDType }, array.Uint16, array.Uint32),
+	"torch_state": {rule: "a path", set: func(c *Split, value any) (ok bool) {
+		c.StateFile, ok = value.(string)
+		return ok && c.StateFile != ""
+	}},
+}
+
+// splitKeys are the keys that only [splits.X] may have.
+var splitKeys = map[string]key[Split]{
+	"tokens": {rule: "a path, a glob, or a list of them", set: func(c *Split, value any) (ok bool) {
+		c.Tokens, ok = paths(value)
+		return ok
+	}},
+	"join":      boolKey(func(c *Split) *bool { return &c.Join }),
+	"on_change": enumKey(func(c *Split) *string { return &c.OnChange }, "error", "follow"),
+	"expect_fingerprint": {rule: "32 lower-case hexadecimal digits", set: func(c *Split, value any) (ok bool) {
+		c.Expect, ok = value.(string)
+		_, err := hex.DecodeString(c.Expect)
+		return ok && err == nil && len(c.Expect) == 32 && strings.ToLower(c.Expect) == c.Expect
+	}},
+}
+
+// sourceKeys are the keys of [[splits.X.sources]], which must have them all.
+var sourceKeys = map[string]key[Source]{
+	"tokens": {rule: splitKeys["tokens"].rule, set: func(c *Source, value any) (ok bool) {
+		c.Tokens, ok = paths(value)
+		return ok
+	}},
+	"weight": {rule: "a number above 0", set: func(c *Source, value any) (ok bool) {
+		c.Weight, ok = value.(float64)
+		if n, isInt := value.(int64); isInt {
+			c.Weight, ok = float64(n), true
+		}
+		return ok && c.Weight > 0 && !math.IsInf(c.Weight, 0)
+	}},
+}
+
+// paths returns the paths of a value that is one path or a list of them.
+func paths(value any) (list []string, ok bool) {
+	values, isList := value.([]any)
+	if !isList {
+		values = []any{value}
+	}
+	for _, v := range values {
+		s, ok := v.(string)
+		if !ok || s == "" {
+			return nil, false
+		}
+		list = append(list, s)
+	}
+	return list, len(list) > 0
+}
+
+func intKey[C any, N int | int64 | uint64](field func(*C) *N, least, most int64) key[C] {
+	rule := fmt.Sprintf("a whole number from %d to %d", least, most)
+	return key[C]{rule, func(c *C, value any) bool {
+		n, ok := value.(int64)
+		*field(c) = N(n)
+		return ok && n >= least && n <= most
+	}, func(c *C) any { return *field(c) }}
+}
+
+func enumKey[C any, S ~string](field func(*C) *S, words ...S) key[C] {
+	names := make([]string, len(words))
+	for i, s := range words {
+		names[i] = string(s)
+	}
+	last := len(names) - 1
+	rule := strings.Join(names[:last], ", ") + " or " + names[last]
+	return key[C]{rule, func(c *C, value any) bool {
+		s, ok := value.(string)
+		*field(c) = S(s)
+		return ok && slices.Contains(words, S(s))
+	}, func(c *C) any { return *field(c) }}
+}
+
+func boolKey[C any](field func(*C) *bool) key[C] {
+	return key[C]{"true or false", func(c *C, value any) (ok bool) {
+		*field(c), ok = value.(bool)
+		return ok
+	}, func(c *C) any { return *field(c) }}
+}
+
+func durationKey[C any](field func(*C) *time.Duration, least, most time.Duration) key[C] {
+	rule := fmt.Sprintf(`a duration from %v to %s, as in "90s"`, least, strings.TrimSuffix(most.String(), "0m0s"))
+	return key[C]{rule, func(c *C, value any) bool {
+		s, ok := value.(string)
+		d, err := time.ParseDuration(s)
+		*field(c) = d
+		return ok && err == nil && d >= least && d <= most
+	}, func(c *C) any { return *field(c) }}
+}

@@ -1,0 +1,85 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// An unknownSetting is a name in a path that is no key of a sequence. For whoever looks the path up there is no such file: it
+// is ENOENT.
+type unknownSetting string
+
+func (e unknownSetting) Error() string      { return string(e) }
+func (unknownSetting) Is(target error) bool { return target == syscall.ENOENT }
+
+// With returns the split under the settings of a path component, such as "rank=3,world=8". The error names the whole path and
+// what a value must be; it is syscall.ENOENT if a key is unknown, and nothing that looks like an errno otherwise. With copies
+// no list of the split.
+func (s *Split) With(settings string) (*Split, error) {
+	n := *s
+	if n.base == nil {
+		n.base, n.path = s, s.Split
+	}
+	n.path += "/" + settings
+	seen := map[string]bool{}
+	for _, setting := range strings.Split(settings, ",") {
+		name, text, _ := strings.Cut(setting, "=")
+		key, ok := sequenceKeys[name]
+		if !ok {
+			known := strings.Join(slices.Sorted(maps.Keys(sequenceKeys)), ", ")
+			return nil, unknownSetting(fmt.Sprintf("%s: unknown setting %q; must be one of %s", n.path, name, known))
+		}
+		if seen[name] {
+			return nil, fmt.Errorf("%s: %s is set twice", n.path, name)
+		}
+		seen[name] = true
+		var value any = text
+		if i, err := strconv.ParseInt(text, 10, 64); err == nil {
+			value = i
+		}
+		if !key.set(&n, value) {
+			return nil, fmt.Errorf("%s: %s: must be %s (got %s)", n.path, name, key.rule, show(value))
+		}
+	}
+	return &n, n.check()
+}
+
+// InPath says whether s is a split under the settings of a path.
+func (s *Split) InPath() bool { return s.base != nil }
+
+// Values returns the values of all keys that may stand in a path, by key.
+func (s *Split) Values() map[string]any {
+	all := map[string]any{}
+	for name, key := range sequenceKeys {
+		all[name] = key.get(s)
+	}
+	return all
+}
+
+// Name returns the name of the directory: the split's name, and for a split under the settings of a path a slash and the
+// settings that differ from the split's own. Equal settings have one name however they are written.
+func (s *Split) Name() string {
+	if s.base == nil {
+		return s.Split
+	}
+	own := s.base.Values()
+	differ := s.Values()
+	maps.DeleteFunc(differ, func(key string, value any) bool { return value == own[key] })
+	if len(differ) == 0 {
+		return s.Split
+	}
+	return s.Split + "/" + JoinSettings(differ)
+}
+
+// JoinSettings returns settings as they stand in a path, sorted by key.
+func JoinSettings(settings map[string]any) string {
+	var list []string
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		list = append(list, fmt.Sprintf("%s=%v", name, settings[name]))
+	}
+	return strings.Join(list, ",")
+}

@@ -1,0 +1,255 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// baseSplit is a split of some text, whose path is not its own.
+func baseSplit(t testing.TB, text string) *Split {
+	t.Helper()
+	c, err := decodeText("[splits.train]\ntokens = 'a.bin'\n" + text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.Splits[0]
+}
+
+// under is the split in a directory of a path, "rank=1/world=2" for two, one in the other.
+func under(s *Split, path string) (*Split, error) {
+	for dir := range strings.SplitSeq(path, "/") {
+		var err error
+		if s, err = s.With(dir); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// However settings are written, they have one name, which is a path to them.
+func TestPathsHaveOneName(t *testing.T) {
+	base := baseSplit(t, "seed = 7\nworld = 2\nsteps = 5")
+	for name, paths := range map[string][]string{
+		"train": {
+			"seed=7", "rank=0", "world=2,rank=0", "seed=8/seed=7", "order=shuffle/seed=8/order=random,seed=7", "rank=1/rank=0",
+			"steps=5",
+			"batch_size=12,block_size=1024,dtype=uint16,layout=xy,order=random,rank=0,seed=7,start=0,steps=5,world=2",
+		},
+		"train/rank=3,world=8": {
+			"rank=3,world=8", "world=8,rank=3", "world=8/rank=3", "seed=1/rank=1/world=8,seed=7/rank=3", "rank=03,world=+8",
+			"rank=3,world=8,seed=7",
+		},
+		"train/order=torch-2.6,steps=6": {"steps=6,order=torch-2.6", "order=torch/steps=6/order=torch-2.6"},
+	} {
+		for _, path := range paths {
+			s, err := under(base, path)
+			if err != nil {
+				t.Errorf("%s: %v", path, err)
+			} else if s.Name() != name {
+				t.Errorf("%s: has the name %s, want %s", path, s.Name(), name)
+			}
+		}
+	}
+	if base.Name() != "train" {
+		t.Errorf("the split has the name %s", base.Name())
+	}
+}
+
+// examples are values of each key, one of the longest first.
+var examples = map[string][]any{
+	"batch_size": {16777216, 1, 12, 3},
+	"block_size": {2147483648, 1, 1024},
+	"dtype":      {"uint16", "native", "int64"},
+	"layout":     {"tokens", "xy"},
+	"order":      {"sequential", "torch-2.6", "random"},
+	"rank":       {16777215, 0, 1},
+	"seed":       {int64(9223372036854775807), 0, 1337},
+	"start":      {1099511627775, 0, 3},
+	"steps":      {1099511627776, 1, 7},
+	"world":      {16777216, 2, 4},
+}
+
+func TestPathsInAnyOrderHaveOneName(t *testing.T) {
+	base := baseSplit(t, "seed = 7\nsteps = 7\nworld = 2")
+	rng := rand.New(rand.NewPCG(1, 2))
+	valid := 0
+	for range 2000 {
+		var settings []string
+		for _, key := range slices.Sorted(maps.Keys(examples)) {
+			if rng.IntN(3) == 0 {
+				settings = append(settings, fmt.Sprintf("%s=%v", key, examples[key][1+rng.IntN(len(examples[key])-1)]))
+			}
+		}
+		if len(settings) == 0 {
+			continue
+		}
+		s, err := base.With(strings.Join(settings, ","))
+		if err != nil {
+			continue
+		}
+		rng.Shuffle(len(settings), func(i, j int) { settings[i], settings[j] = settings[j], settings[i] })
+		again, err := base.With(strings.Join(settings, ","))
+		if err != nil || again.Name() != s.Name() {
+			t.Fatalf("%s: %v, is not %s", settings, err, s.Name())
+		}
+		valid++
+		path := settings[0]
+		for _, setting := range settings[1:] {
+			path += ",/"[rng.IntN(2):][:1] + setting
+		}
+		if again, err = under(base, path); err == nil && again.Name() != s.Name() { // within, a rank may be too great yet
+			t.Fatalf("%s: has the name %s, want %s", path, again.Name(), s.Name())
+		}
+	}
+	if valid < 500 {
+		t.Errorf("only %d settings were valid, which shows little", valid)
+	}
+}
+
+// The kernel has 255 bytes for a component of a path, and fs has 352 for a name: a split of 100, a slash and less than 250.
+func TestLongestName(t *testing.T) {
+	base := baseSplit(t, "")
+	base.Split = strings.Repeat("x", 100)
+	longest := map[string]any{}
+	for key := range sequenceKeys {
+		if examples[key] == nil {
+			t.Fatalf("no examples of %s", key)
+		}
+		longest[key] = examples[key][0]
+	}
+	if n := len(JoinSettings(longest)); n >= 250 {
+		t.Errorf("settings of %d bytes: %s", n, JoinSettings(longest))
+	}
+	longest["batch_size"] = 1 // or batch_size times world is too much
+	s, err := base.With(JoinSettings(longest))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(s.Name()); n >= 100+1+250 {
+		t.Errorf("%d bytes: %s", n, s.Name())
+	}
+}
+
+func TestPathErrors(t *testing.T) {
+	const (
+		sixteen = "must be a whole number from 0 to 16777215 (got "
+		orders  = "must be random, shuffle, sequential, torch or torch-2.6 (got "
+	)
+	base := baseSplit(t, "world = 4")
+	for _, test := range []struct{ path, want string }{
+		{"rank=", "rank: " + sixteen + `"")`},
+		{"rank", "rank: " + sixteen + `"")`},
+		{"rank=-1", "rank: " + sixteen + "-1)"},
+		{"rank=1.0", "rank: " + sixteen + `"1.0")`},
+		{"rank=1e3", "rank: " + sixteen + `"1e3")`},
+		{"rank=0x1", "rank: " + sixteen + `"0x1")`},
+		{"rank=1_0", "rank: " + sixteen + `"1_0")`},
+		{"rank= 1", "rank: " + sixteen + `" 1")`},
+		{"rank=1=2", "rank: " + sixteen + `"1=2")`},
+		{"rank=١", "rank: " + sixteen + `"١")`},
+		{"rank={rank}", "rank: " + sixteen + `"{rank}")`}, // an f-string without its f
+		{"rank=\n", "rank: " + sixteen + `"\n")`},
+		{"rank=16777216", "rank: " + sixteen + "16777216)"},
+		{"seed=9223372036854775808", `seed: must be a whole number from 0 to 9223372036854775807 (got "9223372036854775808")`},
+		{"steps=0", "steps: must be a whole number from 1 to 1099511627776 (got 0)"},
+		{"order=shufle", "order: " + orders + `"shufle")`},
+		{"order=7", "order: " + orders + "7)"},
+		{"order=\xff", "order: " + orders + `"\xff")`},
+		{"rank=1,rank=2", "rank is set twice"},
+		{"rank=1,rank=1", "rank is set twice"},
+		{"rank=4", "rank: must be below world, which is 4 here (got 4)"},
+		{"rank=3/world=3", "rank: must be below world, which is 3 here (got 3)"},
+		{"world=2000000", "batch_size: batch_size times world must be at most 16777216 (got 12 times 2000000 here)"},
+	} {
+		s, err := under(base, test.path)
+		want := "train/" + test.path + ": " + test.want
+		if err == nil {
+			t.Errorf("%q: accepted as %s", test.path, s.Name())
+		} else if err.Error() != want || errors.Is(err, syscall.ENOENT) {
+			t.Errorf("%q:\n got %s\nwant %s, and not ENOENT", test.path, err, want)
+		}
+	}
+}
+
+// Programs that look for a file that is not there are to be told that, and nothing else.
+func TestUnknownSettingIsNoFile(t *testing.T) {
+	base := baseSplit(t, "world = 4")
+	for path, key := range map[string]string{
+		"": "", "=": "", ",": "", "=3": "", "rank=3,": "", ",rank=3": "", "rank=1,,seed=1": "", "rnk=3": "rnk", "Rank=3": "Rank",
+		" rank=3": " rank", "ränk=3": "ränk", "\xff=1": "\xff", "a=b": "a", "rank=1,x": "x", "rank=1/rnk=3": "rnk",
+		"token_dtype=uint32": "token_dtype", "torch_state=rng.bin": "torch_state", "tokens=a.bin": "tokens", "join=true": "join",
+	} {
+		_, err := under(base, path)
+		want := fmt.Sprintf("train/%s: unknown setting %q; must be one of batch_size, block_size, dtype, layout, order, rank, "+
+			"seed, start, steps, world", path, key)
+		if !errors.Is(err, syscall.ENOENT) || fmt.Sprint(err) != want {
+			t.Errorf("%q:\n got %v\nwant %s, and ENOENT", path, err, want)
+		}
+	}
+}
+
+// A split is not changed by what is made of it.
+func TestPathLeavesTheSplit(t *testing.T) {
+	base := baseSplit(t, "world = 4")
+	before := *base
+	for _, path := range []string{"rank=3", "rank=3,order=shuffle/seed=1", "rank=9", "rank=1,x=2", "steps=7,dtype=int64"} {
+		under(base, path)
+		if !reflect.DeepEqual(*base, before) {
+			t.Fatalf("%s: the split is %+v, was %+v", path, *base, before)
+		}
+	}
+}
+
+// FuzzPath: what is accepted is valid, and its name is a path to the same.
+func FuzzPath(f *testing.F) {
+	for _, path := range []string{
+		"", "=", ",", "rank=3", "rank=3,world=8", "world=8,rank=3,", "rank=03", "rank=+3", "rank=-0", "order=torch-2.6,steps=1",
+		"batch_size=4,block_size=2147483648,dtype=native,layout=tokens,order=sequential,rank=1,seed=9223372036854775807,start=1",
+		"seed=7,seed=7", "rank=1/rank=0", "start=1099511627775,steps=1099511627776",
+		"world=16777216,batch_size=1,rank=16777215", "dtype=uint16", "x=1", "rank=1/2", "\xff=\xff", "steps=5",
+	} {
+		f.Add(path, "rank=0")
+		f.Add("world=4", path)
+	}
+	base := baseSplit(f, "seed = 7\nworld = 2\nsteps = 5\ndtype = 'native'")
+	valid := Default()
+	f.Fuzz(func(t *testing.T, first, second string) {
+		s, err := base.With(first)
+		if err != nil {
+			if !strings.HasPrefix(err.Error(), "train/"+first+": ") {
+				t.Fatalf("%q: does not name the path: %v", first, err)
+			}
+			return
+		}
+		for _, s := range []*Split{s, within(s, second)} {
+			checkValid(t, &Config{Memory: valid.Memory, Mount: valid.Mount, Splits: []*Split{s}})
+			again := base
+			if _, settings, differs := strings.Cut(s.Name(), "/"); differs {
+				if again, err = base.With(settings); err != nil {
+					t.Fatalf("%q, %q: %s: %v", first, second, s.Name(), err)
+				}
+			}
+			if again.Name() != s.Name() || !maps.Equal(again.Values(), s.Values()) {
+				t.Fatalf("%q, %q: %s is %v, its name makes %s of %v", first, second, s.Name(), s.Values(), again.Name(), again.Values())
+			}
+			if len(s.Name()) >= 100+1+250 {
+				t.Fatalf("%q, %q: the name has %d bytes", first, second, len(s.Name()))
+			}
+		}
+	})
+}
+
+// within is s under a path, or s itself where it is none.
+func within(s *Split, path string) *Split {
+	if n, err := s.With(path); err == nil {
+		return n
+	}
+	return s
+}

@@ -1,0 +1,43 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+)
+
+// CanReplace returns an error that names the first difference, unless c may take the place of old, the configuration of a mount,
+// under its readers: every file and every batch stays what it is.
+func (c *Config) CanReplace(old *Config) error {
+	const fix = "unmount, and mount anew, to change it"
+	for _, key := range slices.Sorted(maps.Keys(mountKeys)) {
+		now, then := mountKeys[key].get(&c.Mount), mountKeys[key].get(&old.Mount)
+		if key != "timeout" && now != then {
+			return fmt.Errorf("mount.%s is %v, and the configuration has %v; %s", key, then, now, fix)
+		}
+	}
+	for _, oldSplit := range old.Splits {
+		i := slices.IndexFunc(c.Splits, func(s *Split) bool { return s.Split == oldSplit.Split })
+		if i < 0 {
+			return fmt.Errorf("splits.%s is mounted, and the configuration has it no more; %s", oldSplit.Split, fix)
+		}
+		now, then := c.Splits[i].fixedByMount(), oldSplit.fixedByMount()
+		for _, key := range slices.Sorted(maps.Keys(then)) {
+			if !reflect.DeepEqual(now[key], then[key]) {
+				return fmt.Errorf("splits.%s.%s is %v in the mount, and the configuration has %v; %s", oldSplit.Split, key, then[key], now[key], fix)
+			}
+		}
+	}
+	if len(c.Splits) > len(old.Splits) {
+		return fmt.Errorf("the configuration has splits that the mount has not; %s", fix)
+	}
+	return nil
+}
+
+// fixedByMount returns the settings of a split that cannot change while it is mounted.
+func (s *Split) fixedByMount() map[string]any {
+	all := s.Values()
+	all["tokens"], all["sources"], all["join"], all["token_dtype"], all["torch_state"] = s.Tokens, s.Sources, s.Join, s.TokenDType, s.StateFile
+	return all
+}

@@ -1,0 +1,37 @@
+package config
+
+import (
+	"fmt"
+	"testing"
+)
+
+func TestCanReplace(t *testing.T) {
+	const fix = "; unmount, and mount anew, to change it"
+	const mixed = "[[splits.mix.sources]]\ntokens = 'a.bin'\nweight = "
+	for _, test := range []struct{ old, now, want string }{
+		{train, train, ""},
+		{train, "memory.access = 'map'\nlog.level = 'debug'\nmount.timeout = '1s'\n" + train + "on_change = 'follow'", ""},
+		{train, train + "seed = 1337", ""}, // which is the default
+		{train, train + "seed = 7", "splits.train.seed is 1337 in the mount, and the configuration has 7" + fix},
+		{train, train + "join = true", "splits.train.join is false in the mount, and the configuration has true" + fix},
+		{train, "mount.mode = '0400'\n" + train, "mount.mode is 0444, and the configuration has 0400" + fix},
+		{train, "mount.grace = '1s'\n" + train, "mount.grace is 10s, and the configuration has 1s" + fix},
+		{train, "[splits.train]\ntokens = 'b.bin'", "splits.train.tokens is [a.bin] in the mount, and the configuration has [b.bin]" + fix},
+		{train, "[splits.val]\ntokens = 'a.bin'", "splits.train is mounted, and the configuration has it no more" + fix},
+		{train, train + "[splits.val]\ntokens = 'a.bin'", "the configuration has splits that the mount has not" + fix},
+		{mixed + "1", mixed + "2", "splits.mix.sources is [{[a.bin] 1}] in the mount, and the configuration has [{[a.bin] 2}]" + fix},
+		{mixed + "2", mixed + "2.0", ""},
+	} {
+		old, err := decodeText(test.old)
+		if err != nil {
+			t.Fatal(err)
+		}
+		now, err := decodeText(test.now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(now.CanReplace(old)); got != test.want && !(test.want == "" && got == "<nil>") {
+			t.Errorf("%q, then %q:\n got %s\nwant %s", test.old, test.now, got, test.want)
+		}
+	}
+}

@@ -1,0 +1,200 @@
+// Package dataset makes batches that can be served out of a configuration: it opens the token files of each split, and binds
+// them to the split's settings, and to other settings in a path.
+//
+// A [Dataset] is the result. It describes itself (info.json, the origin of each row, which batches hold a token), becomes an
+// [fs.Sequence] that follows its token files when they change, and a [Snapshot], from which another process serves the same.
+package dataset
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"strings"
+
+	"batchfs/cache"
+	"batchfs/cmd/batchfs/config"
+	"batchfs/fs"
+	"batchfs/sampler"
+)
+
+// A Dataset is a split whose token files are open and checked; or such a split under the settings of a path, which shares
+// everything with the split that depends on the files. It does not change, and is safe for concurrent use.
+type Dataset struct {
+	Split    *config.Split     // its TorchState is set if the configuration names a file
+	Sequence *sampler.Sequence // the batches
+
+	sources     []*cache.Tokens
+	fingerprint string     // of the files of all sources
+	version     fs.Version // of the tokens
+	steps       uint64     // batches in batches.bin
+}
+
+// Open opens and checks the token files of all splits.
+func Open(c *config.Config) ([]*Dataset, error) {
+	var all []*Dataset
+	for _, s := range c.Splits {
+		d, err := OpenSplit(s, c.Memory)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, d)
+	}
+	return all, nil
+}
+
+// OpenPath opens one split of the configuration by its path in a mount: "train", or "train/rank=3,world=8" for the split under
+// settings.
+func OpenPath(c *config.Config, path string) (*Dataset, error) {
+	name, settings, _ := strings.Cut(path, "/")
+	i := slices.IndexFunc(c.Splits, func(s *config.Split) bool { return s.Split == name })
+	if i < 0 {
+		var names []string
+		for _, s := range c.Splits {
+			names = append(names, s.Split)
+		}
+		return nil, fmt.Errorf("no split %q; there are %q", name, names)
+	}
+	d, err := OpenSplit(c.Splits[i], c.Memory)
+	for part := range strings.FieldsFuncSeq(settings, func(r rune) bool { return r == '/' }) {
+		if err == nil {
+			d, err = d.With(part)
+		}
+	}
+	return d, err
+}
+
+// OpenSplit opens and checks the token files of one split. The error names the split, and the file or the key that is wrong.
+func OpenSplit(s *config.Split, m config.Memory) (*Dataset, error) { return open(s, m, nil) }
+
+// open opens a split. previous are its sources before their files changed, or nil.
+func open(s *config.Split, m config.Memory, previous []*cache.Tokens) (*Dataset, error) {
+	files, err := s.Files()
+	if err != nil {
+		return nil, err
+	}
+	o := tokenOptions(s, m)
+	o.Fingerprint = cache.NewFingerprint(len(slices.Concat(files...)))
+	sources := make([]*cache.Tokens, len(files))
+	for i, paths := range files {
+		if previous != nil {
+			o.Previous = previous[i]
+		}
+		if sources[i], err = cache.Open(paths, o); err != nil {
+			return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
+		}
+	}
+	return newDataset(s, sources, o.Fingerprint.String())
+}
+
+func tokenOptions(s *config.Split, m config.Memory) cache.Options {
+	return cache.Options{DType: s.TokenDType, Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop"}
+}
+
+// newDataset binds tokens to a split's settings. It fails on a wrong fingerprint, too few tokens, or a torch_state that cannot
+// be used.
+func newDataset(s *config.Split, sources []*cache.Tokens, fingerprint string) (*Dataset, error) {
+	d := &Dataset{sources: sources, fingerprint: fingerprint}
+	if err := d.bind(s); err != nil {
+		return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
+	}
+	return d, nil
+}
+
+func (d *Dataset) bind(split *config.Split) (err error) {
+	s := *split
+	if s.Expect != "" && d.fingerprint != s.Expect {
+		return fmt.Errorf("expect_fingerprint is %s, but that of the files is %s: they are other data, or have other names", s.Expect, d.fingerprint)
+	}
+	// Read once: a trainer may write to the file later, and that must not change the batches of a mount.
+	if s.StateFile != "" && s.TorchState == nil {
+		if s.TorchState, err = readState(s.StateFile); err != nil {
+			return fmt.Errorf("torch_state: %w", err)
+		}
+	}
+	d.Split = &s
+	settings := s.Settings
+	for _, source := range s.Sources {
+		settings.Weights = append(settings.Weights, source.Weight)
+	}
+	var tokens []sampler.Tokens
+	for _, source := range d.sources {
+		tokens = append(tokens, source)
+	}
+	if d.Sequence, err = sampler.New(tokens, settings); err != nil {
+		return err
+	}
+	return d.countSteps()
+}
+
+// readState reads a file of the size that torch.get_rng_state() gives. It reads a little more, so that the error about a longer
+// file can tell its size.
+func readState(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, 1<<16))
+}
+
+func (d *Dataset) countSteps() error {
+	if d.steps = d.Split.Steps; d.steps == 0 {
+		d.steps = uint64(d.Sequence.BatchesPerEpoch())
+	}
+	// The last byte of batches.bin must have an offset, and batches.npy has a header before its first byte.
+	if size := d.Sequence.Arrays().MainBytes(); d.steps > math.MaxInt64/2/uint64(size) {
+		return fmt.Errorf("%d batches of %d bytes are more than a file can hold; set steps to fewer", d.steps, size)
+	}
+	return nil
+}
+
+// With returns the dataset under the settings of a path component, such as "rank=3,world=8". It takes the same small amount of
+// memory however many token files there are. The error is syscall.ENOENT if a setting is unknown.
+func (d *Dataset) With(settings string) (*Dataset, error) {
+	s, err := d.Split.With(settings)
+	if err != nil {
+		return nil, err
+	}
+	return d.withSettings(s)
+}
+
+// withSettings returns the dataset under the settings of s, a split that With of the same split returned.
+func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
+	n := *d
+	n.Split = s
+	if n.Sequence, err = d.Sequence.With(s.Settings); err == nil {
+		err = n.countSteps()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.Origin(), err)
+	}
+	return &n, nil
+}
+
+// Len returns the number of tokens of all sources.
+func (d *Dataset) Len() (n int64) {
+	for _, tokens := range d.sources {
+		n += tokens.Len()
+	}
+	return n
+}
+
+// Files returns the paths of the token files, source after source.
+func (d *Dataset) Files() (paths []string) {
+	for _, tokens := range d.sources {
+		paths = append(paths, tokens.Files()...)
+	}
+	return paths
+}
+
+// check looks whether the files are still those that were opened.
+func (d *Dataset) check() error {
+	for _, tokens := range d.sources {
+		if err := tokens.Check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}

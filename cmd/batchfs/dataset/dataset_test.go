@@ -1,0 +1,435 @@
+package dataset
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"batchfs/cmd/batchfs/config"
+	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/fs"
+	"batchfs/sampler"
+)
+
+// openHere opens the splits of a configuration file of this text in the working directory.
+func openHere(t testing.TB, text string) ([]*Dataset, error) {
+	t.Helper()
+	testfiles.Write(t, map[string]string{"config.toml": text})
+	return openConfig(t)
+}
+
+// openConfig opens the splits of config.toml in the working directory.
+func openConfig(t testing.TB) ([]*Dataset, error) {
+	t.Helper()
+	c, err := new(config.Flags).Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Open(c)
+}
+
+func mustOpen(t testing.TB, text string) []*Dataset {
+	t.Helper()
+	testfiles.Write(t, map[string]string{"config.toml": text})
+	return mustOpenConfig(t)
+}
+
+func mustOpenConfig(t testing.TB) []*Dataset {
+	t.Helper()
+	all, err := openConfig(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func batch(t testing.TB, read func([]byte, uint64, int64) error, size int64, k uint64) []byte {
+	t.Helper()
+	b := make([]byte, size)
+	if err := read(b, k, 0); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// Each error names the split, and what to do.
+func TestOpenErrors(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Positions(t, map[string]int{"a.bin": 50, "b.bin": 50, "short.bin": 4})
+	testfiles.Write(t, map[string]string{
+		"rng.bin": testfiles.TorchState(0), "zip.bin": "PK\x03\x04", "empty.bin": "", "left.bin": testfiles.TorchState(8, 0), "big.bin": testfiles.TorchState(0) + "x",
+	})
+	const torchTwo = "splits.train: order torch draws from one array of tokens, here are 2: use one file or join = true"
+	const two = testfiles.Small + "[splits.train]\ntokens = ['a.bin', 'b.bin']\n"
+	const one = testfiles.Small + "[splits.train]\ntokens = 'a.bin'\n"
+	const noState = "splits.train: torch_state: open none.bin: no such file or directory"
+	const notState = "splits.train: torch_state: not the 5056 bytes of torch.get_rng_state().numpy().tofile(path): "
+	for _, test := range []struct{ text, want string }{
+		{two + "order = 'torch'", torchTwo},
+		{two + "order = 'torch-2.6'", strings.Replace(torchTwo, "torch", "torch-2.6", 1)},
+		{two + "order = 'torch'\njoin = true", ""},
+		{testfiles.Small + "[splits.mix]\norder = 'torch'\n" + testfiles.Mixture("weight = 1", "weight = 2"),
+			"splits.mix: order torch draws from one array of tokens and cannot mix sources; choose another order"},
+		{testfiles.Small + testfiles.Mixture("weight = 1", "weight = 1e-9"), "splits.mix: weight 1e-09 of source 1: less than a millionth of the sum; " +
+			"raise it or drop the source"},
+
+		{one + "order = 'torch'\ntorch_state = 'rng.bin'", ""},
+		{one + "order = 'torch'\ntorch_state = 'none.bin'", noState},
+		{one + "order = 'random'\ntorch_state = 'none.bin'", noState},
+		{one + "order = 'torch'\ntorch_state = '.'", "splits.train: torch_state: read .: is a directory"},
+		{one + "order = 'torch'\ntorch_state = 'zip.bin'", notState + "there are 4"},
+		{one + "order = 'torch'\ntorch_state = 'empty.bin'", notState + "there are 0"},
+		{one + "order = 'torch'\ntorch_state = 'big.bin'", notState + "there are 5057"},
+		{one + "order = 'torch'\ntorch_state = 'left.bin'", notState + "bytes 8 to 11 (left) are 0, not 1 to 624"},
+		{one + "order = 'torch'\ntorch_state = 'rng.bin'\nworld = 2",
+			"splits.train: torch_state is that of one rank: set rank = 0 and world = 1, or leave it out (got rank 0 of 2)"},
+
+		{one + "expect_fingerprint = '0123456789abcdef0123456789abcdef'",
+			"splits.train: expect_fingerprint is 0123456789abcdef0123456789abcdef, but that of the files is "},
+		{one + "block_size = 50", "splits.train: " + abs(t, "a.bin") + ": 50 tokens, need at least block_size+1 = 51"},
+		{one + "steps = 1099511627776\nbatch_size = 16777216",
+			"splits.train: 1099511627776 batches of 536870912 bytes are more than a file can hold; set steps to fewer"},
+	} {
+		_, err := openHere(t, test.text)
+		if (err == nil) != (test.want == "") || err != nil && !strings.HasPrefix(err.Error(), test.want) {
+			t.Errorf("%s:\n got %v\nwant %s", test.text, err, test.want)
+		}
+	}
+}
+
+func abs(t testing.TB, path string) string {
+	t.Helper()
+	path, err := filepath.Abs(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func openMany(t *testing.T) []*Dataset {
+	t.Helper()
+	testfiles.WriteManySplits(t)
+	return mustOpenConfig(t)
+}
+
+// What names a sequence is a path to it, from the split and from its directories.
+func TestLabelIsAPath(t *testing.T) {
+	for _, d := range openMany(t) {
+		paths := []string{"", "seed=9", "batch_size=5,dtype=int64,layout=tokens", "start=7,steps=3"}
+		if d.Sequence.TorchState == nil {
+			paths = append(paths, "rank=2,world=3")
+		}
+		for _, path := range paths {
+			there := d
+			if path != "" {
+				var err error
+				if there, err = d.With(path); err != nil {
+					t.Fatal(err)
+				}
+			}
+			name, settings, _ := strings.Cut(there.label(), "/")
+			if name != d.Split.Split || len(settings) > 255 {
+				t.Errorf("%s/%s: label %s", d.Split.Split, path, there.label())
+			}
+			for _, from := range []*Dataset{d, there} {
+				back, err := from.With(settings)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !reflect.DeepEqual(back.Sequence.Settings, there.Sequence.Settings) || back.label() != there.label() {
+					t.Errorf("%s/%s: %+v, %s, want %+v, %s", d.Split.Split, path, back.Sequence.Settings, back.label(),
+						there.Sequence.Settings, there.label())
+				}
+				for k := range uint64(3) {
+					size := there.Sequence.Arrays().Bytes()
+					if !bytes.Equal(batch(t, back.Sequence.Read, size, k), batch(t, there.Sequence.Read, size, k)) {
+						t.Errorf("%s/%s: batch %d differs", d.Split.Split, path, k)
+					}
+				}
+			}
+		}
+	}
+}
+
+// Settings in a path cost the same memory however many files there are: the kernel remembers many such paths.
+func TestPathsCostTheSame(t *testing.T) {
+	const paths = 1000
+	var bytes []uint64 // of one path
+	for _, files := range []int{2, 2000} {
+		t.Chdir(t.TempDir())
+		names := map[string]int{}
+		for i := range files {
+			names[fmt.Sprintf("%04d.bin", i)] = 9
+		}
+		testfiles.Positions(t, names)
+		s := follow(t, testfiles.Small+"[splits.train]\ntokens = '*.bin'")
+		kept := make([]*fs.Sequence, paths)
+		var before, after runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		for i := range kept {
+			var err error
+			if kept[i], err = s.With(fmt.Sprintf("seed=%d,rank=3,world=8", i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		runtime.KeepAlive(kept)
+		runtime.KeepAlive(s)
+		bytes = append(bytes, (after.HeapAlloc-before.HeapAlloc)/paths)
+	}
+	if bytes[1] > bytes[0]+200 {
+		t.Errorf("%d bytes for a path with 2 files, %d with 2000", bytes[0], bytes[1])
+	}
+}
+
+func TestPathThatCannotBeServed(t *testing.T) {
+	d := openMany(t)[0]
+	for path, want := range map[string]string{
+		"block_size=50":      abs(t, "a.bin") + ": 50 tokens, need at least block_size+1 = 51",
+		"seed=1/order=torch": "order torch draws from one array of tokens, here are 2: use one file or join = true",
+		"batch_size=8388608,steps=1099511627776": "1099511627776 batches of 268435456 bytes are more than a file can hold; " +
+			"set steps to fewer",
+	} {
+		var err error
+		there := d
+		for dir := range strings.SplitSeq(path, "/") {
+			if err == nil {
+				there, err = there.With(dir)
+			}
+		}
+		if want := "random/" + path + ": " + want; fmt.Sprint(err) != want || errors.Is(err, syscall.ENOENT) {
+			t.Errorf("%s:\n got %v\nwant %s", path, err, want)
+		}
+	}
+}
+
+// follow is a split as a mount has it.
+func follow(t testing.TB, text string) *fs.Sequence {
+	t.Helper()
+	d := mustOpen(t, text)[0]
+	f := &followed{memory: config.Memory{Access: "pread", PageCache: "keep"}, log: slog.New(slog.DiscardHandler),
+		changed: func(*Dataset) error { return nil }, now: d}
+	return f.sequence(d)
+}
+
+// When token files change, a split and its directories of settings go on with the new ones, as if mounted anew.
+func TestFollow(t *testing.T) {
+	for _, settings := range []string{
+		"", "steps = 9", "order = 'shuffle'\nworld = 2", "order = 'torch'\ntorch_state = 'rng.bin'",
+	} {
+		for _, path := range []string{"", "seed=9", "start=3,steps=4", "dtype=int64/seed=9"} {
+			t.Chdir(t.TempDir())
+			text := testfiles.Small + "[splits.train]\ntokens = '[ab].bin'\njoin = true\non_change = 'follow'\n" + settings
+			testfiles.Positions(t, map[string]int{"a.bin": 50})
+			testfiles.Write(t, map[string]string{"rng.bin": testfiles.TorchState(0)})
+			s := follow(t, text)
+			for _, settings := range strings.FieldsFunc(path, func(r rune) bool { return r == '/' }) {
+				var err error
+				if s, err = s.With(settings); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if now, err := s.Now(); now != s || err != nil {
+				t.Fatalf("%q, %q: before anything changed: %v", settings, path, err)
+			}
+
+			testfiles.Positions(t, map[string]int{"a.bin": 60, "b.bin": 30})
+			now, err := s.Now()
+			if err != nil {
+				t.Errorf("%q, %q: %v", settings, path, err)
+				continue
+			}
+			want := mustOpen(t, text)[0]
+			for _, settings := range strings.FieldsFunc(path, func(r rune) bool { return r == '/' }) {
+				if want, err = want.With(settings); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for k := range uint64(5) {
+				if !bytes.Equal(batch(t, now.Read, now.Batch.Bytes(), k), batch(t, want.Sequence.Read, want.Sequence.Arrays().Bytes(), k)) {
+					t.Errorf("%q, %q: batch %d is not that of the new files", settings, path, k)
+				}
+			}
+			if now.Version != 1 || now.Steps != want.steps || now.Name != s.Name || now.Start != s.Start {
+				t.Errorf("%q, %q: %+v", settings, path, now)
+			}
+			if again, err := now.Now(); again != now || err != nil {
+				t.Errorf("%q, %q: and once more: %v", settings, path, err)
+			}
+		}
+	}
+}
+
+// A trainer may write its state to the file that the mount began with.
+func TestFollowKeepsTheState(t *testing.T) {
+	t.Chdir(t.TempDir())
+	text := testfiles.Small + "[splits.train]\ntokens = 'a.bin'\non_change = 'follow'\norder = 'torch'\ntorch_state = 'rng.bin'"
+	testfiles.Positions(t, map[string]int{"a.bin": 50})
+	testfiles.Write(t, map[string]string{"rng.bin": testfiles.TorchState(0)})
+	s := follow(t, text)
+	testfiles.Positions(t, map[string]int{"a.bin": 60})
+	want := mustOpen(t, text)[0]
+	testfiles.Write(t, map[string]string{"rng.bin": testfiles.TorchState(24, 77, 77)})
+	now, err := s.Now()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(batch(t, now.Read, now.Batch.Bytes(), 3), batch(t, want.Sequence.Read, now.Batch.Bytes(), 3)) {
+		t.Error("the batches are those of another state")
+	}
+}
+
+// What cannot be followed is ESTALE, says why, and is served again when it is back.
+func TestCannotFollow(t *testing.T) {
+	for _, test := range []struct {
+		onChange, path string
+		tokens         int // that the file has then
+		want           string
+	}{
+		{"error", "", 60, "has changed since it was opened"},
+		{"error", "seed=9", 60, "has changed since it was opened"},
+		{"follow", "", 3, "what is there now cannot be served: splits.train: "},
+		{"follow", "block_size=40", 30, "these settings do not suit the new ones: train/block_size=40: "},
+	} {
+		t.Chdir(t.TempDir())
+		testfiles.Positions(t, map[string]int{"a.bin": 50})
+		s := follow(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = '"+test.onChange+"'")
+		if test.path != "" {
+			var err error
+			if s, err = s.With(test.path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Rename("a.bin", "kept.bin"); err != nil {
+			t.Fatal(err)
+		}
+		testfiles.Positions(t, map[string]int{"a.bin": test.tokens})
+		if now, err := s.Now(); now != s || !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%+v: error %v", test, err)
+		}
+		if err := os.Rename("kept.bin", "a.bin"); err != nil {
+			t.Fatal(err)
+		}
+		now, err := s.Now()
+		if err != nil {
+			t.Fatalf("%+v: with the file back: %v", test, err)
+		}
+		batch(t, now.Read, now.Batch.Bytes(), 3)
+	}
+}
+
+// rowBytes are those of row j of a batch: of x and then y, or of the layout tokens.
+func rowBytes(d *Dataset, batch []byte, j int) []byte {
+	n := len(batch) / d.Sequence.BatchSize
+	if d.Sequence.Layout == sampler.XY {
+		n /= 2
+	}
+	return batch[j*n:][:n]
+}
+
+// Each row is what lies in its file at its start, and is of the epoch that its source has come to.
+func TestProvenance(t *testing.T) {
+	for _, d := range openMany(t) {
+		windows := make([]int, max(1, len(d.Split.Sources))) // disjoint ones, by source
+		for i, tokens := range d.sources {
+			all := 0
+			for _, file := range tokens.Files() {
+				n := fileSize(t, file) / 4
+				if all += n; !d.Split.Join {
+					windows[i] += (n - 1) / 4
+				}
+			}
+			if d.Split.Join {
+				windows[i] = (all - 1) / 4
+			}
+		}
+		given := make([]int, len(windows)) // rows, by source
+		next := uint64(0)                  // row
+		for k := range uint64(20) {
+			for rank := range d.Sequence.World {
+				d, err := d.With(fmt.Sprintf("rank=%d", rank))
+				if err != nil {
+					t.Fatal(err)
+				}
+				batch, p := batch(t, d.Sequence.Read, d.Sequence.Arrays().Bytes(), k), d.provenance(k)
+				if p.Batch != k || p.Sequence != d.label() || p.Fingerprint != d.fingerprint || len(p.Rows) != 3 {
+					t.Fatalf("%s: batch %d is %+v", d.label(), k, p)
+				}
+				for j, row := range p.Rows {
+					source := 0
+					if row.Source != nil {
+						source = *row.Source
+					}
+					if (row.Source != nil) != (len(d.Split.Sources) > 0) {
+						t.Errorf("%s: row of source %v", d.label(), row.Source)
+					}
+					if want := uint64(given[source] / windows[source]); row.Row != next || row.Epoch != want {
+						t.Errorf("%s: row %d of epoch %d, want row %d of epoch %d", d.label(), row.Row, row.Epoch, next, want)
+					}
+					given[source]++
+					next++
+					want := rowBytes(d, batch, j)
+					if got := fileBytes(t, row.File, 4*row.Start, len(want)); !bytes.HasPrefix(want, got) ||
+						len(got) < len(want) && !d.Split.Join {
+						t.Errorf("%s: row %d of batch %d is % x, but from token %d on %s has % x",
+							d.label(), j, k, want, row.Start, row.File, got)
+					}
+				}
+			}
+		}
+		for i, n := range given {
+			if n < 2*windows[i] && d.Split.Order != sampler.Random {
+				t.Errorf("%s: source %d came to %d rows of %d an epoch, which shows little", d.label(), i, n, windows[i])
+			}
+		}
+	}
+}
+
+func fileSize(t testing.TB, path string) int {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int(info.Size())
+}
+
+// fileBytes are as many of n bytes of a file as it has.
+func fileBytes(t testing.TB, path string, at int64, n int) []byte {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	b := make([]byte, n)
+	n, err = f.ReadAt(b, at)
+	if err != nil && err != io.EOF {
+		t.Fatal(err)
+	}
+	return b[:n]
+}
+
+// A batch of too many rows for a file has none.
+func TestProvenanceOfManyRows(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Positions(t, map[string]int{"a.bin": 50})
+	text := testfiles.Small + "[splits.train]\ntokens = 'a.bin'\nlayout = 'tokens'\nbatch_size = "
+	for _, rows := range []int{1 << 16, 1<<16 + 1} {
+		d := mustOpen(t, fmt.Sprint(text, rows))[0]
+		if s := (&followed{now: d}).sequence(d); (s.Provenance != nil) != (rows == 1<<16) {
+			t.Errorf("%d rows: there is a file: %v", rows, s.Provenance != nil)
+		}
+	}
+}

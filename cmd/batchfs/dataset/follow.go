@@ -1,0 +1,90 @@
+package dataset
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"syscall"
+
+	"batchfs/cache"
+	"batchfs/cmd/batchfs/config"
+	"batchfs/fs"
+)
+
+// followed is a split that is served while its token files may change. If the split says so, it is opened again when they do.
+//
+// Locks: changed is called with mu held, and locks the publisher's.
+type followed struct {
+	memory  config.Memory
+	log     *slog.Logger
+	changed func(*Dataset) error // called before anybody reads other tokens
+	mu      sync.Mutex
+	now     *Dataset // guarded by mu
+}
+
+// current returns the split with its files as they are now. The error is syscall.ESTALE if they changed and the split does not
+// follow that, or cannot be served from the new files; the dataset is the old one then.
+func (f *followed) current() (*Dataset, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	old := f.now
+	err := old.check()
+	var change *cache.ChangedError
+	if old.Split.OnChange != "follow" || !errors.As(err, &change) {
+		return old, err
+	}
+	fresh, openErr := open(old.Split, f.memory, old.sources)
+	if openErr != nil {
+		return old, fmt.Errorf("the token files changed, and what is there now cannot be served: %w (%w)", openErr, syscall.ESTALE)
+	}
+	fresh.version = old.version + 1
+	if err := f.changed(fresh); err != nil {
+		return old, fmt.Errorf("the token files changed, which a successor would have to know: %w (%w)", err, syscall.ESTALE)
+	}
+	for _, tokens := range old.sources {
+		tokens.Release() // sequences that nobody reads hold them too
+	}
+	f.now = fresh
+	f.log.Warn("token files changed: the new ones are served", "split", fresh.Split.Split, "changes", fresh.version, "file", change.Path,
+		"how", change.How, "tokens", fresh.Len(), "fingerprint", fresh.fingerprint)
+	return fresh, nil
+}
+
+// sequence returns d, the split or the split under the settings of a path, as a mount shows it.
+func (f *followed) sequence(d *Dataset) *fs.Sequence {
+	s := &fs.Sequence{
+		Name:     d.Split.Name(),
+		Batch:    d.Sequence.Arrays(),
+		Steps:    d.steps,
+		Start:    d.Split.Start,
+		Metadata: map[string]string{"sequence": d.label(), "fingerprint": d.fingerprint},
+		Info:     d.info,
+		Read:     d.Sequence.Read,
+		Version:  d.version,
+		Follows:  d.Split.OnChange == "follow",
+	}
+	if d.Sequence.BatchSize <= maxProvenance {
+		s.Provenance = d.Provenance
+	}
+	s.With = func(settings string) (*fs.Sequence, error) {
+		other, err := d.With(settings)
+		if err != nil {
+			return nil, err
+		}
+		return f.sequence(other), nil
+	}
+	s.Now = func() (*fs.Sequence, error) {
+		now, err := f.current()
+		if err != nil || now.version == d.version {
+			return s, err
+		}
+		if d.Split.InPath() {
+			if now, err = now.withSettings(d.Split); err != nil {
+				return s, fmt.Errorf("the token files changed, and these settings do not suit the new ones: %w (%w)", err, syscall.ESTALE)
+			}
+		}
+		return f.sequence(now), nil
+	}
+	return s
+}

@@ -1,0 +1,181 @@
+package dataset
+
+import (
+	"cmp"
+	"encoding/gob"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"batchfs/cache"
+	"batchfs/cmd/batchfs/config"
+	"batchfs/fs"
+)
+
+// A Snapshot is a mount as it was set up: what a process needs to serve what another process served, although somebody may have
+// edited the configuration or moved the token files since.
+type Snapshot struct {
+	Mountpoint string
+	Dir        string           // that the command was given in
+	Flags      config.Flags     // to read the configuration again with
+	Raw        config.RawConfig // the configuration
+	NoResend   bool             // see supervise.Options
+	Splits     []splitSnapshot
+}
+
+// A splitSnapshot is the data of a split.
+type splitSnapshot struct {
+	Name        string
+	Sources     []cache.Manifest
+	Fingerprint string
+	TorchState  []byte
+	Version     fs.Version
+}
+
+// NewSnapshot returns the snapshot of a mount. raw is what flags read in the working directory, and datasets are all of its
+// splits.
+func NewSnapshot(mountpoint string, flags config.Flags, raw config.RawConfig, datasets []*Dataset) (*Snapshot, error) {
+	dir, err := unix.Getwd() // unlike os.Getwd, it works in a directory that may not be entered
+	if err != nil {
+		return nil, err
+	}
+	s := &Snapshot{Mountpoint: mountpoint, Dir: dir, Flags: flags, Raw: raw}
+	for _, d := range datasets {
+		s.Splits = append(s.Splits, d.snapshot())
+	}
+	return s, nil
+}
+
+func (d *Dataset) snapshot() splitSnapshot {
+	s := splitSnapshot{Name: d.Split.Split, Fingerprint: d.fingerprint, TorchState: d.Split.TorchState, Version: d.version}
+	for _, tokens := range d.sources {
+		s.Sources = append(s.Sources, tokens.Manifest())
+	}
+	return s
+}
+
+// File returns a file in memory, without a name, that ReadSnapshot reads. The caller closes it.
+func (s *Snapshot) File() (*os.File, error) {
+	fd, err := unix.MemfdCreate("batchfs-snapshot", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("shared memory: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), "snapshot")
+	if err := gob.NewEncoder(file).Encode(s); err != nil {
+		file.Close()
+		return nil, fmt.Errorf("shared memory: %w", err)
+	}
+	return file, nil
+}
+
+// ReadSnapshot reads a file that File made. It leaves the file's offset alone, which other processes share.
+func ReadSnapshot(file *os.File) (*Snapshot, error) {
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	s := new(Snapshot)
+	return s, gob.NewDecoder(io.NewSectionReader(file, 0, info.Size())).Decode(s)
+}
+
+// Config returns the configuration, its paths to token files absolute.
+func (s *Snapshot) Config() (*config.Config, error) {
+	c, err := s.Raw.Decode()
+	if err != nil {
+		return nil, err
+	}
+	c.MakeAbsolute(s.Dir)
+	return c, nil
+}
+
+// Reload returns the snapshot with the configuration as it is written now. It enters the directory that the command was given
+// in. The error says what cannot change while it is mounted.
+func (s *Snapshot) Reload() (*Snapshot, error) {
+	old, err := s.Config()
+	if err != nil {
+		return nil, err
+	}
+	// The command may have been given in a directory that may not be entered, with absolute paths.
+	if err := os.Chdir(s.Dir); err != nil && !filepath.IsAbs(cmp.Or(s.Flags.Config, s.Flags.Data)) {
+		return nil, err
+	}
+	fresh := *s
+	if fresh.Raw, err = fresh.Flags.Read(); err != nil {
+		return nil, err
+	}
+	now, err := fresh.Config()
+	if err != nil {
+		return nil, err
+	}
+	return &fresh, now.CanReplace(old)
+}
+
+// Sequences returns the splits of c, the configuration of the snapshot, as a mount shows them, with the data of the snapshot:
+// the token files are not opened until a batch is read. Each follows its files as the configuration says. publish is given a
+// snapshot for later workers, which it closes, before anybody reads other tokens.
+func (s *Snapshot) Sequences(c *config.Config, log *slog.Logger, publish func(*os.File) error) ([]*fs.Sequence, error) {
+	p := &publisher{publish: publish, now: s}
+	var all []*fs.Sequence
+	for _, split := range c.Splits {
+		d, err := s.open(split, c.Memory)
+		if err != nil {
+			return nil, err
+		}
+		f := &followed{memory: c.Memory, log: log, changed: p.changed, now: d}
+		all = append(all, f.sequence(d))
+	}
+	return all, nil
+}
+
+// open returns a split with the data of the snapshot.
+func (s *Snapshot) open(split *config.Split, m config.Memory) (*Dataset, error) {
+	i := slices.IndexFunc(s.Splits, func(data splitSnapshot) bool { return data.Name == split.Split })
+	if i < 0 {
+		return nil, fmt.Errorf("the mount has no split %s", split.Split)
+	}
+	data, withState := s.Splits[i], *split
+	withState.TorchState = data.TorchState
+	var sources []*cache.Tokens
+	for _, manifest := range data.Sources {
+		tokens, err := cache.Reopen(manifest, tokenOptions(split, m))
+		if err != nil {
+			return nil, fmt.Errorf("splits.%s: %w", split.Split, err)
+		}
+		sources = append(sources, tokens)
+	}
+	d, err := newDataset(&withState, sources, data.Fingerprint)
+	if err != nil {
+		return nil, err
+	}
+	d.version = data.Version
+	return d, nil
+}
+
+// A publisher keeps the supervisor's snapshot up to date. Its mu is locked while a followed split holds its own.
+type publisher struct {
+	publish func(*os.File) error
+	mu      sync.Mutex
+	now     *Snapshot // guarded by mu
+}
+
+// changed publishes the data of a split that is other data now.
+func (p *publisher) changed(d *Dataset) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range p.now.Splits {
+		if p.now.Splits[i].Name == d.Split.Split {
+			p.now.Splits[i] = d.snapshot()
+		}
+	}
+	file, err := p.now.File()
+	if err != nil {
+		return err
+	}
+	return p.publish(file)
+}

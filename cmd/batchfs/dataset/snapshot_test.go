@@ -1,0 +1,182 @@
+package dataset
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"batchfs/cmd/batchfs/config"
+	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/fs"
+)
+
+// take returns the snapshot of a mount of config.toml in the working directory.
+func take(t testing.TB) *Snapshot {
+	t.Helper()
+	var flags config.Flags
+	raw, err := flags.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := NewSnapshot("/mnt", flags, raw, mustOpenConfig(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return handOver(t, s)
+}
+
+// handOver returns the snapshot as another process reads it.
+func handOver(t testing.TB, s *Snapshot) *Snapshot {
+	t.Helper()
+	file, err := s.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return readAndClose(t, file)
+}
+
+func readAndClose(t testing.TB, file *os.File) *Snapshot {
+	t.Helper()
+	defer file.Close()
+	s, err := ReadSnapshot(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// serve returns the splits that a worker serves from a snapshot.
+func serve(t testing.TB, s *Snapshot, publish func(*os.File) error) []*fs.Sequence {
+	t.Helper()
+	c, err := s.Config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := s.Sequences(c, slog.New(slog.DiscardHandler), publish)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func same(t testing.TB, a, b *fs.Sequence) {
+	t.Helper()
+	if a.Name != b.Name || a.Version != b.Version || fmt.Sprint(a.Metadata) != fmt.Sprint(b.Metadata) || !bytes.Equal(a.Info(), b.Info()) {
+		t.Errorf("version %d, %v, %s\nis not version %d, %v, %s", a.Version, a.Metadata, a.Info(), b.Version, b.Metadata, b.Info())
+	}
+	for k := range uint64(5) {
+		if !bytes.Equal(batch(t, a.Read, a.Batch.Bytes(), k), batch(t, b.Read, b.Batch.Bytes(), k)) {
+			t.Errorf("%s: batch %d differs", a.Name, k)
+		}
+	}
+}
+
+// Another process serves the same, though the configuration and the file of the state are gone.
+func TestSnapshotServesTheSame(t *testing.T) {
+	want := openMany(t)
+	s := take(t)
+	for _, name := range []string{"config.toml", "rng.bin"} {
+		if err := os.Remove(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, got := range serve(t, s, nil) {
+		same(t, got, (&followed{now: want[i]}).sequence(want[i]))
+	}
+}
+
+// It does not look at token files, and says when they are read that they are gone.
+func TestSnapshotWithoutFiles(t *testing.T) {
+	openMany(t)
+	s := take(t)
+	if err := os.Rename("a.bin", "moved.bin"); err != nil {
+		t.Fatal(err)
+	}
+	q := serve(t, s, nil)[0]
+	if err := q.Read(make([]byte, 10), 0, 0); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a read: %v", err)
+	}
+	if now, err := q.Now(); now != q || !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a look: %v", err)
+	}
+}
+
+// When files change, later workers know it before anybody reads the new ones. Any source may change.
+func TestChangeIsPublished(t *testing.T) {
+	for _, file := range []string{"a.bin", "c.bin"} {
+		openMany(t)
+		sets := []string{"splits.mix.on_change=follow"}
+		flags := config.Flags{Sets: sets}
+		raw, err := flags.Read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, err := NewSnapshot("/mnt", flags, raw, mustOpenConfig(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var published *Snapshot
+		full := errors.New("full")
+		fail := full
+		all := serve(t, handOver(t, first), func(file *os.File) error {
+			published = readAndClose(t, file)
+			return fail
+		})
+		mix := all[len(all)-1]
+		testfiles.Positions(t, map[string]int{file: 77})
+		if now, err := mix.Now(); now != mix || !errors.Is(err, full) || !errors.Is(err, syscall.ESTALE) {
+			t.Errorf("%s: not published: %v", file, err)
+		}
+		fail = nil
+		now, err := mix.Now()
+		if err != nil || now == mix || now.Version != 1 {
+			t.Fatalf("%s: %+v, %v", file, now, err)
+		}
+		if err := mix.Read(make([]byte, 1<<7), 0, 0); !errors.Is(err, syscall.ESTALE) {
+			t.Errorf("%s: the old tokens are read: %v", file, err)
+		}
+		others := serve(t, published, nil)
+		same(t, others[len(others)-1], now)
+		fresh := mustOpenConfig(t)[len(all)-1]
+		if got := now.Metadata["fingerprint"]; got != fresh.fingerprint || got == mix.Metadata["fingerprint"] {
+			t.Errorf("%s: fingerprint %s, was %s, is %s when opened", file, got, mix.Metadata["fingerprint"], fresh.fingerprint)
+		}
+		if !bytes.Equal(batch(t, now.Read, now.Batch.Bytes(), 3), batch(t, fresh.Sequence.Read, now.Batch.Bytes(), 3)) {
+			t.Errorf("%s: the batches are not those of the new files", file)
+		}
+	}
+}
+
+// What a restart may change is changed, and what it may not is an error.
+func TestReload(t *testing.T) {
+	for _, test := range []struct{ text, want string }{
+		{"memory.ahead = 7\n[splits.train]\ntokens = 'a.bin'", ""},
+		{"[splits.train]\ntokens = 'a.bin'\nseed = 7", "splits.train.seed is 1337 in the mount, and the configuration has 7; "},
+		{"[splits.train]\ntokens = 'a.bin'\nsede = 7", "config.toml:3: splits.train.sede: unknown key; "},
+	} {
+		dir := t.TempDir()
+		t.Chdir(dir)
+		testfiles.Positions(t, map[string]int{"a.bin": 5000})
+		testfiles.Write(t, map[string]string{"config.toml": "[splits.train]\ntokens = 'a.bin'"})
+		s := take(t)
+		testfiles.Write(t, map[string]string{"config.toml": test.text})
+		t.Chdir("/")
+		fresh, err := s.Reload()
+		if test.want != "" {
+			if err == nil || !strings.HasPrefix(err.Error(), test.want) {
+				t.Errorf("%s: %v, want %s", test.text, err, test.want)
+			}
+			continue
+		}
+		c, err := fresh.Config()
+		if err != nil || c.Memory.Ahead != 7 {
+			t.Errorf("%s: %+v, %v", test.text, c, err)
+		}
+		serve(t, fresh, nil)
+	}
+}

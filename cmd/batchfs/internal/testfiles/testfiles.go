@@ -1,0 +1,107 @@
+// Package testfiles writes the files that tests of the commands read, in the working directory.
+package testfiles
+
+import (
+	"encoding/binary"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// Write writes files by their names, and makes their directories.
+func Write(t testing.TB, files map[string]string) {
+	t.Helper()
+	for name, content := range files {
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Positions writes token files of so many tokens of 4 bytes each. A token's value is its position in all of the files
+// together, in the order of their names.
+func Positions(t testing.TB, files map[string]int) {
+	t.Helper()
+	next := uint32(0)
+	contents := map[string]string{}
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		var raw []byte
+		for range files[name] {
+			raw, next = binary.LittleEndian.AppendUint32(raw, next), next+1
+		}
+		contents[name] = string(raw)
+	}
+	Write(t, contents)
+}
+
+// Small begins configurations whose batches are small enough to look through, of the tokens that Positions writes.
+const Small = "[batch]\nbatch_size = 3\nblock_size = 4\ntoken_dtype = 'uint32'\ndtype = 'uint32'\n"
+
+// Mixture is the split mix of two sources, both of a.bin, with more lines in the table of each. The tables begin on lines 1
+// and 4.
+func Mixture(first, second string) string {
+	const source = "[[splits.mix.sources]]\ntokens = 'a.bin'\n"
+	return source + first + "\n" + source + second
+}
+
+// TorchState is what torch.get_rng_state() gives after torch.manual_seed, with b in place of the bytes from at on.
+func TorchState(at int, b ...byte) string {
+	raw := make([]byte, 5056)
+	raw[8], raw[12] = 1, 1
+	for i := range 624 {
+		binary.LittleEndian.PutUint64(raw[24+8*i:], uint64(i+1))
+	}
+	copy(raw[at:], b)
+	return string(raw)
+}
+
+// WriteManySplits makes an empty directory the working directory, and writes a config.toml with splits of every kind and their
+// files.
+func WriteManySplits(t *testing.T) {
+	t.Helper()
+	t.Chdir(t.TempDir())
+	Positions(t, map[string]int{"a.bin": 50, "b.bin": 33, "c.bin": 17})
+	Write(t, map[string]string{"rng.bin": TorchState(0), "config.toml": manySplits})
+}
+
+const manySplits = Small + `
+[splits.random]
+tokens = ["a.bin", "b.bin"]
+world = 2
+[splits.shuffle]
+tokens = "[ab].bin"
+order = "shuffle"
+rank = 1
+world = 2
+[splits.sequential]
+tokens = ["b.bin", "a.bin"]
+order = "sequential"
+layout = "tokens"
+join = true
+[splits.native]
+tokens = "a.bin"
+dtype = "native"
+[splits.torch]
+tokens = ["a.bin", "b.bin"]
+join = true
+order = "torch"
+rank = 1
+world = 2
+[splits.state]
+tokens = "a.bin"
+order = "torch-2.6"
+torch_state = "rng.bin"
+[splits.mix]
+order = "shuffle"
+[[splits.mix.sources]]
+tokens = ["a.bin", "b.bin"]
+weight = 3
+[[splits.mix.sources]]
+tokens = "c.bin"
+weight = 1
+`

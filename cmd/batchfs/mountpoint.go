@@ -1,0 +1,121 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"batchfs/cmd/batchfs/config"
+	"batchfs/fs/mount"
+)
+
+// directories completes an argument that is a directory.
+var directories = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
+
+// checkMountpoint returns the path, absolute and without symbolic links, of a directory that can be mounted on. It unmounts a
+// batchfs there whose processes are gone.
+func checkMountpoint(c *config.Config, logFile string) (string, error) {
+	path := c.Mountpoint
+	abs, err := resolve(path)
+	if err != nil {
+		return "", fmt.Errorf("mountpoint %s: %w", path, err)
+	}
+	mounted, err := mount.Find(abs)
+	if err != nil {
+		return "", err
+	}
+	if mounted != nil && mounted.Dead() {
+		if err := mount.Unmount(abs, true); err != nil {
+			return "", fmt.Errorf("mountpoint %s holds a dead batchfs mount: %w", path, err)
+		}
+		return checkMountpoint(c, logFile) // there may be another below
+	}
+	if mounted != nil { // which may be stuck, so it is not touched
+		return "", fmt.Errorf("mountpoint %s: a batchfs is already mounted there; batchfs unmount %s ends it", path, path)
+	}
+	info, err := os.Stat(abs)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return "", fmt.Errorf("mountpoint %s does not exist; make it with: mkdir -p %s", path, path)
+	case err != nil:
+		return "", fmt.Errorf("mountpoint: %w", err)
+	case !info.IsDir():
+		return "", fmt.Errorf("mountpoint %s is a file; it must be an empty directory", path)
+	}
+	for _, s := range c.Splits {
+		files, err := s.Files()
+		if err != nil {
+			return "", err
+		}
+		for _, file := range slices.Concat(files...) {
+			if inside(abs, file) {
+				return "", fmt.Errorf("splits.%s: %s lies in the mountpoint %s, which would hide it", s.Split, file, path)
+			}
+		}
+	}
+	if logFile != "" && inside(abs, logFile) {
+		return "", fmt.Errorf("--log: %s lies in the mountpoint %s, which would hide it", logFile, path)
+	}
+	entries, err := os.ReadDir(abs)
+	if err != nil {
+		return "", fmt.Errorf("mountpoint: %w", err)
+	}
+	if len(entries) > 0 {
+		return "", fmt.Errorf("mountpoint %s is not empty (it holds %s); a mount would hide that, choose an empty directory", path, entries[0].Name())
+	}
+	return abs, nil
+}
+
+// inside says whether a file, which need not exist, lies in dir.
+func inside(dir, file string) bool {
+	real, err := filepath.EvalSymlinks(file)
+	if err != nil {
+		real, err = filepath.EvalSymlinks(filepath.Dir(file))
+	}
+	if err == nil {
+		real, err = filepath.Abs(real)
+	}
+	return err == nil && strings.HasPrefix(real+"/", strings.TrimSuffix(dir, "/")+"/")
+}
+
+// resolve makes a path absolute and free of symbolic links, as it stands in the kernel's table of mounts. It does not touch the
+// last component where that is a mount, because looking at a dead mount fails.
+func resolve(path string) (string, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	if mounted, err := mount.Find(abs); mounted != nil || err != nil {
+		return abs, err
+	}
+	dir, err := filepath.EvalSymlinks(filepath.Dir(abs))
+	if err != nil {
+		return "", err
+	}
+	abs = filepath.Join(dir, filepath.Base(abs))
+	if mounted, err := mount.Find(abs); mounted != nil || err != nil {
+		return abs, err
+	}
+	if real, err := filepath.EvalSymlinks(abs); err == nil {
+		return real, nil
+	}
+	return abs, nil
+}
+
+// mountedAt returns the batchfs that is mounted at a path. The error says if there is none.
+func mountedAt(path string) (*mount.Mounted, error) {
+	abs, err := resolve(path)
+	if err != nil {
+		return nil, err
+	}
+	m, err := mount.Find(abs)
+	if err == nil && m == nil {
+		err = fmt.Errorf("%s: no batchfs is mounted there", path)
+	}
+	return m, err
+}

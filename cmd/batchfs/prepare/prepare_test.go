@@ -1,0 +1,387 @@
+package prepare
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/cmd/batchfs/vocabulary"
+)
+
+// runPrepare runs the command in a directory of its own that holds files, and returns what it said.
+func runPrepare(t testing.TB, files map[string]string, args ...string) (string, error) {
+	t.Helper()
+	t.Chdir(t.TempDir())
+	testfiles.Write(t, files)
+	return prepareHere(t.Context(), args...)
+}
+
+func prepareHere(ctx context.Context, args ...string) (string, error) {
+	cmd := Command()
+	cmd.SilenceUsage, cmd.SilenceErrors = true, true
+	var stdout, stderr bytes.Buffer
+	cmd.SetOut(&stdout)
+	cmd.SetErr(&stderr)
+	cmd.SetArgs(args)
+	err := cmd.ExecuteContext(ctx)
+	return stdout.String() + stderr.String(), err
+}
+
+func readTokens(t testing.TB, path string) []uint16 {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens := make([]uint16, len(b)/2)
+	if _, err := binary.Decode(b, binary.LittleEndian, tokens); err != nil || len(b)%2 != 0 {
+		t.Fatalf("%s: %d bytes are no uint16 tokens: %v", path, len(b), err)
+	}
+	return tokens
+}
+
+func readVocab(t testing.TB) (v vocabulary.Vocabulary) {
+	t.Helper()
+	b, err := os.ReadFile("out/vocab.json")
+	if err == nil {
+		err = json.Unmarshal(b, &v)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// checkPrepared checks what holds for any text: the tokens say the text again, the ids number the sorted set of its
+// characters, and the split is where nanoGPT's is.
+func checkPrepared(t *testing.T, text string) {
+	t.Helper()
+	v := readVocab(t)
+	train, val := readTokens(t, "out/train.bin"), readTokens(t, "out/val.bin")
+	var decoded strings.Builder
+	for _, id := range slices.Concat(train, val) {
+		decoded.WriteString(v.Tokens[id])
+	}
+	if decoded.String() != text {
+		t.Errorf("decoded %q, want %q", decoded.String(), text)
+	}
+	chars := []rune(text)
+	if n := float64(len(chars)); len(train) != int(n*0.9) {
+		t.Errorf("train has %d of %v tokens, want int(n*0.9)", len(train), n)
+	}
+	slices.Sort(chars)
+	var want []string
+	for _, r := range slices.Compact(chars) {
+		want = append(want, string(r))
+	}
+	if v.Kind != "char" || v.Size != len(want) || !slices.Equal(v.Tokens, want) {
+		t.Errorf("vocabulary %+v, want the characters %q", v, want)
+	}
+}
+
+// wantLeft checks that prepare left exactly these names in out.
+func wantLeft(t testing.TB, want ...string) {
+	t.Helper()
+	entries, err := os.ReadDir("out")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	if !slices.Equal(names, want) {
+		t.Errorf("out holds %q, want %q", names, want)
+	}
+}
+
+func TestPrepareGolden(t *testing.T) {
+	said, err := runPrepare(t, map[string]string{"a.txt": "ba<é\nb\"aab"}, "a.txt", "--out", "out")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"train.bin": "\x04\x00\x03\x00\x02\x00\x05\x00\x00\x00\x04\x00\x01\x00\x03\x00\x03\x00",
+		"val.bin":   "\x04\x00",
+		"vocab.json": `{
+ "kind": "char",
+ "vocab_size": 6,
+ "tokens": [
+  "\n",
+  "\"",
+  "<",
+  "a",
+  "b",
+  "é"
+ ]
+}
+`,
+	} {
+		if got, err := os.ReadFile(filepath.Join("out", name)); err != nil || string(got) != want {
+			t.Errorf("%s is %q (%v), want %q", name, got, err, want)
+		}
+	}
+	if want := "out/train.bin: 9 tokens\nout/val.bin: 1 tokens\nout/vocab.json: vocabulary of 6 chars\n" +
+		"next: batchfs mount --data out MOUNTPOINT\n"; said != want {
+		t.Errorf("said %q, want %q", said, want)
+	}
+	wantLeft(t, "train.bin", "val.bin", "vocab.json")
+}
+
+func TestPrepareRoundTrip(t *testing.T) {
+	// Characters of three bytes and a length that 3 does not divide: some straddle every buffer's end.
+	long := "x" + strings.Repeat("言葉は", 300_000) + "end"
+	for name, text := range map[string]string{
+		"two tokens":     "ab",
+		"one character":  strings.Repeat("a", 20),
+		"line ends":      "one\r\ntwo\rthree\nfour",
+		"non-ASCII":      "naïve 数据 🚀 e\u0301 \u00e9 \ufffd \ufeff \u2028 \U0010ffff",
+		"JSON and HTML":  "\\ \" \x00 \x7f </script> & '",
+		"longer buffers": long,
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := runPrepare(t, map[string]string{"a.txt": text}, "a.txt", "--out", "out"); err != nil {
+				t.Fatal(err)
+			}
+			checkPrepared(t, text)
+		})
+	}
+}
+
+func TestPrepareSplitIsNanoGPTs(t *testing.T) {
+	for n := 2; n < 120; n++ {
+		text := strings.Repeat("ab", n)[:n]
+		if _, err := runPrepare(t, map[string]string{"a.txt": text}, "a.txt", "--out", "out"); err != nil {
+			t.Fatal(err)
+		}
+		checkPrepared(t, text)
+	}
+}
+
+func TestPrepareOrder(t *testing.T) {
+	files := map[string]string{
+		"d/b": "B", "d/a/z": "Z", "d/a.txt": "A", "d/empty": "", "d/.hidden": "no", "d/.git/config": "no",
+		"2.md": "2", "1.md": "1", ".0.md": "no", "star*": "S", "start": "no",
+	}
+	for args, want := range map[string]string{
+		"d":           "AZB", // a.txt before a/z: by path
+		"./d/":        "AZB",
+		"link":        "AZB",
+		"2.md 1.md":   "21",
+		"*.md":        "12",
+		".*.md 1.md":  "no1",
+		"star* 1.md":  "S1",
+		"*.md d 2*":   "", // 2.md twice
+		"d/b d 1.md":  "",
+		"1.md ./1.md": "",
+	} {
+		t.Run(args, func(t *testing.T) {
+			t.Chdir(t.TempDir())
+			testfiles.Write(t, files)
+			if err := os.Symlink("d", "link"); err != nil {
+				t.Fatal(err)
+			}
+			_, err := prepareHere(t.Context(), append(strings.Fields(args), "--out", "out")...)
+			if want == "" {
+				if err == nil || !strings.Contains(err.Error(), "is named twice") {
+					t.Errorf("error %v, want one that says: is named twice", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			checkPrepared(t, want)
+		})
+	}
+}
+
+func TestPrepareBytes(t *testing.T) {
+	var text []byte
+	for i := range 1000 {
+		text = append(text, byte(i*7))
+	}
+	if _, err := runPrepare(t, map[string]string{"a": string(text)}, "a", "--by", "byte", "--val", "0.25", "--out", "out"); err != nil {
+		t.Fatal(err)
+	}
+	train, val := readTokens(t, "out/train.bin"), readTokens(t, "out/val.bin")
+	if len(train) != 750 {
+		t.Errorf("train has %d tokens, want 750", len(train))
+	}
+	for i, id := range slices.Concat(train, val) {
+		if id != uint16(text[i]) {
+			t.Fatalf("token %d is %d, want the byte's value %d", i, id, text[i])
+		}
+	}
+	if got, _ := os.ReadFile("out/vocab.json"); string(got) != "{\n \"kind\": \"byte\",\n \"vocab_size\": 256\n}\n" {
+		t.Errorf("vocab.json is %q", got)
+	}
+}
+
+// characters returns n different characters.
+func characters(n int) string {
+	var b strings.Builder
+	for r := rune(0x10000); n > 0; r, n = r+1, n-1 {
+		b.WriteRune(r)
+	}
+	return b.String()
+}
+
+func TestPrepareLargestVocabulary(t *testing.T) {
+	text := characters(1 << 16)
+	if _, err := runPrepare(t, map[string]string{"a": text}, "a", "--out", "out"); err != nil {
+		t.Fatal(err)
+	}
+	checkPrepared(t, text)
+}
+
+func TestPrepareErrors(t *testing.T) {
+	for name, c := range map[string]struct {
+		text string
+		args string
+		want string
+	}{
+		"invalid":          {"é\xff", "a", "a: not valid UTF-8 at byte 2: convert it to UTF-8, or use --by byte"},
+		"cut short":        {"ab\xe2\x82", "a", "a: not valid UTF-8 at byte 2: convert"},
+		"surrogate":        {"ab\xed\xa0\x80", "a", "a: not valid UTF-8 at byte 2: convert"},
+		"late":             {strings.Repeat("é", 1<<20) + "\xff", "a", "a: not valid UTF-8 at byte 2097152: convert"},
+		"large vocabulary": {characters(1<<16 + 1), "a", "a: more than 65536 different characters by here, and uint16 numbers no more: use --by byte"},
+		"empty":            {"", "a", "--val: 0.1 of 0 tokens leaves 0 for train.bin and 0 for val.bin: give more text"},
+		"short":            {"x", "a", "--val: 0.1 of 1 tokens leaves 0 for train.bin and 1 for val.bin: give more text"},
+		"no val":           {"abc", "a --val 1e-17", "leaves 3 for train.bin and 0 for val.bin"},
+		"missing":          {"abc", "b", "b: no such file"},
+		"glob":             {"abc", "a *.txt", "*.txt: matches no file"},
+		"hidden glob":      {"abc", "*hidden", "*hidden: matches no file"},
+		"bad glob":         {"abc", "[", "[: syntax error in pattern"},
+		"no files":         {"abc", "empty", "empty: no file below it"},
+		"device":           {"abc", "/dev/null", "/dev/null: is not a regular file"},
+		"by":               {"abc", "a --by word", `--by: must be char or byte (got "word")`},
+		"val 0":            {"abc", "a --val 0", "--val: must be between 0 and 1, such as 0.1 (got 0)"},
+		"val 1":            {"abc", "a --val 1", "--val: must be between 0 and 1"},
+		"val NaN":          {"abc", "a --val NaN", "--val: must be between 0 and 1"},
+		"no out":           {"abc", "a --out=", "--out: name the directory"},
+		"out a file":       {"abc", "a --out a", "--out: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := append([]string{"--out", "out"}, strings.Fields(c.args)...)
+			_, err := runPrepare(t, map[string]string{"a": c.text, ".hidden": "abc", "empty/.hidden": "abc"}, args...)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want one that says: %s", err, c.want)
+			}
+			wantLeft(t)
+		})
+	}
+}
+
+func TestPrepareForce(t *testing.T) {
+	for _, name := range []string{"train.bin", "val.bin", "vocab.json"} {
+		t.Run(name, func(t *testing.T) {
+			_, err := runPrepare(t, map[string]string{"a": "abc", "out/" + name: "mine", "out/other": "mine"}, "a", "--out", "out")
+			if err == nil || !strings.Contains(err.Error(), "out/"+name+": exists: give --force") {
+				t.Errorf("error %v, want one that names out/%s and --force", err, name)
+			}
+			if got, _ := os.ReadFile("out/" + name); string(got) != "mine" {
+				t.Errorf("out/%s is now %q", name, got)
+			}
+			_, err = prepareHere(t.Context(), "out", "--out", "out", "--force")
+			if err == nil || !strings.Contains(err.Error(), "out/"+name+": is a text and would be written too") {
+				t.Errorf("error %v, want one that says that out/%s is a text too", err, name)
+			}
+			if _, err = prepareHere(t.Context(), "a", "--out", "out", "--force"); err != nil {
+				t.Fatal(err)
+			}
+			checkPrepared(t, "abc")
+			wantLeft(t, "other", "train.bin", "val.bin", "vocab.json")
+		})
+	}
+}
+
+func TestPrepareForceSparesOldFilesOnError(t *testing.T) {
+	old := map[string]string{"out/train.bin": "1", "out/val.bin": "2", "out/vocab.json": "3"}
+	t.Chdir(t.TempDir())
+	testfiles.Write(t, old)
+	testfiles.Write(t, map[string]string{"a": "abc\xff"})
+	if _, err := prepareHere(t.Context(), "a", "--out", "out", "--force"); err == nil {
+		t.Error("no error for a text that is not UTF-8")
+	}
+	for name, want := range old {
+		if got, _ := os.ReadFile(name); string(got) != want {
+			t.Errorf("%s is now %q", name, got)
+		}
+	}
+	wantLeft(t, "train.bin", "val.bin", "vocab.json")
+}
+
+func TestPrepareCancelled(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Write(t, map[string]string{"a": "abc"})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := prepareHere(ctx, "a", "--out", "out"); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want context.Canceled", err)
+	}
+	wantLeft(t)
+}
+
+// A read that fails in the middle of a character is that failure, not bad UTF-8.
+func TestPrepareCancelledWithinCharacter(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Write(t, map[string]string{"a": "x" + strings.Repeat("言", 1<<20)})
+	texts, err := findTexts([]string{"a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	c := newCorpus(texts, "char", &bytes.Buffer{})
+	c.start("test")
+	err = c.each(ctx, "a", func(rune) error { cancel(); return nil })
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want context.Canceled", err)
+	}
+}
+
+func TestPrepareTextChangedBetweenPasses(t *testing.T) {
+	for name, now := range map[string]string{"new character": "abz", "longer": "abcabc", "shorter": "ab", "not UTF-8": "ab\xff"} {
+		t.Run(name, func(t *testing.T) {
+			t.Chdir(t.TempDir())
+			testfiles.Write(t, map[string]string{"a": "abc", "b": "abc"})
+			texts, err := findTexts([]string{"a", "b"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := newCorpus(texts, "char", &bytes.Buffer{})
+			if _, err := c.count(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			testfiles.Write(t, map[string]string{"a": now})
+			if err := c.encode(t.Context(), ".", 4); err == nil || !strings.HasPrefix(err.Error(), "a: ") {
+				t.Errorf("error %v, want one that names a", err)
+			}
+		})
+	}
+}
+
+func FuzzPrepare(f *testing.F) {
+	f.Add("ab")
+	f.Add("naïve\r\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		_, err := runPrepare(t, map[string]string{"a": text}, "a", "--out", "out")
+		if valid := utf8.ValidString(text) && utf8.RuneCountInString(text) > 1; valid != (err == nil) {
+			t.Fatalf("%q: error %v", text, err)
+		} else if valid {
+			checkPrepared(t, text)
+		} else {
+			wantLeft(t)
+		}
+	})
+}

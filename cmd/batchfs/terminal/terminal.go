@@ -1,0 +1,73 @@
+// Package terminal is about the person who may be watching: it tells a terminal from a file or a pipe, shows the progress of
+// long work on one, and keeps control characters of foreign text away from it.
+package terminal
+
+import (
+	"io"
+	"os"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+)
+
+// Is says whether out is a terminal.
+func Is(out io.Writer) bool {
+	f, ok := out.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// Printable returns text with a replacement character in place of each control character but newline and tab, so that
+// text from a file cannot move the cursor, or change the title of the window.
+func Printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) && r != '\n' && r != '\t' {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, text)
+}
+
+// Progress shows how much of some work is done. It is an [io.Writer] that counts the bytes written to it as work done.
+type Progress struct{ bar *progressbar.ProgressBar }
+
+// A Unit is what a [Progress] counts.
+type Unit bool
+
+const (
+	Steps Unit = false
+	Bytes Unit = true
+)
+
+// NewProgress begins a progress bar on out, described by what, for total units of work. Nothing is shown where out is not a
+// terminal.
+func NewProgress(out io.Writer, what string, total int64, unit Unit) *Progress {
+	return &Progress{progressbar.NewOptions64(total,
+		progressbar.OptionSetDescription(what),
+		progressbar.OptionSetWriter(out),
+		progressbar.OptionShowBytes(unit == Bytes),
+		progressbar.OptionSetVisibility(Is(out)),
+		progressbar.OptionThrottle(100*time.Millisecond),
+		progressbar.OptionClearOnFinish(),
+	)}
+}
+
+// Add counts n more units as done.
+func (p *Progress) Add(n int) { p.bar.Add(n) }
+
+// Write counts the bytes of b as done. It never fails.
+func (p *Progress) Write(b []byte) (int, error) {
+	p.bar.Add(len(b))
+	return len(b), nil
+}
+
+// Set replaces how many units are done, and how many there are in total.
+func (p *Progress) Set(done, total int64) {
+	p.bar.ChangeMax64(total)
+	p.bar.Set64(done)
+}
+
+// Finish removes the bar from the terminal.
+func (p *Progress) Finish() { p.bar.Finish() }

@@ -1,0 +1,67 @@
+// Package vocabulary reads and writes vocab.json, the file beside prepared token files that says which piece of text each
+// token stands for.
+package vocabulary
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+)
+
+// FileName is the name of the file, in the directory of the token files.
+const FileName = "vocab.json"
+
+// The kinds of vocabulary.
+const (
+	Char = "char" // a token is a Unicode code point
+	Byte = "byte" // a token is the value of a byte
+)
+
+// Vocabulary is the content of a vocab.json.
+type Vocabulary struct {
+	Kind   string   `json:"kind"`             // Char or Byte
+	Size   int      `json:"vocab_size"`       // tokens are below it
+	Tokens []string `json:"tokens,omitempty"` // the text of each token; none for bytes, which need not be text
+}
+
+// Read reads a vocabulary. It returns nil and no error where there is no file, or one of another program: GPT-2's vocabulary
+// has the same name.
+func Read(path string) (*Vocabulary, error) {
+	raw, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	v := new(Vocabulary)
+	if err == nil {
+		err = json.Unmarshal(raw, v)
+	}
+	var foreign *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &foreign), err == nil && v.Kind != Char && v.Kind != Byte:
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w; make it anew with batchfs prepare, or move it away", path, err)
+	}
+	return v, nil
+}
+
+// Write writes v as Read reads it.
+func (v *Vocabulary) Write(w io.Writer) error {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", " ")
+	return enc.Encode(v)
+}
+
+// Text returns what a token stands for. A token that is not in the vocabulary is shown as U+FFFD and its number.
+func (v *Vocabulary) Text(token int) string {
+	switch {
+	case v.Kind == Byte && token < 256:
+		return string([]byte{byte(token)})
+	case token < len(v.Tokens):
+		return v.Tokens[token]
+	}
+	return fmt.Sprintf("\ufffd%d", token)
+}

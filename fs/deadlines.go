@@ -1,0 +1,213 @@
+package fs
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"batchfs/fs/state"
+)
+
+// deadlines answer the requests whose handlers do not answer in time, because what they wait for (a network filesystem that is
+// gone) may never come: with an error, in the handler's place. The handler is left to itself. Its own answer, should it come, is
+// for a request that the kernel no longer knows, and what it did is undone.
+//
+// Lock order: mu, then the locks of package state.
+type deadlines struct {
+	limit   time.Duration
+	answer  func(id uint64, errno syscall.Errno) // sends an error to the kernel
+	fault   func(i inode, err error)             // notes it
+	shared  *state.Shared
+	handles *state.Handles
+
+	mu       sync.Mutex
+	requests []*request  // under way; guarded by mu, as what they hold is, and the attempts of shared
+	stuck    map[int]int // of each sequence, requests that were answered and are still under way; guarded by mu
+	told     bool        // shared tells of one that waits; guarded by mu
+	ended    bool        // nothing is answered any more; guarded by mu
+}
+
+// A request is one that may wait for token files.
+type request struct {
+	id    uint64
+	inode inode
+	index int // in deadlines.requests
+	ticks int // that it has been under way: a process that was stopped for a while has not waited
+
+	expired   bool   // was answered
+	abandoned bool   // its handler ends without an answer: it is sent again, to another process
+	undo      func() // undoes what the handler did for the reader, or nil
+
+	// The number that was assigned to it, to be given back if its reader gets an error.
+	assigned   bool
+	fh, number uint64
+	span       state.Span
+}
+
+var requests = sync.Pool{New: func() any { return new(request) }}
+
+const (
+	// Shared tells of a request that waits for so long.
+	longWait = time.Second
+	// While so many handlers of a sequence are stuck, each in a thread, other requests of it fail at once.
+	maxStuck = 16
+)
+
+var errExhausted = fmt.Errorf("%d processes ended that were to answer this", state.MaxAttempts)
+
+// begin notes that a request begins. It returns an error if the request should not be handled; otherwise end must follow.
+func (d *deadlines) begin(id uint64, i inode) (*request, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case d.stuck[i.sequence()] >= maxStuck:
+		return nil, d.error()
+	case d.shared.Exhausted(id):
+		d.shared.EndAttempts(id)
+		d.shared.Answered.Add(1)
+		return nil, errExhausted
+	}
+	r := requests.Get().(*request)
+	*r = request{id: id, inode: i, index: len(d.requests)}
+	d.requests = append(d.requests, r)
+	return r, nil
+}
+
+// end notes that the handler of a request has ended. If it was too late, what it did is undone.
+func (d *deadlines) end(r *request) {
+	if d.remove(r) && r.undo != nil {
+		r.undo()
+	}
+	*r = request{}
+	requests.Put(r)
+}
+
+func (d *deadlines) remove(r *request) (expired bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	last := len(d.requests) - 1
+	d.requests[r.index] = d.requests[last]
+	d.requests[r.index].index = r.index
+	d.requests[last] = nil
+	d.requests = d.requests[:last]
+	if r.expired {
+		d.stuck[r.inode.sequence()]--
+	}
+	if !r.abandoned && !r.expired {
+		d.answered(r)
+	}
+	return r.expired
+}
+
+// answered notes that a request has an answer, or is about to. The caller holds mu.
+func (d *deadlines) answered(r *request) {
+	d.shared.EndAttempts(r.id)
+	d.shared.Answered.Add(1)
+}
+
+// assigned notes which number was assigned to a request.
+func (d *deadlines) assigned(r *request, fh, number uint64, span state.Span) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if r.expired {
+		d.handles.GiveBack(fh, number, span)
+		return
+	}
+	r.assigned, r.fh, r.number, r.span = true, fh, number, span
+}
+
+// giveBack gives the number of a request back, because its read failed.
+func (d *deadlines) giveBack(r *request) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.giveBackLocked(r)
+}
+
+func (d *deadlines) giveBackLocked(r *request) {
+	if r.assigned {
+		d.handles.GiveBack(r.fh, r.number, r.span)
+		r.assigned = false
+	}
+}
+
+// run answers late requests until done is closed.
+func (d *deadlines) run(done <-chan struct{}) {
+	tick := min(d.limit/8, longWait/4)
+	ticker := time.NewTicker(tick)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-done:
+			return
+		case <-ticker.C:
+			d.tick(tick)
+		}
+	}
+}
+
+func (d *deadlines) tick(tick time.Duration) {
+	for _, i := range d.expire(tick) {
+		d.fault(i, d.error())
+	}
+}
+
+// expire answers the requests that have waited too long, and returns their inodes.
+func (d *deadlines) expire(tick time.Duration) (expired []inode) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ended {
+		return nil
+	}
+	longest := map[int]int{} // ticks, by sequence
+	for _, r := range d.requests {
+		r.ticks++
+		sequence := r.inode.sequence()
+		longest[sequence] = max(longest[sequence], r.ticks)
+		if r.expired || time.Duration(r.ticks)*tick <= d.limit {
+			continue
+		}
+		r.expired = true
+		d.stuck[sequence]++
+		d.giveBackLocked(r)
+		// Under the lock, so that the handler does not answer before.
+		d.answer(r.id, syscall.ETIMEDOUT)
+		d.answered(r)
+		expired = append(expired, r.inode)
+	}
+	d.tellWaiting(longest, tick)
+	return expired
+}
+
+// tellWaiting notes in the shared state which sequences have long kept a request waiting.
+func (d *deadlines) tellWaiting(longest map[int]int, tick time.Duration) {
+	late := slices.Max(append(slices.Collect(maps.Values(longest)), 0))
+	if time.Duration(late)*tick < longWait && !d.told {
+		return
+	}
+	d.told = false
+	now := state.Monotonic()
+	for n := range d.shared.SequencesUsed() {
+		waiting := int64(0)
+		if waited := time.Duration(longest[n+1]) * tick; waited >= longWait {
+			waiting = now - int64(waited)
+			d.told = true
+		}
+		if entry := &d.shared.Sequences[n+1]; entry.Waiting.Load() != waiting && (waiting == 0 || entry.Waiting.Load() == 0) {
+			entry.Waiting.Store(waiting)
+		}
+	}
+}
+
+func (d *deadlines) error() error {
+	return fmt.Errorf("the token files gave no answer within %v (%w)", d.limit, syscall.ETIMEDOUT)
+}
+
+// close returns when nothing will be answered any more.
+func (d *deadlines) close() {
+	d.mu.Lock()
+	d.ended = true
+	d.mu.Unlock()
+}

@@ -1,0 +1,167 @@
+package fs
+
+import (
+	"fmt"
+	"strings"
+)
+
+// A content is what a file shows, and what of it may be cached.
+type content uint8
+
+const (
+	directory  content = iota
+	fixedText          // a text that never changes while its tokens do not
+	liveText           // a text of the moment in which it is opened: never cached
+	nextBatch          // the batch that its handle holds: never cached, because all handles share the page cache
+	oneBatch           // the batch whose number is the file's name
+	everyBatch         // batches 0 to Steps-1
+)
+
+// A row says all that is special about a kind of files.
+type row struct {
+	kind    kind
+	in      kind    // the directories that hold it; 0: the root directory itself
+	name    string  // in such a directory; "" for a split, whose name is its own; in batch/, what follows the number
+	content content // and with it, how it is cached
+
+	header func(s *Sequence, k uint64) []byte          // what stands before the batches, headerBytes long; nil: nothing
+	all    bool                                        // it shows all arrays of a batch; others show the main ones
+	text   func(t *texts, s *Sequence, i inode) []byte // of a text; s is the file's sequence
+	has    func(s *Sequence) bool                      // whether a sequence has such a file; nil: each has
+	about  string                                      // for the mount's README: what it is
+}
+
+// rows are the kinds in the order in which directories list them.
+var rows = []row{
+	{kind: rootDir, content: directory},
+	{kind: readmeFile, in: rootDir, name: "README", content: fixedText, text: readmeText},
+	{kind: statusFile, in: rootDir, name: "status.json", content: liveText, text: statusText},
+	{kind: splitDir, in: rootDir, content: directory},
+
+	{kind: nextRaw, in: splitDir, name: "next", content: nextBatch,
+		about: `a fresh batch, one per open. Raw little-endian numbers, in the shape given below.
+The number is taken at the first read. Keep the file open and read it from offset 0
+again, after its end, for the next one.`},
+	{kind: nextNPY, in: splitDir, name: "next.npy", content: nextBatch, header: npyHeader,
+		about: "the same as a NumPy file; takes numbers from the same cursor"},
+	{kind: nextSafe, in: splitDir, name: "next.safetensors", content: nextBatch, header: safetensorsHeader, all: true,
+		about: "the same as named tensors; takes numbers from the same cursor"},
+	{kind: cursorFile, in: splitDir, name: "cursor", content: liveText, text: cursorText,
+		about: "the number that next takes next"},
+	{kind: batchDir, in: splitDir, name: "batch", content: directory},
+	{kind: batchRaw, in: batchDir, name: "", content: oneBatch,
+		about: "batch number k: any k from 0 on; not listed by ls"},
+	{kind: batchNPY, in: batchDir, name: ".npy", content: oneBatch, header: npyHeader,
+		about: "the same as a NumPy file"},
+	{kind: batchSafe, in: batchDir, name: ".safetensors", content: oneBatch, header: safetensorsHeader, all: true,
+		about: "the same as named tensors"},
+	{kind: batchJSON, in: batchDir, name: ".json", content: fixedText, text: provenanceText, has: hasProvenance,
+		about: "where each of its rows comes from"},
+	{kind: batchesRaw, in: splitDir, name: "batches.bin", content: everyBatch,
+		about: "batches 0 to steps-1 back to back, to be read in order or mapped"},
+	{kind: batchesNPY, in: splitDir, name: "batches.npy", content: everyBatch, header: batchesNPYHeader,
+		about: "the same as one array"},
+	{kind: infoFile, in: splitDir, name: "info.json", content: liveText, text: infoText,
+		about: "all that decides what the batches hold"},
+}
+
+// byKind has the row of each kind, and an empty one for numbers that are none.
+var byKind = func() (table [maxKinds]row) {
+	for _, r := range rows {
+		table[r.kind] = r
+	}
+	return table
+}()
+
+func (k kind) row() *row { return &byKind[k] }
+
+func (k kind) isDir() bool  { return k.row().content == directory }
+func (k kind) isNext() bool { return k.row().content == nextBatch }
+
+func (k kind) isLiveText() bool { return k.row().content == liveText }
+
+// isNumbered tells the files that never change while the tokens do not: those of batch/, and batches.*.
+func (k kind) isNumbered() bool { return k.row().in == batchDir || k.row().content == everyBatch }
+
+// keepsText tells the texts that are kept for the life of a handle: the live ones, and those of numbered files, which are made
+// for it.
+func (k kind) keepsText() bool { return k.row().text != nil && (k.isLiveText() || k.isNumbered()) }
+
+// firstBatch is the number of the first batch in a numbered file.
+func (i inode) firstBatch() uint64 {
+	if i.kind().row().content == everyBatch {
+		return 0
+	}
+	return i.rest()
+}
+
+// ofVersion is the numbered file that i is for tokens of a version.
+func (i inode) ofVersion(v Version) inode {
+	if i.kind().row().content == everyBatch {
+		return makeInode(i.kind(), i.sequence(), uint64(v))
+	}
+	return i.withSmallVersion(v)
+}
+
+// outdated says whether i is a numbered file of tokens that are not those of s.
+func (i inode) outdated(s *Sequence) bool {
+	return i.kind().isNumbered() && i != i.ofVersion(s.Version)
+}
+
+// shown is how many bytes of each batch a file shows.
+func (r *row) shown(s *Sequence) int64 {
+	if r.all {
+		return s.Batch.Bytes()
+	}
+	return s.Batch.MainBytes()
+}
+
+// size is the size of a file of batches in bytes.
+func (r *row) size(s *Sequence) int64 {
+	size := r.shown(s)
+	if r.content == everyBatch {
+		size *= int64(s.Steps)
+	}
+	if r.header != nil {
+		size += headerBytes
+	}
+	return size
+}
+
+// readmeOf is the file README of a mount.
+func readmeOf(mountpoint string, splits []*Sequence) []byte {
+	var b strings.Builder
+	b.WriteString(`This is batchfs: training batches as files, read-only.
+
+Every batch has a number, and batch k of a split never changes. The files of each split:
+
+`)
+	for _, r := range rows {
+		name := r.name
+		if r.in == batchDir {
+			name = "batch/<k>" + r.name
+		}
+		if r.about == "" {
+			continue
+		}
+		const column = 24
+		fmt.Fprintf(&b, "  %-*s%s\n", column-2, name, strings.ReplaceAll(r.about, "\n", "\n"+strings.Repeat(" ", column)))
+	}
+	b.WriteString(`
+A directory KEY=VALUE,... of a split, not listed by ls, is the split under other settings, with a
+cursor of its own: next in rank=3,world=8 is for the fourth of eight ranks.
+
+`)
+	for _, s := range splits {
+		main := s.Batch.Stack()
+		var names []string
+		for _, a := range s.Batch.Arrays[:s.Batch.Main] {
+			names = append(names, a.Name)
+		}
+		path := mountpoint + "/" + s.Name
+		fmt.Fprintf(&b, "%s: batches of shape (%s), %s, %d bytes\n", path, dims(main.Shape), main.DType, main.Bytes())
+		fmt.Fprintf(&b, "  %s = numpy.load(%q)\n\n", strings.Join(names, ", "), path+"/next.npy")
+	}
+	b.WriteString("status.json has counters and the last error of each split.\n")
+	return []byte(b.String())
+}

@@ -1,0 +1,195 @@
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"batchfs/fs/process"
+	"batchfs/fs/state"
+)
+
+// A source is the source of a mount in the kernel's table, batchfs:PID:BEGAN: the supervisor's process id and when it began, in
+// clock ticks since the host did, because ids are used again. So the supervisor is found without touching the mount.
+type source struct {
+	pid   int
+	began uint64
+}
+
+func (s source) String() string { return fmt.Sprintf("batchfs:%d:%d", s.pid, s.began) }
+
+func self() (source, error) {
+	stat, err := process.ReadStat(process.Dir(os.Getpid()))
+	return source{os.Getpid(), stat.Began}, err
+}
+
+// Mounted is a batchfs as the kernel's table of mounts has it. Reading the table never hangs, whatever state the mount is in.
+type Mounted struct {
+	Mountpoint string // absolute
+	Device     string // MAJOR:MINOR
+	Supervisor int    // id of the process that keeps the mount, or kept it
+	began      uint64 // when that process began
+	id         int    // of the mount
+}
+
+// Find returns what is mounted at an absolute path, or nil if that is no batchfs.
+func Find(mountpoint string) (*Mounted, error) {
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return m.Mountpoint != mountpoint, false })
+	if err != nil {
+		return nil, fmt.Errorf("cannot list mounts: %w", err)
+	}
+	if len(mounts) == 0 {
+		return nil, nil
+	}
+	top := mounts[len(mounts)-1] // a later one hides an earlier one
+	if top.FSType != "fuse.batchfs" {
+		return nil, nil
+	}
+	m := &Mounted{Mountpoint: mountpoint, Device: fmt.Sprintf("%d:%d", top.Major, top.Minor), id: top.ID}
+	fmt.Sscanf(top.Source, "batchfs:%d:%d", &m.Supervisor, &m.began)
+	return m, nil
+}
+
+// DeviceAt returns the device of the batchfs at an absolute path, "MAJOR:MINOR", or "" if that is no batchfs.
+func DeviceAt(mountpoint string) (device string, err error) {
+	m, err := Find(mountpoint)
+	if m == nil {
+		return "", err
+	}
+	return m.Device, nil
+}
+
+// ErrDead says that the supervisor of a mount is gone.
+var ErrDead = errors.New("the mount is dead: the process that kept it is gone")
+
+// Alive returns ErrDead if the supervisor is gone.
+func (m *Mounted) Alive() error {
+	if stat, err := process.ReadStat(process.Dir(m.Supervisor)); err != nil || stat.Began != m.began {
+		return ErrDead
+	}
+	return nil
+}
+
+// Stopped says whether a signal has stopped the supervisor.
+func (m *Mounted) Stopped() bool {
+	stat, err := process.ReadStat(process.Dir(m.Supervisor))
+	return err == nil && stat.State == 'T'
+}
+
+// Signal sends the supervisor a signal. The error is ErrDead if it is gone.
+func (m *Mounted) Signal(sig syscall.Signal) error {
+	fd, err := m.Pidfd()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return unix.PidfdSendSignal(fd, sig, nil, 0)
+}
+
+// Pidfd opens a descriptor of the supervisor, to be closed by the caller. The error is ErrDead if it is gone.
+func (m *Mounted) Pidfd() (int, error) {
+	fd, err := unix.PidfdOpen(m.Supervisor, 0)
+	if err != nil {
+		return -1, ErrDead
+	}
+	if err := m.Alive(); err != nil { // asked last: from now on the id stays that of this process
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// Dead says whether nobody will ever serve the mount again. It asks the mount, and waits a second for the answer.
+func (m *Mounted) Dead() bool {
+	asked := make(chan error, 1)
+	go func() {
+		var st unix.Statfs_t // which the kernel does not remember
+		asked <- unix.Statfs(m.Mountpoint, &st)
+	}()
+	select {
+	case err := <-asked:
+		return err == unix.ENOTCONN || err == unix.ECONNABORTED
+	case <-time.After(time.Second):
+		// A killed worker can leave a thread behind that waits for the answer to another request, and holds the
+		// connection. But if there is a supervisor, there will be another worker.
+		return m.Alive() != nil
+	}
+}
+
+// Users says in words which processes have something of the mount open, as far as this user may look at them.
+func (m *Mounted) Users() (users []string) {
+	processes, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range processes {
+		comm, err := os.ReadFile(dir + "/comm")
+		if err != nil {
+			continue
+		}
+		for _, use := range m.uses(dir) {
+			users = append(users, fmt.Sprintf("process %s (%s) %s", filepath.Base(dir), strings.TrimSpace(string(comm)), use))
+		}
+	}
+	if len(users) == 0 {
+		users = append(users, "a process that this user may not look at")
+	}
+	return users
+}
+
+// uses are how a process uses files of the mount, and which. None of them is touched.
+func (m *Mounted) uses(proc string) (all []string) {
+	for link, how := range map[string]string{"cwd": "works in ", "root": "is rooted in "} {
+		path, err := os.Readlink(proc + "/" + link)
+		if err == nil && (path == m.Mountpoint || strings.HasPrefix(path, m.Mountpoint+"/")) {
+			all = append(all, how+path)
+		}
+	}
+	fds, _ := os.ReadDir(proc + "/fd")
+	for _, fd := range fds {
+		info, _ := os.ReadFile(proc + "/fdinfo/" + fd.Name())
+		if strings.Contains(string(info), fmt.Sprintf("mnt_id:\t%d\n", m.id)) {
+			path, _ := os.Readlink(proc + "/fd/" + fd.Name())
+			all = append(all, "has open "+path)
+		}
+	}
+	var major, minor uint32
+	fmt.Sscanf(m.Device, "%d:%d", &major, &minor)
+	maps, _ := os.ReadFile(proc + "/maps")
+	for line := range strings.Lines(string(maps)) {
+		if at := strings.Index(line, m.Mountpoint+"/"); at > 0 && strings.Contains(line[:at], fmt.Sprintf(" %02x:%02x ", major, minor)) {
+			all = append(all, "has mapped "+strings.TrimSpace(line[at:]))
+		}
+	}
+	return slices.Compact(all)
+}
+
+// State maps the state that the supervisor holds, to be looked at; the caller closes it. Only the user that mounted, and root,
+// may.
+func (m *Mounted) State() (*state.Shared, error) {
+	if err := m.Alive(); err != nil {
+		return nil, err
+	}
+	dir := process.Dir(m.Supervisor) + "/fd"
+	fds, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("only the user that mounted, and root, can look into a mount: %w", err)
+	}
+	for _, fd := range fds {
+		if link, _ := os.Readlink(dir + "/" + fd.Name()); !strings.HasPrefix(link, "/memfd:batchfs ") {
+			continue
+		}
+		file, err := os.Open(dir + "/" + fd.Name())
+		if err != nil {
+			return nil, err
+		}
+		defer file.Close()
+		return state.Look(file)
+	}
+	return nil, fmt.Errorf("process %d keeps no mount", m.Supervisor)
+}

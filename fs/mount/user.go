@@ -1,0 +1,65 @@
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// OpenDevice opens a device, /dev/fuse. The error says what keeps it from being opened, and what helps.
+func OpenDevice(path string) (fd int, err error) {
+	fd, err = unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
+		return -1, fmt.Errorf("%s: %w; load the kernel module (modprobe fuse), "+
+			"or give the container the device (docker run --device /dev/fuse --cap-add SYS_ADMIN)", path, err)
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		return -1, fmt.Errorf("%s: %w; ordinary hosts let everybody open it: chmod 666 %s, as root", path, err, path)
+	case err != nil:
+		return -1, fmt.Errorf("%s: %w", path, err)
+	}
+	return fd, nil
+}
+
+// UserMounts returns the path of fusermount3, the program through which an ordinary user mounts. The error says which of the
+// things that it needs is missing, and what helps. etc is /etc, but in tests.
+func UserMounts(etc string, allowOther bool) (helper string, err error) {
+	if helper, err = fusermount(); err != nil {
+		return "", err
+	}
+	mtab := filepath.Join(etc, "mtab")
+	if _, err := os.Stat(mtab); err != nil {
+		// Without it fusermount3 mounts, and refuses to unmount.
+		return "", fmt.Errorf("fusermount3 needs %s, which minimal systems lack (%w): as root, ln -s /proc/self/mounts %s", mtab, err, mtab)
+	}
+	if conf := filepath.Join(etc, "fuse.conf"); allowOther && !userAllowOther(conf) {
+		return "", fmt.Errorf("mount.allow_other takes a line user_allow_other in %s, unless root mounts: "+
+			"as root, echo user_allow_other >>%s", conf, conf)
+	}
+	return helper, nil
+}
+
+// userAllowOther reads fuse.conf as fusermount3 does.
+func userAllowOther(conf string) bool {
+	text, _ := os.ReadFile(conf)
+	for line := range strings.Lines(string(text)) {
+		line, _, _ = strings.Cut(line, "#")
+		if strings.TrimSpace(line) == "user_allow_other" {
+			return true
+		}
+	}
+	return false
+}
+
+func fusermount() (string, error) {
+	helper, err := exec.LookPath("fusermount3")
+	if err != nil {
+		return "", errors.New("mounting needs root, or fusermount3, which is not installed: apt-get install fuse3")
+	}
+	return helper, nil
+}

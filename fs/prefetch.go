@@ -1,0 +1,203 @@
+package fs
+
+import (
+	"log/slog"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// A prefetcher makes batches before they are asked for: the ones that follow a batch that was read in order, by number or
+// through next. The goroutine that answered a request makes them when the answer is sent, so nothing is made for a cursor
+// that nobody reads.
+//
+// Lock order: mu, then at most TryLock of a buffer. A buffer's lock is held without mu while its batch is made or delivered.
+type prefetcher struct {
+	batches int   // to hold beyond the last one that was asked for
+	bytes   int64 // that all buffers may take
+	log     *slog.Logger
+
+	mu      sync.Mutex
+	streams []*stream // the one that was read last is the last; guarded by mu, as what they hold is
+	used    int64     // bytes; guarded by mu
+}
+
+// A stream is batches of a sequence that are read in order. Readers may share it, and overtake each other.
+type stream struct {
+	sequence *Sequence
+	size     int64     // bytes of a batch
+	main     int64     // bytes of its main arrays: some readers want no more
+	next     uint64    // one more than the highest number that was asked for
+	ring     []*buffer // batch k in ring[k%len(ring)]; empty until a second batch was read
+}
+
+// A buffer holds a batch that was made before it was asked for, or is being made.
+type buffer struct {
+	sync.RWMutex        // held for writing while the batch is made, for reading while it is delivered
+	number       uint64 // written with prefetcher.mu held too
+	made         bool   // without an error
+	bytes        []byte
+	delivered    atomic.Int64 // bytes; -1: not asked for
+}
+
+const (
+	maxStreams = 256
+	// A reader may be that many batches behind another of the same stream.
+	maxBehind = 64
+)
+
+// lookup notes that batch k of s is read. It returns the stream that k belongs to and, if k was made or is being made, its
+// buffer: the caller unlocks it for reading.
+func (p *prefetcher) lookup(s *Sequence, k uint64) (*stream, *buffer) {
+	if p.batches == 0 {
+		return nil, nil
+	}
+	p.mu.Lock()
+	st := p.find(s, k)
+	if k >= st.next {
+		st.next = k + 1
+		if st.ring == nil {
+			p.makeRing(st)
+		}
+	}
+	var b *buffer
+	if len(st.ring) > 0 {
+		b = st.ring[k%uint64(len(st.ring))]
+		if b.number != k {
+			b = nil
+		} else {
+			b.delivered.CompareAndSwap(-1, 0)
+		}
+	}
+	p.mu.Unlock()
+	if b == nil {
+		return st, nil
+	}
+	b.RLock()
+	if b.number != k || !b.made {
+		b.RUnlock()
+		return st, nil
+	}
+	return st, b
+}
+
+// find returns the stream that batch k belongs to, a new one if it follows none. The caller holds mu, as of the functions
+// below.
+func (p *prefetcher) find(s *Sequence, k uint64) *stream {
+	for i, st := range slices.Backward(p.streams) {
+		if st.sequence == s && st.next <= k+maxBehind && k <= st.next+uint64(p.batches) {
+			p.streams = append(slices.Delete(p.streams, i, i+1), st)
+			return st
+		}
+	}
+	if len(p.streams) == maxStreams {
+		p.dropOldest()
+	}
+	st := &stream{sequence: s, size: s.Batch.Bytes(), main: s.Batch.MainBytes(), next: k + 1}
+	p.streams = append(p.streams, st)
+	return st
+}
+
+func (p *prefetcher) dropOldest() {
+	st := p.streams[0]
+	p.used -= int64(len(st.ring)) * st.size
+	st.ring = []*buffer{} // it may be in use
+	p.streams = slices.Delete(p.streams, 0, 1)
+}
+
+// makeRing gives the last stream as many buffers as there is memory for: for the batches that come next, and the one that is
+// read.
+func (p *prefetcher) makeRing(st *stream) {
+	n := min(int64(p.batches)+1, p.bytes/st.size)
+	if n < 2 {
+		st.ring = []*buffer{}
+		return
+	}
+	for p.used+n*st.size > p.bytes {
+		p.dropOldest()
+	}
+	p.used += n * st.size
+	for range n {
+		b := &buffer{number: MaxBatches}
+		b.delivered.Store(-1)
+		st.ring = append(st.ring, b)
+	}
+}
+
+// fill makes the next batches of a stream.
+func (p *prefetcher) fill(st *stream) {
+	for b := p.claim(st); b != nil; b = p.claim(st) {
+		p.make(st, b)
+	}
+}
+
+// make makes the batch of a buffer. An error or a panic is lost here: the reader of that batch makes it again, and meets it.
+func (p *prefetcher) make(st *stream, b *buffer) {
+	defer b.Unlock()
+	defer func() {
+		if r := recover(); r != nil {
+			p.log.Error("making a batch before it was asked for panicked", "panic", r, "stack", string(debug.Stack()))
+		}
+	}()
+	b.made = st.sequence.Read(b.bytes, b.number, 0) == nil
+}
+
+// claim returns the buffer for one of the next batches that is neither made nor being made, locked for writing, or nil.
+func (p *prefetcher) claim(st *stream) *buffer {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := uint64(len(st.ring))
+	for k := st.next; k+1 < st.next+n && k < MaxBatches; k++ {
+		b := st.ring[k%n]
+		if b.number == k {
+			continue
+		}
+		part := b.delivered.Load()
+		if part >= 0 && part < st.main && b.number+maxBehind > k {
+			continue // somebody is in the middle of it
+		}
+		if !b.TryLock() {
+			continue
+		}
+		if b.bytes == nil {
+			b.bytes = make([]byte, st.size)
+		}
+		b.number, b.made = k, false
+		b.delivered.Store(-1)
+		return b
+	}
+	return nil
+}
+
+// A reply is a fuse.ReadResult. When it was sent, the batches that come next are made.
+type reply struct {
+	parts      [2][]byte
+	prefetcher *prefetcher
+	stream     *stream // may be nil
+	buffer     *buffer // that the second part lies in, or nil
+}
+
+var replies = sync.Pool{New: func() any { return new(reply) }}
+
+// Slices are what is sent. Without this method go-fuse would call Done before it sends the reply.
+func (r *reply) Slices() ([][]byte, fuse.Status) { return r.parts[:], fuse.OK }
+
+func (r *reply) Bytes([]byte) ([]byte, fuse.Status) { return slices.Concat(r.parts[:]...), fuse.OK }
+
+func (r *reply) Size() int { return len(r.parts[0]) + len(r.parts[1]) }
+
+func (r *reply) Done() {
+	done := *r
+	*r = reply{}
+	replies.Put(r)
+	if done.buffer != nil {
+		done.buffer.delivered.Add(int64(len(done.parts[1])))
+		done.buffer.RUnlock()
+	}
+	if done.stream != nil {
+		done.prefetcher.fill(done.stream)
+	}
+}

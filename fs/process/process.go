@@ -1,0 +1,38 @@
+// Package process reads what the kernel tells about processes and threads in /proc.
+package process
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// Stat is part of what the kernel tells about a process or a thread.
+type Stat struct {
+	State byte   // R runs or wants to, S sleeps, D waits for a disk, T is stopped by a signal, Z has ended and was not waited for, …
+	Began uint64 // when it began: clock ticks since the host did
+}
+
+// Dir is where the kernel tells about a process.
+func Dir(pid int) string { return fmt.Sprintf("/proc/%d", pid) }
+
+// ReadStat reads the file stat of a directory of /proc: that of a process ([Dir]), or of a thread in its task/. The error is
+// that of os.ReadFile where there is no such process.
+func ReadStat(dir string) (Stat, error) {
+	text, err := os.ReadFile(dir + "/stat")
+	if err != nil {
+		return Stat{}, err
+	}
+	// The second field is the name, which may hold spaces and parentheses.
+	end := strings.LastIndexByte(string(text), ')')
+	fields := strings.Fields(string(text[end+1:]))
+	if end < 0 || len(fields) < 20 {
+		return Stat{}, fmt.Errorf("%s/stat: %q", dir, text)
+	}
+	began, err := strconv.ParseUint(fields[19], 10, 64)
+	if err != nil {
+		return Stat{}, fmt.Errorf("%s/stat: %w", dir, err)
+	}
+	return Stat{State: fields[0][0], Began: began}, nil
+}

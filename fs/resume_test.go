@@ -1,0 +1,236 @@
+package fs
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"syscall"
+	"testing"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"batchfs/fs/state"
+)
+
+// What was under way when a worker died comes again in any order, threads that share a handle included.
+func TestEverythingComesAgain(t *testing.T) {
+	const size, threads, rounds = 1000, 8, 200
+	s := counting("train", size)
+	tr := plant(t, s)
+	readers := []*reader{tr.reader(t, "train/next", 0), tr.reader(t, "train/next", 0), tr.reader(t, "train/next.npy", 0)}
+	got := map[int]int{}
+	for range rounds {
+		var asked []*reader // that one worker read, of which some were answered
+		for range threads {
+			r := *readers[rand.IntN(2)]
+			asked = append(asked, &r)
+			k := r.batch(t, size)
+			if rand.IntN(2) == 0 {
+				got[k]++
+				asked = asked[:len(asked)-1]
+				continue
+			}
+			r.wanted = k
+		}
+		tr = grow(t, tr.shared, s)
+		for _, r := range readers {
+			r.tree = tr
+		}
+		rand.Shuffle(len(asked), func(i, j int) { asked[i], asked[j] = asked[j], asked[i] })
+		for _, r := range asked {
+			r.tree = tr
+			r.unique |= state.Resent
+			data, status := r.again(0, size)
+			if !status.Ok() {
+				t.Fatal(status)
+			}
+			if k := number(data, size); k != r.wanted {
+				t.Fatalf("a read that took batch %d got batch %d when it came again", r.wanted, k)
+			}
+			got[r.wanted]++
+		}
+		clear(got) // numbers of batches repeat after 251
+	}
+	if c := tr.shared.Sequences[1].Cursor.Load(); c != threads*rounds {
+		t.Errorf("cursor is %d, want %d", c, threads*rounds)
+	}
+}
+
+// A successor knows the sequences of settings, their cursors, and what is free.
+func TestSequencesGoOn(t *testing.T) {
+	s := counting("train", 1000)
+	tr := plant(t, s)
+	dir := tr.find("train")
+	numbers := map[string]int{}
+	for _, name := range []string{"seed=1", "seed=2", "seed=3"} {
+		numbers[name] = tr.sequences.mustLookUp(t, dir, name)
+		tr.shared.Sequences[numbers[name]].Cursor.Add(uint64(len(numbers)))
+	}
+	gone := tr.sequences.mustLookUp(t, dir, "seed=4")
+	tr.sequences.forget(gone, 1)
+	tr = grow(t, tr.shared, s)
+	tr.sequences.check(t)
+	for name, number := range numbers {
+		if got := tr.sequences.mustLookUp(t, dir, name); got != number {
+			t.Errorf("%s has number %d, had %d", name, got, number)
+		}
+	}
+	if got := tr.sequences.mustLookUp(t, dir, "seed=5"); got != gone {
+		t.Errorf("number %d was free, and a new sequence has %d", gone, got)
+	}
+	if got := tr.shared.Sequences[numbers["seed=3"]].Cursor.Load(); got != 3 {
+		t.Errorf("cursor is %d, was 3", got)
+	}
+}
+
+// A configuration that is not that of the mount is refused.
+func TestOtherSplitsAreRefused(t *testing.T) {
+	a, b := counting("a", 1000), counting("b", 1000)
+	tr := plant(t, a, b)
+	for _, splits := range [][]*Sequence{{a}, {a, b, counting("c", 1000)}, {a, counting("c", 1000)}} {
+		if _, err := newSequences(splits, tr.shared, tr.log, func() {}); err == nil {
+			t.Errorf("%d splits are taken for a and b", len(splits))
+		}
+	}
+	if q, err := newSequences([]*Sequence{b, a}, tr.shared, tr.log, func() {}); err != nil || q.get(1) != a {
+		t.Errorf("in another order: %v", err)
+	}
+}
+
+// A handle of a text that another process opened shows one text, whole or to its end, and never parts of two.
+func TestTextsGoOn(t *testing.T) {
+	s := counting("train", 1000)
+	info := "{}\n"
+	s.Info = func() []byte { return []byte(info) }
+	tr := plant(t, s)
+	cursor, begun, done := tr.reader(t, "train/cursor", 0), tr.reader(t, "train/info.json", 0), tr.reader(t, "train/info.json", 0)
+	done.read(0, 100)
+	tr = grow(t, tr.shared, s)
+	status := tr.reader(t, "status.json", 0)
+	for _, r := range []*reader{cursor, begun, done} {
+		r.tree = tr
+	}
+	info = "{\"longer\": true}\n"
+	if text, st := cursor.read(0, 100); st != fuse.OK || string(text) != "0\n" {
+		t.Errorf("cursor shows %q, %v", text, st)
+	}
+	if text, _ := status.read(0, 1); string(text) != "{" {
+		t.Errorf("status.json begins with %q", text)
+	}
+	if text, st := done.read(3, 100); st != fuse.OK || len(text) > 0 {
+		t.Errorf("after its end, a text goes on with %q, %v", text, st)
+	}
+	if text, st := begun.read(1, 100); st != fuse.Status(syscall.ESTALE) {
+		t.Errorf("in its middle, a text goes on with %q, %v", text, st)
+	}
+	if text, st := begun.read(0, 100); st != fuse.OK || string(text) != info {
+		t.Errorf("from its beginning, a text is %q, %v", text, st)
+	}
+}
+
+// Settings that no longer suit the tokens are an error of who reads them, and keep nobody from serving the rest.
+func TestUnsuitedSettingsGoOn(t *testing.T) {
+	s := counting("train", 1000)
+	tr := plant(t, s)
+	number := tr.sequences.mustLookUp(t, tr.find("train"), "seed=1")
+	other := *s
+	other.With = func(string) (*Sequence, error) { return nil, syscall.EINVAL }
+	other.Now = func() (*Sequence, error) { return &other, nil }
+	tr = grow(t, tr.shared, &other)
+	if u, err := tr.sequences.now(number); err == nil || u.Read(nil, 0, 0) == nil {
+		t.Error("settings that do not suit are served")
+	}
+	other.Now = func() (*Sequence, error) { return s, nil }
+	if u, err := tr.sequences.now(number); err != nil || u.Name != "train/seed=1" {
+		t.Errorf("settings that suit again: %v", err)
+	}
+}
+
+// Settings that were looked up before a worker's death are forgotten after it: rounds of lookups and deaths use up no numbers.
+func TestNamesAreForgottenAfterADeath(t *testing.T) {
+	s := counting("train", 1000)
+	tr := plant(t, s)
+	dir := tr.find("train")
+	known := map[state.Name]int{} // that the kernel has, with their sequences
+	for round := range 20 {
+		for i := range maxRecent + 76 {
+			name := fmt.Sprintf("seed=%d", 10_000*round+i)
+			known[state.Name{Dir: uint64(dir), Name: name}] = tr.sequences.mustLookUp(t, dir, name)
+		}
+		tr = grow(t, tr.shared, s)
+		for len(tr.sequences.recent) > maxRecent {
+			n := tr.sequences.outdated()
+			tr.sequences.invalidated()
+			if number, ok := known[n]; ok { // as the kernel does when it is told
+				tr.sequences.forget(number, 1)
+				delete(known, n)
+			}
+		}
+	}
+	tr.sequences.check(t)
+	if used := tr.shared.SequencesUsed(); used > 2*maxRecent+1000 {
+		t.Errorf("%d numbers are used, %d names are known", used, len(known))
+	}
+}
+
+// Taking over makes no sequence of settings before one is asked for.
+func TestTakingOverManySettings(t *testing.T) {
+	s := counting("train", 1000)
+	with, made := s.With, 0
+	s.With = func(settings string) (*Sequence, error) {
+		made++
+		return with(settings)
+	}
+	tr := plant(t, s)
+	tr.sequences.forgetAtOnce()
+	dir := tr.find("train")
+	const many = 20_000
+	for i := range many {
+		tr.sequences.mustLookUp(t, dir, fmt.Sprint("seed=", i))
+	}
+	made = 0
+	told := 0
+	q, err := newSequences([]*Sequence{s}, tr.shared, tr.log, func() { told++ })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if made > 0 || told < many/1024 {
+		t.Errorf("%d sequences were made, and the supervisor was told %d times of the work", made, told)
+	}
+	number := q.byName["train/seed=77"]
+	if got := q.get(number); got == nil || got.Name != "train/seed=77" || made != 1 {
+		t.Errorf("number %d is %v, %d sequences made", number, got, made)
+	}
+	if got := q.get(number); got == nil || made != 1 {
+		t.Errorf("asked for again, %d sequences made", made)
+	}
+	q.check(t)
+}
+
+// A lookup that is sent again counts once, so that its sequence is forgotten with its files.
+func TestLookupComesAgain(t *testing.T) {
+	s := counting("train", 1000)
+	tr := plant(t, s)
+	dir := tr.find("train")
+	for _, name := range []string{"seed=1", "next"} {
+		in := &fuse.InHeader{NodeId: uint64(dir), Unique: lastUnique.Add(2)}
+		if name == "next" {
+			in.NodeId = uint64(settingsDir(tr.sequences.byName["train/seed=1"], dir, "seed=1"))
+		}
+		for range 3 {
+			if status := tr.Lookup(nil, in, name, &fuse.EntryOut{}); !status.Ok() {
+				t.Fatal(status)
+			}
+			tr = grow(t, tr.shared, s)
+			in.Unique |= state.Resent
+		}
+	}
+	number := tr.sequences.byName["train/seed=1"]
+	if n := tr.shared.Lookups(number); n != 2 {
+		t.Errorf("%d lookups are counted, want 2", n)
+	}
+	tr.Forget(uint64(makeInode(nextRaw, number, 0)), 1)
+	tr.Forget(uint64(settingsDir(number, dir, "seed=1")), 1)
+	if tr.sequences.get(number) != nil {
+		t.Error("the sequence is not forgotten")
+	}
+}

@@ -1,0 +1,64 @@
+package fs
+
+import (
+	"fmt"
+	"syscall"
+
+	"batchfs/cache/array"
+	"batchfs/fs/state"
+)
+
+// Version counts how often the tokens of a split have changed since the mount began.
+type Version = state.Version
+
+// Sequence is what the tree needs to know of a sequence of batches: its name, what a batch consists of, and the bytes of any
+// batch. It belongs to one version of the tokens; when they change, another Sequence takes its place.
+type Sequence struct {
+	Name     string            // path of its directory: a split, and the settings that differ from the split's own: "train/rank=3,world=8"
+	Batch    array.Batch       // the arrays of one batch
+	Steps    uint64            // batches in batches.bin and batches.npy
+	Start    uint64            // first number that next takes
+	Metadata map[string]string // of .safetensors files, besides the number of the batch
+	Version  Version           // of its tokens
+	Follows  bool              // whether Now may return another Sequence
+
+	// Read fills dst with the bytes of batches k, k+1, … one after the other, from byte off of batch k on. An error that
+	// is syscall.ESTALE reaches the reader as that, any other as EIO. It is called concurrently, as are the functions below.
+	Read func(dst []byte, k uint64, off int64) error
+
+	Info       func() []byte         // info.json
+	Provenance func(k uint64) []byte // batch/<k>.json; nil if there is none
+
+	// Now looks at the token files. It returns this Sequence, or the one of the new tokens if the files changed and Follows
+	// is set; or this one and an error, as of Read.
+	Now func() (*Sequence, error)
+
+	// With returns the sequence under the settings of a path, "rank=3,world=8". Equal settings have equal Names. The error
+	// is syscall.ENOENT where a setting is unknown.
+	With func(settings string) (*Sequence, error)
+}
+
+// unsuited stands for the sequence under settings that an earlier worker served and that do not suit the tokens, or the
+// program, any more. Reading it is an error until they suit again.
+func (s *Sequence) unsuited(name, settings string, err error) *Sequence {
+	err = fmt.Errorf("%w (%w)", err, syscall.ESTALE)
+	u := *s
+	u.Name = name
+	// So large that no read lies beyond the end.
+	u.Batch, u.Steps = array.Batch{Arrays: []array.Array{{DType: array.Uint16, Shape: []int{1 << 39}}}, Main: 1}, 1
+	u.Info = func() []byte { return []byte("{}\n") }
+	u.Provenance = nil
+	u.Read = func([]byte, uint64, int64) error { return err }
+	u.With = func(string) (*Sequence, error) { return nil, err }
+	u.Now = func() (*Sequence, error) {
+		now, nowErr := s.Now()
+		if nowErr != nil {
+			return &u, nowErr
+		}
+		if suited, err := now.With(settings); err == nil {
+			return suited, nil
+		}
+		return &u, err
+	}
+	return &u
+}

@@ -1,0 +1,143 @@
+package state
+
+import "sync/atomic"
+
+// Version counts how often the tokens of a split have changed since the mount began.
+type Version uint64
+
+// MaxSequences bounds the numbers of sequences: they are from 1 to MaxSequences-1.
+const MaxSequences = 1 << 16
+
+// Shared is the state that a replacement worker needs, in shared memory. Any process may read it at any time. Only the worker
+// that serves writes it, but for the fields that are said to be the supervisor's.
+type Shared struct {
+	layout uint64 // layoutVersion of the program that made it
+
+	Began     int64         // when the mount was made, in nanoseconds since 1970: the time of its files
+	Closing   atomic.Uint32 // not 0: files are opened no more; the supervisor's
+	WorkerPID atomic.Int64  // the process that serves
+	Workers   atomic.Uint64 // how many have served, this one included
+	Heartbeat atomic.Int64  // when the worker last answered the supervisor, in Monotonic time; the supervisor's
+	Answered  atomic.Uint64 // requests
+
+	Init      Note // the kernel's first request, which it sends once a connection
+	InitReply Note // the answer to it
+
+	LastRestart  Note          // why the last restart was refused, or empty; the supervisor's
+	RestartCount atomic.Uint64 // restarts that were asked for and are over; the supervisor's
+
+	attempts [maxAttempts]attempt
+	lookups  lookups
+	names    names
+
+	sequencesUsed atomic.Uint64 // Sequences ever used, but for number 0
+	slotsUsed     atomic.Uint64 // slots ever used
+	assigned      atomic.Uint64 // assignments ever noted
+	assignments   [maxAssignments]assignment
+
+	// Sequences are the sequences by number. Number 0 counts the errors of requests that belong to none.
+	Sequences [MaxSequences]Entry
+	slots     [MaxHandles]slot
+}
+
+// layoutVersion changes with the layout of Shared, or with what its fields mean.
+const layoutVersion = 2
+
+// A Note is a text of up to 4096 bytes.
+type Note struct {
+	len   atomic.Uint64
+	bytes [4096]byte
+}
+
+// An Entry is one sequence's share of the state.
+type Entry struct {
+	used    atomic.Uint64 // not 0: there is such a sequence; written last, and cleared first
+	lookups atomic.Uint64 // of its files, that the kernel has not forgotten; not counted for splits
+	start   atomic.Uint64 // where the cursor began
+	name    [maxName]byte // zeros behind it
+	fault   [512]byte     // the last error, zeros behind it
+
+	Cursor  atomic.Uint64 // the number that the next reader of next takes
+	Reads   atomic.Uint64 // requests answered with batches
+	Bytes   atomic.Uint64 // of batches, delivered
+	Errors  atomic.Uint64 // requests answered with an error
+	Waiting atomic.Int64  // since when its longest request has waited for more than a second, in Monotonic time; or 0
+}
+
+// A name is a split, of at most 100 bytes, and settings, of less than 200.
+const maxName = 344
+
+// MaxHandles is how many handles of next, next.npy and next.safetensors can be open, of all sequences together.
+const MaxHandles = 1 << 16
+
+// A slot is one open handle; no other open handle has it.
+type slot struct {
+	sequence  atomic.Uint64 // its number; 0: the slot is free
+	opener    atomic.Uint64 // id of the request that opened it
+	opens     atomic.Uint64 // how many handles have had the slot, which is part of their numbers
+	flags     atomic.Uint64 // holds, ended, peeks; from bit versionShift on, the version of its batch's tokens
+	number    atomic.Uint64 // of the batch that it holds
+	holder    atomic.Uint64 // id of the request that the number was assigned to
+	asking    atomic.Uint64 // id of a request that a number is being assigned to, or 0
+	wanted    atomic.Uint64 // that number
+	version   atomic.Uint64 // of its tokens
+	delivered atomic.Uint64 // bytes of the batch; those delivered twice count twice
+	counted   atomic.Uint64 // id of the last request in delivered
+}
+
+// The bits of slot.flags.
+const (
+	holds = 1 << iota // number is that of a batch
+	ended             // the batch's last byte has been delivered
+	peeks             // opened with O_NONBLOCK: looks at the batch that comes next and takes none
+
+	versionShift = 8
+)
+
+// An assignment is a number and the id of the request that it was assigned to. Threads that share a handle can have several
+// requests under way, of which the slot knows the last.
+type assignment struct {
+	id, number atomic.Uint64
+}
+
+const maxAssignments = 1 << 10
+
+// An attempt counts how often one request was sent again. It is free when id is 0.
+type attempt struct {
+	id     atomic.Uint64 // of the request, without Resent
+	times  atomic.Uint64
+	worker atomic.Uint64 // which worker counted last
+}
+
+// So many requests that were sent again are counted at a time.
+const maxAttempts = 1 << 12
+
+// lookups notes for which requests a lookup was counted, so that a request that is sent again counts once.
+type lookups struct {
+	// The count that is being made: request, 0 if none, raises the count of number to wanted.
+	request, number, wanted atomic.Uint64
+
+	made    atomic.Uint64 // counts ever made
+	counted [maxCounted]atomic.Uint64
+}
+
+// So many requests are remembered. One that is sent again later than that counts twice, and its sequence is never forgotten.
+const maxCounted = 1 << 12
+
+// A Name is a name in a directory, as it was looked up.
+type Name struct {
+	Dir  uint64 // inode number of the directory
+	Name string // at most 255 bytes
+}
+
+// names are the names that were looked up last, in a ring.
+type names struct {
+	noted     atomic.Uint64 // ever; name i is in ring[i%maxNames]
+	forgotten atomic.Uint64 // the names before this one need not be known any more
+	ring      [maxNames]struct {
+		dir  atomic.Uint64
+		name [256]byte // zeros behind it
+	}
+}
+
+const maxNames = 1 << 13

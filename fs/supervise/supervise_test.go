@@ -1,0 +1,371 @@
+package supervise
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"batchfs/fs/state"
+)
+
+// The tests' own program is the worker that their supervisor starts: it behaves as WORKER says.
+func TestMain(m *testing.M) {
+	if how := os.Getenv("WORKER"); how != "" {
+		work(how)
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// work is a worker that answers no requests. It ends with its supervisor.
+func work(how string) {
+	w, err := ConnectSupervisor()
+	if err != nil {
+		os.Exit(1)
+	}
+	switch how {
+	case "refuse":
+		w.Refuse(errors.New("it does not suit"))
+		return
+	case "end":
+		return
+	case "publish":
+		snapshot, err := os.CreateTemp("", "snapshot")
+		if err != nil {
+			os.Exit(1)
+		}
+		os.Remove(snapshot.Name())
+		io.WriteString(snapshot, "published by "+fmt.Sprint(os.Getpid()))
+		if w.Publish(snapshot) != nil {
+			os.Exit(1)
+		}
+	}
+	if w.AwaitTurn() != nil {
+		return
+	}
+	w.Shared.Workers.Add(1)
+	w.Working()
+	if how == "end when it serves" {
+		return
+	}
+	if w.Serving() != nil {
+		return
+	}
+	w.Obey(func() {
+		if how == "hang" {
+			time.Sleep(time.Hour)
+		}
+	})
+}
+
+// A run is a supervisor under test: of no mount, but of a pipe in the connection's place, which is gone when ends is called.
+type run struct {
+	*supervisor
+	restart, stop chan os.Signal
+	ends          func()
+	done          chan error
+	log           *strings.Builder
+
+	mu  sync.Mutex
+	how string // the next worker behaves; guarded by mu
+}
+
+func (r *run) workersWill(how string) {
+	r.mu.Lock()
+	r.how = how
+	r.mu.Unlock()
+}
+
+func newRun(t *testing.T, how string) *run {
+	t.Helper()
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	memory, shared, err := state.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The kernel's first request, of a kernel that sends again what was not answered.
+	init := make([]byte, 104)
+	binary.NativeEndian.PutUint32(init[56:], 1<<7)
+	shared.Init.Set(init)
+	snapshot, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &run{restart: make(chan os.Signal, 1), stop: make(chan os.Signal, 2), done: make(chan error, 1), log: &strings.Builder{}, how: how}
+	r.ends = sync.OnceFunc(func() { read.Close() })
+	r.supervisor = &supervisor{connection: write, memory: memory, shared: shared, mountpoint: t.TempDir(), device: "0:0", Options: Options{
+		Worker: func(reload bool) *exec.Cmd {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			cmd := exec.Command(os.Args[0])
+			cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", "WORKER="+r.how)
+			return cmd
+		},
+		Snapshot: snapshot, Restart: r.restart, Stop: r.stop, Grace: time.Minute,
+		Restarted: func(int) {}, Stopping: func() {},
+		Log: slog.New(slog.NewTextHandler(r.log, nil)),
+	}}
+	t.Cleanup(func() {
+		r.ends()
+		for _, p := range []*workerProcess{r.worker, r.next} {
+			if p != nil {
+				p.kill()
+			}
+		}
+		write.Close()
+		memory.Close()
+		shared.Close()
+	})
+	return r
+}
+
+// start starts the supervisor. What it holds is its own from then on until await returns.
+func (r *run) start(t *testing.T) {
+	t.Helper()
+	if err := r.begin(false); err != nil {
+		t.Fatal(err)
+	}
+	go func() { r.done <- r.run() }()
+}
+
+func (r *run) run() error { return r.supervisor.run() }
+
+func (r *run) await(t *testing.T) error {
+	t.Helper()
+	select {
+	case err := <-r.done:
+		return err
+	case <-time.After(time.Minute):
+		t.Fatal("the supervisor does not end")
+		return nil
+	}
+}
+
+// until waits for a state.
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within a minute", what)
+		}
+	}
+}
+
+// children are the processes that this one has, but for those that have ended.
+func children(t *testing.T) (pids []string) {
+	t.Helper()
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, task := range tasks {
+		text, _ := os.ReadFile("/proc/self/task/" + task.Name() + "/children")
+		pids = append(pids, strings.Fields(string(text))...)
+	}
+	slices.Sort(pids)
+	return pids
+}
+
+// A worker that is killed is replaced by the one that stands by, and then another stands by.
+func TestKilledWorkerIsReplaced(t *testing.T) {
+	r := newRun(t, "serve")
+	r.start(t)
+	for range 3 {
+		until(t, "a process that stands by", func() bool { return len(children(t)) == 2 })
+		first := r.shared.Worker()
+		workers := r.shared.Workers.Load()
+		syscall.Kill(first, syscall.SIGKILL)
+		until(t, "another worker", func() bool { return r.shared.Workers.Load() > workers && r.shared.Worker() != first })
+	}
+	r.ends()
+	if err := r.await(t); err != nil {
+		t.Error(err)
+	}
+	if text := r.log.String(); strings.Count(text, `why="killed by signal 9"`) != 3 {
+		t.Errorf("the log does not say three times what it died of:\n%s", text)
+	}
+}
+
+// A worker that misses pings is replaced.
+func TestHangingWorkerIsReplaced(t *testing.T) {
+	r := newRun(t, "hang")
+	r.start(t)
+	first := r.shared.Worker()
+	until(t, "another worker", func() bool { return r.shared.Worker() != first })
+	r.ends()
+	if err := r.await(t); err != nil {
+		t.Error(err)
+	}
+	if text := r.log.String(); !strings.Contains(text, `why="it did not answer"`) {
+		t.Errorf("the log does not say why:\n%s", text)
+	}
+}
+
+// A restart ends the worker and lets another serve; one that refuses is named, and the same worker serves on.
+func TestRestart(t *testing.T) {
+	r := newRun(t, "serve")
+	r.start(t)
+	ask := func() (outcome string) {
+		t.Helper()
+		before := r.shared.Restarts()
+		r.restart <- syscall.SIGHUP
+		until(t, "the outcome of a restart", func() bool { return r.shared.Restarts() > before })
+		return r.shared.Outcome()
+	}
+	first := r.shared.Worker()
+	if outcome := ask(); outcome != "" || r.shared.Worker() == first {
+		t.Errorf("%q, and worker %d serves after %d", outcome, r.shared.Worker(), first)
+	}
+	for how, says := range map[string]string{"refuse": "it does not suit", "end": "the process that was to serve ended (exit status 0)"} {
+		r.workersWill(how)
+		serving := r.shared.Worker()
+		if outcome := ask(); outcome != says || r.shared.Worker() != serving {
+			t.Errorf("%s: %q, and worker %d serves after %d", how, outcome, r.shared.Worker(), serving)
+		}
+	}
+	// What a worker publishes before it serves is for its successors.
+	r.workersWill("publish")
+	if outcome := ask(); outcome != "" {
+		t.Errorf("%q", outcome)
+	}
+	published := fmt.Sprint("published by ", r.shared.Worker())
+	r.ends()
+	if err := r.await(t); err != nil {
+		t.Error(err)
+	}
+	if text, err := io.ReadAll(io.NewSectionReader(r.Snapshot, 0, 100)); err != nil || string(text) != published {
+		t.Errorf("the snapshot is %q (%v), want %q", text, err, published)
+	}
+}
+
+// While the mount ends a restart is refused in words.
+func TestRestartInTheGracePeriod(t *testing.T) {
+	r := newRun(t, "serve")
+	r.ending = time.Now().Add(time.Minute)
+	r.unmounted = true
+	if err := r.supervisor.restart(); err != nil {
+		t.Fatal(err)
+	}
+	if outcome := r.shared.Outcome(); r.shared.Restarts() != 1 || !strings.Contains(outcome, "the mount is ending") {
+		t.Errorf("%d restarts are over, the last one with %q", r.shared.Restarts(), outcome)
+	}
+}
+
+// Workers that end before they serve are tried again, ever later, and not for ever.
+func TestGivingUp(t *testing.T) {
+	r := newRun(t, "serve")
+	r.start(t)
+	until(t, "a process that stands by", func() bool { return len(children(t)) == 2 })
+	r.workersWill("end when it serves")
+	for _, child := range children(t) {
+		var pid int
+		fmt.Sscan(child, &pid)
+		syscall.Kill(pid, syscall.SIGKILL)
+	}
+	err := r.await(t)
+	if err == nil || !strings.Contains(err.Error(), "10 processes in a row ended before they had answered a request; the last one: ") {
+		t.Error(err)
+	}
+}
+
+// startOne starts one worker of a supervisor that runs nothing else.
+func (r *run) startOne(t *testing.T) *workerProcess {
+	t.Helper()
+	p, err := r.supervisor.start(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.kill)
+	return p
+}
+
+// A worker that is getting ready to serve is not late, however long that takes; one that does nothing is.
+func TestWorkerAtWorkIsNotLate(t *testing.T) {
+	const limit = time.Second
+	p := &workerProcess{messages: make(chan message, maxMessages)}
+	go func() {
+		for end := time.Now().Add(5 * limit / 2); time.Now().Before(end); time.Sleep(limit / 100) {
+			p.messages <- message{text: msgWorking}
+		}
+		p.messages <- message{text: msgServing}
+	}()
+	if err := p.await(msgServing, limit); err != nil {
+		t.Error(err)
+	}
+	r := newRun(t, "serve")
+	p = r.startOne(t)
+	if err := p.await(msgPrepared, startLimit); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.await(msgServing, limit); err == nil || !strings.Contains(err.Error(), "did not get ready within 1s") {
+		t.Error(err)
+	}
+}
+
+// How a process ended is said in words.
+func TestHowAWorkerEnded(t *testing.T) {
+	r := newRun(t, "end")
+	p := r.startOne(t)
+	if err := p.await(msgPrepared, startLimit); err == nil || err.Error() != "the process that was to serve ended (exit status 0)" {
+		t.Error(err)
+	}
+	r.workersWill("refuse")
+	p = r.startOne(t)
+	if err := p.await(msgPrepared, startLimit); err == nil || err.Error() != "it does not suit" {
+		t.Error(err)
+	}
+	r.workersWill("serve")
+	p = r.startOne(t)
+	p.kill()
+	if got := p.howEnded(); got != "killed by signal 9" {
+		t.Error(got)
+	}
+}
+
+// A message is received whole, with its file; a long one is cut.
+func TestMessages(t *testing.T) {
+	ours, theirsFile, err := newSockets()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer theirsFile.Close()
+	defer syscall.Close(ours.fd)
+	theirs := &socket{fd: int(theirsFile.Fd())}
+	file, err := os.Open("/proc/version")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	long := strings.Repeat("x", 10_000)
+	for _, err := range []error{ours.send(msgPing, nil), ours.send(msgSnapshot, nil), ours.send(msgSnapshot, file), ours.send(long, nil)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, want := range []string{msgPing, msgSnapshot, long[:4096]} { // a snapshot without a file is none
+		m, err := theirs.receive()
+		if err != nil || m.text != want || (m.file != nil) != (want == msgSnapshot) {
+			t.Errorf("%.20q %v %v, want %.20q", m.text, m.file, err, want)
+		}
+		if m.file != nil {
+			m.file.Close()
+		}
+	}
+	syscall.Shutdown(ours.fd, syscall.SHUT_RDWR)
+	if _, err := theirs.receive(); !errors.Is(err, errGone) {
+		t.Errorf("at the end: %v", err)
+	}
+}

@@ -1,0 +1,517 @@
+// Package supervise keeps a mount while the processes that serve it come and go.
+//
+// [Run] is the supervisor: it mounts, holds the connection to the kernel and the shared state, and serves nothing itself. It
+// starts a worker that serves and another that stands by, pings the one that serves, and hands the mount to the other when that
+// one ends or hangs, or to a new one when a restart is asked for. A worker calls [ConnectSupervisor]. They talk in short messages
+// over a socket.
+package supervise
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"batchfs/fs/mount"
+	"batchfs/fs/state"
+)
+
+// Options are what a supervisor depends on.
+type Options struct {
+	AllowOther bool // users other than the one that mounts may read, as far as the files' permissions let them
+	// Worker returns the command of a worker, a process that calls ConnectSupervisor. The supervisor hands it descriptors; those of
+	// the command itself begin at ExtraFd. reload asks for a worker that reads the program and the configuration as they are now.
+	Worker   func(reload bool) *exec.Cmd
+	Snapshot *os.File         // what the first worker begins from; Run closes it
+	Restart  <-chan os.Signal // replaces the worker
+	Stop     <-chan os.Signal // unmounts; a second signal ends the mount at once
+	Grace    time.Duration    // how long open files may be read on when the mount ends
+	NoResend bool             // do as on kernels that do not send again what a dead worker left unanswered
+
+	Serving   func()        // called once batches can be read
+	Restarted func(pid int) // called when a worker serves that a restart started
+	Stopping  func()        // called when the mount begins to end
+	Log       *slog.Logger
+}
+
+// A supervisor holds a mount while workers come and go. Run's goroutine alone uses it.
+type supervisor struct {
+	Options
+	mountpoint string
+	device     string // of this mount: another may be mounted over it
+	connection *os.File
+	shared     *state.Shared
+	memory     *os.File // of shared
+
+	worker     *workerProcess
+	began      time.Time // when the worker began to serve
+	answered   uint64    // requests, before it did
+	unanswered int       // pings
+	failures   int       // workers in a row that ended at once, without having answered a request
+
+	next *workerProcess // that could take the worker's place, or will do so soon, or nil
+
+	ending    time.Time // end of the grace period; zero: the mount should not end
+	warned    bool      // that files are open
+	unmounted bool
+}
+
+const (
+	// So many messages of a worker may wait for the supervisor. A worker sends few: pongs and snapshots.
+	maxMessages = 64
+	// A worker that has missed so many pings hangs.
+	maxUnanswered = 3
+	startLimit    = 20 * time.Second
+	// The supervisor looks this often for what nothing tells it: that a worker has ended whose threads cannot be killed, and keep
+	// its socket open; and, in the grace period, that no file is open any more.
+	lookEvery = 50 * time.Millisecond
+	// A worker that has served for so long did not fail at once, also if there was no request to answer.
+	settled = 200 * time.Millisecond
+	// So many workers in a row may fail at once. From the second one on the supervisor waits before it starts the next: 10 ms, 20, 40, …
+	maxFailures = 10
+	backOff     = 10 * time.Millisecond
+)
+
+// Run mounts at an absolute path and sees to it that a worker serves until the mount ends, whoever ends it. The error is nil if
+// the mount was unmounted, or Stop asked for its end.
+func Run(mountpoint string, o Options) error {
+	// The kernel kills a worker when the thread that started it ends.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	s := &supervisor{Options: o, mountpoint: mountpoint}
+	defer func() { s.Snapshot.Close() }()
+	var err error
+	if s.memory, s.shared, err = state.New(); err != nil {
+		return err
+	}
+	if err := s.mount(); err != nil {
+		return err
+	}
+	defer func() { s.connection.Close() }()
+	if err = s.begin(false); err != nil {
+		err = fmt.Errorf("cannot serve %s: %w", mountpoint, err)
+	} else {
+		o.Serving()
+		if err = s.run(); errors.Is(err, errStopped) {
+			err = nil
+		} else if err != nil {
+			s.Log.Error("the mount ends: its readers get errors", "err", err)
+		}
+	}
+	for _, p := range []*workerProcess{s.worker, s.next} {
+		if p != nil {
+			p.kill()
+		}
+	}
+	return errors.Join(err, s.detach())
+}
+
+// mount makes the connection.
+func (s *supervisor) mount() (err error) {
+	if s.connection, err = mount.Connect(s.mountpoint, s.AllowOther); err != nil {
+		return err
+	}
+	if s.device, err = mount.DeviceAt(s.mountpoint); err != nil {
+		s.connection.Close()
+	}
+	return err
+}
+
+// inPlace says whether the mountpoint leads to this mount: another may be mounted over it.
+func (s *supervisor) inPlace() (bool, error) {
+	device, err := mount.DeviceAt(s.mountpoint)
+	return err == nil && device == s.device, err
+}
+
+// detach unmounts, whoever has files open, if the mount is still in its place.
+func (s *supervisor) detach() error {
+	if ours, err := s.inPlace(); !ours {
+		return err
+	}
+	return mount.Unmount(s.mountpoint, true)
+}
+
+// start starts a worker, which sends msgPrepared when it could serve.
+func (s *supervisor) start(reload bool) (*workerProcess, error) {
+	ours, theirs, err := newSockets()
+	if err != nil {
+		return nil, err
+	}
+	p := &workerProcess{
+		cmd: s.Worker(reload), socket: ours, messages: make(chan message, maxMessages), ended: make(chan struct{}),
+		reload: reload, began: time.Now(), from: s.Snapshot,
+	}
+	p.cmd.ExtraFiles = append([]*os.File{s.connection, s.memory, theirs, s.Snapshot}, p.cmd.ExtraFiles...)
+	// A group of its own: Ctrl-C is for the supervisor, which then unmounts.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	err = p.cmd.Start()
+	theirs.Close() // while this process had it, the socket would not show the worker's end
+	if err != nil {
+		unix.Close(ours.fd)
+		return nil, err
+	}
+	go p.listen()
+	return p, nil
+}
+
+// begin lets the worker that stands by serve, or else a new one.
+func (s *supervisor) begin(reload bool) (err error) {
+	p := s.next
+	s.next = nil
+	if p == nil {
+		if p, err = s.start(reload); err != nil {
+			return err
+		}
+	}
+	if !p.prepared {
+		if err := p.await(msgPrepared, startLimit); err != nil {
+			return err
+		}
+	}
+	return s.hand(p)
+}
+
+// standBy starts a worker that stands by, because starting one takes long while readers keep every processor busy.
+func (s *supervisor) standBy() {
+	if s.next != nil || !s.ending.IsZero() || !s.resends() {
+		return
+	}
+	next, err := s.start(false)
+	if err != nil {
+		s.Log.Debug("no process stands by", "err", err)
+		return
+	}
+	s.next = next
+}
+
+// hand gives the mount to a worker that is prepared.
+func (s *supervisor) hand(p *workerProcess) error {
+	s.answered = s.shared.Answered.Load()
+	if err := p.socket.send(msgServe, nil); err != nil {
+		return p.failure(message{})
+	}
+	if err := p.await(msgServing, maxUnanswered*pingEvery); err != nil {
+		return err
+	}
+	s.worker, s.began, s.unanswered = p, time.Now(), 0
+	s.shared.Heartbeat.Store(state.Monotonic())
+	// Not before: the answer to the kernel's first request sets the read-ahead too.
+	if err := mount.SetReadAhead(s.device); err != nil && s.shared.Workers.Load() == 1 {
+		s.Log.Info("the kernel reads batches.bin and batches.npy less far ahead than it could, which costs time where they are read in order; root could change that",
+			"want_kib", mount.ReadAhead>>10, "err", err)
+	}
+	if p.published != nil {
+		s.keepSnapshot(p.published)
+		p.published = nil
+	}
+	return nil
+}
+
+// keepSnapshot keeps the snapshot that the next worker begins from. The one that stands by began from an older one.
+func (s *supervisor) keepSnapshot(file *os.File) {
+	s.Snapshot.Close()
+	s.Snapshot = file
+	if s.next != nil && !s.next.reload {
+		s.drop(errors.New("the token files changed"))
+	}
+}
+
+// errStopped says that the mount ends because somebody asked for that.
+var errStopped = errors.New("told to stop")
+
+// run keeps a worker serving until the mount is gone.
+func (s *supervisor) run() error {
+	ping, look := time.NewTicker(pingEvery), time.NewTicker(lookEvery)
+	defer ping.Stop()
+	defer look.Stop()
+	s.standBy()
+	for !s.gone() {
+		var next chan message
+		if s.next != nil {
+			next = s.next.messages
+		}
+		var err error
+		select {
+		case <-s.Restart:
+			err = s.restart()
+		case <-s.Stop:
+			err = s.end()
+		case m, ok := <-s.worker.messages:
+			err = s.received(m, ok)
+		case m := <-next:
+			err = s.receivedNext(m)
+		case <-ping.C:
+			if err = s.ping(); err == nil {
+				s.standBy()
+			}
+		case <-look.C:
+			switch {
+			case s.worker.dying():
+				err = s.replace("")
+			case s.next != nil && !s.next.prepared && time.Since(s.next.began) > startLimit:
+				s.drop(errLate(startLimit))
+			case !s.ending.IsZero():
+				err = s.tryToEnd()
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// received handles a message of the worker. ok is false at the end of its messages.
+func (s *supervisor) received(m message, ok bool) error {
+	switch {
+	case !ok:
+		return s.replace("")
+	case m.text == msgSnapshot:
+		s.keepSnapshot(m.file)
+	case m.text == msgPong:
+		s.unanswered = 0
+		s.shared.Heartbeat.Store(state.Monotonic())
+	}
+	return nil
+}
+
+// ping asks the worker whether it is well. It counts pings and not the time, because this process may have been stopped for a
+// while.
+func (s *supervisor) ping() error {
+	if s.unanswered++; s.unanswered > maxUnanswered {
+		return s.replace("it did not answer")
+	}
+	s.worker.socket.send(msgPing, nil) // an error means that it has ended, which its socket tells too
+	return nil
+}
+
+// gone says whether the kernel has let go of the connection: the mount has ended, and so has every open file of it.
+func (s *supervisor) gone() bool {
+	poll := []unix.PollFd{{Fd: int32(s.connection.Fd())}}
+	n, err := unix.Poll(poll, 0)
+	return err == nil && n == 1 && poll[0].Revents&unix.POLLERR != 0
+}
+
+// resends says whether the kernel sends again what a dead worker left unanswered. Its first request tells.
+func (s *supervisor) resends() bool {
+	const flags2, hasResend = 40 + 16, 1 << (39 - 32)
+	request := s.shared.Init.Get()
+	return !s.NoResend && len(request) >= flags2+4 && binary.NativeEndian.Uint32(request[flags2:])&hasResend != 0
+}
+
+// replace lets another worker serve in the place of one that ended or should end, unless the mount is gone. why is for the log;
+// "" stands for how the worker ended.
+func (s *supervisor) replace(why string) error {
+	began := time.Now()
+	s.worker.kill()
+	if why == "" {
+		why = s.worker.howEnded()
+	}
+	s.drain()
+	if s.next != nil && s.next.reload {
+		s.drop(errors.New("the process that served ended meanwhile; try again"))
+	}
+	s.failures++
+	if s.shared.Answered.Load() != s.answered || time.Since(s.began) > settled {
+		s.failures = 1
+	}
+	for ; !s.gone(); s.failures++ {
+		if s.failures > maxFailures {
+			return fmt.Errorf("%d processes in a row ended before they had answered a request; the last one: %s", maxFailures, why)
+		}
+		if s.failures > 1 {
+			select {
+			case <-time.After(backOff << (s.failures - 2)):
+			case <-s.Stop:
+				return errStopped
+			}
+		}
+		if !s.resends() {
+			if err := s.remount(); err != nil {
+				return err
+			}
+		}
+		err := s.begin(false)
+		if err == nil {
+			s.Log.Warn("the process that served ended: another goes on", "why", why, "after", time.Since(began), "pid", s.worker.cmd.Process.Pid)
+			s.standBy()
+			return nil
+		}
+		why = err.Error()
+	}
+	return nil
+}
+
+// drain keeps the last snapshot that the worker published before it ended.
+func (s *supervisor) drain() {
+	for {
+		select {
+		case m, ok := <-s.worker.messages:
+			if !ok {
+				return
+			}
+			if m.text == msgSnapshot {
+				s.keepSnapshot(m.file)
+			}
+		default:
+			return
+		}
+	}
+}
+
+// remount ends the connection, which gives an error to every reader that waits, and mounts anew.
+func (s *supervisor) remount() error {
+	s.connection.Close()
+	ours, err := s.inPlace()
+	if err != nil {
+		return err
+	}
+	if !ours {
+		return errStopped // somebody unmounted it under its readers
+	}
+	if err := mount.Unmount(s.mountpoint, true); err != nil {
+		return err
+	}
+	s.shared.NewConnection()
+	return s.mount()
+}
+
+// restart begins to replace the worker on purpose, unless that is under way: whoever asked waits for the same outcome then.
+func (s *supervisor) restart() error {
+	if s.next != nil && s.next.reload {
+		return nil
+	}
+	if !s.ending.IsZero() {
+		s.refuse(errors.New("the mount is ending: it was told to stop, and waits for files that are still open"))
+		return nil
+	}
+	next, err := s.start(true)
+	if err != nil {
+		s.refuse(err)
+		return nil
+	}
+	if s.next != nil {
+		s.next.kill()
+	}
+	s.next = next
+	return nil
+}
+
+// receivedNext handles a message of the process that stands by, or that a restart started.
+func (s *supervisor) receivedNext(m message) error {
+	switch {
+	case m.text == msgWorking:
+	case m.text == msgSnapshot:
+		s.next.published = m.file
+	case m.text == msgPrepared && s.next.reload:
+		return s.handOver()
+	case m.text == msgPrepared:
+		s.next.prepared = true
+	default:
+		s.drop(s.next.failure(m))
+	}
+	return nil
+}
+
+// drop ends the process that was to take the worker's place.
+func (s *supervisor) drop(why error) {
+	next := s.next
+	s.next = nil
+	next.kill()
+	if next.reload {
+		s.refuse(why)
+	} else {
+		s.Log.Debug("no process stands by", "err", why)
+	}
+}
+
+// refuse ends a restart: the same worker serves on.
+func (s *supervisor) refuse(err error) {
+	s.Log.Error("restart refused: the same process goes on", "err", err)
+	s.tell(err.Error())
+}
+
+// tell tells whoever asked for a restart how it ended: why it was refused, or "".
+func (s *supervisor) tell(outcome string) {
+	s.shared.LastRestart.Set([]byte(outcome))
+	s.shared.RestartCount.Add(1)
+}
+
+// handOver ends the worker and lets the next one serve.
+func (s *supervisor) handOver() (err error) {
+	old, next := s.worker, s.next
+	if old.socket.send(msgGo, nil) == nil {
+		old.awaitEnd(leavingLimit)
+	}
+	old.kill()
+	s.drain()
+	s.next = nil
+	switch {
+	case s.gone():
+		next.kill()
+		return nil
+	case !s.resends():
+		next.kill() // it has the connection that ends now
+		if err = s.remount(); err != nil {
+			return err
+		}
+		err = s.begin(true)
+	case s.Snapshot != next.from:
+		next.kill() // it began from an older one
+		err = s.begin(true)
+	default:
+		err = s.hand(next)
+	}
+	if err != nil {
+		s.tell(err.Error())
+		return s.replace(err.Error())
+	}
+	pid := s.worker.cmd.Process.Pid
+	s.Log.Info("restarted: another process goes on", "pid", pid)
+	s.Restarted(pid)
+	s.tell("")
+	s.standBy()
+	return nil
+}
+
+// end begins to unmount. Open files may be read on in the grace period.
+func (s *supervisor) end() error {
+	if !s.ending.IsZero() {
+		s.Log.Warn("told to stop again: readers get errors")
+		return errStopped
+	}
+	s.Stopping()
+	s.ending = time.Now().Add(s.Grace)
+	s.shared.Closing.Store(1)
+	return s.tryToEnd()
+}
+
+func (s *supervisor) tryToEnd() error {
+	err := error(unix.EBUSY) // also of a mount that was detached under its readers: they have their time nevertheless
+	if ours, _ := s.inPlace(); ours {
+		err = mount.Unmount(s.mountpoint, false)
+	}
+	switch {
+	case err == nil:
+		s.unmounted = true
+		s.ending = time.Now().Add(leavingLimit)
+	case !errors.Is(err, unix.EBUSY):
+		return err
+	case !time.Now().Before(s.ending):
+		if !s.unmounted {
+			s.Log.Warn("files were still open at the end of the grace period: their readers get errors")
+		}
+		return errStopped
+	case !s.warned && !s.unmounted:
+		s.Log.Warn("files are still open: they may be read on for a while", "grace", s.Grace)
+		s.warned = true
+	}
+	return nil
+}

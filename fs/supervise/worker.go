@@ -1,0 +1,101 @@
+package supervise
+
+import (
+	"errors"
+	"os"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"batchfs/fs/state"
+)
+
+// The descriptors that a supervisor hands to a worker.
+const (
+	connectionFd = 3 + iota
+	sharedFd
+	socketFd
+	snapshotFd
+	// ExtraFd is the first descriptor that the command of a worker was given by itself.
+	ExtraFd
+)
+
+// ErrReplaced says that another process serves the mount now, or that nobody is to serve it any more. The worker should end.
+var ErrReplaced = errors.New("another process serves")
+
+// ErrPanicked says that a request panicked, and that another process should go on.
+var ErrPanicked = errors.New("a request panicked")
+
+// A Worker is this process as a worker: what its supervisor handed to it, and what it tells the supervisor.
+type Worker struct {
+	Snapshot   *os.File      // what the supervisor had last for a worker to begin from
+	Shared     *state.Shared // of the mount
+	Connection int           // descriptor of the connection to the kernel, /dev/fuse
+
+	socket *socket
+	told   atomic.Int64 // when it last told of its work, in state.Monotonic time
+}
+
+// ConnectSupervisor is for a process that a supervisor has started as a worker. An error was told to the supervisor.
+func ConnectSupervisor() (*Worker, error) {
+	for fd := connectionFd; fd <= ExtraFd; fd++ {
+		unix.CloseOnExec(fd)
+	}
+	w := &Worker{Snapshot: os.NewFile(snapshotFd, "snapshot"), Connection: connectionFd, socket: &socket{fd: socketFd}}
+	shared := os.NewFile(sharedFd, "shared")
+	defer shared.Close()
+	var err error
+	if w.Shared, err = state.Map(shared); err != nil {
+		w.Refuse(err)
+		return nil, err
+	}
+	return w, nil
+}
+
+// Refuse tells the supervisor why this process cannot serve.
+func (w *Worker) Refuse(err error) { w.socket.send(msgRefused+err.Error(), nil) }
+
+// Publish gives the supervisor a snapshot for successors to begin from. It closes the file.
+func (w *Worker) Publish(snapshot *os.File) error {
+	defer snapshot.Close()
+	return w.socket.send(msgSnapshot, snapshot)
+}
+
+// AwaitTurn tells the supervisor that this process could serve, and waits until it should. The error is ErrReplaced if that
+// will never be.
+func (w *Worker) AwaitTurn() error {
+	if err := w.socket.send(msgPrepared, nil); err != nil {
+		return err
+	}
+	if m, err := w.socket.receive(); err != nil || m.text != msgServe {
+		return ErrReplaced
+	}
+	w.Shared.WorkerPID.Store(int64(os.Getpid()))
+	return nil
+}
+
+// Working tells the supervisor that this process is getting ready to serve. It may be called as often as one likes.
+func (w *Worker) Working() {
+	if now := state.Monotonic(); now-w.told.Load() > int64(pingEvery/4) {
+		w.told.Store(now)
+		w.socket.send(msgWorking, nil)
+	}
+}
+
+// Serving tells the supervisor that this process serves.
+func (w *Worker) Serving() error { return w.socket.send(msgServing, nil) }
+
+// Obey answers the supervisor's pings until the supervisor says that this process should end, or has ended itself. well should
+// return if the process can answer requests, and not return otherwise.
+func (w *Worker) Obey(well func()) {
+	for {
+		m, err := w.socket.receive()
+		switch {
+		case err != nil || m.text == msgGo:
+			return
+		case m.text == msgPing:
+			well()
+			w.socket.send(msgPong, nil)
+		}
+	}
+}
