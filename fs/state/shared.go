@@ -137,8 +137,8 @@ func mapFile(file *os.File, prot int) (*Shared, error) {
 // Close unmaps the memory. Nothing of s may be used afterwards.
 func (s *Shared) Close() { unix.MunmapPtr(unsafe.Pointer(s), unsafe.Sizeof(Shared{})) }
 
-// NewConnection forgets what belongs to the connection that has ended: the kernel knows nothing of its handles and names.
-// Cursors and counters stay.
+// NewConnection forgets what belongs to the connection that has ended: the kernel knows nothing of its handles and names, and
+// uses its request ids again. Cursors and counters stay.
 func (s *Shared) NewConnection() {
 	s.Init.Set(nil)
 	s.InitReply.Set(nil)
@@ -149,6 +149,16 @@ func (s *Shared) NewConnection() {
 		s.Sequences[n+1].lookups.Store(0)
 	}
 	s.names.forgotten.Store(s.names.noted.Load())
+	s.lookups.request.Store(0)
+	for i := range s.lookups.counted {
+		s.lookups.counted[i].Store(0)
+	}
+	for i := range s.assignments {
+		s.assignments[i].id.Store(0)
+	}
+	for i := range s.attempts {
+		s.attempts[i].id.Store(0)
+	}
 }
 
 // Monotonic is the time in nanoseconds by a clock that all processes of a host share and that nobody sets.
