@@ -1,13 +1,17 @@
 # make demo    sets up what is missing, builds, and trains a model from a mount
 # make bench   measures how long a trainer waits for batches, on the demo's tokens; BENCH=--full for all of it
-# make test    sets up what is missing and runs the tests
-# make soak    lets those tests run for an hour and a half that look for leaks and kill what serves
-# make check   everything that CI runs
+# make test    sets up what is missing and runs the tests but for those that take long, in a few minutes
+# make soak    lets those tests run for an hour and a half that look for leaks and kill what serves, and holds times to their
+#              limits: nothing else should use the machine
+# make check   everything that CI runs: all tests, analysis, a little fuzzing
 # make bench-compare REF=HEAD~1   the Go benchmarks of each room, next to those of another commit
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.8.0
 BENCHSTAT = golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
+# Without -count=1 Go would not run those tests again that build the program themselves, whatever has changed in it. Each wait
+# in them has a limit of its own; -timeout is for a machine with so much else to do that all of it takes ten times as long.
+TEST = go test -count=1 -timeout 1h
 FUZZTIME = 5s
 ROUNDS = 6
 
@@ -29,11 +33,14 @@ bench:
 
 test:
 	@.ci/setup test
-	go test -race -timeout 20m ./...
+	$(TEST) -race -short ./...
+
+LEAKS = TestStorm|TestStaysFlat|TestManySettings|TestKilledReaders|TestGoReaderUnderSignals|TestSoak
+TIMES = TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestTerabyte|TestReady
 
 soak:
 	@.ci/setup test
-	BATCHFS_SOAK=1 go test ./test -run 'TestStorm|TestStaysFlat|TestManySettings|TestKilledReaders|TestGoReaderUnderSignals|TestSoak' -v -count=1 -timeout 3h
+	BATCHFS_SOAK=1 go test ./test -run '^($(LEAKS)|$(TIMES))$$' -v -count=1 -parallel 1 -timeout 3h
 
 check:
 	@test -z "$$(gofmt -l .)" || { echo "not formatted:"; gofmt -l .; exit 1; }
@@ -42,9 +49,9 @@ check:
 	go run $(STATICCHECK) ./...
 	go mod tidy -diff
 	@$(MAKE) --no-print-directory vulnerabilities
-	@$(MAKE) --no-print-directory test
-	# the mount must not need a second thread to answer its first
-	GOMAXPROCS=1 go test -short -count=1 ./...
+	$(TEST) -race ./...
+	# the mount must not need a second thread to answer its first; Go itself may have all of them to build
+	$(TEST) -short -parallel 2 -exec 'env GOMAXPROCS=1' ./...
 	@$(MAKE) --no-print-directory fuzz
 
 # A machine that cannot ask for what is known has nothing to answer for, but it says so.

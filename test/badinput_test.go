@@ -16,7 +16,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -28,10 +27,10 @@ var (
 )
 
 // runBad runs the program on input that may be bad, and returns the first bytes of what it writes. It must succeed or say
-// in a line why not, and soon.
+// in a line why not.
 func runBad(t *testing.T, args ...string) (out []byte, ok bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, plainBatchfs, args...)
 	var stderr bytes.Buffer

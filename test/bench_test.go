@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/moby/sys/mountinfo"
 )
@@ -84,7 +83,6 @@ func TestBench(t *testing.T) {
 }
 
 func TestBenchInterrupted(t *testing.T) {
-	long(t)
 	needFUSE(t)
 	dir := t.TempDir()
 	cmd := benchCommand(dir)
@@ -93,25 +91,22 @@ func TestBenchInterrupted(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(limit); len(mountsBelow(t, dir)) < 2; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			cmd.Process.Kill()
-			t.Fatalf("nothing mounted:\n%s", &out)
-		}
-	}
 	done := make(chan struct{})
 	go func() {
 		cmd.Wait()
 		close(done)
 	}()
-	for ended := false; !ended; { // by somebody impatient
+	t.Cleanup(func() { cmd.Process.Kill(); <-done })
+	await(t, "something mounted", func() bool { return len(mountsBelow(t, dir)) >= 2 })
+	await(t, "the end", func() bool { // by somebody impatient
 		cmd.Process.Signal(syscall.SIGINT)
 		select {
 		case <-done:
-			ended = true
-		case <-time.After(5 * time.Millisecond):
+			return true
+		default:
+			return false
 		}
-	}
+	})
 	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out.String(), "interrupted") {
 		t.Errorf("exit status %d\n%s", cmd.ProcessState.ExitCode(), &out)
 	}
@@ -137,10 +132,13 @@ func leavesNothing(t *testing.T, dir string) {
 	if err != nil || len(files) > 0 {
 		t.Errorf("left: %v %v", files, err)
 	}
-	processes, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, p := range processes {
-		if line, _ := os.ReadFile(p); bytes.Contains(line, []byte(dir)) {
-			t.Errorf("%s runs: %q", p, line)
+	awaitNone(t, "processes", func() (left []string) {
+		processes, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+		for _, p := range processes {
+			if command, _ := os.ReadFile(p); bytes.Contains(command, []byte(dir)) {
+				left = append(left, string(command))
+			}
 		}
-	}
+		return left
+	})
 }

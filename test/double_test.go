@@ -2,6 +2,7 @@ package test
 
 import (
 	"context"
+	"fmt"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -20,7 +21,7 @@ type double struct {
 	content []byte
 
 	mu      sync.Mutex
-	turn    *sync.Cond // that mode or hanging is another
+	turn    *sync.Cond // that mode is another
 	mode    mode       // guarded by mu
 	hanging int        // reads; guarded by mu
 }
@@ -81,12 +82,13 @@ func (d *double) set(t testing.TB, m mode) {
 }
 
 // await returns when so many reads hang at once.
-func (d *double) await(reads int) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for d.mode == hang && d.hanging < reads {
-		d.turn.Wait()
-	}
+func (d *double) await(t testing.TB, reads int) {
+	t.Helper()
+	await(t, fmt.Sprintf("%d reads that hang", reads), func() bool {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return d.hanging >= reads
+	})
 }
 
 func (d *double) drop(t testing.TB) {
@@ -124,7 +126,6 @@ func (d *double) Open(context.Context, uint32) (gofs.FileHandle, uint32, syscall
 func (d *double) Read(_ context.Context, _ gofs.FileHandle, dest []byte, off int64) (fuse.ReadResult, syscall.Errno) {
 	d.mu.Lock()
 	d.hanging++
-	d.turn.Broadcast()
 	for d.mode == hang {
 		d.turn.Wait()
 	}
@@ -162,7 +163,7 @@ func TestDouble(t *testing.T) {
 			out, _ := reader.Output()
 			done <- out
 		}()
-		d.await(1)
+		d.await(t, 1)
 		d.set(t, healthy)
 		if out := <-done; string(out) != string(content) {
 			t.Errorf("let go, a reader got %d bytes", len(out))

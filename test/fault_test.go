@@ -71,9 +71,12 @@ func statusOf(t *testing.T, m *mounted) (s status) {
 // Whatever becomes of a token file, whoever reads it gets its batches or an error, whoever reads another file notices nothing,
 // and when all is well again, so is every reader.
 func TestFaults(t *testing.T) {
-	long(t)
 	for _, access := range []string{"remap", "advise", "pread"} {
 		t.Run(access, func(t *testing.T) {
+			if access != "remap" {
+				long(t)
+			}
+			t.Parallel()
 			dir := t.TempDir()
 			faults := faultsOn(t, dir)
 			splits := []string{"well"}
@@ -93,7 +96,6 @@ func TestFaults(t *testing.T) {
 
 			before := statusOf(t, m)
 			r := startReaders(t, m.dir, ways...)
-			r.limit = 30 * time.Second
 			r.wait(t, 3)
 			for _, f := range faults {
 				f.begin()
@@ -154,12 +156,16 @@ func TestFaults(t *testing.T) {
 
 // While reads of one file hang, as many as there are, those of another go on.
 func TestHangingReadsHoldUpNoOthers(t *testing.T) {
-	long(t)
 	for _, access := range []string{"remap", "advise", "pread", "map"} {
 		t.Run(access, func(t *testing.T) {
+			if access != "advise" {
+				long(t)
+			}
+			t.Parallel()
 			d, well := newDouble(t, versionOf(0, 2_000_000)), filepath.Join(t.TempDir(), "well.bin")
 			write(t, well, versionOf(2, changeTokens))
-			m := mount(t, "--set", "splits.train.tokens="+d.path, "--set", "splits.well.tokens="+well, "--set", "memory.access="+access)
+			m := mount(t, "--set", "splits.train.tokens="+d.path, "--set", "splits.well.tokens="+well, "--set", "memory.access="+access,
+				"--set", "mount.timeout=1h")
 			const hanging = 8 // more than there are threads that run Go
 			want := cat(t, "train", "--set", "splits.train.tokens="+d.path, "--count", fmt.Sprint(hanging))
 			d.set(t, hang)
@@ -170,9 +176,8 @@ func TestHangingReadsHoldUpNoOthers(t *testing.T) {
 					got <- string(out)
 				}()
 			}
-			d.await(hanging)
+			d.await(t, hanging)
 			r := startReaders(t, m.dir, "keeps:well/next", "numbered:well/batch", "preads:well/batches.bin", "maps:well/batches.npy")
-			r.limit = 30 * time.Second
 			r.wait(t, 20)
 			for _, l := range r.finish(t) {
 				if strings.HasPrefix(l.got, "errno") {

@@ -40,11 +40,7 @@ func TestEnding(t *testing.T) {
 				t.Errorf("batch 0 is %s, want %s", got, want[0])
 			}
 			end(t, m)
-			select {
-			case <-m.done:
-			case <-time.After(limit):
-				t.Fatalf("still running:\n%s", m.out)
-			}
+			m.awaitEnd(t)
 			if code := m.cmd.ProcessState.ExitCode(); code != 0 {
 				t.Errorf("exit status %d:\n%s", code, m.out)
 			}
@@ -58,7 +54,7 @@ func TestEnding(t *testing.T) {
 // A reader that has a file open when the mount ends reads it to its end; unmount refuses meanwhile.
 func TestEndingUnderAReader(t *testing.T) {
 	config, _ := small(t, 1)
-	m := mount(t, "-c", config)
+	m := mount(t, "-c", config, "--set", "mount.grace=1h")
 	// Reads a part, waits for a line, and reads the rest.
 	reader := exec.Command("sh", "-c", `exec 3<"$1"; head -c 100 <&3 >/dev/null; echo open; read line; cat <&3 | wc -c`, "sh", m.path("val/batch/3"))
 	in, err := reader.StdinPipe()
@@ -79,7 +75,7 @@ func TestEndingUnderAReader(t *testing.T) {
 		t.Errorf("unmount under a reader: %v %s", err, stderr)
 	}
 	m.cmd.Process.Signal(syscall.SIGTERM)
-	await(t, "what is waited for", limit, func() bool { return strings.Contains(m.out.String(), "still open") })
+	await(t, "what is waited for", func() bool { return strings.Contains(m.out.String(), "still open") })
 	fmt.Fprintln(in, "go on")
 	rest := make([]byte, 10)
 	n, _ := out.Read(rest)
@@ -89,7 +85,7 @@ func TestEndingUnderAReader(t *testing.T) {
 	if err := reader.Wait(); err != nil {
 		t.Error(err)
 	}
-	<-m.done
+	m.awaitEnd(t)
 	if strings.Contains(m.out.String(), "their readers get errors") {
 		t.Errorf("it did not end with its last reader:\n%s", m.out)
 	}
@@ -113,7 +109,7 @@ func TestBackground(t *testing.T) {
 		t.Fatal(err)
 	}
 	open.Close()
-	ended.SetReadDeadline(time.Now().Add(10 * time.Second))
+	ended.SetReadDeadline(time.Now().Add(limit))
 	if _, err := io.ReadAll(ended); err != nil {
 		t.Error(err)
 	}
@@ -160,9 +156,7 @@ func TestTerabyte(t *testing.T) {
 			began := time.Now()
 			// The program as users have it: the race detector has memory of its own.
 			m := mountProgram(t, exec.Command(plainBatchfs), "--set", "splits.train.tokens="+file, "--set", "memory.access="+access, "-c", "/dev/null")
-			if ready := time.Since(began); ready > time.Second {
-				t.Errorf("ready after %v", ready)
-			}
+			inTime(t, "to get ready", time.Since(began), time.Second)
 			before := resident(m.worker(t))
 			run(t, cReader, m.path("train/next"), "0", "0", "10000")
 			after := resident(m.worker(t))
@@ -272,7 +266,7 @@ func TestOrdinaryUser(t *testing.T) {
 		t.Errorf("%v: %s", err, out)
 	}
 	noError(t, syscall.Kill(keeper, syscall.SIGKILL))
-	await(t, "a dead mount", 5*time.Second, func() bool {
+	await(t, "a dead mount", func() bool {
 		out, err := asNobody("ls", dir)
 		return err != nil && strings.Contains(out, "not connected")
 	})

@@ -13,16 +13,19 @@ import (
 // Who reads tokens that do not come gets an error in time, again and again, while other splits are read as ever; when they come
 // again, so do the batches, none of them left out.
 func TestTimeLimit(t *testing.T) {
-	long(t)
 	t.Parallel()
-	for _, access := range []string{"remap", "advise", "pread"} {
+	for _, access := range []string{"pread", "remap", "advise"} {
 		t.Run(access, func(t *testing.T) {
-			const readers = 30 // more than may be stuck
+			if access != "pread" {
+				long(t)
+			}
+			const readers = 30              // more than may be stuck
+			const timeout = 3 * time.Second // also on a busy machine, reads that do not hang take less
 			content := versionOf(0, 2_000_000)
-			d, well := newDouble(t, content), filepath.Join(t.TempDir(), "well.bin")
-			write(t, well, versionOf(2, changeTokens))
-			flags := []string{"-c", "/dev/null", "--set", "splits.train.tokens=" + d.path, "--set", "splits.well.tokens=" + well, "--set", "memory.access=" + access}
-			m := mount(t, append(flags, "--set", "mount.timeout=1s")...)
+			d, intact := newDouble(t, content), filepath.Join(t.TempDir(), "well.bin")
+			write(t, intact, versionOf(2, changeTokens))
+			flags := []string{"-c", "/dev/null", "--set", "splits.train.tokens=" + d.path, "--set", "splits.well.tokens=" + intact, "--set", "memory.access=" + access}
+			m := mount(t, append(flags, "--set", fmt.Sprint("mount.timeout=", timeout))...)
 			want := lines(t, "train", 0, readers+3, flags...)
 			reads := func(name string) string { return read(t, "read", m.path(name))[0] }
 			if got := reads("train/next"); got != want[0] {
@@ -45,23 +48,30 @@ func TestTimeLimit(t *testing.T) {
 					results <- result{file, string(out), time.Since(began)}
 				}()
 			}
+			var slowest result
 			for range readers {
 				got := <-results
 				failed := strings.Contains(got.says, "Connection timed out") || strings.Contains(got.says, "Input/output error")
-				if got.took > 3*time.Second || !failed && got.file != "info.json" {
-					t.Errorf("%s after %v: %.80q", got.file, got.took, got.says)
+				if !failed && got.file != "info.json" {
+					t.Errorf("%s: %.80q", got.file, got.says)
+				}
+				if got.took > slowest.took {
+					slowest = got
 				}
 			}
+			inTime(t, slowest.file, slowest.took, 3*timeout) // the kernel asks twice for what it reads ahead
 			from := time.Now()
 			r.more(t, 10)
-			if took := time.Since(from); took > 5*time.Second {
-				t.Errorf("10 reads of each kind took another split %v", took)
+			inTime(t, "10 reads of each kind of another split", time.Since(from), 5*time.Second)
+			doctorSays := func(want string, well bool) bool {
+				out, _, err := try(t, plainBatchfs, "doctor", "--set", "splits.well.tokens="+intact, "-c", "/dev/null", m.dir)
+				return strings.Contains(out, want) && (err == nil) == well
 			}
-			await(t, "the doctor to see that", 5*time.Second, func() bool {
-				out, _, err := try(t, plainBatchfs, "doctor", "--set", "splits.well.tokens="+well, "-c", "/dev/null", m.dir)
-				return err != nil && strings.Contains(out, "train is stuck: its token files have not answered for")
+			await(t, "the doctor to see that", func() bool {
+				return doctorSays("train is stuck: its token files have not answered for", false)
 			})
-			if s := statusOf(t, m); !strings.Contains(s.Splits["train"].LastError, "gave no answer within 1s") || s.Splits["well"].Errors > 0 {
+			gaveUp := fmt.Sprint("gave no answer within ", timeout)
+			if s := statusOf(t, m); !strings.Contains(s.Splits["train"].LastError, gaveUp) || s.Splits["well"].Errors > 0 {
 				t.Errorf("%+v", s.Splits)
 			}
 			if n := strings.Count(m.out.String(), "sequence=train errno"); n == 0 || n > 3 {
@@ -74,7 +84,7 @@ func TestTimeLimit(t *testing.T) {
 			}
 
 			d.set(t, healthy)
-			await(t, "the batches to come again", 5*time.Second, func() bool {
+			await(t, "the batches to come again", func() bool {
 				_, _, err := try(t, "head", "-c1", m.path("train/batch/1"))
 				return err == nil
 			})
@@ -92,10 +102,7 @@ func TestTimeLimit(t *testing.T) {
 			if m.worker(t) != serving {
 				t.Errorf("process %d serves, and %d did", m.worker(t), serving)
 			}
-			out := run(t, plainBatchfs, "doctor", "--set", "splits.well.tokens="+well, "-c", "/dev/null", m.dir)
-			if !strings.Contains(out, "healthy") {
-				t.Errorf("the doctor says\n%s", out)
-			}
+			await(t, "the doctor to see that all is well", func() bool { return doctorSays("is mounted and healthy", true) })
 		})
 	}
 }
@@ -106,29 +113,27 @@ func TestUnkillable(t *testing.T) {
 	d := newDouble(t, versionOf(0, 2_000_000))
 	well := filepath.Join(t.TempDir(), "well.bin")
 	write(t, well, versionOf(2, changeTokens))
-	m := mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.path, "--set", "splits.well.tokens="+well, "--set", "mount.grace=1s")
+	m := mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.path, "--set", "splits.well.tokens="+well, "--set", "mount.grace=1s", "--set", "mount.timeout=1h")
 	d.set(t, hang)
 	reader := exec.Command("cat", m.path("train/next"))
 	noError(t, reader.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- reader.Wait() }()
-	d.await(1)
-	first := m.worker(t)
+	d.await(t, 1)
+	first := statusOf(t, m).PID // of its threads, any may be the one that cannot end
 	run(t, plainBatchfs, "restart", m.dir)
-	if m.worker(t) == first {
+	if statusOf(t, m).PID == first {
 		t.Error("the same process serves")
 	}
 	read(t, "read", m.path("well/next"))
-	d.await(2) // the same read, in both processes
+	d.await(t, 2) // the same read, in both processes
 	began := time.Now()
 	run(t, plainBatchfs, "unmount", "--force", m.dir)
 	select {
 	case <-ended:
-	case <-time.After(5 * time.Second):
+	case <-time.After(limit):
 		t.Error("a reader hangs in a mount that is gone")
 	}
-	<-m.done
-	if took := time.Since(began); took > 10*time.Second {
-		t.Errorf("it ended after %v", took)
-	}
+	m.awaitEnd(t)
+	inTime(t, "the end", time.Since(began), 10*time.Second)
 }

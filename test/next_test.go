@@ -36,7 +36,11 @@ order = "sequential"
 
 // Every number of next goes to exactly one of many processes that open it at once.
 func TestEveryNumberGoesToOneReader(t *testing.T) {
-	const processes, opens = 16, 500
+	const processes = 16
+	opens := 500
+	if testing.Short() {
+		opens = 100
+	}
 	config, batches := small(t, processes*opens)
 	m := mount(t, "-c", config)
 	readers := make([]*exec.Cmd, processes)

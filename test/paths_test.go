@@ -148,13 +148,13 @@ func TestReadersOfPaths(t *testing.T) {
 		if file == "batches" {
 			raw += ".bin"
 		}
-		for _, method := range []string{"readinto", "mmap_shared", "mmap_private", "memmap", "sendfile", "copyfile"} {
-			if got := read(t, method, raw)[0]; got != want {
+		for method, got := range readEach(t, raw, "readinto", "mmap_shared", "mmap_private", "memmap", "sendfile", "copyfile") {
+			if got != want {
 				t.Errorf("%s of %s: %s, want %s", method, raw, got, want)
 			}
 		}
-		for _, method := range []string{"npload", "npload_mmap"} {
-			if got := read(t, method, npy)[0]; got != want {
+		for method, got := range readEach(t, npy, "npload", "npload_mmap") {
+			if got != want {
 				t.Errorf("%s of %s: %s, want %s", method, npy, got, want)
 			}
 		}

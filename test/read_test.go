@@ -4,8 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	fnv1a "hash/fnv"
+	"iter"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -41,6 +44,7 @@ func TestEveryReaderGetsWholeBatches(t *testing.T) {
 			if s.bytes > 1<<20 {
 				long(t)
 			}
+			t.Parallel()
 			all := cat(t, s.name, "-c", file, "--count", fmt.Sprint(s.steps))
 			npy := cat(t, s.name, "-c", file, "--count", fmt.Sprint(s.steps), "--format", "npy")
 			if len(all) != s.steps*s.bytes {
@@ -64,15 +68,18 @@ func TestEveryReaderGetsWholeBatches(t *testing.T) {
 			files := map[string][]byte{"batch/1": batch(1), "batches.bin": all, "batches.npy": npy}
 			for name, data := range files {
 				whole := line(data)
-				for _, method := range []string{"read", "readinto", "pread", "fromfile", "memmap", "mmap_shared", "mmap_private", "sendfile", "copyfile", "head_then_rest", "rewind"} {
-					want(method+" "+name, read(t, method, path(name))[0], whole)
+				for method, got := range readEach(t, path(name), "read", "readinto", "pread", "fromfile", "memmap", "mmap_shared",
+					"mmap_private", "sendfile", "copyfile", "head_then_rest", "rewind") {
+					want(method+" "+name, got, whole)
 				}
 				copied := filepath.Join(t.TempDir(), "copy")
 				for _, command := range []string{
 					`cat "$1" >"$2"`, `cp "$1" "$2"`, `dd if="$1" of="$2" bs=4k status=none`, `tail -c +1 "$1" >"$2"`,
 				} {
 					run(t, "sh", "-c", command, "sh", path(name), copied)
-					want(command, read(t, "read", copied)[0], whole)
+					copy, err := os.ReadFile(copied)
+					noError(t, err)
+					want(command, line(copy), whole)
 				}
 				tail := run(t, "tail", "-c", "777", path(name))
 				want("tail -c", line([]byte(tail)), line(data[len(data)-777:]))
@@ -82,16 +89,17 @@ func TestEveryReaderGetsWholeBatches(t *testing.T) {
 				}
 			}
 			// .npy files through NumPy.
-			for _, method := range []string{"npload", "npload_mmap"} {
-				want(method+" batch/1.npy", read(t, method, path("batch/1.npy"))[0], line(batch(1)))
-				want(method+" batches.npy", read(t, method, path("batches.npy"))[0], line(all))
+			for name, data := range map[string][]byte{"batch/1.npy": batch(1), "batches.npy": all} {
+				for method, got := range readEach(t, path(name), "npload", "npload_mmap") {
+					want(method+" "+name, got, line(data))
+				}
 			}
 
 			// next: every read of the whole takes the following number, whatever the way and the name.
 			k := 0
 			next := func() []byte { k++; return cat(t, s.name, "-c", file, "--from", fmt.Sprint(k-1)) }
-			for _, method := range []string{"read", "readinto", "pread", "fromfile", "copyfile", "head_then_rest", "rewind"} {
-				want(method+" next", read(t, method, path("next"))[0], line(next()))
+			for method, got := range readEach(t, path("next"), "read", "readinto", "pread", "fromfile", "copyfile", "head_then_rest", "rewind") {
+				want(method+" next", got, line(next()))
 			}
 			want("npload next.npy", read(t, "npload", path("next.npy"))[0], line(next()))
 			for _, got := range read(t, "pread_kept", path("next"), "3") {
@@ -106,12 +114,27 @@ func TestEveryReaderGetsWholeBatches(t *testing.T) {
 				t.Errorf("cursor is %s after %d batches", got, k)
 			}
 			// A file that changes from open to open has no page cache: no shared mapping, and sendfile has to be told.
-			for method, errno := range map[string]string{"mmap_shared": "errno ENODEV", "memmap": "errno ENODEV", "sendfile": "errno EINVAL"} {
-				if got := read(t, method, path("next"))[0]; got != errno {
-					t.Errorf("%s of next: %s, want %s", method, got, errno)
-				}
+			errnos := map[string]string{"mmap_shared": "errno ENODEV", "memmap": "errno ENODEV", "sendfile": "errno EINVAL"}
+			for method, got := range readEach(t, path("next"), slices.Collect(maps.Keys(errnos))...) {
+				want(method+" of next", got, errnos[method])
 			}
 		})
+	}
+}
+
+// readEach reads a file with one method after the other, all in one process, and gives what each read.
+func readEach(t testing.TB, path string, methods ...string) iter.Seq2[string, string] {
+	t.Helper()
+	lines := read(t, "each", path, methods...)
+	if len(lines) != len(methods) {
+		t.Fatalf("%d lines of the methods %s", len(lines), methods)
+	}
+	return func(yield func(method, line string) bool) {
+		for i, method := range methods {
+			if !yield(method, lines[i]) {
+				return
+			}
+		}
 	}
 }
 
@@ -165,6 +188,7 @@ func TestThousandBatches(t *testing.T) {
 
 	for _, access := range []string{"remap", "advise", "pread", "map"} {
 		t.Run(access, func(t *testing.T) {
+			t.Parallel()
 			m := mount(t, "-c", config, "--set", "memory.access="+access, "--set", "memory.page_cache=drop")
 			for k, got := range read(t, "numbers", m.path("train/next"), fmt.Sprint(count)) {
 				if got != want[k] {

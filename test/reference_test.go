@@ -77,6 +77,7 @@ func TestMountAgreesWithReference(t *testing.T) {
 		"mixed/order=shuffle,batch_size=3,rank=1,world=2", "mixed/order=sequential", "resumed",
 	} {
 		t.Run(path, func(t *testing.T) {
+			t.Parallel()
 			split, keys, _ := strings.Cut(path, "/")
 			s := settings{"split": split, "block_size": 64}
 			maps.Copy(s, splits[split])

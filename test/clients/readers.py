@@ -177,6 +177,13 @@ def npload_mmap(path):
     return line(np.load(path, mmap_mode="r").tobytes())
 
 
+@method
+def each(path, *names):
+    """One method after the other, in this one process."""
+    for name in names:
+        yield METHODS[name](path)
+
+
 # Many reads; of `next`, each is another batch.
 
 @method
