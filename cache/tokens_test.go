@@ -65,6 +65,14 @@ func open(t testing.TB, paths []string, o Options) *Tokens {
 	return tokens
 }
 
+// rounds is n, or a fifth where only the fast tests are asked for.
+func rounds(n int) int {
+	if testing.Short() {
+		return n / 5
+	}
+	return n
+}
+
 // everyAccess runs a test for every way to fetch tokens.
 func everyAccess(t *testing.T, test func(t *testing.T, o Options)) {
 	for _, access := range []Access{Remap, Advise, Pread, Map} {
@@ -123,7 +131,7 @@ func TestReadAnyWindows(t *testing.T) {
 					for reader := range uint64(4) {
 						wg.Go(func() {
 							r := rand.New(rand.NewPCG(1, reader))
-							for range 25 {
+							for range rounds(25) {
 								if err := readAll(tokens, anyWindows(r, tokens.Runs())); err != nil {
 									t.Error(err)
 								}
@@ -270,7 +278,7 @@ func TestMappingsGoWithTheirTokens(t *testing.T) {
 			held = append(held, released)
 		}
 	}
-	for deadline := time.Now().Add(10 * time.Second); mappings() > 0 || descriptors(t) > before; {
+	for deadline := time.Now().Add(time.Minute); mappings() > 0 || descriptors(t) > before; {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d mappings and %d descriptors are left", mappings(), descriptors(t)-before)
 		}
@@ -445,12 +453,12 @@ func TestDescriptorsAreClosed(t *testing.T) {
 		read := func(r *rand.Rand) error { return readAll(tokens, anyWindows(r, tokens.Runs())) }
 		must(t, readAll(tokens, []Window{{Len: 15}})) // from here on the mappings that stay are there
 		before, r := descriptors(t), rand.New(rand.NewPCG(1, 2))
-		for range 500 {
+		for range rounds(500) {
 			must(t, read(r))
 		}
 		must(t, os.Chtimes(paths[1], longAgo, longAgo.Add(1)))
 		failed := 0
-		for range 500 {
+		for range rounds(500) {
 			if read(r) != nil {
 				failed++
 			}
@@ -459,7 +467,7 @@ func TestDescriptorsAreClosed(t *testing.T) {
 			}
 		}
 		if after := descriptors(t); after > before || failed == 0 {
-			t.Errorf("%d descriptors, were %d, after 1000 reads of which %d failed", after, before, failed)
+			t.Errorf("%d descriptors, were %d, of %d reads after the change %d failed", after, before, rounds(500), failed)
 		}
 	})
 }

@@ -231,7 +231,7 @@ func TestExhaustedRequest(t *testing.T) {
 	s := counting("train", 1000)
 	tr := plant(t, s)
 	const poisonous = 2
-	for worker := range state.MaxAttempts + 1 {
+	for ended := 1; ended <= state.MaxAttempts; ended++ { // so many workers, before this one
 		for id := uint64(4); id < 300; id += 2 { // innocent ones, of which some are answered
 			r, err := tr.deadlines.begin(id|state.Resent, tr.find("train/next"))
 			if id%4 == 0 && err == nil {
@@ -239,8 +239,8 @@ func TestExhaustedRequest(t *testing.T) {
 			}
 		}
 		_, err := tr.deadlines.begin(poisonous|state.Resent, tr.find("train/next"))
-		if exhausted := errors.Is(err, errExhausted); exhausted != (worker == state.MaxAttempts) {
-			t.Errorf("worker %d: %v", worker, err)
+		if exhausted := errors.Is(err, errExhausted); exhausted != (ended == state.MaxAttempts) {
+			t.Errorf("after %d workers: %v", ended, err)
 		}
 		tr = grow(t, tr.shared, s)
 	}

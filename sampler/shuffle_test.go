@@ -178,6 +178,9 @@ func first(o *shuffle, epoch uint64) uint64 { return o.permute(epoch, 0) }
 
 // Chi-square of what so many epochs fall into, in classes that are equally likely.
 func TestShuffleIsUniform(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
 	const tries = 20_000
 	for _, test := range []struct {
 		name    string

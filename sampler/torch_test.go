@@ -306,6 +306,9 @@ func TestTorchRandomAccess(t *testing.T) {
 
 // So many readers far from each other do not push out each other's blocks, however fast some go on.
 func TestTorchReadersKeepTheirBlocks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
 	o := mustTorch(t, Settings{Order: Torch, BatchSize: 1, World: 1}, 1<<20)
 	made := map[uint64]*block{}
 	for i := range uint64(2 * mtWords) {

@@ -3,7 +3,7 @@ package state
 // The kernel sets this bit of a request's id when it sends the request again, to a new worker.
 const Resent = 1 << 63
 
-// MaxAttempts is how many workers may end with a request unanswered before it is answered with an error.
+// MaxAttempts is how many workers may end with a request unanswered: the next one answers it with an error.
 const MaxAttempts = 5
 
 // Exhausted notes that request id begins and says whether too many workers have ended with it unanswered. The caller
@@ -23,7 +23,7 @@ func (s *Shared) Exhausted(id uint64) bool {
 		a.id.Store(id)
 	}
 	a.worker.Store(s.Workers.Load())
-	return a.times.Add(1) > MaxAttempts
+	return a.times.Add(1) >= MaxAttempts
 }
 
 // EndAttempts notes that a request was answered.

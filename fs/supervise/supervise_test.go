@@ -13,6 +13,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"batchfs/fs/state"
@@ -295,18 +296,20 @@ func (r *run) startOne(t *testing.T) *workerProcess {
 // A worker that is getting ready to serve is not late, however long that takes; one that does nothing is.
 func TestWorkerAtWorkIsNotLate(t *testing.T) {
 	const limit = time.Second
-	p := &workerProcess{messages: make(chan message, maxMessages)}
-	go func() {
-		for end := time.Now().Add(5 * limit / 2); time.Now().Before(end); time.Sleep(limit / 100) {
-			p.messages <- message{text: msgWorking}
+	synctest.Test(t, func(t *testing.T) { // whose seconds no other process makes longer
+		p := &workerProcess{messages: make(chan message, maxMessages)}
+		go func() {
+			for end := time.Now().Add(5 * limit / 2); time.Now().Before(end); time.Sleep(limit / 2) {
+				p.messages <- message{text: msgWorking}
+			}
+			p.messages <- message{text: msgServing}
+		}()
+		if err := p.await(msgServing, limit); err != nil {
+			t.Error(err)
 		}
-		p.messages <- message{text: msgServing}
-	}()
-	if err := p.await(msgServing, limit); err != nil {
-		t.Error(err)
-	}
+	})
 	r := newRun(t, "serve")
-	p = r.startOne(t)
+	p := r.startOne(t)
 	if err := p.await(msgPrepared, startLimit); err != nil {
 		t.Fatal(err)
 	}

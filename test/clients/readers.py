@@ -8,19 +8,14 @@ import errno
 import functools
 import hashlib
 import itertools
-import json
 import mmap
-import multiprocessing
 import os
-import random
 import select
-import shutil
 import sys
-import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Barrier, Condition
+
+# The tests start this program hundreds of times. What takes long to import, a method imports itself.
 
 METHODS = {}
 
@@ -111,6 +106,7 @@ def rewind(path):
 @method
 @or_errno
 def sendfile(path):
+    import tempfile
     with opened(path) as (fd, size), tempfile.TemporaryFile() as out:
         at = 0
         while n := os.sendfile(out.fileno(), fd, at, max(size - at, 1)):
@@ -121,6 +117,8 @@ def sendfile(path):
 
 @method
 def copyfile(path):
+    import shutil
+    import tempfile
     with tempfile.TemporaryDirectory() as directory:
         return read(shutil.copyfile(path, os.path.join(directory, "copy")))
 
@@ -144,8 +142,7 @@ def mmap_private(path):
     return mapped(path, mmap.MAP_PRIVATE)
 
 
-# NumPy, which takes longer to import than most of the other ways to read. Of an .npy file its array's bytes are hashed: the
-# content without the header.
+# NumPy. Of an .npy file its array's bytes are hashed: the content without the header.
 
 @method
 def fromfile(path):
@@ -210,6 +207,8 @@ def numbers(path, n):
 @method
 def next_threads(path, threads, n):
     """Threads that share one open file, n reads each."""
+    from concurrent.futures import ThreadPoolExecutor
+    from threading import Barrier
     threads, n = int(threads), int(n)
     start = Barrier(threads)
     with opened(path) as (fd, size), ThreadPoolExecutor(threads) as pool:
@@ -312,6 +311,8 @@ def forget(fd):
 def changing(directory, *ways):
     """Reads files of a directory, WAY:FILE each, all at once and over and over, and prints `ROUND WAY:FILE <line>`. A line
     on standard input begins a new round, in which all but keeps: open their file anew; "pause" one without reads."""
+    from concurrent.futures import ThreadPoolExecutor
+    from threading import Condition
     rounds, turn = [1, False], Condition()
     sys.setswitchinterval(0.0005)  # or who reads from the page cache keeps the others from their turn
 
@@ -382,6 +383,7 @@ def stretch(path, first, end):
 @method
 def first_comers(path, processes, n):
     """Processes that at the same moment read, for each i below n, the path with i in place of {}."""
+    import multiprocessing
     processes, n = int(processes), int(n)
     context = multiprocessing.get_context("fork")
     start, lines = context.Barrier(processes), context.SimpleQueue()
@@ -403,6 +405,7 @@ def first_comers(path, processes, n):
 @method
 def looks(path, first, end, processes):
     """Looks up seed=N in a split, N from first to end - 1, and in some of them a file; prints how many a second."""
+    import multiprocessing
     first, end, processes = int(first), int(end), int(processes)
 
     def look(i):
@@ -422,6 +425,7 @@ def looks(path, first, end, processes):
 @method
 def disturb(path, seed):
     """Reads pieces of a split's files, anywhere and in any way, until standard input ends. A line for each file."""
+    import random
     chance = random.Random(int(seed))
     while not select.select([sys.stdin], [], [], 0)[0]:
         name = chance.choice(["next", "next.npy", "next.safetensors", "batches.bin", "batches.npy", "info.json", "cursor",
@@ -494,6 +498,7 @@ def writes(directory):
 
 def tensors(arrays, metadata):
     """A line for each tensor, in alphabetical order, and one of JSON for the metadata."""
+    import json
     for name, array in sorted(arrays.items()):
         shape = " ".join(map(str, array.shape))
         yield f"{name} {array.dtype} [{shape}] {line(array.tobytes())}"
@@ -515,6 +520,7 @@ def safetensors_file(path):
 @method
 def safetensors_bytes(path):
     """One read, as next is read."""
+    import json
     from safetensors import numpy
     with open(path, "rb") as f:
         data = f.read()
