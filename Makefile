@@ -4,7 +4,7 @@
 # make soak    lets those tests run for an hour and a half that look for leaks and kill what serves, and holds times to their
 #              limits: nothing else should use the machine
 # make check   everything that CI runs: all tests, analysis, a little fuzzing
-# make bench-compare REF=HEAD~1   the Go benchmarks of each room, next to those of another commit
+# make bench-compare REF=HEAD~1   the Go benchmarks of each package, next to those of another commit
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.8.0

@@ -21,8 +21,8 @@ const (
 	Map Access = "map"
 )
 
-// A Blob is where bytes come from: a sequence of bytes with a name, for example a local file. It is always the sequence that was
-// opened: once there is another one under the name, Read and Check return a ChangedError. A Blob is safe for concurrent use.
+// A Blob is a named string of bytes, for example a local file. If the bytes under its name change after it was opened, Read and
+// Check return a ChangedError. A Blob is safe for concurrent use.
 type Blob interface {
 	// Path is the name.
 	Path() string
@@ -76,7 +76,7 @@ type ChangedError struct {
 }
 
 func (e *ChangedError) Error() string {
-	return fmt.Sprintf("%s has changed since it was opened: %s; put it back, or mount anew to serve the new one, which on_change = \"follow\" does by itself", e.Path, e.How)
+	return fmt.Sprintf("%s has changed since it was opened: %s; put the old file back, or mount again to serve the new one (on_change = \"follow\" does that without a new mount)", e.Path, e.How)
 }
 
 // Is makes every ChangedError an ESTALE.

@@ -25,7 +25,7 @@ type file struct {
 	kept *mapping   // of the accesses that keep one
 }
 
-// newFile makes the file that had an identity when it was opened. It does not look at it.
+// newFile returns the file that had identity id when it was opened earlier. It makes no system call.
 func newFile(path string, id Identity, access Access, dropPageCache bool) (*file, error) {
 	if strings.IndexByte(path, 0) >= 0 {
 		return nil, fmt.Errorf("%q: %w", path, unix.EINVAL)
@@ -38,9 +38,9 @@ const openFlags = unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK
 
 // openFile opens a regular file and returns its identity. The content is that of the open file; the caller closes it.
 //
-// previous is the identity of the file at this path when it was opened last, nil for the first time. If that file is being
-// overwritten, it is refused: its time of change is when a write began, so what is read until the write ends could be of both
-// contents.
+// previous is the identity of the file at this path when it was opened last, nil for the first time. openFile refuses a file
+// that is being overwritten in place: its modification time is that of the beginning of the write, so a read before the end
+// could mix old and new bytes.
 func openFile(path string, previous *Identity) (id Identity, _ content, err error) {
 	f, err := os.OpenFile(path, openFlags, 0)
 	if err != nil {

@@ -16,7 +16,8 @@ type Fingerprint struct {
 	blocks int64 // of each file
 }
 
-// NewFingerprint is the fingerprint of no files yet, of so many to be added by one or several calls of [Open].
+// NewFingerprint returns an empty fingerprint. files is how many files calls of [Open] will add to it; the more there are, the
+// less is sampled of each.
 func NewFingerprint(files int) *Fingerprint {
 	return &Fingerprint{sha256.New(), sampleBlocks(files)}
 }

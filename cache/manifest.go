@@ -14,13 +14,13 @@ type Options struct {
 	Join          bool        // windows may cross from one file into the next
 	Access        Access      // how the bytes of a window are fetched
 	DropPageCache bool        // give the kernel's page cache back after every read; Map does not
+	AllFiles      int         // how many files are checked together with these, which count; 0: these are all
 
 	// Open adds each file to Fingerprint, unless that is nil. Reopen ignores it.
 	Fingerprint *Fingerprint
 
-	// Previous are the same files before they changed, or nil. Open refuses a file that is being overwritten: its time of change
-	// is when a write began, so what is read until the write ends could be of both contents. File i is compared with file i of
-	// Previous. Reopen ignores it.
+	// Previous are the same files before they changed, or nil. With it, Open refuses a file that is being overwritten: see
+	// openFile. File i is compared with file i of Previous. Reopen ignores it.
 	Previous *Tokens
 }
 
@@ -84,7 +84,7 @@ func Reopen(m Manifest, o Options) (*Tokens, error) {
 	if len(m.Files) == 0 {
 		return nil, errors.New("no token files")
 	}
-	t := &Tokens{dtype: m.Files[0].Format.DType, shards: make([]shard, len(m.Files))}
+	t := &Tokens{dtype: m.Files[0].Format.DType, shards: make([]shard, len(m.Files)), many: max(o.AllFiles, len(m.Files)) > fewFiles}
 	var start int64
 	for i, f := range m.Files {
 		path := string(f.Path)

@@ -14,7 +14,7 @@ func openBlob(path string, previous *Identity) (Identity, content, error) {
 	return openFile(path, previous)
 }
 
-// newBlob makes the blob that had an identity when it was opened. It does not look at it.
+// newBlob returns the blob that had identity id when it was opened earlier. It does not touch it.
 func newBlob(path string, id Identity, access Access, dropPageCache bool) (Blob, error) {
 	return newFile(path, id, access, dropPageCache)
 }

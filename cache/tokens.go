@@ -22,6 +22,7 @@ type Tokens struct {
 	width  int64 // bytes of a token
 	shards []shard
 	runs   []Run
+	many   bool // Check does not look at all files each time
 
 	changed atomic.Pointer[shard] // one that was found changed, until it is put back
 	checked atomic.Int64          // when Check last looked at all of many files, in nanoseconds since 1970
@@ -89,7 +90,7 @@ func (t *Tokens) identity(i int) *Identity {
 	return &id
 }
 
-// fewFiles are looked at in each Check, and more than that once a second.
+// fewFiles is how many files every Check looks at. If there are more, Check looks at all of them once a second.
 const fewFiles = 64
 
 // Check looks whether the files are those that were opened, without reading them. It returns a ChangedError for one that is
@@ -99,7 +100,7 @@ func (t *Tokens) Check() error {
 	if err := t.checkChanged(); err != nil {
 		return err
 	}
-	if len(t.shards) > fewFiles {
+	if t.many {
 		now, last := time.Now().UnixNano(), t.checked.Load()
 		if now-last < int64(time.Second) || !t.checked.CompareAndSwap(last, now) {
 			return nil

@@ -478,3 +478,21 @@ func descriptors(t testing.TB) int {
 	must(t, err)
 	return len(names)
 }
+
+// Of files that are some of many, Check looks at all once a second.
+func TestCheckOfSomeOfMany(t *testing.T) {
+	paths := files(t, 2, 10, 10)
+	for many, want := range map[int]bool{0: true, 64: true, 65: false} {
+		tokens := open(t, paths, Options{DType: array.Uint16, AllFiles: many})
+		tokens.checked.Store(time.Now().Add(time.Hour).UnixNano()) // no second passes meanwhile
+		must(t, os.Chtimes(paths[1], longAgo, longAgo.Add(1)))
+		if got := tokens.Check() != nil; got != want {
+			t.Errorf("of %d files, a change is noticed at once: %v", many, got)
+		}
+		tokens.checked.Store(0) // as if a second had passed
+		if err := tokens.Check(); !errors.Is(err, syscall.ESTALE) {
+			t.Errorf("of %d files, a second later: %v", many, err)
+		}
+		must(t, os.Chtimes(paths[1], longAgo, longAgo))
+	}
+}

@@ -23,19 +23,19 @@ type deadlines struct {
 	shared  *state.Shared
 	handles *state.Handles
 
-	mu       sync.Mutex
-	requests []*request  // under way; guarded by mu, as what they hold is, and the attempts of shared
-	stuck    map[int]int // of each sequence, requests that were answered and are still under way; guarded by mu
-	told     bool        // shared tells of one that waits; guarded by mu
-	ended    bool        // nothing is answered any more; guarded by mu
+	mu        sync.Mutex
+	requests  []*request  // under way; guarded by mu, as what they hold is, and the attempts of shared
+	stuck     map[int]int // of each sequence, requests that were answered and are still under way; guarded by mu
+	waitShown bool        // shared shows one that waits; guarded by mu
+	ended     bool        // nothing is answered any more; guarded by mu
 }
 
-// A request is one that may wait for token files.
+// A request is one of the kernel's whose handler has not ended. The handler may be waiting for token files.
 type request struct {
 	id    uint64
 	inode inode
 	index int // in deadlines.requests
-	ticks int // that it has been under way: a process that was stopped for a while has not waited
+	ticks int // since it began; not a time, which would count while this process was stopped
 
 	expired   bool   // was answered
 	abandoned bool   // its handler ends without an answer: it is sent again, to another process
@@ -56,7 +56,7 @@ const (
 	maxStuck = 16
 )
 
-var errExhausted = fmt.Errorf("%d processes ended that were to answer this", state.MaxAttempts)
+var errExhausted = fmt.Errorf("given up: %d processes ended that were to answer this", state.MaxAttempts)
 
 // begin notes that a request begins. It returns an error if the request should not be handled; otherwise end must follow.
 func (d *deadlines) begin(id uint64, i inode) (*request, error) {
@@ -108,15 +108,15 @@ func (d *deadlines) answered(r *request) {
 	d.shared.Answered.Add(1)
 }
 
-// assigned notes which number was assigned to a request.
-func (d *deadlines) assigned(r *request, fh, number uint64, span state.Span) {
+// assigned notes which number was assigned to a request. It gives the number back if the request is too late for it.
+func (d *deadlines) assigned(r *request, fh, number uint64, span state.Span) (late bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if r.expired {
-		d.handles.GiveBack(fh, number, span)
-		return
-	}
 	r.assigned, r.fh, r.number, r.span = true, fh, number, span
+	if r.expired {
+		d.giveBackLocked(r)
+	}
+	return r.expired
 }
 
 // giveBack gives the number of a request back, because its read failed.
@@ -128,7 +128,7 @@ func (d *deadlines) giveBack(r *request) {
 
 func (d *deadlines) giveBackLocked(r *request) {
 	if r.assigned {
-		d.handles.GiveBack(r.fh, r.number, r.span)
+		d.handles.GiveBack(r.fh, r.id, r.number, r.span)
 		r.assigned = false
 	}
 }
@@ -184,16 +184,16 @@ func (d *deadlines) expire(tick time.Duration) (expired []inode) {
 // tellWaiting notes in the shared state which sequences have long kept a request waiting.
 func (d *deadlines) tellWaiting(longest map[int]int, tick time.Duration) {
 	late := slices.Max(append(slices.Collect(maps.Values(longest)), 0))
-	if time.Duration(late)*tick < longWait && !d.told {
+	if time.Duration(late)*tick < longWait && !d.waitShown {
 		return
 	}
-	d.told = false
+	d.waitShown = false
 	now := state.Monotonic()
 	for n := range d.shared.SequencesUsed() {
 		waiting := int64(0)
 		if waited := time.Duration(longest[n+1]) * tick; waited >= longWait {
 			waiting = now - int64(waited)
-			d.told = true
+			d.waitShown = true
 		}
 		if entry := &d.shared.Sequences[n+1]; entry.Waiting.Load() != waiting && (waiting == 0 || entry.Waiting.Load() == 0) {
 			entry.Waiting.Store(waiting)

@@ -248,3 +248,59 @@ func TestExhaustedRequest(t *testing.T) {
 		t.Error(errExhausted)
 	}
 }
+
+// A handler that is late may find that the kernel has forgotten its file. Its read is an error then, and ends no process.
+func TestLateHandlerOfAForgottenFile(t *testing.T) {
+	s, waits, release := blocked()
+	other := counting("train/seed=1", 1000)
+	other.Now = func() (*Sequence, error) { return s.Now() }
+	s.With = func(string) (*Sequence, error) { return other, nil }
+	tr := plant(t, s)
+	defer release()
+	number := tr.sequences.add(other)
+	tr.shared.CountLookup(number, 2)
+	fh, _ := tr.handles.Open(number, false, 4)
+	status := make(chan fuse.Status)
+	go func() {
+		in := &fuse.ReadIn{Fh: fh, Size: 100, ReadFlags: fuse.READ_LOCKOWNER}
+		in.NodeId, in.Unique = uint64(makeInode(nextNPY, number, 0)), 6
+		_, st := tr.Read(nil, in, make([]byte, 100))
+		status <- st
+	}()
+	<-waits
+	tr.handles.Release(fh)
+	tr.sequences.forget(number, 1)
+	release()
+	if st := <-status; st != fuse.Status(syscall.ESTALE) {
+		t.Errorf("its read: %v, want ESTALE", st)
+	}
+	in := &fuse.GetAttrIn{}
+	in.NodeId = uint64(makeInode(nextNPY, number, 0))
+	if st := tr.GetAttr(nil, in, &fuse.AttrOut{}); st != fuse.Status(syscall.ESTALE) {
+		t.Errorf("its attributes: %v, want ESTALE", st)
+	}
+	if _, err := tr.sequences.now(number); !errors.Is(err, syscall.ESTALE) {
+		t.Errorf("its tokens: %v, want ESTALE", err)
+	}
+}
+
+// A late read of a text that another process opened keeps no text.
+func TestLateReadOfAResumedText(t *testing.T) {
+	s, waits, release := blocked()
+	tr, tick, _ := expiring(t, s)
+	defer release()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		in := &fuse.ReadIn{Fh: 77, Size: 100, ReadFlags: fuse.READ_LOCKOWNER}
+		in.NodeId, in.Unique = uint64(makeInode(infoFile, 1, 0)), 2
+		tr.Read(nil, in, make([]byte, 100))
+	}()
+	<-waits
+	tick()
+	release()
+	<-done
+	if n := len(tr.texts.open); n > 0 {
+		t.Errorf("%d texts are kept for nobody", n)
+	}
+}

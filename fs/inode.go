@@ -62,7 +62,7 @@ func (i inode) sequence() int { return int(i >> 8 & (state.MaxSequences - 1)) }
 // rest is the bits 24-63: the batch number, for the files of batch/.
 func (i inode) rest() uint64 { return uint64(i >> 24) }
 
-// withSmallVersion is the file of batch/ that i is for tokens of a version.
+// withSmallVersion returns i, a file of batch/, with v modulo 8 as its version.
 func (i inode) withSmallVersion(v Version) inode { return i&^0xe0 | inode(v%8<<5) }
 
 // settingsDir is the directory of a sequence that was looked up under a name in dir.

@@ -40,7 +40,7 @@ var rows = []row{
 
 	{kind: nextRaw, in: splitDir, name: "next", content: nextBatch,
 		about: `a fresh batch, one per open. Raw little-endian numbers, in the shape given below.
-The number is taken at the first read. Keep the file open and read it from offset 0
+Its number is taken at the first read. Keep the file open and read it from offset 0
 again, after its end, for the next one.`},
 	{kind: nextNPY, in: splitDir, name: "next.npy", content: nextBatch, header: npyHeader,
 		about: "the same as a NumPy file; takes numbers from the same cursor"},
@@ -95,7 +95,7 @@ func (i inode) firstBatch() uint64 {
 	return i.rest()
 }
 
-// ofVersion is the numbered file that i is for tokens of a version.
+// ofVersion returns the inode of the numbered file i at version v of the tokens.
 func (i inode) ofVersion(v Version) inode {
 	if i.kind().row().content == everyBatch {
 		return makeInode(i.kind(), i.sequence(), uint64(v))

@@ -139,7 +139,7 @@ func (p *prefetcher) make(st *stream, b *buffer) {
 	defer b.Unlock()
 	defer func() {
 		if r := recover(); r != nil {
-			p.log.Error("making a batch before it was asked for panicked", "panic", r, "stack", string(debug.Stack()))
+			p.log.Error("prefetching a batch panicked; its reader will make it again", "panic", r, "stack", string(debug.Stack()))
 		}
 	}()
 	b.made = st.sequence.Read(b.bytes, b.number, 0) == nil

@@ -92,13 +92,16 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	}
 	defer t.deadlines.end(r)
 	defer t.panicked(r)
-	if text := t.textOf(i, in.Fh, in.Offset); text != nil {
+	if text := t.textOf(r, in.Fh, in.Offset); text != nil {
 		off := min(in.Offset, uint64(len(text)))
 		return fuse.ReadResultData(buf[:copy(buf, text[off:])]), fuse.OK
 	}
 	s := t.sequence(i)
-	// The handle tells the version, because the version that is part of an inode comes round again; and it is asked before
-	// the file's size, because the end of what is there now is no end to a reader of what was.
+	if t.isForgotten(i, s) {
+		return nil, t.fault(i, errForgotten)
+	}
+	// An inode of batch/ holds only the low bits of the version, so the handle tells the version. It is compared before the
+	// size: a reader of old tokens must get an error, not the end of a shorter new file.
 	if k.isLiveText() || k.isNumbered() && in.Fh != uint64(s.Version) {
 		return nil, t.fault(i, errOutdated)
 	}
@@ -134,11 +137,16 @@ func (t *tree) readNext(r *request, in *fuse.ReadIn, span state.Span, buf []byte
 	}
 	for try := 1; ; try++ {
 		s := t.sequence(i)
+		if s == nil {
+			return nil, errForgotten
+		}
 		k, ok := t.handles.AssignBatch(in.Fh, in.Unique, span, s.Version)
 		if !ok {
 			return nil, errOutdated
 		}
-		t.deadlines.assigned(r, in.Fh, k, span)
+		if late := t.deadlines.assigned(r, in.Fh, k, span); late {
+			return nil, t.deadlines.error()
+		}
 		answer, err := t.readBatches(i, s, k, span.Off, buf)
 		if err == nil {
 			return answer, nil
@@ -157,7 +165,8 @@ func (t *tree) readNext(r *request, in *fuse.ReadIn, span state.Span, buf []byte
 const maxTries = 10
 
 // textOf returns what a text shows on a handle to a reader of byte off, and nil for files of batches.
-func (t *tree) textOf(i inode, fh, off uint64) []byte {
+func (t *tree) textOf(r *request, fh, off uint64) []byte {
+	i := r.inode
 	s := t.sequence(i)
 	if !i.kind().keepsText() {
 		return t.text(i, s)
@@ -170,7 +179,7 @@ func (t *tree) textOf(i inode, fh, off uint64) []byte {
 	if off > 0 && off >= size {
 		return []byte{}
 	}
-	if i.outdated(s) {
+	if t.isForgotten(i, s) || i.outdated(s) {
 		return nil
 	}
 	text := t.text(i, s)
@@ -178,6 +187,7 @@ func (t *tree) textOf(i inode, fh, off uint64) []byte {
 		return nil
 	}
 	t.texts.resume(fh, text)
+	r.undo = func() { t.texts.release(fh) }
 	return text
 }
 
@@ -241,7 +251,7 @@ func (s *Sequence) readShown(dst []byte, shown int64, k uint64, off int64) error
 // another process.
 func (t *tree) panicked(r *request) {
 	if p := recover(); p != nil {
-		t.log.Error("a read panicked; it is tried again in another process", "panic", p, "stack", string(debug.Stack()))
+		t.log.Error("a read panicked; another worker tries it again", "panic", p, "stack", string(debug.Stack()))
 		r.abandoned = true
 		t.giveUp()
 		runtime.Goexit() // without an answer
@@ -251,7 +261,7 @@ func (t *tree) panicked(r *request) {
 func (t *tree) logPeek(i inode, pid uint32) {
 	t.peekLogged.Do(func() {
 		comm, _ := os.ReadFile(process.Dir(int(pid)) + "/comm")
-		t.log.Info("next was opened with O_NONBLOCK: such a handle looks at the batch that comes next and takes none (said once)",
+		t.log.Info("next was opened with O_NONBLOCK: it shows the next batch without taking it (logged once)",
 			"split", t.sequence(i).Name, "pid", pid, "program", strings.TrimSpace(string(comm)))
 	})
 }

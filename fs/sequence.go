@@ -12,7 +12,7 @@ import (
 type Version = state.Version
 
 // Sequence is what the tree needs to know of a sequence of batches: its name, what a batch consists of, and the bytes of any
-// batch. It belongs to one version of the tokens; when they change, another Sequence takes its place.
+// batch. It belongs to one version of the tokens; when they change, another Sequence replaces it.
 type Sequence struct {
 	Name     string            // path of its directory: a split, and the settings that differ from the split's own: "train/rank=3,world=8"
 	Batch    array.Batch       // the arrays of one batch

@@ -42,11 +42,11 @@ type sequences struct {
 }
 
 const (
-	// Names in use stay whatever is invalidated, and are looked up again. To forget a name the kernel may have to wait for the
-	// answer to another lookup, in a thread that nothing ends: that should be rare.
+	// A name in use survives its invalidation: the kernel looks it up again. An invalidation may wait in the kernel for another
+	// lookup, in a thread that cannot be killed, so invalidations should be rare.
 	maxRecent = 1 << 10
-	// The kernel forgets a name only between two lookups in the directory, however many are under way. So many names are
-	// invalidated at once; and while more than tooMany wait for that, lookups wait too.
+	// The kernel forgets a name only when no lookup runs in its directory. So many names are invalidated at once. While more
+	// than tooMany wait for that, every lookup of settings sleeps for a millisecond.
 	invalidators = 8
 	tooMany      = 4 * maxRecent
 )
@@ -97,7 +97,7 @@ func (q *sequences) resume(splits []*Sequence, working func()) error {
 		split, _, isPath := strings.Cut(name, "/")
 		switch s := bySplit[split]; {
 		case s == nil:
-			return fmt.Errorf("split %s is of the mount, but not of the configuration", split)
+			return fmt.Errorf("split %s is mounted, but the configuration lacks it", split)
 		case isPath && q.shared.Lookups(number) == 0 && !entry.Moved(): // the worker was killed before it was counted, or removed
 			q.shared.Remove(number)
 			q.free = append(q.free, number)
@@ -109,7 +109,7 @@ func (q *sequences) resume(splits []*Sequence, working func()) error {
 	}
 	for number := 1; number <= q.splits; number++ {
 		if s := q.byNumber[number].Load(); s == nil {
-			return errors.New("the mount has other splits than the configuration")
+			return errors.New("the configuration has splits that are not mounted")
 		}
 	}
 	q.recent = q.shared.Names(invalidators)
@@ -121,15 +121,18 @@ func (q *sequences) get(number int) *Sequence {
 	if s := q.byNumber[number].Load(); s != nil {
 		return s
 	}
-	entry := &q.shared.Sequences[number]
-	if number <= q.splits || !entry.Used() {
+	if number <= q.splits {
 		return nil
 	}
-	name := entry.Name()
-	split, settings, _ := strings.Cut(name, "/")
 	q.mu.Lock()
+	entry := &q.shared.Sequences[number]
+	used, name := entry.Used(), entry.Name()
+	split, settings, _ := strings.Cut(name, "/")
 	of := q.byNumber[q.byName[split]].Load()
 	q.mu.Unlock()
+	if !used {
+		return nil
+	}
 	s, err := of.With(settings)
 	if err != nil {
 		s = of.unsuited(name, settings, err)
@@ -159,6 +162,9 @@ func (q *sequences) add(s *Sequence) (number int) {
 // lookUp finds the sequence of directory dir under the settings in name, for request id, and counts a lookup of it.
 func (q *sequences) lookUp(dir inode, name string, id uint64) (number int, errno syscall.Errno) {
 	of, _ := q.now(dir.sequence()) // an error is for those who read
+	if of == nil {
+		return 0, syscall.ESTALE
+	}
 	s, err := of.With(name)
 	if err != nil {
 		q.badLogged.Do(func() { q.log.Warn("no such settings", "path", of.Name+"/"+name, "err", err) })
@@ -193,7 +199,7 @@ func (q *sequences) lookUp(dir inode, name string, id uint64) (number int, errno
 	}
 	if number == 0 {
 		q.fullLogged.Do(func() {
-			q.log.Error("too many sequences are in use: others cannot be looked up", "most", state.MaxSequences-1)
+			q.log.Error("too many settings directories are in use: new ones fail with ENOSPC", "most", state.MaxSequences-1)
 		})
 		return 0, syscall.ENOSPC
 	}
@@ -246,9 +252,12 @@ func (q *sequences) forget(number int, lookups uint64) {
 }
 
 // now looks at the token files of a sequence and returns the Sequence of the tokens that are there. If they changed and are
-// followed, that is another one from now on.
+// followed, that is another one from now on. It returns nil and an error where the kernel has forgotten the sequence.
 func (q *sequences) now(number int) (*Sequence, error) {
 	was := q.get(number)
+	if was == nil {
+		return nil, errForgotten
+	}
 	s, err := was.Now()
 	if s != was {
 		q.byNumber[number].CompareAndSwap(was, s)
@@ -267,6 +276,8 @@ func (q *sequences) fault(number int, err string) (repeats bool) {
 	entry.SetFault(err)
 	return digits.ReplaceAllString(was, "") == digits.ReplaceAllString(entry.Fault(), "")
 }
+
+var errForgotten = fmt.Errorf("the kernel has forgotten the file since (%w)", syscall.ESTALE)
 
 var digits = regexp.MustCompile(`\d+`)
 

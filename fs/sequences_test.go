@@ -168,7 +168,7 @@ func TestMovedCursorsAreKept(t *testing.T) {
 	fh, _ := tr.handles.Open(number, false, 0)
 	whole := state.Span{Off: 0, Len: 1000, Size: 1000}
 	k, _ := tr.handles.AssignBatch(fh, 1<<40, whole, 0)
-	tr.handles.GiveBack(fh, k, whole)
+	tr.handles.GiveBack(fh, 1<<40, k, whole)
 	if q.forget(number, 1); q.get(number) != nil {
 		t.Error("kept, and its cursor stands where it began")
 	}

@@ -42,7 +42,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []*Sequence, o Options
 	t.deadlines.answer = func(id uint64, errno syscall.Errno) { unix.Write(w.Connection, errorReply(id, errno)) }
 	// Before the first request is read: what this process has read itself must not be sent again.
 	if _, err := unix.Write(w.Connection, notifyResend); err != nil && err != unix.EINVAL {
-		return fmt.Errorf("the kernel does not send again what was not answered: %w", err)
+		return fmt.Errorf("cannot ask the kernel to resend unanswered requests: %w", err)
 	}
 	served := make(chan struct{})
 	go t.deadlines.run(served)
@@ -53,29 +53,34 @@ func Serve(w *supervise.Worker, mountpoint string, splits []*Sequence, o Options
 		w.Obey(t.passLocks)
 		stop <- supervise.ErrReplaced
 	}()
+	o.Log.Debug("this process serves", "pid", os.Getpid(), "workers", w.Shared.Workers.Load())
+	// Before the first answer: a snapshot that is published for one is the supervisor's to keep.
+	if err := w.Serving(); err != nil {
+		return err
+	}
 	go func() {
 		server.Serve()
 		close(served)
 	}()
-	o.Log.Debug("this process serves", "pid", os.Getpid(), "workers", w.Shared.Workers.Load())
-	if err := w.Serving(); err != nil {
-		return err
-	}
 	select {
 	case <-served:
 		return nil
 	case why := <-stop:
 		t.deadlines.close()
+		t.leaving.Store(true)
 		leave(fd, served)
 		return why
 	}
 }
 
-// invalidate has the kernel forget names that were looked up as settings, for ever.
+// invalidate runs for ever. It tells the kernel to forget the names that sequences.outdated returns.
 func (t *tree) invalidate(server *fuse.Server) {
 	for {
 		n := t.sequences.outdated()
 		server.EntryNotify(n.Dir, n.Name) // an error means that the kernel has forgotten it by itself
+		if t.leaving.Load() {
+			return // nobody may have been told: the next worker tells the kernel
+		}
 		t.sequences.invalidated()
 	}
 }
@@ -114,7 +119,7 @@ func handshake(w *supervise.Worker, t *tree) (server *fuse.Server, fd int, err e
 		Name:                     "batchfs",
 		Logger:                   stdlog.New(warnings{t.log}, "", 0),
 		PanicHandler: func(r any) fuse.Status {
-			t.log.Error("a request panicked; its reader gets an error, and another process goes on", "panic", r, "stack", string(debug.Stack()))
+			t.log.Error("a request panicked; its reader gets an error, and another worker takes over", "panic", r, "stack", string(debug.Stack()))
 			t.giveUp()
 			return fuse.EIO
 		},
@@ -129,7 +134,7 @@ func handshake(w *supervise.Worker, t *tree) (server *fuse.Server, fd int, err e
 	case first:
 		w.Shared.InitReply.Set(buf[:n])
 	case !bytes.Equal(buf[:n], w.Shared.InitReply.Get()):
-		return nil, 0, errors.New("this version of batchfs agrees on something else with the kernel than the one that mounted: unmount, and mount anew")
+		return nil, 0, errors.New("this version of batchfs needs another FUSE handshake than the one that mounted: unmount, and mount again")
 	}
 	if err := unix.Dup3(w.Connection, pair[1], unix.O_CLOEXEC); err != nil {
 		return nil, 0, err
@@ -142,9 +147,9 @@ func handshake(w *supervise.Worker, t *tree) (server *fuse.Server, fd int, err e
 	return server, pair[1], nil
 }
 
-// leave makes every thread let go of the connection, which the server has as fd, when it is in the middle of nothing: a request
-// that the kernel is copying when its process dies may fail. Requests that were read are answered to nobody, and sent again to
-// the next worker.
+// leave replaces the server's connection, descriptor fd, by /dev/null, and interrupts the threads that read from it, because a
+// request that the kernel is copying when its process dies may fail. Answers go nowhere from then on; the kernel sends those
+// requests again, to the next worker.
 func leave(fd int, served <-chan struct{}) {
 	nobody, err := unix.Open("/dev/null", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err == nil {
@@ -155,7 +160,7 @@ func leave(fd int, served <-chan struct{}) {
 		return
 	}
 	for _, thread := range threads {
-		// A thread that waits for a request begins its read anew, of what is under that number now.
+		// The signal interrupts a read that waits for a request. The kernel restarts it, on /dev/null, where it fails.
 		if id, err := strconv.Atoi(thread.Name()); err == nil {
 			unix.Tgkill(os.Getpid(), id, unix.SIGURG)
 		}

@@ -71,6 +71,9 @@ func cursorText(t *texts, _ *Sequence, i inode) []byte {
 
 func infoText(t *texts, _ *Sequence, i inode) []byte {
 	s, _ := t.sequences.now(i.sequence()) // an error is for those who read batches
+	if s == nil {
+		return []byte{}
+	}
 	return s.Info()
 }
 

@@ -1,9 +1,9 @@
 // Package fs is the tree of files that a mount shows.
 //
-// A file is an [inode] number: its kind, its sequence and, in batch/, its number; kinds.go has a row for each kind. Every file
-// of batches is a header, which may be empty, and a stretch of its sequence behind it. What a batch holds is decided
-// elsewhere: a [Sequence] brings a function for that. Only next, next.npy and next.safetensors keep state per open file; that
-// state is in package state, so that another process can go on with it. [Serve] answers the kernel's requests.
+// A file is an [inode] number: its kind, its sequence and, in batch/, its batch number; kinds.go has a row for each kind. Every
+// file of batches is an optional header and then the bytes of batches. What a batch holds is decided elsewhere:
+// [Sequence.Read], a function that the caller of [Serve] sets. Only next, next.npy and next.safetensors keep state per open
+// file; that state is in package state, so that another process can continue from it. [Serve] answers the kernel's requests.
 package fs
 
 import (
@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -31,6 +32,7 @@ type tree struct {
 	prefetcher         prefetcher
 	deadlines          deadlines
 	giveUp             func() // another process should serve
+	leaving            atomic.Bool
 	log                *slog.Logger
 	mode               uint32 // of files
 	owner              fuse.Owner
@@ -82,17 +84,20 @@ func (t *tree) resume(splits []*Sequence, shared *state.Shared, o Options, worki
 	return nil
 }
 
-// passLocks returns unless one of the locks that requests need is never given back.
+// passLocks takes and releases each lock that requests need. It blocks if one is never released.
 func (t *tree) passLocks() {
 	t.handles.Pass()
 	for _, mu := range []*sync.Mutex{&t.sequences.mu, &t.prefetcher.mu, &t.deadlines.mu, &t.texts.mu} {
 		mu.Lock()
-		mu.Unlock() //lint:ignore SA2001 that it can be had is all that is asked
+		mu.Unlock() //lint:ignore SA2001 only whether it can be taken matters
 	}
 }
 
 // sequence is the sequence of a file, or nil for a file of the whole mount.
 func (t *tree) sequence(i inode) *Sequence { return t.sequences.get(i.sequence()) }
+
+// isForgotten says whether i is a file of a sequence, s, that the kernel has forgotten: only a handler that was late asks for it.
+func (t *tree) isForgotten(i inode, s *Sequence) bool { return s == nil && i.sequence() > 0 }
 
 // A dirEntry is a name in a directory.
 type dirEntry struct {
@@ -208,7 +213,7 @@ func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out
 	defer t.deadlines.end(r)
 	timeout := forever
 	var i inode
-	var s *Sequence // one for the whole answer, because another may take its place meanwhile
+	var s *Sequence // one for the whole answer, because another may replace it meanwhile
 	if dir.kind() == splitDir && isSettings(name) {
 		number, errno := t.sequences.lookUp(dir, name, header.Unique)
 		if errno != 0 {
@@ -220,13 +225,11 @@ func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out
 		i = t.lookup(dir, name)
 		s = t.sequence(i)
 		if i.kind().isNumbered() && s.Follows {
-			s, _ = t.sequences.now(i.sequence()) // an error is for Open to tell
+			if s, err = t.sequences.now(i.sequence()); s == nil { // another error is for Open to tell
+				return t.fault(i, err)
+			}
 			i = i.ofVersion(s.Version)
 			timeout = 0 // of other tokens it is another file
-		}
-		if i != noSuchInode {
-			t.sequences.countLookup(i.sequence(), header.Unique)
-			r.undo = func() { t.sequences.forget(i.sequence(), 1) }
 		}
 	}
 	out.NodeId = uint64(i) // 0, with a timeout, makes the kernel remember that there is no such file
@@ -237,6 +240,10 @@ func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out
 		}
 		t.attributes(i, s, &out.Attr)
 		out.SetAttrTimeout(attributesLast(i))
+		if r.undo == nil { // last, because what is above may wait
+			t.sequences.countLookup(i.sequence(), header.Unique)
+			r.undo = func() { t.sequences.forget(i.sequence(), 1) }
+		}
 	}
 	return fuse.OK
 }
@@ -252,7 +259,7 @@ func (t *tree) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut)
 	}
 	defer t.deadlines.end(r)
 	s := t.sequence(i)
-	if i.outdated(s) {
+	if t.isForgotten(i, s) || i.outdated(s) {
 		return fuse.Status(syscall.ESTALE)
 	}
 	t.attributes(i, s, &out.Attr)
@@ -300,7 +307,7 @@ func (t *tree) fault(i inode, err error) fuse.Status {
 		if i.sequence() > 0 {
 			name = t.shared.Sequences[i.sequence()].Name()
 		}
-		t.log.Error("a read failed; the same again is counted in status.json", "sequence", name, "errno", errno.Error(), "err", err)
+		t.log.Error("a request failed; repeats are only counted, in status.json", "sequence", name, "errno", errno.Error(), "err", err)
 	}
 	return fuse.Status(errno)
 }

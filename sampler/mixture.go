@@ -51,7 +51,7 @@ func (m *mixture) rowOf(source int, index uint64) uint64 {
 	return index/a*d + p
 }
 
-// lastOf is how many rows of a source stand before its last one up to row. There must be one.
+// lastOf returns the index, among a source's rows, of the last one that is not after row. There must be one.
 func (m *mixture) lastOf(source int, row uint64) uint64 {
 	d, a := uint64(len(m.pattern)), uint64(m.shares[source])
 	n := row/d*a - 1

@@ -2,7 +2,8 @@ package sampler
 
 import "math/bits"
 
-// An order maps the global number of a row to the position of its first token. It is safe for concurrent use.
+// An order maps the number of a row among the rows of its source to the position of its first token. It is safe for concurrent
+// use.
 type order interface {
 	start(row uint64) int64
 }

@@ -46,7 +46,8 @@ type span struct{ from, to int }
 
 func (s span) has(i int) bool { return i >= s.from && i < s.to }
 
-// overlap is which units, each of size bytes, of count ones that begin at byte at have bytes in [0, n).
+// overlap returns which of count units have bytes in [0, n). The units are size bytes each, one after the other from byte at
+// on; at may be negative.
 func overlap(at, size, count, n int) span {
 	from := min(max(0, -at/size), count)
 	return span{from, min(count, max(from, (n-at+size-1)/size))}

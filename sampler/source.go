@@ -25,7 +25,7 @@ type Tokens interface {
 	Locate(pos int64) cache.Place
 }
 
-// A source is one array of tokens with an order of its own. The mixture says which rows of a sequence are the next of which source.
+// A source is one array of tokens with an order of its own. The mixture says which source each row of a sequence belongs to.
 type source struct {
 	tokens  Tokens
 	tables  *windowTables // of all sequences of these tokens

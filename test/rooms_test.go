@@ -40,19 +40,19 @@ func TestRooms(t *testing.T) {
 		"gonum.org/v1/plot":              {"cmd/batchfs/bench"},
 		"github.com/spf13/cobra":         {"cmd/batchfs", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/prepare"},
 	}
-	for room := range strings.FieldsSeq(run(t, "go", "list", "batchfs/...")) {
-		room = strings.TrimPrefix(room, "batchfs/")
-		rooms, known := allowed[room]
-		if !known && room != "test" && !strings.HasPrefix(room, "test/") {
-			t.Errorf("nobody says what %s may import", room)
+	for pkg := range strings.FieldsSeq(run(t, "go", "list", "batchfs/...")) {
+		pkg = strings.TrimPrefix(pkg, "batchfs/")
+		imports, known := allowed[pkg]
+		if !known && pkg != "test" && !strings.HasPrefix(pkg, "test/") {
+			t.Errorf("nobody says what %s may import", pkg)
 		}
 		if !known {
 			continue
 		}
-		for imported := range strings.FieldsSeq(run(t, "go", "list", "-f", `{{join .Imports " "}}`, "batchfs/"+room)) {
+		for imported := range strings.FieldsSeq(run(t, "go", "list", "-f", `{{join .Imports " "}}`, "batchfs/"+pkg)) {
 			if ours, ok := strings.CutPrefix(imported, "batchfs/"); ok {
-				if !slices.Contains(rooms, ours) {
-					t.Errorf("%s imports %s", room, ours)
+				if !slices.Contains(imports, ours) {
+					t.Errorf("%s imports %s", pkg, ours)
 				}
 				continue
 			}
@@ -60,13 +60,13 @@ func TestRooms(t *testing.T) {
 				continue
 			}
 			var at []string
-			for module, rooms := range home {
+			for module, packages := range home {
 				if strings.HasPrefix(imported+"/", module+"/") {
-					at = rooms
+					at = packages
 				}
 			}
-			if !slices.Contains(at, room) {
-				t.Errorf("%s imports %s, which enters in %q", room, imported, at)
+			if !slices.Contains(at, pkg) {
+				t.Errorf("%s imports %s, which enters in %q", pkg, imported, at)
 			}
 		}
 	}

@@ -1,5 +1,5 @@
-// Package array describes arrays of numbers: the [DType] of their elements, one [Array] by its name, shape and place, and
-// a [Batch] of several arrays that lie one after the other in memory. It holds no elements; other packages move those.
+// Package array describes arrays of numbers: the [DType] of their elements, one [Array] by its name, shape and offset, and a
+// [Batch] of several arrays that lie one after the other in memory. It holds no elements; other packages move those.
 //
 // All numbers are little-endian, and all arrays in C order (the last axis varies fastest).
 package array

@@ -190,7 +190,7 @@ func (d *doctor) mountpoint() (string, error) {
 	return abs + " is an empty directory", nil
 }
 
-// silence is how long a worker that answers its supervisor's pings, one a second, is never silent.
+// silence is longer than a healthy worker is ever silent: its supervisor pings it every second.
 const silence = 3 * time.Second
 
 // diagnose tells a mount that is healthy from one that is stuck or dead. It does not touch the mount.
@@ -207,7 +207,7 @@ func diagnose(m *mount.Mounted) (string, error) {
 	}
 	defer shared.Close()
 	if silent := shared.Silent(); silent > silence {
-		return "", fmt.Errorf("%s is stuck: process %d, which serves, has not answered for %v; another takes its place, or else: batchfs restart %[1]s",
+		return "", fmt.Errorf("%s is stuck: process %d, which serves, has not answered for %v; another replaces it, or else: batchfs restart %[1]s",
 			m.Mountpoint, shared.Worker(), silent.Round(time.Second))
 	}
 	var stuck []string
@@ -216,7 +216,7 @@ func diagnose(m *mount.Mounted) (string, error) {
 	}
 	if len(stuck) > 0 {
 		slices.Sort(stuck)
-		return "", fmt.Errorf("%s; see to their disk, or server: dmesg may say more. Other splits are not affected", strings.Join(stuck, "; "))
+		return "", fmt.Errorf("%s; check their disk or server: dmesg may say more. Other splits are not affected", strings.Join(stuck, "; "))
 	}
 	return fmt.Sprintf("%s is mounted and healthy, served by process %d", m.Mountpoint, shared.Worker()), nil
 }

@@ -54,8 +54,8 @@ func keepCommand() *cobra.Command {
 	}
 }
 
-// keep mounts and supervises the workers until the mount ends. file is that of the snapshot. It calls ready once batches can
-// be read.
+// keep mounts and supervises the workers until the mount ends. file is that of the snapshot. It calls ready when batches can be
+// read for the first time.
 func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, file *os.File, logTo io.Writer, ready func()) error {
 	// The mount must outlive whoever reads its output.
 	signal.Ignore(syscall.SIGPIPE)
@@ -90,7 +90,7 @@ func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, fil
 		},
 		Restarted: func(pid int) {
 			if err := program.use(pid); err != nil {
-				log.Warn("cannot open the program of the new worker: if that dies, the older program replaces it", "err", err)
+				log.Warn("cannot open the new worker's program: if the worker dies, the next one runs the old program", "err", err)
 			}
 		},
 		Stopping: func() { daemon.SdNotify(false, daemon.SdNotifyStopping) },
@@ -126,8 +126,8 @@ func hangups(restart, stop chan<- os.Signal) chan<- os.Signal {
 	return all
 }
 
-// A program is the executable file that workers run. A worker that died is replaced by one of the same file, even if another
-// file stands at the path by now. Only a restart runs that one.
+// A program is the executable file that workers run. If a worker dies, the next one runs the same file, even if its path now
+// names another file. Only a restart runs the file at the path.
 type program struct {
 	path string
 	file *os.File

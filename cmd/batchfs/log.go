@@ -37,7 +37,7 @@ func backgroundLog(path string) (string, error) {
 	if state == "" {
 		home, err := os.UserHomeDir()
 		if err != nil {
-			return "", fmt.Errorf("where to log to? %w; name a file with --log", err)
+			return "", fmt.Errorf("no directory for the log: %w; name a file with --log", err)
 		}
 		state = filepath.Join(home, ".local", "state")
 	}

@@ -1,4 +1,5 @@
-// Command batchfs mounts token files as training batches.
+// Command batchfs mounts token files as training batches. Each subcommand has a file; those of keep.go and worker.go are
+// hidden, because other subcommands and the supervisor start them.
 package main
 
 import (

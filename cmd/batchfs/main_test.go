@@ -10,7 +10,7 @@ import (
 	"batchfs/sampler"
 )
 
-// Two rooms that do not know each other bound the numbers of batches.
+// Two packages that do not know each other bound the numbers of batches.
 func TestNumbersEndAtTheSamePlace(t *testing.T) {
 	if fs.MaxBatches != sampler.MaxBatches {
 		t.Errorf("fs has %d, sampler has %d", fs.MaxBatches, sampler.MaxBatches)

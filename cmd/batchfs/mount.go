@@ -36,8 +36,8 @@ directory; default: mountpoint of the configuration file). Every token file is c
 The command stays in the foreground until it is stopped with Ctrl-C or SIGTERM or the mount is unmounted. With -d it goes
 to the background, and returns 0 only when reads succeed.
 
-A process of its own serves, and this one keeps the mount: should the other die or hang, one that goes on takes its place, and
-readers do not notice. "batchfs restart" replaces it on purpose.`,
+This process keeps the mount and starts a worker that serves it. If the worker dies or hangs, another takes over, and readers
+do not notice. "batchfs restart" replaces it on purpose.`,
 		Example: `  batchfs mount --data data/shakespeare_char /mnt/batches
   batchfs mount -c config.toml -d
   batchfs mount -c config.toml --set batch.seed=7 --set splits.val.order=sequential /mnt/batches`,
@@ -46,11 +46,11 @@ readers do not notice. "batchfs restart" replaces it on purpose.`,
 		ValidArgsFunction: directories,
 	}
 	f.Register(cmd)
-	cmd.Flags().BoolVarP(&f.background, "background", "d", false, "go to the background once batches can be read")
+	cmd.Flags().BoolVarP(&f.background, "background", "d", false, "go to the background when batches can be read")
 	cmd.Flags().StringVar(&f.logFile, "log", "",
 		"write the log to this `file` (default: standard error; with -d, batchfs/batchfs.log in the user's state directory)")
 	cmd.Flags().BoolVar(&f.noResend, "no-resend", false,
-		"do as on Linux before 6.9: should the process that serves die, readers get errors, and there is a new mount at once")
+		"do as on Linux before 6.9: if the worker dies, readers get errors, and there is a new mount at once")
 	return cmd
 }
 
@@ -67,7 +67,7 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 		c.Mountpoint = args[0]
 	}
 	if c.Mountpoint == "" {
-		return errors.New("where to? name a MOUNTPOINT, or set mountpoint in the configuration file")
+		return errors.New("no mountpoint: name a MOUNTPOINT, or set mountpoint in the configuration file")
 	}
 	mountpoint, err := checkMountpoint(c, f.logFile)
 	if err != nil {

@@ -14,8 +14,8 @@ func restartCommand() *cobra.Command {
 		Use:   "restart MOUNTPOINT",
 		Short: "Have another process serve a mount, under its readers",
 		Long: `Replace the process that serves the mount at MOUNTPOINT by a new one of the program that is installed now, which reads the
-configuration anew. Files stay open, mappings stay valid, and no read fails. A configuration under which a batch or a file
-would be another one is refused, and the same process goes on.
+configuration again. Files stay open, mappings stay valid, and no read fails. A configuration that would change a batch or a
+file is refused, and the old process keeps serving.
 
 SIGHUP to the process that keeps the mount does the same.`,
 		Example: "  batchfs restart /mnt/batches",

@@ -1,5 +1,5 @@
-// Package failpoint names the places in which a worker may die so that another must be able to go on from what it left.
-// Tests stop there; a build with the tag faults dies there ([Hit] is set in faults.go).
+// Package failpoint lets tests stop or kill a worker at named points in the code. [Hit] does nothing unless a test, or
+// faults.go in a build with the tag faults, replaces it. A worker that dies at a failpoint must be replaceable.
 package failpoint
 
 // Hit is called at each failpoint with its name.

@@ -17,18 +17,18 @@ import (
 	"batchfs/fs/state"
 )
 
-// A source is the source of a mount in the kernel's table, batchfs:PID:BEGAN: the supervisor's process id and when it began, in
-// clock ticks since the host did, because ids are used again. So the supervisor is found without touching the mount.
-type source struct {
+// A mountSource is the source of a mount in the kernel's table, batchfs:PID:BEGAN: the supervisor's process id and when it began,
+// in clock ticks since the host did, because ids are used again. So the supervisor is found without touching the mount.
+type mountSource struct {
 	pid   int
 	began uint64
 }
 
-func (s source) String() string { return fmt.Sprintf("batchfs:%d:%d", s.pid, s.began) }
+func (s mountSource) String() string { return fmt.Sprintf("batchfs:%d:%d", s.pid, s.began) }
 
-func self() (source, error) {
+func self() (mountSource, error) {
 	stat, err := process.ReadStat(process.Dir(os.Getpid()))
-	return source{os.Getpid(), stat.Began}, err
+	return mountSource{os.Getpid(), stat.Began}, err
 }
 
 // Mounted is a batchfs as the kernel's table of mounts has it. Reading the table never hangs, whatever state the mount is in.

@@ -1,7 +1,8 @@
-// Package mount makes, finds and ends mounts: what the kernel's table of mounts knows. It serves nothing.
+// Package mount makes, finds and ends mounts. It serves nothing.
 //
-// [Connect] mounts and returns the connection to the kernel, which whoever holds it keeps. [Find] finds a batchfs and the
-// supervisor that keeps it, without touching the mount, which may hang.
+// [Connect] mounts, and returns the connection to the kernel. The mount is dead when no process holds the connection any more.
+// [Find] finds a batchfs in the kernel's table of mounts, and its supervisor in /proc, without touching the mount, which may
+// hang.
 package mount
 
 import (
@@ -61,7 +62,7 @@ func Connect(mountpoint string, allowOther bool) (*os.File, error) {
 }
 
 // connectAsUser lets fusermount3, which is setuid root, mount and send the connection over a socket.
-func connectAsUser(mountpoint string, self source, allowOther bool) (*os.File, error) {
+func connectAsUser(mountpoint string, self mountSource, allowOther bool) (*os.File, error) {
 	helper, err := UserMounts("/etc", allowOther)
 	if err != nil {
 		return nil, err

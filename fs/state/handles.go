@@ -12,7 +12,7 @@ type Span struct{ Off, Len, Size int64 }
 
 func (r Span) toEnd() bool { return r.Off+r.Len == r.Size }
 
-// Handles hands out slots and batch numbers to the requests of the process that serves. It is safe for concurrent use.
+// Handles hands out handles and batch numbers to the requests of the worker that serves. It is safe for concurrent use.
 //
 // Lock order: mu is taken last, after every lock of package fs.
 type Handles struct {
@@ -29,7 +29,7 @@ func NewHandles(shared *Shared) *Handles {
 		case s.sequence.Load() == 0:
 			h.free = append(h.free, uint32(i))
 		case s.asking.Load() != 0:
-			// It got its number if, and only if, the cursor has passed it, because no other was assigned meanwhile.
+			// No other number was assigned since, so this one was assigned exactly if the cursor has passed it.
 			if h.cursor(s).Load() > s.wanted.Load() {
 				h.finish(s)
 			}
@@ -45,10 +45,10 @@ func (h *Handles) cursor(s *slot) *atomic.Uint64 {
 	return &h.shared.Sequences[s.sequence.Load()].Cursor
 }
 
-// Pass returns once the lock can be had: never, if a request keeps it for ever.
+// Pass takes and releases the lock. It blocks if a request never releases it.
 func (h *Handles) Pass() {
 	h.mu.Lock()
-	h.mu.Unlock() //lint:ignore SA2001 that it can be had is all that is asked
+	h.mu.Unlock() //lint:ignore SA2001 only whether it can be taken matters
 }
 
 // Open takes a slot for a handle of a sequence's next, for request id. A handle that peeks looks at the batch that comes next
@@ -145,13 +145,14 @@ func (h *Handles) AssignBatch(fh, id uint64, r Span, version Version) (k uint64,
 		failpoint.Hit("counted")
 		s.counted.Store(id)
 	}
-	if r.toEnd() {
+	if r.toEnd() && s.flags.Load()&ended == 0 {
+		s.ender.Store(id)
 		s.flags.Or(ended)
 	}
 	return s.number.Load(), true
 }
 
-// assignedEarlier finds the number that was assigned to a request whose handle has gone on since.
+// assignedEarlier returns the number that was assigned to request id, if the handle holds a later one by now.
 func (h *Handles) assignedEarlier(s *slot, id uint64) (k uint64, ok bool) {
 	if s.holder.Load() == id {
 		return 0, false
@@ -199,9 +200,9 @@ func (h *Handles) finish(s *slot) {
 	s.flags.Store(s.flags.Load()&peeks | holds | s.version.Load()<<versionShift)
 }
 
-// GiveBack notes that a span of batch k was not delivered on handle fh after all. A batch of which nothing was delivered goes
+// GiveBack notes that a span of batch k was not delivered to request id, on handle fh, after all. A batch of which nothing was delivered goes
 // to the next reader instead; if another number was assigned meanwhile, the handle goes on holding k.
-func (h *Handles) GiveBack(fh, k uint64, r Span) {
+func (h *Handles) GiveBack(fh, id, k uint64, r Span) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s := h.slot(fh)
@@ -209,7 +210,7 @@ func (h *Handles) GiveBack(fh, k uint64, r Span) {
 		return // the handle is closed, or threads share it and another has gone on
 	}
 	flags := s.flags.Load()
-	if r.toEnd() {
+	if r.toEnd() && s.ender.Load() == id&^Resent { // or else another request has delivered the end
 		flags &^= ended
 	}
 	left := s.delivered.Add(-uint64(r.Len))

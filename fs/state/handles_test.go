@@ -132,7 +132,7 @@ func TestFailedReadComesAgain(t *testing.T) {
 	h := begin(t)
 	fh, _ := h.Open(1, false, 2)
 	k, _ := h.AssignBatch(fh, 4, whole, 0)
-	h.GiveBack(fh, k, whole)
+	h.GiveBack(fh, 4, k, whole)
 	first, _ := h.AssignBatch(fh, 6, whole, 0)
 	h = NewHandles(h.shared)
 	if again, _ := h.AssignBatch(fh, 4|Resent, whole, 0); first != 0 || again != 1 {
@@ -256,5 +256,27 @@ func TestNumbersOfOtherVersions(t *testing.T) {
 	}
 	if got := cursor.Load(); got != 8 {
 		t.Errorf("cursor is %d", got)
+	}
+}
+
+// A batch that was delivered whole stays so, also when its end is read once more and that read fails.
+func TestFailedReadOfTheEndAgain(t *testing.T) {
+	const size = 1000
+	whole, end := Span{0, size, size}, Span{900, 100, size}
+	h := begin(t)
+	fh, _ := h.Open(1, false, 2)
+	h.AssignBatch(fh, 4, whole, 0)
+	k, _ := h.AssignBatch(fh, 6, end, 0)
+	h.GiveBack(fh, 6, k, end)
+	if k, ok := h.AssignBatch(fh, 8, whole, 0); !ok || k != 1 {
+		t.Errorf("the next read got batch %d, want 1", k)
+	}
+	// While one of which no read of the end succeeded is not.
+	fh, _ = h.Open(1, false, 10)
+	k, _ = h.AssignBatch(fh, 12, Span{0, 900, size}, 0)
+	h.AssignBatch(fh, 14, end, 0)
+	h.GiveBack(fh, 14, k, end)
+	if again, ok := h.AssignBatch(fh, 16, whole, 0); !ok || again != k {
+		t.Errorf("a batch without its end went on to batch %d, want %d", again, k)
 	}
 }

@@ -83,6 +83,7 @@ type slot struct {
 	version   atomic.Uint64 // of its tokens
 	delivered atomic.Uint64 // bytes of the batch; those delivered twice count twice
 	counted   atomic.Uint64 // id of the last request in delivered
+	ender     atomic.Uint64 // id of the request that set ended
 }
 
 // The bits of slot.flags.

@@ -37,7 +37,7 @@ func (s *Shared) ResumeLookups() {
 	if l.request.Load() == 0 {
 		return
 	}
-	// No other count was made meanwhile, so it was made if, and only if, it is there.
+	// Nothing else was counted since, so the count was made exactly if lookups has the wanted value.
 	if s.Sequences[l.number.Load()].lookups.Load() == l.wanted.Load() {
 		s.finishLookup()
 	}
@@ -64,8 +64,8 @@ func (s *Shared) NoteName(n Name) {
 // ForgetNames notes that so many of the oldest names need not be known any more.
 func (s *Shared) ForgetNames(n uint64) { s.names.forgotten.Add(n) }
 
-// Names are the names that were noted and not forgotten, oldest first, the last maxNames-1 of them at most; and before them up
-// to again that were forgotten last, as another may have been under way when the worker was killed.
+// Names returns the noted names that are not forgotten, oldest first, at most maxNames-1. It begins with up to again names that
+// were forgotten last: invalidations run side by side, so one of these may not have reached the kernel when the worker died.
 func (s *Shared) Names(again uint64) (list []Name) {
 	noted := s.names.noted.Load()
 	first := s.names.forgotten.Load()

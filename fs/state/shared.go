@@ -2,7 +2,7 @@
 //
 // [Shared] is the state that a replacement worker needs: what was agreed with the kernel, the cursor of each sequence, and
 // which batch each open handle of next holds. The supervisor keeps the memory, the worker that serves writes it, and commands such as
-// doctor look at it. [Handles] hands out slots and batch numbers in it. A worker may be killed between any two steps; the
+// doctor look at it. [Handles] hands out handles and batch numbers in it. A worker may be killed between any two steps; the
 // next one completes what it finds half done.
 package state
 
@@ -112,7 +112,7 @@ func Map(file *os.File) (*Shared, error) { return mapFile(file, unix.PROT_READ|u
 // Look maps the state in a file that New made, to be read only: a write would be a fault.
 func Look(file *os.File) (*Shared, error) { return mapFile(file, unix.PROT_READ) }
 
-var errLayout = errors.New("the shared memory of this mount has another layout than this version of batchfs knows: unmount, and mount anew")
+var errLayout = errors.New("another version of batchfs made this mount, and its shared memory differs: unmount, and mount again")
 
 func mapFile(file *os.File, prot int) (*Shared, error) {
 	info, err := file.Stat()

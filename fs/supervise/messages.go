@@ -62,7 +62,7 @@ func (s *socket) send(text string, file *os.File) error {
 
 var errGone = errors.New("the other process is gone")
 
-// receive waits for a message. A snapshot without a file is none: there was no descriptor left for it.
+// receive waits for a message. It skips a snapshot that lost its file because this process had no free descriptor.
 func (s *socket) receive() (message, error) {
 	for {
 		control := make([]byte, unix.CmsgSpace(4))

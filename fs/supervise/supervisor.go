@@ -1,9 +1,9 @@
 // Package supervise keeps a mount while the processes that serve it come and go.
 //
 // [Run] is the supervisor: it mounts, holds the connection to the kernel and the shared state, and serves nothing itself. It
-// starts a worker that serves and another that stands by, pings the one that serves, and hands the mount to the other when that
-// one ends or hangs, or to a new one when a restart is asked for. A worker calls [ConnectSupervisor]. They talk in short messages
-// over a socket.
+// runs one worker that serves and one standby, pings the one that serves, and gives the mount to the standby when that worker
+// ends or hangs. On a restart it gives the mount to a new worker. A worker calls [ConnectSupervisor]. They talk in short
+// messages over a socket.
 package supervise
 
 import (
@@ -35,7 +35,7 @@ type Options struct {
 	Grace    time.Duration    // how long open files may be read on when the mount ends
 	NoResend bool             // do as on kernels that do not send again what a dead worker left unanswered
 
-	Serving   func()        // called once batches can be read
+	Serving   func()        // called when batches can be read for the first time
 	Restarted func(pid int) // called when a worker serves that a restart started
 	Stopping  func()        // called when the mount begins to end
 	Log       *slog.Logger
@@ -56,7 +56,7 @@ type supervisor struct {
 	unanswered int       // pings
 	failures   int       // workers in a row that ended at once, without having answered a request
 
-	next *workerProcess // that could take the worker's place, or will do so soon, or nil
+	next *workerProcess // that can replace the worker, or soon will, or nil
 
 	ending    time.Time // end of the grace period; zero: the mount should not end
 	warned    bool      // that files are open
@@ -130,7 +130,7 @@ func (s *supervisor) inPlace() (bool, error) {
 	return err == nil && device == s.device, err
 }
 
-// detach unmounts, whoever has files open, if the mount is still in its place.
+// detach unmounts, whoever has files open, if the mountpoint still has this mount.
 func (s *supervisor) detach() error {
 	if ours, err := s.inPlace(); !ours {
 		return err
@@ -152,7 +152,7 @@ func (s *supervisor) start(reload bool) (*workerProcess, error) {
 	// A group of its own: Ctrl-C is for the supervisor, which then unmounts.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	err = p.cmd.Start()
-	theirs.Close() // while this process had it, the socket would not show the worker's end
+	theirs.Close() // or the socket would stay open after the worker ended
 	if err != nil {
 		unix.Close(ours.fd)
 		return nil, err
@@ -202,9 +202,9 @@ func (s *supervisor) hand(p *workerProcess) error {
 	}
 	s.worker, s.began, s.unanswered = p, time.Now(), 0
 	s.shared.Heartbeat.Store(state.Monotonic())
-	// Not before: the answer to the kernel's first request sets the read-ahead too.
+	// Only now, because the answer to the kernel's first request resets the read-ahead.
 	if err := mount.SetReadAhead(s.device); err != nil && s.shared.Workers.Load() == 1 {
-		s.Log.Info("the kernel reads batches.bin and batches.npy less far ahead than it could, which costs time where they are read in order; root could change that",
+		s.Log.Info("could not raise the kernel's read-ahead, so reading batches.bin and batches.npy in order is slower; root can raise it",
 			"want_kib", mount.ReadAhead>>10, "err", err)
 	}
 	if p.published != nil {
@@ -306,8 +306,8 @@ func (s *supervisor) resends() bool {
 	return !s.NoResend && len(request) >= flags2+4 && binary.NativeEndian.Uint32(request[flags2:])&hasResend != 0
 }
 
-// replace lets another worker serve in the place of one that ended or should end, unless the mount is gone. why is for the log;
-// "" stands for how the worker ended.
+// replace lets another worker serve instead of one that ended or should end, unless the mount is gone. why is for the log; ""
+// stands for how the worker ended.
 func (s *supervisor) replace(why string) error {
 	began := time.Now()
 	s.worker.kill()
@@ -316,7 +316,7 @@ func (s *supervisor) replace(why string) error {
 	}
 	s.drain()
 	if s.next != nil && s.next.reload {
-		s.drop(errors.New("the process that served ended meanwhile; try again"))
+		s.drop(errors.New("the worker ended meanwhile; try again"))
 	}
 	s.failures++
 	if s.shared.Answered.Load() != s.answered || time.Since(s.began) > settled {
@@ -340,7 +340,7 @@ func (s *supervisor) replace(why string) error {
 		}
 		err := s.begin(false)
 		if err == nil {
-			s.Log.Warn("the process that served ended: another goes on", "why", why, "after", time.Since(began), "pid", s.worker.cmd.Process.Pid)
+			s.Log.Warn("the worker ended: another goes on", "why", why, "after", time.Since(began), "pid", s.worker.cmd.Process.Pid)
 			s.standBy()
 			return nil
 		}
@@ -366,7 +366,7 @@ func (s *supervisor) drain() {
 	}
 }
 
-// remount ends the connection, which gives an error to every reader that waits, and mounts anew.
+// remount ends the connection, which gives an error to every reader that waits, and mounts again.
 func (s *supervisor) remount() error {
 	s.connection.Close()
 	ours, err := s.inPlace()
@@ -420,7 +420,7 @@ func (s *supervisor) receivedNext(m message) error {
 	return nil
 }
 
-// drop ends the process that was to take the worker's place.
+// drop ends the process that was to replace the worker.
 func (s *supervisor) drop(why error) {
 	next := s.next
 	s.next = nil
@@ -434,7 +434,7 @@ func (s *supervisor) drop(why error) {
 
 // refuse ends a restart: the same worker serves on.
 func (s *supervisor) refuse(err error) {
-	s.Log.Error("restart refused: the same process goes on", "err", err)
+	s.Log.Error("restart refused: the same worker keeps serving", "err", err)
 	s.tell(err.Error())
 }
 
@@ -474,7 +474,7 @@ func (s *supervisor) handOver() (err error) {
 		return s.replace(err.Error())
 	}
 	pid := s.worker.cmd.Process.Pid
-	s.Log.Info("restarted: another process goes on", "pid", pid)
+	s.Log.Info("restarted: a new worker serves", "pid", pid)
 	s.Restarted(pid)
 	s.tell("")
 	s.standBy()
@@ -494,7 +494,7 @@ func (s *supervisor) end() error {
 }
 
 func (s *supervisor) tryToEnd() error {
-	err := error(unix.EBUSY) // also of a mount that was detached under its readers: they have their time nevertheless
+	err := error(unix.EBUSY) // a mount that somebody detached counts as busy, so its readers get the grace period too
 	if ours, _ := s.inPlace(); ours {
 		err = mount.Unmount(s.mountpoint, false)
 	}

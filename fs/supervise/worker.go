@@ -16,7 +16,7 @@ const (
 	sharedFd
 	socketFd
 	snapshotFd
-	// ExtraFd is the first descriptor that the command of a worker was given by itself.
+	// ExtraFd is the first of the descriptors in the ExtraFiles that Options.Worker set.
 	ExtraFd
 )
 
@@ -85,8 +85,8 @@ func (w *Worker) Working() {
 // Serving tells the supervisor that this process serves.
 func (w *Worker) Serving() error { return w.socket.send(msgServing, nil) }
 
-// Obey answers the supervisor's pings until the supervisor says that this process should end, or has ended itself. well should
-// return if the process can answer requests, and not return otherwise.
+// Obey answers pings until the supervisor tells this process to end, or is gone. It calls well before each pong; well must
+// block while requests cannot be answered.
 func (w *Worker) Obey(well func()) {
 	for {
 		m, err := w.socket.receive()

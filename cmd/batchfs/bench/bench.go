@@ -1,8 +1,9 @@
-// Package bench is the command that measures how long a trainer waits for a batch, and how much memory that takes: from a mount,
-// and from loaders in the trainer's own process. All contenders take turns in one run, because only their ratios mean anything.
+// Package bench has the command `batchfs bench`, which measures how long a trainer waits for a batch, and how much memory that
+// takes: from a mount, and from loaders in the trainer's own process. All contenders take turns in one run, because only their
+// ratios mean anything.
 //
-// It runs scenes of contenders (contenders.go) with trainers in processes of their own, and reports what was promised and what was
-// measured.
+// It runs contenders in scenes, which are conditions such as a cold disk (contenders.go), with trainers in processes of their
+// own, and reports each target ratio next to the measured one.
 package bench
 
 import (

@@ -208,7 +208,7 @@ func TestConfigErrors(t *testing.T) {
 		{train + "world = 16777216", `config.toml:3: splits.train.world: batch_size times world must be at most 16777216 (got 12 times 16777216 in splits.train)`},
 
 		// Names of splits.
-		{"[splits.README]", `config.toml:1: splits.README: a split's name must not be README, status.json or metrics, the files of every mount (got "README")`},
+		{"[splits.README]", `config.toml:1: splits.README: a split's name must not be README, status.json or metrics, which are reserved (got "README")`},
 		{"[splits.'a/b']", `config.toml:1: splits."a/b": a split's name must be 1 to 100 bytes, `},
 		{"[splits.'a=b']", `config.toml:1: splits."a=b": a split's name must be `},
 		{"[splits.'a,b']", `config.toml:1: splits."a,b": a split's name must be `},

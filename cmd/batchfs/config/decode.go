@@ -139,7 +139,7 @@ func checkName(name string) error {
 	case name == "", len(name) > 100, strings.HasPrefix(name, "."), strings.ContainsAny(name, "/=,"), strings.ContainsFunc(name, unicode.IsControl):
 		return fmt.Errorf("a split's name must be 1 to 100 bytes, without / = , and control characters, and not begin with a dot (got %q)", name)
 	case slices.Contains([]string{"README", "status.json", "metrics"}, name):
-		return fmt.Errorf("a split's name must not be README, status.json or metrics, the files of every mount (got %q)", name)
+		return fmt.Errorf("a split's name must not be README, status.json or metrics, which are reserved (got %q)", name)
 	}
 	return nil
 }
@@ -216,7 +216,8 @@ func setKey[C any](at origin, v any, c *C, origins map[string]origin, known ...m
 	return unknownKey(at, names)
 }
 
-// unknownKey says of a key that stands in the wrong table where it belongs, and of any other which names are known in its place.
+// unknownKey returns the error for a key that its table does not have. It names the table that has the key, or else lists
+// names, the keys of this table.
 func unknownKey(at origin, names []string) error {
 	k := at.key
 	name := k[len(k)-1]

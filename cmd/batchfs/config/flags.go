@@ -21,7 +21,7 @@ type Flags struct {
 }
 
 // ErrNothingNamed is the error of Read where the flags name nothing to serve and the working directory has no config.toml.
-var ErrNothingNamed = errors.New("what is to be served? there is no config.toml here: name one with -c, or a directory of " +
+var ErrNothingNamed = errors.New("nothing to serve: there is no config.toml here; name one with -c, or a directory with " +
 	"train.bin and val.bin with --data")
 
 // Register adds the flags to a command.

@@ -7,10 +7,10 @@ import (
 	"slices"
 )
 
-// CanReplace returns an error that names the first difference, unless c may take the place of old, the configuration of a mount,
-// under its readers: every file and every batch stays what it is.
+// CanReplace returns an error that names the first difference, unless c may replace old, the configuration of a mount, under
+// its readers: every file and every batch stays what it is.
 func (c *Config) CanReplace(old *Config) error {
-	const fix = "unmount, and mount anew, to change it"
+	const fix = "unmount, and mount again, to change it"
 	for _, key := range slices.Sorted(maps.Keys(mountKeys)) {
 		now, then := mountKeys[key].get(&c.Mount), mountKeys[key].get(&old.Mount)
 		if key != "timeout" && now != then {

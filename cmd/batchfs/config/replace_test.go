@@ -6,7 +6,7 @@ import (
 )
 
 func TestCanReplace(t *testing.T) {
-	const fix = "; unmount, and mount anew, to change it"
+	const fix = "; unmount, and mount again, to change it"
 	const mixed = "[[splits.mix.sources]]\ntokens = 'a.bin'\nweight = "
 	for _, test := range []struct{ old, now, want string }{
 		{train, train, ""},

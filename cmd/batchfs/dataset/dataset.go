@@ -1,8 +1,9 @@
-// Package dataset makes batches that can be served out of a configuration: it opens the token files of each split, and binds
-// them to the split's settings, and to other settings in a path.
+// Package dataset turns a configuration into datasets: it opens the token files of each split and binds them to the split's
+// settings, or to settings in a path.
 //
-// A [Dataset] is the result. It describes itself (info.json, the origin of each row, which batches hold a token), becomes an
-// [fs.Sequence] that follows its token files when they change, and a [Snapshot], from which another process serves the same.
+// A [Dataset] describes itself (info.json, the origin of each row, which batches hold a token) and becomes an [fs.Sequence]
+// that follows its token files when they change. All datasets of a mount make a [Snapshot], from which another process serves
+// the same.
 package dataset
 
 import (
@@ -74,8 +75,8 @@ func open(s *config.Split, m config.Memory, previous []*cache.Tokens) (*Dataset,
 	if err != nil {
 		return nil, err
 	}
-	o := tokenOptions(s, m)
-	o.Fingerprint = cache.NewFingerprint(len(slices.Concat(files...)))
+	o := tokenOptions(s, m, len(slices.Concat(files...)))
+	o.Fingerprint = cache.NewFingerprint(o.AllFiles)
 	sources := make([]*cache.Tokens, len(files))
 	for i, paths := range files {
 		if previous != nil {
@@ -88,8 +89,9 @@ func open(s *config.Split, m config.Memory, previous []*cache.Tokens) (*Dataset,
 	return newDataset(s, sources, o.Fingerprint.String())
 }
 
-func tokenOptions(s *config.Split, m config.Memory) cache.Options {
-	return cache.Options{DType: s.TokenDType, Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop"}
+// tokenOptions are those of each source of a split, which has so many token files in all.
+func tokenOptions(s *config.Split, m config.Memory, files int) cache.Options {
+	return cache.Options{DType: s.TokenDType, Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop", AllFiles: files}
 }
 
 // newDataset binds tokens to a split's settings. It fails on a wrong fingerprint, too few tokens, or a torch_state that cannot

@@ -32,8 +32,8 @@ type find struct {
 }
 
 // Find looks for the batches of an epoch that hold a token, the one at pos among those of all sources, one source after the
-// other. It calls progress now and then with how many rows of how many it has looked at. The error says that pos is none of
-// a token, or that ctx was cancelled.
+// other. It calls progress now and then with how many rows of how many it has looked at. It fails if there is no token at pos,
+// or if ctx is cancelled.
 func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress func(rows, of int64)) (*Found, error) {
 	if pos < 0 || pos >= d.Len() {
 		return nil, fmt.Errorf("--find: must be from 0 to %d, the last token of the split (got %d)", d.Len()-1, pos)

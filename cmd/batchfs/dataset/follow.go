@@ -40,7 +40,7 @@ func (f *followed) current() (*Dataset, error) {
 	}
 	fresh.version = old.version + 1
 	if err := f.changed(fresh); err != nil {
-		return old, fmt.Errorf("the token files changed, which a successor would have to know: %w (%w)", err, syscall.ESTALE)
+		return old, fmt.Errorf("the token files changed, and the supervisor could not be told: %w (%w)", err, syscall.ESTALE)
 	}
 	for _, tokens := range old.sources {
 		tokens.Release() // sequences that nobody reads hold them too

@@ -141,9 +141,13 @@ func (s *Snapshot) open(split *config.Split, m config.Memory) (*Dataset, error) 
 	}
 	data, withState := s.Splits[i], *split
 	withState.TorchState = data.TorchState
+	files := 0
+	for _, manifest := range data.Sources {
+		files += len(manifest.Files)
+	}
 	var sources []*cache.Tokens
 	for _, manifest := range data.Sources {
-		tokens, err := cache.Reopen(manifest, tokenOptions(split, m))
+		tokens, err := cache.Reopen(manifest, tokenOptions(split, m, files))
 		if err != nil {
 			return nil, fmt.Errorf("splits.%s: %w", split.Split, err)
 		}

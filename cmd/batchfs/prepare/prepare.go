@@ -1,4 +1,4 @@
-// Package prepare is the command that turns text into token files to mount.
+// Package prepare has the command `batchfs prepare`, which turns text into token files to mount.
 package prepare
 
 import (

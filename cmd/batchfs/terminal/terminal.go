@@ -1,5 +1,4 @@
-// Package terminal is about the person who may be watching: it tells a terminal from a file or a pipe, shows the progress of
-// long work on one, and keeps control characters of foreign text away from it.
+// Package terminal detects a terminal, shows progress on it, and removes control characters from text that it prints.
 package terminal
 
 import (

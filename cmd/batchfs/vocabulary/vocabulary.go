@@ -42,7 +42,7 @@ func Read(path string) (*Vocabulary, error) {
 	case errors.As(err, &foreign), err == nil && v.Kind != Char && v.Kind != Byte:
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("%s: %w; make it anew with batchfs prepare, or move it away", path, err)
+		return nil, fmt.Errorf("%s: %w; make it again with batchfs prepare, or move it away", path, err)
 	}
 	return v, nil
 }
