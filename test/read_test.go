@@ -188,6 +188,9 @@ func TestThousandBatches(t *testing.T) {
 
 	for _, access := range []string{"remap", "advise", "pread", "map"} {
 		t.Run(access, func(t *testing.T) {
+			if access == "advise" || access == "map" {
+				long(t)
+			}
 			t.Parallel()
 			m := mount(t, "-c", config, "--set", "memory.access="+access, "--set", "memory.page_cache=drop")
 			for k, got := range read(t, "numbers", m.path("train/next"), fmt.Sprint(count)) {
