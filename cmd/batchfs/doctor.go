@@ -207,7 +207,7 @@ func diagnose(m *mount.Mounted) (string, error) {
 	}
 	defer shared.Close()
 	if silent := shared.Silent(); silent > silence {
-		return "", fmt.Errorf("%s is stuck: process %d, which serves, has not answered for %v; another replaces it, or else: batchfs restart %[1]s",
+		return "", fmt.Errorf("%s is stuck: process %d, which serves, has not answered for %v; another takes its place, or else: batchfs restart %[1]s",
 			m.Mountpoint, shared.Worker(), silent.Round(time.Second))
 	}
 	var stuck []string
