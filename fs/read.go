@@ -219,7 +219,7 @@ func (t *tree) readBatches(i inode, s *Sequence, k uint64, off int64, buf []byte
 		answer.parts = [2][]byte{buf[:len(buf)-len(rest)], answer.buffer.bytes[off:][:len(rest)]}
 	} else {
 		answer.parts = [2][]byte{buf}
-		if err := s.readShown(rest, row.shown(s), k, off); err != nil {
+		if err := s.readShown(rest, row, k, off); err != nil {
 			return nil, err
 		}
 	}
@@ -229,14 +229,15 @@ func (t *tree) readBatches(i inode, s *Sequence, k uint64, off int64, buf []byte
 	return answer, nil
 }
 
-// readShown fills dst from byte off on of a file that shows the first bytes, as many as shown, of each of batches k, k+1, ….
-func (s *Sequence) readShown(dst []byte, shown int64, k uint64, off int64) error {
+// readShown fills dst from byte off on of a file that shows, of each of batches k, k+1, …, the arrays that row says.
+func (s *Sequence) readShown(dst []byte, row *row, k uint64, off int64) error {
 	if len(dst) == 0 {
 		return nil
 	}
-	if shown == s.Batch.Bytes() {
+	if row.all || len(s.Batch.Arrays) == s.Batch.Main { // the whole batch
 		return s.Read(dst, k, off)
 	}
+	shown := row.shown(s)
 	for k, off = k+uint64(off/shown), off%shown; len(dst) > 0; k, off = k+1, 0 {
 		n := min(int64(len(dst)), shown-off)
 		if err := s.Read(dst[:n], k, off); err != nil {
