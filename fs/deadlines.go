@@ -66,8 +66,7 @@ func (d *deadlines) begin(id uint64, i inode) (*request, error) {
 	case d.stuck[i.sequence()] >= maxStuck:
 		return nil, d.error()
 	case d.shared.Exhausted(id):
-		d.shared.EndAttempts(id)
-		d.shared.Answered.Add(1)
+		d.answered(id)
 		return nil, errExhausted
 	}
 	r := requests.Get().(*request)
@@ -81,7 +80,7 @@ func (d *deadlines) end(r *request) {
 	if d.remove(r) && r.undo != nil {
 		r.undo()
 	}
-	*r = request{}
+	r.undo = nil // begin clears the rest
 	requests.Put(r)
 }
 
@@ -97,14 +96,14 @@ func (d *deadlines) remove(r *request) (expired bool) {
 		d.stuck[r.inode.sequence()]--
 	}
 	if !r.abandoned && !r.expired {
-		d.answered(r)
+		d.answered(r.id)
 	}
 	return r.expired
 }
 
 // answered notes that a request has an answer, or is about to. The caller holds mu.
-func (d *deadlines) answered(r *request) {
-	d.shared.EndAttempts(r.id)
+func (d *deadlines) answered(id uint64) {
+	d.shared.EndAttempts(id)
 	d.shared.Answered.Add(1)
 }
 
@@ -174,7 +173,7 @@ func (d *deadlines) expire(tick time.Duration) (expired []inode) {
 		d.giveBackLocked(r)
 		// Under the lock, so that the handler does not answer before.
 		d.answer(r.id, syscall.ETIMEDOUT)
-		d.answered(r)
+		d.answered(r.id)
 		expired = append(expired, r.inode)
 	}
 	d.tellWaiting(longest, tick)

@@ -9,12 +9,12 @@ import (
 type content uint8
 
 const (
-	directory  content = iota
-	fixedText          // a text that never changes while its tokens do not
-	liveText           // a text of the moment in which it is opened: never cached
-	nextBatch          // the batch that its handle holds: never cached, because all handles share the page cache
-	oneBatch           // the batch whose number is the file's name
-	everyBatch         // batches 0 to Steps-1
+	directory  content = iota + 1 // 0 is that of no kind
+	fixedText                     // a text that never changes while its tokens do not
+	liveText                      // a text of the moment in which it is opened: never cached
+	nextBatch                     // the batch that its handle holds: never cached, because all handles share the page cache
+	oneBatch                      // the batch whose number is the file's name
+	everyBatch                    // batches 0 to Steps-1
 )
 
 // A row says all that is special about a kind of files.
