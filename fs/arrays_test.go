@@ -15,11 +15,11 @@ import (
 func TestArraysBesideTheMainOnes(t *testing.T) {
 	const size, main = 2*10*2 + 10*8, 2 * 10 * 2
 	s := counting("train", size)
-	s.Batch = array.Batch{Main: 2, Arrays: []array.Array{
-		{Name: "x", DType: array.Uint16, Shape: []int{2, 5}},
-		{Name: "y", DType: array.Uint16, Shape: []int{2, 5}, Offset: 20},
-		{Name: "mask", DType: array.Int64, Shape: []int{10}, Offset: 40},
-	}}
+	s.Batch = array.NewBatch(2,
+		array.Array{Name: "x", DType: array.Uint16, Shape: []int{2, 5}},
+		array.Array{Name: "y", DType: array.Uint16, Shape: []int{2, 5}},
+		array.Array{Name: "mask", DType: array.Int64, Shape: []int{10}},
+	)
 	tr := plant(t, s)
 	batch := func(k uint64, n int) []byte {
 		dst := make([]byte, n)

@@ -90,8 +90,7 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	if err != nil {
 		return nil, t.fault(i, err)
 	}
-	defer t.deadlines.end(r)
-	defer t.panicked(r)
+	defer t.readEnds(r)
 	if text := t.textOf(r, in.Fh, in.Offset); text != nil {
 		off := min(in.Offset, uint64(len(text)))
 		return fuse.ReadResultData(buf[:copy(buf, text[off:])]), fuse.OK
@@ -248,13 +247,17 @@ func (s *Sequence) readShown(dst []byte, row *row, k uint64, off int64) error {
 	return nil
 }
 
-// panicked is deferred by a read. The panic may be this process's fault, which then gives up: the read is sent again, to
-// another process.
-func (t *tree) panicked(r *request) {
-	if p := recover(); p != nil {
-		t.log.Error("a read panicked; another worker tries it again", "panic", p, "stack", string(debug.Stack()))
+// readEnds is deferred by a read. If the read panicked, that may be this process's fault, which then gives up: the read is sent
+// again, to another process.
+func (t *tree) readEnds(r *request) {
+	panicked := recover()
+	if panicked != nil {
+		t.log.Error("a read panicked; another worker tries it again", "panic", panicked, "stack", string(debug.Stack()))
 		r.abandoned = true
 		t.giveUp()
+	}
+	t.deadlines.end(r)
+	if panicked != nil {
 		runtime.Goexit() // without an answer
 	}
 }

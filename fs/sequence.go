@@ -45,7 +45,7 @@ func (s *Sequence) unsuited(name, settings string, err error) *Sequence {
 	u := *s
 	u.Name = name
 	// So large that no read lies beyond the end.
-	u.Batch, u.Steps = array.Batch{Arrays: []array.Array{{DType: array.Uint16, Shape: []int{1 << 39}}}, Main: 1}, 1
+	u.Batch, u.Steps = array.NewBatch(1, array.Array{DType: array.Uint16, Shape: []int{1 << 39}}), 1
 	u.Info = func() []byte { return []byte("{}\n") }
 	u.Provenance = nil
 	u.Read = func([]byte, uint64, int64) error { return err }

@@ -22,7 +22,7 @@ import (
 
 // oneArray is a batch of one array of so many bytes, an even number.
 func oneArray(bytes int64) array.Batch {
-	return array.Batch{Arrays: []array.Array{{Name: "tokens", DType: array.Uint16, Shape: []int{int(bytes) / 2}}}, Main: 1}
+	return array.NewBatch(1, array.Array{Name: "tokens", DType: array.Uint16, Shape: []int{int(bytes) / 2}})
 }
 
 // counting is a sequence whose byte i, of all its batches back to back, is i%251.

@@ -19,9 +19,8 @@ type part struct {
 // parts are the arrays of a batch, one after the other. Nothing else knows which arrays there are.
 type parts struct {
 	list  []part
-	main  int   // the first so many are the main arrays: see array.Batch
-	rows  int   // B
-	bytes int64 // of a batch
+	rows  int         // B
+	batch array.Batch // the parts as others see them
 }
 
 // partsOf are the arrays of a layout.
@@ -34,15 +33,18 @@ func partsOf(s Settings) parts {
 		part{name: "y", dtype: s.DType, first: 1, len: s.BlockSize})
 }
 
-// newParts lays parts, of which name, dtype, first and len are set, one after the other.
+// newParts lays parts, of which name, dtype, first and len are set, one after the other. The first main of them are the main
+// arrays of the batch.
 func newParts(rows, main int, list ...part) parts {
-	all := parts{list: list, main: main, rows: rows}
-	for i := range list {
-		p := &list[i]
-		p.size, p.offset = p.dtype.Size(), int(all.bytes)
-		all.bytes += int64(rows) * int64(p.rowBytes())
+	var arrays []array.Array
+	for _, p := range list {
+		arrays = append(arrays, array.Array{Name: p.name, DType: p.dtype, Shape: []int{rows, p.len}})
 	}
-	return all
+	batch := array.NewBatch(main, arrays...)
+	for i, a := range batch.Arrays {
+		list[i].size, list[i].offset = a.DType.Size(), int(a.Offset)
+	}
+	return parts{list: list, rows: rows, batch: batch}
 }
 
 // rowBytes is the bytes that the part takes of a row.
@@ -50,15 +52,6 @@ func (p *part) rowBytes() int { return p.len * p.size }
 
 // row is the byte at which row j of the part begins in a buffer in which its batch begins at byte base.
 func (p *part) row(base, j int) int { return base + p.offset + j*p.rowBytes() }
-
-// batch is the parts as others see them.
-func (all parts) batch() array.Batch {
-	b := array.Batch{Main: all.main}
-	for _, p := range all.list {
-		b.Arrays = append(b.Arrays, array.Array{Name: p.name, DType: p.dtype, Shape: []int{all.rows, p.len}, Offset: int64(p.offset)})
-	}
-	return b
-}
 
 // An Element is one number of a batch.
 type Element struct {

@@ -43,12 +43,11 @@ func TestMadeUpArrays(t *testing.T) {
 		must(t, err)
 		for n := 2; n <= len(more); n++ {
 			q := q.with(newParts(b, 2, more[:n]...))
-			if got, want := q.Arrays(), (array.Batch{Arrays: list[:n], Main: 2}); !reflect.DeepEqual(got, want) {
-				t.Fatalf("arrays %+v, want %+v", got, want)
+			if got := q.Arrays().Arrays; !reflect.DeepEqual(got, list[:n]) {
+				t.Fatalf("arrays %+v, want %+v", got, list[:n])
 			}
-			size := q.Arrays().Bytes()
-			if size != q.parts.bytes || q.Arrays().MainBytes() != 36 || !slices.Equal(q.Arrays().Stack().Shape, []int{2, b, T}) {
-				t.Fatalf("%+v: %d bytes, %d are planned with", q.Arrays(), size, q.parts.bytes)
+			if q.Arrays().MainBytes() != 36 || !slices.Equal(q.Arrays().Stack().Shape, []int{2, b, T}) {
+				t.Fatalf("main arrays of %+v", q.Arrays())
 			}
 			var all []byte
 			const batches = 2

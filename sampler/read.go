@@ -64,7 +64,7 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	defer requests.Put(req)
 	req.begin(q, dst)
 	defer req.end()
-	size := q.parts.bytes
+	size := q.parts.batch.Bytes()
 	k, off = k+uint64(off/size), off%size
 	for base := -int(off); base < len(dst); base, k = base+int(size), k+1 {
 		if k >= MaxBatches {

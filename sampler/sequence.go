@@ -65,7 +65,7 @@ func (q *Sequence) With(s Settings) (*Sequence, error) {
 
 // Arrays describes a batch. With layout xy its arrays are x and y of shape (B, T), both main; with layout tokens it has one,
 // tokens, of shape (B, T+1).
-func (q *Sequence) Arrays() array.Batch { return q.parts.batch() }
+func (q *Sequence) Arrays() array.Batch { return q.parts.batch }
 
 // RowsPerEpoch is R, the number of disjoint windows of all sources together.
 func (q *Sequence) RowsPerEpoch() (n int64) {

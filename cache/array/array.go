@@ -35,7 +35,7 @@ var dtypes = []dtypeInfo{
 	{Int64, 8, "<i8", "I64"},
 }
 
-// lookup returns nil for an unknown dtype. Every request asks for a size, and in so short a table a search is fastest.
+// lookup returns nil for an unknown dtype.
 func (d DType) lookup() *dtypeInfo {
 	for i := range dtypes {
 		if dtypes[i].dtype == d {
@@ -84,26 +84,36 @@ func (a Array) Bytes() int64 {
 }
 
 // A Batch is a list of arrays in the order of their offsets, without gaps: each begins where the one before ends, the first
-// at 0.
+// at 0. NewBatch makes it, and nobody changes it.
 //
 // The first Main arrays, at least one, have one dtype and one shape, so that they are one larger array at the same time:
 // see Stack. That is what a raw file or a .npy file of the batch shows.
 type Batch struct {
 	Arrays []Array
 	Main   int
+
+	// Every request asks for these.
+	bytes, mainBytes int64
+}
+
+// NewBatch lays arrays one after the other: it sets their offsets. The first main of them are the main arrays.
+func NewBatch(main int, arrays ...Array) Batch {
+	b := Batch{Arrays: slices.Clone(arrays), Main: main}
+	for i := range b.Arrays {
+		b.Arrays[i].Offset = b.bytes
+		b.bytes += b.Arrays[i].Bytes()
+		if i < main {
+			b.mainBytes = b.bytes
+		}
+	}
+	return b
 }
 
 // Bytes is the size of all arrays.
-func (b Batch) Bytes() int64 { return end(b.Arrays) }
+func (b Batch) Bytes() int64 { return b.bytes }
 
 // MainBytes is the size of the main arrays.
-func (b Batch) MainBytes() int64 { return end(b.Arrays[:b.Main]) }
-
-// end is the offset of the first byte behind arrays.
-func end(arrays []Array) int64 {
-	last := arrays[len(arrays)-1]
-	return last.Offset + last.Bytes()
-}
+func (b Batch) MainBytes() int64 { return b.mainBytes }
 
 // Stack is the main arrays as one array without a name, at offset 0. Its shape is (Main, …), for example (2, B, T) for x and
 // y of shape (B, T); a single main array keeps its own shape. The shape is the caller's to change.

@@ -63,24 +63,29 @@ func TestUnknownDTypePanics(t *testing.T) {
 }
 
 func TestBatch(t *testing.T) {
-	x := Array{"x", Uint16, []int{3, 5}, 0}
-	y := Array{"y", Uint16, []int{3, 5}, 30}
-	mask := Array{"mask", Int64, []int{3, 2}, 60}
-	number := Array{"number", Uint32, nil, 108}
+	x := Array{Name: "x", DType: Uint16, Shape: []int{3, 5}}
+	y := Array{Name: "y", DType: Uint16, Shape: []int{3, 5}}
+	mask := Array{Name: "mask", DType: Int64, Shape: []int{3, 2}}
+	number := Array{Name: "number", DType: Uint32}
 	for _, test := range []struct {
 		batch       Batch
 		bytes, main int64
 		shape       []int // of Stack
 	}{
-		{Batch{[]Array{x, y}, 2}, 60, 60, []int{2, 3, 5}},
-		{Batch{[]Array{x}, 1}, 30, 30, []int{3, 5}},
-		{Batch{[]Array{x, y, mask}, 2}, 108, 60, []int{2, 3, 5}},
-		{Batch{[]Array{x, y, mask, number}, 2}, 112, 60, []int{2, 3, 5}},
-		{Batch{[]Array{x, y}, 1}, 60, 30, []int{3, 5}},
+		{NewBatch(2, x, y), 60, 60, []int{2, 3, 5}},
+		{NewBatch(1, x), 30, 30, []int{3, 5}},
+		{NewBatch(2, x, y, mask), 108, 60, []int{2, 3, 5}},
+		{NewBatch(2, x, y, mask, number), 112, 60, []int{2, 3, 5}},
+		{NewBatch(1, x, y), 60, 30, []int{3, 5}},
 	} {
 		b := test.batch
 		if b.Bytes() != test.bytes || b.MainBytes() != test.main {
 			t.Errorf("%+v: %d bytes, %d of them main, want %d and %d", b, b.Bytes(), b.MainBytes(), test.bytes, test.main)
+		}
+		for i, a := range b.Arrays {
+			if want := []int64{0, 30, 60, 108}[i]; a.Offset != want {
+				t.Errorf("%s at %d, want %d", a.Name, a.Offset, want)
+			}
 		}
 		got := b.Stack()
 		if want := (Array{DType: Uint16, Shape: test.shape}); !reflect.DeepEqual(got, want) {

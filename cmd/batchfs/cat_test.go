@@ -11,9 +11,9 @@ import (
 func TestWriteBatchesOfSeveralArrays(t *testing.T) {
 	for _, columns := range []int{5, 300_000} {
 		shape := []int{1, columns}
-		x, y := array.Array{Name: "x", DType: array.Uint16, Shape: shape}, array.Array{Name: "y", DType: array.Uint16, Shape: shape, Offset: 2 * int64(columns)}
-		mask := array.Array{Name: "mask", DType: array.Int64, Shape: []int{3}, Offset: 4 * int64(columns)}
-		for _, batch := range []array.Batch{{Arrays: []array.Array{x, y}, Main: 2}, {Arrays: []array.Array{x, y, mask}, Main: 2}} {
+		x, y := array.Array{Name: "x", DType: array.Uint16, Shape: shape}, array.Array{Name: "y", DType: array.Uint16, Shape: shape}
+		mask := array.Array{Name: "mask", DType: array.Int64, Shape: []int{3}}
+		for _, batch := range []array.Batch{array.NewBatch(2, x, y), array.NewBatch(2, x, y, mask)} {
 			// Each byte tells its batch and its offset there.
 			value := func(k uint64, at int64) byte { return byte(int64(k)*31 + at%251) }
 			var want, got bytes.Buffer
