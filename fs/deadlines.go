@@ -41,10 +41,11 @@ type request struct {
 	abandoned bool   // its handler ends without an answer: it is sent again, to another process
 	undo      func() // undoes what the handler did for the reader, or nil
 
-	// The number that was assigned to it, to be given back if its reader gets an error.
-	assigned   bool
-	fh, number uint64
-	span       state.Span
+	// What was assigned to it, to be given back if its reader gets an error.
+	assigned bool
+	read     state.Read
+	number   uint64
+	added    bool
 }
 
 var requests = sync.Pool{New: func() any { return new(request) }}
@@ -108,10 +109,10 @@ func (d *deadlines) answered(id uint64) {
 }
 
 // assigned notes which number was assigned to a request. It gives the number back if the request is too late for it.
-func (d *deadlines) assigned(r *request, fh, number uint64, span state.Span) (late bool) {
+func (d *deadlines) assigned(r *request, read state.Read, number uint64, added bool) (late bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	r.assigned, r.fh, r.number, r.span = true, fh, number, span
+	r.assigned, r.read, r.number, r.added = true, read, number, added
 	if r.expired {
 		d.giveBackLocked(r)
 	}
@@ -127,7 +128,7 @@ func (d *deadlines) giveBack(r *request) {
 
 func (d *deadlines) giveBackLocked(r *request) {
 	if r.assigned {
-		d.handles.GiveBack(r.fh, r.id, r.number, r.span)
+		d.handles.GiveBack(r.read, r.number, r.added)
 		r.assigned = false
 	}
 }

@@ -112,7 +112,6 @@ func TestLateOpenOfNext(t *testing.T) {
 	tr, tick, _ := expiring(t, counting("train", 1000))
 	in := &fuse.OpenIn{}
 	in.NodeId, in.Unique = uint64(tr.find("train/next")), 2
-	tr.peekLogged.Do(func() {})
 	open := func() (fh uint64) {
 		var out fuse.OpenOut
 		if status := tr.Open(nil, in, &out); !status.Ok() {
@@ -186,11 +185,12 @@ func TestLateReadGivesItsNumberBack(t *testing.T) {
 		if first == "late" {
 			tick()
 		}
-		k, ok := tr.handles.AssignBatch(slow.fh, 1_000_000, whole, 0)
-		if !ok || k != 0 {
-			t.Fatal(k, ok)
+		read := state.Read{FH: slow.fh, ID: 1_000_000, Span: whole}
+		k, added, err := tr.handles.AssignBatch(read)
+		if err != nil || k != 0 {
+			t.Fatal(k, err)
 		}
-		tr.deadlines.assigned(r, slow.fh, k, whole)
+		tr.deadlines.assigned(r, read, k, added)
 		if first == "assigned" {
 			tick()
 		}

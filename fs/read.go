@@ -2,7 +2,7 @@ package fs
 
 import (
 	"errors"
-	"fmt"
+	"math"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -12,6 +12,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"batchfs/fs/failpoint"
+	"batchfs/fs/mount"
 	"batchfs/fs/process"
 	"batchfs/fs/state"
 )
@@ -30,11 +31,11 @@ func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.
 	case t.shared.Closing.Load() != 0:
 		return fuse.Status(syscall.ESHUTDOWN)
 	case k.isNext():
-		peeks := in.Flags&syscall.O_NONBLOCK != 0
-		if peeks {
-			t.logPeek(i, in.Pid)
+		// Some readers do not look whether a read failed.
+		if _, err := t.sequences.now(i.sequence()); err != nil {
+			return t.fault(i, err)
 		}
-		fh, ok := t.handles.Open(i.sequence(), peeks, in.Unique)
+		fh, ok := t.handles.Open(i.sequence(), in.Flags&syscall.O_NONBLOCK != 0, in.Unique)
 		if !ok {
 			t.fullLogged.Do(func() { t.log.Error("too many open handles of next: opens fail with ENFILE", "most", state.MaxHandles) })
 			return fuse.Status(syscall.ENFILE)
@@ -81,9 +82,9 @@ func (t *tree) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	i := inode(in.NodeId)
 	k := i.kind()
-	// What changes from handle to handle cannot lie in the page cache, which all handles share. Only read(2) comes with
-	// the owner of the handle's locks; a read for the page cache (sendfile, or a private mapping) has none.
-	if (k.isNext() || k.isLiveText()) && in.ReadFlags&fuse.READ_LOCKOWNER == 0 {
+	// What changes from handle to handle cannot lie in the page cache, which all handles share.
+	if (k.isNext() || k.isLiveText()) && isForPageCache(in) {
+		t.logUncached(i, in.Pid)
 		return nil, fuse.EINVAL
 	}
 	r, err := t.deadlines.begin(in.Unique, i)
@@ -97,12 +98,12 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	}
 	s := t.sequence(i)
 	if t.isForgotten(i, s) {
-		return nil, t.fault(i, errForgotten)
+		return nil, t.readFails(in, errForgotten)
 	}
 	// An inode of batch/ holds only the low bits of the version, so the handle tells the version. It is compared before the
 	// size: a reader of old tokens must get an error, not the end of a shorter new file.
 	if k.isLiveText() || k.isNumbered() && in.Fh != uint64(s.Version) {
-		return nil, t.fault(i, errOutdated)
+		return nil, t.readFails(in, state.ErrOutdated)
 	}
 	off := int64(in.Offset)
 	size := k.row().size(s)
@@ -117,12 +118,23 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 		answer, err = t.readBatches(i, s, i.firstBatch(), off, buf)
 	}
 	if err != nil {
-		return nil, t.fault(i, err)
+		return nil, t.readFails(in, err)
 	}
 	return answer, fuse.OK
 }
 
-var errOutdated = fmt.Errorf("the token files changed while they were read: open the file again, next from its beginning (%w)", syscall.ESTALE)
+// readFails is fault for a read. One for the page cache that failed a moment ago too waits for a while.
+func (t *tree) readFails(in *fuse.ReadIn, err error) fuse.Status {
+	status := t.fault(inode(in.NodeId), err)
+	if isForPageCache(in) {
+		t.failures.pause(inode(in.NodeId), in.Offset)
+	}
+	return status
+}
+
+// isForPageCache tells a read that fills the page cache, for sendfile or a mapping or a read(2) of a file that is cached, from
+// one that is a read(2) itself: only that comes with the owner of the handle's locks.
+func isForPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOWNER == 0 }
 
 // readNext reads a span of the batch that a handle holds. At the beginning of a batch it takes other tokens where they changed
 // and are followed.
@@ -134,16 +146,22 @@ func (t *tree) readNext(r *request, in *fuse.ReadIn, span state.Span, buf []byte
 			return nil, err
 		}
 	}
+	read := state.Read{
+		ID: in.Unique, FH: in.Fh, Span: span,
+		Thread: uint64(in.Pid)<<32 | in.LockOwner&math.MaxUint32, // one of them is the same where the other is 0
+		Cut:    span.Len > mount.MaxRequest-pageSize && span.Off+span.Len < span.Size,
+	}
 	for try := 1; ; try++ {
 		s := t.sequence(i)
 		if s == nil {
 			return nil, errForgotten
 		}
-		k, ok := t.handles.AssignBatch(in.Fh, in.Unique, span, s.Version)
-		if !ok {
-			return nil, errOutdated
+		read.Version = s.Version
+		k, added, err := t.handles.AssignBatch(read)
+		if err != nil {
+			return nil, err
 		}
-		if late := t.deadlines.assigned(r, in.Fh, k, span); late {
+		if late := t.deadlines.assigned(r, read, k, added); late {
 			return nil, t.deadlines.error()
 		}
 		answer, err := t.readBatches(i, s, k, span.Off, buf)
@@ -159,6 +177,9 @@ func (t *tree) readNext(r *request, in *fuse.ReadIn, span state.Span, buf []byte
 		}
 	}
 }
+
+// A read(2) into memory that does not begin at a page is one page shorter in the first request than mount.MaxRequest.
+var pageSize = int64(os.Getpagesize())
 
 // Tokens that change so often while they are read are not served.
 const maxTries = 10
@@ -262,10 +283,12 @@ func (t *tree) readEnds(r *request) {
 	}
 }
 
-func (t *tree) logPeek(i inode, pid uint32) {
-	t.peekLogged.Do(func() {
+// logUncached says which program maps next, because SIGBUS, which it ends with, does not say why.
+func (t *tree) logUncached(i inode, pid uint32) {
+	t.uncachedLogged.Do(func() {
 		comm, _ := os.ReadFile(process.Dir(int(pid)) + "/comm")
-		t.log.Info("next was opened with O_NONBLOCK: it shows the next batch without taking it (logged once)",
-			"split", t.sequence(i).Name, "pid", pid, "program", strings.TrimSpace(string(comm)))
+		t.log.Warn("a program maps a file that cannot be mapped, and gets SIGBUS, or calls sendfile with it, and gets EINVAL: "+
+			"it should read the file, or map batch/<k> or batches.npy (logged once)",
+			"file", i.kind().row().name, "pid", pid, "program", strings.TrimSpace(string(comm)))
 	})
 }

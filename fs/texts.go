@@ -87,6 +87,7 @@ func statusText(t *texts, _ *Sequence, _ inode) []byte {
 		Cursor    uint64 `json:"cursor"`
 		Reads     uint64 `json:"reads"`
 		Bytes     uint64 `json:"bytes"`
+		GivenBack uint64 `json:"given_back"`
 		Errors    uint64 `json:"errors"`
 		LastError string `json:"last_error"`
 	}
@@ -100,7 +101,7 @@ func statusText(t *texts, _ *Sequence, _ inode) []byte {
 	}{t.programVersion, os.Getpid(), t.shared.Workers.Load(), int64(time.Since(t.began).Seconds()), residentBytes(), map[string]split{}}
 	t.sequences.all(func(number int, name, fault string) {
 		entry := &t.shared.Sequences[number]
-		now := split{entry.Cursor.Load(), entry.Reads.Load(), entry.Bytes.Load(), entry.Errors.Load(), fault}
+		now := split{entry.Cursor.Load(), entry.Reads.Load(), entry.Bytes.Load(), entry.GivenBack.Load(), entry.Errors.Load(), fault}
 		if number <= t.sequences.splits || entry.Moved() || now.Reads+now.Errors > 0 {
 			status.Splits[name] = now
 		}

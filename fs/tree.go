@@ -36,7 +36,8 @@ type tree struct {
 	log                *slog.Logger
 	mode               uint32 // of files
 	owner              fuse.Owner
-	peekLogged         sync.Once
+	failures           failures
+	uncachedLogged     sync.Once
 	fullLogged         sync.Once
 }
 
@@ -178,9 +179,15 @@ func (t *tree) size(i inode, s *Sequence) int64 {
 	}
 }
 
-// stdioBlock is what C's stdio reads at once: the st_blksize of every file. It is set because otherwise it is a page, which is
-// larger on some machines.
-const stdioBlock = headerBytes
+// The st_blksize of files is what C's stdio reads at once, and what it seeks to a multiple of.
+const (
+	// A page is larger on some machines.
+	stdioBlock = headerBytes
+	// Of next, whose first block comes with a new batch when it is read again. x or y, or all of a small batch, is larger than
+	// a small block, so that stdio reads what it was asked for and no more. Files with a header need none: what is not the
+	// header begins behind their first block.
+	nextBlock = 512
+)
 
 func (t *tree) attributes(i inode, s *Sequence, out *fuse.Attr) {
 	*out = fuse.Attr{Ino: uint64(i), Size: uint64(t.size(i, s)), Mode: syscall.S_IFREG | t.mode, Nlink: 1}
@@ -189,6 +196,9 @@ func (t *tree) attributes(i inode, s *Sequence, out *fuse.Attr) {
 	}
 	out.Blocks = (out.Size + 511) / 512
 	out.Blksize = stdioBlock
+	if i.kind() == nextRaw {
+		out.Blksize = nextBlock
+	}
 	out.Owner = t.owner
 	began := t.texts.began
 	out.SetTimes(&began, &began, &began)

@@ -273,17 +273,70 @@ func TestNextAfterAnError(t *testing.T) {
 	}
 }
 
-func TestNonblockingHandlesOnlyLook(t *testing.T) {
+// A handle that was opened with O_NONBLOCK takes a number as any other, and gives it back where it was closed within the batch.
+func TestNonblockingHandles(t *testing.T) {
 	const size = 1000
 	tr := plant(t, counting("train", size))
-	look, take := tr.reader(t, "train/next", syscall.O_NONBLOCK), tr.reader(t, "train/next", 0)
+	cursor, given := &tr.shared.Sequences[1].Cursor, &tr.shared.Sequences[1].GivenBack
+	open := func() *reader { return tr.reader(t, "train/next", syscall.O_NONBLOCK) }
+	closes := func(r *reader) {
+		tr.Release(nil, &fuse.ReleaseIn{InHeader: fuse.InHeader{NodeId: uint64(r.node)}, Fh: r.fh})
+	}
+	closes(open())
+	looks := open()
+	looks.read(0, 100)
+	if c := cursor.Load(); c != 1 {
+		t.Errorf("at its first read, the cursor is %d, want 1", c)
+	}
+	closes(looks)
+	if c, n := cursor.Load(), given.Load(); c != 0 || n != 1 {
+		t.Errorf("after a look at a batch, the cursor is %d, and %d numbers were given back", c, n)
+	}
+	reads := open()
 	for want := range 3 {
-		if got := look.batch(t, size); got != want {
-			t.Errorf("looked at batch %d, want %d", got, want)
+		if got := reads.batch(t, size); got != want {
+			t.Errorf("batch %d, want %d", got, want)
 		}
-		if got := take.batch(t, size); got != want {
-			t.Errorf("took batch %d, want %d", got, want)
+	}
+	closes(reads)
+	looks = open()
+	looks.read(0, 100) // batch 3
+	if got := tr.reader(t, "train/next", 0).batch(t, size); got != 4 {
+		t.Errorf("beside one that looks, batch %d, want 4", got)
+	}
+	closes(looks)
+	if c, n := cursor.Load(), given.Load(); c != 5 || n != 1 {
+		t.Errorf("after a later number was taken, the cursor is %d, and %d numbers were given back", c, n)
+	}
+	several := []*reader{open(), open(), open()} // that are closed in another order
+	for _, r := range several {
+		r.read(0, 100)
+	}
+	for _, i := range []int{1, 0, 2} {
+		closes(several[i])
+	}
+	if c, n := cursor.Load(), given.Load(); c != 5 || n != 4 {
+		t.Errorf("after three looks, the cursor is %d, and %d numbers were given back", c, n)
+	}
+}
+
+// A file that cannot be read fails when it is opened: some programs do not look whether a read failed.
+func TestNextFailsAtOpen(t *testing.T) {
+	s := counting("train", 1000)
+	tr := plant(t, s)
+	fine := s.Now
+	for err, want := range map[error]fuse.Status{
+		fmt.Errorf("a.bin changed (%w)", syscall.ESTALE): fuse.Status(syscall.ESTALE), syscall.ENOENT: fuse.EIO, nil: fuse.OK,
+	} {
+		s.Now = func() (*Sequence, error) { return s, err }
+		for _, name := range []string{"train/next", "train/next.npy", "train/next.safetensors"} {
+			in := &fuse.OpenIn{}
+			in.NodeId = uint64(tr.find(name))
+			if status := tr.Open(nil, in, &fuse.OpenOut{}); status != want {
+				t.Errorf("%s, %v: %v, want %v", name, err, status, want)
+			}
 		}
+		s.Now = fine
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -81,12 +82,100 @@ func TestLookingTakesNothing(t *testing.T) {
 	config, _ := small(t, 1)
 	m := mount(t, "-c", config)
 	for _, command := range []string{
-		`ls -lR .`, `stat train/* val/*`, `find . -ls`, `file train/* train/batch/5`, `: <train/next`, `wc -c train/next`, `du -a .`,
-		`tail -c 0 train/next`, `test -r train/next`,
+		`ls -lR .`, `stat train/* val/*`, `find . -ls`, `: <train/next`, `wc -c train/next`, `du -a .`, `tail -c 0 train/next`, `test -r train/next`,
 	} {
 		run(t, "sh", "-c", "cd "+m.dir+" && "+command)
 		if c := m.cursor(t, "train"); c != "0" {
 			t.Fatalf("%s: cursor is %s", command, c)
+		}
+	}
+	m.stop(t)
+	// A part of a batch is given back when the kernel tells of the close, which it does when it has time.
+	m = mount(t, "-c", config, "--set", "batch.batch_size=64", "--set", "batch.block_size=8192")
+	run(t, "sh", "-c", "cd "+m.dir+" && file -P bytes=65536 train/* train/batch/5")
+	await(t, "after file, a cursor of 0", func() bool { return m.cursor(t, "train") == "0" })
+}
+
+// A program that opens next with O_NONBLOCK, as Haskell's, Racket's and Bun's do, takes a number as any other.
+func TestNonblockingReaders(t *testing.T) {
+	config, want := small(t, 30)
+	m := mount(t, "-c", config)
+	next := m.path("train/next")
+	got := read(t, "nonblocking", next, "10")
+	got = append(got, read(t, "read", next)...)
+	got = append(got, read(t, "nonblocking", next, "5")...)
+	sameSet(t, got, want[:16])
+	read(t, "nonblocking_part", next)
+	await(t, "the batch that was read in part goes to the next reader", func() bool { return m.cursor(t, "train") == "16" })
+	if got := read(t, "read", next); got[0] != want[16] {
+		t.Errorf("after a batch that was read in part: %s, want batch 16, %s", got, want[16])
+	}
+	if status := run(t, "cat", m.path("status.json")); !strings.Contains(status, fmt.Sprintf(`"given_back": %20d`, 1)) {
+		t.Errorf("status.json counts no number that was given back:\n%s", status)
+	}
+}
+
+// Rows may be read in any order, and twice; and stdio asks for no more than it is asked for.
+func TestEachByteOnce(t *testing.T) {
+	config, _ := small(t, 1)
+	larger := []string{"-c", config, "--set", "batch.batch_size=48"} // x is several blocks of stdio
+	all := cat(t, append([]string{"train", "--count", "20"}, larger...)...)
+	var want []string
+	for k := range 20 {
+		want = append(want, line(all[k*len(all)/20:][:len(all)/20]))
+	}
+	m := mount(t, larger...)
+	for _, way := range []string{"backwards", "rows_twice", "odd_rows_first", "fromfile_x_then_y", "stdio_rewind"} {
+		t.Run(way, func(t *testing.T) {
+			from, _ := strconv.Atoi(m.cursor(t, "train"))
+			if got := read(t, way, m.path("train/next"), "3"); !slices.Equal(got, want[from:][:3]) {
+				t.Errorf("%s, want batches %d to %d: %s", got, from, from+2, want[from:][:3])
+			}
+		})
+	}
+}
+
+// Threads and processes that share a handle have whole batches, each its own, also where the kernel cuts every read(2) in two or
+// three: where the batch is larger than a request, or where the memory that it goes to does not begin at a page.
+func TestSharedHandlesOfLargeBatches(t *testing.T) {
+	const most = 4 * 20
+	config, _ := small(t, 1)
+	for _, size := range []int{256, 512, 640} { // KiB of x
+		set := []string{"--set", "batch.batch_size=256", "--set", fmt.Sprintf("batch.block_size=%d", 2*size)}
+		all := cat(t, append([]string{"train", "-c", config, "--count", fmt.Sprint(most)}, set...)...)
+		var want []string
+		for k := range most {
+			want = append(want, line(all[k*len(all)/most:][:len(all)/most]))
+		}
+		m := mount(t, append([]string{"-c", config}, set...)...)
+		for _, way := range []string{"unaligned_threads", "unaligned_forks"} {
+			from, _ := strconv.Atoi(m.cursor(t, "train"))
+			sameSet(t, read(t, way, m.path("train/next"), "4", "10"), want[from:][:40])
+		}
+		m.stop(t)
+	}
+}
+
+// A program that maps next ends with SIGBUS, and the log says why.
+func TestMappedNext(t *testing.T) {
+	config, _ := small(t, 1)
+	m := mount(t, "-c", config)
+	cmd := exec.Command(python, "-c", "import mmap, os; print(mmap.mmap(os.open('train/next', os.O_RDONLY), 0, mmap.MAP_PRIVATE)[0])")
+	cmd.Dir = m.dir
+	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(err.Error(), "bus error") {
+		t.Errorf("a mapped next: %v, %s", err, out)
+	}
+	if log := m.out.String(); strings.Count(log, "cannot be mapped") != 1 || !strings.Contains(log, "program="+filepath.Base(python)) {
+		t.Errorf("the log does not name the program:\n%s", log)
+	}
+}
+
+func TestBlockSizeOfNext(t *testing.T) {
+	config, _ := small(t, 1)
+	m := mount(t, "-c", config)
+	for name, want := range map[string]string{"train/next": "512\n", "train/next.npy": "4096\n", "train/batch/0": "4096\n", "train/rank=0,world=2/next": "512\n"} {
+		if got := run(t, "stat", "-c", "%o", m.path(name)); got != want {
+			t.Errorf("st_blksize of %s is %s", name, got)
 		}
 	}
 }

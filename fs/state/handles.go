@@ -1,8 +1,10 @@
 package state
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"batchfs/fs/failpoint"
 )
@@ -10,15 +12,26 @@ import (
 // A Span is the part of a file that a request reads: Len bytes from Off on, of a file of Size bytes.
 type Span struct{ Off, Len, Size int64 }
 
-func (r Span) toEnd() bool { return r.Off+r.Len == r.Size }
+func (r Span) end() int64 { return r.Off + r.Len }
+
+// A Read is a request for a part of the batch that a handle of next holds.
+type Read struct {
+	ID      uint64  // of the request
+	FH      uint64  // the handle
+	Thread  uint64  // tells the threads of all processes that share the handle apart
+	Version Version // of the tokens that will be read
+	Cut     bool    // the kernel cut a longer read(2) here, and sends the rest as another request when this one is answered
+	Span
+}
 
 // Handles hands out handles and batch numbers to the requests of the worker that serves. It is safe for concurrent use.
 //
 // Lock order: mu is taken last, after every lock of package fs.
 type Handles struct {
-	shared *Shared
-	mu     sync.Mutex // serialises slots and numbers: at most one number is half assigned
-	free   []uint32   // slots that were used and are not now; guarded by mu
+	shared  *Shared
+	mu      sync.Mutex // serialises slots and numbers: at most one number is half assigned
+	free    []uint32   // slots that were used and are not now; guarded by mu
+	scratch []piece    // guarded by mu
 }
 
 // NewHandles goes on from what is in the shared memory, in which nobody else works any more.
@@ -51,9 +64,9 @@ func (h *Handles) Pass() {
 	h.mu.Unlock() //lint:ignore SA2001 only whether it can be taken matters
 }
 
-// Open takes a slot for a handle of a sequence's next, for request id. A handle that peeks looks at the batch that comes next
-// and takes none. Idempotent: a request that is sent again gets the handle it got first. ok is false when MaxHandles are open.
-func (h *Handles) Open(sequence int, peeking bool, id uint64) (fh uint64, ok bool) {
+// Open takes a slot for a handle of a sequence's next, for request id. Release gives the batch of a tentative handle back.
+// Idempotent: a request that is sent again gets the handle it got first. ok is false when MaxHandles are open.
+func (h *Handles) Open(sequence int, isTentative bool, id uint64) (fh uint64, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	shared := h.shared
@@ -76,106 +89,167 @@ func (h *Handles) Open(sequence int, peeking bool, id uint64) (fh uint64, ok boo
 	}
 	s := &shared.slots[i]
 	flags := uint64(0)
-	if peeking {
-		flags = peeks
+	if isTentative {
+		flags = tentative
 	}
 	s.opener.Store(id)
 	s.flags.Store(flags)
 	s.number.Store(0)
 	s.holder.Store(0)
 	s.asking.Store(0)
-	s.delivered.Store(0)
-	s.counted.Store(0)
+	s.cut.Store(0)
+	s.forgetPieces()
 	opens := s.opens.Add(1)
 	failpoint.Hit("open")
 	s.sequence.Store(uint64(sequence))
 	return opens*MaxHandles + i, true
 }
 
-// Release frees a handle's slot, unless an earlier request did.
+// Release frees a handle's slot, unless an earlier request did. A tentative handle gives back the number of a batch that was not
+// delivered whole: programs that look at every file in a directory open next too.
 func (h *Handles) Release(fh uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s := h.slot(fh)
-	if s.opens.Load() != fh/MaxHandles || s.sequence.Load() == 0 {
+	if s.isFree(fh) {
 		return
+	}
+	if flags := s.flags.Load(); flags&parks != 0 {
+		for i := range h.shared.parked {
+			h.shared.parked[i].fh.CompareAndSwap(fh, 0)
+		}
+	} else if flags&(holds|tentative) == holds|tentative && !h.isWhole(fh) {
+		s.flags.Store(flags &^ holds) // first: a number may be lost here, but never be given back twice
+		failpoint.Hit("release")
+		h.shared.Sequences[s.sequence.Load()].giveBack(s.number.Load())
 	}
 	s.sequence.Store(0)
 	h.free = append(h.free, uint32(fh%MaxHandles))
 }
 
-// AssignBatch returns which batch request id reads on handle fh: the batch that the handle holds, or the cursor's next one at
-// the handle's first read, and at a read of the beginning once the handle's batch was delivered whole. Idempotent: a request
-// that is sent again gets the number it got first.
-//
-// Delivered whole means its last byte, and as many bytes as there are: C's fseek to the end reads the last page, and a program
-// that finds out a file's size that way (numpy.fromfile) has not had the batch yet.
-//
-// version is that of the tokens that will be read. ok is false in the middle of a batch of another version, which can only be
-// read again from its beginning.
-func (h *Handles) AssignBatch(fh, id uint64, r Span, version Version) (k uint64, ok bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	s := h.slot(fh)
-	if s.opens.Load() != fh/MaxHandles || s.sequence.Load() == 0 {
-		return 0, false // a request that was answered long ago, of a handle that is closed
-	}
-	if id&Resent != 0 {
-		id &^= Resent
-		if k, ok := h.assignedEarlier(s, id); ok {
-			return k, true
-		}
-	}
-	flags := s.flags.Load()
-	whole := flags&ended != 0 && s.delivered.Load() >= uint64(r.Size)
-	switch {
-	case flags&holds == 0 || whole && r.Off == 0 && s.holder.Load() != id:
-		h.assign(s, id, version)
-	case flags>>versionShift == uint64(version):
-	case r.Off > 0:
-		return 0, false
-	default:
-		s.delivered.Store(0)
-		s.counted.Store(0) // the request may have been sent before, and was counted then
-		s.flags.Store(flags&peeks | holds | uint64(version)<<versionShift)
-	}
-	failpoint.Hit("count")
-	if s.counted.Load() != id {
-		s.delivered.Add(uint64(r.Len))
-		failpoint.Hit("counted")
-		s.counted.Store(id)
-	}
-	if r.toEnd() && s.flags.Load()&ended == 0 {
-		s.ender.Store(id)
-		s.flags.Or(ended)
-	}
-	return s.number.Load(), true
+// isFree says whether no open handle has number fh, of which s is the slot.
+func (s *slot) isFree(fh uint64) bool {
+	return s.opens.Load() != fh/MaxHandles || s.sequence.Load() == 0
 }
 
-// assignedEarlier returns the number that was assigned to request id, if the handle holds a later one by now.
-func (h *Handles) assignedEarlier(s *slot, id uint64) (k uint64, ok bool) {
+// ErrPieces is the error of a reader that jumps about in a batch too much.
+var ErrPieces = fmt.Errorf("a batch of next was read in more than %d pieces that do not touch: read it in order, or in larger pieces", maxPieces)
+
+// ErrOutdated is the error of a reader that is in the middle of a batch whose tokens changed.
+var ErrOutdated = fmt.Errorf("the token files changed while they were read: open the file again, next from its beginning (%w)", syscall.ESTALE)
+
+var errClosed = fmt.Errorf("the handle was closed (%w)", syscall.ESTALE)
+
+// AssignBatch returns which batch a request reads: the batch that the handle holds, or the cursor's next one at the handle's
+// first read, and once each byte of the handle's batch was delivered. added says whether the request delivers bytes that were not
+// delivered before; GiveBack wants to know. Idempotent: a request that is sent again gets the number it got first.
+//
+// Bytes count as delivered when they are asked for, because the reader's next request may come before the answer is sent. What
+// the last request of a batch delivered may be read again, but from the beginning: C's stdio reads a block of which it needs a
+// part, and later the block again.
+//
+// A thread that is in the middle of a read(2) that the kernel cut goes on with its batch, whatever other threads that share the
+// handle read meanwhile: a read(2) of the beginning by another thread takes another number.
+//
+// The error is ErrOutdated in the middle of a batch of another version, which can only be read again from its beginning;
+// ErrPieces; or that of a handle that is closed, which a request that was answered long ago may have.
+func (h *Handles) AssignBatch(r Read) (k uint64, added bool, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := h.slot(r.FH)
+	if s.isFree(r.FH) {
+		return 0, false, errClosed
+	}
+	var earlier *assignment
+	if r.ID&Resent != 0 {
+		r.ID &^= Resent
+		earlier = h.earlier(s, r.ID)
+	}
+	flags := s.flags.Load()
+	if flags&parks != 0 {
+		if p := h.findParked(r.FH, r.Thread); p != nil {
+			if earlier == nil && r.Off > 0 && r.Off == int64(p.cut.Load()) {
+				earlier = h.note(r.ID, p.number.Load(), Version(p.version.Load()))
+			}
+			p.goOn(r, earlier)
+		}
+	}
+	if earlier != nil {
+		k = earlier.number.Load()
+		if r.Off > 0 && earlier.version.Load() != uint64(r.Version) {
+			return 0, false, ErrOutdated
+		}
+		if flags&holds != 0 && k == s.number.Load() {
+			added, err = h.deliver(s, r)
+		}
+		return k, added, err
+	}
+	isAnothers := r.Off == 0 && s.cut.Load() != 0 && s.thread.Load() != r.Thread
+	isOver := h.isWhole(r.FH) && !(r.Off > 0 && s.lastFrom.Load() <= uint64(r.Off) && uint64(r.end()) <= s.lastTo.Load())
+	switch {
+	case flags&holds == 0, s.holder.Load() != r.ID && (isAnothers || isOver):
+		if flags&holds != 0 && isAnothers {
+			h.park(s, r.FH)
+		}
+		h.assign(s, r)
+	case flags>>versionShift == uint64(r.Version):
+	case r.Off > 0:
+		return 0, false, ErrOutdated
+	default:
+		s.forgetPieces()
+		s.flags.Store(flags&(tentative|parks) | holds | uint64(r.Version)<<versionShift)
+	}
+	if r.Cut {
+		s.thread.Store(r.Thread)
+		s.cut.Store(uint64(r.end()))
+	} else if s.cut.Load() == uint64(r.Off) || s.thread.Load() == r.Thread {
+		s.cut.Store(0)
+	}
+	k = s.number.Load()
+	s.size.Store(uint64(r.Size))
+	failpoint.Hit("count")
+	if s.counted.Load() != r.ID {
+		s.reads.Add(1)
+		s.counted.Store(r.ID)
+	}
+	added, err = h.deliver(s, r)
+	return k, added, err
+}
+
+// earlier returns what was assigned to request id, if that is not what the slot holds.
+func (h *Handles) earlier(s *slot, id uint64) *assignment {
 	if s.holder.Load() == id {
-		return 0, false
+		return nil
 	}
 	for i := range h.shared.assignments {
 		if a := &h.shared.assignments[i]; a.id.Load() == id {
-			return a.number.Load(), true
+			return a
 		}
 	}
-	return 0, false
+	return nil
 }
 
-// assign gives slot s the cursor's number. It can be cut at any failpoint, and NewHandles completes it.
-func (h *Handles) assign(s *slot, id uint64, version Version) {
+// note remembers what was assigned to a request.
+func (h *Handles) note(id, number uint64, version Version) *assignment {
+	a := &h.shared.assignments[h.shared.assigned.Add(1)%maxAssignments]
+	a.id.Store(0)
+	failpoint.Hit("note number")
+	a.number.Store(number)
+	a.version.Store(uint64(version))
+	a.id.Store(id)
+	failpoint.Hit("noted")
+	return a
+}
+
+// assign gives slot s the cursor's number, for request r. It can be cut at any failpoint, and NewHandles completes it.
+func (h *Handles) assign(s *slot, r Read) {
 	cursor := h.cursor(s)
 	s.wanted.Store(cursor.Load())
-	s.version.Store(uint64(version))
+	s.version.Store(uint64(r.Version))
 	failpoint.Hit("want")
-	s.asking.Store(id)
+	s.asking.Store(r.ID)
 	failpoint.Hit("ask")
-	if s.flags.Load()&peeks == 0 {
-		cursor.Store(s.wanted.Load() + 1)
-	}
+	cursor.Store(s.wanted.Load() + 1)
 	h.finish(s)
 	failpoint.Hit("taken")
 	s.asking.Store(0)
@@ -185,49 +259,72 @@ func (h *Handles) assign(s *slot, id uint64, version Version) {
 func (h *Handles) finish(s *slot) {
 	id, number := s.asking.Load(), s.wanted.Load()
 	failpoint.Hit("note")
-	a := &h.shared.assignments[h.shared.assigned.Add(1)%maxAssignments]
-	a.id.Store(0)
-	failpoint.Hit("note number")
-	a.number.Store(number)
-	a.id.Store(id)
-	failpoint.Hit("noted")
+	h.note(id, number, Version(s.version.Load()))
 	s.number.Store(number)
 	failpoint.Hit("number")
 	s.holder.Store(id)
-	failpoint.Hit("taker")
-	s.delivered.Store(0)
-	failpoint.Hit("delivered")
-	s.flags.Store(s.flags.Load()&peeks | holds | s.version.Load()<<versionShift)
+	failpoint.Hit("holder")
+	s.cut.Store(0)
+	s.reads.Store(0)
+	s.forgetPieces()
+	failpoint.Hit("pieces")
+	s.flags.Store(s.flags.Load()&(tentative|parks) | holds | s.version.Load()<<versionShift)
 }
 
-// GiveBack notes that a span of batch k was not delivered to request id, on handle fh, after all. A batch of which nothing was delivered goes
-// to the next reader instead; if another number was assigned meanwhile, the handle goes on holding k.
-func (h *Handles) GiveBack(fh, id, k uint64, r Span) {
+// GiveBack notes that r, a request for batch k, has failed, and what AssignBatch said that it added is to be delivered still. A
+// batch that no other request read goes to the next reader instead, unless another number was taken meanwhile.
+func (h *Handles) GiveBack(r Read, k uint64, added bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	s := h.slot(fh)
-	if s.opens.Load() != fh/MaxHandles || s.sequence.Load() == 0 || s.number.Load() != k {
+	s := h.slot(r.FH)
+	if s.isFree(r.FH) || s.number.Load() != k || s.flags.Load()&holds == 0 {
 		return // the handle is closed, or threads share it and another has gone on
 	}
-	flags := s.flags.Load()
-	if r.toEnd() && s.ender.Load() == id&^Resent { // or else another request has delivered the end
-		flags &^= ended
+	if added || r.ID&Resent != 0 { // an earlier worker may have added it
+		h.takeBack(r)
 	}
-	left := s.delivered.Add(-uint64(r.Len))
 	s.counted.Store(0) // the same request may go on with other tokens
-	if cursor := h.cursor(s); left == 0 && cursor.Load() == k+1 && flags&peeks == 0 {
+	if q := &h.shared.Sequences[s.sequence.Load()]; s.reads.Add(^uint64(0)) == 0 && q.Cursor.Load() == k+1 {
 		for i := range h.shared.assignments { // or the same request, sent again, would get it
 			if a := &h.shared.assignments[i]; a.id.Load() == s.holder.Load() {
 				a.id.Store(0)
 			}
 		}
-		s.flags.Store(flags &^ holds) // first: a number may be lost here, but never be held twice
+		s.flags.Store(s.flags.Load() &^ holds) // first: a number may be lost here, but never be held twice
 		failpoint.Hit("back")
-		cursor.Store(k)
-		return
+		q.giveBack(k)
 	}
-	s.flags.Store(flags)
 }
 
-// Holds returns the number that handle fh holds, or held last.
-func (h *Handles) Holds(fh uint64) uint64 { return h.slot(fh).number.Load() }
+// giveBack lowers the cursor to a number that nobody holds if no later one is held, and to those below it that were given back
+// before while it was held. Handles are closed in any order.
+func (q *Entry) giveBack(number uint64) {
+	for ; q.Cursor.Load() == number+1; number-- {
+		q.Cursor.Store(number)
+		q.GivenBack.Add(1)
+		if !q.takeAbandoned(number) {
+			return
+		}
+	}
+	for i := range q.abandoned {
+		if q.abandoned[i].CompareAndSwap(0, number+1) {
+			return
+		}
+	}
+}
+
+// takeAbandoned says whether the number before this one was given back, and forgets it.
+func (q *Entry) takeAbandoned(number uint64) bool {
+	for i := range q.abandoned {
+		if number > 0 && q.abandoned[i].CompareAndSwap(number, 0) {
+			return true
+		}
+	}
+	return false
+}
+
+func (q *Entry) forgetAbandoned() {
+	for i := range q.abandoned {
+		q.abandoned[i].Store(0)
+	}
+}

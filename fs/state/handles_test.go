@@ -23,6 +23,20 @@ func begin(t testing.TB) *Handles {
 	return NewHandles(shared)
 }
 
+// read asks for the number of a request by the only thread that there is.
+func (h *Handles) read(fh, id uint64, r Span, version Version) (k uint64, ok bool) {
+	k, _, err := h.AssignBatch(Read{FH: fh, ID: id, Span: r, Version: version})
+	return k, err == nil
+}
+
+// fail is read, and the read fails.
+func (h *Handles) fail(fh, id uint64, r Span, version Version) (k uint64) {
+	read := Read{FH: fh, ID: id, Span: r, Version: version}
+	k, added, _ := h.AssignBatch(read)
+	h.GiveBack(read, k, added)
+	return k
+}
+
 // died is what a worker panics with where a test cuts it off.
 type died string
 
@@ -64,7 +78,7 @@ func TestEveryCut(t *testing.T) {
 	all := points(func() {
 		h := begin(t)
 		fh, _ := h.Open(1, false, 1)
-		h.AssignBatch(fh, 2, whole, 0)
+		h.read(fh, 2, whole, 0)
 	})
 	if len(all) < 10 {
 		t.Fatalf("only %d points: %s", len(all), all)
@@ -101,7 +115,7 @@ func TestEveryCut(t *testing.T) {
 				for range 4 {
 					for _, fh := range handles {
 						ask(func(id uint64) {
-							k, ok := h.AssignBatch(fh, id, whole, 0)
+							k, ok := h.read(fh, id, whole, 0)
 							if !ok {
 								t.Fatal("no number")
 							}
@@ -131,11 +145,10 @@ func TestFailedReadComesAgain(t *testing.T) {
 	whole := Span{0, size, size}
 	h := begin(t)
 	fh, _ := h.Open(1, false, 2)
-	k, _ := h.AssignBatch(fh, 4, whole, 0)
-	h.GiveBack(fh, 4, k, whole)
-	first, _ := h.AssignBatch(fh, 6, whole, 0)
+	h.fail(fh, 4, whole, 0)
+	first, _ := h.read(fh, 6, whole, 0)
 	h = NewHandles(h.shared)
-	if again, _ := h.AssignBatch(fh, 4|Resent, whole, 0); first != 0 || again != 1 {
+	if again, _ := h.read(fh, 4|Resent, whole, 0); first != 0 || again != 1 {
 		t.Errorf("the next read has %d, and the failed one then %d", first, again)
 	}
 }
@@ -148,11 +161,11 @@ func TestOtherTokensWhenItComesAgain(t *testing.T) {
 	h := begin(t)
 	fh, _ := h.Open(1, false, 2)
 	for _, id := range []uint64{4, 6} { // neither is answered
-		h.AssignBatch(fh, id, whole, 0)
+		h.read(fh, id, whole, 0)
 	}
 	h = NewHandles(h.shared)
 	for want, id := range []uint64{4 | Resent, 6 | Resent, 8, 10} {
-		if k, ok := h.AssignBatch(fh, id, whole, 1); !ok || k != uint64(want) {
+		if k, ok := h.read(fh, id, whole, 1); !ok || k != uint64(want) {
 			t.Errorf("read %#x has number %d, want %d", id, k, want)
 		}
 	}
@@ -171,7 +184,7 @@ func TestConcurrentHandlesShareNoNumber(t *testing.T) {
 				if !ok {
 					t.Error("no slot")
 				}
-				k, _ := h.AssignBatch(fh, uint64(w*rounds+i+1), Span{0, 1000, 1000}, 0)
+				k, _ := h.read(fh, uint64(w*rounds+i+1), Span{0, 1000, 1000}, 0)
 				taken[w] = append(taken[w], k)
 				h.Release(fh)
 			}
@@ -226,7 +239,7 @@ func TestNumbersOfOtherVersions(t *testing.T) {
 	id := uint64(0)
 	read := func(off, n int64, version Version) string {
 		id++
-		k, ok := h.AssignBatch(fh, id, Span{off, n, size}, version)
+		k, ok := h.read(fh, id, Span{off, n, size}, version)
 		return fmt.Sprint(k, ok)
 	}
 	for i, step := range []struct {
@@ -265,18 +278,16 @@ func TestFailedReadOfTheEndAgain(t *testing.T) {
 	whole, end := Span{0, size, size}, Span{900, 100, size}
 	h := begin(t)
 	fh, _ := h.Open(1, false, 2)
-	h.AssignBatch(fh, 4, whole, 0)
-	k, _ := h.AssignBatch(fh, 6, end, 0)
-	h.GiveBack(fh, 6, k, end)
-	if k, ok := h.AssignBatch(fh, 8, whole, 0); !ok || k != 1 {
+	h.read(fh, 4, whole, 0)
+	h.fail(fh, 6, end, 0)
+	if k, ok := h.read(fh, 8, whole, 0); !ok || k != 1 {
 		t.Errorf("the next read got batch %d, want 1", k)
 	}
 	// While one of which no read of the end succeeded is not.
 	fh, _ = h.Open(1, false, 10)
-	k, _ = h.AssignBatch(fh, 12, Span{0, 900, size}, 0)
-	h.AssignBatch(fh, 14, end, 0)
-	h.GiveBack(fh, 14, k, end)
-	if again, ok := h.AssignBatch(fh, 16, whole, 0); !ok || again != k {
+	k, _ := h.read(fh, 12, Span{0, 900, size}, 0)
+	h.fail(fh, 14, end, 0)
+	if again, ok := h.read(fh, 16, whole, 0); !ok || again != k {
 		t.Errorf("a batch without its end went on to batch %d, want %d", again, k)
 	}
 }

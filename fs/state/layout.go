@@ -34,14 +34,17 @@ type Shared struct {
 	slotsUsed     atomic.Uint64 // slots ever used
 	assigned      atomic.Uint64 // assignments ever noted
 	assignments   [maxAssignments]assignment
+	parked        [maxParked]parked
+	everParked    atomic.Uint64
 
 	// Sequences are the sequences by number. Number 0 counts the errors of requests that belong to none.
-	Sequences [MaxSequences]Entry
-	slots     [MaxHandles]slot
+	Sequences  [MaxSequences]Entry
+	slots      [MaxHandles]slot
+	manyPieces [MaxHandles][2][maxPieces]piece // of the slots, where they have more than a few; memory only where they are used
 }
 
 // layoutVersion changes with the layout of Shared, or with what its fields mean.
-const layoutVersion = 2
+const layoutVersion = 3
 
 // A Note is a text of up to 4096 bytes.
 type Note struct {
@@ -57,12 +60,16 @@ type Entry struct {
 	name    [maxName]byte // zeros behind it
 	fault   [512]byte     // the last error, zeros behind it
 
-	Cursor  atomic.Uint64 // the number that the next reader of next takes
-	Reads   atomic.Uint64 // requests answered with batches
-	Bytes   atomic.Uint64 // of batches, delivered
-	Errors  atomic.Uint64 // requests answered with an error
-	Waiting atomic.Int64  // since when its longest request has waited for more than a second, in Monotonic time; or 0
+	Cursor    atomic.Uint64               // the number that the next reader of next takes
+	Reads     atomic.Uint64               // requests answered with batches
+	Bytes     atomic.Uint64               // of batches, delivered
+	Errors    atomic.Uint64               // requests answered with an error
+	GivenBack atomic.Uint64               // numbers that went back to the cursor: see Handles.GiveBack and Release
+	abandoned [maxAbandoned]atomic.Uint64 // one more than numbers that were given back while later ones were taken; or 0
+	Waiting   atomic.Int64                // since when its longest request has waited for more than a second, in Monotonic time; or 0
 }
+
+const maxAbandoned = 8
 
 // A name is a split, of at most 100 bytes, and settings, of less than 200.
 const maxName = 344
@@ -72,25 +79,56 @@ const MaxHandles = 1 << 16
 
 // A slot is one open handle; no other open handle has it.
 type slot struct {
-	sequence  atomic.Uint64 // its number; 0: the slot is free
-	opener    atomic.Uint64 // id of the request that opened it
-	opens     atomic.Uint64 // how many handles have had the slot, which is part of their numbers
-	flags     atomic.Uint64 // holds, ended, peeks; from bit versionShift on, the version of its batch's tokens
-	number    atomic.Uint64 // of the batch that it holds
-	holder    atomic.Uint64 // id of the request that the number was assigned to
-	asking    atomic.Uint64 // id of a request that a number is being assigned to, or 0
-	wanted    atomic.Uint64 // that number
-	version   atomic.Uint64 // of its tokens
-	delivered atomic.Uint64 // bytes of the batch; those delivered twice count twice
-	counted   atomic.Uint64 // id of the last request in delivered
-	ender     atomic.Uint64 // id of the request that set ended
+	sequence atomic.Uint64 // its number; 0: the slot is free
+	opener   atomic.Uint64 // id of the request that opened it
+	opens    atomic.Uint64 // how many handles have had the slot, which is part of their numbers
+	flags    atomic.Uint64 // holds, tentative, parks; from bit versionShift on, the version of its batch's tokens
+	number   atomic.Uint64 // of the batch that it holds
+	holder   atomic.Uint64 // id of the request that the number was assigned to
+	asking   atomic.Uint64 // id of a request that a number is being assigned to, or 0
+	wanted   atomic.Uint64 // that number
+	version  atomic.Uint64 // of its tokens
+	size     atomic.Uint64 // of the file
+	reads    atomic.Uint64 // requests that read the batch
+	counted  atomic.Uint64 // id of the last of them
+	thread   atomic.Uint64 // that is in the middle of a read(2) of the batch, where cut is not 0
+	cut      atomic.Uint64 // where that read(2) goes on
+	lastFrom atomic.Uint64 // the bytes of the request that delivered the last of the batch
+	lastTo   atomic.Uint64
+	current  atomic.Uint64 // which of lists is the one to read: 0 or 1
+	lists    [2]pieceList  // the pieces of the batch that were delivered
 }
+
+// A pieceList is pieces in ascending order that do not touch.
+type pieceList struct {
+	n   atomic.Uint64
+	few [fewPieces]piece // in use where n <= fewPieces; otherwise manyPieces of the same slot and list is
+}
+
+// A piece is a stretch of a file's bytes.
+type piece struct{ from, to int64 }
+
+// A batch of which more than maxPieces pieces were delivered that do not touch is read no further.
+const (
+	fewPieces = 3
+	maxPieces = 128
+)
+
+// A parked batch is one that a thread is in the middle of while its handle went on with another thread's.
+type parked struct {
+	fh              atomic.Uint64 // the handle; 0: this is free
+	thread          atomic.Uint64
+	cut             atomic.Uint64 // where its read(2) goes on
+	number, version atomic.Uint64
+}
+
+const maxParked = 1 << 8
 
 // The bits of slot.flags.
 const (
-	holds = 1 << iota // number is that of a batch
-	ended             // the batch's last byte has been delivered
-	peeks             // opened with O_NONBLOCK: looks at the batch that comes next and takes none
+	holds     = 1 << iota // number is that of a batch
+	tentative             // opened with O_NONBLOCK: a batch that was not delivered whole is given back at close
+	parks                 // some of its batches may be parked
 
 	versionShift = 8
 )
@@ -98,7 +136,7 @@ const (
 // An assignment is a number and the id of the request that it was assigned to. Threads that share a handle can have several
 // requests under way, of which the slot knows the last.
 type assignment struct {
-	id, number atomic.Uint64
+	id, number, version atomic.Uint64
 }
 
 const maxAssignments = 1 << 10

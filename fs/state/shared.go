@@ -71,6 +71,8 @@ func (s *Shared) Add(number int, name string, start uint64) {
 	q.Reads.Store(0)
 	q.Bytes.Store(0)
 	q.Errors.Store(0)
+	q.GivenBack.Store(0)
+	q.forgetAbandoned()
 	q.Waiting.Store(0)
 	q.lookups.Store(0)
 	setText(q.name[:], name)
@@ -155,6 +157,9 @@ func (s *Shared) NewConnection() {
 	}
 	for i := range s.assignments {
 		s.assignments[i].id.Store(0)
+	}
+	for i := range s.parked {
+		s.parked[i].fh.Store(0)
 	}
 	for i := range s.attempts {
 		s.attempts[i].id.Store(0)

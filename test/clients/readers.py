@@ -219,6 +219,121 @@ def next_threads(path, threads, n):
             yield from lines
 
 
+def pread_unaligned(fd, size):
+    """One pread into memory that begins in the middle of a page, for which the kernel sends a request more."""
+    whole = mmap.mmap(-1, size + 4096)
+    part = memoryview(whole)[100:100 + size]
+    n = os.preadv(fd, [part], 0)
+    assert n == size, f"{n} bytes"
+    return line(part)
+
+
+@method
+def unaligned_threads(path, threads, n):
+    """Threads that share one open file, n reads each."""
+    from concurrent.futures import ThreadPoolExecutor
+    from threading import Barrier
+    threads, n = int(threads), int(n)
+    start = Barrier(threads)
+    with opened(path) as (fd, size), ThreadPoolExecutor(threads) as pool:
+        def reads(_):
+            start.wait()
+            return [pread_unaligned(fd, size) for _ in range(n)]
+        for lines in pool.map(reads, range(threads)):
+            yield from lines
+
+
+@method
+def unaligned_forks(path, processes, n):
+    """Processes that share one open file, n reads each."""
+    with opened(path) as (fd, size):
+        gate, go = os.pipe()
+        children = []
+        for _ in range(int(processes)):
+            out, to = os.pipe()
+            if os.fork() == 0:
+                os.close(go)
+                os.read(gate, 1)
+                os.write(to, "\n".join(pread_unaligned(fd, size) for _ in range(int(n))).encode())
+                os._exit(0)
+            os.close(to)
+            children.append(out)
+        os.close(go)
+        for out in children:
+            yield until_eof(lambda _: os.read(out, 65536)).decode()
+        for _ in children:
+            assert os.wait()[1] == 0
+
+
+@method
+def nonblocking(path, n):
+    for _ in range(int(n)):
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        yield line(until_eof(lambda _: os.read(fd, 100)))
+        os.close(fd)
+
+
+@method
+def nonblocking_part(path):
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    assert len(os.read(fd, 100)) == 100
+    os.close(fd)
+    return "a part"
+
+
+# Parts of a batch in other orders, batch after batch on one open file.
+
+def in_parts(path, n, order):
+    """n batches, each in pieces of an eighth."""
+    with opened(path) as (fd, size):
+        for _ in range(int(n)):
+            batch = bytearray(size)
+            for i in order:
+                batch[i * size // 8:(i + 1) * size // 8] = os.pread(fd, size // 8, i * size // 8)
+            yield line(batch)
+
+
+@method
+def backwards(path, n):
+    return in_parts(path, n, range(7, -1, -1))
+
+
+@method
+def rows_twice(path, n):
+    return in_parts(path, n, [i // 2 for i in range(16)])
+
+
+@method
+def odd_rows_first(path, n):
+    return in_parts(path, n, [1, 3, 5, 7, 0, 2, 4, 6])
+
+
+@method
+def fromfile_x_then_y(path, n):
+    import numpy as np
+    with open(path, "rb") as f:
+        count = os.fstat(f.fileno()).st_size // 4
+        for _ in range(int(n)):
+            x, y = np.fromfile(f, np.uint16, count), np.fromfile(f, np.uint16, count)
+            yield line(x.tobytes() + y.tobytes())
+            f.seek(0)
+
+
+@method
+def stdio_rewind(path, n):
+    """C's fread and rewind."""
+    import ctypes
+    c = ctypes.CDLL(None)
+    c.fopen.restype = ctypes.c_void_p
+    f = ctypes.c_void_p(c.fopen(path.encode(), b"rb"))
+    size = os.stat(path).st_size
+    batch = ctypes.create_string_buffer(size)
+    for _ in range(int(n)):
+        assert c.fread(batch, 1, size, f) == size
+        yield line(batch.raw)
+        c.rewind(f)
+
+
 
 # Files that change while they are read. A read that fails is printed as `errno NAME`.
 

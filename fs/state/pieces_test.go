@@ -1,0 +1,208 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// A batch is over when each of its bytes was delivered, in whatever pieces and order, and however often some were.
+func TestDeliveredMeansEachByte(t *testing.T) {
+	const size, rows = 1000, 10
+	row := func(i int) Span { return Span{int64(i) * size / rows, size / rows, size} }
+	ordinary := slices.Collect(func(yield func(int) bool) {
+		for i := range rows {
+			yield(i)
+		}
+	})
+	backwards := slices.Clone(ordinary)
+	slices.Reverse(backwards)
+	for name, order := range map[string][]int{
+		"in order":            ordinary,
+		"backwards":           backwards,
+		"each twice":          {0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9},
+		"one again and again": {0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 9, 9, 9, 1, 2, 3, 4, 5, 6, 7, 8},
+		"odd ones first":      {1, 3, 5, 7, 9, 8, 6, 4, 2, 0},
+		"the second first":    {1, 0, 2, 3, 4, 5, 6, 7, 8, 9},
+		"the end twice":       {9, 9, 0, 1, 2, 3, 4, 5, 6, 7, 8},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := begin(t)
+			fh, _ := h.Open(1, false, 1)
+			id := uint64(2)
+			for batch := range uint64(4) {
+				for _, i := range order {
+					id += 2
+					if k, ok := h.read(fh, id, row(i), 0); !ok || k != batch {
+						t.Fatalf("row %d of batch %d is of batch %d, %v", i, batch, k, ok)
+					}
+				}
+			}
+		})
+	}
+}
+
+// What the last request of a batch delivered may be read again, and is of the same batch; but not from the beginning.
+func TestLastRequestAgain(t *testing.T) {
+	const size = 1536 // of which stdio reads 512 at once
+	h := begin(t)
+	fh, _ := h.Open(1, false, 1)
+	id := uint64(2)
+	for i, test := range []struct {
+		off, n int64
+		want   uint64
+	}{
+		{0, 1024, 0}, {1024, 512, 0}, {1024, 512, 0}, {1200, 100, 0}, {1000, 100, 1},
+		{0, size, 1}, {768, 768, 1}, {512, 1024, 1}, {0, size, 2}, {0, 768, 3}, {768, 768, 3}, {512, 1024, 4},
+	} {
+		id += 2
+		if k, ok := h.read(fh, id, Span{test.off, test.n, size}, 0); !ok || k != test.want {
+			t.Errorf("read %d, %d bytes at %d, is of batch %d, want %d", i, test.n, test.off, k, test.want)
+		}
+	}
+}
+
+// Whatever is read, the pieces are what a table of bytes says.
+func TestPieces(t *testing.T) {
+	const size = 200
+	h := begin(t)
+	fh, _ := h.Open(1, false, 1)
+	s := h.slot(fh)
+	s.size.Store(size)
+	var table [size]bool
+	for step := range 20_000 {
+		from := rand.Int64N(size)
+		r := Read{FH: fh, Span: Span{from, 1 + rand.Int64N(min(size-from, 20)), size}}
+		if rand.IntN(2) == 0 {
+			fresh := slices.Contains(table[r.Off:r.end()], false)
+			if added, err := h.deliver(s, r); err != nil || added != fresh {
+				t.Fatalf("step %d: %v %v, want %v", step, added, err, fresh)
+			}
+		} else {
+			h.takeBack(r)
+		}
+		for i := r.Off; i < r.end(); i++ {
+			table[i] = h.covers(fh, i)
+		}
+		for i, has := range table {
+			if h.covers(fh, int64(i)) != has {
+				t.Fatalf("step %d, %+v: byte %d: %v, want %v", step, r.Span, i, !has, has)
+			}
+		}
+		if pieces := h.pieces(fh); !slices.IsSortedFunc(pieces, func(a, b piece) int { return int(a.to-b.from) + 1 }) {
+			t.Fatalf("pieces that touch: %v", pieces)
+		}
+	}
+}
+
+// covers says whether a byte was delivered.
+func (h *Handles) covers(fh uint64, at int64) bool {
+	return slices.ContainsFunc(h.pieces(fh), func(p piece) bool { return p.from <= at && at < p.to })
+}
+
+func TestTooManyPieces(t *testing.T) {
+	h := begin(t)
+	fh, _ := h.Open(1, false, 1)
+	const size = 1000
+	for i := range int64(maxPieces + 1) {
+		_, _, err := h.AssignBatch(Read{FH: fh, ID: uint64(i + 2), Span: Span{2 * i, 1, size}})
+		if want := i == maxPieces; errors.Is(err, ErrPieces) != want {
+			t.Fatalf("piece %d: %v", i, err)
+		}
+	}
+	if k, ok := h.read(fh, 1000, Span{0, size, size}, 0); !ok || k != 0 {
+		t.Errorf("the whole batch afterwards is of batch %d, %v", k, ok)
+	}
+	if k, ok := h.read(fh, 1002, Span{0, size, size}, 0); !ok || k != 1 {
+		t.Errorf("then batch %d, %v, want 1", k, ok)
+	}
+}
+
+// Threads that share a handle have a batch each, although the kernel cuts every read(2) of theirs in three, whatever the order
+// in which the requests come, and although a worker dies at any point of any of them.
+func TestCutReads(t *testing.T) {
+	const part = 100
+	spans := []Span{{0, part, 3 * part}, {part, part, 3 * part}, {2 * part, part, 3 * part}}
+	const threads, rounds = 4, 5
+	run := func(t *testing.T, random *rand.Rand, point string, nth int) {
+		h := begin(t)
+		fh, _ := h.Open(1, false, 1)
+		id, dead := uint64(2), point == ""
+		next, batch, left := [threads]int{}, [threads]uint64{}, [threads]int{}
+		for i := range left {
+			left[i] = rounds
+		}
+		got := map[uint64]int{}
+		for len(got) < threads*rounds {
+			i := random.IntN(threads)
+			if left[i] == 0 {
+				continue
+			}
+			id += 2
+			r := Read{FH: fh, ID: id, Thread: uint64(i), Span: spans[next[i]], Cut: next[i] < 2}
+			var k uint64
+			var err error
+			ask := func() { k, _, err = h.AssignBatch(r) }
+			if dead {
+				ask()
+			} else if dead = cutAt(point, nth, ask); dead {
+				h = NewHandles(h.shared)
+				r.ID |= Resent
+				ask()
+			}
+			switch {
+			case err != nil:
+				t.Fatal(err)
+			case next[i] == 0:
+				batch[i] = k
+			case k != batch[i]:
+				t.Fatalf("thread %d has part %d of batch %d, and began batch %d", i, next[i], k, batch[i])
+			}
+			if next[i] = (next[i] + 1) % 3; next[i] == 0 {
+				got[k]++
+				left[i]--
+				if got[k] > 1 {
+					t.Fatalf("batch %d went to two threads", k)
+				}
+			}
+		}
+		if c := h.shared.Sequences[1].Cursor.Load(); c != threads*rounds {
+			t.Fatalf("cursor is %d", c)
+		}
+	}
+	var all []string
+	for seed := range uint64(200) {
+		all = append(all, points(func() { run(t, rand.New(rand.NewPCG(seed, 0)), "", 0) })...)
+	}
+	slices.Sort(all)
+	for _, point := range slices.Compact(all) {
+		for nth := 1; nth <= 20; nth++ {
+			t.Run(fmt.Sprint(point, " ", nth), func(t *testing.T) { run(t, rand.New(rand.NewPCG(uint64(nth), 1)), point, nth) })
+		}
+	}
+}
+
+// A thread that is in the middle of nothing begins where the handle is: one of them may read a batch that others began.
+func TestThreadsThatReadTogether(t *testing.T) {
+	const part = 100
+	h := begin(t)
+	fh, _ := h.Open(1, false, 1)
+	id := uint64(2)
+	read := func(thread uint64, i int) (k uint64) {
+		id += 2
+		k, _, err := h.AssignBatch(Read{FH: fh, ID: id, Thread: thread, Span: Span{int64(i) * part, part, 3 * part}, Cut: i < 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k
+	}
+	for batch := range uint64(10) {
+		for i := range 3 { // as a pool of threads reads a file, the parts one after the other
+			if k := read(rand.Uint64N(3), i); k != batch {
+				t.Fatalf("part %d of batch %d is of batch %d", i, batch, k)
+			}
+		}
+	}
+}
