@@ -70,6 +70,29 @@ def next_plain():
         return place(f.read())
 
 
+def next_nonblocking():
+    fd = os.open(f"{split}/next", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        return place(whole(fd, 0, SIZE))
+    finally:
+        os.close(fd)
+
+
+def rows():
+    """The rows of x and y in any order, some of them twice."""
+    fd = os.open(f"{split}/next", os.O_RDONLY)
+    size = SIZE // (2 * B)
+
+    def read():
+        data = bytearray(SIZE)
+        order = random.sample(range(2 * B), 2 * B)
+        for i in order:
+            for _ in range(random.choice([1, 1, 2])):
+                data[i * size:(i + 1) * size] = whole(fd, i * size, size)
+        return place(data)
+    return read
+
+
 def kept(name):
     fd = os.open(f"{split}/{name}", os.O_RDONLY)
     return lambda: place(whole(fd, 0, SIZE))
@@ -117,6 +140,7 @@ def texts():
 
 
 ways = {"next": lambda: next_open, "npy": lambda: next_npy, "safetensors": lambda: next_safetensors, "plain": lambda: next_plain,
+        "nonblocking": lambda: next_nonblocking, "rows": rows,
         "kept": lambda: kept("next"), "numbered": lambda: numbered, "batches": batches, "mapped": mapped, "texts": lambda: texts}
 read = ways[sys.argv[1]]()
 numbers, failed, slowest, reads = Counter(), Counter(), 0, 0
@@ -130,7 +154,7 @@ while not select.select([sys.stdin], [], [], 0)[0]:
     except OSError as e:
         failed[errno.errorcode[e.errno]] += 1
         # The file is another one now, or the mount.
-        again = sys.argv[1] in ("kept", "batches", "mapped") and e.errno != errno.EIO
+        again = sys.argv[1] in ("kept", "batches", "mapped") and e.errno != errno.EIO or sys.argv[1] == "rows"
         while again:
             time.sleep(0.001)
             try:
