@@ -148,8 +148,9 @@ func (t *tree) readNext(r *request, in *fuse.ReadIn, span state.Span, buf []byte
 	}
 	read := state.Read{
 		ID: in.Unique, FH: in.Fh, Span: span,
-		Thread: uint64(in.Pid)<<32 | in.LockOwner&math.MaxUint32, // one of them is the same where the other is 0
-		Cut:    span.Len > mount.MaxRequest-pageSize && span.Off+span.Len < span.Size,
+		Thread:  uint64(in.Pid)<<32 | in.LockOwner&math.MaxUint32, // one of them is the same where the other is 0
+		Cut:     span.Len > mount.MaxRequest-pageSize && span.Off+span.Len < span.Size,
+		PastEnd: int64(in.Size) > span.Len,
 	}
 	for try := 1; ; try++ {
 		s := t.sequence(i)

@@ -21,6 +21,7 @@ type Read struct {
 	Thread  uint64  // tells the threads of all processes that share the handle apart
 	Version Version // of the tokens that will be read
 	Cut     bool    // the kernel cut a longer read(2) here, and sends the rest as another request when this one is answered
+	PastEnd bool    // it asks for more than the rest of the file
 	Span
 }
 
@@ -144,9 +145,8 @@ var errClosed = fmt.Errorf("the handle was closed (%w)", syscall.ESTALE)
 // first read, and once each byte of the handle's batch was delivered. added says whether the request delivers bytes that were not
 // delivered before; GiveBack wants to know. Idempotent: a request that is sent again gets the number it got first.
 //
-// Bytes count as delivered when they are asked for, because the reader's next request may come before the answer is sent. What
-// the last request of a batch delivered may be read again, but from the beginning: C's stdio reads a block of which it needs a
-// part, and later the block again.
+// Bytes count as delivered when they are asked for, because the reader's next request may come before the answer is sent. Of a
+// batch that was delivered some bytes may be read once more: see isAgain.
 //
 // A thread that is in the middle of a read(2) that the kernel cut goes on with its batch, whatever other threads that share the
 // handle read meanwhile: a read(2) of the beginning by another thread takes another number.
@@ -185,7 +185,7 @@ func (h *Handles) AssignBatch(r Read) (k uint64, added bool, err error) {
 		return k, added, err
 	}
 	isAnothers := r.Off == 0 && s.cut.Load() != 0 && s.thread.Load() != r.Thread
-	isOver := h.isWhole(r.FH) && !(r.Off > 0 && s.lastFrom.Load() <= uint64(r.Off) && uint64(r.end()) <= s.lastTo.Load())
+	isOver := h.isWhole(r.FH) && !s.isAgain(r)
 	switch {
 	case flags&holds == 0, s.holder.Load() != r.ID && (isAnothers || isOver):
 		if flags&holds != 0 && isAnothers {
@@ -214,6 +214,13 @@ func (h *Handles) AssignBatch(r Read) (k uint64, added bool, err error) {
 	}
 	added, err = h.deliver(s, r)
 	return k, added, err
+}
+
+// isAgain says whether r may read a batch that was delivered. C's stdio reads blocks: it may read one of which it needs a part,
+// and later the block again. And to learn the size of a file, it reads the block at its end before it reads all blocks.
+func (s *slot) isAgain(r Read) bool {
+	off, from, to := uint64(r.Off), s.lastFrom.Load(), s.lastTo.Load()
+	return off > 0 && (from <= off && uint64(r.end()) <= to || off == to && r.PastEnd && s.lastThread.Load() == r.Thread)
 }
 
 // earlier returns what was assigned to request id, if that is not what the slot holds.

@@ -79,24 +79,25 @@ const MaxHandles = 1 << 16
 
 // A slot is one open handle; no other open handle has it.
 type slot struct {
-	sequence atomic.Uint64 // its number; 0: the slot is free
-	opener   atomic.Uint64 // id of the request that opened it
-	opens    atomic.Uint64 // how many handles have had the slot, which is part of their numbers
-	flags    atomic.Uint64 // holds, tentative, parks; from bit versionShift on, the version of its batch's tokens
-	number   atomic.Uint64 // of the batch that it holds
-	holder   atomic.Uint64 // id of the request that the number was assigned to
-	asking   atomic.Uint64 // id of a request that a number is being assigned to, or 0
-	wanted   atomic.Uint64 // that number
-	version  atomic.Uint64 // of its tokens
-	size     atomic.Uint64 // of the file
-	reads    atomic.Uint64 // requests that read the batch
-	counted  atomic.Uint64 // id of the last of them
-	thread   atomic.Uint64 // that is in the middle of a read(2) of the batch, where cut is not 0
-	cut      atomic.Uint64 // where that read(2) goes on
-	lastFrom atomic.Uint64 // the bytes of the request that delivered the last of the batch
-	lastTo   atomic.Uint64
-	current  atomic.Uint64 // which of lists is the one to read: 0 or 1
-	lists    [2]pieceList  // the pieces of the batch that were delivered
+	sequence   atomic.Uint64 // its number; 0: the slot is free
+	opener     atomic.Uint64 // id of the request that opened it
+	opens      atomic.Uint64 // how many handles have had the slot, which is part of their numbers
+	flags      atomic.Uint64 // holds, tentative, parks; from bit versionShift on, the version of its batch's tokens
+	number     atomic.Uint64 // of the batch that it holds
+	holder     atomic.Uint64 // id of the request that the number was assigned to
+	asking     atomic.Uint64 // id of a request that a number is being assigned to, or 0
+	wanted     atomic.Uint64 // that number
+	version    atomic.Uint64 // of its tokens
+	size       atomic.Uint64 // of the file
+	reads      atomic.Uint64 // requests that read the batch
+	counted    atomic.Uint64 // id of the last of them
+	thread     atomic.Uint64 // that is in the middle of a read(2) of the batch, where cut is not 0
+	cut        atomic.Uint64 // where that read(2) goes on
+	lastFrom   atomic.Uint64 // the bytes of the request that delivered the last of the batch
+	lastTo     atomic.Uint64
+	lastThread atomic.Uint64 // that sent it
+	current    atomic.Uint64 // which of lists is the one to read: 0 or 1
+	lists      [2]pieceList  // the pieces of the batch that were delivered
 }
 
 // A pieceList is pieces in ascending order that do not touch.

@@ -68,6 +68,7 @@ func (h *Handles) deliver(s *slot, r Read) (added bool, err error) {
 	if p == (piece{0, r.Size}) {
 		s.lastFrom.Store(uint64(r.Off))
 		s.lastTo.Store(uint64(r.end()))
+		s.lastThread.Store(r.Thread)
 		if s.holder.Load() != r.ID {
 			// Or the same request, sent again, would be the next batch's.
 			h.note(r.ID, s.number.Load(), r.Version)

@@ -64,6 +64,33 @@ func TestLastRequestAgain(t *testing.T) {
 	}
 }
 
+// A program that learns the size of a file by reading its last block, as numpy.fromfile does, has one batch; and so have one that
+// reads y before x, and threads that read a batch in blocks, of which the last one comes first.
+func TestEndFirst(t *testing.T) {
+	const size = 1534
+	for name, test := range map[string]struct {
+		reads []Read
+		probe bool // the first read is for the size alone
+	}{
+		"stdio":   {[]Read{{PastEnd: true, Span: Span{1024, 510, size}}, {Span: Span{0, 1024, size}}, {PastEnd: true, Span: Span{1024, 510, size}}}, true},
+		"y, x":    {[]Read{{Span: Span{1024, 510, size}}, {Span: Span{0, 1024, size}}}, false},
+		"threads": {[]Read{{PastEnd: true, Thread: 1, Span: Span{1024, 510, size}}, {Thread: 2, Span: Span{0, 1024, size}}}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := begin(t)
+			fh, _ := h.Open(1, false, 1)
+			for i := range 5 * len(test.reads) {
+				r := test.reads[i%len(test.reads)]
+				r.FH, r.ID = fh, uint64(2*i+2)
+				k, _, err := h.AssignBatch(r)
+				if want := uint64(i / len(test.reads)); err != nil || k != want && !(test.probe && i%len(test.reads) == 0) {
+					t.Fatalf("read %d is of batch %d, %v, want %d", i, k, err, want)
+				}
+			}
+		})
+	}
+}
+
 // Whatever is read, the pieces are what a table of bytes says.
 func TestPieces(t *testing.T) {
 	const size = 200

@@ -82,10 +82,14 @@ def rows():
     """The rows of x and y in any order, some of them twice."""
     fd = os.open(f"{split}/next", os.O_RDONLY)
     size = SIZE // (2 * B)
+    order = [0]
 
     def read():
+        nonlocal order
         data = bytearray(SIZE)
-        order = random.sample(range(2 * B), 2 * B)
+        last = order[-1]  # which read again would be of the same batch
+        while order[0] == last:
+            order = random.sample(range(2 * B), 2 * B)
         for i in order:
             for _ in range(random.choice([1, 1, 2])):
                 data[i * size:(i + 1) * size] = whole(fd, i * size, size)
