@@ -172,24 +172,45 @@ func (m *Mounted) uses(proc string) (all []string) {
 // State maps the state that the supervisor holds, to be looked at; the caller closes it. Only the user that mounted, and root,
 // may.
 func (m *Mounted) State() (*state.Shared, error) {
+	file, err := m.memory("batchfs")
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	return state.Look(file)
+}
+
+// Snapshot opens what the supervisor gives to new workers: the file that dataset.ReadSnapshot reads. It is that of the worker
+// that serves, or of its predecessor for as long as the supervisor takes to hear of a newer one. Only the user that mounted, and
+// root, may.
+func (m *Mounted) Snapshot() (*os.File, error) { return m.memory("batchfs-snapshot") }
+
+// memory opens a file in memory that the supervisor holds, by its name. Of several it opens the one that was written first: the
+// others are of workers that do not serve yet.
+func (m *Mounted) memory(name string) (*os.File, error) {
 	if err := m.Alive(); err != nil {
 		return nil, err
 	}
-	dir := process.Dir(m.Supervisor) + "/fd"
+	dir := process.Dir(m.Supervisor) + "/fd/"
 	fds, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("only the user that mounted, and root, can look into a mount: %w", err)
 	}
+	oldest, written := "", time.Time{}
 	for _, fd := range fds {
-		if link, _ := os.Readlink(dir + "/" + fd.Name()); !strings.HasPrefix(link, "/memfd:batchfs ") {
+		if link, _ := os.Readlink(dir + fd.Name()); link != "/memfd:"+name+" (deleted)" {
 			continue
 		}
-		file, err := os.Open(dir + "/" + fd.Name())
-		if err != nil {
-			return nil, err
+		if info, err := os.Stat(dir + fd.Name()); err == nil && (oldest == "" || info.ModTime().Before(written)) {
+			oldest, written = dir+fd.Name(), info.ModTime()
 		}
-		defer file.Close()
-		return state.Look(file)
 	}
-	return nil, fmt.Errorf("process %d keeps no mount", m.Supervisor)
+	if oldest == "" {
+		return nil, fmt.Errorf("process %d keeps no mount", m.Supervisor)
+	}
+	file, err := os.Open(oldest)
+	if errors.Is(err, os.ErrNotExist) { // closed meanwhile: the supervisor holds a newer one
+		return m.memory(name)
+	}
+	return file, err
 }

@@ -2,10 +2,13 @@ package mount
 
 import (
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -106,6 +109,50 @@ func TestState(t *testing.T) {
 	if seen.Worker() != 77 {
 		t.Errorf("worker %d, want 77", seen.Worker())
 	}
+}
+
+// The snapshot is the oldest one that the supervisor holds: a newer one is of a worker that does not serve yet.
+func TestSnapshot(t *testing.T) {
+	dir, _ := connected(t)
+	m, err := Find(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Snapshot(); err == nil || !strings.Contains(err.Error(), "keeps no mount") {
+		t.Errorf("the snapshot of a process that has none: %v", err)
+	}
+	hold := func(text string, written time.Time) *os.File {
+		fd, err := unix.MemfdCreate("batchfs-snapshot", unix.MFD_CLOEXEC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := os.NewFile(uintptr(fd), "snapshot")
+		t.Cleanup(func() { file.Close() })
+		if _, err := file.WriteString(text); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(fmt.Sprintf("/proc/self/fd/%d", fd), written, written); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	holds := func(want string) {
+		t.Helper()
+		file, err := m.Snapshot()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		if got, err := io.ReadAll(file); err != nil || string(got) != want {
+			t.Errorf("the snapshot is %q (%v), want %q", got, err, want)
+		}
+	}
+	now := time.Now()
+	hold("next", now)
+	first := hold("first", now.Add(-time.Second))
+	holds("first")
+	first.Close()
+	holds("next")
 }
 
 // Only a batchfs is unmounted.
