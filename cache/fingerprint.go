@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"fmt"
 	"hash"
 	"io"
 	"path/filepath"
@@ -28,11 +29,18 @@ func NewFingerprint(files int) *Fingerprint {
 // larger than n blocks.
 func (f *Fingerprint) String() string { return hex.EncodeToString(f.sum.Sum(nil)[:16]) }
 
-// add adds a file. The error is one of reading it.
-func (f *Fingerprint) add(path string, size int64, content io.ReaderAt) error {
+// add adds a file, and shows what it covers of the content to look. The error is one of reading the file.
+func (f *Fingerprint) add(path string, size int64, content io.ReaderAt, look func(off int64, block []byte)) error {
 	f.sum.Write(append([]byte(filepath.Base(path)), 0))
 	f.sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(size)))
-	return sample(content, size, f.blocks, f.sum)
+	err := sample(content, size, f.blocks, func(off int64, block []byte) {
+		f.sum.Write(block)
+		look(off, block)
+	})
+	if err == io.EOF {
+		err = fmt.Errorf("%s became shorter than its %d bytes while it was opened", path, size)
+	}
+	return err
 }
 
 // sampleSize is the bytes of a block of a file that the fingerprint covers.
@@ -41,20 +49,21 @@ const sampleSize = 4096
 // sampleBlocks is how many blocks of each of so many files the fingerprint covers: few enough to open terabytes at once.
 func sampleBlocks(files int) int64 { return int64(max(2, 64/max(files, 1))) }
 
-// sample adds blocks to sum that lie evenly from a file's first byte to its last, or all of a file that is no larger.
-func sample(content io.ReaderAt, size, blocks int64, sum hash.Hash) error {
+// sample shows blocks that lie evenly from a file's first byte to its last, or all of a file that is no larger.
+func sample(content io.ReaderAt, size, blocks int64, look func(off int64, block []byte)) error {
+	length := int64(sampleSize)
 	if size <= blocks*sampleSize {
-		_, err := io.Copy(sum, io.NewSectionReader(content, 0, size))
-		return err
+		blocks, length = 1, size
 	}
-	block := make([]byte, sampleSize)
+	block, gaps := make([]byte, length), max(blocks-1, 1)
 	for i := range blocks {
-		// (size-sampleSize) * i / (blocks-1), which might overflow
-		whole, rest := (size-sampleSize)/(blocks-1), (size-sampleSize)%(blocks-1)
-		if _, err := content.ReadAt(block, whole*i+rest*i/(blocks-1)); err != nil {
+		// (size-length) * i / gaps, which might overflow
+		whole, rest := (size-length)/gaps, (size-length)%gaps
+		off := whole*i + rest*i/gaps
+		if _, err := content.ReadAt(block, off); err != nil {
 			return err
 		}
-		sum.Write(block)
+		look(off, block)
 	}
 	return nil
 }

@@ -15,6 +15,10 @@ type Options struct {
 	Access        Access      // how the bytes of a window are fetched
 	DropPageCache bool        // give the kernel's page cache back after every read; Map does not
 	AllFiles      int         // how many files are checked together with these, which count; 0: these are all
+	VocabSize     int64       // tokens are below it; 0: nobody knows
+
+	// GuessedDType says that DType is a guess: Open then refuses files that look like another one, or like text. Reopen ignores it.
+	GuessedDType bool
 
 	// Open adds each file to Fingerprint, unless that is nil. Reopen ignores it.
 	Fingerprint *Fingerprint
@@ -38,12 +42,13 @@ type File struct {
 }
 
 // Open checks every file and makes one array of their tokens, in the order of paths. The error says what is wrong with which
-// file: that it cannot be read, is no regular file, is empty, ends in the middle of a token, or is being overwritten.
+// file: that it cannot be read, is no regular file, is empty, ends in the middle of a token, is being overwritten, or is no file
+// of such tokens, as far as the blocks tell that the fingerprint covers.
 func Open(paths []string, o Options) (*Tokens, error) {
 	sum := cmp.Or(o.Fingerprint, NewFingerprint(len(paths)))
 	var m Manifest
 	for i, path := range paths {
-		f, err := openFormat(path, o.DType, o.Previous.identity(i), sum)
+		f, err := openFormat(path, o, o.Previous.identity(i), sum)
 		if err != nil {
 			return nil, err
 		}
@@ -53,17 +58,21 @@ func Open(paths []string, o Options) (*Tokens, error) {
 }
 
 // openFormat opens a file, finds where its tokens lie, and adds it to the fingerprint.
-func openFormat(path string, dtype array.DType, previous *Identity, sum *Fingerprint) (File, error) {
+func openFormat(path string, o Options, previous *Identity, sum *Fingerprint) (File, error) {
 	id, content, err := openBlob(path, previous)
 	if err != nil {
 		return File{}, err
 	}
 	defer content.Close()
+	seen := sight{path: path, dtype: o.DType, guessed: o.GuessedDType, vocab: o.VocabSize}
 	// A file that opens may still not be readable: a FUSE or network filesystem answers at the first read.
-	if err := sum.add(path, id.Size, content); err != nil {
+	if err := sum.add(path, id.Size, content, seen.look); err != nil {
 		return File{}, err
 	}
-	format, err := headerless(path, id.Size, dtype)
+	if err := seen.err(); err != nil {
+		return File{}, err
+	}
+	format, err := headerless(path, id.Size, o.DType)
 	return File{[]byte(path), id, format}, err
 }
 
@@ -84,7 +93,7 @@ func Reopen(m Manifest, o Options) (*Tokens, error) {
 	if len(m.Files) == 0 {
 		return nil, errors.New("no token files")
 	}
-	t := &Tokens{dtype: m.Files[0].Format.DType, shards: make([]shard, len(m.Files)), many: max(o.AllFiles, len(m.Files)) > fewFiles}
+	t := &Tokens{dtype: m.Files[0].Format.DType, vocab: o.VocabSize, shards: make([]shard, len(m.Files)), many: max(o.AllFiles, len(m.Files)) > fewFiles}
 	var start int64
 	for i, f := range m.Files {
 		path := string(f.Path)

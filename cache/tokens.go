@@ -20,6 +20,7 @@ import (
 type Tokens struct {
 	dtype  array.DType
 	width  int64 // bytes of a token
+	vocab  int64 // Options.VocabSize
 	shards []shard
 	runs   []Run
 	many   bool // Check does not look at all files each time
@@ -62,6 +63,9 @@ func (t *Tokens) Len() int64 { return t.shards[len(t.shards)-1].end() }
 
 // DType is the type of a token in the files.
 func (t *Tokens) DType() array.DType { return t.dtype }
+
+// VocabSize is that of the Options: tokens are below it, or 0 where nobody knows. Read does not compare them.
+func (t *Tokens) VocabSize() int64 { return t.vocab }
 
 // Files are the paths, in order.
 func (t *Tokens) Files() []string {

@@ -2,6 +2,8 @@ package sampler
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"batchfs/cache"
@@ -10,21 +12,41 @@ import (
 
 // Whole batches, one after the other, from a warm file of uint16 tokens: what any way to serve them costs at least.
 func BenchmarkRead(b *testing.B) {
-	paths := files(b, 2, 32<<20)
+	paths := []string{filepath.Join(b.TempDir(), "zeros.bin")} // the values do not matter
+	must(b, os.WriteFile(paths[0], make([]byte, 64<<20), 0o600))
 	for _, access := range []cache.Access{cache.Remap, cache.Advise, cache.Pread} {
 		for _, dtype := range []array.DType{array.Uint16, array.Int64} {
 			for _, rows := range []int{12, 512} {
-				b.Run(fmt.Sprintf("%s/%s/%dx1024", access, dtype, rows), func(b *testing.B) {
-					q := sequence(b, paths, cache.Options{DType: array.Uint16, Access: access},
-						Settings{BatchSize: rows, BlockSize: 1024, DType: dtype, Order: Random})
-					dst := make([]byte, q.Arrays().Bytes())
-					b.SetBytes(int64(len(dst)))
-					b.ReportAllocs()
-					for k := uint64(0); b.Loop(); k++ {
-						must(b, q.Read(dst, k, 0))
-					}
-				})
+				for _, vocab := range []int64{0, 1<<16 - 1} {
+					b.Run(fmt.Sprintf("%s/%s/%dx1024/vocab=%d", access, dtype, rows, vocab), func(b *testing.B) {
+						q := sequence(b, paths, cache.Options{DType: array.Uint16, Access: access, VocabSize: vocab},
+							Settings{BatchSize: rows, BlockSize: 1024, DType: dtype, Order: Random})
+						dst := make([]byte, q.Arrays().Bytes())
+						b.SetBytes(int64(len(dst)))
+						b.ReportAllocs()
+						for k := uint64(0); b.Loop(); k++ {
+							must(b, q.Read(dst, k, 0))
+						}
+					})
+				}
 			}
+		}
+	}
+}
+
+// A row compared with a vocabulary, of either half of the sizes that there are.
+func BenchmarkVocabulary(b *testing.B) {
+	for _, dtype := range []array.DType{array.Uint16, array.Uint32} {
+		for _, size := range []int64{1 << 10, 1<<(8*dtype.Size()) - 1} {
+			b.Run(fmt.Sprintf("%s/%d", dtype, size), func(b *testing.B) {
+				v, raw := newVocabulary(size, dtype), make([]byte, 1025*dtype.Size())
+				b.SetBytes(int64(len(raw)))
+				for b.Loop() {
+					if v.find(raw) >= 0 {
+						b.Fatal("zero is found")
+					}
+				}
+			})
 		}
 	}
 }

@@ -55,7 +55,7 @@ func overlap(at, size, count, n int) span {
 
 // Read fills dst with the bytes of batches k, k+1, … one after the other, from byte off of batch k on. off may be beyond that
 // batch. Only the tokens that dst shows are fetched. The error is one of reading tokens, says which token the dtype cannot
-// hold, or that there is no such batch; what is in dst is then undefined.
+// hold or is beyond the vocabulary, or that there is no such batch; what is in dst is then undefined.
 func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	if len(dst) == 0 {
 		return nil
@@ -142,6 +142,9 @@ func (req *request) planRow(k uint64, base, j int) {
 func (req *request) copyRow(i int, raw []byte) error {
 	q, from := req.sequence, &req.plans[req.current]
 	r := from.rows[i]
+	if bad := q.sources[req.current].vocab.find(raw); bad >= 0 {
+		return q.beyond(req.current, from.windows[i].Start+int64(bad), raw[bad*q.width:])
+	}
 	for n := range q.parts.list {
 		p := &q.parts.list[n]
 		at := p.row(r.base, r.j)
@@ -173,6 +176,16 @@ func (req *request) put(at int, raw []byte, p *part) (bad int) {
 	bad = convert(whole, raw, p.dtype, stored)
 	copy(dst[max(at, 0):], whole[max(-at, 0):])
 	return bad
+}
+
+// beyond is the error for the token at a position of a source that is beyond the vocabulary, which raw begins with.
+func (q *Sequence) beyond(source int, pos int64, raw []byte) error {
+	tokens := q.sources[source].tokens
+	value := uint32(binary.LittleEndian.Uint16(raw))
+	if q.width == 4 {
+		value = binary.LittleEndian.Uint32(raw)
+	}
+	return &cache.VocabularyError{Place: tokens.Locate(pos), Token: value, Size: tokens.VocabSize()}
 }
 
 // overflow is the error for the token at a position of a source, which raw begins with.

@@ -14,6 +14,9 @@ type Tokens interface {
 	// DType is the type of a token in the files: array.Uint16 or array.Uint32.
 	DType() array.DType
 
+	// VocabSize bounds the tokens: all are below it. Where nobody knows, it is 0.
+	VocabSize() int64
+
 	// Runs are the stretches that a row must not leave, in order. They never change.
 	Runs() []cache.Run
 
@@ -28,6 +31,7 @@ type Tokens interface {
 // A source is one array of tokens with an order of its own. The mixture says which source each row of a sequence belongs to.
 type source struct {
 	tokens  Tokens
+	vocab   vocabulary
 	tables  *windowTables // of all sequences of these tokens
 	windows *windows      // that of tables for the block size
 	order   order
@@ -35,7 +39,7 @@ type source struct {
 
 // newSource is a source without settings.
 func newSource(tokens Tokens) source {
-	return source{tokens: tokens, tables: newWindowTables(tokens.Runs())}
+	return source{tokens: tokens, vocab: newVocabulary(tokens.VocabSize(), tokens.DType()), tables: newWindowTables(tokens.Runs())}
 }
 
 // with is the i-th source of a sequence under settings.

@@ -185,6 +185,7 @@ type stub struct {
 }
 
 func (s *stub) DType() array.DType           { return s.dtype }
+func (s *stub) VocabSize() int64             { return 0 }
 func (s *stub) Runs() []cache.Run            { return s.runs }
 func (s *stub) Locate(pos int64) cache.Place { return cache.Place{Path: "stub", Index: pos} }
 

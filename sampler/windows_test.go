@@ -18,6 +18,7 @@ type manyFiles struct {
 }
 
 func (manyFiles) DType() array.DType  { return array.Uint16 }
+func (m manyFiles) VocabSize() int64  { return 0 }
 func (m manyFiles) Runs() []cache.Run { return m.runs }
 
 func newManyFiles() Tokens {

@@ -18,6 +18,9 @@ func TestRefused(t *testing.T) {
 	tokens(t, at("good.bin"), 60_000, 2)
 	tokens(t, at("short.bin"), 2000, 2)
 	write(t, at("empty.bin"), nil)
+	tokens(t, at("wide.bin"), 70_000, 4)
+	write(t, at("array.npy"), append([]byte("\x93NUMPY\x01\x00"), make([]byte, 5000)...))
+	write(t, at("old/train_old.bin"), make([]byte, 5000))
 	write(t, at("odd.bin"), make([]byte, 4097))
 	write(t, at("full/file"), nil)
 	write(t, at("file"), nil)
@@ -43,6 +46,12 @@ func TestRefused(t *testing.T) {
 		{"empty", with("empty.bin"), "mnt", "empty.bin is empty"},
 		{"missing", with("none.bin"), "mnt", "none.bin: no such file"},
 		{"directory", with("full"), "mnt", "full is a directory"},
+		{"another width", with("wide.bin"), "mnt", `wide.bin: every second uint16 is at most 1, as in a file of uint32 tokens: say token_dtype = "uint32"`},
+		{"another format", with("array.npy", "--set", "batch.token_dtype=uint16"), "mnt", "array.npy is a NumPy .npy file"},
+		{"another vocabulary", with("good.bin", "--set", "batch.vocab_size=50257"), "mnt", "good.bin: token 50257 is 50257, and tokens must be below vocab_size, which is 50257"},
+		{"a batch that cannot be read", with("wide.bin", "--set", "batch.token_dtype=uint32", "--set", "batch.dtype=uint16", "--set", "batch.order=sequential",
+			"--set", "batch.start=5"), "mnt", "splits.train: a batch could not be read: " + at("wide.bin") + ": token 65536 is 65536, which dtype uint16 cannot hold"},
+		{"strays", []string{"--data", at("old")}, "mnt", `["train_old.bin"]: --data takes train.bin, or else train with a number`},
 		{"no match", with("*.tokens"), "mnt", "which matches none"},
 		{"inside the mountpoint", with("inside/train.bin"), "inside", "lies in the mountpoint"},
 		{"mountpoint missing", with("good.bin"), "none", "does not exist; make it with: mkdir -p"},
@@ -149,7 +158,7 @@ func TestChangedTokens(t *testing.T) {
 // A token that the dtype cannot hold is an error, never another token.
 func TestTokenTooLarge(t *testing.T) {
 	file := tokens(t, filepath.Join(t.TempDir(), "train.bin"), 70_000, 4)
-	args := []string{"-c", "/dev/null", "--set", "splits.train.tokens=" + file, "--set", "batch.token_dtype=uint32", "--set", "batch.order=sequential"}
+	args := []string{"-c", "/dev/null", "--set", "splits.train.tokens=" + file, "--set", "batch.token_dtype=uint32", "--set", "batch.dtype=uint16", "--set", "batch.order=sequential"}
 	m := mount(t, args...)
 	read(t, "read", m.path("train/batch/4")) // tokens up to 61440
 	_, stderr, err := try(t, "cat", m.path("train/batch/5"))

@@ -11,7 +11,6 @@ import (
 
 	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
-	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/fs"
 	"batchfs/sampler"
@@ -25,17 +24,17 @@ func catCommand() *cobra.Command {
 		Use:   "cat SPLIT",
 		Short: "Write batches to standard output, without a mount",
 		Long: `Write batches to standard output: the bytes that a mount under the same settings shows as batch/<k>, one batch after
-the other. With --format npy they are one array whose first dimension counts the batches, as in batches.npy.`,
+the other. With --format npy they are one array whose first dimension counts the batches, as in batches.npy.
+
+SPLIT is one of the configuration, with settings or without, or the path of one in a mount, which is then read with the
+settings of that mount.`,
 		Example: `  batchfs cat train --from 1000 | xxd | head
+  batchfs cat /mnt/batches/train/rank=3,world=8 --from 1000 | sha256sum
   batchfs cat val --data data --count 20 --format npy >val.npy
   batchfs cat train --from 7 --set batch.dtype=int64 | sha256sum`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := src.Load()
-			if err != nil {
-				return err
-			}
-			d, err := dataset.OpenPath(c, args[0])
+			d, err := openSplit(&src, args[0])
 			if err != nil {
 				return err
 			}

@@ -27,8 +27,12 @@ a mount shows as batch/<k>.json.
 
 With --find it says which batches of an epoch hold a token: that at TOKEN_INDEX of all the split's tokens, in the order of
 the files in info.json. For the orders shuffle and sequential that is computed, for the others every row of the epoch is
-looked at. In a mixture, the epoch is that of the token's source.`,
+looked at. In a mixture, the epoch is that of the token's source.
+
+SPLIT is one of the configuration, with settings or without, or the path of one in a mount, which then has the settings of
+that mount.`,
 		Example: `  batchfs inspect train 12345
+  batchfs inspect /mnt/batches/train/rank=3,world=8 12345
   batchfs inspect train/rank=3,world=8 12345 --json
   batchfs inspect train --find 1000000 --epoch 2`,
 		Args: cobra.RangeArgs(1, 2),
@@ -46,11 +50,7 @@ looked at. In a mixture, the epoch is that of the token's source.`,
 					return fmt.Errorf("batch number: must be a whole number from 0 to %d (got %q)", uint64(sampler.MaxBatches-1), args[1])
 				}
 			}
-			c, err := src.Load()
-			if err != nil {
-				return err
-			}
-			d, err := dataset.OpenPath(c, args[0])
+			d, err := openSplit(&src, args[0])
 			switch {
 			case err != nil:
 				return err

@@ -30,8 +30,8 @@ func mountCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mount [MOUNTPOINT]",
 		Short: "Mount token files as training batches",
-		Long: `Mount the splits of a configuration file, or the train*.bin and val*.bin of a directory, at MOUNTPOINT (an empty
-directory; default: mountpoint of the configuration file). Every token file is checked first.
+		Long: `Mount the splits of a configuration file, or the token files of a directory, at MOUNTPOINT (an empty directory; default:
+mountpoint of the configuration file). Every token file is checked first, and a batch of every split is read.
 
 The command stays in the foreground until it is stopped with Ctrl-C or SIGTERM or the mount is unmounted. With -d it goes
 to the background, and returns 0 only when reads succeed.
@@ -76,6 +76,11 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 	splits, err := dataset.Open(c)
 	if err != nil {
 		return err
+	}
+	for _, s := range splits {
+		if err := s.TryRead(); err != nil {
+			return fmt.Errorf("splits.%s: a batch could not be read: %w", s.Split.Split, err)
+		}
 	}
 	snapshot, err := dataset.NewSnapshot(mountpoint, f.Flags, raw, splits)
 	if err != nil {
@@ -153,6 +158,9 @@ func (f *mountFlags) mountInBackground(cmd *cobra.Command, mountpoint string, sn
 		if err := readable(first); err != nil {
 			daemon.Process.Signal(syscall.SIGTERM)
 			daemon.Wait()
+			if why := s.TryRead(); why != nil {
+				err = why
+			}
 			return fmt.Errorf("mounted, but a batch could not be read (see %s): %w; unmounted again", logFile, err)
 		}
 	}

@@ -107,6 +107,31 @@ func resolve(path string) (string, error) {
 	return abs, nil
 }
 
+// findMount returns the batchfs that a path lies in, and the rest of the path below the mountpoint; or nil where it lies in none.
+// It does not touch the mount, which may hang.
+func findMount(path string) (m *mount.Mounted, below string, err error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return nil, "", err
+	}
+	for end := 0; end <= len(abs); end++ { // from the root on: to follow a link below a mount would touch it
+		if end < len(abs) && abs[end] != '/' {
+			continue
+		}
+		dir, err := resolve(abs[:max(end, 1)])
+		if err != nil {
+			return nil, "", nil // there is no such directory
+		}
+		if m, err := mount.Find(dir); m != nil || err != nil {
+			return m, strings.TrimPrefix(abs[end:], "/"), err
+		}
+	}
+	if real, err := filepath.EvalSymlinks(abs); err == nil && real != abs { // a link may lead into a mount
+		return findMount(real)
+	}
+	return nil, "", nil
+}
+
 // mountedAt returns the batchfs that is mounted at a path. The error says if there is none.
 func mountedAt(path string) (*mount.Mounted, error) {
 	abs, err := resolve(path)

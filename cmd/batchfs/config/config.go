@@ -4,9 +4,11 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -56,6 +58,7 @@ type Split struct {
 	Sources          []Source // instead of Tokens
 	Join             bool
 	TokenDType       array.DType
+	VocabSize        int64  // as written: of all sources that have none of their own; 0: none
 	StateFile        string // torch_state: a path, or empty
 	Start            uint64
 	Steps            uint64 // 0: one epoch
@@ -72,8 +75,9 @@ type Split struct {
 
 // Source is one table [[splits.X.sources]].
 type Source struct {
-	Tokens []string // paths and globs, as written
-	Weight float64
+	Tokens    []string // paths and globs, as written
+	Weight    float64
+	VocabSize int64 // 0: that of the split
 }
 
 // Default returns the configuration of an empty file.
@@ -130,6 +134,24 @@ func (s *Split) Files() (sources [][]string, err error) {
 	return sources, nil
 }
 
+// Wrote says whether the configuration has a key for the split, in its own table or in [batch].
+func (s *Split) Wrote(key string) bool {
+	_, ok := s.origins[key]
+	return ok
+}
+
+// VocabSizes returns the vocab_size of each source; that of Tokens is one source. It is 0 where none was written.
+func (s *Split) VocabSizes() []int64 {
+	if len(s.Sources) == 0 {
+		return []int64{s.VocabSize}
+	}
+	var sizes []int64
+	for _, source := range s.Sources {
+		sizes = append(sizes, cmp.Or(source.VocabSize, s.VocabSize))
+	}
+	return sizes
+}
+
 // Origin says where the first of keys that was written stands, or else where the split was first named, as the beginning of a
 // message. For a split under the settings of a path it is that path and the first of keys.
 func (s *Split) Origin(keys ...string) string {
@@ -164,6 +186,10 @@ func (s *Split) check() error {
 	case s.BatchSize*s.World > sampler.MaxRows:
 		return fmt.Errorf("%s: batch_size times world must be at most %d (got %d times %d %s)",
 			s.Origin("batch_size", "world"), sampler.MaxRows, s.BatchSize, s.World, s.scope())
+	}
+	if size := slices.Max(s.VocabSizes()); size > 1<<(8*s.TokenDType.Size()) {
+		return fmt.Errorf("%s: %s cannot hold the tokens of a vocabulary of %d %s; is it token_dtype = \"uint32\"?",
+			s.Origin("vocab_size", "sources"), s.TokenDType, size, s.scope())
 	}
 	return nil
 }

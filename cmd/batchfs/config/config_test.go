@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/internal/testfiles"
 	"batchfs/sampler"
 )
@@ -280,6 +281,7 @@ func TestSplitErrors(t *testing.T) {
 		digits    = "0123456789abcdef"
 		notTables = `must be tables, each [[splits.mix.sources]], or a list [{tokens = "a.bin", weight = 1}] (got `
 		orders    = "must be random, shuffle, sequential, torch or torch-2.6 (got "
+		sizes     = "must be a whole number from 0 to 4294967296 (got "
 		above0    = "must be a number above 0 (got "
 		noWeight  = "must have weight, a number above 0 (got none)"
 		noTokens  = "must have tokens, a path, a glob, or a list of them (got none)"
@@ -314,9 +316,14 @@ func TestSplitErrors(t *testing.T) {
 		{testfiles.Mixture("weight = inf", "weight = 1"), "3: splits.mix.sources.0.weight", above0 + "inf)"},
 		{testfiles.Mixture("weight = 1", "weight = nan"), "6: splits.mix.sources.1.weight", above0 + "nan)"},
 		{testfiles.Mixture("weight = 1\n\nwegiht = 1", "weight = 1"), "5: splits.mix.sources.0.wegiht",
-			"unknown key; must be one of tokens, weight"},
+			"unknown key; must be one of tokens, vocab_size, weight"},
 		{testfiles.Mixture("weight = 1\nseed = 1", ""), "4: splits.mix.sources.0.seed",
 			"unknown key; seed must stand in [batch] or [splits.X]"},
+		{testfiles.Mixture("weight = 1", "weight = 1\nvocab_size = -1"), "7: splits.mix.sources.1.vocab_size", sizes + "-1)"},
+		{testfiles.Mixture("weight = 1", "weight = 1\nvocab_size = 65537"), "4: splits.mix.sources", "uint16 cannot hold the tokens of a vocabulary of 65537 "},
+		{train + "vocab_size = 4294967297", "3: splits.train.vocab_size", sizes + "4294967297)"},
+		{"[batch]\nvocab_size = 128256\n" + train, "2: batch.vocab_size",
+			`uint16 cannot hold the tokens of a vocabulary of 128256 in splits.train; is it token_dtype = "uint32"?`},
 		{testfiles.Mixture("weight = 1", ""), "4: splits.mix.sources.1", noWeight},
 		{"\n[[splits.mix.sources]]\nweight = 1", "2: splits.mix.sources.0", noTokens},
 		{"\n[[splits.mix.sources]]", "2: splits.mix.sources.0", noTokens},
@@ -332,7 +339,7 @@ func TestSplitErrors(t *testing.T) {
 		{"[splits.mix]\nsources = [{tokens = 'a', weight = 0}]", "2: splits.mix.sources.0.weight", above0 + "0)"},
 		{"[splits.mix]\nsources = [\n{tokens = 'a', weight = 1},\n{tokens = 'a'}]", "2: splits.mix.sources.1", noWeight},
 		{"[splits.mix]\nsources = [{tokens = 'a', wegiht = 1}]", "2: splits.mix.sources.0.wegiht",
-			"unknown key; must be one of tokens, weight"},
+			"unknown key; must be one of tokens, vocab_size, weight"},
 
 		{train + "[[splits.train.sources]]\ntokens = 'a'\nweight = 1", "2: splits.train.tokens", both},
 		{train + "sources = [{tokens = 'a', weight = 1}]", "2: splits.train.tokens", both},
@@ -341,7 +348,7 @@ func TestSplitErrors(t *testing.T) {
 		{train + "weight = 1", "3: splits.train.weight", "unknown key; weight must stand in [[splits.X.sources]]"},
 		{train + "source = 1", "3: splits.train.source",
 			"unknown key; must be one of batch_size, block_size, dtype, expect_fingerprint, " +
-				"join, layout, on_change, order, rank, seed, sources, start, steps, token_dtype, tokens, torch_state, world"},
+				"join, layout, on_change, order, rank, seed, sources, start, steps, token_dtype, tokens, torch_state, vocab_size, world"},
 	} {
 		want := "config.toml:" + test.at + ": " + test.want
 		if c, err := decodeText(test.text); err == nil {
@@ -399,6 +406,12 @@ func TestSet(t *testing.T) {
 			a, b := c.Splits[0], c.Splits[1]
 			return fmt.Sprintf("%s %s %s %s", a.TokenDType, a.StateFile, b.TokenDType, b.StateFile)
 		}, "uint32 rng.bin uint16 rng.bin"},
+		{[]string{"batch.vocab_size=7", "splits.val.vocab_size=8"}, func(c *Config) any {
+			return append(c.Splits[0].VocabSizes(), c.Splits[1].VocabSizes()...)
+		}, []int64{7, 8}},
+		{[]string{"splits.a={vocab_size=7, sources=[{tokens='a', weight=1}, {tokens='b', weight=1, vocab_size=8}]}"}, func(c *Config) any {
+			return c.Splits[2].VocabSizes()
+		}, []int64{7, 8}},
 		{[]string{"batch.order=random"}, func(c *Config) any { return string(c.Splits[0].Order) }, "sequential"},
 		{[]string{"splits.train.order=random"}, func(c *Config) any { return string(c.Splits[0].Order) }, "random"},
 		{[]string{`splits.train.order="random"`}, func(c *Config) any { return string(c.Splits[0].Order) }, "random"},
@@ -436,16 +449,39 @@ func TestSet(t *testing.T) {
 	}
 }
 
+// Readers get the numbers that the files hold unless somebody says otherwise, wherever that stands.
+func TestDTypeFollowsTheFiles(t *testing.T) {
+	for _, test := range []struct {
+		text string
+		want array.DType
+	}{
+		{train, "uint16"},
+		{train + "token_dtype = 'uint32'", "uint32"},
+		{train + "token_dtype = 'uint16'\n[batch]\ntoken_dtype = 'uint32'", "uint16"},
+		{"[batch]\ntoken_dtype = 'uint32'\n" + train, "uint32"},
+		{"[batch]\ndtype = 'uint16'\n" + train + "token_dtype = 'uint32'", "uint16"},
+		{train + "token_dtype = 'uint32'\ndtype = 'int64'", "int64"},
+	} {
+		c, err := decodeText(test.text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.Splits[0].DType; got != test.want {
+			t.Errorf("%q: %s, want %s", test.text, got, test.want)
+		}
+	}
+}
+
 // Sources are the same however they are written, and a later list replaces an earlier one.
 func TestSources(t *testing.T) {
-	want := []Source{{[]string{"a.bin"}, 0.5}, {[]string{"a.bin"}, 3}}
-	const list = `[{tokens = "a.bin", weight = 0.5}, {weight = 3, tokens = ["a.bin"]}]`
+	want := []Source{{[]string{"a.bin"}, 0.5, 0}, {[]string{"a.bin"}, 3, 65}}
+	const list = `[{tokens = "a.bin", weight = 0.5}, {weight = 3, tokens = ["a.bin"], vocab_size = 65}]`
 	const other = "[[splits.mix.sources]]\ntokens = 'x.bin'\nweight = 1\n"
 	for _, test := range []struct {
 		text string
 		sets []string
 	}{
-		{testfiles.Mixture("weight = 0.5", "weight = 3"), nil},
+		{testfiles.Mixture("weight = 0.5", "weight = 3\nvocab_size = 65"), nil},
 		{"[splits.mix]\nsources = " + list, nil},
 		{"splits.mix = {sources = " + list + "}", nil},
 		{"", []string{"splits.mix.sources=" + list}},

@@ -76,6 +76,9 @@ func decode(docs []*document) (*Config, error) {
 		}
 	}
 	for _, s := range c.Splits {
+		if !s.Wrote("dtype") {
+			s.DType = s.TokenDType
+		}
 		if err := s.check(); err != nil {
 			return nil, err
 		}
@@ -178,7 +181,7 @@ func (s *Split) setSources(at origin, v any) error {
 			}
 		}
 		for _, name := range slices.Sorted(maps.Keys(sourceKeys)) {
-			if _, ok := table[name]; !ok {
+			if _, ok := table[name]; !ok && name != "vocab_size" {
 				return fmt.Errorf("%s: must have %s, %s (got none)", origin{at.doc, k}, name, sourceKeys[name].rule)
 			}
 		}

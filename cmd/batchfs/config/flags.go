@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -27,7 +28,8 @@ var ErrNothingNamed = errors.New("nothing to serve: there is no config.toml here
 // Register adds the flags to a command.
 func (f *Flags) Register(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&f.Config, "config", "c", "", "configuration `file` (default config.toml, where there is one)")
-	cmd.Flags().StringVar(&f.Data, "data", "", "serve train*.bin and val*.bin of this `directory`; needs no configuration file")
+	cmd.Flags().StringVar(&f.Data, "data", "", "serve train.bin and val.bin of this `directory`, or numbered files, as train_000001.bin; "+
+		"needs no configuration file")
 	cmd.Flags().StringArrayVar(&f.Sets, "set", nil, "set one key over the file, `key=value`, any number of times")
 	cmd.MarkFlagsMutuallyExclusive("config", "data")
 	cmd.MarkFlagDirname("data")
@@ -66,21 +68,58 @@ func (f *Flags) Load() (*Config, error) {
 
 // dataSets returns the --set arguments that make splits of the token files in a directory.
 func dataSets(dir string) (sets []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var strays []string
 	for _, name := range []string{"train", "val"} {
-		pattern := filepath.Join(cache.EscapeGlob(dir), name+"*.bin")
-		files, err := filepath.Glob(pattern)
+		pattern, others, err := dataPattern(name, entries)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%s: %w", dir, err)
 		}
-		if len(files) > 0 {
-			sets = append(sets, fmt.Sprintf("splits.%s.tokens=%s", name, pattern))
+		strays = append(strays, others...)
+		if pattern != "" {
+			sets = append(sets, fmt.Sprintf("splits.%s.tokens=%s", name, filepath.Join(cache.EscapeGlob(dir), pattern)))
 		}
 	}
-	if len(sets) == 0 {
-		if _, err := os.ReadDir(dir); err != nil {
-			return nil, err
-		}
-		return nil, fmt.Errorf("%s has neither train*.bin nor val*.bin; batchfs prepare TEXT --out %s makes them", dir, dir)
+	switch {
+	case len(sets) > 0:
+		return sets, nil
+	case len(strays) > 0:
+		return nil, fmt.Errorf("%s: %q: %s", dir, strays, dataRule)
 	}
-	return sets, nil
+	return nil, fmt.Errorf("%s has neither train*.bin nor val*.bin; batchfs prepare TEXT --out %s makes them", dir, dir)
+}
+
+const dataRule = "--data takes train.bin, or else train with a number, as in train_000001.bin or train-00001-of-00010.bin, and val the same way; " +
+	"name other files with --set splits.train.tokens=..."
+
+var numbered = regexp.MustCompile(`^([-_.]*(of)?[-_.]*[0-9]+)+\.bin$`)
+
+// dataPattern returns a glob for the token files of a split among the files of a directory: NAME.bin where there is one, or else
+// NAME with a number. It is "" if there are none; strays are files that only look like them. The error says that the glob would
+// match one of those, too.
+func dataPattern(name string, entries []os.DirEntry) (glob string, strays []string, err error) {
+	const digit = "*[0-9].bin"
+	matched := ""
+	for _, entry := range entries {
+		rest, ok := strings.CutPrefix(entry.Name(), name)
+		switch {
+		case !ok || !strings.HasSuffix(rest, ".bin"):
+		case rest == ".bin":
+			return name + rest, nil, nil
+		case numbered.MatchString(rest):
+			glob = name + digit
+		default:
+			strays = append(strays, entry.Name())
+			if ok, _ := filepath.Match(digit, rest); ok {
+				matched = entry.Name()
+			}
+		}
+	}
+	if glob != "" && matched != "" {
+		return "", nil, fmt.Errorf("is %s to be served, too? %s", matched, dataRule)
+	}
+	return glob, strays, nil
 }

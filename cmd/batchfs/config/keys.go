@@ -67,6 +67,7 @@ var sequenceKeys = map[string]key[Split]{
 // batchKeys are the other keys that both [batch] and [splits.X] may have.
 var batchKeys = map[string]key[Split]{
 	"token_dtype": enumKey(func(c *Split) *array.DType { return &c.TokenDType }, array.Uint16, array.Uint32),
+	"vocab_size":  intKey(func(c *Split) *int64 { return &c.VocabSize }, 0, 1<<32),
 	"torch_state": {rule: "a path", set: func(c *Split, value any) (ok bool) {
 		c.StateFile, ok = value.(string)
 		return ok && c.StateFile != ""
@@ -88,7 +89,7 @@ var splitKeys = map[string]key[Split]{
 	}},
 }
 
-// sourceKeys are the keys of [[splits.X.sources]], which must have them all.
+// sourceKeys are the keys of [[splits.X.sources]], which must have all of them but vocab_size.
 var sourceKeys = map[string]key[Source]{
 	"tokens": {rule: splitKeys["tokens"].rule, set: func(c *Source, value any) (ok bool) {
 		c.Tokens, ok = paths(value)
@@ -101,6 +102,7 @@ var sourceKeys = map[string]key[Source]{
 		}
 		return ok && c.Weight > 0 && !math.IsInf(c.Weight, 0)
 	}},
+	"vocab_size": intKey(func(c *Source) *int64 { return &c.VocabSize }, 0, 1<<32),
 }
 
 // paths returns the paths of a value that is one path or a list of them.

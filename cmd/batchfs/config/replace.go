@@ -35,9 +35,18 @@ func (c *Config) CanReplace(old *Config) error {
 	return nil
 }
 
-// fixedByMount returns the settings of a split that cannot change while it is mounted.
+// fixedByMount returns the settings of a split that cannot change while it is mounted. vocab_size can: it decides whether a batch
+// is an error, not what is in it.
 func (s *Split) fixedByMount() map[string]any {
+	type source struct {
+		tokens []string
+		weight float64
+	}
+	var sources []source
+	for _, from := range s.Sources {
+		sources = append(sources, source{from.Tokens, from.Weight})
+	}
 	all := s.Values()
-	all["tokens"], all["sources"], all["join"], all["token_dtype"], all["torch_state"] = s.Tokens, s.Sources, s.Join, s.TokenDType, s.StateFile
+	all["tokens"], all["sources"], all["join"], all["token_dtype"], all["torch_state"] = s.Tokens, sources, s.Join, s.TokenDType, s.StateFile
 	return all
 }

@@ -21,6 +21,8 @@ func TestCanReplace(t *testing.T) {
 		{train, train + "[splits.val]\ntokens = 'a.bin'", "the configuration has splits that the mount has not" + fix},
 		{mixed + "1", mixed + "2", "splits.mix.sources is [{[a.bin] 1}] in the mount, and the configuration has [{[a.bin] 2}]" + fix},
 		{mixed + "2", mixed + "2.0", ""},
+		{mixed + "2", mixed + "2\nvocab_size = 65", ""},
+		{train, train + "vocab_size = 65", ""},
 	} {
 		old, err := decodeText(test.old)
 		if err != nil {

@@ -7,15 +7,18 @@
 package dataset
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
 	"batchfs/cache"
 	"batchfs/cmd/batchfs/config"
+	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/fs"
 	"batchfs/sampler"
 )
@@ -27,6 +30,7 @@ type Dataset struct {
 	Sequence *sampler.Sequence // the batches
 
 	sources     []*cache.Tokens
+	vocab       int64      // size of the vocabulary beside the files, or 0; a vocab_size in the configuration overrides it
 	fingerprint string     // of the files of all sources
 	version     fs.Version // of the tokens
 	steps       uint64     // batches in batches.bin
@@ -47,7 +51,9 @@ func Open(c *config.Config) ([]*Dataset, error) {
 
 // OpenPath opens one split of the configuration by its path in a mount: "train", or "train/rank=3,world=8" for the split under
 // settings.
-func OpenPath(c *config.Config, path string) (*Dataset, error) {
+func OpenPath(c *config.Config, path string) (*Dataset, error) { return openPath(c, path, OpenSplit) }
+
+func openPath(c *config.Config, path string, open func(*config.Split, config.Memory) (*Dataset, error)) (*Dataset, error) {
 	name, settings, _ := strings.Cut(path, "/")
 	i := slices.IndexFunc(c.Splits, func(s *config.Split) bool { return s.Split == name })
 	if i < 0 {
@@ -57,7 +63,7 @@ func OpenPath(c *config.Config, path string) (*Dataset, error) {
 		}
 		return nil, fmt.Errorf("no split %q; there are %q", name, names)
 	}
-	d, err := OpenSplit(c.Splits[i], c.Memory)
+	d, err := open(c.Splits[i], c.Memory)
 	for part := range strings.FieldsFuncSeq(settings, func(r rune) bool { return r == '/' }) {
 		if err == nil {
 			d, err = d.With(part)
@@ -75,10 +81,16 @@ func open(s *config.Split, m config.Memory, previous []*cache.Tokens) (*Dataset,
 	if err != nil {
 		return nil, err
 	}
-	o := tokenOptions(s, m, len(slices.Concat(files...)))
-	o.Fingerprint = cache.NewFingerprint(o.AllFiles)
+	vocab, err := besideFiles(s, files)
+	if err != nil {
+		return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
+	}
+	all := len(slices.Concat(files...))
+	fingerprint := cache.NewFingerprint(all)
 	sources := make([]*cache.Tokens, len(files))
 	for i, paths := range files {
+		o := tokenOptions(s, m, i, vocab, all)
+		o.Fingerprint, o.GuessedDType = fingerprint, !s.Wrote("token_dtype")
 		if previous != nil {
 			o.Previous = previous[i]
 		}
@@ -86,18 +98,37 @@ func open(s *config.Split, m config.Memory, previous []*cache.Tokens) (*Dataset,
 			return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
 		}
 	}
-	return newDataset(s, sources, o.Fingerprint.String())
+	return newDataset(s, sources, vocab, fingerprint.String())
 }
 
-// tokenOptions are those of each source of a split, which has so many token files in all.
-func tokenOptions(s *config.Split, m config.Memory, files int) cache.Options {
-	return cache.Options{DType: s.TokenDType, Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop", AllFiles: files}
+// besideFiles returns the size of the vocabulary that lies beside the files of the sources without a vocab_size, or 0.
+func besideFiles(s *config.Split, files [][]string) (size int64, err error) {
+	var guessed []string
+	for i, written := range s.VocabSizes() {
+		if written == 0 {
+			guessed = append(guessed, files[i]...)
+		}
+	}
+	v, err := vocabulary.Of(guessed)
+	if v == nil {
+		return 0, err
+	}
+	return int64(v.Size), nil
+}
+
+// tokenOptions are those of source i of a split, which has so many token files in all. vocab is the size of the vocabulary beside
+// them, or 0.
+func tokenOptions(s *config.Split, m config.Memory, i int, vocab int64, files int) cache.Options {
+	return cache.Options{
+		DType: s.TokenDType, VocabSize: cmp.Or(s.VocabSizes()[i], vocab), Join: s.Join,
+		Access: m.Access, DropPageCache: m.PageCache == "drop", AllFiles: files,
+	}
 }
 
 // newDataset binds tokens to a split's settings. It fails on a wrong fingerprint, too few tokens, or a torch_state that cannot
 // be used.
-func newDataset(s *config.Split, sources []*cache.Tokens, fingerprint string) (*Dataset, error) {
-	d := &Dataset{sources: sources, fingerprint: fingerprint}
+func newDataset(s *config.Split, sources []*cache.Tokens, vocab int64, fingerprint string) (*Dataset, error) {
+	d := &Dataset{sources: sources, vocab: vocab, fingerprint: fingerprint}
 	if err := d.bind(s); err != nil {
 		return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
 	}
@@ -189,6 +220,39 @@ func (d *Dataset) Files() (paths []string) {
 		paths = append(paths, tokens.Files()...)
 	}
 	return paths
+}
+
+// FilesNamed says in words how many token files there are, and names them; of many it names the first two and the last. A file
+// in the directory of the one before is named without it.
+func (d *Dataset) FilesNamed() string {
+	files := d.Files()
+	names := slices.Clone(files)
+	for i, file := range files[1:] {
+		if dir := filepath.Dir(file); dir == filepath.Dir(files[i]) {
+			names[i+1] = filepath.Base(file)
+		}
+	}
+	if len(names) > 4 {
+		names = []string{names[0], names[1], "...", names[len(names)-1]}
+	}
+	if len(files) == 1 {
+		return "1 file: " + names[0]
+	}
+	return fmt.Sprintf("%d files: %s", len(files), strings.Join(names, ", "))
+}
+
+// TryRead reads the beginning of the first batch that next gives, up to 1 MiB. The error says in words what readers of a mount
+// get as an errno.
+func (d *Dataset) TryRead() error {
+	defer d.release()
+	return d.Sequence.Read(make([]byte, min(d.Sequence.Arrays().Bytes(), 1<<20)), d.Split.Start, 0)
+}
+
+// release lets go of what is kept of the files between two reads.
+func (d *Dataset) release() {
+	for _, tokens := range d.sources {
+		tokens.Release()
+	}
 }
 
 // check looks whether the files are still those that were opened.

@@ -43,15 +43,16 @@ func (d *Dataset) info() []byte {
 	batch := q.Arrays()
 	stack := batch.Stack()
 	type source struct {
-		Files  []string `json:"files"`
-		Weight float64  `json:"weight"`
-		Rows   int      `json:"rows"` // of
-		Of     int      `json:"of"`   // rows
+		Files     []string `json:"files"`
+		Weight    float64  `json:"weight"`
+		VocabSize int64    `json:"vocab_size,omitempty"`
+		Rows      int      `json:"rows"` // of
+		Of        int      `json:"of"`   // rows
 	}
 	var sources []source
 	for i, from := range d.Split.Sources {
 		rows, of := q.Share(i)
-		sources = append(sources, source{d.sources[i].Files(), from.Weight, rows, of})
+		sources = append(sources, source{d.sources[i].Files(), from.Weight, d.sources[i].VocabSize(), rows, of})
 	}
 	return indented(struct {
 		Split           string         `json:"split"`
@@ -64,6 +65,7 @@ func (d *Dataset) info() []byte {
 		Version         fs.Version     `json:"changes"`
 		Join            bool           `json:"join"`
 		TokenDType      array.DType    `json:"token_dtype"`
+		VocabSize       int64          `json:"vocab_size,omitempty"`
 		BatchSize       int            `json:"batch_size"`
 		BlockSize       int            `json:"block_size"`
 		DType           array.DType    `json:"dtype"`
@@ -81,9 +83,20 @@ func (d *Dataset) info() []byte {
 		BatchesPerEpoch int64          `json:"batches_per_epoch"`
 	}{
 		q.Split, d.label(), d.Len(), d.fingerprint, d.Files(), sources, d.Split.OnChange, d.version,
-		d.Split.Join, d.Split.TokenDType, q.BatchSize, q.BlockSize, stack.DType, q.Layout, stack.Shape, batch.MainBytes(), q.Order, q.Seed,
+		d.Split.Join, d.Split.TokenDType, d.vocabSize(), q.BatchSize, q.BlockSize, stack.DType, q.Layout, stack.Shape, batch.MainBytes(), q.Order, q.Seed,
 		d.identity()["torch_state"], q.Rank, q.World, d.Split.Start, d.steps, q.RowsPerEpoch(), q.BatchesPerEpoch(),
 	})
+}
+
+// vocabSize bounds the tokens of all sources: they are below it. It is 0 unless it is known of every source.
+func (d *Dataset) vocabSize() (size int64) {
+	for _, tokens := range d.sources {
+		if tokens.VocabSize() == 0 {
+			return 0
+		}
+		size = max(size, tokens.VocabSize())
+	}
+	return size
 }
 
 func indented(v any) []byte {
@@ -99,8 +112,8 @@ func (d *Dataset) Summary() string {
 	q := d.Sequence
 	batch := q.Arrays()
 	stack := batch.Stack()
-	return fmt.Sprintf("%-8s %d %s, %d bytes a batch, order %s, seed %d: %d tokens in %d file(s)",
-		d.Split.Split, stack.Shape, stack.DType, batch.MainBytes(), q.Order, q.Seed, d.Len(), len(d.Files()))
+	return fmt.Sprintf("%-8s %d %s, %d bytes a batch, order %s, seed %d: %d tokens in %s",
+		d.Split.Split, stack.Shape, stack.DType, batch.MainBytes(), q.Order, q.Seed, d.Len(), d.FilesNamed())
 }
 
 // maxProvenance is the most rows of a batch that has a batch/<k>.json, which is made in memory.

@@ -42,9 +42,7 @@ func (f *followed) current() (*Dataset, error) {
 	if err := f.changed(fresh); err != nil {
 		return old, fmt.Errorf("the token files changed, and the supervisor could not be told: %w (%w)", err, syscall.ESTALE)
 	}
-	for _, tokens := range old.sources {
-		tokens.Release() // sequences that nobody reads hold them too
-	}
+	old.release() // sequences that nobody reads hold its sources too
 	f.now = fresh
 	f.log.Warn("token files changed: the new ones are served", "split", fresh.Split.Split, "changes", fresh.version, "file", change.Path,
 		"how", change.How, "tokens", fresh.Len(), "fingerprint", fresh.fingerprint)

@@ -33,6 +33,7 @@ type Snapshot struct {
 type splitSnapshot struct {
 	Name        string
 	Sources     []cache.Manifest
+	VocabSize   int64 // of the vocabulary beside the files, or 0
 	Fingerprint string
 	TorchState  []byte
 	Version     fs.Version
@@ -53,7 +54,9 @@ func NewSnapshot(mountpoint string, flags config.Flags, raw config.RawConfig, da
 }
 
 func (d *Dataset) snapshot() splitSnapshot {
-	s := splitSnapshot{Name: d.Split.Split, Fingerprint: d.fingerprint, TorchState: d.Split.TorchState, Version: d.version}
+	s := splitSnapshot{
+		Name: d.Split.Split, VocabSize: d.vocab, Fingerprint: d.fingerprint, TorchState: d.Split.TorchState, Version: d.version,
+	}
 	for _, tokens := range d.sources {
 		s.Sources = append(s.Sources, tokens.Manifest())
 	}
@@ -133,6 +136,16 @@ func (s *Snapshot) Sequences(c *config.Config, log *slog.Logger, publish func(*o
 	return all, nil
 }
 
+// OpenPath opens one split of a mount by its path there, as the package's OpenPath does, with the data of the snapshot: its batches
+// are those that the mount serves, or an error where the mount has one.
+func (s *Snapshot) OpenPath(path string) (*Dataset, error) {
+	c, err := s.Config()
+	if err != nil {
+		return nil, err
+	}
+	return openPath(c, path, s.open)
+}
+
 // open returns a split with the data of the snapshot.
 func (s *Snapshot) open(split *config.Split, m config.Memory) (*Dataset, error) {
 	i := slices.IndexFunc(s.Splits, func(data splitSnapshot) bool { return data.Name == split.Split })
@@ -146,14 +159,14 @@ func (s *Snapshot) open(split *config.Split, m config.Memory) (*Dataset, error) 
 		files += len(manifest.Files)
 	}
 	var sources []*cache.Tokens
-	for _, manifest := range data.Sources {
-		tokens, err := cache.Reopen(manifest, tokenOptions(split, m, files))
+	for i, manifest := range data.Sources {
+		tokens, err := cache.Reopen(manifest, tokenOptions(split, m, i, data.VocabSize, files))
 		if err != nil {
 			return nil, fmt.Errorf("splits.%s: %w", split.Split, err)
 		}
 		sources = append(sources, tokens)
 	}
-	d, err := newDataset(&withState, sources, data.Fingerprint)
+	d, err := newDataset(&withState, sources, data.VocabSize, data.Fingerprint)
 	if err != nil {
 		return nil, err
 	}

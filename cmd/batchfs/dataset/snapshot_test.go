@@ -152,6 +152,43 @@ func TestChangeIsPublished(t *testing.T) {
 	}
 }
 
+// A path in a mount has the batches of that mount, whatever stands in the files of the configuration now.
+func TestSnapshotOpenPath(t *testing.T) {
+	want := openMany(t)
+	s := take(t)
+	if err := os.Remove("config.toml"); err != nil {
+		t.Fatal(err)
+	}
+	for i, path := range []string{"random", "shuffle/seed=9,rank=0"} {
+		if i == 1 {
+			var err error
+			if want[1], err = want[1].With("seed=9,rank=0"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		d, err := s.OpenPath(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for k := range uint64(5) {
+			if !bytes.Equal(d.Provenance(k), want[i].Provenance(k)) {
+				t.Errorf("%s: batch %d is\n%s, want\n%s", path, k, d.Provenance(k), want[i].Provenance(k))
+			}
+		}
+	}
+	testfiles.Positions(t, map[string]int{"a.bin": 60})
+	d, err := s.OpenPath("random")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.TryRead(); !errors.Is(err, syscall.ESTALE) {
+		t.Errorf("after a change: %v", err)
+	}
+	if _, err := s.OpenPath("nosuch"); err == nil || !strings.Contains(err.Error(), `no split "nosuch"; there are ["random"`) {
+		t.Errorf("no such split: %v", err)
+	}
+}
+
 // What a restart may change is changed, and what it may not is an error.
 func TestReload(t *testing.T) {
 	for _, test := range []struct{ text, want string }{
@@ -161,8 +198,7 @@ func TestReload(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		t.Chdir(dir)
-		testfiles.Positions(t, map[string]int{"a.bin": 5000})
-		testfiles.Write(t, map[string]string{"config.toml": "[splits.train]\ntokens = 'a.bin'"})
+		testfiles.Write(t, map[string]string{"a.bin": strings.Repeat("\x07\x00", 5000), "config.toml": "[splits.train]\ntokens = 'a.bin'"})
 		s := take(t)
 		testfiles.Write(t, map[string]string{"config.toml": test.text})
 		t.Chdir("/")

@@ -68,7 +68,8 @@ func (o options) prepare(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	outputs := []string{"train.bin", "val.bin", vocabulary.FileName}
+	// The vocabulary first: a mount that follows a change of the tokens reads it again then.
+	outputs := []string{vocabulary.FileName, "train.bin", "val.bin"}
 	for _, name := range outputs {
 		if err := checkOutput(filepath.Join(o.out, name), texts, o.force); err != nil {
 			return err

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"reflect"
 )
 
 // FileName is the name of the file, in the directory of the token files.
@@ -41,7 +43,10 @@ func Read(path string) (*Vocabulary, error) {
 	switch {
 	case errors.As(err, &foreign), err == nil && v.Kind != Char && v.Kind != Byte:
 		return nil, nil
-	case err != nil:
+	case err == nil && v.Size < 1:
+		err = fmt.Errorf("vocab_size must be at least 1 (got %d)", v.Size)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("%s: %w; make it again with batchfs prepare, or move it away", path, err)
 	}
 	return v, nil
@@ -53,6 +58,31 @@ func (v *Vocabulary) Write(w io.Writer) error {
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", " ")
 	return enc.Encode(v)
+}
+
+// Of returns the one vocabulary that lies beside token files, or nil where none does. The error says that there is another
+// vocabulary beside another file, or is one of Read.
+func Of(files []string) (v *Vocabulary, err error) {
+	var path string           // of v
+	read := map[string]bool{} // by directory
+	for _, file := range files {
+		dir := filepath.Dir(file)
+		if read[dir] {
+			continue
+		}
+		read[dir] = true
+		other := filepath.Join(dir, FileName)
+		switch w, err := Read(other); {
+		case err != nil:
+			return nil, err
+		case v == nil:
+			v, path = w, other
+		case w != nil && !reflect.DeepEqual(v, w):
+			return nil, fmt.Errorf("%s is another vocabulary than %s, so the same token means different things in their files; "+
+				"prepare the texts together", other, path)
+		}
+	}
+	return v, nil
 }
 
 // Text returns what a token stands for. A token that is not in the vocabulary is shown as U+FFFD and its number.

@@ -1,0 +1,170 @@
+package cache
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"batchfs/cache/array"
+)
+
+// A VocabularyError says that a token is not one of its vocabulary.
+type VocabularyError struct {
+	Place
+	Token uint32
+	Size  int64 // of the vocabulary: its tokens are below it
+}
+
+func (e *VocabularyError) Error() string {
+	return fmt.Sprintf("%s: token %d is %d, and tokens must be below vocab_size, which is %d; are the file, token_dtype and vocab_size "+
+		"(or the vocab.json beside the file) right?", e.Path, e.Index, e.Token, e.Size)
+}
+
+// A sight is what the blocks of a file show that the fingerprint covers: whether they can be what the file is said to hold.
+type sight struct {
+	path    string
+	dtype   array.DType
+	guessed bool  // nobody said that it is dtype
+	vocab   int64 // Options.VocabSize
+
+	format string // that the first bytes show, with what helps
+	beyond *VocabularyError
+	bytes  int  // looked at
+	binary bool // some byte is in no text
+	narrow bool // not every second uint16 is small
+	// Of the uint16 numbers at bytes 0, 2, 4 and 6 of every 8.
+	least, most [4]uint16
+}
+
+// minContent is how many bytes show what a file is, where nothing but their values does.
+const minContent = 512
+
+// maxUpper bounds the upper halves of uint32 tokens: there is no vocabulary of more than a million.
+const maxUpper = 15
+
+// look takes note of the bytes from off on.
+func (s *sight) look(off int64, block []byte) {
+	if off == 0 {
+		s.format = formatOf(block)
+	}
+	if s.beyond == nil && s.vocab > 0 && s.vocab>>(8*s.dtype.Size()) == 0 {
+		s.beyond = s.findBeyond(off, block)
+	}
+	if s.guessed {
+		s.binary = s.binary || bytes.ContainsFunc(block, func(r rune) bool { return r < ' ' && !bytes.ContainsRune([]byte("\t\n\f\r"), r) })
+		s.measure(off, block)
+		s.bytes += len(block)
+	}
+}
+
+// findBeyond returns the first token of a block that is beyond the vocabulary, or nil.
+func (s *sight) findBeyond(off int64, block []byte) *VocabularyError {
+	size := int64(s.dtype.Size())
+	found := func(at int, token uint32) *VocabularyError {
+		return &VocabularyError{Place{s.path, (off + int64(at)) / size}, token, s.vocab}
+	}
+	first := int((size - off%size) % size)
+	if size == 2 {
+		for at := first; at+2 <= len(block); at += 2 {
+			if token := binary.LittleEndian.Uint16(block[at:]); int64(token) >= s.vocab {
+				return found(at, uint32(token))
+			}
+		}
+		return nil
+	}
+	for at := first; at+4 <= len(block); at += 4 {
+		if token := binary.LittleEndian.Uint32(block[at:]); int64(token) >= s.vocab {
+			return found(at, token)
+		}
+	}
+	return nil
+}
+
+// measure brings least and most up to date.
+func (s *sight) measure(off int64, block []byte) {
+	if s.bytes == 0 {
+		s.least = [4]uint16{0xffff, 0xffff, 0xffff, 0xffff}
+	}
+	for at := int(off % 2); at+2 <= len(block) && !s.narrow; at += 2 {
+		v, lane := binary.LittleEndian.Uint16(block[at:]), (off+int64(at))/2%4
+		s.least[lane], s.most[lane] = min(s.least[lane], v), max(s.most[lane], v)
+		s.narrow = lane%2 == 1 && v > maxUpper
+	}
+}
+
+// err is what is wrong with the file, or nil.
+func (s *sight) err() error {
+	judged := s.guessed && s.bytes >= minContent
+	switch {
+	case s.format != "":
+		return fmt.Errorf("%s is %s", s.path, s.format)
+	case judged && !s.binary:
+		return fmt.Errorf("%s is text, not tokens: batchfs prepare %[1]s --out DIR makes tokens of it; "+
+			"if it does hold tokens, say token_dtype = %q", s.path, s.dtype)
+	case judged && s.dtype == array.Uint16 && s.wide():
+		looksLike, fix := "a file of uint32 tokens", `say token_dtype = "uint32"`
+		if s.most[2]|s.most[3] == 0 {
+			looksLike, fix = "a file of int64 tokens, which batchfs does not read", "write them as uint16 or uint32, as NumPy's astype does"
+		}
+		return fmt.Errorf(`%s: every second uint16 is at most %d, as in %s: %s; if these are uint16 tokens, say token_dtype = "uint16"`,
+			s.path, max(s.most[1], s.most[3]), looksLike, fix)
+	case s.beyond != nil:
+		return s.beyond
+	}
+	return nil
+}
+
+// wide says whether the numbers look like the halves of larger ones: each second one is small and always the same, or small
+// next to the others.
+func (s *sight) wide() bool {
+	same := func(lanes ...int) bool {
+		return !slices.ContainsFunc(lanes, func(i int) bool { return s.least[i] != s.most[i] || s.most[i] != s.most[lanes[0]] })
+	}
+	return !s.narrow && !same(0, 2) && (same(1, 3) || max(s.most[0], s.most[2]) > 0xff)
+}
+
+// magics are the first bytes of files that hold no headerless tokens, what such a file is, and what helps.
+var magics = []struct{ first, is string }{
+	{"\x93NUMPY", `a NumPy .npy file, and its header would be read as tokens; write the elements alone: numpy.load(FILE).tofile("train.bin")`},
+	{"\x88\xd8\x34\x01\x01\x00\x00\x00", "a token file of llm.c, and its header would be read as tokens; cut that off: tail -c +1025 FILE >train.bin"},
+	{"\xa1\xd9\x34\x01\x07\x00\x00\x00", "a token file of llm.c for Llama 3, and its header would be read as tokens; cut that off, " +
+		"tail -c +1025 FILE >train.bin, and say token_dtype = \"uint32\""},
+	{"\x8a\xd8\x34\x01", "a multiple-choice evaluation of llm.c, not a stream of tokens"},
+	{"MMIDIDX\x00\x00", "the index of a Megatron-LM data set, not tokens; name the .bin file beside it"},
+	{"\x1f\x8b\x08", "compressed with gzip; decompress it: gunzip FILE"},
+	{"\x28\xb5\x2f\xfd", "compressed with zstd; decompress it: unzstd FILE"},
+	{"\xfd7zXZ\x00", "compressed with xz; decompress it: unxz FILE"},
+	{"BZh91AY&SY", "compressed with bzip2; decompress it: bunzip2 FILE"},
+	{"\x04\x22\x4d\x18", "compressed with lz4; decompress it: unlz4 FILE"},
+	{"PK\x03\x04", "a zip archive, as .npz and .pt files are, not tokens; write the elements of an array in it alone, as NumPy's tofile does"},
+	{"7z\xbc\xaf\x27\x1c", "a 7z archive, not tokens; extract the files"},
+	{"PAR1", "a Parquet file, not headerless tokens; write its column of tokens alone, as NumPy's tofile does"},
+	{"ARROW1\x00\x00", "an Arrow file, not headerless tokens; write its column of tokens alone, as NumPy's tofile does"},
+	{"\x89HDF\r\n\x1a\n", "an HDF5 file, not headerless tokens; write a data set of it alone, as NumPy's tofile does"},
+	{"SQLite format 3\x00", "an SQLite database, not tokens"},
+	{"GGUF", "a GGUF file of model weights, not tokens"},
+	{"\x7fELF", "a program (ELF), not tokens"},
+	{"%PDF-", "a PDF document, not tokens"},
+	{"version https://git-lfs.github.com/spec/v1", "a pointer of Git LFS, not the file itself; fetch that: git lfs pull"},
+	{"<!DOCTYPE html", "an HTML page, not tokens; did a download go wrong?"},
+	{"<html", "an HTML page, not tokens; did a download go wrong?"},
+}
+
+// formatOf says what a file is that begins with these bytes, and what helps, or returns "" where they may be tokens.
+func formatOf(first []byte) string {
+	for _, magic := range magics {
+		if bytes.HasPrefix(first, []byte(magic.first)) {
+			return magic.is
+		}
+	}
+	switch {
+	case len(first) > 262 && string(first[257:262]) == "ustar":
+		return "a tar archive, not tokens; extract the files"
+	case len(first) > 11 && string(first[:3]) == "\x80\x04\x95" && string(first[8:11]) == "\x00\x00\x00":
+		return "a Python pickle, not headerless tokens; write the array in it alone, as NumPy's tofile does"
+	case len(first) > 10 && binary.LittleEndian.Uint64(first) < 100<<20 && string(first[8:10]) == `{"`:
+		return "a safetensors file, not headerless tokens; write a tensor of it alone, as NumPy's tofile does"
+	}
+	return ""
+}

@@ -1,0 +1,129 @@
+package cache
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"batchfs/cache/array"
+)
+
+// numbers are n numbers of width bytes below most.
+func numbers(n, width, most int) []byte {
+	random := rand.New(rand.NewPCG(1, 2))
+	var raw []byte
+	for range n {
+		raw = append(raw, binary.LittleEndian.AppendUint64(nil, random.Uint64N(uint64(most)))[:width]...)
+	}
+	return raw
+}
+
+// What is known to be no tokens is refused, with what it is and what helps. A dtype that somebody said is believed, but not
+// against the first bytes of another format.
+func TestOpenLooksAtTheContent(t *testing.T) {
+	behind := func(first string) []byte { return append([]byte(first), numbers(5000, 2, 50_000)...) }
+	const wide = `say token_dtype = "uint32"; if these are uint16 tokens, say token_dtype = "uint16"`
+	text := []byte(strings.Repeat("First Citizen:\nBefore we proceed any further, hear me speak. Où?\n", 20))
+	for name, test := range map[string]struct {
+		raw     []byte
+		want    string // of the error where the dtype is a guess; none: "" is accepted
+		believe bool   // a dtype that is no guess
+	}{
+		"tokens":                {numbers(40_000, 2, 50_257), "", true},
+		"characters":            {numbers(40_000, 2, 65), "", true},
+		"bases":                 {numbers(40_000, 2, 4), "", true},
+		"bits":                  {numbers(40_000, 2, 2), "", true},
+		"zeros":                 {make([]byte, 1<<20), "", true},
+		"ones":                  {bytes.Repeat([]byte{1, 0}, 5000), "", true},
+		"few":                   {numbers(100, 4, 65), "", true},
+		"uint32 characters":     {numbers(40_000, 4, 65), wide, true},
+		"uint32 of GPT-2":       {numbers(40_000, 4, 50_257), "every second uint16 is at most 0, as in a file of uint32 tokens: " + wide, true},
+		"uint32 of Llama 3":     {numbers(400_000, 4, 128_256), "every second uint16 is at most 1, as in a file of uint32 tokens: " + wide, true},
+		"uint32 from one on":    {bytes.Repeat([]byte{7, 0, 1, 0, 8, 0, 1, 0}, 5000), wide, true},
+		"int64":                 {numbers(40_000, 8, 50_257), "as in a file of int64 tokens, which batchfs does not read: write them as uint16 or uint32", true},
+		"text":                  {text, "is text, not tokens: batchfs prepare", true},
+		"npy":                   {behind("\x93NUMPY\x01\x00v\x00"), "is a NumPy .npy file", false},
+		"llm.c":                 {behind(header(20240520, 1)), "is a token file of llm.c, and", false},
+		"llm.c for Llama 3":     {behind(header(20240801, 7)), `tail -c +1025 FILE >train.bin, and say token_dtype = "uint32"`, false},
+		"evaluation of llm.c":   {behind(header(20240522, 1)), "is a multiple-choice evaluation of llm.c", false},
+		"index of Megatron-LM":  {behind("MMIDIDX\x00\x00\x01"), "name the .bin file beside it", false},
+		"gzip":                  {behind("\x1f\x8b\x08\x00"), "compressed with gzip; decompress it: gunzip FILE", false},
+		"zstd":                  {behind("\x28\xb5\x2f\xfd"), "compressed with zstd", false},
+		"xz":                    {behind("\xfd7zXZ\x00"), "compressed with xz", false},
+		"zip":                   {behind("PK\x03\x04"), "is a zip archive", false},
+		"Parquet":               {behind("PAR1"), "is a Parquet file", false},
+		"HDF5":                  {behind("\x89HDF\r\n\x1a\n"), "is an HDF5 file", false},
+		"ELF":                   {behind("\x7fELF\x02\x01"), "is a program (ELF)", false},
+		"PDF":                   {behind("%PDF-1.7\n"), "is a PDF document", false},
+		"pickle":                {behind("\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00"), "is a Python pickle", false},
+		"safetensors":           {behind("\x40\x00\x00\x00\x00\x00\x00\x00{\"x\":"), "is a safetensors file", false},
+		"tar":                   {behind(strings.Repeat("\x00", 257) + "ustar\x00"), "is a tar archive", false},
+		"Git LFS":               {[]byte("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n"), "git lfs pull", false},
+		"HTML":                  {behind("<!DOCTYPE html>\n"), "is an HTML page", false},
+		"a first token of gzip": {behind("\x1f\x8b\x07\x00"), "", true},
+	} {
+		path := filepath.Join(t.TempDir(), "train.bin")
+		must(t, os.WriteFile(path, test.raw[:len(test.raw)&^1], 0o600))
+		for _, guessed := range []bool{true, false} {
+			_, err := Open([]string{path}, Options{DType: array.Uint16, Access: Remap, GuessedDType: guessed})
+			switch want := test.want; {
+			case want == "" || test.believe && !guessed:
+				if err != nil {
+					t.Errorf("%s, guessed %v: %v", name, guessed, err)
+				}
+			case err == nil || !strings.HasPrefix(err.Error(), path) || !strings.Contains(err.Error(), want):
+				t.Errorf("%s, guessed %v: error %v, want %s", name, guessed, err, want)
+			}
+		}
+	}
+}
+
+// header is the beginning of a header of llm.c.
+func header(magic, version uint32) string {
+	return string(binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, magic), version))
+}
+
+// In the blocks that the fingerprint covers, a token beyond the vocabulary is found when the file is opened.
+func TestOpenComparesTheVocabulary(t *testing.T) {
+	const n = 300_001
+	for _, width := range []int{2, 4} {
+		for _, test := range []struct {
+			at    int
+			vocab int64
+			found bool
+		}{
+			{0, 65, true}, {n - 1, 65, true}, {n / 2, 65, false}, {0, 0, false}, {0, 66, false}, {0, 1 << 16, false}, {n - 1, 1 << 32, false},
+		} {
+			raw := numbers(n, width, 65)
+			copy(raw[test.at*width:], []byte{65, 0})
+			path := filepath.Join(t.TempDir(), "train.bin")
+			must(t, os.WriteFile(path, raw, 0o600))
+			_, err := Open([]string{path}, Options{DType: unsigned(width), VocabSize: test.vocab})
+			var beyond *VocabularyError
+			switch {
+			case !test.found:
+				must(t, err)
+			case !errors.As(err, &beyond), *beyond != VocabularyError{Place{path, int64(test.at)}, 65, 65}:
+				t.Errorf("token %d of %d bytes is 65: error %v", test.at, width, err)
+			}
+		}
+	}
+}
+
+// No block that is looked at begins within a token by mistake.
+func TestLookBeginsAtATokenAnywhere(t *testing.T) {
+	for _, width := range []int{2, 4} {
+		raw := slices.Repeat([]byte{1, 64, 0, 0}[:width], 5000) // within a token, other numbers begin
+		for size := len(raw) - 16; size < len(raw); size++ {
+			s := sight{path: "train.bin", dtype: unsigned(width), vocab: 64<<8 + 2}
+			must(t, sample(bytes.NewReader(raw), int64(size), 3, s.look))
+			must(t, s.err())
+		}
+	}
+}

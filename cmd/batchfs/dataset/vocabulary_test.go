@@ -1,0 +1,145 @@
+package dataset
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"batchfs/cache"
+	"batchfs/cmd/batchfs/internal/testfiles"
+)
+
+const chars = `{"kind": "char", "vocab_size": 3, "tokens": ["a", "b", "c"]}`
+
+// writeTokens writes files that batches of 2 rows of 4 tokens can be made of, in directories with and without a vocabulary. 50 is a
+// token of none of them; opening large.bin does not look at it.
+func writeTokens(t *testing.T) {
+	t.Helper()
+	t.Chdir(t.TempDir())
+	good := strings.Repeat("\x00\x00\x01\x00\x02\x00", 40)
+	large := []byte(strings.Repeat(good, 5000))
+	at := 2 * 8 * 12345
+	copy(large[at:], "\x32\x00")
+	testfiles.Write(t, map[string]string{
+		"plain/a.bin": good, "plain/bad.bin": good + "\x32\x00", "chars/a.bin": good, "chars/bad.bin": good + "\x32\x00",
+		"chars/large.bin": string(large), "chars/vocab.json": chars, "same/a.bin": good, "same/vocab.json": chars, "other/a.bin": good,
+		"other/vocab.json": `{"kind": "char", "vocab_size": 3, "tokens": ["x", "y", "z"]}`, "gpt2/bad.bin": good + "\x32\x00",
+		"gpt2/vocab.json": `{"hello": 0, "kind": 1}`, "broken/a.bin": good, "broken/vocab.json": `{"kind": "char", "vocab_size": -3}`,
+	})
+}
+
+const two = "[batch]\nbatch_size = 2\nblock_size = 4\n"
+
+// The size of the vocabulary is that of the configuration, of the source before the split, or of the vocab.json beside the files.
+func TestVocabSize(t *testing.T) {
+	writeTokens(t)
+	sources := func(first, second string) string {
+		const source = "[[splits.mix.sources]]\nweight = 1\ntokens = "
+		return source + first + "\n" + source + second + "\n"
+	}
+	const beyond = "bad.bin: token 120 is 50, and tokens must be below vocab_size, which is "
+	for _, test := range []struct {
+		text  string
+		want  string // vocab_size in info.json, and of each source
+		error string
+	}{
+		{"[splits.a]\ntokens = 'plain/bad.bin'", "0 []", ""},
+		{"[splits.a]\ntokens = 'gpt2/bad.bin'", "0 []", ""},
+		{"[splits.a]\ntokens = 'plain/bad.bin'\nvocab_size = 51", "51 []", ""},
+		{"[splits.a]\ntokens = 'plain/bad.bin'\nvocab_size = 50", "", "splits.a: " + abs(t, "plain/") + "/" + beyond + "50; "},
+		{"[splits.a]\ntokens = 'chars/a.bin'", "3 []", ""},
+		{"[splits.a]\ntokens = 'chars/bad.bin'", "", "splits.a: " + abs(t, "chars/") + "/" + beyond + "3; "},
+		{"[splits.a]\ntokens = 'chars/bad.bin'\nvocab_size = 51", "51 []", ""},
+		{"[splits.a]\ntokens = ['chars/a.bin', 'same/a.bin']", "3 []", ""},
+		{"[splits.a]\ntokens = ['plain/a.bin', 'chars/a.bin']", "3 []", ""},
+		{"[splits.a]\ntokens = ['chars/a.bin', 'other/a.bin']", "", "splits.a: " + abs(t, "other/vocab.json") + " is another vocabulary than " + abs(t, "chars/vocab.json")},
+		{"[splits.a]\ntokens = ['chars/a.bin', 'other/a.bin']\nvocab_size = 3", "3 []", ""},
+		{"[splits.a]\ntokens = 'broken/a.bin'", "", "splits.a: " + abs(t, "broken/vocab.json") + ": vocab_size must be at least 1 (got -3); make it again"},
+		{"[splits.a]\ntokens = 'broken/a.bin'\nvocab_size = 3", "3 []", ""},
+		{sources("'chars/a.bin'", "'plain/bad.bin'\nvocab_size = 60"), "60 [3 60]", ""},
+		{sources("'plain/a.bin'", "'plain/bad.bin'\nvocab_size = 60"), "0 [0 60]", ""},
+		{"splits.mix.vocab_size = 70\n" + sources("'chars/a.bin'", "'plain/bad.bin'\nvocab_size = 60"), "70 [70 60]", ""},
+		{sources("'chars/a.bin'", "'other/a.bin'"), "", "splits.mix: " + abs(t, "other/vocab.json") + " is another vocabulary than "},
+	} {
+		text := two + test.text
+		if strings.HasPrefix(test.text, "splits.") {
+			text = test.text + two // before the first table
+		}
+		all, err := openHere(t, text)
+		if err != nil || test.error != "" {
+			if err == nil || !strings.HasPrefix(err.Error(), test.error) || test.error == "" {
+				t.Errorf("%s:\n got %v\nwant %s", test.text, err, test.error)
+			}
+			continue
+		}
+		var info struct {
+			VocabSize int64 `json:"vocab_size"`
+			Sources   []struct {
+				VocabSize int64 `json:"vocab_size"`
+			}
+		}
+		if err := json.Unmarshal(all[0].info(), &info); err != nil {
+			t.Fatal(err)
+		}
+		sizes := []int64{}
+		for _, source := range info.Sources {
+			sizes = append(sizes, source.VocabSize)
+		}
+		if got := fmt.Sprint(info.VocabSize, sizes); got != test.want {
+			t.Errorf("%s: %s, want %s", test.text, got, test.want)
+		}
+	}
+}
+
+// Another process compares with the same vocabulary, and a restart with that of the configuration as it is then.
+func TestSnapshotKeepsTheVocabulary(t *testing.T) {
+	writeTokens(t)
+	text := two + "order = 'sequential'\n[splits.a]\ntokens = 'chars/large.bin'\n"
+	testfiles.Write(t, map[string]string{"config.toml": text})
+	s := take(t)
+	k := uint64(12345)
+	for _, test := range []struct {
+		more string
+		size int64 // 0: the token is one of the vocabulary
+	}{{"", 3}, {"vocab_size = 51", 0}, {"vocab_size = 50", 50}, {"", 3}} {
+		testfiles.Write(t, map[string]string{"config.toml": text + test.more})
+		fresh, err := s.Reload()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s = handOver(t, fresh)
+		q := serve(t, s, nil)[0]
+		err = q.Read(make([]byte, q.Batch.Bytes()), k, 0)
+		var beyond *cache.VocabularyError
+		switch {
+		case test.size == 0 && err != nil, test.size > 0 && (!errors.As(err, &beyond) || beyond.Size != test.size || beyond.Index != 8*12345):
+			t.Errorf("%q: error %v", test.more, err)
+		}
+	}
+}
+
+// Files are named as far as a line has room.
+func TestFilesNamed(t *testing.T) {
+	t.Chdir(t.TempDir())
+	files := map[string]int{"b/y.bin": 50}
+	for i := range 6 {
+		files[fmt.Sprintf("a/%d.bin", i)] = 50
+	}
+	testfiles.Positions(t, files)
+	for tokens, want := range map[string]string{
+		"'a/0.bin'":              "1 file: " + abs(t, "a/0.bin"),
+		"'a/[0-3].bin'":          "4 files: " + abs(t, "a/0.bin") + ", 1.bin, 2.bin, 3.bin",
+		"'a/*.bin'":              "6 files: " + abs(t, "a/0.bin") + ", 1.bin, ..., 5.bin",
+		"['a/5.bin', 'b/y.bin']": "2 files: " + abs(t, "a/5.bin") + ", " + abs(t, "b/y.bin"),
+	} {
+		d := mustOpen(t, testfiles.Small+"[splits.train]\ntokens = "+tokens)[0]
+		if got := d.FilesNamed(); got != want {
+			t.Errorf("%s: %s, want %s", tokens, got, want)
+		}
+		if !strings.HasSuffix(d.Summary(), " tokens in "+want) {
+			t.Error(d.Summary())
+		}
+	}
+}
