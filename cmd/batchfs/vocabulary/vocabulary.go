@@ -28,13 +28,13 @@ type Vocabulary struct {
 	Tokens []string `json:"tokens,omitempty"` // the text of each token; none for bytes, which need not be text
 }
 
-// Read reads a vocabulary. It returns nil and no error where there is no file, or one of another program: GPT-2's vocabulary
-// has the same name.
+// Read reads a vocabulary. It returns nil and no error where there is no regular file, or one of another program: GPT-2's
+// vocabulary has the same name.
 func Read(path string) (*Vocabulary, error) {
-	raw, err := os.ReadFile(path)
-	if errors.Is(err, os.ErrNotExist) {
+	if info, err := os.Stat(path); errors.Is(err, os.ErrNotExist) || err == nil && !info.Mode().IsRegular() {
 		return nil, nil
 	}
+	raw, err := os.ReadFile(path)
 	v := new(Vocabulary)
 	if err == nil {
 		err = json.Unmarshal(raw, v)

@@ -2,9 +2,12 @@ package vocabulary
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -28,8 +31,54 @@ func TestReadsWhatItWrote(t *testing.T) {
 }
 
 func TestNoVocabulary(t *testing.T) {
-	if v, err := Read(filepath.Join(t.TempDir(), FileName)); v != nil || err != nil {
-		t.Errorf("%+v, %v", v, err)
+	dir := t.TempDir()
+	pipe := filepath.Join(dir, "pipe") // to open one waits for its writer
+	if err := syscall.Mkfifo(pipe, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{filepath.Join(dir, FileName), dir, pipe} {
+		if v, err := Read(path); v != nil || err != nil {
+			t.Errorf("%s: %+v, %v", path, v, err)
+		}
+	}
+}
+
+// Token files in any directories have one vocabulary, or none.
+func TestOf(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		path := filepath.Join(dir, name, FileName)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const chars = `{"kind": "char", "vocab_size": 1, "tokens": ["%s"]}`
+	write("a", fmt.Sprintf(chars, "a"))
+	write("again", fmt.Sprintf(chars, "a"))
+	write("b", fmt.Sprintf(chars, "b"))
+	write("gpt2", `{"a": 0}`)
+	for _, test := range []struct {
+		files string
+		size  int    // 0: there is none
+		err   string // after the directory
+	}{
+		{"none/1.bin gpt2/1.bin", 0, ""},
+		{"none/1.bin a/1.bin a/2.bin gpt2/1.bin again/1.bin", 1, ""},
+		{"a/1.bin b/1.bin", 0, "/b/vocab.json is another vocabulary than " + dir + "/a/vocab.json"},
+	} {
+		var files []string
+		for file := range strings.FieldsSeq(test.files) {
+			files = append(files, filepath.Join(dir, file))
+		}
+		switch v, err := Of(files); {
+		case test.err != "" && (err == nil || !strings.HasPrefix(err.Error(), dir+test.err)), test.err == "" && err != nil:
+			t.Errorf("%s: error %v, want %s", test.files, err, test.err)
+		case err == nil && (v == nil) != (test.size == 0), v != nil && v.Size != test.size:
+			t.Errorf("%s: %+v", test.files, v)
+		}
 	}
 }
 
