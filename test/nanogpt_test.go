@@ -1,0 +1,55 @@
+package test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+var nanoGPTBlock = regexp.MustCompile("(?ms)^```python\n(# nanoGPT.*?)^```$")
+
+// A run of nanoGPT that reads a mount in the way that README says gets the batches that nanoGPT itself draws, evaluation
+// included, and has the same losses.
+func TestNanoGPT(t *testing.T) {
+	long(t)
+	if out, err := exec.Command(python, "-c", "import torch").CombinedOutput(); err != nil {
+		lack(t, "no PyTorch: %s", out)
+	}
+	readme, err := os.ReadFile("../README.md")
+	noError(t, err)
+	recipe := nanoGPTBlock.FindSubmatch(readme)
+	if recipe == nil {
+		t.Fatal("README has no block that begins with # nanoGPT")
+	}
+	var ramp []byte // its length is prime, so rows that begin 2^16 tokens apart differ
+	for i := range 65_521 {
+		ramp = binary.LittleEndian.AppendUint16(ramp, uint16(i*i%293))
+	}
+	for name, ramps := range map[string]int{"small": 1, "large": 1<<28/65_521 + 2} { // from 2^28 tokens on a row draws two words
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			write(t, filepath.Join(dir, "val.bin"), ramp[:10_000])
+			train, err := os.Create(filepath.Join(dir, "train.bin"))
+			noError(t, err)
+			defer train.Close()
+			for range ramps {
+				_, err := train.Write(ramp)
+				noError(t, err)
+			}
+			state := filepath.Join(dir, "rng.bin")
+			want := run(t, python, "clients/nanogpt.py", dir, state)
+			m := mount(t, "--data", dir, "--set", "batch.batch_size=6", "--set", "batch.block_size=16",
+				"--set", "batch.order=torch", "--set", "batch.torch_state="+state)
+			code := bytes.ReplaceAll(recipe[1], []byte("/mnt/batches"), []byte(m.dir))
+			got := run(t, python, "clients/nanogpt.py", dir, filepath.Join(dir, "again.bin"), string(code))
+			if got != want || strings.Count(want, "\nval ") != 12 {
+				t.Errorf("the run from the mount:\n%s\nnanoGPT's own:\n%s", got, want)
+			}
+		})
+	}
+}
