@@ -8,19 +8,33 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 var block = regexp.MustCompile("(?ms)^```(sh|python|c)\n(.*?)^```$")
 
+// readmeBlocks are README's blocks of code for a mountpoint, each its language and the code.
+func readmeBlocks(t *testing.T, mountpoint string) (blocks [][2]string) {
+	t.Helper()
+	text, err := os.ReadFile("../README.md")
+	noError(t, err)
+	for _, b := range block.FindAllStringSubmatch(string(text), -1) {
+		blocks = append(blocks, [2]string{b[1], strings.ReplaceAll(b[2], "/mnt/batches", mountpoint)})
+	}
+	return blocks
+}
+
 var library = regexp.MustCompile(`(?m)^(?:import|from) (torch|safetensors)`)
+
+// lacksLibrary reports whether code of README imports what is not installed here.
+func lacksLibrary(code string) bool {
+	m := library.FindStringSubmatch(code)
+	return m != nil && exec.Command(python, "-c", "import "+m[1]).Run() != nil
+}
 
 // What README says to type works, in the order in which it says so. CI runs its make commands.
 func TestREADME(t *testing.T) {
 	needFUSE(t)
-	text, err := os.ReadFile("../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
 	dir := t.TempDir()
 	mountpoint := filepath.Join(dir, "mnt")
 	for _, d := range []string{"mnt", "bin"} {
@@ -39,8 +53,8 @@ func TestREADME(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	for _, b := range block.FindAllStringSubmatch(string(text), -1) {
-		language, code := b[1], strings.ReplaceAll(b[2], "/mnt/batches", mountpoint)
+	for _, b := range readmeBlocks(t, mountpoint) {
+		language, code := b[0], b[1]
 		var cmd *exec.Cmd
 		switch {
 		case strings.HasPrefix(code, "make "):
@@ -48,7 +62,7 @@ func TestREADME(t *testing.T) {
 		case language == "sh":
 			cmd = exec.Command("bash", "-euo", "pipefail", "-c", code)
 		case language == "python":
-			if m := library.FindStringSubmatch(code); m != nil && exec.Command(python, "-c", "import "+m[1]).Run() != nil {
+			if lacksLibrary(code) {
 				code = "compile('''" + code + "''', 'README', 'exec')"
 			}
 			cmd = exec.Command(python, "-c", code)
@@ -64,5 +78,71 @@ func TestREADME(t *testing.T) {
 	}
 	if isMounted(t, mountpoint) {
 		t.Error("README leaves a mount behind")
+	}
+}
+
+// batchFile matches a line of shell with a file of batches in a mount.
+var batchFile = regexp.MustCompile(`/(train|val)/(\S+/)?(next|batch/|batches\.)`)
+
+// Where tokens changed or cannot be read, no code of README has a batch, and each says so.
+func TestREADMEWithoutBatches(t *testing.T) {
+	long(t)
+	dir := t.TempDir()
+	noError(t, os.Symlink(plainBatchfs, filepath.Join(dir, "batchfs")))
+	tokens(t, filepath.Join(dir, "data/train.bin"), 60_000, 2)
+	touched, double := tokens(t, filepath.Join(dir, "touched.bin"), 60_000, 2), newDouble(t, versionOf(0, 60_000))
+	driver, err := filepath.Abs("clients/readme.py")
+	noError(t, err)
+	for name, fault := range map[string]struct {
+		path  string
+		begin func()
+	}{
+		"touched": {touched, func() { noError(t, os.Chtimes(touched, time.Time{}, time.Unix(1, 0))) }},
+		"failing": {double.path, func() { double.set(t, failing) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := mount(t, "--set", "batch.block_size=64", "--set", "splits.train.tokens="+fault.path, "--set", "splits.val.tokens="+fault.path)
+			fault.begin()
+			command := func(args ...string) *exec.Cmd {
+				cmd := exec.Command(args[0], args[1:]...)
+				cmd.Dir = dir
+				cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
+				return cmd
+			}
+			fails := func(args ...string) {
+				t.Helper()
+				if out, err := command(args...).Output(); err == nil {
+					t.Errorf("no error of %q, which prints %q", args, out)
+				}
+			}
+			ran := map[string]int{}
+			for _, b := range readmeBlocks(t, m.dir) {
+				language, code := b[0], b[1]
+				switch {
+				case language == "python" && !lacksLibrary(code):
+					out, err := command(python, driver, code).CombinedOutput()
+					if err != nil && err.Error() != "signal: bus error" { // in which a mapping ends
+						t.Errorf("%v: %s\n%s", err, out, code)
+					}
+					ran[language]++
+				case language == "c":
+					write(t, filepath.Join(dir, "reader.c"), []byte(code))
+					run(t, "cc", "-o", filepath.Join(dir, "reader"), filepath.Join(dir, "reader.c"))
+					fails(filepath.Join(dir, "reader"))
+					ran[language]++
+				case language == "sh":
+					for line := range strings.Lines(code) {
+						// Where a row comes from can be told without its tokens.
+						if batchFile.MatchString(line) && !strings.Contains(line, ".json") {
+							fails("bash", "-c", line)
+							ran[language]++
+						}
+					}
+				}
+			}
+			if ran["python"] < 6 || ran["c"] < 1 || ran["sh"] < 3 {
+				t.Errorf("README has %v commands that read batches", ran)
+			}
+		})
 	}
 }
