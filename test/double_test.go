@@ -33,6 +33,7 @@ const (
 	healthy mode = iota
 	denied       // to open it is EACCES
 	failing      // to read it is EIO
+	half         // to read its second half is EIO
 	gone         // it is not there: ENOENT
 	shorter      // it has lost its second half
 	hang         // to read it takes until the mode is another, whatever happens to the reader meanwhile
@@ -132,7 +133,7 @@ func (d *double) Read(_ context.Context, _ gofs.FileHandle, dest []byte, off int
 	d.hanging--
 	d.mu.Unlock()
 	m, content := d.now()
-	if m == failing {
+	if m == failing || m == half && off+int64(len(dest)) > int64(len(content)/2) {
 		return nil, syscall.EIO
 	}
 	content = content[min(off, int64(len(content))):]
@@ -148,7 +149,8 @@ func TestDouble(t *testing.T) {
 			mode mode
 			want string // what cat says
 		}{
-			{healthy, ""}, {denied, "Permission denied"}, {failing, "Input/output error"}, {gone, "No such file"}, {shorter, ""},
+			{healthy, ""}, {denied, "Permission denied"}, {failing, "Input/output error"},
+			{half, "Input/output error"}, {gone, "No such file"}, {shorter, ""},
 		} {
 			d.set(t, test.mode)
 			out, stderr, err := try(t, "cat", d.path)
