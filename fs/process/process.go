@@ -6,12 +6,14 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // Stat is part of what the kernel tells about a process or a thread.
 type Stat struct {
-	State byte   // R runs or wants to, S sleeps, D waits for a disk, T is stopped by a signal, Z has ended and was not waited for, …
-	Began uint64 // when it began: clock ticks since the host did
+	State byte               // R runs or wants to, S sleeps, D waits for a disk, T is stopped by a signal, Z has ended and was not waited for, …
+	Began uint64             // when it began: clock ticks since the host did
+	Ended syscall.WaitStatus // in state Z, how it ended, as far as this user may know
 }
 
 // Dir is where the kernel tells about a process.
@@ -27,12 +29,16 @@ func ReadStat(dir string) (Stat, error) {
 	// The second field is the name, which may hold spaces and parentheses.
 	end := strings.LastIndexByte(string(text), ')')
 	fields := strings.Fields(string(text[end+1:]))
-	if end < 0 || len(fields) < 20 {
+	if end < 0 || len(fields) < 50 {
 		return Stat{}, fmt.Errorf("%s/stat: %q", dir, text)
 	}
 	began, err := strconv.ParseUint(fields[19], 10, 64)
 	if err != nil {
 		return Stat{}, fmt.Errorf("%s/stat: %w", dir, err)
 	}
-	return Stat{State: fields[0][0], Began: began}, nil
+	ended, err := strconv.ParseUint(fields[49], 10, 32)
+	if err != nil {
+		return Stat{}, fmt.Errorf("%s/stat: %w", dir, err)
+	}
+	return Stat{State: fields[0][0], Began: began, Ended: syscall.WaitStatus(ended)}, nil
 }

@@ -3,6 +3,7 @@ package process
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -12,10 +13,11 @@ func TestReadStat(t *testing.T) {
 		t.Errorf("this process: %+v, %v", stat, err)
 	}
 	dir := t.TempDir()
+	rest := strings.Repeat(" 0", 28) + " "
 	for text, want := range map[string]Stat{
-		"7 (a) S 1 7 7 0 -1 1 2 3 4 5 6 7 8 9 20 0 1 0 4711 100\n":          {'S', 4711},
-		"7 (a b) c) D 1 7 7 0 -1 1 2 3 4 5 6 7 8 9 20 0 1 0 4711 100\n":     {'D', 4711},
-		"7 () Z ((()) Z 1 7 7 0 -1 1 2 3 4 5 6 7 8 9 20 0 1 0 4711 100 1\n": {'Z', 4711},
+		"7 (a) S 1 7 7 0 -1 1 2 3 4 5 6 7 8 9 20 0 1 0 4711 100" + rest + "0\n":        {'S', 4711, 0},
+		"7 (a b) c) D 1 7 7 0 -1 1 2 3 4 5 6 7 8 9 20 0 1 0 4711 100" + rest + "0\n":   {'D', 4711, 0},
+		"7 () Z ((()) Z 1 7 7 0 -1 1 2 3 4 5 6 7 8 9 20 0 1 0 4711 100" + rest + "9\n": {'Z', 4711, 9},
 	} {
 		if err := os.WriteFile(filepath.Join(dir, "stat"), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
@@ -24,7 +26,8 @@ func TestReadStat(t *testing.T) {
 			t.Errorf("%q: %+v, %v, want %+v", text, got, err, want)
 		}
 	}
-	for _, text := range []string{"", "7", "7 (a)", "7 (a) S 1 2 3", "7 (a) S 1 7 7 0 -1 1 2 3 4 5 6 7 8 9 20 0 1 0 never 100\n"} {
+	for _, text := range []string{"", "7", "7 (a)", "7 (a) S 1 2 3", "7 (a) S 1 7 7 0 -1 1 2 3 4 5 6 7 8 9 20 0 1 0 never 100" + rest + "0\n",
+		"7 (a) S 1 7 7 0 -1 1 2 3 4 5 6 7 8 9 20 0 1 0 4711 100" + rest + "never\n"} {
 		if err := os.WriteFile(filepath.Join(dir, "stat"), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}

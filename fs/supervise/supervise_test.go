@@ -336,6 +336,18 @@ func TestHowAWorkerEnded(t *testing.T) {
 	if got := p.howEnded(); got != "killed by signal 9" {
 		t.Error(got)
 	}
+	// Of a process whose threads have not all ended, the first thread tells.
+	for script, want := range map[string]string{"kill -QUIT $$": "killed by signal 3", "exit 2": "exit status 2"} {
+		p := &workerProcess{cmd: exec.Command("sh", "-c", script), ended: make(chan struct{})}
+		if err := p.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "the end", p.dying)
+		if got := p.howEnded(); got != want+"; threads of it still wait for a disk" {
+			t.Errorf("%s: %s", script, got)
+		}
+		p.cmd.Wait()
+	}
 }
 
 // A message is received whole, with its file; a long one is cut.

@@ -89,14 +89,21 @@ func (p *workerProcess) failure(m message) error {
 func (p *workerProcess) howEnded() string {
 	select {
 	case <-p.ended:
+		return inWords(p.cmd.ProcessState.Sys().(syscall.WaitStatus))
 	default:
-		return "killed by signal 9; threads of it still wait for a disk"
+		status := syscall.WaitStatus(syscall.SIGKILL)
+		if stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid)); err == nil && stat.State == 'Z' {
+			status = stat.Ended
+		}
+		return inWords(status) + "; threads of it still wait for a disk"
 	}
-	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
-	if ok && status.Signaled() {
+}
+
+func inWords(status syscall.WaitStatus) string {
+	if status.Signaled() {
 		return fmt.Sprintf("killed by signal %d", status.Signal())
 	}
-	return p.cmd.ProcessState.String()
+	return fmt.Sprintf("exit status %d", status.ExitStatus())
 }
 
 const (
