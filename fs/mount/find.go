@@ -36,6 +36,8 @@ type Mounted struct {
 	Mountpoint string // absolute
 	Device     string // MAJOR:MINOR
 	Supervisor int    // id of the process that keeps the mount, or kept it
+	Owner      int    // id of the user that mounted
+	AllowOther bool   // other users may enter
 	began      uint64 // when that process began
 	id         int    // of the mount
 }
@@ -55,6 +57,10 @@ func Find(mountpoint string) (*Mounted, error) {
 	}
 	m := &Mounted{Mountpoint: mountpoint, Device: fmt.Sprintf("%d:%d", top.Major, top.Minor), id: top.ID}
 	fmt.Sscanf(top.Source, "batchfs:%d:%d", &m.Supervisor, &m.began)
+	for option := range strings.SplitSeq(top.VFSOptions, ",") {
+		fmt.Sscanf(option, "user_id=%d", &m.Owner)
+		m.AllowOther = m.AllowOther || option == "allow_other"
+	}
 	return m, nil
 }
 
@@ -169,25 +175,66 @@ func (m *Mounted) uses(proc string) (all []string) {
 	return slices.Compact(all)
 }
 
+// Places says in words where the filesystem is mounted: here, and in other mount namespaces, of each of which it names a process.
+// It knows those of the processes that this user may look at.
+func (m *Mounted) Places() (places []string) {
+	ours, _ := os.Readlink("/proc/self/ns/mnt")
+	namespaces := map[string]bool{}
+	processes, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range processes {
+		namespace, err := os.Readlink(dir + "/ns/mnt")
+		if err != nil || namespaces[namespace] {
+			continue
+		}
+		file, err := os.Open(dir + "/mountinfo")
+		if err != nil {
+			continue
+		}
+		mounts, err := mountinfo.GetMountsFromReader(file, func(i *mountinfo.Info) (skip, stop bool) {
+			// The source too, because a device that is free again is the next mount's.
+			return fmt.Sprintf("%d:%d", i.Major, i.Minor) != m.Device || i.Source != mountSource{m.Supervisor, m.began}.String(), false
+		})
+		file.Close()
+		if err != nil {
+			continue
+		}
+		namespaces[namespace] = true
+		for _, i := range mounts {
+			place := "at " + i.Mountpoint
+			if namespace != ours {
+				comm, _ := os.ReadFile(dir + "/comm")
+				place += fmt.Sprintf(" in the mount namespace of process %s (%s)", filepath.Base(dir), strings.TrimSpace(string(comm)))
+			}
+			places = append(places, place)
+		}
+	}
+	return places
+}
+
 // State maps the state that the supervisor holds, to be looked at; the caller closes it. Only the user that mounted, and root,
 // may.
-func (m *Mounted) State() (*state.Shared, error) {
-	file, err := m.memory("batchfs")
+func (m *Mounted) State() (*state.Shared, error) { return m.state(os.O_RDONLY, state.Look) }
+
+// WritableState is State for commands that write to it, as state.Entry.Seek does.
+func (m *Mounted) WritableState() (*state.Shared, error) { return m.state(os.O_RDWR, state.Map) }
+
+func (m *Mounted) state(flag int, mapped func(*os.File) (*state.Shared, error)) (*state.Shared, error) {
+	file, err := m.memory("batchfs", flag)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	return state.Look(file)
+	return mapped(file)
 }
 
 // Snapshot opens what the supervisor gives to new workers: the file that dataset.ReadSnapshot reads. It is that of the worker
 // that serves, or of its predecessor for as long as the supervisor takes to hear of a newer one. Only the user that mounted, and
 // root, may.
-func (m *Mounted) Snapshot() (*os.File, error) { return m.memory("batchfs-snapshot") }
+func (m *Mounted) Snapshot() (*os.File, error) { return m.memory("batchfs-snapshot", os.O_RDONLY) }
 
 // memory opens a file in memory that the supervisor holds, by its name. Of several it opens the one that was written first: the
 // others are of workers that do not serve yet.
-func (m *Mounted) memory(name string) (*os.File, error) {
+func (m *Mounted) memory(name string, flag int) (*os.File, error) {
 	if err := m.Alive(); err != nil {
 		return nil, err
 	}
@@ -208,9 +255,9 @@ func (m *Mounted) memory(name string) (*os.File, error) {
 	if oldest == "" {
 		return nil, fmt.Errorf("process %d keeps no mount", m.Supervisor)
 	}
-	file, err := os.Open(oldest)
+	file, err := os.OpenFile(oldest, flag, 0)
 	if errors.Is(err, os.ErrNotExist) { // closed meanwhile: the supervisor holds a newer one
-		return m.memory(name)
+		return m.memory(name, flag)
 	}
 	return file, err
 }

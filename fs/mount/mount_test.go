@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -48,6 +49,12 @@ func TestFind(t *testing.T) {
 	if m.Mountpoint != dir || m.Supervisor != os.Getpid() || m.Alive() != nil || m.Stopped() {
 		t.Errorf("%+v, alive: %v, stopped: %v", m, m.Alive(), m.Stopped())
 	}
+	if m.Owner != os.Geteuid() || m.AllowOther {
+		t.Errorf("user %d mounted, for others: %v", m.Owner, m.AllowOther)
+	}
+	if places := m.Places(); !slices.Contains(places, "at "+dir) {
+		t.Errorf("mounted %q, and not at %s", places, dir)
+	}
 	if device, err := DeviceAt(dir); err != nil || device == "" || device != m.Device {
 		t.Errorf("device %q (%v), want %q", device, err, m.Device)
 	}
@@ -84,7 +91,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// The state that the supervisor holds can be looked at, and not written.
+// The state that the supervisor holds can be looked at, and written by those who ask for that.
 func TestState(t *testing.T) {
 	dir, _ := connected(t)
 	m, err := Find(dir)
@@ -108,6 +115,15 @@ func TestState(t *testing.T) {
 	defer seen.Close()
 	if seen.Worker() != 77 {
 		t.Errorf("worker %d, want 77", seen.Worker())
+	}
+	written, err := m.WritableState()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer written.Close()
+	written.WorkerPID.Store(78)
+	if seen.Worker() != 78 {
+		t.Errorf("worker %d, want 78", seen.Worker())
 	}
 }
 
@@ -191,6 +207,14 @@ func TestUserMounts(t *testing.T) {
 	}
 	says(false, "apt-get install fuse3")
 	if err := os.WriteFile(filepath.Join(bin, "fusermount3"), []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	// As id does for a user who is in no passwd.
+	if err := os.WriteFile(filepath.Join(bin, "id"), []byte("#!/bin/sh\nexit 1\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	says(false, fmt.Sprintf("fusermount3 needs a name for user id %d, and %s/passwd has none", os.Getuid(), etc))
+	if err := os.Remove(filepath.Join(bin, "id")); err != nil {
 		t.Fatal(err)
 	}
 	says(false, "ln -s /proc/self/mounts "+filepath.Join(etc, "mtab"))

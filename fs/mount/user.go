@@ -32,6 +32,11 @@ func UserMounts(etc string, allowOther bool) (helper string, err error) {
 	if helper, err = fusermount(); err != nil {
 		return "", err
 	}
+	var exit *exec.ExitError
+	if err := exec.Command("id", "-un").Run(); errors.As(err, &exit) {
+		return "", fmt.Errorf("fusermount3 needs a name for user id %d, and %s/passwd has none: as root, "+
+			"echo 'trainer:x:%[1]d:%[3]d::/:/bin/sh' >>%[2]s/passwd", os.Getuid(), etc, os.Getgid())
+	}
 	mtab := filepath.Join(etc, "mtab")
 	if _, err := os.Stat(mtab); err != nil {
 		// Without it fusermount3 mounts, and refuses to unmount.
