@@ -55,6 +55,7 @@ func TestRefused(t *testing.T) {
 		{"no match", with("*.tokens"), "mnt", "which matches none"},
 		{"inside the mountpoint", with("inside/train.bin"), "inside", "lies in the mountpoint"},
 		{"mountpoint missing", with("good.bin"), "none", "does not exist; make it with: mkdir -p"},
+		{"mountpoint in no directory", with("good.bin"), "no/such/dir", "no/such/dir does not exist, as there is no " + at("no") + "; make it with: mkdir -p "},
 		{"mountpoint a file", with("good.bin"), "file", "is a file; it must be an empty directory"},
 		{"mountpoint not empty", with("good.bin"), "full", "is not empty (it holds file)"},
 		{"no configuration", []string{"-c", at("none.toml")}, "mnt", "none.toml: no such file"},
@@ -94,7 +95,7 @@ func TestRefused(t *testing.T) {
 		}
 	})
 	t.Run("unmount of something else", func(t *testing.T) {
-		for _, path := range []string{"/proc", at("mnt"), at("none")} {
+		for _, path := range []string{"/proc", at("mnt"), at("none"), at("no/such/dir")} {
 			_, stderr, err := try(t, batchfs, "unmount", path)
 			if err == nil || !strings.Contains(stderr, "no batchfs is mounted there") {
 				t.Errorf("%s: %v %s", path, err, stderr)

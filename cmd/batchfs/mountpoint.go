@@ -41,7 +41,7 @@ func checkMountpoint(c *config.Config, logFile string) (string, error) {
 	info, err := os.Stat(abs)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return "", fmt.Errorf("mountpoint %s does not exist; make it with: mkdir -p %s", path, path)
+		return "", fmt.Errorf("mountpoint %s does not exist%s; make it with: mkdir -p %s", path, missing(abs), path)
 	case err != nil:
 		return "", fmt.Errorf("mountpoint: %w", err)
 	case !info.IsDir():
@@ -71,6 +71,16 @@ func checkMountpoint(c *config.Config, logFile string) (string, error) {
 	return abs, nil
 }
 
+// missing says in words which directory above path does not exist, if one does not.
+func missing(path string) (words string) {
+	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
+		if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
+			return words
+		}
+		words = fmt.Sprintf(", as there is no %s", dir)
+	}
+}
+
 // inside says whether a file, which need not exist, lies in dir.
 func inside(dir, file string) bool {
 	real, err := filepath.EvalSymlinks(file)
@@ -94,6 +104,9 @@ func resolve(path string) (string, error) {
 		return abs, err
 	}
 	dir, err := filepath.EvalSymlinks(filepath.Dir(abs))
+	if errors.Is(err, os.ErrNotExist) {
+		return abs, nil // where nothing is mounted
+	}
 	if err != nil {
 		return "", err
 	}

@@ -20,7 +20,10 @@ func unmountCommand() *cobra.Command {
 		Short: "Unmount a batchfs and wait for its processes to end",
 		Long: `Unmount the batchfs at MOUNTPOINT and wait for its processes to end. While a process has a file open there nothing is done,
 but to say which; with --force it is unmounted nevertheless, and they get errors. A mount whose process is gone is always
-unmounted, and nothing but a batchfs ever is.`,
+unmounted, and nothing but a batchfs ever is.
+
+A process with a mount namespace of its own, such as a container, may hold the mount too. It then lives on there, and the error
+says where and how to end it. With --force it ends everywhere at once.`,
 		Example: `  batchfs unmount /mnt/batches
   batchfs unmount --force /mnt/batches`,
 		Args: cobra.ExactArgs(1),
@@ -47,8 +50,13 @@ unmounted, and nothing but a batchfs ever is.`,
 			case err != nil:
 				return err
 			}
+			if places := m.Places(); len(places) > 0 && !force {
+				return fmt.Errorf("%s is unmounted here, and lives on where it is also mounted:\n%s\nunmount it there, end that process, or end it everywhere with: kill %d",
+					args[0], strings.Join(places, "\n"), m.Supervisor)
+			}
 			if supervisor >= 0 && !ended(supervisor, force) {
-				return fmt.Errorf("%s is unmounted, but process %d, which kept it, has not ended", args[0], m.Supervisor)
+				return fmt.Errorf("%s is unmounted, but process %d, which kept it, has not ended; "+
+					"as root, grep -l ' %s ' /proc/[0-9]*/mountinfo names who may hold it in another mount namespace", args[0], m.Supervisor, m.Device)
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s is unmounted\n", args[0])
 			return nil
