@@ -25,7 +25,7 @@ func TestDoctor(t *testing.T) {
 		want string
 	}{
 		{nil, nil, "ok   configuration: none"},
-		{[]string{"--data", data}, nil, "ok   splits.train: 60000 tokens in 1 file(s)"},
+		{[]string{"--data", data}, nil, "ok   splits.train: 60000 tokens in 1 file: "},
 		{[]string{"--data", data, empty}, nil, "ok   mountpoint: " + empty},
 		{[]string{"--data", data, full}, []string{"mountpoint"}, "is not empty (it holds precious)"},
 		{[]string{"-c", filepath.Join(dir, "config.toml")}, []string{"mountpoint", "splits.b"}, "mkdir -p " + filepath.Join(dir, "mnt")},
@@ -58,7 +58,7 @@ func TestDoctor(t *testing.T) {
 
 }
 
-// The doctor tells a mount that is healthy from one that is stuck or dead, at once, and what helps does.
+// The doctor tells a mount that serves from one that is stuck or dead, at once, and what helps does.
 func TestDoctorOfMounts(t *testing.T) {
 	t.Parallel()
 	config, _ := small(t, 1)
@@ -82,7 +82,7 @@ func TestDoctorOfMounts(t *testing.T) {
 		t.Helper()
 		await(t, want, func() bool { return says(want) })
 	}
-	healthy := fmt.Sprintf("ok   mountpoint: %s is mounted and healthy, served by process ", m.dir)
+	healthy := fmt.Sprintf("ok   mountpoint: %s is mounted, served by process ", m.dir)
 	awaitSays(healthy)
 
 	noError(t, syscall.Kill(keeper, syscall.SIGSTOP))
@@ -117,6 +117,72 @@ func TestDoctorOfMounts(t *testing.T) {
 	run(t, plainBatchfs, "unmount", m.dir)
 }
 
+// The doctor, and a restart, say of a mount whose tokens changed or cannot be read which file that is, and what helps. A disk that
+// hangs does not keep them.
+func TestDoctorOfTokens(t *testing.T) {
+	t.Parallel()
+	d := newDouble(t, versionOf(0, 50_000))
+	well := tokens(t, filepath.Join(t.TempDir(), "well.bin"), 60_000, 2)
+	m := mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.path, "--set", "splits.well.tokens="+well)
+	// says returns whether the doctor has something to fix, and says so.
+	says := func(wants ...string) bool {
+		t.Helper()
+		out, _, err := try(t, plainBatchfs, "doctor", m.path("train/rank=1,world=2"))
+		for _, want := range wants {
+			if !strings.Contains(out, want) {
+				t.Logf("%q is not in\n%s", want, out)
+				return false
+			}
+		}
+		return (err == nil) == !strings.Contains(strings.Join(wants, ""), "FIX ")
+	}
+	await(t, "a doctor who is content", func() bool {
+		return says("ok   mountpoint: "+m.dir+" is mounted", "ok   mounted train: 50000 tokens in 1 file: "+d.path, "ok   mounted well: 60000 tokens in 1 file: "+well)
+	})
+	for _, test := range []struct {
+		mode mode
+		want string
+	}{
+		{shorter, d.path + " has changed since it was opened: 50000 bytes, was 100000; put the old file back, or mount again"},
+		{gone, d.path + ": no such file or directory; put the file back, or unmount, and mount again"},
+		{denied, d.path + ": permission denied; as its owner, chmod a+r " + d.path},
+		{failing, d.path + ": byte 43594: the mapped file cannot be read there"},
+		{hang, "no answer in 5s, the disk or the server behind it seems to be stuck"},
+	} {
+		d.set(t, test.mode)
+		if out, stderr, err := try(t, plainBatchfs, "restart", m.dir); err == nil || !strings.Contains(out, "serves "+m.dir+" now") ||
+			!strings.Contains(stderr, m.path("train")+" cannot be read: ") || !strings.Contains(stderr, test.want) || strings.Contains(stderr, "well") {
+			t.Errorf("restart: %v %q %q, want %q", err, out, stderr, test.want)
+		}
+		await(t, "a doctor who sees it", func() bool { return says("FIX  mounted train: ", test.want, "ok   mounted well: ") })
+	}
+	d.set(t, healthy)
+	await(t, "a doctor who is content again", func() bool { return says("ok   mounted train: ") })
+	await(t, "a restart", func() bool {
+		_, _, err := try(t, plainBatchfs, "restart", m.dir)
+		return err == nil
+	})
+}
+
+// A split that follows its files is well while those that are there now can be served.
+func TestDoctorOfFollowed(t *testing.T) {
+	m, file, _ := mountFollowing(t, versionOf(0, 50_000))
+	for _, test := range []struct {
+		data []byte
+		want string
+	}{
+		{versionOf(1, 60_000), "ok   mounted train: 60000 tokens"},
+		{nil, "FIX  mounted train: the token files changed, and what is there now cannot be served: splits.train: "},
+		{versionOf(2, 70_000), "ok   mounted train: 70000 tokens"},
+	} {
+		replaceFile(t, file, test.data)
+		await(t, test.want, func() bool {
+			out, _, err := try(t, plainBatchfs, "doctor", m.dir)
+			return strings.Contains(out, test.want) && (err == nil) == strings.HasPrefix(test.want, "ok")
+		})
+	}
+}
+
 // An ordinary user hears what root would have to do.
 func TestDoctorOfAnOrdinaryUser(t *testing.T) {
 	needFUSE(t)
@@ -126,5 +192,22 @@ func TestDoctorOfAnOrdinaryUser(t *testing.T) {
 	out, err := asUser(nobody, nobody, "env", "PATH=/none", batchfs, "doctor")
 	if err == nil || !strings.Contains(out, "FIX  right to mount: ") || !strings.Contains(out, "apt-get install fuse3") {
 		t.Errorf("%v %s", err, out)
+	}
+	if _, err := exec.LookPath("fusermount3"); err == nil {
+		out, err := asUser(54321, nobody, batchfs, "doctor")
+		if err == nil || !strings.Contains(out, "fusermount3 needs a name for user id 54321, and /etc/passwd has none: as root, echo 'trainer:x:54321:65534::/:/bin/sh' >>/etc/passwd") {
+			t.Errorf("a user without a name: %v %s", err, out)
+		}
+	}
+	config, _ := small(t, 1)
+	m := mount(t, "-c", config)
+	out, err = asUser(nobody, nobody, batchfs, "doctor", m.dir)
+	if err == nil || !strings.Contains(out, m.dir+" is mounted, and only user 0, who mounted it, may enter; to let others, that user mounts it with mount.allow_other") {
+		t.Errorf("in the mount of another user: %v %s", err, out)
+	}
+	m = mount(t, "-c", config, "--set", "mount.allow_other=true")
+	out, err = asUser(nobody, nobody, batchfs, "doctor", m.dir)
+	if err == nil || !strings.Contains(out, m.dir+" is mounted: only the user that mounted, and root, can look into a mount") {
+		t.Errorf("in a mount for others: %v %s", err, out)
 	}
 }

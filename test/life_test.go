@@ -259,7 +259,7 @@ func TestOrdinaryUser(t *testing.T) {
 	if out, err := asNobody(batchfs, "restart", dir); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
-	if out, err := asNobody(batchfs, "doctor", "--data", home, dir); err != nil || !strings.Contains(out, "is mounted and healthy") {
+	if out, err := asNobody(batchfs, "doctor", "--data", home, dir); err != nil || !strings.Contains(out, "is mounted, served by process ") {
 		t.Errorf("%v: %s", err, out)
 	}
 	noError(t, syscall.Kill(keeper, syscall.SIGKILL))

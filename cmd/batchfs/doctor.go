@@ -28,8 +28,10 @@ func doctorCommand() *cobra.Command {
 		Long: `Look at what a mount needs, and say of each thing whether it is as it should be: a line "ok", or a line "FIX" that says
 what is wrong and what helps. The exit status is 1 if anything is to be fixed. Nothing is changed.
 
-With a configuration, its token files are looked at too, and its mountpoint, or MOUNTPOINT.`,
+With a configuration, its token files are looked at too, and its mountpoint, or MOUNTPOINT. Of a batchfs that is mounted there
+it looks whether the token files are those that it serves, and can be read.`,
 		Example: `  batchfs doctor
+  batchfs doctor /mnt/batches
   batchfs doctor --data data /mnt/batches
   batchfs doctor -c config.toml`,
 		Args: cobra.MaximumNArgs(1),
@@ -72,8 +74,10 @@ type doctor struct {
 	wrong  int // findings that need a fix
 }
 
+const lookLimit = 5 * time.Second
+
 func newDoctor(out io.Writer) *doctor {
-	return &doctor{out: out, limit: 5 * time.Second, root: "/", mounts: mayMount(), config: config.Default()}
+	return &doctor{out: out, limit: lookLimit, root: "/", mounts: mayMount(), config: config.Default()}
 }
 
 // mayMount says whether this process has the capability to mount.
@@ -87,7 +91,9 @@ func (d *doctor) lookAtAll() {
 	d.look("/dev/fuse", d.device)
 	d.look("right to mount", d.right)
 	d.look("kernel", d.kernel)
-	d.look("mountpoint", d.mountpoint)
+	if d.look("mountpoint", d.mountpoint) && d.config.Mountpoint != "" {
+		d.mounted()
+	}
 	for _, s := range d.config.Splits {
 		d.look("splits."+s.Split, func() (string, error) { return d.tokens(s) })
 	}
@@ -112,7 +118,7 @@ func (d *doctor) look(what string, examine func() (string, error)) (ok bool) {
 	select {
 	case f = <-found:
 	case <-time.After(d.limit):
-		f.err = fmt.Errorf("no answer in %v, the disk or the server behind it seems to be stuck; dmesg may say why", d.limit)
+		f.err = errNoAnswer(d.limit)
 	}
 	if f.err == nil {
 		fmt.Fprintf(d.out, "ok   %s: %s\n", what, f.detail)
@@ -121,6 +127,10 @@ func (d *doctor) look(what string, examine func() (string, error)) (ok bool) {
 	d.wrong++
 	fmt.Fprintf(d.out, "FIX  %s: %s\n", what, strings.TrimLeft(strings.TrimPrefix(f.err.Error(), what), ": "))
 	return false
+}
+
+func errNoAnswer(limit time.Duration) error {
+	return fmt.Errorf("no answer in %v, the disk or the server behind it seems to be stuck; dmesg may say why", limit)
 }
 
 // at returns the path of one of the machine's files.
@@ -170,18 +180,15 @@ func (d *doctor) mountpoint() (string, error) {
 	if path == "" {
 		return "none named", nil
 	}
-	abs, err := resolve(path)
-	if err != nil {
-		return "", err
-	}
-	m, err := mount.Find(abs)
+	m, _, err := findMount(path)
 	if err != nil {
 		return "", err
 	}
 	if m != nil {
 		return diagnose(m)
 	}
-	if _, err := checkMountpoint(d.config, ""); err != nil {
+	abs, err := checkMountpoint(d.config, "")
+	if err != nil {
 		return "", err
 	}
 	if err := unix.Access(abs, unix.W_OK); err != nil && !d.mounts {
@@ -190,10 +197,25 @@ func (d *doctor) mountpoint() (string, error) {
 	return abs + " is an empty directory", nil
 }
 
+// mounted looks at each split of the batchfs at the mountpoint, if there is one.
+func (d *doctor) mounted() {
+	m, _, _ := findMount(d.config.Mountpoint)
+	if m == nil {
+		return
+	}
+	splits, err := splitsOf(m)
+	if err != nil {
+		d.look("mounted splits", func() (string, error) { return "", err })
+	}
+	for _, s := range splits {
+		d.look("mounted "+s.name, s.look)
+	}
+}
+
 // silence is longer than a healthy worker is ever silent: its supervisor pings it every second.
 const silence = 3 * time.Second
 
-// diagnose tells a mount that is healthy from one that is stuck or dead. It does not touch the mount.
+// diagnose tells a mount that serves from one that is stuck or dead. It does not touch the mount.
 func diagnose(m *mount.Mounted) (string, error) {
 	if err := m.Alive(); err != nil {
 		return "", fmt.Errorf("%s is dead: process %d, which kept the mount, is gone; free it with: batchfs unmount %[1]s", m.Mountpoint, m.Supervisor)
@@ -201,9 +223,14 @@ func diagnose(m *mount.Mounted) (string, error) {
 	if m.Stopped() {
 		return "", fmt.Errorf("%s is stuck: process %d, which keeps the mount, is stopped; have it go on with: kill -CONT %[2]d", m.Mountpoint, m.Supervisor)
 	}
+	euid := os.Geteuid()
+	if euid != 0 && euid != m.Owner && !m.AllowOther {
+		return "", fmt.Errorf("%s is mounted, and only user %d, who mounted it, may enter; "+
+			"to let others, that user mounts it with mount.allow_other = true (--set mount.allow_other=true)", m.Mountpoint, m.Owner)
+	}
 	shared, err := m.State()
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("%s is mounted: %w", m.Mountpoint, err)
 	}
 	defer shared.Close()
 	if silent := shared.Silent(); silent > silence {
@@ -218,26 +245,40 @@ func diagnose(m *mount.Mounted) (string, error) {
 		slices.Sort(stuck)
 		return "", fmt.Errorf("%s; check their disk or server: dmesg may say more. Other splits are not affected", strings.Join(stuck, "; "))
 	}
-	return fmt.Sprintf("%s is mounted and healthy, served by process %d", m.Mountpoint, shared.Worker()), nil
+	detail := fmt.Sprintf("%s is mounted, served by process %d", m.Mountpoint, shared.Worker())
+	if euid != m.Owner && !m.AllowOther {
+		detail += fmt.Sprintf("; only user %d may read it, without mount.allow_other", m.Owner)
+	}
+	return detail, nil
 }
 
 func (d *doctor) tokens(s *config.Split) (string, error) {
 	opened, err := dataset.OpenSplit(s, d.config.Memory)
-	var path *os.PathError
-	switch {
-	case errors.Is(err, os.ErrNotExist):
+	if errors.Is(err, os.ErrNotExist) {
 		return "", fmt.Errorf("%w; batchfs prepare makes token files of text", err)
-	case errors.Is(err, os.ErrPermission) && errors.As(err, &path):
-		return "", fmt.Errorf("%w; as its owner, chmod a+r %s, and a+x the directories above it", err, path.Path)
-	case err != nil:
-		return "", err
 	}
-	files := opened.Files()
-	detail := fmt.Sprintf("%d tokens in %d file(s)", opened.Len(), len(files))
-	if kib := cache.DiskReadAhead(files[0]); kib > 0 {
+	if err != nil {
+		return "", withPermission(err)
+	}
+	return detailOf(opened), nil
+}
+
+// withPermission adds to an error of a file that may not be read what helps.
+func withPermission(err error) error {
+	var path *os.PathError
+	if errors.Is(err, os.ErrPermission) && errors.As(err, &path) {
+		return fmt.Errorf("%w; as its owner, chmod a+r %s, and a+x the directories above it", err, path.Path)
+	}
+	return err
+}
+
+// detailOf describes the token files of a split.
+func detailOf(d *dataset.Dataset) string {
+	detail := fmt.Sprintf("%d tokens in %s", d.Len(), d.FilesNamed())
+	if kib := cache.DiskReadAhead(d.Files()[0]); kib > 0 {
 		detail += fmt.Sprintf(", on a disk that is read %d KiB ahead", kib)
 	}
-	return detail, nil
+	return detail
 }
 
 // footprint is the memory that batchfs takes at most besides the batches that it makes ready.

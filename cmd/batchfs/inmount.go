@@ -36,6 +36,18 @@ func openSplit(flags *config.Flags, path string) (*dataset.Dataset, error) {
 
 // openMounted opens a split of a mount, by its path there, without touching the mount.
 func openMounted(m *mount.Mounted, path string) (*dataset.Dataset, error) {
+	snapshot, err := snapshotOf(m)
+	if err != nil {
+		return nil, err
+	}
+	if path == "" {
+		return nil, errors.New("name a split in the mount, as in " + filepath.Join(m.Mountpoint, snapshot.Splits[0].Name))
+	}
+	return snapshot.OpenPath(path)
+}
+
+// snapshotOf reads the snapshot that the supervisor of a mount holds.
+func snapshotOf(m *mount.Mounted) (*dataset.Snapshot, error) {
 	file, err := m.Snapshot()
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", m.Mountpoint, err)
@@ -45,8 +57,5 @@ func openMounted(m *mount.Mounted, path string) (*dataset.Dataset, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: the mount is of another version of batchfs: %w; batchfs restart %[1]s", m.Mountpoint, err)
 	}
-	if path == "" {
-		return nil, errors.New("name a split in the mount, as in " + filepath.Join(m.Mountpoint, snapshot.Splits[0].Name))
-	}
-	return snapshot.OpenPath(path)
+	return snapshot, nil
 }

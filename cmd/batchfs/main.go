@@ -1,5 +1,5 @@
-// Command batchfs mounts token files as training batches. Each subcommand has a file; those of keep.go and worker.go are
-// hidden, because other subcommands and the supervisor start them.
+// Command batchfs mounts token files as training batches. Each subcommand has a file; those of keep.go, worker.go and
+// look.go are hidden, because other subcommands and the supervisor start them.
 package main
 
 import (
@@ -56,7 +56,7 @@ A README at the top of every mount says how to read its files.`,
 		SilenceErrors: true,
 	}
 	root.SetVersionTemplate("batchfs {{.Version}}\n")
-	root.AddCommand(mountCommand(), unmountCommand(), restartCommand(), doctorCommand(), keepCommand(), workerCommand(),
+	root.AddCommand(mountCommand(), unmountCommand(), restartCommand(), doctorCommand(), keepCommand(), workerCommand(), lookCommand(),
 		catCommand(), inspectCommand(), prepare.Command(), bench.Command(), bench.ReaderCommand(), versionCommand())
 	return root
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -15,7 +16,7 @@ func restartCommand() *cobra.Command {
 		Short: "Have another process serve a mount, under its readers",
 		Long: `Replace the process that serves the mount at MOUNTPOINT by a new one of the program that is installed now, which reads the
 configuration again. Files stay open, mappings stay valid, and no read fails. A configuration that would change a batch or a
-file is refused, and the old process keeps serving.
+file is refused, and the old process keeps serving. Afterwards it is an error if a split cannot be read.
 
 SIGHUP to the process that keeps the mount does the same.`,
 		Example: "  batchfs restart /mnt/batches",
@@ -46,7 +47,13 @@ SIGHUP to the process that keeps the mount does the same.`,
 				return errors.New(refused)
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "process %d serves %s now\n", shared.Worker(), args[0])
-			return nil
+			splits, err := splitsOf(m)
+			for _, s := range splits {
+				if _, unreadable := s.look(); unreadable != nil {
+					err = errors.Join(err, fmt.Errorf("%s cannot be read: %w", filepath.Join(m.Mountpoint, s.name), unreadable))
+				}
+			}
+			return err
 		},
 	}
 }

@@ -1,0 +1,31 @@
+package dataset
+
+import (
+	"log/slog"
+	"os"
+
+	"batchfs/cmd/batchfs/config"
+)
+
+// Readable returns a split as readers of a mount get it now: with the files of the snapshot or, where the split follows them and
+// they changed, with those that are there now. The error says why batches cannot be read. It looks at all of the files, and reads
+// the beginning of the batch that next takes first.
+func (s *Snapshot) Readable(split *config.Split, m config.Memory) (*Dataset, error) {
+	was, err := s.open(split, m)
+	if err != nil {
+		return nil, err
+	}
+	f := &followed{memory: m, log: slog.New(slog.DiscardHandler), changed: func(*Dataset) error { return nil }, now: was}
+	d, err := f.current()
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range d.Files() {
+		file, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		file.Close()
+	}
+	return d, d.TryRead()
+}

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"batchfs/cmd/batchfs/config"
+	"batchfs/cmd/batchfs/dataset"
+	"batchfs/fs/mount"
+)
+
+// A mountedSplit is a split of a mount. Its look says whether batches of it can be read now.
+type mountedSplit struct {
+	name string
+	look func() (string, error)
+}
+
+// splitsOf returns the splits of a mount as its supervisor knows them. It does not touch the mount.
+func splitsOf(m *mount.Mounted) (splits []mountedSplit, err error) {
+	snapshot, err := snapshotOf(m)
+	if err != nil {
+		return nil, err
+	}
+	c, err := snapshot.Config()
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range c.Splits {
+		splits = append(splits, mountedSplit{s.Split, func() (string, error) { return lookFrom(m, s.Split) }})
+	}
+	return splits, nil
+}
+
+// looked is what `look` writes before a detail. Any other text is an error.
+const looked = "ok "
+
+// lookFrom looks at a split of a mount in another process: one that waits for a disk that is gone cannot end.
+func lookFrom(m *mount.Mounted, split string) (string, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	snapshot, err := m.Snapshot()
+	if err != nil {
+		return "", err
+	}
+	defer snapshot.Close()
+	said, child, err := os.Pipe()
+	if err != nil {
+		return "", err
+	}
+	defer said.Close()
+	cmd := exec.Command(program, "look", split)
+	cmd.Stdout, cmd.ExtraFiles = child, []*os.File{snapshot}
+	err = cmd.Start()
+	child.Close()
+	if err != nil {
+		return "", err
+	}
+	said.SetReadDeadline(time.Now().Add(lookLimit))
+	text, err := io.ReadAll(said)
+	if err != nil {
+		cmd.Process.Kill() // and not waited for
+		return "", errNoAnswer(lookLimit)
+	}
+	if err := cmd.Wait(); err != nil {
+		return "", fmt.Errorf("the process that looked ended: %w", err)
+	}
+	if detail, ok := strings.CutPrefix(string(text), looked); ok {
+		return detail, nil
+	}
+	return "", errors.New(string(text))
+}
+
+// lookCommand looks at a split of a mount, for doctor and restart. They start it with a snapshot open.
+func lookCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    "look SPLIT",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			detail, err := lookAt(os.NewFile(3, "snapshot"), args[0])
+			if err != nil {
+				fmt.Fprint(cmd.OutOrStdout(), err)
+				return nil
+			}
+			fmt.Fprint(cmd.OutOrStdout(), looked, detail)
+			return nil
+		},
+	}
+}
+
+func lookAt(file *os.File, split string) (string, error) {
+	snapshot, err := dataset.ReadSnapshot(file)
+	if err != nil {
+		return "", err
+	}
+	c, err := snapshot.Config()
+	if err != nil {
+		return "", err
+	}
+	i := slices.IndexFunc(c.Splits, func(s *config.Split) bool { return s.Split == split })
+	d, err := snapshot.Readable(c.Splits[i], c.Memory)
+	if errors.Is(err, os.ErrNotExist) {
+		return "", fmt.Errorf("%w; put the file back, or unmount, and mount again with the files that are there", err)
+	}
+	if err != nil {
+		return "", withPermission(err)
+	}
+	return detailOf(d), nil
+}
