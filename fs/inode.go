@@ -72,3 +72,6 @@ func settingsDir(sequence int, dir inode, name string) inode {
 	h.Write([]byte(name))
 	return makeInode(splitDir, sequence, h.Sum64()>>24)
 }
+
+// SequenceOf returns the number of the sequence whose file cursor has inode number ino.
+func SequenceOf(ino uint64) int { return inode(ino).sequence() }

@@ -66,7 +66,7 @@ func (t *texts) release(fh uint64) {
 func readmeText(t *texts, _ *Sequence, _ inode) []byte { return t.readme }
 
 func cursorText(t *texts, _ *Sequence, i inode) []byte {
-	return fmt.Appendln(nil, t.shared.Sequences[i.sequence()].Cursor.Load())
+	return fmt.Appendln(nil, t.shared.Sequences[i.sequence()].Next())
 }
 
 func infoText(t *texts, _ *Sequence, i inode) []byte {
@@ -101,7 +101,7 @@ func statusText(t *texts, _ *Sequence, _ inode) []byte {
 	}{t.programVersion, os.Getpid(), t.shared.Workers.Load(), int64(time.Since(t.began).Seconds()), residentBytes(), map[string]split{}}
 	t.sequences.all(func(number int, name, fault string) {
 		entry := &t.shared.Sequences[number]
-		now := split{entry.Cursor.Load(), entry.Reads.Load(), entry.Bytes.Load(), entry.GivenBack.Load(), entry.Errors.Load(), fault}
+		now := split{entry.Next(), entry.Reads.Load(), entry.Bytes.Load(), entry.GivenBack.Load(), entry.Errors.Load(), fault}
 		if number <= t.sequences.splits || entry.Moved() || now.Reads+now.Errors > 0 {
 			status.Splits[name] = now
 		}

@@ -56,7 +56,7 @@ A README at the top of every mount says how to read its files.`,
 		SilenceErrors: true,
 	}
 	root.SetVersionTemplate("batchfs {{.Version}}\n")
-	root.AddCommand(mountCommand(), unmountCommand(), restartCommand(), doctorCommand(), keepCommand(), workerCommand(), lookCommand(),
+	root.AddCommand(mountCommand(), unmountCommand(), restartCommand(), seekCommand(), doctorCommand(), keepCommand(), workerCommand(), lookCommand(),
 		catCommand(), inspectCommand(), prepare.Command(), bench.Command(), bench.ReaderCommand(), versionCommand())
 	return root
 }

@@ -119,7 +119,7 @@ func (h *Handles) Release(fh uint64) {
 		for i := range h.shared.parked {
 			h.shared.parked[i].fh.CompareAndSwap(fh, 0)
 		}
-	} else if flags&(holds|tentative) == holds|tentative && !h.isWhole(fh) {
+	} else if flags&(holds|tentative|passed) == holds|tentative && !h.isWhole(fh) {
 		s.flags.Store(flags &^ holds) // first: a number may be lost here, but never be given back twice
 		failpoint.Hit("release")
 		h.shared.Sequences[s.sequence.Load()].giveBack(s.number.Load())
@@ -197,7 +197,7 @@ func (h *Handles) AssignBatch(r Read) (k uint64, added bool, err error) {
 		return 0, false, ErrOutdated
 	default:
 		s.forgetPieces()
-		s.flags.Store(flags&(tentative|parks) | holds | uint64(r.Version)<<versionShift)
+		s.flags.Store(flags&(tentative|parks|passed) | holds | uint64(r.Version)<<versionShift)
 	}
 	if r.Cut {
 		s.thread.Store(r.Thread)
@@ -250,6 +250,7 @@ func (h *Handles) note(id, number uint64, version Version) *assignment {
 
 // assign gives slot s the cursor's number, for request r. It can be cut at any failpoint, and NewHandles completes it.
 func (h *Handles) assign(s *slot, r Read) {
+	h.applySeek(s.sequence.Load())
 	cursor := h.cursor(s)
 	s.wanted.Store(cursor.Load())
 	s.version.Store(uint64(r.Version))
@@ -291,7 +292,7 @@ func (h *Handles) GiveBack(r Read, k uint64, added bool) {
 		h.takeBack(r)
 	}
 	s.counted.Store(0) // the same request may go on with other tokens
-	if q := &h.shared.Sequences[s.sequence.Load()]; s.reads.Add(^uint64(0)) == 0 && q.Cursor.Load() == k+1 {
+	if q := &h.shared.Sequences[s.sequence.Load()]; s.reads.Add(^uint64(0)) == 0 && q.Cursor.Load() == k+1 && s.flags.Load()&passed == 0 {
 		for i := range h.shared.assignments { // or the same request, sent again, would get it
 			if a := &h.shared.assignments[i]; a.id.Load() == s.holder.Load() {
 				a.id.Store(0)

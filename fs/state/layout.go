@@ -44,7 +44,7 @@ type Shared struct {
 }
 
 // layoutVersion changes with the layout of Shared, or with what its fields mean.
-const layoutVersion = 3
+const layoutVersion = 4
 
 // A Note is a text of up to 4096 bytes.
 type Note struct {
@@ -60,7 +60,8 @@ type Entry struct {
 	name    [maxName]byte // zeros behind it
 	fault   [512]byte     // the last error, zeros behind it
 
-	Cursor    atomic.Uint64               // the number that the next reader of next takes
+	Cursor    atomic.Uint64               // the number that the next reader of next takes, unless seek is set: see Next
+	seek      atomic.Uint64               // 1 + the number that the cursor should be set to, or 0; commands write it, and the worker clears it
 	Reads     atomic.Uint64               // requests answered with batches
 	Bytes     atomic.Uint64               // of batches, delivered
 	Errors    atomic.Uint64               // requests answered with an error
@@ -130,6 +131,7 @@ const (
 	holds     = 1 << iota // number is that of a batch
 	tentative             // opened with O_NONBLOCK: a batch that was not delivered whole is given back at close
 	parks                 // some of its batches may be parked
+	passed                // a seek has moved the cursor since number was assigned: it is not given back
 
 	versionShift = 8
 )

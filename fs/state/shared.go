@@ -36,8 +36,9 @@ func (e *Entry) Fault() string { return getText(e.fault[:]) }
 // SetFault notes the last error. The caller serialises calls, and those of Fault.
 func (e *Entry) SetFault(text string) { setText(e.fault[:], text) }
 
-// Moved says whether a number was taken: such a sequence is never forgotten, because a number must never come twice.
-func (e *Entry) Moved() bool { return e.Cursor.Load() != e.start.Load() }
+// Moved says whether the cursor is not where it began: such a sequence is never forgotten, because a number must never come
+// twice.
+func (e *Entry) Moved() bool { return e.Next() != e.start.Load() }
 
 func setText(b []byte, text string) {
 	clear(b)
@@ -67,6 +68,7 @@ func (s *Shared) NewNumber() int {
 func (s *Shared) Add(number int, name string, start uint64) {
 	q := &s.Sequences[number]
 	q.Cursor.Store(start)
+	q.seek.Store(0)
 	q.start.Store(start)
 	q.Reads.Store(0)
 	q.Bytes.Store(0)

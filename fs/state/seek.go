@@ -1,0 +1,40 @@
+package state
+
+import "batchfs/fs/failpoint"
+
+// Next is the number that the next reader of next takes.
+func (e *Entry) Next() uint64 {
+	if seek := e.seek.Load(); seek != 0 {
+		return seek - 1
+	}
+	return e.Cursor.Load()
+}
+
+// Seek sets the number that the next reader of next takes, and returns what it was. Readers keep the batches that they hold. Any
+// process may call it, whether a worker is alive or not: the worker that assigns the next number moves the cursor first. Of two
+// seeks the later one holds.
+func (e *Entry) Seek(number uint64) (was uint64) {
+	was = e.Next()
+	e.seek.Store(number + 1)
+	return was
+}
+
+// applySeek moves a sequence's cursor to where a seek has set it. A worker that dies in it leaves the seek to the next worker,
+// which repeats it. The caller holds mu.
+func (h *Handles) applySeek(sequence uint64) {
+	e := &h.shared.Sequences[sequence]
+	seek := e.seek.Load()
+	if seek == 0 {
+		return
+	}
+	for i := range h.shared.slotsUsed.Load() {
+		if s := &h.shared.slots[i]; s.sequence.Load() == sequence {
+			s.flags.Or(passed) // or giving back what it holds could undo the seek
+		}
+	}
+	e.forgetAbandoned()
+	failpoint.Hit("seek")
+	e.Cursor.Store(seek - 1)
+	failpoint.Hit("sought")
+	e.seek.CompareAndSwap(seek, 0) // unless there is a later one
+}
