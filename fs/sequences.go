@@ -173,9 +173,6 @@ func (q *sequences) lookUp(dir inode, name string, id uint64) (number int, errno
 		}
 		return 0, syscall.EINVAL
 	}
-	if len(name) > maxNameLen { // longer than the shared state could note
-		return 0, syscall.ENAMETOOLONG
-	}
 	q.mu.Lock()
 	number, known := q.byName[s.Name]
 	if !known {

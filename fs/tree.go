@@ -215,6 +215,9 @@ func attributesLast(i inode) time.Duration {
 func (t *tree) String() string { return "batchfs" }
 
 func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+	if len(name) > maxNameLen { // which the kernel does not check, and the shared state has no room for
+		return fuse.Status(syscall.ENAMETOOLONG)
+	}
 	dir := inode(header.NodeId)
 	r, err := t.deadlines.begin(header.Unique, dir)
 	if err != nil {

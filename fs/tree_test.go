@@ -173,6 +173,18 @@ func TestNamesOfBatches(t *testing.T) {
 	}
 }
 
+func TestLongNames(t *testing.T) {
+	tr := plant(t, counting("train", 100))
+	for length, want := range map[int]fuse.Status{maxNameLen: fuse.OK, maxNameLen + 1: fuse.Status(syscall.ENAMETOOLONG)} {
+		for dir, name := range map[inode]string{tr.find("train"): "seed=" + strings.Repeat("0", length-5), rootInode: strings.Repeat("x", length)} {
+			status := tr.Lookup(nil, &fuse.InHeader{NodeId: uint64(dir), Unique: lastUnique.Add(2)}, name, &fuse.EntryOut{})
+			if status != want {
+				t.Errorf("a name of %d bytes: %v, want %v", length, status, want)
+			}
+		}
+	}
+}
+
 func TestListedNamesExist(t *testing.T) {
 	tr := plant(t, counting("train", 100), counting("val", 100))
 	for _, dir := range []string{"", "train", "val"} {

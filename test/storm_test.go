@@ -94,6 +94,7 @@ func TestStorm(t *testing.T) {
 		{"stop and kill", plainBatchfs, nil, "", stopAndKill, nil},
 		{"panic", faultyBatchfs, nil, "read:panic:2000", nil, nil},
 		{"restart", plainBatchfs, nil, "", func(t testing.TB, m *mounted, _ int) { run(t, plainBatchfs, "restart", m.dir) }, nil},
+		{"seek", plainBatchfs, nil, "", seekAndKill, func(strikes int) int { return strikes/300 + 1 }},
 		{"no resend", plainBatchfs, []string{"--no-resend"}, "", kill, func(strikes int) int { return 1 << 30 }},
 	} {
 		t.Run(storm.name, func(t *testing.T) {
@@ -108,6 +109,7 @@ func TestStorm(t *testing.T) {
 				m.awaitStandby(t)
 			}
 			fds := len(m.fds(t))
+			skippedBySeeks = 0
 			readers := startStorms(t, m)
 			strikes, end := 0, time.Now().Add(lasting(0, 90*time.Second))
 			await(t, "enough strikes", func() bool {
@@ -123,7 +125,7 @@ func TestStorm(t *testing.T) {
 			got := endStorms(t, readers)
 			cursor, err := strconv.Atoi(m.cursor(t, "train"))
 			noError(t, err)
-			missing := got.missing(t, cursor)
+			missing := got.missing(t, cursor) - skippedBySeeks
 			failed := 0
 			for _, n := range got.failed {
 				failed += n
@@ -155,6 +157,24 @@ func TestStorm(t *testing.T) {
 		})
 	}
 }
+
+// seekAndKill moves the cursor of train on by a few epochs, and kills the worker about then.
+func seekAndKill(t testing.TB, m *mounted, worker int) {
+	cursor, err := strconv.Atoi(m.cursor(t, "train"))
+	noError(t, err)
+	to := cursor + stormBatches*(1+rand.IntN(3))
+	killed := time.AfterFunc(time.Duration(rand.Int64N(int64(10*time.Millisecond))), func() { kill(t, m, worker) })
+	defer killed.Stop()
+	var was int
+	said := run(t, plainBatchfs, "seek", m.path("train"), fmt.Sprint(to))
+	if _, err := fmt.Sscanf(said[strings.LastIndex(said, " ")+1:], "%d", &was); err != nil || was > to {
+		t.Fatalf("seek to %d said %q", to, said)
+	}
+	skippedBySeeks += to - was
+}
+
+// skippedBySeeks counts the numbers that seeks left out.
+var skippedBySeeks int
 
 // longest is the longest time that a log says it took to replace a process.
 func longest(t *testing.T, log string) (most time.Duration) {
