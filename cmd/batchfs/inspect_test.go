@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -76,31 +75,6 @@ func rowBytes(d *dataset.Dataset, batch []byte, j int) []byte {
 	return batch[j*n:][:n]
 }
 
-func fileSize(t testing.TB, path string) int {
-	t.Helper()
-	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return int(info.Size())
-}
-
-// fileBytes are as many of n bytes of a file as it has.
-func fileBytes(t testing.TB, path string, at int64, n int) []byte {
-	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	b := make([]byte, n)
-	n, err = f.ReadAt(b, at)
-	if err != nil && err != io.EOF {
-		t.Fatal(err)
-	}
-	return b[:n]
-}
-
 // With --json it prints what a mount shows as batch/<k>.json, under the settings of the mount or of a path in it.
 func TestInspectIsTheFile(t *testing.T) {
 	for _, d := range openMany(t) {
@@ -161,7 +135,7 @@ func TestInspectShowsTheText(t *testing.T) {
 			}
 			tokens, rest = append(tokens, rest[:n]), rest[n:]
 		}
-		trained := fileSize(t, "data/train.bin") / 2
+		trained := testfiles.Size(t, "data/train.bin") / 2
 		for split, first := range map[string]int{"train": 0, "val": trained} {
 			for k := range 10 {
 				args := []string{split, fmt.Sprint(k), "--data", "data", "--set", "batch.block_size=15"}
@@ -274,7 +248,7 @@ type found struct {
 // locate is the file of the token at a position in a split, and its index there.
 func locate(t testing.TB, d *dataset.Dataset, pos int64) (file string, index int64) {
 	for _, file := range d.Files() {
-		n := int64(fileSize(t, file) / 4)
+		n := int64(testfiles.Size(t, file) / 4)
 		if pos < n {
 			return file, pos
 		}
@@ -295,7 +269,7 @@ func TestInspectFind(t *testing.T) {
 				if err := json.Unmarshal([]byte(inspect(t, append(args, "--json")...)), &f); err != nil {
 					t.Fatal(err)
 				}
-				token := fileBytes(t, f.File, 4*f.Index, 4)
+				token := testfiles.Bytes(t, f.File, 4*f.Index, 4)
 				if f.File != file || f.Index != index || f.Epoch != epoch || f.Finds == nil {
 					t.Fatalf("inspect %q: %+v", args, f)
 				}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -345,7 +344,7 @@ func TestProvenance(t *testing.T) {
 		for i, tokens := range d.sources {
 			all := 0
 			for _, file := range tokens.Files() {
-				n := fileSize(t, file) / 4
+				n := testfiles.Size(t, file) / 4
 				if all += n; !d.Split.Join {
 					windows[i] += (n - 1) / 4
 				}
@@ -380,7 +379,7 @@ func TestProvenance(t *testing.T) {
 					given[source]++
 					next++
 					want := rowBytes(d, batch, j)
-					if got := fileBytes(t, row.File, 4*row.Start, len(want)); !bytes.HasPrefix(want, got) ||
+					if got := testfiles.Bytes(t, row.File, 4*row.Start, len(want)); !bytes.HasPrefix(want, got) ||
 						len(got) < len(want) && !d.Split.Join {
 						t.Errorf("%s: row %d of batch %d is % x, but from token %d on %s has % x",
 							d.label(), j, k, want, row.Start, row.File, got)
@@ -394,31 +393,6 @@ func TestProvenance(t *testing.T) {
 			}
 		}
 	}
-}
-
-func fileSize(t testing.TB, path string) int {
-	t.Helper()
-	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return int(info.Size())
-}
-
-// fileBytes are as many of n bytes of a file as it has.
-func fileBytes(t testing.TB, path string, at int64, n int) []byte {
-	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	b := make([]byte, n)
-	n, err = f.ReadAt(b, at)
-	if err != nil && err != io.EOF {
-		t.Fatal(err)
-	}
-	return b[:n]
 }
 
 // A batch of too many rows for a file has none.

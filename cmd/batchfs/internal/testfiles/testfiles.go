@@ -1,8 +1,9 @@
-// Package testfiles writes the files that tests of the commands read, in the working directory.
+// Package testfiles writes the files that tests of the commands read, in the working directory, and looks at them.
 package testfiles
 
 import (
 	"encoding/binary"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -105,3 +106,29 @@ weight = 3
 tokens = "c.bin"
 weight = 1
 `
+
+// Size is the size of a file in bytes.
+func Size(t testing.TB, path string) int {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int(info.Size())
+}
+
+// Bytes are as many of n bytes of a file as it has.
+func Bytes(t testing.TB, path string, at int64, n int) []byte {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	b := make([]byte, n)
+	n, err = f.ReadAt(b, at)
+	if err != nil && err != io.EOF {
+		t.Fatal(err)
+	}
+	return b[:n]
+}
