@@ -37,6 +37,14 @@ func appendToken(raw []byte, v int64, size int) []byte {
 	return append(raw, binary.LittleEndian.AppendUint64(nil, uint64(v))[:size]...)
 }
 
+// few is how often something that takes long is tried: less often in a short test.
+func few(short, long int) int {
+	if testing.Short() {
+		return short
+	}
+	return long
+}
+
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

@@ -243,8 +243,8 @@ func TestTorchVersionsDiffer(t *testing.T) {
 // Rank r draws as a rank alone does whose seed is greater by r; the seed counts modulo 2^32.
 func TestTorchRanks(t *testing.T) {
 	const b, starts = 7, 1 << 30
-	for _, seed := range []uint64{0, 1337, 1<<32 - 2, 1<<64 - 2} {
-		for _, world := range []int{1, 2, 5} {
+	for _, seed := range []uint64{1<<32 - 2, 0, 1337, 1<<64 - 2}[:few(1, 4)] {
+		for _, world := range []int{2, 1, 5}[:few(1, 3)] {
 			for rank := range world {
 				s := Settings{Order: Torch, Seed: seed, BatchSize: b, Rank: rank, World: world}
 				o, q := mustTorch(t, s, starts), &Sequence{Settings: s}
@@ -345,7 +345,7 @@ func TestCharacteristicAnnihilates(t *testing.T) {
 
 func TestJumpIsManySteps(t *testing.T) {
 	const tenMillion = 10_000_000 / mtWords
-	for _, before := range []int{0, 1, 623} {
+	for _, before := range []int{623, 0, 1}[:few(1, 3)] {
 		g := newMT19937(5489).skip(before)
 		first := g.block()
 		want, at := first, uint64(0)
