@@ -108,15 +108,18 @@ func (d *deadlines) answered(id uint64) {
 	d.shared.Answered.Add(1)
 }
 
-// assigned notes which number was assigned to a request. It gives the number back if the request is too late for it.
-func (d *deadlines) assigned(r *request, read state.Read, number uint64, added bool) (late bool) {
+// assign assigns a batch to a request, unless that is late.
+func (d *deadlines) assign(r *request, read state.Read) (number uint64, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	r.assigned, r.read, r.number, r.added = true, read, number, added
 	if r.expired {
-		d.giveBackLocked(r)
+		return 0, d.error()
 	}
-	return r.expired
+	number, added, err := d.handles.AssignBatch(read)
+	if err == nil {
+		r.assigned, r.read, r.number, r.added = true, read, number, added
+	}
+	return number, err
 }
 
 // giveBack gives the number of a request back, because its read failed.

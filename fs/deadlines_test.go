@@ -186,11 +186,9 @@ func TestLateReadGivesItsNumberBack(t *testing.T) {
 			tick()
 		}
 		read := state.Read{FH: slow.fh, ID: 1_000_000, Span: whole}
-		k, added, err := tr.handles.AssignBatch(read)
-		if err != nil || k != 0 {
+		if k, err := tr.deadlines.assign(r, read); k != 0 || (err != nil) != (first == "late") {
 			t.Fatal(k, err)
 		}
-		tr.deadlines.assigned(r, read, k, added)
 		if first == "assigned" {
 			tick()
 		}

@@ -89,7 +89,7 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	}
 	r, err := t.deadlines.begin(in.Unique, i)
 	if err != nil {
-		return nil, t.fault(i, err)
+		return nil, t.readFails(in, err)
 	}
 	defer t.readEnds(r)
 	if text := t.textOf(r, in.Fh, in.Offset); text != nil {
@@ -149,7 +149,7 @@ func (t *tree) readNext(r *request, in *fuse.ReadIn, span state.Span, buf []byte
 	read := state.Read{
 		ID: in.Unique, FH: in.Fh, Span: span,
 		Thread:  uint64(in.Pid)<<32 | in.LockOwner&math.MaxUint32, // one of them is the same where the other is 0
-		Cut:     span.Len > mount.MaxRequest-pageSize && span.Off+span.Len < span.Size,
+		Cut:     span.Len > mount.MaxRequest-maxGap && span.Off+span.Len < span.Size,
 		PastEnd: int64(in.Size) > span.Len,
 	}
 	for try := 1; ; try++ {
@@ -158,12 +158,9 @@ func (t *tree) readNext(r *request, in *fuse.ReadIn, span state.Span, buf []byte
 			return nil, errForgotten
 		}
 		read.Version = s.Version
-		k, added, err := t.handles.AssignBatch(read)
+		k, err := t.deadlines.assign(r, read)
 		if err != nil {
 			return nil, err
-		}
-		if late := t.deadlines.assigned(r, read, k, added); late {
-			return nil, t.deadlines.error()
 		}
 		answer, err := t.readBatches(i, s, k, span.Off, buf)
 		if err == nil {
@@ -179,8 +176,8 @@ func (t *tree) readNext(r *request, in *fuse.ReadIn, span state.Span, buf []byte
 	}
 }
 
-// A read(2) into memory that does not begin at a page is one page shorter in the first request than mount.MaxRequest.
-var pageSize = int64(os.Getpagesize())
+// The first request of a long read(2) is shorter than mount.MaxRequest by up to a page for each piece of memory that it goes to.
+var maxGap = 16 * int64(os.Getpagesize())
 
 // Tokens that change so often while they are read are not served.
 const maxTries = 10

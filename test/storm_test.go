@@ -90,7 +90,7 @@ func TestStorm(t *testing.T) {
 	}{
 		{"kill", plainBatchfs, nil, "", kill, func(strikes int) int { return strikes/300 + 1 }},
 		{"kill between steps", faultyBatchfs, nil, "open:kill:9000 want:kill:9000 ask:kill:9000 note:kill:9000 noted:kill:9000 number:kill:9000 " +
-			"holder:kill:9000 pieces:kill:9000 delivered:kill:9000 taken:kill:9000 count:kill:9000", nil, func(strikes int) int { return strikes/300 + 1 }},
+			"holder:kill:9000 listed:kill:9000 delivered:kill:9000 taken:kill:9000 count:kill:9000", nil, func(strikes int) int { return strikes/300 + 1 }},
 		{"stop and kill", plainBatchfs, nil, "", stopAndKill, nil},
 		{"panic", faultyBatchfs, nil, "read:panic:2000", nil, nil},
 		{"restart", plainBatchfs, nil, "", func(t testing.TB, m *mounted, _ int) { run(t, plainBatchfs, "restart", m.dir) }, nil},

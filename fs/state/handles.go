@@ -99,6 +99,7 @@ func (h *Handles) Open(sequence int, isTentative bool, id uint64) (fh uint64, ok
 	s.holder.Store(0)
 	s.asking.Store(0)
 	s.cut.Store(0)
+	s.counted.Store(0)
 	s.forgetPieces()
 	opens := s.opens.Add(1)
 	failpoint.Hit("open")
@@ -115,11 +116,13 @@ func (h *Handles) Release(fh uint64) {
 	if s.isFree(fh) {
 		return
 	}
-	if flags := s.flags.Load(); flags&parks != 0 {
+	flags := s.flags.Load()
+	if flags&parks != 0 {
 		for i := range h.shared.parked {
 			h.shared.parked[i].fh.CompareAndSwap(fh, 0)
 		}
-	} else if flags&(holds|tentative|passed) == holds|tentative && !h.isWhole(fh) {
+	}
+	if flags&(holds|tentative|passed) == holds|tentative && !h.isWhole(fh) {
 		s.flags.Store(flags &^ holds) // first: a number may be lost here, but never be given back twice
 		failpoint.Hit("release")
 		h.shared.Sequences[s.sequence.Load()].giveBack(s.number.Load())
@@ -151,7 +154,7 @@ var errClosed = fmt.Errorf("the handle was closed (%w)", syscall.ESTALE)
 // A thread that is in the middle of a read(2) that the kernel cut goes on with its batch, whatever other threads that share the
 // handle read meanwhile: a read(2) of the beginning by another thread takes another number.
 //
-// The error is ErrOutdated in the middle of a batch of another version, which can only be read again from its beginning;
+// The error is ErrOutdated in the middle of a batch of another version, which can then be read again from its beginning;
 // ErrPieces; or that of a handle that is closed, which a request that was answered long ago may have.
 func (h *Handles) AssignBatch(r Read) (k uint64, added bool, err error) {
 	h.mu.Lock()
@@ -163,37 +166,40 @@ func (h *Handles) AssignBatch(r Read) (k uint64, added bool, err error) {
 	var earlier *assignment
 	if r.ID&Resent != 0 {
 		r.ID &^= Resent
-		earlier = h.earlier(s, r.ID)
+		earlier = h.earlier(r.ID)
 	}
 	flags := s.flags.Load()
+	isHolders := s.holder.Load() == r.ID // the request read the slot's batch before
+	if earlier != nil && earlier.number.Load() == s.number.Load() {
+		isHolders, earlier = true, nil
+	}
+	var p *parked
 	if flags&parks != 0 {
-		if p := h.findParked(r.FH, r.Thread); p != nil {
-			if earlier == nil && r.Off > 0 && r.Off == int64(p.cut.Load()) {
-				earlier = h.note(r.ID, p.number.Load(), Version(p.version.Load()))
-			}
-			p.goOn(r, earlier)
+		p = h.findParked(r.FH, r.Thread)
+		if p != nil && earlier == nil && r.Off > 0 && r.Off == int64(p.cut.Load()) {
+			earlier = h.note(r.ID, p.number.Load(), Version(p.version.Load()))
 		}
 	}
+	if earlier != nil && r.Off > 0 && earlier.version.Load() != uint64(r.Version) {
+		return 0, false, ErrOutdated
+	}
+	if p != nil {
+		p.goOn(r, earlier)
+	}
 	if earlier != nil {
-		k = earlier.number.Load()
-		if r.Off > 0 && earlier.version.Load() != uint64(r.Version) {
-			return 0, false, ErrOutdated
-		}
-		if flags&holds != 0 && k == s.number.Load() {
-			added, err = h.deliver(s, r)
-		}
-		return k, added, err
+		return earlier.number.Load(), false, nil
 	}
 	isAnothers := r.Off == 0 && s.cut.Load() != 0 && s.thread.Load() != r.Thread
 	isOver := h.isWhole(r.FH) && !s.isAgain(r)
 	switch {
-	case flags&holds == 0, s.holder.Load() != r.ID && (isAnothers || isOver):
+	case flags&holds == 0, !isHolders && (isAnothers || isOver):
 		if flags&holds != 0 && isAnothers {
-			h.park(s, r.FH)
+			h.park(s.thread.Load(), int64(s.cut.Load()), r.FH, s.number.Load(), Version(flags>>versionShift))
 		}
 		h.assign(s, r)
 	case flags>>versionShift == uint64(r.Version):
-	case r.Off > 0:
+	case !h.mayBeginAgain(s, r):
+		s.flags.Or(told)
 		return 0, false, ErrOutdated
 	default:
 		s.forgetPieces()
@@ -212,8 +218,24 @@ func (h *Handles) AssignBatch(r Read) (k uint64, added bool, err error) {
 		s.reads.Add(1)
 		s.counted.Store(r.ID)
 	}
-	added, err = h.deliver(s, r)
+	if s.holder.Load() != r.ID { // a holder is noted already
+		h.note(r.ID, k, r.Version)
+	}
+	added, err = h.deliver(r)
 	return k, added, err
+}
+
+// mayBeginAgain says whether r, of other tokens than what was delivered of the batch, begins the batch again: it reads all that
+// was delivered, or a reader that knows of the change, and read from the beginning on, reads the beginning.
+func (h *Handles) mayBeginAgain(s *slot, r Read) bool {
+	pieces := h.pieces(r.FH)
+	switch {
+	case len(pieces) == 0:
+		return true
+	case len(pieces) > 1 || r.Off > pieces[0].from:
+		return false
+	}
+	return pieces[0].to <= r.end() || s.flags.Load()&told != 0 && r.Off == 0 && pieces[0].from == 0
 }
 
 // isAgain says whether r may read a batch that was delivered. C's stdio reads blocks: it may read one of which it needs a part,
@@ -223,11 +245,8 @@ func (s *slot) isAgain(r Read) bool {
 	return off > 0 && (from <= off && uint64(r.end()) <= to || off == to && r.PastEnd && s.lastThread.Load() == r.Thread)
 }
 
-// earlier returns what was assigned to request id, if that is not what the slot holds.
-func (h *Handles) earlier(s *slot, id uint64) *assignment {
-	if s.holder.Load() == id {
-		return nil
-	}
+// earlier returns what was assigned to request id before.
+func (h *Handles) earlier(id uint64) *assignment {
 	for i := range h.shared.assignments {
 		if a := &h.shared.assignments[i]; a.id.Load() == id {
 			return a
@@ -285,16 +304,30 @@ func (h *Handles) GiveBack(r Read, k uint64, added bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s := h.slot(r.FH)
-	if s.isFree(r.FH) || s.number.Load() != k || s.flags.Load()&holds == 0 {
-		return // the handle is closed, or threads share it and another has gone on
+	switch {
+	case s.isFree(r.FH):
+		return
+	case s.number.Load() != k: // another thread has gone on
+		if r.Off > 0 {
+			h.park(r.Thread, r.Off, r.FH, k, r.Version) // the thread may try again
+		}
+		return
+	case s.flags.Load()&holds == 0:
+		return
 	}
 	if added || r.ID&Resent != 0 { // an earlier worker may have added it
 		h.takeBack(r)
 	}
+	if r.Off > 0 && (s.cut.Load() == 0 || s.thread.Load() == r.Thread) {
+		s.thread.Store(r.Thread)
+		s.cut.Store(uint64(r.Off))
+	} else if s.thread.Load() == r.Thread {
+		s.cut.Store(0)
+	}
 	s.counted.Store(0) // the same request may go on with other tokens
 	if q := &h.shared.Sequences[s.sequence.Load()]; s.reads.Add(^uint64(0)) == 0 && q.Cursor.Load() == k+1 && s.flags.Load()&passed == 0 {
 		for i := range h.shared.assignments { // or the same request, sent again, would get it
-			if a := &h.shared.assignments[i]; a.id.Load() == s.holder.Load() {
+			if a := &h.shared.assignments[i]; a.id.Load() == s.holder.Load() || a.id.Load() == r.ID&^Resent {
 				a.id.Store(0)
 			}
 		}
@@ -314,11 +347,13 @@ func (q *Entry) giveBack(number uint64) {
 			return
 		}
 	}
+	lowest := &q.abandoned[0] // of which the later ones are held for longest; 0 is free
 	for i := range q.abandoned {
-		if q.abandoned[i].CompareAndSwap(0, number+1) {
-			return
+		if a := &q.abandoned[i]; a.Load() < lowest.Load() {
+			lowest = a
 		}
 	}
+	lowest.Store(number + 1)
 }
 
 // takeAbandoned says whether the number before this one was given back, and forgets it.

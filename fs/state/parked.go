@@ -2,9 +2,8 @@ package state
 
 import "batchfs/fs/failpoint"
 
-// park notes which batch the thread that is in the middle of a read(2) goes on with, when another thread takes the handle.
-func (h *Handles) park(s *slot, fh uint64) {
-	thread := s.thread.Load()
+// park notes that a thread goes on with batch k at byte cut, while another thread takes the handle.
+func (h *Handles) park(thread uint64, cut int64, fh, k uint64, version Version) {
 	p := h.findParked(fh, thread)
 	for range h.shared.parked {
 		if p != nil {
@@ -17,12 +16,12 @@ func (h *Handles) park(s *slot, fh uint64) {
 	if p == nil { // as many threads ended in the middle, or are in it
 		p = &h.shared.parked[h.shared.everParked.Add(1)%maxParked]
 	}
-	s.flags.Or(parks)
+	h.slot(fh).flags.Or(parks)
 	p.fh.Store(0)
 	p.thread.Store(thread)
-	p.cut.Store(s.cut.Load())
-	p.number.Store(s.number.Load())
-	p.version.Store(s.flags.Load() >> versionShift)
+	p.cut.Store(uint64(cut))
+	p.number.Store(k)
+	p.version.Store(uint64(version))
 	p.fh.Store(fh)
 	failpoint.Hit("parked")
 }
@@ -40,6 +39,9 @@ func (h *Handles) findParked(fh, thread uint64) *parked {
 // goOn notes that the thread of p makes request r, which has the batch of a, or nil if it has what the handle holds.
 func (p *parked) goOn(r Read, a *assignment) {
 	if r.Cut && a != nil && a.number.Load() == p.number.Load() {
+		if r.Off == 0 { // sent again, of other tokens perhaps
+			p.version.Store(uint64(r.Version))
+		}
 		p.cut.Store(uint64(r.end()))
 		return
 	}

@@ -32,7 +32,7 @@ func (h *Handles) setPieces(fh uint64, pieces []piece) error {
 		copy(list.few[:], pieces)
 	}
 	list.n.Store(uint64(len(pieces)))
-	failpoint.Hit("pieces")
+	failpoint.Hit("listed")
 	s.current.Store(l)
 	failpoint.Hit("delivered")
 	return nil
@@ -46,8 +46,8 @@ func (h *Handles) isWhole(fh uint64) bool {
 	return len(pieces) == 1 && pieces[0] == piece{0, int64(h.slot(fh).size.Load())}
 }
 
-// deliver notes that what r reads of the batch of slot s was delivered. added says whether some of it was not before.
-func (h *Handles) deliver(s *slot, r Read) (added bool, err error) {
+// deliver notes that what r reads was delivered. added says whether some of it was not before.
+func (h *Handles) deliver(r Read) (added bool, err error) {
 	p := piece{r.Off, r.end()}
 	h.scratch = h.scratch[:0]
 	later := len(h.scratch)
@@ -65,14 +65,10 @@ func (h *Handles) deliver(s *slot, r Read) (added bool, err error) {
 		}
 	}
 	h.scratch = slices.Insert(h.scratch, later, p)
-	if p == (piece{0, r.Size}) {
+	if s := h.slot(r.FH); p == (piece{0, r.Size}) {
 		s.lastFrom.Store(uint64(r.Off))
 		s.lastTo.Store(uint64(r.end()))
 		s.lastThread.Store(r.Thread)
-		if s.holder.Load() != r.ID {
-			// Or the same request, sent again, would be the next batch's.
-			h.note(r.ID, s.number.Load(), r.Version)
-		}
 	}
 	return true, h.setPieces(r.FH, h.scratch)
 }

@@ -104,7 +104,7 @@ func TestPieces(t *testing.T) {
 		r := Read{FH: fh, Span: Span{from, 1 + rand.Int64N(min(size-from, 20)), size}}
 		if rand.IntN(2) == 0 {
 			fresh := slices.Contains(table[r.Off:r.end()], false)
-			if added, err := h.deliver(s, r); err != nil || added != fresh {
+			if added, err := h.deliver(r); err != nil || added != fresh {
 				t.Fatalf("step %d: %v %v, want %v", step, added, err, fresh)
 			}
 		} else {
