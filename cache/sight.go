@@ -18,7 +18,7 @@ type VocabularyError struct {
 
 func (e *VocabularyError) Error() string {
 	return fmt.Sprintf("%s: token %d is %d, and tokens must be below vocab_size, which is %d; are the file, token_dtype and vocab_size "+
-		"(or the vocab.json beside the file) right?", e.Path, e.Index, e.Token, e.Size)
+		"(or a vocab.json beside the files of the split) right?", e.Path, e.Index, e.Token, e.Size)
 }
 
 // A sight is what the blocks of a file show that the fingerprint covers: whether they can be what the file is said to hold.
@@ -40,8 +40,12 @@ type sight struct {
 // minContent is how many bytes show what a file is, where nothing but their values does.
 const minContent = 512
 
-// maxUpper bounds the upper halves of uint32 tokens: there is no vocabulary of more than a million.
-const maxUpper = 15
+const (
+	// maxUpper bounds the upper halves of uint32 tokens: there is no vocabulary of more than a million.
+	maxUpper = 15
+	// negative is the upper half of -1, or of -100: what stands for no token in int32 files.
+	negative = 0xffff
+)
 
 // look takes note of the bytes from off on.
 func (s *sight) look(off int64, block []byte) {
@@ -88,6 +92,9 @@ func (s *sight) measure(off int64, block []byte) {
 	}
 	for at := int(off % 2); at+2 <= len(block) && !s.narrow; at += 2 {
 		v, lane := binary.LittleEndian.Uint16(block[at:]), (off+int64(at))/2%4
+		if lane%2 == 1 && v == negative {
+			continue
+		}
 		s.least[lane], s.most[lane] = min(s.least[lane], v), max(s.most[lane], v)
 		s.narrow = lane%2 == 1 && v > maxUpper
 	}
@@ -161,7 +168,7 @@ func formatOf(first []byte) string {
 	switch {
 	case len(first) > 262 && string(first[257:262]) == "ustar":
 		return "a tar archive, not tokens; extract the files"
-	case len(first) > 11 && string(first[:3]) == "\x80\x04\x95" && string(first[8:11]) == "\x00\x00\x00":
+	case len(first) > 11 && (string(first[:3]) == "\x80\x04\x95" || string(first[:3]) == "\x80\x05\x95") && string(first[8:11]) == "\x00\x00\x00":
 		return "a Python pickle, not headerless tokens; write the array in it alone, as NumPy's tofile does"
 	case len(first) > 10 && binary.LittleEndian.Uint64(first) < 100<<20 && string(first[8:10]) == `{"`:
 		return "a safetensors file, not headerless tokens; write a tensor of it alone, as NumPy's tofile does"

@@ -62,6 +62,8 @@ func TestOpenLooksAtTheContent(t *testing.T) {
 		"ELF":                   {behind("\x7fELF\x02\x01"), "is a program (ELF)", false},
 		"PDF":                   {behind("%PDF-1.7\n"), "is a PDF document", false},
 		"pickle":                {behind("\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00"), "is a Python pickle", false},
+		"pickle of protocol 5":  {behind("\x80\x05\x95\x10\x00\x00\x00\x00\x00\x00\x00"), "is a Python pickle", false},
+		"int32 with -100":       {bytes.Repeat([]byte{7, 1, 0, 0, 9, 0, 0, 0, 0x9c, 0xff, 0xff, 0xff}, 5000), wide, true},
 		"safetensors":           {behind("\x40\x00\x00\x00\x00\x00\x00\x00{\"x\":"), "is a safetensors file", false},
 		"tar":                   {behind(strings.Repeat("\x00", 257) + "ustar\x00"), "is a tar archive", false},
 		"Git LFS":               {[]byte("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n"), "git lfs pull", false},

@@ -204,12 +204,17 @@ func (d *doctor) mounted() {
 		return
 	}
 	splits, err := splitsOf(m)
-	if err != nil {
+	if err != nil && !mayNotLook(m, err) {
 		d.look("mounted splits", func() (string, error) { return "", err })
 	}
 	for _, s := range splits {
 		d.look("mounted "+s.name, s.look)
 	}
+}
+
+// mayNotLook says whether err is but that this user, who may read the mount, may not look into its supervisor's memory.
+func mayNotLook(m *mount.Mounted, err error) bool {
+	return m.AllowOther && errors.Is(err, os.ErrPermission)
 }
 
 // silence is longer than a healthy worker is ever silent: its supervisor pings it every second.
@@ -229,6 +234,9 @@ func diagnose(m *mount.Mounted) (string, error) {
 			"to let others, that user mounts it with mount.allow_other = true (--set mount.allow_other=true)", m.Mountpoint, m.Owner)
 	}
 	shared, err := m.State()
+	if mayNotLook(m, err) {
+		return fmt.Sprintf("%s is mounted; only user %d, who mounted it, and root can look closer", m.Mountpoint, m.Owner), nil
+	}
 	if err != nil {
 		return "", fmt.Errorf("%s is mounted: %w", m.Mountpoint, err)
 	}
@@ -246,6 +254,11 @@ func diagnose(m *mount.Mounted) (string, error) {
 		return "", fmt.Errorf("%s; check their disk or server: dmesg may say more. Other splits are not affected", strings.Join(stuck, "; "))
 	}
 	detail := fmt.Sprintf("%s is mounted, served by process %d", m.Mountpoint, shared.Worker())
+	for n := range shared.SequencesUsed() {
+		if q := &shared.Sequences[n+1]; q.Used() && q.Errors.Load() > 0 {
+			detail += fmt.Sprintf("; %d requests of %s failed, the last one so: %s", q.Errors.Load(), q.Name(), q.Fault())
+		}
+	}
 	if euid != m.Owner && !m.AllowOther {
 		detail += fmt.Sprintf("; only user %d may read it, without mount.allow_other", m.Owner)
 	}

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -60,6 +61,7 @@ func lookFrom(m *mount.Mounted, split string) (string, error) {
 	defer said.Close()
 	cmd := exec.Command(program, "look", split)
 	cmd.Stdout, cmd.ExtraFiles = child, []*os.File{snapshot}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // doctor may end first
 	err = cmd.Start()
 	child.Close()
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"batchfs/fs"
 )
@@ -62,7 +63,11 @@ A cursor lives as long as the mount, whichever process serves it.`,
 			if err != nil {
 				return err
 			}
-			was := shared.Sequences[fs.SequenceOf(info.Sys().(*syscall.Stat_t).Ino)].Seek(number)
+			stat := info.Sys().(*syscall.Stat_t)
+			if device := fmt.Sprintf("%d:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev)); device != m.Device {
+				return fmt.Errorf("%s: another filesystem was mounted there meanwhile; try again", args[0])
+			}
+			was := shared.Sequences[fs.SequenceOf(stat.Ino)].Seek(number)
 			fmt.Fprintf(cmd.OutOrStdout(), "next of %s takes batch %d, was %d\n", strings.TrimSuffix(args[0], "/"), number, was)
 			return nil
 		},

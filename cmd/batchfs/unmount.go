@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"syscall"
 	"time"
@@ -32,6 +33,9 @@ says where and how to end it. With --force it ends everywhere at once.`,
 			if err != nil {
 				return err
 			}
+			if euid := os.Geteuid(); euid != 0 && euid != m.Owner {
+				return fmt.Errorf("%s: only user %d, who mounted it, and root can unmount it", args[0], m.Owner)
+			}
 			// Before unmounting: the mount is what names the process.
 			supervisor, err := m.Pidfd()
 			if err != nil && !errors.Is(err, mount.ErrDead) {
@@ -51,7 +55,7 @@ says where and how to end it. With --force it ends everywhere at once.`,
 				return err
 			}
 			if places := m.Places(); len(places) > 0 && !force {
-				return fmt.Errorf("%s is unmounted here, and lives on where it is also mounted:\n%s\nunmount it there, end that process, or end it everywhere with: kill %d",
+				return fmt.Errorf("%s is unmounted here, and lives on where it is also mounted:\n%s\nunmount it there, or end it everywhere with: kill %d",
 					args[0], strings.Join(places, "\n"), m.Supervisor)
 			}
 			if supervisor >= 0 && !ended(supervisor, force) {

@@ -97,12 +97,14 @@ const dataRule = "--data takes train.bin, or else train with a number, as in tra
 
 var numbered = regexp.MustCompile(`^([-_.]*(of)?[-_.]*[0-9]+)+\.bin$`)
 
+var digits = regexp.MustCompile(`[0-9]+`)
+
 // dataPattern returns a glob for the token files of a split among the files of a directory: NAME.bin where there is one, or else
 // NAME with a number. It is "" if there are none; strays are files that only look like them. The error says that the glob would
 // match one of those, too.
 func dataPattern(name string, entries []os.DirEntry) (glob string, strays []string, err error) {
 	const digit = "*[0-9].bin"
-	matched := ""
+	matched, first := "", ""
 	for _, entry := range entries {
 		rest, ok := strings.CutPrefix(entry.Name(), name)
 		switch {
@@ -110,6 +112,11 @@ func dataPattern(name string, entries []os.DirEntry) (glob string, strays []stri
 		case rest == ".bin":
 			return name + rest, nil, nil
 		case numbered.MatchString(rest):
+			if first == "" {
+				first = entry.Name()
+			} else if digits.ReplaceAllString(first, "") != digits.ReplaceAllString(entry.Name(), "") {
+				return "", nil, fmt.Errorf("are %s and %s files of one set? %s", first, entry.Name(), dataRule)
+			}
 			glob = name + digit
 		default:
 			strays = append(strays, entry.Name())

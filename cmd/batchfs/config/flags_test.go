@@ -17,6 +17,7 @@ func TestData(t *testing.T) {
 		{"train.bin val.bin", "train.bin", "val.bin", ""},
 		{"train.bin train_old.bin train.tmp.bin train_1.bin train.bin.bak val.bin.part", "train.bin", "", ""},
 		{"train_000002.bin train_000001.bin val_000000.bin train_000003.bin.part", "train_000001.bin train_000002.bin", "val_000000.bin", ""},
+		{"train_000001.bin train-00001-of-00002.bin", "", "", "data[1: are train-00001-of-00002.bin and train_000001.bin files of one set?"},
 		{"train-00000-of-00002.bin train-00001-of-00002.bin train_old.bin", "train-00000-of-00002.bin train-00001-of-00002.bin", "", ""},
 		{"train0.bin train10.bin train1.bin training.bin", "train0.bin train1.bin train10.bin", "", ""},
 		{"val.bin train_old.bin", "", "val.bin", ""},

@@ -47,7 +47,7 @@ func Read(path string) (*Vocabulary, error) {
 		err = fmt.Errorf("vocab_size must be at least 1 (got %d)", v.Size)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w; make it again with batchfs prepare, or move it away", path, err)
+		return nil, fmt.Errorf("%s: %w; make it again with batchfs prepare, move it away, or set vocab_size", path, err)
 	}
 	return v, nil
 }
