@@ -84,7 +84,9 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	k := i.kind()
 	// What changes from handle to handle cannot lie in the page cache, which all handles share.
 	if (k.isNext() || k.isLiveText()) && isForPageCache(in) {
-		t.logUncached(i, in.Pid)
+		if k.isNext() {
+			t.logUncached(i, in.Pid)
+		}
 		return nil, fuse.EINVAL
 	}
 	r, err := t.deadlines.begin(in.Unique, i)
