@@ -360,7 +360,7 @@ func TestNobodyListens(t *testing.T) {
 		t.Fatal(err)
 	}
 	heard.Close()
-	run(t, "file", m.path("train/next")) // of which the log would say something
+	try(t, "stat", m.path("train/colour=red")) // of which the log would say something
 	if got := read(t, "read", m.path("train/next"))[0]; got != want[0] {
 		t.Errorf("batch 0 is %s, want %s", got, want[0])
 	}

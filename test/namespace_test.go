@@ -30,6 +30,35 @@ func inNamespace(t *testing.T, dir string) *os.Process {
 	return cmd.Process
 }
 
+// From a PID namespace of its own a command sees other processes under the ids of a mount's. It says that it cannot tell, and leaves
+// the mount alone.
+func TestOtherPIDNamespace(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("PID namespaces are root's")
+	}
+	config, _ := small(t, 1)
+	m := mount(t, "-c", config)
+	there := func(args ...string) (string, error) {
+		stdout, stderr, err := try(t, append([]string{"unshare", "--pid", "--fork", "--mount-proc", batchfs}, args...)...)
+		return stdout + stderr, err
+	}
+	const why = "is in another PID namespace"
+	if said, err := there("doctor", m.dir); err != nil || !strings.Contains(said, why) || strings.Contains(said, "dead") {
+		t.Errorf("doctor: %v, %s", err, said)
+	}
+	for _, args := range [][]string{{"unmount", m.dir}, {"unmount", "--force", m.dir}, {"restart", m.dir}, {"seek", m.path("train"), "7"}, {"inspect", m.path("train"), "7"}} {
+		if said, err := there(args...); err == nil || !strings.Contains(said, why) {
+			t.Errorf("%s: %v, %s", args, err, said)
+		}
+	}
+	if said, err := there("mount", "-c", config, m.dir); err == nil || !strings.Contains(said, "already mounted") {
+		t.Errorf("mount: %v, %s", err, said)
+	}
+	if c := m.cursor(t, "train"); c != "0" {
+		t.Errorf("the cursor is %s", c)
+	}
+}
+
 // unmount says where a filesystem lives on, and --force ends it there too.
 func TestUnmountElsewhere(t *testing.T) {
 	if os.Geteuid() != 0 {

@@ -212,9 +212,9 @@ func (d *doctor) mounted() {
 	}
 }
 
-// mayNotLook says whether err is but that this user, who may read the mount, may not look into its supervisor's memory.
+// mayNotLook says whether err is but that this user, or a process here, may not look into the memory of a mount's supervisor.
 func mayNotLook(m *mount.Mounted, err error) bool {
-	return m.AllowOther && errors.Is(err, os.ErrPermission)
+	return m.AllowOther && errors.Is(err, os.ErrPermission) || errors.Is(err, mount.ErrElsewhere)
 }
 
 // silence is longer than a healthy worker is ever silent: its supervisor pings it every second.
@@ -222,7 +222,11 @@ const silence = 3 * time.Second
 
 // diagnose tells a mount that serves from one that is stuck or dead. It does not touch the mount.
 func diagnose(m *mount.Mounted) (string, error) {
-	if err := m.Alive(); err != nil {
+	err := m.Alive()
+	if errors.Is(err, mount.ErrElsewhere) {
+		return fmt.Sprintf("%s is mounted; %v", m.Mountpoint, err), nil
+	}
+	if err != nil {
 		return "", fmt.Errorf("%s is dead: process %d, which kept the mount, is gone; free it with: batchfs unmount %[1]s", m.Mountpoint, m.Supervisor)
 	}
 	if m.Stopped() {

@@ -39,7 +39,7 @@ says where and how to end it. With --force it ends everywhere at once.`,
 			// Before unmounting: the mount is what names the process.
 			supervisor, err := m.Pidfd()
 			if err != nil && !errors.Is(err, mount.ErrDead) {
-				return err
+				return fmt.Errorf("%s: %w", args[0], err)
 			}
 			force := force || m.Dead()
 			err = mount.Unmount(m.Mountpoint, false)

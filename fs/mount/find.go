@@ -1,6 +1,7 @@
 package mount
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -17,18 +18,28 @@ import (
 	"batchfs/fs/state"
 )
 
-// A mountSource is the source of a mount in the kernel's table, batchfs:PID:BEGAN: the supervisor's process id and when it began,
-// in clock ticks since the host did, because ids are used again. So the supervisor is found without touching the mount.
+// A mountSource is the source of a mount in the kernel's table, batchfs:PID:BEGAN:NAMESPACE: the supervisor's process id, when it
+// began, in clock ticks since the host did, because ids are used again, and the inode number of the PID namespace in which it has
+// that id. So the supervisor is found without touching the mount.
 type mountSource struct {
-	pid   int
-	began uint64
+	pid              int
+	began, namespace uint64
 }
 
-func (s mountSource) String() string { return fmt.Sprintf("batchfs:%d:%d", s.pid, s.began) }
+func (s mountSource) String() string {
+	return fmt.Sprintf("batchfs:%d:%d:%d", s.pid, s.began, s.namespace)
+}
 
 func self() (mountSource, error) {
 	stat, err := process.ReadStat(process.Dir(os.Getpid()))
-	return mountSource{os.Getpid(), stat.Began}, err
+	return mountSource{os.Getpid(), stat.Began, pidNamespace()}, err
+}
+
+// pidNamespace is the inode number of the PID namespace of this process, or 0 where the kernel does not say.
+func pidNamespace() uint64 {
+	var st unix.Stat_t
+	unix.Stat("/proc/self/ns/pid", &st)
+	return st.Ino
 }
 
 // Mounted is a batchfs as the kernel's table of mounts has it. Reading the table never hangs, whatever state the mount is in.
@@ -39,6 +50,8 @@ type Mounted struct {
 	Owner      int    // id of the user that mounted
 	AllowOther bool   // other users may enter
 	began      uint64 // when that process began
+	namespace  uint64 // in which the process has its id; 0: nobody knows
+	source     string // in the kernel's table
 	id         int    // of the mount
 }
 
@@ -56,7 +69,8 @@ func Find(mountpoint string) (*Mounted, error) {
 		return nil, nil
 	}
 	m := &Mounted{Mountpoint: mountpoint, Device: fmt.Sprintf("%d:%d", top.Major, top.Minor), id: top.ID}
-	fmt.Sscanf(top.Source, "batchfs:%d:%d", &m.Supervisor, &m.began)
+	m.source = top.Source
+	fmt.Sscanf(top.Source, "batchfs:%d:%d:%d", &m.Supervisor, &m.began, &m.namespace)
 	for option := range strings.SplitSeq(top.VFSOptions, ",") {
 		fmt.Sscanf(option, "user_id=%d", &m.Owner)
 		m.AllowOther = m.AllowOther || option == "allow_other"
@@ -76,9 +90,17 @@ func DeviceAt(mountpoint string) (device string, err error) {
 // ErrDead says that the supervisor of a mount is gone.
 var ErrDead = errors.New("the mount is dead: the process that kept it is gone")
 
-// Alive returns ErrDead if the supervisor is gone.
+// ErrElsewhere says that nothing can be said of the supervisor of a mount from here.
+var ErrElsewhere = errors.New("the process that keeps the mount is in another PID namespace, that of the host or of a container: run this there")
+
+// Alive returns ErrDead if the supervisor is gone, and ErrElsewhere if processes here have other ids than it knew. Of a mount that
+// says that it is kept by another user's process, as anybody can let a mount of theirs say, the supervisor is gone.
 func (m *Mounted) Alive() error {
-	if stat, err := process.ReadStat(process.Dir(m.Supervisor)); err != nil || stat.Began != m.began {
+	if m.namespace != 0 && m.namespace != pidNamespace() {
+		return ErrElsewhere
+	}
+	stat, err := process.ReadStat(process.Dir(m.Supervisor))
+	if err != nil || stat.Began != m.began || process.User(m.Supervisor) != m.Owner {
 		return ErrDead
 	}
 	return nil
@@ -90,7 +112,7 @@ func (m *Mounted) Stopped() bool {
 	return err == nil && stat.State == 'T'
 }
 
-// Signal sends the supervisor a signal. The error is ErrDead if it is gone.
+// Signal sends the supervisor a signal. The error may be one of Alive.
 func (m *Mounted) Signal(sig syscall.Signal) error {
 	fd, err := m.Pidfd()
 	if err != nil {
@@ -100,11 +122,11 @@ func (m *Mounted) Signal(sig syscall.Signal) error {
 	return unix.PidfdSendSignal(fd, sig, nil, 0)
 }
 
-// Pidfd opens a descriptor of the supervisor, to be closed by the caller. The error is ErrDead if it is gone.
+// Pidfd opens a descriptor of the supervisor, to be closed by the caller. The error may be one of Alive.
 func (m *Mounted) Pidfd() (int, error) {
 	fd, err := unix.PidfdOpen(m.Supervisor, 0)
 	if err != nil {
-		return -1, ErrDead
+		return -1, cmp.Or(m.Alive(), ErrDead)
 	}
 	if err := m.Alive(); err != nil { // asked last: from now on the id stays that of this process
 		unix.Close(fd)
@@ -126,7 +148,7 @@ func (m *Mounted) Dead() bool {
 	case <-time.After(time.Second):
 		// A killed worker can leave a thread behind that waits for the answer to another request, and holds the
 		// connection. But if there is a supervisor, there will be another worker.
-		return m.Alive() != nil
+		return errors.Is(m.Alive(), ErrDead)
 	}
 }
 
@@ -192,7 +214,7 @@ func (m *Mounted) Places() (places []string) {
 		}
 		mounts, err := mountinfo.GetMountsFromReader(file, func(i *mountinfo.Info) (skip, stop bool) {
 			// The source too, because a device that is free again is the next mount's.
-			return fmt.Sprintf("%d:%d", i.Major, i.Minor) != m.Device || i.Source != mountSource{m.Supervisor, m.began}.String(), false
+			return fmt.Sprintf("%d:%d", i.Major, i.Minor) != m.Device || i.Source != m.source, false
 		})
 		file.Close()
 		if err != nil {

@@ -80,6 +80,18 @@ func TestFind(t *testing.T) {
 		t.Errorf("its state: %v", err)
 	}
 
+	// Nor is a process of another user, whatever the mount says.
+	other = *m
+	other.Owner++
+	if _, err := other.Pidfd(); !errors.Is(other.Alive(), ErrDead) || !errors.Is(err, ErrDead) || !errors.Is(other.Signal(0), ErrDead) {
+		t.Errorf("a process of another user: %v, %v", other.Alive(), err)
+	}
+	other = *m
+	other.namespace++
+	if _, err := other.Pidfd(); !errors.Is(other.Alive(), ErrElsewhere) || !errors.Is(err, ErrElsewhere) || other.Dead() {
+		t.Errorf("a process of another PID namespace: %v, %v", other.Alive(), err)
+	}
+
 	connection.Close()
 	if !m.Dead() {
 		t.Error("alive without a connection")

@@ -19,6 +19,19 @@ type Stat struct {
 // Dir is where the kernel tells about a process.
 func Dir(pid int) string { return fmt.Sprintf("/proc/%d", pid) }
 
+// User is the id of the user whose process it is, or -1 where there is no such process.
+func User(pid int) int {
+	status, _ := os.ReadFile(Dir(pid) + "/status")
+	for line := range strings.Lines(string(status)) {
+		if ids, ok := strings.CutPrefix(line, "Uid:"); ok {
+			if id, err := strconv.Atoi(strings.Fields(ids)[0]); err == nil {
+				return id
+			}
+		}
+	}
+	return -1
+}
+
 // ReadStat reads the file stat of a directory of /proc: that of a process ([Dir]), or of a thread in its task/. The error is
 // that of os.ReadFile where there is no such process.
 func ReadStat(dir string) (Stat, error) {

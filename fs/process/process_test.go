@@ -35,6 +35,12 @@ func TestReadStat(t *testing.T) {
 			t.Errorf("%q: %+v, want an error", text, got)
 		}
 	}
+	if u := User(os.Getpid()); u != os.Getuid() {
+		t.Errorf("this process is of user %d, want %d", u, os.Getuid())
+	}
+	if u := User(1 << 30); u != -1 {
+		t.Errorf("no process is of user %d", u)
+	}
 	if _, err := ReadStat(filepath.Join(dir, "none")); !os.IsNotExist(err) {
 		t.Errorf("no process: %v", err)
 	}
