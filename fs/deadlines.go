@@ -5,8 +5,11 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"batchfs/fs/state"
 )
@@ -15,17 +18,22 @@ import (
 // gone) may never come: with an error, in the handler's place. The handler is left to itself. Its own answer, should it come, is
 // for a request that the kernel no longer knows, and what it did is undone.
 //
-// Lock order: mu, then the locks of package state.
+// Lock order: mu, then turns.mu, then the locks of package state.
 type deadlines struct {
 	limit   time.Duration
 	answer  func(id uint64, errno syscall.Errno) // sends an error to the kernel
 	fault   func(i inode, err error)             // notes it
+	splitOf func(sequence int) int
+	turns   *turns
 	shared  *state.Shared
 	handles *state.Handles
+	// One suspect after the other begins to be answered: it holds the place in here for a while.
+	suspects        chan struct{}
+	suspectsWaiting atomic.Int64
 
 	mu        sync.Mutex
 	requests  []*request  // under way; guarded by mu, as what they hold is, and the attempts of shared
-	stuck     map[int]int // of each sequence, requests that were answered and are still under way; guarded by mu
+	stuck     map[int]int // of each split, requests that were answered and are still under way; guarded by mu
 	waitShown bool        // shared shows one that waits; guarded by mu
 	ended     bool        // nothing is answered any more; guarded by mu
 }
@@ -34,12 +42,18 @@ type deadlines struct {
 type request struct {
 	id    uint64
 	inode inode
+	split int // that its file is of, or 0
 	index int // in deadlines.requests
 	ticks int // since it began; not a time, which would count while this process was stopped
+
+	waiter            *waiter     // of the last turn that it waited for, or nil; guarded by deadlines.mu
+	caller            fuse.Caller // this and what follows is the handler's own
+	hasTurn, hasPlace bool
 
 	expired   bool   // was answered
 	abandoned bool   // its handler ends without an answer: it is sent again, to another process
 	undo      func() // undoes what the handler did for the reader, or nil
+	clear     func() // of a suspect: lets another one begin
 
 	// What was assigned to it, to be given back if its reader gets an error.
 	assigned bool
@@ -53,33 +67,63 @@ var requests = sync.Pool{New: func() any { return new(request) }}
 const (
 	// Shared tells of a request that waits for so long.
 	longWait = time.Second
-	// While so many handlers of a sequence are stuck, each in a thread, other requests of it fail at once.
+	// While so many handlers of a split are stuck, or all that may have a turn, other requests of it fail at once.
 	maxStuck = 16
+	// A suspect that has not ended this worker for so long is probably innocent. All suspects together are given suspicions or so.
+	suspicion  = 100 * time.Millisecond
+	suspicions = 2 * time.Second
 )
 
 var errExhausted = fmt.Errorf("given up: %d processes ended that were to answer this", state.MaxAttempts)
 
-// begin notes that a request begins. It returns an error if the request should not be handled; otherwise end must follow.
+// errLate is the error of a request that was answered in its handler's place.
+var errLate = fmt.Errorf("too late (%w)", syscall.ETIMEDOUT)
+
+// begin notes that a request begins. It returns an error if the request should not be handled; otherwise end must follow. A
+// request that may have ended other workers waits here until it is known which one to blame if it ends this one.
 func (d *deadlines) begin(id uint64, i inode) (*request, error) {
+	r, suspect, err := d.add(id, i)
+	if suspect {
+		waiting := d.suspectsWaiting.Add(1)
+		d.suspects <- struct{}{}
+		d.suspectsWaiting.Add(-1)
+		d.mu.Lock()
+		d.shared.Suspect(id)
+		d.mu.Unlock()
+		r.clear = sync.OnceFunc(func() {
+			d.shared.Clear(id)
+			<-d.suspects
+		})
+		time.AfterFunc(min(suspicion, suspicions/time.Duration(waiting)), r.clear)
+	}
+	return r, err
+}
+
+func (d *deadlines) add(id uint64, i inode) (r *request, suspect bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	switch {
-	case d.stuck[i.sequence()] >= maxStuck:
-		return nil, d.error()
-	case d.shared.Exhausted(id):
-		d.answered(id)
-		return nil, errExhausted
+	split := d.splitOf(i.sequence())
+	if d.stuck[split] >= min(maxStuck, int(d.turns.perSplit)) {
+		return nil, false, d.error()
 	}
-	r := requests.Get().(*request)
-	*r = request{id: id, inode: i, index: len(d.requests)}
+	suspect, exhausted := d.shared.Attempt(id)
+	if exhausted {
+		d.answered(id)
+		return nil, false, errExhausted
+	}
+	r = requests.Get().(*request)
+	*r = request{id: id, inode: i, split: split, index: len(d.requests)}
 	d.requests = append(d.requests, r)
-	return r, nil
+	return r, suspect, nil
 }
 
 // end notes that the handler of a request has ended. If it was too late, what it did is undone.
 func (d *deadlines) end(r *request) {
 	if d.remove(r) && r.undo != nil {
 		r.undo()
+	}
+	if r.clear != nil && !r.abandoned {
+		r.clear()
 	}
 	r.undo = nil // begin clears the rest
 	requests.Put(r)
@@ -94,7 +138,7 @@ func (d *deadlines) remove(r *request) (expired bool) {
 	d.requests[last] = nil
 	d.requests = d.requests[:last]
 	if r.expired {
-		d.stuck[r.inode.sequence()]--
+		d.stuck[r.split]--
 	}
 	if !r.abandoned && !r.expired {
 		d.answered(r.id)
@@ -108,12 +152,42 @@ func (d *deadlines) answered(id uint64) {
 	d.shared.Answered.Add(1)
 }
 
+// blame notes that this process ends because of a request.
+func (d *deadlines) blame(r *request) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.shared.Suspect(r.id)
+}
+
+// wait puts a request of a process in the queue for a turn. The error is errLate or errTooMany.
+func (d *deadlines) wait(r *request, of *turns, process uint32) (w *waiter, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if r.expired {
+		return nil, errLate
+	}
+	if w, err = of.wait(r.split, r.caller.Uid, process); err == nil {
+		r.waiter = w
+	}
+	return w, err
+}
+
+// late returns errLate for a request that was answered, and nil for others.
+func (d *deadlines) late(r *request) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if r.expired {
+		return errLate
+	}
+	return nil
+}
+
 // assign assigns a batch to a request, unless that is late.
 func (d *deadlines) assign(r *request, read state.Read) (number uint64, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if r.expired {
-		return 0, d.error()
+		return 0, errLate
 	}
 	number, added, err := d.handles.AssignBatch(read)
 	if err == nil {
@@ -173,7 +247,10 @@ func (d *deadlines) expire(tick time.Duration) (expired []inode) {
 			continue
 		}
 		r.expired = true
-		d.stuck[sequence]++
+		d.stuck[r.split]++
+		if r.waiter != nil {
+			r.waiter.cancel()
+		}
 		d.giveBackLocked(r)
 		// Under the lock, so that the handler does not answer before.
 		d.answer(r.id, syscall.ETIMEDOUT)
@@ -205,12 +282,15 @@ func (d *deadlines) tellWaiting(longest map[int]int, tick time.Duration) {
 }
 
 func (d *deadlines) error() error {
-	return fmt.Errorf("the token files gave no answer within %v (%w)", d.limit, syscall.ETIMEDOUT)
+	return fmt.Errorf("the token files gave no answer within %v, or readers asked too much of them (%w)", d.limit, syscall.ETIMEDOUT)
 }
 
-// close returns when nothing will be answered any more.
-func (d *deadlines) close() {
+// close returns when nothing will be answered any more. With acquit, no request is why this process ends.
+func (d *deadlines) close(acquit bool) {
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.ended = true
-	d.mu.Unlock()
+	if acquit {
+		d.shared.Acquit()
+	}
 }

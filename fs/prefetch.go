@@ -18,6 +18,8 @@ import (
 type prefetcher struct {
 	batches int   // to hold beyond the last one that was asked for
 	bytes   int64 // that all buffers may take
+	turns   *turns
+	places  *turns
 	log     *slog.Logger
 
 	mu      sync.Mutex
@@ -127,10 +129,14 @@ func (p *prefetcher) makeRing(st *stream) {
 	}
 }
 
-// fill makes the next batches of a stream.
-func (p *prefetcher) fill(st *stream) {
-	for b := p.claim(st); b != nil; b = p.claim(st) {
-		p.make(st, b)
+// fill makes the next batches of a stream, which is of a split, while there are turns that nobody waits for.
+func (p *prefetcher) fill(st *stream, split int) {
+	for made := true; made && p.turns.try(split); {
+		b := p.claim(st)
+		if made = b != nil; made {
+			p.make(st, b)
+		}
+		p.turns.give(split)
 	}
 }
 
@@ -142,7 +148,7 @@ func (p *prefetcher) make(st *stream, b *buffer) {
 			p.log.Error("prefetching a batch panicked; its reader will make it again", "panic", r, "stack", string(debug.Stack()))
 		}
 	}()
-	b.made = st.sequence.Read(b.bytes, b.number, 0) == nil
+	b.made = st.sequence.readGently(b.bytes, b.number) == nil
 }
 
 // claim returns the buffer for one of the next batches that is neither made nor being made, locked for writing, or nil.
@@ -175,6 +181,8 @@ func (p *prefetcher) claim(st *stream) *buffer {
 // A reply is a fuse.ReadResult. When it was sent, the batches that come next are made.
 type reply struct {
 	parts      [2][]byte
+	buf        []byte // of go-fuse
+	split      int
 	prefetcher *prefetcher
 	stream     *stream // may be nil
 	buffer     *buffer // that the second part lies in, or nil
@@ -197,7 +205,10 @@ func (r *reply) Done() {
 		done.buffer.delivered.Add(int64(len(done.parts[1])))
 		done.buffer.RUnlock()
 	}
+	if done.prefetcher.places.isMuch(done.split, done.buf) {
+		freePages(done.buf)
+	}
 	if done.stream != nil {
-		done.prefetcher.fill(done.stream)
+		done.prefetcher.fill(done.stream, done.split)
 	}
 }

@@ -23,7 +23,7 @@ func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.
 	if err != nil {
 		return t.fault(i, err)
 	}
-	defer t.deadlines.end(r)
+	defer t.ends(r)
 	const uncached = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NOFLUSH
 	switch k := i.kind(); {
 	case in.Flags&syscall.O_ACCMODE != syscall.O_RDONLY:
@@ -31,6 +31,9 @@ func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.
 	case t.shared.Closing.Load() != 0:
 		return fuse.Status(syscall.ESHUTDOWN)
 	case k.isNext():
+		if err := t.takeTurn(r, in.Caller); err != nil {
+			return t.fault(i, err)
+		}
 		// Some readers do not look whether a read failed.
 		if _, err := t.sequences.now(i.sequence()); err != nil {
 			return t.fault(i, err)
@@ -46,6 +49,9 @@ func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.
 		out.Fh, out.OpenFlags = t.openText(r, i, t.sequence(i)), uncached
 	default:
 		if k.isNumbered() {
+			if err := t.takeTurn(r, in.Caller); err != nil {
+				return t.fault(i, err)
+			}
 			s, err := t.sequences.now(i.sequence())
 			if err != nil {
 				return t.fault(i, err)
@@ -61,6 +67,12 @@ func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.
 		out.OpenFlags = fuse.FOPEN_KEEP_CACHE | fuse.FOPEN_NOFLUSH
 	}
 	return fuse.OK
+}
+
+// ends is deferred by a handler.
+func (t *tree) ends(r *request) {
+	t.endTurns(r)
+	t.deadlines.end(r)
 }
 
 // openText keeps what a text shows now for the life of the handle.
@@ -113,11 +125,14 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	if len(buf) == 0 {
 		return fuse.ReadResultData(nil), fuse.OK
 	}
+	if err := t.takePlace(r, in.Caller, int64(len(buf))/s.rowBytes(), buf); err != nil {
+		return nil, t.readFails(in, err)
+	}
 	var answer *reply
 	if k.isNext() {
 		answer, err = t.readNext(r, in, state.Span{Off: off, Len: int64(len(buf)), Size: size}, buf)
 	} else {
-		answer, err = t.readBatches(i, s, i.firstBatch(), off, buf)
+		answer, err = t.readBatches(r, s, i.firstBatch(), off, buf)
 	}
 	if err != nil {
 		return nil, t.readFails(in, err)
@@ -164,7 +179,7 @@ func (t *tree) readNext(r *request, in *fuse.ReadIn, span state.Span, buf []byte
 		if err != nil {
 			return nil, err
 		}
-		answer, err := t.readBatches(i, s, k, span.Off, buf)
+		answer, err := t.readBatches(r, s, k, span.Off, buf)
 		if err == nil {
 			return answer, nil
 		}
@@ -213,10 +228,11 @@ func (t *tree) textOf(r *request, fh, off uint64) []byte {
 
 // readBatches answers with len(buf) bytes from byte off on of a file that begins with batch k of s. They lie within the file.
 // The answer may use buf for them.
-func (t *tree) readBatches(i inode, s *Sequence, k uint64, off int64, buf []byte) (*reply, error) {
+func (t *tree) readBatches(r *request, s *Sequence, k uint64, off int64, buf []byte) (*reply, error) {
 	failpoint.Hit("read")
 	answer := replies.Get().(*reply)
-	rest, row := buf, i.kind().row()
+	i, rest := r.inode, buf
+	row := i.kind().row()
 	if row.header != nil {
 		if off < headerBytes {
 			n := copy(buf, row.header(s, k)[off:])
@@ -224,8 +240,8 @@ func (t *tree) readBatches(i inode, s *Sequence, k uint64, off int64, buf []byte
 		}
 		off -= headerBytes
 	}
+	answer.prefetcher, answer.buf, answer.split = &t.prefetcher, buf, r.split
 	if len(rest) > 0 && row.content != everyBatch {
-		answer.prefetcher = &t.prefetcher
 		answer.stream, answer.buffer = t.prefetcher.lookup(s, k)
 	}
 	if answer.buffer != nil {
@@ -239,7 +255,7 @@ func (t *tree) readBatches(i inode, s *Sequence, k uint64, off int64, buf []byte
 		answer.parts = [2][]byte{buf[:len(buf)-len(rest)], answer.buffer.bytes[off:][:len(rest)]}
 	} else {
 		answer.parts = [2][]byte{buf}
-		if err := s.readShown(rest, row, k, off); err != nil {
+		if err := t.readShown(r, s, rest, k, off); err != nil {
 			return nil, err
 		}
 	}
@@ -249,18 +265,20 @@ func (t *tree) readBatches(i inode, s *Sequence, k uint64, off int64, buf []byte
 	return answer, nil
 }
 
-// readShown fills dst from byte off on of a file that shows, of each of batches k, k+1, …, the arrays that row says.
-func (s *Sequence) readShown(dst []byte, row *row, k uint64, off int64) error {
+// readShown fills dst from byte off on of a file that shows, of each of batches k, k+1, … of s, the arrays that the row of its kind
+// says.
+func (t *tree) readShown(r *request, s *Sequence, dst []byte, k uint64, off int64) error {
+	row := r.inode.kind().row()
 	if len(dst) == 0 {
 		return nil
 	}
 	if row.all || len(s.Batch.Arrays) == s.Batch.Main { // the whole batch
-		return s.Read(dst, k, off)
+		return t.readInTurns(r, s, dst, k, off)
 	}
 	shown := row.shown(s)
 	for k, off = k+uint64(off/shown), off%shown; len(dst) > 0; k, off = k+1, 0 {
 		n := min(int64(len(dst)), shown-off)
-		if err := s.Read(dst[:n], k, off); err != nil {
+		if err := t.readInTurns(r, s, dst[:n], k, off); err != nil {
 			return err
 		}
 		dst = dst[n:]
@@ -275,9 +293,10 @@ func (t *tree) readEnds(r *request) {
 	if panicked != nil {
 		t.log.Error("a read panicked; another worker tries it again", "panic", panicked, "stack", string(debug.Stack()))
 		r.abandoned = true
+		t.deadlines.blame(r)
 		t.giveUp()
 	}
-	t.deadlines.end(r)
+	t.ends(r)
 	if panicked != nil {
 		runtime.Goexit() // without an answer
 	}

@@ -30,6 +30,7 @@ type sequences struct {
 	log      *slog.Logger
 	splits   int
 	byNumber [state.MaxSequences]atomic.Pointer[Sequence] // nil: not made yet, or no sequence has the number
+	split    [state.MaxSequences]atomic.Uint32            // number of the split that a sequence belongs to
 
 	mu     sync.Mutex
 	byName map[string]int // guarded by mu, as all below, the lookups and names of the shared state, and its faults
@@ -105,7 +106,7 @@ func (q *sequences) resume(splits []*Sequence, working func()) error {
 		case !isPath:
 			q.byNumber[number].Store(s)
 		}
-		q.byName[name] = number
+		q.enter(number, name)
 	}
 	for number := 1; number <= q.splits; number++ {
 		if s := q.byNumber[number].Load(); s == nil {
@@ -155,9 +156,19 @@ func (q *sequences) add(s *Sequence) (number int) {
 	}
 	q.shared.Add(number, s.Name, s.Start)
 	q.byNumber[number].Store(s)
-	q.byName[s.Name] = number
+	q.enter(number, s.Name)
 	return number
 }
+
+// enter notes the name of a number. Splits have entered before their settings.
+func (q *sequences) enter(number int, name string) {
+	q.byName[name] = number
+	split, _, _ := strings.Cut(name, "/")
+	q.split[number].Store(uint32(q.byName[split]))
+}
+
+// splitOf is the number of the split that a sequence belongs to, or belonged to when it was last used. It is 0 for number 0.
+func (q *sequences) splitOf(number int) int { return int(q.split[number].Load()) }
 
 // lookUp finds the sequence of directory dir under the settings in name, for request id, and counts a lookup of it.
 func (q *sequences) lookUp(dir inode, name string, id uint64) (number int, errno syscall.Errno) {

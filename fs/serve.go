@@ -7,6 +7,7 @@ import (
 	"fmt"
 	stdlog "log"
 	"log/slog"
+	"math"
 	"os"
 	"runtime/debug"
 	"strconv"
@@ -66,7 +67,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []*Sequence, o Options
 	case <-served:
 		return nil
 	case why := <-stop:
-		t.deadlines.close()
+		t.deadlines.close(why == supervise.ErrReplaced)
 		t.leaving.Store(true)
 		leave(fd, served)
 		return why
@@ -109,7 +110,7 @@ func handshake(w *supervise.Worker, t *tree) (server *fuse.Server, fd int, err e
 		MaxWrite:                mount.MaxRequest,
 		MaxInflightRequestBytes: 64 << 20,
 		// Reading ahead of a split whose files do not answer must not keep the others from it.
-		MaxBackground: 512,
+		MaxBackground: math.MaxUint16,
 		// Replies are made in memory: splicing them would be one copy more, through a pipe.
 		DisableSplice: true,
 		// A file's pages are dropped when we say so, not when its attributes seem to change.

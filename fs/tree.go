@@ -19,6 +19,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"batchfs/fs/failpoint"
+	"batchfs/fs/mount"
 	"batchfs/fs/state"
 )
 
@@ -31,6 +32,7 @@ type tree struct {
 	texts              texts
 	prefetcher         prefetcher
 	deadlines          deadlines
+	turns, places      *turns
 	giveUp             func() // another process should serve
 	leaving            atomic.Bool
 	log                *slog.Logger
@@ -49,6 +51,7 @@ type Options struct {
 	ProgramVersion string        // for status.json
 	Ahead          int           // batches made before they are asked for, for each reader of next* or batch/<k> in order
 	AheadBytes     int64         // that all of these may take
+	ReplyBytes     int64         // that replies may take, besides those of batches made ahead
 	Timeout        time.Duration // within which every request has an answer
 	Mode           uint32        // permission bits of files; who may read files may list directories
 	UID, GID       uint32        // who owns the files
@@ -57,10 +60,14 @@ type Options struct {
 
 // newTree makes the tree of a mount, which can answer requests after resume.
 func newTree(mountpoint string, splits []*Sequence, o Options) *tree {
+	turns := newTurns(len(splits), maxTurns)
+	places := newTurns(len(splits), int(o.ReplyBytes/mount.MaxRequest))
 	return &tree{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
 		texts:         texts{readme: readmeOf(mountpoint, splits), programVersion: o.ProgramVersion, open: map[uint64][]byte{}},
-		prefetcher:    prefetcher{batches: o.Ahead, bytes: o.AheadBytes, log: o.Log},
+		prefetcher:    prefetcher{batches: o.Ahead, bytes: o.AheadBytes, turns: turns, places: places, log: o.Log},
+		turns:         turns,
+		places:        places,
 		log:           o.Log,
 		mode:          o.Mode,
 		owner:         fuse.Owner{Uid: o.UID, Gid: o.GID},
@@ -75,9 +82,11 @@ func (t *tree) resume(splits []*Sequence, shared *state.Shared, o Options, worki
 	}
 	d := &t.deadlines
 	d.limit, d.shared, d.handles, d.stuck = o.Timeout, shared, t.handles, map[int]int{}
+	d.splitOf, d.turns, d.suspects = t.sequences.splitOf, t.turns, make(chan struct{}, 1)
 	d.fault = func(i inode, err error) { t.fault(i, err) }
 	t.texts.began, t.texts.shared, t.texts.sequences = time.Unix(0, shared.Began), shared, t.sequences
 	workers := shared.Workers.Add(1)
+	shared.Blame()
 	t.texts.opened = workers << 20 // handles of earlier workers may still be open
 	if workers > 1 {
 		failpoint.Hit("succeed")
@@ -223,11 +232,14 @@ func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out
 	if err != nil {
 		return t.fault(dir, err)
 	}
-	defer t.deadlines.end(r)
+	defer t.ends(r)
 	timeout := forever
 	var i inode
 	var s *Sequence // one for the whole answer, because another may replace it meanwhile
 	if dir.kind() == splitDir && isSettings(name) {
+		if err := t.takeTurn(r, header.Caller); err != nil {
+			return t.fault(dir, err)
+		}
 		number, errno := t.sequences.lookUp(dir, name, header.Unique)
 		if errno != 0 {
 			return fuse.Status(errno)
@@ -238,6 +250,9 @@ func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out
 		i = t.lookup(dir, name)
 		s = t.sequence(i)
 		if i.kind().isNumbered() && s.Follows {
+			if err := t.takeTurn(r, header.Caller); err != nil {
+				return t.fault(i, err)
+			}
 			if s, err = t.sequences.now(i.sequence()); s == nil { // another error is for Open to tell
 				return t.fault(i, err)
 			}
@@ -270,7 +285,7 @@ func (t *tree) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut)
 	if err != nil {
 		return t.fault(i, err)
 	}
-	defer t.deadlines.end(r)
+	defer t.ends(r)
 	s := t.sequence(i)
 	if t.isForgotten(i, s) || i.outdated(s) {
 		return fuse.Status(syscall.ESTALE)
@@ -309,6 +324,9 @@ func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) 
 
 // fault turns the error of a request into an errno, and puts its words into the log and status.json.
 func (t *tree) fault(i inode, err error) fuse.Status {
+	if err == errLate { // its reader has an answer, of which the log has the error
+		return fuse.Status(syscall.ETIMEDOUT)
+	}
 	errno := syscall.EIO
 	for _, e := range []syscall.Errno{syscall.ESTALE, syscall.ETIMEDOUT} {
 		if errors.Is(err, e) {

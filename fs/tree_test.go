@@ -22,7 +22,7 @@ import (
 
 // oneArray is a batch of one array of so many bytes, an even number.
 func oneArray(bytes int64) array.Batch {
-	return array.NewBatch(1, array.Array{Name: "tokens", DType: array.Uint16, Shape: []int{int(bytes) / 2}})
+	return array.NewBatch(1, array.Array{Name: "tokens", DType: array.Uint16, Shape: []int{1, int(bytes) / 2}})
 }
 
 // counting is a sequence whose byte i, of all its batches back to back, is i%251.
@@ -69,7 +69,7 @@ func plant(t testing.TB, sequences ...*Sequence) *tree {
 // grow is the tree of a worker that goes on from the shared state.
 func grow(t testing.TB, shared *state.Shared, sequences ...*Sequence) *tree {
 	t.Helper()
-	o := Options{ProgramVersion: "test", Ahead: 2, AheadBytes: 1 << 20, Timeout: time.Minute, Mode: 0o444, Log: slog.New(slog.DiscardHandler)}
+	o := Options{ProgramVersion: "test", Ahead: 2, AheadBytes: 1 << 20, ReplyBytes: 64 << 20, Timeout: time.Minute, Mode: 0o444, Log: slog.New(slog.DiscardHandler)}
 	tr := newTree("/mnt", sequences, o)
 	if err := tr.resume(sequences, shared, o, func() {}); err != nil {
 		t.Fatal(err)

@@ -20,12 +20,18 @@ type Stat struct {
 func Dir(pid int) string { return fmt.Sprintf("/proc/%d", pid) }
 
 // User is the id of the user whose process it is, or -1 where there is no such process.
-func User(pid int) int {
-	status, _ := os.ReadFile(Dir(pid) + "/status")
-	for line := range strings.Lines(string(status)) {
-		if ids, ok := strings.CutPrefix(line, "Uid:"); ok {
-			if id, err := strconv.Atoi(strings.Fields(ids)[0]); err == nil {
-				return id
+func User(pid int) int { return status(pid, "Uid:") }
+
+// OfThread is the id of the process that a thread belongs to, or -1 where there is no such thread.
+func OfThread(id int) int { return status(id, "Tgid:") }
+
+// status is the first number of a line of /proc/<id>/status, or -1.
+func status(id int, name string) int {
+	text, _ := os.ReadFile(Dir(id) + "/status")
+	for line := range strings.Lines(string(text)) {
+		if numbers, ok := strings.CutPrefix(line, name); ok {
+			if n, err := strconv.Atoi(strings.Fields(numbers)[0]); err == nil {
+				return n
 			}
 		}
 	}

@@ -26,6 +26,8 @@ type Shared struct {
 	LastRestart  Note          // why the last restart was refused, or empty; the supervisor's
 	RestartCount atomic.Uint64 // restarts that were asked for and are over; the supervisor's
 
+	suspect  atomic.Uint64 // id of the request that is to blame if the worker ends now, or 0
+	blamed   atomic.Uint64 // the last worker that knew which request its predecessor ended of
 	attempts [maxAttempts]attempt
 	lookups  lookups
 	names    names
@@ -44,7 +46,7 @@ type Shared struct {
 }
 
 // layoutVersion changes with the layout of Shared, or with what its fields mean.
-const layoutVersion = 4
+const layoutVersion = 5
 
 // A Note is a text of up to 4096 bytes.
 type Note struct {
@@ -145,11 +147,12 @@ type assignment struct {
 
 const maxAssignments = 1 << 10
 
-// An attempt counts how often one request was sent again. It is free when id is 0.
+// An attempt counts how many workers ended that were to answer a request. It is free when id is 0.
 type attempt struct {
-	id     atomic.Uint64 // of the request, without Resent
-	times  atomic.Uint64
-	worker atomic.Uint64 // which worker counted last
+	id        atomic.Uint64 // of the request, without Resent
+	times     atomic.Uint64
+	worker    atomic.Uint64 // which worker counted last
+	suspected atomic.Uint64 // not 0: the worker has begun to answer the request, which may be why it ends
 }
 
 // So many requests that were sent again are counted at a time.

@@ -72,20 +72,59 @@ func TestAttemptsAreCountedApart(t *testing.T) {
 	const id = 2 | Resent
 	for attempt := 1; attempt <= MaxAttempts; attempt++ { // after as many workers have ended
 		s.Workers.Add(1)
+		s.Blame()
 		for other := uint64(4); other < 400; other += 2 {
-			if s.Exhausted(other|Resent) && attempt < MaxAttempts {
+			if _, exhausted := s.Attempt(other | Resent); exhausted {
 				t.Fatalf("request %d is exhausted at attempt %d", other, attempt)
 			}
 			if other%16 != 0 { // most are answered
 				s.EndAttempts(other | Resent)
 			}
 		}
-		if got := s.Exhausted(id); got != (attempt == MaxAttempts) {
-			t.Errorf("after %d workers: exhausted is %v", attempt, got)
+		suspect, exhausted := s.Attempt(id)
+		if exhausted != (attempt == MaxAttempts) || suspect != (attempt >= maxUnanswered) {
+			t.Errorf("after %d workers: a suspect: %v, exhausted: %v", attempt, suspect, exhausted)
+		}
+		if suspect {
+			s.Suspect(id)
 		}
 	}
 	s.EndAttempts(id)
-	if s.Exhausted(id) {
-		t.Error("exhausted after it was answered")
+	if suspect, exhausted := s.Attempt(id); suspect || exhausted {
+		t.Error("suspected after it was answered")
+	}
+}
+
+// Of the requests that many workers have left unanswered, those are blamed that a worker had begun to answer: the one that it
+// began last, unless that was long ago.
+func TestBlame(t *testing.T) {
+	for name, c := range map[string]struct {
+		ends   func(s *Shared) // what happened in each worker, which then ends
+		blamed []uint64
+	}{
+		"begun last":      {func(s *Shared) { s.Suspect(2); s.Clear(2); s.Suspect(4) }, []uint64{4}},
+		"begun long ago":  {func(s *Shared) { s.Suspect(2); s.Clear(2); s.Suspect(4); s.Clear(4) }, []uint64{2, 4}},
+		"not begun":       {func(s *Shared) {}, nil},
+		"a restart":       {func(s *Shared) { s.Suspect(2); s.Acquit() }, nil},
+		"another's panic": {func(s *Shared) { s.Suspect(2); s.Clear(2); s.Suspect(100) }, nil},
+	} {
+		s := begin(t).shared
+		for range 10 {
+			s.Workers.Add(1)
+			s.Blame()
+			for id := uint64(2); id <= 6; id += 2 {
+				s.Attempt(id | Resent)
+			}
+			c.ends(s)
+		}
+		var blamed []uint64
+		for id := uint64(2); id <= 6; id += 2 {
+			if _, exhausted := s.Attempt(id | Resent); exhausted {
+				blamed = append(blamed, id)
+			}
+		}
+		if !slices.Equal(blamed, c.blamed) {
+			t.Errorf("%s: %d are blamed, want %d", name, blamed, c.blamed)
+		}
 	}
 }
