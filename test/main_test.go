@@ -25,6 +25,7 @@ var (
 	faultyBatchfs string // one that dies where a test wants it to
 	cReader       string
 	cStorm        string
+	cCrowd        string
 	goSignals     string
 	python        string // one that has NumPy
 )
@@ -44,13 +45,14 @@ func TestMain(m *testing.M) {
 		os.Chmod(dir, 0o755) // also for the tests' ordinary user
 		program := func(name string) string { return filepath.Join(dir, name) }
 		plainBatchfs, faultyBatchfs = program("batchfs"), program("batchfs-faulty")
-		cReader, cStorm, goSignals = program("reader"), program("storm"), program("signals")
+		cReader, cStorm, cCrowd, goSignals = program("reader"), program("storm"), program("crowd"), program("signals")
 		commands := [][]string{
 			{"go", "build", "-o", plainBatchfs, "../cmd/batchfs"},
 			{"go", "build", "-tags", "faults", "-o", faultyBatchfs, "../cmd/batchfs"},
 			{"go", "build", "-o", goSignals, "./clients/signals"},
 			{"cc", "-O2", "-Wall", "-Wextra", "-o", cReader, "clients/reader.c"},
 			{"cc", "-O2", "-Wall", "-Wextra", "-o", cStorm, "clients/storm.c"},
+			{"cc", "-O2", "-Wall", "-Wextra", "-pthread", "-o", cCrowd, "clients/crowd.c"},
 		}
 		batchfs = plainBatchfs
 		if raceEnabled {

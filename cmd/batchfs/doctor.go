@@ -298,15 +298,15 @@ func detailOf(d *dataset.Dataset) string {
 	return detail
 }
 
-// footprint is the memory that batchfs takes at most besides the batches that it makes ready.
+// footprint is the memory that the processes of a mount take besides the budget.
 const footprint = 64 << 20
 
 func (d *doctor) memory() (string, error) {
-	need := d.config.Memory.AheadBytes + footprint
+	need := d.config.Memory.Budget + footprint
 	have := d.available()
 	if have < need {
-		return "", fmt.Errorf("%d MiB are free here, and batchfs may take %d MiB; lower that, as with --set memory.ahead_bytes=%d",
-			have>>20, need>>20, max(have-footprint, 0)/2)
+		return "", fmt.Errorf("%d MiB are free here, and batchfs may take %d MiB; lower that, as with --set memory.budget=%d",
+			have>>20, need>>20, max(have-footprint, 32<<20)/2)
 	}
 	return fmt.Sprintf("%d MiB are free here, and batchfs takes %d MiB at most", have>>20, need>>20), nil
 }

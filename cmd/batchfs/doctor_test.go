@@ -52,9 +52,9 @@ func TestDoctor(t *testing.T) {
 			"ok   kernel: 5.15.0; before 6.9"},
 
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("1048")},
-			"ok   memory: 1023 MiB are free here, and batchfs takes 128 MiB"},
+			"ok   memory: 1023 MiB are free here, and batchfs takes 192 MiB"},
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("100")},
-			"FIX  memory: 97 MiB are free here, and batchfs may take 128 MiB; lower that, as with --set memory.ahead_bytes=17645568"},
+			"FIX  memory: 97 MiB are free here, and batchfs may take 192 MiB; lower that, as with --set memory.budget=17645568"},
 		{"memory", (*doctor).memory,
 			map[string]string{meminfo: free("1048"), cgroup: "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "max\n", "sys/fs/cgroup/a/memory.max": "67108864\n"},
 			"FIX  memory: 64 MiB are free here"},
@@ -65,9 +65,9 @@ func TestDoctor(t *testing.T) {
 		// A group has left what it does not use, and what it uses for pages that nobody needs.
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a\n", group + "/memory.max": gib, group + "/memory.current": mib(900),
 			group + "/memory.stat": "anon 1\ninactive_anon 5\nactive_file 7\ninactive_file " + mib(200)},
-			"ok   memory: 324 MiB are free here, and batchfs takes 128 MiB"},
+			"ok   memory: 324 MiB are free here, and batchfs takes 192 MiB"},
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a\n", group + "/memory.max": gib, group + "/memory.current": mib(1000)},
-			"FIX  memory: 24 MiB are free here, and batchfs may take 128 MiB; lower that, as with --set memory.ahead_bytes=0"},
+			"FIX  memory: 24 MiB are free here, and batchfs may take 192 MiB; lower that, as with --set memory.budget=16777216"},
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a\n", group + "/memory.max": gib, group + "/memory.current": mib(1100)},
 			"FIX  memory: 0 MiB are free here"},
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a\n", group + "/memory.max": gib, group + "/memory.current": mib(100),

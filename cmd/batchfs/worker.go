@@ -87,8 +87,9 @@ func serve(w *supervise.Worker, reload bool) error {
 	if err != nil {
 		return err
 	}
+	shares := c.Memory.Shares()
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
-		ProgramVersion: version(), Ahead: c.Memory.Ahead, AheadBytes: c.Memory.AheadBytes, Timeout: c.Mount.Timeout, Log: log,
+		ProgramVersion: version(), Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, Timeout: c.Mount.Timeout, Log: log,
 		Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID),
 	})
 }

@@ -31,7 +31,23 @@ type Memory struct {
 	Access     cache.Access
 	PageCache  string // "keep" or "drop"
 	Ahead      int    // batches made ready for each reader
-	AheadBytes int64  // memory for all of those
+	AheadBytes int64  // memory for all of those, as written
+	Budget     int64  // bytes, for all of Shares
+}
+
+// A Shares says how many bytes of memory each part of a process that serves may take.
+type Shares struct {
+	Ahead   int64 // batches made ready
+	Texts   int64 // that open files show
+	Tables  int64 // where the windows of each block size lie
+	Replies int64 // being made
+}
+
+// Shares divides the budget.
+func (m Memory) Shares() Shares {
+	s := Shares{Ahead: min(m.AheadBytes, m.Budget/2), Texts: m.Budget / 8, Tables: m.Budget / 8}
+	s.Replies = m.Budget - s.Ahead - s.Texts - s.Tables
+	return s
 }
 
 // Mount is the table [mount]. Its fields are numbers and booleans only: some of them become part of the kernel's list of mount
@@ -83,7 +99,7 @@ type Source struct {
 // Default returns the configuration of an empty file.
 func Default() *Config {
 	return &Config{
-		Memory: Memory{Access: cache.Remap, PageCache: "keep", Ahead: 2, AheadBytes: 64 << 20},
+		Memory: Memory{Access: cache.Remap, PageCache: "keep", Ahead: 2, AheadBytes: 64 << 20, Budget: 128 << 20},
 		Mount: Mount{
 			Mode: 0o444, UID: int64(os.Getuid()), GID: int64(os.Getgid()), Timeout: 30 * time.Second, Grace: 10 * time.Second,
 		},

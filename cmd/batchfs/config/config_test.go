@@ -124,7 +124,7 @@ func TestConfigErrors(t *testing.T) {
 		{"[batch]\n\nsede = 1", `config.toml:3: batch.sede: unknown key; must be one of batch_size, block_size, `},
 		{"[batch]\nSeed = 1\nseed = 2", `config.toml:2: batch.Seed: unknown key; must be one of `},
 		{train + "sede = 1", `config.toml:3: splits.train.sede: unknown key; must be one of batch_size, `},
-		{"[memory]\nacess = 1", `config.toml:2: memory.acess: unknown key; must be one of access, ahead, ahead_bytes, page_cache`},
+		{"[memory]\nacess = 1", `config.toml:2: memory.acess: unknown key; must be one of access, ahead, ahead_bytes, budget, page_cache`},
 		{"[mount]\ndev = 1", `config.toml:2: mount.dev: unknown key; must be one of allow_other, gid, grace, mode, timeout, uid`},
 		{"[log]\nfile = 'x'", `config.toml:2: log.file: unknown key; must be one of format, level`},
 		{"level = 'warn'", `config.toml:1: level: unknown key; level must stand in [log]`},

@@ -26,6 +26,7 @@ var memoryKeys = map[string]key[Memory]{
 	"page_cache":  enumKey(func(c *Memory) *string { return &c.PageCache }, "keep", "drop"),
 	"ahead":       intKey(func(c *Memory) *int { return &c.Ahead }, 0, 1024),
 	"ahead_bytes": intKey(func(c *Memory) *int64 { return &c.AheadBytes }, 0, 1<<40),
+	"budget":      intKey(func(c *Memory) *int64 { return &c.Budget }, 16<<20, 1<<40),
 }
 
 var mountKeys = map[string]key[Mount]{
