@@ -33,9 +33,9 @@ const (
 )
 
 // limited logs a line unless one of its kind was logged a moment ago. Then it is counted, and the next one that is logged tells
-// how many were not. Kinds that differ in digits only, as errors at other positions of a file do, are one.
+// how many were not.
 func (l *limitedLog) limited(level slog.Level, kind, msg string, args ...any) {
-	repeats, ok := l.note(digits.ReplaceAllString(kind, ""), time.Now())
+	repeats, ok := l.note(kind, time.Now())
 	if !ok {
 		return
 	}
@@ -71,5 +71,8 @@ func (l *limitedLog) note(kind string, now time.Time) (repeats int, ok bool) {
 	*k = logged{at: now}
 	return repeats, true
 }
+
+// withoutDigits makes one kind of errors that differ in digits only, as those at several positions of a file do.
+func withoutDigits(text string) string { return digits.ReplaceAllString(text, "") }
 
 var digits = regexp.MustCompile(`\d+`)

@@ -24,7 +24,7 @@ import (
 // Lock order: mu, then nothing but the locks of package state.
 type sequences struct {
 	shared   *state.Shared
-	log      *limitedLog
+	log      limitedLog // of its own, so that bad paths hide no errors
 	splits   int
 	byNumber [state.MaxSequences]atomic.Pointer[Sequence] // nil: not made yet, or no sequence has the number
 
@@ -51,13 +51,13 @@ const (
 const maxNameLen = 255
 
 // newSequences goes on from the shared state. It calls working now and then.
-func newSequences(splits []*Sequence, shared *state.Shared, log *limitedLog, working func()) (*sequences, error) {
+func newSequences(splits []*Sequence, shared *state.Shared, log *slog.Logger, working func()) (*sequences, error) {
 	if len(splits) >= state.MaxSequences {
 		return nil, fmt.Errorf("%d splits, more than %d", len(splits), state.MaxSequences-1)
 	}
 	q := &sequences{
 		shared: shared,
-		log:    log,
+		log:    limitedLog{Logger: log},
 		splits: len(splits),
 		byName: map[string]int{},
 	}

@@ -198,6 +198,6 @@ func (w warnings) Write(line []byte) (int, error) {
 		}
 	}
 	text := strings.TrimSpace(string(line))
-	w.log.limited(slog.LevelWarn, text, text)
+	w.log.limited(slog.LevelWarn, withoutDigits(text), text)
 	return len(line), nil
 }

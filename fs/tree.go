@@ -71,7 +71,7 @@ func newTree(mountpoint string, splits []*Sequence, o Options) *tree {
 // resume goes on from the shared state, in which nobody else works any more. It calls working now and then.
 func (t *tree) resume(splits []*Sequence, shared *state.Shared, o Options, working func()) (err error) {
 	t.shared, t.handles = shared, state.NewHandles(shared)
-	if t.sequences, err = newSequences(splits, shared, t.log, working); err != nil {
+	if t.sequences, err = newSequences(splits, shared, o.Log, working); err != nil {
 		return err
 	}
 	d := &t.deadlines
@@ -310,6 +310,6 @@ func (t *tree) fault(i inode, err error) fuse.Status {
 		}
 	}
 	name := t.sequences.fault(i.sequence(), err.Error())
-	t.log.limited(slog.LevelError, name+" "+err.Error(), "a request failed", "sequence", name, "errno", errno.Error(), "err", err)
+	t.log.limited(slog.LevelError, withoutDigits(name+" "+err.Error()), "a request failed", "sequence", name, "errno", errno.Error(), "err", err)
 	return fuse.Status(errno)
 }
