@@ -196,25 +196,30 @@ func TestLogToANamedPipe(t *testing.T) {
 	await(t, "a line in the pipe", func() bool { return strings.Contains(said.String(), "msg=mounted") })
 }
 
-// Readers cannot fill the disk with errors, those of two splits by turns either.
+// Readers cannot fill the disk with errors, two that alternate either.
 func TestErrorsDoNotFloodTheLog(t *testing.T) {
 	config, _ := small(t, 1)
 	m := mount(t, "-c", config)
-	noError(t, os.Truncate(filepath.Join(filepath.Dir(config), "train.bin"), 1000))
+	file := filepath.Join(filepath.Dir(config), "train.bin")
+	noError(t, os.Truncate(file, 1000))
 	run(t, python, "-c", `
 import os, sys
-for n in range(2000):
-    for split in ["train", "val"]:
-        try:
-            open(f"{sys.argv[1]}/{split}/next", "rb")
-            sys.exit("no error")
-        except OSError:
-            pass`, m.dir)
-	if n := statusOf(t, m).Splits["train"].Errors; n < 2000 {
-		t.Errorf("status.json counts %d errors of train", n)
+mountpoint, file = sys.argv[1:]
+for n in range(1000):
+    if n % 2:
+        os.rename(file, file + ".away")
+    try:
+        open(f"{mountpoint}/train/next", "rb")
+        sys.exit("no error")
+    except OSError:
+        pass
+    if n % 2:
+        os.rename(file + ".away", file)`, m.dir, file)
+	if n := statusOf(t, m).Splits["train"].Errors; n < 1000 {
+		t.Errorf("status.json counts %d errors", n)
 	}
-	// One line for each split every ten seconds, on a machine that may be slow.
+	// Two lines every ten seconds, on a machine that may be slow.
 	if n := strings.Count(m.out.String(), "a request failed"); n < 2 || n > 200 {
-		t.Errorf("%d lines:\n%s", n, m.out)
+		t.Errorf("%d lines", n)
 	}
 }
