@@ -60,11 +60,14 @@ func newTree(mountpoint string, splits []*Sequence, o Options) *tree {
 	log := &limitedLog{Logger: o.Log}
 	return &tree{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
-		texts:         texts{readme: readmeOf(mountpoint, splits), programVersion: o.ProgramVersion, open: map[uint64]*keptText{}, infos: map[*Sequence]*keptText{}},
-		prefetcher:    prefetcher{batches: o.Ahead, bytes: o.AheadBytes, log: log},
-		log:           log,
-		mode:          o.Mode,
-		owner:         fuse.Owner{Uid: o.UID, Gid: o.GID},
+		texts: texts{
+			readme: readmeOf(mountpoint, splits), programVersion: o.ProgramVersion,
+			open: map[uint64]*keptText{}, infos: map[*Sequence]*keptText{},
+		},
+		prefetcher: prefetcher{batches: o.Ahead, bytes: o.AheadBytes, log: log},
+		log:        log,
+		mode:       o.Mode,
+		owner:      fuse.Owner{Uid: o.UID, Gid: o.GID},
 	}
 }
 
