@@ -12,7 +12,6 @@ require (
 	github.com/spf13/cobra v1.10.2
 	golang.org/x/sys v0.41.0
 	golang.org/x/term v0.40.0
-	golang.org/x/time v0.12.0
 	gonum.org/v1/plot v0.17.0
 )
 

@@ -9,12 +9,13 @@ import (
 type content uint8
 
 const (
-	directory  content = iota + 1 // 0 is that of no kind
-	fixedText                     // a text that never changes while its tokens do not
-	liveText                      // a text of the moment in which it is opened: never cached
-	nextBatch                     // the batch that its handle holds: never cached, because all handles share the page cache
-	oneBatch                      // the batch whose number is the file's name
-	everyBatch                    // batches 0 to Steps-1
+	directory   content = iota + 1 // 0 is that of no kind
+	fixedText                      // a text that never changes
+	liveText                       // a text of the moment in which it is opened: never cached
+	nextBatch                      // the batch that its handle holds: never cached, because all handles share the page cache
+	oneBatch                       // the batch whose number is the file's name
+	everyBatch                     // batches 0 to Steps-1
+	batchOrigin                    // where the rows of the batch come from whose number is the file's name
 )
 
 // A row says all that is special about a kind of files.
@@ -26,8 +27,8 @@ type row struct {
 
 	header func(s *Sequence, k uint64) []byte          // what stands before the batches, headerBytes long; nil: nothing
 	all    bool                                        // it shows all arrays of a batch; others show the main ones
-	text   func(t *texts, s *Sequence, i inode) []byte // of a text; s is the file's sequence
-	has    func(s *Sequence) bool                      // whether a sequence has such a file; nil: each has
+	text   func(t *texts, i inode) ([]byte, *Sequence) // makes a text; the Sequence is that whose info.json it is, or nil
+	len    func(t *texts, i inode) int64               // of a text, where it need not be made for that
 	about  string                                      // for the mount's README: what it is
 }
 
@@ -55,13 +56,13 @@ again, after its end, for the next one.`},
 		about: "the same as a NumPy file"},
 	{kind: batchSafe, in: batchDir, name: ".safetensors", content: oneBatch, header: safetensorsHeader, all: true,
 		about: "the same as named tensors"},
-	{kind: batchJSON, in: batchDir, name: ".json", content: fixedText, text: provenanceText, has: hasProvenance,
+	{kind: batchJSON, in: batchDir, name: ".json", content: batchOrigin,
 		about: "where each of its rows comes from"},
 	{kind: batchesRaw, in: splitDir, name: "batches.bin", content: everyBatch,
 		about: "batches 0 to steps-1 back to back, to be read in order or mapped"},
 	{kind: batchesNPY, in: splitDir, name: "batches.npy", content: everyBatch, header: batchesNPYHeader,
 		about: "the same as one array"},
-	{kind: infoFile, in: splitDir, name: "info.json", content: liveText, text: infoText,
+	{kind: infoFile, in: splitDir, name: "info.json", content: liveText, text: infoText, len: infoLen,
 		about: "all that decides what the batches hold"},
 }
 
@@ -82,10 +83,6 @@ func (k kind) isLiveText() bool { return k.row().content == liveText }
 
 // isNumbered tells the files that never change while the tokens do not: those of batch/, and batches.*.
 func (k kind) isNumbered() bool { return k.row().in == batchDir || k.row().content == everyBatch }
-
-// keepsText tells the texts that are kept for the life of a handle: the live ones, and those of numbered files, which are made
-// for it.
-func (k kind) keepsText() bool { return k.row().text != nil && (k.isLiveText() || k.isNumbered()) }
 
 // firstBatch is the number of the first batch in a numbered file.
 func (i inode) firstBatch() uint64 {
@@ -116,8 +113,11 @@ func (r *row) shown(s *Sequence) int64 {
 	return s.Batch.MainBytes()
 }
 
-// size is the size of a file of batches in bytes.
+// size is the size of a file that shows batches, or where they come from, in bytes.
 func (r *row) size(s *Sequence) int64 {
+	if r.content == batchOrigin {
+		return s.OriginLen()
+	}
 	size := r.shown(s)
 	if r.content == everyBatch {
 		size *= int64(s.Steps)

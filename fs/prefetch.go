@@ -20,7 +20,7 @@ type prefetcher struct {
 	bytes   int64 // that all buffers may take
 	turns   *turns
 	places  *turns
-	log     *slog.Logger
+	log     *limitedLog
 
 	mu      sync.Mutex
 	streams []*stream // the one that was read last is the last; guarded by mu, as what they hold is
@@ -145,7 +145,7 @@ func (p *prefetcher) make(st *stream, b *buffer) {
 	defer b.Unlock()
 	defer func() {
 		if r := recover(); r != nil {
-			p.log.Error("prefetching a batch panicked; its reader will make it again", "panic", r, "stack", string(debug.Stack()))
+			p.log.limited(slog.LevelError, "prefetch", "prefetching a batch panicked; its reader will make it again", "panic", r, "stack", string(debug.Stack()))
 		}
 	}()
 	b.made = st.sequence.readGently(b.bytes, b.number) == nil

@@ -46,7 +46,9 @@ func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.
 		r.undo = func() { t.handles.Release(fh) }
 		out.Fh, out.OpenFlags = fh, uncached
 	case k.isLiveText():
-		out.Fh, out.OpenFlags = t.openText(r, i, t.sequence(i)), uncached
+		fh := t.texts.keep(i)
+		r.undo = func() { t.texts.release(fh) }
+		out.Fh, out.OpenFlags = fh, uncached
 	default:
 		if k.isNumbered() {
 			if err := t.takeTurn(r, in.Caller); err != nil {
@@ -60,9 +62,6 @@ func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.
 				return fuse.Status(syscall.ESTALE) // upon which the kernel looks the path up again
 			}
 			out.Fh = uint64(s.Version)
-			if k.keepsText() {
-				out.Fh = t.openText(r, i, s)
-			}
 		}
 		out.OpenFlags = fuse.FOPEN_KEEP_CACHE | fuse.FOPEN_NOFLUSH
 	}
@@ -75,18 +74,11 @@ func (t *tree) ends(r *request) {
 	t.deadlines.end(r)
 }
 
-// openText keeps what a text shows now for the life of the handle.
-func (t *tree) openText(r *request, i inode, s *Sequence) (fh uint64) {
-	fh = t.texts.keep(t.text(i, s))
-	r.undo = func() { t.texts.release(fh) }
-	return fh
-}
-
 func (t *tree) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	switch k := inode(in.NodeId).kind(); {
 	case k.isNext():
 		t.handles.Release(in.Fh)
-	case k.keepsText():
+	case k.isLiveText():
 		t.texts.release(in.Fh)
 	}
 }
@@ -127,6 +119,12 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	}
 	if err := t.takePlace(r, in.Caller, int64(len(buf))/s.rowBytes(), buf); err != nil {
 		return nil, t.readFails(in, err)
+	}
+	if k.row().content == batchOrigin {
+		if err := s.ReadOrigin(buf, i.rest(), off); err != nil {
+			return nil, t.readFails(in, err)
+		}
+		return fuse.ReadResultData(buf), fuse.OK
 	}
 	var answer *reply
 	if k.isNext() {
@@ -199,29 +197,34 @@ var maxGap = 16 * int64(os.Getpagesize())
 // Tokens that change so often while they are read are not served.
 const maxTries = 10
 
-// textOf returns what a text shows on a handle to a reader of byte off, and nil for files of batches.
+// textOf returns what a text shows on a handle to a reader of byte off, and nil for other files.
 func (t *tree) textOf(r *request, fh, off uint64) []byte {
 	i := r.inode
-	s := t.sequence(i)
-	if !i.kind().keepsText() {
-		return t.text(i, s)
+	row := i.kind().row()
+	switch row.content {
+	case fixedText:
+		text, _ := row.text(&t.texts, i)
+		return text
+	case liveText:
+	default:
+		return nil
 	}
 	if text, ok := t.texts.of(fh); ok {
 		return text
 	}
-	// Another process opened it, and what is made here may be another text.
+	// It was let go, or another process opened it, and what is made here may be another text.
 	size := fh & (1<<textBits - 1)
 	if off > 0 && off >= size {
 		return []byte{}
 	}
-	if t.isForgotten(i, s) || i.outdated(s) {
+	if t.isForgotten(i, t.sequence(i)) {
 		return nil
 	}
-	text := t.text(i, s)
+	text, info := row.text(&t.texts, i)
 	if off > 0 && uint64(len(text)) != size {
 		return nil
 	}
-	t.texts.resume(fh, text)
+	t.texts.hold(fh, text, info)
 	r.undo = func() { t.texts.release(fh) }
 	return text
 }

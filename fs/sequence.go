@@ -26,8 +26,13 @@ type Sequence struct {
 	// is syscall.ESTALE reaches the reader as that, any other as EIO. It is called concurrently, as are the functions below.
 	Read func(dst []byte, k uint64, off int64) error
 
-	Info       func() []byte         // info.json
-	Provenance func(k uint64) []byte // batch/<k>.json; nil if there is none
+	Info    func() []byte // info.json
+	InfoLen func() int64  // its length, which is computed once
+
+	// ReadOrigin fills dst with bytes of batch/<k>.json from byte off on, which lie within its length, OriginLen. That is the
+	// same for each k.
+	ReadOrigin func(dst []byte, k uint64, off int64) error
+	OriginLen  func() int64
 
 	// Now looks at the token files. It returns this Sequence, or the one of the new tokens if the files changed and Follows
 	// is set; or this one and an error, as of Read.
@@ -45,10 +50,12 @@ func (s *Sequence) unsuited(name, settings string, err error) *Sequence {
 	u := *s
 	u.Name = name
 	// So large that no read lies beyond the end.
+	u.OriginLen = func() int64 { return 1 << 40 }
 	u.Batch, u.Steps = array.NewBatch(1, array.Array{DType: array.Uint16, Shape: []int{1 << 39}}), 1
-	u.Info = func() []byte { return []byte("{}\n") }
-	u.Provenance = nil
+	const info = "{}\n"
+	u.Info, u.InfoLen = func() []byte { return []byte(info) }, func() int64 { return int64(len(info)) }
 	u.Read = func([]byte, uint64, int64) error { return err }
+	u.ReadOrigin = u.Read
 	u.With = func(string) (*Sequence, error) { return nil, err }
 	u.Now = func() (*Sequence, error) {
 		now, nowErr := s.Now()

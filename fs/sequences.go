@@ -4,14 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
-
-	"golang.org/x/time/rate"
 
 	"batchfs/fs/state"
 )
@@ -27,7 +24,7 @@ import (
 // Lock order: mu, then nothing but the locks of package state.
 type sequences struct {
 	shared   *state.Shared
-	log      *slog.Logger
+	log      limitedLog // of its own, so that bad paths hide no errors
 	splits   int
 	byNumber [state.MaxSequences]atomic.Pointer[Sequence] // nil: not made yet, or no sequence has the number
 	split    [state.MaxSequences]atomic.Uint32            // number of the split that a sequence belongs to
@@ -38,7 +35,6 @@ type sequences struct {
 	recent []state.Name   // looked up as settings, oldest first
 	many   *sync.Cond     // of mu: there are more than maxRecent
 
-	badLogged  rate.Sometimes
 	fullLogged sync.Once
 }
 
@@ -61,11 +57,10 @@ func newSequences(splits []*Sequence, shared *state.Shared, log *slog.Logger, wo
 		return nil, fmt.Errorf("%d splits, more than %d", len(splits), state.MaxSequences-1)
 	}
 	q := &sequences{
-		shared:    shared,
-		log:       log,
-		splits:    len(splits),
-		byName:    map[string]int{},
-		badLogged: rate.Sometimes{First: 100, Interval: time.Second},
+		shared: shared,
+		log:    limitedLog{Logger: log},
+		splits: len(splits),
+		byName: map[string]int{},
 	}
 	q.many = sync.NewCond(&q.mu)
 	if shared.SequencesUsed() == 0 {
@@ -178,7 +173,8 @@ func (q *sequences) lookUp(dir inode, name string, id uint64) (number int, errno
 	}
 	s, err := of.With(name)
 	if err != nil {
-		q.badLogged.Do(func() { q.log.Warn("no such settings", "path", of.Name+"/"+name, "err", err) })
+		path := of.Name + "/" + name
+		q.log.limited(slog.LevelWarn, path, "no such settings", "path", path, "err", err)
 		if errors.Is(err, syscall.ENOENT) {
 			return 0, syscall.ENOENT
 		}
@@ -273,33 +269,27 @@ func (q *sequences) now(number int) (*Sequence, error) {
 	return s, err
 }
 
-// fault notes an error of a sequence, or with number 0 of the mount. It says whether the error repeats the one before:
-// whether it differs in numbers only, as the error of another position in the same file does.
-func (q *sequences) fault(number int, err string) (repeats bool) {
+// fault notes an error of a sequence, and returns its name; of the mount with number 0, which has none.
+func (q *sequences) fault(number int, err string) (name string) {
 	entry := &q.shared.Sequences[number]
 	entry.Errors.Add(1)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	was := entry.Fault()
 	entry.SetFault(err)
-	return digits.ReplaceAllString(was, "") == digits.ReplaceAllString(entry.Fault(), "")
+	return entry.Name()
 }
 
 var errForgotten = fmt.Errorf("the kernel has forgotten the file since (%w)", syscall.ESTALE)
 
-var digits = regexp.MustCompile(`\d+`)
-
-// all calls visit for every sequence: the splits in their order, then the others.
+// all calls visit for every sequence, with mu free.
 func (q *sequences) all(visit func(number int, name, fault string)) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for number := 1; number <= q.splits; number++ {
-		entry := &q.shared.Sequences[number]
-		visit(number, entry.Name(), entry.Fault())
-	}
-	for name, number := range q.byName {
-		if number > q.splits {
-			visit(number, name, q.shared.Sequences[number].Fault())
+	for n := range q.shared.SequencesUsed() {
+		entry := &q.shared.Sequences[n+1]
+		q.mu.Lock()
+		used, name, fault := entry.Used(), entry.Name(), entry.Fault()
+		q.mu.Unlock()
+		if used {
+			visit(n+1, name, fault)
 		}
 	}
 }

@@ -187,7 +187,7 @@ func errorReply(id uint64, errno syscall.Errno) []byte {
 }
 
 // warnings passes on what go-fuse has to say.
-type warnings struct{ log *slog.Logger }
+type warnings struct{ log *limitedLog }
 
 func (w warnings) Write(line []byte) (int, error) {
 	for _, harmless := range []string{
@@ -198,6 +198,7 @@ func (w warnings) Write(line []byte) (int, error) {
 			return len(line), nil
 		}
 	}
-	w.log.Warn(strings.TrimSpace(string(line)))
+	text := strings.TrimSpace(string(line))
+	w.log.limited(slog.LevelWarn, withoutDigits(text), text)
 	return len(line), nil
 }

@@ -1,20 +1,24 @@
 package fs
 
 import (
-	"bytes"
+	"container/list"
 	"encoding/json"
 	"fmt"
 	"os"
-	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"batchfs/fs/state"
 )
 
-// texts are the files without batches: what they show, and what each open handle of a live one shows.
+// texts are the files of text: what they show, and what each open handle of a live one shows.
+//
+// What handles show is kept up to maxTextBytes. A text that was let go is made again when its handle is read, as for a handle
+// that another process opened.
 //
 // Lock order: mu last.
 type texts struct {
@@ -24,104 +28,191 @@ type texts struct {
 	shared         *state.Shared
 	sequences      *sequences
 
-	mu     sync.Mutex
-	open   map[uint64][]byte // what each open handle shows; guarded by mu
-	opened uint64            // number of the last handle; guarded by mu
+	mu    sync.Mutex
+	open  map[uint64]*keptText    // what each open handle shows; guarded by mu, as all below and the keptTexts are
+	infos map[*Sequence]*keptText // the info.json that are kept: the handles of a Sequence share one
+	last  list.List               // of the *keptText that are kept, the one that was read last first
+	bytes int                     // of those
 }
 
-// keep keeps a text for the life of a handle. The handle tells how long the text is.
-func (t *texts) keep(text []byte) (fh uint64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.opened++
-	fh = t.opened<<textBits | uint64(min(len(text), 1<<textBits-1))
-	t.open[fh] = text
+// maxTextBytes bounds the texts that are kept, unless the one that was read last is longer.
+const maxTextBytes = 32 << 20
+
+// A keptText is what one handle shows, or several of one info.json.
+type keptText struct {
+	bytes   []byte    // nil: it was let go
+	info    *Sequence // whose info.json it is, or nil
+	handles int       // that show it
+	at      *list.Element
+}
+
+// textBits are those of a handle in which the length of its text stands.
+const textBits = 32
+
+// keep makes a text and keeps it for a new handle. The handle tells how long the text is.
+func (t *texts) keep(i inode) (fh uint64) {
+	text, info := i.kind().row().text(t, i)
+	fh = t.shared.TextHandles.Add(1)<<textBits | uint64(len(text))
+	t.hold(fh, text, info)
 	return fh
 }
 
-// textBits are those of a handle in which the length of its text stands, or the greatest that they have room for.
-const textBits = 24
-
-// resume keeps a text for a handle that another process opened.
-func (t *texts) resume(fh uint64, text []byte) {
+// hold keeps a text for a handle. info is the Sequence whose info.json it is, or nil.
+func (t *texts) hold(fh uint64, text []byte, info *Sequence) {
 	t.mu.Lock()
-	t.open[fh] = text
-	t.mu.Unlock()
+	defer t.mu.Unlock()
+	t.drop(fh)
+	k := t.infos[info]
+	if k == nil {
+		k = &keptText{bytes: text, info: info}
+		k.at = t.last.PushFront(k)
+		t.bytes += len(text)
+		if info != nil {
+			t.infos[info] = k
+		}
+	}
+	k.handles++
+	t.open[fh] = k
+	for t.bytes > maxTextBytes && t.last.Len() > 1 {
+		t.letGo(t.last.Back().Value.(*keptText))
+	}
 }
 
-// of returns the text of a handle. ok is false if another process opened the handle.
+// letGo forgets a text. Its handles stay open. The caller holds mu.
+func (t *texts) letGo(k *keptText) {
+	t.last.Remove(k.at)
+	t.bytes -= len(k.bytes)
+	delete(t.infos, k.info)
+	k.bytes = nil
+}
+
+// of returns the text of a handle. ok is false if it was let go, or another process opened the handle.
 func (t *texts) of(fh uint64) (text []byte, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	text, ok = t.open[fh]
-	return text, ok
+	k := t.open[fh]
+	if k == nil || k.bytes == nil {
+		return nil, false
+	}
+	t.last.MoveToFront(k.at)
+	return k.bytes, true
 }
 
 func (t *texts) release(fh uint64) {
 	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.drop(fh)
+}
+
+// drop is release for a caller that holds mu.
+func (t *texts) drop(fh uint64) {
+	k := t.open[fh]
+	if k == nil {
+		return
+	}
 	delete(t.open, fh)
-	t.mu.Unlock()
+	if k.handles--; k.handles == 0 && k.bytes != nil {
+		t.letGo(k)
+	}
 }
 
-func readmeText(t *texts, _ *Sequence, _ inode) []byte { return t.readme }
+func readmeText(t *texts, _ inode) ([]byte, *Sequence) { return t.readme, nil }
 
-func cursorText(t *texts, _ *Sequence, i inode) []byte {
-	return fmt.Appendln(nil, t.shared.Sequences[i.sequence()].Next())
+func cursorText(t *texts, i inode) ([]byte, *Sequence) {
+	return fmt.Appendln(nil, t.shared.Sequences[i.sequence()].Next()), nil
 }
 
-func infoText(t *texts, _ *Sequence, i inode) []byte {
+func infoText(t *texts, i inode) ([]byte, *Sequence) {
 	s, _ := t.sequences.now(i.sequence()) // an error is for those who read batches
 	if s == nil {
-		return []byte{}
+		return []byte{}, nil
 	}
-	return s.Info()
+	t.mu.Lock()
+	if k := t.infos[s]; k != nil {
+		defer t.mu.Unlock()
+		return k.bytes, s
+	}
+	t.mu.Unlock()
+	return s.Info(), s
 }
 
-func provenanceText(_ *texts, s *Sequence, i inode) []byte { return s.Provenance(i.rest()) }
-
-func hasProvenance(s *Sequence) bool { return s.Provenance != nil }
-
-// statusText is status.json.
-func statusText(t *texts, _ *Sequence, _ inode) []byte {
-	type split struct {
-		Cursor    uint64 `json:"cursor"`
-		Reads     uint64 `json:"reads"`
-		Bytes     uint64 `json:"bytes"`
-		GivenBack uint64 `json:"given_back"`
-		Errors    uint64 `json:"errors"`
-		LastError string `json:"last_error"`
+func infoLen(t *texts, i inode) int64 {
+	if s, _ := t.sequences.now(i.sequence()); s != nil {
+		return s.InfoLen()
 	}
-	status := struct {
-		Version string           `json:"version"`
-		PID     int              `json:"pid"`
-		Workers uint64           `json:"workers"`
-		Uptime  int64            `json:"uptime_seconds"`
-		RSS     int64            `json:"resident_bytes"`
-		Splits  map[string]split `json:"splits"`
-	}{t.programVersion, os.Getpid(), t.shared.Workers.Load(), int64(time.Since(t.began).Seconds()), residentBytes(), map[string]split{}}
+	return 0
+}
+
+// statusText is status.json. Every number is as wide as the widest can be, so that the size of the file does not change between
+// stat and read because one of them grew.
+func statusText(t *texts, _ inode) ([]byte, *Sequence) {
+	type counted struct {
+		name, fault                             string
+		cursor, reads, bytes, givenBack, errors uint64
+	}
+	var all []counted
 	t.sequences.all(func(number int, name, fault string) {
 		entry := &t.shared.Sequences[number]
-		now := split{entry.Next(), entry.Reads.Load(), entry.Bytes.Load(), entry.GivenBack.Load(), entry.Errors.Load(), fault}
-		if number <= t.sequences.splits || entry.Moved() || now.Reads+now.Errors > 0 {
-			status.Splits[name] = now
+		c := counted{name, fault, entry.Next(), entry.Reads.Load(), entry.Bytes.Load(), entry.GivenBack.Load(), entry.Errors.Load()}
+		if number <= t.sequences.splits || entry.Moved() || c.reads+c.errors > 0 {
+			all = append(all, c)
 		}
 	})
-	text, err := json.MarshalIndent(status, "", "  ")
-	if err != nil {
-		panic(err) // only of types that JSON does not have
+	slices.SortFunc(all, func(a, b counted) int { return strings.Compare(a.name, b.name) })
+	text := fmt.Appendf(nil, `{
+  "version": %s,
+  "pid": %20d,
+  "workers": %20d,
+  "uptime_seconds": %20d,
+  "resident_bytes": %20d,
+  "splits": {`,
+		quoted(t.programVersion), os.Getpid(), t.shared.Workers.Load(), int64(time.Since(t.began).Seconds()), residentBytes())
+	for n, c := range all {
+		if n > 0 {
+			text = append(text, ',')
+		}
+		text = fmt.Appendf(text, `
+    %s: {
+      "cursor": %20d,
+      "reads": %20d,
+      "bytes": %20d,
+      "given_back": %20d,
+      "errors": %20d,
+      "last_error": %s
+    }`,
+			quoted(c.name), c.cursor, c.reads, c.bytes, c.givenBack, c.errors, quoted(c.fault))
 	}
-	return append(fixedWidth(text), '\n')
+	return append(text, "\n  }\n}\n"...), nil
 }
 
-var numberLine = regexp.MustCompile(`(?m): (\d+)(,?)$`)
+// JSONText is a text that may hold the path of a file. As JSON it has \udcXX for each byte XX that is not UTF-8, as Python's
+// surrogateescape does: os.fsencode of what Python's json reads is the path.
+type JSONText string
 
-// fixedWidth makes every number of indented JSON as wide as the widest, so that the size of a file does not change
-// between stat and read because one of them grew.
-func fixedWidth(indented []byte) []byte {
-	return numberLine.ReplaceAllFunc(indented, func(m []byte) []byte {
-		digits := bytes.TrimSuffix(m[2:], []byte(","))
-		return fmt.Appendf(nil, ": %20s%s", digits, m[2+len(digits):])
-	})
+func (t JSONText) MarshalJSON() ([]byte, error) { return quoted(string(t)), nil }
+
+func quoted(text string) []byte {
+	b := []byte{'"'}
+	for len(text) > 0 {
+		n := 0 // bytes of UTF-8 at the beginning
+		for n < len(text) {
+			r, size := utf8.DecodeRuneInString(text[n:])
+			if r == utf8.RuneError && size == 1 {
+				break
+			}
+			n += size
+		}
+		part, err := json.Marshal(text[:n])
+		if err != nil {
+			panic(err) // not of a string
+		}
+		b = append(b, part[1:len(part)-1]...)
+		if text = text[n:]; len(text) > 0 {
+			b = fmt.Appendf(b, `\udc%02x`, text[0])
+			text = text[1:]
+		}
+	}
+	return append(b, '"')
 }
 
 // residentBytes is this process's resident memory, or 0 where the kernel does not say.

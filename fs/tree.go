@@ -35,7 +35,7 @@ type tree struct {
 	turns, places      *turns
 	giveUp             func() // another process should serve
 	leaving            atomic.Bool
-	log                *slog.Logger
+	log                *limitedLog
 	mode               uint32 // of files
 	owner              fuse.Owner
 	failures           failures
@@ -60,17 +60,20 @@ type Options struct {
 
 // newTree makes the tree of a mount, which can answer requests after resume.
 func newTree(mountpoint string, splits []*Sequence, o Options) *tree {
-	turns := newTurns(len(splits), maxTurns)
-	places := newTurns(len(splits), int(o.ReplyBytes/mount.MaxRequest))
+	log := &limitedLog{Logger: o.Log}
+	turns, places := newTurns(len(splits), maxTurns), newTurns(len(splits), int(o.ReplyBytes/mount.MaxRequest))
 	return &tree{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
-		texts:         texts{readme: readmeOf(mountpoint, splits), programVersion: o.ProgramVersion, open: map[uint64][]byte{}},
-		prefetcher:    prefetcher{batches: o.Ahead, bytes: o.AheadBytes, turns: turns, places: places, log: o.Log},
-		turns:         turns,
-		places:        places,
-		log:           o.Log,
-		mode:          o.Mode,
-		owner:         fuse.Owner{Uid: o.UID, Gid: o.GID},
+		texts: texts{
+			readme: readmeOf(mountpoint, splits), programVersion: o.ProgramVersion,
+			open: map[uint64]*keptText{}, infos: map[*Sequence]*keptText{},
+		},
+		prefetcher: prefetcher{batches: o.Ahead, bytes: o.AheadBytes, turns: turns, places: places, log: log},
+		turns:      turns,
+		places:     places,
+		log:        log,
+		mode:       o.Mode,
+		owner:      fuse.Owner{Uid: o.UID, Gid: o.GID},
 	}
 }
 
@@ -87,7 +90,6 @@ func (t *tree) resume(splits []*Sequence, shared *state.Shared, o Options, worki
 	t.texts.began, t.texts.shared, t.texts.sequences = time.Unix(0, shared.Began), shared, t.sequences
 	workers := shared.Workers.Add(1)
 	shared.Blame()
-	t.texts.opened = workers << 20 // handles of earlier workers may still be open
 	if workers > 1 {
 		failpoint.Hit("succeed")
 	}
@@ -161,28 +163,23 @@ func (t *tree) lookupBatch(sequence int, name string) inode {
 		return noSuchInode
 	}
 	for _, r := range rows {
-		if r.in == batchDir && r.name == name[len(digits):] && (r.has == nil || r.has(t.sequences.get(sequence))) {
+		if r.in == batchDir && r.name == name[len(digits):] {
 			return t.numbered(r.kind, sequence, k)
 		}
 	}
 	return noSuchInode
 }
 
-// text is the content of a file without batches, and nil for the others. s is the file's sequence.
-func (t *tree) text(i inode, s *Sequence) []byte {
-	if r := i.kind().row(); r.text != nil {
-		return r.text(&t.texts, s, i)
-	}
-	return nil
-}
-
-// size is the size of a file in bytes.
+// size is the size of a file in bytes. s is the file's sequence.
 func (t *tree) size(i inode, s *Sequence) int64 {
 	switch r := i.kind().row(); {
 	case r.content == directory:
 		return 0
+	case r.len != nil:
+		return r.len(&t.texts, i)
 	case r.text != nil:
-		return int64(len(r.text(&t.texts, s, i)))
+		text, _ := r.text(&t.texts, i)
+		return int64(len(text))
 	default:
 		return r.size(s)
 	}
@@ -333,12 +330,7 @@ func (t *tree) fault(i inode, err error) fuse.Status {
 			errno = e
 		}
 	}
-	if repeats := t.sequences.fault(i.sequence(), err.Error()); !repeats {
-		name := "" // of the whole mount
-		if i.sequence() > 0 {
-			name = t.shared.Sequences[i.sequence()].Name()
-		}
-		t.log.Error("a request failed; repeats are only counted, in status.json", "sequence", name, "errno", errno.Error(), "err", err)
-	}
+	name := t.sequences.fault(i.sequence(), err.Error())
+	t.log.limited(slog.LevelError, withoutDigits(name+" "+err.Error()), "a request failed", "sequence", name, "errno", errno.Error(), "err", err)
 	return fuse.Status(errno)
 }

@@ -36,8 +36,13 @@ func counting(name string, batchBytes int64) *Sequence {
 			}
 			return nil
 		},
-		Provenance: func(k uint64) []byte { return fmt.Appendln(nil, k) },
+		ReadOrigin: func(dst []byte, k uint64, off int64) error {
+			copy(dst, fmt.Appendf(nil, "%20d\n", k)[off:])
+			return nil
+		},
+		OriginLen: func() int64 { return 21 },
 	}
+	s.InfoLen = func() int64 { return int64(len(s.Info())) }
 	s.Now = func() (*Sequence, error) { return s, nil }
 	s.With = func(settings string) (*Sequence, error) {
 		switch key, value, _ := strings.Cut(settings, "="); {
@@ -57,24 +62,40 @@ func counting(name string, batchBytes int64) *Sequence {
 
 func plant(t testing.TB, sequences ...*Sequence) *tree {
 	t.Helper()
+	return plantLogging(t, slog.New(slog.DiscardHandler), sequences...)
+}
+
+func plantLogging(t testing.TB, log *slog.Logger, sequences ...*Sequence) *tree {
+	t.Helper()
 	file, shared, err := state.New()
 	if err != nil {
 		t.Fatal(err)
 	}
 	file.Close()
 	t.Cleanup(shared.Close)
-	return grow(t, shared, sequences...)
+	return growLogging(t, log, shared, sequences...)
 }
 
 // grow is the tree of a worker that goes on from the shared state.
 func grow(t testing.TB, shared *state.Shared, sequences ...*Sequence) *tree {
 	t.Helper()
-	o := Options{ProgramVersion: "test", Ahead: 2, AheadBytes: 1 << 20, ReplyBytes: 64 << 20, Timeout: time.Minute, Mode: 0o444, Log: slog.New(slog.DiscardHandler)}
+	return growLogging(t, slog.New(slog.DiscardHandler), shared, sequences...)
+}
+
+func growLogging(t testing.TB, log *slog.Logger, shared *state.Shared, sequences ...*Sequence) *tree {
+	t.Helper()
+	o := Options{ProgramVersion: "test", Ahead: 2, AheadBytes: 1 << 20, ReplyBytes: 64 << 20, Timeout: time.Minute, Mode: 0o444, Log: log}
 	tr := newTree("/mnt", sequences, o)
 	if err := tr.resume(sequences, shared, o, func() {}); err != nil {
 		t.Fatal(err)
 	}
 	return tr
+}
+
+// status is status.json.
+func (t *tree) status() string {
+	text, _ := statusText(&t.texts, 0)
+	return string(text)
 }
 
 // find walks a path from the root.
@@ -257,7 +278,7 @@ func TestNextAfterAnError(t *testing.T) {
 		if _, status := r.read(0, size); status != fuse.Status(test.want) {
 			t.Errorf("%v: status %v, want %v", test.err, status, test.want)
 		}
-		if !bytes.Contains(statusText(&tr.texts, nil, 0), []byte(test.err.Error())) {
+		if !strings.Contains(tr.status(), test.err.Error()) {
 			t.Errorf("status.json does not say %q", test.err)
 		}
 	}
@@ -268,7 +289,7 @@ func TestNextAfterAnError(t *testing.T) {
 	if got := r.batch(t, size); got != 1 {
 		t.Errorf("then the one that failed gets batch %d, want 1", got)
 	}
-	if text := string(statusText(&tr.texts, nil, 0)); !strings.Contains(text, `"reads":                    2,`) || !strings.Contains(text, `"errors":                    2,`) {
+	if text := tr.status(); !strings.Contains(text, `"reads":                    2,`) || !strings.Contains(text, `"errors":                    2,`) {
 		t.Errorf("status.json counts otherwise:\n%s", text)
 	}
 

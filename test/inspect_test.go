@@ -5,7 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -80,8 +83,8 @@ func TestInspectIsTheFileInTheMount(t *testing.T) {
 		}
 	}
 
-	if _, err := os.Stat(m.path("many/batch/0.json")); !os.IsNotExist(err) {
-		t.Errorf("a batch of many rows: %v", err)
+	if text := run(t, "cat", m.path("many/batch/0.json")); strings.Count(text, `"row"`) != 65537 || !json.Valid([]byte(text)) {
+		t.Errorf("a batch of many rows: %d of them", strings.Count(text, `"row"`))
 	}
 	if out := run(t, plainBatchfs, "inspect", "many", "0", "-c", config, "--json"); strings.Count(out, `"row"`) != 65537 {
 		t.Errorf("a batch of many rows: %d of them", strings.Count(out, `"row"`))
@@ -177,5 +180,77 @@ func TestFindInTheMount(t *testing.T) {
 		if !some {
 			t.Errorf("%s: nothing is found, which shows nothing", split)
 		}
+	}
+}
+
+// The origins of a large batch take no memory, and are read on when a worker has died.
+func TestOriginsOfALargeBatch(t *testing.T) {
+	long(t)
+	config := inspected(t)
+	m := mount(t, "-c", config)
+	run(t, python, "-c", `
+import json, os, signal, sys, time
+path, worker = sys.argv[1], int(sys.argv[2])
+open_ones = [open(path, "rb", buffering=0) for _ in range(100)]
+size = os.fstat(open_ones[0].fileno()).st_size
+half = [f.read(size // 2) for f in open_ones[:2]]
+os.kill(worker, signal.SIGKILL)
+def rest(f, text):
+    while part := f.read(1 << 20):
+        text += part
+    return text
+whole = [rest(f, text) for f, text in zip(open_ones, half)]
+assert len(whole[0]) == size and whole[0] == whole[1]
+assert len(json.loads(whole[0])["rows"]) == 65537
+`, m.path("many/batch/3.json"), strconv.Itoa(m.worker(t)))
+	worker := m.awaitStandby(t)[0]
+	if kib := burdenOf(t, m).residentKiB; kib > 64<<10 && !raceEnabled {
+		t.Errorf("worker %d has %d KiB", worker, kib)
+	}
+}
+
+// Python finds the files that JSON names, also if their names are not UTF-8; and no name moves the cursor of a terminal.
+func TestOddNames(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "\x1b[2J\xff\xc3")
+	for _, name := range []string{"train.bin", "val.bin"} {
+		tokens(t, filepath.Join(dir, name), 60_000, 2)
+	}
+	config := filepath.Join(filepath.Dir(dir), "config.toml")
+	write(t, config, []byte("[splits.train]\ntokens = '*/train.bin'\n[splits.val]\ntokens = '*/val.bin'\n"))
+	m := mount(t, "-c", config)
+	for _, file := range []string{"info.json", "batch/0.json"} {
+		run(t, python, "-c", `
+import json, os, sys
+info = json.load(open(sys.argv[1]))
+for name in info.get("files", []) + [row["file"] for row in info.get("rows", [])]:
+    assert os.path.getsize(os.fsencode(name)) == 120000`, m.path("train/"+file))
+	}
+	inspect := []string{plainBatchfs, "inspect", m.path("train")}
+	outputs := []string{m.out.String(), run(t, plainBatchfs, "doctor", "-c", config, m.dir), run(t, append(inspect, "0")...)}
+	reader := startStorm(t, exec.Command(python, "-c", `
+import sys
+open("/proc/self/comm", "w").write("\x1b]0;x\x07\nprocess 1")
+f = open(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.read()`, m.path("train/info.json")))
+	reader.ready(t)
+	_, users, err := try(t, plainBatchfs, "unmount", m.dir)
+	if err == nil || !strings.Contains(users, `(\x1b]0;x\a\nprocess`) {
+		t.Errorf("%v: %s", err, users)
+	}
+	_, refused, _ := try(t, plainBatchfs, "mount", "--set", "splits.train.tokens="+dir+"\x1b", t.TempDir())
+	for _, text := range append(outputs, users, refused) {
+		if strings.ContainsAny(text, "\x1b\x07") || text == "" {
+			t.Errorf("%q", text)
+		}
+	}
+}
+
+// No name is listed that nobody knows of.
+func TestListing(t *testing.T) {
+	config, _ := small(t, 1)
+	m := mount(t, "-c", config)
+	if got := strings.Fields(run(t, "ls", "-a", m.dir)); !slices.Equal(got, []string{".", "..", "README", "status.json", "train", "val"}) {
+		t.Errorf("%q", got)
 	}
 }

@@ -32,7 +32,6 @@ func TestRooms(t *testing.T) {
 	home := map[string][]string{ // where the packages of an outside module enter
 		"github.com/hanwen/go-fuse":      {"fs"},
 		"github.com/moby/sys/mountinfo":  {"fs/mount"},
-		"golang.org/x/time":              {"fs"},
 		"github.com/BurntSushi/toml":     {"cmd/batchfs/config"},
 		"github.com/schollz/progressbar": {"cmd/batchfs/terminal"},
 		"golang.org/x/term":              {"cmd/batchfs/terminal"},

@@ -121,11 +121,11 @@ func (d *doctor) look(what string, examine func() (string, error)) (ok bool) {
 		f.err = errNoAnswer(d.limit)
 	}
 	if f.err == nil {
-		fmt.Fprintf(d.out, "ok   %s: %s\n", what, f.detail)
+		printf(d.out, "ok   %s: %s\n", what, f.detail)
 		return true
 	}
 	d.wrong++
-	fmt.Fprintf(d.out, "FIX  %s: %s\n", what, strings.TrimLeft(strings.TrimPrefix(f.err.Error(), what), ": "))
+	printf(d.out, "FIX  %s: %s\n", what, strings.TrimLeft(strings.TrimPrefix(f.err.Error(), what), ": "))
 	return false
 }
 

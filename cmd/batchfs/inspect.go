@@ -57,8 +57,7 @@ that mount.`,
 			case finding:
 				return findToken(cmd, d, find, epoch, asJSON)
 			case asJSON:
-				_, err = cmd.OutOrStdout().Write(d.Provenance(k))
-				return err
+				return d.Origins().Write(cmd.OutOrStdout(), k)
 			}
 			return d.Describe(cmd.OutOrStdout(), k)
 		},

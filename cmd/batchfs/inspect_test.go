@@ -89,7 +89,8 @@ func TestInspectIsTheFile(t *testing.T) {
 					args = append(args, "--set", "splits."+d.Split.Split+"."+setting)
 				}
 			}
-			want := there.Provenance(17)
+			want := make([]byte, there.Origins().Len())
+			there.Origins().Read(want, 17, 0)
 			if got := inspect(t, args...); got != string(want) {
 				t.Errorf("inspect %q is\n%s\nwant\n%s", args, got, want)
 			}
@@ -97,7 +98,7 @@ func TestInspectIsTheFile(t *testing.T) {
 	}
 }
 
-// Inspect has no limit of rows, unlike batch/<k>.json.
+// Inspect has no limit of rows.
 func TestInspectOfManyRows(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50})

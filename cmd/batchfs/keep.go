@@ -49,7 +49,7 @@ func keepCommand() *cobra.Command {
 			if err != nil {
 				tell(err.Error())
 			}
-			return err
+			return printed(err)
 		},
 	}
 }
@@ -57,8 +57,8 @@ func keepCommand() *cobra.Command {
 // keep mounts and supervises the workers until the mount ends. file is that of the snapshot. It calls ready when batches can be
 // read for the first time.
 func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, file *os.File, logTo io.Writer, ready func()) error {
-	// The mount must outlive whoever reads its output.
-	signal.Ignore(syscall.SIGPIPE)
+	// The mount must outlive whoever reads its output, and writing to a terminal (stty tostop) must not stop it.
+	signal.Ignore(syscall.SIGPIPE, syscall.SIGTTOU)
 	restart, stop := make(chan os.Signal, 1), make(chan os.Signal, 2)
 	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM)
 	signal.Notify(hangups(restart, stop), syscall.SIGHUP)
@@ -69,7 +69,8 @@ func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, fil
 	if err != nil {
 		return err
 	}
-	log := newLog(logTo, c.Log).With("mountpoint", snapshot.Mountpoint)
+	log, flush := newLog(logTo, c.Log, snapshot.Mountpoint)
+	defer flush()
 	err = supervise.Run(snapshot.Mountpoint, supervise.Options{
 		AllowOther: c.Mount.AllowOther,
 		Worker: func(reload bool) *exec.Cmd {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"syscall"
@@ -14,6 +15,7 @@ import (
 
 	"batchfs/cmd/batchfs/bench"
 	"batchfs/cmd/batchfs/prepare"
+	"batchfs/cmd/batchfs/terminal"
 )
 
 func main() {
@@ -23,9 +25,16 @@ func main() {
 	case errors.As(err, &status):
 		os.Exit(int(status))
 	case err != nil:
-		fmt.Fprintln(os.Stderr, "batchfs:", err)
+		printError(os.Stderr, err)
 		os.Exit(1)
 	}
+}
+
+func printError(out io.Writer, err error) { printf(out, "batchfs: %v\n", err) }
+
+// printf prints for people what may hold names that others chose, such as those of files.
+func printf(out io.Writer, format string, args ...any) {
+	io.WriteString(out, terminal.Printable(fmt.Sprintf(format, args...)))
 }
 
 func run(args []string) error {

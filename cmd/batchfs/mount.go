@@ -104,10 +104,11 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 		defer file.Close()
 		logTo = file
 	}
-	return keep(cmd.Context(), snapshot, c, file, logTo, func() {
-		describe(cmd.OutOrStdout(), mountpoint, splits)
-		fmt.Fprintf(cmd.OutOrStdout(), "stop with Ctrl-C, or: batchfs unmount %s\n", mountpoint)
-	})
+	out := newLineWriter(cmd.OutOrStdout())
+	return printed(keep(cmd.Context(), snapshot, c, file, logTo, func() {
+		describe(out, mountpoint, splits)
+		printf(out, "stop with Ctrl-C, or: batchfs unmount %s\n", mountpoint)
+	}))
 }
 
 // mountInBackground starts a process that keeps the mount, and returns when a batch of every split can be read.
@@ -165,7 +166,7 @@ func (f *mountFlags) mountInBackground(cmd *cobra.Command, mountpoint string, sn
 		}
 	}
 	describe(cmd.OutOrStdout(), mountpoint, splits)
-	fmt.Fprintf(cmd.OutOrStdout(), "in the background, process %d, log %s\nstop with: batchfs unmount %s\n", daemon.Process.Pid, logFile, mountpoint)
+	printf(cmd.OutOrStdout(), "in the background, process %d, log %s\nstop with: batchfs unmount %s\n", daemon.Process.Pid, logFile, mountpoint)
 	return daemon.Process.Release()
 }
 
@@ -182,9 +183,9 @@ func readable(path string) error {
 
 // describe prints what is served and how to read it.
 func describe(out io.Writer, mountpoint string, splits []*dataset.Dataset) {
-	fmt.Fprintf(out, "%s serves\n", mountpoint)
+	printf(out, "%s serves\n", mountpoint)
 	for _, s := range splits {
-		fmt.Fprintf(out, "  %s\n", s.Summary())
+		printf(out, "  %s\n", s.Summary())
 	}
-	fmt.Fprintf(out, "each open of %s is a fresh batch; %s/README says more\n", filepath.Join(mountpoint, splits[0].Split.Split, "next"), mountpoint)
+	printf(out, "each open of %s is a fresh batch; %s/README says more\n", filepath.Join(mountpoint, splits[0].Split.Split, "next"), mountpoint)
 }

@@ -82,7 +82,8 @@ func serve(w *supervise.Worker, reload bool) error {
 	if err != nil {
 		return err
 	}
-	log := newLog(os.Stderr, c.Log).With("mountpoint", snapshot.Mountpoint)
+	log, flush := newLog(os.Stderr, c.Log, snapshot.Mountpoint)
+	defer flush()
 	splits, err := snapshot.Sequences(c, log, w.Publish)
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -161,7 +162,7 @@ func (m *Mounted) Users() (users []string) {
 			continue
 		}
 		for _, use := range m.uses(dir) {
-			users = append(users, fmt.Sprintf("process %s (%s) %s", filepath.Base(dir), strings.TrimSpace(string(comm)), use))
+			users = append(users, fmt.Sprintf("process %s (%s) %s", filepath.Base(dir), oneLine(strings.TrimSpace(string(comm))), use))
 		}
 	}
 	if len(users) == 0 {
@@ -175,7 +176,7 @@ func (m *Mounted) uses(proc string) (all []string) {
 	for link, how := range map[string]string{"cwd": "works in ", "root": "is rooted in "} {
 		path, err := os.Readlink(proc + "/" + link)
 		if err == nil && (path == m.Mountpoint || strings.HasPrefix(path, m.Mountpoint+"/")) {
-			all = append(all, how+path)
+			all = append(all, how+oneLine(path))
 		}
 	}
 	fds, _ := os.ReadDir(proc + "/fd")
@@ -183,7 +184,7 @@ func (m *Mounted) uses(proc string) (all []string) {
 		info, _ := os.ReadFile(proc + "/fdinfo/" + fd.Name())
 		if strings.Contains(string(info), fmt.Sprintf("mnt_id:\t%d\n", m.id)) {
 			path, _ := os.Readlink(proc + "/fd/" + fd.Name())
-			all = append(all, "has open "+path)
+			all = append(all, "has open "+oneLine(path))
 		}
 	}
 	var major, minor uint32
@@ -191,10 +192,16 @@ func (m *Mounted) uses(proc string) (all []string) {
 	maps, _ := os.ReadFile(proc + "/maps")
 	for line := range strings.Lines(string(maps)) {
 		if at := strings.Index(line, m.Mountpoint+"/"); at > 0 && strings.Contains(line[:at], fmt.Sprintf(" %02x:%02x ", major, minor)) {
-			all = append(all, "has mapped "+strings.TrimSpace(line[at:]))
+			all = append(all, "has mapped "+oneLine(strings.TrimSpace(line[at:])))
 		}
 	}
 	return slices.Compact(all)
+}
+
+// oneLine returns a name that somebody chose with what cannot be printed escaped, so that it is no line of its own.
+func oneLine(name string) string {
+	quoted := strconv.Quote(name)
+	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
 }
 
 // Places says in words where the filesystem is mounted: here, and in other mount namespaces, of each of which it names a process.
@@ -222,10 +229,10 @@ func (m *Mounted) Places() (places []string) {
 		}
 		namespaces[namespace] = true
 		for _, i := range mounts {
-			place := "at " + i.Mountpoint
+			place := "at " + oneLine(i.Mountpoint)
 			if namespace != ours {
 				comm, _ := os.ReadFile(dir + "/comm")
-				place += fmt.Sprintf(" in the mount namespace of process %s (%s)", filepath.Base(dir), strings.TrimSpace(string(comm)))
+				place += fmt.Sprintf(" in the mount namespace of process %s (%s)", filepath.Base(dir), oneLine(strings.TrimSpace(string(comm))))
 			}
 			places = append(places, place)
 		}

@@ -20,6 +20,8 @@ type Shared struct {
 	Heartbeat atomic.Int64  // when the worker last answered the supervisor, in Monotonic time; the supervisor's
 	Answered  atomic.Uint64 // requests
 
+	TextHandles atomic.Uint64 // handles of texts ever opened
+
 	Init      Note // the kernel's first request, which it sends once a connection
 	InitReply Note // the answer to it
 

@@ -2,6 +2,7 @@ package dataset
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -338,7 +339,7 @@ func rowBytes(d *Dataset, batch []byte, j int) []byte {
 }
 
 // Each row is what lies in its file at its start, and is of the epoch that its source has come to.
-func TestProvenance(t *testing.T) {
+func TestOrigins(t *testing.T) {
 	for _, d := range openMany(t) {
 		windows := make([]int, max(1, len(d.Split.Sources))) // disjoint ones, by source
 		for i, tokens := range d.sources {
@@ -361,28 +362,19 @@ func TestProvenance(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				batch, p := batch(t, d.Sequence.Read, d.Sequence.Arrays().Bytes(), k), d.provenance(k)
-				if p.Batch != k || p.Sequence != d.label() || p.Fingerprint != d.fingerprint || len(p.Rows) != 3 {
-					t.Fatalf("%s: batch %d is %+v", d.label(), k, p)
-				}
-				for j, row := range p.Rows {
-					source := 0
-					if row.Source != nil {
-						source = *row.Source
+				batch := batch(t, d.Sequence.Read, d.Sequence.Arrays().Bytes(), k)
+				for j := range 3 {
+					row := d.origin(k, j)
+					if want := uint64(given[row.source] / windows[row.source]); row.row != next || row.epoch != want {
+						t.Errorf("%s: row %d of epoch %d, want row %d of epoch %d", d.label(), row.row, row.epoch, next, want)
 					}
-					if (row.Source != nil) != (len(d.Split.Sources) > 0) {
-						t.Errorf("%s: row of source %v", d.label(), row.Source)
-					}
-					if want := uint64(given[source] / windows[source]); row.Row != next || row.Epoch != want {
-						t.Errorf("%s: row %d of epoch %d, want row %d of epoch %d", d.label(), row.Row, row.Epoch, next, want)
-					}
-					given[source]++
+					given[row.source]++
 					next++
 					want := rowBytes(d, batch, j)
-					if got := testfiles.Bytes(t, row.File, 4*row.Start, len(want)); !bytes.HasPrefix(want, got) ||
+					if got := testfiles.Bytes(t, row.file, 4*row.start, len(want)); !bytes.HasPrefix(want, got) ||
 						len(got) < len(want) && !d.Split.Join {
 						t.Errorf("%s: row %d of batch %d is % x, but from token %d on %s has % x",
-							d.label(), j, k, want, row.Start, row.File, got)
+							d.label(), j, k, want, row.start, row.file, got)
 					}
 				}
 			}
@@ -395,15 +387,94 @@ func TestProvenance(t *testing.T) {
 	}
 }
 
-// A batch of too many rows for a file has none.
-func TestProvenanceOfManyRows(t *testing.T) {
+// The origins of a batch are those of each row, as JSON of a size that is the same for each batch, and any part is that of the
+// whole.
+func TestOriginsOfAnyBytes(t *testing.T) {
+	type row struct {
+		Row    uint64
+		Epoch  uint64
+		File   string
+		Start  int64
+		Source *int
+	}
+	for _, d := range openMany(t) {
+		for _, k := range []uint64{0, 7, 1<<40 - 1} {
+			whole := originsOf(d, k)
+			var got struct {
+				Batch                 uint64
+				Sequence, Fingerprint string
+				Settings              map[string]any
+				Rows                  []row
+			}
+			decoder := json.NewDecoder(bytes.NewReader(whole))
+			decoder.DisallowUnknownFields()
+			if err := decoder.Decode(&got); err != nil {
+				t.Fatalf("%s: %v:\n%s", d.label(), err, whole)
+			}
+			var settings map[string]any
+			if err := json.Unmarshal(indented(d.settings()), &settings); err != nil {
+				t.Fatal(err)
+			}
+			if got.Batch != k || got.Sequence != d.label() || got.Fingerprint != d.fingerprint || !reflect.DeepEqual(got.Settings, settings) {
+				t.Errorf("%s: batch %d is %+v", d.label(), k, got)
+			}
+			var want []row
+			for j := range d.Sequence.BatchSize {
+				o := d.origin(k, j)
+				r := row{o.row, o.epoch, o.file, o.start, nil}
+				if len(d.Split.Sources) > 0 {
+					r.Source = &o.source
+				}
+				want = append(want, r)
+			}
+			if !reflect.DeepEqual(got.Rows, want) {
+				t.Errorf("%s: batch %d has the rows %+v, want %+v", d.label(), k, got.Rows, want)
+			}
+			for off := range len(whole) {
+				for _, n := range []int{1, 100, len(whole)} {
+					n = min(n, len(whole)-off)
+					part := make([]byte, n)
+					if d.Origins().Read(part, k, int64(off)); !bytes.Equal(part, whole[off:off+n]) {
+						t.Fatalf("%s: %d bytes from byte %d on are %q, want %q", d.label(), n, off, part, whole[off:off+n])
+					}
+				}
+			}
+		}
+	}
+}
+
+func originsOf(d *Dataset, k uint64) []byte {
+	text := make([]byte, d.Origins().Len())
+	d.Origins().Read(text, k, 0)
+	return text
+}
+
+// Paths that are not UTF-8 survive JSON, as Python's os.fsencode reads it.
+func TestPathsInJSON(t *testing.T) {
 	t.Chdir(t.TempDir())
-	testfiles.Positions(t, map[string]int{"a.bin": 50})
-	text := testfiles.Small + "[splits.train]\ntokens = 'a.bin'\nlayout = 'tokens'\nbatch_size = "
-	for _, rows := range []int{1 << 16, 1<<16 + 1} {
-		d := mustOpen(t, fmt.Sprint(text, rows))[0]
-		if s := (&followed{now: d}).sequence(d); (s.Provenance != nil) != (rows == 1<<16) {
-			t.Errorf("%d rows: there is a file: %v", rows, s.Provenance != nil)
+	const path = "b\xff\xc3\u00e9\x1b<\".bin"
+	testfiles.Positions(t, map[string]int{path: 50, "a-much-longer-name-than-the-other.bin": 50})
+	c, err := (&config.Flags{Sets: []string{"splits.train.tokens=*.bin", "batch.batch_size=2", "batch.block_size=4", "batch.token_dtype=uint32"}}).Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := OpenSplit(c.Splits[0], c.Memory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := d.Find(t.Context(), d.Len()-1, 0, func(int64, int64) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `b\udcff\udcc3\u00e9\u001b\u003c\".bin"`
+	escaped := strings.ReplaceAll(want, `\u00e9`, "\u00e9")
+	origins := ""
+	for k := range uint64(10) {
+		origins += string(originsOf(d, k))
+	}
+	for what, text := range map[string]string{"info.json": string(d.info()), "batch/<k>.json": origins, "--find": string(found.JSON())} {
+		if !strings.Contains(text, escaped) {
+			t.Errorf("%s does not have %s:\n%s", what, escaped, text)
 		}
 	}
 }

@@ -1,12 +1,14 @@
 package dataset
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"batchfs/cache"
@@ -43,23 +45,23 @@ func (d *Dataset) info() []byte {
 	batch := q.Arrays()
 	stack := batch.Stack()
 	type source struct {
-		Files     []string `json:"files"`
-		Weight    float64  `json:"weight"`
-		VocabSize int64    `json:"vocab_size,omitempty"`
-		Rows      int      `json:"rows"` // of
-		Of        int      `json:"of"`   // rows
+		Files     []fs.JSONText `json:"files"`
+		Weight    float64       `json:"weight"`
+		VocabSize int64         `json:"vocab_size,omitempty"`
+		Rows      int           `json:"rows"` // of
+		Of        int           `json:"of"`   // rows
 	}
 	var sources []source
 	for i, from := range d.Split.Sources {
 		rows, of := q.Share(i)
-		sources = append(sources, source{d.sources[i].Files(), from.Weight, d.sources[i].VocabSize(), rows, of})
+		sources = append(sources, source{jsonTexts(d.sources[i].Files()), from.Weight, d.sources[i].VocabSize(), rows, of})
 	}
 	return indented(struct {
 		Split           string         `json:"split"`
 		Sequence        string         `json:"sequence"`
 		Tokens          int64          `json:"tokens"`
 		Fingerprint     string         `json:"fingerprint"`
-		Files           []string       `json:"files"`
+		Files           []fs.JSONText  `json:"files"`
 		Sources         []source       `json:"sources,omitempty"`
 		OnChange        string         `json:"on_change"`
 		Version         fs.Version     `json:"changes"`
@@ -82,10 +84,18 @@ func (d *Dataset) info() []byte {
 		RowsPerEpoch    int64          `json:"rows_per_epoch"`
 		BatchesPerEpoch int64          `json:"batches_per_epoch"`
 	}{
-		q.Split, d.label(), d.Len(), d.fingerprint, d.Files(), sources, d.Split.OnChange, d.version,
+		q.Split, d.label(), d.Len(), d.fingerprint, jsonTexts(d.Files()), sources, d.Split.OnChange, d.version,
 		d.Split.Join, d.Split.TokenDType, d.vocabSize(), q.BatchSize, q.BlockSize, stack.DType, q.Layout, stack.Shape, batch.MainBytes(), q.Order, q.Seed,
 		d.identity()["torch_state"], q.Rank, q.World, d.Split.Start, d.steps, q.RowsPerEpoch(), q.BatchesPerEpoch(),
 	})
+}
+
+func jsonTexts(paths []string) []fs.JSONText {
+	texts := make([]fs.JSONText, len(paths))
+	for i, path := range paths {
+		texts[i] = fs.JSONText(path)
+	}
+	return texts
 }
 
 // vocabSize bounds the tokens of all sources: they are below it. It is 0 unless it is known of every source.
@@ -116,58 +126,135 @@ func (d *Dataset) Summary() string {
 		d.Split.Split, stack.Shape, stack.DType, batch.MainBytes(), q.Order, q.Seed, d.Len(), d.FilesNamed())
 }
 
-// maxProvenance is the most rows of a batch that has a batch/<k>.json, which is made in memory.
-const maxProvenance = 1 << 16
-
-// provenance is the content of batch/<k>.json: where each row of a batch comes from.
-type provenance struct {
-	Batch       uint64         `json:"batch"`
-	Sequence    string         `json:"sequence"`
-	Fingerprint string         `json:"fingerprint"`
-	Settings    map[string]any `json:"settings"`
-	Rows        []rowOrigin    `json:"rows"`
+// settings are those that decide what batches hold, by key.
+func (d *Dataset) settings() map[string]any {
+	all := d.identity()
+	all["split"], all["join"], all["token_dtype"] = d.Split.Split, d.Split.Join, d.Split.TokenDType
+	return all
 }
 
+// A rowOrigin is where a row of a batch comes from.
 type rowOrigin struct {
-	Row    uint64 `json:"row"` // global number
-	Epoch  uint64 `json:"epoch"`
-	File   string `json:"file"`
-	Start  int64  `json:"start"`            // index in the file of the row's first token
-	Source *int   `json:"source,omitempty"` // where the split mixes several
+	row    uint64 // global number
+	epoch  uint64
+	source int
+	file   string
+	start  int64 // index in the file of the row's first token
 }
 
-func (d *Dataset) provenance(k uint64) provenance {
-	p := provenance{k, d.label(), d.fingerprint, d.identity(), nil}
-	p.Settings["split"], p.Settings["join"], p.Settings["token_dtype"] = d.Split.Split, d.Split.Join, d.Split.TokenDType
-	for j := range d.Sequence.BatchSize {
-		source, start := d.Sequence.Start(k, j)
-		at := d.sources[source].Locate(start)
-		row := rowOrigin{d.Sequence.Row(k, j), d.Sequence.Epoch(k, j), at.Path, at.Index, nil}
-		if len(d.Split.Sources) > 0 {
-			row.Source = &source
-		}
-		p.Rows = append(p.Rows, row)
+// origin says where row j of batch k comes from.
+func (d *Dataset) origin(k uint64, j int) rowOrigin {
+	source, start := d.Sequence.Start(k, j)
+	at := d.sources[source].Locate(start)
+	return rowOrigin{d.Sequence.Row(k, j), d.Sequence.Epoch(k, j), source, at.Path, at.Index}
+}
+
+// Origins are the files batch/<k>.json of a dataset: where each row of batch k comes from, that is its number among all rows, its
+// epoch, its file and source, and the index in the file of its first token. Every row takes a line of the same width, so that
+// any part of the file can be made by itself, and the size is known.
+type Origins struct {
+	d     *Dataset
+	head  []byte // of the file, behind the number of the batch
+	width int    // of a row's line in bytes
+}
+
+const (
+	originsFirst = "{\n  \"batch\": %13d" // 13 digits have room for sampler.MaxBatches
+	originsLast  = "  ]\n}\n"
+)
+
+// Origins returns the origins of the rows of d's batches.
+func (d *Dataset) Origins() *Origins {
+	const behind = "\n}\n"
+	head := indented(struct {
+		Sequence    string         `json:"sequence"`
+		Fingerprint string         `json:"fingerprint"`
+		Settings    map[string]any `json:"settings"`
+	}{d.label(), d.fingerprint, d.settings()})
+	head = fmt.Appendf(nil, ",%s,\n  \"rows\": [\n", head[len("{"):len(head)-len(behind)])
+	o := &Origins{d: d, head: head}
+	longest := 0
+	for _, path := range d.Files() {
+		longest = max(longest, len(jsonOf(path)))
 	}
-	return p
+	o.width = len(o.line(rowOrigin{source: max(len(d.Split.Sources)-1, 0)})) - len(jsonOf("")) + longest
+	return o
 }
 
-// Provenance returns as JSON where each row of batch k comes from: its number among all rows, its epoch, its file and source,
-// and the index in the file of its first token. A mount shows it as batch/<k>.json. k is below sampler.MaxBatches.
-func (d *Dataset) Provenance(k uint64) []byte { return indented(d.provenance(k)) }
+func jsonOf(path string) []byte {
+	text, _ := fs.JSONText(path).MarshalJSON() // which never fails
+	return text
+}
 
-// Describe writes the provenance of batch k for people, with the text of each row where a vocabulary lies beside its token file.
+// line is that of a row, without what fills it up to the width.
+func (o *Origins) line(r rowOrigin) []byte {
+	line := fmt.Appendf(nil, `    {"row": %20d, "epoch": %20d, "file": %s, "start": %19d`, r.row, r.epoch, jsonOf(r.file), r.start)
+	if len(o.d.Split.Sources) > 0 {
+		line = fmt.Appendf(line, `, "source": %d`, r.source)
+	}
+	return append(line, "},\n"...)
+}
+
+// Len is the length of the file of each batch.
+func (o *Origins) Len() int64 {
+	return int64(len(o.first(0))+len(o.head)) + int64(o.d.Sequence.BatchSize)*int64(o.width) + int64(len(originsLast))
+}
+
+func (o *Origins) first(k uint64) []byte { return fmt.Appendf(nil, originsFirst, k) }
+
+// Read fills dst with what the file of batch k holds from byte off on, within its length. k is below sampler.MaxBatches. It never
+// fails.
+func (o *Origins) Read(dst []byte, k uint64, off int64) error {
+	take := func(part []byte) {
+		if off >= int64(len(part)) {
+			off -= int64(len(part))
+			return
+		}
+		dst = dst[copy(dst, part[off:]):]
+		off = 0
+	}
+	take(o.first(k))
+	take(o.head)
+	rows, width := o.d.Sequence.BatchSize, int64(o.width)
+	j := int(min(off/width, int64(rows)))
+	for off -= int64(j) * width; j < rows && len(dst) > 0; j++ {
+		line := o.line(o.d.origin(k, j))
+		padding := bytes.Repeat([]byte{' '}, o.width-len(line))
+		end := []byte(",\n")
+		if j == rows-1 {
+			end = []byte(" \n")
+		}
+		take(slices.Concat(line[:len(line)-len(end)], padding, end))
+	}
+	take([]byte(originsLast))
+	return nil
+}
+
+// Write writes the file of batch k.
+func (o *Origins) Write(out io.Writer, k uint64) error {
+	part := make([]byte, 1<<16)
+	for off := int64(0); off < o.Len(); off += int64(len(part)) {
+		part = part[:min(int64(len(part)), o.Len()-off)]
+		o.Read(part, k, off)
+		if _, err := out.Write(part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Describe writes for people where each row of batch k comes from, with the text of each row where a vocabulary lies beside its token file.
 // k is below sampler.MaxBatches.
 func (d *Dataset) Describe(out io.Writer, k uint64) error {
-	p := d.provenance(k)
 	vocabularies := map[string]*vocabulary.Vocabulary{} // by directory
-	fmt.Fprintf(out, "batch %d of %s\nfingerprint %s\n", k, p.Sequence, p.Fingerprint)
-	for j, row := range p.Rows {
-		source := ""
-		if row.Source != nil {
-			source = fmt.Sprintf(", source %d", *row.Source)
+	fmt.Fprintf(out, "batch %d of %s\nfingerprint %s\n", k, d.label(), d.fingerprint)
+	for j := range d.Sequence.BatchSize {
+		row, source := d.origin(k, j), ""
+		if len(d.Split.Sources) > 0 {
+			source = fmt.Sprintf(", source %d", row.source)
 		}
-		fmt.Fprintf(out, "\nrow %d: number %d, epoch %d%s, %s from token %d on\n", j, row.Row, row.Epoch, source, row.File, row.Start)
-		dir := filepath.Dir(row.File)
+		fmt.Fprintf(out, "\nrow %d: number %d, epoch %d%s, %s from token %d on\n", j, row.row, row.epoch, source, terminal.Printable(row.file), row.start)
+		dir := filepath.Dir(row.file)
 		v, known := vocabularies[dir]
 		if !known {
 			var err error

@@ -7,15 +7,17 @@ import (
 	"io"
 	"strings"
 
+	"batchfs/cmd/batchfs/terminal"
+	"batchfs/fs"
 	"batchfs/sampler"
 )
 
 // Found says which batches of an epoch hold a token.
 type Found struct {
-	File  string `json:"file"`  // that the token is in
-	Index int64  `json:"index"` // of the token in the file
-	Epoch uint64 `json:"epoch"`
-	Finds []find `json:"finds"`
+	File  fs.JSONText `json:"file"`  // that the token is in
+	Index int64       `json:"index"` // of the token in the file
+	Epoch uint64      `json:"epoch"`
+	Finds []find      `json:"finds"`
 
 	pos   int64  // of the token in the split
 	split string // its name
@@ -44,7 +46,7 @@ func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress fu
 		source++
 	}
 	at := d.sources[source].Locate(in)
-	f := &Found{File: at.Path, Index: at.Index, Epoch: epoch, Finds: []find{}, pos: pos, split: d.Split.Split}
+	f := &Found{File: fs.JSONText(at.Path), Index: at.Index, Epoch: epoch, Finds: []find{}, pos: pos, split: d.Split.Split}
 	for _, hit := range d.Sequence.Find(source, in, epoch, func(rows, of int64) bool {
 		progress(rows, of)
 		return ctx.Err() == nil
@@ -63,7 +65,7 @@ func (f *Found) JSON() []byte { return indented(f) }
 
 // Print writes f for people.
 func (f *Found) Print(out io.Writer) {
-	fmt.Fprintf(out, "token %d of %s, number %d of split %s, in epoch %d:\n", f.Index, f.File, f.pos, f.split, f.Epoch)
+	fmt.Fprintf(out, "token %d of %s, number %d of split %s, in epoch %d:\n", f.Index, terminal.Printable(string(f.File)), f.pos, f.split, f.Epoch)
 	for _, found := range f.Finds {
 		var places []string
 		for _, e := range found.elements {

@@ -51,19 +51,21 @@ func (f *followed) current() (*Dataset, error) {
 
 // sequence returns d, the split or the split under the settings of a path, as a mount shows it.
 func (f *followed) sequence(d *Dataset) *fs.Sequence {
+	origins := sync.OnceValue(d.Origins)
 	s := &fs.Sequence{
 		Name:     d.Split.Name(),
 		Batch:    d.Sequence.Arrays(),
 		Steps:    d.steps,
 		Start:    d.Split.Start,
 		Metadata: map[string]string{"sequence": d.label(), "fingerprint": d.fingerprint},
-		Info:     d.info,
 		Read:     d.Sequence.Read,
 		Version:  d.version,
 		Follows:  d.Split.OnChange == "follow",
-	}
-	if d.Sequence.BatchSize <= maxProvenance {
-		s.Provenance = d.Provenance
+
+		Info:       d.info,
+		InfoLen:    sync.OnceValue(func() int64 { return int64(len(d.info())) }),
+		ReadOrigin: func(dst []byte, k uint64, off int64) error { return origins().Read(dst, k, off) },
+		OriginLen:  func() int64 { return origins().Len() },
 	}
 	s.With = func(settings string) (*fs.Sequence, error) {
 		other, err := d.With(settings)

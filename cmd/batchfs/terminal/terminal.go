@@ -1,12 +1,15 @@
-// Package terminal detects a terminal, shows progress on it, and removes control characters from text that it prints.
+// Package terminal detects a terminal, shows progress on it, and escapes control characters in text that is printed.
 package terminal
 
 import (
+	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
@@ -18,15 +21,23 @@ func Is(out io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// Printable returns text with a replacement character in place of each control character but newline and tab, so that
-// text from a file cannot move the cursor, or change the title of the window.
+// Printable returns text with an escape in place of each control character but newline and tab, as \x1b or \u0085, and of each
+// byte that is not UTF-8, as \xff, so that text from others cannot move the cursor, or change the title of the window.
 func Printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) && r != '\n' && r != '\t' {
-			return unicode.ReplacementChar
+	var b strings.Builder
+	for i, r := range text {
+		_, size := utf8.DecodeRuneInString(text[i:])
+		switch {
+		case r == utf8.RuneError && size == 1:
+			fmt.Fprintf(&b, `\x%02x`, text[i])
+		case unicode.IsControl(r) && r != '\n' && r != '\t':
+			quoted := strconv.QuoteRune(r)
+			b.WriteString(quoted[1 : len(quoted)-1])
+		default:
+			b.WriteRune(r)
 		}
-		return r
-	}, text)
+	}
+	return b.String()
 }
 
 // Progress shows how much of some work is done. It is an [io.Writer] that counts the bytes written to it as work done.

@@ -93,7 +93,8 @@ func TestProgressIsNotShownElsewhere(t *testing.T) {
 func TestPrintable(t *testing.T) {
 	for text, want := range map[string]string{
 		"a\tb\né":              "a\tb\né",
-		"\x1b[2Jx\r\x00\u0085": "\ufffd[2Jx\ufffd\ufffd\ufffd",
+		"\x1b[2Jx\r\x00\u0085": `\x1b[2Jx\r\x00\u0085`,
+		"a\xff\xe9\ufffd":      `a\xff\xe9` + "\ufffd",
 	} {
 		if got := Printable(text); got != want {
 			t.Errorf("%q is shown as %q, want %q", text, got, want)

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"batchfs/cmd/batchfs/config"
+)
+
+// A log to a pipe that nobody reads holds nobody up. When the pipe is read, the log goes on, and says how many lines are lost.
+func TestLogToAFullPipe(t *testing.T) {
+	for _, format := range []string{"text", "json"} {
+		read, write, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer read.Close()
+		defer write.Close()
+		log, flush := newLog(write, config.Log{Level: "error", Format: format}, "/mnt")
+		long, n := strings.Repeat("long ", 10_000), 0
+		for ; n < 1000; n++ {
+			log.Error("line", "n", n, "long", long)
+		}
+		flush()
+		lines := bufio.NewScanner(read)
+		next := func() string {
+			if !lines.Scan() {
+				t.Fatal(lines.Err())
+			}
+			if len(lines.Text()) >= maxLine {
+				t.Fatalf("a line of %d bytes", len(lines.Text()))
+			}
+			if format == "json" && !json.Valid(lines.Bytes()) {
+				t.Fatalf("no JSON: %s", lines.Text())
+			}
+			return lines.Text()
+		}
+		kept, lost := 0, 0
+		for ; ; n++ {
+			log.Error("line", "n", n)
+			line := next()
+			if m := regexp.MustCompile(`lines"?[=:](\d+)`).FindStringSubmatch(line); m != nil {
+				lost, _ = strconv.Atoi(m[1])
+				break
+			}
+			kept++
+		}
+		if i := strings.Index(next(), "line"); i < 0 || lost == 0 || kept+lost < 1000 || kept+lost > n {
+			t.Errorf("%s: of %d lines %d came before the line that says that %d are lost", format, n, kept, lost)
+		}
+	}
+}
+
+// A file that says that it takes a line, and hangs, holds up one line for a while and nothing else.
+func TestLogToAHangingFile(t *testing.T) {
+	read, write := io.Pipe() // each write waits for a read
+	w := newLineWriter(write)
+	for range 10 * maxQueued {
+		w.Write([]byte("line\n"))
+	}
+	if !w.late.Load() || w.lost == 0 {
+		t.Errorf("late: %v, %d lines are lost", w.late.Load(), w.lost)
+	}
+	w.flush()
+	go io.Copy(io.Discard, read)
+	q, ok := w.add([]byte("last\n"))
+	for !ok {
+		q, ok = w.add([]byte("last\n"))
+	}
+	<-q.written
+	if w.late.Load() {
+		t.Error("it counts as hanging still")
+	}
+}
+
+// What a file takes is there when Write returns.
+func TestLogToAFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	file, err := openLog(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	log, _ := newLog(file, config.Log{Level: "info", Format: "text"}, "/mnt")
+	for n := range 1000 {
+		log.Info("line")
+		if text, _ := os.ReadFile(path); bytes.Count(text, []byte("\n")) != n+1 {
+			t.Fatalf("%d lines after %d", bytes.Count(text, []byte("\n")), n+1)
+		}
+	}
+}
+
+// Nothing in a log moves the cursor of a terminal.
+func TestLogIsPrintable(t *testing.T) {
+	var out bytes.Buffer
+	for _, format := range []string{"text", "json"} {
+		log, flush := newLog(&out, config.Log{Level: "info", Format: format}, "/mnt\x1b\u009b\x7f\xff")
+		log.Info("bad \u009b", "err", fmt.Errorf("\x1b[2J\u009b\x7f\xff"), slog.Group("g", "k", "\u009b"))
+		flush()
+	}
+	if text := out.String(); strings.ContainsAny(text, "\x1b\u009b\x7f\ufffd") || strings.Count(text, "\n") != 2 {
+		t.Errorf("%q", text)
+	}
+}
+
+func TestLogToANamedPipe(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openLog(path); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "nobody reads") {
+		t.Errorf("without a reader: %v", err)
+	}
+	reader, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	file, err := openLog(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file.WriteString("line\n")
+	file.Close()
+	line := make([]byte, 10)
+	if n, err := reader.Read(line); string(line[:n]) != "line\n" {
+		t.Errorf("%q, %v", line[:n], err)
+	}
+}

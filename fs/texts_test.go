@@ -1,0 +1,154 @@
+package fs
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// What open handles of texts keep is bounded, and each shows its text from beginning to end nevertheless, also one above 16 MiB.
+func TestTextsAreBounded(t *testing.T) {
+	const size = 20 << 20
+	var sequences []*Sequence
+	for _, name := range []string{"a", "b", "c"} {
+		s := counting(name, 1000)
+		s.Info = func() []byte { return bytes.Repeat([]byte(name), size) }
+		s.InfoLen = func() int64 { return size }
+		sequences = append(sequences, s)
+	}
+	tr := plant(t, sequences...)
+	var readers []*reader
+	for _, s := range sequences {
+		readers = append(readers, tr.reader(t, s.Name+"/info.json", 0))
+	}
+	for _, off := range []int64{0, 1 << 20, 17 << 20, size - 10, size} {
+		for n, r := range readers {
+			want := bytes.Repeat([]byte(sequences[n].Name), int(min(100, size-off)))
+			if text, status := r.read(off, 100); !status.Ok() || !bytes.Equal(text, want) {
+				t.Errorf("%s/info.json at %d: %q, %v", sequences[n].Name, off, text, status)
+			}
+			if tr.texts.bytes > maxTextBytes || tr.texts.last.Len() > 1 {
+				t.Fatalf("%d texts of %d bytes are kept", tr.texts.last.Len(), tr.texts.bytes)
+			}
+		}
+	}
+	for _, r := range readers {
+		in := &fuse.ReleaseIn{Fh: r.fh}
+		in.NodeId = uint64(r.node)
+		tr.Release(nil, in)
+	}
+	if tr.texts.bytes != 0 || tr.texts.last.Len() != 0 || len(tr.texts.open) != 0 || len(tr.texts.infos) != 0 {
+		t.Errorf("when all are closed, %d bytes of %d texts are kept, for %d handles", tr.texts.bytes, tr.texts.last.Len(), len(tr.texts.open))
+	}
+}
+
+// A text that is longer than all texts may be together is kept while it is read.
+func TestTextAboveTheBound(t *testing.T) {
+	s := counting("train", 1000)
+	var made atomic.Int64
+	s.Info = func() []byte {
+		made.Add(1)
+		return make([]byte, maxTextBytes+1)
+	}
+	s.InfoLen = func() int64 { return maxTextBytes + 1 }
+	tr := plant(t, s)
+	r := tr.reader(t, "train/info.json", 0)
+	for off := int64(0); off <= maxTextBytes; off += 1 << 20 {
+		if text, status := r.read(off, 1<<20); !status.Ok() || int64(len(text)) != min(1<<20, maxTextBytes+1-off) {
+			t.Fatalf("at %d: %d bytes, %v", off, len(text), status)
+		}
+	}
+	if n := made.Load(); n != 1 {
+		t.Errorf("it was made %d times", n)
+	}
+}
+
+// Handles of one info.json share it, and its size is known without it.
+func TestInfoIsShared(t *testing.T) {
+	s := counting("train", 1000)
+	made := 0
+	s.Info = func() []byte {
+		made++
+		return []byte("{}\n")
+	}
+	s.InfoLen = func() int64 { return 3 }
+	tr := plant(t, s)
+	for range 100 {
+		tr.reader(t, "train/info.json", 0).read(0, 100)
+		var out fuse.EntryOut
+		if status := tr.Lookup(nil, &fuse.InHeader{NodeId: uint64(tr.find("train"))}, "info.json", &out); !status.Ok() || out.Size != 3 {
+			t.Fatalf("%v, %d bytes", status, out.Size)
+		}
+	}
+	if made != 1 || tr.texts.bytes != 3 {
+		t.Errorf("it was made %d times, and %d bytes are kept", made, tr.texts.bytes)
+	}
+}
+
+// Handles of an earlier worker and of this one are different ones.
+func TestTextHandlesOfWorkersDiffer(t *testing.T) {
+	s := counting("train", 1000)
+	tr := plant(t, s)
+	seen := map[uint64]bool{}
+	for range 5 {
+		for range 3 {
+			fh := tr.reader(t, "train/cursor", 0).fh
+			if seen[fh] {
+				t.Errorf("handle %#x is open twice", fh)
+			}
+			seen[fh] = true
+		}
+		tr = grow(t, tr.shared, s)
+	}
+}
+
+// status.json is JSON with every sequence in use, and tells paths that are not UTF-8. It is made without holding up requests.
+func TestStatus(t *testing.T) {
+	const many = 3000
+	tr := plant(t, counting("train", 1000))
+	dir := tr.find("train")
+	for n := range many {
+		number := tr.sequences.mustLookUp(t, dir, fmt.Sprint("seed=", n))
+		tr.shared.Sequences[number].Reads.Add(1)
+		tr.sequences.fault(number, "/data/\xff.bin\x1b")
+	}
+	visited := 0
+	tr.sequences.all(func(number int, _, _ string) {
+		if !tr.sequences.mu.TryLock() {
+			t.Fatal("the lock is held while status.json is made")
+		}
+		tr.sequences.mu.Unlock()
+		visited++
+	})
+	var status struct{ Splits map[string]map[string]any }
+	if err := json.Unmarshal([]byte(tr.status()), &status); err != nil || len(status.Splits) != many+1 || visited != many+1 {
+		t.Errorf("%v: %d sequences, %d visited", err, len(status.Splits), visited)
+	}
+	if !bytes.Contains([]byte(tr.status()), []byte(`"last_error": "/data/\udcff.bin\u001b"`)) {
+		t.Errorf("status.json lacks the path:\n%.2000s", tr.status())
+	}
+}
+
+// Origins are read like batches: the size is the same for each, and nothing is kept for a handle.
+func TestOriginsAreRead(t *testing.T) {
+	tr := plant(t, counting("train", 1000))
+	r := tr.reader(t, "train/batch/17.json", 0)
+	if text, status := r.read(15, 100); !status.Ok() || string(text) != "   17\n" {
+		t.Errorf("%q, %v", text, status)
+	}
+	if text, status := r.read(21, 100); !status.Ok() || len(text) > 0 {
+		t.Errorf("behind the end: %q, %v", text, status)
+	}
+	if len(tr.texts.open) > 0 {
+		t.Error("a text is kept")
+	}
+	r.fh++ // a handle that was opened on other tokens
+	if _, status := r.read(0, 100); status != fuse.Status(syscall.ESTALE) {
+		t.Errorf("of other tokens: %v", status)
+	}
+}
