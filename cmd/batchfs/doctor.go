@@ -35,7 +35,7 @@ it looks whether the token files are those that it serves, and can be read.`,
   batchfs doctor --data data /mnt/batches
   batchfs doctor -c config.toml`,
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: atOnce(func(cmd *cobra.Command, args []string) error {
 			d := newDoctor(cmd.OutOrStdout())
 			var c *config.Config
 			if d.look("configuration", func() (_ string, err error) {
@@ -57,7 +57,7 @@ it looks whether the token files are those that it serves, and can be read.`,
 				return fmt.Errorf("%d to fix", d.wrong)
 			}
 			return nil
-		},
+		}),
 		ValidArgsFunction: directories,
 	}
 	f.Register(cmd)

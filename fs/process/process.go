@@ -19,17 +19,31 @@ type Stat struct {
 // Dir is where the kernel tells about a process.
 func Dir(pid int) string { return fmt.Sprintf("/proc/%d", pid) }
 
-// User is the id of the user whose process it is, or -1 where there is no such process.
-func User(pid int) int {
-	status, _ := os.ReadFile(Dir(pid) + "/status")
+// User returns the user whose process it is, and the groups. The error is that of os.ReadFile where there is no such process.
+func User(pid int) (*syscall.Credential, error) {
+	status, err := os.ReadFile(Dir(pid) + "/status")
+	if err != nil {
+		return nil, err
+	}
+	u := new(syscall.Credential)
 	for line := range strings.Lines(string(status)) {
-		if ids, ok := strings.CutPrefix(line, "Uid:"); ok {
-			if id, err := strconv.Atoi(strings.Fields(ids)[0]); err == nil {
-				return id
+		switch name, ids, _ := strings.Cut(line, ":"); name {
+		case "Uid":
+			_, err = fmt.Sscan(ids, &u.Uid)
+		case "Gid":
+			_, err = fmt.Sscan(ids, &u.Gid)
+		case "Groups":
+			for id := range strings.FieldsSeq(ids) {
+				var group uint32
+				_, err = fmt.Sscan(id, &group)
+				u.Groups = append(u.Groups, group)
 			}
 		}
+		if err != nil {
+			return nil, fmt.Errorf("%s/status: %q: %w", Dir(pid), line, err)
+		}
 	}
-	return -1
+	return u, nil
 }
 
 // ReadStat reads the file stat of a directory of /proc: that of a process ([Dir]), or of a thread in its task/. The error is

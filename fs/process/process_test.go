@@ -2,10 +2,34 @@ package process
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 )
+
+// The user of a process is the one that it runs as, with all groups.
+func TestUser(t *testing.T) {
+	want := syscall.Credential{Uid: uint32(os.Getuid()), Gid: uint32(os.Getgid())}
+	if os.Getuid() == 0 {
+		want = syscall.Credential{Uid: 1234, Gid: 2345, Groups: []uint32{7, 3456}}
+	}
+	cmd := exec.Command("sleep", "infinity")
+	if os.Getuid() == 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &want}
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	got, err := User(cmd.Process.Pid)
+	if err != nil || got.Uid != want.Uid || got.Gid != want.Gid || os.Getuid() == 0 && !slices.Equal(got.Groups, want.Groups) {
+		t.Errorf("%+v (%v), want %+v", got, err, want)
+	}
+}
 
 func TestReadStat(t *testing.T) {
 	stat, err := ReadStat(Dir(os.Getpid()))
@@ -35,11 +59,8 @@ func TestReadStat(t *testing.T) {
 			t.Errorf("%q: %+v, want an error", text, got)
 		}
 	}
-	if u := User(os.Getpid()); u != os.Getuid() {
-		t.Errorf("this process is of user %d, want %d", u, os.Getuid())
-	}
-	if u := User(1 << 30); u != -1 {
-		t.Errorf("no process is of user %d", u)
+	if _, err := User(1 << 30); !os.IsNotExist(err) {
+		t.Errorf("the user of no process: %v", err)
 	}
 	if _, err := ReadStat(filepath.Join(dir, "none")); !os.IsNotExist(err) {
 		t.Errorf("no process: %v", err)
