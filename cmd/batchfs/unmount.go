@@ -38,10 +38,11 @@ says where and how to end it. With --force it ends everywhere at once.`,
 			}
 			// Before unmounting: the mount is what names the process.
 			supervisor, err := m.Pidfd()
-			if err != nil && !errors.Is(err, mount.ErrDead) {
+			dead := m.Dead()
+			if err != nil && !errors.Is(err, mount.ErrDead) && !dead {
 				return fmt.Errorf("%s: %w", args[0], err)
 			}
-			force := force || m.Dead()
+			force := force || dead
 			err = m.Unmount(false)
 			switch {
 			case errors.Is(err, syscall.EBUSY) && force:

@@ -56,20 +56,20 @@ func Connect(mountpoint string, allowOther bool) (*Mounted, *os.File, error) {
 	}
 	defer dir.Close()
 	connection, err := connect(dir, mountpoint, self, allowOther)
-	if err != nil {
-		return nil, nil, err
+	if err == nil {
+		m, findErr := Find(mountpoint)
+		if m != nil && m.source == self.String() {
+			return m, connection, nil
+		}
+		connection.Close()
+		err = cmp.Or(findErr, fmt.Errorf("cannot mount %s: the directory was moved or exchanged for another meanwhile", mountpoint))
 	}
-	m, err := Find(mountpoint)
-	if err == nil && m != nil && m.source == self.String() {
-		return m, connection, nil
-	}
-	connection.Close()
 	ours, findErr := find(func(i *mountinfo.Info) bool { return i.FSType == fsType && i.Source == self.String() })
 	err = errors.Join(err, findErr)
 	for _, m := range ours {
 		err = errors.Join(err, m.Unmount(true))
 	}
-	return nil, nil, errors.Join(fmt.Errorf("cannot mount %s: the directory was moved or exchanged for another meanwhile", mountpoint), err)
+	return nil, nil, err
 }
 
 // lockLimit is how long lock waits for another process, which mounts in milliseconds. It is a variable for tests.
