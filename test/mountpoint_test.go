@@ -108,6 +108,29 @@ func TestMovedMount(t *testing.T) {
 	}
 }
 
+// A mount that cannot be made again ends with an error, and leaves the directory as it is.
+func TestMountedAgainInVain(t *testing.T) {
+	needFUSE(t)
+	if os.Geteuid() != 0 {
+		t.Skip("bind mounts are root's")
+	}
+	config, _ := small(t, 1)
+	dir, under := filepath.Join(t.TempDir(), "mnt"), t.TempDir()
+	noError(t, os.Mkdir(dir, 0o755))
+	noError(t, syscall.Mount(filepath.Dir(dir), under, "", syscall.MS_BIND, ""))
+	t.Cleanup(func() { noError(t, syscall.Unmount(under, syscall.MNT_DETACH)) })
+	m := mountAt(t, dir, exec.Command(batchfs), "--no-resend", "-c", config)
+	write(t, filepath.Join(under, "mnt", "precious"), nil)
+	noError(t, syscall.Kill(m.worker(t), syscall.SIGKILL))
+	m.awaitEnd(t)
+	if code := m.cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(m.out.String(), "is not empty (it holds precious)") || isMounted(t, dir) {
+		t.Errorf("exit status %d, mounted: %v", code, isMounted(t, dir))
+	}
+	if _, err := os.Stat(filepath.Join(dir, "precious")); err != nil {
+		t.Error(err)
+	}
+}
+
 // Commands understand a path in a mount of one split alone, as docker -v makes it.
 func TestMountOfOneSplit(t *testing.T) {
 	needFUSE(t)

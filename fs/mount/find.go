@@ -335,13 +335,17 @@ func (m *Mounted) memory(name string) (oldest *os.File, err error) {
 		}
 		file, err := os.OpenFile(dir+fd.Name(), unix.O_PATH, 0)
 		if err != nil {
-			continue // closed meanwhile
+			oldest.Close()
+			if errors.Is(err, os.ErrNotExist) { // closed meanwhile: the supervisor holds a newer one
+				return m.memory(name)
+			}
+			return nil, err
 		}
 		info, err := file.Stat()
 		if err == nil && isMemory(info, m.Owner) && (oldest == nil || info.ModTime().Before(written)) {
 			file, oldest, written = oldest, file, info.ModTime()
 		}
-		file.Close()
+		file.Close() // the one that is not the oldest
 	}
 	if oldest == nil {
 		return nil, fmt.Errorf("process %d keeps no mount", m.Supervisor)

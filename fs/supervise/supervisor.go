@@ -114,8 +114,11 @@ func Run(mountpoint string, o Options) error {
 }
 
 // mount makes the connection.
-func (s *supervisor) mount() (err error) {
-	s.mounted, s.connection, err = mount.Connect(s.mountpoint, s.AllowOther)
+func (s *supervisor) mount() error {
+	mounted, connection, err := mount.Connect(s.mountpoint, s.AllowOther)
+	if err == nil {
+		s.mounted, s.connection = mounted, connection
+	}
 	return err
 }
 
