@@ -391,7 +391,7 @@ func TestExchangedForALink(t *testing.T) {
 		}
 	}()
 	made, refused := 0, 0
-	for end := time.Now().Add(time.Minute); (made < 100 || refused < 100) && time.Now().Before(end); {
+	for end := time.Now().Add(time.Minute); (made < 30 || refused < 30) && time.Now().Before(end); {
 		m, connection, err := Connect(path, false)
 		if at, findErr := Find(covered); at != nil || findErr != nil {
 			t.Fatalf("covered: %+v (%v)", at, findErr)
