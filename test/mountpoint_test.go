@@ -2,6 +2,7 @@ package test
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -198,11 +199,14 @@ func TestForgedSupervisor(t *testing.T) {
 			t.Errorf("%s: %v %s%s", args, err, out, stderr)
 		}
 	}
-	user := exec.Command("sleep", "infinity") // of the mount, which takes force to be unmounted
-	user.Dir = dir
+	user := exec.Command("sh", "-c", `cd "$0" && echo there && exec sleep infinity`, dir) // so that it takes force to unmount
+	out, err := user.StdoutPipe()
+	noError(t, err)
 	noError(t, user.Start())
 	defer user.Wait()
 	defer user.Process.Kill()
+	_, err = io.ReadFull(out, make([]byte, len("there\n")))
+	noError(t, err)
 	try(t, plainBatchfs, "unmount", dir)
 	try(t, plainBatchfs, "unmount", "--force", dir)
 	var status syscall.WaitStatus
