@@ -228,6 +228,10 @@ func TestOrdinaryUser(t *testing.T) {
 	asNobody := func(args ...string) (string, error) {
 		return asUser(nobody, nobody, append([]string{"env", "HOME=" + home, "XDG_STATE_HOME=" + home}, args...)...)
 	}
+	asRoot := func(args ...string) (string, error) {
+		stdout, stderr, err := try(t, args...)
+		return stdout + stderr, err
+	}
 	said, err := asNobody(batchfs, "mount", "-d", "--data", filepath.Dir(data), dir)
 	if err != nil {
 		t.Fatalf("%v: %s", err, said)
@@ -270,11 +274,20 @@ func TestOrdinaryUser(t *testing.T) {
 	if out, err := asNobody(batchfs, "mount", "-d", "--data", home, dir); err != nil {
 		t.Errorf("over a dead mount: %v: %s", err, out)
 	}
-	if out, err := asNobody(batchfs, "unmount", dir); err != nil || isMounted(t, dir) {
+	// Root could read what the user that mounted cannot, and says what that user would.
+	if out, err := asRoot(batchfs, "doctor", dir); err != nil || !strings.Contains(out, "ok   mounted train: 60000 tokens") {
 		t.Errorf("%v: %s", err, out)
 	}
 	if err := os.Chmod(data, 0); err != nil {
 		t.Fatal(err)
+	}
+	for who, doctor := range map[string]func(...string) (string, error){"the user": asNobody, "root": asRoot} {
+		if out, err := doctor(batchfs, "doctor", dir); err == nil || !strings.Contains(out, "FIX  mounted train: ") || !strings.Contains(out, "permission denied; as its owner, chmod a+r "+data) {
+			t.Errorf("%s: %v: %s", who, err, out)
+		}
+	}
+	if out, err := asNobody(batchfs, "unmount", dir); err != nil || isMounted(t, dir) {
+		t.Errorf("%v: %s", err, out)
 	}
 	out, err := asNobody(batchfs, "mount", "-d", "--data", filepath.Dir(data), dir)
 	if err == nil || !strings.Contains(out, "train.bin: permission denied") || isMounted(t, dir) {

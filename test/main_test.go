@@ -199,8 +199,13 @@ func mount(t testing.TB, args ...string) *mounted {
 
 func mountProgram(t testing.TB, cmd *exec.Cmd, args ...string) *mounted {
 	t.Helper()
+	return mountAt(t, t.TempDir(), cmd, args...)
+}
+
+func mountAt(t testing.TB, dir string, cmd *exec.Cmd, args ...string) *mounted {
+	t.Helper()
 	needFUSE(t)
-	m := &mounted{dir: t.TempDir(), cmd: cmd, done: make(chan struct{})}
+	m := &mounted{dir: dir, cmd: cmd, done: make(chan struct{})}
 	cmd.Args = append(append(cmd.Args, "mount"), append(args, m.dir)...)
 	m.start(t)
 	await(t, "a mount that is ready", func() bool {

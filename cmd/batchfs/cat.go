@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -33,7 +32,7 @@ settings of that mount.`,
   batchfs cat val --data data --count 20 --format npy >val.npy
   batchfs cat train --from 7 --set batch.dtype=int64 | sha256sum`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: atOnce(func(cmd *cobra.Command, args []string) error {
 			d, err := openSplit(&src, args[0])
 			if err != nil {
 				return err
@@ -56,8 +55,8 @@ settings of that mount.`,
 					return err
 				}
 			}
-			return writeBatches(cmd.Context(), out, batch, d.Sequence.Read, from, int64(count*size))
-		},
+			return writeBatches(out, batch, d.Sequence.Read, from, int64(count*size))
+		}),
 	}
 	src.Register(cmd)
 	cmd.Flags().Uint64Var(&from, "from", 0, "number of the first batch")
@@ -68,14 +67,11 @@ settings of that mount.`,
 }
 
 // writeBatches writes the first n bytes of the main arrays of batches from, from+1, … read is that of a sampler.Sequence.
-func writeBatches(ctx context.Context, out io.Writer, batch array.Batch, read func(dst []byte, k uint64, off int64) error,
+func writeBatches(out io.Writer, batch array.Batch, read func(dst []byte, k uint64, off int64) error,
 	from uint64, n int64) error {
 	shown, size := batch.MainBytes(), batch.Bytes()
 	buf := make([]byte, min(n, 1<<20))
 	for off := int64(0); off < n; {
-		if ctx.Err() != nil {
-			return fmt.Errorf("interrupted after %d of %d bytes", off, n)
-		}
 		part := buf[:min(int64(len(buf)), n-off)]
 		k, at := from+uint64(off/shown), off%shown
 		if shown < size { // other arrays lie between these and the next batch

@@ -29,13 +29,13 @@ func doctorCommand() *cobra.Command {
 what is wrong and what helps. The exit status is 1 if anything is to be fixed. Nothing is changed.
 
 With a configuration, its token files are looked at too, and its mountpoint, or MOUNTPOINT. Of a batchfs that is mounted there
-it looks whether the token files are those that it serves, and can be read.`,
+it looks whether the token files are those that it serves, and can be read by the user that mounted.`,
 		Example: `  batchfs doctor
   batchfs doctor /mnt/batches
   batchfs doctor --data data /mnt/batches
   batchfs doctor -c config.toml`,
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: atOnce(func(cmd *cobra.Command, args []string) error {
 			d := newDoctor(cmd.OutOrStdout())
 			var c *config.Config
 			if d.look("configuration", func() (_ string, err error) {
@@ -57,7 +57,7 @@ it looks whether the token files are those that it serves, and can be read.`,
 				return fmt.Errorf("%d to fix", d.wrong)
 			}
 			return nil
-		},
+		}),
 		ValidArgsFunction: directories,
 	}
 	f.Register(cmd)
@@ -220,10 +220,10 @@ func mayNotLook(m *mount.Mounted, err error) bool {
 // silence is longer than a healthy worker is ever silent: its supervisor pings it every second.
 const silence = 3 * time.Second
 
-// diagnose tells a mount that serves from one that is stuck or dead. It does not touch the mount.
+// diagnose tells a mount that serves from one that is stuck or dead. It does not touch the mount, unless nothing else tells.
 func diagnose(m *mount.Mounted) (string, error) {
 	err := m.Alive()
-	if errors.Is(err, mount.ErrElsewhere) {
+	if errors.Is(err, mount.ErrElsewhere) && !m.Dead() {
 		return fmt.Sprintf("%s is mounted; %v", m.Mountpoint, err), nil
 	}
 	if err != nil {

@@ -36,7 +36,7 @@ that mount.`,
   batchfs inspect train/rank=3,world=8 12345 --json
   batchfs inspect train --find 1000000 --epoch 2`,
 		Args: cobra.RangeArgs(1, 2),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: atOnce(func(cmd *cobra.Command, args []string) error {
 			finding := cmd.Flags().Changed("find")
 			var k uint64
 			switch {
@@ -60,7 +60,7 @@ that mount.`,
 				return d.Origins().Write(cmd.OutOrStdout(), k)
 			}
 			return d.Describe(cmd.OutOrStdout(), k)
-		},
+		}),
 	}
 	src.Register(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime/debug"
+	"strconv"
 	"syscall"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -90,7 +91,7 @@ func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, fil
 			debug.FreeOSMemory() // what setting up took
 		},
 		Restarted: func(pid int) {
-			if err := program.use(pid); err != nil {
+			if err := program.use(strconv.Itoa(pid)); err != nil {
 				log.Warn("cannot open the new worker's program: if the worker dies, the next one runs the old program", "err", err)
 			}
 		},
@@ -140,12 +141,12 @@ func openProgram() (*program, error) {
 		return nil, err
 	}
 	p := &program{path: path}
-	return p, p.use(os.Getpid())
+	return p, p.use("self")
 }
 
-// use makes it the file that a process runs.
-func (p *program) use(pid int) error {
-	file, err := os.Open(fmt.Sprintf("/proc/%d/exe", pid))
+// use makes it the file that a process runs, by its name in /proc.
+func (p *program) use(process string) error {
+	file, err := os.Open("/proc/" + process + "/exe")
 	if err != nil {
 		return err
 	}

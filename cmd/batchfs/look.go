@@ -43,9 +43,10 @@ func splitsOf(m *mount.Mounted) (splits []mountedSplit, err error) {
 // looked is what `look` writes before a detail. Any other text is an error.
 const looked = "ok "
 
-// lookFrom looks at a split of a mount in another process: one that waits for a disk that is gone cannot end.
+// lookFrom looks at a split of a mount in another process: one that waits for a disk that is gone cannot end. The process runs as the
+// mount's own do, because root can read files that they cannot.
 func lookFrom(m *mount.Mounted, split string) (string, error) {
-	program, err := os.Executable()
+	user, err := m.User()
 	if err != nil {
 		return "", err
 	}
@@ -59,9 +60,12 @@ func lookFrom(m *mount.Mounted, split string) (string, error) {
 		return "", err
 	}
 	defer said.Close()
-	cmd := exec.Command(program, "look", split)
+	cmd := exec.Command("/proc/self/exe", "look", split) // that user may not be able to follow the path of the program
 	cmd.Stdout, cmd.ExtraFiles = child, []*os.File{snapshot}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // doctor may end first
+	if int(user.Uid) != os.Geteuid() {
+		cmd.SysProcAttr.Credential = user
+	}
 	err = cmd.Start()
 	child.Close()
 	if err != nil {

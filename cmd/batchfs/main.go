@@ -47,6 +47,20 @@ func run(args []string) error {
 	return root.ExecuteContext(ctx)
 }
 
+// atOnce lets a command end at the first signal, whatever it waits for, as for a disk that does not answer.
+func atOnce(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		done := make(chan error, 1)
+		go func() { done <- run(cmd, args) }()
+		select {
+		case err := <-done:
+			return err
+		case <-cmd.Context().Done():
+			return errors.New("interrupted")
+		}
+	}
+}
+
 func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "batchfs",

@@ -30,7 +30,7 @@ func checkMountpoint(c *config.Config, logFile string) (string, error) {
 		return "", err
 	}
 	if mounted != nil && mounted.Dead() {
-		if err := mount.Unmount(abs, true); err != nil {
+		if err := mounted.Unmount(true); err != nil {
 			return "", fmt.Errorf("mountpoint %s holds a dead batchfs mount: %w", path, err)
 		}
 		return checkMountpoint(c, logFile) // there may be another below
@@ -120,8 +120,8 @@ func resolve(path string) (string, error) {
 	return abs, nil
 }
 
-// findMount returns the batchfs that a path lies in, and the rest of the path below the mountpoint; or nil where it lies in none.
-// It does not touch the mount, which may hang.
+// findMount returns the batchfs that a path lies in, and the path there; or nil where it lies in none. It does not touch the mount,
+// which may hang.
 func findMount(path string) (m *mount.Mounted, below string, err error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -136,7 +136,10 @@ func findMount(path string) (m *mount.Mounted, below string, err error) {
 			return nil, "", nil // there is no such directory
 		}
 		if m, err := mount.Find(dir); m != nil || err != nil {
-			return m, strings.TrimPrefix(abs[end:], "/"), err
+			if m != nil {
+				below = strings.TrimPrefix(filepath.Join(m.Root, abs[end:]), "/")
+			}
+			return m, below, err
 		}
 	}
 	if real, err := filepath.EvalSymlinks(abs); err == nil && real != abs { // a link may lead into a mount

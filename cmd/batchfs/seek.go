@@ -26,7 +26,7 @@ A cursor lives as long as the mount, whichever process serves it.`,
 		Example: `  batchfs seek /mnt/batches/train 1000
   batchfs seek /mnt/batches/train/rank=3,world=8 1000`,
 		Args: cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: atOnce(func(cmd *cobra.Command, args []string) error {
 			number, err := strconv.ParseUint(args[1], 10, 64)
 			if err != nil || number >= fs.MaxBatches {
 				return fmt.Errorf("batch number: must be a whole number from 0 to %d (got %q)", uint64(fs.MaxBatches-1), args[1])
@@ -70,6 +70,6 @@ A cursor lives as long as the mount, whichever process serves it.`,
 			was := shared.Sequences[fs.SequenceOf(stat.Ino)].Seek(number)
 			fmt.Fprintf(cmd.OutOrStdout(), "next of %s takes batch %d, was %d\n", strings.TrimSuffix(args[0], "/"), number, was)
 			return nil
-		},
+		}),
 	}
 }

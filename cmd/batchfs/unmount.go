@@ -28,7 +28,7 @@ says where and how to end it. With --force it ends everywhere at once.`,
 		Example: `  batchfs unmount /mnt/batches
   batchfs unmount --force /mnt/batches`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: atOnce(func(cmd *cobra.Command, args []string) error {
 			m, err := mountedAt(args[0])
 			if err != nil {
 				return err
@@ -38,14 +38,15 @@ says where and how to end it. With --force it ends everywhere at once.`,
 			}
 			// Before unmounting: the mount is what names the process.
 			supervisor, err := m.Pidfd()
-			if err != nil && !errors.Is(err, mount.ErrDead) {
+			dead := m.Dead()
+			if err != nil && !errors.Is(err, mount.ErrDead) && !dead {
 				return fmt.Errorf("%s: %w", args[0], err)
 			}
-			force := force || m.Dead()
-			err = mount.Unmount(m.Mountpoint, false)
+			force := force || dead
+			err = m.Unmount(false)
 			switch {
 			case errors.Is(err, syscall.EBUSY) && force:
-				if err := mount.Unmount(m.Mountpoint, true); err != nil {
+				if err := m.Unmount(true); err != nil {
 					return err
 				}
 			case errors.Is(err, syscall.EBUSY):
@@ -64,7 +65,7 @@ says where and how to end it. With --force it ends everywhere at once.`,
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s is unmounted\n", args[0])
 			return nil
-		},
+		}),
 		ValidArgsFunction: directories,
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "unmount under processes that have files open there")

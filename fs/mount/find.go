@@ -32,8 +32,18 @@ func (s mountSource) String() string {
 }
 
 func self() (mountSource, error) {
-	stat, err := process.ReadStat(process.Dir(os.Getpid()))
+	if foreignProc() {
+		return mountSource{}, errors.New("/proc is that of another PID namespace than this process is in, and batchfs needs one that shows " +
+			"its own processes: mount -t proc proc /proc, or unshare --mount-proc")
+	}
+	stat, err := process.ReadStat("/proc/self")
 	return mountSource{os.Getpid(), stat.Began, pidNamespace()}, err
+}
+
+// foreignProc says whether processes have other ids in /proc than for this process.
+func foreignProc() bool {
+	pid, _ := os.Readlink("/proc/self")
+	return pid != strconv.Itoa(os.Getpid())
 }
 
 // pidNamespace is the inode number of the PID namespace of this process, or 0 where the kernel does not say.
@@ -46,6 +56,7 @@ func pidNamespace() uint64 {
 // Mounted is a batchfs as the kernel's table of mounts has it. Reading the table never hangs, whatever state the mount is in.
 type Mounted struct {
 	Mountpoint string // absolute
+	Root       string // the path in the batchfs of what is mounted: "/", or another where only that is, as with mount --bind
 	Device     string // MAJOR:MINOR
 	Supervisor int    // id of the process that keeps the mount, or kept it
 	Owner      int    // id of the user that mounted
@@ -58,54 +69,85 @@ type Mounted struct {
 
 // Find returns what is mounted at an absolute path, or nil if that is no batchfs.
 func Find(mountpoint string) (*Mounted, error) {
-	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return m.Mountpoint != mountpoint, false })
+	mounts, err := find(func(i *mountinfo.Info) bool { return i.Mountpoint == mountpoint })
+	if len(mounts) == 0 {
+		return nil, err
+	}
+	return mounts[len(mounts)-1], nil // a later one hides an earlier one, or is nil
+}
+
+// Now returns the mount as it is now: its directory may have been moved. It is nil if the mount is gone.
+func (m *Mounted) Now() (*Mounted, error) {
+	mounts, err := find(func(i *mountinfo.Info) bool { return i.FSType == fsType && i.ID == m.id && i.Source == m.source })
+	if len(mounts) == 0 {
+		return nil, err
+	}
+	return mounts[0], nil
+}
+
+// find returns some of the kernel's table of mounts, with nil in the place of what is no batchfs.
+func find(wanted func(*mountinfo.Info) bool) (all []*Mounted, err error) {
+	mounts, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return !wanted(i), false })
 	if err != nil {
 		return nil, fmt.Errorf("cannot list mounts: %w", err)
 	}
-	if len(mounts) == 0 {
-		return nil, nil
+	for _, i := range mounts {
+		if i.FSType != fsType {
+			all = append(all, nil)
+			continue
+		}
+		m := &Mounted{Mountpoint: i.Mountpoint, Root: i.Root, Device: fmt.Sprintf("%d:%d", i.Major, i.Minor), source: i.Source, id: i.ID}
+		fmt.Sscanf(i.Source, "batchfs:%d:%d:%d", &m.Supervisor, &m.began, &m.namespace)
+		for option := range strings.SplitSeq(i.VFSOptions, ",") {
+			fmt.Sscanf(option, "user_id=%d", &m.Owner)
+			m.AllowOther = m.AllowOther || option == "allow_other"
+		}
+		all = append(all, m)
 	}
-	top := mounts[len(mounts)-1] // a later one hides an earlier one
-	if top.FSType != "fuse.batchfs" {
-		return nil, nil
-	}
-	m := &Mounted{Mountpoint: mountpoint, Device: fmt.Sprintf("%d:%d", top.Major, top.Minor), id: top.ID}
-	m.source = top.Source
-	fmt.Sscanf(top.Source, "batchfs:%d:%d:%d", &m.Supervisor, &m.began, &m.namespace)
-	for option := range strings.SplitSeq(top.VFSOptions, ",") {
-		fmt.Sscanf(option, "user_id=%d", &m.Owner)
-		m.AllowOther = m.AllowOther || option == "allow_other"
-	}
-	return m, nil
-}
-
-// DeviceAt returns the device of the batchfs at an absolute path, "MAJOR:MINOR", or "" if that is no batchfs.
-func DeviceAt(mountpoint string) (device string, err error) {
-	m, err := Find(mountpoint)
-	if m == nil {
-		return "", err
-	}
-	return m.Device, nil
+	return all, nil
 }
 
 // ErrDead says that the supervisor of a mount is gone.
 var ErrDead = errors.New("the mount is dead: the process that kept it is gone")
 
 // ErrElsewhere says that nothing can be said of the supervisor of a mount from here.
-var ErrElsewhere = errors.New("the process that keeps the mount is in another PID namespace, that of the host or of a container: run this there")
+var ErrElsewhere = errors.New("the process that keeps the mount is in another PID namespace, that of the host or of a container: " +
+	"run this there, with its /proc")
 
-// Alive returns ErrDead if the supervisor is gone, and ErrElsewhere if processes here have other ids than it knew. Of a mount that
-// says that it is kept by another user's process, as anybody can let a mount of theirs say, the supervisor is gone.
+// Alive returns ErrDead if the supervisor is gone, and ErrElsewhere if processes here have other ids than it knew. Anybody can let a
+// mount of theirs name any process as its supervisor. So it is gone too if that process is another user's, or does not hold the
+// memory of a mount, as far as this user may look.
 func (m *Mounted) Alive() error {
-	if m.namespace != 0 && m.namespace != pidNamespace() {
-		return ErrElsewhere
-	}
-	stat, err := process.ReadStat(process.Dir(m.Supervisor))
-	if err != nil || stat.Began != m.began || process.User(m.Supervisor) != m.Owner {
-		return ErrDead
+	if err := m.verify(); !errors.Is(err, os.ErrPermission) {
+		return err
 	}
 	return nil
 }
+
+// verify is Alive for those that would touch the supervisor: that this user may not look is an error too.
+func (m *Mounted) verify() error {
+	if foreignProc() || m.namespace != 0 && m.namespace != pidNamespace() {
+		return ErrElsewhere
+	}
+	stat, err := process.ReadStat(process.Dir(m.Supervisor))
+	if err != nil || stat.Began != m.began {
+		return ErrDead
+	}
+	if user, err := m.User(); err != nil || int(user.Uid) != m.Owner {
+		return ErrDead
+	}
+	file, err := m.memory(stateMemory)
+	switch {
+	case errors.Is(err, os.ErrPermission):
+		return err
+	case err != nil:
+		return ErrDead
+	}
+	return file.Close()
+}
+
+// User returns the user and the groups as whom the supervisor, and so its workers, read token files.
+func (m *Mounted) User() (*syscall.Credential, error) { return process.User(m.Supervisor) }
 
 // Stopped says whether a signal has stopped the supervisor.
 func (m *Mounted) Stopped() bool {
@@ -127,9 +169,9 @@ func (m *Mounted) Signal(sig syscall.Signal) error {
 func (m *Mounted) Pidfd() (int, error) {
 	fd, err := unix.PidfdOpen(m.Supervisor, 0)
 	if err != nil {
-		return -1, cmp.Or(m.Alive(), ErrDead)
+		return -1, cmp.Or(m.verify(), ErrDead)
 	}
-	if err := m.Alive(); err != nil { // asked last: from now on the id stays that of this process
+	if err := m.verify(); err != nil { // asked last: from now on the id stays that of this process
 		unix.Close(fd)
 		return -1, err
 	}
@@ -182,7 +224,7 @@ func (m *Mounted) uses(proc string) (all []string) {
 	fds, _ := os.ReadDir(proc + "/fd")
 	for _, fd := range fds {
 		info, _ := os.ReadFile(proc + "/fdinfo/" + fd.Name())
-		if strings.Contains(string(info), fmt.Sprintf("mnt_id:\t%d\n", m.id)) {
+		if m.has(info) {
 			path, _ := os.Readlink(proc + "/fd/" + fd.Name())
 			all = append(all, "has open "+oneLine(path))
 		}
@@ -248,7 +290,7 @@ func (m *Mounted) State() (*state.Shared, error) { return m.state(os.O_RDONLY, s
 func (m *Mounted) WritableState() (*state.Shared, error) { return m.state(os.O_RDWR, state.Map) }
 
 func (m *Mounted) state(flag int, mapped func(*os.File) (*state.Shared, error)) (*state.Shared, error) {
-	file, err := m.memory("batchfs", flag)
+	file, err := m.open(stateMemory, flag)
 	if err != nil {
 		return nil, err
 	}
@@ -259,34 +301,67 @@ func (m *Mounted) state(flag int, mapped func(*os.File) (*state.Shared, error)) 
 // Snapshot opens what the supervisor gives to new workers: the file that dataset.ReadSnapshot reads. It is that of the worker
 // that serves, or of its predecessor for as long as the supervisor takes to hear of a newer one. Only the user that mounted, and
 // root, may.
-func (m *Mounted) Snapshot() (*os.File, error) { return m.memory("batchfs-snapshot", os.O_RDONLY) }
+func (m *Mounted) Snapshot() (*os.File, error) { return m.open("batchfs-snapshot", os.O_RDONLY) }
 
-// memory opens a file in memory that the supervisor holds, by its name. Of several it opens the one that was written first: the
-// others are of workers that do not serve yet.
-func (m *Mounted) memory(name string, flag int) (*os.File, error) {
+// open opens a file in memory that the supervisor holds, by its name.
+func (m *Mounted) open(name string, flag int) (*os.File, error) {
 	if err := m.Alive(); err != nil {
 		return nil, err
 	}
+	file, err := m.memory(name)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", file.Fd()), flag, 0)
+}
+
+func mayNotLook(err error) error {
+	return fmt.Errorf("only the user that mounted, and root, can look into a mount: %w", err)
+}
+
+const stateMemory = "batchfs" // as state.New names it
+
+// memory returns a file in memory that the supervisor holds, opened only to be named (O_PATH). Of several files of the name it is the
+// one that was written first: the others are of workers that do not serve yet.
+func (m *Mounted) memory(name string) (oldest *os.File, err error) {
 	dir := process.Dir(m.Supervisor) + "/fd/"
 	fds, err := os.ReadDir(dir)
 	if err != nil {
-		return nil, fmt.Errorf("only the user that mounted, and root, can look into a mount: %w", err)
+		return nil, mayNotLook(err)
 	}
-	oldest, written := "", time.Time{}
+	var written time.Time
 	for _, fd := range fds {
-		if link, _ := os.Readlink(dir + fd.Name()); link != "/memfd:"+name+" (deleted)" {
+		link, err := os.Readlink(dir + fd.Name())
+		if errors.Is(err, os.ErrPermission) {
+			return nil, mayNotLook(err)
+		}
+		if link != "/memfd:"+name+" (deleted)" {
 			continue
 		}
-		if info, err := os.Stat(dir + fd.Name()); err == nil && (oldest == "" || info.ModTime().Before(written)) {
-			oldest, written = dir+fd.Name(), info.ModTime()
+		file, err := os.OpenFile(dir+fd.Name(), unix.O_PATH, 0)
+		if err != nil {
+			oldest.Close()
+			if errors.Is(err, os.ErrNotExist) { // closed meanwhile: the supervisor holds a newer one
+				return m.memory(name)
+			}
+			return nil, err
 		}
+		info, err := file.Stat()
+		if err == nil && isMemory(info, m.Owner) && (oldest == nil || info.ModTime().Before(written)) {
+			file, oldest, written = oldest, file, info.ModTime()
+		}
+		file.Close() // the one that is not the oldest
 	}
-	if oldest == "" {
+	if oldest == nil {
 		return nil, fmt.Errorf("process %d keeps no mount", m.Supervisor)
 	}
-	file, err := os.OpenFile(oldest, flag, 0)
-	if errors.Is(err, os.ErrNotExist) { // closed meanwhile: the supervisor holds a newer one
-		return m.memory(name, flag)
-	}
-	return file, err
+	return oldest, nil
+}
+
+// isMemory says whether a file is a user's own, and has no name: in a mount namespace of theirs, users can give any file the name of
+// one in memory.
+func isMemory(info os.FileInfo, owner int) bool {
+	stat := info.Sys().(*syscall.Stat_t)
+	return info.Mode().IsRegular() && stat.Nlink == 0 && int(stat.Uid) == owner
 }

@@ -1,20 +1,28 @@
 // Package mount makes, finds and ends mounts. It serves nothing.
 //
 // [Connect] mounts, and returns the connection to the kernel. The mount is dead when no process holds the connection any more.
+// Of several processes that mount on a directory at the same time, one wins.
 // [Find] finds a batchfs in the kernel's table of mounts, and its supervisor in /proc, without touching the mount, which may
 // hang.
 package mount
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
+	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
+
+// fsType is the type of a batchfs in the kernel's table of mounts.
+const fsType = "fuse.batchfs"
 
 // MaxRequest is how many bytes one request carries at most: the kernel's own bound unless it was raised.
 const MaxRequest = 1 << 20
@@ -33,14 +41,108 @@ func SetReadAhead(device string) error {
 	return errors.Join(err, file.Close())
 }
 
-// Connect mounts a FUSE filesystem at an absolute path, to be served later, and returns the connection (/dev/fuse). The mount's
-// source in the kernel's table names this process: it is the mount's supervisor. With allowOther, users other than this one
-// may read. The error names what is missing and what helps.
-func Connect(mountpoint string, allowOther bool) (*os.File, error) {
+// Connect mounts a FUSE filesystem on an empty directory, to be served later, and returns the mount and the connection (/dev/fuse).
+// The path is absolute and without symbolic links: none is followed, should somebody put one there. The mount's source in the
+// kernel's table names this process: it is the mount's supervisor. With allowOther, users other than this one may read. The error
+// names what is missing and what helps; nothing is mounted then.
+func Connect(mountpoint string, allowOther bool) (*Mounted, *os.File, error) {
 	self, err := self()
 	if err != nil {
+		return nil, nil, err
+	}
+	dir, err := lock(mountpoint)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer dir.Close()
+	connection, err := connect(dir, mountpoint, self, allowOther)
+	if err == nil {
+		m, findErr := Find(mountpoint)
+		if m != nil && m.source == self.String() {
+			return m, connection, nil
+		}
+		connection.Close()
+		err = cmp.Or(findErr, fmt.Errorf("cannot mount %s: the directory was moved or exchanged for another meanwhile", mountpoint))
+	}
+	ours, findErr := find(func(i *mountinfo.Info) bool { return i.FSType == fsType && i.Source == self.String() })
+	err = errors.Join(err, findErr)
+	for _, m := range ours {
+		err = errors.Join(err, m.Unmount(true))
+	}
+	return nil, nil, err
+}
+
+// lockLimit is how long lock waits for another process, which mounts in milliseconds. It is a variable for tests.
+var lockLimit = 10 * time.Second
+
+// lock opens the empty directory at an absolute path and locks it against other processes that would mount there. To close it
+// unlocks it. A batchfs that is mounted there is an error, and is not touched: it may hang.
+func lock(mountpoint string) (*os.File, error) {
+	at, err := openPath(mountpoint)
+	if err != nil {
+		return nil, fmt.Errorf("cannot mount %s: %w", mountpoint, err)
+	}
+	defer unix.Close(at)
+	if err := free(mountpoint); err != nil { // asked after openPath, whose directory is hence no batchfs
 		return nil, err
 	}
+	fd, err := unix.Openat(at, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cannot mount %s: %w", mountpoint, err)
+	}
+	dir := os.NewFile(uintptr(fd), mountpoint)
+	for end := time.Now().Add(lockLimit); ; time.Sleep(10 * time.Millisecond) {
+		if err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != unix.EWOULDBLOCK && err != unix.EINTR {
+			break
+		}
+		if time.Now().After(end) {
+			err = fmt.Errorf("another process is mounting there, or holds a lock on the directory; fuser %s may say which", mountpoint)
+			break
+		}
+	}
+	if err != nil {
+		dir.Close()
+		return nil, fmt.Errorf("cannot mount %s: %w", mountpoint, err)
+	}
+	err = free(mountpoint)
+	if err == nil {
+		if names, _ := dir.Readdirnames(1); len(names) > 0 {
+			err = fmt.Errorf("cannot mount %s: it is not empty (it holds %s)", mountpoint, names[0])
+		}
+	}
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return dir, nil
+}
+
+// free returns an error if a batchfs is mounted at a path.
+func free(mountpoint string) error {
+	m, err := Find(mountpoint)
+	if err == nil && m != nil {
+		err = fmt.Errorf("mountpoint %s: a batchfs is already mounted there; batchfs unmount %[1]s ends it", mountpoint)
+	}
+	return err
+}
+
+// openPath opens a directory by its absolute path, for nothing but to name it (O_PATH). A symbolic link in the path is ENOTDIR.
+func openPath(path string) (fd int, err error) {
+	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	fd, err = unix.Open("/", flags, 0)
+	for name := range strings.SplitSeq(strings.Trim(path, "/"), "/") {
+		if err != nil || name == "" {
+			break
+		}
+		parent := fd
+		fd, err = unix.Openat(parent, name, flags, 0)
+		unix.Close(parent)
+	}
+	return fd, err
+}
+
+// connect mounts on a directory.
+func connect(dir *os.File, mountpoint string, self mountSource, allowOther bool) (*os.File, error) {
 	fd, err := OpenDevice("/dev/fuse")
 	if err != nil {
 		return nil, err
@@ -50,7 +152,7 @@ func Connect(mountpoint string, allowOther bool) (*os.File, error) {
 		data += ",allow_other"
 	}
 	const flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
-	err = unix.Mount(self.String(), mountpoint, "fuse.batchfs", flags, data)
+	err = unix.Mount(self.String(), fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), fsType, flags, data)
 	if err == nil {
 		return os.NewFile(uintptr(fd), "/dev/fuse"), nil
 	}
@@ -109,39 +211,73 @@ func descriptor(control []byte) (int, error) {
 	return fds[0], nil
 }
 
-// Unmount unmounts the batchfs at an absolute path, and nothing but a batchfs. While files are open there the error is EBUSY;
-// with force they do not matter, and their readers get errors.
-func Unmount(mountpoint string, force bool) error {
-	device, err := DeviceAt(mountpoint)
-	if err != nil {
-		return err
+// Unmount unmounts this mount, wherever its directory was moved, and no other. It is no error if it is gone already. While files
+// are open there, or another filesystem is mounted over it, the error is EBUSY; with force open files do not matter, and their
+// readers get errors.
+func (m *Mounted) Unmount(force bool) error {
+	const tries = 20
+	for try := 1; ; try++ {
+		m, err := m.Now()
+		if err != nil || m == nil {
+			return err
+		}
+		name := filepath.Base(m.Mountpoint)
+		parent, err := openPath(filepath.Dir(m.Mountpoint))
+		if err == nil && m.isAt(parent, name) {
+			defer unix.Close(parent)
+			return m.unmount(parent, name, force)
+		}
+		if err == nil {
+			unix.Close(parent)
+			err = fmt.Errorf("another filesystem is mounted over it: %w", unix.EBUSY)
+		}
+		if try == tries { // until then, somebody may have moved the directory meanwhile
+			return fmt.Errorf("cannot unmount %s: %w", m.Mountpoint, err)
+		}
 	}
-	if device == "" {
-		return fmt.Errorf("%s: no batchfs is mounted there", mountpoint)
-	}
+}
+
+// unmount unmounts this mount, which is at a name in a directory.
+func (m *Mounted) unmount(dir int, name string, force bool) error {
 	flags := unix.UMOUNT_NOFOLLOW
 	if force {
 		// MNT_FORCE ends the connection at once, although a process that is stuck may still hold it.
 		flags |= unix.MNT_FORCE | unix.MNT_DETACH
 	}
-	err = unix.Unmount(mountpoint, flags)
+	err := unix.Unmount(fmt.Sprintf("/proc/self/fd/%d/%s", dir, name), flags)
 	if err == unix.EPERM {
-		return unmountAsUser(mountpoint, device, force)
+		return m.unmountAsUser(force)
 	}
 	if err != nil {
-		return fmt.Errorf("cannot unmount %s: %w", mountpoint, err)
+		return fmt.Errorf("cannot unmount %s: %w", m.Mountpoint, err)
 	}
 	return nil
 }
 
-func unmountAsUser(mountpoint, device string, force bool) error {
+// isAt says whether a name in a directory leads to this mount. It does not touch the mount.
+func (m *Mounted) isAt(dir int, name string) bool {
+	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
+	return err == nil && m.has(info)
+}
+
+// has says whether a file is in this mount, by what fdinfo/ of a process says about it.
+func (m *Mounted) has(fdinfo []byte) bool {
+	return bytes.Contains(fdinfo, fmt.Appendf(nil, "mnt_id:\t%d\n", m.id))
+}
+
+func (m *Mounted) unmountAsUser(force bool) error {
 	helper, err := fusermount()
 	if err != nil {
 		return err
 	}
-	args := []string{"-u", "--", mountpoint}
+	args := []string{"-u", "--", m.Mountpoint}
 	if force {
-		_, minor, _ := strings.Cut(device, ":")
+		_, minor, _ := strings.Cut(m.Device, ":")
 		os.WriteFile("/sys/fs/fuse/connections/"+minor+"/abort", []byte("1"), 0) // where that is mounted
 		args = append([]string{"-z"}, args...)
 	}
@@ -149,10 +285,13 @@ func unmountAsUser(mountpoint, device string, force bool) error {
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
 	out, err := cmd.CombinedOutput()
 	switch {
-	case err == nil:
-		return nil
 	case bytes.Contains(bytes.ToLower(out), []byte("busy")):
-		return fmt.Errorf("cannot unmount %s: %w", mountpoint, unix.EBUSY)
+		return fmt.Errorf("cannot unmount %s: %w", m.Mountpoint, unix.EBUSY)
+	case err != nil:
+		return fmt.Errorf("cannot unmount %s: %s (%w)", m.Mountpoint, strings.TrimSpace(string(out)), err)
 	}
-	return fmt.Errorf("cannot unmount %s: %s (%w)", mountpoint, strings.TrimSpace(string(out)), err)
+	if left, err := m.Now(); left != nil || err != nil { // fusermount3 looks the path up itself
+		return cmp.Or(err, fmt.Errorf("cannot unmount %s: the directory was moved meanwhile", m.Mountpoint))
+	}
+	return nil
 }

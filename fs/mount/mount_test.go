@@ -5,19 +5,45 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"batchfs/fs/process"
 	"batchfs/fs/state"
 )
 
 // connected is a mount that this process keeps and nobody serves. It is gone at the end of the test.
-func connected(t *testing.T) (dir string, connection *os.File) {
+func connected(t *testing.T) (m *Mounted, connection *os.File, shared *state.Shared) {
+	t.Helper()
+	needFUSE(t)
+	memory, shared, err := state.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	m, connection, err = Connect(dir, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		shared.Close()
+		memory.Close()
+		connection.Close()
+		unix.Unmount(dir, unix.MNT_DETACH)
+	})
+	return m, connection, shared
+}
+
+func needFUSE(t *testing.T) {
 	t.Helper()
 	fd, err := OpenDevice("/dev/fuse")
 	if err == nil {
@@ -27,26 +53,17 @@ func connected(t *testing.T) (dir string, connection *os.File) {
 	} else {
 		t.Skip(err)
 	}
-	dir = t.TempDir()
-	connection, err = Connect(dir, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		connection.Close()
-		unix.Unmount(dir, unix.MNT_DETACH)
-	})
-	return dir, connection
 }
 
 // A mount is found with the process that keeps it, and not touched: nobody would answer.
 func TestFind(t *testing.T) {
-	dir, connection := connected(t)
+	made, connection, _ := connected(t)
+	dir := made.Mountpoint
 	m, err := Find(dir)
-	if err != nil || m == nil {
-		t.Fatal(m, err)
+	if err != nil || m == nil || *m != *made {
+		t.Fatalf("%+v (%v), want %+v", m, err, made)
 	}
-	if m.Mountpoint != dir || m.Supervisor != os.Getpid() || m.Alive() != nil || m.Stopped() {
+	if m.Root != "/" || m.Supervisor != os.Getpid() || m.Alive() != nil || m.Stopped() {
 		t.Errorf("%+v, alive: %v, stopped: %v", m, m.Alive(), m.Stopped())
 	}
 	if m.Owner != os.Geteuid() || m.AllowOther {
@@ -54,9 +71,6 @@ func TestFind(t *testing.T) {
 	}
 	if places := m.Places(); !slices.Contains(places, "at "+dir) {
 		t.Errorf("mounted %q, and not at %s", places, dir)
-	}
-	if device, err := DeviceAt(dir); err != nil || device == "" || device != m.Device {
-		t.Errorf("device %q (%v), want %q", device, err, m.Device)
 	}
 	if m.Dead() {
 		t.Error("dead, and its keeper lives")
@@ -103,22 +117,66 @@ func TestFind(t *testing.T) {
 	}
 }
 
+// A process that does not hold the memory of a mount keeps none, whatever a mount says.
+func TestForgedSource(t *testing.T) {
+	m, _, _ := connected(t)
+	innocent := exec.Command("sleep", "infinity")
+	if err := innocent.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer innocent.Wait()
+	defer innocent.Process.Kill()
+	stat, err := process.ReadStat(process.Dir(innocent.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged := *m
+	forged.Supervisor, forged.began = innocent.Process.Pid, stat.Began
+	_, err = forged.Pidfd()
+	if !errors.Is(err, ErrDead) || !errors.Is(forged.Alive(), ErrDead) || !errors.Is(forged.Signal(unix.SIGTERM), ErrDead) {
+		t.Errorf("a process that keeps no mount: %v, %v", forged.Alive(), err)
+	}
+	if _, err := forged.WritableState(); !errors.Is(err, ErrDead) {
+		t.Errorf("its state: %v", err)
+	}
+}
+
+// A file that only has the name of one in memory is not opened.
+func TestForgedMemory(t *testing.T) {
+	m, _, _ := connected(t)
+	if os.Geteuid() != 0 {
+		t.Skip("root alone can mount a tmpfs without a user namespace")
+	}
+	filesystem, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err == nil {
+		defer unix.Close(filesystem)
+		err = unix.FsconfigCreate(filesystem)
+	}
+	if err != nil {
+		t.Skip(err)
+	}
+	nowhere, err := unix.Fsmount(filesystem, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(nowhere)
+	fd, err := unix.Openat(nowhere, "memfd:batchfs-snapshot (deleted)", unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if link, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)); link != "/memfd:batchfs-snapshot (deleted)" {
+		t.Fatalf("the file is called %q, which shows nothing", link)
+	}
+	if file, err := m.Snapshot(); err == nil {
+		file.Close()
+		t.Error("opened")
+	}
+}
+
 // The state that the supervisor holds can be looked at, and written by those who ask for that.
 func TestState(t *testing.T) {
-	dir, _ := connected(t)
-	m, err := Find(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := m.State(); err == nil || !strings.Contains(err.Error(), "keeps no mount") {
-		t.Errorf("the state of a process that has none: %v", err)
-	}
-	file, shared, err := state.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	defer shared.Close()
+	m, _, shared := connected(t)
 	shared.WorkerPID.Store(77)
 	seen, err := m.State()
 	if err != nil {
@@ -141,11 +199,7 @@ func TestState(t *testing.T) {
 
 // The snapshot is the oldest one that the supervisor holds: a newer one is of a worker that does not serve yet.
 func TestSnapshot(t *testing.T) {
-	dir, _ := connected(t)
-	m, err := Find(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m, _, _ := connected(t)
 	if _, err := m.Snapshot(); err == nil || !strings.Contains(err.Error(), "keeps no mount") {
 		t.Errorf("the snapshot of a process that has none: %v", err)
 	}
@@ -183,20 +237,191 @@ func TestSnapshot(t *testing.T) {
 	holds("next")
 }
 
-// Only a batchfs is unmounted.
+// A mount is unmounted wherever its directory is, and what is mounted in its place later is not.
 func TestUnmount(t *testing.T) {
-	dir, _ := connected(t)
-	if err := Unmount(t.TempDir(), true); err == nil || !strings.Contains(err.Error(), "no batchfs is mounted there") {
-		t.Errorf("unmounting nothing: %v", err)
-	}
-	if err := Unmount(dir, true); err != nil {
+	m, _, _ := connected(t)
+	moved := filepath.Dir(m.Mountpoint) + "-moved"
+	if err := os.Rename(filepath.Dir(m.Mountpoint), moved); err != nil {
 		t.Fatal(err)
 	}
-	if m, err := Find(dir); m != nil || err != nil {
-		t.Errorf("still there: %+v (%v)", m, err)
+	t.Cleanup(func() { os.Rename(moved, filepath.Dir(m.Mountpoint)) })
+	now, err := m.Now()
+	if want := filepath.Join(moved, filepath.Base(m.Mountpoint)); err != nil || now == nil || now.Mountpoint != want {
+		t.Fatalf("after a move to %s: %+v (%v)", want, now, err)
 	}
-	if err := Unmount(dir, true); err == nil {
-		t.Error("unmounted twice")
+	if err := m.Unmount(false); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := m.Now(); left != nil || err != nil {
+		t.Errorf("still there: %+v (%v)", left, err)
+	}
+	next, connection, err := Connect(now.Mountpoint, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.Unmount(true)
+	defer connection.Close()
+	gone := *m
+	gone.source += ":another"
+	gone.id = next.id // the kernel uses ids again
+	if err := gone.Unmount(true); err != nil {
+		t.Error(err)
+	}
+	if now, err := next.Now(); now == nil || err != nil {
+		t.Errorf("another mount is gone too (%v)", err)
+	}
+}
+
+// A mount under another one is left alone, and so is the other one.
+func TestUnmountUnderAnother(t *testing.T) {
+	m, _, _ := connected(t)
+	if err := unix.Mount("tmpfs", m.Mountpoint, "tmpfs", 0, ""); err != nil {
+		t.Skip(err)
+	}
+	for _, force := range []bool{false, true} {
+		if err := m.Unmount(force); !errors.Is(err, unix.EBUSY) {
+			t.Errorf("unmounting it, forced %v: %v", force, err)
+		}
+	}
+	if err := unix.Unmount(m.Mountpoint, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Unmount(false); err != nil {
+		t.Error(err)
+	}
+}
+
+// Of several that mount on a directory at the same time one wins, and nothing is left of the others.
+func TestConnectAtOnce(t *testing.T) {
+	needFUSE(t)
+	dir := t.TempDir()
+	for range 20 {
+		var all sync.WaitGroup
+		var made, refused atomic.Int32
+		for range 4 {
+			all.Go(func() {
+				m, connection, err := Connect(dir, false)
+				switch {
+				case err == nil:
+					made.Add(1)
+					t.Cleanup(func() { m.Unmount(true) })
+					t.Cleanup(func() { connection.Close() })
+				case strings.Contains(err.Error(), "a batchfs is already mounted there"):
+					refused.Add(1)
+				default:
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		mounts, err := find(func(i *mountinfo.Info) bool { return i.Mountpoint == dir })
+		if err != nil || made.Load() != 1 || refused.Load() != 3 || len(mounts) != 1 {
+			t.Fatalf("%d mounted, %d were refused, and the table has %d mounts (%v)", made.Load(), refused.Load(), len(mounts), err)
+		}
+		if err := mounts[0].Unmount(true); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A directory that somebody else has locked is not waited for for ever.
+func TestConnectLocked(t *testing.T) {
+	needFUSE(t)
+	defer func(was time.Duration) { lockLimit = was }(lockLimit)
+	lockLimit = 0
+	dir, err := os.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := Connect(dir.Name(), false); err == nil || !strings.Contains(err.Error(), "another process is mounting there") {
+		t.Error(err)
+	}
+}
+
+// Only the empty directory itself is mounted on: nothing that a link leads to.
+func TestConnectFollowsNoLink(t *testing.T) {
+	needFUSE(t)
+	dir, victim := t.TempDir(), t.TempDir()
+	link := filepath.Join(dir, "link")
+	if err := errors.Join(os.Mkdir(filepath.Join(victim, "mnt"), 0o755), os.Symlink(victim, link)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{link, filepath.Join(link, "mnt"), victim} { // which holds mnt
+		if m, connection, err := Connect(path, false); err == nil {
+			connection.Close()
+			m.Unmount(true)
+			t.Errorf("mounted on %s", path)
+		}
+	}
+}
+
+// While somebody exchanges a directory of the path for a link, again and again, nothing but what the path names is covered or
+// uncovered.
+func TestExchangedForALink(t *testing.T) {
+	needFUSE(t)
+	if os.Geteuid() != 0 {
+		t.Skip("fusermount3 has checks of its own")
+	}
+	dir, victim := t.TempDir(), t.TempDir()
+	path, link, covered := filepath.Join(dir, "a", "mnt"), filepath.Join(dir, "link"), filepath.Join(victim, "mnt")
+	if err := errors.Join(os.MkdirAll(path, 0o755), os.Mkdir(covered, 0o755), os.Symlink(victim, link)); err != nil {
+		t.Fatal(err)
+	}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				unix.Renameat2(unix.AT_FDCWD, filepath.Join(dir, "a"), unix.AT_FDCWD, link, unix.RENAME_EXCHANGE)
+			}
+		}
+	}()
+	defer func() {
+		close(stop)
+		<-stopped
+		for _, p := range []string{path, filepath.Join(link, "mnt"), covered} {
+			unix.Unmount(p, unix.MNT_DETACH)
+		}
+	}()
+	made, refused := 0, 0
+	for end := time.Now().Add(time.Minute); (made < 30 || refused < 30) && time.Now().Before(end); {
+		m, connection, err := Connect(path, false)
+		if at, findErr := Find(covered); at != nil || findErr != nil {
+			t.Fatalf("covered: %+v (%v)", at, findErr)
+		}
+		if err != nil {
+			refused++
+			continue
+		}
+		made++
+		connection.Close()
+		if err := unix.Mount("tmpfs", covered, "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Unmount(true); err != nil {
+			t.Fatal(err)
+		}
+		if other, err := mountinfo.Mounted(covered); err != nil || !other {
+			t.Fatalf("uncovered: %v (%v)", !other, err)
+		}
+		if err := unix.Unmount(covered, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left, err := find(func(i *mountinfo.Info) bool { return strings.HasPrefix(i.Mountpoint, dir) })
+	if err != nil || len(left) > 0 {
+		t.Errorf("%d mounts are left (%v)", len(left), err)
+	}
+	t.Logf("%d mounts, %d refused", made, refused)
+	if made == 0 || refused == 0 {
+		t.Errorf("%d mounts, %d refused, which shows nothing", made, refused)
 	}
 }
 

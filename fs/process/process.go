@@ -19,23 +19,40 @@ type Stat struct {
 // Dir is where the kernel tells about a process.
 func Dir(pid int) string { return fmt.Sprintf("/proc/%d", pid) }
 
-// User is the id of the user whose process it is, or -1 where there is no such process.
-func User(pid int) int { return status(pid, "Uid:") }
-
-// OfThread is the id of the process that a thread belongs to, or -1 where there is no such thread.
-func OfThread(id int) int { return status(id, "Tgid:") }
-
-// status is the first number of a line of /proc/<id>/status, or -1.
-func status(id int, name string) int {
-	text, _ := os.ReadFile(Dir(id) + "/status")
-	for line := range strings.Lines(string(text)) {
-		if numbers, ok := strings.CutPrefix(line, name); ok {
-			if n, err := strconv.Atoi(strings.Fields(numbers)[0]); err == nil {
-				return n
+// User returns the user whose process it is, and the groups. The error is that of os.ReadFile where there is no such process.
+func User(pid int) (*syscall.Credential, error) {
+	status, err := os.ReadFile(Dir(pid) + "/status")
+	if err != nil {
+		return nil, err
+	}
+	u := new(syscall.Credential)
+	for line := range strings.Lines(string(status)) {
+		switch name, ids, _ := strings.Cut(line, ":"); name {
+		case "Uid":
+			_, err = fmt.Sscan(ids, &u.Uid)
+		case "Gid":
+			_, err = fmt.Sscan(ids, &u.Gid)
+		case "Groups":
+			for id := range strings.FieldsSeq(ids) {
+				var group uint32
+				_, err = fmt.Sscan(id, &group)
+				u.Groups = append(u.Groups, group)
 			}
 		}
+		if err != nil {
+			return nil, fmt.Errorf("%s/status: %q: %w", Dir(pid), line, err)
+		}
 	}
-	return -1
+	return u, nil
+}
+
+// OfThread is the id of the process that a thread belongs to, or -1 where there is no such thread.
+func OfThread(id int) int {
+	status, _ := os.ReadFile(Dir(id) + "/status")
+	_, rest, _ := strings.Cut(string(status), "\nTgid:")
+	process := -1
+	fmt.Sscan(rest, &process)
+	return process
 }
 
 // ReadStat reads the file stat of a directory of /proc: that of a process ([Dir]), or of a thread in its task/. The error is

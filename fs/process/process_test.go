@@ -2,10 +2,35 @@ package process
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 )
+
+// The user of a process is the one that it runs as, with all groups.
+func TestUser(t *testing.T) {
+	want := syscall.Credential{Uid: uint32(os.Getuid()), Gid: uint32(os.Getgid())}
+	if os.Getuid() == 0 {
+		want = syscall.Credential{Uid: 1234, Gid: 2345, Groups: []uint32{7, 3456}}
+	}
+	cmd := exec.Command("sleep", "infinity")
+	if os.Getuid() == 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &want}
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	got, err := User(cmd.Process.Pid)
+	if err != nil || got.Uid != want.Uid || got.Gid != want.Gid || os.Getuid() == 0 && !slices.Equal(got.Groups, want.Groups) {
+		t.Errorf("%+v (%v), want %+v", got, err, want)
+	}
+}
 
 func TestReadStat(t *testing.T) {
 	stat, err := ReadStat(Dir(os.Getpid()))
@@ -35,13 +60,26 @@ func TestReadStat(t *testing.T) {
 			t.Errorf("%q: %+v, want an error", text, got)
 		}
 	}
-	if u := User(os.Getpid()); u != os.Getuid() {
-		t.Errorf("this process is of user %d, want %d", u, os.Getuid())
-	}
-	if u := User(1 << 30); u != -1 {
-		t.Errorf("no process is of user %d", u)
+	if _, err := User(1 << 30); !os.IsNotExist(err) {
+		t.Errorf("the user of no process: %v", err)
 	}
 	if _, err := ReadStat(filepath.Join(dir, "none")); !os.IsNotExist(err) {
 		t.Errorf("no process: %v", err)
+	}
+}
+
+func TestOfThread(t *testing.T) {
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil || len(tasks) == 0 {
+		t.Fatal(tasks, err)
+	}
+	for _, task := range tasks {
+		id, err := strconv.Atoi(task.Name())
+		if got := OfThread(id); err != nil || got != os.Getpid() {
+			t.Errorf("thread %s is of process %d, want %d", task.Name(), got, os.Getpid())
+		}
+	}
+	if got := OfThread(-1); got != -1 {
+		t.Errorf("no thread is of process %d", got)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"batchfs/fs/mount"
 	"batchfs/fs/state"
 )
 
@@ -107,7 +108,7 @@ func newRun(t *testing.T, how string) *run {
 	}
 	r := &run{restart: make(chan os.Signal, 1), stop: make(chan os.Signal, 2), done: make(chan error, 1), log: &strings.Builder{}, how: how}
 	r.ends = sync.OnceFunc(func() { read.Close() })
-	r.supervisor = &supervisor{connection: write, memory: memory, shared: shared, mountpoint: t.TempDir(), device: "0:0", Options: Options{
+	r.supervisor = &supervisor{connection: write, memory: memory, shared: shared, mountpoint: t.TempDir(), mounted: &mount.Mounted{}, Options: Options{
 		Worker: func(reload bool) *exec.Cmd {
 			r.mu.Lock()
 			defer r.mu.Unlock()

@@ -45,7 +45,7 @@ type Options struct {
 type supervisor struct {
 	Options
 	mountpoint string
-	device     string // of this mount: another may be mounted over it
+	mounted    *mount.Mounted
 	connection *os.File
 	shared     *state.Shared
 	memory     *os.File // of shared
@@ -114,28 +114,20 @@ func Run(mountpoint string, o Options) error {
 }
 
 // mount makes the connection.
-func (s *supervisor) mount() (err error) {
-	if s.connection, err = mount.Connect(s.mountpoint, s.AllowOther); err != nil {
-		return err
-	}
-	if s.device, err = mount.DeviceAt(s.mountpoint); err != nil {
-		s.connection.Close()
+func (s *supervisor) mount() error {
+	mounted, connection, err := mount.Connect(s.mountpoint, s.AllowOther)
+	if err == nil {
+		s.mounted, s.connection = mounted, connection
 	}
 	return err
 }
 
-// inPlace says whether the mountpoint leads to this mount: another may be mounted over it.
-func (s *supervisor) inPlace() (bool, error) {
-	device, err := mount.DeviceAt(s.mountpoint)
-	return err == nil && device == s.device, err
-}
-
-// detach unmounts, whoever has files open, if the mountpoint still has this mount.
+// detach unmounts, whoever has files open, unless another filesystem is mounted over this one.
 func (s *supervisor) detach() error {
-	if ours, err := s.inPlace(); !ours {
+	if err := s.mounted.Unmount(true); !errors.Is(err, unix.EBUSY) {
 		return err
 	}
-	return mount.Unmount(s.mountpoint, true)
+	return nil
 }
 
 // start starts a worker, which sends msgPrepared when it could serve.
@@ -203,7 +195,7 @@ func (s *supervisor) hand(p *workerProcess) error {
 	s.worker, s.began, s.unanswered = p, time.Now(), 0
 	s.shared.Heartbeat.Store(state.Monotonic())
 	// Only now, because the answer to the kernel's first request resets the read-ahead.
-	if err := mount.SetReadAhead(s.device); err != nil && s.shared.Workers.Load() == 1 {
+	if err := mount.SetReadAhead(s.mounted.Device); err != nil && s.shared.Workers.Load() == 1 {
 		s.Log.Info("could not raise the kernel's read-ahead, so reading batches.bin and batches.npy in order is slower; root can raise it",
 			"want_kib", mount.ReadAhead>>10, "err", err)
 	}
@@ -369,16 +361,17 @@ func (s *supervisor) drain() {
 // remount ends the connection, which gives an error to every reader that waits, and mounts again.
 func (s *supervisor) remount() error {
 	s.connection.Close()
-	ours, err := s.inPlace()
+	now, err := s.mounted.Now()
 	if err != nil {
 		return err
 	}
-	if !ours {
+	if now == nil {
 		return errStopped // somebody unmounted it under its readers
 	}
-	if err := mount.Unmount(s.mountpoint, true); err != nil {
+	if err := now.Unmount(true); err != nil {
 		return err
 	}
+	s.mountpoint = now.Mountpoint // which may have been moved
 	s.shared.NewConnection()
 	return s.mount()
 }
@@ -495,8 +488,8 @@ func (s *supervisor) end() error {
 
 func (s *supervisor) tryToEnd() error {
 	err := error(unix.EBUSY) // a mount that somebody detached counts as busy, so its readers get the grace period too
-	if ours, _ := s.inPlace(); ours {
-		err = mount.Unmount(s.mountpoint, false)
+	if now, _ := s.mounted.Now(); now != nil {
+		err = now.Unmount(false)
 	}
 	switch {
 	case err == nil:
