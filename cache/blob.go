@@ -27,8 +27,11 @@ type Blob interface {
 	// Path is the name.
 	Path() string
 
-	// Identity is that of the blob when it was opened.
+	// Identity is that of the blob when it was opened, or that which it has got since without a change of its bytes.
 	Identity() Identity
+
+	// Sample is what is known of the bytes: it is that of another blob of the same size, if they are the same.
+	Sample() Sample
 
 	// Read fetches ranges, which lie within the blob, and calls visit once for each, in any order, with the range's Index and its
 	// bytes. raw is valid during the call only. An error of visit ends the read and is returned, unless the blob changed, which
@@ -66,6 +69,12 @@ type Identity struct {
 // overwrittenBy reports whether now is the same file, changed other than by appending to it.
 func (was Identity) overwrittenBy(now Identity) bool {
 	return now != was && now.Dev == was.Dev && now.Ino == was.Ino && now.Size <= was.Size
+}
+
+// renumbered reports whether now may be the same file under another number.
+func (was Identity) renumbered(now Identity) bool {
+	was.Dev, was.Ino = now.Dev, now.Ino
+	return now == was
 }
 
 // A ChangedError says that the token file at Path is not the one that was opened, and How it differs. errors.Is(err,

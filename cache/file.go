@@ -9,6 +9,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -16,21 +17,29 @@ import (
 
 // A file is a Blob on the local machine: a regular file of any filesystem.
 type file struct {
-	name          string // the path and a zero byte, for system calls, because adding it in each read would allocate
-	id            Identity
+	name          string                   // the path and a zero byte, for system calls, because adding it in each read would allocate
+	id            atomic.Pointer[Identity] // written by adopt
+	size          int64                    // that of every id
+	sample        Sample
 	access        Access
 	dropPageCache bool
 
-	mu   sync.Mutex // guards kept, and is held while the first read makes it; no other lock is taken under it
+	mu   sync.Mutex // guards kept, and is held while the first read makes it
 	kept *mapping   // of the accesses that keep one
+
+	adopting sync.Mutex // held while adopt looks at the content, so that one reader does; taken under mu
+	rejected Identity   // guarded by adopting: that of a file with other content
 }
 
-// newFile returns the file that had identity id when it was opened earlier. It makes no system call.
-func newFile(path string, id Identity, access Access, dropPageCache bool) (*file, error) {
+// newFile returns the file that had identity id, and content of which sample is known, when it was opened earlier. It makes no
+// system call.
+func newFile(path string, id Identity, sample Sample, access Access, dropPageCache bool) (*file, error) {
 	if strings.IndexByte(path, 0) >= 0 {
 		return nil, fmt.Errorf("%q: %w", path, unix.EINVAL)
 	}
-	return &file{name: path + "\x00", id: id, access: access, dropPageCache: dropPageCache}, nil
+	f := &file{name: path + "\x00", size: id.Size, sample: sample, access: access, dropPageCache: dropPageCache}
+	f.id.Store(&id)
+	return f, nil
 }
 
 // openFlags have O_NONBLOCK because opening a named pipe would otherwise wait for its writer.
@@ -38,10 +47,10 @@ const openFlags = unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK
 
 // openFile opens a regular file and returns its identity. The content is that of the open file; the caller closes it.
 //
-// previous is the identity of the file at this path when it was opened last, nil for the first time. openFile refuses a file
-// that is being overwritten in place: its modification time is that of the beginning of the write, so a read before the end
-// could mix old and new bytes.
-func openFile(path string, previous *Identity) (id Identity, _ content, err error) {
+// previous is the file at this path when it was opened last, nil for the first time. openFile refuses a file that is being
+// overwritten in place: its modification time is that of the beginning of a write, so a read before the end could mix old and
+// new bytes.
+func openFile(path string, previous *shard) (id Identity, _ content, err error) {
 	f, err := os.OpenFile(path, openFlags, 0)
 	if err != nil {
 		return id, nil, err
@@ -60,35 +69,46 @@ func openFile(path string, previous *Identity) (id Identity, _ content, err erro
 	case !info.Mode().IsRegular():
 		return id, nil, fmt.Errorf("%s is not a regular file, and only those can be read at any position", path)
 	}
-	var busy error
+	held := unknown
 	if previous != nil {
-		// A lease is refused while somebody has the file open for writing, and while it is held nobody opens it for that.
-		// It takes the file's owner or CAP_LEASE, and a filesystem that has leases.
-		_, busy = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+		held = leaseFile(f)
 	}
-	id, err = identify(int(f.Fd()))
-	if previous != nil && busy == nil {
-		unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
+	id, ctime, err := identifyWithCtime(int(f.Fd()))
+	if held == unwritten {
+		unleaseFile(f)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return id, nil, &os.PathError{Op: "stat", Path: path, Err: err}
-	case busy == unix.EAGAIN && previous.overwrittenBy(id):
-		return id, nil, fmt.Errorf("%s is being overwritten: a process has it open for writing", path)
+	}
+	if previous != nil && held != unwritten && previous.blob.Identity().overwrittenBy(id) {
+		if held == written {
+			return id, nil, overwrittenError(path + " is being overwritten: a process has it open for writing")
+		}
+		if !previous.settled(id, ctime) {
+			return id, nil, overwrittenError(fmt.Sprintf("%s is being overwritten, or was, and no lease tells which: it is served once it has not "+
+				"changed for %v (a new file that is renamed over the old one is served at once)", path, settleTime))
+		}
 	}
 	return id, f, nil
 }
 
 // identify is the identity of an open file.
 func identify(fd int) (Identity, error) {
+	id, _, err := identifyWithCtime(fd)
+	return id, err
+}
+
+func identifyWithCtime(fd int) (_ Identity, ctime unix.Timespec, err error) {
 	var st unix.Stat_t
-	err := unix.Fstat(fd, &st)
-	return Identity{uint64(st.Dev), st.Ino, st.Size, int64(st.Mtim.Sec), int64(st.Mtim.Nsec)}, err
+	err = unix.Fstat(fd, &st)
+	return Identity{uint64(st.Dev), st.Ino, st.Size, int64(st.Mtim.Sec), int64(st.Mtim.Nsec)}, st.Ctim, err
 }
 
 func (f *file) Path() string { return f.name[:len(f.name)-1] }
 
-func (f *file) Identity() Identity { return f.id }
+func (f *file) Identity() Identity { return *f.id.Load() }
+
+func (f *file) Sample() Sample { return f.sample }
 
 // cpath is the path as system calls take it.
 func (f *file) cpath() unsafe.Pointer { return unsafe.Pointer(unsafe.StringData(f.name)) }
@@ -106,11 +126,19 @@ func (f *file) Check() error {
 	if errno != 0 {
 		return f.failed("stat", errno)
 	}
-	return compare(f.Path(), f.id, Identity{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino, int64(st.Size), st.Mtime.Sec, int64(st.Mtime.Nsec)})
+	was, now := f.Identity(), Identity{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino, int64(st.Size), st.Mtime.Sec, int64(st.Mtime.Nsec)}
+	if now == was || !was.renumbered(now) {
+		return compare(f.Path(), was, now)
+	}
+	fd, _, err := f.open()
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
 }
 
-// open opens the file again and checks that it is the one that was opened first.
-func (f *file) open() (fd int, err error) {
+// open opens the file again, and checks that it is the one that was opened first, whose identity it now returns.
+func (f *file) open() (fd int, now Identity, err error) {
 	cwd, errno := unix.AT_FDCWD, unix.EINTR
 	for errno == unix.EINTR {
 		var n uintptr
@@ -118,27 +146,61 @@ func (f *file) open() (fd int, err error) {
 		fd = int(n)
 	}
 	if errno != 0 {
-		return -1, f.failed("open", errno)
+		return -1, now, f.failed("open", errno)
 	}
-	if err := f.unchanged(fd); err != nil {
+	if now, err = f.unchanged(fd, f.Identity()); err != nil {
 		unix.Close(fd)
-		return -1, err
 	}
-	return fd, nil
+	return fd, now, err
 }
 
-// unchanged is called before a read and after it, so that no read mixes two contents of the file.
-func (f *file) unchanged(fd int) error {
-	now, err := identify(fd)
-	if err != nil {
-		return f.failed("stat", err)
+// unchanged compares the open file with what it was, and returns what it is. It is called before a read and after it, so that
+// no read mixes two contents of the file.
+func (f *file) unchanged(fd int, was Identity) (now Identity, err error) {
+	if now, err = identify(fd); err != nil {
+		return now, f.failed("stat", err)
 	}
-	return compare(f.Path(), f.id, now)
+	if now != was {
+		err = f.adopt(fd, was, now)
+	}
+	return now, err
+}
+
+// adopt makes now, that of the open file, the identity of f if it is the same file under another number: sshfs numbers files
+// anew, a device has another number after it was mounted again, and somebody may put a copy in a file's place. The same file
+// has the same size, time and sample. Else adopt returns a ChangedError.
+func (f *file) adopt(fd int, was, now Identity) error {
+	if !was.renumbered(now) || f.sample == (Sample{}) {
+		return compare(f.Path(), was, now)
+	}
+	f.adopting.Lock()
+	defer f.adopting.Unlock()
+	switch now {
+	case f.Identity():
+		return nil // another reader has adopted it
+	case f.rejected:
+		return compare(f.Path(), was, now)
+	}
+	sum, err := f.sample.of(fd, f.size)
+	if err != nil {
+		return f.failed("read", err)
+	}
+	switch again, err := identify(fd); {
+	case err != nil:
+		return f.failed("stat", err)
+	case again != now:
+		return compare(f.Path(), was, again)
+	case sum != f.sample:
+		f.rejected = now
+		return compare(f.Path(), was, now)
+	}
+	f.id.Store(&now)
+	return nil
 }
 
 // explain returns why a read failed: err, unless the file changed meanwhile, which then explains it.
-func (f *file) explain(err error, fd int) error {
-	if changed := f.unchanged(fd); changed != nil {
+func (f *file) explain(err error, fd int, was Identity) error {
+	if _, changed := f.unchanged(fd, was); changed != nil {
 		return changed
 	}
 	return err
@@ -159,13 +221,22 @@ var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // readPread reads each range with a system call.
 func (f *file) readPread(ranges []Range, visit func(int, []byte) error) error {
-	fd, err := f.open()
+	fd, was, err := f.open()
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
 	// The ranges are far apart, so reading ahead would be for nothing.
 	unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM)
+	if err := f.visitCopies(fd, ranges, visit); err != nil {
+		return f.explain(err, fd, was)
+	}
+	_, err = f.unchanged(fd, was)
+	return err
+}
+
+// visitCopies visits ranges that it reads one after the other.
+func (f *file) visitCopies(fd int, ranges []Range, visit func(int, []byte) error) error {
 	buffer := buffers.Get().(*[]byte)
 	defer buffers.Put(buffer)
 	flags := unix.RWF_NOWAIT
@@ -183,14 +254,14 @@ func (f *file) readPread(ranges []Range, visit func(int, []byte) error) error {
 			_, err = pread(fd, raw, r.From, flags)
 		}
 		if err != nil {
-			return f.explain(f.failed("read", err), fd)
+			return f.failed("read", err)
 		}
 		if err := visit(r.Index, raw); err != nil {
-			return f.explain(err, fd)
+			return err
 		}
 		f.dropPages(fd, r)
 	}
-	return f.unchanged(fd)
+	return nil
 }
 
 // pread fills buf, or with RWF_NOWAIT as much of it as the page cache has. It returns how many bytes it read.
@@ -217,7 +288,7 @@ func pread(fd int, buf []byte, off int64, flags int) (n int, err error) {
 // readRemap maps the pages of the ranges and nothing else: a page fault in a mapping of the whole file would also map the
 // cached pages around it, to no use.
 func (f *file) readRemap(ranges []Range, visit func(int, []byte) error) error {
-	fd, err := f.open()
+	fd, was, err := f.open()
 	if err != nil {
 		return err
 	}
@@ -228,19 +299,31 @@ func (f *file) readRemap(ranges []Range, visit func(int, []byte) error) error {
 		from, to := r.pages()
 		size += to - from
 	}
-	if size*faultAround > f.id.Size {
+	if size*faultAround > f.size {
 		err = f.visitWhole(fd, ranges, visit)
 	} else {
-		err = f.visitSideBySide(fd, uintptr(size), ranges, visit)
+		for left := ranges; len(left) > 0 && err == nil; {
+			n := min(len(left), maxPieces)
+			err = f.visitSideBySide(fd, left[:n], visit)
+			left = left[n:]
+		}
 	}
 	if err != nil {
-		return f.explain(err, fd)
+		return f.explain(err, fd, was)
 	}
 	for _, r := range ranges { // after the unmapping: pages that are mapped stay in the cache
 		f.dropPages(fd, r)
 	}
-	return f.unchanged(fd)
+	_, err = f.unchanged(fd, was)
+	return err
 }
+
+// A process has up to vm.max_map_count mappings, 65,530 unless somebody set it. Go's own memory needs some, and so do other
+// reads at the same time.
+const (
+	maxPieces = 1 << 10 // mapped by a read at a time
+	maxKept   = 1 << 15 // mapped by the accesses that keep mappings, of all files
+)
 
 // faultAround is how many pages a page fault maps if they are in the page cache (fault_around_bytes of the kernel). In a file
 // where the ranges lie that close to each other, those pages are of use.
@@ -255,12 +338,12 @@ func adviseNew(mapping []byte) {
 // visitWhole visits ranges in one mapping of the whole file.
 func (f *file) visitWhole(fd int, ranges []Range, visit func(int, []byte) error) error {
 	// unix.Mmap would keep a table of mappings under a lock.
-	first, err := unix.MmapPtr(fd, 0, nil, uintptr(f.id.Size), unix.PROT_READ, unix.MAP_SHARED)
+	first, err := unix.MmapPtr(fd, 0, nil, uintptr(f.size), unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
-		return f.failed("mmap", err)
+		return f.visitUnmapped(fd, err, ranges, visit)
 	}
-	defer unix.MunmapPtr(first, uintptr(f.id.Size))
-	mapping := unsafe.Slice((*byte)(first), f.id.Size)
+	defer unix.MunmapPtr(first, uintptr(f.size))
+	mapping := unsafe.Slice((*byte)(first), f.size)
 	adviseNew(mapping)
 	for _, r := range ranges {
 		if err := f.visitMapped(mapping, 0, r, visit); err != nil {
@@ -270,19 +353,31 @@ func (f *file) visitWhole(fd int, ranges []Range, visit func(int, []byte) error)
 	return nil
 }
 
-// visitSideBySide visits ranges whose pages, of size bytes in all, are mapped side by side, so that one munmap (one TLB
-// shootdown) ends them all.
-func (f *file) visitSideBySide(fd int, size uintptr, ranges []Range, visit func(int, []byte) error) error {
+// visitUnmapped visits ranges that could not be mapped. A process that has as many mappings as it may still can read.
+func (f *file) visitUnmapped(fd int, err error, ranges []Range, visit func(int, []byte) error) error {
+	if err != unix.ENOMEM {
+		return f.failed("mmap", err)
+	}
+	return f.visitCopies(fd, ranges, visit)
+}
+
+// visitSideBySide visits ranges whose pages are mapped side by side, so that one munmap (one TLB shootdown) ends them all.
+func (f *file) visitSideBySide(fd int, ranges []Range, visit func(int, []byte) error) error {
+	var size uintptr
+	for _, r := range ranges {
+		from, to := r.pages()
+		size += uintptr(to - from)
+	}
 	first, err := unix.MmapPtr(-1, 0, nil, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
 	if err != nil {
-		return f.failed("mmap", err)
+		return f.visitUnmapped(fd, err, ranges, visit)
 	}
 	defer unix.MunmapPtr(first, size)
 	next := first
 	for _, r := range ranges {
 		from, to := r.pages()
 		if _, err := unix.MmapPtr(fd, from, next, uintptr(to-from), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
-			return f.failed("mmap", err)
+			return f.visitUnmapped(fd, err, ranges, visit)
 		}
 		next = unsafe.Add(next, to-from)
 	}
@@ -323,16 +418,19 @@ func (f *file) visitMapped(mapping []byte, first int64, r Range, visit func(int,
 	return visit(r.Index, mapping[r.From-first:r.To-first])
 }
 
-// readKept reads through a mapping that stays.
+// readKept reads through a mapping that stays, or without one where the process has too many.
 func (f *file) readKept(ranges []Range, visit func(int, []byte) error) error {
+	if err := f.Check(); err != nil {
+		return err
+	}
 	m, err := f.keepMapping()
+	if errors.Is(err, unix.ENOMEM) {
+		return f.readPread(ranges, visit)
+	}
 	if err != nil {
 		return err
 	}
 	defer runtime.KeepAlive(m)
-	if err := f.Check(); err != nil {
-		return err
-	}
 	for _, r := range ranges { // so that a disk reads many at once
 		from, to := r.pages()
 		unix.Madvise(m.bytes[from:min(to, int64(len(m.bytes)))], unix.MADV_WILLNEED)
@@ -355,8 +453,12 @@ func (f *file) readKept(ranges []Range, visit func(int, []byte) error) error {
 // A mapping of a whole file stays until nobody reads through it any more.
 type mapping struct {
 	bytes []byte
-	fd    int // open only under Advise with dropPageCache
+	id    Identity // of what is mapped
+	fd    int      // open only under Advise with dropPageCache
 }
+
+// keptMappings counts the mappings of all files that stay.
+var keptMappings atomic.Int64
 
 // around is the part of the mapping that a page fault in r may have mapped: the kernel also maps cached pages next to the one
 // asked for, and whole large folios, but never more than one page table holds. A kernel that gets all of a page table back
@@ -370,31 +472,51 @@ func (m *mapping) around(r Range) []byte {
 	return m.bytes[max(from, 0):min(to, int64(len(m.bytes)))]
 }
 
-// keepMapping maps the file at its first read.
+// keepMapping maps the file at its first read, and again when another one was adopted: nobody looks at the old one any more. The
+// error is ENOMEM if too many files are mapped.
 func (f *file) keepMapping() (*mapping, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.kept != nil {
+	if f.kept != nil && f.kept.id == f.Identity() {
 		return f.kept, nil
 	}
-	fd, err := f.open()
+	f.kept = nil
+	if keptMappings.Add(1) > maxKept {
+		keptMappings.Add(-1)
+		return nil, f.failed("mmap", unix.ENOMEM)
+	}
+	m, err := f.mapWhole()
+	if err != nil {
+		keptMappings.Add(-1)
+		return nil, err
+	}
+	f.kept = m
+	return m, nil
+}
+
+func (f *file) mapWhole() (*mapping, error) {
+	fd, now, err := f.open()
 	if err != nil {
 		return nil, err
 	}
-	m := &mapping{fd: fd}
-	if m.bytes, err = unix.Mmap(fd, 0, int(f.id.Size), unix.PROT_READ, unix.MAP_SHARED); err != nil {
+	m := &mapping{id: now, fd: fd}
+	if m.bytes, err = unix.Mmap(fd, 0, int(f.size), unix.PROT_READ, unix.MAP_SHARED); err != nil {
 		unix.Close(fd)
 		return nil, f.failed("mmap", err)
 	}
 	adviseNew(m.bytes)
-	// Reads that are under way hold the mapping, so there is no moment to unmap at but the collector's.
-	runtime.AddCleanup(m, func(b []byte) { unix.Munmap(b) }, m.bytes)
-	if f.access == Advise && f.dropPageCache {
-		runtime.AddCleanup(m, func(fd int) { unix.Close(fd) }, fd)
-	} else if err := unix.Close(fd); err != nil {
-		return nil, err
+	keep := f.access == Advise && f.dropPageCache
+	if !keep {
+		unix.Close(fd)
 	}
-	f.kept = m
+	// Reads that are under way hold the mapping, so there is no moment to unmap at but the collector's.
+	runtime.AddCleanup(m, func(bytes []byte) {
+		unix.Munmap(bytes)
+		keptMappings.Add(-1)
+		if keep {
+			unix.Close(fd)
+		}
+	}, m.bytes)
 	return m, nil
 }
 

@@ -160,7 +160,7 @@ func mapped(t testing.TB) (path string, mapping []byte) {
 // A page that cannot be had of a file that has not changed: a failing disk.
 func TestFaultIsAnError(t *testing.T) {
 	path, mapping := mapped(t)
-	f, err := newFile(path, Identity{}, Remap, false)
+	f, err := newFile(path, Identity{}, Sample{}, Remap, false)
 	must(t, err)
 	err = f.visitMapped(mapping, 0, Range{From: 100, To: 102}, func(_ int, raw []byte) error {
 		sink += raw[1]

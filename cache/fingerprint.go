@@ -29,19 +29,46 @@ func NewFingerprint(files int) *Fingerprint {
 // larger than n blocks.
 func (f *Fingerprint) String() string { return hex.EncodeToString(f.sum.Sum(nil)[:16]) }
 
-// add adds a file, and shows what it covers of the content to look. The error is one of reading the file.
-func (f *Fingerprint) add(path string, size int64, content io.ReaderAt, look func(off int64, block []byte)) error {
+// add adds a file, shows what it covers of the content to look, and returns that sample. The error is one of reading the file.
+func (f *Fingerprint) add(path string, size int64, content io.ReaderAt, look func(off int64, block []byte)) (Sample, error) {
 	f.sum.Write(append([]byte(filepath.Base(path)), 0))
 	f.sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(size)))
-	err := sample(content, size, f.blocks, func(off int64, block []byte) {
+	s, err := newSample(content, size, f.blocks, func(off int64, block []byte) {
 		f.sum.Write(block)
 		look(off, block)
 	})
 	if err == io.EOF {
 		err = fmt.Errorf("%s became shorter than its %d bytes while it was opened", path, size)
 	}
-	return err
+	return s, err
 }
+
+// A Sample tells the content of a file from another content of as many bytes, as far as its blocks tell that the fingerprint
+// covers. Samples are compared with ==. The zero value is of no file.
+type Sample struct {
+	Blocks int64 // of the file, unless it is smaller
+	Sum    [sha256.Size]byte
+}
+
+// newSample takes a sample of some blocks, and shows them to look.
+func newSample(content io.ReaderAt, size, blocks int64, look func(off int64, block []byte)) (Sample, error) {
+	sum := sha256.New()
+	err := sample(content, size, blocks, func(off int64, block []byte) {
+		sum.Write(block)
+		look(off, block)
+	})
+	return Sample{blocks, [sha256.Size]byte(sum.Sum(nil))}, err
+}
+
+// of takes a sample of the same blocks of an open file.
+func (s Sample) of(fd int, size int64) (Sample, error) {
+	return newSample(descriptor(fd), size, s.Blocks, func(int64, []byte) {})
+}
+
+// A descriptor is an open file to read from.
+type descriptor int
+
+func (fd descriptor) ReadAt(b []byte, off int64) (int, error) { return pread(int(fd), b, off, 0) }
 
 // sampleSize is the bytes of a block of a file that the fingerprint covers.
 const sampleSize = 4096

@@ -38,6 +38,7 @@ type Manifest struct {
 type File struct {
 	Path     []byte // not a string: JSON has none that is not UTF-8
 	Identity Identity
+	Sample   Sample // zero in a manifest of an older program
 	Format   Format
 }
 
@@ -47,33 +48,43 @@ type File struct {
 func Open(paths []string, o Options) (*Tokens, error) {
 	sum := cmp.Or(o.Fingerprint, NewFingerprint(len(paths)))
 	var m Manifest
+	var wait error // for a file that is being overwritten
 	for i, path := range paths {
-		f, err := openFormat(path, o, o.Previous.identity(i), sum)
-		if err != nil {
+		f, err := openFormat(path, o, o.Previous.shard(i), sum, wait == nil)
+		if errors.As(err, new(overwrittenError)) {
+			wait = cmp.Or(wait, err) // after the others were looked at, or those would be waited for later
+		} else if err != nil {
 			return nil, err
 		}
 		m.Files = append(m.Files, f)
 	}
+	if wait != nil {
+		return nil, wait
+	}
 	return Reopen(m, o)
 }
 
-// openFormat opens a file, finds where its tokens lie, and adds it to the fingerprint.
-func openFormat(path string, o Options, previous *Identity, sum *Fingerprint) (File, error) {
+// openFormat opens a file. If all is set, it finds where its tokens lie, and adds it to the fingerprint.
+func openFormat(path string, o Options, previous *shard, sum *Fingerprint, all bool) (File, error) {
 	id, content, err := openBlob(path, previous)
 	if err != nil {
 		return File{}, err
 	}
 	defer content.Close()
+	if !all {
+		return File{}, nil
+	}
 	seen := sight{path: path, dtype: o.DType, guessed: o.GuessedDType, vocab: o.VocabSize}
 	// A file that opens may still not be readable: a FUSE or network filesystem answers at the first read.
-	if err := sum.add(path, id.Size, content, seen.look); err != nil {
+	sample, err := sum.add(path, id.Size, content, seen.look)
+	if err != nil {
 		return File{}, err
 	}
 	if err := seen.err(); err != nil {
 		return File{}, err
 	}
 	format, err := headerless(path, id.Size, o.DType)
-	return File{[]byte(path), id, format}, err
+	return File{[]byte(path), id, sample, format}, err
 }
 
 // Manifest is what Reopen makes the same tokens of.
@@ -81,7 +92,7 @@ func (t *Tokens) Manifest() Manifest {
 	m := Manifest{make([]File, len(t.shards))}
 	for i := range t.shards {
 		s := &t.shards[i]
-		m.Files[i] = File{[]byte(s.blob.Path()), s.blob.Identity(), s.format}
+		m.Files[i] = File{[]byte(s.blob.Path()), s.blob.Identity(), s.blob.Sample(), s.format}
 	}
 	return m
 }
@@ -103,11 +114,11 @@ func Reopen(m Manifest, o Options) (*Tokens, error) {
 		if f.Format.DType != t.dtype {
 			return nil, fmt.Errorf("%s: its tokens are %s, those of %s are %s; make them one", path, f.Format.DType, m.Files[0].Path, t.dtype)
 		}
-		blob, err := newBlob(path, f.Identity, o.Access, o.DropPageCache)
+		blob, err := newBlob(f, o.Access, o.DropPageCache)
 		if err != nil {
 			return nil, err
 		}
-		t.shards[i] = shard{blob, f.Format, start}
+		t.shards[i] = shard{blob: blob, format: f.Format, start: start}
 		if i > 0 && o.Join {
 			t.runs[0].Len += f.Format.Count
 		} else {

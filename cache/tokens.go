@@ -26,14 +26,20 @@ type Tokens struct {
 	many   bool // Check does not look at all files each time
 
 	changed atomic.Pointer[shard] // one that was found changed, until it is put back
-	checked atomic.Int64          // when Check last looked at all of many files, in nanoseconds since 1970
+	checked atomic.Int64          // when Check last looked at all of many files, as uptime says; 0: never
 }
+
+// uptime is a time on a clock that nobody sets. It is above a second.
+func uptime() time.Duration { return time.Since(began) }
+
+var began = time.Now().Add(-time.Minute)
 
 // A shard is one file.
 type shard struct {
-	blob   Blob
-	format Format
-	start  int64 // position of its first token
+	blob    Blob
+	format  Format
+	start   int64      // position of its first token
+	settles settlement // of the file that was written over it
 }
 
 // end is the position behind the shard's last token.
@@ -85,13 +91,12 @@ func (t *Tokens) Locate(pos int64) Place {
 	return Place{s.blob.Path(), pos - s.start}
 }
 
-// identity is that of file i when it was opened, or nil where there are no tokens or no such file.
-func (t *Tokens) identity(i int) *Identity {
+// shard is that of file i, or nil where there are no tokens or no such file.
+func (t *Tokens) shard(i int) *shard {
 	if t == nil || i >= len(t.shards) {
 		return nil
 	}
-	id := t.shards[i].blob.Identity()
-	return &id
+	return &t.shards[i]
 }
 
 // fewFiles is how many files every Check looks at. If there are more, Check looks at all of them once a second.
@@ -105,7 +110,7 @@ func (t *Tokens) Check() error {
 		return err
 	}
 	if t.many {
-		now, last := time.Now().UnixNano(), t.checked.Load()
+		now, last := int64(uptime()), t.checked.Load()
 		if now-last < int64(time.Second) || !t.checked.CompareAndSwap(last, now) {
 			return nil
 		}

@@ -23,7 +23,7 @@ func (q *Sequence) Elements(j, index int) []Element { return q.parts.elements(j,
 // returning false. A torch order finds the rows of its own rank only.
 func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows, of int64) bool) (hits []Hit) {
 	w, o := q.sources[source].windows, q.sources[source].order
-	r := uint64(w.disjoint.total())
+	r := uint64(w.disjoint)
 	last := q.mixture.lastOf(source, MaxBatches*uint64(q.BatchSize)*uint64(q.World)-1)
 	if epoch > last/r {
 		return nil // after the last batch

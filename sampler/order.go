@@ -18,7 +18,7 @@ type permutation interface {
 type sequential struct{ windows *windows }
 
 func (o sequential) start(row uint64) int64 {
-	return o.windows.disjointAt(int64(row % uint64(o.windows.disjoint.total())))
+	return o.windows.disjointAt(int64(row % uint64(o.windows.disjoint)))
 }
 
 func (o sequential) inverse(_, window uint64) uint64 { return window }
@@ -32,7 +32,7 @@ type random struct {
 }
 
 func (o random) start(row uint64) int64 {
-	n := uint64(o.windows.all.total())
+	n := uint64(o.windows.all)
 	threshold := -n % n // 2^64 mod n
 	for again := uint64(0); ; again++ {
 		for _, w := range philox4x64([4]uint64{row, again}, o.key) {

@@ -15,6 +15,7 @@ type request struct {
 	sequence *Sequence
 	dst      []byte
 	plans    []plan // one for each source
+	planned  int    // rows of all plans
 	current  int    // the source that is being read
 	shown    []span // of the batch that is being planned, the rows that dst shows of each part
 	edge     []byte // tokens of which dst shows the first or the last in part
@@ -53,6 +54,9 @@ func overlap(at, size, count, n int) span {
 	return span{from, min(count, max(from, (n-at+size-1)/size))}
 }
 
+// maxPlanned is how many rows are planned at a time, which bounds the memory of a request for many short rows.
+const maxPlanned = 1 << 10
+
 // Read fills dst with the bytes of batches k, k+1, … one after the other, from byte off of batch k on. off may be beyond that
 // batch. Only the tokens that dst shows are fetched. The error is one of reading tokens, says which token the dtype cannot
 // hold or is beyond the vocabulary, or that there is no such batch; what is in dst is then undefined.
@@ -70,20 +74,30 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 		if k >= MaxBatches {
 			return fmt.Errorf("batch %d: numbers end at %d", k, uint64(MaxBatches-1))
 		}
-		req.planBatch(k, base)
-	}
-	// Also a source of which no row is shown is asked: no batch is served while any source is known to have changed.
-	for i := range q.sources {
-		req.current = i
-		if err := q.sources[i].tokens.Read(req.plans[i].windows, req.visit); err != nil {
+		if err := req.planBatch(k, base); err != nil {
 			return err
 		}
 	}
+	return req.fetch()
+}
+
+// fetch reads what is planned, and begins new plans.
+func (req *request) fetch() error {
+	// Also a source of which no row is shown is asked: no batch is served while any source is known to have changed.
+	for i, source := range req.sequence.sources {
+		req.current = i
+		p := &req.plans[i]
+		if err := source.tokens.Read(p.windows, req.visit); err != nil {
+			return err
+		}
+		p.windows, p.rows = p.windows[:0], p.rows[:0]
+	}
+	req.planned = 0
 	return nil
 }
 
 func (req *request) begin(q *Sequence, dst []byte) {
-	req.sequence, req.dst = q, dst
+	req.sequence, req.dst, req.planned = q, dst, 0
 	for len(req.plans) < len(q.sources) {
 		req.plans = append(req.plans, plan{})
 	}
@@ -96,20 +110,28 @@ func (req *request) begin(q *Sequence, dst []byte) {
 // end drops what a request in the pool must not keep from the collector.
 func (req *request) end() { req.sequence, req.dst = nil, nil }
 
-// planBatch plans the rows of batch k, which begins at byte base of dst, that dst shows.
-func (req *request) planBatch(k uint64, base int) {
+// planBatch plans the rows of batch k, which begins at byte base of dst, that dst shows. Of many it fetches the first ones.
+func (req *request) planBatch(k uint64, base int) error {
 	q := req.sequence
 	req.shown = req.shown[:0]
 	for i := range q.parts.list {
 		p := &q.parts.list[i]
 		shown := overlap(p.row(base, 0), p.rowBytes(), q.BatchSize, len(req.dst))
 		for j := shown.from; j < shown.to; j++ {
-			if !req.isPlanned(j) {
-				req.planRow(k, base, j)
+			if req.isPlanned(j) {
+				continue
 			}
+			if req.planned == maxPlanned {
+				if err := req.fetch(); err != nil {
+					return err
+				}
+			}
+			req.planRow(k, base, j)
+			req.planned++
 		}
 		req.shown = append(req.shown, shown)
 	}
+	return nil
 }
 
 // isPlanned reports whether an earlier part shows row j.

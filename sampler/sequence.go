@@ -70,7 +70,7 @@ func (q *Sequence) Arrays() array.Batch { return q.parts.batch }
 // RowsPerEpoch is R, the number of disjoint windows of all sources together.
 func (q *Sequence) RowsPerEpoch() (n int64) {
 	for _, s := range q.sources {
-		n += s.windows.disjoint.total()
+		n += s.windows.disjoint
 	}
 	return n
 }
@@ -107,5 +107,5 @@ func (q *Sequence) Start(k uint64, j int) (source int, start int64) {
 // Epoch is the epoch of row j of batch k, from 0 on. An epoch of a source is as many of its rows as it has disjoint windows.
 func (q *Sequence) Epoch(k uint64, j int) uint64 {
 	source, index := q.mixture.sourceOf(q.Row(k, j))
-	return index / uint64(q.sources[source].windows.disjoint.total())
+	return index / uint64(q.sources[source].windows.disjoint)
 }

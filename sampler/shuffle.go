@@ -32,7 +32,7 @@ const (
 )
 
 func newShuffle(key [2]uint64, w *windows) *shuffle {
-	n := uint64(w.disjoint.total())
+	n := uint64(w.disjoint)
 	b := uint(max(bits.Len64(n-1), leastBits))
 	shift := b - b/2
 	return &shuffle{windows: w, key: key, n: n, shift: shift, left: 1<<(b/2) - 1, right: 1<<shift - 1}

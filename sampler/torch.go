@@ -35,7 +35,7 @@ func newTorch(s Settings, w *windows) (*torch, error) {
 			s.Order, len(w.runs))
 	}
 	o := &torch{windows: w, batch: uint64(s.BatchSize), global: uint64(s.BatchSize) * uint64(s.World), width: 1}
-	if high := w.all.total(); high >= 1<<32 || high >= 1<<28 && s.Order == Torch {
+	if high := w.all; high >= 1<<32 || high >= 1<<28 && s.Order == Torch {
 		o.width = 2
 	}
 	x, next := seeded(uint32(s.Seed)+uint32(s.Rank)), mtWords
@@ -95,7 +95,7 @@ func (o *torch) start(row uint64) int64 {
 	if o.width == 2 {
 		word = word<<32 | uint64(temper(x[i+1]))
 	}
-	return o.windows.at(int64(word % uint64(o.windows.all.total())))
+	return o.windows.at(int64(word % uint64(o.windows.all)))
 }
 
 // block returns a block, from recent or newly made. To make it takes no lock, so that readers whose blocks are recent do not

@@ -1,45 +1,47 @@
 package sampler
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
+	"slices"
 	"sort"
 	"sync"
+	"sync/atomic"
 	"weak"
 
 	"batchfs/cache"
 )
 
-// windows are the positions in a source's tokens at which a row of T tokens and the one after can begin. They take 16 bytes for
-// each run, and are never written once they are made.
+// windows are the positions in a source's tokens at which a row of T tokens and the one after can begin.
 type windows struct {
-	runs     []cache.Run
-	size     int64      // T
-	all      prefixSums // of each run's len-T starts
-	disjoint prefixSums // of each run's (len-1)/T starts, T apart
+	runs          []cache.Run
+	size          int64 // T
+	all, disjoint int64 // how many starts there are, and disjoint ones, T apart
+	slot          *slot
 }
 
 func newWindows(runs []cache.Run, blockSize int) (*windows, error) {
-	w := &windows{runs: runs, size: int64(blockSize), all: make(prefixSums, 0, len(runs)), disjoint: make(prefixSums, 0, len(runs))}
+	w := &windows{runs: runs, size: int64(blockSize), slot: new(slot)}
 	for _, r := range runs {
 		if r.Len <= w.size {
 			return nil, fmt.Errorf("%s: %d tokens, need at least block_size+1 = %d", r.Name, r.Len, w.size+1)
 		}
-		w.all.add(r.Len - w.size)
-		w.disjoint.add((r.Len - 1) / w.size)
+		w.all += r.Len - w.size
+		w.disjoint += (r.Len - 1) / w.size
 	}
 	return w, nil
 }
 
 // at is the position of start i of all.
 func (w *windows) at(i int64) int64 {
-	run, rest := w.all.find(i)
+	run, rest := w.table().all.find(i)
 	return w.runs[run].Start + rest
 }
 
 // disjointAt is the position of the i-th disjoint window.
 func (w *windows) disjointAt(i int64) int64 {
-	run, rest := w.disjoint.find(i)
+	run, rest := w.table().disjoint.find(i)
 	return w.runs[run].Start + rest*w.size
 }
 
@@ -47,11 +49,11 @@ func (w *windows) disjointAt(i int64) int64 {
 // first of the next, or none in the tail of a run.
 func (w *windows) holding(pos int64) (list []int64) {
 	run := sort.Search(len(w.runs), func(i int) bool { return w.runs[i].Start > pos }) - 1
-	first := int64(0)
+	sums, first := w.table().disjoint, int64(0)
 	if run > 0 {
-		first = w.disjoint[run-1]
+		first = sums[run-1]
 	}
-	count, in := w.disjoint[run]-first, pos-w.runs[run].Start
+	count, in := sums[run]-first, pos-w.runs[run].Start
 	if i := in/w.size - 1; in%w.size == 0 && i >= 0 && i < count {
 		list = append(list, first+i)
 	}
@@ -64,15 +66,6 @@ func (w *windows) holding(pos int64) (list []int64) {
 // prefixSums are the running sums of counts.
 type prefixSums []int64
 
-func (s *prefixSums) add(n int64) { *s = append(*s, s.total()+n) }
-
-func (s prefixSums) total() int64 {
-	if len(s) == 0 {
-		return 0
-	}
-	return s[len(s)-1]
-}
-
 // find returns which count i falls in, and how far.
 func (s prefixSums) find(i int64) (which int, rest int64) {
 	which = sort.Search(len(s), func(j int) bool { return i < s[j] })
@@ -82,12 +75,137 @@ func (s prefixSums) find(i int64) (which int, rest int64) {
 	return which, i
 }
 
-// windowTables are the windows of one source by block size, so that all sequences of one block size share theirs. A table that
-// no sequence uses any more is left to the collector. It is safe for concurrent use.
+// A table says in which run a window lies. It is never written once it is made.
+type table struct {
+	all      prefixSums // of each run's len-T starts
+	disjoint prefixSums // of each run's (len-1)/T starts, T apart
+}
+
+func (w *windows) newTable() *table {
+	t := &table{make(prefixSums, len(w.runs)), make(prefixSums, len(w.runs))}
+	var all, disjoint int64
+	for i, r := range w.runs {
+		all += r.Len - w.size
+		disjoint += (r.Len - 1) / w.size
+		t.all[i], t.disjoint[i] = all, disjoint
+	}
+	return t
+}
+
+// bytes is the size of the table.
+func (w *windows) bytes() int64 { return 16 * int64(len(w.runs)) }
+
+// table makes the table at its first use, and again when it was dropped.
+func (w *windows) table() *table {
+	s := w.slot
+	t := s.table.Load()
+	if t == nil {
+		return tables.make(w)
+	}
+	if now := tables.clock.Load(); s.used.Load() != now { // most often it is: a store would take the cache line from other readers
+		s.used.Store(now)
+	}
+	return t
+}
+
+// A slot holds the table of windows while it is one of those that stay in memory.
+type slot struct {
+	table atomic.Pointer[table]
+	used  atomic.Int64 // what the clock of the tables said when the table was used last
+	bytes int64        // of table; guarded by the mu of the tables
+}
+
+// smallTable is the bytes of a table that is not worth dropping: its windows, and a sequence, take as much.
+const smallTable = 1 << 10
+
+// A tableCache bounds what the tables of all windows take: of the larger ones it drops those that were not used for longest, and
+// makes them again when they are wanted. A read that uses a dropped table keeps it.
+type tableCache struct {
+	clock atomic.Int64 // counts the tables that were made
+
+	mu    sync.Mutex // held while a table is made, so that it is made once; no other lock is taken under it
+	most  int64      // bytes
+	bytes int64      // of the tables of slots
+	slots map[*slot]struct{}
+}
+
+var tables = tableCache{most: 64 << 20, slots: map[*slot]struct{}{}}
+
+// TableBytes is how much memory tables take that say where rows can begin: 16 bytes for each file and block size in use. Small
+// tables, of up to 64 files, are not counted.
+func TableBytes() int64 {
+	tables.mu.Lock()
+	defer tables.mu.Unlock()
+	return tables.bytes
+}
+
+// SetTableLimit bounds TableBytes, which is 64 MiB at most until it is called. The table that was made last stays whatever its size.
+// A smaller limit holds when the next table is made.
+func SetTableLimit(bytes int64) {
+	tables.mu.Lock()
+	defer tables.mu.Unlock()
+	tables.most = bytes
+}
+
+func (c *tableCache) make(w *windows) *table {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := w.slot
+	if t := s.table.Load(); t != nil {
+		return t
+	}
+	t := w.newTable()
+	s.table.Store(t)
+	if w.bytes() <= smallTable {
+		return t
+	}
+	s.used.Store(c.clock.Add(1))
+	s.bytes = w.bytes()
+	c.bytes += s.bytes
+	if c.bytes > c.most {
+		c.dropOldest()
+	}
+	c.slots[s] = struct{}{}
+	return t
+}
+
+// dropOldest drops a quarter more than it must, so that it does not sort the slots for each table.
+func (c *tableCache) dropOldest() {
+	byUse := make([]*slot, 0, len(c.slots))
+	used := map[*slot]int64{} // as it was, because readers go on
+	for s := range c.slots {
+		byUse, used[s] = append(byUse, s), s.used.Load()
+	}
+	slices.SortFunc(byUse, func(a, b *slot) int { return cmp.Compare(used[a], used[b]) })
+	for _, s := range byUse {
+		if c.bytes <= c.most-c.most/4 {
+			return
+		}
+		c.drop(s)
+	}
+}
+
+func (c *tableCache) drop(s *slot) {
+	s.table.Store(nil)
+	c.bytes -= s.bytes
+	delete(c.slots, s)
+}
+
+// collected drops the table of windows that nobody has any more.
+func (c *tableCache) collected(s *slot) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, has := c.slots[s]; has {
+		c.drop(s)
+	}
+}
+
+// windowTables are the windows of one source by block size, so that all sequences of one block size share theirs. Windows that
+// no sequence uses any more are left to the collector. It is safe for concurrent use.
 type windowTables struct {
 	runs []cache.Run
 
-	mu     sync.Mutex                    // held while a table is made, so that it is made once; no other lock is taken under it
+	mu     sync.Mutex                    // held while windows are made, so that they are made once; no other lock is taken under it
 	bySize map[int]weak.Pointer[windows] // guarded by mu
 }
 
@@ -108,10 +226,11 @@ func (t *windowTables) get(blockSize int) (*windows, error) {
 	}
 	t.bySize[blockSize] = weak.Make(w)
 	runtime.AddCleanup(w, t.forget, blockSize)
+	runtime.AddCleanup(w, tables.collected, w.slot)
 	return w, nil
 }
 
-// forget drops the entry of a table that was collected, unless it has been made again since.
+// forget drops the entry of windows that were collected, unless they have been made again since.
 func (t *windowTables) forget(blockSize int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -43,7 +43,7 @@ func heap() int64 {
 func TestSequencesShareTheirWindows(t *testing.T) {
 	const (
 		count = 1000
-		table = 10_000 * 16 // bytes of the windows of a block size
+		table = 10_000 * 16 // bytes of the table of a block size
 		each  = 2 << 10     // bytes of a sequence, at most
 	)
 	base := Settings{Split: "train", BatchSize: 12, BlockSize: 1024, DType: array.Uint16, Layout: XY, Order: Random, World: 1, Weights: []float64{1, 2}}
@@ -135,6 +135,66 @@ func TestWindowsAreMadeOnce(t *testing.T) {
 		clear(got)
 		runtime.GC()
 	}
+}
+
+// The tables of many block sizes take no more than the limit, and rows begin where they would with all of them.
+func TestTablesAreBounded(t *testing.T) {
+	const sizes, limit = 100, 10 * 160_000
+	before := TableBytes()
+	SetTableLimit(before + limit)
+	defer SetTableLimit(64 << 20)
+	base := Settings{Split: "train", BatchSize: 12, BlockSize: 1024, DType: array.Uint16, Layout: XY, Order: Random, World: 1}
+	first, err := New([]Tokens{newManyFiles()}, base)
+	must(t, err)
+	var all []*Sequence
+	for size := range sizes {
+		s := base
+		s.BlockSize, s.Order = 1+size, []Order{Random, Shuffle, Sequential}[size%3]
+		q, err := first.With(s)
+		must(t, err)
+		all = append(all, q)
+	}
+	want := make([]int64, sizes)
+	for i, q := range all {
+		_, want[i] = q.Start(3, 5)
+	}
+	var together sync.WaitGroup
+	for range 4 {
+		together.Go(func() {
+			for range few(3, 20) {
+				for i, q := range all {
+					if _, got := q.Start(3, 5); got != want[i] {
+						t.Errorf("block size %d: row 5 of batch 3 begins at %d, and did at %d", q.BlockSize, got, want[i])
+					}
+					if n := TableBytes(); n > before+limit {
+						t.Errorf("tables take %d bytes, may take %d", n-before, limit)
+					}
+				}
+			}
+		})
+	}
+	together.Wait()
+	if n := TableBytes() - before; n < limit/2 {
+		t.Errorf("tables take %d bytes, may take %d", n, limit)
+	}
+	// One that is used stays, whatever others do.
+	kept := all[7].sources[0].windows
+	kept.table()
+	for _, q := range all {
+		was := kept.slot.table.Load()
+		q.Start(0, 0)
+		if all[7].Start(0, 0); kept.slot.table.Load() != was {
+			t.Fatal("the table that was used last was dropped")
+		}
+	}
+	runtime.KeepAlive(all)
+	all = nil
+	for deadline := time.Now().Add(time.Minute); TableBytes() > before; runtime.GC() {
+		if time.Now().After(deadline) {
+			t.Fatalf("tables of nobody take %d bytes", TableBytes()-before)
+		}
+	}
+	runtime.KeepAlive(first)
 }
 
 // A run that is too short is told at each attempt, and leaves nothing.

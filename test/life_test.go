@@ -180,8 +180,9 @@ func TestOneThread(t *testing.T) {
 	}
 }
 
-// An ordinary user mounts through fusermount3, and another user cannot read there.
-func TestOrdinaryUser(t *testing.T) {
+// letUsersMount lets ordinary users mount until the end of the test.
+func letUsersMount(t *testing.T) {
+	t.Helper()
 	needFUSE(t)
 	if _, err := exec.LookPath("fusermount3"); err != nil {
 		lack(t, "no fusermount3: apt-get install fuse3")
@@ -202,7 +203,11 @@ func TestOrdinaryUser(t *testing.T) {
 	if os.Symlink("/proc/self/mounts", "/etc/mtab") == nil {
 		t.Cleanup(func() { os.Remove("/etc/mtab") })
 	}
+}
 
+// An ordinary user mounts through fusermount3, and another user cannot read there.
+func TestOrdinaryUser(t *testing.T) {
+	letUsersMount(t)
 	home, err := os.MkdirTemp("", "batchfs-user-")
 	if err != nil {
 		t.Fatal(err)

@@ -87,6 +87,7 @@ func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, fil
 		Serving: func() {
 			daemon.SdNotify(false, daemon.SdNotifyReady)
 			log.Info("mounted", "version", version(), "pid", os.Getpid())
+			snapshot.Warn(c, log)
 			ready()
 			debug.FreeOSMemory() // what setting up took
 		},

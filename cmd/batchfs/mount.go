@@ -78,6 +78,9 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	for _, s := range splits {
+		if err := s.Unwritten(); err != nil {
+			return err
+		}
 		if err := s.TryRead(); err != nil {
 			return fmt.Errorf("splits.%s: a batch could not be read: %w", s.Split.Split, err)
 		}

@@ -34,6 +34,7 @@ type Dataset struct {
 	fingerprint string     // of the files of all sources
 	version     fs.Version // of the tokens
 	steps       uint64     // batches in batches.bin
+	unleased    string     // a file of which Unwritten could not find out, or empty
 }
 
 // Open opens and checks the token files of all splits.
@@ -246,6 +247,19 @@ func (d *Dataset) FilesNamed() string {
 func (d *Dataset) TryRead() error {
 	defer d.release()
 	return d.Sequence.Read(make([]byte, min(d.Sequence.Arrays().Bytes(), 1<<20)), d.Split.Start, 0)
+}
+
+// Unwritten returns an error if somebody has one of the token files open for writing: see [cache.Tokens.Unwritten]. It is called
+// before others use d.
+func (d *Dataset) Unwritten() error {
+	for _, tokens := range d.sources {
+		unknown, err := tokens.Unwritten()
+		if err != nil {
+			return fmt.Errorf("splits.%s: %w", d.Split.Split, err)
+		}
+		d.unleased = cmp.Or(d.unleased, unknown)
+	}
+	return nil
 }
 
 // release lets go of what is kept of the files between two reads.

@@ -37,6 +37,7 @@ type splitSnapshot struct {
 	Fingerprint string
 	TorchState  []byte
 	Version     fs.Version
+	Unleased    string // a file whose writers cannot be known, or empty
 }
 
 // NewSnapshot returns the snapshot of a mount. raw is what flags read in the working directory, and datasets are all of its
@@ -56,6 +57,7 @@ func NewSnapshot(mountpoint string, flags config.Flags, raw config.RawConfig, da
 func (d *Dataset) snapshot() splitSnapshot {
 	s := splitSnapshot{
 		Name: d.Split.Split, VocabSize: d.vocab, Fingerprint: d.fingerprint, TorchState: d.Split.TorchState, Version: d.version,
+		Unleased: d.unleased,
 	}
 	for _, tokens := range d.sources {
 		s.Sources = append(s.Sources, tokens.Manifest())
@@ -117,6 +119,17 @@ func (s *Snapshot) Reload() (*Snapshot, error) {
 		return nil, err
 	}
 	return &fresh, now.CanReplace(old)
+}
+
+// Warn logs of which splits, that follow their files, it cannot be known whether somebody still writes to a file.
+func (s *Snapshot) Warn(c *config.Config, log *slog.Logger) {
+	for i, split := range c.Splits {
+		if file := s.Splits[i].Unleased; file != "" && split.OnChange == "follow" {
+			log.Warn("no lease can be had on token files, so who writes to them is not known: one that is overwritten in place is served when it "+
+				"has not changed for a while; better rename a new file over it, or run batchfs as the owner of the files or with CAP_LEASE",
+				"split", split.Split, "file", file)
+		}
+	}
 }
 
 // Sequences returns the splits of c, the configuration of the snapshot, as a mount shows them, with the data of the snapshot:

@@ -1,0 +1,143 @@
+package cache
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// copyOver replaces a file by a copy of the same time, in which change may change something.
+func copyOver(t *testing.T, path string, change func(raw []byte)) {
+	t.Helper()
+	raw, err := os.ReadFile(path)
+	must(t, err)
+	change(raw)
+	must(t, replace(path, raw))
+}
+
+func same([]byte) {}
+
+// A copy of the same time is the same file, to readers that are at work, to those that begin, and to another process.
+func TestCopyOfAFileIsTheFile(t *testing.T) {
+	everyAccess(t, func(t *testing.T, o Options) {
+		paths := files(t, 2, 10, 100_000)
+		tokens := open(t, paths, o)
+		ws := func() []Window { return []Window{{Len: 10}, {10, 5000}, {99_000, 1000}} }
+		must(t, readAll(tokens, ws()))
+		successor := reopened(t, tokens, o)
+		for range 3 {
+			copyOver(t, paths[1], same)
+			for _, tokens := range []*Tokens{tokens, successor} {
+				must(t, tokens.Check())
+				must(t, readAll(tokens, ws()))
+			}
+			copyOver(t, paths[1], same) // and a read notices it first
+			must(t, readAll(tokens, ws()))
+			// What was mapped is no longer looked at.
+			must(t, tokens.Read(ws()[1:2], func(_ int, raw []byte) error {
+				copyOver(t, paths[1], same)
+				return nil
+			}))
+			must(t, readAll(tokens, ws()))
+		}
+		kept, err := os.Open(paths[1])
+		must(t, err)
+		defer kept.Close()
+		id, err := identify(int(kept.Fd()))
+		must(t, err)
+		if tokens.Manifest().Files[1].Identity != id {
+			t.Error("the manifest has another identity than the file")
+		}
+	})
+}
+
+// Another file of the same size and time is another file.
+func TestOtherFileOfTheSameTimeIsAnother(t *testing.T) {
+	everyAccess(t, func(t *testing.T, o Options) {
+		paths := files(t, 2, 100_000)
+		tokens := open(t, paths, o)
+		must(t, readOne(tokens))
+		successor := reopened(t, tokens, o)
+		must(t, os.Link(paths[0], paths[0]+".old"))
+		for _, at := range []int{0, 199_999} { // in the first block of the sample, and in the last
+			copyOver(t, paths[0], func(raw []byte) { raw[at]++ })
+			for range 2 {
+				for _, tokens := range []*Tokens{tokens, successor} {
+					for _, err := range []error{tokens.Check(), readOne(tokens)} {
+						if !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), "another file stands in its place") {
+							t.Errorf("byte %d: error %v, want ESTALE", at, err)
+						}
+					}
+				}
+			}
+			must(t, os.Link(paths[0]+".old", paths[0]+".back"))
+			must(t, os.Rename(paths[0]+".back", paths[0]))
+			must(t, readOne(tokens))
+			must(t, readOne(successor))
+		}
+	})
+}
+
+// A manifest of an older program has no samples, and then any other file is another.
+func TestWithoutASampleACopyIsAnotherFile(t *testing.T) {
+	paths := files(t, 2, 1000)
+	m := open(t, paths, Options{DType: "uint16"}).Manifest()
+	m.Files[0].Sample = Sample{}
+	tokens, err := Reopen(m, Options{Access: Pread})
+	must(t, err)
+	copyOver(t, paths[0], same)
+	if err := readOne(tokens); !errors.Is(err, syscall.ESTALE) {
+		t.Errorf("error %v, want ESTALE", err)
+	}
+}
+
+// Readers do not disturb one another while a file is replaced by copies again and again.
+func TestCopiesUnderReaders(t *testing.T) {
+	everyAccess(t, func(t *testing.T, o Options) {
+		paths := files(t, 2, 50_000)
+		tokens := open(t, paths, o)
+		stop := make(chan struct{})
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					if err := errors.Join(readAll(tokens, []Window{{100, 3000}, {40_000, 10}}), tokens.Check()); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		for range rounds(25) {
+			copyOver(t, paths[0], same)
+			must(t, readOne(tokens))
+		}
+		close(stop)
+		wg.Wait()
+	})
+}
+
+// The mapping of a file that a copy replaced is not read any more: whoever has the file may write to it.
+func TestReplacedMappingIsNotRead(t *testing.T) {
+	for _, access := range []Access{Advise, Map} {
+		paths := files(t, 2, 10_000)
+		tokens := open(t, paths, Options{DType: "uint16", Access: access})
+		must(t, readOne(tokens))
+		old, err := os.OpenFile(paths[0], os.O_RDWR, 0)
+		must(t, err)
+		defer old.Close()
+		copyOver(t, paths[0], same)
+		_, err = old.Write(bytes.Repeat([]byte{0xee}, 20_000))
+		must(t, err)
+		must(t, readAll(tokens, []Window{{0, 10_000}}))
+	}
+}

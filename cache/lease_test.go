@@ -1,0 +1,77 @@
+package cache
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Whoever has a token file open for writing is named, also where only a mapping is left of it.
+func TestUnwritten(t *testing.T) {
+	for _, test := range []struct {
+		flags        int
+		mapped, want bool
+	}{{os.O_RDWR, false, true}, {os.O_RDWR, true, true}, {os.O_WRONLY | os.O_APPEND, false, true}, {os.O_RDONLY, false, false}} {
+		paths := files(t, 2, 10, 10)
+		tokens := open(t, paths, Options{DType: "uint16"})
+		f, err := os.OpenFile(paths[1], test.flags, 0)
+		must(t, err)
+		defer f.Close()
+		if test.mapped {
+			mapping, err := unix.Mmap(int(f.Fd()), 0, 20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+			must(t, errors.Join(err, f.Close()))
+			defer unix.Munmap(mapping)
+		}
+		unknown, err := tokens.Unwritten()
+		if unknown != "" {
+			t.Skip("no lease can be had here")
+		}
+		if want := fmt.Sprintf("%s is open for writing in process %d (", paths[1], os.Getpid()); !test.want {
+			must(t, err)
+		} else if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), `mode="r"`) {
+			t.Errorf("%+v: error %v, want %s", test, err, want)
+		}
+	}
+}
+
+// Where no lease can be had, a file must be seen unchanged for a while, and the while begins anew with each change.
+func TestSettled(t *testing.T) {
+	s := new(shard)
+	id, ctime := Identity{Ino: 1, Sec: 5}, unix.Timespec{Sec: 7}
+	later := func() { s.settles.since -= settleTime }
+	step := func(want bool) {
+		t.Helper()
+		if got := s.settled(id, ctime); got != want {
+			t.Errorf("settled: %v, want %v", got, want)
+		}
+	}
+	step(false)
+	step(false)
+	later()
+	step(true)
+	id.Nsec++
+	step(false)
+	later()
+	ctime.Nsec++
+	step(false)
+	later()
+	step(true)
+}
+
+// The time of a network filesystem, and this host's, may be set to anything.
+func TestCheckAsksNoClockThatIsSet(t *testing.T) {
+	tokens := open(t, files(t, 2, 10), Options{DType: "uint16", AllFiles: 100})
+	must(t, tokens.Check())
+	if last := tokens.checked.Load(); last == 0 || last > int64(uptime()) {
+		t.Errorf("Check looked at %d, and it is %d", last, uptime())
+	}
+	must(t, os.Remove(tokens.Files()[0]))
+	tokens.checked.Store(int64(uptime() - settleTime))
+	if tokens.Check() == nil {
+		t.Error("a second later, Check does not look again")
+	}
+}
