@@ -17,7 +17,7 @@ import (
 
 // texts are the files of text: what they show, and what each open handle of a live one shows.
 //
-// What handles show is kept up to maxTextBytes. A text that was let go is made again when its handle is read, as for a handle
+// What handles show is kept, up to most bytes of it. A text that was let go is made again when its handle is read, as for a handle
 // that another process opened.
 //
 // Lock order: mu last.
@@ -27,6 +27,8 @@ type texts struct {
 	began          time.Time
 	shared         *state.Shared
 	sequences      *sequences
+	most           int // bytes of texts that are kept, unless the one that was read last is longer
+	memory         func() memoryUse
 
 	mu    sync.Mutex
 	open  map[uint64]*keptText    // what each open handle shows; guarded by mu, as all below and the keptTexts are
@@ -35,8 +37,11 @@ type texts struct {
 	bytes int                     // of those
 }
 
-// maxTextBytes bounds the texts that are kept, unless the one that was read last is longer.
-const maxTextBytes = 32 << 20
+// A memoryUse is the memory that readers make this process take, in bytes, of all that they may.
+type memoryUse struct {
+	budget, replies, ahead, texts, tables int64
+	waiting                               int // requests that wait for a turn or a place
+}
 
 // A keptText is what one handle shows, or several of one info.json.
 type keptText struct {
@@ -73,7 +78,7 @@ func (t *texts) hold(fh uint64, text []byte, info *Sequence) {
 	}
 	k.handles++
 	t.open[fh] = k
-	for t.bytes > maxTextBytes && t.last.Len() > 1 {
+	for t.bytes > t.most && t.last.Len() > 1 {
 		t.letGo(t.last.Back().Value.(*keptText))
 	}
 }
@@ -159,14 +164,24 @@ func statusText(t *texts, _ inode) ([]byte, *Sequence) {
 		}
 	})
 	slices.SortFunc(all, func(a, b counted) int { return strings.Compare(a.name, b.name) })
+	m := t.memory()
 	text := fmt.Appendf(nil, `{
   "version": %s,
   "pid": %20d,
   "workers": %20d,
   "uptime_seconds": %20d,
   "resident_bytes": %20d,
+  "memory": {
+    "budget_bytes": %20d,
+    "reply_bytes": %20d,
+    "ahead_bytes": %20d,
+    "text_bytes": %20d,
+    "table_bytes": %20d
+  },
+  "waiting": %20d,
   "splits": {`,
-		quoted(t.programVersion), os.Getpid(), t.shared.Workers.Load(), int64(time.Since(t.began).Seconds()), residentBytes())
+		quoted(t.programVersion), os.Getpid(), t.shared.Workers.Load(), int64(time.Since(t.began).Seconds()), residentBytes(),
+		m.budget, m.replies, m.ahead, m.texts, m.tables, m.waiting)
 	for n, c := range all {
 		if n > 0 {
 			text = append(text, ',')

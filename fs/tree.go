@@ -52,6 +52,9 @@ type Options struct {
 	Ahead          int           // batches made before they are asked for, for each reader of next* or batch/<k> in order
 	AheadBytes     int64         // that all of these may take
 	ReplyBytes     int64         // that replies may take, besides those of batches made ahead
+	TextBytes      int64         // that the texts which open files show may take
+	TableBytes     func() int64  // memory that the sequences take
+	Budget         int64         // bytes for all of these
 	Timeout        time.Duration // within which every request has an answer
 	Mode           uint32        // permission bits of files; who may read files may list directories
 	UID, GID       uint32        // who owns the files
@@ -66,7 +69,7 @@ func newTree(mountpoint string, splits []*Sequence, o Options) *tree {
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
 		texts: texts{
 			readme: readmeOf(mountpoint, splits), programVersion: o.ProgramVersion,
-			open: map[uint64]*keptText{}, infos: map[*Sequence]*keptText{},
+			most: int(o.TextBytes), open: map[uint64]*keptText{}, infos: map[*Sequence]*keptText{},
 		},
 		prefetcher: prefetcher{batches: o.Ahead, bytes: o.AheadBytes, turns: turns, places: places, log: log},
 		turns:      turns,
@@ -86,6 +89,7 @@ func (t *tree) resume(splits []*Sequence, shared *state.Shared, o Options, worki
 	d := &t.deadlines
 	d.limit, d.shared, d.handles, d.stuck = o.Timeout, shared, t.handles, map[int]int{}
 	d.splitOf, d.turns, d.suspects = t.sequences.splitOf, t.turns, make(chan struct{}, 1)
+	t.texts.memory = func() memoryUse { return t.memoryUse(o) }
 	d.fault = func(i inode, err error) { t.fault(i, err) }
 	t.texts.began, t.texts.shared, t.texts.sequences = time.Unix(0, shared.Began), shared, t.sequences
 	workers := shared.Workers.Add(1)
@@ -94,6 +98,23 @@ func (t *tree) resume(splits []*Sequence, shared *state.Shared, o Options, worki
 		failpoint.Hit("succeed")
 	}
 	return nil
+}
+
+// memoryUse is what is taken of each part of the budget.
+func (t *tree) memoryUse(o Options) memoryUse {
+	m := memoryUse{budget: o.Budget, tables: o.TableBytes()}
+	t.texts.mu.Lock()
+	m.texts = int64(t.texts.bytes)
+	t.texts.mu.Unlock()
+	t.prefetcher.mu.Lock()
+	m.ahead = t.prefetcher.used
+	t.prefetcher.mu.Unlock()
+	for split := range t.places.queues {
+		places, turns := &t.places.queues[split], &t.turns.queues[split]
+		m.replies += int64(places.taken.Load()) * mount.MaxRequest
+		m.waiting += int(places.waiting.Load() + turns.waiting.Load())
+	}
+	return m
 }
 
 // passLocks takes and releases each lock that requests need. It blocks if one is never released.

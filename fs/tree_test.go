@@ -82,9 +82,13 @@ func grow(t testing.TB, shared *state.Shared, sequences ...*Sequence) *tree {
 	return growLogging(t, slog.New(slog.DiscardHandler), shared, sequences...)
 }
 
+// maxTextBytes are those of the trees of tests.
+const maxTextBytes = 32 << 20
+
 func growLogging(t testing.TB, log *slog.Logger, shared *state.Shared, sequences ...*Sequence) *tree {
 	t.Helper()
-	o := Options{ProgramVersion: "test", Ahead: 2, AheadBytes: 1 << 20, ReplyBytes: 64 << 20, Timeout: time.Minute, Mode: 0o444, Log: log}
+	o := Options{ProgramVersion: "test", Ahead: 2, AheadBytes: 1 << 20, ReplyBytes: 64 << 20, TextBytes: maxTextBytes,
+		TableBytes: func() int64 { return 0 }, Timeout: time.Minute, Mode: 0o444, Log: log}
 	tr := newTree("/mnt", sequences, o)
 	if err := tr.resume(sequences, shared, o, func() {}); err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/fs"
 	"batchfs/fs/supervise"
+	"batchfs/sampler"
 )
 
 // An exitStatus is the error of a command that ends with this status and prints nothing.
@@ -89,8 +90,10 @@ func serve(w *supervise.Worker, reload bool) error {
 		return err
 	}
 	shares := c.Memory.Shares()
+	sampler.SetTableLimit(shares.Tables)
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
-		ProgramVersion: version(), Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, Timeout: c.Mount.Timeout, Log: log,
+		ProgramVersion: version(), Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts,
+		TableBytes: sampler.TableBytes, Budget: c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
 		Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID),
 	})
 }
