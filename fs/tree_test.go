@@ -71,9 +71,10 @@ func grow(t testing.TB, shared *state.Shared, sequences ...*Sequence) *tree {
 	t.Helper()
 	o := Options{ProgramVersion: "test", Ahead: 2, AheadBytes: 1 << 20, Timeout: time.Minute, Mode: 0o444, Log: slog.New(slog.DiscardHandler)}
 	tr := newTree("/mnt", sequences, o)
-	if err := tr.resume(sequences, shared, o, func() {}); err != nil {
+	if err := tr.resume(sequences, shared, o); err != nil {
 		t.Fatal(err)
 	}
+	tr.sequences.index()
 	return tr
 }
 
