@@ -372,10 +372,11 @@ func (s *supervisor) replace(why error) error {
 	if s.shared.Answered.Load() != s.answered || time.Since(s.began) > settled {
 		s.attempts, s.failures, s.told = 0, 0, false
 	}
+	failed := why
 	for reload := false; ; {
-		if s.attempts++; !errors.As(why, new(machineError)) && !reload {
+		if s.attempts++; !errors.As(failed, new(machineError)) && !reload {
 			if s.failures++; s.failures > maxFailures {
-				return fmt.Errorf("%d processes in a row ended before they had answered a request; the last one: %w", maxFailures, why)
+				return fmt.Errorf("%d processes in a row ended before they had answered a request; the last one: %w", maxFailures, failed)
 			}
 		}
 		var err error
@@ -387,8 +388,8 @@ func (s *supervisor) replace(why error) error {
 				return err
 			}
 		}
-		switch err := s.begin(reload); {
-		case err == nil:
+		switch failed = s.begin(reload); {
+		case failed == nil:
 			s.Log.Warn("the worker ended: another goes on", "why", why, "after", time.Since(began), "attempts", s.attempts,
 				"pid", s.worker.cmd.Process.Pid)
 			if reload {
@@ -396,17 +397,14 @@ func (s *supervisor) replace(why error) error {
 			}
 			s.standBy()
 			return nil
-		case isEnd(err):
-			return err
+		case isEnd(failed):
+			return failed
 		case reload:
-			s.tell(err.Error())
-			fallthrough
-		default:
-			why = err
+			s.tell(failed.Error())
 		}
-		if errors.As(why, new(machineError)) && !s.told {
+		if errors.As(failed, new(machineError)) && !s.told {
 			s.told = true
-			s.Log.Error("no worker serves, and the machine starts none or kills it: readers wait, and it is tried until one serves", "err", why)
+			s.Log.Error("no worker serves, and the machine starts none or kills it: readers wait, and it is tried until one serves", "err", failed)
 		}
 	}
 }
