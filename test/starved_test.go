@@ -135,6 +135,34 @@ func TestNoProcessor(t *testing.T) {
 	}
 }
 
+// When memory runs out, the kernel chooses the worker first, then the standby, and the supervisor last, also after a takeover and a
+// restart.
+func TestWhoDiesFirst(t *testing.T) {
+	t.Parallel()
+	config, _ := small(t, 1)
+	m := mountProgram(t, exec.Command(plainBatchfs), "-c", config)
+	score := func(pid int) int {
+		n, err := strconv.Atoi(strings.TrimSpace(run(t, "cat", fmt.Sprintf("/proc/%d/oom_score_adj", pid))))
+		noError(t, err)
+		return n
+	}
+	own := score(os.Getpid())
+	for what, do := range map[string]func(worker int){
+		"a mount":   func(int) {},
+		"a death":   func(worker int) { kill(t, m, worker) },
+		"a restart": func(int) { run(t, plainBatchfs, "restart", m.dir) },
+	} {
+		worker := m.worker(t)
+		do(worker)
+		await(t, "the next worker", func() bool { return what == "a mount" || m.worker(t) != worker })
+		scores := func() [3]int {
+			workers := m.awaitStandby(t)
+			return [3]int{score(m.cmd.Process.Pid), score(workers[1]), score(workers[0])}
+		}
+		await(t, what+": the scores", func() bool { return scores() == [3]int{own, min(own+250, 1000), min(own+500, 1000)} })
+	}
+}
+
 // When memory runs out, the kernel kills workers, again and again, then what eats the memory, and not the supervisor. When there is
 // memory, batches go on, and no number is lost or comes twice.
 func TestNoMemory(t *testing.T) {

@@ -347,6 +347,28 @@ func TestMachineLetsNoneServe(t *testing.T) {
 	}
 }
 
+// That no process can be started to stand by is said once, not at each attempt.
+func TestStandbyIsMissedOnce(t *testing.T) {
+	r := newRun(t, "serve")
+	if err := r.begin(false); err != nil {
+		t.Fatal(err)
+	}
+	var tried atomic.Int64
+	r.Worker = func(bool) *exec.Cmd {
+		tried.Add(1)
+		return exec.Command("/dev/null")
+	}
+	go func() { r.done <- r.run() }()
+	until(t, "more attempts", func() bool { return tried.Load() > 2 })
+	r.ends()
+	if err := r.await(t); err != nil {
+		t.Error(err)
+	}
+	if text := r.log.String(); strings.Count(text, "no process stands by") != 1 {
+		t.Errorf("the log does not say once that no process stands by:\n%s", text)
+	}
+}
+
 // startOne starts one worker of a supervisor that runs nothing else.
 func (r *run) startOne(t *testing.T) *workerProcess {
 	t.Helper()
