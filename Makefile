@@ -1,8 +1,8 @@
 # make demo    sets up what is missing, builds, and trains a model from a mount
 # make bench   measures how long a trainer waits for batches, on the demo's tokens; BENCH=--full for all of it
 # make test    sets up what is missing and runs the tests but for those that take long, in a few minutes
-# make soak    lets those tests run for an hour and a half that look for leaks and kill what serves, and holds times to their
-#              limits: nothing else should use the machine
+# make soak    lets those tests run for an hour and three quarters that look for leaks, kill what serves and compare all bytes with
+#              a reference, and holds times to their limits: nothing else should use the machine
 # make check   everything that CI runs: all tests, analysis, a little fuzzing
 # make bench-compare REF=HEAD~1   the Go benchmarks of each package, next to those of another commit
 
@@ -35,7 +35,7 @@ test:
 	@.ci/setup test
 	$(TEST) -race -short ./...
 
-LEAKS = TestStorm|TestStaysFlat|TestManySettings|TestKilledReaders|TestGoReaderUnderSignals|TestSoak
+LEAKS = TestStorm|TestStaysFlat|TestManySettings|TestKilledReaders|TestGoReaderUnderSignals|TestSoak|TestDifferential|TestNoMemory
 TIMES = TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestTerabyte|TestReady
 
 soak:

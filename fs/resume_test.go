@@ -87,11 +87,11 @@ func TestOtherSplitsAreRefused(t *testing.T) {
 	a, b := counting("a", 1000), counting("b", 1000)
 	tr := plant(t, a, b)
 	for _, splits := range [][]*Sequence{{a}, {a, b, counting("c", 1000)}, {a, counting("c", 1000)}} {
-		if _, err := newSequences(splits, tr.shared, tr.log.Logger, func() {}); err == nil {
+		if _, err := newSequences(splits, tr.shared, tr.log.Logger); err == nil {
 			t.Errorf("%d splits are taken for a and b", len(splits))
 		}
 	}
-	if q, err := newSequences([]*Sequence{b, a}, tr.shared, tr.log.Logger, func() {}); err != nil || q.get(1) != a {
+	if q, err := newSequences([]*Sequence{b, a}, tr.shared, tr.log.Logger); err != nil || q.get(1) != a {
 		t.Errorf("in another order: %v", err)
 	}
 }
@@ -172,7 +172,8 @@ func TestNamesAreForgottenAfterADeath(t *testing.T) {
 	}
 }
 
-// Taking over makes no sequence of settings before one is asked for.
+// Taking over makes no sequence before one is asked for, and needs no index of settings but to look settings up: reading and
+// forgetting go on while it is made.
 func TestTakingOverManySettings(t *testing.T) {
 	s := counting("train", 1000)
 	with, made := s.With, 0
@@ -184,24 +185,39 @@ func TestTakingOverManySettings(t *testing.T) {
 	tr.sequences.forgetAtOnce()
 	dir := tr.find("train")
 	const many = 20_000
+	number := func(seed int) int { return seed + 2 }
 	for i := range many {
-		tr.sequences.mustLookUp(t, dir, fmt.Sprint("seed=", i))
+		if got := tr.sequences.mustLookUp(t, dir, fmt.Sprint("seed=", i)); got != number(i) {
+			t.Fatalf("seed %d has number %d", i, got)
+		}
 	}
 	made = 0
-	told := 0
-	q, err := newSequences([]*Sequence{s}, tr.shared, tr.log.Logger, func() { told++ })
+	q, err := newSequences([]*Sequence{s}, tr.shared, tr.log.Logger)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if made > 0 || told < many/1024 {
-		t.Errorf("%d sequences were made, and the supervisor was told %d times of the work", made, told)
+	for range 2 {
+		if got := q.get(number(77)); got == nil || got.Name != "train/seed=77" || made != 1 {
+			t.Errorf("%v, %d sequences made", got, made)
+		}
 	}
-	number := q.byName["train/seed=77"]
-	if got := q.get(number); got == nil || got.Name != "train/seed=77" || made != 1 {
-		t.Errorf("number %d is %v, %d sequences made", number, got, made)
+	q.forget(number(5), 1)
+	if q.get(number(5)) != nil {
+		t.Error("what was forgotten is there")
 	}
-	if got := q.get(number); got == nil || made != 1 {
-		t.Errorf("asked for again, %d sequences made", made)
+	go q.index()
+	q.forget(number(many-5), 1)
+	q.forget(number(77), 1)
+	again := q.mustLookUp(t, dir, "seed=78")
+	if again != number(78) {
+		t.Errorf("seed 78 has number %d now", again)
+	}
+	free := map[int]bool{}
+	for range 3 {
+		free[q.mustLookUp(t, dir, fmt.Sprint("seed=", many+len(free)))] = true
+	}
+	if !free[number(5)] || !free[number(77)] || !free[number(many-5)] {
+		t.Errorf("numbers %v are used again", free)
 	}
 	q.check(t)
 }

@@ -18,8 +18,9 @@ import (
 // when the kernel has forgotten all their files, unless their cursor has moved. Names beyond maxRecent are invalidated, oldest
 // first, so that the kernel forgets them; files that are open keep working.
 //
-// What a successor must know is in the shared state. It makes a Sequence of settings when one is first asked for, so that
-// taking over costs the same however many there are.
+// What a successor must know is in the shared state. It makes a Sequence of settings when one is first asked for, and indexes
+// the names of settings while it serves, so that taking over costs the same however many there are. Only looking settings up
+// waits for the index.
 //
 // Lock order: mu, then nothing but the locks of package state.
 type sequences struct {
@@ -29,11 +30,13 @@ type sequences struct {
 	byNumber [state.MaxSequences]atomic.Pointer[Sequence] // nil: not made yet, or no sequence has the number
 	split    [state.MaxSequences]atomic.Uint32            // number of the split that a sequence belongs to
 
-	mu     sync.Mutex
-	byName map[string]int // guarded by mu, as all below, the lookups and names of the shared state, and its faults
-	free   []int          // numbers that were used and are not now
-	recent []state.Name   // looked up as settings, oldest first
-	many   *sync.Cond     // of mu: there are more than maxRecent
+	mu      sync.Mutex
+	byName  map[string]int // guarded by mu, as all below, the lookups and names of the shared state, and its faults
+	free    []int          // numbers that were used and are not now
+	indexed int            // up to this number, the sequences are in byName or free
+	known   *sync.Cond     // of mu: all are indexed
+	recent  []state.Name   // looked up as settings, oldest first
+	many    *sync.Cond     // of mu: there are more than maxRecent
 
 	fullLogged sync.Once
 }
@@ -51,8 +54,8 @@ const (
 // maxNameLen is the longest name of a file in bytes, as statfs says.
 const maxNameLen = 255
 
-// newSequences goes on from the shared state. It calls working now and then.
-func newSequences(splits []*Sequence, shared *state.Shared, log *slog.Logger, working func()) (*sequences, error) {
+// newSequences goes on from the shared state. index must follow.
+func newSequences(splits []*Sequence, shared *state.Shared, log *slog.Logger) (*sequences, error) {
 	if len(splits) >= state.MaxSequences {
 		return nil, fmt.Errorf("%d splits, more than %d", len(splits), state.MaxSequences-1)
 	}
@@ -62,54 +65,66 @@ func newSequences(splits []*Sequence, shared *state.Shared, log *slog.Logger, wo
 		splits: len(splits),
 		byName: map[string]int{},
 	}
-	q.many = sync.NewCond(&q.mu)
+	q.known, q.many = sync.NewCond(&q.mu), sync.NewCond(&q.mu)
 	if shared.SequencesUsed() == 0 {
 		for _, s := range splits {
 			q.add(s)
 		}
 		return q, nil
 	}
-	return q, q.resume(splits, working)
+	return q, q.resume(splits)
 }
 
-// resume takes over the numbers and names of an earlier worker.
-func (q *sequences) resume(splits []*Sequence, working func()) error {
+// resume takes over the splits of an earlier worker, which have the first numbers.
+func (q *sequences) resume(splits []*Sequence) error {
 	bySplit := map[string]*Sequence{}
 	for _, s := range splits {
 		bySplit[s.Name] = s
 	}
 	q.shared.ResumeLookups()
-	for n := range q.shared.SequencesUsed() {
-		number := n + 1
-		if number%1024 == 0 {
-			working()
-		}
-		entry := &q.shared.Sequences[number]
-		if !entry.Used() {
-			q.free = append(q.free, number)
-			continue
-		}
-		name := entry.Name()
-		split, _, isPath := strings.Cut(name, "/")
-		switch s := bySplit[split]; {
-		case s == nil:
-			return fmt.Errorf("split %s is mounted, but the configuration lacks it", split)
-		case isPath && q.shared.Lookups(number) == 0 && !entry.Moved(): // the worker was killed before it was counted, or removed
-			q.shared.Remove(number)
-			q.free = append(q.free, number)
-			continue
-		case !isPath:
-			q.byNumber[number].Store(s)
-		}
-		q.enter(number, name)
-	}
-	for number := 1; number <= q.splits; number++ {
-		if s := q.byNumber[number].Load(); s == nil {
-			return errors.New("the configuration has splits that are not mounted")
-		}
-	}
 	q.recent = q.shared.Names(invalidators)
+	for number := 1; number <= q.shared.SequencesUsed(); number++ {
+		name := q.shared.Sequences[number].Name()
+		if strings.Contains(name, "/") {
+			break
+		}
+		s := bySplit[name]
+		if s == nil {
+			return fmt.Errorf("split %s is mounted, but the configuration lacks it", name)
+		}
+		q.byName[name] = number
+		q.byNumber[number].Store(s)
+	}
+	if len(q.byName) < q.splits {
+		return errors.New("the configuration has splits that are not mounted")
+	}
 	return nil
+}
+
+// index takes over the settings of an earlier worker. It may run while requests are answered, but must run only once.
+func (q *sequences) index() {
+	const atOnce = 64 // what needs the lock need not wait for all
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.indexed = q.splits
+	for last := q.shared.SequencesUsed(); q.indexed < last; q.indexed++ {
+		if q.indexed%atOnce == 0 {
+			q.mu.Unlock()
+			q.mu.Lock()
+		}
+		number := q.indexed + 1
+		entry := &q.shared.Sequences[number]
+		if entry.Used() && q.shared.Lookups(number) == 0 && !entry.Moved() { // the worker was killed before it was counted, or removed
+			q.shared.Remove(number)
+		}
+		if entry.Used() {
+			q.byName[entry.Name()] = number
+		} else {
+			q.free = append(q.free, number)
+		}
+	}
+	q.indexed = state.MaxSequences // those that will be added too
+	q.known.Broadcast()
 }
 
 // get returns the sequence of a number, or nil if there is none, as for number 0.
@@ -135,7 +150,7 @@ func (q *sequences) get(number int) *Sequence {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.byName[name] != number {
+	if !entry.Used() || entry.Name() != name {
 		return nil // its last file was forgotten meanwhile
 	}
 	q.byNumber[number].CompareAndSwap(nil, s)
@@ -151,19 +166,29 @@ func (q *sequences) add(s *Sequence) (number int) {
 	}
 	q.shared.Add(number, s.Name, s.Start)
 	q.byNumber[number].Store(s)
-	q.enter(number, s.Name)
+	q.byName[s.Name] = number
+	q.split[number].Store(uint32(q.byName[splitOf(s.Name)]))
 	return number
 }
 
-// enter notes the name of a number. Splits have entered before their settings.
-func (q *sequences) enter(number int, name string) {
-	q.byName[name] = number
-	split, _, _ := strings.Cut(name, "/")
-	q.split[number].Store(uint32(q.byName[split]))
+// splitOf is the number of the split that a sequence belongs to, or belonged to when it was last used. It is 0 for number 0.
+func (q *sequences) splitOf(number int) int {
+	split := int(q.split[number].Load())
+	if split > 0 || number == 0 {
+		return split
+	}
+	name := splitOf(q.shared.Sequences[number].Name()) // of an earlier worker
+	for split = 1; split < q.splits && q.shared.Sequences[split].Name() != name; split++ {
+	}
+	q.split[number].Store(uint32(split))
+	return split
 }
 
-// splitOf is the number of the split that a sequence belongs to, or belonged to when it was last used. It is 0 for number 0.
-func (q *sequences) splitOf(number int) int { return int(q.split[number].Load()) }
+// splitOf is the split that a name begins with.
+func splitOf(name string) string {
+	split, _, _ := strings.Cut(name, "/")
+	return split
+}
 
 // lookUp finds the sequence of directory dir under the settings in name, for request id, and counts a lookup of it.
 func (q *sequences) lookUp(dir inode, name string, id uint64) (number int, errno syscall.Errno) {
@@ -181,6 +206,9 @@ func (q *sequences) lookUp(dir inode, name string, id uint64) (number int, errno
 		return 0, syscall.EINVAL
 	}
 	q.mu.Lock()
+	for q.indexed < state.MaxSequences {
+		q.known.Wait()
+	}
 	number, known := q.byName[s.Name]
 	if !known {
 		number = q.add(s)
@@ -249,10 +277,12 @@ func (q *sequences) forget(number int, lookups uint64) {
 	if q.shared.ForgetLookups(number, lookups) > 0 || !entry.Used() || entry.Moved() {
 		return
 	}
-	delete(q.byName, entry.Name())
 	q.byNumber[number].Store(nil)
 	q.shared.Remove(number)
-	q.free = append(q.free, number)
+	if number <= q.indexed {
+		delete(q.byName, entry.Name())
+		q.free = append(q.free, number)
+	}
 }
 
 // now looks at the token files of a sequence and returns the Sequence of the tokens that are there. If they changed and are

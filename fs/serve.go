@@ -37,7 +37,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []*Sequence, o Options
 	if err := w.AwaitTurn(); err != nil {
 		return err
 	}
-	if err := t.resume(splits, w.Shared, o, w.Working); err != nil {
+	if err := t.resume(splits, w.Shared, o); err != nil {
 		return err
 	}
 	t.deadlines.answer = func(id uint64, errno syscall.Errno) { unix.Write(w.Connection, errorReply(id, errno)) }
@@ -47,6 +47,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []*Sequence, o Options
 	}
 	served := make(chan struct{})
 	go t.deadlines.run(served)
+	go t.sequences.index()
 	for range invalidators {
 		go t.invalidate(server)
 	}

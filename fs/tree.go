@@ -80,10 +80,10 @@ func newTree(mountpoint string, splits []*Sequence, o Options) *tree {
 	}
 }
 
-// resume goes on from the shared state, in which nobody else works any more. It calls working now and then.
-func (t *tree) resume(splits []*Sequence, shared *state.Shared, o Options, working func()) (err error) {
+// resume goes on from the shared state, in which nobody else works any more. sequences.index must follow, and may take a while.
+func (t *tree) resume(splits []*Sequence, shared *state.Shared, o Options) (err error) {
 	t.shared, t.handles = shared, state.NewHandles(shared)
-	if t.sequences, err = newSequences(splits, shared, o.Log, working); err != nil {
+	if t.sequences, err = newSequences(splits, shared, o.Log); err != nil {
 		return err
 	}
 	d := &t.deadlines

@@ -55,7 +55,12 @@ func workerCommand() *cobra.Command {
 	return cmd
 }
 
-func serve(w *supervise.Worker, reload bool) error {
+func serve(w *supervise.Worker, reload bool) (err error) {
+	defer func() {
+		if p := recover(); p != nil { // with Go's own status, it would look like a process that gets no memory
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
 	os.WriteFile("/proc/self/comm", []byte("batchfs"), 0) // the process was started by the number of a descriptor
 	if os.Getenv("GOGC") == "" {
 		// The heap is small and there is little garbage, so collecting often costs nothing. Resident memory is then the same

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // Stat is part of what the kernel tells about a process or a thread.
@@ -14,6 +15,7 @@ type Stat struct {
 	State byte               // R runs or wants to, S sleeps, D waits for a disk, T is stopped by a signal, Z has ended and was not waited for, …
 	Began uint64             // when it began: clock ticks since the host did
 	Ended syscall.WaitStatus // in state Z, how it ended, as far as this user may know
+	CPU   time.Duration      // processor time that it got, in steps of 10 ms
 }
 
 // Dir is where the kernel tells about a process.
@@ -76,5 +78,13 @@ func ReadStat(dir string) (Stat, error) {
 	if err != nil {
 		return Stat{}, fmt.Errorf("%s/stat: %w", dir, err)
 	}
-	return Stat{State: fields[0][0], Began: began, Ended: syscall.WaitStatus(ended)}, nil
+	var ticks time.Duration
+	for _, field := range fields[11:13] { // in programs, in the kernel
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return Stat{}, fmt.Errorf("%s/stat: %w", dir, err)
+		}
+		ticks += time.Duration(n)
+	}
+	return Stat{State: fields[0][0], Began: began, Ended: syscall.WaitStatus(ended), CPU: ticks * time.Second / 100}, nil
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // The user of a process is the one that it runs as, with all groups.
@@ -40,9 +41,9 @@ func TestReadStat(t *testing.T) {
 	dir := t.TempDir()
 	rest := strings.Repeat(" 0", 28) + " "
 	for text, want := range map[string]Stat{
-		"7 (a) S 1 7 7 0 -1 1 2 3 4 5 6 7 8 9 20 0 1 0 4711 100" + rest + "0\n":        {'S', 4711, 0},
-		"7 (a b) c) D 1 7 7 0 -1 1 2 3 4 5 6 7 8 9 20 0 1 0 4711 100" + rest + "0\n":   {'D', 4711, 0},
-		"7 () Z ((()) Z 1 7 7 0 -1 1 2 3 4 5 6 7 8 9 20 0 1 0 4711 100" + rest + "9\n": {'Z', 4711, 9},
+		"7 (a) S 1 7 7 0 -1 1 2 3 4 5 6 7 8 9 20 0 1 0 4711 100" + rest + "0\n":        {'S', 4711, 0, 130 * time.Millisecond},
+		"7 (a b) c) D 1 7 7 0 -1 1 2 3 4 5 6 7 8 9 20 0 1 0 4711 100" + rest + "0\n":   {'D', 4711, 0, 130 * time.Millisecond},
+		"7 () Z ((()) Z 1 7 7 0 -1 1 2 3 4 5 6 7 8 9 20 0 1 0 4711 100" + rest + "9\n": {'Z', 4711, 9, 130 * time.Millisecond},
 	} {
 		if err := os.WriteFile(filepath.Join(dir, "stat"), []byte(text), 0o644); err != nil {
 			t.Fatal(err)

@@ -13,7 +13,6 @@ import (
 const (
 	msgPrepared = "prepared" // worker: it could serve
 	msgServe    = "serve"    // supervisor: serve, nobody else does any more
-	msgWorking  = "working"  // worker: it is not ready to serve yet, but getting there
 	msgServing  = "serving"  // worker
 	msgGo       = "go"       // supervisor: end, another process will serve
 	msgPing     = "ping"     // supervisor
@@ -33,17 +32,19 @@ type message struct {
 
 // A socket is one end of what a supervisor and a worker talk over. One goroutine at a time may receive.
 type socket struct {
-	fd  int
-	buf [4096]byte
+	file *os.File
+	buf  [4096]byte
 }
 
-// newSockets returns the two ends, and the one for the other process as a file.
+// newSockets returns the two ends, and the one for the other process as a file. A receiver at this end keeps no thread waiting,
+// which could be one more than the machine lets this process have.
 func newSockets() (ours *socket, theirs *os.File, err error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("socketpair: %w", err)
 	}
-	return &socket{fd: pair[0]}, os.NewFile(uintptr(pair[1]), "supervisor"), nil
+	unix.SetNonblock(pair[0], true)
+	return &socket{file: os.NewFile(uintptr(pair[0]), "worker")}, os.NewFile(uintptr(pair[1]), "supervisor"), nil
 }
 
 // send sends a message, cut to what the other end can receive, with a file unless that is nil.
@@ -53,21 +54,36 @@ func (s *socket) send(text string, file *os.File) error {
 		rights = unix.UnixRights(int(file.Fd()))
 	}
 	text = text[:min(len(text), len(s.buf))]
-	for {
-		if err := unix.Sendmsg(s.fd, []byte(text), rights, nil, unix.MSG_NOSIGNAL); err != unix.EINTR {
-			return err
-		}
+	conn, err := s.file.SyscallConn()
+	if err != nil {
+		return err
 	}
+	controlErr := conn.Control(func(fd uintptr) {
+		for err = unix.EINTR; err == unix.EINTR; {
+			err = unix.Sendmsg(int(fd), []byte(text), rights, nil, unix.MSG_NOSIGNAL)
+		}
+	})
+	return errors.Join(controlErr, err)
 }
 
 var errGone = errors.New("the other process is gone")
 
 // receive waits for a message. It skips a snapshot that lost its file because this process had no free descriptor.
 func (s *socket) receive() (message, error) {
+	conn, err := s.file.SyscallConn()
+	if err != nil {
+		return message{}, err
+	}
 	for {
 		control := make([]byte, unix.CmsgSpace(4))
-		n, nc, _, _, err := unix.Recvmsg(s.fd, s.buf[:], control, unix.MSG_CMSG_CLOEXEC)
+		var n, nc int
+		readErr := conn.Read(func(fd uintptr) (done bool) {
+			n, nc, _, _, err = unix.Recvmsg(int(fd), s.buf[:], control, unix.MSG_CMSG_CLOEXEC)
+			return err != unix.EAGAIN
+		})
 		switch {
+		case readErr != nil:
+			return message{}, readErr
 		case err == unix.EINTR:
 			continue
 		case err != nil:

@@ -11,9 +11,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"batchfs/fs/mount"
@@ -41,6 +41,8 @@ func work(how string) {
 		return
 	case "end":
 		return
+	case "have no thread":
+		os.Exit(2)
 	case "publish":
 		snapshot, err := os.CreateTemp("", "snapshot")
 		if err != nil {
@@ -56,9 +58,11 @@ func work(how string) {
 		return
 	}
 	w.Shared.Workers.Add(1)
-	w.Working()
-	if how == "end when it serves" {
+	switch how {
+	case "end when it serves":
 		return
+	case "be killed when it serves":
+		syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	}
 	if w.Serving() != nil {
 		return
@@ -283,6 +287,89 @@ func TestGivingUp(t *testing.T) {
 	}
 }
 
+// A machine that starts no worker, or kills each, is no reason to give up: it is said once. Stop, a restart and the end of the
+// mount are obeyed meanwhile.
+func TestMachineLetsNoneServe(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
+	for _, test := range []struct{ how, end string }{
+		{"none", "it lets one"}, {"have no thread", "it lets one"}, {"be killed when it serves", "it lets one"},
+		{"none", "restart"}, {"none", "unmount"}, {"none", "stop"},
+	} {
+		t.Run(test.how+", "+test.end, func(t *testing.T) {
+			t.Parallel()
+			r := newRun(t, "serve")
+			var tried atomic.Int64
+			worker := r.Worker
+			r.Worker = func(reload bool) *exec.Cmd {
+				tried.Add(1)
+				cmd := worker(reload)
+				if reload {
+					cmd.Env = append(cmd.Env, "WORKER=serve")
+				} else if slices.Contains(cmd.Env, "WORKER=none") {
+					cmd.Path = "/dev/null" // which the kernel does not start
+				}
+				return cmd
+			}
+			if err := r.begin(false); err != nil {
+				t.Fatal(err)
+			}
+			r.workersWill(test.how)
+			go func() { r.done <- r.run() }()
+			syscall.Kill(r.shared.Worker(), syscall.SIGKILL)
+			until(t, "more attempts than may fail", func() bool { return tried.Load() > maxFailures+1 })
+			silent := r.shared.Heartbeat.Load()
+			switch test.end {
+			case "it lets one":
+				r.workersWill("serve")
+				until(t, "a worker that serves", func() bool { return r.shared.Heartbeat.Load() > silent })
+				r.ends()
+			case "restart":
+				r.restart <- syscall.SIGHUP
+				until(t, "the outcome of a restart", func() bool { return r.shared.Restarts() > 0 })
+				if outcome := r.shared.Outcome(); outcome != "" || r.shared.Heartbeat.Load() == silent {
+					t.Errorf("no worker serves after a restart: %q", outcome)
+				}
+				r.ends()
+			case "unmount":
+				r.ends()
+			case "stop":
+				r.stop <- syscall.SIGTERM
+				r.stop <- syscall.SIGTERM
+			}
+			if err := r.await(t); err != nil && !(test.end == "stop" && errors.Is(err, errStopped)) {
+				t.Error(err)
+			}
+			if text := r.log.String(); strings.Count(text, "the machine starts none or kills it") != 1 {
+				t.Errorf("the log does not say once what is wrong:\n%s", text)
+			}
+		})
+	}
+}
+
+// That no process can be started to stand by is said once, not at each attempt.
+func TestStandbyIsMissedOnce(t *testing.T) {
+	r := newRun(t, "serve")
+	if err := r.begin(false); err != nil {
+		t.Fatal(err)
+	}
+	var tried atomic.Int64
+	r.Worker = func(bool) *exec.Cmd {
+		tried.Add(1)
+		return exec.Command("/dev/null")
+	}
+	go func() { r.done <- r.run() }()
+	until(t, "more attempts", func() bool { return tried.Load() > 2 })
+	r.ends()
+	if err := r.await(t); err != nil {
+		t.Error(err)
+	}
+	if text := r.log.String(); strings.Count(text, "no process stands by") != 1 {
+		t.Errorf("the log does not say once that no process stands by:\n%s", text)
+	}
+}
+
 // startOne starts one worker of a supervisor that runs nothing else.
 func (r *run) startOne(t *testing.T) *workerProcess {
 	t.Helper()
@@ -294,28 +381,49 @@ func (r *run) startOne(t *testing.T) *workerProcess {
 	return p
 }
 
-// A worker that is getting ready to serve is not late, however long that takes; one that does nothing is.
-func TestWorkerAtWorkIsNotLate(t *testing.T) {
+func nothing() error { return nil }
+
+// A worker that does nothing is late. What meanwhile returns ends the wait for it.
+func TestLateWorker(t *testing.T) {
 	const limit = time.Second
-	synctest.Test(t, func(t *testing.T) { // whose seconds no other process makes longer
-		p := &workerProcess{messages: make(chan message, maxMessages)}
-		go func() {
-			for end := time.Now().Add(5 * limit / 2); time.Now().Before(end); time.Sleep(limit / 2) {
-				p.messages <- message{text: msgWorking}
-			}
-			p.messages <- message{text: msgServing}
-		}()
-		if err := p.await(msgServing, limit); err != nil {
-			t.Error(err)
-		}
-	})
 	r := newRun(t, "serve")
 	p := r.startOne(t)
-	if err := p.await(msgPrepared, startLimit); err != nil {
+	if err := p.await(msgPrepared, startLimit, nothing); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.await(msgServing, limit); err == nil || !strings.Contains(err.Error(), "did not get ready within 1s") {
+	if err := p.await(msgServing, limit, nothing); err == nil || !strings.Contains(err.Error(), "did not get ready within 1s") {
 		t.Error(err)
+	}
+	p = r.startOne(t)
+	if err := p.await(msgPrepared, startLimit, nothing); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.await(msgServing, time.Hour, func() error { return errStopped }); err != errStopped {
+		t.Error(err)
+	}
+}
+
+// Of a process that could use a processor, only what it gets of one counts. Of any other the whole time does.
+func TestWorked(t *testing.T) {
+	const while = time.Hour
+	for script, all := range map[string]bool{"while :; do :; done": false, "sleep 1000 & wait": true, "kill -STOP $$": true} {
+		p := &workerProcess{cmd: exec.Command("sh", "-c", script)}
+		p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		if err := p.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		until(t, script, func() bool { return p.hasThread("R") != all })
+		began := time.Now()
+		var worked time.Duration
+		until(t, script, func() bool {
+			worked = p.worked(while)
+			return (worked == while) == all && worked > 0
+		})
+		if !all && worked > time.Since(began)+time.Second { // it got some before
+			t.Errorf("%s: worked %v", script, worked)
+		}
+		syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
+		p.cmd.Wait()
 	}
 }
 
@@ -323,12 +431,12 @@ func TestWorkerAtWorkIsNotLate(t *testing.T) {
 func TestHowAWorkerEnded(t *testing.T) {
 	r := newRun(t, "end")
 	p := r.startOne(t)
-	if err := p.await(msgPrepared, startLimit); err == nil || err.Error() != "the process that was to serve ended (exit status 0)" {
+	if err := p.await(msgPrepared, startLimit, nothing); err == nil || err.Error() != "the process that was to serve ended (exit status 0)" {
 		t.Error(err)
 	}
 	r.workersWill("refuse")
 	p = r.startOne(t)
-	if err := p.await(msgPrepared, startLimit); err == nil || err.Error() != "it does not suit" {
+	if err := p.await(msgPrepared, startLimit, nothing); err == nil || err.Error() != "it does not suit" {
 		t.Error(err)
 	}
 	r.workersWill("serve")
@@ -358,8 +466,8 @@ func TestMessages(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer theirsFile.Close()
-	defer syscall.Close(ours.fd)
-	theirs := &socket{fd: int(theirsFile.Fd())}
+	defer ours.file.Close()
+	theirs := &socket{file: theirsFile}
 	file, err := os.Open("/proc/version")
 	if err != nil {
 		t.Fatal(err)
@@ -380,7 +488,7 @@ func TestMessages(t *testing.T) {
 			m.file.Close()
 		}
 	}
-	syscall.Shutdown(ours.fd, syscall.SHUT_RDWR)
+	syscall.Shutdown(int(ours.file.Fd()), syscall.SHUT_RDWR)
 	if _, err := theirs.receive(); !errors.Is(err, errGone) {
 		t.Errorf("at the end: %v", err)
 	}

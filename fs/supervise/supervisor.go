@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"sync"
 	"syscall"
 	"time"
 
@@ -50,13 +51,18 @@ type supervisor struct {
 	shared     *state.Shared
 	memory     *os.File // of shared
 
-	worker     *workerProcess
-	began      time.Time // when the worker began to serve
-	answered   uint64    // requests, before it did
-	unanswered int       // pings
-	failures   int       // workers in a row that ended at once, without having answered a request
+	worker   *workerProcess
+	began    time.Time     // when the worker began to serve
+	answered uint64        // requests, before it did
+	silent   time.Duration // how long the worker has worked since it answered a ping
 
-	next *workerProcess // that can replace the worker, or soon will, or nil
+	// Since a worker last answered a request, or was settled:
+	attempts int  // to have one serve
+	failures int  // of these, of the workers' own; the machine's are not counted
+	told     bool // that the machine lets no worker serve
+
+	next  *workerProcess // that can replace the worker, or soon will, or nil
+	alone bool           // it was told that no process stands by
 
 	ending    time.Time // end of the grace period; zero: the mount should not end
 	warned    bool      // that files are open
@@ -66,17 +72,21 @@ type supervisor struct {
 const (
 	// So many messages of a worker may wait for the supervisor. A worker sends few: pongs and snapshots.
 	maxMessages = 64
-	// A worker that has missed so many pings hangs.
-	maxUnanswered = 3
-	startLimit    = 20 * time.Second
+	// A worker that was pinged for so long, and did not answer although it could work, hangs.
+	silentLimit = 3 * pingEvery
+	// A worker that gets ready may work for so long.
+	startLimit = 20 * time.Second
 	// The supervisor looks this often for what nothing tells it: that a worker has ended whose threads cannot be killed, and keep
 	// its socket open; and, in the grace period, that no file is open any more.
 	lookEvery = 50 * time.Millisecond
 	// A worker that has served for so long did not fail at once, also if there was no request to answer.
 	settled = 200 * time.Millisecond
-	// So many workers in a row may fail at once. From the second one on the supervisor waits before it starts the next: 10 ms, 20, 40, …
+	// So many workers in a row may fail at once. From the second attempt on the supervisor waits before the next: 10 ms, 20, 40, …
 	maxFailures = 10
 	backOff     = 10 * time.Millisecond
+	maxBackOff  = time.Second
+	// The supervisor of a mount needs no more threads.
+	enoughThreads = 8
 )
 
 // Run mounts at an absolute path and sees to it that a worker serves until the mount ends, whoever ends it. The error is nil if
@@ -85,6 +95,7 @@ func Run(mountpoint string, o Options) error {
 	// The kernel kills a worker when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	keepThreads()
 	s := &supervisor{Options: o, mountpoint: mountpoint}
 	defer func() { s.Snapshot.Close() }()
 	var err error
@@ -113,6 +124,23 @@ func Run(mountpoint string, o Options) error {
 	return errors.Join(err, s.detach())
 }
 
+// keepThreads makes all the threads that this process will need, which Go keeps. It would end the process, and the mount, if it
+// needed another one while the machine gave none.
+func keepThreads() {
+	runtime.GOMAXPROCS(min(2, runtime.GOMAXPROCS(0))) // or Go uses as many as there are processors now and then
+	var made sync.WaitGroup
+	made.Add(enoughThreads)
+	for range enoughThreads {
+		go func() {
+			runtime.LockOSThread() // so that each waits in a thread of its own
+			made.Done()
+			made.Wait()
+			runtime.UnlockOSThread()
+		}()
+	}
+	made.Wait()
+}
+
 // mount makes the connection.
 func (s *supervisor) mount() error {
 	mounted, connection, err := mount.Connect(s.mountpoint, s.AllowOther)
@@ -134,11 +162,11 @@ func (s *supervisor) detach() error {
 func (s *supervisor) start(reload bool) (*workerProcess, error) {
 	ours, theirs, err := newSockets()
 	if err != nil {
-		return nil, err
+		return nil, machineError{err}
 	}
 	p := &workerProcess{
 		cmd: s.Worker(reload), socket: ours, messages: make(chan message, maxMessages), ended: make(chan struct{}),
-		reload: reload, began: time.Now(), from: s.Snapshot,
+		reload: reload, from: s.Snapshot,
 	}
 	p.cmd.ExtraFiles = append([]*os.File{s.connection, s.memory, theirs, s.Snapshot}, p.cmd.ExtraFiles...)
 	// A group of its own: Ctrl-C is for the supervisor, which then unmounts.
@@ -146,24 +174,28 @@ func (s *supervisor) start(reload bool) (*workerProcess, error) {
 	err = p.cmd.Start()
 	theirs.Close() // or the socket would stay open after the worker ended
 	if err != nil {
-		unix.Close(ours.fd)
-		return nil, err
+		ours.file.Close()
+		return nil, machineError{err}
 	}
 	go p.listen()
 	return p, nil
 }
 
-// begin lets the worker that stands by serve, or else a new one.
+// begin lets the worker that stands by serve, or else a new one, as with reload.
 func (s *supervisor) begin(reload bool) (err error) {
 	p := s.next
 	s.next = nil
+	if p != nil && reload {
+		p.kill()
+		p = nil
+	}
 	if p == nil {
 		if p, err = s.start(reload); err != nil {
 			return err
 		}
 	}
 	if !p.prepared {
-		if err := p.await(msgPrepared, startLimit); err != nil {
+		if err := p.await(msgPrepared, startLimit, s.attend); err != nil {
 			return err
 		}
 	}
@@ -177,10 +209,18 @@ func (s *supervisor) standBy() {
 	}
 	next, err := s.start(false)
 	if err != nil {
-		s.Log.Debug("no process stands by", "err", err)
+		s.tellAlone(err)
 		return
 	}
 	s.next = next
+}
+
+// tellAlone logs that no process can be made to stand by, once until one does.
+func (s *supervisor) tellAlone(err error) {
+	if !s.alone {
+		s.Log.Warn("no process stands by, so replacing a worker takes longer: the machine starts none, or it ends at once", "err", err)
+	}
+	s.alone = true
 }
 
 // hand gives the mount to a worker that is prepared.
@@ -189,10 +229,11 @@ func (s *supervisor) hand(p *workerProcess) error {
 	if err := p.socket.send(msgServe, nil); err != nil {
 		return p.failure(message{})
 	}
-	if err := p.await(msgServing, maxUnanswered*pingEvery); err != nil {
+	if err := p.await(msgServing, silentLimit, s.attend); err != nil {
 		return err
 	}
-	s.worker, s.began, s.unanswered = p, time.Now(), 0
+	p.serves = true
+	s.worker, s.began, s.silent = p, time.Now(), 0
 	s.shared.Heartbeat.Store(state.Monotonic())
 	// Only now, because the answer to the kernel's first request resets the read-ahead.
 	if err := mount.SetReadAhead(s.mounted.Device); err != nil && s.shared.Workers.Load() == 1 {
@@ -215,8 +256,13 @@ func (s *supervisor) keepSnapshot(file *os.File) {
 	}
 }
 
-// errStopped says that the mount ends because somebody asked for that.
-var errStopped = errors.New("told to stop")
+var (
+	errStopped = errors.New("told to stop")     // the mount ends because somebody asked for that
+	errOver    = errors.New("it was unmounted") // the kernel has let go of the connection
+)
+
+// isEnd says whether an error is the end of the mount.
+func isEnd(err error) bool { return errors.Is(err, errStopped) || errors.Is(err, errOver) }
 
 // run keeps a worker serving until the mount is gone.
 func (s *supervisor) run() error {
@@ -246,12 +292,15 @@ func (s *supervisor) run() error {
 		case <-look.C:
 			switch {
 			case s.worker.dying():
-				err = s.replace("")
-			case s.next != nil && !s.next.prepared && time.Since(s.next.began) > startLimit:
+				err = s.replace(nil)
+			case s.next != nil && !s.next.prepared && s.next.isLate():
 				s.drop(errLate(startLimit))
 			case !s.ending.IsZero():
 				err = s.tryToEnd()
 			}
+		}
+		if errors.Is(err, errOver) {
+			return nil
 		}
 		if err != nil {
 			return err
@@ -264,21 +313,21 @@ func (s *supervisor) run() error {
 func (s *supervisor) received(m message, ok bool) error {
 	switch {
 	case !ok:
-		return s.replace("")
+		return s.replace(nil)
 	case m.text == msgSnapshot:
 		s.keepSnapshot(m.file)
 	case m.text == msgPong:
-		s.unanswered = 0
+		s.silent = 0
 		s.shared.Heartbeat.Store(state.Monotonic())
 	}
 	return nil
 }
 
 // ping asks the worker whether it is well. It counts pings and not the time, because this process may have been stopped for a
-// while.
+// while, and of a ping only what the worker could work.
 func (s *supervisor) ping() error {
-	if s.unanswered++; s.unanswered > maxUnanswered {
-		return s.replace("it did not answer")
+	if s.silent += s.worker.worked(pingEvery); s.silent > silentLimit {
+		return s.replace(errors.New("it did not answer"))
 	}
 	s.worker.socket.send(msgPing, nil) // an error means that it has ended, which its socket tells too
 	return nil
@@ -298,45 +347,96 @@ func (s *supervisor) resends() bool {
 	return !s.NoResend && len(request) >= flags2+4 && binary.NativeEndian.Uint32(request[flags2:])&hasResend != 0
 }
 
-// replace lets another worker serve instead of one that ended or should end, unless the mount is gone. why is for the log; ""
-// stands for how the worker ended.
-func (s *supervisor) replace(why string) error {
+// replace lets another worker serve instead of one that ended or should end, unless the mount is gone. why is for the log; nil
+// stands for how the worker ended. What the machine does to workers is no reason to give up: it is tried until it works.
+func (s *supervisor) replace(why error) error {
 	began := time.Now()
 	s.worker.kill()
-	if why == "" {
-		why = s.worker.howEnded()
+	if why == nil {
+		if why = errors.New(s.worker.howEnded()); s.worker.isMachines() {
+			why = machineError{why}
+		}
 	}
 	s.drain()
 	if s.next != nil && s.next.reload {
 		s.drop(errors.New("the worker ended meanwhile; try again"))
 	}
-	s.failures++
 	if s.shared.Answered.Load() != s.answered || time.Since(s.began) > settled {
-		s.failures = 1
+		s.attempts, s.failures, s.told = 0, 0, false
 	}
-	for ; !s.gone(); s.failures++ {
-		if s.failures > maxFailures {
-			return fmt.Errorf("%d processes in a row ended before they had answered a request; the last one: %s", maxFailures, why)
-		}
-		if s.failures > 1 {
-			select {
-			case <-time.After(backOff << (s.failures - 2)):
-			case <-s.Stop:
-				return errStopped
+	failed := why
+	for reload := false; ; {
+		if s.attempts++; !errors.As(failed, new(machineError)) && !reload {
+			if s.failures++; s.failures > maxFailures {
+				return fmt.Errorf("%d processes in a row ended before they had answered a request; the last one: %w", maxFailures, failed)
 			}
+		}
+		var err error
+		if reload, err = s.pause(); err != nil {
+			return err
 		}
 		if !s.resends() {
 			if err := s.remount(); err != nil {
 				return err
 			}
 		}
-		err := s.begin(false)
-		if err == nil {
-			s.Log.Warn("the worker ended: another goes on", "why", why, "after", time.Since(began), "pid", s.worker.cmd.Process.Pid)
+		switch failed = s.begin(reload); {
+		case failed == nil:
+			s.Log.Warn("the worker ended: another goes on", "why", why, "after", time.Since(began), "attempts", s.attempts,
+				"pid", s.worker.cmd.Process.Pid)
+			if reload {
+				s.restarted()
+			}
 			s.standBy()
 			return nil
+		case isEnd(failed):
+			return failed
+		case reload:
+			s.tell(failed.Error())
 		}
-		why = err.Error()
+		if errors.As(failed, new(machineError)) && !s.told {
+			s.told = true
+			s.Log.Error("no worker serves, and the machine starts none or kills it: readers wait, and it is tried until one serves", "err", failed)
+		}
+	}
+}
+
+// pause waits between two attempts to have a worker serve. It ends early, and returns true, if a restart is asked for.
+func (s *supervisor) pause() (restart bool, err error) {
+	over := time.Now()
+	if n := s.attempts - 2; n >= 0 {
+		over = over.Add(min(backOff<<min(n, 10), maxBackOff))
+	}
+	for {
+		if err := s.attend(); err != nil {
+			return false, err
+		}
+		left := time.Until(over)
+		if left <= 0 {
+			return false, nil
+		}
+		select {
+		case <-s.Restart:
+			return true, nil
+		case <-time.After(min(left, lookEvery)):
+		}
+	}
+}
+
+// attend does what run does, as far as it needs no worker. The error isEnd at the end of the mount.
+func (s *supervisor) attend() error {
+	select {
+	case <-s.Stop:
+		if err := s.end(); err != nil {
+			return err
+		}
+	default:
+	}
+	switch {
+	case s.gone():
+		return errOver
+	case !s.ending.IsZero():
+		return s.tryToEnd()
 	}
 	return nil
 }
@@ -400,13 +500,16 @@ func (s *supervisor) restart() error {
 // receivedNext handles a message of the process that stands by, or that a restart started.
 func (s *supervisor) receivedNext(m message) error {
 	switch {
-	case m.text == msgWorking:
 	case m.text == msgSnapshot:
 		s.next.published = m.file
 	case m.text == msgPrepared && s.next.reload:
 		return s.handOver()
 	case m.text == msgPrepared:
 		s.next.prepared = true
+		if s.alone {
+			s.alone = false
+			s.Log.Info("a process stands by again")
+		}
 	default:
 		s.drop(s.next.failure(m))
 	}
@@ -418,10 +521,13 @@ func (s *supervisor) drop(why error) {
 	next := s.next
 	s.next = nil
 	next.kill()
-	if next.reload {
+	switch {
+	case next.reload:
 		s.refuse(why)
-	} else {
-		s.Log.Debug("no process stands by", "err", why)
+	case next.prepared:
+		s.Log.Debug("no process stands by for a moment", "err", why)
+	default:
+		s.tellAlone(why)
 	}
 }
 
@@ -462,16 +568,24 @@ func (s *supervisor) handOver() (err error) {
 	default:
 		err = s.hand(next)
 	}
-	if err != nil {
+	switch {
+	case isEnd(err):
+		return err
+	case err != nil:
 		s.tell(err.Error())
-		return s.replace(err.Error())
+		return s.replace(err)
 	}
+	s.restarted()
+	s.standBy()
+	return nil
+}
+
+// restarted tells that the worker that a restart was asked for serves.
+func (s *supervisor) restarted() {
 	pid := s.worker.cmd.Process.Pid
 	s.Log.Info("restarted: a new worker serves", "pid", pid)
 	s.Restarted(pid)
 	s.tell("")
-	s.standBy()
-	return nil
 }
 
 // end begins to unmount. Open files may be read on in the grace period.

@@ -3,7 +3,8 @@ package supervise
 import (
 	"errors"
 	"os"
-	"sync/atomic"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -33,7 +34,6 @@ type Worker struct {
 	Connection int           // descriptor of the connection to the kernel, /dev/fuse
 
 	socket *socket
-	told   atomic.Int64 // when it last told of its work, in state.Monotonic time
 }
 
 // ConnectSupervisor is for a process that a supervisor has started as a worker. An error was told to the supervisor.
@@ -41,9 +41,10 @@ func ConnectSupervisor() (*Worker, error) {
 	for fd := connectionFd; fd <= ExtraFd; fd++ {
 		unix.CloseOnExec(fd)
 	}
-	w := &Worker{Snapshot: os.NewFile(snapshotFd, "snapshot"), Connection: connectionFd, socket: &socket{fd: socketFd}}
+	w := &Worker{Snapshot: os.NewFile(snapshotFd, "snapshot"), Connection: connectionFd, socket: &socket{file: os.NewFile(socketFd, "supervisor")}}
 	shared := os.NewFile(sharedFd, "shared")
 	defer shared.Close()
+	dieBefore()
 	var err error
 	if w.Shared, err = state.Map(shared); err != nil {
 		w.Refuse(err)
@@ -71,14 +72,18 @@ func (w *Worker) AwaitTurn() error {
 		return ErrReplaced
 	}
 	w.Shared.WorkerPID.Store(int64(os.Getpid()))
+	dieBefore()
 	return nil
 }
 
-// Working tells the supervisor that this process is getting ready to serve. It may be called as often as one likes.
-func (w *Worker) Working() {
-	if now := state.Monotonic(); now-w.told.Load() > int64(pingEvery/4) {
-		w.told.Store(now)
-		w.socket.send(msgWorking, nil)
+// dieBefore has the kernel, when memory is short, kill this process before those that it would have taken until now. Of a mount
+// the worker that serves should die first, which nobody notices, then the one that stands by, and the supervisor last. A process
+// begins with what its supervisor has, and calls this once to stand by and once to serve.
+func dieBefore() {
+	const file, step, most = "/proc/self/oom_score_adj", 250, 1000
+	text, _ := os.ReadFile(file)
+	if now, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
+		os.WriteFile(file, []byte(strconv.Itoa(min(now+step, most))), 0) // an error changes nothing for readers
 	}
 }
 

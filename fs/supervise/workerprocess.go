@@ -9,8 +9,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"batchfs/fs/process"
 )
 
@@ -21,10 +19,12 @@ type workerProcess struct {
 	messages chan message  // of the worker; closed with its end of the socket
 	ended    chan struct{} // closed when the process has ended
 
-	reload    bool // it was started for a restart; otherwise it stands by
-	began     time.Time
-	from      *os.File // the snapshot that it begins from
-	prepared  bool     // it could serve
+	reload    bool          // it was started for a restart; otherwise it stands by
+	cpu       time.Duration // processor time that it had got when worked was last called
+	took      time.Duration // how long it has worked to get ready, while it stands by
+	from      *os.File      // the snapshot that it begins from
+	prepared  bool          // it could serve
+	serves    bool
 	published *os.File // the snapshot that it published before it served, or nil
 }
 
@@ -39,7 +39,7 @@ func (p *workerProcess) listen() {
 	}
 	close(p.messages)
 	p.cmd.Wait()
-	unix.Close(p.socket.fd)
+	p.socket.file.Close()
 	close(p.ended)
 }
 
@@ -47,31 +47,54 @@ func errLate(limit time.Duration) error {
 	return fmt.Errorf("the process that was to serve did not get ready within %v", limit)
 }
 
-// await returns nil when a worker that does not serve yet sends what it is expected to. A worker that ends, refuses, or sends
-// nothing for as long as limit, is killed: the error says why.
-func (p *workerProcess) await(text string, limit time.Duration) error {
-	late := time.NewTimer(limit)
-	defer late.Stop()
-	for {
+// worked returns how much of a while that has passed this process could work in. If the machine keeps its threads waiting for a
+// processor, that is only the processor time that it got; otherwise all of the while, also if it waited for something else. So
+// a machine that is busy, or that gives a process a part of a processor only, makes no worker late, and one that hangs is late.
+func (p *workerProcess) worked(while time.Duration) time.Duration {
+	stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid))
+	if err != nil {
+		return while
+	}
+	got := stat.CPU - p.cpu
+	p.cpu = stat.CPU
+	if p.hasThread("R") {
+		return min(got, while)
+	}
+	return while
+}
+
+// isLate is called every lookEvery while a worker gets ready to stand by, and says whether that takes it too long.
+func (p *workerProcess) isLate() bool {
+	p.took += p.worked(lookEvery)
+	return p.took > startLimit
+}
+
+// await returns nil when a worker that does not serve yet sends what it is expected to. A worker that ends, refuses, or has
+// worked for longer than limit, is killed: the error says why. So is one that waits when meanwhile, which is called now and then,
+// returns an error, which await returns.
+func (p *workerProcess) await(text string, limit time.Duration, meanwhile func() error) error {
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	for worked := time.Duration(0); ; {
 		select {
 		case m := <-p.messages: // the zero message when it has ended
 			switch m.text {
 			case msgSnapshot:
 				p.published = m.file
-			case msgWorking:
-				late.Reset(limit)
 			case text:
 				return nil
 			default:
 				return p.failure(m)
 			}
-		case <-late.C:
-			if len(p.messages) > 0 { // it is this process that was late
-				late.Reset(limit)
-				continue
+		case <-look.C:
+			err := meanwhile()
+			if worked += p.worked(lookEvery); err == nil && worked > limit && len(p.messages) == 0 { // or this process is late
+				err = errLate(limit)
 			}
-			p.kill()
-			return errLate(limit)
+			if err != nil {
+				p.kill()
+				return err
+			}
 		}
 	}
 }
@@ -82,28 +105,48 @@ func (p *workerProcess) failure(m message) error {
 	if reason, refused := strings.CutPrefix(m.text, msgRefused); refused {
 		return errors.New(reason)
 	}
-	return fmt.Errorf("the process that was to serve ended (%s)", p.howEnded())
+	err := fmt.Errorf("the process that was to serve ended (%s)", p.howEnded())
+	if m.text == "" && p.isMachines() {
+		return machineError{err}
+	}
+	return err
+}
+
+// A machineError is why no worker serves, if the machine is to blame: it is short of memory or of processes. The next worker may
+// find it better.
+type machineError struct{ error }
+
+// isMachines says whether the machine is to blame for the end of a worker that ended by itself: it was killed as it is when memory
+// runs out; or, before it served, with the status of a Go program that got no thread or no memory.
+func (p *workerProcess) isMachines() bool {
+	status, _ := p.status()
+	return status.Signaled() && status.Signal() == syscall.SIGKILL || status.ExitStatus() == 2 && !p.serves
 }
 
 // howEnded says how a process ended that was killed or has ended by itself.
 func (p *workerProcess) howEnded() string {
-	select {
-	case <-p.ended:
-		return inWords(p.cmd.ProcessState.Sys().(syscall.WaitStatus))
-	default:
-		status := syscall.WaitStatus(syscall.SIGKILL)
-		if stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid)); err == nil && stat.State == 'Z' {
-			status = stat.Ended
-		}
-		return inWords(status) + "; threads of it still wait for a disk"
+	status, whole := p.status()
+	words := fmt.Sprintf("exit status %d", status.ExitStatus())
+	if status.Signaled() {
+		words = fmt.Sprintf("killed by signal %d", status.Signal())
 	}
+	if !whole {
+		words += "; threads of it still wait for a disk"
+	}
+	return words
 }
 
-func inWords(status syscall.WaitStatus) string {
-	if status.Signaled() {
-		return fmt.Sprintf("killed by signal %d", status.Signal())
+// status is that of a process that was killed or has ended by itself. whole says whether all of its threads have ended.
+func (p *workerProcess) status() (status syscall.WaitStatus, whole bool) {
+	select {
+	case <-p.ended:
+		return p.cmd.ProcessState.Sys().(syscall.WaitStatus), true
+	default:
+		if stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid)); err == nil && stat.State == 'Z' {
+			return stat.Ended, false
+		}
+		return syscall.WaitStatus(syscall.SIGKILL), false
 	}
-	return fmt.Sprintf("exit status %d", status.ExitStatus())
 }
 
 const (
@@ -114,11 +157,14 @@ const (
 )
 
 // kill ends a process that may be answering requests. It is stopped first: a request or an answer that the kernel is copying
-// when the process is killed would fail.
+// when the process is killed would fail. A thread that waits for a processor stops when it gets one.
 func (p *workerProcess) kill() {
 	p.cmd.Process.Signal(syscall.SIGSTOP)
-	for end := time.Now().Add(leavingLimit / 20); p.hasThread("RS") && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
+	for began := time.Now(); ; time.Sleep(time.Millisecond) {
+		took := time.Since(began)
+		if took > killedLimit || !p.hasThread("R") && (took > leavingLimit/20 || !p.hasThread("S")) {
+			break
+		}
 	}
 	p.cmd.Process.Kill()
 	p.awaitEnd(killedLimit)
