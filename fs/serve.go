@@ -110,7 +110,7 @@ func handshake(w *supervise.Worker, t *tree) (server *fuse.Server, fd int, err e
 	server, err = fuse.NewServer(t, fmt.Sprintf("/dev/fd/%d", pair[1]), &fuse.MountOptions{
 		MaxWrite:                mount.MaxRequest,
 		MaxInflightRequestBytes: 64 << 20,
-		// Reading ahead of a split whose files do not answer must not keep the others from it.
+		// Reads for the page cache, of a split whose files do not answer, must not keep the others from theirs.
 		MaxBackground: math.MaxUint16,
 		// Replies are made in memory: splicing them would be one copy more, through a pipe.
 		DisableSplice: true,

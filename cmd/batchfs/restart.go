@@ -21,7 +21,7 @@ file is refused, and the old process keeps serving. Afterwards it is an error if
 SIGHUP to the process that keeps the mount does the same.`,
 		Example: "  batchfs restart /mnt/batches",
 		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: atOnce(func(cmd *cobra.Command, args []string) error {
 			m, err := mountedAt(args[0])
 			if err != nil {
 				return err
@@ -54,7 +54,7 @@ SIGHUP to the process that keeps the mount does the same.`,
 				}
 			}
 			return err
-		},
+		}),
 	}
 }
 
