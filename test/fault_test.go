@@ -55,8 +55,9 @@ func faultsOn(t *testing.T, dir string) (all []fault) {
 
 // A status is what status.json says.
 type status struct {
-	PID    int
-	Splits map[string]struct {
+	PID     int
+	Waiting int
+	Splits  map[string]struct {
 		Errors    int
 		LastError string `json:"last_error"`
 	}

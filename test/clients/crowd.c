@@ -1,7 +1,8 @@
 /* crowd N BYTES PATH...
  *
- * N threads open and read the paths in turn, the first BYTES of each with one pread(2), again and again, until standard input ends. The
- * buffers are never touched, so the threads take little memory. Prints "<reads> <failed>" then. A thread that got an error goes on.
+ * Each of N threads opens one of the paths and reads its first BYTES with one pread(2), again and again, until standard input
+ * ends. What the page cache has of the file is dropped after each read. Prints "<N> threads" when all have opened their files, and
+ * "<reads> <failed>" at the end. A thread that got an error goes on.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -14,22 +15,26 @@ static char **paths;
 static int npaths;
 static size_t bytes;
 static atomic_long nreads, nfailed;
-static atomic_int started, over;
+static atomic_int started, opened, over;
 
 static void *reads(void *arg)
 {
 	/* One buffer for all: what it holds does not matter. */
 	char *buf = arg;
-	int n = atomic_fetch_add(&started, 1);
+	int fd = open(paths[atomic_fetch_add(&started, 1) % npaths], O_RDONLY);
 
+	if (fd < 0) {
+		perror("open");
+		exit(1);
+	}
+	atomic_fetch_add(&opened, 1);
 	while (!over) {
-		int fd = open(paths[n % npaths], O_RDONLY);
-		ssize_t got = fd < 0 ? -1 : pread(fd, buf, bytes, 0);
+		ssize_t got = pread(fd, buf, bytes, 0);
 
 		atomic_fetch_add(got == (ssize_t)bytes ? &nreads : &nfailed, 1);
-		if (fd >= 0)
-			close(fd);
+		posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
 	}
+	close(fd);
 	return NULL;
 }
 
@@ -54,10 +59,12 @@ int main(int argc, char **argv)
 	pthread_attr_setstacksize(&small, 64 << 10);
 	for (i = 0; i < n; i++) {
 		if (pthread_create(&threads[i], &small, reads, buf)) {
-			perror("pthread_create");
+			fprintf(stderr, "pthread_create: thread %d\n", i);
 			return 1;
 		}
 	}
+	while (opened < n)
+		usleep(1000);
 	printf("%d threads\n", n);
 	fflush(stdout);
 	while (read(0, &c, 1) > 0)
