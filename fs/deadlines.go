@@ -35,6 +35,7 @@ type deadlines struct {
 	requests  []*request  // under way; guarded by mu, as what they hold is, and the attempts of shared
 	stuck     map[int]int // of each split, requests that were answered and are still under way; guarded by mu
 	waitShown bool        // shared shows one that waits; guarded by mu
+	blamed    bool        // this process ends because of a request that shared knows; guarded by mu
 	ended     bool        // nothing is answered any more; guarded by mu
 }
 
@@ -46,11 +47,12 @@ type request struct {
 	index int // in deadlines.requests
 	ticks int // since it began; not a time, which would count while this process was stopped
 
-	waiter            *waiter     // of the last turn that it waited for, or nil; guarded by deadlines.mu
+	waiter            *waiter     // of the last turn that it waited for, which may have begun, or nil; guarded by deadlines.mu
 	caller            fuse.Caller // this and what follows is the handler's own
 	hasTurn, hasPlace bool
 
 	expired   bool   // was answered
+	stuck     bool   // counts in deadlines.stuck
 	abandoned bool   // its handler ends without an answer: it is sent again, to another process
 	undo      func() // undoes what the handler did for the reader, or nil
 	clear     func() // of a suspect: lets another one begin
@@ -88,10 +90,22 @@ func (d *deadlines) begin(id uint64, i inode) (*request, error) {
 		d.suspects <- struct{}{}
 		d.suspectsWaiting.Add(-1)
 		d.mu.Lock()
-		d.shared.Suspect(id)
+		late := r.expired
+		if !late && !d.ended && !d.blamed {
+			d.shared.Suspect(id)
+		}
 		d.mu.Unlock()
+		if late {
+			<-d.suspects
+			d.end(r)
+			return nil, errLate
+		}
 		r.clear = sync.OnceFunc(func() {
-			d.shared.Clear(id)
+			d.mu.Lock()
+			if !d.blamed {
+				d.shared.Clear(id)
+			}
+			d.mu.Unlock()
 			<-d.suspects
 		})
 		time.AfterFunc(min(suspicion, suspicions/time.Duration(waiting)), r.clear)
@@ -103,7 +117,7 @@ func (d *deadlines) add(id uint64, i inode) (r *request, suspect bool, err error
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	split := d.splitOf(i.sequence())
-	if d.stuck[split] >= min(maxStuck, int(d.turns.perSplit)) {
+	if d.stuck[split] >= min(maxStuck, int(d.turns.perSplit-d.turns.perSplit/2)) {
 		return nil, false, d.error()
 	}
 	suspect, exhausted := d.shared.Attempt(id)
@@ -137,7 +151,7 @@ func (d *deadlines) remove(r *request) (expired bool) {
 	d.requests[r.index].index = r.index
 	d.requests[last] = nil
 	d.requests = d.requests[:last]
-	if r.expired {
+	if r.stuck {
 		d.stuck[r.split]--
 	}
 	if !r.abandoned && !r.expired {
@@ -156,6 +170,7 @@ func (d *deadlines) answered(id uint64) {
 func (d *deadlines) blame(r *request) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.blamed = true
 	d.shared.Suspect(r.id)
 }
 
@@ -166,7 +181,7 @@ func (d *deadlines) wait(r *request, of *turns, process uint32) (w *waiter, err 
 	if r.expired {
 		return nil, errLate
 	}
-	if w, err = of.wait(r.split, r.caller.Uid, process); err == nil {
+	if w, err = of.wait(r.split, r.caller.Uid, process, r.hasPlace); err == nil {
 		r.waiter = w
 	}
 	return w, err
@@ -247,9 +262,9 @@ func (d *deadlines) expire(tick time.Duration) (expired []inode) {
 			continue
 		}
 		r.expired = true
-		d.stuck[r.split]++
-		if r.waiter != nil {
-			r.waiter.cancel()
+		if r.waiter == nil || !r.waiter.cancel() { // one that waits for a turn ends at once
+			r.stuck = true
+			d.stuck[r.split]++
 		}
 		d.giveBackLocked(r)
 		// Under the lock, so that the handler does not answer before.
@@ -285,12 +300,12 @@ func (d *deadlines) error() error {
 	return fmt.Errorf("the token files gave no answer within %v, or readers asked too much of them (%w)", d.limit, syscall.ETIMEDOUT)
 }
 
-// close returns when nothing will be answered any more. With acquit, no request is why this process ends.
-func (d *deadlines) close(acquit bool) {
+// close returns when nothing will be answered any more. Unless one was blamed, no request is why this process ends.
+func (d *deadlines) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.ended = true
-	if acquit {
+	if !d.blamed {
 		d.shared.Acquit()
 	}
 }

@@ -53,7 +53,22 @@ func (l *limitedLog) note(kind string, now time.Time) (repeats int, ok bool) {
 		l.kinds = map[string]*logged{}
 	}
 	if l.kinds[kind] == nil && len(l.kinds) >= maxLogKinds {
-		maps.DeleteFunc(l.kinds, func(_ string, k *logged) bool { return !recent(k) })
+		repeats := 0
+		maps.DeleteFunc(l.kinds, func(_ string, k *logged) bool {
+			old := !recent(k)
+			if old {
+				repeats += k.repeats
+			}
+			return old
+		})
+		if repeats > 0 {
+			others := l.kinds[otherKinds]
+			if others == nil {
+				others = &logged{}
+				l.kinds[otherKinds] = others
+			}
+			others.repeats += repeats
+		}
 		if len(l.kinds) >= maxLogKinds {
 			kind = otherKinds
 		}

@@ -131,7 +131,7 @@ func (p *prefetcher) makeRing(st *stream) {
 
 // fill makes the next batches of a stream, which is of a split, while there are turns that nobody waits for.
 func (p *prefetcher) fill(st *stream, split int) {
-	for made := true; made && p.turns.try(split); {
+	for made := true; made && p.turns.tryAhead(split); {
 		b := p.claim(st)
 		if made = b != nil; made {
 			p.make(st, b)

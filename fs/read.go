@@ -46,6 +46,11 @@ func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.
 		r.undo = func() { t.handles.Release(fh) }
 		out.Fh, out.OpenFlags = fh, uncached
 	case k.isLiveText():
+		if k == infoFile { // which may be long to make
+			if err := t.takeTurn(r, in.Caller); err != nil {
+				return t.fault(i, err)
+			}
+		}
 		fh := t.texts.keep(i)
 		r.undo = func() { t.texts.release(fh) }
 		out.Fh, out.OpenFlags = fh, uncached
@@ -278,13 +283,19 @@ func (t *tree) readShown(r *request, s *Sequence, dst []byte, k uint64, off int6
 	if row.all || len(s.Batch.Arrays) == s.Batch.Main { // the whole batch
 		return t.readInTurns(r, s, dst, k, off)
 	}
-	shown := row.shown(s)
+	shown, since := row.shown(s), int64(0) // bytes of this turn
 	for k, off = k+uint64(off/shown), off%shown; len(dst) > 0; k, off = k+1, 0 {
 		n := min(int64(len(dst)), shown-off)
 		if err := t.readInTurns(r, s, dst[:n], k, off); err != nil {
 			return err
 		}
 		dst = dst[n:]
+		if since += n; since >= rowsPerTurnOfMany*s.rowBytes() && len(dst) > 0 {
+			since = 0
+			if err := t.passTurn(r); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }

@@ -190,21 +190,26 @@ func splitOf(name string) string {
 	return split
 }
 
-// lookUp finds the sequence of directory dir under the settings in name, for request id, and counts a lookup of it.
-func (q *sequences) lookUp(dir inode, name string, id uint64) (number int, errno syscall.Errno) {
+// with returns the sequence of directory dir under the settings in name.
+func (q *sequences) with(dir inode, name string) (*Sequence, syscall.Errno) {
 	of, _ := q.now(dir.sequence()) // an error is for those who read
 	if of == nil {
-		return 0, syscall.ESTALE
+		return nil, syscall.ESTALE
 	}
 	s, err := of.With(name)
 	if err != nil {
 		path := of.Name + "/" + name
 		q.log.limited(slog.LevelWarn, path, "no such settings", "path", path, "err", err)
 		if errors.Is(err, syscall.ENOENT) {
-			return 0, syscall.ENOENT
+			return nil, syscall.ENOENT
 		}
-		return 0, syscall.EINVAL
+		return nil, syscall.EINVAL
 	}
+	return s, 0
+}
+
+// lookUp finds the number of a sequence that with returned, for request id, and counts a lookup of it. It may wait for a while.
+func (q *sequences) lookUp(s *Sequence, dir inode, name string, id uint64) (number int, errno syscall.Errno) {
 	q.mu.Lock()
 	for q.indexed < state.MaxSequences {
 		q.known.Wait()

@@ -22,9 +22,18 @@ func train(t *testing.T) (q *sequences, dir inode) {
 	return tr.sequences, tr.find("train")
 }
 
+// lookUpNamed is with and then lookUp.
+func (q *sequences) lookUpNamed(dir inode, name string, id uint64) (number int, errno syscall.Errno) {
+	s, errno := q.with(dir, name)
+	if errno != 0 {
+		return 0, errno
+	}
+	return q.lookUp(s, dir, name, id)
+}
+
 func (q *sequences) mustLookUp(t *testing.T, dir inode, name string) int {
 	t.Helper()
-	number, errno := q.lookUp(dir, name, lastUnique.Add(2))
+	number, errno := q.lookUpNamed(dir, name, lastUnique.Add(2))
 	if errno != 0 {
 		t.Fatalf("lookup of %s: %v", name, errno)
 	}
@@ -72,7 +81,7 @@ func TestEqualNamesShareANumber(t *testing.T) {
 		t.Errorf("the split's own settings have number %d, want %d", got, dir.sequence())
 	}
 	for name, want := range map[string]syscall.Errno{"sead=7": syscall.ENOENT, "seed=bad": syscall.EINVAL} {
-		if _, errno := q.lookUp(dir, name, lastUnique.Add(2)); errno != want {
+		if _, errno := q.lookUpNamed(dir, name, lastUnique.Add(2)); errno != want {
 			t.Errorf("lookup of %s: %v, want %v", name, errno, want)
 		}
 	}
@@ -191,7 +200,7 @@ func TestAllNumbersInUse(t *testing.T) {
 		numbers = append(numbers, q.mustLookUp(t, dir, fmt.Sprint("seed=", i)))
 	}
 	for range 2 {
-		if _, errno := q.lookUp(dir, "seed=more", lastUnique.Add(2)); errno != syscall.ENOSPC {
+		if _, errno := q.lookUpNamed(dir, "seed=more", lastUnique.Add(2)); errno != syscall.ENOSPC {
 			t.Errorf("lookup of one too many: %v, want ENOSPC", errno)
 		}
 	}
@@ -199,7 +208,7 @@ func TestAllNumbersInUse(t *testing.T) {
 		t.Errorf("one that is there has number %d, had %d", got, numbers[5])
 	}
 	q.forget(numbers[5], 1)
-	if _, errno := q.lookUp(dir, "seed=more", lastUnique.Add(2)); errno != syscall.ENOSPC {
+	if _, errno := q.lookUpNamed(dir, "seed=more", lastUnique.Add(2)); errno != syscall.ENOSPC {
 		t.Errorf("with one forgotten in part: %v, want ENOSPC", errno)
 	}
 	q.forget(numbers[5], 1)
@@ -268,7 +277,7 @@ func TestConcurrentLookupsAndForgets(t *testing.T) {
 						continue
 					}
 				} else {
-					number, errno := q.lookUp(dir, name, lastUnique.Add(2))
+					number, errno := q.lookUpNamed(dir, name, lastUnique.Add(2))
 					if errno != 0 || h.lookups > 0 && number != h.number {
 						t.Errorf("%s has number %d (%v), and is held as %d", name, number, errno, h.number)
 						return

@@ -68,7 +68,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []*Sequence, o Options
 	case <-served:
 		return nil
 	case why := <-stop:
-		t.deadlines.close(why == supervise.ErrReplaced)
+		t.deadlines.close()
 		t.leaving.Store(true)
 		leave(fd, served)
 		return why

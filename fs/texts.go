@@ -30,11 +30,12 @@ type texts struct {
 	most           int // bytes of texts that are kept, unless the one that was read last is longer
 	memory         func() memoryUse
 
-	mu    sync.Mutex
-	open  map[uint64]*keptText    // what each open handle shows; guarded by mu, as all below and the keptTexts are
-	infos map[*Sequence]*keptText // the info.json that are kept: the handles of a Sequence share one
-	last  list.List               // of the *keptText that are kept, the one that was read last first
-	bytes int                     // of those
+	making sync.Mutex // held while status.json is made, which may be long: one at a time; before every other lock
+	mu     sync.Mutex
+	open   map[uint64]*keptText    // what each open handle shows; guarded by mu, as all below and the keptTexts are
+	infos  map[*Sequence]*keptText // the info.json that are kept: the handles of a Sequence share one
+	last   list.List               // of the *keptText that are kept, the one that was read last first
+	bytes  int                     // of those
 }
 
 // A memoryUse is the memory that readers make this process take, in bytes, of all that they may.
@@ -155,6 +156,8 @@ func statusText(t *texts, _ inode) ([]byte, *Sequence) {
 		name, fault                             string
 		cursor, reads, bytes, givenBack, errors uint64
 	}
+	t.making.Lock()
+	defer t.making.Unlock()
 	var all []counted
 	t.sequences.all(func(number int, name, fault string) {
 		entry := &t.shared.Sequences[number]

@@ -64,7 +64,7 @@ type Options struct {
 // newTree makes the tree of a mount, which can answer requests after resume.
 func newTree(mountpoint string, splits []*Sequence, o Options) *tree {
 	log := &limitedLog{Logger: o.Log}
-	turns, places := newTurns(len(splits), maxTurns), newTurns(len(splits), int(o.ReplyBytes/mount.MaxRequest))
+	turns, places := newTurns(len(splits), maxTurns, minTurns), newTurns(len(splits), int(o.ReplyBytes/mount.MaxRequest), minPlaces)
 	return &tree{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
 		texts: texts{
@@ -258,7 +258,12 @@ func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out
 		if err := t.takeTurn(r, header.Caller); err != nil {
 			return t.fault(dir, err)
 		}
-		number, errno := t.sequences.lookUp(dir, name, header.Unique)
+		s, errno := t.sequences.with(dir, name)
+		if errno != 0 {
+			return fuse.Status(errno)
+		}
+		t.endTurns(r)
+		number, errno := t.sequences.lookUp(s, dir, name, header.Unique)
 		if errno != 0 {
 			return fuse.Status(errno)
 		}

@@ -1,10 +1,12 @@
 package fs
 
 import (
+	"cmp"
 	"container/heap"
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -28,7 +30,7 @@ import (
 // needs one of tree.places too. Files that give no answer therefore keep only their own readers waiting, a reader of few rows does not
 // wait for those of many, and threads and memory are bounded however many readers there are.
 //
-// Lock order: mu is taken last.
+// Lock order: mu is taken last, after deadlines.mu.
 type turns struct {
 	perSplit int32 // turns
 	mu       sync.Mutex
@@ -58,35 +60,40 @@ type waiter struct {
 	of        *turns
 	split     int
 	user      *user
+	process   uint32
 	round     uint64        // in which it has its turn
-	fresh     bool          // its process had no turn in the round before
+	fresh     bool          // its process has had no turn in this round, and waits for none
 	index     int           // in user.waiting; -1: it waits no more
 	turn      chan struct{} // closed when it waits no more
 	cancelled bool          // it waits no more, and has no turn
 }
 
 const (
-	// So many turns are divided among the splits: each has at least minPerSplit, and not more than maxPerSplit, or two
-	// for each processor.
+	// So many turns are divided among the splits. Each split has at least minTurns, one of them for batches that are made ahead,
+	// and not more than maxPerSplit, or two for each processor.
 	maxTurns    = 256
+	minTurns    = 2
+	minPlaces   = 1
 	maxPerSplit = 32
-	minPerSplit = 2
-	// So many requests of a split may wait. Each takes some kilobytes.
+	// So many requests of a split may wait for a turn, and as many for a place. Each takes some kilobytes.
 	maxWaiting = 4096
-	// A turn is over after so many rows, or fewer if others wait: 2 ms or less where the tokens are in the page cache.
+	// A request that holds more memory than this needs a place.
+	maxWithoutPlace = 64 << 10
+	// A turn is over after so many rows, or fewer if others wait: a few milliseconds where the tokens are in the page cache.
 	rowsPerTurn       = 256
 	rowsPerTurnOfMany = 64
 	// The rounds of so many processes of a user are remembered, and of all that still matter.
 	maxProcesses = 1024
+	maxUsers     = 64 // likewise
 )
 
 var errTooMany = fmt.Errorf("more than %d requests of one split wait for an answer (%w)", maxWaiting, syscall.ETIMEDOUT)
 
-// newTurns divides so many turns among so many splits.
-func newTurns(splits, all int) *turns {
+// newTurns divides so many turns among so many splits, each of which has least or more.
+func newTurns(splits, all, least int) *turns {
 	splits = max(splits, 1)
 	per := min(all/splits, max(maxPerSplit, 2*runtime.GOMAXPROCS(0)))
-	return &turns{perSplit: int32(max(per, minPerSplit)), queues: make([]queue, splits+1)}
+	return &turns{perSplit: int32(max(per, least)), queues: make([]queue, splits+1)}
 }
 
 // try takes a turn if there is one and nobody waits.
@@ -95,11 +102,17 @@ func (t *turns) try(split int) bool {
 	return q.waiting.Load() == 0 && q.take(t.perSplit)
 }
 
+// tryAhead is try for a batch that nobody waits for. It leaves half of the turns to requests, even if all such batches hang.
+func (t *turns) tryAhead(split int) bool {
+	q := &t.queues[split]
+	return q.waiting.Load() == 0 && q.take(t.perSplit/2)
+}
+
 // take takes a turn if there is one.
 func (q *queue) take(perSplit int32) bool {
 	for {
 		n := q.taken.Load()
-		if n == perSplit {
+		if n >= perSplit {
 			return false
 		}
 		if q.taken.CompareAndSwap(n, n+1) {
@@ -123,36 +136,57 @@ func (t *turns) give(split int) {
 // anyoneWaits says whether requests of a split wait.
 func (t *turns) anyoneWaits(split int) bool { return t.queues[split].waiting.Load() > 0 }
 
-// isMuch says whether buffers like buf for all requests of a split that wait are much memory.
+// isMuch says whether buffers like buf, for all requests of a split that wait, would be a quarter of what those with a turn have, or
+// more.
 func (t *turns) isMuch(split int, buf []byte) bool {
 	return int64(t.queues[split].waiting.Load())*int64(len(buf)) > int64(t.perSplit)*mount.MaxRequest/4
 }
 
 // wait puts a request of a user's process in the queue of a split. Its turn begins when w.turn is closed. The error is errTooMany.
-func (t *turns) wait(split int, uid, process uint32) (w *waiter, err error) {
+//
+// Of a request that has begun, as it has a place, it is none: there are not many.
+func (t *turns) wait(split int, uid, process uint32, begun bool) (w *waiter, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	q := &t.queues[split]
-	if q.waiting.Load() == maxWaiting {
-		return nil, errTooMany
-	}
 	w = q.user(uid).enter(process)
 	w.of, w.split = t, split
-	q.waiting.Add(1)
+	if q.waiting.Add(1) > maxWaiting && !begun {
+		last := q.last()
+		if last.remove(); last == w {
+			return nil, errTooMany
+		}
+	}
 	q.grant(t.perSplit)
 	return w, nil
 }
 
-// cancel ends the waiting of a request, unless its turn has begun.
-func (w *waiter) cancel() {
+// cancel ends the waiting of a request, unless its turn has begun. It says whether it waited.
+func (w *waiter) cancel() (waited bool) {
 	w.of.mu.Lock()
 	defer w.of.mu.Unlock()
 	if w.index < 0 {
-		return
+		return false
 	}
+	w.remove()
+	return true
+}
+
+// remove is cancel for a caller that holds mu.
+func (w *waiter) remove() {
 	heap.Remove(&w.user.waiting, w.index)
 	w.cancelled = true
+	w.user.left = min(w.user.left, len(w.user.waiting))
+	if last := w.user.last[w.process]; last > w.user.round {
+		w.user.last[w.process] = last - 1
+	}
 	w.of.queues[w.split].leave(w)
+}
+
+// last is, of the requests of the user that has most, one that would have its turn last.
+func (q *queue) last() *waiter {
+	most := slices.MaxFunc(q.users, func(a, b *user) int { return cmp.Compare(len(a.waiting), len(b.waiting)) })
+	return slices.MaxFunc(most.waiting, func(a, b *waiter) int { return cmp.Compare(a.round, b.round) })
 }
 
 // grant lets those who wait have the turns that are free.
@@ -186,6 +220,9 @@ func (q *queue) user(uid uint32) *user {
 			return u
 		}
 	}
+	if len(q.users) > maxUsers {
+		q.users = slices.DeleteFunc(q.users, func(u *user) bool { return len(u.waiting) == 0 && u.turns <= q.now })
+	}
 	u := &user{uid: uid, turns: q.now, last: map[uint32]uint64{}}
 	q.users = append(q.users, u)
 	return u
@@ -193,7 +230,7 @@ func (q *queue) user(uid uint32) *user {
 
 // enter puts a request of a process in the queue.
 func (u *user) enter(process uint32) *waiter {
-	w := &waiter{user: u, round: u.round, fresh: true, turn: make(chan struct{})}
+	w := &waiter{user: u, process: process, round: u.round, fresh: true, turn: make(chan struct{})}
 	if last, known := u.last[process]; known && last >= u.round {
 		w.round, w.fresh = last+1, false
 	}
@@ -270,10 +307,10 @@ func (t *tree) takeTurn(r *request, caller fuse.Caller) (err error) {
 	return err
 }
 
-// takePlace is takeTurn for a request of so many rows, with a place if need be. buf is the memory that it holds for its reply.
+// takePlace is takeTurn for a request of so many rows, with a place if it is a long one. buf is the memory that it holds for its reply.
 func (t *tree) takePlace(r *request, caller fuse.Caller, rows int64, buf []byte) (err error) {
 	r.caller = caller
-	if rows > rowsPerTurnOfMany {
+	if rows > rowsPerTurnOfMany || len(buf) > maxWithoutPlace {
 		if r.hasPlace, err = t.take(r, t.places, buf); err != nil {
 			return err
 		}
@@ -288,7 +325,11 @@ func (t *tree) take(r *request, of *turns, buf []byte) (has bool, err error) {
 	if of.try(r.split) {
 		return true, nil
 	}
-	w, err := t.deadlines.wait(r, of, uint32(process.OfThread(int(r.caller.Pid))))
+	caller := process.OfThread(int(r.caller.Pid))
+	if caller < 0 { // in a /proc that hides it
+		caller = int(r.caller.Pid)
+	}
+	w, err := t.deadlines.wait(r, of, uint32(caller))
 	if err != nil {
 		return false, err
 	}
@@ -296,7 +337,10 @@ func (t *tree) take(r *request, of *turns, buf []byte) (has bool, err error) {
 		freePages(buf)
 	}
 	<-w.turn
-	return !w.cancelled, t.deadlines.late(r)
+	if err = t.deadlines.late(r); err == nil && w.cancelled {
+		err = errTooMany
+	}
+	return !w.cancelled, err
 }
 
 // passTurn ends a request's turn and waits for another one, if others wait.
@@ -318,6 +362,7 @@ func (t *tree) endTurns(r *request) {
 	if r.hasPlace {
 		t.places.give(r.split)
 	}
+	r.hasTurn, r.hasPlace = false, false
 }
 
 // readInTurns is s.Read with a turn for every few rows.

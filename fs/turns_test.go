@@ -19,7 +19,7 @@ type queueing struct {
 
 func newQueueing(t *testing.T) *queueing {
 	t.Helper()
-	q := &queueing{turns: newTurns(1, 1), readers: map[*waiter]string{}}
+	q := &queueing{turns: newTurns(1, 1, 1), readers: map[*waiter]string{}}
 	q.perSplit = 1
 	if !q.try(1) || q.try(1) {
 		t.Fatal("there is not exactly one turn")
@@ -29,7 +29,7 @@ func newQueueing(t *testing.T) *queueing {
 
 func (q *queueing) enter(t *testing.T, name string, uid, pid uint32) {
 	t.Helper()
-	w, err := q.wait(1, uid, pid)
+	w, err := q.wait(1, uid, pid, false)
 	if err != nil {
 		t.Fatal(err)
 	}

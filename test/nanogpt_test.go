@@ -36,11 +36,11 @@ func TestNanoGPT(t *testing.T) {
 			write(t, filepath.Join(dir, "val.bin"), ramp[:10_000])
 			train, err := os.Create(filepath.Join(dir, "train.bin"))
 			noError(t, err)
-			defer train.Close()
 			for range ramps {
 				_, err := train.Write(ramp)
 				noError(t, err)
 			}
+			noError(t, train.Close()) // mount refuses a file that is open for writing
 			state := filepath.Join(dir, "rng.bin")
 			want := run(t, python, "clients/nanogpt.py", dir, state)
 			m := mount(t, "--data", dir, "--set", "batch.batch_size=6", "--set", "batch.block_size=16",

@@ -142,7 +142,13 @@ func TestWhoDiesFirst(t *testing.T) {
 	config, _ := small(t, 1)
 	m := mountProgram(t, exec.Command(plainBatchfs), "-c", config)
 	score := func(pid int) int {
-		n, err := strconv.Atoi(strings.TrimSpace(run(t, "cat", fmt.Sprintf("/proc/%d/oom_score_adj", pid))))
+		text := make([]byte, 100) // read at once: it may change between two reads
+		file, err := os.Open(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
+		noError(t, err)
+		defer file.Close()
+		size, err := file.Read(text)
+		noError(t, err)
+		n, err := strconv.Atoi(strings.TrimSpace(string(text[:size])))
 		noError(t, err)
 		return n
 	}

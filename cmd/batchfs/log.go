@@ -177,11 +177,19 @@ func (w *lineWriter) flush() {
 	if !w.ready() {
 		return
 	}
-	if q, ok := w.add(nil); ok {
-		select {
-		case <-q.written:
-		case <-time.After(lastPatience):
-		}
+	end := time.After(lastPatience)
+	last := queuedLine{nil, 0, make(chan struct{})}
+	w.mu.Lock()
+	last.lost, w.lost = w.lost, 0
+	w.mu.Unlock()
+	select {
+	case w.queue <- last:
+	case <-end:
+		return
+	}
+	select {
+	case <-last.written:
+	case <-end:
 	}
 }
 

@@ -31,17 +31,27 @@ func (s *Shared) Attempt(id uint64) (suspect, exhausted bool) {
 // blame, and until EndAttempts it is one of those.
 func (s *Shared) Suspect(id uint64) {
 	id &^= Resent
-	if a := s.attempt(id); a != nil {
-		a.suspected.Store(1)
+	a := s.attempt(id)
+	if a == nil { // all counters are in use
+		for i := range s.attempts {
+			if other := &s.attempts[i]; other.suspected.Load() == 0 && (a == nil || other.times.Load() < a.times.Load()) {
+				a = other
+			}
+		}
+		if a == nil {
+			return
+		}
+		s.begin(a, id)
 	}
+	a.suspected.Store(1)
 	s.suspect.Store(id)
 }
 
 // Clear notes that a request has not ended this worker yet, and that another may be suspected.
 func (s *Shared) Clear(id uint64) { s.suspect.CompareAndSwap(id&^Resent, 0) }
 
-// Blame counts the end of the worker before this one as an attempt of the suspect, or of all that it might have been. Workers has
-// been raised.
+// Blame counts the end of the worker before this one as an attempt of the suspect or, if there is none, of all that Suspect was
+// called for and that have no answer. Workers has been raised.
 func (s *Shared) Blame() {
 	id := s.suspect.Swap(0)
 	if id != 0 {
@@ -80,13 +90,18 @@ func (s *Shared) EndAttempts(id uint64) {
 func (s *Shared) attempt(id uint64) *attempt {
 	a := s.findAttempt(id)
 	if a != nil && a.id.Load() != id {
-		a.id.Store(0)
-		a.times.Store(0)
-		a.suspected.Store(0)
-		a.worker.Store(s.Workers.Load())
-		a.id.Store(id)
+		s.begin(a, id)
 	}
 	return a
+}
+
+// begin lets a counter count for a request.
+func (s *Shared) begin(a *attempt, id uint64) {
+	a.id.Store(0)
+	a.times.Store(0)
+	a.suspected.Store(0)
+	a.worker.Store(s.Workers.Load())
+	a.id.Store(id)
 }
 
 // findAttempt returns the counter of a request, or else one to count it with: a free one, or the one that an earlier worker

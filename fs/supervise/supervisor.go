@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -252,7 +253,8 @@ func (s *supervisor) keepSnapshot(file *os.File) {
 	s.Snapshot.Close()
 	s.Snapshot = file
 	if s.next != nil && !s.next.reload {
-		s.drop(errors.New("the token files changed"))
+		s.next.kill()
+		s.next = nil
 	}
 }
 
@@ -319,6 +321,8 @@ func (s *supervisor) received(m message, ok bool) error {
 	case m.text == msgPong:
 		s.silent = 0
 		s.shared.Heartbeat.Store(state.Monotonic())
+	case strings.HasPrefix(m.text, msgRefused):
+		s.Log.Error("the worker cannot serve any longer", "err", strings.TrimPrefix(m.text, msgRefused))
 	}
 	return nil
 }

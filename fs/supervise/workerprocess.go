@@ -185,6 +185,11 @@ func (p *workerProcess) awaitEnd(limit time.Duration) {
 			return
 		case <-time.After(every):
 		}
+		if n := len(p.messages); n > 0 && n == cap(p.messages) { // or listen would wait for ever; what is newer stays
+			if m := <-p.messages; m.file != nil {
+				m.file.Close()
+			}
+		}
 		if stuck++; p.hasThread("RST") || !p.hasThread("D") {
 			stuck = 0
 		}
