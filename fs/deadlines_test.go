@@ -310,3 +310,96 @@ func TestLateReadOfAResumedText(t *testing.T) {
 		t.Errorf("%d texts are kept for nobody", n)
 	}
 }
+
+// suspected is a tree in which requests of next are suspects: three workers ended with them.
+func suspected(t *testing.T, ids ...uint64) *tree {
+	t.Helper()
+	tr := plant(t, counting("train", 1000))
+	for range 3 {
+		for _, id := range ids {
+			tr.shared.Attempt(id | state.Resent)
+		}
+		tr.shared.Workers.Add(1)
+		tr.shared.Blame()
+	}
+	return tr
+}
+
+// deathsLeft is how many more workers may end because of a suspect.
+func deathsLeft(tr *tree, id uint64) (n int) {
+	for {
+		if _, exhausted := tr.shared.Attempt(id | state.Resent); exhausted {
+			return n
+		}
+		tr.shared.Suspect(id)
+		tr.shared.Workers.Add(1)
+		tr.shared.Blame()
+		n++
+	}
+}
+
+// A suspect that waits while a worker ends of something else is not blamed, whenever the worker ends.
+func TestInnocentSuspect(t *testing.T) {
+	const guilty, innocent = 2, 4
+	for why, want := range map[string]int{"panic": 1, "restart": 2, "panic of a lookup": 2} {
+		tr := suspected(t, guilty, innocent)
+		d := &tr.deadlines
+		first, err := d.begin(guilty|state.Resent, tr.find("train/next"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		begun := make(chan *request)
+		go func() {
+			r, _ := d.begin(innocent|state.Resent, tr.find("train/next"))
+			begun <- r
+		}()
+		for d.suspectsWaiting.Load() == 0 {
+		}
+		switch why {
+		case "panic":
+			first.abandoned = true
+			d.blame(first)
+			d.end(first)
+		case "panic of a lookup": // whose reader gets EIO
+			d.end(first)
+		}
+		d.close()
+		first.clear() // as after a while
+		(<-begun).clear()
+		tr.shared.Workers.Add(1)
+		tr.shared.Blame()
+		if got := deathsLeft(tr, innocent); got != 2 {
+			t.Errorf("%s: the innocent request has %d deaths left, want 2", why, got)
+		}
+		if got := deathsLeft(tr, guilty); why != "panic of a lookup" && got != want {
+			t.Errorf("%s: the other one has %d deaths left, want %d", why, got, want)
+		}
+	}
+}
+
+// A suspect that was answered while it waited is not handled any more.
+func TestLateSuspect(t *testing.T) {
+	tr := suspected(t, 2, 4)
+	tr.deadlines.limit = time.Second
+	tr.deadlines.answer = func(uint64, syscall.Errno) {}
+	first, err := tr.deadlines.begin(2|state.Resent, tr.find("train/next"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := make(chan error)
+	go func() {
+		_, err := tr.deadlines.begin(4|state.Resent, tr.find("train/next"))
+		late <- err
+	}()
+	for tr.deadlines.suspectsWaiting.Load() == 0 {
+	}
+	tr.deadlines.tick(time.Second)
+	tr.deadlines.tick(time.Second)
+	first.clear()
+	if err := <-late; err != errLate {
+		t.Errorf("it begins: %v", err)
+	}
+	if n := len(tr.deadlines.requests); n != 1 {
+		t.Errorf("%d requests are under way, want the first one", n)
+	}
+}

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"batchfs/cache/array"
 )
 
 // A queueing is a queue of one split with one turn, which somebody has.
@@ -114,6 +116,48 @@ func TestCancelledTurn(t *testing.T) {
 	}
 }
 
+// A user who fills the queue keeps nobody else out: a request of the one that waits most fails.
+func TestFullQueue(t *testing.T) {
+	q := newQueueing(t)
+	for range maxWaiting {
+		q.enter(t, "greedy", 1, 1)
+	}
+	if _, err := q.wait(1, 1, 1, false); err != errTooMany {
+		t.Errorf("one request too many: %v", err)
+	}
+	q.enter(t, "modest", 2, 2)
+	if got := q.queues[1].waiting.Load(); got != maxWaiting {
+		t.Errorf("%d requests wait, may be %d", got, maxWaiting)
+	}
+	if _, err := q.wait(1, 1, 1, true); err != nil {
+		t.Errorf("a request that has begun: %v", err)
+	}
+}
+
+// Requests that were cancelled cost their process no turns.
+func TestCancelledTurnsAreNotPaidFor(t *testing.T) {
+	q := newQueueing(t)
+	const others = 10
+	for range 2000 {
+		q.enter(t, "cancelled", 1, 1)
+	}
+	for pid := range uint32(others) {
+		q.enter(t, "other", 1, 10+pid)
+	}
+	for _, w := range q.waiting[:2000] {
+		w.cancel()
+	}
+	q.waiting = q.waiting[2000:]
+	q.enter(t, "again", 1, 1)
+	waited := 0
+	for pid := uint32(0); q.next(t) != "again"; pid++ {
+		q.enter(t, "other", 1, 10+pid%others)
+		if waited++; waited > 3*others {
+			t.Fatalf("a process waits for more than %d turns of %d others", 3*others, others)
+		}
+	}
+}
+
 func TestFreePages(t *testing.T) {
 	for _, size := range []int{0, 1, 4096, 100_000, 1 << 20} {
 		memory := make([]byte, size+8192)
@@ -184,6 +228,115 @@ func TestHangingSplit(t *testing.T) {
 	}
 	if tr.deadlines.stuck[1] != 0 || len(tr.deadlines.requests) != 0 {
 		t.Errorf("%d handlers are stuck, %d requests under way", tr.deadlines.stuck[1], len(tr.deadlines.requests))
+	}
+}
+
+// Batches that are made ahead, and hang, leave turns to requests, so that these find out, and fail at once then.
+func TestHangingAhead(t *testing.T) {
+	s := counting("train", 1000)
+	gate := make(chan struct{})
+	var hangs atomic.Bool
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer close(gate)
+	whole := s.Read
+	s.Read = func(dst []byte, k uint64, off int64) error {
+		if hangs.Load() {
+			<-gate
+		}
+		return whole(dst, k, off)
+	}
+	tr, tick, _ := expiring(t, s)
+	tr.deadlines.answer = func(uint64, syscall.Errno) {}
+	tr.turns.perSplit = 4
+	var results []fuse.ReadResult // of readers in order, whose next batches will be made
+	for reader := range uint64(8) {
+		for k := range uint64(2) {
+			in := &fuse.ReadIn{Size: 1000}
+			in.NodeId, in.Unique = uint64(tr.numbered(batchRaw, 1, 1000*reader+k)), lastUnique.Add(2)
+			result, status := tr.Read(nil, in, make([]byte, 1000))
+			if !status.Ok() {
+				t.Fatal(status)
+			}
+			if results = append(results, result); k == 0 {
+				result.Done()
+			}
+		}
+	}
+	hangs.Store(true)
+	for i := 1; i < len(results); i += 2 {
+		all.Go(results[i].Done)
+	}
+	for tr.turns.queues[1].taken.Load() < 2 {
+	}
+	for n := range uint64(20) {
+		in := &fuse.ReadIn{Size: 1000}
+		in.NodeId, in.Unique = uint64(tr.numbered(batchRaw, 1, 100_000+100*n)), lastUnique.Add(2)
+		all.Go(func() { tr.Read(nil, in, make([]byte, 1000)) })
+	}
+	for tr.turns.queues[1].waiting.Load() < 18 {
+	}
+	tick()
+	if r, err := tr.deadlines.begin(lastUnique.Add(2), tr.find("train/next")); err == nil {
+		t.Errorf("%d handlers are stuck, and another request does not fail at once", tr.deadlines.stuck[1])
+		tr.deadlines.end(r)
+	}
+}
+
+// A long read of a file that shows some of the arrays has as many turns as others.
+func TestLongReadsOfSomeArraysTakeTurns(t *testing.T) {
+	s := counting("train", 1<<20)
+	row := array.Array{DType: array.Uint16, Shape: []int{1, 64}}
+	s.Batch, s.Steps = array.NewBatch(1, row, row), 1<<20
+	tr := plant(t, s)
+	tr.turns.perSplit = 1
+	var rows, before atomic.Int64
+	s.Read = func(dst []byte, k uint64, off int64) error {
+		if rows.Add(1) == 2 {
+			go func() { // a reader of one row
+				r, err := tr.deadlines.begin(1000, tr.find("train/next"))
+				if err == nil {
+					err = tr.takeTurn(r, fuse.Caller{})
+				}
+				if err != nil {
+					t.Error(err)
+				}
+				before.Store(rows.Load())
+				tr.ends(r)
+			}()
+			for !tr.turns.anyoneWaits(1) {
+			}
+		}
+		return nil
+	}
+	if _, status := tr.reader(t, "train/batches.bin", 0).read(0, 1<<20); !status.Ok() {
+		t.Fatal(status)
+	}
+	for before.Load() == 0 {
+	}
+	if n := before.Load(); n > 2*rowsPerTurn {
+		t.Errorf("another reader had its turn after %d rows of %d", n, rows.Load())
+	}
+}
+
+// A read that holds much memory has a place, also if it is of few rows.
+func TestPlaces(t *testing.T) {
+	for bytes, want := range map[int64]bool{100: false, maxWithoutPlace: false, maxWithoutPlace + 2: true} {
+		s := counting("train", bytes)
+		tr := plant(t, s)
+		whole := s.Read
+		s.Read = func(dst []byte, k uint64, off int64) error {
+			if has := tr.places.queues[1].taken.Load() > 0; has != want {
+				t.Errorf("a row of %d bytes: has a place %v, want %v", bytes, has, want)
+			}
+			return whole(dst, k, off)
+		}
+		if _, status := tr.reader(t, "train/batch/3", 0).read(0, int(bytes)); !status.Ok() {
+			t.Error(status)
+		}
+		if n := tr.places.queues[1].taken.Load(); n != 0 {
+			t.Errorf("%d places are taken", n)
+		}
 	}
 }
 

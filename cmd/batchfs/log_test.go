@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -82,6 +83,38 @@ func TestLogToAHangingFile(t *testing.T) {
 	<-q.written
 	if w.late.Load() {
 		t.Error("it counts as hanging still")
+	}
+}
+
+// A pipe whose reader was slow, and reads again when the process ends, gets the lines that wait, the last ones among them.
+func TestLogAtTheEnd(t *testing.T) {
+	r, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	for err == nil { // until the pipe is full
+		out.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
+		_, err = out.Write(make([]byte, maxLine))
+	}
+	out.SetWriteDeadline(time.Time{})
+	w := newLineWriter(out)
+	for i := range 2 * maxQueued {
+		fmt.Fprintf(w, "line %d\n", i)
+	}
+	room := make([]byte, 2*maxLine)
+	if _, err := io.ReadFull(r, room); err != nil {
+		t.Fatal(err)
+	}
+	rest := make(chan string)
+	go func() {
+		text, _ := io.ReadAll(r)
+		rest <- string(text)
+	}()
+	w.flush()
+	out.Close()
+	if text := <-rest; strings.Count(text, "line ") < maxQueued {
+		t.Errorf("of %d lines that waited, %d were written", maxQueued, strings.Count(text, "line "))
 	}
 }
 
