@@ -25,10 +25,10 @@ import (
 // A queue is fair to users, and then to the processes of a user: each of them that waits has a turn in a round. A process that did
 // not wait a moment ago is among the first of the round.
 //
-// A request that uses token files may take a thread, which waits for a disk, and a processor: it needs one of tree.turns, a long request
-// one for every few rows. A long request holds memory for its reply while it waits for the next turn, so before it begins it
-// needs one of tree.places too. Files that give no answer therefore keep only their own readers waiting, a reader of few rows does not
-// wait for those of many, and threads and memory are bounded however many readers there are.
+// A request that uses token files may take a thread, which waits for a disk, and a processor: it needs one of tree.turns, and a
+// long request needs one for every few rows. A long request holds memory for its reply while it waits for its next turn, so it
+// needs one of tree.places before it begins. Files that give no answer therefore keep only their own readers waiting, a reader of
+// few rows does not wait for those of many, and threads and memory are bounded however many readers there are.
 //
 // Lock order: mu is taken last, after deadlines.mu.
 type turns struct {
@@ -307,7 +307,8 @@ func (t *tree) takeTurn(r *request, caller fuse.Caller) (err error) {
 	return err
 }
 
-// takePlace is takeTurn for a request of so many rows, with a place if it is a long one. buf is the memory that it holds for its reply.
+// takePlace is takeTurn for a request of so many rows, with a place if it is a long one. buf is the memory that it holds for its
+// reply.
 func (t *tree) takePlace(r *request, caller fuse.Caller, rows int64, buf []byte) (err error) {
 	r.caller = caller
 	if rows > rowsPerTurnOfMany || len(buf) > maxWithoutPlace {
