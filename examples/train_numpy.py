@@ -16,7 +16,7 @@ import numpy as np
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("mountpoint")
 parser.add_argument("vocab", help="the vocab.json that batchfs prepare wrote")
-parser.add_argument("--seconds", type=float, default=30, help="how long to train (default: 30)")
+parser.add_argument("--seconds", type=float, default=30, help="how long to train (default: 30), and for 600 steps or more")
 args = parser.parse_args()
 
 info = json.load(open(f"{args.mountpoint}/train/info.json"))
@@ -101,7 +101,8 @@ print(f"val loss in nats/char: unigram {unigram_loss:.3f}, bigram {bigram_loss:.
 
 m = [np.zeros_like(w) for w in params]
 v = [np.zeros_like(w) for w in params]
-step, done = 0, 0.0  # done: the share of the time that is over, which the learning rate follows
+least = 600  # steps, which take longer on a busy machine
+step, done = 0, 0.0  # done: the share of the training that is over, which the learning rate follows
 losses, waits = [], []
 start = reported = time.perf_counter()
 while done < 1:
@@ -117,7 +118,7 @@ while done < 1:
         m2 += (1 - beta2) * (g * g - m2)
         w -= lr * m1 / (1 - beta1 ** step) / (np.sqrt(m2 / (1 - beta2 ** step)) + 1e-8)
     now = time.perf_counter()
-    done = (now - start) / args.seconds
+    done = min((now - start) / args.seconds, step / least)
     if now - reported > 3 or done >= 1:
         loss = val_loss(lambda x: forward(x)[1])
         print(f"step {step}: train loss {np.mean(losses):.3f}, val loss {loss:.3f}, "
@@ -127,8 +128,7 @@ while done < 1:
 
 print(f"val loss {loss:.3f}: unigram {unigram_loss:.3f}, bigram {bigram_loss:.3f}", flush=True)
 if loss > 0.9 * bigram_loss:
-    sys.exit(f"not 10 % below the bigram table after {step} steps: "
-             "more --seconds, or a faster BLAS (libopenblas0-pthread)?")
+    sys.exit(f"not 10 % below the bigram table after {step} steps: more --seconds?")
 
 text = list(val[0][0][0, :C])
 for _ in range(400):
