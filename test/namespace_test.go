@@ -30,9 +30,19 @@ func inNamespace(t *testing.T, dir string) *os.Process {
 	return cmd.Process
 }
 
+// needNamespaces skips a test where commands cannot have mounts of their own, as in a chroot.
+func needNamespaces(t testing.TB) {
+	t.Helper()
+	needFUSE(t)
+	if out, err := exec.Command("unshare", "--mount", "--propagation", "private", "true").CombinedOutput(); err != nil {
+		lack(t, "no mount namespaces: %v %s", err, out)
+	}
+}
+
 // From a PID namespace of its own a command sees other processes under the ids of a mount's. It says that it cannot tell, and leaves
 // the mount alone.
 func TestOtherPIDNamespace(t *testing.T) {
+	needNamespaces(t)
 	if os.Geteuid() != 0 {
 		t.Skip("PID namespaces are root's")
 	}
@@ -63,7 +73,7 @@ func TestOtherPIDNamespace(t *testing.T) {
 // Where /proc is that of another PID namespace, other processes have the ids of this one and its workers there. Nothing is mounted, and
 // no mount is touched.
 func TestForeignProc(t *testing.T) {
-	needFUSE(t)
+	needNamespaces(t)
 	if os.Geteuid() != 0 {
 		t.Skip("PID namespaces are root's")
 	}
@@ -110,7 +120,7 @@ func TestForeignProc(t *testing.T) {
 
 // A mount whose PID namespace is gone is dead, also for those who never were in it, and they can free it.
 func TestDeadElsewhere(t *testing.T) {
-	needFUSE(t)
+	needNamespaces(t)
 	if os.Geteuid() != 0 {
 		t.Skip("PID namespaces are root's")
 	}
@@ -152,6 +162,7 @@ func TestDeadElsewhere(t *testing.T) {
 
 // unmount says where a filesystem lives on, and --force ends it there too.
 func TestUnmountElsewhere(t *testing.T) {
+	needNamespaces(t)
 	if os.Geteuid() != 0 {
 		t.Skip("mount namespaces are root's")
 	}

@@ -252,6 +252,7 @@ func (m *Mounted) Places() (places []string) {
 	ours, _ := os.Readlink("/proc/self/ns/mnt")
 	namespaces := map[string]bool{}
 	processes, _ := filepath.Glob("/proc/[0-9]*")
+	processes = slices.Insert(processes, 0, "/proc/self") // another process may see the same mounts from another root
 	for _, dir := range processes {
 		namespace, err := os.Readlink(dir + "/ns/mnt")
 		if err != nil || namespaces[namespace] {
