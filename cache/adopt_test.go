@@ -31,7 +31,7 @@ func TestCopyOfAFileIsTheFile(t *testing.T) {
 		successor := reopened(t, tokens, o)
 		for range 3 {
 			copyOver(t, paths[1], same)
-			for _, tokens := range []*Tokens{tokens, successor} {
+			for _, tokens := range []*Array{tokens, successor} {
 				must(t, tokens.Check())
 				must(t, readAll(tokens, ws()))
 			}
@@ -66,7 +66,7 @@ func TestOtherFileOfTheSameTimeIsAnother(t *testing.T) {
 		for _, at := range []int{0, 199_999} { // in the first block of the sample, and in the last
 			copyOver(t, paths[0], func(raw []byte) { raw[at]++ })
 			for range 2 {
-				for _, tokens := range []*Tokens{tokens, successor} {
+				for _, tokens := range []*Array{tokens, successor} {
 					for _, err := range []error{tokens.Check(), readOne(tokens)} {
 						if !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), "another file stands in its place") {
 							t.Errorf("byte %d: error %v, want ESTALE", at, err)

@@ -44,7 +44,7 @@ func (m *memory) Read(ranges []Range, visit func(int, []byte) error) error {
 // Tokens need nothing of a blob but what the interface says.
 func TestTokensOfAnotherBlob(t *testing.T) {
 	lens := []int{100, 1, 5000, 7}
-	tokens := &Tokens{dtype: array.Uint32, width: 4}
+	tokens := &Array{dtype: array.Uint32, number: 4, width: 4}
 	var blobs []*memory
 	from := 0
 	for _, n := range lens {

@@ -70,8 +70,8 @@ func (s *shard) settled(id Identity, ctime unix.Timespec) bool {
 
 // Unwritten returns an error if somebody has one of the files open for writing: through a mapping that was made before, tokens
 // change and the time of the file does not. unknown is a file of which this cannot be known, or empty.
-func (t *Tokens) Unwritten() (unknownOf string, err error) {
-	for _, path := range t.Files() {
+func (a *Array) Unwritten() (unknownOf string, err error) {
+	for _, path := range a.Files() {
 		f, err := os.OpenFile(path, openFlags, 0)
 		if err != nil {
 			return "", err

@@ -4,18 +4,24 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 
 	"batchfs/cache/array"
 )
 
-// Options say how tokens are stored and fetched.
+// Options say how an array is stored and fetched.
 type Options struct {
-	DType         array.DType // of the tokens in headerless files: array.Uint16 or array.Uint32, little-endian
+	DType         array.DType // of the numbers in headerless files, little-endian
+	Axes          []int       // of an element in headerless files; none for tokens
+	Format        string      // of the files, one of Formats
+	Tensor        string      // of a format with several: its name
 	Join          bool        // windows may cross from one file into the next
 	Access        Access      // how the bytes of a window are fetched
 	DropPageCache bool        // give the kernel's page cache back after every read; Map does not
 	AllFiles      int         // how many files are checked together with these, which count; 0: these are all
-	VocabSize     int64       // tokens are below it; 0: nobody knows
+	VocabSize     int64       // tokens are below it; 0: nobody knows, or the elements are no tokens
+
+	Beside string // the name of this array, which lies beside another; empty for the main one of a source
 
 	// GuessedDType says that DType is a guess: Open then refuses files that look like another one, or like text. Reopen ignores it.
 	GuessedDType bool
@@ -25,16 +31,16 @@ type Options struct {
 
 	// Previous are the same files before they changed, or nil. With it, Open refuses a file that is being overwritten: see
 	// openFile. File i is compared with file i of Previous. Reopen ignores it.
-	Previous *Tokens
+	Previous *Array
 }
 
-// A Manifest describes tokens as they were when they were opened. Another process makes the same tokens of it with Reopen.
+// A Manifest describes an array as it was when it was opened. Another process makes the same array of it with Reopen.
 // JSON and gob keep all of it.
 type Manifest struct {
 	Files []File // in order
 }
 
-// A File is a token file as it was when it was opened.
+// A File is a file of an array as it was when it was opened.
 type File struct {
 	Path     []byte // not a string: JSON has none that is not UTF-8
 	Identity Identity
@@ -42,10 +48,10 @@ type File struct {
 	Format   Format
 }
 
-// Open checks every file and makes one array of their tokens, in the order of paths. The error says what is wrong with which
-// file: that it cannot be read, is no regular file, is empty, ends in the middle of a token, is being overwritten, or is no file
-// of such tokens, as far as the blocks tell that the fingerprint covers.
-func Open(paths []string, o Options) (*Tokens, error) {
+// Open checks every file and makes one array of their elements, in the order of paths. The error says what is wrong with which
+// file: that it cannot be read, is no regular file, is empty, ends in the middle of an element, is being overwritten, or is no file
+// of such elements, as far as the blocks tell that the fingerprint covers.
+func Open(paths []string, o Options) (*Array, error) {
 	sum := cmp.Or(o.Fingerprint, NewFingerprint(len(paths)))
 	var m Manifest
 	var wait error // for a file that is being overwritten
@@ -64,7 +70,7 @@ func Open(paths []string, o Options) (*Tokens, error) {
 	return Reopen(m, o)
 }
 
-// openFormat opens a file. If all is set, it finds where its tokens lie, and adds it to the fingerprint.
+// openFormat opens a file. If all is set, it finds where its elements lie, and adds it to the fingerprint.
 func openFormat(path string, o Options, previous *shard, sum *Fingerprint, all bool) (File, error) {
 	id, content, err := openBlob(path, previous)
 	if err != nil {
@@ -83,49 +89,57 @@ func openFormat(path string, o Options, previous *shard, sum *Fingerprint, all b
 	if err := seen.err(); err != nil {
 		return File{}, err
 	}
-	format, err := headerless(path, id.Size, o.DType)
+	format, err := headerless(path, id.Size, o.DType, o.Axes)
 	return File{[]byte(path), id, sample, format}, err
 }
 
-// Manifest is what Reopen makes the same tokens of.
-func (t *Tokens) Manifest() Manifest {
-	m := Manifest{make([]File, len(t.shards))}
-	for i := range t.shards {
-		s := &t.shards[i]
+// Manifest is what Reopen makes the same array of.
+func (a *Array) Manifest() Manifest {
+	m := Manifest{make([]File, len(a.shards))}
+	for i := range a.shards {
+		s := &a.shards[i]
 		m.Files[i] = File{[]byte(s.blob.Path()), s.blob.Identity(), s.blob.Sample(), s.format}
 	}
 	return m
 }
 
-// Reopen makes the tokens that Open made when m was theirs. It does not look at the files: one that is no longer that of m,
-// or is gone, is an error when it is read or checked. The dtype is that of m. The error says that m is of no tokens, or of
-// files whose tokens cannot be one array.
-func Reopen(m Manifest, o Options) (*Tokens, error) {
+// Reopen makes the array that Open made when m was its. It does not look at the files: one that is no longer that of m,
+// or is gone, is an error when it is read or checked. The dtype is that of m. The error says that m is of no files, or of
+// files that cannot be one array.
+func Reopen(m Manifest, o Options) (*Array, error) {
 	if len(m.Files) == 0 {
 		return nil, errors.New("no token files")
 	}
-	t := &Tokens{dtype: m.Files[0].Format.DType, vocab: o.VocabSize, shards: make([]shard, len(m.Files)), many: max(o.AllFiles, len(m.Files)) > fewFiles}
+	first := m.Files[0]
+	a := &Array{
+		dtype: first.Format.DType, axes: first.Format.Axes, vocab: o.VocabSize,
+		shards: make([]shard, len(m.Files)), many: max(o.AllFiles, len(m.Files)) > fewFiles,
+	}
 	var start int64
 	for i, f := range m.Files {
 		path := string(f.Path)
 		if err := f.Format.fits(path, f.Identity.Size); err != nil {
 			return nil, err
 		}
-		if f.Format.DType != t.dtype {
-			return nil, fmt.Errorf("%s: its tokens are %s, those of %s are %s; make them one", path, f.Format.DType, m.Files[0].Path, t.dtype)
+		switch {
+		case f.Format.DType != a.dtype:
+			return nil, fmt.Errorf("%s: its numbers are %s, those of %s are %s; make them one", path, f.Format.DType, first.Path, a.dtype)
+		case !slices.Equal(f.Format.Axes, a.axes):
+			return nil, fmt.Errorf("%s: its elements have shape %d, those of %s %d; make them one", path, f.Format.Axes, first.Path, a.axes)
 		}
 		blob, err := newBlob(f, o.Access, o.DropPageCache)
 		if err != nil {
 			return nil, err
 		}
-		t.shards[i] = shard{blob: blob, format: f.Format, start: start}
+		a.shards[i] = shard{blob: blob, format: f.Format, start: start}
 		if i > 0 && o.Join {
-			t.runs[0].Len += f.Format.Count
+			a.runs[0].Len += f.Format.Count
 		} else {
-			t.runs = append(t.runs, Run{blob.Path(), start, f.Format.Count})
+			a.runs = append(a.runs, Run{blob.Path(), start, f.Format.Count})
 		}
 		start += f.Format.Count
 	}
-	t.width = int64(t.dtype.Size())
-	return t, nil
+	a.number = int64(a.dtype.Size())
+	a.width = a.number * first.Format.Numbers()
+	return a, nil
 }

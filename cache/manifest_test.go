@@ -18,7 +18,7 @@ import (
 )
 
 // reopened is what another process makes of tokens.
-func reopened(t testing.TB, tokens *Tokens, o Options) *Tokens {
+func reopened(t testing.TB, tokens *Array, o Options) *Array {
 	t.Helper()
 	var m, same Manifest
 	var coded bytes.Buffer
@@ -127,17 +127,21 @@ func TestReopenRefuses(t *testing.T) {
 		{nil, "no token files"},
 		{[]File{}, "no token files"},
 		{[]File{good, fileOf("a\x00b", 2, 1)}, `"a\x00b": invalid argument`},
-		{[]File{good, other}, "train.bin: its tokens are uint32, those of good.bin are uint16"},
-		{[]File{good, fileOf("train.bin", -2, 1)}, "train.bin: 1 tokens"},
+		{[]File{good, other}, "train.bin: its numbers are uint32, those of good.bin are uint16"},
+		{[]File{good, fileOf("train.bin", -2, 1)}, "train.bin: 1 elements"},
 		{with(func(f *Format) { *f = Format{} }), outside},
 		{with(func(f *Format) { f.Count = 0 }), outside},
 		{with(func(f *Format) { f.Count = -1 }), outside},
-		{with(func(f *Format) { f.Count = 11 }), "train.bin: 11 tokens of dtype \"uint16\" from byte 0 on " + outside},
+		{with(func(f *Format) { f.Count = 11 }), "train.bin: 11 elements of dtype \"uint16\" from byte 0 on " + outside},
 		{with(func(f *Format) { f.Count = 1 << 62 }), outside},
 		{with(func(f *Format) { f.Offset = 1 }), outside},
 		{with(func(f *Format) { f.Offset = -2 }), outside},
 		{with(func(f *Format) { f.Offset, f.Count = 22, 1 }), outside},
-		{with(func(f *Format) { f.DType = "uint8" }), outside},
+		{with(func(f *Format) { f.DType = "uint7" }), outside},
+		{with(func(f *Format) { f.Axes = []int{2} }), "10 elements of dtype \"uint16\" and shape [2] from byte 0 on " + outside},
+		{with(func(f *Format) { f.Axes = []int{0} }), outside},
+		{with(func(f *Format) { f.Axes, f.Count = []int{1 << 31, 1 << 31, 4}, 1 }), outside},
+		{with(func(f *Format) { f.Axes, f.Count = []int{2, 5}, 1 }), "train.bin: its elements have shape [2 5], those of good.bin []"},
 	} {
 		_, err := Reopen(Manifest{test.files}, Options{DType: array.Uint16})
 		if err == nil || !strings.Contains(err.Error(), test.want) {
@@ -158,7 +162,7 @@ func TestFormatSaysWhereTheTokensLie(t *testing.T) {
 			id, content, err := openBlob(path, nil)
 			must(t, err)
 			must(t, content.Close())
-			m.Files = append(m.Files, File{[]byte(path), id, Sample{}, Format{"made-up", int64(test.offset), array.Uint16, n, []int64{7, n}}})
+			m.Files = append(m.Files, File{[]byte(path), id, Sample{}, Format{"made-up", int64(test.offset), array.Uint16, nil, n}})
 		}
 		everyAccess(t, func(t *testing.T, o Options) {
 			for _, o.Join = range []bool{false, true} {

@@ -12,12 +12,12 @@ import (
 // A VocabularyError says that a token is not one of its vocabulary.
 type VocabularyError struct {
 	Place
-	Token uint32
+	Token string
 	Size  int64 // of the vocabulary: its tokens are below it
 }
 
 func (e *VocabularyError) Error() string {
-	return fmt.Sprintf("%s: token %d is %d, and tokens must be below vocab_size, which is %d; are the file, token_dtype and vocab_size "+
+	return fmt.Sprintf("%s: token %d is %s, and tokens must be below vocab_size, which is %d; are the file, token_dtype and vocab_size "+
 		"(or a vocab.json beside the files of the split) right?", e.Path, e.Index, e.Token, e.Size)
 }
 
@@ -66,7 +66,7 @@ func (s *sight) look(off int64, block []byte) {
 func (s *sight) findBeyond(off int64, block []byte) *VocabularyError {
 	size := int64(s.dtype.Size())
 	found := func(at int, token uint32) *VocabularyError {
-		return &VocabularyError{Place{s.path, (off + int64(at)) / size}, token, s.vocab}
+		return &VocabularyError{Place{s.path, (off + int64(at)) / size}, fmt.Sprint(token), s.vocab}
 	}
 	first := int((size - off%size) % size)
 	if size == 2 {

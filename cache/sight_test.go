@@ -111,7 +111,7 @@ func TestOpenComparesTheVocabulary(t *testing.T) {
 			switch {
 			case !test.found:
 				must(t, err)
-			case !errors.As(err, &beyond), *beyond != VocabularyError{Place{path, int64(test.at)}, 65, 65}:
+			case !errors.As(err, &beyond), *beyond != VocabularyError{Place{path, int64(test.at)}, "65", 65}:
 				t.Errorf("token %d of %d bytes is 65: error %v", test.at, width, err)
 			}
 		}

@@ -14,7 +14,8 @@ import (
 //	bits 5-7    version of the tokens, modulo 8, for the files of batch/: the page cache of the old tokens goes with the old
 //	            inode
 //	bits 8-23   sequence, from 1 on; 0 for what belongs to the whole mount
-//	bits 24-63  batch number, for the files of batch/; version of the tokens, for batches.*, which stay open for long; for
+//	bits 24-63  batch number, for the files of batch/; version of the tokens, for batches.* and tokens.bin, which stay open
+//	            for long; in a file of one array both have 4 bits less, and the highest 4 say which array of a batch; for
 //	            a directory that was looked up as settings, and for the batch/ in it, a hash of that name: a directory can
 //	            only be in one place
 type inode uint64
@@ -44,6 +45,10 @@ const (
 	batchSafe  kind = 19
 	batchJSON  kind = 20
 
+	batchArrayNPY   kind = 21
+	batchesArrayNPY kind = 22
+	tokensFile      kind = 23
+
 	maxKinds = 32
 )
 
@@ -59,8 +64,22 @@ func makeInode(k kind, sequence int, rest uint64) inode {
 func (i inode) kind() kind    { return kind(i & (maxKinds - 1)) }
 func (i inode) sequence() int { return int(i >> 8 & (state.MaxSequences - 1)) }
 
-// rest is the bits 24-63: the batch number, for the files of batch/.
+// rest is the bits 24-63: the batch number, for the files of batch/ that are not of one array.
 func (i inode) rest() uint64 { return uint64(i >> 24) }
+
+// MaxArrays bounds the arrays of a batch.
+const MaxArrays = 16
+
+// arrayShift is where in the rest of a file of one array its index among the arrays of a batch begins.
+const arrayShift = 36
+
+// makeArrayInode is makeInode for a file of one array of each batch.
+func makeArrayInode(k kind, sequence, array int, rest uint64) inode {
+	return makeInode(k, sequence, uint64(array)<<arrayShift|rest)
+}
+
+// array is the index among the arrays of a batch, for a file of one array.
+func (i inode) array() int { return int(i.rest() >> arrayShift) }
 
 // withSmallVersion returns i, a file of batch/, with v modulo 8 as its version.
 func (i inode) withSmallVersion(v Version) inode { return i&^0xe0 | inode(v%8<<5) }

@@ -16,17 +16,27 @@ const (
 	oneBatch                       // the batch whose number is the file's name
 	everyBatch                     // batches 0 to Steps-1
 	batchOrigin                    // where the rows of the batch come from whose number is the file's name
+	everyToken                     // the tokens of all files, or what else they hold
+)
+
+// A selection says which arrays of a batch a file shows.
+type selection uint8
+
+const (
+	mainArrays selection = iota
+	allArrays
+	namedArray // whose index the inode has
 )
 
 // A row says all that is special about a kind of files.
 type row struct {
 	kind    kind
 	in      kind    // the directories that hold it; 0: the root directory itself
-	name    string  // in such a directory; "" for a split, whose name is its own; in batch/, what follows the number
+	name    string  // in such a directory; "" for a split, whose name is its own; in batch/, what follows the number; of a file of one array, with % for its name
 	content content // and with it, how it is cached
 
-	header func(s *Sequence, k uint64) []byte          // what stands before the batches, headerBytes long; nil: nothing
-	all    bool                                        // it shows all arrays of a batch; others show the main ones
+	header func(s *Sequence, i inode, k uint64) []byte // what stands before the batches, headerBytes long; nil: nothing
+	shows  selection
 	text   func(t *texts, i inode) ([]byte, *Sequence) // makes a text; the Sequence is that whose info.json it is, or nil
 	len    func(t *texts, i inode) int64               // of a text, where it need not be made for that
 	about  string                                      // for the mount's README: what it is
@@ -45,7 +55,7 @@ Its number is taken at the first read. Keep the file open and read it from offse
 again, after its end, for the next one.`},
 	{kind: nextNPY, in: splitDir, name: "next.npy", content: nextBatch, header: npyHeader,
 		about: "the same as a NumPy file; takes numbers from the same cursor"},
-	{kind: nextSafe, in: splitDir, name: "next.safetensors", content: nextBatch, header: safetensorsHeader, all: true,
+	{kind: nextSafe, in: splitDir, name: "next.safetensors", content: nextBatch, header: safetensorsHeader, shows: allArrays,
 		about: "the same as named tensors; takes numbers from the same cursor"},
 	{kind: cursorFile, in: splitDir, name: "cursor", content: liveText, text: cursorText,
 		about: "the number that next takes next; batchfs seek sets it"},
@@ -54,14 +64,20 @@ again, after its end, for the next one.`},
 		about: "batch number k: any k from 0 on; not listed by ls"},
 	{kind: batchNPY, in: batchDir, name: ".npy", content: oneBatch, header: npyHeader,
 		about: "the same as a NumPy file"},
-	{kind: batchSafe, in: batchDir, name: ".safetensors", content: oneBatch, header: safetensorsHeader, all: true,
+	{kind: batchSafe, in: batchDir, name: ".safetensors", content: oneBatch, header: safetensorsHeader, shows: allArrays,
 		about: "the same as named tensors"},
+	{kind: batchArrayNPY, in: batchDir, name: ".%.npy", content: oneBatch, header: arrayHeader, shows: namedArray,
+		about: "one of the arrays that it has beside the main ones"},
 	{kind: batchJSON, in: batchDir, name: ".json", content: batchOrigin,
 		about: "where each of its rows comes from"},
 	{kind: batchesRaw, in: splitDir, name: "batches.bin", content: everyBatch,
 		about: "batches 0 to steps-1 back to back, to be read in order or mapped"},
 	{kind: batchesNPY, in: splitDir, name: "batches.npy", content: everyBatch, header: batchesNPYHeader,
 		about: "the same as one array"},
+	{kind: batchesArrayNPY, in: splitDir, name: "batches.%.npy", content: everyBatch, header: batchesArrayHeader, shows: namedArray,
+		about: "the arrays of that name of all these batches"},
+	{kind: tokensFile, in: splitDir, name: "tokens.bin", content: everyToken,
+		about: "the split's tokens, of all its files, without headers"},
 	{kind: infoFile, in: splitDir, name: "info.json", content: liveText, text: infoText, len: infoLen,
 		about: "all that decides what the batches hold"},
 }
@@ -81,44 +97,64 @@ func (k kind) isNext() bool { return k.row().content == nextBatch }
 
 func (k kind) isLiveText() bool { return k.row().content == liveText }
 
-// isNumbered tells the files that never change while the tokens do not: those of batch/, and batches.*.
-func (k kind) isNumbered() bool { return k.row().in == batchDir || k.row().content == everyBatch }
+// isNumbered tells the files that never change while the tokens do not: those of batch/, batches.* and tokens.bin.
+func (k kind) isNumbered() bool { return k.row().in == batchDir || k.isLong() }
+
+// isLong tells the numbered files that are not of one batch.
+func (k kind) isLong() bool { return k.row().content == everyBatch || k.row().content == everyToken }
 
 // firstBatch is the number of the first batch in a numbered file.
 func (i inode) firstBatch() uint64 {
-	if i.kind().row().content == everyBatch {
+	switch {
+	case i.kind().isLong():
 		return 0
+	case i.kind().row().shows == namedArray:
+		return i.rest() & (1<<arrayShift - 1)
 	}
 	return i.rest()
 }
 
 // ofVersion returns the inode of the numbered file i at version v of the tokens.
 func (i inode) ofVersion(v Version) inode {
-	if i.kind().row().content == everyBatch {
-		return makeInode(i.kind(), i.sequence(), uint64(v))
+	switch {
+	case !i.kind().isLong():
+		return i.withSmallVersion(v)
+	case i.kind().row().shows == namedArray:
+		return makeArrayInode(i.kind(), i.sequence(), i.array(), uint64(v))
 	}
-	return i.withSmallVersion(v)
+	return makeInode(i.kind(), i.sequence(), uint64(v))
 }
 
-// outdated says whether i is a numbered file of tokens that are not those of s.
+// outdated says whether i is a numbered file of tokens that are not those of s, or of an array that s does not have.
 func (i inode) outdated(s *Sequence) bool {
-	return i.kind().isNumbered() && i != i.ofVersion(s.Version)
+	return i.kind().isNumbered() && i != i.ofVersion(s.Version) || i.kind().row().shows == namedArray && i.array() >= len(s.Batch.Arrays)
 }
 
-// shown is how many bytes of each batch a file shows.
-func (r *row) shown(s *Sequence) int64 {
-	if r.all {
-		return s.Batch.Bytes()
+// shown is which bytes of each batch a file shows: size of them from byte from on.
+func (i inode) shown(s *Sequence) (from, size int64) {
+	switch i.kind().row().shows {
+	case allArrays:
+		return 0, s.Batch.Bytes()
+	case namedArray:
+		if i.outdated(s) {
+			return 0, 0
+		}
+		a := &s.Batch.Arrays[i.array()]
+		return a.Offset, a.Bytes()
 	}
-	return s.Batch.MainBytes()
+	return 0, s.Batch.MainBytes()
 }
 
-// size is the size of a file that shows batches, or where they come from, in bytes.
-func (r *row) size(s *Sequence) int64 {
-	if r.content == batchOrigin {
+// size is the size of a file that shows batches, where they come from, or tokens, in bytes.
+func (i inode) size(s *Sequence) int64 {
+	r := i.kind().row()
+	switch r.content {
+	case batchOrigin:
 		return s.OriginLen()
+	case everyToken:
+		return s.TokensLen
 	}
-	size := r.shown(s)
+	_, size := i.shown(s)
 	if r.content == everyBatch {
 		size *= int64(s.Steps)
 	}
@@ -141,6 +177,7 @@ Every batch has a number, and batch k of a split never changes. The files of eac
 		if r.in == batchDir {
 			name = "batch/<k>" + r.name
 		}
+		name = strings.Replace(name, "%", "<array>", 1)
 		if r.about == "" {
 			continue
 		}
@@ -154,13 +191,19 @@ cursor of its own: next in rank=3,world=8 is for the fourth of eight ranks.
 `)
 	for _, s := range splits {
 		main := s.Batch.Stack()
-		var names []string
+		var names, beside []string
 		for _, a := range s.Batch.Arrays[:s.Batch.Main] {
 			names = append(names, a.Name)
+		}
+		for _, a := range s.Batch.Arrays[s.Batch.Main:] {
+			beside = append(beside, fmt.Sprintf("%s of shape (%s), %s", a.Name, dims(a.Shape), a.DType))
 		}
 		path := mountpoint + "/" + s.Name
 		fmt.Fprintf(&b, "%s: batches of shape (%s), %s, %d bytes\n", path, dims(main.Shape), main.DType, main.Bytes())
 		fmt.Fprintf(&b, "  %s = numpy.load(%q)\n\n", strings.Join(names, ", "), path+"/next.npy")
+		if len(beside) > 0 {
+			fmt.Fprintf(&b, "  In next.safetensors, and each as batch/<k>.<array>.npy: %s\n\n", strings.Join(beside, "; "))
+		}
 	}
 	b.WriteString("status.json has counters and the last error of each split.\n")
 	return []byte(b.String())

@@ -10,12 +10,16 @@ import (
 // headerBytes is how long every header is: a page, so that a mapped array is aligned.
 const headerBytes = 4096
 
-// NPYHeader is the header of a .npy file, version 1.0, of an array in C order of little-endian numbers, of two dimensions or
+// NPYHeader is the header of a .npy file, version 1.0, of an array in C order of little-endian numbers, of one dimension or
 // more. It is 4096 bytes long: a mapped array is then aligned, and C's fseek to the array does not read the beginning of the
 // file again, which for next would be the next batch.
 // Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 func NPYHeader(dtype array.DType, shape ...int) []byte {
-	dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", dtype.NumPy(), dims(shape))
+	tuple := dims(shape)
+	if len(shape) == 1 {
+		tuple += ","
+	}
+	dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", dtype.NumPy(), tuple)
 	const prefix = 10 // magic, version, length of the rest
 	dict += strings.Repeat(" ", headerBytes-prefix-len(dict)-1) + "\n"
 	return append([]byte("\x93NUMPY\x01\x00"+string([]byte{byte(len(dict)), byte(len(dict) >> 8)})), dict...)
@@ -27,13 +31,25 @@ func dims(shape []int) string {
 }
 
 // npyHeader stands before one batch.
-func npyHeader(s *Sequence, _ uint64) []byte {
+func npyHeader(s *Sequence, _ inode, _ uint64) []byte {
 	main := s.Batch.Stack()
 	return NPYHeader(main.DType, main.Shape...)
 }
 
 // batchesNPYHeader stands before all batches.
-func batchesNPYHeader(s *Sequence, _ uint64) []byte {
+func batchesNPYHeader(s *Sequence, _ inode, _ uint64) []byte {
 	main := s.Batch.Stack()
 	return NPYHeader(main.DType, append([]int{int(s.Steps)}, main.Shape...)...)
+}
+
+// arrayHeader stands before one array of one batch.
+func arrayHeader(s *Sequence, i inode, _ uint64) []byte {
+	a := s.Batch.Arrays[i.array()]
+	return NPYHeader(a.DType, a.Shape...)
+}
+
+// batchesArrayHeader stands before one array of all batches.
+func batchesArrayHeader(s *Sequence, i inode, _ uint64) []byte {
+	a := s.Batch.Arrays[i.array()]
+	return NPYHeader(a.DType, append([]int{int(s.Steps)}, a.Shape...)...)
 }

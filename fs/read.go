@@ -117,28 +117,30 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 		return nil, t.readFails(in, state.ErrOutdated)
 	}
 	off := int64(in.Offset)
-	size := k.row().size(s)
+	size := i.size(s)
 	buf = buf[:min(int64(len(buf)), max(size-off, 0))]
 	if len(buf) == 0 {
 		return fuse.ReadResultData(nil), fuse.OK
 	}
-	if err := t.takePlace(r, in.Caller, int64(len(buf))/s.rowBytes(), buf); err != nil {
+	if err := t.takePlace(r, in.Caller, int64(len(buf))/i.rowBytes(s), buf); err != nil {
 		return nil, t.readFails(in, err)
 	}
-	if k.row().content == batchOrigin {
-		if err := s.ReadOrigin(buf, i.rest(), off); err != nil {
-			return nil, t.readFails(in, err)
-		}
-		return fuse.ReadResultData(buf), fuse.OK
-	}
-	var answer *reply
-	if k.isNext() {
+	var answer *reply // nil: buf
+	switch {
+	case k.row().content == batchOrigin:
+		err = s.ReadOrigin(buf, i.rest(), off)
+	case k.row().content == everyToken:
+		err = s.ReadTokens(buf, off)
+	case k.isNext():
 		answer, err = t.readNext(r, in, state.Span{Off: off, Len: int64(len(buf)), Size: size}, buf)
-	} else {
+	default:
 		answer, err = t.readBatches(r, s, i.firstBatch(), off, buf)
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, t.readFails(in, err)
+	case answer == nil:
+		return fuse.ReadResultData(buf), fuse.OK
 	}
 	return answer, fuse.OK
 }
@@ -243,11 +245,12 @@ func (t *tree) readBatches(r *request, s *Sequence, k uint64, off int64, buf []b
 	row := i.kind().row()
 	if row.header != nil {
 		if off < headerBytes {
-			n := copy(buf, row.header(s, k)[off:])
+			n := copy(buf, row.header(s, i, k)[off:])
 			rest, off = buf[n:], off+int64(n)
 		}
 		off -= headerBytes
 	}
+	from, _ := i.shown(s)
 	answer.prefetcher, answer.buf, answer.split = &t.prefetcher, buf, r.split
 	if len(rest) > 0 && row.content != everyBatch {
 		answer.stream, answer.buffer = t.prefetcher.lookup(s, k)
@@ -260,7 +263,7 @@ func (t *tree) readBatches(r *request, s *Sequence, k uint64, off int64, buf []b
 		}
 	}
 	if answer.buffer != nil {
-		answer.parts = [2][]byte{buf[:len(buf)-len(rest)], answer.buffer.bytes[off:][:len(rest)]}
+		answer.parts = [2][]byte{buf[:len(buf)-len(rest)], answer.buffer.bytes[from+off:][:len(rest)]}
 	} else {
 		answer.parts = [2][]byte{buf}
 		if err := t.readShown(r, s, rest, k, off); err != nil {
@@ -273,24 +276,23 @@ func (t *tree) readBatches(r *request, s *Sequence, k uint64, off int64, buf []b
 	return answer, nil
 }
 
-// readShown fills dst from byte off on of a file that shows, of each of batches k, k+1, … of s, the arrays that the row of its kind
-// says.
+// readShown fills dst from byte off on of a file that shows some arrays of each of batches k, k+1, … of s.
 func (t *tree) readShown(r *request, s *Sequence, dst []byte, k uint64, off int64) error {
-	row := r.inode.kind().row()
 	if len(dst) == 0 {
 		return nil
 	}
-	if row.all || len(s.Batch.Arrays) == s.Batch.Main { // the whole batch
+	from, shown := r.inode.shown(s)
+	if shown == s.Batch.Bytes() { // the whole batch
 		return t.readInTurns(r, s, dst, k, off)
 	}
-	shown, since := row.shown(s), int64(0) // bytes of this turn
+	since := int64(0) // bytes of this turn
 	for k, off = k+uint64(off/shown), off%shown; len(dst) > 0; k, off = k+1, 0 {
 		n := min(int64(len(dst)), shown-off)
-		if err := t.readInTurns(r, s, dst[:n], k, off); err != nil {
+		if err := t.readInTurns(r, s, dst[:n], k, from+off); err != nil {
 			return err
 		}
 		dst = dst[n:]
-		if since += n; since >= rowsPerTurnOfMany*s.rowBytes() && len(dst) > 0 {
+		if since += n; since >= rowsPerTurnOfMany*r.inode.rowBytes(s) && len(dst) > 0 {
 			since = 0
 			if err := t.passTurn(r); err != nil {
 				return err

@@ -11,7 +11,7 @@ import (
 // safetensorsHeader stands before batch k in a .safetensors file: the length of the rest as a little-endian uint64, then JSON
 // that names the tensors, padded with spaces to headerBytes.
 // Format: https://huggingface.co/docs/safetensors
-func safetensorsHeader(s *Sequence, k uint64) []byte {
+func safetensorsHeader(s *Sequence, _ inode, k uint64) []byte {
 	type tensor struct {
 		DType   string   `json:"dtype"`
 		Shape   []int    `json:"shape"`

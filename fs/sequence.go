@@ -15,7 +15,7 @@ type Version = state.Version
 // batch. It belongs to one version of the tokens; when they change, another Sequence replaces it.
 type Sequence struct {
 	Name     string            // path of its directory: a split, and the settings that differ from the split's own: "train/rank=3,world=8"
-	Batch    array.Batch       // the arrays of one batch
+	Batch    array.Batch       // the arrays of one batch, no more than MaxArrays
 	Steps    uint64            // batches in batches.bin and batches.npy
 	Start    uint64            // first number that next takes
 	Metadata map[string]string // of .safetensors files, besides the number of the batch
@@ -25,6 +25,10 @@ type Sequence struct {
 	// Read fills dst with the bytes of batches k, k+1, … one after the other, from byte off of batch k on. An error that
 	// is syscall.ESTALE reaches the reader as that, any other as EIO. It is called concurrently, as are the functions below.
 	Read func(dst []byte, k uint64, off int64) error
+
+	// ReadTokens fills dst with bytes of tokens.bin from byte off on, which lie within its TokensLen bytes.
+	ReadTokens func(dst []byte, off int64) error
+	TokensLen  int64
 
 	Info    func() []byte // info.json
 	InfoLen func() int64  // its length, which is computed once
@@ -56,6 +60,7 @@ func (s *Sequence) unsuited(name, settings string, err error) *Sequence {
 	u.Info, u.InfoLen = func() []byte { return []byte(info) }, func() int64 { return int64(len(info)) }
 	u.Read = func([]byte, uint64, int64) error { return err }
 	u.ReadOrigin = u.Read
+	u.ReadTokens = func([]byte, int64) error { return err }
 	u.With = func(string) (*Sequence, error) { return nil, err }
 	u.Now = func() (*Sequence, error) {
 		now, nowErr := s.Now()

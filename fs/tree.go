@@ -18,6 +18,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"batchfs/cache/array"
 	"batchfs/fs/failpoint"
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
@@ -147,6 +148,12 @@ func (t *tree) entries(dir inode) (list []dirEntry) {
 			for n := 1; n <= t.sequences.splits; n++ {
 				list = append(list, dirEntry{t.sequences.get(n).Name, makeInode(splitDir, n, 0)})
 			}
+		case r.shows == namedArray:
+			s := t.sequences.get(dir.sequence())
+			for n, a := range beside(s) {
+				i := makeArrayInode(r.kind, dir.sequence(), s.Batch.Main+n, 0).ofVersion(s.Version)
+				list = append(list, dirEntry{strings.Replace(r.name, "%", a.Name, 1), i})
+			}
 		case r.kind.isNumbered():
 			list = append(list, dirEntry{r.name, t.numbered(r.kind, dir.sequence(), 0)})
 		case r.kind == batchDir:
@@ -157,6 +164,9 @@ func (t *tree) entries(dir inode) (list []dirEntry) {
 	}
 	return list
 }
+
+// beside are the arrays of a batch that have files of their own.
+func beside(s *Sequence) []array.Array { return s.Batch.Arrays[s.Batch.Main:] }
 
 // numbered is the inode of a numbered file of the tokens as they were last seen.
 func (t *tree) numbered(k kind, sequence int, batch uint64) inode {
@@ -184,8 +194,17 @@ func (t *tree) lookupBatch(sequence int, name string) inode {
 		return noSuchInode
 	}
 	for _, r := range rows {
-		if r.in == batchDir && r.name == name[len(digits):] {
+		switch {
+		case r.in != batchDir:
+		case r.name == name[len(digits):]:
 			return t.numbered(r.kind, sequence, k)
+		case r.shows == namedArray && k < 1<<arrayShift:
+			s := t.sequences.get(sequence)
+			for n, a := range beside(s) {
+				if strings.Replace(r.name, "%", a.Name, 1) == name[len(digits):] {
+					return makeArrayInode(r.kind, sequence, s.Batch.Main+n, k).ofVersion(s.Version)
+				}
+			}
 		}
 	}
 	return noSuchInode
@@ -202,7 +221,7 @@ func (t *tree) size(i inode, s *Sequence) int64 {
 		text, _ := r.text(&t.texts, i)
 		return int64(len(text))
 	default:
-		return r.size(s)
+		return i.size(s)
 	}
 }
 

@@ -458,7 +458,7 @@ func FuzzAnyReadIsASlice(f *testing.F) {
 		r := tr.reader(t, path, 0)
 		var whole []byte
 		if header := r.node.kind().row().header; header != nil {
-			whole = header(s, 0)
+			whole = header(s, r.node, 0)
 		}
 		data := make([]byte, tr.size(r.node, s)-int64(len(whole)))
 		if err := s.Read(data, 0, 0); err != nil {

@@ -368,7 +368,7 @@ func (t *tree) endTurns(r *request) {
 
 // readInTurns is s.Read with a turn for every few rows.
 func (t *tree) readInTurns(r *request, s *Sequence, dst []byte, k uint64, off int64) error {
-	row := s.rowBytes()
+	row := r.inode.rowBytes(s)
 	for {
 		n := row * rowsPerTurn
 		if t.turns.anyoneWaits(r.split) {
@@ -387,7 +387,7 @@ func (t *tree) readInTurns(r *request, s *Sequence, dst []byte, k uint64, off in
 
 // readGently is s.Read for a batch that nobody waits for. It lets reads of few rows have the processor now and then.
 func (s *Sequence) readGently(dst []byte, k uint64) error {
-	most := int(s.rowBytes() * rowsPerTurn)
+	most := int(s.Batch.RowBytes(0) * rowsPerTurn)
 	for off := 0; off < len(dst); off += most {
 		if off > 0 {
 			runtime.Gosched()
@@ -399,8 +399,10 @@ func (s *Sequence) readGently(dst []byte, k uint64) error {
 	return nil
 }
 
-// rowBytes is the size of a row of the first array.
-func (s *Sequence) rowBytes() int64 {
-	first := s.Batch.Arrays[0]
-	return first.Bytes() / int64(first.Shape[0])
+// rowBytes is the size of a row of the first array that a file shows.
+func (i inode) rowBytes(s *Sequence) int64 {
+	if i.kind().row().shows == namedArray && !i.outdated(s) {
+		return s.Batch.RowBytes(i.array())
+	}
+	return s.Batch.RowBytes(0)
 }

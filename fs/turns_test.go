@@ -343,7 +343,7 @@ func TestPlaces(t *testing.T) {
 // A read of many rows has many turns, and is right.
 func TestLongReadsTakeTurns(t *testing.T) {
 	s := counting("train", 1<<20)
-	s.Batch.Arrays[0].Shape = []int{1 << 19, 1}
+	s.Batch = array.NewBatch(1, array.Array{Name: "tokens", DType: array.Uint16, Shape: []int{1 << 19, 1}})
 	whole, largest := s.Read, 0
 	s.Read = func(dst []byte, k uint64, off int64) error {
 		largest = max(largest, len(dst))

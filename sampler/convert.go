@@ -1,6 +1,7 @@
 package sampler
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"unsafe"
@@ -8,13 +9,19 @@ import (
 	"batchfs/cache/array"
 )
 
-// convertible reports whether convert reads tokens of a dtype.
-func convertible(from array.DType) bool { return from == array.Uint16 || from == array.Uint32 }
+// convertible reports whether convert makes numbers of dtype to of those of dtype from.
+func convertible(from, to array.DType) bool { return from == to || from.IsInteger() && to.IsInteger() }
 
-// convert writes the tokens of raw, which are of dtype from, to dst as dtype to. It returns the index of the first token that
-// dtype to cannot hold, or -1. Tokens are never wrapped.
+// convert writes the numbers of raw, which are of dtype from, to dst as dtype to. It returns the index of the first number that
+// dtype to cannot hold, or -1. Numbers are never wrapped.
 func convert(dst, raw []byte, to, from array.DType) (bad int) {
 	switch {
+	case from == to:
+		copy(dst, raw)
+	case from == array.Uint16 && (to == array.Uint32 || to == array.Int32):
+		each[uint32, uint16](dst, raw)
+	case from == array.Uint16 && (to == array.Uint64 || to == array.Int64):
+		each[uint64, uint16](dst, raw)
 	case from == array.Uint32 && to == array.Uint16:
 		if bad := tooLarge(raw, math.MaxUint16); bad >= 0 {
 			return bad
@@ -25,23 +32,19 @@ func convert(dst, raw []byte, to, from array.DType) (bad int) {
 			return bad
 		}
 		copy(dst, raw)
-	case from == to:
-		copy(dst, raw)
-	case from == array.Uint16 && to == array.Int64:
-		each[uint64, uint16](dst, raw)
-	case from == array.Uint16:
-		each[uint32, uint16](dst, raw)
-	default:
+	case from == array.Uint32 && (to == array.Uint64 || to == array.Int64):
 		each[uint64, uint32](dst, raw)
+	default:
+		return convertOthers(dst, raw, to, from)
 	}
 	return -1
 }
 
-// The loops below take eight tokens at a time: one over single tokens is so short that it takes twice as long where its code
+// The loops below take eight numbers at a time: one over single numbers is so short that it takes twice as long where its code
 // happens to cross a cache line.
 
-// each converts tokens of type S to type D.
-func each[D, S uint16 | uint32 | uint64](dst, src []byte) {
+// each converts numbers of type S to type D.
+func each[D, S uinteger](dst, src []byte) {
 	from, to := as[S](src), as[D](dst)
 	for len(from) >= 8 && len(to) >= 8 { // both, so that the compiler leaves out the checks of bounds
 		to[0], to[1], to[2], to[3] = D(from[0]), D(from[1]), D(from[2]), D(from[3])
@@ -70,8 +73,94 @@ func tooLarge(raw []byte, most uint32) int {
 	return slices.IndexFunc(tokens, func(v uint32) bool { return v > most })
 }
 
+type uinteger interface {
+	uint8 | uint16 | uint32 | uint64
+}
+
+type integer interface {
+	uinteger | int8 | int16 | int32 | int64
+}
+
+// convertOthers converts between any two integer dtypes.
+func convertOthers(dst, raw []byte, to, from array.DType) (bad int) {
+	switch from {
+	case array.Uint8:
+		return convertFrom[uint8](dst, raw, to)
+	case array.Int8:
+		return convertFrom[int8](dst, raw, to)
+	case array.Uint16:
+		return convertFrom[uint16](dst, raw, to)
+	case array.Int16:
+		return convertFrom[int16](dst, raw, to)
+	case array.Uint32:
+		return convertFrom[uint32](dst, raw, to)
+	case array.Int32:
+		return convertFrom[int32](dst, raw, to)
+	case array.Uint64:
+		return convertFrom[uint64](dst, raw, to)
+	case array.Int64:
+		return convertFrom[int64](dst, raw, to)
+	}
+	panic(fmt.Sprintf("sampler: %s is no integer dtype", from))
+}
+
+func convertFrom[S integer](dst, raw []byte, to array.DType) (bad int) {
+	switch to {
+	case array.Uint8:
+		return checked[uint8, S](dst, raw)
+	case array.Int8:
+		return checked[int8, S](dst, raw)
+	case array.Uint16:
+		return checked[uint16, S](dst, raw)
+	case array.Int16:
+		return checked[int16, S](dst, raw)
+	case array.Uint32:
+		return checked[uint32, S](dst, raw)
+	case array.Int32:
+		return checked[int32, S](dst, raw)
+	case array.Uint64:
+		return checked[uint64, S](dst, raw)
+	case array.Int64:
+		return checked[int64, S](dst, raw)
+	}
+	panic(fmt.Sprintf("sampler: %s is no integer dtype", to))
+}
+
+func checked[D, S integer](dst, raw []byte) (bad int) {
+	out := as[D](dst)
+	for i, v := range as[S](raw) {
+		d := D(v)
+		if S(d) != v || (d < 0) != (v < 0) {
+			return i
+		}
+		out[i] = d
+	}
+	return -1
+}
+
+// number is number i of raw as text.
+func number(raw []byte, dtype array.DType, i int) string {
+	switch dtype {
+	case array.Uint8:
+		return fmt.Sprint(as[uint8](raw)[i])
+	case array.Int8:
+		return fmt.Sprint(as[int8](raw)[i])
+	case array.Uint16:
+		return fmt.Sprint(as[uint16](raw)[i])
+	case array.Int16:
+		return fmt.Sprint(as[int16](raw)[i])
+	case array.Uint32:
+		return fmt.Sprint(as[uint32](raw)[i])
+	case array.Int32:
+		return fmt.Sprint(as[int32](raw)[i])
+	case array.Uint64:
+		return fmt.Sprint(as[uint64](raw)[i])
+	}
+	return fmt.Sprint(as[int64](raw)[i])
+}
+
 // as views b as numbers. It does not swap bytes: the machine must be little-endian, as files and batches are.
-func as[N uint16 | uint32 | uint64](b []byte) []N {
+func as[N integer](b []byte) []N {
 	var n N
 	return unsafe.Slice((*N)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(n)))
 }

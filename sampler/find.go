@@ -47,7 +47,7 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 		if _, rank, _ := q.BatchOf(row); ownRows && rank != q.Rank {
 			continue
 		}
-		if index := pos - o.start(epoch*r+i); index >= 0 && index <= w.size {
+		if index := pos - o.start(epoch*r+i); index >= 0 && index < w.len {
 			hits = append(hits, Hit{row, int(index)})
 		}
 	}

@@ -2,49 +2,127 @@ package sampler
 
 import (
 	"fmt"
+	"slices"
 
 	"batchfs/cache/array"
 )
 
-// A part is one array of a batch: what it takes of each row. Its shape is (B, len).
+// A part is one array of a batch: what it takes of each row, numbers of one of the source's arrays or numbers that are computed.
 type part struct {
 	name   string
 	dtype  array.DType
-	first  int // index in the row of the first token it takes
-	len    int // tokens it takes of a row
-	size   int // bytes of a token, of dtype
+	of     computed // what it computes, or copied
+	column int      // of a copied part: the array of the source, 0 for the main one
+	first  int      // index in the row of the first number it takes
+	shape  []int    // of what it takes of a row
+	masked bool     // an element that is not of the document of the one before is maskedTarget
+
+	len    int // numbers it takes of a row
+	size   int // bytes of a number, of dtype
 	offset int // of the array in the batch, in bytes
 }
 
+// A computed is what a part holds that is in no file.
+type computed uint8
+
+const (
+	copied        computed = iota
+	documentEnds           // where the documents of x end: 0, the index behind the last token of each, and T up to the end
+	documentIndex          // of each token of x, its index in its document, or in the row where that begins before
+	sourceOfRow            // the number of the row's source
+)
+
+// maskedTarget is the target that PyTorch's cross entropy leaves out, unless it is told otherwise.
+const maskedTarget = -100
+
 // parts are the arrays of a batch, one after the other. Nothing else knows which arrays there are.
 type parts struct {
-	list  []part
-	rows  int         // B
-	batch array.Batch // the parts as others see them
+	list    []part
+	batch   array.Batch // the parts as others see them
+	columns []column    // of the source
+	ends    bool        // some part depends on where documents end
 }
 
-// partsOf are the arrays of a layout.
-func partsOf(s Settings) parts {
-	if s.Layout == WholeRows {
-		return newParts(s.BatchSize, 1, part{name: "tokens", dtype: s.DType, first: 0, len: s.BlockSize + 1})
+// A column is an array of a source, as all sources have it.
+type column struct {
+	stored  array.DType
+	width   int // bytes of a number
+	numbers int // of an element
+}
+
+func columnOf(a Array) column {
+	n := 1
+	for _, axis := range a.Axes() {
+		n *= axis
 	}
-	return newParts(s.BatchSize, 2,
-		part{name: "x", dtype: s.DType, first: 0, len: s.BlockSize},
-		part{name: "y", dtype: s.DType, first: 1, len: s.BlockSize})
+	return column{a.DType(), a.DType().Size(), n}
 }
 
-// newParts lays parts, of which name, dtype, first and len are set, one after the other. The first main of them are the main
-// arrays of the batch.
-func newParts(rows, main int, list ...part) parts {
+// newParts are the arrays of a batch under settings, of sources with arrays like these.
+func newParts(s *Settings, arrays []Array, sources int) (parts, error) {
+	var all parts
+	for _, a := range arrays {
+		all.columns = append(all.columns, columnOf(a))
+	}
+	stored, to, t, main := all.columns[0].stored, s.DType, s.BlockSize, 1
+	tokens := func(name string, first, n int) part {
+		return part{name: name, dtype: to, first: first, shape: []int{n}}
+	}
+	switch s.Layout {
+	case Elements:
+		all.list = []part{{name: "rows", dtype: to, shape: arrays[0].Axes()}}
+	case WholeRows:
+		all.list = []part{tokens("tokens", 0, t+1)}
+	default:
+		all.list, main = []part{tokens("x", 0, t), tokens("y", 1, t)}, 2
+		all.list[1].masked = s.MaskTargets
+	}
+	if !convertible(stored, to) {
+		return all, fmt.Errorf("numbers of dtype %s cannot be served as %s; leave dtype out, or set it to native", stored, to)
+	}
+	var beside []part
+	for i, b := range s.Arrays {
+		c := all.columns[i+1]
+		p := part{name: b.Name, dtype: c.stored, column: i + 1, shape: arrays[i+1].Axes()}
+		if s.Layout != Elements {
+			p.shape = slices.Insert(slices.Clone(p.shape), 0, t)
+			if b.At == AtY {
+				p.first = c.numbers
+			}
+		}
+		beside = append(beside, p)
+	}
+	if s.Documents {
+		beside = append(beside,
+			part{name: "cu_seqlens", dtype: array.Int32, of: documentEnds, shape: []int{t + 1}},
+			part{name: "positions", dtype: array.Int32, of: documentIndex, shape: []int{t}})
+	}
+	if sources > 1 {
+		beside = append(beside, part{name: "source", dtype: array.Int16, of: sourceOfRow})
+	}
+	// So that each number lies at a multiple of its size, where B*T is even.
+	slices.SortStableFunc(beside, func(a, b part) int { return b.dtype.Size() - a.dtype.Size() })
+	all.list = append(all.list, beside...)
+	all.lay(s.BatchSize, main)
+	return all, nil
+}
+
+// lay lays the parts one after the other. The first main of them are the main arrays of the batch.
+func (all *parts) lay(rows, main int) {
 	var arrays []array.Array
-	for _, p := range list {
-		arrays = append(arrays, array.Array{Name: p.name, DType: p.dtype, Shape: []int{rows, p.len}})
+	for i := range all.list {
+		p := &all.list[i]
+		p.len, p.size = 1, p.dtype.Size()
+		for _, axis := range p.shape {
+			p.len *= axis
+		}
+		all.ends = all.ends || p.masked || p.of == documentEnds || p.of == documentIndex
+		arrays = append(arrays, array.Array{Name: p.name, DType: p.dtype, Shape: slices.Insert(slices.Clone(p.shape), 0, rows)})
 	}
-	batch := array.NewBatch(main, arrays...)
-	for i, a := range batch.Arrays {
-		list[i].size, list[i].offset = a.DType.Size(), int(a.Offset)
+	all.batch = array.NewBatch(main, arrays...)
+	for i, a := range all.batch.Arrays {
+		all.list[i].offset = int(a.Offset)
 	}
-	return parts{list: list, rows: rows, batch: batch}
 }
 
 // rowBytes is the bytes that the part takes of a row.
@@ -53,20 +131,27 @@ func (p *part) rowBytes() int { return p.len * p.size }
 // row is the byte at which row j of the part begins in a buffer in which its batch begins at byte base.
 func (p *part) row(base, j int) int { return base + p.offset + j*p.rowBytes() }
 
-// An Element is one number of a batch.
+// An Element is one number of a batch, or one row of an array of them.
 type Element struct {
 	Array  string // its name
 	Row    int    // of the array, from 0 to B-1
-	Column int
+	Column int    // -1 for a whole row
 }
 
 // String is the element as NumPy indexes it: "x[3, 17]".
-func (e Element) String() string { return fmt.Sprintf("%s[%d, %d]", e.Array, e.Row, e.Column) }
+func (e Element) String() string {
+	if e.Column < 0 {
+		return fmt.Sprintf("%s[%d]", e.Array, e.Row)
+	}
+	return fmt.Sprintf("%s[%d, %d]", e.Array, e.Row, e.Column)
+}
 
-// elements are where token index of row j stands.
+// elements are where element index of row j of the main array of a source stands.
 func (all parts) elements(j, index int) (list []Element) {
-	for _, p := range all.list {
-		if column := index - p.first; column >= 0 && column < p.len {
+	for _, p := range all.list[:all.batch.Main] {
+		if p.name == "rows" {
+			list = append(list, Element{p.name, j, -1})
+		} else if column := index - p.first; column >= 0 && column < p.len {
 			list = append(list, Element{p.name, j, column})
 		}
 	}

@@ -15,8 +15,16 @@ import (
 // with is q with other parts.
 func (q *Sequence) with(p parts) *Sequence {
 	n := *q
+	p.columns = q.parts.columns
 	n.parts = p
 	return &n
+}
+
+// laid are parts of which the first two are main arrays.
+func laid(rows int, list ...part) parts {
+	all := parts{list: list}
+	all.lay(rows, 2)
+	return all
 }
 
 // A batch has the arrays that its list of parts says, whatever they take of a row: here also two behind x and y, of other dtypes
@@ -24,10 +32,10 @@ func (q *Sequence) with(p parts) *Sequence {
 func TestMadeUpArrays(t *testing.T) {
 	const b, T = 3, 3
 	more := []part{
-		{name: "x", dtype: array.Uint16, first: 0, len: T},
-		{name: "y", dtype: array.Uint16, first: 1, len: T},
-		{name: "inner", dtype: array.Int64, first: 1, len: 2},
-		{name: "last", dtype: array.Uint32, first: T, len: 1},
+		{name: "x", dtype: array.Uint16, first: 0, shape: []int{T}},
+		{name: "y", dtype: array.Uint16, first: 1, shape: []int{T}},
+		{name: "inner", dtype: array.Int64, first: 1, shape: []int{2}},
+		{name: "last", dtype: array.Uint32, first: T, shape: []int{1}},
 	}
 	list := []array.Array{
 		{Name: "x", DType: array.Uint16, Shape: []int{b, T}, Offset: 0},
@@ -42,12 +50,12 @@ func TestMadeUpArrays(t *testing.T) {
 		q, err := New(tokens, s)
 		must(t, err)
 		for n := 2; n <= len(more); n++ {
-			q := q.with(newParts(b, 2, more[:n]...))
-			if got := q.Arrays().Arrays; !reflect.DeepEqual(got, list[:n]) {
+			q := q.with(laid(b, more[:n]...))
+			if got := q.Batch().Arrays; !reflect.DeepEqual(got, list[:n]) {
 				t.Fatalf("arrays %+v, want %+v", got, list[:n])
 			}
-			if q.Arrays().MainBytes() != 36 || !slices.Equal(q.Arrays().Stack().Shape, []int{2, b, T}) {
-				t.Fatalf("main arrays of %+v", q.Arrays())
+			if q.Batch().MainBytes() != 36 || !slices.Equal(q.Batch().Stack().Shape, []int{2, b, T}) {
+				t.Fatalf("main arrays of %+v", q.Batch())
 			}
 			var all []byte
 			const batches = 2
@@ -78,8 +86,8 @@ func TestMadeUpArrays(t *testing.T) {
 func TestMadeUpArrayOverflows(t *testing.T) {
 	path := holding(t, 4, []int64{0, 1, 2, 3, 70_000})
 	q := sequence(t, path, cache.Options{DType: array.Uint32}, Settings{BatchSize: 1, BlockSize: 4, DType: array.Uint32, Order: Sequential})
-	q = q.with(newParts(1, 2, append(slices.Clone(q.parts.list), part{name: "narrow", dtype: array.Uint16, first: 3, len: 2})...))
-	dst := make([]byte, q.Arrays().Bytes())
+	q = q.with(laid(1, append(slices.Clone(q.parts.list), part{name: "narrow", dtype: array.Uint16, first: 3, shape: []int{2}})...))
+	dst := make([]byte, q.Batch().Bytes())
 	must(t, q.Read(dst[:34], 0, 0)) // x, y, and of narrow the token that fits
 	for n := 35; n <= 36; n++ {
 		want := path[0] + ": token 4 is 70000, which dtype uint16 cannot hold"
@@ -111,7 +119,7 @@ func TestElements(t *testing.T) {
 			t.Errorf("tokens outside the row are in %v", got)
 		}
 		batch, holders := read(t, q, 0), map[int64]map[Element]bool{}
-		for _, a := range q.Arrays().Arrays {
+		for _, a := range q.Batch().Arrays {
 			for j, row := range rows(batch[a.Offset:][:a.Bytes()], a.Shape[1]) {
 				for i, token := range row {
 					if holders[token] == nil {

@@ -4,21 +4,24 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 
 	"batchfs/cache"
 	"batchfs/cache/array"
 )
 
-// A request is one Read: which windows it fetches of each source, and where in dst their tokens go.
+// A request is one Read: which windows it fetches of each array of each source, and where in dst their numbers go.
 type request struct {
 	sequence *Sequence
 	dst      []byte
-	plans    []plan // one for each source
+	plans    []plan // one for each array of each source, source after source
 	planned  int    // rows of all plans
-	current  int    // the source that is being read
+	source   int    // that is being read
+	column   int    // of it
 	shown    []span // of the batch that is being planned, the rows that dst shows of each part
-	edge     []byte // tokens of which dst shows the first or the last in part
+	edge     []byte // numbers of which dst shows the first or the last in part
+	ends     []int  // of planned rows: the indexes in the row behind the last tokens of documents
 
 	visit func(i int, raw []byte) error // copyRow, made once because to make it is to allocate
 }
@@ -29,7 +32,7 @@ var requests = sync.Pool{New: func() any {
 	return req
 }}
 
-// A plan is the windows to be fetched of one source; rows[i] is what windows[i] is fetched for.
+// A plan is the windows to be fetched of one array; rows[i] is what windows[i] is fetched for.
 type plan struct {
 	windows []cache.Window
 	rows    []row
@@ -37,9 +40,10 @@ type plan struct {
 
 // A row is one of a batch that dst shows, at least in part.
 type row struct {
-	base  int // byte of dst at which the row's batch begins; it may lie before dst
-	j     int // of that batch
-	first int // index in the row of the window's first token
+	base  int  // byte of dst at which the row's batch begins; it may lie before dst
+	j     int  // of that batch
+	first int  // index in the row of the window's first number
+	ends  span // of request.ends
 }
 
 // A span is [from, to).
@@ -58,8 +62,8 @@ func overlap(at, size, count, n int) span {
 const maxPlanned = 1 << 10
 
 // Read fills dst with the bytes of batches k, k+1, … one after the other, from byte off of batch k on. off may be beyond that
-// batch. Only the tokens that dst shows are fetched. The error is one of reading tokens, says which token the dtype cannot
-// hold or is beyond the vocabulary, or that there is no such batch; what is in dst is then undefined.
+// batch. Only the numbers that dst shows are fetched. The error is one of reading the files, says which number the dtype cannot
+// hold or which token is beyond the vocabulary, or that there is no such batch; what is in dst is then undefined.
 func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	if len(dst) == 0 {
 		return nil
@@ -83,25 +87,30 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 
 // fetch reads what is planned, and begins new plans.
 func (req *request) fetch() error {
-	// Also a source of which no row is shown is asked: no batch is served while any source is known to have changed.
-	for i, source := range req.sequence.sources {
-		req.current = i
-		p := &req.plans[i]
-		if err := source.tokens.Read(p.windows, req.visit); err != nil {
-			return err
+	// Also an array of which nothing is shown is asked: no batch is served while any file is known to have changed.
+	plans := req.plans
+	for i := range req.sequence.sources {
+		for c, array := range req.sequence.sources[i].arrays {
+			req.source, req.column = i, c
+			p := &plans[0]
+			plans = plans[1:]
+			if err := array.Read(p.windows, req.visit); err != nil {
+				return err
+			}
+			p.windows, p.rows = p.windows[:0], p.rows[:0]
 		}
-		p.windows, p.rows = p.windows[:0], p.rows[:0]
 	}
-	req.planned = 0
+	req.planned, req.ends = 0, req.ends[:0]
 	return nil
 }
 
 func (req *request) begin(q *Sequence, dst []byte) {
-	req.sequence, req.dst, req.planned = q, dst, 0
-	for len(req.plans) < len(q.sources) {
+	req.sequence, req.dst, req.planned, req.ends = q, dst, 0, req.ends[:0]
+	n := len(q.sources) * len(q.parts.columns)
+	for len(req.plans) < n {
 		req.plans = append(req.plans, plan{})
 	}
-	for i := range q.sources {
+	for i := range n {
 		p := &req.plans[i]
 		p.windows, p.rows = p.windows[:0], p.rows[:0]
 	}
@@ -126,7 +135,9 @@ func (req *request) planBatch(k uint64, base int) error {
 					return err
 				}
 			}
-			req.planRow(k, base, j)
+			if err := req.planRow(k, base, j); err != nil {
+				return err
+			}
 			req.planned++
 		}
 		req.shown = append(req.shown, shown)
@@ -144,75 +155,249 @@ func (req *request) isPlanned(j int) bool {
 	return false
 }
 
-// planRow plans the window that row j of batch k needs for what dst shows of its parts.
-func (req *request) planRow(k uint64, base, j int) {
+// planRow plans the windows that row j of batch k needs for what dst shows of its parts.
+func (req *request) planRow(k uint64, base, j int) error {
 	q := req.sequence
-	lo, hi := math.MaxInt, 0
-	for i := range q.parts.list {
-		p := &q.parts.list[i]
-		if s := overlap(p.row(base, j), p.size, p.len, len(req.dst)); s.from < s.to {
-			lo, hi = min(lo, p.first+s.from), max(hi, p.first+s.to)
+	source, start := q.Start(k, j)
+	var ends span
+	if q.parts.ends && q.Ends == EndsByIndex {
+		var err error
+		if ends, err = req.endsAfter(source, start); err != nil {
+			return err
 		}
 	}
-	source, start := q.Start(k, j)
-	to := &req.plans[source]
-	to.windows = append(to.windows, cache.Window{Start: start + int64(lo), Len: hi - lo})
-	to.rows = append(to.rows, row{base, j, lo})
+	for c, column := range q.parts.columns {
+		lo, hi := math.MaxInt, 0
+		for i := range q.parts.list {
+			p := &q.parts.list[i]
+			s := overlap(p.row(base, j), p.size, p.len, len(req.dst))
+			switch {
+			case s.from == s.to:
+			case p.of == copied && p.column == c:
+				lo, hi = min(lo, p.first+s.from), max(hi, p.first+s.to)
+				if p.masked && q.Ends == EndsByToken {
+					lo = min(lo, s.from) // the token before a target may be the last of its document
+				}
+			case p.of == copied || c > 0:
+			case p.of == sourceOfRow:
+				req.putComputed(p, base, j, s, func(int) int { return source })
+			case q.Ends == EndsByToken:
+				lo, hi = 0, max(hi, q.BlockSize) // any token may be the last of a document
+			default:
+				req.putDocuments(p, base, j, s, req.ends[ends.from:ends.to])
+			}
+		}
+		if lo >= hi {
+			continue
+		}
+		to := &req.plans[source*len(q.parts.columns)+c]
+		to.windows = append(to.windows, cache.Window{Start: start*int64(column.numbers) + int64(lo), Len: hi - lo})
+		to.rows = append(to.rows, row{base, j, lo, ends})
+	}
+	return nil
 }
 
-// copyRow puts the tokens of window i of the current source where dst shows them.
+// endsAfter notes the ends of the documents of a row that begins at a position of a source.
+func (req *request) endsAfter(source int, start int64) (noted span, err error) {
+	noted.from = len(req.ends)
+	documents, t := req.sequence.sources[source].documents, int64(req.sequence.BlockSize)
+	i, err := documents.Of(start)
+	if err != nil {
+		return noted, err
+	}
+	var some [16]int64
+	for count := documents.Count(); i < count; {
+		n := min(count-i, int64(len(some)))
+		if err := documents.Ends(i, some[:n]); err != nil {
+			return noted, err
+		}
+		for _, end := range some[:n] {
+			if end > start+t {
+				noted.to = len(req.ends)
+				return noted, nil
+			}
+			req.ends = append(req.ends, int(end-start))
+		}
+		i += n
+	}
+	noted.to = len(req.ends)
+	return noted, nil
+}
+
+// copyRow puts the numbers of window i of the current array where dst shows them.
 func (req *request) copyRow(i int, raw []byte) error {
-	q, from := req.sequence, &req.plans[req.current]
-	r := from.rows[i]
-	if bad := q.sources[req.current].vocab.find(raw); bad >= 0 {
-		return q.beyond(req.current, from.windows[i].Start+int64(bad), raw[bad*q.width:])
+	q, from := req.sequence, &req.plans[req.source*len(req.sequence.parts.columns)+req.column]
+	r, column := from.rows[i], q.parts.columns[req.column]
+	var ends []int
+	if req.column == 0 {
+		if bad := q.sources[req.source].vocab.find(raw); bad >= 0 {
+			return q.beyond(req.source, from.windows[i].Start+int64(bad), number(raw, column.stored, bad))
+		}
+		ends = req.ends[r.ends.from:r.ends.to]
+		if q.parts.ends && q.Ends == EndsByToken {
+			req.ends = appendEnds(req.ends[:0], raw, column.width, q.EOT, r.first)
+			ends = req.ends
+		}
 	}
 	for n := range q.parts.list {
 		p := &q.parts.list[n]
-		at := p.row(r.base, r.j)
-		s := overlap(at, p.size, p.len, len(req.dst))
-		if s.from == s.to {
+		if p.of == copied && p.column != req.column || p.of != copied && req.column > 0 {
 			continue
 		}
-		first := p.first + s.from - r.first // of the part's tokens in raw
-		raw := raw[first*q.width:][:(s.to-s.from)*q.width]
-		if bad := req.put(at+s.from*p.size, raw, p); bad >= 0 {
-			return q.overflow(req.current, from.windows[i].Start+int64(first+bad), raw[bad*q.width:], p.dtype)
+		at := p.row(r.base, r.j)
+		s := overlap(at, p.size, p.len, len(req.dst))
+		switch {
+		case s.from == s.to, p.of == sourceOfRow:
+			continue
+		case p.of != copied:
+			if q.Ends == EndsByToken {
+				req.putDocuments(p, r.base, r.j, s, ends)
+			}
+			continue
+		}
+		first := p.first + s.from - r.first // of the part's numbers in raw
+		raw := raw[first*column.width:][:(s.to-s.from)*column.width]
+		if bad := req.put(at+s.from*p.size, raw, p, column); bad >= 0 {
+			return q.overflow(req.source, req.column, from.windows[i].Start+int64(first+bad), number(raw, column.stored, bad), p.dtype)
+		}
+		if p.masked {
+			req.mask(p, at, s, ends)
 		}
 	}
 	return nil
 }
 
-// put converts raw to tokens of a part from byte at of dst on, where the first and the last token may lie in dst in part. It
-// returns the index of a token that does not fit the part's dtype, or -1.
-func (req *request) put(at int, raw []byte, p *part) (bad int) {
-	dst, stored := req.dst, req.sequence.stored
-	n := len(raw) / req.sequence.width * p.size
-	if at >= 0 && at+n <= len(dst) {
-		return convert(dst[at:at+n], raw, p.dtype, stored)
+// put converts raw to numbers of a part from byte at of dst on, where the first and the last number may lie in dst in part. It
+// returns the index of a number that does not fit the part's dtype, or -1.
+func (req *request) put(at int, raw []byte, p *part, from column) (bad int) {
+	n := len(raw) / from.width * p.size
+	if at >= 0 && at+n <= len(req.dst) {
+		return convert(req.dst[at:at+n], raw, p.dtype, from.stored)
 	}
-	if cap(req.edge) < n {
-		req.edge = make([]byte, n)
-	}
-	whole := req.edge[:n]
-	bad = convert(whole, raw, p.dtype, stored)
-	copy(dst[max(at, 0):], whole[max(-at, 0):])
+	whole := req.edgeOf(n)
+	bad = convert(whole, raw, p.dtype, from.stored)
+	req.putEdge(at, whole)
 	return bad
 }
 
-// beyond is the error for the token at a position of a source that is beyond the vocabulary, which raw begins with.
-func (q *Sequence) beyond(source int, pos int64, raw []byte) error {
-	tokens := q.sources[source].tokens
-	value := uint32(binary.LittleEndian.Uint16(raw))
-	if q.width == 4 {
-		value = binary.LittleEndian.Uint32(raw)
+// edgeOf is memory for n bytes.
+func (req *request) edgeOf(n int) []byte {
+	if cap(req.edge) < n {
+		req.edge = make([]byte, n)
 	}
-	return &cache.VocabularyError{Place: tokens.Locate(pos), Token: value, Size: tokens.VocabSize()}
+	return req.edge[:n]
 }
 
-// overflow is the error for the token at a position of a source, which raw begins with.
-func (q *Sequence) overflow(source int, pos int64, raw []byte, dtype array.DType) error {
-	at := q.sources[source].tokens.Locate(pos)
-	return fmt.Errorf("%s: token %d is %d, which dtype %s cannot hold; set dtype to one that can, e.g. native",
-		at.Path, at.Index, binary.LittleEndian.Uint32(raw), dtype)
+// putEdge copies what of whole lies in dst, where it begins at byte at.
+func (req *request) putEdge(at int, whole []byte) {
+	if at < len(req.dst) {
+		copy(req.dst[max(at, 0):], whole[min(max(-at, 0), len(whole)):])
+	}
+}
+
+// mask marks the targets shown of part p, y, that are not of the document of the token before. The row begins at byte at of dst.
+func (req *request) mask(p *part, at int, s span, ends []int) {
+	var masked [8]byte
+	target := int64(maskedTarget)
+	binary.LittleEndian.PutUint64(masked[:], uint64(target))
+	for _, end := range ends {
+		if t := end - 1; s.has(t) {
+			req.putEdge(at+t*p.size, masked[:p.size])
+		}
+	}
+}
+
+// appendEnds appends the indexes in the row behind each token of raw that is eot. raw begins with token first of the row.
+func appendEnds(ends []int, raw []byte, width int, eot uint64, first int) []int {
+	switch width {
+	case 1:
+		return endsIn(ends, as[uint8](raw), eot, first)
+	case 2:
+		return endsIn(ends, as[uint16](raw), eot, first)
+	case 4:
+		return endsIn(ends, as[uint32](raw), eot, first)
+	}
+	return endsIn(ends, as[uint64](raw), eot, first)
+}
+
+func endsIn[N uinteger](ends []int, tokens []N, eot uint64, first int) []int {
+	for i, token := range tokens {
+		if uint64(token) == eot {
+			ends = append(ends, first+i+1)
+		}
+	}
+	return ends
+}
+
+// putDocuments puts the numbers shown of a part that says where documents end.
+func (req *request) putDocuments(p *part, base, j int, s span, ends []int) {
+	t := req.sequence.BlockSize
+	if n := len(ends); n > 0 && ends[n-1] >= t {
+		ends = ends[:n-1]
+		for len(ends) > 0 && ends[len(ends)-1] >= t {
+			ends = ends[:len(ends)-1]
+		}
+	}
+	if p.of == documentEnds {
+		req.putComputed(p, base, j, s, func(i int) int {
+			switch {
+			case i == 0:
+				return 0
+			case i <= len(ends):
+				return ends[i-1]
+			}
+			return t
+		})
+		return
+	}
+	next, begin := 0, 0 // of ends, and of the document
+	if next = before(ends, s.from); next > 0 {
+		begin = ends[next-1]
+	}
+	req.putComputed(p, base, j, s, func(i int) int {
+		if next < len(ends) && i == ends[next] {
+			begin = i
+			next++
+		}
+		return i - begin
+	})
+}
+
+// before returns how many ends are at or before an index.
+func before(ends []int, index int) int {
+	n, found := slices.BinarySearch(ends, index)
+	if found {
+		n++
+	}
+	return n
+}
+
+// putComputed puts numbers s of row j of a computed part. value is called for each in order.
+func (req *request) putComputed(p *part, base, j int, s span, value func(i int) int) {
+	whole := req.edgeOf((s.to - s.from) * p.size)
+	for i := s.from; i < s.to; i++ {
+		if p.size == 2 {
+			binary.LittleEndian.PutUint16(whole[(i-s.from)*2:], uint16(value(i)))
+		} else {
+			binary.LittleEndian.PutUint32(whole[(i-s.from)*4:], uint32(value(i)))
+		}
+	}
+	req.putEdge(p.row(base, j)+s.from*p.size, whole)
+}
+
+// beyond is the error for the token at a position of a source that is beyond the vocabulary.
+func (q *Sequence) beyond(source int, pos int64, token string) error {
+	tokens := q.sources[source].arrays[0]
+	return &cache.VocabularyError{Place: tokens.Locate(pos), Token: token, Size: tokens.VocabSize()}
+}
+
+// overflow is the error for number i of an array of a source.
+func (q *Sequence) overflow(source, column int, i int64, value string, dtype array.DType) error {
+	at := q.sources[source].arrays[column].Locate(i / int64(q.parts.columns[column].numbers))
+	what := "token"
+	if q.Layout == Elements {
+		what = "a number of element"
+	}
+	return fmt.Errorf("%s: %s %d is %s, which dtype %s cannot hold; set dtype to one that can, e.g. native",
+		at.Path, what, at.Index, value, dtype)
 }

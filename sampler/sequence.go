@@ -2,6 +2,8 @@ package sampler
 
 import (
 	"fmt"
+	"math"
+	"slices"
 
 	"batchfs/cache/array"
 )
@@ -13,14 +15,13 @@ type Sequence struct {
 	Settings
 	sources []source
 	mixture *mixture
-	stored  array.DType // of a token in the files
-	width   int         // its bytes
 	parts   parts
 }
 
-// New makes the sequence of one or several sources of tokens, all of one dtype, mixed by Settings.Weights. The error says what
-// has to be changed: a weight, a source with too few tokens for a row, an order that does not suit the sources, TorchState.
-func New(sources []Tokens, s Settings) (*Sequence, error) {
+// New makes the sequence of one or several sources, mixed by Settings.Weights, whose arrays are alike. The error says what
+// has to be changed: a weight, a source with too few tokens for a row, arrays that differ, an order that does not suit the
+// sources, TorchState.
+func New(sources []Source, s Settings) (*Sequence, error) {
 	if s.Weights == nil {
 		s.Weights = []float64{1}
 	}
@@ -31,41 +32,99 @@ func New(sources []Tokens, s Settings) (*Sequence, error) {
 	if err != nil {
 		return nil, err
 	}
-	blank := &Sequence{Settings: s, mixture: m, stored: sources[0].DType()}
-	for _, tokens := range sources {
-		switch dtype := tokens.DType(); {
-		case !convertible(dtype):
-			return nil, fmt.Errorf("tokens of dtype %s cannot be served: they must be uint16 or uint32", dtype)
-		case dtype != blank.stored:
-			return nil, fmt.Errorf("tokens of dtypes %s and %s cannot be mixed: make them one", blank.stored, dtype)
+	blank := &Sequence{Settings: s, mixture: m}
+	for _, from := range sources {
+		source, err := newSource(from)
+		if err != nil {
+			return nil, err
 		}
-		blank.sources = append(blank.sources, newSource(tokens))
+		if err := alike(sources[0], from, s); err != nil {
+			return nil, err
+		}
+		blank.sources = append(blank.sources, source)
 	}
-	blank.width = blank.stored.Size()
 	return blank.With(s)
 }
 
-// With is the sequence of the same sources and weights under other settings; s.Weights does not matter. Sequences of one block
-// size share what depends on the number of files, so another one takes little memory. The errors are those of New.
-func (q *Sequence) With(s Settings) (*Sequence, error) {
-	s.Weights = q.Weights
-	if s.DType == Native {
-		s.DType = q.stored
+// alike returns an error unless the arrays of two sources can be mixed.
+func alike(a, b Source, s Settings) error {
+	if len(a.Beside) != len(s.Arrays) || len(b.Beside) != len(s.Arrays) {
+		return fmt.Errorf("sources with %d and %d arrays beside the tokens where there should be %d", len(a.Beside), len(b.Beside), len(s.Arrays))
 	}
-	n := &Sequence{Settings: s, sources: make([]source, len(q.sources)), mixture: q.mixture, stored: q.stored, width: q.width}
+	for i, x := range append([]Array{a.Main}, a.Beside...) {
+		y := append([]Array{b.Main}, b.Beside...)[i]
+		if x.DType() != y.DType() || !slices.Equal(x.Axes(), y.Axes()) {
+			return fmt.Errorf("%s holds %s and %s %s, which cannot be mixed: make them one",
+				x.Runs()[0].Name, described(x), y.Runs()[0].Name, described(y))
+		}
+	}
+	return nil
+}
+
+// described are the elements of an array in words.
+func described(a Array) string {
+	if len(a.Axes()) == 0 {
+		return string(a.DType())
+	}
+	return fmt.Sprintf("%s of shape %d", a.DType(), a.Axes())
+}
+
+// With is the sequence of the same sources and weights under other settings; s.Weights and s.Arrays do not matter. Sequences of one
+// block size share what depends on the number of files, so another one takes little memory. The errors are those of New.
+func (q *Sequence) With(s Settings) (*Sequence, error) {
+	s.Weights, s.Arrays = q.Weights, q.Settings.Arrays
+	if s.DType == Native {
+		s.DType = q.sources[0].arrays[0].DType()
+	}
+	if err := s.suits(q.sources); err != nil {
+		return nil, err
+	}
+	n := &Sequence{Settings: s, sources: make([]source, len(q.sources)), mixture: q.mixture}
 	for i, old := range q.sources {
 		var err error
 		if n.sources[i], err = old.with(s, i); err != nil {
 			return nil, err
 		}
 	}
-	n.parts = partsOf(s)
-	return n, nil
+	var err error
+	n.parts, err = newParts(&s, q.sources[0].arrays, len(q.sources))
+	return n, err
 }
 
-// Arrays describes a batch. With layout xy its arrays are x and y of shape (B, T), both main; with layout tokens it has one,
-// tokens, of shape (B, T+1).
-func (q *Sequence) Arrays() array.Batch { return q.parts.batch }
+// suits returns an error unless sources can be served under s.
+func (s *Settings) suits(sources []source) error {
+	main := sources[0].arrays[0]
+	tokens := s.Layout != Elements
+	switch {
+	case tokens && (len(main.Axes()) > 0 || !main.DType().IsInteger()):
+		return fmt.Errorf("%s holds %s, not tokens; say layout = \"rows\"", main.Runs()[0].Name, described(main))
+	case !tokens && s.Documents:
+		return fmt.Errorf("layout rows has no documents; leave documents out")
+	case s.MaskTargets && s.Layout != XY:
+		return fmt.Errorf("mask_targets is for y, which layout %s does not have; say layout = \"xy\"", s.Layout)
+	case s.MaskTargets && !slices.Contains([]array.DType{array.Int16, array.Int32, array.Int64}, s.DType):
+		return fmt.Errorf("mask_targets sets targets to %d, which dtype %s cannot hold; say dtype = \"int64\"", maskedTarget, s.DType)
+	case s.Documents && s.BlockSize > math.MaxInt32:
+		return fmt.Errorf("documents need a block_size of %d at most (got %d)", math.MaxInt32, s.BlockSize)
+	}
+	if s.Ends != EndsByIndex {
+		return nil
+	}
+	for _, source := range sources {
+		if source.documents == nil {
+			return fmt.Errorf("%s: nothing says where its documents end", source.arrays[0].Runs()[0].Name)
+		}
+	}
+	return nil
+}
+
+// Batch describes a batch. With layout xy its main arrays are x and y of shape (B, T); with layout tokens it is tokens, of shape
+// (B, T+1); with layout rows it is rows, of shape (B, ...). The others are those beside the tokens; cu_seqlens of shape (B, T+1) and
+// positions of shape (B, T); and, of a mixture, source of shape (B,).
+func (q *Sequence) Batch() array.Batch { return q.parts.batch }
+
+// Stored is the dtype of the main array in the files.
+func (q *Sequence) Stored() array.DType { return q.parts.columns[0].stored }
 
 // RowsPerEpoch is R, the number of disjoint windows of all sources together.
 func (q *Sequence) RowsPerEpoch() (n int64) {

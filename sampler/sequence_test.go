@@ -94,7 +94,7 @@ func def[T comparable](p *T, v T) {
 // read returns batch k whole.
 func read(t testing.TB, q *Sequence, k uint64) []byte {
 	t.Helper()
-	batch := make([]byte, q.Arrays().Bytes())
+	batch := make([]byte, q.Batch().Bytes())
 	must(t, q.Read(batch, k, 0))
 	return batch
 }
@@ -140,7 +140,7 @@ func TestLayoutsAgree(t *testing.T) {
 			}
 		}
 	}
-	if got := fmt.Sprint(xy.Arrays().Stack().Shape, xy.Arrays().Bytes(), whole.Arrays().Stack().Shape, whole.Arrays().Bytes()); got != "[2 4 8] 512 [4 9] 288" {
+	if got := fmt.Sprint(xy.Batch().Stack().Shape, xy.Batch().Bytes(), whole.Batch().Stack().Shape, whole.Batch().Bytes()); got != "[2 4 8] 512 [4 9] 288" {
 		t.Error(got)
 	}
 }
@@ -160,14 +160,14 @@ func TestRanksAreDisjointAndElastic(t *testing.T) {
 					for j := range q.BatchSize {
 						numbers, starts = append(numbers, q.Row(k, j)), append(starts, begin(q, k, j))
 					}
-					x = append(x, read(t, q, k)[:q.Arrays().Bytes()/2]...)
+					x = append(x, read(t, q, k)[:q.Batch().Bytes()/2]...)
 				}
 				for i, row := range numbers {
 					if row != k*48+uint64(i) || starts[i] != begin(one, k, i) {
 						t.Fatalf("world %d, batch %d: row %d is number %d and starts at %d", world, k, i, row, starts[i])
 					}
 				}
-				if !bytes.Equal(x, read(t, one, k)[:one.Arrays().Bytes()/2]) {
+				if !bytes.Equal(x, read(t, one, k)[:one.Batch().Bytes()/2]) {
 					t.Fatalf("world %d, batch %d: other bytes than in one process", world, k)
 				}
 			}
@@ -239,10 +239,10 @@ func TestTokenThatDoesNotFit(t *testing.T) {
 			paths := holding(t, 4, []int64{0, 1, 2, 3, 4}, []int64{5, 6, 7, test.value, 8})
 			q := sequence(t, paths, cache.Options{DType: array.Uint32}, Settings{BatchSize: 1, BlockSize: 4, DType: test.dtype, Layout: layout, Order: Sequential})
 			read(t, q, 0)
-			batch := make([]byte, q.Arrays().Bytes())
-			for off := range q.Arrays().Bytes() { // also where the token is only partly asked for
+			batch := make([]byte, q.Batch().Bytes())
+			for off := range q.Batch().Bytes() { // also where the token is only partly asked for
 				err := q.Read(batch[off:], 1, off)
-				last := q.Arrays().Bytes() - int64(q.DType.Size()) // y, or the row, ends with a token after the one that is too great
+				last := q.Batch().Bytes() - int64(q.DType.Size()) // y, or the row, ends with a token after the one that is too great
 				want := fmt.Sprintf("%s: token 3 is %d, which dtype %s cannot hold; set dtype to one that can", paths[1], test.value, test.dtype)
 				if off < last && (err == nil || !strings.Contains(err.Error(), want)) {
 					t.Fatalf("from byte %d: error %v, want %q", off, err, want)
@@ -275,11 +275,11 @@ func TestLastRow(t *testing.T) {
 // stream is what the batches from k on are, from where their rows start: n bytes from byte off.
 func stream(q *Sequence, k uint64, off int64, n int) []byte {
 	var all []byte
-	k, off = k+uint64(off/q.Arrays().Bytes()), off%q.Arrays().Bytes()
+	k, off = k+uint64(off/q.Batch().Bytes()), off%q.Batch().Bytes()
 	part := func(k uint64, shift int64, size int) {
 		for j := range q.BatchSize {
 			for i := range int64(size) {
-				all = appendToken(all, token(begin(q, k, j)+shift+i, q.width), q.DType.Size())
+				all = appendToken(all, token(begin(q, k, j)+shift+i, q.Stored().Size()), q.DType.Size())
 			}
 		}
 	}
@@ -356,7 +356,7 @@ func FuzzRead(f *testing.F) {
 
 		got := make([]byte, n)
 		err := q.Read(got, k, off)
-		last := k + uint64((off%q.Arrays().Bytes()+int64(n)-1)/q.Arrays().Bytes()) + uint64(off/q.Arrays().Bytes())
+		last := k + uint64((off%q.Batch().Bytes()+int64(n)-1)/q.Batch().Bytes()) + uint64(off/q.Batch().Bytes())
 		switch {
 		case n > 0 && last >= MaxBatches:
 			if err == nil || !strings.Contains(err.Error(), "numbers end at 1099511627775") {
@@ -382,7 +382,7 @@ func TestReadsAllocateNothing(t *testing.T) {
 	for _, access := range []cache.Access{cache.Remap, cache.Advise, cache.Pread, cache.Map} {
 		for _, dtype := range []array.DType{array.Uint16, array.Int64} {
 			q := sequence(t, paths, cache.Options{DType: array.Uint16, Access: access}, Settings{BatchSize: 12, BlockSize: 1024, DType: dtype})
-			dst, k := make([]byte, q.Arrays().Bytes()), uint64(0)
+			dst, k := make([]byte, q.Batch().Bytes()), uint64(0)
 			n := testing.AllocsPerRun(100, func() {
 				must(t, q.Read(dst, k, 0))
 				k++

@@ -16,15 +16,21 @@ type Settings struct {
 	Split     string      // its name: two splits of one seed draw different rows
 	BatchSize int         // B, rows of a batch
 	BlockSize int         // T, tokens of a row of x
-	DType     array.DType // of the tokens in a batch; Native: as in the files
+	DType     array.DType // of the tokens, or integers, in a batch; Native: as in the files
 	Layout    Layout
 	Order     Order
 	Seed      uint64
 	Rank      int // this reader's share: rows k*B*World + Rank*B + j
 	World     int // the number of ranks
 
-	Weights    []float64 // of the sources, each above 0; nil for one source
-	TorchState []byte    // what torch.get_rng_state() gives, for the torch orders to start from; nil: from Seed
+	Weights     []float64 // of the sources, each above 0; nil for one source
+	Arrays      []Beside  // what each source has beside its main array, in the order of Source.Beside
+	Rows        Rows      // what a row holds; "" is Windows
+	Ends        Ends      // how the end of a document is known
+	EOT         uint64    // the token that ends a document, with EndsByToken; else what fills a row up
+	Documents   bool      // a batch says where documents end, in the arrays cu_seqlens and positions
+	MaskTargets bool      // an element of y that is not of its document is -100
+	TorchState  []byte    // what torch.get_rng_state() gives, for the torch orders to start from; nil: from Seed
 }
 
 // Native is the setting for the dtype that the token files have. The settings of a Sequence have that dtype instead.
@@ -36,6 +42,39 @@ type Layout string
 const (
 	XY        Layout = "xy"     // x of shape (B, T), then y of shape (B, T): x shifted by one
 	WholeRows Layout = "tokens" // tokens of shape (B, T+1)
+	Elements  Layout = "rows"   // rows of shape (B, ...): elements of any array, whatever the block size
+)
+
+// Beside is an array that each source has beside its main one.
+type Beside struct {
+	Name string
+	At   At
+}
+
+// At says whose positions an array beside the tokens has. With layout rows there is one position only.
+type At string
+
+const (
+	AtX At = "x" // element t of a row belongs to x[t]
+	AtY At = "y" // to y[t]
+)
+
+// Rows says what a row of a batch holds.
+type Rows string
+
+const (
+	Windows    Rows = "windows"  // tokens from anywhere
+	OfDocument Rows = "document" // tokens of one document
+	Packed     Rows = "packed"   // whole documents, as many as fit
+)
+
+// Ends says how the end of a document is known.
+type Ends string
+
+const (
+	EndsUnknown Ends = ""
+	EndsByToken Ends = "token" // EOT is the last of each document
+	EndsByIndex Ends = "index" // Source.Documents knows
 )
 
 // Order decides at which token a row begins.

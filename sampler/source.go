@@ -8,11 +8,17 @@ import (
 	"batchfs/cache/array"
 )
 
-// Tokens is what a sequence needs of one source: one array of tokens. A *cache.Tokens is one. Positions count from its first
-// token. It must be safe for concurrent use.
-type Tokens interface {
-	// DType is the type of a token in the files: array.Uint16 or array.Uint32.
+// Array is what a sequence needs of one array of a source. A *cache.Array is one. Positions count from its first element. It must
+// be safe for concurrent use.
+type Array interface {
+	// DType is the type of a number in the files.
 	DType() array.DType
+
+	// Axes are the shape of an element; tokens have none.
+	Axes() []int
+
+	// Len is the number of elements.
+	Len() int64
 
 	// VocabSize bounds the tokens: all are below it. Where nobody knows, it is 0.
 	VocabSize() int64
@@ -20,31 +26,61 @@ type Tokens interface {
 	// Runs are the stretches that a row must not leave, in order. They never change.
 	Runs() []cache.Run
 
-	// Read calls visit once for each window, in any order, with its index in ws and its tokens as in the files. raw is valid
+	// Read calls visit once for each window, in any order, with its index in ws and its numbers as in the files. raw is valid
 	// during the call only. Read fails, also for no windows, while a file of the source is known to have changed.
 	Read(ws []cache.Window, visit func(i int, raw []byte) error) error
 
-	// Locate says, for an error, where the token at a position stands.
+	// Locate says, for an error, where the element at a position stands.
 	Locate(pos int64) cache.Place
 }
 
-// A source is one array of tokens with an order of its own. The mixture says which source each row of a sequence belongs to.
-type source struct {
-	tokens  Tokens
-	vocab   vocabulary
-	tables  *windowTables // of all sequences of these tokens
-	windows *windows      // that of tables for the block size
-	order   order
+// Documents say where the documents of a source end. It must be safe for concurrent use.
+type Documents interface {
+	// Count is the number of documents. Each has an element at least, and they hold all elements.
+	Count() int64
+
+	// Of is the number of the document that holds the element at a position.
+	Of(pos int64) (int64, error)
+
+	// Ends sets ends to the positions behind the last elements of documents first, first+1, ...
+	Ends(first int64, ends []int64) error
 }
 
-// newSource is a source without settings.
-func newSource(tokens Tokens) source {
-	return source{tokens: tokens, vocab: newVocabulary(tokens.VocabSize(), tokens.DType()), tables: newWindowTables(tokens.Runs())}
+// A Source is arrays of one length. The elements at one position belong together.
+type Source struct {
+	Main      Array
+	Beside    []Array   // as Settings.Arrays
+	Documents Documents // nil where nobody knows where they end
+}
+
+// A source is arrays with an order of their own. The mixture says which source each row of a sequence belongs to.
+type source struct {
+	arrays    []Array // the main one, and those beside it
+	documents Documents
+	vocab     vocabulary
+	tables    *windowTables // of all sequences of these tokens
+	windows   *windows      // that of tables for the settings
+	order     order
+}
+
+// newSource is a source without settings. The error says which array does not suit the main one.
+func newSource(from Source) (source, error) {
+	main := from.Main
+	for _, beside := range from.Beside {
+		if beside.Len() != main.Len() {
+			return source{}, fmt.Errorf("%s has %d elements, but there are %d in %s: an array beside the tokens has one for each of them",
+				beside.Runs()[0].Name, beside.Len(), main.Len(), main.Runs()[0].Name)
+		}
+	}
+	return source{
+		arrays: append([]Array{main}, from.Beside...), documents: from.Documents,
+		vocab: newVocabulary(main.VocabSize(), main.DType()), tables: newWindowTables(main.Runs()),
+	}, nil
 }
 
 // with is the i-th source of a sequence under settings.
 func (s source) with(settings Settings, i int) (_ source, err error) {
-	if s.windows, err = s.tables.get(settings.BlockSize); err != nil {
+	if s.windows, err = s.tables.get(settings.window()); err != nil {
 		return s, err
 	}
 	s.order, err = newOrder(settings, i, s.windows)

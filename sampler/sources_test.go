@@ -23,20 +23,20 @@ func sourceFiles(t testing.TB, width int, lens ...[]int) (sources [][]string) {
 }
 
 // openSources opens the files of each source.
-func openSources(t testing.TB, sources [][]string, o cache.Options) (tokens []Tokens) {
+func openSources(t testing.TB, sources [][]string, o cache.Options) (all []Source) {
 	t.Helper()
 	for _, paths := range sources {
 		source, err := cache.Open(paths, o)
 		must(t, err)
-		tokens = append(tokens, source)
+		all = append(all, Source{Main: source})
 	}
-	return tokens
+	return all
 }
 
-func length(tokens Tokens) int64 { return tokens.(interface{ Len() int64 }).Len() }
+func length(s Source) int64 { return s.Main.Len() }
 
 // total is the number of tokens of all sources.
-func total(sources []Tokens) (n int64) {
+func total(sources []Source) (n int64) {
 	for _, tokens := range sources {
 		n += length(tokens)
 	}
@@ -44,7 +44,7 @@ func total(sources []Tokens) (n int64) {
 }
 
 // locate is the source of a token that is counted among those of all sources, and its position in the source.
-func locate(sources []Tokens, pos int64) (source int, at int64) {
+func locate(sources []Source, pos int64) (source int, at int64) {
 	for pos >= length(sources[source]) {
 		pos -= length(sources[source])
 		source++
@@ -53,7 +53,7 @@ func locate(sources []Tokens, pos int64) (source int, at int64) {
 }
 
 // position is where row j of batch k begins among the tokens of all sources.
-func position(sources []Tokens, q *Sequence, k uint64, j int) int64 {
+func position(sources []Source, q *Sequence, k uint64, j int) int64 {
 	source, start := q.Start(k, j)
 	return total(sources[:source]) + start
 }
@@ -101,7 +101,7 @@ func TestMixtureHasTheRowsOfItsSources(t *testing.T) {
 	}
 }
 
-func checkMixed(t *testing.T, name string, count int, tokens []Tokens, ranks, alone []*Sequence) {
+func checkMixed(t *testing.T, name string, count int, tokens []Source, ranks, alone []*Sequence) {
 	t.Helper()
 	var (
 		have = make([]int, len(alone))
@@ -113,7 +113,7 @@ func checkMixed(t *testing.T, name string, count int, tokens []Tokens, ranks, al
 	}
 	for k := uint64(0); n < count; k++ {
 		for rank, q := range ranks {
-			batch := read(t, q, k)
+			batch := read(t, q, k)[:q.Batch().MainBytes()]
 			size := len(batch) / q.BatchSize
 			for j := range q.BatchSize {
 				row := batch[j*size:][:size]
@@ -185,6 +185,7 @@ type stub struct {
 }
 
 func (s *stub) DType() array.DType           { return s.dtype }
+func (s *stub) Axes() []int                  { return nil }
 func (s *stub) VocabSize() int64             { return 0 }
 func (s *stub) Runs() []cache.Run            { return s.runs }
 func (s *stub) Locate(pos int64) cache.Place { return cache.Place{Path: "stub", Index: pos} }
@@ -208,13 +209,13 @@ func (s *stub) Read(ws []cache.Window, visit func(int, []byte) error) error {
 }
 
 // stubs are sources of runs of so many tokens, whose tokens are their positions among those of all sources.
-func stubs(dtype array.DType, sources ...[]int64) (tokens []Tokens) {
+func stubs(dtype array.DType, sources ...[]int64) (tokens []Source) {
 	first := int64(0)
 	for _, lens := range sources {
 		s := &stub{dtype: dtype, first: first}
 		s.runs, _ = rooms(false, lens...)
 		first += s.Len()
-		tokens = append(tokens, s)
+		tokens = append(tokens, Source{Main: s})
 	}
 	return tokens
 }
@@ -225,15 +226,15 @@ func TestChangedSourceFailsEveryBatch(t *testing.T) {
 	q, err := New(tokens, Settings{Split: "train", BatchSize: 1, BlockSize: 8, DType: array.Int64, Layout: XY, Order: Random, World: 1,
 		Weights: []float64{1, 1}})
 	must(t, err)
-	dst := make([]byte, q.Arrays().Bytes())
+	dst := make([]byte, q.Batch().Bytes())
 	for changed := range tokens {
 		for k := range uint64(4) {
 			must(t, q.Read(dst, k, 0))
-			tokens[changed].(*stub).err = syscall.ESTALE
+			tokens[changed].Main.(*stub).err = syscall.ESTALE
 			if err := q.Read(dst, k, 0); err != syscall.ESTALE {
 				t.Errorf("batch %d with source %d changed: error %v", k, changed, err)
 			}
-			tokens[changed].(*stub).err = nil
+			tokens[changed].Main.(*stub).err = nil
 		}
 	}
 }
@@ -249,11 +250,11 @@ func TestNewRefusesSources(t *testing.T) {
 		{[]array.DType{array.Uint16, array.Uint16}, nil, "1 weights for 2 sources"},
 		{[]array.DType{array.Uint16}, []float64{1, 1}, "2 weights for 1 sources"},
 		{[]array.DType{array.Uint16, array.Uint16}, []float64{1, 0}, "weight 0 of source 1"},
-		{[]array.DType{array.Uint16, array.Uint32}, []float64{1, 1}, "tokens of dtypes uint16 and uint32 cannot be mixed"},
-		{[]array.DType{array.Int64}, nil, "tokens of dtype int64 cannot be served"},
-		{[]array.DType{array.Uint16, "uint8"}, []float64{1, 1}, "tokens of dtype uint8 cannot be served"},
+		{[]array.DType{array.Uint16, array.Uint32}, []float64{1, 1}, "shard0.bin holds uint16 and shard0.bin uint32, which cannot be mixed"},
+		{[]array.DType{array.Float32}, nil, "shard0.bin holds float32, not tokens"},
+		{[]array.DType{array.Uint16, array.Float16}, []float64{1, 1}, "shard0.bin holds uint16 and shard0.bin float16, which cannot be mixed"},
 	} {
-		var tokens []Tokens
+		var tokens []Source
 		for _, dtype := range test.dtypes {
 			tokens = append(tokens, stubs(dtype, []int64{100})...)
 		}
@@ -266,13 +267,13 @@ func TestNewRefusesSources(t *testing.T) {
 
 // A counted source tells how many windows it was asked for at once.
 type counted struct {
-	Tokens
+	Array
 	most *int
 }
 
 func (c counted) Read(ws []cache.Window, visit func(int, []byte) error) error {
 	*c.most = max(*c.most, len(ws))
-	return c.Tokens.Read(ws, visit)
+	return c.Array.Read(ws, visit)
 }
 
 // What a request for many short rows holds is bounded, and it is the same bytes; up to 1024 rows are fetched at once.
@@ -280,7 +281,7 @@ func TestManyRowsAreFetchedInGroups(t *testing.T) {
 	sources := openSources(t, sourceFiles(t, 2, []int{500, 40}, []int{300}), cache.Options{DType: array.Uint16, Access: cache.Pread})
 	most := 0
 	for i := range sources {
-		sources[i] = counted{sources[i], &most}
+		sources[i].Main = counted{sources[i].Main, &most}
 	}
 	for _, test := range []struct {
 		batchSize int
@@ -293,7 +294,7 @@ func TestManyRowsAreFetchedInGroups(t *testing.T) {
 		s := Settings{Split: "train", BatchSize: test.batchSize, BlockSize: 1, DType: array.Uint16, Layout: test.layout, Order: Shuffle, World: 1, Weights: []float64{1, 2}}
 		q, err := New(sources, s)
 		must(t, err)
-		for _, off := range []int64{0, 1, q.Arrays().Bytes()/2 - 700} {
+		for _, off := range []int64{0, 1, q.Batch().Bytes()/2 - 700} {
 			if off < 0 {
 				continue
 			}
@@ -315,7 +316,7 @@ func TestManyRowsAreFetchedInGroups(t *testing.T) {
 		}
 	}
 	one := openSources(t, sourceFiles(t, 2, []int{5000}), cache.Options{DType: array.Uint16, Access: cache.Pread})
-	q, err := New([]Tokens{counted{one[0], &most}}, Settings{Split: "train", BatchSize: 1024, BlockSize: 1, DType: array.Uint16, Layout: XY, Order: Random, World: 1})
+	q, err := New([]Source{{Main: counted{one[0].Main, &most}}}, Settings{Split: "train", BatchSize: 1024, BlockSize: 1, DType: array.Uint16, Layout: XY, Order: Random, World: 1})
 	must(t, err)
 	most = 0
 	must(t, q.Read(make([]byte, 4096), 0, 0))

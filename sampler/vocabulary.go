@@ -6,20 +6,25 @@ import (
 	"batchfs/cache/array"
 )
 
-// A vocabulary finds tokens that are not below its size. It looks at 8 bytes at a time, of which each token is a lane.
+// A vocabulary finds tokens that are not below its size. It looks at 8 bytes at a time, of which each token is a lane, where tokens
+// have 2 or 4 bytes. A negative one is never below.
 type vocabulary struct {
-	size uint64 // 0: there is no token to find
-	wide bool   // tokens are uint32, not uint16
-	high bool   // the size is above the highest bit of a token
-	top  uint64 // in each lane, the highest bit
-	add  uint64 // in each lane, what takes the size to the highest bit; if high, the size without its highest bit
+	size  uint64 // 0: there is no token to find
+	width int    // bytes of a token, where it is not 2 or 4
+	wide  bool   // tokens are uint32, not uint16
+	high  bool   // the size is above the highest bit of a token
+	top   uint64 // in each lane, the highest bit
+	add   uint64 // in each lane, what takes the size to the highest bit; if high, the size without its highest bit
 }
 
 // newVocabulary returns a vocabulary for tokens of a dtype. A size of 0 means that any token may be there.
 func newVocabulary(size int64, dtype array.DType) (v vocabulary) {
 	bits := 8 * dtype.Size()
-	if size == 0 || size>>bits > 0 {
+	if !dtype.IsInteger() || size == 0 || bits < 64 && size>>bits > 0 {
 		return v
+	}
+	if bits == 8 || bits == 64 {
+		return vocabulary{size: uint64(size), width: bits / 8}
 	}
 	half, lanes := uint64(1)<<(bits-1), uint64(1<<48|1<<32|1<<16|1)
 	if v.wide = bits == 32; v.wide {
@@ -35,7 +40,15 @@ func newVocabulary(size int64, dtype array.DType) (v vocabulary) {
 
 // find returns the index of the first token of raw that is not below the size, or -1.
 func (v *vocabulary) find(raw []byte) int {
-	if v.size == 0 || len(raw) >= 8 && !v.has(as[uint64](raw)) && !v.has(as[uint64](raw[len(raw)-8:])) {
+	switch {
+	case v.size == 0:
+		return -1
+	case v.width == 1:
+		return slices.IndexFunc(raw, func(token byte) bool { return uint64(token) >= v.size })
+	case v.width == 8:
+		return slices.IndexFunc(as[uint64](raw), func(token uint64) bool { return token >= v.size })
+	}
+	if len(raw) >= 8 && !v.has(as[uint64](raw)) && !v.has(as[uint64](raw[len(raw)-8:])) {
 		return -1
 	}
 	if v.wide {

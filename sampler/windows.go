@@ -13,22 +13,40 @@ import (
 	"batchfs/cache"
 )
 
-// windows are the positions in a source's tokens at which a row of T tokens and the one after can begin.
+// A window is what a row takes of a source: some elements, and how many of them the next disjoint row does not take. For x and y
+// these are T+1 and T.
+type window struct{ len, step int64 }
+
+// window is that of a row.
+func (s *Settings) window() window {
+	if s.Layout == Elements {
+		return window{1, 1}
+	}
+	return window{int64(s.BlockSize) + 1, int64(s.BlockSize)}
+}
+
+// starts is how many windows begin in a run, and how many disjoint ones.
+func (w window) starts(r cache.Run) (all, disjoint int64) {
+	return r.Len - w.len + 1, (r.Len - w.len + w.step) / w.step
+}
+
+// windows are the positions in a source at which a window can begin.
 type windows struct {
+	window
 	runs          []cache.Run
-	size          int64 // T
-	all, disjoint int64 // how many starts there are, and disjoint ones, T apart
+	all, disjoint int64 // how many starts there are, and disjoint ones, a step apart
 	slot          *slot
 }
 
-func newWindows(runs []cache.Run, blockSize int) (*windows, error) {
-	w := &windows{runs: runs, size: int64(blockSize), slot: new(slot)}
+func newWindows(runs []cache.Run, of window) (*windows, error) {
+	w := &windows{window: of, runs: runs, slot: new(slot)}
 	for _, r := range runs {
-		if r.Len <= w.size {
-			return nil, fmt.Errorf("%s: %d tokens, need at least block_size+1 = %d", r.Name, r.Len, w.size+1)
+		if r.Len < w.len {
+			return nil, fmt.Errorf("%s: %d tokens, need at least block_size+1 = %d", r.Name, r.Len, w.len)
 		}
-		w.all += r.Len - w.size
-		w.disjoint += (r.Len - 1) / w.size
+		all, disjoint := w.starts(r)
+		w.all += all
+		w.disjoint += disjoint
 	}
 	return w, nil
 }
@@ -42,10 +60,10 @@ func (w *windows) at(i int64) int64 {
 // disjointAt is the position of the i-th disjoint window.
 func (w *windows) disjointAt(i int64) int64 {
 	run, rest := w.table().disjoint.find(i)
-	return w.runs[run].Start + rest*w.size
+	return w.runs[run].Start + rest*w.step
 }
 
-// holding are the disjoint windows whose T+1 tokens have pos among them: one, two where pos is the last of one and the
+// holding are the disjoint windows whose elements have pos among them: one, two where pos is the last of one and the
 // first of the next, or none in the tail of a run.
 func (w *windows) holding(pos int64) (list []int64) {
 	run := sort.Search(len(w.runs), func(i int) bool { return w.runs[i].Start > pos }) - 1
@@ -54,10 +72,10 @@ func (w *windows) holding(pos int64) (list []int64) {
 		first = sums[run-1]
 	}
 	count, in := sums[run]-first, pos-w.runs[run].Start
-	if i := in/w.size - 1; in%w.size == 0 && i >= 0 && i < count {
+	if i := in/w.step - 1; in-i*w.step < w.len && i >= 0 && i < count {
 		list = append(list, first+i)
 	}
-	if i := in / w.size; i < count {
+	if i := in / w.step; i < count {
 		list = append(list, first+i)
 	}
 	return list
@@ -77,16 +95,16 @@ func (s prefixSums) find(i int64) (which int, rest int64) {
 
 // A table says in which run a window lies. It is never written once it is made.
 type table struct {
-	all      prefixSums // of each run's len-T starts
-	disjoint prefixSums // of each run's (len-1)/T starts, T apart
+	all      prefixSums // of each run's starts
+	disjoint prefixSums // of each run's disjoint starts
 }
 
 func (w *windows) newTable() *table {
 	t := &table{make(prefixSums, len(w.runs)), make(prefixSums, len(w.runs))}
 	var all, disjoint int64
 	for i, r := range w.runs {
-		all += r.Len - w.size
-		disjoint += (r.Len - 1) / w.size
+		more, moreDisjoint := w.starts(r)
+		all, disjoint = all+more, disjoint+moreDisjoint
 		t.all[i], t.disjoint[i] = all, disjoint
 	}
 	return t
@@ -200,41 +218,41 @@ func (c *tableCache) collected(s *slot) {
 	}
 }
 
-// windowTables are the windows of one source by block size, so that all sequences of one block size share theirs. Windows that
+// windowTables are the windows of one source, so that all sequences of one block size share theirs. Windows that
 // no sequence uses any more are left to the collector. It is safe for concurrent use.
 type windowTables struct {
 	runs []cache.Run
 
-	mu     sync.Mutex                    // held while windows are made, so that they are made once; no other lock is taken under it
-	bySize map[int]weak.Pointer[windows] // guarded by mu
+	mu   sync.Mutex                       // held while windows are made, so that they are made once; no other lock is taken under it
+	made map[window]weak.Pointer[windows] // guarded by mu
 }
 
 func newWindowTables(runs []cache.Run) *windowTables {
-	return &windowTables{runs: runs, bySize: map[int]weak.Pointer[windows]{}}
+	return &windowTables{runs: runs, made: map[window]weak.Pointer[windows]{}}
 }
 
-// get returns the windows for a block size. The error names a run that is too short for it.
-func (t *windowTables) get(blockSize int) (*windows, error) {
+// get returns the windows of one kind. The error names a run that is too short for one.
+func (t *windowTables) get(of window) (*windows, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if w := t.bySize[blockSize].Value(); w != nil {
+	if w := t.made[of].Value(); w != nil {
 		return w, nil
 	}
-	w, err := newWindows(t.runs, blockSize)
+	w, err := newWindows(t.runs, of)
 	if err != nil {
 		return nil, err
 	}
-	t.bySize[blockSize] = weak.Make(w)
-	runtime.AddCleanup(w, t.forget, blockSize)
+	t.made[of] = weak.Make(w)
+	runtime.AddCleanup(w, t.forget, of)
 	runtime.AddCleanup(w, tables.collected, w.slot)
 	return w, nil
 }
 
 // forget drops the entry of windows that were collected, unless they have been made again since.
-func (t *windowTables) forget(blockSize int) {
+func (t *windowTables) forget(of window) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.bySize[blockSize].Value() == nil {
-		delete(t.bySize, blockSize)
+	if t.made[of].Value() == nil {
+		delete(t.made, of)
 	}
 }

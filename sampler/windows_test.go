@@ -13,20 +13,21 @@ import (
 
 // manyFiles are tokens in 10,000 files, of which only the runs are of use.
 type manyFiles struct {
-	Tokens
+	Array
 	runs []cache.Run
 }
 
 func (manyFiles) DType() array.DType  { return array.Uint16 }
+func (manyFiles) Axes() []int         { return nil }
 func (m manyFiles) VocabSize() int64  { return 0 }
 func (m manyFiles) Runs() []cache.Run { return m.runs }
 
-func newManyFiles() Tokens {
+func newManyFiles() Source {
 	var m manyFiles
 	for i := range int64(10_000) {
 		m.runs = append(m.runs, cache.Run{Name: "train.bin", Start: i * 3000, Len: 3000})
 	}
-	return m
+	return Source{Main: m}
 }
 
 // heap is the bytes that are in use.
@@ -47,7 +48,7 @@ func TestSequencesShareTheirWindows(t *testing.T) {
 		each  = 2 << 10     // bytes of a sequence, at most
 	)
 	base := Settings{Split: "train", BatchSize: 12, BlockSize: 1024, DType: array.Uint16, Layout: XY, Order: Random, World: 1, Weights: []float64{1, 2}}
-	first, err := New([]Tokens{newManyFiles(), newManyFiles()}, base)
+	first, err := New([]Source{newManyFiles(), newManyFiles()}, base)
 	must(t, err)
 	before := heap()
 	of := map[int]*Sequence{1024: first}
@@ -82,7 +83,7 @@ func TestSequencesShareTheirWindows(t *testing.T) {
 // Windows that no sequence uses any more are collected, and so is what was known of them.
 func TestUnusedWindowsAreCollected(t *testing.T) {
 	base := Settings{Split: "train", BatchSize: 12, BlockSize: 1024, DType: array.Uint16, Layout: XY, Order: Shuffle, World: 1}
-	q, err := New([]Tokens{newManyFiles()}, base)
+	q, err := New([]Source{newManyFiles()}, base)
 	must(t, err)
 	before := heap()
 	for size := range few(200, 1000) {
@@ -95,7 +96,7 @@ func TestUnusedWindowsAreCollected(t *testing.T) {
 		tables := q.sources[0].tables
 		tables.mu.Lock()
 		defer tables.mu.Unlock()
-		return len(tables.bySize)
+		return len(tables.made)
 	}
 	for deadline := time.Now().Add(time.Minute); left() > 1; {
 		if time.Now().After(deadline) {
@@ -121,15 +122,15 @@ func TestWindowsAreMadeOnce(t *testing.T) {
 		got := make([]*windows, 8)
 		for i := range got {
 			together.Go(func() {
-				w, err := tables.get(7)
+				w, err := tables.get(ofBlock(7))
 				must(t, err)
 				got[i] = w
 			})
 		}
 		together.Wait()
 		for _, w := range got {
-			if w != got[0] || w.size != 7 {
-				t.Fatalf("windows %p of %d tokens, want %p", w, w.size, got[0])
+			if w != got[0] || w.step != 7 {
+				t.Fatalf("windows %p of %d tokens, want %p", w, w.step, got[0])
 			}
 		}
 		clear(got)
@@ -144,7 +145,7 @@ func TestTablesAreBounded(t *testing.T) {
 	SetTableLimit(before + limit)
 	defer SetTableLimit(64 << 20)
 	base := Settings{Split: "train", BatchSize: 12, BlockSize: 1024, DType: array.Uint16, Layout: XY, Order: Random, World: 1}
-	first, err := New([]Tokens{newManyFiles()}, base)
+	first, err := New([]Source{newManyFiles()}, base)
 	must(t, err)
 	var all []*Sequence
 	for size := range sizes {
@@ -202,8 +203,11 @@ func TestNoWindowsOfAShortRun(t *testing.T) {
 	tables := newWindowTables([]cache.Run{{Name: "train.bin", Len: 1000}})
 	for range 2 {
 		const want = "train.bin: 1000 tokens, need at least block_size+1 = 1001"
-		if _, err := tables.get(1000); fmt.Sprint(err) != want || len(tables.bySize) != 0 {
-			t.Errorf("error %v, want %s; %d tables", err, want, len(tables.bySize))
+		if _, err := tables.get(ofBlock(1000)); fmt.Sprint(err) != want || len(tables.made) != 0 {
+			t.Errorf("error %v, want %s; %d tables", err, want, len(tables.made))
 		}
 	}
 }
+
+// ofBlock is the window of rows with x and y of a block size.
+func ofBlock(size int) window { return (&Settings{BlockSize: size}).window() }

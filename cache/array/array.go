@@ -14,10 +14,19 @@ type DType string
 
 // The dtypes that there are. No other has a size or a name in a format.
 const (
-	Uint16 DType = "uint16"
-	Uint32 DType = "uint32"
-	Int32  DType = "int32"
-	Int64  DType = "int64"
+	Bool     DType = "bool"
+	Uint8    DType = "uint8"
+	Int8     DType = "int8"
+	Uint16   DType = "uint16"
+	Int16    DType = "int16"
+	Uint32   DType = "uint32"
+	Int32    DType = "int32"
+	Uint64   DType = "uint64"
+	Int64    DType = "int64"
+	Float16  DType = "float16"
+	BFloat16 DType = "bfloat16"
+	Float32  DType = "float32"
+	Float64  DType = "float64"
 )
 
 // A dtypeInfo is what has to be known of a dtype.
@@ -26,13 +35,53 @@ type dtypeInfo struct {
 	size        int // bytes of an element
 	numPy       string
 	safetensors string
+	integer     bool
 }
 
 var dtypes = []dtypeInfo{
-	{Uint16, 2, "<u2", "U16"},
-	{Uint32, 4, "<u4", "U32"},
-	{Int32, 4, "<i4", "I32"},
-	{Int64, 8, "<i8", "I64"},
+	{Bool, 1, "|b1", "BOOL", false},
+	{Uint8, 1, "|u1", "U8", true},
+	{Int8, 1, "|i1", "I8", true},
+	{Uint16, 2, "<u2", "U16", true},
+	{Int16, 2, "<i2", "I16", true},
+	{Uint32, 4, "<u4", "U32", true},
+	{Int32, 4, "<i4", "I32", true},
+	{Uint64, 8, "<u8", "U64", true},
+	{Int64, 8, "<i8", "I64", true},
+	{Float16, 2, "<f2", "F16", false},
+	{Float32, 4, "<f4", "F32", false},
+	{Float64, 8, "<f8", "F64", false},
+	{BFloat16, 2, "<u2", "BF16", false}, // NumPy has none: its bits
+}
+
+// DTypes are all dtypes.
+func DTypes() []DType {
+	list := make([]DType, len(dtypes))
+	for i := range dtypes {
+		list[i] = dtypes[i].dtype
+	}
+	return list
+}
+
+// FromNumPy returns the dtype with a descr of a .npy header, or "" where there is none. A descr that says the byte order of a
+// single byte has it all the same.
+func FromNumPy(descr string) DType {
+	for _, i := range dtypes {
+		if i.numPy == descr || i.size == 1 && len(descr) == 3 && i.numPy[1:] == descr[1:] {
+			return i.dtype
+		}
+	}
+	return ""
+}
+
+// FromSafetensors returns the dtype with a name in a safetensors header, or "" where there is none.
+func FromSafetensors(name string) DType {
+	for _, i := range dtypes {
+		if i.safetensors == name {
+			return i.dtype
+		}
+	}
+	return ""
 }
 
 // lookup returns nil for an unknown dtype.
@@ -60,7 +109,10 @@ func (d DType) Known() bool { return d.lookup() != nil }
 // Size is the size of an element in bytes.
 func (d DType) Size() int { return d.info().size }
 
-// NumPy is the descr of a .npy header: "<u2" for uint16.
+// IsInteger says whether the elements are whole numbers, which can be converted to another such dtype.
+func (d DType) IsInteger() bool { return d.info().integer }
+
+// NumPy is the descr of a .npy header: "<u2" for uint16, and for bfloat16, of which NumPy sees the bits.
 func (d DType) NumPy() string { return d.info().numPy }
 
 // Safetensors is the dtype of a tensor in a safetensors header: "U16" for uint16.
@@ -94,6 +146,7 @@ type Batch struct {
 
 	// Every request asks for these.
 	bytes, mainBytes int64
+	rowBytes         []int64 // of each array
 }
 
 // NewBatch lays arrays one after the other: it sets their offsets. The first main of them are the main arrays.
@@ -102,6 +155,7 @@ func NewBatch(main int, arrays ...Array) Batch {
 	for i := range b.Arrays {
 		b.Arrays[i].Offset = b.bytes
 		b.bytes += b.Arrays[i].Bytes()
+		b.rowBytes = append(b.rowBytes, b.Arrays[i].Bytes()/int64(append(b.Arrays[i].Shape, 1)[0]))
 		if i < main {
 			b.mainBytes = b.bytes
 		}
@@ -114,6 +168,9 @@ func (b Batch) Bytes() int64 { return b.bytes }
 
 // MainBytes is the size of the main arrays.
 func (b Batch) MainBytes() int64 { return b.mainBytes }
+
+// RowBytes is the size of a row of array i, an element along its first axis.
+func (b Batch) RowBytes(i int) int64 { return b.rowBytes[i] }
 
 // Stack is the main arrays as one array without a name, at offset 0. Its shape is (Main, …), for example (2, B, T) for x and
 // y of shape (B, T); a single main array keeps its own shape. The shape is the caller's to change.

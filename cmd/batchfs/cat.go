@@ -40,7 +40,7 @@ settings of that mount.`,
 			if format != "raw" && format != "npy" {
 				return fmt.Errorf("--format: must be raw or npy (got %q)", format)
 			}
-			batch := d.Sequence.Arrays()
+			batch := d.Sequence.Batch()
 			size := uint64(batch.MainBytes())
 			if count < 1 || from >= sampler.MaxBatches || count > sampler.MaxBatches-from || count > math.MaxInt64/size {
 				return fmt.Errorf("--from %d --count %d: there must be at least one batch, and numbers end at %d", from, count, uint64(sampler.MaxBatches-1))

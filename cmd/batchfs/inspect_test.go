@@ -59,7 +59,7 @@ func openMany(t *testing.T) []*dataset.Dataset {
 // batchOf is the bytes of batch k.
 func batchOf(t testing.TB, d *dataset.Dataset, k uint64) []byte {
 	t.Helper()
-	b := make([]byte, d.Sequence.Arrays().Bytes())
+	b := make([]byte, d.Sequence.Batch().MainBytes())
 	if err := d.Sequence.Read(b, k, 0); err != nil {
 		t.Fatal(err)
 	}

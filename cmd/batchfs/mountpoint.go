@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -52,7 +51,7 @@ func checkMountpoint(c *config.Config, logFile string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		for _, file := range slices.Concat(files...) {
+		for _, file := range config.AllFiles(files) {
 			if inside(abs, file) {
 				return "", fmt.Errorf("splits.%s: %s lies in the mountpoint %s, which would hide it", s.Split, file, path)
 			}

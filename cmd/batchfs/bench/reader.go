@@ -128,7 +128,7 @@ func openSequence(c command) (*sampler.Sequence, error) {
 	if err != nil {
 		return nil, err
 	}
-	return sampler.New([]sampler.Tokens{tokens}, sampler.Settings{Split: "train", BatchSize: c.Batch, BlockSize: c.Block, World: 1,
+	return sampler.New([]sampler.Source{{Main: tokens}}, sampler.Settings{Split: "train", BatchSize: c.Batch, BlockSize: c.Block, World: 1,
 		DType: array.DType(c.DType), Layout: sampler.Layout(c.Layout), Order: sampler.Random, Seed: c.Seed})
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/fs"
 	"batchfs/sampler"
 )
 
@@ -69,17 +70,23 @@ type Log struct {
 // Split is a table [splits.X], with the keys of [batch] where it has none of its own; or such a split under the settings of a
 // path, see With. After decoding, only MakeAbsolute changes a Split.
 type Split struct {
-	sampler.Settings          // Weights and TorchState are empty: they are of the opened split
-	Tokens           []string // paths and globs, as written
-	Sources          []Source // instead of Tokens
-	Join             bool
-	TokenDType       array.DType
-	VocabSize        int64  // as written: of all sources that have none of their own; 0: none
-	StateFile        string // torch_state: a path, or empty
-	Start            uint64
-	Steps            uint64 // 0: one epoch
-	OnChange         string // "error" or "follow"
-	Expect           string // the fingerprint that the files must have, or empty
+	sampler.Settings           // Weights and TorchState are empty: they are of the opened split
+	Tokens            []string // paths and globs, as written
+	Sources           []Source // instead of Tokens
+	Beside            []Beside // arrays beside Tokens; those of Sources are theirs
+	Join              bool
+	Format            string      // of the files, one of cache.Formats
+	Tensor            string      // of a format with several
+	TokenDType        array.DType // of headerless files, as is Shape
+	Shape             []int       // of an element
+	EndOfText         int64       // the token that ends a document; -1: none
+	FilesAreDocuments bool        // each file is one
+	VocabSize         int64       // as written: of all sources that have none of their own; 0: none
+	StateFile         string      // torch_state: a path, or empty
+	Start             uint64
+	Steps             uint64 // 0: one epoch
+	OnChange          string // "error" or "follow"
+	Expect            string // the fingerprint that the files must have, or empty
 
 	dir     string            // what Tokens, here and in Sources, are relative to
 	named   origin            // where the split was first named
@@ -94,6 +101,18 @@ type Source struct {
 	Tokens    []string // paths and globs, as written
 	Weight    float64
 	VocabSize int64 // 0: that of the split
+	Beside    []Beside
+}
+
+// Beside is one table [[splits.X.arrays]]: an array beside the tokens.
+type Beside struct {
+	Name   string
+	Files  []string // paths and globs, as written
+	At     sampler.At
+	DType  array.DType // of headerless files, as is Shape; empty: not written
+	Shape  []int       // of an element
+	Format string
+	Tensor string
 }
 
 // Default returns the configuration of an empty file.
@@ -111,10 +130,12 @@ func Default() *Config {
 func defaultSplit() *Split {
 	return &Split{
 		Settings: sampler.Settings{
-			BatchSize: 12, BlockSize: 1024, DType: array.Uint16, Layout: sampler.XY,
-			Order: sampler.Random, Seed: 1337, Rank: 0, World: 1,
+			BatchSize: 12, BlockSize: 1024, DType: sampler.Native, Layout: sampler.XY,
+			Order: sampler.Random, Seed: 1337, Rank: 0, World: 1, Rows: sampler.Windows,
 		},
+		Format:     cache.AutoFormat,
 		TokenDType: array.Uint16,
+		EndOfText:  -1,
 		OnChange:   "error",
 		origins:    map[string]origin{},
 	}
@@ -129,25 +150,53 @@ func (c *Config) MakeAbsolute(dir string) {
 	}
 }
 
-// Files returns the absolute paths of the token files of each source; those of Tokens are one source. The files of a glob are
+// SourceFiles are the absolute paths of the files of a source.
+type SourceFiles struct {
+	Main   []string
+	Beside [][]string // of each array beside the main one
+}
+
+// AllFiles are the files of all sources.
+func AllFiles(sources []SourceFiles) (paths []string) {
+	for _, s := range sources {
+		paths = append(paths, s.Main...)
+		paths = append(paths, slices.Concat(s.Beside...)...)
+	}
+	return paths
+}
+
+// Files returns the files of each source; those of Tokens are one source. The files of a glob are
 // in alphabetical order. The error names the key, and says that a glob is malformed or matches no file. Files that are named
 // without a glob need not exist.
-func (s *Split) Files() (sources [][]string, err error) {
-	key, patterns := "tokens", [][]string{s.Tokens}
+func (s *Split) Files() (all []SourceFiles, err error) {
+	key, sources := "tokens", []Source{{Tokens: s.Tokens, Beside: s.Beside}}
 	if len(s.Sources) > 0 {
-		key, patterns = "sources", nil
-		for _, source := range s.Sources {
-			patterns = append(patterns, source.Tokens)
-		}
+		key, sources = "sources", s.Sources
 	}
-	for _, list := range patterns {
-		files, err := cache.Resolve(s.dir, list)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", s.Origin(key), err)
+	resolve := func(key string, patterns []string) (files []string) {
+		if err == nil {
+			if files, err = cache.Resolve(s.dir, patterns); err != nil {
+				err = fmt.Errorf("%s: %w", s.Origin(key), err)
+			}
 		}
-		sources = append(sources, files)
+		return files
 	}
-	return sources, nil
+	for _, source := range sources {
+		files := SourceFiles{Main: resolve(key, source.Tokens)}
+		for _, b := range source.Beside {
+			files.Beside = append(files.Beside, resolve(cmp.Or(map[string]string{"tokens": "arrays"}[key], key), b.Files))
+		}
+		all = append(all, files)
+	}
+	return all, err
+}
+
+// BesideOf are the arrays beside the tokens of a source.
+func (s *Split) BesideOf(source int) []Beside {
+	if len(s.Sources) == 0 {
+		return s.Beside
+	}
+	return s.Sources[source].Beside
 }
 
 // Wrote says whether the configuration has a key for the split, in its own table or in [batch].
@@ -203,9 +252,45 @@ func (s *Split) check() error {
 		return fmt.Errorf("%s: batch_size times world must be at most %d (got %d times %d %s)",
 			s.Origin("batch_size", "world"), sampler.MaxRows, s.BatchSize, s.World, s.scope())
 	}
-	if size := slices.Max(s.VocabSizes()); size > 1<<(8*s.TokenDType.Size()) {
+	if err := s.checkBeside(); err != nil {
+		return err
+	}
+	if s.Documents && s.Layout == sampler.Elements {
+		return fmt.Errorf("%s: layout rows has no documents; leave documents out", s.Origin("documents", "layout"))
+	}
+	if size := slices.Max(s.VocabSizes()); s.Wrote("token_dtype") && s.TokenDType.Size() < 8 && size > 1<<(8*s.TokenDType.Size()) {
 		return fmt.Errorf("%s: %s cannot hold the tokens of a vocabulary of %d %s; is it token_dtype = \"uint32\"?",
 			s.Origin("vocab_size", "sources"), s.TokenDType, size, s.scope())
 	}
 	return nil
 }
+
+// checkBeside returns an error unless all sources have the same arrays beside their tokens, with different names.
+func (s *Split) checkBeside() error {
+	first := s.BesideOf(0)
+	for i := range max(len(s.Sources), 1) {
+		list := s.BesideOf(i)
+		if len(list) > maxBeside {
+			return fmt.Errorf("%s: at most %d arrays beside the tokens (got %d)", s.Origin("arrays", "sources"), maxBeside, len(list))
+		}
+		seen := map[string]bool{}
+		for n, b := range list {
+			if seen[b.Name] {
+				return fmt.Errorf("%s: two arrays have the name %q", s.Origin("arrays", "sources"), b.Name)
+			}
+			seen[b.Name] = true
+			if len(list) == len(first) && (b.Name != first[n].Name || b.At != first[n].At) {
+				return fmt.Errorf("%s: source %d has array %q at %s where source 0 has %q at %s: all sources must have the same arrays in the same order",
+					s.Origin("sources"), i, b.Name, b.At, first[n].Name, first[n].At)
+			}
+		}
+		if len(list) != len(first) {
+			return fmt.Errorf("%s: source %d has %d arrays, source 0 has %d: all sources must have the same arrays in the same order",
+				s.Origin("sources"), i, len(list), len(first))
+		}
+	}
+	return nil
+}
+
+// maxBeside leaves room for the arrays that a batch has by itself.
+const maxBeside = fs.MaxArrays - 6

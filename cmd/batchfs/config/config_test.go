@@ -474,7 +474,7 @@ func TestDTypeFollowsTheFiles(t *testing.T) {
 
 // Sources are the same however they are written, and a later list replaces an earlier one.
 func TestSources(t *testing.T) {
-	want := []Source{{[]string{"a.bin"}, 0.5, 0}, {[]string{"a.bin"}, 3, 65}}
+	want := []Source{{[]string{"a.bin"}, 0.5, 0, nil}, {[]string{"a.bin"}, 3, 65, nil}}
 	const list = `[{tokens = "a.bin", weight = 0.5}, {weight = 3, tokens = ["a.bin"], vocab_size = 65}]`
 	const other = "[[splits.mix.sources]]\ntokens = 'x.bin'\nweight = 1\n"
 	for _, test := range []struct {
@@ -582,7 +582,7 @@ func TestTokenFiles(t *testing.T) {
 				test.want[i] = filepath.Join(here, path)
 			}
 		}
-		if !slices.Equal(slices.Concat(got...), test.want) || fmt.Sprint(err) != cmp.Or(test.err, "<nil>") {
+		if !slices.Equal(AllFiles(got), test.want) || fmt.Sprint(err) != cmp.Or(test.err, "<nil>") {
 			t.Errorf("%s%s:\n got %q, %v\nwant %q, %s", test.tokens, test.set, got, err, test.want, test.err)
 		}
 	}

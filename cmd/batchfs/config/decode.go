@@ -10,6 +10,9 @@ import (
 	"unicode"
 
 	"github.com/BurntSushi/toml"
+
+	"batchfs/cache"
+	"batchfs/sampler"
 )
 
 // RawConfig is a configuration as it was written: the text of a file, and --set arguments over it. It can be kept, and decoded
@@ -76,14 +79,28 @@ func decode(docs []*document) (*Config, error) {
 		}
 	}
 	for _, s := range c.Splits {
-		if !s.Wrote("dtype") {
-			s.DType = s.TokenDType
-		}
+		s.settle()
 		if err := s.check(); err != nil {
 			return nil, err
 		}
 	}
 	return c, nil
+}
+
+// settle sets what follows from several keys.
+func (s *Split) settle() {
+	s.Settings.Arrays = nil
+	for _, b := range s.BesideOf(0) {
+		s.Settings.Arrays = append(s.Settings.Arrays, sampler.Beside{Name: b.Name, At: b.At})
+	}
+	pieces := s.Rows != sampler.Windows
+	switch {
+	case s.EndOfText >= 0 && !s.FilesAreDocuments && !pieces:
+		s.Ends = sampler.EndsByToken
+	case s.Documents || s.MaskTargets || pieces:
+		s.Ends = sampler.EndsByIndex
+	}
+	s.EOT = uint64(max(s.EndOfText, 0))
 }
 
 func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
@@ -120,16 +137,20 @@ func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
 		return setKey(at, v, &c.Log, nil, logKeys)
 	case len(k) == 3 && k[0] == "splits":
 		s := c.split(at, batch)
-		if k[2] == "tokens" || k[2] == "sources" {
+		if k[2] == "tokens" || k[2] == "sources" || k[2] == "arrays" {
 			s.dir = d.relative("")
 		}
-		if k[2] == "sources" {
+		switch k[2] {
+		case "sources":
 			return s.setSources(at, v)
+		case "arrays":
+			s.origins["arrays"] = at
+			return setBeside(at, v, &s.Beside)
 		}
 		return setKey(at, at.resolved(v), s, s.origins, sequenceKeys, batchKeys, splitKeys)
-	case len(k) > 3 && k[0] == "splits" && k[2] == "sources":
+	case len(k) > 3 && k[0] == "splits" && (k[2] == "sources" || k[2] == "arrays"):
 		if tables(d.value(k[:3])) == nil { // as in sources.weight = 1
-			return fmt.Errorf("%s: unknown key; sources must be %s", at, sourcesRule(k[:3]))
+			return fmt.Errorf("%s: unknown key; %s must be %s", at, k[2], listRule(k[:3]))
 		}
 		return nil // set with the list
 	}
@@ -161,31 +182,62 @@ func (c *Config) split(at origin, batch *Split) *Split {
 	return &s
 }
 
-func sourcesRule(k toml.Key) string {
-	return fmt.Sprintf("tables, each [[%s]], or a list [{tokens = \"a.bin\", weight = 1}]", k)
+// listRule says how to write a list of tables.
+func listRule(k toml.Key) string {
+	example := `{tokens = "a.bin", weight = 1}`
+	if k[len(k)-1] == "arrays" {
+		example = `{name = "mask", files = "mask.npy"}`
+	}
+	return fmt.Sprintf("tables, each [[%s]], or a list [%s]", withoutIndexes(k), example)
 }
 
 // setSources sets the sources from a list of tables, which replaces an earlier list.
 func (s *Split) setSources(at origin, v any) error {
+	s.Sources, s.origins["sources"] = nil, at
+	return setTables(at, v, sourceKeys, []string{"tokens", "weight"}, func(of origin, table map[string]any) (*Source, error) {
+		src := new(Source)
+		beside, ok := table["arrays"]
+		if !ok {
+			return src, nil
+		}
+		delete(table, "arrays")
+		return src, setBeside(origin{of.doc, append(slices.Clone(of.key), "arrays")}, beside, &src.Beside)
+	}, func(src *Source) { s.Sources = append(s.Sources, *src) })
+}
+
+// setBeside sets arrays beside tokens from a list of tables.
+func setBeside(at origin, v any, list *[]Beside) error {
+	*list = nil
+	return setTables(at, v, arrayKeys, []string{"files", "name"}, func(origin, map[string]any) (*Beside, error) {
+		return &Beside{At: sampler.AtY, Format: cache.AutoFormat}, nil
+	}, func(b *Beside) { *list = append(*list, *b) })
+}
+
+// setTables decodes a list of tables, each of which must have some keys. begin makes what a table is decoded to; it may take
+// keys from the table. add is called for each.
+func setTables[C any](at origin, v any, keys map[string]key[C], must []string, begin func(origin, map[string]any) (*C, error), add func(*C)) error {
 	list := tables(v)
 	if len(list) == 0 {
-		return fmt.Errorf("%s: must be %s (got %s)", at, sourcesRule(at.key), show(v))
+		return fmt.Errorf("%s: must be %s (got %s)", at, listRule(at.key), show(v))
 	}
-	s.Sources, s.origins["sources"] = nil, at
 	for i, table := range list {
-		var src Source
-		k := append(slices.Clone(at.key), strconv.Itoa(i))
+		of := origin{at.doc, append(slices.Clone(at.key), strconv.Itoa(i))}
+		table = maps.Clone(table)
+		c, err := begin(of, table)
+		if err != nil {
+			return err
+		}
 		for _, name := range slices.Sorted(maps.Keys(table)) {
-			if err := setKey(origin{at.doc, append(k, name)}, table[name], &src, nil, sourceKeys); err != nil {
+			if err := setKey(origin{of.doc, append(slices.Clone(of.key), name)}, table[name], c, nil, keys); err != nil {
 				return err
 			}
 		}
-		for _, name := range slices.Sorted(maps.Keys(sourceKeys)) {
-			if _, ok := table[name]; !ok && name != "vocab_size" {
-				return fmt.Errorf("%s: must have %s, %s (got none)", origin{at.doc, k}, name, sourceKeys[name].rule)
+		for _, name := range must {
+			if _, ok := table[name]; !ok {
+				return fmt.Errorf("%s: must have %s, %s (got none)", of, name, keys[name].rule)
 			}
 		}
-		s.Sources = append(s.Sources, src)
+		add(c)
 	}
 	return nil
 }
@@ -228,6 +280,7 @@ func unknownKey(at origin, names []string) error {
 	_, batch := batchKeys[name]
 	_, split := splitKeys[name]
 	_, source := sourceKeys[name]
+	_, beside := arrayKeys[name]
 	_, memory := memoryKeys[name]
 	_, mount := mountKeys[name]
 	_, log := logKeys[name]
@@ -235,10 +288,12 @@ func unknownKey(at origin, names []string) error {
 	switch {
 	case sequence, batch:
 		home = "in [batch] or [splits.X]"
-	case split, name == "sources":
+	case split, name == "sources", name == "arrays":
 		home = "in [splits.X]"
 	case source:
 		home = "in [[splits.X.sources]]"
+	case beside:
+		home = "in [[splits.X.arrays]]"
 	case memory:
 		home = "in [memory]"
 	case mount:
@@ -249,7 +304,7 @@ func unknownKey(at origin, names []string) error {
 		home = "above the first [table]"
 	default:
 		if len(k) == 3 && k[0] == "splits" {
-			names = slices.Sorted(slices.Values(append(names, "sources")))
+			names = slices.Sorted(slices.Values(append(names, "arrays", "sources")))
 		}
 		return fmt.Errorf("%s: unknown key; must be one of %s", at, strings.Join(names, ", "))
 	}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -126,14 +125,15 @@ func (*beacon) UnmarshalTOML(any) error { return errors.New("here") }
 // line returns the line of a key in the text, or 0.
 func (d *document) line(k toml.Key) int {
 	text := d.text
-	if len(k) > 3 && k[2] == "sources" {
-		switch d.value(k[:3]).(type) {
+	for i := 3; i < len(k); i++ {
+		switch d.value(k[:i]).(type) {
 		case []map[string]any: // the decoder gives the position of the last table only: make this table the last
-			text, k = d.until(k), slices.Delete(slices.Clone(k), 3, 4)
+			text = d.until(k)
 		case []any:
-			k = k[:3]
+			k = k[:i]
 		}
 	}
+	k = withoutIndexes(k)
 	var table map[string]toml.Primitive
 	meta, err := toml.Decode(text, &table)
 	for _, name := range k[:len(k)-1] {
@@ -151,6 +151,16 @@ func (d *document) line(k toml.Key) int {
 		return 0
 	}
 	return d.lineOfError(found)
+}
+
+// withoutIndexes returns a key of a split without the indexes of tables in lists.
+func withoutIndexes(k toml.Key) (names toml.Key) {
+	for i, name := range k {
+		if i < 3 || strings.Trim(name, "0123456789") != "" {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // until returns the text up to the end of a key's value.

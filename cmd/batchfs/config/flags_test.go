@@ -3,7 +3,6 @@ package config
 import (
 	"fmt"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -49,7 +48,7 @@ func TestData(t *testing.T) {
 				t.Fatal(err)
 			}
 			var names []string
-			for _, path := range slices.Concat(all...) {
+			for _, path := range AllFiles(all) {
 				names = append(names, filepath.Base(path))
 			}
 			got[s.Split] = strings.Join(names, " ")

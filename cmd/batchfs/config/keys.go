@@ -53,9 +53,8 @@ var logKeys = map[string]key[Log]{
 var sequenceKeys = map[string]key[Split]{
 	"batch_size": intKey(func(c *Split) *int { return &c.BatchSize }, 1, sampler.MaxRows),
 	"block_size": intKey(func(c *Split) *int { return &c.BlockSize }, 1, sampler.MaxBlockSize),
-	"dtype": enumKey(func(c *Split) *array.DType { return &c.DType },
-		array.Uint16, array.Uint32, array.Int32, array.Int64, sampler.Native),
-	"layout": enumKey(func(c *Split) *sampler.Layout { return &c.Layout }, sampler.XY, sampler.WholeRows),
+	"dtype":      enumKey(func(c *Split) *array.DType { return &c.DType }, append(integers(), sampler.Native)...),
+	"layout":     enumKey(func(c *Split) *sampler.Layout { return &c.Layout }, sampler.XY, sampler.WholeRows, sampler.Elements),
 	"order": enumKey(func(c *Split) *sampler.Order { return &c.Order },
 		sampler.Random, sampler.Shuffle, sampler.Sequential, sampler.Torch, sampler.Torch26),
 	"seed":  intKey(func(c *Split) *uint64 { return &c.Seed }, 0, math.MaxInt64),
@@ -67,8 +66,21 @@ var sequenceKeys = map[string]key[Split]{
 
 // batchKeys are the other keys that both [batch] and [splits.X] may have.
 var batchKeys = map[string]key[Split]{
-	"token_dtype": enumKey(func(c *Split) *array.DType { return &c.TokenDType }, array.Uint16, array.Uint32),
-	"vocab_size":  intKey(func(c *Split) *int64 { return &c.VocabSize }, 0, 1<<32),
+	"token_dtype": enumKey(func(c *Split) *array.DType { return &c.TokenDType }, array.DTypes()...),
+	"shape":       shapeKey(func(c *Split) *[]int { return &c.Shape }),
+	"format":      enumKey(func(c *Split) *string { return &c.Format }, cache.Formats()...),
+	"tensor":      textKey(func(c *Split) *string { return &c.Tensor }, "the name of a tensor"),
+	"documents": {rule: `true, false or "files"`, set: func(c *Split, value any) (ok bool) {
+		word, isText := value.(string)
+		c.Documents, ok = value.(bool)
+		c.FilesAreDocuments = isText && word == "files"
+		c.Documents = c.Documents || c.FilesAreDocuments
+		return ok || c.FilesAreDocuments
+	}},
+	"eot":          intKey(func(c *Split) *int64 { return &c.EndOfText }, 0, math.MaxInt64),
+	"mask_targets": boolKey(func(c *Split) *bool { return &c.MaskTargets }),
+	"rows":         enumKey(func(c *Split) *sampler.Rows { return &c.Rows }, sampler.Windows, sampler.OfDocument, sampler.Packed),
+	"vocab_size":   intKey(func(c *Split) *int64 { return &c.VocabSize }, 0, 1<<32),
 	"torch_state": {rule: "a path", set: func(c *Split, value any) (ok bool) {
 		c.StateFile, ok = value.(string)
 		return ok && c.StateFile != ""
@@ -105,6 +117,27 @@ var sourceKeys = map[string]key[Source]{
 	}},
 	"vocab_size": intKey(func(c *Source) *int64 { return &c.VocabSize }, 0, 1<<32),
 }
+
+// arrayKeys are the keys of [[splits.X.arrays]], which must have name and files.
+var arrayKeys = map[string]key[Beside]{
+	"name": {rule: "1 to 32 letters a to z, digits and _, and none of " + strings.Join(reserved, ", "), set: func(c *Beside, value any) (ok bool) {
+		c.Name, ok = value.(string)
+		const letters = "abcdefghijklmnopqrstuvwxyz0123456789_"
+		return ok && len(c.Name) >= 1 && len(c.Name) <= 32 && strings.Trim(c.Name, letters) == "" && !slices.Contains(reserved, c.Name)
+	}},
+	"files": {rule: splitKeys["tokens"].rule, set: func(c *Beside, value any) (ok bool) {
+		c.Files, ok = paths(value)
+		return ok
+	}},
+	"at":     enumKey(func(c *Beside) *sampler.At { return &c.At }, sampler.AtX, sampler.AtY),
+	"dtype":  enumKey(func(c *Beside) *array.DType { return &c.DType }, array.DTypes()...),
+	"shape":  shapeKey(func(c *Beside) *[]int { return &c.Shape }),
+	"format": enumKey(func(c *Beside) *string { return &c.Format }, cache.Formats()...),
+	"tensor": textKey(func(c *Beside) *string { return &c.Tensor }, "the name of a tensor"),
+}
+
+// reserved are the names of arrays that a batch has by itself.
+var reserved = []string{"x", "y", "tokens", "rows", "cu_seqlens", "positions", "lengths", "source"}
 
 // paths returns the paths of a value that is one path or a list of them.
 func paths(value any) (list []string, ok bool) {
@@ -144,6 +177,41 @@ func enumKey[C any, S ~string](field func(*C) *S, words ...S) key[C] {
 		return ok && slices.Contains(words, S(s))
 	}, func(c *C) any { return *field(c) }}
 }
+
+// integers are the dtypes that numbers can be converted to.
+func integers() []array.DType {
+	return slices.DeleteFunc(array.DTypes(), func(d array.DType) bool { return !d.IsInteger() })
+}
+
+func textKey[C any](field func(*C) *string, rule string) key[C] {
+	return key[C]{rule, func(c *C, value any) bool {
+		s, ok := value.(string)
+		*field(c) = s
+		return ok && s != ""
+	}, func(c *C) any { return *field(c) }}
+}
+
+// shapeKey is the shape of an element of an array.
+func shapeKey[C any](field func(*C) *[]int) key[C] {
+	return key[C]{"a list of whole numbers from 1 on, with a product of " + fmt.Sprint(maxNumbers) + " at most", func(c *C, value any) bool {
+		values, ok := value.([]any)
+		var shape []int
+		numbers := int64(1)
+		for _, v := range values {
+			axis, isInt := v.(int64)
+			if !isInt || axis < 1 || axis > maxNumbers/numbers {
+				return false
+			}
+			numbers *= axis
+			shape = append(shape, int(axis))
+		}
+		*field(c) = shape
+		return ok
+	}, func(c *C) any { return *field(c) }}
+}
+
+// maxNumbers bounds the numbers of an element.
+const maxNumbers = 1 << 31
 
 func boolKey[C any](field func(*C) *bool) key[C] {
 	return key[C]{"true or false", func(c *C, value any) (ok bool) {

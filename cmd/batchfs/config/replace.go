@@ -41,12 +41,15 @@ func (s *Split) fixedByMount() map[string]any {
 	type source struct {
 		tokens []string
 		weight float64
+		beside []Beside
 	}
 	var sources []source
 	for _, from := range s.Sources {
-		sources = append(sources, source{from.Tokens, from.Weight})
+		sources = append(sources, source{from.Tokens, from.Weight, from.Beside})
 	}
 	all := s.Values()
-	all["tokens"], all["sources"], all["join"], all["token_dtype"], all["torch_state"] = s.Tokens, sources, s.Join, s.TokenDType, s.StateFile
+	all["tokens"], all["sources"], all["arrays"], all["join"] = s.Tokens, sources, s.Beside, s.Join
+	all["token_dtype"], all["torch_state"], all["shape"], all["format"], all["tensor"] = s.TokenDType, s.StateFile, s.Shape, s.Format, s.Tensor
+	all["documents"], all["eot"], all["mask_targets"], all["rows"] = s.Documents, s.EndOfText, s.MaskTargets, s.Rows
 	return all
 }

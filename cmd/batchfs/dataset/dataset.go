@@ -29,12 +29,27 @@ type Dataset struct {
 	Split    *config.Split     // its TorchState is set if the configuration names a file
 	Sequence *sampler.Sequence // the batches
 
-	sources     []*cache.Tokens
+	sources     []source
 	vocab       int64      // size of the vocabulary beside the files, or 0; a vocab_size in the configuration overrides it
 	fingerprint string     // of the files of all sources
 	version     fs.Version // of the tokens
 	steps       uint64     // batches in batches.bin
 	unleased    string     // a file of which Unwritten could not find out, or empty
+}
+
+// A source is the arrays of a source of a split: the tokens, or what else the main one is, and those beside it.
+type source []*cache.Array
+
+func (s source) main() *cache.Array { return s[0] }
+
+// check looks whether the files are still those that were opened.
+func (s source) check() error {
+	for _, array := range s {
+		if err := array.Check(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Open opens and checks the token files of all splits.
@@ -77,7 +92,7 @@ func openPath(c *config.Config, path string, open func(*config.Split, config.Mem
 func OpenSplit(s *config.Split, m config.Memory) (*Dataset, error) { return open(s, m, nil) }
 
 // open opens a split. previous are its sources before their files changed, or nil.
-func open(s *config.Split, m config.Memory, previous []*cache.Tokens) (*Dataset, error) {
+func open(s *config.Split, m config.Memory, previous []source) (*Dataset, error) {
 	files, err := s.Files()
 	if err != nil {
 		return nil, err
@@ -86,28 +101,32 @@ func open(s *config.Split, m config.Memory, previous []*cache.Tokens) (*Dataset,
 	if err != nil {
 		return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
 	}
-	all := len(slices.Concat(files...))
+	all := len(config.AllFiles(files))
 	fingerprint := cache.NewFingerprint(all)
-	sources := make([]*cache.Tokens, len(files))
-	for i, paths := range files {
-		o := tokenOptions(s, m, i, vocab, all)
-		o.Fingerprint, o.GuessedDType = fingerprint, !s.Wrote("token_dtype")
-		if previous != nil {
-			o.Previous = previous[i]
-		}
-		if sources[i], err = cache.Open(paths, o); err != nil {
-			return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
+	sources := make([]source, len(files))
+	for i, from := range files {
+		for n, paths := range slices.Concat([][]string{from.Main}, from.Beside) {
+			o := options(s, m, i, n, vocab, all)
+			o.Fingerprint = fingerprint
+			if previous != nil {
+				o.Previous = previous[i][n]
+			}
+			opened, err := cache.Open(paths, o)
+			if err != nil {
+				return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
+			}
+			sources[i] = append(sources[i], opened)
 		}
 	}
 	return newDataset(s, sources, vocab, fingerprint.String())
 }
 
 // besideFiles returns the size of the vocabulary that lies beside the files of the sources without a vocab_size, or 0.
-func besideFiles(s *config.Split, files [][]string) (size int64, err error) {
+func besideFiles(s *config.Split, files []config.SourceFiles) (size int64, err error) {
 	var guessed []string
 	for i, written := range s.VocabSizes() {
 		if written == 0 {
-			guessed = append(guessed, files[i]...)
+			guessed = append(guessed, files[i].Main...)
 		}
 	}
 	v, err := vocabulary.Of(guessed)
@@ -117,18 +136,23 @@ func besideFiles(s *config.Split, files [][]string) (size int64, err error) {
 	return int64(v.Size), nil
 }
 
-// tokenOptions are those of source i of a split, which has so many token files in all. vocab is the size of the vocabulary beside
-// them, or 0.
-func tokenOptions(s *config.Split, m config.Memory, i int, vocab int64, files int) cache.Options {
-	return cache.Options{
-		DType: s.TokenDType, VocabSize: cmp.Or(s.VocabSizes()[i], vocab), Join: s.Join,
-		Access: m.Access, DropPageCache: m.PageCache == "drop", AllFiles: files,
+// options are those of array n of source i of a split, 0 for the main one. files is how many files the split has in all, and vocab
+// the size of the vocabulary beside them, or 0.
+func options(s *config.Split, m config.Memory, i, n int, vocab int64, files int) cache.Options {
+	o := cache.Options{Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop", AllFiles: files}
+	if n == 0 {
+		o.Format, o.Tensor, o.DType, o.Axes, o.GuessedDType = s.Format, s.Tensor, s.TokenDType, s.Shape, !s.Wrote("token_dtype")
+		o.VocabSize = cmp.Or(s.VocabSizes()[i], vocab)
+		return o
 	}
+	b := s.BesideOf(i)[n-1]
+	o.Format, o.Tensor, o.DType, o.Axes, o.Beside = b.Format, b.Tensor, b.DType, b.Shape, b.Name
+	return o
 }
 
 // newDataset binds tokens to a split's settings. It fails on a wrong fingerprint, too few tokens, or a torch_state that cannot
 // be used.
-func newDataset(s *config.Split, sources []*cache.Tokens, vocab int64, fingerprint string) (*Dataset, error) {
+func newDataset(s *config.Split, sources []source, vocab int64, fingerprint string) (*Dataset, error) {
 	d := &Dataset{sources: sources, vocab: vocab, fingerprint: fingerprint}
 	if err := d.bind(s); err != nil {
 		return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
@@ -152,13 +176,18 @@ func (d *Dataset) bind(split *config.Split) (err error) {
 	for _, source := range s.Sources {
 		settings.Weights = append(settings.Weights, source.Weight)
 	}
-	var tokens []sampler.Tokens
-	for _, source := range d.sources {
-		tokens = append(tokens, source)
+	var sources []sampler.Source
+	for _, arrays := range d.sources {
+		from := sampler.Source{Main: arrays.main()}
+		for _, beside := range arrays[1:] {
+			from.Beside = append(from.Beside, beside)
+		}
+		sources = append(sources, from)
 	}
-	if d.Sequence, err = sampler.New(tokens, settings); err != nil {
+	if d.Sequence, err = sampler.New(sources, settings); err != nil {
 		return err
 	}
+	s.DType = d.Sequence.DType // not native, so that equal settings in a path have one name
 	return d.countSteps()
 }
 
@@ -178,7 +207,7 @@ func (d *Dataset) countSteps() error {
 		d.steps = uint64(d.Sequence.BatchesPerEpoch())
 	}
 	// The last byte of batches.bin must have an offset, and batches.npy has a header before its first byte.
-	if size := d.Sequence.Arrays().MainBytes(); d.steps > math.MaxInt64/2/uint64(size) {
+	if size := d.Sequence.Batch().Bytes(); d.steps > math.MaxInt64/2/uint64(size) {
 		return fmt.Errorf("%d batches of %d bytes are more than a file can hold; set steps to fewer", d.steps, size)
 	}
 	return nil
@@ -209,19 +238,30 @@ func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
 
 // Len returns the number of tokens of all sources.
 func (d *Dataset) Len() (n int64) {
-	for _, tokens := range d.sources {
-		n += tokens.Len()
+	for _, source := range d.sources {
+		n += source.main().Len()
 	}
 	return n
 }
 
 // Files returns the paths of the token files, source after source.
 func (d *Dataset) Files() (paths []string) {
-	for _, tokens := range d.sources {
-		paths = append(paths, tokens.Files()...)
+	for _, source := range d.sources {
+		paths = append(paths, source.main().Files()...)
 	}
 	return paths
 }
+
+// allFiles returns the paths of the files of all arrays.
+func (d *Dataset) allFiles() (paths []string) {
+	for _, array := range d.arrays() {
+		paths = append(paths, array.Files()...)
+	}
+	return paths
+}
+
+// arrays are those of all sources.
+func (d *Dataset) arrays() []*cache.Array { return slices.Concat(d.sources...) }
 
 // FilesNamed says in words how many token files there are, and names them; of many it names the first two and the last. A file
 // in the directory of the one before is named without it.
@@ -246,14 +286,14 @@ func (d *Dataset) FilesNamed() string {
 // get as an errno.
 func (d *Dataset) TryRead() error {
 	defer d.release()
-	return d.Sequence.Read(make([]byte, min(d.Sequence.Arrays().Bytes(), 1<<20)), d.Split.Start, 0)
+	return d.Sequence.Read(make([]byte, min(d.Sequence.Batch().Bytes(), 1<<20)), d.Split.Start, 0)
 }
 
-// Unwritten returns an error if somebody has one of the token files open for writing: see [cache.Tokens.Unwritten]. It is called
+// Unwritten returns an error if somebody has one of the token files open for writing: see [cache.Array.Unwritten]. It is called
 // before others use d.
 func (d *Dataset) Unwritten() error {
-	for _, tokens := range d.sources {
-		unknown, err := tokens.Unwritten()
+	for _, array := range d.arrays() {
+		unknown, err := array.Unwritten()
 		if err != nil {
 			return fmt.Errorf("splits.%s: %w", d.Split.Split, err)
 		}
@@ -264,15 +304,15 @@ func (d *Dataset) Unwritten() error {
 
 // release lets go of what is kept of the files between two reads.
 func (d *Dataset) release() {
-	for _, tokens := range d.sources {
-		tokens.Release()
+	for _, array := range d.arrays() {
+		array.Release()
 	}
 }
 
 // check looks whether the files are still those that were opened.
 func (d *Dataset) check() error {
-	for _, tokens := range d.sources {
-		if err := tokens.Check(); err != nil {
+	for _, source := range d.sources {
+		if err := source.check(); err != nil {
 			return err
 		}
 	}

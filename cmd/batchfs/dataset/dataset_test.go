@@ -150,7 +150,7 @@ func TestLabelIsAPath(t *testing.T) {
 						there.Sequence.Settings, there.label())
 				}
 				for k := range uint64(3) {
-					size := there.Sequence.Arrays().Bytes()
+					size := there.Sequence.Batch().Bytes()
 					if !bytes.Equal(batch(t, back.Sequence.Read, size, k), batch(t, there.Sequence.Read, size, k)) {
 						t.Errorf("%s/%s: batch %d differs", d.Split.Split, path, k)
 					}
@@ -257,7 +257,7 @@ func TestFollow(t *testing.T) {
 				}
 			}
 			for k := range uint64(5) {
-				if !bytes.Equal(batch(t, now.Read, now.Batch.Bytes(), k), batch(t, want.Sequence.Read, want.Sequence.Arrays().Bytes(), k)) {
+				if !bytes.Equal(batch(t, now.Read, now.Batch.Bytes(), k), batch(t, want.Sequence.Read, want.Sequence.Batch().Bytes(), k)) {
 					t.Errorf("%q, %q: batch %d is not that of the new files", settings, path, k)
 				}
 			}
@@ -344,7 +344,7 @@ func TestOrigins(t *testing.T) {
 		windows := make([]int, max(1, len(d.Split.Sources))) // disjoint ones, by source
 		for i, tokens := range d.sources {
 			all := 0
-			for _, file := range tokens.Files() {
+			for _, file := range tokens.main().Files() {
 				n := testfiles.Size(t, file) / 4
 				if all += n; !d.Split.Join {
 					windows[i] += (n - 1) / 4
@@ -362,7 +362,7 @@ func TestOrigins(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				batch := batch(t, d.Sequence.Read, d.Sequence.Arrays().Bytes(), k)
+				batch := batch(t, d.Sequence.Read, d.Sequence.Batch().MainBytes(), k)
 				for j := range 3 {
 					row := d.origin(k, j)
 					if want := uint64(given[row.source] / windows[row.source]); row.row != next || row.epoch != want {

@@ -42,7 +42,7 @@ func (d *Dataset) label() string {
 // info returns the content of info.json: everything that decides the bytes of the batches, and their sizes.
 func (d *Dataset) info() []byte {
 	q := d.Sequence
-	batch := q.Arrays()
+	batch := q.Batch()
 	stack := batch.Stack()
 	type source struct {
 		Files     []fs.JSONText `json:"files"`
@@ -54,7 +54,7 @@ func (d *Dataset) info() []byte {
 	var sources []source
 	for i, from := range d.Split.Sources {
 		rows, of := q.Share(i)
-		sources = append(sources, source{jsonTexts(d.sources[i].Files()), from.Weight, d.sources[i].VocabSize(), rows, of})
+		sources = append(sources, source{jsonTexts(d.sources[i].main().Files()), from.Weight, d.sources[i].main().VocabSize(), rows, of})
 	}
 	return indented(struct {
 		Split           string         `json:"split"`
@@ -74,6 +74,7 @@ func (d *Dataset) info() []byte {
 		Layout          sampler.Layout `json:"layout"`
 		Shape           []int          `json:"shape"`
 		BatchBytes      int64          `json:"batch_bytes"`
+		Arrays          []arrayInfo    `json:"arrays"`
 		Order           sampler.Order  `json:"order"`
 		Seed            uint64         `json:"seed"`
 		TorchState      any            `json:"torch_state,omitempty"`
@@ -85,9 +86,33 @@ func (d *Dataset) info() []byte {
 		BatchesPerEpoch int64          `json:"batches_per_epoch"`
 	}{
 		q.Split, d.label(), d.Len(), d.fingerprint, jsonTexts(d.Files()), sources, d.Split.OnChange, d.version,
-		d.Split.Join, d.Split.TokenDType, d.vocabSize(), q.BatchSize, q.BlockSize, stack.DType, q.Layout, stack.Shape, batch.MainBytes(), q.Order, q.Seed,
+		d.Split.Join, q.Stored(), d.vocabSize(), q.BatchSize, q.BlockSize, stack.DType, q.Layout, stack.Shape, batch.MainBytes(), d.arrayInfos(), q.Order, q.Seed,
 		d.identity()["torch_state"], q.Rank, q.World, d.Split.Start, d.steps, q.RowsPerEpoch(), q.BatchesPerEpoch(),
 	})
+}
+
+// An arrayInfo describes an array of a batch, as it lies in a .safetensors file.
+type arrayInfo struct {
+	Name   string        `json:"name"`
+	DType  array.DType   `json:"dtype"`
+	Shape  []int         `json:"shape"`
+	Offset int64         `json:"offset"`
+	Files  []fs.JSONText `json:"files,omitempty"` // of one beside the tokens, of all sources
+}
+
+func (d *Dataset) arrayInfos() (list []arrayInfo) {
+	for _, a := range d.Sequence.Batch().Arrays {
+		info := arrayInfo{a.Name, a.DType, a.Shape, a.Offset, nil}
+		for n, b := range d.Split.BesideOf(0) {
+			for _, source := range d.sources {
+				if b.Name == a.Name {
+					info.Files = append(info.Files, jsonTexts(source[n+1].Files())...)
+				}
+			}
+		}
+		list = append(list, info)
+	}
+	return list
 }
 
 func jsonTexts(paths []string) []fs.JSONText {
@@ -100,11 +125,11 @@ func jsonTexts(paths []string) []fs.JSONText {
 
 // vocabSize bounds the tokens of all sources: they are below it. It is 0 unless it is known of every source.
 func (d *Dataset) vocabSize() (size int64) {
-	for _, tokens := range d.sources {
-		if tokens.VocabSize() == 0 {
+	for _, source := range d.sources {
+		if source.main().VocabSize() == 0 {
 			return 0
 		}
-		size = max(size, tokens.VocabSize())
+		size = max(size, source.main().VocabSize())
 	}
 	return size
 }
@@ -120,7 +145,7 @@ func indented(v any) []byte {
 // Summary describes the dataset in one line for people.
 func (d *Dataset) Summary() string {
 	q := d.Sequence
-	batch := q.Arrays()
+	batch := q.Batch()
 	stack := batch.Stack()
 	return fmt.Sprintf("%-8s %d %s, %d bytes a batch, order %s, seed %d: %d tokens in %s",
 		d.Split.Split, stack.Shape, stack.DType, batch.MainBytes(), q.Order, q.Seed, d.Len(), d.FilesNamed())
@@ -129,7 +154,10 @@ func (d *Dataset) Summary() string {
 // settings are those that decide what batches hold, by key.
 func (d *Dataset) settings() map[string]any {
 	all := d.identity()
-	all["split"], all["join"], all["token_dtype"] = d.Split.Split, d.Split.Join, d.Split.TokenDType
+	all["split"], all["join"], all["token_dtype"] = d.Split.Split, d.Split.Join, d.Sequence.Stored()
+	if d.Split.Ends != sampler.EndsUnknown {
+		all["documents"], all["mask_targets"], all["rows"], all["eot"] = d.Split.Documents, d.Split.MaskTargets, d.Split.Rows, d.Split.EndOfText
+	}
 	return all
 }
 
@@ -145,7 +173,7 @@ type rowOrigin struct {
 // origin says where row j of batch k comes from.
 func (d *Dataset) origin(k uint64, j int) rowOrigin {
 	source, start := d.Sequence.Start(k, j)
-	at := d.sources[source].Locate(start)
+	at := d.sources[source].main().Locate(start)
 	return rowOrigin{d.Sequence.Row(k, j), d.Sequence.Epoch(k, j), source, at.Path, at.Index}
 }
 
@@ -281,7 +309,7 @@ func (d *Dataset) Describe(out io.Writer, k uint64) error {
 // text returns what the first T tokens of row j of batch k stand for.
 func (d *Dataset) text(k uint64, j int, v *vocabulary.Vocabulary) (string, error) {
 	source, start := d.Sequence.Start(k, j)
-	tokens := d.sources[source]
+	tokens := d.sources[source].main()
 	size := tokens.DType().Size()
 	var text strings.Builder
 	err := tokens.Read([]cache.Window{{Start: start, Len: d.Sequence.BlockSize}}, func(_ int, raw []byte) error {

@@ -41,11 +41,11 @@ func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress fu
 		return nil, fmt.Errorf("--find: must be from 0 to %d, the last token of the split (got %d)", d.Len()-1, pos)
 	}
 	source, in := 0, pos
-	for in >= d.sources[source].Len() {
-		in -= d.sources[source].Len()
+	for in >= d.sources[source].main().Len() {
+		in -= d.sources[source].main().Len()
 		source++
 	}
-	at := d.sources[source].Locate(in)
+	at := d.sources[source].main().Locate(in)
 	f := &Found{File: fs.JSONText(at.Path), Index: at.Index, Epoch: epoch, Finds: []find{}, pos: pos, split: d.Split.Split}
 	for _, hit := range d.Sequence.Find(source, in, epoch, func(rows, of int64) bool {
 		progress(rows, of)

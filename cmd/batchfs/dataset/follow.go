@@ -54,13 +54,16 @@ func (f *followed) sequence(d *Dataset) *fs.Sequence {
 	origins := sync.OnceValue(d.Origins)
 	s := &fs.Sequence{
 		Name:     d.Split.Name(),
-		Batch:    d.Sequence.Arrays(),
+		Batch:    d.Sequence.Batch(),
 		Steps:    d.steps,
 		Start:    d.Split.Start,
 		Metadata: map[string]string{"sequence": d.label(), "fingerprint": d.fingerprint},
 		Read:     d.Sequence.Read,
 		Version:  d.version,
 		Follows:  d.Split.OnChange == "follow",
+
+		ReadTokens: d.readTokens,
+		TokensLen:  d.tokensLen(),
 
 		Info:       d.info,
 		InfoLen:    sync.OnceValue(func() int64 { return int64(len(d.info())) }),

@@ -20,7 +20,7 @@ func (s *Snapshot) Readable(split *config.Split, m config.Memory) (*Dataset, err
 	if err != nil {
 		return nil, err
 	}
-	for _, path := range d.Files() {
+	for _, path := range d.allFiles() {
 		file, err := os.Open(path)
 		if err != nil {
 			return nil, err

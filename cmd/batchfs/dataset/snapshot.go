@@ -32,8 +32,8 @@ type Snapshot struct {
 // A splitSnapshot is the data of a split.
 type splitSnapshot struct {
 	Name        string
-	Sources     []cache.Manifest
-	VocabSize   int64 // of the vocabulary beside the files, or 0
+	Sources     [][]cache.Manifest // of the arrays of each
+	VocabSize   int64              // of the vocabulary beside the files, or 0
 	Fingerprint string
 	TorchState  []byte
 	Version     fs.Version
@@ -59,8 +59,12 @@ func (d *Dataset) snapshot() splitSnapshot {
 		Name: d.Split.Split, VocabSize: d.vocab, Fingerprint: d.fingerprint, TorchState: d.Split.TorchState, Version: d.version,
 		Unleased: d.unleased,
 	}
-	for _, tokens := range d.sources {
-		s.Sources = append(s.Sources, tokens.Manifest())
+	for _, source := range d.sources {
+		var manifests []cache.Manifest
+		for _, array := range source {
+			manifests = append(manifests, array.Manifest())
+		}
+		s.Sources = append(s.Sources, manifests)
 	}
 	return s
 }
@@ -168,16 +172,18 @@ func (s *Snapshot) open(split *config.Split, m config.Memory) (*Dataset, error) 
 	data, withState := s.Splits[i], *split
 	withState.TorchState = data.TorchState
 	files := 0
-	for _, manifest := range data.Sources {
+	for _, manifest := range slices.Concat(data.Sources...) {
 		files += len(manifest.Files)
 	}
-	var sources []*cache.Tokens
-	for i, manifest := range data.Sources {
-		tokens, err := cache.Reopen(manifest, tokenOptions(split, m, i, data.VocabSize, files))
-		if err != nil {
-			return nil, fmt.Errorf("splits.%s: %w", split.Split, err)
+	sources := make([]source, len(data.Sources))
+	for i, manifests := range data.Sources {
+		for n, manifest := range manifests {
+			array, err := cache.Reopen(manifest, options(split, m, i, n, data.VocabSize, files))
+			if err != nil {
+				return nil, fmt.Errorf("splits.%s: %w", split.Split, err)
+			}
+			sources[i] = append(sources[i], array)
 		}
-		sources = append(sources, tokens)
 	}
 	d, err := newDataset(&withState, sources, data.VocabSize, data.Fingerprint)
 	if err != nil {

@@ -58,7 +58,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func open(t testing.TB, paths []string, o Options) *Tokens {
+func open(t testing.TB, paths []string, o Options) *Array {
 	t.Helper()
 	tokens, err := Open(paths, o)
 	must(t, err)
@@ -85,7 +85,7 @@ func everyAccess(t *testing.T, test func(t *testing.T, o Options)) {
 }
 
 // readAll reads the windows and says which, if any, did not hold its tokens or was not visited once.
-func readAll(tokens *Tokens, ws []Window) error {
+func readAll(tokens *Array, ws []Window) error {
 	seen, given := make([]int, len(ws)), slices.Clone(ws)
 	err := tokens.Read(ws, func(i int, raw []byte) error {
 		seen[i]++
@@ -106,7 +106,7 @@ func readAll(tokens *Tokens, ws []Window) error {
 }
 
 // readOne reads the first token.
-func readOne(tokens *Tokens) error { return readAll(tokens, []Window{{Len: 1}}) }
+func readOne(tokens *Array) error { return readAll(tokens, []Window{{Len: 1}}) }
 
 // anyWindows are up to 20 that lie within a run, of up to 3000 tokens.
 func anyWindows(r *rand.Rand, runs []Run) []Window {
@@ -268,7 +268,7 @@ func TestMappingsGoWithTheirTokens(t *testing.T) {
 		return strings.Count(string(maps), paths[0])
 	}
 	before := descriptors(t)
-	var held []*Tokens
+	var held []*Array
 	for range 10 {
 		for _, access := range []Access{Advise, Map} {
 			must(t, readOne(open(t, paths, Options{DType: array.Uint16, Access: access, DropPageCache: true})))
@@ -343,7 +343,7 @@ func TestChangedFileIsStale(t *testing.T) {
 				second := func() []Window { return []Window{{Start: n, Len: 10}} }
 				must(t, readAll(used, second()))
 				must(t, test.change(paths[1]))
-				for _, tokens := range []*Tokens{fresh, used} {
+				for _, tokens := range []*Array{fresh, used} {
 					err := readAll(tokens, second())
 					if !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), paths[1]+" has changed") || !strings.Contains(err.Error(), test.want) {
 						t.Errorf("error %v, want ESTALE, %s and %s", err, paths[1], test.want)

@@ -1,0 +1,237 @@
+package cache
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"sort"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"batchfs/cache/array"
+)
+
+// An Array is kept in one or several files, one after the other. Its elements are tokens, or each is an array of numbers itself.
+// A position counts elements from the first, in the order of the files. It is safe for concurrent use.
+//
+// It has no lock of its own. Read and Release take those of its files, one at a time.
+type Array struct {
+	dtype  array.DType
+	axes   []int // of an element
+	number int64 // bytes of a number
+	width  int64 // bytes of an element
+	vocab  int64 // Options.VocabSize
+	shards []shard
+	runs   []Run
+	many   bool // Check does not look at all files each time
+
+	changed atomic.Pointer[shard] // one that was found changed, until it is put back
+	checked atomic.Int64          // when Check last looked at all of many files, as uptime says; 0: never
+}
+
+// uptime is a time on a clock that nobody sets. It is above a second.
+func uptime() time.Duration { return time.Since(began) }
+
+var began = time.Now().Add(-time.Minute)
+
+// A shard is one file.
+type shard struct {
+	blob    Blob
+	format  Format
+	start   int64      // position of its first element
+	settles settlement // of the file that was written over it
+}
+
+// end is the position behind the shard's last element.
+func (s *shard) end() int64 { return s.start + s.format.Count }
+
+// A Window is Len numbers from number Start on. Where an element has n numbers, those of the element at position i are i*n to
+// i*n + n-1.
+type Window struct {
+	Start int64
+	Len   int
+}
+
+// A Run is a stretch of the array that a window must not leave: one file, or all of them where they are joined.
+type Run struct {
+	Name  string // the file, or the first of those joined
+	Start int64  // position of its first element
+	Len   int64  // elements
+}
+
+// A Place is where an element stands.
+type Place struct {
+	Path  string
+	Index int64 // of the element in the file
+}
+
+// Len is the number of elements.
+func (a *Array) Len() int64 { return a.shards[len(a.shards)-1].end() }
+
+// Bytes is the size of all elements.
+func (a *Array) Bytes() int64 { return a.Len() * a.width }
+
+// DType is the type of the numbers in the files.
+func (a *Array) DType() array.DType { return a.dtype }
+
+// Axes are the shape of an element, or none for a token. They are not the caller's to change.
+func (a *Array) Axes() []int { return a.axes }
+
+// VocabSize is that of the Options: tokens are below it, or 0 where nobody knows. Read does not compare them.
+func (a *Array) VocabSize() int64 { return a.vocab }
+
+// Files are the paths, in order.
+func (a *Array) Files() []string {
+	paths := make([]string, len(a.shards))
+	for i := range a.shards {
+		paths[i] = a.shards[i].blob.Path()
+	}
+	return paths
+}
+
+// Runs are the stretches that windows must stay within, in order and without gaps. They are not the caller's to change.
+func (a *Array) Runs() []Run { return a.runs }
+
+// Locate is where the element at a position stands.
+func (a *Array) Locate(pos int64) Place {
+	s := a.shardAt(pos)
+	return Place{s.blob.Path(), pos - s.start}
+}
+
+// shard is that of file i, or nil where there is no array or no such file.
+func (a *Array) shard(i int) *shard {
+	if a == nil || i >= len(a.shards) {
+		return nil
+	}
+	return &a.shards[i]
+}
+
+// fewFiles is how many files every Check looks at. If there are more, Check looks at all of them once a second.
+const fewFiles = 64
+
+// Check looks whether the files are those that were opened, without reading them. It returns a ChangedError for one that is
+// not, or the error of looking, for example of a file that is gone. Of more than 64 files it looks at all once a second, and
+// in between at the one that was last found changed, if there is one.
+func (a *Array) Check() error {
+	if err := a.checkChanged(); err != nil {
+		return err
+	}
+	if a.many {
+		now, last := int64(uptime()), a.checked.Load()
+		if now-last < int64(time.Second) || !a.checked.CompareAndSwap(last, now) {
+			return nil
+		}
+	}
+	for i := range a.shards {
+		s := &a.shards[i]
+		if err := s.blob.Check(); err != nil {
+			return a.remember(s, err)
+		}
+	}
+	return nil
+}
+
+// checkChanged looks again at a file that was found changed: the others are of no use until it is put back.
+func (a *Array) checkChanged() error {
+	s := a.changed.Load()
+	if s == nil {
+		return nil
+	}
+	if err := s.blob.Check(); err != nil {
+		return err
+	}
+	a.changed.CompareAndSwap(s, nil)
+	return nil
+}
+
+// remember returns err, and keeps the shard for checkChanged if err says that it has changed.
+func (a *Array) remember(s *shard, err error) error {
+	if errors.Is(err, syscall.ESTALE) {
+		a.changed.Store(s)
+	}
+	return err
+}
+
+// Release lets go of what is kept between two reads: mappings, which keep the space of deleted files taken. The next read
+// makes them again.
+func (a *Array) Release() {
+	for i := range a.shards {
+		a.shards[i].blob.Release()
+	}
+}
+
+// shardAt is the shard that holds a position.
+func (a *Array) shardAt(pos int64) *shard {
+	return &a.shards[sort.Search(len(a.shards), func(i int) bool { return a.shards[i].start > pos })-1]
+}
+
+// shardOf is the shard that holds a byte of the array.
+func (a *Array) shardOf(at int64) *shard { return a.shardAt(at / a.width) }
+
+// rangeLists are *[]Range, the ranges of one Read.
+var rangeLists = sync.Pool{New: func() any { return new([]Range) }}
+
+// Read fetches windows and calls visit once for each, in any order, with the window's index in ws and its numbers as they stand
+// in the file. raw is valid during the call only. Each window must lie within a run. An error of visit ends the read and is
+// returned, unless the file changed, which then explains it.
+//
+// While a file is known to have changed, every read fails with its ChangedError, also one of other files or of no window.
+func (a *Array) Read(ws []Window, visit func(i int, raw []byte) error) error {
+	if err := a.checkChanged(); err != nil || len(ws) == 0 {
+		return err
+	}
+	list := rangeLists.Get().(*[]Range)
+	defer rangeLists.Put(list)
+	todo := slices.Grow((*list)[:0], len(ws))
+	for i, w := range ws {
+		todo = append(todo, Range{w.Start * a.number, (w.Start + int64(w.Len)) * a.number, i}) // bytes of the array, until their file is known
+	}
+	*list = todo
+	if len(a.shards) > 1 { // so that each file is opened once
+		slices.SortFunc(todo, func(a, b Range) int { return cmp.Compare(a.From, b.From) })
+	}
+	for len(todo) > 0 {
+		s := a.shardOf(todo[0].From)
+		n, end := 0, s.end()*a.width
+		for n < len(todo) && todo[n].To <= end {
+			todo[n] = a.bytes(s, todo[n])
+			n++
+		}
+		if n == 0 {
+			n = 1
+			if err := a.readAcross(todo[0], visit); err != nil {
+				return err
+			}
+		} else if err := s.blob.Read(todo[:n], visit); err != nil {
+			return a.remember(s, err)
+		}
+		todo = todo[n:]
+	}
+	return nil
+}
+
+// bytes makes bytes of the array that lie within a shard those of its file.
+func (a *Array) bytes(s *shard, r Range) Range {
+	first := s.format.Offset - s.start*a.width
+	return Range{first + r.From, first + r.To, r.Index}
+}
+
+// readAcross reads bytes of the array that begin in one shard and end in a later one.
+func (a *Array) readAcross(r Range, visit func(int, []byte) error) error {
+	whole := make([]byte, 0, r.To-r.From)
+	for next := r.From; next < r.To; {
+		s := a.shardOf(next)
+		part := Range{From: next, To: min(r.To, s.end()*a.width)}
+		next = part.To
+		err := s.blob.Read([]Range{a.bytes(s, part)}, func(_ int, raw []byte) error {
+			whole = append(whole, raw...)
+			return nil
+		})
+		if err != nil {
+			return a.remember(s, err)
+		}
+	}
+	return visit(r.Index, whole)
+}

@@ -1,0 +1,41 @@
+package dataset
+
+import (
+	"batchfs/cache"
+)
+
+// tokensLen is the size of tokens.bin in bytes.
+func (d *Dataset) tokensLen() (n int64) {
+	for _, source := range d.sources {
+		n += source.main().Bytes()
+	}
+	return n
+}
+
+// readTokens fills dst with the tokens of all sources as they stand in the files, one source after the other, from byte off on. They
+// lie within tokensLen.
+func (d *Dataset) readTokens(dst []byte, off int64) error {
+	for _, source := range d.sources {
+		main := source.main()
+		n := max(min(int64(len(dst)), main.Bytes()-off), 0)
+		if n > 0 {
+			if err := readBytes(main, dst[:n], off); err != nil {
+				return err
+			}
+			dst, off = dst[n:], off+n
+		}
+		off -= main.Bytes()
+	}
+	return d.check()
+}
+
+// readBytes fills dst with the bytes of an array from byte off on.
+func readBytes(from *cache.Array, dst []byte, off int64) error {
+	size := int64(from.DType().Size())
+	first := off / size
+	last := (off + int64(len(dst)) + size - 1) / size
+	return from.Read([]cache.Window{{Start: first, Len: int(last - first)}}, func(_ int, raw []byte) error {
+		copy(dst, raw[off-first*size:])
+		return nil
+	})
+}
