@@ -203,8 +203,8 @@ func (a *Array) shardOf(at int64) *shard { return a.shardAt(at / a.width) }
 // rangeLists are *[]Range, the ranges of one Read.
 var rangeLists = sync.Pool{New: func() any { return new([]Range) }}
 
-// Read fetches windows and calls visit once for each, in any order, with the window's index in ws and its numbers as they stand
-// in the file. raw is valid during the call only. Each window must lie within a run. An error of visit ends the read and is
+// Read fetches windows and calls visit for each, in any order, with the window's index in ws and its numbers as they stand
+// in the file. raw is valid during the call only. visit may be called again for a window, if what was read turned out bad. Each window must lie within a run. An error of visit ends the read and is
 // returned, unless the file changed, which then explains it.
 //
 // While a file is known to have changed, every read fails with its ChangedError, also one of other files or of no window.
@@ -248,15 +248,33 @@ func (a *Array) bytes(s *shard, r Range) Range {
 	return Range{first + r.From, first + r.To, r.Index}
 }
 
+// Want says that windows will be read soon, after those of earlier calls, so that what lies in a store is fetched meanwhile. It does not
+// wait. It returns false if some of them must be said again later, because there is no room to fetch them yet.
+func (a *Array) Want(w Window) (room bool) {
+	room = true
+	for from, to := w.Start*a.number, (w.Start+int64(w.Len))*a.number; from < to && room; {
+		s := a.shardOf(from)
+		part := Range{from, min(to, s.end()*a.width), 0}
+		room = s.blob.Want([]Range{a.bytes(s, part)})
+		from = part.To
+	}
+	return room
+}
+
+// IsRemote reports whether some of the array lies in a store.
+func (a *Array) IsRemote() bool {
+	return slices.ContainsFunc(a.AllFiles(), IsRemote)
+}
+
 // readAcross reads bytes of the array that begin in one shard and end in a later one.
 func (a *Array) readAcross(r Range, visit func(int, []byte) error) error {
-	whole := make([]byte, 0, r.To-r.From)
+	whole := make([]byte, r.To-r.From)
 	for next := r.From; next < r.To; {
 		s := a.shardOf(next)
 		part := Range{From: next, To: min(r.To, s.end()*a.width)}
 		next = part.To
 		err := s.blob.Read([]Range{a.bytes(s, part)}, func(_ int, raw []byte) error {
-			whole = append(whole, raw...)
+			copy(whole[part.From-r.From:], raw)
 			return nil
 		})
 		if err != nil {

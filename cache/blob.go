@@ -21,7 +21,7 @@ const (
 	Map Access = "map"
 )
 
-// A Blob is a named string of bytes, for example a local file. If the bytes under its name change after it was opened, Read and
+// A Blob is a named string of bytes: a local file, or an object in a store. If the bytes under its name change after it was opened, Read and
 // Check return a ChangedError. A Blob is safe for concurrent use.
 type Blob interface {
 	// Path is the name.
@@ -35,8 +35,12 @@ type Blob interface {
 
 	// Read fetches ranges, which lie within the blob, and calls visit once for each, in any order, with the range's Index and its
 	// bytes. raw is valid during the call only. An error of visit ends the read and is returned, unless the blob changed, which
-	// then explains it. Read does not keep ranges, and does not allocate for each call.
+	// then explains it. A range may be visited again, if what was read turned out bad. Read does not keep ranges.
 	Read(ranges []Range, visit func(index int, raw []byte) error) error
+
+	// Want says that ranges will be read soon, after those of earlier calls, and does not wait. It returns false if some of them must
+	// be said again later, because there is no room to fetch them yet.
+	Want(ranges []Range) (room bool)
 
 	// Check compares the blob with its Identity and reads nothing of it. It returns a ChangedError if they differ, or the
 	// error of looking.
@@ -64,6 +68,8 @@ type Identity struct {
 	Dev, Ino  uint64
 	Size      int64 // bytes
 	Sec, Nsec int64 // time of the last change to the content, since 1970
+
+	ETag string // of an object in a store, which has only that and a size
 }
 
 // overwrittenBy reports whether now is the same file, changed other than by appending to it.

@@ -22,6 +22,7 @@ type memory struct {
 func (m *memory) Path() string       { return m.path }
 func (m *memory) Identity() Identity { return Identity{Size: int64(len(m.raw))} }
 func (m *memory) Sample() Sample     { return Sample{} }
+func (m *memory) Want([]Range) bool  { return true }
 func (m *memory) Release()           { m.released = true }
 
 func (m *memory) Check() error {

@@ -48,12 +48,12 @@ func (e Ends) fits(path string, size int64) error {
 const indexFix = "batchfs index %s --eot N makes an index where token N ends each document"
 
 // openIndex opens the index of a file, and adds it to the fingerprint. It returns nil where there is none. previous is that of openFile.
-func openIndex(of File, previous *tracked, sum *Fingerprint) (*Index, error) {
+func openIndex(of File, previous *tracked, sum *Fingerprint, from Remote) (*Index, error) {
 	path, name := string(of.Path), string(of.Path)+IndexSuffix
 	if of.Format.Name == "megatron" {
 		name = megatronIndex(path)
 	}
-	in, err := openBeside(name, previous)
+	in, err := openBeside(name, previous, from)
 	if in == nil {
 		return nil, err
 	}
@@ -122,7 +122,7 @@ func newIndex(f File, o Options) (*index, error) {
 	if access != Pread {
 		access = Advise
 	}
-	blob, err := newBlob(x.Path, x.Identity, x.Sample, access, o.DropPageCache)
+	blob, err := newBlob(x.Path, x.Identity, x.Sample, access, o)
 	return &index{tracked: tracked{blob: blob}, ends: x.Ends, tokens: f.Format.Count}, err
 }
 

@@ -101,8 +101,15 @@ func identify(fd int) (Identity, error) {
 func identifyWithCtime(fd int) (_ Identity, ctime unix.Timespec, err error) {
 	var st unix.Stat_t
 	err = unix.Fstat(fd, &st)
-	return Identity{uint64(st.Dev), st.Ino, st.Size, int64(st.Mtim.Sec), int64(st.Mtim.Nsec)}, st.Ctim, err
+	return identityOf(&st), st.Ctim, err
 }
+
+func identityOf(st *unix.Stat_t) Identity {
+	return Identity{Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, Sec: int64(st.Mtim.Sec), Nsec: int64(st.Mtim.Nsec)}
+}
+
+// Want does nothing: a read asks the disk for all of its ranges at once.
+func (f *file) Want([]Range) bool { return true }
 
 func (f *file) Path() string { return f.name[:len(f.name)-1] }
 
@@ -126,7 +133,7 @@ func (f *file) Check() error {
 	if errno != 0 {
 		return f.failed("stat", errno)
 	}
-	was, now := f.Identity(), Identity{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino, int64(st.Size), st.Mtime.Sec, int64(st.Mtime.Nsec)}
+	was, now := f.Identity(), Identity{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino, Size: int64(st.Size), Sec: st.Mtime.Sec, Nsec: int64(st.Mtime.Nsec)}
 	if now == was || !was.renumbered(now) {
 		return compare(f.Path(), was, now)
 	}

@@ -13,8 +13,8 @@ import (
 // A Fingerprint tells data from other data. It covers the name, the size and a sample of the content of each file that [Open]
 // adds, in the order of the calls. It is not safe for concurrent use.
 type Fingerprint struct {
-	sum    hash.Hash
-	blocks int64 // of each file
+	sum    io.Writer // a hash, but for a part of a fingerprint that others go before
+	blocks int64     // of each file
 }
 
 // NewFingerprint returns an empty fingerprint. files is how many files calls of [Open] will add to it; the more there are, the
@@ -27,7 +27,7 @@ func NewFingerprint(files int) *Fingerprint {
 // file, its base name and a zero byte, its size as a little-endian uint64, and blocks of its content: with n = max(2, 64 div
 // files), n blocks of 4096 bytes, of which the i-th begins at byte floor((size-4096)*i/(n-1)), or the whole file if it is no
 // larger than n blocks.
-func (f *Fingerprint) String() string { return hex.EncodeToString(f.sum.Sum(nil)[:16]) }
+func (f *Fingerprint) String() string { return hex.EncodeToString(f.sum.(hash.Hash).Sum(nil)[:16]) }
 
 // add adds a file, shows what it covers of the content to look, and returns that sample. The error is one of reading the file.
 func (f *Fingerprint) add(path string, size int64, content io.ReaderAt, look func(off int64, block []byte)) (Sample, error) {
@@ -82,11 +82,19 @@ func sample(content io.ReaderAt, size, blocks int64, look func(off int64, block 
 	if size <= blocks*sampleSize {
 		blocks, length = 1, size
 	}
-	block, gaps := make([]byte, length), max(blocks-1, 1)
+	gaps, offs := max(blocks-1, 1), make([]int64, blocks)
 	for i := range blocks {
 		// (size-length) * i / gaps, which might overflow
 		whole, rest := (size-length)/gaps, (size-length)%gaps
-		off := whole*i + rest*i/gaps
+		offs[i] = whole*i + rest*i/gaps
+	}
+	if from, ok := content.(*objectContent); ok {
+		if err := from.fetch(offs, length); err != nil {
+			return err
+		}
+	}
+	block := make([]byte, length)
+	for _, off := range offs {
 		if _, err := content.ReadAt(block, off); err != nil {
 			return err
 		}

@@ -288,8 +288,8 @@ type openInput struct {
 }
 
 // openBeside opens a file that lies beside another one. It returns nil where there is none. previous is that of openFile.
-func openBeside(path string, previous *tracked) (*openInput, error) {
-	id, content, err := openBlob(path, previous)
+func openBeside(path string, previous *tracked, from Remote) (*openInput, error) {
+	id, content, err := openBlob(path, previous, from)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}

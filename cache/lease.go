@@ -72,6 +72,9 @@ func (s *tracked) settled(id Identity, ctime unix.Timespec) bool {
 // change and the time of the file does not. unknown is a file of which this cannot be known, or empty.
 func (a *Array) Unwritten() (unknownOf string, err error) {
 	for _, path := range a.AllFiles() {
+		if IsRemote(path) {
+			continue // nobody writes to an object
+		}
 		f, err := os.OpenFile(path, openFlags, 0)
 		if err != nil {
 			return "", err

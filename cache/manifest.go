@@ -1,10 +1,12 @@
 package cache
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"batchfs/cache/array"
 )
@@ -28,6 +30,8 @@ type Options struct {
 
 	// GuessedDType says that DType is a guess: Open then refuses files that look like another one, or like text. Reopen ignores it.
 	GuessedDType bool
+
+	Remote Remote // where objects are read from
 
 	// Open adds each file to Fingerprint, unless that is nil. Reopen ignores it.
 	Fingerprint *Fingerprint
@@ -60,6 +64,17 @@ func Open(paths []string, o Options) (*Array, error) {
 	var m Manifest
 	var wait error // for a file that is being overwritten
 	for i, path := range paths {
+		if len(m.Files) > i {
+			continue
+		}
+		if IsRemote(path) {
+			some, err := openObjects(paths[i:], o, sum)
+			if err != nil {
+				return nil, err
+			}
+			m.Files = append(m.Files, some...)
+			continue
+		}
 		f, err := openFormat(path, o, o.Previous.shard(i), sum, wait == nil)
 		if errors.As(err, new(overwrittenError)) {
 			wait = cmp.Or(wait, err) // after the others were looked at, or those would be waited for later
@@ -74,6 +89,32 @@ func Open(paths []string, o Options) (*Array, error) {
 	return Reopen(m, o)
 }
 
+// atOnce is how many objects are opened at the same time.
+const atOnce = 32
+
+// openObjects opens the objects that a list of paths begins with, or the first of many, at the same time.
+func openObjects(paths []string, o Options, sum *Fingerprint) ([]File, error) {
+	n := 1
+	for n < min(len(paths), atOnce) && IsRemote(paths[n]) {
+		n++
+	}
+	files, errs, parts := make([]File, n), make([]error, n), make([]bytes.Buffer, n)
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() {
+			files[i], errs[i] = openFormat(paths[i], o, nil, &Fingerprint{sum: &parts[i], blocks: sum.blocks}, true)
+		})
+	}
+	all.Wait()
+	for i := range n {
+		if errs[i] != nil {
+			return nil, errs[i]
+		}
+		sum.sum.Write(parts[i].Bytes())
+	}
+	return files, nil
+}
+
 // openFormat opens a file. If all is set, it finds where its elements lie and its documents end, and adds it to the fingerprint.
 func openFormat(path string, o Options, previous *shard, sum *Fingerprint, all bool) (file File, err error) {
 	var was, wasIndex *tracked
@@ -83,7 +124,7 @@ func openFormat(path string, o Options, previous *shard, sum *Fingerprint, all b
 			wasIndex = &previous.index.tracked
 		}
 	}
-	id, content, err := openBlob(path, was)
+	id, content, err := openBlob(path, was, o.Remote)
 	if err != nil {
 		return file, err
 	}
@@ -99,7 +140,7 @@ func openFormat(path string, o Options, previous *shard, sum *Fingerprint, all b
 		}
 	}()
 	in.beside = func(path string) (*input, error) {
-		b, err := openBeside(path, nil)
+		b, err := openBeside(path, nil, o.Remote)
 		if b == nil {
 			return nil, err
 		}
@@ -122,7 +163,7 @@ func openFormat(path string, o Options, previous *shard, sum *Fingerprint, all b
 	}
 	file = File{[]byte(path), id, sample, format, nil}
 	if o.Documents == DocumentsIndexed {
-		file.Index, err = openIndex(file, wasIndex, sum)
+		file.Index, err = openIndex(file, wasIndex, sum, o.Remote)
 	}
 	return file, err
 }
@@ -164,7 +205,7 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 		case !slices.Equal(f.Format.Axes, a.axes):
 			return nil, fmt.Errorf("%s: its elements have shape %d, those of %s %d; make them one", path, f.Format.Axes, first.Path, a.axes)
 		}
-		blob, err := newBlob(f.Path, f.Identity, f.Sample, o.Access, o.DropPageCache)
+		blob, err := newBlob(f.Path, f.Identity, f.Sample, o.Access, o)
 		if err != nil {
 			return nil, err
 		}

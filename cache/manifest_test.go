@@ -159,7 +159,7 @@ func TestFormatSaysWhereTheTokensLie(t *testing.T) {
 			path := filepath.Join(dir, string(rune('a'+i)))
 			raw := slices.Concat(bytes.Repeat([]byte{0xee}, test.offset), count(i*n, n, size), bytes.Repeat([]byte{0xdd}, test.behind))
 			must(t, os.WriteFile(path, raw, 0o600))
-			id, content, err := openBlob(path, nil)
+			id, content, err := openBlob(path, nil, Remote{})
 			must(t, err)
 			must(t, content.Close())
 			m.Files = append(m.Files, File{[]byte(path), id, Sample{}, Format{"made-up", int64(test.offset), array.Uint16, nil, n}, nil})

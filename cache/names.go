@@ -10,22 +10,37 @@ import (
 
 // openBlob opens the blob with a name, looks whether it can be read at any position, and returns its identity and content,
 // which the caller closes. previous is the blob that had this name before, or nil: see openFile.
-func openBlob(path string, previous *tracked) (Identity, content, error) {
+func openBlob(path string, previous *tracked, from Remote) (Identity, content, error) {
+	if IsRemote(path) {
+		return from.open().openObject(path)
+	}
 	return openFile(path, previous)
 }
 
-// newBlob returns the blob that had an identity and a sample when it was opened earlier. It does not touch it.
-func newBlob(path []byte, id Identity, sample Sample, access Access, dropPageCache bool) (Blob, error) {
-	return newFile(string(path), id, sample, access, dropPageCache)
+// newBlob returns the blob that had an identity and a sample when it was opened earlier. It does not touch it. access may differ from that of o.
+func newBlob(path []byte, id Identity, sample Sample, access Access, o Options) (Blob, error) {
+	if IsRemote(string(path)) {
+		return o.Remote.open().newObject(string(path), id, sample, access, o.DropPageCache)
+	}
+	return newFile(string(path), id, sample, access, o.DropPageCache)
 }
 
 // Resolve returns the absolute paths of the files that patterns name, in the order of the patterns. A pattern is a path or a
 // glob of [filepath.Match], relative to dir unless it is absolute; dir itself is never a glob. The matches of a glob are in
 // alphabetical order. A pattern without wildcards, or one that is the very name of a file, is a path and need not exist.
+// A pattern that begins with s3:// or gs:// names objects, and is a glob of [path.Match] behind the bucket's name.
 //
 // The error says of a pattern that it is no glob, or that it matches no file.
-func Resolve(dir string, patterns []string) (paths []string, err error) {
+func Resolve(dir string, patterns []string, from Remote) (paths []string, err error) {
 	for _, pattern := range patterns {
+		if IsRemote(pattern) {
+			names, err := from.open().resolve(pattern)
+			if err != nil {
+				return nil, err
+			}
+			paths = append(paths, names...)
+			continue
+		}
 		path, glob := pattern, pattern
 		if !filepath.IsAbs(pattern) {
 			path, glob = filepath.Join(dir, pattern), filepath.Join(EscapeGlob(dir), pattern)
@@ -45,6 +60,9 @@ func Resolve(dir string, patterns []string) (paths []string, err error) {
 		paths = append(paths, matches...)
 	}
 	for i, path := range paths {
+		if IsRemote(path) {
+			continue
+		}
 		if paths[i], err = filepath.Abs(path); err != nil {
 			return nil, err
 		}

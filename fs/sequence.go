@@ -26,6 +26,10 @@ type Sequence struct {
 	// is syscall.ESTALE reaches the reader as that, any other as EIO. It is called concurrently, as are the functions below.
 	Read func(dst []byte, k uint64, off int64) error
 
+	// Ahead says that a reader will soon want batch k, and then those that follow it. It does not wait. It is nil where there is nothing to
+	// fetch before it is read.
+	Ahead func(k uint64)
+
 	// ReadTokens fills dst with bytes of tokens.bin from byte off on, which lie within its TokensLen bytes.
 	ReadTokens func(dst []byte, off int64) error
 	TokensLen  int64

@@ -42,6 +42,7 @@ type texts struct {
 type memoryUse struct {
 	budget, replies, ahead, texts, tables int64
 	waiting                               int // requests that wait for a turn or a place
+	store                                 *StoreUse
 }
 
 // A keptText is what one handle shows, or several of one info.json.
@@ -182,9 +183,22 @@ func statusText(t *texts, _ inode) ([]byte, *Sequence) {
     "table_bytes": %20d
   },
   "waiting": %20d,
-  "splits": {`,
+`,
 		quoted(t.programVersion), os.Getpid(), t.shared.Workers.Load(), int64(time.Since(t.began).Seconds()), residentBytes(),
 		m.budget, m.replies, m.ahead, m.texts, m.tables, m.waiting)
+	if u := m.store; u != nil {
+		text = fmt.Appendf(text, `  "store": {
+    "requests": %20d,
+    "fetched_bytes": %20d,
+    "hits": %20d,
+    "waits": %20d,
+    "waited_ms": %20d,
+    "unkept": %20d,
+    "memory_bytes": %20d
+  },
+`, u.Requests, u.Bytes, u.Hits, u.Waits, u.Waited.Milliseconds(), u.Unkept, u.Memory)
+	}
+	text = append(text, `  "splits": {`...)
 	for n, c := range all {
 		if n > 0 {
 			text = append(text, ',')

@@ -49,17 +49,27 @@ const forever = time.Duration(1<<31) * time.Second
 
 // Options are what a mount depends on besides its sequences.
 type Options struct {
-	ProgramVersion string        // for status.json
-	Ahead          int           // batches made before they are asked for, for each reader of next* or batch/<k> in order
-	AheadBytes     int64         // that all of these may take
-	ReplyBytes     int64         // that replies may take, besides those of batches made ahead
-	TextBytes      int64         // that the texts which open files show may take
-	TableBytes     func() int64  // memory that the sequences take
-	Budget         int64         // bytes for all of these
-	Timeout        time.Duration // within which every request has an answer
-	Mode           uint32        // permission bits of files; who may read files may list directories
-	UID, GID       uint32        // who owns the files
+	ProgramVersion string           // for status.json
+	Ahead          int              // batches made before they are asked for, for each reader of next* or batch/<k> in order
+	AheadBytes     int64            // that all of these may take
+	ReplyBytes     int64            // that replies may take, besides those of batches made ahead
+	TextBytes      int64            // that the texts which open files show may take
+	TableBytes     func() int64     // memory that the sequences take
+	Budget         int64            // bytes for all of these
+	Store          func() *StoreUse // nil: nothing lies in a store, as where it returns nil
+	Timeout        time.Duration    // within which every request has an answer
+	Mode           uint32           // permission bits of files; who may read files may list directories
+	UID, GID       uint32           // who owns the files
 	Log            *slog.Logger
+}
+
+// A StoreUse is what this process has read of objects in stores, for status.json.
+type StoreUse struct {
+	Requests, Bytes int64 // sent, and fetched
+	Hits, Waits     int64 // blocks that were there when they were read, and that were fetched meanwhile
+	Waited          time.Duration
+	Unkept          int64 // blocks for which the block cache had no room, or which it failed to keep
+	Memory          int64 // bytes
 }
 
 // newTree makes the tree of a mount, which can answer requests after resume.
@@ -104,6 +114,9 @@ func (t *tree) resume(splits []*Sequence, shared *state.Shared, o Options) (err 
 // memoryUse is what is taken of each part of the budget.
 func (t *tree) memoryUse(o Options) memoryUse {
 	m := memoryUse{budget: o.Budget, tables: o.TableBytes()}
+	if o.Store != nil {
+		m.store = o.Store()
+	}
 	t.texts.mu.Lock()
 	m.texts = int64(t.texts.bytes)
 	t.texts.mu.Unlock()

@@ -85,6 +85,29 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	return req.fetch()
 }
 
+// Windows calls visit for the windows that batch k needs of each source's arrays, row after row, until it returns false. It returns whether
+// visit never did. There are none beyond the last batch.
+func (q *Sequence) Windows(k uint64, visit func(source, column int, w cache.Window) bool) bool {
+	if k >= MaxBatches {
+		return true
+	}
+	length := int64(q.BlockSize + 1)
+	if q.Layout == Elements {
+		length = 1
+	}
+	for j := range q.BatchSize {
+		source, start := q.Start(k, j)
+		from := &q.sources[source]
+		for c, column := range q.parts.columns {
+			end := min(start+length, from.arrays[c].Len())
+			if !visit(source, c, cache.Window{Start: start * int64(column.numbers), Len: int(end-start) * column.numbers}) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // fetch reads what is planned, and begins new plans.
 func (req *request) fetch() error {
 	// Also an array of which nothing is shown is asked: no batch is served while any file is known to have changed.

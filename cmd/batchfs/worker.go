@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"batchfs/cache"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/fs"
 	"batchfs/fs/supervise"
@@ -90,15 +91,25 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	}
 	log, flush := newLog(os.Stderr, c.Log, snapshot.Mountpoint)
 	defer flush()
+	cache.SetRemoteLog(log)
 	splits, err := snapshot.Sequences(c, log, w.Publish)
 	if err != nil {
 		return err
 	}
-	shares := c.Memory.Shares()
+	shares := c.Shares()
 	sampler.SetTableLimit(shares.Tables)
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
 		ProgramVersion: version(), Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts,
-		TableBytes: sampler.TableBytes, Budget: c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
+		TableBytes: sampler.TableBytes, Store: storeUse, Budget: c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
 		Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID),
 	})
+}
+
+// storeUse is what this process has read of objects, or nil if there are none.
+func storeUse() *fs.StoreUse {
+	u, ok := cache.RemoteUseNow()
+	if !ok {
+		return nil
+	}
+	return &fs.StoreUse{Requests: u.Requests, Bytes: u.Bytes, Hits: u.Hits, Waits: u.Waits, Waited: u.Waited, Unkept: u.Unkept, Memory: u.Memory}
 }

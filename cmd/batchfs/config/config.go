@@ -14,6 +14,8 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cache/blocks"
+	"batchfs/cache/store"
 	"batchfs/fs"
 	"batchfs/sampler"
 )
@@ -23,6 +25,7 @@ type Config struct {
 	Mountpoint string // empty if none was written
 	Memory     Memory
 	Mount      Mount
+	Store      Store
 	Log        Log
 	Splits     []*Split // in the order in which they are first named
 }
@@ -39,16 +42,40 @@ type Memory struct {
 // A Shares says how many bytes of memory each part of a process that serves may take.
 type Shares struct {
 	Ahead   int64 // batches made ready
+	Blocks  int64 // of objects
 	Texts   int64 // that open files show
 	Tables  int64 // where the windows of each block size lie
 	Replies int64 // being made
 }
 
-// Shares divides the budget.
-func (m Memory) Shares() Shares {
+// Shares divides the budget. Blocks of objects take half of what batches made ready may take.
+func (c *Config) Shares() Shares {
+	m := c.Memory
 	s := Shares{Ahead: min(m.AheadBytes, m.Budget/2), Texts: m.Budget / 8, Tables: m.Budget / 8}
 	s.Replies = m.Budget - s.Ahead - s.Texts - s.Tables
+	if slices.ContainsFunc(c.Splits, (*Split).isRemote) {
+		s.Blocks = s.Ahead / 2
+		s.Ahead -= s.Blocks
+	}
 	return s
+}
+
+// Store is the table [store]: where objects are read from, and where their blocks are kept.
+type Store struct {
+	Endpoint, Region     string
+	PathStyle, Anonymous bool
+	CacheDir             string // empty: none
+	CacheBytes           int64
+	BlockBytes           int64
+}
+
+// remote is what package cache needs to know of objects.
+func (c *Config) remote() cache.Remote {
+	s := c.Store
+	return cache.Remote{
+		Store:  store.Options{Endpoint: s.Endpoint, Region: s.Region, PathStyle: s.PathStyle, Anonymous: s.Anonymous, Timeout: c.Mount.Timeout},
+		Blocks: blocks.Options{Dir: s.CacheDir, Limit: s.CacheBytes, BlockBytes: s.BlockBytes, Memory: c.Shares().Blocks},
+	}
 }
 
 // Mount is the table [mount]. Its fields are numbers and booleans only: some of them become part of the kernel's list of mount
@@ -87,6 +114,7 @@ type Split struct {
 	Steps             uint64 // 0: one epoch
 	OnChange          string // "error" or "follow"
 	Expect            string // the fingerprint that the files must have, or empty
+	Remote            cache.Remote
 
 	dir     string            // what Tokens, here and in Sources, are relative to
 	named   origin            // where the split was first named
@@ -122,7 +150,8 @@ func Default() *Config {
 		Mount: Mount{
 			Mode: 0o444, UID: int64(os.Getuid()), GID: int64(os.Getgid()), Timeout: 30 * time.Second, Grace: 10 * time.Second,
 		},
-		Log: Log{"info", "text"},
+		Store: Store{CacheBytes: 64 << 30, BlockBytes: 4 << 20},
+		Log:   Log{"info", "text"},
 	}
 }
 
@@ -141,13 +170,35 @@ func defaultSplit() *Split {
 	}
 }
 
-// MakeAbsolute makes the tokens of all splits relative to dir where they are relative to the working directory.
+// MakeAbsolute makes the tokens of all splits, and cache_dir, relative to dir where they are relative to the working directory.
 func (c *Config) MakeAbsolute(dir string) {
+	if c.Store.CacheDir != "" && !filepath.IsAbs(c.Store.CacheDir) {
+		c.Store.CacheDir = filepath.Join(dir, c.Store.CacheDir)
+	}
+	c.setRemote()
 	for _, s := range c.Splits {
 		if !filepath.IsAbs(s.dir) {
 			s.dir = filepath.Join(dir, s.dir)
 		}
 	}
+}
+
+func (c *Config) setRemote() {
+	for _, s := range c.Splits {
+		s.Remote = c.remote()
+	}
+}
+
+// isRemote reports whether some of the split's files are objects.
+func (s *Split) isRemote() bool {
+	patterns := slices.Clone(s.Tokens)
+	for _, source := range append(slices.Clone(s.Sources), Source{Beside: s.Beside}) {
+		patterns = append(patterns, source.Tokens...)
+		for _, b := range source.Beside {
+			patterns = append(patterns, b.Files...)
+		}
+	}
+	return slices.ContainsFunc(patterns, cache.IsRemote)
 }
 
 // SourceFiles are the absolute paths of the files of a source.
@@ -175,7 +226,7 @@ func (s *Split) Files() (all []SourceFiles, err error) {
 	}
 	resolve := func(key string, patterns []string) (files []string) {
 		if err == nil {
-			if files, err = cache.Resolve(s.dir, patterns); err != nil {
+			if files, err = cache.Resolve(s.dir, patterns, s.Remote); err != nil {
 				err = fmt.Errorf("%s: %w", s.Origin(key), err)
 			}
 		}

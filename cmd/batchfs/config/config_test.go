@@ -120,7 +120,7 @@ const train = "[splits.train]\ntokens = \"a.bin\"\n"
 func TestConfigErrors(t *testing.T) {
 	for _, test := range []struct{ text, want string }{
 		// Unknown keys, with where they belong if they are known elsewhere.
-		{"\nsplit = 1", `config.toml:2: split: unknown key; must be one of mountpoint, [batch], [splits.X], [memory], [mount], [log]`},
+		{"\nsplit = 1", `config.toml:2: split: unknown key; must be one of mountpoint, [batch], [splits.X], [memory], [mount], [store], [log]`},
 		{"[batch]\n\nsede = 1", `config.toml:3: batch.sede: unknown key; must be one of batch_size, block_size, `},
 		{"[batch]\nSeed = 1\nseed = 2", `config.toml:2: batch.Seed: unknown key; must be one of `},
 		{train + "sede = 1", `config.toml:3: splits.train.sede: unknown key; must be one of batch_size, `},

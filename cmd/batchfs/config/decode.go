@@ -84,6 +84,7 @@ func decode(docs []*document) (*Config, error) {
 			return nil, err
 		}
 	}
+	c.setRemote()
 	return c, nil
 }
 
@@ -119,7 +120,7 @@ func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
 		}
 		c.Mountpoint = d.relative(s)
 		return nil
-	case len(k) == 1 && slices.Contains([]string{"batch", "splits", "memory", "mount", "log"}, k[0]), len(k) == 2 && k[0] == "splits":
+	case len(k) == 1 && slices.Contains([]string{"batch", "splits", "memory", "mount", "store", "log"}, k[0]), len(k) == 2 && k[0] == "splits":
 		if !isTable {
 			return fmt.Errorf("%s: must be a table, [%s] (got %s)", at, k, show(v))
 		}
@@ -133,6 +134,8 @@ func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
 		return setKey(at, v, &c.Memory, nil, memoryKeys)
 	case len(k) == 2 && k[0] == "mount":
 		return setKey(at, v, &c.Mount, nil, mountKeys)
+	case len(k) == 2 && k[0] == "store":
+		return setKey(at, at.resolved(v), &c.Store, nil, storeKeys)
 	case len(k) == 2 && k[0] == "log":
 		return setKey(at, v, &c.Log, nil, logKeys)
 	case len(k) == 3 && k[0] == "splits":
@@ -154,7 +157,7 @@ func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
 		}
 		return nil // set with the list
 	}
-	return unknownKey(at, []string{"mountpoint", "[batch]", "[splits.X]", "[memory]", "[mount]", "[log]"})
+	return unknownKey(at, []string{"mountpoint", "[batch]", "[splits.X]", "[memory]", "[mount]", "[store]", "[log]"})
 }
 
 // checkName refuses names of splits that could not be directories of the mount, or would be ambiguous in a path.
@@ -244,7 +247,7 @@ func setTables[C any](at origin, v any, keys map[string]key[C], must []string, b
 
 // resolved returns the value of a key. A path to one file becomes one that this process can open.
 func (o origin) resolved(v any) any {
-	if path, ok := v.(string); ok && path != "" && o.key[len(o.key)-1] == "torch_state" {
+	if path, ok := v.(string); ok && path != "" && slices.Contains([]string{"torch_state", "cache_dir"}, o.key[len(o.key)-1]) {
 		return o.doc.relative(path)
 	}
 	return v
@@ -283,6 +286,7 @@ func unknownKey(at origin, names []string) error {
 	_, beside := arrayKeys[name]
 	_, memory := memoryKeys[name]
 	_, mount := mountKeys[name]
+	_, store := storeKeys[name]
 	_, log := logKeys[name]
 	var home string
 	switch {
@@ -298,6 +302,8 @@ func unknownKey(at origin, names []string) error {
 		home = "in [memory]"
 	case mount:
 		home = "in [mount]"
+	case store:
+		home = "in [store]"
 	case log:
 		home = "in [log]"
 	case name == "mountpoint":

@@ -43,6 +43,19 @@ var mountKeys = map[string]key[Mount]{
 	"grace":   durationKey(func(c *Mount) *time.Duration { return &c.Grace }, 0, 24*time.Hour),
 }
 
+var storeKeys = map[string]key[Store]{
+	"endpoint":   textKey(func(c *Store) *string { return &c.Endpoint }, `the URL of a host, as in "https://minio.example.com:9000"`),
+	"region":     textKey(func(c *Store) *string { return &c.Region }, "the name of a region"),
+	"path_style": boolKey(func(c *Store) *bool { return &c.PathStyle }),
+	"anonymous":  boolKey(func(c *Store) *bool { return &c.Anonymous }),
+	"cache_dir": {rule: "a path", set: func(c *Store, value any) (ok bool) {
+		c.CacheDir, ok = value.(string)
+		return ok && c.CacheDir != ""
+	}},
+	"cache_bytes": intKey(func(c *Store) *int64 { return &c.CacheBytes }, 0, 1<<50),
+	"block_bytes": intKey(func(c *Store) *int64 { return &c.BlockBytes }, 64<<10, 1<<30),
+}
+
 var logKeys = map[string]key[Log]{
 	"level":  enumKey(func(c *Log) *string { return &c.Level }, "debug", "info", "warn", "error"),
 	"format": enumKey(func(c *Log) *string { return &c.Format }, "text", "json"),

@@ -62,6 +62,7 @@ func (f *followed) sequence(d *Dataset) *fs.Sequence {
 		Version:  d.version,
 		Follows:  d.Split.OnChange == "follow",
 
+		Ahead:      d.ahead(),
 		ReadTokens: d.readTokens,
 		TokensLen:  d.tokensLen(),
 

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"os"
 
+	"batchfs/cache"
 	"batchfs/cmd/batchfs/config"
 )
 
@@ -21,6 +22,9 @@ func (s *Snapshot) Readable(split *config.Split, m config.Memory) (*Dataset, err
 		return nil, err
 	}
 	for _, path := range d.allFiles() {
+		if cache.IsRemote(path) {
+			continue
+		}
 		file, err := os.Open(path)
 		if err != nil {
 			return nil, err

@@ -1,0 +1,400 @@
+// Package blocks keeps blocks of objects near those who read them: a few in memory, and many as files of a directory that all
+// processes of a host share.
+//
+// A block that is wanted is read from the directory if it is there, and fetched from the store otherwise: once, however many
+// readers want it. A fetched block is served from memory and written to the directory meanwhile. The directory is full at some time, and
+// then stays as it is: readers come back to every block once an epoch, so no block is worth more than another, and to replace
+// them would only mean to fetch more. Only blocks of objects that nobody has mounted make room.
+package blocks
+
+import (
+	"container/list"
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"batchfs/cache/store"
+)
+
+// Options say where blocks are kept. They are comparable.
+type Options struct {
+	Dir        string // shared by all processes of the host; empty: none
+	Limit      int64  // bytes of the blocks in it
+	BlockBytes int64
+	Memory     int64 // bytes of the blocks in memory, of at least two
+}
+
+// Fetch fills dst with the bytes of an object from off on, or returns an error.
+type Fetch func(ctx context.Context, o store.Object, off int64, dst []byte) error
+
+// A Cache keeps blocks of objects. It is safe for concurrent use.
+type Cache struct {
+	o     Options
+	slots int // blocks in memory
+	disk  *disk
+
+	Counts Counts
+
+	mu      sync.Mutex
+	changed sync.Cond      // a slot may be free, or what waited is written; its lock is mu
+	entries map[key]*entry // that are loading or in memory; guarded by mu, as all below
+	recent  list.List      // of the *entry in memory, the one that was wanted last is the last
+	free    [][]byte       // slots
+	taken   int            // slots in use
+	loading int            // blocks that were wanted ahead
+	queue   []key          // blocks that are wanted ahead, nearest first
+	pending []*entry       // to be written, oldest first
+	writing bool           // a goroutine writes them
+}
+
+// Counts are what readers of blocks met.
+type Counts struct {
+	Hits   atomic.Int64 // reads of a block that was there
+	Waits  atomic.Int64 // reads of a block that was fetched meanwhile
+	Waited atomic.Int64 // nanoseconds of those
+	Full   atomic.Int64 // blocks that were not kept, because the directory is full or fails
+}
+
+const (
+	maxLoading = 32 // blocks wanted ahead at a time
+	// A block that was loaded ahead, and that nobody has read for so long, is worth no more than others.
+	patience = 30 * time.Second
+)
+
+// A key names a block.
+type key struct {
+	object *Object
+	index  int64
+}
+
+// An entry is a block that is loading or in memory.
+type entry struct {
+	key     key
+	done    chan struct{} // closed when it is loaded; what follows it is written before
+	err     error
+	bytes   []byte // of a slot; nil: a file has it, or it failed
+	loaded  time.Time
+	refs    int           // readers, and the writer; guarded by Cache.mu, as all below
+	read    bool          // somebody wants it, or has wanted it, now
+	pending bool          // to be written
+	at      *list.Element // in recent
+}
+
+// New returns a cache. It touches nothing. log is asked for when there is something to say.
+func New(o Options, log func() *slog.Logger) *Cache {
+	c := &Cache{o: o, slots: int(max(o.Memory/o.BlockBytes, 2)), entries: map[key]*entry{}}
+	c.changed.L = &c.mu
+	if o.Dir != "" {
+		c.disk = &disk{dir: o.Dir, limit: o.Limit, log: log}
+	}
+	return c
+}
+
+// An Object is an object whose blocks are kept.
+type Object struct {
+	store.Object
+	cache    *Cache
+	identity identity
+	fetch    Fetch
+	onDisk   []atomic.Uint32 // a bit for each block: its file was verified by this process
+}
+
+// Object returns an object of the store at an endpoint, for its blocks to be read. Nobody removes its blocks from the directory
+// while this process lives.
+func (c *Cache) Object(endpoint string, o store.Object, fetch Fetch) *Object {
+	of := &Object{Object: o, cache: c, fetch: fetch, identity: identity{endpoint, o.Bucket, o.Key, o.ETag, o.Size, c.o.BlockBytes}}
+	if c.disk != nil {
+		of.onDisk = make([]atomic.Uint32, of.Blocks()/32+1)
+		c.disk.mount(of.identity)
+	}
+	return of
+}
+
+// Blocks is the number of blocks.
+func (o *Object) Blocks() int64 { return (o.Size + o.cache.o.BlockBytes - 1) / o.cache.o.BlockBytes }
+
+// BlockBytes is the size of each block but the last.
+func (o *Object) BlockBytes() int64 { return o.cache.o.BlockBytes }
+
+// bounds are the bytes of a block.
+func (k key) bounds() (from, to int64) {
+	from = k.index * k.object.cache.o.BlockBytes
+	return from, min(from+k.object.cache.o.BlockBytes, k.object.Size)
+}
+
+// IsOnDisk reports whether this process knows that the directory has a block.
+func (o *Object) IsOnDisk(index int64) bool {
+	return o.onDisk != nil && o.onDisk[index/32].Load()&(1<<(index%32)) != 0
+}
+
+// Forget says that the file of a block is not what it was, or is gone.
+func (o *Object) Forget(index int64) { o.onDisk[index/32].And(^uint32(1 << (index % 32))) }
+
+func (o *Object) setOnDisk(index int64) { o.onDisk[index/32].Or(1 << (index % 32)) }
+
+// A Block is one of an object, until it is released: bytes in memory, or a file that begins with them.
+type Block struct {
+	Bytes []byte
+	File  string
+	entry *entry
+}
+
+// Release says that the block is needed no more.
+func (b Block) Release() {
+	if b.entry != nil {
+		b.entry.key.object.cache.release(b.entry)
+	}
+}
+
+// Get returns a block. The caller releases it, and waits for no other one meanwhile.
+func (o *Object) Get(index int64) (Block, error) {
+	c, k := o.cache, key{o, index}
+	c.mu.Lock()
+	e := c.entries[k]
+	switch {
+	case e == nil && o.IsOnDisk(index):
+		c.mu.Unlock()
+		c.Counts.Hits.Add(1)
+		return Block{File: c.disk.path(k)}, nil
+	case e == nil:
+		e = c.add(k)
+		go c.load(e)
+	case e.at != nil:
+		c.recent.MoveToBack(e.at)
+	}
+	e.refs++
+	e.read = true
+	c.mu.Unlock()
+	select {
+	case <-e.done:
+		c.Counts.Hits.Add(1)
+	default:
+		began := time.Now()
+		<-e.done
+		if e.bytes == nil {
+			c.Counts.Hits.Add(1)
+		} else {
+			c.Counts.Waits.Add(1)
+			c.Counts.Waited.Add(int64(time.Since(began)))
+		}
+	}
+	if e.err != nil {
+		c.release(e)
+		return Block{}, e.err
+	}
+	b := Block{Bytes: e.bytes, entry: e}
+	if b.Bytes == nil {
+		b.File = c.disk.path(k)
+	}
+	return b, nil
+}
+
+// Want says that a block will be wanted soon, after those of earlier calls. It does not wait. It returns false if there is no room for
+// the block yet.
+func (o *Object) Want(index int64) bool {
+	c, k := o.cache, key{o, index}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.entries[k] != nil, o.IsOnDisk(index), slices.Contains(c.queue, k):
+		return true
+	case len(c.queue) >= c.slots:
+		return false
+	}
+	c.queue = append(c.queue, k)
+	c.pump()
+	return true
+}
+
+// pump begins to load blocks that are wanted ahead, while there are slots. The caller holds mu.
+func (c *Cache) pump() {
+	for len(c.queue) > 0 && c.loading < maxLoading {
+		k := c.queue[0]
+		if c.entries[k] == nil && !k.object.IsOnDisk(k.index) {
+			slot := c.slot(false)
+			if slot == nil {
+				return
+			}
+			e := c.add(k)
+			e.bytes = slot
+			c.loading++
+			go func() {
+				c.load(e)
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				c.loading--
+				c.pump()
+			}()
+		}
+		c.queue = slices.Delete(c.queue, 0, 1)
+	}
+}
+
+// add makes an entry. The caller holds mu, and loads it.
+func (c *Cache) add(k key) *entry {
+	e := &entry{key: k, done: make(chan struct{})}
+	c.entries[k] = e
+	return e
+}
+
+// load loads a block.
+func (c *Cache) load(e *entry) {
+	k, slot := e.key, e.bytes
+	e.bytes = nil
+	if c.disk != nil && c.disk.verify(k) {
+		k.object.setOnDisk(k.index)
+		c.loadedFrom(e, slot, nil)
+		return
+	}
+	if slot == nil {
+		c.mu.Lock()
+		for slot = c.slot(true); slot == nil; slot = c.slot(true) {
+			c.changed.Wait()
+		}
+		c.mu.Unlock()
+	}
+	from, to := k.bounds()
+	if e.err = k.object.fetch(context.Background(), k.object.Object, from, slot[:to-from]); e.err != nil {
+		c.loadedFrom(e, slot, nil)
+		return
+	}
+	c.loadedFrom(e, nil, slot[:to-from])
+}
+
+// loadedFrom ends loading. It takes a slot that is not needed, or the block's bytes.
+func (c *Cache) loadedFrom(e *entry, spare, bytes []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if spare != nil {
+		c.giveSlot(spare)
+	}
+	if bytes == nil {
+		delete(c.entries, e.key)
+	} else {
+		e.bytes, e.loaded = bytes, time.Now()
+		e.at = c.recent.PushBack(e)
+		if c.disk != nil && c.disk.writable() {
+			e.pending = true
+			c.pending = append(c.pending, e)
+			if !c.writing {
+				c.writing = true
+				go c.write()
+			}
+		} else if c.disk != nil {
+			c.Counts.Full.Add(1)
+		}
+	}
+	close(e.done)
+	c.changed.Broadcast()
+	c.pump()
+}
+
+// slot returns memory for a block, or nil if there is none. For a block that somebody waits for, it takes that of any that nobody reads;
+// for others that of one that was read. The caller holds mu.
+func (c *Cache) slot(now bool) []byte {
+	if n := len(c.free); n > 0 {
+		slot := c.free[n-1]
+		c.free = c.free[:n-1]
+		c.taken++
+		return slot
+	}
+	if c.taken < c.slots {
+		c.taken++
+		return make([]byte, c.o.BlockBytes)
+	}
+	var victim *entry
+	worth := func(e *entry) int { // of those that are worth less, the first; of others that were loaded ahead, the last
+		switch {
+		case e.pending:
+			return 3
+		case !e.read && time.Since(e.loaded) < patience:
+			return 2
+		}
+		return 1
+	}
+	for at := c.recent.Front(); at != nil; at = at.Next() {
+		e := at.Value.(*entry)
+		if e.refs == 0 && (victim == nil || worth(e) < worth(victim) || worth(e) == 2 && worth(victim) == 2) {
+			victim = e
+		}
+	}
+	if victim == nil || !now && worth(victim) > 1 {
+		return nil
+	}
+	if victim.pending { // the disk is too slow
+		c.pending = slices.DeleteFunc(c.pending, func(e *entry) bool { return e == victim })
+		c.Counts.Full.Add(1)
+	}
+	c.remove(victim)
+	return victim.bytes[:c.o.BlockBytes]
+}
+
+// remove takes an entry out of memory. Its slot is the caller's, who holds mu.
+func (c *Cache) remove(e *entry) {
+	c.recent.Remove(e.at)
+	delete(c.entries, e.key)
+}
+
+func (c *Cache) giveSlot(slot []byte) {
+	c.taken--
+	c.free = append(c.free, slot)
+}
+
+func (c *Cache) release(e *entry) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e.refs--; e.refs == 0 {
+		c.changed.Broadcast()
+		c.pump()
+	}
+}
+
+// write writes what is pending to the directory.
+func (c *Cache) write() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for len(c.pending) > 0 {
+		e := c.pending[0]
+		c.pending = c.pending[1:]
+		e.refs++
+		c.mu.Unlock()
+		if c.disk.write(e.key, e.bytes, func() { c.release(e) }) {
+			e.key.object.setOnDisk(e.key.index)
+		} else {
+			c.Counts.Full.Add(1)
+		}
+		c.mu.Lock()
+		e.pending = false
+		c.changed.Broadcast()
+	}
+	c.writing = false
+	c.changed.Broadcast()
+}
+
+// Flush returns when the directory has what was fetched, or is known not to take it, and lets go of the memory that nobody uses.
+func (c *Cache) Flush() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.writing {
+		c.changed.Wait()
+	}
+	for at := c.recent.Front(); at != nil; {
+		e := at.Value.(*entry)
+		at = at.Next()
+		if e.refs == 0 {
+			c.remove(e)
+			c.taken--
+		}
+	}
+	c.free = nil
+}
+
+// MemoryBytes is the memory of blocks.
+func (c *Cache) MemoryBytes() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return int64(c.taken+len(c.free)) * c.o.BlockBytes
+}

@@ -1,0 +1,443 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"batchfs/cache/blocks"
+	"batchfs/cache/store"
+)
+
+// A Remote says from which store objects are read, and where their blocks are kept. Remotes that are equal share what they keep.
+type Remote struct {
+	Store  store.Options
+	Blocks blocks.Options
+}
+
+// A remote is a Remote in use.
+type remote struct {
+	Remote
+	blocks *blocks.Cache
+
+	mu      sync.Mutex
+	clients map[string]*store.Client // by scheme; guarded by mu
+}
+
+var remotes struct {
+	sync.Mutex
+	all map[Remote]*remote
+	log *slog.Logger
+}
+
+// SetRemoteLog says where it is logged what is wrong with a directory of blocks. It is called before anything is opened.
+func SetRemoteLog(log *slog.Logger) {
+	remotes.Lock()
+	defer remotes.Unlock()
+	remotes.log = log
+}
+
+func remoteLog() *slog.Logger {
+	remotes.Lock()
+	defer remotes.Unlock()
+	if remotes.log == nil {
+		return slog.Default()
+	}
+	return remotes.log
+}
+
+// open returns what this process has of r.
+func (r Remote) open() *remote {
+	remotes.Lock()
+	defer remotes.Unlock()
+	opened := remotes.all[r]
+	if opened == nil {
+		opened = &remote{Remote: r, blocks: blocks.New(r.Blocks, remoteLog), clients: map[string]*store.Client{}}
+		if remotes.all == nil {
+			remotes.all = map[Remote]*remote{}
+		}
+		remotes.all[r] = opened
+	}
+	return opened
+}
+
+func (r *remote) client(scheme string) (*store.Client, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.clients[scheme] == nil {
+		client, err := store.New(scheme, r.Store)
+		if err != nil {
+			return nil, err
+		}
+		r.clients[scheme] = client
+	}
+	return r.clients[scheme], nil
+}
+
+// opened are all remotes in use.
+func openedRemotes() (all []*remote) {
+	remotes.Lock()
+	defer remotes.Unlock()
+	for _, r := range remotes.all {
+		all = append(all, r)
+	}
+	return all
+}
+
+// Flush returns when what was fetched of objects lies in their directory, or cannot, and lets go of the memory that it took.
+func Flush() {
+	for _, r := range openedRemotes() {
+		r.blocks.Flush()
+	}
+}
+
+// RemoteUse is what this process has read of objects.
+type RemoteUse struct {
+	Requests, Bytes int64 // sent to stores, and fetched from them
+	Hits, Waits     int64 // reads of blocks that were there, and of blocks that were not
+	Waited          time.Duration
+	Unkept          int64 // blocks that did not go to the directory
+	Memory          int64 // bytes
+}
+
+// RemoteUseNow returns what this process has read so far. ok is false if it reads no objects.
+func RemoteUseNow() (u RemoteUse, ok bool) {
+	for _, r := range openedRemotes() {
+		ok = true
+		c := &r.blocks.Counts
+		u.Hits, u.Waits, u.Waited, u.Unkept = u.Hits+c.Hits.Load(), u.Waits+c.Waits.Load(), u.Waited+time.Duration(c.Waited.Load()), u.Unkept+c.Full.Load()
+		u.Memory += r.blocks.MemoryBytes()
+		r.mu.Lock()
+		for _, client := range r.clients {
+			u.Requests, u.Bytes = u.Requests+client.Requests.Load(), u.Bytes+client.Bytes.Load()
+		}
+		r.mu.Unlock()
+	}
+	return u, ok
+}
+
+// IsRemote reports whether a name is that of an object, not the path of a file.
+func IsRemote(name string) bool {
+	_, ok := store.Parse(name)
+	return ok
+}
+
+// resolve returns the names of the objects that a pattern names. Those of a glob are in alphabetical order.
+func (r *remote) resolve(pattern string) (names []string, err error) {
+	o, _ := store.Parse(pattern)
+	switch {
+	case o.Bucket == "":
+		return nil, fmt.Errorf("must name a bucket, as in %s://bucket/train.bin (got %q)", o.Scheme, pattern)
+	case o.Key == "", strings.HasSuffix(o.Key, "/"):
+		return nil, fmt.Errorf("must name objects, as in %s/*.bin (got %q)", strings.TrimSuffix(pattern, "/"), pattern)
+	}
+	prefix := strings.IndexAny(o.Key, `*?[\`)
+	if prefix < 0 {
+		return []string{pattern}, nil
+	}
+	if _, err := path.Match(o.Key, ""); err != nil {
+		return nil, fmt.Errorf("must be a URL or a glob: %w (got %q)", err, pattern)
+	}
+	client, err := r.client(o.Scheme)
+	if err != nil {
+		return nil, err
+	}
+	objects, err := client.List(context.Background(), o.Scheme, o.Bucket, o.Key[:prefix])
+	if err != nil {
+		return nil, err
+	}
+	for _, found := range objects {
+		if ok, _ := path.Match(o.Key, found.Key); ok {
+			names = append(names, found.Name())
+		}
+	}
+	if len(names) == 0 {
+		return nil, fmt.Errorf("must name objects that exist (got %q, which matches none)", pattern)
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// An object is a Blob in a store. Its blocks are read as the files are that they are kept in.
+type object struct {
+	name   string
+	id     Identity
+	sample Sample
+	access Access
+	drop   bool
+	client *store.Client
+	blocks *blocks.Object
+	counts *blocks.Counts
+	files  []atomic.Pointer[file] // of each block, its file, once it was verified
+
+	changed atomic.Bool  // the store has another object there
+	looked  atomic.Int64 // when Check last had a look whether it still has, as uptime says
+}
+
+// newObject returns the object that had an identity when it was opened. It sends nothing.
+func (r *remote) newObject(name string, id Identity, sample Sample, access Access, drop bool) (*object, error) {
+	at, _ := store.Parse(name)
+	at.ETag, at.Size = id.ETag, id.Size
+	client, err := r.client(at.Scheme)
+	if err != nil {
+		return nil, err
+	}
+	o := &object{name: name, id: id, sample: sample, access: access, drop: drop, client: client, counts: &r.blocks.Counts}
+	o.blocks = r.blocks.Object(client.Endpoint(), at, client.ReadRange)
+	o.files = make([]atomic.Pointer[file], o.blocks.Blocks())
+	return o, nil
+}
+
+func (o *object) Path() string { return o.name }
+
+func (o *object) Identity() Identity { return o.id }
+
+func (o *object) Sample() Sample { return o.sample }
+
+// Check sends nothing while the store is not known to have another object: every read from the store compares the ETag.
+func (o *object) Check() error {
+	if !o.changed.Load() {
+		return nil
+	}
+	now, last := int64(uptime()), o.looked.Load()
+	if now-last > int64(time.Second) && o.looked.CompareAndSwap(last, now) {
+		go func() {
+			if found, err := o.client.Stat(context.Background(), o.blocks.Object); err == nil && found == o.blocks.Object {
+				o.changed.Store(false)
+			}
+		}()
+	}
+	return o.changedError()
+}
+
+func (o *object) changedError() error {
+	return &ChangedError{o.name, "the store has another object there"}
+}
+
+func (o *object) Release() {
+	for i := range o.files {
+		if f := o.files[i].Load(); f != nil {
+			f.Release()
+		}
+	}
+}
+
+func (o *object) Want(ranges []Range) (room bool) {
+	size := o.blocks.BlockBytes()
+	for _, r := range ranges {
+		for i := r.From / size; i*size < r.To; i++ {
+			if o.files[i].Load() == nil && !o.blocks.Want(i) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func (o *object) Read(ranges []Range, visit func(int, []byte) error) error {
+	if o.changed.Load() {
+		return o.changedError()
+	}
+	o.Want(ranges) // all at once, as far as there is room
+	size := o.blocks.BlockBytes()
+	for len(ranges) > 0 {
+		block, n := ranges[0].From/size, 0
+		for n < len(ranges) && ranges[n].From/size == block && ranges[n].To <= (block+1)*size {
+			n++
+		}
+		var err error
+		if n > 0 {
+			err = o.readBlock(block, ranges[:n], visit)
+		} else {
+			n, err = 1, o.readAcross(ranges[0], visit)
+		}
+		if err != nil {
+			return err
+		}
+		ranges = ranges[n:]
+	}
+	return nil
+}
+
+// readAcross reads a range that several blocks hold.
+func (o *object) readAcross(r Range, visit func(int, []byte) error) error {
+	size := o.blocks.BlockBytes()
+	buffer := buffers.Get().(*[]byte)
+	defer buffers.Put(buffer)
+	whole := slices.Grow((*buffer)[:0], int(r.To-r.From))[:r.To-r.From]
+	*buffer = whole
+	for from := r.From; from < r.To; {
+		part := Range{from, min(r.To, (from/size+1)*size), 0}
+		if err := o.readBlock(from/size, []Range{part}, func(_ int, raw []byte) error {
+			copy(whole[part.From-r.From:], raw)
+			return nil
+		}); err != nil {
+			return err
+		}
+		from = part.To
+	}
+	return visit(r.Index, whole)
+}
+
+// readBlock reads ranges that lie in one block. If its file is not what it was, the block is read anew, also what was visited already.
+func (o *object) readBlock(block int64, ranges []Range, visit func(int, []byte) error) error {
+	first := block * o.blocks.BlockBytes()
+	list := rangeLists.Get().(*[]Range)
+	defer rangeLists.Put(list)
+	within := (*list)[:0]
+	for _, r := range ranges {
+		within = append(within, Range{r.From - first, r.To - first, r.Index})
+	}
+	*list = within
+	for try := 1; ; try++ {
+		if f := o.files[block].Load(); f != nil {
+			var refused error
+			err := f.Read(within, func(i int, raw []byte) error {
+				refused = visit(i, raw)
+				return refused
+			})
+			if err == nil || refused != nil {
+				o.counts.Hits.Add(1)
+				return err
+			}
+			o.files[block].CompareAndSwap(f, nil)
+			if errors.Is(err, unix.ENOMEM) && f.access != Pread { // too many mappings
+				if f, err := newFile(f.Path(), f.Identity(), Sample{}, Pread, o.drop); err == nil {
+					o.files[block].Store(f)
+				}
+				continue
+			}
+			o.blocks.Forget(block)
+			if try == maxTries {
+				return err
+			}
+		}
+		b, err := o.blocks.Get(block)
+		if err != nil {
+			return o.explain(err)
+		}
+		if b.File == "" {
+			defer b.Release()
+			for _, r := range within {
+				if err := visit(r.Index, b.Bytes[r.From:r.To]); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		if err := o.keep(block, b.File); err != nil {
+			o.blocks.Forget(block)
+			if try == maxTries {
+				return err
+			}
+		}
+	}
+}
+
+// A file of a block that is another one each time it is read is of no use.
+const maxTries = 5
+
+// keep makes the file of a block the one that it is read from.
+func (o *object) keep(block int64, path string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return err
+	}
+	f, err := newFile(path, identityOf(&st), Sample{}, o.access, o.drop)
+	if err == nil {
+		o.files[block].Store(f)
+	}
+	return err
+}
+
+// explain notes that the store has another object.
+func (o *object) explain(err error) error {
+	if errors.Is(err, store.ErrChanged) {
+		o.changed.Store(true)
+		return o.changedError()
+	}
+	return err
+}
+
+// openObject looks at the object with a name.
+func (r *remote) openObject(name string) (id Identity, _ content, err error) {
+	at, _ := store.Parse(name)
+	client, err := r.client(at.Scheme)
+	if err != nil {
+		return id, nil, err
+	}
+	if at, err = client.Stat(context.Background(), at); err != nil {
+		return id, nil, err
+	}
+	return Identity{Size: at.Size, ETag: at.ETag}, &objectContent{client: client, at: at, parts: map[int64][]byte{}}, nil
+}
+
+// An objectContent is an object that is being opened. Its first bytes are read once, because formats look at them again and again, and are
+// kept, as are samples.
+type objectContent struct {
+	client *store.Client
+	at     store.Object
+	head   []byte
+	parts  map[int64][]byte // of fetch, by their first byte
+}
+
+const headBytes = 64 << 10
+
+func (c *objectContent) Close() error { return nil }
+
+func (c *objectContent) ReadAt(b []byte, off int64) (int, error) {
+	if off+int64(len(b)) > c.at.Size {
+		return 0, syscall.EINVAL // nobody reads beyond the size
+	}
+	if off+int64(len(b)) <= headBytes {
+		if c.head == nil {
+			head := make([]byte, min(headBytes, c.at.Size))
+			if err := c.read(head, 0); err != nil {
+				return 0, err
+			}
+			c.head = head
+		}
+		return copy(b, c.head[off:]), nil
+	}
+	if part := c.parts[off]; len(part) >= len(b) {
+		return copy(b, part), nil
+	}
+	return len(b), c.read(b, off)
+}
+
+func (c *objectContent) read(b []byte, off int64) error {
+	if len(b) == 0 {
+		return nil
+	}
+	return c.client.ReadRange(context.Background(), c.at, off, b)
+}
+
+// fetch reads several parts of so many bytes at once, which ReadAt returns then.
+func (c *objectContent) fetch(offs []int64, length int64) error {
+	parts, errs := make([][]byte, len(offs)), make([]error, len(offs))
+	var all sync.WaitGroup
+	for i, off := range offs {
+		if off+length <= headBytes {
+			continue
+		}
+		all.Go(func() {
+			parts[i] = make([]byte, length)
+			errs[i] = c.read(parts[i], off)
+		})
+	}
+	all.Wait()
+	for i, off := range offs {
+		c.parts[off] = parts[i]
+	}
+	return errors.Join(errs...)
+}

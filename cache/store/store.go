@@ -1,0 +1,353 @@
+// Package store reads objects of stores that speak the S3 protocol: AWS, MinIO, Ceph, R2, Google Cloud Storage and others.
+//
+// A [Client] lists objects, looks at one, and reads ranges of one. What fails for a while is tried again, until a time is over.
+// Credentials come from where every program for S3 finds them, and no error shows them.
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/credentials"
+)
+
+// Options say which store it is. They are comparable.
+type Options struct {
+	Endpoint  string // a URL, or a host; empty: that of the environment, or of the scheme
+	Region    string // empty: that of the environment, or of the endpoint
+	PathStyle bool   // the bucket stands in the path of a URL, not in the name of the host
+	Anonymous bool   // without credentials
+	Timeout   time.Duration
+}
+
+// An Object is one object as it was when somebody looked. ETag tells its content from what was, or will be, under its name.
+type Object struct {
+	Scheme, Bucket, Key string
+	ETag                string
+	Size                int64
+}
+
+// Name is the URL of the object: s3://bucket/key.
+func (o Object) Name() string { return o.Scheme + "://" + o.Bucket + "/" + o.Key }
+
+// Parse returns the object that a URL names, of which the ETag and the size are not known. ok is false for what is no URL of a store,
+// such as the path of a file.
+func Parse(name string) (o Object, ok bool) {
+	scheme, rest, ok := strings.Cut(name, "://")
+	if !ok || scheme != "s3" && scheme != "gs" {
+		return o, false
+	}
+	o.Scheme = scheme
+	o.Bucket, o.Key, _ = strings.Cut(rest, "/")
+	return o, true
+}
+
+// A Client reads the objects of a store. It is safe for concurrent use.
+type Client struct {
+	endpoint string
+	core     *minio.Core
+	creds    *credentials.Credentials // nil: none
+	timeout  time.Duration
+
+	// Requests counts those that were sent, also again; Bytes those that came of objects.
+	Requests, Bytes atomic.Int64
+}
+
+// ErrChanged is the error of a read of an object that has been replaced since.
+var ErrChanged = errors.New("the object has been replaced")
+
+// New returns the client for the objects of a scheme, s3 or gs. It sends nothing. The error says which option is wrong.
+func New(scheme string, o Options) (*Client, error) {
+	endpoint, region := o.Endpoint, firstOf(o.Region, os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"))
+	if scheme == "gs" {
+		endpoint, region = firstOf(endpoint, "https://storage.googleapis.com"), firstOf(o.Region, "auto")
+	}
+	endpoint = firstOf(endpoint, os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"), "https://s3.amazonaws.com")
+	u, err := url.Parse(endpoint)
+	if err != nil || u.Host == "" { // a host alone
+		u, err = url.Parse("https://" + endpoint)
+	}
+	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.User != nil {
+		return nil, fmt.Errorf(`store.endpoint: must be a URL of a host, as in "https://minio.example.com:9000" (got %q)`, redacted(u, endpoint))
+	}
+	if region == "" && !strings.HasSuffix(u.Hostname(), ".amazonaws.com") {
+		region = "us-east-1" // of AWS, the library asks where a bucket is
+	}
+	c := &Client{endpoint: u.Scheme + "://" + u.Host, timeout: o.Timeout}
+	options := &minio.Options{Secure: u.Scheme == "https", Region: region, MaxRetries: 1, Transport: &observed{next: newTransport(), client: c}}
+	if o.PathStyle {
+		options.BucketLookup = minio.BucketLookupPath
+	}
+	if !o.Anonymous {
+		c.creds = credentials.New(newSources())
+		options.Creds = c.creds
+	}
+	if c.core, err = minio.NewCore(u.Host, options); err != nil {
+		return nil, fmt.Errorf("store.endpoint: %w (got %q)", err, endpoint)
+	}
+	return c, nil
+}
+
+// Endpoint is the URL of the store.
+func (c *Client) Endpoint() string { return c.endpoint }
+
+func firstOf(words ...string) string {
+	for _, word := range words {
+		if word != "" {
+			return word
+		}
+	}
+	return ""
+}
+
+// redacted is a URL without what may be a password.
+func redacted(u *url.URL, text string) string {
+	if u != nil && u.User != nil {
+		return u.Redacted()
+	}
+	return text
+}
+
+const (
+	maxConnections = 64 // that stay open
+	connectTime    = 10 * time.Second
+)
+
+func newTransport() http.RoundTripper {
+	t := http.DefaultTransport.(*http.Transport).Clone()
+	t.DialContext = (&net.Dialer{Timeout: connectTime, KeepAlive: 15 * time.Second}).DialContext
+	t.MaxIdleConns, t.MaxIdleConnsPerHost = maxConnections, maxConnections
+	t.DisableCompression = true // the bytes of a range must be those of the object
+	return t
+}
+
+// observed counts requests, and notes how long the store asks a client to wait.
+type observed struct {
+	next   http.RoundTripper
+	client *Client
+}
+
+type waitKey struct{} // of a *time.Duration in a context
+
+func (o *observed) RoundTrip(req *http.Request) (*http.Response, error) {
+	o.client.Requests.Add(1)
+	resp, err := o.next.RoundTrip(req)
+	if wait, ok := req.Context().Value(waitKey{}).(*time.Duration); ok && err == nil {
+		if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && seconds > 0 {
+			*wait = time.Duration(seconds) * time.Second
+		}
+	}
+	return resp, err
+}
+
+// List returns the objects whose keys begin with a prefix, in alphabetical order.
+func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) (objects []Object, err error) {
+	err = c.retry(ctx, Object{Scheme: scheme, Bucket: bucket, Key: prefix + "*"}, "list", func(ctx context.Context, _ func()) error {
+		objects = nil
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel() // or the library's goroutine would wait for ever after an error
+		for info := range c.core.Client.ListObjects(ctx, bucket, minio.ListObjectsOptions{Prefix: prefix, Recursive: true}) {
+			if info.Err != nil {
+				return info.Err
+			}
+			objects = append(objects, Object{scheme, bucket, info.Key, info.ETag, info.Size})
+		}
+		return nil
+	})
+	return objects, err
+}
+
+// Stat returns an object as it is now. The error is fs.ErrNotExist where there is none.
+func (c *Client) Stat(ctx context.Context, o Object) (Object, error) {
+	err := c.retry(ctx, o, "look", func(ctx context.Context, _ func()) error {
+		info, err := c.core.StatObject(ctx, o.Bucket, o.Key, minio.StatObjectOptions{})
+		if err == nil && info.ETag == "" {
+			err = permanent{errors.New("the store gives no ETag, which would show that an object was replaced")}
+		}
+		o.ETag, o.Size = info.ETag, info.Size
+		return err
+	})
+	return o, err
+}
+
+// ReadRange fills dst with the bytes of an object from byte off on, which lie within its size. The error is ErrChanged if the object is
+// another one by now.
+func (c *Client) ReadRange(ctx context.Context, o Object, off int64, dst []byte) error {
+	done := 0 // a body that breaks off is continued
+	return c.retry(ctx, o, fmt.Sprintf("read bytes %d to %d", off, off+int64(len(dst))-1), func(ctx context.Context, progress func()) error {
+		from := off + int64(done)
+		var options minio.GetObjectOptions
+		if err := errors.Join(options.SetMatchETag(o.ETag), options.SetRange(from, off+int64(len(dst))-1)); err != nil {
+			return permanent{err}
+		}
+		body, info, header, err := c.core.GetObject(ctx, o.Bucket, o.Key, options)
+		if err != nil {
+			return err
+		}
+		defer body.Close()
+		if info.ETag != o.ETag { // some stores know no If-Match
+			return ErrChanged
+		}
+		if !strings.HasPrefix(header.Get("Content-Range"), fmt.Sprintf("bytes %d-", from)) {
+			return fmt.Errorf("the store answered with another range (%q)", header.Get("Content-Range"))
+		}
+		for done < len(dst) {
+			n, err := body.Read(dst[done:])
+			done += n
+			c.Bytes.Add(int64(n))
+			progress()
+			if err != nil && done < len(dst) {
+				return fmt.Errorf("%d of %d bytes came: %w", done, len(dst), err)
+			}
+		}
+		return nil
+	})
+}
+
+// permanent is an error that trying again does not mend.
+type permanent struct{ error }
+
+func (p permanent) Unwrap() error { return p.error }
+
+const (
+	firstWait = 50 * time.Millisecond
+	longest   = 5 * time.Second // wait between two attempts, unless the store asks for more
+)
+
+// retry calls do until it succeeds, its error is one that stays, or the time is over. An attempt without progress for a quarter of the time
+// is given up. The error names the object, and says what was wanted of it.
+func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx context.Context, progress func()) error) error {
+	// A reader's own time, of which this is a part, should not be over before the store's error is known.
+	limit := c.timeout * 3 / 4
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	refreshed := false
+	for attempt, wait := 1, firstWait; ; attempt, wait = attempt+1, min(2*wait, longest) {
+		var asked time.Duration
+		err := c.attempt(context.WithValue(ctx, waitKey{}, &asked), limit/3, do)
+		if err == nil {
+			return nil
+		}
+		if expired(err) && c.creds != nil && !refreshed {
+			c.creds.Expire() // read them again, and at once
+			refreshed = true
+			continue
+		}
+		if !passes(err) {
+			return named(o, what, err, attempt)
+		}
+		pause := max(asked, wait/2+rand.N(wait/2))
+		if deadline, _ := ctx.Deadline(); time.Until(deadline) < pause {
+			return named(o, what, err, attempt)
+		}
+		select {
+		case <-ctx.Done():
+			return named(o, what, err, attempt)
+		case <-time.After(pause):
+		}
+	}
+}
+
+// attempt calls do, whose ctx ends when there was no progress for a while.
+func (c *Client) attempt(ctx context.Context, stall time.Duration, do func(ctx context.Context, progress func()) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stalled := fmt.Errorf("nothing came for %v", stall)
+	timer := time.AfterFunc(stall, func() { cancel(stalled) })
+	defer timer.Stop()
+	err := do(ctx, func() { timer.Reset(stall) })
+	if err != nil && context.Cause(ctx) == stalled {
+		return stalled
+	}
+	return err
+}
+
+// expired reports whether credentials were good once.
+func expired(err error) bool {
+	switch minio.ToErrorResponse(err).Code {
+	case "ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken":
+		return true
+	}
+	return false
+}
+
+// passes reports whether an error may be gone when it is tried again.
+func passes(err error) bool {
+	var stays permanent
+	if errors.Is(err, ErrChanged) || errors.As(err, &stays) || errors.Is(err, context.Canceled) {
+		return false
+	}
+	var response minio.ErrorResponse
+	if !errors.As(err, &response) {
+		return true // of the network
+	}
+	switch code := response.StatusCode; {
+	case code == http.StatusRequestTimeout, code == http.StatusTooManyRequests, code >= 500 && code != http.StatusNotImplemented:
+		return true
+	case code == 0, code == http.StatusOK, code == http.StatusPartialContent:
+		return true // an answer that is none
+	}
+	return response.Code == "SlowDown" || response.Code == "RequestTimeout"
+}
+
+// An Error says what could not be done with which object.
+type Error struct {
+	Name, What string
+	Attempts   int
+	Err        error
+}
+
+func (e *Error) Error() string {
+	tried := ""
+	if e.Attempts > 1 {
+		tried = fmt.Sprintf(" (tried %d times)", e.Attempts)
+	}
+	return fmt.Sprintf("%s: %s: %v%s", e.Name, e.What, e.Err, tried)
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// named makes err one that names the object. It shows neither the request nor its headers.
+func named(o Object, what string, err error, attempts int) error {
+	var response minio.ErrorResponse
+	var request *url.Error
+	switch {
+	case errors.As(err, &response):
+		err = explained(response)
+	case errors.As(err, &request):
+		err = request.Err
+	}
+	return &Error{o.Name(), what, attempts, err}
+}
+
+// explained is an answer of a store, with what helps.
+func explained(r minio.ErrorResponse) error {
+	text := strings.TrimSuffix(strings.TrimSpace(fmt.Sprintf("%d %s: %s", r.StatusCode, r.Code, r.Message)), ":")
+	switch {
+	case r.StatusCode == http.StatusPreconditionFailed:
+		return ErrChanged
+	case r.Code == "NoSuchBucket":
+		return errors.New(text + "; is the bucket's name right, and store.endpoint?")
+	case r.StatusCode == http.StatusNotFound:
+		return fmt.Errorf("%s (%w)", text, fs.ErrNotExist)
+	case r.StatusCode == http.StatusRequestedRangeNotSatisfiable:
+		return fmt.Errorf("%s (%w)", text, ErrChanged) // it is shorter now
+	case r.StatusCode == http.StatusMovedPermanently, r.Code == "AuthorizationHeaderMalformed":
+		return errors.New(text + "; is store.region right?")
+	case r.StatusCode == http.StatusForbidden, r.StatusCode == http.StatusUnauthorized:
+		return errors.New(text + "; the credentials are those of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, or the machine's role")
+	}
+	return errors.New(text)
+}

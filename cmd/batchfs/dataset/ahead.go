@@ -1,0 +1,58 @@
+package dataset
+
+import (
+	"slices"
+	"sync"
+
+	"batchfs/cache"
+)
+
+// A lookahead has fetched what the next batches need, while they are read in order.
+type lookahead struct {
+	d    *Dataset
+	mu   sync.Mutex
+	last uint64 // batch that was read; guarded by mu, as next
+	next uint64 // the first batch whose blocks are not all wanted yet
+}
+
+const (
+	// A reader in order may be that many batches from the one before, because several threads read.
+	inOrder = 64
+	// So many rows are looked ahead, and one batch at least.
+	maxRowsAhead = 4096
+)
+
+// ahead returns what fs.Sequence.Ahead is: nil where nothing lies in a store.
+func (d *Dataset) ahead() func(k uint64) {
+	if !slices.ContainsFunc(d.arrays(), (*cache.Array).IsRemote) {
+		return nil
+	}
+	l := &lookahead{d: d, last: d.Split.Start}
+	return func(k uint64) {
+		if l.mu.TryLock() { // or another reader's look is as good
+			go func() {
+				defer l.mu.Unlock()
+				l.from(k)
+			}()
+		}
+	}
+}
+
+// from has fetched what batches from k on need, nearest first, until there is no more room.
+func (l *lookahead) from(k uint64) {
+	far := k+inOrder < l.last || k > l.last+inOrder
+	l.last = k
+	if far {
+		return
+	}
+	most := uint64(max(maxRowsAhead/l.d.Sequence.BatchSize, 1))
+	if l.next < k || l.next > k+most+inOrder {
+		l.next = k
+	}
+	for ; l.next < k+most; l.next++ {
+		room := l.d.Sequence.Windows(l.next, func(source, column int, w cache.Window) bool { return l.d.sources[source][column].Want(w) })
+		if !room {
+			return
+		}
+	}
+}
