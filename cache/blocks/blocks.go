@@ -62,6 +62,8 @@ const (
 	maxLoading = 32 // blocks wanted ahead at a time
 	// A block that was loaded ahead, and that nobody has read for so long, is worth no more than others.
 	patience = 30 * time.Second
+	// A block that was not written for so long is not, because others need the memory.
+	slowest = 5 * time.Second
 )
 
 // A key names a block.
@@ -292,8 +294,8 @@ func (c *Cache) loadedFrom(e *entry, spare, bytes []byte) {
 	c.pump()
 }
 
-// slot returns memory for a block, or nil if there is none. For a block that somebody waits for, it takes that of any that nobody reads;
-// for others that of one that was read. The caller holds mu.
+// slot returns memory for a block, or nil if there is none yet. For a block that somebody waits for, it takes that of any that nobody reads and
+// that need not be written; for others that of one that was read. The caller holds mu.
 func (c *Cache) slot(now bool) []byte {
 	if n := len(c.free); n > 0 {
 		slot := c.free[n-1]
@@ -306,8 +308,10 @@ func (c *Cache) slot(now bool) []byte {
 		return make([]byte, c.o.BlockBytes)
 	}
 	var victim *entry
-	worth := func(e *entry) int { // of those that are worth less, the first; of others that were loaded ahead, the last
+	worth := func(e *entry) int { // of those that are worth less, the first; of those that were loaded ahead, the last
 		switch {
+		case e.pending && time.Since(e.loaded) < slowest:
+			return 4
 		case e.pending:
 			return 3
 		case !e.read && time.Since(e.loaded) < patience:
@@ -321,10 +325,10 @@ func (c *Cache) slot(now bool) []byte {
 			victim = e
 		}
 	}
-	if victim == nil || !now && worth(victim) > 1 {
+	if victim == nil || worth(victim) == 4 || !now && worth(victim) > 1 {
 		return nil
 	}
-	if victim.pending { // the disk is too slow
+	if victim.pending {
 		c.pending = slices.DeleteFunc(c.pending, func(e *entry) bool { return e == victim })
 		c.Counts.Full.Add(1)
 	}

@@ -234,12 +234,17 @@ func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx c
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	refreshed := false
+	var last error
 	for attempt, wait := 1, firstWait; ; attempt, wait = attempt+1, min(2*wait, longest) {
 		var asked time.Duration
 		err := c.attempt(context.WithValue(ctx, waitKey{}, &asked), limit/3, do)
 		if err == nil {
 			return nil
 		}
+		if ctx.Err() != nil && last != nil {
+			err = last // which says more than that the time is over
+		}
+		last = err
 		if expired(err) && c.creds != nil && !refreshed {
 			c.creds.Expire() // read them again, and at once
 			refreshed = true
@@ -264,7 +269,7 @@ func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx c
 func (c *Client) attempt(ctx context.Context, stall time.Duration, do func(ctx context.Context, progress func()) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stalled := fmt.Errorf("nothing came for %v", stall)
+	stalled := fmt.Errorf("nothing came for %v", stall.Round(time.Millisecond))
 	timer := time.AfterFunc(stall, func() { cancel(stalled) })
 	defer timer.Stop()
 	err := do(ctx, func() { timer.Reset(stall) })

@@ -1,0 +1,361 @@
+package blocks
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"batchfs/cache/store"
+)
+
+const blockBytes = 4096
+
+// A source is a store that counts what is fetched.
+type source struct {
+	content []byte
+	fetched atomic.Int64 // blocks
+	each    sync.Map     // *atomic.Int64, by offset
+	fail    atomic.Bool
+	gate    chan struct{} // nil, or closed when fetches may end
+}
+
+func newSource(n int) *source {
+	s := &source{content: make([]byte, n)}
+	r := rand.New(rand.NewPCG(1, uint64(n)))
+	for i := range s.content {
+		s.content[i] = byte(r.Uint32())
+	}
+	return s
+}
+
+var errStore = errors.New("the store is away")
+
+func (s *source) fetch(_ context.Context, _ store.Object, off int64, dst []byte) error {
+	if s.gate != nil {
+		<-s.gate
+	}
+	if s.fail.Load() {
+		return errStore
+	}
+	s.fetched.Add(1)
+	n, _ := s.each.LoadOrStore(off, new(atomic.Int64))
+	n.(*atomic.Int64).Add(1)
+	copy(dst, s.content[off:])
+	return nil
+}
+
+// open returns an object of a cache, as one process has it.
+func (s *source) open(t *testing.T, o Options, log io.Writer, name string) *Object {
+	c := New(o, func() *slog.Logger { return slog.New(slog.NewTextHandler(log, nil)) })
+	t.Cleanup(c.Flush)
+	return c.Object("http://store", store.Object{Scheme: "s3", Bucket: "bucket", Key: name, ETag: "1", Size: int64(len(s.content))}, s.fetch)
+}
+
+// check reads a block, and compares all of it.
+func (s *source) check(t *testing.T, o *Object, i int64) {
+	t.Helper()
+	if err := s.compare(o, i); err != nil {
+		t.Error(err)
+	}
+}
+
+func (s *source) compare(o *Object, i int64) error {
+	b, err := o.Get(i)
+	if err != nil {
+		return err
+	}
+	defer b.Release()
+	from, to := key{o, i}.bounds()
+	got := b.Bytes
+	if b.File != "" {
+		if got, err = os.ReadFile(b.File); errors.Is(err, os.ErrNotExist) { // as package cache does
+			o.Forget(i)
+			return s.compare(o, i)
+		} else if err != nil {
+			return err
+		}
+		got = got[:to-from]
+	}
+	if !bytes.Equal(got, s.content[from:to]) {
+		return fmt.Errorf("block %d has other bytes", i)
+	}
+	return nil
+}
+
+func readAll(t *testing.T, s *source, o *Object) {
+	t.Helper()
+	for i := range o.Blocks() {
+		s.check(t, o, i)
+	}
+}
+
+func options(t *testing.T, blocks int64) Options {
+	return Options{Dir: filepath.Join(t.TempDir(), "cache"), Limit: blocks * (blockBytes + trailerBytes), BlockBytes: blockBytes, Memory: 4 * blockBytes}
+}
+
+// However many readers there are, each block is fetched once, and another process finds it.
+func TestEachBlockIsFetchedOnce(t *testing.T) {
+	s := newSource(20*blockBytes + 100)
+	o := options(t, 100)
+	first := s.open(t, o, io.Discard, "a")
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for i := range first.Blocks() {
+				first.Want((i + 1) % first.Blocks())
+				if err := s.compare(first, i); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	first.cache.Flush()
+	for range 3 {
+		again := s.open(t, o, io.Discard, "a")
+		for i := range again.Blocks() {
+			again.Want(i)
+		}
+		readAll(t, s, again)
+	}
+	if n := s.fetched.Load(); n != first.Blocks() {
+		t.Errorf("%d blocks were fetched, want %d", n, first.Blocks())
+	}
+	if n := first.cache.MemoryBytes(); n != 0 {
+		t.Errorf("%d bytes of memory are kept after Flush", n)
+	}
+}
+
+// Memory is bounded, with a directory and without, and a directory that is no directory is as good as none.
+func TestWithoutDirectory(t *testing.T) {
+	s := newSource(40 * blockBytes)
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{"", file} {
+		var log bytes.Buffer
+		o := s.open(t, Options{Dir: dir, Limit: 1 << 30, BlockBytes: blockBytes, Memory: 4 * blockBytes}, &log, "a")
+		var all sync.WaitGroup
+		for n := range uint64(8) {
+			all.Go(func() {
+				r := rand.New(rand.NewPCG(n, 1))
+				for range 200 {
+					if err := s.compare(o, r.Int64N(o.Blocks())); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		if n := o.cache.MemoryBytes(); n > 4*blockBytes {
+			t.Errorf("%d bytes of memory, want %d at most", n, 4*blockBytes)
+		}
+		if n := strings.Count(log.String(), "fails"); dir == "" && n != 0 || dir != "" && n != 1 {
+			t.Errorf("directory %q: the log says %d times that it fails:\n%s", dir, n, &log)
+		}
+	}
+}
+
+func used(t *testing.T, dir string) (n int64) {
+	t.Helper()
+	kept, err := Usage(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range kept {
+		n += o.Bytes
+	}
+	return n
+}
+
+// A full directory stays as it is, and is worth as many blocks as it has in each epoch. What nobody has mounted makes room.
+func TestFull(t *testing.T) {
+	s := newSource(20 * blockBytes)
+	o := options(t, 10)
+	a := s.open(t, o, io.Discard, "a")
+	for range 3 {
+		readAll(t, s, a)
+		a.cache.Flush()
+	}
+	if n := s.fetched.Load(); n != 20+10+10 {
+		t.Errorf("three epochs fetched %d blocks, want %d", n, 40)
+	}
+	b := s.open(t, o, io.Discard, "b") // while a is mounted
+	readAll(t, s, b)
+	b.cache.Flush()
+	kept, err := Usage(o.Dir)
+	if err != nil || len(kept) != 1 || kept[0].Name != "http://store/bucket/a" || kept[0].Blocks != 10 || !kept[0].Mounted {
+		t.Errorf("the directory has %+v (%v), want 10 blocks of a, mounted", kept, err)
+	}
+	a.cache.disk.list.Close()
+	b = s.open(t, o, io.Discard, "b")
+	readAll(t, s, b)
+	b.cache.Flush()
+	if n := used(t, o.Dir); n != o.Limit {
+		t.Errorf("the directory has %d bytes, want %d", n, o.Limit)
+	}
+	before := s.fetched.Load()
+	readAll(t, s, s.open(t, o, io.Discard, "b"))
+	if n := s.fetched.Load() - before; n != 10 {
+		t.Errorf("another epoch of b fetched %d blocks, want 10", n)
+	}
+	removed, err := Prune(o.Dir)
+	if err != nil || removed != 0 {
+		t.Errorf("Prune removed %d bytes (%v) of what is mounted", removed, err)
+	}
+}
+
+// Whatever becomes of the files, bytes are right.
+func TestDamage(t *testing.T) {
+	s := newSource(10*blockBytes + 5)
+	o := options(t, 100)
+	first := s.open(t, o, io.Discard, "a")
+	readAll(t, s, first)
+	first.cache.Flush()
+	for i, damage := range []func(path string) error{
+		func(path string) error { return os.Truncate(path, 100) },
+		func(path string) error { return os.Truncate(path, 1<<20) },
+		func(path string) error { return os.WriteFile(path, nil, 0o644) },
+		func(path string) error {
+			raw, err := os.ReadFile(path)
+			raw[len(raw)/2] ^= 1
+			return errors.Join(err, os.WriteFile(path, raw, 0o644))
+		},
+		func(path string) error { // another block of the object
+			raw, err := os.ReadFile(filepath.Join(filepath.Dir(path), "9"))
+			return errors.Join(err, os.WriteFile(path, raw, 0o644))
+		},
+		os.Remove,
+		func(path string) error { return os.RemoveAll(filepath.Dir(path)) },
+		func(path string) error { return os.RemoveAll(o.Dir) },
+	} {
+		if err := damage(first.cache.disk.path(key{first, 3})); err != nil {
+			t.Fatal(err)
+		}
+		before := s.fetched.Load()
+		again := s.open(t, o, io.Discard, "a")
+		readAll(t, s, again)
+		again.cache.Flush()
+		want := int64(1)
+		if i >= 6 {
+			want = again.Blocks()
+		}
+		if n := s.fetched.Load() - before; n != want {
+			t.Errorf("damage %d: %d blocks were fetched, want %d", i, n, want)
+		}
+	}
+}
+
+// Processes that die while they write leave nothing that counts, or that is served.
+func TestLeftovers(t *testing.T) {
+	s := newSource(10 * blockBytes)
+	o := options(t, 10)
+	first := s.open(t, o, io.Discard, "a")
+	readAll(t, s, first)
+	first.cache.Flush()
+	if err := os.Remove(first.cache.disk.path(key{first, 4})); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		if err := os.WriteFile(filepath.Join(o.Dir, fmt.Sprintf("new-%d", rand.Int())), s.content, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(o.Dir, "used"), []byte("999999999"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	again := s.open(t, o, io.Discard, "a")
+	readAll(t, s, again)
+	again.cache.Flush()
+	if left, _ := filepath.Glob(filepath.Join(o.Dir, "new-*")); used(t, o.Dir) != o.Limit || len(left) > 0 {
+		t.Errorf("%d bytes are used, want %d; %q are left", used(t, o.Dir), o.Limit, left)
+	}
+}
+
+// What fails is an error of those who wait for it, and of nobody after them.
+func TestStoreFails(t *testing.T) {
+	s := newSource(4 * blockBytes)
+	o := s.open(t, options(t, 10), io.Discard, "a")
+	s.check(t, o, 0)
+	o.cache.Flush()
+	s.fail.Store(true)
+	for range 10 {
+		if _, err := o.Get(1); !errors.Is(err, errStore) {
+			t.Errorf("error %v, want that of the store", err)
+		}
+	}
+	o.Want(2)
+	s.check(t, o, 0) // which is kept
+	s.fail.Store(false)
+	readAll(t, s, o)
+}
+
+// What is wanted ahead never takes more than its memory, and does not keep who waits from it.
+func TestAhead(t *testing.T) {
+	s := newSource(100 * blockBytes)
+	s.gate = make(chan struct{})
+	o := s.open(t, Options{BlockBytes: blockBytes, Memory: 4 * blockBytes}, io.Discard, "a")
+	wanted := 0
+	for i := range o.Blocks() {
+		if o.Want(i) {
+			wanted++
+		}
+	}
+	if wanted != 8 { // those that load, and as many in the queue
+		t.Errorf("there was room for %d blocks, want 8", wanted)
+	}
+	done := make(chan error, 1)
+	go func() { done <- s.compare(o, 50) }()
+	close(s.gate)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	readAll(t, s, o)
+	if n := o.cache.MemoryBytes(); n > 4*blockBytes {
+		t.Errorf("%d bytes of memory, want %d at most", n, 4*blockBytes)
+	}
+}
+
+// A disk that does not answer keeps nobody from bytes, and its memory is not used for others meanwhile.
+func TestSilentDisk(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
+	s := newSource(10 * blockBytes)
+	o := options(t, 100)
+	object := s.open(t, o, io.Discard, "a")
+	lock, err := os.Open(filepath.Join(o.Dir, "lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		readAll(t, s, object)
+	}
+	object.cache.Flush()
+	syscall.Flock(int(lock.Fd()), syscall.LOCK_UN)
+	object.cache.disk.paused.Store(0)
+	for end := time.Now().Add(time.Minute); used(t, o.Dir) < 5*(blockBytes+trailerBytes); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("nothing is kept after the disk answers again")
+		}
+		readAll(t, s, object)
+	}
+	readAll(t, s, s.open(t, o, io.Discard, "a"))
+}
