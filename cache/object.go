@@ -441,3 +441,41 @@ func (c *objectContent) fetch(offs []int64, length int64) error {
 	}
 	return errors.Join(errs...)
 }
+
+// RemoteBytes is the size of the files of the array, and of the indexes of its documents, that are objects.
+func (a *Array) RemoteBytes() (n int64) {
+	for file := range a.all() {
+		if o, ok := file.blob.(*object); ok {
+			n += o.id.Size
+		}
+	}
+	return n
+}
+
+// Fetch brings all of the array's objects into the directory of blocks, as far as there is room. It calls progress with the bytes of each
+// block. It ends with the error of ctx when that is cancelled.
+func (a *Array) Fetch(ctx context.Context, progress func(n int64)) error {
+	for file := range a.all() {
+		o, ok := file.blob.(*object)
+		if !ok {
+			continue
+		}
+		wanted := int64(0)
+		for i := range o.blocks.Blocks() {
+			for wanted < o.blocks.Blocks() && o.blocks.Want(wanted) {
+				wanted++
+			}
+			wanted = max(wanted, i+1)
+			b, err := o.blocks.Get(i)
+			if err != nil {
+				return err
+			}
+			b.Release()
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			progress(min(o.blocks.BlockBytes(), o.id.Size-i*o.blocks.BlockBytes()))
+		}
+	}
+	return nil
+}

@@ -37,7 +37,7 @@ func TestReferenceConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	want, batch := Default(), defaultSplit()
-	if c.Memory != want.Memory || c.Mount != want.Mount || c.Log != want.Log {
+	if c.Memory != want.Memory || c.Mount != want.Mount || c.Store != want.Store || c.Log != want.Log {
 		t.Errorf("it sets\n%+v, the defaults are\n%+v", c, want)
 	}
 	if c.Mountpoint != "/mnt/batches" || len(c.Splits) != 2 {
@@ -45,7 +45,7 @@ func TestReferenceConfig(t *testing.T) {
 	}
 	for i, name := range []string{"train", "val"} {
 		want := settings(batch)
-		want.Split, want.Tokens, want.dir = name, []string{"data/" + name + ".bin"}, "../../.."
+		want.Split, want.Tokens, want.dir, want.Remote = name, []string{"data/" + name + ".bin"}, "../../..", c.remote()
 		if got := settings(c.Splits[i]); !reflect.DeepEqual(got, want) {
 			t.Errorf("split %s is\n%+v, the default\n%+v", name, got, want)
 		}
@@ -109,6 +109,9 @@ func TestReferenceConfigIsTheManual(t *testing.T) {
 	}
 	for name, key := range mountKeys {
 		check("mount."+name, key.rule)
+	}
+	for name, key := range storeKeys {
+		check("store."+name, key.rule)
 	}
 	for name, key := range logKeys {
 		check("log."+name, key.rule)

@@ -44,7 +44,7 @@ var mountKeys = map[string]key[Mount]{
 }
 
 var storeKeys = map[string]key[Store]{
-	"endpoint":   textKey(func(c *Store) *string { return &c.Endpoint }, `the URL of a host, as in "https://minio.example.com:9000"`),
+	"endpoint":   textKey(func(c *Store) *string { return &c.Endpoint }, "the URL of a host"),
 	"region":     textKey(func(c *Store) *string { return &c.Region }, "the name of a region"),
 	"path_style": boolKey(func(c *Store) *bool { return &c.PathStyle }),
 	"anonymous":  boolKey(func(c *Store) *bool { return &c.Anonymous }),

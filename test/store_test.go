@@ -1,0 +1,453 @@
+package test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/credentials"
+)
+
+const gateway = "github.com/versity/versitygw/cmd/versitygw" // of test/versitygw
+
+// installGateway returns an S3 server that is kept in the user's cache directory.
+func installGateway(t testing.TB) string {
+	t.Helper()
+	dir, err := os.UserCacheDir()
+	noError(t, err)
+	program := filepath.Join(dir, "batchfs", "versitygw-v1.8.0")
+	if _, err := os.Stat(program); err == nil {
+		return program
+	}
+	noError(t, os.MkdirAll(filepath.Dir(program), 0o755))
+	building := fmt.Sprintf("%s.%d", program, os.Getpid())
+	cmd := exec.Command("go", "build", "-o", building, gateway)
+	cmd.Dir = "versitygw"
+	if out, err := cmd.CombinedOutput(); err != nil {
+		lack(t, "no S3 server: %v\n%s", err, out)
+	}
+	noError(t, os.Rename(building, program))
+	return program
+}
+
+// A bucket is one of a real S3 server, which is reached through a proxy that can fail.
+type bucket struct {
+	url    string
+	client *minio.Client
+	fault  atomic.Pointer[func(w http.ResponseWriter, r *http.Request) bool] // answers a request, or lets it pass
+	large  atomic.Int64                                                      // bytes that were fetched of blocks
+}
+
+const storeBlock = 128 << 10
+
+const (
+	storeKey    = "storekey"
+	storeSecret = "storesecret"
+)
+
+func newBucket(t *testing.T) *bucket {
+	t.Helper()
+	program := installGateway(t)
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	noError(t, err)
+	address := free.Addr().String()
+	free.Close()
+	data := t.TempDir()
+	cmd := exec.Command(program, "--access", storeKey, "--secret", storeSecret, "--port", address, "--quiet", "posix", data)
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	noError(t, cmd.Start())
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	await(t, "the S3 server", func() bool {
+		conn, err := net.Dial("tcp", address)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
+	b := &bucket{}
+	b.client, err = minio.New(address, &minio.Options{Creds: credentials.NewStaticV4(storeKey, storeSecret, ""), Region: "us-east-1"})
+	noError(t, err)
+	noError(t, b.client.MakeBucket(context.Background(), "bucket", minio.MakeBucketOptions{}))
+	target, _ := url.Parse("http://" + address)
+	proxy := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target); r.Out.Host = r.In.Host },
+		ModifyResponse: func(r *http.Response) error {
+			if r.Request.Method == http.MethodGet && r.ContentLength > 64<<10 {
+				b.large.Add(r.ContentLength)
+			}
+			return nil
+		},
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) },
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if fault := b.fault.Load(); fault == nil || !(*fault)(w, r) {
+			proxy.ServeHTTP(w, r)
+		}
+	}))
+	t.Cleanup(server.Close)
+	b.url = server.URL
+	t.Setenv("AWS_ACCESS_KEY_ID", storeKey)
+	t.Setenv("AWS_SECRET_ACCESS_KEY", storeSecret)
+	return b
+}
+
+func (b *bucket) put(t *testing.T, key string, data []byte) {
+	t.Helper()
+	_, err := b.client.PutObject(context.Background(), "bucket", key, bytes.NewReader(data), int64(len(data)), minio.PutObjectOptions{})
+	noError(t, err)
+}
+
+func (b *bucket) fails(fault func(w http.ResponseWriter, r *http.Request) bool) {
+	b.fault.Store(&fault)
+}
+
+func (b *bucket) works() { b.fault.Store(nil) }
+
+// isBlock reports whether a request is for a block.
+func isBlock(r *http.Request) bool {
+	var from, to int
+	n, _ := fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-%d", &from, &to)
+	return n == 2 && to-from >= storeBlock/4
+}
+
+// config is that of a split of tokens; the tables [batch] and [store] may be continued.
+func (b *bucket) config(t *testing.T, tokens, more string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.toml")
+	write(t, path, fmt.Appendf(nil, `
+[batch]
+block_size = 100
+[splits.train]
+tokens = %q
+%s
+[store]
+endpoint = %q
+path_style = true
+block_bytes = %d
+`, tokens, more, b.url, storeBlock))
+	return path
+}
+
+func randomBytes(n int) []byte {
+	r := rand.New(rand.NewPCG(uint64(n), 1))
+	raw := make([]byte, n)
+	for i := range raw {
+		raw[i] = byte(r.Uint32())
+	}
+	return raw
+}
+
+func sameFiles(t *testing.T, a, b *mounted, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		run(t, "cmp", a.path(name), b.path(name))
+	}
+}
+
+// Batches of objects are those of the same files on a local disk: all orders, accesses and formats, arrays beside and indexes.
+func TestStore(t *testing.T) {
+	long(t)
+	b, dir := newBucket(t), t.TempDir()
+	put := func(name string, data []byte) {
+		write(t, filepath.Join(dir, name), data)
+		b.put(t, "corpus/"+name, data)
+	}
+	put("plain_0.bin", randomBytes(700_000))
+	put("plain_1.bin", randomBytes(300_002))
+	npy := func(dtype string, shape string, data []byte) []byte {
+		header := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': %s, }", dtype, shape)
+		header += strings.Repeat(" ", 117-len(header)) + "\n"
+		return append(append([]byte("\x93NUMPY\x01\x00\x76\x00"), header...), data...)
+	}
+	put("tokens.npy", npy("<u4", "(100000,)", randomBytes(400_000)))
+	put("mask.npy", npy("|u1", "(100000,)", randomBytes(100_000)))
+	put("features.npy", npy("<f4", "(100000, 3)", randomBytes(1_200_000)))
+	beside := func(at string) string {
+		return fmt.Sprintf("[[splits.train.arrays]]\nname = \"mask\"\nfiles = %q\n[[splits.train.arrays]]\nname = \"features\"\nfiles = %q\n",
+			at+"/mask.npy", at+"/features.npy")
+	}
+	const remote = "s3://bucket/corpus"
+	for _, test := range []struct {
+		name, files string
+		more        func(at string) string
+	}{
+		{"headerless", "plain_*.bin", func(string) string { return "join = true\ntoken_dtype = \"uint16\"\n" }},
+		{"npy", "tokens.npy", beside},
+	} {
+		for i, access := range []string{"remap", "advise", "pread", "map"} {
+			if raceEnabled && i > 1 {
+				continue
+			}
+			t.Run(test.name+"/"+access, func(t *testing.T) {
+				args := []string{"--set", "memory.access=" + access}
+				local := mount(t, append([]string{"-c", b.config(t, filepath.Join(dir, test.files), test.more(dir))}, args...)...)
+				cacheDir := t.TempDir()
+				if access == "pread" {
+					cacheDir = ""
+				} else {
+					args = append(args, "--set", "store.cache_dir="+cacheDir)
+				}
+				inStore := mount(t, append([]string{"-c", b.config(t, remote+"/"+test.files, test.more(remote))}, args...)...)
+				for round := range 2 {
+					for _, order := range []string{"random", "shuffle", "sequential"} {
+						for k := range 5 {
+							sameFiles(t, local, inStore, fmt.Sprintf("train/order=%s/batch/%d.safetensors", order, 1000*round+17*k))
+						}
+						sameFiles(t, local, inStore, "train/order="+order+"/batches.bin", "train/order="+order+"/next.npy")
+					}
+				}
+				sameFiles(t, local, inStore, "train/tokens.bin")
+			})
+		}
+	}
+}
+
+// What was fetched is fetched no more: by another worker, after a restart of everything, by another mount.
+func TestStoreCache(t *testing.T) {
+	long(t)
+	b := newBucket(t)
+	const size = 16 * storeBlock
+	b.put(t, "train.bin", randomBytes(size))
+	cacheDir := t.TempDir()
+	args := []string{"-c", b.config(t, "s3://bucket/train.bin", "order = \"shuffle\""), "--set", "store.cache_dir=" + cacheDir}
+	m := mount(t, args...)
+	want := run(t, "sha256sum", m.path("train/batches.bin"))
+	want, _, _ = strings.Cut(want, " ")
+	sum := func(m *mounted) string { // of more than the page cache of one file
+		t.Helper()
+		run(t, "cat", m.path("train/tokens.bin"))
+		out, _, _ := strings.Cut(run(t, "sha256sum", m.path("train/batches.bin")), " ")
+		return out
+	}
+	await(t, "all blocks in the directory", func() bool {
+		kept, _ := filepath.Glob(filepath.Join(cacheDir, "*", "[0-9]*"))
+		return len(kept) >= (size+storeBlock-1)/storeBlock
+	})
+	if n := b.large.Load(); n != size {
+		t.Errorf("%d bytes were fetched of %d, want each once", n, size)
+	}
+	for range 3 {
+		noError(t, syscall.Kill(statusOf(t, m).PID, syscall.SIGKILL))
+		if got := sum(m); got != want {
+			t.Errorf("after a worker died, the batches have the sum %s, want %s", got, want)
+		}
+	}
+	other := mount(t, args...)
+	if got := sum(other); got != want {
+		t.Errorf("another mount has the sum %s, want %s", got, want)
+	}
+	m.stop(t)
+	other.stop(t)
+	if got := sum(mount(t, args...)); got != want {
+		t.Errorf("after a new mount, the batches have the sum %s, want %s", got, want)
+	}
+	if n := b.large.Load(); n != size {
+		t.Errorf("%d bytes were fetched of %d in all, want each once", n, size)
+	}
+	status := run(t, append([]string{plainBatchfs, "cache", "status"}, args...)...)
+	if !strings.Contains(status, "/bucket/train.bin: 16 blocks") || !strings.Contains(status, "mounted") {
+		t.Errorf("cache status says:\n%s", status)
+	}
+}
+
+// batchfs cache fills the directory, as far as there is room, and removes what nobody has mounted.
+func TestCacheCommand(t *testing.T) {
+	long(t)
+	b := newBucket(t)
+	b.put(t, "train.bin", randomBytes(20*storeBlock))
+	cacheDir := t.TempDir()
+	args := []string{"-c", b.config(t, "s3://bucket/train.bin", ""), "--set", "store.cache_dir=" + cacheDir}
+	run(t, append([]string{plainBatchfs, "cache", "fill"}, args...)...)
+	fetched := b.large.Load()
+	m := mount(t, args...)
+	run(t, "cat", m.path("train/batches.bin"))
+	if fetched != 20*storeBlock || b.large.Load() != fetched {
+		t.Errorf("%d bytes were fetched, and %d after that, want %d and none", fetched, b.large.Load()-fetched, 20*storeBlock)
+	}
+	if out := run(t, append([]string{plainBatchfs, "cache", "prune"}, args...)...); !strings.Contains(out, " 0 bytes removed") {
+		t.Errorf("prune of what is mounted says %q", out)
+	}
+	m.stop(t)
+	if out := run(t, append([]string{plainBatchfs, "cache", "prune"}, args...)...); strings.Contains(out, " 0 bytes removed") {
+		t.Errorf("prune of what is not mounted says %q", out)
+	}
+	_, said, err := try(t, append([]string{plainBatchfs, "cache", "fill", "--set", "store.cache_bytes=1000000"}, args...)...)
+	if err == nil || !strings.Contains(said, "13 blocks are not in") {
+		t.Errorf("fill of a small cache says %q (%v)", said, err)
+	}
+}
+
+// Faults of the store are errors at once that say what is wrong, or nobody notices them; what is kept is served on, and all is well afterwards.
+func TestStoreFaults(t *testing.T) {
+	long(t)
+	b := newBucket(t)
+	data := randomBytes(60 * storeBlock)
+	b.put(t, "train.bin", data)
+	cacheDir := t.TempDir()
+	m := mount(t, "-c", b.config(t, "s3://bucket/train.bin", "order = \"sequential\"\nlayout = \"tokens\"\nblock_size = 100000\nbatch_size = 1"), "--set",
+		"store.cache_dir="+cacheDir, "--set", "mount.timeout=4s", "--set", "memory.ahead=0")
+	check := func(k int) error {
+		out, said, err := try(t, "sha256sum", m.path(fmt.Sprintf("train/batch/%d", k)))
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, said)
+		}
+		if want := fmt.Sprintf("%x", sha256.Sum256(data[k*200_000:k*200_000+200_002])); !strings.HasPrefix(out, want) {
+			t.Errorf("batch %d has other bytes", k)
+		}
+		return nil
+	}
+	noError(t, check(0))
+	k := 3
+	for name, fault := range map[string]func(n int64, w http.ResponseWriter, r *http.Request) bool{
+		"throttled": func(n int64, w http.ResponseWriter, _ *http.Request) bool {
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return true
+		},
+		"cut": func(n int64, w http.ResponseWriter, _ *http.Request) bool {
+			conn, _, _ := http.NewResponseController(w).Hijack()
+			conn.Close()
+			return true
+		},
+		"slow": func(int64, http.ResponseWriter, *http.Request) bool {
+			time.Sleep(200 * time.Millisecond)
+			return false
+		},
+	} {
+		var requests atomic.Int64
+		b.fails(func(w http.ResponseWriter, r *http.Request) bool {
+			n := requests.Add(1)
+			return (name == "slow" || n%2 == 1) && fault(n, w, r)
+		})
+		if err := check(k); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		k += 3
+	}
+
+	// the store is away
+	b.fails(func(w http.ResponseWriter, _ *http.Request) bool {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return true
+	})
+	if err := check(k + 6); err == nil {
+		t.Error("a batch that nobody has was read while the store is away")
+	}
+	last := statusOf(t, m).Splits["train"].LastError
+	for _, word := range []string{"s3://bucket/train.bin", "bytes ", "503"} {
+		if !strings.Contains(last, word) {
+			t.Errorf("the error %q does not say %q", last, word)
+		}
+	}
+	if strings.Contains(last+m.out.String(), storeSecret) {
+		t.Error("the log, or status.json, has the secret")
+	}
+	noError(t, check(0))
+	b.works()
+	noError(t, check(k+6))
+
+	// other bytes under the same name
+	b.put(t, "train.bin", randomBytes(60*storeBlock+2))
+	if err := check(k + 12); err == nil || !strings.Contains(err.Error(), "Stale file handle") {
+		t.Errorf("a batch of an object that was replaced: %v, want ESTALE", err)
+	}
+	b.put(t, "train.bin", data)
+	await(t, "the old object is served again", func() bool { return check(k+12) == nil })
+}
+
+// With on_change = "follow", an object that was replaced is served from the next batch on.
+func TestStoreFollows(t *testing.T) {
+	long(t)
+	b := newBucket(t)
+	b.put(t, "train.bin", bytes.Repeat([]byte{1, 0}, 10*storeBlock))
+	m := mount(t, "-c", b.config(t, "s3://bucket/train.bin", "on_change = \"follow\"\norder = \"shuffle\"\ntoken_dtype = \"uint16\""), "--set", "memory.ahead=0")
+	first := func() string {
+		return strings.Fields(run(t, "od", "-A", "n", "-t", "u2", "-N", "2", m.path("train/next")))[0]
+	}
+	if got := first(); got != "1" {
+		t.Fatalf("the first token is %s, want 1", got)
+	}
+	b.put(t, "train.bin", bytes.Repeat([]byte{2, 0}, 10*storeBlock))
+	await(t, "the new object is served", func() bool { return first() == "2" })
+}
+
+// kill -9 of workers, and of all, while the directory fills: no wrong byte, and it stays within its bound.
+func TestStoreKilled(t *testing.T) {
+	long(t)
+	b := newBucket(t)
+	const tokens = 3_000_000
+	data := randomBytes(2 * tokens)
+	b.put(t, "train.bin", data)
+	cacheDir := t.TempDir()
+	const limit = 20 * storeBlock
+	config := b.config(t, "s3://bucket/train.bin", "order = \"sequential\"\nlayout = \"tokens\"\nbatch_size = 10")
+	args := []string{"-c", config, "--set", "store.cache_dir=" + cacheDir, "--set", "store.cache_bytes=" + strconv.Itoa(limit)}
+	rounds := 6
+	if inSoak() {
+		rounds = 50
+	}
+	wantOf := func(k int) string { // batch k: rows of 101 tokens that overlap in one
+		var all []byte
+		for j := range 10 {
+			at := 2 * 100 * (10*k + j)
+			all = append(all, data[at:at+202]...)
+		}
+		return fmt.Sprintf("%x", sha256.Sum256(all))
+	}
+	r := rand.New(rand.NewPCG(1, 1))
+	for round := range rounds {
+		m := mount(t, args...)
+		pid := statusOf(t, m).PID
+		killed := make(chan struct{})
+		go func() {
+			defer close(killed)
+			time.Sleep(time.Duration(r.IntN(300)) * time.Millisecond)
+			syscall.Kill(pid, syscall.SIGKILL)
+		}()
+		for range 20 {
+			k := r.IntN(tokens / 1000)
+			got, _, err := try(t, "sha256sum", m.path(fmt.Sprintf("train/batch/%d", k)))
+			if err == nil && !strings.HasPrefix(got, wantOf(k)) {
+				t.Fatalf("round %d: batch %d has other bytes", round, k)
+			}
+		}
+		<-killed
+		if round%2 == 1 { // all of it
+			m.cmd.Process.Kill()
+			m.awaitEnd(t)
+			try(t, plainBatchfs, "unmount", "--force", m.dir)
+		}
+		m.stop(t)
+		used := int64(0)
+		files, _ := filepath.Glob(filepath.Join(cacheDir, "*", "[0-9]*"))
+		for _, file := range files {
+			if info, err := os.Stat(file); err == nil && !strings.Contains(file, "/mounted/") {
+				used += info.Size()
+			}
+		}
+		if used > limit {
+			t.Errorf("round %d: the directory has %d bytes, may have %d", round, used, limit)
+		}
+	}
+}
