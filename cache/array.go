@@ -30,6 +30,10 @@ type Array struct {
 
 	documents *Documents // nil where nobody asked for them, or knows
 
+	followed []*object    // those whose change must be noticed although nothing is read from the store
+	looked   atomic.Int64 // when the store was asked about one of them, as uptime says
+	next     atomic.Int64 // counts those
+
 	changed atomic.Pointer[tracked] // one that was found changed, until it is put back
 	checked atomic.Int64            // when Check last looked at all of many files, as uptime says; 0: never
 }
@@ -147,6 +151,7 @@ func (a *Array) Check() error {
 	if err := a.checkChanged(); err != nil {
 		return err
 	}
+	a.look()
 	if a.many {
 		now, last := int64(uptime()), a.checked.Load()
 		if now-last < int64(time.Second) || !a.checked.CompareAndSwap(last, now) {
@@ -159,6 +164,14 @@ func (a *Array) Check() error {
 		}
 	}
 	return nil
+}
+
+// look asks the store about one of the objects that are followed, now and then. It does not wait.
+func (a *Array) look() {
+	now, last := int64(uptime()), a.looked.Load()
+	if len(a.followed) > 0 && now-last >= int64(lookEvery) && a.looked.CompareAndSwap(last, now) {
+		go a.followed[int(a.next.Add(1)%int64(len(a.followed)))].look()
+	}
 }
 
 // checkChanged looks again at a file that was found changed: the others are of no use until it is put back.

@@ -32,6 +32,7 @@ type Options struct {
 	GuessedDType bool
 
 	Remote Remote // where objects are read from
+	Follow bool   // Check notices after a while that an object was replaced, although nothing is read from the store
 
 	// Open adds each file to Fingerprint, unless that is nil. Reopen ignores it.
 	Fingerprint *Fingerprint
@@ -222,6 +223,13 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 			a.runs = append(a.runs, Run{blob.Path(), start, f.Format.Count})
 		}
 		start += f.Format.Count
+	}
+	if o.Follow {
+		for file := range a.all() {
+			if remote, ok := file.blob.(*object); ok {
+				a.followed = append(a.followed, remote)
+			}
+		}
 	}
 	a.number = int64(a.dtype.Size())
 	a.width = a.number * first.Format.Numbers()

@@ -210,14 +210,21 @@ func (o *object) Check() error {
 		return nil
 	}
 	now, last := int64(uptime()), o.looked.Load()
-	if now-last > int64(time.Second) && o.looked.CompareAndSwap(last, now) {
-		go func() {
-			if found, err := o.client.Stat(context.Background(), o.blocks.Object); err == nil && found == o.blocks.Object {
-				o.changed.Store(false)
-			}
-		}()
+	if now-last > int64(lookEvery) && o.looked.CompareAndSwap(last, now) {
+		go o.look()
 	}
 	return o.changedError()
+}
+
+// lookEvery is how often the store is asked whether an object is still what it was: one that has been replaced, or of the objects of an array
+// that are followed, one after the other.
+const lookEvery = time.Second
+
+// look asks the store whether it still has the object.
+func (o *object) look() {
+	if found, err := o.client.Stat(context.Background(), o.blocks.Object); err == nil {
+		o.changed.Store(found != o.blocks.Object)
+	}
 }
 
 func (o *object) changedError() error {

@@ -140,7 +140,7 @@ func besideFiles(s *config.Split, files []config.SourceFiles) (size int64, err e
 // options are those of array n of source i of a split, 0 for the main one. files is how many files the split has in all, and vocab
 // the size of the vocabulary beside them, or 0.
 func options(s *config.Split, m config.Memory, i, n int, vocab int64, files int) cache.Options {
-	o := cache.Options{Remote: s.Remote, Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop", AllFiles: files}
+	o := cache.Options{Remote: s.Remote, Follow: s.OnChange == "follow", Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop", AllFiles: files}
 	if n == 0 {
 		o.Format, o.Tensor, o.DType, o.Axes, o.GuessedDType = s.Format, s.Tensor, s.TokenDType, s.Shape, !s.Wrote("token_dtype")
 		o.VocabSize = cmp.Or(s.VocabSizes()[i], vocab)
