@@ -27,6 +27,9 @@ type file struct {
 	mu   sync.Mutex // guards kept, and is held while the first read makes it
 	kept *mapping   // of the accesses that keep one
 
+	staysOpen bool    // under Pread
+	opened    *opened // guarded by mu
+
 	adopting sync.Mutex // held while adopt looks at the content, so that one reader does; taken under mu
 	rejected Identity   // guarded by adopting: that of a file with other content
 }
@@ -228,6 +231,12 @@ var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // readPread reads each range with a system call.
 func (f *file) readPread(ranges []Range, visit func(int, []byte) error) error {
+	if f.staysOpen {
+		if o := f.stayOpen(); o != nil {
+			defer runtime.KeepAlive(o)
+			return f.readOpen(o.fd, o.id, ranges, visit)
+		}
+	}
 	fd, was, err := f.open()
 	if err != nil {
 		return err
@@ -235,11 +244,56 @@ func (f *file) readPread(ranges []Range, visit func(int, []byte) error) error {
 	defer unix.Close(fd)
 	// The ranges are far apart, so reading ahead would be for nothing.
 	unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM)
+	return f.readOpen(fd, was, ranges, visit)
+}
+
+// readOpen reads each range of an open file that was what it is.
+func (f *file) readOpen(fd int, was Identity, ranges []Range, visit func(int, []byte) error) error {
 	if err := f.visitCopies(fd, ranges, visit); err != nil {
 		return f.explain(err, fd, was)
 	}
-	_, err = f.unchanged(fd, was)
+	_, err := f.unchanged(fd, was)
 	return err
+}
+
+// An opened is a file that stays open until nobody reads it any more.
+type opened struct {
+	fd int
+	id Identity
+}
+
+// keptOpen counts the files that stay open. A process may have some more.
+var keptOpen atomic.Int64
+
+var maxOpen = func() int64 {
+	var limit unix.Rlimit
+	unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) // or 0
+	return int64(min(limit.Cur/4, 1<<14))
+}()
+
+// stayOpen opens the file at its first read, and keeps it open. It returns nil where too many are open, or this one cannot be.
+func (f *file) stayOpen() *opened {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.opened != nil {
+		return f.opened
+	}
+	if keptOpen.Add(1) > maxOpen {
+		keptOpen.Add(-1)
+		return nil
+	}
+	fd, now, err := f.open()
+	if err != nil {
+		keptOpen.Add(-1)
+		return nil
+	}
+	unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM)
+	f.opened = &opened{fd, now}
+	runtime.AddCleanup(f.opened, func(fd int) {
+		unix.Close(fd)
+		keptOpen.Add(-1)
+	}, fd)
+	return f.opened
 }
 
 // visitCopies visits ranges that it reads one after the other.
@@ -531,7 +585,7 @@ func (f *file) mapWhole() (*mapping, error) {
 func (f *file) Release() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.kept = nil
+	f.kept, f.opened = nil, nil
 }
 
 // willNeed has the disk read at once what the page cache lacks of the ranges, before they are read one after the other.

@@ -360,8 +360,15 @@ func (o *object) keep(block int64, path string) error {
 	if err := unix.Stat(path, &st); err != nil {
 		return err
 	}
-	f, err := newFile(path, identityOf(&st), Sample{}, o.access, o.drop)
+	// A block is small, and there are many: to map one, or to open it, for each row would cost more than the row. Advise keeps no more in memory
+	// than Remap does.
+	access := o.access
+	if access == Remap {
+		access = Advise
+	}
+	f, err := newFile(path, identityOf(&st), Sample{}, access, o.drop)
 	if err == nil {
+		f.staysOpen = true
 		o.files[block].Store(f)
 	}
 	return err

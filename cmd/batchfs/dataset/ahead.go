@@ -13,6 +13,7 @@ type lookahead struct {
 	mu   sync.Mutex
 	last uint64 // batch that was read; guarded by mu, as next
 	next uint64 // the first batch whose blocks are not all wanted yet
+	most uint64 // batches to look ahead
 }
 
 const (
@@ -27,15 +28,25 @@ func (d *Dataset) ahead() func(k uint64) {
 	if !slices.ContainsFunc(d.arrays(), (*cache.Array).IsRemote) {
 		return nil
 	}
-	l := &lookahead{d: d, last: d.Split.Start}
+	l := &lookahead{d: d, last: d.Split.Start, most: uint64(max(maxRowsAhead/d.Sequence.BatchSize, 1))}
 	return func(k uint64) {
 		if l.mu.TryLock() { // or another reader's look is as good
+			if l.isFar(k) {
+				l.last = k
+				l.mu.Unlock()
+				return
+			}
 			go func() {
 				defer l.mu.Unlock()
 				l.from(k)
 			}()
 		}
 	}
+}
+
+// isFar reports whether enough is looked ahead already of a reader in order that is at batch k.
+func (l *lookahead) isFar(k uint64) bool {
+	return k+inOrder >= l.last && k <= l.last+inOrder && l.next > k+l.most/2 && l.next <= k+l.most+inOrder
 }
 
 // from has fetched what batches from k on need, nearest first, until there is no more room.
@@ -45,11 +56,10 @@ func (l *lookahead) from(k uint64) {
 	if far {
 		return
 	}
-	most := uint64(max(maxRowsAhead/l.d.Sequence.BatchSize, 1))
-	if l.next < k || l.next > k+most+inOrder {
+	if l.next < k || l.next > k+l.most+inOrder {
 		l.next = k
 	}
-	for ; l.next < k+most; l.next++ {
+	for ; l.next < k+l.most; l.next++ {
 		room := l.d.Sequence.Windows(l.next, func(source, column int, w cache.Window) bool { return l.d.sources[source][column].Want(w) })
 		if !room {
 			return
