@@ -15,8 +15,8 @@ const (
 	FilesAreDocuments = "files" // each file is one document
 )
 
-// IndexSuffix is what the name of a token file gets for that of the index of its documents. The index is the position behind each document's
-// last token, as little-endian uint64, as datatrove writes it.
+// IndexSuffix is what the name of a token file gets for that of the index of its documents. The index is the position behind each
+// document's last token, as little-endian uint64, as datatrove writes it.
 const IndexSuffix = ".index"
 
 // An Index is a file that says where the documents of another one end, as it was when it was opened.
@@ -27,9 +27,10 @@ type Index struct {
 	Ends     Ends
 }
 
-// Ends says where in an index the ends of documents stand: Count little-endian int64 from byte At on, each larger than the one before it.
-// Each is the position behind a document's last element. If there are Sequences, it is the number of the sequence behind its last one; the first byte
-// in the file of elements of each sequence stands, as int64, from byte Starts on, and an element has Width bytes.
+// Ends says where in an index the ends of documents stand: Count little-endian int64 from byte At on, each larger than the one
+// before it. Each is the position behind a document's last element. If there are Sequences, it is the number of the sequence behind
+// the document's last one. Then the first byte of each sequence, in the file of elements, stands as int64 from byte Starts on, and an
+// element has Width bytes.
 type Ends struct {
 	At, Count int64
 
@@ -47,7 +48,8 @@ func (e Ends) fits(path string, size int64) error {
 
 const indexFix = "batchfs index %s --eot N makes an index where token N ends each document"
 
-// openIndex opens the index of a file, and adds it to the fingerprint. It returns nil where there is none. previous is that of openFile.
+// openIndex opens the index of a file, and adds it to the fingerprint. It returns nil where there is none. previous is that of
+// openFile.
 func openIndex(of File, previous *tracked, sum *Fingerprint) (*Index, error) {
 	path, name := string(of.Path), string(of.Path)+IndexSuffix
 	if of.Format.Name == "megatron" {
@@ -72,8 +74,8 @@ func openIndex(of File, previous *tracked, sum *Fingerprint) (*Index, error) {
 		return nil, err
 	}
 	if last := binary.LittleEndian.Uint64(raw); last != uint64(limit) {
-		return nil, fmt.Errorf("%s: document %d, the last one, ends at %d, but %s ends at %d; is the index that of the file, and are both complete?",
-			name, ends.Count-1, last, path, limit)
+		return nil, fmt.Errorf("%s: document %d, the last one, ends at %d, but %s ends at %d; is the index that of the file, and are "+
+			"both complete?", name, ends.Count-1, last, path, limit)
 	}
 	var wrong error
 	sample, err := sum.add(name, in.size, in.content, func(off int64, block []byte) {
@@ -100,11 +102,12 @@ func (e Ends) increase(path string, off int64, block []byte) error {
 }
 
 func notIncreasing(path string, document, end, was int64) error {
-	return fmt.Errorf("%s: document %d ends at %d, and the one before it at %d: every document must have a token at least", path, document, end, was)
+	return fmt.Errorf("%s: document %d ends at %d, and the one before it at %d: every document must have a token at least",
+		path, document, end, was)
 }
 
-// An index says where the documents of a shard end. Whatever the access to the shard, it is read with Pread: a search needs one page, and to map
-// that and give it back takes four times as long.
+// An index says where the documents of a shard end. Whatever the access to the shard, it is read with Pread: a search needs one
+// page, and to map that and give it back takes four times as long.
 type index struct {
 	tracked
 	ends   Ends
@@ -130,8 +133,8 @@ func (x *index) manifest() *Index {
 	return &Index{[]byte(x.blob.Path()), x.blob.Identity(), x.blob.Sample(), x.ends}
 }
 
-// of is the number in the shard of the document that holds a token of it. It also says where that document and some behind it end, as far as that
-// was read on the way.
+// of is the number in the shard of the document that holds a token of it. It also says where that document and some behind it end,
+// as far as that was read on the way.
 func (x *index) of(token int64) (document int64, p *piece, err error) {
 	if x.ends.Sequences > 0 {
 		if token, err = x.starts.upper(x.blob, token*x.ends.Width, nil); err != nil {
@@ -216,8 +219,8 @@ func unpack(numbers []int64, raw []byte) {
 	}
 }
 
-// A sorted is count numbers in a file from byte at on, none below the one before it. They stay there: a search reads one block of them, and
-// keeps in memory which number ends each block that a search has looked at.
+// A sorted is count numbers in a file from byte at on, none below the one before it. They stay there: a search reads one block of
+// them, and keeps in memory which number ends each block that a search has looked at.
 type sorted struct {
 	at, count int64
 	block     int64          // numbers of a block
@@ -277,8 +280,8 @@ func (n *sorted) readLast(blob Blob, i int) (last int64, err error) {
 	return last, err
 }
 
-// Documents say where the documents of an array end. No document crosses from one file into the next. They read what they are asked for from
-// the indexes, and keep a mebibyte of those at most. They are safe for concurrent use.
+// Documents say where the documents of an array end. No document crosses from one file into the next. They read what they are
+// asked for from the indexes, and keep a mebibyte of those at most. They are safe for concurrent use.
 type Documents struct {
 	array *Array
 	first []int64 // number of the first document of each file, and how many there are in all
@@ -343,8 +346,8 @@ func (d *Documents) Of(pos int64) (int64, error) {
 	return document, nil
 }
 
-// Ends sets ends to the positions behind the last elements of documents first, first+1, ..., which there must be. The error says of a document that it
-// does not end behind the one before it, or ends beyond its file.
+// Ends sets ends to the positions behind the last elements of documents first, first+1, ..., which there must be. The error says of
+// a document that it does not end behind the one before it, or ends beyond its file.
 func (d *Documents) Ends(first int64, ends []int64) error {
 	if p := d.recent[first%int64(len(d.recent))].Load(); p != nil && p.first == first && p.n >= len(ends) {
 		copy(ends, p.ends[:])
