@@ -24,7 +24,7 @@ func TestRooms(t *testing.T) {
 		"cmd/batchfs/internal/testfiles": nil,
 		"cmd/batchfs/terminal":           nil,
 		"cmd/batchfs/vocabulary":         nil,
-		"cmd/batchfs/config":             {"cache", "cache/array", "cache/blocks", "cache/store", "fs", "sampler"},
+		"cmd/batchfs/config":             {"cache", "cache/array", "cache/blocks", "cache/store", "sampler"},
 		"cmd/batchfs/dataset":            {"cache", "cache/array", "cmd/batchfs/config", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "fs", "sampler"},
 		"cmd/batchfs/prepare":            {"cmd/batchfs/terminal", "cmd/batchfs/vocabulary"},
 		"cmd/batchfs/bench":              {"cache", "cache/array", "cmd/batchfs/terminal", "sampler"},

@@ -16,7 +16,6 @@ import (
 	"batchfs/cache/array"
 	"batchfs/cache/blocks"
 	"batchfs/cache/store"
-	"batchfs/fs"
 	"batchfs/sampler"
 )
 
@@ -352,4 +351,4 @@ func (s *Split) checkBeside() error {
 }
 
 // maxBeside leaves room for the arrays that a batch has by itself.
-const maxBeside = fs.MaxArrays - 6
+const maxBeside = array.Most - 6
