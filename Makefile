@@ -36,7 +36,7 @@ test:
 	$(TEST) -race -short ./...
 
 LEAKS = TestStorm|TestStaysFlat|TestManySettings|TestKilledReaders|TestGoReaderUnderSignals|TestSoak|TestDifferential|TestNoMemory
-TIMES = TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestTerabyte|TestReady
+TIMES = TestStoreLatency|TestStoreKilled|TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestTerabyte|TestReady
 
 soak:
 	@.ci/setup test

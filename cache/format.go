@@ -294,7 +294,9 @@ type openInput struct {
 // openBeside opens a file that lies beside another one. It returns nil where there is none. previous is that of openFile.
 func openBeside(path string, previous *tracked, from Remote) (*openInput, error) {
 	id, content, err := openBlob(path, previous, from)
-	if errors.Is(err, os.ErrNotExist) {
+	// A store says so of an object that is not there to those who may not list the bucket.
+	hidden := IsRemote(path) && errors.Is(err, os.ErrPermission)
+	if errors.Is(err, os.ErrNotExist) || hidden {
 		return nil, nil
 	}
 	if err != nil {

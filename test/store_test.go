@@ -410,10 +410,10 @@ func TestStoreKilled(t *testing.T) {
 	for round := range rounds {
 		m := mount(t, args...)
 		pid := statusOf(t, m).PID
-		killed := make(chan struct{})
+		killed, moment := make(chan struct{}), time.Duration(r.IntN(300))*time.Millisecond
 		go func() {
 			defer close(killed)
-			time.Sleep(time.Duration(r.IntN(300)) * time.Millisecond)
+			time.Sleep(moment)
 			syscall.Kill(pid, syscall.SIGKILL)
 		}()
 		for range 20 {
@@ -440,5 +440,37 @@ func TestStoreKilled(t *testing.T) {
 		if used > limit {
 			t.Errorf("round %d: the directory has %d bytes, may have %d", round, used, limit)
 		}
+	}
+}
+
+// steps reads batches in order with a pause between, and prints the milliseconds that the first one took, and that all others took.
+const steps = `
+import os, sys, time
+waits = []
+for k in range(200):
+    begin = time.monotonic()
+    with open(f"{sys.argv[1]}/batch/{k}", "rb") as f:
+        f.read()
+    waits.append(time.monotonic() - begin)
+    time.sleep(0.02)
+print(int(1000 * waits[0]), int(1000 * sum(waits[50:])))
+`
+
+// A store that is 10 ms away keeps a trainer with steps of 20 ms waiting for less than a twentieth of the time, after the first second.
+func TestStoreLatency(t *testing.T) {
+	long(t)
+	b := newBucket(t)
+	b.put(t, "train.bin", randomBytes(20_000_000))
+	b.fails(func(http.ResponseWriter, *http.Request) bool {
+		time.Sleep(10 * time.Millisecond)
+		return false
+	})
+	m := mount(t, "-c", b.config(t, "s3://bucket/train.bin", "order = \"sequential\"\nblock_size = 2000"))
+	var first, all int
+	fmt.Sscan(run(t, python, "-c", steps, m.path("train")), &first, &all)
+	inTime(t, "the first batch", time.Duration(first)*time.Millisecond, time.Second)
+	inTime(t, "150 batches", time.Duration(all)*time.Millisecond, 150*20*time.Millisecond/20)
+	if n := b.large.Load(); n < 200*12*2000*2 {
+		t.Errorf("%d bytes were fetched for what was read", n)
 	}
 }

@@ -129,6 +129,7 @@ func newTransport() http.RoundTripper {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.DialContext = (&net.Dialer{Timeout: connectTime, KeepAlive: 15 * time.Second}).DialContext
 	t.MaxIdleConns, t.MaxIdleConnsPerHost = maxConnections, maxConnections
+	t.ForceAttemptHTTP2 = false // which would send everything over one connection
 	t.DisableCompression = true // the bytes of a range must be those of the object
 	return t
 }
@@ -352,7 +353,8 @@ func explained(r minio.ErrorResponse) error {
 	case r.StatusCode == http.StatusMovedPermanently, r.Code == "AuthorizationHeaderMalformed":
 		return errors.New(text + "; is store.region right?")
 	case r.StatusCode == http.StatusForbidden, r.StatusCode == http.StatusUnauthorized:
-		return errors.New(text + "; the credentials are those of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, or the machine's role")
+		return fmt.Errorf("%s; the credentials are those of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, or the machine's role (%w)",
+			text, fs.ErrPermission)
 	}
 	return errors.New(text)
 }

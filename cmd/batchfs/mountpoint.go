@@ -57,6 +57,9 @@ func checkMountpoint(c *config.Config, logFile string) (string, error) {
 			}
 		}
 	}
+	if dir := c.Store.CacheDir; dir != "" && inside(abs, dir) {
+		return "", fmt.Errorf("store.cache_dir: %s lies in the mountpoint %s, which would hide it", dir, path)
+	}
 	if logFile != "" && inside(abs, logFile) {
 		return "", fmt.Errorf("--log: %s lies in the mountpoint %s, which would hide it", logFile, path)
 	}

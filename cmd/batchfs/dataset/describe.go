@@ -313,6 +313,7 @@ func (d *Dataset) text(k uint64, j int, v *vocabulary.Vocabulary) (string, error
 	size := tokens.DType().Size()
 	var text strings.Builder
 	err := tokens.Read([]cache.Window{{Start: start, Len: d.Sequence.BlockSize}}, func(_ int, raw []byte) error {
+		text.Reset()
 		for ; len(raw) > 0; raw = raw[size:] {
 			token := uint32(binary.LittleEndian.Uint16(raw))
 			if size == 4 {

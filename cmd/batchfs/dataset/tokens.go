@@ -29,11 +29,15 @@ func (d *Dataset) readTokens(dst []byte, off int64) error {
 	return d.check()
 }
 
+// tokensAhead is how much of tokens.bin is fetched from a store before it is read, in bytes.
+const tokensAhead = 16 << 20
+
 // readBytes fills dst with the bytes of an array from byte off on.
 func readBytes(from *cache.Array, dst []byte, off int64) error {
 	size := int64(from.DType().Size())
 	first := off / size
 	last := (off + int64(len(dst)) + size - 1) / size
+	from.Want(cache.Window{Start: last, Len: int(min(tokensAhead, from.Bytes()-last*size) / size)})
 	return from.Read([]cache.Window{{Start: first, Len: int(last - first)}}, func(_ int, raw []byte) error {
 		copy(dst, raw[off-first*size:])
 		return nil
