@@ -20,6 +20,7 @@ func cacheCommand() *cobra.Command {
 		Short: "Look at the block cache, clear it, or fill it",
 		Long: `The block cache is store.cache_dir of the configuration: what was fetched of objects in stores, for all mounts of this host.
 It may be deleted at any time, also while batches are served.`,
+		Example: "  batchfs cache status -c config.toml",
 	}
 	cmd.AddCommand(
 		cacheDirCommand("status", "Show what the block cache has of which object", func(cmd *cobra.Command, c *config.Config) error {
@@ -56,9 +57,10 @@ It may be deleted at any time, also while batches are served.`,
 func cacheDirCommand(name, short string, run func(*cobra.Command, *config.Config) error) *cobra.Command {
 	var flags config.Flags
 	cmd := &cobra.Command{
-		Use:   name,
-		Short: short,
-		Args:  cobra.NoArgs,
+		Use:     name,
+		Short:   short,
+		Example: fmt.Sprintf("  batchfs cache %s -c config.toml", name),
+		Args:    cobra.NoArgs,
 		RunE: atOnce(func(cmd *cobra.Command, _ []string) error {
 			c, err := flags.Load()
 			if err != nil {
