@@ -25,6 +25,10 @@ type Options struct {
 	Limit      int64  // bytes of the blocks in it
 	BlockBytes int64
 	Memory     int64 // bytes of the blocks in memory, of at least two
+
+	// Ahead bounds the fetch of a block that nobody waits for yet: while the store is away, it must not keep others from their memory for
+	// long.
+	Ahead time.Duration
 }
 
 // Fetch fills dst with the bytes of an object from off on, or returns an error.
@@ -78,6 +82,7 @@ type entry struct {
 	done    chan struct{} // closed when it is loaded; what follows it is written before
 	err     error
 	bytes   []byte // of a slot; nil: a file has it, or it failed
+	ahead   bool   // nobody waited for it when it began to load
 	loaded  time.Time
 	refs    int           // readers, and the writer; guarded by Cache.mu, as all below
 	read    bool          // somebody wants it, or has wanted it, now
@@ -185,6 +190,9 @@ func (o *Object) Get(index int64) (Block, error) {
 	}
 	if e.err != nil {
 		c.release(e)
+		if e.ahead {
+			return o.Get(index) // with all of the time that it may take
+		}
 		return Block{}, e.err
 	}
 	b := Block{Bytes: e.bytes, entry: e}
@@ -221,7 +229,7 @@ func (c *Cache) pump() {
 				return
 			}
 			e := c.add(k)
-			e.bytes = slot
+			e.bytes, e.ahead = slot, true
 			c.loading++
 			go func() {
 				c.load(e)
@@ -259,7 +267,13 @@ func (c *Cache) load(e *entry) {
 		c.mu.Unlock()
 	}
 	from, to := k.bounds()
-	if e.err = k.object.fetch(context.Background(), k.object.Object, from, slot[:to-from]); e.err != nil {
+	ctx := context.Background()
+	if e.ahead && c.o.Ahead > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.o.Ahead)
+		defer cancel()
+	}
+	if e.err = k.object.fetch(ctx, k.object.Object, from, slot[:to-from]); e.err != nil {
 		c.loadedFrom(e, slot, nil)
 		return
 	}

@@ -73,7 +73,7 @@ func (c *Config) remote() cache.Remote {
 	s := c.Store
 	return cache.Remote{
 		Store:  store.Options{Endpoint: s.Endpoint, Region: s.Region, PathStyle: s.PathStyle, Anonymous: s.Anonymous, Timeout: c.Mount.Timeout},
-		Blocks: blocks.Options{Dir: s.CacheDir, Limit: s.CacheBytes, BlockBytes: s.BlockBytes, Memory: c.Shares().Blocks},
+		Blocks: blocks.Options{Dir: s.CacheDir, Limit: s.CacheBytes, BlockBytes: s.BlockBytes, Memory: c.Shares().Blocks, Ahead: c.Mount.Timeout / 5},
 	}
 }
 
