@@ -255,6 +255,7 @@ class Sequence:
         if unknown := settings.keys() - DEFAULTS.keys():
             raise ValueError(f"unknown settings: {sorted(unknown)}")
         self.__dict__.update(DEFAULTS | settings)
+        self.sums_all = False  # whether line tells a sum of all arrays, or of x and y, tokens or rows alone
         if self.order not in ("random", "sequential", "shuffle", *WIDE_FROM):
             raise ValueError(f"no reference for order {self.order}")
         if self.layout not in ("xy", "tokens", "rows"):
@@ -345,6 +346,9 @@ class Sequence:
 
     def line(self, k):
         starts, raw = self.batch(k)
+        if self.sums_all:
+            arrays = self.arrays_of(k)[1]
+            raw += b"".join(arrays[name].tobytes() for name in sorted(arrays) if name not in ("x", "y", "tokens", "rows"))
         return f"{k} {hashlib.sha256(raw).hexdigest()} {','.join(map(str, starts))}"
 
     def fingerprint(self):
@@ -361,21 +365,34 @@ class Sequence:
 
 
 def golden(path):
-    """Recomputes a golden file. Its files hold their own positions, counted through all of them."""
+    """Recomputes a golden file. The numbers in its files are their own positions, counted through all of them, and of the n-th array
+    beside the tokens n+1 more."""
     with open(path) as f:
         cases = json.load(f)
     for number, case in enumerate(cases):
         with tempfile.TemporaryDirectory() as directory:
-            begin = 0
+
+            def file(name, begin, n, of, dtype, more=0):
+                """A file of n elements, the first of which has the number begin."""
+                numbers = int(np.prod(of.get("shape", []), dtype=int))
+                width = np.dtype(TYPES[dtype]).itemsize
+                name = os.path.join(directory, f"{name}.bin")
+                (np.arange(begin * numbers, (begin + n) * numbers) + more).astype(f"<u{width}").tofile(name)
+                return name
+
+            begin, arrays = 0, case.pop("arrays", [])
             for part in case.get("sources", [case]):
+                first = begin
                 for i, n in enumerate(part["files"]):
-                    part["files"][i] = os.path.join(directory, f"{begin}.bin")
-                    np.arange(begin, begin + n).astype(TYPES[case["token_dtype"]]).tofile(part["files"][i])
+                    part["files"][i] = file(begin, begin, n, case, case["token_dtype"])
                     begin += n
+                part["arrays"] = [a | {"files": [file(f"{a['name']}{first}", first, begin - first, a, a["dtype"], n + 1)]}
+                                  for n, a in enumerate(arrays)]
             if "torch_state" in case:
                 case["torch_state"] = os.path.join(os.path.dirname(path), case["torch_state"])
             lines = case.pop("batches")
             sequence = Sequence(**case)
+            sequence.sums_all = bool(arrays) or sequence.documents
             for want in lines:
                 got = sequence.line(int(want.split()[0]))
                 assert got == want, f"case {number}: got\n{got}\nwant\n{want}"
