@@ -154,8 +154,17 @@ func (d *Dataset) Summary() string {
 	q := d.Sequence
 	batch := q.Batch()
 	stack := batch.Stack()
-	return fmt.Sprintf("%-8s %d %s, %d bytes a batch, order %s, seed %d: %d tokens in %s",
-		d.Split.Split, stack.Shape, stack.DType, batch.MainBytes(), q.Order, q.Seed, d.Len(), d.FilesNamed())
+	return fmt.Sprintf("%-8s %d %s, %d bytes a batch, order %s, seed %d: %s",
+		d.Split.Split, stack.Shape, stack.DType, batch.MainBytes(), q.Order, q.Seed, d.Counted())
+}
+
+// Counted says in words how many tokens there are, or rows, and in which files.
+func (d *Dataset) Counted() string {
+	what := "tokens"
+	if d.Sequence.Layout == sampler.Elements {
+		what = "rows"
+	}
+	return fmt.Sprintf("%d %s in %s", d.Len(), what, d.FilesNamed())
 }
 
 // settings are those that decide what batches hold, by key.
