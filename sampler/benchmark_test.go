@@ -36,7 +36,7 @@ func BenchmarkRead(b *testing.B) {
 
 // What the bytes of a batch cost with arrays beside the tokens and with documents, next to those of x and y alone.
 func BenchmarkArrays(b *testing.B) {
-	const n = 16 << 20 // tokens
+	const n = 2 << 20 // tokens
 	tokens := make([]byte, 0, 2*n)
 	for i := range uint64(n) { // a document ends after some 600 of them
 		token := i * 0x9e3779b97f4a7c15 >> 50
