@@ -77,6 +77,11 @@ func newParts(s *Settings, arrays []Array, sources int) (parts, error) {
 		all.list, main = []part{tokens("x", 0, t), tokens("y", 1, t)}, 2
 		all.list[1].masked = s.MaskTargets
 	}
+	for _, a := range arrays {
+		if n := len(a.Axes()); n > MaxAxes {
+			return all, fmt.Errorf("%s: elements with %d axes; at most %d can be served", a.Runs()[0].Name, n, MaxAxes)
+		}
+	}
 	if !convertible(stored, to) {
 		return all, fmt.Errorf("numbers of dtype %s cannot be served as %s; leave dtype out, or set it to native", stored, to)
 	}
@@ -103,8 +108,26 @@ func newParts(s *Settings, arrays []Array, sources int) (parts, error) {
 	// So that each number lies at a multiple of its size, where B*T is even.
 	slices.SortStableFunc(beside, func(a, b part) int { return b.dtype.Size() - a.dtype.Size() })
 	all.list = append(all.list, beside...)
+	if all.bytes(s.BatchSize) > maxBytes {
+		return all, fmt.Errorf("a batch of %d rows would be larger than %d bytes, which no file is; set batch_size to fewer", s.BatchSize, int64(maxBytes))
+	}
 	all.lay(s.BatchSize, main)
 	return all, nil
+}
+
+// maxBytes bounds the size of a batch, so that each byte has an offset.
+const maxBytes = 1 << 62
+
+// bytes is about the size of a batch of so many rows, which may be too large for an integer.
+func (all *parts) bytes(rows int) (sum float64) {
+	for _, p := range all.list {
+		bytes := float64(rows * p.dtype.Size())
+		for _, axis := range p.shape {
+			bytes *= float64(axis)
+		}
+		sum += bytes
+	}
+	return sum
 }
 
 // lay lays the parts one after the other. The first main of them are the main arrays of the batch.

@@ -11,6 +11,9 @@ const (
 	MaxBlockSize = 1 << 31
 )
 
+// MaxAxes bounds the axes of an element: NumPy before 2.0 knows arrays of up to 32 axes, and all batches of a file have three more.
+const MaxAxes = 29
+
 // Settings are what a batch depends on besides its tokens and its number. They must be within the bounds.
 type Settings struct {
 	Split     string      // its name: two splits of one seed draw different rows

@@ -291,7 +291,7 @@ func withPermission(err error) error {
 
 // detailOf describes the token files of a split.
 func detailOf(d *dataset.Dataset) string {
-	detail := fmt.Sprintf("%d tokens in %s", d.Len(), d.FilesNamed())
+	detail := d.Counted()
 	if kib := cache.DiskReadAhead(d.Files()[0]); kib > 0 {
 		detail += fmt.Sprintf(", on a disk that is read %d KiB ahead", kib)
 	}

@@ -245,6 +245,8 @@ func (s *Split) check() error {
 		return fmt.Errorf("%s: split %s must have tokens, e.g. tokens = \"data/%s.bin\" (got none)", s.Origin(), s.Split, s.Split)
 	case len(s.Tokens) > 0 && len(s.Sources) > 0:
 		return fmt.Errorf("%s: split %s must have tokens or sources, not both", s.Origin("tokens", "sources"), s.Split)
+	case len(s.Beside) > 0 && len(s.Sources) > 0:
+		return fmt.Errorf("%s: split %s has sources: name the arrays beside the tokens of each, in [[splits.%s.sources.arrays]]", s.Origin("arrays"), s.Split, s.Split)
 	case s.Rank >= s.World:
 		return fmt.Errorf("%s: must be below world, which is %d %s (got %d)", s.Origin("rank", "world"), s.World, s.scope(), s.Rank)
 	case s.BatchSize*s.World > sampler.MaxRows:

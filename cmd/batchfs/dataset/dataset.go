@@ -249,7 +249,9 @@ func (d *Dataset) With(settings string) (*Dataset, error) {
 // withSettings returns the dataset under the settings of s, a split that With of the same split returned.
 func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
 	n := *d
-	n.Split = s
+	if n.Split = s; s.DType == sampler.Native {
+		s.DType = d.Sequence.Stored() // as bind does
+	}
 	if n.Sequence, err = d.Sequence.With(s.Settings); err == nil {
 		err = n.countSteps()
 	}

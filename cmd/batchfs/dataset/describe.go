@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -36,6 +37,9 @@ func (d *Dataset) identity() map[string]any {
 func (d *Dataset) label() string {
 	all := d.identity()
 	delete(all, "torch_state")
+	if !d.Sequence.DType.IsInteger() {
+		all["dtype"] = sampler.Native // there is no other
+	}
 	return d.Split.Split + "/" + config.JoinSettings(all)
 }
 
@@ -97,17 +101,20 @@ type arrayInfo struct {
 	DType  array.DType   `json:"dtype"`
 	Shape  []int         `json:"shape"`
 	Offset int64         `json:"offset"`
-	Files  []fs.JSONText `json:"files,omitempty"` // of one beside the tokens, of all sources
+	At     sampler.At    `json:"at,omitempty"`    // of one beside the tokens, as are the files
+	Files  []fs.JSONText `json:"files,omitempty"` // of all sources
 }
 
 func (d *Dataset) arrayInfos() (list []arrayInfo) {
 	for _, a := range d.Sequence.Batch().Arrays {
-		info := arrayInfo{a.Name, a.DType, a.Shape, a.Offset, nil}
+		info := arrayInfo{Name: a.Name, DType: a.DType, Shape: a.Shape, Offset: a.Offset}
 		for n, b := range d.Split.BesideOf(0) {
+			if b.Name != a.Name {
+				continue
+			}
+			info.At = b.At
 			for _, source := range d.sources {
-				if b.Name == a.Name {
-					info.Files = append(info.Files, jsonTexts(source[n+1].Files())...)
-				}
+				info.Files = append(info.Files, jsonTexts(source[n+1].Files())...)
 			}
 		}
 		list = append(list, info)
@@ -147,8 +154,17 @@ func (d *Dataset) Summary() string {
 	q := d.Sequence
 	batch := q.Batch()
 	stack := batch.Stack()
-	return fmt.Sprintf("%-8s %d %s, %d bytes a batch, order %s, seed %d: %d tokens in %s",
-		d.Split.Split, stack.Shape, stack.DType, batch.MainBytes(), q.Order, q.Seed, d.Len(), d.FilesNamed())
+	return fmt.Sprintf("%-8s %d %s, %d bytes a batch, order %s, seed %d: %s",
+		d.Split.Split, stack.Shape, stack.DType, batch.MainBytes(), q.Order, q.Seed, d.Counted())
+}
+
+// Counted says in words how many tokens there are, or rows, and in which files.
+func (d *Dataset) Counted() string {
+	what := "tokens"
+	if d.Sequence.Layout == sampler.Elements {
+		what = "rows"
+	}
+	return fmt.Sprintf("%d %s in %s", d.Len(), what, d.FilesNamed())
 }
 
 // settings are those that decide what batches hold, by key.
@@ -282,6 +298,9 @@ func (d *Dataset) Describe(out io.Writer, k uint64) error {
 			source = fmt.Sprintf(", source %d", row.source)
 		}
 		fmt.Fprintf(out, "\nrow %d: number %d, epoch %d%s, %s from token %d on\n", j, row.row, row.epoch, source, terminal.Printable(row.file), row.start)
+		if d.Sequence.Layout == sampler.Elements {
+			continue // of numbers there is no text
+		}
 		dir := filepath.Dir(row.file)
 		v, known := vocabularies[dir]
 		if !known {
@@ -314,11 +333,9 @@ func (d *Dataset) text(k uint64, j int, v *vocabulary.Vocabulary) (string, error
 	var text strings.Builder
 	err := tokens.Read([]cache.Window{{Start: start, Len: d.Sequence.BlockSize}}, func(_ int, raw []byte) error {
 		for ; len(raw) > 0; raw = raw[size:] {
-			token := uint32(binary.LittleEndian.Uint16(raw))
-			if size == 4 {
-				token = binary.LittleEndian.Uint32(raw)
-			}
-			text.WriteString(v.Text(int(token)))
+			var token [8]byte
+			copy(token[:], raw[:size])
+			text.WriteString(v.Text(int(min(binary.LittleEndian.Uint64(token[:]), math.MaxInt))))
 		}
 		return nil
 	})
