@@ -17,7 +17,7 @@ import (
 func manyArrays(rows int) *Sequence {
 	list := []array.Array{{Name: "x", DType: array.Uint16, Shape: []int{rows, 5}}, {Name: "y", DType: array.Uint16, Shape: []int{rows, 5}}}
 	dtypes := array.DTypes()
-	for i := len(list); i < MaxArrays; i++ {
+	for i := len(list); i < array.Most; i++ {
 		a := array.Array{Name: fmt.Sprintf("%032d", i), DType: dtypes[i%len(dtypes)], Shape: []int{rows}}
 		if i%2 == 0 {
 			a.Shape = append(a.Shape, i, 3)
@@ -40,8 +40,8 @@ func TestFilesOfOneArray(t *testing.T) {
 			listed++
 		}
 	}
-	if listed != MaxArrays-2 {
-		t.Errorf("%d files of one array are listed, of %d", listed, MaxArrays-2)
+	if listed != array.Most-2 {
+		t.Errorf("%d files of one array are listed, of %d", listed, array.Most-2)
 	}
 	for n, a := range s.Batch.Arrays[2:] {
 		var all []byte
@@ -83,7 +83,7 @@ func check(t *testing.T, tr *tree, s *Sequence, path string, dtype array.DType, 
 // The inode of a file of one array says which, of which batch, sequence and version.
 func TestInodesOfOneArray(t *testing.T) {
 	for range 1000 {
-		sequence, a, k, v := rand.IntN(state.MaxSequences), rand.IntN(MaxArrays), rand.Uint64N(1<<arrayShift), Version(rand.Uint64N(1<<20))
+		sequence, a, k, v := rand.IntN(state.MaxSequences), rand.IntN(array.Most), rand.Uint64N(1<<arrayShift), Version(rand.Uint64N(1<<20))
 		for _, kind := range []kind{batchArrayNPY, batchesArrayNPY} {
 			i := makeArrayInode(kind, sequence, a, k).ofVersion(v)
 			if i.kind() != kind || i.sequence() != sequence || i.array() != a || kind == batchArrayNPY && i.firstBatch() != k || kind == batchesArrayNPY && i.firstBatch() != 0 {
@@ -105,7 +105,7 @@ func TestLongestHeaders(t *testing.T) {
 	}
 	axes[0], axes[1] = 1<<24, 1<<30
 	var list []array.Array
-	for i := range MaxArrays {
+	for i := range array.Most {
 		list = append(list, array.Array{Name: fmt.Sprintf("%032d", i), DType: array.BFloat16, Shape: axes})
 	}
 	s := counting("train", 100)
