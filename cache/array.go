@@ -3,6 +3,7 @@ package cache
 import (
 	"cmp"
 	"errors"
+	"os"
 	"slices"
 	"sort"
 	"sync"
@@ -89,6 +90,23 @@ func (a *Array) Files() []string {
 		paths[i] = a.shards[i].blob.Path()
 	}
 	return paths
+}
+
+// OneFile returns a function that opens the file that is the array, byte for byte, and checks it as Read does. It is nil if there is no
+// such file.
+func (a *Array) OneFile() func() (*os.File, error) {
+	first := &a.shards[0]
+	f, isLocal := first.blob.(*file)
+	if !isLocal || len(a.shards) > 1 || first.format.Offset != 0 || a.Bytes() != f.size {
+		return nil
+	}
+	return func() (*os.File, error) {
+		fd, _, err := f.open()
+		if err != nil {
+			return nil, a.remember(first, err)
+		}
+		return os.NewFile(uintptr(fd), f.Path()), nil
+	}
 }
 
 // Runs are the stretches that windows must stay within, in order and without gaps. They are not the caller's to change.
