@@ -221,6 +221,7 @@ func TestTokensSurviveWorkers(t *testing.T) {
 					await(t, "another worker", func() bool { return strings.Count(m.out.String(), "another goes on") > n })
 				}
 			}
+			run(t, "head", "-c", "1", m.path("train/tokens.bin"))
 			if how := m.readsTokens(t, "train"); (how == passedThrough) != (test.shards == 1) {
 				t.Errorf("tokens.bin is %q", how)
 			}
