@@ -347,7 +347,7 @@ type stormResult struct {
 // startStorms starts readers of each kind of file of a mount's split train.
 func startStorms(t testing.TB, m *mounted) (all []*stormReader) {
 	t.Helper()
-	for _, way := range []string{"next", "npy", "safetensors", "plain", "nonblocking", "kept", "rows", "numbered", "batches", "mapped", "texts",
+	for _, way := range []string{"next", "npy", "safetensors", "plain", "nonblocking", "kept", "rows", "numbered", "batches", "mapped", "tokens", "texts",
 		"tensors", "arrays"} {
 		all = append(all, startStorm(t, exec.Command(python, "clients/storm.py", way, m.path("train"))))
 	}

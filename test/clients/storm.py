@@ -175,6 +175,19 @@ def mapped():
     return read
 
 
+def tokens():
+    """Some of all tokens, read and mapped."""
+    n, first = B * T, random.randrange(STEPS) * B * T
+    fd = os.open(f"{split}/tokens.bin", os.O_RDONLY)
+    try:
+        with mmap.mmap(fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ) as view, memoryview(view) as all:
+            for data in whole(fd, 4 * first, 4 * n), copy_of(all[4 * first:][:4 * n]):
+                got = np.frombuffer(data, np.uint32)
+                assert (got == np.arange(got[0], got[0] + n, dtype=np.uint32)).all() and got[0] % 2**24 == first, "wrong tokens"
+    finally:
+        os.close(fd)
+
+
 def texts():
     for name in ["../status.json", "info.json"]:
         json.loads(opened(name, lambda fd: until(fd, 0, 1 << 20)))
@@ -187,7 +200,8 @@ def texts():
 
 ways = {"next": lambda: next_open, "npy": lambda: next_npy, "safetensors": lambda: next_safetensors, "plain": lambda: next_plain,
         "nonblocking": lambda: next_nonblocking, "rows": rows, "tensors": lambda: next_tensors, "arrays": arrays,
-        "kept": lambda: kept("next"), "numbered": lambda: numbered, "batches": batches, "mapped": mapped, "texts": lambda: texts}
+        "kept": lambda: kept("next"), "numbered": lambda: numbered, "batches": batches, "mapped": mapped, "tokens": lambda: tokens,
+        "texts": lambda: texts}
 read = ways[sys.argv[1]]()
 numbers, failed, slowest, reads = Counter(), Counter(), 0, 0
 print("ready", flush=True)

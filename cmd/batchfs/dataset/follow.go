@@ -64,6 +64,7 @@ func (f *followed) sequence(d *Dataset) *fs.Sequence {
 
 		ReadTokens: d.readTokens,
 		TokensLen:  d.tokensLen(),
+		OpenTokens: d.openTokens(),
 
 		Info:       d.info,
 		InfoLen:    sync.OnceValue(func() int64 { return int64(len(d.info())) }),
