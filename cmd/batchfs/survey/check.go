@@ -132,6 +132,9 @@ func Check(ctx context.Context, splits []*config.Split, m config.Memory, o Check
 	if err := c.open(splits, m); err != nil {
 		return nil, err
 	}
+	if err := c.checkDocuments(ctx); err != nil {
+		return nil, err
+	}
 	c.chooseWindow(o.CommonRun)
 	if err := c.readAll(ctx, o.Restart); err != nil {
 		return nil, err
@@ -194,6 +197,28 @@ func (c *check) open(splits []*config.Split, m config.Memory) error {
 		}
 	}
 	c.report.Files = len(c.files)
+	return nil
+}
+
+// checkDocuments reads the indexes of documents that lie beside the tokens.
+func (c *check) checkDocuments(ctx context.Context) error {
+	for _, f := range c.files {
+		if f.array == nil || !f.part.main() || !isTokens(f.array) {
+			continue
+		}
+		o := f.part.Options
+		o.Access, o.VocabSize, o.Documents = cache.Pread, 0, cache.DocumentsIndexed
+		a, err := cache.Open([]string{f.path}, o)
+		if err == nil && a.Documents() != nil {
+			err = readEnds(ctx, a.Documents(), 0, a.Documents().Count(), func([]int64) {})
+		}
+		if ctx.Err() != nil {
+			return errors.New("interrupted")
+		}
+		if err != nil {
+			c.found(f.problem(Documents), "%v", err)
+		}
+	}
 	return nil
 }
 
@@ -595,14 +620,6 @@ func extend(run common, a, b *checked, w int64) common {
 		run.n += n
 	}
 	return run
-}
-
-// numberOf is n with the word for one, or for several.
-func numberOf(n int64, one, several string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, several)
 }
 
 // JSON writes r for programs.

@@ -124,6 +124,14 @@ func TestCheckFindsFaults(t *testing.T) {
 			copy(all["a.bin"][3500:], all["a.bin"][1000:2100])
 			save(t, "a.bin", all["a.bin"])
 		}, "overlap a.bin 3500 1100 a.bin 1000\n"},
+		{"index", func(t *testing.T, all map[string][]uint16) {
+			ends := make([]byte, 0, 8*4000)
+			for i := range 2999 {
+				ends = binary.LittleEndian.AppendUint64(ends, uint64(i+1))
+			}
+			copy(ends[8*2000:], ends[8*1500:8*1501]) // not in the blocks that are looked at when the file is opened
+			testfiles.Write(t, map[string]string{"b.bin.index": string(binary.LittleEndian.AppendUint64(ends, 3000))})
+		}, "documents b.bin 0 0 . 0\n"},
 		{"mask", func(t *testing.T, all map[string][]uint16) {
 			os.Truncate("b.mask", 2999)
 		}, "length b.mask 0 -1 b.bin 0\n"},
@@ -274,6 +282,38 @@ func TestLook(t *testing.T) {
 	s = Survey{}
 	if err := s.Look(t.Context(), "signed.bin", o, io.Discard); err != nil || s.Files[0].Largest != int64(6) || s.Numbers[0].Count != 1 {
 		t.Errorf("%v %+v %v", err, s.Files[0], s.Numbers)
+	}
+}
+
+// Documents are those of the index, where there is one, and numbers that are no tokens are described all the same.
+func TestLookAtFormats(t *testing.T) {
+	t.Chdir(t.TempDir())
+	save(t, "a.bin", []uint16{5, 6, 0, 7, 0})
+	o := LookOptions{EOT: -1}
+	o.Open.DType = "uint16"
+	if _, err := WriteIndex(t.Context(), "a.bin", o.Open, 0, false, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	header := "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3)}"
+	npy := fmt.Sprintf("\x93NUMPY\x01\x00\x76\x00%-117s\n", header) + strings.Repeat("\x00", 24)
+	testfiles.Write(t, map[string]string{"b.npy": npy, "c.bin": "\x01\x00", "c.bin.index": "\x02\x00\x00\x00\x00\x00\x00\x00"})
+	var s Survey
+	for _, path := range []string{"a.bin", "b.npy"} {
+		o.Open.GuessedDType = path == "b.npy"
+		if err := s.Look(t.Context(), path, o, io.Discard); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if f := s.Files[0]; f.Documents != 2 || !f.Indexed || !slices.Equal(s.Lengths, []Bin{{2, 3, 2}}) {
+		t.Errorf("%+v, lengths %v", f, s.Lengths)
+	}
+	var text bytes.Buffer
+	s.Print(&text)
+	if want := "npy, float32, shape (2, 3), 24 bytes\n"; s.Files[1].Tokens != 0 || !strings.Contains(text.String(), want) {
+		t.Errorf("%s\nlacks %q", &text, want)
+	}
+	if err := s.Look(t.Context(), "c.bin", o, io.Discard); err == nil || len(s.Files) != 3 || s.Files[2].Tokens != 1 {
+		t.Errorf("a wrong index: %v, %+v", err, s.Files)
 	}
 }
 

@@ -32,6 +32,8 @@ func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, fo
 		return index, err
 	}
 	switch {
+	case a.Manifest().Files[0].Format.Name == "megatron":
+		return index, fmt.Errorf("%s: the .idx of Megatron-LM beside it says where its documents end, and no other index is looked at", path)
 	case !isTokens(a):
 		return index, fmt.Errorf("%s holds %s, not tokens", path, a.DType())
 	case a.DType().Size() < 8 && eot>>(8*a.DType().Size()) > 0:

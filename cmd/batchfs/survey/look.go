@@ -1,7 +1,6 @@
 package survey
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -24,6 +23,7 @@ type Survey struct {
 	Lengths []Bin `json:"document_lengths,omitempty"`
 
 	numbers, lengths histogram
+	lengthsSampled   bool // lengths are not of all documents
 }
 
 // A File is what a file holds. What was counted is of the Read bytes.
@@ -37,6 +37,7 @@ type File struct {
 	Read      int64       `json:"bytes_read"`
 	Largest   any         `json:"largest"` // of integers
 	Documents int64       `json:"documents,omitempty"`
+	Indexed   bool        `json:"indexed,omitempty"` // an index says how many documents there are, and none was counted
 	Samples   []Sample    `json:"samples,omitempty"`
 
 	largest uint64
@@ -63,7 +64,8 @@ const (
 	sampledBytes  = 4 << 20
 )
 
-// Look reads a sample of a file, or all of it, and adds what it holds to s. It shows on stderr how much it has read.
+// Look reads a sample of a file, or all of it, and adds what it holds to s. It shows on stderr how much it has read. If only the index
+// of the documents is wrong, it adds the rest and returns an error.
 func (s *Survey) Look(ctx context.Context, path string, o LookOptions, stderr io.Writer) error {
 	a, err := cache.Open([]string{path}, o.Open)
 	if err != nil {
@@ -84,6 +86,10 @@ func (s *Survey) Look(ctx context.Context, path string, o LookOptions, stderr io
 	if err := s.count(ctx, f, a, o, stderr); err != nil {
 		return err
 	}
+	var wrong error
+	if f.Tokens > 0 && o.EOT < 0 {
+		wrong = s.countDocuments(ctx, f, path, o)
+	}
 	if f.Tokens > 0 {
 		if f.Samples, err = samplesOf(a, path); err != nil {
 			return err
@@ -91,6 +97,39 @@ func (s *Survey) Look(ctx context.Context, path string, o LookOptions, stderr io
 	}
 	s.Files = append(s.Files, f)
 	s.Numbers, s.Lengths = s.numbers.bins(), s.lengths.bins()
+	return wrong
+}
+
+// countDocuments counts the documents that the index of a file knows, if it has one.
+func (s *Survey) countDocuments(ctx context.Context, f *File, path string, o LookOptions) error {
+	o.Open.Documents = cache.DocumentsIndexed
+	a, err := cache.Open([]string{path}, o.Open)
+	if err != nil || a.Documents() == nil {
+		return err
+	}
+	f.Documents, f.Indexed = a.Documents().Count(), true
+	block, blocks := f.Documents, int64(1)
+	if most := int64(sampledBlocks * endsBlock); !o.All && f.Documents > most {
+		block, blocks, s.lengthsSampled = endsBlock, sampledBlocks, true
+	}
+	for i := range blocks {
+		from := (f.Documents - block) / max(blocks-1, 1) * i
+		before := int64(-1) // where the document before the first one ends
+		err := readEnds(ctx, a.Documents(), max(from-1, 0), from+block, func(ends []int64) {
+			if from == 0 && before < 0 {
+				before = 0
+			}
+			for _, end := range ends {
+				if before >= 0 {
+					s.lengths.add(uint64(end - before))
+				}
+				before = end
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -101,6 +140,7 @@ func (s *Survey) count(ctx context.Context, f *File, a *cache.Array, o LookOptio
 	if !o.All && a.Bytes() > sampledBlocks*sampledBytes {
 		block, blocks = sampledBytes/size, sampledBlocks
 		gap = (numbers - block) / (blocks - 1)
+		s.lengthsSampled = s.lengthsSampled || o.EOT >= 0
 	}
 	progress := terminal.NewProgress(stderr, "reading", blocks*block*size, terminal.Bytes)
 	defer progress.Finish()
@@ -222,16 +262,15 @@ func (s *Survey) Print(out io.Writer) {
 		f.print(&text)
 		tokens = tokens || f.Tokens > 0
 	}
-	of := ""
-	if s.sampled() {
-		of = ", of the sample (--all reads everything)"
+	of := func(sampled bool) string {
+		return map[bool]string{true: ", of a sample (--all reads everything)"}[sampled]
 	}
 	if len(s.Numbers) > 0 {
-		fmt.Fprintf(&text, "\n%s%s:\n", map[bool]string{true: "token ids", false: "numbers"}[tokens], of)
+		fmt.Fprintf(&text, "\n%s%s:\n", map[bool]string{true: "token ids", false: "numbers"}[tokens], of(s.sampled()))
 		drawBins(&text, s.Numbers)
 	}
 	if len(s.Lengths) > 0 {
-		fmt.Fprintf(&text, "\ntokens in a document%s:\n", of)
+		fmt.Fprintf(&text, "\ntokens in a document%s:\n", of(s.lengthsSampled))
 		drawBins(&text, s.Lengths)
 	}
 	io.WriteString(out, terminal.Printable(text.String()))
@@ -245,13 +284,16 @@ func (f *File) print(out io.Writer) {
 		sample = fmt.Sprintf(" in a sample of %s (%.2g%%)", bytesOf(f.Read), 100*float64(f.Read)/float64(f.Bytes))
 	}
 	if f.Tokens > 0 {
-		fmt.Fprintf(out, "  %d tokens\n", f.Tokens)
+		fmt.Fprintf(out, "  %s\n", numberOf(f.Tokens, "token", "tokens"))
 	}
 	if f.Largest != nil {
 		fmt.Fprintf(out, "  largest %s %d%s\n", map[bool]string{true: "id", false: "number"}[f.Tokens > 0], f.Largest, sample)
 	}
 	if f.Documents > 0 {
-		fmt.Fprintf(out, "  %d documents%s\n", f.Documents, cmp.Or(sample))
+		if f.Indexed {
+			sample = ""
+		}
+		fmt.Fprintf(out, "  %s%s\n", numberOf(f.Documents, "document", "documents"), sample)
 	}
 	for _, s := range f.Samples {
 		fmt.Fprintf(out, "  from token %d on: %q\n", s.Index, s.Text)

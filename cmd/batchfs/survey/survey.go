@@ -37,6 +37,33 @@ func read(ctx context.Context, a *cache.Array, from, to int64, visit func(at int
 	return nil
 }
 
+// endsBlock is how many ends of documents are read at a time.
+const endsBlock = blockSize / 8
+
+// readEnds calls visit with where documents [from, to) end, block after block. The ends are valid during the call only.
+func readEnds(ctx context.Context, d *cache.Documents, from, to int64, visit func(ends []int64)) error {
+	ends := make([]int64, min(endsBlock, to-from))
+	for at := from; at < to; at += endsBlock {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		ends = ends[:min(endsBlock, to-at)]
+		if err := d.Ends(at, ends); err != nil {
+			return err
+		}
+		visit(ends)
+	}
+	return nil
+}
+
+// numberOf is n with the word for one, or for several.
+func numberOf(n int64, one, several string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, several)
+}
+
 // A decoder makes 64 bits of each number of a dtype: integers keep their value, negative ones as two's complement, and others have
 // their bits.
 type decoder struct {
