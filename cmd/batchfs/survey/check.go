@@ -385,7 +385,7 @@ func (c *check) read(ctx context.Context, s segment, progress *terminal.Progress
 	var winnower *winnower
 	behind := s.to
 	if f.part.main() {
-		winnower = newWinnower(int(c.window))
+		winnower = newWinnower(c.window, f.base+s.from)
 		behind = min(s.to+2*c.window-2, f.numbers) // runs that begin in the segment may end in the next one
 	}
 	vocab := uint64(f.part.Options.VocabSize)
@@ -396,7 +396,7 @@ func (c *check) read(ctx context.Context, s segment, progress *terminal.Progress
 			return nil
 		}
 		list := d.decode(raw)
-		prints = winnower.add(list, prints, f.base+s.from)
+		prints = winnower.add(list, prints)
 		r.Zeros = endingZeros(list, r.Zeros)
 		if vocab > 0 && isTokens(f.array) {
 			r.compare(list, at, vocab, f.array.DType())
@@ -405,7 +405,7 @@ func (c *check) read(ctx context.Context, s segment, progress *terminal.Progress
 	})
 	if r.err == nil && behind > s.to {
 		r.err = read(ctx, f.array, s.to, behind, func(_ int64, raw []byte) error {
-			prints = winnower.add(d.decode(raw), prints, f.base+s.from)
+			prints = winnower.add(d.decode(raw), prints)
 			return nil
 		})
 	}

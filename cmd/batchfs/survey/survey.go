@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 
 	"batchfs/cache"
 	"batchfs/cache/array"
@@ -73,40 +74,29 @@ type decoder struct {
 
 // decode returns the numbers of raw. They are valid until the next call.
 func (d *decoder) decode(raw []byte) []uint64 {
-	d.list = d.list[:0]
-	switch d.dtype {
-	case array.Int8:
-		for _, b := range raw {
-			d.list = append(d.list, uint64(int8(b)))
-		}
-		return d.list
-	case array.Int16:
-		for ; len(raw) >= 2; raw = raw[2:] {
-			d.list = append(d.list, uint64(int16(binary.LittleEndian.Uint16(raw))))
-		}
-		return d.list
-	case array.Int32:
-		for ; len(raw) >= 4; raw = raw[4:] {
-			d.list = append(d.list, uint64(int32(binary.LittleEndian.Uint32(raw))))
-		}
-		return d.list
-	}
-	switch d.dtype.Size() {
+	size := d.dtype.Size()
+	d.list = slices.Grow(d.list[:0], len(raw)/size)[:len(raw)/size]
+	switch size {
 	case 1:
-		for _, b := range raw {
-			d.list = append(d.list, uint64(b))
+		for i := range d.list {
+			d.list[i] = uint64(raw[i])
 		}
 	case 2:
-		for ; len(raw) >= 2; raw = raw[2:] {
-			d.list = append(d.list, uint64(binary.LittleEndian.Uint16(raw)))
+		for i := range d.list {
+			d.list[i] = uint64(binary.LittleEndian.Uint16(raw[2*i:]))
 		}
 	case 4:
-		for ; len(raw) >= 4; raw = raw[4:] {
-			d.list = append(d.list, uint64(binary.LittleEndian.Uint32(raw)))
+		for i := range d.list {
+			d.list[i] = uint64(binary.LittleEndian.Uint32(raw[4*i:]))
 		}
 	default:
-		for ; len(raw) >= 8; raw = raw[8:] {
-			d.list = append(d.list, binary.LittleEndian.Uint64(raw))
+		for i := range d.list {
+			d.list[i] = binary.LittleEndian.Uint64(raw[8*i:])
+		}
+	}
+	if unused := 64 - 8*size; signed(d.dtype) {
+		for i, v := range d.list {
+			d.list[i] = uint64(int64(v<<unused) >> unused)
 		}
 	}
 	return d.list

@@ -2,27 +2,30 @@ package survey
 
 import (
 	"cmp"
-	"math/bits"
+	"math"
 	"slices"
 )
 
 // A winnower picks fingerprints of a stream of numbers: hashes of some of its runs of w numbers, and of any w runs that begin one
 // number after the other at least one. So two streams that share 2w-1 numbers in a row share a fingerprint, wherever those lie; and
-// streams with the same fingerprint share w numbers, unless 64 bits of a hash say so by chance. A run of one and the same number has
-// none.
+// streams with the same fingerprint share w numbers, unless 64 bits of a hash say so by chance. Where few numbers come again and
+// again there may be none.
 //
-// It is the algorithm of Schleimer, Wilkerson and Aiken, "Winnowing: Local Algorithms for Document Fingerprinting" (2003), with
-// a hash of Karp and Rabin. Of the numbers of a random stream 2/(w+1) begin a run that is picked.
+// It is the algorithm of Schleimer, Wilkerson and Aiken, "Winnowing: Local Algorithms for Document Fingerprinting" (2003): of any w
+// runs the one with the least hash is picked. The hash is that of Karp and Rabin. To be fast, it only looks at small hashes, of
+// which w runs have 64: that they have none is a chance of 1 in 10^27. Of random runs 2 in w are picked.
 type winnower struct {
-	w      int      // a power of two
-	last   []uint64 // the last w numbers, mixed; number i at i mod w
-	hashes []uint64 // of the w runs that end last; that which ends at i at i mod w
-	sum    uint64   // that of the last w numbers, not mixed yet
-	lead   uint64   // base to the power of w
-	n      int      // numbers so far
-	value  uint64   // the last
-	same   int      // how many of the last are the same
-	picked int      // where the run ends that was picked last, or -1
+	w     int64    // a power of two
+	last  []uint64 // the last w numbers, plus one; number i at i mod w
+	sum   uint64   // the hash of those
+	lead  uint64   // base to the power of w
+	ones  uint64   // the hash of w ones
+	small uint64   // the largest small hash
+	n     int64    // numbers so far
+	first int64    // position of the first number
+
+	queue  []print // the run that was picked last, unless later ones have it, and then each that is less than all behind it
+	picked int64   // where the run begins that was picked last
 }
 
 // A print is a fingerprint of the run of numbers from At on.
@@ -31,75 +34,70 @@ type print struct {
 	At   int64
 }
 
+// base is odd, so that the hash depends on all bits of all numbers.
 const base = 0x9e3779b97f4a7c15
 
-// unpicked is the hash of a run that is not to be picked.
-const unpicked = ^uint64(0)
-
-func newWinnower(w int) *winnower {
-	z := &winnower{w: w, last: make([]uint64, w), hashes: make([]uint64, w), lead: base, picked: -1}
-	for range bits.Len(uint(w)) - 1 {
-		z.lead *= z.lead
+// newWinnower returns one for a stream whose first number has a position.
+func newWinnower(w, first int64) *winnower {
+	z := &winnower{w: w, last: make([]uint64, w), lead: 1, first: first, picked: -1}
+	for range w {
+		z.ones = z.ones*base + 1
+		z.lead *= base
 	}
+	z.small = math.MaxUint64 / uint64(max(w/64, 1))
 	return z
 }
 
-// mix is the finalizer of SplitMix64.
-func mix(z uint64) uint64 {
-	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
-	z = (z ^ z>>27) * 0x94d049bb133111eb
-	return z ^ z>>31
+// add continues the stream, and appends what it picks to prints.
+func (z *winnower) add(numbers []uint64, prints []print) []print {
+	sum, n, last, mask := z.sum, z.n, z.last, int64(len(z.last)-1)
+	for _, v := range numbers {
+		v++
+		sum = sum*base + v - last[n&mask]*z.lead
+		last[n&mask] = v
+		n++
+		// One and the same number over and over shows nothing.
+		if hash := (sum ^ sum>>32) * base; hash <= z.small && n >= z.w && sum != v*z.ones {
+			prints = z.look(print{hash, z.first + n - z.w}, prints)
+		}
+	}
+	z.sum, z.n = sum, n
+	return z.pass(z.first+n-z.w+1, prints)
 }
 
-// add continues the stream, and appends what it picks to prints. first is where the stream begins.
-func (z *winnower) add(numbers []uint64, prints []print, first int64) []print {
-	w := z.w
-	for _, v := range numbers {
-		i, m := z.n&(w-1), mix(v+1)
-		z.sum = z.sum*base + m - z.last[i]*z.lead
-		z.last[i] = m
-		if v == z.value {
-			z.same++
-		} else {
-			z.value, z.same = v, 1
+// look takes notice of a run with a small hash.
+func (z *winnower) look(run print, prints []print) []print {
+	prints = z.pass(run.At, prints)
+	if len(z.queue) > 0 && z.queue[0].At <= run.At-z.w {
+		z.queue = slices.Delete(z.queue, 0, 1)
+	}
+	// Of equal ones the last, so that a period does not make many, but the one that was picked stays.
+	for n := len(z.queue); n > 0; n = len(z.queue) {
+		if back := z.queue[n-1]; back.Hash < run.Hash || back.Hash == run.Hash && back.At == z.picked {
+			break
 		}
-		end := z.n
-		z.n++
-		if z.n < w {
-			continue
-		}
-		hash := mix(z.sum)
-		if z.same >= w {
-			hash = unpicked
-		}
-		z.hashes[i] = hash
-		if z.n < 2*w-1 {
-			continue
-		}
-		switch {
-		case z.picked <= end-w:
-			z.picked = z.least(end)
-		case hash < z.hashes[z.picked&(w-1)]:
-			z.picked = end
-		default:
-			continue
-		}
-		if least := z.hashes[z.picked&(w-1)]; least != unpicked {
-			prints = append(prints, print{least, first + int64(z.picked-w+1)})
-		}
+		z.queue = z.queue[:n-1]
+	}
+	z.queue = append(z.queue, run)
+	return z.pick(prints)
+}
+
+// pass picks what is the least of w runs that begin before a position.
+func (z *winnower) pass(at int64, prints []print) []print {
+	for len(z.queue) > 0 && z.queue[0].At < at-z.w {
+		z.queue = slices.Delete(z.queue, 0, 1)
+		prints = z.pick(prints)
 	}
 	return prints
 }
 
-// least is where the run ends that has the least of the hashes, the last such run. end is where the last run ends.
-func (z *winnower) least(end int) int {
-	best := end
-	for at := end - 1; at > end-z.w; at-- {
-		if z.hashes[at&(z.w-1)] < z.hashes[best&(z.w-1)] {
-			best = at
-		}
+// pick picks the first of the queue, unless it was picked before.
+func (z *winnower) pick(prints []print) []print {
+	if len(z.queue) > 0 && z.queue[0].At != z.picked {
+		z.picked = z.queue[0].At
+		prints = append(prints, z.queue[0])
 	}
-	return best
+	return prints
 }
 
 // A common is n numbers that stand twice: from a and from b on.

@@ -5,12 +5,12 @@ import (
 	"testing"
 )
 
-// prints are those of a stream that begins at first, which comes in pieces of any length.
+// printsOf are those of a stream that begins at first, which comes in pieces of any length.
 func printsOf(rng *rand.Rand, w int, numbers []uint64, first int64) (prints []print) {
-	z := newWinnower(w)
+	z := newWinnower(int64(w), first)
 	for len(numbers) > 0 {
 		n := min(1+rng.IntN(100), len(numbers))
-		prints = z.add(numbers[:n], prints, first)
+		prints = z.add(numbers[:n], prints)
 		numbers = numbers[n:]
 	}
 	return prints
@@ -28,7 +28,7 @@ func randomNumbers(rng *rand.Rand, n int, below uint64) []uint64 {
 func TestWinnowFindsCommonRuns(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
-		w := 4 << rng.IntN(4)
+		w := 4 << rng.IntN(8)
 		n := 2*w - 1 + rng.IntN(3*w)
 		run := randomNumbers(rng, n, 1000)
 		at, other := rng.IntN(5*w), rng.IntN(5*w)
@@ -44,7 +44,7 @@ func TestWinnowFindsCommonRuns(t *testing.T) {
 					t.Fatalf("w %d: %+v is no common run", w, r)
 				}
 			}
-			found = found || r.a >= int64(at) && r.a+r.n <= int64(at+n) && r.b-r.a == start+int64(other-at)
+			found = found || r.a < int64(at+n) && r.a+r.n > int64(at) && r.b-r.a == start+int64(other-at)
 		}
 		if !found {
 			t.Fatalf("w %d: the run of %d at %d and %d is not among %v", w, n, at, other, runs)
