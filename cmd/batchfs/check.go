@@ -27,11 +27,12 @@ func checkCommand() *cobra.Command {
 
 Of several splits it also finds what two of them share, such as a validation set within the training data.
 
-A run that stands twice is found wherever it lies if it has 65,536 tokens; a quarter of a file's tokens in small files; more
-where there are more than 34 billion tokens. --overlap sets another length. Text that was changed by a token in every few
-thousand is not found, nor is a run of one and the same token.
+A run that stands twice is found wherever it lies if it has 65,536 tokens, or as many as --overlap says: a quarter of the tokens
+of a file where files are small, and more where there are above 34 billion tokens. What is printed says from which length on.
+Text that has another token every few thousand is not found, nor is a run of few numbers that come again and again.
 
-Ctrl-C loses little: the same command continues where it was. The exit status is 1 if anything is wrong.
+Ctrl-C loses little: the same command continues where it was, as what was read is noted in the user's cache directory
+(~/.cache/batchfs) until a check ends. The exit status is 1 if anything is wrong.
 
 SPLIT is one of the configuration, or the path of one in a mount, which then has the configuration of that mount.`,
 		Example: `  batchfs check train
