@@ -70,7 +70,7 @@ type Problem struct {
 const minZeros = 4096
 
 // segmentBytes is how much of a file is checked at a time, and noted in the state.
-const segmentBytes = 64 << 20
+const segmentBytes = 16 << 20
 
 // A checked is a file under check.
 type checked struct {
