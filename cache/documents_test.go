@@ -1,0 +1,355 @@
+package cache
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"batchfs/cache/array"
+)
+
+// writeIndex writes the index of documents with such ends beside a file.
+func writeIndex(t testing.TB, path string, ends ...int64) {
+	t.Helper()
+	var raw []byte
+	for _, end := range ends {
+		raw = binary.LittleEndian.AppendUint64(raw, uint64(end))
+	}
+	must(t, os.WriteFile(path+IndexSuffix, raw, 0o600))
+	must(t, os.Chtimes(path+IndexSuffix, longAgo, longAgo))
+}
+
+// indexed writes files of so many tokens, each with an index, and returns where the documents of all end.
+func indexed(t testing.TB, r *rand.Rand, lens ...int) (paths []string, ends []int64) {
+	t.Helper()
+	paths, start := files(t, 2, lens...), int64(0)
+	for i, n := range lens {
+		var own []int64
+		for end := int64(0); end < int64(n); {
+			end = min(int64(n), end+1+r.Int64N(9))
+			own, ends = append(own, end), append(ends, start+end)
+		}
+		writeIndex(t, paths[i], own...)
+		start += int64(n)
+	}
+	return paths, ends
+}
+
+// areDocuments compares documents with their ends.
+func areDocuments(d *Documents, ends []int64, r *rand.Rand) error {
+	if d.Count() != int64(len(ends)) {
+		return fmt.Errorf("%d documents, want %d", d.Count(), len(ends))
+	}
+	for range 30 {
+		pos := r.Int64N(ends[len(ends)-1])
+		want, found := slices.BinarySearch(ends, pos)
+		if found { // a document that ends there does not hold it
+			want++
+		}
+		if got, err := d.Of(pos); err != nil || got != int64(want) {
+			return fmt.Errorf("token %d is of document %d, error %v, want %d", pos, got, err, want)
+		}
+		first := r.IntN(len(ends))
+		some := make([]int64, 1+r.IntN(min(len(ends)-first, 50)))
+		if err := d.Ends(int64(first), some); err != nil || !slices.Equal(some, ends[first:first+len(some)]) {
+			return fmt.Errorf("documents from %d on end at %d, error %v, want %d", first, some, err, ends[first:first+len(some)])
+		}
+	}
+	return nil
+}
+
+func TestDocumentsOfAnIndex(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, lens := range [][]int{{1}, {1, 2, 1}, {20_000}, {5000, 1, 70_000, 3}} {
+		paths, ends := indexed(t, r, lens...)
+		everyAccess(t, func(t *testing.T, o Options) {
+			o.Documents = DocumentsIndexed
+			a := open(t, paths, o)
+			var wg sync.WaitGroup
+			for _, d := range []*Documents{a.Documents(), reopened(t, a, o).Documents()} {
+				for reader := range uint64(2) {
+					wg.Go(func() {
+						if err := areDocuments(d, ends, rand.New(rand.NewPCG(3, reader))); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+			}
+			wg.Wait()
+			must(t, a.Check())
+			if len(a.AllFiles()) != 2*len(lens) {
+				t.Errorf("%d files", len(a.AllFiles()))
+			}
+			if o.Documents = ""; open(t, paths, o).Documents() != nil {
+				t.Error("there are documents although nobody asked for them")
+			}
+		})
+	}
+}
+
+// The libraries' own indexes say what datatrove's does.
+func TestDocumentsOfLibraries(t *testing.T) {
+	var ends []int64
+	for _, of := range []struct{ start, tokens int64 }{{0, 100}, {100, 50}} {
+		for end := int64(0); end < of.tokens; {
+			end = min(end+7, of.tokens)
+			ends = append(ends, of.start+end)
+		}
+	}
+	for _, name := range []string{".ds", "_text_document.bin"} {
+		everyAccess(t, func(t *testing.T, o Options) {
+			o.Documents = DocumentsIndexed
+			a := open(t, testdata(name), o)
+			must(t, areDocuments(a.Documents(), ends, rand.New(rand.NewPCG(1, 2))))
+			must(t, areDocuments(reopened(t, a, o).Documents(), ends, rand.New(rand.NewPCG(1, 2))))
+		})
+	}
+}
+
+func TestFilesAreDocuments(t *testing.T) {
+	a := open(t, files(t, 2, 3, 1, 5), Options{DType: array.Uint16, Documents: FilesAreDocuments})
+	must(t, areDocuments(a.Documents(), []int64{3, 4, 9}, rand.New(rand.NewPCG(1, 2))))
+	must(t, areDocuments(reopened(t, a, Options{Documents: FilesAreDocuments}).Documents(), []int64{3, 4, 9}, rand.New(rand.NewPCG(1, 2))))
+}
+
+// Where nobody knows, there are none; where it is known of some files only, that is a mistake.
+func TestDocumentsOfNobody(t *testing.T) {
+	paths := files(t, 2, 3, 4)
+	o := Options{DType: array.Uint16, Documents: DocumentsIndexed}
+	if open(t, paths, o).Documents() != nil {
+		t.Error("there are documents without an index")
+	}
+	writeIndex(t, paths[1], 2, 4)
+	_, err := Open(paths, o)
+	want := fmt.Sprintf("nothing says where the documents of %s end, but %s.index says it of %[2]s; batchfs index %[1]s --eot N", paths[0], paths[1])
+	if err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("error %v, want %s", err, want)
+	}
+}
+
+// An index that is not that of its file is refused, at once or when it is read.
+func TestWrongIndex(t *testing.T) {
+	o := Options{DType: array.Uint16, Documents: DocumentsIndexed}
+	rising := func(n int) (ends []int64) {
+		for i := range n {
+			ends = append(ends, int64(2*i+2))
+		}
+		return ends
+	}
+	for _, test := range []struct {
+		ends []int64
+		want string
+	}{
+		{nil, "has 0 bytes, which are no ends"},
+		{[]int64{3, 9}, "document 1, the last one, ends at 9, but"},
+		{[]int64{3, 11}, "document 1, the last one, ends at 11, but"},
+		{[]int64{3, 3, 10}, "document 1 ends at 3, and the one before it at 3: every document must have a token at least"},
+		{[]int64{3, 12, 10}, "document 2 ends at 10, and the one before it at 12"},
+		{[]int64{0, 10}, "and the one before it at 0"},
+	} {
+		paths := files(t, 2, 10)
+		writeIndex(t, paths[0], test.ends...)
+		if _, err := Open(paths, o); err == nil || !strings.Contains(err.Error(), paths[0]+".index") || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%d: error %v, want %s", test.ends, err, test.want)
+		}
+	}
+	const many = 200_000 // of which the fingerprint covers some
+	paths := files(t, 2, 2*many)
+	for _, wrong := range []int64{-1, 0, 1 << 40, 2*3001 - 2} {
+		ends := rising(many)
+		ends[3001] = wrong
+		writeIndex(t, paths[0], ends...)
+		d := open(t, paths, o).Documents()
+		for _, first := range []int64{2990, 3001, 3002} {
+			if first == 3002 && wrong == 2*3001-2 {
+				continue // that is behind its end
+			}
+			err := d.Ends(first, make([]int64, 20))
+			if err == nil || !strings.Contains(err.Error(), paths[0]+".index: document 300") {
+				t.Errorf("document 3001 ends at %d, documents from %d on: error %v", wrong, first, err)
+			}
+		}
+		must(t, d.Ends(3010, make([]int64, 20)))
+	}
+	ends := rising(many) // other indexes have an odd number of bytes
+	writeIndex(t, paths[0], ends...)
+	must(t, os.Truncate(paths[0]+".index", 8*many-3))
+	if _, err := Open(paths, o); err == nil || !strings.Contains(err.Error(), "which are no ends of documents of 8 bytes each") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// An index that changes is as a file of tokens that does: nobody is told other ends.
+func TestChangedIndexIsStale(t *testing.T) {
+	for name, change := range map[string]func(path string) error{
+		"truncated": func(path string) error { return os.Truncate(path, 8) },
+		"touched":   func(path string) error { return os.Chtimes(path, longAgo, longAgo.Add(1)) },
+		"replaced":  func(path string) error { return replace(path, make([]byte, 24)) },
+		"gone":      os.Remove,
+	} {
+		t.Run(name, func(t *testing.T) {
+			everyAccess(t, func(t *testing.T, o Options) {
+				paths := files(t, 2, 10, 10)
+				writeIndex(t, paths[0], 10)
+				writeIndex(t, paths[1], 2, 3, 10)
+				o.Documents = DocumentsIndexed
+				was := open(t, paths, o)
+				now := reopened(t, was, o)
+				must(t, was.Documents().Ends(0, make([]int64, 4)))
+				must(t, change(paths[1]+".index"))
+				for _, a := range []*Array{was, now} {
+					want := error(syscall.ESTALE)
+					if name == "gone" {
+						want = syscall.ENOENT
+					}
+					_, of := a.Documents().Of(15)
+					for _, err := range []error{of, a.Documents().Ends(0, make([]int64, 4)), a.Check()} {
+						if !errors.Is(err, want) || !strings.Contains(err.Error(), paths[1]+".index") {
+							t.Errorf("error %v, want %v", err, want)
+						}
+					}
+					if err := readOne(a); name != "gone" && !errors.Is(err, syscall.ESTALE) {
+						t.Errorf("error %v of a read of tokens, want ESTALE", err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A copy of an index is the index, and one that is written to is waited for, as with tokens.
+func TestIndexIsFollowed(t *testing.T) {
+	paths := files(t, 2, 10)
+	writeIndex(t, paths[0], 2, 10)
+	o := Options{DType: array.Uint16, Documents: DocumentsIndexed}
+	a := open(t, paths, o)
+	copyOver(t, paths[0]+".index", same)
+	must(t, a.Check())
+	f, err := os.OpenFile(paths[0]+".index", os.O_RDWR, 0)
+	must(t, err)
+	defer f.Close()
+	_, err = a.Unwritten()
+	if err == nil || !strings.Contains(err.Error(), paths[0]+".index is open for writing") {
+		t.Errorf("error %v", err)
+	}
+	_, err = f.WriteAt([]byte{3}, 0)
+	must(t, err)
+	o.Previous = a
+	if _, err := Open(paths, o); err == nil || !strings.Contains(err.Error(), paths[0]+".index is being overwritten") {
+		t.Errorf("error %v", err)
+	}
+	must(t, f.Close())
+	must(t, areDocuments(open(t, paths, o).Documents(), []int64{3, 10}, rand.New(rand.NewPCG(1, 2))))
+}
+
+func TestFingerprintCoversTheIndex(t *testing.T) {
+	paths := files(t, 2, 10)
+	sum := func(documents string) string {
+		f := NewFingerprint(1)
+		open(t, paths, Options{DType: array.Uint16, Documents: documents, Fingerprint: f})
+		return f.String()
+	}
+	without := sum("")
+	if sum(DocumentsIndexed) != without {
+		t.Error("an index that is not there changes the fingerprint")
+	}
+	var seen []string
+	for _, end := range []int64{3, 4} {
+		writeIndex(t, paths[0], end, 10)
+		if sum("") != without {
+			t.Error("an index that nobody asks for changes the fingerprint")
+		}
+		seen = append(seen, sum(DocumentsIndexed))
+	}
+	if seen[0] == seen[1] || seen[0] == without {
+		t.Errorf("fingerprints %s, without an index %s", seen, without)
+	}
+}
+
+// An index is searched, not loaded: what is kept of it is bounded.
+func TestIndexStaysOnDisk(t *testing.T) {
+	const documents = 1 << 20
+	paths := files(t, 2, 2*documents)
+	raw := make([]byte, 0, 8*documents)
+	for i := range documents {
+		raw = binary.LittleEndian.AppendUint64(raw, uint64(2*i+2))
+	}
+	must(t, os.WriteFile(paths[0]+".index", raw, 0o600))
+	a := open(t, paths, Options{DType: array.Uint16, Documents: DocumentsIndexed, Access: Map})
+	r := rand.New(rand.NewPCG(1, 2))
+	heap := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	for range rounds(20_000) {
+		pos := r.Int64N(2 * documents)
+		if got, err := a.Documents().Of(pos); err != nil || got != pos/2 {
+			t.Fatalf("token %d is of document %d, error %v", pos, got, err)
+		}
+	}
+	if after := heap(); after > before+4<<20 {
+		t.Errorf("%d bytes are kept", after-before)
+	}
+	if blocks := len(a.shards[0].index.documents.last); blocks > maxBlocks || blocks != documents/minBlock {
+		t.Errorf("%d blocks", blocks)
+	}
+	smaps, err := os.ReadFile("/proc/self/smaps")
+	must(t, err)
+	_, of, _ := strings.Cut(string(smaps), filepath.Base(paths[0])+".index")
+	_, rss, _ := strings.Cut(of, "Rss:")
+	var kib int
+	if _, err := fmt.Sscan(rss, &kib); of != "" && (err != nil || kib > 2048) {
+		t.Errorf("%d KiB of the index are resident, error %v", kib, err)
+	}
+}
+
+// An index may say anything, and Reopen be given anything.
+func FuzzIndex(f *testing.F) {
+	seed(f, func(raw []byte) { f.Add(raw, int64(100), int64(0), int64(15), int64(0), int64(0), int64(0), int64(7)) }, "*.ds.index")
+	seed(f, func(raw []byte) {
+		f.Add(raw, int64(100), int64(282), int64(15), int64(114), int64(20), int64(2), int64(7))
+	}, "a*.idx")
+	f.Fuzz(func(t *testing.T, raw []byte, tokens, at, count, starts, sequences, width, pos int64) {
+		ends := Ends{at, count, starts, sequences, width}
+		if tokens < 1 || tokens > 1<<40 || width > 8 || ends.fits("a.index", int64(len(raw))) != nil {
+			return
+		}
+		x := &index{tracked: tracked{blob: &memory{path: "a.index", raw: raw}}, ends: ends, tokens: tokens}
+		a := &Array{width: 1, shards: []shard{{tracked: tracked{blob: &memory{path: "a"}}, format: Format{DType: array.Uint8, Count: tokens}, index: x}}}
+		d := newDocuments(a)
+		if d.Count() != count {
+			t.Errorf("%d documents", d.Count())
+		}
+		if pos = pos % tokens; pos < 0 {
+			return
+		}
+		document, err := d.Of(pos)
+		if err != nil {
+			return
+		}
+		some := make([]int64, min(count-document, 20))
+		if d.Ends(document, some) != nil {
+			return
+		}
+		if slices.Max(some) > tokens || !slices.IsSorted(some) || some[0] <= 0 {
+			t.Errorf("documents from %d on end at %d, of %d tokens", document, some, tokens)
+		}
+		again := make([]int64, len(some))
+		if d.Ends(document, again) != nil || !reflect.DeepEqual(some, again) {
+			t.Errorf("%d, and then %d", some, again)
+		}
+	})
+}
