@@ -26,8 +26,10 @@ func TestRooms(t *testing.T) {
 		"cmd/batchfs/dataset":            {"cache", "cache/array", "cmd/batchfs/config", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "fs", "sampler"},
 		"cmd/batchfs/prepare":            {"cmd/batchfs/terminal", "cmd/batchfs/vocabulary"},
 		"cmd/batchfs/bench":              {"cache", "cache/array", "cmd/batchfs/terminal", "sampler"},
+		"cmd/batchfs/survey": {"cache", "cache/array", "cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/terminal",
+			"cmd/batchfs/vocabulary", "fs"},
 		"cmd/batchfs": {"cache", "cache/array", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/prepare",
-			"cmd/batchfs/terminal", "fs", "fs/mount", "fs/supervise", "sampler"},
+			"cmd/batchfs/survey", "cmd/batchfs/terminal", "fs", "fs/mount", "fs/supervise", "sampler"},
 	}
 	home := map[string][]string{ // where the packages of an outside module enter
 		"github.com/hanwen/go-fuse":      {"fs"},

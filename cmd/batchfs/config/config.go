@@ -140,6 +140,18 @@ func defaultSplit() *Split {
 	}
 }
 
+// Named returns the split with a name.
+func (c *Config) Named(name string) (*Split, error) {
+	var names []string
+	for _, s := range c.Splits {
+		if s.Split == name {
+			return s, nil
+		}
+		names = append(names, s.Split)
+	}
+	return nil, fmt.Errorf("no split %q; there are %q", name, names)
+}
+
 // MakeAbsolute makes the tokens of all splits relative to dir where they are relative to the working directory.
 func (c *Config) MakeAbsolute(dir string) {
 	for _, s := range c.Splits {

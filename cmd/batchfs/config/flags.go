@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -28,8 +29,8 @@ var ErrNothingNamed = errors.New("nothing to serve: there is no config.toml here
 // Register adds the flags to a command.
 func (f *Flags) Register(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&f.Config, "config", "c", "", "configuration `file` (default config.toml, where there is one)")
-	cmd.Flags().StringVar(&f.Data, "data", "", "serve train.bin and val.bin of this `directory`, or numbered files, as train_000001.bin; "+
-		"needs no configuration file")
+	cmd.Flags().StringVar(&f.Data, "data", "", "serve train.bin and val.bin of this `directory`, or sets of files, as fineweb_train_000001.bin, "+
+		"train_text_document.bin or train_000001.npy; needs no configuration file")
 	cmd.Flags().StringArrayVar(&f.Sets, "set", nil, "set one key over the file, `key=value`, any number of times")
 	cmd.MarkFlagsMutuallyExclusive("config", "data")
 	cmd.MarkFlagDirname("data")
@@ -92,41 +93,60 @@ func dataSets(dir string) (sets []string, err error) {
 	return nil, fmt.Errorf("%s has neither train*.bin nor val*.bin; batchfs prepare TEXT --out %s makes them", dir, dir)
 }
 
-const dataRule = "--data takes train.bin, or else train with a number, as in train_000001.bin or train-00001-of-00010.bin, and val the same way; " +
-	"name other files with --set splits.train.tokens=..."
+const dataRule = "--data takes train.bin, or else train with a number, as in train_000001.bin or fineweb_train_000001.bin, or with what Megatron-LM " +
+	"adds, as in train_text_document.bin, .npy and .ds as .bin, and val the same way; name other files with --set splits.train.tokens=..."
 
-var numbered = regexp.MustCompile(`^([-_.]*(of)?[-_.]*[0-9]+)+\.bin$`)
+// dataName matches the names of token files of a split, given its name: a name of the data before it, and then numbers, and what Megatron-LM
+// adds, behind it.
+const dataName = `^((?:.*[-_.])?%s)((?:[-_.]*(?:of)?[-_.]*[0-9]+)*)((?:_text|_content)?_(?:document|sentence))?(\.bin|\.npy|\.ds)$`
 
 var digits = regexp.MustCompile(`[0-9]+`)
 
-// dataPattern returns a glob for the token files of a split among the files of a directory: NAME.bin where there is one, or else
-// NAME with a number. It is "" if there are none; strays are files that only look like them. The error says that the glob would
-// match one of those, too.
+// dataPattern returns a glob for the token files of a split among the files of a directory: NAME.bin, .npy or .ds where there is one, or else
+// the set of files with the name. It is "" if there are none; strays are files that only look like them. The error says that there are two
+// sets, or that the glob would match a stray, too.
 func dataPattern(name string, entries []os.DirEntry) (glob string, strays []string, err error) {
-	const digit = "*[0-9].bin"
-	matched, first := "", ""
+	shape := regexp.MustCompile(fmt.Sprintf(dataName, name))
+	var exact, kind string // kind is what the files of one set have in common
+	var set, others []string
 	for _, entry := range entries {
-		rest, ok := strings.CutPrefix(entry.Name(), name)
-		switch {
-		case !ok || !strings.HasSuffix(rest, ".bin"):
-		case rest == ".bin":
-			return name + rest, nil, nil
-		case numbered.MatchString(rest):
-			if first == "" {
-				first = entry.Name()
-			} else if digits.ReplaceAllString(first, "") != digits.ReplaceAllString(entry.Name(), "") {
-				return "", nil, fmt.Errorf("are %s and %s files of one set? %s", first, entry.Name(), dataRule)
+		file := entry.Name()
+		parts := shape.FindStringSubmatch(file)
+		if parts == nil {
+			others = append(others, file)
+			if strings.HasPrefix(file, name) && slices.Contains(dataEndings, filepath.Ext(file)) {
+				strays = append(strays, file)
 			}
-			glob = name + digit
-		default:
-			strays = append(strays, entry.Name())
-			if ok, _ := filepath.Match(digit, rest); ok {
-				matched = entry.Name()
+			continue
+		}
+		if name+parts[4] == file {
+			if exact != "" {
+				return "", nil, fmt.Errorf("is it %s or %s? %s", exact, file, dataRule)
 			}
+			exact = file
+			continue
+		}
+		of := strings.Join([]string{parts[1], digits.ReplaceAllString(parts[2], ""), parts[3], parts[4]}, "/")
+		if set = append(set, file); len(set) == 1 {
+			kind, glob = of, cache.EscapeGlob(parts[1])
+			if parts[2] != "" {
+				glob += "*[0-9]"
+			}
+			glob += parts[3] + parts[4]
+		} else if kind != of {
+			err = cmp.Or(err, fmt.Errorf("are %s and %s files of one set? %s", set[0], file, dataRule))
 		}
 	}
-	if glob != "" && matched != "" {
-		return "", nil, fmt.Errorf("is %s to be served, too? %s", matched, dataRule)
+	if exact != "" {
+		return cache.EscapeGlob(exact), nil, nil
 	}
-	return glob, strays, nil
+	for _, file := range others {
+		if ok, _ := filepath.Match(glob, file); ok {
+			err = cmp.Or(err, fmt.Errorf("is %s to be served, too? %s", file, dataRule))
+		}
+	}
+	return glob, strays, err
 }
+
+// dataEndings are those of token files.
+var dataEndings = []string{".bin", ".npy", ".ds"}

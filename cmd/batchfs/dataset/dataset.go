@@ -71,15 +71,11 @@ func OpenPath(c *config.Config, path string) (*Dataset, error) { return openPath
 
 func openPath(c *config.Config, path string, open func(*config.Split, config.Memory) (*Dataset, error)) (*Dataset, error) {
 	name, settings, _ := strings.Cut(path, "/")
-	i := slices.IndexFunc(c.Splits, func(s *config.Split) bool { return s.Split == name })
-	if i < 0 {
-		var names []string
-		for _, s := range c.Splits {
-			names = append(names, s.Split)
-		}
-		return nil, fmt.Errorf("no split %q; there are %q", name, names)
+	split, err := c.Named(name)
+	if err != nil {
+		return nil, err
 	}
-	d, err := open(c.Splits[i], c.Memory)
+	d, err := open(split, c.Memory)
 	for part := range strings.FieldsFuncSeq(settings, func(r rune) bool { return r == '/' }) {
 		if err == nil {
 			d, err = d.With(part)

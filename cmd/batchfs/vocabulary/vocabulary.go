@@ -88,9 +88,9 @@ func Of(files []string) (v *Vocabulary, err error) {
 // Text returns what a token stands for. A token that is not in the vocabulary is shown as U+FFFD and its number.
 func (v *Vocabulary) Text(token int) string {
 	switch {
-	case v.Kind == Byte && token < 256:
+	case v.Kind == Byte && uint(token) < 256:
 		return string([]byte{byte(token)})
-	case token < len(v.Tokens):
+	case uint(token) < uint(len(v.Tokens)):
 		return v.Tokens[token]
 	}
 	return fmt.Sprintf("\ufffd%d", token)
