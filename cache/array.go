@@ -3,6 +3,7 @@ package cache
 import (
 	"cmp"
 	"errors"
+	"iter"
 	"slices"
 	"sort"
 	"sync"
@@ -27,8 +28,10 @@ type Array struct {
 	runs   []Run
 	many   bool // Check does not look at all files each time
 
-	changed atomic.Pointer[shard] // one that was found changed, until it is put back
-	checked atomic.Int64          // when Check last looked at all of many files, as uptime says; 0: never
+	documents *Documents // nil where nobody asked for them, or knows
+
+	changed atomic.Pointer[tracked] // one that was found changed, until it is put back
+	checked atomic.Int64            // when Check last looked at all of many files, as uptime says; 0: never
 }
 
 // uptime is a time on a clock that nobody sets. It is above a second.
@@ -36,11 +39,17 @@ func uptime() time.Duration { return time.Since(began) }
 
 var began = time.Now().Add(-time.Minute)
 
-// A shard is one file.
+// A shard is one file of elements.
 type shard struct {
+	tracked
+	format Format
+	start  int64  // position of its first element
+	index  *index // where its documents end; nil where no file says it
+}
+
+// A tracked is a file that may change.
+type tracked struct {
 	blob    Blob
-	format  Format
-	start   int64      // position of its first element
 	settles settlement // of the file that was written over it
 }
 
@@ -82,13 +91,33 @@ func (a *Array) Axes() []int { return a.axes }
 // VocabSize is that of the Options: tokens are below it, or 0 where nobody knows. Read does not compare them.
 func (a *Array) VocabSize() int64 { return a.vocab }
 
-// Files are the paths, in order.
+// Files are the paths of the files of elements, in order.
 func (a *Array) Files() []string {
 	paths := make([]string, len(a.shards))
 	for i := range a.shards {
 		paths[i] = a.shards[i].blob.Path()
 	}
 	return paths
+}
+
+// AllFiles are the paths of Files, and of the files that say where documents end.
+func (a *Array) AllFiles() (paths []string) {
+	for file := range a.all() {
+		paths = append(paths, file.blob.Path())
+	}
+	return paths
+}
+
+// all are the files that the array is read from.
+func (a *Array) all() iter.Seq[*tracked] {
+	return func(yield func(*tracked) bool) {
+		for i := range a.shards {
+			s := &a.shards[i]
+			if !yield(&s.tracked) || s.index != nil && !yield(&s.index.tracked) {
+				return
+			}
+		}
+	}
 }
 
 // Runs are the stretches that windows must stay within, in order and without gaps. They are not the caller's to change.
@@ -124,10 +153,9 @@ func (a *Array) Check() error {
 			return nil
 		}
 	}
-	for i := range a.shards {
-		s := &a.shards[i]
-		if err := s.blob.Check(); err != nil {
-			return a.remember(s, err)
+	for file := range a.all() {
+		if err := file.blob.Check(); err != nil {
+			return a.remember(file, err)
 		}
 	}
 	return nil
@@ -146,10 +174,10 @@ func (a *Array) checkChanged() error {
 	return nil
 }
 
-// remember returns err, and keeps the shard for checkChanged if err says that it has changed.
-func (a *Array) remember(s *shard, err error) error {
+// remember returns err, and keeps the file for checkChanged if err says that it has changed.
+func (a *Array) remember(file *tracked, err error) error {
 	if errors.Is(err, syscall.ESTALE) {
-		a.changed.Store(s)
+		a.changed.Store(file)
 	}
 	return err
 }
@@ -157,14 +185,16 @@ func (a *Array) remember(s *shard, err error) error {
 // Release lets go of what is kept between two reads: mappings, which keep the space of deleted files taken. The next read
 // makes them again.
 func (a *Array) Release() {
-	for i := range a.shards {
-		a.shards[i].blob.Release()
+	for file := range a.all() {
+		file.blob.Release()
 	}
 }
 
 // shardAt is the shard that holds a position.
-func (a *Array) shardAt(pos int64) *shard {
-	return &a.shards[sort.Search(len(a.shards), func(i int) bool { return a.shards[i].start > pos })-1]
+func (a *Array) shardAt(pos int64) *shard { return &a.shards[a.shardNumber(pos)] }
+
+func (a *Array) shardNumber(pos int64) int {
+	return sort.Search(len(a.shards), func(i int) bool { return a.shards[i].start > pos }) - 1
 }
 
 // shardOf is the shard that holds a byte of the array.
@@ -205,7 +235,7 @@ func (a *Array) Read(ws []Window, visit func(i int, raw []byte) error) error {
 				return err
 			}
 		} else if err := s.blob.Read(todo[:n], visit); err != nil {
-			return a.remember(s, err)
+			return a.remember(&s.tracked, err)
 		}
 		todo = todo[n:]
 	}
@@ -230,7 +260,7 @@ func (a *Array) readAcross(r Range, visit func(int, []byte) error) error {
 			return nil
 		})
 		if err != nil {
-			return a.remember(s, err)
+			return a.remember(&s.tracked, err)
 		}
 	}
 	return visit(r.Index, whole)

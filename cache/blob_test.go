@@ -50,7 +50,7 @@ func TestTokensOfAnotherBlob(t *testing.T) {
 	for _, n := range lens {
 		b := &memory{path: "object", raw: append([]byte("head"), count(from, n, 4)...)}
 		blobs = append(blobs, b)
-		tokens.shards = append(tokens.shards, shard{blob: b, format: Format{Offset: 4, DType: array.Uint32, Count: int64(n)}, start: int64(from)})
+		tokens.shards = append(tokens.shards, shard{tracked: tracked{blob: b}, format: Format{Offset: 4, DType: array.Uint32, Count: int64(n)}, start: int64(from)})
 		from += n
 	}
 	tokens.runs = []Run{{"object", 0, int64(from)}}

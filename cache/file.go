@@ -50,7 +50,7 @@ const openFlags = unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK
 // previous is the file at this path when it was opened last, nil for the first time. openFile refuses a file that is being
 // overwritten in place: its modification time is that of the beginning of a write, so a read before the end could mix old and
 // new bytes.
-func openFile(path string, previous *shard) (id Identity, _ content, err error) {
+func openFile(path string, previous *tracked) (id Identity, _ content, err error) {
 	f, err := os.OpenFile(path, openFlags, 0)
 	if err != nil {
 		return id, nil, err

@@ -1,21 +1,36 @@
 package cache
 
 import (
+	"errors"
 	"fmt"
+	"io"
+	"math/bits"
+	"os"
+	"slices"
+	"strings"
 
 	"batchfs/cache/array"
 )
 
-// AutoFormat stands for the format that a file shows by itself.
-const AutoFormat = "auto"
+// The formats that differ from others in more than where their elements lie.
+const (
+	AutoFormat       = "auto" // the one that a file shows by itself
+	headerlessFormat = "headerless"
+)
 
 // Formats are the names that Options.Format may have.
-func Formats() []string { return []string{AutoFormat, "headerless"} }
+func Formats() []string {
+	names := []string{AutoFormat, headerlessFormat}
+	for _, p := range parsers {
+		names = append(names, p.name)
+	}
+	return names
+}
 
 // A Format says where in a file its elements lie: Count of them, one after the other from byte Offset on. An element is a token, or
 // as many numbers of one dtype as the further axes say, in C order.
 type Format struct {
-	Name   string      // "headerless"
+	Name   string      // one of Formats, but not AutoFormat
 	Offset int64       // of the first element's first byte, in bytes
 	DType  array.DType // of a number
 	Axes   []int       // the further axes of an element; none for a token
@@ -31,6 +46,9 @@ func (f Format) Numbers() int64 {
 	return n
 }
 
+// end is the byte behind the last element.
+func (f Format) end() int64 { return f.Offset + f.Count*f.Numbers()*int64(f.DType.Size()) }
+
 // element describes an element in words.
 func (f Format) element() string {
 	if len(f.Axes) == 0 {
@@ -39,11 +57,158 @@ func (f Format) element() string {
 	return fmt.Sprintf("dtype %q and shape %d", f.DType, f.Axes)
 }
 
+// A parser knows a format that files show by themselves.
+type parser struct {
+	name  string
+	bare  bool                               // the file is nothing but elements: headerless is true of it, too
+	is    func(*input) (bool, error)         // whether the file shows the format
+	parse func(*input) (f Format, err error) // where the elements of such a file lie; the error says what is wrong with it
+	sign  string                             // what a file lacks that does not show the format
+}
+
+var parsers = []parser{
+	{"llm.c", false, isLLMC, parseLLMC, "begins as a token file of llm.c or modded-nanogpt does"},
+	{"megatron", true, isMegatron, parseMegatron, "is a .bin file that has its .idx of Megatron-LM beside it"},
+	{"npy", false, isNpy, parseNpy, "begins as a .npy file does (OLMo's do not: they are headerless)"},
+	{"datatrove", true, isDatatrove, parseDatatrove, "has the .metadata of datatrove beside it, as in a.ds.metadata"},
+	{"safetensors", false, isSafetensors, parseSafetensors, "begins as a safetensors file does"},
+}
+
+// An input is a file to find the format of.
+type input struct {
+	path    string
+	size    int64
+	content io.ReaderAt
+	beside  func(path string) (*input, error) // another file, nil where there is none
+	o       Options
+}
+
+// read returns n bytes from byte off on. The error says that the file is too short for that.
+func (in *input) read(off, n int64) ([]byte, error) {
+	if off < 0 || n < 0 || off > in.size || n > in.size-off {
+		return nil, fmt.Errorf("%s is cut off: its %d bytes end within its header", in.path, in.size)
+	}
+	raw := make([]byte, n)
+	_, err := in.content.ReadAt(raw, off)
+	switch {
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return nil, fmt.Errorf("%s became shorter than its %d bytes while it was opened", in.path, in.size)
+	case err != nil:
+		return nil, err
+	}
+	return raw, nil
+}
+
+// begins reports whether the file begins with some bytes.
+func (in *input) begins(with string) (bool, error) {
+	if in.size < int64(len(with)) {
+		return false, nil
+	}
+	first, err := in.read(0, int64(len(with)))
+	return string(first) == with, err
+}
+
+// format finds where in the file its elements lie. The error says that the file is not what Options says, or no file of any format, or what
+// is wrong with it.
+func (in *input) format() (f Format, err error) {
+	if in.size <= 0 {
+		return f, fmt.Errorf("%s is empty", in.path)
+	}
+	i := 0
+	for ; i < len(parsers); i++ {
+		if is, err := parsers[i].is(in); err != nil {
+			return f, err
+		} else if is {
+			break
+		}
+	}
+	asked := in.o.Format
+	switch auto := asked == "" || asked == AutoFormat; {
+	case i < len(parsers) && (auto || asked == parsers[i].name):
+		if f, err = parsers[i].parse(in); err != nil {
+			return f, err
+		}
+		f.Name = parsers[i].name
+	case i < len(parsers) && (asked != headerlessFormat || !parsers[i].bare):
+		return f, fmt.Errorf("%s %s, so its format is %s (got format = %q); leave format out", in.path, parsers[i].sign, parsers[i].name, asked)
+	case auto, asked == headerlessFormat:
+		if f, err = in.headerless(); err != nil {
+			return f, err
+		}
+	default:
+		i := slices.IndexFunc(parsers, func(p parser) bool { return p.name == asked })
+		if i < 0 {
+			return f, fmt.Errorf("format must be one of %s (got %q)", strings.Join(Formats(), ", "), asked)
+		}
+		first, err := in.read(0, min(in.size, sampleSize))
+		if known := formatOf(first); err != nil || known != "" {
+			return f, errors.Join(err, fmt.Errorf("%s is %s", in.path, known))
+		}
+		return f, fmt.Errorf("%s: format is %s, but a file of that format %s", in.path, asked, parsers[i].sign)
+	}
+	if err := f.fits(in.path, in.size); err != nil {
+		return f, err
+	}
+	return f, in.agrees(f)
+}
+
+// key is the key of the configuration for the dtype of headerless files.
+func (in *input) key() string {
+	if in.o.Beside != "" {
+		return "dtype"
+	}
+	return "token_dtype"
+}
+
+// told reports whether somebody said which dtype the numbers have.
+func (in *input) told() bool { return in.o.DType != "" && !in.o.GuessedDType }
+
+// agrees returns an error if somebody said something of the numbers that the file itself denies.
+func (in *input) agrees(f Format) error {
+	switch {
+	case in.told() && f.DType != in.o.DType:
+		return fmt.Errorf("%s: its numbers are %s, as the file says, whose format is %s, but %s says %s; leave %[4]s out",
+			in.path, f.DType, f.Name, in.key(), in.o.DType)
+	case in.o.Axes != nil && !slices.Equal(f.Axes, in.o.Axes):
+		return fmt.Errorf("%s: its elements have shape %d, as the file says, whose format is %s, but shape says %d; leave shape out",
+			in.path, f.Axes, f.Name, in.o.Axes)
+	case in.o.Tensor != "" && f.Name != "safetensors":
+		return fmt.Errorf("%s has no tensor %q: its format is %s; leave tensor out", in.path, in.o.Tensor, f.Name)
+	}
+	return nil
+}
+
+// headerless is the format of a file that does not show any.
+func (in *input) headerless() (f Format, err error) {
+	first, err := in.read(0, min(in.size, sampleSize))
+	if err != nil {
+		return f, err
+	}
+	if known := formatOf(first); known != "" {
+		return f, fmt.Errorf("%s is %s", in.path, known)
+	}
+	for _, end := range []string{".index", ".metadata"} {
+		if of, ok := strings.CutSuffix(in.path, end); ok {
+			if beside, err := in.beside(of); beside != nil || err != nil {
+				return f, errors.Join(err, fmt.Errorf("%s describes %s and holds no tokens; name that file alone", in.path, of))
+			}
+		}
+	}
+	switch dtypes := `, or which of ` + fmt.Sprint(array.DTypes()) + " it is"; {
+	case !in.told() && strings.HasSuffix(in.path, ".npy"):
+		return f, fmt.Errorf("%s is named .npy but has no header that says its dtype, as OLMo's files have none; say %s = \"uint16\"%s", in.path, in.key(), dtypes)
+	case !in.told() && (in.o.Beside != "" || in.o.Axes != nil):
+		return f, fmt.Errorf("%s has no header that says its dtype; say %s = \"uint8\"%s", in.path, in.key(), dtypes)
+	}
+	return headerless(in.path, in.size, in.o.DType, in.o.Axes)
+}
+
 // headerless is the format of a file of size bytes that is nothing but elements. The error says if there are none, or if they
 // end in the middle of one.
 func headerless(path string, size int64, dtype array.DType, axes []int) (Format, error) {
-	f := Format{Name: "headerless", DType: dtype, Axes: axes}
+	f := Format{Name: headerlessFormat, DType: dtype, Axes: axes}
 	width := f.Numbers() * int64(dtype.Size())
+	f.Count = size / width
 	switch {
 	case size <= 0:
 		return f, fmt.Errorf("%s is empty", path)
@@ -54,8 +219,30 @@ func headerless(path string, size int64, dtype array.DType, axes []int) (Format,
 		return f, fmt.Errorf("%s: %d bytes are not a whole number of elements of %d bytes, %s of shape %d; are dtype and shape right, "+
 			"and is the file complete?", path, size, width, dtype, axes)
 	}
-	f.Count = size / width
 	return f, nil
+}
+
+// shaped sets Axes and Count to those of a whole array. The error says that there is no first axis, or that the array is empty or has more
+// than size bytes.
+func (f *Format) shaped(path string, shape []int64, size int64) error {
+	if len(shape) == 0 {
+		return fmt.Errorf("%s holds a single number, not an array", path)
+	}
+	left := size / int64(f.DType.Size())
+	for _, axis := range shape {
+		if axis <= 0 {
+			return fmt.Errorf("%s: its shape is %d, which has no elements", path, shape)
+		}
+		left /= axis
+	}
+	if left == 0 {
+		return fmt.Errorf("%s is cut off: its shape is %d of %s, and the file has %d bytes for that; is it complete?", path, shape, f.DType, size)
+	}
+	f.Count = shape[0]
+	for _, axis := range shape[1:] {
+		f.Axes = append(f.Axes, int(axis))
+	}
+	return nil
 }
 
 // fits returns an error unless the elements lie within the size bytes of the file at path: a read behind its end would be one
@@ -75,4 +262,39 @@ func (f Format) fits(path string, size int64) error {
 		}
 	}
 	return fmt.Errorf("%s: %d elements of %s from byte %d on are not within its %d bytes", path, f.Count, f.element(), f.Offset, size)
+}
+
+// lengths returns an error unless count numbers of width bytes are all that there is of a file behind a header of so many bytes.
+func (in *input) lengths(header int64, count uint64, width int64) error {
+	high, bytes := bits.Mul64(count, uint64(width))
+	if left := in.size - header; high != 0 || bytes != uint64(left) {
+		wrong := "is cut off"
+		if high == 0 && bytes < uint64(left) {
+			wrong = "has bytes behind its tokens"
+		}
+		return fmt.Errorf("%s %s: its header says %d tokens of %d bytes, and there are %d bytes for them; is it complete?", in.path, wrong, count, width, left)
+	}
+	if count == 0 {
+		return fmt.Errorf("%s: its header says that it has no tokens", in.path)
+	}
+	return nil
+}
+
+// An openInput is an input whose content somebody has to close.
+type openInput struct {
+	input
+	id      Identity
+	content content
+}
+
+// openBeside opens a file that lies beside another one. It returns nil where there is none. previous is that of openFile.
+func openBeside(path string, previous *tracked) (*openInput, error) {
+	id, content, err := openBlob(path, previous)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &openInput{input{path: path, size: id.Size, content: content}, id, content}, nil
 }

@@ -57,8 +57,8 @@ type settlement struct {
 	since time.Duration // as uptime says
 }
 
-// settled reports whether the file that was written over that of s has been seen unchanged for settleTime.
-func (s *shard) settled(id Identity, ctime unix.Timespec) bool {
+// settled reports whether what was written over the file has been seen unchanged for settleTime.
+func (s *tracked) settled(id Identity, ctime unix.Timespec) bool {
 	w := &s.settles
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -71,7 +71,7 @@ func (s *shard) settled(id Identity, ctime unix.Timespec) bool {
 // Unwritten returns an error if somebody has one of the files open for writing: through a mapping that was made before, tokens
 // change and the time of the file does not. unknown is a file of which this cannot be known, or empty.
 func (a *Array) Unwritten() (unknownOf string, err error) {
-	for _, path := range a.Files() {
+	for _, path := range a.AllFiles() {
 		f, err := os.OpenFile(path, openFlags, 0)
 		if err != nil {
 			return "", err

@@ -11,15 +11,18 @@ import (
 
 // Options say how an array is stored and fetched.
 type Options struct {
-	DType         array.DType // of the numbers in headerless files, little-endian
-	Axes          []int       // of an element in headerless files; none for tokens
-	Format        string      // of the files, one of Formats
-	Tensor        string      // of a format with several: its name
+	DType         array.DType // of the numbers, little-endian; "" where only the files say it
+	Axes          []int       // of an element; nil for tokens, or where only the files say it
+	Format        string      // of the files, one of Formats; "" is AutoFormat
+	Tensor        string      // the name of the one to serve, of files with several
 	Join          bool        // windows may cross from one file into the next
 	Access        Access      // how the bytes of a window are fetched
 	DropPageCache bool        // give the kernel's page cache back after every read; Map does not
 	AllFiles      int         // how many files are checked together with these, which count; 0: these are all
 	VocabSize     int64       // tokens are below it; 0: nobody knows, or the elements are no tokens
+
+	// Documents says where documents end: DocumentsIndexed, FilesAreDocuments, or "" where nobody asks.
+	Documents string
 
 	Beside string // the name of this array, which lies beside another; empty for the main one of a source
 
@@ -46,6 +49,7 @@ type File struct {
 	Identity Identity
 	Sample   Sample // zero in a manifest of an older program
 	Format   Format
+	Index    *Index // where its documents end; nil if nobody asked for it, or there is none
 }
 
 // Open checks every file and makes one array of their elements, in the order of paths. The error says what is wrong with which
@@ -70,27 +74,57 @@ func Open(paths []string, o Options) (*Array, error) {
 	return Reopen(m, o)
 }
 
-// openFormat opens a file. If all is set, it finds where its elements lie, and adds it to the fingerprint.
-func openFormat(path string, o Options, previous *shard, sum *Fingerprint, all bool) (File, error) {
-	id, content, err := openBlob(path, previous)
+// openFormat opens a file. If all is set, it finds where its elements lie and its documents end, and adds it to the fingerprint.
+func openFormat(path string, o Options, previous *shard, sum *Fingerprint, all bool) (file File, err error) {
+	var was, wasIndex *tracked
+	if previous != nil {
+		was = &previous.tracked
+		if previous.index != nil {
+			wasIndex = &previous.index.tracked
+		}
+	}
+	id, content, err := openBlob(path, was)
 	if err != nil {
-		return File{}, err
+		return file, err
 	}
 	defer content.Close()
 	if !all {
-		return File{}, nil
+		return file, nil
 	}
-	seen := sight{path: path, dtype: o.DType, guessed: o.GuessedDType, vocab: o.VocabSize}
+	in := &input{path: path, size: id.Size, content: content, o: o}
+	var besides []*openInput
+	defer func() {
+		for _, b := range besides {
+			b.content.Close()
+		}
+	}()
+	in.beside = func(path string) (*input, error) {
+		b, err := openBeside(path, nil)
+		if b == nil {
+			return nil, err
+		}
+		besides = append(besides, b)
+		return &b.input, nil
+	}
+	format, formatErr := in.format()
+	if formatErr != nil && format.Name != headerlessFormat { // of such a file what it looks like says more
+		return file, formatErr
+	}
+	tokens := len(format.Axes) == 0 && o.Beside == "" && format.DType.IsInteger()
+	seen := sight{path: path, format: format, guessed: tokens && o.GuessedDType && format.Name == headerlessFormat}
+	if tokens {
+		seen.vocab = o.VocabSize
+	}
 	// A file that opens may still not be readable: a FUSE or network filesystem answers at the first read.
 	sample, err := sum.add(path, id.Size, content, seen.look)
-	if err != nil {
-		return File{}, err
+	if err = cmp.Or(err, seen.err(), formatErr); err != nil {
+		return file, err
 	}
-	if err := seen.err(); err != nil {
-		return File{}, err
+	file = File{[]byte(path), id, sample, format, nil}
+	if o.Documents == DocumentsIndexed {
+		file.Index, err = openIndex(file, wasIndex, sum)
 	}
-	format, err := headerless(path, id.Size, o.DType, o.Axes)
-	return File{[]byte(path), id, sample, format}, err
+	return file, err
 }
 
 // Manifest is what Reopen makes the same array of.
@@ -98,7 +132,7 @@ func (a *Array) Manifest() Manifest {
 	m := Manifest{make([]File, len(a.shards))}
 	for i := range a.shards {
 		s := &a.shards[i]
-		m.Files[i] = File{[]byte(s.blob.Path()), s.blob.Identity(), s.blob.Sample(), s.format}
+		m.Files[i] = File{[]byte(s.blob.Path()), s.blob.Identity(), s.blob.Sample(), s.format, s.index.manifest()}
 	}
 	return m
 }
@@ -116,6 +150,7 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 		shards: make([]shard, len(m.Files)), many: max(o.AllFiles, len(m.Files)) > fewFiles,
 	}
 	var start int64
+	indexed := 0
 	for i, f := range m.Files {
 		path := string(f.Path)
 		if err := f.Format.fits(path, f.Identity.Size); err != nil {
@@ -124,14 +159,22 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 		switch {
 		case f.Format.DType != a.dtype:
 			return nil, fmt.Errorf("%s: its numbers are %s, those of %s are %s; make them one", path, f.Format.DType, first.Path, a.dtype)
+		case f.Format.Name != first.Format.Name:
+			return nil, fmt.Errorf("%s: its format is %s, that of %s is %s; make them one", path, f.Format.Name, first.Path, first.Format.Name)
 		case !slices.Equal(f.Format.Axes, a.axes):
 			return nil, fmt.Errorf("%s: its elements have shape %d, those of %s %d; make them one", path, f.Format.Axes, first.Path, a.axes)
 		}
-		blob, err := newBlob(f, o.Access, o.DropPageCache)
+		blob, err := newBlob(f.Path, f.Identity, f.Sample, o.Access, o.DropPageCache)
 		if err != nil {
 			return nil, err
 		}
-		a.shards[i] = shard{blob: blob, format: f.Format, start: start}
+		a.shards[i] = shard{tracked: tracked{blob: blob}, format: f.Format, start: start}
+		if f.Index != nil {
+			if a.shards[i].index, err = newIndex(f, o); err != nil {
+				return nil, err
+			}
+			indexed++
+		}
 		if i > 0 && o.Join {
 			a.runs[0].Len += f.Format.Count
 		} else {
@@ -141,5 +184,13 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 	}
 	a.number = int64(a.dtype.Size())
 	a.width = a.number * first.Format.Numbers()
+	if o.Documents == FilesAreDocuments || indexed == len(a.shards) {
+		a.documents = newDocuments(a)
+	} else if indexed > 0 {
+		without := slices.IndexFunc(m.Files, func(f File) bool { return f.Index == nil })
+		with := slices.IndexFunc(m.Files, func(f File) bool { return f.Index != nil })
+		return nil, fmt.Errorf("nothing says where the documents of %s end, but %s says it of %s; %s",
+			m.Files[without].Path, m.Files[with].Index.Path, m.Files[with].Path, fmt.Sprintf(indexFix, m.Files[without].Path))
+	}
 	return a, nil
 }

@@ -95,7 +95,7 @@ func TestChangeIsSeenAfterReopen(t *testing.T) {
 
 // A fileOf is one that nobody looked at.
 func fileOf(path string, size, tokens int64) File {
-	return File{[]byte(path), Identity{Size: size}, Sample{}, Format{Name: "headerless", DType: array.Uint16, Count: tokens}}
+	return File{[]byte(path), Identity{Size: size}, Sample{}, Format{Name: "headerless", DType: array.Uint16, Count: tokens}, nil}
 }
 
 // The files may be where even to ask for them would hang.
@@ -162,7 +162,7 @@ func TestFormatSaysWhereTheTokensLie(t *testing.T) {
 			id, content, err := openBlob(path, nil)
 			must(t, err)
 			must(t, content.Close())
-			m.Files = append(m.Files, File{[]byte(path), id, Sample{}, Format{"made-up", int64(test.offset), array.Uint16, nil, n}})
+			m.Files = append(m.Files, File{[]byte(path), id, Sample{}, Format{"made-up", int64(test.offset), array.Uint16, nil, n}, nil})
 		}
 		everyAccess(t, func(t *testing.T, o Options) {
 			for _, o.Join = range []bool{false, true} {

@@ -10,13 +10,13 @@ import (
 
 // openBlob opens the blob with a name, looks whether it can be read at any position, and returns its identity and content,
 // which the caller closes. previous is the blob that had this name before, or nil: see openFile.
-func openBlob(path string, previous *shard) (Identity, content, error) {
+func openBlob(path string, previous *tracked) (Identity, content, error) {
 	return openFile(path, previous)
 }
 
-// newBlob returns the blob that f describes. It does not touch it.
-func newBlob(f File, access Access, dropPageCache bool) (Blob, error) {
-	return newFile(string(f.Path), f.Identity, f.Sample, access, dropPageCache)
+// newBlob returns the blob that had an identity and a sample when it was opened earlier. It does not touch it.
+func newBlob(path []byte, id Identity, sample Sample, access Access, dropPageCache bool) (Blob, error) {
+	return newFile(string(path), id, sample, access, dropPageCache)
 }
 
 // Resolve returns the absolute paths of the files that patterns name, in the order of the patterns. A pattern is a path or a

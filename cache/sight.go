@@ -24,11 +24,10 @@ func (e *VocabularyError) Error() string {
 // A sight is what the blocks of a file show that the fingerprint covers: whether they can be what the file is said to hold.
 type sight struct {
 	path    string
-	dtype   array.DType
-	guessed bool  // nobody said that it is dtype
-	vocab   int64 // Options.VocabSize
+	format  Format
+	guessed bool  // nobody said that the dtype is that of format
+	vocab   int64 // Options.VocabSize; 0 where the numbers are no tokens
 
-	format string // that the first bytes show, with what helps
 	beyond *VocabularyError
 	bytes  int  // looked at
 	binary bool // some byte is in no text
@@ -49,10 +48,7 @@ const (
 
 // look takes note of the bytes from off on.
 func (s *sight) look(off int64, block []byte) {
-	if off == 0 {
-		s.format = formatOf(block)
-	}
-	if s.beyond == nil && s.vocab > 0 && s.vocab>>(8*s.dtype.Size()) == 0 {
+	if s.beyond == nil && s.vocab > 0 {
 		s.beyond = s.findBeyond(off, block)
 	}
 	if s.guessed {
@@ -64,22 +60,18 @@ func (s *sight) look(off int64, block []byte) {
 
 // findBeyond returns the first token of a block that is beyond the vocabulary, or nil.
 func (s *sight) findBeyond(off int64, block []byte) *VocabularyError {
-	size := int64(s.dtype.Size())
-	found := func(at int, token uint32) *VocabularyError {
-		return &VocabularyError{Place{s.path, (off + int64(at)) / size}, fmt.Sprint(token), s.vocab}
-	}
-	first := int((size - off%size) % size)
-	if size == 2 {
-		for at := first; at+2 <= len(block); at += 2 {
-			if token := binary.LittleEndian.Uint16(block[at:]); int64(token) >= s.vocab {
-				return found(at, uint32(token))
-			}
+	f := s.format
+	size := int64(f.DType.Size())
+	index := (max(off-f.Offset, 0) + size - 1) / size
+	for ; index < f.Count; index++ {
+		at := f.Offset + index*size - off
+		if at+size > int64(len(block)) {
+			break
 		}
-		return nil
-	}
-	for at := first; at+4 <= len(block); at += 4 {
-		if token := binary.LittleEndian.Uint32(block[at:]); int64(token) >= s.vocab {
-			return found(at, token)
+		token := make([]byte, 8)
+		copy(token, block[at:at+size])
+		if v := binary.LittleEndian.Uint64(token); v >= uint64(s.vocab) {
+			return &VocabularyError{Place{s.path, index}, s.format.DType.Text(v), s.vocab}
 		}
 	}
 	return nil
@@ -104,15 +96,13 @@ func (s *sight) measure(off int64, block []byte) {
 func (s *sight) err() error {
 	judged := s.guessed && s.bytes >= minContent
 	switch {
-	case s.format != "":
-		return fmt.Errorf("%s is %s", s.path, s.format)
 	case judged && !s.binary:
 		return fmt.Errorf("%s is text, not tokens: batchfs prepare %[1]s --out DIR makes tokens of it; "+
-			"if it does hold tokens, say token_dtype = %q", s.path, s.dtype)
-	case judged && s.dtype == array.Uint16 && s.wide():
+			"if it does hold tokens, say token_dtype = %q", s.path, s.format.DType)
+	case judged && s.format.DType == array.Uint16 && s.wide():
 		looksLike, fix := "a file of uint32 tokens", `say token_dtype = "uint32"`
 		if s.most[2]|s.most[3] == 0 {
-			looksLike, fix = "a file of int64 tokens, which batchfs does not read", "write them as uint16 or uint32, as NumPy's astype does"
+			looksLike, fix = "a file of int64 tokens", `say token_dtype = "int64"`
 		}
 		return fmt.Errorf(`%s: every second uint16 is at most %d, as in %s: %s; if these are uint16 tokens, say token_dtype = "uint16"`,
 			s.path, max(s.most[1], s.most[3]), looksLike, fix)
@@ -133,12 +123,9 @@ func (s *sight) wide() bool {
 
 // magics are the first bytes of files that hold no headerless tokens, what such a file is, and what helps.
 var magics = []struct{ first, is string }{
-	{"\x93NUMPY", `a NumPy .npy file, and its header would be read as tokens; write the elements alone: numpy.load(FILE).tofile("train.bin")`},
-	{"\x88\xd8\x34\x01\x01\x00\x00\x00", "a token file of llm.c, and its header would be read as tokens; cut that off: tail -c +1025 FILE >train.bin"},
-	{"\xa1\xd9\x34\x01\x07\x00\x00\x00", "a token file of llm.c for Llama 3, and its header would be read as tokens; cut that off, " +
-		"tail -c +1025 FILE >train.bin, and say token_dtype = \"uint32\""},
 	{"\x8a\xd8\x34\x01", "a multiple-choice evaluation of llm.c, not a stream of tokens"},
-	{"MMIDIDX\x00\x00", "the index of a Megatron-LM data set, not tokens; name the .bin file beside it"},
+	{"TNTIDX\x00\x00", "the index of an old fairseq or Megatron-LM data set, not tokens; name the .bin file beside it, and say its token_dtype"},
+	{megatronMagic, "the index of a Megatron-LM data set, not tokens; name the .bin file beside it"},
 	{"\x1f\x8b\x08", "compressed with gzip; decompress it: gunzip FILE"},
 	{"\x28\xb5\x2f\xfd", "compressed with zstd; decompress it: unzstd FILE"},
 	{"\xfd7zXZ\x00", "compressed with xz; decompress it: unxz FILE"},
@@ -170,8 +157,6 @@ func formatOf(first []byte) string {
 		return "a tar archive, not tokens; extract the files"
 	case len(first) > 11 && (string(first[:3]) == "\x80\x04\x95" || string(first[:3]) == "\x80\x05\x95") && string(first[8:11]) == "\x00\x00\x00":
 		return "a Python pickle, not headerless tokens; write the array in it alone, as NumPy's tofile does"
-	case len(first) > 10 && binary.LittleEndian.Uint64(first) < 100<<20 && string(first[8:10]) == `{"`:
-		return "a safetensors file, not headerless tokens; write a tensor of it alone, as NumPy's tofile does"
 	}
 	return ""
 }

@@ -46,11 +46,11 @@ func TestOpenLooksAtTheContent(t *testing.T) {
 		"uint32 of GPT-2":       {numbers(40_000, 4, 50_257), "every second uint16 is at most 0, as in a file of uint32 tokens: " + wide, true},
 		"uint32 of Llama 3":     {numbers(400_000, 4, 128_256), "every second uint16 is at most 1, as in a file of uint32 tokens: " + wide, true},
 		"uint32 from one on":    {bytes.Repeat([]byte{7, 0, 1, 0, 8, 0, 1, 0}, 5000), wide, true},
-		"int64":                 {numbers(40_000, 8, 50_257), "as in a file of int64 tokens, which batchfs does not read: write them as uint16 or uint32", true},
+		"int64":                 {numbers(40_000, 8, 50_257), `as in a file of int64 tokens: say token_dtype = "int64"; if`, true},
 		"text":                  {text, "is text, not tokens: batchfs prepare", true},
-		"npy":                   {behind("\x93NUMPY\x01\x00v\x00"), "is a NumPy .npy file", false},
-		"llm.c":                 {behind(header(20240520, 1)), "is a token file of llm.c, and", false},
-		"llm.c for Llama 3":     {behind(header(20240801, 7)), `tail -c +1025 FILE >train.bin, and say token_dtype = "uint32"`, false},
+		"npy":                   {behind("\x93NUMPY\x01\x00v\x00"), ".npy header is wrong", false},
+		"llm.c":                 {behind(header(20240520, 1)), "is cut off: its header says", false},
+		"llm.c for Llama 3":     {behind(header(20240801, 7)), "tokens of 4 bytes, and there are 8984 bytes for them", false},
 		"evaluation of llm.c":   {behind(header(20240522, 1)), "is a multiple-choice evaluation of llm.c", false},
 		"index of Megatron-LM":  {behind("MMIDIDX\x00\x00\x01"), "name the .bin file beside it", false},
 		"gzip":                  {behind("\x1f\x8b\x08\x00"), "compressed with gzip; decompress it: gunzip FILE", false},
@@ -64,7 +64,7 @@ func TestOpenLooksAtTheContent(t *testing.T) {
 		"pickle":                {behind("\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00"), "is a Python pickle", false},
 		"pickle of protocol 5":  {behind("\x80\x05\x95\x10\x00\x00\x00\x00\x00\x00\x00"), "is a Python pickle", false},
 		"int32 with -100":       {bytes.Repeat([]byte{7, 1, 0, 0, 9, 0, 0, 0, 0x9c, 0xff, 0xff, 0xff}, 5000), wide, true},
-		"safetensors":           {behind("\x40\x00\x00\x00\x00\x00\x00\x00{\"x\":"), "is a safetensors file", false},
+		"safetensors":           {behind("\x40\x00\x00\x00\x00\x00\x00\x00{\"x\":"), "safetensors header is wrong", false},
 		"tar":                   {behind(strings.Repeat("\x00", 257) + "ustar\x00"), "is a tar archive", false},
 		"Git LFS":               {[]byte("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n"), "git lfs pull", false},
 		"HTML":                  {behind("<!DOCTYPE html>\n"), "is an HTML page", false},
@@ -123,7 +123,7 @@ func TestLookBeginsAtATokenAnywhere(t *testing.T) {
 	for _, width := range []int{2, 4} {
 		raw := slices.Repeat([]byte{1, 64, 0, 0}[:width], 5000) // within a token, other numbers begin
 		for size := len(raw) - 16; size < len(raw); size++ {
-			s := sight{path: "train.bin", dtype: unsigned(width), vocab: 64<<8 + 2}
+			s := sight{path: "train.bin", format: Format{DType: unsigned(width), Count: int64(size / width)}, vocab: 64<<8 + 2}
 			must(t, sample(bytes.NewReader(raw), int64(size), 3, s.look))
 			must(t, s.err())
 		}

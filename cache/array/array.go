@@ -6,7 +6,10 @@ package array
 
 import (
 	"fmt"
+	"math"
 	"slices"
+	"strconv"
+	"strings"
 )
 
 // DType is the type of an array's elements, under NumPy's name.
@@ -111,6 +114,25 @@ func (d DType) Size() int { return d.info().size }
 
 // IsInteger says whether the elements are whole numbers, which can be converted to another such dtype.
 func (d DType) IsInteger() bool { return d.info().integer }
+
+// Values is how many integers from 0 on a dtype of integers has, or the largest int64 where it has more.
+func (d DType) Values() int64 {
+	bits := 8 * d.Size()
+	if d.signed() {
+		bits--
+	}
+	return int64(min(uint64(1)<<min(bits, 63), math.MaxInt64))
+}
+
+func (d DType) signed() bool { return strings.HasPrefix(string(d), "int") }
+
+// Text is an integer of this dtype in decimal digits. bits are its bits, above which there are zeros.
+func (d DType) Text(bits uint64) string {
+	if shift := 64 - 8*d.Size(); d.signed() {
+		return strconv.FormatInt(int64(bits<<shift)>>shift, 10)
+	}
+	return strconv.FormatUint(bits, 10)
+}
 
 // NumPy is the descr of a .npy header: "<u2" for uint16, and for bfloat16, of which NumPy sees the bits.
 func (d DType) NumPy() string { return d.info().numPy }

@@ -258,9 +258,17 @@ func (s *Split) check() error {
 	if s.Documents && s.Layout == sampler.Elements {
 		return fmt.Errorf("%s: layout rows has no documents; leave documents out", s.Origin("documents", "layout"))
 	}
-	if size := slices.Max(s.VocabSizes()); s.Wrote("token_dtype") && s.TokenDType.Size() < 8 && size > 1<<(8*s.TokenDType.Size()) {
+	if s.Wrote("token_dtype") {
+		return s.CheckVocabSize(s.TokenDType)
+	}
+	return nil
+}
+
+// CheckVocabSize returns an error if a vocab_size that was written is of more tokens than a dtype can hold.
+func (s *Split) CheckVocabSize(dtype array.DType) error {
+	if size := slices.Max(s.VocabSizes()); dtype.IsInteger() && size > dtype.Values() {
 		return fmt.Errorf("%s: %s cannot hold the tokens of a vocabulary of %d %s; is it token_dtype = \"uint32\"?",
-			s.Origin("vocab_size", "sources"), s.TokenDType, size, s.scope())
+			s.Origin("vocab_size", "sources"), dtype, size, s.scope())
 	}
 	return nil
 }

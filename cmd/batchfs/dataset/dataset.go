@@ -143,6 +143,12 @@ func options(s *config.Split, m config.Memory, i, n int, vocab int64, files int)
 	if n == 0 {
 		o.Format, o.Tensor, o.DType, o.Axes, o.GuessedDType = s.Format, s.Tensor, s.TokenDType, s.Shape, !s.Wrote("token_dtype")
 		o.VocabSize = cmp.Or(s.VocabSizes()[i], vocab)
+		switch {
+		case s.Ends == sampler.EndsByIndex && s.FilesAreDocuments:
+			o.Documents = cache.FilesAreDocuments
+		case s.Ends == sampler.EndsByIndex:
+			o.Documents = cache.DocumentsIndexed
+		}
 		return o
 	}
 	b := s.BesideOf(i)[n-1]
@@ -179,6 +185,14 @@ func (d *Dataset) bind(split *config.Split) (err error) {
 	var sources []sampler.Source
 	for _, arrays := range d.sources {
 		from := sampler.Source{Main: arrays.main()}
+		if err := s.CheckVocabSize(from.Main.DType()); err != nil {
+			return err
+		}
+		if documents := arrays.main().Documents(); documents != nil {
+			from.Documents = documents
+		} else if s.Ends == sampler.EndsByIndex {
+			return noDocuments(arrays.main().Files()[0], s.Rows)
+		}
 		for _, beside := range arrays[1:] {
 			from.Beside = append(from.Beside, beside)
 		}
@@ -189,6 +203,15 @@ func (d *Dataset) bind(split *config.Split) (err error) {
 	}
 	s.DType = d.Sequence.DType // not native, so that equal settings in a path have one name
 	return d.countSteps()
+}
+
+// noDocuments says that nothing says where the documents of a token file end, and what helps.
+func noDocuments(file string, rows sampler.Rows) error {
+	ways := `documents = "files" makes each file one; batchfs index FILE --eot N makes an index where token N ends each document`
+	if rows == sampler.Windows {
+		ways = "eot = N says which token ends each document; " + ways
+	}
+	return fmt.Errorf("nothing says where the documents of %s end: %s", file, ways)
 }
 
 // readState reads a file of the size that torch.get_rng_state() gives. It reads a little more, so that the error about a longer
@@ -252,10 +275,10 @@ func (d *Dataset) Files() (paths []string) {
 	return paths
 }
 
-// allFiles returns the paths of the files of all arrays.
+// allFiles returns the paths of the files of all arrays, and of the indexes of their documents.
 func (d *Dataset) allFiles() (paths []string) {
 	for _, array := range d.arrays() {
-		paths = append(paths, array.Files()...)
+		paths = append(paths, array.AllFiles()...)
 	}
 	return paths
 }

@@ -1,0 +1,334 @@
+package cache
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+	"sync/atomic"
+)
+
+// What Options.Documents may be, besides "".
+const (
+	DocumentsIndexed  = "index" // an index beside each file says where its documents end
+	FilesAreDocuments = "files" // each file is one document
+)
+
+// IndexSuffix is what the name of a token file gets for that of the index of its documents. The index is the position behind each document's
+// last token, as little-endian uint64, as datatrove writes it.
+const IndexSuffix = ".index"
+
+// An Index is a file that says where the documents of another one end, as it was when it was opened.
+type Index struct {
+	Path     []byte
+	Identity Identity
+	Sample   Sample
+	Ends     Ends
+}
+
+// Ends says where in an index the ends of documents stand: Count little-endian int64 from byte At on, each larger than the one before it.
+// Each is the position behind a document's last element. If there are Sequences, it is the number of the sequence behind its last one; the first byte
+// in the file of elements of each sequence stands, as int64, from byte Starts on, and an element has Width bytes.
+type Ends struct {
+	At, Count int64
+
+	Starts, Sequences, Width int64
+}
+
+// fits returns an error unless all that e names lies within the size bytes of an index.
+func (e Ends) fits(path string, size int64) error {
+	within := func(at, count int64) bool { return at >= 0 && count >= 0 && at <= size && count <= (size-at)/8 }
+	if e.Count < 1 || !within(e.At, e.Count) || !within(e.Starts, e.Sequences) || e.Sequences > 0 && e.Width < 1 {
+		return fmt.Errorf("%s: the ends of %d documents are not within its %d bytes", path, e.Count, size)
+	}
+	return nil
+}
+
+const indexFix = "batchfs index %s --eot N makes an index where token N ends each document"
+
+// openIndex opens the index of a file, and adds it to the fingerprint. It returns nil where there is none. previous is that of openFile.
+func openIndex(of File, previous *tracked, sum *Fingerprint) (*Index, error) {
+	path, name := string(of.Path), string(of.Path)+IndexSuffix
+	if of.Format.Name == "megatron" {
+		name = megatronIndex(path)
+	}
+	in, err := openBeside(name, previous)
+	if in == nil {
+		return nil, err
+	}
+	defer in.content.Close()
+	ends, limit := Ends{Count: in.size / 8}, of.Format.Count
+	if of.Format.Name == "megatron" {
+		if _, ends, err = in.megatron(path, of.Identity.Size); err != nil {
+			return nil, err
+		}
+		limit = ends.Sequences
+	} else if in.size == 0 || in.size%8 != 0 {
+		return nil, fmt.Errorf("%s has %d bytes, which are no ends of documents of 8 bytes each; is it complete?", name, in.size)
+	}
+	raw, err := in.read(ends.At+8*(ends.Count-1), 8)
+	if err != nil {
+		return nil, err
+	}
+	if last := binary.LittleEndian.Uint64(raw); last != uint64(limit) {
+		return nil, fmt.Errorf("%s: document %d, the last one, ends at %d, but %s ends at %d; is the index that of the file, and are both complete?",
+			name, ends.Count-1, last, path, limit)
+	}
+	var wrong error
+	sample, err := sum.add(name, in.size, in.content, func(off int64, block []byte) {
+		if wrong == nil {
+			wrong = ends.increase(name, off, block)
+		}
+	})
+	if err = errors.Join(err, wrong); err != nil {
+		return nil, err
+	}
+	return &Index{[]byte(name), in.id, sample, ends}, nil
+}
+
+// increase returns an error if ends in a block of the index, its bytes from off on, do not increase.
+func (e Ends) increase(path string, off int64, block []byte) error {
+	i := (max(off-e.At, 0) + 7) / 8
+	for ; i+1 < e.Count && e.At+8*(i+2) <= off+int64(len(block)); i++ {
+		at := block[e.At+8*i-off:]
+		if was, end := binary.LittleEndian.Uint64(at), binary.LittleEndian.Uint64(at[8:]); was >= end || i == 0 && was == 0 {
+			return notIncreasing(path, i+1, int64(end), int64(was))
+		}
+	}
+	return nil
+}
+
+func notIncreasing(path string, document, end, was int64) error {
+	return fmt.Errorf("%s: document %d ends at %d, and the one before it at %d: every document must have a token at least", path, document, end, was)
+}
+
+// An index says where the documents of a shard end. It is read like the shard, but for accesses that would keep all of it in memory.
+type index struct {
+	tracked
+	ends   Ends
+	tokens int64 // of the shard
+
+	documents sorted // the ends, or the sequences behind the last ones of documents
+	starts    sorted // of sequences
+}
+
+func newIndex(f File, o Options) (*index, error) {
+	x, path := f.Index, string(f.Index.Path)
+	if err := x.Ends.fits(path, x.Identity.Size); err != nil {
+		return nil, err
+	}
+	access := o.Access
+	if access != Pread {
+		access = Advise
+	}
+	blob, err := newBlob(x.Path, x.Identity, x.Sample, access, o.DropPageCache)
+	return &index{tracked: tracked{blob: blob}, ends: x.Ends, tokens: f.Format.Count}, err
+}
+
+func (x *index) manifest() *Index {
+	if x == nil {
+		return nil
+	}
+	return &Index{[]byte(x.blob.Path()), x.blob.Identity(), x.blob.Sample(), x.ends}
+}
+
+// of is the number in the shard of the document that holds a token of it.
+func (x *index) of(token int64) (document int64, err error) {
+	if x.ends.Sequences > 0 {
+		if token, err = x.starts.upper(x.blob, token*x.ends.Width); err != nil {
+			return 0, err
+		}
+		token-- // the sequence that holds it
+	}
+	document, err = x.documents.upper(x.blob, token)
+	if err == nil && document >= x.ends.Count {
+		err = fmt.Errorf("%s: no document holds token %d", x.blob.Path(), token)
+	}
+	return document, err
+}
+
+// read sets ends to where documents first, first+1, ... of the shard end.
+func (x *index) read(first int64, ends []int64) error {
+	before := min(first, 1) // one more, to compare the first one with
+	all := make([]int64, before+int64(len(ends)))
+	if err := x.blob.Read(x.documents.run(first-before, int64(len(all)), 0, nil), func(_ int, raw []byte) error {
+		unpack(all, raw)
+		return nil
+	}); err != nil {
+		return err
+	}
+	if x.ends.Sequences > 0 {
+		if err := x.locate(all, first-before); err != nil {
+			return err
+		}
+	}
+	was := int64(0)
+	for i, end := range all {
+		switch document := first - before + int64(i); {
+		case end > x.tokens:
+			return fmt.Errorf("%s: document %d ends at %d, beyond the %d tokens of the file", x.blob.Path(), document, end, x.tokens)
+		case end <= was:
+			return notIncreasing(x.blob.Path(), document, end, was)
+		}
+		was = end
+	}
+	copy(ends, all[before:])
+	return nil
+}
+
+// locate replaces the numbers of sequences, those behind the last ones of documents from first on, by their first tokens.
+func (x *index) locate(sequences []int64, first int64) error {
+	var runs []Range
+	for i, n := range sequences {
+		switch {
+		case n < 0 || n > x.ends.Sequences:
+			return fmt.Errorf("%s: document %d ends at sequence %d of %d", x.blob.Path(), first+int64(i), n, x.ends.Sequences)
+		case n == x.ends.Sequences:
+		case len(runs) > 0 && sequences[i-1] == n-1:
+			runs[len(runs)-1].To += 8
+		default:
+			runs = x.starts.run(n, 1, i, runs)
+		}
+	}
+	starts := slices.Repeat([]int64{x.tokens * x.ends.Width}, len(sequences)) // of the sequence behind the last one, too
+	err := x.blob.Read(runs, func(i int, raw []byte) error {
+		unpack(starts[i:], raw)
+		return nil
+	})
+	for i, start := range starts {
+		sequences[i] = start / x.ends.Width
+	}
+	return err
+}
+
+// unpack sets numbers to those that raw has.
+func unpack(numbers []int64, raw []byte) {
+	for i := range len(raw) / 8 {
+		numbers[i] = int64(binary.LittleEndian.Uint64(raw[8*i:]))
+	}
+}
+
+// A sorted is count numbers in a file from byte at on, none below the one before it. They stay there: a search reads one block of them, and
+// keeps in memory which number ends each block that a search has looked at.
+type sorted struct {
+	at, count int64
+	block     int64          // numbers of a block
+	last      []atomic.Int64 // of each block, its last number, plus one; 0: not yet known
+}
+
+// Of all indexes of an array, up to maxBlocks numbers are kept, a mebibyte. minBlock numbers are a page.
+const (
+	maxBlocks = 1 << 17
+	minBlock  = 512
+)
+
+func newSorted(at, count, block int64) sorted {
+	return sorted{at, count, block, make([]atomic.Int64, (count+block-1)/block)}
+}
+
+// run appends to runs the bytes of n numbers from the first on.
+func (n *sorted) run(first, count int64, index int, runs []Range) []Range {
+	from := n.at + 8*first
+	return append(runs, Range{from, from + 8*count, index})
+}
+
+// upper is how many of the numbers are v or below.
+func (n *sorted) upper(blob Blob, v int64) (i int64, err error) {
+	block := sort.Search(len(n.last), func(i int) bool {
+		last := n.last[i].Load() - 1
+		if last < 0 && err == nil {
+			last, err = n.readLast(blob, i)
+		}
+		return last > v
+	})
+	if err != nil || block == len(n.last) {
+		return n.count, err
+	}
+	first := int64(block) * n.block
+	err = blob.Read(n.run(first, min(n.block, n.count-first), 0, nil), func(_ int, raw []byte) error {
+		i = first + int64(sort.Search(len(raw)/8, func(i int) bool { return int64(binary.LittleEndian.Uint64(raw[8*i:])) > v }))
+		return nil
+	})
+	return i, err
+}
+
+// readLast reads the last number of block i, and keeps it.
+func (n *sorted) readLast(blob Blob, i int) (last int64, err error) {
+	end := min(int64(i+1)*n.block, n.count)
+	err = blob.Read(n.run(end-1, 1, 0, nil), func(_ int, raw []byte) error {
+		last = int64(binary.LittleEndian.Uint64(raw))
+		return nil
+	})
+	if err == nil && last >= 0 {
+		n.last[i].Store(last + 1)
+	}
+	return last, err
+}
+
+// Documents say where the documents of an array end. No document crosses from one file into the next. They read what they are asked for from
+// the indexes, and keep a mebibyte of those at most. They are safe for concurrent use.
+type Documents struct {
+	array *Array
+	first []int64 // number of the first document of each file, and how many there are in all
+}
+
+// newDocuments are those of an array all of whose files have an index, or are documents.
+func newDocuments(a *Array) *Documents {
+	d := &Documents{a, make([]int64, 1, len(a.shards)+1)}
+	kept := int64(0)
+	for i := range a.shards {
+		count := int64(1)
+		if x := a.shards[i].index; x != nil {
+			count = x.ends.Count
+			kept += x.ends.Count + x.ends.Sequences
+		}
+		d.first = append(d.first, d.first[i]+count)
+	}
+	block := (max(kept/maxBlocks, 1) + minBlock - 1) / minBlock * minBlock
+	for i := range a.shards {
+		if x := a.shards[i].index; x != nil {
+			x.documents = newSorted(x.ends.At, x.ends.Count, block)
+			x.starts = newSorted(x.ends.Starts, x.ends.Sequences, block)
+		}
+	}
+	return d
+}
+
+// Documents are those of the array. They are nil where Options did not ask for them, or where no file says where they end.
+func (a *Array) Documents() *Documents { return a.documents }
+
+// Count is the number of documents.
+func (d *Documents) Count() int64 { return d.first[len(d.first)-1] }
+
+// Of is the number of the document that holds the element at a position.
+func (d *Documents) Of(pos int64) (int64, error) {
+	i := d.array.shardNumber(pos)
+	s := &d.array.shards[i]
+	if s.index == nil {
+		return d.first[i], nil
+	}
+	document, err := s.index.of(pos - s.start)
+	return d.first[i] + document, d.array.remember(&s.index.tracked, err)
+}
+
+// Ends sets ends to the positions behind the last elements of documents first, first+1, ..., which there must be. The error says of a document that it
+// does not end behind the one before it, or ends beyond its file.
+func (d *Documents) Ends(first int64, ends []int64) error {
+	for i := sort.Search(len(d.first), func(i int) bool { return d.first[i] > first }) - 1; len(ends) > 0; i++ {
+		s := &d.array.shards[i]
+		n := min(int64(len(ends)), d.first[i+1]-first)
+		if s.index == nil {
+			ends[0] = s.end()
+		} else {
+			if err := s.index.read(first-d.first[i], ends[:n]); err != nil {
+				return d.array.remember(&s.index.tracked, err)
+			}
+			for j := range ends[:n] {
+				ends[j] += s.start
+			}
+		}
+		first, ends = first+n, ends[n:]
+	}
+	return nil
+}

@@ -1,0 +1,124 @@
+package cache
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+
+	"batchfs/cache/array"
+)
+
+// Megatron-LM keeps tokens in PREFIX.bin and, in PREFIX.idx, where they lie: 34 bytes that say how much of what follows, then the length of
+// each sequence (int32), its first byte in the .bin file (int64), and for each document the number of its first sequence (int64), and behind
+// the last document how many sequences there are. For pictures among the text, a mode of each sequence follows (int8).
+const (
+	megatronMagic  = "MMIDIDX\x00\x00"
+	megatronHeader = 34
+)
+
+// megatronDTypes are by the numbers that an index has for them.
+var megatronDTypes = map[byte]array.DType{
+	1: array.Uint8, 2: array.Int8, 3: array.Int16, 4: array.Int32, 5: array.Int64, 6: array.Float64, 7: array.Float32, 8: array.Uint16,
+}
+
+// megatronIndex is the path of the index of a file, "" if the file cannot have one.
+func megatronIndex(path string) string {
+	prefix, ok := strings.CutSuffix(path, ".bin")
+	if !ok {
+		return ""
+	}
+	return prefix + ".idx"
+}
+
+func isMegatron(in *input) (bool, error) {
+	path := megatronIndex(in.path)
+	if path == "" {
+		return false, nil
+	}
+	idx, err := in.beside(path)
+	if idx == nil {
+		return false, err
+	}
+	return idx.begins(megatronMagic)
+}
+
+func parseMegatron(in *input) (f Format, err error) {
+	idx, err := in.beside(megatronIndex(in.path))
+	if err != nil {
+		return f, err
+	}
+	if idx == nil {
+		return f, fmt.Errorf("%s is gone", megatronIndex(in.path))
+	}
+	f, _, err = idx.megatron(in.path, in.size)
+	return f, err
+}
+
+// megatron says where the elements of the file at path lie, which has so many bytes, and where in this index its documents end.
+func (idx *input) megatron(path string, size int64) (f Format, ends Ends, err error) {
+	raw, err := idx.read(0, megatronHeader)
+	if err != nil {
+		return f, ends, err
+	}
+	version, n, d := binary.LittleEndian.Uint64(raw[9:]), binary.LittleEndian.Uint64(raw[18:]), binary.LittleEndian.Uint64(raw[26:])
+	if f.DType = megatronDTypes[raw[17]]; version != 1 || f.DType == "" {
+		return f, ends, fmt.Errorf("%s is an index of Megatron-LM of version %d with dtype %d, where batchfs knows version 1 and dtypes 1 to 8",
+			idx.path, version, raw[17])
+	}
+	const most = 1 << 56
+	want := megatronHeader + 12*n + 8*d
+	if n == 0 || d < 2 || n > most || d > most || uint64(idx.size) != want && uint64(idx.size) != want+n {
+		return f, ends, fmt.Errorf("%s has %d bytes, but its header says that it is of %d sequences and %d documents; is it complete?",
+			idx.path, idx.size, n, max(d, 1)-1)
+	}
+	width := int64(f.DType.Size())
+	ends = Ends{At: megatronHeader + 12*int64(n) + 8, Count: int64(d) - 1, Starts: megatronHeader + 4*int64(n), Sequences: int64(n), Width: width}
+	if err := idx.contiguous(ends, path, size); err != nil {
+		return f, ends, err
+	}
+	f.Count = size / width
+	return f, ends, nil
+}
+
+// contiguous returns an error unless each sequence begins where the one before it ends, from the file's first byte to its last. Of many sequences it
+// looks at some.
+func (idx *input) contiguous(e Ends, path string, size int64) error {
+	const piece, pieces = 512, 16
+	count := min(e.Sequences, piece)
+	gaps := int64(pieces - 1)
+	if e.Sequences <= piece*pieces {
+		gaps = (e.Sequences+piece-1)/piece - 1
+	}
+	for i := range gaps + 1 {
+		first := (e.Sequences - count) / max(gaps, 1) * i
+		if i == gaps {
+			first = e.Sequences - count
+		}
+		lens, err := idx.read(megatronHeader+4*first, 4*count)
+		if err != nil {
+			return err
+		}
+		starts, err := idx.read(e.Starts+8*first, 8*count)
+		if err != nil {
+			return err
+		}
+		for n := range count {
+			from, length := int64(binary.LittleEndian.Uint64(starts[8*n:])), int64(int32(binary.LittleEndian.Uint32(lens[4*n:])))
+			next := from + length*e.Width
+			good := from >= 0 && from <= size && length >= 0 && (first+n > 0 || from == 0)
+			if n+1 < count {
+				good = good && next == int64(binary.LittleEndian.Uint64(starts[8*n+8:]))
+			}
+			switch {
+			case !good:
+				return fmt.Errorf("%s: sequence %d begins at byte %d of %s and has %d tokens of %d bytes, and does not lie between those before and after it: "+
+					"batchfs serves sequences that lie one after the other; write them anew with Megatron-LM's tools/merge_datasets.py",
+					idx.path, first+n, from, path, length, e.Width)
+			case first+n+1 == e.Sequences && next != size:
+				return fmt.Errorf("%s has %d bytes, but %s says that its last sequence ends at byte %d; are they of one data set, and complete?",
+					path, size, idx.path, next)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,161 @@
+package cache
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"batchfs/cache/array"
+)
+
+const npyMagic = "\x93NUMPY"
+
+func isNpy(in *input) (bool, error) { return in.begins(npyMagic) }
+
+// parseNpy knows the versions 1 to 3 of the format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+func parseNpy(in *input) (f Format, err error) {
+	fixed, err := in.read(0, 8)
+	if err != nil {
+		return f, err
+	}
+	size := int64(2) // of the header's length
+	switch version := fixed[6]; version {
+	case 1:
+	case 2, 3:
+		size = 4
+	default:
+		return f, fmt.Errorf("%s is a .npy file of version %d, and batchfs knows versions 1 to 3", in.path, version)
+	}
+	length, err := in.read(8, size)
+	if err != nil {
+		return f, err
+	}
+	f.Offset = 8 + size + int64(binary.LittleEndian.Uint32(append(length, 0, 0)))
+	raw, err := in.read(8+size, f.Offset-8-size)
+	if err != nil {
+		return f, err
+	}
+	header, err := parseNpyHeader(string(raw))
+	if err != nil {
+		return f, fmt.Errorf("%s: its .npy header is wrong: %w", in.path, err)
+	}
+	if f.DType, err = header.dtype(in.path); err != nil {
+		return f, err
+	}
+	if header.fortran && len(header.shape) > 1 {
+		return f, fmt.Errorf("%s is in Fortran order (the first axis varies fastest), and rows of it lie in pieces; write it anew: "+
+			"numpy.save(FILE, numpy.ascontiguousarray(a))", in.path)
+	}
+	if err := f.shaped(in.path, header.shape, in.size-f.Offset); err != nil {
+		return f, err
+	}
+	if behind := in.size - f.end(); behind > 0 {
+		return f, fmt.Errorf("%s has %d bytes behind its array of shape %d; did two arrays go into one file?", in.path, behind, header.shape)
+	}
+	return f, nil
+}
+
+// An npyHeader is what the dictionary of a .npy header says.
+type npyHeader struct {
+	descr   string // "" for a structured dtype
+	fortran bool
+	shape   []int64
+}
+
+func (h npyHeader) dtype(path string) (array.DType, error) {
+	if dtype := array.FromNumPy(h.descr); dtype != "" {
+		return dtype, nil
+	}
+	const anew = "; write it anew: numpy.save(FILE, a.astype(%q))"
+	switch native := array.FromNumPy("<" + strings.TrimPrefix(h.descr, ">")); {
+	case h.descr == "":
+		return "", fmt.Errorf("%s has a structured dtype; write each field of it to a file of its own", path)
+	case native != "":
+		return "", fmt.Errorf("%s is big-endian (dtype %q)"+anew, path, h.descr, native)
+	case strings.Contains(h.descr, "O"):
+		return "", fmt.Errorf("%s holds pickled Python objects (dtype %q), not numbers"+anew, path, h.descr, array.Uint16)
+	}
+	return "", fmt.Errorf("%s has dtype %q, and batchfs serves %v"+anew, path, h.descr, array.DTypes(), array.Uint16)
+}
+
+var errSyntax = errors.New("it is no dictionary of descr, fortran_order and shape")
+
+// parseNpyHeader reads a Python dictionary such as {'descr': '<f4', 'fortran_order': False, 'shape': (60, 3), }.
+func parseNpyHeader(text string) (h npyHeader, err error) {
+	s := &npyScanner{strings.TrimSpace(text)}
+	var descr, order, shape bool
+	if !s.take("{") {
+		return h, errSyntax
+	}
+	for !s.take("}") {
+		key, ok := s.quoted()
+		if !ok || !s.take(":") {
+			return h, errSyntax
+		}
+		switch key {
+		case "descr":
+			if h.descr, descr = s.quoted(); !descr && strings.HasPrefix(s.left, "[") {
+				return npyHeader{shape: []int64{1}}, nil // of a structured dtype nothing else matters
+			}
+		case "fortran_order":
+			h.fortran = s.take("True")
+			order = h.fortran || s.take("False")
+		case "shape":
+			h.shape, shape = s.tuple()
+		default:
+			return h, errSyntax
+		}
+		if !s.take(",") && !strings.HasPrefix(s.left, "}") {
+			return h, errSyntax
+		}
+	}
+	if s.left != "" || !descr || !order || !shape || h.descr == "" {
+		return h, errSyntax
+	}
+	return h, nil
+}
+
+// An npyScanner takes one word after the other. White space before it does not count.
+type npyScanner struct{ left string }
+
+func (s *npyScanner) take(word string) bool {
+	left, ok := strings.CutPrefix(strings.TrimLeft(s.left, " \t\n"), word)
+	if ok {
+		s.left = strings.TrimLeft(left, " \t\n")
+	}
+	return ok
+}
+
+func (s *npyScanner) quoted() (text string, ok bool) {
+	for _, quote := range []string{"'", `"`} {
+		if s.take(quote) {
+			text, s.left, ok = strings.Cut(s.left, quote)
+			s.left = strings.TrimLeft(s.left, " \t\n")
+			return text, ok && !strings.Contains(text, `\`)
+		}
+	}
+	return "", false
+}
+
+// tuple takes whole numbers, as in (3,) or, written by Python 2, (3L, 4L).
+func (s *npyScanner) tuple() (list []int64, ok bool) {
+	if !s.take("(") {
+		return nil, false
+	}
+	for !s.take(")") {
+		digits := s.left[:len(s.left)-len(strings.TrimLeft(s.left, "0123456789"))]
+		n, err := strconv.ParseInt(digits, 10, 64)
+		if err != nil {
+			return nil, false
+		}
+		s.take(digits)
+		s.take("L")
+		list = append(list, n)
+		if !s.take(",") && !strings.HasPrefix(s.left, ")") {
+			return nil, false
+		}
+	}
+	return list, true
+}
