@@ -67,10 +67,7 @@ func (i inode) sequence() int { return int(i >> 8 & (state.MaxSequences - 1)) }
 // rest is the bits 24-63: the batch number, for the files of batch/ that are not of one array.
 func (i inode) rest() uint64 { return uint64(i >> 24) }
 
-// MaxArrays bounds the arrays of a batch.
-const MaxArrays = 16
-
-// arrayShift is where in the rest of a file of one array its index among the arrays of a batch begins.
+// arrayShift is where in the rest of a file of one array its index among the arrays of a batch begins, which are array.Most at most.
 const arrayShift = 36
 
 // makeArrayInode is makeInode for a file of one array of each batch.

@@ -122,7 +122,7 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	if len(buf) == 0 {
 		return fuse.ReadResultData(nil), fuse.OK
 	}
-	if err := t.takePlace(r, in.Caller, int64(len(buf))/i.rowBytes(s), buf); err != nil {
+	if err := t.takePlace(r, in.Caller, int64(len(buf)) > rowsPerTurnOfMany*i.rowBytes(s), buf); err != nil {
 		return nil, t.readFails(in, err)
 	}
 	var answer *reply // nil: buf
@@ -250,7 +250,7 @@ func (t *tree) readBatches(r *request, s *Sequence, k uint64, off int64, buf []b
 		}
 		off -= headerBytes
 	}
-	from, _ := i.shown(s)
+	from, shown := i.shown(s)
 	answer.prefetcher, answer.buf, answer.split = &t.prefetcher, buf, r.split
 	if len(rest) > 0 && row.content != everyBatch {
 		answer.stream, answer.buffer = t.prefetcher.lookup(s, k)
@@ -266,7 +266,7 @@ func (t *tree) readBatches(r *request, s *Sequence, k uint64, off int64, buf []b
 		answer.parts = [2][]byte{buf[:len(buf)-len(rest)], answer.buffer.bytes[from+off:][:len(rest)]}
 	} else {
 		answer.parts = [2][]byte{buf}
-		if err := t.readShown(r, s, rest, k, off); err != nil {
+		if err := t.readShown(r, s, rest, k, off, from, shown); err != nil {
 			return nil, err
 		}
 	}
@@ -276,12 +276,11 @@ func (t *tree) readBatches(r *request, s *Sequence, k uint64, off int64, buf []b
 	return answer, nil
 }
 
-// readShown fills dst from byte off on of a file that shows some arrays of each of batches k, k+1, … of s.
-func (t *tree) readShown(r *request, s *Sequence, dst []byte, k uint64, off int64) error {
+// readShown fills dst from byte off on of a file that shows, of each of batches k, k+1, … of s, the shown bytes from byte from on.
+func (t *tree) readShown(r *request, s *Sequence, dst []byte, k uint64, off, from, shown int64) error {
 	if len(dst) == 0 {
 		return nil
 	}
-	from, shown := r.inode.shown(s)
 	if shown == s.Batch.Bytes() { // the whole batch
 		return t.readInTurns(r, s, dst, k, off)
 	}

@@ -15,7 +15,7 @@ type Version = state.Version
 // batch. It belongs to one version of the tokens; when they change, another Sequence replaces it.
 type Sequence struct {
 	Name     string            // path of its directory: a split, and the settings that differ from the split's own: "train/rank=3,world=8"
-	Batch    array.Batch       // the arrays of one batch, no more than MaxArrays
+	Batch    array.Batch       // the arrays of one batch, no more than array.Most
 	Steps    uint64            // batches in batches.bin and batches.npy
 	Start    uint64            // first number that next takes
 	Metadata map[string]string // of .safetensors files, besides the number of the batch

@@ -307,11 +307,11 @@ func (t *tree) takeTurn(r *request, caller fuse.Caller) (err error) {
 	return err
 }
 
-// takePlace is takeTurn for a request of so many rows, with a place if it is a long one. buf is the memory that it holds for its
-// reply.
-func (t *tree) takePlace(r *request, caller fuse.Caller, rows int64, buf []byte) (err error) {
+// takePlace is takeTurn with a place, if the request is a long one: of many rows, or of a long reply. buf is the memory that it
+// holds for its reply.
+func (t *tree) takePlace(r *request, caller fuse.Caller, manyRows bool, buf []byte) (err error) {
 	r.caller = caller
-	if rows > rowsPerTurnOfMany || len(buf) > maxWithoutPlace {
+	if manyRows || len(buf) > maxWithoutPlace {
 		if r.hasPlace, err = t.take(r, t.places, buf); err != nil {
 			return err
 		}

@@ -183,7 +183,7 @@ func TestRefusedPaths(t *testing.T) {
 		{"train/seed=1=2", invalid, "train/seed=1=2: seed: must be"},
 		{"train/seed=1,seed=1", invalid, "train/seed=1,seed=1: seed is set twice"},
 		{"train/order=shufle", invalid, "order: must be random, shuffle, sequential, torch or torch-2.6 (got \\\"shufle\\\")"},
-		{"train/layout=XY", invalid, "layout: must be xy or tokens (got \\\"XY\\\")"},
+		{"train/layout=XY", invalid, "layout: must be xy, tokens or rows (got \\\"XY\\\")"},
 		{"train/batch_size=0", invalid, "batch_size: must be a whole number from 1 to"},
 		{"train/batch_size=4096,world=4097", invalid, "batch_size times world must be at most"},
 		{"train/rank=8,world=8", invalid, "train/rank=8,world=8: rank: must be below world, which is 8"},

@@ -157,6 +157,9 @@ func (a Array) Bytes() int64 {
 	return n
 }
 
+// Most bounds the arrays of a Batch.
+const Most = 16
+
 // A Batch is a list of arrays in the order of their offsets, without gaps: each begins where the one before ends, the first
 // at 0. NewBatch makes it, and nobody changes it.
 //

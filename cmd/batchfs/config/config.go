@@ -14,7 +14,6 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
-	"batchfs/fs"
 	"batchfs/sampler"
 )
 
@@ -301,4 +300,4 @@ func (s *Split) checkBeside() error {
 }
 
 // maxBeside leaves room for the arrays that a batch has by itself.
-const maxBeside = fs.MaxArrays - 6
+const maxBeside = array.Most - 6

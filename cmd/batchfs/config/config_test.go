@@ -101,6 +101,9 @@ func TestReferenceConfigIsTheManual(t *testing.T) {
 	for name, key := range sourceKeys {
 		check("splits.mixed.sources."+name, key.rule)
 	}
+	for name, key := range arrayKeys {
+		check("splits.train.arrays."+name, key.rule)
+	}
 	for name, key := range splitKeys {
 		check("splits.train."+name, key.rule)
 	}
@@ -123,7 +126,7 @@ func TestConfigErrors(t *testing.T) {
 		{"\nsplit = 1", `config.toml:2: split: unknown key; must be one of mountpoint, [batch], [splits.X], [memory], [mount], [log]`},
 		{"[batch]\n\nsede = 1", `config.toml:3: batch.sede: unknown key; must be one of batch_size, block_size, `},
 		{"[batch]\nSeed = 1\nseed = 2", `config.toml:2: batch.Seed: unknown key; must be one of `},
-		{train + "sede = 1", `config.toml:3: splits.train.sede: unknown key; must be one of batch_size, `},
+		{train + "sede = 1", `config.toml:3: splits.train.sede: unknown key; must be one of arrays, batch_size, `},
 		{"[memory]\nacess = 1", `config.toml:2: memory.acess: unknown key; must be one of access, ahead, ahead_bytes, budget, page_cache`},
 		{"[mount]\ndev = 1", `config.toml:2: mount.dev: unknown key; must be one of allow_other, gid, grace, mode, timeout, uid`},
 		{"[log]\nfile = 'x'", `config.toml:2: log.file: unknown key; must be one of format, level`},
@@ -320,9 +323,9 @@ func TestSplitErrors(t *testing.T) {
 		{testfiles.Mixture("weight = 1\nseed = 1", ""), "4: splits.mix.sources.0.seed",
 			"unknown key; seed must stand in [batch] or [splits.X]"},
 		{testfiles.Mixture("weight = 1", "weight = 1\nvocab_size = -1"), "7: splits.mix.sources.1.vocab_size", sizes + "-1)"},
-		{testfiles.Mixture("weight = 1", "weight = 1\nvocab_size = 65537"), "4: splits.mix.sources", "uint16 cannot hold the tokens of a vocabulary of 65537 "},
+		{"[batch]\ntoken_dtype = 'uint16'\n" + testfiles.Mixture("weight = 1", "weight = 1\nvocab_size = 65537"), "6: splits.mix.sources", "uint16 cannot hold the tokens of a vocabulary of 65537 "},
 		{train + "vocab_size = 4294967297", "3: splits.train.vocab_size", sizes + "4294967297)"},
-		{"[batch]\nvocab_size = 128256\n" + train, "2: batch.vocab_size",
+		{"[batch]\nvocab_size = 128256\ntoken_dtype = 'uint16'\n" + train, "2: batch.vocab_size",
 			`uint16 cannot hold the tokens of a vocabulary of 128256 in splits.train; is it token_dtype = "uint32"?`},
 		{testfiles.Mixture("weight = 1", ""), "4: splits.mix.sources.1", noWeight},
 		{"\n[[splits.mix.sources]]\nweight = 1", "2: splits.mix.sources.0", noTokens},
@@ -347,8 +350,8 @@ func TestSplitErrors(t *testing.T) {
 		{train + "sources.any.thing = 1", "3: splits.train.sources.any.thing", stray},
 		{train + "weight = 1", "3: splits.train.weight", "unknown key; weight must stand in [[splits.X.sources]]"},
 		{train + "source = 1", "3: splits.train.source",
-			"unknown key; must be one of batch_size, block_size, dtype, expect_fingerprint, " +
-				"join, layout, on_change, order, rank, seed, sources, start, steps, token_dtype, tokens, torch_state, vocab_size, world"},
+			"unknown key; must be one of arrays, batch_size, block_size, documents, dtype, eot, expect_fingerprint, format, " +
+				"join, layout, mask_targets, on_change, order, rank, rows, seed, shape, sources, start, steps, tensor, token_dtype, tokens, torch_state, vocab_size, world"},
 	} {
 		want := "config.toml:" + test.at + ": " + test.want
 		if c, err := decodeText(test.text); err == nil {
@@ -455,10 +458,8 @@ func TestDTypeFollowsTheFiles(t *testing.T) {
 		text string
 		want array.DType
 	}{
-		{train, "uint16"},
-		{train + "token_dtype = 'uint32'", "uint32"},
-		{train + "token_dtype = 'uint16'\n[batch]\ntoken_dtype = 'uint32'", "uint16"},
-		{"[batch]\ntoken_dtype = 'uint32'\n" + train, "uint32"},
+		{train, "native"},
+		{train + "token_dtype = 'uint32'", "native"},
 		{"[batch]\ndtype = 'uint16'\n" + train + "token_dtype = 'uint32'", "uint16"},
 		{train + "token_dtype = 'uint32'\ndtype = 'int64'", "int64"},
 	} {

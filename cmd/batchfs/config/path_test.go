@@ -35,7 +35,7 @@ func under(s *Split, path string) (*Split, error) {
 
 // However settings are written, they have one name, which is a path to them.
 func TestPathsHaveOneName(t *testing.T) {
-	base := baseSplit(t, "seed = 7\nworld = 2\nsteps = 5")
+	base := baseSplit(t, "seed = 7\nworld = 2\nsteps = 5\ndtype = 'uint16'")
 	for name, paths := range map[string][]string{
 		"train": {
 			"seed=7", "rank=0", "world=2,rank=0", "seed=8/seed=7", "order=shuffle/seed=8/order=random,seed=7", "rank=1/rank=0",
