@@ -1,6 +1,7 @@
 package sampler
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
@@ -136,6 +137,11 @@ func checked[D, S integer](dst, raw []byte) (bad int) {
 		out[i] = d
 	}
 	return -1
+}
+
+// holds reports whether an integer dtype has a number.
+func holds(dtype array.DType, n uint64) bool {
+	return convert(make([]byte, 8), binary.LittleEndian.AppendUint64(nil, n), dtype, array.Uint64) < 0
 }
 
 // number is number i of raw as text.

@@ -16,6 +16,7 @@ type part struct {
 	first  int      // index in the row of the first number it takes
 	shape  []int    // of what it takes of a row
 	masked bool     // an element that is not of the document of the one before is maskedTarget
+	filler int64    // what fills a row up behind its tokens
 
 	len    int // numbers it takes of a row
 	size   int // bytes of a number, of dtype
@@ -29,6 +30,7 @@ const (
 	copied        computed = iota
 	documentEnds           // where the documents of x end: 0, the index behind the last token of each, and T up to the end
 	documentIndex          // of each token of x, its index in its document, or in the row where that begins before
+	tokensOfRow            // how many x of the row are tokens; the others fill it up
 	sourceOfRow            // the number of the row's source
 )
 
@@ -37,10 +39,11 @@ const maskedTarget = -100
 
 // parts are the arrays of a batch, one after the other. Nothing else knows which arrays there are.
 type parts struct {
-	list    []part
-	batch   array.Batch // the parts as others see them
-	columns []column    // of the source
-	ends    bool        // some part depends on where documents end
+	list     []part
+	batch    array.Batch // the parts as others see them
+	columns  []column    // of the source
+	ends     bool        // some part depends on where documents end
+	computed bool        // some part has numbers that are in no file
 }
 
 // A column is an array of a source, as all sources have it.
@@ -66,7 +69,7 @@ func newParts(s *Settings, arrays []Array, sources int) (parts, error) {
 	}
 	stored, to, t, main := all.columns[0].stored, s.DType, s.BlockSize, 1
 	tokens := func(name string, first, n int) part {
-		return part{name: name, dtype: to, first: first, shape: []int{n}}
+		return part{name: name, dtype: to, first: first, shape: []int{n}, filler: int64(s.EOT)}
 	}
 	switch s.Layout {
 	case Elements:
@@ -75,7 +78,9 @@ func newParts(s *Settings, arrays []Array, sources int) (parts, error) {
 		all.list = []part{tokens("tokens", 0, t+1)}
 	default:
 		all.list, main = []part{tokens("x", 0, t), tokens("y", 1, t)}, 2
-		all.list[1].masked = s.MaskTargets
+		if s.MaskTargets {
+			all.list[1].masked, all.list[1].filler = true, maskedTarget
+		}
 	}
 	for _, a := range arrays {
 		if n := len(a.Axes()); n > MaxAxes {
@@ -101,6 +106,9 @@ func newParts(s *Settings, arrays []Array, sources int) (parts, error) {
 		beside = append(beside,
 			part{name: "cu_seqlens", dtype: array.Int32, of: documentEnds, shape: []int{t + 1}},
 			part{name: "positions", dtype: array.Int32, of: documentIndex, shape: []int{t}})
+	}
+	if s.ofPieces() {
+		beside = append(beside, part{name: "lengths", dtype: array.Int32, of: tokensOfRow})
 	}
 	if sources > 1 {
 		beside = append(beside, part{name: "source", dtype: array.Int16, of: sourceOfRow})
@@ -140,6 +148,7 @@ func (all *parts) lay(rows, main int) {
 			p.len *= axis
 		}
 		all.ends = all.ends || p.masked || p.of == documentEnds || p.of == documentIndex
+		all.computed = all.computed || p.of != copied
 		arrays = append(arrays, array.Array{Name: p.name, DType: p.dtype, Shape: slices.Insert(slices.Clone(p.shape), 0, rows)})
 	}
 	all.batch = array.NewBatch(main, arrays...)

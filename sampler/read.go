@@ -16,7 +16,7 @@ type request struct {
 	sequence *Sequence
 	dst      []byte
 	plans    []plan // one for each array of each source, source after source
-	planned  int    // rows of all plans
+	planned  int    // rows of all plans, and pieces of rows
 	source   int    // that is being read
 	column   int    // of it
 	shown    []span // of the batch that is being planned, the rows that dst shows of each part
@@ -130,7 +130,7 @@ func (req *request) planBatch(k uint64, base int) error {
 			if req.isPlanned(j) {
 				continue
 			}
-			if req.planned == maxPlanned {
+			if req.planned >= maxPlanned {
 				if err := req.fetch(); err != nil {
 					return err
 				}
@@ -155,17 +155,46 @@ func (req *request) isPlanned(j int) bool {
 	return false
 }
 
-// planRow plans the windows that row j of batch k needs for what dst shows of its parts.
+// planRow plans the windows that row j of batch k needs for what dst shows of its parts, and puts what is in no file.
 func (req *request) planRow(k uint64, base, j int) error {
 	q := req.sequence
 	source, start := q.Start(k, j)
-	var ends span
-	if q.parts.ends && q.Ends == EndsByIndex {
-		var err error
-		if ends, err = req.endsAfter(source, start); err != nil {
-			return err
-		}
+	ends, used := span{from: len(req.ends)}, q.BlockSize+1
+	var err error
+	switch rows := q.sources[source].windows.pieces; {
+	case rows != nil:
+		err = rows.at(start, func(p Piece) error {
+			if p.At > 0 {
+				req.ends = append(req.ends, p.At)
+			}
+			// Only the end before a piece is masked with it: that of the last one is with what fills the row up.
+			before := span{max(len(req.ends)-1, ends.from), len(req.ends)}
+			req.planWindows(base, j, source, p.Start-int64(p.At), span{p.At, p.At + p.Len}, before)
+			used = p.At + p.Len
+			return nil
+		})
+		req.ends = append(req.ends, used)
+		req.planned += len(req.ends) - ends.from - 1
+	case q.parts.ends && q.Ends == EndsByIndex:
+		err = req.endsAfter(source, start)
 	}
+	if err != nil {
+		return err
+	}
+	ends.to = len(req.ends)
+	if q.sources[source].windows.pieces == nil {
+		req.planWindows(base, j, source, start, span{0, used}, ends)
+	}
+	if q.parts.computed {
+		req.putRow(base, j, source, used, req.ends[ends.from:ends.to])
+	}
+	return nil
+}
+
+// planWindows plans the windows for what dst shows of some indexes of row j, which lie side by side in a source. start is where index 0
+// would be.
+func (req *request) planWindows(base, j, source int, start int64, indexes, ends span) {
+	q := req.sequence
 	for c, column := range q.parts.columns {
 		lo, hi := math.MaxInt, 0
 		for i := range q.parts.list {
@@ -178,15 +207,11 @@ func (req *request) planRow(k uint64, base, j int) error {
 				if p.masked && q.Ends == EndsByToken {
 					lo = min(lo, s.from) // the token before a target may be the last of its document
 				}
-			case p.of == copied || c > 0:
-			case p.of == sourceOfRow:
-				req.putComputed(p, base, j, s, func(int) int { return source })
-			case q.Ends == EndsByToken:
+			case c == 0 && q.Ends == EndsByToken && (p.of == documentEnds || p.of == documentIndex):
 				lo, hi = 0, max(hi, q.BlockSize) // any token may be the last of a document
-			default:
-				req.putDocuments(p, base, j, s, req.ends[ends.from:ends.to])
 			}
 		}
+		lo, hi = max(lo, indexes.from*column.numbers), min(hi, indexes.to*column.numbers)
 		if lo >= hi {
 			continue
 		}
@@ -194,34 +219,56 @@ func (req *request) planRow(k uint64, base, j int) error {
 		to.windows = append(to.windows, cache.Window{Start: start*int64(column.numbers) + int64(lo), Len: hi - lo})
 		to.rows = append(to.rows, row{base, j, lo, ends})
 	}
-	return nil
+}
+
+// putRow puts the numbers of row j that are in no file. used is how many of its indexes have tokens.
+func (req *request) putRow(base, j, source, used int, ends []int) {
+	q := req.sequence
+	for i := range q.parts.list {
+		p := &q.parts.list[i]
+		s := overlap(p.row(base, j), p.size, p.len, len(req.dst))
+		if s.from == s.to {
+			continue
+		}
+		switch p.of {
+		case copied:
+			if s.from = max(s.from, used*q.parts.columns[p.column].numbers-p.first); s.from < s.to {
+				req.putComputed(p, base, j, s, func(int) int64 { return p.filler })
+			}
+		case sourceOfRow:
+			req.putComputed(p, base, j, s, func(int) int64 { return int64(source) })
+		case tokensOfRow:
+			req.putComputed(p, base, j, s, func(int) int64 { return int64(min(used, q.BlockSize)) })
+		default:
+			if q.Ends != EndsByToken {
+				req.putDocuments(p, base, j, s, ends)
+			}
+		}
+	}
 }
 
 // endsAfter notes the ends of the documents of a row that begins at a position of a source.
-func (req *request) endsAfter(source int, start int64) (noted span, err error) {
-	noted.from = len(req.ends)
+func (req *request) endsAfter(source int, start int64) error {
 	documents, t := req.sequence.sources[source].documents, int64(req.sequence.BlockSize)
 	i, err := documents.Of(start)
 	if err != nil {
-		return noted, err
+		return err
 	}
 	var some [16]int64
 	for count := documents.Count(); i < count; {
 		n := min(count-i, int64(len(some)))
 		if err := documents.Ends(i, some[:n]); err != nil {
-			return noted, err
+			return err
 		}
 		for _, end := range some[:n] {
 			if end > start+t {
-				noted.to = len(req.ends)
-				return noted, nil
+				return nil
 			}
 			req.ends = append(req.ends, int(end-start))
 		}
 		i += n
 	}
-	noted.to = len(req.ends)
-	return noted, nil
+	return nil
 }
 
 // copyRow puts the numbers of window i of the current array where dst shows them.
@@ -246,13 +293,14 @@ func (req *request) copyRow(i int, raw []byte) error {
 		}
 		at := p.row(r.base, r.j)
 		s := overlap(at, p.size, p.len, len(req.dst))
-		switch {
-		case s.from == s.to, p.of == sourceOfRow:
-			continue
-		case p.of != copied:
-			if q.Ends == EndsByToken {
+		if p.of != copied {
+			if s.from < s.to && q.Ends == EndsByToken && (p.of == documentEnds || p.of == documentIndex) {
 				req.putDocuments(p, r.base, r.j, s, ends)
 			}
+			continue
+		}
+		s = span{max(s.from, r.first-p.first), min(s.to, r.first+len(raw)/column.width-p.first)}
+		if s.from >= s.to {
 			continue
 		}
 		first := p.first + s.from - r.first // of the part's numbers in raw
@@ -339,14 +387,14 @@ func (req *request) putDocuments(p *part, base, j int, s span, ends []int) {
 		}
 	}
 	if p.of == documentEnds {
-		req.putComputed(p, base, j, s, func(i int) int {
+		req.putComputed(p, base, j, s, func(i int) int64 {
 			switch {
 			case i == 0:
 				return 0
 			case i <= len(ends):
-				return ends[i-1]
+				return int64(ends[i-1])
 			}
-			return t
+			return int64(t)
 		})
 		return
 	}
@@ -354,12 +402,12 @@ func (req *request) putDocuments(p *part, base, j int, s span, ends []int) {
 	if next = before(ends, s.from); next > 0 {
 		begin = ends[next-1]
 	}
-	req.putComputed(p, base, j, s, func(i int) int {
+	req.putComputed(p, base, j, s, func(i int) int64 {
 		if next < len(ends) && i == ends[next] {
 			begin = i
 			next++
 		}
-		return i - begin
+		return int64(i - begin)
 	})
 }
 
@@ -372,14 +420,19 @@ func before(ends []int, index int) int {
 	return n
 }
 
-// putComputed puts numbers s of row j of a computed part. value is called for each in order.
-func (req *request) putComputed(p *part, base, j int, s span, value func(i int) int) {
+// putComputed puts numbers s of row j of a part. value is called for each in order.
+func (req *request) putComputed(p *part, base, j int, s span, value func(i int) int64) {
 	whole := req.edgeOf((s.to - s.from) * p.size)
-	for i := s.from; i < s.to; i++ {
-		if p.size == 2 {
-			binary.LittleEndian.PutUint16(whole[(i-s.from)*2:], uint16(value(i)))
-		} else {
-			binary.LittleEndian.PutUint32(whole[(i-s.from)*4:], uint32(value(i)))
+	for i, at := s.from, whole; i < s.to; i, at = i+1, at[p.size:] {
+		switch v := uint64(value(i)); p.size {
+		case 1:
+			at[0] = byte(v)
+		case 2:
+			binary.LittleEndian.PutUint16(at, uint16(v))
+		case 4:
+			binary.LittleEndian.PutUint32(at, uint32(v))
+		default:
+			binary.LittleEndian.PutUint64(at, v)
 		}
 	}
 	req.putEdge(p.row(base, j)+s.from*p.size, whole)

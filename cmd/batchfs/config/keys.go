@@ -79,8 +79,9 @@ var batchKeys = map[string]key[Split]{
 	}},
 	"eot":          intKey(func(c *Split) *int64 { return &c.EndOfText }, 0, math.MaxInt64),
 	"mask_targets": boolKey(func(c *Split) *bool { return &c.MaskTargets }),
-	"rows":         enumKey(func(c *Split) *sampler.Rows { return &c.Rows }, sampler.Windows, sampler.OfDocument, sampler.Packed),
-	"vocab_size":   intKey(func(c *Split) *int64 { return &c.VocabSize }, 0, 1<<32),
+	"rows": enumKey(func(c *Split) *sampler.Rows { return &c.Rows },
+		sampler.Windows, sampler.OfDocument, sampler.DocumentFirst, sampler.Packed),
+	"vocab_size": intKey(func(c *Split) *int64 { return &c.VocabSize }, 0, 1<<32),
 	"torch_state": {rule: "a path", set: func(c *Split, value any) (ok bool) {
 		c.StateFile, ok = value.(string)
 		return ok && c.StateFile != ""

@@ -34,6 +34,7 @@ type Dataset struct {
 	fingerprint string     // of the files of all sources
 	version     fs.Version // of the tokens
 	steps       uint64     // batches in batches.bin
+	groups      [][]int64  // sampler.Source.Groups of each source, where they are known
 	unleased    string     // a file of which Unwritten could not find out, or empty
 }
 
@@ -114,7 +115,7 @@ func open(s *config.Split, m config.Memory, previous []source) (*Dataset, error)
 			sources[i] = append(sources[i], opened)
 		}
 	}
-	return newDataset(s, sources, vocab, fingerprint.String())
+	return newDataset(s, sources, vocab, fingerprint.String(), nil)
 }
 
 // besideFiles returns the size of the vocabulary that lies beside the files of the sources without a vocab_size, or 0.
@@ -152,10 +153,10 @@ func options(s *config.Split, m config.Memory, i, n int, vocab int64, files int)
 	return o
 }
 
-// newDataset binds tokens to a split's settings. It fails on a wrong fingerprint, too few tokens, or a torch_state that cannot
-// be used.
-func newDataset(s *config.Split, sources []source, vocab int64, fingerprint string) (*Dataset, error) {
-	d := &Dataset{sources: sources, vocab: vocab, fingerprint: fingerprint}
+// newDataset binds tokens to a split's settings. groups are what Groups of its Sequence gave before, or nil. It fails on a wrong
+// fingerprint, too few tokens, or a torch_state that cannot be used.
+func newDataset(s *config.Split, sources []source, vocab int64, fingerprint string, groups [][]int64) (*Dataset, error) {
+	d := &Dataset{sources: sources, vocab: vocab, fingerprint: fingerprint, groups: groups}
 	if err := d.bind(s); err != nil {
 		return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
 	}
@@ -179,8 +180,11 @@ func (d *Dataset) bind(split *config.Split) (err error) {
 		settings.Weights = append(settings.Weights, source.Weight)
 	}
 	var sources []sampler.Source
-	for _, arrays := range d.sources {
+	for i, arrays := range d.sources {
 		from := sampler.Source{Main: arrays.main()}
+		if d.groups != nil {
+			from.Groups = d.groups[i]
+		}
 		if err := s.CheckVocabSize(from.Main.DType()); err != nil {
 			return err
 		}
@@ -197,6 +201,7 @@ func (d *Dataset) bind(split *config.Split) (err error) {
 	if d.Sequence, err = sampler.New(sources, settings); err != nil {
 		return err
 	}
+	d.groups = d.Sequence.Groups()
 	s.DType = d.Sequence.DType // not native, so that equal settings in a path have one name
 	return d.countSteps()
 }

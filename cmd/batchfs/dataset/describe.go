@@ -184,17 +184,22 @@ type rowOrigin struct {
 	source int
 	file   string
 	start  int64 // index in the file of the row's first token
+	pieces []sampler.Piece
 }
 
-// origin says where row j of batch k comes from.
-func (d *Dataset) origin(k uint64, j int) rowOrigin {
-	source, start := d.Sequence.Start(k, j)
-	at := d.sources[source].main().Locate(start)
-	return rowOrigin{d.Sequence.Row(k, j), d.Sequence.Epoch(k, j), source, at.Path, at.Index}
+// origin says where row j of batch k comes from. The error is one of reading where documents end.
+func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
+	r = rowOrigin{row: d.Sequence.Row(k, j), epoch: d.Sequence.Epoch(k, j)}
+	if r.source, r.pieces, err = d.Sequence.Pieces(k, j); err == nil {
+		at := d.sources[r.source].main().Locate(r.pieces[0].Start)
+		r.file, r.start = at.Path, at.Index
+	}
+	return r, err
 }
 
 // Origins are the files batch/<k>.json of a dataset: where each row of batch k comes from, that is its number among all rows, its
-// epoch, its file and source, and the index in the file of its first token. Every row takes a line of the same width, so that
+// epoch, its file and source, and the index in the file of its first token; where an index of documents is known, also the number of the
+// first token's document, and how many pieces of documents a row is made of. Every row takes a line of the same width, so that
 // any part of the file can be made by itself, and the size is known.
 type Origins struct {
 	d     *Dataset
@@ -221,7 +226,7 @@ func (d *Dataset) Origins() *Origins {
 	for _, path := range d.Files() {
 		longest = max(longest, len(jsonOf(path)))
 	}
-	o.width = len(o.line(rowOrigin{source: max(len(d.Split.Sources)-1, 0)})) - len(jsonOf("")) + longest
+	o.width = len(o.line(rowOrigin{source: max(len(d.Split.Sources)-1, 0), pieces: make([]sampler.Piece, 1)})) - len(jsonOf("")) + longest
 	return o
 }
 
@@ -233,6 +238,9 @@ func jsonOf(path string) []byte {
 // line is that of a row, without what fills it up to the width.
 func (o *Origins) line(r rowOrigin) []byte {
 	line := fmt.Appendf(nil, `    {"row": %20d, "epoch": %20d, "file": %s, "start": %19d`, r.row, r.epoch, jsonOf(r.file), r.start)
+	if o.d.Split.Ends == sampler.EndsByIndex {
+		line = fmt.Appendf(line, `, "document": %19d, "pieces": %10d`, r.pieces[0].Document, len(r.pieces))
+	}
 	if len(o.d.Split.Sources) > 0 {
 		line = fmt.Appendf(line, `, "source": %d`, r.source)
 	}
@@ -246,8 +254,8 @@ func (o *Origins) Len() int64 {
 
 func (o *Origins) first(k uint64) []byte { return fmt.Appendf(nil, originsFirst, k) }
 
-// Read fills dst with what the file of batch k holds from byte off on, within its length. k is below sampler.MaxBatches. It never
-// fails.
+// Read fills dst with what the file of batch k holds from byte off on, within its length. k is below sampler.MaxBatches. The error is
+// one of reading where documents end.
 func (o *Origins) Read(dst []byte, k uint64, off int64) error {
 	take := func(part []byte) {
 		if off >= int64(len(part)) {
@@ -262,7 +270,11 @@ func (o *Origins) Read(dst []byte, k uint64, off int64) error {
 	rows, width := o.d.Sequence.BatchSize, int64(o.width)
 	j := int(min(off/width, int64(rows)))
 	for off -= int64(j) * width; j < rows && len(dst) > 0; j++ {
-		line := o.line(o.d.origin(k, j))
+		origin, err := o.d.origin(k, j)
+		if err != nil {
+			return err
+		}
+		line := o.line(origin)
 		padding := bytes.Repeat([]byte{' '}, o.width-len(line))
 		end := []byte(",\n")
 		if j == rows-1 {
@@ -279,7 +291,9 @@ func (o *Origins) Write(out io.Writer, k uint64) error {
 	part := make([]byte, 1<<16)
 	for off := int64(0); off < o.Len(); off += int64(len(part)) {
 		part = part[:min(int64(len(part)), o.Len()-off)]
-		o.Read(part, k, off)
+		if err := o.Read(part, k, off); err != nil {
+			return err
+		}
 		if _, err := out.Write(part); err != nil {
 			return err
 		}
@@ -293,45 +307,68 @@ func (d *Dataset) Describe(out io.Writer, k uint64) error {
 	vocabularies := map[string]*vocabulary.Vocabulary{} // by directory
 	fmt.Fprintf(out, "batch %d of %s\nfingerprint %s\n", k, d.label(), d.fingerprint)
 	for j := range d.Sequence.BatchSize {
-		row, source := d.origin(k, j), ""
-		if len(d.Split.Sources) > 0 {
-			source = fmt.Sprintf(", source %d", row.source)
-		}
-		fmt.Fprintf(out, "\nrow %d: number %d, epoch %d%s, %s from token %d on\n", j, row.row, row.epoch, source, terminal.Printable(row.file), row.start)
-		if d.Sequence.Layout == sampler.Elements {
-			continue // of numbers there is no text
-		}
-		dir := filepath.Dir(row.file)
-		v, known := vocabularies[dir]
-		if !known {
-			var err error
-			if v, err = vocabulary.Read(filepath.Join(dir, vocabulary.FileName)); err != nil {
-				return err
-			}
-			vocabularies[dir] = v
-		}
-		if v == nil {
-			continue
-		}
-		text, err := d.text(k, j, v)
+		row, err := d.origin(k, j)
 		if err != nil {
 			return err
 		}
-		if terminal.Is(out) {
-			text = terminal.Printable(text)
+		source := ""
+		if len(d.Split.Sources) > 0 {
+			source = fmt.Sprintf(", source %d", row.source)
 		}
-		fmt.Fprintf(out, "    %s\n", strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n    "))
+		fmt.Fprintf(out, "\nrow %d: number %d, epoch %d%s, ", j, row.row, row.epoch, source)
+		if len(row.pieces) > 1 {
+			fmt.Fprintf(out, "%d pieces\n", len(row.pieces))
+		}
+		for _, p := range row.pieces {
+			at := d.sources[row.source].main().Locate(p.Start)
+			if len(row.pieces) > 1 {
+				fmt.Fprintf(out, "  from index %d on, ", p.At)
+			}
+			if d.Sequence.Rows != sampler.Windows {
+				fmt.Fprintf(out, "%d tokens of ", p.Len)
+			}
+			fmt.Fprintf(out, "%s from token %d on", terminal.Printable(at.Path), at.Index)
+			if p.Document >= 0 {
+				fmt.Fprintf(out, ", document %d", p.Document)
+			}
+			fmt.Fprintln(out)
+			if d.Sequence.Layout == sampler.Elements {
+				continue // of numbers there is no text
+			}
+			dir := filepath.Dir(at.Path)
+			v, known := vocabularies[dir]
+			if !known {
+				if v, err = vocabulary.Read(filepath.Join(dir, vocabulary.FileName)); err != nil {
+					return err
+				}
+				vocabularies[dir] = v
+			}
+			if v == nil {
+				continue
+			}
+			text, err := d.text(row.source, p, v)
+			if err != nil {
+				return err
+			}
+			if terminal.Is(out) {
+				text = terminal.Printable(text)
+			}
+			fmt.Fprintf(out, "    %s\n", strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n    "))
+		}
 	}
 	return nil
 }
 
-// text returns what the first T tokens of row j of batch k stand for.
-func (d *Dataset) text(k uint64, j int, v *vocabulary.Vocabulary) (string, error) {
-	source, start := d.Sequence.Start(k, j)
+// text returns what the tokens of a piece of a row stand for, up to the first T of the row.
+func (d *Dataset) text(source int, p sampler.Piece, v *vocabulary.Vocabulary) (string, error) {
 	tokens := d.sources[source].main()
 	size := tokens.DType().Size()
 	var text strings.Builder
-	err := tokens.Read([]cache.Window{{Start: start, Len: d.Sequence.BlockSize}}, func(_ int, raw []byte) error {
+	first := min(p.Len, d.Sequence.BlockSize-p.At)
+	if first == 0 {
+		return "", nil
+	}
+	err := tokens.Read([]cache.Window{{Start: p.Start, Len: first}}, func(_ int, raw []byte) error {
 		for ; len(raw) > 0; raw = raw[size:] {
 			var token [8]byte
 			copy(token[:], raw[:size])

@@ -37,7 +37,8 @@ type splitSnapshot struct {
 	Fingerprint string
 	TorchState  []byte
 	Version     fs.Version
-	Unleased    string // a file whose writers cannot be known, or empty
+	Unleased    string    // a file whose writers cannot be known, or empty
+	Groups      [][]int64 // rows of the groups of documents of each source, so that nobody counts them again
 }
 
 // NewSnapshot returns the snapshot of a mount. raw is what flags read in the working directory, and datasets are all of its
@@ -57,7 +58,7 @@ func NewSnapshot(mountpoint string, flags config.Flags, raw config.RawConfig, da
 func (d *Dataset) snapshot() splitSnapshot {
 	s := splitSnapshot{
 		Name: d.Split.Split, VocabSize: d.vocab, Fingerprint: d.fingerprint, TorchState: d.Split.TorchState, Version: d.version,
-		Unleased: d.unleased,
+		Unleased: d.unleased, Groups: d.groups,
 	}
 	for _, source := range d.sources {
 		var manifests []cache.Manifest
@@ -185,7 +186,7 @@ func (s *Snapshot) open(split *config.Split, m config.Memory) (*Dataset, error) 
 			sources[i] = append(sources[i], array)
 		}
 	}
-	d, err := newDataset(&withState, sources, data.VocabSize, data.Fingerprint)
+	d, err := newDataset(&withState, sources, data.VocabSize, data.Fingerprint, data.Groups)
 	if err != nil {
 		return nil, err
 	}
