@@ -80,7 +80,10 @@ func TestOriginsOfRows(t *testing.T) {
 	for k := range uint64(d.Sequence.BatchesPerEpoch()) {
 		batch := batch(t, d.Sequence.Read, d.Sequence.Batch().Bytes(), k)
 		for j := range 3 {
-			row := d.origin(k, j)
+			row, err := d.origin(k, j)
+			if err != nil {
+				t.Fatal(err)
+			}
 			seen[fmt.Sprint(row.file, row.start)] = true
 			if got, want := testfiles.Bytes(t, row.file, 20*row.start, 20), batch[20*j:][:20]; !bytes.Equal(got, want) {
 				t.Errorf("row %d of batch %d is % x, but element %d of %s is % x", j, k, want, row.start, row.file, got)
