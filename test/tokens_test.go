@@ -282,6 +282,32 @@ func TestTokensFollow(t *testing.T) {
 	await(t, "the old files' space", func() bool { return free() == before })
 }
 
+// Of a token file that is overwritten in place, an open tokens.bin that is passed through shows the new bytes, as README says. It is not
+// opened any more.
+func TestTokensOverwritten(t *testing.T) {
+	was, is := versionOf(0, 100_000), versionOf(1, 100_000)
+	m, file := mountTokens(t, was)
+	needPassthrough(t, m)
+	h := startHandles(t, m.dir)
+	h.do("open train/tokens.bin")
+	shows := func(content []byte) {
+		t.Helper()
+		for _, how := range []string{"read", "map"} {
+			if got := h.do("%s 0 0 %d", how, len(content)); got != line(content) {
+				t.Errorf("%s: %s, want %s", how, got, line(content))
+			}
+		}
+	}
+	shows(was)
+	write(t, file, is)
+	shows(is)
+	for _, path := range []string{"train/tokens.bin", "train/seed=1/tokens.bin"} {
+		if said := h.do("open %s", path); said != "errno ESTALE" {
+			t.Errorf("open %s: %s", path, said)
+		}
+	}
+}
+
 // A mount whose tokens.bin is open is busy; one that is ended all the same leaves its readers the token file.
 func TestTokensUnmount(t *testing.T) {
 	content := versionOf(0, 100_000)
