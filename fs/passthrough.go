@@ -32,7 +32,7 @@ func (t *tree) backing(i inode, s *Sequence) (state.Backing, error) {
 		return 0, err
 	}
 	failpoint.Hit("registered")
-	entry.EndBackings(s.Version-1, t.unregister) // where the one for v goes
+	entry.EndBackings(s.Version-1, t.unregister) // where this one goes, if that is not done yet
 	chosen := entry.ChooseBacking(s.Version, b)
 	if b > 0 && chosen != b { // another open was faster
 		t.unregister(int32(b))
