@@ -101,8 +101,14 @@ func fileOf(path string, size, tokens int64) File {
 // The files may be where even to ask for them would hang.
 func TestReopenTouchesNoFile(t *testing.T) {
 	m := Manifest{[]File{fileOf("/proc/self/no/such/file", 20, 10), fileOf("/dev/null/below", 20, 10), fileOf("nowhere", 20, 10)}}
+	for i := range m.Files {
+		m.Files[i].Index = &Index{[]byte("no/such/index"), Identity{Size: 16}, Sample{}, Ends{Count: 2}}
+	}
 	tokens, err := Reopen(m, Options{})
 	must(t, err)
+	if tokens.Documents().Count() != 6 {
+		t.Errorf("%d documents", tokens.Documents().Count())
+	}
 	if tokens.Len() != 30 || tokens.Locate(25) != (Place{"nowhere", 5}) {
 		t.Errorf("%d tokens, %+v", tokens.Len(), tokens.Locate(25))
 	}
@@ -118,6 +124,11 @@ func TestReopenRefuses(t *testing.T) {
 		f := fileOf("train.bin", 20, 10)
 		change(&f.Format)
 		return []File{good, f}
+	}
+	indexed := func(e Ends) File {
+		f := fileOf("i", 20, 10)
+		f.Index = &Index{[]byte("i.index"), Identity{Size: 20}, Sample{}, e}
+		return f
 	}
 	const outside = "are not within its 20 bytes"
 	for _, test := range []struct {
@@ -138,6 +149,14 @@ func TestReopenRefuses(t *testing.T) {
 		{with(func(f *Format) { f.Offset = -2 }), outside},
 		{with(func(f *Format) { f.Offset, f.Count = 22, 1 }), outside},
 		{with(func(f *Format) { f.DType = "uint7" }), outside},
+		{[]File{indexed(Ends{Count: 3})}, "i.index: the ends of 3 documents are not within its 20 bytes"},
+		{[]File{indexed(Ends{Count: 0})}, "the ends of 0 documents"},
+		{[]File{indexed(Ends{At: 8, Count: 2})}, "the ends of 2 documents"},
+		{[]File{indexed(Ends{At: -8, Count: 2})}, "the ends of 2 documents"},
+		{[]File{indexed(Ends{Count: 1, Starts: 8, Sequences: 2, Width: 2})}, "the ends of 1 documents"},
+		{[]File{indexed(Ends{Count: 1, Sequences: 2})}, "the ends of 1 documents"},
+		{[]File{indexed(Ends{Count: 1}), good}, "nothing says where the documents of good.bin end, but i.index says it of i; batchfs index good.bin --eot N"},
+		{with(func(f *Format) { f.Name = "npy" }), "train.bin: its format is npy, that of good.bin is headerless"},
 		{with(func(f *Format) { f.Axes = []int{2} }), "10 elements of dtype \"uint16\" and shape [2] from byte 0 on " + outside},
 		{with(func(f *Format) { f.Axes = []int{0} }), outside},
 		{with(func(f *Format) { f.Axes, f.Count = []int{1 << 31, 1 << 31, 4}, 1 }), outside},

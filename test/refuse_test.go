@@ -47,7 +47,7 @@ func TestRefused(t *testing.T) {
 		{"missing", with("none.bin"), "mnt", "none.bin: no such file"},
 		{"directory", with("full"), "mnt", "full is a directory"},
 		{"another width", with("wide.bin"), "mnt", `wide.bin: every second uint16 is at most 1, as in a file of uint32 tokens: say token_dtype = "uint32"`},
-		{"another format", with("array.npy", "--set", "batch.token_dtype=uint16"), "mnt", "array.npy is a NumPy .npy file"},
+		{"another format", with("array.npy", "--set", "batch.token_dtype=uint16"), "mnt", "array.npy: its .npy header is wrong"},
 		{"another vocabulary", with("good.bin", "--set", "batch.vocab_size=50257"), "mnt", "good.bin: token 50257 is 50257, and tokens must be below vocab_size, which is 50257"},
 		{"a batch that cannot be read", with("wide.bin", "--set", "batch.token_dtype=uint32", "--set", "batch.dtype=uint16", "--set", "batch.order=sequential",
 			"--set", "batch.start=5"), "mnt", "splits.train: a batch could not be read: " + at("wide.bin") + ": token 65536 is 65536, which dtype uint16 cannot hold"},
