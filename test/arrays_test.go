@@ -87,3 +87,38 @@ for name in ["next.npy", "next.npy", "batch/0.npy", "batch/1.npy", "batch/2.npy"
 		m.stop(t)
 	}
 }
+
+// The example of fine-tuning learns where its mask says, and nowhere else.
+func TestFinetuneExample(t *testing.T) {
+	long(t)
+	dir := t.TempDir()
+	example := "../examples/finetune_numpy.py"
+	run(t, python, example, "--write", dir)
+	m := mount(t, "-c", filepath.Join(dir, "config.toml"))
+	t.Log(run(t, python, example, m.dir))
+}
+
+// The example of a matrix has each row once, and from the mount in the memory of a batch.
+func TestMatrixExample(t *testing.T) {
+	long(t)
+	const rows, columns = 16_001, 1024
+	path := filepath.Join(t.TempDir(), "matrix.bin")
+	raw := make([]byte, 0, 4*rows*columns)
+	for range rows * columns {
+		raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(rand.Float32()))
+	}
+	write(t, path, raw)
+	m := mountProgram(t, exec.Command(plainBatchfs), "--set", "splits.train.tokens="+path, "--set", "splits.train.layout=rows",
+		"--set", "splits.train.token_dtype=float32", "--set", fmt.Sprintf("splits.train.shape=[%d]", columns),
+		"--set", "batch.order=shuffle", "--set", "batch.batch_size=64")
+	before := resident(m.worker(t))
+	said := run(t, python, "../examples/matrix_numpy.py", path, m.dir)
+	t.Logf("%sthe worker grew by %d MiB", said, (resident(m.worker(t))-before)>>10)
+	var mounted, mapped int
+	if n, err := fmt.Sscanf(said, fmt.Sprintf("the mount: %d rows once each, memory grew by %%d MiB\nnp.memmap: %[1]d rows once each, memory grew by %%d MiB", rows), &mounted, &mapped); n < 2 {
+		t.Fatalf("%v: %s", err, said)
+	}
+	if mounted > 8 || mapped < 48 {
+		t.Errorf("reading the mount took %d MiB, a memmap %d MiB of a file of 62", mounted, mapped)
+	}
+}
