@@ -126,6 +126,13 @@ func (req *request) planBatch(k uint64, base int) error {
 	for i := range q.parts.list {
 		p := &q.parts.list[i]
 		shown := overlap(p.row(base, 0), p.rowBytes(), q.BatchSize, len(req.dst))
+		if p.of == sourceOfRow { // which is known without the row's start
+			for j := shown.from; j < shown.to; j++ {
+				source, _ := q.mixture.sourceOf(q.Row(k, j))
+				req.putComputed(p, base, j, span{0, 1}, func(int) int { return source })
+			}
+			shown = span{}
+		}
 		for j := shown.from; j < shown.to; j++ {
 			if req.isPlanned(j) {
 				continue
@@ -178,9 +185,7 @@ func (req *request) planRow(k uint64, base, j int) error {
 				if p.masked && q.Ends == EndsByToken {
 					lo = min(lo, s.from) // the token before a target may be the last of its document
 				}
-			case p.of == copied || c > 0:
-			case p.of == sourceOfRow:
-				req.putComputed(p, base, j, s, func(int) int { return source })
+			case p.of == copied || p.of == sourceOfRow || c > 0:
 			case q.Ends == EndsByToken:
 				lo, hi = 0, max(hi, q.BlockSize) // any token may be the last of a document
 			default:
