@@ -43,7 +43,7 @@ type parts struct {
 	batch    array.Batch // the parts as others see them
 	columns  []column    // of the source
 	ends     bool        // some part depends on where documents end
-	computed bool        // some part has numbers that are in no file
+	computed bool        // putRow has numbers to put
 }
 
 // A column is an array of a source, as all sources have it.
@@ -148,7 +148,7 @@ func (all *parts) lay(rows, main int) {
 			p.len *= axis
 		}
 		all.ends = all.ends || p.masked || p.of == documentEnds || p.of == documentIndex
-		all.computed = all.computed || p.of != copied
+		all.computed = all.computed || p.of != copied && p.of != sourceOfRow
 		arrays = append(arrays, array.Array{Name: p.name, DType: p.dtype, Shape: slices.Insert(slices.Clone(p.shape), 0, rows)})
 	}
 	all.batch = array.NewBatch(main, arrays...)

@@ -126,6 +126,13 @@ func (req *request) planBatch(k uint64, base int) error {
 	for i := range q.parts.list {
 		p := &q.parts.list[i]
 		shown := overlap(p.row(base, 0), p.rowBytes(), q.BatchSize, len(req.dst))
+		if p.of == sourceOfRow { // which is known without the row's start
+			for j := shown.from; j < shown.to; j++ {
+				source, _ := q.mixture.sourceOf(q.Row(k, j))
+				req.putComputed(p, base, j, span{0, 1}, func(int) int64 { return int64(source) })
+			}
+			shown = span{}
+		}
 		for j := shown.from; j < shown.to; j++ {
 			if req.isPlanned(j) {
 				continue
@@ -186,7 +193,7 @@ func (req *request) planRow(k uint64, base, j int) error {
 		req.planWindows(base, j, source, start, span{0, used}, ends)
 	}
 	if q.parts.computed {
-		req.putRow(base, j, source, used, req.ends[ends.from:ends.to])
+		req.putRow(base, j, used, req.ends[ends.from:ends.to])
 	}
 	return nil
 }
@@ -222,7 +229,7 @@ func (req *request) planWindows(base, j, source int, start int64, indexes, ends 
 }
 
 // putRow puts the numbers of row j that are in no file. used is how many of its indexes have tokens.
-func (req *request) putRow(base, j, source, used int, ends []int) {
+func (req *request) putRow(base, j, used int, ends []int) {
 	q := req.sequence
 	for i := range q.parts.list {
 		p := &q.parts.list[i]
@@ -235,11 +242,9 @@ func (req *request) putRow(base, j, source, used int, ends []int) {
 			if s.from = max(s.from, used*q.parts.columns[p.column].numbers-p.first); s.from < s.to {
 				req.putComputed(p, base, j, s, func(int) int64 { return p.filler })
 			}
-		case sourceOfRow:
-			req.putComputed(p, base, j, s, func(int) int64 { return int64(source) })
 		case tokensOfRow:
 			req.putComputed(p, base, j, s, func(int) int64 { return int64(min(used, q.BlockSize)) })
-		default:
+		case documentEnds, documentIndex:
 			if q.Ends != EndsByToken {
 				req.putDocuments(p, base, j, s, ends)
 			}

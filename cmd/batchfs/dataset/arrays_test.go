@@ -194,3 +194,26 @@ func TestTextOfAnyTokens(t *testing.T) {
 		})
 	}
 }
+
+// Files that do not suit the tokens are refused, and the error names them.
+func TestArraysThatDoNotSuit(t *testing.T) {
+	for _, test := range []struct{ array, want string }{
+		{"files = 'short'\ndtype = 'uint8'", "/short has 49 elements, but there are 50 in "},
+		{"files = 'long'\ndtype = 'uint8'", "/long has 51 elements, but there are 50 in "},
+		{"files = ['short', 'short']\ndtype = 'uint8'", "/short has 98 elements, but there are 50 in "},
+		{"files = 'long'\ndtype = 'uint16'", "/long: 51 bytes are not a whole number of "},
+		{"files = 'long'\ndtype = 'uint8'\nshape = [2]", "/long: 51 bytes are not a whole number of elements of 2 bytes, uint8 of shape [2]"},
+		{"files = 'gone'\ndtype = 'uint8'", "/gone: no such file or directory"},
+		{"files = 'empty'\ndtype = 'uint8'", "/empty is empty"},
+	} {
+		t.Run(test.array, func(t *testing.T) {
+			t.Chdir(t.TempDir())
+			testfiles.Positions(t, map[string]int{"a.bin": 50})
+			testfiles.Write(t, map[string]string{"short": strings.Repeat("\x01", 49), "long": strings.Repeat("\x01", 51), "empty": ""})
+			_, err := openHere(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\n[[splits.train.arrays]]\nname = 'mask'\n"+test.array)
+			if err == nil || !strings.HasPrefix(err.Error(), "splits.train: ") || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want %s", err, test.want)
+			}
+		})
+	}
+}
