@@ -2,7 +2,7 @@
 
     documents.py --make DIR SEED       token files, indexes of their documents, config.toml, and settings.json for --check: random ones
     documents.py --check DIR MOUNT     compares batches of a mount of DIR/config.toml, byte for byte
-    documents.py --lines SETTINGS.json K...   `<k> <sha256 of each array>`, for the golden file
+    documents.py --golden FILE         recomputes a golden file
 
 This is the yardstick for the Go code: never port from there to here.
 """
@@ -12,6 +12,7 @@ import json
 import os
 import random
 import sys
+import tempfile
 
 import numpy as np
 
@@ -238,11 +239,29 @@ def make(directory, seed):
         json.dump(described, f)
 
 
-def lines(settings, numbers):
-    with open(settings) as f:
-        sequence = Sequence(**json.load(f))
-    for k in numbers:
-        print(k, *(hashlib.sha256(a.tobytes()).hexdigest()[:16] for a in sequence.batch(int(k)).values()))
+def golden(path):
+    with open(path) as f:
+        cases = json.load(f)
+    for case in cases:
+        want, counts, most = case.pop("batches"), case.pop("documents"), case.pop("most")
+        with tempfile.TemporaryDirectory() as directory:
+            begin, sources = 0, []
+            for n, count in enumerate(counts):
+                file = f"{directory}/{n}.bin"
+                ends = np.cumsum([1 + i * i * 7919 % most for i in range(count)])
+                ends.astype("<u8").tofile(file + ".index")
+                np.arange(begin, begin + ends[-1]).astype("<u4").tofile(file)
+                begin += ends[-1]
+                sources.append({"tokens": [file], "weight": 1, "token_dtype": "uint32"})
+            if case["rows"] == "windows":
+                case.pop("eot")
+            sequence = Sequence(sources=sources, documents=True, **case)
+        for line in want:
+            k, *sums = line.split()
+            sums = dict(zip(sums[::2], sums[1::2]))
+            got = {name: hashlib.sha256(a.tobytes()).hexdigest()[:16] for name, a in sequence.batch(int(k)).items()}
+            assert got == sums, f"{case}: batch {k}: got {got}, want {sums}"
+    print("ok")
 
 
 if __name__ == "__main__":
@@ -252,4 +271,4 @@ if __name__ == "__main__":
     elif what == "--check":
         check(*args)
     else:
-        lines(args[0], args[1:])
+        golden(*args)
