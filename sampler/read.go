@@ -129,7 +129,7 @@ func (req *request) planBatch(k uint64, base int) error {
 		if p.of == sourceOfRow { // which is known without the row's start
 			for j := shown.from; j < shown.to; j++ {
 				source, _ := q.mixture.sourceOf(q.Row(k, j))
-				req.putComputed(p, base, j, span{0, 1}, func(int) int64 { return int64(source) })
+				req.putSame(p, base, j, span{0, 1}, int64(source))
 			}
 			shown = span{}
 		}
@@ -240,10 +240,10 @@ func (req *request) putRow(base, j, used int, ends []int) {
 		switch p.of {
 		case copied:
 			if s.from = max(s.from, used*q.parts.columns[p.column].numbers-p.first); s.from < s.to {
-				req.putComputed(p, base, j, s, func(int) int64 { return p.filler })
+				req.putSame(p, base, j, s, p.filler)
 			}
 		case tokensOfRow:
-			req.putComputed(p, base, j, s, func(int) int64 { return int64(min(used, q.BlockSize)) })
+			req.putSame(p, base, j, s, int64(min(used, q.BlockSize)))
 		case documentEnds, documentIndex:
 			if q.Ends != EndsByToken {
 				req.putDocuments(p, base, j, s, ends)
@@ -391,29 +391,37 @@ func (req *request) putDocuments(p *part, base, j int, s span, ends []int) {
 			ends = ends[:len(ends)-1]
 		}
 	}
+	whole := req.edgeOf((s.to - s.from) * p.size)
+	numbers := as[int32](whole)
 	if p.of == documentEnds {
-		req.putComputed(p, base, j, s, func(i int) int64 {
-			switch {
-			case i == 0:
-				return 0
-			case i <= len(ends):
-				return int64(ends[i-1])
+		for i := range numbers {
+			switch column := s.from + i; {
+			case column == 0:
+				numbers[i] = 0
+			case column <= len(ends):
+				numbers[i] = int32(ends[column-1])
+			default:
+				numbers[i] = int32(t)
 			}
-			return int64(t)
-		})
-		return
-	}
-	next, begin := 0, 0 // of ends, and of the document
-	if next = before(ends, s.from); next > 0 {
-		begin = ends[next-1]
-	}
-	req.putComputed(p, base, j, s, func(i int) int64 {
-		if next < len(ends) && i == ends[next] {
-			begin = i
+		}
+	} else {
+		next, begin := 0, 0 // of ends, and of the document
+		if next = before(ends, s.from); next > 0 {
+			begin = ends[next-1]
+		}
+		for column := s.from; column < s.to; {
+			end := s.to
+			if next < len(ends) {
+				end = min(ends[next], end)
+			}
+			for i := range numbers[column-s.from : end-s.from] {
+				numbers[column-s.from+i] = int32(column + i - begin)
+			}
+			column, begin = end, end
 			next++
 		}
-		return int64(i - begin)
-	})
+	}
+	req.putEdge(p.row(base, j)+s.from*p.size, whole)
 }
 
 // before returns how many ends are at or before an index.
@@ -425,20 +433,13 @@ func before(ends []int, index int) int {
 	return n
 }
 
-// putComputed puts numbers s of row j of a part. value is called for each in order.
-func (req *request) putComputed(p *part, base, j int, s span, value func(i int) int64) {
+// putSame puts one number as numbers s of row j of a part.
+func (req *request) putSame(p *part, base, j int, s span, value int64) {
+	var number [8]byte
+	binary.LittleEndian.PutUint64(number[:], uint64(value))
 	whole := req.edgeOf((s.to - s.from) * p.size)
-	for i, at := s.from, whole; i < s.to; i, at = i+1, at[p.size:] {
-		switch v := uint64(value(i)); p.size {
-		case 1:
-			at[0] = byte(v)
-		case 2:
-			binary.LittleEndian.PutUint16(at, uint16(v))
-		case 4:
-			binary.LittleEndian.PutUint32(at, uint32(v))
-		default:
-			binary.LittleEndian.PutUint64(at, v)
-		}
+	for done := copy(whole, number[:p.size]); done < len(whole); done *= 2 {
+		copy(whole[done:], whole[:done])
 	}
 	req.putEdge(p.row(base, j)+s.from*p.size, whole)
 }

@@ -70,9 +70,9 @@ def mix(z):
     return z ^ z >> 31
 
 
-def permute(r, key, epoch, i):
+def permute(r, key, epoch, i, stream=0):
     """Which of r windows is the i-th of an epoch."""
-    keys = [word for block in range(3) for word in philox(key, epoch, block, 0, 1)]
+    keys = [word for block in range(3) for word in philox(key, epoch, block, stream, 1)]
     bits = max(8, (r - 1).bit_length())
     low = bits - bits // 2
     while True:

@@ -46,7 +46,7 @@ func (d *Dataset) label() string {
 // info returns the content of info.json: everything that decides the bytes of the batches, and their sizes.
 func (d *Dataset) info() []byte {
 	q := d.Sequence
-	batch := q.Batch()
+	batch, settings := q.Batch(), d.settings()
 	stack := batch.Stack()
 	type source struct {
 		Files     []fs.JSONText `json:"files"`
@@ -76,6 +76,10 @@ func (d *Dataset) info() []byte {
 		BlockSize       int            `json:"block_size"`
 		DType           array.DType    `json:"dtype"`
 		Layout          sampler.Layout `json:"layout"`
+		Rows            any            `json:"rows,omitempty"`
+		Documents       any            `json:"documents,omitempty"`
+		MaskTargets     any            `json:"mask_targets,omitempty"`
+		EOT             any            `json:"eot,omitempty"`
 		Shape           []int          `json:"shape"`
 		BatchBytes      int64          `json:"batch_bytes"`
 		Arrays          []arrayInfo    `json:"arrays"`
@@ -90,7 +94,8 @@ func (d *Dataset) info() []byte {
 		BatchesPerEpoch int64          `json:"batches_per_epoch"`
 	}{
 		q.Split, d.label(), d.Len(), d.fingerprint, jsonTexts(d.Files()), sources, d.Split.OnChange, d.version,
-		d.Split.Join, q.Stored(), d.vocabSize(), q.BatchSize, q.BlockSize, stack.DType, q.Layout, stack.Shape, batch.MainBytes(), d.arrayInfos(), q.Order, q.Seed,
+		d.Split.Join, q.Stored(), d.vocabSize(), q.BatchSize, q.BlockSize, stack.DType, q.Layout,
+		settings["rows"], settings["documents"], settings["mask_targets"], settings["eot"], stack.Shape, batch.MainBytes(), d.arrayInfos(), q.Order, q.Seed,
 		d.identity()["torch_state"], q.Rank, q.World, d.Split.Start, d.steps, q.RowsPerEpoch(), q.BatchesPerEpoch(),
 	})
 }
