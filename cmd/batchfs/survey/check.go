@@ -586,8 +586,12 @@ func (c *check) judgeCopies() {
 			continue
 		}
 		p := b.problem(Overlap)
-		p.Index, p.Count, p.Other, p.OtherIndex = (run.b-b.base)/per, run.n/per, fs.JSONText(a.path), (run.a-a.base)/per
-		c.found(p, "%s: the %d tokens from number %d on are those of %s from number %d on: they are trained on twice", b.path, p.Count, p.Index, a.path, p.OtherIndex)
+		// Whole elements only.
+		p.Index = (run.b - b.base + per - 1) / per
+		p.Count = (run.b-b.base+run.n)/per - p.Index
+		p.Other, p.OtherIndex = fs.JSONText(a.path), (run.a-run.b+b.base+p.Index*per-a.base)/per
+		c.found(p, "%s: the %d elements from number %d on are those of %s from number %d on%s", b.path, p.Count, p.Index, a.path, p.OtherIndex,
+			map[bool]string{true: ", which is in split " + a.part.split}[a.part.split != b.part.split])
 	}
 }
 
