@@ -307,7 +307,7 @@ func (c *check) readAll(ctx context.Context, restart bool) error {
 		return err
 	}
 	if c.state != nil {
-		return c.state.remove()
+		c.state.remove()
 	}
 	return nil
 }
