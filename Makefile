@@ -62,6 +62,9 @@ vulnerabilities:
 	esac
 
 fuzz:
+	for parser in Npy LLMC Safetensors Megatron Datatrove Index; do \
+		go test ./cache -run '^$$' -fuzz "Fuzz$$parser$$" -fuzztime $(FUZZTIME) || exit 1; \
+	done
 	go test ./sampler -run '^$$' -fuzz FuzzRead -fuzztime $(FUZZTIME)
 	go test ./sampler -run '^$$' -fuzz FuzzStart -fuzztime $(FUZZTIME)
 	go test ./cmd/batchfs/config -run '^$$' -fuzz FuzzConfig -fuzztime $(FUZZTIME)

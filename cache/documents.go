@@ -15,8 +15,8 @@ const (
 	FilesAreDocuments = "files" // each file is one document
 )
 
-// IndexSuffix is what the name of a token file gets for that of the index of its documents. The index is the position behind each document's
-// last token, as little-endian uint64, as datatrove writes it.
+// IndexSuffix is what the name of a token file gets for that of the index of its documents. The index is the position behind each
+// document's last token, as little-endian uint64, as datatrove writes it.
 const IndexSuffix = ".index"
 
 // An Index is a file that says where the documents of another one end, as it was when it was opened.
@@ -27,9 +27,10 @@ type Index struct {
 	Ends     Ends
 }
 
-// Ends says where in an index the ends of documents stand: Count little-endian int64 from byte At on, each larger than the one before it.
-// Each is the position behind a document's last element. If there are Sequences, it is the number of the sequence behind its last one; the first byte
-// in the file of elements of each sequence stands, as int64, from byte Starts on, and an element has Width bytes.
+// Ends says where in an index the ends of documents stand: Count little-endian int64 from byte At on, each larger than the one
+// before it. Each is the position behind a document's last element. If there are Sequences, it is the number of the sequence behind
+// the document's last one. Then the first byte of each sequence, in the file of elements, stands as int64 from byte Starts on, and an
+// element has Width bytes.
 type Ends struct {
 	At, Count int64
 
@@ -47,7 +48,8 @@ func (e Ends) fits(path string, size int64) error {
 
 const indexFix = "batchfs index %s --eot N makes an index where token N ends each document"
 
-// openIndex opens the index of a file, and adds it to the fingerprint. It returns nil where there is none. previous is that of openFile.
+// openIndex opens the index of a file, and adds it to the fingerprint. It returns nil where there is none. previous is that of
+// openFile.
 func openIndex(of File, previous *tracked, sum *Fingerprint) (*Index, error) {
 	path, name := string(of.Path), string(of.Path)+IndexSuffix
 	if of.Format.Name == "megatron" {
@@ -72,8 +74,8 @@ func openIndex(of File, previous *tracked, sum *Fingerprint) (*Index, error) {
 		return nil, err
 	}
 	if last := binary.LittleEndian.Uint64(raw); last != uint64(limit) {
-		return nil, fmt.Errorf("%s: document %d, the last one, ends at %d, but %s ends at %d; is the index that of the file, and are both complete?",
-			name, ends.Count-1, last, path, limit)
+		return nil, fmt.Errorf("%s: document %d, the last one, ends at %d, but %s ends at %d; is the index that of the file, and are "+
+			"both complete?", name, ends.Count-1, last, path, limit)
 	}
 	var wrong error
 	sample, err := sum.add(name, in.size, in.content, func(off int64, block []byte) {
@@ -100,10 +102,12 @@ func (e Ends) increase(path string, off int64, block []byte) error {
 }
 
 func notIncreasing(path string, document, end, was int64) error {
-	return fmt.Errorf("%s: document %d ends at %d, and the one before it at %d: every document must have a token at least", path, document, end, was)
+	return fmt.Errorf("%s: document %d ends at %d, and the one before it at %d: every document must have a token at least",
+		path, document, end, was)
 }
 
-// An index says where the documents of a shard end. It is read like the shard, but for accesses that would keep all of it in memory.
+// An index says where the documents of a shard end. Whatever the access to the shard, it is read with Pread: a search needs one
+// page, and to map that and give it back takes four times as long.
 type index struct {
 	tracked
 	ends   Ends
@@ -118,11 +122,7 @@ func newIndex(f File, o Options) (*index, error) {
 	if err := x.Ends.fits(path, x.Identity.Size); err != nil {
 		return nil, err
 	}
-	access := o.Access
-	if access != Pread {
-		access = Advise
-	}
-	blob, err := newBlob(x.Path, x.Identity, x.Sample, access, o.DropPageCache)
+	blob, err := newBlob(x.Path, x.Identity, x.Sample, Pread, o.DropPageCache)
 	return &index{tracked: tracked{blob: blob}, ends: x.Ends, tokens: f.Format.Count}, err
 }
 
@@ -133,19 +133,25 @@ func (x *index) manifest() *Index {
 	return &Index{[]byte(x.blob.Path()), x.blob.Identity(), x.blob.Sample(), x.ends}
 }
 
-// of is the number in the shard of the document that holds a token of it.
-func (x *index) of(token int64) (document int64, err error) {
+// of is the number in the shard of the document that holds a token of it. It also says where that document and some behind it end,
+// as far as that was read on the way.
+func (x *index) of(token int64) (document int64, p *piece, err error) {
 	if x.ends.Sequences > 0 {
-		if token, err = x.starts.upper(x.blob, token*x.ends.Width); err != nil {
-			return 0, err
+		if token, err = x.starts.upper(x.blob, token*x.ends.Width, nil); err != nil {
+			return 0, nil, err
 		}
 		token-- // the sequence that holds it
+	} else {
+		p = new(piece)
 	}
-	document, err = x.documents.upper(x.blob, token)
+	document, err = x.documents.upper(x.blob, token, p)
 	if err == nil && document >= x.ends.Count {
 		err = fmt.Errorf("%s: no document holds token %d", x.blob.Path(), token)
 	}
-	return document, err
+	if err == nil && p != nil {
+		err = x.rising(p.ends[:p.n], document, token)
+	}
+	return document, p, err
 }
 
 // read sets ends to where documents first, first+1, ... of the shard end.
@@ -163,9 +169,14 @@ func (x *index) read(first int64, ends []int64) error {
 			return err
 		}
 	}
-	was := int64(0)
-	for i, end := range all {
-		switch document := first - before + int64(i); {
+	copy(ends, all[before:])
+	return x.rising(all, first-before, 0)
+}
+
+// rising returns an error unless the ends of documents from first on rise from above was, and no further than the shard.
+func (x *index) rising(ends []int64, first, was int64) error {
+	for i, end := range ends {
+		switch document := first + int64(i); {
 		case end > x.tokens:
 			return fmt.Errorf("%s: document %d ends at %d, beyond the %d tokens of the file", x.blob.Path(), document, end, x.tokens)
 		case end <= was:
@@ -173,7 +184,6 @@ func (x *index) read(first int64, ends []int64) error {
 		}
 		was = end
 	}
-	copy(ends, all[before:])
 	return nil
 }
 
@@ -209,8 +219,8 @@ func unpack(numbers []int64, raw []byte) {
 	}
 }
 
-// A sorted is count numbers in a file from byte at on, none below the one before it. They stay there: a search reads one block of them, and
-// keeps in memory which number ends each block that a search has looked at.
+// A sorted is count numbers in a file from byte at on, none below the one before it. They stay there: a search reads one block of
+// them, and keeps in memory which number ends each block that a search has looked at.
 type sorted struct {
 	at, count int64
 	block     int64          // numbers of a block
@@ -233,8 +243,8 @@ func (n *sorted) run(first, count int64, index int, runs []Range) []Range {
 	return append(runs, Range{from, from + 8*count, index})
 }
 
-// upper is how many of the numbers are v or below.
-func (n *sorted) upper(blob Blob, v int64) (i int64, err error) {
+// upper is how many of the numbers are v or below. It puts some of those above v into p, unless that is nil.
+func (n *sorted) upper(blob Blob, v int64, p *piece) (i int64, err error) {
 	block := sort.Search(len(n.last), func(i int) bool {
 		last := n.last[i].Load() - 1
 		if last < 0 && err == nil {
@@ -247,7 +257,11 @@ func (n *sorted) upper(blob Blob, v int64) (i int64, err error) {
 	}
 	first := int64(block) * n.block
 	err = blob.Read(n.run(first, min(n.block, n.count-first), 0, nil), func(_ int, raw []byte) error {
-		i = first + int64(sort.Search(len(raw)/8, func(i int) bool { return int64(binary.LittleEndian.Uint64(raw[8*i:])) > v }))
+		in := sort.Search(len(raw)/8, func(i int) bool { return int64(binary.LittleEndian.Uint64(raw[8*i:])) > v })
+		if i = first + int64(in); p != nil {
+			p.n = min(len(raw)/8-in, len(p.ends))
+			unpack(p.ends[:], raw[8*in:][:8*p.n])
+		}
 		return nil
 	})
 	return i, err
@@ -266,16 +280,25 @@ func (n *sorted) readLast(blob Blob, i int) (last int64, err error) {
 	return last, err
 }
 
-// Documents say where the documents of an array end. No document crosses from one file into the next. They read what they are asked for from
-// the indexes, and keep a mebibyte of those at most. They are safe for concurrent use.
+// Documents say where the documents of an array end. No document crosses from one file into the next. They read what they are
+// asked for from the indexes, and keep a mebibyte of those at most. They are safe for concurrent use.
 type Documents struct {
 	array *Array
 	first []int64 // number of the first document of each file, and how many there are in all
+
+	recent [64]atomic.Pointer[piece] // what Of read: that of document n is at n modulo 64, for Ends, which is asked next
+}
+
+// A piece is where n documents from the first on end.
+type piece struct {
+	first int64
+	n     int
+	ends  [16]int64
 }
 
 // newDocuments are those of an array all of whose files have an index, or are documents.
 func newDocuments(a *Array) *Documents {
-	d := &Documents{a, make([]int64, 1, len(a.shards)+1)}
+	d := &Documents{array: a, first: make([]int64, 1, len(a.shards)+1)}
 	kept := int64(0)
 	for i := range a.shards {
 		count := int64(1)
@@ -308,13 +331,28 @@ func (d *Documents) Of(pos int64) (int64, error) {
 	if s.index == nil {
 		return d.first[i], nil
 	}
-	document, err := s.index.of(pos - s.start)
-	return d.first[i] + document, d.array.remember(&s.index.tracked, err)
+	document, p, err := s.index.of(pos - s.start)
+	if err != nil {
+		return 0, d.array.remember(&s.index.tracked, err)
+	}
+	document += d.first[i]
+	if p != nil {
+		p.first = document
+		for j := range p.n {
+			p.ends[j] += s.start
+		}
+		d.recent[document%int64(len(d.recent))].Store(p)
+	}
+	return document, nil
 }
 
-// Ends sets ends to the positions behind the last elements of documents first, first+1, ..., which there must be. The error says of a document that it
-// does not end behind the one before it, or ends beyond its file.
+// Ends sets ends to the positions behind the last elements of documents first, first+1, ..., which there must be. The error says of
+// a document that it does not end behind the one before it, or ends beyond its file.
 func (d *Documents) Ends(first int64, ends []int64) error {
+	if p := d.recent[first%int64(len(d.recent))].Load(); p != nil && p.first == first && p.n >= len(ends) {
+		copy(ends, p.ends[:])
+		return nil
+	}
 	for i := sort.Search(len(d.first), func(i int) bool { return d.first[i] > first }) - 1; len(ends) > 0; i++ {
 		s := &d.array.shards[i]
 		n := min(int64(len(ends)), d.first[i+1]-first)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"reflect"
 	"runtime"
 	"slices"
@@ -305,14 +304,6 @@ func TestIndexStaysOnDisk(t *testing.T) {
 	}
 	if blocks := len(a.shards[0].index.documents.last); blocks > maxBlocks || blocks != documents/minBlock {
 		t.Errorf("%d blocks", blocks)
-	}
-	smaps, err := os.ReadFile("/proc/self/smaps")
-	must(t, err)
-	_, of, _ := strings.Cut(string(smaps), filepath.Base(paths[0])+".index")
-	_, rss, _ := strings.Cut(of, "Rss:")
-	var kib int
-	if _, err := fmt.Sscan(rss, &kib); of != "" && (err != nil || kib > 2048) {
-		t.Errorf("%d KiB of the index are resident, error %v", kib, err)
 	}
 }
 

@@ -108,8 +108,8 @@ func (in *input) begins(with string) (bool, error) {
 	return string(first) == with, err
 }
 
-// format finds where in the file its elements lie. The error says that the file is not what Options says, or no file of any format, or what
-// is wrong with it.
+// format finds where in the file its elements lie. The error says that the file is not what Options says, that it is of no format
+// that is served, or what is wrong with it.
 func (in *input) format() (f Format, err error) {
 	if in.size <= 0 {
 		return f, fmt.Errorf("%s is empty", in.path)
@@ -130,7 +130,8 @@ func (in *input) format() (f Format, err error) {
 		}
 		f.Name = parsers[i].name
 	case i < len(parsers) && (asked != headerlessFormat || !parsers[i].bare):
-		return f, fmt.Errorf("%s %s, so its format is %s (got format = %q); leave format out", in.path, parsers[i].sign, parsers[i].name, asked)
+		return f, fmt.Errorf("%s %s, so its format is %s (got format = %q); leave format out",
+			in.path, parsers[i].sign, parsers[i].name, asked)
 	case auto, asked == headerlessFormat:
 		if f, err = in.headerless(); err != nil {
 			return f, err
@@ -196,16 +197,17 @@ func (in *input) headerless() (f Format, err error) {
 	}
 	switch dtypes := `, or which of ` + fmt.Sprint(array.DTypes()) + " it is"; {
 	case !in.told() && strings.HasSuffix(in.path, ".npy"):
-		return f, fmt.Errorf("%s is named .npy but has no header that says its dtype, as OLMo's files have none; say %s = \"uint16\"%s", in.path, in.key(), dtypes)
+		return f, fmt.Errorf("%s is named .npy but has no header that says its dtype, as OLMo's files have none; say %s = \"uint16\"%s",
+			in.path, in.key(), dtypes)
 	case !in.told() && (in.o.Beside != "" || in.o.Axes != nil):
 		return f, fmt.Errorf("%s has no header that says its dtype; say %s = \"uint8\"%s", in.path, in.key(), dtypes)
 	}
-	return headerless(in.path, in.size, in.o.DType, in.o.Axes)
+	return headerless(in.path, in.size, in.o.DType, in.o.Axes, in.key())
 }
 
 // headerless is the format of a file of size bytes that is nothing but elements. The error says if there are none, or if they
-// end in the middle of one.
-func headerless(path string, size int64, dtype array.DType, axes []int) (Format, error) {
+// end in the middle of one. key is that of the dtype.
+func headerless(path string, size int64, dtype array.DType, axes []int, key string) (Format, error) {
 	f := Format{Name: headerlessFormat, DType: dtype, Axes: axes}
 	width := f.Numbers() * int64(dtype.Size())
 	f.Count = size / width
@@ -213,17 +215,17 @@ func headerless(path string, size int64, dtype array.DType, axes []int) (Format,
 	case size <= 0:
 		return f, fmt.Errorf("%s is empty", path)
 	case size%width != 0 && axes == nil:
-		return f, fmt.Errorf("%s: %d bytes are not a whole number of tokens of %d bytes; is token_dtype right, "+
-			"and is the file complete?", path, size, width)
+		return f, fmt.Errorf("%s: %d bytes are not a whole number of tokens of %d bytes; is %s right, and is the file complete?",
+			path, size, width, key)
 	case size%width != 0:
-		return f, fmt.Errorf("%s: %d bytes are not a whole number of elements of %d bytes, %s of shape %d; are dtype and shape right, "+
-			"and is the file complete?", path, size, width, dtype, axes)
+		return f, fmt.Errorf("%s: %d bytes are not a whole number of elements of %d bytes, %s of shape %d; are %s and shape right, "+
+			"and is the file complete?", path, size, width, dtype, axes, key)
 	}
 	return f, nil
 }
 
-// shaped sets Axes and Count to those of a whole array. The error says that there is no first axis, or that the array is empty or has more
-// than size bytes.
+// shaped sets Axes and Count to those of a whole array. The error says that there is no first axis, or that the array is empty or
+// has more than size bytes.
 func (f *Format) shaped(path string, shape []int64, size int64) error {
 	if len(shape) == 0 {
 		return fmt.Errorf("%s holds a single number, not an array", path)
@@ -236,7 +238,8 @@ func (f *Format) shaped(path string, shape []int64, size int64) error {
 		left /= axis
 	}
 	if left == 0 {
-		return fmt.Errorf("%s is cut off: its shape is %d of %s, and the file has %d bytes for that; is it complete?", path, shape, f.DType, size)
+		return fmt.Errorf("%s is cut off: its shape is %d of %s, and the file has %d bytes for that; is it complete?",
+			path, shape, f.DType, size)
 	}
 	f.Count = shape[0]
 	for _, axis := range shape[1:] {
@@ -272,7 +275,8 @@ func (in *input) lengths(header int64, count uint64, width int64) error {
 		if high == 0 && bytes < uint64(left) {
 			wrong = "has bytes behind its tokens"
 		}
-		return fmt.Errorf("%s %s: its header says %d tokens of %d bytes, and there are %d bytes for them; is it complete?", in.path, wrong, count, width, left)
+		return fmt.Errorf("%s %s: its header says %d tokens of %d bytes, and there are %d bytes for them; is it complete?",
+			in.path, wrong, count, width, left)
 	}
 	if count == 0 {
 		return fmt.Errorf("%s: its header says that it has no tokens", in.path)

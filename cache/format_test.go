@@ -24,7 +24,7 @@ func TestHeaderless(t *testing.T) {
 		{5, array.Uint16, 0, "train.bin: 5 bytes are not a whole number of tokens of 2 bytes; is token_dtype right, and is the file complete?"},
 		{6, array.Uint32, 0, "train.bin: 6 bytes are not a whole number of tokens of 4 bytes; is token_dtype right, and is the file complete?"},
 	} {
-		got, err := headerless("train.bin", test.size, test.dtype, nil)
+		got, err := headerless("train.bin", test.size, test.dtype, nil, "token_dtype")
 		if test.err != "" {
 			if err == nil || err.Error() != test.err {
 				t.Errorf("%d bytes of %s: error %v, want %s", test.size, test.dtype, err, test.err)

@@ -38,7 +38,8 @@ func parseLLMC(in *input) (f Format, err error) {
 		f.DType, known = array.Uint32, 7
 	}
 	if version != known {
-		return f, fmt.Errorf("%s is a token file of llm.c of version %d with the number %d, where batchfs knows version %d", in.path, version, magic, known)
+		return f, fmt.Errorf("%s is a token file of llm.c of version %d with the number %d, where batchfs knows version %d",
+			in.path, version, magic, known)
 	}
 	return f, in.lengths(llmcHeader, uint64(tokens), int64(f.DType.Size()))
 }

@@ -160,7 +160,8 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 		case f.Format.DType != a.dtype:
 			return nil, fmt.Errorf("%s: its numbers are %s, those of %s are %s; make them one", path, f.Format.DType, first.Path, a.dtype)
 		case f.Format.Name != first.Format.Name:
-			return nil, fmt.Errorf("%s: its format is %s, that of %s is %s; make them one", path, f.Format.Name, first.Path, first.Format.Name)
+			return nil, fmt.Errorf("%s: its format is %s, that of %s is %s; make them one",
+				path, f.Format.Name, first.Path, first.Format.Name)
 		case !slices.Equal(f.Format.Axes, a.axes):
 			return nil, fmt.Errorf("%s: its elements have shape %d, those of %s %d; make them one", path, f.Format.Axes, first.Path, a.axes)
 		}

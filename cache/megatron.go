@@ -8,9 +8,9 @@ import (
 	"batchfs/cache/array"
 )
 
-// Megatron-LM keeps tokens in PREFIX.bin and, in PREFIX.idx, where they lie: 34 bytes that say how much of what follows, then the length of
-// each sequence (int32), its first byte in the .bin file (int64), and for each document the number of its first sequence (int64), and behind
-// the last document how many sequences there are. For pictures among the text, a mode of each sequence follows (int8).
+// Megatron-LM keeps tokens in PREFIX.bin and, in PREFIX.idx, where they lie: 34 bytes that say how much of what follows; the length
+// of each sequence (int32); its first byte in the .bin file (int64); for each document the number of its first sequence (int64), and
+// behind the last document how many sequences there are. For pictures among the text, a mode of each sequence follows (int8).
 const (
 	megatronMagic  = "MMIDIDX\x00\x00"
 	megatronHeader = 34
@@ -62,8 +62,8 @@ func (idx *input) megatron(path string, size int64) (f Format, ends Ends, err er
 	}
 	version, n, d := binary.LittleEndian.Uint64(raw[9:]), binary.LittleEndian.Uint64(raw[18:]), binary.LittleEndian.Uint64(raw[26:])
 	if f.DType = megatronDTypes[raw[17]]; version != 1 || f.DType == "" {
-		return f, ends, fmt.Errorf("%s is an index of Megatron-LM of version %d with dtype %d, where batchfs knows version 1 and dtypes 1 to 8",
-			idx.path, version, raw[17])
+		return f, ends, fmt.Errorf("%s is an index of Megatron-LM of version %d with dtype %d, where batchfs knows version 1 and "+
+			"dtypes 1 to 8", idx.path, version, raw[17])
 	}
 	const most = 1 << 56
 	want := megatronHeader + 12*n + 8*d
@@ -72,7 +72,10 @@ func (idx *input) megatron(path string, size int64) (f Format, ends Ends, err er
 			idx.path, idx.size, n, max(d, 1)-1)
 	}
 	width := int64(f.DType.Size())
-	ends = Ends{At: megatronHeader + 12*int64(n) + 8, Count: int64(d) - 1, Starts: megatronHeader + 4*int64(n), Sequences: int64(n), Width: width}
+	ends = Ends{
+		At: megatronHeader + 12*int64(n) + 8, Count: int64(d) - 1,
+		Starts: megatronHeader + 4*int64(n), Sequences: int64(n), Width: width,
+	}
 	if err := idx.contiguous(ends, path, size); err != nil {
 		return f, ends, err
 	}
@@ -80,8 +83,8 @@ func (idx *input) megatron(path string, size int64) (f Format, ends Ends, err er
 	return f, ends, nil
 }
 
-// contiguous returns an error unless each sequence begins where the one before it ends, from the file's first byte to its last. Of many sequences it
-// looks at some.
+// contiguous returns an error unless each sequence begins where the one before it ends, from the file's first byte to its last. Of
+// many sequences it looks at some.
 func (idx *input) contiguous(e Ends, path string, size int64) error {
 	const piece, pieces = 512, 16
 	count := min(e.Sequences, piece)
@@ -111,12 +114,12 @@ func (idx *input) contiguous(e Ends, path string, size int64) error {
 			}
 			switch {
 			case !good:
-				return fmt.Errorf("%s: sequence %d begins at byte %d of %s and has %d tokens of %d bytes, and does not lie between those before and after it: "+
-					"batchfs serves sequences that lie one after the other; write them anew with Megatron-LM's tools/merge_datasets.py",
-					idx.path, first+n, from, path, length, e.Width)
+				return fmt.Errorf("%s: sequence %d begins at byte %d of %s and has %d tokens of %d bytes, and does not lie between those "+
+					"before and after it: batchfs serves sequences that lie one after the other; write them anew with Megatron-LM's "+
+					"tools/merge_datasets.py", idx.path, first+n, from, path, length, e.Width)
 			case first+n+1 == e.Sequences && next != size:
-				return fmt.Errorf("%s has %d bytes, but %s says that its last sequence ends at byte %d; are they of one data set, and complete?",
-					path, size, idx.path, next)
+				return fmt.Errorf("%s has %d bytes, but %s says that its last sequence ends at byte %d; are they of one data set, and "+
+					"complete?", path, size, idx.path, next)
 			}
 		}
 	}

@@ -52,7 +52,8 @@ func parseNpy(in *input) (f Format, err error) {
 		return f, err
 	}
 	if behind := in.size - f.end(); behind > 0 {
-		return f, fmt.Errorf("%s has %d bytes behind its array of shape %d; did two arrays go into one file?", in.path, behind, header.shape)
+		return f, fmt.Errorf("%s has %d bytes behind its array of shape %d; did two arrays go into one file?",
+			in.path, behind, header.shape)
 	}
 	return f, nil
 }

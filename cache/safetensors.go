@@ -56,7 +56,8 @@ func parseSafetensors(in *input) (f Format, err error) {
 			return f, fmt.Errorf("%s: its safetensors header is wrong: tensor %q: %w", in.path, other, err)
 		}
 		if o.Offsets[0] < 0 || o.Offsets[1] < o.Offsets[0] || o.Offsets[1] > left {
-			return f, fmt.Errorf("%s is cut off: tensor %q has bytes %d, and behind the header there are %d; is it complete?", in.path, other, o.Offsets, left)
+			return f, fmt.Errorf("%s is cut off: tensor %q has bytes %d, and behind the header there are %d; is it complete?",
+				in.path, other, o.Offsets, left)
 		}
 		if last = max(last, o.Offsets[1]); other == name {
 			t = o
@@ -73,7 +74,8 @@ func parseSafetensors(in *input) (f Format, err error) {
 		return f, fmt.Errorf("tensor %q: %w", name, err)
 	}
 	if f.end() != header+t.Offsets[1] {
-		return f, fmt.Errorf("%s: its safetensors header is wrong: tensor %q has shape %d of %s and %d bytes", in.path, name, t.Shape, t.DType, t.Offsets[1]-t.Offsets[0])
+		return f, fmt.Errorf("%s: its safetensors header is wrong: tensor %q has shape %d of %s and %d bytes",
+			in.path, name, t.Shape, t.DType, t.Offsets[1]-t.Offsets[0])
 	}
 	return f, nil
 }

@@ -93,18 +93,19 @@ func dataSets(dir string) (sets []string, err error) {
 	return nil, fmt.Errorf("%s has neither train*.bin nor val*.bin; batchfs prepare TEXT --out %s makes them", dir, dir)
 }
 
-const dataRule = "--data takes train.bin, or else train with a number, as in train_000001.bin or fineweb_train_000001.bin, or with what Megatron-LM " +
-	"adds, as in train_text_document.bin, .npy and .ds as .bin, and val the same way; name other files with --set splits.train.tokens=..."
+const dataRule = "--data takes train.bin, or else train with a number, as in train_000001.bin or fineweb_train_000001.bin, or with what " +
+	"Megatron-LM adds, as in train_text_document.bin, .npy and .ds as .bin, and val the same way; name other files with " +
+	"--set splits.train.tokens=..."
 
-// dataName matches the names of token files of a split, given its name: a name of the data before it, and then numbers, and what Megatron-LM
-// adds, behind it.
+// dataName matches the names of token files of a split, given its name: before it may stand a name of the data, and behind it numbers
+// and what Megatron-LM adds.
 const dataName = `^((?:.*[-_.])?%s)((?:[-_.]*(?:of)?[-_.]*[0-9]+)*)((?:_text|_content)?_(?:document|sentence))?(\.bin|\.npy|\.ds)$`
 
 var digits = regexp.MustCompile(`[0-9]+`)
 
-// dataPattern returns a glob for the token files of a split among the files of a directory: NAME.bin, .npy or .ds where there is one, or else
-// the set of files with the name. It is "" if there are none; strays are files that only look like them. The error says that there are two
-// sets, or that the glob would match a stray, too.
+// dataPattern returns a glob for the token files of a split among the files of a directory: NAME.bin, .npy or .ds where there is one,
+// or else the set of files with the name. It is "" if there are none; strays are files that only look like them. The error says that
+// there are two sets, or that the glob would match another file, too.
 func dataPattern(name string, entries []os.DirEntry) (glob string, strays []string, err error) {
 	shape := regexp.MustCompile(fmt.Sprintf(dataName, name))
 	var exact, kind string // kind is what the files of one set have in common

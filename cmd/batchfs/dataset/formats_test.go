@@ -1,0 +1,125 @@
+package dataset
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"batchfs/cache"
+	"batchfs/cmd/batchfs/internal/testfiles"
+)
+
+// library is the absolute path of what cache/testdata/make.py wrote.
+func library(t testing.TB) string {
+	t.Helper()
+	dir, err := filepath.Abs("../../../cache/testdata")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// Whatever the format, a batch is that of the headerless file with the same tokens, in every order, by every access.
+func TestEveryFormatHasTheSameBatches(t *testing.T) {
+	dir := library(t)
+	t.Chdir(t.TempDir())
+	for _, settings := range []string{"", "order = 'shuffle'\nlayout = 'tokens'", "order = 'sequential'\njoin = true", "order = 'torch'\njoin = true"} {
+		for _, access := range []cache.Access{cache.Remap, cache.Advise, cache.Pread, cache.Map} {
+			split := func(name, more string) *Dataset {
+				t.Helper()
+				return mustOpen(t, fmt.Sprintf("[batch]\nbatch_size = 5\nblock_size = 9\ndtype = 'int64'\n[splits.a]\ntokens = ['%s/a%s', '%[1]s/b%[2]s']\n%s\n%s\n[memory]\naccess = '%s'",
+					dir, name, settings, more, access))[0]
+			}
+			want := split(".bin", "")
+			for name, more := range map[string]string{
+				"_llmc.bin": "", "_text_document.bin": "", "1.npy": "", "3.npy": "token_dtype = 'uint16'", ".ds": "format = 'datatrove'",
+				".safetensors": "tensor = 'tokens'", "_llama3.bin": "",
+			} {
+				got := split(name, more)
+				size := want.Sequence.Batch().Bytes()
+				for k := range uint64(12) {
+					if !bytes.Equal(batch(t, got.Sequence.Read, size, k), batch(t, want.Sequence.Read, size, k)) {
+						t.Errorf("%s under %s, %q: batch %d is another", name, access, settings, k)
+					}
+				}
+			}
+		}
+	}
+}
+
+// An index of documents is part of what a mount serves: it decides batches and is followed, and readers of a snapshot get it too.
+func TestDocumentsOfFormats(t *testing.T) {
+	dir := library(t)
+	t.Chdir(t.TempDir())
+	read := func(name string) []byte {
+		raw, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return raw
+	}
+	testfiles.Write(t, map[string]string{"a.bin": string(read("a.bin")), "a.bin.index": string(read("a.ds.index"))})
+	const settings = "[batch]\nbatch_size = 5\nblock_size = 9\ndocuments = true\n[splits.a]\ntokens = '%s'"
+	want := mustOpen(t, fmt.Sprintf(settings, "a.bin"))[0]
+	size := want.Sequence.Batch().Bytes()
+	for _, name := range []string{"a_text_document.bin", "a.ds"} {
+		got := mustOpen(t, fmt.Sprintf(settings, filepath.Join(dir, name)))[0]
+		for k := range uint64(12) {
+			if !bytes.Equal(batch(t, got.Sequence.Read, size, k), batch(t, want.Sequence.Read, size, k)) {
+				t.Errorf("%s: batch %d is another", name, k)
+			}
+		}
+	}
+	if files := fmt.Sprint(want.allFiles()); files != "["+abs(t, "a.bin")+" "+abs(t, "a.bin.index")+"]" {
+		t.Errorf("files %s", files)
+	}
+
+	s := follow(t, fmt.Sprintf(settings, "a.bin")+"\non_change = 'follow'")
+	before := batch(t, s.Read, size, 3)
+	testfiles.Write(t, map[string]string{"new": string(binary.LittleEndian.AppendUint64(nil, 100))})
+	if err := os.Rename("new", "a.bin.index"); err != nil {
+		t.Fatal(err)
+	}
+	now, err := s.Now()
+	if err != nil || now.Version == s.Version {
+		t.Fatalf("version %d, error %v", now.Version, err)
+	}
+	if bytes.Equal(batch(t, now.Read, size, 3), before) {
+		t.Error("the new index is not served")
+	}
+}
+
+// What a person tried, and what it says.
+func TestFilesThatPeopleTry(t *testing.T) {
+	dir := library(t)
+	t.Chdir(t.TempDir())
+	testfiles.Write(t, map[string]string{
+		"a.bin": strings.Repeat("ab", 100), "b.bin": strings.Repeat("ab", 50), "mask-a.bin": strings.Repeat("\x01", 100), "mask-b.bin": strings.Repeat("\x01", 49),
+		"long-b.bin": strings.Repeat("\x01", 51), "swapped-a.bin": strings.Repeat("\x01", 50), "swapped-b.bin": strings.Repeat("\x01", 100),
+	})
+	mask := func(files string) string {
+		return "tokens = ['a.bin', 'b.bin']\n[[splits.a.arrays]]\nname = 'mask'\ndtype = 'uint8'\nfiles = " + files
+	}
+	for _, test := range []struct{ text, want string }{
+		{"tokens = '" + dir + "/floats.npy'", dir + `/floats.npy holds float32 of shape [3], not tokens; say layout = "rows"`},
+		{"tokens = '" + dir + "/big.npy'", dir + `/big.npy is big-endian (dtype ">u2")`},
+		{"tokens = '" + dir + "/a1.npy'\ntoken_dtype = 'uint32'", dir + "/a1.npy: its numbers are uint16, as the file says, whose format is npy, but token_dtype says uint32"},
+		{"tokens = '" + dir + "/a_llmc.bin'\nvocab_size = 100000", "config.toml:7: splits.a.vocab_size: uint16 cannot hold the tokens of a vocabulary of 100000 in splits.a"},
+		{"tokens = ['" + dir + "/a.bin', '" + dir + "/b1.npy']", dir + "/b1.npy: its format is npy, that of " + dir + "/a.bin is headerless; make them one"},
+		{mask("['mask-a.bin', 'mask-b.bin']"), abs(t, "mask-b.bin") + " has 49 elements, but there are 50 in " + abs(t, "b.bin")},
+		{mask("['mask-a.bin', 'long-b.bin']"), abs(t, "long-b.bin") + " has 51 elements, but there are 50 in " + abs(t, "b.bin")},
+		{mask("['swapped-a.bin', 'swapped-b.bin']"), abs(t, "swapped-a.bin") + " has 50 elements, but there are 100 in " + abs(t, "a.bin")},
+		{mask("'mask-a.bin'"), abs(t, "mask-a.bin") + " has 100 elements, but there are 150 in " + abs(t, "a.bin")},
+		{"tokens = 'a.bin'\n[[splits.a.arrays]]\nname = 'mask'\nfiles = 'mask-a.bin'", abs(t, "mask-a.bin") + ` has no header that says its dtype; say dtype = "uint8"`},
+		{"tokens = 'a.bin'\ndocuments = true", "nothing says where the documents of " + abs(t, "a.bin") + ` end: eot = N says which token ends each document; documents = "files" makes each file one; batchfs index FILE --eot N`},
+	} {
+		_, err := openHere(t, "[batch]\nbatch_size = 2\nblock_size = 4\n\n[splits.a]\n"+test.text)
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s:\n got %v\nwant %s", test.text, err, test.want)
+		}
+	}
+}
