@@ -213,7 +213,7 @@ func (c *check) checkDocuments(ctx context.Context) error {
 			err = readEnds(ctx, a.Documents(), 0, a.Documents().Count(), func([]int64) {})
 		}
 		if ctx.Err() != nil {
-			return errors.New("interrupted")
+			return errInterrupted
 		}
 		if err != nil {
 			c.found(f.problem(Documents), "%v", err)
@@ -356,7 +356,7 @@ func (c *check) readSegments(ctx context.Context, todo []segment, progress *term
 
 func (c *check) interrupted() error {
 	if c.state == nil {
-		return errors.New("interrupted")
+		return errInterrupted
 	}
 	return errors.New("interrupted; the same command continues where this one was")
 }
