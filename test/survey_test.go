@@ -30,7 +30,7 @@ func (r report) kinds() (list []string) {
 // check runs check --json, which must end with status 0 if nothing is wrong, and else with status 1 and no message.
 func check(t *testing.T, args ...string) (r report) {
 	t.Helper()
-	out, stderr, err := try(t, append([]string{batchfs, "check", "--json"}, args...)...)
+	out, stderr, err := try(t, append([]string{plainBatchfs, "check", "--json"}, args...)...)
 	if json.Unmarshal([]byte(out), &r) != nil || stderr != "" || r.OK != (err == nil) {
 		t.Fatalf("check %q: %v\n%s%s", args, err, out, stderr)
 	}
@@ -81,7 +81,7 @@ func TestCheckContinues(t *testing.T) {
 	// A token beyond the vocabulary is refused when the file is opened, but not by check.
 	args := []string{"check", "train", "--data", dir, "--set", "batch.vocab_size=100", "--set", "batch.token_dtype=uint16", "--json"}
 	await(t, "a check that is interrupted", func() bool {
-		first := exec.Command(batchfs, args...)
+		first := exec.Command(plainBatchfs, args...)
 		var stderr strings.Builder
 		first.Stderr = &stderr
 		if err := first.Start(); err != nil {

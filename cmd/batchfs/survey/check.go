@@ -213,7 +213,7 @@ func (c *check) checkDocuments(ctx context.Context) error {
 			err = readEnds(ctx, a.Documents(), 0, a.Documents().Count(), func([]int64) {})
 		}
 		if ctx.Err() != nil {
-			return errors.New("interrupted")
+			return errInterrupted
 		}
 		if err != nil {
 			c.found(f.problem(Documents), "%v", err)
@@ -307,7 +307,7 @@ func (c *check) readAll(ctx context.Context, restart bool) error {
 		return err
 	}
 	if c.state != nil {
-		return c.state.remove()
+		c.state.remove()
 	}
 	return nil
 }
@@ -356,7 +356,7 @@ func (c *check) readSegments(ctx context.Context, todo []segment, progress *term
 
 func (c *check) interrupted() error {
 	if c.state == nil {
-		return errors.New("interrupted")
+		return errInterrupted
 	}
 	return errors.New("interrupted; the same command continues where this one was")
 }
@@ -586,8 +586,12 @@ func (c *check) judgeCopies() {
 			continue
 		}
 		p := b.problem(Overlap)
-		p.Index, p.Count, p.Other, p.OtherIndex = (run.b-b.base)/per, run.n/per, fs.JSONText(a.path), (run.a-a.base)/per
-		c.found(p, "%s: the %d tokens from number %d on are those of %s from number %d on: they are trained on twice", b.path, p.Count, p.Index, a.path, p.OtherIndex)
+		// Whole elements only.
+		p.Index = (run.b - b.base + per - 1) / per
+		p.Count = (run.b-b.base+run.n)/per - p.Index
+		p.Other, p.OtherIndex = fs.JSONText(a.path), (run.a-run.b+b.base+p.Index*per-a.base)/per
+		c.found(p, "%s: the %d elements from number %d on are those of %s from number %d on%s", b.path, p.Count, p.Index, a.path, p.OtherIndex,
+			map[bool]string{true: ", which is in split " + a.part.split}[a.part.split != b.part.split])
 	}
 }
 

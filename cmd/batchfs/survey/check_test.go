@@ -152,6 +152,17 @@ func TestCheckFindsFaults(t *testing.T) {
 	}
 }
 
+// Elements that are no tokens are compared, too, and counted as elements.
+func TestCheckOfRows(t *testing.T) {
+	all := texts(t, map[string]int{"a.bin": 8000, "b.bin": 4000})
+	copy(all["b.bin"][80:3920], all["a.bin"][160:])
+	save(t, "b.bin", all["b.bin"])
+	r := checkAll(t, "[batch]\nbatch_size = 2\nlayout = 'rows'\ntoken_dtype = 'float32'\nshape = [4]\n[splits.train]\ntokens = ['a.bin', 'b.bin']\n")
+	if got, want := said(r), "overlap b.bin 10 480 a.bin 20\n"; got != want || r.Tokens != 1500 || r.Compared {
+		t.Errorf("%swant %s%+v", got, want, r)
+	}
+}
+
 // Tokens are counted in segments, and segments that an earlier check has read are not read again. What it found is found still.
 func TestCheckContinues(t *testing.T) {
 	all := texts(t, map[string]int{"a.bin": 50000, "b.bin": 30000})
@@ -319,14 +330,17 @@ func TestLookAtFormats(t *testing.T) {
 
 // Of a large file a sample is read, unless all is.
 func TestLookSamples(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
 	t.Chdir(t.TempDir())
 	save(t, "a.bin", []uint16{7})
-	const size = 3 * sampledBlocks * sampledBytes
+	const size = 5 * sampledBlocks * sampledBytes / 4
 	if err := os.Truncate("a.bin", size); err != nil {
 		t.Fatal(err)
 	}
 	o := LookOptions{EOT: -1}
-	o.Open.DType = "uint16"
+	o.Open.DType = "uint64"
 	for _, o.All = range []bool{false, true} {
 		var s Survey
 		if err := s.Look(t.Context(), "a.bin", o, io.Discard); err != nil {
@@ -345,7 +359,7 @@ func TestLookSamples(t *testing.T) {
 		for _, b := range s.Numbers {
 			counted += b.Count
 		}
-		if counted != want/2 || s.Numbers[3] != (Bin{4, 7, 1}) {
+		if counted != want/8 || s.Numbers[3] != (Bin{4, 7, 1}) {
 			t.Errorf("all %v: %v", o.All, s.Numbers)
 		}
 	}

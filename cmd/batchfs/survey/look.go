@@ -41,7 +41,6 @@ type File struct {
 	Samples   []Sample    `json:"samples,omitempty"`
 
 	largest uint64
-	below0  bool // all numbers so far
 	empty   bool // no number so far
 }
 

@@ -66,8 +66,8 @@ func (s *state) add(r result) error {
 // close keeps the state for the next check.
 func (s *state) close() { s.file.Close() }
 
-// remove forgets the state.
-func (s *state) remove() error {
+// remove forgets the state. One that stays is only of use for the same files.
+func (s *state) remove() {
 	s.file.Close()
-	return os.Remove(s.path)
+	os.Remove(s.path)
 }

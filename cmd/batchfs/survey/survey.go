@@ -5,6 +5,7 @@ package survey
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -27,8 +28,8 @@ func perElement(a *cache.Array) int64 { return numbersOf(a) / a.Len() }
 func read(ctx context.Context, a *cache.Array, from, to int64, visit func(at int64, raw []byte) error) error {
 	block := int64(blockSize / a.DType().Size())
 	for at := from; at < to; at += block {
-		if err := ctx.Err(); err != nil {
-			return err
+		if ctx.Err() != nil {
+			return errInterrupted
 		}
 		w := cache.Window{Start: at, Len: int(min(block, to-at))}
 		if err := a.Read([]cache.Window{w}, func(_ int, raw []byte) error { return visit(at, raw) }); err != nil {
@@ -38,6 +39,8 @@ func read(ctx context.Context, a *cache.Array, from, to int64, visit func(at int
 	return nil
 }
 
+var errInterrupted = errors.New("interrupted")
+
 // endsBlock is how many ends of documents are read at a time.
 const endsBlock = blockSize / 8
 
@@ -45,8 +48,8 @@ const endsBlock = blockSize / 8
 func readEnds(ctx context.Context, d *cache.Documents, from, to int64, visit func(ends []int64)) error {
 	ends := make([]int64, min(endsBlock, to-from))
 	for at := from; at < to; at += endsBlock {
-		if err := ctx.Err(); err != nil {
-			return err
+		if ctx.Err() != nil {
+			return errInterrupted
 		}
 		ends = ends[:min(endsBlock, to-at)]
 		if err := d.Ends(at, ends); err != nil {
