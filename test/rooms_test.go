@@ -24,6 +24,7 @@ func TestRooms(t *testing.T) {
 		"cmd/batchfs/vocabulary":         nil,
 		"cmd/batchfs/config":             {"cache", "cache/array", "sampler"},
 		"cmd/batchfs/dataset":            {"cache", "cache/array", "cmd/batchfs/config", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "fs", "sampler"},
+		"cmd/batchfs/prepare/bpe":        nil,
 		"cmd/batchfs/prepare":            {"cmd/batchfs/terminal", "cmd/batchfs/vocabulary"},
 		"cmd/batchfs/bench":              {"cache", "cache/array", "cmd/batchfs/terminal", "sampler"},
 		"cmd/batchfs": {"cache", "cache/array", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/prepare",
