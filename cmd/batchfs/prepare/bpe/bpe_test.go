@@ -173,7 +173,7 @@ func FuzzEncode(f *testing.F) {
 				t.Fatalf("%s: %q: decoded %q", name, text, got)
 			}
 		}
-		for _, e := range []expression{llama3, qwen2, tekken} {
+		for _, e := range expressions {
 			for i := 0; i < len(text); {
 				end := e.next(text, i)
 				if end <= i || end > len(text) {

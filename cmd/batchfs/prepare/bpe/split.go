@@ -47,6 +47,8 @@ var (
 	}}
 )
 
+var expressions = []expression{gpt2, cl100k, llama3, qwen2, o200k, tekken}
+
 // nextGPT2 splits as `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`.
 func nextGPT2(text []byte, i int) int {
 	if n := contraction(text, i, false); n > 0 {
