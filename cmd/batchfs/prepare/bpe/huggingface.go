@@ -112,6 +112,7 @@ func (f *tokenizerFile) tokenizer(path string) (*Tokenizer, error) {
 	case m.Suffix != "":
 		return nil, fmt.Errorf("model.end_of_word_suffix is %q: only byte-level BPE, which has none, is known", m.Suffix)
 	}
+	fillClasses() // which normalizing needs
 	t := &Tokenizer{name: path}
 	if err := f.stages(t); err != nil {
 		return nil, err

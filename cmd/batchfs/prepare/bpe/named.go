@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"embed"
+	"encoding/base64"
 	"fmt"
 	"io"
 )
@@ -69,7 +70,7 @@ func readVocabulary(name string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	raw, err := io.ReadAll(bufio.NewReader(z))
+	raw, err := io.ReadAll(z)
 	if err != nil {
 		return nil, err
 	}
@@ -80,4 +81,16 @@ func readVocabulary(name string) ([]string, error) {
 		all = all[n:]
 	}
 	return tokens, nil
+}
+
+// WriteRanks writes a vocabulary as tiktoken's files have it: a line for each token but the special ones, with its bytes in base64 and
+// its number.
+func (t *Tokenizer) WriteRanks(w io.Writer) error {
+	b := bufio.NewWriter(w)
+	for token, text := range t.tokens {
+		if _, special := t.special[text]; !special && text != "" {
+			fmt.Fprintf(b, "%s %d\n", base64.StdEncoding.EncodeToString([]byte(text)), token)
+		}
+	}
+	return b.Flush()
 }

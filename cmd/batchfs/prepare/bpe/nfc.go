@@ -1,21 +1,55 @@
 package bpe
 
 import (
+	"bytes"
 	"slices"
+	"unicode"
+	"unicode/utf8"
 
 	"golang.org/x/text/unicode/norm"
 )
 
-// nfc returns a text in NFC. Package norm puts a joiner (U+034F) after 30 marks, as Unicode's Stream-Safe Text Format has it;
-// tokenizers does not, so a run of many marks is normalized here.
+// nfc returns a text in NFC as tokenizers makes it, which differs from package norm in two things. It knows only the marks of
+// Unicode 9. And it puts no joiner (U+034F) after 30 marks, as norm does for Unicode's Stream-Safe Text Format.
 func nfc(text []byte) []byte {
 	if norm.NFC.IsNormal(text) {
 		return text
 	}
 	out := make([]byte, 0, len(text))
 	for len(text) > 0 {
+		end := bytes.IndexFunc(text, func(r rune) bool { return unicode.Is(after9, r) })
+		if end < 0 {
+			end = len(text)
+		}
+		_, n := utf8.DecodeRune(text[end:])
+		out = append(appendNFC(out, text[:end]), text[end:end+n]...)
+		text = text[end+n:]
+	}
+	return out
+}
+
+// after9 are the characters after Unicode 9 that sort among marks, or that one character before them is put together with. For
+// tokenizers they are letters like any other.
+var after9 = &unicode.RangeTable{
+	R16: []unicode.Range16{
+		{0x07fd, 0x07fd, 1}, {0x0898, 0x089f, 1}, {0x08ca, 0x08d3, 1}, {0x09fe, 0x09fe, 1}, {0x0c3c, 0x0c3c, 1},
+		{0x0d3b, 0x0d3c, 1}, {0x0eba, 0x0eba, 1}, {0x1715, 0x1715, 1}, {0x1abf, 0x1ace, 1}, {0x1df6, 0x1dfa, 1},
+		{0xa82c, 0xa82c, 1},
+	},
+	R32: []unicode.Range32{
+		{0x10d24, 0x10d27, 1}, {0x10eab, 0x10eac, 1}, {0x10efd, 0x10eff, 1}, {0x10f46, 0x10f50, 1}, {0x10f82, 0x10f85, 1},
+		{0x11070, 0x11070, 1}, {0x1133b, 0x1133b, 1}, {0x1145e, 0x1145e, 1}, {0x11839, 0x1183a, 1}, {0x11930, 0x11930, 1},
+		{0x1193d, 0x1193e, 1}, {0x11943, 0x11943, 1}, {0x119e0, 0x119e0, 1}, {0x11a34, 0x11a34, 1}, {0x11a47, 0x11a47, 1},
+		{0x11a99, 0x11a99, 1}, {0x11d42, 0x11d42, 1}, {0x11d44, 0x11d45, 1}, {0x11d97, 0x11d97, 1}, {0x11f41, 0x11f42, 1},
+		{0x16ff0, 0x16ff1, 1}, {0x1e08f, 0x1e08f, 1}, {0x1e130, 0x1e136, 1}, {0x1e2ae, 0x1e2ae, 1}, {0x1e2ec, 0x1e2ef, 1},
+		{0x1e4ec, 0x1e4ef, 1},
+	},
+}
+
+func appendNFC(out, text []byte) []byte {
+	for len(text) > 0 {
 		from, to := manyMarks(text)
-		out = norm.NFC.Append(out, text[:from]...)
+		out = append(out, norm.NFC.Bytes(text[:from])...)
 		out = append(out, compose(text[from:to])...)
 		text = text[to:]
 	}

@@ -29,15 +29,11 @@ func TestVocabularies(t *testing.T) {
 			writeVocabulary(t, filepath.Join(*update, file.name), name+".gz") // the next build has it
 			continue
 		}
-		tokens, err := readVocabulary(name)
-		if err != nil {
+		hash := sha256.New()
+		if err := named(t, name).WriteRanks(hash); err != nil {
 			t.Fatal(err)
 		}
-		var lines bytes.Buffer
-		for rank, token := range tokens {
-			fmt.Fprintf(&lines, "%s %d\n", base64.StdEncoding.EncodeToString([]byte(token)), rank)
-		}
-		if hash := fmt.Sprintf("%x", sha256.Sum256(lines.Bytes())); hash != file.hash {
+		if hash := fmt.Sprintf("%x", hash.Sum(nil)); hash != file.hash {
 			t.Errorf("%s: SHA-256 %s, want %s", name, hash, file.hash)
 		}
 	}
