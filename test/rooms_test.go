@@ -26,7 +26,7 @@ func TestRooms(t *testing.T) {
 		"cmd/batchfs/dataset":            {"cache", "cache/array", "cmd/batchfs/config", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "fs", "sampler"},
 		"cmd/batchfs/prepare/bpe":        nil,
 		"cmd/batchfs/prepare":            {"cmd/batchfs/terminal", "cmd/batchfs/vocabulary"},
-		"cmd/batchfs/bench":              {"cache", "cache/array", "cmd/batchfs/terminal", "sampler"},
+		"cmd/batchfs/bench":              {"cache", "cache/array", "cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal", "sampler"},
 		"cmd/batchfs": {"cache", "cache/array", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/prepare",
 			"cmd/batchfs/terminal", "fs", "fs/mount", "fs/supervise", "sampler"},
 	}
@@ -34,6 +34,7 @@ func TestRooms(t *testing.T) {
 		"github.com/hanwen/go-fuse":      {"fs"},
 		"github.com/moby/sys/mountinfo":  {"fs/mount"},
 		"github.com/BurntSushi/toml":     {"cmd/batchfs/config"},
+		"golang.org/x/text":              {"cmd/batchfs/prepare/bpe"},
 		"github.com/schollz/progressbar": {"cmd/batchfs/terminal"},
 		"golang.org/x/term":              {"cmd/batchfs/terminal"},
 		"github.com/coreos/go-systemd":   {"cmd/batchfs"},
