@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -88,7 +87,7 @@ func TestBenchTokenize(t *testing.T) {
 	long(t)
 	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "bench.json")
 	cmd := exec.Command(plainBatchfs, "bench", "--python", filepath.Join(tokenizers(t), "bin/python"), "--dir", dir, "--rounds", "1",
-		"--tokenize="+filepath.Join(runtime.GOROOT(), "src/net"), "--json", file)
+		"--tokenize="+filepath.Join(strings.TrimSpace(run(t, "go", "env", "GOROOT")), "src/net"), "--json", file)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -81,7 +80,7 @@ func compareTokens(t *testing.T, tokenizer *bpe.Tokenizer, run int, program ...s
 		size, mixes = 40<<20, 100_000
 	}
 	for name, texts := range map[string]iter.Seq[string]{
-		"odd": oddTexts(run), "mixed": mixedTexts(mixes), "of this machine": textsHere(size), "characters": everyCharacter,
+		"odd": oddTexts(run), "mixed": mixedTexts(mixes), "of this machine": textsHere(t, size), "characters": everyCharacter,
 	} {
 		for _, special := range []bool{false, true} {
 			if name == "characters" && (special || testing.Short()) {
@@ -247,9 +246,10 @@ func everyCharacter(yield func(string) bool) {
 }
 
 // textsHere yields up to so many bytes of text: manuals and tables in many languages, and Go's source.
-func textsHere(size int) iter.Seq[string] {
+func textsHere(t *testing.T, size int) iter.Seq[string] {
+	root := strings.TrimSpace(run(t, "go", "env", "GOROOT"))
 	return func(yield func(string) bool) {
-		for _, dir := range []string{"/usr/share", filepath.Join(runtime.GOROOT(), "src")} {
+		for _, dir := range []string{"/usr/share", filepath.Join(root, "src")} {
 			left := size / 2
 			filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 				if err != nil || !entry.Type().IsRegular() {

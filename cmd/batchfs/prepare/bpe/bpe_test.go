@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -198,7 +198,11 @@ func TestNoGarbage(t *testing.T) {
 func BenchmarkEncode(b *testing.B) {
 	var texts [][]byte
 	size := 0
-	sources, err := filepath.Glob(filepath.Join(runtime.GOROOT(), "src/*/*.go"))
+	root, err := exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		b.Fatal(err)
+	}
+	sources, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(root)), "src/*/*.go"))
 	if err != nil || len(sources) == 0 {
 		b.Skip("no source of Go: ", err)
 	}
