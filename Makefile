@@ -1,7 +1,7 @@
 # make demo    sets up what is missing, builds, and trains a model from a mount
 # make bench   measures how long a trainer waits for batches, on the demo's tokens; BENCH=--full for all of it
 # make test    sets up what is missing and runs the tests but for those that take long, in a few minutes
-# make soak    lets those tests run for an hour and three quarters that look for leaks, kill what serves and compare all bytes with
+# make soak    lets those tests run for over two hours that look for leaks, kill what serves and compare all bytes and tokens with
 #              a reference, and holds times to their limits: nothing else should use the machine
 # make check   everything that CI runs: all tests, analysis, a little fuzzing
 # make bench-compare REF=HEAD~1   the Go benchmarks of each package, next to those of another commit
@@ -37,10 +37,12 @@ test:
 
 LEAKS = TestStorm|TestStaysFlat|TestManySettings|TestKilledReaders|TestGoReaderUnderSignals|TestSoak|TestDifferential|TestNoMemory
 TIMES = TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestTerabyte|TestReady
+TOKENS = TestTokensOfTiktoken|TestTokensOfTokenizers|TestBenchTokenize
 
 soak:
 	@.ci/setup test
-	BATCHFS_SOAK=1 go test ./test -run '^($(LEAKS)|$(TIMES))$$' -v -count=1 -parallel 1 -timeout 3h
+	BATCHFS_SOAK=1 go test ./test -run '^($(LEAKS)|$(TIMES)|$(TOKENS))$$' -v -count=1 -parallel 1 -timeout 3h
+	go test ./cmd/batchfs/prepare/bpe -run '^$$' -fuzz FuzzEncode -fuzztime 10m -fuzzminimizetime 1x
 
 check:
 	@test -z "$$(gofmt -l .)" || { echo "not formatted:"; gofmt -l .; exit 1; }
@@ -69,6 +71,7 @@ fuzz:
 	go test ./sampler -run '^$$' -fuzz FuzzStart -fuzztime $(FUZZTIME)
 	go test ./cmd/batchfs/config -run '^$$' -fuzz FuzzConfig -fuzztime $(FUZZTIME)
 	go test ./cmd/batchfs/config -run '^$$' -fuzz FuzzPath -fuzztime $(FUZZTIME)
+	go test ./cmd/batchfs/prepare/bpe -run '^$$' -fuzz FuzzEncode -fuzztime $(FUZZTIME) -fuzzminimizetime 1x
 
 # In turn, because what else the machine does changes from minute to minute.
 bench-compare:
