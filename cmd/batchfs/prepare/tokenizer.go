@@ -23,14 +23,15 @@ type encoder interface {
 	Append(tokens []uint32, text []byte) []uint32
 }
 
-// tokenizerNamed returns the tokenizer that --by names. For char it returns a counter: the texts decide which characters
-// there are.
+// tokenizers are those that --by names. That of char counts: the texts decide which characters there are.
+var tokenizers = map[string]func() (tokenizer, error){
+	vocabulary.Char: func() (tokenizer, error) { return new(counter), nil },
+	vocabulary.Byte: func() (tokenizer, error) { return byteTokenizer{}, nil },
+}
+
 func tokenizerNamed(by string) (tokenizer, error) {
-	switch by {
-	case vocabulary.Char:
-		return new(counter), nil
-	case vocabulary.Byte:
-		return byteTokenizer{}, nil
+	if open, ok := tokenizers[by]; ok {
+		return open()
 	}
 	return nil, fmt.Errorf("--by: must be char or byte (got %q)", by)
 }
