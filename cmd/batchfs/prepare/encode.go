@@ -103,7 +103,7 @@ func (w *worker) text(b *batch, c *chunk) error {
 func (w *worker) row(b *batch, c *chunk) error {
 	t, bad := w.valid(c.text)
 	if bad >= 0 {
-		return fmt.Errorf("row %d: not valid UTF-8 at byte %d: use --invalid replace, or --by byte", c.at.Offset, bad)
+		return fmt.Errorf("row %d: not valid UTF-8 at byte %d: use --invalid replace, or --by byte", c.at.Offset+1, bad)
 	}
 	return w.document(b, [][]byte{t})
 }
@@ -146,11 +146,11 @@ func (w *worker) decode(line []byte) (texts [][]byte, err error) {
 				return nil, fmt.Errorf("has no field %s: name one with --field or --mask", strings.Join(f.path[:i+1], "."))
 			}
 		}
-		var s string
-		if err := json.Unmarshal(raw, &s); err != nil {
+		var t string
+		if err := json.Unmarshal(raw, &t); err != nil {
 			return nil, fmt.Errorf("field %s is no text: %w", strings.Join(f.path, "."), err)
 		}
-		texts = append(texts, []byte(s))
+		texts = append(texts, []byte(t))
 	}
 	return texts, nil
 }

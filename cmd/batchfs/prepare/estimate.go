@@ -10,10 +10,7 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-const (
-	samples    = 16      // inputs that are looked at, evenly spaced
-	sampleSize = 4 << 20 // text of each
-)
+const samples = 16 // inputs that are looked at, evenly spaced
 
 // estimate says about how many tokens there will be: as many for each byte of the files as at the beginning of some of them.
 func (o *options) estimate(ctx context.Context, out io.Writer, inputs []*input, c *coding) error {
@@ -41,7 +38,7 @@ func (o *options) estimate(ctx context.Context, out io.Writer, inputs []*input, 
 					tokens += len(e.tokens) / c.width
 					documents += len(e.ends)
 				}
-				if size += b.size; size >= sampleSize {
+				if size += b.size; size >= 4*chunkSize {
 					return enough
 				}
 				return nil

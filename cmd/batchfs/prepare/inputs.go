@@ -123,9 +123,10 @@ func glob(pattern string) ([]string, error) {
 	roots := []string{"."}
 	if first > 0 {
 		var err error
-		if roots, err = filepath.Glob(strings.Join(elements[:first], "/") + "/"); err != nil {
+		if roots, err = filepath.Glob(strings.Join(elements[:first], "/")); err != nil {
 			return nil, err
 		}
+		roots = slices.DeleteFunc(roots, func(root string) bool { info, err := os.Stat(root); return err != nil || !info.IsDir() })
 	}
 	var names []string
 	for _, root := range roots {

@@ -14,6 +14,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -37,6 +38,19 @@ type settings struct {
 	Val         float64 `json:"val"`
 	Format      string  `json:"format"`
 	ShardTokens int64   `json:"shard_tokens"`
+}
+
+// differ says which options were others then.
+func (then settings) differ(now settings) string {
+	var differ []string
+	a, b := reflect.ValueOf(then), reflect.ValueOf(now)
+	for i := range a.NumField() {
+		if was, is := a.Field(i), b.Field(i); !was.Equal(is) {
+			name := strings.ReplaceAll(a.Type().Field(i).Tag.Get("json"), "_", "-")
+			differ = append(differ, fmt.Sprintf("%s was %v, not %v", name, was, is))
+		}
+	}
+	return strings.Join(differ, ", ")
 }
 
 type options struct {
@@ -203,7 +217,8 @@ func (o *options) begin(w *workplace, inputs []*input) (*state, error) {
 	if s != nil {
 		switch {
 		case s.Settings != begin.Settings:
-			err = fmt.Errorf("%s is of an unfinished run with other options: repeat those, which were %+v, or give --force to begin again", w.dir, s.Settings)
+			err = fmt.Errorf("%s is of an unfinished run with other options: repeat those, or give --force to begin again: %s",
+				w.dir, s.Settings.differ(begin.Settings))
 		case s.Inputs != begin.Inputs:
 			err = fmt.Errorf("%s is of an unfinished run, and since then the texts, or their sizes or modification times, are others: "+
 				"restore them, or give --force to begin again", w.dir)
@@ -232,10 +247,6 @@ func (o *options) stale(inputs []*input) ([]string, error) {
 	entries, err := os.ReadDir(o.out)
 	if err != nil {
 		return nil, fmt.Errorf("--out: %w", err)
-	}
-	byName := map[string]*input{}
-	for _, in := range inputs {
-		byName[filepath.Base(in.path)] = in
 	}
 	old := map[string]bool{}
 	if m, err := vocabulary.ReadManifest(filepath.Join(o.out, manifestName)); err == nil && m != nil {

@@ -59,18 +59,23 @@ func readManifest(t testing.TB) *vocabulary.Manifest {
 	return m
 }
 
+// decoded is what tokens stand for.
+func decoded(m *vocabulary.Manifest, tokens []uint16) string {
+	var b strings.Builder
+	for _, id := range tokens {
+		b.WriteString(m.Text(int(id)))
+	}
+	return b.String()
+}
+
 // checkPrepared checks what holds for any text: the tokens say the text again, the ids number the sorted set of its
 // characters, and the split is where nanoGPT's is.
 func checkPrepared(t *testing.T, text string) {
 	t.Helper()
 	v := readManifest(t)
 	train, val := readTokens(t, "out/train.bin"), readTokens(t, "out/val.bin")
-	var decoded strings.Builder
-	for _, id := range slices.Concat(train, val) {
-		decoded.WriteString(v.Tokens[id])
-	}
-	if decoded.String() != text {
-		t.Errorf("decoded %q, want %q", decoded.String(), text)
+	if got := decoded(v, slices.Concat(train, val)); got != text {
+		t.Errorf("decoded %q, want %q", got, text)
 	}
 	chars := []rune(text)
 	if n := float64(len(chars)); len(train) != int(n*0.9) {
@@ -232,12 +237,7 @@ func TestPrepareOrder(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m := readManifest(t)
-			got := ""
-			for _, id := range readTokens(t, "out/train.bin") {
-				got += m.Text(int(id))
-			}
-			if got != want {
+			if got := decoded(readManifest(t), readTokens(t, "out/train.bin")); got != want {
 				t.Errorf("tokens of %q, want %q", got, want)
 			}
 		})

@@ -13,11 +13,10 @@ import (
 	parquetgo "github.com/parquet-go/parquet-go"
 )
 
-const (
-	// chunkSize is how much text is read, and then encoded, at a time.
-	chunkSize = 1 << 20
-	// maxLine bounds what must be in memory as one: a line or a row, or a text in which no word ends.
-	maxLine = 64 << 20
+// Tests make these smaller.
+var (
+	chunkSize = 1 << 20  // how much text is read, and then encoded, at a time
+	maxLine   = 64 << 20 // the most that must be in memory as one: a line or a row, or a text in which no word ends
 )
 
 var byteOrderMark = []byte("\ufeff")
@@ -176,7 +175,7 @@ func (r *reader) readText(s *stream, at position) error {
 		case n == 0 && c.begins && end: // an empty text
 			return nil
 		case n == 0 && !c.ends && want >= maxLine:
-			return fmt.Errorf("%d MiB from byte %d on without the end of a word, which is more than is held in memory: break it into lines", maxLine>>20, at.Offset)
+			return fmt.Errorf("%d bytes from byte %d on without the end of a word, which is more than is held in memory: break it into lines", maxLine, at.Offset)
 		case n == 0 && !c.ends:
 			want *= 2
 			continue
@@ -214,7 +213,7 @@ func (r *reader) readLines(s *stream, at position) error {
 		}
 		if n == 0 && !end {
 			if want >= maxLine {
-				return fmt.Errorf("line %d has more than %d MiB, which is the most that is held in memory: shorten it", at.Line+1, maxLine>>20)
+				return fmt.Errorf("line %d has more than %d bytes, the most that is held in memory: shorten it", at.Line+1, maxLine)
 			}
 			want *= 2
 			continue
@@ -312,7 +311,7 @@ func (r *reader) readPages(in *input, pages parquetgo.Pages, at *position, bytes
 				c := chunk{text: value.ByteArray(), in: in, at: *at, begins: true, ends: true}
 				at.Offset++
 				if len(c.text) > maxLine {
-					return fmt.Errorf("row %d has more than %d MiB, which is the most that is held in memory: shorten it", at.Offset, maxLine>>20)
+					return fmt.Errorf("row %d has more than %d bytes, the most that is held in memory: shorten it", at.Offset, maxLine)
 				}
 				if err := r.add(c, *at); err != nil {
 					return err

@@ -65,6 +65,13 @@ func (pairs) Append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
+// inChunks makes chunks small until the test ends, so that little text has many.
+func inChunks(t testing.TB, size, line int) {
+	oldSize, oldLine := chunkSize, maxLine
+	t.Cleanup(func() { chunkSize, maxLine = oldSize, oldLine })
+	chunkSize, maxLine = size, line
+}
+
 // words is a text of about n bytes.
 func words(rng *rand.Rand, n int) string {
 	var b strings.Builder
@@ -190,9 +197,10 @@ func wantSame(t testing.TB, got, want map[string]string) {
 
 // Documents give the same tokens in whatever files they are, and tokens give the documents back.
 func TestPrepareInputs(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
 	t.Chdir(t.TempDir())
-	documents := someDocuments(350, 3000)
-	documents[7] = words(rand.New(rand.NewPCG(3, 4)), 3<<20) // longer than a chunk
+	documents := someDocuments(350, 200)
+	documents[7] = words(rand.New(rand.NewPCG(3, 4)), 100<<10) // longer than a chunk
 	all := lines(documents)
 	files := map[string]string{
 		"a.jsonl": all, "bom.ndjson": "\ufeff" + all, "blank.jsonl": "\n" + strings.ReplaceAll(strings.TrimSuffix(all, "\n"), "\n", "\r\n \n"),
@@ -227,10 +235,7 @@ func TestPrepareInputs(t *testing.T) {
 	}
 	got := map[string]bool{}
 	for _, name := range splits {
-		text := ""
-		for _, id := range readTokens(t, "want/"+name+".bin") {
-			text += m.Text(int(id))
-		}
+		text := decoded(m, readTokens(t, "want/"+name+".bin"))
 		for d := range strings.SplitSeq(strings.TrimSuffix(text, "<|endoftext|>"), "<|endoftext|>") {
 			got[d] = true
 		}
@@ -266,11 +271,12 @@ func TestPrepareInputs(t *testing.T) {
 
 // A text that is cut into chunks gives the tokens that it gives as one, and val is its end.
 func TestPrepareLongText(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
 	t.Chdir(t.TempDir())
 	rng := rand.New(rand.NewPCG(5, 6))
-	chinese := strings.Repeat(strings.Repeat("汉", 1000)+"。\n", 1500)
+	chinese := strings.Repeat(strings.Repeat("汉", 1000)+"。\n", 50)
 	for name, text := range map[string]string{
-		"words": words(rng, 5<<20), "chinese": chinese, "one word": strings.Repeat("x", 3<<20), "blank": words(rng, 1<<20) + strings.Repeat(" \n", 1<<20) + "end",
+		"words": words(rng, 200<<10), "chinese": chinese, "one word": strings.Repeat("x", 100<<10), "blank": words(rng, 10<<10) + strings.Repeat(" \n", 10<<10) + "end",
 	} {
 		t.Run(name, func(t *testing.T) {
 			testfiles.Write(t, map[string]string{"a": text})
@@ -292,18 +298,16 @@ func TestPrepareLongText(t *testing.T) {
 
 // What is larger than memory should hold is refused by name, however well it is compressed.
 func TestPrepareTooLong(t *testing.T) {
-	if testing.Short() {
-		t.Skip("reads 200 MB")
-	}
+	inChunks(t, 1<<10, 64<<10)
 	t.Chdir(t.TempDir())
 	long := strings.Repeat("x", maxLine+1)
 	testfiles.Write(t, map[string]string{
 		"a.jsonl.zst": zstandard("{\"text\": \"ok\"}\n{\"text\": \"" + long), "word.gz": gzipped(long), "a.parquet": table(t, []string{"ok", long}),
 	})
 	for args, want := range map[string]string{
-		"a.jsonl.zst": "a.jsonl.zst: line 2 has more than 64 MiB, which is the most that is held in memory",
-		"word.gz":     "word.gz: 64 MiB from byte 0 on without the end of a word",
-		"a.parquet":   "a.parquet: row 2 has more than 64 MiB",
+		"a.jsonl.zst": "a.jsonl.zst: line 2 has more than 65536 bytes, the most that is held in memory: shorten it",
+		"word.gz":     "word.gz: 65536 bytes from byte 0 on without the end of a word",
+		"a.parquet":   "a.parquet: row 2 has more than 65536 bytes",
 	} {
 		if _, err := prepareHere(t.Context(), strings.Fields(args+" --by pairs --val 0 --out out")...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want one that says: %s", args, err, want)
@@ -313,11 +317,12 @@ func TestPrepareTooLong(t *testing.T) {
 }
 
 func TestPrepareInvalid(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
 	t.Chdir(t.TempDir())
-	bad := strings.Repeat("é", 1<<20) + "\xff\xe6b"
+	bad := strings.Repeat("é", 1<<14) + "\xff\xe6b"
 	testfiles.Write(t, map[string]string{"a": bad, "a.jsonl": "{}\n{\"text\": \"\xff\"}\n", "b.jsonl": "{\"text\": \"\xff\xffb\"}\n", "a.parquet": table(t, []string{"a", "b\xff"})})
 	for args, want := range map[string]string{
-		"a":         "a: not valid UTF-8 at byte 2097152: convert it to UTF-8, or use --invalid replace",
+		"a":         "a: not valid UTF-8 at byte 32768: convert it to UTF-8, or use --invalid replace",
 		"b.jsonl":   "b.jsonl: line 1: not valid UTF-8 at byte 10: convert it",
 		"a.parquet": "a.parquet: row 2: not valid UTF-8 at byte 1: ",
 	} {
@@ -327,11 +332,7 @@ func TestPrepareInvalid(t *testing.T) {
 	}
 	for args, want := range map[string]string{"a": "\ufffd\ufffdb", "b.jsonl": "\ufffd\ufffdb", "a.parquet": "ab\ufffd"} {
 		prepared(t, args+" --invalid replace --val 0 --force --out out")
-		m := readManifest(t)
-		got := ""
-		for _, id := range readTokens(t, "out/train.bin") {
-			got += m.Text(int(id))
-		}
+		got := decoded(readManifest(t), readTokens(t, "out/train.bin"))
 		if !strings.HasSuffix(got, want) {
 			t.Errorf("%s ends in %q, want %q", args, got[max(0, len(got)-20):], want)
 		}
@@ -356,8 +357,6 @@ func TestPrepareGlobs(t *testing.T) {
 		"s a.md --include t/**/e.*":      "51",
 		"**/.g.md --include *.md":        "",
 	} {
-		_, err := prepareHere(t.Context(), strings.Fields(args+" --by byte --val 0 --out out --force --as jsonl --field x")...)
-		_ = err
 		said, err := prepareHere(t.Context(), strings.Fields(args+" --by byte --val 0 --out out --force --eot none --as text")...)
 		if want == "" {
 			if err == nil {
@@ -369,11 +368,7 @@ func TestPrepareGlobs(t *testing.T) {
 			t.Errorf("%s: %v", args, err)
 			continue
 		}
-		got := ""
-		for _, id := range readTokens(t, "out/train.bin") {
-			got += string(rune(id))
-		}
-		if got != want {
+		if got := decoded(readManifest(t), readTokens(t, "out/train.bin")); got != want {
 			t.Errorf("%s: %q, want %q", args, got, want)
 		}
 	}
@@ -414,16 +409,13 @@ func TestPrepareEOTAndMask(t *testing.T) {
 
 // More files, and other places of them, move no document between train and val.
 func TestPrepareMovesNoDocument(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
 	t.Chdir(t.TempDir())
 	documents := someDocuments(300, 200)
 	testfiles.Write(t, map[string]string{"few.jsonl": lines(documents[:100]), "new/most.jsonl.gz": gzipped(lines(documents))})
 	inVal := func(args string) []string {
 		prepared(t, args+" --by pairs --val 0.2 --force --out out")
-		m := readManifest(t)
-		text := ""
-		for _, id := range readTokens(t, "out/val.bin") {
-			text += m.Text(int(id))
-		}
+		text := decoded(readManifest(t), readTokens(t, "out/val.bin"))
 		return strings.Split(strings.TrimSuffix(text, "<|endoftext|>"), "<|endoftext|>")
 	}
 	few, all := inVal("few.jsonl"), inVal("new")
@@ -439,14 +431,15 @@ func TestPrepareMovesNoDocument(t *testing.T) {
 
 // The number of processors shows nowhere.
 func TestPrepareOnAnyNumberOfCores(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
 	t.Chdir(t.TempDir())
-	testfiles.Write(t, map[string]string{"a.jsonl": lines(someDocuments(3000, 3000))})
+	testfiles.Write(t, map[string]string{"a.jsonl": lines(someDocuments(500, 500))})
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	for _, args := range []string{"--by pairs", "--by char"} {
 		var want map[string]string
 		for _, cores := range []int{1, 2, 5} {
 			runtime.GOMAXPROCS(cores)
-			prepared(t, "a.jsonl --shard-tokens 100000 --force --out out "+args)
+			prepared(t, "a.jsonl --shard-tokens 10000 --force --out out "+args)
 			if got := filesOf(t, "out"); want == nil {
 				want = got
 			} else {
@@ -458,6 +451,7 @@ func TestPrepareOnAnyNumberOfCores(t *testing.T) {
 
 // Each format is what its readers expect, in one shard and in many.
 func TestPrepareFormats(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
 	t.Chdir(t.TempDir())
 	documents := someDocuments(100, 300)
 	testfiles.Write(t, map[string]string{"a.jsonl": lines(documents)})
@@ -475,7 +469,7 @@ func TestPrepareFormats(t *testing.T) {
 	for _, by := range []string{"pairs", "large"} {
 		width := map[string]int{"pairs": 2, "large": 4}[by]
 		for format, extension := range map[string]string{"headerless": ".bin", "llm.c": ".bin", "npy": ".npy", "megatron": ".bin", "datatrove": ".ds"} {
-			for _, most := range []int{0, 1000} {
+			for _, most := range []int{0, 4000} {
 				t.Run(fmt.Sprintf("%s %s %d", by, format, most), func(t *testing.T) {
 					os.RemoveAll("out")
 					prepared(t, fmt.Sprintf("a.jsonl --by %s --val 0 --format %s --shard-tokens %d --out out", by, format, most))
@@ -571,14 +565,15 @@ func TestPrepareFormats(t *testing.T) {
 
 // A run that is interrupted again and again ends with the files of one that is not.
 func TestPrepareGoesOn(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
 	t.Chdir(t.TempDir())
-	documents := someDocuments(2000, 2000)
+	documents := someDocuments(1000, 300)
 	testfiles.Write(t, map[string]string{
-		"a.jsonl.zst": zstandard(lines(documents[:700])), "b.parquet": table(t, documents[700:1200]), "c": strings.Join(documents, "\n"), "d/a": "x", "d/b": "", "e.jsonl": lines(documents[1200:]),
+		"a.jsonl.zst": zstandard(lines(documents[:350])), "b.parquet": table(t, documents[350:700]), "c": strings.Join(documents, "\n"), "d/a": "x", "d/b": "", "e.jsonl": lines(documents[700:]),
 	})
 	for _, args := range []string{
-		"a.jsonl.zst b.parquet c d e.jsonl --shard-tokens 50000 --by pairs", "a.jsonl.zst b.parquet e.jsonl --shard-tokens 50000 --by char --format megatron",
-		"a.jsonl.zst e.jsonl --shard-tokens 70000 --by large --format llm.c --mask text:0,id2:1 --eot begin", "c --shard-tokens 30000 --by pairs --format npy",
+		"a.jsonl.zst b.parquet c d e.jsonl --shard-tokens 20000 --by pairs", "a.jsonl.zst b.parquet e.jsonl --shard-tokens 20000 --by char --format megatron",
+		"a.jsonl.zst e.jsonl --shard-tokens 30000 --by large --format llm.c --mask text:0,id2:1 --eot begin", "c --shard-tokens 30000 --by pairs --format npy",
 	} {
 		if strings.Contains(args, "id2") {
 			args = strings.Replace(args, "id2", "meta.body", 1)
@@ -590,7 +585,7 @@ func TestPrepareGoesOn(t *testing.T) {
 		interrupted := 0
 		for {
 			ctx, cancel := context.WithCancel(t.Context())
-			stop := time.AfterFunc(time.Duration(rng.IntN(1+30*interrupted))*time.Millisecond, cancel)
+			stop := time.AfterFunc(time.Duration(rng.IntN(1+20*interrupted))*time.Millisecond, cancel)
 			_, err := prepareHere(ctx, append(strings.Fields(args), "--out", "out")...)
 			stop.Stop()
 			cancel()
@@ -608,3 +603,100 @@ func TestPrepareGoesOn(t *testing.T) {
 }
 
 func sha(s string) [32]byte { return sha256.Sum256([]byte(s)) }
+
+// What a run left is continued by the same command only, unless --force begins again.
+func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
+	t.Chdir(t.TempDir())
+	documents := someDocuments(300, 300)
+	testfiles.Write(t, map[string]string{"a.jsonl": lines(documents), "b.jsonl": lines(documents[:200]) + "no JSON\n", "c.jsonl": lines(documents[:10])})
+	const args = " --by pairs --shard-tokens 5000 --out out"
+	unfinished := func() {
+		t.Helper()
+		testfiles.Write(t, map[string]string{"b.jsonl": lines(documents[:200]) + "no JSON\n"})
+		os.RemoveAll("out")
+		_, err := prepareHere(t.Context(), strings.Fields("b.jsonl"+args)...)
+		if err == nil || !strings.HasSuffix(err.Error(), "; the same command goes on from what is done") {
+			t.Fatalf("error %v, want one that says how to go on", err)
+		}
+		wantLeft(t, ".prepare")
+	}
+	for other, want := range map[string]string{
+		"b.jsonl --eot begin":    "out/.prepare is of an unfinished run with other options: repeat those, or give --force to begin again: eot was end, not begin",
+		"c.jsonl":                "out/.prepare is of an unfinished run, and since then the texts, or their sizes or modification times, are others",
+		"b.jsonl --include *.md": "line 201: is no JSON object", // which only directories heed
+	} {
+		unfinished()
+		if _, err := prepareHere(t.Context(), strings.Fields(other+args)...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want one that says: %s", other, err, want)
+		}
+		wantLeft(t, ".prepare")
+	}
+	prepared(t, "c.jsonl --val 0 --force"+args)
+	os.RemoveAll("want")
+	prepared(t, "c.jsonl --val 0 --by pairs --shard-tokens 5000 --out want")
+	wantSame(t, filesOf(t, "out"), filesOf(t, "want"))
+
+	// Somebody else at work.
+	w, err := openWorkplace("out")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.close()
+	if _, err := prepareHere(t.Context(), strings.Fields("a.jsonl --force"+args)...); err == nil || !strings.Contains(err.Error(), "out/.prepare: another batchfs prepare writes there") {
+		t.Errorf("two at once: %v", err)
+	}
+}
+
+// A mount never sees shards of two runs as one split.
+func TestPrepareForceRemovesOldShards(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
+	t.Chdir(t.TempDir())
+	documents := someDocuments(100, 300)
+	testfiles.Write(t, map[string]string{"many.jsonl": lines(documents), "few.jsonl": lines(documents[:50])})
+	prepared(t, "many.jsonl --by pairs --shard-tokens 2000 --format megatron --mask text:1 --out out")
+	testfiles.Write(t, map[string]string{"out/notes": "mine"})
+	prepared(t, "few.jsonl --by pairs --shard-tokens 2000 --out out --force")
+	prepared(t, "few.jsonl --by pairs --shard-tokens 2000 --out want")
+	want := filesOf(t, "want")
+	want["notes"] = "mine"
+	wantSame(t, filesOf(t, "out"), want)
+	prepared(t, "few.jsonl --by pairs --out out --force")
+	wantLeft(t, "notes", "train.bin", "val.bin", "vocab.json")
+
+	testfiles.Write(t, map[string]string{"out/train_000009.bin": "mine"})
+	_, err := prepareHere(t.Context(), strings.Fields("few.jsonl --by pairs --out out --force")...)
+	if err == nil || !strings.Contains(err.Error(), "out/train_000009.bin: is no file of the vocab.json there, and would be mixed with the new ones: move it away") {
+		t.Errorf("a file of others: %v", err)
+	}
+	wantLeft(t, "notes", "train.bin", "train_000009.bin", "val.bin", "vocab.json")
+}
+
+// What --dry-run says is near what there is, and nothing is written.
+func TestPrepareDryRun(t *testing.T) {
+	inChunks(t, 64<<10, 1<<20)
+	t.Chdir(t.TempDir())
+	documents := someDocuments(6000, 300)
+	all := lines(documents)
+	files := map[string]string{"a.jsonl": all, "a.jsonl.zst": zstandard(all), "a.jsonl.gz": gzipped(all), "a.parquet": table(t, documents)}
+	testfiles.Write(t, files)
+	for i, d := range documents[:600] {
+		testfiles.Write(t, map[string]string{fmt.Sprintf("d/%d", i): strings.Repeat(d, 10)})
+	}
+	files["d"] = ""
+	tokens := 0.0
+	for _, d := range documents {
+		tokens += float64(len(pairs{}.Append(nil, []byte(d))) + 1)
+	}
+	for args := range maps.Keys(files) {
+		var got float64
+		said := prepared(t, args+" --by pairs --dry-run")
+		if _, err := fmt.Sscanf(said, "about %g tokens in ", &got); err != nil || got < 0.9*tokens || got > 1.1*tokens {
+			t.Errorf("%s: said %q, want about %g tokens", args, said, tokens)
+		}
+	}
+	entries, _ := os.ReadDir(".")
+	if len(entries) != 5 {
+		t.Errorf("there is more than before: %v", entries)
+	}
+}
