@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -181,13 +182,13 @@ func (w *worker) document(b *batch, texts [][]byte) error {
 // begin begins a document. What separates it from others is no target that a trainer should learn from.
 func (w *worker) begin(out *encoded) {
 	if w.eot >= 0 && w.eotFirst {
-		w.put(out, uint32(w.eot), 0)
+		w.put(out, []uint32{uint32(w.eot)}, 0)
 	}
 }
 
 func (w *worker) end(out *encoded, mask byte) {
 	if w.eot >= 0 && !w.eotFirst {
-		w.put(out, uint32(w.eot), mask)
+		w.put(out, []uint32{uint32(w.eot)}, mask)
 	}
 	out.ends = append(out.ends, int64(len(out.tokens)/w.width))
 }
@@ -203,24 +204,29 @@ func (w *worker) append(out *encoded, t []byte, mask byte) error {
 		}
 		t = t[len(part):]
 		w.scratch = w.Append(w.scratch[:0], part)
-		for _, token := range w.scratch {
-			if int64(token) >= w.Size() {
-				return errChanged // since its characters were counted
-			}
-			w.put(out, token, mask)
+		if int64(slices.Max(w.scratch)) >= w.Size() {
+			return errChanged // since its characters were counted
 		}
+		w.put(out, w.scratch, mask)
 	}
 	return nil
 }
 
-func (w *worker) put(out *encoded, token uint32, mask byte) {
+func (w *worker) put(out *encoded, tokens []uint32, mask byte) {
+	at := len(out.tokens)
+	out.tokens = slices.Grow(out.tokens, len(tokens)*w.width)[:at+len(tokens)*w.width]
+	to := out.tokens[at:]
 	if w.width == 2 {
-		out.tokens = binary.LittleEndian.AppendUint16(out.tokens, uint16(token))
+		for i, token := range tokens {
+			binary.LittleEndian.PutUint16(to[2*i:], uint16(token))
+		}
 	} else {
-		out.tokens = binary.LittleEndian.AppendUint32(out.tokens, token)
+		for i, token := range tokens {
+			binary.LittleEndian.PutUint32(to[4*i:], token)
+		}
 	}
 	if w.masked {
-		out.mask = append(out.mask, mask)
+		out.mask = append(out.mask, bytes.Repeat([]byte{mask}, len(tokens))...)
 	}
 }
 

@@ -113,7 +113,7 @@ func (r *reader) add(c chunk, end position) error {
 	r.batch.chunks = append(r.batch.chunks, c)
 	r.batch.size += len(c.text)
 	r.batch.end = end
-	if r.batch.size < chunkSize && len(r.batch.chunks) < 1<<14 {
+	if r.batch.size < chunkSize/2 && len(r.batch.chunks) < 1<<14 {
 		return nil
 	}
 	full := r.batch
