@@ -212,7 +212,11 @@ func (c *coding) use(t tokenizer, eot string) {
 
 // begin returns where to begin: at the last checkpoint, if there is one of the same command.
 func (o *options) begin(w *workplace, inputs []*input) (*state, error) {
-	begin := &state{Settings: o.settings, Inputs: digest(inputs)}
+	all := inputs
+	if info, err := os.Stat(o.By); err == nil { // a tokenizer's file
+		all = append(slices.Clip(inputs), &input{path: o.By, info: info})
+	}
+	begin := &state{Settings: o.settings, Inputs: digest(all)}
 	s, err := w.load()
 	if s != nil {
 		switch {

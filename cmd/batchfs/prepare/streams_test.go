@@ -700,3 +700,40 @@ func TestPrepareDryRun(t *testing.T) {
 		t.Errorf("there is more than before: %v", entries)
 	}
 }
+
+// A text that is cut where wordEnd says has the tokens that it has as a whole, with every tokenizer.
+func TestWordEnd(t *testing.T) {
+	pieces := []string{" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u3000", "\u2028", "a", "b'", "'s", "'S", "x'll", "Hello", "É", "e\u0301", "\u0301", "汉", "字。", "。",
+		"1", "1234", "½", ".", "...", "/", "//", "_", "\"", "🚀", "👨‍👩‍👧", "ह", "ि", "ŉ", "ſ", "ｱ", "한", "ᄒ", "ᅡ", "\ufeff", "\x00", "ǅ", "ʰ", "<|endoftext|>"}
+	rng := rand.New(rand.NewPCG(9, 10))
+	for name, open := range tokenizers {
+		if name == vocabulary.Char || name == vocabulary.Byte {
+			continue
+		}
+		tokenizer, err := open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := tokenizer.NewEncoder()
+		cuts := 0
+		for range 20_000 {
+			var b strings.Builder
+			for range 1 + rng.IntN(8) {
+				b.WriteString(pieces[rng.IntN(len(pieces))])
+			}
+			text := []byte(b.String())
+			for end := range text {
+				n := wordEnd(text[:end])
+				if n == 0 {
+					continue
+				}
+				cuts++
+				whole, parts := e.Append(nil, text), e.Append(e.Append(nil, text[:n]), text[n:])
+				if !slices.Equal(whole, parts) {
+					t.Fatalf("%s: %q has tokens %v, and %v cut at %d", name, text, whole, parts, n)
+				}
+			}
+		}
+		t.Logf("%s: %d cuts", name, cuts)
+	}
+}
