@@ -270,6 +270,11 @@ func (s *stream) decompress(raw io.Reader, offset int64, t tally) error {
 		if s.Reader, err = gzip.NewReader(in); err != nil {
 			return err
 		}
+	case offset > 0 && !s.in.once():
+		buffered.Reset(raw)
+		_, err := s.file.Seek(offset, io.SeekStart)
+		t(int(offset))
+		return err
 	}
 	_, err := io.CopyN(io.Discard, s.Reader, offset)
 	return err
