@@ -35,7 +35,7 @@ test:
 	@.ci/setup test
 	$(TEST) -race -short ./...
 
-LEAKS = TestStorm|TestStaysFlat|TestManySettings|TestKilledReaders|TestGoReaderUnderSignals|TestSoak|TestDifferential|TestNoMemory
+LEAKS = TestPrepareKilled|TestPrepareMemory|TestPrepareManyFiles|TestStorm|TestStaysFlat|TestManySettings|TestKilledReaders|TestGoReaderUnderSignals|TestSoak|TestDifferential|TestNoMemory
 TIMES = TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestTerabyte|TestReady
 TOKENS = TestTokensOfTiktoken|TestTokensOfTokenizers|TestBenchTokenize
 

@@ -41,6 +41,8 @@ func TestRooms(t *testing.T) {
 		"golang.org/x/term":              {"cmd/batchfs/terminal"},
 		"github.com/coreos/go-systemd":   {"cmd/batchfs"},
 		"gonum.org/v1/plot":              {"cmd/batchfs/bench"},
+		"github.com/klauspost/compress":  {"cmd/batchfs/prepare"},
+		"github.com/parquet-go":          {"cmd/batchfs/prepare"},
 		"github.com/spf13/cobra":         {"cmd/batchfs", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/prepare"},
 	}
 	for pkg := range strings.FieldsSeq(run(t, "go", "list", "batchfs/...")) {
