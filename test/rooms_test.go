@@ -25,7 +25,7 @@ func TestRooms(t *testing.T) {
 		"cmd/batchfs/config":             {"cache", "cache/array", "sampler"},
 		"cmd/batchfs/dataset":            {"cache", "cache/array", "cmd/batchfs/config", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "fs", "sampler"},
 		"cmd/batchfs/prepare/bpe":        nil,
-		"cmd/batchfs/prepare":            {"cmd/batchfs/terminal", "cmd/batchfs/vocabulary"},
+		"cmd/batchfs/prepare":            {"cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary"},
 		"cmd/batchfs/bench":              {"cache", "cache/array", "cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal", "sampler"},
 		"cmd/batchfs/survey": {"cache", "cache/array", "cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/terminal",
 			"cmd/batchfs/vocabulary", "fs"},

@@ -103,6 +103,18 @@ func (s *Split) settle() {
 	s.EOT = uint64(max(s.EndOfText, 0))
 }
 
+// WithEOT returns the split with token as the last one of each document, where it asks for documents and the configuration says of no
+// token that it is that.
+func (s *Split) WithEOT(token uint32) *Split {
+	if s.Wrote("eot") || s.Ends == sampler.EndsUnknown {
+		return s
+	}
+	n := *s
+	n.EndOfText = int64(token)
+	n.settle()
+	return &n
+}
+
 func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
 	at, v := origin{d, k}, d.value(k)
 	_, isTable := v.(map[string]any)

@@ -17,6 +17,7 @@ import (
 	"strings"
 
 	"batchfs/cache"
+	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/fs"
@@ -30,7 +31,7 @@ type Dataset struct {
 	Sequence *sampler.Sequence // the batches
 
 	sources     []source
-	vocab       int64      // size of the vocabulary beside the files, or 0; a vocab_size in the configuration overrides it
+	hint        hint
 	fingerprint string     // of the files of all sources
 	version     fs.Version // of the tokens
 	steps       uint64     // batches in batches.bin
@@ -94,16 +95,17 @@ func open(s *config.Split, m config.Memory, previous []source) (*Dataset, error)
 	if err != nil {
 		return nil, err
 	}
-	vocab, err := besideFiles(s, files)
+	h, err := besideFiles(s, files)
 	if err != nil {
 		return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
 	}
+	s = h.apply(s)
 	all := len(config.AllFiles(files))
 	fingerprint := cache.NewFingerprint(all)
 	sources := make([]source, len(files))
 	for i, from := range files {
 		for n, paths := range slices.Concat([][]string{from.Main}, from.Beside) {
-			o := options(s, m, i, n, vocab, all)
+			o := options(s, m, i, n, h, all)
 			o.Fingerprint = fingerprint
 			if previous != nil {
 				o.Previous = previous[i][n]
@@ -115,11 +117,26 @@ func open(s *config.Split, m config.Memory, previous []source) (*Dataset, error)
 			sources[i] = append(sources[i], opened)
 		}
 	}
-	return newDataset(s, sources, vocab, fingerprint.String(), nil)
+	return newDataset(s, sources, h, fingerprint.String(), nil)
 }
 
-// besideFiles returns the size of the vocabulary that lies beside the files of the sources without a vocab_size, or 0.
-func besideFiles(s *config.Split, files []config.SourceFiles) (size int64, err error) {
+// A hint is what the vocab.json beside token files says of them, where the configuration says nothing.
+type hint struct {
+	VocabSize  int64       // 0: nothing
+	TokenDType array.DType // "": nothing
+	EOT        *uint32     // the token that is the last of each document; nil: nothing
+}
+
+// apply returns a split that knows what the hint says of documents.
+func (h hint) apply(s *config.Split) *config.Split {
+	if h.EOT == nil {
+		return s
+	}
+	return s.WithEOT(*h.EOT)
+}
+
+// besideFiles returns the hint that lies beside the files of the sources without a vocab_size.
+func besideFiles(s *config.Split, files []config.SourceFiles) (h hint, err error) {
 	var guessed []string
 	for i, written := range s.VocabSizes() {
 		if written == 0 {
@@ -128,18 +145,28 @@ func besideFiles(s *config.Split, files []config.SourceFiles) (size int64, err e
 	}
 	v, err := vocabulary.Of(guessed)
 	if v == nil {
-		return 0, err
+		return h, err
 	}
-	return int64(v.Size), nil
+	h.VocabSize = int64(v.Size)
+	if dtype := array.DType(v.TokenDType); dtype == array.Uint16 || dtype == array.Uint32 {
+		h.TokenDType = dtype
+	}
+	if v.EOTAt == "end" {
+		h.EOT = v.EOT
+	}
+	return h, nil
 }
 
-// options are those of array n of source i of a split, 0 for the main one. files is how many files the split has in all, and vocab
-// the size of the vocabulary beside them, or 0.
-func options(s *config.Split, m config.Memory, i, n int, vocab int64, files int) cache.Options {
+// options are those of array n of source i of a split, 0 for the main one. files is how many files the split has in all, and h
+// what lies beside them.
+func options(s *config.Split, m config.Memory, i, n int, h hint, files int) cache.Options {
 	o := cache.Options{Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop", AllFiles: files}
 	if n == 0 {
 		o.Format, o.Tensor, o.DType, o.Axes, o.GuessedDType = s.Format, s.Tensor, s.TokenDType, s.Shape, !s.Wrote("token_dtype")
-		o.VocabSize = cmp.Or(s.VocabSizes()[i], vocab)
+		if o.GuessedDType {
+			o.DType = cmp.Or(h.TokenDType, o.DType)
+		}
+		o.VocabSize = cmp.Or(s.VocabSizes()[i], h.VocabSize)
 		switch {
 		case s.Ends == sampler.EndsByIndex && s.FilesAreDocuments:
 			o.Documents = cache.FilesAreDocuments
@@ -155,8 +182,8 @@ func options(s *config.Split, m config.Memory, i, n int, vocab int64, files int)
 
 // newDataset binds tokens to a split's settings. groups are what Groups of its Sequence gave before, or nil. It fails on a wrong
 // fingerprint, too few tokens, or a torch_state that cannot be used.
-func newDataset(s *config.Split, sources []source, vocab int64, fingerprint string, groups [][]int64) (*Dataset, error) {
-	d := &Dataset{sources: sources, vocab: vocab, fingerprint: fingerprint, groups: groups}
+func newDataset(s *config.Split, sources []source, h hint, fingerprint string, groups [][]int64) (*Dataset, error) {
+	d := &Dataset{sources: sources, hint: h, fingerprint: fingerprint, groups: groups}
 	if err := d.bind(s); err != nil {
 		return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
 	}

@@ -22,13 +22,13 @@ func Parts(s *config.Split, m config.Memory) (all []Part, err error) {
 	if err != nil {
 		return nil, err
 	}
-	vocab, err := besideFiles(s, files)
+	h, err := besideFiles(s, files)
 	if err != nil {
 		return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
 	}
 	for i, from := range files {
 		for n, paths := range slices.Concat([][]string{from.Main}, from.Beside) {
-			o := options(s, m, i, n, vocab, len(config.AllFiles(files)))
+			o := options(s, m, i, n, h, len(config.AllFiles(files)))
 			all = append(all, Part{Source: i, Name: o.Beside, Files: paths, Options: o})
 		}
 	}

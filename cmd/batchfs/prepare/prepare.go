@@ -82,8 +82,11 @@ links and what no --include matches. A document is a file, a line of a .jsonl or
 zstd). An empty document is left out.
 
 A token is a character, numbered in the sorted set of the documents' Unicode code
-points, or a byte. Nothing is normalised: a \r stays a \r. A byte order mark at the
-beginning of a file is dropped.
+points; a byte; or what a vocabulary of byte pairs says, exactly as tiktoken or
+tokenizers do: that of GPT-2, of GPT-4 (cl100k), of GPT-4o (o200k), or that of a
+tokenizer.json. The names of special tokens are text like any other. Nothing is
+normalised, unless the tokenizer.json says so: a \r stays a \r. A byte order mark
+at the beginning of a file is dropped.
 
 val gets documents chosen by a hash of the beginning of their text, so that more
 files move none from train to val or back. Of one file of text, it gets the end.
@@ -94,6 +97,7 @@ bounded: a line, a row, or a text without the end of a word may have 64 MiB.
 DIR gets its files when all are complete. A run that was interrupted, killed, or
 ended by a full disk goes on where it was when the same command is given again.`,
 		Example: `  batchfs prepare input.txt --out data
+  batchfs prepare input.txt --by gpt2 --out data
   batchfs prepare 'web/**/*.jsonl.zst' --val 0.0005 --shard-tokens 100000000 --out data
   batchfs prepare project/ --include '*.go' --include '*.md' --out data
   batchfs prepare chat.jsonl --mask prompt:0,completion:1 --by byte --out data
@@ -104,7 +108,7 @@ ended by a full disk goes on where it was when the same command is given again.`
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.out, "out", "", "write to this `DIR`, made if missing (required)")
-	f.StringVar(&o.By, "by", vocabulary.Char, "what a token is: `char|byte`")
+	f.StringVar(&o.By, "by", vocabulary.Char, "what a token is: `char|byte|gpt2|cl100k|o200k|FILE`, a tokenizer.json of Hugging Face")
 	f.StringVar((*string)(&o.As), "as", "", "what the files are, whatever their names say: `text|jsonl|parquet`")
 	f.StringArrayVar(&o.include, "include", nil, "of directories, take the files that match this `PATTERN`, as '*.md' or 'src/**/*.go'")
 	f.StringVar(&o.Field, "field", "text", "the `FIELD` of a line, or column, that holds the text; dots lead into it")
@@ -469,9 +473,9 @@ func (o *options) progress(what string, inputs []*input, from position) *termina
 // manifest writes vocab.json.
 func (o *options) manifest(w *workplace, c *coding, sums [len(splits)]vocabulary.Split) error {
 	m := vocabulary.Manifest{
-		Tokenizer: c.Name(), Format: o.Format, TokenDType: "uint" + strconv.Itoa(8*c.width), EOTAt: "none",
+		Tokenizer: c.Name(), Format: o.Format,
 		Splits:     map[string]vocabulary.Split{},
-		Vocabulary: vocabulary.Vocabulary{Kind: c.Name(), Size: int(c.Size())},
+		Vocabulary: vocabulary.Vocabulary{Kind: c.Name(), Size: int(c.Size()), TokenDType: "uint" + strconv.Itoa(8*c.width), EOTAt: "none"},
 	}
 	for i, sum := range sums {
 		if sum.Tokens > 0 {
@@ -519,11 +523,7 @@ func (o *options) report(out io.Writer) error {
 		fmt.Fprintf(out, "%s/vocab.json: vocabulary of %d %ss\n", dir, m.Size, m.Kind)
 	}
 	if m.Format == "headerless" {
-		set := ""
-		if m.TokenDType != "uint16" {
-			set = " --set batch.token_dtype=" + m.TokenDType
-		}
-		_, err = fmt.Fprintf(out, "next: batchfs mount --data %s%s MOUNTPOINT\n", dir, set)
+		_, err = fmt.Fprintf(out, "next: batchfs mount --data %s MOUNTPOINT\n", dir)
 	}
 	return err
 }

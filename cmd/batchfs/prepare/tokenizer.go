@@ -3,9 +3,11 @@ package prepare
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"unicode/utf8"
 
+	"batchfs/cmd/batchfs/prepare/bpe"
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
@@ -27,14 +29,32 @@ type encoder interface {
 var tokenizers = map[string]func() (tokenizer, error){
 	vocabulary.Char: func() (tokenizer, error) { return new(counter), nil },
 	vocabulary.Byte: func() (tokenizer, error) { return byteTokenizer{}, nil },
+	"gpt2":          func() (tokenizer, error) { return bytePairs(bpe.Named("gpt2")) },
+	"cl100k":        func() (tokenizer, error) { return bytePairs(bpe.Named("cl100k")) },
+	"o200k":         func() (tokenizer, error) { return bytePairs(bpe.Named("o200k")) },
 }
 
 func tokenizerNamed(by string) (tokenizer, error) {
 	if open, ok := tokenizers[by]; ok {
 		return open()
 	}
-	return nil, fmt.Errorf("--by: must be char or byte (got %q)", by)
+	if !strings.HasSuffix(by, ".json") {
+		return nil, fmt.Errorf("--by: must be char, byte, gpt2, cl100k, o200k or the path of a tokenizer.json (got %q)", by)
+	}
+	return bytePairs(bpe.ReadHuggingFace(by))
 }
+
+func bytePairs(t *bpe.Tokenizer, err error) (tokenizer, error) {
+	if err != nil {
+		return nil, fmt.Errorf("--by: %w", err)
+	}
+	return bpeTokenizer{t}, nil
+}
+
+// bpeTokenizer is a vocabulary of byte pairs.
+type bpeTokenizer struct{ *bpe.Tokenizer }
+
+func (t bpeTokenizer) NewEncoder() encoder { return t.Tokenizer.NewEncoder() }
 
 // byteTokenizer takes bytes for tokens.
 type byteTokenizer struct{}

@@ -26,18 +26,18 @@ const (
 type Vocabulary struct {
 	Kind       string   `json:"kind"`                  // Char, Byte or BPE
 	Size       int      `json:"vocab_size"`            // tokens are below it
+	TokenDType string   `json:"token_dtype,omitempty"` // of the files beside it, where they have no header
 	EOT        *uint32  `json:"eot,omitempty"`         // the token that separates documents, if one does
+	EOTAt      string   `json:"eot_at,omitempty"`      // where it is: end or begin of documents, or none
 	Tokens     []string `json:"tokens,omitempty"`      // of Char: the text of each token
 	TokenBytes [][]byte `json:"token_bytes,omitempty"` // of BPE: the bytes of each token, which JSON has in base64
 }
 
 // Manifest is all that a vocab.json says: how the token files beside it were made, and what they are.
 type Manifest struct {
-	Tokenizer  string           `json:"tokenizer"` // as for batchfs prepare --by
-	Format     string           `json:"format"`
-	TokenDType string           `json:"token_dtype"`
-	EOTAt      string           `json:"eot_at"` // where the EOT is: end or begin of documents, or none
-	Splits     map[string]Split `json:"splits"`
+	Tokenizer string           `json:"tokenizer"` // as for batchfs prepare --by
+	Format    string           `json:"format"`
+	Splits    map[string]Split `json:"splits"`
 	Vocabulary
 }
 
@@ -129,7 +129,7 @@ func (v *Vocabulary) Text(token int) string {
 		return string([]byte{byte(token)})
 	case uint(token) < uint(len(v.Tokens)):
 		return v.Tokens[token]
-	case token < len(v.TokenBytes):
+	case uint(token) < uint(len(v.TokenBytes)):
 		return string(v.TokenBytes[token])
 	}
 	return fmt.Sprintf("\ufffd%d", token)
