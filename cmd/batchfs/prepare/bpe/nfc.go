@@ -9,8 +9,9 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// nfc returns a text in NFC as tokenizers makes it, which differs from package norm in two things. It knows only the marks of
-// Unicode 9. And it puts no joiner (U+034F) after 30 marks, as norm does for Unicode's Stream-Safe Text Format.
+// nfc returns a text in NFC as tokenizers makes it, which differs from package norm in three things. It knows only the marks of
+// Unicode 9. It puts no joiner (U+034F) after 30 marks, as norm does for Unicode's Stream-Safe Text Format. And it puts together only
+// what belongs together: norm looks at 16 bits of a character, so that it takes U+10061 with an accent for an a.
 func nfc(text []byte) []byte {
 	if norm.NFC.IsNormal(text) {
 		return text
@@ -48,7 +49,7 @@ var after9 = &unicode.RangeTable{
 
 func appendNFC(out, text []byte) []byte {
 	for len(text) > 0 {
-		from, to := manyMarks(text)
+		from, to := wrongMarks(text)
 		out = append(out, norm.NFC.Bytes(text[:from])...)
 		out = append(out, compose(text[from:to])...)
 		text = text[to:]
@@ -56,21 +57,24 @@ func appendNFC(out, text []byte) []byte {
 	return out
 }
 
-// manyMarks returns where the first run of marks ends of which 30 can come, and where the character before it begins; or the end
-// of the text twice.
-func manyMarks(text []byte) (from, to int) {
+// wrongMarks returns where the first run of marks ends that package norm gets wrong, and where the character before it begins; or the
+// end of the text twice.
+func wrongMarks(text []byte) (from, to int) {
+	wide := false // whether the character before the run, or one in it, needs more than 16 bits
 	for i := 0; i < len(text); {
 		start, marks := i, 0
 		c, n := classAt(text, i)
 		for ; c == mark; marks++ {
+			wide = wide || n == 4
 			if i += n; i == len(text) {
 				break
 			}
 			c, n = classAt(text, i)
 		}
-		if marks > 7 { // one can become four
+		if marks > 7 || marks > 0 && wide { // 30 can come of 8
 			return max(norm.NFC.LastBoundary(text[:start]), 0), i
 		}
+		wide = n == 4
 		i += n
 	}
 	return len(text), len(text)
@@ -103,7 +107,9 @@ func compose(text []byte) []byte {
 	for _, r := range all {
 		c := class(r)
 		if base >= 0 && (base == len(out)-1 || last < c) {
-			if both := []rune(norm.NFC.String(string(out[base]) + string(r))); len(both) == 1 {
+			two := string(out[base]) + string(r)
+			both := []rune(norm.NFC.String(two))
+			if len(both) == 1 && norm.NFD.String(string(both)) == norm.NFD.String(two) {
 				out[base] = both[0]
 				continue
 			}

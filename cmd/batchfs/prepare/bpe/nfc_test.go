@@ -19,6 +19,9 @@ func TestNFC(t *testing.T) {
 		"e\u0301\xff" + marks:               "é\xff" + strings.Repeat("\u0323", 100) + strings.Repeat("\u0301", 100),
 		"\u1112\u1161\u11ab":                "한",
 		"e\u0301\u0898\u0323 e\u08ca\u0301": "é\u0898\u0323 e\u08ca\u0301", // marks of Unicode 14
+		"\U00010061\u0301e\u0301":           "\U00010061\u0301é",           // not á
+		"x\U00011f00\u0301":                 "x\U00011f00\u0301",
+		"\U00011099\U000110ba e":            "\U0001109a e",
 	} {
 		if got := string(nfc([]byte(text))); got != want {
 			t.Errorf("%q: %q, want %q", text, got, want)
