@@ -64,7 +64,7 @@ func wrongMarks(text []byte) (from, to int) {
 	for i := 0; i < len(text); {
 		start, marks := i, 0
 		c, n := classAt(text, i)
-		for ; c == mark; marks++ {
+		for ; c == mark || !norm.NFC.Properties(text[i:]).BoundaryBefore(); marks++ { // which a Hangul vowel has not either
 			wide = wide || n == 4
 			if i += n; i == len(text) {
 				break
