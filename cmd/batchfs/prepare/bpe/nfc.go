@@ -23,7 +23,7 @@ func nfc(text []byte) []byte {
 			end = len(text)
 		}
 		_, n := utf8.DecodeRune(text[end:])
-		out = append(appendNFC(out, text[:end]), text[end:end+n]...)
+		out = append(append(out, compose(text[:end])...), text[end:end+n]...)
 		text = text[end+n:]
 	}
 	return out
@@ -45,39 +45,6 @@ var after9 = &unicode.RangeTable{
 		{0x16ff0, 0x16ff1, 1}, {0x1e08f, 0x1e08f, 1}, {0x1e130, 0x1e136, 1}, {0x1e2ae, 0x1e2ae, 1}, {0x1e2ec, 0x1e2ef, 1},
 		{0x1e4ec, 0x1e4ef, 1},
 	},
-}
-
-func appendNFC(out, text []byte) []byte {
-	for len(text) > 0 {
-		from, to := wrongMarks(text)
-		out = append(out, norm.NFC.Bytes(text[:from])...)
-		out = append(out, compose(text[from:to])...)
-		text = text[to:]
-	}
-	return out
-}
-
-// wrongMarks returns where the first run of marks ends that package norm gets wrong, and where the character before it begins; or the
-// end of the text twice.
-func wrongMarks(text []byte) (from, to int) {
-	wide := false // whether the character before the run, or one in it, needs more than 16 bits
-	for i := 0; i < len(text); {
-		start, marks := i, 0
-		c, n := classAt(text, i)
-		for ; c == mark || !norm.NFC.Properties(text[i:]).BoundaryBefore(); marks++ { // which a Hangul vowel has not either
-			wide = wide || n == 4
-			if i += n; i == len(text) {
-				break
-			}
-			c, n = classAt(text, i)
-		}
-		if marks > 7 || marks > 0 && wide { // 30 can come of 8
-			return max(norm.NFC.LastBoundary(text[:start]), 0), i
-		}
-		wide = n == 4
-		i += n
-	}
-	return len(text), len(text)
 }
 
 // compose is NFC by its definition: decompose, sort the marks of each character by their class, and put together what one
@@ -106,7 +73,7 @@ func compose(text []byte) []byte {
 	base, last := -1, uint8(0) // the character that marks go to, and the class of the mark before
 	for _, r := range all {
 		c := class(r)
-		if base >= 0 && (base == len(out)-1 || last < c) {
+		if base >= 0 && !norm.NFC.PropertiesString(string(r)).BoundaryBefore() && (base == len(out)-1 || last < c) {
 			two := string(out[base]) + string(r)
 			both := []rune(norm.NFC.String(two))
 			if len(both) == 1 && norm.NFD.String(string(both)) == norm.NFD.String(two) {
