@@ -18,7 +18,7 @@ func nfc(text []byte) []byte {
 	}
 	out := make([]byte, 0, len(text))
 	for len(text) > 0 {
-		end := bytes.IndexFunc(text, func(r rune) bool { return unicode.Is(after9, r) })
+		end := bytes.IndexFunc(text, func(r rune) bool { return r == utf8.RuneError || unicode.Is(after9, r) }) // also bytes that are not UTF-8
 		if end < 0 {
 			end = len(text)
 		}
