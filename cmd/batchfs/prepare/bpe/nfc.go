@@ -9,20 +9,21 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// nfc returns a text in NFC as tokenizers makes it, which differs from package norm in two things. It knows only the marks of
-// Unicode 9. And it puts no joiner (U+034F) after 30 marks, as norm does for Unicode's Stream-Safe Text Format.
+// nfc returns a text in NFC as tokenizers makes it, which differs from package norm in three things. It knows only the marks of
+// Unicode 9. It puts no joiner (U+034F) after 30 marks, as norm does for Unicode's Stream-Safe Text Format. And it puts together only
+// what belongs together: norm looks at 16 bits of a character, so that it takes U+10061 with an accent for an a.
 func nfc(text []byte) []byte {
 	if norm.NFC.IsNormal(text) {
 		return text
 	}
 	out := make([]byte, 0, len(text))
 	for len(text) > 0 {
-		end := bytes.IndexFunc(text, func(r rune) bool { return unicode.Is(after9, r) })
+		end := bytes.IndexFunc(text, func(r rune) bool { return r == utf8.RuneError || unicode.Is(after9, r) }) // also bytes that are not UTF-8
 		if end < 0 {
 			end = len(text)
 		}
 		_, n := utf8.DecodeRune(text[end:])
-		out = append(appendNFC(out, text[:end]), text[end:end+n]...)
+		out = append(append(out, compose(text[:end])...), text[end:end+n]...)
 		text = text[end+n:]
 	}
 	return out
@@ -44,36 +45,6 @@ var after9 = &unicode.RangeTable{
 		{0x16ff0, 0x16ff1, 1}, {0x1e08f, 0x1e08f, 1}, {0x1e130, 0x1e136, 1}, {0x1e2ae, 0x1e2ae, 1}, {0x1e2ec, 0x1e2ef, 1},
 		{0x1e4ec, 0x1e4ef, 1},
 	},
-}
-
-func appendNFC(out, text []byte) []byte {
-	for len(text) > 0 {
-		from, to := manyMarks(text)
-		out = append(out, norm.NFC.Bytes(text[:from])...)
-		out = append(out, compose(text[from:to])...)
-		text = text[to:]
-	}
-	return out
-}
-
-// manyMarks returns where the first run of marks ends of which 30 can come, and where the character before it begins; or the end
-// of the text twice.
-func manyMarks(text []byte) (from, to int) {
-	for i := 0; i < len(text); {
-		start, marks := i, 0
-		c, n := classAt(text, i)
-		for ; c == mark; marks++ {
-			if i += n; i == len(text) {
-				break
-			}
-			c, n = classAt(text, i)
-		}
-		if marks > 7 { // one can become four
-			return max(norm.NFC.LastBoundary(text[:start]), 0), i
-		}
-		i += n
-	}
-	return len(text), len(text)
 }
 
 // compose is NFC by its definition: decompose, sort the marks of each character by their class, and put together what one
@@ -102,8 +73,10 @@ func compose(text []byte) []byte {
 	base, last := -1, uint8(0) // the character that marks go to, and the class of the mark before
 	for _, r := range all {
 		c := class(r)
-		if base >= 0 && (base == len(out)-1 || last < c) {
-			if both := []rune(norm.NFC.String(string(out[base]) + string(r))); len(both) == 1 {
+		if base >= 0 && !norm.NFC.PropertiesString(string(r)).BoundaryBefore() && (base == len(out)-1 || last < c) {
+			two := string(out[base]) + string(r)
+			both := []rune(norm.NFC.String(two))
+			if len(both) == 1 && norm.NFD.String(string(both)) == norm.NFD.String(two) {
 				out[base] = both[0]
 				continue
 			}
