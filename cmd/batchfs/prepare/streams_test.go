@@ -573,11 +573,8 @@ func TestPrepareGoesOn(t *testing.T) {
 	})
 	for _, args := range []string{
 		"a.jsonl.zst b.parquet c d e.jsonl --shard-tokens 20000 --by pairs", "a.jsonl.zst b.parquet e.jsonl --shard-tokens 20000 --by char --format megatron",
-		"a.jsonl.zst e.jsonl --shard-tokens 30000 --by large --format llm.c --mask text:0,id2:1 --eot begin", "c --shard-tokens 30000 --by pairs --format npy",
+		"a.jsonl.zst e.jsonl --shard-tokens 30000 --by large --format llm.c --mask text:0,meta.body:1 --eot begin", "c --shard-tokens 30000 --by pairs --format npy",
 	} {
-		if strings.Contains(args, "id2") {
-			args = strings.Replace(args, "id2", "meta.body", 1)
-		}
 		os.RemoveAll("want")
 		os.RemoveAll("out")
 		prepared(t, args+" --out want")
