@@ -1,8 +1,6 @@
 package main
 
 import (
-	"errors"
-
 	"github.com/spf13/cobra"
 
 	"batchfs/cmd/batchfs/survey"
@@ -24,9 +22,6 @@ The index gets its name when it is complete. One that says otherwise is replaced
   batchfs index ids.bin --token-dtype uint32 --eot 128001 --force`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if eot < 0 {
-				return errors.New("--eot: name the token that ends a document, as in --eot 50256, which is GPT-2's")
-			}
 			o, err := flags.options()
 			if err != nil {
 				return err
@@ -43,7 +38,7 @@ The index gets its name when it is complete. One that says otherwise is replaced
 		},
 	}
 	flags.register(cmd)
-	cmd.Flags().Int64Var(&eot, "eot", -1, "the `TOKEN` that ends a document (required)")
+	cmd.Flags().Int64Var(&eot, "eot", -1, "the `TOKEN` that ends a document; known by itself where a vocab.json of batchfs prepare lies beside the file")
 	cmd.Flags().BoolVar(&force, "force", false, "replace an index that says otherwise")
 	return cmd
 }

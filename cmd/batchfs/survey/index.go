@@ -27,6 +27,12 @@ type Index struct {
 // in the layout of datatrove. A document ends with the token eot, or with the file. The index gets its name when it is complete.
 // One that differs is replaced only with force.
 func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, force bool, stderr io.Writer) (index Index, err error) {
+	if o, eot, err = withVocabulary(path, o, eot); err != nil {
+		return index, err
+	}
+	if eot < 0 {
+		return index, errors.New("--eot: name the token that ends a document, as in --eot 50256, which is GPT-2's")
+	}
 	a, err := cache.Open([]string{path}, o)
 	if err != nil {
 		return index, err

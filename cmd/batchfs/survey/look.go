@@ -57,6 +57,22 @@ type LookOptions struct {
 	All  bool          // read everything, not a sample
 }
 
+// withVocabulary returns o and eot with what a vocab.json beside a file says, where nobody said anything: which dtype a headerless file has,
+// and which token ends a document.
+func withVocabulary(path string, o cache.Options, eot int64) (cache.Options, int64, error) {
+	v, err := vocabulary.Of([]string{path})
+	if v == nil {
+		return o, eot, err
+	}
+	if dtype := array.DType(v.TokenDType); o.GuessedDType && dtype.Known() {
+		o.DType = dtype
+	}
+	if eot < 0 && v.EOT != nil && v.EOTAt == "end" {
+		eot = int64(*v.EOT)
+	}
+	return o, eot, nil
+}
+
 // A sample of a file is up to sampledBlocks blocks of sampledBytes.
 const (
 	sampledBlocks = 16
@@ -65,13 +81,20 @@ const (
 
 // Look reads a sample of a file, or all of it, and adds what it holds to s. It shows on stderr how much it has read. If only the index
 // of the documents is wrong, it adds the rest and returns an error.
-func (s *Survey) Look(ctx context.Context, path string, o LookOptions, stderr io.Writer) error {
+func (s *Survey) Look(ctx context.Context, path string, o LookOptions, stderr io.Writer) (err error) {
+	asked := o.EOT >= 0
+	if o.Open, o.EOT, err = withVocabulary(path, o.Open, o.EOT); err != nil {
+		return err
+	}
 	a, err := cache.Open([]string{path}, o.Open)
 	if err != nil {
 		return err
 	}
-	if o.EOT >= 0 && !isTokens(a) {
+	switch size := a.DType().Size(); {
+	case asked && !isTokens(a):
 		return fmt.Errorf("%s holds %s %d, not tokens, so --eot ends no document there", path, a.DType(), a.Axes())
+	case !asked && (!isTokens(a) || size < 8 && o.EOT>>(8*size) > 0): // a mask, say, beside the tokens
+		o.EOT = -1
 	}
 	f := &File{
 		Path: fs.JSONText(path), Format: a.Manifest().Files[0].Format.Name, DType: a.DType(), Shape: []int64{a.Len()}, Bytes: a.Bytes(), empty: true,
