@@ -118,8 +118,6 @@ func TestPrepareGolden(t *testing.T) {
 		"vocab.json": `{
  "tokenizer": "char",
  "format": "headerless",
- "token_dtype": "uint16",
- "eot_at": "none",
  "splits": {
   "train": {
    "tokens": 9,
@@ -148,6 +146,8 @@ func TestPrepareGolden(t *testing.T) {
  },
  "kind": "char",
  "vocab_size": 6,
+ "token_dtype": "uint16",
+ "eot_at": "none",
  "tokens": [
   "\n",
   "\"",
@@ -286,7 +286,7 @@ func TestPrepareLargeVocabulary(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "next: batchfs mount --data large --set batch.token_dtype=uint32 MOUNTPOINT\n"; !strings.HasSuffix(said, want) {
+	if want := "next: batchfs mount --data large MOUNTPOINT\n"; !strings.HasSuffix(said, want) {
 		t.Errorf("said %q, want %q at the end", said, want)
 	}
 	if got := testfiles.Bytes(t, "large/train.bin", 4*(1<<16), 4); string(got) != "\x00\x00\x00\x00" {
