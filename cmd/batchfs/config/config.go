@@ -210,6 +210,14 @@ func (s *Split) BesideOf(source int) []Beside {
 	return s.Sources[source].Beside
 }
 
+// DocumentsSetting is the value of the key documents.
+func (s *Split) DocumentsSetting() any {
+	if s.FilesAreDocuments {
+		return "files"
+	}
+	return s.Documents
+}
+
 // Wrote says whether the configuration has a key for the split, in its own table or in [batch].
 func (s *Split) Wrote(key string) bool {
 	_, ok := s.origins[key]
