@@ -212,7 +212,7 @@ func (d *Dataset) bind(split *config.Split) (err error) {
 		if d.groups != nil {
 			from.Groups = d.groups[i]
 		}
-		if err := s.CheckVocabSize(from.Main.DType()); err != nil {
+		if err := s.CheckVocabSize(from.Main.DType(), from.Main.Axes()); err != nil {
 			return err
 		}
 		if documents := arrays.main().Documents(); documents != nil {

@@ -143,3 +143,23 @@ func TestFilesNamed(t *testing.T) {
 		}
 	}
 }
+
+// Rows of a matrix, and arrays of several numbers, are no tokens: no vocabulary is theirs.
+func TestNoVocabularyOfMatrices(t *testing.T) {
+	writeTokens(t)
+	testfiles.Write(t, map[string]string{"chars/m.bin": strings.Repeat("\x07\xff", 40)})
+	for _, text := range []string{
+		"[splits.m]\ntokens = 'chars/m.bin'\nlayout = 'rows'\nshape = [4]\ntoken_dtype = 'uint8'",
+		"[splits.m]\ntokens = 'chars/m.bin'\nlayout = 'rows'\nshape = [2, 2]\ntoken_dtype = 'uint8'\nvocab_size = 50257",
+	} {
+		all, err := openHere(t, two+text)
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		q := all[0].Sequence
+		if err := q.Read(make([]byte, q.Batch().Bytes()), 0, 0); err != nil || all[0].vocabSize() != 0 {
+			t.Errorf("%s: %v, vocab_size %d", text, err, all[0].vocabSize())
+		}
+	}
+}
