@@ -163,3 +163,18 @@ func TestNoVocabularyOfMatrices(t *testing.T) {
 		}
 	}
 }
+
+// The token that ends a document is one that the files can hold.
+func TestEndOfTextThatIsNone(t *testing.T) {
+	writeTokens(t)
+	for _, test := range []struct{ text, want string }{
+		{"eot = 65535", ""},
+		{"eot = 65536", "/plain/a.bin: its tokens are uint16, which cannot be 65536; is eot right?"},
+		{"eot = 65536\ndtype = 'int64'", "/plain/a.bin: its tokens are uint16, which cannot be 65536; is eot right?"},
+	} {
+		_, err := openHere(t, two+"[splits.a]\ntokens = 'plain/a.bin'\ndocuments = true\n"+test.text)
+		if got := fmt.Sprint(err); test.want == "" && err != nil || !strings.Contains(got, test.want) {
+			t.Errorf("%s:\n got %v\nwant %s", test.text, err, test.want)
+		}
+	}
+}
