@@ -127,12 +127,12 @@ type hint struct {
 	EOT        *uint32     // the token that is the last of each document; nil: nothing
 }
 
-// apply returns a split that knows what the hint says of documents.
+// apply returns a split that knows what the hint says of documents, and nothing of what another hint said.
 func (h hint) apply(s *config.Split) *config.Split {
 	if h.EOT == nil {
-		return s
+		return s.WithEOT(-1)
 	}
-	return s.WithEOT(*h.EOT)
+	return s.WithEOT(int64(*h.EOT))
 }
 
 // besideFiles returns the hint that lies beside the files of the sources without a vocab_size.
@@ -274,9 +274,10 @@ func (d *Dataset) With(settings string) (*Dataset, error) {
 	return d.withSettings(s)
 }
 
-// withSettings returns the dataset under the settings of s, a split that With of the same split returned.
+// withSettings returns the dataset under the settings of s, a split that With of the same split returned, maybe before its files changed.
 func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
 	n := *d
+	s = d.hint.apply(s)
 	if n.Split = s; s.DType == sampler.Native {
 		s.DType = d.Sequence.Stored() // as bind does
 	}

@@ -1,6 +1,7 @@
 package dataset
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -175,6 +176,56 @@ func TestEndOfTextThatIsNone(t *testing.T) {
 		_, err := openHere(t, two+"[splits.a]\ntokens = 'plain/a.bin'\ndocuments = true\n"+test.text)
 		if got := fmt.Sprint(err); test.want == "" && err != nil || !strings.Contains(got, test.want) {
 			t.Errorf("%s:\n got %v\nwant %s", test.text, err, test.want)
+		}
+	}
+}
+
+// When tokens are replaced together with their vocab.json, documents end where the new one says, also for directories of settings, and
+// for the worker that serves next.
+func TestFollowEndOfText(t *testing.T) {
+	for _, test := range []struct {
+		now  string // in the new vocab.json
+		want string // error
+	}{
+		{`, "eot": 2, "eot_at": "end"`, ""},
+		{"", "nothing says where the documents of "},
+	} {
+		t.Chdir(t.TempDir())
+		const vocabulary = `{"kind": "char", "vocab_size": 3, "tokens": ["a", "b", "c"]%s}`
+		ids := []byte(strings.Repeat("\x00\x00\x01\x00\x02\x00", 40))
+		testfiles.Write(t, map[string]string{"a.bin": string(ids), "vocab.json": fmt.Sprintf(vocabulary, `, "eot": 1, "eot_at": "end"`)})
+		const text = two + "[splits.a]\ntokens = 'a.bin'\ndocuments = true\non_change = 'follow'"
+		s := follow(t, text)
+		other, err := s.With("seed=9")
+		if err != nil {
+			t.Fatal(err)
+		}
+		testfiles.Write(t, map[string]string{"a.bin": string(append(ids, 0, 0)), "vocab.json": fmt.Sprintf(vocabulary, test.now)})
+		now, err := s.Now()
+		if test.want != "" {
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%q: error %v, want %s", test.now, err, test.want)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		otherNow, err := other.Now()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := mustOpen(t, text)[0]
+		wantOther, err := want.With("seed=9")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for k := range uint64(5) {
+			size := now.Batch.Bytes()
+			if !bytes.Equal(batch(t, now.Read, size, k), batch(t, want.Sequence.Read, size, k)) ||
+				!bytes.Equal(batch(t, otherNow.Read, size, k), batch(t, wantOther.Sequence.Read, size, k)) {
+				t.Errorf("batch %d is not that of a new mount", k)
+			}
 		}
 	}
 }
