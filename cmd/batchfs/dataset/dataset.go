@@ -124,16 +124,11 @@ func open(s *config.Split, m config.Memory, previous []source) (*Dataset, error)
 type hint struct {
 	VocabSize  int64       // 0: nothing
 	TokenDType array.DType // "": nothing
-	EOT        *uint32     // the token that is the last of each document; nil: nothing
+	EOT        int64       // one more than the token that is the last of each document; 0: nothing
 }
 
 // apply returns a split that knows what the hint says of documents, and nothing of what another hint said.
-func (h hint) apply(s *config.Split) *config.Split {
-	if h.EOT == nil {
-		return s.WithEOT(-1)
-	}
-	return s.WithEOT(int64(*h.EOT))
-}
+func (h hint) apply(s *config.Split) *config.Split { return s.WithEOT(h.EOT - 1) }
 
 // besideFiles returns the hint that lies beside the files of the sources without a vocab_size.
 func besideFiles(s *config.Split, files []config.SourceFiles) (h hint, err error) {
@@ -151,8 +146,8 @@ func besideFiles(s *config.Split, files []config.SourceFiles) (h hint, err error
 	if dtype := array.DType(v.TokenDType); dtype == array.Uint16 || dtype == array.Uint32 {
 		h.TokenDType = dtype
 	}
-	if v.EOTAt == "end" {
-		h.EOT = v.EOT
+	if v.EOTAt == "end" && v.EOT != nil {
+		h.EOT = int64(*v.EOT) + 1
 	}
 	return h, nil
 }
