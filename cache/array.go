@@ -24,7 +24,7 @@ type Array struct {
 	axes   []int // of an element
 	number int64 // bytes of a number
 	width  int64 // bytes of an element
-	vocab  int64 // Options.VocabSize
+	vocab  int64 // Options.VocabSize, of tokens
 	shards []shard
 	runs   []Run
 	many   bool // Check does not look at all files each time
@@ -89,7 +89,7 @@ func (a *Array) DType() array.DType { return a.dtype }
 // Axes are the shape of an element, or none for a token. They are not the caller's to change.
 func (a *Array) Axes() []int { return a.axes }
 
-// VocabSize is that of the Options: tokens are below it, or 0 where nobody knows. Read does not compare them.
+// VocabSize is that of the Options: tokens are below it, or 0 where nobody knows or elements are no tokens. Read does not compare them.
 func (a *Array) VocabSize() int64 { return a.vocab }
 
 // Files are the paths of the files of elements, in order.

@@ -57,6 +57,7 @@ func TestFilesOfOneArray(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"batch/0.x.npy", "batch/0.y.npy", "batches.x.npy", "batch/0.none.npy", "batches.none.npy", "batch/.mask.npy",
+		"batch/0.%.npy", fmt.Sprintf("batch/%d.%%.npy", 3<<arrayShift), "batches.%.npy",
 		fmt.Sprintf("batch/%d.%032d.npy", 1<<arrayShift, 2), fmt.Sprintf("batch/00.%032d.npy", 2), fmt.Sprintf("batch/0.%032d", 2), fmt.Sprintf("batches.%032d.bin", 2)} {
 		if i := tr.find("train/" + name); i != noSuchInode {
 			t.Errorf("%s has inode %#x", name, i)

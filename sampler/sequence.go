@@ -100,6 +100,8 @@ func (s *Settings) suits(sources []source) error {
 		return fmt.Errorf("%s holds %s, not tokens; say layout = \"rows\"", main.Runs()[0].Name, described(main))
 	case !tokens && s.Documents:
 		return fmt.Errorf("layout rows has no documents; leave documents out")
+	case (s.Documents || s.MaskTargets) && s.Ends == EndsByToken && !holds(main.DType(), s.EOT):
+		return fmt.Errorf("%s: its tokens are %s, which cannot be %d; is eot right?", main.Runs()[0].Name, main.DType(), s.EOT)
 	case s.MaskTargets && s.Layout != XY:
 		return fmt.Errorf("mask_targets is for y, which layout %s does not have; say layout = \"xy\"", s.Layout)
 	case s.MaskTargets && !slices.Contains([]array.DType{array.Int16, array.Int32, array.Int64}, s.DType):

@@ -210,6 +210,14 @@ func (s *Split) BesideOf(source int) []Beside {
 	return s.Sources[source].Beside
 }
 
+// DocumentsSetting is the value of the key documents.
+func (s *Split) DocumentsSetting() any {
+	if s.FilesAreDocuments {
+		return "files"
+	}
+	return s.Documents
+}
+
 // Wrote says whether the configuration has a key for the split, in its own table or in [batch].
 func (s *Split) Wrote(key string) bool {
 	_, ok := s.origins[key]
@@ -272,14 +280,15 @@ func (s *Split) check() error {
 		return fmt.Errorf("%s: layout rows has no documents; leave documents out", s.Origin("documents", "layout"))
 	}
 	if s.Wrote("token_dtype") {
-		return s.CheckVocabSize(s.TokenDType)
+		return s.CheckVocabSize(s.TokenDType, s.Shape)
 	}
 	return nil
 }
 
-// CheckVocabSize returns an error if a vocab_size that was written is of more tokens than a dtype can hold.
-func (s *Split) CheckVocabSize(dtype array.DType) error {
-	if size := slices.Max(s.VocabSizes()); dtype.IsInteger() && size > dtype.Values() {
+// CheckVocabSize returns an error if a vocab_size that was written is of more tokens than a dtype can hold. Elements with axes are no
+// tokens.
+func (s *Split) CheckVocabSize(dtype array.DType, axes []int) error {
+	if size := slices.Max(s.VocabSizes()); len(axes) == 0 && dtype.IsInteger() && size > dtype.Values() {
 		return fmt.Errorf("%s: %s cannot hold the tokens of a vocabulary of %d %s; is it token_dtype = \"uint32\"?",
 			s.Origin("vocab_size", "sources"), dtype, size, s.scope())
 	}

@@ -217,3 +217,24 @@ func TestArraysThatDoNotSuit(t *testing.T) {
 		})
 	}
 }
+
+// Files keep their sizes while they are open: an array that gets another dtype or shape is not followed.
+func TestArrayOfAnotherShape(t *testing.T) {
+	for _, now := range []string{"'<f4', 'fortran_order': False, 'shape': (50,)", "'|u1', 'fortran_order': False, 'shape': (50, 2)"} {
+		t.Chdir(t.TempDir())
+		npy := func(name, dict string, bytes int) {
+			testfiles.Write(t, map[string]string{name: fmt.Sprintf("\x93NUMPY\x01\x00\x76\x00%-117s\n", "{'descr': "+dict+"}") + strings.Repeat("\x01", bytes)})
+		}
+		testfiles.Positions(t, map[string]int{"a.bin": 50})
+		npy("mask.npy", "'|u1', 'fortran_order': False, 'shape': (50,)", 50)
+		s := follow(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'\n[[splits.train.arrays]]\nname = 'mask'\nfiles = 'mask.npy'")
+		npy("mask.npy", now, 200/(1+strings.Count(now, "2")))
+		if now, err := s.Now(); now != s || !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), "mask") {
+			t.Errorf("error %v", err)
+		}
+		npy("mask.npy", "'|u1', 'fortran_order': False, 'shape': (50,)", 50)
+		if now, err := s.Now(); now == s || err != nil {
+			t.Errorf("with such a file as before: %v", err)
+		}
+	}
+}

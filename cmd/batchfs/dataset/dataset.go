@@ -124,16 +124,11 @@ func open(s *config.Split, m config.Memory, previous []source) (*Dataset, error)
 type hint struct {
 	VocabSize  int64       // 0: nothing
 	TokenDType array.DType // "": nothing
-	EOT        *uint32     // the token that is the last of each document; nil: nothing
+	EOT        int64       // one more than the token that is the last of each document; 0: nothing
 }
 
-// apply returns a split that knows what the hint says of documents.
-func (h hint) apply(s *config.Split) *config.Split {
-	if h.EOT == nil {
-		return s
-	}
-	return s.WithEOT(*h.EOT)
-}
+// apply returns a split that knows what the hint says of documents, and nothing of what another hint said.
+func (h hint) apply(s *config.Split) *config.Split { return s.WithEOT(h.EOT - 1) }
 
 // besideFiles returns the hint that lies beside the files of the sources without a vocab_size.
 func besideFiles(s *config.Split, files []config.SourceFiles) (h hint, err error) {
@@ -151,8 +146,8 @@ func besideFiles(s *config.Split, files []config.SourceFiles) (h hint, err error
 	if dtype := array.DType(v.TokenDType); dtype == array.Uint16 || dtype == array.Uint32 {
 		h.TokenDType = dtype
 	}
-	if v.EOTAt == "end" {
-		h.EOT = v.EOT
+	if v.EOTAt == "end" && v.EOT != nil {
+		h.EOT = int64(*v.EOT) + 1
 	}
 	return h, nil
 }
@@ -212,7 +207,7 @@ func (d *Dataset) bind(split *config.Split) (err error) {
 		if d.groups != nil {
 			from.Groups = d.groups[i]
 		}
-		if err := s.CheckVocabSize(from.Main.DType()); err != nil {
+		if err := s.CheckVocabSize(from.Main.DType(), from.Main.Axes()); err != nil {
 			return err
 		}
 		if documents := arrays.main().Documents(); documents != nil {
@@ -274,9 +269,10 @@ func (d *Dataset) With(settings string) (*Dataset, error) {
 	return d.withSettings(s)
 }
 
-// withSettings returns the dataset under the settings of s, a split that With of the same split returned.
+// withSettings returns the dataset under the settings of s, a split that With of the same split returned, maybe before its files changed.
 func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
 	n := *d
+	s = d.hint.apply(s)
 	if n.Split = s; s.DType == sampler.Native {
 		s.DType = d.Sequence.Stored() // as bind does
 	}

@@ -177,7 +177,7 @@ func (d *Dataset) settings() map[string]any {
 	all := d.identity()
 	all["split"], all["join"], all["token_dtype"] = d.Split.Split, d.Split.Join, d.Sequence.Stored()
 	if d.Split.Ends != sampler.EndsUnknown {
-		all["documents"], all["mask_targets"], all["rows"], all["eot"] = d.Split.Documents, d.Split.MaskTargets, d.Split.Rows, d.Split.EndOfText
+		all["documents"], all["mask_targets"], all["rows"], all["eot"] = d.Split.DocumentsSetting(), d.Split.MaskTargets, d.Split.Rows, d.Split.EndOfText
 	}
 	return all
 }
