@@ -393,6 +393,22 @@ func TestBlocksPermute(t *testing.T) {
 	}
 }
 
+// A group takes the memory that is counted, and no more.
+func TestGroupsTakeWhatIsCounted(t *testing.T) {
+	ends := someDocuments(rand.New(rand.NewPCG(1, 2)), groupDocuments+100, 60)
+	for _, kind := range documentKinds {
+		for g := range int64(2) {
+			rows, err := newPieceRows(ends, cut{kind, 16}, nil)
+			must(t, err)
+			made, err := rows.make(g)
+			must(t, err)
+			if took := 16 * int64(cap(made.entries)+cap(made.pieces)); took != made.bytes() {
+				t.Errorf("group %d of rows %s takes %d bytes, and %d are counted", g, kind, took, made.bytes())
+			}
+		}
+	}
+}
+
 // The groups in memory are bounded with the other tables, whatever the order, readers at once read the same, and what nobody has any
 // more is forgotten.
 func TestGroupsAreBounded(t *testing.T) {
