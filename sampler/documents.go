@@ -116,6 +116,7 @@ func (r *pieceRows) rows() int64 { return r.sums[len(r.sums)-1] }
 // A groupPacker is what it takes to make a group.
 type groupPacker struct {
 	bounds []int64 // the first token of the group, and the end of each document
+	long   int     // documents with full rows
 	rests  []int32 // lengths of the pieces shorter than a row
 	packer *packer // of packed rows, else nil
 	next   []int32 // of each row that is not full: where its next piece goes, or -1
@@ -142,10 +143,12 @@ func (r *pieceRows) load(p *groupPacker, g int64) (full int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	p.rests = p.rests[:0]
+	p.long, p.rests = 0, p.rests[:0]
 	for i, end := range p.bounds[1:] {
 		more, rest := r.cut.pieces(end - p.bounds[i])
-		full += more
+		if full += more; more > 0 {
+			p.long++
+		}
 		if rest > 0 {
 			p.rests = append(p.rests, rest)
 		}
@@ -159,10 +162,15 @@ func (r *pieceRows) load(p *groupPacker, g int64) (full int64, err error) {
 // count returns how many rows a group has.
 func (r *pieceRows) count(p *groupPacker, g int64) (int64, error) {
 	full, err := r.load(p, g)
+	return full + int64(p.rowsOfRests()), err
+}
+
+// rowsOfRests is how many rows the pieces take that are shorter than a row.
+func (p *groupPacker) rowsOfRests() int {
 	if p.packer != nil {
-		return full + int64(len(p.packer.count)), err
+		return len(p.packer.count)
 	}
-	return full + int64(len(p.rests)), err
+	return len(p.rests)
 }
 
 // make makes group g.
@@ -173,7 +181,7 @@ func (r *pieceRows) make(g int64) (*group, error) {
 		return nil, err
 	}
 	documents := p.bounds[1:]
-	made := &group{make([]entry, 0, len(documents)), make([]groupPiece, 0, len(documents)+len(p.rests))}
+	made := &group{make([]entry, 0, p.long+p.rowsOfRests()), make([]groupPiece, 0, p.long+len(p.rests))}
 	p.next = p.next[:0]
 	for range p.rests { // as many rows as that at most
 		p.next = append(p.next, -1)

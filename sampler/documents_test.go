@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"batchfs/cache"
 	"batchfs/cache/array"
 )
 
@@ -314,6 +315,69 @@ func TestBatchesOfDocuments(t *testing.T) {
 	}
 }
 
+// Rows of windows say the same of documents, read whole and in any parts, where a token ends them and where an index says so.
+func TestEndsByTokenAndByIndex(t *testing.T) {
+	r := rand.New(rand.NewPCG(9, 10))
+	for range few(40, 300) {
+		n := 2 + r.IntN(120)
+		s := Settings{
+			Split: "train", BatchSize: 1 + r.IntN(4), BlockSize: 1 + r.IntN(min(n-1, 40)), Seed: r.Uint64(), World: 1,
+			DType: []array.DType{array.Int16, array.Int32, array.Int64}[r.IntN(3)], Layout: []Layout{XY, WholeRows}[r.IntN(2)],
+			Order: []Order{Random, Shuffle, Sequential}[r.IntN(3)], EOT: uint64(r.IntN(5)), Documents: true, Arrays: []Beside{{"logits", AtX}},
+		}
+		s.MaskTargets = s.Layout == XY && r.IntN(2) == 0
+		var ends documentEndsAt
+		stored := []array.DType{array.Uint8, array.Uint16, array.Uint32, array.Int64}[r.IntN(4)]
+		tokens := &listed{stub: stub{dtype: stored, runs: []cache.Run{{Name: "tokens", Len: int64(n)}}}}
+		for i := range int64(n) {
+			tokens.list = append(tokens.list, int64(r.IntN(1+r.IntN(8))))
+			if tokens.list[i] == int64(s.EOT) || i == int64(n-1) {
+				ends = append(ends, i+1)
+			}
+		}
+		from := Source{tokens, []Array{newNumbered(array.Float32, 9, int64(n), 3)}, ends, nil}
+		s.Ends = EndsByIndex
+		byIndex, err := New([]Source{from}, s)
+		must(t, err)
+		s.Ends = EndsByToken
+		byToken, err := New([]Source{from}, s)
+		must(t, err)
+		for k := range uint64(2) {
+			want := read(t, byIndex, k)
+			for range 30 {
+				from := r.IntN(len(want))
+				to := from + 1 + r.IntN(len(want)-from)
+				for _, q := range []*Sequence{byToken, byIndex} {
+					got := make([]byte, to-from)
+					must(t, q.Read(got, k, int64(from)))
+					if !bytes.Equal(got, want[from:to]) {
+						t.Fatalf("%+v: bytes %d to %d of batch %d are\n% x, want\n% x", q.Settings, from, to, k, got, want[from:to])
+					}
+				}
+			}
+		}
+	}
+}
+
+// A listed stub has these tokens.
+type listed struct {
+	stub
+	list []int64
+}
+
+func (l *listed) Read(ws []cache.Window, visit func(int, []byte) error) error {
+	for i, w := range ws {
+		var raw []byte
+		for _, token := range l.list[w.Start:][:w.Len] {
+			raw = appendToken(raw, token, l.dtype.Size())
+		}
+		if err := visit(i, raw); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // What Find says of any token is what the rows of an epoch show.
 func TestFindInRowsOfDocuments(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
@@ -388,6 +452,22 @@ func TestBlocksPermute(t *testing.T) {
 				if len(blocks) > mixedBlocks+1 {
 					t.Errorf("%+v: a span has rows of %d blocks", test, len(blocks))
 				}
+			}
+		}
+	}
+}
+
+// A group takes the memory that is counted, and no more.
+func TestGroupsTakeWhatIsCounted(t *testing.T) {
+	ends := someDocuments(rand.New(rand.NewPCG(1, 2)), groupDocuments+100, 60)
+	for _, kind := range documentKinds {
+		for g := range int64(2) {
+			rows, err := newPieceRows(ends, cut{kind, 16}, nil)
+			must(t, err)
+			made, err := rows.make(g)
+			must(t, err)
+			if took := 16 * int64(cap(made.entries)+cap(made.pieces)); took != made.bytes() {
+				t.Errorf("group %d of rows %s takes %d bytes, and %d are counted", g, kind, took, made.bytes())
 			}
 		}
 	}
