@@ -272,7 +272,7 @@ func TestBatchesOfDocuments(t *testing.T) {
 	orders := []Order{Random, Shuffle, Sequential}
 	beside := []array.Array{{DType: array.Uint8}, {DType: array.Float16, Shape: []int{3}}, {DType: array.Int64, Shape: []int{2, 2}}}
 	axes := map[string][]int{"mask": nil, "logits": {3}, "at_x": {2, 2}}
-	for n := range few(60, 500) {
+	for n := range few(60, 150) {
 		s := Settings{
 			Split: "train", BatchSize: 1 + r.IntN(4), BlockSize: 1 + r.IntN(40), Seed: r.Uint64(), World: 1 + r.IntN(3),
 			DType: []array.DType{array.Uint32, array.Int32, array.Int64}[r.IntN(3)], Layout: []Layout{XY, XY, WholeRows}[r.IntN(3)],
@@ -302,7 +302,7 @@ func TestBatchesOfDocuments(t *testing.T) {
 			if got := read(t, q, k); !bytes.Equal(got, want) {
 				t.Fatalf("%+v: batch %d is\n% x, want\n% x", s, k, got, want)
 			}
-			for range few(20, 200) {
+			for range few(20, 60) {
 				from := r.IntN(len(want))
 				to := from + 1 + r.IntN(len(want)-from)
 				got := make([]byte, to-from)
