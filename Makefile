@@ -71,6 +71,7 @@ fuzz:
 	go test ./sampler -run '^$$' -fuzz FuzzStart -fuzztime $(FUZZTIME)
 	go test ./cmd/batchfs/config -run '^$$' -fuzz FuzzConfig -fuzztime $(FUZZTIME)
 	go test ./cmd/batchfs/config -run '^$$' -fuzz FuzzPath -fuzztime $(FUZZTIME)
+	go test ./cmd/batchfs/prepare -run '^$$' -fuzz FuzzTextOf -fuzztime $(FUZZTIME)
 	go test ./cmd/batchfs/prepare/bpe -run '^$$' -fuzz FuzzEncode -fuzztime $(FUZZTIME) -fuzzminimizetime 1x
 
 # In turn, because what else the machine does changes from minute to minute.

@@ -264,7 +264,7 @@ func (r *randomSplits) add(name string) (split randomSplit, settings keys) {
 		}
 		return files, elements
 	}
-	// Arrays beside, which are cut into files as they like.
+	// Arrays beside, which are cut into files as they like, but for as many as the tokens: those would have to be cut as they are.
 	var kinds []keys
 	if chance.IntN(3) > 0 {
 		for i := range 1 + chance.IntN(3) {
@@ -275,7 +275,7 @@ func (r *randomSplits) add(name string) (split randomSplit, settings keys) {
 			kinds = append(kinds, kind)
 		}
 	}
-	beside := func(elements int) []keys {
+	beside := func(elements, others int) []keys {
 		list := []keys{}
 		for _, kind := range kinds {
 			dtype := kind["dtype"].(string)
@@ -284,8 +284,13 @@ func (r *randomSplits) add(name string) (split randomSplit, settings keys) {
 				size *= axis
 			}
 			array := maps.Clone(kind)
-			first := 1 + chance.IntN(elements-1)
-			array["files"] = []string{r.file(first, size, numbers(dtype)), r.file(elements-first, size, numbers(dtype))}
+			var files []string
+			left := elements
+			for range others {
+				n := 1 + chance.IntN(left/2)
+				files, left = append(files, r.file(n, size, numbers(dtype))), left-n
+			}
+			array["files"] = append(files, r.file(left, size, numbers(dtype)))
 			list = append(list, array)
 		}
 		return list
@@ -304,7 +309,7 @@ func (r *randomSplits) add(name string) (split randomSplit, settings keys) {
 		for range 2 + chance.IntN(2) {
 			files, elements := shards()
 			source := keys{"tokens": files, "weight": float64(1+chance.IntN(9)) / 10}
-			list := beside(elements)
+			list := beside(elements, len(files))
 			tables = append(tables, tableOf(t, fmt.Sprintf("[[splits.%s.sources]]", name), source))
 			arrays(fmt.Sprintf("[[splits.%s.sources.arrays]]", name), list)
 			sources = append(sources, keys{"files": files, "weight": source["weight"], "arrays": list})
@@ -315,7 +320,7 @@ func (r *randomSplits) add(name string) (split randomSplit, settings keys) {
 		if isTorch && len(files) > 1 || chance.IntN(2) == 0 {
 			batch["join"], settings["join"] = true, true
 		}
-		list := beside(elements)
+		list := beside(elements, len(files))
 		arrays(fmt.Sprintf("[[splits.%s.arrays]]", name), list)
 		batch["tokens"], settings["files"], settings["arrays"] = files, files, list
 	}

@@ -131,6 +131,58 @@ func TestSnapshotKeepsTheEndOfText(t *testing.T) {
 	same(t, serve(t, first, nil)[0], serve(t, next, nil)[0])
 }
 
+// What prepare writes into vocab.json need not be configured: the dtype of headerless files, and the token that ends a document. The
+// configuration goes before it, and a split that does not ask for documents is as it was.
+func TestVocabularyTellsDTypeAndEnds(t *testing.T) {
+	t.Chdir(t.TempDir())
+	tokens := strings.Repeat("\x01\x00\x00\x00\x02\x00\x00\x00\x09\x00\x00\x00", 40)
+	const vocab = `{"kind": "bpe", "vocab_size": 10, "token_dtype": "uint32", "eot": 9, "eot_at": %q}`
+	testfiles.Write(t, map[string]string{
+		"end/a.bin": tokens, "end/vocab.json": fmt.Sprintf(vocab, "end"), "begin/a.bin": tokens, "begin/vocab.json": fmt.Sprintf(vocab, "begin"),
+	})
+	for _, test := range []struct{ text, want string }{
+		{"tokens = 'end/a.bin'", "uint32 [x y]"},
+		{"tokens = 'end/a.bin'\ntoken_dtype = 'uint16'", "uint16 [x y]"},
+		{"tokens = 'end/a.bin'\ndocuments = true", "uint32 [x y cu_seqlens positions] 9: 0 3 4 4 4"},
+		{"tokens = 'end/a.bin'\ndocuments = true\neot = 1", "uint32 [x y cu_seqlens positions] 1: 0 1 4 4 4"},
+		{"tokens = 'begin/a.bin'\ndocuments = true", "nothing says where the documents of " + abs(t, "begin/a.bin") + " end: "},
+		{"tokens = 'end/a.bin'\ndocuments = 'files'", "uint32 [x y cu_seqlens positions] 9: 0 4 4 4 4"},
+	} {
+		text := two + "order = 'sequential'\n[splits.a]\n" + test.text
+		testfiles.Write(t, map[string]string{"config.toml": text})
+		all, err := openHere(t, text)
+		if err != nil {
+			if !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%s: %v, want %s", test.text, err, test.want)
+			}
+			continue
+		}
+		d := all[0]
+		var names []string
+		for _, a := range d.Sequence.Batch().Arrays {
+			names = append(names, a.Name)
+		}
+		got := fmt.Sprint(d.Sequence.Stored(), " ", names)
+		if ends := 2; len(names) > ends {
+			a := d.Sequence.Batch().Arrays[ends]
+			raw := make([]byte, 20)
+			if err := d.Sequence.Read(raw, 0, a.Offset); err != nil {
+				t.Fatal(err)
+			}
+			got += fmt.Sprintf(" %d:", d.Split.EndOfText)
+			for ; len(raw) > 0; raw = raw[4:] {
+				got += fmt.Sprint(" ", raw[0])
+			}
+		}
+		if got != test.want {
+			t.Errorf("%s: %s, want %s", test.text, got, test.want)
+		}
+		if there := serve(t, take(t), nil)[0]; !bytes.Equal(there.Info(), d.info()) {
+			t.Errorf("%s: another process serves\n%s\nnot\n%s", test.text, there.Info(), d.info())
+		}
+	}
+}
+
 // Files are named as far as a line has room.
 func TestFilesNamed(t *testing.T) {
 	t.Chdir(t.TempDir())

@@ -5,12 +5,10 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"unicode/utf8"
 
@@ -122,7 +120,14 @@ func (w *worker) lines(b *batch, c *chunk) error {
 			}
 			line = replaceInvalid(line)
 		}
-		texts, err := w.decode(line)
+		texts := make([][]byte, len(w.fields))
+		var err error
+		for i, f := range w.fields {
+			texts[i], err = textOf(line, f.path)
+			if err != nil {
+				break
+			}
+		}
 		if err == nil {
 			err = w.document(b, texts)
 		}
@@ -131,29 +136,6 @@ func (w *worker) lines(b *batch, c *chunk) error {
 		}
 	}
 	return nil
-}
-
-// decode returns the fields of a JSON object. What is null is empty.
-func (w *worker) decode(line []byte) (texts [][]byte, err error) {
-	for _, f := range w.fields {
-		raw := json.RawMessage(line)
-		for i, name := range f.path {
-			var object map[string]json.RawMessage
-			if err := json.Unmarshal(raw, &object); err != nil {
-				return nil, fmt.Errorf("is no JSON object: %w", err)
-			}
-			var ok bool
-			if raw, ok = object[name]; !ok {
-				return nil, fmt.Errorf("has no field %s: name one with --field or --mask", strings.Join(f.path[:i+1], "."))
-			}
-		}
-		var t string
-		if err := json.Unmarshal(raw, &t); err != nil {
-			return nil, fmt.Errorf("field %s is no text: %w", strings.Join(f.path, "."), err)
-		}
-		texts = append(texts, []byte(t))
-	}
-	return texts, nil
 }
 
 // document encodes a whole document, of one text for each field. One without text is left out.

@@ -1,8 +1,9 @@
 // Package prepare has the command `batchfs prepare`, which turns text into token files to mount.
 //
-// A reader (read.go) cuts the inputs (inputs.go) into batches of about a mebibyte. Workers decode and encode them (encode.go) with
-// a tokenizer (tokenizer.go). Each batch then goes, in the order of the inputs, to the shards of train and val (shards.go), in
-// a format (format.go). Now and then a checkpoint (state.go) says which position of the inputs the shards have come to.
+// A reader (read.go) cuts the inputs (inputs.go) into batches of about a mebibyte. Workers decode (json.go) and encode (encode.go)
+// them with a tokenizer (tokenizer.go). Each batch then goes, in the order of the inputs, to the shards of train and val
+// (shards.go), in a format (format.go). Now and then a checkpoint (state.go) says which position of the inputs the shards have
+// come to.
 package prepare
 
 import (

@@ -698,6 +698,31 @@ func TestPrepareDryRun(t *testing.T) {
 	}
 }
 
+// A file whose end is unlike its beginning is judged by both.
+func TestPrepareDryRunOfSorted(t *testing.T) {
+	inChunks(t, 16<<10, 1<<20)
+	t.Chdir(t.TempDir())
+	documents := someDocuments(6000, 300)
+	for i := range documents[2000:] {
+		documents[2000+i] = fmt.Sprint(i) + strings.Repeat(" 1234 é ü", 40)
+	}
+	testfiles.Write(t, map[string]string{"a.jsonl": lines(documents), "a.txt": strings.Join(documents, "\n"), "b/short.txt": "a few words"})
+	for _, args := range []string{"a.jsonl", "a.txt", "b a.txt", "a.txt --eot begin"} {
+		var got, n float64
+		said := prepared(t, args+" --by pairs --dry-run")
+		fmt.Sscanf(said, "about %g tokens in %g documents", &got, &n)
+		os.RemoveAll("out")
+		prepared(t, args+" --by pairs --val 0 --out out")
+		split := readManifest(t).Splits["train"]
+		if tokens := float64(split.Tokens); got < 0.9*tokens || got > 1.1*tokens {
+			t.Errorf("%s: said %q, want about %g tokens", args, said, tokens)
+		}
+		if documents := float64(split.Documents); n < 0.8*documents || n > 1.2*documents {
+			t.Errorf("%s: said %q, want about %g documents", args, said, documents)
+		}
+	}
+}
+
 // A text that is cut where wordEnd says has the tokens that it has as a whole, with every tokenizer.
 func TestWordEnd(t *testing.T) {
 	pieces := []string{" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u3000", "\u2028", "a", "b'", "'s", "'S", "x'll", "Hello", "É", "e\u0301", "\u0301", "汉", "字。", "。",

@@ -2,6 +2,7 @@ package bpe
 
 import (
 	"bytes"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 )
 
@@ -234,4 +236,19 @@ func BenchmarkNamed(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// A piece whose positions do not fit its links is refused before anything is read or allocated.
+func TestLongestPiece(t *testing.T) {
+	piece, err := syscall.Mmap(-1, 0, 1<<31, syscall.PROT_NONE, syscall.MAP_PRIVATE|syscall.MAP_ANONYMOUS|syscall.MAP_NORESERVE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Munmap(piece)
+	defer func() {
+		if p := recover(); p == nil || !strings.Contains(fmt.Sprint(p), "2147483648 bytes without the end of a word") {
+			t.Errorf("panic: %v", p)
+		}
+	}()
+	appendLong(nil, nil, piece)
 }
