@@ -83,7 +83,11 @@ const backingLasts = time.Second
 // endBackings lets go of the token files of a sequence's split before version v. Otherwise they would take space after they were deleted.
 func (t *tree) endBackings(number int, v Version) {
 	entry := &t.shared.Sequences[t.sequences.splitOf(number)]
-	time.AfterFunc(backingLasts, func() { entry.EndBackings(v, t.unregister) })
+	time.AfterFunc(backingLasts, func() {
+		if !t.leaving.Load() { // then the next worker does, and the shared state is no longer this one's
+			entry.EndBackings(v, t.unregister)
+		}
+	})
 }
 
 // resumeBackings lets go of what an earlier worker had no time to. No answer of its own is under way any more.

@@ -68,6 +68,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []*Sequence, o Options
 	}()
 	select {
 	case <-served:
+		t.leaving.Store(true)
 		return nil
 	case why := <-stop:
 		t.deadlines.close()

@@ -86,6 +86,7 @@ func TestErrorsOfArrays(t *testing.T) {
 		array(name, files, `shpe = [3]`):                           `config.toml:6: splits.train.arrays.0.shpe: unknown key; must be one of at, dtype, files, format, name, shape, tensor`,
 		array(name, files, `weight = 3`):                           `config.toml:6: splits.train.arrays.0.weight: unknown key; weight must stand in [[splits.X.sources]]`,
 		array(`name = "x"`, files):                                 `config.toml:4: splits.train.arrays.0.name: must be 1 to 32 letters`,
+		array(`name = "__metadata__"`, files):                      `config.toml:4: splits.train.arrays.0.name: must be 1 to 32 letters`,
 		array(`name = "Mask"`, files):                              `config.toml:4: splits.train.arrays.0.name: must be 1 to 32 letters`,
 		array(`name = "a.npy"`, files):                             `config.toml:4: splits.train.arrays.0.name: must be 1 to 32 letters`,
 		array(`name = "`+strings.Repeat("a", 33)+`"`, files):       `config.toml:4: splits.train.arrays.0.name: must be 1 to 32 letters`,

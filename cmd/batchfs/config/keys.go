@@ -137,8 +137,8 @@ var arrayKeys = map[string]key[Beside]{
 	"tensor": textKey(func(c *Beside) *string { return &c.Tensor }, "the name of a tensor"),
 }
 
-// reserved are the names of arrays that a batch has by itself.
-var reserved = []string{"x", "y", "tokens", "rows", "cu_seqlens", "positions", "lengths", "source"}
+// reserved are the names of arrays that a batch has by itself, and that of what is no tensor in a safetensors header.
+var reserved = []string{"x", "y", "tokens", "rows", "cu_seqlens", "positions", "lengths", "source", "__metadata__"}
 
 // paths returns the paths of a value that is one path or a list of them.
 func paths(value any) (list []string, ok bool) {
