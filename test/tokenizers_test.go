@@ -76,8 +76,11 @@ var tokenizers = func() func(testing.TB) string {
 // compareTokens compares a tokenizer with another program on all texts. Runs of one character are up to run long.
 func compareTokens(t *testing.T, tokenizer *bpe.Tokenizer, run int, program ...string) {
 	size, mixes := 2<<20, 1000
-	if inSoak() {
+	switch {
+	case inSoak():
 		size, mixes = 40<<20, 100_000
+	case testing.Short():
+		size, mixes = 256<<10, 200
 	}
 	for name, texts := range map[string]iter.Seq[string]{
 		"odd": oddTexts(run), "mixed": mixedTexts(mixes), "of this machine": textsHere(t, size), "characters": everyCharacter,
@@ -187,7 +190,7 @@ var snippets = []string{"a", "Zß", "ǅ", "don't", "I'LL", "it'ſ", "'", "’s",
 	"e\u0301", "\u0301", "\u0301\u0302", "q\u0323\u0307", "\u0307\u0323", "\u0344", "ﬁ", "Å", "İi", "ſt", "ʰ", "ªº", "𝔘𝔫𝔦", "𐐀𐐨", "𑄮",
 	"👍🏽", "👨‍👩‍👧‍👦", "🇩🇪🇫🇷", "☎️", "\u200d", "\u200b", "\ufeff", "\ufffd", "\x00", "\x7f", "<|endoftext|>", "<|end_of_text|>", "<|im_start|>", "<tool_call>", "<|"}
 
-// oddTexts yields every pair of snippets, and runs of them.
+// oddTexts yields every pair of snippets, and runs of them. Only a soak has the longest of each.
 func oddTexts(longest int) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, a := range snippets {
@@ -200,7 +203,7 @@ func oddTexts(longest int) iter.Seq[string] {
 		for _, s := range []string{" ", "\n", "\t", "\r\n", "\u00a0", "\u3000", "a", "A", "aB", "ab", "1", "!", "é", "中", "👍", "\u0301", "\u0323\u0301", " a", "\n ", "-", "/", "'s", "<|endoftext|>"} {
 			for _, n := range []int{1, 2, 3, 4, 5, 7, 15, 16, 17, 31, 127, 128, 129, 257, 1000, 100_000} {
 				run := strings.Repeat(s, n)
-				if n > longest || n > 1000 && testing.Short() && !strings.Contains(" \na", s) {
+				if n > longest || n > 1000 && !inSoak() && !strings.Contains(" \na", s) {
 					continue
 				}
 				for _, text := range []string{run, "e" + run, " " + run + "\nx" + run} {
