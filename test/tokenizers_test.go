@@ -22,6 +22,7 @@ import (
 
 // Tokens are those of tiktoken, whatever the text.
 func TestTokensOfTiktoken(t *testing.T) {
+	long(t)
 	dir := tokenizers(t)
 	for _, name := range []string{"gpt2", "cl100k", "o200k"} {
 		t.Run(name, func(t *testing.T) {
@@ -44,6 +45,7 @@ func TestTokensOfTiktoken(t *testing.T) {
 
 // Tokens are those of Hugging Face's tokenizers.
 func TestTokensOfTokenizers(t *testing.T) {
+	long(t)
 	dir := tokenizers(t)
 	for name, run := range map[string]int{"llama3": 100_000, "qwen3": 100_000, "gpt35turbo": 100_000, "gpt4o": 1000} { // whose expression takes it n² steps
 		t.Run(name, func(t *testing.T) {
@@ -75,18 +77,17 @@ var tokenizers = func() func(testing.TB) string {
 
 // compareTokens compares a tokenizer with another program on all texts. Runs of one character are up to run long.
 func compareTokens(t *testing.T, tokenizer *bpe.Tokenizer, run int, program ...string) {
-	size, mixes := 2<<20, 1000
-	switch {
-	case inSoak():
+	size, mixes := 256<<10, 200
+	if inSoak() {
 		size, mixes = 40<<20, 100_000
-	case testing.Short():
-		size, mixes = 256<<10, 200
+	} else {
+		run = min(run, 10_000)
 	}
 	for name, texts := range map[string]iter.Seq[string]{
 		"odd": oddTexts(run), "mixed": mixedTexts(mixes), "of this machine": textsHere(t, size), "characters": everyCharacter,
 	} {
 		for _, special := range []bool{false, true} {
-			if name == "characters" && (special || testing.Short()) {
+			if name == "characters" && (special || !inSoak()) {
 				continue
 			}
 			args := program
