@@ -107,8 +107,7 @@ func TestDocumentsSurviveWorkers(t *testing.T) {
 			cmd.Stdout, cmd.Stderr = &out, &out
 			noError(t, cmd.Start())
 			for range 3 {
-				await(t, "a worker", func() bool { return m.worker(t) > 0 })
-				stopAndKill(t, m, m.worker(t))
+				stopAndKill(t, m, m.awaitWorker(t))
 			}
 			err := cmd.Wait()
 			// The fingerprint in the metadata covers the names of files, which are the same.

@@ -267,7 +267,7 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 	// Whoever dies.
 	m := &mounted{dir: dir, cmd: &exec.Cmd{Process: &os.Process{Pid: keeper}}}
-	noError(t, syscall.Kill(m.worker(t), syscall.SIGKILL))
+	noError(t, syscall.Kill(m.awaitWorker(t), syscall.SIGKILL))
 	if out, err := asNobody("head", "-c", "10", filepath.Join(dir, "train/next")); err != nil || len(out) != 10 {
 		t.Errorf("reading from the second process: %v %q", err, out)
 	}

@@ -65,10 +65,18 @@ dtype = "uint32"
 // besideOf is the file of the array beside tokens.
 func besideOf(data string) string { return data + ".at" }
 
-func kill(_ testing.TB, _ *mounted, worker int) { syscall.Kill(worker, syscall.SIGKILL) }
+func kill(t testing.TB, _ *mounted, worker int) {
+	if worker <= 0 { // which would be every process of this test's group
+		t.Fatal("there is no worker to kill")
+	}
+	syscall.Kill(worker, syscall.SIGKILL)
+}
 
 // stopAndKill kills a process the way its keeper does: stopped first, so that the kernel is not copying one of its requests.
 func stopAndKill(t testing.TB, m *mounted, worker int) {
+	if worker <= 0 { // which would be every process of this test's group
+		t.Fatal("there is no worker to kill")
+	}
 	syscall.Kill(worker, syscall.SIGSTOP)
 	await(t, "a process that is stopped", func() bool { return stopped(worker) })
 	kill(t, m, worker)
@@ -269,6 +277,16 @@ func (m *mounted) worker(t testing.TB) int {
 		return all[0]
 	}
 	return 0
+}
+
+// awaitWorker waits until a process serves, and returns it.
+func (m *mounted) awaitWorker(t testing.TB) (worker int) {
+	t.Helper()
+	await(t, "a worker", func() bool {
+		worker = m.worker(t)
+		return worker > 0
+	})
+	return worker
 }
 
 // workers are the processes that the keeper has: the one that serves, and then the one that stands by.

@@ -217,7 +217,7 @@ func TestTokensSurviveWorkers(t *testing.T) {
 					opened = 1
 				}
 				reads(n)
-				test.strike(t, m, m.worker(t))
+				test.strike(t, m, m.awaitWorker(t))
 				if test.args == nil {
 					reads(n + 1)
 					m.awaitStandby(t)
@@ -275,7 +275,7 @@ func TestTokensFollow(t *testing.T) {
 			}
 		}
 		if n%2 == 0 && len(m.awaitStandby(t)) > 0 {
-			kill(t, m, m.worker(t))
+			kill(t, m, m.awaitWorker(t))
 		}
 		replaceFile(t, file, contents[(n+1)%3])
 	}
