@@ -283,7 +283,7 @@ func (req *request) copyRow(i int, raw []byte) error {
 	var ends []int
 	if req.column == 0 {
 		if bad := q.sources[req.source].vocab.find(raw); bad >= 0 {
-			return q.beyond(req.source, from.windows[i].Start+int64(bad), number(raw, column.stored, bad))
+			return q.beyond(req.source, from.windows[i].Start+int64(bad), column.stored.Text(column.stored.Bits(raw[bad*column.width:])))
 		}
 		ends = req.ends[r.ends.from:r.ends.to]
 		if q.parts.ends && q.Ends == EndsByToken {
@@ -311,7 +311,7 @@ func (req *request) copyRow(i int, raw []byte) error {
 		first := p.first + s.from - r.first // of the part's numbers in raw
 		raw := raw[first*column.width:][:(s.to-s.from)*column.width]
 		if bad := req.put(at+s.from*p.size, raw, p, column); bad >= 0 {
-			return q.overflow(req.source, req.column, from.windows[i].Start+int64(first+bad), number(raw, column.stored, bad), p.dtype)
+			return q.overflow(req.source, req.column, from.windows[i].Start+int64(first+bad), column.stored.Text(column.stored.Bits(raw[bad*column.width:])), p.dtype)
 		}
 		if p.masked {
 			req.mask(p, at, s, ends)
@@ -385,11 +385,8 @@ func endsIn[N uinteger](ends []int, tokens []N, eot uint64, first int) []int {
 // putDocuments puts the numbers shown of a part that says where documents end.
 func (req *request) putDocuments(p *part, base, j int, s span, ends []int) {
 	t := req.sequence.BlockSize
-	if n := len(ends); n > 0 && ends[n-1] >= t {
-		ends = ends[:n-1]
-		for len(ends) > 0 && ends[len(ends)-1] >= t {
-			ends = ends[:len(ends)-1]
-		}
+	for len(ends) > 0 && ends[len(ends)-1] >= t {
+		ends = ends[:len(ends)-1]
 	}
 	whole := req.edgeOf((s.to - s.from) * p.size)
 	numbers := as[int32](whole)

@@ -180,9 +180,9 @@ func AllFiles(sources []SourceFiles) (paths []string) {
 // in alphabetical order. The error names the key, and says that a glob is malformed or matches no file. Files that are named
 // without a glob need not exist.
 func (s *Split) Files() (all []SourceFiles, err error) {
-	key, sources := "tokens", []Source{{Tokens: s.Tokens, Beside: s.Beside}}
+	key, besideKey, sources := "tokens", "arrays", []Source{{Tokens: s.Tokens, Beside: s.Beside}}
 	if len(s.Sources) > 0 {
-		key, sources = "sources", s.Sources
+		key, besideKey, sources = "sources", "sources", s.Sources
 	}
 	resolve := func(key string, patterns []string) (files []string) {
 		if err == nil {
@@ -195,7 +195,7 @@ func (s *Split) Files() (all []SourceFiles, err error) {
 	for _, source := range sources {
 		files := SourceFiles{Main: resolve(key, source.Tokens)}
 		for _, b := range source.Beside {
-			files.Beside = append(files.Beside, resolve(cmp.Or(map[string]string{"tokens": "arrays"}[key], key), b.Files))
+			files.Beside = append(files.Beside, resolve(besideKey, b.Files))
 		}
 		all = append(all, files)
 	}

@@ -44,16 +44,6 @@ type source []*cache.Array
 
 func (s source) main() *cache.Array { return s[0] }
 
-// check looks whether the files are still those that were opened.
-func (s source) check() error {
-	for _, array := range s {
-		if err := array.Check(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // Open opens and checks the token files of all splits.
 func Open(c *config.Config) ([]*Dataset, error) {
 	var all []*Dataset
@@ -361,8 +351,10 @@ func (d *Dataset) release() {
 // check looks whether the files are still those that were opened.
 func (d *Dataset) check() error {
 	for _, source := range d.sources {
-		if err := source.check(); err != nil {
-			return err
+		for _, array := range source {
+			if err := array.Check(); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -3,7 +3,6 @@ package dataset
 import (
 	"bytes"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -375,9 +374,7 @@ func (d *Dataset) text(source int, p sampler.Piece, v *vocabulary.Vocabulary) (s
 	}
 	err := tokens.Read([]cache.Window{{Start: p.Start, Len: first}}, func(_ int, raw []byte) error {
 		for ; len(raw) > 0; raw = raw[size:] {
-			var token [8]byte
-			copy(token[:], raw[:size])
-			text.WriteString(v.Text(int(min(binary.LittleEndian.Uint64(token[:]), math.MaxInt))))
+			text.WriteString(v.Text(int(min(tokens.DType().Bits(raw), math.MaxInt))))
 		}
 		return nil
 	})

@@ -145,19 +145,25 @@ func (r *reader) fill(s io.Reader, n int) (end bool, err error) {
 	return false, nil
 }
 
+// fillFrom is fill for an input of which at is the position. It drops a byte order mark at the beginning.
+func (r *reader) fillFrom(s *stream, at *position, n int) (end bool, err error) {
+	end, err = r.fill(s, n)
+	if err == nil && at.Offset == 0 && bytes.HasPrefix(r.buf, byteOrderMark) {
+		r.drop(len(byteOrderMark))
+		at.Offset = int64(len(byteOrderMark))
+	}
+	return end, err
+}
+
 // drop removes n bytes from the front of buf.
 func (r *reader) drop(n int) { r.buf = r.buf[:copy(r.buf, r.buf[n:])] }
 
 func (r *reader) readText(s *stream, at position) error {
 	r.buf = r.buf[:0]
 	for want := chunkSize; ; {
-		end, err := r.fill(s, want)
+		end, err := r.fillFrom(s, &at, want)
 		if err != nil {
 			return err
-		}
-		if at.Offset == 0 && bytes.HasPrefix(r.buf, byteOrderMark) {
-			r.drop(len(byteOrderMark))
-			at.Offset = int64(len(byteOrderMark))
 		}
 		if !at.Within {
 			at.Val = r.tail > 0 && at.Offset >= r.tail || r.tail == 0 && r.inVal(r.buf)
@@ -199,13 +205,9 @@ func (r *reader) readText(s *stream, at position) error {
 func (r *reader) readLines(s *stream, at position) error {
 	r.buf = r.buf[:0]
 	for want := chunkSize; ; {
-		end, err := r.fill(s, want)
+		end, err := r.fillFrom(s, &at, want)
 		if err != nil {
 			return err
-		}
-		if at.Offset == 0 && bytes.HasPrefix(r.buf, byteOrderMark) {
-			r.drop(len(byteOrderMark))
-			at.Offset = int64(len(byteOrderMark))
 		}
 		n := bytes.LastIndexByte(r.buf, '\n') + 1
 		if end {

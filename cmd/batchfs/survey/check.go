@@ -435,7 +435,7 @@ func (r *result) compare(list []uint64, at int64, vocab uint64, dtype array.DTyp
 		}
 		if r.Beyond++; r.Beyond == 1 {
 			r.First, r.Token = at+int64(i), fmt.Sprint(v)
-			if signed(dtype) {
+			if dtype.IsSigned() {
 				r.Token = fmt.Sprint(int64(v))
 			}
 		}

@@ -207,7 +207,7 @@ func (s *Survey) count(ctx context.Context, f *File, a *cache.Array, o LookOptio
 
 // countNumbers counts integers.
 func (s *Survey) countNumbers(f *File, list []uint64) {
-	isSigned := signed(f.DType)
+	isSigned := f.DType.IsSigned()
 	for _, v := range list {
 		if isSigned && int64(v) < 0 {
 			s.numbers[below0]++

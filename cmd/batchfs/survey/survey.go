@@ -97,21 +97,12 @@ func (d *decoder) decode(raw []byte) []uint64 {
 			d.list[i] = binary.LittleEndian.Uint64(raw[8*i:])
 		}
 	}
-	if unused := 64 - 8*size; signed(d.dtype) {
+	if unused := 64 - 8*size; d.dtype.IsSigned() {
 		for i, v := range d.list {
 			d.list[i] = uint64(int64(v<<unused) >> unused)
 		}
 	}
 	return d.list
-}
-
-// signed says whether a dtype has negative numbers.
-func signed(d array.DType) bool {
-	switch d {
-	case array.Int8, array.Int16, array.Int32, array.Int64:
-		return true
-	}
-	return false
 }
 
 // isTokens says whether an array can hold tokens.
