@@ -36,7 +36,7 @@ func BenchmarkRead(b *testing.B) {
 
 // What the bytes of a batch cost with arrays beside the tokens and with documents, next to those of x and y alone.
 func BenchmarkArrays(b *testing.B) {
-	const n = 2 << 20 // tokens
+	const n = 16 << 20 // tokens
 	tokens := make([]byte, 0, 2*n)
 	for i := range uint64(n) { // a document ends after some 600 of them
 		token := i * 0x9e3779b97f4a7c15 >> 50
@@ -55,8 +55,6 @@ func BenchmarkArrays(b *testing.B) {
 		must(b, err)
 		return a
 	}
-	main, err := cache.Open(file("tokens.bin", tokens), cache.Options{DType: array.Uint16, Access: cache.Pread})
-	must(b, err)
 	mask, top := open(array.Uint8, make([]byte, n)), open(array.Float16, make([]byte, n*8*2), 8)
 	plain := Settings{Split: "train", BatchSize: 12, BlockSize: 1024, DType: array.Uint16, Layout: XY, Order: Random, World: 1}
 	masked, all, documents := plain, plain, plain
@@ -65,25 +63,30 @@ func BenchmarkArrays(b *testing.B) {
 	documents.Ends, documents.Documents = EndsByToken, true
 	whole := documents
 	whole.Arrays = all.Arrays
-	for _, test := range []struct {
-		name     string
-		settings Settings
-		beside   []Array
-	}{
-		{"plain", plain, nil}, {"mask", masked, []Array{mask}}, {"mask+top", all, []Array{mask, top}},
-		{"documents", documents, nil}, {"mask+top+documents", whole, []Array{mask, top}},
-	} {
-		b.Run(test.name, func(b *testing.B) {
-			q, err := New([]Source{{Main: main, Beside: test.beside}}, test.settings)
-			must(b, err)
-			dst := make([]byte, q.Batch().Bytes())
-			b.SetBytes(int64(len(dst)))
-			b.ReportAllocs()
-			for k := uint64(0); b.Loop(); k++ {
-				must(b, q.Read(dst, k, 0))
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(dst)), "ns/B")
-		})
+	paths := file("tokens.bin", tokens)
+	for _, access := range []cache.Access{cache.Remap, cache.Pread} {
+		main, err := cache.Open(paths, cache.Options{DType: array.Uint16, Access: access})
+		must(b, err)
+		for _, test := range []struct {
+			name     string
+			settings Settings
+			beside   []Array
+		}{
+			{"plain", plain, nil}, {"mask", masked, []Array{mask}}, {"mask+top", all, []Array{mask, top}},
+			{"documents", documents, nil}, {"mask+top+documents", whole, []Array{mask, top}},
+		} {
+			b.Run(fmt.Sprintf("%s/%s", access, test.name), func(b *testing.B) {
+				q, err := New([]Source{{Main: main, Beside: test.beside}}, test.settings)
+				must(b, err)
+				dst := make([]byte, q.Batch().Bytes())
+				b.SetBytes(int64(len(dst)))
+				b.ReportAllocs()
+				for k := uint64(0); b.Loop(); k++ {
+					must(b, q.Read(dst, k, 0))
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(dst)), "ns/B")
+			})
+		}
 	}
 }
 

@@ -160,6 +160,9 @@ func options(s *config.Split, m config.Memory, i, n int, h hint, files int) cach
 		}
 		return o
 	}
+	if o.Access == cache.Remap { // a mapping costs as much for the few bytes of a mask as for tokens
+		o.Access = cache.Pread
+	}
 	b := s.BesideOf(i)[n-1]
 	o.Format, o.Tensor, o.DType, o.Axes, o.Beside = b.Format, b.Tensor, b.DType, b.Shape, b.Name
 	return o
