@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"iter"
+	"os"
 	"slices"
 	"sort"
 	"sync"
@@ -23,7 +24,7 @@ type Array struct {
 	axes   []int // of an element
 	number int64 // bytes of a number
 	width  int64 // bytes of an element
-	vocab  int64 // Options.VocabSize
+	vocab  int64 // Options.VocabSize, of tokens
 	shards []shard
 	runs   []Run
 	many   bool // Check does not look at all files each time
@@ -92,7 +93,7 @@ func (a *Array) DType() array.DType { return a.dtype }
 // Axes are the shape of an element, or none for a token. They are not the caller's to change.
 func (a *Array) Axes() []int { return a.axes }
 
-// VocabSize is that of the Options: tokens are below it, or 0 where nobody knows. Read does not compare them.
+// VocabSize is that of the Options: tokens are below it, or 0 where nobody knows or elements are no tokens. Read does not compare them.
 func (a *Array) VocabSize() int64 { return a.vocab }
 
 // Files are the paths of the files of elements, in order.
@@ -121,6 +122,23 @@ func (a *Array) all() iter.Seq[*tracked] {
 				return
 			}
 		}
+	}
+}
+
+// OneFile returns a function that opens the file that is the array, byte for byte, and checks it as Read does. It is nil if there is no
+// such file.
+func (a *Array) OneFile() func() (*os.File, error) {
+	first := &a.shards[0]
+	f, isLocal := first.blob.(*file)
+	if !isLocal || len(a.shards) > 1 || first.format.Offset != 0 || a.Bytes() != f.size {
+		return nil
+	}
+	return func() (*os.File, error) {
+		fd, _, err := f.open()
+		if err != nil {
+			return nil, a.remember(&first.tracked, err)
+		}
+		return os.NewFile(uintptr(fd), f.Path()), nil
 	}
 }
 

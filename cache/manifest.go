@@ -21,7 +21,7 @@ type Options struct {
 	Access        Access      // how the bytes of a window are fetched
 	DropPageCache bool        // give the kernel's page cache back after every read; Map does not
 	AllFiles      int         // how many files are checked together with these, which count; 0: these are all
-	VocabSize     int64       // tokens are below it; 0: nobody knows, or the elements are no tokens
+	VocabSize     int64       // tokens are below it; 0: nobody knows. It is not of elements with axes
 
 	// Documents says where documents end: DocumentsIndexed, FilesAreDocuments, or "" where nobody asks.
 	Documents string
@@ -188,8 +188,11 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 	}
 	first := m.Files[0]
 	a := &Array{
-		dtype: first.Format.DType, axes: first.Format.Axes, vocab: o.VocabSize,
+		dtype: first.Format.DType, axes: first.Format.Axes,
 		shards: make([]shard, len(m.Files)), many: max(o.AllFiles, len(m.Files)) > fewFiles,
+	}
+	if len(a.axes) == 0 {
+		a.vocab = o.VocabSize
 	}
 	var start int64
 	indexed := 0

@@ -27,6 +27,7 @@ type sequences struct {
 	shared   *state.Shared
 	log      limitedLog // of its own, so that bad paths hide no errors
 	splits   int
+	changed  func(number int, v Version)                  // called when a sequence has other tokens, of version v
 	byNumber [state.MaxSequences]atomic.Pointer[Sequence] // nil: not made yet, or no sequence has the number
 	split    [state.MaxSequences]atomic.Uint32            // number of the split that a sequence belongs to
 
@@ -60,10 +61,11 @@ func newSequences(splits []*Sequence, shared *state.Shared, log *slog.Logger) (*
 		return nil, fmt.Errorf("%d splits, more than %d", len(splits), state.MaxSequences-1)
 	}
 	q := &sequences{
-		shared: shared,
-		log:    limitedLog{Logger: log},
-		splits: len(splits),
-		byName: map[string]int{},
+		shared:  shared,
+		log:     limitedLog{Logger: log},
+		splits:  len(splits),
+		changed: func(int, Version) {},
+		byName:  map[string]int{},
 	}
 	q.known, q.many = sync.NewCond(&q.mu), sync.NewCond(&q.mu)
 	if shared.SequencesUsed() == 0 {
@@ -298,8 +300,8 @@ func (q *sequences) now(number int) (*Sequence, error) {
 		return nil, errForgotten
 	}
 	s, err := was.Now()
-	if s != was {
-		q.byNumber[number].CompareAndSwap(was, s)
+	if s != was && q.byNumber[number].CompareAndSwap(was, s) && s.Version != was.Version {
+		q.changed(number, s.Version)
 	}
 	return s, err
 }

@@ -40,6 +40,8 @@ func Serve(w *supervise.Worker, mountpoint string, splits []*Sequence, o Options
 	if err := t.resume(splits, w.Shared, o); err != nil {
 		return err
 	}
+	t.kernel = server
+	t.resumeBackings()
 	t.deadlines.answer = func(id uint64, errno syscall.Errno) { unix.Write(w.Connection, errorReply(id, errno)) }
 	// Before the first request is read: what this process has read itself must not be sent again.
 	if _, err := unix.Write(w.Connection, notifyResend); err != nil && err != unix.EINVAL {
@@ -66,6 +68,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []*Sequence, o Options
 	}()
 	select {
 	case <-served:
+		t.leaving.Store(true)
 		return nil
 	case why := <-stop:
 		t.deadlines.close()
@@ -116,10 +119,13 @@ func handshake(w *supervise.Worker, t *tree) (server *fuse.Server, fd int, err e
 		DisableSplice: true,
 		// A file's pages are dropped when we say so, not when its attributes seem to change.
 		ExplicitDataCacheControl: true,
-		DisableXAttrs:            true,
-		DisableReadDirPlus:       true,
-		Name:                     "batchfs",
-		Logger:                   stdlog.New(warnings{t.log}, "", 0),
+		// Token files on overlayfs, as in a container, are passed through too. The kernel allows no more than 2, and then lets no
+		// overlayfs lie over this mount.
+		MaxStackDepth:      2,
+		DisableXAttrs:      true,
+		DisableReadDirPlus: true,
+		Name:               "batchfs",
+		Logger:             stdlog.New(warnings{t.log}, "", 0),
 		PanicHandler: func(r any) fuse.Status {
 			t.log.Error("a request panicked; its reader gets an error, and another worker takes over", "panic", r, "stack", string(debug.Stack()))
 			t.giveUp()

@@ -154,7 +154,7 @@ func infoLen(t *texts, i inode) int64 {
 // stat and read because one of them grew.
 func statusText(t *texts, _ inode) ([]byte, *Sequence) {
 	type counted struct {
-		name, fault                             string
+		name, fault, tokensBin                  string
 		cursor, reads, bytes, givenBack, errors uint64
 	}
 	t.making.Lock()
@@ -162,7 +162,8 @@ func statusText(t *texts, _ inode) ([]byte, *Sequence) {
 	var all []counted
 	t.sequences.all(func(number int, name, fault string) {
 		entry := &t.shared.Sequences[number]
-		c := counted{name, fault, entry.Next(), entry.Reads.Load(), entry.Bytes.Load(), entry.GivenBack.Load(), entry.Errors.Load()}
+		tokensBin := t.shared.Sequences[t.sequences.splitOf(number)].LastBacking().String()
+		c := counted{name, fault, tokensBin, entry.Next(), entry.Reads.Load(), entry.Bytes.Load(), entry.GivenBack.Load(), entry.Errors.Load()}
 		if number <= t.sequences.splits || entry.Moved() || c.reads+c.errors > 0 {
 			all = append(all, c)
 		}
@@ -210,9 +211,10 @@ func statusText(t *texts, _ inode) ([]byte, *Sequence) {
       "bytes": %20d,
       "given_back": %20d,
       "errors": %20d,
-      "last_error": %s
+      "last_error": %s,
+      "tokens_bin": %s
     }`,
-			quoted(c.name), c.cursor, c.reads, c.bytes, c.givenBack, c.errors, quoted(c.fault))
+			quoted(c.name), c.cursor, c.reads, c.bytes, c.givenBack, c.errors, quoted(c.fault), quoted(c.tokensBin))
 	}
 	return append(text, "\n  }\n}\n"...), nil
 }

@@ -34,6 +34,7 @@ type tree struct {
 	prefetcher         prefetcher
 	deadlines          deadlines
 	turns, places      *turns
+	kernel             backer
 	giveUp             func() // another process should serve
 	leaving            atomic.Bool
 	log                *limitedLog
@@ -209,15 +210,15 @@ func (t *tree) lookupBatch(sequence int, name string) inode {
 	for _, r := range rows {
 		switch {
 		case r.in != batchDir:
-		case r.name == name[len(digits):]:
-			return t.numbered(r.kind, sequence, k)
-		case r.shows == namedArray && k < 1<<arrayShift:
+		case r.shows == namedArray:
 			s := t.sequences.get(sequence)
 			for n, a := range beside(s) {
-				if strings.Replace(r.name, "%", a.Name, 1) == name[len(digits):] {
+				if k < 1<<arrayShift && strings.Replace(r.name, "%", a.Name, 1) == name[len(digits):] {
 					return makeArrayInode(r.kind, sequence, s.Batch.Main+n, k).ofVersion(s.Version)
 				}
 			}
+		case r.name == name[len(digits):]:
+			return t.numbered(r.kind, sequence, k)
 		}
 	}
 	return noSuchInode

@@ -90,6 +90,7 @@ func growLogging(t testing.TB, log *slog.Logger, shared *state.Shared, sequences
 	o := Options{ProgramVersion: "test", Ahead: 2, AheadBytes: 1 << 20, ReplyBytes: 64 << 20, TextBytes: maxTextBytes,
 		TableBytes: func() int64 { return 0 }, Timeout: time.Minute, Mode: 0o444, Log: log}
 	tr := newTree("/mnt", sequences, o)
+	t.Cleanup(func() { tr.leaving.Store(true) })
 	if err := tr.resume(sequences, shared, o); err != nil {
 		t.Fatal(err)
 	}

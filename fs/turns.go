@@ -387,7 +387,9 @@ func (t *tree) readInTurns(r *request, s *Sequence, dst []byte, k uint64, off in
 
 // readGently is s.Read for a batch that nobody waits for. It lets reads of few rows have the processor now and then.
 func (s *Sequence) readGently(dst []byte, k uint64) error {
-	most := int(s.Batch.RowBytes(0) * rowsPerTurn)
+	row := s.Batch.RowBytes(0)
+	// To read a part of a long row takes memory for that part.
+	most := int(min(row*min(rowsPerTurn, max(mount.MaxRequest/row, 1)), mount.MaxRequest))
 	for off := 0; off < len(dst); off += most {
 		if off > 0 {
 			runtime.Gosched()

@@ -10,6 +10,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"batchfs/cache/array"
+	"batchfs/fs/mount"
 )
 
 // A queueing is a queue of one split with one turn, which somebody has.
@@ -356,5 +357,30 @@ func TestLongReadsTakeTurns(t *testing.T) {
 	whole(want, 3, 0)
 	if !status.Ok() || !slices.Equal(data, want) || largest != 2*rowsPerTurn {
 		t.Errorf("%v, %d bytes, at most %d at once", status, len(data), largest)
+	}
+}
+
+// A batch that is made ahead is read in parts no longer than a request, however long its rows are.
+func TestBatchesAheadAreReadInParts(t *testing.T) {
+	for _, shape := range [][]int{{1, 3 << 20}, {3, 300_000}, {1000, 1}, {5, 700, 300}} {
+		batch := array.NewBatch(1, array.Array{Name: "rows", DType: array.Uint8, Shape: shape})
+		s := counting("train", batch.Bytes())
+		s.Batch = batch
+		whole, largest, read := s.Read, 0, 0
+		s.Read = func(dst []byte, k uint64, off int64) error {
+			if int64(off) != int64(read) {
+				t.Errorf("%v: byte %d is read after %d", shape, off, read)
+			}
+			largest, read = max(largest, len(dst)), read+len(dst)
+			return whole(dst, k, off)
+		}
+		got, want := make([]byte, batch.Bytes()), make([]byte, batch.Bytes())
+		if err := s.readGently(got, 3); err != nil {
+			t.Fatal(err)
+		}
+		whole(want, 3, 0)
+		if !slices.Equal(got, want) || int64(read) != batch.Bytes() || largest > mount.MaxRequest {
+			t.Errorf("%v: %d bytes of %d are read, %d at once", shape, read, batch.Bytes(), largest)
+		}
 	}
 }

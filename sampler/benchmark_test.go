@@ -34,6 +34,80 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
+// What the bytes of a batch cost with arrays beside the tokens and with documents, next to those of x and y alone.
+func BenchmarkArrays(b *testing.B) {
+	const n = 16 << 20 // tokens
+	tokens := make([]byte, 0, 2*n)
+	for i := range uint64(n) { // a document ends after some 600 of them
+		token := i * 0x9e3779b97f4a7c15 >> 50
+		if token < 27 {
+			token = 0
+		}
+		tokens = appendToken(tokens, int64(token), 2)
+	}
+	file := func(name string, raw []byte) []string {
+		path := filepath.Join(b.TempDir(), name)
+		must(b, os.WriteFile(path, raw, 0o600))
+		return []string{path}
+	}
+	open := func(dtype array.DType, raw []byte, axes ...int) Array {
+		a, err := cache.Open(file("array.bin", raw), cache.Options{DType: dtype, Axes: axes, Access: cache.Pread, Beside: "array"})
+		must(b, err)
+		return a
+	}
+	mask, top := open(array.Uint8, make([]byte, n)), open(array.Float16, make([]byte, n*8*2), 8)
+	plain := Settings{Split: "train", BatchSize: 12, BlockSize: 1024, DType: array.Uint16, Layout: XY, Order: Random, World: 1}
+	masked, all, documents := plain, plain, plain
+	masked.Arrays = []Beside{{"mask", AtY}}
+	all.Arrays = []Beside{{"mask", AtY}, {"top", AtX}}
+	documents.Ends, documents.Documents = EndsByToken, true
+	whole := documents
+	whole.Arrays = all.Arrays
+	paths := file("tokens.bin", tokens)
+	for _, access := range []cache.Access{cache.Remap, cache.Pread} {
+		main, err := cache.Open(paths, cache.Options{DType: array.Uint16, Access: access})
+		must(b, err)
+		for _, test := range []struct {
+			name     string
+			settings Settings
+			beside   []Array
+		}{
+			{"plain", plain, nil}, {"mask", masked, []Array{mask}}, {"mask+top", all, []Array{mask, top}},
+			{"documents", documents, nil}, {"mask+top+documents", whole, []Array{mask, top}},
+		} {
+			b.Run(fmt.Sprintf("%s/%s", access, test.name), func(b *testing.B) {
+				q, err := New([]Source{{Main: main, Beside: test.beside}}, test.settings)
+				must(b, err)
+				dst := make([]byte, q.Batch().Bytes())
+				b.SetBytes(int64(len(dst)))
+				b.ReportAllocs()
+				for k := uint64(0); b.Loop(); k++ {
+					must(b, q.Read(dst, k, 0))
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(dst)), "ns/B")
+			})
+		}
+	}
+}
+
+// The sources of the rows of many batches, for which no tokens are read.
+func BenchmarkSource(b *testing.B) {
+	main := Source{Main: newNumbered(array.Uint16, 0, 1<<30)}
+	for _, order := range []Order{Random, Shuffle} {
+		b.Run(string(order), func(b *testing.B) {
+			q, err := New([]Source{main, main}, Settings{Split: "train", BatchSize: 12, BlockSize: 1024, DType: Native, Layout: XY, Order: order,
+				World: 1, Weights: []float64{7, 3}})
+			must(b, err)
+			source := q.Batch().Arrays[2]
+			dst := make([]byte, source.Bytes())
+			b.SetBytes(int64(len(dst)))
+			for k := uint64(0); b.Loop(); k++ {
+				must(b, q.Read(dst, k, source.Offset))
+			}
+		})
+	}
+}
+
 // A row compared with a vocabulary, of either half of the sizes that there are.
 func BenchmarkVocabulary(b *testing.B) {
 	for _, dtype := range []array.DType{array.Uint16, array.Uint32} {

@@ -1,6 +1,7 @@
 package sampler
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
@@ -138,25 +139,9 @@ func checked[D, S integer](dst, raw []byte) (bad int) {
 	return -1
 }
 
-// number is number i of raw as text.
-func number(raw []byte, dtype array.DType, i int) string {
-	switch dtype {
-	case array.Uint8:
-		return fmt.Sprint(as[uint8](raw)[i])
-	case array.Int8:
-		return fmt.Sprint(as[int8](raw)[i])
-	case array.Uint16:
-		return fmt.Sprint(as[uint16](raw)[i])
-	case array.Int16:
-		return fmt.Sprint(as[int16](raw)[i])
-	case array.Uint32:
-		return fmt.Sprint(as[uint32](raw)[i])
-	case array.Int32:
-		return fmt.Sprint(as[int32](raw)[i])
-	case array.Uint64:
-		return fmt.Sprint(as[uint64](raw)[i])
-	}
-	return fmt.Sprint(as[int64](raw)[i])
+// holds reports whether an integer dtype has a number.
+func holds(dtype array.DType, n uint64) bool {
+	return convert(make([]byte, 8), binary.LittleEndian.AppendUint64(nil, n), dtype, array.Uint64) < 0
 }
 
 // as views b as numbers. It does not swap bytes: the machine must be little-endian, as files and batches are.

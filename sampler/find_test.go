@@ -84,6 +84,13 @@ func sightings(t testing.TB, ranks []*Sequence, epochs uint64) map[uint64]map[in
 	return seen
 }
 
+func find(t testing.TB, q *Sequence, source int, pos int64, epoch uint64, progress func(int64, int64) bool) []Hit {
+	t.Helper()
+	hits, err := q.Find(source, pos, epoch, progress)
+	must(t, err)
+	return hits
+}
+
 // What Find says of any token is what looking through the batches of the epoch says.
 func TestFindIsWhatTheBatchesShow(t *testing.T) {
 	const epochs = 3
@@ -111,7 +118,7 @@ func TestFindIsWhatTheBatchesShow(t *testing.T) {
 						for pos := range total(tokens) {
 							var got []sighting
 							source, at := locate(tokens, pos)
-							for _, f := range q.Find(source, at, epoch, func(int64, int64) bool { return true }) {
+							for _, f := range find(t, q, source, at, epoch, func(int64, int64) bool { return true }) {
 								k, rank, j := q.BatchOf(f.Row)
 								got = append(got, sighting{k, rank, j, f.Index})
 							}
@@ -140,7 +147,7 @@ func TestFindInAnEpoch(t *testing.T) {
 				case pos > 0 && pos < 24 && pos%4 == 0: // y of one window and x of the next
 					want = 2
 				}
-				if got := q.Find(0, pos, epoch, nil); len(got) != want {
+				if got := find(t, q, 0, pos, epoch, nil); len(got) != want {
 					t.Errorf("%s: token %d is found in epoch %d at %v, want %d rows", order, pos, epoch, got, want)
 				}
 			}
@@ -178,15 +185,15 @@ func TestFindAtTheEnd(t *testing.T) {
 				pos := int64(2)
 				end := uint64(0)
 				for step := uint64(1) << 63; step > 0; step /= 2 { // the last epoch that has it, or for random one of the last
-					if end+step != 0 && len(q.Find(0, pos, end+step, all)) > 0 {
+					if end+step != 0 && len(find(t, q, 0, pos, end+step, all)) > 0 {
 						end += step
 					}
 				}
-				if end == 0 && len(q.Find(0, pos, 0, all)) == 0 {
+				if end == 0 && len(find(t, q, 0, pos, 0, all)) == 0 {
 					t.Fatalf("%s, %s: token %d is never found", a.name, order, pos)
 				}
 				for _, epoch := range []uint64{end - 1, end} {
-					for _, f := range q.Find(0, pos, epoch, all) {
+					for _, f := range find(t, q, 0, pos, epoch, all) {
 						k, rank, j := q.BatchOf(f.Row)
 						if k >= MaxBatches {
 							t.Fatalf("%s, %s, world %d: token %d in epoch %d is in batch %d", a.name, order, world, pos, epoch, k)
@@ -201,7 +208,7 @@ func TestFindAtTheEnd(t *testing.T) {
 					}
 				}
 				for _, epoch := range []uint64{1 << 62, 1 << 63, 1<<64 - 1} {
-					if finds := q.Find(0, pos, epoch, all); len(finds) > 0 && epoch > end {
+					if finds := find(t, q, 0, pos, epoch, all); len(finds) > 0 && epoch > end {
 						t.Errorf("%s, %s, world %d: found in epoch %d at %v", a.name, order, world, epoch, finds)
 					}
 				}
@@ -218,7 +225,7 @@ func TestFindStops(t *testing.T) {
 			q := sequence(t, paths, cache.Options{DType: array.Uint32}, Settings{BatchSize: 1, BlockSize: 1, Order: order, Rank: rank, World: 2})
 			for most := 1; most <= 3; most++ {
 				var asked []int64
-				q.Find(0, 0, 0, func(rows, _ int64) bool {
+				find(t, q, 0, 0, 0, func(rows, _ int64) bool {
 					asked = append(asked, rows)
 					return len(asked) < most
 				})

@@ -21,7 +21,8 @@ var update = flag.Bool("update", false, "recompute the batches in testdata/golde
 // `go test ./sampler -update` because this test fails. Run it only to add settings (with an empty list of batches), and see
 // that git diff shows additions alone. A better generator is a new order.
 //
-// Each line of batches is "k sha256 starts"; a start counts the tokens of all sources. test/clients/reference.py, which shares no code with this package, has the
+// Each line of batches is "k sha256 starts"; a start counts the tokens of all sources. The sum is of the main arrays and, of settings with
+// arrays or documents, of all others behind them, by name. test/clients/reference.py, which shares no code with this package, has the
 // same lines for the same settings and files, or its --selftest fails.
 func TestGolden(t *testing.T) {
 	const path = "testdata/golden.json"
@@ -49,11 +50,16 @@ func TestGolden(t *testing.T) {
 
 // golden are settings under the names of config.toml, and some batches under them.
 type golden struct {
-	// Tokens of each file; token i of all is i, in the bits that it has.
+	// Elements of each file; number i of all is i, in the bits that it has.
 	Files      []int          `json:"files,omitempty"`
 	Sources    []goldenSource `json:"sources,omitempty"` // instead of Files
 	Join       bool           `json:"join"`
 	TokenDType array.DType    `json:"token_dtype"`
+	Shape      []int          `json:"shape,omitempty"`
+	Arrays     []goldenArray  `json:"arrays,omitempty"` // number i of the n-th, of all sources, is i+n+1
+	EOT        uint64         `json:"eot,omitempty"`
+	Documents  bool           `json:"documents,omitempty"`
+	Mask       bool           `json:"mask_targets,omitempty"`
 	Split      string         `json:"split"`
 	BatchSize  int            `json:"batch_size"`
 	BlockSize  int            `json:"block_size"`
@@ -72,26 +78,55 @@ type goldenSource struct {
 	Weight float64 `json:"weight"`
 }
 
+type goldenArray struct {
+	Name  string      `json:"name"`
+	At    At          `json:"at"`
+	DType array.DType `json:"dtype"`
+	Shape []int       `json:"shape"`
+}
+
 func (g *golden) compute(t *testing.T) (batches []string) {
 	s := Settings{
 		Split: g.Split, BatchSize: g.BatchSize, BlockSize: g.BlockSize, DType: g.DType, Layout: g.Layout,
-		Order: g.Order, Seed: g.Seed, Rank: g.Rank, World: g.World,
+		Order: g.Order, Seed: g.Seed, Rank: g.Rank, World: g.World, EOT: g.EOT, Documents: g.Documents, MaskTargets: g.Mask,
+	}
+	if g.EOT > 0 {
+		s.Ends = EndsByToken
+	}
+	for _, a := range g.Arrays {
+		s.Arrays = append(s.Arrays, Beside{a.Name, a.At})
 	}
 	sources := g.Sources
 	if sources == nil {
 		sources = []goldenSource{{g.Files, 1}}
 	}
-	var lens [][]int
+	var lens [][]int // in numbers
 	for _, source := range sources {
-		lens, s.Weights = append(lens, source.Files), append(s.Weights, source.Weight)
+		var numbers []int
+		for _, n := range source.Files {
+			for _, axis := range g.Shape {
+				n *= axis
+			}
+			numbers = append(numbers, n)
+		}
+		lens, s.Weights = append(lens, numbers), append(s.Weights, source.Weight)
 	}
 	if g.TorchState != "" {
 		var err error
 		s.TorchState, err = os.ReadFile("testdata/" + g.TorchState)
 		must(t, err)
 	}
-	o := cache.Options{DType: g.TokenDType, Join: g.Join, Access: cache.Pread}
+	o := cache.Options{DType: g.TokenDType, Axes: g.Shape, Join: g.Join, Access: cache.Pread}
 	tokens := openSources(t, sourceFiles(t, g.TokenDType.Size(), lens...), o)
+	begin := int64(0) // of a source, in elements
+	for i := range tokens {
+		for n, a := range g.Arrays {
+			beside := newNumbered(a.DType, 0, length(tokens[i]), a.Shape...)
+			beside.salt = begin*numbersOf(beside) + int64(n) + 1
+			tokens[i].Beside = append(tokens[i].Beside, beside)
+		}
+		begin += length(tokens[i])
+	}
 	q, err := New(tokens, s)
 	must(t, err)
 	for _, k := range []uint64{0, 1, 17, 1_000_000, MaxBatches - 1} {
@@ -99,7 +134,17 @@ func (g *golden) compute(t *testing.T) (batches []string) {
 		for j := range q.BatchSize {
 			starts = append(starts, fmt.Sprint(position(tokens, q, k, j)))
 		}
-		batches = append(batches, fmt.Sprintf("%d %x %s", k, sha256.Sum256(read(t, q, k)[:q.Batch().MainBytes()]), strings.Join(starts, ",")))
+		whole := read(t, q, k)
+		sum := sha256.New()
+		sum.Write(whole[:q.Batch().MainBytes()])
+		if len(g.Arrays) > 0 || g.Documents {
+			others := slices.Clone(q.Batch().Arrays[q.Batch().Main:])
+			slices.SortFunc(others, func(a, b array.Array) int { return strings.Compare(a.Name, b.Name) })
+			for _, a := range others {
+				sum.Write(whole[a.Offset:][:a.Bytes()])
+			}
+		}
+		batches = append(batches, fmt.Sprintf("%d %x %s", k, sum.Sum(nil), strings.Join(starts, ",")))
 	}
 	return batches
 }

@@ -16,6 +16,7 @@ type part struct {
 	first  int      // index in the row of the first number it takes
 	shape  []int    // of what it takes of a row
 	masked bool     // an element that is not of the document of the one before is maskedTarget
+	filler int64    // what fills a row up behind its tokens
 
 	len    int // numbers it takes of a row
 	size   int // bytes of a number, of dtype
@@ -29,6 +30,7 @@ const (
 	copied        computed = iota
 	documentEnds           // where the documents of x end: 0, the index behind the last token of each, and T up to the end
 	documentIndex          // of each token of x, its index in its document, or in the row where that begins before
+	tokensOfRow            // how many x of the row are tokens; the others fill it up
 	sourceOfRow            // the number of the row's source
 )
 
@@ -37,10 +39,11 @@ const maskedTarget = -100
 
 // parts are the arrays of a batch, one after the other. Nothing else knows which arrays there are.
 type parts struct {
-	list    []part
-	batch   array.Batch // the parts as others see them
-	columns []column    // of the source
-	ends    bool        // some part depends on where documents end
+	list     []part
+	batch    array.Batch // the parts as others see them
+	columns  []column    // of the source
+	ends     bool        // some part depends on where documents end
+	computed bool        // putRow has numbers to put
 }
 
 // A column is an array of a source, as all sources have it.
@@ -66,7 +69,7 @@ func newParts(s *Settings, arrays []Array, sources int) (parts, error) {
 	}
 	stored, to, t, main := all.columns[0].stored, s.DType, s.BlockSize, 1
 	tokens := func(name string, first, n int) part {
-		return part{name: name, dtype: to, first: first, shape: []int{n}}
+		return part{name: name, dtype: to, first: first, shape: []int{n}, filler: int64(s.EOT)}
 	}
 	switch s.Layout {
 	case Elements:
@@ -75,7 +78,14 @@ func newParts(s *Settings, arrays []Array, sources int) (parts, error) {
 		all.list = []part{tokens("tokens", 0, t+1)}
 	default:
 		all.list, main = []part{tokens("x", 0, t), tokens("y", 1, t)}, 2
-		all.list[1].masked = s.MaskTargets
+		if s.MaskTargets {
+			all.list[1].masked, all.list[1].filler = true, maskedTarget
+		}
+	}
+	for _, a := range arrays {
+		if n := len(a.Axes()); n > MaxAxes {
+			return all, fmt.Errorf("%s: elements with %d axes; at most %d can be served", a.Runs()[0].Name, n, MaxAxes)
+		}
 	}
 	if !convertible(stored, to) {
 		return all, fmt.Errorf("numbers of dtype %s cannot be served as %s; leave dtype out, or set it to native", stored, to)
@@ -97,14 +107,35 @@ func newParts(s *Settings, arrays []Array, sources int) (parts, error) {
 			part{name: "cu_seqlens", dtype: array.Int32, of: documentEnds, shape: []int{t + 1}},
 			part{name: "positions", dtype: array.Int32, of: documentIndex, shape: []int{t}})
 	}
+	if s.ofPieces() {
+		beside = append(beside, part{name: "lengths", dtype: array.Int32, of: tokensOfRow})
+	}
 	if sources > 1 {
 		beside = append(beside, part{name: "source", dtype: array.Int16, of: sourceOfRow})
 	}
 	// So that each number lies at a multiple of its size, where B*T is even.
 	slices.SortStableFunc(beside, func(a, b part) int { return b.dtype.Size() - a.dtype.Size() })
 	all.list = append(all.list, beside...)
+	if all.bytes(s.BatchSize) > maxBytes {
+		return all, fmt.Errorf("a batch of %d rows would be larger than %d bytes, which no file is; set batch_size to fewer", s.BatchSize, int64(maxBytes))
+	}
 	all.lay(s.BatchSize, main)
 	return all, nil
+}
+
+// maxBytes bounds the size of a batch, so that each byte has an offset.
+const maxBytes = 1 << 62
+
+// bytes is about the size of a batch of so many rows, which may be too large for an integer.
+func (all *parts) bytes(rows int) (sum float64) {
+	for _, p := range all.list {
+		bytes := float64(rows * p.dtype.Size())
+		for _, axis := range p.shape {
+			bytes *= float64(axis)
+		}
+		sum += bytes
+	}
+	return sum
 }
 
 // lay lays the parts one after the other. The first main of them are the main arrays of the batch.
@@ -117,6 +148,7 @@ func (all *parts) lay(rows, main int) {
 			p.len *= axis
 		}
 		all.ends = all.ends || p.masked || p.of == documentEnds || p.of == documentIndex
+		all.computed = all.computed || p.of != copied && p.of != sourceOfRow
 		arrays = append(arrays, array.Array{Name: p.name, DType: p.dtype, Shape: slices.Insert(slices.Clone(p.shape), 0, rows)})
 	}
 	all.batch = array.NewBatch(main, arrays...)

@@ -131,7 +131,7 @@ func TestElements(t *testing.T) {
 		}
 		for pos := range int64(13) {
 			got := map[Element]bool{}
-			for _, hit := range q.Find(0, pos, 0, nil) {
+			for _, hit := range find(t, q, 0, pos, 0, nil) {
 				if k, _, j := q.BatchOf(hit.Row); k == 0 {
 					for _, e := range q.Elements(j, hit.Index) {
 						got[e] = true

@@ -16,7 +16,7 @@ type request struct {
 	sequence *Sequence
 	dst      []byte
 	plans    []plan // one for each array of each source, source after source
-	planned  int    // rows of all plans
+	planned  int    // rows of all plans, and pieces of rows
 	source   int    // that is being read
 	column   int    // of it
 	shown    []span // of the batch that is being planned, the rows that dst shows of each part
@@ -149,11 +149,18 @@ func (req *request) planBatch(k uint64, base int) error {
 	for i := range q.parts.list {
 		p := &q.parts.list[i]
 		shown := overlap(p.row(base, 0), p.rowBytes(), q.BatchSize, len(req.dst))
+		if p.of == sourceOfRow { // which is known without the row's start
+			for j := shown.from; j < shown.to; j++ {
+				source, _ := q.mixture.sourceOf(q.Row(k, j))
+				req.putSame(p, base, j, span{0, 1}, int64(source))
+			}
+			shown = span{}
+		}
 		for j := shown.from; j < shown.to; j++ {
 			if req.isPlanned(j) {
 				continue
 			}
-			if req.planned == maxPlanned {
+			if req.planned >= maxPlanned {
 				if err := req.fetch(); err != nil {
 					return err
 				}
@@ -178,17 +185,46 @@ func (req *request) isPlanned(j int) bool {
 	return false
 }
 
-// planRow plans the windows that row j of batch k needs for what dst shows of its parts.
+// planRow plans the windows that row j of batch k needs for what dst shows of its parts, and puts what is in no file.
 func (req *request) planRow(k uint64, base, j int) error {
 	q := req.sequence
 	source, start := q.Start(k, j)
-	var ends span
-	if q.parts.ends && q.Ends == EndsByIndex {
-		var err error
-		if ends, err = req.endsAfter(source, start); err != nil {
-			return err
-		}
+	ends, used := span{from: len(req.ends)}, q.BlockSize+1
+	var err error
+	switch rows := q.sources[source].windows.pieces; {
+	case rows != nil:
+		err = rows.at(start, func(p Piece) error {
+			if p.At > 0 {
+				req.ends = append(req.ends, p.At)
+			}
+			// Only the end before a piece is masked with it: that of the last one is with what fills the row up.
+			before := span{max(len(req.ends)-1, ends.from), len(req.ends)}
+			req.planWindows(base, j, source, p.Start-int64(p.At), span{p.At, p.At + p.Len}, before)
+			used = p.At + p.Len
+			return nil
+		})
+		req.ends = append(req.ends, used)
+		req.planned += len(req.ends) - ends.from - 1
+	case q.parts.ends && q.Ends == EndsByIndex:
+		err = req.endsAfter(source, start)
 	}
+	if err != nil {
+		return err
+	}
+	ends.to = len(req.ends)
+	if q.sources[source].windows.pieces == nil {
+		req.planWindows(base, j, source, start, span{0, used}, ends)
+	}
+	if q.parts.computed {
+		req.putRow(base, j, used, req.ends[ends.from:ends.to])
+	}
+	return nil
+}
+
+// planWindows plans the windows for what dst shows of some indexes of row j, which lie side by side in a source. start is where index 0
+// would be.
+func (req *request) planWindows(base, j, source int, start int64, indexes, ends span) {
+	q := req.sequence
 	for c, column := range q.parts.columns {
 		lo, hi := math.MaxInt, 0
 		for i := range q.parts.list {
@@ -201,15 +237,11 @@ func (req *request) planRow(k uint64, base, j int) error {
 				if p.masked && q.Ends == EndsByToken {
 					lo = min(lo, s.from) // the token before a target may be the last of its document
 				}
-			case p.of == copied || c > 0:
-			case p.of == sourceOfRow:
-				req.putComputed(p, base, j, s, func(int) int { return source })
-			case q.Ends == EndsByToken:
+			case c == 0 && q.Ends == EndsByToken && (p.of == documentEnds || p.of == documentIndex):
 				lo, hi = 0, max(hi, q.BlockSize) // any token may be the last of a document
-			default:
-				req.putDocuments(p, base, j, s, req.ends[ends.from:ends.to])
 			}
 		}
+		lo, hi = max(lo, indexes.from*column.numbers), min(hi, indexes.to*column.numbers)
 		if lo >= hi {
 			continue
 		}
@@ -217,34 +249,54 @@ func (req *request) planRow(k uint64, base, j int) error {
 		to.windows = append(to.windows, cache.Window{Start: start*int64(column.numbers) + int64(lo), Len: hi - lo})
 		to.rows = append(to.rows, row{base, j, lo, ends})
 	}
-	return nil
+}
+
+// putRow puts the numbers of row j that are in no file. used is how many of its indexes have tokens.
+func (req *request) putRow(base, j, used int, ends []int) {
+	q := req.sequence
+	for i := range q.parts.list {
+		p := &q.parts.list[i]
+		s := overlap(p.row(base, j), p.size, p.len, len(req.dst))
+		if s.from == s.to {
+			continue
+		}
+		switch p.of {
+		case copied:
+			if s.from = max(s.from, used*q.parts.columns[p.column].numbers-p.first); s.from < s.to {
+				req.putSame(p, base, j, s, p.filler)
+			}
+		case tokensOfRow:
+			req.putSame(p, base, j, s, int64(min(used, q.BlockSize)))
+		case documentEnds, documentIndex:
+			if q.Ends != EndsByToken {
+				req.putDocuments(p, base, j, s, ends)
+			}
+		}
+	}
 }
 
 // endsAfter notes the ends of the documents of a row that begins at a position of a source.
-func (req *request) endsAfter(source int, start int64) (noted span, err error) {
-	noted.from = len(req.ends)
+func (req *request) endsAfter(source int, start int64) error {
 	documents, t := req.sequence.sources[source].documents, int64(req.sequence.BlockSize)
 	i, err := documents.Of(start)
 	if err != nil {
-		return noted, err
+		return err
 	}
 	var some [16]int64
 	for count := documents.Count(); i < count; {
 		n := min(count-i, int64(len(some)))
 		if err := documents.Ends(i, some[:n]); err != nil {
-			return noted, err
+			return err
 		}
 		for _, end := range some[:n] {
 			if end > start+t {
-				noted.to = len(req.ends)
-				return noted, nil
+				return nil
 			}
 			req.ends = append(req.ends, int(end-start))
 		}
 		i += n
 	}
-	noted.to = len(req.ends)
-	return noted, nil
+	return nil
 }
 
 // copyRow puts the numbers of window i of the current array where dst shows them.
@@ -254,7 +306,7 @@ func (req *request) copyRow(i int, raw []byte) error {
 	var ends []int
 	if req.column == 0 {
 		if bad := q.sources[req.source].vocab.find(raw); bad >= 0 {
-			return q.beyond(req.source, from.windows[i].Start+int64(bad), number(raw, column.stored, bad))
+			return q.beyond(req.source, from.windows[i].Start+int64(bad), column.stored.Text(column.stored.Bits(raw[bad*column.width:])))
 		}
 		ends = req.ends[r.ends.from:r.ends.to]
 		if q.parts.ends && q.Ends == EndsByToken {
@@ -269,19 +321,20 @@ func (req *request) copyRow(i int, raw []byte) error {
 		}
 		at := p.row(r.base, r.j)
 		s := overlap(at, p.size, p.len, len(req.dst))
-		switch {
-		case s.from == s.to, p.of == sourceOfRow:
-			continue
-		case p.of != copied:
-			if q.Ends == EndsByToken {
+		if p.of != copied {
+			if s.from < s.to && q.Ends == EndsByToken && (p.of == documentEnds || p.of == documentIndex) {
 				req.putDocuments(p, r.base, r.j, s, ends)
 			}
+			continue
+		}
+		s = span{max(s.from, r.first-p.first), min(s.to, r.first+len(raw)/column.width-p.first)}
+		if s.from >= s.to {
 			continue
 		}
 		first := p.first + s.from - r.first // of the part's numbers in raw
 		raw := raw[first*column.width:][:(s.to-s.from)*column.width]
 		if bad := req.put(at+s.from*p.size, raw, p, column); bad >= 0 {
-			return q.overflow(req.source, req.column, from.windows[i].Start+int64(first+bad), number(raw, column.stored, bad), p.dtype)
+			return q.overflow(req.source, req.column, from.windows[i].Start+int64(first+bad), column.stored.Text(column.stored.Bits(raw[bad*column.width:])), p.dtype)
 		}
 		if p.masked {
 			req.mask(p, at, s, ends)
@@ -355,35 +408,40 @@ func endsIn[N uinteger](ends []int, tokens []N, eot uint64, first int) []int {
 // putDocuments puts the numbers shown of a part that says where documents end.
 func (req *request) putDocuments(p *part, base, j int, s span, ends []int) {
 	t := req.sequence.BlockSize
-	if n := len(ends); n > 0 && ends[n-1] >= t {
-		ends = ends[:n-1]
-		for len(ends) > 0 && ends[len(ends)-1] >= t {
-			ends = ends[:len(ends)-1]
-		}
+	for len(ends) > 0 && ends[len(ends)-1] >= t {
+		ends = ends[:len(ends)-1]
 	}
+	whole := req.edgeOf((s.to - s.from) * p.size)
+	numbers := as[int32](whole)
 	if p.of == documentEnds {
-		req.putComputed(p, base, j, s, func(i int) int {
-			switch {
-			case i == 0:
-				return 0
-			case i <= len(ends):
-				return ends[i-1]
+		for i := range numbers {
+			switch column := s.from + i; {
+			case column == 0:
+				numbers[i] = 0
+			case column <= len(ends):
+				numbers[i] = int32(ends[column-1])
+			default:
+				numbers[i] = int32(t)
 			}
-			return t
-		})
-		return
-	}
-	next, begin := 0, 0 // of ends, and of the document
-	if next = before(ends, s.from); next > 0 {
-		begin = ends[next-1]
-	}
-	req.putComputed(p, base, j, s, func(i int) int {
-		if next < len(ends) && i == ends[next] {
-			begin = i
+		}
+	} else {
+		next, begin := 0, 0 // of ends, and of the document
+		if next = before(ends, s.from); next > 0 {
+			begin = ends[next-1]
+		}
+		for column := s.from; column < s.to; {
+			end := s.to
+			if next < len(ends) {
+				end = min(ends[next], end)
+			}
+			for i := range numbers[column-s.from : end-s.from] {
+				numbers[column-s.from+i] = int32(column + i - begin)
+			}
+			column, begin = end, end
 			next++
 		}
-		return i - begin
-	})
+	}
+	req.putEdge(p.row(base, j)+s.from*p.size, whole)
 }
 
 // before returns how many ends are at or before an index.
@@ -395,15 +453,13 @@ func before(ends []int, index int) int {
 	return n
 }
 
-// putComputed puts numbers s of row j of a computed part. value is called for each in order.
-func (req *request) putComputed(p *part, base, j int, s span, value func(i int) int) {
+// putSame puts one number as numbers s of row j of a part.
+func (req *request) putSame(p *part, base, j int, s span, value int64) {
+	var number [8]byte
+	binary.LittleEndian.PutUint64(number[:], uint64(value))
 	whole := req.edgeOf((s.to - s.from) * p.size)
-	for i := s.from; i < s.to; i++ {
-		if p.size == 2 {
-			binary.LittleEndian.PutUint16(whole[(i-s.from)*2:], uint16(value(i)))
-		} else {
-			binary.LittleEndian.PutUint32(whole[(i-s.from)*4:], uint32(value(i)))
-		}
+	for done := copy(whole, number[:p.size]); done < len(whole); done *= 2 {
+		copy(whole[done:], whole[:done])
 	}
 	req.putEdge(p.row(base, j)+s.from*p.size, whole)
 }

@@ -34,7 +34,7 @@ func New(sources []Source, s Settings) (*Sequence, error) {
 	}
 	blank := &Sequence{Settings: s, mixture: m}
 	for _, from := range sources {
-		source, err := newSource(from)
+		source, err := newSource(from, s)
 		if err != nil {
 			return nil, err
 		}
@@ -100,14 +100,22 @@ func (s *Settings) suits(sources []source) error {
 		return fmt.Errorf("%s holds %s, not tokens; say layout = \"rows\"", main.Runs()[0].Name, described(main))
 	case !tokens && s.Documents:
 		return fmt.Errorf("layout rows has no documents; leave documents out")
+	case (s.Documents || s.MaskTargets) && s.Ends == EndsByToken && !holds(main.DType(), s.EOT):
+		return fmt.Errorf("%s: its tokens are %s, which cannot be %d; is eot right?", main.Runs()[0].Name, main.DType(), s.EOT)
 	case s.MaskTargets && s.Layout != XY:
 		return fmt.Errorf("mask_targets is for y, which layout %s does not have; say layout = \"xy\"", s.Layout)
 	case s.MaskTargets && !slices.Contains([]array.DType{array.Int16, array.Int32, array.Int64}, s.DType):
 		return fmt.Errorf("mask_targets sets targets to %d, which dtype %s cannot hold; say dtype = \"int64\"", maskedTarget, s.DType)
-	case s.Documents && s.BlockSize > math.MaxInt32:
+	case !tokens && s.ofPieces():
+		return fmt.Errorf("layout rows has no documents; leave out rows = %q", s.Rows)
+	case s.Rows == Packed && s.BlockSize > MaxPacked:
+		return fmt.Errorf("packed rows need a block_size of %d at most (got %d)", MaxPacked, s.BlockSize)
+	case s.ofPieces() && s.DType.IsInteger() && !holds(s.DType, s.EOT):
+		return fmt.Errorf("rows are filled up with eot, %d, which dtype %s cannot hold; set dtype to one that can, e.g. int64", s.EOT, s.DType)
+	case (s.Documents || s.ofPieces()) && s.BlockSize > math.MaxInt32:
 		return fmt.Errorf("documents need a block_size of %d at most (got %d)", math.MaxInt32, s.BlockSize)
 	}
-	if s.Ends != EndsByIndex {
+	if s.Ends != EndsByIndex && !s.ofPieces() {
 		return nil
 	}
 	for _, source := range sources {
@@ -157,10 +165,44 @@ func (q *Sequence) BatchOf(row uint64) (k uint64, rank, j int) {
 	return row / global, int(row % global / b), int(row % b)
 }
 
-// Start is where row j of batch k begins: a source, counted from 0, and a position among the tokens of that source.
+// Start is where row j of batch k begins: a source, counted from 0, and a position among the tokens of that source. For rows that are
+// made of documents it is the number of the row among those of the source instead: see Pieces.
 func (q *Sequence) Start(k uint64, j int) (source int, start int64) {
 	source, index := q.mixture.sourceOf(q.Row(k, j))
 	return source, q.sources[source].order.start(index)
+}
+
+// Pieces are what row j of batch k is made of: a source, counted from 0, and pieces of its documents, from the first token of the row
+// on. A row of Windows is one piece, of all of its tokens; its Document is that of the first. The error is one of reading where
+// documents end.
+func (q *Sequence) Pieces(k uint64, j int) (source int, list []Piece, err error) {
+	source, start := q.Start(k, j)
+	from := q.sources[source]
+	if rows := from.windows.pieces; rows != nil {
+		err = rows.at(start, func(p Piece) error {
+			list = append(list, p)
+			return nil
+		})
+		return source, list, err
+	}
+	document := int64(-1)
+	if q.Ends == EndsByIndex {
+		document, err = from.documents.Of(start)
+	}
+	return source, []Piece{{start, int(from.windows.len), 0, document}}, err
+}
+
+// Groups are, of each source, how many rows its documents have up to each of their groups; nil for rows of Windows. They are not the
+// caller's to change.
+func (q *Sequence) Groups() (all [][]int64) {
+	for _, s := range q.sources {
+		var sums []int64
+		if s.windows.pieces != nil {
+			sums = s.windows.pieces.sums
+		}
+		all = append(all, sums)
+	}
+	return all
 }
 
 // Epoch is the epoch of row j of batch k, from 0 on. An epoch of a source is as many of its rows as it has disjoint windows.

@@ -392,6 +392,22 @@ func TestReadsAllocateNothing(t *testing.T) {
 			}
 		}
 	}
+
+	// Of a mixture, with an array beside the tokens and documents, and also a part of a batch.
+	from := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: cache.Pread})[0]
+	from.Beside = []Array{from.Main}
+	q, err := New([]Source{from, from}, Settings{Split: "train", BatchSize: 12, BlockSize: 1024, DType: array.Int64, Layout: XY, Order: Shuffle, World: 1,
+		Weights: []float64{1, 2}, Arrays: []Beside{{"again", AtX}}, Ends: EndsByToken, EOT: 7, Documents: true, MaskTargets: true})
+	must(t, err)
+	for _, off := range []int64{0, 12345} {
+		dst, k := make([]byte, q.Batch().Bytes()-2*off), uint64(0)
+		if n := testing.AllocsPerRun(100, func() {
+			must(t, q.Read(dst, k, off))
+			k++
+		}); n > 0 {
+			t.Errorf("arrays, from byte %d: %v allocations a read", off, n)
+		}
+	}
 }
 
 func raceEnabled() bool {

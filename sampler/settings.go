@@ -11,6 +11,9 @@ const (
 	MaxBlockSize = 1 << 31
 )
 
+// MaxAxes bounds the axes of an element: NumPy before 2.0 knows arrays of up to 32 axes, and all batches of a file have three more.
+const MaxAxes = 29
+
 // Settings are what a batch depends on besides its tokens and its number. They must be within the bounds.
 type Settings struct {
 	Split     string      // its name: two splits of one seed draw different rows
@@ -27,7 +30,7 @@ type Settings struct {
 	Arrays      []Beside  // what each source has beside its main array, in the order of Source.Beside
 	Rows        Rows      // what a row holds; "" is Windows
 	Ends        Ends      // how the end of a document is known
-	EOT         uint64    // the token that ends a document, with EndsByToken; else what fills a row up
+	EOT         uint64    // the token that ends a document, with EndsByToken; else what fills a row up behind its tokens
 	Documents   bool      // a batch says where documents end, in the arrays cu_seqlens and positions
 	MaskTargets bool      // an element of y that is not of its document is -100
 	TorchState  []byte    // what torch.get_rng_state() gives, for the torch orders to start from; nil: from Seed
@@ -63,10 +66,17 @@ const (
 type Rows string
 
 const (
-	Windows    Rows = "windows"  // tokens from anywhere
-	OfDocument Rows = "document" // tokens of one document
-	Packed     Rows = "packed"   // whole documents, as many as fit
+	Windows       Rows = "windows"        // tokens from anywhere
+	OfDocument    Rows = "document"       // tokens of one document; a longer one has several rows
+	DocumentFirst Rows = "document-first" // the first tokens of a document
+	Packed        Rows = "packed"         // whole documents, as many as fit; a longer one is cut
 )
+
+// ofPieces says that rows are made of pieces of documents, so that some are not full.
+func (s *Settings) ofPieces() bool { return s.Rows != "" && s.Rows != Windows }
+
+// MaxPacked bounds the block size of packed rows, because to pack takes memory for each length.
+const MaxPacked = 1 << 20
 
 // Ends says how the end of a document is known.
 type Ends string

@@ -5,23 +5,42 @@ import (
 	"sync/atomic"
 )
 
-// shuffle permutes the R disjoint windows, in another way in each epoch of R rows, by an alternating Feistel network with cycle
-// walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Any row takes the same little memory and time.
+// shuffle permutes the R disjoint windows, in another way in each epoch of R rows.
 type shuffle struct {
-	windows     *windows
-	key         [2]uint64 // as in random
-	n           uint64    // R
-	shift       uint      // bits of the right half of a number in the network
-	left, right uint64    // masks of the halves
-	last        atomic.Pointer[epochKeys]
+	windows *windows
+	permutations
 }
 
-// epochKeys are the words of Philox4x64-10 at counters (epoch, 0, 0, 1), (epoch, 1, 0, 1) and (epoch, 2, 0, 1), which
+func newShuffle(key [2]uint64, w *windows) *shuffle {
+	return &shuffle{w, newPermutations(key, uint64(w.disjoint))}
+}
+
+func (o *shuffle) start(row uint64) int64 {
+	return o.windows.disjointAt(int64(o.permute(row/o.n, row%o.n)))
+}
+
+// permute is the i-th window of an epoch.
+func (o *shuffle) permute(epoch, i uint64) uint64 { return o.at(epoch, 0, i) }
+
+// inverse is the index of a window in an epoch.
+func (o *shuffle) inverse(epoch, window uint64) uint64 { return o.of(epoch, 0, window) }
+
+// permutations are of the numbers below n, one for each epoch and stream, by an alternating Feistel network with cycle walking (Black
+// and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Any number takes the same little memory and time.
+type permutations struct {
+	key         [2]uint64 // as in random
+	n           uint64
+	shift       uint   // bits of the right half of a number in the network
+	left, right uint64 // masks of the halves
+	last        *atomic.Pointer[streamKeys]
+}
+
+// streamKeys are the words of Philox4x64-10 at counters (epoch, 0, stream, 1), (epoch, 1, stream, 1) and (epoch, 2, stream, 1), which
 // random never uses. The last ones are kept: most reads are of the epoch of the read before, and to draw the keys costs more than
 // the network.
-type epochKeys struct {
-	epoch uint64
-	k     [12]uint64 // of the rounds, of the coin toss, and one unused
+type streamKeys struct {
+	epoch, stream uint64
+	k             [12]uint64 // of the rounds, of the coin toss, and one that is not for the network
 }
 
 // All R! orders of a small R must be equally likely. With this many rounds no bias can be measured in halves of 4 bits; in halves
@@ -31,20 +50,15 @@ const (
 	leastBits = 8
 )
 
-func newShuffle(key [2]uint64, w *windows) *shuffle {
-	n := uint64(w.disjoint)
+func newPermutations(key [2]uint64, n uint64) permutations {
 	b := uint(max(bits.Len64(n-1), leastBits))
 	shift := b - b/2
-	return &shuffle{windows: w, key: key, n: n, shift: shift, left: 1<<(b/2) - 1, right: 1<<shift - 1}
+	return permutations{key, n, shift, 1<<(b/2) - 1, 1<<shift - 1, new(atomic.Pointer[streamKeys])}
 }
 
-func (o *shuffle) start(row uint64) int64 {
-	return o.windows.disjointAt(int64(o.permute(row/o.n, row%o.n)))
-}
-
-// permute is the i-th window of an epoch.
-func (o *shuffle) permute(epoch, i uint64) uint64 {
-	k := o.keys(epoch)
+// at is the i-th number of a permutation.
+func (o *permutations) at(epoch, stream, i uint64) uint64 {
+	k := o.keys(epoch, stream)
 	for {
 		left, right := i>>o.shift, i&o.right
 		for r := 0; r < rounds; r += 2 {
@@ -60,9 +74,9 @@ func (o *shuffle) permute(epoch, i uint64) uint64 {
 	}
 }
 
-// inverse is the index of a window in an epoch.
-func (o *shuffle) inverse(epoch, window uint64) uint64 {
-	k, i := o.keys(epoch), window
+// of is the inverse of at.
+func (o *permutations) of(epoch, stream, i uint64) uint64 {
+	k := o.keys(epoch, stream)
 	for {
 		if i < 2 {
 			i ^= k[rounds] & 1
@@ -78,13 +92,13 @@ func (o *shuffle) inverse(epoch, window uint64) uint64 {
 	}
 }
 
-func (o *shuffle) keys(epoch uint64) [12]uint64 {
-	if e := o.last.Load(); e != nil && e.epoch == epoch {
+func (o *permutations) keys(epoch, stream uint64) [12]uint64 {
+	if e := o.last.Load(); e != nil && e.epoch == epoch && e.stream == stream {
 		return e.k
 	}
-	e := &epochKeys{epoch: epoch}
+	e := &streamKeys{epoch: epoch, stream: stream}
 	for i := range uint64(3) {
-		block := philox4x64([4]uint64{epoch, i, 0, 1}, o.key)
+		block := philox4x64([4]uint64{epoch, i, stream, 1}, o.key)
 		copy(e.k[4*i:], block[:])
 	}
 	o.last.Store(e)

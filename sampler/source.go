@@ -51,6 +51,10 @@ type Source struct {
 	Main      Array
 	Beside    []Array   // as Settings.Arrays
 	Documents Documents // nil where nobody knows where they end
+
+	// Groups is what Groups of a sequence of the same source and settings gave. Without it, rows of documents are counted, which takes
+	// a second for some 10^7 documents.
+	Groups []int64
 }
 
 // A source is arrays with an order of their own. The mixture says which source each row of a sequence belongs to.
@@ -64,7 +68,7 @@ type source struct {
 }
 
 // newSource is a source without settings. The error says which array does not suit the main one.
-func newSource(from Source) (source, error) {
+func newSource(from Source, s Settings) (source, error) {
 	main := from.Main
 	for _, beside := range from.Beside {
 		if a, b := main.Runs(), beside.Runs(); len(a) == len(b) {
@@ -80,15 +84,17 @@ func newSource(from Source) (source, error) {
 				beside.Runs()[0].Name, beside.Len(), main.Len(), main.Runs()[0].Name)
 		}
 	}
+	tables := newWindowTables(main.Runs())
+	tables.documents, tables.counted, tables.sums = from.Documents, s.rowKind(), from.Groups
 	return source{
 		arrays: append([]Array{main}, from.Beside...), documents: from.Documents,
-		vocab: newVocabulary(main.VocabSize(), main.DType()), tables: newWindowTables(main.Runs()),
+		vocab: newVocabulary(main.VocabSize(), main.DType()), tables: tables,
 	}, nil
 }
 
 // with is the i-th source of a sequence under settings.
 func (s source) with(settings Settings, i int) (_ source, err error) {
-	if s.windows, err = s.tables.get(settings.window()); err != nil {
+	if s.windows, err = s.tables.get(settings.rowKind()); err != nil {
 		return s, err
 	}
 	s.order, err = newOrder(settings, i, s.windows)
@@ -109,8 +115,14 @@ func newOrder(s Settings, source int, w *windows) (order, error) {
 	case Sequential:
 		return sequential{w}, nil
 	case Shuffle:
+		if w.pieces != nil {
+			return newBlocks(key, w), nil
+		}
 		return newShuffle(key, w), nil
 	case Torch, Torch26:
+		if w.pieces != nil {
+			return nil, fmt.Errorf("order %s draws windows; choose another order, or rows = \"windows\" (got rows = %q)", s.Order, s.Rows)
+		}
 		if len(s.Weights) > 1 {
 			return nil, fmt.Errorf("order %s draws from one array of tokens and cannot mix sources; choose another order", s.Order)
 		}

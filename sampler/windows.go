@@ -36,10 +36,11 @@ type windows struct {
 	runs          []cache.Run
 	all, disjoint int64 // how many starts there are, and disjoint ones, a step apart
 	slot          *slot
+	pieces        *pieceRows // where a position is the number of one of these rows, or nil
 }
 
 func newWindows(runs []cache.Run, of window) (*windows, error) {
-	w := &windows{window: of, runs: runs, slot: new(slot)}
+	w := &windows{window: of, runs: runs, slot: newSlot()}
 	for _, r := range runs {
 		if r.Len < w.len {
 			return nil, fmt.Errorf("%s: %d tokens, need at least block_size+1 = %d", r.Name, r.Len, w.len)
@@ -120,37 +121,53 @@ func (w *windows) table() *table {
 	if t == nil {
 		return tables.make(w)
 	}
-	if now := tables.clock.Load(); s.used.Load() != now { // most often it is: a store would take the cache line from other readers
-		s.used.Store(now)
-	}
+	s.touch()
 	return t
 }
 
 // A slot holds the table of windows while it is one of those that stay in memory.
 type slot struct {
 	table atomic.Pointer[table]
-	used  atomic.Int64 // what the clock of the tables said when the table was used last
-	bytes int64        // of table; guarded by the mu of the tables
+	use
+}
+
+func newSlot() *slot {
+	s := new(slot)
+	s.forget = func() { s.table.Store(nil) }
+	return s
+}
+
+// A use says when something that tables keeps in memory was used last.
+type use struct {
+	at     atomic.Int64 // what the clock of the tables said then
+	bytes  int64        // what it takes; guarded by the mu of the tables
+	forget func()       // drops it
+}
+
+func (u *use) touch() {
+	if now := tables.clock.Load(); u.at.Load() != now { // most often it is: a store would take the cache line from other readers
+		u.at.Store(now)
+	}
 }
 
 // smallTable is the bytes of a table that is not worth dropping: its windows, and a sequence, take as much.
 const smallTable = 1 << 10
 
-// A tableCache bounds what the tables of all windows take: of the larger ones it drops those that were not used for longest, and
-// makes them again when they are wanted. A read that uses a dropped table keeps it.
+// A tableCache bounds what the tables of all windows take, and the groups of all pieceRows: of the larger ones it drops those that were
+// not used for longest. They are made again when they are wanted. A read that uses a dropped one keeps it.
 type tableCache struct {
-	clock atomic.Int64 // counts the tables that were made
+	clock atomic.Int64 // counts what was made
 
-	mu    sync.Mutex // held while a table is made, so that it is made once; no other lock is taken under it
+	mu    sync.Mutex // held while a table is made, so that it is made once; under it, that of a groupCache is taken
 	most  int64      // bytes
-	bytes int64      // of the tables of slots
-	slots map[*slot]struct{}
+	bytes int64      // of all in kept
+	kept  map[*use]struct{}
 }
 
-var tables = tableCache{most: 64 << 20, slots: map[*slot]struct{}{}}
+var tables = tableCache{most: 64 << 20, kept: map[*use]struct{}{}}
 
-// TableBytes is how much memory tables take that say where rows can begin: 16 bytes for each file and block size in use. Small
-// tables, of up to 64 files, are not counted.
+// TableBytes is how much memory tables take that say where rows begin: 16 bytes for each file and block size in use, and of the
+// documents that rows were made of lately some 32 bytes for each. Small tables, of up to 64 files, are not counted.
 func TableBytes() int64 {
 	tables.mu.Lock()
 	defer tables.mu.Unlock()
@@ -177,79 +194,136 @@ func (c *tableCache) make(w *windows) *table {
 	if w.bytes() <= smallTable {
 		return t
 	}
-	s.used.Store(c.clock.Add(1))
-	s.bytes = w.bytes()
-	c.bytes += s.bytes
-	if c.bytes > c.most {
-		c.dropOldest()
-	}
-	c.slots[s] = struct{}{}
+	c.add(&s.use, w.bytes())
 	return t
 }
 
-// dropOldest drops a quarter more than it must, so that it does not sort the slots for each table.
-func (c *tableCache) dropOldest() {
-	byUse := make([]*slot, 0, len(c.slots))
-	used := map[*slot]int64{} // as it was, because readers go on
-	for s := range c.slots {
-		byUse, used[s] = append(byUse, s), s.used.Load()
+// keep keeps something that was made.
+func (c *tableCache) keep(u *use, bytes int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.add(u, bytes)
+}
+
+func (c *tableCache) add(u *use, bytes int64) {
+	u.at.Store(c.clock.Add(1))
+	u.bytes = bytes
+	c.bytes += bytes
+	if c.bytes > c.most {
+		c.dropOldest()
 	}
-	slices.SortFunc(byUse, func(a, b *slot) int { return cmp.Compare(used[a], used[b]) })
-	for _, s := range byUse {
+	c.kept[u] = struct{}{}
+}
+
+// dropOldest drops a quarter more than it must, so that it does not sort all uses each time.
+func (c *tableCache) dropOldest() {
+	byUse := make([]*use, 0, len(c.kept))
+	used := map[*use]int64{} // as it was, because readers go on
+	for u := range c.kept {
+		byUse, used[u] = append(byUse, u), u.at.Load()
+	}
+	slices.SortFunc(byUse, func(a, b *use) int { return cmp.Compare(used[a], used[b]) })
+	for _, u := range byUse {
 		if c.bytes <= c.most-c.most/4 {
 			return
 		}
-		c.drop(s)
+		c.drop(u)
 	}
 }
 
-func (c *tableCache) drop(s *slot) {
-	s.table.Store(nil)
-	c.bytes -= s.bytes
-	delete(c.slots, s)
+func (c *tableCache) drop(u *use) {
+	u.forget()
+	c.bytes -= u.bytes
+	delete(c.kept, u)
 }
 
 // collected drops the table of windows that nobody has any more.
-func (c *tableCache) collected(s *slot) {
+func (c *tableCache) collected(s *slot) { c.collect(&s.use) }
+
+// collectedGroups drops the groups of windows that nobody has any more.
+func (c *tableCache) collectedGroups(groups *groupCache) { c.collect(groups.uses()...) }
+
+func (c *tableCache) collect(uses ...*use) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, has := c.slots[s]; has {
-		c.drop(s)
+	for _, u := range uses {
+		if _, has := c.kept[u]; has {
+			c.drop(u)
+		}
 	}
 }
 
-// windowTables are the windows of one source, so that all sequences of one block size share theirs. Windows that
+// windowTables are the windows of one source, so that all sequences with rows of one kind share theirs. Windows that
 // no sequence uses any more are left to the collector. It is safe for concurrent use.
 type windowTables struct {
-	runs []cache.Run
+	runs      []cache.Run
+	documents Documents
+	counted   rowKind    // rows that were counted before,
+	sums      prefixSums // and their counts
 
-	mu   sync.Mutex                       // held while windows are made, so that they are made once; no other lock is taken under it
-	made map[window]weak.Pointer[windows] // guarded by mu
+	mu   sync.Mutex                        // held while windows are made, so that they are made once; that of tables is taken under it
+	made map[rowKind]weak.Pointer[windows] // guarded by mu
+}
+
+// A rowKind is all that the windows of a source depend on.
+type rowKind struct {
+	window
+	rows Rows // "" for those of Windows
+}
+
+func (s *Settings) rowKind() rowKind {
+	if s.ofPieces() {
+		return rowKind{s.window(), s.Rows}
+	}
+	return rowKind{window: s.window()}
 }
 
 func newWindowTables(runs []cache.Run) *windowTables {
-	return &windowTables{runs: runs, made: map[window]weak.Pointer[windows]{}}
+	return &windowTables{runs: runs, made: map[rowKind]weak.Pointer[windows]{}}
 }
 
 // get returns the windows of one kind. The error names a run that is too short for one.
-func (t *windowTables) get(of window) (*windows, error) {
+func (t *windowTables) get(of rowKind) (*windows, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if w := t.made[of].Value(); w != nil {
 		return w, nil
 	}
-	w, err := newWindows(t.runs, of)
+	w, err := t.make(of)
 	if err != nil {
 		return nil, err
 	}
 	t.made[of] = weak.Make(w)
 	runtime.AddCleanup(w, t.forget, of)
 	runtime.AddCleanup(w, tables.collected, w.slot)
+	if w.pieces != nil {
+		runtime.AddCleanup(w, tables.collectedGroups, w.pieces.made)
+	}
+	return w, nil
+}
+
+func (t *windowTables) make(of rowKind) (*windows, error) {
+	if of.rows == "" {
+		return newWindows(t.runs, of.window)
+	}
+	var sums prefixSums
+	if of == t.counted {
+		sums = t.sums
+	}
+	pieces, err := newPieceRows(t.documents, cut{of.rows, of.step}, sums)
+	if err != nil {
+		return nil, err
+	}
+	w, err := newWindows([]cache.Run{{Name: t.runs[0].Name, Len: pieces.rows()}}, window{1, 1})
+	if err != nil {
+		return nil, err
+	}
+	w.pieces = pieces
 	return w, nil
 }
 
 // forget drops the entry of windows that were collected, unless they have been made again since.
-func (t *windowTables) forget(of window) {
+func (t *windowTables) forget(of rowKind) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.made[of].Value() == nil {

@@ -122,7 +122,7 @@ func TestWindowsAreMadeOnce(t *testing.T) {
 		got := make([]*windows, 8)
 		for i := range got {
 			together.Go(func() {
-				w, err := tables.get(ofBlock(7))
+				w, err := tables.get(rowKind{window: ofBlock(7)})
 				must(t, err)
 				got[i] = w
 			})
@@ -203,7 +203,7 @@ func TestNoWindowsOfAShortRun(t *testing.T) {
 	tables := newWindowTables([]cache.Run{{Name: "train.bin", Len: 1000}})
 	for range 2 {
 		const want = "train.bin: 1000 tokens, need at least block_size+1 = 1001"
-		if _, err := tables.get(ofBlock(1000)); fmt.Sprint(err) != want || len(tables.made) != 0 {
+		if _, err := tables.get(rowKind{window: ofBlock(1000)}); fmt.Sprint(err) != want || len(tables.made) != 0 {
 			t.Errorf("error %v, want %s; %d tables", err, want, len(tables.made))
 		}
 	}

@@ -82,6 +82,42 @@ func TestBench(t *testing.T) {
 	}
 }
 
+// Both encode the same texts to the same tokens, or the bench fails.
+func TestBenchTokenize(t *testing.T) {
+	long(t)
+	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "bench.json")
+	cmd := exec.Command(plainBatchfs, "bench", "--python", filepath.Join(tokenizers(t), "bin/python"), "--dir", dir, "--rounds", "1",
+		"--tokenize="+filepath.Join(strings.TrimSpace(run(t, "go", "env", "GOROOT")), "src/net"), "--json", file)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	leavesNothing(t, dir)
+	var encodings []struct {
+		Library string
+		Tokens  int
+		Seconds float64
+	}
+	text, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(text, &encodings)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	seconds := map[string]float64{}
+	for _, e := range encodings {
+		if e.Tokens < 100_000 || e.Seconds <= 0 {
+			t.Errorf("%+v", e)
+		}
+		seconds[e.Library] += e.Seconds
+	}
+	if ratio := seconds["tiktoken"] / seconds["batchfs"]; inSoak() && ratio < 3 || ratio == 0 {
+		t.Errorf("%.1f times as fast as tiktoken, want 3", ratio)
+	}
+	t.Logf("%s", out)
+}
+
 func TestBenchInterrupted(t *testing.T) {
 	needFUSE(t)
 	dir := t.TempDir()

@@ -20,17 +20,11 @@ import (
 // readers read, but not how they meet.
 func TestDifferential(t *testing.T) {
 	long(t)
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv("BATCHFS_SEED"); text != "" {
-		var err error
-		seed, err = strconv.ParseUint(text, 10, 64)
-		noError(t, err)
-	}
+	seed := randomSeed(t)
 	reads, rounds, strikes, failed := 0, 0, 0, map[string]int{}
 	for end := time.Now().Add(lasting(10*time.Second, 10*time.Minute)); time.Now().Before(end) && !t.Failed(); rounds++ {
 		t.Run(fmt.Sprint(rounds), func(t *testing.T) {
 			chance := rand.New(rand.NewPCG(seed, uint64(rounds)))
-			t.Logf("BATCHFS_SEED=%d", seed)
 			d := newDifferential(t, chance)
 			strikes += d.run(t, chance, perConfiguration)
 			reads += d.reads
@@ -49,6 +43,19 @@ func TestDifferential(t *testing.T) {
 	}
 }
 
+// randomSeed is that of BATCHFS_SEED, or another one each time. It logs which.
+func randomSeed(t testing.TB) uint64 {
+	t.Helper()
+	seed := rand.Uint64()
+	if text := os.Getenv("BATCHFS_SEED"); text != "" {
+		var err error
+		seed, err = strconv.ParseUint(text, 10, 64)
+		noError(t, err)
+	}
+	t.Logf("BATCHFS_SEED=%d", seed)
+	return seed
+}
+
 // So long each configuration is read.
 const perConfiguration = 4 * time.Second
 
@@ -64,121 +71,303 @@ type differential struct {
 // newDifferential mounts a random configuration.
 func newDifferential(t *testing.T, chance *rand.Rand) *differential {
 	t.Helper()
-	dir := t.TempDir()
+	splits := newRandomSplits(t, chance)
+	split, of := splits.add("train")
+	memory := keys{"access": oneOf(chance, "pread", "remap", "advise", "map"), "page_cache": oneOf(chance, "keep", "drop"), "ahead": chance.IntN(5)}
 	d := &differential{failed: map[string]int{}}
-	type keys = map[string]any
-	oneOf := func(values ...any) any { return values[chance.IntN(len(values))] }
-	width := 2 << chance.IntN(2)
-	batch := keys{
-		"batch_size": 1 + chance.IntN(12), "block_size": 1 + chance.IntN(400), "layout": oneOf("xy", "tokens"), "seed": chance.IntN(1000),
-		"token_dtype": map[int]any{2: "uint16", 4: "uint32"}[width], "dtype": oneOf("native", "uint16", "uint32", "int32", "int64"),
-		"order": oneOf("random", "shuffle", "sequential", "torch", "torch-2.6"),
-	}
-	// Of fewer rows, two batches that next may give at about the same time would be equal.
-	const world = 3
-	least := batch["batch_size"].(int) * batch["block_size"].(int) * world * 80
-
-	var files []string
-	file := func(n int) string {
-		path := filepath.Join(dir, fmt.Sprintf("%d.bin", len(files)))
-		data := make([]byte, 0, n*width)
-		for range n {
-			token := chance.IntN(50_000)
-			data = append(data, byte(token), byte(token>>8))
-			data = append(data, make([]byte, width-2)...)
-		}
-		write(t, path, data)
-		files = append(files, path)
-		return path
-	}
-	split := keys{}
-	var sources []keys
-	shards := func() (paths []string) {
-		for range 1 + chance.IntN(5) {
-			paths = append(paths, file(batch["block_size"].(int)+1+chance.IntN(5000)))
-		}
-		return append(paths, file(least))
-	}
-	isTorch := strings.HasPrefix(batch["order"].(string), "torch")
-	switch kind := chance.IntN(4); {
-	case kind == 0 && !isTorch:
-		for range 2 + chance.IntN(2) {
-			sources = append(sources, keys{"tokens": shards(), "weight": float64(1+chance.IntN(9)) / 10})
-		}
-	case kind == 1 && !isTorch:
-		split["tokens"] = shards()
-	case kind == 2:
-		split["tokens"], split["join"] = shards(), true
-	default:
-		split["tokens"] = []string{file(least)}
-	}
-	memory := keys{"access": oneOf("pread", "remap", "advise", "map"), "page_cache": oneOf("keep", "drop"), "ahead": chance.IntN(5)}
-
-	var config strings.Builder
-	table := func(head string, of keys) {
-		fmt.Fprintln(&config, head)
-		for _, key := range slices.Sorted(maps.Keys(of)) {
-			fmt.Fprintf(&config, "%s = %s\n", key, jsonOf(t, of[key])) // of these values, JSON is TOML
-		}
-	}
-	table("[batch]", batch)
-	table("[memory]", memory)
-	table("[splits.train]", split)
-	for _, source := range sources {
-		table("[[splits.train.sources]]", source)
-	}
-	t.Logf("the configuration:\n%s", &config)
-	configFile := filepath.Join(dir, "config.toml")
-	write(t, configFile, []byte(config.String()))
-	d.m = mountProgram(t, exec.Command(plainBatchfs), "-c", configFile)
-
-	of := keys{"split": "train"} // as the reference calls it
-	maps.Copy(of, batch)
-	for key, value := range split {
-		of[map[string]string{"tokens": "files", "join": "join"}[key]] = value
-	}
-	if sources != nil {
-		var all []keys
-		for _, source := range sources {
-			all = append(all, keys{"files": source["tokens"], "weight": source["weight"]})
-		}
-		of["sources"] = all
-	}
+	d.m = mountProgram(t, exec.Command(plainBatchfs), "-c", splits.write(tableOf(t, "[memory]", memory)))
 	d.sequences = [][2]any{{d.m.path("train"), of}}
 	for range 3 {
-		path, under := []string{}, maps.Clone(of)
-		set := func(key string, value any) {
-			path = append(path, fmt.Sprintf("%s=%v", key, value))
-			under[key] = value
-		}
-		set("rank", chance.IntN(world))
-		set("world", world)
-		for _, more := range []func(){
-			func() { set("seed", chance.IntN(1000)) },
-			func() { set("batch_size", 1+chance.IntN(batch["batch_size"].(int))) },
-			func() { set("block_size", 1+chance.IntN(batch["block_size"].(int))) },
-			func() { set("layout", oneOf("xy", "tokens")) },
-			func() { set("dtype", oneOf("native", "uint16", "uint32", "int32", "int64")) },
-			func() {
-				if !isTorch {
-					set("order", oneOf("random", "shuffle", "sequential"))
-				}
-			},
-			func() { path = append(path, fmt.Sprint("start=", 1+chance.IntN(50))) },
-			func() { path = append(path, fmt.Sprint("steps=", 5+chance.IntN(50))) },
-		} {
-			if chance.IntN(3) == 0 {
-				more()
-			}
-		}
-		cut := 2 + chance.IntN(len(path)-1) // in one directory, or in two; a rank is refused without its world
-		chance.Shuffle(cut, func(i, j int) { path[i], path[j] = path[j], path[i] })
-		directory := filepath.Join(strings.Join(path[:cut], ","), strings.Join(path[cut:], ","))
+		directory, under := split.path(chance, of)
 		d.sequences = append(d.sequences, [2]any{d.m.path("train/" + directory), under})
 	}
-	d.file = filepath.Join(dir, "sequences.json")
+	d.file = filepath.Join(t.TempDir(), "sequences.json")
 	write(t, d.file, jsonOf(t, d.sequences))
 	return d
+}
+
+// keys are settings, as config.toml or the reference has them.
+type keys = map[string]any
+
+func oneOf(chance *rand.Rand, values ...any) any { return values[chance.IntN(len(values))] }
+
+// tableOf is a table of config.toml.
+func tableOf(t testing.TB, head string, of keys) string {
+	t.Helper()
+	text := head + "\n"
+	for _, key := range slices.Sorted(maps.Keys(of)) {
+		text += fmt.Sprintf("%s = %s\n", key, jsonOf(t, of[key])) // of these values, JSON is TOML
+	}
+	return text
+}
+
+// randomSplits are a configuration of random splits, and the files that it names.
+type randomSplits struct {
+	t      testing.TB
+	chance *rand.Rand
+	dir    string
+	files  int
+	config string
+}
+
+func newRandomSplits(t testing.TB, chance *rand.Rand) *randomSplits {
+	return &randomSplits{t: t, chance: chance, dir: t.TempDir()}
+}
+
+// write writes the configuration, with more before it, and returns its path.
+func (r *randomSplits) write(more string) string {
+	r.t.Helper()
+	r.t.Logf("the configuration:\n%s%s", more, r.config)
+	path := filepath.Join(r.dir, "config.toml")
+	write(r.t, path, []byte(more+r.config))
+	return path
+}
+
+// file makes a file of elements that size is in bytes of, with what fill writes over random bytes, if it is not nil.
+func (r *randomSplits) file(n, size int, fill func(element []byte)) string {
+	r.t.Helper()
+	r.files++
+	path, data := filepath.Join(r.dir, fmt.Sprintf("%d.bin", r.files)), make([]byte, n*size)
+	for i := range n {
+		element := data[i*size:][:size]
+		for j := range element {
+			element[j] = byte(r.chance.Uint32())
+		}
+		if fill != nil {
+			fill(element)
+		}
+	}
+	write(r.t, path, data)
+	return path
+}
+
+// widths are the dtypes, and the bytes of a number of each.
+var widths = map[string]int{
+	"bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8,
+	"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+}
+
+func (r *randomSplits) dtype() string {
+	return slices.Sorted(maps.Keys(widths))[r.chance.IntN(len(widths))]
+}
+
+// numbers returns what writes bool values over the bytes of a dtype, which may have no others, and nil for other dtypes.
+func numbers(dtype string) func([]byte) {
+	if dtype != "bool" {
+		return nil
+	}
+	return func(element []byte) {
+		for i := range element {
+			element[i] &= 1
+		}
+	}
+}
+
+// A randomSplit says what settings in a path may be.
+type randomSplit struct {
+	isTorch         bool
+	layouts, dtypes []any
+	leastBlock      int
+	batch           keys
+}
+
+// world is how many ranks read a split.
+const world = 3
+
+// add adds a split, and returns it with its settings as the reference calls them.
+func (r *randomSplits) add(name string) (split randomSplit, settings keys) {
+	r.t.Helper()
+	chance, t := r.chance, r.t
+	of := func(values ...any) any { return oneOf(chance, values...) }
+	// Blocks of one token too, but of tokens of many kinds: batches should differ.
+	dtype, block := of("uint8", "uint16", "uint16", "int16", "uint32", "uint32", "int32", "uint64", "int64").(string), 1+chance.IntN(400)
+	few := dtype == "uint8" || dtype == "int16" || chance.IntN(4) == 0
+	if few {
+		block += 16
+	}
+	batch := keys{"batch_size": 1 + chance.IntN(12), "block_size": block, "seed": chance.IntN(1000),
+		"order": of("random", "shuffle", "sequential", "torch", "torch-2.6")}
+	// Of fewer rows, two batches that next may give at about the same time would be equal.
+	rowLen, shape := batch["block_size"].(int), []int(nil)
+	rows := chance.IntN(3) == 0
+	if rows {
+		batch["batch_size"] = 4 + chance.IntN(12)
+		rowLen, shape = 1, of([]int{64}, []int{8, 8}, []int{2, 3, 11}, []int{1, 1000}).([]int)
+	}
+	least := batch["batch_size"].(int) * rowLen * world * 80
+
+	var width int
+	var fill func([]byte)
+	integers := []any{"native", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"}
+	switch {
+	case rows:
+		dtype := r.dtype()
+		batch["token_dtype"], batch["shape"], batch["layout"] = dtype, shape, "rows"
+		width, fill = widths[dtype], numbers(dtype)
+		split.layouts, split.dtypes = []any{"rows"}, []any{"native"}
+		for _, axis := range shape {
+			width *= axis
+		}
+		if !strings.Contains(dtype, "int") {
+			break
+		}
+		// Numbers that each integer dtype holds, or any.
+		if chance.IntN(2) == 0 {
+			split.dtypes = integers
+			size := widths[dtype]
+			fill = func(element []byte) {
+				for i := range element {
+					if element[i] &= 127; i%size > 0 {
+						element[i] = 0
+					}
+				}
+			}
+		}
+	default:
+		width = widths[dtype]
+		most := 50_000
+		split.dtypes = []any{"native", "uint16", "uint32", "int32", "uint64", "int64"}
+		if few {
+			most, split.dtypes, split.leastBlock = 100, integers, 16
+		}
+		batch["token_dtype"], split.layouts = dtype, []any{"xy", "tokens"}
+		fill = func(token []byte) {
+			clear(token)
+			n := chance.IntN(most)
+			token[0] = byte(n)
+			if width > 1 {
+				token[1] = byte(n >> 8)
+			}
+		}
+		if chance.IntN(3) == 0 {
+			batch["eot"], batch["documents"] = chance.IntN(100), chance.IntN(3) > 0
+			if chance.IntN(2) == 0 {
+				batch["mask_targets"] = true
+				split.layouts, split.dtypes = []any{"xy"}, []any{"int32", "int64"}
+			}
+		}
+		batch["layout"] = of(split.layouts...)
+	}
+	batch["dtype"] = of(split.dtypes...)
+
+	isTorch := strings.HasPrefix(batch["order"].(string), "torch")
+	shards := func() (files []string, elements int) {
+		add := func(n int) { files, elements = append(files, r.file(n, width, fill)), elements+n }
+		if !rows {
+			for range 1 + chance.IntN(5) {
+				add(batch["block_size"].(int) + 1 + chance.IntN(5000))
+			}
+		}
+		add(least)
+		if chance.IntN(2) == 0 {
+			add(least)
+		}
+		return files, elements
+	}
+	// Arrays beside, which are cut into files as they like, but for as many as the tokens: those would have to be cut as they are.
+	var kinds []keys
+	if chance.IntN(3) > 0 {
+		for i := range 1 + chance.IntN(3) {
+			kind := keys{"name": fmt.Sprintf("beside_%d", i), "at": of("x", "y"), "dtype": r.dtype()}
+			if chance.IntN(2) == 0 {
+				kind["shape"] = of([]int{1}, []int{5}, []int{2, 3}, []int{3, 1, 2})
+			}
+			kinds = append(kinds, kind)
+		}
+	}
+	beside := func(elements, others int) []keys {
+		list := []keys{}
+		for _, kind := range kinds {
+			dtype := kind["dtype"].(string)
+			size := widths[dtype]
+			for _, axis := range sliceOf(kind["shape"]) {
+				size *= axis
+			}
+			array := maps.Clone(kind)
+			var files []string
+			left := elements
+			for range others {
+				n := 1 + chance.IntN(left/2)
+				files, left = append(files, r.file(n, size, numbers(dtype))), left-n
+			}
+			array["files"] = append(files, r.file(left, size, numbers(dtype)))
+			list = append(list, array)
+		}
+		return list
+	}
+
+	settings = keys{"split": name}
+	maps.Copy(settings, batch)
+	var tables []string
+	arrays := func(head string, list []keys) {
+		for _, array := range list {
+			tables = append(tables, tableOf(t, head, array))
+		}
+	}
+	if chance.IntN(3) == 0 && !isTorch {
+		var sources []keys
+		for range 2 + chance.IntN(2) {
+			files, elements := shards()
+			source := keys{"tokens": files, "weight": float64(1+chance.IntN(9)) / 10}
+			list := beside(elements, len(files))
+			tables = append(tables, tableOf(t, fmt.Sprintf("[[splits.%s.sources]]", name), source))
+			arrays(fmt.Sprintf("[[splits.%s.sources.arrays]]", name), list)
+			sources = append(sources, keys{"files": files, "weight": source["weight"], "arrays": list})
+		}
+		settings["sources"] = sources
+	} else {
+		files, elements := shards()
+		if isTorch && len(files) > 1 || chance.IntN(2) == 0 {
+			batch["join"], settings["join"] = true, true
+		}
+		list := beside(elements, len(files))
+		arrays(fmt.Sprintf("[[splits.%s.arrays]]", name), list)
+		batch["tokens"], settings["files"], settings["arrays"] = files, files, list
+	}
+	r.config += tableOf(t, fmt.Sprintf("[splits.%s]", name), batch) + strings.Join(tables, "")
+	split.isTorch, split.batch = isTorch, batch
+	return split, settings
+}
+
+func sliceOf(shape any) []int {
+	list, _ := shape.([]int)
+	return list
+}
+
+// path is a random directory of settings, in one name or in two, and the settings of the sequence there.
+func (s randomSplit) path(chance *rand.Rand, of keys) (directory string, under keys) {
+	path, under := []string{}, maps.Clone(of)
+	set := func(key string, value any) {
+		path = append(path, fmt.Sprintf("%s=%v", key, value))
+		under[key] = value
+	}
+	set("rank", chance.IntN(world))
+	set("world", world)
+	for _, more := range []func(){
+		func() { set("seed", chance.IntN(1000)) },
+		func() {
+			if s.batch["layout"] != "rows" { // of few rows, two batches may be equal
+				set("batch_size", 1+chance.IntN(s.batch["batch_size"].(int)))
+			}
+		},
+		func() { set("block_size", s.leastBlock+1+chance.IntN(s.batch["block_size"].(int)-s.leastBlock)) },
+		func() { set("layout", oneOf(chance, s.layouts...)) },
+		func() { set("dtype", oneOf(chance, s.dtypes...)) },
+		func() {
+			if !s.isTorch {
+				set("order", oneOf(chance, "random", "shuffle", "sequential"))
+			}
+		},
+		func() { path = append(path, fmt.Sprint("start=", 1+chance.IntN(50))) },
+		func() { path = append(path, fmt.Sprint("steps=", 5+chance.IntN(50))) },
+	} {
+		if chance.IntN(3) == 0 {
+			more()
+		}
+	}
+	cut := 2 + chance.IntN(len(path)-1) // a rank is refused without its world
+	chance.Shuffle(cut, func(i, j int) { path[i], path[j] = path[j], path[i] })
+	return filepath.Join(strings.Join(path[:cut], ","), strings.Join(path[cut:], ",")), under
 }
 
 // run reads for a while, strikes the processes meanwhile, and compares. It returns how many strikes there were.

@@ -58,7 +58,7 @@ func TestDocumentsOfADataDirectory(t *testing.T) {
 	}
 	m := mount(t, "--data", dir, "--set", "batch.documents=true", "--set", "batch.order=sequential", "--set", "batch.batch_size=1",
 		"--set", "batch.block_size=20")
-	kill(t, m, m.worker(t))
+	kill(t, m, m.awaitWorker(t))
 	// Documents of 7 tokens: rows of 20 begin at 0, 20, 40 and 60.
 	const show = `import sys, numpy as np
 for row in np.load(sys.argv[1])[:4, 0]: print(*row)`

@@ -187,7 +187,7 @@ func TestRestart(t *testing.T) {
 	second := fmt.Sprintf("/proc/%d/exe", m.worker(t))
 	running, err := os.Stat(second)
 	noError(t, err)
-	noError(t, syscall.Kill(m.worker(t), syscall.SIGKILL))
+	noError(t, syscall.Kill(m.awaitWorker(t), syscall.SIGKILL))
 	next(3)
 	if now, err := os.Stat(fmt.Sprintf("/proc/%d/exe", m.worker(t))); err != nil || !os.SameFile(running, now) {
 		t.Errorf("%v: it runs another program than the one that died", err)

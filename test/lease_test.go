@@ -196,7 +196,7 @@ func TestCopyInPlace(t *testing.T) {
 				noError(t, os.Rename(file+".new", file))
 				step()
 			}
-			noError(t, syscall.Kill(m.worker(t), syscall.SIGKILL)) // another one does as well
+			noError(t, syscall.Kill(m.awaitWorker(t), syscall.SIGKILL)) // another one does as well
 			step()
 			if got := infoOf(t, m); got.Changes != 0 || strings.Contains(m.out.String(), "changed") {
 				t.Errorf("%d changes, and the log says\n%s", got.Changes, m.out)

@@ -246,6 +246,12 @@ func TestOrdinaryUser(t *testing.T) {
 	if out, err := asNobody("head", "-c", "10", filepath.Join(dir, "train/next")); err != nil || len(out) != 10 {
 		t.Errorf("reading as the user that mounted: %v %q", err, out)
 	}
+	if out, err := asNobody("cmp", filepath.Join(dir, "train/tokens.bin"), data); err != nil {
+		t.Errorf("tokens.bin: %v %s", err, out)
+	}
+	if out, _ := asNobody("cat", filepath.Join(dir, "status.json")); !strings.Contains(out, `"tokens_bin": "read by batchfs: passing the token file through needs CAP_SYS_ADMIN`) {
+		t.Errorf("status.json does not say why tokens.bin is not passed through:\n%s", out)
+	}
 	log, err := os.ReadFile(filepath.Join(home, "batchfs/batchfs.log"))
 	if err != nil || strings.Count(string(log), "read_ahead_kb") != 1 {
 		t.Errorf("%v: the log does not say once that reading ahead is root's to set:\n%s", err, log)
@@ -261,7 +267,7 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 	// Whoever dies.
 	m := &mounted{dir: dir, cmd: &exec.Cmd{Process: &os.Process{Pid: keeper}}}
-	noError(t, syscall.Kill(m.worker(t), syscall.SIGKILL))
+	noError(t, syscall.Kill(m.awaitWorker(t), syscall.SIGKILL))
 	if out, err := asNobody("head", "-c", "10", filepath.Join(dir, "train/next")); err != nil || len(out) != 10 {
 		t.Errorf("reading from the second process: %v %q", err, out)
 	}

@@ -122,7 +122,7 @@ func TestMountedAgainInVain(t *testing.T) {
 	t.Cleanup(func() { noError(t, syscall.Unmount(under, syscall.MNT_DETACH)) })
 	m := mountAt(t, dir, exec.Command(batchfs), "--no-resend", "-c", config)
 	write(t, filepath.Join(under, "mnt", "precious"), nil)
-	noError(t, syscall.Kill(m.worker(t), syscall.SIGKILL))
+	noError(t, syscall.Kill(m.awaitWorker(t), syscall.SIGKILL))
 	m.awaitEnd(t)
 	if code := m.cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(m.out.String(), "is not empty (it holds precious)") || isMounted(t, dir) {
 		t.Errorf("exit status %d, mounted: %v", code, isMounted(t, dir))

@@ -14,7 +14,7 @@ import (
 var nanoGPTBlock = regexp.MustCompile("(?ms)^```python\n(# nanoGPT.*?)^```$")
 
 // A run of nanoGPT that reads a mount in the way that README says gets the batches that nanoGPT itself draws, evaluation
-// included, and has the same losses.
+// included, and has the same losses. So has one that was not changed, whose data directory has links to files tokens.bin of a mount.
 func TestNanoGPT(t *testing.T) {
 	long(t)
 	if out, err := exec.Command(python, "-c", "import torch").CombinedOutput(); err != nil {
@@ -49,6 +49,13 @@ func TestNanoGPT(t *testing.T) {
 			got := run(t, python, "clients/nanogpt.py", dir, filepath.Join(dir, "again.bin"), string(code))
 			if got != want || strings.Count(want, "\nval ") != 12 {
 				t.Errorf("the run from the mount:\n%s\nnanoGPT's own:\n%s", got, want)
+			}
+			links := t.TempDir()
+			for _, split := range []string{"train", "val"} {
+				noError(t, os.Symlink(m.path(split+"/tokens.bin"), filepath.Join(links, split+".bin")))
+			}
+			if got := run(t, python, "clients/nanogpt.py", links, filepath.Join(dir, "linked.bin")); got != want {
+				t.Errorf("the run from tokens.bin:\n%s\nnanoGPT's own:\n%s", got, want)
 			}
 		})
 	}

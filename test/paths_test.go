@@ -92,7 +92,7 @@ func TestSettingsInPaths(t *testing.T) {
 	m := mount(t, "-c", config)
 	list := run(t, "sh", "-c", "cd "+m.dir+" && find . | sort")
 	for _, dir := range []string{
-		"train/batch_size=3", "train/block_size=32", "train/dtype=int64", "train/dtype=native", "train/layout=tokens",
+		"train/batch_size=3", "train/block_size=32", "train/dtype=int64", "train/layout=tokens",
 		"train/order=shuffle", "train/order=sequential", "train/order=torch", "train/order=torch-2.6", "train/seed=8",
 		"train/rank=1,world=3", "train/start=7", "val/order=random", "train/seed=9223372036854775807",
 		"val/batch_size=2/dtype=uint32,seed=5/layout=tokens/order=torch/start=3,steps=2",

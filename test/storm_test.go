@@ -36,12 +36,13 @@ func stormTokens(version int) []byte {
 	return raw
 }
 
-// stormConfig is a configuration of them.
+// stormConfig is a configuration of them, with more keys of the split.
 func stormConfig(t *testing.T, more string) (config, data string) {
 	t.Helper()
 	dir := t.TempDir()
 	config, data = filepath.Join(dir, "config.toml"), filepath.Join(dir, "train.bin")
 	write(t, data, stormTokens(0))
+	write(t, besideOf(data), stormTokens(0))
 	write(t, config, fmt.Appendf(nil, `
 [batch]
 batch_size = %d
@@ -51,14 +52,31 @@ dtype = "uint32"
 order = "sequential"
 [splits.train]
 tokens = %q
-%s`, stormB, stormT, data, more))
+%s
+[[splits.train.arrays]]
+name = "at"
+files = %q
+at = "x"
+dtype = "uint32"
+`, stormB, stormT, data, more, besideOf(data)))
 	return config, data
 }
 
-func kill(_ testing.TB, _ *mounted, worker int) { syscall.Kill(worker, syscall.SIGKILL) }
+// besideOf is the file of the array beside tokens.
+func besideOf(data string) string { return data + ".at" }
+
+func kill(t testing.TB, _ *mounted, worker int) {
+	if worker <= 0 { // which would be every process of this test's group
+		t.Fatal("there is no worker to kill")
+	}
+	syscall.Kill(worker, syscall.SIGKILL)
+}
 
 // stopAndKill kills a process the way its keeper does: stopped first, so that the kernel is not copying one of its requests.
 func stopAndKill(t testing.TB, m *mounted, worker int) {
+	if worker <= 0 { // which would be every process of this test's group
+		t.Fatal("there is no worker to kill")
+	}
 	syscall.Kill(worker, syscall.SIGSTOP)
 	await(t, "a process that is stopped", func() bool { return stopped(worker) })
 	kill(t, m, worker)
@@ -79,7 +97,7 @@ func stopped(pid int) bool {
 // Whatever happens to the process that serves, its readers get the right bytes, and every number of next goes to one read.
 func TestStorm(t *testing.T) {
 	const least = 12 // strikes
-	config, _ := stormConfig(t, "[memory]\naccess = \"pread\"\n")
+	config, _ := stormConfig(t, "")
 	for _, storm := range []struct {
 		name    string
 		program string
@@ -103,7 +121,7 @@ func TestStorm(t *testing.T) {
 			}
 			cmd, temporary := exec.Command(storm.program), t.TempDir()
 			cmd.Env = append(os.Environ(), "BATCHFS_FAULTS="+storm.faults, "TMPDIR="+temporary)
-			m := mountProgram(t, cmd, append(storm.args, "-c", config)...)
+			m := mountProgram(t, cmd, append(storm.args, "-c", config, "--set", "memory.access=pread")...)
 			standsBy := len(storm.args) == 0
 			if standsBy {
 				m.awaitStandby(t)
@@ -187,11 +205,11 @@ func longest(t *testing.T, log string) (most time.Duration) {
 	return most
 }
 
-// Readers of every kind of file, while the token file is replaced again and again and the process that serves is killed at any
+// Readers of every kind of file, while the token file and the array beside it are replaced again and again and the process that serves is killed at any
 // moment: no wrong byte, no number twice, and memory that does not grow.
 func TestSoak(t *testing.T) {
 	long(t)
-	config, data := stormConfig(t, "on_change = \"follow\"\n")
+	config, data := stormConfig(t, "on_change = \"follow\"")
 	m := mountProgram(t, exec.Command(plainBatchfs), "-c", config)
 	readers := startStorms(t, m)
 	var versions [6][]byte
@@ -217,8 +235,9 @@ func TestSoak(t *testing.T) {
 		}
 		if now.After(nextChange) {
 			replaced++
-			write(t, data+".new", versions[replaced%len(versions)])
-			noError(t, os.Rename(data+".new", data))
+			file := []string{data, besideOf(data)}[rand.IntN(2)] // of which each has versions of its own
+			write(t, file+".new", versions[replaced%len(versions)])
+			noError(t, os.Rename(file+".new", file))
 			nextChange = now.Add(time.Duration(rand.Int64N(int64(3 * time.Second))))
 		}
 		if now.After(nextLook) {
@@ -258,6 +277,16 @@ func (m *mounted) worker(t testing.TB) int {
 		return all[0]
 	}
 	return 0
+}
+
+// awaitWorker waits until a process serves, and returns it.
+func (m *mounted) awaitWorker(t testing.TB) (worker int) {
+	t.Helper()
+	await(t, "a worker", func() bool {
+		worker = m.worker(t)
+		return worker > 0
+	})
+	return worker
 }
 
 // workers are the processes that the keeper has: the one that serves, and then the one that stands by.
@@ -336,7 +365,8 @@ type stormResult struct {
 // startStorms starts readers of each kind of file of a mount's split train.
 func startStorms(t testing.TB, m *mounted) (all []*stormReader) {
 	t.Helper()
-	for _, way := range []string{"next", "npy", "safetensors", "plain", "nonblocking", "kept", "rows", "numbered", "batches", "mapped", "texts"} {
+	for _, way := range []string{"next", "npy", "safetensors", "plain", "nonblocking", "kept", "rows", "numbered", "batches", "mapped", "tokens", "texts",
+		"tensors", "arrays"} {
 		all = append(all, startStorm(t, exec.Command(python, "clients/storm.py", way, m.path("train"))))
 	}
 	all = append(all, startStorm(t, exec.Command(cStorm, m.path("train/next"), fmt.Sprint(stormB), fmt.Sprint(stormT), fmt.Sprint(stormBatches))))

@@ -5,6 +5,7 @@
 package array
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
@@ -118,20 +119,28 @@ func (d DType) IsInteger() bool { return d.info().integer }
 // Values is how many integers from 0 on a dtype of integers has, or the largest int64 where it has more.
 func (d DType) Values() int64 {
 	bits := 8 * d.Size()
-	if d.signed() {
+	if d.IsSigned() {
 		bits--
 	}
 	return int64(min(uint64(1)<<min(bits, 63), math.MaxInt64))
 }
 
-func (d DType) signed() bool { return strings.HasPrefix(string(d), "int") }
+// IsSigned says whether there are negative numbers of an integer dtype.
+func (d DType) IsSigned() bool { return strings.HasPrefix(string(d), "int") }
 
 // Text is an integer of this dtype in decimal digits. bits are its bits, above which there are zeros.
 func (d DType) Text(bits uint64) string {
-	if shift := 64 - 8*d.Size(); d.signed() {
+	if shift := 64 - 8*d.Size(); d.IsSigned() {
 		return strconv.FormatInt(int64(bits<<shift)>>shift, 10)
 	}
 	return strconv.FormatUint(bits, 10)
+}
+
+// Bits are those of the first number in raw, above which there are zeros.
+func (d DType) Bits(raw []byte) uint64 {
+	var b [8]byte
+	copy(b[:], raw[:d.Size()])
+	return binary.LittleEndian.Uint64(b[:])
 }
 
 // NumPy is the descr of a .npy header: "<u2" for uint16, and for bfloat16, of which NumPy sees the bits.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
@@ -13,19 +14,12 @@ import (
 // openSplit opens a split for a command: one in a mount with the settings and files of that mount, or one of the configuration
 // that flags name. A path in a mount is absolute, or leads there from the working directory, and goes before config.toml.
 func openSplit(flags *config.Flags, path string) (*dataset.Dataset, error) {
-	configured := flags.Config != "" || flags.Data != "" || len(flags.Sets) > 0
-	if !configured || filepath.IsAbs(path) {
-		m, below, err := findMount(path)
-		switch {
-		case err != nil:
-			return nil, err
-		case m != nil && configured:
-			return nil, fmt.Errorf("%s lies in a mount, which has its own configuration; leave out -c, --data and --set", path)
-		case m != nil:
-			return openMounted(m, below)
-		case filepath.IsAbs(path):
-			return nil, fmt.Errorf("%s: no batchfs is mounted there; name a split, as in train/rank=3,world=8, or a path of it in a mount", path)
-		}
+	snapshot, below, err := splitInMount(flags, path)
+	switch {
+	case err != nil:
+		return nil, err
+	case snapshot != nil:
+		return snapshot.OpenPath(below)
 	}
 	c, err := flags.Load()
 	if err != nil {
@@ -34,16 +28,52 @@ func openSplit(flags *config.Flags, path string) (*dataset.Dataset, error) {
 	return dataset.OpenPath(c, path)
 }
 
-// openMounted opens a split of a mount, by its path there, without touching the mount.
-func openMounted(m *mount.Mounted, path string) (*dataset.Dataset, error) {
-	snapshot, err := snapshotOf(m)
+// configuredSplit returns the split that a path names, as openSplit understands it, with the files that the configuration names, and
+// opens none of them. The settings of the path do not matter.
+func configuredSplit(flags *config.Flags, path string) (*config.Split, config.Memory, error) {
+	snapshot, below, err := splitInMount(flags, path)
 	if err != nil {
-		return nil, err
+		return nil, config.Memory{}, err
 	}
-	if path == "" {
-		return nil, errors.New("name a split in the mount, as in " + filepath.Join(m.Mountpoint, snapshot.Splits[0].Name))
+	var c *config.Config
+	if snapshot != nil {
+		path = below
+		c, err = snapshot.Config()
+	} else {
+		c, err = flags.Load()
 	}
-	return snapshot.OpenPath(path)
+	if err != nil {
+		return nil, config.Memory{}, err
+	}
+	name, _, _ := strings.Cut(path, "/")
+	s, err := c.Named(name)
+	return s, c.Memory, err
+}
+
+// splitInMount returns the snapshot of the mount that the path of a split leads into, and the path there, or nil where the path is one
+// of the configuration.
+func splitInMount(flags *config.Flags, path string) (_ *dataset.Snapshot, below string, err error) {
+	configured := flags.Config != "" || flags.Data != "" || len(flags.Sets) > 0
+	if configured && !filepath.IsAbs(path) {
+		return nil, "", nil
+	}
+	m, below, err := findMount(path)
+	switch {
+	case err != nil:
+		return nil, "", err
+	case m != nil && configured:
+		return nil, "", fmt.Errorf("%s lies in a mount, which has its own configuration; leave out -c, --data and --set", path)
+	case m == nil && filepath.IsAbs(path):
+		return nil, "", fmt.Errorf("%s: no batchfs is mounted there; name a split, as in train/rank=3,world=8, or a path of it in a mount", path)
+	case m == nil:
+		return nil, "", nil
+	}
+	// Without touching the mount.
+	snapshot, err := snapshotOf(m)
+	if err == nil && below == "" {
+		err = errors.New("name a split in the mount, as in " + filepath.Join(m.Mountpoint, snapshot.Splits[0].Name))
+	}
+	return snapshot, below, err
 }
 
 // snapshotOf reads the snapshot that the supervisor of a mount holds.

@@ -80,6 +80,6 @@ A README at the top of every mount says how to read its files.`,
 	}
 	root.SetVersionTemplate("batchfs {{.Version}}\n")
 	root.AddCommand(mountCommand(), unmountCommand(), restartCommand(), seekCommand(), doctorCommand(), keepCommand(), workerCommand(), lookCommand(),
-		catCommand(), inspectCommand(), cacheCommand(), prepare.Command(), bench.Command(), bench.ReaderCommand(), versionCommand())
+		catCommand(), inspectCommand(), infoCommand(), checkCommand(), indexCommand(), cacheCommand(), prepare.Command(), bench.Command(), bench.ReaderCommand(), versionCommand())
 	return root
 }

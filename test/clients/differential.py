@@ -1,7 +1,7 @@
-"""Compares a mount with reference.py, in random reads of every kind of file: differential.py SEQUENCES.json SEED
+"""Compares a mount with reference.py, in random reads of every kind of file: differential.py SEQUENCES.json SEED [READS]
 
-SEQUENCES.json is a list of [directory in the mount, settings for reference.py]. Prints `ready`, reads until standard input ends, and
-prints `reads N`, `failed ERRNO N`, and `number DIRECTORY K N`: N batches of next there were number K. A wrong byte is a line
+SEQUENCES.json is a list of [directory in the mount, settings for reference.py]. Prints `ready`, reads until standard input ends, or so
+often, and prints `reads N`, `failed ERRNO N`, and `number DIRECTORY K N`: N batches of next there were number K. A wrong byte is a line
 `MISMATCH FILE ...` and exit status 1.
 """
 
@@ -19,9 +19,10 @@ from functools import lru_cache
 import numpy as np
 
 from readers import copy_of, forget, until
-from reference import Sequence
+from reference import TYPES, Sequence
 
 HEADER = 4096
+TENSOR_TYPES = {name: "BF16" if name == "bfloat16" else "BOOL" if name == "bool" else name[0].upper() + name.lstrip("ufloatin") for name in TYPES}
 with open(sys.argv[1]) as f:
     described = json.load(f)
 chance = random.Random(int(sys.argv[2]))
@@ -39,38 +40,62 @@ def check(file, want, got, at=0):
     os._exit(1)
 
 
+def header_of(data):
+    """The shape in the header of a .npy file."""
+    file = io.BytesIO(data)
+    np.lib.format.read_magic(file)
+    return np.lib.format.read_array_header_1_0(file)[0]
+
+
 class Directory:
     def __init__(self, path, settings):
         self.path, self.sequence = path, Sequence(**settings)
         with open(f"{path}/info.json") as f:
             info = json.load(f)
         self.size, self.steps = info["batch_bytes"], info["steps"]
-        self.batch = lru_cache(64)(self.sequence.batch)
+        self.arrays_of = lru_cache(64)(self.sequence.arrays_of)
+        arrays = self.arrays_of(0)[1]
+        self.main = [name for name in ("x", "y", "tokens", "rows") if name in arrays]
+        self.beside = [name for name in arrays if name not in self.main]
+        self.shape = (*[2] * (len(self.main) - 1), *arrays[self.main[0]].shape)
+        # bfloat16 has no dtype of its own in NumPy, and so not in a .npy file, but in a .safetensors file.
         s = self.sequence
-        tokens = s.layout == "tokens"
-        self.shape = (s.batch_size, s.block_size + 1) if tokens else (2, s.batch_size, s.block_size)
-        self.names = ["tokens"] if tokens else ["x", "y"]
+        stored = {b["name"]: b.get("dtype", "uint16") for b in (s.sources or [{"arrays": s.arrays}])[0].get("arrays", [])}
+        stored |= dict.fromkeys(self.main, s.token_dtype if s.dtype == "native" else s.dtype)
+        self.tensor_types = {name: TENSOR_TYPES.get(stored.get(name)) or TENSOR_TYPES[arrays[name].dtype.name] for name in arrays}
         self.kept = None
 
-    def raw(self, k):
-        return self.batch(k)[1]
+    def raw(self, k, name=None):
+        """The bytes of the main arrays of batch k, or of one array."""
+        arrays = self.arrays_of(k)[1]
+        return b"".join(arrays[n].tobytes() for n in ([name] if name else self.main))
 
-    def span(self, at, size):
-        """What batches.bin holds from byte at on."""
-        first, last = at // self.size, -(-(at + size) // self.size)
-        return b"".join(self.raw(k) for k in range(first, last))[at - first * self.size:][:size]
+    def tensors(self, k):
+        """All arrays of batch k, as content has those of a .safetensors file."""
+        return b"".join(self.raw(k, name) for name in sorted(self.tensor_types))
+
+    def span(self, at, size, name=None):
+        """What batches.bin holds from byte at on, or batches.<name>.npy behind its header."""
+        one = len(self.raw(0, name))
+        first, last = at // one, -(-(at + size) // one)
+        return b"".join(self.raw(k, name) for k in range(first, last))[at - first * one:][:size]
 
     def content(self, name, data):
-        """The raw bytes of the batch in a file of that name, whose header must say what it holds."""
+        """The raw bytes of what is in a file of that name, whose header must say what it holds."""
         if name.endswith(".npy"):
             array = np.load(io.BytesIO(data))
-            check(f"{self.path}/{name}", repr((self.shape, self.sequence.type.str)).encode(), repr((array.shape, array.dtype.str)).encode())
+            one = name.split(".")[1]
+            of = self.arrays_of(0)[1][one] if one in self.beside else np.empty(self.shape, self.sequence.type)
+            check(f"{self.path}/{name}", repr((of.shape, of.dtype.str)).encode(), repr((array.shape, array.dtype.str)).encode())
             return array.tobytes()
         if name.endswith(".safetensors"):
-            header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
-            check(f"{self.path}/{name}", " ".join(self.names).encode(), " ".join(n for n in header if n != "__metadata__").encode())
-            begin = 8 + int.from_bytes(data[:8], "little")
-            return b"".join(data[begin + header[n]["data_offsets"][0]:begin + header[n]["data_offsets"][1]] for n in self.names)
+            begin, arrays = 8 + int.from_bytes(data[:8], "little"), self.arrays_of(0)[1]
+            header = {n: (t["dtype"], t["shape"], t["data_offsets"]) for n, t in json.loads(data[8:begin]).items() if n != "__metadata__"}
+            want = {n: (self.tensor_types[n], list(arrays[n].shape)) for n in arrays}
+            check(f"{self.path}/{name}", repr(sorted(want.items())).encode(), repr(sorted((n, t[:2]) for n, t in header.items())).encode())
+            ends = sorted(t[2] for t in header.values())
+            check(f"{self.path}/{name}: gaps", repr([0, *(e for _, e in ends)]).encode(), repr([*(b for b, _ in ends), len(data) - begin]).encode())
+            return b"".join(data[begin + b:begin + e] for _, (_, _, (b, e)) in sorted(header.items()))
         return data
 
     def cursor(self):
@@ -79,12 +104,12 @@ class Directory:
 
     def took(self, name, data, low, high):
         """Counts a batch of next, whose number is about from low to high: only of a seek or of failed reads it is not within."""
-        data = self.content(name, bytes(data))
+        of, data = self.tensors if name.endswith("safetensors") else self.raw, self.content(name, bytes(data))
         for k in (*range(low, high + 1), *range(low - 1, max(low - 64, -1), -1), *range(high + 1, high + 64)):
-            if self.raw(k) == data:
+            if of(k) == data:
                 numbers[self.path, k] += 1
                 return
-        check(f"{self.path}/{name}, of number {low} to {high}", self.raw(low), data)
+        check(f"{self.path}/{name}, of number {low} to {high}", of(low), data)
 
     def next(self):
         name = chance.choice(["next", "next.npy", "next.safetensors"])
@@ -121,32 +146,44 @@ class Directory:
     def numbered(self):
         far = 3000 if self.sequence.order.startswith("torch") else 2**40
         k = chance.choice([chance.randrange(20), chance.randrange(3000), chance.randrange(far)])
-        name = f"batch/{k}" + chance.choice(["", ".npy", ".safetensors"])
+        array = chance.choice([None, *self.beside])
+        if array and k < 2**36:
+            name, want = f"batch/{k}.{array}.npy", self.raw(k, array)
+        else:
+            name = f"batch/{k}" + chance.choice(["", ".npy", ".safetensors"])
+            want = self.tensors(k) if name.endswith("safetensors") else self.raw(k)
         with open(f"{self.path}/{name}", "rb", buffering=0) as f:
             if chance.random() < 0.3:
                 forget(f.fileno())
             data = until(f.fileno(), 0, 1 << 30)
-        check(f"{self.path}/{name}", self.raw(k), self.content(name, bytes(data)))
+            check(f"{self.path}/{name}", want, self.content(name, bytes(data)))
+            at = chance.randrange(len(data))
+            check(f"{self.path}/{name}", data[at:at + 1000], until(f.fileno(), at, 1000), at)
 
     def origins(self):
         k = chance.randrange(3000)
         with open(f"{self.path}/batch/{k}.json") as f:
             rows = json.load(f)["rows"]
         begins, begin = {}, 0
-        for file in self.sequence.paths:
+        for file in self.sequence.main_paths:
             begins[file] = begin
-            begin += os.path.getsize(file) // self.sequence.tokens.itemsize
+            begin += os.path.getsize(file) // self.sequence.tokens[0].nbytes
         got = [begins[row["file"]] + row["start"] for row in rows]
-        check(f"{self.path}/batch/{k}.json", repr(list(self.batch(k)[0])).encode(), repr(got).encode())
+        check(f"{self.path}/batch/{k}.json", repr(list(self.arrays_of(k)[0])).encode(), repr(got).encode())
 
     def batches(self):
-        name = chance.choice(["batches.bin", "batches.npy"])
+        array = chance.choice([None, *self.beside])
+        name = f"batches.{array}.npy" if array else chance.choice(["batches.bin", "batches.npy"])
         header = HEADER if name.endswith("npy") else 0
-        at = chance.randrange(self.steps * self.size)
-        size = min(chance.choice([1, 100, 5000, self.size, 3 * self.size]), self.steps * self.size - at)
+        one = len(self.raw(0, array))
+        at = chance.randrange(self.steps * one)
+        size = min(chance.choice([1, 100, 5000, one, 3 * one]), self.steps * one - at)
         fd = os.open(f"{self.path}/{name}", os.O_RDONLY)
         try:
-            check(f"{self.path}/{name}: size", b"%d" % (header + self.steps * self.size), b"%d" % os.fstat(fd).st_size)
+            if header:
+                shape = self.arrays_of(0)[1][array].shape if array else self.shape
+                check(f"{self.path}/{name}: shape", repr((self.steps, *shape)).encode(), repr(header_of(until(fd, 0, HEADER))).encode())
+            check(f"{self.path}/{name}: size", b"%d" % (header + self.steps * one), b"%d" % os.fstat(fd).st_size)
             forget(fd)
             if chance.random() < 0.5:
                 data = until(fd, header + at, size)
@@ -156,13 +193,14 @@ class Directory:
                         data = copy_of(part)
         finally:
             os.close(fd)
-        check(f"{self.path}/{name}", self.span(at, size), data, header + at)
+        check(f"{self.path}/{name}", self.span(at, size, array), data, header + at)
 
 
 directories = [Directory(path, settings) for path, settings in described]
 ways = [Directory.next, Directory.next_kept, Directory.numbered, Directory.origins, Directory.batches]
+most = int(sys.argv[3]) if len(sys.argv) > 3 else None
 print("ready", flush=True)
-while not select.select([sys.stdin], [], [], 0)[0]:
+while reads < most if most else not select.select([sys.stdin], [], [], 0)[0]:
     try:
         chance.choice(ways)(chance.choice(directories))
     except OSError as e:

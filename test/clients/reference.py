@@ -23,11 +23,16 @@ from math import lcm
 import numpy as np
 
 DEFAULTS = {
-    "files": [], "sources": [], "join": False, "token_dtype": "uint16", "split": "train",
-    "batch_size": 12, "block_size": 1024, "dtype": "uint16", "layout": "xy",
+    "files": [], "sources": [], "arrays": [], "join": False, "token_dtype": "uint16", "shape": [], "split": "train",
+    "batch_size": 12, "block_size": 1024, "dtype": "native", "layout": "xy",
     "order": "random", "seed": 1337, "torch_state": "", "rank": 0, "world": 1,
+    "eot": None, "documents": False, "mask_targets": False,
 }
-TYPES = {"uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8"}
+TYPES = {
+    "bool": "|b1", "uint8": "|u1", "int8": "|i1", "uint16": "<u2", "int16": "<i2", "uint32": "<u4", "int32": "<i4",
+    "uint64": "<u8", "int64": "<i8", "float16": "<f2", "float32": "<f4", "float64": "<f8",
+    "bfloat16": "<u2",  # NumPy has none: its bits
+}
 WIDE_FROM = {"torch": 2**28, "torch-2.6": 2**32}  # the least range for which a draw has 64 bits
 U64 = 2**64
 
@@ -65,9 +70,9 @@ def mix(z):
     return z ^ z >> 31
 
 
-def permute(r, key, epoch, i):
+def permute(r, key, epoch, i, stream=0):
     """Which of r windows is the i-th of an epoch."""
-    keys = [word for block in range(3) for word in philox(key, epoch, block, 0, 1)]
+    keys = [word for block in range(3) for word in philox(key, epoch, block, stream, 1)]
     bits = max(8, (r - 1).bit_length())
     low = bits - bits // 2
     while True:
@@ -204,17 +209,19 @@ class Source:
     """The rows of one list of files in the order of a split of that name."""
 
     def __init__(self, name, lengths, begin, settings):
-        self.order, self.block_size = settings.order, settings.block_size
+        self.order = settings.order
         if settings.join:
             lengths = [sum(lengths)]
-        if min(lengths) <= self.block_size:
+        # A row is so many elements, and the next disjoint one begins so many later.
+        size, step = (1, 1) if settings.layout == "rows" else (settings.block_size + 1, settings.block_size)
+        if min(lengths) < size:
             raise ValueError("a file needs at least block_size + 1 tokens")
         self.key = settings.seed % U64 + U64 * fnv1a(name.encode())
         # What an order draws from: positions or windows of each file, summed up; and where each file begins.
         if self.order == "random":
-            self.step, choices = 1, [n - self.block_size for n in lengths]
+            self.step, choices = 1, [n - size + 1 for n in lengths]
         else:
-            self.step, choices = self.block_size, [(n - 1) // self.block_size for n in lengths]
+            self.step, choices = step, [(n - size) // step + 1 for n in lengths]
         self.choices = [0, *accumulate(choices)]
         self.begins = list(accumulate(lengths, initial=begin))
 
@@ -233,30 +240,54 @@ class Source:
         return self.begins[f] + (choice - self.choices[f]) * self.step
 
 
+def read(paths, dtype, shape):
+    """The arrays in files: .npy, or nothing but elements of a shape."""
+    return [np.load(f, mmap_mode="r") if f.endswith(".npy") else np.memmap(f, TYPES[dtype], mode="r").reshape(-1, *shape)
+            for f in paths]
+
+
+def joined(arrays):
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
 class Sequence:
     def __init__(self, **settings):
         if unknown := settings.keys() - DEFAULTS.keys():
             raise ValueError(f"unknown settings: {sorted(unknown)}")
         self.__dict__.update(DEFAULTS | settings)
+        self.sums_all = False  # whether line tells a sum of all arrays, or of x and y, tokens or rows alone
         if self.order not in ("random", "sequential", "shuffle", *WIDE_FROM):
             raise ValueError(f"no reference for order {self.order}")
-        if self.layout not in ("xy", "tokens"):
+        if self.layout not in ("xy", "tokens", "rows"):
             raise ValueError(f"no reference for layout {self.layout}")
 
-        sources = self.sources or [{"files": self.files, "weight": 1}]
-        self.paths = [path for source in sources for path in source["files"]]
-        files = [np.memmap(f, TYPES[self.token_dtype], mode="r") for f in self.paths]
-        self.tokens = files[0] if len(files) == 1 else np.concatenate(files)
-        self.type = np.dtype(TYPES[self.token_dtype if self.dtype == "native" else self.dtype])
-        if self.tokens.dtype.itemsize > 2 and self.tokens.max() > np.iinfo(self.type).max:
-            raise ValueError(f"token {self.tokens.max()} does not fit {self.type}")
+        sources = self.sources or [{"files": self.files, "arrays": self.arrays, "weight": 1}]
+        self.main_paths = [path for source in sources for path in source["files"]]
+        files = read(self.main_paths, self.token_dtype, self.shape)
+        self.tokens = joined(files)
+        self.type = self.tokens.dtype if self.dtype == "native" else np.dtype(TYPES[self.dtype])
+        if self.type != self.tokens.dtype:
+            limits = np.iinfo(self.type)
+            least, most = int(self.tokens.min()), int(self.tokens.max())
+            if least < limits.min or most > limits.max:
+                raise ValueError(f"{least} or {most} does not fit {self.type}")
+        # Those beside the tokens, and the paths of all files in the order of the fingerprint.
+        self.beside, self.paths = [], []
+        for source in sources:
+            self.paths += source["files"] + [path for b in source.get("arrays", []) for path in b["files"]]
+        for alike in zip(*(source.get("arrays", []) for source in sources)):
+            whole = joined([a for b in alike for a in read(b["files"], b.get("dtype", "uint16"), b.get("shape", []))])
+            if len(whole) != len(self.tokens):
+                raise ValueError(f"{alike[0]['name']} has {len(whole)} elements for {len(self.tokens)} tokens")
+            self.beside.append((alike[0]["name"], alike[0].get("at", "y"), whole))
 
-        lengths, begin, self.orders = [len(f) for f in files], 0, []
+        lengths, begin, self.orders, self.ends = [len(f) for f in files], 0, [], []
         for i, source in enumerate(sources):
             own, lengths = lengths[: len(source["files"])], lengths[len(source["files"]) :]
             name = f"{self.split}/{i}" if len(sources) > 1 else self.split
             self.orders.append(Source(name, own, begin, self))
             begin += sum(own)
+            self.ends.append(begin)
         self.mixture = Mixture([decimal(source["weight"]) for source in sources])
 
         if self.order in WIDE_FROM:
@@ -269,7 +300,7 @@ class Sequence:
     def starts(self, k):
         """Where the rows of batch k begin."""
         if self.order in WIDE_FROM:
-            n = len(self.tokens) - self.block_size
+            n = len(self.tokens) - (0 if self.layout == "rows" else self.block_size)
             return self.generator.randint(n, k * self.batch_size, self.batch_size, WIDE_FROM[self.order])
         first = (k * self.world + self.rank) * self.batch_size
         rows = range(first, first + self.batch_size)
@@ -278,17 +309,46 @@ class Sequence:
         places = [self.mixture.place(s) for s in rows]
         return [self.orders[source].start(s) for source, s in places]
 
-    def batch(self, k):
-        """Batch k's starts and its raw bytes."""
+    def arrays_of(self, k):
+        """Batch k's starts and its arrays by name, the main ones first."""
         starts = self.starts(k)
-        window = np.arange(self.block_size + 1)
-        rows = self.tokens[np.array(starts)[:, None] + window].astype(self.type)
-        if self.layout == "tokens":
-            return starts, rows.tobytes()
-        return starts, rows[:, :-1].tobytes() + rows[:, 1:].tobytes()
+        at, t = np.array(starts)[:, None], self.block_size
+        if self.layout == "rows":
+            arrays = {"rows": self.tokens[starts].astype(self.type)}
+            x = y = np.zeros(1, int)  # of each array the element where the row is
+        else:
+            x, y = np.arange(t), np.arange(t) + 1
+            rows = self.tokens[at + np.arange(t + 1)].astype(self.type)
+            arrays = {"tokens": rows} if self.layout == "tokens" else {"x": rows[:, :-1], "y": rows[:, 1:].copy()}
+        for name, where, array in self.beside:
+            arrays[name] = array[at + (x if where == "x" else y)]
+            if self.layout == "rows":
+                arrays[name] = arrays[name][:, 0]
+        if self.eot is not None and (self.documents or self.mask_targets):
+            last = self.tokens[at + x] == self.eot  # of its document
+            if self.mask_targets:
+                arrays["y"][last] = -100
+            if self.documents:
+                arrays["cu_seqlens"] = np.full((self.batch_size, t + 1), t, np.int32)
+                arrays["positions"] = np.empty((self.batch_size, t), np.int32)
+                for j, row in enumerate(last):
+                    begins = [0, *(i + 1 for i in np.flatnonzero(row[:-1]).tolist())]
+                    arrays["cu_seqlens"][j, : len(begins)] = begins
+                    arrays["positions"][j] = [i - begins[bisect_right(begins, i) - 1] for i in range(t)]
+        if len(self.orders) > 1:
+            arrays["source"] = np.array([bisect_right(self.ends, start) for start in starts], np.int16)
+        return starts, arrays
+
+    def batch(self, k):
+        """Batch k's starts and its raw bytes: x and y, tokens, or rows."""
+        starts, arrays = self.arrays_of(k)
+        return starts, b"".join(arrays[name].tobytes() for name in ("x", "y", "tokens", "rows") if name in arrays)
 
     def line(self, k):
         starts, raw = self.batch(k)
+        if self.sums_all:
+            arrays = self.arrays_of(k)[1]
+            raw += b"".join(arrays[name].tobytes() for name in sorted(arrays) if name not in ("x", "y", "tokens", "rows"))
         return f"{k} {hashlib.sha256(raw).hexdigest()} {','.join(map(str, starts))}"
 
     def fingerprint(self):
@@ -305,21 +365,34 @@ class Sequence:
 
 
 def golden(path):
-    """Recomputes a golden file. Its files hold their own positions, counted through all of them."""
+    """Recomputes a golden file. The numbers in its files are their own positions, counted through all of them, and of the n-th array
+    beside the tokens n+1 more."""
     with open(path) as f:
         cases = json.load(f)
     for number, case in enumerate(cases):
         with tempfile.TemporaryDirectory() as directory:
-            begin = 0
+
+            def file(name, begin, n, of, dtype, more=0):
+                """A file of n elements, the first of which has the number begin."""
+                numbers = int(np.prod(of.get("shape", []), dtype=int))
+                width = np.dtype(TYPES[dtype]).itemsize
+                name = os.path.join(directory, f"{name}.bin")
+                (np.arange(begin * numbers, (begin + n) * numbers) + more).astype(f"<u{width}").tofile(name)
+                return name
+
+            begin, arrays = 0, case.pop("arrays", [])
             for part in case.get("sources", [case]):
+                first = begin
                 for i, n in enumerate(part["files"]):
-                    part["files"][i] = os.path.join(directory, f"{begin}.bin")
-                    np.arange(begin, begin + n).astype(TYPES[case["token_dtype"]]).tofile(part["files"][i])
+                    part["files"][i] = file(begin, begin, n, case, case["token_dtype"])
                     begin += n
+                part["arrays"] = [a | {"files": [file(f"{a['name']}{first}", first, begin - first, a, a["dtype"], n + 1)]}
+                                  for n, a in enumerate(arrays)]
             if "torch_state" in case:
                 case["torch_state"] = os.path.join(os.path.dirname(path), case["torch_state"])
             lines = case.pop("batches")
             sequence = Sequence(**case)
+            sequence.sums_all = bool(arrays) or sequence.documents
             for want in lines:
                 got = sequence.line(int(want.split()[0]))
                 assert got == want, f"case {number}: got\n{got}\nwant\n{want}"

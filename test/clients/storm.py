@@ -1,7 +1,7 @@
 """Reads a file of a mount over and over, whatever happens to the mount: storm.py WAY SPLIT
 
-The split's tokens are their own positions, in their low 24 bits, and the version of the file in the others. Its order is sequential,
-and a batch has B rows of T tokens. Every batch is checked whole. When standard input ends, prints `number PLACE N`: so many batches of
+The split's tokens are their own positions, in their low 24 bits, and the version of the file in the others, and so is the array "at"
+beside x. Its order is sequential, and a batch has B rows of T tokens. Every batch is checked whole. When standard input ends, prints `number PLACE N`: so many batches of
 next were at that place of their epoch; `failed ERRNO N`, reads that did; `slowest SECONDS` and `reads N`. A wrong byte is a traceback
 and exit status 1.
 """
@@ -25,6 +25,7 @@ with open(f"{split}/info.json") as f:
     info = json.load(f)
 B, T, STEPS, SIZE = info["batch_size"], info["block_size"], info["steps"], info["batch_bytes"]
 HEADER = 4096
+TENSORS = SIZE + B * T * 4  # all arrays of a batch
 
 
 def place(data, k=None):
@@ -35,6 +36,27 @@ def place(data, k=None):
     assert at % (B * T) == 0 and (x.ravel() == np.arange(first, first + B * T, dtype=np.uint32)).all() and (y == x + 1).all(), "wrong bytes"
     assert k is None or at == k % STEPS * B * T, f"batch {at // (B * T)} for batch {k}"
     return at // (B * T)
+
+
+def place_of(array, k=None):
+    """The place in its epoch of the batch that the array "at" is of, which is that of batch k if that is given."""
+    at = np.frombuffer(array, np.uint32)
+    first = int(at[0]) % 2**24
+    assert len(at) == B * T and (at == np.arange(at[0], at[0] + B * T, dtype=np.uint32)).all(), "wrong bytes"
+    assert k is None or first == k % STEPS * B * T, f"an array of batch {first // (B * T)} for batch {k}"
+    return first // (B * T)
+
+
+def place_of_all(data, k=None):
+    """The place of a .safetensors file, whose arrays are all of one batch."""
+    header = json.loads(data[8:HEADER])
+    assert sorted(header) == ["__metadata__", "at", "x", "y"], header
+    number = int(header["__metadata__"]["batch"])
+    assert k is None or k == number, f"batch {number} for batch {k}"
+    begin, end = header["at"]["data_offsets"]
+    at = place(data[HEADER:HEADER + SIZE], number)
+    assert place_of(data[HEADER + begin:HEADER + end], number) == at
+    return at
 
 
 def whole(fd, at, size):
@@ -60,9 +82,17 @@ def next_npy():
 
 
 def next_safetensors():
-    data = opened("next.safetensors", lambda fd: whole(fd, 0, HEADER + SIZE))
-    header = json.loads(data[8:HEADER])
-    return place(data[HEADER:], int(header["__metadata__"]["batch"]))
+    return place_of_all(opened("next.safetensors", lambda fd: whole(fd, 0, HEADER + TENSORS)))
+
+
+def next_tensors():
+    """A .safetensors file in pieces, in any order."""
+    def read(fd):
+        data, cuts = bytearray(HEADER + TENSORS), sorted({0, HEADER + TENSORS, *random.sample(range(1, TENSORS), 5)})
+        for begin, end in random.sample(list(zip(cuts, cuts[1:])), len(cuts) - 1):
+            data[begin:end] = whole(fd, begin, end - begin)
+        return place_of_all(bytes(data))
+    return opened("next.safetensors", read)
 
 
 def next_plain():
@@ -105,8 +135,9 @@ def kept(name):
 
 def numbered():
     k = random.randrange(2 * STEPS)
-    name, skip = random.choice([(f"batch/{k}", 0), (f"batch/{k}.npy", HEADER), (f"batch/{k}.safetensors", HEADER)])
-    place(opened(name, lambda fd: whole(fd, 0, skip + SIZE))[skip:], k)
+    end, skip, size, check = random.choice([("", 0, SIZE, place), (".npy", HEADER, SIZE, place), (".at.npy", HEADER, B * T * 4, place_of),
+                                            (".safetensors", 0, HEADER + TENSORS, place_of_all)])
+    check(opened(f"batch/{k}{end}", lambda fd: whole(fd, 0, skip + size))[skip:], k)
 
 
 def batches():
@@ -118,6 +149,16 @@ def batches():
         forget(fd)
         place(whole(fd, k * SIZE, SIZE), k)
         assert os.fstat(fd).st_size == size
+    return read
+
+
+def arrays():
+    fd = os.open(f"{split}/batches.at.npy", os.O_RDONLY)
+
+    def read():
+        k = random.randrange(STEPS)
+        forget(fd)
+        place_of(whole(fd, HEADER + k * B * T * 4, B * T * 4), k)
     return read
 
 
@@ -134,6 +175,19 @@ def mapped():
     return read
 
 
+def tokens():
+    """Some of all tokens, read and mapped."""
+    n, first = B * T, random.randrange(STEPS) * B * T
+    fd = os.open(f"{split}/tokens.bin", os.O_RDONLY)
+    try:
+        with mmap.mmap(fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ) as view, memoryview(view) as all:
+            for data in whole(fd, 4 * first, 4 * n), copy_of(all[4 * first:][:4 * n]):
+                got = np.frombuffer(data, np.uint32)
+                assert (got == np.arange(got[0], got[0] + n, dtype=np.uint32)).all() and got[0] % 2**24 == first, "wrong tokens"
+    finally:
+        os.close(fd)
+
+
 def texts():
     for name in ["../status.json", "info.json"]:
         json.loads(opened(name, lambda fd: until(fd, 0, 1 << 20)))
@@ -145,8 +199,9 @@ def texts():
 
 
 ways = {"next": lambda: next_open, "npy": lambda: next_npy, "safetensors": lambda: next_safetensors, "plain": lambda: next_plain,
-        "nonblocking": lambda: next_nonblocking, "rows": rows,
-        "kept": lambda: kept("next"), "numbered": lambda: numbered, "batches": batches, "mapped": mapped, "texts": lambda: texts}
+        "nonblocking": lambda: next_nonblocking, "rows": rows, "tensors": lambda: next_tensors, "arrays": arrays,
+        "kept": lambda: kept("next"), "numbered": lambda: numbered, "batches": batches, "mapped": mapped, "tokens": lambda: tokens,
+        "texts": lambda: texts}
 read = ways[sys.argv[1]]()
 numbers, failed, slowest, reads = Counter(), Counter(), 0, 0
 print("ready", flush=True)
@@ -159,7 +214,7 @@ while not select.select([sys.stdin], [], [], 0)[0]:
     except OSError as e:
         failed[errno.errorcode[e.errno]] += 1
         # The file is another one now, or the mount.
-        again = sys.argv[1] in ("kept", "batches", "mapped") and e.errno != errno.EIO or sys.argv[1] == "rows"
+        again = sys.argv[1] in ("kept", "batches", "arrays", "mapped") and e.errno != errno.EIO or sys.argv[1] == "rows"
         while again:
             time.sleep(0.001)
             try:

@@ -31,6 +31,7 @@ holds here. It takes a minute or two, --full several times that. The Python shou
 Only the ratios mean much: compare nothing with another run's, and let nothing else run meanwhile.`,
 		Example: `  batchfs bench --python ~/venv/bin/python
   batchfs bench --tokens data/train.bin --json bench.json --plot bench.svg
+  batchfs bench --tokenize
   batchfs bench --full --dir /data/tmp`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -40,8 +41,13 @@ Only the ratios mean much: compare nothing with another run's, and let nothing e
 			// The first signal ends the run. Further ones must not interrupt cleaning up.
 			signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 			run := o.run
-			if o.memory {
+			switch {
+			case o.memory && o.tokenize != "":
+				return errors.New("--memory and --tokenize: give one of them")
+			case o.memory:
 				run = o.runMemory
+			case o.tokenize != "":
+				run = o.runTokenize
 			}
 			err := run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 			if cmd.Context().Err() != nil {
@@ -57,6 +63,8 @@ Only the ratios mean much: compare nothing with another run's, and let nothing e
 	cmd.Flags().BoolVar(&o.full, "full", false, "all access modes, dtypes, layouts and sizes")
 	cmd.Flags().BoolVar(&o.memory, "memory", false, "resident memory and page cache against batches read")
 	cmd.Flags().IntVar(&o.batches, "batches", 30000, "with --memory, how many batches each loader reads")
+	cmd.Flags().StringVar(&o.tokenize, "tokenize", "", "how fast one core encodes the texts of a `directory` (default /usr/share), next to Python's tiktoken")
+	cmd.Flags().Lookup("tokenize").NoOptDefVal = "/usr/share"
 	cmd.Flags().StringVar(&o.json, "json", "", "write every figure to this `file`")
 	cmd.Flags().StringVar(&o.plot, "plot", "", "draw charts to this `file`, .svg or .png")
 	cmd.Flags().IntVar(&o.rounds, "rounds", 0, "")

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"encoding/json"
@@ -26,8 +27,9 @@ var memoryPy string
 type loading struct {
 	Name    string   `json:"name"`
 	how     string   // a function of memory.py
+	file    string   // of tokens, or of a matrix
 	sets    []string // of the mount that it reads; nil: it reads the token file
-	cached  bool     // whether the page cache has all of the token file at the beginning, or none of it
+	cached  bool     // whether the page cache has all of the file at the beginning, or none of it
 	stops   []int    // the numbers of batches after which samples are taken
 	Samples []sample `json:"samples"`
 }
@@ -35,7 +37,7 @@ type loading struct {
 // A sample is the memory taken after a number of batches.
 type sample struct {
 	Batches   int   `json:"batches"`
-	PageCache int64 `json:"page_cache"` // bytes of the token file
+	PageCache int64 `json:"page_cache"` // bytes of the file
 	Trainer   usage `json:"trainer"`
 	Daemon    usage `json:"daemon,omitzero"`
 }
@@ -66,6 +68,10 @@ func (o *options) runMemory(ctx context.Context, out, progress io.Writer) (err e
 	if tokens, err = filepath.Abs(tokens); err != nil { // the daemon has another working directory
 		return err
 	}
+	matrix, err := s.matrix(ctx, tokens)
+	if err != nil {
+		return err
+	}
 	loadings := []loading{
 		{Name: "np.memmap kept, in the trainer", how: "kept"},
 		{Name: "np.memmap per batch, in the trainer", how: "per_batch"},
@@ -73,6 +79,10 @@ func (o *options) runMemory(ctx context.Context, out, progress io.Writer) (err e
 	for _, access := range []string{"map", "remap", "advise", "pread"} {
 		loadings = append(loadings, loading{Name: "batchfs " + access, how: "opened", sets: []string{"memory.access=" + access}})
 	}
+	loadings = append(loadings,
+		loading{Name: "np.memmap of a matrix, kept", how: "matrix", file: matrix},
+		loading{Name: "batchfs, rows of a matrix", how: "opened", file: matrix, sets: []string{"splits.train.layout=rows",
+			"splits.train.token_dtype=float32", fmt.Sprintf("splits.train.shape=[%d]", matrixColumns), "splits.train.order=shuffle"}})
 	for i := range loadings {
 		loadings[i].cached, loadings[i].stops = true, logarithmic(o.batches)
 	}
@@ -83,7 +93,9 @@ func (o *options) runMemory(ctx context.Context, out, progress io.Writer) (err e
 		})
 	}
 	for i := range loadings {
-		if err := o.load(ctx, s, tokens, &loadings[i], progress); err != nil {
+		l := &loadings[i]
+		l.file = cmp.Or(l.file, tokens)
+		if err := o.load(ctx, s, l, progress); err != nil {
 			return err
 		}
 	}
@@ -133,7 +145,8 @@ func (o *options) loadLong(ctx context.Context, s *stage, out, progress io.Write
 	loadings = append(loadings, loading{Name: "batchfs, next opened for each batch", how: "opened", sets: []string{}, stops: []int{100, 1e5}})
 	for i := range loadings {
 		l := &loadings[i]
-		if err := o.load(ctx, s, tokens, l, progress); err != nil {
+		l.file = tokens
+		if err := o.load(ctx, s, l, progress); err != nil {
 			return nil, err
 		}
 		for _, a := range l.Samples {
@@ -142,6 +155,22 @@ func (o *options) loadLong(ctx context.Context, s *stage, out, progress io.Write
 		}
 	}
 	return loadings, w.Flush()
+}
+
+// matrixColumns is how many float32 a row of the matrix has. With 12 rows a batch has as many bytes as one of tokens.
+const matrixColumns = 1024
+
+// matrix is a file of whole rows: that of the tokens, whose values do not matter, or else one of about its size.
+func (s *stage) matrix(ctx context.Context, tokens string) (string, error) {
+	info, err := os.Stat(tokens)
+	if err != nil {
+		return "", err
+	}
+	const row = 4 * matrixColumns
+	if info.Size() >= row && info.Size()%row == 0 {
+		return tokens, nil
+	}
+	return s.tokens(ctx, "matrix.bin", max(info.Size()/row, 1)*row, false, io.Discard)
 }
 
 func mib(bytes int64) float64 { return float64(bytes) / (1 << 20) }
@@ -209,20 +238,20 @@ func logarithmic(last int) []int {
 }
 
 // load runs a loading and takes its samples.
-func (o *options) load(ctx context.Context, s *stage, tokens string, l *loading, progress io.Writer) (err error) {
+func (o *options) load(ctx context.Context, s *stage, l *loading, progress io.Writer) (err error) {
 	fmt.Fprintf(progress, "%s: %d batches\n", l.Name, l.stops[len(l.stops)-1])
-	if err := dropPages(tokens); err != nil {
+	if err := dropPages(l.file); err != nil {
 		return err
 	}
 	if l.cached {
 		// Page by page, as random batches do. Read-ahead makes large folios, and some kernels map a whole folio at one fault.
-		if err := warmUp(tokens, unix.FADV_RANDOM); err != nil {
+		if err := warmUp(l.file, unix.FADV_RANDOM); err != nil {
 			return err
 		}
 	}
-	path, daemonPID := tokens, 0
+	path, daemonPID := l.file, 0
 	if l.sets != nil {
-		d, err := s.mount(tokens, l.sets...)
+		d, err := s.mount(l.file, l.sets...)
 		if err != nil {
 			return err
 		}
@@ -243,7 +272,7 @@ func (o *options) load(ctx context.Context, s *stage, tokens string, l *loading,
 		if err := trainer.read(&a.Batches); err != nil {
 			return fmt.Errorf("%w; does the Python that --python names have NumPy?", err)
 		}
-		if a.PageCache, err = pageCache(tokens); err != nil {
+		if a.PageCache, err = pageCache(l.file); err != nil {
 			return err
 		}
 		if a.Trainer, err = usageOf(trainer.cmd.Process.Pid); err != nil {

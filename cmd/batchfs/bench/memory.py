@@ -20,6 +20,10 @@ def kept():
     return get_batch(data)
 
 
+def matrix():
+    return data[rng.integers(len(data), size=B)]
+
+
 def per_batch():
     return get_batch(np.memmap(path, np.uint16, "r"))
 
@@ -35,6 +39,8 @@ def held():
 
 if how == "kept":
     data = np.memmap(path, np.uint16, "r")
+if how == "matrix":
+    data = np.memmap(path, np.float32, "r").reshape(-1, 1024)
 if how == "held":
     fd = os.open(path, os.O_RDONLY)
     batch = np.empty((2, B, T), np.uint16)

@@ -2,14 +2,15 @@ package bench
 
 // options are the flags of the command.
 type options struct {
-	tokens string // file; empty: one is made
-	dir    string // for temporary files
-	python string
-	sets   []string
-	full   bool
-	memory bool
-	json   string
-	plot   string
+	tokens   string // file; empty: one is made
+	dir      string // for temporary files
+	python   string
+	sets     []string
+	full     bool
+	memory   bool
+	tokenize string // the directory of texts to encode; empty: measures batches
+	json     string
+	plot     string
 
 	batches int // of each loading of memory
 

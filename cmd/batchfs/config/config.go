@@ -169,6 +169,18 @@ func defaultSplit() *Split {
 	}
 }
 
+// Named returns the split with a name.
+func (c *Config) Named(name string) (*Split, error) {
+	var names []string
+	for _, s := range c.Splits {
+		if s.Split == name {
+			return s, nil
+		}
+		names = append(names, s.Split)
+	}
+	return nil, fmt.Errorf("no split %q; there are %q", name, names)
+}
+
 // MakeAbsolute makes the tokens of all splits, and cache_dir, relative to dir where they are relative to the working directory.
 func (c *Config) MakeAbsolute(dir string) {
 	if c.Store.CacheDir != "" && !filepath.IsAbs(c.Store.CacheDir) {
@@ -219,9 +231,9 @@ func AllFiles(sources []SourceFiles) (paths []string) {
 // in alphabetical order. The error names the key, and says that a glob is malformed or matches no file. Files that are named
 // without a glob need not exist.
 func (s *Split) Files() (all []SourceFiles, err error) {
-	key, sources := "tokens", []Source{{Tokens: s.Tokens, Beside: s.Beside}}
+	key, besideKey, sources := "tokens", "arrays", []Source{{Tokens: s.Tokens, Beside: s.Beside}}
 	if len(s.Sources) > 0 {
-		key, sources = "sources", s.Sources
+		key, besideKey, sources = "sources", "sources", s.Sources
 	}
 	resolve := func(key string, patterns []string) (files []string) {
 		if err == nil {
@@ -234,7 +246,7 @@ func (s *Split) Files() (all []SourceFiles, err error) {
 	for _, source := range sources {
 		files := SourceFiles{Main: resolve(key, source.Tokens)}
 		for _, b := range source.Beside {
-			files.Beside = append(files.Beside, resolve(cmp.Or(map[string]string{"tokens": "arrays"}[key], key), b.Files))
+			files.Beside = append(files.Beside, resolve(besideKey, b.Files))
 		}
 		all = append(all, files)
 	}
@@ -247,6 +259,14 @@ func (s *Split) BesideOf(source int) []Beside {
 		return s.Beside
 	}
 	return s.Sources[source].Beside
+}
+
+// DocumentsSetting is the value of the key documents.
+func (s *Split) DocumentsSetting() any {
+	if s.FilesAreDocuments {
+		return "files"
+	}
+	return s.Documents
 }
 
 // Wrote says whether the configuration has a key for the split, in its own table or in [batch].
@@ -296,6 +316,8 @@ func (s *Split) check() error {
 		return fmt.Errorf("%s: split %s must have tokens, e.g. tokens = \"data/%s.bin\" (got none)", s.Origin(), s.Split, s.Split)
 	case len(s.Tokens) > 0 && len(s.Sources) > 0:
 		return fmt.Errorf("%s: split %s must have tokens or sources, not both", s.Origin("tokens", "sources"), s.Split)
+	case len(s.Beside) > 0 && len(s.Sources) > 0:
+		return fmt.Errorf("%s: split %s has sources: name the arrays beside the tokens of each, in [[splits.%s.sources.arrays]]", s.Origin("arrays"), s.Split, s.Split)
 	case s.Rank >= s.World:
 		return fmt.Errorf("%s: must be below world, which is %d %s (got %d)", s.Origin("rank", "world"), s.World, s.scope(), s.Rank)
 	case s.BatchSize*s.World > sampler.MaxRows:
@@ -309,14 +331,15 @@ func (s *Split) check() error {
 		return fmt.Errorf("%s: layout rows has no documents; leave documents out", s.Origin("documents", "layout"))
 	}
 	if s.Wrote("token_dtype") {
-		return s.CheckVocabSize(s.TokenDType)
+		return s.CheckVocabSize(s.TokenDType, s.Shape)
 	}
 	return nil
 }
 
-// CheckVocabSize returns an error if a vocab_size that was written is of more tokens than a dtype can hold.
-func (s *Split) CheckVocabSize(dtype array.DType) error {
-	if size := slices.Max(s.VocabSizes()); dtype.IsInteger() && size > dtype.Values() {
+// CheckVocabSize returns an error if a vocab_size that was written is of more tokens than a dtype can hold. Elements with axes are no
+// tokens.
+func (s *Split) CheckVocabSize(dtype array.DType, axes []int) error {
+	if size := slices.Max(s.VocabSizes()); len(axes) == 0 && dtype.IsInteger() && size > dtype.Values() {
 		return fmt.Errorf("%s: %s cannot hold the tokens of a vocabulary of %d %s; is it token_dtype = \"uint32\"?",
 			s.Origin("vocab_size", "sources"), dtype, size, s.scope())
 	}

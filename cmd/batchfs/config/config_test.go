@@ -613,6 +613,8 @@ func FuzzConfig(f *testing.F) {
 		"", "a = [", "a = \"\"\"\n", "\"a\\u0000b\" = '''\r\n'''", "[[splits.a]]\nx = {y = 1}", "batch = {seed = 1,\n rank = 2}",
 		"[[splits.a.sources]]\ntokens = 'a'\nweight = 1\n\n[[splits.a.sources]]\ntokens = ['b']\nweight = inf",
 		"splits.a.sources = [{tokens = 'a', weight = 1},\n{weight = 2}]", "splits.a.sources.weight = 1",
+		"[splits.a]\ntokens = 'a'\nlayout = 'rows'\ntoken_dtype = 'float16'\nshape = [3]\n[[splits.a.arrays]]\nname = 'm'\nfiles = 'b'",
+		"[splits.a]\ntokens = 'a'\neot = 0\nrows = 'packed'\ndtype = 'int64'\nmask_targets = true\ndocuments = true\nformat = 'npy'",
 		"splits.a = {tokens = ['a', \"b\"]}", "[splits.\"a b\"]\ntokens = 'x'\nseed = 0x7f # c", "a = 2024-01-01T00:00:00Z",
 	} {
 		f.Add(text, "batch.seed=7")
@@ -687,9 +689,18 @@ func checkValid(t testing.TB, c *Config) {
 		check(s.Seed < 1<<63, "seed", s.Seed)
 		check(s.Start < 1<<40, "start", s.Start)
 		check(s.Steps <= 1<<40, "steps", s.Steps)
-		check(slices.Contains(strings.Fields("uint16 uint32"), string(s.TokenDType)), "token_dtype", s.TokenDType)
-		check(slices.Contains(strings.Fields("uint16 uint32 int32 int64 native"), string(s.DType)), "dtype", s.DType)
-		check(slices.Contains(strings.Fields("xy tokens"), string(s.Layout)), "layout", s.Layout)
+		const integers, others = "uint8 uint16 uint32 uint64 int8 int16 int32 int64", " bool float16 bfloat16 float32 float64"
+		check(slices.Contains(strings.Fields(integers+others), string(s.TokenDType)), "token_dtype", s.TokenDType)
+		check(slices.Contains(strings.Fields(integers+" native"), string(s.DType)), "dtype", s.DType)
+		check(slices.Contains(strings.Fields("windows document document-first packed"), string(s.Rows)), "rows", s.Rows)
+		check(s.EndOfText >= -1, "eot", s.EndOfText)
+		check(s.VocabSize >= 0 && s.VocabSize <= 1<<32, "vocab_size", s.VocabSize)
+		for _, b := range s.Beside {
+			check(len(b.Files) > 0 && !slices.Contains(b.Files, ""), "files", b.Files)
+			check(regexp.MustCompile(`\A[a-z0-9_]{1,32}\z`).MatchString(b.Name), "name", b.Name)
+			check(slices.Contains([]sampler.At{sampler.AtX, sampler.AtY}, b.At), "at", b.At)
+		}
+		check(slices.Contains(strings.Fields("xy tokens rows"), string(s.Layout)), "layout", s.Layout)
 		check(slices.Contains(strings.Fields("random shuffle sequential torch torch-2.6"), string(s.Order)), "order", s.Order)
 	}
 }

@@ -104,6 +104,18 @@ func (s *Split) settle() {
 	s.EOT = uint64(max(s.EndOfText, 0))
 }
 
+// WithEOT returns the split with token as the last one of each document, or none if it is -1, where the split asks for documents and the
+// configuration says of no token that it is that.
+func (s *Split) WithEOT(token int64) *Split {
+	if s.Wrote("eot") || s.Ends == sampler.EndsUnknown || s.EndOfText == token {
+		return s
+	}
+	n := *s
+	n.EndOfText = token
+	n.settle()
+	return &n
+}
+
 func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
 	at, v := origin{d, k}, d.value(k)
 	_, isTable := v.(map[string]any)

@@ -92,8 +92,9 @@ var batchKeys = map[string]key[Split]{
 	}},
 	"eot":          intKey(func(c *Split) *int64 { return &c.EndOfText }, 0, math.MaxInt64),
 	"mask_targets": boolKey(func(c *Split) *bool { return &c.MaskTargets }),
-	"rows":         enumKey(func(c *Split) *sampler.Rows { return &c.Rows }, sampler.Windows, sampler.OfDocument, sampler.Packed),
-	"vocab_size":   intKey(func(c *Split) *int64 { return &c.VocabSize }, 0, 1<<32),
+	"rows": enumKey(func(c *Split) *sampler.Rows { return &c.Rows },
+		sampler.Windows, sampler.OfDocument, sampler.DocumentFirst, sampler.Packed),
+	"vocab_size": intKey(func(c *Split) *int64 { return &c.VocabSize }, 0, 1<<32),
 	"torch_state": {rule: "a path", set: func(c *Split, value any) (ok bool) {
 		c.StateFile, ok = value.(string)
 		return ok && c.StateFile != ""
@@ -149,8 +150,8 @@ var arrayKeys = map[string]key[Beside]{
 	"tensor": textKey(func(c *Beside) *string { return &c.Tensor }, "the name of a tensor"),
 }
 
-// reserved are the names of arrays that a batch has by itself.
-var reserved = []string{"x", "y", "tokens", "rows", "cu_seqlens", "positions", "lengths", "source"}
+// reserved are the names of arrays that a batch has by itself, and that of what is no tensor in a safetensors header.
+var reserved = []string{"x", "y", "tokens", "rows", "cu_seqlens", "positions", "lengths", "source", "__metadata__"}
 
 // paths returns the paths of a value that is one path or a list of them.
 func paths(value any) (list []string, ok bool) {

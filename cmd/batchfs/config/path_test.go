@@ -213,7 +213,7 @@ func FuzzPath(f *testing.F) {
 		"", "=", ",", "rank=3", "rank=3,world=8", "world=8,rank=3,", "rank=03", "rank=+3", "rank=-0", "order=torch-2.6,steps=1",
 		"batch_size=4,block_size=2147483648,dtype=native,layout=tokens,order=sequential,rank=1,seed=9223372036854775807,start=1",
 		"seed=7,seed=7", "rank=1/rank=0", "start=1099511627775,steps=1099511627776",
-		"world=16777216,batch_size=1,rank=16777215", "dtype=uint16", "x=1", "rank=1/2", "\xff=\xff", "steps=5",
+		"world=16777216,batch_size=1,rank=16777215", "dtype=uint16", "dtype=int8", "layout=rows", "x=1", "rank=1/2", "\xff=\xff", "steps=5",
 	} {
 		f.Add(path, "rank=0")
 		f.Add("world=4", path)

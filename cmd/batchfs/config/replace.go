@@ -50,6 +50,6 @@ func (s *Split) fixedByMount() map[string]any {
 	all := s.Values()
 	all["tokens"], all["sources"], all["arrays"], all["join"] = s.Tokens, sources, s.Beside, s.Join
 	all["token_dtype"], all["torch_state"], all["shape"], all["format"], all["tensor"] = s.TokenDType, s.StateFile, s.Shape, s.Format, s.Tensor
-	all["documents"], all["eot"], all["mask_targets"], all["rows"] = s.Documents, s.EndOfText, s.MaskTargets, s.Rows
+	all["documents"], all["eot"], all["mask_targets"], all["rows"] = s.DocumentsSetting(), s.EndOfText, s.MaskTargets, s.Rows
 	return all
 }

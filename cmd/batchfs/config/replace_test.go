@@ -14,6 +14,8 @@ func TestCanReplace(t *testing.T) {
 		{train, train + "seed = 1337", ""}, // which is the default
 		{train, train + "seed = 7", "splits.train.seed is 1337 in the mount, and the configuration has 7" + fix},
 		{train, train + "join = true", "splits.train.join is false in the mount, and the configuration has true" + fix},
+		{train + "documents = true", train + "documents = 'files'", "splits.train.documents is true in the mount, and the configuration has files" + fix},
+		{train + "documents = 'files'", train + "documents = false", "splits.train.documents is files in the mount, and the configuration has false" + fix},
 		{train, "mount.mode = '0400'\n" + train, "mount.mode is 0444, and the configuration has 0400" + fix},
 		{train, "mount.grace = '1s'\n" + train, "mount.grace is 10s, and the configuration has 1s" + fix},
 		{train, "[splits.train]\ntokens = 'b.bin'", "splits.train.tokens is [a.bin] in the mount, and the configuration has [b.bin]" + fix},

@@ -18,6 +18,7 @@ import (
 	"strings"
 
 	"batchfs/cache"
+	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/fs"
@@ -31,10 +32,11 @@ type Dataset struct {
 	Sequence *sampler.Sequence // the batches
 
 	sources     []source
-	vocab       int64      // size of the vocabulary beside the files, or 0; a vocab_size in the configuration overrides it
+	hint        hint
 	fingerprint string     // of the files of all sources
 	version     fs.Version // of the tokens
 	steps       uint64     // batches in batches.bin
+	groups      [][]int64  // sampler.Source.Groups of each source, where they are known
 	unleased    string     // a file of which Unwritten could not find out, or empty
 }
 
@@ -42,16 +44,6 @@ type Dataset struct {
 type source []*cache.Array
 
 func (s source) main() *cache.Array { return s[0] }
-
-// check looks whether the files are still those that were opened.
-func (s source) check() error {
-	for _, array := range s {
-		if err := array.Check(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 // Open opens and checks the token files of all splits.
 func Open(c *config.Config) ([]*Dataset, error) {
@@ -72,15 +64,11 @@ func OpenPath(c *config.Config, path string) (*Dataset, error) { return openPath
 
 func openPath(c *config.Config, path string, open func(*config.Split, config.Memory) (*Dataset, error)) (*Dataset, error) {
 	name, settings, _ := strings.Cut(path, "/")
-	i := slices.IndexFunc(c.Splits, func(s *config.Split) bool { return s.Split == name })
-	if i < 0 {
-		var names []string
-		for _, s := range c.Splits {
-			names = append(names, s.Split)
-		}
-		return nil, fmt.Errorf("no split %q; there are %q", name, names)
+	split, err := c.Named(name)
+	if err != nil {
+		return nil, err
 	}
-	d, err := open(c.Splits[i], c.Memory)
+	d, err := open(split, c.Memory)
 	for part := range strings.FieldsFuncSeq(settings, func(r rune) bool { return r == '/' }) {
 		if err == nil {
 			d, err = d.With(part)
@@ -98,16 +86,17 @@ func open(s *config.Split, m config.Memory, previous []source) (*Dataset, error)
 	if err != nil {
 		return nil, err
 	}
-	vocab, err := besideFiles(s, files)
+	h, err := besideFiles(s, files)
 	if err != nil {
 		return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
 	}
+	s = h.apply(s)
 	all := len(config.AllFiles(files))
 	fingerprint := cache.NewFingerprint(all)
 	sources := make([]source, len(files))
 	for i, from := range files {
 		for n, paths := range slices.Concat([][]string{from.Main}, from.Beside) {
-			o := options(s, m, i, n, vocab, all)
+			o := options(s, m, i, n, h, all)
 			o.Fingerprint = fingerprint
 			if previous != nil {
 				o.Previous = previous[i][n]
@@ -119,11 +108,21 @@ func open(s *config.Split, m config.Memory, previous []source) (*Dataset, error)
 			sources[i] = append(sources[i], opened)
 		}
 	}
-	return newDataset(s, sources, vocab, fingerprint.String())
+	return newDataset(s, sources, h, fingerprint.String(), nil)
 }
 
-// besideFiles returns the size of the vocabulary that lies beside the files of the sources without a vocab_size, or 0.
-func besideFiles(s *config.Split, files []config.SourceFiles) (size int64, err error) {
+// A hint is what the vocab.json beside token files says of them, where the configuration says nothing.
+type hint struct {
+	VocabSize  int64       // 0: nothing
+	TokenDType array.DType // "": nothing
+	EOT        int64       // one more than the token that is the last of each document; 0: nothing
+}
+
+// apply returns a split that knows what the hint says of documents, and nothing of what another hint said.
+func (h hint) apply(s *config.Split) *config.Split { return s.WithEOT(h.EOT - 1) }
+
+// besideFiles returns the hint that lies beside the files of the sources without a vocab_size.
+func besideFiles(s *config.Split, files []config.SourceFiles) (h hint, err error) {
 	var guessed []string
 	for i, written := range s.VocabSizes() {
 		if written == 0 {
@@ -132,18 +131,28 @@ func besideFiles(s *config.Split, files []config.SourceFiles) (size int64, err e
 	}
 	v, err := vocabulary.Of(guessed)
 	if v == nil {
-		return 0, err
+		return h, err
 	}
-	return int64(v.Size), nil
+	h.VocabSize = int64(v.Size)
+	if dtype := array.DType(v.TokenDType); dtype == array.Uint16 || dtype == array.Uint32 {
+		h.TokenDType = dtype
+	}
+	if v.EOTAt == "end" && v.EOT != nil {
+		h.EOT = int64(*v.EOT) + 1
+	}
+	return h, nil
 }
 
-// options are those of array n of source i of a split, 0 for the main one. files is how many files the split has in all, and vocab
-// the size of the vocabulary beside them, or 0.
-func options(s *config.Split, m config.Memory, i, n int, vocab int64, files int) cache.Options {
+// options are those of array n of source i of a split, 0 for the main one. files is how many files the split has in all, and h
+// what lies beside them.
+func options(s *config.Split, m config.Memory, i, n int, h hint, files int) cache.Options {
 	o := cache.Options{Remote: s.Remote, Follow: s.OnChange == "follow", Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop", AllFiles: files}
 	if n == 0 {
 		o.Format, o.Tensor, o.DType, o.Axes, o.GuessedDType = s.Format, s.Tensor, s.TokenDType, s.Shape, !s.Wrote("token_dtype")
-		o.VocabSize = cmp.Or(s.VocabSizes()[i], vocab)
+		if o.GuessedDType {
+			o.DType = cmp.Or(h.TokenDType, o.DType)
+		}
+		o.VocabSize = cmp.Or(s.VocabSizes()[i], h.VocabSize)
 		switch {
 		case s.Ends == sampler.EndsByIndex && s.FilesAreDocuments:
 			o.Documents = cache.FilesAreDocuments
@@ -152,15 +161,18 @@ func options(s *config.Split, m config.Memory, i, n int, vocab int64, files int)
 		}
 		return o
 	}
+	if o.Access == cache.Remap { // a mapping costs as much for the few bytes of a mask as for tokens
+		o.Access = cache.Pread
+	}
 	b := s.BesideOf(i)[n-1]
 	o.Format, o.Tensor, o.DType, o.Axes, o.Beside = b.Format, b.Tensor, b.DType, b.Shape, b.Name
 	return o
 }
 
-// newDataset binds tokens to a split's settings. It fails on a wrong fingerprint, too few tokens, or a torch_state that cannot
-// be used.
-func newDataset(s *config.Split, sources []source, vocab int64, fingerprint string) (*Dataset, error) {
-	d := &Dataset{sources: sources, vocab: vocab, fingerprint: fingerprint}
+// newDataset binds tokens to a split's settings. groups are what Groups of its Sequence gave before, or nil. It fails on a wrong
+// fingerprint, too few tokens, or a torch_state that cannot be used.
+func newDataset(s *config.Split, sources []source, h hint, fingerprint string, groups [][]int64) (*Dataset, error) {
+	d := &Dataset{sources: sources, hint: h, fingerprint: fingerprint, groups: groups}
 	if err := d.bind(s); err != nil {
 		return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
 	}
@@ -184,9 +196,12 @@ func (d *Dataset) bind(split *config.Split) (err error) {
 		settings.Weights = append(settings.Weights, source.Weight)
 	}
 	var sources []sampler.Source
-	for _, arrays := range d.sources {
+	for i, arrays := range d.sources {
 		from := sampler.Source{Main: arrays.main()}
-		if err := s.CheckVocabSize(from.Main.DType()); err != nil {
+		if d.groups != nil {
+			from.Groups = d.groups[i]
+		}
+		if err := s.CheckVocabSize(from.Main.DType(), from.Main.Axes()); err != nil {
 			return err
 		}
 		if documents := arrays.main().Documents(); documents != nil {
@@ -202,6 +217,7 @@ func (d *Dataset) bind(split *config.Split) (err error) {
 	if d.Sequence, err = sampler.New(sources, settings); err != nil {
 		return err
 	}
+	d.groups = d.Sequence.Groups()
 	s.DType = d.Sequence.DType // not native, so that equal settings in a path have one name
 	return d.countSteps()
 }
@@ -247,10 +263,13 @@ func (d *Dataset) With(settings string) (*Dataset, error) {
 	return d.withSettings(s)
 }
 
-// withSettings returns the dataset under the settings of s, a split that With of the same split returned.
+// withSettings returns the dataset under the settings of s, a split that With of the same split returned, maybe before its files changed.
 func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
 	n := *d
-	n.Split = s
+	s = d.hint.apply(s)
+	if n.Split = s; s.DType == sampler.Native {
+		s.DType = d.Sequence.Stored() // as bind does
+	}
 	if n.Sequence, err = d.Sequence.With(s.Settings); err == nil {
 		err = n.countSteps()
 	}
@@ -354,8 +373,10 @@ func (d *Dataset) release() {
 // check looks whether the files are still those that were opened.
 func (d *Dataset) check() error {
 	for _, source := range d.sources {
-		if err := source.check(); err != nil {
-			return err
+		for _, array := range source {
+			if err := array.Check(); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -364,7 +364,10 @@ func TestOrigins(t *testing.T) {
 				}
 				batch := batch(t, d.Sequence.Read, d.Sequence.Batch().MainBytes(), k)
 				for j := range 3 {
-					row := d.origin(k, j)
+					row, err := d.origin(k, j)
+					if err != nil {
+						t.Fatal(err)
+					}
 					if want := uint64(given[row.source] / windows[row.source]); row.row != next || row.epoch != want {
 						t.Errorf("%s: row %d of epoch %d, want row %d of epoch %d", d.label(), row.row, row.epoch, next, want)
 					}
@@ -420,7 +423,10 @@ func TestOriginsOfAnyBytes(t *testing.T) {
 			}
 			var want []row
 			for j := range d.Sequence.BatchSize {
-				o := d.origin(k, j)
+				o, err := d.origin(k, j)
+				if err != nil {
+					t.Fatal(err)
+				}
 				r := row{o.row, o.epoch, o.file, o.start, nil}
 				if len(d.Split.Sources) > 0 {
 					r.Source = &o.source

@@ -3,10 +3,10 @@ package dataset
 import (
 	"bytes"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -36,13 +36,16 @@ func (d *Dataset) identity() map[string]any {
 func (d *Dataset) label() string {
 	all := d.identity()
 	delete(all, "torch_state")
+	if !d.Sequence.DType.IsInteger() {
+		all["dtype"] = sampler.Native // there is no other
+	}
 	return d.Split.Split + "/" + config.JoinSettings(all)
 }
 
 // info returns the content of info.json: everything that decides the bytes of the batches, and their sizes.
 func (d *Dataset) info() []byte {
 	q := d.Sequence
-	batch := q.Batch()
+	batch, settings := q.Batch(), d.settings()
 	stack := batch.Stack()
 	type source struct {
 		Files     []fs.JSONText `json:"files"`
@@ -72,6 +75,10 @@ func (d *Dataset) info() []byte {
 		BlockSize       int            `json:"block_size"`
 		DType           array.DType    `json:"dtype"`
 		Layout          sampler.Layout `json:"layout"`
+		Rows            any            `json:"rows,omitempty"`
+		Documents       any            `json:"documents,omitempty"`
+		MaskTargets     any            `json:"mask_targets,omitempty"`
+		EOT             any            `json:"eot,omitempty"`
 		Shape           []int          `json:"shape"`
 		BatchBytes      int64          `json:"batch_bytes"`
 		Arrays          []arrayInfo    `json:"arrays"`
@@ -86,7 +93,8 @@ func (d *Dataset) info() []byte {
 		BatchesPerEpoch int64          `json:"batches_per_epoch"`
 	}{
 		q.Split, d.label(), d.Len(), d.fingerprint, jsonTexts(d.Files()), sources, d.Split.OnChange, d.version,
-		d.Split.Join, q.Stored(), d.vocabSize(), q.BatchSize, q.BlockSize, stack.DType, q.Layout, stack.Shape, batch.MainBytes(), d.arrayInfos(), q.Order, q.Seed,
+		d.Split.Join, q.Stored(), d.vocabSize(), q.BatchSize, q.BlockSize, stack.DType, q.Layout,
+		settings["rows"], settings["documents"], settings["mask_targets"], settings["eot"], stack.Shape, batch.MainBytes(), d.arrayInfos(), q.Order, q.Seed,
 		d.identity()["torch_state"], q.Rank, q.World, d.Split.Start, d.steps, q.RowsPerEpoch(), q.BatchesPerEpoch(),
 	})
 }
@@ -97,17 +105,20 @@ type arrayInfo struct {
 	DType  array.DType   `json:"dtype"`
 	Shape  []int         `json:"shape"`
 	Offset int64         `json:"offset"`
-	Files  []fs.JSONText `json:"files,omitempty"` // of one beside the tokens, of all sources
+	At     sampler.At    `json:"at,omitempty"`    // of one beside the tokens, as are the files
+	Files  []fs.JSONText `json:"files,omitempty"` // of all sources
 }
 
 func (d *Dataset) arrayInfos() (list []arrayInfo) {
 	for _, a := range d.Sequence.Batch().Arrays {
-		info := arrayInfo{a.Name, a.DType, a.Shape, a.Offset, nil}
+		info := arrayInfo{Name: a.Name, DType: a.DType, Shape: a.Shape, Offset: a.Offset}
 		for n, b := range d.Split.BesideOf(0) {
+			if b.Name != a.Name {
+				continue
+			}
+			info.At = b.At
 			for _, source := range d.sources {
-				if b.Name == a.Name {
-					info.Files = append(info.Files, jsonTexts(source[n+1].Files())...)
-				}
+				info.Files = append(info.Files, jsonTexts(source[n+1].Files())...)
 			}
 		}
 		list = append(list, info)
@@ -147,8 +158,17 @@ func (d *Dataset) Summary() string {
 	q := d.Sequence
 	batch := q.Batch()
 	stack := batch.Stack()
-	return fmt.Sprintf("%-8s %d %s, %d bytes a batch, order %s, seed %d: %d tokens in %s",
-		d.Split.Split, stack.Shape, stack.DType, batch.MainBytes(), q.Order, q.Seed, d.Len(), d.FilesNamed())
+	return fmt.Sprintf("%-8s %d %s, %d bytes a batch, order %s, seed %d: %s",
+		d.Split.Split, stack.Shape, stack.DType, batch.MainBytes(), q.Order, q.Seed, d.Counted())
+}
+
+// Counted says in words how many tokens there are, or rows, and in which files.
+func (d *Dataset) Counted() string {
+	what := "tokens"
+	if d.Sequence.Layout == sampler.Elements {
+		what = "rows"
+	}
+	return fmt.Sprintf("%d %s in %s", d.Len(), what, d.FilesNamed())
 }
 
 // settings are those that decide what batches hold, by key.
@@ -156,7 +176,7 @@ func (d *Dataset) settings() map[string]any {
 	all := d.identity()
 	all["split"], all["join"], all["token_dtype"] = d.Split.Split, d.Split.Join, d.Sequence.Stored()
 	if d.Split.Ends != sampler.EndsUnknown {
-		all["documents"], all["mask_targets"], all["rows"], all["eot"] = d.Split.Documents, d.Split.MaskTargets, d.Split.Rows, d.Split.EndOfText
+		all["documents"], all["mask_targets"], all["rows"], all["eot"] = d.Split.DocumentsSetting(), d.Split.MaskTargets, d.Split.Rows, d.Split.EndOfText
 	}
 	return all
 }
@@ -168,17 +188,22 @@ type rowOrigin struct {
 	source int
 	file   string
 	start  int64 // index in the file of the row's first token
+	pieces []sampler.Piece
 }
 
-// origin says where row j of batch k comes from.
-func (d *Dataset) origin(k uint64, j int) rowOrigin {
-	source, start := d.Sequence.Start(k, j)
-	at := d.sources[source].main().Locate(start)
-	return rowOrigin{d.Sequence.Row(k, j), d.Sequence.Epoch(k, j), source, at.Path, at.Index}
+// origin says where row j of batch k comes from. The error is one of reading where documents end.
+func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
+	r = rowOrigin{row: d.Sequence.Row(k, j), epoch: d.Sequence.Epoch(k, j)}
+	if r.source, r.pieces, err = d.Sequence.Pieces(k, j); err == nil {
+		at := d.sources[r.source].main().Locate(r.pieces[0].Start)
+		r.file, r.start = at.Path, at.Index
+	}
+	return r, err
 }
 
 // Origins are the files batch/<k>.json of a dataset: where each row of batch k comes from, that is its number among all rows, its
-// epoch, its file and source, and the index in the file of its first token. Every row takes a line of the same width, so that
+// epoch, its file and source, and the index in the file of its first token; where an index of documents is known, also the number of the
+// first token's document, and how many pieces of documents a row is made of. Every row takes a line of the same width, so that
 // any part of the file can be made by itself, and the size is known.
 type Origins struct {
 	d     *Dataset
@@ -205,7 +230,7 @@ func (d *Dataset) Origins() *Origins {
 	for _, path := range d.Files() {
 		longest = max(longest, len(jsonOf(path)))
 	}
-	o.width = len(o.line(rowOrigin{source: max(len(d.Split.Sources)-1, 0)})) - len(jsonOf("")) + longest
+	o.width = len(o.line(rowOrigin{source: max(len(d.Split.Sources)-1, 0), pieces: make([]sampler.Piece, 1)})) - len(jsonOf("")) + longest
 	return o
 }
 
@@ -217,6 +242,9 @@ func jsonOf(path string) []byte {
 // line is that of a row, without what fills it up to the width.
 func (o *Origins) line(r rowOrigin) []byte {
 	line := fmt.Appendf(nil, `    {"row": %20d, "epoch": %20d, "file": %s, "start": %19d`, r.row, r.epoch, jsonOf(r.file), r.start)
+	if o.d.Split.Ends == sampler.EndsByIndex {
+		line = fmt.Appendf(line, `, "document": %19d, "pieces": %10d`, r.pieces[0].Document, len(r.pieces))
+	}
 	if len(o.d.Split.Sources) > 0 {
 		line = fmt.Appendf(line, `, "source": %d`, r.source)
 	}
@@ -230,8 +258,8 @@ func (o *Origins) Len() int64 {
 
 func (o *Origins) first(k uint64) []byte { return fmt.Appendf(nil, originsFirst, k) }
 
-// Read fills dst with what the file of batch k holds from byte off on, within its length. k is below sampler.MaxBatches. It never
-// fails.
+// Read fills dst with what the file of batch k holds from byte off on, within its length. k is below sampler.MaxBatches. The error is
+// one of reading where documents end.
 func (o *Origins) Read(dst []byte, k uint64, off int64) error {
 	take := func(part []byte) {
 		if off >= int64(len(part)) {
@@ -246,7 +274,11 @@ func (o *Origins) Read(dst []byte, k uint64, off int64) error {
 	rows, width := o.d.Sequence.BatchSize, int64(o.width)
 	j := int(min(off/width, int64(rows)))
 	for off -= int64(j) * width; j < rows && len(dst) > 0; j++ {
-		line := o.line(o.d.origin(k, j))
+		origin, err := o.d.origin(k, j)
+		if err != nil {
+			return err
+		}
+		line := o.line(origin)
 		padding := bytes.Repeat([]byte{' '}, o.width-len(line))
 		end := []byte(",\n")
 		if j == rows-1 {
@@ -263,7 +295,9 @@ func (o *Origins) Write(out io.Writer, k uint64) error {
 	part := make([]byte, 1<<16)
 	for off := int64(0); off < o.Len(); off += int64(len(part)) {
 		part = part[:min(int64(len(part)), o.Len()-off)]
-		o.Read(part, k, off)
+		if err := o.Read(part, k, off); err != nil {
+			return err
+		}
 		if _, err := out.Write(part); err != nil {
 			return err
 		}
@@ -277,49 +311,71 @@ func (d *Dataset) Describe(out io.Writer, k uint64) error {
 	vocabularies := map[string]*vocabulary.Vocabulary{} // by directory
 	fmt.Fprintf(out, "batch %d of %s\nfingerprint %s\n", k, d.label(), d.fingerprint)
 	for j := range d.Sequence.BatchSize {
-		row, source := d.origin(k, j), ""
-		if len(d.Split.Sources) > 0 {
-			source = fmt.Sprintf(", source %d", row.source)
-		}
-		fmt.Fprintf(out, "\nrow %d: number %d, epoch %d%s, %s from token %d on\n", j, row.row, row.epoch, source, terminal.Printable(row.file), row.start)
-		dir := filepath.Dir(row.file)
-		v, known := vocabularies[dir]
-		if !known {
-			var err error
-			if v, err = vocabulary.Read(filepath.Join(dir, vocabulary.FileName)); err != nil {
-				return err
-			}
-			vocabularies[dir] = v
-		}
-		if v == nil {
-			continue
-		}
-		text, err := d.text(k, j, v)
+		row, err := d.origin(k, j)
 		if err != nil {
 			return err
 		}
-		if terminal.Is(out) {
-			text = terminal.Printable(text)
+		source := ""
+		if len(d.Split.Sources) > 0 {
+			source = fmt.Sprintf(", source %d", row.source)
 		}
-		fmt.Fprintf(out, "    %s\n", strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n    "))
+		fmt.Fprintf(out, "\nrow %d: number %d, epoch %d%s, ", j, row.row, row.epoch, source)
+		if len(row.pieces) > 1 {
+			fmt.Fprintf(out, "%d pieces\n", len(row.pieces))
+		}
+		for _, p := range row.pieces {
+			at := d.sources[row.source].main().Locate(p.Start)
+			if len(row.pieces) > 1 {
+				fmt.Fprintf(out, "  from index %d on, ", p.At)
+			}
+			if d.Sequence.Rows != sampler.Windows {
+				fmt.Fprintf(out, "%d tokens of ", p.Len)
+			}
+			fmt.Fprintf(out, "%s from token %d on", terminal.Printable(at.Path), at.Index)
+			if p.Document >= 0 {
+				fmt.Fprintf(out, ", document %d", p.Document)
+			}
+			fmt.Fprintln(out)
+			if d.Sequence.Layout == sampler.Elements {
+				continue // of numbers there is no text
+			}
+			dir := filepath.Dir(at.Path)
+			v, known := vocabularies[dir]
+			if !known {
+				if v, err = vocabulary.Read(filepath.Join(dir, vocabulary.FileName)); err != nil {
+					return err
+				}
+				vocabularies[dir] = v
+			}
+			if v == nil {
+				continue
+			}
+			text, err := d.text(row.source, p, v)
+			if err != nil {
+				return err
+			}
+			if terminal.Is(out) {
+				text = terminal.Printable(text)
+			}
+			fmt.Fprintf(out, "    %s\n", strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n    "))
+		}
 	}
 	return nil
 }
 
-// text returns what the first T tokens of row j of batch k stand for.
-func (d *Dataset) text(k uint64, j int, v *vocabulary.Vocabulary) (string, error) {
-	source, start := d.Sequence.Start(k, j)
+// text returns what the tokens of a piece of a row stand for, up to the first T of the row.
+func (d *Dataset) text(source int, p sampler.Piece, v *vocabulary.Vocabulary) (string, error) {
 	tokens := d.sources[source].main()
 	size := tokens.DType().Size()
 	var text strings.Builder
-	err := tokens.Read([]cache.Window{{Start: start, Len: d.Sequence.BlockSize}}, func(_ int, raw []byte) error {
+	first := min(p.Len, d.Sequence.BlockSize-p.At)
+	if first == 0 {
+		return "", nil
+	}
+	err := tokens.Read([]cache.Window{{Start: p.Start, Len: first}}, func(_ int, raw []byte) error {
 		text.Reset()
 		for ; len(raw) > 0; raw = raw[size:] {
-			token := uint32(binary.LittleEndian.Uint16(raw))
-			if size == 4 {
-				token = binary.LittleEndian.Uint32(raw)
-			}
-			text.WriteString(v.Text(int(token)))
+			text.WriteString(v.Text(int(min(tokens.DType().Bits(raw), math.MaxInt))))
 		}
 		return nil
 	})

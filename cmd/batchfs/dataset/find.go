@@ -47,10 +47,14 @@ func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress fu
 	}
 	at := d.sources[source].main().Locate(in)
 	f := &Found{File: fs.JSONText(at.Path), Index: at.Index, Epoch: epoch, Finds: []find{}, pos: pos, split: d.Split.Split}
-	for _, hit := range d.Sequence.Find(source, in, epoch, func(rows, of int64) bool {
+	hits, err := d.Sequence.Find(source, in, epoch, func(rows, of int64) bool {
 		progress(rows, of)
 		return ctx.Err() == nil
-	}) {
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, hit := range hits {
 		k, rank, j := d.Sequence.BatchOf(hit.Row)
 		f.Finds = append(f.Finds, find{k, rank, j, hit.Row, hit.Index, d.Sequence.Elements(j, hit.Index)})
 	}

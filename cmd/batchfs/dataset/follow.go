@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"syscall"
 
 	"batchfs/cache"
+	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/fs"
 )
@@ -35,6 +37,9 @@ func (f *followed) current() (*Dataset, error) {
 		return old, err
 	}
 	fresh, openErr := open(old.Split, f.memory, old.sources)
+	if openErr == nil {
+		openErr = sameArrays(old.Sequence.Batch(), fresh.Sequence.Batch())
+	}
 	if openErr != nil {
 		return old, fmt.Errorf("the token files changed, and what is there now cannot be served: %w (%w)", openErr, syscall.ESTALE)
 	}
@@ -47,6 +52,18 @@ func (f *followed) current() (*Dataset, error) {
 	f.log.Warn("token files changed: the new ones are served", "split", fresh.Split.Split, "changes", fresh.version, "file", change.Path,
 		"how", change.How, "tokens", fresh.Len(), "fingerprint", fresh.fingerprint)
 	return fresh, nil
+}
+
+// sameArrays returns an error unless the arrays of two batches have the same dtypes and shapes: files that are open keep their sizes.
+func sameArrays(old, now array.Batch) error {
+	for _, was := range old.Arrays {
+		is := now.Arrays[slices.IndexFunc(now.Arrays, func(a array.Array) bool { return a.Name == was.Name })]
+		if is.DType != was.DType || !slices.Equal(is.Shape, was.Shape) {
+			return fmt.Errorf("array %s is %s of shape %d now, and was %s of shape %d; mount again to change that",
+				was.Name, is.DType, is.Shape, was.DType, was.Shape)
+		}
+	}
+	return nil
 }
 
 // sequence returns d, the split or the split under the settings of a path, as a mount shows it.
@@ -65,6 +82,7 @@ func (f *followed) sequence(d *Dataset) *fs.Sequence {
 		Ahead:      d.ahead(),
 		ReadTokens: d.readTokens,
 		TokensLen:  d.tokensLen(),
+		OpenTokens: d.openTokens(),
 
 		Info:       d.info,
 		InfoLen:    sync.OnceValue(func() int64 { return int64(len(d.info())) }),

@@ -33,11 +33,12 @@ type Snapshot struct {
 type splitSnapshot struct {
 	Name        string
 	Sources     [][]cache.Manifest // of the arrays of each
-	VocabSize   int64              // of the vocabulary beside the files, or 0
+	Hint        hint
 	Fingerprint string
 	TorchState  []byte
 	Version     fs.Version
-	Unleased    string // a file whose writers cannot be known, or empty
+	Unleased    string    // a file whose writers cannot be known, or empty
+	Groups      [][]int64 // rows of the groups of documents of each source, so that nobody counts them again
 }
 
 // NewSnapshot returns the snapshot of a mount. raw is what flags read in the working directory, and datasets are all of its
@@ -56,8 +57,8 @@ func NewSnapshot(mountpoint string, flags config.Flags, raw config.RawConfig, da
 
 func (d *Dataset) snapshot() splitSnapshot {
 	s := splitSnapshot{
-		Name: d.Split.Split, VocabSize: d.vocab, Fingerprint: d.fingerprint, TorchState: d.Split.TorchState, Version: d.version,
-		Unleased: d.unleased,
+		Name: d.Split.Split, Hint: d.hint, Fingerprint: d.fingerprint, TorchState: d.Split.TorchState, Version: d.version,
+		Unleased: d.unleased, Groups: d.groups,
 	}
 	for _, source := range d.sources {
 		var manifests []cache.Manifest
@@ -169,7 +170,9 @@ func (s *Snapshot) open(split *config.Split, m config.Memory) (*Dataset, error) 
 	if i < 0 {
 		return nil, fmt.Errorf("the mount has no split %s", split.Split)
 	}
-	data, withState := s.Splits[i], *split
+	data := s.Splits[i]
+	split = data.Hint.apply(split)
+	withState := *split
 	withState.TorchState = data.TorchState
 	files := 0
 	for _, manifest := range slices.Concat(data.Sources...) {
@@ -178,14 +181,14 @@ func (s *Snapshot) open(split *config.Split, m config.Memory) (*Dataset, error) 
 	sources := make([]source, len(data.Sources))
 	for i, manifests := range data.Sources {
 		for n, manifest := range manifests {
-			array, err := cache.Reopen(manifest, options(split, m, i, n, data.VocabSize, files))
+			array, err := cache.Reopen(manifest, options(split, m, i, n, data.Hint, files))
 			if err != nil {
 				return nil, fmt.Errorf("splits.%s: %w", split.Split, err)
 			}
 			sources[i] = append(sources[i], array)
 		}
 	}
-	d, err := newDataset(&withState, sources, data.VocabSize, data.Fingerprint)
+	d, err := newDataset(&withState, sources, data.Hint, data.Fingerprint, data.Groups)
 	if err != nil {
 		return nil, err
 	}

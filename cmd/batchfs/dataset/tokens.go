@@ -1,6 +1,8 @@
 package dataset
 
 import (
+	"os"
+
 	"batchfs/cache"
 )
 
@@ -10,6 +12,14 @@ func (d *Dataset) tokensLen() (n int64) {
 		n += source.main().Bytes()
 	}
 	return n
+}
+
+// openTokens returns a function that opens the file that is tokens.bin as it stands, or nil if there is none.
+func (d *Dataset) openTokens() func() (*os.File, error) {
+	if len(d.sources) > 1 {
+		return nil
+	}
+	return d.sources[0].main().OneFile()
 }
 
 // readTokens fills dst with the tokens of all sources as they stand in the files, one source after the other, from byte off on. They

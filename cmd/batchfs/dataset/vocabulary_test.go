@@ -1,6 +1,7 @@
 package dataset
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -120,6 +121,68 @@ func TestSnapshotKeepsTheVocabulary(t *testing.T) {
 	}
 }
 
+// Another process knows the same end of text, also where it is token 0.
+func TestSnapshotKeepsTheEndOfText(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Write(t, map[string]string{"a.bin": strings.Repeat("\x00\x00\x01\x00\x02\x00", 40),
+		"vocab.json":  `{"kind": "char", "vocab_size": 3, "tokens": ["a", "b", "c"], "eot": 0, "eot_at": "end"}`,
+		"config.toml": two + "[splits.a]\ntokens = 'a.bin'\ndocuments = true\n"})
+	first, next := take(t), handOver(t, take(t))
+	same(t, serve(t, first, nil)[0], serve(t, next, nil)[0])
+}
+
+// What prepare writes into vocab.json need not be configured: the dtype of headerless files, and the token that ends a document. The
+// configuration goes before it, and a split that does not ask for documents is as it was.
+func TestVocabularyTellsDTypeAndEnds(t *testing.T) {
+	t.Chdir(t.TempDir())
+	tokens := strings.Repeat("\x01\x00\x00\x00\x02\x00\x00\x00\x09\x00\x00\x00", 40)
+	const vocab = `{"kind": "bpe", "vocab_size": 10, "token_dtype": "uint32", "eot": 9, "eot_at": %q}`
+	testfiles.Write(t, map[string]string{
+		"end/a.bin": tokens, "end/vocab.json": fmt.Sprintf(vocab, "end"), "begin/a.bin": tokens, "begin/vocab.json": fmt.Sprintf(vocab, "begin"),
+	})
+	for _, test := range []struct{ text, want string }{
+		{"tokens = 'end/a.bin'", "uint32 [x y]"},
+		{"tokens = 'end/a.bin'\ntoken_dtype = 'uint16'", "uint16 [x y]"},
+		{"tokens = 'end/a.bin'\ndocuments = true", "uint32 [x y cu_seqlens positions] 9: 0 3 4 4 4"},
+		{"tokens = 'end/a.bin'\ndocuments = true\neot = 1", "uint32 [x y cu_seqlens positions] 1: 0 1 4 4 4"},
+		{"tokens = 'begin/a.bin'\ndocuments = true", "nothing says where the documents of " + abs(t, "begin/a.bin") + " end: "},
+		{"tokens = 'end/a.bin'\ndocuments = 'files'", "uint32 [x y cu_seqlens positions] 9: 0 4 4 4 4"},
+	} {
+		text := two + "order = 'sequential'\n[splits.a]\n" + test.text
+		testfiles.Write(t, map[string]string{"config.toml": text})
+		all, err := openHere(t, text)
+		if err != nil {
+			if !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%s: %v, want %s", test.text, err, test.want)
+			}
+			continue
+		}
+		d := all[0]
+		var names []string
+		for _, a := range d.Sequence.Batch().Arrays {
+			names = append(names, a.Name)
+		}
+		got := fmt.Sprint(d.Sequence.Stored(), " ", names)
+		if ends := 2; len(names) > ends {
+			a := d.Sequence.Batch().Arrays[ends]
+			raw := make([]byte, 20)
+			if err := d.Sequence.Read(raw, 0, a.Offset); err != nil {
+				t.Fatal(err)
+			}
+			got += fmt.Sprintf(" %d:", d.Split.EndOfText)
+			for ; len(raw) > 0; raw = raw[4:] {
+				got += fmt.Sprint(" ", raw[0])
+			}
+		}
+		if got != test.want {
+			t.Errorf("%s: %s, want %s", test.text, got, test.want)
+		}
+		if there := serve(t, take(t), nil)[0]; !bytes.Equal(there.Info(), d.info()) {
+			t.Errorf("%s: another process serves\n%s\nnot\n%s", test.text, there.Info(), d.info())
+		}
+	}
+}
+
 // Files are named as far as a line has room.
 func TestFilesNamed(t *testing.T) {
 	t.Chdir(t.TempDir())
@@ -140,6 +203,91 @@ func TestFilesNamed(t *testing.T) {
 		}
 		if !strings.HasSuffix(d.Summary(), " tokens in "+want) {
 			t.Error(d.Summary())
+		}
+	}
+}
+
+// Rows of a matrix, and arrays of several numbers, are no tokens: no vocabulary is theirs.
+func TestNoVocabularyOfMatrices(t *testing.T) {
+	writeTokens(t)
+	testfiles.Write(t, map[string]string{"chars/m.bin": strings.Repeat("\x07\xff", 40)})
+	for _, text := range []string{
+		"[splits.m]\ntokens = 'chars/m.bin'\nlayout = 'rows'\nshape = [4]\ntoken_dtype = 'uint8'",
+		"[splits.m]\ntokens = 'chars/m.bin'\nlayout = 'rows'\nshape = [2, 2]\ntoken_dtype = 'uint8'\nvocab_size = 50257",
+	} {
+		all, err := openHere(t, two+text)
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		q := all[0].Sequence
+		if err := q.Read(make([]byte, q.Batch().Bytes()), 0, 0); err != nil || all[0].vocabSize() != 0 {
+			t.Errorf("%s: %v, vocab_size %d", text, err, all[0].vocabSize())
+		}
+	}
+}
+
+// The token that ends a document is one that the files can hold.
+func TestEndOfTextThatIsNone(t *testing.T) {
+	writeTokens(t)
+	for _, test := range []struct{ text, want string }{
+		{"eot = 65535", ""},
+		{"eot = 65536", "/plain/a.bin: its tokens are uint16, which cannot be 65536; is eot right?"},
+		{"eot = 65536\ndtype = 'int64'", "/plain/a.bin: its tokens are uint16, which cannot be 65536; is eot right?"},
+	} {
+		_, err := openHere(t, two+"[splits.a]\ntokens = 'plain/a.bin'\ndocuments = true\n"+test.text)
+		if got := fmt.Sprint(err); test.want == "" && err != nil || !strings.Contains(got, test.want) {
+			t.Errorf("%s:\n got %v\nwant %s", test.text, err, test.want)
+		}
+	}
+}
+
+// When tokens are replaced together with their vocab.json, documents end where the new one says, also for directories of settings, and
+// for the worker that serves next.
+func TestFollowEndOfText(t *testing.T) {
+	for _, test := range []struct {
+		now  string // in the new vocab.json
+		want string // error
+	}{
+		{`, "eot": 2, "eot_at": "end"`, ""},
+		{"", "nothing says where the documents of "},
+	} {
+		t.Chdir(t.TempDir())
+		const vocabulary = `{"kind": "char", "vocab_size": 3, "tokens": ["a", "b", "c"]%s}`
+		ids := []byte(strings.Repeat("\x00\x00\x01\x00\x02\x00", 40))
+		testfiles.Write(t, map[string]string{"a.bin": string(ids), "vocab.json": fmt.Sprintf(vocabulary, `, "eot": 1, "eot_at": "end"`)})
+		const text = two + "[splits.a]\ntokens = 'a.bin'\ndocuments = true\non_change = 'follow'"
+		s := follow(t, text)
+		other, err := s.With("seed=9")
+		if err != nil {
+			t.Fatal(err)
+		}
+		testfiles.Write(t, map[string]string{"a.bin": string(append(ids, 0, 0)), "vocab.json": fmt.Sprintf(vocabulary, test.now)})
+		now, err := s.Now()
+		if test.want != "" {
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%q: error %v, want %s", test.now, err, test.want)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		otherNow, err := other.Now()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := mustOpen(t, text)[0]
+		wantOther, err := want.With("seed=9")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for k := range uint64(5) {
+			size := now.Batch.Bytes()
+			if !bytes.Equal(batch(t, now.Read, size, k), batch(t, want.Sequence.Read, size, k)) ||
+				!bytes.Equal(batch(t, otherNow.Read, size, k), batch(t, wantOther.Sequence.Read, size, k)) {
+				t.Errorf("batch %d is not that of a new mount", k)
+			}
 		}
 	}
 }

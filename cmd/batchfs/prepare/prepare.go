@@ -1,23 +1,68 @@
 // Package prepare has the command `batchfs prepare`, which turns text into token files to mount.
+//
+// A reader (read.go) cuts the inputs (inputs.go) into batches of about a mebibyte. Workers decode (json.go) and encode (encode.go)
+// them with a tokenizer (tokenizer.go). Each batch then goes, in the order of the inputs, to the shards of train and val
+// (shards.go), in a format (format.go). Now and then a checkpoint (state.go) says which position of the inputs the shards have
+// come to.
 package prepare
 
 import (
 	"bufio"
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
+// settings are the options that decide what the token files hold.
+type settings struct {
+	By          string  `json:"by"`
+	As          kind    `json:"as"`
+	Field       string  `json:"field"`
+	Mask        string  `json:"mask"`
+	Invalid     string  `json:"invalid"`
+	EOT         string  `json:"eot"`
+	Val         float64 `json:"val"`
+	Format      string  `json:"format"`
+	ShardTokens int64   `json:"shard_tokens"`
+}
+
+// differ says which options were others then.
+func (then settings) differ(now settings) string {
+	var differ []string
+	a, b := reflect.ValueOf(then), reflect.ValueOf(now)
+	for i := range a.NumField() {
+		if was, is := a.Field(i), b.Field(i); !was.Equal(is) {
+			name := strings.ReplaceAll(a.Type().Field(i).Tag.Get("json"), "_", "-")
+			differ = append(differ, fmt.Sprintf("%s was %v, not %v", name, was, is))
+		}
+	}
+	return strings.Join(differ, ", ")
+}
+
 type options struct {
-	out   string
-	by    string
-	val   float64
-	force bool
+	settings
+	out     string
+	include []string
+	force   bool
+	dryRun  bool
+
+	stdin io.Reader
+	err   io.Writer // where progress is shown
 }
 
 // Command returns `batchfs prepare`.
@@ -26,87 +71,460 @@ func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "prepare TEXT... --out DIR",
 		Short: "Turn text into token files to mount",
-		Long: `Prepare turns text into DIR/train.bin and DIR/val.bin, headerless little-endian
-uint16 tokens, and DIR/vocab.json, which says what each token stands for.
+		Long: `Prepare turns documents into token files, DIR/train.bin and DIR/val.bin, and
+writes DIR/vocab.json, which says what each token stands for, and what each file
+holds.
 
-A TEXT is a file, a directory (every file below it, sorted by path) or a glob.
-In directories and globs, names that begin with "." are left out; in directories,
-so are symbolic links. The texts are joined in the order given, with nothing between.
+A TEXT is a file, a directory (every file below it, sorted by path), a glob, in
+which ** stands for any directories, or - for standard input. In directories and
+globs, names that begin with "." are left out; in directories, so are symbolic
+links and what no --include matches. A document is a file, a line of a .jsonl or
+.ndjson file, or a row of a .parquet file. Any of them may be compressed (gzip,
+zstd). An empty document is left out.
 
-A token is a character or a byte. --by char numbers the sorted set of the text's
-Unicode code points, as nanoGPT's data/shakespeare_char/prepare.py does. --by byte
-takes the byte's value, so any file will do.
+A token is a character, numbered in the sorted set of the documents' Unicode code
+points; a byte; or what a vocabulary of byte pairs says, exactly as tiktoken or
+tokenizers do: that of GPT-2, of GPT-4 (cl100k), of GPT-4o (o200k), or that of a
+tokenizer.json. The names of special tokens are text like any other. Nothing is
+normalised, unless the tokenizer.json says so: a \r stays a \r. A byte order mark
+at the beginning of a file is dropped.
 
-Nothing is normalised: a \r stays a \r. nanoGPT's prepare.py reads with Python, which
-turns \r\n into \n, so the tokens of such a text differ.
+val gets documents chosen by a hash of the beginning of their text, so that more
+files move none from train to val or back. Of one file of text, it gets the end.
 
-The text is read twice and never held in memory. DIR gets its new files when all of
-them are complete: a failure or Ctrl-C changes none and leaves no part of one.`,
+All processors work, and the files are the same however many there are. Memory is
+bounded: a line, a row, or a text without the end of a word may have 64 MiB.
+
+DIR gets its files when all are complete. A run that was interrupted, killed, or
+ended by a full disk goes on where it was when the same command is given again.`,
 		Example: `  batchfs prepare input.txt --out data
-  batchfs prepare books/ 'notes/*.md' --out data --val 0.05
-  batchfs prepare /usr/share/dict/words --by byte --out data --force`,
+  batchfs prepare input.txt --by gpt2 --out data
+  batchfs prepare 'web/**/*.jsonl.zst' --val 0.0005 --shard-tokens 100000000 --out data
+  batchfs prepare project/ --include '*.go' --include '*.md' --out data
+  batchfs prepare chat.jsonl --mask prompt:0,completion:1 --by byte --out data
+  curl https://example.org/book.gz | batchfs prepare - --by byte --val 0 --out data
+  batchfs prepare wiki.parquet --field article.body --dry-run`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.prepare(cmd, args) },
 	}
-	cmd.Flags().StringVar(&o.out, "out", "", "write to this `DIR`, made if missing (required)")
-	cmd.Flags().StringVar(&o.by, "by", vocabulary.Char, "what a token is: `char|byte`")
-	cmd.Flags().Float64Var(&o.val, "val", 0.1, "this `FRACTION` of the tokens, the last, is val.bin")
-	cmd.Flags().BoolVar(&o.force, "force", false, "replace train.bin, val.bin and vocab.json in DIR")
+	f := cmd.Flags()
+	f.StringVar(&o.out, "out", "", "write to this `DIR`, made if missing (required)")
+	f.StringVar(&o.By, "by", vocabulary.Char, "what a token is: `char|byte|gpt2|cl100k|o200k|FILE`, a tokenizer.json of Hugging Face")
+	f.StringVar((*string)(&o.As), "as", "", "what the files are, whatever their names say: `text|jsonl|parquet`")
+	f.StringArrayVar(&o.include, "include", nil, "of directories, take the files that match this `PATTERN`, as '*.md' or 'src/**/*.go'")
+	f.StringVar(&o.Field, "field", "text", "the `FIELD` of a line, or column, that holds the text; dots lead into it")
+	f.StringVar(&o.Mask, "mask", "", "take these `FIELD:MASK,...` of each line, and write their masks, 0 or 1, to NAME.mask.bin, a byte for each token")
+	f.StringVar(&o.Invalid, "invalid", "error", "what to do about text that is not UTF-8: `error|replace`")
+	f.StringVar(&o.EOT, "eot", "end", "where the end-of-text token goes, if the tokenizer has one: `end|begin|none` of each document")
+	f.Float64Var(&o.Val, "val", 0.1, "this `FRACTION` goes to val; 0 for no val")
+	f.StringVar(&o.Format, "format", "headerless", "how to write tokens: `headerless|llm.c|megatron|datatrove|npy`")
+	f.Int64Var(&o.ShardTokens, "shard-tokens", 0, "write shards of this `NUMBER` of tokens, as train_000001.bin; 0 for one (default 100000000 for llm.c)")
+	f.BoolVar(&o.force, "force", false, "replace the token files and vocab.json in DIR")
+	f.BoolVar(&o.dryRun, "dry-run", false, "say about how many tokens there will be, from samples, and write nothing")
 	return cmd
 }
 
-func (o options) prepare(cmd *cobra.Command, args []string) error {
-	switch {
-	case o.out == "":
+func (o *options) prepare(cmd *cobra.Command, args []string) error {
+	o.stdin, o.err = cmd.InOrStdin(), cmd.ErrOrStderr()
+	c, err := o.coding()
+	if err != nil {
+		return err
+	}
+	inputs, err := findInputs(args, o.include, o.As)
+	if err != nil {
+		return err
+	}
+	if o.dryRun {
+		return o.estimate(cmd.Context(), cmd.OutOrStdout(), inputs, c)
+	}
+	if o.out == "" {
 		return errors.New("--out: name the directory to write, such as --out data")
-	case o.by != vocabulary.Char && o.by != vocabulary.Byte:
-		return fmt.Errorf("--by: must be char or byte (got %q)", o.by)
-	case !(o.val > 0 && o.val < 1): // so put, it refuses NaN too
-		return fmt.Errorf("--val: must be between 0 and 1, such as 0.1 (got %v)", o.val)
 	}
-	texts, err := findTexts(args)
+	w, err := openWorkplace(o.out)
 	if err != nil {
 		return err
 	}
-	// The vocabulary first: a mount that follows a change of the tokens reads it again then.
-	outputs := []string{vocabulary.FileName, "train.bin", "val.bin"}
-	for _, name := range outputs {
-		if err := checkOutput(filepath.Join(o.out, name), texts, o.force); err != nil {
+	defer w.close()
+	s, err := o.begin(w, inputs)
+	if err != nil {
+		return err
+	}
+	if !s.Complete {
+		if err := o.run(cmd.Context(), w, s, inputs, c); err != nil {
+			if w.kept {
+				err = fmt.Errorf("%w; the same command goes on from what is done", err)
+			}
 			return err
 		}
 	}
-	// Before the texts are read, which may take long: can DIR be written?
-	if err := os.MkdirAll(o.out, 0o777); err != nil {
-		return fmt.Errorf("--out: %w", err)
+	if err := w.publish(s); err != nil {
+		return err
 	}
-	tmp, err := os.MkdirTemp(o.out, ".prepare-*")
-	if err != nil {
-		return fmt.Errorf("--out: %w", err)
-	}
-	defer os.RemoveAll(tmp)
+	return o.report(cmd.OutOrStdout())
+}
 
-	c := newCorpus(texts, o.by, cmd.ErrOrStderr())
-	vocab, err := c.count(cmd.Context())
+// coding checks the options, and returns what they say about tokens.
+func (o *options) coding() (*coding, error) {
+	c := &coding{eot: -1, eotFirst: o.EOT == "begin", replace: o.Invalid == "replace", any: o.By == vocabulary.Byte, val: o.Val}
+	_, known := formats[o.Format]
+	switch {
+	case !(o.Val >= 0 && o.Val < 1): // so put, it refuses NaN too
+		return nil, fmt.Errorf("--val: must be 0 or more and below 1, such as 0.1 (got %v)", o.Val)
+	case !slices.Contains([]kind{"", text, jsonl, parquet}, o.As):
+		return nil, fmt.Errorf("--as: must be text, jsonl or parquet (got %q)", o.As)
+	case !slices.Contains([]string{"error", "replace"}, o.Invalid):
+		return nil, fmt.Errorf("--invalid: must be error or replace (got %q)", o.Invalid)
+	case !slices.Contains([]string{"end", "begin", "none"}, o.EOT):
+		return nil, fmt.Errorf("--eot: must be end, begin or none (got %q)", o.EOT)
+	case !known:
+		return nil, fmt.Errorf("--format: must be headerless, llm.c, megatron, datatrove or npy (got %q)", o.Format)
+	case o.ShardTokens < 0:
+		return nil, fmt.Errorf("--shard-tokens: must be 0 or more (got %d)", o.ShardTokens)
+	}
+	if o.Format == "llm.c" && o.ShardTokens == 0 {
+		o.ShardTokens = 100_000_000
+	}
+	t, err := tokenizerNamed(o.By)
+	if err != nil {
+		return nil, err
+	}
+	c.use(t, o.EOT)
+	c.fields = []field{{path: strings.Split(o.Field, ".")}}
+	if o.Mask != "" {
+		c.fields = nil
+		for part := range strings.SplitSeq(o.Mask, ",") {
+			name, mask, _ := strings.Cut(part, ":")
+			if name == "" || mask != "0" && mask != "1" {
+				return nil, fmt.Errorf("--mask: must be fields with 0 or 1, such as prompt:0,completion:1 (got %q)", o.Mask)
+			}
+			c.fields = append(c.fields, field{strings.Split(name, "."), mask[0] - '0'})
+		}
+		c.masked = true
+	}
+	return c, nil
+}
+
+// use makes t the tokenizer.
+func (c *coding) use(t tokenizer, eot string) {
+	c.tokenizer, c.width, c.eot = t, 2, -1
+	if t.Size() > 1<<16 {
+		c.width = 4
+	}
+	if token, ok := t.EndOfText(); ok && eot != "none" {
+		c.eot = int64(token)
+	}
+}
+
+// begin returns where to begin: at the last checkpoint, if there is one of the same command.
+func (o *options) begin(w *workplace, inputs []*input) (*state, error) {
+	all := inputs
+	if info, err := os.Stat(o.By); err == nil { // a tokenizer's file
+		all = append(slices.Clip(inputs), &input{path: o.By, info: info})
+	}
+	begin := &state{Settings: o.settings, Inputs: digest(all)}
+	s, err := w.load()
+	if s != nil {
+		switch {
+		case s.Settings != begin.Settings:
+			err = fmt.Errorf("%s is of an unfinished run with other options: repeat those, or give --force to begin again: %s",
+				w.dir, s.Settings.differ(begin.Settings))
+		case s.Inputs != begin.Inputs:
+			err = fmt.Errorf("%s is of an unfinished run, and since then the texts, or their sizes or modification times, are others: "+
+				"restore them, or give --force to begin again", w.dir)
+		default:
+			w.kept = true
+			return s, nil
+		}
+	}
+	if err != nil && !o.force {
+		w.kept = true
+		return nil, err
+	}
+	if _, err := o.stale(inputs); err != nil {
+		return nil, err
+	}
+	return begin, w.clear()
+}
+
+const manifestName = vocabulary.FileName
+
+// tokenFile matches the names of files that prepare writes for a split; its first group is the name of the shard without suffix.
+var tokenFile = regexp.MustCompile(`^((?:train|val)(?:_\d+)?)(?:\.mask\.bin|\.bin|\.idx|\.npy|\.ds|\.ds\.index|\.ds\.metadata)$`)
+
+// stale returns the token files of an earlier run in DIR. It fails if there is anything that may not be replaced.
+func (o *options) stale(inputs []*input) ([]string, error) {
+	entries, err := os.ReadDir(o.out)
+	if err != nil {
+		return nil, fmt.Errorf("--out: %w", err)
+	}
+	old := map[string]bool{}
+	if m, err := vocabulary.ReadManifest(filepath.Join(o.out, manifestName)); err == nil && m != nil {
+		for _, split := range m.Splits {
+			for _, shard := range split.Shards {
+				if match := tokenFile.FindStringSubmatch(shard.Name); match != nil {
+					old[match[1]] = true
+				}
+			}
+		}
+	}
+	var stale []string
+	for _, e := range entries {
+		match := tokenFile.FindStringSubmatch(e.Name())
+		if match == nil && e.Name() != manifestName {
+			continue
+		}
+		path := filepath.Join(o.out, e.Name())
+		info, err := os.Stat(path)
+		if err != nil {
+			return nil, fmt.Errorf("--out: %w", err)
+		}
+		for _, in := range inputs {
+			if in.info != nil && os.SameFile(in.info, info) {
+				return nil, fmt.Errorf("%s: is a text and would be written too: name the texts one by one, or choose another --out", in.path)
+			}
+		}
+		switch {
+		case info.IsDir():
+			return nil, fmt.Errorf("%s: is a directory, where a file is to be written: choose another --out", path)
+		case !o.force:
+			return nil, fmt.Errorf("%s: exists: give --force to replace it, or choose another --out", path)
+		case match == nil:
+		case old[match[1]]:
+			stale = append(stale, e.Name())
+		case o.ShardTokens > 0 || strings.Contains(match[1], "_"):
+			return nil, fmt.Errorf("%s: is no file of the vocab.json there, and would be mixed with the new ones: move it away", path)
+		}
+	}
+	return stale, nil
+}
+
+// run goes from a state to a complete one.
+func (o *options) run(ctx context.Context, w *workplace, s *state, inputs []*input, c *coding) error {
+	r := &reader{inputs: inputs, column: c.fields[0].path, stdin: o.stdin, scratch: w.dir, inVal: c.inVal, cut: c.cut}
+	if err := o.count(ctx, r, c); err != nil {
+		return err
+	}
+	out := &output{dir: w.dir, format: formats[o.Format], width: c.width, most: o.ShardTokens, masked: c.masked, tokenizer: c.Name()}
+	var written [len(splits)]*split
+	for i := range splits {
+		written[i] = &split{output: out, name: splits[i], splitState: s.Splits[i]}
+		defer written[i].close()
+	}
+	checkpoint := func(at position) error {
+		s.Position = at
+		for i, split := range written {
+			if err := split.sync(); err != nil {
+				return err
+			}
+			s.Splits[i] = split.splitState
+		}
+		return w.save(s)
+	}
+	once := slices.ContainsFunc(inputs, (*input).once)
+	last := time.Now()
+	progress := o.progress("encoding", inputs, s.Position)
+	defer progress.Finish()
+	r.tally = progress.Add
+	var tokens int64
+	began := time.Now()
+	err := pipeline(ctx, r, s.Position, c.run, func(b *batch) error {
+		save := time.Since(last) > 10*time.Second
+		for i, split := range written {
+			tokens += int64(len(b.out[i].tokens) / c.width)
+			completed, err := split.write(b.out[i])
+			if err != nil {
+				return err
+			}
+			save = save || completed
+		}
+		progress.Describe(fmt.Sprintf("encoding, %.2f million tokens/s", float64(tokens)/1e6/time.Since(began).Seconds()))
+		if !save || once {
+			return nil
+		}
+		last = time.Now()
+		return checkpoint(b.end)
+	})
 	if err != nil {
 		return err
 	}
-	train := int64(float64(c.tokens) * (1 - o.val)) // nanoGPT's int(n*0.9): 1-0.1 is 0.9 to the last bit
-	if train == 0 || train == c.tokens {
-		return fmt.Errorf("--val: %v of %d tokens leaves %d for train.bin and %d for val.bin: give more text or another fraction",
-			o.val, c.tokens, train, c.tokens-train)
-	}
-	if err := c.encode(cmd.Context(), tmp, train); err != nil {
-		return err
-	}
-	if err := writeFile(filepath.Join(tmp, vocabulary.FileName), func(w *bufio.Writer) error { return vocab.Write(w) }); err != nil {
-		return err
-	}
-	for _, name := range outputs {
-		if err := os.Rename(filepath.Join(tmp, name), filepath.Join(o.out, name)); err != nil {
+	var sums [len(splits)]vocabulary.Split
+	for i, split := range written {
+		if err := split.complete(); err != nil {
 			return err
 		}
+		sums[i].Shards = split.Shards
+		for _, shard := range split.Shards {
+			sums[i].Tokens += shard.Tokens
+			sums[i].Documents += shard.Documents
+		}
 	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s/train.bin: %d tokens\n%[1]s/val.bin: %[3]d tokens\n%[1]s/vocab.json: vocabulary of %[4]d %[5]ss\n"+
-		"next: batchfs mount --data %[1]s MOUNTPOINT\n", filepath.Clean(o.out), train, c.tokens-train, vocab.Size, o.by)
+	if train, val := sums[0], sums[1]; train.Tokens == 0 || val.Tokens == 0 && o.Val > 0 {
+		w.kept = false
+		return fmt.Errorf("--val: %v of %d documents leaves %d tokens for train and %d for val: give more text or another fraction",
+			o.Val, train.Documents+val.Documents, train.Tokens, val.Tokens)
+	}
+	if err := o.manifest(w, c, sums); err != nil {
+		return err
+	}
+	stale, err := o.stale(inputs)
+	if err != nil {
+		return err
+	}
+	names, err := w.files()
+	if err != nil {
+		return err
+	}
+	s.Stale = slices.DeleteFunc(stale, func(name string) bool { return slices.Contains(names, name) })
+	s.Complete = true
+	return checkpoint(position{Input: len(inputs)})
+}
+
+// count goes through the inputs once before they are encoded where that is needed: for the characters that there are, and for where
+// val begins in a single text.
+func (o *options) count(ctx context.Context, r *reader, c *coding) error {
+	single := len(r.inputs) == 1 && r.inputs[0].kind == text && o.Val > 0
+	if o.By != vocabulary.Char && !single {
+		return nil
+	}
+	for _, in := range r.inputs {
+		switch {
+		case in.once() && o.By == vocabulary.Char:
+			return fmt.Errorf("%s: is not a regular file, and --by char reads a text twice: save it to a file first", in.path)
+		case in.once():
+			return fmt.Errorf("%s: is not a regular file, and val is the end of a single text, which is read twice: save it to a file first, or give --val 0", in.path)
+		}
+	}
+	progress := o.progress("counting", r.inputs, position{})
+	defer progress.Finish()
+	r.tally = progress.Add
+	counting := *c
+	characters := new(counter)
+	if !c.any {
+		counting.use(characters, "none")
+	}
+	counting.val = 0
+	var tokens int64
+	r.inVal = counting.inVal
+	r.cut = counting.cut
+	err := pipeline(ctx, r, position{}, counting.run, func(b *batch) error {
+		tokens += int64(len(b.out[0].tokens) / counting.width)
+		return nil
+	})
+	r.inVal, r.cut = c.inVal, c.cut
+	if err != nil {
+		return err
+	}
+	if o.By == vocabulary.Char {
+		c.use(newCharacters(characters.runes()), o.EOT)
+	}
+	if !single {
+		return nil
+	}
+	train := int64(float64(tokens) * (1 - o.Val)) // nanoGPT's int(n*0.9): 1-0.1 is 0.9 to the last bit
+	if train == 0 || train == tokens {
+		return fmt.Errorf("--val: %v of %d %ss leaves %d for train and %d for val: give more text or another fraction",
+			o.Val, tokens, cmp.Or(map[bool]string{true: "byte"}[c.any], "character"), train, tokens-train)
+	}
+	if r.tail, err = o.offset(r.inputs[0], c, train); err != nil {
+		return fmt.Errorf("%s: %w", r.inputs[0].path, err)
+	}
+	return nil
+}
+
+// offset is where a text has so many characters, or bytes, before it.
+func (o *options) offset(in *input, c *coding, n int64) (int64, error) {
+	s, err := in.open(o.stdin, 0, func(int) {})
+	if err != nil {
+		return 0, err
+	}
+	defer s.Close()
+	text := bufio.NewReaderSize(s, 1<<16)
+	var at int64
+	if mark, _ := text.Peek(len(byteOrderMark)); string(mark) == string(byteOrderMark) {
+		text.Discard(len(mark))
+		at = int64(len(mark))
+	}
+	if c.any {
+		return at + n, nil
+	}
+	for range n {
+		_, size, err := text.ReadRune()
+		if err != nil {
+			return 0, cmp.Or(s.unchanged(), err)
+		}
+		at += int64(size)
+	}
+	return at, nil
+}
+
+// progress shows how much of all inputs is done, from a position on.
+func (o *options) progress(what string, inputs []*input, from position) *terminal.Progress {
+	var all, done int64
+	for i, in := range inputs {
+		all += in.size()
+		if i < from.Input {
+			done += in.size()
+		}
+	}
+	p := terminal.NewProgress(o.err, what, all, terminal.Bytes)
+	p.Add(int(done))
+	return p
+}
+
+// manifest writes vocab.json.
+func (o *options) manifest(w *workplace, c *coding, sums [len(splits)]vocabulary.Split) error {
+	m := vocabulary.Manifest{
+		Tokenizer: c.Name(), Format: o.Format,
+		Splits:     map[string]vocabulary.Split{},
+		Vocabulary: vocabulary.Vocabulary{Kind: c.Name(), Size: int(c.Size()), TokenDType: "uint" + strconv.Itoa(8*c.width), EOTAt: "none"},
+	}
+	for i, sum := range sums {
+		if sum.Tokens > 0 {
+			m.Splits[splits[i]] = sum
+		}
+	}
+	if c.eot >= 0 {
+		eot := uint32(c.eot)
+		m.EOT, m.EOTAt = &eot, o.EOT
+	}
+	if m.Kind != vocabulary.Char && m.Kind != vocabulary.Byte {
+		m.Kind = vocabulary.BPE
+	}
+	for token := range uint32(c.Size()) {
+		switch m.Kind {
+		case vocabulary.Char:
+			m.Tokens = append(m.Tokens, string(c.Bytes(token)))
+		case vocabulary.BPE:
+			m.TokenBytes = append(m.TokenBytes, c.Bytes(token))
+		}
+	}
+	return create(filepath.Join(w.dir, manifestName), func(out *bufio.Writer) error { return m.Write(out) })
+}
+
+// report says what DIR has now.
+func (o *options) report(out io.Writer) error {
+	dir := filepath.Clean(o.out)
+	m, err := vocabulary.ReadManifest(filepath.Join(dir, manifestName))
+	if err != nil {
+		return err
+	}
+	for _, name := range splits {
+		switch split := m.Splits[name]; len(split.Shards) {
+		case 0:
+		case 1:
+			fmt.Fprintf(out, "%s/%s: %d tokens\n", dir, split.Shards[0].Name, split.Tokens)
+		default:
+			fmt.Fprintf(out, "%s/%s to %s: %d tokens in %d shards\n", dir, split.Shards[0].Name, split.Shards[len(split.Shards)-1].Name,
+				split.Tokens, len(split.Shards))
+		}
+	}
+	if m.Kind == vocabulary.BPE {
+		fmt.Fprintf(out, "%s/vocab.json: vocabulary of %d tokens of %s\n", dir, m.Size, m.Tokenizer)
+	} else {
+		fmt.Fprintf(out, "%s/vocab.json: vocabulary of %d %ss\n", dir, m.Size, m.Kind)
+	}
+	if m.Format == "headerless" {
+		_, err = fmt.Fprintf(out, "next: batchfs mount --data %s MOUNTPOINT\n", dir)
+	}
 	return err
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -12,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
@@ -50,30 +50,32 @@ func readTokens(t testing.TB, path string) []uint16 {
 	return tokens
 }
 
-func readVocab(t testing.TB) (v vocabulary.Vocabulary) {
+func readManifest(t testing.TB) *vocabulary.Manifest {
 	t.Helper()
-	b, err := os.ReadFile("out/vocab.json")
-	if err == nil {
-		err = json.Unmarshal(b, &v)
+	m, err := vocabulary.ReadManifest("out/vocab.json")
+	if m == nil {
+		t.Fatalf("no manifest: %v", err)
 	}
-	if err != nil {
-		t.Fatal(err)
+	return m
+}
+
+// decoded is what tokens stand for.
+func decoded(m *vocabulary.Manifest, tokens []uint16) string {
+	var b strings.Builder
+	for _, id := range tokens {
+		b.WriteString(m.Text(int(id)))
 	}
-	return v
+	return b.String()
 }
 
 // checkPrepared checks what holds for any text: the tokens say the text again, the ids number the sorted set of its
 // characters, and the split is where nanoGPT's is.
 func checkPrepared(t *testing.T, text string) {
 	t.Helper()
-	v := readVocab(t)
+	v := readManifest(t)
 	train, val := readTokens(t, "out/train.bin"), readTokens(t, "out/val.bin")
-	var decoded strings.Builder
-	for _, id := range slices.Concat(train, val) {
-		decoded.WriteString(v.Tokens[id])
-	}
-	if decoded.String() != text {
-		t.Errorf("decoded %q, want %q", decoded.String(), text)
+	if got := decoded(v, slices.Concat(train, val)); got != text {
+		t.Errorf("decoded %q, want %q", got, text)
 	}
 	chars := []rune(text)
 	if n := float64(len(chars)); len(train) != int(n*0.9) {
@@ -114,8 +116,38 @@ func TestPrepareGolden(t *testing.T) {
 		"train.bin": "\x04\x00\x03\x00\x02\x00\x05\x00\x00\x00\x04\x00\x01\x00\x03\x00\x03\x00",
 		"val.bin":   "\x04\x00",
 		"vocab.json": `{
+ "tokenizer": "char",
+ "format": "headerless",
+ "splits": {
+  "train": {
+   "tokens": 9,
+   "documents": 1,
+   "shards": [
+    {
+     "name": "train.bin",
+     "tokens": 9,
+     "documents": 1,
+     "sha256": "349a569c197d7a550ae89bc2c3a1c8e8ffe9fc1699b3cd49e8baf57b719c7892"
+    }
+   ]
+  },
+  "val": {
+   "tokens": 1,
+   "documents": 1,
+   "shards": [
+    {
+     "name": "val.bin",
+     "tokens": 1,
+     "documents": 1,
+     "sha256": "c0ba8a33ac67f44abff5984dfbb6f56c46b880ac2b86e1f23e7fa9c402c53ae7"
+    }
+   ]
+  }
+ },
  "kind": "char",
  "vocab_size": 6,
+ "token_dtype": "uint16",
+ "eot_at": "none",
  "tokens": [
   "\n",
   "\"",
@@ -195,7 +227,7 @@ func TestPrepareOrder(t *testing.T) {
 			if err := os.Symlink("d", "link"); err != nil {
 				t.Fatal(err)
 			}
-			_, err := prepareHere(t.Context(), append(strings.Fields(args), "--out", "out")...)
+			_, err := prepareHere(t.Context(), append(strings.Fields(args), "--val", "0", "--out", "out")...)
 			if want == "" {
 				if err == nil || !strings.Contains(err.Error(), "is named twice") {
 					t.Errorf("error %v, want one that says: is named twice", err)
@@ -205,7 +237,9 @@ func TestPrepareOrder(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			checkPrepared(t, want)
+			if got := decoded(readManifest(t), readTokens(t, "out/train.bin")); got != want {
+				t.Errorf("tokens of %q, want %q", got, want)
+			}
 		})
 	}
 }
@@ -227,13 +261,13 @@ func TestPrepareBytes(t *testing.T) {
 			t.Fatalf("token %d is %d, want the byte's value %d", i, id, text[i])
 		}
 	}
-	if got, _ := os.ReadFile("out/vocab.json"); string(got) != "{\n \"kind\": \"byte\",\n \"vocab_size\": 256\n}\n" {
-		t.Errorf("vocab.json is %q", got)
+	if m := readManifest(t); m.Kind != "byte" || m.Size != 256 || m.Tokens != nil {
+		t.Errorf("vocab.json says %+v", m)
 	}
 }
 
-// characters returns n different characters.
-func characters(n int) string {
+// different returns n different characters.
+func different(n int) string {
 	var b strings.Builder
 	for r := rune(0x10000); n > 0; r, n = r+1, n-1 {
 		b.WriteRune(r)
@@ -241,12 +275,23 @@ func characters(n int) string {
 	return b.String()
 }
 
-func TestPrepareLargestVocabulary(t *testing.T) {
-	text := characters(1 << 16)
-	if _, err := runPrepare(t, map[string]string{"a": text}, "a", "--out", "out"); err != nil {
+// Tokens of more than 65536 kinds have 4 bytes.
+func TestPrepareLargeVocabulary(t *testing.T) {
+	text := different(1 << 16)
+	if _, err := runPrepare(t, map[string]string{"a": text, "b": text + "b"}, "a", "--out", "out"); err != nil {
 		t.Fatal(err)
 	}
 	checkPrepared(t, text)
+	said, err := prepareHere(t.Context(), "b", "--out", "large", "--val", "0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "next: batchfs mount --data large MOUNTPOINT\n"; !strings.HasSuffix(said, want) {
+		t.Errorf("said %q, want %q at the end", said, want)
+	}
+	if got := testfiles.Bytes(t, "large/train.bin", 4*(1<<16), 4); string(got) != "\x00\x00\x00\x00" {
+		t.Errorf("the last token is %x, want 0, that of the first character of all", got)
+	}
 }
 
 func TestPrepareErrors(t *testing.T) {
@@ -255,30 +300,47 @@ func TestPrepareErrors(t *testing.T) {
 		args string
 		want string
 	}{
-		"invalid":          {"é\xff", "a", "a: not valid UTF-8 at byte 2: convert it to UTF-8, or use --by byte"},
-		"cut short":        {"ab\xe2\x82", "a", "a: not valid UTF-8 at byte 2: convert"},
-		"surrogate":        {"ab\xed\xa0\x80", "a", "a: not valid UTF-8 at byte 2: convert"},
-		"late":             {strings.Repeat("é", 1<<20) + "\xff", "a", "a: not valid UTF-8 at byte 2097152: convert"},
-		"large vocabulary": {characters(1<<16 + 1), "a", "a: more than 65536 different characters by here, and uint16 numbers no more: use --by byte"},
-		"empty":            {"", "a", "--val: 0.1 of 0 tokens leaves 0 for train.bin and 0 for val.bin: give more text"},
-		"short":            {"x", "a", "--val: 0.1 of 1 tokens leaves 0 for train.bin and 1 for val.bin: give more text"},
-		"no val":           {"abc", "a --val 1e-17", "leaves 3 for train.bin and 0 for val.bin"},
-		"missing":          {"abc", "b", "b: no such file"},
-		"glob":             {"abc", "a *.txt", "*.txt: matches no file"},
-		"hidden glob":      {"abc", "*hidden", "*hidden: matches no file"},
-		"bad glob":         {"abc", "[", "[: syntax error in pattern"},
-		"no files":         {"abc", "empty", "empty: no file below it"},
-		"device":           {"abc", "/dev/null", "/dev/null: is not a regular file"},
-		"by":               {"abc", "a --by word", `--by: must be char or byte (got "word")`},
-		"val 0":            {"abc", "a --val 0", "--val: must be between 0 and 1, such as 0.1 (got 0)"},
-		"val 1":            {"abc", "a --val 1", "--val: must be between 0 and 1"},
-		"val NaN":          {"abc", "a --val NaN", "--val: must be between 0 and 1"},
-		"no out":           {"abc", "a --out=", "--out: name the directory"},
-		"out a file":       {"abc", "a --out a", "--out: "},
+		"invalid":         {"é\xff", "a", "a: not valid UTF-8 at byte 2: convert it to UTF-8, or use --invalid replace, or --by byte"},
+		"cut short":       {"ab\xe2\x82", "a", "a: not valid UTF-8 at byte 2: convert"},
+		"surrogate":       {"ab\xed\xa0\x80", "a", "a: not valid UTF-8 at byte 2: convert"},
+		"late":            {strings.Repeat("é", 1<<20) + "\xff", "a", "a: not valid UTF-8 at byte 2097152: convert"},
+		"empty":           {"", "a", "--val: 0.1 of 0 characters leaves 0 for train and 0 for val: give more text"},
+		"short":           {"x", "a", "--val: 0.1 of 1 characters leaves 0 for train and 1 for val: give more text"},
+		"no val":          {"abc", "a --val 1e-17", "leaves 3 for train and 0 for val"},
+		"missing":         {"abc", "b", "b: no such file"},
+		"glob":            {"abc", "a *.txt", "*.txt: matches no file"},
+		"hidden glob":     {"abc", "*hidden", "*hidden: matches no file"},
+		"bad glob":        {"abc", "[", "[: syntax error in pattern"},
+		"no files":        {"abc", "empty", "empty: no file below it"},
+		"device":          {"abc", "/dev/null", "/dev/null: is not a regular file"},
+		"by":              {"abc", "a --by word", `--by: must be char, byte, gpt2, cl100k, o200k or the path of a tokenizer.json (got "word")`},
+		"val 1":           {"abc", "a --val 1", "--val: must be 0 or more and below 1, such as 0.1 (got 1)"},
+		"val NaN":         {"abc", "a --val NaN", "--val: must be 0 or more and below 1"},
+		"as":              {"abc", "a --as csv", `--as: must be text, jsonl or parquet (got "csv")`},
+		"invalid option":  {"abc", "a --invalid drop", `--invalid: must be error or replace (got "drop")`},
+		"eot":             {"abc", "a --eot middle", `--eot: must be end, begin or none (got "middle")`},
+		"format":          {"abc", "a --format zip", `--format: must be headerless, llm.c, megatron, datatrove or npy (got "zip")`},
+		"shard-tokens":    {"abc", "a --shard-tokens -1", "--shard-tokens: must be 0 or more (got -1)"},
+		"mask":            {"abc", "a --mask a:2", `--mask: must be fields with 0 or 1, such as prompt:0,completion:1 (got "a:2")`},
+		"include":         {"abc", "empty --include [", "--include [: syntax error in pattern"},
+		"no include":      {"abc", "a empty --include *.md", "empty: no file below it that --include *.md matches"},
+		"no val document": {"abc", "a lines.jsonl --as text --val 1e-17", "of 2 documents leaves "},
+		"no field":        {"abc", "lines.jsonl --field meta.body", "lines.jsonl: line 1: has no field meta.body: name one with --field"},
+		"no object":       {"abc", "lines.jsonl --field text.body", "lines.jsonl: line 1: is no JSON object: "},
+		"no text":         {"abc", "lines.jsonl --field meta", "lines.jsonl: line 1: field meta is no text: "},
+		"bad line":        {"abc", "lines.jsonl", "lines.jsonl: line 4: is no JSON object: "},
+		"not gzip":        {"\x1f\x8babcdefghijkl", "a", "a: gzip: invalid header"},
+		"not zstd":        {"\x28\xb5\x2f\xfd\xff\xff", "a", "a: "},
+		"not parquet":     {"abc", "a --as parquet", "a: "},
+		"standard input":  {"abc", "-", "-: is not a regular file, and --by char reads a text twice: save it to a file first"},
+		"piped text":      {"abc", "- --by byte", "val is the end of a single text, which is read twice: save it to a file first, or give --val 0"},
+		"no out":          {"abc", "a --out=", "--out: name the directory"},
+		"out a file":      {"abc", "a --out a", "--out: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			args := append([]string{"--out", "out"}, strings.Fields(c.args)...)
-			_, err := runPrepare(t, map[string]string{"a": c.text, ".hidden": "abc", "empty/.hidden": "abc"}, args...)
+			_, err := runPrepare(t, map[string]string{"a": c.text, ".hidden": "abc", "empty/.hidden": "abc",
+				"lines.jsonl": "{\"text\": \"a\", \"meta\": {}}\n\n{\"text\": null}\n{\"text\": \"cut"}, args...)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %v, want one that says: %s", err, c.want)
 			}
@@ -331,45 +393,29 @@ func TestPrepareCancelled(t *testing.T) {
 	testfiles.Write(t, map[string]string{"a": "abc"})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := prepareHere(ctx, "a", "--out", "out"); !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v, want context.Canceled", err)
+	if _, err := prepareHere(ctx, "a", "--out", "out"); err == nil || err.Error() != "interrupted" {
+		t.Errorf("error %v, want interrupted", err)
 	}
 	wantLeft(t)
 }
 
-// A read that fails in the middle of a character is that failure, not bad UTF-8.
-func TestPrepareCancelledWithinCharacter(t *testing.T) {
-	t.Chdir(t.TempDir())
-	testfiles.Write(t, map[string]string{"a": "x" + strings.Repeat("言", 1<<20)})
-	texts, err := findTexts([]string{"a"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	c := newCorpus(texts, "char", &bytes.Buffer{})
-	c.start("test")
-	err = c.each(ctx, "a", func(rune) error { cancel(); return nil })
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v, want context.Canceled", err)
-	}
-}
-
-func TestPrepareTextChangedBetweenPasses(t *testing.T) {
-	for name, now := range map[string]string{"new character": "abz", "longer": "abcabc", "shorter": "ab", "not UTF-8": "ab\xff"} {
+// A text that is not what it was when it was found is an error.
+func TestPrepareChangedText(t *testing.T) {
+	for name, now := range map[string]string{"new character": "abz", "longer": "abcabc", "shorter": "ab", "not UTF-8": "ab\xff", "same": "abc"} {
 		t.Run(name, func(t *testing.T) {
 			t.Chdir(t.TempDir())
-			testfiles.Write(t, map[string]string{"a": "abc", "b": "abc"})
-			texts, err := findTexts([]string{"a", "b"})
+			testfiles.Write(t, map[string]string{"a": "abc"})
+			inputs, err := findInputs([]string{"a"}, nil, "")
 			if err != nil {
 				t.Fatal(err)
 			}
-			c := newCorpus(texts, "char", &bytes.Buffer{})
-			if _, err := c.count(t.Context()); err != nil {
+			testfiles.Write(t, map[string]string{"a": now})
+			later := time.Now().Add(time.Second)
+			if err := os.Chtimes("a", later, later); err != nil {
 				t.Fatal(err)
 			}
-			testfiles.Write(t, map[string]string{"a": now})
-			if err := c.encode(t.Context(), ".", 4); err == nil || !strings.HasPrefix(err.Error(), "a: ") {
-				t.Errorf("error %v, want one that names a", err)
+			if _, err := inputs[0].open(nil, 0, func(int) {}); err == nil || !strings.Contains(err.Error(), "a: changed while it was read") {
+				t.Errorf("error %v, want one that says that a changed", err)
 			}
 		})
 	}

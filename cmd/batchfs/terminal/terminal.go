@@ -79,5 +79,8 @@ func (p *Progress) Set(done, total int64) {
 	p.bar.Set64(done)
 }
 
+// Describe replaces what the work is called.
+func (p *Progress) Describe(what string) { p.bar.Describe(what) }
+
 // Finish removes the bar from the terminal.
 func (p *Progress) Finish() { p.bar.Finish() }

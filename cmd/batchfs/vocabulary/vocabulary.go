@@ -1,5 +1,5 @@
 // Package vocabulary reads and writes vocab.json, the file beside prepared token files that says which piece of text each
-// token stands for.
+// token stands for, how the files were made, and what they are.
 package vocabulary
 
 import (
@@ -19,45 +19,82 @@ const FileName = "vocab.json"
 const (
 	Char = "char" // a token is a Unicode code point
 	Byte = "byte" // a token is the value of a byte
+	BPE  = "bpe"  // a token is a sequence of bytes
 )
 
-// Vocabulary is the content of a vocab.json.
+// Vocabulary is what a vocab.json says about tokens.
 type Vocabulary struct {
-	Kind   string   `json:"kind"`             // Char or Byte
-	Size   int      `json:"vocab_size"`       // tokens are below it
-	Tokens []string `json:"tokens,omitempty"` // the text of each token; none for bytes, which need not be text
+	Kind       string   `json:"kind"`                  // Char, Byte or BPE
+	Size       int      `json:"vocab_size"`            // tokens are below it
+	TokenDType string   `json:"token_dtype,omitempty"` // of the files beside it, where they have no header
+	EOT        *uint32  `json:"eot,omitempty"`         // the token that separates documents, if one does
+	EOTAt      string   `json:"eot_at,omitempty"`      // where it is: end or begin of documents, or none
+	Tokens     []string `json:"tokens,omitempty"`      // of Char: the text of each token
+	TokenBytes [][]byte `json:"token_bytes,omitempty"` // of BPE: the bytes of each token, which JSON has in base64
+}
+
+// Manifest is all that a vocab.json says: how the token files beside it were made, and what they are.
+type Manifest struct {
+	Tokenizer string           `json:"tokenizer"` // as for batchfs prepare --by
+	Format    string           `json:"format"`
+	Splits    map[string]Split `json:"splits"`
+	Vocabulary
+}
+
+// Split is the token files of a split.
+type Split struct {
+	Tokens    int64   `json:"tokens"`
+	Documents int64   `json:"documents"`
+	Shards    []Shard `json:"shards"` // in order
+}
+
+// Shard is one token file.
+type Shard struct {
+	Name      string `json:"name"` // in the directory of the manifest
+	Tokens    int64  `json:"tokens"`
+	Documents int64  `json:"documents"` // that end there
+	SHA256    string `json:"sha256"`    // of the file
 }
 
 // Read reads a vocabulary. It returns nil and no error where there is no regular file, or one of another program: GPT-2's
 // vocabulary has the same name.
 func Read(path string) (*Vocabulary, error) {
+	m, err := ReadManifest(path)
+	if m == nil {
+		return nil, err
+	}
+	return &m.Vocabulary, nil
+}
+
+// ReadManifest reads all of a vocab.json, as Read does.
+func ReadManifest(path string) (*Manifest, error) {
 	if info, err := os.Stat(path); errors.Is(err, os.ErrNotExist) || err == nil && !info.Mode().IsRegular() {
 		return nil, nil
 	}
 	raw, err := os.ReadFile(path)
-	v := new(Vocabulary)
+	m := new(Manifest)
 	if err == nil {
-		err = json.Unmarshal(raw, v)
+		err = json.Unmarshal(raw, m)
 	}
 	var foreign *json.UnmarshalTypeError
 	switch {
-	case errors.As(err, &foreign), err == nil && v.Kind != Char && v.Kind != Byte:
+	case errors.As(err, &foreign), err == nil && m.Kind != Char && m.Kind != Byte && m.Kind != BPE:
 		return nil, nil
-	case err == nil && v.Size < 1:
-		err = fmt.Errorf("vocab_size must be at least 1 (got %d)", v.Size)
+	case err == nil && m.Size < 1:
+		err = fmt.Errorf("vocab_size must be at least 1 (got %d)", m.Size)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w; make it again with batchfs prepare, move it away, or set vocab_size", path, err)
 	}
-	return v, nil
+	return m, nil
 }
 
-// Write writes v as Read reads it.
-func (v *Vocabulary) Write(w io.Writer) error {
+// Write writes m as Read reads it.
+func (m *Manifest) Write(w io.Writer) error {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", " ")
-	return enc.Encode(v)
+	return enc.Encode(m)
 }
 
 // Of returns the one vocabulary that lies beside token files, or nil where none does. The error says that there is another
@@ -88,10 +125,12 @@ func Of(files []string) (v *Vocabulary, err error) {
 // Text returns what a token stands for. A token that is not in the vocabulary is shown as U+FFFD and its number.
 func (v *Vocabulary) Text(token int) string {
 	switch {
-	case v.Kind == Byte && token < 256:
+	case v.Kind == Byte && uint(token) < 256:
 		return string([]byte{byte(token)})
-	case token < len(v.Tokens):
+	case uint(token) < uint(len(v.Tokens)):
 		return v.Tokens[token]
+	case uint(token) < uint(len(v.TokenBytes)):
+		return string(v.TokenBytes[token])
 	}
 	return fmt.Sprintf("\ufffd%d", token)
 }

@@ -12,12 +12,15 @@ import (
 )
 
 func TestReadsWhatItWrote(t *testing.T) {
+	eot := uint32(1)
 	for _, v := range []*Vocabulary{
 		{Kind: Char, Size: 3, Tokens: []string{"\n", "<", "é"}},
 		{Kind: Byte, Size: 256},
+		{Kind: BPE, Size: 2, EOT: &eot, TokenBytes: [][]byte{[]byte("\xe9"), []byte("<|endoftext|>")}},
 	} {
+		m := Manifest{Tokenizer: "x", Splits: map[string]Split{"train": {Tokens: 2, Shards: []Shard{{Name: "train.bin", SHA256: "ab"}}}}, Vocabulary: *v}
 		var text bytes.Buffer
-		if err := v.Write(&text); err != nil {
+		if err := m.Write(&text); err != nil {
 			t.Fatal(err)
 		}
 		path := filepath.Join(t.TempDir(), FileName)
@@ -26,6 +29,9 @@ func TestReadsWhatItWrote(t *testing.T) {
 		}
 		if got, err := Read(path); err != nil || !reflect.DeepEqual(got, v) {
 			t.Errorf("%+v is read as %+v, %v", v, got, err)
+		}
+		if got, err := ReadManifest(path); err != nil || !reflect.DeepEqual(got, &m) {
+			t.Errorf("%+v is read as %+v, %v", m, got, err)
 		}
 	}
 }
@@ -84,12 +90,14 @@ func TestOf(t *testing.T) {
 
 func TestText(t *testing.T) {
 	chars, bytes := &Vocabulary{Kind: Char, Size: 2, Tokens: []string{"a", "é"}}, &Vocabulary{Kind: Byte, Size: 256}
+	bpe := &Vocabulary{Kind: BPE, Size: 3, TokenBytes: [][]byte{[]byte("a"), []byte("\xc3")}}
 	for _, test := range []struct {
 		v     *Vocabulary
 		token int
 		want  string
 	}{
 		{chars, 0, "a"}, {chars, 1, "é"}, {chars, 2, "\ufffd2"}, {bytes, 0xe9, "\xe9"}, {bytes, 256, "\ufffd256"},
+		{bpe, 1, "\xc3"}, {bpe, 2, "\ufffd2"},
 	} {
 		if got := test.v.Text(test.token); got != test.want {
 			t.Errorf("%s %d is %q, want %q", test.v.Kind, test.token, got, test.want)

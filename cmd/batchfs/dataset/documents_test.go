@@ -1,0 +1,120 @@
+package dataset
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"batchfs/cmd/batchfs/config"
+	"batchfs/cmd/batchfs/internal/testfiles"
+)
+
+const ofDocuments = `
+[batch]
+batch_size = 3
+block_size = 8
+token_dtype = "uint32"
+order = "shuffle"
+documents = true
+[splits.packed]
+rows = "packed"
+tokens = "a.bin"
+[splits.document]
+rows = "document"
+tokens = "a.bin"
+[splits.first]
+rows = "document-first"
+tokens = "a.bin"
+[splits.windows]
+tokens = "a.bin"
+`
+
+// writeDocuments writes tokens that are their positions, and where their documents end: of 1, 2, 3, ... tokens.
+func writeDocuments(t *testing.T) (ends []uint64) {
+	t.Helper()
+	t.Chdir(t.TempDir())
+	const count = 40
+	testfiles.Positions(t, map[string]int{"a.bin": count * (count + 1) / 2})
+	var index []byte
+	for i := range uint64(count) {
+		ends = append(ends, (i+1)*(i+2)/2)
+		index = binary.LittleEndian.AppendUint64(index, ends[i])
+	}
+	testfiles.Write(t, map[string]string{"a.bin.index": string(index), "config.toml": ofDocuments})
+	return ends
+}
+
+// The origins of rows that are made of documents name the first document and how many pieces there are; inspect shows them all, and --find
+// where each token is.
+func TestOriginsOfDocuments(t *testing.T) {
+	ends := writeDocuments(t)
+	for _, d := range mustOpenConfig(t) {
+		if n := len(originsOf(d, 3)); int64(n) != d.Origins().Len() {
+			t.Errorf("%s: %d bytes, want %d", d.Split.Split, n, d.Origins().Len())
+		}
+		for k := range uint64(40) {
+			var got struct {
+				Rows []struct {
+					Epoch           uint64
+					Start, Document uint64
+					Pieces          int
+				}
+			}
+			if err := json.Unmarshal(originsOf(d, k), &got); err != nil {
+				t.Fatal(err)
+			}
+			var text bytes.Buffer
+			if err := d.Describe(&text, k); err != nil {
+				t.Fatal(err)
+			}
+			x := batch(t, d.Sequence.Read, d.Sequence.Batch().MainBytes(), k)
+			for j, row := range got.Rows {
+				first := uint64(binary.LittleEndian.Uint32(x[4*8*j:]))
+				if row.Start != first || first >= ends[row.Document] || row.Document > 0 && first < ends[row.Document-1] {
+					t.Fatalf("%s: row %d of batch %d is said to begin at %d in document %d, and begins at %d", d.Split.Split, j, k, row.Start, row.Document, first)
+				}
+				if words := fmt.Sprintf(" a.bin from token %d on, document %d\n", row.Start, row.Document); !strings.Contains(strings.ReplaceAll(text.String(), abs(t, "a.bin"), "a.bin"), words) {
+					t.Errorf("%s: inspect does not say %q:\n%s", d.Split.Split, words, &text)
+				}
+				if words := fmt.Sprintf("%d pieces\n", row.Pieces); row.Pieces > 1 && !strings.Contains(text.String(), words) {
+					t.Errorf("%s: inspect does not say %q:\n%s", d.Split.Split, words, &text)
+				}
+				if row.Pieces != 1 && d.Split.Split != "packed" || row.Pieces < 1 {
+					t.Errorf("%s: %d pieces", d.Split.Split, row.Pieces)
+				}
+				found, err := d.Find(t.Context(), int64(first), row.Epoch, func(int64, int64) {})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if words := fmt.Sprintf(`"batch": %d,`, k); !strings.Contains(string(found.JSON()), words) {
+					t.Errorf("%s: token %d of batch %d is found in %s", d.Split.Split, first, k, found.JSON())
+				}
+			}
+		}
+	}
+}
+
+// A process that takes over serves the same, and does not count rows again: it believes the snapshot.
+func TestSnapshotKeepsCounts(t *testing.T) {
+	writeDocuments(t)
+	want := mustOpenConfig(t)
+	s := take(t)
+	for i, got := range serve(t, s, nil) {
+		same(t, got, (&followed{now: want[i]}).sequence(want[i]))
+	}
+	c, err := s.Config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Splits[0].Groups[0][0]--
+	d, err := s.open(c.Splits[0], config.Memory{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, counted := d.Sequence.RowsPerEpoch(), want[0].Sequence.RowsPerEpoch(); got != counted-1 {
+		t.Errorf("%d rows, want %d: they were counted again", got, counted-1)
+	}
+}

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"batchfs/cache"
+	"batchfs/cache/array"
+	"batchfs/cmd/batchfs/survey"
+)
+
+// A fileFlags says how files that are named one by one are opened.
+type fileFlags struct{ format, tensor, dtype string }
+
+// register adds the flags to a command.
+func (f *fileFlags) register(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.format, "format", cache.AutoFormat, "`FORMAT` of the files, as the key format")
+	cmd.Flags().StringVar(&f.dtype, "token-dtype", "", "`DTYPE` of the numbers in headerless files, as the key token_dtype (default uint16)")
+	cmd.Flags().StringVar(&f.tensor, "tensor", "", "`NAME` of the tensor, in files that have several")
+	cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(cache.Formats(), cobra.ShellCompDirectiveNoFileComp))
+}
+
+// options are those to open the files with.
+func (f *fileFlags) options() (cache.Options, error) {
+	o := cache.Options{Format: f.format, Tensor: f.tensor, DType: array.DType(f.dtype), GuessedDType: f.dtype == "", Access: cache.Pread}
+	if f.dtype == "" {
+		o.DType = array.Uint16
+	}
+	return o, cmp.Or(mustBe("--format", f.format, cache.Formats()), mustBe("--token-dtype", o.DType, array.DTypes()))
+}
+
+// mustBe returns an error unless the value of a flag is one of several.
+func mustBe[S ~string](flag string, value S, of []S) error {
+	if slices.Contains(of, value) {
+		return nil
+	}
+	return fmt.Errorf("%s: must be one of %s (got %q)", flag, of, value)
+}
+
+func infoCommand() *cobra.Command {
+	var flags fileFlags
+	var asJSON bool
+	o := survey.LookOptions{}
+	cmd := &cobra.Command{
+		Use:   "info FILE...",
+		Short: "Say what token files hold: format, tokens, ids, documents, text",
+		Long: `Info says of each file its format, dtype, shape, number of tokens, number of documents and largest id. It draws how the ids,
+and the lengths of documents, of all files are spread, and shows some text, if a vocab.json of batchfs prepare lies beside the
+file.
+
+Of a file above 64 MiB it reads a sample, 16 blocks of 4 MiB, and says so. With --all it reads everything. Documents are known
+with --eot: only those that lie within a block are counted in a sample.`,
+		Example: `  batchfs info train.bin
+  batchfs info fineweb_*.bin --eot 50256 --all
+  batchfs info ids.bin --token-dtype uint32 --json`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: atOnce(func(cmd *cobra.Command, args []string) (err error) {
+			if o.Open, err = flags.options(); err != nil {
+				return err
+			}
+			var s survey.Survey
+			var bad []error
+			for _, file := range args {
+				if err := s.Look(cmd.Context(), file, o, cmd.ErrOrStderr()); err != nil {
+					bad = append(bad, err)
+				}
+			}
+			switch {
+			case len(s.Files) > 0 && asJSON:
+				err = s.JSON(cmd.OutOrStdout())
+			case len(s.Files) > 0:
+				s.Print(cmd.OutOrStdout())
+			}
+			return errors.Join(append(bad, err)...)
+		}),
+	}
+	flags.register(cmd)
+	cmd.Flags().Int64Var(&o.EOT, "eot", -1, "the `TOKEN` that ends a document")
+	cmd.Flags().BoolVar(&o.All, "all", false, "read everything, not a sample")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}

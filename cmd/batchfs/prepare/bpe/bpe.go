@@ -1,0 +1,194 @@
+// Package bpe turns text into tokens and back, by byte-pair encoding, exactly as OpenAI's tiktoken and Hugging Face's tokenizers do.
+//
+// A vocabulary is learnt from text. It begins with the 256 bytes. Each further token is two earlier ones joined: the pair that
+// was the most frequent at that moment. So a token is a string of bytes, and its rank says when it was learnt. To encode:
+//
+//  1. Split the text into pieces, such as words with the space before them. No token crosses the border of two pieces. Each
+//     vocabulary says with a regular expression where the borders are; split.go has a function written by hand for each of
+//     them, because package regexp has no look-ahead, and regular expressions are where other tokenizers spend their time.
+//  2. Begin with a token for each byte of a piece. Join the two neighbours whose pair has the lowest rank, the leftmost of
+//     several, and repeat until no two neighbours are a pair of the vocabulary (merge.go).
+//
+// Most pieces are common words. An [Encoder] remembers the tokens of short pieces, so that few are merged.
+//
+// A special token, such as <|endoftext|>, stands for no text. A text that says "<|endoftext|>" is encoded like any other text,
+// unless the caller asks for special tokens with [Encoder.AppendSpecial].
+//
+// All bytes can be encoded, also those that are not UTF-8: each of them counts as a symbol. Decoding gives the text back, but
+// for tokenizers that normalize it (Qwen's, to NFC).
+package bpe
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"math/bits"
+	"slices"
+)
+
+// A Tokenizer is a vocabulary, and how to split text for it. It never changes, so goroutines can share it.
+type Tokenizer struct {
+	name      string
+	next      func(text []byte, i int) int // where the piece that begins at i ends
+	normalize func(text []byte) []byte     // nil: text is encoded as it is
+	tokens    []string                     // the bytes of each token; "" for a number that is no token
+	bytes     [256]uint32                  // the token of each byte
+	whole     map[string]uint32            // pieces that are one token, whatever the merges say
+	merges    merges
+	special   map[string]uint32
+	end       string    // the special token between documents, or ""
+	added     [2]*added // tokens to find before text is split: as the text is, and then as it is normalized
+}
+
+// finish adds the tokens that text is searched for before it is split, and makes the tables.
+func (t *Tokenizer) finish(pairs []pair, added [2]map[string]addedToken) error {
+	fillClasses()
+	var known [256]bool
+	for token, text := range t.tokens {
+		if len(text) == 1 {
+			t.bytes[text[0]], known[text[0]] = uint32(token), true
+		}
+	}
+	if b := slices.Index(known[:], false); b >= 0 {
+		return fmt.Errorf("no token stands for the byte %#02x: only byte-level vocabularies can encode all text", b)
+	}
+	t.merges = newMerges(pairs)
+	t.special = map[string]uint32{}
+	for i, texts := range added {
+		t.added[i] = newAdded(texts)
+		for text, token := range texts {
+			for uint32(len(t.tokens)) <= token.token {
+				t.tokens = append(t.tokens, "")
+			}
+			if t.tokens[token.token] = text; token.special {
+				t.special[text] = token.token
+			}
+		}
+	}
+	return nil
+}
+
+// Name is the name that [Named] takes, or the path of the file.
+func (t *Tokenizer) Name() string { return t.name }
+
+// Size is the size of the vocabulary. All tokens are below it, special ones too.
+func (t *Tokenizer) Size() int64 { return int64(len(t.tokens)) }
+
+// Special returns the special tokens by their names.
+func (t *Tokenizer) Special() map[string]uint32 { return maps.Clone(t.special) }
+
+// EndOfText returns the special token that goes between documents, if the vocabulary has one.
+func (t *Tokenizer) EndOfText() (uint32, bool) {
+	token, ok := t.special[t.end]
+	return token, ok
+}
+
+// Bytes returns what a token stands for. It is the name of a special token, and nothing if there is no such token. A character
+// can be in several tokens, so the bytes of one token need not be UTF-8.
+func (t *Tokenizer) Bytes(token uint32) []byte {
+	if int64(token) >= t.Size() {
+		return nil
+	}
+	return []byte(t.tokens[token])
+}
+
+// An Encoder encodes texts, one at a time: each goroutine needs its own. It takes 8 MiB.
+type Encoder struct {
+	t     *Tokenizer
+	known [1 << knownBits]known
+	merge merger
+}
+
+// NewEncoder returns an encoder that has seen no text.
+func (t *Tokenizer) NewEncoder() *Encoder { return &Encoder{t: t} }
+
+// Append appends the tokens of a text. The names of special tokens are text like any other. That is tiktoken's encode_ordinary;
+// of tokenizers, it is encode(text, add_special_tokens=False) with encode_special_tokens set.
+//
+// It needs memory for the text's tokens, and 40 times the length of the longest piece. It panics at a piece of 2 GiB; a text may be
+// longer.
+func (e *Encoder) Append(tokens []uint32, text []byte) []uint32 {
+	return e.append(tokens, text, false)
+}
+
+// AppendSpecial is Append, but the names of special tokens in the text become these tokens. That is tiktoken's
+// encode(text, allowed_special="all"); of tokenizers, it is encode(text, add_special_tokens=False).
+func (e *Encoder) AppendSpecial(tokens []uint32, text []byte) []uint32 {
+	return e.append(tokens, text, true)
+}
+
+func (e *Encoder) append(tokens []uint32, text []byte, special bool) []uint32 {
+	for text, token := range e.t.added[0].split(text, special) {
+		if e.t.normalize != nil {
+			text = e.t.normalize(text)
+		}
+		for text, token := range e.t.added[1].split(text, special) {
+			if tokens = e.pieces(tokens, text); token != none {
+				tokens = append(tokens, token)
+			}
+		}
+		if token != none {
+			tokens = append(tokens, token)
+		}
+	}
+	return tokens
+}
+
+// A known is a short piece and its tokens. Short pieces are compared as two numbers, which hold their bytes and their length, so a
+// known is never another piece's.
+type known struct {
+	low, high uint64
+	n         uint32
+	tokens    [3]uint32
+}
+
+const (
+	knownBits = 18
+	short     = 15 // bytes; the sixteenth is the length
+)
+
+func (e *Encoder) pieces(tokens []uint32, text []byte) []uint32 {
+	next := e.t.next
+	for i := 0; i < len(text); {
+		end := next(text, i)
+		n := end - i
+		if n > short {
+			tokens = e.merge.append(tokens, e.t, text[i:end])
+			i = end
+			continue
+		}
+		var low, high uint64
+		if i+16 <= len(text) {
+			low, high = binary.LittleEndian.Uint64(text[i:]), binary.LittleEndian.Uint64(text[i+8:])
+		} else {
+			var last [16]byte
+			copy(last[:], text[i:])
+			low, high = binary.LittleEndian.Uint64(last[:]), binary.LittleEndian.Uint64(last[8:])
+		}
+		if n < 8 {
+			low, high = low&(1<<(8*n)-1), 0
+		} else {
+			high &= 1<<(8*(n-8)) - 1
+		}
+		high |= uint64(n) << 56
+
+		over, under := bits.Mul64(low^0x9e3779b97f4a7c15, high^0xd1b54a32d192ed03)
+		k := &e.known[(over^under)>>(64-knownBits)]
+		if k.low == low && k.high == high {
+			if k.n == 1 {
+				tokens = append(tokens, k.tokens[0])
+			} else {
+				tokens = append(tokens, k.tokens[:k.n]...)
+			}
+		} else {
+			before := len(tokens)
+			tokens = e.merge.append(tokens, e.t, text[i:end])
+			if m := len(tokens) - before; m <= len(k.tokens) {
+				k.low, k.high, k.n = low, high, uint32(m)
+				copy(k.tokens[:], tokens[before:])
+			}
+		}
+		i = end
+	}
+	return tokens
+}

@@ -1,0 +1,254 @@
+package bpe
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// named returns the same tokenizers to all tests, because making one takes a while.
+var named = func() func(testing.TB, string) *Tokenizer {
+	var mu sync.Mutex
+	made := map[string]*Tokenizer{}
+	return func(t testing.TB, name string) *Tokenizer {
+		t.Helper()
+		mu.Lock()
+		defer mu.Unlock()
+		if made[name] == nil {
+			tokenizer, err := Named(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			made[name] = tokenizer
+		}
+		return made[name]
+	}
+}()
+
+func decode(t *Tokenizer, tokens []uint32) []byte {
+	var text []byte
+	for _, token := range tokens {
+		text = append(text, t.Bytes(token)...)
+	}
+	return text
+}
+
+// The tests in test/ compare with tiktoken. These few say without Python whether anything changed.
+func TestGolden(t *testing.T) {
+	const text = "Hello, world! it'll don'T\r\n\n  CamelCase 12345 naïve 中文 👍🏽 <|endoftext|> \n "
+	for name, want := range map[string][]uint32{
+		"gpt2":   {15496, 11, 995, 0, 340, 1183, 836, 6, 51, 201, 628, 220, 43281, 20448, 17031, 2231, 41492, 220, 40792, 23877, 229, 50169, 235, 8582, 237, 121, 1279, 91, 437, 1659, 5239, 91, 29, 220, 198, 220},
+		"cl100k": {9906, 11, 1917, 0, 433, 3358, 1541, 17773, 81923, 220, 69254, 4301, 220, 4513, 1774, 95980, 588, 73958, 17161, 62904, 235, 9468, 237, 121, 83739, 8862, 728, 428, 91, 29, 720, 220},
+		"o200k":  {13225, 11, 2375, 0, 74060, 1700, 51532, 46865, 220, 112127, 6187, 220, 7633, 2548, 153475, 737, 83711, 160433, 52622, 121, 464, 91, 419, 1440, 919, 91, 29, 793, 220},
+	} {
+		if got := named(t, name).NewEncoder().Append(nil, []byte(text)); !slices.Equal(got, want) {
+			t.Errorf("%s: %d", name, got)
+		}
+	}
+}
+
+func TestTokenizer(t *testing.T) {
+	for name, want := range map[string]struct {
+		size int64
+		end  uint32
+	}{"gpt2": {50257, 50256}, "cl100k": {100277, 100257}, "o200k": {200019, 199999}} {
+		tokenizer := named(t, name)
+		if end, ok := tokenizer.EndOfText(); tokenizer.Name() != name || tokenizer.Size() != want.size || !ok || end != want.end {
+			t.Errorf("%s: %q, size %d, end %d %v", name, tokenizer.Name(), tokenizer.Size(), end, ok)
+		}
+		for special, token := range tokenizer.Special() {
+			if got := tokenizer.Bytes(token); string(got) != special {
+				t.Errorf("%s: token %d is %q, want %q", name, token, got, special)
+			}
+		}
+		if got := tokenizer.Bytes(uint32(want.size)); got != nil {
+			t.Errorf("%s: token %d is %q, want none", name, want.size, got)
+		}
+	}
+	if _, err := Named("gpt5"); err == nil || !strings.Contains(err.Error(), "gpt5") || !strings.Contains(err.Error(), "o200k") {
+		t.Errorf("gpt5: %v", err)
+	}
+}
+
+func TestSpecial(t *testing.T) {
+	tokenizer := named(t, "cl100k")
+	encoder := tokenizer.NewEncoder()
+	text := []byte("a<|endoftext|><|fim_prefix|>b <|endoftext")
+	tokens := encoder.AppendSpecial([]uint32{7}, text)
+	want := []uint32{7, 64, 100257, 100258, 65}
+	if len(tokens) <= len(want) || !slices.Equal(tokens[:len(want)], want) || !bytes.Equal(decode(tokenizer, tokens[1:]), text) {
+		t.Errorf("with special tokens: %d", tokens)
+	}
+	tokens = encoder.Append(nil, text)
+	if slices.Max(tokens) >= 100256 || !bytes.Equal(decode(tokenizer, tokens), text) {
+		t.Errorf("without: %d", tokens)
+	}
+}
+
+// merged is the definition, step by step.
+func merged(t *Tokenizer, piece []byte) []uint32 {
+	if token, ok := t.whole[string(piece)]; ok {
+		return []uint32{token}
+	}
+	var tokens []uint32
+	for _, b := range piece {
+		tokens = append(tokens, t.bytes[b])
+	}
+	for {
+		at, first := 0, noMerge
+		for i := range len(tokens) - 1 {
+			if merge := t.merges.find(tokens[i], tokens[i+1]); merge < first {
+				at, first = i, merge
+			}
+		}
+		if first == noMerge {
+			return tokens
+		}
+		tokens = slices.Replace(tokens, at, at+2, uint32(first))
+	}
+}
+
+// Pieces of any length, whichever way they are merged, get the tokens of the definition.
+func TestMerge(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	tokenizer := named(t, "o200k")
+	for range 2000 {
+		piece := make([]byte, 1+random.IntN(200))
+		letters := "abcdefghijklmnopqrstuvwxyz    \n\n--=="[random.IntN(20):][:1+random.IntN(16)]
+		for i := range piece {
+			piece[i] = letters[random.IntN(len(letters))]
+		}
+		want := merged(tokenizer, piece)
+		var w merger
+		if got := w.append(nil, tokenizer, piece); !slices.Equal(got, want) {
+			t.Fatalf("%q: %d, want %d", piece, got, want)
+		}
+		if _, whole := tokenizer.whole[string(piece)]; !whole {
+			if got := appendLong(nil, tokenizer, piece); !slices.Equal(got, want) {
+				t.Fatalf("%q: from the queue %d, want %d", piece, got, want)
+			}
+		}
+	}
+}
+
+// FuzzEncode takes any bytes. The pieces are the text, and so are the tokens, which are those that the definition gives each
+// piece.
+func FuzzEncode(f *testing.F) {
+	for _, text := range []string{"", "a\xff\xfe b", "don't I'LL 'ſ", " \n \r\n  x", "HTTPServer'S e\u0301\u0301A", "1234٣Ⅷ //\n/", "\u3000\u00a0\u0085 ",
+		"<|endoftext|>", "👨‍👩‍👧 中文ไทย", strings.Repeat(" \n", 200), "\xf0\x9f", "ǅǅaʰA"} {
+		f.Add([]byte(text))
+	}
+	var encoders []*Encoder
+	for _, name := range []string{"gpt2", "cl100k", "o200k"} {
+		encoders = append(encoders, named(f, name).NewEncoder())
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		text = text[:min(len(text), 1000)] // the definition is slow
+		for _, encoder := range encoders {
+			tokenizer, name := encoder.t, encoder.t.name
+			var want []uint32
+			for i := 0; i < len(text); {
+				end := tokenizer.next(text, i)
+				if end <= i || end > len(text) {
+					t.Fatalf("%s: %q: the piece at %d ends at %d", name, text, i, end)
+				}
+				want = append(want, merged(tokenizer, text[i:end])...)
+				i = end
+			}
+			for range 2 { // the second time most pieces are known
+				if got := encoder.Append(nil, text); !slices.Equal(got, want) {
+					t.Fatalf("%s: %q: %d, want %d", name, text, got, want)
+				}
+			}
+			if got := decode(tokenizer, want); !bytes.Equal(got, text) {
+				t.Fatalf("%s: %q: decoded %q", name, text, got)
+			}
+			if got := decode(tokenizer, encoder.AppendSpecial(nil, text)); !bytes.Equal(got, text) {
+				t.Fatalf("%s: %q: decoded %q", name, text, got)
+			}
+		}
+		for _, e := range expressions {
+			for i := 0; i < len(text); {
+				end := e.next(text, i)
+				if end <= i || end > len(text) {
+					t.Fatalf("%s: %q: the piece at %d ends at %d", e.says[0], text, i, end)
+				}
+				i = end
+			}
+		}
+	})
+}
+
+// An encoder that knows pieces needs no memory.
+func TestNoGarbage(t *testing.T) {
+	text := []byte(strings.Repeat("the quick brown fox, 1234 naïve and internationalization\n", 10))
+	encoder := named(t, "gpt2").NewEncoder()
+	tokens := encoder.Append(nil, text)
+	if n := testing.AllocsPerRun(100, func() { tokens = encoder.Append(tokens[:0], text) }); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func BenchmarkEncode(b *testing.B) {
+	var texts [][]byte
+	size := 0
+	root, err := exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		b.Fatal(err)
+	}
+	sources, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(root)), "src/*/*.go"))
+	if err != nil || len(sources) == 0 {
+		b.Skip("no source of Go: ", err)
+	}
+	for _, path := range sources {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			b.Fatal(err)
+		}
+		texts, size = append(texts, text), size+len(text)
+	}
+	for _, name := range []string{"gpt2", "cl100k", "o200k"} {
+		b.Run(name, func(b *testing.B) {
+			tokenizer := named(b, name)
+			b.SetBytes(int64(size))
+			for b.Loop() {
+				encoder := tokenizer.NewEncoder()
+				var tokens []uint32
+				for _, text := range texts {
+					tokens = encoder.Append(tokens[:0], text)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkNamed(b *testing.B) {
+	for b.Loop() {
+		if _, err := Named("o200k"); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// A piece whose positions do not fit its links is refused before anything is read or allocated.
+func TestLongestPiece(t *testing.T) {
+	piece, err := syscall.Mmap(-1, 0, 1<<31, syscall.PROT_NONE, syscall.MAP_PRIVATE|syscall.MAP_ANONYMOUS|syscall.MAP_NORESERVE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Munmap(piece)
+	defer func() {
+		if p := recover(); p == nil || !strings.Contains(fmt.Sprint(p), "2147483648 bytes without the end of a word") {
+			t.Errorf("panic: %v", p)
+		}
+	}()
+	appendLong(nil, nil, piece)
+}

@@ -1,0 +1,252 @@
+package bpe
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+)
+
+// ReadHuggingFace returns the tokenizer of a tokenizer.json, if it is a byte-level BPE as those of GPT-2, Llama 3, Qwen and GPT-4o.
+// What would need other code is an error that names it.
+//
+// It encodes as tokenizers does with add_special_tokens=False, whatever the file says of truncation, padding and of tokens to put
+// around a text. Tokens that the file adds to the vocabulary without calling them special are always found in a text.
+func ReadHuggingFace(path string) (*Tokenizer, error) {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var f tokenizerFile
+	if err := json.Unmarshal(raw, &f); err != nil {
+		return nil, fmt.Errorf("%s: no tokenizer.json of Hugging Face: %w", path, err)
+	}
+	t, err := f.tokenizer(path)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return t, nil
+}
+
+type tokenizerFile struct {
+	AddedTokens []struct {
+		ID         uint32 `json:"id"`
+		Content    string `json:"content"`
+		SingleWord bool   `json:"single_word"`
+		LStrip     bool   `json:"lstrip"`
+		RStrip     bool   `json:"rstrip"`
+		Normalized bool   `json:"normalized"`
+		Special    bool   `json:"special"`
+	} `json:"added_tokens"`
+	Normalizer    *stage `json:"normalizer"`
+	PreTokenizer  *stage `json:"pre_tokenizer"`
+	PostProcessor *stage `json:"post_processor"`
+	Model         struct {
+		Type         string            `json:"type"` // old files have none
+		Dropout      float64           `json:"dropout"`
+		Prefix       string            `json:"continuing_subword_prefix"`
+		Suffix       string            `json:"end_of_word_suffix"`
+		IgnoreMerges bool              `json:"ignore_merges"`
+		Vocab        map[string]uint32 `json:"vocab"`
+		Merges       []twoTokens       `json:"merges"`
+	} `json:"model"`
+}
+
+// A stage is what tokenizers does before or after the model: one thing, or a sequence of them.
+type stage struct {
+	Type          string  `json:"type"`
+	Normalizers   []stage `json:"normalizers"`
+	PreTokenizers []stage `json:"pretokenizers"`
+	Processors    []stage `json:"processors"`
+
+	Pattern struct {
+		Regex string `json:"Regex"`
+	} `json:"pattern"` // of Split
+	Behavior       string `json:"behavior"`
+	Invert         bool   `json:"invert"`
+	AddPrefixSpace bool   `json:"add_prefix_space"` // of ByteLevel
+	UseRegex       *bool  `json:"use_regex"`
+}
+
+// steps returns the things of a sequence.
+func (s *stage) steps() []stage {
+	if s == nil {
+		return nil
+	}
+	if s.Type != "Sequence" {
+		return []stage{*s}
+	}
+	var steps []stage
+	for _, inner := range slices.Concat(s.Normalizers, s.PreTokenizers, s.Processors) {
+		steps = append(steps, inner.steps()...)
+	}
+	return steps
+}
+
+// twoTokens are written "a b" or ["a", "b"].
+type twoTokens [2]string
+
+func (m *twoTokens) UnmarshalJSON(raw []byte) error {
+	if raw[0] == '[' {
+		return json.Unmarshal(raw, (*[2]string)(m))
+	}
+	var both string
+	if err := json.Unmarshal(raw, &both); err != nil {
+		return err
+	}
+	m[0], m[1], _ = strings.Cut(both, " ")
+	return nil
+}
+
+func (f *tokenizerFile) tokenizer(path string) (*Tokenizer, error) {
+	m := &f.Model
+	switch {
+	case m.Type != "BPE" && (m.Type != "" || m.Merges == nil):
+		return nil, fmt.Errorf("model.type is %q: only byte-level BPE is known", m.Type)
+	case m.Dropout != 0:
+		return nil, fmt.Errorf("model.dropout is %v, which makes tokens random: set it to null", m.Dropout)
+	case m.Prefix != "":
+		return nil, fmt.Errorf("model.continuing_subword_prefix is %q: only byte-level BPE, which has none, is known", m.Prefix)
+	case m.Suffix != "":
+		return nil, fmt.Errorf("model.end_of_word_suffix is %q: only byte-level BPE, which has none, is known", m.Suffix)
+	}
+	fillClasses() // which normalizing needs
+	t := &Tokenizer{name: path}
+	if err := f.stages(t); err != nil {
+		return nil, err
+	}
+	alphabet := byteAlphabet()
+	for text, token := range m.Vocab {
+		if err := t.number(token, text); err != nil {
+			return nil, fmt.Errorf("model.vocab: %w", err)
+		}
+		b := make([]byte, 0, len(text))
+		for _, r := range text {
+			value, ok := alphabet[r]
+			if !ok {
+				return nil, fmt.Errorf("model.vocab: token %q has the character %q, which stands for no byte: only byte-level BPE is known", text, r)
+			}
+			b = append(b, value)
+		}
+		t.tokens[token] = string(b)
+	}
+	if m.IgnoreMerges {
+		t.whole = make(map[string]uint32, len(m.Vocab))
+		for token, text := range t.tokens {
+			t.whole[text] = uint32(token)
+		}
+	}
+	pairs := make([]pair, len(m.Merges))
+	for rank, merge := range m.Merges {
+		left, ok1 := m.Vocab[merge[0]]
+		right, ok2 := m.Vocab[merge[1]]
+		both, ok3 := m.Vocab[merge[0]+merge[1]]
+		if !ok1 || !ok2 || !ok3 {
+			return nil, fmt.Errorf("model.merges: %q and %q, or what they become, is no token of model.vocab", merge[0], merge[1])
+		}
+		pairs[rank] = pair{key(left, right), uint64(rank)<<32 | uint64(both)}
+	}
+	added := [2]map[string]addedToken{{}, {}}
+	for _, a := range f.AddedTokens {
+		if err := t.number(a.ID, a.Content); err != nil {
+			return nil, fmt.Errorf("added_tokens: %w", err)
+		}
+		switch {
+		case a.Content == "":
+			return nil, fmt.Errorf("added_tokens: token %d is empty", a.ID)
+		case a.SingleWord, a.LStrip, a.RStrip:
+			return nil, fmt.Errorf("added_tokens: %q has single_word, lstrip or rstrip, which are not known: set them to false", a.Content)
+		case a.Normalized && t.normalize != nil:
+			added[1][string(t.normalize([]byte(a.Content)))] = addedToken{a.ID, a.Special}
+		default:
+			added[0][a.Content] = addedToken{a.ID, a.Special}
+		}
+	}
+	err := t.finish(pairs, added)
+	for _, end := range []string{endOfText, "<|end_of_text|>", "</s>", "<eos>"} {
+		if _, ok := t.special[end]; ok {
+			t.end = end
+			break
+		}
+	}
+	return t, err
+}
+
+// number makes room for a token.
+func (t *Tokenizer) number(token uint32, text string) error {
+	const most = 1 << 24
+	if token >= most {
+		return fmt.Errorf("token %q has the number %d: must be below %d", text, token, most)
+	}
+	for uint32(len(t.tokens)) <= token {
+		t.tokens = append(t.tokens, "")
+	}
+	return nil
+}
+
+// stages reads what is done before and after the model.
+func (f *tokenizerFile) stages(t *Tokenizer) error {
+	for _, s := range f.Normalizer.steps() {
+		if s.Type != "NFC" {
+			return fmt.Errorf("normalizer %s is not known: only NFC is", s.Type)
+		}
+		t.normalize = nfc
+	}
+	for _, s := range f.PostProcessor.steps() {
+		switch s.Type {
+		case "ByteLevel", "TemplateProcessing", "BertProcessing", "RobertaProcessing": // these change offsets, or put special tokens around
+		default:
+			return fmt.Errorf("post_processor %s is not known", s.Type)
+		}
+	}
+	bytes := false
+	for _, s := range f.PreTokenizer.steps() {
+		switch {
+		case s.Type == "Split" && t.next == nil && !bytes:
+			if !(s.Behavior == "Isolated" || s.Behavior == "Removed" && s.Invert) {
+				return fmt.Errorf("pre_tokenizer Split has the behavior %q (invert: %v): must be Isolated, or Removed with invert", s.Behavior, s.Invert)
+			}
+			i := slices.IndexFunc(expressions, func(e expression) bool { return slices.Contains(e.says, s.Pattern.Regex) })
+			if i < 0 {
+				return fmt.Errorf("pre_tokenizer Split has the expression %q, which is not known: those of GPT-2, GPT-4, GPT-4o, Llama 3, Qwen and Mistral NeMo are",
+					s.Pattern.Regex)
+			}
+			t.next = expressions[i].next
+		case s.Type == "ByteLevel" && !bytes:
+			if s.AddPrefixSpace {
+				return errors.New("pre_tokenizer ByteLevel has add_prefix_space, which is not known: set it to false, and put the space before each text")
+			}
+			if s.UseRegex == nil || *s.UseRegex {
+				if t.next != nil {
+					return errors.New("pre_tokenizer ByteLevel has use_regex after a Split: two expressions, one after the other, are not known")
+				}
+				t.next = gpt2.next
+			}
+			bytes = true
+		default:
+			return fmt.Errorf("pre_tokenizer %s is not known there: a Split and a ByteLevel are", s.Type)
+		}
+	}
+	if !bytes || t.next == nil {
+		return errors.New("pre_tokenizer has no Split with a ByteLevel after it: only byte-level BPE is known")
+	}
+	return nil
+}
+
+// byteAlphabet returns the characters that stand for the bytes in tokenizer.json. Those that can be seen stand for themselves, the
+// others are numbered from 256.
+func byteAlphabet() map[rune]byte {
+	alphabet := map[rune]byte{}
+	unseen := rune(256)
+	for b := range rune(256) {
+		if '!' <= b && b <= '~' || '¡' <= b && b <= '¬' || '®' <= b && b <= 'ÿ' {
+			alphabet[b] = byte(b)
+		} else {
+			alphabet[unseen] = byte(b)
+			unseen++
+		}
+	}
+	return alphabet
+}

@@ -1,0 +1,115 @@
+package bpe
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// small returns a tokenizer.json of the bytes and three merges, after edit has changed it.
+func small(t *testing.T, edit func(f, model map[string]any)) string {
+	t.Helper()
+	vocab := map[string]int{"ab": 256, "abc": 257, "Ġab": 258}
+	for r, b := range byteAlphabet() {
+		vocab[string(r)] = int(b)
+	}
+	model := map[string]any{"type": "BPE", "vocab": vocab, "merges": []any{"a b", []string{"Ġ", "ab"}}, "ignore_merges": false}
+	f := map[string]any{
+		"model": model,
+		"pre_tokenizer": map[string]any{"type": "Sequence", "pretokenizers": []any{
+			map[string]any{"type": "Split", "pattern": map[string]string{"Regex": qwen2.says[0]}, "behavior": "Isolated"},
+			map[string]any{"type": "ByteLevel", "add_prefix_space": false, "use_regex": false},
+		}},
+		"added_tokens": []any{
+			map[string]any{"id": 300, "content": "<|endoftext|>", "special": true},
+			map[string]any{"id": 301, "content": "<a>", "special": false, "normalized": true},
+		},
+	}
+	edit(f, model)
+	raw, err := json.Marshal(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "tokenizer.json")
+	if err := os.WriteFile(path, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestReadHuggingFace(t *testing.T) {
+	const text = "abc ab<a><|endoftext|>e\u0301"
+	special := []uint32{'<', '|', 'e', 'n', 'd', 'o', 'f', 't', 'e', 'x', 't', '|', '>'}
+	for _, test := range []struct {
+		name string
+		edit func(f, model map[string]any)
+		want []uint32
+	}{
+		{"merges", func(f, model map[string]any) {}, slices.Concat([]uint32{256, 'c', 258, 301}, special, []uint32{'e', 0xcc, 0x81})},
+		{"whole pieces", func(f, model map[string]any) { model["ignore_merges"] = true },
+			slices.Concat([]uint32{257, 258, 301}, special, []uint32{'e', 0xcc, 0x81})},
+		{"NFC", func(f, model map[string]any) { f["normalizer"] = map[string]any{"type": "NFC"} },
+			slices.Concat([]uint32{256, 'c', 258, 301}, special, []uint32{0xc3, 0xa9})},
+	} {
+		tokenizer, err := ReadHuggingFace(small(t, test.edit))
+		if err != nil {
+			t.Fatalf("%s: %v", test.name, err)
+		}
+		if got := tokenizer.NewEncoder().Append(nil, []byte(text)); !slices.Equal(got, test.want) {
+			t.Errorf("%s: %d, want %d", test.name, got, test.want)
+		}
+		if got := tokenizer.NewEncoder().AppendSpecial(nil, []byte("<|endoftext|>a")); !slices.Equal(got, []uint32{300, 'a'}) {
+			t.Errorf("%s: with special tokens %d", test.name, got)
+		}
+		if end, ok := tokenizer.EndOfText(); end != 300 || !ok || tokenizer.Size() != 302 {
+			t.Errorf("%s: end %d %v, size %d", test.name, end, ok, tokenizer.Size())
+		}
+	}
+}
+
+// What would need other code is refused, and named.
+func TestRefusesHuggingFace(t *testing.T) {
+	pre := func(stages ...any) func(f, model map[string]any) {
+		return func(f, model map[string]any) {
+			f["pre_tokenizer"] = map[string]any{"type": "Sequence", "pretokenizers": stages}
+		}
+	}
+	byteLevel := map[string]any{"type": "ByteLevel", "add_prefix_space": false, "use_regex": false}
+	split := func(expression, behavior string) map[string]any {
+		return map[string]any{"type": "Split", "pattern": map[string]string{"Regex": expression}, "behavior": behavior}
+	}
+	for want, edit := range map[string]func(f, model map[string]any){
+		"WordPiece":                 func(f, model map[string]any) { model["type"] = "WordPiece" },
+		"dropout is 0.1":            func(f, model map[string]any) { model["dropout"] = 0.1 },
+		"continuing_subword_prefix": func(f, model map[string]any) { model["continuing_subword_prefix"] = "##" },
+		"end_of_word_suffix":        func(f, model map[string]any) { model["end_of_word_suffix"] = "</w>" },
+		`'▁', which stands for no`:  func(f, model map[string]any) { model["vocab"].(map[string]int)["▁a"] = 259 },
+		"number 4000000000":         func(f, model map[string]any) { model["vocab"].(map[string]int)["aa"] = 4_000_000_000 },
+		"byte 0x61":                 func(f, model map[string]any) { delete(model["vocab"].(map[string]int), "a"); model["merges"] = []any{} },
+		`"x" and "y"`:               func(f, model map[string]any) { model["merges"] = []string{"x y"} },
+		"normalizer NFKC":           func(f, model map[string]any) { f["normalizer"] = map[string]any{"type": "NFKC"} },
+		"post_processor Strange":    func(f, model map[string]any) { f["post_processor"] = map[string]any{"type": "Strange"} },
+		"pre_tokenizer Metaspace":   pre(map[string]any{"type": "Metaspace"}),
+		"pre_tokenizer Digits":      pre(map[string]any{"type": "Digits"}, byteLevel),
+		`expression "\\w+"`:         pre(split(`\w+`, "Isolated"), byteLevel),
+		`behavior "MergedWithNext"`: pre(split(qwen2.says[0], "MergedWithNext"), byteLevel),
+		"add_prefix_space":          pre(map[string]any{"type": "ByteLevel", "add_prefix_space": true}),
+		"use_regex after a Split":   pre(split(qwen2.says[0], "Isolated"), map[string]any{"type": "ByteLevel"}),
+		"no Split with a ByteLevel": pre(split(qwen2.says[0], "Isolated")),
+		`"<mask>" has single_word`: func(f, model map[string]any) {
+			f["added_tokens"] = []any{map[string]any{"id": 300, "content": "<mask>", "lstrip": true}}
+		},
+		"no tokenizer.json of Huggi": func(f, model map[string]any) { f["model"] = 5 },
+	} {
+		path := small(t, edit)
+		if _, err := ReadHuggingFace(path); err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), path) {
+			t.Errorf("got %v, want %s: … %s …", err, path, want)
+		}
+	}
+	if _, err := ReadHuggingFace("/nowhere/tokenizer.json"); err == nil {
+		t.Error("a file that does not exist was read")
+	}
+}

@@ -1,0 +1,185 @@
+package bpe
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+)
+
+// merges are the pairs of tokens that a vocabulary joins: a hash table with open addressing, which is less than half full.
+type merges struct {
+	pairs []pair
+	shift int
+}
+
+type pair struct {
+	key   uint64 // left<<32 | right, plus 1: 0 is a free place
+	merge uint64 // rank<<32 | the token that the two become
+}
+
+const (
+	none    = ^uint32(0) // no token
+	noMerge = ^uint64(0)
+)
+
+func newMerges(pairs []pair) merges {
+	size := bits.Len(uint(2 * len(pairs)))
+	m := merges{make([]pair, 1<<size), 64 - size}
+	for _, p := range pairs {
+		*m.place(p.key) = p
+	}
+	return m
+}
+
+func key(left, right uint32) uint64 { return uint64(left)<<32 | uint64(right) + 1 }
+
+// place returns where a key is, or the free place where it would be.
+func (m *merges) place(key uint64) *pair {
+	for i := key * 0x9e3779b97f4a7c15 >> m.shift; ; i = (i + 1) & uint64(len(m.pairs)-1) {
+		if p := &m.pairs[i]; p.key == key || p.key == 0 {
+			return p
+		}
+	}
+}
+
+// find returns rank<<32 | token of a pair, or noMerge.
+func (m *merges) find(left, right uint32) uint64 {
+	if p := m.place(key(left, right)); p.key != 0 {
+		return p.merge
+	}
+	return noMerge
+}
+
+// longest is the length of the longest piece for which looking at all its pairs before each merge is faster than a queue.
+const longest = 128
+
+// A merger makes the tokens of a piece. It holds what it works on, so that short pieces need no memory.
+type merger struct {
+	tokens [longest]uint32
+	merges [longest]uint64 // of each token and the next; of the last, noMerge
+}
+
+func (w *merger) append(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
+	if token, ok := t.whole[string(piece)]; ok {
+		return append(tokens, token)
+	}
+	n := len(piece)
+	if n > longest {
+		return appendLong(tokens, t, piece)
+	}
+	for i, b := range piece {
+		w.tokens[i] = t.bytes[b]
+	}
+	for i := range n - 1 {
+		w.merges[i] = t.merges.find(w.tokens[i], w.tokens[i+1])
+	}
+	w.merges[n-1] = noMerge
+	for {
+		at, first := 0, noMerge
+		for i, merge := range w.merges[:n] {
+			if merge < first {
+				at, first = i, merge
+			}
+		}
+		if first == noMerge {
+			return append(tokens, w.tokens[:n]...)
+		}
+		w.tokens[at] = uint32(first)
+		copy(w.tokens[at+1:], w.tokens[at+2:n])
+		copy(w.merges[at:], w.merges[at+1:n])
+		n--
+		if at < n-1 {
+			w.merges[at] = t.merges.find(w.tokens[at], w.tokens[at+1])
+		}
+		if at > 0 {
+			w.merges[at-1] = t.merges.find(w.tokens[at-1], w.tokens[at])
+		}
+	}
+}
+
+// A link is a token in the list that a long piece is.
+type link struct {
+	token      uint32
+	prev, next int32  // -1: there is none
+	merge      uint64 // with the next
+}
+
+// appendLong takes the merges from a queue, in time n log n: there are pieces of a hundred thousand spaces. The queue may hold
+// merges that an earlier one made impossible; their rank is no longer the link's. It panics if a position does not fit a link.
+func appendLong(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
+	if len(piece) > math.MaxInt32 {
+		panic(fmt.Sprintf("bpe: %d bytes without the end of a word, which may have up to %d: give the text in parts", len(piece), math.MaxInt32))
+	}
+	links := make([]link, len(piece))
+	var q queue
+	look := func(i int32) {
+		links[i].merge = noMerge
+		if next := links[i].next; next >= 0 {
+			if merge := t.merges.find(links[i].token, links[next].token); merge != noMerge {
+				links[i].merge = merge
+				q.push(merge&^uint64(none) | uint64(i))
+			}
+		}
+	}
+	for i, b := range piece {
+		links[i] = link{token: t.bytes[b], prev: int32(i) - 1, next: int32(i) + 1}
+	}
+	links[len(links)-1].next = -1
+	for i := range links {
+		look(int32(i))
+	}
+	for len(q) > 0 {
+		first := q.pop()
+		i := int32(uint32(first))
+		if l := &links[i]; l.merge != noMerge && l.merge>>32 == first>>32 {
+			gone := l.next
+			l.token, l.next = uint32(l.merge), links[gone].next
+			links[gone].merge = noMerge
+			if l.next >= 0 {
+				links[l.next].prev = i
+			}
+			look(i)
+			if l.prev >= 0 {
+				look(l.prev)
+			}
+		}
+	}
+	for i := int32(0); i >= 0; i = links[i].next {
+		tokens = append(tokens, links[i].token)
+	}
+	return tokens
+}
+
+// A queue is a binary heap of rank<<32 | position: the lowest rank first, and of equals the leftmost.
+type queue []uint64
+
+func (q *queue) push(x uint64) {
+	h := append(*q, x)
+	i := len(h) - 1
+	for parent := (i - 1) / 2; i > 0 && x < h[parent]; parent = (i - 1) / 2 {
+		h[i] = h[parent]
+		i = parent
+	}
+	h[i] = x
+	*q = h
+}
+
+func (q *queue) pop() uint64 {
+	h := *q
+	first, x := h[0], h[len(h)-1]
+	h = h[:len(h)-1]
+	for i := 0; len(h) > 0; {
+		child := 2*i + 1
+		if child+1 < len(h) && h[child+1] < h[child] {
+			child++
+		}
+		if child >= len(h) || x <= h[child] {
+			h[i] = x
+			break
+		}
+		h[i] = h[child]
+		i = child
+	}
+	*q = h
+	return first
+}

@@ -1,0 +1,96 @@
+package bpe
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"embed"
+	"encoding/base64"
+	"fmt"
+	"io"
+)
+
+// The vocabularies of tiktoken, each token as a byte with its length and then its bytes, in order of rank. TestVocabularies compares
+// their checksums with those that tiktoken expects, and can write them anew.
+//
+//go:embed gpt2.gz cl100k.gz o200k.gz
+var vocabularies embed.FS
+
+const endOfText = "<|endoftext|>"
+
+var published = map[string]struct {
+	expression expression
+	special    map[string]uint32
+}{
+	"gpt2": {gpt2, map[string]uint32{endOfText: 50256}},
+	"cl100k": {cl100k, map[string]uint32{endOfText: 100257, "<|fim_prefix|>": 100258, "<|fim_middle|>": 100259,
+		"<|fim_suffix|>": 100260, "<|endofprompt|>": 100276}},
+	"o200k": {o200k, map[string]uint32{endOfText: 199999, "<|endofprompt|>": 200018}},
+}
+
+// Named returns a tokenizer of OpenAI, whose vocabulary is part of the program: gpt2, which tiktoken also has as r50k_base, cl100k
+// (GPT-4) or o200k (GPT-4o).
+func Named(name string) (*Tokenizer, error) {
+	p, ok := published[name]
+	if !ok {
+		return nil, fmt.Errorf("no tokenizer has the name %q: use gpt2, cl100k or o200k", name)
+	}
+	tokens, err := readVocabulary(name)
+	if err != nil {
+		return nil, fmt.Errorf("the vocabulary of %s: %w", name, err)
+	}
+	t := &Tokenizer{name: name, next: p.expression.next, tokens: tokens, end: endOfText, whole: make(map[string]uint32, len(tokens))}
+	for token, text := range tokens {
+		t.whole[text] = uint32(token)
+	}
+	// The published files list tokens without their halves. A token is a merge of any two that are tokens.
+	pairs := make([]pair, 0, 5*len(tokens))
+	for token, text := range tokens {
+		for i := 1; i < len(text); i++ {
+			if left, ok := t.whole[text[:i]]; ok {
+				if right, ok := t.whole[text[i:]]; ok {
+					pairs = append(pairs, pair{key(left, right), uint64(token)<<32 | uint64(token)})
+				}
+			}
+		}
+	}
+	found := map[string]addedToken{}
+	for text, token := range p.special {
+		found[text] = addedToken{token, true}
+	}
+	return t, t.finish(pairs, [2]map[string]addedToken{found})
+}
+
+func readVocabulary(name string) ([]string, error) {
+	compressed, err := vocabularies.ReadFile(name + ".gz")
+	if err != nil {
+		return nil, err
+	}
+	z, err := gzip.NewReader(bytes.NewReader(compressed))
+	if err != nil {
+		return nil, err
+	}
+	raw, err := io.ReadAll(z)
+	if err != nil {
+		return nil, err
+	}
+	var tokens []string
+	for all := string(raw); len(all) > 0; {
+		n := 1 + int(all[0])
+		tokens = append(tokens, all[1:n])
+		all = all[n:]
+	}
+	return tokens, nil
+}
+
+// WriteRanks writes a vocabulary as tiktoken's files have it: a line for each token but the special ones, with its bytes in base64 and
+// its number.
+func (t *Tokenizer) WriteRanks(w io.Writer) error {
+	b := bufio.NewWriter(w)
+	for token, text := range t.tokens {
+		if _, special := t.special[text]; !special && text != "" {
+			fmt.Fprintf(b, "%s %d\n", base64.StdEncoding.EncodeToString([]byte(text)), token)
+		}
+	}
+	return b.Flush()
+}

@@ -1,0 +1,299 @@
+package bpe
+
+import "unicode/utf8"
+
+// classAt returns the class and the length of the character at i.
+func classAt(text []byte, i int) (class, int) {
+	if b := text[i]; b < utf8.RuneSelf {
+		return classes[b], 1
+	}
+	r, n := utf8.DecodeRune(text[i:])
+	return classes[r], n
+}
+
+// An expression says how to split text. A piece begins at text[i], and next returns its end. It looks only at what follows,
+// and it always moves on.
+type expression struct {
+	next func(text []byte, i int) int
+	says []string // in tokenizer.json
+}
+
+var (
+	gpt2 = expression{nextGPT2, []string{
+		`'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`,
+		`'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s`,
+	}}
+	// tiktoken's cl100k leaves the white space that ends a text in one piece.
+	cl100k = expression{func(text []byte, i int) int { return nextWord(text, i, 3, true) }, []string{
+		`'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s`,
+	}}
+	// Llama 3 has what cl100k was before it was made faster: there, such white space ends a piece at its last newline.
+	llama3 = expression{func(text []byte, i int) int { return nextWord(text, i, 3, false) }, []string{
+		`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	}}
+	qwen2 = expression{func(text []byte, i int) int { return nextWord(text, i, 1, false) }, []string{
+		`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	}}
+	o200k = expression{func(text []byte, i int) int { return nextCased(text, i, 3, true) }, []string{
+		`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|` +
+			`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|` +
+			`\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	}}
+	// Mistral's, since NeMo.
+	tekken = expression{func(text []byte, i int) int { return nextCased(text, i, 1, false) }, []string{
+		`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|` +
+			`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|` +
+			`\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	}}
+)
+
+var expressions = []expression{gpt2, cl100k, llama3, qwen2, o200k, tekken}
+
+// nextGPT2 splits as `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`.
+func nextGPT2(text []byte, i int) int {
+	if n := contraction(text, i, false); n > 0 {
+		return i + n
+	}
+	c, n := classAt(text, i)
+	from := i
+	if text[i] == ' ' && i+1 < len(text) {
+		from++
+		c, n = classAt(text, from)
+	}
+	switch {
+	case c.isLetter():
+		return letters(text, from+n)
+	case c == number:
+		return numbers(text, from+n, len(text))
+	case c.isOther():
+		return others(text, from+n)
+	}
+	end, last, _ := spaces(text, i)
+	if end < len(text) && last > i {
+		return last
+	}
+	return end
+}
+
+// nextWord splits as `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,DIGITS}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+// with `\s+$|` before `\s*` if trailing.
+func nextWord(text []byte, i, digits int, trailing bool) int {
+	if n := contraction(text, i, true); n > 0 {
+		return i + n
+	}
+	c, n := classAt(text, i)
+	switch {
+	case c.isLetter():
+		return letters(text, i+n)
+	case c == number:
+		return numbers(text, i+n, digits-1)
+	}
+	if c != newline && i+n < len(text) {
+		if after, m := classAt(text, i+n); after.isLetter() {
+			return letters(text, i+n+m)
+		}
+	}
+	if end := symbols(text, i, c, n); end > i {
+		return newlines(text, end, '\n')
+	}
+	return spacePiece(text, i, trailing)
+}
+
+// nextCased splits as o200k does: a word ends before a capital that follows a small letter, and if contractions, a word has its own
+// with it.
+func nextCased(text []byte, i, digits int, contractions bool) int {
+	c, n := classAt(text, i)
+	if c == number {
+		return numbers(text, i+n, digits-1)
+	}
+	if c != newline {
+		if end := casedWord(text, i, c, n); end > i {
+			if contractions {
+				end += contraction(text, end, true)
+			}
+			return end
+		}
+	}
+	if end := symbols(text, i, c, n); end > i {
+		return newlines(text, end, '/')
+	}
+	return spacePiece(text, i, false)
+}
+
+// casedWord matches `[^\r\n\p{L}\p{N}]?[UPPER]*[LOWER]+|[^\r\n\p{L}\p{N}]?[UPPER]+[LOWER]*`, as an expression does: with the
+// character before the word if it can, else without, and the second half only if both fail for the first. It returns i if
+// nothing matches.
+func casedWord(text []byte, i int, c class, n int) int {
+	before := c.isSpace() || c.isOther() // the first character can be the one before the word
+	inWord := c.isUpper() || c.isLower() // it can be the word's own: a mark can be both
+	if before {
+		if end := lowerWord(text, i+n); end > i+n {
+			return end
+		}
+	}
+	if inWord {
+		if end := lowerWord(text, i); end > i {
+			return end
+		}
+	}
+	// There is no lower letter, so upper ones are all that is left.
+	if before {
+		if end := uppers(text, i+n); end > i+n {
+			return end
+		}
+	}
+	if inWord {
+		return uppers(text, i)
+	}
+	return i
+}
+
+// lowerWord matches `[UPPER]*[LOWER]+`, or returns i.
+func lowerWord(text []byte, i int) int {
+	end := i // of the last character so far that is both
+	at := i
+	for at < len(text) {
+		c, n := classAt(text, at)
+		if !c.isUpper() {
+			if !c.isLower() {
+				return end
+			}
+			for at += n; at < len(text); at += n {
+				if c, n = classAt(text, at); !c.isLower() {
+					break
+				}
+			}
+			return at
+		}
+		if at += n; c.isLower() {
+			end = at // [UPPER]* could leave it to [LOWER]+
+		}
+	}
+	return end
+}
+
+func uppers(text []byte, i int) int {
+	for i < len(text) {
+		c, n := classAt(text, i)
+		if !c.isUpper() {
+			break
+		}
+		i += n
+	}
+	return i
+}
+
+// contraction returns the length of `'s|'t|'re|'ve|'m|'ll|'d` at i, or 0. Without regard to case, ſ is an s.
+func contraction(text []byte, i int, anyCase bool) int {
+	if i+1 >= len(text) || text[i] != '\'' {
+		return 0
+	}
+	var b [2]byte
+	copy(b[:], text[i+1:])
+	if anyCase {
+		if string(b[:]) == "ſ" {
+			return 3
+		}
+		for j := range b {
+			if 'A' <= b[j] && b[j] <= 'Z' {
+				b[j] += 'a' - 'A'
+			}
+		}
+	}
+	switch b[0] {
+	case 's', 't', 'm', 'd':
+		return 2
+	}
+	switch string(b[:]) {
+	case "re", "ve", "ll":
+		return 3
+	}
+	return 0
+}
+
+// letters returns the end of `\p{L}*`.
+func letters(text []byte, i int) int {
+	for i < len(text) {
+		c, n := classAt(text, i)
+		if !c.isLetter() {
+			break
+		}
+		i += n
+	}
+	return i
+}
+
+// numbers returns the end of `\p{N}{0,most}`.
+func numbers(text []byte, i, most int) int {
+	for ; i < len(text) && most > 0; most-- {
+		c, n := classAt(text, i)
+		if c != number {
+			break
+		}
+		i += n
+	}
+	return i
+}
+
+// others returns the end of `[^\s\p{L}\p{N}]*`.
+func others(text []byte, i int) int {
+	for i < len(text) {
+		c, n := classAt(text, i)
+		if !c.isOther() {
+			break
+		}
+		i += n
+	}
+	return i
+}
+
+// symbols matches ` ?[^\s\p{L}\p{N}]+`, whose first character is of class c and n bytes, or returns i.
+func symbols(text []byte, i int, c class, n int) int {
+	if c.isOther() {
+		return others(text, i+n)
+	}
+	if text[i] == ' ' && i+1 < len(text) {
+		if end := others(text, i+1); end > i+1 {
+			return end
+		}
+	}
+	return i
+}
+
+// newlines returns the end of a run of \r, \n and one more character.
+func newlines(text []byte, i int, more byte) int {
+	for i < len(text) && (text[i] == '\r' || text[i] == '\n' || text[i] == more) {
+		i++
+	}
+	return i
+}
+
+// spaces returns the end of `\s+`, where its last character begins, and the end of the last newline in it, or 0.
+func spaces(text []byte, i int) (end, last, line int) {
+	for i < len(text) {
+		c, n := classAt(text, i)
+		if !c.isSpace() {
+			break
+		}
+		last = i
+		if i += n; c == newline {
+			line = i
+		}
+	}
+	return i, last, line
+}
+
+// spacePiece matches `\s*[\r\n]+|\s+(?!\S)|\s+`, with `\s+$|` before it if trailing: white space up to its last newline, or all but
+// the last character, which belongs to what follows.
+func spacePiece(text []byte, i int, trailing bool) int {
+	switch end, last, line := spaces(text, i); {
+	case trailing && end == len(text):
+		return end
+	case line > 0:
+		return line
+	case end < len(text) && last > i:
+		return last
+	default:
+		return end
+	}
+}

@@ -1,0 +1,317 @@
+package prepare
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"unicode/utf8"
+
+	"batchfs/cmd/batchfs/vocabulary"
+)
+
+// A field is a text of a line of jsonl, or of a row.
+type field struct {
+	path []string // names, one in another
+	mask byte     // of its tokens
+}
+
+// A coding says how documents become tokens.
+type coding struct {
+	tokenizer
+	width    int // of a token, in bytes
+	fields   []field
+	masked   bool
+	eot      int64 // the token that separates documents, or -1
+	eotFirst bool  // it begins documents, and does not end them
+	replace  bool  // what is not UTF-8 becomes U+FFFD
+	any      bool  // text need not be UTF-8
+	val      float64
+}
+
+// encoded is tokens of one split.
+type encoded struct {
+	tokens []byte  // little-endian
+	mask   []byte  // of each token, if there are masks
+	ends   []int64 // of documents, in tokens
+}
+
+// A worker encodes one batch after the other.
+type worker struct {
+	*coding
+	encoder
+	scratch []uint32
+}
+
+// run encodes batches until there are none.
+func (c *coding) run(batches <-chan *batch) {
+	w := &worker{coding: c, encoder: c.NewEncoder()}
+	for b := range batches {
+		b.err = w.batch(b)
+		close(b.done)
+	}
+}
+
+func (w *worker) batch(b *batch) error {
+	for i := range b.chunks {
+		c := &b.chunks[i]
+		var err error
+		switch c.in.kind {
+		case text:
+			err = w.text(b, c)
+		case jsonl:
+			err = w.lines(b, c)
+		case parquet:
+			err = w.row(b, c)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.in.path, err)
+		}
+		c.text = nil
+	}
+	return nil
+}
+
+func (w *worker) text(b *batch, c *chunk) error {
+	t, bad := w.valid(c.text)
+	if bad >= 0 {
+		return fmt.Errorf("not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace, or --by byte", c.at.Offset+int64(bad))
+	}
+	out := &b.out[0]
+	if c.at.Val {
+		out = &b.out[1]
+	}
+	mask := w.fields[len(w.fields)-1].mask
+	if c.begins {
+		w.begin(out)
+	}
+	if err := w.append(out, t, mask); err != nil {
+		return err
+	}
+	if c.ends {
+		w.end(out, mask)
+	}
+	return nil
+}
+
+func (w *worker) row(b *batch, c *chunk) error {
+	t, bad := w.valid(c.text)
+	if bad >= 0 {
+		return fmt.Errorf("row %d: not valid UTF-8 at byte %d: use --invalid replace, or --by byte", c.at.Offset+1, bad)
+	}
+	return w.document(b, [][]byte{t})
+}
+
+func (w *worker) lines(b *batch, c *chunk) error {
+	number := c.at.Line
+	for line := range bytes.Lines(c.text) {
+		number++
+		if len(bytes.TrimSpace(line)) == 0 {
+			continue
+		}
+		if !utf8.Valid(line) { // the decoder would replace it
+			if !w.replace {
+				return fmt.Errorf("line %d: not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace", number, invalid(line))
+			}
+			line = replaceInvalid(line)
+		}
+		texts := make([][]byte, len(w.fields))
+		var err error
+		for i, f := range w.fields {
+			texts[i], err = textOf(line, f.path)
+			if err != nil {
+				break
+			}
+		}
+		if err == nil {
+			err = w.document(b, texts)
+		}
+		if err != nil {
+			return fmt.Errorf("line %d: %w", number, err)
+		}
+	}
+	return nil
+}
+
+// document encodes a whole document, of one text for each field. One without text is left out.
+func (w *worker) document(b *batch, texts [][]byte) error {
+	size := 0
+	for _, t := range texts {
+		size += len(t)
+	}
+	if size == 0 {
+		return nil
+	}
+	out := &b.out[0]
+	if w.inVal(bytes.Join(texts, nil)) {
+		out = &b.out[1]
+	}
+	w.begin(out)
+	for i, t := range texts {
+		if err := w.append(out, t, w.fields[i].mask); err != nil {
+			return err
+		}
+	}
+	w.end(out, w.fields[len(w.fields)-1].mask)
+	return nil
+}
+
+// begin begins a document. What separates it from others is no target that a trainer should learn from.
+func (w *worker) begin(out *encoded) {
+	if w.eot >= 0 && w.eotFirst {
+		w.put(out, []uint32{uint32(w.eot)}, 0)
+	}
+}
+
+func (w *worker) end(out *encoded, mask byte) {
+	if w.eot >= 0 && !w.eotFirst {
+		w.put(out, []uint32{uint32(w.eot)}, mask)
+	}
+	out.ends = append(out.ends, int64(len(out.tokens)/w.width))
+}
+
+// append encodes a text, in parts that do not change its tokens.
+func (w *worker) append(out *encoded, t []byte, mask byte) error {
+	for len(t) > 0 {
+		part := t
+		if len(t) > chunkSize {
+			if n := w.cut(t[:chunkSize]); n > 0 {
+				part = t[:n]
+			}
+		}
+		t = t[len(part):]
+		w.scratch = w.Append(w.scratch[:0], part)
+		if int64(slices.Max(w.scratch)) >= w.Size() {
+			return errChanged // since its characters were counted
+		}
+		w.put(out, w.scratch, mask)
+	}
+	return nil
+}
+
+func (w *worker) put(out *encoded, tokens []uint32, mask byte) {
+	at := len(out.tokens)
+	out.tokens = slices.Grow(out.tokens, len(tokens)*w.width)[:at+len(tokens)*w.width]
+	to := out.tokens[at:]
+	if w.width == 2 {
+		for i, token := range tokens {
+			binary.LittleEndian.PutUint16(to[2*i:], uint16(token))
+		}
+	} else {
+		for i, token := range tokens {
+			binary.LittleEndian.PutUint32(to[4*i:], token)
+		}
+	}
+	if w.masked {
+		out.mask = append(out.mask, bytes.Repeat([]byte{mask}, len(tokens))...)
+	}
+}
+
+// cut is how much of a text can be encoded without the rest.
+func (c *coding) cut(t []byte) int {
+	switch {
+	case c.any:
+		return len(t)
+	case c.Name() == vocabulary.Char:
+		return runeEnd(t)
+	}
+	return wordEnd(t)
+}
+
+// valKey makes the choice of documents for val independent of other uses of their hash. Another key chooses others.
+const valKey = "batchfs: documents for val\x00"
+
+// inVal chooses documents for val by the first 64 KiB of their text: other documents, names and places do not matter, and copies
+// of a text fall on the same side.
+func (c *coding) inVal(t []byte) bool {
+	if c.val == 0 {
+		return false
+	}
+	sum := sha256.Sum256(append([]byte(valKey), t[:min(len(t), 1<<16)]...))
+	return float64(binary.BigEndian.Uint64(sum[:])>>11)/(1<<53) < c.val
+}
+
+// valid returns a text in valid UTF-8, and -1, or the first byte that is not.
+func (c *coding) valid(t []byte) ([]byte, int) {
+	switch {
+	case c.any || utf8.Valid(t):
+		return t, -1
+	case c.replace:
+		return replaceInvalid(t), -1
+	}
+	return nil, invalid(t)
+}
+
+// invalid is the first byte of a text that is not valid UTF-8.
+func invalid(t []byte) int {
+	for i := 0; ; {
+		r, size := utf8.DecodeRune(t[i:])
+		if r == utf8.RuneError && size <= 1 {
+			return i
+		}
+		i += size
+	}
+}
+
+// replaceInvalid replaces each byte that is not valid UTF-8 by U+FFFD.
+func replaceInvalid(t []byte) []byte { return []byte(string([]rune(string(t)))) }
+
+// pipeline reads from a position on, encodes with all cores, and calls write with each batch in the order of the input. What
+// is under way takes some multiple of inFlight bytes.
+func pipeline(ctx context.Context, r *reader, from position, run func(<-chan *batch), write func(*batch) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	workers := runtime.GOMAXPROCS(0)
+	slots := make(chan struct{}, max(16, 4*workers)) // a MiB of text each
+	todo := make(chan *batch, cap(slots))
+	ordered := make(chan *batch, cap(slots))
+
+	r.emit = func(b *batch) error {
+		b.done = make(chan struct{})
+		b.slots = min(cap(slots), 1+b.size/(2*chunkSize))
+		for range b.slots {
+			select {
+			case slots <- struct{}{}:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		todo <- b
+		ordered <- b
+		return nil
+	}
+	var running sync.WaitGroup
+	defer running.Wait()
+	for range workers {
+		running.Go(func() { run(todo) })
+	}
+	var readError error
+	running.Go(func() {
+		readError = r.read(from)
+		close(todo)
+		close(ordered)
+	})
+	for b := range ordered {
+		<-b.done
+		err := b.err
+		if err == nil {
+			err = write(b)
+		}
+		if err != nil {
+			cancel()
+			return err
+		}
+		for range b.slots {
+			<-slots
+		}
+	}
+	if ctx.Err() != nil {
+		return errors.New("interrupted")
+	}
+	return readError
+}

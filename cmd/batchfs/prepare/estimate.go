@@ -1,0 +1,146 @@
+package prepare
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"unicode/utf8"
+
+	"batchfs/cmd/batchfs/vocabulary"
+)
+
+const places = 16 // at most, of which samples are taken
+
+// estimate says about how many tokens there will be. It encodes samples that begin at places evenly spaced over the bytes of all
+// inputs, and takes the bytes up to the next place for such as the sample.
+func (o *options) estimate(ctx context.Context, out io.Writer, inputs []*input, c *coding) error {
+	var all int64
+	texts := 0 // which are documents
+	for _, in := range inputs {
+		if in.once() {
+			return fmt.Errorf("%s: is not a regular file, and --dry-run would use up what it reads", in.path)
+		}
+		all += in.size()
+		if in.kind == text && in.size() > 0 {
+			texts++
+		}
+	}
+	most := 4 * chunkSize // of a sample
+	n := min(places, 1+all/int64(most))
+	var bytes int
+	var tokens, documents float64
+	var s sample
+	for i := range n {
+		from, err := place(inputs, all/n*i)
+		if err != nil {
+			return err
+		}
+		if i == 0 || from != s.from { // compressed files are read from the beginning only
+			next, err := takeSample(ctx, inputs, from, c, most)
+			if err != nil {
+				return err
+			}
+			bytes += next.bytes
+			if i == 0 || next.bytes > 0 {
+				s = next
+			}
+		}
+		share := float64(all) / float64(n) / float64(max(s.bytes, 1))
+		tokens += share * float64(s.tokens)
+		documents += share * float64(s.documents)
+	}
+	dtype := fmt.Sprintf("uint%d", 8*c.width)
+	if c.Name() == vocabulary.Char {
+		dtype = "uint16, unless there are more than 65536 characters"
+	}
+	_, err := fmt.Fprintf(out, "about %.4g tokens in %.4g documents, %.4g bytes (%s): %d files of %d bytes, %.2g%% looked at\n",
+		tokens, documents+float64(texts), tokens*float64(c.width), dtype, len(inputs), all, 100*float64(bytes)/float64(max(all, 1)))
+	return err
+}
+
+// place returns a position near a byte of all inputs. It is at the beginning of a file that is compressed, or parquet; of another, at
+// a line of jsonl, or at a character.
+func place(inputs []*input, at int64) (position, error) {
+	i := 0
+	for i < len(inputs)-1 && at >= inputs[i].size() {
+		at -= inputs[i].size()
+		i++
+	}
+	in := inputs[i]
+	if at == 0 || in.kind == parquet {
+		return position{Input: i}, nil
+	}
+	s, err := in.open(nil, 0, func(int) {})
+	if err != nil {
+		return position{}, err
+	}
+	defer s.Close()
+	if s.compressed {
+		return position{Input: i}, nil
+	}
+	if _, err := s.file.Seek(at, io.SeekStart); err != nil {
+		return position{}, fmt.Errorf("%s: %w", in.path, err)
+	}
+	for r := bufio.NewReader(s.file); ; at++ {
+		b, err := r.ReadByte()
+		switch {
+		case err == io.EOF:
+			return position{Input: i + 1}, nil
+		case err != nil:
+			return position{}, fmt.Errorf("%s: %w", in.path, err)
+		case in.kind == text && utf8.RuneStart(b):
+			return position{Input: i, Offset: at, Within: true}, nil
+		case in.kind == jsonl && b == '\n':
+			return position{Input: i, Offset: at + 1}, nil
+		}
+	}
+}
+
+// A sample is what was read from a position on.
+type sample struct {
+	from      position
+	bytes     int // of files
+	tokens    int
+	documents int // lines and rows
+}
+
+// takeSample encodes about so many bytes of text.
+func takeSample(ctx context.Context, inputs []*input, from position, c *coding, most int) (sample, error) {
+	s := sample{from: from, bytes: -int(from.Offset)} // which reader counts too
+	w := &worker{coding: c, encoder: c.NewEncoder()}
+	enough := errors.New("enough")
+	size := 0
+	r := &reader{
+		inputs: inputs, column: c.fields[0].path, inVal: c.inVal, cut: c.cut,
+		tally: func(n int) { s.bytes += n },
+		emit: func(b *batch) error {
+			if err := cmp.Or(ctx.Err(), w.batch(b)); err != nil {
+				return err
+			}
+			for _, e := range b.out {
+				s.tokens += len(e.tokens) / c.width
+				s.documents += len(e.ends)
+			}
+			for _, c := range b.chunks {
+				if c.in.kind == text && c.ends {
+					s.documents--
+				}
+			}
+			if size += b.size; size >= most {
+				return enough
+			}
+			return nil
+		},
+	}
+	err := r.read(from)
+	switch {
+	case err == enough:
+		err = nil
+	case err != nil && from.Offset > 0 && inputs[from.Input].kind == jsonl:
+		err = fmt.Errorf("%w (lines of %s counted from byte %d on)", err, inputs[from.Input].path, from.Offset)
+	}
+	return s, err
+}

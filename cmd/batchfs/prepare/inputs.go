@@ -1,0 +1,300 @@
+package prepare
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+)
+
+// A kind is what a file of documents looks like, once it is decompressed.
+type kind string
+
+const (
+	text    kind = "text"    // one document
+	jsonl   kind = "jsonl"   // a document in each line
+	parquet kind = "parquet" // a document in each row
+)
+
+// kindOf tells a file's kind by its name.
+func kindOf(path string) kind {
+	name := strings.ToLower(path)
+	switch filepath.Ext(strings.TrimSuffix(strings.TrimSuffix(name, ".gz"), ".zst")) {
+	case ".jsonl", ".ndjson":
+		return jsonl
+	case ".parquet":
+		return parquet
+	}
+	return text
+}
+
+// An input is a file of documents, or standard input.
+type input struct {
+	path string
+	kind kind
+	info fs.FileInfo // as it was when it was found; nil for standard input
+}
+
+// once reports an input that can be read only once, such as a pipe.
+func (in *input) once() bool { return in.info == nil || !in.info.Mode().IsRegular() }
+
+// size is the number of bytes that are to be read, or 0 if nobody knows.
+func (in *input) size() int64 {
+	if in.once() {
+		return 0
+	}
+	return in.info.Size()
+}
+
+// findInputs resolves the arguments of the command, in their order. Files found below directories are left out unless one of the
+// include patterns matches, if there are any. as is the kind of all, or empty where names tell.
+func findInputs(args, include []string, as kind) ([]*input, error) {
+	for _, pattern := range include {
+		if _, err := filepath.Match(pattern, ""); err != nil {
+			return nil, fmt.Errorf("--include %s: %w", pattern, err)
+		}
+	}
+	var paths []string
+	for _, arg := range args {
+		names := []string{arg}
+		// A name that exists is that file, even with a * or a [ in it.
+		if _, err := os.Lstat(arg); err != nil && strings.ContainsAny(arg, "*?[") {
+			if names, err = glob(arg); err != nil {
+				return nil, fmt.Errorf("%s: %w", arg, err)
+			}
+			if len(names) == 0 {
+				return nil, fmt.Errorf("%s: matches no file: check the pattern, and where it is looked for", arg)
+			}
+		}
+		for _, name := range names {
+			below, err := filesBelow(name, include)
+			if err != nil {
+				return nil, err
+			}
+			paths = append(paths, below...)
+		}
+	}
+	inputs := make([]*input, 0, len(paths))
+	seen := make(map[string]bool, len(paths))
+	for _, path := range paths {
+		if seen[path] {
+			return nil, fmt.Errorf("%s: is named twice: name each text once", path)
+		}
+		seen[path] = true
+		in := &input{path: path, kind: as}
+		if in.kind == "" {
+			in.kind = kindOf(path)
+		}
+		if path != "-" {
+			var err error
+			if in.info, err = os.Stat(path); err != nil {
+				return nil, err
+			}
+		}
+		inputs = append(inputs, in)
+	}
+	return inputs, nil
+}
+
+// glob returns the files that a pattern matches, sorted. An element ** stands for any number of directories, or none. Names
+// that begin with "." match only elements that do, as in a shell.
+func glob(pattern string) ([]string, error) {
+	if _, err := filepath.Match(pattern, ""); err != nil {
+		return nil, err
+	}
+	elements := strings.Split(filepath.Clean(pattern), "/")
+	if !slices.Contains(elements, "**") {
+		names, err := filepath.Glob(pattern)
+		if !strings.HasPrefix(filepath.Base(pattern), ".") { // as a shell does, and Glob does not
+			names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(filepath.Base(name), ".") })
+		}
+		return names, err
+	}
+	first := slices.Index(elements, "**")
+	roots := []string{"."}
+	if first > 0 {
+		var err error
+		if roots, err = filepath.Glob(strings.Join(elements[:first], "/")); err != nil {
+			return nil, err
+		}
+		roots = slices.DeleteFunc(roots, func(root string) bool { info, err := os.Stat(root); return err != nil || !info.IsDir() })
+	}
+	var names []string
+	for _, root := range roots {
+		below, err := walk(root, func(path string) bool { return matches(elements[first:], strings.Split(path, "/")) })
+		if err != nil {
+			return nil, err
+		}
+		names = append(names, below...)
+	}
+	return names, nil
+}
+
+// matches compares the elements of a path with those of a pattern that is well formed.
+func matches(pattern, path []string) bool {
+	switch {
+	case len(pattern) == 0:
+		return len(path) == 0
+	case pattern[0] == "**":
+		return matches(pattern[1:], path) || len(path) > 0 && matches(pattern, path[1:])
+	case len(path) == 0:
+		return false
+	}
+	ok, _ := filepath.Match(pattern[0], path[0])
+	return ok && matches(pattern[1:], path[1:])
+}
+
+// filesBelow returns the regular files below a directory that are included, sorted by path, or the name itself if it is no
+// directory.
+func filesBelow(name string, include []string) ([]string, error) {
+	if name == "-" {
+		return []string{name}, nil
+	}
+	if info, err := os.Stat(name); err != nil || !info.IsDir() {
+		return []string{filepath.Clean(name)}, err
+	}
+	paths, err := walk(name, func(path string) bool {
+		return len(include) == 0 || slices.ContainsFunc(include, func(pattern string) bool {
+			if !strings.Contains(pattern, "/") {
+				pattern = "**/" + pattern
+			}
+			return matches(strings.Split(pattern, "/"), strings.Split(path, "/"))
+		})
+	})
+	switch {
+	case err == nil && len(paths) == 0 && len(include) > 0:
+		err = fmt.Errorf("%s: no file below it that --include %s matches", name, strings.Join(include, " --include "))
+	case err == nil && len(paths) == 0:
+		err = fmt.Errorf("%s: no file below it, not counting symbolic links and names that begin with \".\"", name)
+	}
+	return paths, err
+}
+
+// walk returns the regular files below a directory whose path from there is wanted, sorted by path.
+func walk(dir string, wanted func(path string) bool) ([]string, error) {
+	var paths []string
+	root := strings.TrimSuffix(dir, "/") + "/" // the slash takes WalkDir through a symbolic link
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case path != root && strings.HasPrefix(d.Name(), "."):
+			if d.IsDir() {
+				return fs.SkipDir
+			}
+		case d.Type().IsRegular() && wanted(strings.TrimPrefix(path, root)):
+			paths = append(paths, filepath.Clean(path))
+		}
+		return nil
+	})
+	slices.Sort(paths) // WalkDir has a/x before a.txt
+	return paths, err
+}
+
+// digest is a SHA-256 over the names, sizes and times of all inputs. Equal ones are taken for the same inputs.
+func digest(inputs []*input) string {
+	h := sha256.New()
+	for _, in := range inputs {
+		fmt.Fprintf(h, "%s\x00%s\x00", in.path, in.kind)
+		if in.info != nil {
+			fmt.Fprintf(h, "%d %d\n", in.info.Size(), in.info.ModTime().UnixNano())
+		}
+	}
+	return fmt.Sprintf("%x", h.Sum(nil))
+}
+
+// A stream is an open input, decompressed.
+type stream struct {
+	io.Reader
+	in         *input
+	file       *os.File // nil for standard input
+	compressed bool
+	close      func() // of the decompressor
+}
+
+// A tally is told how many more bytes of an input were read.
+type tally func(n int)
+
+func (t tally) Write(b []byte) (int, error) {
+	t(len(b))
+	return len(b), nil
+}
+
+// open opens an input at an offset of what it holds decompressed.
+func (in *input) open(stdin io.Reader, offset int64, t tally) (s *stream, err error) {
+	s = &stream{in: in, close: func() {}}
+	raw := stdin
+	if in.info != nil {
+		if s.file, err = os.Open(in.path); err != nil {
+			return nil, err
+		}
+		raw = s.file
+	}
+	if err = s.unchanged(); err == nil {
+		err = s.decompress(raw, offset, t)
+	}
+	if err != nil {
+		s.Close()
+		return nil, fmt.Errorf("%s: %w", in.path, err)
+	}
+	return s, nil
+}
+
+// decompress lets s read what raw holds from an offset on. The first bytes tell how that is compressed: no text in UTF-8 begins
+// so.
+func (s *stream) decompress(raw io.Reader, offset int64, t tally) error {
+	buffered := bufio.NewReaderSize(raw, 1<<16)
+	in := io.TeeReader(buffered, t)
+	s.Reader = in
+	switch magic, err := buffered.Peek(4); {
+	case err != nil && err != io.EOF:
+		return err
+	case string(magic) == "\x28\xb5\x2f\xfd":
+		// zstd itself wants --long for a larger window: memory stays bounded. One thread keeps up with the workers.
+		d, err := zstd.NewReader(in, zstd.WithDecoderMaxWindow(128<<20), zstd.WithDecoderConcurrency(1))
+		if err != nil {
+			return err
+		}
+		s.Reader, s.compressed, s.close = d, true, d.Close
+	case strings.HasPrefix(string(magic), "\x1f\x8b"):
+		s.compressed = true
+		if s.Reader, err = gzip.NewReader(in); err != nil {
+			return err
+		}
+	case offset > 0 && !s.in.once():
+		buffered.Reset(raw)
+		_, err := s.file.Seek(offset, io.SeekStart)
+		t(int(offset))
+		return err
+	}
+	_, err := io.CopyN(io.Discard, s.Reader, offset)
+	return err
+}
+
+// unchanged fails if the file is not what was found.
+func (s *stream) unchanged() error {
+	if s.file == nil || s.in.once() {
+		return nil
+	}
+	now, err := s.file.Stat()
+	if err == nil && (now.Size() != s.in.info.Size() || !now.ModTime().Equal(s.in.info.ModTime())) {
+		err = errChanged
+	}
+	return err
+}
+
+var errChanged = errors.New("changed while it was read: run again when nothing writes to it")
+
+func (s *stream) Close() {
+	s.close()
+	s.file.Close() // of a nil file, an error that nobody needs
+}

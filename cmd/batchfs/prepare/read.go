@@ -1,0 +1,373 @@
+package prepare
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	parquetgo "github.com/parquet-go/parquet-go"
+)
+
+// Tests make these smaller.
+var (
+	chunkSize = 1 << 20  // how much text is read, and then encoded, at a time
+	maxLine   = 64 << 20 // the most that must be in memory as one: a line or a row, or a text in which no word ends
+)
+
+var byteOrderMark = []byte("\ufeff")
+
+// A position is a point between two chunks, from which reading can begin again.
+type position struct {
+	Input  int   `json:"input"`
+	Offset int64 `json:"offset"` // in what the input holds decompressed, in bytes; in a parquet file, in rows
+	Line   int64 `json:"line"`   // of jsonl: how many came before
+	Within bool  `json:"within"` // a document, which is in val or not
+	Val    bool  `json:"val"`
+}
+
+// A chunk is what one worker encodes at a time: whole lines of jsonl, one row, or a text or a part of it.
+type chunk struct {
+	text         []byte
+	in           *input
+	at           position // where it begins
+	begins, ends bool     // of a text: whether its document does
+}
+
+// A batch is chunks that are encoded together.
+type batch struct {
+	chunks []chunk
+	size   int      // of all texts
+	end    position // what comes next
+
+	slots int // that it takes of what may be under way
+	out   [len(splits)]encoded
+	err   error
+	done  chan struct{} // closed when out and err are there
+}
+
+// A reader cuts inputs into batches.
+type reader struct {
+	inputs  []*input
+	column  []string // the names, one in another, of the column of a parquet file
+	stdin   io.Reader
+	scratch string // a directory for what must be decompressed to a file
+	tally   tally
+
+	cut   func(text []byte) int  // how much of a text can be encoded without the rest
+	inVal func(text []byte) bool // of a text that begins so
+	tail  int64                  // val is what comes from this offset on, of the one text there is; 0 if inVal says
+	emit  func(*batch) error     // is not called again after an error
+
+	batch *batch
+	buf   []byte
+}
+
+// read reads everything from a position on.
+func (r *reader) read(from position) error {
+	r.batch, r.buf = new(batch), make([]byte, 0, chunkSize)
+	for ; from.Input < len(r.inputs); from = (position{Input: from.Input + 1}) {
+		in := r.inputs[from.Input]
+		read := r.readText
+		switch in.kind {
+		case jsonl:
+			read = r.readLines
+		case parquet:
+			read = r.readRows
+		}
+		s, err := in.open(r.stdin, r.seek(in, from), r.tally)
+		if err != nil {
+			return err
+		}
+		if err = read(s, from); err == nil {
+			err = s.unchanged()
+		}
+		s.Close()
+		var emitted emitError
+		switch {
+		case errors.As(err, &emitted):
+			return emitted.error
+		case err != nil:
+			return fmt.Errorf("%s: %w", in.path, err)
+		}
+	}
+	r.batch.end = from
+	return r.emit(r.batch)
+}
+
+// seek is the offset in bytes at which an input is opened.
+func (r *reader) seek(in *input, from position) int64 {
+	if in.kind == parquet {
+		return 0
+	}
+	return from.Offset
+}
+
+// add appends a chunk to the batch, which ends at a position, and emits a batch that is large enough.
+func (r *reader) add(c chunk, end position) error {
+	c.text = bytes.Clone(c.text)
+	r.batch.chunks = append(r.batch.chunks, c)
+	r.batch.size += len(c.text)
+	r.batch.end = end
+	if r.batch.size < chunkSize/2 && len(r.batch.chunks) < 1<<14 {
+		return nil
+	}
+	full := r.batch
+	r.batch = new(batch)
+	if err := r.emit(full); err != nil {
+		return emitError{err}
+	}
+	return nil
+}
+
+// An emitError has nothing to do with the input that is read.
+type emitError struct{ error }
+
+// fill reads until buf holds n bytes, or reports the end.
+func (r *reader) fill(s io.Reader, n int) (end bool, err error) {
+	for len(r.buf) < n {
+		if cap(r.buf) < n {
+			r.buf = append(make([]byte, 0, n), r.buf...)
+		}
+		read, err := s.Read(r.buf[len(r.buf):n])
+		r.buf = r.buf[:len(r.buf)+read]
+		if err == io.EOF {
+			return true, nil
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	return false, nil
+}
+
+// fillFrom is fill for an input of which at is the position. It drops a byte order mark at the beginning.
+func (r *reader) fillFrom(s *stream, at *position, n int) (end bool, err error) {
+	end, err = r.fill(s, n)
+	if err == nil && at.Offset == 0 && bytes.HasPrefix(r.buf, byteOrderMark) {
+		r.drop(len(byteOrderMark))
+		at.Offset = int64(len(byteOrderMark))
+	}
+	return end, err
+}
+
+// drop removes n bytes from the front of buf.
+func (r *reader) drop(n int) { r.buf = r.buf[:copy(r.buf, r.buf[n:])] }
+
+func (r *reader) readText(s *stream, at position) error {
+	r.buf = r.buf[:0]
+	for want := chunkSize; ; {
+		end, err := r.fillFrom(s, &at, want)
+		if err != nil {
+			return err
+		}
+		if !at.Within {
+			at.Val = r.tail > 0 && at.Offset >= r.tail || r.tail == 0 && r.inVal(r.buf)
+		}
+		n := len(r.buf)
+		if !end {
+			n = r.cut(r.buf)
+		}
+		c := chunk{in: s.in, at: at, begins: !at.Within, ends: end}
+		if at.Offset < r.tail && r.tail <= at.Offset+int64(n) { // here train ends
+			n = int(r.tail - at.Offset)
+			c.ends = true
+		}
+		switch {
+		case n == 0 && c.begins && end: // an empty text
+			return nil
+		case n == 0 && !c.ends && want >= maxLine:
+			return fmt.Errorf("%d bytes from byte %d on without the end of a word, which is more than is held in memory: break it into lines", maxLine, at.Offset)
+		case n == 0 && !c.ends:
+			want *= 2
+			continue
+		}
+		c.text = r.buf[:n]
+		at.Offset += int64(n)
+		at.Within = !c.ends
+		next := at
+		last := end && n == len(r.buf)
+		if last {
+			next = position{Input: at.Input + 1}
+		}
+		if err := r.add(c, next); err != nil || last {
+			return err
+		}
+		r.drop(n)
+		want = chunkSize
+	}
+}
+
+func (r *reader) readLines(s *stream, at position) error {
+	r.buf = r.buf[:0]
+	for want := chunkSize; ; {
+		end, err := r.fillFrom(s, &at, want)
+		if err != nil {
+			return err
+		}
+		n := bytes.LastIndexByte(r.buf, '\n') + 1
+		if end {
+			n = len(r.buf)
+		}
+		if n == 0 && !end {
+			if want >= maxLine {
+				return fmt.Errorf("line %d has more than %d bytes, the most that is held in memory: shorten it", at.Line+1, maxLine)
+			}
+			want *= 2
+			continue
+		}
+		c := chunk{text: r.buf[:n], in: s.in, at: at}
+		at.Offset += int64(n)
+		at.Line += int64(bytes.Count(c.text, []byte("\n")))
+		if end {
+			return r.add(c, position{Input: at.Input + 1})
+		}
+		if err := r.add(c, at); err != nil {
+			return err
+		}
+		r.drop(n)
+		want = chunkSize
+	}
+}
+
+// readRows reads a column of a parquet file. A row without text is left out.
+func (r *reader) readRows(s *stream, at position) (err error) {
+	defer func() {
+		if p := recover(); p != nil { // parquet-go's own way to say that a file is broken
+			err = fmt.Errorf("is no sound parquet file: %v", p)
+		}
+	}()
+	file, size := s.file, s.in.size()
+	if file == nil || s.in.once() || s.compressed {
+		if file, size, err = r.spool(s); err != nil {
+			return err
+		}
+		defer file.Close()
+	}
+	f, err := parquetgo.OpenFile(file, size, parquetgo.SkipPageIndex(true), parquetgo.SkipBloomFilters(true))
+	if err != nil {
+		return err
+	}
+	name := strings.Join(r.column, ".")
+	column, ok := f.Schema().Lookup(r.column...)
+	switch {
+	case !ok:
+		var names []string
+		for _, path := range f.Schema().Columns() {
+			names = append(names, strings.Join(path, "."))
+		}
+		return fmt.Errorf("has no column %s, but %s: name one with --field", name, strings.Join(names, ", "))
+	case column.Node.Type().Kind() != parquetgo.ByteArray || column.MaxRepetitionLevel > 0:
+		return fmt.Errorf("column %s is not one text for each row: name another with --field", name)
+	}
+	row := int64(0)
+	for _, group := range f.RowGroups() {
+		if row+group.NumRows() <= at.Offset {
+			row += group.NumRows()
+			continue
+		}
+		pages := group.ColumnChunks()[column.ColumnIndex].Pages()
+		if err := pages.SeekToRow(at.Offset - row); err != nil {
+			pages.Close()
+			return err
+		}
+		row += group.NumRows()
+		bytes := float64(s.in.size()) / float64(f.NumRows())
+		if s.compressed {
+			bytes = 0 // all were counted
+		}
+		err := r.readPages(s.in, pages, &at, bytes)
+		pages.Close()
+		if err != nil {
+			return err
+		}
+		if at.Offset != row {
+			return fmt.Errorf("row group ends at row %d, and should at %d", at.Offset, row)
+		}
+	}
+	return nil
+}
+
+func (r *reader) readPages(in *input, pages parquetgo.Pages, at *position, bytes float64) error {
+	var values [256]parquetgo.Value
+	for {
+		page, err := pages.ReadPage()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		from := page.Values()
+		for err != io.EOF {
+			var n int
+			if n, err = from.ReadValues(values[:]); err != nil && err != io.EOF {
+				return err
+			}
+			r.tally(int(bytes * float64(n)))
+			for _, value := range values[:n] {
+				c := chunk{text: value.ByteArray(), in: in, at: *at, begins: true, ends: true}
+				at.Offset++
+				if len(c.text) > maxLine {
+					return fmt.Errorf("row %d has more than %d bytes, the most that is held in memory: shorten it", at.Offset, maxLine)
+				}
+				if err := r.add(c, *at); err != nil {
+					return err
+				}
+			}
+		}
+		parquetgo.Release(page)
+	}
+}
+
+// spool decompresses a parquet file to a file without a name: it must be read at any offset.
+func (r *reader) spool(s *stream) (*os.File, int64, error) {
+	file, err := os.CreateTemp(r.scratch, "parquet-")
+	if err != nil {
+		return nil, 0, err
+	}
+	os.Remove(file.Name())
+	size, err := io.Copy(file, s)
+	if err != nil {
+		file.Close()
+		return nil, 0, err
+	}
+	return file, size, nil
+}
+
+// runeEnd is how much of a text is whole characters.
+func runeEnd(text []byte) int {
+	for n := 1; n <= utf8.UTFMax && n <= len(text); n++ {
+		if tail := text[len(text)-n:]; utf8.RuneStart(tail[0]) {
+			if !utf8.FullRune(tail) {
+				return len(text) - n
+			}
+			break
+		}
+	}
+	return len(text)
+}
+
+// wordEnd is how much of a text can be encoded without the rest, or 0: up to a space between two letters, or a line end before a
+// letter and after anything but space. Each tokenizer splits a text there before it merges anything.
+func wordEnd(text []byte) int {
+	for i := len(text) - 1; i > 0; i-- {
+		if text[i] != ' ' && text[i] != '\n' {
+			continue
+		}
+		before, _ := utf8.DecodeLastRune(text[:i])
+		after, _ := utf8.DecodeRune(text[i+1:])
+		switch {
+		case !unicode.IsLetter(after):
+		case text[i] == ' ' && unicode.IsLetter(before):
+			return i
+		case text[i] == '\n' && !unicode.IsSpace(before):
+			return i + 1
+		}
+	}
+	return 0
+}

@@ -1,0 +1,223 @@
+package prepare
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"batchfs/cmd/batchfs/vocabulary"
+)
+
+// splits are the names of what documents are divided into.
+var splits = [...]string{"train", "val"}
+
+// output is how all splits are written.
+type output struct {
+	dir       string
+	format    format
+	width     int
+	most      int64 // tokens of a shard; 0 for one shard of all
+	masked    bool
+	tokenizer string
+}
+
+// A split is the shards of one split, which are written one after the other.
+type split struct {
+	*output
+	name string
+	splitState
+	files [3]*os.File // of the shard being written: tokens, ends of documents, mask; nil where there is none
+}
+
+// splitState is what a checkpoint has of a split.
+type splitState struct {
+	Shards    []vocabulary.Shard `json:"shards"`    // that are complete
+	Tokens    int64              `json:"tokens"`    // of the next one
+	Documents int64              `json:"documents"` // that end there
+}
+
+// shardName is the name of the shard that is written. mount --data knows both forms.
+func (s *split) shardName() string {
+	if s.most == 0 {
+		return s.name + s.format.extension
+	}
+	return fmt.Sprintf("%s_%06d%s", s.name, len(s.Shards)+1, s.format.extension)
+}
+
+// paths are those of files.
+func (s *split) paths() (paths [3]string) {
+	path := filepath.Join(s.dir, s.shardName())
+	paths[0] = path
+	if s.format.finish != nil {
+		paths[1] = s.format.ends(path)
+	}
+	if s.masked {
+		paths[2] = maskPath(path)
+	}
+	return paths
+}
+
+// maskPath is where the loss mask of a shard is.
+func maskPath(path string) string { return path[:len(path)-len(filepath.Ext(path))] + ".mask.bin" }
+
+// open opens the files of the next shard, cut to what the checkpoint has of them.
+func (s *split) open() error {
+	sizes := [3]int64{int64(len(s.header())) + s.Tokens*int64(s.width), 8 * s.Documents, s.Tokens}
+	for i, path := range s.paths() {
+		if path == "" {
+			continue
+		}
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o666)
+		if err != nil {
+			return err
+		}
+		s.files[i] = f
+		size, err := f.Seek(0, io.SeekEnd)
+		if err == nil && s.Tokens > 0 && size < sizes[i] {
+			err = fmt.Errorf("%s: has %d bytes, and had %d: give --force to begin again", path, size, sizes[i])
+		}
+		if err == nil {
+			err = f.Truncate(sizes[i])
+		}
+		if err == nil {
+			_, err = f.Seek(sizes[i], io.SeekStart)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *split) header() []byte {
+	if s.format.header == nil {
+		return nil
+	}
+	return s.format.header(s.Tokens, s.width)
+}
+
+// write appends tokens, and completes shards that are full. It reports whether it did.
+func (s *split) write(e encoded) (completed bool, err error) {
+	for len(e.tokens) > 0 {
+		all := int64(len(e.tokens) / s.width)
+		n, full := all, false
+		if room := s.most - s.Tokens; s.most > 0 {
+			if s.format.finish == nil {
+				n, full = min(all, room), room <= all
+			} else if i := slices.IndexFunc(e.ends, func(end int64) bool { return end >= room }); i >= 0 {
+				n, full = e.ends[i], true
+			}
+		}
+		documents := len(e.ends)
+		if n < all {
+			documents, _ = slices.BinarySearch(e.ends, n+1)
+		}
+		if s.format.most > 0 && s.Tokens+n > s.format.most {
+			return false, fmt.Errorf("%s: more than %d tokens in a shard, which the format has no room for: use --shard-tokens", s.shardName(), s.format.most)
+		}
+		if err := s.put(e, n, documents); err != nil {
+			return false, err
+		}
+		e.tokens = e.tokens[n*int64(s.width):]
+		if s.masked {
+			e.mask = e.mask[n:]
+		}
+		e.ends = slices.Clone(e.ends[documents:])
+		for i := range e.ends {
+			e.ends[i] -= n
+		}
+		if full {
+			completed = true
+			if err := s.complete(); err != nil {
+				return false, err
+			}
+		}
+	}
+	return completed, nil
+}
+
+// put appends the first n tokens, in which so many documents end, to the shard.
+func (s *split) put(e encoded, n int64, documents int) error {
+	if s.files[0] == nil {
+		if err := s.open(); err != nil {
+			return err
+		}
+	}
+	if _, err := s.files[0].Write(e.tokens[:n*int64(s.width)]); err != nil {
+		return err
+	}
+	if s.format.finish != nil {
+		var raw []byte
+		for _, end := range e.ends[:documents] {
+			raw = binary.LittleEndian.AppendUint64(raw, uint64(s.Tokens+end))
+		}
+		if _, err := s.files[1].Write(raw); err != nil {
+			return err
+		}
+	}
+	if s.masked {
+		if _, err := s.files[2].Write(e.mask[:n]); err != nil {
+			return err
+		}
+	}
+	s.Tokens += n
+	s.Documents += int64(documents)
+	return nil
+}
+
+// sync lets a checkpoint rely on what was written.
+func (s *split) sync() error {
+	for _, f := range s.files {
+		if f != nil {
+			if err := f.Sync(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// complete ends the shard that is written, if there is one.
+func (s *split) complete() error {
+	if s.Tokens == 0 {
+		return nil
+	}
+	if s.files[0] == nil { // all of it was written before an interruption
+		if err := s.open(); err != nil {
+			return err
+		}
+	}
+	if _, err := s.files[0].WriteAt(s.header(), 0); err != nil {
+		return err
+	}
+	if err := s.sync(); err != nil {
+		return err
+	}
+	path := filepath.Join(s.dir, s.shardName())
+	if s.format.finish != nil {
+		if err := s.format.finish(path, shard{s.Tokens, s.Documents, s.width, s.tokenizer}); err != nil {
+			return err
+		}
+	}
+	hash := sha256.New()
+	if _, err := io.Copy(hash, io.NewSectionReader(s.files[0], 0, 1<<62)); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	s.close()
+	done := vocabulary.Shard{Name: filepath.Base(path), Tokens: s.Tokens, Documents: s.Documents, SHA256: fmt.Sprintf("%x", hash.Sum(nil))}
+	s.splitState = splitState{Shards: append(s.Shards, done)}
+	return nil
+}
+
+func (s *split) close() {
+	for i, f := range s.files {
+		if f != nil {
+			f.Close()
+			s.files[i] = nil
+		}
+	}
+}

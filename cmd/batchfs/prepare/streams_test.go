@@ -1,0 +1,761 @@
+package prepare
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+	parquetgo "github.com/parquet-go/parquet-go"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/cmd/batchfs/vocabulary"
+)
+
+// pairs merges small letters two by two from the beginning of a word: to cut a word changes its tokens. Below 256 a token is a byte.
+type pairs struct{ size int64 }
+
+const pairsEOT = 256
+
+func init() {
+	tokenizers["pairs"] = func() (tokenizer, error) { return pairs{1000}, nil }
+	tokenizers["large"] = func() (tokenizer, error) { return pairs{100_000}, nil }
+}
+
+func (pairs) Name() string              { return "pairs" }
+func (p pairs) Size() int64             { return p.size }
+func (pairs) EndOfText() (uint32, bool) { return pairsEOT, true }
+func (p pairs) NewEncoder() encoder     { return p }
+
+func (p pairs) Bytes(token uint32) []byte {
+	switch {
+	case token < 256:
+		return []byte{byte(token)}
+	case token == pairsEOT:
+		return []byte("<|endoftext|>")
+	}
+	token = (token - 257) % (26 * 26)
+	return []byte{'a' + byte(token/26), 'a' + byte(token%26)}
+}
+
+func (pairs) Append(tokens []uint32, text []byte) []uint32 {
+	small := func(i int) bool { return i < len(text) && 'a' <= text[i] && text[i] <= 'z' }
+	for i := 0; i < len(text); i++ {
+		if small(i) && small(i+1) {
+			tokens = append(tokens, 257+26*uint32(text[i]-'a')+uint32(text[i+1]-'a'))
+			i++
+		} else {
+			tokens = append(tokens, uint32(text[i]))
+		}
+	}
+	return tokens
+}
+
+// inChunks makes chunks small until the test ends, so that little text has many.
+func inChunks(t testing.TB, size, line int) {
+	oldSize, oldLine := chunkSize, maxLine
+	t.Cleanup(func() { chunkSize, maxLine = oldSize, oldLine })
+	chunkSize, maxLine = size, line
+}
+
+// words is a text of about n bytes.
+func words(rng *rand.Rand, n int) string {
+	var b strings.Builder
+	for b.Len() < n {
+		for range 1 + rng.IntN(9) {
+			b.WriteByte('a' + byte(rng.IntN(26)))
+		}
+		b.WriteString([]string{" ", " ", " ", ", ", ".\n", "\n\n", "  ", " 汉字 ", " \"é\" "}[rng.IntN(9)])
+	}
+	return b.String()
+}
+
+// someDocuments are different from each other.
+func someDocuments(n, size int) []string {
+	rng := rand.New(rand.NewPCG(1, 2))
+	var documents []string
+	for i := range n {
+		documents = append(documents, fmt.Sprintf("%d ", i)+words(rng, rng.IntN(2*size)))
+	}
+	return documents
+}
+
+func lines(documents []string) string {
+	var b strings.Builder
+	for _, d := range documents {
+		raw, _ := json.Marshal(map[string]any{"id": 1, "text": d, "meta": map[string]any{"body": d}, "Text": "another"})
+		b.Write(append(raw, '\n'))
+	}
+	return b.String()
+}
+
+func gzipped(text string) string {
+	var b bytes.Buffer
+	for part := range slices.Chunk([]byte(text), len(text)/2+1) { // two members
+		w := gzip.NewWriter(&b)
+		w.Write(part)
+		w.Close()
+	}
+	return b.String()
+}
+
+func zstandard(text string) string {
+	var b bytes.Buffer
+	w, _ := zstd.NewWriter(&b)
+	io.WriteString(w, text)
+	w.Close()
+	return b.String()
+}
+
+// table is a parquet file with a column text, and a column meta.body that may be null.
+func table(t testing.TB, documents []string, options ...parquetgo.WriterOption) string {
+	t.Helper()
+	type row struct {
+		ID   int64  `parquet:"id"`
+		Text string `parquet:"text"`
+		Meta struct {
+			Body *string  `parquet:"body,optional"`
+			Tags []string `parquet:"tags,list"`
+		} `parquet:"meta"`
+	}
+	var b bytes.Buffer
+	w := parquetgo.NewGenericWriter[row](&b, append(options, parquetgo.PageBufferSize(4096))...)
+	for i, d := range documents {
+		r := row{ID: int64(i), Text: d}
+		if d != "" {
+			r.Meta.Body = &d
+		}
+		if _, err := w.Write([]row{r}); err != nil {
+			t.Fatal(err)
+		}
+		if i%100 == 99 { // a row group
+			if err := w.Flush(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// prepared runs the command and fails the test on an error.
+func prepared(t testing.TB, args string) string {
+	t.Helper()
+	said, err := prepareHere(t.Context(), strings.Fields(args)...)
+	if err != nil {
+		t.Fatalf("prepare %s: %v", args, err)
+	}
+	return said
+}
+
+// filesOf are the names and contents of the files in a directory.
+func filesOf(t testing.TB, dir string) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		raw, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[e.Name()] = string(raw)
+	}
+	return files
+}
+
+// wantSame compares two directories.
+func wantSame(t testing.TB, got, want map[string]string) {
+	t.Helper()
+	if g, w := slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)); !slices.Equal(g, w) {
+		t.Errorf("files %q, want %q", g, w)
+	}
+	for name := range want {
+		if got[name] != want[name] {
+			t.Errorf("%s: %d bytes that differ from the %d wanted", name, len(got[name]), len(want[name]))
+		}
+	}
+}
+
+// Documents give the same tokens in whatever files they are, and tokens give the documents back.
+func TestPrepareInputs(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
+	t.Chdir(t.TempDir())
+	documents := someDocuments(350, 200)
+	documents[7] = words(rand.New(rand.NewPCG(3, 4)), 100<<10) // longer than a chunk
+	all := lines(documents)
+	files := map[string]string{
+		"a.jsonl": all, "bom.ndjson": "\ufeff" + all, "blank.jsonl": "\n" + strings.ReplaceAll(strings.TrimSuffix(all, "\n"), "\n", "\r\n \n"),
+		"a.jsonl.gz": gzipped(all), "a.jsonl.zst": zstandard(all), "misnamed.jsonl": zstandard(all),
+		"a.parquet": table(t, documents), "z.parquet": table(t, documents, parquetgo.Compression(&parquetgo.Zstd)),
+		"s.parquet": table(t, documents, parquetgo.Compression(&parquetgo.Snappy)), "a.parquet.gz": gzipped(table(t, documents)),
+	}
+	for i, d := range documents {
+		switch text := d; i % 4 {
+		case 0:
+			files[fmt.Sprintf("d/%03d", i)] = text
+		case 1:
+			files[fmt.Sprintf("d/%03d.txt", i)] = "\ufeff" + text
+		case 2:
+			files[fmt.Sprintf("d/%03d.gz", i)] = gzipped(text)
+		case 3:
+			files[fmt.Sprintf("d/%03d.md.zst", i)] = zstandard(text)
+		}
+		half := "first.jsonl"
+		if i >= 150 {
+			half = "second.jsonl"
+		}
+		files[half] += lines([]string{d})
+	}
+	testfiles.Write(t, files)
+	prepared(t, "a.jsonl --by pairs --out want")
+	want := filesOf(t, "want")
+
+	m, err := vocabulary.ReadManifest("want/vocab.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]bool{}
+	for _, name := range splits {
+		text := decoded(m, readTokens(t, "want/"+name+".bin"))
+		for d := range strings.SplitSeq(strings.TrimSuffix(text, "<|endoftext|>"), "<|endoftext|>") {
+			got[d] = true
+		}
+		if n := m.Splits[name].Documents; name == "val" && (n < 15 || n > 60) {
+			t.Errorf("val has %d of 350 documents", n)
+		}
+	}
+	if len(got) != len(documents) || slices.ContainsFunc(documents, func(d string) bool { return !got[d] }) {
+		t.Errorf("%d documents come back, and should: %d", len(got), len(documents))
+	}
+	for _, args := range []string{
+		"bom.ndjson", "blank.jsonl", "a.jsonl.gz", "a.jsonl.zst", "misnamed.jsonl", "first.jsonl second.jsonl", "a.jsonl --field meta.body",
+		"a.parquet", "z.parquet", "s.parquet", "a.parquet.gz", "a.parquet --field meta.body", "d",
+	} {
+		t.Run(args, func(t *testing.T) {
+			prepared(t, args+" --by pairs --out out --force")
+			wantSame(t, filesOf(t, "out"), want)
+		})
+	}
+	for name, args := range map[string]string{"a.jsonl": "--as jsonl", "a.jsonl.zst": "--as jsonl", "a.parquet": "--as parquet", "a.parquet.gz": "--as parquet"} {
+		t.Run("standard input of "+name, func(t *testing.T) {
+			cmd := Command()
+			cmd.SetIn(strings.NewReader(files[name]))
+			cmd.SetOut(io.Discard)
+			cmd.SetArgs(strings.Fields("- --by pairs --out piped --force " + args))
+			if err := cmd.Execute(); err != nil {
+				t.Fatal(err)
+			}
+			wantSame(t, filesOf(t, "piped"), want)
+		})
+	}
+}
+
+// A text that is cut into chunks gives the tokens that it gives as one, and val is its end.
+func TestPrepareLongText(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
+	t.Chdir(t.TempDir())
+	rng := rand.New(rand.NewPCG(5, 6))
+	chinese := strings.Repeat(strings.Repeat("汉", 1000)+"。\n", 50)
+	for name, text := range map[string]string{
+		"words": words(rng, 200<<10), "chinese": chinese, "one word": strings.Repeat("x", 100<<10), "blank": words(rng, 10<<10) + strings.Repeat(" \n", 10<<10) + "end",
+	} {
+		t.Run(name, func(t *testing.T) {
+			testfiles.Write(t, map[string]string{"a": text})
+			prepared(t, "a --by pairs --val 0.1 --force --out out")
+			runes := []rune(text)
+			cut := int(float64(len(runes)) * 0.9)
+			for i, part := range []string{string(runes[:cut]), string(runes[cut:])} {
+				var want []uint16
+				for _, token := range append(pairs{}.Append(nil, []byte(part)), pairsEOT) {
+					want = append(want, uint16(token))
+				}
+				if got := readTokens(t, "out/"+splits[i]+".bin"); !slices.Equal(got, want) {
+					t.Errorf("%s: %d tokens that differ from the %d wanted", splits[i], len(got), len(want))
+				}
+			}
+		})
+	}
+}
+
+// What is larger than memory should hold is refused by name, however well it is compressed.
+func TestPrepareTooLong(t *testing.T) {
+	inChunks(t, 1<<10, 64<<10)
+	t.Chdir(t.TempDir())
+	long := strings.Repeat("x", maxLine+1)
+	testfiles.Write(t, map[string]string{
+		"a.jsonl.zst": zstandard("{\"text\": \"ok\"}\n{\"text\": \"" + long), "word.gz": gzipped(long), "a.parquet": table(t, []string{"ok", long}),
+	})
+	for args, want := range map[string]string{
+		"a.jsonl.zst": "a.jsonl.zst: line 2 has more than 65536 bytes, the most that is held in memory: shorten it",
+		"word.gz":     "word.gz: 65536 bytes from byte 0 on without the end of a word",
+		"a.parquet":   "a.parquet: row 2 has more than 65536 bytes",
+	} {
+		if _, err := prepareHere(t.Context(), strings.Fields(args+" --by pairs --val 0 --out out")...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want one that says: %s", args, err, want)
+		}
+	}
+	prepared(t, "word.gz --by byte --val 0 --out out")
+}
+
+func TestPrepareInvalid(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
+	t.Chdir(t.TempDir())
+	bad := strings.Repeat("é", 1<<14) + "\xff\xe6b"
+	testfiles.Write(t, map[string]string{"a": bad, "a.jsonl": "{}\n{\"text\": \"\xff\"}\n", "b.jsonl": "{\"text\": \"\xff\xffb\"}\n", "a.parquet": table(t, []string{"a", "b\xff"})})
+	for args, want := range map[string]string{
+		"a":         "a: not valid UTF-8 at byte 32768: convert it to UTF-8, or use --invalid replace",
+		"b.jsonl":   "b.jsonl: line 1: not valid UTF-8 at byte 10: convert it",
+		"a.parquet": "a.parquet: row 2: not valid UTF-8 at byte 1: ",
+	} {
+		if _, err := prepareHere(t.Context(), strings.Fields(args+" --by pairs --val 0 --out out")...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want one that says: %s", args, err, want)
+		}
+	}
+	for args, want := range map[string]string{"a": "\ufffd\ufffdb", "b.jsonl": "\ufffd\ufffdb", "a.parquet": "ab\ufffd"} {
+		prepared(t, args+" --invalid replace --val 0 --force --out out")
+		got := decoded(readManifest(t), readTokens(t, "out/train.bin"))
+		if !strings.HasSuffix(got, want) {
+			t.Errorf("%s ends in %q, want %q", args, got[max(0, len(got)-20):], want)
+		}
+	}
+}
+
+func TestPrepareGlobs(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Write(t, map[string]string{
+		"a.md": "1", "s/b.md": "2", "s/t/c.md": "3", "s/t/d.go": "4", "s/t/u/e.go": "5", ".hidden/f.md": "6", "s/.g.md": "7",
+	})
+	for args, want := range map[string]string{
+		"**/*.md":                        "123",
+		"s/**/*.go":                      "45",
+		"s/**/t/*.go":                    "4",
+		"s/*/*.md":                       "3",
+		"s/**":                           "2345",
+		"*/**/u/*":                       "5",
+		"s --include *.md":               "23",
+		"s --include *.go --include b.*": "245",
+		"s --include t/*":                "34",
+		"s a.md --include t/**/e.*":      "51",
+		"**/.g.md --include *.md":        "",
+	} {
+		said, err := prepareHere(t.Context(), strings.Fields(args+" --by byte --val 0 --out out --force --eot none --as text")...)
+		if want == "" {
+			if err == nil {
+				t.Errorf("%s: %s", args, said)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", args, err)
+			continue
+		}
+		if got := decoded(readManifest(t), readTokens(t, "out/train.bin")); got != want {
+			t.Errorf("%s: %q, want %q", args, got, want)
+		}
+	}
+}
+
+// Where the end-of-text token goes, and what a loss mask says.
+func TestPrepareEOTAndMask(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Write(t, map[string]string{
+		"a.jsonl": `{"text": "AB", "m": {"p": "Q", "c": "XY"}}` + "\n" + `{"text": "", "m": {"p": "", "c": null}}` + "\n" + `{"text": "C", "m": {"p": "", "c": "Z"}}`,
+	})
+	const e = pairsEOT
+	for args, want := range map[string]struct {
+		tokens []uint16
+		mask   string
+	}{
+		"--eot end":                           {[]uint16{'A', 'B', e, 'C', e}, ""},
+		"--eot begin":                         {[]uint16{e, 'A', 'B', e, 'C'}, ""},
+		"--eot none":                          {[]uint16{'A', 'B', 'C'}, ""},
+		"--mask m.p:0,m.c:1":                  {[]uint16{'Q', 'X', 'Y', e, 'Z', e}, "\x00\x01\x01\x01\x01\x01"},
+		"--mask m.c:1,m.p:0 --eot begin":      {[]uint16{e, 'X', 'Y', 'Q', e, 'Z'}, "\x00\x01\x01\x00\x00\x01"},
+		"--mask m.p:0,m.c:1 --shard-tokens 4": {[]uint16{'Q', 'X', 'Y', e}, "\x00\x01\x01\x01"},
+	} {
+		os.RemoveAll("out")
+		prepared(t, "a.jsonl --by pairs --val 0 --out out "+args)
+		name := "out/train"
+		if strings.Contains(args, "shard") {
+			name += "_000001"
+		}
+		if got := readTokens(t, name+".bin"); !slices.Equal(got, want.tokens) {
+			t.Errorf("%s: tokens %v, want %v", args, got, want.tokens)
+		}
+		if got, _ := os.ReadFile(name + ".mask.bin"); string(got) != want.mask {
+			t.Errorf("%s: mask %x, want %x", args, got, want.mask)
+		}
+	}
+}
+
+// More files, and other places of them, move no document between train and val.
+func TestPrepareMovesNoDocument(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
+	t.Chdir(t.TempDir())
+	documents := someDocuments(300, 200)
+	testfiles.Write(t, map[string]string{"few.jsonl": lines(documents[:100]), "new/most.jsonl.gz": gzipped(lines(documents))})
+	inVal := func(args string) []string {
+		prepared(t, args+" --by pairs --val 0.2 --force --out out")
+		text := decoded(readManifest(t), readTokens(t, "out/val.bin"))
+		return strings.Split(strings.TrimSuffix(text, "<|endoftext|>"), "<|endoftext|>")
+	}
+	few, all := inVal("few.jsonl"), inVal("new")
+	for _, d := range documents[:100] {
+		if slices.Contains(few, d) != slices.Contains(all, d) {
+			t.Errorf("%.20q... moved", d)
+		}
+	}
+	if len(few) < 5 || len(all) < 30 {
+		t.Errorf("val has %d documents of 100, and %d of 300", len(few), len(all))
+	}
+}
+
+// The number of processors shows nowhere.
+func TestPrepareOnAnyNumberOfCores(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
+	t.Chdir(t.TempDir())
+	testfiles.Write(t, map[string]string{"a.jsonl": lines(someDocuments(500, 500))})
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	for _, args := range []string{"--by pairs", "--by char"} {
+		var want map[string]string
+		for _, cores := range []int{1, 2, 5} {
+			runtime.GOMAXPROCS(cores)
+			prepared(t, "a.jsonl --shard-tokens 10000 --force --out out "+args)
+			if got := filesOf(t, "out"); want == nil {
+				want = got
+			} else {
+				wantSame(t, got, want)
+			}
+		}
+	}
+}
+
+// Each format is what its readers expect, in one shard and in many.
+func TestPrepareFormats(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
+	t.Chdir(t.TempDir())
+	documents := someDocuments(100, 300)
+	testfiles.Write(t, map[string]string{"a.jsonl": lines(documents)})
+	var want []uint32
+	var ends []uint64
+	for _, d := range documents {
+		want = append(pairs{}.Append(want, []byte(d)), pairsEOT)
+		ends = append(ends, uint64(len(want)))
+	}
+	u64 := func(s string) []uint64 {
+		numbers := make([]uint64, len(s)/8)
+		binary.Decode([]byte(s), binary.LittleEndian, numbers)
+		return numbers
+	}
+	for _, by := range []string{"pairs", "large"} {
+		width := map[string]int{"pairs": 2, "large": 4}[by]
+		for format, extension := range map[string]string{"headerless": ".bin", "llm.c": ".bin", "npy": ".npy", "megatron": ".bin", "datatrove": ".ds"} {
+			for _, most := range []int{0, 4000} {
+				t.Run(fmt.Sprintf("%s %s %d", by, format, most), func(t *testing.T) {
+					os.RemoveAll("out")
+					prepared(t, fmt.Sprintf("a.jsonl --by %s --val 0 --format %s --shard-tokens %d --out out", by, format, most))
+					m := readManifest(t)
+					files := filesOf(t, "out")
+					var got []uint32
+					var gotEnds []uint64
+					for i, shard := range m.Splits["train"].Shards {
+						raw := files[shard.Name]
+						if fmt.Sprintf("%x", sha(raw)) != shard.SHA256 {
+							t.Errorf("the SHA-256 of %s is another", shard.Name)
+						}
+						if name := fmt.Sprintf("train_%06d%s", i+1, extension); most > 0 && shard.Name != name {
+							t.Errorf("shard %s, want %s", shard.Name, name)
+						}
+						var header string
+						switch format {
+						case "llm.c":
+							fields := [256]int32{20240520, 1, int32(shard.Tokens)}
+							if width == 4 {
+								fields[0], fields[1] = 20240801, 7
+							}
+							b, _ := binary.Append(nil, binary.LittleEndian, fields)
+							header = string(b)
+						case "npy":
+							header = raw[:128]
+							dict := fmt.Sprintf("\x93NUMPY\x01\x00\x76\x00{'descr': '<u%d', 'fortran_order': False, 'shape': (%d,), }", width, shard.Tokens)
+							if strings.TrimRight(header, " \n") != dict || header[127] != '\n' {
+								t.Errorf("header %q, want %q", header, dict)
+							}
+						}
+						raw, ok := strings.CutPrefix(raw, header)
+						if !ok || int64(len(raw)) != shard.Tokens*int64(width) {
+							t.Fatalf("%s: %d bytes after the header, of %d tokens", shard.Name, len(raw), shard.Tokens)
+						}
+						stem := strings.TrimSuffix(shard.Name, extension)
+						switch format {
+						case "datatrove":
+							for _, end := range u64(files[shard.Name+".index"]) {
+								gotEnds = append(gotEnds, uint64(len(got))+end)
+							}
+							if want := fmt.Sprintf("pairs|%d\n%d\n", width, shard.Tokens); !strings.HasPrefix(files[shard.Name+".metadata"], want) {
+								t.Errorf("metadata %q, want %q", files[shard.Name+".metadata"], want)
+							}
+						case "megatron":
+							index := files[stem+".idx"]
+							n := int(shard.Documents)
+							code := map[int]string{2: "\x08", 4: "\x04"}[width]
+							head := "MMIDIDX\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00" + code
+							if !strings.HasPrefix(index, head) || len(index) != 34+4*n+8*n+8*(n+1) || !slices.Equal(u64(index[18:34]), []uint64{uint64(n), uint64(n + 1)}) {
+								t.Fatalf("index of %d bytes begins with %q", len(index), index[:34])
+							}
+							offsets, documents := u64(index[34+4*n:][:8*n]), u64(index[34+12*n:])
+							for i := range n {
+								length := uint64(binary.LittleEndian.Uint32([]byte(index[34+4*i:])))
+								gotEnds = append(gotEnds, uint64(len(got))+offsets[i]/uint64(width)+length)
+								if documents[i] != uint64(i) || documents[n] != uint64(n) {
+									t.Errorf("documents %v", documents)
+								}
+							}
+						default:
+							if most > 0 && i+1 < len(m.Splits["train"].Shards) && shard.Tokens != int64(most) {
+								t.Errorf("%s has %d tokens", shard.Name, shard.Tokens)
+							}
+						}
+						for ; len(raw) > 0; raw = raw[width:] {
+							if width == 2 {
+								got = append(got, uint32(binary.LittleEndian.Uint16([]byte(raw))))
+							} else {
+								got = append(got, binary.LittleEndian.Uint32([]byte(raw)))
+							}
+						}
+					}
+					if !slices.Equal(got, want) {
+						t.Errorf("%d tokens that differ from the %d wanted", len(got), len(want))
+					}
+					if gotEnds != nil && !slices.Equal(gotEnds, ends) {
+						t.Errorf("documents end at %v, want %v", gotEnds, ends)
+					}
+					if split := m.Splits["train"]; split.Tokens != int64(len(want)) || split.Documents != int64(len(documents)) || (most > 0) != (len(split.Shards) > 1) && format != "llm.c" {
+						t.Errorf("the manifest counts %d tokens, %d documents, %d shards", split.Tokens, split.Documents, len(split.Shards))
+					}
+					for name := range files {
+						if strings.HasPrefix(name, ".") {
+							t.Errorf("%s is left", name)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// A run that is interrupted again and again ends with the files of one that is not.
+func TestPrepareGoesOn(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
+	t.Chdir(t.TempDir())
+	documents := someDocuments(1000, 300)
+	testfiles.Write(t, map[string]string{
+		"a.jsonl.zst": zstandard(lines(documents[:350])), "b.parquet": table(t, documents[350:700]), "c": strings.Join(documents, "\n"), "d/a": "x", "d/b": "", "e.jsonl": lines(documents[700:]),
+	})
+	for _, args := range []string{
+		"a.jsonl.zst b.parquet c d e.jsonl --shard-tokens 20000 --by pairs", "a.jsonl.zst b.parquet e.jsonl --shard-tokens 20000 --by char --format megatron",
+		"a.jsonl.zst e.jsonl --shard-tokens 30000 --by large --format llm.c --mask text:0,meta.body:1 --eot begin", "c --shard-tokens 30000 --by pairs --format npy",
+	} {
+		os.RemoveAll("want")
+		os.RemoveAll("out")
+		prepared(t, args+" --out want")
+		rng := rand.New(rand.NewPCG(7, 8))
+		interrupted := 0
+		for {
+			ctx, cancel := context.WithCancel(t.Context())
+			stop := time.AfterFunc(time.Duration(rng.IntN(1+20*interrupted))*time.Millisecond, cancel)
+			_, err := prepareHere(ctx, append(strings.Fields(args), "--out", "out")...)
+			stop.Stop()
+			cancel()
+			if err == nil {
+				break
+			}
+			if !strings.HasPrefix(err.Error(), "interrupted") {
+				t.Fatalf("%s: %v", args, err)
+			}
+			interrupted++
+		}
+		t.Logf("interrupted %d times", interrupted)
+		wantSame(t, filesOf(t, "out"), filesOf(t, "want"))
+	}
+}
+
+func sha(s string) [32]byte { return sha256.Sum256([]byte(s)) }
+
+// What a run left is continued by the same command only, unless --force begins again.
+func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
+	t.Chdir(t.TempDir())
+	documents := someDocuments(300, 300)
+	testfiles.Write(t, map[string]string{"a.jsonl": lines(documents), "b.jsonl": lines(documents[:200]) + "no JSON\n", "c.jsonl": lines(documents[:10])})
+	const args = " --by pairs --shard-tokens 5000 --out out"
+	unfinished := func() {
+		t.Helper()
+		testfiles.Write(t, map[string]string{"b.jsonl": lines(documents[:200]) + "no JSON\n"})
+		os.RemoveAll("out")
+		_, err := prepareHere(t.Context(), strings.Fields("b.jsonl"+args)...)
+		if err == nil || !strings.HasSuffix(err.Error(), "; the same command goes on from what is done") {
+			t.Fatalf("error %v, want one that says how to go on", err)
+		}
+		wantLeft(t, ".prepare")
+	}
+	for other, want := range map[string]string{
+		"b.jsonl --eot begin":    "out/.prepare is of an unfinished run with other options: repeat those, or give --force to begin again: eot was end, not begin",
+		"c.jsonl":                "out/.prepare is of an unfinished run, and since then the texts, or their sizes or modification times, are others",
+		"b.jsonl --include *.md": "line 201: is no JSON object", // which only directories heed
+	} {
+		unfinished()
+		if _, err := prepareHere(t.Context(), strings.Fields(other+args)...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want one that says: %s", other, err, want)
+		}
+		wantLeft(t, ".prepare")
+	}
+	prepared(t, "c.jsonl --val 0 --force"+args)
+	os.RemoveAll("want")
+	prepared(t, "c.jsonl --val 0 --by pairs --shard-tokens 5000 --out want")
+	wantSame(t, filesOf(t, "out"), filesOf(t, "want"))
+
+	// Somebody else at work.
+	w, err := openWorkplace("out")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.close()
+	if _, err := prepareHere(t.Context(), strings.Fields("a.jsonl --force"+args)...); err == nil || !strings.Contains(err.Error(), "out/.prepare: another batchfs prepare writes there") {
+		t.Errorf("two at once: %v", err)
+	}
+}
+
+// A mount never sees shards of two runs as one split.
+func TestPrepareForceRemovesOldShards(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
+	t.Chdir(t.TempDir())
+	documents := someDocuments(100, 300)
+	testfiles.Write(t, map[string]string{"many.jsonl": lines(documents), "few.jsonl": lines(documents[:50])})
+	prepared(t, "many.jsonl --by pairs --shard-tokens 2000 --format megatron --mask text:1 --out out")
+	testfiles.Write(t, map[string]string{"out/notes": "mine"})
+	prepared(t, "few.jsonl --by pairs --shard-tokens 2000 --out out --force")
+	prepared(t, "few.jsonl --by pairs --shard-tokens 2000 --out want")
+	want := filesOf(t, "want")
+	want["notes"] = "mine"
+	wantSame(t, filesOf(t, "out"), want)
+	prepared(t, "few.jsonl --by pairs --out out --force")
+	wantLeft(t, "notes", "train.bin", "val.bin", "vocab.json")
+
+	testfiles.Write(t, map[string]string{"out/train_000009.bin": "mine"})
+	_, err := prepareHere(t.Context(), strings.Fields("few.jsonl --by pairs --out out --force")...)
+	if err == nil || !strings.Contains(err.Error(), "out/train_000009.bin: is no file of the vocab.json there, and would be mixed with the new ones: move it away") {
+		t.Errorf("a file of others: %v", err)
+	}
+	wantLeft(t, "notes", "train.bin", "train_000009.bin", "val.bin", "vocab.json")
+}
+
+// What --dry-run says is near what there is, and nothing is written.
+func TestPrepareDryRun(t *testing.T) {
+	inChunks(t, 256<<10, 1<<20)
+	t.Chdir(t.TempDir())
+	documents := someDocuments(6000, 300)
+	all := lines(documents)
+	files := map[string]string{"a.jsonl": all, "a.jsonl.zst": zstandard(all), "a.jsonl.gz": gzipped(all), "a.parquet": table(t, documents)}
+	testfiles.Write(t, files)
+	for i, d := range documents[:600] {
+		testfiles.Write(t, map[string]string{fmt.Sprintf("d/%d", i): strings.Repeat(d, 10)})
+	}
+	files["d"] = ""
+	tokens := 0.0
+	for _, d := range documents {
+		tokens += float64(len(pairs{}.Append(nil, []byte(d))) + 1)
+	}
+	for args := range maps.Keys(files) {
+		var got float64
+		said := prepared(t, args+" --by pairs --dry-run")
+		if _, err := fmt.Sscanf(said, "about %g tokens in ", &got); err != nil || got < 0.8*tokens || got > 1.2*tokens { // zstd reads ahead
+			t.Errorf("%s: said %q, want about %g tokens", args, said, tokens)
+		}
+	}
+	entries, _ := os.ReadDir(".")
+	if len(entries) != 5 {
+		t.Errorf("there is more than before: %v", entries)
+	}
+}
+
+// A file whose end is unlike its beginning is judged by both.
+func TestPrepareDryRunOfSorted(t *testing.T) {
+	inChunks(t, 16<<10, 1<<20)
+	t.Chdir(t.TempDir())
+	documents := someDocuments(6000, 300)
+	for i := range documents[2000:] {
+		documents[2000+i] = fmt.Sprint(i) + strings.Repeat(" 1234 é ü", 40)
+	}
+	testfiles.Write(t, map[string]string{"a.jsonl": lines(documents), "a.txt": strings.Join(documents, "\n"), "b/short.txt": "a few words"})
+	for _, args := range []string{"a.jsonl", "a.txt", "b a.txt", "a.txt --eot begin"} {
+		var got, n float64
+		said := prepared(t, args+" --by pairs --dry-run")
+		fmt.Sscanf(said, "about %g tokens in %g documents", &got, &n)
+		os.RemoveAll("out")
+		prepared(t, args+" --by pairs --val 0 --out out")
+		split := readManifest(t).Splits["train"]
+		if tokens := float64(split.Tokens); got < 0.9*tokens || got > 1.1*tokens {
+			t.Errorf("%s: said %q, want about %g tokens", args, said, tokens)
+		}
+		if documents := float64(split.Documents); n < 0.8*documents || n > 1.2*documents {
+			t.Errorf("%s: said %q, want about %g documents", args, said, documents)
+		}
+	}
+}
+
+// A text that is cut where wordEnd says has the tokens that it has as a whole, with every tokenizer.
+func TestWordEnd(t *testing.T) {
+	pieces := []string{" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u3000", "\u2028", "a", "b'", "'s", "'S", "x'll", "Hello", "É", "e\u0301", "\u0301", "汉", "字。", "。",
+		"1", "1234", "½", ".", "...", "/", "//", "_", "\"", "🚀", "👨‍👩‍👧", "ह", "ि", "ŉ", "ſ", "ｱ", "한", "ᄒ", "ᅡ", "\ufeff", "\x00", "ǅ", "ʰ", "<|endoftext|>"}
+	rng := rand.New(rand.NewPCG(9, 10))
+	for name, open := range tokenizers {
+		if name == vocabulary.Char || name == vocabulary.Byte {
+			continue
+		}
+		tokenizer, err := open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := tokenizer.NewEncoder()
+		cuts := 0
+		for range 20_000 {
+			var b strings.Builder
+			for range 1 + rng.IntN(8) {
+				b.WriteString(pieces[rng.IntN(len(pieces))])
+			}
+			text := []byte(b.String())
+			for end := range text {
+				n := wordEnd(text[:end])
+				if n == 0 {
+					continue
+				}
+				cuts++
+				whole, parts := e.Append(nil, text), e.Append(e.Append(nil, text[:n]), text[n:])
+				if !slices.Equal(whole, parts) {
+					t.Fatalf("%s: %q has tokens %v, and %v cut at %d", name, text, whole, parts, n)
+				}
+			}
+		}
+		t.Logf("%s: %d cuts", name, cuts)
+	}
+}

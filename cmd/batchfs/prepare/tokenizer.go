@@ -1,0 +1,144 @@
+package prepare
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"unicode/utf8"
+
+	"batchfs/cmd/batchfs/prepare/bpe"
+	"batchfs/cmd/batchfs/vocabulary"
+)
+
+// A tokenizer makes tokens of text, and text of tokens.
+type tokenizer interface {
+	Name() string
+	Size() int64               // tokens are below it
+	EndOfText() (uint32, bool) // the token that separates documents, if there is one
+	Bytes(token uint32) []byte // what a token stands for
+	NewEncoder() encoder
+}
+
+// An encoder appends the tokens of a text. Each goroutine needs its own.
+type encoder interface {
+	Append(tokens []uint32, text []byte) []uint32
+}
+
+// tokenizers are those that --by names. That of char counts: the texts decide which characters there are.
+var tokenizers = map[string]func() (tokenizer, error){
+	vocabulary.Char: func() (tokenizer, error) { return new(counter), nil },
+	vocabulary.Byte: func() (tokenizer, error) { return byteTokenizer{}, nil },
+	"gpt2":          func() (tokenizer, error) { return bytePairs(bpe.Named("gpt2")) },
+	"cl100k":        func() (tokenizer, error) { return bytePairs(bpe.Named("cl100k")) },
+	"o200k":         func() (tokenizer, error) { return bytePairs(bpe.Named("o200k")) },
+}
+
+func tokenizerNamed(by string) (tokenizer, error) {
+	if open, ok := tokenizers[by]; ok {
+		return open()
+	}
+	if !strings.HasSuffix(by, ".json") {
+		return nil, fmt.Errorf("--by: must be char, byte, gpt2, cl100k, o200k or the path of a tokenizer.json (got %q)", by)
+	}
+	return bytePairs(bpe.ReadHuggingFace(by))
+}
+
+func bytePairs(t *bpe.Tokenizer, err error) (tokenizer, error) {
+	if err != nil {
+		return nil, fmt.Errorf("--by: %w", err)
+	}
+	return bpeTokenizer{t}, nil
+}
+
+// bpeTokenizer is a vocabulary of byte pairs.
+type bpeTokenizer struct{ *bpe.Tokenizer }
+
+func (t bpeTokenizer) NewEncoder() encoder { return t.Tokenizer.NewEncoder() }
+
+// byteTokenizer takes bytes for tokens.
+type byteTokenizer struct{}
+
+func (byteTokenizer) Name() string              { return vocabulary.Byte }
+func (byteTokenizer) Size() int64               { return 256 }
+func (byteTokenizer) EndOfText() (uint32, bool) { return 0, false }
+func (byteTokenizer) Bytes(token uint32) []byte { return []byte{byte(token)} }
+func (byteTokenizer) NewEncoder() encoder       { return byteTokenizer{} }
+
+func (byteTokenizer) Append(tokens []uint32, text []byte) []uint32 {
+	tokens = slices.Grow(tokens, len(text))
+	for _, b := range text {
+		tokens = append(tokens, uint32(b))
+	}
+	return tokens
+}
+
+// characters numbers a sorted set of characters, from 0.
+type characters struct {
+	ids   [utf8.MaxRune + 1]uint32
+	runes []rune // sorted
+}
+
+func newCharacters(runes []rune) *characters {
+	c := &characters{runes: runes}
+	for r := range c.ids {
+		c.ids[r] = uint32(len(runes)) // no token: it is not in the set
+	}
+	for id, r := range runes {
+		c.ids[r] = uint32(id)
+	}
+	return c
+}
+
+func (*characters) Name() string                { return vocabulary.Char }
+func (c *characters) Size() int64               { return int64(len(c.runes)) }
+func (*characters) EndOfText() (uint32, bool)   { return 0, false }
+func (c *characters) Bytes(token uint32) []byte { return []byte(string(c.runes[token])) }
+func (c *characters) NewEncoder() encoder       { return c }
+
+func (c *characters) Append(tokens []uint32, text []byte) []uint32 {
+	for _, r := range string(text) {
+		tokens = append(tokens, c.ids[r])
+	}
+	return tokens
+}
+
+// counter makes a token 0 of each character, and notes which there are.
+type counter struct {
+	mu   sync.Mutex                // guards seen
+	seen []*[utf8.MaxRune + 1]bool // by encoder
+}
+
+func (*counter) Name() string              { return vocabulary.Char }
+func (*counter) Size() int64               { return 1 }
+func (*counter) EndOfText() (uint32, bool) { return 0, false }
+func (*counter) Bytes(uint32) []byte       { return nil }
+
+func (c *counter) NewEncoder() encoder {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	seen := new([utf8.MaxRune + 1]bool)
+	c.seen = append(c.seen, seen)
+	return countingEncoder{seen}
+}
+
+type countingEncoder struct{ seen *[utf8.MaxRune + 1]bool }
+
+func (c countingEncoder) Append(tokens []uint32, text []byte) []uint32 {
+	for _, r := range string(text) {
+		c.seen[r] = true
+		tokens = append(tokens, 0)
+	}
+	return tokens
+}
+
+// runes are the characters that were seen, sorted.
+func (c *counter) runes() []rune {
+	var runes []rune
+	for r := range rune(utf8.MaxRune + 1) {
+		if slices.ContainsFunc(c.seen, func(seen *[utf8.MaxRune + 1]bool) bool { return seen[r] }) {
+			runes = append(runes, r)
+		}
+	}
+	return runes
+}

@@ -1,0 +1,366 @@
+package survey
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"batchfs/cache"
+	"batchfs/cmd/batchfs/config"
+	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/cmd/batchfs/terminal"
+)
+
+// texts writes files of random uint16 tokens from 1 to 99 into a new working directory, which also has the user's cache, and
+// returns them by name.
+func texts(t *testing.T, sizes map[string]int) map[string][]uint16 {
+	t.Helper()
+	t.Chdir(t.TempDir())
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	rng, all := rand.New(rand.NewPCG(5, 6)), map[string][]uint16{}
+	for _, name := range slices.Sorted(maps.Keys(sizes)) {
+		for range sizes[name] {
+			all[name] = append(all[name], uint16(1+rng.IntN(99)))
+		}
+		save(t, name, all[name])
+	}
+	return all
+}
+
+func save(t *testing.T, name string, tokens []uint16) {
+	t.Helper()
+	raw := make([]byte, 0, 2*len(tokens))
+	for _, v := range tokens {
+		raw = binary.LittleEndian.AppendUint16(raw, v)
+	}
+	testfiles.Write(t, map[string]string{name: string(raw)})
+}
+
+// load decodes a configuration.
+func load(t *testing.T, text string) *config.Config {
+	t.Helper()
+	testfiles.Write(t, map[string]string{"config.toml": text})
+	c, err := new(config.Flags).Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+const small = "[batch]\nblock_size = 16\nbatch_size = 2\ntoken_dtype = 'uint16'\nvocab_size = 100\n"
+
+func checkAll(t *testing.T, text string) *Report {
+	t.Helper()
+	c := load(t, text)
+	report, err := Check(t.Context(), c.Splits, c.Memory, CheckOptions{}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if report.OK != (len(report.Problems) == 0) {
+		t.Errorf("ok is %v with %d problems", report.OK, len(report.Problems))
+	}
+	return report
+}
+
+// said are the problems without their messages, a line each.
+func said(r *Report) string {
+	text := ""
+	for _, p := range r.Problems {
+		text += fmt.Sprintf("%s %s %d %d %s %d\n", p.Kind, filepath.Base(string(p.File)), p.Index, p.Count, filepath.Base(string(p.Other)), p.OtherIndex)
+	}
+	return text
+}
+
+func TestCheckOfGoodFiles(t *testing.T) {
+	texts(t, map[string]int{"a.bin": 5000, "b.bin": 3000, "val.bin": 1000})
+	r := checkAll(t, small+"[splits.train]\ntokens = ['a.bin', 'b.bin']\n[splits.val]\ntokens = 'val.bin'\n")
+	if !r.OK || r.Tokens != 9000 || r.Bytes != 18000 || r.Files != 3 || !r.Compared {
+		t.Errorf("%+v", r)
+	}
+}
+
+// Each fault is found, at its place.
+func TestCheckFindsFaults(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		spoil func(t *testing.T, all map[string][]uint16)
+		want  string
+	}{
+		{"vocabulary", func(t *testing.T, all map[string][]uint16) {
+			all["a.bin"][4321], all["a.bin"][4400] = 100, 65535
+			save(t, "a.bin", all["a.bin"])
+		}, "vocabulary a.bin 4321 2 . 0\n"},
+		{"zeros", func(t *testing.T, all map[string][]uint16) {
+			clear(all["a.bin"][2500:])
+			save(t, "a.bin", all["a.bin"])
+		}, "zeros a.bin 2500 2500 . 0\n"},
+		{"truncated", func(t *testing.T, all map[string][]uint16) {
+			os.Truncate("b.bin", 4001)
+		}, "unreadable b.bin 0 0 . 0\n"},
+		{"missing", func(t *testing.T, all map[string][]uint16) {
+			os.Remove("b.bin")
+		}, "unreadable b.bin 0 0 . 0\n"},
+		{"duplicate", func(t *testing.T, all map[string][]uint16) {
+			save(t, "b.bin", all["a.bin"])
+			os.Truncate("b.mask", 5000)
+		}, "duplicate b.bin 0 5000 a.bin 0\n"},
+		{"overlap", func(t *testing.T, all map[string][]uint16) {
+			copy(all["b.bin"][7:1501], all["a.bin"][3001:])
+			save(t, "b.bin", all["b.bin"])
+		}, "overlap b.bin 7 1494 a.bin 3001\n"},
+		{"overlap of splits", func(t *testing.T, all map[string][]uint16) {
+			save(t, "val.bin", all["b.bin"][123:1123])
+		}, "overlap val.bin 0 1000 b.bin 123\n"},
+		{"repeats", func(t *testing.T, all map[string][]uint16) {
+			copy(all["a.bin"][3500:], all["a.bin"][1000:2100])
+			save(t, "a.bin", all["a.bin"])
+		}, "overlap a.bin 3500 1100 a.bin 1000\n"},
+		{"index", func(t *testing.T, all map[string][]uint16) {
+			ends := make([]byte, 0, 8*4000)
+			for i := range 2999 {
+				ends = binary.LittleEndian.AppendUint64(ends, uint64(i+1))
+			}
+			copy(ends[8*2000:], ends[8*1500:8*1501]) // not in the blocks that are looked at when the file is opened
+			testfiles.Write(t, map[string]string{"b.bin.index": string(binary.LittleEndian.AppendUint64(ends, 3000))})
+		}, "documents b.bin 0 0 . 0\n"},
+		{"mask", func(t *testing.T, all map[string][]uint16) {
+			os.Truncate("b.mask", 2999)
+		}, "length b.mask 0 -1 b.bin 0\n"},
+		{"too short", func(t *testing.T, all map[string][]uint16) {
+			save(t, "val.bin", all["val.bin"][:10])
+		}, "split . 0 0 . 0\n"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			all := texts(t, map[string]int{"a.bin": 5000, "b.bin": 3000, "val.bin": 1000})
+			testfiles.Write(t, map[string]string{"a.mask": strings.Repeat("\x01", 5000), "b.mask": strings.Repeat("\x01", 3000)})
+			test.spoil(t, all)
+			r := checkAll(t, small+"[splits.train]\ntokens = ['a.bin', 'b.bin']\n[[splits.train.arrays]]\nname = 'mask'\n"+
+				"files = ['a.mask', 'b.mask']\ndtype = 'uint8'\n[splits.val]\ntokens = 'val.bin'\n")
+			if got := said(r); got != test.want {
+				t.Errorf("%s\nwant %s\n%+v", got, test.want, r)
+			}
+		})
+	}
+}
+
+// Elements that are no tokens are compared, too, and counted as elements.
+func TestCheckOfRows(t *testing.T) {
+	all := texts(t, map[string]int{"a.bin": 8000, "b.bin": 4000})
+	copy(all["b.bin"][80:3920], all["a.bin"][160:])
+	save(t, "b.bin", all["b.bin"])
+	r := checkAll(t, "[batch]\nbatch_size = 2\nlayout = 'rows'\ntoken_dtype = 'float32'\nshape = [4]\n[splits.train]\ntokens = ['a.bin', 'b.bin']\n")
+	if got, want := said(r), "overlap b.bin 10 480 a.bin 20\n"; got != want || r.Tokens != 1500 || r.Compared {
+		t.Errorf("%swant %s%+v", got, want, r)
+	}
+}
+
+// Tokens are counted in segments, and segments that an earlier check has read are not read again. What it found is found still.
+func TestCheckContinues(t *testing.T) {
+	all := texts(t, map[string]int{"a.bin": 50000, "b.bin": 30000})
+	all["a.bin"][10], all["b.bin"][29999] = 200, 300
+	copy(all["b.bin"][:25000], all["a.bin"][20001:])
+	save(t, "a.bin", all["a.bin"])
+	save(t, "b.bin", all["b.bin"])
+	c := load(t, small+"[splits.train]\ntokens = ['a.bin', 'b.bin']\n")
+	begin := func() *check {
+		k := &check{size: 8192, stderr: io.Discard}
+		if err := k.open(c.Splits, c.Memory); err != nil {
+			t.Fatal(err)
+		}
+		k.chooseWindow(0)
+		return k
+	}
+	const want = "vocabulary a.bin 10 1 . 0\nvocabulary b.bin 29999 1 . 0\noverlap b.bin 0 25000 a.bin 20001\n"
+	for _, done := range []int{0, 1, 7, 20} {
+		first := begin()
+		segments := first.segments()
+		var err error
+		if first.state, _, err = openState(first.key(), true); err != nil {
+			t.Fatal(err)
+		}
+		if err := first.readSegments(t.Context(), segments[:done], terminal.NewProgress(io.Discard, "", 1, terminal.Bytes)); err != nil {
+			t.Fatal(err)
+		}
+		first.state.file.WriteString(`{"file":0,"segm`) // as a kill leaves it
+		first.state.close()
+		cancelled, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := begin().readAll(cancelled, false); done < 20 && (err == nil || !strings.Contains(err.Error(), "interrupted")) {
+			t.Errorf("cancelled: %v", err)
+		}
+		second := begin()
+		if err := second.readAll(t.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+		second.judge()
+		if got := said(&second.report); got != want {
+			t.Errorf("after %d segments: %s", done, got)
+		}
+		if resumed := second.report.Resumed; resumed == 0 != (done == 0) || done < 10 && resumed != int64(done*8192) {
+			t.Errorf("after %d segments: %d bytes resumed", done, resumed)
+		}
+		if _, err := os.Stat(second.state.path); err == nil {
+			t.Error("the state of a check that ended is left")
+		}
+	}
+	again, other := begin(), begin()
+	save(t, "b.bin", all["b.bin"][1:])
+	if changed := begin(); changed.key() == again.key() || other.key() != again.key() {
+		t.Error("a changed file must have another state, the same files the same")
+	}
+}
+
+// WriteIndex writes where documents end, and replaces only what says otherwise, with force.
+func TestWriteIndex(t *testing.T) {
+	t.Chdir(t.TempDir())
+	save(t, "a.bin", []uint16{5, 6, 0, 7, 0, 0, 8})
+	o := cache.Options{}
+	o.DType = "uint16"
+	write := func(eot int64, force bool) (Index, error) {
+		return WriteIndex(t.Context(), "a.bin", o, eot, force, io.Discard)
+	}
+	ends := func() (list []uint64) {
+		raw := testfiles.Bytes(t, "a.bin.index", 0, 1000)
+		for ; len(raw) >= 8; raw = raw[8:] {
+			list = append(list, binary.LittleEndian.Uint64(raw))
+		}
+		return list
+	}
+	if index, err := write(0, false); err != nil || index.Documents != 4 || index.Kept {
+		t.Fatal(index, err)
+	}
+	if want := []uint64{3, 5, 6, 7}; !slices.Equal(ends(), want) {
+		t.Errorf("ends %v, want %v", ends(), want)
+	}
+	if index, err := write(0, false); err != nil || !index.Kept {
+		t.Error(index, err)
+	}
+	if _, err := write(8, false); err == nil || !strings.Contains(err.Error(), "--force") {
+		t.Error(err)
+	}
+	if index, err := write(8, true); err != nil || index.Documents != 1 || !slices.Equal(ends(), []uint64{7}) {
+		t.Error(index, err, ends())
+	}
+	for _, eot := range []int64{9, 1 << 16} {
+		if _, err := write(eot, true); err == nil || !strings.Contains(err.Error(), "--eot") {
+			t.Error(eot, err)
+		}
+	}
+	if list, err := os.ReadDir("."); err != nil || len(list) != 2 {
+		t.Errorf("%v is left, %v", list, err)
+	}
+}
+
+// Look counts every number once, and documents from one end to the next.
+func TestLook(t *testing.T) {
+	t.Chdir(t.TempDir())
+	save(t, "a.bin", []uint16{5, 6, 0, 7, 1000, 2, 0, 8})
+	testfiles.Write(t, map[string]string{"vocab.json": `{"kind":"char","vocab_size":9,"tokens":["\n","a","b","c","d","e","f","g","h"]}`})
+	o := LookOptions{EOT: 0}
+	o.Open.DType = "uint16"
+	var s Survey
+	if err := s.Look(t.Context(), "a.bin", o, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	f := s.Files[0]
+	if f.Tokens != 8 || f.Documents != 3 || f.Largest != uint64(1000) || f.Read != 16 || f.Format != "headerless" || len(f.Samples) != 1 {
+		t.Errorf("%+v", f)
+	}
+	if want := []Bin{{0, 0, 2}, {1, 1, 0}, {2, 3, 1}, {4, 7, 3}, {8, 15, 1}}; !slices.Equal(s.Numbers[:5], want) || s.Numbers[10] != (Bin{512, 1023, 1}) {
+		t.Errorf("numbers %v", s.Numbers)
+	}
+	if want := []Bin{{1, 1, 1}, {2, 3, 1}, {4, 7, 1}}; !slices.Equal(s.Lengths, want) {
+		t.Errorf("lengths %v", s.Lengths)
+	}
+	var text bytes.Buffer
+	s.Print(&text)
+	for _, want := range []string{"8 tokens", "3 documents", "largest id 1000\n", `"ef\ng` + "\ufffd" + `1000b\nh"`, "512 to 1023  █████████████▍ 12.5%"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("%s\nlacks %q", &text, want)
+		}
+	}
+	o.Open.DType, o.EOT = "int16", -1
+	save(t, "signed.bin", []uint16{5, 0xffff, 6})
+	s = Survey{}
+	if err := s.Look(t.Context(), "signed.bin", o, io.Discard); err != nil || s.Files[0].Largest != int64(6) || s.Numbers[0].Count != 1 {
+		t.Errorf("%v %+v %v", err, s.Files[0], s.Numbers)
+	}
+}
+
+// Documents are those of the index, where there is one, and numbers that are no tokens are described all the same.
+func TestLookAtFormats(t *testing.T) {
+	t.Chdir(t.TempDir())
+	save(t, "a.bin", []uint16{5, 6, 0, 7, 0})
+	o := LookOptions{EOT: -1}
+	o.Open.DType = "uint16"
+	if _, err := WriteIndex(t.Context(), "a.bin", o.Open, 0, false, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	header := "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3)}"
+	npy := fmt.Sprintf("\x93NUMPY\x01\x00\x76\x00%-117s\n", header) + strings.Repeat("\x00", 24)
+	testfiles.Write(t, map[string]string{"b.npy": npy, "c.bin": "\x01\x00", "c.bin.index": "\x02\x00\x00\x00\x00\x00\x00\x00"})
+	var s Survey
+	for _, path := range []string{"a.bin", "b.npy"} {
+		o.Open.GuessedDType = path == "b.npy"
+		if err := s.Look(t.Context(), path, o, io.Discard); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if f := s.Files[0]; f.Documents != 2 || !f.Indexed || !slices.Equal(s.Lengths, []Bin{{2, 3, 2}}) {
+		t.Errorf("%+v, lengths %v", f, s.Lengths)
+	}
+	var text bytes.Buffer
+	s.Print(&text)
+	if want := "npy, float32, shape (2, 3), 24 bytes\n"; s.Files[1].Tokens != 0 || !strings.Contains(text.String(), want) {
+		t.Errorf("%s\nlacks %q", &text, want)
+	}
+	if err := s.Look(t.Context(), "c.bin", o, io.Discard); err == nil || len(s.Files) != 3 || s.Files[2].Tokens != 1 {
+		t.Errorf("a wrong index: %v, %+v", err, s.Files)
+	}
+}
+
+// Of a large file a sample is read, unless all is.
+func TestLookSamples(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
+	t.Chdir(t.TempDir())
+	save(t, "a.bin", []uint16{7})
+	const size = 5 * sampledBlocks * sampledBytes / 4
+	if err := os.Truncate("a.bin", size); err != nil {
+		t.Fatal(err)
+	}
+	o := LookOptions{EOT: -1}
+	o.Open.DType = "uint64"
+	for _, o.All = range []bool{false, true} {
+		var s Survey
+		if err := s.Look(t.Context(), "a.bin", o, io.Discard); err != nil {
+			t.Fatal(err)
+		}
+		want := int64(size)
+		if !o.All {
+			want = sampledBlocks * sampledBytes
+		}
+		var text bytes.Buffer
+		s.Print(&text)
+		if s.Files[0].Read != want || strings.Contains(text.String(), "sample") == o.All {
+			t.Errorf("all %v: %d bytes\n%s", o.All, s.Files[0].Read, &text)
+		}
+		var counted int64
+		for _, b := range s.Numbers {
+			counted += b.Count
+		}
+		if counted != want/8 || s.Numbers[3] != (Bin{4, 7, 1}) {
+			t.Errorf("all %v: %v", o.All, s.Numbers)
+		}
+	}
+}

@@ -1,0 +1,75 @@
+package survey
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"math/bits"
+	"strings"
+)
+
+// A histogram counts numbers by powers of two: 0, 1, 2 to 3, 4 to 7 and so on, and those below 0 together.
+type histogram [66]int64
+
+// A Bin counts the numbers from From to To.
+type Bin struct {
+	From  int64  `json:"from"`
+	To    uint64 `json:"to"`
+	Count int64  `json:"count"`
+}
+
+// below0 is the bin of negative numbers.
+const below0 = 65
+
+func (h *histogram) add(n uint64) { h[bits.Len64(n)]++ }
+
+// bins are those from the first to the last that counted something.
+func (h *histogram) bins() []Bin {
+	all := []Bin{{math.MinInt64, 0, h[below0]}, {0, 0, h[0]}}
+	for i, count := range h[1:below0] {
+		all = append(all, Bin{int64(min(1<<i, math.MaxInt64)), 1<<i + (1<<i - 1), count})
+	}
+	for len(all) > 0 && all[0].Count == 0 {
+		all = all[1:]
+	}
+	for len(all) > 0 && all[len(all)-1].Count == 0 {
+		all = all[:len(all)-1]
+	}
+	return all
+}
+
+// label names the numbers of the bin.
+func (b Bin) label() string {
+	switch {
+	case b.From < 0:
+		return "below 0"
+	case uint64(b.From) == b.To:
+		return fmt.Sprint(b.From)
+	}
+	return fmt.Sprintf("%d to %d", b.From, b.To)
+}
+
+// drawBins draws a line for each bin: its numbers, a bar, and its share.
+func drawBins(out io.Writer, bins []Bin) {
+	var most, all int64
+	labels := 0
+	for _, b := range bins {
+		most, all, labels = max(most, b.Count), all+b.Count, max(labels, len(b.label()))
+	}
+	for _, b := range bins {
+		share := fmt.Sprintf("%.1f%%", 100*float64(b.Count)/float64(all))
+		if share == "0.0%" {
+			share = fmt.Sprint(b.Count)
+		}
+		fmt.Fprintf(out, "  %*s  %s %s\n", labels, b.label(), bar(b.Count, most), share)
+	}
+}
+
+// barWidth is the number of columns of the longest bar.
+const barWidth = 40
+
+// bar draws n, where most is the longest bar. What is not 0 has an eighth of a column at least.
+func bar(n, most int64) string {
+	eighths := int(math.Ceil(8 * barWidth * float64(n) / float64(most)))
+	return strings.Repeat("█", eighths/8) + strings.TrimSpace(string([]rune(" ▏▎▍▌▋▊▉")[eighths%8]))
+}

@@ -1,0 +1,140 @@
+package survey
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"batchfs/cache"
+	"batchfs/cmd/batchfs/terminal"
+)
+
+// An Index is a file that WriteIndex wrote.
+type Index struct {
+	Path      string
+	Documents int64
+	Kept      bool // it was there already, the same
+}
+
+// WriteIndex writes path.index beside a token file: for each document the number of tokens up to its end, as little-endian uint64,
+// in the layout of datatrove. A document ends with the token eot, or with the file. The index gets its name when it is complete.
+// One that differs is replaced only with force.
+func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, force bool, stderr io.Writer) (index Index, err error) {
+	if o, eot, err = withVocabulary(path, o, eot); err != nil {
+		return index, err
+	}
+	if eot < 0 {
+		return index, errors.New("--eot: name the token that ends a document, as in --eot 50256, which is GPT-2's")
+	}
+	a, err := cache.Open([]string{path}, o)
+	if err != nil {
+		return index, err
+	}
+	switch {
+	case a.Manifest().Files[0].Format.Name == "megatron":
+		return index, fmt.Errorf("%s: the .idx of Megatron-LM beside it says where its documents end, and no other index is looked at", path)
+	case !isTokens(a):
+		return index, fmt.Errorf("%s holds %s, not tokens", path, a.DType())
+	case a.DType().Size() < 8 && eot>>(8*a.DType().Size()) > 0:
+		return index, fmt.Errorf("%s: its tokens are %s, which cannot be %d; is --eot right?", path, a.DType(), eot)
+	}
+	index.Path = path + ".index"
+	tmp, err := createBeside(index.Path)
+	if err != nil {
+		return index, err
+	}
+	defer os.Remove(tmp.Name())
+	defer tmp.Close()
+	w := bufio.NewWriterSize(tmp, blockSize)
+	if index.Documents, err = writeEnds(ctx, w, a, eot, path, stderr); err != nil {
+		return index, err
+	}
+	if err := cmp.Or(w.Flush(), tmp.Sync()); err != nil {
+		return index, err
+	}
+	same, err := sameContent(tmp.Name(), index.Path)
+	switch {
+	case err == nil && same:
+		index.Kept = true
+		return index, nil
+	case err == nil && !force:
+		return index, fmt.Errorf("%s exists, and says otherwise where documents end; --force replaces it", index.Path)
+	case err != nil && !errors.Is(err, os.ErrNotExist):
+		return index, err
+	}
+	return index, os.Rename(tmp.Name(), index.Path)
+}
+
+// createBeside makes a file in the directory of path, with the permissions of a new one.
+func createBeside(path string) (*os.File, error) {
+	name := fmt.Sprintf(".%s-%d", filepath.Base(path), os.Getpid())
+	return os.OpenFile(filepath.Join(filepath.Dir(path), name), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o666)
+}
+
+// writeEnds writes where the documents of an array end.
+func writeEnds(ctx context.Context, w io.Writer, a *cache.Array, eot int64, path string, stderr io.Writer) (documents int64, err error) {
+	progress := terminal.NewProgress(stderr, path, a.Bytes(), terminal.Bytes)
+	defer progress.Finish()
+	d, last := decoder{dtype: a.DType()}, int64(0)
+	var ends []byte
+	err = read(ctx, a, 0, a.Len(), func(at int64, raw []byte) error {
+		ends = ends[:0]
+		for i, v := range d.decode(raw) {
+			if v == uint64(eot) {
+				last = at + int64(i) + 1
+				ends = binary.LittleEndian.AppendUint64(ends, uint64(last))
+			}
+		}
+		documents += int64(len(ends) / 8)
+		progress.Add(len(raw))
+		_, err := w.Write(ends)
+		return err
+	})
+	switch {
+	case err != nil:
+		return 0, err
+	case documents == 0:
+		return 0, fmt.Errorf("%s: no token is %d, so no document ends; is --eot right?", path, eot)
+	case last < a.Len(): // a rest is a document too
+		documents++
+		_, err = w.Write(binary.LittleEndian.AppendUint64(nil, uint64(a.Len())))
+	}
+	return documents, err
+}
+
+// sameContent says whether two files hold the same.
+func sameContent(one, other string) (bool, error) {
+	a, err := os.Open(one)
+	if err != nil {
+		return false, err
+	}
+	defer a.Close()
+	b, err := os.Open(other)
+	if err != nil {
+		return false, err
+	}
+	defer b.Close()
+	x, y := make([]byte, blockSize), make([]byte, blockSize)
+	for {
+		n, err := io.ReadFull(a, x)
+		m, errb := io.ReadFull(b, y)
+		if !bytes.Equal(x[:n], y[:m]) {
+			return false, nil
+		}
+		for _, err := range []error{err, errb} {
+			if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
+				return false, err
+			}
+		}
+		if n < len(x) {
+			return true, nil
+		}
+	}
+}

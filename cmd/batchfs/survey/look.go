@@ -1,0 +1,334 @@
+package survey
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/bits"
+	"strings"
+
+	"batchfs/cache"
+	"batchfs/cache/array"
+	"batchfs/cmd/batchfs/terminal"
+	"batchfs/cmd/batchfs/vocabulary"
+	"batchfs/fs"
+)
+
+// A Survey is what token files hold.
+type Survey struct {
+	Files []*File `json:"files"`
+	// Of all files. Those of tokens are their ids.
+	Numbers []Bin `json:"numbers"`
+	Lengths []Bin `json:"document_lengths,omitempty"`
+
+	numbers, lengths histogram
+	lengthsSampled   bool // lengths are not of all documents
+}
+
+// A File is what a file holds. What was counted is of the Read bytes.
+type File struct {
+	Path      fs.JSONText `json:"path"`
+	Format    string      `json:"format"`
+	DType     array.DType `json:"dtype"`
+	Shape     []int64     `json:"shape"`
+	Tokens    int64       `json:"tokens,omitempty"` // where the elements can be tokens
+	Bytes     int64       `json:"bytes"`            // of the elements
+	Read      int64       `json:"bytes_read"`
+	Largest   any         `json:"largest"` // of integers
+	Documents int64       `json:"documents,omitempty"`
+	Indexed   bool        `json:"indexed,omitempty"` // an index says how many documents there are, and none was counted
+	Samples   []Sample    `json:"samples,omitempty"`
+
+	largest uint64
+	empty   bool // no number so far
+}
+
+// A Sample is the text of a few tokens.
+type Sample struct {
+	Index int64       `json:"index"` // of the first token in the file
+	Text  fs.JSONText `json:"text"`
+}
+
+// LookOptions say how to look at files.
+type LookOptions struct {
+	Open cache.Options // of each file
+	EOT  int64         // the token that ends a document, or -1
+	All  bool          // read everything, not a sample
+}
+
+// withVocabulary returns o and eot with what a vocab.json beside a file says, where nobody said anything: which dtype a headerless file has,
+// and which token ends a document.
+func withVocabulary(path string, o cache.Options, eot int64) (cache.Options, int64, error) {
+	v, err := vocabulary.Of([]string{path})
+	if v == nil {
+		return o, eot, err
+	}
+	if dtype := array.DType(v.TokenDType); o.GuessedDType && dtype.Known() {
+		o.DType = dtype
+	}
+	if eot < 0 && v.EOT != nil && v.EOTAt == "end" {
+		eot = int64(*v.EOT)
+	}
+	return o, eot, nil
+}
+
+// A sample of a file is up to sampledBlocks blocks of sampledBytes.
+const (
+	sampledBlocks = 16
+	sampledBytes  = 4 << 20
+)
+
+// Look reads a sample of a file, or all of it, and adds what it holds to s. It shows on stderr how much it has read. If only the index
+// of the documents is wrong, it adds the rest and returns an error.
+func (s *Survey) Look(ctx context.Context, path string, o LookOptions, stderr io.Writer) (err error) {
+	asked := o.EOT >= 0
+	if o.Open, o.EOT, err = withVocabulary(path, o.Open, o.EOT); err != nil {
+		return err
+	}
+	a, err := cache.Open([]string{path}, o.Open)
+	if err != nil {
+		return err
+	}
+	switch size := a.DType().Size(); {
+	case asked && !isTokens(a):
+		return fmt.Errorf("%s holds %s %d, not tokens, so --eot ends no document there", path, a.DType(), a.Axes())
+	case !asked && (!isTokens(a) || size < 8 && o.EOT>>(8*size) > 0): // a mask, say, beside the tokens
+		o.EOT = -1
+	}
+	f := &File{
+		Path: fs.JSONText(path), Format: a.Manifest().Files[0].Format.Name, DType: a.DType(), Shape: []int64{a.Len()}, Bytes: a.Bytes(), empty: true,
+	}
+	for _, axis := range a.Axes() {
+		f.Shape = append(f.Shape, int64(axis))
+	}
+	if isTokens(a) {
+		f.Tokens = a.Len()
+	}
+	if err := s.count(ctx, f, a, o, stderr); err != nil {
+		return err
+	}
+	var wrong error
+	if f.Tokens > 0 && o.EOT < 0 {
+		wrong = s.countDocuments(ctx, f, path, o)
+	}
+	if f.Tokens > 0 {
+		if f.Samples, err = samplesOf(a, path); err != nil {
+			return err
+		}
+	}
+	s.Files = append(s.Files, f)
+	s.Numbers, s.Lengths = s.numbers.bins(), s.lengths.bins()
+	return wrong
+}
+
+// countDocuments counts the documents that the index of a file knows, if it has one.
+func (s *Survey) countDocuments(ctx context.Context, f *File, path string, o LookOptions) error {
+	o.Open.Documents = cache.DocumentsIndexed
+	a, err := cache.Open([]string{path}, o.Open)
+	if err != nil || a.Documents() == nil {
+		return err
+	}
+	f.Documents, f.Indexed = a.Documents().Count(), true
+	block, blocks := f.Documents, int64(1)
+	if most := int64(sampledBlocks * endsBlock); !o.All && f.Documents > most {
+		block, blocks, s.lengthsSampled = endsBlock, sampledBlocks, true
+	}
+	for i := range blocks {
+		from := (f.Documents - block) / max(blocks-1, 1) * i
+		before := int64(-1) // where the document before the first one ends
+		err := readEnds(ctx, a.Documents(), max(from-1, 0), from+block, func(ends []int64) {
+			if from == 0 && before < 0 {
+				before = 0
+			}
+			for _, end := range ends {
+				if before >= 0 {
+					s.lengths.add(uint64(end - before))
+				}
+				before = end
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// count reads a file.
+func (s *Survey) count(ctx context.Context, f *File, a *cache.Array, o LookOptions, stderr io.Writer) error {
+	numbers, size := numbersOf(a), int64(a.DType().Size())
+	block, blocks, gap := numbers, int64(1), int64(0)
+	if !o.All && a.Bytes() > sampledBlocks*sampledBytes {
+		block, blocks = sampledBytes/size, sampledBlocks
+		gap = (numbers - block) / (blocks - 1)
+		s.lengthsSampled = s.lengthsSampled || o.EOT >= 0
+	}
+	progress := terminal.NewProgress(stderr, "reading", blocks*block*size, terminal.Bytes)
+	defer progress.Finish()
+	d := decoder{dtype: a.DType()}
+	for i := range blocks {
+		begin := int64(-1) // of the document, if it is known
+		if i == 0 {
+			begin = 0
+		}
+		from := i * gap
+		err := read(ctx, a, from, from+block, func(at int64, raw []byte) error {
+			list := d.decode(raw)
+			if a.DType().IsInteger() || a.DType() == array.Bool {
+				s.countNumbers(f, list)
+			}
+			if o.EOT >= 0 {
+				for n, v := range list {
+					if v == uint64(o.EOT) {
+						end := at + int64(n) + 1
+						if begin >= 0 {
+							s.lengths.add(uint64(end - begin))
+							f.Documents++
+						}
+						begin = end
+					}
+				}
+			}
+			f.Read += int64(len(raw))
+			progress.Add(len(raw))
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if o.EOT >= 0 && from+block == numbers && begin >= 0 && begin < numbers {
+			s.lengths.add(uint64(numbers - begin)) // a rest is a document too
+			f.Documents++
+		}
+	}
+	return nil
+}
+
+// countNumbers counts integers.
+func (s *Survey) countNumbers(f *File, list []uint64) {
+	isSigned := f.DType.IsSigned()
+	for _, v := range list {
+		if isSigned && int64(v) < 0 {
+			s.numbers[below0]++
+		} else {
+			s.numbers[bits.Len64(v)]++
+		}
+		switch {
+		case f.empty:
+			f.largest, f.empty = v, false
+		case isSigned:
+			f.largest = uint64(max(int64(f.largest), int64(v)))
+		default:
+			f.largest = max(f.largest, v)
+		}
+	}
+	f.Largest = f.largest
+	if isSigned {
+		f.Largest = int64(f.largest)
+	}
+}
+
+// sampleTokens is how many tokens a sample has.
+const sampleTokens = 64
+
+// samplesOf returns the text of tokens at the beginning, the middle and the end of a file, where its vocabulary is known.
+func samplesOf(a *cache.Array, path string) (samples []Sample, err error) {
+	v, err := vocabulary.Of([]string{path})
+	if v == nil {
+		return nil, err
+	}
+	n := min(sampleTokens, a.Len())
+	d := decoder{dtype: a.DType()}
+	for _, at := range []int64{0, (a.Len() - n) / 2, a.Len() - n} {
+		if len(samples) > 0 && at <= samples[len(samples)-1].Index {
+			continue
+		}
+		var text strings.Builder
+		err := a.Read([]cache.Window{{Start: at, Len: int(n)}}, func(_ int, raw []byte) error {
+			text.Reset()
+			for _, token := range d.decode(raw) {
+				text.WriteString(v.Text(int(token)))
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		samples = append(samples, Sample{at, fs.JSONText(text.String())})
+	}
+	return samples, nil
+}
+
+// sampled says whether only a sample was read of some file.
+func (s *Survey) sampled() bool {
+	for _, f := range s.Files {
+		if f.Read < f.Bytes {
+			return true
+		}
+	}
+	return false
+}
+
+// JSON writes s for programs.
+func (s *Survey) JSON(out io.Writer) error {
+	enc := json.NewEncoder(out)
+	enc.SetIndent("", "  ")
+	return enc.Encode(s)
+}
+
+// Print writes s for people.
+func (s *Survey) Print(out io.Writer) {
+	var text strings.Builder
+	tokens := false
+	for _, f := range s.Files {
+		f.print(&text)
+		tokens = tokens || f.Tokens > 0
+	}
+	of := func(sampled bool) string {
+		return map[bool]string{true: ", of a sample (--all reads everything)"}[sampled]
+	}
+	if len(s.Numbers) > 0 {
+		fmt.Fprintf(&text, "\n%s%s:\n", map[bool]string{true: "token ids", false: "numbers"}[tokens], of(s.sampled()))
+		drawBins(&text, s.Numbers)
+	}
+	if len(s.Lengths) > 0 {
+		fmt.Fprintf(&text, "\ntokens in a document%s:\n", of(s.lengthsSampled))
+		drawBins(&text, s.Lengths)
+	}
+	io.WriteString(out, terminal.Printable(text.String()))
+}
+
+// print writes what a file holds.
+func (f *File) print(out io.Writer) {
+	fmt.Fprintf(out, "%s\n  %s, %s, shape %s, %s\n", f.Path, f.Format, f.DType, shapeText(f.Shape), bytesOf(f.Bytes))
+	sample := ""
+	if f.Read < f.Bytes {
+		sample = fmt.Sprintf(" in a sample of %s (%.2g%%)", bytesOf(f.Read), 100*float64(f.Read)/float64(f.Bytes))
+	}
+	if f.Tokens > 0 {
+		fmt.Fprintf(out, "  %s\n", numberOf(f.Tokens, "token", "tokens"))
+	}
+	if f.Largest != nil {
+		fmt.Fprintf(out, "  largest %s %d%s\n", map[bool]string{true: "id", false: "number"}[f.Tokens > 0], f.Largest, sample)
+	}
+	if f.Documents > 0 {
+		if f.Indexed {
+			sample = ""
+		}
+		fmt.Fprintf(out, "  %s%s\n", numberOf(f.Documents, "document", "documents"), sample)
+	}
+	for _, s := range f.Samples {
+		fmt.Fprintf(out, "  from token %d on: %q\n", s.Index, s.Text)
+	}
+}
+
+// shapeText is a shape as NumPy writes it.
+func shapeText(shape []int64) string {
+	text := strings.Join(strings.Fields(fmt.Sprint(shape)), ", ")
+	text = strings.Trim(text, "[]")
+	if len(shape) == 1 {
+		text += ","
+	}
+	return "(" + text + ")"
+}

@@ -1,0 +1,126 @@
+// Package survey reads token files from one end to the other: [Look] says what they hold, [Check] what is wrong with those of
+// splits, and [WriteIndex] where their documents end. None keeps more than a bounded part of a file in memory.
+package survey
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"batchfs/cache"
+	"batchfs/cache/array"
+)
+
+// blockSize bounds the bytes of a read.
+const blockSize = 1 << 20
+
+// numbersOf is how many numbers an array holds; an element may have several.
+func numbersOf(a *cache.Array) int64 { return a.Bytes() / int64(a.DType().Size()) }
+
+// perElement is how many numbers an element has.
+func perElement(a *cache.Array) int64 { return numbersOf(a) / a.Len() }
+
+// read calls visit with the bytes of numbers [from, to) of an array, block after block, and with the index of each block's first
+// number. raw is valid during the call only.
+func read(ctx context.Context, a *cache.Array, from, to int64, visit func(at int64, raw []byte) error) error {
+	block := int64(blockSize / a.DType().Size())
+	var raw []byte
+	keep := func(_ int, read []byte) error {
+		raw = append(raw[:0], read...)
+		return nil
+	}
+	for at := from; at < to; at += block {
+		if ctx.Err() != nil {
+			return errInterrupted
+		}
+		if err := a.Read([]cache.Window{{Start: at, Len: int(min(block, to-at))}}, keep); err != nil {
+			return err
+		}
+		if err := visit(at, raw); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var errInterrupted = errors.New("interrupted")
+
+// endsBlock is how many ends of documents are read at a time.
+const endsBlock = blockSize / 8
+
+// readEnds calls visit with where documents [from, to) end, block after block. The ends are valid during the call only.
+func readEnds(ctx context.Context, d *cache.Documents, from, to int64, visit func(ends []int64)) error {
+	ends := make([]int64, min(endsBlock, to-from))
+	for at := from; at < to; at += endsBlock {
+		if ctx.Err() != nil {
+			return errInterrupted
+		}
+		ends = ends[:min(endsBlock, to-at)]
+		if err := d.Ends(at, ends); err != nil {
+			return err
+		}
+		visit(ends)
+	}
+	return nil
+}
+
+// numberOf is n with the word for one, or for several.
+func numberOf(n int64, one, several string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, several)
+}
+
+// A decoder makes 64 bits of each number of a dtype: integers keep their value, negative ones as two's complement, and others have
+// their bits.
+type decoder struct {
+	dtype array.DType
+	list  []uint64
+}
+
+// decode returns the numbers of raw. They are valid until the next call.
+func (d *decoder) decode(raw []byte) []uint64 {
+	size := d.dtype.Size()
+	d.list = slices.Grow(d.list[:0], len(raw)/size)[:len(raw)/size]
+	switch size {
+	case 1:
+		for i := range d.list {
+			d.list[i] = uint64(raw[i])
+		}
+	case 2:
+		for i := range d.list {
+			d.list[i] = uint64(binary.LittleEndian.Uint16(raw[2*i:]))
+		}
+	case 4:
+		for i := range d.list {
+			d.list[i] = uint64(binary.LittleEndian.Uint32(raw[4*i:]))
+		}
+	default:
+		for i := range d.list {
+			d.list[i] = binary.LittleEndian.Uint64(raw[8*i:])
+		}
+	}
+	if unused := 64 - 8*size; d.dtype.IsSigned() {
+		for i, v := range d.list {
+			d.list[i] = uint64(int64(v<<unused) >> unused)
+		}
+	}
+	return d.list
+}
+
+// isTokens says whether an array can hold tokens.
+func isTokens(a *cache.Array) bool { return a.DType().IsInteger() && len(a.Axes()) == 0 }
+
+// bytesOf is a number of bytes in words.
+func bytesOf(n int64) string {
+	const units = "kMGTPE"
+	if n < 1000 {
+		return fmt.Sprintf("%d bytes", n)
+	}
+	power := int(math.Log10(float64(n))+1e-9) / 3
+	return fmt.Sprintf("%.1f %cB", float64(n)/math.Pow(1000, float64(power)), units[power-1])
+}

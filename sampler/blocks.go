@@ -1,0 +1,70 @@
+package sampler
+
+import "math/bits"
+
+// blocks permutes the R rows of documents, in another way in each epoch of R rows, so that rows that follow each other come from few
+// groups, which then stay in memory. An epoch cuts the rows, in a ring, into blocks of about as many as a group has, beginning anywhere.
+// It permutes the blocks, and then the rows of every mixedBlocks blocks among each other. Any row takes the same little memory and
+// time.
+type blocks struct {
+	windows *windows
+	size    uint64       // rows of a block
+	whole   uint64       // blocks of that size; what is left of the rows is a shorter one, which is the last
+	span    uint64       // rows of mixedBlocks blocks
+	order   permutations // of the whole blocks
+	rows    permutations // of a span
+	last    permutations // of the span at the end, which may be shorter
+}
+
+// mixedBlocks is how many places of a source rows are drawn from at a time. A source of no more groups than that is permuted evenly.
+const mixedBlocks = 16
+
+func newBlocks(key [2]uint64, w *windows) *blocks {
+	r, groups := uint64(w.disjoint), uint64(len(w.pieces.sums))
+	size := (r + groups - 1) / groups
+	o := &blocks{windows: w, size: size, whole: r / size, span: mixedBlocks * size}
+	o.order = newPermutations(key, o.whole)
+	o.rows = newPermutations(key, min(o.span, r))
+	o.last = newPermutations(key, r-(r-1)/o.span*o.span)
+	return o
+}
+
+func (o *blocks) start(row uint64) int64 {
+	r := uint64(o.windows.disjoint)
+	return int64(o.permute(row/r, row%r))
+}
+
+// permute is the i-th row of an epoch.
+func (o *blocks) permute(epoch, i uint64) uint64 {
+	span := i / o.span
+	i = span*o.span + o.within(span).at(epoch, span+1, i%o.span)
+	if block := i / o.size; block < o.whole {
+		i = o.order.at(epoch, 0, block)*o.size + i%o.size
+	}
+	return (i + o.begin(epoch)) % uint64(o.windows.disjoint)
+}
+
+func (o *blocks) inverse(epoch, row uint64) uint64 {
+	r := uint64(o.windows.disjoint)
+	i := (row + r - o.begin(epoch)) % r
+	if block := i / o.size; block < o.whole {
+		i = o.order.of(epoch, 0, block)*o.size + i%o.size
+	}
+	span := i / o.span
+	return span*o.span + o.within(span).of(epoch, span+1, i%o.span)
+}
+
+// within permutes the rows of a span.
+func (o *blocks) within(span uint64) *permutations {
+	if (span+1)*o.span <= uint64(o.windows.disjoint) {
+		return &o.rows
+	}
+	return &o.last
+}
+
+// begin is the row at which the first block of an epoch begins.
+func (o *blocks) begin(epoch uint64) uint64 {
+	keys := o.order.keys(epoch, 0)
+	begin, _ := bits.Mul64(keys[rounds+1], uint64(o.windows.disjoint))
+	return begin
+}

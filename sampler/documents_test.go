@@ -1,0 +1,563 @@
+package sampler
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"batchfs/cache"
+	"batchfs/cache/array"
+)
+
+// documentEndsAt are documents that end at these positions.
+type documentEndsAt []int64
+
+func (d documentEndsAt) Count() int64 { return int64(len(d)) }
+
+func (d documentEndsAt) Of(pos int64) (int64, error) {
+	n, found := slices.BinarySearch(d, pos)
+	if found {
+		n++
+	}
+	return int64(n), nil
+}
+
+func (d documentEndsAt) Ends(first int64, ends []int64) error {
+	copy(ends, d[first:])
+	return nil
+}
+
+// someDocuments are count documents of up to most tokens.
+func someDocuments(r *rand.Rand, count int, most int64) (ends documentEndsAt) {
+	end := int64(0)
+	for range count {
+		n := 1 + r.Int64N(1+r.Int64N(most)) // most of them short
+		if r.IntN(20) == 0 {
+			n = 1 + r.Int64N(10*most)
+		}
+		end += n
+		ends = append(ends, end)
+	}
+	return ends
+}
+
+// documented is a source with these documents, whose tokens are their positions, and beside them arrays of numbers that count from 0.
+func documented(dtype array.DType, ends documentEndsAt, beside ...array.Array) Source {
+	s := stubs(dtype, []int64{ends[len(ends)-1]})[0]
+	s.Documents = ends
+	for _, b := range beside {
+		other := *s.Main.(*stub)
+		other.dtype = b.DType
+		s.Beside = append(s.Beside, shaped{&other, b.Shape})
+	}
+	return s
+}
+
+// A shaped stub has elements of several numbers.
+type shaped struct {
+	*stub
+	axes []int
+}
+
+func (s shaped) Axes() []int { return s.axes }
+
+// rowsOf are the rows of documents, by the rules of README.md and no index.
+func rowsOf(kind Rows, t int64, ends documentEndsAt) (rows [][]Piece) {
+	for first := 0; first < len(ends); first += groupDocuments {
+		var pieces []Piece
+		for d := first; d < min(first+groupDocuments, len(ends)); d++ {
+			start := int64(0)
+			if d > 0 {
+				start = ends[d-1]
+			}
+			for at := start; at == start || at < ends[d]-1; at += t {
+				pieces = append(pieces, Piece{Start: at, Len: int(min(t+1, ends[d]-at)), Document: int64(d)})
+				if kind == DocumentFirst {
+					break
+				}
+			}
+		}
+		if kind != Packed {
+			for _, p := range pieces {
+				rows = append(rows, []Piece{p})
+			}
+			continue
+		}
+		slices.SortStableFunc(pieces, func(a, b Piece) int { return b.Len - a.Len })
+		type row struct {
+			pieces []Piece
+			room   int
+		}
+		var packed [][]Piece
+		var changed []row // those with room, latest last
+		for _, p := range pieces {
+			best, to := -1, row{room: int(t) + 1}
+			for i, row := range changed {
+				if row.room >= p.Len && (best < 0 || row.room <= changed[best].room) {
+					best, to = i, row
+				}
+			}
+			if best >= 0 {
+				changed = slices.Delete(changed, best, best+1)
+			}
+			to = row{append(to.pieces, p), to.room - p.Len}
+			if to.room > 0 {
+				changed = append(changed, to)
+			} else {
+				packed = append(packed, to.pieces)
+			}
+		}
+		for _, row := range changed {
+			packed = append(packed, row.pieces)
+		}
+		for _, row := range packed {
+			slices.SortFunc(row, func(a, b Piece) int { return int(a.Start - b.Start) })
+			at := 0
+			for i := range row {
+				row[i].At = at
+				at += row[i].Len
+			}
+		}
+		slices.SortFunc(packed, func(a, b []Piece) int { return int(a[0].Start - b[0].Start) })
+		rows = append(rows, packed...)
+	}
+	return rows
+}
+
+var documentKinds = []Rows{OfDocument, DocumentFirst, Packed}
+
+// Rows are made of pieces as README.md says, whatever the groups, and each token is in a row unless rows begin at documents only.
+func TestRowsOfDocuments(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for _, kind := range documentKinds {
+		for _, T := range []int{1, 2, 7, 64} {
+			for _, count := range []int{1, 2, 40, few(40, groupDocuments), few(groupDocuments+T, 3*groupDocuments-7)} {
+				ends := someDocuments(r, count, 1+r.Int64N(80))
+				s := Settings{Split: "train", BatchSize: 1, BlockSize: T, DType: array.Int64, Layout: XY, Order: Sequential, World: 1,
+					Rows: kind, Ends: EndsByIndex}
+				q, err := New([]Source{documented(array.Uint32, ends)}, s)
+				must(t, err)
+				want := rowsOf(kind, int64(T), ends)
+				if int(q.RowsPerEpoch()) != len(want) {
+					t.Fatalf("%s, T=%d, %d documents: %d rows, want %d", kind, T, count, q.RowsPerEpoch(), len(want))
+				}
+				for i, row := range want {
+					_, got, err := q.Pieces(uint64(i), 0)
+					must(t, err)
+					if !slices.Equal(got, row) {
+						t.Fatalf("%s, T=%d, %d documents: row %d is %v, want %v", kind, T, count, i, got, row)
+					}
+				}
+				again, err := New([]Source{{Main: q.sources[0].arrays[0], Documents: neverRead{ends}, Groups: q.Groups()[0]}}, s)
+				must(t, err)
+				if again.RowsPerEpoch() != q.RowsPerEpoch() {
+					t.Errorf("%d rows, and %d from the counts", q.RowsPerEpoch(), again.RowsPerEpoch())
+				}
+			}
+		}
+	}
+}
+
+// Ends of documents that nobody should have to read.
+type neverRead struct{ documentEndsAt }
+
+func (neverRead) Ends(int64, []int64) error { return errors.New("read again") }
+
+// wanted is batch k, element by element.
+func wanted(t testing.TB, q *Sequence, axes map[string][]int, k uint64) (all []byte) {
+	T := q.BlockSize
+	for _, a := range q.Batch().Arrays {
+		for j := range q.BatchSize {
+			source, pieces, err := q.Pieces(k, j)
+			must(t, err)
+			slots, piece := make([]int64, T+1), make([]int, T+1) // positions, or -1; the number of the piece
+			used := 0
+			for i := range slots {
+				slots[i], piece[i] = -1, len(pieces)
+			}
+			for n, p := range pieces {
+				for i := range p.Len {
+					slots[p.At+i], piece[p.At+i] = p.Start+int64(i), n
+				}
+				used = p.At + p.Len
+			}
+			begins := []int64{0} // of documents
+			for i := 1; i <= T; i++ {
+				if piece[i] != piece[i-1] {
+					begins = append(begins, int64(i))
+				}
+			}
+			size := a.DType.Size()
+			put := func(v int64) { all = appendToken(all, v, size) }
+			token := func(i int) {
+				if v := slots[i]; v >= 0 {
+					put(v)
+				} else {
+					put(int64(q.EOT))
+				}
+			}
+			switch a.Name {
+			case "x":
+				for i := range T {
+					token(i)
+				}
+			case "y":
+				for i := 1; i <= T; i++ {
+					if q.MaskTargets && (piece[i] != piece[i-1] || slots[i] < 0) {
+						put(-100)
+					} else {
+						token(i)
+					}
+				}
+			case "tokens":
+				for i := range T + 1 {
+					token(i)
+				}
+			case "cu_seqlens":
+				for i := range T + 1 {
+					if i < len(begins) {
+						put(min(begins[i], int64(T)))
+					} else {
+						put(int64(T))
+					}
+				}
+			case "positions":
+				begin := 0
+				for i := range T {
+					if i > 0 && piece[i] != piece[i-1] {
+						begin = i
+					}
+					put(int64(i - begin))
+				}
+			case "lengths":
+				put(int64(min(used, T)))
+			case "source":
+				put(int64(source))
+			default:
+				n := 1
+				for _, axis := range axes[a.Name] {
+					n *= axis
+				}
+				first := 0
+				if i := slices.IndexFunc(q.Settings.Arrays, func(b Beside) bool { return b.Name == a.Name }); q.Settings.Arrays[i].At == AtY {
+					first = 1
+				}
+				for i := first; i < first+T; i++ {
+					for c := range int64(n) {
+						if slots[i] < 0 {
+							put(0)
+						} else {
+							put(slots[i]*int64(n) + c)
+						}
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+// Every array of a batch is what the pieces of its rows say, read whole and in any parts.
+func TestBatchesOfDocuments(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	orders := []Order{Random, Shuffle, Sequential}
+	beside := []array.Array{{DType: array.Uint8}, {DType: array.Float16, Shape: []int{3}}, {DType: array.Int64, Shape: []int{2, 2}}}
+	axes := map[string][]int{"mask": nil, "logits": {3}, "at_x": {2, 2}}
+	for n := range few(60, 150) {
+		s := Settings{
+			Split: "train", BatchSize: 1 + r.IntN(4), BlockSize: 1 + r.IntN(40), Seed: r.Uint64(), World: 1 + r.IntN(3),
+			DType: []array.DType{array.Uint32, array.Int32, array.Int64}[r.IntN(3)], Layout: []Layout{XY, XY, WholeRows}[r.IntN(3)],
+			Order: orders[n%3], Rows: documentKinds[n/3%3], Ends: EndsByIndex, EOT: uint64(r.IntN(2)) * 50256, Documents: r.IntN(3) > 0,
+		}
+		s.Rank = r.IntN(s.World)
+		s.MaskTargets = s.Layout == XY && s.DType != array.Uint32 && r.IntN(2) == 0
+		var sources []Source
+		for range 1 + r.IntN(2) {
+			ends := someDocuments(r, 1+r.IntN(200), 1+r.Int64N(100))
+			if n < 6 {
+				ends = someDocuments(r, groupDocuments+r.IntN(groupDocuments), 20)
+			}
+			s.Weights = append(s.Weights, 1)
+			sources = append(sources, documented(array.Uint32, ends))
+		}
+		if r.IntN(2) == 0 {
+			s.Arrays = []Beside{{"mask", AtY}, {"logits", AtY}, {"at_x", AtX}}
+			for i := range sources {
+				sources[i] = documented(array.Uint32, sources[i].Documents.(documentEndsAt), beside...)
+			}
+		}
+		q, err := New(sources, s)
+		must(t, err)
+		for _, k := range []uint64{0, 1, r.Uint64N(1000), MaxBatches - 1} {
+			want := wanted(t, q, axes, k)
+			if got := read(t, q, k); !bytes.Equal(got, want) {
+				t.Fatalf("%+v: batch %d is\n% x, want\n% x", s, k, got, want)
+			}
+			for range few(20, 60) {
+				from := r.IntN(len(want))
+				to := from + 1 + r.IntN(len(want)-from)
+				got := make([]byte, to-from)
+				must(t, q.Read(got, k, int64(from)))
+				if !bytes.Equal(got, want[from:to]) {
+					t.Fatalf("%+v: bytes %d to %d of batch %d are\n% x, want\n% x", s, from, to, k, got, want[from:to])
+				}
+			}
+		}
+	}
+}
+
+// Rows of windows say the same of documents, read whole and in any parts, where a token ends them and where an index says so.
+func TestEndsByTokenAndByIndex(t *testing.T) {
+	r := rand.New(rand.NewPCG(9, 10))
+	for range few(40, 300) {
+		n := 2 + r.IntN(120)
+		s := Settings{
+			Split: "train", BatchSize: 1 + r.IntN(4), BlockSize: 1 + r.IntN(min(n-1, 40)), Seed: r.Uint64(), World: 1,
+			DType: []array.DType{array.Int16, array.Int32, array.Int64}[r.IntN(3)], Layout: []Layout{XY, WholeRows}[r.IntN(2)],
+			Order: []Order{Random, Shuffle, Sequential}[r.IntN(3)], EOT: uint64(r.IntN(5)), Documents: true, Arrays: []Beside{{"logits", AtX}},
+		}
+		s.MaskTargets = s.Layout == XY && r.IntN(2) == 0
+		var ends documentEndsAt
+		stored := []array.DType{array.Uint8, array.Uint16, array.Uint32, array.Int64}[r.IntN(4)]
+		tokens := &listed{stub: stub{dtype: stored, runs: []cache.Run{{Name: "tokens", Len: int64(n)}}}}
+		for i := range int64(n) {
+			tokens.list = append(tokens.list, int64(r.IntN(1+r.IntN(8))))
+			if tokens.list[i] == int64(s.EOT) || i == int64(n-1) {
+				ends = append(ends, i+1)
+			}
+		}
+		from := Source{tokens, []Array{newNumbered(array.Float32, 9, int64(n), 3)}, ends, nil}
+		s.Ends = EndsByIndex
+		byIndex, err := New([]Source{from}, s)
+		must(t, err)
+		s.Ends = EndsByToken
+		byToken, err := New([]Source{from}, s)
+		must(t, err)
+		for k := range uint64(2) {
+			want := read(t, byIndex, k)
+			for range 30 {
+				from := r.IntN(len(want))
+				to := from + 1 + r.IntN(len(want)-from)
+				for _, q := range []*Sequence{byToken, byIndex} {
+					got := make([]byte, to-from)
+					must(t, q.Read(got, k, int64(from)))
+					if !bytes.Equal(got, want[from:to]) {
+						t.Fatalf("%+v: bytes %d to %d of batch %d are\n% x, want\n% x", q.Settings, from, to, k, got, want[from:to])
+					}
+				}
+			}
+		}
+	}
+}
+
+// A listed stub has these tokens.
+type listed struct {
+	stub
+	list []int64
+}
+
+func (l *listed) Read(ws []cache.Window, visit func(int, []byte) error) error {
+	for i, w := range ws {
+		var raw []byte
+		for _, token := range l.list[w.Start:][:w.Len] {
+			raw = appendToken(raw, token, l.dtype.Size())
+		}
+		if err := visit(i, raw); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// What Find says of any token is what the rows of an epoch show.
+func TestFindInRowsOfDocuments(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 8))
+	for _, kind := range documentKinds {
+		for _, order := range []Order{Random, Shuffle, Sequential} {
+			for _, count := range []int{30, few(30, groupDocuments+100)} {
+				ends := someDocuments(r, count, 12)
+				q, err := New([]Source{documented(array.Uint32, ends)}, Settings{Split: "train", BatchSize: 3, BlockSize: 8, DType: array.Int64,
+					Layout: XY, Order: order, Seed: 3, World: 1, Rows: kind, Ends: EndsByIndex})
+				must(t, err)
+				for epoch := range uint64(2) {
+					want := map[int64][]Hit{}
+					for i := range uint64(q.RowsPerEpoch()) {
+						row := epoch*uint64(q.RowsPerEpoch()) + i
+						k, _, j := q.BatchOf(row)
+						_, pieces, err := q.Pieces(k, j)
+						must(t, err)
+						for _, p := range pieces {
+							for n := range p.Len {
+								want[p.Start+int64(n)] = append(want[p.Start+int64(n)], Hit{row, p.At + n})
+							}
+						}
+					}
+					step := int64(1)
+					if count > 1000 || order == Random {
+						step = 997
+					}
+					for pos := int64(0); pos < ends[len(ends)-1]; pos += 1 + r.Int64N(step) {
+						got := find(t, q, 0, pos, epoch, func(int64, int64) bool { return true })
+						if !slices.Equal(got, want[pos]) {
+							t.Fatalf("%s, %s: token %d of epoch %d is found in %v, and is in %v", kind, order, pos, epoch, got, want[pos])
+						}
+						if len(got) == 0 && kind != DocumentFirst && order != Random {
+							t.Fatalf("%s, %s: token %d is in no row", kind, order, pos)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// The blocks of an epoch are a permutation of all rows, in another order in each, whatever number of rows and groups there is; and rows
+// that follow each other are of few groups.
+func TestBlocksPermute(t *testing.T) {
+	for _, test := range []struct{ rows, groups int64 }{
+		{1, 1}, {2, 1}, {3, 2}, {17, 16}, {17, 17}, {100, 1}, {1000, 20}, {1001, 33}, {4096, 40}, {5003, 500},
+	} {
+		w := &windows{window: window{1, 1}, disjoint: test.rows, pieces: &pieceRows{sums: make(prefixSums, test.groups)}}
+		o := newBlocks([2]uint64{7, 8}, w)
+		var last []uint64
+		for epoch := range uint64(few(3, 20)) {
+			seen := make([]bool, test.rows)
+			var all []uint64
+			for i := range uint64(test.rows) {
+				row := o.permute(epoch, i)
+				if row >= uint64(test.rows) || seen[row] || o.inverse(epoch, row) != i {
+					t.Fatalf("%+v: epoch %d has row %d at %d, seen or not inverted", test, epoch, row, i)
+				}
+				seen[row] = true
+				all = append(all, row)
+			}
+			if test.rows > 10 && slices.Equal(all, last) {
+				t.Errorf("%+v: epochs %d and %d are in one order", test, epoch-1, epoch)
+			}
+			last = all
+			for span := range slices.Chunk(all, int(o.span)) {
+				blocks := map[uint64]bool{}
+				for _, row := range span {
+					blocks[(row+uint64(test.rows)-o.begin(epoch))%uint64(test.rows)/o.size] = true
+				}
+				if len(blocks) > mixedBlocks+1 {
+					t.Errorf("%+v: a span has rows of %d blocks", test, len(blocks))
+				}
+			}
+		}
+	}
+}
+
+// A group takes the memory that is counted, and no more.
+func TestGroupsTakeWhatIsCounted(t *testing.T) {
+	ends := someDocuments(rand.New(rand.NewPCG(1, 2)), groupDocuments+100, 60)
+	for _, kind := range documentKinds {
+		for g := range int64(2) {
+			rows, err := newPieceRows(ends, cut{kind, 16}, nil)
+			must(t, err)
+			made, err := rows.make(g)
+			must(t, err)
+			if took := 16 * int64(cap(made.entries)+cap(made.pieces)); took != made.bytes() {
+				t.Errorf("group %d of rows %s takes %d bytes, and %d are counted", g, kind, took, made.bytes())
+			}
+		}
+	}
+}
+
+// The groups in memory are bounded with the other tables, whatever the order, readers at once read the same, and what nobody has any
+// more is forgotten.
+func TestGroupsAreBounded(t *testing.T) {
+	const limit = 1 << 20
+	before := TableBytes()
+	SetTableLimit(before + limit)
+	defer SetTableLimit(64 << 20)
+	ends := someDocuments(rand.New(rand.NewPCG(1, 1)), few(12, 40)*groupDocuments, 20)
+	s := Settings{Split: "train", BatchSize: 8, BlockSize: 16, DType: array.Uint32, Layout: XY, Order: Random, World: 1, Rows: Packed, Ends: EndsByIndex}
+	q, err := New([]Source{documented(array.Uint32, ends)}, s)
+	must(t, err)
+	most := atomic.Int64{}
+	var readers sync.WaitGroup
+	for reader := range uint64(4) {
+		readers.Go(func() {
+			for k := range uint64(few(20, 100)) {
+				dst := make([]byte, q.Batch().Bytes())
+				if err := q.Read(dst, k+reader%2, 0); err != nil {
+					t.Error(err)
+				}
+				most.Store(max(most.Load(), TableBytes()-before))
+			}
+		})
+	}
+	readers.Wait()
+	if n := most.Load(); n > limit || n < limit/4 {
+		t.Errorf("groups took up to %d bytes of %d", n, limit)
+	}
+	q = nil
+	for deadline := time.Now().Add(time.Minute); TableBytes() > before; runtime.GC() {
+		if time.Now().After(deadline) {
+			t.Fatalf("groups of nobody take %d bytes", TableBytes()-before)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestRowsOfDocumentsRefuse(t *testing.T) {
+	source := documented(array.Uint16, documentEndsAt{5, 9})
+	unknown := source
+	unknown.Documents = nil
+	for _, test := range []struct {
+		source Source
+		change func(*Settings)
+		want   string
+	}{
+		{unknown, func(*Settings) {}, "nothing says where its documents end"},
+		{source, func(s *Settings) { s.Order = Torch }, `order torch draws windows; choose another order, or rows = "windows" (got rows = "packed")`},
+		{source, func(s *Settings) { s.Layout = Elements }, `layout rows has no documents; leave out rows = "packed"`},
+		{source, func(s *Settings) { s.BlockSize = MaxPacked + 1 }, "packed rows need a block_size of 1048576 at most (got 1048577)"},
+		{source, func(s *Settings) { s.EOT = 70_000 }, "rows are filled up with eot, 70000, which dtype uint16 cannot hold"},
+		{Source{Main: source.Main, Documents: neverRead{documentEndsAt{5, 9}}}, func(*Settings) {}, "read again"},
+	} {
+		s := Settings{BatchSize: 1, BlockSize: 8, DType: array.Uint16, Layout: XY, Order: Random, World: 1, Rows: Packed, Ends: EndsByIndex}
+		test.change(&s)
+		if _, err := New([]Source{test.source}, s); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%+v: error %v, want %s", s, err, test.want)
+		}
+	}
+}
+
+// What rows of documents waste, and what packing costs, of documents as long as those of the web: log-normal, of 600 tokens on average.
+func BenchmarkRowsOfDocuments(b *testing.B) {
+	r := rand.New(rand.NewPCG(1, 2))
+	end, ends := int64(0), documentEndsAt{}
+	for range 64 * groupDocuments {
+		end += logNormal(r, 600)
+		ends = append(ends, end)
+	}
+	for _, T := range []int64{1024, 2048, 8192} {
+		b.Run(fmt.Sprint(T), func(b *testing.B) {
+			var rows *pieceRows
+			for b.Loop() {
+				var err error
+				rows, err = newPieceRows(ends, cut{Packed, T}, nil)
+				must(b, err)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(ends)), "ns/document")
+			b.ReportMetric(100*(1-float64(end)/float64(rows.rows()*(T+1))), "%padding")
+		})
+	}
+}
+
+// logNormal is the length of a document, with this mean.
+func logNormal(r *rand.Rand, mean float64) int64 {
+	const sigma = 1.2
+	return max(1, int64(mean*math.Exp(sigma*r.NormFloat64()-sigma*sigma/2)))
+}

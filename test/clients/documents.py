@@ -1,0 +1,274 @@
+"""Batches with documents, recomputed from README.md ("Documents") with nothing but NumPy.
+
+    documents.py --make DIR SEED       token files, indexes of their documents, config.toml, and settings.json for --check: random ones
+    documents.py --check DIR MOUNT     compares batches of a mount of DIR/config.toml, byte for byte
+    documents.py --golden FILE         recomputes a golden file
+
+This is the yardstick for the Go code: never port from there to here.
+"""
+
+import hashlib
+import json
+import os
+import random
+import sys
+import tempfile
+
+import numpy as np
+
+from reference import Mixture, Source, U64, decimal, fnv1a, permute, philox, uniform
+
+GROUP = 4096  # documents
+MIXED = 16  # blocks
+NUMPY = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8", "float16": "<f2"}
+
+
+def cut(begin, end, t):
+    """The pieces of a document, each a first token and a length."""
+    if end - begin <= t + 1:
+        return [(begin, end - begin)]
+    return [(at, min(t + 1, end - at)) for at in range(begin, end - 1, t)]
+
+
+def pack(pieces, slots):
+    """Best fit decreasing: rows, each a list of pieces."""
+    rows, rooms = [], {}  # rooms: the rows with so much room, that which was changed last at the end
+    for piece in sorted(pieces, key=lambda piece: -piece[1]):
+        room = min((r for r in rooms if r >= piece[1] and rooms[r]), default=None)
+        if room is None:
+            room, row = slots, len(rows)
+            rows.append([])
+        else:
+            row = rooms[room].pop()
+        rows[row].append(piece)
+        rooms.setdefault(room - piece[1], []).append(row)
+    return sorted(sorted(row) for row in rows)
+
+
+def rows_of(kind, ends, t):
+    """All rows of a source, and how many groups of documents it has."""
+    begins, rows = [0, *ends[:-1]], []
+    for g in range(0, len(ends), GROUP):
+        documents = [cut(b, e, t) for b, e in zip(begins[g:g + GROUP], ends[g:g + GROUP])]
+        if kind == "document-first":
+            rows += [[pieces[0]] for pieces in documents]
+        elif kind == "document":
+            rows += [[piece] for pieces in documents for piece in pieces]
+        else:
+            rows += pack([piece for pieces in documents for piece in pieces], t + 1)
+    return rows, -(-len(ends) // GROUP)
+
+
+def shuffled(r, groups, key, s):
+    """Which of r rows is the s-th of all."""
+    epoch, i = divmod(s, r)
+    size = -(-r // groups)
+    whole, span = r // size, MIXED * size
+    number = i // span
+    i = number * span + permute(min(span, r - number * span), key, epoch, i % span, stream=number + 1)
+    block, rest = divmod(i, size)
+    if block < whole:
+        block = permute(whole, key, epoch, block)
+    begin = philox(key, epoch, 2, 0, 1)[3] * r >> 64
+    return (block * size + rest + begin) % r
+
+
+class Sequence:
+    def __init__(self, split, sources, batch_size, block_size, dtype, layout, order, seed, rank, world, rows, documents, mask_targets,
+                 eot=None, arrays=(), join=False):
+        self.__dict__.update({name: value for name, value in locals().items() if name != "self"})
+        self.mixture = Mixture([decimal(source["weight"]) for source in sources])
+        self.each = []
+        for i, source in enumerate(sources):
+            files = [np.fromfile(path, NUMPY[source["token_dtype"]]) for path in source["tokens"]]
+            begins = np.cumsum([0, *map(len, files)])
+            if documents == "files":
+                ends = begins[1:].tolist()
+            elif eot is not None and rows == "windows":
+                ends = None
+            else:
+                ends = [int(end + begin) for path, begin in zip(source["tokens"], begins) for end in np.fromfile(path + ".index", "<u8")]
+            name = f"{split}/{i}" if len(sources) > 1 else split
+            one = {"token_dtype": source["token_dtype"], "tokens": np.concatenate(files), "ends": ends, "key": seed % U64 + U64 * fnv1a(name.encode())}
+            if rows == "windows":
+                one["order"] = Source(name, [len(f) for f in files], 0, self)
+            else:
+                one["rows"], one["groups"] = rows_of(rows, ends, block_size)
+            for a in arrays:
+                raw = np.concatenate([np.fromfile(path, NUMPY[a["dtype"]]) for path in source["arrays"][a["name"]]])
+                one[a["name"]] = raw.reshape(-1, *a["shape"])
+            self.each.append(one)
+
+    def row(self, s):
+        """The source of global row s, and for each of its T+1 places a position, or -1, and the number of its document or piece."""
+        t = self.block_size
+        i, s = self.mixture.place(s)
+        source = self.each[i]
+        if self.rows == "windows":
+            places = source["order"].start(s) + np.arange(t + 1)
+            if source["ends"] is None:
+                after = source["tokens"][places] == self.eot
+                return i, places, np.cumsum([0, *after[:-1]])
+            return i, places, np.searchsorted(source["ends"], places, "right")
+        r = len(source["rows"])
+        number = {"random": lambda: uniform(r, source["key"], s), "sequential": lambda: s % r,
+                  "shuffle": lambda: shuffled(r, source["groups"], source["key"], s)}[self.order]()
+        places, piece, at = np.full(t + 1, -1), np.full(t + 1, -1), 0
+        for n, (begin, length) in enumerate(source["rows"][number]):
+            places[at:at + length], piece[at:at + length] = begin + np.arange(length), n
+            at += length
+        return i, places, piece
+
+    def batch(self, k):
+        """The arrays of batch k by name."""
+        t, first = self.block_size, (k * self.world + self.rank) * self.batch_size
+        rows = [self.row(s) for s in range(first, first + self.batch_size)]
+        out = {}
+
+        def put(name, dtype, row):
+            out.setdefault(name, []).append(np.asarray(row).astype(dtype))
+
+        for i, places, piece in rows:
+            source, there = self.each[i], places >= 0
+            dtype = NUMPY[source["token_dtype"] if self.dtype == "native" else self.dtype]
+            tokens = np.where(there, source["tokens"][places].astype(np.int64), self.eot or 0)
+            begins = [0, *(np.flatnonzero(np.diff(piece)) + 1)]
+            if self.layout == "tokens":
+                put("tokens", dtype, tokens)
+            else:
+                y = tokens[1:].copy()
+                if self.mask_targets:
+                    y[(np.diff(piece) != 0) | ~there[1:]] = -100
+                put("x", dtype, tokens[:-1])
+                put("y", dtype, y)
+            for a in self.arrays:
+                here = slice(0, t) if a["at"] == "x" else slice(1, t + 1)
+                value = source[a["name"]][places[here]].copy()
+                value[~there[here]] = 0
+                put(a["name"], NUMPY[a["dtype"]], value)
+            if self.documents:
+                inner = [b for b in begins if b < t]
+                put("cu_seqlens", "<i4", inner + [t] * (t + 1 - len(inner)))
+                put("positions", "<i4", [p - max(b for b in inner if b <= p) for p in range(t)])
+            if self.rows != "windows":
+                put("lengths", "<i4", there[:t].sum())
+            if len(self.each) > 1:
+                put("source", "<i2", i)
+        return {name: np.stack(values) for name, values in out.items()}
+
+
+def check(directory, mountpoint):
+    with open(f"{directory}/settings.json") as f:
+        described = json.load(f)
+    compared = 0
+    for settings in described:
+        sequence = Sequence(**settings)
+        path = f"{mountpoint}/{settings['split']}"
+        for k in (0, 1, 2, 17, 1000, 2**40 - 1):
+            want = sequence.batch(k)
+            with open(f"{path}/batch/{k}.safetensors", "rb") as f:
+                raw = f.read()
+            begin = 8 + int.from_bytes(raw[:8], "little")
+            header = {name: a for name, a in json.loads(raw[8:begin]).items() if name != "__metadata__"}
+            assert header.keys() == want.keys(), f"{path}: {sorted(header)}, want {sorted(want)}"
+            for name, a in want.items():
+                at, end = header[name]["data_offsets"]
+                got = np.frombuffer(raw[begin + at:begin + end], a.dtype).reshape(header[name]["shape"])
+                if got.shape != a.shape or got.tobytes() != a.tobytes():
+                    sys.exit(f"{path}: {name} of batch {k} is\n{got}\nwant\n{a}\nof {settings}")
+                compared += 1
+                if name not in ("x", "y", "tokens") and k < 2**36:
+                    alone = np.load(f"{path}/batch/{k}.{name}.npy")
+                    assert alone.dtype == a.dtype and alone.tobytes() == a.tobytes(), f"{path}/batch/{k}.{name}.npy"
+    print("compared", compared)
+
+
+def make(directory, seed):
+    chance = random.Random(seed)
+    described, config = [], ""
+    for n in range(24):
+        kind = ("packed", "document", "document-first", "windows")[n % 4]
+        layout, documents = chance.choice(["xy", "xy", "tokens"]), chance.choice([True, True, "files"])
+        token_dtype = chance.choice(["uint16", "uint32"])
+        dtype = chance.choice(["native", "uint32", "int32", "int64"])
+        by_eot = kind == "windows" and documents is True and chance.random() < 0.5
+        s = {
+            "split": f"s{n}", "batch_size": chance.randrange(1, 6), "block_size": chance.randrange(1, 70), "dtype": dtype, "layout": layout,
+            "order": chance.choice(["random", "shuffle", "sequential"]), "seed": chance.randrange(2**63), "world": chance.randrange(1, 4),
+            "rows": kind, "documents": documents if kind == "windows" else chance.choice([documents, documents is not True and documents]),
+            "mask_targets": layout == "xy" and dtype in ("int32", "int64") and chance.random() < 0.6,
+        }
+        if by_eot or kind != "windows" and chance.random() < 0.5:
+            s["eot"] = 7
+        s["rank"] = chance.randrange(s["world"])
+        arrays = [{"name": "mask", "dtype": "uint8", "shape": [], "at": "y"}, {"name": "logits", "dtype": "float16", "shape": [3], "at": "x"}]
+        arrays = chance.sample(arrays, chance.randrange(3))
+        config += f"[splits.s{n}]\ntoken_dtype = {json.dumps(token_dtype)}\n"
+        config += "".join(f"{key} = {json.dumps(value)}\n" for key, value in s.items() if key != "split")
+        sources = []
+        for i in range(chance.choice([1, 1, 2])):
+            weight, paths, beside = chance.randrange(1, 4), [], {a["name"]: [] for a in arrays}
+            for f in range(chance.randrange(1, 4)):
+                path = f"{directory}/{n}-{i}-{f}.bin"
+                count = 5000 if n == f == 0 else chance.randrange(1, 300)
+                lengths = [1 + int(chance.random() ** 3 * chance.choice([10, 10, 200])) for _ in range(count)]
+                lengths[-1] += 70  # a window at least
+                ends = np.cumsum(lengths)
+                np.array([chance.randrange(20) for _ in range(ends[-1])]).astype(NUMPY[token_dtype]).tofile(path)
+                ends.astype("<u8").tofile(path + ".index")
+                paths.append(path)
+                for a in arrays:
+                    name = f"{path[:-4]}.{a['name']}"
+                    values = np.array([chance.randrange(256) for _ in range(ends[-1] * int(np.prod(a["shape"], dtype=int)))])
+                    values.astype(NUMPY[a["dtype"]]).tofile(name)
+                    beside[a["name"]].append(name)
+            sources.append({"tokens": paths, "weight": weight, "token_dtype": token_dtype, "arrays": beside})
+        one = len(sources) == 1
+        if one:
+            config += f"tokens = {json.dumps(sources[0]['tokens'])}\n"
+        for source in sources:
+            if not one:
+                config += f"[[splits.s{n}.sources]]\ntokens = {json.dumps(source['tokens'])}\nweight = {source['weight']}\n"
+            for a in arrays:
+                config += f"[[splits.s{n}.{'' if one else 'sources.'}arrays]]\nfiles = {json.dumps(source['arrays'][a['name']])}\n"
+                config += "".join(f"{key} = {json.dumps(value)}\n" for key, value in a.items())
+        described.append(s | {"sources": sources, "arrays": arrays})
+    with open(f"{directory}/config.toml", "w") as f:
+        f.write(config)
+    with open(f"{directory}/settings.json", "w") as f:
+        json.dump(described, f)
+
+
+def golden(path):
+    with open(path) as f:
+        cases = json.load(f)
+    for case in cases:
+        want, counts, most = case.pop("batches"), case.pop("documents"), case.pop("most")
+        with tempfile.TemporaryDirectory() as directory:
+            begin, sources = 0, []
+            for n, count in enumerate(counts):
+                file = f"{directory}/{n}.bin"
+                ends = np.cumsum([1 + i * i * 7919 % most for i in range(count)])
+                ends.astype("<u8").tofile(file + ".index")
+                np.arange(begin, begin + ends[-1]).astype("<u4").tofile(file)
+                begin += ends[-1]
+                sources.append({"tokens": [file], "weight": 1, "token_dtype": "uint32"})
+            if case["rows"] == "windows":
+                case.pop("eot")
+            sequence = Sequence(sources=sources, documents=True, **case)
+        for line in want:
+            k, *sums = line.split()
+            sums = dict(zip(sums[::2], sums[1::2]))
+            got = {name: hashlib.sha256(a.tobytes()).hexdigest()[:16] for name, a in sequence.batch(int(k)).items()}
+            assert got == sums, f"{case}: batch {k}: got {got}, want {sums}"
+    print("ok")
+
+
+if __name__ == "__main__":
+    what, *args = sys.argv[1:]
+    if what == "--make":
+        make(args[0], int(args[1]))
+    elif what == "--check":
+        check(*args)
+    else:
+        golden(*args)

@@ -1,0 +1,33 @@
+"""Encodes texts with tiktoken or tokenizers: tokens.py tiktoken|tokenizers FILE [special].
+
+Standard input has texts, each after its length; standard output gets the tokens of each, after their number. All numbers
+are little-endian uint32.
+"""
+import array
+import os
+import struct
+import sys
+
+library, path, *special = sys.argv[1:]
+if library == "tiktoken":
+    import tiktoken
+    import tiktoken.load
+    os.environ["TIKTOKEN_CACHE_DIR"] = ""  # no cache: the vocabulary is here
+    tiktoken.load.read_file = lambda url: open(path, "rb").read()
+    encoding = tiktoken.get_encoding(os.path.basename(path).removesuffix(".tiktoken"))
+
+    def encode(text):
+        return encoding.encode(text, allowed_special="all") if special else encoding.encode_ordinary(text)
+else:
+    from tokenizers import Tokenizer
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.encode_special_tokens = not special
+
+    def encode(text):
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+while size := sys.stdin.buffer.read(4):
+    text = sys.stdin.buffer.read(struct.unpack("<I", size)[0])
+    tokens = array.array("I", encode(text.decode()))
+    sys.stdout.buffer.write(struct.pack("<I", len(tokens)) + tokens.tobytes())
+sys.stdout.flush()

@@ -1,0 +1,213 @@
+package test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+// writeLines writes about size bytes of jsonl to w, and counts the documents.
+func writeLines(t testing.TB, w io.Writer, size int) (documents int) {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(1, 2))
+	var words []string
+	for range 5000 {
+		word := make([]byte, 2+rng.IntN(9))
+		for i := range word {
+			word[i] = 'a' + byte(rng.IntN(26))
+		}
+		words = append(words, string(word))
+	}
+	for written := 0; written < size; documents++ {
+		text := fmt.Appendf(nil, "%d", documents)
+		for range rng.IntN(1000) {
+			text = append(append(text, " \n\""[rng.IntN(3)]), words[rng.IntN(len(words))]...)
+		}
+		line, err := json.Marshal(map[string]string{"text": string(text)})
+		noError(t, err)
+		n, err := w.Write(append(line, '\n'))
+		noError(t, err)
+		written += n
+	}
+	return documents
+}
+
+// compressedLines writes a .jsonl.zst.
+func compressedLines(t testing.TB, path string, size int) (documents int) {
+	t.Helper()
+	f, err := os.Create(path)
+	noError(t, err)
+	w, err := zstd.NewWriter(f, zstd.WithEncoderLevel(zstd.SpeedFastest))
+	noError(t, err)
+	documents = writeLines(t, w, size)
+	noError(t, w.Close())
+	noError(t, f.Close())
+	return documents
+}
+
+// contents are the SHA-256 of all files in a directory.
+func contents(t testing.TB, dir string) string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	noError(t, err)
+	h := sha256.New()
+	for _, e := range entries {
+		raw, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		noError(t, err)
+		fmt.Fprintf(h, "%s %x\n", e.Name(), sha256.Sum256(raw))
+	}
+	return fmt.Sprintf("%x", h.Sum(nil))
+}
+
+// Killed again and again at any moment, prepare makes the files that it makes at once.
+func TestPrepareKilled(t *testing.T) {
+	long(t)
+	dir := t.TempDir()
+	texts, want, out := filepath.Join(dir, "a.jsonl.zst"), filepath.Join(dir, "want"), filepath.Join(dir, "out")
+	size := 8 << 20
+	if inSoak() {
+		size = 400 << 20
+	}
+	compressedLines(t, texts, size)
+	args := []string{"prepare", texts, "--by", "byte", "--shard-tokens", fmt.Sprint(size / 20), "--val", "0.01", "--out"}
+	began := time.Now()
+	run(t, append([]string{batchfs}, append(args, want)...)...)
+	took := time.Since(began)
+
+	completed := 0
+	for killed := 0; killed < 20; {
+		cmd := exec.Command(batchfs, append(args, out)...)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		noError(t, cmd.Start())
+		kill := time.AfterFunc(rand.N(took), func() { cmd.Process.Kill() })
+		err := cmd.Wait()
+		kill.Stop()
+		switch {
+		case err == nil:
+			if contents(t, out) != contents(t, want) {
+				t.Fatal("other files than those of a run that was not killed")
+			}
+			noError(t, os.RemoveAll(out))
+			completed++
+		case cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL:
+			t.Fatalf("%v: %s", err, &stderr)
+		default:
+			killed++
+		}
+	}
+	if _, err := os.Stat(filepath.Join(out, "vocab.json")); err != nil { // or the last one was killed at its very end
+		run(t, append([]string{batchfs}, append(args, out)...)...)
+	}
+	if contents(t, out) != contents(t, want) {
+		t.Error("other files than those of a run that was not killed")
+	}
+	t.Logf("completed %d times", completed+1)
+}
+
+// A disk that is full leaves no token file, and prepare goes on when there is room.
+func TestPrepareDiskFull(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounting a tmpfs is root's")
+	}
+	dir := t.TempDir()
+	texts, want, out := filepath.Join(dir, "a.jsonl.zst"), filepath.Join(dir, "want"), filepath.Join(dir, "out")
+	compressedLines(t, texts, 4<<20)
+	args := []string{batchfs, "prepare", texts, "--by", "byte", "--shard-tokens", "200000", "--out"}
+	run(t, append(args, want)...)
+	noError(t, os.Mkdir(out, 0o755))
+	if err := syscall.Mount("tmpfs", out, "tmpfs", 0, "size=3m"); err != nil {
+		lack(t, "no tmpfs: %v", err)
+	}
+	t.Cleanup(func() { syscall.Unmount(out, syscall.MNT_DETACH) })
+	_, stderr, err := try(t, append(args, out)...)
+	if err == nil || !strings.Contains(stderr, "no space left on device; the same command goes on from what is done") {
+		t.Errorf("on a full disk: %v %s", err, stderr)
+	}
+	if entries, _ := os.ReadDir(out); len(entries) != 1 || entries[0].Name() != ".prepare" {
+		t.Errorf("it leaves %v", entries)
+	}
+	noError(t, syscall.Mount("tmpfs", out, "tmpfs", syscall.MS_REMOUNT, "size=64m"))
+	run(t, append(args, out)...)
+	if contents(t, out) != contents(t, want) {
+		t.Error("other files than those of a run on a disk with room")
+	}
+}
+
+// However much text there is, prepare needs the same memory.
+func TestPrepareMemory(t *testing.T) {
+	long(t)
+	dir := t.TempDir()
+	texts := filepath.Join(dir, "a.jsonl.zst")
+	size := 64 << 20
+	if inSoak() {
+		size = 2 << 30
+	}
+	compressedLines(t, texts, size)
+	cmd := exec.Command(plainBatchfs, "prepare", texts, "--by", "byte", "--out", filepath.Join(dir, "out"))
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	noError(t, cmd.Start())
+	ended := make(chan error)
+	go func() { ended <- cmd.Wait() }()
+	// Not the maximum that wait(2) tells: it begins with that of this process, which may be large.
+	most, err, running := 0, error(nil), true
+	for running {
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
+		if _, rest, ok := strings.Cut(string(status), "VmHWM:"); ok {
+			var kib int
+			fmt.Sscan(rest, &kib)
+			most = max(most, kib>>10)
+		}
+		select {
+		case err = <-ended:
+			running = false
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	if err != nil {
+		t.Fatalf("%v: %s", err, out.String())
+	}
+	t.Logf("%d MiB resident at most", most)
+	if most > 500 {
+		t.Errorf("%d MiB resident", most)
+	}
+}
+
+// Small files without number are a split, each of them a document.
+func TestPrepareManyFiles(t *testing.T) {
+	long(t)
+	n := 3000
+	if inSoak() {
+		n = 100_000
+	}
+	dir := t.TempDir()
+	for i := range n {
+		if i%1000 == 0 {
+			noError(t, os.MkdirAll(filepath.Join(dir, "texts", fmt.Sprint(i/1000)), 0o755))
+		}
+		noError(t, os.WriteFile(filepath.Join(dir, "texts", fmt.Sprint(i/1000), fmt.Sprint(i)), fmt.Appendf(nil, "text %d\n", i), 0o644))
+	}
+	run(t, batchfs, "prepare", filepath.Join(dir, "texts"), "--by", "byte", "--out", filepath.Join(dir, "out"))
+	raw, err := os.ReadFile(filepath.Join(dir, "out", "vocab.json"))
+	noError(t, err)
+	var m struct {
+		Splits map[string]struct{ Documents int }
+	}
+	noError(t, json.Unmarshal(raw, &m))
+	if got := m.Splits["train"].Documents + m.Splits["val"].Documents; got != n {
+		t.Errorf("%d documents of %d files", got, n)
+	}
+}
