@@ -121,15 +121,20 @@ type hint struct {
 // apply returns a split that knows what the hint says of documents, and nothing of what another hint said.
 func (h hint) apply(s *config.Split) *config.Split { return s.WithEOT(h.EOT - 1) }
 
-// besideFiles returns the hint that lies beside the files of the sources without a vocab_size.
+// besideFiles returns the hint that lies beside the files of the sources without a vocab_size. If all have one, it is for want of a
+// usable vocab.json or for a larger vocabulary than that; what such a file says of other things still holds.
 func besideFiles(s *config.Split, files []config.SourceFiles) (h hint, err error) {
-	var guessed []string
+	var all, guessed []string
 	for i, written := range s.VocabSizes() {
+		all = append(all, files[i].Main...)
 		if written == 0 {
 			guessed = append(guessed, files[i].Main...)
 		}
 	}
 	v, err := vocabulary.Of(guessed)
+	if len(guessed) == 0 {
+		v, _ = vocabulary.Of(all)
+	}
 	if v == nil {
 		return h, err
 	}

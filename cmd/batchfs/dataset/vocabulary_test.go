@@ -142,6 +142,7 @@ func TestVocabularyTellsDTypeAndEnds(t *testing.T) {
 	})
 	for _, test := range []struct{ text, want string }{
 		{"tokens = 'end/a.bin'", "uint32 [x y]"},
+		{"tokens = 'end/a.bin'\nvocab_size = 64", "uint32 [x y]"},
 		{"tokens = 'end/a.bin'\ntoken_dtype = 'uint16'", "uint16 [x y]"},
 		{"tokens = 'end/a.bin'\ndocuments = true", "uint32 [x y cu_seqlens positions] 9: 0 3 4 4 4"},
 		{"tokens = 'end/a.bin'\ndocuments = true\neot = 1", "uint32 [x y cu_seqlens positions] 1: 0 1 4 4 4"},
