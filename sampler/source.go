@@ -30,6 +30,10 @@ type Array interface {
 	// during the call only. Read fails, also for no windows, while a file of the source is known to have changed.
 	Read(ws []cache.Window, visit func(i int, raw []byte) error) error
 
+	// Cut is where the array can be cut nearest to a position, so that no multiple of block bytes of a file lies within a part and
+	// is not its end: in front of element end, and behind those up to begin, which may be one later.
+	Cut(pos, block int64) (end, begin int64)
+
 	// Locate says, for an error, where the element at a position stands.
 	Locate(pos int64) cache.Place
 }
@@ -64,6 +68,7 @@ type source struct {
 	vocab     vocabulary
 	tables    *windowTables // of all sequences of these tokens
 	windows   *windows      // that of tables for the settings
+	share     share         // of the windows: those of an epoch
 	order     order
 }
 
@@ -97,16 +102,30 @@ func (s source) with(settings Settings, i int) (_ source, err error) {
 	if s.windows, err = s.tables.get(settings.rowKind()); err != nil {
 		return s, err
 	}
-	s.order, err = newOrder(settings, i, s.windows)
+	_, host := settings.together()
+	s.share = s.shareOf(settings, host)
+	s.order, err = newOrder(settings, i, s.share)
 	return s, err
 }
 
+// shareOf is the share of a host under settings for which s has windows.
+func (s *source) shareOf(settings Settings, host int) share {
+	if settings.ShuffleBlock == 0 {
+		return s.windows.whole()
+	}
+	return newShare(s.windows, s.arrays[0], settings.ShuffleBlock, host, settings.World/settings.LocalWorld)
+}
+
 // newOrder is the order of a source. Each source has its own random stream: that of the split if there is one source, else that
-// of a split named "split/source". No split has a name with a slash.
-func newOrder(s Settings, source int, w *windows) (order, error) {
-	name := s.Split
+// of a split named "split/source"; and of each host with a share, "/host3" stands behind that. No split has a name with a slash.
+func newOrder(s Settings, source int, of share) (order, error) {
+	name, w := s.Split, of.windows
 	if len(s.Weights) > 1 {
 		name = fmt.Sprintf("%s/%d", s.Split, source)
+	}
+	if s.ShuffleBlock > 0 {
+		_, host := s.together()
+		name = fmt.Sprintf("%s/host%d", name, host)
 	}
 	h := fnv.New64a()
 	h.Write([]byte(name))
@@ -115,8 +134,8 @@ func newOrder(s Settings, source int, w *windows) (order, error) {
 	case Sequential:
 		return sequential{w}, nil
 	case Shuffle:
-		if w.pieces != nil {
-			return newBlocks(key, w), nil
+		if of.block > 0 {
+			return newBlocks(key, of), nil
 		}
 		return newShuffle(key, w), nil
 	case Torch, Torch26:
