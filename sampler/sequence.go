@@ -102,12 +102,11 @@ func (q *Sequence) countBatches() (least int64, err error) {
 	for host := range hosts {
 		rows := int64(0)
 		for i := range q.sources {
-			n := q.sources[i].shareOf(q.Settings, host).n
-			if n == 0 {
-				return 0, fmt.Errorf("%s: with shuffle_block = %d no window is left for host %d of %d; set shuffle_block to fewer bytes, "+
-					"or world to fewer ranks", q.sources[i].arrays[0].Runs()[0].Name, q.ShuffleBlock, host, hosts)
+			of, err := q.sources[i].shareOf(q.Settings, host)
+			if err != nil {
+				return 0, err
 			}
-			rows += n
+			rows += of.n
 		}
 		if batches := (rows + global - 1) / global; host == 0 || batches < least {
 			least = batches

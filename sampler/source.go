@@ -103,17 +103,25 @@ func (s source) with(settings Settings, i int) (_ source, err error) {
 		return s, err
 	}
 	_, host := settings.together()
-	s.share = s.shareOf(settings, host)
+	if s.share, err = s.shareOf(settings, host); err != nil {
+		return s, err
+	}
 	s.order, err = newOrder(settings, i, s.share)
 	return s, err
 }
 
-// shareOf is the share of a host under settings for which s has windows.
-func (s *source) shareOf(settings Settings, host int) share {
+// shareOf is the share of a host under settings for which s has windows. The error says that it has none.
+func (s *source) shareOf(settings Settings, host int) (share, error) {
 	if settings.ShuffleBlock == 0 {
-		return s.windows.whole()
+		return s.windows.whole(), nil
 	}
-	return newShare(s.windows, s.arrays[0], settings.ShuffleBlock, host, settings.World/settings.LocalWorld)
+	hosts := settings.World / settings.LocalWorld
+	of := newShare(s.windows, s.arrays[0], settings.ShuffleBlock, host, hosts)
+	if of.n == 0 {
+		return of, fmt.Errorf("%s: cut into blocks of shuffle_block = %d bytes, there is no row for host %d of %d; set shuffle_block to fewer bytes, "+
+			"or world to fewer ranks", s.arrays[0].Runs()[0].Name, settings.ShuffleBlock, host, hosts)
+	}
+	return of, nil
 }
 
 // newOrder is the order of a source. Each source has its own random stream: that of the split if there is one source, else that
