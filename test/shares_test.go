@@ -60,7 +60,7 @@ func TestHostsFetchTheirShares(t *testing.T) {
 	var mounts []*mounted
 	for host := range hosts {
 		mounts = append(mounts, mount(t, "-c", config, "--set", fmt.Sprintf("splits.train.rank=%d", host), "--set", "store.cache_dir="+t.TempDir(), "--set",
-			fmt.Sprintf("store.block_bytes=%d", fetchBlock)))
+			fmt.Sprintf("store.block_bytes=%d", fetchBlock), "--set", "mount.timeout=10m")) // or what is fetched ahead on a slow machine is given up
 	}
 	for epoch := range 2 {
 		var readers sync.WaitGroup
