@@ -386,6 +386,64 @@ func TestStoreFaults(t *testing.T) {
 	await(t, "the old object is served again", func() bool { return check(k+12) == nil })
 }
 
+// Commands take objects as they take files, or say why not.
+func TestStoreCommands(t *testing.T) {
+	long(t)
+	b, dir := newBucket(t), t.TempDir()
+	data := randomBytes(3*storeBlock + 2)
+	b.put(t, "train.bin", data)
+	write(t, filepath.Join(dir, "train.bin"), data)
+	write(t, filepath.Join(dir, "text.txt"), []byte("text"))
+	t.Setenv("AWS_ENDPOINT_URL", b.url)
+	remote := b.config(t, "s3://bucket/train.bin", "order = \"shuffle\"")
+	local := b.config(t, filepath.Join(dir, "train.bin"), "order = \"shuffle\"")
+	m := mount(t, "-c", remote)
+	for _, args := range [][]string{
+		{"info", "--json", "FILE"},
+		{"check", "train", "--overlap", "16", "-c", "CONFIG"},
+		{"inspect", "train", "17", "-c", "CONFIG"},
+		{"inspect", "train", "--find", "5000", "-c", "CONFIG"},
+		{"cat", "train", "--from", "3", "--count", "20", "-c", "CONFIG"},
+	} {
+		said := func(config, file string) string {
+			stdout := run(t, append([]string{plainBatchfs}, strings.Fields(strings.NewReplacer("CONFIG", config, "FILE", file).Replace(strings.Join(args, " ")))...)...)
+			return strings.ReplaceAll(stdout, file, "train.bin")
+		}
+		if got, want := said(remote, "s3://bucket/train.bin"), said(local, filepath.Join(dir, "train.bin")); got != want {
+			t.Errorf("%s of an object says\n%s\nwant\n%s", args, got, want)
+		}
+	}
+	if got, want := run(t, plainBatchfs, "cat", m.path("train"), "--from", "3"), run(t, "cat", m.path("train/batch/3")); got != want {
+		t.Error("cat of a mounted split of objects has other bytes")
+	}
+	for _, test := range []struct{ args, says string }{
+		{"doctor -c " + remote + " " + m.dir, "mounted train: 196609 tokens in 1 file: s3://bucket/train.bin"},
+		{"info s3://bucket/tr*.bin", "s3://bucket/train.bin"},
+	} {
+		if said := run(t, append([]string{plainBatchfs}, strings.Fields(test.args)...)...); !strings.Contains(said, test.says) {
+			t.Errorf("%s says\n%s\nwant %q", test.args, said, test.says)
+		}
+	}
+	b.fails(func(w http.ResponseWriter, _ *http.Request) bool {
+		w.WriteHeader(http.StatusForbidden)
+		return true
+	})
+	for _, test := range []struct{ args, says string }{
+		{"info s3://bucket/train.bin", "s3://bucket/train.bin: look: 403"},
+		{"info s3://bucket/none*.bin", "s3://bucket/none*: list: 403"},
+		{"index s3://bucket/train.bin --eot 0", "writes nothing to a store"},
+		{"mount --data s3://bucket/dir " + t.TempDir(), "--set splits.train.tokens=s3://bucket/dir/train*.bin"},
+		{"doctor -c " + remote, "403"},
+		{"prepare " + filepath.Join(dir, "text.txt") + " --by byte --out s3://bucket/dir", "writes nothing to a store"},
+		{"prepare s3://bucket/text.txt --by byte --out " + dir, "reads nothing from a store"},
+	} {
+		stdout, stderr, err := try(t, append([]string{plainBatchfs}, strings.Fields(test.args)...)...)
+		if err == nil || !strings.Contains(stdout+stderr, test.says) || strings.Contains(stdout+stderr, storeSecret) {
+			t.Errorf("%s says %q (%v), want %q", test.args, stdout+stderr, err, test.says)
+		}
+	}
+}
+
 // While the store is away, what is kept is served on, and other reads fail, all but the first at once. All is well when it is back.
 func TestStoreOutage(t *testing.T) {
 	long(t)
