@@ -27,7 +27,7 @@ type file struct {
 	mu   sync.Mutex // guards kept, and is held while the first read makes it
 	kept *mapping   // of the accesses that keep one
 
-	staysOpen bool    // under Pread
+	staysOpen bool    // under Pread; nobody writes to it, so a read does not look whether it has changed
 	opened    *opened // guarded by mu
 
 	adopting sync.Mutex // held while adopt looks at the content, so that one reader does; taken under mu
@@ -234,7 +234,7 @@ func (f *file) readPread(ranges []Range, visit func(int, []byte) error) error {
 	if f.staysOpen {
 		if o := f.stayOpen(); o != nil {
 			defer runtime.KeepAlive(o)
-			return f.readOpen(o.fd, o.id, ranges, visit)
+			return f.visitCopies(o.fd, ranges, visit)
 		}
 	}
 	fd, was, err := f.open()
@@ -257,10 +257,7 @@ func (f *file) readOpen(fd int, was Identity, ranges []Range, visit func(int, []
 }
 
 // An opened is a file that stays open until nobody reads it any more.
-type opened struct {
-	fd int
-	id Identity
-}
+type opened struct{ fd int }
 
 // keptOpen counts the files that stay open. A process may have some more.
 var keptOpen atomic.Int64
@@ -282,13 +279,13 @@ func (f *file) stayOpen() *opened {
 		keptOpen.Add(-1)
 		return nil
 	}
-	fd, now, err := f.open()
+	fd, _, err := f.open()
 	if err != nil {
 		keptOpen.Add(-1)
 		return nil
 	}
 	unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM)
-	f.opened = &opened{fd, now}
+	f.opened = &opened{fd}
 	runtime.AddCleanup(f.opened, func(fd int) {
 		unix.Close(fd)
 		keptOpen.Add(-1)

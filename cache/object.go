@@ -318,12 +318,6 @@ func (o *object) readBlock(block int64, ranges []Range, visit func(int, []byte) 
 				return err
 			}
 			o.files[block].CompareAndSwap(f, nil)
-			if errors.Is(err, unix.ENOMEM) && f.access != Pread { // too many mappings
-				if f, err := newFile(f.Path(), f.Identity(), Sample{}, Pread, o.drop); err == nil {
-					o.files[block].Store(f)
-				}
-				continue
-			}
 			o.blocks.Forget(block)
 			if try == maxTries {
 				return err
@@ -360,11 +354,10 @@ func (o *object) keep(block int64, path string) error {
 	if err := unix.Stat(path, &st); err != nil {
 		return err
 	}
-	// A block is small, and there are many: to map one, or to open it, for each row would cost more than the row. Advise keeps no more in memory
-	// than Remap does.
-	access := o.access
-	if access == Remap {
-		access = Advise
+	// A block is small, and there are many: to map one, or to open it, for each row would cost more than the row.
+	access := Pread
+	if o.access == Map {
+		access = Map
 	}
 	f, err := newFile(path, identityOf(&st), Sample{}, access, o.drop)
 	if err == nil {

@@ -52,6 +52,7 @@ func installGateway(t testing.TB) string {
 // A bucket is one of a real S3 server, which is reached through a proxy that can fail.
 type bucket struct {
 	url    string
+	server *httptest.Server // the proxy
 	client *minio.Client
 	fault  atomic.Pointer[func(w http.ResponseWriter, r *http.Request) bool] // answers a request, or lets it pass
 	large  atomic.Int64                                                      // bytes that were fetched of blocks
@@ -102,13 +103,13 @@ func newBucket(t *testing.T) *bucket {
 		},
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) },
 	}
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	b.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if fault := b.fault.Load(); fault == nil || !(*fault)(w, r) {
 			proxy.ServeHTTP(w, r)
 		}
 	}))
-	t.Cleanup(server.Close)
-	b.url = server.URL
+	t.Cleanup(func() { b.server.Close() })
+	b.url = b.server.URL
 	t.Setenv("AWS_ACCESS_KEY_ID", storeKey)
 	t.Setenv("AWS_SECRET_ACCESS_KEY", storeSecret)
 	return b
@@ -125,6 +126,23 @@ func (b *bucket) fails(fault func(w http.ResponseWriter, r *http.Request) bool) 
 }
 
 func (b *bucket) works() { b.fault.Store(nil) }
+
+// refuses refuses connections, until accepts accepts them again.
+func (b *bucket) refuses() {
+	b.server.CloseClientConnections()
+	b.server.Close()
+}
+
+func (b *bucket) accepts(t *testing.T) {
+	t.Helper()
+	again := httptest.NewUnstartedServer(b.server.Config.Handler)
+	again.Listener.Close()
+	var err error
+	again.Listener, err = net.Listen("tcp", b.server.Listener.Addr().String())
+	noError(t, err)
+	again.Start()
+	b.server = again
+}
 
 // config is that of a split of tokens; the tables [batch] and [store] may be continued.
 func (b *bucket) config(t *testing.T, tokens, more string) string {
@@ -357,7 +375,7 @@ func TestStoreFaults(t *testing.T) {
 	}
 	noError(t, check(0))
 	b.works()
-	noError(t, check(k+6))
+	await(t, "a batch after the store is back", func() bool { return check(k+6) == nil })
 
 	// other bytes under the same name
 	b.put(t, "train.bin", randomBytes(60*storeBlock+2))
@@ -366,6 +384,131 @@ func TestStoreFaults(t *testing.T) {
 	}
 	b.put(t, "train.bin", data)
 	await(t, "the old object is served again", func() bool { return check(k+12) == nil })
+}
+
+// Commands take objects as they take files, or say why not.
+func TestStoreCommands(t *testing.T) {
+	long(t)
+	b, dir := newBucket(t), t.TempDir()
+	data := randomBytes(3*storeBlock + 2)
+	b.put(t, "train.bin", data)
+	write(t, filepath.Join(dir, "train.bin"), data)
+	write(t, filepath.Join(dir, "text.txt"), []byte("text"))
+	t.Setenv("AWS_ENDPOINT_URL", b.url)
+	remote := b.config(t, "s3://bucket/train.bin", "order = \"shuffle\"")
+	local := b.config(t, filepath.Join(dir, "train.bin"), "order = \"shuffle\"")
+	m := mount(t, "-c", remote)
+	for _, args := range [][]string{
+		{"info", "--json", "FILE"},
+		{"check", "train", "--overlap", "16", "-c", "CONFIG"},
+		{"inspect", "train", "17", "-c", "CONFIG"},
+		{"inspect", "train", "--find", "5000", "-c", "CONFIG"},
+		{"cat", "train", "--from", "3", "--count", "20", "-c", "CONFIG"},
+	} {
+		said := func(config, file string) string {
+			stdout := run(t, append([]string{plainBatchfs}, strings.Fields(strings.NewReplacer("CONFIG", config, "FILE", file).Replace(strings.Join(args, " ")))...)...)
+			return strings.ReplaceAll(stdout, file, "train.bin")
+		}
+		if got, want := said(remote, "s3://bucket/train.bin"), said(local, filepath.Join(dir, "train.bin")); got != want {
+			t.Errorf("%s of an object says\n%s\nwant\n%s", args, got, want)
+		}
+	}
+	if got, want := run(t, plainBatchfs, "cat", m.path("train"), "--from", "3"), run(t, "cat", m.path("train/batch/3")); got != want {
+		t.Error("cat of a mounted split of objects has other bytes")
+	}
+	for _, test := range []struct{ args, says string }{
+		{"doctor -c " + remote + " " + m.dir, "mounted train: 196609 tokens in 1 file: s3://bucket/train.bin"},
+		{"info s3://bucket/tr*.bin", "s3://bucket/train.bin"},
+	} {
+		if said := run(t, append([]string{plainBatchfs}, strings.Fields(test.args)...)...); !strings.Contains(said, test.says) {
+			t.Errorf("%s says\n%s\nwant %q", test.args, said, test.says)
+		}
+	}
+	b.fails(func(w http.ResponseWriter, _ *http.Request) bool {
+		w.WriteHeader(http.StatusForbidden)
+		return true
+	})
+	for _, test := range []struct{ args, says string }{
+		{"info s3://bucket/train.bin", "s3://bucket/train.bin: look: 403"},
+		{"info s3://bucket/none*.bin", "s3://bucket/none*: list: 403"},
+		{"index s3://bucket/train.bin --eot 0", "writes nothing to a store"},
+		{"mount --data s3://bucket/dir " + t.TempDir(), "--set splits.train.tokens=s3://bucket/dir/train*.bin"},
+		{"doctor -c " + remote, "403"},
+		{"prepare " + filepath.Join(dir, "text.txt") + " --by byte --out s3://bucket/dir", "writes nothing to a store"},
+		{"prepare s3://bucket/text.txt --by byte --out " + dir, "reads nothing from a store"},
+	} {
+		stdout, stderr, err := try(t, append([]string{plainBatchfs}, strings.Fields(test.args)...)...)
+		if err == nil || !strings.Contains(stdout+stderr, test.says) || strings.Contains(stdout+stderr, storeSecret) {
+			t.Errorf("%s says %q (%v), want %q", test.args, stdout+stderr, err, test.says)
+		}
+	}
+}
+
+// While the store is away, what is kept is served on, and other reads fail, all but the first at once. All is well when it is back.
+func TestStoreOutage(t *testing.T) {
+	long(t)
+	b := newBucket(t)
+	data := randomBytes(60 * storeBlock)
+	b.put(t, "train.bin", data)
+	m := mount(t, "-c", b.config(t, "s3://bucket/train.bin", "order = \"sequential\"\nlayout = \"tokens\"\nblock_size = 100000\nbatch_size = 1"), "--set",
+		"store.cache_dir="+t.TempDir(), "--set", "mount.timeout=4s", "--set", "memory.ahead=0", "--set", "memory.ahead_bytes=0")
+	check := func(k int) error {
+		out, said, err := try(t, "sha256sum", m.path(fmt.Sprintf("train/batch/%d", k)))
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, said)
+		}
+		if want := fmt.Sprintf("%x", sha256.Sum256(data[k*200_000:k*200_000+200_002])); !strings.HasPrefix(out, want) {
+			t.Errorf("batch %d has other bytes", k)
+		}
+		return nil
+	}
+	await(t, "the first batch", func() bool { return check(0) == nil })
+	worker := statusOf(t, m).PID
+	for i, kind := range []string{"refuses", "silent"} {
+		k := 5 + 15*i
+		if kind == "refuses" {
+			b.refuses()
+		} else {
+			b.fails(func(_ http.ResponseWriter, r *http.Request) bool {
+				<-r.Context().Done()
+				return true
+			})
+		}
+		if check(k) == nil {
+			t.Errorf("%s: a batch that nobody has was read while the store is away", kind)
+		}
+		slowest := time.Duration(0)
+		for n, end := 0, time.Now().Add(lasting(0, time.Minute)); n < 10 || time.Now().Before(end); n++ {
+			began := time.Now()
+			if check(k+3*(n%3)) == nil {
+				t.Errorf("%s: a batch that nobody has was read while the store is away", kind)
+			}
+			slowest = max(slowest, time.Since(began))
+			if err := check(0); err != nil {
+				t.Errorf("%s: a batch that is kept: %v", kind, err)
+			}
+		}
+		inTime(t, kind+": an error while it is known that the store is away", slowest, time.Second)
+		last := statusOf(t, m).Splits["train"].LastError
+		for _, word := range []string{"s3://bucket/train.bin", "bytes ", "does not answer"} {
+			if !strings.Contains(last, word) {
+				t.Errorf("%s: the error %q does not say %q", kind, last, word)
+			}
+		}
+		if strings.Contains(last+m.out.String(), storeSecret) {
+			t.Errorf("%s: the log, or status.json, has the secret", kind)
+		}
+		if kind == "refuses" {
+			b.accepts(t)
+		} else {
+			b.works()
+		}
+		await(t, "a batch after the store is back", func() bool { return check(k) == nil })
+		noError(t, check(k+6))
+	}
+	if now := statusOf(t, m).PID; now != worker {
+		t.Errorf("worker %d serves, was %d", now, worker)
+	}
 }
 
 // With on_change = "follow", an object that was replaced is served from the next batch on.

@@ -80,11 +80,9 @@ func (s *source) compare(o *Object, i int64) error {
 	from, to := key{o, i}.bounds()
 	got := b.Bytes
 	if b.File != "" {
-		if got, err = os.ReadFile(b.File); errors.Is(err, os.ErrNotExist) { // as package cache does
+		if got, err = os.ReadFile(b.File); err != nil { // as package cache does
 			o.Forget(i)
 			return s.compare(o, i)
-		} else if err != nil {
-			return err
 		}
 		got = got[:to-from]
 	}
@@ -358,4 +356,104 @@ func TestSilentDisk(t *testing.T) {
 		readAll(t, s, object)
 	}
 	readAll(t, s, s.open(t, o, io.Discard, "a"))
+}
+
+// A directory that fails keeps nobody from bytes. It is said once, and what it keeps and can be read is not fetched again. Later it is
+// tried again.
+func TestDirectoryFails(t *testing.T) {
+	const blocks = 40
+	for _, test := range []struct {
+		name       string
+		says       string
+		breakIt    func(t *testing.T, dir string)
+		mend       func(t *testing.T, dir string)
+		fetchAgain int64 // of the blocks that were kept before
+	}{
+		{"full", "no space left",
+			func(t *testing.T, dir string) {
+				if err := os.WriteFile(filepath.Join(dir, "fill"), make([]byte, 32<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
+					t.Fatal(err)
+				}
+			},
+			func(_ *testing.T, dir string) { os.Remove(filepath.Join(dir, "fill")) }, 0},
+		{"read-only", "read-only",
+			func(t *testing.T, dir string) {
+				for _, flags := range []uintptr{syscall.MS_BIND, syscall.MS_BIND | syscall.MS_REMOUNT | syscall.MS_RDONLY} {
+					if err := syscall.Mount(dir, dir, "", flags, ""); err != nil {
+						t.Fatal(err)
+					}
+				}
+			},
+			func(_ *testing.T, dir string) { syscall.Unmount(dir, syscall.MNT_DETACH) }, 0},
+		{"error", "input/output error",
+			func(t *testing.T, dir string) {
+				kept, err := filepath.Glob(filepath.Join(dir, "cache", "*", "0"))
+				if err != nil || len(kept) != 1 {
+					t.Fatal(kept, err)
+				}
+				os.Remove(kept[0])
+				if err := os.Symlink("/proc/self/mem", kept[0]); err != nil { // nothing is at its beginning
+					t.Fatal(err)
+				}
+			},
+			func(_ *testing.T, dir string) {
+				broken, _ := filepath.Glob(filepath.Join(dir, "cache", "*", "0"))
+				os.Remove(broken[0])
+			}, 10},
+		{"in the way", "not a directory",
+			func(t *testing.T, dir string) {
+				os.RemoveAll(filepath.Join(dir, "cache"))
+				if err := os.WriteFile(filepath.Join(dir, "cache"), nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			},
+			func(_ *testing.T, dir string) { os.Remove(filepath.Join(dir, "cache")) }, 10},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=16m"); err != nil {
+				t.Skipf("no tmpfs: %v", err)
+			}
+			t.Cleanup(func() {
+				for syscall.Unmount(dir, syscall.MNT_DETACH) == nil { // also one over it
+				}
+			})
+			s := newSource(blocks * blockBytes)
+			o := Options{Dir: filepath.Join(dir, "cache"), Limit: 1 << 30, BlockBytes: blockBytes, Memory: 4 * blockBytes}
+			before := s.open(t, o, io.Discard, "a")
+			for i := range int64(10) {
+				s.check(t, before, i)
+				before.cache.Flush()
+			}
+			s.fetched.Store(0)
+			test.breakIt(t, dir)
+			var said bytes.Buffer
+			after := s.open(t, o, &said, "a")
+			for range 2 {
+				readAll(t, s, after)
+			}
+			for i := range int64(10) {
+				s.check(t, before, i)
+			}
+			after.cache.Flush()
+			if n := s.fetched.Load(); test.fetchAgain == 0 && n > 2*(blocks-10) {
+				t.Errorf("%d blocks were fetched in two rounds, of which the directory has all but %d", n, blocks-10)
+			}
+			if strings.Count(said.String(), "level=WARN") != 1 || !strings.Contains(said.String(), test.says) {
+				t.Errorf("want one warning that says %q, got:\n%s", test.says, said.String())
+			}
+			test.mend(t, dir)
+			after.cache.disk.paused.Store(0) // half a minute later
+			after.cache.disk.full.Store(0)
+			for i := range after.Blocks() {
+				s.check(t, after, i)
+				after.cache.Flush()
+			}
+			s.fetched.Store(0)
+			readAll(t, s, s.open(t, o, io.Discard, "a"))
+			if n := s.fetched.Load(); n != 0 || !strings.Contains(said.String(), "works again") {
+				t.Errorf("%d blocks are not in the directory that works again; the log:\n%s", n, said.String())
+			}
+		})
+	}
 }

@@ -107,11 +107,15 @@ func (d *disk) usable() bool { return time.Now().UnixNano() >= d.paused.Load() }
 
 func (d *disk) writable() bool { return d.usable() && time.Now().UnixNano() >= d.full.Load() }
 
-// fails leaves the directory alone for a while, and says so once.
+// fails leaves the directory alone for a while, and says so once. One that takes no writes is still read.
 func (d *disk) fails(err error) {
-	d.paused.Store(time.Now().Add(pauseTime).UnixNano())
+	pause, without := &d.paused, "without it"
+	if slices.ContainsFunc([]error{unix.ENOSPC, unix.EDQUOT, unix.EROFS, fs.ErrPermission}, func(e error) bool { return errors.Is(err, e) }) {
+		pause, without = &d.full, "with what it has"
+	}
+	pause.Store(time.Now().Add(pauseTime).UnixNano())
 	if d.failed.CompareAndSwap(false, true) {
-		d.log().Warn("the block cache fails: batches are served without it, and it is tried again now and then", "dir", d.dir, "err", err)
+		d.log().Warn("the block cache fails: batches are served "+without+", and it is tried again now and then", "dir", d.dir, "err", err)
 	}
 }
 

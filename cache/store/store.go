@@ -61,6 +61,9 @@ type Client struct {
 	creds    *credentials.Credentials // nil: none
 	timeout  time.Duration
 
+	answered atomic.Int64          // when the store did so last, as time.Duration since start
+	away     atomic.Pointer[error] // why it does not, while it does not
+
 	// Requests counts those that were sent, also again; Bytes those that came of objects.
 	Requests, Bytes atomic.Int64
 }
@@ -208,7 +211,9 @@ func (c *Client) ReadRange(ctx context.Context, o Object, off int64, dst []byte)
 			n, err := body.Read(dst[done:])
 			done += n
 			c.Bytes.Add(int64(n))
-			progress()
+			if n > 0 {
+				progress()
+			}
 			if err != nil && done < len(dst) {
 				return fmt.Errorf("%d of %d bytes came: %w", done, len(dst), err)
 			}
@@ -223,19 +228,31 @@ type permanent struct{ error }
 func (p permanent) Unwrap() error { return p.error }
 
 const (
-	firstWait = 50 * time.Millisecond
-	longest   = 5 * time.Second // wait between two attempts, unless the store asks for more
+	firstWait  = 50 * time.Millisecond
+	firstProbe = 500 * time.Millisecond // of a store that does not answer
+	longest    = 5 * time.Second        // wait between two attempts, unless the store asks for more
 )
 
 // retry calls do until it succeeds, its error is one that stays, or the time is over. An attempt without progress for a quarter of the time
 // is given up. The error names the object, and says what was wanted of it.
 func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx context.Context, progress func()) error) error {
+	if err := c.away.Load(); err != nil {
+		return named(o, what, *err, 0)
+	}
 	// A reader's own time, of which this is a part, should not be over before the store's error is known.
 	limit := c.timeout * 3 / 4
+	began := time.Now()
+	_, hurried := ctx.Deadline() // less time than a store may take
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	refreshed := false
 	var last error
+	fails := func(err error, attempt int, pause time.Duration) error {
+		if !hurried {
+			c.isAway(began, err, o, pause)
+		}
+		return named(o, what, err, attempt)
+	}
 	for attempt, wait := 1, firstWait; ; attempt, wait = attempt+1, min(2*wait, longest) {
 		var asked time.Duration
 		err := c.attempt(context.WithValue(ctx, waitKey{}, &asked), limit/3, do)
@@ -256,11 +273,11 @@ func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx c
 		}
 		pause := max(asked, wait/2+rand.N(wait/2))
 		if deadline, _ := ctx.Deadline(); time.Until(deadline) < pause {
-			return named(o, what, err, attempt)
+			return fails(err, attempt, asked)
 		}
 		select {
 		case <-ctx.Done():
-			return named(o, what, err, attempt)
+			return fails(err, attempt, 0)
 		case <-time.After(pause):
 		}
 	}
@@ -273,11 +290,40 @@ func (c *Client) attempt(ctx context.Context, stall time.Duration, do func(ctx c
 	stalled := fmt.Errorf("nothing came for %v", stall.Round(time.Millisecond))
 	timer := time.AfterFunc(stall, func() { cancel(stalled) })
 	defer timer.Stop()
-	err := do(ctx, func() { timer.Reset(stall) })
+	err := do(ctx, func() {
+		timer.Reset(stall)
+		c.answered.Store(int64(time.Since(start)))
+	})
 	if err != nil && context.Cause(ctx) == stalled {
 		return stalled
 	}
+	if !passes(err) {
+		c.answered.Store(int64(time.Since(start)))
+	}
 	return err
+}
+
+var start = time.Now()
+
+// isAway notes that the store does not answer, if it has answered nobody since a read began that failed. From then on all reads fail at once, because
+// each would wait in vain for all of its time. The store is asked now and then, after a pause, until it answers.
+func (c *Client) isAway(began time.Time, err error, o Object, pause time.Duration) {
+	err = fmt.Errorf("the store does not answer: %w", shown(err))
+	if time.Duration(c.answered.Load()) > began.Sub(start) || !c.away.CompareAndSwap(nil, &err) {
+		return
+	}
+	go func() {
+		for wait := max(pause, firstProbe); ; wait = min(2*wait, longest) {
+			time.Sleep(wait + rand.N(wait/2))
+			if !passes(c.attempt(context.Background(), c.timeout/4, func(ctx context.Context, _ func()) error {
+				_, err := c.core.StatObject(ctx, o.Bucket, o.Key, minio.StatObjectOptions{})
+				return err
+			})) {
+				c.away.Store(nil)
+				return
+			}
+		}
+	}()
 }
 
 // expired reports whether credentials were good once.
@@ -289,10 +335,10 @@ func expired(err error) bool {
 	return false
 }
 
-// passes reports whether an error may be gone when it is tried again.
+// passes reports whether there is an error, and it may be gone when it is tried again.
 func passes(err error) bool {
 	var stays permanent
-	if errors.Is(err, ErrChanged) || errors.As(err, &stays) || errors.Is(err, context.Canceled) {
+	if err == nil || errors.Is(err, ErrChanged) || errors.As(err, &stays) || errors.Is(err, context.Canceled) {
 		return false
 	}
 	var response minio.ErrorResponse
@@ -325,17 +371,22 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// named makes err one that names the object. It shows neither the request nor its headers.
+// named makes err one that names the object.
 func named(o Object, what string, err error, attempts int) error {
+	return &Error{o.Name(), what, attempts, shown(err)}
+}
+
+// shown is err without the request and its headers.
+func shown(err error) error {
 	var response minio.ErrorResponse
 	var request *url.Error
 	switch {
 	case errors.As(err, &response):
-		err = explained(response)
+		return explained(response)
 	case errors.As(err, &request):
-		err = request.Err
+		return request.Err
 	}
-	return &Error{o.Name(), what, attempts, err}
+	return err
 }
 
 // explained is an answer of a store, with what helps.

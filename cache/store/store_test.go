@@ -1,10 +1,14 @@
 package store
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -180,7 +184,11 @@ func TestErrors(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			sent := 0
-			c, o := serve(t, time.Second, func(n int, w http.ResponseWriter, r *http.Request) bool {
+			timeout := time.Minute
+			if test.requests == 0 {
+				timeout = time.Second
+			}
+			c, o := serve(t, timeout, func(n int, w http.ResponseWriter, r *http.Request) bool {
 				sent = n
 				if test.fault == nil {
 					<-r.Context().Done()
@@ -208,6 +216,131 @@ func TestErrors(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Once a store has not answered a read, others fail at once, until it answers again.
+func TestOutage(t *testing.T) {
+	for name, fault := range map[string]func(w http.ResponseWriter, r *http.Request){
+		"refuses": func(w http.ResponseWriter, _ *http.Request) { cut(w) },
+		"silent":  func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
+		"busy": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Retry-After", "1")
+			answer(w, 503, "SlowDown")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var away atomic.Bool
+			c, o := serve(t, time.Second, func(n int, w http.ResponseWriter, r *http.Request) bool {
+				if !away.Load() {
+					return false
+				}
+				fault(w, r)
+				return true
+			})
+			away.Store(true)
+			if read(c, o) == nil {
+				t.Fatal("no error of a store that is away")
+			}
+			for range 100 {
+				var failed *Error
+				if err := read(c, o); !errors.As(err, &failed) || failed.Attempts != 0 || !strings.Contains(err.Error(), "does not answer") {
+					t.Fatalf("error %v, want one at once", err)
+				}
+			}
+			away.Store(false)
+			for end := time.Now().Add(time.Minute); read(c, o) != nil; time.Sleep(10 * time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatal("nothing is read although the store answers again")
+				}
+			}
+		})
+	}
+}
+
+// A store that answers other reads is not away.
+func TestOneObjectFails(t *testing.T) {
+	came, others := make(chan struct{}), make(chan struct{})
+	c, o := serve(t, time.Minute, func(_ int, w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path != "/bucket/bad" {
+			return false
+		}
+		close(came)
+		<-others
+		w.Header().Set("Retry-After", "3600") // which is too long for any read
+		answer(w, 500, "InternalError")
+		return true
+	})
+	bad, failed := o, make(chan error)
+	bad.Key = "bad"
+	go func() { failed <- read(c, bad) }()
+	<-came
+	err := read(c, o)
+	close(others)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if <-failed == nil {
+		t.Error("no error of an object that cannot be read")
+	}
+	if err := read(c, o); err != nil {
+		t.Error(err)
+	}
+}
+
+// A name that is not known for a while is an error that says so, and is found later.
+func TestNames(t *testing.T) {
+	namesAreKnown.Store(false) // of an earlier run
+	c, o := serve(t, time.Second, func(int, http.ResponseWriter, *http.Request) bool { return false })
+	_, port, _ := strings.Cut(strings.TrimPrefix(c.Endpoint(), "http://"), ":")
+	c, err := New("s3", Options{Endpoint: "http://store.example:" + port, PathStyle: true, Timeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := read(c, o); err == nil || !strings.Contains(err.Error(), "lookup store.example") {
+		t.Errorf("error %v, want one that says which name is not known", err)
+	}
+	namesAreKnown.Store(true)
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		if err := read(c, o); err == nil {
+			break
+		} else if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// namesAreKnown says whether there is a name server.
+var namesAreKnown atomic.Bool
+
+func init() {
+	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
+		if !namesAreKnown.Load() {
+			return nil, errors.New("no name server")
+		}
+		ours, theirs := net.Pipe()
+		go nameServer(ours)
+		return theirs, nil
+	}}
+}
+
+// nameServer answers queries over TCP: every name has the address 127.0.0.1.
+func nameServer(conn net.Conn) {
+	defer conn.Close()
+	query := make([]byte, 2)
+	if _, err := io.ReadFull(conn, query); err != nil {
+		return
+	}
+	query = make([]byte, binary.BigEndian.Uint16(query))
+	if _, err := io.ReadFull(conn, query); err != nil {
+		return
+	}
+	end := 12 + bytes.IndexByte(query[12:], 0) + 5 // of the question
+	reply := append([]byte{query[0], query[1], 0x81, 0x80, 0, 1, 0, 0, 0, 0, 0, 0}, query[12:end]...)
+	if query[end-3] == 1 { // for an address of IPv4
+		reply[7] = 1
+		reply = append(reply, 0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 127, 0, 0, 1)
+	}
+	conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(reply))), reply...))
 }
 
 // Credentials that expired are read again.

@@ -10,6 +10,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/survey"
 )
 
@@ -26,7 +27,9 @@ func (f *fileFlags) register(cmd *cobra.Command) {
 
 // options are those to open the files with.
 func (f *fileFlags) options() (cache.Options, error) {
-	o := cache.Options{Format: f.format, Tensor: f.tensor, DType: array.DType(f.dtype), GuessedDType: f.dtype == "", Access: cache.Pread}
+	remote := config.Default().Remote()
+	remote.Blocks.Memory = 16 * remote.Blocks.BlockBytes
+	o := cache.Options{Remote: remote, Format: f.format, Tensor: f.tensor, DType: array.DType(f.dtype), GuessedDType: f.dtype == "", Access: cache.Pread}
 	if f.dtype == "" {
 		o.DType = array.Uint16
 	}
@@ -50,13 +53,14 @@ func infoCommand() *cobra.Command {
 		Short: "Say what token files hold: format, tokens, ids, documents, text",
 		Long: `Info says of each file its format, dtype, shape, number of tokens, number of documents and largest id. It draws how the ids,
 and the lengths of documents, of all files are spread, and shows some text, if a vocab.json of batchfs prepare lies beside the
-file.
+file. An object is named by its URL; its store is that of the environment (AWS_ENDPOINT_URL, AWS_REGION).
 
 Of a file above 64 MiB it reads a sample, 16 blocks of 4 MiB, and says so. With --all it reads everything. Documents are known
 with --eot: only those that lie within a block are counted in a sample.`,
 		Example: `  batchfs info train.bin
   batchfs info fineweb_*.bin --eot 50256 --all
-  batchfs info ids.bin --token-dtype uint32 --json`,
+  batchfs info ids.bin --token-dtype uint32 --json
+  batchfs info 's3://corpora/web/train_*.bin'`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: atOnce(func(cmd *cobra.Command, args []string) (err error) {
 			if o.Open, err = flags.options(); err != nil {
@@ -64,9 +68,18 @@ with --eot: only those that lie within a block are counted in a sample.`,
 			}
 			var s survey.Survey
 			var bad []error
-			for _, file := range args {
-				if err := s.Look(cmd.Context(), file, o, cmd.ErrOrStderr()); err != nil {
-					bad = append(bad, err)
+			for _, arg := range args {
+				files := []string{arg} // a shell resolves globs of files
+				if cache.IsRemote(arg) {
+					var err error
+					if files, err = cache.Resolve("", files, o.Open.Remote); err != nil {
+						bad = append(bad, err)
+					}
+				}
+				for _, file := range files {
+					if err := s.Look(cmd.Context(), file, o, cmd.ErrOrStderr()); err != nil {
+						bad = append(bad, err)
+					}
 				}
 			}
 			switch {

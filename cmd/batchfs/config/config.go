@@ -68,8 +68,8 @@ type Store struct {
 	BlockBytes           int64
 }
 
-// remote is what package cache needs to know of objects.
-func (c *Config) remote() cache.Remote {
+// Remote is what package cache needs to know of objects.
+func (c *Config) Remote() cache.Remote {
 	s := c.Store
 	return cache.Remote{
 		Store:  store.Options{Endpoint: s.Endpoint, Region: s.Region, PathStyle: s.PathStyle, Anonymous: s.Anonymous, Timeout: c.Mount.Timeout},
@@ -196,7 +196,7 @@ func (c *Config) MakeAbsolute(dir string) {
 
 func (c *Config) setRemote() {
 	for _, s := range c.Splits {
-		s.Remote = c.remote()
+		s.Remote = c.Remote()
 	}
 }
 

@@ -45,7 +45,7 @@ func TestReferenceConfig(t *testing.T) {
 	}
 	for i, name := range []string{"train", "val"} {
 		want := settings(batch)
-		want.Split, want.Tokens, want.dir, want.Remote = name, []string{"data/" + name + ".bin"}, "../../..", c.remote()
+		want.Split, want.Tokens, want.dir, want.Remote = name, []string{"data/" + name + ".bin"}, "../../..", c.Remote()
 		if got := settings(c.Splits[i]); !reflect.DeepEqual(got, want) {
 			t.Errorf("split %s is\n%+v, the default\n%+v", name, got, want)
 		}

@@ -69,6 +69,10 @@ func (f *Flags) Load() (*Config, error) {
 
 // dataSets returns the --set arguments that make splits of the token files in a directory.
 func dataSets(dir string) (sets []string, err error) {
+	if cache.IsRemote(dir) {
+		return nil, fmt.Errorf("--data %s: name a directory of this machine; objects are named one by one, or by globs, as in "+
+			"--set splits.train.tokens=%s/train*.bin", dir, strings.TrimSuffix(dir, "/"))
+	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err

@@ -55,6 +55,9 @@ func (in *input) size() int64 {
 	return in.info.Size()
 }
 
+// isURL reports whether a name is that of something elsewhere.
+func isURL(name string) bool { return strings.Contains(name, "://") }
+
 // findInputs resolves the arguments of the command, in their order. Files found below directories are left out unless one of the
 // include patterns matches, if there are any. as is the kind of all, or empty where names tell.
 func findInputs(args, include []string, as kind) ([]*input, error) {
@@ -67,7 +70,11 @@ func findInputs(args, include []string, as kind) ([]*input, error) {
 	for _, arg := range args {
 		names := []string{arg}
 		// A name that exists is that file, even with a * or a [ in it.
-		if _, err := os.Lstat(arg); err != nil && strings.ContainsAny(arg, "*?[") {
+		_, err := os.Lstat(arg)
+		switch {
+		case err != nil && isURL(arg):
+			return nil, fmt.Errorf("%s: name files of this machine, or pipe the text to standard input: prepare reads nothing from a store", arg)
+		case err != nil && strings.ContainsAny(arg, "*?["):
 			if names, err = glob(arg); err != nil {
 				return nil, fmt.Errorf("%s: %w", arg, err)
 			}

@@ -140,6 +140,9 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 	if o.out == "" {
 		return errors.New("--out: name the directory to write, such as --out data")
 	}
+	if isURL(o.out) {
+		return fmt.Errorf("--out %s: name a directory of this machine: batchfs writes nothing to a store; upload the files when they are complete", o.out)
+	}
 	w, err := openWorkplace(o.out)
 	if err != nil {
 		return err
