@@ -100,6 +100,11 @@ func handshake(w *supervise.Worker, t *tree) (server *fuse.Server, fd int, err e
 		if err != nil {
 			return nil, 0, fmt.Errorf("the kernel's first request: %w", err)
 		}
+		const opcode, id, opInit = 4, 8, 26
+		if binary.NativeEndian.Uint32(buf[opcode:]) != opInit {
+			unix.Write(w.Connection, errorReply(binary.NativeEndian.Uint64(buf[id:]), syscall.EIO)) // or its reader would wait for ever
+			return nil, 0, mount.ErrServed
+		}
 		w.Shared.Init.Set(buf[:n])
 	}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)

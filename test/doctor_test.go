@@ -109,8 +109,23 @@ func TestDoctorOfMounts(t *testing.T) {
 		awaitSays(healthy)
 	}
 
+	probe := func(path string) error {
+		_, _, err := try(t, plainBatchfs, "doctor", "--mounted", path)
+		return err
+	}
+	await(t, "a probe to succeed", func() bool { return probe(m.dir) == nil })
+	if probe(t.TempDir()) == nil {
+		t.Error("a probe succeeds where nothing is mounted")
+	}
+	if _, stderr, err := try(t, plainBatchfs, "doctor", "--mounted"); err == nil || !strings.Contains(stderr, "--mounted takes a MOUNTPOINT") {
+		t.Errorf("--mounted without a mountpoint: %v %s", err, stderr)
+	}
+
 	noError(t, syscall.Kill(keeper, syscall.SIGKILL))
 	m.awaitEnd(t)
+	if probe(m.dir) == nil {
+		t.Error("a probe of a dead mount succeeds")
+	}
 	if !says("dead: process " + fmt.Sprint(keeper) + ", which kept the mount, is gone; free it with: batchfs unmount " + m.dir) {
 		t.Error("the doctor does not see that the mount is dead")
 	}

@@ -22,6 +22,7 @@ import (
 
 func doctorCommand() *cobra.Command {
 	var f config.Flags
+	var mounted bool
 	cmd := &cobra.Command{
 		Use:   "doctor [MOUNTPOINT]",
 		Short: "Say what keeps this machine from mounting, and what helps",
@@ -29,14 +30,26 @@ func doctorCommand() *cobra.Command {
 what is wrong and what helps. The exit status is 1 if anything is to be fixed. Nothing is changed.
 
 With a configuration, its token files are looked at too, and its mountpoint, or MOUNTPOINT. Of a batchfs that is mounted there
-it looks whether the token files are those that it serves, and can be read by the user that mounted.`,
+it looks whether the token files are those that it serves, and can be read by the user that mounted.
+
+With --mounted it looks at nothing but that, and nothing mounted there is to be fixed too: for probes, as of Kubernetes. It never
+waits for a mount that hangs.`,
 		Example: `  batchfs doctor
   batchfs doctor /mnt/batches
   batchfs doctor --data data /mnt/batches
-  batchfs doctor -c config.toml`,
+  batchfs doctor -c config.toml
+  batchfs doctor --mounted /mnt/batches`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: atOnce(func(cmd *cobra.Command, args []string) error {
 			d := newDoctor(cmd.OutOrStdout())
+			if mounted {
+				if len(args) == 0 || f.Config != "" || f.Data != "" || len(f.Sets) > 0 {
+					return errors.New("--mounted takes a MOUNTPOINT, and no configuration")
+				}
+				d.config.Mountpoint = args[0]
+				d.lookAtMounted()
+				return d.verdict()
+			}
 			var c *config.Config
 			if d.look("configuration", func() (_ string, err error) {
 				if c, err = f.Load(); errors.Is(err, config.ErrNothingNamed) {
@@ -53,14 +66,12 @@ it looks whether the token files are those that it serves, and can be read by th
 				d.config.Mountpoint = args[0]
 			}
 			d.lookAtAll()
-			if d.wrong > 0 {
-				return fmt.Errorf("%d to fix", d.wrong)
-			}
-			return nil
+			return d.verdict()
 		}),
 		ValidArgsFunction: directories,
 	}
 	f.Register(cmd)
+	cmd.Flags().BoolVar(&mounted, "mounted", false, "look only at the batchfs at MOUNTPOINT, which must be there")
 	return cmd
 }
 
@@ -87,9 +98,33 @@ func mayMount() bool {
 	return err == nil && caps[0].Effective&(1<<unix.CAP_SYS_ADMIN) != 0
 }
 
+func (d *doctor) verdict() error {
+	if d.wrong > 0 {
+		return fmt.Errorf("%d to fix", d.wrong)
+	}
+	return nil
+}
+
+func (d *doctor) lookAtMounted() {
+	if d.look("mountpoint", func() (string, error) {
+		m, _, err := findMount(d.config.Mountpoint)
+		if err != nil {
+			return "", err
+		}
+		if m == nil {
+			return "", fmt.Errorf("no batchfs is mounted at %s", d.config.Mountpoint)
+		}
+		return diagnose(m)
+	}) {
+		d.mounted()
+	}
+}
+
 func (d *doctor) lookAtAll() {
-	d.look("/dev/fuse", d.device)
-	d.look("right to mount", d.right)
+	if m, _, _ := findMount(d.config.Mountpoint); m == nil || !m.HandedOver { // whoever mounted needed these
+		d.look("/dev/fuse", d.device)
+		d.look("right to mount", d.right)
+	}
 	d.look("kernel", d.kernel)
 	if d.look("mountpoint", d.mountpoint) && d.config.Mountpoint != "" {
 		d.mounted()

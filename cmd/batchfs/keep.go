@@ -24,9 +24,10 @@ import (
 const serving = "serving"
 
 // keepCommand keeps a mount in the background. `mount -d` starts it with two files open: a pipe for serving or an error, and
-// a snapshot.
+// a snapshot; and with a third, the connection, if that was handed over.
 func keepCommand() *cobra.Command {
-	return &cobra.Command{
+	var handedOver bool
+	cmd := &cobra.Command{
 		Use:    "keep",
 		Hidden: true,
 		Args:   cobra.NoArgs,
@@ -34,6 +35,11 @@ func keepCommand() *cobra.Command {
 			ready, file := os.NewFile(3, "ready"), os.NewFile(4, "snapshot")
 			syscall.CloseOnExec(3)
 			syscall.CloseOnExec(4)
+			var connection *os.File
+			if handedOver {
+				syscall.CloseOnExec(5)
+				connection = os.NewFile(5, "/dev/fuse")
+			}
 			os.Chdir("/") // all paths are absolute by now, and a working directory could not be unmounted
 			tell := func(message string) {
 				fmt.Fprint(ready, message)
@@ -45,7 +51,7 @@ func keepCommand() *cobra.Command {
 				c, err = snapshot.Config()
 			}
 			if err == nil {
-				err = keep(cmd.Context(), snapshot, c, file, cmd.ErrOrStderr(), func() { tell(serving) })
+				err = keep(cmd.Context(), snapshot, c, connection, file, cmd.ErrOrStderr(), func() { tell(serving) })
 			}
 			if err != nil {
 				tell(err.Error())
@@ -53,11 +59,13 @@ func keepCommand() *cobra.Command {
 			return printed(err)
 		},
 	}
+	cmd.Flags().BoolVar(&handedOver, "handed-over", false, "the connection is open as the third file")
+	return cmd
 }
 
-// keep mounts and supervises the workers until the mount ends. file is that of the snapshot. It calls ready when batches can be
+// keep mounts, unless a connection was handed over, and supervises the workers until the mount ends. file is that of the snapshot. It calls ready when batches can be
 // read for the first time.
-func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, file *os.File, logTo io.Writer, ready func()) error {
+func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, connection, file *os.File, logTo io.Writer, ready func()) error {
 	// The mount must outlive whoever reads its output, and writing to a terminal (stty tostop) must not stop it.
 	signal.Ignore(syscall.SIGPIPE, syscall.SIGTTOU)
 	restart, stop := make(chan os.Signal, 1), make(chan os.Signal, 2)
@@ -73,6 +81,7 @@ func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, fil
 	log, flush := newLog(logTo, c.Log, snapshot.Mountpoint)
 	defer flush()
 	err = supervise.Run(snapshot.Mountpoint, supervise.Options{
+		Connection: connection,
 		AllowOther: c.Mount.AllowOther,
 		Worker: func(reload bool) *exec.Cmd {
 			cmd := program.worker(reload)
@@ -99,7 +108,7 @@ func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, fil
 		Stopping: func() { daemon.SdNotify(false, daemon.SdNotifyStopping) },
 		Log:      log,
 	})
-	if err == nil {
+	if err == nil && connection == nil {
 		log.Info("unmounted")
 	}
 	return err

@@ -17,6 +17,7 @@ import (
 	"batchfs/cache"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
+	"batchfs/fs/mount"
 )
 
 type mountFlags struct {
@@ -24,6 +25,7 @@ type mountFlags struct {
 	background bool
 	logFile    string
 	noResend   bool
+	fd         int
 }
 
 func mountCommand() *cobra.Command {
@@ -38,10 +40,15 @@ The command stays in the foreground until it is stopped with Ctrl-C or SIGTERM o
 to the background, and returns 0 only when reads succeed.
 
 This process keeps the mount and starts a worker that serves it. If the worker dies or hangs, another takes over, and readers
-do not notice. "batchfs restart" replaces it on purpose.`,
+do not notice. "batchfs restart" replaces it on purpose.
+
+With --fd another process has mounted: it has opened /dev/fuse, called mount(2) with fd=N, and started this command with that
+descriptor open, as Kubernetes drivers do. MOUNTPOINT is then where readers see the mount, and need not exist here. Its options,
+such as allow_other, are those of the other process. So is unmounting: at the end readers get errors until it does.`,
 		Example: `  batchfs mount --data data/shakespeare_char /mnt/batches
   batchfs mount -c config.toml -d
-  batchfs mount -c config.toml --set batch.seed=7 --set splits.val.order=sequential /mnt/batches`,
+  batchfs mount -c config.toml --set batch.seed=7 --set splits.val.order=sequential /mnt/batches
+  batchfs mount -c config.toml --fd 3 /mnt/batches`,
 		Args:              cobra.MaximumNArgs(1),
 		RunE:              f.mount,
 		ValidArgsFunction: directories,
@@ -52,6 +59,8 @@ do not notice. "batchfs restart" replaces it on purpose.`,
 		"write the log to this `file` (default: standard error; with -d, batchfs/batchfs.log in the user's state directory)")
 	cmd.Flags().BoolVar(&f.noResend, "no-resend", false,
 		"do as on Linux before 6.9: if the worker dies, readers get errors, and there is a new mount at once")
+	cmd.Flags().IntVar(&f.fd, "fd", -1, "do not mount: serve the mount that was made with /dev/fuse open as this descriptor")
+	cmd.MarkFlagsMutuallyExclusive("fd", "no-resend") // there would be no new mount
 	return cmd
 }
 
@@ -70,7 +79,7 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 	if c.Mountpoint == "" {
 		return errors.New("no mountpoint: name a MOUNTPOINT, or set mountpoint in the configuration file")
 	}
-	mountpoint, err := checkMountpoint(c, f.logFile)
+	mountpoint, connection, err := f.place(cmd, c)
 	if err != nil {
 		return err
 	}
@@ -98,7 +107,7 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 	}
 	defer file.Close()
 	if f.background {
-		return f.mountInBackground(cmd, mountpoint, file, splits)
+		return f.mountInBackground(cmd, mountpoint, connection, file, splits)
 	}
 	logTo := cmd.ErrOrStderr()
 	if f.logFile != "" {
@@ -110,14 +119,27 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 		logTo = file
 	}
 	out := newLineWriter(cmd.OutOrStdout())
-	return printed(keep(cmd.Context(), snapshot, c, file, logTo, func() {
+	return printed(keep(cmd.Context(), snapshot, c, connection, file, logTo, func() {
 		describe(out, mountpoint, splits)
 		printf(out, "stop with Ctrl-C, or: batchfs unmount %s\n", mountpoint)
 	}))
 }
 
+// place returns the mountpoint, absolute, and the connection if one was handed over.
+func (f *mountFlags) place(cmd *cobra.Command, c *config.Config) (mountpoint string, connection *os.File, err error) {
+	if !cmd.Flags().Changed("fd") {
+		mountpoint, err = checkMountpoint(c, f.logFile)
+		return mountpoint, nil, err
+	}
+	if connection, err = mount.HandedOver(f.fd); err != nil {
+		return "", nil, fmt.Errorf("--fd: %w", err)
+	}
+	mountpoint, err = filepath.Abs(c.Mountpoint) // and not touched: nobody serves it yet
+	return mountpoint, connection, err
+}
+
 // mountInBackground starts a process that keeps the mount, and returns when a batch of every split can be read.
-func (f *mountFlags) mountInBackground(cmd *cobra.Command, mountpoint string, snapshot *os.File, splits []*dataset.Dataset) error {
+func (f *mountFlags) mountInBackground(cmd *cobra.Command, mountpoint string, connection, snapshot *os.File, splits []*dataset.Dataset) error {
 	logFile, err := backgroundLog(f.logFile)
 	if err != nil {
 		return err
@@ -138,6 +160,10 @@ func (f *mountFlags) mountInBackground(cmd *cobra.Command, mountpoint string, sn
 	daemon := exec.Command(program, "keep")
 	daemon.Stderr = log
 	daemon.ExtraFiles = []*os.File{child, snapshot}
+	if connection != nil {
+		daemon.Args = append(daemon.Args, "--handed-over")
+		daemon.ExtraFiles = append(daemon.ExtraFiles, connection)
+	}
 	daemon.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	// The daemon must not hold what the caller has open, such as a pipe whose end somebody waits for.
 	unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
@@ -158,7 +184,11 @@ func (f *mountFlags) mountInBackground(cmd *cobra.Command, mountpoint string, sn
 		}
 		return fmt.Errorf("the background process ended before it served: %w; its log is %s", err, logFile)
 	}
-	for _, s := range splits {
+	look := splits
+	if connection != nil { // the mountpoint may be another's here
+		look = nil
+	}
+	for _, s := range look {
 		// A numbered batch, so that no number is taken.
 		first := filepath.Join(mountpoint, s.Split.Split, "batch", fmt.Sprint(s.Split.Start))
 		if err := readable(first); err != nil {

@@ -132,6 +132,9 @@ func findMount(path string) (m *mount.Mounted, below string, err error) {
 	if err != nil {
 		return nil, "", err
 	}
+	if m := mount.FindHandedOver(abs); m != nil {
+		return m, strings.TrimPrefix(strings.TrimPrefix(abs, m.Mountpoint), "/"), nil
+	}
 	for end := 0; end <= len(abs); end++ { // from the root on: to follow a link below a mount would touch it
 		if end < len(abs) && abs[end] != '/' {
 			continue
@@ -155,8 +158,14 @@ func findMount(path string) (m *mount.Mounted, below string, err error) {
 
 // mountedAt returns the batchfs that is mounted at a path. The error says if there is none.
 func mountedAt(path string) (*mount.Mounted, error) {
-	abs, err := resolve(path)
+	abs, err := filepath.Abs(path)
 	if err != nil {
+		return nil, err
+	}
+	if m := mount.FindHandedOver(abs); m != nil && m.Mountpoint == abs {
+		return m, nil
+	}
+	if abs, err = resolve(abs); err != nil {
 		return nil, err
 	}
 	m, err := mount.Find(abs)

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"syscall"
@@ -24,7 +25,9 @@ but to say which; with --force it is unmounted nevertheless, and they get errors
 unmounted, and nothing but a batchfs ever is.
 
 A process with a mount namespace of its own, such as a container, may hold the mount too. It then lives on there, and the error
-says where and how to end it. With --force it ends everywhere at once.`,
+says where and how to end it. With --force it ends everywhere at once.
+
+A mount that was handed over (mount --fd) is not unmounted, but served no more: unmounting is up to whoever mounted.`,
 		Example: `  batchfs unmount /mnt/batches
   batchfs unmount --force /mnt/batches`,
 		Args: cobra.ExactArgs(1),
@@ -35,6 +38,9 @@ says where and how to end it. With --force it ends everywhere at once.`,
 			}
 			if euid := os.Geteuid(); euid != 0 && euid != m.Owner {
 				return fmt.Errorf("%s: only user %d, who mounted it, and root can unmount it", args[0], m.Owner)
+			}
+			if m.HandedOver {
+				return endHandedOver(cmd.OutOrStdout(), m, force)
 			}
 			// Before unmounting: the mount is what names the process.
 			supervisor, err := m.Pidfd()
@@ -70,6 +76,23 @@ says where and how to end it. With --force it ends everywhere at once.`,
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "unmount under processes that have files open there")
 	return cmd
+}
+
+// endHandedOver has the supervisor of a mount that somebody else made end the connection.
+func endHandedOver(out io.Writer, m *mount.Mounted, force bool) error {
+	supervisor, err := m.Pidfd()
+	if err != nil {
+		return fmt.Errorf("%s: %w", m.Mountpoint, err)
+	}
+	if err := unix.PidfdSendSignal(supervisor, unix.SIGTERM, nil, 0); err != nil {
+		return fmt.Errorf("process %d, which keeps %s: %w", m.Supervisor, m.Mountpoint, err)
+	}
+	if !ended(supervisor, force) {
+		return fmt.Errorf("%s: process %d lets readers finish for mount.grace, or until whoever mounted it unmounts; "+
+			"to end at once: batchfs unmount --force %[1]s", m.Mountpoint, m.Supervisor)
+	}
+	printf(out, "%s is served no more; whoever mounted it must unmount it\n", m.Mountpoint)
+	return nil
 }
 
 const endLimit = 10 * time.Second

@@ -61,6 +61,7 @@ type Mounted struct {
 	Supervisor int    // id of the process that keeps the mount, or kept it
 	Owner      int    // id of the user that mounted
 	AllowOther bool   // other users may enter
+	HandedOver bool   // somebody else mounted: the supervisor cannot unmount
 	began      uint64 // when that process began
 	namespace  uint64 // in which the process has its id; 0: nobody knows
 	source     string // in the kernel's table
@@ -85,6 +86,11 @@ func (m *Mounted) Now() (*Mounted, error) {
 	return mounts[0], nil
 }
 
+func (m *Mounted) setSource(source string) {
+	m.source = source
+	fmt.Sscanf(source, "batchfs:%d:%d:%d", &m.Supervisor, &m.began, &m.namespace)
+}
+
 // find returns some of the kernel's table of mounts, with nil in the place of what is no batchfs.
 func find(wanted func(*mountinfo.Info) bool) (all []*Mounted, err error) {
 	mounts, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return !wanted(i), false })
@@ -92,12 +98,12 @@ func find(wanted func(*mountinfo.Info) bool) (all []*Mounted, err error) {
 		return nil, fmt.Errorf("cannot list mounts: %w", err)
 	}
 	for _, i := range mounts {
-		if i.FSType != fsType {
+		if i.FSType != fsType || !strings.HasPrefix(i.Source, "batchfs:") { // another's choice for what it hands over
 			all = append(all, nil)
 			continue
 		}
-		m := &Mounted{Mountpoint: i.Mountpoint, Root: i.Root, Device: fmt.Sprintf("%d:%d", i.Major, i.Minor), source: i.Source, id: i.ID}
-		fmt.Sscanf(i.Source, "batchfs:%d:%d:%d", &m.Supervisor, &m.began, &m.namespace)
+		m := &Mounted{Mountpoint: i.Mountpoint, Root: i.Root, Device: fmt.Sprintf("%d:%d", i.Major, i.Minor), id: i.ID}
+		m.setSource(i.Source)
 		for option := range strings.SplitSeq(i.VFSOptions, ",") {
 			fmt.Sscanf(option, "user_id=%d", &m.Owner)
 			m.AllowOther = m.AllowOther || option == "allow_other"

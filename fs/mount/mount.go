@@ -31,8 +31,11 @@ const MaxRequest = 1 << 20
 // as much around it.
 const ReadAhead = MaxRequest
 
-// SetReadAhead sets ReadAhead for a mounted device, "MAJOR:MINOR". Only root may; new mounts have 128 KiB.
+// SetReadAhead sets ReadAhead for a mounted device, "MAJOR:MINOR", or "" if that is not known. Only root may; new mounts have 128 KiB.
 func SetReadAhead(device string) error {
+	if device == "" {
+		return errors.New("the mount, which was handed over, is not seen from here")
+	}
 	file, err := os.OpenFile("/sys/class/bdi/"+device+"/read_ahead_kb", os.O_WRONLY, 0)
 	if err != nil {
 		return err

@@ -25,6 +25,7 @@ type Shared struct {
 	Init      Note // the kernel's first request, which it sends once a connection
 	InitReply Note // the answer to it
 
+	HandedOver   Note          // of a mount that somebody else made: its source and its mountpoint, as mount.Adopt notes them; or empty
 	LastRestart  Note          // why the last restart was refused, or empty; the supervisor's
 	RestartCount atomic.Uint64 // restarts that were asked for and are over; the supervisor's
 
@@ -48,7 +49,7 @@ type Shared struct {
 }
 
 // layoutVersion changes with the layout of Shared, or with what its fields mean.
-const layoutVersion = 6
+const layoutVersion = 7
 
 // A Note is a text of up to 4096 bytes.
 type Note struct {

@@ -493,3 +493,21 @@ func TestMessages(t *testing.T) {
 		t.Errorf("at the end: %v", err)
 	}
 }
+
+// Where the kernel sends nothing again, a connection that was handed over lasts as long as its worker, and a restart is refused.
+func TestHandedOverWithoutResend(t *testing.T) {
+	r := newRun(t, "serve")
+	r.Connection, r.NoResend = r.connection, true
+	r.start(t)
+	first := r.shared.Worker()
+	restarts := r.shared.Restarts()
+	r.restart <- syscall.SIGHUP
+	until(t, "the end of the restart", func() bool { return r.shared.Restarts() > restarts })
+	if why := r.shared.Outcome(); !strings.Contains(why, "handed over") || r.shared.Worker() != first {
+		t.Errorf("a restart: %q", why)
+	}
+	syscall.Kill(first, syscall.SIGKILL)
+	if err := r.await(t); err == nil || !strings.Contains(err.Error(), "cannot be made again from here") {
+		t.Errorf("it ended with %v", err)
+	}
+}

@@ -27,6 +27,8 @@ import (
 
 // Options are what a supervisor depends on.
 type Options struct {
+	// Connection is that of a mount that somebody else made, as mount.HandedOver returns it, or nil to mount. Run closes it.
+	Connection *os.File
 	AllowOther bool // users other than the one that mounts may read, as far as the files' permissions let them
 	// Worker returns the command of a worker, a process that calls ConnectSupervisor. The supervisor hands it descriptors; those of
 	// the command itself begin at ExtraFd. reload asks for a worker that reads the program and the configuration as they are now.
@@ -91,7 +93,8 @@ const (
 )
 
 // Run mounts at an absolute path and sees to it that a worker serves until the mount ends, whoever ends it. The error is nil if
-// the mount was unmounted, or Stop asked for its end.
+// the mount was unmounted, or Stop asked for its end. A mount that somebody else made is left to them: when the connection ends, its
+// readers get errors.
 func Run(mountpoint string, o Options) error {
 	// The kernel kills a worker when the thread that started it ends.
 	runtime.LockOSThread()
@@ -113,6 +116,9 @@ func Run(mountpoint string, o Options) error {
 		o.Serving()
 		if err = s.run(); errors.Is(err, errStopped) {
 			err = nil
+			if s.Connection != nil {
+				s.Log.Warn("the connection ends, and the mount is left to whoever made it: until they unmount, its readers get errors")
+			}
 		} else if err != nil {
 			s.Log.Error("the mount ends: its readers get errors", "err", err)
 		}
@@ -142,8 +148,13 @@ func keepThreads() {
 	made.Wait()
 }
 
-// mount makes the connection.
-func (s *supervisor) mount() error {
+// mount makes the connection, or takes the one that was handed over.
+func (s *supervisor) mount() (err error) {
+	if s.Connection != nil {
+		s.connection = s.Connection
+		s.mounted, err = mount.Adopt(s.mountpoint, s.shared)
+		return err
+	}
 	mounted, connection, err := mount.Connect(s.mountpoint, s.AllowOther)
 	if err == nil {
 		s.mounted, s.connection = mounted, connection
@@ -464,6 +475,9 @@ func (s *supervisor) drain() {
 
 // remount ends the connection, which gives an error to every reader that waits, and mounts again.
 func (s *supervisor) remount() error {
+	if s.Connection != nil {
+		return errors.New("the mount was handed over, and cannot be made again from here; from Linux 6.9 on, another worker would go on")
+	}
 	s.connection.Close()
 	now, err := s.mounted.Now()
 	if err != nil {
@@ -487,6 +501,10 @@ func (s *supervisor) restart() error {
 	}
 	if !s.ending.IsZero() {
 		s.refuse(errors.New("the mount is ending: it was told to stop, and waits for files that are still open"))
+		return nil
+	}
+	if s.Connection != nil && !s.resends() {
+		s.refuse(errors.New("the mount was handed over: before Linux 6.9 it would end with its worker"))
 		return nil
 	}
 	next, err := s.start(true)
@@ -605,6 +623,12 @@ func (s *supervisor) end() error {
 }
 
 func (s *supervisor) tryToEnd() error {
+	if s.Connection != nil { // whoever mounted ends the wait earlier, by unmounting
+		if time.Now().Before(s.ending) {
+			return nil
+		}
+		return errStopped
+	}
 	err := error(unix.EBUSY) // a mount that somebody detached counts as busy, so its readers get the grace period too
 	if now, _ := s.mounted.Now(); now != nil {
 		err = now.Unmount(false)

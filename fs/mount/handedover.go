@@ -1,0 +1,126 @@
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"batchfs/fs/process"
+	"batchfs/fs/state"
+)
+
+// HandedOver returns the connection of a mount that somebody else made, and handed to this process as a descriptor. The error says
+// what is wrong with the descriptor, and what helps.
+func HandedOver(fd int) (*os.File, error) {
+	var st unix.Stat_t
+	switch err := unix.Fstat(fd, &st); {
+	case err != nil || fd <= 2:
+		return nil, fmt.Errorf("descriptor %d is not handed over: whoever starts batchfs must leave /dev/fuse open as 3 or higher", fd)
+	case st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != unix.Mkdev(10, 229):
+		what, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+		return nil, fmt.Errorf("descriptor %d is %s; it must be /dev/fuse, as it was used in mount(2)", fd, oneLine(what))
+	}
+	unix.CloseOnExec(fd)
+	if err := unix.SetNonblock(fd, false); err != nil { // workers wait in read(2)
+		return nil, fmt.Errorf("descriptor %d: %w", fd, err)
+	}
+	// The kernel's first request is there when mount(2) returns.
+	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(poll, 0)
+	for err == unix.EINTR {
+		n, err = unix.Poll(poll, 0)
+	}
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("descriptor %d: %w", fd, err)
+	case n > 0 && poll[0].Revents&unix.POLLERR != 0:
+		return nil, fmt.Errorf("nothing is mounted with descriptor %d: whoever hands it over must call mount(2) with fd=%[1]d first, "+
+			"and must not have unmounted since", fd)
+	case n == 0:
+		return nil, fmt.Errorf("descriptor %d: %w", fd, ErrServed)
+	}
+	return os.NewFile(uintptr(fd), "/dev/fuse"), nil
+}
+
+// ErrServed says that a connection cannot be served from its beginning.
+var ErrServed = errors.New("a process serves this mount already, or did: unmount it, mount again, and hand over the new descriptor")
+
+// Adopt notes in the state of a mount that somebody else made that this process is its supervisor. The mountpoint is as readers see it.
+// It need not exist here, and is not touched.
+func Adopt(mountpoint string, shared *state.Shared) (*Mounted, error) {
+	self, err := self()
+	if err != nil {
+		return nil, err
+	}
+	source := self.String()
+	shared.HandedOver.Set([]byte(source + " " + mountpoint))
+	return handedOver(source, mountpoint)
+}
+
+func handedOver(source, mountpoint string) (*Mounted, error) {
+	m := &Mounted{Mountpoint: mountpoint, HandedOver: true, Root: "/", Owner: os.Geteuid()}
+	m.setSource(source)
+	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(mountpoint))
+	if err != nil {
+		return nil, fmt.Errorf("cannot list mounts: %w", err)
+	}
+	for _, i := range mounts {
+		if i.FSType == "fuse" || strings.HasPrefix(i.FSType, "fuse.") {
+			m.Device = fmt.Sprintf("%d:%d", i.Major, i.Minor)
+		}
+	}
+	return m, nil
+}
+
+// FindHandedOver returns the mount that a path lies in, if somebody else made it and handed it over to a supervisor of this user, or
+// nil. It goes by the mountpoint that the supervisor was told, and touches no mount.
+func FindHandedOver(path string) (found *Mounted) {
+	processes, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range processes {
+		info, err := os.Stat(dir)
+		if err != nil || int(info.Sys().(*syscall.Stat_t).Uid) != os.Geteuid() {
+			continue
+		}
+		pid, _ := strconv.Atoi(filepath.Base(dir))
+		source, mountpoint, _ := strings.Cut(handedOverTo(pid), " ")
+		if mountpoint == "" || path != mountpoint && !strings.HasPrefix(path, strings.TrimSuffix(mountpoint, "/")+"/") {
+			continue
+		}
+		m, err := handedOver(source, mountpoint)
+		if err == nil && m.Alive() == nil && (found == nil || m.began > found.began) {
+			found = m
+		}
+	}
+	return found
+}
+
+// handedOverTo returns what Adopt noted in the state that a process holds, or "".
+func handedOverTo(pid int) string {
+	user, err := process.User(pid)
+	if err != nil {
+		return ""
+	}
+	named, err := (&Mounted{Supervisor: pid, Owner: int(user.Uid)}).memory(stateMemory)
+	if err != nil {
+		return ""
+	}
+	defer named.Close()
+	file, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", named.Fd()))
+	if err != nil {
+		return ""
+	}
+	defer file.Close()
+	shared, err := state.Look(file)
+	if err != nil {
+		return ""
+	}
+	defer shared.Close()
+	return string(shared.HandedOver.Get())
+}

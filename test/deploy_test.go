@@ -1,0 +1,281 @@
+package test
+
+import (
+	"debug/elf"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// installDecoder returns the program that decodes manifests, which is kept in the user's cache directory.
+func installDecoder(t *testing.T) string {
+	t.Helper()
+	dir, err := os.UserCacheDir()
+	noError(t, err)
+	program := filepath.Join(dir, "batchfs", "kubernetes-v0.37.2")
+	if _, err := os.Stat(program); err == nil {
+		return program
+	}
+	noError(t, os.MkdirAll(filepath.Dir(program), 0o755))
+	building := fmt.Sprintf("%s.%d", program, os.Getpid())
+	cmd := exec.Command("go", "build", "-o", building, ".")
+	cmd.Dir = "kubernetes"
+	if out, err := cmd.CombinedOutput(); err != nil {
+		lack(t, "no types of Kubernetes: %v\n%s", err, out)
+	}
+	noError(t, os.Rename(building, program))
+	return program
+}
+
+// A container is what the tests look at of one in a manifest.
+type container struct {
+	Name            string
+	Command, Args   []string
+	StartupProbe    probe
+	ReadinessProbe  probe
+	SecurityContext struct {
+		Privileged, AllowPrivilegeEscalation *bool
+		Capabilities                         struct{ Drop []string }
+	}
+	VolumeMounts []struct{ Name, MountPath, MountPropagation string }
+}
+
+type probe struct {
+	Exec struct{ Command []string }
+}
+
+// A podSpec is that of a pod, or of the template of a workload.
+type podSpec struct {
+	InitContainers, Containers []container
+	Volumes                    []struct{ Name string }
+}
+
+// manifests are the pods and the configurations of the manifests, by the kind and name of their objects.
+func manifests(t *testing.T) (pods map[string]podSpec, configs map[string]string) {
+	t.Helper()
+	files, err := filepath.Glob("../deploy/kubernetes/*.yaml")
+	noError(t, err)
+	var objects []struct {
+		Kind     string
+		Metadata struct{ Name string }
+		Data     map[string]string
+		Spec     struct {
+			podSpec
+			Template struct{ Spec podSpec }
+		}
+	}
+	noError(t, json.Unmarshal([]byte(run(t, append([]string{installDecoder(t)}, files...)...)), &objects))
+	pods, configs = map[string]podSpec{}, map[string]string{}
+	for _, o := range objects {
+		name := o.Kind + "/" + o.Metadata.Name
+		switch {
+		case o.Kind == "ConfigMap":
+			configs[name] = o.Data["config.toml"]
+		case len(o.Spec.Containers) > 0:
+			pods[name] = o.Spec.podSpec
+		default:
+			pods[name] = o.Spec.Template.Spec
+		}
+	}
+	return pods, configs
+}
+
+// The manifests are such as the API server takes, and say what they need of the containers' rights and no more.
+func TestManifests(t *testing.T) {
+	long(t)
+	pods, configs := manifests(t)
+	if len(pods) != 4 || len(configs) != 3 {
+		t.Fatalf("%d pods and %d configurations", len(pods), len(configs))
+	}
+	for name, pod := range pods {
+		for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
+			propagates := false
+			for _, v := range c.VolumeMounts {
+				if !slices.ContainsFunc(pod.Volumes, func(volume struct{ Name string }) bool { return volume.Name == v.Name }) {
+					t.Errorf("%s: %s mounts the volume %s, which there is not", name, c.Name, v.Name)
+				}
+				propagates = propagates || v.MountPropagation == "Bidirectional"
+			}
+			rights := c.SecurityContext
+			privileged := rights.Privileged != nil && *rights.Privileged
+			confined := rights.AllowPrivilegeEscalation != nil && !*rights.AllowPrivilegeEscalation && slices.Equal(rights.Capabilities.Drop, []string{"ALL"})
+			if propagates != privileged || privileged == confined {
+				t.Errorf("%s: %s passes mounts on: %v, is privileged: %v, is confined: %v", name, c.Name, propagates, privileged, confined)
+			}
+			for _, p := range []probe{c.StartupProbe, c.ReadinessProbe} {
+				if command := p.Exec.Command; len(command) > 0 {
+					if mountpoint := c.Args[len(c.Args)-1]; !slices.Equal(command, []string{"/usr/local/bin/batchfs", "doctor", "--mounted", mountpoint}) {
+						t.Errorf("%s: %s mounts %s, and its probe is %s", name, c.Name, mountpoint, command)
+					}
+				}
+			}
+		}
+	}
+}
+
+// The program of the image runs with the files of the image alone, as the container of each node does: its root is read-only, and
+// its probe fails until batches can be read.
+func TestImage(t *testing.T) {
+	long(t)
+	needNamespaces(t)
+	if os.Geteuid() != 0 {
+		t.Skip("only root has a root")
+	}
+	text, err := os.ReadFile("../deploy/Dockerfile")
+	noError(t, err)
+	dockerfile := string(text)
+	module, err := os.ReadFile("../go.mod")
+	noError(t, err)
+	version := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindStringSubmatch(string(module))[1]
+	if !strings.Contains(dockerfile, "FROM golang:"+version+" AS build\n") {
+		t.Errorf("the image is not built with Go %s", version)
+	}
+
+	root := t.TempDir()
+	for _, copied := range regexp.MustCompile(`(?m)^COPY --from=build (\S+) (\S+)$`).FindAllStringSubmatch(dockerfile, -1) {
+		noError(t, os.MkdirAll(filepath.Dir(root+copied[2]), 0o755))
+		if copied[1] == "/batchfs" {
+			build := regexp.MustCompile(`(?m)^RUN (.*go build.*) -o /batchfs (.*)$`).FindStringSubmatch(dockerfile)
+			run(t, "sh", "-c", "cd .. && "+build[1]+" -o "+root+copied[2]+" "+build[2])
+		} else {
+			write(t, root+copied[2], nil)
+		}
+	}
+	program, err := elf.Open(root + "/usr/local/bin/batchfs")
+	noError(t, err)
+	defer program.Close()
+	if slices.ContainsFunc(program.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+		t.Error("the program is not static")
+	}
+
+	pods, configs := manifests(t)
+	batchfs := pods["DaemonSet/batchfs"].Containers[0]
+	config := regexp.MustCompile(`s3://[^"]+`).ReplaceAllString(configs["ConfigMap/batchfs"], "/etc/batchfs/train.bin")
+	write(t, root+"/etc/batchfs/config.toml", []byte(config))
+	tokens(t, root+"/etc/batchfs/train.bin", 60_000, 2)
+	for _, dir := range []string{"proc", "dev", "batches", "var/cache/batchfs"} {
+		noError(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
+	}
+	write(t, root+"/dev/fuse", nil)
+	const node = `
+		root=$0 probe=$1; shift
+		mount --bind "$root" "$root"
+		mount -t proc proc "$root/proc"
+		mount --bind /dev/fuse "$root/dev/fuse"
+		mount -t tmpfs batches "$root/batches"
+		mkdir "$root/batches/mnt"
+		mount -o remount,bind,ro "$root"
+		if chroot "$root" $probe >&2; then echo the probe succeeds where nothing is mounted; fi
+		chroot "$root" /usr/local/bin/batchfs "$@" >&2 &
+		until chroot "$root" $probe >&2; do kill -0 $!; sleep 0.1; done
+		sha256sum <"$root/batches/mnt/train/batch/0"
+		kill $!
+		wait $!
+		ls "$root/batches/mnt"`
+	out := run(t, slices.Concat([]string{"unshare", "--mount", "--propagation", "private", "--pid", "--fork", "sh", "-ec", node, root,
+		strings.Join(batchfs.StartupProbe.Exec.Command, " ")}, batchfs.Args)...)
+	want := run(t, "sh", "-c", `"$0" cat train --data "$1" --set batch.order=shuffle | sha256sum`, plainBatchfs, root+"/etc/batchfs")
+	if out != want {
+		t.Errorf("it printed %q, want %q", out, want)
+	}
+}
+
+// The scripts for Slurm mount for a job, whose tasks read each its share, and unmount after it, however often they run.
+func TestSlurm(t *testing.T) {
+	needNamespaces(t)
+	if os.Geteuid() != 0 {
+		t.Skip("the prolog is root's")
+	}
+	root := t.TempDir()
+	noError(t, os.Chmod(filepath.Dir(root), 0o755))
+	noError(t, os.Chmod(root, 0o755))
+	config, _ := small(t, 1)
+	const job, user = "4711", 1234
+	dir, log := root+"/run/batchfs/"+job, root+"/var/log/batchfs/"+job+".log"
+	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+	scripts, err := filepath.Glob("../deploy/slurm/*")
+	noError(t, err)
+	for _, script := range scripts {
+		run(t, "sh", "-n", script)
+		if _, err := exec.LookPath("shellcheck"); err == nil {
+			run(t, "shellcheck", script)
+		}
+		text, err := os.ReadFile(script)
+		noError(t, err)
+		there := strings.NewReplacer("/run/batchfs", root+"/run/batchfs", "/var/log/batchfs", root+"/var/log/batchfs",
+			"/etc/batchfs/config.toml", config, "\nPATH=", "\nPATH="+root+":").Replace(string(text))
+		write(t, filepath.Join(root, filepath.Base(script)), []byte(there))
+	}
+	// in the place of Slurm and of a trainer
+	write(t, root+"/srun", []byte("#!/bin/sh\nfor SLURM_PROCID in 0 1; do export SLURM_PROCID SLURM_NTASKS=2; \"$@\"; done\n"))
+	write(t, root+"/python", []byte("#!/bin/sh\ncat \"${2#--batches=}/batch/0\"\n"))
+	for _, name := range []string{"srun", "python"} {
+		noError(t, os.Chmod(filepath.Join(root, name), 0o755))
+	}
+	noError(t, os.Symlink(batchfs, root+"/batchfs"))
+	slurm := func(script string) error {
+		t.Helper()
+		_, stderr, err := try(t, "env", "-i", "SLURM_JOB_ID="+job, fmt.Sprint("SLURM_JOB_UID=", user), "/bin/sh", filepath.Join(root, script))
+		if stderr != "" {
+			t.Errorf("%s: %s", script, stderr)
+		}
+		return err
+	}
+	said := func() string {
+		text, _ := os.ReadFile(log)
+		return string(text)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the log of the job:\n%s", said())
+		}
+	})
+
+	noError(t, slurm("prolog"))
+	noError(t, slurm("prolog"))
+	want := string(slices.Concat(cat(t, "train/rank=0,world=2", "-c", config), cat(t, "train/rank=1,world=2", "-c", config)))
+	trains := func() {
+		t.Helper()
+		got, err := asUser(user, user, "env", "PATH="+root+":"+os.Getenv("PATH"), "SLURM_JOB_ID="+job, "sh", root+"/train.sbatch")
+		if err != nil || got != want {
+			t.Errorf("the job: %v, %q, want %q", err, got, want)
+		}
+	}
+	trains()
+	if out, err := asUser(user+1, user+1, "ls", dir+"/train"); err == nil {
+		t.Errorf("another user sees %s", out)
+	}
+	supervisor := func() (pid int) {
+		fmt.Sscanf(run(t, "grep", dir, "/proc/self/mounts"), "batchfs:%d:", &pid)
+		return pid
+	}
+	noError(t, syscall.Kill(supervisor(), syscall.SIGKILL))
+	await(t, "the mount to be dead", func() bool { _, _, err := try(t, "ls", dir); return err != nil })
+	noError(t, slurm("prolog")) // the job is put back into the queue, and comes again
+	trains()
+
+	hold := exec.Command("sleep", "infinity") // what a job may leave
+	hold.Dir = dir
+	noError(t, hold.Start())
+	defer hold.Wait()
+	defer hold.Process.Kill()
+	keeper := supervisor()
+	noError(t, slurm("epilog"))
+	noError(t, slurm("epilog"))
+	if _, err := os.Lstat(dir); err == nil || isMounted(t, dir) || !ended(keeper) {
+		t.Errorf("after the epilog: %v, mounted: %v, ended: %v", err, isMounted(t, dir), ended(keeper))
+	}
+
+	noError(t, os.Remove(config))
+	if slurm("prolog") == nil || !strings.Contains(said(), "config.toml: no such file") {
+		t.Error("a prolog that cannot mount succeeds, or does not say why")
+	}
+	noError(t, slurm("epilog"))
+}
