@@ -146,6 +146,19 @@ func (a *Array) OneFile() func() (*os.File, error) {
 // Runs are the stretches that windows must stay within, in order and without gaps. They are not the caller's to change.
 func (a *Array) Runs() []Run { return a.runs }
 
+// Cut is where the array can be cut nearest to a position: at a multiple of block bytes of a file, or between two files. Elements below
+// end lie before that, and those from begin on behind it: an element with bytes on both sides is neither.
+func (a *Array) Cut(pos, block int64) (end, begin int64) {
+	s := a.shardAt(min(pos, a.Len()-1))
+	first, last := s.format.Offset, s.format.Offset+s.format.Count*a.width // bytes of the file
+	at := first + (pos-s.start)*a.width
+	cut := max(at/block*block, first)
+	if next := min(at/block*block+block, last); next-at < at-cut {
+		cut = next
+	}
+	return s.start + (cut-first)/a.width, s.start + (cut-first+a.width-1)/a.width
+}
+
 // Locate is where the element at a position stands.
 func (a *Array) Locate(pos int64) Place {
 	s := a.shardAt(pos)

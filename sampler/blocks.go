@@ -2,27 +2,28 @@ package sampler
 
 import "math/bits"
 
-// blocks permutes the R rows of documents, in another way in each epoch of R rows, so that rows that follow each other come from few
-// groups, which then stay in memory. An epoch cuts the rows, in a ring, into blocks of about as many as a group has, beginning anywhere.
-// It permutes the blocks, and then the rows of every mixedBlocks blocks among each other. Any row takes the same little memory and
-// time.
+// blocks permutes the R windows of a share, or rows of documents, in another way in each epoch of R rows, so that rows that follow each
+// other come from few places of the source: blocks of documents that then stay in memory, or blocks of bytes that a host keeps. An epoch
+// cuts the windows, in a ring, into blocks, beginning anywhere. It permutes the blocks, and then the rows of every mixedBlocks blocks
+// among each other. Any row takes the same little memory and time.
 type blocks struct {
-	windows *windows
-	size    uint64       // rows of a block
-	whole   uint64       // blocks of that size; what is left of the rows is a shorter one, which is the last
-	span    uint64       // rows of mixedBlocks blocks
-	order   permutations // of the whole blocks
-	rows    permutations // of a span
-	last    permutations // of the span at the end, which may be shorter
+	share share
+	n     uint64       // R
+	size  uint64       // rows of a block
+	whole uint64       // blocks of that size; what is left of the rows is a shorter one, which is the last
+	span  uint64       // rows of mixedBlocks blocks
+	order permutations // of the whole blocks
+	rows  permutations // of a span
+	last  permutations // of the span at the end, which may be shorter
 }
 
-// mixedBlocks is how many places of a source rows are drawn from at a time. A source of no more groups than that is permuted evenly.
+// mixedBlocks is how many places of a source rows are drawn from at a time. A source of no more blocks than that is permuted evenly.
 const mixedBlocks = 16
 
-func newBlocks(key [2]uint64, w *windows) *blocks {
-	r, groups := uint64(w.disjoint), uint64(len(w.pieces.sums))
-	size := (r + groups - 1) / groups
-	o := &blocks{windows: w, size: size, whole: r / size, span: mixedBlocks * size}
+func newBlocks(key [2]uint64, of share) *blocks {
+	r := uint64(of.n)
+	size := min(uint64(of.block), r)
+	o := &blocks{share: of, n: r, size: size, whole: r / size, span: mixedBlocks * size}
 	o.order = newPermutations(key, o.whole)
 	o.rows = newPermutations(key, min(o.span, r))
 	o.last = newPermutations(key, r-(r-1)/o.span*o.span)
@@ -30,8 +31,7 @@ func newBlocks(key [2]uint64, w *windows) *blocks {
 }
 
 func (o *blocks) start(row uint64) int64 {
-	r := uint64(o.windows.disjoint)
-	return int64(o.permute(row/r, row%r))
+	return o.share.at(int64(o.permute(row/o.n, row%o.n)))
 }
 
 // permute is the i-th row of an epoch.
@@ -41,12 +41,11 @@ func (o *blocks) permute(epoch, i uint64) uint64 {
 	if block := i / o.size; block < o.whole {
 		i = o.order.at(epoch, 0, block)*o.size + i%o.size
 	}
-	return (i + o.begin(epoch)) % uint64(o.windows.disjoint)
+	return (i + o.begin(epoch)) % o.n
 }
 
 func (o *blocks) inverse(epoch, row uint64) uint64 {
-	r := uint64(o.windows.disjoint)
-	i := (row + r - o.begin(epoch)) % r
+	i := (row + o.n - o.begin(epoch)) % o.n
 	if block := i / o.size; block < o.whole {
 		i = o.order.of(epoch, 0, block)*o.size + i%o.size
 	}
@@ -56,7 +55,7 @@ func (o *blocks) inverse(epoch, row uint64) uint64 {
 
 // within permutes the rows of a span.
 func (o *blocks) within(span uint64) *permutations {
-	if (span+1)*o.span <= uint64(o.windows.disjoint) {
+	if (span+1)*o.span <= o.n {
 		return &o.rows
 	}
 	return &o.last
@@ -65,6 +64,6 @@ func (o *blocks) within(span uint64) *permutations {
 // begin is the row at which the first block of an epoch begins.
 func (o *blocks) begin(epoch uint64) uint64 {
 	keys := o.order.keys(epoch, 0)
-	begin, _ := bits.Mul64(keys[rounds+1], uint64(o.windows.disjoint))
+	begin, _ := bits.Mul64(keys[rounds+1], o.n)
 	return begin
 }

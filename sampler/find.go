@@ -3,6 +3,7 @@ package sampler
 import (
 	"cmp"
 	"slices"
+	"sort"
 )
 
 // A Hit is a row that holds the token that Find looked for.
@@ -22,9 +23,17 @@ func (q *Sequence) Elements(j, index int) []Element { return q.parts.elements(j,
 // epoch is looked at: progress is called every 65,536 rows with how many rows of how many were looked at, and ends the search by
 // returning false. A torch order finds the rows of its own rank only.
 func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows, of int64) bool) (hits []Hit, err error) {
-	w, o := q.sources[source].windows, q.sources[source].order
-	r := uint64(w.disjoint)
-	last := q.mixture.lastOf(source, MaxBatches*uint64(q.BatchSize)*uint64(q.World)-1)
+	from, ranks, host, err := q.holder(source, pos)
+	if err != nil {
+		return nil, err
+	}
+	w, o := from.windows, from.order
+	r, own, all := uint64(from.share.n), uint64(q.BatchSize)*uint64(ranks), uint64(q.BatchSize)*uint64(q.World)
+	rowOf := func(index uint64) uint64 { // among those of all hosts
+		row := q.mixture.rowOf(source, index)
+		return row/own*all + uint64(host)*own + row%own
+	}
+	last := q.mixture.lastOf(source, MaxBatches*own-1)
 	if epoch > last/r {
 		return nil, nil // after the last batch
 	}
@@ -37,13 +46,11 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 	}
 	if p, ok := o.(permutation); ok {
 		if w.pieces == nil {
-			for _, window := range w.holding(pos) {
-				places = append(places, place{window, int(pos - w.disjointAt(window))})
-			}
+			places = from.share.holding(pos)
 		}
 		for _, at := range places {
 			if i := p.inverse(epoch, uint64(at.row)); i < rows {
-				hits = append(hits, Hit{q.mixture.rowOf(source, epoch*r+i), at.index})
+				hits = append(hits, Hit{rowOf(epoch*r + i), at.index})
 			}
 		}
 		slices.SortFunc(hits, func(a, b Hit) int { return cmp.Compare(a.Row, b.Row) })
@@ -54,7 +61,7 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 		if i%(1<<16) == 0 && !progress(int64(i), int64(rows)) {
 			return hits, nil
 		}
-		row := q.mixture.rowOf(source, epoch*r+i)
+		row := rowOf(epoch*r + i)
 		if _, rank, _ := q.BatchOf(row); ownRows && rank != q.Rank {
 			continue
 		}
@@ -69,4 +76,22 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 		}
 	}
 	return hits, nil
+}
+
+// holder is a source as the ranks have it that may read the token at a position: those of the host in whose share that is, or all.
+func (q *Sequence) holder(i int, pos int64) (from source, ranks, host int, err error) {
+	from = q.sources[i]
+	ranks, _ = q.together()
+	if q.ShuffleBlock == 0 {
+		return from, ranks, 0, nil
+	}
+	hosts := q.World / ranks
+	host = sort.Search(hosts, func(host int) bool {
+		end, _ := cutAt(from.arrays[0], q.ShuffleBlock, host+1, hosts)
+		return pos < end
+	})
+	s := q.Settings
+	s.Rank = host * ranks
+	from, err = from.with(s, i)
+	return from, ranks, host, err
 }

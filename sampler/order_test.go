@@ -117,7 +117,7 @@ func TestSplitsAndSeedsDiffer(t *testing.T) {
 
 func ordered(t testing.TB, s Settings, w *windows) order {
 	t.Helper()
-	o, err := newOrder(s, 0, w)
+	o, err := newOrder(s, 0, w.whole())
 	if err != nil {
 		t.Fatal(err)
 	}

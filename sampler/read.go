@@ -151,7 +151,7 @@ func (req *request) planBatch(k uint64, base int) error {
 		shown := overlap(p.row(base, 0), p.rowBytes(), q.BatchSize, len(req.dst))
 		if p.of == sourceOfRow { // which is known without the row's start
 			for j := shown.from; j < shown.to; j++ {
-				source, _ := q.mixture.sourceOf(q.Row(k, j))
+				source, _ := q.place(k, j)
 				req.putSame(p, base, j, span{0, 1}, int64(source))
 			}
 			shown = span{}

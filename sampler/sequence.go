@@ -16,6 +16,7 @@ type Sequence struct {
 	sources []source
 	mixture *mixture
 	parts   parts
+	batches int64 // BatchesPerEpoch
 }
 
 // New makes the sequence of one or several sources, mixed by Settings.Weights, whose arrays are alike. The error says what
@@ -87,8 +88,31 @@ func (q *Sequence) With(s Settings) (*Sequence, error) {
 		}
 	}
 	var err error
+	if n.batches, err = n.countBatches(); err != nil {
+		return nil, err
+	}
 	n.parts, err = newParts(&s, q.sources[0].arrays, len(q.sources))
 	return n, err
+}
+
+// countBatches is BatchesPerEpoch. The error names a host without a window.
+func (q *Sequence) countBatches() (least int64, err error) {
+	ranks, _ := q.together()
+	hosts, global := q.World/ranks, int64(q.BatchSize)*int64(ranks)
+	for host := range hosts {
+		rows := int64(0)
+		for i := range q.sources {
+			of, err := q.sources[i].shareOf(q.Settings, host)
+			if err != nil {
+				return 0, err
+			}
+			rows += of.n
+		}
+		if batches := (rows + global - 1) / global; host == 0 || batches < least {
+			least = batches
+		}
+	}
+	return least, nil
 }
 
 // suits returns an error unless sources can be served under s.
@@ -134,10 +158,10 @@ func (q *Sequence) Batch() array.Batch { return q.parts.batch }
 // Stored is the dtype of the main array in the files.
 func (q *Sequence) Stored() array.DType { return q.parts.columns[0].stored }
 
-// RowsPerEpoch is R, the number of disjoint windows of all sources together.
+// RowsPerEpoch is R, the number of disjoint windows of all sources together, of which a host may have a share.
 func (q *Sequence) RowsPerEpoch() (n int64) {
 	for _, s := range q.sources {
-		n += s.windows.disjoint
+		n += s.share.n
 	}
 	return n
 }
@@ -146,11 +170,9 @@ func (q *Sequence) RowsPerEpoch() (n int64) {
 // many are the source's.
 func (q *Sequence) Share(i int) (rows, of int) { return q.mixture.shares[i], q.mixture.period() }
 
-// BatchesPerEpoch is the least number of batches that hold RowsPerEpoch rows, those of all ranks together.
-func (q *Sequence) BatchesPerEpoch() int64 {
-	global := int64(q.BatchSize) * int64(q.World)
-	return (q.RowsPerEpoch() + global - 1) / global
-}
+// BatchesPerEpoch is the least number of batches that hold RowsPerEpoch rows, those of all ranks together. Where hosts have shares, it is
+// that of the ranks of one host, for the host with the smallest share: the same for all ranks.
+func (q *Sequence) BatchesPerEpoch() int64 { return q.batches }
 
 // Row is the global number of row j of batch k.
 func (q *Sequence) Row(k uint64, j int) uint64 {
@@ -165,10 +187,17 @@ func (q *Sequence) BatchOf(row uint64) (k uint64, rank, j int) {
 	return row / global, int(row % global / b), int(row % b)
 }
 
+// place is the source of row j of batch k, and its number among the rows of that source which go through an epoch together.
+func (q *Sequence) place(k uint64, j int) (source int, index uint64) {
+	ranks, host := q.together()
+	b := uint64(q.BatchSize)
+	return q.mixture.sourceOf(k*b*uint64(ranks) + uint64(q.Rank-host*ranks)*b + uint64(j))
+}
+
 // Start is where row j of batch k begins: a source, counted from 0, and a position among the tokens of that source. For rows that are
 // made of documents it is the number of the row among those of the source instead: see Pieces.
 func (q *Sequence) Start(k uint64, j int) (source int, start int64) {
-	source, index := q.mixture.sourceOf(q.Row(k, j))
+	source, index := q.place(k, j)
 	return source, q.sources[source].order.start(index)
 }
 
@@ -205,8 +234,9 @@ func (q *Sequence) Groups() (all [][]int64) {
 	return all
 }
 
-// Epoch is the epoch of row j of batch k, from 0 on. An epoch of a source is as many of its rows as it has disjoint windows.
+// Epoch is the epoch of row j of batch k, from 0 on. An epoch of a source is as many of its rows as it has disjoint windows, or as a
+// host has of them, whose rows count by themselves then.
 func (q *Sequence) Epoch(k uint64, j int) uint64 {
-	source, index := q.mixture.sourceOf(q.Row(k, j))
-	return index / uint64(q.sources[source].windows.disjoint)
+	source, index := q.place(k, j)
+	return index / uint64(q.sources[source].share.n)
 }

@@ -9,6 +9,7 @@ const MaxBatches = 1 << 40
 const (
 	MaxRows      = 1 << 24 // of a batch, times World
 	MaxBlockSize = 1 << 31
+	MaxHosts     = 1 << 16 // World / LocalWorld, with ShuffleBlock: the share of each is measured
 )
 
 // MaxAxes bounds the axes of an element: NumPy before 2.0 knows arrays of up to 32 axes, and all batches of a file have three more.
@@ -26,6 +27,11 @@ type Settings struct {
 	Rank      int // this reader's share: rows k*B*World + Rank*B + j
 	World     int // the number of ranks
 
+	// With order Shuffle and rows of Windows: rows that follow each other are drawn from a few blocks of so many bytes, and each host from
+	// a share of every source that is the same in all epochs. 0: from anywhere.
+	ShuffleBlock int64
+	LocalWorld   int // then the ranks of a host, which divide World: ranks h*LocalWorld, ..., (h+1)*LocalWorld-1 are on host h
+
 	Weights     []float64 // of the sources, each above 0; nil for one source
 	Arrays      []Beside  // what each source has beside its main array, in the order of Source.Beside
 	Rows        Rows      // what a row holds; "" is Windows
@@ -34,6 +40,15 @@ type Settings struct {
 	Documents   bool      // a batch says where documents end, in the arrays cu_seqlens and positions
 	MaskTargets bool      // an element of y that is not of its document is -100
 	TorchState  []byte    // what torch.get_rng_state() gives, for the torch orders to start from; nil: from Seed
+}
+
+// together is how many ranks go through an epoch together, and host which of those groups of ranks this one belongs to: all ranks, or
+// those of a host where each host has a share.
+func (s *Settings) together() (ranks, host int) {
+	if s.ShuffleBlock == 0 {
+		return s.World, 0
+	}
+	return s.LocalWorld, s.Rank / s.LocalWorld
 }
 
 // Native is the setting for the dtype that the token files have. The settings of a Sequence have that dtype instead.

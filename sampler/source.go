@@ -30,6 +30,10 @@ type Array interface {
 	// during the call only. Read fails, also for no windows, while a file of the source is known to have changed.
 	Read(ws []cache.Window, visit func(i int, raw []byte) error) error
 
+	// Cut is where the array can be cut nearest to a position, so that no multiple of block bytes of a file lies within a part and
+	// is not its end: in front of element end, and behind those up to begin, which may be one later.
+	Cut(pos, block int64) (end, begin int64)
+
 	// Locate says, for an error, where the element at a position stands.
 	Locate(pos int64) cache.Place
 }
@@ -64,6 +68,7 @@ type source struct {
 	vocab     vocabulary
 	tables    *windowTables // of all sequences of these tokens
 	windows   *windows      // that of tables for the settings
+	share     share         // of the windows: those of an epoch
 	order     order
 }
 
@@ -97,16 +102,38 @@ func (s source) with(settings Settings, i int) (_ source, err error) {
 	if s.windows, err = s.tables.get(settings.rowKind()); err != nil {
 		return s, err
 	}
-	s.order, err = newOrder(settings, i, s.windows)
+	_, host := settings.together()
+	if s.share, err = s.shareOf(settings, host); err != nil {
+		return s, err
+	}
+	s.order, err = newOrder(settings, i, s.share)
 	return s, err
 }
 
+// shareOf is the share of a host under settings for which s has windows. The error says that it has none.
+func (s *source) shareOf(settings Settings, host int) (share, error) {
+	if settings.ShuffleBlock == 0 {
+		return s.windows.whole(), nil
+	}
+	hosts := settings.World / settings.LocalWorld
+	of := newShare(s.windows, s.arrays[0], settings.ShuffleBlock, host, hosts)
+	if of.n == 0 {
+		return of, fmt.Errorf("%s: cut into blocks of shuffle_block = %d bytes, there is no row for host %d of %d; set shuffle_block to fewer bytes, "+
+			"or world to fewer ranks", s.arrays[0].Runs()[0].Name, settings.ShuffleBlock, host, hosts)
+	}
+	return of, nil
+}
+
 // newOrder is the order of a source. Each source has its own random stream: that of the split if there is one source, else that
-// of a split named "split/source". No split has a name with a slash.
-func newOrder(s Settings, source int, w *windows) (order, error) {
-	name := s.Split
+// of a split named "split/source"; and of each host with a share, "/host3" stands behind that. No split has a name with a slash.
+func newOrder(s Settings, source int, of share) (order, error) {
+	name, w := s.Split, of.windows
 	if len(s.Weights) > 1 {
 		name = fmt.Sprintf("%s/%d", s.Split, source)
+	}
+	if s.ShuffleBlock > 0 {
+		_, host := s.together()
+		name = fmt.Sprintf("%s/host%d", name, host)
 	}
 	h := fnv.New64a()
 	h.Write([]byte(name))
@@ -115,8 +142,8 @@ func newOrder(s Settings, source int, w *windows) (order, error) {
 	case Sequential:
 		return sequential{w}, nil
 	case Shuffle:
-		if w.pieces != nil {
-			return newBlocks(key, w), nil
+		if of.block > 0 {
+			return newBlocks(key, of), nil
 		}
 		return newShuffle(key, w), nil
 	case Torch, Torch26:

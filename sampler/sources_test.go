@@ -190,6 +190,8 @@ func (s *stub) VocabSize() int64             { return 0 }
 func (s *stub) Runs() []cache.Run            { return s.runs }
 func (s *stub) Locate(pos int64) cache.Place { return cache.Place{Path: "stub", Index: pos} }
 
+func (s *stub) Cut(pos, _ int64) (end, begin int64) { return pos, pos }
+
 func (s *stub) Len() int64 {
 	last := s.runs[len(s.runs)-1]
 	return last.Start + last.Len

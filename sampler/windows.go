@@ -26,8 +26,24 @@ func (s *Settings) window() window {
 }
 
 // starts is how many windows begin in a run, and how many disjoint ones.
-func (w window) starts(r cache.Run) (all, disjoint int64) {
-	return r.Len - w.len + 1, (r.Len - w.len + w.step) / w.step
+func (w window) starts(r cache.Run) (all, disjoint int64) { return r.Len - w.len + 1, w.fit(r.Len) }
+
+// fit is how many disjoint windows there are in n elements.
+func (w window) fit(n int64) int64 { return max(n-w.len+w.step, 0) / w.step }
+
+// holding are those of count disjoint windows that have element i, counted from the first of them: one, two where it is the last of
+// one and the first of the next, or none.
+func (w window) holding(i, count int64) (list []int64) {
+	if i < 0 {
+		return nil
+	}
+	if n := i/w.step - 1; i-n*w.step < w.len && n >= 0 && n < count {
+		list = append(list, n)
+	}
+	if n := i / w.step; n < count {
+		list = append(list, n)
+	}
+	return list
 }
 
 // windows are the positions in a source at which a window can begin.
@@ -64,22 +80,13 @@ func (w *windows) disjointAt(i int64) int64 {
 	return w.runs[run].Start + rest*w.step
 }
 
-// holding are the disjoint windows whose elements have pos among them: one, two where pos is the last of one and the
-// first of the next, or none in the tail of a run.
-func (w *windows) holding(pos int64) (list []int64) {
-	run := sort.Search(len(w.runs), func(i int) bool { return w.runs[i].Start > pos }) - 1
-	sums, first := w.table().disjoint, int64(0)
-	if run > 0 {
-		first = sums[run-1]
+// runAt is the run that holds a position, or the last one for the position behind all, and how many disjoint windows are before it.
+func (w *windows) runAt(pos int64) (run cache.Run, before int64) {
+	i := sort.Search(len(w.runs), func(i int) bool { return w.runs[i].Start > pos }) - 1
+	if i > 0 {
+		before = w.table().disjoint[i-1]
 	}
-	count, in := sums[run]-first, pos-w.runs[run].Start
-	if i := in/w.step - 1; in-i*w.step < w.len && i >= 0 && i < count {
-		list = append(list, first+i)
-	}
-	if i := in / w.step; i < count {
-		list = append(list, first+i)
-	}
-	return list
+	return w.runs[i], before
 }
 
 // prefixSums are the running sums of counts.

@@ -165,7 +165,7 @@ func defaultSplit() *Split {
 	return &Split{
 		Settings: sampler.Settings{
 			BatchSize: 12, BlockSize: 1024, DType: sampler.Native, Layout: sampler.XY,
-			Order: sampler.Random, Seed: 1337, Rank: 0, World: 1, Rows: sampler.Windows,
+			Order: sampler.Random, Seed: 1337, Rank: 0, World: 1, LocalWorld: 1, Rows: sampler.Windows,
 		},
 		Format:     cache.AutoFormat,
 		TokenDType: array.Uint16,
@@ -333,11 +333,40 @@ func (s *Split) check() error {
 	if err := s.checkBeside(); err != nil {
 		return err
 	}
+	if err := s.checkShares(); err != nil {
+		return err
+	}
 	if s.Documents && s.Layout == sampler.Elements {
 		return fmt.Errorf("%s: layout rows has no documents; leave documents out", s.Origin("documents", "layout"))
 	}
 	if s.Wrote("token_dtype") {
 		return s.CheckVocabSize(s.TokenDType, s.Shape)
+	}
+	return nil
+}
+
+// checkShares returns an error unless shuffle_block and local_world suit the other keys.
+func (s *Split) checkShares() error {
+	fetched := s.Remote.Blocks.BlockBytes
+	switch {
+	case s.ShuffleBlock == 0 && s.LocalWorld > 1:
+		return fmt.Errorf("%s: ranks of a host share its part of the tokens with shuffle_block only, which is not set %s; set it, or leave local_world out",
+			s.Origin("local_world"), s.scope())
+	case s.ShuffleBlock == 0:
+		return nil
+	case s.Order != sampler.Shuffle:
+		return fmt.Errorf("%s: needs order = \"shuffle\" (got %q %s); set that, or shuffle_block = 0", s.Origin("shuffle_block", "order"), s.Order, s.scope())
+	case s.Rows != sampler.Windows:
+		return fmt.Errorf("%s: needs rows = \"windows\" (got %q %s); set shuffle_block = 0: rows of documents are drawn from a few blocks of documents anyway",
+			s.Origin("shuffle_block", "rows"), s.Rows, s.scope())
+	case s.World%s.LocalWorld != 0:
+		return fmt.Errorf("%s: must divide world, which is %d %s (got %d)", s.Origin("local_world", "world"), s.World, s.scope(), s.LocalWorld)
+	case s.World/s.LocalWorld > sampler.MaxHosts:
+		return fmt.Errorf("%s: world / local_world must be at most %d hosts (got %d / %d %s)",
+			s.Origin("world", "local_world"), sampler.MaxHosts, s.World, s.LocalWorld, s.scope())
+	case s.isRemote() && s.ShuffleBlock%fetched != 0:
+		return fmt.Errorf("%s: must be a multiple of store.block_bytes, which is %d (got %d %s), so that no two hosts fetch one block",
+			s.Origin("shuffle_block"), fetched, s.ShuffleBlock, s.scope())
 	}
 	return nil
 }

@@ -354,7 +354,7 @@ func TestSplitErrors(t *testing.T) {
 		{train + "weight = 1", "3: splits.train.weight", "unknown key; weight must stand in [[splits.X.sources]]"},
 		{train + "source = 1", "3: splits.train.source",
 			"unknown key; must be one of arrays, batch_size, block_size, documents, dtype, eot, expect_fingerprint, format, " +
-				"join, layout, mask_targets, on_change, order, rank, rows, seed, shape, sources, start, steps, tensor, token_dtype, tokens, torch_state, vocab_size, world"},
+				"join, layout, local_world, mask_targets, on_change, order, rank, rows, seed, shape, shuffle_block, sources, start, steps, tensor, token_dtype, tokens, torch_state, vocab_size, world"},
 	} {
 		want := "config.toml:" + test.at + ": " + test.want
 		if c, err := decodeText(test.text); err == nil {

@@ -78,13 +78,13 @@ func decode(docs []*document) (*Config, error) {
 			}
 		}
 	}
+	c.setRemote()
 	for _, s := range c.Splits {
 		s.settle()
 		if err := s.check(); err != nil {
 			return nil, err
 		}
 	}
-	c.setRemote()
 	return c, nil
 }
 

@@ -75,6 +75,9 @@ var sequenceKeys = map[string]key[Split]{
 	"world": intKey(func(c *Split) *int { return &c.World }, 1, sampler.MaxRows),
 	"start": intKey(func(c *Split) *uint64 { return &c.Start }, 0, sampler.MaxBatches-1),
 	"steps": intKey(func(c *Split) *uint64 { return &c.Steps }, 1, sampler.MaxBatches),
+
+	"shuffle_block": sizeKey(func(c *Split) *int64 { return &c.ShuffleBlock }, 64<<10, 1<<40),
+	"local_world":   intKey(func(c *Split) *int { return &c.LocalWorld }, 1, sampler.MaxRows),
 }
 
 // batchKeys are the other keys that both [batch] and [splits.X] may have.
@@ -176,6 +179,44 @@ func intKey[C any, N int | int64 | uint64](field func(*C) *N, least, most int64)
 		*field(c) = N(n)
 		return ok && n >= least && n <= most
 	}, func(c *C) any { return *field(c) }}
+}
+
+// sizeKey is a number of bytes, or 0.
+func sizeKey[C any](field func(*C) *int64, least, most int64) key[C] {
+	rule := fmt.Sprintf(`0, or a size from %s to %s, as in "64MiB", or that in bytes`, sizeText(least), sizeText(most))
+	return key[C]{rule, func(c *C, value any) bool {
+		n, ok := value.(int64)
+		if s, isText := value.(string); isText {
+			n, ok = sizeOf(s)
+		}
+		*field(c) = n
+		return ok && (n == 0 || n >= least && n <= most)
+	}, func(c *C) any { return sizeText(*field(c)) }}
+}
+
+var sizeUnits = []struct {
+	name  string
+	bytes int64
+}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}}
+
+func sizeOf(text string) (n int64, ok bool) {
+	for _, unit := range sizeUnits {
+		if number, has := strings.CutSuffix(text, unit.name); has {
+			n, err := strconv.ParseUint(number, 10, 31)
+			return int64(n) * unit.bytes, err == nil
+		}
+	}
+	return 0, false
+}
+
+// sizeText is the shortest text that sizeKey takes for a number of bytes.
+func sizeText(n int64) string {
+	for _, unit := range sizeUnits {
+		if n > 0 && n%unit.bytes == 0 {
+			return fmt.Sprint(n/unit.bytes, unit.name)
+		}
+	}
+	return fmt.Sprint(n)
 }
 
 func enumKey[C any, S ~string](field func(*C) *S, words ...S) key[C] {

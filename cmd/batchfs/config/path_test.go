@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"batchfs/sampler"
 )
 
 // baseSplit is a split of some text, whose path is not its own.
@@ -74,6 +76,9 @@ var examples = map[string][]any{
 	"start":      {1099511627775, 0, 3},
 	"steps":      {1099511627776, 1, 7},
 	"world":      {16777216, 2, 4},
+
+	"local_world":   {16777216, 1, 2},
+	"shuffle_block": {1099511627775, "64MiB", "0"},
 }
 
 func TestPathsInAnyOrderHaveOneName(t *testing.T) {
@@ -127,7 +132,7 @@ func TestLongestName(t *testing.T) {
 	if n := len(JoinSettings(longest)); n >= 250 {
 		t.Errorf("settings of %d bytes: %s", n, JoinSettings(longest))
 	}
-	longest["batch_size"] = 1 // or batch_size times world is too much
+	longest["batch_size"], longest["order"] = 1, sampler.Shuffle // or the settings do not suit one another
 	s, err := base.With(JoinSettings(longest))
 	if err != nil {
 		t.Fatal(err)
@@ -187,8 +192,8 @@ func TestUnknownSettingIsNoFile(t *testing.T) {
 		"token_dtype=uint32": "token_dtype", "torch_state=rng.bin": "torch_state", "tokens=a.bin": "tokens", "join=true": "join",
 	} {
 		_, err := under(base, path)
-		want := fmt.Sprintf("train/%s: unknown setting %q; must be one of batch_size, block_size, dtype, layout, order, rank, "+
-			"seed, start, steps, world", path, key)
+		want := fmt.Sprintf("train/%s: unknown setting %q; must be one of batch_size, block_size, dtype, layout, local_world, order, rank, "+
+			"seed, shuffle_block, start, steps, world", path, key)
 		if !errors.Is(err, syscall.ENOENT) || fmt.Sprint(err) != want {
 			t.Errorf("%q:\n got %v\nwant %s, and ENOENT", path, err, want)
 		}

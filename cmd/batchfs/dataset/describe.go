@@ -26,6 +26,10 @@ func (d *Dataset) identity() map[string]any {
 	delete(all, "start")
 	delete(all, "steps")
 	all["dtype"] = d.Sequence.DType // not native
+	if d.Sequence.ShuffleBlock == 0 {
+		delete(all, "shuffle_block")
+		delete(all, "local_world")
+	}
 	if d.Sequence.TorchState != nil {
 		all["torch_state"] = fmt.Sprintf("sha256:%x", sha256.Sum256(d.Sequence.TorchState))
 	}
@@ -85,6 +89,8 @@ func (d *Dataset) info() []byte {
 		Order           sampler.Order  `json:"order"`
 		Seed            uint64         `json:"seed"`
 		TorchState      any            `json:"torch_state,omitempty"`
+		ShuffleBlock    any            `json:"shuffle_block,omitempty"`
+		LocalWorld      any            `json:"local_world,omitempty"`
 		Rank            int            `json:"rank"`
 		World           int            `json:"world"`
 		Start           uint64         `json:"start"`
@@ -95,7 +101,7 @@ func (d *Dataset) info() []byte {
 		q.Split, d.label(), d.Len(), d.fingerprint, jsonTexts(d.Files()), sources, d.Split.OnChange, d.version,
 		d.Split.Join, q.Stored(), d.vocabSize(), q.BatchSize, q.BlockSize, stack.DType, q.Layout,
 		settings["rows"], settings["documents"], settings["mask_targets"], settings["eot"], stack.Shape, batch.MainBytes(), d.arrayInfos(), q.Order, q.Seed,
-		d.identity()["torch_state"], q.Rank, q.World, d.Split.Start, d.steps, q.RowsPerEpoch(), q.BatchesPerEpoch(),
+		settings["torch_state"], settings["shuffle_block"], settings["local_world"], q.Rank, q.World, d.Split.Start, d.steps, q.RowsPerEpoch(), q.BatchesPerEpoch(),
 	})
 }
 
@@ -158,8 +164,21 @@ func (d *Dataset) Summary() string {
 	q := d.Sequence
 	batch := q.Batch()
 	stack := batch.Stack()
-	return fmt.Sprintf("%-8s %d %s, %d bytes a batch, order %s, seed %d: %s",
-		d.Split.Split, stack.Shape, stack.DType, batch.MainBytes(), q.Order, q.Seed, d.Counted())
+	return fmt.Sprintf("%-8s %d %s, %d bytes a batch, order %s%s, seed %d: %s",
+		d.Split.Split, stack.Shape, stack.DType, batch.MainBytes(), q.Order, d.inBlocks(), q.Seed, d.Counted())
+}
+
+// inBlocks says in words what shuffle_block does to the order.
+func (d *Dataset) inBlocks() (text string) {
+	q := d.Sequence
+	if q.ShuffleBlock == 0 {
+		return ""
+	}
+	text = fmt.Sprintf(" in blocks of %v", d.Split.Values()["shuffle_block"])
+	if hosts := q.World / q.LocalWorld; hosts > 1 {
+		text += fmt.Sprintf(", %d rows of host %d of %d", q.RowsPerEpoch(), q.Rank/q.LocalWorld, hosts)
+	}
+	return text
 }
 
 // Counted says in words how many tokens there are, or rows, and in which files.

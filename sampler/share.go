@@ -1,0 +1,81 @@
+package sampler
+
+import "math/bits"
+
+// A share is the windows of a source that an epoch has, once each: all, or those of a host. A host's are the windows within a stretch
+// of the source. Where that begins in the middle of a run, they begin anew there; from the next run on they are those of the source.
+type share struct {
+	windows *windows
+	n       int64 // windows
+	from    int64 // position of the first
+	head    int64 // windows in the run that the stretch begins in the middle of
+	first   int64 // of the source's windows, the number of that behind the head
+	block   int64 // windows of the blocks that are shuffled, or 0
+}
+
+// whole is the share of one who has all windows.
+func (w *windows) whole() share {
+	s := share{windows: w, n: w.disjoint}
+	if w.pieces != nil {
+		groups := int64(len(w.pieces.sums))
+		s.block = (w.disjoint + groups - 1) / groups
+	}
+	return s
+}
+
+// newShare is the share of one of several hosts, with blocks of so many bytes. The source, an array, is cut between hosts: see Array.Cut.
+func newShare(w *windows, a Array, bytes int64, host, hosts int) share {
+	_, from := cutAt(a, bytes, host, hosts)
+	to, _ := cutAt(a, bytes, host+1, hosts)
+	s := share{windows: w, from: from, block: max(bytes/(w.step*elementBytes(a)), 1)}
+	run, first := w.runAt(from)
+	if s.first = first; from > run.Start {
+		s.head = w.fit(min(to, run.Start+run.Len) - from)
+		s.first += w.fit(run.Len)
+	}
+	run, behind := w.runAt(to)
+	s.n = s.head + max(behind+w.fit(to-run.Start)-s.first, 0)
+	return s
+}
+
+// cutAt is where a source is cut in front of a host: nearest to where all hosts have as many elements.
+func cutAt(a Array, bytes int64, host, hosts int) (end, begin int64) {
+	switch host {
+	case 0:
+		return 0, 0
+	case hosts:
+		return a.Len(), a.Len()
+	}
+	high, low := bits.Mul64(uint64(a.Len()), uint64(host))
+	pos, _ := bits.Div64(high, low, uint64(hosts))
+	return a.Cut(int64(pos), bytes)
+}
+
+func elementBytes(a Array) int64 {
+	c := columnOf(a)
+	return int64(c.width * c.numbers)
+}
+
+// at is the position of window i.
+func (s *share) at(i int64) int64 {
+	if i < s.head {
+		return s.from + i*s.windows.step
+	}
+	return s.windows.disjointAt(s.first + i - s.head)
+}
+
+// holding are the windows that have the element at a position, and where: one, two where it is the last of one and the first of the
+// next, or none.
+func (s *share) holding(pos int64) (list []place) {
+	w := s.windows
+	for _, i := range w.holding(pos-s.from, s.head) {
+		list = append(list, place{i, int(pos - s.at(i))})
+	}
+	run, before := w.runAt(pos)
+	for _, i := range w.holding(pos-run.Start, w.fit(run.Len)) {
+		if i += before - s.first + s.head; i >= s.head && i < s.n {
+			list = append(list, place{i, int(pos - s.at(i))})
+		}
+	}
+	return list
+}

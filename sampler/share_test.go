@@ -1,0 +1,284 @@
+package sampler
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"batchfs/cache"
+	"batchfs/cache/array"
+)
+
+// A shared is a source of which each of several hosts has a share.
+type shared struct {
+	lens        []int // elements of the files
+	axes        []int
+	join        bool
+	block       int64
+	hosts       int
+	local, b, t int // ranks of a host, batch size, block size
+	layout      Layout
+}
+
+func (s shared) settings(rank int) Settings {
+	return Settings{Split: "train", BatchSize: s.b, BlockSize: s.t, DType: Native, Layout: s.layout, Order: Shuffle, Seed: 3,
+		Rank: rank, World: s.hosts * s.local, ShuffleBlock: s.block, LocalWorld: s.local}
+}
+
+// ranks are the sequences of all ranks.
+func (s shared) ranks(tokens []Source) (all []*Sequence, err error) {
+	first, err := New(tokens, s.settings(0))
+	if err != nil {
+		return nil, err
+	}
+	for rank := range s.hosts * s.local {
+		q, err := first.With(s.settings(rank))
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, q)
+	}
+	return all, nil
+}
+
+func someShared(r *rand.Rand) shared {
+	s := shared{join: r.IntN(2) == 0, hosts: 1 + r.IntN(5), local: 1 + r.IntN(3), b: 1 + r.IntN(4), t: 1 + r.IntN(9), layout: WholeRows}
+	s.block = int64(1 + r.IntN(100))
+	if r.IntN(3) == 0 {
+		s.layout, s.axes = Elements, []int{3} // of 6 bytes, on which most blocks do not end
+	}
+	for range 1 + r.IntN(5) {
+		s.lens = append(s.lens, s.t+1+r.IntN(1+r.IntN(400)))
+	}
+	return s
+}
+
+func (s shared) open(t *testing.T) []Source {
+	numbers := slices.Clone(s.lens)
+	for i := range numbers {
+		numbers[i] *= max(1, 3*len(s.axes))
+	}
+	return openSources(t, [][]string{files(t, 2, numbers...)}, cache.Options{DType: array.Uint16, Axes: s.axes, Join: s.join, Access: cache.Pread})
+}
+
+// An epoch of a host has each window of its share once, however many ranks it has, and every epoch has the same share in another
+// order. A share is the windows that fit between two cuts, anew from each on; cuts are at blocks of a file, so that no two hosts
+// have a byte of one block.
+func TestSharesOfHosts(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	shared, several := 0, 0
+	for range few(100, 1000) {
+		s := someShared(r)
+		tokens := s.open(t)
+		ranks, err := s.ranks(tokens)
+		if err != nil {
+			if !strings.Contains(err.Error(), "shuffle_block = ") || !strings.Contains(err.Error(), "world") {
+				t.Fatalf("%+v: %v", s, err)
+			}
+			continue
+		}
+		shared++
+		size, step := ranks[0].window().len, ranks[0].window().step
+		owner := map[[2]int64]int{} // of each block of a file, counted from 1
+		least := int64(1 << 62)
+		for host := range s.hosts {
+			var epochs [3][]int64
+			n := ranks[host*s.local].RowsPerEpoch()
+			least = min(least, (n+int64(s.b*s.local)-1)/int64(s.b*s.local))
+			for k := range uint64(3*n/int64(s.b*s.local) + 1) {
+				for local := range s.local {
+					q := ranks[host*s.local+local]
+					for j := range s.b {
+						if epoch := q.Epoch(k, j); epoch < 3 {
+							epochs[epoch] = append(epochs[epoch], begin(q, k, j))
+						}
+					}
+				}
+			}
+			if n > 20 && slices.Equal(epochs[0], epochs[1]) {
+				t.Errorf("%+v: two epochs of host %d are in one order", s, host)
+			}
+			for e := range epochs {
+				slices.Sort(epochs[e])
+			}
+			// What the cuts say.
+			var want []int64
+			_, from := cutAt(tokens[0].Main, s.block, host, s.hosts)
+			to, _ := cutAt(tokens[0].Main, s.block, host+1, s.hosts)
+			for _, run := range tokens[0].Main.Runs() {
+				for at := max(run.Start, from); at+size <= min(run.Start+run.Len, to); at += step {
+					want = append(want, at)
+				}
+			}
+			for e, got := range epochs {
+				if !slices.Equal(got, want) {
+					t.Fatalf("%+v: epoch %d of host %d has %v, want %v", s, e, host, got, want)
+				}
+			}
+			if from > 0 {
+				several++
+			}
+			width := int64(2 * max(1, 3*len(s.axes)))
+			for _, at := range want {
+				for pos := at; pos < at+size; pos++ {
+					place, file := int64(0), 0
+					for place = pos; place >= int64(s.lens[file]); file++ {
+						place -= int64(s.lens[file])
+					}
+					for _, byteOf := range []int64{place * width, (place+1)*width - 1} {
+						block := [2]int64{int64(file), byteOf / s.block}
+						if other := owner[block]; other > 0 && other != host+1 {
+							t.Fatalf("%+v: hosts %d and %d both have block %d of file %d", s, other-1, host, block[1], file)
+						}
+						owner[block] = host + 1
+					}
+				}
+			}
+		}
+		for _, q := range ranks {
+			if q.BatchesPerEpoch() != least {
+				t.Errorf("%+v: rank %d has %d batches an epoch, want the least of all hosts, %d", s, q.Rank, q.BatchesPerEpoch(), least)
+			}
+		}
+	}
+	if shared < 50 || several < 50 {
+		t.Errorf("only %d sources, with %d cuts, which shows little", shared, several)
+	}
+}
+
+// All but less than a window at each cut and at the end of each file is in some host's share.
+func TestSharesLeaveLittleOut(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for range few(100, 1000) {
+		s := someShared(r)
+		tokens := s.open(t)
+		ranks, err := s.ranks(tokens)
+		if err != nil {
+			continue
+		}
+		covered := int64(0) // less the first of each window, which the one before may have
+		for host := range s.hosts {
+			covered += ranks[host*s.local].RowsPerEpoch() * ranks[0].window().step
+		}
+		gaps := int64(s.hosts - 1 + len(tokens[0].Main.Runs()))
+		if left := tokens[0].Main.Len() - covered; left > gaps*(ranks[0].window().len) {
+			t.Errorf("%+v: %d elements are in no share, at %d cuts and ends", s, left, gaps)
+		}
+	}
+}
+
+// What Find says of any element is what the rows of an epoch show, of all hosts and ranks, whichever rank looks.
+func TestFindInShares(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	for range few(30, 300) {
+		s := someShared(r)
+		tokens := s.open(t)
+		ranks, err := s.ranks(tokens)
+		if err != nil {
+			continue
+		}
+		for epoch := range uint64(2) {
+			want := map[int64][]Hit{}
+			for _, q := range ranks {
+				for k := range 2*uint64(q.RowsPerEpoch()) + 1 {
+					for j := range s.b {
+						if q.Epoch(k, j) != epoch {
+							continue
+						}
+						for i := range q.window().len {
+							want[begin(q, k, j)+i] = append(want[begin(q, k, j)+i], Hit{q.Row(k, j), int(i)})
+						}
+						if gotK, rank, gotJ := q.BatchOf(q.Row(k, j)); gotK != k || rank != q.Rank || gotJ != j {
+							t.Fatalf("row %d is %d, %d, %d", q.Row(k, j), gotK, rank, gotJ)
+						}
+					}
+				}
+			}
+			looks := ranks[r.IntN(len(ranks))]
+			for pos := range tokens[0].Main.Len() {
+				got := find(t, looks, 0, pos, epoch, func(int64, int64) bool { return true })
+				slices.SortFunc(want[pos], func(a, b Hit) int { return int(a.Row) - int(b.Row) })
+				if !slices.Equal(got, want[pos]) {
+					t.Fatalf("%+v: element %d of epoch %d is found in %v, and is in %v", s, pos, epoch, got, want[pos])
+				}
+			}
+		}
+	}
+}
+
+// Of a mixture, each source has its share of a host's rows, and its own stretch of tokens.
+func TestSharesOfMixtures(t *testing.T) {
+	lens := [][]int{{5000}, {900, 2100}}
+	tokens := openSources(t, sourceFiles(t, 2, lens...), cache.Options{DType: array.Uint16, Access: cache.Pread})
+	const b, local, hosts = 4, 2, 3
+	seen := map[[2]int64]int{}
+	for rank := range local * hosts {
+		q, err := New(tokens, Settings{Split: "train", BatchSize: b, BlockSize: 7, DType: Native, Layout: XY, Order: Shuffle, Rank: rank,
+			World: local * hosts, Weights: []float64{3, 1}, ShuffleBlock: 200, LocalWorld: local})
+		must(t, err)
+		var rows [2]int
+		for k := range uint64(2000) {
+			for j := range b {
+				source, start := q.Start(k, j)
+				rows[source]++
+				at := [2]int64{int64(source), start}
+				if host, ok := seen[at]; ok && host != rank/local {
+					t.Fatalf("hosts %d and %d both have the window at %d of source %d", host, rank/local, start, source)
+				}
+				seen[at] = rank / local
+			}
+		}
+		if rows[0] != 3*rows[1] {
+			t.Errorf("rank %d has %d rows of the sources, want 3 to 1", rank, rows)
+		}
+	}
+	if want := 5000/7 + 2100/7 + 900/7 - 2*2; len(seen) < want {
+		t.Errorf("%d windows are read of about %d", len(seen), want)
+	}
+}
+
+// Of 512 hosts with 10^9 windows no share is above 1.02 of the mean, and a share takes no more memory than that of a small file.
+func TestSharesOfManyHosts(t *testing.T) {
+	const windows, hosts = int64(1e9), 512
+	dir := t.TempDir()
+	var paths []string
+	for i, part := range []int64{3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5} { // of 44
+		paths = append(paths, filepath.Join(dir, fmt.Sprintf("%02d.bin", i)))
+		f, err := os.Create(paths[i])
+		must(t, err)
+		must(t, f.Truncate(windows*2048/44*part/2*2)) // a hole, which takes no room
+		must(t, f.Close())
+	}
+	s := shared{hosts: hosts, local: 8, block: 64 << 20, b: 4, t: 1024, layout: XY}
+	tokens := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: cache.Pread})
+	first, err := New(tokens, s.settings(0))
+	must(t, err)
+	most, sum := int64(0), int64(0)
+	for host := range hosts {
+		q, err := first.With(s.settings(host * 8))
+		must(t, err)
+		most, sum = max(most, q.RowsPerEpoch()), sum+q.RowsPerEpoch()
+		if pos := begin(q, 1<<30, 1); pos < tokens[0].Main.Len()/hosts*int64(host)-(64<<20) || pos > tokens[0].Main.Len()/hosts*int64(host+1)+(64<<20) {
+			t.Fatalf("host %d reads at %d", host, pos)
+		}
+	}
+	if ratio := float64(most) * hosts / float64(sum); ratio > 1.02 || sum < windows-hosts*2 {
+		t.Errorf("%d windows in all, and the largest share is %.4f of the mean", sum, ratio)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for i := range 100 {
+		q, err := first.With(s.settings(8 * i))
+		must(t, err)
+		q.Start(1<<30, 1)
+	}
+	runtime.ReadMemStats(&after)
+	if each := (after.TotalAlloc - before.TotalAlloc) / 100; each > 16<<10 {
+		t.Errorf("a sequence takes %d bytes", each)
+	}
+}
