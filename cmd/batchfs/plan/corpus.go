@@ -101,7 +101,7 @@ func (o *options) open(path string) (*corpus, error) {
 	}
 	flags := o.config
 	if len(sizes) > 0 {
-		flags.Sets = append(slices.Clone(flags.Sets), "splits.plan.tokens=tokens.bin") // which nobody opens
+		flags.Sets = append(slices.Clone(flags.Sets), "splits.plan.tokens=s3://plan/tokens.bin") // which nobody opens
 	}
 	from, err := flags.Load()
 	if err != nil {
@@ -123,8 +123,9 @@ func (o *options) open(path string) (*corpus, error) {
 	}
 	for i := range c.sources {
 		alone := c.sequence.Settings
-		alone.Weights, alone.Order = nil, sampler.Sequential // of one rank, without shares
-		alone.Arrays, alone.Documents, alone.MaskTargets, alone.Ends = nil, false, false, sampler.EndsUnknown
+		alone.Weights, alone.Arrays, alone.Order = nil, nil, sampler.Sequential
+		alone.Rank, alone.World, alone.ShuffleBlock, alone.LocalWorld = 0, 1, 0, 1
+		alone.Documents, alone.MaskTargets, alone.Ends = false, false, sampler.EndsUnknown
 		q, err := sampler.New([]sampler.Source{{Main: c.sources[i].arrays[0]}}, alone)
 		if err != nil {
 			return nil, err
@@ -134,14 +135,20 @@ func (o *options) open(path string) (*corpus, error) {
 	return c, nil
 }
 
-// share is the path of rank 0 among all ranks.
-func (c *corpus) share() string { return fmt.Sprintf("rank=0,world=%d", c.hosts*c.ranks) }
+// ofRanks are the settings, as in a path, of rank 0 among all ranks that read a split.
+func (c *corpus) ofRanks(split *config.Split) string {
+	path := fmt.Sprintf("rank=0,world=%d", c.hosts*c.ranks)
+	if split.ShuffleBlock > 0 {
+		path += fmt.Sprintf(",local_world=%d", c.ranks)
+	}
+	return path
+}
 
 // find opens a split of the configuration.
 func (c *corpus) find(from *config.Config, path string) error {
 	d, err := dataset.OpenPath(from, path)
 	if err == nil {
-		d, err = d.With(c.share())
+		d, err = d.With(c.ofRanks(d.Split))
 	}
 	if err != nil {
 		return err
@@ -164,7 +171,7 @@ func (c *corpus) find(from *config.Config, path string) error {
 func (c *corpus) imagine(from *config.Config, sizes []size) error {
 	split, err := from.Named("plan")
 	if err == nil {
-		split, err = split.With(c.share())
+		split, err = split.With(c.ofRanks(split))
 	}
 	if err != nil {
 		return err

@@ -15,8 +15,10 @@ import (
 // What is counted of a run. A host's figures are the mean of all hosts.
 type count struct {
 	perBatch, perStep float64 // blocks that hold a batch of one rank, and those of a host's ranks in a step
+	reads             float64 // of blocks, for a batch: rows in one block that follow each other are one
 	first             int     // blocks of a host's first step
 	cold              float64 // blocks that a host has not seen before, of each of its first steps
+	kept              uint64  // how many steps later the memory of a host still has a block
 	blocks, bytes     int64   // of the corpus
 	steps             uint64  // that touches are of: 0 to steps-1
 	touches           []touch
@@ -58,7 +60,7 @@ func (c *corpus) count(ctx context.Context, steps uint64, progress func(done flo
 func (c *corpus) lookAt(k uint64, first bool, n *count) error {
 	type block struct {
 		source, column, file int
-		number               int64
+		number               int64 // one more than the block's
 	}
 	var ranks []*sampler.Sequence
 	for rank := range c.ranks {
@@ -72,16 +74,25 @@ func (c *corpus) lookAt(k uint64, first bool, n *count) error {
 	}
 	steps := min(max(looked/(c.ranks*c.sequence.BatchSize), 1), 100)
 	seen := map[block]bool{}
-	var perBatch, perStep int
-	for i := range uint64(steps) {
+	var perBatch, perStep, reads, kept int
+	for i := range steps {
 		step := map[block]bool{}
 		for _, q := range ranks {
 			batch := map[block]bool{}
-			q.Windows(k+i, func(source, column int, w cache.Window) bool {
+			var last block // that was read, if it was read for whole rows
+			q.Windows(k+uint64(i), func(source, column int, w cache.Window) bool {
+				parts, now := 0, block{}
 				c.sources[source].arrays[column].Blocks(w, c.blocks.BlockBytes, func(file int, number int64) {
-					b := block{source, column, file, number}
-					batch[b], step[b], seen[b] = true, true, true
+					now = block{source, column, file, number + 1}
+					batch[now], step[now], seen[now] = true, true, true
+					parts++
 				})
+				if parts > 1 || now != last {
+					reads += parts
+				}
+				if last = now; parts > 1 {
+					last = block{}
+				}
 				return true
 			})
 			perBatch += len(batch)
@@ -89,9 +100,17 @@ func (c *corpus) lookAt(k uint64, first bool, n *count) error {
 		if perStep += len(step); first && i == 0 {
 			n.first = len(step)
 		}
+		if len(seen) <= c.blocks.Slots() {
+			kept = i
+		}
+	}
+	if kept == steps-1 {
+		kept = steps * c.blocks.Slots() / len(seen)
 	}
 	n.perBatch += float64(perBatch) / float64(steps*c.ranks) / 4
 	n.perStep += float64(perStep) / float64(steps) / 4
+	n.reads += float64(reads) / float64(steps*c.ranks) / 4
+	n.kept += uint64(kept) / 4
 	if first {
 		n.cold = float64(len(seen)) / float64(steps)
 	}
@@ -119,9 +138,6 @@ func (c *corpus) search(ctx context.Context, n *count, i, column int, progress f
 		arrays += len(s.arrays)
 	}
 	samples := min(max(int64(searched/float64(arrays)/asked), 8), all)
-	// Memory has the blocks of the last steps.
-	kept := uint64(float64(c.blocks.Slots()) / n.perStep)
-
 	type need struct {
 		host int
 		step uint64
@@ -179,7 +195,7 @@ func (c *corpus) search(ctx context.Context, n *count, i, column int, progress f
 			switch {
 			case j == 0 || needs[j-1].host != now.host:
 				first = now.step
-			case now.step-needs[j-1].step <= kept:
+			case now.step-needs[j-1].step <= n.kept:
 				continue
 			}
 			n.touches = append(n.touches, touch{now.step, first, weight, weight * float64(to-from)})

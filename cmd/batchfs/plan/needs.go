@@ -37,7 +37,7 @@ type Needs struct {
 	Price        float64   `json:"price"`         // of these, in dollars
 	HostRequests float64   `json:"host_requests"` // of the run, without those to mount
 	HostFetched  float64   `json:"host_fetched_bytes"`
-	HostReads    float64   `json:"host_block_reads"` // of the run: blocks of each batch
+	HostReads    float64   `json:"host_block_reads"` // of the run, of blocks: hits and waits of status.json
 	CacheBytes   int64     `json:"cache_bytes"`
 	ShareBytes   float64   `json:"share_bytes"` // the blocks that a host needs in the run
 	Caches       []Cache   `json:"caches"`
@@ -149,7 +149,7 @@ func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits)
 		needs.HostFetched += needs.Later.Mean * rest
 		needs.HostRequests += needs.Later.Requests * rest
 	}
-	needs.HostReads = n.perBatch * float64(c.ranks) * float64(steps)
+	needs.HostReads = n.reads * float64(c.ranks) * float64(steps)
 
 	// what a host needs of its disk
 	again := 0.0
@@ -196,9 +196,9 @@ func (n *Needs) judge(c *corpus, o *options, limits limits) {
 		n.Verdicts = append(n.Verdicts, Verdict{ok, fmt.Sprintf(format, args...)})
 	}
 	peak, most := max(n.First.Peak, n.Later.Peak), max(n.First.Most, n.Later.Most)
-	nearer := `set batch.order = "sequential"`
-	if c.sequence.Order == sampler.Sequential {
-		nearer = "set batch.batch_size to more rows for fewer hosts"
+	nearer := `set batch.order = "shuffle" and batch.shuffle_block = "64MiB"`
+	if c.sequence.ShuffleBlock > 0 {
+		nearer = `set a smaller batch.shuffle_block`
 	}
 	used := n.ReadRate / float64(c.sequence.DType.Size()) * float64(c.sources[0].arrays[0].DType().Size())
 	if c.sequence.Layout == sampler.XY {
