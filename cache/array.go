@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"batchfs/cache/array"
+	"batchfs/cache/blocks"
 )
 
 // An Array is kept in one or several files, one after the other. Its elements are tokens, or each is an array of numbers itself.
@@ -292,17 +293,50 @@ func (a *Array) bytes(s *shard, r Range) Range {
 	return Range{first + r.From, first + r.To, r.Index}
 }
 
+// ranges calls visit with the bytes of each file that hold a window, until it returns false. It returns whether visit never did.
+func (a *Array) ranges(w Window, visit func(s *shard, r Range) bool) bool {
+	for from, to := w.Start*a.number, (w.Start+int64(w.Len))*a.number; from < to; {
+		s := a.shardOf(from)
+		part := Range{from, min(to, s.end()*a.width), 0}
+		if !visit(s, a.bytes(s, part)) {
+			return false
+		}
+		from = part.To
+	}
+	return true
+}
+
 // Want says that windows will be read soon, after those of earlier calls, so that what lies in a store is fetched meanwhile. It does not
 // wait. It returns false if some of them must be said again later, because there is no room to fetch them yet.
 func (a *Array) Want(w Window) (room bool) {
-	room = true
-	for from, to := w.Start*a.number, (w.Start+int64(w.Len))*a.number; from < to && room; {
-		s := a.shardOf(from)
-		part := Range{from, min(to, s.end()*a.width), 0}
-		room = s.blob.Want([]Range{a.bytes(s, part)})
-		from = part.To
+	return a.ranges(w, func(s *shard, r Range) bool { return s.blob.Want([]Range{r}) })
+}
+
+// Blocks calls visit for each block of so many bytes, numbered within its file, that holds some of a window: what is fetched to read it,
+// where the files are objects.
+func (a *Array) Blocks(w Window, size int64, visit func(file int, block int64)) {
+	a.ranges(w, func(s *shard, r Range) bool {
+		for block := range blocks.Holding(r.From, r.To, size) {
+			visit(a.shardNumber(s.start), block)
+		}
+		return true
+	})
+}
+
+// FileBytes are the sizes of Files.
+func (a *Array) FileBytes() []int64 {
+	sizes := make([]int64, len(a.shards))
+	for i := range a.shards {
+		sizes[i] = a.shards[i].blob.Identity().Size
 	}
-	return room
+	return sizes
+}
+
+// Between are the elements that have bytes in the bytes [from, to) of a file, from position begin to before end.
+func (a *Array) Between(file int, from, to int64) (begin, end int64) {
+	s := &a.shards[file]
+	from, to = max(from-s.format.Offset, 0), max(to-s.format.Offset, 0)
+	return s.start + min(from/a.width, s.format.Count), s.start + min((to+a.width-1)/a.width, s.format.Count)
 }
 
 // IsRemote reports whether some of the array lies in a store.

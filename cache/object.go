@@ -242,7 +242,7 @@ func (o *object) Release() {
 func (o *object) Want(ranges []Range) (room bool) {
 	size := o.blocks.BlockBytes()
 	for _, r := range ranges {
-		for i := r.From / size; i*size < r.To; i++ {
+		for i := range blocks.Holding(r.From, r.To, size) {
 			if o.files[i].Load() == nil && !o.blocks.Want(i) {
 				return false
 			}

@@ -42,7 +42,7 @@ func TestRooms(t *testing.T) {
 		"github.com/schollz/progressbar": {"cmd/batchfs/terminal"},
 		"golang.org/x/term":              {"cmd/batchfs/terminal"},
 		"github.com/coreos/go-systemd":   {"cmd/batchfs"},
-		"gonum.org/v1/plot":              {"cmd/batchfs/bench"},
+		"gonum.org/v1/plot":              {"cmd/batchfs/chart"},
 		"github.com/minio/minio-go":      {"cache/store"},
 		"github.com/klauspost/compress":  {"cmd/batchfs/prepare"},
 		"github.com/parquet-go":          {"cmd/batchfs/prepare"},

@@ -10,6 +10,7 @@ package blocks
 import (
 	"container/list"
 	"context"
+	"iter"
 	"log/slog"
 	"slices"
 	"sync"
@@ -30,6 +31,12 @@ type Options struct {
 	// long.
 	Ahead time.Duration
 }
+
+// Slots is how many blocks are in memory at most.
+func (o Options) Slots() int { return int(max(o.Memory/o.BlockBytes, 2)) }
+
+// AtOnce is how many blocks are fetched ahead at a time at most.
+func (o Options) AtOnce() int { return min(o.Slots(), maxLoading) }
 
 // Fetch fills dst with the bytes of an object from off on, or returns an error.
 type Fetch func(ctx context.Context, o store.Object, off int64, dst []byte) error
@@ -92,7 +99,7 @@ type entry struct {
 
 // New returns a cache. It touches nothing. log is asked for when there is something to say.
 func New(o Options, log func() *slog.Logger) *Cache {
-	c := &Cache{o: o, slots: int(max(o.Memory/o.BlockBytes, 2)), entries: map[key]*entry{}}
+	c := &Cache{o: o, slots: o.Slots(), entries: map[key]*entry{}}
 	c.changed.L = &c.mu
 	if o.Dir != "" {
 		c.disk = &disk{dir: o.Dir, limit: o.Limit, log: log}
@@ -125,6 +132,14 @@ func (o *Object) Blocks() int64 { return (o.Size + o.cache.o.BlockBytes - 1) / o
 
 // BlockBytes is the size of each block but the last.
 func (o *Object) BlockBytes() int64 { return o.cache.o.BlockBytes }
+
+// Holding are the blocks of so many bytes that hold the bytes [from, to) of an object.
+func Holding(from, to, size int64) iter.Seq[int64] {
+	return func(yield func(int64) bool) {
+		for i := from / size; i*size < to && yield(i); i++ {
+		}
+	}
+}
 
 // bounds are the bytes of a block.
 func (k key) bounds() (from, to int64) {

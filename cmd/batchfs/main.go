@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"batchfs/cmd/batchfs/bench"
+	"batchfs/cmd/batchfs/plan"
 	"batchfs/cmd/batchfs/prepare"
 	"batchfs/cmd/batchfs/terminal"
 )
@@ -80,6 +81,6 @@ A README at the top of every mount says how to read its files.`,
 	}
 	root.SetVersionTemplate("batchfs {{.Version}}\n")
 	root.AddCommand(mountCommand(), unmountCommand(), restartCommand(), seekCommand(), doctorCommand(), keepCommand(), workerCommand(), lookCommand(),
-		catCommand(), inspectCommand(), infoCommand(), checkCommand(), indexCommand(), cacheCommand(), prepare.Command(), bench.Command(), bench.ReaderCommand(), versionCommand())
+		catCommand(), inspectCommand(), infoCommand(), checkCommand(), indexCommand(), cacheCommand(), prepare.Command(), bench.Command(), bench.ReaderCommand(), plan.Command(), versionCommand())
 	return root
 }

@@ -16,6 +16,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"batchfs/cmd/batchfs/chart"
 )
 
 // Command returns `batchfs bench`.
@@ -35,7 +37,7 @@ Only the ratios mean much: compare nothing with another run's, and let nothing e
   batchfs bench --full --dir /data/tmp`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := chartable(o.plot); err != nil {
+			if err := chart.Check(o.plot); err != nil {
 				return err
 			}
 			// The first signal ends the run. Further ones must not interrupt cleaning up.
@@ -115,7 +117,7 @@ func (o *options) run(ctx context.Context, out, stderr io.Writer) (err error) {
 		err = r.writeJSON(o.json)
 	}
 	if o.plot != "" {
-		err = errors.Join(err, saveCharts(o.plot, r.charts()...))
+		err = errors.Join(err, chart.Save(o.plot, r.charts()...))
 	}
 	return err
 }

@@ -18,6 +18,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"batchfs/cmd/batchfs/chart"
 )
 
 //go:embed memory.py
@@ -121,12 +123,12 @@ func (o *options) runMemory(ctx context.Context, out, progress io.Writer) (err e
 	if o.plot == "" {
 		return nil
 	}
-	resident = slices.DeleteFunc(resident, func(l line) bool {
-		return strings.Contains(l.name, "per batch") || strings.HasSuffix(l.name, "its trainer")
+	resident = slices.DeleteFunc(resident, func(l chart.Line) bool {
+		return strings.Contains(l.Name, "per batch") || strings.HasSuffix(l.Name, "its trainer")
 	})
-	return saveCharts(o.plot,
-		lines("The memmap “leak”, and what ends it", "batches read", "resident memory, MiB", true, resident),
-		lines("The kernel's page cache, beginning with none of the file", "batches read", "of the file in it, MiB", true, cache))
+	return chart.Save(o.plot,
+		chart.Lines("The memmap “leak”, and what ends it", "batches read", "resident memory, MiB", true, resident),
+		chart.Lines("The kernel's page cache, beginning with none of the file", "batches read", "of the file in it, MiB", true, cache))
 }
 
 // loadLong takes samples of daemons that serve 64 GiB, after many batches.
@@ -177,16 +179,16 @@ func mib(bytes int64) float64 { return float64(bytes) / (1 << 20) }
 
 // memoryLines returns MiB against batches: resident, of the processes that read tokens and of their trainers; and cache, of the page
 // cache where it began without the file.
-func memoryLines(loadings []loading) (resident, cache []line) {
+func memoryLines(loadings []loading) (resident, cache []chart.Line) {
 	for _, l := range loadings {
-		process, trainer, pages := line{name: l.Name}, line{name: l.Name + ": its trainer"}, line{name: l.Name}
+		process, trainer, pages := chart.Line{Name: l.Name}, chart.Line{Name: l.Name + ": its trainer"}, chart.Line{Name: l.Name}
 		for _, a := range l.Samples {
 			own := a.Trainer
 			if l.sets != nil {
 				own = a.Daemon
 			}
-			for at, bytes := range map[*line]int64{&process: own.Resident, &trainer: a.Trainer.Resident, &pages: a.PageCache} {
-				at.x, at.y = append(at.x, float64(a.Batches)), append(at.y, mib(bytes))
+			for at, bytes := range map[*chart.Line]int64{&process: own.Resident, &trainer: a.Trainer.Resident, &pages: a.PageCache} {
+				at.X, at.Y = append(at.X, float64(a.Batches)), append(at.Y, mib(bytes))
 			}
 		}
 		if !l.cached {
@@ -201,24 +203,24 @@ func memoryLines(loadings []loading) (resident, cache []line) {
 }
 
 // printLines prints lines that share their x as a table, with a column for each power of ten and the last x.
-func printLines(out io.Writer, title string, all []line) {
+func printLines(out io.Writer, title string, all []chart.Line) {
 	width := utf8.RuneCountInString(title)
 	for _, l := range all {
-		width = max(width, utf8.RuneCountInString(l.name))
+		width = max(width, utf8.RuneCountInString(l.Name))
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	row := func(name string, l line, value func(int) float64) {
+	row := func(name string, l chart.Line, value func(int) float64) {
 		fmt.Fprintf(w, "%-*s\t", width, name)
-		for i, x := range l.x {
-			if i == len(l.x)-1 || math.Mod(math.Log10(x), 1) == 0 {
+		for i, x := range l.X {
+			if i == len(l.X)-1 || math.Mod(math.Log10(x), 1) == 0 {
 				fmt.Fprintf(w, "%.0f\t", value(i))
 			}
 		}
 		fmt.Fprintln(w)
 	}
-	row(title, all[0], func(i int) float64 { return all[0].x[i] })
+	row(title, all[0], func(i int) float64 { return all[0].X[i] })
 	for _, l := range all {
-		row(l.name, l, func(i int) float64 { return l.y[i] })
+		row(l.Name, l, func(i int) float64 { return l.Y[i] })
 	}
 	w.Flush()
 	fmt.Fprintln(out)

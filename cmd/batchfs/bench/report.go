@@ -7,6 +7,8 @@ import (
 	"os"
 	"slices"
 	"strings"
+
+	"batchfs/cmd/batchfs/chart"
 )
 
 // A report is everything that a bench measured.
@@ -255,13 +257,13 @@ func times(ratio float64) string {
 	return fmt.Sprintf("%.3gx", ratio)
 }
 
-func (r *report) charts() (all []chart) {
+func (r *report) charts() (all []chart.Chart) {
 	for _, p := range r.Scenes {
-		var b []bar
+		var b []chart.Bar
 		for _, w := range p.Rows {
-			b = append(b, bar{name: w.Name, group: w.group(), value: w.Figure, low: w.Low, high: w.High})
+			b = append(b, chart.Bar{Name: w.Name, Group: w.group(), Value: w.Figure, Low: w.Low, High: w.High})
 		}
-		all = append(all, bars(fmt.Sprintf("%s: %d×%d tokens", p.Name, p.Batch, p.Block), "µs that the trainer waits for a batch", b))
+		all = append(all, chart.Bars(fmt.Sprintf("%s: %d×%d tokens", p.Name, p.Batch, p.Block), "µs that the trainer waits for a batch", b))
 	}
 	return all
 }

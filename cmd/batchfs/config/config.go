@@ -47,13 +47,19 @@ type Shares struct {
 	Replies int64 // being made
 }
 
+// ahead is the memory for batches made ready, and for blocks.
+func (m Memory) ahead() int64 { return min(m.AheadBytes, m.Budget/2) }
+
+// BlocksShare is the memory for blocks of objects, where there are objects.
+func (m Memory) BlocksShare() int64 { return m.ahead() / 2 }
+
 // Shares divides the budget. Blocks of objects take half of what batches made ready may take.
 func (c *Config) Shares() Shares {
 	m := c.Memory
-	s := Shares{Ahead: min(m.AheadBytes, m.Budget/2), Texts: m.Budget / 8, Tables: m.Budget / 8}
+	s := Shares{Ahead: m.ahead(), Texts: m.Budget / 8, Tables: m.Budget / 8}
 	s.Replies = m.Budget - s.Ahead - s.Texts - s.Tables
 	if slices.ContainsFunc(c.Splits, (*Split).isRemote) {
-		s.Blocks = s.Ahead / 2
+		s.Blocks = m.BlocksShare()
 		s.Ahead -= s.Blocks
 	}
 	return s

@@ -308,6 +308,15 @@ func (d *Dataset) allFiles() (paths []string) {
 	return paths
 }
 
+// Arrays are those of each source, the main one first.
+func (d *Dataset) Arrays() [][]*cache.Array {
+	all := make([][]*cache.Array, len(d.sources))
+	for i, s := range d.sources {
+		all[i] = s
+	}
+	return all
+}
+
 // arrays are those of all sources.
 func (d *Dataset) arrays() []*cache.Array { return slices.Concat(d.sources...) }
 

@@ -638,9 +638,9 @@ func (r *Report) Print(out io.Writer) {
 	for _, p := range r.Problems {
 		fmt.Fprintln(out, terminal.Printable(string(p.Message)))
 	}
-	fmt.Fprintf(out, "%s: %s, %s, %s read", strings.Join(r.Splits, ", "), numberOf(int64(r.Files), "file", "files"), numberOf(r.Tokens, "token", "tokens"), bytesOf(r.Bytes))
+	fmt.Fprintf(out, "%s: %s, %s, %s read", strings.Join(r.Splits, ", "), numberOf(int64(r.Files), "file", "files"), numberOf(r.Tokens, "token", "tokens"), terminal.Size(r.Bytes))
 	if r.Resumed > 0 {
-		fmt.Fprintf(out, " (%s of them before this check continued)", bytesOf(r.Resumed))
+		fmt.Fprintf(out, " (%s of them before this check continued)", terminal.Size(r.Resumed))
 	}
 	fmt.Fprintf(out, ": %s\n", map[bool]string{true: "nothing is wrong", false: numberOf(int64(len(r.Problems)), "problem", "problems")}[r.OK])
 	fmt.Fprintf(out, "looked for runs of %d tokens or more that stand twice\n", r.CommonRun)

@@ -5,7 +5,8 @@ import (
 	"io"
 	"math"
 	"math/bits"
-	"strings"
+
+	"batchfs/cmd/batchfs/terminal"
 )
 
 // A histogram counts numbers by powers of two: 0, 1, 2 to 3, 4 to 7 and so on, and those below 0 together.
@@ -61,15 +62,6 @@ func drawBins(out io.Writer, bins []Bin) {
 		if share == "0.0%" {
 			share = fmt.Sprint(b.Count)
 		}
-		fmt.Fprintf(out, "  %*s  %s %s\n", labels, b.label(), bar(b.Count, most), share)
+		fmt.Fprintf(out, "  %*s  %s %s\n", labels, b.label(), terminal.Bar(float64(b.Count), float64(most)), share)
 	}
-}
-
-// barWidth is the number of columns of the longest bar.
-const barWidth = 40
-
-// bar draws n, where most is the longest bar. What is not 0 has an eighth of a column at least.
-func bar(n, most int64) string {
-	eighths := int(math.Ceil(8 * barWidth * float64(n) / float64(most)))
-	return strings.Repeat("█", eighths/8) + strings.TrimSpace(string([]rune(" ▏▎▍▌▋▊▉")[eighths%8]))
 }

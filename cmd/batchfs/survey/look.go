@@ -301,10 +301,10 @@ func (s *Survey) Print(out io.Writer) {
 
 // print writes what a file holds.
 func (f *File) print(out io.Writer) {
-	fmt.Fprintf(out, "%s\n  %s, %s, shape %s, %s\n", f.Path, f.Format, f.DType, shapeText(f.Shape), bytesOf(f.Bytes))
+	fmt.Fprintf(out, "%s\n  %s, %s, shape %s, %s\n", f.Path, f.Format, f.DType, shapeText(f.Shape), terminal.Size(f.Bytes))
 	sample := ""
 	if f.Read < f.Bytes {
-		sample = fmt.Sprintf(" in a sample of %s (%.2g%%)", bytesOf(f.Read), 100*float64(f.Read)/float64(f.Bytes))
+		sample = fmt.Sprintf(" in a sample of %s (%.2g%%)", terminal.Size(f.Read), 100*float64(f.Read)/float64(f.Bytes))
 	}
 	if f.Tokens > 0 {
 		fmt.Fprintf(out, "  %s\n", numberOf(f.Tokens, "token", "tokens"))

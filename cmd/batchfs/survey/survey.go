@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 
 	"batchfs/cache"
@@ -114,13 +113,3 @@ func (d *decoder) decode(raw []byte) []uint64 {
 
 // isTokens says whether an array can hold tokens.
 func isTokens(a *cache.Array) bool { return a.DType().IsInteger() && len(a.Axes()) == 0 }
-
-// bytesOf is a number of bytes in words.
-func bytesOf(n int64) string {
-	const units = "kMGTPE"
-	if n < 1000 {
-		return fmt.Sprintf("%d bytes", n)
-	}
-	power := int(math.Log10(float64(n))+1e-9) / 3
-	return fmt.Sprintf("%.1f %cB", float64(n)/math.Pow(1000, float64(power)), units[power-1])
-}

@@ -1,9 +1,11 @@
-// Package terminal detects a terminal, shows progress on it, and escapes control characters in text that is printed.
+// Package terminal is for text that people read: it detects a terminal, shows progress on it, escapes control characters, writes sizes and
+// draws bars.
 package terminal
 
 import (
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -38,6 +40,28 @@ func Printable(text string) string {
 		}
 	}
 	return b.String()
+}
+
+// Size is a number of bytes in words.
+func Size(n int64) string {
+	const units = "kMGTPE"
+	if n < 1000 {
+		return fmt.Sprintf("%d bytes", n)
+	}
+	power := int(math.Log10(float64(n))+1e-9) / 3
+	return fmt.Sprintf("%.1f %cB", float64(n)/math.Pow(1000, float64(power)), units[power-1])
+}
+
+// barWidth is the number of columns of the longest bar.
+const barWidth = 40
+
+// Bar draws n, where most is the longest bar. What is not 0 has an eighth of a column at least.
+func Bar(n, most float64) string {
+	if n <= 0 {
+		return ""
+	}
+	eighths := int(math.Ceil(8 * barWidth * n / most))
+	return strings.Repeat("█", eighths/8) + strings.TrimSpace(string([]rune(" ▏▎▍▌▋▊▉")[eighths%8]))
 }
 
 // Progress shows how much of some work is done. It is an [io.Writer] that counts the bytes written to it as work done.

@@ -1,4 +1,5 @@
-package bench
+// Package chart draws lines and bars to .svg and .png files.
+package chart
 
 import (
 	"bytes"
@@ -21,20 +22,20 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// A line is one line of a chart: y[i] belongs to x[i].
-type line struct {
-	name string
-	x, y []float64
+// A Line is one line of a chart: Y[i] belongs to X[i].
+type Line struct {
+	Name string
+	X, Y []float64
 }
 
-// A bar is one bar of a chart, in the colour of its group. low and high are the spread, drawn as a whisker unless they are 0.
-type bar struct {
-	name, group      string
-	value, low, high float64
+// A Bar is one bar of a chart, in the colour of its group. Low and High are the spread, drawn as a whisker unless they are 0.
+type Bar struct {
+	Name, Group      string
+	Value, Low, High float64
 }
 
-// A chart is a plot and its height.
-type chart struct {
+// A Chart is a plot and its height.
+type Chart struct {
 	*plot.Plot
 	height vg.Length
 }
@@ -49,8 +50,8 @@ var palette = []color.Color{
 
 func colour(i int) color.Color { return palette[i%len(palette)] }
 
-// lines draws each series in its own colour, with its name at its end. logX needs x above 0.
-func lines(title, xlabel, ylabel string, logX bool, series []line) chart {
+// Lines draws each series in its own colour, with its name at its end. logX needs x above 0.
+func Lines(title, xlabel, ylabel string, logX bool, series []Line) Chart {
 	p := newPlot(title, xlabel)
 	p.Y.Label.Text = ylabel
 	p.Y.Tick.Marker = plot.TickerFunc(linearTicks)
@@ -60,9 +61,9 @@ func lines(title, xlabel, ylabel string, logX bool, series []line) chart {
 	}
 	p.Add(grid(true))
 	for i, s := range series {
-		points := make(plotter.XYs, len(s.x))
-		for j := range s.x {
-			points[j] = plotter.XY{X: s.x[j], Y: s.y[j]}
+		points := make(plotter.XYs, len(s.X))
+		for j := range s.X {
+			points[j] = plotter.XY{X: s.X[j], Y: s.Y[j]}
 		}
 		l, dots, err := plotter.NewLinePoints(points)
 		if err != nil {
@@ -74,36 +75,36 @@ func lines(title, xlabel, ylabel string, logX bool, series []line) chart {
 	}
 	p.Add(endLabels(series))
 	p.Y.Max *= 1.05
-	return chart{p, 4 * vg.Inch}
+	return Chart{p, 4 * vg.Inch}
 }
 
-// bars draws horizontal bars from the top down, group by group, each with its value at its end. The axis is logarithmic if values
+// Bars draws horizontal bars from the top down, group by group, each with its value at its end. The axis is logarithmic if values
 // differ more than a hundredfold.
-func bars(title, xlabel string, all []bar) chart {
+func Bars(title, xlabel string, all []Bar) Chart {
 	p := newPlot(title, xlabel)
 	var b barPlot
 	least, most := math.Inf(1), 0.0
 	for _, a := range all {
-		if !slices.Contains(b.groups, a.group) {
-			b.groups = append(b.groups, a.group)
+		if !slices.Contains(b.groups, a.Group) {
+			b.groups = append(b.groups, a.Group)
 		}
-		if a.value > 0 {
-			least = min(least, a.value)
+		if a.Value > 0 {
+			least = min(least, a.Value)
 		}
-		most = max(most, a.value, a.high)
+		most = max(most, a.Value, a.High)
 	}
 	b.bars = slices.Clone(all)
-	slices.SortStableFunc(b.bars, func(x, y bar) int {
-		return cmp.Compare(slices.Index(b.groups, x.group), slices.Index(b.groups, y.group))
+	slices.SortStableFunc(b.bars, func(x, y Bar) int {
+		return cmp.Compare(slices.Index(b.groups, x.Group), slices.Index(b.groups, y.Group))
 	})
 	var names plot.ConstantTicks
 	y := 0.0
 	for i, a := range b.bars {
-		if y--; i > 0 && a.group != b.bars[i-1].group {
+		if y--; i > 0 && a.Group != b.bars[i-1].Group {
 			y -= 0.5
 		}
 		b.y = append(b.y, y)
-		names = append(names, plot.Tick{Value: y, Label: a.name})
+		names = append(names, plot.Tick{Value: y, Label: a.Name})
 	}
 	p.Y.Tick.Marker, p.Y.Tick.Length, p.Y.LineStyle.Width = names, 0, 0
 	p.Y.Min, p.Y.Max = y-0.6, -0.4
@@ -116,7 +117,7 @@ func bars(title, xlabel string, all []bar) chart {
 		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.TickerFunc(logTicks)
 	}
 	p.Add(grid(false), b)
-	return chart{p, vg.Length(1.4+0.27*(p.Y.Max-p.Y.Min)) * vg.Inch}
+	return Chart{p, vg.Length(1.4+0.27*(p.Y.Max-p.Y.Min)) * vg.Inch}
 }
 
 func newPlot(title, xlabel string) *plot.Plot {
@@ -188,7 +189,7 @@ func short(v float64) string {
 }
 
 // endLabels writes the name of each line at its end. The names do not overlap.
-type endLabels []line
+type endLabels []Line
 
 func (e endLabels) style(p *plot.Plot, i int) draw.TextStyle {
 	style := p.Y.Tick.Label
@@ -207,8 +208,8 @@ func (e endLabels) Plot(c draw.Canvas, p *plot.Plot) {
 	}
 	var all []label
 	for i, s := range e {
-		if n := len(s.x); n > 0 {
-			all = append(all, label{i, vg.Point{X: x(s.x[n-1]) + labelGap, Y: y(s.y[n-1])}})
+		if n := len(s.X); n > 0 {
+			all = append(all, label{i, vg.Point{X: x(s.X[n-1]) + labelGap, Y: y(s.Y[n-1])}})
 		}
 	}
 	slices.SortStableFunc(all, func(a, b label) int { return cmp.Compare(a.at.Y, b.at.Y) })
@@ -224,16 +225,16 @@ func (e endLabels) Plot(c draw.Canvas, p *plot.Plot) {
 	for _, l := range slices.Backward(all) {
 		l.at.Y = min(l.at.Y, most)
 		most = l.at.Y - height
-		fill(c, e.style(p, l.i), l.at, e[l.i].name)
+		fill(c, e.style(p, l.i), l.at, e[l.i].Name)
 	}
 }
 
 // GlyphBoxes makes the plot leave room for the names.
 func (e endLabels) GlyphBoxes(p *plot.Plot) (boxes []plot.GlyphBox) {
 	for i, s := range e {
-		if n := len(s.x); n > 0 {
-			width := e.style(p, i).Width(s.name)
-			boxes = append(boxes, plot.GlyphBox{X: p.X.Norm(s.x[n-1]), Rectangle: vg.Rectangle{Max: vg.Point{X: labelGap + width}}})
+		if n := len(s.X); n > 0 {
+			width := e.style(p, i).Width(s.Name)
+			boxes = append(boxes, plot.GlyphBox{X: p.X.Norm(s.X[n-1]), Rectangle: vg.Rectangle{Max: vg.Point{X: labelGap + width}}})
 		}
 	}
 	return boxes
@@ -241,7 +242,7 @@ func (e endLabels) GlyphBoxes(p *plot.Plot) (boxes []plot.GlyphBox) {
 
 // A barPlot draws bars, bar i at y[i], and above them a legend of the groups if there are several.
 type barPlot struct {
-	bars   []bar
+	bars   []Bar
 	y      []float64
 	groups []string
 }
@@ -251,11 +252,11 @@ func (b barPlot) Plot(c draw.Canvas, p *plot.Plot) {
 	half := (y(1) - y(0)) * 0.36
 	for i, a := range b.bars {
 		at := y(b.y[i])
-		end := x(max(a.value, p.X.Min))
-		c.SetColor(colour(slices.Index(b.groups, a.group)))
+		end := x(max(a.Value, p.X.Min))
+		c.SetColor(colour(slices.Index(b.groups, a.Group)))
 		c.Fill(vg.Rectangle{Min: vg.Point{X: c.Min.X, Y: at - half}, Max: vg.Point{X: end, Y: at + half}}.Path())
-		if a.low > 0 && a.high > 0 {
-			low, high := x(max(a.low, p.X.Min)), x(a.high)
+		if a.Low > 0 && a.High > 0 {
+			low, high := x(max(a.Low, p.X.Min)), x(a.High)
 			whisker := draw.LineStyle{Color: color.Gray{0x40}, Width: vg.Points(1.2)}
 			c.StrokeLine2(whisker, low, at, high, at)
 			for _, tip := range []vg.Length{low, high} {
@@ -263,7 +264,7 @@ func (b barPlot) Plot(c draw.Canvas, p *plot.Plot) {
 			}
 			end = max(end, high)
 		}
-		fill(c, barText(p), vg.Point{X: end + vg.Points(5), Y: at}, short(a.value))
+		fill(c, barText(p), vg.Point{X: end + vg.Points(5), Y: at}, short(a.Value))
 	}
 	if len(b.groups) < 2 {
 		return
@@ -293,23 +294,23 @@ func fill(c draw.Canvas, style draw.TextStyle, at vg.Point, text string) {
 // GlyphBoxes makes the plot leave room for the values.
 func (b barPlot) GlyphBoxes(p *plot.Plot) (boxes []plot.GlyphBox) {
 	for _, a := range b.bars {
-		x := p.X.Norm(max(a.value, a.high, p.X.Min))
-		boxes = append(boxes, plot.GlyphBox{X: x, Rectangle: vg.Rectangle{Max: vg.Point{X: vg.Points(5) + barText(p).Width(short(a.value))}}})
+		x := p.X.Norm(max(a.Value, a.High, p.X.Min))
+		boxes = append(boxes, plot.GlyphBox{X: x, Rectangle: vg.Rectangle{Max: vg.Point{X: vg.Points(5) + barText(p).Width(short(a.Value))}}})
 	}
 	return boxes
 }
 
-// chartable returns an error unless charts can be saved to path, or path is empty.
-func chartable(path string) error {
+// Check returns an error unless charts can be saved to path, or path is empty.
+func Check(path string) error {
 	if ext := filepath.Ext(path); path != "" && ext != ".svg" && ext != ".png" {
 		return fmt.Errorf("%s: the name must end in .svg or .png", path)
 	}
 	return nil
 }
 
-// saveCharts draws charts, one below the other, to a .svg or .png file.
-func saveCharts(path string, charts ...chart) error {
-	if err := chartable(path); err != nil {
+// Save draws charts, one below the other, to a .svg or .png file.
+func Save(path string, charts ...Chart) error {
+	if err := Check(path); err != nil {
 		return err
 	}
 	const margin = vg.Length(20)

@@ -1,4 +1,4 @@
-package bench
+package chart
 
 import (
 	"bytes"
@@ -13,26 +13,26 @@ import (
 )
 
 func TestCharts(t *testing.T) {
-	charts := []chart{
-		lines("Resident memory", "batches read", "MiB", true, []line{
+	charts := []Chart{
+		Lines("Resident memory", "batches read", "MiB", true, []Line{
 			{"np.memmap kept, in the trainer", []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000}, []float64{36, 38, 50, 60, 70, 90, 150, 250, 400, 600, 800, 900, 1000, 1040}},
 			{"batchfs remap", []float64{1, 20000}, []float64{9, 17}},
 			{"batchfs pread", []float64{1, 20000}, []float64{9, 18}},
 			{"without points", nil, nil},
 		}),
-		bars("Wait per batch, 3 ms of compute between", "µs, median of 5 runs (whiskers: least and most)", []bar{
+		Bars("Wait per batch, 3 ms of compute between", "µs, median of 5 runs (whiskers: least and most)", []Bar{
 			{"nanoGPT get_batch", "in the trainer", 275, 260, 310},
 			{"torch DataLoader, 2 workers", "in the trainer", 744, 700, 1100},
 			{"Mosaic Streaming", "in the trainer", 2096, 1928, 2600},
 			{"open().read() of next", "batchfs", 315, 300, 340},
 			{"batches.bin in order", "batchfs", 16, 14, 19},
 		}),
-		bars("Few", "µs", []bar{{"a", "", 3, 0, 0}, {"b", "", 0, 0, 0}}),
+		Bars("Few", "µs", []Bar{{"a", "", 3, 0, 0}, {"b", "", 0, 0, 0}}),
 	}
 	dir := t.TempDir()
 	for _, suffix := range []string{".svg", ".png"} {
 		path := filepath.Join(dir, "charts"+suffix)
-		if err := saveCharts(path, charts...); err != nil {
+		if err := Save(path, charts...); err != nil {
 			t.Fatal(err)
 		}
 		data, err := os.ReadFile(path)
@@ -57,7 +57,7 @@ func TestCharts(t *testing.T) {
 			}
 		}
 	}
-	if err := saveCharts(filepath.Join(dir, "charts.pdf"), charts...); err == nil || !strings.Contains(err.Error(), ".svg or .png") {
+	if err := Save(filepath.Join(dir, "charts.pdf"), charts...); err == nil || !strings.Contains(err.Error(), ".svg or .png") {
 		t.Errorf("a suffix that is neither: %v", err)
 	}
 }

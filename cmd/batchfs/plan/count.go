@@ -1,0 +1,237 @@
+package plan
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+
+	"batchfs/cache"
+	"batchfs/sampler"
+)
+
+// What is counted of a run. A host's figures are the mean of all hosts.
+type count struct {
+	perBatch, perStep float64 // blocks that hold a batch of one rank, and those of a host's ranks in a step
+	reads             float64 // of blocks, for a batch: rows in one block that follow each other are one
+	first             int     // blocks of a host's first step
+	cold              float64 // blocks that a host has not seen before, of each of its first steps
+	kept              uint64  // how many steps later the memory of a host still has a block
+	blocks, bytes     int64   // of the corpus
+	steps             uint64  // that touches are of: 0 to steps-1
+	touches           []touch
+}
+
+// A touch says that hosts need a block that is not in their memory. It stands for others: for so many of each host.
+type touch struct {
+	step, first uint64 // first: when the host needed the block first
+	blocks      float64
+	bytes       float64 // of all those blocks
+}
+
+const (
+	looked   = 20_000  // rows of a stretch of steps
+	searched = 500_000 // times that the sampler is asked where an element is read
+)
+
+// count counts the blocks of steps below a number: of stretches of steps all of them, and of some blocks, evenly spaced, all steps that
+// need them. The same sampler decides as in a mount. progress is told the share that is done.
+func (c *corpus) count(ctx context.Context, steps uint64, progress func(done float64)) (*count, error) {
+	n := &count{steps: steps}
+	for i := range 4 {
+		if err := c.lookAt(steps/4*uint64(i), i == 0, n); err != nil {
+			return nil, err
+		}
+	}
+	for i, s := range c.sources {
+		for column := range s.arrays {
+			if err := c.search(ctx, n, i, column, progress); err != nil {
+				return nil, err
+			}
+		}
+	}
+	slices.SortFunc(n.touches, func(a, b touch) int { return cmp.Compare(a.step, b.step) })
+	return n, nil
+}
+
+// lookAt counts the blocks of the first host in some steps from k on.
+func (c *corpus) lookAt(k uint64, first bool, n *count) error {
+	type block struct {
+		source, column, file int
+		number               int64 // one more than the block's
+	}
+	var ranks []*sampler.Sequence
+	for rank := range c.ranks {
+		s := c.sequence.Settings
+		s.Rank = rank
+		q, err := c.sequence.With(s)
+		if err != nil {
+			return err
+		}
+		ranks = append(ranks, q)
+	}
+	steps := min(max(looked/(c.ranks*c.sequence.BatchSize), 1), 100)
+	seen := map[block]bool{}
+	var perBatch, perStep, reads, kept int
+	for i := range steps {
+		step := map[block]bool{}
+		for _, q := range ranks {
+			batch := map[block]bool{}
+			var last block // that was read, if it was read for whole rows
+			q.Windows(k+uint64(i), func(source, column int, w cache.Window) bool {
+				parts, now := 0, block{}
+				c.sources[source].arrays[column].Blocks(w, c.blocks.BlockBytes, func(file int, number int64) {
+					now = block{source, column, file, number + 1}
+					batch[now], step[now], seen[now] = true, true, true
+					parts++
+				})
+				if parts > 1 || now != last {
+					reads += parts
+				}
+				if last = now; parts > 1 {
+					last = block{}
+				}
+				return true
+			})
+			perBatch += len(batch)
+		}
+		if perStep += len(step); first && i == 0 {
+			n.first = len(step)
+		}
+		if len(seen) <= c.blocks.Slots() {
+			kept = i
+		}
+	}
+	if kept == steps-1 {
+		kept = steps * c.blocks.Slots() / len(seen)
+	}
+	n.perBatch += float64(perBatch) / float64(steps*c.ranks) / 4
+	n.perStep += float64(perStep) / float64(steps) / 4
+	n.reads += float64(reads) / float64(steps*c.ranks) / 4
+	n.kept += uint64(kept) / 4
+	if first {
+		n.cold = float64(len(seen)) / float64(steps)
+	}
+	return nil
+}
+
+// search finds the steps and hosts that need some blocks of an array.
+func (c *corpus) search(ctx context.Context, n *count, i, column int, progress func(done float64)) error {
+	q, a := c.sequence, c.sources[i].arrays[column]
+	size, files := c.blocks.BlockBytes, a.FileBytes()
+	before := make([]int64, len(files)+1) // blocks of the files before each
+	for f, bytes := range files {
+		before[f+1] = before[f] + (bytes+size-1)/size
+		n.bytes += bytes
+	}
+	all := before[len(files)]
+	n.blocks += all
+
+	rows, of := q.Share(i)
+	perStep := float64(q.BatchSize*q.World) * float64(rows) / float64(of) // rows of the source
+	elements := float64(a.Len()) / float64(all)                           // of a block
+	asked := (elements/c.step() + 2) * (float64(n.steps)*perStep/float64(c.sources[i].windows) + 1)
+	arrays := 0
+	for _, s := range c.sources {
+		arrays += len(s.arrays)
+	}
+	samples := min(max(int64(searched/float64(arrays)/asked), 8), all)
+	type need struct {
+		host int
+		step uint64
+	}
+	var needs []need
+	r := rand.New(rand.NewPCG(uint64(i), uint64(column)))
+	for s := range samples {
+		if ctx.Err() != nil {
+			return errors.New("interrupted")
+		}
+		at := s
+		if samples < all {
+			at = min(int64((float64(s)+r.Float64())*float64(all)/float64(samples)), all-1)
+		}
+		f, found := slices.BinarySearch(before, at)
+		for ; found && f+1 < len(before) && before[f+1] == at; f++ { // behind files without a block
+		}
+		if !found {
+			f--
+		}
+		from := (at - before[f]) * size
+		to := min(from+size, files[f])
+		begin, end := a.Between(f, from, to)
+		needs = needs[:0]
+		if q.Order == sampler.Shuffle || q.Order == sampler.Sequential {
+			for epoch := uint64(0); ; epoch++ {
+				more := false
+				for pos := begin; pos < end; pos = min(pos+int64(c.step()), max(end-1, pos+1)) {
+					hits, err := q.Find(i, pos, epoch, nil)
+					if err != nil {
+						return err
+					}
+					for _, hit := range hits {
+						if k, rank, _ := q.BatchOf(hit.Row); k < n.steps {
+							needs, more = append(needs, need{rank / c.ranks, k}), true
+						}
+					}
+				}
+				if !more {
+					break
+				}
+			}
+		} else { // These draw with replacement, so that a block is needed at any time: as often as windows that touch it are drawn.
+			runs := a.Runs()
+			starts := float64(a.Len()) - float64(len(runs))*c.step()
+			rate := perStep * min((float64(end-begin)+c.step())/starts, 1)
+			for step := r.ExpFloat64() / rate; step < float64(n.steps); step += r.ExpFloat64() / rate {
+				needs = append(needs, need{r.IntN(c.hosts), uint64(step)})
+			}
+		}
+		slices.SortFunc(needs, func(a, b need) int { return cmp.Or(cmp.Compare(a.host, b.host), cmp.Compare(a.step, b.step)) })
+		weight := float64(all) / float64(samples) / float64(c.hosts)
+		var first uint64
+		for j, now := range needs {
+			switch {
+			case j == 0 || needs[j-1].host != now.host:
+				first = now.step
+			case now.step-needs[j-1].step <= n.kept:
+				continue
+			}
+			n.touches = append(n.touches, touch{now.step, first, weight, weight * float64(to-from)})
+		}
+		progress(1 / float64(samples) / float64(arrays))
+	}
+	return nil
+}
+
+// step is how many elements of a row the next disjoint row does not have.
+func (c *corpus) step() float64 {
+	if c.sequence.Layout == sampler.Elements {
+		return 1
+	}
+	return float64(c.sequence.BlockSize)
+}
+
+// fullAt is the step at which a directory of so many bytes is full on a host; what it needs first until then is kept.
+func (n *count) fullAt(limit int64) uint64 {
+	var bytes float64
+	for _, t := range n.touches {
+		if t.step == t.first {
+			if bytes += t.bytes; bytes > float64(limit) {
+				return t.step
+			}
+		}
+	}
+	return math.MaxUint64
+}
+
+// fetches calls visit for the touches of which the block comes from the store, with a directory of so many bytes.
+func (n *count) fetches(limit int64, visit func(t touch)) {
+	full := n.fullAt(limit)
+	for _, t := range n.touches {
+		if t.step == t.first || t.first >= full {
+			visit(t)
+		}
+	}
+}

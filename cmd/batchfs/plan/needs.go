@@ -1,0 +1,249 @@
+package plan
+
+import (
+	"fmt"
+	"math"
+
+	"batchfs/cmd/batchfs/terminal"
+	"batchfs/sampler"
+)
+
+// Needs are what a run needs. Rates are of a second, and of a host unless they say otherwise.
+type Needs struct {
+	Tokens       int64     `json:"tokens"`
+	Bytes        int64     `json:"bytes"`
+	Objects      int       `json:"objects"`
+	Blocks       int64     `json:"blocks"`
+	BlockBytes   int64     `json:"block_bytes"`
+	Order        string    `json:"order"`
+	Hosts        int       `json:"hosts"`
+	GPUs         int       `json:"gpus"`
+	BatchSize    int       `json:"batch_size"`
+	BlockSize    int       `json:"block_size"`
+	StepSeconds  float64   `json:"step_seconds"`
+	StepTokens   int64     `json:"step_tokens"` // of all hosts
+	EpochSteps   uint64    `json:"epoch_steps"`
+	Steps        uint64    `json:"steps"`
+	Epochs       float64   `json:"epochs"`
+	RunSeconds   float64   `json:"run_seconds"`
+	BatchBytes   int64     `json:"batch_bytes"` // that a rank reads in a step
+	BatchBlocks  float64   `json:"batch_blocks"`
+	StepBlocks   float64   `json:"step_blocks"`
+	ReadRate     float64   `json:"read_rate"` // bytes that trainers read
+	First        Traffic   `json:"first_epoch"`
+	Later        Traffic   `json:"later_epochs"`
+	Requests     float64   `json:"requests"` // of the run, of all hosts, with those to mount
+	Fetched      float64   `json:"fetched_bytes"`
+	Price        float64   `json:"price"`         // of these, in dollars
+	HostRequests float64   `json:"host_requests"` // of the run, without those to mount
+	HostFetched  float64   `json:"host_fetched_bytes"`
+	HostReads    float64   `json:"host_block_reads"` // of the run, of blocks: hits and waits of status.json
+	CacheBytes   int64     `json:"cache_bytes"`
+	ShareBytes   float64   `json:"share_bytes"` // the blocks that a host needs in the run
+	Caches       []Cache   `json:"caches"`
+	MountObjects int       `json:"mount_requests"` // of a host, about
+	MountSeconds float64   `json:"mount_seconds"`
+	FirstBatch   float64   `json:"first_batch_seconds"`
+	Sources      []Source  `json:"sources"`
+	Timeline     []Moment  `json:"timeline"`
+	Verdicts     []Verdict `json:"verdicts"`
+}
+
+// Traffic is what comes from the store in an epoch.
+type Traffic struct {
+	Mean     float64 `json:"bytes_mean"`
+	Peak     float64 `json:"bytes_peak"`
+	Requests float64 `json:"requests_mean"`
+	Most     float64 `json:"requests_peak"`
+}
+
+// A Cache is a size of the block cache, and what share of the blocks that a host needs again, in later epochs, it then has.
+type Cache struct {
+	Bytes float64 `json:"bytes"`
+	Hits  float64 `json:"hits"`
+}
+
+// A Source is one of the corpus, and how often the run goes through it.
+type Source struct {
+	Name   string  `json:"name"`
+	Tokens int64   `json:"tokens"`
+	Share  float64 `json:"share"` // of all rows
+	Epochs float64 `json:"epochs"`
+}
+
+// A Moment is the mean rate from the one before to a step.
+type Moment struct {
+	Step  uint64  `json:"step"`
+	Bytes float64 `json:"bytes"`
+}
+
+// A Verdict says whether something is within its limit, and otherwise what helps.
+type Verdict struct {
+	OK   bool   `json:"ok"`
+	Says string `json:"says"`
+}
+
+type limits struct{ bandwidth, requests float64 }
+
+// bins are how many parts of an epoch the timeline has.
+const bins = 20
+
+func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits) *Needs {
+	q := c.sequence
+	seconds := o.step.Seconds()
+	batch := q.Batch()
+	needs := &Needs{
+		Bytes: n.bytes, Blocks: n.blocks, BlockBytes: c.blocks.BlockBytes, Order: string(q.Order), Hosts: c.hosts, GPUs: c.ranks,
+		BatchSize: q.BatchSize, BlockSize: int(c.step()), StepSeconds: seconds, EpochSteps: epoch, Steps: steps,
+		Epochs: float64(steps) / float64(epoch), RunSeconds: float64(steps) * seconds, BatchBytes: batch.Bytes(),
+		BatchBlocks: n.perBatch, StepBlocks: n.perStep, CacheBytes: c.blocks.Limit,
+	}
+	hosts := float64(c.hosts)
+	needs.StepTokens = int64(q.BatchSize) * int64(q.World) * int64(c.step())
+	needs.ReadRate = float64(needs.BatchBytes) * float64(c.ranks) / seconds
+	for i, s := range c.sources {
+		rows, of := q.Share(i)
+		share := float64(rows) / float64(of)
+		tokens := s.arrays[0].Len()
+		needs.Tokens += tokens
+		needs.Sources = append(needs.Sources, Source{s.name, tokens, share,
+			float64(steps) * float64(q.BatchSize) * float64(q.World) * share / float64(s.windows)})
+		for _, a := range s.arrays {
+			needs.Objects += len(a.Files())
+		}
+	}
+
+	// what comes from the store
+	block := float64(n.bytes) / float64(n.blocks)
+	timeline := make([]Traffic, (n.steps+epoch-1)/epoch*bins)
+	n.fetches(c.blocks.Limit, func(t touch) {
+		bin := &timeline[t.step*bins/epoch]
+		bin.Mean += t.bytes
+		bin.Requests += t.blocks
+		if t.step < steps {
+			needs.HostFetched += t.bytes
+			needs.HostRequests += t.blocks
+		}
+	})
+	for i, bin := range timeline {
+		to := &needs.First
+		if i >= bins {
+			to = &needs.Later
+		}
+		long := float64(epoch) * seconds / bins
+		parts := float64(bins)
+		if i >= bins {
+			parts = float64(len(timeline) - bins)
+		}
+		to.Mean += bin.Mean / long / parts
+		to.Requests += bin.Requests / long / parts
+		to.Peak, to.Most = max(to.Peak, bin.Mean/long), max(to.Most, bin.Requests/long)
+		if at := uint64(i+1) * epoch / bins; at <= max(steps, epoch) || i < 2*bins {
+			needs.Timeline = append(needs.Timeline, Moment{at, bin.Mean / long})
+		}
+	}
+	// At the beginning, nothing is kept.
+	needs.First.Peak, needs.First.Most = max(needs.First.Peak, n.cold*block/seconds), max(needs.First.Most, n.cold/seconds)
+	if steps > n.steps { // the epochs after those that were counted
+		rest := float64(steps-n.steps) * seconds
+		needs.HostFetched += needs.Later.Mean * rest
+		needs.HostRequests += needs.Later.Requests * rest
+	}
+	needs.HostReads = n.reads * float64(c.ranks) * float64(steps)
+
+	// what a host needs of its disk
+	again := 0.0
+	for _, t := range n.touches {
+		switch {
+		case t.step == t.first && t.step < steps:
+			needs.ShareBytes += t.bytes
+		}
+		if t.step >= epoch {
+			again += t.blocks
+		}
+	}
+	for _, share := range []float64{0.1, 0.25, 0.5, 0.75, 1} {
+		size, missed := share*needs.ShareBytes, 0.0
+		n.fetches(int64(math.Ceil(size)), func(t touch) {
+			if t.step >= epoch {
+				missed += t.blocks
+			}
+		})
+		hits := 0.0
+		if again > 0 {
+			hits = 1 - missed/again
+		}
+		needs.Caches = append(needs.Caches, Cache{size, hits})
+	}
+
+	// Objects are opened 32 at a time: each is looked at, an index beside it too, and its first bytes and then samples are read.
+	samples := max(2, 64/max(needs.Objects, 1))
+	needs.MountObjects = needs.Objects * (2 + samples)
+	needs.MountSeconds = 4 * math.Ceil(float64(needs.Objects)/32) * o.latency.Seconds()
+	rounds := math.Ceil(float64(n.first) / float64(c.blocks.AtOnce()))
+	needs.FirstBatch = max(rounds*o.latency.Seconds(), float64(n.first)*block/limits.bandwidth)
+
+	needs.Requests = hosts * (needs.HostRequests + float64(needs.MountObjects))
+	needs.Fetched = hosts * needs.HostFetched
+	needs.Price = needs.Requests/1000*o.getPrice + needs.Fetched/1e9*o.gbPrice
+	needs.judge(c, o, limits)
+	return needs
+}
+
+// judge says what is within its limit, and what helps where it is not.
+func (n *Needs) judge(c *corpus, o *options, limits limits) {
+	say := func(ok bool, format string, args ...any) {
+		n.Verdicts = append(n.Verdicts, Verdict{ok, fmt.Sprintf(format, args...)})
+	}
+	peak, most := max(n.First.Peak, n.Later.Peak), max(n.First.Most, n.Later.Most)
+	nearer := `set batch.order = "shuffle" and batch.shuffle_block = "64MiB"`
+	if c.sequence.ShuffleBlock > 0 {
+		nearer = `set a smaller batch.shuffle_block`
+	}
+	used := n.ReadRate / float64(c.sequence.DType.Size()) * float64(c.sources[0].arrays[0].DType().Size())
+	if c.sequence.Layout == sampler.XY {
+		used /= 2 // x and y are the same tokens
+	}
+	if waste := n.First.Mean / used; waste > 2 {
+		say(false, "the store sends %s times the bytes that trainers read, because a block has few rows of a batch: %s", short(waste), nearer)
+	} else {
+		say(true, "the store sends %s times the bytes that trainers read", short(waste))
+	}
+	if !math.IsInf(limits.bandwidth, 1) {
+		if peak > limits.bandwidth {
+			say(false, "a host receives %s/s at its peak, and --bandwidth is %s/s: fill store.cache_dir before the run (batchfs cache fill), or %s",
+				rate(peak), rate(limits.bandwidth), nearer)
+		} else {
+			say(true, "a host receives %s/s at its peak, %s of --bandwidth", rate(peak), percent(peak/limits.bandwidth))
+		}
+	}
+	if all := most * float64(c.hosts); all > limits.requests {
+		say(false, "all hosts send %s requests a second at their peak, and --requests is %s: set store.block_bytes above %d, spread the objects over more prefixes, or %s",
+			short(all), short(limits.requests), n.BlockBytes, nearer)
+	} else {
+		say(true, "all hosts send %s requests a second at their peak, %s of --requests", short(all), percent(all/limits.requests))
+	}
+	// While a request takes its time, so many must be under way.
+	under, atOnce := most*o.latency.Seconds(), float64(c.blocks.AtOnce())
+	switch ahead := int64(math.Ceil(under)) * n.BlockBytes * 2; {
+	case under <= atOnce:
+		say(true, "%s blocks are under way at the peak, of %s that may be", short(under), short(atOnce))
+	case under <= 32:
+		say(false, "%s blocks must be under way at the peak, and %s may be: set memory.ahead_bytes = %d, and memory.budget to twice that", short(under), short(atOnce), ahead)
+	default:
+		say(false, "%s blocks must be under way at the peak, and 32 may be at most: trainers will wait for the store; fill store.cache_dir before the run, or %s", short(under), nearer)
+	}
+	switch {
+	case n.Epochs <= 1:
+		say(true, "the run has one epoch at most, so that a block cache pays only for what is read again within it")
+	case float64(n.CacheBytes) >= n.ShareBytes:
+		say(true, "store.cache_bytes has room for all that a host needs, %s", rate(n.ShareBytes))
+	case n.CacheBytes == 0:
+		say(false, "nothing is kept, so that later epochs ask the store again: set store.cache_dir, and store.cache_bytes = %.0f", n.ShareBytes)
+	default:
+		say(false, "store.cache_bytes has room for %s of what a host needs: set store.cache_bytes = %.0f", percent(float64(n.CacheBytes)/n.ShareBytes), n.ShareBytes)
+	}
+}
+
+// rate is a number of bytes in words.
+func rate(bytes float64) string { return terminal.Size(int64(bytes)) }

@@ -1,0 +1,177 @@
+// Package plan has the command `batchfs plan`, which says what a run will need of the network, the store and the disks of its hosts.
+//
+// It makes the sequences of all ranks over a corpus of which only the sizes are known, or over that of a configuration, and counts
+// the blocks that their batches lie in (count.go): with the sampler that picks the rows of a mount, and the function with which the block
+// cache finds the blocks of a row. From these counts it computes rates, sizes and prices (needs.go).
+package plan
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"batchfs/cmd/batchfs/chart"
+	"batchfs/cmd/batchfs/config"
+	"batchfs/cmd/batchfs/terminal"
+	"batchfs/sampler"
+)
+
+// options are the flags of the command.
+type options struct {
+	config      config.Flags
+	tokens      string
+	sources     []string
+	shardTokens string
+	hosts, gpus int
+	step        time.Duration
+	steps       uint64
+	epochs      float64
+
+	bandwidth, requests string // limits, as written
+	latency             time.Duration
+	getPrice, gbPrice   float64
+
+	json bool
+	plot string
+}
+
+// Command returns `batchfs plan`.
+func Command() *cobra.Command {
+	var o options
+	cmd := &cobra.Command{
+		Use:   "plan [SPLIT]",
+		Short: "Say what a run will need of the network, the object store and the disks",
+		Long: `Plan says what a run will need while its tokens lie in an object store: bandwidth and requests in the first epoch and in later
+ones, their price, the block cache of each host, the time to the first batch, and how often the run goes through each source.
+It says which of these are beyond a limit, and which key helps.
+
+The corpus is --tokens, or several --source, of which nothing needs to exist; the settings are then those of [batch]. Or it is
+SPLIT of the configuration (train unless it is named), with settings or without, such as train/order=shuffle; its files are
+opened, in a store or on a disk. store.block_bytes, store.cache_bytes and memory.ahead_bytes count as in a mount. A host has one
+mount for all its GPUs.
+
+The sampler itself picks the rows, and blocks are counted: all those of some steps, and all steps of some blocks. The prices
+are those of AWS S3 Standard in us-east-1 in November 2026, read from within the region; those of your store may differ.`,
+		Example: `  batchfs plan --tokens 15T --hosts 512 --gpus 8 --step 0.25s
+  batchfs plan --tokens 15T --hosts 512 --gpus 8 --step 0.25s --set batch.order=shuffle --bandwidth 25Gbit --plot plan.svg
+  batchfs plan --source web=10T:3 --source books=100G:1 --hosts 64 --gpus 8 --step 0.5s --steps 200000
+  batchfs plan train/order=shuffle,batch_size=32 -c config.toml --hosts 4 --gpus 8 --step 300ms --epochs 3 --json`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.check(args); err != nil {
+				return err
+			}
+			path := "train"
+			if len(args) > 0 {
+				path = args[0]
+			}
+			progress := terminal.NewProgress(cmd.ErrOrStderr(), "counting", 1000, terminal.Steps)
+			done := 0.0
+			n, err := o.plan(cmd.Context(), path, func(more float64) {
+				done += more
+				progress.Set(int64(1000*done), 1000)
+			})
+			progress.Finish()
+			if err != nil {
+				return err
+			}
+			if o.plot != "" {
+				if err := chart.Save(o.plot, n.charts()...); err != nil {
+					return err
+				}
+			}
+			if !o.json {
+				n.print(cmd.OutOrStdout())
+				return nil
+			}
+			e := json.NewEncoder(cmd.OutOrStdout())
+			e.SetIndent("", "  ")
+			return e.Encode(n)
+		},
+	}
+	o.config.Register(cmd)
+	f := cmd.Flags()
+	f.StringVar(&o.tokens, "tokens", "", "the `number` of tokens, such as 15T, instead of a split (k, M, B or G, T)")
+	f.StringArrayVar(&o.sources, "source", nil, "a source of a mixture, `NAME=TOKENS:WEIGHT`, such as web=10T:3, any number of times, instead of a split")
+	f.StringVar(&o.shardTokens, "shard-tokens", "1G", "the `number` of tokens in an object of these")
+	f.IntVar(&o.hosts, "hosts", 1, "how many hosts read")
+	f.IntVar(&o.gpus, "gpus", 1, "how many GPUs a host has, each a rank")
+	f.DurationVar(&o.step, "step", 0, "how long a step of the trainer takes, such as 0.25s")
+	f.Uint64Var(&o.steps, "steps", 0, "how many steps the run has (default: those of --epochs)")
+	f.Float64Var(&o.epochs, "epochs", 1, "how many epochs the run has")
+	f.StringVar(&o.bandwidth, "bandwidth", "", "the `rate` at which a host can receive, such as 25Gbit or 3GB (default: not judged)")
+	f.StringVar(&o.requests, "requests", "5500", "the `number` of requests a second that the store answers; 5500 is what AWS promises for a prefix")
+	f.DurationVar(&o.latency, "latency", 150*time.Millisecond, "how long a request for a block takes")
+	f.Float64Var(&o.getPrice, "get-price", 0.0004, "the `price` of 1,000 requests, in dollars")
+	f.Float64Var(&o.gbPrice, "gb-price", 0, "the `price` of a gigabyte that leaves the store, in dollars")
+	f.BoolVar(&o.json, "json", false, "print JSON")
+	f.StringVar(&o.plot, "plot", "", "draw charts to this `file`, .svg or .png")
+	cmd.MarkFlagsMutuallyExclusive("tokens", "source", "data")
+	cmd.MarkFlagsMutuallyExclusive("steps", "epochs")
+	cmd.MarkFlagFilename("plot", "svg", "png")
+	for _, name := range []string{"tokens", "source", "shard-tokens", "hosts", "gpus", "step", "steps", "epochs", "bandwidth", "requests", "latency",
+		"get-price", "gb-price"} {
+		cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
+	}
+	return cmd
+}
+
+// check returns an error for flags that are wrong, whatever the configuration.
+func (o *options) check(args []string) error {
+	switch {
+	case len(args) > 0 && (o.tokens != "" || len(o.sources) > 0):
+		return fmt.Errorf("%s: --tokens and --source stand for a split; give its settings as --set batch.KEY=VALUE", args[0])
+	case o.step <= 0:
+		return errors.New("--step: say how long a step of the trainer takes, such as --step 0.25s")
+	case o.hosts < 1:
+		return fmt.Errorf("--hosts: must be 1 or more (got %d)", o.hosts)
+	case o.gpus < 1:
+		return fmt.Errorf("--gpus: must be 1 or more (got %d)", o.gpus)
+	case o.hosts > sampler.MaxRows/o.gpus:
+		return fmt.Errorf("--hosts, --gpus: together at most %d ranks (got %d times %d)", sampler.MaxRows, o.hosts, o.gpus)
+	case !(o.epochs > 0 && o.epochs <= 1e6):
+		return fmt.Errorf("--epochs: must be above 0, and 1000000 at most (got %g)", o.epochs)
+	case o.steps > sampler.MaxBatches:
+		return fmt.Errorf("--steps: must be %d at most (got %d)", uint64(sampler.MaxBatches), o.steps)
+	case o.latency < 0:
+		return fmt.Errorf("--latency: must not be below 0 (got %v)", o.latency)
+	case !(o.getPrice >= 0), !(o.gbPrice >= 0):
+		return fmt.Errorf("--get-price, --gb-price: must not be below 0 (got %g, %g)", o.getPrice, o.gbPrice)
+	}
+	return chart.Check(o.plot)
+}
+
+// plan counts, and computes what the run needs.
+func (o *options) plan(ctx context.Context, path string, progress func(more float64)) (*Needs, error) {
+	limits := limits{bandwidth: math.Inf(1)}
+	var err error
+	if o.bandwidth != "" {
+		if limits.bandwidth, err = quantity("--bandwidth", o.bandwidth, rates, 1, 1e15, "25Gbit or 3GB"); err != nil {
+			return nil, err
+		}
+	}
+	if limits.requests, err = quantity("--requests", o.requests, counts, 1, 1e12, "5500"); err != nil {
+		return nil, err
+	}
+	c, err := o.open(path)
+	if err != nil {
+		return nil, err
+	}
+	epoch := uint64(c.sequence.BatchesPerEpoch())
+	steps := o.steps
+	if steps == 0 {
+		steps = max(uint64(o.epochs*float64(epoch)+0.5), 1)
+	}
+	// The first epoch and the next are counted, and a few more of a longer run: those after them are like the last ones.
+	counted := min(max(2, (steps+epoch-1)/epoch), 4) * epoch
+	n, err := c.count(ctx, min(counted, sampler.MaxBatches-1), progress)
+	if err != nil {
+		return nil, err
+	}
+	return o.needs(c, n, epoch, steps, limits), nil
+}

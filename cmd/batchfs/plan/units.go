@@ -1,0 +1,65 @@
+package plan
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// counts are what a number of tokens may end in, sizes and rates what bytes and bytes a second may.
+var (
+	counts = map[string]float64{"": 1, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12, "P": 1e15}
+	rates  = map[string]float64{
+		"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30,
+		"Mbit": 1e6 / 8, "Gbit": 1e9 / 8, "Tbit": 1e12 / 8,
+	}
+)
+
+// quantity is the number that a text says, in one of several units. least is what it must be at least.
+func quantity(flag, text string, units map[string]float64, least, most float64, example string) (float64, error) {
+	digits := strings.TrimRight(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+	n, err := strconv.ParseFloat(digits, 64)
+	unit, known := units[text[len(digits):]]
+	if n *= unit; err != nil || !known || !(n >= least && n <= most) {
+		return 0, fmt.Errorf("%s: must be a number from %g to %g, such as %s (got %q)", flag, least, most, example, text)
+	}
+	return n, nil
+}
+
+// short writes a number in three digits or more: 0.25, 17, 1.18k, 14.6G.
+func short(v float64) string {
+	power, units := 0, []string{"", "k", "M", "G", "T", "P"}
+	for math.Abs(v) >= 999.5 && power < len(units)-1 {
+		v, power = v/1000, power+1
+	}
+	if math.Abs(v) >= 99.5 {
+		return fmt.Sprintf("%.0f%s", v, units[power])
+	}
+	return fmt.Sprintf("%.3g%s", v, units[power])
+}
+
+// percent is a share in words.
+func percent(share float64) string {
+	if share > 0 && share < 0.0995 {
+		return fmt.Sprintf("%.2g%%", 100*share)
+	}
+	return fmt.Sprintf("%.0f%%", 100*share)
+}
+
+// lasting is a time in words: 0.35 s, 12 s, 5 min 3 s, 3 h 20 min, 12 d 4 h.
+func lasting(seconds float64) string {
+	d := time.Duration(min(seconds*float64(time.Second), math.MaxInt64)).Round(time.Second)
+	switch {
+	case seconds < 10:
+		return fmt.Sprintf("%.2g s", seconds)
+	case d < time.Minute:
+		return fmt.Sprintf("%d s", d/time.Second)
+	case d < time.Hour:
+		return fmt.Sprintf("%d min %d s", d/time.Minute, d%time.Minute/time.Second)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%d h %d min", d/time.Hour, d%time.Hour/time.Minute)
+	}
+	return fmt.Sprintf("%d d %d h", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
+}
