@@ -38,7 +38,7 @@ test:
 	$(TEST) -race -short ./...
 
 LEAKS = TestStoreKilled|TestPrepareKilled|TestPrepareMemory|TestPrepareManyFiles|TestStorm|TestStaysFlat|TestManySettings|TestKilledReaders|TestGoReaderUnderSignals|TestSoak|TestDifferential|TestNoMemory
-TIMES = TestStoreLatency|TestStoreOutage|TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestTerabyte|TestReady
+TIMES = TestStoreLatency|TestStoreWarm|TestStoreCold|TestStoreOutage|TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestTerabyte|TestReady
 TOKENS = TestTokensOfTiktoken|TestTokensOfTokenizers|TestBenchTokenize
 
 soak:

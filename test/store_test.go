@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -15,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -56,6 +58,10 @@ type bucket struct {
 	client *minio.Client
 	fault  atomic.Pointer[func(w http.ResponseWriter, r *http.Request) bool] // answers a request, or lets it pass
 	large  atomic.Int64                                                      // bytes that were fetched of blocks
+	rate   atomic.Int64                                                      // bytes a second of all answers; 0: no limit
+
+	mu   sync.Mutex
+	next time.Time // when the next byte of an answer may go; guarded by mu
 }
 
 const storeBlock = 128 << 10
@@ -105,6 +111,9 @@ func newBucket(t *testing.T) *bucket {
 	}
 	b.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if fault := b.fault.Load(); fault == nil || !(*fault)(w, r) {
+			if b.rate.Load() > 0 {
+				w = &slowWriter{w, b}
+			}
 			proxy.ServeHTTP(w, r)
 		}
 	}))
@@ -113,6 +122,24 @@ func newBucket(t *testing.T) *bucket {
 	t.Setenv("AWS_ACCESS_KEY_ID", storeKey)
 	t.Setenv("AWS_SECRET_ACCESS_KEY", storeSecret)
 	return b
+}
+
+// A slowWriter is an answer that keeps to the rate of its bucket.
+type slowWriter struct {
+	http.ResponseWriter
+	b *bucket
+}
+
+func (w *slowWriter) Write(p []byte) (int, error) {
+	w.b.mu.Lock()
+	if now := time.Now(); w.b.next.Before(now) {
+		w.b.next = now
+	}
+	at := w.b.next
+	w.b.next = at.Add(time.Duration(len(p)) * time.Second / time.Duration(w.b.rate.Load()))
+	w.b.mu.Unlock()
+	time.Sleep(time.Until(at))
+	return w.ResponseWriter.Write(p)
 }
 
 func (b *bucket) put(t *testing.T, key string, data []byte) {
@@ -233,6 +260,52 @@ func TestStore(t *testing.T) {
 				sameFiles(t, local, inStore, "train/tokens.bin")
 			})
 		}
+	}
+}
+
+// Files of every format, as their own libraries wrote them, and their documents are the same from a store, in every order.
+func TestStoreFormats(t *testing.T) {
+	long(t)
+	b, dir := newBucket(t), t.TempDir()
+	written, err := filepath.Glob("../cache/testdata/[ab]*.*")
+	noError(t, err)
+	for _, file := range written {
+		data, err := os.ReadFile(file)
+		noError(t, err)
+		write(t, filepath.Join(dir, filepath.Base(file)), data)
+		b.put(t, "corpus/"+filepath.Base(file), data)
+	}
+	splits := map[string]string{"headerless": "?.bin", "datatrove": "?.ds", "llmc": "?_llmc.bin", "llama3": "?_llama3.bin", "megatron": "?_text_document.bin",
+		"npy1": "?1.npy", "npy2": "?2.npy", "npy3": "?3.npy", "safetensors": "?.safetensors"}
+	config := func(at string) string {
+		text := ""
+		for name, pattern := range splits {
+			text += fmt.Sprintf("[splits.%s]\ntokens = %q\n", name, at+"/"+pattern)
+			if name == "safetensors" {
+				text += "tensor = \"tokens\"\n"
+			}
+			if name == "datatrove" || name == "megatron" {
+				text += fmt.Sprintf("[splits.%s-documents]\ntokens = %q\ndocuments = true\n", name, at+"/"+pattern)
+			}
+		}
+		path := b.config(t, at+"/?.bin", text)
+		raw, err := os.ReadFile(path)
+		noError(t, err)
+		write(t, path, bytes.Replace(raw, []byte("block_size = 100"), []byte("block_size = 7\nbatch_size = 3"), 1))
+		return path
+	}
+	local, inStore := mount(t, "-c", config(dir)), mount(t, "-c", config("s3://bucket/corpus"))
+	list, err := os.ReadDir(local.dir)
+	noError(t, err)
+	for _, split := range list {
+		if !split.IsDir() {
+			continue
+		}
+		for _, order := range []string{"random", "shuffle", "sequential"} {
+			at := split.Name() + "/order=" + order
+			sameFiles(t, local, inStore, at+"/batches.bin", at+"/batch/5.safetensors", at+"/next.npy", at+"/layout=tokens,dtype=int64/batch/3")
+		}
+		sameFiles(t, local, inStore, split.Name()+"/tokens.bin")
 	}
 }
 
@@ -424,6 +497,12 @@ func TestStoreCommands(t *testing.T) {
 			t.Errorf("%s says\n%s\nwant %q", test.args, said, test.says)
 		}
 	}
+	if run(t, "cat", m.path("train/tokens.bin")) != string(data) {
+		t.Error("tokens.bin has other bytes than the object")
+	}
+	if how := m.readsTokens(t, "train"); !strings.HasPrefix(how, "read by batchfs") {
+		t.Errorf("tokens.bin of an object is %s", how)
+	}
 	b.fails(func(w http.ResponseWriter, _ *http.Request) bool {
 		w.WriteHeader(http.StatusForbidden)
 		return true
@@ -584,6 +663,133 @@ func TestStoreKilled(t *testing.T) {
 		if used > limit {
 			t.Errorf("round %d: the directory has %d bytes, may have %d", round, used, limit)
 		}
+	}
+	// What is kept is read, not fetched.
+	m := mount(t, args...)
+	b.fails(func(w http.ResponseWriter, _ *http.Request) bool {
+		w.WriteHeader(http.StatusForbidden)
+		return true
+	})
+	files, _ := filepath.Glob(filepath.Join(cacheDir, "*", "[0-9]*"))
+	for _, file := range files {
+		block, err := strconv.Atoi(filepath.Base(file))
+		if err != nil || block == 2*tokens/storeBlock { // a list of what is mounted, or the end
+			continue
+		}
+		k := block*storeBlock/2000 + 1
+		if got := run(t, "sha256sum", m.path(fmt.Sprintf("train/batch/%d", k))); !strings.HasPrefix(got, wantOf(k)) {
+			t.Errorf("batch %d of block %d has other bytes", k, block)
+		}
+	}
+	if len(files) < 10 {
+		t.Errorf("the directory has %d blocks after all", len(files))
+	}
+}
+
+// turns reads batches from two mounts, in turn, and prints how many times longer the second one takes.
+const turns = `
+import os, sys, time
+from statistics import median
+files = [os.open(f"{mount}/train/next", os.O_RDONLY) for mount in sys.argv[1:3]]
+size = os.fstat(files[0]).st_size
+ratios = []
+for turn in range(int(sys.argv[3])):
+    took = []
+    for file in files:
+        begin = time.perf_counter()
+        for _ in range(50):
+            assert len(os.pread(file, size, 0)) == size
+        took.append(time.perf_counter() - begin)
+    if turn > 0:
+        ratios.append(took[1] / took[0])
+print(median(ratios))
+`
+
+// A cache that has everything is about as fast as local files.
+func TestStoreWarm(t *testing.T) {
+	long(t)
+	b, dir, cacheDir := newBucket(t), t.TempDir(), t.TempDir()
+	data := randomBytes(64 << 20)
+	b.put(t, "train.bin", data)
+	write(t, filepath.Join(dir, "train.bin"), data)
+	args := []string{"--set", "store.cache_dir=" + cacheDir, "--set", "store.block_bytes=4194304", "--set", "batch.block_size=1024", "--set", "memory.ahead=0"}
+	remote, local := b.config(t, "s3://bucket/train.bin", ""), b.config(t, filepath.Join(dir, "train.bin"), "")
+	run(t, append([]string{plainBatchfs, "cache", "fill", "-c", remote}, args...)...)
+	n, most := 10, 1e9
+	if inSoak() {
+		n, most = 200, 1.2
+	}
+	for _, access := range []string{"remap", "advise", "pread"} {
+		with := append(args, "--set", "memory.access="+access)
+		from, to := mount(t, append(with, "-c", local)...), mount(t, append(with, "-c", remote)...)
+		run(t, "cat", to.path("train/tokens.bin")) // each block is verified once
+		ratio, err := strconv.ParseFloat(strings.TrimSpace(run(t, python, "-c", turns, from.dir, to.dir, fmt.Sprint(n))), 64)
+		noError(t, err)
+		t.Logf("%s: a warm cache takes %.2f times as long as local files", access, ratio)
+		if ratio > most {
+			t.Errorf("%s: a warm cache takes %.2f times as long as local files, may take %.2f times", access, ratio, most)
+		}
+		from.stop(t)
+		to.stop(t)
+	}
+}
+
+// Reading in order for the first time takes about as long as a plain download with the same library, with as many requests at a time.
+func TestStoreCold(t *testing.T) {
+	long(t)
+	b := newBucket(t)
+	const size, block, atOnce = 32 << 20, 1 << 20, 16
+	b.put(t, "train.bin", randomBytes(size))
+	b.fails(func(http.ResponseWriter, *http.Request) bool {
+		time.Sleep(10 * time.Millisecond)
+		return false
+	})
+	b.rate.Store(40 << 20)
+	plain, err := minio.New(strings.TrimPrefix(b.url, "http://"), &minio.Options{Creds: credentials.NewStaticV4(storeKey, storeSecret, ""), Region: "us-east-1"})
+	noError(t, err)
+	download := func() time.Duration {
+		began := time.Now()
+		var all sync.WaitGroup
+		var next atomic.Int64
+		for range atOnce {
+			all.Go(func() {
+				for at := next.Add(block) - block; at < size; at = next.Add(block) - block {
+					var options minio.GetObjectOptions
+					options.SetRange(at, at+block-1)
+					body, err := plain.GetObject(context.Background(), "bucket", "train.bin", options)
+					if err == nil {
+						_, err = io.Copy(io.Discard, body)
+						body.Close()
+					}
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		return time.Since(began)
+	}
+	read := func() time.Duration {
+		m := mount(t, "-c", b.config(t, "s3://bucket/train.bin", "order = \"sequential\""), "--set", "store.block_bytes=1048576", "--set", "store.cache_dir="+t.TempDir(),
+			"--set", "memory.ahead_bytes=33554432", "--set", "batch.block_size=1024") // half of it for blocks
+		defer m.stop(t)
+		began := time.Now()
+		run(t, "dd", "if="+m.path("train/batches.bin"), "of=/dev/null", "bs=1M")
+		return time.Since(began)
+	}
+	rounds := 1
+	if inSoak() {
+		rounds = 9
+	}
+	var ratios []float64
+	for range rounds {
+		ratios = append(ratios, download().Seconds()/read().Seconds())
+	}
+	slices.Sort(ratios)
+	t.Logf("reading in order has %.2f of the speed of a download (%.2f)", ratios[rounds/2], ratios)
+	if inSoak() && ratios[rounds/2] < 0.8 {
+		t.Error("want 0.8")
 	}
 }
 

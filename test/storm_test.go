@@ -2,10 +2,12 @@ package test
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -62,6 +64,49 @@ dtype = "uint32"
 	return config, data
 }
 
+// stormInStore is a configuration of them as objects of a store of which every tenth answer fails. The block cache has room for half of them.
+func stormInStore(t *testing.T) (config string) {
+	t.Helper()
+	b := newBucket(t)
+	config, data := stormConfig(t, "")
+	for _, file := range []string{data, besideOf(data)} {
+		raw, err := os.ReadFile(file)
+		noError(t, err)
+		b.put(t, strings.TrimPrefix(file, filepath.Dir(data)+"/"), raw)
+	}
+	text, err := os.ReadFile(config)
+	noError(t, err)
+	text = bytes.ReplaceAll(text, []byte(filepath.Dir(data)), []byte("s3://bucket"))
+	write(t, config, fmt.Appendf(text, `
+[store]
+endpoint = %q
+cache_dir = %q
+cache_bytes = %d
+block_bytes = %d
+`, b.url, t.TempDir(), stormB*stormT*stormBatches*4, storeBlock))
+	b.fails(func(w http.ResponseWriter, r *http.Request) bool {
+		switch rand.IntN(40) {
+		case 0:
+			w.WriteHeader(http.StatusServiceUnavailable)
+		case 1:
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err == nil {
+				conn.Close()
+			}
+		case 2: // breaks off
+			w.Header().Set("Content-Length", "1000")
+			w.Write([]byte("less"))
+		case 3:
+			time.Sleep(50 * time.Millisecond)
+			return false
+		default:
+			return false
+		}
+		return true
+	})
+	return config
+}
+
 // besideOf is the file of the array beside tokens.
 func besideOf(data string) string { return data + ".at" }
 
@@ -97,7 +142,7 @@ func stopped(pid int) bool {
 // Whatever happens to the process that serves, its readers get the right bytes, and every number of next goes to one read.
 func TestStorm(t *testing.T) {
 	const least = 12 // strikes
-	config, _ := stormConfig(t, "")
+	onDisk, _ := stormConfig(t, "")
 	for _, storm := range []struct {
 		name    string
 		program string
@@ -114,10 +159,15 @@ func TestStorm(t *testing.T) {
 		{"restart", plainBatchfs, nil, "", func(t testing.TB, m *mounted, _ int) { run(t, plainBatchfs, "restart", m.dir) }, nil},
 		{"seek", plainBatchfs, nil, "", seekAndKill, func(strikes int) int { return strikes/300 + 1 }},
 		{"no resend", plainBatchfs, []string{"--no-resend"}, "", kill, func(strikes int) int { return 1 << 30 }},
+		{"store", plainBatchfs, nil, "", kill, func(strikes int) int { return strikes/300 + 1 }},
 	} {
 		t.Run(storm.name, func(t *testing.T) {
 			if storm.name != "kill" {
 				long(t)
+			}
+			config, slowest := onDisk, time.Second
+			if storm.name == "store" {
+				config, slowest = stormInStore(t), 10*time.Second
 			}
 			cmd, temporary := exec.Command(storm.program), t.TempDir()
 			cmd.Env = append(os.Environ(), "BATCHFS_FAULTS="+storm.faults, "TMPDIR="+temporary)
@@ -160,7 +210,7 @@ func TestStorm(t *testing.T) {
 			if missing > failed {
 				t.Errorf("%d numbers are missing, and %d reads failed", missing, failed)
 			}
-			inTime(t, "the slowest read", time.Duration(got.slowest*float64(time.Second)), time.Second)
+			inTime(t, "the slowest read", time.Duration(got.slowest*float64(time.Second)), slowest)
 			if standsBy {
 				m.awaitStandby(t)
 			}
