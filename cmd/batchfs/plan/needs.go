@@ -125,22 +125,16 @@ func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits)
 			needs.HostRequests += t.blocks
 		}
 	})
+	long := float64(epoch) * seconds / bins
 	for i, bin := range timeline {
-		to := &needs.First
+		to, parts := &needs.First, float64(bins)
 		if i >= bins {
-			to = &needs.Later
-		}
-		long := float64(epoch) * seconds / bins
-		parts := float64(bins)
-		if i >= bins {
-			parts = float64(len(timeline) - bins)
+			to, parts = &needs.Later, float64(len(timeline)-bins)
 		}
 		to.Mean += bin.Mean / long / parts
 		to.Requests += bin.Requests / long / parts
 		to.Peak, to.Most = max(to.Peak, bin.Mean/long), max(to.Most, bin.Requests/long)
-		if at := uint64(i+1) * epoch / bins; at <= max(steps, epoch) || i < 2*bins {
-			needs.Timeline = append(needs.Timeline, Moment{at, bin.Mean / long})
-		}
+		needs.Timeline = append(needs.Timeline, Moment{uint64(i+1) * epoch / bins, bin.Mean / long})
 	}
 	// At the beginning, nothing is kept.
 	needs.First.Peak, needs.First.Most = max(needs.First.Peak, n.cold*block/seconds), max(needs.First.Most, n.cold/seconds)
@@ -154,8 +148,7 @@ func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits)
 	// what a host needs of its disk
 	again := 0.0
 	for _, t := range n.touches {
-		switch {
-		case t.step == t.first && t.step < steps:
+		if t.step == t.first && t.step < steps {
 			needs.ShareBytes += t.bytes
 		}
 		if t.step >= epoch {
@@ -205,9 +198,9 @@ func (n *Needs) judge(c *corpus, o *options, limits limits) {
 		used /= 2 // x and y are the same tokens
 	}
 	if waste := n.First.Mean / used; waste > 2 {
-		say(false, "the store sends %s times the bytes that trainers read, because a block has few rows of a batch: %s", short(waste), nearer)
+		say(false, "the store sends %s bytes for each that trainers read, because a block has few rows of a batch: %s", short(waste), nearer)
 	} else {
-		say(true, "the store sends %s times the bytes that trainers read", short(waste))
+		say(true, "the store sends %s bytes for each that trainers read", short(waste))
 	}
 	if !math.IsInf(limits.bandwidth, 1) {
 		if peak > limits.bandwidth {
@@ -239,9 +232,9 @@ func (n *Needs) judge(c *corpus, o *options, limits limits) {
 	case float64(n.CacheBytes) >= n.ShareBytes:
 		say(true, "store.cache_bytes has room for all that a host needs, %s", rate(n.ShareBytes))
 	case n.CacheBytes == 0:
-		say(false, "nothing is kept, so that later epochs ask the store again: set store.cache_dir, and store.cache_bytes = %.0f", n.ShareBytes)
+		say(false, "nothing is kept, so that later epochs ask the store again: set store.cache_dir, and store.cache_bytes = %.0f", math.Ceil(n.ShareBytes))
 	default:
-		say(false, "store.cache_bytes has room for %s of what a host needs: set store.cache_bytes = %.0f", percent(float64(n.CacheBytes)/n.ShareBytes), n.ShareBytes)
+		say(false, "store.cache_bytes has room for %s of what a host needs: set store.cache_bytes = %.0f", percent(float64(n.CacheBytes)/n.ShareBytes), math.Ceil(n.ShareBytes))
 	}
 }
 

@@ -17,7 +17,7 @@ func (n *Needs) print(out io.Writer) {
 		short(float64(n.Blocks)), terminal.Size(n.BlockBytes))
 	fmt.Fprintf(&text, "%d hosts of %d GPUs, each %d rows of %d tokens a step, order %s: %s tokens a step, every %s\n", n.Hosts, n.GPUs, n.BatchSize,
 		n.BlockSize, n.Order, short(float64(n.StepTokens)), lasting(n.StepSeconds))
-	fmt.Fprintf(&text, "%s steps, %s epochs: %s\n\n", short(float64(n.Steps)), short(n.Epochs), lasting(n.RunSeconds))
+	fmt.Fprintf(&text, "a run of %s steps: epochs: %s, time: %s\n\n", short(float64(n.Steps)), short(n.Epochs), lasting(n.RunSeconds))
 
 	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', tabwriter.AlignRight)
 	hosts := float64(n.Hosts)
