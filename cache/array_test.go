@@ -531,3 +531,38 @@ func TestOneFile(t *testing.T) {
 		t.Errorf("a file that changed: %v", err)
 	}
 }
+
+// An array is cut at the nearest of all multiples of the block in a file, header included, and of all ends of files. What has bytes on both
+// sides of a cut is on neither.
+func TestCut(t *testing.T) {
+	for _, paths := range [][]string{
+		files(t, 2, 50, 1, 33), {"testdata/a_llmc.bin", "testdata/b_llmc.bin"}, {"testdata/a1.npy", "testdata/b1.npy"},
+	} {
+		a, err := Open(paths, Options{DType: array.Uint16, Access: Pread})
+		must(t, err)
+		for _, block := range []int64{1, 2, 7, 64, 1024, 1000, 1 << 20} {
+			type cut struct{ at, end, begin int64 } // at: a byte of all elements, files side by side
+			var cuts []cut
+			for i := range a.shards {
+				s := &a.shards[i]
+				for at := range s.format.Count*a.width + 1 {
+					if at == 0 || at == s.format.Count*a.width || (s.format.Offset+at)%block == 0 {
+						end := s.start + at/a.width
+						begin := end
+						if at%a.width > 0 {
+							begin++
+						}
+						cuts = append(cuts, cut{s.start*a.width + at, end, begin})
+					}
+				}
+			}
+			for pos := range a.Len() + 1 {
+				distance := func(c cut) int64 { return max(c.at-pos*a.width, pos*a.width-c.at) }
+				want := slices.MinFunc(cuts, func(a, b cut) int { return int(distance(a) - distance(b)) })
+				if end, begin := a.Cut(pos, block); end != want.end || begin != want.begin {
+					t.Errorf("%s: cut at %d in blocks of %d, got %d and %d, want %d and %d", paths[0], pos, block, end, begin, want.end, want.begin)
+				}
+			}
+		}
+	}
+}

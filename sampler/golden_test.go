@@ -70,6 +70,8 @@ type golden struct {
 	TorchState string         `json:"torch_state,omitempty"` // a file of testdata
 	Rank       int            `json:"rank"`
 	World      int            `json:"world"`
+	Block      int64          `json:"shuffle_block,omitempty"`
+	LocalWorld int            `json:"local_world,omitempty"`
 	Batches    []string       `json:"batches"`
 }
 
@@ -89,6 +91,7 @@ func (g *golden) compute(t *testing.T) (batches []string) {
 	s := Settings{
 		Split: g.Split, BatchSize: g.BatchSize, BlockSize: g.BlockSize, DType: g.DType, Layout: g.Layout,
 		Order: g.Order, Seed: g.Seed, Rank: g.Rank, World: g.World, EOT: g.EOT, Documents: g.Documents, MaskTargets: g.Mask,
+		ShuffleBlock: g.Block, LocalWorld: g.LocalWorld,
 	}
 	if g.EOT > 0 {
 		s.Ends = EndsByToken

@@ -2,6 +2,7 @@ package sampler
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -280,5 +281,54 @@ func TestSharesOfManyHosts(t *testing.T) {
 	runtime.ReadMemStats(&after)
 	if each := (after.TotalAlloc - before.TotalAlloc) / 100; each > 16<<10 {
 		t.Errorf("a sequence takes %d bytes", each)
+	}
+}
+
+// What shuffle_block costs in randomness, beside the plain shuffle, of a share of 16 GiB. -v prints the table.
+func TestStatisticsOfShuffleBlock(t *testing.T) {
+	const (
+		windows = int64(8 << 20)
+		batch   = 512
+		quarter = windows / 4 // of the corpus: as if it were four corpora, one after the other
+	)
+	t.Logf("%-28s %22s %18s %22s", "shuffle_block", "neighbours correlate", "document spreads", "quarter of a batch")
+	for _, block := range []int64{0, 16 << 20, 64 << 20, 256 << 20} {
+		tokens := []Source{{Main: &stub{dtype: array.Uint16, runs: []cache.Run{{Len: windows*1024 + 1}}}}}
+		s := shared{hosts: 1, local: 1, block: block, b: batch, t: 1024, layout: XY}.settings(0)
+		q, err := New(tokens, s)
+		must(t, err)
+		// Of rows that follow each other, and of how much of a batch is of one quarter.
+		var product, square, variance float64
+		batches := few(500, 2000)
+		for i := range uint64(batches) {
+			k, last, of := i*uint64(windows/batch)/uint64(batches), 0.0, 0.0
+			for j := range batch {
+				pos := begin(q, k, j) / 1024
+				at := float64(pos)/float64(windows) - 0.5
+				if j > 0 {
+					product, square = product+at*last, square+at*at
+				}
+				if last = at; pos/quarter == 1 {
+					of += 1.0 / batch
+				}
+			}
+			variance += (of - 0.25) * (of - 0.25) / float64(batches)
+		}
+		// Of the 32 windows of a document, how far the first is from the last in the epoch.
+		spread := 0.0
+		documents := int64(few(200, 1000))
+		for d := range documents {
+			first, last := uint64(windows), uint64(0)
+			for i := range int64(32) {
+				hits := find(t, q, 0, (d*(windows/documents)+i)*1024+1, 0, func(int64, int64) bool { return true })
+				first, last = min(first, hits[0].Row), max(last, hits[0].Row)
+			}
+			spread += float64(last-first) / float64(windows) / float64(documents)
+		}
+		correlation, deviation := product/square, math.Sqrt(variance)
+		t.Logf("%-28s %22.3f %17.1f%% %16.1f%% ± %.1f", fmt.Sprint(block>>20, " MiB"), correlation, 100*spread, 25.0, 100*deviation)
+		if block == 0 && (math.Abs(correlation) > 0.01 || spread < 0.9 || deviation > 0.03) || block > 0 && (correlation > 0.2 || deviation > 0.2) {
+			t.Errorf("with blocks of %d: neighbours correlate by %.3f, a document spreads over %.3f, and a quarter deviates by %.3f", block, correlation, spread, deviation)
+		}
 	}
 }

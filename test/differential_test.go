@@ -365,6 +365,10 @@ func (s randomSplit) path(chance *rand.Rand, of keys) (directory string, under k
 			more()
 		}
 	}
+	if under["order"] == "shuffle" && chance.IntN(2) == 0 {
+		under["shuffle_block"], under["local_world"] = 1<<16+chance.IntN(1<<16), world
+		path = append(path, fmt.Sprintf("shuffle_block=%d,local_world=%d", under["shuffle_block"], world))
+	}
 	cut := 2 + chance.IntN(len(path)-1) // a rank is refused without its world
 	chance.Shuffle(cut, func(i, j int) { path[i], path[j] = path[j], path[i] })
 	return filepath.Join(strings.Join(path[:cut], ","), strings.Join(path[cut:], ",")), under

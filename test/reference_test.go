@@ -75,6 +75,9 @@ func TestMountAgreesWithReference(t *testing.T) {
 		"one/order=torch-2.6,rank=2,world=3", "wide", "wide/order=shuffle,block_size=60,layout=tokens",
 		"joined/order=torch", "joined/order=sequential,rank=1,world=2", "mixed", "mixed/order=shuffle",
 		"mixed/order=shuffle,batch_size=3,rank=1,world=2", "mixed/order=sequential", "resumed",
+		"one/order=shuffle,shuffle_block=65536", "one/order=shuffle,shuffle_block=65537,rank=3,world=6,local_world=2",
+		"joined/order=shuffle,shuffle_block=65536,rank=2,world=4", "mixed/order=shuffle,shuffle_block=131072,rank=1,world=3,local_world=3",
+		"wide/order=shuffle,block_size=60,layout=tokens,rank=1,world=2,shuffle_block=70000",
 	} {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()

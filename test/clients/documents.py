@@ -16,10 +16,9 @@ import tempfile
 
 import numpy as np
 
-from reference import Mixture, Source, U64, decimal, fnv1a, permute, philox, uniform
+from reference import Mixture, Source, U64, decimal, fnv1a, shuffled, uniform
 
 GROUP = 4096  # documents
-MIXED = 16  # blocks
 NUMPY = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8", "float16": "<f2"}
 
 
@@ -57,20 +56,6 @@ def rows_of(kind, ends, t):
         else:
             rows += pack([piece for pieces in documents for piece in pieces], t + 1)
     return rows, -(-len(ends) // GROUP)
-
-
-def shuffled(r, groups, key, s):
-    """Which of r rows is the s-th of all."""
-    epoch, i = divmod(s, r)
-    size = -(-r // groups)
-    whole, span = r // size, MIXED * size
-    number = i // span
-    i = number * span + permute(min(span, r - number * span), key, epoch, i % span, stream=number + 1)
-    block, rest = divmod(i, size)
-    if block < whole:
-        block = permute(whole, key, epoch, block)
-    begin = philox(key, epoch, 2, 0, 1)[3] * r >> 64
-    return (block * size + rest + begin) % r
 
 
 class Sequence:
@@ -112,7 +97,7 @@ class Sequence:
             return i, places, np.searchsorted(source["ends"], places, "right")
         r = len(source["rows"])
         number = {"random": lambda: uniform(r, source["key"], s), "sequential": lambda: s % r,
-                  "shuffle": lambda: shuffled(r, source["groups"], source["key"], s)}[self.order]()
+                  "shuffle": lambda: shuffled(r, -(-r // source["groups"]), source["key"], s)}[self.order]()
         places, piece, at = np.full(t + 1, -1), np.full(t + 1, -1), 0
         for n, (begin, length) in enumerate(source["rows"][number]):
             places[at:at + length], piece[at:at + length] = begin + np.arange(length), n

@@ -26,6 +26,7 @@ DEFAULTS = {
     "files": [], "sources": [], "arrays": [], "join": False, "token_dtype": "uint16", "shape": [], "split": "train",
     "batch_size": 12, "block_size": 1024, "dtype": "native", "layout": "xy",
     "order": "random", "seed": 1337, "torch_state": "", "rank": 0, "world": 1,
+    "shuffle_block": 0, "local_world": 1,
     "eot": None, "documents": False, "mask_targets": False,
 }
 TYPES = {
@@ -87,6 +88,22 @@ def permute(r, key, epoch, i, stream=0):
             i = 1 - i
         if i < r:
             return i
+
+
+MIXED = 16  # blocks
+
+
+def shuffled(r, size, key, s):
+    """Which of r rows is the s-th of all, in blocks of so many rows."""
+    epoch, i = divmod(s, r)
+    whole, span = r // size, MIXED * size
+    number = i // span
+    i = number * span + permute(min(span, r - number * span), key, epoch, i % span, stream=number + 1)
+    block, rest = divmod(i, size)
+    if block < whole:
+        block = permute(whole, key, epoch, block)
+    begin = philox(key, epoch, 2, 0, 1)[3] * r >> 64
+    return (block * size + rest + begin) % r
 
 
 # Polynomials over the field of two elements are integers: bit i is the coefficient of x^i.
@@ -240,6 +257,42 @@ class Source:
         return self.begins[f] + (choice - self.choices[f]) * self.step
 
 
+class Share:
+    """The rows of one list of files that a host has, with shuffle_block."""
+
+    def __init__(self, name, files, begin, settings):
+        host, hosts = settings.rank // settings.local_world, settings.world // settings.local_world
+        block, lengths = settings.shuffle_block, [len(f) for f in files]
+        width = files[0].dtype.itemsize * int(np.prod(files[0].shape[1:], dtype=int))
+        size, self.step = (1, 1) if settings.layout == "rows" else (settings.block_size + 1, settings.block_size)
+
+        def cut(h):
+            """The end of the stretch before host h, and the beginning of its own, in elements of all files."""
+            at, f = h * sum(lengths) // hosts, 0
+            if h in (0, hosts):
+                return at, at
+            while at >= lengths[f]:
+                at, f = at - lengths[f], f + 1
+            first, last = files[f].offset, files[f].offset + lengths[f] * width
+            places = [first, *(b for b in range(0, last, block) if b > first), last]
+            best = min(places, key=lambda place: abs(place - (first + at * width))) - first
+            return sum(lengths[:f]) + best // width, sum(lengths[:f]) - (-best // width)
+
+        start, stop = cut(host)[1], cut(host + 1)[0]
+        self.windows = []
+        for i, n in enumerate([sum(lengths)] if settings.join else lengths):
+            at = sum(lengths[:i])
+            self.windows += range(begin + max(at, start), begin + min(at + n, stop) - size + 1, self.step)
+        if not self.windows:
+            raise ValueError(f"no row for host {host}")
+        self.key = settings.seed % U64 + U64 * fnv1a(f"{name}/host{host}".encode())
+        self.size = min(max(block // (self.step * width), 1), len(self.windows))
+
+    def start(self, s):
+        """Where row s of the host begins."""
+        return self.windows[shuffled(len(self.windows), self.size, self.key, s)]
+
+
 def read(paths, dtype, shape):
     """The arrays in files: .npy, or nothing but elements of a shape."""
     return [np.load(f, mmap_mode="r") if f.endswith(".npy") else np.memmap(f, TYPES[dtype], mode="r").reshape(-1, *shape)
@@ -285,13 +338,17 @@ class Sequence:
         for i, source in enumerate(sources):
             own, lengths = lengths[: len(source["files"])], lengths[len(source["files"]) :]
             name = f"{self.split}/{i}" if len(sources) > 1 else self.split
-            self.orders.append(Source(name, own, begin, self))
+            if self.shuffle_block:
+                self.orders.append(Share(name, files[: len(own)], begin, self))
+            else:
+                self.orders.append(Source(name, own, begin, self))
+            files = files[len(own) :]
             begin += sum(own)
             self.ends.append(begin)
         self.mixture = Mixture([decimal(source["weight"]) for source in sources])
 
         if self.order in WIDE_FROM:
-            if len(sources) > 1 or len(files) > 1 and not self.join:
+            if len(self.main_paths) > 1 and not self.join or len(sources) > 1:
                 raise ValueError("torch draws from one array")
             if self.torch_state and self.world > 1:
                 raise ValueError("a state is one rank's")
@@ -302,7 +359,8 @@ class Sequence:
         if self.order in WIDE_FROM:
             n = len(self.tokens) - (0 if self.layout == "rows" else self.block_size)
             return self.generator.randint(n, k * self.batch_size, self.batch_size, WIDE_FROM[self.order])
-        first = (k * self.world + self.rank) * self.batch_size
+        rank, world = (self.rank % self.local_world, self.local_world) if self.shuffle_block else (self.rank, self.world)
+        first = (k * world + rank) * self.batch_size
         rows = range(first, first + self.batch_size)
         if rows.stop > U64:
             raise ValueError("a row's number needs more than 64 bits")

@@ -350,22 +350,22 @@ func (s *Split) checkShares() error {
 	fetched := s.Remote.Blocks.BlockBytes
 	switch {
 	case s.ShuffleBlock == 0 && s.LocalWorld > 1:
-		return fmt.Errorf("%s: ranks of a host share its part of the tokens with shuffle_block only, which is not set %s; set it, or leave local_world out",
-			s.Origin("local_world"), s.scope())
+		return fmt.Errorf("%s: is for shuffle_block, with which each host has a share of the tokens (got %d without it %s); set both, or neither",
+			s.Origin("local_world"), s.LocalWorld, s.scope())
 	case s.ShuffleBlock == 0:
 		return nil
 	case s.Order != sampler.Shuffle:
 		return fmt.Errorf("%s: needs order = \"shuffle\" (got %q %s); set that, or shuffle_block = 0", s.Origin("shuffle_block", "order"), s.Order, s.scope())
 	case s.Rows != sampler.Windows:
-		return fmt.Errorf("%s: needs rows = \"windows\" (got %q %s); set shuffle_block = 0: rows of documents are drawn from a few blocks of documents anyway",
+		return fmt.Errorf("%s: needs rows = \"windows\" (got %q %s); set shuffle_block = 0: rows of documents are drawn from a few places at a time anyway",
 			s.Origin("shuffle_block", "rows"), s.Rows, s.scope())
 	case s.World%s.LocalWorld != 0:
 		return fmt.Errorf("%s: must divide world, which is %d %s (got %d)", s.Origin("local_world", "world"), s.World, s.scope(), s.LocalWorld)
 	case s.World/s.LocalWorld > sampler.MaxHosts:
-		return fmt.Errorf("%s: world / local_world must be at most %d hosts (got %d / %d %s)",
+		return fmt.Errorf("%s: world / local_world is the number of hosts, at most %d (got %d / %d %s)",
 			s.Origin("world", "local_world"), sampler.MaxHosts, s.World, s.LocalWorld, s.scope())
 	case s.isRemote() && s.ShuffleBlock%fetched != 0:
-		return fmt.Errorf("%s: must be a multiple of store.block_bytes, which is %d (got %d %s), so that no two hosts fetch one block",
+		return fmt.Errorf("%s: must be a multiple of store.block_bytes, which is %d (got %d %s), or two hosts fetch one block",
 			s.Origin("shuffle_block"), fetched, s.ShuffleBlock, s.scope())
 	}
 	return nil

@@ -314,6 +314,13 @@ func TestSplitErrors(t *testing.T) {
 		{"[batch]\nexpect_fingerprint = ''", "2: batch.expect_fingerprint",
 			"unknown key; expect_fingerprint must stand in [splits.X]"},
 
+		{train + "order = 'shuffle'\nshuffle_block = '64'", "4: splits.train.shuffle_block", `must be 0, or a size from 64KiB to 1024GiB, as in "64MiB", or that in bytes (got "64")`},
+		{train + "order = 'shuffle'\nshuffle_block = '1MiB'\nrows = 'packed'", "4: splits.train.shuffle_block", `needs rows = "windows" (got "packed" in splits.train); set shuffle_block = 0: `},
+		{train + "shuffle_block = '1MiB'", "3: splits.train.shuffle_block", `needs order = "shuffle" (got "random" in splits.train)`},
+		{"[batch]\nlocal_world = 8\nworld = 12\norder = 'shuffle'\nshuffle_block = '1MiB'\n" + train, "2: batch.local_world", "must divide world, which is 12 in splits.train (got 8)"},
+		{"[splits.train]\ntokens = 's3://a/b.bin'\norder = 'shuffle'\nshuffle_block = '6MiB'", "4: splits.train.shuffle_block",
+			"must be a multiple of store.block_bytes, which is 4194304 (got 6291456 in splits.train), or two hosts fetch one block"},
+
 		// Sources as tables.
 		{testfiles.Mixture("weight = 0", "weight = 1"), "3: splits.mix.sources.0.weight", above0 + "0)"},
 		{testfiles.Mixture("weight = 1", "weight = -1"), "6: splits.mix.sources.1.weight", above0 + "-1)"},
@@ -686,6 +693,8 @@ func checkValid(t testing.TB, c *Config) {
 		check(s.BatchSize >= 1 && s.World >= 1 && s.BatchSize*s.World <= 1<<24, "batch_size, world", []int{s.BatchSize, s.World})
 		check(s.BlockSize >= 1 && s.BlockSize <= 1<<31, "block_size", s.BlockSize)
 		check(s.Rank >= 0 && s.Rank < s.World, "rank", s.Rank)
+		check(s.ShuffleBlock == 0 && s.LocalWorld == 1 || s.ShuffleBlock >= 64<<10 && s.ShuffleBlock <= 1<<40 && s.Order == sampler.Shuffle &&
+			s.Rows == sampler.Windows && s.World%s.LocalWorld == 0, "shuffle_block, local_world", []any{s.ShuffleBlock, s.LocalWorld, s.World, s.Order})
 		check(s.Seed < 1<<63, "seed", s.Seed)
 		check(s.Start < 1<<40, "start", s.Start)
 		check(s.Steps <= 1<<40, "steps", s.Steps)

@@ -48,7 +48,12 @@ func TestPathsHaveOneName(t *testing.T) {
 			"rank=3,world=8", "world=8,rank=3", "world=8/rank=3", "seed=1/rank=1/world=8,seed=7/rank=3", "rank=03,world=+8",
 			"rank=3,world=8,seed=7",
 		},
-		"train/order=torch-2.6,steps=6": {"steps=6,order=torch-2.6", "order=torch/steps=6/order=torch-2.6"},
+		"train/order=shuffle,shuffle_block=64MiB": {
+			"shuffle_block=65536KiB,order=shuffle", "order=shuffle/shuffle_block=67108864,local_world=1", "shuffle_block=1GiB,order=shuffle/shuffle_block=064MiB",
+		},
+		"train/order=shuffle,shuffle_block=65537": {"shuffle_block=65537,order=shuffle"},
+		"train/order=shuffle":                     {"order=shuffle,shuffle_block=0", "order=shuffle,shuffle_block=1GiB/shuffle_block=0"},
+		"train/order=torch-2.6,steps=6":           {"steps=6,order=torch-2.6", "order=torch/steps=6/order=torch-2.6"},
 	} {
 		for _, path := range paths {
 			s, err := under(base, path)
@@ -146,6 +151,7 @@ func TestPathErrors(t *testing.T) {
 	const (
 		sixteen = "must be a whole number from 0 to 16777215 (got "
 		orders  = "must be random, shuffle, sequential, torch or torch-2.6 (got "
+		sizes   = `must be 0, or a size from 64KiB to 1024GiB, as in "64MiB", or that in bytes (got `
 	)
 	base := baseSplit(t, "world = 4")
 	for _, test := range []struct{ path, want string }{
@@ -167,6 +173,15 @@ func TestPathErrors(t *testing.T) {
 		{"order=shufle", "order: " + orders + `"shufle")`},
 		{"order=7", "order: " + orders + "7)"},
 		{"order=\xff", "order: " + orders + `"\xff")`},
+		{"order=shuffle,shuffle_block=64MB", "shuffle_block: " + sizes + `"64MB")`},
+		{"order=shuffle,shuffle_block=1.5MiB", "shuffle_block: " + sizes + `"1.5MiB")`},
+		{"order=shuffle,shuffle_block=63KiB", "shuffle_block: " + sizes + `"63KiB")`},
+		{"order=shuffle,shuffle_block=-1MiB", "shuffle_block: " + sizes + `"-1MiB")`},
+		{"order=shuffle,shuffle_block=2147483647GiB", "shuffle_block: " + sizes + `"2147483647GiB")`},
+		{"shuffle_block=1MiB", `shuffle_block: needs order = "shuffle" (got "random" here); set that, or shuffle_block = 0`},
+		{"local_world=2", "local_world: is for shuffle_block, with which each host has a share of the tokens (got 2 without it here); set both, or neither"},
+		{"order=shuffle,shuffle_block=1MiB,local_world=3", "local_world: must divide world, which is 4 here (got 3)"},
+		{"order=shuffle,shuffle_block=1MiB,world=100000", "world: world / local_world is the number of hosts, at most 65536 (got 100000 / 1 here)"},
 		{"rank=1,rank=2", "rank is set twice"},
 		{"rank=1,rank=1", "rank is set twice"},
 		{"rank=4", "rank: must be below world, which is 4 here (got 4)"},

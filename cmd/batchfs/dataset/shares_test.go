@@ -1,0 +1,80 @@
+package dataset
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
+)
+
+// A share of a host is described as it is: the settings and the rows of an epoch in info.json, the place of each row, and which rank and
+// batch has a token. Without shuffle_block nothing speaks of it, and a sequence keeps its name.
+func TestSharesAreDescribed(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Positions(t, map[string]int{"a.bin": 100_000, "b.bin": 70_000})
+	d := mustOpen(t, testfiles.Small+"order = 'shuffle'\n[splits.train]\ntokens = ['a.bin', 'b.bin']")[0]
+	for _, text := range []string{d.label(), string(d.info()), string(originsOf(d, 0)), d.Summary()} {
+		if strings.Contains(text, "shuffle_block") || strings.Contains(text, "local_world") || strings.Contains(text, "blocks") {
+			t.Errorf("without shuffle_block: %s", text)
+		}
+	}
+	rows := int64(0)
+	for rank := range 4 {
+		host, err := d.With(fmt.Sprintf("shuffle_block=128KiB,local_world=2,world=4,rank=%d", rank))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var info struct {
+			Sequence string
+			Block    string `json:"shuffle_block"`
+			Local    int    `json:"local_world"`
+			Rows     int64  `json:"rows_per_epoch"`
+			Batches  int64  `json:"batches_per_epoch"`
+			Steps    int64
+		}
+		if err := json.Unmarshal(host.info(), &info); err != nil {
+			t.Fatal(err)
+		}
+		if rows += info.Rows; info.Block != "128KiB" || info.Local != 2 || info.Steps != info.Batches || !strings.Contains(info.Sequence, "local_world=2") ||
+			!strings.Contains(info.Sequence, "shuffle_block=128KiB") {
+			t.Errorf("rank %d: %+v", rank, info)
+		}
+		if want := fmt.Sprintf("order shuffle in blocks of 128KiB, %d rows of host %d of 2, seed", info.Rows, rank/2); !strings.Contains(host.Summary(), want) {
+			t.Errorf("rank %d is %q, want %q", rank, host.Summary(), want)
+		}
+		for _, k := range []uint64{0, 17, uint64(info.Batches), 1<<40 - 1} {
+			for j := range host.Sequence.BatchSize {
+				row, err := host.origin(k, j)
+				if err != nil {
+					t.Fatal(err)
+				}
+				pos := row.start
+				if strings.HasSuffix(row.file, "b.bin") {
+					pos += 100_000
+				}
+				found, err := d.With("shuffle_block=128KiB,local_world=2,world=4")
+				if err != nil {
+					t.Fatal(err)
+				}
+				at, err := found.Find(t.Context(), pos+1, row.epoch, func(int64, int64) {})
+				if err != nil || len(at.Finds) != 1 || at.Finds[0].Batch != k || at.Finds[0].Rank != rank || at.Finds[0].J != j || at.Finds[0].Row != row.row {
+					t.Errorf("row %d of batch %d of rank %d is found at %+v (%v)", j, k, rank, at.Finds, err)
+				}
+			}
+		}
+	}
+	whole, err := d.With("shuffle_block=128KiB")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all := whole.Sequence.RowsPerEpoch(); rows < 2*(all-2) || rows > 2*all {
+		t.Errorf("two ranks of two hosts have %d rows an epoch, want about twice %d", rows, all)
+	}
+	_, err = d.With("shuffle_block=1MiB,world=4,rank=1")
+	want := "shuffle_block = 1048576 bytes, there is no row for host 0 of 4; set shuffle_block to fewer bytes, or world to fewer ranks"
+	if err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("of hosts without rows: %v, want %s", err, want)
+	}
+}
