@@ -85,8 +85,8 @@ type Verdict struct {
 
 type limits struct{ bandwidth, requests float64 }
 
-// bins are how many parts of an epoch the timeline has.
-const bins = 20
+// A timeline has so many parts of an epoch, unless that has fewer steps.
+const parts = 10
 
 func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits) *Needs {
 	q := c.sequence
@@ -115,6 +115,7 @@ func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits)
 
 	// what comes from the store
 	block := float64(n.bytes) / float64(n.blocks)
+	bins := min(parts, epoch)
 	timeline := make([]Traffic, (n.steps+epoch-1)/epoch*bins)
 	n.fetches(c.blocks.Limit, func(t touch) {
 		bin := &timeline[t.step*bins/epoch]
@@ -125,14 +126,14 @@ func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits)
 			needs.HostRequests += t.blocks
 		}
 	})
-	long := float64(epoch) * seconds / bins
+	long := float64(epoch) * seconds / float64(bins)
 	for i, bin := range timeline {
-		to, parts := &needs.First, float64(bins)
-		if i >= bins {
-			to, parts = &needs.Later, float64(len(timeline)-bins)
+		to, of := &needs.First, float64(bins)
+		if uint64(i) >= bins {
+			to, of = &needs.Later, float64(len(timeline))-float64(bins)
 		}
-		to.Mean += bin.Mean / long / parts
-		to.Requests += bin.Requests / long / parts
+		to.Mean += bin.Mean / long / of
+		to.Requests += bin.Requests / long / of
 		to.Peak, to.Most = max(to.Peak, bin.Mean/long), max(to.Most, bin.Requests/long)
 		needs.Timeline = append(needs.Timeline, Moment{uint64(i+1) * epoch / bins, bin.Mean / long})
 	}

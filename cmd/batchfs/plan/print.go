@@ -62,10 +62,8 @@ func (n *Needs) print(out io.Writer) {
 	for _, m := range n.Timeline {
 		most = max(most, m.Bytes)
 	}
-	for i := 0; i+1 < len(n.Timeline); i += 2 {
-		a, b := n.Timeline[i], n.Timeline[i+1]
-		mean := (a.Bytes + b.Bytes) / 2
-		fmt.Fprintf(&text, "  %6s  %s %s\n", short(float64(b.Step)), terminal.Bar(mean, max(most, 1)), rate(mean))
+	for _, m := range n.Timeline[:min(2*parts, len(n.Timeline))] {
+		fmt.Fprintf(&text, "  %6s  %s %s\n", short(float64(m.Step)), terminal.Bar(m.Bytes, most), rate(m.Bytes))
 	}
 	fmt.Fprintln(&text, "\nBlocks that later epochs find in a block cache of so many bytes")
 	for _, c := range n.Caches {
