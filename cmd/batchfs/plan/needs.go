@@ -10,43 +10,43 @@ import (
 
 // Needs are what a run needs. Rates are of a second, and of a host unless they say otherwise.
 type Needs struct {
-	Tokens       int64     `json:"tokens"`
-	Bytes        int64     `json:"bytes"`
-	Objects      int       `json:"objects"`
-	Blocks       int64     `json:"blocks"`
-	BlockBytes   int64     `json:"block_bytes"`
-	Order        string    `json:"order"`
-	Hosts        int       `json:"hosts"`
-	GPUs         int       `json:"gpus"`
-	BatchSize    int       `json:"batch_size"`
-	BlockSize    int       `json:"block_size"`
-	StepSeconds  float64   `json:"step_seconds"`
-	StepTokens   int64     `json:"step_tokens"` // of all hosts
-	EpochSteps   uint64    `json:"epoch_steps"`
-	Steps        uint64    `json:"steps"`
-	Epochs       float64   `json:"epochs"`
-	RunSeconds   float64   `json:"run_seconds"`
-	BatchBytes   int64     `json:"batch_bytes"` // that a rank reads in a step
-	BatchBlocks  float64   `json:"batch_blocks"`
-	StepBlocks   float64   `json:"step_blocks"`
-	ReadRate     float64   `json:"read_rate"` // bytes that trainers read
-	First        Traffic   `json:"first_epoch"`
-	Later        Traffic   `json:"later_epochs"`
-	Requests     float64   `json:"requests"` // of the run, of all hosts, with those to mount
-	Fetched      float64   `json:"fetched_bytes"`
-	Price        float64   `json:"price"`         // of these, in dollars
-	HostRequests float64   `json:"host_requests"` // of the run, without those to mount
-	HostFetched  float64   `json:"host_fetched_bytes"`
-	HostReads    float64   `json:"host_block_reads"` // of the run, of blocks: hits and waits of status.json
-	CacheBytes   int64     `json:"cache_bytes"`
-	ShareBytes   float64   `json:"share_bytes"` // the blocks that a host needs in the run
-	Caches       []Cache   `json:"caches"`
-	MountObjects int       `json:"mount_requests"` // of a host, about
-	MountSeconds float64   `json:"mount_seconds"`
-	FirstBatch   float64   `json:"first_batch_seconds"`
-	Sources      []Source  `json:"sources"`
-	Timeline     []Moment  `json:"timeline"`
-	Verdicts     []Verdict `json:"verdicts"`
+	Tokens        int64     `json:"tokens"`
+	Bytes         int64     `json:"bytes"`
+	Objects       int       `json:"objects"`
+	Blocks        int64     `json:"blocks"`
+	BlockBytes    int64     `json:"block_bytes"`
+	Order         string    `json:"order"`
+	Hosts         int       `json:"hosts"`
+	GPUs          int       `json:"gpus"`
+	BatchSize     int       `json:"batch_size"`
+	BlockSize     int       `json:"block_size"`
+	StepSeconds   float64   `json:"step_seconds"`
+	StepTokens    int64     `json:"step_tokens"` // of all hosts
+	EpochSteps    uint64    `json:"epoch_steps"`
+	Steps         uint64    `json:"steps"`
+	Epochs        float64   `json:"epochs"`
+	RunSeconds    float64   `json:"run_seconds"`
+	BatchBytes    int64     `json:"batch_bytes"` // that a rank reads in a step
+	BatchBlocks   float64   `json:"batch_blocks"`
+	StepBlocks    float64   `json:"step_blocks"`
+	ReadRate      float64   `json:"read_rate"` // bytes that trainers read
+	First         Traffic   `json:"first_epoch"`
+	Later         Traffic   `json:"later_epochs"`
+	Requests      float64   `json:"requests"` // of the run, of all hosts, with those to mount
+	Fetched       float64   `json:"fetched_bytes"`
+	Price         float64   `json:"price"`         // of these, in dollars
+	HostRequests  float64   `json:"host_requests"` // of the run, without those to mount
+	HostFetched   float64   `json:"host_fetched_bytes"`
+	HostReads     float64   `json:"host_block_reads"` // of the run, of blocks: hits and waits of status.json
+	CacheBytes    int64     `json:"cache_bytes"`
+	ShareBytes    float64   `json:"share_bytes"` // the blocks that a host needs in the run
+	Caches        []Cache   `json:"caches"`
+	MountRequests int       `json:"mount_requests"` // of a host, about
+	MountSeconds  float64   `json:"mount_seconds"`
+	FirstBatch    float64   `json:"first_batch_seconds"`
+	Sources       []Source  `json:"sources"`
+	Timeline      []Moment  `json:"timeline"`
+	Verdicts      []Verdict `json:"verdicts"`
 }
 
 // Traffic is what comes from the store in an epoch.
@@ -172,12 +172,12 @@ func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits)
 
 	// Objects are opened 32 at a time: each is looked at, an index beside it too, and its first bytes and then samples are read.
 	samples := max(2, 64/max(needs.Objects, 1))
-	needs.MountObjects = needs.Objects * (2 + samples)
+	needs.MountRequests = needs.Objects * (2 + samples)
 	needs.MountSeconds = 4 * math.Ceil(float64(needs.Objects)/32) * o.latency.Seconds()
 	rounds := math.Ceil(float64(n.first) / float64(c.blocks.AtOnce()))
 	needs.FirstBatch = max(rounds*o.latency.Seconds(), float64(n.first)*block/limits.bandwidth)
 
-	needs.Requests = hosts * (needs.HostRequests + float64(needs.MountObjects))
+	needs.Requests = hosts * (needs.HostRequests + float64(needs.MountRequests))
 	needs.Fetched = hosts * needs.HostFetched
 	needs.Price = needs.Requests/1000*o.getPrice + needs.Fetched/1e9*o.gbPrice
 	needs.judge(c, o, limits)
@@ -191,8 +191,12 @@ func (n *Needs) judge(c *corpus, o *options, limits limits) {
 	}
 	peak, most := max(n.First.Peak, n.Later.Peak), max(n.First.Most, n.Later.Most)
 	nearer := `set batch.order = "shuffle" and batch.shuffle_block = "64MiB"`
-	if c.sequence.ShuffleBlock > 0 {
-		nearer = `set a smaller batch.shuffle_block`
+	keep := fmt.Sprintf("set store.cache_dir, and store.cache_bytes = %.0f", math.Ceil(n.ShareBytes))
+	switch {
+	case c.sequence.ShuffleBlock > 0 && float64(n.CacheBytes) < n.ShareBytes:
+		nearer = keep
+	case c.sequence.ShuffleBlock > 0:
+		nearer = "set a smaller batch.shuffle_block"
 	}
 	used := n.ReadRate / float64(c.sequence.DType.Size()) * float64(c.sources[0].arrays[0].DType().Size())
 	if c.sequence.Layout == sampler.XY {
@@ -232,10 +236,11 @@ func (n *Needs) judge(c *corpus, o *options, limits limits) {
 		say(true, "the run has one epoch at most, so that a block cache pays only for what is read again within it")
 	case float64(n.CacheBytes) >= n.ShareBytes:
 		say(true, "store.cache_bytes has room for all that a host needs, %s", rate(n.ShareBytes))
-	case n.CacheBytes == 0:
-		say(false, "nothing is kept, so that later epochs ask the store again: set store.cache_dir, and store.cache_bytes = %.0f", math.Ceil(n.ShareBytes))
 	default:
-		say(false, "store.cache_bytes has room for %s of what a host needs: set store.cache_bytes = %.0f", percent(float64(n.CacheBytes)/n.ShareBytes), math.Ceil(n.ShareBytes))
+		say(false, "the block cache has room for %s of what a host needs: %s", percent(float64(n.CacheBytes)/n.ShareBytes), keep)
+	}
+	if float64(n.MountRequests) > n.HostRequests {
+		say(false, "more requests open the objects than read them, %d of a host: make objects of more tokens", n.MountRequests)
 	}
 }
 
