@@ -30,8 +30,8 @@ type Array interface {
 	// during the call only. Read fails, also for no windows, while a file of the source is known to have changed.
 	Read(ws []cache.Window, visit func(i int, raw []byte) error) error
 
-	// Cut is where the array can be cut nearest to a position, so that no multiple of block bytes of a file lies within a part and
-	// is not its end: in front of element end, and behind those up to begin, which may be one later.
+	// Cut is where the array can be cut nearest to a position: at a multiple of block bytes of a file, or between two files. Elements
+	// below end lie before that, and those from begin on behind it: an element with bytes on both sides is neither.
 	Cut(pos, block int64) (end, begin int64)
 
 	// Locate says, for an error, where the element at a position stands.
