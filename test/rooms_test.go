@@ -28,10 +28,14 @@ func TestRooms(t *testing.T) {
 		"cmd/batchfs/dataset":            {"cache", "cache/array", "cmd/batchfs/config", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "fs", "sampler"},
 		"cmd/batchfs/prepare/bpe":        nil,
 		"cmd/batchfs/prepare":            {"cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary"},
-		"cmd/batchfs/bench":              {"cache", "cache/array", "cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal", "sampler"},
+		"cmd/batchfs/chart":              nil,
+		"cmd/batchfs/plan": {"cache", "cache/blocks", "cmd/batchfs/chart", "cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/terminal",
+			"sampler"},
+		"cmd/batchfs/bench": {"cache", "cache/array", "cmd/batchfs/chart", "cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal", "sampler"},
 		"cmd/batchfs/survey": {"cache", "cache/array", "cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/terminal",
 			"cmd/batchfs/vocabulary", "fs"},
-		"cmd/batchfs": {"cache", "cache/array", "cache/blocks", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/prepare",
+		"cmd/batchfs": {"cache", "cache/array", "cache/blocks", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/plan",
+			"cmd/batchfs/prepare",
 			"cmd/batchfs/survey", "cmd/batchfs/terminal", "fs", "fs/mount", "fs/supervise", "sampler"},
 	}
 	home := map[string][]string{ // where the packages of an outside module enter
@@ -46,7 +50,7 @@ func TestRooms(t *testing.T) {
 		"github.com/minio/minio-go":      {"cache/store"},
 		"github.com/klauspost/compress":  {"cmd/batchfs/prepare"},
 		"github.com/parquet-go":          {"cmd/batchfs/prepare"},
-		"github.com/spf13/cobra":         {"cmd/batchfs", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/prepare"},
+		"github.com/spf13/cobra":         {"cmd/batchfs", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/plan", "cmd/batchfs/prepare"},
 	}
 	for pkg := range strings.FieldsSeq(run(t, "go", "list", "batchfs/...")) {
 		pkg = strings.TrimPrefix(pkg, "batchfs/")

@@ -118,9 +118,6 @@ func (o *options) open(path string) (*corpus, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s := c.sequence.Settings; s.Rows != "" && s.Rows != sampler.Windows {
-		return nil, fmt.Errorf("%s: plan knows rows of windows only; leave rows out to see about what the others need", c.split.Origin("rows"))
-	}
 	for i := range c.sources {
 		alone := c.sequence.Settings
 		alone.Weights, alone.Arrays, alone.Order = nil, nil, sampler.Sequential
@@ -144,9 +141,20 @@ func (c *corpus) ofRanks(split *config.Split) string {
 	return path
 }
 
+// onlyWindows returns an error for rows that are made of documents: where those begin, only an index says.
+func onlyWindows(s *config.Split) error {
+	if s.Rows != "" && s.Rows != sampler.Windows {
+		return fmt.Errorf("%s: plan knows rows = \"windows\" only (got %q); leave rows out, to see about what the others need", s.Origin("rows"), s.Rows)
+	}
+	return nil
+}
+
 // find opens a split of the configuration.
 func (c *corpus) find(from *config.Config, path string) error {
 	d, err := dataset.OpenPath(from, path)
+	if err == nil {
+		err = onlyWindows(d.Split)
+	}
 	if err == nil {
 		d, err = d.With(c.ofRanks(d.Split))
 	}
@@ -170,6 +178,9 @@ func (c *corpus) find(from *config.Config, path string) error {
 // imagine makes the sequence of sources of which only the sizes are known, under the settings of [batch].
 func (c *corpus) imagine(from *config.Config, sizes []size) error {
 	split, err := from.Named("plan")
+	if err == nil {
+		err = onlyWindows(split)
+	}
 	if err == nil {
 		split, err = split.With(c.ofRanks(split))
 	}

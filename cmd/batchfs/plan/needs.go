@@ -10,43 +10,43 @@ import (
 
 // Needs are what a run needs. Rates are of a second, and of a host unless they say otherwise.
 type Needs struct {
-	Tokens       int64     `json:"tokens"`
-	Bytes        int64     `json:"bytes"`
-	Objects      int       `json:"objects"`
-	Blocks       int64     `json:"blocks"`
-	BlockBytes   int64     `json:"block_bytes"`
-	Order        string    `json:"order"`
-	Hosts        int       `json:"hosts"`
-	GPUs         int       `json:"gpus"`
-	BatchSize    int       `json:"batch_size"`
-	BlockSize    int       `json:"block_size"`
-	StepSeconds  float64   `json:"step_seconds"`
-	StepTokens   int64     `json:"step_tokens"` // of all hosts
-	EpochSteps   uint64    `json:"epoch_steps"`
-	Steps        uint64    `json:"steps"`
-	Epochs       float64   `json:"epochs"`
-	RunSeconds   float64   `json:"run_seconds"`
-	BatchBytes   int64     `json:"batch_bytes"` // that a rank reads in a step
-	BatchBlocks  float64   `json:"batch_blocks"`
-	StepBlocks   float64   `json:"step_blocks"`
-	ReadRate     float64   `json:"read_rate"` // bytes that trainers read
-	First        Traffic   `json:"first_epoch"`
-	Later        Traffic   `json:"later_epochs"`
-	Requests     float64   `json:"requests"` // of the run, of all hosts, with those to mount
-	Fetched      float64   `json:"fetched_bytes"`
-	Price        float64   `json:"price"`         // of these, in dollars
-	HostRequests float64   `json:"host_requests"` // of the run, without those to mount
-	HostFetched  float64   `json:"host_fetched_bytes"`
-	HostReads    float64   `json:"host_block_reads"` // of the run, of blocks: hits and waits of status.json
-	CacheBytes   int64     `json:"cache_bytes"`
-	ShareBytes   float64   `json:"share_bytes"` // the blocks that a host needs in the run
-	Caches       []Cache   `json:"caches"`
-	MountObjects int       `json:"mount_requests"` // of a host, about
-	MountSeconds float64   `json:"mount_seconds"`
-	FirstBatch   float64   `json:"first_batch_seconds"`
-	Sources      []Source  `json:"sources"`
-	Timeline     []Moment  `json:"timeline"`
-	Verdicts     []Verdict `json:"verdicts"`
+	Tokens        int64     `json:"tokens"`
+	Bytes         int64     `json:"bytes"`
+	Objects       int       `json:"objects"`
+	Blocks        int64     `json:"blocks"`
+	BlockBytes    int64     `json:"block_bytes"`
+	Order         string    `json:"order"`
+	Hosts         int       `json:"hosts"`
+	GPUs          int       `json:"gpus"`
+	BatchSize     int       `json:"batch_size"`
+	BlockSize     int       `json:"block_size"`
+	StepSeconds   float64   `json:"step_seconds"`
+	StepTokens    int64     `json:"step_tokens"` // of all hosts
+	EpochSteps    uint64    `json:"epoch_steps"`
+	Steps         uint64    `json:"steps"`
+	Epochs        float64   `json:"epochs"`
+	RunSeconds    float64   `json:"run_seconds"`
+	BatchBytes    int64     `json:"batch_bytes"` // that a rank reads in a step
+	BatchBlocks   float64   `json:"batch_blocks"`
+	StepBlocks    float64   `json:"step_blocks"`
+	ReadRate      float64   `json:"read_rate"` // bytes that trainers read
+	First         Traffic   `json:"first_epoch"`
+	Later         Traffic   `json:"later_epochs"`
+	Requests      float64   `json:"requests"` // of the run, of all hosts, with those to mount
+	Fetched       float64   `json:"fetched_bytes"`
+	Price         float64   `json:"price"`         // of these, in dollars
+	HostRequests  float64   `json:"host_requests"` // of the run, without those to mount
+	HostFetched   float64   `json:"host_fetched_bytes"`
+	HostReads     float64   `json:"host_block_reads"` // of the run, of blocks: hits and waits of status.json
+	CacheBytes    int64     `json:"cache_bytes"`
+	ShareBytes    float64   `json:"share_bytes"` // the blocks that a host needs in the run
+	Caches        []Cache   `json:"caches"`
+	MountRequests int       `json:"mount_requests"` // of a host, about
+	MountSeconds  float64   `json:"mount_seconds"`
+	FirstBatch    float64   `json:"first_batch_seconds"`
+	Sources       []Source  `json:"sources"`
+	Timeline      []Moment  `json:"timeline"`
+	Verdicts      []Verdict `json:"verdicts"`
 }
 
 // Traffic is what comes from the store in an epoch.
@@ -85,8 +85,8 @@ type Verdict struct {
 
 type limits struct{ bandwidth, requests float64 }
 
-// bins are how many parts of an epoch the timeline has.
-const bins = 20
+// A timeline has so many parts of an epoch, unless that has fewer steps.
+const parts = 10
 
 func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits) *Needs {
 	q := c.sequence
@@ -115,6 +115,7 @@ func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits)
 
 	// what comes from the store
 	block := float64(n.bytes) / float64(n.blocks)
+	bins := min(parts, epoch)
 	timeline := make([]Traffic, (n.steps+epoch-1)/epoch*bins)
 	n.fetches(c.blocks.Limit, func(t touch) {
 		bin := &timeline[t.step*bins/epoch]
@@ -125,22 +126,16 @@ func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits)
 			needs.HostRequests += t.blocks
 		}
 	})
+	long := float64(epoch) * seconds / float64(bins)
 	for i, bin := range timeline {
-		to := &needs.First
-		if i >= bins {
-			to = &needs.Later
+		to, of := &needs.First, float64(bins)
+		if uint64(i) >= bins {
+			to, of = &needs.Later, float64(len(timeline))-float64(bins)
 		}
-		long := float64(epoch) * seconds / bins
-		parts := float64(bins)
-		if i >= bins {
-			parts = float64(len(timeline) - bins)
-		}
-		to.Mean += bin.Mean / long / parts
-		to.Requests += bin.Requests / long / parts
+		to.Mean += bin.Mean / long / of
+		to.Requests += bin.Requests / long / of
 		to.Peak, to.Most = max(to.Peak, bin.Mean/long), max(to.Most, bin.Requests/long)
-		if at := uint64(i+1) * epoch / bins; at <= max(steps, epoch) || i < 2*bins {
-			needs.Timeline = append(needs.Timeline, Moment{at, bin.Mean / long})
-		}
+		needs.Timeline = append(needs.Timeline, Moment{uint64(i+1) * epoch / bins, bin.Mean / long})
 	}
 	// At the beginning, nothing is kept.
 	needs.First.Peak, needs.First.Most = max(needs.First.Peak, n.cold*block/seconds), max(needs.First.Most, n.cold/seconds)
@@ -154,8 +149,7 @@ func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits)
 	// what a host needs of its disk
 	again := 0.0
 	for _, t := range n.touches {
-		switch {
-		case t.step == t.first && t.step < steps:
+		if t.step == t.first && t.step < steps {
 			needs.ShareBytes += t.bytes
 		}
 		if t.step >= epoch {
@@ -178,12 +172,12 @@ func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits)
 
 	// Objects are opened 32 at a time: each is looked at, an index beside it too, and its first bytes and then samples are read.
 	samples := max(2, 64/max(needs.Objects, 1))
-	needs.MountObjects = needs.Objects * (2 + samples)
+	needs.MountRequests = needs.Objects * (2 + samples)
 	needs.MountSeconds = 4 * math.Ceil(float64(needs.Objects)/32) * o.latency.Seconds()
 	rounds := math.Ceil(float64(n.first) / float64(c.blocks.AtOnce()))
 	needs.FirstBatch = max(rounds*o.latency.Seconds(), float64(n.first)*block/limits.bandwidth)
 
-	needs.Requests = hosts * (needs.HostRequests + float64(needs.MountObjects))
+	needs.Requests = hosts * (needs.HostRequests + float64(needs.MountRequests))
 	needs.Fetched = hosts * needs.HostFetched
 	needs.Price = needs.Requests/1000*o.getPrice + needs.Fetched/1e9*o.gbPrice
 	needs.judge(c, o, limits)
@@ -197,17 +191,21 @@ func (n *Needs) judge(c *corpus, o *options, limits limits) {
 	}
 	peak, most := max(n.First.Peak, n.Later.Peak), max(n.First.Most, n.Later.Most)
 	nearer := `set batch.order = "shuffle" and batch.shuffle_block = "64MiB"`
-	if c.sequence.ShuffleBlock > 0 {
-		nearer = `set a smaller batch.shuffle_block`
+	keep := fmt.Sprintf("set store.cache_dir, and store.cache_bytes = %.0f", math.Ceil(n.ShareBytes))
+	switch {
+	case c.sequence.ShuffleBlock > 0 && float64(n.CacheBytes) < n.ShareBytes:
+		nearer = keep
+	case c.sequence.ShuffleBlock > 0:
+		nearer = "set a smaller batch.shuffle_block"
 	}
 	used := n.ReadRate / float64(c.sequence.DType.Size()) * float64(c.sources[0].arrays[0].DType().Size())
 	if c.sequence.Layout == sampler.XY {
 		used /= 2 // x and y are the same tokens
 	}
 	if waste := n.First.Mean / used; waste > 2 {
-		say(false, "the store sends %s times the bytes that trainers read, because a block has few rows of a batch: %s", short(waste), nearer)
+		say(false, "the store sends %s bytes for each that trainers read, because a block has few rows of a batch: %s", short(waste), nearer)
 	} else {
-		say(true, "the store sends %s times the bytes that trainers read", short(waste))
+		say(true, "the store sends %s bytes for each that trainers read", short(waste))
 	}
 	if !math.IsInf(limits.bandwidth, 1) {
 		if peak > limits.bandwidth {
@@ -238,10 +236,11 @@ func (n *Needs) judge(c *corpus, o *options, limits limits) {
 		say(true, "the run has one epoch at most, so that a block cache pays only for what is read again within it")
 	case float64(n.CacheBytes) >= n.ShareBytes:
 		say(true, "store.cache_bytes has room for all that a host needs, %s", rate(n.ShareBytes))
-	case n.CacheBytes == 0:
-		say(false, "nothing is kept, so that later epochs ask the store again: set store.cache_dir, and store.cache_bytes = %.0f", n.ShareBytes)
 	default:
-		say(false, "store.cache_bytes has room for %s of what a host needs: set store.cache_bytes = %.0f", percent(float64(n.CacheBytes)/n.ShareBytes), n.ShareBytes)
+		say(false, "the block cache has room for %s of what a host needs: %s", percent(float64(n.CacheBytes)/n.ShareBytes), keep)
+	}
+	if float64(n.MountRequests) > n.HostRequests {
+		say(false, "more requests open the objects than read them, %d of a host: make objects of more tokens", n.MountRequests)
 	}
 }
 

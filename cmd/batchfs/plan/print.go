@@ -17,7 +17,7 @@ func (n *Needs) print(out io.Writer) {
 		short(float64(n.Blocks)), terminal.Size(n.BlockBytes))
 	fmt.Fprintf(&text, "%d hosts of %d GPUs, each %d rows of %d tokens a step, order %s: %s tokens a step, every %s\n", n.Hosts, n.GPUs, n.BatchSize,
 		n.BlockSize, n.Order, short(float64(n.StepTokens)), lasting(n.StepSeconds))
-	fmt.Fprintf(&text, "%s steps, %s epochs: %s\n\n", short(float64(n.Steps)), short(n.Epochs), lasting(n.RunSeconds))
+	fmt.Fprintf(&text, "a run of %s steps: epochs: %s, time: %s\n\n", short(float64(n.Steps)), short(n.Epochs), lasting(n.RunSeconds))
 
 	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', tabwriter.AlignRight)
 	hosts := float64(n.Hosts)
@@ -62,10 +62,8 @@ func (n *Needs) print(out io.Writer) {
 	for _, m := range n.Timeline {
 		most = max(most, m.Bytes)
 	}
-	for i := 0; i+1 < len(n.Timeline); i += 2 {
-		a, b := n.Timeline[i], n.Timeline[i+1]
-		mean := (a.Bytes + b.Bytes) / 2
-		fmt.Fprintf(&text, "  %6s  %s %s\n", short(float64(b.Step)), terminal.Bar(mean, max(most, 1)), rate(mean))
+	for _, m := range n.Timeline[:min(2*parts, len(n.Timeline))] {
+		fmt.Fprintf(&text, "  %6s  %s %s\n", short(float64(m.Step)), terminal.Bar(m.Bytes, most), rate(m.Bytes))
 	}
 	fmt.Fprintln(&text, "\nBlocks that later epochs find in a block cache of so many bytes")
 	for _, c := range n.Caches {

@@ -1,0 +1,164 @@
+package plan
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// plan runs the command.
+func plan(t *testing.T, args ...string) (out string, err error) {
+	t.Helper()
+	t.Chdir(t.TempDir()) // where there is no config.toml
+	cmd := Command()
+	var text bytes.Buffer
+	cmd.SetOut(&text)
+	cmd.SetErr(&text)
+	cmd.SilenceUsage, cmd.SilenceErrors = true, true
+	cmd.SetArgs(args)
+	err = cmd.ExecuteContext(t.Context())
+	return text.String(), err
+}
+
+// needs are those of a run with steps of a second.
+func needs(t *testing.T, args ...string) (n Needs) {
+	t.Helper()
+	out, err := plan(t, append([]string{"--json", "--step", "1s"}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal([]byte(out), &n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func near(t *testing.T, what string, got, want float64) {
+	t.Helper()
+	if math.Abs(got-want) > 0.05*math.Abs(want) {
+		t.Errorf("%s: %g, want %g", what, got, want)
+	}
+}
+
+const large = 1 << 40 // more cache than any test needs
+
+// With shuffle_block each byte is fetched by one host, once. With shuffle every host comes to need nearly all of the corpus: a host has
+// four of the 2048 rows of each block in an epoch. In between lies random, where it has four of them on average.
+func TestOrders(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
+	corpus := []string{"--tokens", "15T", "--hosts", "512", "--gpus", "8", "--set", fmt.Sprint("store.cache_bytes=", large)}
+	const bytes, block = 30e12, 4 << 20
+	n := needs(t, append(corpus, "--set", "batch.order=shuffle", "--set", "batch.shuffle_block=64MiB")...)
+	near(t, "shuffle_block: bytes of all hosts", n.Fetched, bytes)
+	near(t, "shuffle_block: a host's share", n.ShareBytes, bytes/512)
+	if n.Later.Mean != 0 {
+		t.Errorf("shuffle_block: %g bytes a second are fetched again in later epochs", n.Later.Mean)
+	}
+	unlimited := append(corpus, "--set", "store.cache_bytes=1000000000000000")
+	n = needs(t, append(unlimited, "--set", "batch.order=shuffle")...)
+	near(t, "shuffle: a host's share", n.ShareBytes, bytes*(1-math.Pow(1-1./512, 2048)))
+	near(t, "shuffle: peak", n.First.Peak, 96*block)
+	n = needs(t, unlimited...)
+	near(t, "random: a host's share", n.ShareBytes, bytes*(1-math.Exp(-4)))
+	n = needs(t, append(unlimited, "--set", "batch.order=sequential")...)
+	near(t, "sequential: blocks of a step", n.StepBlocks, 1+96*1024.*2/block)
+}
+
+// A cache gives as many hits as it has blocks of those that are needed again.
+func TestCaches(t *testing.T) {
+	n := needs(t, "--tokens", "10G", "--hosts", "2", "--gpus", "1", "--set", "batch.order=shuffle")
+	for _, c := range n.Caches {
+		near(t, fmt.Sprintf("hits of %.0f bytes", c.Bytes), c.Hits, c.Bytes/n.ShareBytes)
+	}
+	none := needs(t, "--tokens", "10G", "--hosts", "2", "--gpus", "1", "--set", "batch.order=shuffle", "--set", "store.cache_bytes=0", "--epochs", "2")
+	near(t, "requests without a cache", none.HostRequests, none.StepBlocks*float64(none.Steps))
+	if last := none.Verdicts[len(none.Verdicts)-1]; last.OK || !strings.Contains(last.Says, "store.cache_bytes = ") {
+		t.Errorf("without a cache, the last verdict is %+v", last)
+	}
+}
+
+// Each source goes through its own epochs, and a run of more epochs than are counted goes on like the last of these.
+func TestSources(t *testing.T) {
+	n := needs(t, "--source", "web=8G:3", "--source", "books=1G:1", "--hosts", "2", "--gpus", "2", "--set", "batch.order=shuffle", "--steps", "50000")
+	rows := 50_000. * 12 * 4
+	near(t, "epochs of web", n.Sources[0].Epochs, rows*0.75*1024/8e9)
+	near(t, "epochs of books", n.Sources[1].Epochs, rows*0.25*1024/1e9)
+	corpus := []string{"--tokens", "1G", "--set", "store.cache_bytes=0"}
+	near(t, "requests of 100 epochs", needs(t, append(corpus, "--epochs", "100")...).HostRequests, 50*needs(t, append(corpus, "--epochs", "2")...).HostRequests)
+}
+
+// The table and the chart are of the same needs.
+func TestPrint(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "plan.svg")
+	out, err := plan(t, "--source", "web=8G:3", "--source", "books=1G:1", "--hosts", "2", "--gpus", "2", "--step", "0.25s", "--bandwidth", "1Gbit",
+		"--requests", "10", "--set", "batch.order=shuffle", "--plot", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, word := range []string{"9G tokens, 18.0 GB in 9 objects", "first epoch: bytes a second, peak", "Epochs of each source", "books", "█",
+		"not ok: a host receives", "--bandwidth is 125.0 MB/s", "not ok: all hosts send", "--requests is 10", "shuffle_block"} {
+		if !strings.Contains(out, word) {
+			t.Errorf("the output lacks %q:\n%s", word, out)
+		}
+	}
+	if svg, err := os.ReadFile(path); err != nil || !bytes.Contains(svg, []byte("From the store")) {
+		t.Errorf("the chart: %v", err)
+	}
+}
+
+// An error names the flag, or the key, the value and what it must be.
+func TestErrors(t *testing.T) {
+	for _, test := range []struct {
+		args  string
+		words []string
+	}{
+		{"--tokens 1G", []string{"--step", "0.25s"}},
+		{"--tokens 15X --step 1s", []string{"--tokens", `"15X"`, "15T"}},
+		{"--tokens 15T --step 1s --shard-tokens 1k", []string{"--shard-tokens", "1k", "15M"}},
+		{"--tokens 100 --step 1s", []string{"block_size"}},
+		{"--source web=1T --step 1s", []string{"--source", `"web=1T"`, "web=10T:3"}},
+		{"--source web=1T:0 --step 1s", []string{"--source", `"web=1T:0"`}},
+		{"--tokens 1G --step 1s --hosts 0", []string{"--hosts", "0"}},
+		{"--tokens 1G --step 1s --hosts 1000000 --gpus 100", []string{"--hosts", "--gpus", "16777216"}},
+		{"--tokens 1G --step 1s --hosts 1000000 --gpus 8", []string{"batch_size", "12"}},
+		{"--tokens 1G --step 1s --bandwidth fast", []string{"--bandwidth", `"fast"`, "25Gbit"}},
+		{"--tokens 1G --step 1s --requests -1", []string{"--requests", `"-1"`}},
+		{"--tokens 1G --step 1s --plot a.pdf", []string{"a.pdf", ".svg"}},
+		{"train --tokens 1G --step 1s", []string{"train", "--set"}},
+		{"--tokens 1G --step 1s --set batch.rows=packed", []string{"rows"}},
+		{"--step 1s", []string{"config.toml"}},
+	} {
+		_, err := plan(t, strings.Fields(test.args)...)
+		for _, word := range test.words {
+			if err == nil || !strings.Contains(err.Error(), word) {
+				t.Errorf("plan %s: %v, want %q", test.args, err, test.words)
+				break
+			}
+		}
+	}
+}
+
+func TestUnits(t *testing.T) {
+	for text, want := range map[string]float64{"15T": 15e12, "1.5B": 1.5e9, "200M": 2e8, "7": 7} {
+		if got, err := quantity("--tokens", text, counts, 1, maxTokens, ""); err != nil || got != want {
+			t.Errorf("%s tokens: %g, %v", text, got, err)
+		}
+	}
+	for text, want := range map[string]float64{"25Gbit": 3.125e9, "3GB": 3e9, "1MiB": 1 << 20} {
+		if got, err := quantity("--bandwidth", text, rates, 1, 1e15, ""); err != nil || got != want {
+			t.Errorf("%s: %g, %v", text, got, err)
+		}
+	}
+	for seconds, want := range map[float64]string{0.25: "0.25 s", 12: "12 s", 303: "5 min 3 s", 12000: "3 h 20 min", 1e6: "11 d 13 h"} {
+		if got := lasting(seconds); got != want {
+			t.Errorf("%g seconds are %s, want %s", seconds, got, want)
+		}
+	}
+}
