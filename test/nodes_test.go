@@ -127,7 +127,7 @@ func TestTwoNodes(t *testing.T) {
 		t.Skip("network namespaces are root's")
 	}
 	b := newBucket(t)
-	const rows, block = 960, 100
+	const rows, block = 4800, 100
 	var data bytes.Buffer
 	for row := range rows { // each row has its own number, all over
 		for range block {
@@ -157,6 +157,10 @@ func TestTwoNodes(t *testing.T) {
 		if n.fetched.Load() == 0 {
 			t.Errorf("node %d fetched nothing", rank)
 		}
+		await(t, "all blocks in the node's directory", func() bool {
+			kept, _ := filepath.Glob(filepath.Join(cache, "*", "[0-9]*"))
+			return len(kept) >= (data.Len()+storeBlock-1)/storeBlock
+		})
 		end()
 		n.fetched.Store(0)
 		n.mount(t, dir, args...)
