@@ -163,12 +163,14 @@ func TestImage(t *testing.T) {
 	for _, dir := range []string{"proc", "dev", "batches", "var/cache/batchfs"} {
 		noError(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
 	}
-	write(t, root+"/dev/fuse", nil)
+	for _, device := range []string{"fuse", "null"} { // every container has the second
+		write(t, root+"/dev/"+device, nil)
+	}
 	const node = `
 		root=$0 probe=$1; shift
 		mount --bind "$root" "$root"
 		mount -t proc proc "$root/proc"
-		mount --bind /dev/fuse "$root/dev/fuse"
+		for device in fuse null; do mount --bind /dev/$device "$root/dev/$device"; done
 		mount -t tmpfs batches "$root/batches"
 		mkdir "$root/batches/mnt"
 		mount -o remount,bind,ro "$root"
