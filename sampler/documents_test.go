@@ -2,6 +2,7 @@ package sampler
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -560,4 +561,43 @@ func BenchmarkRowsOfDocuments(b *testing.B) {
 func logNormal(r *rand.Rand, mean float64) int64 {
 	const sigma = 1.2
 	return max(1, int64(mean*math.Exp(sigma*r.NormFloat64()-sigma*sigma/2)))
+}
+
+// recorded keeps what is read of an array.
+type recorded struct {
+	Array
+	windows *[]cache.Window
+}
+
+func (r recorded) Read(ws []cache.Window, visit func(int, []byte) error) error {
+	*r.windows = append(*r.windows, ws...)
+	return r.Array.Read(ws, visit)
+}
+
+// What Windows names of a batch is what Read reads of it.
+func TestWindowsAreWhatIsRead(t *testing.T) {
+	r := rand.New(rand.NewPCG(9, 10))
+	sorted := func(list []cache.Window) []cache.Window {
+		slices.SortFunc(list, func(a, b cache.Window) int { return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.Len, b.Len)) })
+		return list
+	}
+	for _, kind := range append(documentKinds, Windows) {
+		var got []cache.Window
+		source := documented(array.Uint32, someDocuments(r, 200, 60))
+		source.Main = recorded{source.Main, &got}
+		q, err := New([]Source{source}, Settings{Split: "train", BatchSize: 5, BlockSize: 40, DType: array.Int64, Layout: XY, Order: Shuffle,
+			World: 1, Rows: kind, Ends: EndsByIndex})
+		must(t, err)
+		for k := range uint64(20) {
+			got = nil
+			read(t, q, k)
+			var want []cache.Window
+			if !q.Windows(k, func(_, _ int, w cache.Window) bool { want = append(want, w); return true }) || !slices.Equal(sorted(got), sorted(want)) {
+				t.Fatalf("rows = %s, batch %d: %v are read, and %v are named", kind, k, got, want)
+			}
+		}
+		if q.Windows(0, func(int, int, cache.Window) bool { return false }) {
+			t.Errorf("rows = %s: goes on when it is told to stop", kind)
+		}
+	}
 }

@@ -2,6 +2,7 @@ package sampler
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -86,27 +87,37 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 }
 
 // Windows calls visit for the windows that batch k needs of each source's arrays, row after row, until it returns false. It returns whether
-// visit never did. There are none beyond the last batch.
+// visit never did, and whether it is known where the documents end that rows are made of. There are none beyond the last batch.
 func (q *Sequence) Windows(k uint64, visit func(source, column int, w cache.Window) bool) bool {
 	if k >= MaxBatches {
 		return true
 	}
-	length := int64(q.BlockSize + 1)
-	if q.Layout == Elements {
-		length = 1
-	}
 	for j := range q.BatchSize {
 		source, start := q.Start(k, j)
 		from := &q.sources[source]
-		for c, column := range q.parts.columns {
-			end := min(start+length, from.arrays[c].Len())
-			if !visit(source, c, cache.Window{Start: start * int64(column.numbers), Len: int(end-start) * column.numbers}) {
-				return false
+		needs := func(p Piece) error {
+			for c, column := range q.parts.columns {
+				n := min(int64(p.Len), from.arrays[c].Len()-p.Start)
+				if !visit(source, c, cache.Window{Start: p.Start * int64(column.numbers), Len: int(n) * column.numbers}) {
+					return errEnough
+				}
 			}
+			return nil
+		}
+		var err error
+		if rows := from.windows.pieces; rows != nil {
+			err = rows.at(start, needs)
+		} else {
+			err = needs(Piece{Start: start, Len: int(from.windows.len)})
+		}
+		if err != nil {
+			return false
 		}
 	}
 	return true
 }
+
+var errEnough = errors.New("enough")
 
 // fetch reads what is planned, and begins new plans.
 func (req *request) fetch() error {
