@@ -63,7 +63,7 @@ type Cache struct {
 
 // Counts are what readers of blocks met.
 type Counts struct {
-	Hits   atomic.Int64 // reads of a block that was there
+	Hits   atomic.Int64 // reads of a block that was there; those of files are counted by who reads them
 	Waits  atomic.Int64 // reads of a block that was fetched meanwhile
 	Waited atomic.Int64 // nanoseconds of those
 	Full   atomic.Int64 // blocks that were not kept, because the directory is full or fails
@@ -171,7 +171,7 @@ func (b Block) Release() {
 	}
 }
 
-// Get returns a block. The caller releases it, and waits for no other one meanwhile.
+// Get returns a block. The caller releases it, waits for no other one meanwhile, and counts a hit if it reads a file.
 func (o *Object) Get(index int64) (Block, error) {
 	c, k := o.cache, key{o, index}
 	c.mu.Lock()
@@ -179,7 +179,6 @@ func (o *Object) Get(index int64) (Block, error) {
 	switch {
 	case e == nil && o.IsOnDisk(index):
 		c.mu.Unlock()
-		c.Counts.Hits.Add(1)
 		return Block{File: c.disk.path(k)}, nil
 	case e == nil:
 		e = c.add(k)
@@ -190,31 +189,30 @@ func (o *Object) Get(index int64) (Block, error) {
 	e.refs++
 	e.read = true
 	c.mu.Unlock()
+	began, waited := time.Now(), false
 	select {
 	case <-e.done:
-		c.Counts.Hits.Add(1)
 	default:
-		began := time.Now()
+		waited = true
 		<-e.done
-		if e.bytes == nil {
-			c.Counts.Hits.Add(1)
-		} else {
-			c.Counts.Waits.Add(1)
-			c.Counts.Waited.Add(int64(time.Since(began)))
-		}
 	}
-	if e.err != nil {
+	switch {
+	case e.err != nil:
 		c.release(e)
 		if e.ahead {
 			return o.Get(index) // with all of the time that it may take
 		}
 		return Block{}, e.err
+	case e.bytes == nil:
+		c.release(e)
+		return Block{File: c.disk.path(k)}, nil
+	case waited:
+		c.Counts.Waits.Add(1)
+		c.Counts.Waited.Add(int64(time.Since(began)))
+	default:
+		c.Counts.Hits.Add(1)
 	}
-	b := Block{Bytes: e.bytes, entry: e}
-	if b.Bytes == nil {
-		b.File = c.disk.path(k)
-	}
-	return b, nil
+	return Block{Bytes: e.bytes, entry: e}, nil
 }
 
 // Want says that a block will be wanted soon, after those of earlier calls. It does not wait. It returns false if there is no room for
