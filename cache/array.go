@@ -308,8 +308,8 @@ func (a *Array) ranges(w Window, visit func(s *shard, r Range) bool) bool {
 
 // Want says that windows will be read soon, after those of earlier calls, so that what lies in a store is fetched meanwhile. It does not
 // wait. It returns false if some of them must be said again later, because there is no room to fetch them yet.
-func (a *Array) Want(w Window) (room bool) {
-	return a.ranges(w, func(s *shard, r Range) bool { return s.blob.Want([]Range{r}) })
+func (a *Array) Want(w Window, t Turn) (room bool) {
+	return a.ranges(w, func(s *shard, r Range) bool { return s.blob.Want([]Range{r}, t) })
 }
 
 // Blocks calls visit for each block of so many bytes, numbered within its file, that holds some of a window: what is fetched to read it,

@@ -40,7 +40,7 @@ type Blob interface {
 
 	// Want says that ranges will be read soon, after those of earlier calls, and does not wait. It returns false if some of them must
 	// be said again later, because there is no room to fetch them yet.
-	Want(ranges []Range) (room bool)
+	Want(ranges []Range, t Turn) (room bool)
 
 	// Check compares the blob with its Identity and reads nothing of it. It returns a ChangedError if they differ, or the
 	// error of looking.

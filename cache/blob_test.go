@@ -19,11 +19,11 @@ type memory struct {
 	released bool
 }
 
-func (m *memory) Path() string       { return m.path }
-func (m *memory) Identity() Identity { return Identity{Size: int64(len(m.raw))} }
-func (m *memory) Sample() Sample     { return Sample{} }
-func (m *memory) Want([]Range) bool  { return true }
-func (m *memory) Release()           { m.released = true }
+func (m *memory) Path() string            { return m.path }
+func (m *memory) Identity() Identity      { return Identity{Size: int64(len(m.raw))} }
+func (m *memory) Sample() Sample          { return Sample{} }
+func (m *memory) Want([]Range, Turn) bool { return true }
+func (m *memory) Release()                { m.released = true }
 
 func (m *memory) Check() error {
 	if m.changed {

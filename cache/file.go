@@ -112,7 +112,7 @@ func identityOf(st *unix.Stat_t) Identity {
 }
 
 // Want does nothing: a read asks the disk for all of its ranges at once.
-func (f *file) Want([]Range) bool { return true }
+func (f *file) Want([]Range, Turn) bool { return true }
 
 func (f *file) Path() string { return f.name[:len(f.name)-1] }
 

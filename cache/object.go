@@ -168,6 +168,12 @@ func (r *remote) resolve(pattern string) (names []string, err error) {
 	return names, nil
 }
 
+// A Turn says for which batch of which Stream something is needed.
+type (
+	Turn   = blocks.Turn
+	Stream = blocks.Stream
+)
+
 // An object is a Blob in a store. Its blocks are read as the files are that they are kept in.
 type object struct {
 	name   string
@@ -239,11 +245,11 @@ func (o *object) Release() {
 	}
 }
 
-func (o *object) Want(ranges []Range) (room bool) {
+func (o *object) Want(ranges []Range, t Turn) (room bool) {
 	size := o.blocks.BlockBytes()
 	for _, r := range ranges {
 		for i := range blocks.Holding(r.From, r.To, size) {
-			if o.files[i].Load() == nil && !o.blocks.Want(i) {
+			if o.files[i].Load() == nil && !o.blocks.Want(i, t) {
 				return false
 			}
 		}
@@ -255,7 +261,7 @@ func (o *object) Read(ranges []Range, visit func(int, []byte) error) error {
 	if o.changed.Load() {
 		return o.changedError()
 	}
-	o.Want(ranges) // all at once, as far as there is room
+	o.Want(ranges, Turn{}) // all at once, as far as there is room
 	size := o.blocks.BlockBytes()
 	for len(ranges) > 0 {
 		block, n := ranges[0].From/size, 0
@@ -469,7 +475,7 @@ func (a *Array) Fetch(ctx context.Context, progress func(n int64)) error {
 		}
 		wanted := int64(0)
 		for i := range o.blocks.Blocks() {
-			for wanted < o.blocks.Blocks() && o.blocks.Want(wanted) {
+			for wanted < o.blocks.Blocks() && o.blocks.Want(wanted, Turn{}) {
 				wanted++
 			}
 			wanted = max(wanted, i+1)

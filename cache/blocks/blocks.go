@@ -12,6 +12,7 @@ import (
 	"context"
 	"iter"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -56,7 +57,7 @@ type Cache struct {
 	free    [][]byte       // slots
 	taken   int            // slots in use
 	loading int            // blocks that were wanted ahead
-	queue   []key          // blocks that are wanted ahead, nearest first
+	queue   []wanted       // blocks that are wanted ahead, nearest first
 	pending []*entry       // to be written, oldest first
 	writing bool           // a goroutine writes them
 }
@@ -93,8 +94,78 @@ type entry struct {
 	loaded  time.Time
 	refs    int           // readers, and the writer; guarded by Cache.mu, as all below
 	read    bool          // somebody wants it, or has wanted it, now
+	needs   []need        // of streams
 	pending bool          // to be written
 	at      *list.Element // in recent
+}
+
+// A wanted block is one in the queue.
+type wanted struct {
+	key
+	needs []need
+}
+
+// A Stream is a reader that reads batches in order, and whose next ones are known.
+type Stream struct {
+	at    atomic.Uint64 // the batch that it is at
+	moved atomic.Int64  // when it got there, in nanoseconds since 1970
+}
+
+// Pass says which batch the stream reads next. The one before is perhaps being read still.
+func (s *Stream) Pass(k uint64) {
+	s.at.Store(k)
+	s.moved.Store(time.Now().UnixNano())
+}
+
+// A Turn is when a block is needed: for a batch of a stream. The zero Turn is soon, and once.
+type Turn struct {
+	By    *Stream
+	Batch uint64
+}
+
+// A need is the batches of a stream that need a block: the first, the last, and some between.
+type need struct {
+	by          *Stream
+	first, last uint64
+}
+
+// Some threads of a trainer may be that many batches behind others.
+const behind = 4
+
+// distance is after how many batches the block is needed. ok is false if it is not, or if the stream seems to have ended.
+func (n need) distance() (batches uint64, ok bool) {
+	at := n.by.at.Load()
+	if n.last+behind < at || time.Now().UnixNano()-n.by.moved.Load() > int64(patience) {
+		return 0, false
+	}
+	return max(n.first, at) - at, true
+}
+
+// next is after how many batches a block is needed next by any of its streams; ok is false if it is by none.
+func next(needs []need) (batches uint64, ok bool) {
+	for _, n := range needs {
+		if d, is := n.distance(); is && (!ok || d < batches) {
+			batches, ok = d, true
+		}
+	}
+	return batches, ok
+}
+
+// add notes when a block is needed.
+func add(needs []need, t Turn) []need {
+	if t.By == nil {
+		return needs
+	}
+	for i := range needs {
+		if n := &needs[i]; n.by == t.By {
+			if _, ok := n.distance(); !ok {
+				n.first = t.Batch
+			}
+			n.first, n.last = min(n.first, t.Batch), max(n.last, t.Batch)
+			return needs
+		}
+	}
+	return append(needs, need{t.By, t.Batch, t.Batch})
 }
 
 // New returns a cache. It touches nothing. log is asked for when there is something to say.
@@ -215,34 +286,54 @@ func (o *Object) Get(index int64) (Block, error) {
 	return Block{Bytes: e.bytes, entry: e}, nil
 }
 
-// Want says that a block will be wanted soon, after those of earlier calls. It does not wait. It returns false if there is no room for
-// the block yet.
-func (o *Object) Want(index int64) bool {
+// Want says when a block will be wanted, after those of earlier calls. It does not wait. It returns false if there is no room for the
+// block yet.
+func (o *Object) Want(index int64, t Turn) bool {
 	c, k := o.cache, key{o, index}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch {
-	case c.entries[k] != nil, o.IsOnDisk(index), slices.Contains(c.queue, k):
+	if e := c.entries[k]; e != nil {
+		e.needs = add(e.needs, t)
 		return true
-	case len(c.queue) >= c.slots:
+	}
+	if o.IsOnDisk(index) {
+		return true
+	}
+	if i := slices.IndexFunc(c.queue, func(w wanted) bool { return w.key == k }); i >= 0 {
+		c.queue[i].needs = add(c.queue[i].needs, t)
+		return true
+	}
+	queued := 0 // of the same stream
+	for _, w := range c.queue {
+		if len(w.needs) > 0 && w.needs[0].by == t.By || len(w.needs) == 0 && t.By == nil {
+			queued++
+		}
+	}
+	if queued >= c.slots {
 		return false
 	}
-	c.queue = append(c.queue, k)
+	c.queue = append(c.queue, wanted{k, add(nil, t)})
 	c.pump()
 	return true
 }
 
 // pump begins to load blocks that are wanted ahead, while there are slots. The caller holds mu.
 func (c *Cache) pump() {
-	for len(c.queue) > 0 && c.loading < maxLoading {
-		k := c.queue[0]
-		if c.entries[k] == nil && !k.object.IsOnDisk(k.index) {
+	for c.loading < maxLoading {
+		i := c.nearest()
+		if i < 0 {
+			return
+		}
+		w := c.queue[i]
+		if e := c.entries[w.key]; e != nil {
+			e.needs = append(e.needs, w.needs...)
+		} else if !w.object.IsOnDisk(w.index) {
 			slot := c.slot(false)
 			if slot == nil {
 				return
 			}
-			e := c.add(k)
-			e.bytes, e.ahead = slot, true
+			e := c.add(w.key)
+			e.bytes, e.ahead, e.needs = slot, true, w.needs
 			c.loading++
 			go func() {
 				c.load(e)
@@ -252,8 +343,23 @@ func (c *Cache) pump() {
 				c.pump()
 			}()
 		}
-		c.queue = slices.Delete(c.queue, 0, 1)
+		c.queue = slices.Delete(c.queue, i, i+1)
 	}
+}
+
+// nearest is the block of the queue that is needed first, or -1. It drops those that are needed no more. The caller holds mu.
+func (c *Cache) nearest() int {
+	at, least := -1, uint64(0)
+	c.queue = slices.DeleteFunc(c.queue, func(w wanted) bool {
+		_, ok := next(w.needs)
+		return !ok && len(w.needs) > 0
+	})
+	for i, w := range c.queue {
+		if d, _ := next(w.needs); at < 0 || d < least { // soon, where no stream needs it
+			at, least = i, d
+		}
+	}
+	return at
 }
 
 // add makes an entry. The caller holds mu, and loads it.
@@ -335,32 +441,51 @@ func (c *Cache) slot(now bool) []byte {
 		return make([]byte, c.o.BlockBytes)
 	}
 	var victim *entry
-	worth := func(e *entry) int { // of those that are worth less, the first; of those that were loaded ahead, the last
-		switch {
-		case e.pending && time.Since(e.loaded) < slowest:
-			return 4
-		case e.pending:
-			return 3
-		case !e.read && time.Since(e.loaded) < patience:
-			return 2
-		}
-		return 1
-	}
+	var worth int       // of victim: of those that are worth less, the first; of those that are wanted ahead, the one wanted last
+	var distance uint64 // of victim
 	for at := c.recent.Front(); at != nil; at = at.Next() {
-		e := at.Value.(*entry)
-		if e.refs == 0 && (victim == nil || worth(e) < worth(victim) || worth(e) == 2 && worth(victim) == 2) {
-			victim = e
+		if e := at.Value.(*entry); e.refs == 0 {
+			if w, d := e.worth(); victim == nil || w < worth || w == worth && w == isWanted && d >= distance {
+				victim, worth, distance = e, w, d
+			}
 		}
 	}
-	if victim == nil || worth(victim) == 4 || !now && worth(victim) > 1 {
+	if victim == nil || worth == isPending || !now && worth > isRead {
 		return nil
 	}
 	if victim.pending {
 		c.pending = slices.DeleteFunc(c.pending, func(e *entry) bool { return e == victim })
 		c.Counts.Full.Add(1)
 	}
+	if worth == isWanted && len(victim.needs) > 0 {
+		c.queue = append(c.queue, wanted{victim.key, victim.needs})
+	}
 	c.remove(victim)
 	return victim.bytes[:c.o.BlockBytes]
+}
+
+// What a block in memory is worth.
+const (
+	isRead    = iota // nobody is known to need it
+	isWanted         // somebody will
+	isLate           // to be written: the directory should have it by now
+	isPending        // to be written to the directory
+)
+
+// worth is what the block is worth, and if it is wanted, after how many batches. The caller holds Cache.mu.
+func (e *entry) worth() (worth int, batches uint64) {
+	switch {
+	case e.pending && time.Since(e.loaded) < slowest:
+		return isPending, 0
+	case e.pending:
+		return isLate, 0
+	case !e.read && time.Since(e.loaded) < patience:
+		worth, batches = isWanted, math.MaxUint64
+	}
+	if d, ok := next(e.needs); ok {
+		worth, batches = isWanted, d
+	}
+	return worth, batches
 }
 
 // remove takes an entry out of memory. Its slot is the caller's, who holds mu.

@@ -112,7 +112,7 @@ func TestEachBlockIsFetchedOnce(t *testing.T) {
 	for range 8 {
 		all.Go(func() {
 			for i := range first.Blocks() {
-				first.Want((i + 1) % first.Blocks())
+				first.Want((i+1)%first.Blocks(), Turn{})
 				if err := s.compare(first, i); err != nil {
 					t.Error(err)
 				}
@@ -124,7 +124,7 @@ func TestEachBlockIsFetchedOnce(t *testing.T) {
 	for range 3 {
 		again := s.open(t, o, io.Discard, "a")
 		for i := range again.Blocks() {
-			again.Want(i)
+			again.Want(i, Turn{})
 		}
 		readAll(t, s, again)
 	}
@@ -295,7 +295,7 @@ func TestStoreFails(t *testing.T) {
 			t.Errorf("error %v, want that of the store", err)
 		}
 	}
-	o.Want(2)
+	o.Want(2, Turn{})
 	s.check(t, o, 0) // which is kept
 	s.fail.Store(false)
 	readAll(t, s, o)
@@ -308,7 +308,7 @@ func TestAhead(t *testing.T) {
 	o := s.open(t, Options{BlockBytes: blockBytes, Memory: 4 * blockBytes}, io.Discard, "a")
 	wanted := 0
 	for i := range o.Blocks() {
-		if o.Want(i) {
+		if o.Want(i, Turn{}) {
 			wanted++
 		}
 	}
@@ -455,5 +455,29 @@ func TestDirectoryFails(t *testing.T) {
 				t.Errorf("%d blocks are not in the directory that works again; the log:\n%s", n, said.String())
 			}
 		})
+	}
+}
+
+// Blocks that a stream needs for its next batches stay in memory until then: one stream has every block fetched once, and several that
+// begin after each other no more than some again.
+func TestStreams(t *testing.T) {
+	const slots, batches, perBlock = 8, 80, 4
+	for _, streams := range []int{1, 2, 3} {
+		s := newSource(streams * batches / perBlock * blockBytes)
+		o := s.open(t, Options{BlockBytes: blockBytes, Memory: slots * blockBytes}, io.Discard, "a")
+		readers, next := make([]Stream, streams), make([]uint64, streams)
+		block := func(i int, k uint64) int64 { return int64(i*batches+int(k)) / perBlock }
+		for k := range uint64(batches) {
+			for i := range readers {
+				readers[i].Pass(k)
+				for next[i] < batches && o.Want(block(i, next[i]), Turn{&readers[i], next[i]}) {
+					next[i]++
+				}
+				s.check(t, o, block(i, k))
+			}
+		}
+		if most := o.Blocks() + int64((streams-1)*slots); s.fetched.Load() > most {
+			t.Errorf("%d streams: %d blocks were fetched, want %d at most", streams, s.fetched.Load(), most)
+		}
 	}
 }

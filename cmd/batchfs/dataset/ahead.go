@@ -10,6 +10,7 @@ import (
 // A lookahead has fetched what the next batches need, while they are read in order.
 type lookahead struct {
 	d    *Dataset
+	by   cache.Stream
 	mu   sync.Mutex
 	last uint64 // batch that was read; guarded by mu, as next
 	next uint64 // the first batch whose blocks are not all wanted yet
@@ -30,6 +31,7 @@ func (d *Dataset) ahead() func(k uint64) {
 	}
 	l := &lookahead{d: d, last: d.Split.Start, most: uint64(max(maxRowsAhead/d.Sequence.BatchSize, 1))}
 	return func(k uint64) {
+		l.by.Pass(k)
 		if l.mu.TryLock() { // or another reader's look is as good
 			if l.isFar(k) {
 				l.last = k
@@ -60,7 +62,8 @@ func (l *lookahead) from(k uint64) {
 		l.next = k
 	}
 	for ; l.next < k+l.most; l.next++ {
-		room := l.d.Sequence.Windows(l.next, func(source, column int, w cache.Window) bool { return l.d.sources[source][column].Want(w) })
+		turn := cache.Turn{By: &l.by, Batch: l.next}
+		room := l.d.Sequence.Windows(l.next, func(source, column int, w cache.Window) bool { return l.d.sources[source][column].Want(w, turn) })
 		if !room {
 			return
 		}
