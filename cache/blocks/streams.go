@@ -1,0 +1,69 @@
+package blocks
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// A Stream is a reader that reads batches in order, and whose next ones are known.
+type Stream struct {
+	at    atomic.Uint64 // the batch that it is at
+	moved atomic.Int64  // when it got there, in nanoseconds since 1970
+}
+
+// Pass says which batch the stream reads next. The one before is perhaps being read still.
+func (s *Stream) Pass(k uint64) {
+	s.at.Store(k)
+	s.moved.Store(time.Now().UnixNano())
+}
+
+// A Turn is when a block is needed: for a batch of a stream. The zero Turn is soon, and once.
+type Turn struct {
+	By    *Stream
+	Batch uint64
+}
+
+// A need is the batches of a stream that need a block: the first, the last, and some between.
+type need struct {
+	by          *Stream
+	first, last uint64
+}
+
+// Some threads of a trainer may be that many batches behind others.
+const behind = 4
+
+// distance is after how many batches the block is needed. ok is false if it is not, or if the stream seems to have ended.
+func (n need) distance() (batches uint64, ok bool) {
+	at := n.by.at.Load()
+	if n.last+behind < at || time.Now().UnixNano()-n.by.moved.Load() > int64(patience) {
+		return 0, false
+	}
+	return max(n.first, at) - at, true
+}
+
+// next is after how many batches a block is needed next by any of its streams; ok is false if it is by none.
+func next(needs []need) (batches uint64, ok bool) {
+	for _, n := range needs {
+		if d, is := n.distance(); is && (!ok || d < batches) {
+			batches, ok = d, true
+		}
+	}
+	return batches, ok
+}
+
+// add notes when a block is needed.
+func add(needs []need, t Turn) []need {
+	if t.By == nil {
+		return needs
+	}
+	for i := range needs {
+		if n := &needs[i]; n.by == t.By {
+			if _, ok := n.distance(); !ok {
+				n.first = t.Batch
+			}
+			n.first, n.last = min(n.first, t.Batch), max(n.last, t.Batch)
+			return needs
+		}
+	}
+	return append(needs, need{t.By, t.Batch, t.Batch})
+}
