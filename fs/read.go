@@ -265,8 +265,8 @@ func (t *tree) readBatches(r *request, s *Sequence, k uint64, off int64, buf []b
 	if len(rest) > 0 && row.content != everyBatch {
 		answer.stream, answer.buffer = t.prefetcher.lookup(s, k)
 	}
-	if _, size := i.shown(s); len(rest) > 0 && s.Ahead != nil {
-		s.Ahead(k + uint64((off+int64(len(rest)))/size))
+	if len(rest) > 0 && s.Ahead != nil {
+		s.Ahead(k + uint64((off+int64(len(rest)))/shown))
 	}
 	if answer.buffer != nil {
 		// Its batch is of the tokens as they were.

@@ -111,5 +111,6 @@ func storeUse() *fs.StoreUse {
 	if !ok {
 		return nil
 	}
-	return &fs.StoreUse{Requests: u.Requests, Bytes: u.Bytes, Hits: u.Hits, Waits: u.Waits, Waited: u.Waited, Unkept: u.Unkept, Memory: u.Memory}
+	use := fs.StoreUse(u)
+	return &use
 }
