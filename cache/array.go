@@ -200,8 +200,11 @@ func (a *Array) Check() error {
 
 // look asks the store about one of the objects that are followed, now and then. It does not wait.
 func (a *Array) look() {
+	if len(a.followed) == 0 {
+		return
+	}
 	now, last := int64(uptime()), a.looked.Load()
-	if len(a.followed) > 0 && now-last >= int64(lookEvery) && a.looked.CompareAndSwap(last, now) {
+	if now-last >= int64(lookEvery) && a.looked.CompareAndSwap(last, now) {
 		go a.followed[int(a.next.Add(1)%int64(len(a.followed)))].look()
 	}
 }
@@ -249,8 +252,8 @@ func (a *Array) shardOf(at int64) *shard { return a.shardAt(at / a.width) }
 var rangeLists = sync.Pool{New: func() any { return new([]Range) }}
 
 // Read fetches windows and calls visit for each, in any order, with the window's index in ws and its numbers as they stand
-// in the file. raw is valid during the call only. visit may be called again for a window, if what was read turned out bad. Each window must lie within a run. An error of visit ends the read and is
-// returned, unless the file changed, which then explains it.
+// in the file. raw is valid during the call only. visit may be called again for a window, if what was read turned out bad. Each window
+// must lie within a run. An error of visit ends the read and is returned, unless the file changed, which then explains it.
 //
 // While a file is known to have changed, every read fails with its ChangedError, also one of other files or of no window.
 func (a *Array) Read(ws []Window, visit func(i int, raw []byte) error) error {
@@ -293,34 +296,50 @@ func (a *Array) bytes(s *shard, r Range) Range {
 	return Range{first + r.From, first + r.To, r.Index}
 }
 
-// ranges calls visit with the bytes of each file that hold a window, until it returns false. It returns whether visit never did.
-func (a *Array) ranges(w Window, visit func(s *shard, r Range) bool) bool {
-	for from, to := w.Start*a.number, (w.Start+int64(w.Len))*a.number; from < to; {
-		s := a.shardOf(from)
-		part := Range{from, min(to, s.end()*a.width), 0}
-		if !visit(s, a.bytes(s, part)) {
-			return false
+// parts are the stretches of bytes of the array [from, to), each with the shard that holds it.
+func (a *Array) parts(from, to int64) iter.Seq2[*shard, Range] {
+	return func(yield func(*shard, Range) bool) {
+		for from < to {
+			s := a.shardOf(from)
+			part := Range{From: from, To: min(to, s.end()*a.width)}
+			if !yield(s, part) {
+				return
+			}
+			from = part.To
 		}
-		from = part.To
 	}
-	return true
+}
+
+// inFiles are the parts of a window, as bytes of their files.
+func (a *Array) inFiles(w Window) iter.Seq2[*shard, Range] {
+	return func(yield func(*shard, Range) bool) {
+		for s, part := range a.parts(w.Start*a.number, (w.Start+int64(w.Len))*a.number) {
+			if !yield(s, a.bytes(s, part)) {
+				return
+			}
+		}
+	}
 }
 
 // Want says that windows will be read soon, after those of earlier calls, so that what lies in a store is fetched meanwhile. It does not
 // wait. It returns false if some of them must be said again later, because there is no room to fetch them yet.
 func (a *Array) Want(w Window, t Turn) (room bool) {
-	return a.ranges(w, func(s *shard, r Range) bool { return s.blob.Want([]Range{r}, t) })
+	for s, r := range a.inFiles(w) {
+		if !s.blob.Want([]Range{r}, t) {
+			return false
+		}
+	}
+	return true
 }
 
 // Blocks calls visit for each block of so many bytes, numbered within its file, that holds some of a window: what is fetched to read it,
 // where the files are objects.
 func (a *Array) Blocks(w Window, size int64, visit func(file int, block int64)) {
-	a.ranges(w, func(s *shard, r Range) bool {
+	for s, r := range a.inFiles(w) {
 		for block := range blocks.Holding(r.From, r.To, size) {
 			visit(a.shardNumber(s.start), block)
 		}
-		return true
-	})
+	}
 }
 
 // FileBytes are the sizes of Files.
@@ -347,10 +366,7 @@ func (a *Array) IsRemote() bool {
 // readAcross reads bytes of the array that begin in one shard and end in a later one.
 func (a *Array) readAcross(r Range, visit func(int, []byte) error) error {
 	whole := make([]byte, r.To-r.From)
-	for next := r.From; next < r.To; {
-		s := a.shardOf(next)
-		part := Range{From: next, To: min(r.To, s.end()*a.width)}
-		next = part.To
+	for s, part := range a.parts(r.From, r.To) {
 		err := s.blob.Read([]Range{a.bytes(s, part)}, func(_ int, raw []byte) error {
 			copy(whole[part.From-r.From:], raw)
 			return nil
