@@ -29,7 +29,7 @@ func TestPlanIsMeasured(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s/%g", test.order, test.share), func(t *testing.T) {
 			config := b.config(t, "s3://bucket/train_*.bin", "block_size = 4000\nbatch_size = 4")
-			args := []string{"-c", config, "--set", "store.cache_dir=" + t.TempDir(), "--set", "memory.ahead_bytes=4194304"}
+			args := []string{"-c", config, "--set", "store.cache_dir=" + t.TempDir(), "--set", "memory.ahead_bytes=2097152"}
 			planned := func(args ...string) (n struct {
 				Epoch    int     `json:"epoch_steps"`
 				Requests float64 `json:"host_requests"`

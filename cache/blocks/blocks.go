@@ -404,6 +404,7 @@ func (c *Cache) slot(now bool) []byte {
 // What a block in memory is worth.
 const (
 	isRead    = iota // nobody is known to need it
+	isPassed         // a stream needed it until just now: a thread may be behind
 	isWanted         // somebody will
 	isLate           // to be written: the directory should have it by now
 	isPending        // to be written to the directory
@@ -420,7 +421,10 @@ func (e *entry) worth() (worth int, batches uint64) {
 		worth, batches = isWanted, math.MaxUint64
 	}
 	if d, ok := next(e.needs); ok {
-		worth, batches = isWanted, d
+		return isWanted, d
+	}
+	if worth == isRead && slices.ContainsFunc(e.needs, need.isPassed) {
+		worth = isPassed
 	}
 	return worth, batches
 }

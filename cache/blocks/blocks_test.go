@@ -461,23 +461,25 @@ func TestDirectoryFails(t *testing.T) {
 // Blocks that a stream needs for its next batches stay in memory until then: one stream has every block fetched once, and several that
 // begin after each other no more than some again.
 func TestStreams(t *testing.T) {
-	const slots, batches, perBlock = 8, 80, 4
-	for _, streams := range []int{1, 2, 3} {
-		s := newSource(streams * batches / perBlock * blockBytes)
-		o := s.open(t, Options{BlockBytes: blockBytes, Memory: slots * blockBytes}, io.Discard, "a")
-		readers, next := make([]Stream, streams), make([]uint64, streams)
-		block := func(i int, k uint64) int64 { return int64(i*batches+int(k)) / perBlock }
-		for k := range uint64(batches) {
-			for i := range readers {
-				readers[i].Pass(k)
-				for next[i] < batches && o.Want(block(i, next[i]), Turn{&readers[i], next[i]}) {
-					next[i]++
+	const batches, perBlock = 80, 4
+	for _, slots := range []int64{4, 8} {
+		for _, streams := range []int{1, 2, 3} {
+			s := newSource(streams * batches / perBlock * blockBytes)
+			o := s.open(t, Options{BlockBytes: blockBytes, Memory: slots * blockBytes}, io.Discard, "a")
+			readers, next := make([]Stream, streams), make([]uint64, streams)
+			block := func(i int, k uint64) int64 { return int64(i*batches+int(k)) / perBlock }
+			for k := range uint64(batches) {
+				for i := range readers {
+					readers[i].Pass(k)
+					for next[i] < batches && o.Want(block(i, next[i]), Turn{&readers[i], next[i]}) {
+						next[i]++
+					}
+					s.check(t, o, block(i, k))
 				}
-				s.check(t, o, block(i, k))
 			}
-		}
-		if most := o.Blocks() + int64((streams-1)*slots); s.fetched.Load() > most {
-			t.Errorf("%d streams: %d blocks were fetched, want %d at most", streams, s.fetched.Load(), most)
+			if most := o.Blocks() + int64(streams)*slots; s.fetched.Load() > most {
+				t.Errorf("%d streams in %d slots: %d blocks were fetched, want %d at most", streams, slots, s.fetched.Load(), most)
+			}
 		}
 	}
 }

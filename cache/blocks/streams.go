@@ -35,11 +35,16 @@ const behind = 4
 // distance is after how many batches the block is needed. ok is false if it is not, or if the stream seems to have ended.
 func (n need) distance() (batches uint64, ok bool) {
 	at := n.by.at.Load()
-	if n.last+behind < at || time.Now().UnixNano()-n.by.moved.Load() > int64(patience) {
-		return 0, false
-	}
-	return max(n.first, at) - at, true
+	return max(n.first, at) - at, at <= n.last && n.by.moves()
 }
+
+// isPassed reports whether the stream needed the block until just now.
+func (n need) isPassed() bool {
+	at := n.by.at.Load()
+	return n.last < at && at <= n.last+behind && n.by.moves()
+}
+
+func (s *Stream) moves() bool { return time.Now().UnixNano()-s.moved.Load() <= int64(patience) }
 
 // next is after how many batches a block is needed next by any of its streams; ok is false if it is by none.
 func next(needs []need) (batches uint64, ok bool) {
