@@ -17,6 +17,7 @@ import (
 // Rows of any array, and arrays beside the tokens, of any dtype, further axes, files and source, are in every file what a reference
 // computes that shares no code with the program, from any byte on. BATCHFS_SEED repeats a run.
 func TestArraysAgreeWithReference(t *testing.T) {
+	t.Parallel()
 	chance := rand.New(rand.NewPCG(randomSeed(t), 0))
 	splits, many := newRandomSplits(t, chance), 10
 	if testing.Short() {

@@ -119,6 +119,7 @@ func TestBenchTokenize(t *testing.T) {
 }
 
 func TestBenchInterrupted(t *testing.T) {
+	t.Parallel()
 	needFUSE(t)
 	dir := t.TempDir()
 	cmd := benchCommand(dir)

@@ -446,6 +446,7 @@ func replaceFile(t testing.TB, file string, data []byte) {
 // After a change, every way to open a file shows the new data at once, however much of the old the kernel has; and what
 // was opened before shows nothing but the old data, however many changes there have been.
 func TestOpenedBeforeAndAfterAChange(t *testing.T) {
+	t.Parallel()
 	const size = 512
 	long, short := versionOf(0, 1_600_000), versionOf(1, 100_000)
 	m, file, settings := mountFollowing(t, long)

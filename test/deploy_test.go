@@ -191,6 +191,7 @@ func TestImage(t *testing.T) {
 
 // The scripts for Slurm mount for a job, whose tasks read each its share, and unmount after it, however often they run.
 func TestSlurm(t *testing.T) {
+	t.Parallel()
 	needNamespaces(t)
 	if os.Geteuid() != 0 {
 		t.Skip("the prolog is root's")

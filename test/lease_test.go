@@ -17,6 +17,7 @@ import (
 // A file that is overwritten in place bit by bit, by somebody whom batchfs may not ask the kernel about, is served when it is
 // whole: no batch mixes old and new tokens.
 func TestOverwrittenWithoutALease(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("only root can be several users")
 	}

@@ -138,6 +138,7 @@ func TestEachByteOnce(t *testing.T) {
 // Threads and processes that share a handle have whole batches, each its own, also where the kernel cuts every read(2) in two or
 // three: where the batch is larger than a request, or where the memory that it goes to does not begin at a page.
 func TestSharedHandlesOfLargeBatches(t *testing.T) {
+	t.Parallel()
 	const most = 4 * 20
 	config, _ := small(t, 1)
 	for _, size := range []int{256, 512, 640} { // KiB of x

@@ -159,6 +159,7 @@ func interrupted(t *testing.T, args []string, after int, interrupt func()) (line
 
 // A split's batches do not depend on what becomes of another, though it has the same tokens, order and seed.
 func TestSplitsDoNotDisturbEachOther(t *testing.T) {
+	t.Parallel()
 	config, _ := small(t, 1)
 	for _, order := range []string{"random", "shuffle", "torch"} {
 		t.Run(order, func(t *testing.T) {

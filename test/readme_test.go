@@ -34,6 +34,7 @@ func lacksLibrary(code string) bool {
 
 // What README says to type works, in the order in which it says so. CI runs its make commands.
 func TestREADME(t *testing.T) {
+	t.Parallel()
 	needFUSE(t)
 	dir := t.TempDir()
 	mountpoint := filepath.Join(dir, "mnt")

@@ -236,6 +236,7 @@ func TestTokensSurviveWorkers(t *testing.T) {
 // When a token file is replaced and that is followed, what was open shows the old file, and what is opened then the new one, whether
 // the workers are killed or not. The old file's space is free once nobody has it open.
 func TestTokensFollow(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	free := func() uint64 { return 0 }
 	if os.Geteuid() == 0 {

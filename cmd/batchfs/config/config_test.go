@@ -69,9 +69,14 @@ func TestReferenceConfigIsTheManual(t *testing.T) {
 	lines := strings.Split(live, "\n")
 	documented := map[string]string{}
 	for _, k := range d.keys {
+		if documented[k.String()] != "" { // the first of several tables says it
+			continue
+		}
 		var comment []string
-		line := d.line(k)
-		if len(k) == 4 { // in one of several tables: the first
+		var line int
+		if len(k) != 4 {
+			line = d.line(k)
+		} else { // in one of several tables: the first
 			table := slices.Index(lines, "[["+k[:3].String()+"]]")
 			line = table + 1 + slices.IndexFunc(lines[table:], func(l string) bool { return strings.HasPrefix(l, k[3]+" = ") })
 		}
@@ -79,9 +84,7 @@ func TestReferenceConfigIsTheManual(t *testing.T) {
 			comment = append(comment, strings.TrimSpace(lines[i][1:]))
 		}
 		slices.Reverse(comment)
-		if name := k.String(); documented[name] == "" { // the first of several tables says it
-			documented[name] = strings.Join(comment, " ")
-		}
+		documented[k.String()] = strings.Join(comment, " ")
 	}
 	check := func(key, rule string) {
 		comment, ok := documented[key]

@@ -401,6 +401,7 @@ func TestOriginsOfAnyBytes(t *testing.T) {
 		Source *int
 	}
 	for _, d := range openMany(t) {
+		origins := d.Origins()
 		for _, k := range []uint64{0, 7, 1<<40 - 1} {
 			whole := originsOf(d, k)
 			var got struct {
@@ -440,7 +441,7 @@ func TestOriginsOfAnyBytes(t *testing.T) {
 				for _, n := range []int{1, 100, len(whole)} {
 					n = min(n, len(whole)-off)
 					part := make([]byte, n)
-					if d.Origins().Read(part, k, int64(off)); !bytes.Equal(part, whole[off:off+n]) {
+					if origins.Read(part, k, int64(off)); !bytes.Equal(part, whole[off:off+n]) {
 						t.Fatalf("%s: %d bytes from byte %d on are %q, want %q", d.label(), n, off, part, whole[off:off+n])
 					}
 				}
