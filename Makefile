@@ -3,7 +3,7 @@
 # make test    sets up what is missing and runs the tests but for those that take long, in a few minutes
 # make soak    lets those tests run for over two hours that look for leaks, kill what serves and compare all bytes and tokens with
 #              a reference, and holds times to their limits: nothing else should use the machine
-# make check   everything that CI runs: all tests, analysis, a little fuzzing
+# make check   everything that CI runs: all tests with the race detector, analysis, a little fuzzing
 # make bench-compare REF=HEAD~1   the Go benchmarks of each package, next to those of another commit
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.7.0
@@ -12,6 +12,8 @@ BENCHSTAT = golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 # Without -count=1 Go would not run those tests again that build the program themselves, whatever has changed in it. Each wait
 # in them has a limit of its own; -timeout is for a machine with so much else to do that all of it takes ten times as long.
 TEST = go test -count=1 -timeout 1h
+# The longest first: then the others run beside it.
+PACKAGES = ./test ./...
 # In inputs, not in seconds: Go before 1.27 may fail when the seconds are over (go.dev/issue/75804).
 FUZZTIME = 50000x
 FUZZ = go test -run '^$$' -fuzzminimizetime 10x -fuzztime
@@ -35,7 +37,7 @@ bench:
 
 test:
 	@.ci/setup test
-	$(TEST) -race -short ./...
+	$(TEST) -short $(PACKAGES)
 
 LEAKS = TestStoreKilled|TestPrepareKilled|TestPrepareMemory|TestPrepareManyFiles|TestStorm|TestStaysFlat|TestManySettings|TestKilledReaders|TestGoReaderUnderSignals|TestSoak|TestDifferential|TestNoMemory
 TIMES = TestStoreLatency|TestStoreWarm|TestStoreCold|TestStoreOutage|TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestTerabyte|TestReady
@@ -53,9 +55,9 @@ check:
 	go run $(STATICCHECK) ./...
 	go mod tidy -diff
 	@$(MAKE) --no-print-directory vulnerabilities
-	$(TEST) -race ./...
+	$(TEST) -race $(PACKAGES)
 	# the mount must not need a second thread to answer its first; Go itself may have all of them to build
-	$(TEST) -short -parallel 2 -exec 'env GOMAXPROCS=1' ./...
+	$(TEST) -short -parallel 2 -exec 'env GOMAXPROCS=1' $(PACKAGES)
 	@$(MAKE) --no-print-directory fuzz
 
 # A machine that cannot ask for what is known has nothing to answer for, but it says so.
