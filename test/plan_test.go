@@ -19,17 +19,18 @@ func TestPlanIsMeasured(t *testing.T) {
 		order, path string
 		hosts, gpus int
 		share       float64 // of what a host needs, that its block cache has room for
+		ahead       int     // MiB
 	}{
-		{"random", "", 2, 2, 1},
-		{"shuffle", "", 2, 2, 1},
-		{"shuffle,shuffle_block=256KiB", ",local_world=2", 2, 2, 1},
-		{"sequential", "", 2, 2, 1},
-		{"shuffle", "", 4, 1, 0.5},
-		{"sequential", "", 2, 2, 0.5},
+		{"random", "", 2, 2, 1, 4},
+		{"shuffle", "", 2, 2, 1, 4},
+		{"shuffle,shuffle_block=256KiB", ",local_world=2", 2, 2, 1, 4},
+		{"sequential", "", 2, 2, 1, 4},
+		{"shuffle", "", 4, 1, 0.5, 2},
+		{"sequential", "", 2, 2, 0.5, 1}, // hardly more than the rows of a step need
 	} {
 		t.Run(fmt.Sprintf("%s/%g", test.order, test.share), func(t *testing.T) {
 			config := b.config(t, "s3://bucket/train_*.bin", "block_size = 4000\nbatch_size = 4")
-			args := []string{"-c", config, "--set", "store.cache_dir=" + t.TempDir(), "--set", "memory.ahead_bytes=2097152"}
+			args := []string{"-c", config, "--set", "store.cache_dir=" + t.TempDir(), "--set", fmt.Sprintf("memory.ahead_bytes=%d", test.ahead<<20)}
 			planned := func(args ...string) (n struct {
 				Epoch    int     `json:"epoch_steps"`
 				Requests float64 `json:"host_requests"`

@@ -45,6 +45,7 @@ func (c *corpus) count(ctx context.Context, steps uint64, progress func(done flo
 			return nil, err
 		}
 	}
+	n.kept /= 4
 	for i, s := range c.sources {
 		for column := range s.arrays {
 			if err := c.search(ctx, n, i, column, progress); err != nil {
@@ -110,7 +111,7 @@ func (c *corpus) lookAt(k uint64, first bool, n *count) error {
 	n.perBatch += float64(perBatch) / float64(steps*c.ranks) / 4
 	n.perStep += float64(perStep) / float64(steps) / 4
 	n.reads += float64(reads) / float64(steps*c.ranks) / 4
-	n.kept += uint64(kept) / 4
+	n.kept += uint64(kept)
 	if first {
 		n.cold = float64(len(seen)) / float64(steps)
 	}
