@@ -417,16 +417,17 @@ func (e *entry) worth() (worth int, batches uint64) {
 		return isPending, 0
 	case e.pending:
 		return isLate, 0
-	case !e.read && time.Since(e.loaded) < patience:
-		worth, batches = isWanted, math.MaxUint64
 	}
 	if d, ok := next(e.needs); ok {
 		return isWanted, d
 	}
-	if worth == isRead && slices.ContainsFunc(e.needs, need.isPassed) {
-		worth = isPassed
+	switch {
+	case !e.read && time.Since(e.loaded) < patience:
+		return isWanted, math.MaxUint64
+	case slices.ContainsFunc(e.needs, need.isPassed):
+		return isPassed, 0
 	}
-	return worth, batches
+	return isRead, 0
 }
 
 // remove takes an entry out of memory. Its slot is the caller's, who holds mu.
