@@ -25,7 +25,8 @@ func TestPlanIsMeasured(t *testing.T) {
 		{"shuffle", "", 2, 2, 1, 4},
 		{"shuffle,shuffle_block=256KiB", ",local_world=2", 2, 2, 1, 4},
 		{"sequential", "", 2, 2, 1, 4},
-		{"shuffle", "", 4, 1, 0.5, 2},
+		{"shuffle", "", 4, 1, 0.5, 4},
+		{"sequential", "", 2, 2, 0.5, 4},
 		{"sequential", "", 2, 2, 0.5, 1}, // hardly more than the rows of a step need
 	} {
 		t.Run(fmt.Sprintf("%s/%g", test.order, test.share), func(t *testing.T) {

@@ -18,7 +18,7 @@ type count struct {
 	reads             float64 // of blocks, for a batch: rows in one block that follow each other are one
 	first             int     // blocks of a host's first step
 	cold              float64 // blocks that a host has not seen before, of each of its first steps
-	kept              uint64  // how many steps later the memory of a host still has a block
+	kept              float64 // how many steps later the memory of a host still has a block
 	blocks, bytes     int64   // of the corpus
 	steps             uint64  // that touches are of: 0 to steps-1
 	touches           []touch
@@ -45,7 +45,6 @@ func (c *corpus) count(ctx context.Context, steps uint64, progress func(done flo
 			return nil, err
 		}
 	}
-	n.kept /= 4
 	for i, s := range c.sources {
 		for column := range s.arrays {
 			if err := c.search(ctx, n, i, column, progress); err != nil {
@@ -111,7 +110,7 @@ func (c *corpus) lookAt(k uint64, first bool, n *count) error {
 	n.perBatch += float64(perBatch) / float64(steps*c.ranks) / 4
 	n.perStep += float64(perStep) / float64(steps) / 4
 	n.reads += float64(reads) / float64(steps*c.ranks) / 4
-	n.kept += uint64(kept)
+	n.kept += float64(kept) / 4
 	if first {
 		n.cold = float64(len(seen)) / float64(steps)
 	}
@@ -196,7 +195,7 @@ func (c *corpus) search(ctx context.Context, n *count, i, column int, progress f
 			switch {
 			case j == 0 || needs[j-1].host != now.host:
 				first = now.step
-			case now.step-needs[j-1].step <= n.kept:
+			case float64(now.step-needs[j-1].step) <= n.kept:
 				continue
 			}
 			n.touches = append(n.touches, touch{now.step, first, weight, weight * float64(to-from)})
