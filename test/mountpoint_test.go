@@ -224,7 +224,9 @@ func TestInterruptedCommands(t *testing.T) {
 		{"cat", "train", "-c", "/dev/null", "--set", "splits.train.tokens=" + d.path},
 		{"inspect", "train", "9", "-c", "/dev/null", "--set", "splits.train.tokens=" + d.path},
 	} {
-		for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		// Again and again, because which thread of the process reads is chance.
+		for i := range 20 {
+			sig := []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[i%2]
 			d.set(t, hang)
 			cmd := exec.Command(plainBatchfs, args...)
 			var stderr strings.Builder

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -19,8 +20,14 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
+// The kernel gives signals to the first thread of a process. While that reads a disk that does not answer, it would take none, and the
+// process would not end. So it only waits: init still runs in it, and locks the main goroutine to it.
+func init() { runtime.LockOSThread() }
+
 func main() {
-	err := run(os.Args[1:])
+	ended := make(chan error)
+	go func() { ended <- run(os.Args[1:]) }()
+	err := <-ended
 	var status exitStatus
 	switch {
 	case errors.As(err, &status):
