@@ -140,6 +140,7 @@ func handshake(w *supervise.Worker, t *tree) (server *fuse.Server, fd int, err e
 	if err != nil {
 		return nil, 0, err
 	}
+	residentBuffers(server)
 	n, err := unix.Read(pair[0], buf)
 	switch {
 	case err != nil:
