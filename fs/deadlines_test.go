@@ -263,7 +263,7 @@ func TestLateHandlerOfAForgottenFile(t *testing.T) {
 	s.With = func(string) (*Sequence, error) { return other, nil }
 	tr := plant(t, s)
 	defer release()
-	number := tr.sequences.add(other)
+	number := tr.sequences.add(other, 0)
 	tr.shared.CountLookup(number, 2)
 	fh, _ := tr.handles.Open(number, false, 4)
 	status := make(chan fuse.Status)

@@ -26,6 +26,8 @@ import (
 type sequences struct {
 	shared   *state.Shared
 	log      limitedLog // of its own, so that bad paths hide no errors
+	quota    int        // of settings that a user may have, except root and owner
+	owner    uint32
 	splits   int
 	changed  func(number int, v Version)                  // called when a sequence has other tokens, of version v
 	byNumber [state.MaxSequences]atomic.Pointer[Sequence] // nil: not made yet, or no sequence has the number
@@ -34,6 +36,7 @@ type sequences struct {
 	mu      sync.Mutex
 	byName  map[string]int // guarded by mu, as all below, the lookups and names of the shared state, and its faults
 	free    []int          // numbers that were used and are not now
+	ofUser  map[uint32]int // how many settings each user looked up first
 	indexed int            // up to this number, the sequences are in byName or free
 	known   *sync.Cond     // of mu: all are indexed
 	recent  []state.Name   // looked up as settings, oldest first
@@ -56,21 +59,24 @@ const (
 const maxNameLen = 255
 
 // newSequences goes on from the shared state. index must follow.
-func newSequences(splits []*Sequence, shared *state.Shared, log *slog.Logger) (*sequences, error) {
+func newSequences(splits []*Sequence, shared *state.Shared, o Options) (*sequences, error) {
 	if len(splits) >= state.MaxSequences {
 		return nil, fmt.Errorf("%d splits, more than %d", len(splits), state.MaxSequences-1)
 	}
 	q := &sequences{
 		shared:  shared,
-		log:     limitedLog{Logger: log},
+		log:     limitedLog{Logger: o.Log},
+		quota:   o.SettingsPerUser,
+		owner:   o.UID,
 		splits:  len(splits),
 		changed: func(int, Version) {},
 		byName:  map[string]int{},
+		ofUser:  map[uint32]int{},
 	}
 	q.known, q.many = sync.NewCond(&q.mu), sync.NewCond(&q.mu)
 	if shared.SequencesUsed() == 0 {
 		for _, s := range splits {
-			q.add(s)
+			q.add(s, o.UID)
 		}
 		return q, nil
 	}
@@ -121,6 +127,7 @@ func (q *sequences) index() {
 		}
 		if entry.Used() {
 			q.byName[entry.Name()] = number
+			q.ofUser[entry.User()]++
 		} else {
 			q.free = append(q.free, number)
 		}
@@ -159,14 +166,15 @@ func (q *sequences) get(number int) *Sequence {
 	return q.byNumber[number].Load()
 }
 
-// add gives a sequence a number, or 0 if all are in use. The caller holds mu, or is alone.
-func (q *sequences) add(s *Sequence) (number int) {
+// add gives a sequence that user looked up a number, or 0 if all are in use. The caller holds mu, or is alone.
+func (q *sequences) add(s *Sequence, user uint32) (number int) {
 	if n := len(q.free); n > 0 {
 		number, q.free = q.free[n-1], q.free[:n-1]
 	} else if number = q.shared.NewNumber(); number == 0 {
 		return 0
 	}
-	q.shared.Add(number, s.Name, s.Start)
+	q.shared.Add(number, s.Name, s.Start, user)
+	q.ofUser[user]++
 	q.byNumber[number].Store(s)
 	q.byName[s.Name] = number
 	q.split[number].Store(uint32(q.byName[splitOf(s.Name)]))
@@ -210,15 +218,21 @@ func (q *sequences) with(dir inode, name string) (*Sequence, syscall.Errno) {
 	return s, 0
 }
 
-// lookUp finds the number of a sequence that with returned, for request id, and counts a lookup of it. It may wait for a while.
-func (q *sequences) lookUp(s *Sequence, dir inode, name string, id uint64) (number int, errno syscall.Errno) {
+// lookUp finds the number of a sequence that with returned, for request id of a user, and counts a lookup of it. It may wait for a while.
+func (q *sequences) lookUp(s *Sequence, dir inode, name string, id uint64, user uint32) (number int, errno syscall.Errno) {
 	q.mu.Lock()
 	for q.indexed < state.MaxSequences {
 		q.known.Wait()
 	}
 	number, known := q.byName[s.Name]
 	if !known {
-		number = q.add(s)
+		if user != 0 && user != q.owner && q.ofUser[user] >= q.quota {
+			q.mu.Unlock()
+			q.log.limited(slog.LevelWarn, "quota", "a user has as many settings directories as mount.settings_per_user allows: new ones fail with EDQUOT",
+				"uid", user, "settings_per_user", q.quota)
+			return 0, syscall.EDQUOT
+		}
+		number = q.add(s, user)
 	}
 	if number > q.splits {
 		q.shared.CountLookup(number, id)
@@ -281,13 +295,17 @@ func (q *sequences) forget(number int, lookups uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	entry := &q.shared.Sequences[number]
-	if q.shared.ForgetLookups(number, lookups) > 0 || !entry.Used() || entry.Moved() {
+	if q.shared.ForgetLookups(number, lookups) > 0 || !entry.Used() {
 		return
 	}
-	q.byNumber[number].Store(nil)
+	q.byNumber[number].Store(nil) // get makes it again
+	if entry.Moved() {
+		return
+	}
 	q.shared.Remove(number)
 	if number <= q.indexed {
 		delete(q.byName, entry.Name())
+		q.ofUser[entry.User()]--
 		q.free = append(q.free, number)
 	}
 }

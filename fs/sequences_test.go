@@ -3,9 +3,11 @@ package fs
 import (
 	"bytes"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -22,13 +24,17 @@ func train(t *testing.T) (q *sequences, dir inode) {
 	return tr.sequences, tr.find("train")
 }
 
-// lookUpNamed is with and then lookUp.
+// lookUpNamed is with and then lookUp, for root.
 func (q *sequences) lookUpNamed(dir inode, name string, id uint64) (number int, errno syscall.Errno) {
+	return q.lookUpBy(0, dir, name, id)
+}
+
+func (q *sequences) lookUpBy(user uint32, dir inode, name string, id uint64) (number int, errno syscall.Errno) {
 	s, errno := q.with(dir, name)
 	if errno != 0 {
 		return 0, errno
 	}
-	return q.lookUp(s, dir, name, id)
+	return q.lookUp(s, dir, name, id, user)
 }
 
 func (q *sequences) mustLookUp(t *testing.T, dir inode, name string) int {
@@ -224,6 +230,78 @@ func TestAllNumbersInUse(t *testing.T) {
 	q.check(t)
 	if len(q.byName) != 2 {
 		t.Errorf("%d sequences are left, want the split and one", len(q.byName))
+	}
+}
+
+// A user's settings are bounded, whatever becomes of the worker, and do not bound those of others.
+func TestQuotaOfSettings(t *testing.T) {
+	s := counting("train", 100)
+	const quota, owner, greedy, other = 3, 7, 8, 9
+	o := Options{Log: slog.New(slog.DiscardHandler), SettingsPerUser: quota, UID: owner}
+	tr := plant(t, s)
+	dir := tr.find("train")
+	successor := func() *sequences {
+		q, err := newSequences([]*Sequence{s}, tr.shared, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q.index()
+		return q
+	}
+	look := func(q *sequences, user uint32, name string, want syscall.Errno) (number int) {
+		t.Helper()
+		number, errno := q.lookUpBy(user, dir, name, lastUnique.Add(2))
+		if errno != want {
+			t.Errorf("user %d looks %s up: %v, want %v", user, name, errno, want)
+		}
+		return number
+	}
+	q := successor()
+	var numbers []int
+	for i := range quota {
+		numbers = append(numbers, look(q, greedy, fmt.Sprint("seed=", i), 0))
+	}
+	for range 2 {
+		look(q, greedy, "seed=100", syscall.EDQUOT)
+		look(q, greedy, "seed=0", 0) // which is there
+		look(q, other, "seed=0", 0)
+		for user, seed := range map[uint32]int{0: 1000, owner: 2000} {
+			for i := range quota + 1 {
+				look(q, user, fmt.Sprint("seed=", seed+i), 0)
+			}
+		}
+		look(q, other, "seed=200", 0)
+		q = successor()
+	}
+	tr.shared.Sequences[numbers[1]].Cursor.Add(1)
+	q.forget(numbers[1], 1)
+	look(q, greedy, "seed=100", syscall.EDQUOT) // a cursor that moved is never forgotten
+	q.forget(numbers[2], 1)
+	look(q, greedy, "seed=100", 0)
+	look(q, greedy, "seed=101", syscall.EDQUOT)
+	q.check(t)
+}
+
+// Of settings that the kernel has forgotten, a cursor that moved is all that is kept, and status.json counts them.
+func TestIdleSettings(t *testing.T) {
+	tr := plant(t, counting("train", 100))
+	q := tr.sequences
+	number := q.mustLookUp(t, tr.find("train"), "seed=5")
+	tr.shared.Sequences[number].Cursor.Add(1)
+	for idle := range 2 {
+		status := tr.status()
+		if listed := strings.Contains(status, `"train/seed=5"`); listed != (idle == 0) || !strings.Contains(status, fmt.Sprintf(`"idle_settings": %20d`, idle)) {
+			t.Errorf("with %d idle: %s", idle, status)
+		}
+		if idle == 0 {
+			q.forget(number, 1)
+		}
+	}
+	if q.byNumber[number].Load() != nil {
+		t.Error("the Sequence of idle settings takes memory")
+	}
+	if s := q.get(number); s == nil || s.Name != "train/seed=5" || q.mustLookUp(t, tr.find("train"), "seed=5") != number {
+		t.Errorf("then %v is found", s)
 	}
 }
 

@@ -160,11 +160,15 @@ func statusText(t *texts, _ inode) ([]byte, *Sequence) {
 	t.making.Lock()
 	defer t.making.Unlock()
 	var all []counted
+	idle := 0 // settings that the kernel has forgotten, with a cursor that moved
 	t.sequences.all(func(number int, name, fault string) {
 		entry := &t.shared.Sequences[number]
 		tokensBin := t.shared.Sequences[t.sequences.splitOf(number)].LastBacking().String()
 		c := counted{name, fault, tokensBin, entry.Next(), entry.Reads.Load(), entry.Bytes.Load(), entry.GivenBack.Load(), entry.Errors.Load()}
-		if number <= t.sequences.splits || entry.Moved() || c.reads+c.errors > 0 {
+		switch {
+		case number > t.sequences.splits && t.shared.Lookups(number) == 0:
+			idle++
+		case number <= t.sequences.splits || entry.Moved() || c.reads+c.errors > 0:
 			all = append(all, c)
 		}
 	})
@@ -184,9 +188,10 @@ func statusText(t *texts, _ inode) ([]byte, *Sequence) {
     "table_bytes": %20d
   },
   "waiting": %20d,
+  "idle_settings": %20d,
 `,
 		quoted(t.programVersion), os.Getpid(), t.shared.Workers.Load(), int64(time.Since(t.began).Seconds()), residentBytes(),
-		m.budget, m.replies, m.ahead, m.texts, m.tables, m.waiting)
+		m.budget, m.replies, m.ahead, m.texts, m.tables, m.waiting, idle)
 	if u := m.store; u != nil {
 		text = fmt.Appendf(text, `  "store": {
     "requests": %20d,

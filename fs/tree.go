@@ -50,18 +50,19 @@ const forever = time.Duration(1<<31) * time.Second
 
 // Options are what a mount depends on besides its sequences.
 type Options struct {
-	ProgramVersion string           // for status.json
-	Ahead          int              // batches made before they are asked for, for each reader of next* or batch/<k> in order
-	AheadBytes     int64            // that all of these may take
-	ReplyBytes     int64            // that replies may take, besides those of batches made ahead
-	TextBytes      int64            // that the texts which open files show may take
-	TableBytes     func() int64     // memory that the sequences take
-	Budget         int64            // bytes for all of these
-	Store          func() *StoreUse // nil: nothing lies in a store, as where it returns nil
-	Timeout        time.Duration    // within which every request has an answer
-	Mode           uint32           // permission bits of files; who may read files may list directories
-	UID, GID       uint32           // who owns the files
-	Log            *slog.Logger
+	ProgramVersion  string           // for status.json
+	Ahead           int              // batches made before they are asked for, for each reader of next* or batch/<k> in order
+	AheadBytes      int64            // that all of these may take
+	ReplyBytes      int64            // that replies may take, besides those of batches made ahead
+	TextBytes       int64            // that the texts which open files show may take
+	TableBytes      func() int64     // memory that the sequences take
+	Budget          int64            // bytes for all of these
+	Store           func() *StoreUse // nil: nothing lies in a store, as where it returns nil
+	Timeout         time.Duration    // within which every request has an answer
+	Mode            uint32           // permission bits of files; who may read files may list directories
+	UID, GID        uint32           // who owns the files
+	SettingsPerUser int              // directories of settings that each user may have, except root and UID
+	Log             *slog.Logger
 }
 
 // A StoreUse is what this process has read of objects in stores, for status.json.
@@ -95,7 +96,7 @@ func newTree(mountpoint string, splits []*Sequence, o Options) *tree {
 // resume goes on from the shared state, in which nobody else works any more. sequences.index must follow, and may take a while.
 func (t *tree) resume(splits []*Sequence, shared *state.Shared, o Options) (err error) {
 	t.shared, t.handles = shared, state.NewHandles(shared)
-	if t.sequences, err = newSequences(splits, shared, o.Log); err != nil {
+	if t.sequences, err = newSequences(splits, shared, o); err != nil {
 		return err
 	}
 	d := &t.deadlines
@@ -296,7 +297,7 @@ func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out
 			return fuse.Status(errno)
 		}
 		t.endTurns(r)
-		number, errno := t.sequences.lookUp(s, dir, name, header.Unique)
+		number, errno := t.sequences.lookUp(s, dir, name, header.Unique, header.Uid)
 		if errno != 0 {
 			return fuse.Status(errno)
 		}

@@ -98,3 +98,32 @@ func TestReadOnly(t *testing.T) {
 		t.Error(line)
 	}
 }
+
+// One user cannot take the room that other users' settings need, and a larger quota takes a restart.
+func TestQuotaOfSettings(t *testing.T) {
+	needFUSE(t)
+	if os.Geteuid() != 0 {
+		t.Skip("only root can be several users")
+	}
+	const quota = 20
+	config, _ := small(t, 1)
+	m := mount(t, "-c", config, "--set", "mount.allow_other=true", "--set", fmt.Sprint("mount.settings_per_user=", quota))
+	noError(t, os.Chmod(filepath.Dir(m.dir), 0o755))
+	const take = `for seed in $(seq $1 $2); do head -c 1 "$0/seed=$seed/next" >/dev/null || echo $seed; done`
+	for _, greedy := range []struct {
+		user, first, last int
+		refused           string
+	}{
+		{nobody, 1, quota + 1, "train/seed=21/next"},
+		{nobody - 1, 100, 100, ""},
+		{0, 200, 200 + quota, ""},
+	} {
+		out, _ := asUser(uint32(greedy.user), nobody, "sh", "-c", take, m.path("train"), fmt.Sprint(greedy.first), fmt.Sprint(greedy.last))
+		if greedy.refused == "" && out != "" || greedy.refused != "" && (strings.Count(out, "quota exceeded") != 1 || !strings.Contains(out, greedy.refused)) {
+			t.Errorf("user %d: %q", greedy.user, out)
+		}
+	}
+	if said := "uid=65534 settings_per_user=20"; !strings.Contains(m.out.String(), said) {
+		t.Errorf("the log does not say %q:\n%s", said, m.out)
+	}
+}

@@ -101,7 +101,7 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
 		ProgramVersion: version(), Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts,
 		TableBytes: sampler.TableBytes, Store: storeUse, Budget: c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
-		Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID),
+		Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 	})
 }
 

@@ -19,7 +19,7 @@ func begin(t testing.TB) *Handles {
 	}
 	file.Close()
 	t.Cleanup(shared.Close)
-	shared.Add(shared.NewNumber(), "train", 0)
+	shared.Add(shared.NewNumber(), "train", 0, 0)
 	return NewHandles(shared)
 }
 

@@ -49,7 +49,7 @@ type Shared struct {
 }
 
 // layoutVersion changes with the layout of Shared, or with what its fields mean.
-const layoutVersion = 7
+const layoutVersion = 8
 
 // A Note is a text of up to 4096 bytes.
 type Note struct {
@@ -62,6 +62,7 @@ type Entry struct {
 	used    atomic.Uint64 // not 0: there is such a sequence; written last, and cleared first
 	lookups atomic.Uint64 // of its files, that the kernel has not forgotten; not counted for splits
 	start   atomic.Uint64 // where the cursor began
+	user    atomic.Uint64 // who looked it up first: a user's id
 	name    [maxName]byte // zeros behind it
 	fault   [512]byte     // the last error, zeros behind it
 

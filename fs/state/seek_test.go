@@ -45,7 +45,7 @@ func TestSeek(t *testing.T) {
 	}
 	h.shared.Remove(1)
 	e.Seek(9)
-	h.shared.Add(1, "train", 3)
+	h.shared.Add(1, "train", 3, 0)
 	if e.Next() != 3 {
 		t.Errorf("another sequence of the same number begins at %d", e.Next())
 	}

@@ -30,6 +30,9 @@ func (e *Entry) Used() bool { return e.used.Load() != 0 }
 // Name is the path of the sequence's directory in the mount.
 func (e *Entry) Name() string { return getText(e.name[:]) }
 
+// User is the id of the user who looked the sequence up first.
+func (e *Entry) User() uint32 { return uint32(e.user.Load()) }
+
 // Fault is the last error, up to 512 bytes of it, or empty.
 func (e *Entry) Fault() string { return getText(e.fault[:]) }
 
@@ -64,12 +67,13 @@ func (s *Shared) NewNumber() int {
 	return int(s.sequencesUsed.Add(1))
 }
 
-// Add begins a sequence under a number that none has.
-func (s *Shared) Add(number int, name string, start uint64) {
+// Add begins a sequence under a number that none has. user looked it up first.
+func (s *Shared) Add(number int, name string, start uint64, user uint32) {
 	q := &s.Sequences[number]
 	q.Cursor.Store(start)
 	q.seek.Store(0)
 	q.start.Store(start)
+	q.user.Store(uint64(user))
 	q.Reads.Store(0)
 	q.Bytes.Store(0)
 	q.Errors.Store(0)

@@ -91,6 +91,8 @@ type Mount struct {
 	UID, GID   int64
 	Timeout    time.Duration // how long a read may wait for token files
 	Grace      time.Duration // how long open files may be read on after a signal to stop
+
+	SettingsPerUser int // directories of settings that each user may have, except root and UID
 }
 
 // Log is the table [log].
@@ -153,7 +155,7 @@ func Default() *Config {
 	return &Config{
 		Memory: Memory{Access: cache.Remap, PageCache: "keep", Ahead: 2, AheadBytes: 64 << 20, Budget: 128 << 20},
 		Mount: Mount{
-			Mode: 0o444, UID: int64(os.Getuid()), GID: int64(os.Getgid()), Timeout: 30 * time.Second, Grace: 10 * time.Second,
+			Mode: 0o444, UID: int64(os.Getuid()), GID: int64(os.Getgid()), SettingsPerUser: 4096, Timeout: 30 * time.Second, Grace: 10 * time.Second,
 		},
 		Store: Store{CacheBytes: 64 << 30, BlockBytes: 4 << 20},
 		Log:   Log{"info", "text"},

@@ -134,7 +134,7 @@ func TestConfigErrors(t *testing.T) {
 		{"[batch]\nSeed = 1\nseed = 2", `config.toml:2: batch.Seed: unknown key; must be one of `},
 		{train + "sede = 1", `config.toml:3: splits.train.sede: unknown key; must be one of arrays, batch_size, `},
 		{"[memory]\nacess = 1", `config.toml:2: memory.acess: unknown key; must be one of access, ahead, ahead_bytes, budget, page_cache`},
-		{"[mount]\ndev = 1", `config.toml:2: mount.dev: unknown key; must be one of allow_other, gid, grace, mode, timeout, uid`},
+		{"[mount]\ndev = 1", `config.toml:2: mount.dev: unknown key; must be one of allow_other, gid, grace, mode, settings_per_user, timeout, uid`},
 		{"[log]\nfile = 'x'", `config.toml:2: log.file: unknown key; must be one of format, level`},
 		{"level = 'warn'", `config.toml:1: level: unknown key; level must stand in [log]`},
 		{"[memory]\ngrace = '1s'", `config.toml:2: memory.grace: unknown key; grace must stand in [mount]`},
@@ -248,7 +248,7 @@ func TestConfigErrors(t *testing.T) {
 // Commas divide the kernel's list of options, so that a text in it could add others, such as dev: no field is one.
 func TestMountOptionsAreNoText(t *testing.T) {
 	for _, field := range reflect.VisibleFields(reflect.TypeFor[Mount]()) {
-		if k := field.Type.Kind(); k != reflect.Bool && k != reflect.Int64 && k != reflect.Uint32 {
+		if k := field.Type.Kind(); k != reflect.Bool && k != reflect.Int && k != reflect.Int64 && k != reflect.Uint32 {
 			t.Errorf("%s is a %s", field.Name, k)
 		}
 	}
@@ -433,8 +433,9 @@ func TestSet(t *testing.T) {
 		{[]string{`splits.train.order="random"`}, func(c *Config) any { return string(c.Splits[0].Order) }, "random"},
 		{[]string{"splits.train.join=true"}, func(c *Config) any { return c.Splits[0].Join }, true},
 		{[]string{"memory.access=map"}, func(c *Config) any { return string(c.Memory.Access) }, "map"},
-		{[]string{"mount.allow_other=true", "mount.mode=0440", "mount.uid=0", "mount.gid=4294967294", "mount.timeout=1.5s", "mount.grace=0s"},
-			func(c *Config) any { return c.Mount }, Mount{true, 0o440, 0, 4294967294, 1500 * time.Millisecond, 0}},
+		{[]string{"mount.allow_other=true", "mount.mode=0440", "mount.uid=0", "mount.gid=4294967294", "mount.timeout=1.5s", "mount.grace=0s",
+			"mount.settings_per_user=7"},
+			func(c *Config) any { return c.Mount }, Mount{true, 0o440, 0, 4294967294, 1500 * time.Millisecond, 0, 7}},
 		{[]string{"log.level=debug", "log.format=json"}, func(c *Config) any { return c.Log }, Log{"debug", "json"}},
 		{[]string{"mountpoint=/m n"}, func(c *Config) any { return c.Mountpoint }, "/m n"},
 		{[]string{"mountpoint=m"}, func(c *Config) any { return c.Mountpoint }, "m"},

@@ -37,10 +37,11 @@ var mountKeys = map[string]key[Mount]{
 		c.Mode = uint32(mode)
 		return ok && err == nil && mode > 0 && mode&^0o444 == 0
 	}, get: func(c *Mount) any { return fmt.Sprintf("%04o", c.Mode) }},
-	"uid":     intKey(func(c *Mount) *int64 { return &c.UID }, 0, math.MaxUint32-1), // the last number means no user
-	"gid":     intKey(func(c *Mount) *int64 { return &c.GID }, 0, math.MaxUint32-1),
-	"timeout": durationKey(func(c *Mount) *time.Duration { return &c.Timeout }, 100*time.Millisecond, 24*time.Hour),
-	"grace":   durationKey(func(c *Mount) *time.Duration { return &c.Grace }, 0, 24*time.Hour),
+	"uid":               intKey(func(c *Mount) *int64 { return &c.UID }, 0, math.MaxUint32-1), // the last number means no user
+	"gid":               intKey(func(c *Mount) *int64 { return &c.GID }, 0, math.MaxUint32-1),
+	"timeout":           durationKey(func(c *Mount) *time.Duration { return &c.Timeout }, 100*time.Millisecond, 24*time.Hour),
+	"settings_per_user": intKey(func(c *Mount) *int { return &c.SettingsPerUser }, 0, 65535),
+	"grace":             durationKey(func(c *Mount) *time.Duration { return &c.Grace }, 0, 24*time.Hour),
 }
 
 var storeKeys = map[string]key[Store]{

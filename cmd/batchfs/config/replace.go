@@ -13,7 +13,7 @@ func (c *Config) CanReplace(old *Config) error {
 	const fix = "unmount, and mount again, to change it"
 	for _, key := range slices.Sorted(maps.Keys(mountKeys)) {
 		now, then := mountKeys[key].get(&c.Mount), mountKeys[key].get(&old.Mount)
-		if key != "timeout" && now != then {
+		if key != "timeout" && key != "settings_per_user" && now != then {
 			return fmt.Errorf("mount.%s is %v, and the configuration has %v; %s", key, then, now, fix)
 		}
 	}
