@@ -4,11 +4,11 @@
 # make soak    lets those tests run for over two hours that look for leaks, kill what serves and compare all bytes and tokens with
 #              a reference, and holds times to their limits: nothing else should use the machine
 # make check   everything that CI runs: all tests with the race detector, analysis, a little fuzzing
-# make bench-compare REF=HEAD~1   the Go benchmarks of each package, next to those of another commit
+# make bench-compare REF=HEAD~1   the processor time that a batch takes, next to that of another commit: before a change of fs, sampler
+#              or cache is merged, while nothing else uses the machine
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.8.0
-BENCHSTAT = golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 # Without -count=1 Go would not run those tests again that build the program themselves, whatever has changed in it. Each wait
 # in them has a limit of its own; -timeout is for a machine with so much else to do that all of it takes ten times as long.
 TEST = go test -count=1 -timeout 1h
@@ -17,7 +17,6 @@ PACKAGES = ./test ./...
 # In inputs, not in seconds: Go before 1.27 may fail when the seconds are over (go.dev/issue/75804).
 FUZZTIME = 50000x
 FUZZ = go test -run '^$$' -fuzzminimizetime 10x -fuzztime
-ROUNDS = 6
 
 .PHONY: build demo bench test soak check vulnerabilities fuzz bench-compare
 
@@ -78,15 +77,9 @@ fuzz:
 	$(FUZZ) $(FUZZTIME) ./cmd/batchfs/prepare -fuzz FuzzTextOf
 	$(FUZZ) $(FUZZTIME) ./cmd/batchfs/prepare/bpe -fuzz FuzzEncode
 
-# In turn, because what else the machine does changes from minute to minute.
 bench-compare:
 	@test -n "$(REF)" || { echo "which commit to compare with? make bench-compare REF=HEAD~1" >&2; exit 1; }
-	@dir=$$(mktemp -d) && trap 'git worktree remove --force $$dir/ref; rm -rf $$dir' EXIT && \
-	git worktree add -q --detach $$dir/ref $(REF) && \
-	for round in $$(seq $(ROUNDS)); do \
-		for tree in $$dir/ref .; do \
-			echo "round $$round of $(ROUNDS): $$([ $$tree = . ] && echo now || echo $(REF))" >&2; \
-			(cd $$tree && go test -run '^$$' -bench . -benchtime 0.1s ./cache ./sampler ./fs) >>$$dir/$$([ $$tree = . ] && echo now || echo then) || exit 1; \
-		done; \
-	done && \
-	go run $(BENCHSTAT) $(REF)=$$dir/then now=$$dir/now
+	@dir=$$(mktemp -d) && trap 'git worktree remove --force $$dir/src; rm -rf $$dir' EXIT && \
+	git worktree add -q --detach $$dir/src $(REF) && \
+	go build -C $$dir/src -o $$dir/ref ./cmd/batchfs && go build -o $$dir/now ./cmd/batchfs && \
+	go run ./test/compare $$dir/ref $$dir/now
