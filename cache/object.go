@@ -152,20 +152,20 @@ func (r *remote) resolve(pattern string) (names []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	objects, err := client.List(context.Background(), o.Scheme, o.Bucket, o.Key[:prefix])
+	keys, err := client.List(context.Background(), o.Scheme, o.Bucket, o.Key[:prefix])
 	if err != nil {
 		return nil, err
 	}
-	for _, found := range objects {
-		if ok, _ := path.Match(o.Key, found.Key); ok {
-			names = append(names, found.Name())
+	for _, key := range keys {
+		if ok, _ := path.Match(o.Key, key); ok {
+			names = append(names, store.Object{Scheme: o.Scheme, Bucket: o.Bucket, Key: key}.Name())
 		}
 	}
 	if len(names) == 0 {
 		return nil, fmt.Errorf("must name objects that exist (got %q, which matches none)", pattern)
 	}
 	slices.Sort(names)
-	return names, nil
+	return slices.Compact(names), nil
 }
 
 // A Turn says for which batch of which Stream something is needed.

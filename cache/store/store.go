@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -160,21 +161,34 @@ func (o observed) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// List returns the objects whose keys begin with a prefix, in alphabetical order.
-func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) (objects []Object, err error) {
-	err = c.retry(ctx, Object{Scheme: scheme, Bucket: bucket, Key: prefix + "*"}, "list", func(ctx context.Context, _ func()) error {
-		objects = nil
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel() // or the library's goroutine would wait for ever after an error
-		for info := range c.core.Client.ListObjects(ctx, bucket, minio.ListObjectsOptions{Prefix: prefix, Recursive: true}) {
-			if info.Err != nil {
-				return info.Err
+// List returns the keys that begin with a prefix. It takes as long as new keys come: after an error it continues behind the last one.
+func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) (keys []string, err error) {
+	for last := ""; ; { // the greatest key so far
+		before := last
+		err = c.retry(ctx, Object{Scheme: scheme, Bucket: bucket, Key: prefix + "*"}, "list", func(ctx context.Context, progress func()) error {
+			options := minio.ListObjectsOptions{Prefix: prefix, Recursive: true}
+			if !slices.IsSorted(keys) {
+				keys = nil // a store that sorts in another way may have more before the last one
 			}
-			objects = append(objects, Object{scheme, bucket, info.Key, info.ETag, info.Size})
+			if len(keys) > 0 {
+				options.StartAfter = keys[len(keys)-1]
+			}
+			for info := range c.core.ListObjectsIter(ctx, bucket, options) {
+				if info.Err != nil {
+					return info.Err
+				}
+				keys = append(keys, info.Key)
+				if info.Key > last {
+					last = info.Key
+					progress()
+				}
+			}
+			return context.Cause(ctx) // after which the library lists no more, without an error
+		})
+		if err == nil || last == before {
+			return keys, err
 		}
-		return nil
-	})
-	return objects, err
+	}
 }
 
 // Stat returns an object as it is now. The error is fs.ErrNotExist where there is none.

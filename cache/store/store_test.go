@@ -19,6 +19,8 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -446,6 +448,81 @@ func certificate(t *testing.T) tls.Certificate {
 		t.Fatal(err)
 	}
 	return tls.Certificate{Certificate: [][]byte{signed}, PrivateKey: key}
+}
+
+// A list has all keys, however long it takes, as long as pages come, whatever fails between, and in whatever order a store has them.
+func TestList(t *testing.T) {
+	const pages = 100
+	sorted := func(perPage int) (keys []string) {
+		for i := range pages * perPage {
+			keys = append(keys, fmt.Sprintf("key%06d", i))
+		}
+		return keys
+	}
+	backwards := sorted(10)
+	slices.Reverse(backwards)
+	for _, test := range []struct {
+		name  string
+		keys  []string
+		fault func(page, try int, w http.ResponseWriter) bool // answers a request for a page, or lets it pass
+		says  string
+	}{
+		{"slow", sorted(100), func(int, int, http.ResponseWriter) bool {
+			time.Sleep(3 * time.Second)
+			return false
+		}, ""},
+		{"each page fails once", sorted(10), func(_, try int, w http.ResponseWriter) bool {
+			if try == 1 {
+				answer(w, 503, "SlowDown")
+			}
+			return try == 1
+		}, ""},
+		{"backwards, a page fails once", backwards, func(page, try int, w http.ResponseWriter) bool {
+			if page == pages/2 && try == 1 {
+				answer(w, 503, "SlowDown")
+			}
+			return page == pages/2 && try == 1
+		}, ""},
+		{"a page is missing", sorted(10), func(page, _ int, _ http.ResponseWriter) bool {
+			if page == pages/2 {
+				time.Sleep(time.Minute)
+			}
+			return false
+		}, "nothing came for 7.5s"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var tries [pages + 1]atomic.Int64
+			simulate(t, 30*time.Second, func(_ int, w http.ResponseWriter, r *http.Request) bool {
+				query, rest, perPage := r.URL.Query(), test.keys, len(test.keys)/pages
+				if r.URL.Path != "/bucket/" {
+					return false
+				}
+				if token, err := strconv.Atoi(query.Get("continuation-token")); err == nil {
+					rest = rest[token:]
+				} else {
+					rest = slices.DeleteFunc(slices.Clone(rest), func(key string) bool { return key <= query.Get("start-after") })
+				}
+				at := len(test.keys) - len(rest)
+				if test.fault(at/perPage, int(tries[at/perPage].Add(1)), w) {
+					return true
+				}
+				fmt.Fprintf(w, "<ListBucketResult><IsTruncated>%v</IsTruncated><NextContinuationToken>%d</NextContinuationToken>", len(rest) > perPage, at+perPage)
+				for _, key := range rest[:min(perPage, len(rest))] {
+					fmt.Fprintf(w, "<Contents><Key>%s</Key></Contents>", key)
+				}
+				fmt.Fprint(w, "</ListBucketResult>")
+				return true
+			}, func(t *testing.T, c *Client) {
+				keys, err := c.List(context.Background(), "s3", "bucket", "key")
+				switch {
+				case test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)):
+					t.Errorf("error %v, want %q", err, test.says)
+				case test.says == "" && (err != nil || !slices.Equal(keys, test.keys)):
+					t.Errorf("%d keys (%v), want %d", len(keys), err, len(test.keys))
+				}
+			})
+		})
+	}
 }
 
 // A name that is not known for a while is an error that says so, and is found later.
