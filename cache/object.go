@@ -152,20 +152,20 @@ func (r *remote) resolve(pattern string) (names []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	objects, err := client.List(context.Background(), o.Scheme, o.Bucket, o.Key[:prefix])
+	keys, err := client.List(context.Background(), o.Scheme, o.Bucket, o.Key[:prefix])
 	if err != nil {
 		return nil, err
 	}
-	for _, found := range objects {
-		if ok, _ := path.Match(o.Key, found.Key); ok {
-			names = append(names, found.Name())
+	for _, key := range keys {
+		if ok, _ := path.Match(o.Key, key); ok {
+			names = append(names, store.Object{Scheme: o.Scheme, Bucket: o.Bucket, Key: key}.Name())
 		}
 	}
 	if len(names) == 0 {
 		return nil, fmt.Errorf("must name objects that exist (got %q, which matches none)", pattern)
 	}
 	slices.Sort(names)
-	return names, nil
+	return slices.Compact(names), nil
 }
 
 // A Turn says for which batch of which Stream something is needed.
@@ -186,8 +186,8 @@ type object struct {
 	counts *blocks.Counts
 	files  []atomic.Pointer[file] // of each block, its file, once it was verified
 
-	changed atomic.Bool  // the store has another object there
-	looked  atomic.Int64 // when Check last had a look whether it still has, as uptime says
+	changed atomic.Pointer[ChangedError] // nil, or how: the store has another object there
+	looked  atomic.Int64                 // when Check last had a look whether it still has, as uptime says
 }
 
 // newObject returns the object that had an identity when it was opened. It sends nothing.
@@ -212,14 +212,15 @@ func (o *object) Sample() Sample { return o.sample }
 
 // Check sends nothing while the store is not known to have another object: every read from the store compares the ETag.
 func (o *object) Check() error {
-	if !o.changed.Load() {
+	changed := o.changed.Load()
+	if changed == nil {
 		return nil
 	}
 	now, last := int64(uptime()), o.looked.Load()
 	if now-last > int64(lookEvery) && o.looked.CompareAndSwap(last, now) {
 		go o.look()
 	}
-	return o.changedError()
+	return changed
 }
 
 // lookEvery is how often the store is asked whether an object is still what it was: one that has been replaced, or of the objects of an array
@@ -228,13 +229,14 @@ const lookEvery = time.Second
 
 // look asks the store whether it still has the object.
 func (o *object) look() {
-	if found, err := o.client.Stat(context.Background(), o.blocks.Object); err == nil {
-		o.changed.Store(found != o.blocks.Object)
+	found, err := o.client.Stat(context.Background(), o.blocks.Object)
+	switch {
+	case err != nil:
+	case found == o.blocks.Object:
+		o.changed.Store(nil)
+	default:
+		o.changed.CompareAndSwap(nil, &ChangedError{o.name, "the store has another object there"})
 	}
-}
-
-func (o *object) changedError() error {
-	return &ChangedError{o.name, "the store has another object there"}
 }
 
 func (o *object) Release() {
@@ -258,8 +260,8 @@ func (o *object) Want(ranges []Range, t Turn) (room bool) {
 }
 
 func (o *object) Read(ranges []Range, visit func(int, []byte) error) error {
-	if o.changed.Load() {
-		return o.changedError()
+	if changed := o.changed.Load(); changed != nil {
+		return changed
 	}
 	o.Want(ranges, Turn{}) // all at once, as far as there is room
 	size := o.blocks.BlockBytes()
@@ -375,11 +377,12 @@ func (o *object) keep(block int64, path string) error {
 
 // explain notes that the store has another object.
 func (o *object) explain(err error) error {
-	if errors.Is(err, store.ErrChanged) {
-		o.changed.Store(true)
-		return o.changedError()
+	if !errors.Is(err, store.ErrChanged) {
+		return err
 	}
-	return err
+	changed := &ChangedError{o.name, strings.TrimPrefix(err.Error(), o.name+": ")}
+	o.changed.Store(changed)
+	return changed
 }
 
 // openObject looks at the object with a name.

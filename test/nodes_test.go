@@ -41,7 +41,8 @@ func newNode(t *testing.T, b *bucket, port int) *node {
 	target, err := url.Parse(b.url)
 	noError(t, err)
 	proxy := &httputil.ReverseProxy{
-		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target); r.Out.Host = r.In.Host },
+		Transport: b.server.Client().Transport,
+		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(target); r.Out.Host = r.In.Host },
 		ModifyResponse: func(r *http.Response) error {
 			if r.Request.Method == http.MethodGet && r.ContentLength > 64<<10 {
 				n.fetched.Add(r.ContentLength)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -51,7 +52,7 @@ func installGateway(t testing.TB) string {
 	return program
 }
 
-// A bucket is one of a real S3 server, which is reached through a proxy that can fail.
+// A bucket is one of a real S3 server, which is reached with TLS through a proxy that can fail.
 type bucket struct {
 	url    string
 	server *httptest.Server // the proxy
@@ -109,7 +110,7 @@ func newBucket(t *testing.T) *bucket {
 		},
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) },
 	}
-	b.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	b.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if fault := b.fault.Load(); fault == nil || !(*fault)(w, r) {
 			if b.rate.Load() > 0 {
 				w = &slowWriter{w, b}
@@ -117,8 +118,13 @@ func newBucket(t *testing.T) *bucket {
 			proxy.ServeHTTP(w, r)
 		}
 	}))
+	b.server.EnableHTTP2 = true
+	b.server.StartTLS()
 	t.Cleanup(func() { b.server.Close() })
 	b.url = b.server.URL
+	authorities := filepath.Join(t.TempDir(), "authorities.pem")
+	write(t, authorities, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: b.server.Certificate().Raw}))
+	t.Setenv("SSL_CERT_FILE", authorities)
 	t.Setenv("AWS_ACCESS_KEY_ID", storeKey)
 	t.Setenv("AWS_SECRET_ACCESS_KEY", storeSecret)
 	return b
@@ -167,7 +173,7 @@ func (b *bucket) accepts(t *testing.T) {
 	var err error
 	again.Listener, err = net.Listen("tcp", b.server.Listener.Addr().String())
 	noError(t, err)
-	again.Start()
+	again.StartTLS()
 	b.server = again
 }
 
@@ -511,6 +517,17 @@ func TestStoreCommands(t *testing.T) {
 	if how := m.readsTokens(t, "train"); !strings.HasPrefix(how, "read by batchfs") {
 		t.Errorf("tokens.bin of an object is %s", how)
 	}
+	kept, err := b.client.StatObject(context.Background(), "bucket", "train.bin", minio.StatObjectOptions{})
+	noError(t, err)
+	b.fails(func(w http.ResponseWriter, r *http.Request) bool { // a HEAD that is short
+		w.Header().Set("ETag", kept.ETag)
+		w.Header().Set("Last-Modified", kept.LastModified.Format(http.TimeFormat))
+		w.Header().Set("Content-Length", "1000")
+		return r.Method == http.MethodHead
+	})
+	if _, said, err := try(t, plainBatchfs, "info", "s3://bucket/train.bin"); err == nil || !strings.Contains(said, "has 393218 bytes, and said 1000 before") {
+		t.Errorf("info of an object whose HEAD is short says %q (%v)", said, err)
+	}
 	b.fails(func(w http.ResponseWriter, _ *http.Request) bool {
 		w.WriteHeader(http.StatusForbidden)
 		return true
@@ -740,7 +757,8 @@ func TestStoreCold(t *testing.T) {
 		return false
 	})
 	b.rate.Store(40 << 20)
-	plain, err := minio.New(strings.TrimPrefix(b.url, "http://"), &minio.Options{Creds: credentials.NewStaticV4(storeKey, storeSecret, ""), Region: "us-east-1"})
+	plain, err := minio.New(b.server.Listener.Addr().String(), &minio.Options{Secure: true, Transport: b.server.Client().Transport,
+		Creds: credentials.NewStaticV4(storeKey, storeSecret, ""), Region: "us-east-1"})
 	noError(t, err)
 	download := func() time.Duration {
 		began := time.Now()

@@ -6,6 +6,7 @@ package store
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +15,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -58,9 +60,11 @@ func Parse(name string) (o Object, ok bool) {
 type Client struct {
 	endpoint string
 	core     *minio.Core
+	http     *http.Transport
 	creds    *credentials.Credentials // nil: none
 	timeout  time.Duration
 
+	start    time.Time
 	answered atomic.Int64          // when the store did so last, as time.Duration since start
 	away     atomic.Pointer[error] // why it does not, while it does not
 
@@ -88,8 +92,8 @@ func New(scheme string, o Options) (*Client, error) {
 	if region == "" && !strings.HasSuffix(u.Hostname(), ".amazonaws.com") {
 		region = "us-east-1" // of AWS, the library asks where a bucket is
 	}
-	c := &Client{endpoint: u.Scheme + "://" + u.Host, timeout: o.Timeout}
-	options := &minio.Options{Secure: u.Scheme == "https", Region: region, MaxRetries: 1, Transport: &observed{next: newTransport(), client: c}}
+	c := &Client{endpoint: u.Scheme + "://" + u.Host, timeout: o.Timeout, http: newTransport(), start: time.Now()}
+	options := &minio.Options{Secure: u.Scheme == "https", Region: region, MaxRetries: 1, Transport: observed{c}}
 	if o.PathStyle {
 		options.BucketLookup = minio.BucketLookupPath
 	}
@@ -128,26 +132,27 @@ const (
 	connectTime    = 10 * time.Second
 )
 
-func newTransport() http.RoundTripper {
-	t := http.DefaultTransport.(*http.Transport).Clone()
-	t.DialContext = (&net.Dialer{Timeout: connectTime, KeepAlive: 15 * time.Second}).DialContext
-	t.MaxIdleConns, t.MaxIdleConnsPerHost = maxConnections, maxConnections
-	t.ForceAttemptHTTP2 = false // which would send everything over one connection
-	t.DisableCompression = true // the bytes of a range must be those of the object
-	return t
+// newTransport speaks HTTP/1.1 alone, also where a store speaks HTTP/2: that would send all blocks over one connection, for twice the CPU time.
+func newTransport() *http.Transport {
+	return &http.Transport{
+		Proxy:               http.ProxyFromEnvironment,
+		DialContext:         (&net.Dialer{Timeout: connectTime, KeepAlive: 15 * time.Second}).DialContext,
+		TLSHandshakeTimeout: connectTime,
+		TLSClientConfig:     &tls.Config{NextProtos: []string{"http/1.1"}},
+		MaxIdleConnsPerHost: maxConnections,
+		IdleConnTimeout:     90 * time.Second,
+		DisableCompression:  true, // the bytes of a range must be those of the object
+	}
 }
 
 // observed counts requests, and notes how long the store asks a client to wait.
-type observed struct {
-	next   http.RoundTripper
-	client *Client
-}
+type observed struct{ *Client }
 
 type waitKey struct{} // of a *time.Duration in a context
 
-func (o *observed) RoundTrip(req *http.Request) (*http.Response, error) {
-	o.client.Requests.Add(1)
-	resp, err := o.next.RoundTrip(req)
+func (o observed) RoundTrip(req *http.Request) (*http.Response, error) {
+	o.Requests.Add(1)
+	resp, err := o.http.RoundTrip(req)
 	if wait, ok := req.Context().Value(waitKey{}).(*time.Duration); ok && err == nil {
 		if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && seconds > 0 {
 			*wait = time.Duration(seconds) * time.Second
@@ -156,32 +161,50 @@ func (o *observed) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// List returns the objects whose keys begin with a prefix, in alphabetical order.
-func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) (objects []Object, err error) {
-	err = c.retry(ctx, Object{Scheme: scheme, Bucket: bucket, Key: prefix + "*"}, "list", func(ctx context.Context, _ func()) error {
-		objects = nil
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel() // or the library's goroutine would wait for ever after an error
-		for info := range c.core.Client.ListObjects(ctx, bucket, minio.ListObjectsOptions{Prefix: prefix, Recursive: true}) {
-			if info.Err != nil {
-				return info.Err
+// List returns the keys that begin with a prefix. It takes as long as new keys come: after an error it continues behind the last one.
+func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) (keys []string, err error) {
+	for last := ""; ; { // the greatest key so far
+		before := last
+		err = c.retry(ctx, Object{Scheme: scheme, Bucket: bucket, Key: prefix + "*"}, "list", func(ctx context.Context, progress func()) error {
+			options := minio.ListObjectsOptions{Prefix: prefix, Recursive: true}
+			if !slices.IsSorted(keys) {
+				keys = nil // a store that sorts in another way may have more before the last one
 			}
-			objects = append(objects, Object{scheme, bucket, info.Key, info.ETag, info.Size})
+			if len(keys) > 0 {
+				options.StartAfter = keys[len(keys)-1]
+			}
+			for info := range c.core.ListObjectsIter(ctx, bucket, options) {
+				if info.Err != nil {
+					return info.Err
+				}
+				keys = append(keys, info.Key)
+				if info.Key > last {
+					last = info.Key
+					progress()
+				}
+			}
+			return context.Cause(ctx) // after which the library lists no more, without an error
+		})
+		if err == nil || last == before {
+			return keys, err
 		}
-		return nil
-	})
-	return objects, err
+	}
 }
 
 // Stat returns an object as it is now. The error is fs.ErrNotExist where there is none.
 func (c *Client) Stat(ctx context.Context, o Object) (Object, error) {
 	err := c.retry(ctx, o, "look", func(ctx context.Context, _ func()) error {
 		info, err := c.core.StatObject(ctx, o.Bucket, o.Key, minio.StatObjectOptions{})
-		if err == nil && info.ETag == "" {
-			err = permanent{errors.New("the store gives no ETag, which would show that an object was replaced")}
+		switch {
+		case err != nil:
+			return err
+		case info.ETag == "":
+			return permanent{errors.New("the store gives no ETag, which would show that an object was replaced")}
+		case info.Size < 0:
+			return permanent{errors.New("the store gives no Content-Length, which would say how large the object is")}
 		}
 		o.ETag, o.Size = info.ETag, info.Size
-		return err
+		return unencoded(info)
 	})
 	return o, err
 }
@@ -191,9 +214,9 @@ func (c *Client) Stat(ctx context.Context, o Object) (Object, error) {
 func (c *Client) ReadRange(ctx context.Context, o Object, off int64, dst []byte) error {
 	done := 0 // a body that breaks off is continued
 	return c.retry(ctx, o, fmt.Sprintf("read bytes %d to %d", off, off+int64(len(dst))-1), func(ctx context.Context, progress func()) error {
-		from := off + int64(done)
+		from, to := off+int64(done), off+int64(len(dst))-1
 		var options minio.GetObjectOptions
-		if err := errors.Join(options.SetMatchETag(o.ETag), options.SetRange(from, off+int64(len(dst))-1)); err != nil {
+		if err := errors.Join(options.SetMatchETag(o.ETag), options.SetRange(from, to)); err != nil {
 			return permanent{err}
 		}
 		body, info, header, err := c.core.GetObject(ctx, o.Bucket, o.Key, options)
@@ -201,11 +224,9 @@ func (c *Client) ReadRange(ctx context.Context, o Object, off int64, dst []byte)
 			return err
 		}
 		defer body.Close()
-		if info.ETag != o.ETag { // some stores know no If-Match
-			return ErrChanged
-		}
-		if !strings.HasPrefix(header.Get("Content-Range"), fmt.Sprintf("bytes %d-", from)) {
-			return fmt.Errorf("the store answered with another range (%q)", header.Get("Content-Range"))
+		progress()
+		if err := o.answers(info, header.Get("Content-Range"), from, to); err != nil {
+			return err
 		}
 		for done < len(dst) {
 			n, err := body.Read(dst[done:])
@@ -222,6 +243,34 @@ func (c *Client) ReadRange(ctx context.Context, o Object, off int64, dst []byte)
 	})
 }
 
+// answers returns an error unless an answer has the bytes of the object from one to another, and the object is the same.
+func (o Object) answers(info minio.ObjectInfo, got string, from, to int64) error {
+	if info.ETag != o.ETag { // some stores know no If-Match
+		return ErrChanged
+	}
+	if err := unencoded(info); err != nil {
+		return err
+	}
+	want, length := fmt.Sprintf("bytes %d-%d/%d", from, to, o.Size), to-from+1
+	if got == want && (info.Size < 0 || info.Size == length) {
+		return nil
+	}
+	_, total, _ := strings.Cut(got, "/")
+	if size, err := strconv.ParseInt(total, 10, 64); err == nil && size != o.Size {
+		return fmt.Errorf("%w: the store says that it has %d bytes, and said %d before", ErrChanged, size, o.Size)
+	}
+	return fmt.Errorf("the store answered with Content-Range %q and Content-Length %d, want %q and %d", got, info.Size, want, length)
+}
+
+// unencoded returns an error if the bytes of an object are encoded. Some stores keep aws-chunked, which was the encoding of an upload alone.
+func unencoded(info minio.ObjectInfo) error {
+	switch info.ContentEncoding {
+	case "", "identity", "aws-chunked":
+		return nil
+	}
+	return permanent{fmt.Errorf("its Content-Encoding is %q, want none: upload it as it should be read", info.ContentEncoding)}
+}
+
 // permanent is an error that trying again does not mend.
 type permanent struct{ error }
 
@@ -233,29 +282,24 @@ const (
 	longest    = 5 * time.Second        // wait between two attempts, unless the store asks for more
 )
 
-// retry calls do until it succeeds, its error is one that stays, or the time is over. An attempt without progress for a quarter of the time
-// is given up. The error names the object, and says what was wanted of it.
+// retry calls do until it succeeds, its error is one that stays, or the time is over. An attempt without progress for a quarter of the timeout
+// is given up. The store may ask for a wait as long as that, and for no longer one, so that every read tries more than once, and none
+// depends on what the store said long ago. The error names the object, and says what was wanted of it.
 func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx context.Context, progress func()) error) error {
 	if err := c.away.Load(); err != nil {
 		return named(o, what, *err, 0)
 	}
 	// A reader's own time, of which this is a part, should not be over before the store's error is known.
-	limit := c.timeout * 3 / 4
+	share := c.timeout / 4
 	began := time.Now()
 	_, hurried := ctx.Deadline() // less time than a store may take
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	ctx, cancel := context.WithTimeout(ctx, 3*share)
 	defer cancel()
 	refreshed := false
 	var last error
-	fails := func(err error, attempt int, pause time.Duration) error {
-		if !hurried {
-			c.isAway(began, err, o, pause)
-		}
-		return named(o, what, err, attempt)
-	}
 	for attempt, wait := 1, firstWait; ; attempt, wait = attempt+1, min(2*wait, longest) {
 		var asked time.Duration
-		err := c.attempt(context.WithValue(ctx, waitKey{}, &asked), limit/3, do)
+		err := c.attempt(context.WithValue(ctx, waitKey{}, &asked), share, do)
 		if err == nil {
 			return nil
 		}
@@ -271,14 +315,13 @@ func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx c
 		if !passes(err) {
 			return named(o, what, err, attempt)
 		}
-		pause := max(asked, wait/2+rand.N(wait/2))
-		if deadline, _ := ctx.Deadline(); time.Until(deadline) < pause {
-			return fails(err, attempt, asked)
-		}
 		select {
 		case <-ctx.Done():
-			return fails(err, attempt, 0)
-		case <-time.After(pause):
+			if !hurried {
+				c.isAway(began, err, o)
+			}
+			return named(o, what, err, attempt)
+		case <-time.After(min(max(asked, wait/2+rand.N(wait/2)), share)):
 		}
 	}
 }
@@ -292,28 +335,26 @@ func (c *Client) attempt(ctx context.Context, stall time.Duration, do func(ctx c
 	defer timer.Stop()
 	err := do(ctx, func() {
 		timer.Reset(stall)
-		c.answered.Store(int64(time.Since(start)))
+		c.answered.Store(int64(time.Since(c.start)))
 	})
 	if err != nil && context.Cause(ctx) == stalled {
 		return stalled
 	}
 	if !passes(err) {
-		c.answered.Store(int64(time.Since(start)))
+		c.answered.Store(int64(time.Since(c.start)))
 	}
 	return err
 }
 
-var start = time.Now()
-
 // isAway notes that the store does not answer, if it has answered nobody since a read began that failed. From then on all reads fail at once, because
-// each would wait in vain for all of its time. The store is asked now and then, after a pause, until it answers.
-func (c *Client) isAway(began time.Time, err error, o Object, pause time.Duration) {
+// each would wait in vain for all of its time. The store is asked now and then, until it answers.
+func (c *Client) isAway(began time.Time, err error, o Object) {
 	err = fmt.Errorf("the store does not answer: %w", shown(err))
-	if time.Duration(c.answered.Load()) > began.Sub(start) || !c.away.CompareAndSwap(nil, &err) {
+	if time.Duration(c.answered.Load()) > began.Sub(c.start) || !c.away.CompareAndSwap(nil, &err) {
 		return
 	}
 	go func() {
-		for wait := max(pause, firstProbe); ; wait = min(2*wait, longest) {
+		for wait := firstProbe; ; wait = min(2*wait, longest) {
 			time.Sleep(wait + rand.N(wait/2))
 			if !passes(c.attempt(context.Background(), c.timeout/4, func(ctx context.Context, _ func()) error {
 				_, err := c.core.StatObject(ctx, o.Bucket, o.Key, minio.StatObjectOptions{})
@@ -338,7 +379,8 @@ func expired(err error) bool {
 // passes reports whether there is an error, and it may be gone when it is tried again.
 func passes(err error) bool {
 	var stays permanent
-	if err == nil || errors.Is(err, ErrChanged) || errors.As(err, &stays) || errors.Is(err, context.Canceled) {
+	var untrusted *tls.CertificateVerificationError
+	if err == nil || errors.Is(err, ErrChanged) || errors.As(err, &stays) || errors.As(err, &untrusted) || errors.Is(err, context.Canceled) {
 		return false
 	}
 	var response minio.ErrorResponse
@@ -380,9 +422,12 @@ func named(o Object, what string, err error, attempts int) error {
 func shown(err error) error {
 	var response minio.ErrorResponse
 	var request *url.Error
+	var untrusted *tls.CertificateVerificationError
 	switch {
 	case errors.As(err, &response):
 		return explained(response)
+	case errors.As(err, &untrusted):
+		return fmt.Errorf("%w; SSL_CERT_FILE names a file with the certificates of authorities to trust", untrusted)
 	case errors.As(err, &request):
 		return request.Err
 	}

@@ -3,19 +3,28 @@ package store
 import (
 	"bytes"
 	"context"
+	"crypto/ed25519"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/binary"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"log"
+	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -25,18 +34,13 @@ const (
 	etag    = "0123456789abcdef"
 )
 
-// serve answers as a store does that has one object, s3://bucket/a/key, unless fault answers the n-th request, from 1 on.
-func serve(t *testing.T, timeout time.Duration, fault func(n int, w http.ResponseWriter, r *http.Request) bool) (*Client, Object) {
-	t.Helper()
-	t.Setenv("AWS_ACCESS_KEY_ID", "key")
-	t.Setenv("AWS_SECRET_ACCESS_KEY", secret)
-	return serveWith(t, timeout, fault)
-}
+// A fault answers the n-th request, from 1 on, or returns false.
+type fault func(n int, w http.ResponseWriter, r *http.Request) bool
 
-func serveWith(t *testing.T, timeout time.Duration, fault func(n int, w http.ResponseWriter, r *http.Request) bool) (*Client, Object) {
-	t.Helper()
+// store answers as a store does that has one object, s3://bucket/a/key, unless fault does.
+func store(fault fault) http.Handler {
 	var requests atomic.Int64
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if fault(int(requests.Add(1)), w, r) {
 			return
 		}
@@ -46,14 +50,85 @@ func serveWith(t *testing.T, timeout time.Duration, fault func(n int, w http.Res
 		}
 		w.Header().Set("ETag", `"`+etag+`"`)
 		http.ServeContent(w, r, "", time.Unix(1e9, 0), strings.NewReader(content))
-	}))
+	})
+}
+
+var object = Object{"s3", "bucket", "a/key", etag, int64(len(content))}
+
+func setKey(t *testing.T) {
+	t.Setenv("AWS_ACCESS_KEY_ID", "key")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", secret)
+}
+
+// serve runs a store that speaks TLS, and either version of HTTP.
+func serve(t *testing.T, timeout time.Duration, fault fault) (*Client, Object) {
+	t.Helper()
+	setKey(t)
+	return serveWith(t, timeout, fault)
+}
+
+func serveWith(t *testing.T, timeout time.Duration, fault fault) (*Client, Object) {
+	t.Helper()
+	server := httptest.NewUnstartedServer(store(fault))
+	server.EnableHTTP2 = true
+	server.StartTLS()
 	t.Cleanup(server.Close)
+	trust(t, server)
 	c, err := New("s3", Options{Endpoint: server.URL, PathStyle: true, Timeout: timeout})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c, Object{"s3", "bucket", "a/key", etag, int64(len(content))}
+	return c, object
 }
+
+// trust makes the certificate of a server one that this process trusts. The servers of httptest all have the same one.
+func trust(t *testing.T, server *httptest.Server) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "authorities.pem")
+	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("SSL_CERT_FILE", file)
+}
+
+// simulate calls do with the client of a store without TLS, where time passes only while all wait.
+func simulate(t *testing.T, timeout time.Duration, fault fault, do func(t *testing.T, c *Client)) {
+	t.Helper()
+	setKey(t)
+	synctest.Test(t, func(t *testing.T) {
+		c, err := New("s3", Options{Endpoint: "http://store", PathStyle: true, Timeout: timeout})
+		if err != nil {
+			t.Fatal(err)
+		}
+		connections := make(pipes)
+		c.http.DialContext = func(context.Context, string, string) (net.Conn, error) {
+			ours, theirs := net.Pipe()
+			connections <- theirs
+			return ours, nil
+		}
+		server := &http.Server{Handler: store(fault)}
+		go server.Serve(connections)
+		defer server.Close()
+		defer c.http.CloseIdleConnections()
+		defer time.Sleep(time.Hour) // until the last probe
+		do(t, c)
+	})
+}
+
+// pipes is a net.Listener.
+type pipes chan net.Conn
+
+func (p pipes) Accept() (net.Conn, error) {
+	conn, ok := <-p
+	if !ok {
+		return nil, net.ErrClosed
+	}
+	return conn, nil
+}
+
+func (p pipes) Close() error { close(p); return nil }
+
+func (p pipes) Addr() net.Addr { return &net.UnixAddr{} }
 
 // answer is an error of a store.
 func answer(w http.ResponseWriter, status int, code string) {
@@ -78,83 +153,86 @@ func cut(w http.ResponseWriter) {
 	}
 }
 
+// part is an answer with a Content-Range, or without any. The handler may have set another Content-Length.
+func part(w http.ResponseWriter, tag, contentRange, text string) {
+	w.Header().Set("ETag", tag)
+	w.Header().Set("Last-Modified", time.Unix(1e9, 0).UTC().Format(http.TimeFormat))
+	if w.Header().Get("Content-Length") == "" {
+		w.Header().Set("Content-Length", fmt.Sprint(len(text)))
+	}
+	if contentRange != "" {
+		w.Header().Set("Content-Range", contentRange)
+		w.WriteHeader(206)
+	}
+	fmt.Fprint(w, text)
+}
+
 // What passes is tried again until the bytes are right.
 func TestRetries(t *testing.T) {
-	part := func(n int) func(int, http.ResponseWriter, *http.Request) {
-		return func(_ int, w http.ResponseWriter, r *http.Request) {
-			var from int
-			fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-", &from)
-			w.Header().Set("ETag", etag)
-			w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", from, from+n-1, len(content)))
-			w.Header().Set("Content-Length", fmt.Sprint(n))
-			w.WriteHeader(206)
-			fmt.Fprint(w, content[from:from+n])
-		}
-	}
-	for name, fault := range map[string]func(n int, w http.ResponseWriter, r *http.Request){
-		"503":   func(_ int, w http.ResponseWriter, _ *http.Request) { answer(w, 503, "SlowDown") },
-		"429":   func(_ int, w http.ResponseWriter, _ *http.Request) { answer(w, 429, "TooManyRequests") },
-		"500":   func(_ int, w http.ResponseWriter, _ *http.Request) { answer(w, 500, "InternalError") },
-		"reset": func(_ int, w http.ResponseWriter, _ *http.Request) { cut(w) },
-		"short": part(5),
-		"truncated": func(_ int, w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Length", "100")
-			w.Header().Set("ETag", etag)
-		},
-		"html": func(_ int, w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>please log in</html>") },
-		"all of it": func(_ int, w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("ETag", etag)
-			fmt.Fprint(w, content)
-		},
-		"broken": func(n int, w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("ETag", etag)
-			w.Header().Set("Content-Range", "bytes 10-29/58")
-			w.Header().Set("Content-Length", "20")
-			w.WriteHeader(206)
-			fmt.Fprint(w, content[10:15])
-			w.(http.Flusher).Flush()
-			cut(w)
-		},
-		"wrong range": func(_ int, w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("ETag", etag)
-			w.Header().Set("Content-Range", "bytes 0-19/58")
-			w.WriteHeader(206)
-			fmt.Fprint(w, content[:20])
-		},
+	for name, fault := range map[string]func(w http.ResponseWriter){
+		"503":         func(w http.ResponseWriter) { answer(w, 503, "SlowDown") },
+		"429":         func(w http.ResponseWriter) { answer(w, 429, "TooManyRequests") },
+		"500":         func(w http.ResponseWriter) { answer(w, 500, "InternalError") },
+		"reset":       cut,
+		"short":       func(w http.ResponseWriter) { part(w, etag, "bytes 10-14/58", content[10:15]) },
+		"html":        func(w http.ResponseWriter) { fmt.Fprint(w, "<html>please log in</html>") },
+		"all of it":   func(w http.ResponseWriter) { part(w, etag, "", content) },
+		"wrong range": func(w http.ResponseWriter) { part(w, etag, "bytes 0-19/58", content[:20]) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, o := serve(t, time.Minute, func(n int, w http.ResponseWriter, r *http.Request) bool {
-				if name == "broken" && n > 1 || n > 3 {
+			simulate(t, time.Minute, func(n int, w http.ResponseWriter, r *http.Request) bool {
+				if n > 3 {
 					return false
 				}
-				fault(n, w, r)
+				fault(w)
 				return true
+			}, func(t *testing.T, c *Client) {
+				if err := read(c, object); err != nil {
+					t.Error(err)
+				}
 			})
-			if err := read(c, o); err != nil {
-				t.Error(err)
-			}
 		})
 	}
 }
 
-// The store says how long to wait.
-func TestRetryAfter(t *testing.T) {
-	var first, second time.Time
-	c, o := serve(t, time.Minute, func(n int, w http.ResponseWriter, _ *http.Request) bool {
+// A body that breaks off is continued.
+func TestContinues(t *testing.T) {
+	var again atomic.Value
+	simulate(t, time.Minute, func(n int, w http.ResponseWriter, r *http.Request) bool {
+		again.Store(r.Header.Get("Range"))
 		if n == 1 {
-			first = time.Now()
-			w.Header().Set("Retry-After", "1")
-			answer(w, 503, "SlowDown")
-			return true
+			w.Header().Set("Content-Length", "20")
+			part(w, etag, "bytes 10-29/58", content[10:15])
 		}
-		second = time.Now()
-		return false
+		return n == 1
+	}, func(t *testing.T, c *Client) {
+		if err := read(c, object); err != nil || again.Load() != "bytes=15-29" {
+			t.Errorf("asked for %s at last (%v), want bytes=15-29", again.Load(), err)
+		}
 	})
-	if err := read(c, o); err != nil {
-		t.Fatal(err)
-	}
-	if second.Sub(first) < time.Second {
-		t.Errorf("tried again after %v, although the store asked for a second", second.Sub(first))
+}
+
+// The store says how long to wait, up to a quarter of the timeout.
+func TestRetryAfter(t *testing.T) {
+	for asked, want := range map[string]time.Duration{"1": time.Second, "3600": 15 * time.Second} {
+		t.Run(asked, func(t *testing.T) {
+			simulate(t, time.Minute, func(n int, w http.ResponseWriter, _ *http.Request) bool {
+				if n > 1 {
+					return false
+				}
+				w.Header().Set("Retry-After", asked)
+				answer(w, 503, "SlowDown")
+				return true
+			}, func(t *testing.T, c *Client) {
+				began := time.Now()
+				if err := read(c, object); err != nil {
+					t.Fatal(err)
+				}
+				if waited := time.Since(began).Truncate(time.Second); waited != want { // the library adds up to 200 ms
+					t.Errorf("tried again after %v, want %v", waited, want)
+				}
+			})
+		})
 	}
 }
 
@@ -172,49 +250,82 @@ func TestErrors(t *testing.T) {
 		{"no object", 1, fs.ErrNotExist, "404 NoSuchKey", func(w http.ResponseWriter) { answer(w, 404, "NoSuchKey") }},
 		{"replaced", 1, ErrChanged, "replaced", func(w http.ResponseWriter) { answer(w, 412, "PreconditionFailed") }},
 		{"shorter", 1, ErrChanged, "416", func(w http.ResponseWriter) { answer(w, 416, "InvalidRange") }},
-		{"another ETag", 1, ErrChanged, "replaced", func(w http.ResponseWriter) {
-			w.Header().Set("ETag", "another")
-			w.Header().Set("Last-Modified", time.Unix(1e9, 0).UTC().Format(http.TimeFormat))
-			w.Header().Set("Content-Range", "bytes 10-29/58")
-			w.WriteHeader(206)
-			fmt.Fprint(w, content[10:30])
-		}},
+		{"another ETag", 1, ErrChanged, "replaced", func(w http.ResponseWriter) { part(w, "another", "bytes 10-29/58", content[10:30]) }},
 		{"throttled", 0, nil, "503 SlowDown", func(w http.ResponseWriter) { answer(w, 503, "SlowDown") }},
-		{"silent", 0, nil, "nothing came", nil},
+		{"silent", 0, nil, "nothing came for 15s", nil},
+		{"another size", 1, ErrChanged, "has 1000 bytes, and said 58 before", func(w http.ResponseWriter) { part(w, etag, "bytes 10-29/1000", content[10:30]) }},
+		{"another range", 0, nil, `"bytes 0-19/58" and Content-Length 20, want "bytes 10-29/58" and 20`, func(w http.ResponseWriter) { part(w, etag, "bytes 0-19/58", content[:20]) }},
+		{"too long", 0, nil, `Content-Length 21, want "bytes 10-29/58" and 20`, func(w http.ResponseWriter) { part(w, etag, "bytes 10-29/58", content[10:31]) }},
+		{"all of it", 0, nil, `Content-Range "" and Content-Length 58`, func(w http.ResponseWriter) { part(w, etag, "", content) }},
+		{"encoded", 1, nil, `Content-Encoding is "gzip"`, func(w http.ResponseWriter) {
+			w.Header().Set("Content-Encoding", "gzip")
+			part(w, etag, "bytes 10-29/58", content[10:30])
+		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			sent := 0
-			timeout := time.Minute
-			if test.requests == 0 {
-				timeout = time.Second
-			}
-			c, o := serve(t, timeout, func(n int, w http.ResponseWriter, r *http.Request) bool {
-				sent = n
-				if test.fault == nil {
+			var sent, well atomic.Int64
+			simulate(t, time.Minute, func(n int, w http.ResponseWriter, r *http.Request) bool {
+				switch {
+				case well.Load() > 0:
+					return false
+				case test.fault == nil:
 					<-r.Context().Done()
-					return true
+				default:
+					test.fault(w)
 				}
-				test.fault(w)
+				sent.Add(1)
 				return true
+			}, func(t *testing.T, c *Client) {
+				err := read(c, object)
+				if err == nil || test.is != nil && !errors.Is(err, test.is) {
+					t.Fatalf("error %v, want %v", err, test.is)
+				}
+				for _, word := range []string{"s3://bucket/a/key", "bytes 10 to 29", test.says} {
+					if !strings.Contains(err.Error(), word) {
+						t.Errorf("error %q does not say %q", err, word)
+					}
+				}
+				for _, word := range []string{secret, "Signature", "Credential"} {
+					if strings.Contains(err.Error(), word) {
+						t.Errorf("error %q says %q", err, word)
+					}
+				}
+				if n := int(sent.Load()); test.requests > 0 && n != test.requests {
+					t.Errorf("%d requests were sent, want %d", n, test.requests)
+				}
+				well.Store(1)
+				time.Sleep(2 * longest) // for a probe
+				if err := read(c, object); err != nil {
+					t.Error(err)
+				}
 			})
-			err := read(c, o)
-			if err == nil || test.is != nil && !errors.Is(err, test.is) {
-				t.Fatalf("error %v, want %v", err, test.is)
-			}
-			for _, word := range []string{"s3://bucket/a/key", "bytes 10 to 29", test.says} {
-				if !strings.Contains(err.Error(), word) {
-					t.Errorf("error %q does not say %q", err, word)
-				}
-			}
-			for _, word := range []string{secret, "Signature", "Credential"} {
-				if strings.Contains(err.Error(), word) {
-					t.Errorf("error %q says %q", err, word)
-				}
-			}
-			if test.requests > 0 && sent != test.requests {
-				t.Errorf("%d requests were sent, want %d", sent, test.requests)
-			}
 		})
+	}
+}
+
+// What a look says of an object that cannot be read as it is.
+func TestLooks(t *testing.T) {
+	for _, test := range []struct{ header, value, says string }{
+		{"Content-Encoding", "gzip", `Content-Encoding is "gzip"`},
+		{"Content-Encoding", "aws-chunked", ""},
+		{"Content-Length", "", "no Content-Length"},
+		{"ETag", "", "no ETag"},
+	} {
+		c, _ := serve(t, time.Minute, func(_ int, w http.ResponseWriter, r *http.Request) bool {
+			header := map[string]string{"ETag": etag, "Content-Length": "58", "Last-Modified": time.Unix(1e9, 0).UTC().Format(http.TimeFormat)}
+			header[test.header] = test.value
+			for name, value := range header {
+				if value != "" {
+					w.Header().Set(name, value)
+				}
+			}
+			w.(http.Flusher).Flush() // before a Content-Length is added
+			return true
+		})
+		found, err := c.Stat(context.Background(), Object{Scheme: "s3", Bucket: "bucket", Key: "a/key"})
+		if test.says == "" && (err != nil || found != object) || test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)) {
+			t.Errorf("%s %q: %v (%v), want %q", test.header, test.value, found, err, test.says)
+		}
 	}
 }
 
@@ -224,66 +335,193 @@ func TestOutage(t *testing.T) {
 		"refuses": func(w http.ResponseWriter, _ *http.Request) { cut(w) },
 		"silent":  func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
 		"busy": func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Retry-After", "1")
+			w.Header().Set("Retry-After", "36000")
 			answer(w, 503, "SlowDown")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var away atomic.Bool
-			c, o := serve(t, time.Second, func(n int, w http.ResponseWriter, r *http.Request) bool {
-				if !away.Load() {
-					return false
+			simulate(t, time.Minute, func(n int, w http.ResponseWriter, r *http.Request) bool {
+				if away.Load() {
+					fault(w, r)
 				}
-				fault(w, r)
-				return true
+				return away.Load()
+			}, func(t *testing.T, c *Client) {
+				away.Store(true)
+				began := time.Now()
+				if read(c, object) == nil {
+					t.Fatal("no error of a store that is away")
+				}
+				if took := time.Since(began); took < 45*time.Second {
+					t.Errorf("the error came after %v, before the time of a read was over", took)
+				}
+				for range 100 {
+					var failed *Error
+					if err := read(c, object); !errors.As(err, &failed) || failed.Attempts != 0 || !strings.Contains(err.Error(), "does not answer") {
+						t.Fatalf("error %v, want one at once", err)
+					}
+				}
+				time.Sleep(time.Hour)
+				away.Store(false)
+				time.Sleep(time.Minute)
+				if err := read(c, object); err != nil {
+					t.Errorf("nothing is read although the store answers again: %v", err)
+				}
 			})
-			away.Store(true)
-			if read(c, o) == nil {
-				t.Fatal("no error of a store that is away")
-			}
-			for range 100 {
-				var failed *Error
-				if err := read(c, o); !errors.As(err, &failed) || failed.Attempts != 0 || !strings.Contains(err.Error(), "does not answer") {
-					t.Fatalf("error %v, want one at once", err)
-				}
-			}
-			away.Store(false)
-			for end := time.Now().Add(time.Minute); read(c, o) != nil; time.Sleep(10 * time.Millisecond) {
-				if time.Now().After(end) {
-					t.Fatal("nothing is read although the store answers again")
-				}
-			}
 		})
 	}
 }
 
 // A store that answers other reads is not away.
 func TestOneObjectFails(t *testing.T) {
-	came, others := make(chan struct{}), make(chan struct{})
-	c, o := serve(t, time.Minute, func(_ int, w http.ResponseWriter, r *http.Request) bool {
-		if r.URL.Path != "/bucket/bad" {
-			return false
+	simulate(t, time.Minute, func(_ int, w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path == "/bucket/bad" {
+			answer(w, 500, "InternalError")
+			return true
 		}
-		close(came)
-		<-others
-		w.Header().Set("Retry-After", "3600") // which is too long for any read
-		answer(w, 500, "InternalError")
-		return true
+		return false
+	}, func(t *testing.T, c *Client) {
+		failed := make(chan error)
+		go func() {
+			bad := object
+			bad.Key = "bad"
+			failed <- read(c, bad)
+		}()
+		time.Sleep(time.Second)
+		if err := read(c, object); err != nil {
+			t.Fatal(err)
+		}
+		if <-failed == nil {
+			t.Error("no error of an object that cannot be read")
+		}
+		if err := read(c, object); err != nil {
+			t.Error(err)
+		}
 	})
-	bad, failed := o, make(chan error)
-	bad.Key = "bad"
-	go func() { failed <- read(c, bad) }()
-	<-came
-	err := read(c, o)
-	close(others)
+}
+
+// Objects are read from every server of HTTP, with TLS or without, from authorities that the user trusts.
+func TestProtocols(t *testing.T) {
+	setKey(t)
+	started := map[string]*httptest.Server{}
+	for name, start := range map[string]func(*httptest.Server){
+		"HTTP":                     (*httptest.Server).Start,
+		"TLS, HTTP/1.1":            (*httptest.Server).StartTLS,
+		"TLS, HTTP/1.1 and HTTP/2": func(s *httptest.Server) { s.EnableHTTP2 = true; s.StartTLS() },
+		"another authority": func(s *httptest.Server) {
+			s.TLS = &tls.Config{Certificates: []tls.Certificate{certificate(t)}}
+			s.StartTLS()
+		},
+	} {
+		server := httptest.NewUnstartedServer(store(func(int, http.ResponseWriter, *http.Request) bool { return false }))
+		server.Config.ErrorLog = log.New(io.Discard, "", 0)
+		start(server)
+		defer server.Close()
+		started[name] = server
+	}
+	trust(t, started["TLS, HTTP/1.1"])
+	for name, server := range started {
+		c, err := New("s3", Options{Endpoint: server.URL, PathStyle: true, Timeout: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = read(c, object)
+		if name == "another authority" {
+			if err == nil || !strings.Contains(err.Error(), "SSL_CERT_FILE") {
+				t.Errorf("%s: error %v, want one that says SSL_CERT_FILE", name, err)
+			}
+		} else if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// certificate is one for 127.0.0.1 that no authority has signed.
+func certificate(t *testing.T) tls.Certificate {
+	_, key, err := ed25519.GenerateKey(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if <-failed == nil {
-		t.Error("no error of an object that cannot be read")
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, NotAfter: time.Now().Add(time.Hour)}
+	signed, err := x509.CreateCertificate(nil, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if err := read(c, o); err != nil {
-		t.Error(err)
+	return tls.Certificate{Certificate: [][]byte{signed}, PrivateKey: key}
+}
+
+// A list has all keys, however long it takes, as long as pages come, whatever fails between, and in whatever order a store has them.
+func TestList(t *testing.T) {
+	const pages = 100
+	sorted := func(perPage int) (keys []string) {
+		for i := range pages * perPage {
+			keys = append(keys, fmt.Sprintf("key%06d", i))
+		}
+		return keys
+	}
+	backwards := sorted(10)
+	slices.Reverse(backwards)
+	for _, test := range []struct {
+		name  string
+		keys  []string
+		fault func(page, try int, w http.ResponseWriter) bool // answers a request for a page, or lets it pass
+		says  string
+	}{
+		{"slow", sorted(100), func(int, int, http.ResponseWriter) bool {
+			time.Sleep(3 * time.Second)
+			return false
+		}, ""},
+		{"each page fails once", sorted(10), func(_, try int, w http.ResponseWriter) bool {
+			if try == 1 {
+				answer(w, 503, "SlowDown")
+			}
+			return try == 1
+		}, ""},
+		{"backwards, a page fails once", backwards, func(page, try int, w http.ResponseWriter) bool {
+			if page == pages/2 && try == 1 {
+				answer(w, 503, "SlowDown")
+			}
+			return page == pages/2 && try == 1
+		}, ""},
+		{"a page is missing", sorted(10), func(page, _ int, _ http.ResponseWriter) bool {
+			if page == pages/2 {
+				time.Sleep(time.Minute)
+			}
+			return false
+		}, "nothing came for 7.5s"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var tries [pages + 1]atomic.Int64
+			simulate(t, 30*time.Second, func(_ int, w http.ResponseWriter, r *http.Request) bool {
+				query, rest, perPage := r.URL.Query(), test.keys, len(test.keys)/pages
+				if r.URL.Path != "/bucket/" {
+					return false
+				}
+				if token, err := strconv.Atoi(query.Get("continuation-token")); err == nil {
+					rest = rest[token:]
+				} else {
+					rest = slices.DeleteFunc(slices.Clone(rest), func(key string) bool { return key <= query.Get("start-after") })
+				}
+				at := len(test.keys) - len(rest)
+				if test.fault(at/perPage, int(tries[at/perPage].Add(1)), w) {
+					return true
+				}
+				fmt.Fprintf(w, "<ListBucketResult><IsTruncated>%v</IsTruncated><NextContinuationToken>%d</NextContinuationToken>", len(rest) > perPage, at+perPage)
+				for _, key := range rest[:min(perPage, len(rest))] {
+					fmt.Fprintf(w, "<Contents><Key>%s</Key></Contents>", key)
+				}
+				fmt.Fprint(w, "</ListBucketResult>")
+				return true
+			}, func(t *testing.T, c *Client) {
+				keys, err := c.List(context.Background(), "s3", "bucket", "key")
+				switch {
+				case test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)):
+					t.Errorf("error %v, want %q", err, test.says)
+				case test.says == "" && (err != nil || !slices.Equal(keys, test.keys)):
+					t.Errorf("%d keys (%v), want %d", len(keys), err, len(test.keys))
+				}
+			})
+		})
 	}
 }
 
@@ -291,12 +529,12 @@ func TestOneObjectFails(t *testing.T) {
 func TestNames(t *testing.T) {
 	namesAreKnown.Store(false) // of an earlier run
 	c, o := serve(t, time.Second, func(int, http.ResponseWriter, *http.Request) bool { return false })
-	_, port, _ := strings.Cut(strings.TrimPrefix(c.Endpoint(), "http://"), ":")
-	c, err := New("s3", Options{Endpoint: "http://store.example:" + port, PathStyle: true, Timeout: time.Second})
+	_, port, _ := strings.Cut(strings.TrimPrefix(c.Endpoint(), "https://"), ":")
+	c, err := New("s3", Options{Endpoint: "https://store.example.com:" + port, PathStyle: true, Timeout: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := read(c, o); err == nil || !strings.Contains(err.Error(), "lookup store.example") {
+	if err := read(c, o); err == nil || !strings.Contains(err.Error(), "lookup store.example.com") {
 		t.Errorf("error %v, want one that says which name is not known", err)
 	}
 	namesAreKnown.Store(true)
