@@ -17,6 +17,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"batchfs/internal/wait"
 )
 
 const (
@@ -248,11 +250,7 @@ func TestOutage(t *testing.T) {
 				}
 			}
 			away.Store(false)
-			for end := time.Now().Add(time.Minute); read(c, o) != nil; time.Sleep(10 * time.Millisecond) {
-				if time.Now().After(end) {
-					t.Fatal("nothing is read although the store answers again")
-				}
-			}
+			wait.Until(t, "a read from a store that answers again", func() bool { return read(c, o) == nil })
 		})
 	}
 }
@@ -270,16 +268,16 @@ func TestOneObjectFails(t *testing.T) {
 		answer(w, 500, "InternalError")
 		return true
 	})
-	bad, failed := o, make(chan error)
+	bad, failed := o, make(chan error, 1)
 	bad.Key = "bad"
 	go func() { failed <- read(c, bad) }()
-	<-came
+	wait.For(t, "a request for the bad object", came)
 	err := read(c, o)
 	close(others)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if <-failed == nil {
+	if wait.For(t, "the read of the bad object", failed) == nil {
 		t.Error("no error of an object that cannot be read")
 	}
 	if err := read(c, o); err != nil {
@@ -300,13 +298,7 @@ func TestNames(t *testing.T) {
 		t.Errorf("error %v, want one that says which name is not known", err)
 	}
 	namesAreKnown.Store(true)
-	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		if err := read(c, o); err == nil {
-			break
-		} else if time.Now().After(end) {
-			t.Fatal(err)
-		}
-	}
+	wait.Until(t, "a read once the name is known", func() bool { return read(c, o) == nil })
 }
 
 // namesAreKnown says whether there is a name server.
