@@ -35,6 +35,7 @@ func startCrowd(t *testing.T, n, bytes int, paths ...string) *crowd {
 		c.cmd.Process.Kill()
 		c.cmd.Wait()
 	})
+	defer answersSoon(t, c.cmd)()
 	_, err = c.out.ReadString('\n')
 	noError(t, err)
 	return c
@@ -43,6 +44,7 @@ func startCrowd(t *testing.T, n, bytes int, paths ...string) *crowd {
 // end lets each thread finish its read. It returns how many reads there were, and how many more failed.
 func (c *crowd) end(t *testing.T) (reads, failed int) {
 	t.Helper()
+	defer answersSoon(t, c.cmd)()
 	c.in.Close()
 	line, err := c.out.ReadString('\n')
 	noError(t, err)

@@ -149,17 +149,17 @@ func TestStorm(t *testing.T) {
 		args    []string
 		faults  string
 		strike  func(t testing.TB, m *mounted, worker int)
-		may     func(strikes int) int // so many reads may fail
+		fails   bool // reads may fail
 	}{
-		{"kill", plainBatchfs, nil, "", kill, func(strikes int) int { return strikes/300 + 1 }},
+		{"kill", plainBatchfs, nil, "", kill, true},
 		{"kill between steps", faultyBatchfs, nil, "open:kill:9000 want:kill:9000 ask:kill:9000 note:kill:9000 noted:kill:9000 number:kill:9000 " +
-			"holder:kill:9000 listed:kill:9000 delivered:kill:9000 taken:kill:9000 count:kill:9000", nil, func(strikes int) int { return strikes/300 + 1 }},
-		{"stop and kill", plainBatchfs, nil, "", stopAndKill, nil},
-		{"panic", faultyBatchfs, nil, "read:panic:2000", nil, nil},
-		{"restart", plainBatchfs, nil, "", func(t testing.TB, m *mounted, _ int) { run(t, plainBatchfs, "restart", m.dir) }, nil},
-		{"seek", plainBatchfs, nil, "", seekAndKill, func(strikes int) int { return strikes/300 + 1 }},
-		{"no resend", plainBatchfs, []string{"--no-resend"}, "", kill, func(strikes int) int { return 1 << 30 }},
-		{"store", plainBatchfs, nil, "", kill, func(strikes int) int { return strikes/300 + 1 }},
+			"holder:kill:9000 listed:kill:9000 delivered:kill:9000 taken:kill:9000 count:kill:9000", nil, true},
+		{"stop and kill", plainBatchfs, nil, "", stopAndKill, false},
+		{"panic", faultyBatchfs, nil, "read:panic:2000", nil, false},
+		{"restart", plainBatchfs, nil, "", func(t testing.TB, m *mounted, _ int) { run(t, plainBatchfs, "restart", m.dir) }, false},
+		{"seek", plainBatchfs, nil, "", seekAndKill, true},
+		{"no resend", plainBatchfs, []string{"--no-resend"}, "", kill, true},
+		{"store", plainBatchfs, nil, "", kill, true},
 	} {
 		t.Run(storm.name, func(t *testing.T) {
 			if storm.name != "kill" {
@@ -200,12 +200,11 @@ func TestStorm(t *testing.T) {
 			}
 			t.Logf("%d strikes, %d reads, %d batches of next, %d reads failed %v, %d numbers missing, slowest %.3f s; replaced within %v at most",
 				strikes, got.reads, cursor, failed, got.failed, missing, got.slowest, longest(t, m.out.String()))
-			may := 0
-			if storm.may != nil {
-				may = storm.may(strikes)
-			}
-			if failed > may {
-				t.Errorf("%d reads failed, %d may", failed, may)
+			switch {
+			case !storm.fails && failed > 0:
+				t.Errorf("reads failed: %v", got.failed)
+			case standsBy:
+				areOfKills(t, got.failed, strikes, strikes*threads(m.awaitWorker(t)))
 			}
 			if missing > failed {
 				t.Errorf("%d numbers are missing, and %d reads failed", missing, failed)
@@ -223,6 +222,22 @@ func TestStorm(t *testing.T) {
 			m.stop(t)
 			awaitNone(t, "after the end", func() []string { return leftovers(t, temporary) })
 		})
+	}
+}
+
+// areOfKills fails the test unless killed workers may be why reads failed. Each of their threads can have taken a request that it did
+// not answer. In a soak that is rare, because a thread that was killed has a processor, and ends, soon.
+func areOfKills(t testing.TB, failed map[string]int, kills, threads int) {
+	t.Helper()
+	most := threads
+	if inSoak() {
+		most = kills/300 + 1
+	}
+	n := 0
+	for errno, of := range failed {
+		if n += of; errno != "EIO" && errno != "EFAULT" || n > most {
+			t.Errorf("reads failed: %v, of %d kills %d may", failed, kills, most)
+		}
 	}
 }
 
@@ -303,9 +318,8 @@ func TestSoak(t *testing.T) {
 	t.Logf("%v: %d reads, %d batches of next, %d numbers missing, %d kills, %d changes, reads failed %v, slowest %.3f s, replaced within %v at most; "+
 		"KiB resident at most in each quarter: keeper %v, worker %v",
 		lasts, got.reads, cursor, got.missing(t, cursor), strikes, replaced, got.failed, got.slowest, longest(t, m.out.String()), keeper, worker)
-	if got.failed["EIO"]+got.failed["EFAULT"] > strikes/300+1+2*replaced {
-		t.Errorf("reads failed: %v", got.failed)
-	}
+	ofKills := map[string]int{"EIO": got.failed["EIO"] + got.failed["EFAULT"]} // another errno is of a change
+	areOfKills(t, ofKills, strikes+600*replaced, (strikes+2*replaced)*threads(m.awaitWorker(t)))
 	if inSoak() && (keeper[3] > keeper[1]+4<<10 || worker[3] > worker[1]+16<<10) { // a few seconds show nothing
 		t.Errorf("memory grew: keeper %v KiB, worker %v KiB", keeper, worker)
 	}
@@ -440,9 +454,23 @@ func startStorm(t testing.TB, cmd *exec.Cmd) *stormReader {
 
 func (r *stormReader) ready(t testing.TB) {
 	t.Helper()
+	defer answersSoon(t, r.cmd)()
 	if line, err := r.out.ReadString('\n'); line != "ready\n" {
 		t.Fatalf("%s: %q %v", r.cmd.Args, line, err)
 	}
+}
+
+// end ends a reader, and returns what it prints then.
+func (r *stormReader) end(t testing.TB) string {
+	t.Helper()
+	defer answersSoon(t, r.cmd)()
+	r.in.Close()
+	text, err := io.ReadAll(r.out)
+	noError(t, err)
+	if err := r.cmd.Wait(); err != nil {
+		t.Errorf("%s: %v\n%s", r.cmd.Args, err, text)
+	}
+	return string(text)
 }
 
 // endStorms ends readers. One that got a wrong byte fails the test.
@@ -450,15 +478,7 @@ func endStorms(t testing.TB, readers []*stormReader) (got stormResult) {
 	t.Helper()
 	got.failed = map[string]int{}
 	for _, r := range readers {
-		r.in.Close()
-		late := time.AfterFunc(limit, func() { r.cmd.Process.Kill() })
-		text, err := io.ReadAll(r.out)
-		noError(t, err)
-		if err := r.cmd.Wait(); err != nil {
-			t.Errorf("%s: %v", r.cmd.Args, err)
-		}
-		late.Stop()
-		for line := range strings.Lines(string(text)) {
+		for line := range strings.Lines(r.end(t)) {
 			var place, n int
 			var name string
 			var seconds float64
