@@ -10,8 +10,8 @@
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.8.0
 # Without -count=1 Go would not run those tests again that build the program themselves, whatever has changed in it. Each wait
-# in them has a limit of its own; -timeout is for a machine with so much else to do that all of it takes ten times as long.
-TEST = go test -count=1 -timeout 1h
+# in them has a limit of five minutes; -timeout is for all tests of a package, on a machine with much else to do.
+TEST = .ci/progress -count=1 -timeout 20m
 # The longest first: then the others run beside it.
 PACKAGES = ./test ./...
 # In inputs, not in seconds: Go before 1.27 may fail when the seconds are over (go.dev/issue/75804).
@@ -54,9 +54,9 @@ check:
 	go run $(STATICCHECK) ./...
 	go mod tidy -diff
 	@$(MAKE) --no-print-directory vulnerabilities
-	$(TEST) -race $(PACKAGES)
+	$(TEST) -race -timeout 40m $(PACKAGES)
 	# the mount must not need a second thread to answer its first; Go itself may have all of them to build
-	$(TEST) -short -parallel 2 -exec 'env GOMAXPROCS=1' $(PACKAGES)
+	$(TEST) -short -parallel 2 -timeout 40m -exec 'env GOMAXPROCS=1' $(PACKAGES)
 	@$(MAKE) --no-print-directory fuzz
 
 # A machine that cannot ask for what is known has nothing to answer for, but it says so.

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+
+	"batchfs/internal/wait"
 )
 
 // copyOver replaces a file by a copy of the same time, in which change may change something.
@@ -122,7 +124,7 @@ func TestCopiesUnderReaders(t *testing.T) {
 			must(t, readOne(tokens))
 		}
 		close(stop)
-		wg.Wait()
+		wait.End(t, "the goroutines", wg.Wait)
 	})
 }
 

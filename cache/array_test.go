@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/cache/array"
+	"batchfs/internal/wait"
 )
 
 // In these tests token i of the array is i, in the bits that it has.
@@ -139,7 +140,7 @@ func TestReadAnyWindows(t *testing.T) {
 							}
 						})
 					}
-					wg.Wait()
+					wait.End(t, "the goroutines", wg.Wait)
 				})
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
+	"batchfs/internal/wait"
 )
 
 // writeIndex writes the index of documents with such ends beside a file.
@@ -84,7 +85,7 @@ func TestDocumentsOfAnIndex(t *testing.T) {
 					})
 				}
 			}
-			wg.Wait()
+			wait.End(t, "the goroutines", wg.Wait)
 			must(t, a.Check())
 			if len(a.AllFiles()) != 2*len(lens) {
 				t.Errorf("%d files", len(a.AllFiles()))

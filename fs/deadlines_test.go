@@ -6,11 +6,13 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"batchfs/fs/state"
+	"batchfs/internal/wait"
 )
 
 // expiring is a tree whose deadlines are passed by ticks of the test alone: two ticks, and a request is late. replies are the
@@ -83,7 +85,7 @@ func TestLateRequestsLeaveNothing(t *testing.T) {
 	var wg sync.WaitGroup
 	for id, handle := range late {
 		wg.Go(func() { handle(id) })
-		<-waits
+		wait.For(t, "a handler that waits for token files", waits)
 	}
 	tick()
 	for id := range late {
@@ -95,7 +97,7 @@ func TestLateRequestsLeaveNothing(t *testing.T) {
 		t.Errorf("%d handlers are stuck, want %d", n, len(late))
 	}
 	release()
-	wg.Wait()
+	wait.End(t, "the goroutines", wg.Wait)
 	if n := len(tr.texts.open); n > 0 {
 		t.Errorf("%d texts are kept for nobody", n)
 	}
@@ -214,7 +216,7 @@ func TestPanickingReadIsNotAnswered(t *testing.T) {
 		r.read(0, 1000)
 		t.Error("there is an answer")
 	}()
-	<-done
+	wait.For(t, "the panic", done)
 	if now := tr.shared.Answered.Load(); now != before || !gaveUp {
 		t.Errorf("%d requests count as answered, want %d; gave up: %v", now, before, gaveUp)
 	}
@@ -266,18 +268,18 @@ func TestLateHandlerOfAForgottenFile(t *testing.T) {
 	number := tr.sequences.add(other, 0)
 	tr.shared.CountLookup(number, 2)
 	fh, _ := tr.handles.Open(number, false, 4)
-	status := make(chan fuse.Status)
+	status := make(chan fuse.Status, 1)
 	go func() {
 		in := &fuse.ReadIn{Fh: fh, Size: 100, ReadFlags: fuse.READ_LOCKOWNER}
 		in.NodeId, in.Unique = uint64(makeInode(nextNPY, number, 0)), 6
 		_, st := tr.Read(nil, in, make([]byte, 100))
 		status <- st
 	}()
-	<-waits
+	wait.For(t, "a handler that waits for token files", waits)
 	tr.handles.Release(fh)
 	tr.sequences.forget(number, 1)
 	release()
-	if st := <-status; st != fuse.Status(syscall.ESTALE) {
+	if st := wait.For(t, "the answer to the read", status); st != fuse.Status(syscall.ESTALE) {
 		t.Errorf("its read: %v, want ESTALE", st)
 	}
 	in := &fuse.GetAttrIn{}
@@ -302,10 +304,10 @@ func TestLateReadOfAResumedText(t *testing.T) {
 		in.NodeId, in.Unique = uint64(makeInode(infoFile, 1, 0)), 2
 		tr.Read(nil, in, make([]byte, 100))
 	}()
-	<-waits
+	wait.For(t, "a handler that waits for token files", waits)
 	tick()
 	release()
-	<-done
+	wait.For(t, "the end of the read", done)
 	if n := len(tr.texts.open); n > 0 {
 		t.Errorf("%d texts are kept for nobody", n)
 	}
@@ -342,64 +344,66 @@ func deathsLeft(tr *tree, id uint64) (n int) {
 func TestInnocentSuspect(t *testing.T) {
 	const guilty, innocent = 2, 4
 	for why, want := range map[string]int{"panic": 1, "restart": 2, "panic of a lookup": 2} {
-		tr := suspected(t, guilty, innocent)
-		d := &tr.deadlines
-		first, err := d.begin(guilty|state.Resent, tr.find("train/next"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		begun := make(chan *request)
-		go func() {
-			r, _ := d.begin(innocent|state.Resent, tr.find("train/next"))
-			begun <- r
-		}()
-		for d.suspectsWaiting.Load() == 0 {
-		}
-		switch why {
-		case "panic":
-			first.abandoned = true
-			d.blame(first)
-			d.end(first)
-		case "panic of a lookup": // whose reader gets EIO
-			d.end(first)
-		}
-		d.close()
-		first.clear() // as after a while
-		(<-begun).clear()
-		tr.shared.Workers.Add(1)
-		tr.shared.Blame()
-		if got := deathsLeft(tr, innocent); got != 2 {
-			t.Errorf("%s: the innocent request has %d deaths left, want 2", why, got)
-		}
-		if got := deathsLeft(tr, guilty); why != "panic of a lookup" && got != want {
-			t.Errorf("%s: the other one has %d deaths left, want %d", why, got, want)
-		}
+		synctest.Test(t, func(t *testing.T) { // no time passes, and the other one waits until the first is cleared
+			tr := suspected(t, guilty, innocent)
+			d := &tr.deadlines
+			first, err := d.begin(guilty|state.Resent, tr.find("train/next"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			begun := make(chan *request, 1)
+			go func() {
+				r, _ := d.begin(innocent|state.Resent, tr.find("train/next"))
+				begun <- r
+			}()
+			synctest.Wait()
+			switch why {
+			case "panic":
+				first.abandoned = true
+				d.blame(first)
+				d.end(first)
+			case "panic of a lookup": // whose reader gets EIO
+				d.end(first)
+			}
+			d.close()
+			first.clear() // as after a while
+			(<-begun).clear()
+			tr.shared.Workers.Add(1)
+			tr.shared.Blame()
+			if got := deathsLeft(tr, innocent); got != 2 {
+				t.Errorf("%s: the innocent request has %d deaths left, want 2", why, got)
+			}
+			if got := deathsLeft(tr, guilty); why != "panic of a lookup" && got != want {
+				t.Errorf("%s: the other one has %d deaths left, want %d", why, got, want)
+			}
+		})
 	}
 }
 
 // A suspect that was answered while it waited is not handled any more.
 func TestLateSuspect(t *testing.T) {
-	tr := suspected(t, 2, 4)
-	tr.deadlines.limit = time.Second
-	tr.deadlines.answer = func(uint64, syscall.Errno) {}
-	first, err := tr.deadlines.begin(2|state.Resent, tr.find("train/next"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	late := make(chan error)
-	go func() {
-		_, err := tr.deadlines.begin(4|state.Resent, tr.find("train/next"))
-		late <- err
-	}()
-	for tr.deadlines.suspectsWaiting.Load() == 0 {
-	}
-	tr.deadlines.tick(time.Second)
-	tr.deadlines.tick(time.Second)
-	first.clear()
-	if err := <-late; err != errLate {
-		t.Errorf("it begins: %v", err)
-	}
-	if n := len(tr.deadlines.requests); n != 1 {
-		t.Errorf("%d requests are under way, want the first one", n)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		tr := suspected(t, 2, 4)
+		tr.deadlines.limit = time.Second
+		tr.deadlines.answer = func(uint64, syscall.Errno) {}
+		first, err := tr.deadlines.begin(2|state.Resent, tr.find("train/next"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		late := make(chan error, 1)
+		go func() {
+			_, err := tr.deadlines.begin(4|state.Resent, tr.find("train/next"))
+			late <- err
+		}()
+		synctest.Wait()
+		tr.deadlines.tick(time.Second)
+		tr.deadlines.tick(time.Second)
+		first.clear()
+		if err := <-late; err != errLate {
+			t.Errorf("it begins: %v", err)
+		}
+		if n := len(tr.deadlines.requests); n != 1 {
+			t.Errorf("%d requests are under way, want the first one", n)
+		}
+	})
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"batchfs/fs/failpoint"
+	"batchfs/internal/wait"
 )
 
 // A connection is the kernel's side of one, as far as files are registered.
@@ -116,7 +117,7 @@ func TestPassthrough(t *testing.T) {
 			}
 		})
 	}
-	all.Wait()
+	wait.End(t, "the goroutines", all.Wait)
 	next(s)
 	for _, id := range ids {
 		if again, status := tr.openTokens("train/tokens.bin"); id <= lost || id != ids[0] || again != id || !status.Ok() {

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"batchfs/internal/wait"
 )
 
 // noting is a counting sequence that notes in what order its batches were made.
@@ -144,7 +146,7 @@ func TestPrefetchChangesNoByte(t *testing.T) {
 			}
 		})
 	}
-	wg.Wait()
+	wait.End(t, "the goroutines", wg.Wait)
 }
 
 // A batch that was made is not delivered once its tokens are found changed, nor one that could not be made.

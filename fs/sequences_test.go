@@ -16,6 +16,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"batchfs/fs/state"
+	"batchfs/internal/wait"
 )
 
 // train is the sequences of a mount of one split, with its directory.
@@ -312,15 +313,19 @@ func TestKernelIsToldToForget(t *testing.T) {
 	for i := range n {
 		q.mustLookUp(t, dir, fmt.Sprint("seed=", i))
 	}
+	told := make(chan state.Name)
+	go func() {
+		for {
+			told <- q.outdated()
+		}
+	}()
 	for i := range n - maxRecent {
-		if p := q.outdated(); p != (state.Name{Dir: uint64(dir), Name: fmt.Sprint("seed=", i)}) {
+		if p := wait.For(t, "a name to be forgotten", told); p != (state.Name{Dir: uint64(dir), Name: fmt.Sprint("seed=", i)}) {
 			t.Fatalf("name %d to be forgotten is %v", i, p)
 		}
 	}
-	waited := make(chan state.Name)
-	go func() { waited <- q.outdated() }()
 	q.mustLookUp(t, dir, "seed=last")
-	if p := <-waited; p != (state.Name{Dir: uint64(dir), Name: fmt.Sprint("seed=", n-maxRecent)}) {
+	if p := wait.For(t, "another name to be forgotten", told); p != (state.Name{Dir: uint64(dir), Name: fmt.Sprint("seed=", n-maxRecent)}) {
 		t.Errorf("the next name is %v", p)
 	}
 }
@@ -372,7 +377,7 @@ func TestConcurrentLookupsAndForgets(t *testing.T) {
 			}
 		})
 	}
-	wg.Wait()
+	wait.End(t, "the goroutines", wg.Wait)
 	q.check(t)
 	if len(q.byName) != 1 {
 		t.Errorf("%d sequences are left, want the split", len(q.byName))
@@ -639,7 +644,7 @@ func TestLookupsUnderChanges(t *testing.T) {
 			}
 		}
 	})
-	defer wg.Wait()
+	defer wait.End(t, "the goroutines", wg.Wait)
 	defer close(stop)
 	for range 20_000 {
 		in := &fuse.InHeader{NodeId: uint64(tr.find("train"))}

@@ -11,6 +11,7 @@ import (
 
 	"batchfs/cache/array"
 	"batchfs/fs/mount"
+	"batchfs/internal/wait"
 )
 
 // A queueing is a queue of one split with one turn, which somebody has.
@@ -106,7 +107,7 @@ func TestCancelledTurn(t *testing.T) {
 	q.enter(t, "a", 1, 1)
 	q.enter(t, "b", 1, 2)
 	q.waiting[0].cancel()
-	<-q.waiting[0].turn
+	wait.For(t, "the end of a cancelled wait", q.waiting[0].turn)
 	q.waiting = q.waiting[1:]
 	if got := q.next(t); got != "b" {
 		t.Errorf("%s has the turn", got)
@@ -202,8 +203,9 @@ func TestHangingSplit(t *testing.T) {
 		})
 	}
 	per := tr.turns.perSplit
-	for int32(using.Load()) < per || tr.turns.queues[1].waiting.Load() < readers-per {
-	}
+	wait.Until(t, "readers that use the files, and all others in the queue", func() bool {
+		return int32(using.Load()) >= per && tr.turns.queues[1].waiting.Load() >= readers-per
+	})
 	reads := func(name string) {
 		t.Helper()
 		r := tr.reader(t, name, 0)
@@ -220,7 +222,7 @@ func TestHangingSplit(t *testing.T) {
 	}
 	reads("well/next")
 	close(gate)
-	all.Wait()
+	wait.End(t, "the goroutines", all.Wait)
 	reads("hangs/batch/3")
 	for split := range tr.turns.queues {
 		if q := &tr.turns.queues[split]; q.taken.Load() != 0 || q.waiting.Load() != 0 {
@@ -238,7 +240,7 @@ func TestHangingAhead(t *testing.T) {
 	gate := make(chan struct{})
 	var hangs atomic.Bool
 	var all sync.WaitGroup
-	defer all.Wait()
+	defer wait.End(t, "the goroutines", all.Wait)
 	defer close(gate)
 	whole := s.Read
 	s.Read = func(dst []byte, k uint64, off int64) error {
@@ -268,15 +270,13 @@ func TestHangingAhead(t *testing.T) {
 	for i := 1; i < len(results); i += 2 {
 		all.Go(results[i].Done)
 	}
-	for tr.turns.queues[1].taken.Load() < 2 {
-	}
+	wait.Until(t, "two batches that are made ahead", func() bool { return tr.turns.queues[1].taken.Load() >= 2 })
 	for n := range uint64(20) {
 		in := &fuse.ReadIn{Size: 1000}
 		in.NodeId, in.Unique = uint64(tr.numbered(batchRaw, 1, 100_000+100*n)), lastUnique.Add(2)
 		all.Go(func() { tr.Read(nil, in, make([]byte, 1000)) })
 	}
-	for tr.turns.queues[1].waiting.Load() < 18 {
-	}
+	wait.Until(t, "18 requests in the queue", func() bool { return tr.turns.queues[1].waiting.Load() >= 18 })
 	tick()
 	if r, err := tr.deadlines.begin(lastUnique.Add(2), tr.find("train/next")); err == nil {
 		t.Errorf("%d handlers are stuck, and another request does not fail at once", tr.deadlines.stuck[1])
@@ -305,16 +305,14 @@ func TestLongReadsOfSomeArraysTakeTurns(t *testing.T) {
 				before.Store(rows.Load())
 				tr.ends(r)
 			}()
-			for !tr.turns.anyoneWaits(1) {
-			}
+			wait.Until(t, "a reader in the queue", func() bool { return tr.turns.anyoneWaits(1) })
 		}
 		return nil
 	}
 	if _, status := tr.reader(t, "train/batches.bin", 0).read(0, 1<<20); !status.Ok() {
 		t.Fatal(status)
 	}
-	for before.Load() == 0 {
-	}
+	wait.Until(t, "the turn of the other reader", func() bool { return before.Load() > 0 })
 	if n := before.Load(); n > 2*rowsPerTurn {
 		t.Errorf("another reader had its turn after %d rows of %d", n, rows.Load())
 	}

@@ -13,10 +13,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/internal/wait"
 )
 
 // documentEndsAt are documents that end at these positions.
@@ -498,17 +498,15 @@ func TestGroupsAreBounded(t *testing.T) {
 			}
 		})
 	}
-	readers.Wait()
+	wait.End(t, "the readers", readers.Wait)
 	if n := most.Load(); n > limit || n < limit/4 {
 		t.Errorf("groups took up to %d bytes of %d", n, limit)
 	}
 	q = nil
-	for deadline := time.Now().Add(time.Minute); TableBytes() > before; runtime.GC() {
-		if time.Now().After(deadline) {
-			t.Fatalf("groups of nobody take %d bytes", TableBytes()-before)
-		}
-		time.Sleep(time.Millisecond)
-	}
+	wait.Until(t, "groups of nobody take no bytes", func() bool {
+		runtime.GC()
+		return TableBytes() <= before
+	})
 }
 
 func TestRowsOfDocumentsRefuse(t *testing.T) {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"testing"
+
+	"batchfs/internal/wait"
 )
 
 // shuffled is the order of a split's n windows.
@@ -241,7 +243,7 @@ func TestShuffleIsConcurrent(t *testing.T) {
 			}
 		})
 	}
-	readers.Wait()
+	wait.End(t, "the readers", readers.Wait)
 }
 
 func BenchmarkShuffle(b *testing.B) {

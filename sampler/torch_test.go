@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"batchfs/internal/wait"
 )
 
 // torchDraws are calls of torch.randint(range, (n,)), one after the other.
@@ -297,7 +299,7 @@ func TestTorchRandomAccess(t *testing.T) {
 				}
 			})
 		}
-		readers.Wait()
+		wait.End(t, "the readers", readers.Wait)
 		if n := len(together.recent); n > maxRecent {
 			t.Errorf("%d blocks are kept, not %d at most", n, maxRecent)
 		}

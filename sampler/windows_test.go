@@ -9,6 +9,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/internal/wait"
 )
 
 // manyFiles are tokens in 10,000 files, of which only the runs are of use.
@@ -127,7 +128,7 @@ func TestWindowsAreMadeOnce(t *testing.T) {
 				got[i] = w
 			})
 		}
-		together.Wait()
+		wait.End(t, "the readers", together.Wait)
 		for _, w := range got {
 			if w != got[0] || w.step != 7 {
 				t.Fatalf("windows %p of %d tokens, want %p", w, w.step, got[0])
@@ -174,7 +175,7 @@ func TestTablesAreBounded(t *testing.T) {
 			}
 		})
 	}
-	together.Wait()
+	wait.End(t, "the readers", together.Wait)
 	if n := TableBytes() - before; n < limit/2 {
 		t.Errorf("tables take %d bytes, may take %d", n, limit)
 	}

@@ -36,7 +36,7 @@ func TestArraysAgreeWithReference(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "sequences.json")
 	write(t, file, jsonOf(t, sequences))
-	cmd := exec.Command(python, "clients/differential.py", file, fmt.Sprint(chance.Uint32()), fmt.Sprint(100*many))
+	cmd := command(t, python, "clients/differential.py", file, fmt.Sprint(chance.Uint32()), fmt.Sprint(100*many))
 	out, err := cmd.CombinedOutput()
 	if err != nil || strings.Contains(string(out), "failed") {
 		t.Errorf("%v\n%s", err, out)

@@ -2,7 +2,6 @@ package test
 
 import (
 	"bytes"
-	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -30,9 +29,7 @@ var (
 // in a line why not.
 func runBad(t *testing.T, args ...string) (out []byte, ok bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, plainBatchfs, args...)
+	cmd := command(t, plainBatchfs, args...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	pipe, err := cmd.StdoutPipe()
@@ -50,8 +47,6 @@ func runBad(t *testing.T, args ...string) (out []byte, ok bool) {
 	}
 	err = cmd.Wait()
 	switch code := cmd.ProcessState.ExitCode(); {
-	case ctx.Err() != nil:
-		t.Errorf("%q: no end", args)
 	case trace.MatchString(stderr.String()), code != 0 && code != 1:
 		t.Errorf("%q: %v\n%s", args, err, &stderr)
 	case code == 1 && !refusal.MatchString(stderr.String()):
@@ -238,9 +233,11 @@ func TestMutatedPaths(t *testing.T) {
 	}()
 	served := 0
 	for _, name := range names {
+		stop := answersSoon(t, cmd)
 		if !out.Scan() {
 			t.Fatalf("%q: no answer", name)
 		}
+		stop()
 		got := out.Text()
 		if data, err := hex.DecodeString(got); err == nil {
 			served++
@@ -251,6 +248,7 @@ func TestMutatedPaths(t *testing.T) {
 			t.Errorf("%q: %s", name, got)
 		}
 	}
+	defer answersSoon(t, cmd)()
 	if err := cmd.Wait(); err != nil {
 		t.Error(err)
 	}

@@ -13,15 +13,15 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-func benchCommand(dir string, args ...string) *exec.Cmd {
-	return exec.Command(plainBatchfs, append([]string{"bench", "--python", python, "--dir", dir, "--bytes", "20000000", "--rounds", "1"}, args...)...)
+func benchCommand(t testing.TB, dir string, args ...string) *exec.Cmd {
+	return command(t, plainBatchfs, append([]string{"bench", "--python", python, "--dir", dir, "--bytes", "20000000", "--rounds", "1"}, args...)...)
 }
 
 func TestBench(t *testing.T) {
 	long(t)
 	needFUSE(t)
 	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "bench.json")
-	cmd := benchCommand(dir, "--steps", "3", "--json", file)
+	cmd := benchCommand(t, dir, "--steps", "3", "--json", file)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -86,7 +86,7 @@ func TestBench(t *testing.T) {
 func TestBenchTokenize(t *testing.T) {
 	long(t)
 	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "bench.json")
-	cmd := exec.Command(plainBatchfs, "bench", "--python", filepath.Join(tokenizers(t), "bin/python"), "--dir", dir, "--rounds", "1",
+	cmd := command(t, plainBatchfs, "bench", "--python", filepath.Join(tokenizers(t), "bin/python"), "--dir", dir, "--rounds", "1",
 		"--tokenize="+filepath.Join(strings.TrimSpace(run(t, "go", "env", "GOROOT")), "src/net"), "--json", file)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -122,7 +122,7 @@ func TestBenchInterrupted(t *testing.T) {
 	t.Parallel()
 	needFUSE(t)
 	dir := t.TempDir()
-	cmd := benchCommand(dir)
+	cmd := benchCommand(t, dir)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {

@@ -398,6 +398,7 @@ func TestTokensChangeUnderReaders(t *testing.T) {
 // handles is a running clients/readers.py handles.
 type handles struct {
 	t   *testing.T
+	cmd *exec.Cmd
 	in  io.Writer
 	out *bufio.Scanner
 }
@@ -406,19 +407,19 @@ func startHandles(t *testing.T, dir string) *handles {
 	t.Helper()
 	cmd, in, out := start(t, "handles", dir)
 	t.Cleanup(func() {
-		late := time.AfterFunc(limit, func() { cmd.Process.Kill() })
-		defer late.Stop()
+		defer answersSoon(t, cmd)()
 		in.Close()
 		if err := cmd.Wait(); err != nil {
 			t.Errorf("handles: %v", err)
 		}
 	})
-	return &handles{t, in, out}
+	return &handles{t, cmd, in, out}
 }
 
 // do has one command done, and returns what is printed of it.
 func (h *handles) do(command string, args ...any) string {
 	h.t.Helper()
+	defer answersSoon(h.t, h.cmd)()
 	fmt.Fprintf(h.in, command+"\n", args...)
 	if !h.out.Scan() {
 		h.t.Fatalf("%s: the reader ended", fmt.Sprintf(command, args...))
@@ -867,7 +868,7 @@ func TestFollowingInTheBackground(t *testing.T) {
 			file := filepath.Join(dir, "data", "train.bin")
 			write(t, file, versionOf(0, 20_000))
 			write(t, filepath.Join(dir, "config.toml"), []byte("[splits.train]\ntokens = \"data/train*.bin\"\n"))
-			mount := exec.Command(batchfs, slices.Concat([]string{"mount", "-d", "--log", filepath.Join(dir, "log")}, args,
+			mount := command(t, batchfs, slices.Concat([]string{"mount", "-d", "--log", filepath.Join(dir, "log")}, args,
 				[]string{"--set", "splits.train.on_change=follow", mountpoint})...)
 			mount.Dir = dir
 			t.Cleanup(func() { syscall.Unmount(mountpoint, syscall.MNT_DETACH) })

@@ -246,13 +246,13 @@ func TestSlurm(t *testing.T) {
 	want := string(slices.Concat(cat(t, "train/rank=0,world=2", "-c", config), cat(t, "train/rank=1,world=2", "-c", config)))
 	trains := func() {
 		t.Helper()
-		got, err := asUser(user, user, "env", "PATH="+root+":"+os.Getenv("PATH"), "SLURM_JOB_ID="+job, "sh", root+"/train.sbatch")
+		got, err := asUser(t, user, user, "env", "PATH="+root+":"+os.Getenv("PATH"), "SLURM_JOB_ID="+job, "sh", root+"/train.sbatch")
 		if err != nil || got != want {
 			t.Errorf("the job: %v, %q, want %q", err, got, want)
 		}
 	}
 	trains()
-	if out, err := asUser(user+1, user+1, "ls", dir+"/train"); err == nil {
+	if out, err := asUser(t, user+1, user+1, "ls", dir+"/train"); err == nil {
 		t.Errorf("another user sees %s", out)
 	}
 	supervisor := func() (pid int) {

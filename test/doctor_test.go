@@ -34,7 +34,7 @@ func TestDoctor(t *testing.T) {
 		{[]string{"--data", empty}, []string{"configuration"}, "batchfs prepare TEXT --out"},
 		{[]string{"--data", data, "--set", "memory.budget=1099511627776"}, []string{"memory"}, "--set memory.budget="},
 	} {
-		cmd := exec.Command(batchfs, append([]string{"doctor"}, test.args...)...)
+		cmd := command(t, batchfs, append([]string{"doctor"}, test.args...)...)
 		cmd.Dir = empty // where no configuration file is
 		out, err := cmd.Output()
 		var fix []string
@@ -204,24 +204,24 @@ func TestDoctorOfAnOrdinaryUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can be another user")
 	}
-	out, err := asUser(nobody, nobody, "env", "PATH=/none", batchfs, "doctor")
+	out, err := asUser(t, nobody, nobody, "env", "PATH=/none", batchfs, "doctor")
 	if err == nil || !strings.Contains(out, "FIX  right to mount: ") || !strings.Contains(out, "apt-get install fuse3") {
 		t.Errorf("%v %s", err, out)
 	}
 	if _, err := exec.LookPath("fusermount3"); err == nil {
-		out, err := asUser(54321, nobody, batchfs, "doctor")
+		out, err := asUser(t, 54321, nobody, batchfs, "doctor")
 		if err == nil || !strings.Contains(out, "fusermount3 needs a name for user id 54321, and /etc/passwd has none: as root, echo 'trainer:x:54321:65534::/:/bin/sh' >>/etc/passwd") {
 			t.Errorf("a user without a name: %v %s", err, out)
 		}
 	}
 	config, _ := small(t, 1)
 	m := mount(t, "-c", config)
-	out, err = asUser(nobody, nobody, batchfs, "doctor", m.dir)
+	out, err = asUser(t, nobody, nobody, batchfs, "doctor", m.dir)
 	if err == nil || !strings.Contains(out, m.dir+" is mounted, and only user 0, who mounted it, may enter; to let others, that user mounts it with mount.allow_other") {
 		t.Errorf("in the mount of another user: %v %s", err, out)
 	}
 	m = mount(t, "-c", config, "--set", "mount.allow_other=true")
-	out, _ = asUser(nobody, nobody, batchfs, "doctor", m.dir) // whose error may be of /dev/fuse
+	out, _ = asUser(t, nobody, nobody, batchfs, "doctor", m.dir) // whose error may be of /dev/fuse
 	if !strings.Contains(out, "ok   mountpoint: "+m.dir+" is mounted; only user 0, who mounted it, and root can look closer") ||
 		strings.Contains(out, "mounted splits") {
 		t.Errorf("in a mount for others: %s", out)

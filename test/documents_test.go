@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -102,7 +101,7 @@ func TestDocumentsSurviveWorkers(t *testing.T) {
 		}
 		for _, split := range splits {
 			run(t, plainBatchfs, "seek", m.path(split), "0")
-			cmd := exec.Command("sh", "-c", reader, m.path(split))
+			cmd := command(t, "sh", "-c", reader, m.path(split))
 			var out strings.Builder
 			cmd.Stdout, cmd.Stderr = &out, &out
 			noError(t, cmd.Start())
@@ -121,7 +120,7 @@ func TestDocumentsSurviveWorkers(t *testing.T) {
 // The losses of attention that stops at documents, as the examples compute it from a batch, are those of a loop over its documents.
 func TestAttentionWithinDocuments(t *testing.T) {
 	long(t)
-	if out, err := exec.Command(python, "-c", "import torch.nn.attention.flex_attention").CombinedOutput(); err != nil {
+	if out, err := command(t, python, "-c", "import torch.nn.attention.flex_attention").CombinedOutput(); err != nil {
 		lack(t, "no PyTorch with flex attention: %s", out)
 	}
 	config := documents(t, someLengths(500, 100), "batch_size = 4\nblock_size = 128\ndtype = \"int64\"\ndocuments = true\nmask_targets = true\n",

@@ -3,7 +3,6 @@ package test
 import (
 	"context"
 	"fmt"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -160,7 +159,7 @@ func TestDouble(t *testing.T) {
 			}
 		}
 		d.set(t, hang)
-		reader, done := exec.Command("cat", d.path), make(chan []byte)
+		reader, done := command(t, "cat", d.path), make(chan []byte)
 		go func() {
 			out, _ := reader.Output()
 			done <- out

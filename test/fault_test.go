@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -173,7 +172,7 @@ func TestHangingReadsHoldUpNoOthers(t *testing.T) {
 			got := make(chan string, hanging)
 			for k := range hanging {
 				go func() {
-					out, _ := exec.Command("cat", m.path(fmt.Sprint("train/batch/", k))).Output()
+					out, _ := command(t, "cat", m.path(fmt.Sprint("train/batch/", k))).Output()
 					got <- string(out)
 				}()
 			}

@@ -2,7 +2,6 @@ package test
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -75,7 +74,7 @@ for row in np.load(sys.argv[1])[:4, 0]: print(*row)`
 			t.Errorf("%s:\n%swant\n%s", split, got, want)
 		}
 	}
-	if err := exec.Command("cmp", m.path("train/batches.bin"), m.path("val/batches.bin")).Run(); err != nil {
+	if err := command(t, "cmp", m.path("train/batches.bin"), m.path("val/batches.bin")).Run(); err != nil {
 		t.Error(err)
 	}
 }

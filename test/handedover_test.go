@@ -71,7 +71,7 @@ func TestHandedOver(t *testing.T) {
 
 	nobody := func(args ...string) string {
 		t.Helper()
-		out, err := asUser(nobody, nobody, append([]string{batchfs}, args...)...)
+		out, err := asUser(t, nobody, nobody, append([]string{batchfs}, args...)...)
 		if err != nil {
 			t.Errorf("%s: %v %s", args, err, out)
 		}
@@ -122,7 +122,7 @@ func TestHandedOverUnmounted(t *testing.T) {
 	noError(t, os.Chmod(filepath.Dir(dir), 0o755))
 	config, want := small(t, 1)
 	device := mountFor(t, dir)
-	cmd := exec.Command(batchfs, "mount", "-d", "--fd", "3", "-c", config, "--log", filepath.Join(t.TempDir(), "log"), dir)
+	cmd := command(t, batchfs, "mount", "-d", "--fd", "3", "-c", config, "--log", filepath.Join(t.TempDir(), "log"), dir)
 	cmd.ExtraFiles = []*os.File{device}
 	out, err := cmd.CombinedOutput()
 	var keeper int
@@ -146,7 +146,7 @@ func TestHandedOverRefused(t *testing.T) {
 	config, _ := small(t, 1)
 	refused := func(device *os.File, want string, args ...string) {
 		t.Helper()
-		cmd := exec.Command(plainBatchfs, append([]string{"mount", "-c", config, t.TempDir()}, args...)...)
+		cmd := command(t, plainBatchfs, append([]string{"mount", "-c", config, t.TempDir()}, args...)...)
 		if device != nil {
 			cmd.ExtraFiles = []*os.File{device}
 		}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -227,7 +226,7 @@ for name in info.get("files", []) + [row["file"] for row in info.get("rows", [])
 	}
 	inspect := []string{plainBatchfs, "inspect", m.path("train")}
 	outputs := []string{m.out.String(), run(t, plainBatchfs, "doctor", "-c", config, m.dir), run(t, append(inspect, "0")...)}
-	reader := startStorm(t, exec.Command(python, "-c", `
+	reader := startStorm(t, command(t, python, "-c", `
 import sys
 open("/proc/self/comm", "w").write("\x1b]0;x\x07\nprocess 1")
 f = open(sys.argv[1])

@@ -215,7 +215,7 @@ func TestGivingUp(t *testing.T) {
 	m := mountProgram(t, cmd, "-c", config)
 	first := m.worker(t)
 	noError(t, syscall.Kill(first, syscall.SIGSTOP))
-	reader := exec.Command("head", "-c1", m.path("train/batch/0"))
+	reader := command(t, "head", "-c1", m.path("train/batch/0"))
 	var says strings.Builder
 	reader.Stderr = &says
 	noError(t, reader.Start())
@@ -273,7 +273,7 @@ func TestGrace(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			m := mount(t, "-c", config, "--set", "mount.grace="+test.grace)
-			reader := startStorm(t, exec.Command(python, "-c", `
+			reader := startStorm(t, command(t, python, "-c", `
 import errno, os, sys
 fds = [os.open(sys.argv[1], os.O_RDONLY) for _ in range(20)]
 directory = os.open(os.path.dirname(sys.argv[1]), os.O_RDONLY)
@@ -330,7 +330,7 @@ for line in sys.stdin:
 func TestUnmountSaysWho(t *testing.T) {
 	config, _ := small(t, 1)
 	m := mount(t, "-c", config)
-	reader := startStorm(t, exec.Command(python, "-c", `
+	reader := startStorm(t, command(t, python, "-c", `
 import mmap, os, sys
 os.chdir(sys.argv[1])
 f = open("train/batch/3", "rb")

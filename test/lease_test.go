@@ -44,7 +44,7 @@ func TestOverwrittenWithoutALease(t *testing.T) {
 				write(t, logFile, nil)
 				noError(t, os.Chown(logFile, nobody, nobody))
 				t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
-				if said, err := asUser(nobody, nobody, append(append([]string{batchfs, "mount", "-d", "--log", logFile}, args...), dir)...); err != nil {
+				if said, err := asUser(t, nobody, nobody, append(append([]string{batchfs, "mount", "-d", "--log", logFile}, args...), dir)...); err != nil {
 					t.Fatalf("%v: %s", err, said)
 				}
 				log = func() string { text, _ := os.ReadFile(logFile); return string(text) }
@@ -58,7 +58,7 @@ func TestOverwrittenWithoutALease(t *testing.T) {
 			// read reads a batch and returns its version, or -1 for ESTALE.
 			read := func() int {
 				t.Helper()
-				out, err := asUser(as, as, "head", "-c", "512", filepath.Join(dir, "train/next"))
+				out, err := asUser(t, as, as, "head", "-c", "512", filepath.Join(dir, "train/next"))
 				if err != nil {
 					if !strings.Contains(out, "Stale file handle") {
 						t.Fatalf("%v: %s", err, out)

@@ -56,7 +56,7 @@ func TestEndingUnderAReader(t *testing.T) {
 	config, _ := small(t, 1)
 	m := mount(t, "-c", config, "--set", "mount.grace=1h")
 	// Reads a part, waits for a line, and reads the rest.
-	reader := exec.Command("sh", "-c", `exec 3<"$1"; head -c 100 <&3 >/dev/null; echo open; read line; cat <&3 | wc -c`, "sh", m.path("val/batch/3"))
+	reader := command(t, "sh", "-c", `exec 3<"$1"; head -c 100 <&3 >/dev/null; echo open; read line; cat <&3 | wc -c`, "sh", m.path("val/batch/3"))
 	in, err := reader.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -102,7 +102,7 @@ func TestBackground(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(batchfs, "mount", "-d", "-c", config, "--log", log, dir)
+	cmd := command(t, batchfs, "mount", "-d", "-c", config, "--log", log, dir)
 	cmd.ExtraFiles = []*os.File{open}
 	said, err := cmd.Output()
 	if err != nil {
@@ -231,7 +231,7 @@ func TestOrdinaryUser(t *testing.T) {
 	noError(t, os.Chmod(locked, 0o700))
 	t.Chdir(locked)
 	asNobody := func(args ...string) (string, error) {
-		return asUser(nobody, nobody, append([]string{"env", "HOME=" + home, "XDG_STATE_HOME=" + home}, args...)...)
+		return asUser(t, nobody, nobody, append([]string{"env", "HOME=" + home, "XDG_STATE_HOME=" + home}, args...)...)
 	}
 	asRoot := func(args ...string) (string, error) {
 		stdout, stderr, err := try(t, args...)
@@ -259,7 +259,7 @@ func TestOrdinaryUser(t *testing.T) {
 	if _, stderr, err := try(t, "cat", filepath.Join(dir, "README")); err == nil || !strings.Contains(stderr, "Permission denied") {
 		t.Errorf("reading as another user: %v %s", err, stderr)
 	}
-	if exec.Command("grep", "-q", "^ *user_allow_other", "/etc/fuse.conf").Run() != nil {
+	if command(t, "grep", "-q", "^ *user_allow_other", "/etc/fuse.conf").Run() != nil {
 		out, err := asNobody(batchfs, "mount", "--set", "mount.allow_other=true", "--data", home, other)
 		if err == nil || !strings.Contains(out, "echo user_allow_other >>/etc/fuse.conf") {
 			t.Errorf("mounting for others without root's leave: %v %s", err, out)

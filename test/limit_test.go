@@ -2,7 +2,6 @@ package test
 
 import (
 	"fmt"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -44,7 +43,7 @@ func TestTimeLimit(t *testing.T) {
 				go func() {
 					file := []string{"next", "next.npy", fmt.Sprint("batch/", 100+i), "batches.bin", fmt.Sprintf("seed=%d/next", i), "info.json"}[i%6]
 					began := time.Now()
-					out, _ := exec.Command("head", "-c", "5000", m.path("train/"+file)).CombinedOutput()
+					out, _ := command(t, "head", "-c", "5000", m.path("train/"+file)).CombinedOutput()
 					results <- result{file, string(out), time.Since(began)}
 				}()
 			}
@@ -115,7 +114,7 @@ func TestUnkillable(t *testing.T) {
 	write(t, well, versionOf(2, changeTokens))
 	m := mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.path, "--set", "splits.well.tokens="+well, "--set", "mount.grace=1s", "--set", "mount.timeout=1h")
 	d.set(t, hang)
-	reader := exec.Command("cat", m.path("train/next"))
+	reader := command(t, "cat", m.path("train/next"))
 	noError(t, reader.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- reader.Wait() }()

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/moby/sys/mountinfo"
+
+	"batchfs/internal/wait"
 )
 
 var (
@@ -30,9 +32,8 @@ var (
 	python        string // one that has NumPy
 )
 
-// limit bounds every wait of a test, for a command or for a state. A wait that succeeds is much shorter, even on a busy
-// machine. One that reaches the limit is a hang.
-const limit = 5 * time.Minute
+// limit bounds every wait of a test, for a command or for a state.
+const limit = wait.Limit
 
 func TestMain(m *testing.M) {
 	os.Exit(func() int {
@@ -135,15 +136,7 @@ func inTime(t testing.TB, what string, took, most time.Duration) {
 	}
 }
 
-// await waits until ok returns true. It fails the test after limit.
-func await(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(limit); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v", what, limit)
-		}
-	}
-}
+var await = wait.Until
 
 // awaitNone waits until left returns nothing. It fails the test after limit.
 func awaitNone(t testing.TB, what string, left func() []string) {
@@ -303,6 +296,29 @@ func (m *mounted) cursor(t testing.TB, split string) string {
 	return strings.TrimSpace(run(t, "cat", m.path(split+"/cursor")))
 }
 
+// command is exec.Command of a program that should end soon. One that runs for limit is killed, which fails the test.
+func command(t testing.TB, name string, args ...string) *exec.Cmd {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Cancel = func() error {
+		if ctx.Err() == context.DeadlineExceeded {
+			t.Errorf("%s: no end after %v", cmd.Args, limit)
+		}
+		return cmd.Process.Kill()
+	}
+	cmd.WaitDelay = limit // for whoever has its pipes
+	return cmd
+}
+
+// answersSoon kills a program after limit, which fails the test, unless stop is called before: a read of what it prints ends then.
+func answersSoon(t testing.TB, cmd *exec.Cmd) (stop func() bool) {
+	return time.AfterFunc(limit, func() {
+		t.Errorf("%s: no answer in %v", cmd.Args, limit)
+		cmd.Process.Kill()
+	}).Stop
+}
+
 // run runs a command that must succeed and returns its standard output.
 func run(t testing.TB, args ...string) string {
 	t.Helper()
@@ -315,15 +331,10 @@ func run(t testing.TB, args ...string) string {
 
 func try(t testing.TB, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd := command(t, args[0], args[1:]...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err = cmd.Run()
-	if ctx.Err() != nil {
-		t.Fatalf("%s: no end after %v\n%s", strings.Join(args, " "), limit, &errs)
-	}
 	return out.String(), errs.String(), err
 }
 

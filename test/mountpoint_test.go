@@ -32,7 +32,7 @@ func TestMountAtOnce(t *testing.T) {
 		var said [at]strings.Builder
 		logs := t.TempDir()
 		for i := range cmds {
-			cmds[i] = exec.Command(plainBatchfs, "mount", "-d", "-c", config, "--log", filepath.Join(logs, fmt.Sprint(i)), dir)
+			cmds[i] = command(t, plainBatchfs, "mount", "-d", "-c", config, "--log", filepath.Join(logs, fmt.Sprint(i)), dir)
 			cmds[i].Stderr = &said[i]
 			noError(t, cmds[i].Start())
 		}
@@ -199,7 +199,7 @@ func TestForgedSupervisor(t *testing.T) {
 			t.Errorf("%s: %v %s%s", args, err, out, stderr)
 		}
 	}
-	user := exec.Command("sh", "-c", `cd "$0" && echo there && exec sleep infinity`, dir) // so that it takes force to unmount
+	user := command(t, "sh", "-c", `cd "$0" && echo there && exec sleep infinity`, dir) // so that it takes force to unmount
 	out, err := user.StdoutPipe()
 	noError(t, err)
 	noError(t, user.Start())

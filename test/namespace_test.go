@@ -25,6 +25,7 @@ func inNamespace(t *testing.T, dir string) *os.Process {
 		cmd.Process.Kill()
 		cmd.Wait()
 	})
+	defer answersSoon(t, cmd)()
 	_, err = io.ReadFull(out, make([]byte, len("ready\n")))
 	noError(t, err)
 	return cmd.Process
@@ -34,7 +35,7 @@ func inNamespace(t *testing.T, dir string) *os.Process {
 func needNamespaces(t testing.TB) {
 	t.Helper()
 	needFUSE(t)
-	if out, err := exec.Command("unshare", "--mount", "--propagation", "private", "true").CombinedOutput(); err != nil {
+	if out, err := command(t, "unshare", "--mount", "--propagation", "private", "true").CombinedOutput(); err != nil {
 		lack(t, "no mount namespaces: %v %s", err, out)
 	}
 }

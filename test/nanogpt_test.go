@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -17,7 +16,7 @@ var nanoGPTBlock = regexp.MustCompile("(?ms)^```python\n(# nanoGPT.*?)^```$")
 // included, and has the same losses. So has one that was not changed, whose data directory has links to files tokens.bin of a mount.
 func TestNanoGPT(t *testing.T) {
 	long(t)
-	if out, err := exec.Command(python, "-c", "import torch").CombinedOutput(); err != nil {
+	if out, err := command(t, python, "-c", "import torch").CombinedOutput(); err != nil {
 		lack(t, "no PyTorch: %s", out)
 	}
 	readme, err := os.ReadFile("../README.md")

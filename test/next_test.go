@@ -47,7 +47,7 @@ func TestEveryNumberGoesToOneReader(t *testing.T) {
 	readers := make([]*exec.Cmd, processes)
 	outs := make([]strings.Builder, processes)
 	for i := range readers {
-		readers[i] = exec.Command(python, "clients/readers.py", "numbers", m.path("train/next"), fmt.Sprint(opens))
+		readers[i] = command(t, python, "clients/readers.py", "numbers", m.path("train/next"), fmt.Sprint(opens))
 		readers[i].Stdout, readers[i].Stderr = &outs[i], os.Stderr
 		if err := readers[i].Start(); err != nil {
 			t.Fatal(err)
@@ -161,7 +161,7 @@ func TestSharedHandlesOfLargeBatches(t *testing.T) {
 func TestMappedNext(t *testing.T) {
 	config, _ := small(t, 1)
 	m := mount(t, "-c", config)
-	cmd := exec.Command(python, "-c", "import mmap, os; print(mmap.mmap(os.open('train/next', os.O_RDONLY), 0, mmap.MAP_PRIVATE)[0])")
+	cmd := command(t, python, "-c", "import mmap, os; print(mmap.mmap(os.open('train/next', os.O_RDONLY), 0, mmap.MAP_PRIVATE)[0])")
 	cmd.Dir = m.dir
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(err.Error(), "bus error") {
 		t.Errorf("a mapped next: %v, %s", err, out)

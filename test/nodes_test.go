@@ -35,6 +35,7 @@ func newNode(t *testing.T, b *bucket, port int) *node {
 		n.holder.Process.Kill()
 		n.holder.Wait()
 	})
+	defer answersSoon(t, n.holder)()
 	if _, err := io.ReadFull(out, make([]byte, len("ready\n"))); err != nil {
 		lack(t, "no network namespaces: %v", err)
 	}

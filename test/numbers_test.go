@@ -135,7 +135,7 @@ func TestResume(t *testing.T) {
 // and returns all its lines.
 func interrupted(t *testing.T, args []string, after int, interrupt func()) (lines []string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), python, append([]string{"clients/readers.py"}, args...)...)
+	cmd := command(t, python, append([]string{"clients/readers.py"}, args...)...)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -166,7 +166,7 @@ func TestSplitsDoNotDisturbEachOther(t *testing.T) {
 			flags := []string{"-c", config, "--set", "splits.train.order=" + order, "--set", "splits.val.order=" + order}
 			want := lines(t, "train", 0, 500, flags...)
 			m := mount(t, flags...)
-			val := exec.CommandContext(t.Context(), python, "clients/readers.py", "disturb", m.path("val"), "1")
+			val := command(t, python, "clients/readers.py", "disturb", m.path("val"), "1")
 			stop, err := val.StdinPipe()
 			if err != nil {
 				t.Fatal(err)
@@ -235,9 +235,11 @@ func TestManySettings(t *testing.T) {
 	if err := reader.Start(); err != nil {
 		t.Fatal(err)
 	}
+	stop := answersSoon(t, reader)
 	if _, err := opened.Read(make([]byte, 5)); err != nil {
 		t.Fatal(err)
 	}
+	stop()
 	for range 3 {
 		run(t, "cat", m.path("train/seed=6/next"))
 	}
@@ -268,6 +270,7 @@ func TestManySettings(t *testing.T) {
 		t.Errorf("the cursors are %s, want 1 and 3", got)
 	}
 	fmt.Fprintln(in, "go on")
+	defer answersSoon(t, reader)()
 	if err := reader.Wait(); err != nil {
 		t.Error(err)
 	}
@@ -321,7 +324,7 @@ func TestReady(t *testing.T) {
 // The torch orders are what nanoGPT draws with the PyTorch that is installed.
 func TestInstalledTorch(t *testing.T) {
 	long(t)
-	if out, err := exec.Command(python, "-c", "import torch").CombinedOutput(); err != nil {
+	if out, err := command(t, python, "-c", "import torch").CombinedOutput(); err != nil {
 		lack(t, "no PyTorch: %s", out)
 	}
 	const B, T, seed, ranks, n = 5, 16, 42, 2, 50

@@ -156,7 +156,7 @@ func TestPrepareMemory(t *testing.T) {
 		size = 2 << 30
 	}
 	compressedLines(t, texts, size)
-	cmd := exec.Command(plainBatchfs, "prepare", texts, "--by", "byte", "--out", filepath.Join(dir, "out"))
+	cmd := command(t, plainBatchfs, "prepare", texts, "--by", "byte", "--out", filepath.Join(dir, "out"))
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
 	noError(t, cmd.Start())

@@ -61,15 +61,15 @@ func TestREADME(t *testing.T) {
 		case strings.HasPrefix(code, "make "):
 			continue
 		case language == "sh":
-			cmd = exec.Command("bash", "-euo", "pipefail", "-c", code)
+			cmd = command(t, "bash", "-euo", "pipefail", "-c", code)
 		case language == "python":
 			if lacksLibrary(code) {
 				code = "compile('''" + code + "''', 'README', 'exec')"
 			}
-			cmd = exec.Command(python, "-c", code)
+			cmd = command(t, python, "-c", code)
 		case language == "c":
 			write(t, filepath.Join(dir, "reader.c"), []byte(code))
-			cmd = exec.Command("sh", "-c", "cc -Wall -Wextra -Werror -o reader reader.c && ./reader")
+			cmd = command(t, "sh", "-c", "cc -Wall -Wextra -Werror -o reader reader.c && ./reader")
 		}
 		cmd.Dir = dir
 		cmd.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"), "XDG_STATE_HOME="+dir)
@@ -105,7 +105,7 @@ func TestREADMEWithoutBatches(t *testing.T) {
 			m := mount(t, "--set", "batch.block_size=64", "--set", "splits.train.tokens="+fault.path, "--set", "splits.val.tokens="+fault.path)
 			fault.begin()
 			command := func(args ...string) *exec.Cmd {
-				cmd := exec.Command(args[0], args[1:]...)
+				cmd := command(t, args[0], args[1:]...)
 				cmd.Dir = dir
 				cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
 				return cmd

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -14,7 +13,7 @@ import (
 
 // Libraries read the .safetensors files of batches, and find in them the bytes of the batch and where it comes from.
 func TestSafetensors(t *testing.T) {
-	if out, err := exec.Command(python, "-c", "import safetensors.numpy").CombinedOutput(); err != nil {
+	if out, err := command(t, python, "-c", "import safetensors.numpy").CombinedOutput(); err != nil {
 		lack(t, "no safetensors, pip install safetensors: %s", out)
 	}
 	config, _ := small(t, 1)

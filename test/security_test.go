@@ -3,7 +3,6 @@ package test
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -13,8 +12,8 @@ import (
 const nobody = 65534
 
 // asUser runs a command as another user, of one group, and returns all that it printed.
-func asUser(uid, gid uint32, args ...string) (string, error) {
-	cmd := exec.Command(args[0], args[1:]...)
+func asUser(t testing.TB, uid, gid uint32, args ...string) (string, error) {
+	cmd := command(t, args[0], args[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid}}
 	out, err := cmd.CombinedOutput()
 	return string(out), err
@@ -59,7 +58,7 @@ func TestOtherUsers(t *testing.T) {
 				{"another", nobody, nobody, test.rest},
 			} {
 				for _, command := range [][]string{{"head", "-c1", m.path("train/next")}, {"cat", m.path("status.json")}, {"ls", m.dir}} {
-					out, err := asUser(reader.uid, reader.gid, command...)
+					out, err := asUser(t, reader.uid, reader.gid, command...)
 					if (err == nil) != reader.may || !reader.may && !strings.Contains(out, "Permission denied") {
 						t.Errorf("%s: %s: %v %q", reader.name, command, err, out)
 					}
@@ -118,7 +117,7 @@ func TestQuotaOfSettings(t *testing.T) {
 		{nobody - 1, 100, 100, ""},
 		{0, 200, 200 + quota, ""},
 	} {
-		out, _ := asUser(uint32(greedy.user), nobody, "sh", "-c", take, m.path("train"), fmt.Sprint(greedy.first), fmt.Sprint(greedy.last))
+		out, _ := asUser(t, uint32(greedy.user), nobody, "sh", "-c", take, m.path("train"), fmt.Sprint(greedy.first), fmt.Sprint(greedy.last))
 		if greedy.refused == "" && out != "" || greedy.refused != "" && (strings.Count(out, "quota exceeded") != 1 || !strings.Contains(out, greedy.refused)) {
 			t.Errorf("user %d: %q", greedy.user, out)
 		}

@@ -85,7 +85,7 @@ func TestSeekRefused(t *testing.T) {
 		t.Errorf("the cursor is %s", got)
 	}
 	if os.Geteuid() == 0 {
-		if out, err := asUser(nobody, nobody, batchfs, "seek", m.path("train"), "5"); err == nil || !strings.Contains(out, "mount.allow_other") {
+		if out, err := asUser(t, nobody, nobody, batchfs, "seek", m.path("train"), "5"); err == nil || !strings.Contains(out, "mount.allow_other") {
 			t.Errorf("as another user: %v %s", err, out)
 		}
 	}
@@ -111,7 +111,7 @@ func TestSeekUnderReaders(t *testing.T) {
 	readers := make([]*exec.Cmd, processes)
 	outs := make([]strings.Builder, processes)
 	for i := range readers {
-		readers[i] = exec.Command(python, "clients/readers.py", "numbers", m.path("train/next"), fmt.Sprint(opens))
+		readers[i] = command(t, python, "clients/readers.py", "numbers", m.path("train/next"), fmt.Sprint(opens))
 		readers[i].Stdout, readers[i].Stderr = &outs[i], os.Stderr
 		noError(t, readers[i].Start())
 	}

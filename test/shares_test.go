@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -105,7 +104,7 @@ func readEpoch(t *testing.T, m *mounted, epoch, batchSize, blockSize int) (map[u
 	}
 	steps := ((epoch+1)*info.Rows + batchSize - 1) / batchSize
 	size := 4 * (blockSize + 1)
-	cmd := exec.Command("tail", "-c", fmt.Sprint("+", 1+epoch*info.Rows*size), m.path(fmt.Sprintf("train/steps=%d/batches.bin", steps)))
+	cmd := command(t, "tail", "-c", fmt.Sprint("+", 1+epoch*info.Rows*size), m.path(fmt.Sprintf("train/steps=%d/batches.bin", steps)))
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return nil, err

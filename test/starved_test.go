@@ -193,7 +193,9 @@ func TestNoMemory(t *testing.T) {
 			noError(t, eaters[i].Start())
 		}
 		for _, eater := range eaters {
+			stop := answersSoon(t, eater)
 			eater.Wait() // an error is that it was killed
+			stop()
 		}
 		if m.ended() {
 			t.Fatalf("the mount ended:\n%s", m.out)

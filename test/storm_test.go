@@ -439,9 +439,23 @@ func startStorm(t testing.TB, cmd *exec.Cmd) *stormReader {
 
 func (r *stormReader) ready(t testing.TB) {
 	t.Helper()
+	defer answersSoon(t, r.cmd)()
 	if line, err := r.out.ReadString('\n'); line != "ready\n" {
 		t.Fatalf("%s: %q %v", r.cmd.Args, line, err)
 	}
+}
+
+// end ends a reader, and returns what it prints then.
+func (r *stormReader) end(t testing.TB) string {
+	t.Helper()
+	defer answersSoon(t, r.cmd)()
+	r.in.Close()
+	text, err := io.ReadAll(r.out)
+	noError(t, err)
+	if err := r.cmd.Wait(); err != nil {
+		t.Errorf("%s: %v\n%s", r.cmd.Args, err, text)
+	}
+	return string(text)
 }
 
 // endStorms ends readers. One that got a wrong byte fails the test.
@@ -449,15 +463,7 @@ func endStorms(t testing.TB, readers []*stormReader) (got stormResult) {
 	t.Helper()
 	got.failed = map[string]int{}
 	for _, r := range readers {
-		r.in.Close()
-		late := time.AfterFunc(limit, func() { r.cmd.Process.Kill() })
-		text, err := io.ReadAll(r.out)
-		noError(t, err)
-		if err := r.cmd.Wait(); err != nil {
-			t.Errorf("%s: %v", r.cmd.Args, err)
-		}
-		late.Stop()
-		for line := range strings.Lines(string(text)) {
+		for line := range strings.Lines(r.end(t)) {
 			var place, n int
 			var name string
 			var seconds float64

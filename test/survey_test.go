@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -81,7 +80,7 @@ func TestCheckContinues(t *testing.T) {
 	// A token beyond the vocabulary is refused when the file is opened, but not by check.
 	args := []string{"check", "train", "--data", dir, "--set", "batch.vocab_size=100", "--set", "batch.token_dtype=uint16", "--json"}
 	await(t, "a check that is interrupted", func() bool {
-		first := exec.Command(plainBatchfs, args...)
+		first := command(t, plainBatchfs, args...)
 		var stderr strings.Builder
 		first.Stderr = &stderr
 		if err := first.Start(); err != nil {

@@ -165,11 +165,13 @@ func otherTokens(t *testing.T, texts iter.Seq[string], program ...string) iter.S
 		r := bufio.NewReader(out)
 		for text := range texts {
 			var n uint32
+			stop := answersSoon(t, cmd)
 			err := binary.Read(r, binary.LittleEndian, &n)
 			raw := make([]byte, 4*n)
 			if err == nil {
 				_, err = io.ReadFull(r, raw)
 			}
+			stop()
 			if err != nil {
 				cmd.Process.Kill()
 				cmd.Wait()

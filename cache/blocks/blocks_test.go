@@ -15,9 +15,9 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"batchfs/cache/store"
+	"batchfs/internal/wait"
 )
 
 const blockBytes = 4096
@@ -119,7 +119,7 @@ func TestEachBlockIsFetchedOnce(t *testing.T) {
 			}
 		})
 	}
-	all.Wait()
+	wait.End(t, "the goroutines", all.Wait)
 	first.cache.Flush()
 	for range 3 {
 		again := s.open(t, o, io.Discard, "a")
@@ -157,7 +157,7 @@ func TestWithoutDirectory(t *testing.T) {
 				}
 			})
 		}
-		all.Wait()
+		wait.End(t, "the goroutines", all.Wait)
 		if n := o.cache.MemoryBytes(); n > 4*blockBytes {
 			t.Errorf("%d bytes of memory, want %d at most", n, 4*blockBytes)
 		}
@@ -318,7 +318,7 @@ func TestAhead(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- s.compare(o, 50) }()
 	close(s.gate)
-	if err := <-done; err != nil {
+	if err := wait.For(t, "a read", done); err != nil {
 		t.Error(err)
 	}
 	readAll(t, s, o)
@@ -349,12 +349,10 @@ func TestSilentDisk(t *testing.T) {
 	object.cache.Flush()
 	syscall.Flock(int(lock.Fd()), syscall.LOCK_UN)
 	object.cache.disk.paused.Store(0)
-	for end := time.Now().Add(time.Minute); used(t, o.Dir) < 5*(blockBytes+trailerBytes); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("nothing is kept after the disk answers again")
-		}
+	wait.Until(t, "blocks are kept after the disk answers again", func() bool {
 		readAll(t, s, object)
-	}
+		return used(t, o.Dir) >= 5*(blockBytes+trailerBytes)
+	})
 	readAll(t, s, s.open(t, o, io.Discard, "a"))
 }
 

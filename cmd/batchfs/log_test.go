@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/cmd/batchfs/config"
+	"batchfs/internal/wait"
 )
 
 // A log to a pipe that nobody reads holds nobody up. When the pipe is read, the log goes on, and says how many lines are lost.
@@ -35,10 +36,11 @@ func TestLogToAFullPipe(t *testing.T) {
 			log.Error("line", "n", n, "long", long)
 		}
 		flush()
+		read.SetReadDeadline(time.Now().Add(wait.Limit))
 		lines := bufio.NewScanner(read)
 		next := func() string {
 			if !lines.Scan() {
-				t.Fatal(lines.Err())
+				t.Fatal("no line to read: ", lines.Err())
 			}
 			if len(lines.Text()) >= maxLine {
 				t.Fatalf("a line of %d bytes", len(lines.Text()))
@@ -76,11 +78,12 @@ func TestLogToAHangingFile(t *testing.T) {
 	}
 	w.flush()
 	go io.Copy(io.Discard, read)
-	q, ok := w.add([]byte("last\n"))
-	for !ok {
-		q, ok = w.add([]byte("last\n"))
-	}
-	<-q.written
+	var last queuedLine
+	wait.Until(t, "room for a line", func() (ok bool) {
+		last, ok = w.add([]byte("last\n"))
+		return ok
+	})
+	wait.For(t, "the last line to be written", last.written)
 	if w.late.Load() {
 		t.Error("it counts as hanging still")
 	}
@@ -102,6 +105,7 @@ func TestLogAtTheEnd(t *testing.T) {
 	for i := range 2 * maxQueued {
 		fmt.Fprintf(w, "line %d\n", i)
 	}
+	r.SetReadDeadline(time.Now().Add(wait.Limit))
 	room := make([]byte, 2*maxLine)
 	if _, err := io.ReadFull(r, room); err != nil {
 		t.Fatal(err)

@@ -19,6 +19,7 @@ import (
 
 	"batchfs/fs/process"
 	"batchfs/fs/state"
+	"batchfs/internal/wait"
 )
 
 // connected is a mount that this process keeps and nobody serves. It is gone at the end of the test.
@@ -313,7 +314,7 @@ func TestConnectAtOnce(t *testing.T) {
 				}
 			})
 		}
-		all.Wait()
+		wait.End(t, "the goroutines", all.Wait)
 		mounts, err := find(func(i *mountinfo.Info) bool { return i.Mountpoint == dir })
 		if err != nil || made.Load() != 1 || refused.Load() != 3 || len(mounts) != 1 {
 			t.Fatalf("%d mounted, %d were refused, and the table has %d mounts (%v)", made.Load(), refused.Load(), len(mounts), err)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"batchfs/fs/failpoint"
+	"batchfs/internal/wait"
 )
 
 // begin is the handles of a mount with one sequence, number 1.
@@ -190,7 +191,7 @@ func TestConcurrentHandlesShareNoNumber(t *testing.T) {
 			}
 		})
 	}
-	wg.Wait()
+	wait.End(t, "the goroutines", wg.Wait)
 	seen := map[uint64]bool{}
 	for _, numbers := range taken {
 		for _, n := range numbers {

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"sync"
 	"testing"
+
+	"batchfs/internal/wait"
 )
 
 // The next reader takes the number that was sought, whoever holds another one.
@@ -159,7 +161,7 @@ func TestSeekAmongReaders(t *testing.T) {
 			t.Errorf("after a seek to %d a reader got %d", (n+1)*stride, k)
 		}
 	}
-	all.Wait()
+	wait.End(t, "the goroutines", all.Wait)
 	numbers := slices.Concat(got...)
 	slices.Sort(numbers)
 	if n := len(slices.Compact(numbers)); n != readers*reads+seeks {
