@@ -526,8 +526,32 @@ func (o *options) report(out io.Writer) error {
 	} else {
 		fmt.Fprintf(out, "%s/vocab.json: vocabulary of %d %ss\n", dir, m.Size, m.Kind)
 	}
-	if m.Format == "headerless" {
-		_, err = fmt.Fprintf(out, "next: batchfs mount --data %s MOUNTPOINT\n", dir)
-	}
+	_, err = fmt.Fprintf(out, "next: batchfs mount --data %s%s MOUNTPOINT\n", shellWord(dir), suiting(m))
 	return err
+}
+
+// suiting are the options with which mount serves files that are too short for the default ones: the default block_size and one.
+func suiting(m *vocabulary.Manifest) (options string) {
+	block := int64(1024)
+	for _, name := range splits {
+		split := m.Splits[name]
+		if slices.ContainsFunc(split.Shards, func(s vocabulary.Shard) bool { return s.Tokens <= 1024 }) && len(split.Shards) > 1 {
+			options += " --set splits." + name + ".join=true"
+		}
+		for split.Tokens > 1 && split.Tokens <= block {
+			block /= 2
+		}
+	}
+	if block < 1024 {
+		options += fmt.Sprintf(" --set batch.block_size=%d", block)
+	}
+	return options
+}
+
+// shellWord is how a shell takes text as one word.
+func shellWord(text string) string {
+	if plain := regexp.MustCompile(`^[\w./-]+$`); plain.MatchString(text) {
+		return text
+	}
+	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
 }

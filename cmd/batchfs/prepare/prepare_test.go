@@ -164,7 +164,7 @@ func TestPrepareGolden(t *testing.T) {
 		}
 	}
 	if want := "out/train.bin: 9 tokens\nout/val.bin: 1 tokens\nout/vocab.json: vocabulary of 6 chars\n" +
-		"next: batchfs mount --data out MOUNTPOINT\n"; said != want {
+		"next: batchfs mount --data out --set batch.block_size=8 MOUNTPOINT\n"; said != want {
 		t.Errorf("said %q, want %q", said, want)
 	}
 	wantLeft(t, "train.bin", "val.bin", "vocab.json")
