@@ -164,8 +164,12 @@ func (d *Dataset) Summary() string {
 	q := d.Sequence
 	batch := q.Batch()
 	stack := batch.Stack()
-	return fmt.Sprintf("%-8s %d %s, %d bytes a batch, order %s%s, seed %d: %s",
-		d.Split.Split, stack.Shape, stack.DType, batch.MainBytes(), q.Order, d.inBlocks(), q.Seed, d.Counted())
+	beside := ""
+	for _, b := range d.Split.BesideOf(0) {
+		beside += ", array " + b.Name
+	}
+	return fmt.Sprintf("%-8s %d %s, %d bytes a batch, order %s%s, seed %d%s: %s",
+		d.Split.Split, stack.Shape, stack.DType, batch.MainBytes(), q.Order, d.inBlocks(), q.Seed, beside, d.Counted())
 }
 
 // inBlocks says in words what shuffle_block does to the order.
