@@ -82,8 +82,8 @@ func TestPreparedMask(t *testing.T) {
 	prepare("--field", "prompt", "--force")
 	if _, stderr, err := try(t, "cat", m.path("train/next")); err == nil {
 		t.Error("a batch is read though its mask is gone")
-	} else if want := `the arrays of a batch are ["x" "y"] now, and were ["x" "y" "mask"]`; !strings.Contains(m.out.String(), strings.ReplaceAll(want, `"`, `\"`)) {
-		t.Errorf("%s: the log does not say %s", stderr, want)
+	} else if !strings.Contains(m.out.String(), "mask uint8") {
+		t.Errorf("%s: the log does not say that the mask is gone", stderr)
 	}
 }
 

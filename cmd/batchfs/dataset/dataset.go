@@ -352,10 +352,9 @@ func (d *Dataset) With(settings string) (*Dataset, error) {
 
 // withSettings returns the dataset under the settings of s, a split that With of the same split returned, maybe before its files changed.
 func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
-	n, of := *d, *s
-	s = &of // with what lies beside the files now
-	s.Sources, s.Beside, s.EndOfText = d.Split.Sources, d.Split.Beside, d.Split.EndOfText
-	s.Arrays, s.Ends, s.EOT = d.Split.Arrays, d.Split.Ends, d.Split.EOT
+	n, now := *d, *s
+	s = &now // with the ends of documents that the files have now; their arrays are the same
+	s.EndOfText, s.Ends, s.EOT = d.Split.EndOfText, d.Split.Ends, d.Split.EOT
 	if n.Split = s; s.DType == sampler.Native {
 		s.DType = d.Sequence.Stored() // as bind does
 	}

@@ -140,8 +140,8 @@ func TestArraysBesideTokensThatDoNotSuit(t *testing.T) {
 func TestFollowArraysBesideTokens(t *testing.T) {
 	for _, test := range []struct{ from, to, want string }{
 		{"sft", "again", ""},
-		{"sft", "plain", `the arrays of a batch are ["x" "y"] now, and were ["x" "y" "mask"]`},
-		{"plain", "sft", `the arrays of a batch are ["x" "y" "mask"] now, and were ["x" "y"]`},
+		{"sft", "plain", `"] now, and were ["x uint16 [2 4]" "y uint16 [2 4]" "mask uint8 [2 4]"]`},
+		{"plain", "sft", `the arrays of a batch are ["x uint16 [2 4]" "y uint16 [2 4]" "mask uint8 [2 4]"] now`},
 		{"sft", "gone", "none.bin: no such file"},
 	} {
 		writePrepared(t)

@@ -52,7 +52,7 @@ func readTokens(t testing.TB, path string) []uint16 {
 
 func readManifest(t testing.TB) *vocabulary.Manifest {
 	t.Helper()
-	m, err := vocabulary.ReadManifest("out/vocab.json")
+	m, err := vocabulary.Read("out/vocab.json")
 	if m == nil {
 		t.Fatalf("no manifest: %v", err)
 	}

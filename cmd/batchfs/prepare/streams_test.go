@@ -229,7 +229,7 @@ func TestPrepareInputs(t *testing.T) {
 	prepared(t, "a.jsonl --by pairs --out want")
 	want := filesOf(t, "want")
 
-	m, err := vocabulary.ReadManifest("want/vocab.json")
+	m, err := vocabulary.Read("want/vocab.json")
 	if err != nil {
 		t.Fatal(err)
 	}

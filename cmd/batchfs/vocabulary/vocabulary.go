@@ -66,18 +66,9 @@ type Array struct {
 	DType string `json:"dtype"`
 }
 
-// Read reads a vocabulary. It returns nil and no error where there is no regular file, or one of another program: GPT-2's
+// Read reads a vocab.json. It returns nil and no error where there is no regular file, or one of another program: GPT-2's
 // vocabulary has the same name.
-func Read(path string) (*Vocabulary, error) {
-	m, err := ReadManifest(path)
-	if m == nil {
-		return nil, err
-	}
-	return &m.Vocabulary, nil
-}
-
-// ReadManifest reads all of a vocab.json, as Read does.
-func ReadManifest(path string) (*Manifest, error) {
+func Read(path string) (*Manifest, error) {
 	if info, err := os.Stat(path); errors.Is(err, os.ErrNotExist) || err == nil && !info.Mode().IsRegular() {
 		return nil, nil
 	}
@@ -120,7 +111,7 @@ func Of(files []string) (v *Vocabulary, shards map[string]Shard, err error) {
 		}
 		read[dir] = true
 		other := filepath.Join(dir, FileName)
-		m, readErr := ReadManifest(other)
+		m, readErr := Read(other)
 		if m == nil {
 			err = cmp.Or(err, readErr)
 			continue
