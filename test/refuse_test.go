@@ -65,7 +65,6 @@ func TestRefused(t *testing.T) {
 		{"no splits", []string{"-c", "/dev/null"}, "mnt", "no splits"},
 		{"no data", []string{"--data", at("empty")}, "mnt", "has neither train*.bin nor val*.bin"},
 		{"data missing", []string{"--data", at("none")}, "mnt", "no such file"},
-		{"data and configuration", []string{"--data", dir, "-c", at("typo.toml")}, "mnt", "none of the others can be"},
 		{"log inside the mountpoint", with("good.bin", "--log", at("mnt/log")), "mnt", "--log: "},
 		{"unknown flag", []string{"--frobnicate"}, "mnt", "unknown flag: --frobnicate"},
 	}

@@ -123,7 +123,8 @@ type Split struct {
 	Expect            string // the fingerprint that the files must have, or empty
 	Remote            cache.Remote
 
-	dir     string            // what Tokens, here and in Sources, are relative to
+	dir     string            // what Tokens and Sources are relative to
+	besides string            // and Beside
 	named   origin            // where the split was first named
 	origins map[string]origin // of each key that was written
 
@@ -196,8 +197,10 @@ func (c *Config) MakeAbsolute(dir string) {
 	}
 	c.setRemote()
 	for _, s := range c.Splits {
-		if !filepath.IsAbs(s.dir) {
-			s.dir = filepath.Join(dir, s.dir)
+		for _, relative := range []*string{&s.dir, &s.besides} {
+			if !filepath.IsAbs(*relative) {
+				*relative = filepath.Join(dir, *relative)
+			}
 		}
 	}
 }
@@ -235,26 +238,28 @@ func AllFiles(sources []SourceFiles) (paths []string) {
 	return paths
 }
 
-// Files returns the files of each source; those of Tokens are one source. The files of a glob are
+// Files returns the files of each source, without arrays that WithFound added; those of Tokens are one source. The files of a glob are
 // in alphabetical order. The error names the key, and says that a glob is malformed or matches no file. Files that are named
 // without a glob need not exist.
 func (s *Split) Files() (all []SourceFiles, err error) {
-	key, besideKey, sources := "tokens", "arrays", []Source{{Tokens: s.Tokens, Beside: s.Beside}}
+	key, besideKey, besides, sources := "tokens", "arrays", s.besides, []Source{{Tokens: s.Tokens, Beside: s.Beside}}
 	if len(s.Sources) > 0 {
-		key, besideKey, sources = "sources", "sources", s.Sources
+		key, besideKey, besides, sources = "sources", "sources", s.dir, s.Sources
 	}
-	resolve := func(key string, patterns []string) (files []string) {
+	resolve := func(dir, key string, patterns []string) (files []string) {
 		if err == nil {
-			if files, err = cache.Resolve(s.dir, patterns, s.Remote); err != nil {
+			if files, err = cache.Resolve(dir, patterns, s.Remote); err != nil {
 				err = fmt.Errorf("%s: %w", s.Origin(key), err)
 			}
 		}
 		return files
 	}
 	for _, source := range sources {
-		files := SourceFiles{Main: resolve(key, source.Tokens)}
+		files := SourceFiles{Main: resolve(s.dir, key, source.Tokens)}
 		for _, b := range source.Beside {
-			files.Beside = append(files.Beside, resolve(besideKey, b.Files))
+			if s.WroteArrays() {
+				files.Beside = append(files.Beside, resolve(besides, besideKey, b.Files))
+			}
 		}
 		all = append(all, files)
 	}
@@ -282,6 +287,9 @@ func (s *Split) Wrote(key string) bool {
 	_, ok := s.origins[key]
 	return ok
 }
+
+// WroteArrays says whether the configuration names arrays beside the tokens, or says that there are none.
+func (s *Split) WroteArrays() bool { return s.Wrote("arrays") || s.Wrote("sources.arrays") }
 
 // VocabSizes returns the vocab_size of each source; that of Tokens is one source. It is 0 where none was written.
 func (s *Split) VocabSizes() []int64 {
@@ -332,7 +340,7 @@ func (s *Split) check() error {
 		return fmt.Errorf("%s: batch_size times world must be at most %d (got %d times %d %s)",
 			s.Origin("batch_size", "world"), sampler.MaxRows, s.BatchSize, s.World, s.scope())
 	}
-	if err := s.checkBeside(); err != nil {
+	if err := s.CheckBeside(); err != nil {
 		return err
 	}
 	if err := s.checkShares(); err != nil {
@@ -383,8 +391,8 @@ func (s *Split) CheckVocabSize(dtype array.DType, axes []int) error {
 	return nil
 }
 
-// checkBeside returns an error unless all sources have the same arrays beside their tokens, with different names.
-func (s *Split) checkBeside() error {
+// CheckBeside returns an error unless all sources have the same arrays beside their tokens, with different names.
+func (s *Split) CheckBeside() error {
 	first := s.BesideOf(0)
 	for i := range max(len(s.Sources), 1) {
 		list := s.BesideOf(i)

@@ -104,14 +104,23 @@ func (s *Split) settle() {
 	s.EOT = uint64(max(s.EndOfText, 0))
 }
 
-// WithEOT returns the split with token as the last one of each document, or none if it is -1, where the split asks for documents and the
-// configuration says of no token that it is that.
-func (s *Split) WithEOT(token int64) *Split {
-	if s.Wrote("eot") || s.Ends == sampler.EndsUnknown || s.EndOfText == token {
-		return s
-	}
+// WithFound returns the split with what lies beside its files where the configuration says nothing: the last token of each document, or
+// -1, where the split asks for documents, and arrays of each source.
+func (s *Split) WithFound(eot int64, arrays [][]Beside) *Split {
 	n := *s
-	n.EndOfText = token
+	if !s.Wrote("eot") && s.Ends != sampler.EndsUnknown {
+		n.EndOfText = eot
+	}
+	switch {
+	case s.WroteArrays() || len(arrays) == 0:
+	case len(s.Sources) == 0:
+		n.Beside = arrays[0]
+	default:
+		n.Sources = slices.Clone(s.Sources)
+		for i := range arrays {
+			n.Sources[i].Beside = arrays[i]
+		}
+	}
 	n.settle()
 	return &n
 }
@@ -152,14 +161,14 @@ func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
 		return setKey(at, v, &c.Log, nil, logKeys)
 	case len(k) == 3 && k[0] == "splits":
 		s := c.split(at, batch)
-		if k[2] == "tokens" || k[2] == "sources" || k[2] == "arrays" {
-			s.dir = d.relative("")
-		}
 		switch k[2] {
+		case "tokens":
+			s.dir = d.relative("")
 		case "sources":
+			s.dir = d.relative("")
 			return s.setSources(at, v)
 		case "arrays":
-			s.origins["arrays"] = at
+			s.besides, s.origins["arrays"] = d.relative(""), at
 			return setBeside(at, v, &s.Beside)
 		}
 		return setKey(at, at.resolved(v), s, s.origins, sequenceKeys, batchKeys, splitKeys)
@@ -209,6 +218,7 @@ func listRule(k toml.Key) string {
 // setSources sets the sources from a list of tables, which replaces an earlier list.
 func (s *Split) setSources(at origin, v any) error {
 	s.Sources, s.origins["sources"] = nil, at
+	delete(s.origins, "sources.arrays")
 	return setTables(at, v, sourceKeys, []string{"tokens", "weight"}, func(of origin, table map[string]any) (*Source, error) {
 		src := new(Source)
 		beside, ok := table["arrays"]
@@ -216,13 +226,17 @@ func (s *Split) setSources(at origin, v any) error {
 			return src, nil
 		}
 		delete(table, "arrays")
+		s.origins["sources.arrays"] = of
 		return src, setBeside(origin{of.doc, append(slices.Clone(of.key), "arrays")}, beside, &src.Beside)
 	}, func(src *Source) { s.Sources = append(s.Sources, *src) })
 }
 
-// setBeside sets arrays beside tokens from a list of tables.
+// setBeside sets arrays beside tokens from a list of tables. An empty one says that there are none.
 func setBeside(at origin, v any, list *[]Beside) error {
-	*list = nil
+	*list = []Beside{}
+	if none, ok := v.([]any); ok && len(none) == 0 {
+		return nil
+	}
 	return setTables(at, v, arrayKeys, []string{"files", "name"}, func(origin, map[string]any) (*Beside, error) {
 		return &Beside{At: sampler.AtY, Format: cache.AutoFormat}, nil
 	}, func(b *Beside) { *list = append(*list, *b) })

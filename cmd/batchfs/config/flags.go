@@ -18,7 +18,7 @@ import (
 // Flags say where the configuration of a command comes from. Its fields are exported for encoders.
 type Flags struct {
 	Config string   // the file
-	Data   string   // a directory of token files, instead of a file
+	Data   string   // a directory of token files, over the file
 	Sets   []string // key=value, over the file
 }
 
@@ -30,14 +30,13 @@ var ErrNothingNamed = errors.New("nothing to serve: there is no config.toml here
 func (f *Flags) Register(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&f.Config, "config", "c", "", "configuration `file` (default config.toml, where there is one)")
 	cmd.Flags().StringVar(&f.Data, "data", "", "serve train.bin and val.bin of this `directory`, or sets of files, as fineweb_train_000001.bin, "+
-		"train_text_document.bin or train_000001.npy; needs no configuration file")
+		"train_text_document.bin or train_000001.npy; needs no configuration file, and goes before the tokens of one")
 	cmd.Flags().StringArrayVar(&f.Sets, "set", nil, "set one key over the file, `key=value`, any number of times")
-	cmd.MarkFlagsMutuallyExclusive("config", "data")
 	cmd.MarkFlagDirname("data")
 	cmd.MarkFlagFilename("config", "toml")
 }
 
-// Read reads the configuration as it is written. Where the flags name none, it reads config.toml of the working directory, and
+// Read reads the configuration as it is written. Where the flags name nothing, it reads config.toml of the working directory, and
 // sets Config to that, so that reading again reads the same file. The error may be ErrNothingNamed.
 func (f *Flags) Read() (RawConfig, error) {
 	sets := f.Sets

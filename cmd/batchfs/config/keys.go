@@ -154,6 +154,12 @@ var arrayKeys = map[string]key[Beside]{
 	"tensor": textKey(func(c *Beside) *string { return &c.Tensor }, "the name of a tensor"),
 }
 
+// NewBeside returns an array at the targets, of headerless files. It is not ok if no configuration could have such a name or dtype.
+func NewBeside(name, dtype string) (b Beside, ok bool) {
+	b = Beside{At: sampler.AtY, Format: cache.AutoFormat}
+	return b, arrayKeys["name"].set(&b, name) && arrayKeys["dtype"].set(&b, dtype)
+}
+
 // reserved are the names of arrays that a batch has by itself, and that of what is no tensor in a safetensors header.
 var reserved = []string{"x", "y", "tokens", "rows", "cu_seqlens", "positions", "lengths", "source", "__metadata__"}
 

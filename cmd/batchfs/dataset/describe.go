@@ -164,8 +164,12 @@ func (d *Dataset) Summary() string {
 	q := d.Sequence
 	batch := q.Batch()
 	stack := batch.Stack()
-	return fmt.Sprintf("%-8s %d %s, %d bytes a batch, order %s%s, seed %d: %s",
-		d.Split.Split, stack.Shape, stack.DType, batch.MainBytes(), q.Order, d.inBlocks(), q.Seed, d.Counted())
+	beside := ""
+	for _, b := range d.Split.BesideOf(0) {
+		beside += ", array " + b.Name
+	}
+	return fmt.Sprintf("%-8s %d %s, %d bytes a batch, order %s%s, seed %d%s: %s",
+		d.Split.Split, stack.Shape, stack.DType, batch.MainBytes(), q.Order, d.inBlocks(), q.Seed, beside, d.Counted())
 }
 
 // inBlocks says in words what shuffle_block does to the order.
@@ -327,7 +331,7 @@ func (o *Origins) Write(out io.Writer, k uint64) error {
 // Describe writes for people where each row of batch k comes from, with the text of each row where a vocabulary lies beside its token file.
 // k is below sampler.MaxBatches.
 func (d *Dataset) Describe(out io.Writer, k uint64) error {
-	vocabularies := map[string]*vocabulary.Vocabulary{} // by directory
+	vocabularies := map[string]*vocabulary.Manifest{} // by directory
 	fmt.Fprintf(out, "batch %d of %s\nfingerprint %s\n", k, d.label(), d.fingerprint)
 	for j := range d.Sequence.BatchSize {
 		row, err := d.origin(k, j)
@@ -383,7 +387,7 @@ func (d *Dataset) Describe(out io.Writer, k uint64) error {
 }
 
 // text returns what the tokens of a piece of a row stand for, up to the first T of the row.
-func (d *Dataset) text(source int, p sampler.Piece, v *vocabulary.Vocabulary) (string, error) {
+func (d *Dataset) text(source int, p sampler.Piece, v *vocabulary.Manifest) (string, error) {
 	tokens := d.sources[source].main()
 	size := tokens.DType().Size()
 	var text strings.Builder

@@ -54,14 +54,16 @@ func (f *followed) current() (*Dataset, error) {
 	return fresh, nil
 }
 
-// sameArrays returns an error unless the arrays of two batches have the same dtypes and shapes: files that are open keep their sizes.
+// sameArrays returns an error unless the arrays of two batches have the same names, dtypes and shapes: files that are open keep their sizes.
 func sameArrays(old, now array.Batch) error {
-	for _, was := range old.Arrays {
-		is := now.Arrays[slices.IndexFunc(now.Arrays, func(a array.Array) bool { return a.Name == was.Name })]
-		if is.DType != was.DType || !slices.Equal(is.Shape, was.Shape) {
-			return fmt.Errorf("array %s is %s of shape %d now, and was %s of shape %d; mount again to change that",
-				was.Name, is.DType, is.Shape, was.DType, was.Shape)
+	described := func(b array.Batch) (all []string) {
+		for _, a := range b.Arrays {
+			all = append(all, fmt.Sprintf("%s %s %d", a.Name, a.DType, a.Shape))
 		}
+		return all
+	}
+	if was, are := described(old), described(now); !slices.Equal(was, are) {
+		return fmt.Errorf("the arrays of a batch are %q now, and were %q; mount again to change that", are, was)
 	}
 	return nil
 }

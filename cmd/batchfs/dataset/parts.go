@@ -1,7 +1,6 @@
 package dataset
 
 import (
-	"fmt"
 	"slices"
 
 	"batchfs/cache"
@@ -18,13 +17,9 @@ type Part struct {
 
 // Parts are the arrays of all sources of a split, the main one of each source first.
 func Parts(s *config.Split, m config.Memory) (all []Part, err error) {
-	files, err := s.Files()
+	s, files, h, err := withFound(s)
 	if err != nil {
 		return nil, err
-	}
-	h, err := besideFiles(s, files)
-	if err != nil {
-		return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
 	}
 	for i, from := range files {
 		for n, paths := range slices.Concat([][]string{from.Main}, from.Beside) {

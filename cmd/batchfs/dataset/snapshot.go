@@ -112,7 +112,8 @@ func (s *Snapshot) Reload() (*Snapshot, error) {
 		return nil, err
 	}
 	// The command may have been given in a directory that may not be entered, with absolute paths.
-	if err := os.Chdir(s.Dir); err != nil && !filepath.IsAbs(cmp.Or(s.Flags.Config, s.Flags.Data)) {
+	f := s.Flags
+	if err := os.Chdir(s.Dir); err != nil && !(filepath.IsAbs(cmp.Or(f.Config, f.Data)) && filepath.IsAbs(cmp.Or(f.Data, f.Config))) {
 		return nil, err
 	}
 	fresh := *s

@@ -261,7 +261,7 @@ func (o *options) stale(inputs []*input) ([]string, error) {
 		return nil, fmt.Errorf("--out: %w", err)
 	}
 	old := map[string]bool{}
-	if m, err := vocabulary.ReadManifest(filepath.Join(o.out, manifestName)); err == nil && m != nil {
+	if m, err := vocabulary.Read(filepath.Join(o.out, manifestName)); err == nil && m != nil {
 		for _, split := range m.Splits {
 			for _, shard := range split.Shards {
 				if match := tokenFile.FindStringSubmatch(shard.Name); match != nil {
@@ -507,7 +507,7 @@ func (o *options) manifest(w *workplace, c *coding, sums [len(splits)]vocabulary
 // report says what DIR has now.
 func (o *options) report(out io.Writer) error {
 	dir := filepath.Clean(o.out)
-	m, err := vocabulary.ReadManifest(filepath.Join(dir, manifestName))
+	m, err := vocabulary.Read(filepath.Join(dir, manifestName))
 	if err != nil {
 		return err
 	}
@@ -526,8 +526,28 @@ func (o *options) report(out io.Writer) error {
 	} else {
 		fmt.Fprintf(out, "%s/vocab.json: vocabulary of %d %ss\n", dir, m.Size, m.Kind)
 	}
-	if m.Format == "headerless" {
-		_, err = fmt.Fprintf(out, "next: batchfs mount --data %s MOUNTPOINT\n", dir)
+	if !regexp.MustCompile(`^[\w./-]+$`).MatchString(dir) {
+		dir = "'" + strings.ReplaceAll(dir, "'", `'\''`) + "'"
 	}
+	_, err = fmt.Fprintf(out, "next: batchfs mount --data %s%s MOUNTPOINT\n", dir, suiting(m))
 	return err
+}
+
+// suiting are the options of mount for files that are too short for the default block_size.
+func suiting(m *vocabulary.Manifest) (options string) {
+	const most = 1024
+	block := int64(most)
+	for _, name := range splits {
+		split := m.Splits[name]
+		if len(split.Shards) > 1 && slices.ContainsFunc(split.Shards, func(s vocabulary.Shard) bool { return s.Tokens <= most }) {
+			options += " --set splits." + name + ".join=true"
+		}
+		for split.Tokens > 1 && split.Tokens <= block {
+			block /= 2
+		}
+	}
+	if block < most {
+		options += fmt.Sprintf(" --set batch.block_size=%d", block)
+	}
+	return options
 }

@@ -52,7 +52,7 @@ func readTokens(t testing.TB, path string) []uint16 {
 
 func readManifest(t testing.TB) *vocabulary.Manifest {
 	t.Helper()
-	m, err := vocabulary.ReadManifest("out/vocab.json")
+	m, err := vocabulary.Read("out/vocab.json")
 	if m == nil {
 		t.Fatalf("no manifest: %v", err)
 	}
@@ -164,7 +164,7 @@ func TestPrepareGolden(t *testing.T) {
 		}
 	}
 	if want := "out/train.bin: 9 tokens\nout/val.bin: 1 tokens\nout/vocab.json: vocabulary of 6 chars\n" +
-		"next: batchfs mount --data out MOUNTPOINT\n"; said != want {
+		"next: batchfs mount --data out --set batch.block_size=8 MOUNTPOINT\n"; said != want {
 		t.Errorf("said %q, want %q", said, want)
 	}
 	wantLeft(t, "train.bin", "val.bin", "vocab.json")

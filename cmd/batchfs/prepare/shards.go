@@ -209,6 +209,9 @@ func (s *split) complete() error {
 	}
 	s.close()
 	done := vocabulary.Shard{Name: filepath.Base(path), Tokens: s.Tokens, Documents: s.Documents, SHA256: fmt.Sprintf("%x", hash.Sum(nil))}
+	if s.masked {
+		done.Arrays = []vocabulary.Array{{Name: "mask", File: filepath.Base(maskPath(path)), DType: "uint8"}}
+	}
 	s.splitState = splitState{Shards: append(s.Shards, done)}
 	return nil
 }

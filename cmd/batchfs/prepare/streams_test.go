@@ -229,7 +229,7 @@ func TestPrepareInputs(t *testing.T) {
 	prepared(t, "a.jsonl --by pairs --out want")
 	want := filesOf(t, "want")
 
-	m, err := vocabulary.ReadManifest("want/vocab.json")
+	m, err := vocabulary.Read("want/vocab.json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -404,6 +404,20 @@ func TestPrepareEOTAndMask(t *testing.T) {
 		if got, _ := os.ReadFile(name + ".mask.bin"); string(got) != want.mask {
 			t.Errorf("%s: mask %x, want %x", args, got, want.mask)
 		}
+		var arrays []vocabulary.Array
+		if want.mask != "" {
+			arrays = []vocabulary.Array{{Name: "mask", File: filepath.Base(name) + ".mask.bin", DType: "uint8"}}
+		}
+		if got := readManifest(t).Splits["train"].Shards[0].Arrays; !slices.Equal(got, arrays) {
+			t.Errorf("%s: vocab.json has arrays %v, want %v", args, got, arrays)
+		}
+	}
+	prepared(t, "a.jsonl --by pairs --val 0 --out out --force") // over files with a mask, or without
+	prepared(t, "a.jsonl --by pairs --val 0 --out out --force --mask m.p:0,m.c:1")
+	prepared(t, "a.jsonl --by pairs --val 0 --out out --force")
+	wantLeft(t, "train.bin", "vocab.json")
+	if got := readManifest(t).Splits["train"].Shards[0].Arrays; got != nil {
+		t.Errorf("without a mask, vocab.json has %v", got)
 	}
 }
 

@@ -60,7 +60,7 @@ type LookOptions struct {
 // withVocabulary returns o and eot with what a vocab.json beside a file says, where nobody said anything: which dtype a headerless file has,
 // and which token ends a document.
 func withVocabulary(path string, o cache.Options, eot int64) (cache.Options, int64, error) {
-	v, err := vocabulary.Of([]string{path})
+	v, _, err := vocabulary.Of([]string{path})
 	if v == nil {
 		return o, eot, err
 	}
@@ -234,7 +234,7 @@ const sampleTokens = 64
 
 // samplesOf returns the text of tokens at the beginning, the middle and the end of a file, where its vocabulary is known.
 func samplesOf(a *cache.Array, path string) (samples []Sample, err error) {
-	v, err := vocabulary.Of([]string{path})
+	v, _, err := vocabulary.Of([]string{path})
 	if v == nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@
 package vocabulary
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -54,20 +55,20 @@ type Shard struct {
 	Tokens    int64  `json:"tokens"`
 	Documents int64  `json:"documents"` // that end there
 	SHA256    string `json:"sha256"`    // of the file
+
+	Arrays []Array `json:"arrays,omitempty"` // beside it
 }
 
-// Read reads a vocabulary. It returns nil and no error where there is no regular file, or one of another program: GPT-2's
+// An Array has one number for each token of a shard, in a headerless file.
+type Array struct {
+	Name  string `json:"name"`
+	File  string `json:"file"` // in the directory of the manifest
+	DType string `json:"dtype"`
+}
+
+// Read reads a vocab.json. It returns nil and no error where there is no regular file, or one of another program: GPT-2's
 // vocabulary has the same name.
-func Read(path string) (*Vocabulary, error) {
-	m, err := ReadManifest(path)
-	if m == nil {
-		return nil, err
-	}
-	return &m.Vocabulary, nil
-}
-
-// ReadManifest reads all of a vocab.json, as Read does.
-func ReadManifest(path string) (*Manifest, error) {
+func Read(path string) (*Manifest, error) {
 	if info, err := os.Stat(path); errors.Is(err, os.ErrNotExist) || err == nil && !info.Mode().IsRegular() {
 		return nil, nil
 	}
@@ -97,11 +98,12 @@ func (m *Manifest) Write(w io.Writer) error {
 	return enc.Encode(m)
 }
 
-// Of returns the one vocabulary that lies beside token files, or nil where none does. The error says that there is another
-// vocabulary beside another file, or is one of Read.
-func Of(files []string) (v *Vocabulary, err error) {
+// Of returns the one vocabulary that lies beside token files, or nil where none does, and by its path each shard beside one of them that has
+// arrays. The error says that there is another vocabulary beside another file, or is one of Read; the shards are all the same.
+func Of(files []string) (v *Vocabulary, shards map[string]Shard, err error) {
 	var path string           // of v
 	read := map[string]bool{} // by directory
+	shards = map[string]Shard{}
 	for _, file := range files {
 		dir := filepath.Dir(file)
 		if read[dir] {
@@ -109,17 +111,29 @@ func Of(files []string) (v *Vocabulary, err error) {
 		}
 		read[dir] = true
 		other := filepath.Join(dir, FileName)
-		switch w, err := Read(other); {
-		case err != nil:
-			return nil, err
-		case v == nil:
-			v, path = w, other
-		case w != nil && !reflect.DeepEqual(v, w):
-			return nil, fmt.Errorf("%s is another vocabulary than %s, so the same token means different things in their files; "+
-				"prepare the texts together", other, path)
+		m, readErr := Read(other)
+		if m == nil {
+			err = cmp.Or(err, readErr)
+			continue
+		}
+		for _, split := range m.Splits {
+			for _, shard := range split.Shards {
+				if len(shard.Arrays) > 0 {
+					shards[filepath.Join(dir, shard.Name)] = shard
+				}
+			}
+		}
+		if v == nil {
+			v, path = &m.Vocabulary, other
+		} else if !reflect.DeepEqual(v, &m.Vocabulary) {
+			err = cmp.Or(err, fmt.Errorf("%s is another vocabulary than %s, so the same token means different things in their files; "+
+				"prepare the texts together", other, path))
 		}
 	}
-	return v, nil
+	if err != nil {
+		v = nil
+	}
+	return v, shards, err
 }
 
 // Text returns what a token stands for. A token that is not in the vocabulary is shown as U+FFFD and its number.

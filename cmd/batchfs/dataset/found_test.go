@@ -1,0 +1,182 @@
+package dataset
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"batchfs/cmd/batchfs/config"
+	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/fs"
+)
+
+const maskOf120 = "\x00\x01\x01\x01\x00\x01"
+
+// writePrepared writes 120 tokens in each directory, their mask, and the vocab.json of prepare.
+func writePrepared(t *testing.T) {
+	t.Helper()
+	t.Chdir(t.TempDir())
+	for dir, array := range map[string]string{
+		"sft":     `{"name": "mask", "file": "a.mask.bin", "dtype": "uint8"}`,
+		"again":   `{"name": "mask", "file": "a.mask.bin", "dtype": "uint8"}`,
+		"weights": `{"name": "weights", "file": "a.mask.bin", "dtype": "uint8"}`,
+		"gone":    `{"name": "mask", "file": "none.bin", "dtype": "uint8"}`,
+		"short":   `{"name": "mask", "file": "vocab.json", "dtype": "uint8"}`,
+		"outside": `{"name": "../mask", "file": "a.mask.bin", "dtype": "uint8"}`,
+		"plain":   "",
+	} {
+		testfiles.Write(t, map[string]string{
+			dir + "/a.bin": strings.Repeat("\x00\x00\x01\x00\x02\x00", 40), dir + "/a.mask.bin": strings.Repeat(maskOf120, 20),
+			dir + "/vocab.json": fmt.Sprintf(`{"splits": {"train": {"shards": [{"name": "a.bin", "arrays": [%s]}]}}, %s`, array, chars[1:]),
+		})
+	}
+	testfiles.Write(t, map[string]string{"ones.bin": strings.Repeat("\x01", 120)})
+}
+
+// mask is the key arrays with a mask.
+func mask(files string) string {
+	return "arrays = [{name = 'mask', files = " + files + ", dtype = 'uint8'}]\n"
+}
+
+// mixture is the split a of two sources, each with more lines.
+func mixture(first, second string) string {
+	const source = "[[splits.a.sources]]\nweight = 1\ntokens = "
+	return source + first + source + second
+}
+
+// What vocab.json says lies beside tokens is served as if the configuration named it, by any worker, and x and y stay as they are.
+func TestArraysBesideTokens(t *testing.T) {
+	writePrepared(t)
+	for _, test := range []struct{ found, same, none string }{
+		{"[splits.a]\ntokens = 'sft/a.bin'\n", "[splits.a]\ntokens = 'sft/a.bin'\n" + mask("'sft/a.mask.bin'"), "[splits.a]\ntokens = 'sft/a.bin'\narrays = []"},
+		{"[splits.a]\njoin = true\ntokens = ['sft/a.bin', 'again/a.bin']\n", "[splits.a]\njoin = true\ntokens = ['sft/a.bin', 'again/a.bin']\n" +
+			mask("['sft/a.mask.bin', 'again/a.mask.bin']"), "[splits.a]\njoin = true\ntokens = ['sft/a.bin', 'again/a.bin']\narrays = []"},
+		{mixture("'sft/a.bin'\n", "'again/a.bin'\n"), mixture("'sft/a.bin'\n"+mask("'sft/a.mask.bin'"), "'again/a.bin'\n"+mask("'again/a.mask.bin'")),
+			mixture("'sft/a.bin'\narrays = []\n", "'again/a.bin'\n")},
+	} {
+		want, none, found := mustOpen(t, two+test.same)[0], mustOpen(t, two+test.none)[0], mustOpen(t, two+test.found)[0]
+		if found.fingerprint == none.fingerprint || len(none.Sequence.Batch().Arrays) >= len(found.Sequence.Batch().Arrays) {
+			t.Errorf("%s: the fingerprint is that without a mask", test.found)
+		}
+		if !strings.Contains(found.Summary(), ", array mask: ") {
+			t.Error(found.Summary())
+		}
+		sequence := func(d *Dataset) *Dataset {
+			in, err := d.With("seed=9")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return in
+		}
+		worker := serve(t, take(t), nil)[0]
+		same(t, worker, (&followed{now: want}).sequence(want))
+		in, err := worker.With("seed=9")
+		if err != nil {
+			t.Fatal(err)
+		}
+		same(t, in, (&followed{now: want}).sequence(sequence(want)))
+		for k := range uint64(5) {
+			size := none.Sequence.Batch().MainBytes()
+			if !bytes.Equal(batch(t, found.Sequence.Read, size, k), batch(t, none.Sequence.Read, size, k)) {
+				t.Errorf("%s: x and y of batch %d are others", test.found, k)
+			}
+		}
+	}
+}
+
+// A configuration that names arrays goes before vocab.json, and its paths are relative to the file that has them, wherever the tokens are named.
+func TestConfiguredArraysGoBeforeFoundOnes(t *testing.T) {
+	writePrepared(t)
+	if err := os.Mkdir("config", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	testfiles.Write(t, map[string]string{"config/c.toml": two + "[splits.train]\n" + mask("'../ones.bin'")})
+	if err := os.Rename("sft/a.bin", "sft/train.bin"); err != nil {
+		t.Fatal(err)
+	}
+	c, err := (&config.Flags{Config: "config/c.toml", Data: "sft"}).Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := Open(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := all[0].Sequence.Batch()
+	got := batch(t, all[0].Sequence.Read, b.Bytes(), 0)
+	if a := b.Arrays[len(b.Arrays)-1]; a.Name != "mask" || !bytes.Equal(got[a.Offset:], bytes.Repeat([]byte{1}, 8)) {
+		t.Errorf("%+v: % x", b.Arrays, got)
+	}
+}
+
+// What vocab.json names and cannot be served is an error that names the file and what helps.
+func TestArraysBesideTokensThatDoNotSuit(t *testing.T) {
+	writePrepared(t)
+	const fix = "make the files again with batchfs prepare, name others in arrays, or set arrays = [] to serve none"
+	for text, want := range map[string][]string{
+		"tokens = 'gone/a.bin'":                              {abs(t, "gone/none.bin"), "no such file"},
+		"tokens = 'short/a.bin'":                             {abs(t, "short/vocab.json") + " has ", " elements, but there are 120 in " + abs(t, "short/a.bin")},
+		"join = true\ntokens = ['sft/a.bin', 'short/a.bin']": {abs(t, "short/vocab.json") + " has ", " elements, but there are 120 in " + abs(t, "short/a.bin")},
+		"tokens = 'outside/a.bin'":                           {"vocab.json beside " + abs(t, "outside/a.bin"), `"../mask of uint8" that no split can have`},
+		"tokens = ['sft/a.bin', 'plain/a.bin']":              {`["mask of uint8"] beside ` + abs(t, "sft/a.bin"), "[] beside " + abs(t, "plain/a.bin")},
+		"tokens = ['plain/a.bin', 'sft/a.bin']":              {"[] beside " + abs(t, "plain/a.bin"), `["mask of uint8"] beside ` + abs(t, "sft/a.bin")},
+		mixture("'sft/a.bin'\n", "'plain/a.bin'\n"):          {"source 1 has 0 arrays, source 0 has 1"},
+		mixture("'sft/a.bin'\n", "'weights/a.bin'\n"):        {`source 1 has array "weights" at y where source 0 has "mask" at y`},
+	} {
+		_, err := openHere(t, two+strings.Replace("[splits.a]\n"+text, "[splits.a]\n[[", "[[", 1))
+		for _, part := range append(want, "splits.a: ", fix) {
+			if err == nil || !strings.Contains(err.Error(), part) {
+				t.Errorf("%s:\n got %v\nwant %s", text, err, part)
+			}
+		}
+	}
+}
+
+// A split that follows its files gets a new mask with new tokens. One that has none any more, or others, is refused in words.
+func TestFollowArraysBesideTokens(t *testing.T) {
+	for _, test := range []struct{ from, to, want string }{
+		{"sft", "again", ""},
+		{"sft", "plain", `"] now, and were ["x uint16 [2 4]" "y uint16 [2 4]" "mask uint8 [2 4]"]`},
+		{"plain", "sft", `the arrays of a batch are ["x uint16 [2 4]" "y uint16 [2 4]" "mask uint8 [2 4]"] now`},
+		{"sft", "gone", "none.bin: no such file"},
+	} {
+		writePrepared(t)
+		testfiles.Write(t, map[string]string{"again/a.mask.bin": strings.Repeat("\x01", 120)})
+		if err := os.Rename(test.from, "data"); err != nil {
+			t.Fatal(err)
+		}
+		s := follow(t, two+"[splits.a]\ntokens = 'data/a.bin'\non_change = 'follow'\n")
+		other, err := s.With("seed=9")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"vocab.json", "a.bin", "a.mask.bin"} {
+			if err := os.Rename(test.to+"/"+name, "data/"+name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		now, err := s.Now()
+		if test.want != "" {
+			if !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%s for %s: error %v, want %s", test.to, test.from, err, test.want)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if other, err = other.Now(); err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range []*fs.Sequence{now, other} {
+			size := s.Batch.Bytes()
+			if got := batch(t, s.Read, size, 0)[size-8:]; !bytes.Equal(got, bytes.Repeat([]byte{1}, 8)) {
+				t.Errorf("%s: the mask is % x", s.Name, got)
+			}
+		}
+	}
+}
