@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
@@ -95,13 +94,10 @@ func (d *disk) make() (*os.Root, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return root, err
 	}
-	if err := os.MkdirAll(filepath.Dir(d.dir), 0o755); err != nil {
+	if err := os.MkdirAll(d.dir, 0o755); err != nil {
 		return nil, err
 	}
-	if err := os.Mkdir(d.dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, err
-	}
-	return d.open()
+	return d.open() // which takes permissions away
 }
 
 // makeDir makes a directory, in place of whatever else has its name.
