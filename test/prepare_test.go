@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
 )
 
 // writeLines writes about size bytes of jsonl to w, and counts the documents.
@@ -143,6 +144,58 @@ func TestPrepareDiskFull(t *testing.T) {
 	run(t, append(args, out)...)
 	if contents(t, out) != contents(t, want) {
 		t.Error("other files than those of a run on a disk with room")
+	}
+}
+
+// Whatever an input waits for, prepare ends at the first signal, and at once when something else fails.
+func TestPrepareIdle(t *testing.T) {
+	for name, c := range map[string]struct {
+		stdin string // before it is idle
+		args  string
+		sig   os.Signal // nil where prepare fails
+		want  string
+	}{
+		"Ctrl-C":             {"some text", "-", syscall.SIGINT, "batchfs: interrupted\n"},
+		"SIGTERM":            {"some text", "-", syscall.SIGTERM, "batchfs: interrupted\n"},
+		"nobody writes":      {"", "fifo", syscall.SIGTERM, "batchfs: interrupted\n"},
+		"text that is wrong": {strings.Repeat("no JSON\n", 1<<17), "- --as jsonl", nil, "batchfs: -: line 1: is no JSON object"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			noError(t, syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600))
+			r, w, err := os.Pipe()
+			noError(t, err)
+			defer w.Close()
+			cmd := exec.Command(batchfs, append([]string{"prepare", "--by", "byte", "--val", "0", "--out", "out"}, strings.Fields(c.args)...)...)
+			var stderr strings.Builder
+			cmd.Dir, cmd.Stdin, cmd.Stderr = dir, r, &stderr
+			noError(t, cmd.Start())
+			noError(t, r.Close())
+			ended := make(chan error, 1)
+			go func() { ended <- cmd.Wait() }()
+			io.WriteString(w, c.stdin) // an error, if it has ended before
+			if c.sig != nil {
+				await(t, "that it has read the text", func() bool {
+					_, err := os.Stat(filepath.Join(dir, "out", ".prepare"))
+					left, ioctl := unix.IoctlGetInt(int(w.Fd()), unix.TIOCINQ)
+					return err == nil && ioctl == nil && left == 0
+				})
+				noError(t, cmd.Process.Signal(c.sig))
+			}
+			select {
+			case <-ended:
+			case <-time.After(limit):
+				cmd.Process.Kill()
+				t.Fatal("does not end")
+			}
+			if cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(stderr.String(), c.want) {
+				t.Errorf("%v: %s", cmd.ProcessState, &stderr)
+			}
+			if left, err := os.ReadDir(filepath.Join(dir, "out")); err != nil || len(left) > 0 {
+				t.Errorf("it leaves %v, %v", left, err)
+			}
+		})
 	}
 }
 

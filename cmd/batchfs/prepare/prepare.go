@@ -413,10 +413,10 @@ func (o *options) count(ctx context.Context, r *reader, c *coding) error {
 		tokens += int64(len(b.out[0].tokens) / counting.width)
 		return nil
 	})
-	r.inVal, r.cut = c.inVal, c.cut
 	if err != nil {
 		return err
 	}
+	r.inVal, r.cut = c.inVal, c.cut
 	if o.By == vocabulary.Char {
 		c.use(newCharacters(characters.runes()), o.EOT)
 	}
