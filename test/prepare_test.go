@@ -147,6 +147,35 @@ func TestPrepareDiskFull(t *testing.T) {
 	}
 }
 
+// What is read once has another text each time: prepare takes up no run of it, not even one that could only not be published.
+func TestPrepareReadOnce(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounting is root's")
+	}
+	dir := t.TempDir()
+	out, fifo := filepath.Join(dir, "out"), filepath.Join(dir, "fifo")
+	busy := filepath.Join(out, "train.bin")
+	noError(t, os.Mkdir(out, 0o755))
+	noError(t, syscall.Mkfifo(fifo, 0o600))
+	for input, script := range map[string]string{"-": `printf "$0" | exec "$@"`, fifo: `printf "$0" >"$3" & exec "$@"`} {
+		prepare := []string{batchfs, "prepare", input, "--by", "byte", "--val", "0", "--force", "--out", out}
+		write(t, busy, nil)
+		if err := syscall.Mount("/dev/null", busy, "", syscall.MS_BIND, ""); err != nil {
+			lack(t, "no bind mount: %v", err)
+		}
+		t.Cleanup(func() { syscall.Unmount(busy, syscall.MNT_DETACH) })
+		_, stderr, err := try(t, append([]string{"sh", "-c", script, "first"}, prepare...)...)
+		if err == nil || !strings.HasSuffix(stderr, "device or resource busy\n") {
+			t.Errorf("%s, where train.bin is mounted on: %v %s", input, err, stderr)
+		}
+		noError(t, syscall.Unmount(busy, 0))
+		run(t, append([]string{"sh", "-c", script, "second"}, prepare...)...)
+		if got, _ := os.ReadFile(busy); string(got) != "s\x00e\x00c\x00o\x00n\x00d\x00" {
+			t.Errorf("%s: tokens %q", input, got)
+		}
+	}
+}
+
 // Whatever an input waits for, prepare ends at the first signal, and at once when something else fails.
 func TestPrepareIdle(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -231,7 +231,7 @@ func (o *options) begin(w *workplace, inputs []*input) (*state, error) {
 		case s.Settings != begin.Settings:
 			err = fmt.Errorf("%s is of an unfinished run with other options: repeat those, or give --force to begin again: %s",
 				w.dir, s.Settings.differ(begin.Settings))
-		case s.Inputs != begin.Inputs:
+		case s.Inputs != begin.Inputs || readOnce(inputs):
 			err = fmt.Errorf("%s is of an unfinished run, and since then the texts, or their sizes or modification times, are others: "+
 				"restore them, or give --force to begin again", w.dir)
 		default:
@@ -323,7 +323,7 @@ func (o *options) run(ctx context.Context, w *workplace, s *state, inputs []*inp
 		}
 		return w.save(s)
 	}
-	once := slices.ContainsFunc(inputs, (*input).once)
+	once := readOnce(inputs)
 	last := time.Now()
 	progress := o.progress("encoding", inputs, s.Position)
 	defer progress.Finish()
@@ -379,6 +379,9 @@ func (o *options) run(ctx context.Context, w *workplace, s *state, inputs []*inp
 	}
 	s.Stale = slices.DeleteFunc(stale, func(name string) bool { return slices.Contains(names, name) })
 	s.Complete = true
+	if once {
+		return nil
+	}
 	return checkpoint(position{Input: len(inputs)})
 }
 
