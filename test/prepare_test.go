@@ -3,6 +3,7 @@ package test
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,12 +11,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
+	"github.com/parquet-go/parquet-go"
+	"github.com/parquet-go/parquet-go/encoding/thrift"
+	parquetformat "github.com/parquet-go/parquet-go/format"
 	"golang.org/x/sys/unix"
 )
 
@@ -238,15 +243,27 @@ func TestPrepareMemory(t *testing.T) {
 		size = 2 << 30
 	}
 	compressedLines(t, texts, size)
-	cmd := exec.Command(plainBatchfs, "prepare", texts, "--by", "byte", "--out", filepath.Join(dir, "out"))
+	most, out, err := mostResident(t, "prepare", texts, "--by", "byte", "--out", filepath.Join(dir, "out"))
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Logf("%d MiB resident at most", most)
+	if most > 500 {
+		t.Errorf("%d MiB resident", most)
+	}
+}
+
+// mostResident runs a command, and returns how many MiB it had resident at most, and what it said.
+func mostResident(t testing.TB, args ...string) (most int, said string, err error) {
+	t.Helper()
+	cmd := exec.Command(plainBatchfs, args...)
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
 	noError(t, cmd.Start())
 	ended := make(chan error)
 	go func() { ended <- cmd.Wait() }()
 	// Not the maximum that wait(2) tells: it begins with that of this process, which may be large.
-	most, err, running := 0, error(nil), true
-	for running {
+	for {
 		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
 		if _, rest, ok := strings.Cut(string(status), "VmHWM:"); ok {
 			var kib int
@@ -254,17 +271,58 @@ func TestPrepareMemory(t *testing.T) {
 			most = max(most, kib>>10)
 		}
 		select {
-		case err = <-ended:
-			running = false
+		case err := <-ended:
+			return most, out.String(), err
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
-	if err != nil {
-		t.Fatalf("%v: %s", err, out.String())
+}
+
+// A page of parquet that has a GiB is refused before it is in memory, whether its header says so or not.
+func TestPrepareHugePage(t *testing.T) {
+	var page bytes.Buffer
+	w, err := zstd.NewWriter(&page)
+	noError(t, err)
+	value := append([]byte{0xfc, 0xff, 0xff, 0}, bytes.Repeat([]byte("x"), 1<<20-4)...) // its length, and a text
+	const values = 1024
+	for range values {
+		_, err := w.Write(value)
+		noError(t, err)
 	}
-	t.Logf("%d MiB resident at most", most)
-	if most > 500 {
-		t.Errorf("%d MiB resident", most)
+	noError(t, w.Close())
+	for said, want := range map[int32]string{
+		values << 20: "column text has a page of 1073741824 bytes and 1024 values, and memory holds 268435456 bytes and 33554432 values at most: write the file with smaller",
+		100_000_000:  "column text has a page of more bytes than the 100000000 that its header says",
+	} {
+		header := parquetformat.PageHeader{Type: parquetformat.DataPage, UncompressedPageSize: said, CompressedPageSize: int32(page.Len()),
+			DataPageHeader: thrift.Null[parquetformat.DataPageHeader]{Valid: true, V: parquetformat.DataPageHeader{NumValues: values}}}
+		rawHeader, err := thrift.Marshal(new(thrift.CompactProtocol), header)
+		noError(t, err)
+		// All but the page is that of a small file.
+		type row struct {
+			Text string `parquet:"text,plain,zstd"`
+		}
+		var small bytes.Buffer
+		rows := parquet.NewGenericWriter[row](&small)
+		_, err = rows.Write(make([]row, values))
+		noError(t, err)
+		noError(t, rows.Close())
+		f, err := parquet.OpenFile(bytes.NewReader(small.Bytes()), int64(small.Len()))
+		noError(t, err)
+		meta := f.Metadata()
+		column := &meta.RowGroups[0].Columns[0].MetaData
+		column.DataPageOffset, column.DictionaryPageOffset, column.TotalCompressedSize = 4, 0, int64(len(rawHeader)+page.Len())
+		footer, err := thrift.Marshal(new(thrift.CompactProtocol), *meta)
+		noError(t, err)
+		path := filepath.Join(t.TempDir(), "a.parquet")
+		write(t, path, slices.Concat([]byte("PAR1"), rawHeader, page.Bytes(), footer, binary.LittleEndian.AppendUint32(nil, uint32(len(footer))), []byte("PAR1")))
+		most, out, err := mostResident(t, "prepare", path, "--by", "byte", "--out", filepath.Join(t.TempDir(), "out"))
+		if err == nil || !strings.Contains(out, want) {
+			t.Errorf("%v: %s", err, out)
+		}
+		if most > 200 {
+			t.Errorf("a header of %d bytes: %d MiB resident", said, most)
+		}
 	}
 }
 

@@ -93,7 +93,8 @@ val gets documents chosen by a hash of the beginning of their text, so that more
 files move none from train to val or back. Of one file of text, it gets the end.
 
 All processors work, and the files are the same however many there are. Memory is
-bounded: a line, a row, or a text without the end of a word may have 64 MiB.
+bounded: a line, a row, or a text without the end of a word may have 64 MiB, a
+page of parquet 256 MiB.
 
 DIR gets its files when all are complete. A run that was interrupted, killed, or
 ended by a full disk goes on where it was when the same command is given again.`,
