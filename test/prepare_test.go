@@ -3,6 +3,7 @@ package test
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,12 +11,17 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
+	"github.com/parquet-go/parquet-go"
+	"github.com/parquet-go/parquet-go/encoding/thrift"
+	parquetformat "github.com/parquet-go/parquet-go/format"
+	"golang.org/x/sys/unix"
 )
 
 // writeLines writes about size bytes of jsonl to w, and counts the documents.
@@ -146,6 +152,87 @@ func TestPrepareDiskFull(t *testing.T) {
 	}
 }
 
+// What is read once has another text each time: prepare takes up no run of it, not even one that could only not be published.
+func TestPrepareReadOnce(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounting is root's")
+	}
+	dir := t.TempDir()
+	out, fifo := filepath.Join(dir, "out"), filepath.Join(dir, "fifo")
+	busy := filepath.Join(out, "train.bin")
+	noError(t, os.Mkdir(out, 0o755))
+	noError(t, syscall.Mkfifo(fifo, 0o600))
+	for input, script := range map[string]string{"-": `printf "$0" | exec "$@"`, fifo: `printf "$0" >"$3" & exec "$@"`} {
+		prepare := []string{batchfs, "prepare", input, "--by", "byte", "--val", "0", "--force", "--out", out}
+		write(t, busy, nil)
+		if err := syscall.Mount("/dev/null", busy, "", syscall.MS_BIND, ""); err != nil {
+			lack(t, "no bind mount: %v", err)
+		}
+		t.Cleanup(func() { syscall.Unmount(busy, syscall.MNT_DETACH) })
+		_, stderr, err := try(t, append([]string{"sh", "-c", script, "first"}, prepare...)...)
+		if err == nil || !strings.HasSuffix(stderr, "device or resource busy\n") {
+			t.Errorf("%s, where train.bin is mounted on: %v %s", input, err, stderr)
+		}
+		noError(t, syscall.Unmount(busy, 0))
+		run(t, append([]string{"sh", "-c", script, "second"}, prepare...)...)
+		if got, _ := os.ReadFile(busy); string(got) != "s\x00e\x00c\x00o\x00n\x00d\x00" {
+			t.Errorf("%s: tokens %q", input, got)
+		}
+	}
+}
+
+// Whatever an input waits for, prepare ends at the first signal, and at once when something else fails.
+func TestPrepareIdle(t *testing.T) {
+	for name, c := range map[string]struct {
+		stdin string // before it is idle
+		args  string
+		sig   os.Signal // nil where prepare fails
+		want  string
+	}{
+		"Ctrl-C":             {"some text", "-", syscall.SIGINT, "batchfs: interrupted\n"},
+		"SIGTERM":            {"some text", "-", syscall.SIGTERM, "batchfs: interrupted\n"},
+		"nobody writes":      {"", "fifo", syscall.SIGTERM, "batchfs: interrupted\n"},
+		"text that is wrong": {strings.Repeat("no JSON\n", 1<<17), "- --as jsonl", nil, "batchfs: -: line 1: is no JSON object"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			noError(t, syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600))
+			r, w, err := os.Pipe()
+			noError(t, err)
+			defer w.Close()
+			cmd := exec.Command(batchfs, append([]string{"prepare", "--by", "byte", "--val", "0", "--out", "out"}, strings.Fields(c.args)...)...)
+			var stderr strings.Builder
+			cmd.Dir, cmd.Stdin, cmd.Stderr = dir, r, &stderr
+			noError(t, cmd.Start())
+			noError(t, r.Close())
+			ended := make(chan error, 1)
+			go func() { ended <- cmd.Wait() }()
+			io.WriteString(w, c.stdin) // an error, if it has ended before
+			if c.sig != nil {
+				await(t, "that it has read the text", func() bool {
+					_, err := os.Stat(filepath.Join(dir, "out", ".prepare"))
+					left, ioctl := unix.IoctlGetInt(int(w.Fd()), unix.TIOCINQ)
+					return err == nil && ioctl == nil && left == 0
+				})
+				noError(t, cmd.Process.Signal(c.sig))
+			}
+			select {
+			case <-ended:
+			case <-time.After(limit):
+				cmd.Process.Kill()
+				t.Fatal("does not end")
+			}
+			if cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(stderr.String(), c.want) {
+				t.Errorf("%v: %s", cmd.ProcessState, &stderr)
+			}
+			if left, err := os.ReadDir(filepath.Join(dir, "out")); err != nil || len(left) > 0 {
+				t.Errorf("it leaves %v, %v", left, err)
+			}
+		})
+	}
+}
+
 // However much text there is, prepare needs the same memory.
 func TestPrepareMemory(t *testing.T) {
 	long(t)
@@ -156,15 +243,27 @@ func TestPrepareMemory(t *testing.T) {
 		size = 2 << 30
 	}
 	compressedLines(t, texts, size)
-	cmd := command(t, plainBatchfs, "prepare", texts, "--by", "byte", "--out", filepath.Join(dir, "out"))
+	most, out, err := mostResident(t, "prepare", texts, "--by", "byte", "--out", filepath.Join(dir, "out"))
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Logf("%d MiB resident at most", most)
+	if most > 500 {
+		t.Errorf("%d MiB resident", most)
+	}
+}
+
+// mostResident runs a command, and returns how many MiB it had resident at most, and what it said.
+func mostResident(t testing.TB, args ...string) (most int, said string, err error) {
+	t.Helper()
+	cmd := command(t, plainBatchfs, args...)
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
 	noError(t, cmd.Start())
 	ended := make(chan error)
 	go func() { ended <- cmd.Wait() }()
 	// Not the maximum that wait(2) tells: it begins with that of this process, which may be large.
-	most, err, running := 0, error(nil), true
-	for running {
+	for {
 		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
 		if _, rest, ok := strings.Cut(string(status), "VmHWM:"); ok {
 			var kib int
@@ -172,17 +271,58 @@ func TestPrepareMemory(t *testing.T) {
 			most = max(most, kib>>10)
 		}
 		select {
-		case err = <-ended:
-			running = false
+		case err := <-ended:
+			return most, out.String(), err
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
-	if err != nil {
-		t.Fatalf("%v: %s", err, out.String())
+}
+
+// A page of parquet that has a GiB is refused before it is in memory, whether its header says so or not.
+func TestPrepareHugePage(t *testing.T) {
+	var page bytes.Buffer
+	w, err := zstd.NewWriter(&page)
+	noError(t, err)
+	value := append([]byte{0xfc, 0xff, 0xff, 0}, bytes.Repeat([]byte("x"), 1<<20-4)...) // its length, and a text
+	const values = 1024
+	for range values {
+		_, err := w.Write(value)
+		noError(t, err)
 	}
-	t.Logf("%d MiB resident at most", most)
-	if most > 500 {
-		t.Errorf("%d MiB resident", most)
+	noError(t, w.Close())
+	for said, want := range map[int32]string{
+		values << 20: "column text has a page of 1073741824 bytes and 1024 values, and memory holds 268435456 bytes and 33554432 values at most: write the file with smaller",
+		100_000_000:  "column text has a page of more bytes than the 100000000 that its header says",
+	} {
+		header := parquetformat.PageHeader{Type: parquetformat.DataPage, UncompressedPageSize: said, CompressedPageSize: int32(page.Len()),
+			DataPageHeader: thrift.Null[parquetformat.DataPageHeader]{Valid: true, V: parquetformat.DataPageHeader{NumValues: values}}}
+		rawHeader, err := thrift.Marshal(new(thrift.CompactProtocol), header)
+		noError(t, err)
+		// All but the page is that of a small file.
+		type row struct {
+			Text string `parquet:"text,plain,zstd"`
+		}
+		var small bytes.Buffer
+		rows := parquet.NewGenericWriter[row](&small)
+		_, err = rows.Write(make([]row, values))
+		noError(t, err)
+		noError(t, rows.Close())
+		f, err := parquet.OpenFile(bytes.NewReader(small.Bytes()), int64(small.Len()))
+		noError(t, err)
+		meta := f.Metadata()
+		column := &meta.RowGroups[0].Columns[0].MetaData
+		column.DataPageOffset, column.DictionaryPageOffset, column.TotalCompressedSize = 4, 0, int64(len(rawHeader)+page.Len())
+		footer, err := thrift.Marshal(new(thrift.CompactProtocol), *meta)
+		noError(t, err)
+		path := filepath.Join(t.TempDir(), "a.parquet")
+		write(t, path, slices.Concat([]byte("PAR1"), rawHeader, page.Bytes(), footer, binary.LittleEndian.AppendUint32(nil, uint32(len(footer))), []byte("PAR1")))
+		most, out, err := mostResident(t, "prepare", path, "--by", "byte", "--out", filepath.Join(t.TempDir(), "out"))
+		if err == nil || !strings.Contains(out, want) {
+			t.Errorf("%v: %s", err, out)
+		}
+		if most > 200 {
+			t.Errorf("a header of %d bytes: %d MiB resident", said, most)
+		}
 	}
 }
 

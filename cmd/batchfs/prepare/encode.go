@@ -261,8 +261,12 @@ func invalid(t []byte) int {
 // replaceInvalid replaces each byte that is not valid UTF-8 by U+FFFD.
 func replaceInvalid(t []byte) []byte { return []byte(string([]rune(string(t)))) }
 
+// running are the goroutines of pipeline. After an error they may outlive it.
+var running sync.WaitGroup
+
 // pipeline reads from a position on, encodes with all cores, and calls write with each batch in the order of the input. What
-// is under way takes some multiple of inFlight bytes.
+// is under way takes some multiple of chunkSize bytes. It returns at once when it is interrupted or write fails: the reader may wait for
+// a pipe or a disk.
 func pipeline(ctx context.Context, r *reader, from position, run func(<-chan *batch), write func(*batch) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -285,8 +289,6 @@ func pipeline(ctx context.Context, r *reader, from position, run func(<-chan *ba
 		ordered <- b
 		return nil
 	}
-	var running sync.WaitGroup
-	defer running.Wait()
 	for range workers {
 		running.Go(func() { run(todo) })
 	}
@@ -296,22 +298,29 @@ func pipeline(ctx context.Context, r *reader, from position, run func(<-chan *ba
 		close(todo)
 		close(ordered)
 	})
-	for b := range ordered {
+	for {
+		var b *batch
+		select {
+		case b = <-ordered:
+		case <-ctx.Done():
+		}
+		switch {
+		case ctx.Err() != nil:
+			return errors.New("interrupted")
+		case b == nil:
+			running.Wait()
+			return readError
+		}
 		<-b.done
 		err := b.err
 		if err == nil {
 			err = write(b)
 		}
 		if err != nil {
-			cancel()
 			return err
 		}
 		for range b.slots {
 			<-slots
 		}
 	}
-	if ctx.Err() != nil {
-		return errors.New("interrupted")
-	}
-	return readError
 }

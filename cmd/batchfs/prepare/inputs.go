@@ -47,6 +47,9 @@ type input struct {
 // once reports an input that can be read only once, such as a pipe.
 func (in *input) once() bool { return in.info == nil || !in.info.Mode().IsRegular() }
 
+// readOnce reports whether any input can be read only once. A run of such inputs has no checkpoint: they have other text the next time.
+func readOnce(inputs []*input) bool { return slices.ContainsFunc(inputs, (*input).once) }
+
 // size is the number of bytes that are to be read, or 0 if nobody knows.
 func (in *input) size() int64 {
 	if in.once() {

@@ -93,7 +93,8 @@ val gets documents chosen by a hash of the beginning of their text, so that more
 files move none from train to val or back. Of one file of text, it gets the end.
 
 All processors work, and the files are the same however many there are. Memory is
-bounded: a line, a row, or a text without the end of a word may have 64 MiB.
+bounded: a line, a row, or a text without the end of a word may have 64 MiB, a
+page of parquet 256 MiB.
 
 DIR gets its files when all are complete. A run that was interrupted, killed, or
 ended by a full disk goes on where it was when the same command is given again.`,
@@ -231,7 +232,7 @@ func (o *options) begin(w *workplace, inputs []*input) (*state, error) {
 		case s.Settings != begin.Settings:
 			err = fmt.Errorf("%s is of an unfinished run with other options: repeat those, or give --force to begin again: %s",
 				w.dir, s.Settings.differ(begin.Settings))
-		case s.Inputs != begin.Inputs:
+		case s.Inputs != begin.Inputs || readOnce(inputs):
 			err = fmt.Errorf("%s is of an unfinished run, and since then the texts, or their sizes or modification times, are others: "+
 				"restore them, or give --force to begin again", w.dir)
 		default:
@@ -323,7 +324,7 @@ func (o *options) run(ctx context.Context, w *workplace, s *state, inputs []*inp
 		}
 		return w.save(s)
 	}
-	once := slices.ContainsFunc(inputs, (*input).once)
+	once := readOnce(inputs)
 	last := time.Now()
 	progress := o.progress("encoding", inputs, s.Position)
 	defer progress.Finish()
@@ -379,6 +380,9 @@ func (o *options) run(ctx context.Context, w *workplace, s *state, inputs []*inp
 	}
 	s.Stale = slices.DeleteFunc(stale, func(name string) bool { return slices.Contains(names, name) })
 	s.Complete = true
+	if once {
+		return nil
+	}
 	return checkpoint(position{Input: len(inputs)})
 }
 
@@ -413,10 +417,10 @@ func (o *options) count(ctx context.Context, r *reader, c *coding) error {
 		tokens += int64(len(b.out[0].tokens) / counting.width)
 		return nil
 	})
-	r.inVal, r.cut = c.inVal, c.cut
 	if err != nil {
 		return err
 	}
+	r.inVal, r.cut = c.inVal, c.cut
 	if o.By == vocabulary.Char {
 		c.use(newCharacters(characters.runes()), o.EOT)
 	}

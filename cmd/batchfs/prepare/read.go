@@ -265,12 +265,13 @@ func (r *reader) readRows(s *stream, at position) (err error) {
 		return fmt.Errorf("column %s is not one text for each row: name another with --field", name)
 	}
 	row := int64(0)
-	for _, group := range f.RowGroups() {
+	for i, group := range f.RowGroups() {
 		if row+group.NumRows() <= at.Offset {
 			row += group.NumRows()
 			continue
 		}
-		pages := group.ColumnChunks()[column.ColumnIndex].Pages()
+		chunk := newChunkReader(file, &f.Metadata().RowGroups[i].Columns[column.ColumnIndex].MetaData)
+		pages := group.ColumnChunks()[column.ColumnIndex].(*parquetgo.FileColumnChunk).PagesFrom(chunk)
 		if err := pages.SeekToRow(at.Offset - row); err != nil {
 			pages.Close()
 			return err
@@ -282,6 +283,9 @@ func (r *reader) readRows(s *stream, at position) (err error) {
 		}
 		err := r.readPages(s.in, pages, &at, bytes)
 		pages.Close()
+		if chunk.err != nil {
+			return fmt.Errorf("column %s %w", name, chunk.err)
+		}
 		if err != nil {
 			return err
 		}

@@ -21,6 +21,7 @@ import (
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 	parquetgo "github.com/parquet-go/parquet-go"
+	"github.com/parquet-go/parquet-go/compress"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
 	"batchfs/cmd/batchfs/vocabulary"
@@ -68,7 +69,10 @@ func (pairs) Append(tokens []uint32, text []byte) []uint32 {
 // inChunks makes chunks small until the test ends, so that little text has many.
 func inChunks(t testing.TB, size, line int) {
 	oldSize, oldLine := chunkSize, maxLine
-	t.Cleanup(func() { chunkSize, maxLine = oldSize, oldLine })
+	t.Cleanup(func() {
+		running.Wait()
+		chunkSize, maxLine = oldSize, oldLine
+	})
 	chunkSize, maxLine = size, line
 }
 
@@ -314,6 +318,51 @@ func TestPrepareTooLong(t *testing.T) {
 		}
 	}
 	prepared(t, "word.gz --by byte --val 0 --out out")
+}
+
+// A page of parquet that is larger than memory should hold is refused, as is one that is larger than its header says, whatever
+// compresses it.
+func TestPreparePages(t *testing.T) {
+	inChunks(t, 1<<10, 64<<10)
+	t.Cleanup(func() { maxPage = 256 << 20 })
+	t.Chdir(t.TempDir())
+	for name, codec := range map[string]compress.Codec{
+		"none": &parquetgo.Uncompressed, "gzip": &parquetgo.Gzip, "zstd": &parquetgo.Zstd, "brotli": &parquetgo.Brotli, "snappy": &parquetgo.Snappy, "lz4": &parquetgo.Lz4Raw,
+	} {
+		for _, version := range []int{1, 2} {
+			maxPage = 256 << 20
+			file := table(t, someDocuments(100, 200), parquetgo.Compression(codec), parquetgo.DataPageVersion(version))
+			testfiles.Write(t, map[string]string{"a.parquet": file})
+			const args = "a.parquet --by byte --val 0 --out out --force --field meta.body"
+			refused := func(want string) {
+				t.Helper()
+				if _, err := prepareHere(t.Context(), strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("%s, version %d: error %v, want one that says: %s", name, version, err, want)
+				}
+			}
+			if name == "lz4" {
+				refused("a.parquet: column meta.body is compressed with LZ4, which prepare does not read")
+				continue
+			}
+			prepared(t, args)
+			f, err := parquetgo.OpenFile(strings.NewReader(file), int64(len(file)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			column, _ := f.Schema().Lookup("meta", "body")
+			at := int(f.Metadata().RowGroups[0].Columns[column.ColumnIndex].MetaData.DataPageOffset)
+			if name != "none" { // of which nothing is allocated by the header
+				// A page header begins with three numbers, each after a byte: type, uncompressed size, compressed size.
+				_, n := binary.Uvarint([]byte(file[at+3:]))
+				lie := file[:at+3] + strings.Repeat("\x80", n-1) + "\x00" + file[at+3+n:]
+				testfiles.Write(t, map[string]string{"a.parquet": lie})
+				refused("a.parquet: column meta.body has a page of more bytes than the 0 that its header says")
+				testfiles.Write(t, map[string]string{"a.parquet": file})
+			}
+			maxPage = 1000
+			refused("a.parquet: column meta.body has a page of ")
+		}
+	}
 }
 
 func TestPrepareInvalid(t *testing.T) {
