@@ -29,7 +29,6 @@ type sequences struct {
 	quota    int        // of settings that a user may have, except root and owner
 	owner    uint32
 	splits   int
-	changed  func(number int, v Version)                  // called when a sequence has other tokens, of version v
 	byNumber [state.MaxSequences]atomic.Pointer[Sequence] // nil: not made yet, or no sequence has the number
 	split    [state.MaxSequences]atomic.Uint32            // number of the split that a sequence belongs to
 
@@ -64,14 +63,13 @@ func newSequences(splits []*Sequence, shared *state.Shared, o Options) (*sequenc
 		return nil, fmt.Errorf("%d splits, more than %d", len(splits), state.MaxSequences-1)
 	}
 	q := &sequences{
-		shared:  shared,
-		log:     limitedLog{Logger: o.Log},
-		quota:   o.SettingsPerUser,
-		owner:   o.UID,
-		splits:  len(splits),
-		changed: func(int, Version) {},
-		byName:  map[string]int{},
-		ofUser:  map[uint32]int{},
+		shared: shared,
+		log:    limitedLog{Logger: o.Log},
+		quota:  o.SettingsPerUser,
+		owner:  o.UID,
+		splits: len(splits),
+		byName: map[string]int{},
+		ofUser: map[uint32]int{},
 	}
 	q.known, q.many = sync.NewCond(&q.mu), sync.NewCond(&q.mu)
 	if shared.SequencesUsed() == 0 {
@@ -318,8 +316,8 @@ func (q *sequences) now(number int) (*Sequence, error) {
 		return nil, errForgotten
 	}
 	s, err := was.Now()
-	if s != was && q.byNumber[number].CompareAndSwap(was, s) && s.Version != was.Version {
-		q.changed(number, s.Version)
+	if s != was {
+		q.byNumber[number].CompareAndSwap(was, s)
 	}
 	return s, err
 }

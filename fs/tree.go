@@ -34,7 +34,6 @@ type tree struct {
 	prefetcher         prefetcher
 	deadlines          deadlines
 	turns, places      *turns
-	kernel             backer
 	giveUp             func() // another process should serve
 	leaving            atomic.Bool
 	log                *limitedLog

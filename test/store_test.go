@@ -508,9 +508,6 @@ func TestStoreCommands(t *testing.T) {
 	if run(t, "cat", m.path("train/tokens.bin")) != string(data) {
 		t.Error("tokens.bin has other bytes than the object")
 	}
-	if how := m.readsTokens(t, "train"); !strings.HasPrefix(how, "read by batchfs") {
-		t.Errorf("tokens.bin of an object is %s", how)
-	}
 	b.fails(func(w http.ResponseWriter, _ *http.Request) bool {
 		w.WriteHeader(http.StatusForbidden)
 		return true
