@@ -25,8 +25,8 @@ import (
 // Lock order: mu, then nothing but the locks of package state.
 type sequences struct {
 	shared   *state.Shared
-	log      limitedLog // of its own, so that bad paths hide no errors
-	quota    int        // of settings that a user may have, except root and owner
+	log      *limitedLog // of its own, so that bad paths hide no errors
+	quota    int         // of settings that a user may have, except root and owner
 	owner    uint32
 	splits   int
 	byNumber [state.MaxSequences]atomic.Pointer[Sequence] // nil: not made yet, or no sequence has the number
@@ -64,7 +64,7 @@ func newSequences(splits []*Sequence, shared *state.Shared, o Options) (*sequenc
 	}
 	q := &sequences{
 		shared: shared,
-		log:    limitedLog{Logger: o.Log},
+		log:    newLimitedLog(o.Log),
 		quota:  o.SettingsPerUser,
 		owner:  o.UID,
 		splits: len(splits),
@@ -207,7 +207,7 @@ func (q *sequences) with(dir inode, name string) (*Sequence, syscall.Errno) {
 	s, err := of.With(name)
 	if err != nil {
 		path := of.Name + "/" + name
-		q.log.limited(slog.LevelWarn, path, "no such settings", "path", path, "err", err)
+		q.log.limited(slog.LevelWarn, "no such settings", "path", path, "err", err)
 		if errors.Is(err, syscall.ENOENT) {
 			return nil, syscall.ENOENT
 		}
@@ -226,7 +226,7 @@ func (q *sequences) lookUp(s *Sequence, dir inode, name string, id uint64, user 
 	if !known {
 		if user != 0 && user != q.owner && q.ofUser[user] >= q.quota {
 			q.mu.Unlock()
-			q.log.limited(slog.LevelWarn, "quota", "a user has as many settings directories as mount.settings_per_user allows: new ones fail with EDQUOT",
+			q.log.limited(slog.LevelWarn, "a user has as many settings directories as mount.settings_per_user allows: new ones fail with EDQUOT",
 				"uid", user, "settings_per_user", q.quota)
 			return 0, syscall.EDQUOT
 		}

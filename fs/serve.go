@@ -208,7 +208,6 @@ func (w warnings) Write(line []byte) (int, error) {
 			return len(line), nil
 		}
 	}
-	text := strings.TrimSpace(string(line))
-	w.log.limited(slog.LevelWarn, withoutDigits(text), text)
+	w.log.limited(slog.LevelWarn, strings.TrimSpace(string(line)))
 	return len(line), nil
 }
