@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"iter"
-	"os"
 	"slices"
 	"sort"
 	"sync"
@@ -123,23 +122,6 @@ func (a *Array) all() iter.Seq[*tracked] {
 				return
 			}
 		}
-	}
-}
-
-// OneFile returns a function that opens the file that is the array, byte for byte, and checks it as Read does. It is nil if there is no
-// such file.
-func (a *Array) OneFile() func() (*os.File, error) {
-	first := &a.shards[0]
-	f, isLocal := first.blob.(*file)
-	if !isLocal || len(a.shards) > 1 || first.format.Offset != 0 || a.Bytes() != f.size {
-		return nil
-	}
-	return func() (*os.File, error) {
-		fd, _, err := f.open()
-		if err != nil {
-			return nil, a.remember(&first.tracked, err)
-		}
-		return os.NewFile(uintptr(fd), f.Path()), nil
 	}
 }
 

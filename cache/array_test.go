@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -496,40 +495,6 @@ func TestCheckOfSomeOfMany(t *testing.T) {
 			t.Errorf("of %d files, a second later: %v", many, err)
 		}
 		must(t, os.Chtimes(paths[1], longAgo, longAgo))
-	}
-}
-
-// An array is one file if it has each byte of it, and no others. The file is opened only if it is what it was.
-func TestOneFile(t *testing.T) {
-	paths := files(t, 2, 500, 300)
-	if open(t, paths, Options{DType: array.Uint16}).OneFile() != nil {
-		t.Error("two files are one")
-	}
-	whole := open(t, paths[:1], Options{DType: array.Uint16})
-	for name, f := range map[string]func(*Format){
-		"without its beginning": func(f *Format) { f.Offset, f.Count = 2, f.Count-1 },
-		"without its end":       func(f *Format) { f.Count-- },
-	} {
-		m := whole.Manifest()
-		f(&m.Files[0].Format)
-		part, err := Reopen(m, Options{DType: array.Uint16})
-		must(t, err)
-		if part.OneFile() != nil {
-			t.Errorf("a file %s is one", name)
-		}
-	}
-	for range 2 {
-		f, err := whole.OneFile()()
-		must(t, err)
-		raw, err := io.ReadAll(f)
-		must(t, errors.Join(err, f.Close()))
-		if !bytes.Equal(raw, count(0, 500, 2)) {
-			t.Error("it is another file")
-		}
-	}
-	must(t, os.Chtimes(paths[0], longAgo, longAgo.Add(time.Hour)))
-	if _, err := whole.OneFile()(); !errors.Is(err, syscall.ESTALE) {
-		t.Errorf("a file that changed: %v", err)
 	}
 }
 

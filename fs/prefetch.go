@@ -145,7 +145,7 @@ func (p *prefetcher) make(st *stream, b *buffer) {
 	defer b.Unlock()
 	defer func() {
 		if r := recover(); r != nil {
-			p.log.limited(slog.LevelError, "prefetch", "prefetching a batch panicked; its reader will make it again", "panic", r, "stack", string(debug.Stack()))
+			p.log.limited(slog.LevelError, "prefetching a batch panicked; its reader will make it again", "panic", r, "stack", string(debug.Stack()))
 		}
 	}()
 	b.made = st.sequence.readGently(b.bytes, b.number) == nil

@@ -67,16 +67,6 @@ func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.
 				return fuse.Status(syscall.ESTALE) // upon which the kernel looks the path up again
 			}
 			out.Fh = uint64(s.Version)
-			if k.row().content == everyToken {
-				b, err := t.backing(i, s)
-				if err != nil {
-					return t.fault(i, err)
-				}
-				if b > 0 {
-					out.BackingID, out.OpenFlags = int32(b), fuse.FOPEN_PASSTHROUGH|fuse.FOPEN_NOFLUSH
-					return fuse.OK
-				}
-			}
 		}
 		out.OpenFlags = fuse.FOPEN_KEEP_CACHE | fuse.FOPEN_NOFLUSH
 	}

@@ -2,7 +2,6 @@ package fs
 
 import (
 	"fmt"
-	"os"
 	"syscall"
 
 	"batchfs/cache/array"
@@ -34,8 +33,6 @@ type Sequence struct {
 	// ReadTokens fills dst with bytes of tokens.bin from byte off on, which lie within its TokensLen bytes.
 	ReadTokens func(dst []byte, off int64) error
 	TokensLen  int64
-	// OpenTokens opens the file that is tokens.bin as it stands, and checks that it has not changed. It is nil if there is none.
-	OpenTokens func() (*os.File, error)
 
 	Info    func() []byte // info.json
 	InfoLen func() int64  // its length, which is computed once

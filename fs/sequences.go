@@ -25,11 +25,10 @@ import (
 // Lock order: mu, then nothing but the locks of package state.
 type sequences struct {
 	shared   *state.Shared
-	log      limitedLog // of its own, so that bad paths hide no errors
-	quota    int        // of settings that a user may have, except root and owner
+	log      *limitedLog // of its own, so that bad paths hide no errors
+	quota    int         // of settings that a user may have, except root and owner
 	owner    uint32
 	splits   int
-	changed  func(number int, v Version)                  // called when a sequence has other tokens, of version v
 	byNumber [state.MaxSequences]atomic.Pointer[Sequence] // nil: not made yet, or no sequence has the number
 	split    [state.MaxSequences]atomic.Uint32            // number of the split that a sequence belongs to
 
@@ -64,14 +63,13 @@ func newSequences(splits []*Sequence, shared *state.Shared, o Options) (*sequenc
 		return nil, fmt.Errorf("%d splits, more than %d", len(splits), state.MaxSequences-1)
 	}
 	q := &sequences{
-		shared:  shared,
-		log:     limitedLog{Logger: o.Log},
-		quota:   o.SettingsPerUser,
-		owner:   o.UID,
-		splits:  len(splits),
-		changed: func(int, Version) {},
-		byName:  map[string]int{},
-		ofUser:  map[uint32]int{},
+		shared: shared,
+		log:    newLimitedLog(o.Log),
+		quota:  o.SettingsPerUser,
+		owner:  o.UID,
+		splits: len(splits),
+		byName: map[string]int{},
+		ofUser: map[uint32]int{},
 	}
 	q.known, q.many = sync.NewCond(&q.mu), sync.NewCond(&q.mu)
 	if shared.SequencesUsed() == 0 {
@@ -209,7 +207,7 @@ func (q *sequences) with(dir inode, name string) (*Sequence, syscall.Errno) {
 	s, err := of.With(name)
 	if err != nil {
 		path := of.Name + "/" + name
-		q.log.limited(slog.LevelWarn, path, "no such settings", "path", path, "err", err)
+		q.log.limited(slog.LevelWarn, "no such settings", "path", path, "err", err)
 		if errors.Is(err, syscall.ENOENT) {
 			return nil, syscall.ENOENT
 		}
@@ -228,7 +226,7 @@ func (q *sequences) lookUp(s *Sequence, dir inode, name string, id uint64, user 
 	if !known {
 		if user != 0 && user != q.owner && q.ofUser[user] >= q.quota {
 			q.mu.Unlock()
-			q.log.limited(slog.LevelWarn, "quota", "a user has as many settings directories as mount.settings_per_user allows: new ones fail with EDQUOT",
+			q.log.limited(slog.LevelWarn, "a user has as many settings directories as mount.settings_per_user allows: new ones fail with EDQUOT",
 				"uid", user, "settings_per_user", q.quota)
 			return 0, syscall.EDQUOT
 		}
@@ -318,8 +316,8 @@ func (q *sequences) now(number int) (*Sequence, error) {
 		return nil, errForgotten
 	}
 	s, err := was.Now()
-	if s != was && q.byNumber[number].CompareAndSwap(was, s) && s.Version != was.Version {
-		q.changed(number, s.Version)
+	if s != was {
+		q.byNumber[number].CompareAndSwap(was, s)
 	}
 	return s, err
 }

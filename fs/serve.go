@@ -40,8 +40,6 @@ func Serve(w *supervise.Worker, mountpoint string, splits []*Sequence, o Options
 	if err := t.resume(splits, w.Shared, o); err != nil {
 		return err
 	}
-	t.kernel = server
-	t.resumeBackings()
 	t.deadlines.answer = func(id uint64, errno syscall.Errno) { unix.Write(w.Connection, errorReply(id, errno)) }
 	// Before the first request is read: what this process has read itself must not be sent again.
 	if _, err := unix.Write(w.Connection, notifyResend); err != nil && err != unix.EINVAL {
@@ -124,13 +122,12 @@ func handshake(w *supervise.Worker, t *tree) (server *fuse.Server, fd int, err e
 		DisableSplice: true,
 		// A file's pages are dropped when we say so, not when its attributes seem to change.
 		ExplicitDataCacheControl: true,
-		// Token files on overlayfs, as in a container, are passed through too. The kernel allows no more than 2, and then lets no
-		// overlayfs lie over this mount.
-		MaxStackDepth:      2,
-		DisableXAttrs:      true,
-		DisableReadDirPlus: true,
-		Name:               "batchfs",
-		Logger:             stdlog.New(warnings{t.log}, "", 0),
+		// With it, the kernel would let no overlayfs lie over this mount.
+		DisabledCapabilities: fuse.CAP_PASSTHROUGH,
+		DisableXAttrs:        true,
+		DisableReadDirPlus:   true,
+		Name:                 "batchfs",
+		Logger:               stdlog.New(warnings{t.log}, "", 0),
 		PanicHandler: func(r any) fuse.Status {
 			t.log.Error("a request panicked; its reader gets an error, and another worker takes over", "panic", r, "stack", string(debug.Stack()))
 			t.giveUp()
@@ -211,7 +208,6 @@ func (w warnings) Write(line []byte) (int, error) {
 			return len(line), nil
 		}
 	}
-	text := strings.TrimSpace(string(line))
-	w.log.limited(slog.LevelWarn, withoutDigits(text), text)
+	w.log.limited(slog.LevelWarn, strings.TrimSpace(string(line)))
 	return len(line), nil
 }

@@ -154,7 +154,7 @@ func infoLen(t *texts, i inode) int64 {
 // stat and read because one of them grew.
 func statusText(t *texts, _ inode) ([]byte, *Sequence) {
 	type counted struct {
-		name, fault, tokensBin                  string
+		name, fault                             string
 		cursor, reads, bytes, givenBack, errors uint64
 	}
 	t.making.Lock()
@@ -163,8 +163,7 @@ func statusText(t *texts, _ inode) ([]byte, *Sequence) {
 	idle := 0 // settings that the kernel has forgotten, with a cursor that moved
 	t.sequences.all(func(number int, name, fault string) {
 		entry := &t.shared.Sequences[number]
-		tokensBin := t.shared.Sequences[t.sequences.splitOf(number)].LastBacking().String()
-		c := counted{name, fault, tokensBin, entry.Next(), entry.Reads.Load(), entry.Bytes.Load(), entry.GivenBack.Load(), entry.Errors.Load()}
+		c := counted{name, fault, entry.Next(), entry.Reads.Load(), entry.Bytes.Load(), entry.GivenBack.Load(), entry.Errors.Load()}
 		switch {
 		case number > t.sequences.splits && t.shared.Lookups(number) == 0:
 			idle++
@@ -216,10 +215,9 @@ func statusText(t *texts, _ inode) ([]byte, *Sequence) {
       "bytes": %20d,
       "given_back": %20d,
       "errors": %20d,
-      "last_error": %s,
-      "tokens_bin": %s
+      "last_error": %s
     }`,
-			quoted(c.name), c.cursor, c.reads, c.bytes, c.givenBack, c.errors, quoted(c.fault), quoted(c.tokensBin))
+			quoted(c.name), c.cursor, c.reads, c.bytes, c.givenBack, c.errors, quoted(c.fault))
 	}
 	return append(text, "\n  }\n}\n"...), nil
 }

@@ -34,7 +34,6 @@ type tree struct {
 	prefetcher         prefetcher
 	deadlines          deadlines
 	turns, places      *turns
-	kernel             backer
 	giveUp             func() // another process should serve
 	leaving            atomic.Bool
 	log                *limitedLog
@@ -76,7 +75,7 @@ type StoreUse struct {
 
 // newTree makes the tree of a mount, which can answer requests after resume.
 func newTree(mountpoint string, splits []*Sequence, o Options) *tree {
-	log := &limitedLog{Logger: o.Log}
+	log := newLimitedLog(o.Log)
 	turns, places := newTurns(len(splits), maxTurns, minTurns), newTurns(len(splits), int(o.ReplyBytes/mount.MaxRequest), minPlaces)
 	return &tree{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
@@ -391,6 +390,6 @@ func (t *tree) fault(i inode, err error) fuse.Status {
 		}
 	}
 	name := t.sequences.fault(i.sequence(), err.Error())
-	t.log.limited(slog.LevelError, withoutDigits(name+" "+err.Error()), "a request failed", "sequence", name, "errno", errno.Error(), "err", err)
+	t.log.limited(slog.LevelError, "a request failed", "sequence", name, "errno", errno.Error(), "err", err)
 	return fuse.Status(errno)
 }

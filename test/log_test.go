@@ -7,8 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -97,7 +95,7 @@ func unread(t *testing.T, terminal bool) (out *os.File, begin func(to io.Writer)
 }
 
 // A log that nobody reads holds up no reader, whatever is logged, and no successor of a worker that dies, also of one whose
-// crash has much to say. When it is read again, it goes on, and tells how many lines are lost.
+// crash has much to say. When it is read again, the log continues.
 func TestNobodyReadsTheLog(t *testing.T) {
 	for _, terminal := range []bool{false, true} {
 		t.Run(map[bool]string{false: "pipe", true: "terminal"}[terminal], func(t *testing.T) {
@@ -137,21 +135,11 @@ for n in range(1000):
 			var said screen
 			begin(&said)
 			await(t, "the lines that waited", func() bool { return strings.Count(said.String(), "another goes on") == 3 })
-			lost := func() int {
-				for _, match := range regexp.MustCompile(`lost: .* lines=(\d+)`).FindAllStringSubmatch(said.String(), -1) {
-					n, _ := strconv.Atoi(match[1])
-					return n
-				}
-				return 0
-			}
 			noError(t, os.Truncate(filepath.Join(filepath.Dir(config), "train.bin"), 1000))
-			await(t, "the count of lost lines", func() bool {
+			await(t, "a line of an error", func() bool {
 				try(t, "cat", m.path("train/next")) // an error of which the log says something
-				return lost() > 0 && strings.Contains(said.String(), "a request failed")
+				return strings.Contains(said.String(), "a request failed")
 			})
-			if there := strings.Count(said.String(), "no such settings"); there+lost() < 100 {
-				t.Errorf("%d lines are there, and %d are said to be lost", there, lost())
-			}
 		})
 	}
 }

@@ -132,7 +132,6 @@ func (d *doctor) lookAtAll() {
 	for _, s := range d.config.Splits {
 		d.look("splits."+s.Split, func() (string, error) { return d.tokens(s) })
 	}
-	d.look("tokens.bin", d.tokensBin)
 	d.look("memory", d.memory)
 	d.look("read-ahead", d.readAhead)
 	d.look("open files", d.openFiles)
@@ -332,26 +331,6 @@ func detailOf(d *dataset.Dataset) string {
 		detail += fmt.Sprintf(", on a disk that is read %d KiB ahead", kib)
 	}
 	return detail
-}
-
-// tokensBin says who reads the files tokens.bin of the mount at the mountpoint, or would read those of another.
-func (d *doctor) tokensBin() (string, error) {
-	if m, _, _ := findMount(d.config.Mountpoint); m != nil {
-		if shared, err := m.State(); err == nil {
-			defer shared.Close()
-			var all []string
-			for n := range shared.SequencesUsed() {
-				if q := &shared.Sequences[n+1]; q.Used() && !strings.Contains(q.Name(), "/") {
-					all = append(all, fmt.Sprintf("%s/tokens.bin is %s", q.Name(), q.LastBacking()))
-				}
-			}
-			return strings.Join(all, "; "), nil
-		}
-	}
-	if !d.mounts {
-		return "read by batchfs; root may have readers read the token file itself, from Linux 6.9 on", nil
-	}
-	return "readers read the token file itself where that is all of it, from Linux 6.9 on; status.json of a mount says whether they do", nil
 }
 
 // footprint is the memory that the processes of a mount take besides the budget.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -10,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -24,20 +22,12 @@ import (
 func newLog(out io.Writer, o config.Log, mountpoint string) (log *slog.Logger, flush func()) {
 	var level slog.Level
 	level.UnmarshalText([]byte(o.Level)) // config allows no other words
-	to := func(out io.Writer) *slog.Logger {
-		var handler slog.Handler = slog.NewTextHandler(out, &slog.HandlerOptions{Level: level, ReplaceAttr: bounded})
-		if o.Format == "json" {
-			handler = slog.NewJSONHandler(out, &slog.HandlerOptions{Level: level, ReplaceAttr: printable})
-		}
-		return slog.New(handler).With("mountpoint", mountpoint)
-	}
 	w := newLineWriter(out)
-	w.tellLost = func(lines int) []byte {
-		var line bytes.Buffer
-		to(&line).Error("lines of the log are lost: it could not be written", "lines", lines)
-		return line.Bytes()
+	var handler slog.Handler = slog.NewTextHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: bounded})
+	if o.Format == "json" {
+		handler = slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: printable})
 	}
-	return to(w), w.flush
+	return slog.New(handler).With("mountpoint", mountpoint), w.flush
 }
 
 // maxValue is the most bytes of a value in a log. What is longer is the stack of a panic, whose beginning tells most, so that a line
@@ -61,25 +51,19 @@ func printable(groups []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// A lineWriter passes lines on to a file that may take none: a pipe that nobody reads, a terminal that is stopped, a disk that
-// hangs. Nobody waits for such a file. Up to maxQueued lines wait for it instead, further ones are counted, and the next line
-// that has room follows a line that tells how many are lost.
+// A lineWriter passes lines on to a file that may take none: a pipe that is full, a terminal that is stopped, a disk that hangs. No
+// reader of a mount should wait for its log. Up to maxQueued lines wait for such a file, and further ones are dropped.
 //
 // A line that can be written has been when Write returns, so that it is there before what the program does next, even if it dies.
 type lineWriter struct {
-	out      io.Writer
-	tellLost func(lines int) []byte // makes the line that tells; nil: none does
-	most     int                    // bytes of a line
-	queue    chan queuedLine
-	late     atomic.Bool // a line was not written in time, and none since
-
-	mu   sync.Mutex
-	lost int // lines since the last that was queued; guarded by mu
+	out   io.Writer
+	most  int // bytes of a line
+	queue chan queuedLine
+	late  atomic.Bool // a line was not written in time, and none since
 }
 
 type queuedLine struct {
 	line    []byte
-	lost    int           // lines before it
 	written chan struct{} // closed when it was written, or could not be
 }
 
@@ -87,7 +71,7 @@ const (
 	maxQueued = 64
 	// A pipe takes so many bytes whole, whoever else writes to it.
 	maxLine = 4096
-	// A file that says that it takes a line, and does not, is waited for so long, once.
+	// A file that takes no line is waited for so long, once.
 	patience = 100 * time.Millisecond
 	// At the end of the process.
 	lastPatience = time.Second
@@ -110,7 +94,13 @@ func (w *lineWriter) Write(line []byte) (int, error) {
 	if n > w.most {
 		line = slices.Concat(line[:w.most-1], []byte("\n"))
 	}
-	if q, ok := w.add(slices.Clone(line)); ok && !w.late.Load() && w.ready() {
+	q := queuedLine{slices.Clone(line), make(chan struct{})}
+	select {
+	case w.queue <- q:
+	default:
+		return n, nil
+	}
+	if !w.late.Load() {
 		select {
 		case <-q.written:
 		case <-time.After(patience):
@@ -120,68 +110,20 @@ func (w *lineWriter) Write(line []byte) (int, error) {
 	return n, nil
 }
 
-// add queues a line, or counts it as lost.
-func (w *lineWriter) add(line []byte) (queuedLine, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	q := queuedLine{line, w.lost, make(chan struct{})}
-	select {
-	case w.queue <- q:
-		w.lost = 0
-		return q, true
-	default:
-		w.lost++
-		return q, false
-	}
-}
-
 // run writes what is queued. It may hang, in a thread of its own: O_NONBLOCK would be set for everybody who has the file open, as
 // the shell has.
 func (w *lineWriter) run() {
 	for q := range w.queue {
-		lost := q.lost
-		if lost > 0 && w.tellLost != nil {
-			if _, err := w.out.Write(w.tellLost(lost)); err == nil {
-				lost = 0
-			}
-		}
-		if _, err := w.out.Write(q.line); err != nil {
-			lost++
-		}
-		w.mu.Lock()
-		w.lost += lost
-		w.mu.Unlock()
+		w.out.Write(q.line)
 		w.late.Store(false)
 		close(q.written)
 	}
 }
 
-// ready says whether the file takes a line at once, as far as the kernel knows.
-func (w *lineWriter) ready() bool {
-	file, ok := w.out.(*os.File)
-	if !ok {
-		return true
-	}
-	ready := true
-	if conn, err := file.SyscallConn(); err == nil {
-		conn.Control(func(fd uintptr) { // unlike Fd, it leaves O_NONBLOCK alone
-			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 0)
-			ready = n == 1 || err != nil
-		})
-	}
-	return ready
-}
-
 // flush waits until everything is written, unless the file takes nothing.
 func (w *lineWriter) flush() {
-	if !w.ready() {
-		return
-	}
 	end := time.After(lastPatience)
-	last := queuedLine{nil, 0, make(chan struct{})}
-	w.mu.Lock()
-	last.lost, w.lost = w.lost, 0
-	w.mu.Unlock()
+	last := queuedLine{nil, make(chan struct{})}
 	select {
 	case w.queue <- last:
 	case <-end:

@@ -9,8 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,7 +19,7 @@ import (
 	"batchfs/internal/wait"
 )
 
-// A log to a pipe that nobody reads holds nobody up. When the pipe is read, the log goes on, and says how many lines are lost.
+// A log to a pipe that nobody reads holds up nobody. When the pipe is read, the log continues with whole lines.
 func TestLogToAFullPipe(t *testing.T) {
 	for _, format := range []string{"text", "json"} {
 		read, write, err := os.Pipe()
@@ -31,59 +29,38 @@ func TestLogToAFullPipe(t *testing.T) {
 		defer read.Close()
 		defer write.Close()
 		log, flush := newLog(write, config.Log{Level: "error", Format: format}, "/mnt")
-		long, n := strings.Repeat("long ", 10_000), 0
-		for ; n < 1000; n++ {
-			log.Error("line", "n", n, "long", long)
+		long := strings.Repeat("long ", 10_000)
+		for range 1000 {
+			log.Error("line", "long", long)
 		}
 		flush()
 		read.SetReadDeadline(time.Now().Add(wait.Limit))
-		lines := bufio.NewScanner(read)
-		next := func() string {
+		for lines := bufio.NewScanner(read); ; log.Error("last") {
 			if !lines.Scan() {
 				t.Fatal("no line to read: ", lines.Err())
 			}
-			if len(lines.Text()) >= maxLine {
-				t.Fatalf("a line of %d bytes", len(lines.Text()))
+			if len(lines.Text()) >= maxLine || format == "json" && !json.Valid(lines.Bytes()) {
+				t.Fatalf("%d bytes: %s", len(lines.Text()), lines.Text())
 			}
-			if format == "json" && !json.Valid(lines.Bytes()) {
-				t.Fatalf("no JSON: %s", lines.Text())
-			}
-			return lines.Text()
-		}
-		kept, lost := 0, 0
-		for ; ; n++ {
-			log.Error("line", "n", n)
-			line := next()
-			if m := regexp.MustCompile(`lines"?[=:](\d+)`).FindStringSubmatch(line); m != nil {
-				lost, _ = strconv.Atoi(m[1])
+			if strings.Contains(lines.Text(), "last") {
 				break
 			}
-			kept++
-		}
-		if i := strings.Index(next(), "line"); i < 0 || lost == 0 || kept+lost < 1000 || kept+lost > n {
-			t.Errorf("%s: of %d lines %d came before the line that says that %d are lost", format, n, kept, lost)
 		}
 	}
 }
 
-// A file that says that it takes a line, and hangs, holds up one line for a while and nothing else.
+// A file that takes no line holds up one line for a while, and nothing else.
 func TestLogToAHangingFile(t *testing.T) {
 	read, write := io.Pipe() // each write waits for a read
 	w := newLineWriter(write)
 	for range 10 * maxQueued {
 		w.Write([]byte("line\n"))
 	}
-	if !w.late.Load() || w.lost == 0 {
-		t.Errorf("late: %v, %d lines are lost", w.late.Load(), w.lost)
+	if !w.late.Load() {
+		t.Error("it does not count as hanging")
 	}
-	w.flush()
 	go io.Copy(io.Discard, read)
-	var last queuedLine
-	wait.Until(t, "room for a line", func() (ok bool) {
-		last, ok = w.add([]byte("last\n"))
-		return ok
-	})
-	wait.For(t, "the last line to be written", last.written)
+	w.flush()
 	if w.late.Load() {
 		t.Error("it counts as hanging still")
 	}

@@ -49,7 +49,7 @@ type Shared struct {
 }
 
 // layoutVersion changes with the layout of Shared, or with what its fields mean.
-const layoutVersion = 8
+const layoutVersion = 9
 
 // A Note is a text of up to 4096 bytes.
 type Note struct {
@@ -73,7 +73,6 @@ type Entry struct {
 	Errors    atomic.Uint64               // requests answered with an error
 	GivenBack atomic.Uint64               // numbers that went back to the cursor: see Handles.GiveBack and Release
 	abandoned [maxAbandoned]atomic.Uint64 // one more than numbers that were given back while later ones were taken; or 0
-	backings  [2]atomic.Uint64            // of a split: the Backings of a version and the one before, each at its version modulo 2
 	Waiting   atomic.Int64                // since when its longest request has waited for more than a second, in Monotonic time; or 0
 }
 

@@ -155,9 +155,6 @@ func (s *Shared) NewConnection() {
 	}
 	for n := range s.sequencesUsed.Load() {
 		s.Sequences[n+1].lookups.Store(0)
-		for i := range s.Sequences[n+1].backings {
-			s.Sequences[n+1].backings[i].Store(0)
-		}
 	}
 	s.names.forgotten.Store(s.names.noted.Load())
 	s.lookups.request.Store(0)

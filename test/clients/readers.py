@@ -495,54 +495,6 @@ def handles(directory):
 
 
 @method
-def same_pages(path, other):
-    """Whether two files, mapped, are the same memory: `all`, or how many of their pages are. Only root can see that."""
-    def frames(path):
-        with opened(path) as (fd, size), mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ) as view:
-            touched = sum(view[::mmap.PAGESIZE])
-            address = next(int(line.split("-")[0], 16) for line in open("/proc/self/maps") if line.endswith(f" {path}\n"))
-            with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
-                pages = os.pread(pagemap.fileno(), 8 * -(-size // mmap.PAGESIZE), address // mmap.PAGESIZE * 8)
-        return [int.from_bytes(pages[i:i + 8], "little") % 2**55 for i in range(0, len(pages), 8)], touched
-    (ours, _), (theirs, _) = frames(path), frames(other)
-    assert all(ours), "root does not see page frames"
-    same = sum(a == b for a, b in zip(ours, theirs, strict=True))
-    return "all" if same == len(ours) else f"{same} of {len(ours)}"
-
-
-@method
-def race(*paths):
-    """Reads files of the same size in turns. Prints for each way to read what it took of each file, in microseconds: all of it in
-    reads of 1 MiB, 1000 reads of 2 KiB at random, and these from a new mapping, which includes making that."""
-    import random
-    import statistics
-    starts = [random.randrange(os.path.getsize(paths[0]) - 2048) for _ in range(1000)]
-
-    def sequential(fd, size):
-        for at in range(0, size, 1 << 20):
-            os.pread(fd, 1 << 20, at)
-
-    def at_random(fd, size):
-        for at in starts:
-            os.pread(fd, 2048, at)
-
-    def from_mapping(fd, size):
-        with map_of(fd, size) as view:
-            for at in starts:
-                bytes(view[at:at + 2048])
-
-    for way in sequential, at_random, from_mapping:
-        took = {path: [] for path in paths}
-        for _ in range(30):
-            for path in random.sample(paths, len(paths)):
-                with opened(path) as (fd, size):
-                    began = time.perf_counter()
-                    way(fd, size)
-                    took[path].append(time.perf_counter() - began)
-        yield " ".join([way.__name__, *(f"{1e6 * statistics.median(took[path]):.0f}" for path in paths)])
-
-
-@method
 def stretch(path, first, end):
     """Of a directory batch/, the batches from first to end - 1, each by a path of its own."""
     for k in range(int(first), int(end)):

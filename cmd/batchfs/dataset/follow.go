@@ -84,7 +84,6 @@ func (f *followed) sequence(d *Dataset) *fs.Sequence {
 		Ahead:      d.ahead(),
 		ReadTokens: d.readTokens,
 		TokensLen:  d.tokensLen(),
-		OpenTokens: d.openTokens(),
 
 		Info:       d.info,
 		InfoLen:    sync.OnceValue(func() int64 { return int64(len(d.info())) }),

@@ -1,10 +1,6 @@
 package dataset
 
-import (
-	"os"
-
-	"batchfs/cache"
-)
+import "batchfs/cache"
 
 // tokensLen is the size of tokens.bin in bytes.
 func (d *Dataset) tokensLen() (n int64) {
@@ -12,14 +8,6 @@ func (d *Dataset) tokensLen() (n int64) {
 		n += source.main().Bytes()
 	}
 	return n
-}
-
-// openTokens returns a function that opens the file that is tokens.bin as it stands, or nil if there is none.
-func (d *Dataset) openTokens() func() (*os.File, error) {
-	if len(d.sources) > 1 {
-		return nil
-	}
-	return d.sources[0].main().OneFile()
 }
 
 // readTokens fills dst with the tokens of all sources as they stand in the files, one source after the other, from byte off on. They
