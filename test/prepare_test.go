@@ -2,6 +2,7 @@ package test
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
@@ -153,6 +154,52 @@ func TestPrepareDiskFull(t *testing.T) {
 	run(t, append(args, out)...)
 	if contents(t, out) != contents(t, want) {
 		t.Error("other files than those of a run on a disk with room")
+	}
+}
+
+// prepare works in a directory of its own, and removes only what it made.
+func TestPrepareWorkplace(t *testing.T) {
+	for name, c := range map[string]struct {
+		make func(workplace, victim string) error
+		want string // empty where prepare succeeds
+	}{
+		"link":         {func(w, victim string) error { return os.Symlink(victim, w) }, "is no directory"},
+		"link beside":  {func(w, victim string) error { return os.Symlink(filepath.Base(victim), w) }, "is no directory"},
+		"file":         {func(w, _ string) error { return os.WriteFile(w, nil, 0o644) }, "is no directory"},
+		"another user": {func(w, _ string) error { return cmp.Or(os.Mkdir(w, 0o755), os.Chown(w, 65534, 65534)) }, "belongs to another user"},
+		"all write":    {func(w, _ string) error { return cmp.Or(os.Mkdir(w, 0o755), os.Chmod(w, 0o777)) }, "may be written by other users"},
+		"a guest": {func(w, _ string) error {
+			return cmp.Or(os.MkdirAll(filepath.Join(w, "dir"), 0o755), os.WriteFile(filepath.Join(w, "notes"), nil, 0o644))
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if name == "another user" && os.Geteuid() != 0 {
+				t.Skip("another user's directory takes root")
+			}
+			dir := t.TempDir()
+			out, text := filepath.Join(dir, "out"), filepath.Join(dir, "text")
+			workplace, victim := filepath.Join(out, ".prepare"), filepath.Join(out, "victim")
+			noError(t, os.MkdirAll(victim, 0o755))
+			write(t, filepath.Join(victim, "train.bin"), []byte("mine"))
+			write(t, text, []byte("text"))
+			noError(t, c.make(workplace, victim))
+			_, stderr, err := try(t, batchfs, "prepare", text, "--by", "byte", "--val", "0", "--out", out)
+			if c.want == "" {
+				noError(t, err)
+				for _, name := range []string{".prepare/notes", ".prepare/dir", "train.bin", "vocab.json"} {
+					_, err := os.Lstat(filepath.Join(out, name))
+					noError(t, err)
+				}
+			} else if want := "batchfs: " + workplace + ": " + c.want; err == nil || !strings.HasPrefix(stderr, want) {
+				t.Errorf("%v: %s, want: %s", err, stderr, want)
+			}
+			if left, _ := os.ReadDir(out); c.want != "" && len(left) != 2 {
+				t.Errorf("it leaves %v", left)
+			}
+			if mine, _ := os.ReadFile(filepath.Join(victim, "train.bin")); string(mine) != "mine" {
+				t.Errorf("the victim has %q", mine)
+			}
+		})
 	}
 }
 
