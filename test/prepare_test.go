@@ -2,6 +2,7 @@ package test
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
@@ -92,35 +93,39 @@ func TestPrepareKilled(t *testing.T) {
 	run(t, append([]string{batchfs}, append(args, want)...)...)
 	took := time.Since(began)
 
+	exists := func(name string) bool {
+		_, err := os.Lstat(filepath.Join(out, name))
+		return err == nil
+	}
 	completed := 0
-	for killed := 0; killed < 20; {
-		cmd := exec.Command(batchfs, append(args, out)...)
+	for killed := 0; killed < 20 || completed == 0; {
+		cmd := command(t, batchfs, append(args, out)...)
 		var stderr bytes.Buffer
 		cmd.Stderr = &stderr
 		noError(t, cmd.Start())
 		kill := time.AfterFunc(rand.N(took), func() { cmd.Process.Kill() })
+		if killed >= 20 {
+			kill.Stop()
+		}
 		err := cmd.Wait()
 		kill.Stop()
 		switch {
-		case err == nil, strings.Contains(stderr.String(), "exists: give --force"): // the run before was killed at its very end
-			if contents(t, out) != contents(t, want) {
-				t.Fatal("other files than those of a run that was not killed")
-			}
-			noError(t, os.RemoveAll(out))
-			completed++
+		case err == nil:
 		case cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL:
 			t.Fatalf("%v: %s", err, &stderr)
 		default:
 			killed++
 		}
+		if exists("vocab.json") && !exists(".prepare/.state.json") { // complete, though it may have been killed at its very end
+			os.Remove(filepath.Join(out, ".prepare"))
+			if contents(t, out) != contents(t, want) {
+				t.Fatal("other files than those of a run that was not killed")
+			}
+			noError(t, os.RemoveAll(out))
+			completed++
+		}
 	}
-	if _, err := os.Stat(filepath.Join(out, "vocab.json")); err != nil { // or the last one was killed at its very end
-		run(t, append([]string{batchfs}, append(args, out)...)...)
-	}
-	if contents(t, out) != contents(t, want) {
-		t.Error("other files than those of a run that was not killed")
-	}
-	t.Logf("completed %d times", completed+1)
+	t.Logf("completed %d times", completed)
 }
 
 // A disk that is full leaves no token file, and prepare goes on when there is room.
@@ -149,6 +154,52 @@ func TestPrepareDiskFull(t *testing.T) {
 	run(t, append(args, out)...)
 	if contents(t, out) != contents(t, want) {
 		t.Error("other files than those of a run on a disk with room")
+	}
+}
+
+// prepare works in a directory of its own, and removes only what it made.
+func TestPrepareWorkplace(t *testing.T) {
+	for name, c := range map[string]struct {
+		make func(workplace, victim string) error
+		want string // empty where prepare succeeds
+	}{
+		"link":         {func(w, victim string) error { return os.Symlink(victim, w) }, "is no directory"},
+		"link beside":  {func(w, victim string) error { return os.Symlink(filepath.Base(victim), w) }, "is no directory"},
+		"file":         {func(w, _ string) error { return os.WriteFile(w, nil, 0o644) }, "is no directory"},
+		"another user": {func(w, _ string) error { return cmp.Or(os.Mkdir(w, 0o755), os.Chown(w, 65534, 65534)) }, "belongs to another user"},
+		"all write":    {func(w, _ string) error { return cmp.Or(os.Mkdir(w, 0o755), os.Chmod(w, 0o777)) }, "may be written by other users"},
+		"a guest": {func(w, _ string) error {
+			return cmp.Or(os.MkdirAll(filepath.Join(w, "dir"), 0o755), os.WriteFile(filepath.Join(w, "notes"), nil, 0o644))
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if name == "another user" && os.Geteuid() != 0 {
+				t.Skip("another user's directory takes root")
+			}
+			dir := t.TempDir()
+			out, text := filepath.Join(dir, "out"), filepath.Join(dir, "text")
+			workplace, victim := filepath.Join(out, ".prepare"), filepath.Join(out, "victim")
+			noError(t, os.MkdirAll(victim, 0o755))
+			write(t, filepath.Join(victim, "train.bin"), []byte("mine"))
+			write(t, text, []byte("text"))
+			noError(t, c.make(workplace, victim))
+			_, stderr, err := try(t, batchfs, "prepare", text, "--by", "byte", "--val", "0", "--out", out)
+			if c.want == "" {
+				noError(t, err)
+				for _, name := range []string{".prepare/notes", ".prepare/dir", "train.bin", "vocab.json"} {
+					_, err := os.Lstat(filepath.Join(out, name))
+					noError(t, err)
+				}
+			} else if want := "batchfs: " + workplace + ": " + c.want; err == nil || !strings.HasPrefix(stderr, want) {
+				t.Errorf("%v: %s, want: %s", err, stderr, want)
+			}
+			if left, _ := os.ReadDir(out); c.want != "" && len(left) != 2 {
+				t.Errorf("it leaves %v", left)
+			}
+			if mine, _ := os.ReadFile(filepath.Join(victim, "train.bin")); string(mine) != "mine" {
+				t.Errorf("the victim has %q", mine)
+			}
+		})
 	}
 }
 
@@ -283,7 +334,7 @@ func TestPrepareHugePage(t *testing.T) {
 	var page bytes.Buffer
 	w, err := zstd.NewWriter(&page)
 	noError(t, err)
-	value := append([]byte{0xfc, 0xff, 0xff, 0}, bytes.Repeat([]byte("x"), 1<<20-4)...) // its length, and a text
+	value := append(binary.LittleEndian.AppendUint32(nil, 1<<20-4), bytes.Repeat([]byte("x"), 1<<20-4)...) // a length, and a text
 	const values = 1024
 	for range values {
 		_, err := w.Write(value)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 )
 
@@ -16,10 +15,10 @@ type format struct {
 	header    func(tokens int64, width int) []byte // always of one length; nil for none
 	most      int64                                // tokens of a shard; 0 for any number
 
-	// Formats with documents have shards of whole ones. ends is the path, for that of a shard, of a file of 64-bit numbers: after
+	// Formats with documents have shards of whole ones. ends is the name, for that of a shard, of a file of 64-bit numbers: after
 	// how many tokens each document ends. finish writes what else belongs to a shard.
-	ends   func(path string) string
-	finish func(path string, s shard) error
+	ends   func(name string) string
+	finish func(dir *os.Root, name string, s shard) error
 }
 
 // A shard is what finish must know.
@@ -52,14 +51,12 @@ func npyHeader(tokens int64, width int) []byte {
 }
 
 // megatronEnds is a file that stays in the working directory.
-func megatronEnds(path string) string {
-	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".ends")
-}
+func megatronEnds(name string) string { return "." + name + ".ends" }
 
 // megatronIndex writes the .idx beside a .bin. Its dtypes are 8 for uint16, and 4 for int32, the only one for tokens up to 2^31.
-func megatronIndex(path string, s shard) error {
-	ends := megatronEnds(path)
-	return create(strings.TrimSuffix(path, ".bin")+".idx", func(w *bufio.Writer) error {
+func megatronIndex(dir *os.Root, name string, s shard) error {
+	ends := megatronEnds(name)
+	return create(dir, strings.TrimSuffix(name, ".bin")+".idx", func(w *bufio.Writer) error {
 		dtype := byte(8)
 		if s.width == 4 {
 			dtype = 4
@@ -68,7 +65,7 @@ func megatronIndex(path string, s shard) error {
 		binary.Write(w, binary.LittleEndian, uint64(1))
 		w.WriteByte(dtype)
 		binary.Write(w, binary.LittleEndian, []int64{s.documents, s.documents + 1})
-		if err := eachDocument(ends, func(start, end uint64) error {
+		if err := eachDocument(dir, ends, func(start, end uint64) error {
 			if end-start > 1<<31-1 {
 				return fmt.Errorf("a document of %d tokens: Megatron's index has room for %d", end-start, 1<<31-1)
 			}
@@ -76,7 +73,7 @@ func megatronIndex(path string, s shard) error {
 		}); err != nil {
 			return err
 		}
-		if err := eachDocument(ends, func(start, _ uint64) error { return put(w, 8, start*uint64(s.width)) }); err != nil {
+		if err := eachDocument(dir, ends, func(start, _ uint64) error { return put(w, 8, start*uint64(s.width)) }); err != nil {
 			return err
 		}
 		for i := range s.documents + 1 {
@@ -93,8 +90,8 @@ func put(w *bufio.Writer, bytes int, number uint64) error {
 }
 
 // eachDocument calls visit with where each document begins and ends.
-func eachDocument(ends string, visit func(start, end uint64) error) error {
-	f, err := os.Open(ends)
+func eachDocument(dir *os.Root, ends string, visit func(start, end uint64) error) error {
+	f, err := dir.Open(ends)
 	if err != nil {
 		return err
 	}
@@ -115,18 +112,18 @@ func eachDocument(ends string, visit func(start, end uint64) error) error {
 	}
 }
 
-func datatroveEnds(path string) string { return path + ".index" }
+func datatroveEnds(name string) string { return name + ".index" }
 
-func datatroveMetadata(path string, s shard) error {
-	return create(path+".metadata", func(w *bufio.Writer) error {
+func datatroveMetadata(dir *os.Root, name string, s shard) error {
+	return create(dir, name+".metadata", func(w *bufio.Writer) error {
 		_, err := fmt.Fprintf(w, "%s|%d\n%d\n%[3]d tokens", s.tokenizer, s.width, s.tokens)
 		return err
 	})
 }
 
 // create writes a file that is on the disk when it returns.
-func create(path string, write func(*bufio.Writer) error) error {
-	f, err := os.Create(path)
+func create(dir *os.Root, name string, write func(*bufio.Writer) error) error {
+	f, err := dir.Create(name)
 	if err != nil {
 		return err
 	}

@@ -162,7 +162,7 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 		}
 	}
 	if err := w.publish(s); err != nil {
-		return err
+		return fmt.Errorf("--out %s: %w", o.out, err)
 	}
 	return o.report(cmd.OutOrStdout())
 }
@@ -231,10 +231,10 @@ func (o *options) begin(w *workplace, inputs []*input) (*state, error) {
 		switch {
 		case s.Settings != begin.Settings:
 			err = fmt.Errorf("%s is of an unfinished run with other options: repeat those, or give --force to begin again: %s",
-				w.dir, s.Settings.differ(begin.Settings))
+				w.dir.Name(), s.Settings.differ(begin.Settings))
 		case s.Inputs != begin.Inputs || readOnce(inputs):
 			err = fmt.Errorf("%s is of an unfinished run, and since then the texts, or their sizes or modification times, are others: "+
-				"restore them, or give --force to begin again", w.dir)
+				"restore them, or give --force to begin again", w.dir.Name())
 		default:
 			w.kept = true
 			return s, nil
@@ -304,7 +304,7 @@ func (o *options) stale(inputs []*input) ([]string, error) {
 
 // run goes from a state to a complete one.
 func (o *options) run(ctx context.Context, w *workplace, s *state, inputs []*input, c *coding) error {
-	r := &reader{inputs: inputs, column: c.fields[0].path, stdin: o.stdin, scratch: w.dir, inVal: c.inVal, cut: c.cut}
+	r := &reader{inputs: inputs, column: c.fields[0].path, stdin: o.stdin, scratch: w.dir.Name(), inVal: c.inVal, cut: c.cut}
 	if err := o.count(ctx, r, c); err != nil {
 		return err
 	}
@@ -505,7 +505,7 @@ func (o *options) manifest(w *workplace, c *coding, sums [len(splits)]vocabulary
 			m.TokenBytes = append(m.TokenBytes, c.Bytes(token))
 		}
 	}
-	return create(filepath.Join(w.dir, manifestName), func(out *bufio.Writer) error { return m.Write(out) })
+	return create(w.dir, manifestName, func(out *bufio.Writer) error { return m.Write(out) })
 }
 
 // report says what DIR has now.

@@ -72,14 +72,14 @@ func (r *reader) read(from position) error {
 	r.batch, r.buf = new(batch), make([]byte, 0, chunkSize)
 	for ; from.Input < len(r.inputs); from = (position{Input: from.Input + 1}) {
 		in := r.inputs[from.Input]
-		read := r.readText
+		read, offset := r.readText, from.Offset
 		switch in.kind {
 		case jsonl:
 			read = r.readLines
 		case parquet:
-			read = r.readRows
+			read, offset = r.readRows, 0
 		}
-		s, err := in.open(r.stdin, r.seek(in, from), r.tally)
+		s, err := in.open(r.stdin, offset, r.tally)
 		if err != nil {
 			return err
 		}
@@ -97,14 +97,6 @@ func (r *reader) read(from position) error {
 	}
 	r.batch.end = from
 	return r.emit(r.batch)
-}
-
-// seek is the offset in bytes at which an input is opened.
-func (r *reader) seek(in *input, from position) int64 {
-	if in.kind == parquet {
-		return 0
-	}
-	return from.Offset
 }
 
 // add appends a chunk to the batch, which ends at a position, and emits a batch that is large enough.
@@ -330,7 +322,7 @@ func (r *reader) readPages(in *input, pages parquetgo.Pages, at *position, bytes
 
 // spool decompresses a parquet file to a file without a name: it must be read at any offset.
 func (r *reader) spool(s *stream) (*os.File, int64, error) {
-	file, err := os.CreateTemp(r.scratch, "parquet-")
+	file, err := os.CreateTemp(r.scratch, ".parquet-")
 	if err != nil {
 		return nil, 0, err
 	}

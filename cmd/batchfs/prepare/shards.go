@@ -17,7 +17,7 @@ var splits = [...]string{"train", "val"}
 
 // output is how all splits are written.
 type output struct {
-	dir       string
+	dir       *os.Root
 	format    format
 	width     int
 	most      int64 // tokens of a shard; 0 for one shard of all
@@ -48,17 +48,17 @@ func (s *split) shardName() string {
 	return fmt.Sprintf("%s_%06d%s", s.name, len(s.Shards)+1, s.format.extension)
 }
 
-// paths are those of files.
-func (s *split) paths() (paths [3]string) {
-	path := filepath.Join(s.dir, s.shardName())
-	paths[0] = path
+// names are those of files.
+func (s *split) names() (names [3]string) {
+	name := s.shardName()
+	names[0] = name
 	if s.format.finish != nil {
-		paths[1] = s.format.ends(path)
+		names[1] = s.format.ends(name)
 	}
 	if s.masked {
-		paths[2] = maskPath(path)
+		names[2] = maskPath(name)
 	}
-	return paths
+	return names
 }
 
 // maskPath is where the loss mask of a shard is.
@@ -67,18 +67,18 @@ func maskPath(path string) string { return path[:len(path)-len(filepath.Ext(path
 // open opens the files of the next shard, cut to what the checkpoint has of them.
 func (s *split) open() error {
 	sizes := [3]int64{int64(len(s.header())) + s.Tokens*int64(s.width), 8 * s.Documents, s.Tokens}
-	for i, path := range s.paths() {
-		if path == "" {
+	for i, name := range s.names() {
+		if name == "" {
 			continue
 		}
-		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o666)
+		f, err := s.dir.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o666)
 		if err != nil {
 			return err
 		}
 		s.files[i] = f
 		size, err := f.Seek(0, io.SeekEnd)
 		if err == nil && s.Tokens > 0 && size < sizes[i] {
-			err = fmt.Errorf("%s: has %d bytes, and had %d: give --force to begin again", path, size, sizes[i])
+			err = fmt.Errorf("%s: has %d bytes, and had %d: give --force to begin again", f.Name(), size, sizes[i])
 		}
 		if err == nil {
 			err = f.Truncate(sizes[i])
@@ -197,20 +197,20 @@ func (s *split) complete() error {
 	if err := s.sync(); err != nil {
 		return err
 	}
-	path := filepath.Join(s.dir, s.shardName())
+	name := s.shardName()
 	if s.format.finish != nil {
-		if err := s.format.finish(path, shard{s.Tokens, s.Documents, s.width, s.tokenizer}); err != nil {
+		if err := s.format.finish(s.dir, name, shard{s.Tokens, s.Documents, s.width, s.tokenizer}); err != nil {
 			return err
 		}
 	}
 	hash := sha256.New()
 	if _, err := io.Copy(hash, io.NewSectionReader(s.files[0], 0, 1<<62)); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return fmt.Errorf("%s: %w", s.files[0].Name(), err)
 	}
 	s.close()
-	done := vocabulary.Shard{Name: filepath.Base(path), Tokens: s.Tokens, Documents: s.Documents, SHA256: fmt.Sprintf("%x", hash.Sum(nil))}
+	done := vocabulary.Shard{Name: name, Tokens: s.Tokens, Documents: s.Documents, SHA256: fmt.Sprintf("%x", hash.Sum(nil))}
 	if s.masked {
-		done.Arrays = []vocabulary.Array{{Name: "mask", File: filepath.Base(maskPath(path)), DType: "uint8"}}
+		done.Arrays = []vocabulary.Array{{Name: "mask", File: maskPath(name), DType: "uint8"}}
 	}
 	s.splitState = splitState{Shards: append(s.Shards, done)}
 	return nil

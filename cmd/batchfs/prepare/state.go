@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -15,7 +17,8 @@ import (
 // A workplace is the directory of an unfinished run, DIR/.prepare. The files that DIR is to get are written there, under their
 // names; others begin with ".".
 type workplace struct {
-	dir  string
+	out  *os.Root // DIR
+	dir  *os.Root
 	lock *os.File
 	kept bool // there is a checkpoint to go on from
 }
@@ -36,45 +39,89 @@ type state struct {
 	Stale    []string `json:"stale"`    // files of DIR to remove then
 }
 
+// made matches the names of all files that prepare writes in a workplace. Nothing else is removed there, or moved to DIR.
+var made = regexp.MustCompile(`^vocab\.json$|^\.state\.json(\.new)?$|^\.parquet-\d+$|^\.(train|val)(_\d+)?\.bin\.ends$|` + tokenFile.String())
+
 // openWorkplace makes DIR and its workplace where they are missing. Only one process at a time has it.
 func openWorkplace(out string) (*workplace, error) {
-	w := &workplace{dir: filepath.Join(out, workplaceName)}
-	err := os.MkdirAll(w.dir, 0o777)
+	w := new(workplace)
+	err := os.MkdirAll(out, 0o777)
 	if err == nil {
-		w.lock, err = os.Open(w.dir)
+		w.out, err = os.OpenRoot(out)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("--out: %w", err)
 	}
-	if err := syscall.Flock(int(w.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		w.lock.Close()
-		return nil, fmt.Errorf("%s: another batchfs prepare writes there: wait until it has ended", w.dir)
+	if err := w.open(); err != nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Join(out, workplaceName), err)
 	}
 	return w, nil
+}
+
+// open opens the workplace. Others must not have made it: they could lead what is written and removed there elsewhere.
+func (w *workplace) open() error {
+	if err := w.out.Mkdir(workplaceName, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	info, err := w.out.Lstat(workplaceName)
+	switch {
+	case err != nil:
+		return err
+	case !info.IsDir():
+		return errors.New("is no directory, and prepare works in a directory of its own: move it away, or choose another --out")
+	case int(info.Sys().(*syscall.Stat_t).Uid) != os.Geteuid():
+		return errors.New("belongs to another user: choose another --out, or remove it")
+	case info.Mode()&0o022 != 0:
+		return errors.New("may be written by other users: remove it, or chmod go-w it if they have not")
+	}
+	if w.dir, err = w.out.OpenRoot(workplaceName); err != nil {
+		return err
+	}
+	if w.lock, err = w.dir.Open("."); err != nil {
+		return err
+	}
+	if now, err := w.lock.Stat(); err != nil || !os.SameFile(info, now) || syscall.Flock(int(w.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+		return errors.New("another batchfs prepare writes there: wait until it has ended")
+	}
+	return nil
 }
 
 // close leaves the workplace, and removes it unless there is a checkpoint.
 func (w *workplace) close() {
 	if !w.kept {
-		os.RemoveAll(w.dir)
+		w.clear()
+		w.out.Remove(workplaceName)
 	}
 	w.lock.Close()
+	w.dir.Close()
+	w.out.Close()
 }
 
 // clear removes what another run left.
 func (w *workplace) clear() error {
-	entries, err := os.ReadDir(w.dir)
-	for _, e := range entries {
+	names, err := w.names()
+	for _, name := range names {
 		if err == nil {
-			err = os.RemoveAll(filepath.Join(w.dir, e.Name()))
+			err = w.dir.Remove(name)
 		}
 	}
 	return err
 }
 
+// names are those of all files that prepare made in the workplace.
+func (w *workplace) names() ([]string, error) {
+	dir, err := w.dir.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	return slices.DeleteFunc(names, func(name string) bool { return !made.MatchString(name) }), err
+}
+
 // load returns the last checkpoint, or nil if there is none.
 func (w *workplace) load() (*state, error) {
-	raw, err := os.ReadFile(filepath.Join(w.dir, stateName))
+	raw, err := w.dir.ReadFile(stateName)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -83,17 +130,16 @@ func (w *workplace) load() (*state, error) {
 		err = json.Unmarshal(raw, s)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w: give --force to begin again", filepath.Join(w.dir, stateName), err)
+		return nil, fmt.Errorf("%s: %w: give --force to begin again", filepath.Join(w.dir.Name(), stateName), err)
 	}
 	return s, nil
 }
 
 // save makes s the checkpoint.
 func (w *workplace) save(s *state) error {
-	path := filepath.Join(w.dir, stateName)
-	err := create(path+".new", func(out *bufio.Writer) error { return json.NewEncoder(out).Encode(s) })
+	err := create(w.dir, stateName+".new", func(out *bufio.Writer) error { return json.NewEncoder(out).Encode(s) })
 	if err == nil {
-		err = os.Rename(path+".new", path)
+		err = w.dir.Rename(stateName+".new", stateName)
 	}
 	if err == nil {
 		err = w.lock.Sync()
@@ -104,38 +150,31 @@ func (w *workplace) save(s *state) error {
 
 // files are the names that DIR is to get. The vocabulary is first: a mount that follows a change of the tokens reads it again then.
 func (w *workplace) files() ([]string, error) {
-	entries, err := os.ReadDir(w.dir)
-	var names []string
-	for _, e := range entries {
-		switch {
-		case e.Name() == manifestName:
-			names = append([]string{manifestName}, names...)
-		case !strings.HasPrefix(e.Name(), "."):
-			names = append(names, e.Name())
-		}
-	}
+	names, err := w.names()
+	names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, ".") })
+	slices.Sort(names)
+	slices.Reverse(names)
 	return names, err
 }
 
 // publish moves the files of a complete run to DIR, and removes the workplace.
 func (w *workplace) publish(s *state) error {
-	out := filepath.Dir(w.dir)
 	for _, name := range s.Stale {
-		if err := os.Remove(filepath.Join(out, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := w.out.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
 	names, err := w.files()
 	for _, name := range names {
 		if err == nil {
-			err = os.Rename(filepath.Join(w.dir, name), filepath.Join(out, name))
+			err = w.out.Rename(filepath.Join(workplaceName, name), name)
 		}
 	}
 	if err != nil {
 		return err
 	}
 	w.kept = false
-	dir, err := os.Open(out)
+	dir, err := w.out.Open(".")
 	if err != nil {
 		return err
 	}
