@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -257,49 +258,51 @@ func (o *object) Want(ranges []Range, t Turn) (room bool) {
 	return true
 }
 
+// Read reads block after block, so that none is fetched twice, however few fit in memory.
 func (o *object) Read(ranges []Range, visit func(int, []byte) error) error {
 	if o.changed.Load() {
 		return o.changedError()
 	}
-	o.Want(ranges, Turn{}) // all at once, as far as there is room
-	size := o.blocks.BlockBytes()
-	for len(ranges) > 0 {
-		block, n := ranges[0].From/size, 0
-		for n < len(ranges) && ranges[n].From/size == block && ranges[n].To <= (block+1)*size {
-			n++
+	list := rangeLists.Get().(*[]Range)
+	defer rangeLists.Put(list)
+	parts, size := (*list)[:0], o.blocks.BlockBytes() // parts: of ranges, each in one block
+	for i, r := range ranges {
+		for block := range blocks.Holding(r.From, r.To, size) {
+			parts = append(parts, Range{max(r.From, block*size), min(r.To, (block+1)*size), i})
 		}
-		var err error
-		if n > 0 {
-			err = o.readBlock(block, ranges[:n], visit)
-		} else {
-			n, err = 1, o.readAcross(ranges[0], visit)
+	}
+	*list = parts
+	slices.SortFunc(parts, func(a, b Range) int { return cmp.Compare(a.From, b.From) })
+	o.Want(parts, Turn{}) // all at once, as far as there is room
+	var block int64
+	var whole map[int][]byte // of ranges in several blocks, what was read
+	read := func(i int, raw []byte) error {
+		r := ranges[i]
+		if int64(len(raw)) == r.To-r.From {
+			return visit(r.Index, raw)
 		}
-		if err != nil {
+		if whole == nil {
+			whole = map[int][]byte{}
+		}
+		if whole[i] == nil {
+			whole[i] = make([]byte, r.To-r.From)
+		}
+		copy(whole[i][max(block*size-r.From, 0):], raw)
+		if r.To > (block+1)*size {
+			return nil
+		}
+		return visit(r.Index, whole[i])
+	}
+	for len(parts) > 0 {
+		n := 1
+		for block = parts[0].From / size; n < len(parts) && parts[n].From/size == block; n++ {
+		}
+		if err := o.readBlock(block, parts[:n], read); err != nil {
 			return err
 		}
-		ranges = ranges[n:]
+		parts = parts[n:]
 	}
 	return nil
-}
-
-// readAcross reads a range that several blocks hold.
-func (o *object) readAcross(r Range, visit func(int, []byte) error) error {
-	size := o.blocks.BlockBytes()
-	buffer := buffers.Get().(*[]byte)
-	defer buffers.Put(buffer)
-	whole := slices.Grow((*buffer)[:0], int(r.To-r.From))[:r.To-r.From]
-	*buffer = whole
-	for from := r.From; from < r.To; {
-		part := Range{from, min(r.To, (from/size+1)*size), 0}
-		if err := o.readBlock(from/size, []Range{part}, func(_ int, raw []byte) error {
-			copy(whole[part.From-r.From:], raw)
-			return nil
-		}); err != nil {
-			return err
-		}
-		from = part.To
-	}
-	return visit(r.Index, whole)
 }
 
 // readBlock reads ranges that lie in one block. If its file is not what it was, the block is read anew, also what was visited already.

@@ -12,7 +12,6 @@ import (
 	"context"
 	"iter"
 	"log/slog"
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -36,8 +35,11 @@ type Options struct {
 // Slots is how many blocks are in memory at most.
 func (o Options) Slots() int { return int(max(o.Memory/o.BlockBytes, 2)) }
 
+// aheadSlots is how many blocks in memory may wait for their readers. The others are for readers that wait.
+func (o Options) aheadSlots() int { return o.Slots() - max(o.Slots()/4, 1) }
+
 // AtOnce is how many blocks are fetched ahead at a time at most.
-func (o Options) AtOnce() int { return min(o.Slots(), maxLoading) }
+func (o Options) AtOnce() int { return min(o.aheadSlots(), maxLoading) }
 
 // Fetch fills dst with the bytes of an object from off on, or returns an error.
 type Fetch func(ctx context.Context, o store.Object, off int64, dst []byte) error
@@ -56,7 +58,6 @@ type Cache struct {
 	recent  list.List      // of the *entry in memory, the one that was wanted last is the last
 	free    [][]byte       // slots
 	taken   int            // slots in use
-	loading int            // blocks that were wanted ahead
 	queue   []wanted       // blocks that are wanted ahead, nearest first
 	pending []*entry       // to be written, oldest first
 	writing bool           // a goroutine writes them
@@ -71,7 +72,7 @@ type Counts struct {
 }
 
 const (
-	maxLoading = 32 // blocks wanted ahead at a time
+	maxLoading = 32 // blocks fetched ahead at a time
 	// A block that was loaded ahead, and that nobody has read for so long, is worth no more than others.
 	patience = 30 * time.Second
 	// A block that was not written for so long is not, because others need the memory.
@@ -190,6 +191,10 @@ func (o *Object) Get(index int64) (Block, error) {
 		return Block{File: c.disk.path(k)}, nil
 	case e == nil:
 		e = c.add(k)
+		if i := c.queued(k); i >= 0 {
+			e.needs = c.queue[i].needs
+			c.queue = slices.Delete(c.queue, i, i+1)
+		}
 		go c.load(e)
 	case e.at != nil:
 		c.recent.MoveToBack(e.at)
@@ -236,7 +241,7 @@ func (o *Object) Want(index int64, t Turn) bool {
 	if o.IsOnDisk(index) {
 		return true
 	}
-	if i := slices.IndexFunc(c.queue, func(w wanted) bool { return w.key == k }); i >= 0 {
+	if i := c.queued(k); i >= 0 {
 		c.queue[i].needs = add(c.queue[i].needs, t)
 		return true
 	}
@@ -254,9 +259,14 @@ func (o *Object) Want(index int64, t Turn) bool {
 	return true
 }
 
+// queued is the place of a block in the queue, or -1. The caller holds mu.
+func (c *Cache) queued(k key) int {
+	return slices.IndexFunc(c.queue, func(w wanted) bool { return w.key == k })
+}
+
 // pump begins to load blocks that are wanted ahead, while there are slots. The caller holds mu.
 func (c *Cache) pump() {
-	for c.loading < maxLoading {
+	for c.mayLoad() {
 		i := c.nearest()
 		if i < 0 {
 			return
@@ -271,17 +281,24 @@ func (c *Cache) pump() {
 			}
 			e := c.add(w.key)
 			e.bytes, e.ahead, e.needs = slot, true, w.needs
-			c.loading++
-			go func() {
-				c.load(e)
-				c.mu.Lock()
-				defer c.mu.Unlock()
-				c.loading--
-				c.pump()
-			}()
+			go c.load(e)
 		}
 		c.queue = slices.Delete(c.queue, i, i+1)
 	}
+}
+
+// mayLoad reports whether one more block may be fetched ahead. The caller holds mu.
+func (c *Cache) mayLoad() bool {
+	loading, unread := 0, 0
+	for _, e := range c.entries {
+		if e.ahead && e.at == nil {
+			loading++
+		}
+		if w, _ := e.worth(); w == isAhead {
+			unread++
+		}
+	}
+	return loading < maxLoading && unread < c.o.aheadSlots()
 }
 
 // nearest is the block of the queue that is needed first, or -1. It drops those that are needed no more. The caller holds mu.
@@ -364,8 +381,8 @@ func (c *Cache) loadedFrom(e *entry, spare, bytes []byte) {
 	c.pump()
 }
 
-// slot returns memory for a block, or nil if there is none yet. For a block that somebody waits for, it takes that of any that nobody reads and
-// that need not be written; for others that of one that was read. The caller holds mu.
+// slot returns memory for a block, or nil if there is none yet. For a block that somebody waits for, it takes that of any that nobody reads,
+// that need not be written, and that was not fetched ahead for nothing; for others that of one that was read. The caller holds mu.
 func (c *Cache) slot(now bool) []byte {
 	if n := len(c.free); n > 0 {
 		slot := c.free[n-1]
@@ -387,15 +404,15 @@ func (c *Cache) slot(now bool) []byte {
 			}
 		}
 	}
-	if victim == nil || worth == isPending || !now && worth > isRead {
+	if victim == nil || worth >= isPending || !now && worth > isRead {
 		return nil
 	}
 	if victim.pending {
 		c.pending = slices.DeleteFunc(c.pending, func(e *entry) bool { return e == victim })
 		c.Counts.Full.Add(1)
 	}
-	if worth == isWanted && len(victim.needs) > 0 {
-		c.queue = append(c.queue, wanted{victim.key, victim.needs})
+	if needs := later(victim.needs); len(needs) > 0 {
+		c.queue = append(c.queue, wanted{victim.key, needs})
 	}
 	c.remove(victim)
 	return victim.bytes[:c.o.BlockBytes]
@@ -408,22 +425,21 @@ const (
 	isWanted         // somebody will
 	isLate           // to be written: the directory should have it by now
 	isPending        // to be written to the directory
+	isAhead          // fetched, or being fetched, before its reader needs it, who has not read it yet
 )
 
 // worth is what the block is worth, and if it is wanted, after how many batches. The caller holds Cache.mu.
 func (e *entry) worth() (worth int, batches uint64) {
+	d, wanted := next(e.needs)
 	switch {
+	case !e.read && (wanted || len(e.needs) == 0 && (e.at == nil || time.Since(e.loaded) < patience)):
+		return isAhead, d
 	case e.pending && time.Since(e.loaded) < slowest:
 		return isPending, 0
 	case e.pending:
 		return isLate, 0
-	}
-	if d, ok := next(e.needs); ok {
+	case wanted:
 		return isWanted, d
-	}
-	switch {
-	case !e.read && time.Since(e.loaded) < patience:
-		return isWanted, math.MaxUint64
 	case slices.ContainsFunc(e.needs, need.isPassed):
 		return isPassed, 0
 	}
