@@ -14,8 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"batchfs/cache/blocks"
 	"batchfs/cache/store"
 )
@@ -322,7 +320,7 @@ func (o *object) readBlock(block int64, ranges []Range, visit func(int, []byte) 
 				refused = visit(i, raw)
 				return refused
 			})
-			if err == nil || refused != nil {
+			if err == nil || errors.Is(err, refused) {
 				o.counts.Hits.Add(1)
 				return err
 			}
@@ -345,11 +343,8 @@ func (o *object) readBlock(block int64, ranges []Range, visit func(int, []byte) 
 			}
 			return nil
 		}
-		if err := o.keep(block, b.File); err != nil {
-			o.blocks.Forget(block)
-			if try == maxTries {
-				return err
-			}
+		if err := o.keep(block, b); err != nil {
+			return err
 		}
 	}
 }
@@ -358,17 +353,14 @@ func (o *object) readBlock(block int64, ranges []Range, visit func(int, []byte) 
 const maxTries = 5
 
 // keep makes the file of a block the one that it is read from.
-func (o *object) keep(block int64, path string) error {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return err
-	}
+func (o *object) keep(block int64, b blocks.Block) error {
 	// A block is small, and there are many: to map one, or to open it, for each row would cost more than the row.
 	access := Pread
 	if o.access == Map {
 		access = Map
 	}
-	f, err := newFile(path, identityOf(&st), Sample{}, access, o.drop)
+	id := Identity{Dev: b.Stat.Dev, Ino: b.Stat.Ino, Size: b.Stat.Size, Sec: b.Stat.Sec, Nsec: b.Stat.Nsec}
+	f, err := newFile(b.File, id, Sample{}, access, o.drop)
 	if err == nil {
 		f.staysOpen = true
 		o.files[block].Store(f)
@@ -393,6 +385,9 @@ func (r *remote) openObject(name string) (id Identity, _ content, err error) {
 		return id, nil, err
 	}
 	if at, err = client.Stat(context.Background(), at); err != nil {
+		return id, nil, err
+	}
+	if err := r.blocks.Check(); err != nil {
 		return id, nil, err
 	}
 	return Identity{Size: at.Size, ETag: at.ETag}, &objectContent{client: client, at: at, parts: map[int64][]byte{}}, nil

@@ -1,5 +1,5 @@
 // Package blocks keeps blocks of objects near those who read them: a few in memory, and many as files of a directory that all
-// processes of a host share.
+// processes of a user share.
 //
 // A block that is wanted is read from the directory if it is there, and fetched from the store otherwise: once, however many
 // readers want it. A fetched block is served from memory and written to the directory meanwhile. The directory is full at some time, and
@@ -12,6 +12,7 @@ import (
 	"context"
 	"iter"
 	"log/slog"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -22,7 +23,8 @@ import (
 
 // Options say where blocks are kept. They are comparable.
 type Options struct {
-	Dir        string // shared by all processes of the host; empty: none
+	Dir        string // of all processes of a user of this host; empty: none
+	Shared     bool   // a group may use it, whose members are trusted
 	Limit      int64  // bytes of the blocks in it
 	BlockBytes int64
 	Memory     int64 // bytes of the blocks in memory, of at least two
@@ -111,7 +113,7 @@ func New(o Options, log func() *slog.Logger) *Cache {
 	c := &Cache{o: o, slots: o.Slots(), entries: map[key]*entry{}}
 	c.changed.L = &c.mu
 	if o.Dir != "" {
-		c.disk = &disk{dir: o.Dir, limit: o.Limit, log: log}
+		c.disk = &disk{dir: o.Dir, shared: o.Shared, limit: o.Limit, log: log}
 	}
 	return c
 }
@@ -122,7 +124,7 @@ type Object struct {
 	cache    *Cache
 	identity identity
 	fetch    Fetch
-	onDisk   []atomic.Uint32 // a bit for each block: its file was verified by this process
+	onDisk   []atomic.Pointer[Stat] // of each block, its file, once it was written or verified by this process
 }
 
 // Object returns an object of the store at an endpoint, for its blocks to be read. Nobody removes its blocks from the directory
@@ -130,7 +132,7 @@ type Object struct {
 func (c *Cache) Object(endpoint string, o store.Object, fetch Fetch) *Object {
 	of := &Object{Object: o, cache: c, fetch: fetch, identity: identity{endpoint, o.Bucket, o.Key, o.ETag, o.Size, c.o.BlockBytes}}
 	if c.disk != nil {
-		of.onDisk = make([]atomic.Uint32, of.Blocks()/32+1)
+		of.onDisk = make([]atomic.Pointer[Stat], of.Blocks())
 		c.disk.mount(of.identity)
 	}
 	return of
@@ -158,18 +160,27 @@ func (k key) bounds() (from, to int64) {
 
 // IsOnDisk reports whether this process knows that the directory has a block.
 func (o *Object) IsOnDisk(index int64) bool {
-	return o.onDisk != nil && o.onDisk[index/32].Load()&(1<<(index%32)) != 0
+	return o.onDisk != nil && o.onDisk[index].Load() != nil
 }
 
 // Forget says that the file of a block is not what it was, or is gone.
-func (o *Object) Forget(index int64) { o.onDisk[index/32].And(^uint32(1 << (index % 32))) }
+func (o *Object) Forget(index int64) { o.onDisk[index].Store(nil) }
 
-func (o *Object) setOnDisk(index int64) { o.onDisk[index/32].Or(1 << (index % 32)) }
+// file returns a block that the directory is known to have.
+func (o *Object) file(index int64) (b Block, ok bool) {
+	if !o.IsOnDisk(index) {
+		return b, false
+	}
+	b.Stat = o.onDisk[index].Load() // or nil, where it was forgotten just now
+	b.File = filepath.Join(o.cache.disk.dir, key{o, index}.path())
+	return b, b.Stat != nil
+}
 
-// A Block is one of an object, until it is released: bytes in memory, or a file that begins with them.
+// A Block is one of an object, until it is released: bytes in memory, or a file that begins with them as long as its Stat is the same.
 type Block struct {
 	Bytes []byte
 	File  string
+	Stat  *Stat
 	entry *entry
 }
 
@@ -186,10 +197,11 @@ func (o *Object) Get(index int64) (Block, error) {
 	c.mu.Lock()
 	e := c.entries[k]
 	switch {
-	case e == nil && o.IsOnDisk(index):
-		c.mu.Unlock()
-		return Block{File: c.disk.path(k)}, nil
 	case e == nil:
+		if b, ok := o.file(index); ok {
+			c.mu.Unlock()
+			return b, nil
+		}
 		e = c.add(k)
 		if i := c.queued(k); i >= 0 {
 			e.needs = c.queue[i].needs
@@ -218,7 +230,7 @@ func (o *Object) Get(index int64) (Block, error) {
 		return Block{}, e.err
 	case e.bytes == nil:
 		c.release(e)
-		return Block{File: c.disk.path(k)}, nil
+		return o.Get(index) // of a file
 	case waited:
 		c.Counts.Waits.Add(1)
 		c.Counts.Waited.Add(int64(time.Since(began)))
@@ -327,10 +339,12 @@ func (c *Cache) add(k key) *entry {
 func (c *Cache) load(e *entry) {
 	k, slot := e.key, e.bytes
 	e.bytes = nil
-	if c.disk != nil && c.disk.verify(k) {
-		k.object.setOnDisk(k.index)
-		c.loadedFrom(e, slot, nil)
-		return
+	if c.disk != nil {
+		if found := c.disk.verify(k); found != nil {
+			k.object.onDisk[k.index].Store(found)
+			c.loadedFrom(e, slot, nil)
+			return
+		}
 	}
 	if slot == nil {
 		c.mu.Lock()
@@ -475,8 +489,8 @@ func (c *Cache) write() {
 		c.pending = c.pending[1:]
 		e.refs++
 		c.mu.Unlock()
-		if c.disk.write(e.key, e.bytes, func() { c.release(e) }) {
-			e.key.object.setOnDisk(e.key.index)
+		if written := c.disk.write(e.key, e.bytes, func() { c.release(e) }); written != nil {
+			e.key.object.onDisk[e.key.index].Store(written)
 		} else {
 			c.Counts.Full.Add(1)
 		}

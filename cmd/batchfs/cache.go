@@ -24,7 +24,7 @@ It may be deleted at any time, also while batches are served.`,
 	}
 	cmd.AddCommand(
 		cacheDirCommand("status", "Show what the block cache has of which object", func(cmd *cobra.Command, c *config.Config) error {
-			kept, err := blocks.Usage(c.Store.CacheDir)
+			kept, err := blocks.Usage(c.Remote().Blocks)
 			if err != nil {
 				return err
 			}
@@ -41,7 +41,7 @@ It may be deleted at any time, also while batches are served.`,
 			return nil
 		}),
 		cacheDirCommand("prune", "Remove from the block cache what nobody has mounted", func(cmd *cobra.Command, c *config.Config) error {
-			removed, err := blocks.Prune(c.Store.CacheDir)
+			removed, err := blocks.Prune(c.Remote().Blocks)
 			if err != nil {
 				return err
 			}
