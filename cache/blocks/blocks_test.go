@@ -333,6 +333,7 @@ func TestSilentDisk(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")
 	}
+	t.Parallel()
 	s := newSource(10 * blockBytes)
 	o := options(t, 100)
 	var log bytes.Buffer

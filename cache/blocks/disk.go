@@ -284,13 +284,8 @@ func (d *disk) writeIn(root *os.Root, k key, block []byte, alive func()) (*Stat,
 	if err := d.listIn(root); err != nil {
 		return nil, err
 	}
-	if info, err := root.Lstat(k.path()); err == nil {
-		if info.Mode().IsRegular() && info.Size() == int64(len(block)+trailerBytes) {
-			return nil, nil // of another process; it is verified when it is read
-		}
-		if err := root.RemoveAll(k.path()); err != nil {
-			return nil, err
-		}
+	if _, err := root.Lstat(k.path()); err == nil {
+		return nil, nil // of another process; it is verified when it is read
 	}
 	used, known := usedIn(root)
 	used += int64(len(block) + trailerBytes)

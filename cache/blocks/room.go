@@ -65,7 +65,7 @@ func (d *disk) measure(alive func()) (kept []Kept, used int64, err error) {
 	if kept, err = usage(root, true, alive); err != nil {
 		return nil, 0, err
 	}
-	return kept, used, d.locked(alive, func(root *os.Root) error {
+	err = d.locked(alive, func(root *os.Root) error {
 		mounted(root, true)
 		err := eachFile(root, ".", func(info fs.FileInfo) bool {
 			if strings.HasPrefix(info.Name(), "new-") {
@@ -84,6 +84,7 @@ func (d *disk) measure(alive func()) (kept []Kept, used int64, err error) {
 		d.measured.Store(true)
 		return d.setUsed(root, used)
 	})
+	return kept, used, err
 }
 
 // makeRoom removes blocks of objects that nobody has mounted, those that were mounted longest ago first, until there is room for a block.
