@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+	"weak"
 
 	"batchfs/cache/blocks"
 	"batchfs/cache/store"
@@ -30,7 +31,8 @@ type remote struct {
 	blocks *blocks.Cache
 
 	mu      sync.Mutex
-	clients map[string]*store.Client // by scheme; guarded by mu
+	clients map[string]*store.Client // by scheme; guarded by mu, as objects
+	objects []weak.Pointer[object]
 }
 
 var remotes struct {
@@ -66,8 +68,29 @@ func (r Remote) open() *remote {
 			remotes.all = map[Remote]*remote{}
 		}
 		remotes.all[r] = opened
+		if r.Blocks.Dir != "" {
+			go opened.closeEvicted()
+		}
 	}
 	return opened
+}
+
+// closeEvicted closes blocks soon after they were removed from the directory, whose space they take until then.
+func (r *remote) closeEvicted() {
+	for range time.Tick(time.Second) {
+		if !r.blocks.HasEvicted() {
+			continue
+		}
+		r.mu.Lock()
+		r.objects = slices.DeleteFunc(r.objects, func(p weak.Pointer[object]) bool { return p.Value() == nil })
+		objects := slices.Clone(r.objects)
+		r.mu.Unlock()
+		for _, p := range objects {
+			if o := p.Value(); o != nil {
+				o.closeEvicted()
+			}
+		}
+	}
 }
 
 func (r *remote) client(scheme string) (*store.Client, error) {
@@ -200,7 +223,18 @@ func (r *remote) newObject(name string, id Identity, sample Sample, access Acces
 	o := &object{name: name, id: id, sample: sample, access: access, drop: drop, client: client, counts: &r.blocks.Counts}
 	o.blocks = r.blocks.Object(client.Endpoint(), at, client.ReadRange)
 	o.files = make([]atomic.Pointer[file], o.blocks.Blocks())
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.objects = append(r.objects, weak.Make(o))
 	return o, nil
+}
+
+func (o *object) closeEvicted() {
+	for i := range o.files {
+		if f := o.files[i].Load(); f != nil && f.Check() != nil && o.files[i].CompareAndSwap(f, nil) {
+			o.blocks.Forget(int64(i))
+		}
+	}
 }
 
 func (o *object) Path() string { return o.name }
@@ -453,40 +487,119 @@ func (c *objectContent) fetch(offs []int64, length int64) error {
 	return errors.Join(errs...)
 }
 
-// RemoteBytes is the size of the files of the array, and of the indexes of its documents, that are objects.
-func (a *Array) RemoteBytes() (n int64) {
-	for file := range a.all() {
-		if o, ok := file.blob.(*object); ok {
-			n += o.id.Size
-		}
-	}
-	return n
+// A Stretch is elements of an array, from a position to before another.
+type Stretch struct {
+	Array    *Array
+	From, To int64
 }
 
-// Fetch brings all of the array's objects into the directory of blocks, as far as there is room. It calls progress with the bytes of each
-// block. It ends with the error of ctx when that is cancelled.
-func (a *Array) Fetch(ctx context.Context, progress func(n int64)) error {
-	for file := range a.all() {
-		o, ok := file.blob.(*object)
-		if !ok {
+// parts are the bytes of objects that hold a stretch, and those of the indexes of their documents.
+func (s Stretch) parts() (elements, indexes []blocks.Part) {
+	a := s.Array
+	for of, r := range a.parts(s.From*a.width, s.To*a.width) {
+		if o, ok := of.blob.(*object); ok {
+			r = a.bytes(of, r)
+			elements = append(elements, blocks.Part{Object: o.blocks, From: r.From, To: r.To})
+		}
+		if of.index == nil {
 			continue
 		}
-		wanted := int64(0)
-		for i := range o.blocks.Blocks() {
-			for wanted < o.blocks.Blocks() && o.blocks.Want(wanted, Turn{}) {
-				wanted++
-			}
-			wanted = max(wanted, i+1)
-			b, err := o.blocks.Get(i)
-			if err != nil {
-				return err
-			}
-			b.Release()
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			progress(min(o.blocks.BlockBytes(), o.id.Size-i*o.blocks.BlockBytes()))
+		if o, ok := of.index.blob.(*object); ok {
+			indexes = append(indexes, blocks.Part{Object: o.blocks, To: o.id.Size})
 		}
 	}
-	return nil
+	return elements, indexes
 }
+
+// A Share is the blocks that an epoch of a reader needs.
+type Share = blocks.Share
+
+// NewShare is the share that holds stretches, or nil where no block of them is kept. name says who reads it.
+func NewShare(name string, stretches []Stretch) *Share {
+	var parts []blocks.Part
+	for _, s := range stretches {
+		elements, indexes := s.parts()
+		parts = append(parts, slices.Concat(elements, indexes)...)
+	}
+	return blocks.NewShare(name, parts)
+}
+
+// Fetch brings a share, which holds stretches, into the directory of blocks, until there is no more room: each block once, in the order in which
+// windows visits them, until it is told false, and then the rest. It calls progress with the bytes of each block. It ends with the error of ctx
+// when that is cancelled.
+func Fetch(ctx context.Context, share *Share, stretches []Stretch, windows func(visit func(*Array, Window) bool), progress func(n int64)) error {
+	share.Fill()
+	f := &fetch{ctx: ctx, share: share, progress: progress, seen: map[wantedBlock]bool{}}
+	for _, s := range stretches {
+		_, indexes := s.parts()
+		f.add(indexes...)
+	}
+	windows(func(a *Array, w Window) bool {
+		for s, r := range a.inFiles(w) {
+			if o, ok := s.blob.(*object); ok {
+				f.add(blocks.Part{Object: o.blocks, From: r.From, To: r.To})
+			}
+		}
+		return f.err == nil && int64(len(f.seen)) < share.Blocks
+	})
+	for _, s := range stretches {
+		elements, _ := s.parts()
+		f.add(elements...)
+	}
+	for len(f.wanted) > 0 && f.err == nil {
+		f.next()
+	}
+	return f.err
+}
+
+// A fetch is one Fetch.
+type fetch struct {
+	ctx      context.Context
+	share    *Share
+	progress func(n int64)
+	seen     map[wantedBlock]bool
+	wanted   []wantedBlock // that are being fetched, in order
+	err      error
+}
+
+type wantedBlock struct {
+	of    *blocks.Object
+	index int64
+}
+
+// add fetches the blocks of parts that it has not seen.
+func (f *fetch) add(parts ...blocks.Part) {
+	for _, p := range parts {
+		for i := range blocks.Holding(p.From, p.To, p.Object.BlockBytes()) {
+			b := wantedBlock{p.Object, i}
+			if f.seen[b] || f.err != nil {
+				continue
+			}
+			f.seen[b] = true
+			for len(f.wanted) > 0 && !b.of.Want(i, Turn{}) {
+				f.next()
+			}
+			f.wanted = append(f.wanted, b)
+		}
+	}
+}
+
+// next waits for the first of the blocks that are being fetched.
+func (f *fetch) next() {
+	b := f.wanted[0]
+	f.wanted = f.wanted[1:]
+	got, err := b.of.Get(b.index)
+	if err == nil {
+		got.Release()
+		f.progress(min(b.of.BlockBytes(), b.of.Size-b.index*b.of.BlockBytes()))
+		f.share.Read()
+		err = context.Cause(f.ctx)
+	}
+	if use, _ := RemoteUseNow(); use.Unkept > 0 {
+		err = cmp.Or(err, ErrNoRoom)
+	}
+	f.err = cmp.Or(f.err, err)
+}
+
+// ErrNoRoom says that the directory of blocks is full, or fails.
+var ErrNoRoom = errors.New("no more room")

@@ -4,7 +4,7 @@
 // A block that is wanted is read from the directory if it is there, and fetched from the store otherwise: once, however many
 // readers want it. A fetched block is served from memory and written to the directory meanwhile. The directory is full at some time, and
 // then stays as it is: readers come back to every block once an epoch, so no block is worth more than another, and to replace
-// them would only mean to fetch more. Only blocks of objects that nobody has mounted make room.
+// them would only mean to fetch more. Only blocks that nobody needs any more make room: see Share.
 package blocks
 
 import (
@@ -52,7 +52,8 @@ type Cache struct {
 	slots int // blocks in memory
 	disk  *disk
 
-	Counts Counts
+	Counts  Counts
+	evicted atomic.Int64 // when HasEvicted last saw that blocks were removed
 
 	mu      sync.Mutex
 	changed sync.Cond      // a slot may be free, or what waited is written; its lock is mu
@@ -113,7 +114,8 @@ func New(o Options, log func() *slog.Logger) *Cache {
 	c := &Cache{o: o, slots: o.Slots(), entries: map[key]*entry{}}
 	c.changed.L = &c.mu
 	if o.Dir != "" {
-		c.disk = &disk{dir: o.Dir, shared: o.Shared, limit: o.Limit, log: log}
+		c.disk = &disk{dir: o.Dir, shared: o.Shared, limit: o.Limit, log: log, shares: map[string]*Share{}}
+		c.disk.none = Share{disk: c.disk, Blocks: 1000}
 	}
 	return c
 }
@@ -127,13 +129,11 @@ type Object struct {
 	onDisk   []atomic.Pointer[Stat] // of each block, its file, once it was written or verified by this process
 }
 
-// Object returns an object of the store at an endpoint, for its blocks to be read. Nobody removes its blocks from the directory
-// while this process lives.
+// Object returns an object of the store at an endpoint, for its blocks to be read.
 func (c *Cache) Object(endpoint string, o store.Object, fetch Fetch) *Object {
 	of := &Object{Object: o, cache: c, fetch: fetch, identity: identity{endpoint, o.Bucket, o.Key, o.ETag, o.Size, c.o.BlockBytes}}
 	if c.disk != nil {
 		of.onDisk = make([]atomic.Pointer[Stat], of.Blocks())
-		c.disk.mount(of.identity)
 	}
 	return of
 }

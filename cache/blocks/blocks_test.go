@@ -170,7 +170,7 @@ func TestWithoutDirectory(t *testing.T) {
 
 func used(t *testing.T, o Options) (n int64) {
 	t.Helper()
-	kept, err := Usage(o)
+	kept, _, err := Usage(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,29 +180,34 @@ func used(t *testing.T, o Options) (n int64) {
 	return n
 }
 
-// A full directory stays as it is, and is worth as many blocks as it has in each epoch. What nobody has mounted makes room.
+// A full directory stays as it is, and is worth as many blocks as it has in each epoch. What no reader needs makes room.
 func TestFull(t *testing.T) {
 	s := newSource(20 * blockBytes)
 	o := options(t, 10)
 	a := s.open(t, o, io.Discard, "a")
 	for range 3 {
+		shareOf(a, 0, 20)
 		readAll(t, s, a)
 		a.cache.Flush()
 	}
 	if n := s.fetched.Load(); n != 20+10+10 {
 		t.Errorf("three epochs fetched %d blocks, want %d", n, 40)
 	}
-	b := s.open(t, o, io.Discard, "b") // while a is mounted
-	readAll(t, s, b)
+	b := s.open(t, o, io.Discard, "b")
+	readAll(t, s, b) // not as a share
 	b.cache.Flush()
-	kept, err := Usage(o)
-	if err != nil || len(kept) != 1 || kept[0].Name != "http://store/bucket/a" || kept[0].Blocks != 10 || !kept[0].Mounted {
-		t.Errorf("the directory has %+v (%v), want 10 blocks of a, mounted", kept, err)
+	kept, shares, err := Usage(o)
+	if err != nil || len(kept) != 1 || kept[0].Name != "http://store/bucket/a" || kept[0].Blocks != 10 {
+		t.Errorf("the directory has %+v (%v), want 10 blocks of a", kept, err)
 	}
-	a.cache.disk.list.Close()
-	b = s.open(t, o, io.Discard, "b")
-	readAll(t, s, b)
-	b.cache.Flush()
+	if len(shares) != 1 || len(shares[0].Readers) != 1 || shares[0].Needed != 2*o.Limit || shares[0].Kept != o.Limit || shares[0].Enough != 2*o.Limit {
+		t.Errorf("the directory has %+v, want one share of 20 blocks, which has room for 10", shares)
+	}
+	for range 2 {
+		shareOf(b, 0, 20)
+		readAll(t, s, b)
+		b.cache.Flush()
+	}
 	if n := used(t, o); n != o.Limit {
 		t.Errorf("the directory has %d bytes, want %d", n, o.Limit)
 	}
@@ -211,9 +216,12 @@ func TestFull(t *testing.T) {
 	if n := s.fetched.Load() - before; n != 10 {
 		t.Errorf("another epoch of b fetched %d blocks, want 10", n)
 	}
-	removed, err := Prune(o)
-	if err != nil || removed != 0 {
-		t.Errorf("Prune removed %d bytes (%v) of what is mounted", removed, err)
+	if removed, err := Prune(o); err != nil || removed != 0 {
+		t.Errorf("Prune removed %d bytes (%v) of what is read", removed, err)
+	}
+	b.ends()
+	if removed, err := Prune(o); err != nil || removed != o.Limit {
+		t.Errorf("Prune removed %d bytes (%v) of what nobody reads, want %d", removed, err, o.Limit)
 	}
 }
 
