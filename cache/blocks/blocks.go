@@ -4,7 +4,7 @@
 // A block that is wanted is read from the directory if it is there, and fetched from the store otherwise: once, however many
 // readers want it. A fetched block is served from memory and written to the directory meanwhile. The directory is full at some time, and
 // then stays as it is: readers come back to every block once an epoch, so no block is worth more than another, and to replace
-// them would only mean to fetch more. Only blocks of objects that nobody has mounted make room.
+// them would only mean to fetch more. Only blocks that nobody needs any more make room: see Share.
 package blocks
 
 import (
@@ -12,7 +12,6 @@ import (
 	"context"
 	"iter"
 	"log/slog"
-	"math"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -38,8 +37,11 @@ type Options struct {
 // Slots is how many blocks are in memory at most.
 func (o Options) Slots() int { return int(max(o.Memory/o.BlockBytes, 2)) }
 
+// aheadSlots is how many blocks in memory may wait for their readers. The others are for readers that wait.
+func (o Options) aheadSlots() int { return o.Slots() - max(o.Slots()/4, 1) }
+
 // AtOnce is how many blocks are fetched ahead at a time at most.
-func (o Options) AtOnce() int { return min(o.Slots(), maxLoading) }
+func (o Options) AtOnce() int { return min(o.aheadSlots(), maxLoading) }
 
 // Fetch fills dst with the bytes of an object from off on, or returns an error.
 type Fetch func(ctx context.Context, o store.Object, off int64, dst []byte) error
@@ -50,7 +52,8 @@ type Cache struct {
 	slots int // blocks in memory
 	disk  *disk
 
-	Counts Counts
+	Counts  Counts
+	evicted atomic.Int64 // when HasEvicted last saw that blocks were removed
 
 	mu      sync.Mutex
 	changed sync.Cond      // a slot may be free, or what waited is written; its lock is mu
@@ -58,7 +61,6 @@ type Cache struct {
 	recent  list.List      // of the *entry in memory, the one that was wanted last is the last
 	free    [][]byte       // slots
 	taken   int            // slots in use
-	loading int            // blocks that were wanted ahead
 	queue   []wanted       // blocks that are wanted ahead, nearest first
 	pending []*entry       // to be written, oldest first
 	writing bool           // a goroutine writes them
@@ -73,7 +75,7 @@ type Counts struct {
 }
 
 const (
-	maxLoading = 32 // blocks wanted ahead at a time
+	maxLoading = 32 // blocks fetched ahead at a time
 	// A block that was loaded ahead, and that nobody has read for so long, is worth no more than others.
 	patience = 30 * time.Second
 	// A block that was not written for so long is not, because others need the memory.
@@ -112,7 +114,8 @@ func New(o Options, log func() *slog.Logger) *Cache {
 	c := &Cache{o: o, slots: o.Slots(), entries: map[key]*entry{}}
 	c.changed.L = &c.mu
 	if o.Dir != "" {
-		c.disk = &disk{dir: o.Dir, shared: o.Shared, limit: o.Limit, log: log}
+		c.disk = &disk{dir: o.Dir, shared: o.Shared, limit: o.Limit, log: log, shares: map[string]*Share{}}
+		c.disk.none = Share{disk: c.disk, Blocks: 1000}
 	}
 	return c
 }
@@ -126,13 +129,11 @@ type Object struct {
 	onDisk   []atomic.Pointer[Stat] // of each block, its file, once it was written or verified by this process
 }
 
-// Object returns an object of the store at an endpoint, for its blocks to be read. Nobody removes its blocks from the directory
-// while this process lives.
+// Object returns an object of the store at an endpoint, for its blocks to be read.
 func (c *Cache) Object(endpoint string, o store.Object, fetch Fetch) *Object {
 	of := &Object{Object: o, cache: c, fetch: fetch, identity: identity{endpoint, o.Bucket, o.Key, o.ETag, o.Size, c.o.BlockBytes}}
 	if c.disk != nil {
 		of.onDisk = make([]atomic.Pointer[Stat], of.Blocks())
-		c.disk.mount(of.identity)
 	}
 	return of
 }
@@ -202,6 +203,10 @@ func (o *Object) Get(index int64) (Block, error) {
 			return b, nil
 		}
 		e = c.add(k)
+		if i := c.queued(k); i >= 0 {
+			e.needs = c.queue[i].needs
+			c.queue = slices.Delete(c.queue, i, i+1)
+		}
 		go c.load(e)
 	case e.at != nil:
 		c.recent.MoveToBack(e.at)
@@ -248,7 +253,7 @@ func (o *Object) Want(index int64, t Turn) bool {
 	if o.IsOnDisk(index) {
 		return true
 	}
-	if i := slices.IndexFunc(c.queue, func(w wanted) bool { return w.key == k }); i >= 0 {
+	if i := c.queued(k); i >= 0 {
 		c.queue[i].needs = add(c.queue[i].needs, t)
 		return true
 	}
@@ -266,9 +271,14 @@ func (o *Object) Want(index int64, t Turn) bool {
 	return true
 }
 
+// queued is the place of a block in the queue, or -1. The caller holds mu.
+func (c *Cache) queued(k key) int {
+	return slices.IndexFunc(c.queue, func(w wanted) bool { return w.key == k })
+}
+
 // pump begins to load blocks that are wanted ahead, while there are slots. The caller holds mu.
 func (c *Cache) pump() {
-	for c.loading < maxLoading {
+	for c.mayLoad() {
 		i := c.nearest()
 		if i < 0 {
 			return
@@ -283,17 +293,24 @@ func (c *Cache) pump() {
 			}
 			e := c.add(w.key)
 			e.bytes, e.ahead, e.needs = slot, true, w.needs
-			c.loading++
-			go func() {
-				c.load(e)
-				c.mu.Lock()
-				defer c.mu.Unlock()
-				c.loading--
-				c.pump()
-			}()
+			go c.load(e)
 		}
 		c.queue = slices.Delete(c.queue, i, i+1)
 	}
+}
+
+// mayLoad reports whether one more block may be fetched ahead. The caller holds mu.
+func (c *Cache) mayLoad() bool {
+	loading, unread := 0, 0
+	for _, e := range c.entries {
+		if e.ahead && e.at == nil {
+			loading++
+		}
+		if w, _ := e.worth(); w == isAhead {
+			unread++
+		}
+	}
+	return loading < maxLoading && unread < c.o.aheadSlots()
 }
 
 // nearest is the block of the queue that is needed first, or -1. It drops those that are needed no more. The caller holds mu.
@@ -378,8 +395,8 @@ func (c *Cache) loadedFrom(e *entry, spare, bytes []byte) {
 	c.pump()
 }
 
-// slot returns memory for a block, or nil if there is none yet. For a block that somebody waits for, it takes that of any that nobody reads and
-// that need not be written; for others that of one that was read. The caller holds mu.
+// slot returns memory for a block, or nil if there is none yet. For a block that somebody waits for, it takes that of any that nobody reads,
+// that need not be written, and that was not fetched ahead for nothing; for others that of one that was read. The caller holds mu.
 func (c *Cache) slot(now bool) []byte {
 	if n := len(c.free); n > 0 {
 		slot := c.free[n-1]
@@ -401,15 +418,15 @@ func (c *Cache) slot(now bool) []byte {
 			}
 		}
 	}
-	if victim == nil || worth == isPending || !now && worth > isRead {
+	if victim == nil || worth >= isPending || !now && worth > isRead {
 		return nil
 	}
 	if victim.pending {
 		c.pending = slices.DeleteFunc(c.pending, func(e *entry) bool { return e == victim })
 		c.Counts.Full.Add(1)
 	}
-	if worth == isWanted && len(victim.needs) > 0 {
-		c.queue = append(c.queue, wanted{victim.key, victim.needs})
+	if needs := later(victim.needs); len(needs) > 0 {
+		c.queue = append(c.queue, wanted{victim.key, needs})
 	}
 	c.remove(victim)
 	return victim.bytes[:c.o.BlockBytes]
@@ -422,22 +439,21 @@ const (
 	isWanted         // somebody will
 	isLate           // to be written: the directory should have it by now
 	isPending        // to be written to the directory
+	isAhead          // fetched, or being fetched, before its reader needs it, who has not read it yet
 )
 
 // worth is what the block is worth, and if it is wanted, after how many batches. The caller holds Cache.mu.
 func (e *entry) worth() (worth int, batches uint64) {
+	d, wanted := next(e.needs)
 	switch {
+	case !e.read && (wanted || len(e.needs) == 0 && (e.at == nil || time.Since(e.loaded) < patience)):
+		return isAhead, d
 	case e.pending && time.Since(e.loaded) < slowest:
 		return isPending, 0
 	case e.pending:
 		return isLate, 0
-	}
-	if d, ok := next(e.needs); ok {
+	case wanted:
 		return isWanted, d
-	}
-	switch {
-	case !e.read && time.Since(e.loaded) < patience:
-		return isWanted, math.MaxUint64
 	case slices.ContainsFunc(e.needs, need.isPassed):
 		return isPassed, 0
 	}

@@ -67,13 +67,14 @@ func TestWhoseDirectory(t *testing.T) {
 			if got := fmt.Sprint(err); test.says == "" && err != nil || !strings.Contains(got, test.says) {
 				t.Errorf("the error is %q, want one that says %q", got, test.says)
 			}
+			shareOf(object, 0, 3)
 			readAll(t, s, object)
 			object.cache.Flush()
-			entries, _ := os.ReadDir(o.Dir)
+			entries, _ := os.ReadDir(o.Dir) // the object, used, shares and mounted
 			if test.says != "" && len(entries) > 0 {
 				t.Errorf("%v is in a directory that was refused", entries)
 			}
-			if info, err := os.Stat(o.Dir); test.says == "" && (err != nil || info.Mode()&^os.ModeDir != test.mode || len(entries) != 3) {
+			if info, err := os.Stat(o.Dir); test.says == "" && (err != nil || info.Mode()&^os.ModeDir != test.mode || len(entries) != 4) {
 				t.Errorf("the directory has %v and is %v (%v), want mode %v", entries, info, err, test.mode)
 			}
 		})
@@ -97,7 +98,6 @@ func TestOther(t *testing.T) {
 	}
 	fmt.Printf("fetched %d\n", s.fetched.Load())
 	if os.Getenv("BLOCKS_TEST_PRUNE") != "" {
-		object.cache.disk.list.Close()
 		removed, err := Prune(o)
 		must(t, err)
 		fmt.Printf("removed %d\n", removed/(blockBytes+trailerBytes))
@@ -168,7 +168,6 @@ func TestBadEntries(t *testing.T) {
 	if _, err := os.Lstat(block(10) + "x"); err == nil {
 		t.Error("a file that is no block stays among them")
 	}
-	again.cache.disk.list.Close()
 	outer := s.open(t, o, io.Discard, "b") // whose directory is a link
 	must(t, os.Symlink(outside, in(outer.identity.name())))
 	readAll(t, s, outer)
@@ -178,7 +177,7 @@ func TestBadEntries(t *testing.T) {
 	}
 }
 
-// Another process that holds the lock for long keeps nobody from what is kept. What this one has mounted is listed afterwards.
+// Another process that holds the lock for long keeps nobody from what is kept. That this one reads is noted afterwards.
 func TestHeldLock(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")
@@ -186,11 +185,12 @@ func TestHeldLock(t *testing.T) {
 	t.Parallel()
 	s, o := newSource(10*blockBytes), options(t, 100)
 	first := s.open(t, o, io.Discard, "a")
+	shareOf(first, 0, 10)
 	for i := range int64(5) {
 		s.check(t, first, i)
 		first.cache.Flush()
 	}
-	first.cache.disk.list.Close()
+	first.ends()
 	holder := exec.Command("flock", o.Dir, "sh", "-c", "echo locked; cat")
 	hold, err := holder.StdinPipe()
 	must(t, err)
@@ -202,26 +202,28 @@ func TestHeldLock(t *testing.T) {
 	s.fetched.Store(0)
 	var log bytes.Buffer
 	object := s.open(t, o, &log, "a")
+	share := shareOf(object, 0, 10)
 	for range 3 {
 		readAll(t, s, object)
 		object.cache.Flush()
 	}
-	kept, err := Usage(o)
-	if n := s.fetched.Load(); n != 3*5 || log.Len() > 0 || err != nil || len(kept) != 1 || kept[0].Blocks != 5 || kept[0].Mounted {
-		t.Errorf("%d blocks were fetched, want 15; the directory has %+v (%v); the log:\n%s", n, kept, err, &log)
+	kept, shares, err := Usage(o)
+	if n := s.fetched.Load(); n != 3*5 || log.Len() > 0 || err != nil || len(kept) != 1 || kept[0].Blocks != 5 || len(shares[0].Readers) > 0 {
+		t.Errorf("%d blocks were fetched, want 15; the directory has %+v, %+v (%v); the log:\n%s", n, kept, shares, err, &log)
 	}
 	hold.Close()
 	must(t, holder.Wait())
 	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		if kept, err = Usage(o); err != nil || len(kept) == 1 && kept[0].Mounted {
+		share.note()
+		if _, shares, err = Usage(o); err != nil || len(shares[0].Readers) > 0 {
 			break
 		}
 		if time.Now().After(end) {
-			t.Fatal("the object is not listed as mounted")
+			t.Fatal("the share is not noted as read")
 		}
 	}
 	if removed, err := Prune(o); err != nil || removed != 0 {
-		t.Errorf("Prune removed %d bytes (%v) of what is mounted", removed, err)
+		t.Errorf("Prune removed %d bytes (%v) of what is read", removed, err)
 	}
 }
 
@@ -235,12 +237,11 @@ func TestPortions(t *testing.T) {
 		last = s.open(t, o, io.Discard, fmt.Sprint(i))
 		readAll(t, s, last)
 		last.cache.Flush()
-		last.cache.disk.list.Close()
 	}
-	kept, err := Usage(o)
+	kept, _, err := Usage(o)
 	must(t, err)
 	left, waits := make(chan int, 1), false
-	_, err = last.cache.disk.evict(kept, math.MaxInt64, func() {
+	_, err = last.cache.disk.evict(victimsIn(kept, nil, nil), math.MaxInt64, func() {
 		if !waits {
 			waits = true
 			go func() {
@@ -248,12 +249,12 @@ func TestPortions(t *testing.T) {
 				if err == nil {
 					err = flock(lock, syscall.LOCK_EX)
 				}
-				dirs, _ := filepath.Glob(filepath.Join(o.Dir, "*", objectFile))
+				blocks, _ := filepath.Glob(filepath.Join(o.Dir, "*", "0"))
 				lock.Close()
 				if err != nil {
 					t.Error(err)
 				}
-				left <- len(dirs)
+				left <- len(blocks)
 			}()
 		}
 		time.Sleep(portion) // of the disk

@@ -27,9 +27,11 @@ import (
 // A disk is a directory of blocks that all processes of a user, or of a group, share on a host. See dir.go for who may use it.
 //
 //	<object>/<index>   a block: its bytes, and a trailer
-//	<object>/object    what the object is, as JSON; its time is when it was mounted last
-//	mounted/<name>     the objects that a process has mounted, a line each; the process holds a lock on the file while it lives
+//	<object>/object    what the object is, as JSON
+//	shares/<name>      the blocks of a share, as JSON; its time is when it was read last, or later where a command has fetched it
+//	mounted/<name>     the shares that a process reads, a line each; the process holds a lock on the file while it lives
 //	used               the bytes of all blocks, as text
+//	evicted            its time is when blocks were removed last
 //	new-<name>         a block that is being written
 //
 // A process that changes anything of this holds a lock on the directory, for a moment. Any file may be removed at any time. A block that is
@@ -45,10 +47,9 @@ type disk struct {
 	failed   atomic.Bool  // the log says so
 	measured atomic.Bool  // by this process
 
-	mu       sync.Mutex
-	names    map[string]bool // objects that this process has mounted; guarded by mu, as the next two
-	unlisted []string        // those that list does not have yet
-	retrying bool            // a goroutine lists them
+	mu     sync.Mutex
+	shares map[string]*Share // that this process reads, by file; guarded by mu
+	none   Share             // for blocks that are in no share: it has no room but what nobody needs
 
 	listing sync.Mutex
 	list    *os.File // in mounted, with this process's lock; guarded by listing
@@ -246,17 +247,18 @@ func (d *disk) write(k key, block []byte, finished func()) *Stat {
 		return nil
 	}
 	var written *Stat
+	share := d.shareOf(k)
 	err := d.timely(func(alive func()) error {
 		defer finished()
 		try := func() error {
 			return d.locked(alive, func(root *os.Root) (err error) {
-				written, err = d.writeIn(root, k, block, alive)
+				written, err = d.writeIn(root, share, k, block, alive)
 				return err
 			})
 		}
 		err := try()
 		if errors.Is(err, errFull) {
-			if err = d.makeRoom(int64(len(block)+trailerBytes), alive); err == nil {
+			if err = d.makeRoom(share, int64(len(block)+trailerBytes), alive); err == nil {
 				err = try()
 			}
 		}
@@ -267,7 +269,6 @@ func (d *disk) write(k key, block []byte, finished func()) *Stat {
 		d.full.Store(time.Now().Add(retryTime).UnixNano())
 		return nil
 	case errors.Is(err, errFull):
-		d.full.Store(time.Now().Add(pauseTime).UnixNano())
 		return nil
 	case err != nil:
 		d.fails(err)
@@ -280,8 +281,8 @@ func (d *disk) write(k key, block []byte, finished func()) *Stat {
 var errFull = errors.New("full")
 
 // writeIn returns errFull also where it is not known how much the directory has.
-func (d *disk) writeIn(root *os.Root, k key, block []byte, alive func()) (*Stat, error) {
-	if err := d.listIn(root); err != nil {
+func (d *disk) writeIn(root *os.Root, share *Share, k key, block []byte, alive func()) (*Stat, error) {
+	if err := share.noteIn(root); err != nil {
 		return nil, err
 	}
 	if _, err := root.Lstat(k.path()); err == nil {

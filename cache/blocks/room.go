@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"maps"
@@ -16,13 +15,13 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 const (
-	usedFile   = "used"
-	mountedDir = "mounted"
+	usedFile    = "used"
+	evictedFile = "evicted"
+	sharesDir   = "shares"
+	mountedDir  = "mounted"
 )
 
 // usedIn is the bytes of all blocks, for a caller that holds the lock. A process measures the directory once, and where the file is gone.
@@ -66,7 +65,7 @@ func (d *disk) measure(alive func()) (kept []Kept, used int64, err error) {
 		return nil, 0, err
 	}
 	err = d.locked(alive, func(root *os.Root) error {
-		mounted(root, true)
+		d.sharesIn(root, true)
 		err := eachFile(root, ".", func(info fs.FileInfo) bool {
 			if strings.HasPrefix(info.Name(), "new-") {
 				root.RemoveAll(info.Name())
@@ -79,7 +78,16 @@ func (d *disk) measure(alive func()) (kept []Kept, used int64, err error) {
 		now, _ := usedIn(root)
 		used = max(now-used, 0)
 		for _, o := range kept {
-			used += o.Bytes
+			if used += o.Bytes; o.Blocks == 0 {
+				empty := true // or a block was written just now
+				eachFile(root, o.dir, func(file fs.FileInfo) bool {
+					empty = file.Name() == objectFile
+					return empty
+				})
+				if empty {
+					root.RemoveAll(o.dir)
+				}
+			}
 		}
 		d.measured.Store(true)
 		return d.setUsed(root, used)
@@ -87,218 +95,222 @@ func (d *disk) measure(alive func()) (kept []Kept, used int64, err error) {
 	return kept, used, err
 }
 
-// makeRoom removes blocks of objects that nobody has mounted, those that were mounted longest ago first, until there is room for a block.
-func (d *disk) makeRoom(need int64, alive func()) error {
-	kept, used, err := d.measure(alive)
-	if over := used + need - d.limit; err == nil && over > 0 {
-		_, err = d.evict(kept, over+d.limit/64, alive) // so that not every block needs to be measured
+// makeRoom removes blocks of shares that are not in use, those that were read longest ago first, until there is room for a block of one that is.
+func (d *disk) makeRoom(s *Share, need int64, alive func()) error {
+	if s.refused.Load() > 0 {
+		s.refused.Add(-1)
+		return errFull
 	}
-	return err
+	kept, used, err := d.measure(alive)
+	over := used + need - d.limit
+	if err != nil || over <= 0 {
+		return err
+	}
+	root, err := d.open()
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	now, filling, inUse := time.Now(), s.filling.Load(), []span{}
+	victims := victimsIn(kept, d.sharesIn(root, false), func(of knownShare) bool {
+		is := of.file == s.file || of.read.UnixNano() >= s.horizon.Load()
+		if filling {
+			is = of.file == s.file || len(of.readers) > 0 && now.Sub(of.read) < fillWaits
+		}
+		if is {
+			inUse = append(inUse, of.Spans...)
+		}
+		return is
+	})
+	removed, err := d.evict(victims, over+d.limit/64, alive) // so that not every block needs to be measured
+	if err != nil {
+		return err
+	}
+	if removed >= over {
+		s.failed.Store(0)
+		return nil
+	}
+	if s != &d.none {
+		if s.failed.Add(1) == seldom {
+			enough := int64(0)
+			for _, of := range union(inUse) {
+				enough += (of.To - of.From) * need
+			}
+			s.lacks(enough)
+		}
+		s.horizon.Store(now.UnixNano())
+	}
+	s.refused.Store(s.Blocks/20 - 1)
+	return errFull
+}
+
+// A victim is a block that may be removed.
+type victim struct {
+	path  string
+	bytes int64
+	read  time.Time // when a share that needs it was last read
+}
+
+// victimsIn are the blocks that no share needs that is in use, those of shares that were read longest ago first.
+func victimsIn(kept []Kept, shares []knownShare, inUse func(knownShare) bool) (victims []victim) {
+	slices.SortFunc(shares, func(a, b knownShare) int { return b.read.Compare(a.read) })
+	var spared []span
+	for _, s := range shares {
+		if inUse(s) {
+			spared = append(spared, s.Spans...)
+		}
+	}
+	spared = union(spared)
+	for _, o := range kept {
+		for index, bytes := range o.blocks {
+			if holds(spared, o.dir, index) {
+				continue
+			}
+			v := victim{path: filepath.Join(o.dir, strconv.FormatInt(index, 10)), bytes: bytes}
+			if i := slices.IndexFunc(shares, func(s knownShare) bool { return holds(s.Spans, o.dir, index) }); i >= 0 {
+				v.read = shares[i].read
+			}
+			victims = append(victims, v)
+		}
+	}
+	slices.SortFunc(victims, func(a, b victim) int { return cmp.Or(a.read.Compare(b.read), cmp.Compare(a.path, b.path)) })
+	return victims
 }
 
 // The lock is held for so long at most, and then free for as long, so that others need not wait for all that is removed.
 const portion = 50 * time.Millisecond
 
-// evict removes blocks of objects that nobody has mounted, one after the other, until so many bytes are removed. It returns how many.
-func (d *disk) evict(kept []Kept, atLeast int64, alive func()) (removed int64, err error) {
-	for len(kept) > 0 && removed < atLeast && err == nil {
+// evict removes blocks, one after the other, until so many bytes are removed. It returns how many.
+func (d *disk) evict(victims []victim, atLeast int64, alive func()) (removed int64, err error) {
+	for len(victims) > 0 && removed < atLeast && err == nil {
 		err = d.locked(alive, func(root *os.Root) error {
-			inUse, end, before := mounted(root, false), time.Now().Add(portion), removed
-			for len(kept) > 0 && removed < atLeast && time.Now().Before(end) {
-				done := inUse[kept[0].dir]
-				if !done {
-					var n int64
-					n, done = kept[0].remove(root, atLeast-removed, end)
-					removed += n
-				}
-				if done {
-					kept = kept[1:]
+			end, before := time.Now().Add(portion), removed
+			for ; len(victims) > 0 && removed < atLeast && time.Now().Before(end); victims = victims[1:] {
+				if root.Remove(victims[0].path) == nil {
+					removed += victims[0].bytes
 				}
 				alive()
 			}
 			used, _ := usedIn(root)
-			return d.setUsed(root, max(used-(removed-before), 0))
+			root.RemoveAll(evictedFile)
+			return cmp.Or(d.setUsed(root, max(used-(removed-before), 0)), d.createWith(root, evictedFile, nil))
 		})
-		if len(kept) > 0 && removed < atLeast {
+		if len(victims) > 0 && removed < atLeast {
 			time.Sleep(portion)
 		}
 	}
 	return removed, err
 }
 
-// remove removes blocks of an object until so many bytes are removed, or until end. done is true if the object has none left.
-func (o Kept) remove(root *os.Root, atLeast int64, end time.Time) (removed int64, done bool) {
-	done = true
-	eachFile(root, o.dir, func(block fs.FileInfo) bool {
-		if done = removed < atLeast && time.Now().Before(end); done && block.Name() != objectFile && root.RemoveAll(filepath.Join(o.dir, block.Name())) == nil {
-			removed += block.Size()
-		}
-		return done
-	})
-	if done {
-		root.RemoveAll(o.dir)
+// HasEvicted reports whether blocks were removed from the directory since it was called last.
+func (c *Cache) HasEvicted() bool {
+	at := int64(0)
+	if info, err := os.Lstat(filepath.Join(c.o.Dir, evictedFile)); err == nil {
+		at = info.ModTime().UnixNano()
 	}
-	return removed, done
-}
-
-// mount says, to all processes, that this one has an object mounted: now, or as soon as that can be said.
-func (d *disk) mount(i identity) {
-	name := i.name()
-	d.mu.Lock()
-	if d.names[name] {
-		d.mu.Unlock()
-		return
-	}
-	if d.names == nil {
-		d.names = map[string]bool{}
-	}
-	d.names[name] = true
-	d.unlisted = append(d.unlisted, name)
-	retrying := d.retrying
-	d.mu.Unlock()
-	if !retrying && !d.listNow() {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if !d.retrying {
-			d.retrying = true
-			go d.listLater()
-		}
-	}
-}
-
-// listNow lists what is mounted, and reports whether all of it is listed.
-func (d *disk) listNow() bool {
-	if d.usable() {
-		err := d.timely(func(alive func()) error { return d.locked(alive, d.listIn) })
-		if err != nil && !errors.Is(err, errBusy) {
-			d.fails(err)
-		}
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return len(d.unlisted) == 0
-}
-
-func (d *disk) listLater() {
-	for {
-		time.Sleep(retryTime)
-		d.listNow()
-		d.mu.Lock()
-		if len(d.unlisted) == 0 {
-			d.retrying = false
-			d.mu.Unlock()
-			return
-		}
-		d.mu.Unlock()
-	}
-}
-
-// listIn lists what is mounted, for a caller that holds the lock: all of it where the directory was deleted meanwhile.
-func (d *disk) listIn(root *os.Root) error {
-	d.listing.Lock()
-	defer d.listing.Unlock()
-	anew := d.list == nil || !isLinked(d.list)
-	d.mu.Lock()
-	names, listed := slices.Clone(d.unlisted), len(d.unlisted)
-	if anew {
-		names = slices.Collect(maps.Keys(d.names))
-	}
-	d.mu.Unlock()
-	if len(names) == 0 {
-		return nil
-	}
-	list := d.list
-	if anew {
-		var err error
-		if list, err = d.newList(root); err != nil {
-			return err
-		}
-	}
-	if _, err := list.WriteString(strings.Join(names, "\n") + "\n"); err != nil {
-		return err
-	}
-	d.list = list
-	for _, name := range names {
-		root.Chtimes(filepath.Join(name, objectFile), time.Now(), time.Now()) // where it is
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.unlisted = d.unlisted[listed:]
-	return nil
-}
-
-func isLinked(f *os.File) bool {
-	var st unix.Stat_t
-	return unix.Fstat(int(f.Fd()), &st) == nil && st.Nlink > 0
-}
-
-// newList makes this process's file in mounted.
-func (d *disk) newList(root *os.Root) (*os.File, error) {
-	if err := d.makeDir(root, mountedDir); err != nil {
-		return nil, err
-	}
-	list, err := d.create(root, filepath.Join(mountedDir, fmt.Sprintf("%d-%d", os.Getpid(), time.Now().UnixNano())))
-	if err != nil {
-		return nil, err
-	}
-	return list, flock(list, unix.LOCK_EX)
+	return c.evicted.Swap(at) != at
 }
 
 // Kept is what a directory has of an object.
 type Kept struct {
-	Name    string // s3://bucket/key of an endpoint; or what there is instead of its description
-	ETag    string
-	Size    int64 // of the object
-	Blocks  int64
-	Bytes   int64 // of the blocks
-	Mounted bool  // some process has it mounted
-	Since   time.Time
-	dir     string
+	Name   string // s3://bucket/key of an endpoint; or what there is instead of its description
+	ETag   string
+	Size   int64 // of the object
+	Bytes  int64 // of the blocks
+	Blocks int64
+	dir    string
+	blocks map[int64]int64 // bytes of each
 }
 
-// Usage is what the directory has, what was mounted longest ago first.
-func Usage(o Options) ([]Kept, error) {
-	root, err := (&disk{dir: o.Dir, shared: o.Shared}).open()
+// ShareUse is what a directory has of a share.
+type ShareUse struct {
+	Name         string
+	Readers      []string // that live
+	Needed, Kept int64    // bytes
+	Room         int64    // bytes that it may have, beside what other shares have that are read now
+	Enough       int64    // what the limit must be, where it is read now and lacks room
+	Read         time.Time
+}
+
+// Usage is what the directory has of objects, and of shares, what was read last first.
+func Usage(o Options) (kept []Kept, shares []ShareUse, err error) {
+	d := &disk{dir: o.Dir, shared: o.Shared}
+	root, err := d.open()
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return nil, nil, nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer root.Close()
-	return usage(root, false, func() {})
+	if kept, err = usage(root, false, func() {}); err != nil {
+		return nil, nil, err
+	}
+	known := d.sharesIn(root, false)
+	isNow := func(s knownShare) bool { return len(s.readers) > 0 && time.Since(s.read) < fillWaits }
+	slices.SortFunc(known, func(a, b knownShare) int { return b.read.Compare(a.read) })
+	for _, s := range known {
+		u := ShareUse{Name: s.Name, Readers: slices.Sorted(maps.Keys(s.readers)), Needed: s.Needed, Room: o.Limit, Read: s.read}
+		var others []span
+		for _, other := range known {
+			if other.file != s.file && isNow(other) {
+				others = append(others, other.Spans...)
+			}
+		}
+		others = union(others)
+		for _, o := range kept {
+			for index, bytes := range o.blocks {
+				if holds(s.Spans, o.dir, index) {
+					u.Kept += bytes
+				} else if holds(others, o.dir, index) {
+					u.Room -= bytes
+				}
+			}
+		}
+		for _, enough := range s.readers {
+			if isNow(s) && u.Kept < u.Needed && enough > o.Limit {
+				u.Enough = max(u.Enough, enough)
+			}
+		}
+		shares = append(shares, u)
+	}
+	return kept, shares, nil
 }
 
-// Prune removes blocks of all objects that nobody has mounted, and returns how many bytes that were.
+// Prune removes blocks that no reader needs, and that no command has fetched lately, and returns how many bytes that were.
 func Prune(o Options) (removed int64, err error) {
 	d := &disk{dir: o.Dir, shared: o.Shared}
-	if _, err := os.Stat(d.dir); errors.Is(err, fs.ErrNotExist) { // which measure would make
+	root, err := d.open()
+	if errors.Is(err, fs.ErrNotExist) { // which measure would make
 		return 0, nil
 	}
+	if err != nil {
+		return 0, err
+	}
+	defer root.Close()
 	kept, _, err := d.measure(func() {})
 	if err != nil {
 		return 0, err
 	}
-	return d.evict(kept, math.MaxInt64, func() {})
+	victims := victimsIn(kept, d.sharesIn(root, false), func(s knownShare) bool { return len(s.readers) > 0 || s.filled })
+	return d.evict(victims, math.MaxInt64, func() {})
 }
 
-// usage is what a directory has, what was mounted longest ago first. It mends the directory: it removes what is no block.
+// usage is what a directory has, by name. It mends the directory: it removes what is no block.
 func usage(root *os.Root, mend bool, alive func()) (kept []Kept, err error) {
-	inUse := mounted(root, false)
 	err = eachFile(root, ".", func(dir fs.FileInfo) bool {
 		if raw, err := hex.DecodeString(dir.Name()); err == nil && len(raw) == 16 && dir.IsDir() {
 			kept = append(kept, usageOf(root, dir.Name(), mend, alive))
-			kept[len(kept)-1].Mounted = inUse[dir.Name()]
 		}
 		return true
 	})
-	slices.SortFunc(kept, func(a, b Kept) int { return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.dir, b.dir)) })
+	slices.SortFunc(kept, func(a, b Kept) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.dir, b.dir)) })
 	return kept, err
 }
 
 // usageOf is what the directory has of an object.
 func usageOf(root *os.Root, dir string, mend bool, alive func()) Kept {
-	o := Kept{dir: dir, Name: "?"}
+	o := Kept{dir: dir, Name: "?", blocks: map[int64]int64{}}
 	var of identity
 	if json.Unmarshal([]byte(readText(root, filepath.Join(dir, objectFile))), &of) == nil {
 		o.Name, o.ETag, o.Size = of.Endpoint+"/"+of.Bucket+"/"+of.Key, of.ETag, of.Size
@@ -307,8 +319,9 @@ func usageOf(root *os.Root, dir string, mend bool, alive func()) Kept {
 		alive()
 		switch {
 		case file.Name() == objectFile:
-			o.Since = file.ModTime()
 		case of.isBlock(file):
+			index, _ := strconv.ParseInt(file.Name(), 10, 64)
+			o.blocks[index] = file.Size()
 			o.Blocks++
 			o.Bytes += file.Size()
 		case mend:
@@ -324,27 +337,4 @@ func (i identity) isBlock(info fs.FileInfo) bool {
 	index, err := strconv.ParseInt(info.Name(), 10, 64)
 	return err == nil && info.Mode().IsRegular() && i.BlockBytes > 0 && index >= 0 && index <= i.Size/i.BlockBytes &&
 		info.Size() == min(i.BlockBytes, i.Size-index*i.BlockBytes)+trailerBytes
-}
-
-// mounted are the objects that processes have mounted. Where it may tidy, which needs the lock, it removes the lists of dead ones.
-func mounted(root *os.Root, tidy bool) map[string]bool {
-	all := map[string]bool{}
-	eachFile(root, mountedDir, func(list fs.FileInfo) bool {
-		name := filepath.Join(mountedDir, list.Name())
-		f, err := openRegular(root, name)
-		if err != nil {
-			return true
-		}
-		defer f.Close()
-		if flock(f, unix.LOCK_SH|unix.LOCK_NB) != nil {
-			text, _ := io.ReadAll(f)
-			for name := range strings.FieldsSeq(string(text)) {
-				all[name] = true
-			}
-		} else if tidy {
-			root.Remove(name)
-		}
-		return true
-	})
-	return all
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/cache"
+	"batchfs/cache/blocks"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/fs/mount"
@@ -131,6 +132,9 @@ func (d *doctor) lookAtAll() {
 	}
 	for _, s := range d.config.Splits {
 		d.look("splits."+s.Split, func() (string, error) { return d.tokens(s) })
+	}
+	if d.config.Store.CacheDir != "" {
+		d.look("block cache", d.blockCache)
 	}
 	d.look("memory", d.memory)
 	d.look("read-ahead", d.readAhead)
@@ -331,6 +335,29 @@ func detailOf(d *dataset.Dataset) string {
 		detail += fmt.Sprintf(", on a disk that is read %d KiB ahead", kib)
 	}
 	return detail
+}
+
+// blockCache says whether the block cache has room for what is read now.
+func (d *doctor) blockCache() (string, error) {
+	_, shares, err := blocks.Usage(d.config.Remote().Blocks)
+	if err != nil {
+		return "", err
+	}
+	var all []string
+	enough := int64(0)
+	for _, s := range shares {
+		if len(s.Readers) > 0 {
+			all = append(all, shareInWords(s))
+			enough = max(enough, s.Enough)
+		}
+	}
+	switch text := strings.Join(all, "; "); {
+	case enough > 0:
+		return "", fmt.Errorf("%s: blocks without room are fetched again and again; set store.cache_bytes = %d", text, enough)
+	case text != "":
+		return text, nil
+	}
+	return "no mount reads it", nil
 }
 
 // footprint is the memory that the processes of a mount take besides the budget.
