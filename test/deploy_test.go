@@ -189,7 +189,8 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// The scripts for Slurm mount for a job, whose tasks read each its share, and unmount after it, however often they run.
+// The scripts for Slurm mount for a job, whose tasks read each its share, and unmount after it, however often they run. What is wrong for the
+// job fails the job; only a machine that cannot mount fails the prolog.
 func TestSlurm(t *testing.T) {
 	t.Parallel()
 	needNamespaces(t)
@@ -200,8 +201,8 @@ func TestSlurm(t *testing.T) {
 	noError(t, os.Chmod(filepath.Dir(root), 0o755))
 	noError(t, os.Chmod(root, 0o755))
 	config, _ := small(t, 1)
-	const job, user = "4711", 1234
-	dir, log := root+"/run/batchfs/"+job, root+"/var/log/batchfs/"+job+".log"
+	const id, user = "4711", 1234
+	dir, log := root+"/run/batchfs/"+id, root+"/var/log/batchfs/"+id+".log"
 	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
 	scripts, err := filepath.Glob("../deploy/slurm/*")
 	noError(t, err)
@@ -213,19 +214,25 @@ func TestSlurm(t *testing.T) {
 		text, err := os.ReadFile(script)
 		noError(t, err)
 		there := strings.NewReplacer("/run/batchfs", root+"/run/batchfs", "/var/log/batchfs", root+"/var/log/batchfs",
-			"/etc/batchfs/config.toml", config, "\nPATH=", "\nPATH="+root+":").Replace(string(text))
+			"/etc/batchfs/config.toml", config, "/etc/slurm/batchfs", root, "\nPATH=", "\nPATH="+root+":").Replace(string(text))
 		write(t, filepath.Join(root, filepath.Base(script)), []byte(there))
 	}
 	// in the place of Slurm and of a trainer
-	write(t, root+"/srun", []byte("#!/bin/sh\nfor SLURM_PROCID in 0 1; do export SLURM_PROCID SLURM_NTASKS=2; \"$@\"; done\n"))
+	write(t, root+"/srun", []byte(`#!/bin/sh
+		task_prolog=${1#--task-prolog=}; shift
+		for SLURM_PROCID in 0 1; do
+			export SLURM_PROCID SLURM_NTASKS=2
+			said=$("$task_prolog" 2>&-) || { echo "$said" | sed -n 's/^print //p'; exit 1; }
+			"$@"
+		done`))
 	write(t, root+"/python", []byte("#!/bin/sh\ncat \"${2#--batches=}/batch/0\"\n"))
-	for _, name := range []string{"srun", "python"} {
+	for _, name := range []string{"srun", "python", "task_prolog"} {
 		noError(t, os.Chmod(filepath.Join(root, name), 0o755))
 	}
 	noError(t, os.Symlink(batchfs, root+"/batchfs"))
 	slurm := func(script string) error {
 		t.Helper()
-		_, stderr, err := try(t, "env", "-i", "SLURM_JOB_ID="+job, fmt.Sprint("SLURM_JOB_UID=", user), "/bin/sh", filepath.Join(root, script))
+		_, stderr, err := try(t, "env", "-i", "SLURM_JOB_ID="+id, fmt.Sprint("SLURM_JOB_UID=", user), "/bin/sh", filepath.Join(root, script))
 		if stderr != "" {
 			t.Errorf("%s: %s", script, stderr)
 		}
@@ -244,9 +251,12 @@ func TestSlurm(t *testing.T) {
 	noError(t, slurm("prolog"))
 	noError(t, slurm("prolog"))
 	want := string(slices.Concat(cat(t, "train/rank=0,world=2", "-c", config), cat(t, "train/rank=1,world=2", "-c", config)))
+	job := func() (string, error) {
+		return asUser(user, user, "env", "PATH="+root+":"+os.Getenv("PATH"), "SLURM_JOB_ID="+id, "sh", root+"/train.sbatch")
+	}
 	trains := func() {
 		t.Helper()
-		got, err := asUser(user, user, "env", "PATH="+root+":"+os.Getenv("PATH"), "SLURM_JOB_ID="+job, "sh", root+"/train.sbatch")
+		got, err := job()
 		if err != nil || got != want {
 			t.Errorf("the job: %v, %q, want %q", err, got, want)
 		}
@@ -276,9 +286,35 @@ func TestSlurm(t *testing.T) {
 		t.Errorf("after the epilog: %v, mounted: %v, ended: %v", err, isMounted(t, dir), ended(keeper))
 	}
 
-	noError(t, os.Remove(config))
-	if slurm("prolog") == nil || !strings.Contains(said(), "config.toml: no such file") {
-		t.Error("a prolog that cannot mount succeeds, or does not say why")
+	// What is wrong for the job fails the job, and drains no node. When it is mended, the job runs.
+	right, err := os.ReadFile(config)
+	noError(t, err)
+	away := "[store]\nendpoint = \"http://127.0.0.1:1\"\nanonymous = true\n[mount]\ntimeout = \"1s\"\n[splits.train]\ntokens = \"s3://bucket/train.bin\"\n"
+	for wrong, why := range map[string]string{"[batch]\nbatchsize = 4\n": "batchsize", away: "connection refused"} {
+		write(t, config, []byte(wrong))
+		if err := slurm("prolog"); err != nil {
+			t.Errorf("the prolog drains the node, because of %s: %v", why, err)
+		}
+		got, err := job()
+		if err == nil || !strings.Contains(got, why) || !strings.Contains(got, "no batches on ") || !strings.Contains(said(), why) {
+			t.Errorf("the job that has no batches because of %q: %v, %q", why, err, got)
+		}
+	}
+	write(t, config, right)
+	noError(t, slurm("prolog"))
+	trains()
+	noError(t, slurm("epilog"))
+
+	// A machine that cannot mount is drained.
+	script := filepath.Join(root, "prolog")
+	text, err := os.ReadFile(script)
+	noError(t, err)
+	write(t, script, []byte("unshare --mount sh -ec 'mount -t tmpfs dev /dev; : >/dev/null\n"+strings.ReplaceAll(string(text), "'", `'\''`)+"'"))
+	if slurm("prolog") == nil || !strings.Contains(said(), "FIX  /dev/fuse") {
+		t.Error("the prolog of a machine without FUSE succeeds, or does not say why")
 	}
 	noError(t, slurm("epilog"))
+	if left, _ := filepath.Glob(dir + "*"); len(left) > 0 {
+		t.Errorf("the epilog leaves %s", left)
+	}
 }
