@@ -84,6 +84,39 @@ func TestCaches(t *testing.T) {
 	}
 }
 
+// The requests with which all hosts mount are held against --requests, whatever each alone takes.
+func TestMounts(t *testing.T) {
+	for hosts, want := range map[string]struct {
+		ok      bool
+		seconds float64
+	}{
+		"1":   {true, 281.4},               // 469 rounds of 4 requests of 0.15 s
+		"512": {false, 60015 * 512 / 5500}, // 15 lists, and 4 requests of each object
+	} {
+		n := needs(t, "--tokens", "15T", "--hosts", hosts, "--set", "batch.order=shuffle", "--set", "batch.shuffle_block=64MiB")
+		near(t, "seconds in which "+hosts+" hosts mount", n.FleetMount, want.seconds)
+		for _, v := range n.Verdicts {
+			if strings.Contains(v.Says, "mount at once") && v.OK != want.ok {
+				t.Errorf("%s hosts: %+v", hosts, v)
+			}
+		}
+	}
+}
+
+// A host that has a share is never told to fill its cache with the whole corpus.
+func TestAdvice(t *testing.T) {
+	corpus := []string{"--tokens", "1T", "--hosts", "2", "--gpus", "8", "--bandwidth", "1Mbit", "--set", "batch.order=shuffle"}
+	for _, test := range []struct{ args, says, never string }{
+		{"--latency 150ms", "(batchfs cache fill)", "--rank"},
+		{"--latency 150ms --set batch.shuffle_block=64MiB", "--rank RANK --world 16 --local-world 8", "(batchfs cache fill)"},
+	} {
+		said := fmt.Sprint(needs(t, append(corpus, strings.Fields(test.args)...)...).Verdicts)
+		if !strings.Contains(said, test.says) || strings.Contains(said, test.never) {
+			t.Errorf("%s: %s, want %q and not %q", test.args, said, test.says, test.never)
+		}
+	}
+}
+
 // Each source goes through its own epochs, and a run of more epochs than are counted goes on like the last of these.
 func TestSources(t *testing.T) {
 	n := needs(t, "--source", "web=8G:3", "--source", "books=1G:1", "--hosts", "2", "--gpus", "2", "--set", "batch.order=shuffle", "--steps", "50000")
@@ -98,12 +131,12 @@ func TestSources(t *testing.T) {
 func TestPrint(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "plan.svg")
 	out, err := plan(t, "--source", "web=8G:3", "--source", "books=1G:1", "--hosts", "2", "--gpus", "2", "--step", "0.25s", "--bandwidth", "1Gbit",
-		"--requests", "10", "--set", "batch.order=shuffle", "--plot", path)
+		"--requests", "2", "--set", "batch.order=shuffle", "--plot", path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, word := range []string{"9G tokens, 18.0 GB in 9 objects", "first epoch: bytes a second, peak", "Epochs of each source", "books", "█",
-		"not ok: a host receives", "--bandwidth is 125.0 MB/s", "not ok: all hosts send", "--requests is 10", "shuffle_block"} {
+		"not ok: a host receives", "--bandwidth is 125.0 MB/s", "not ok: all hosts send", "--requests is 2", "shuffle_block", "not ok: all hosts that mount at once"} {
 		if !strings.Contains(out, word) {
 			t.Errorf("the output lacks %q:\n%s", word, out)
 		}
