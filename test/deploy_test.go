@@ -48,13 +48,15 @@ type container struct {
 }
 
 type probe struct {
-	Exec struct{ Command []string }
+	Exec                            struct{ Command []string }
+	PeriodSeconds, FailureThreshold int
 }
 
 // A podSpec is that of a pod, or of the template of a workload.
 type podSpec struct {
 	InitContainers, Containers []container
 	Volumes                    []struct{ Name string }
+	Tolerations                []struct{ Key, Operator, Effect string }
 }
 
 // manifests are the pods and the configurations of the manifests, by the kind and name of their objects.
@@ -68,13 +70,17 @@ func manifests(t *testing.T) (pods map[string]podSpec, configs map[string]string
 		Data     map[string]string
 		Spec     struct {
 			podSpec
-			Template struct{ Spec podSpec }
+			UpdateStrategy struct{ Type string }
+			Template       struct{ Spec podSpec }
 		}
 	}
 	noError(t, json.Unmarshal([]byte(run(t, append([]string{installDecoder(t)}, files...)...)), &objects))
 	pods, configs = map[string]podSpec{}, map[string]string{}
 	for _, o := range objects {
 		name := o.Kind + "/" + o.Metadata.Name
+		if o.Kind == "DaemonSet" && o.Spec.UpdateStrategy.Type != "OnDelete" {
+			t.Errorf("%s replaces pods, which ends the runs on their nodes, %s", name, o.Spec.UpdateStrategy.Type)
+		}
 		switch {
 		case o.Kind == "ConfigMap":
 			configs[name] = o.Data["config.toml"]
@@ -94,7 +100,21 @@ func TestManifests(t *testing.T) {
 	if len(pods) != 4 || len(configs) != 3 {
 		t.Fatalf("%d pods and %d configurations", len(pods), len(configs))
 	}
+	for name, config := range configs {
+		if !strings.Contains(config, "shuffle_block") {
+			t.Errorf("%s: every node fetches all of the corpus", name)
+		}
+	}
+	var fleet struct {
+		Seconds float64 `json:"fleet_mount_seconds"`
+	}
+	noError(t, json.Unmarshal([]byte(run(t, plainBatchfs, "plan", "--tokens", "15T", "--hosts", "512", "--gpus", "8", "--step", "1s", "--json",
+		"--set", "batch.order=shuffle", "--set", "batch.shuffle_block=64MiB")), &fleet))
 	for name, pod := range pods {
+		gpu := struct{ Key, Operator, Effect string }{"nvidia.com/gpu", "Exists", "NoSchedule"}
+		if !slices.Contains(pod.Tolerations, gpu) {
+			t.Errorf("%s does not run on nodes with GPUs", name)
+		}
 		for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
 			propagates := false
 			for _, v := range c.VolumeMounts {
@@ -108,6 +128,12 @@ func TestManifests(t *testing.T) {
 			confined := rights.AllowPrivilegeEscalation != nil && !*rights.AllowPrivilegeEscalation && slices.Equal(rights.Capabilities.Drop, []string{"ALL"})
 			if propagates != privileged || privileged == confined {
 				t.Errorf("%s: %s passes mounts on: %v, is privileged: %v, is confined: %v", name, c.Name, propagates, privileged, confined)
+			}
+			if path := strings.Join(c.Command, " "); strings.Contains(path, "rank=") && !strings.Contains(path, "local_world=") {
+				t.Errorf("%s: %s does not say which ranks read one share: %s", name, c.Name, path)
+			}
+			if p := c.StartupProbe; len(p.Exec.Command) > 0 && float64(p.PeriodSeconds*p.FailureThreshold) < fleet.Seconds {
+				t.Errorf("%s: %s gives up after %d s, and a mount takes up to %.0f s", name, c.Name, p.PeriodSeconds*p.FailureThreshold, fleet.Seconds)
 			}
 			for _, p := range []probe{c.StartupProbe, c.ReadinessProbe} {
 				if command := p.Exec.Command; len(command) > 0 {
@@ -183,7 +209,7 @@ func TestImage(t *testing.T) {
 		ls "$root/batches/mnt"`
 	out := run(t, slices.Concat([]string{"unshare", "--mount", "--propagation", "private", "--pid", "--fork", "sh", "-ec", node, root,
 		strings.Join(batchfs.StartupProbe.Exec.Command, " ")}, batchfs.Args)...)
-	want := run(t, "sh", "-c", `"$0" cat train --data "$1" --set batch.order=shuffle | sha256sum`, plainBatchfs, root+"/etc/batchfs")
+	want := run(t, "sh", "-c", `"$0" cat train --data "$1" --set batch.order=shuffle --set batch.shuffle_block=64MiB | sha256sum`, plainBatchfs, root+"/etc/batchfs")
 	if out != want {
 		t.Errorf("it printed %q, want %q", out, want)
 	}
