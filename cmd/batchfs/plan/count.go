@@ -15,7 +15,6 @@ import (
 // What is counted of a run. A host's figures are the mean of all hosts.
 type count struct {
 	perBatch, perStep float64 // blocks that hold a batch of one rank, and those of a host's ranks in a step
-	reads             float64 // of blocks, for a batch: rows in one block that follow each other are one
 	first             int     // blocks of a host's first step
 	cold              float64 // blocks that a host has not seen before, of each of its first steps
 	kept              float64 // how many steps later the memory of a host still has a block
@@ -60,7 +59,7 @@ func (c *corpus) count(ctx context.Context, steps uint64, progress func(done flo
 func (c *corpus) lookAt(k uint64, first bool, n *count) error {
 	type block struct {
 		source, column, file int
-		number               int64 // one more than the block's
+		number               int64
 	}
 	var ranks []*sampler.Sequence
 	for rank := range c.ranks {
@@ -74,25 +73,16 @@ func (c *corpus) lookAt(k uint64, first bool, n *count) error {
 	}
 	steps := min(max(looked/(c.ranks*c.sequence.BatchSize), 1), 100)
 	seen := map[block]bool{}
-	var perBatch, perStep, reads, kept int
+	var perBatch, perStep, kept int
 	for i := range steps {
 		step := map[block]bool{}
 		for _, q := range ranks {
 			batch := map[block]bool{}
-			var last block // that was read, if it was read for whole rows
 			q.Windows(k+uint64(i), func(source, column int, w cache.Window) bool {
-				parts, now := 0, block{}
 				c.sources[source].arrays[column].Blocks(w, c.blocks.BlockBytes, func(file int, number int64) {
-					now = block{source, column, file, number + 1}
+					now := block{source, column, file, number}
 					batch[now], step[now], seen[now] = true, true, true
-					parts++
 				})
-				if parts > 1 || now != last {
-					reads += parts
-				}
-				if last = now; parts > 1 {
-					last = block{}
-				}
 				return true
 			})
 			perBatch += len(batch)
@@ -109,7 +99,6 @@ func (c *corpus) lookAt(k uint64, first bool, n *count) error {
 	}
 	n.perBatch += float64(perBatch) / float64(steps*c.ranks) / 4
 	n.perStep += float64(perStep) / float64(steps) / 4
-	n.reads += float64(reads) / float64(steps*c.ranks) / 4
 	n.kept += float64(kept) / 4
 	if first {
 		n.cold = float64(len(seen)) / float64(steps)

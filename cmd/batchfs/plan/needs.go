@@ -38,7 +38,6 @@ type Needs struct {
 	Price         float64   `json:"price"`         // of these, in dollars
 	HostRequests  float64   `json:"host_requests"` // of the run, without those to mount
 	HostFetched   float64   `json:"host_fetched_bytes"`
-	HostReads     float64   `json:"host_block_reads"` // of the run, of blocks: hits and waits of status.json
 	CacheBytes    int64     `json:"cache_bytes"`
 	ShareBytes    float64   `json:"share_bytes"` // the blocks that a host needs in the run
 	Caches        []Cache   `json:"caches"`
@@ -146,7 +145,6 @@ func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits)
 		needs.HostFetched += needs.Later.Mean * rest
 		needs.HostRequests += needs.Later.Requests * rest
 	}
-	needs.HostReads = n.reads * float64(c.ranks) * float64(steps)
 
 	// what a host needs of its disk
 	again := 0.0
