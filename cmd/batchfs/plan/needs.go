@@ -192,19 +192,7 @@ func (n *Needs) judge(c *corpus, o *options, limits limits) {
 		n.Verdicts = append(n.Verdicts, Verdict{ok, fmt.Sprintf(format, args...)})
 	}
 	peak, most := max(n.First.Peak, n.Later.Peak), max(n.First.Most, n.Later.Most)
-	nearer := `set batch.order = "shuffle" and batch.shuffle_block = "64MiB"`
-	keep := fmt.Sprintf("set store.cache_dir, and store.cache_bytes = %.0f", math.Ceil(n.ShareBytes))
-	switch {
-	case c.sequence.ShuffleBlock > 0 && float64(n.CacheBytes) < n.ShareBytes:
-		nearer = keep
-	case c.sequence.ShuffleBlock > 0:
-		nearer = "set a smaller batch.shuffle_block"
-	}
-	fill := "fill store.cache_dir before the run (batchfs cache fill)"
-	if c.sequence.ShuffleBlock > 0 {
-		fill = fmt.Sprintf("fill each host's share before the run, with its first rank: batchfs cache fill -c config.toml --rank RANK --world %d --local-world %d",
-			c.sequence.World, c.ranks)
-	}
+	nearer, keep, fill := n.help(c)
 	used := n.ReadRate / float64(c.sequence.DType.Size()) * float64(c.sources[0].arrays[0].DType().Size())
 	if c.sequence.Layout == sampler.XY {
 		used /= 2 // x and y are the same tokens
@@ -228,6 +216,13 @@ func (n *Needs) judge(c *corpus, o *options, limits limits) {
 	} else {
 		say(true, "all hosts send %s requests a second at their peak, %s of --requests", short(all), percent(all/limits.requests))
 	}
+	mounting := fmt.Sprintf("all hosts that mount at once, also anew after a reboot, send %s requests, which takes %s with --requests %s",
+		short(float64(n.MountRequests)*float64(c.hosts)), lasting(n.FleetMount), short(limits.requests))
+	if n.FleetMount > n.MountSeconds+60 {
+		say(false, "%s, and one alone takes %s: make objects of more tokens, or mount some hosts after others", mounting, lasting(n.MountSeconds))
+	} else {
+		say(true, "%s", mounting)
+	}
 	// While a request takes its time, so many must be under way.
 	under, atOnce := most*o.latency.Seconds(), float64(c.blocks.AtOnce())
 	switch ahead := int64(math.Ceil(under)) * n.BlockBytes * 2; {
@@ -244,16 +239,25 @@ func (n *Needs) judge(c *corpus, o *options, limits limits) {
 	case n.Epochs > 1:
 		say(false, "the block cache has room for %s of what a host needs: %s", percent(float64(n.CacheBytes)/n.ShareBytes), keep)
 	}
-	mounting := fmt.Sprintf("all hosts that mount at once, also anew after a reboot, send %s requests, which takes %s with --requests %s",
-		short(float64(n.MountRequests)*float64(c.hosts)), lasting(n.FleetMount), short(limits.requests))
-	if n.FleetMount > n.MountSeconds+60 {
-		say(false, "%s, and one alone takes %s: make objects of more tokens, or mount some hosts after others", mounting, lasting(n.MountSeconds))
-	} else {
-		say(true, "%s", mounting)
-	}
 	if float64(n.MountRequests) > n.HostRequests {
 		say(false, "more requests open the objects than read them, %d of a host: make objects of more tokens", n.MountRequests)
 	}
+}
+
+// help is what brings rows nearer to each other, what keeps all that a host needs, and what fetches it before the run.
+func (n *Needs) help(c *corpus) (nearer, keep, fill string) {
+	nearer = `set batch.order = "shuffle" and batch.shuffle_block = "64MiB"`
+	keep = fmt.Sprintf("set store.cache_dir, and store.cache_bytes = %.0f", math.Ceil(n.ShareBytes))
+	if c.sequence.ShuffleBlock == 0 {
+		return nearer, keep, "fill store.cache_dir before the run (batchfs cache fill)"
+	}
+	nearer = "set a smaller batch.shuffle_block"
+	if float64(n.CacheBytes) < n.ShareBytes {
+		nearer = keep
+	}
+	fill = fmt.Sprintf("fill each host's share before the run, with its first rank: batchfs cache fill -c config.toml --rank RANK --world %d --local-world %d",
+		c.sequence.World, c.ranks)
+	return nearer, keep, fill
 }
 
 // rate is a number of bytes in words.
