@@ -22,7 +22,10 @@ func benchmarkRead(b *testing.B, paths []string, o Options) {
 	for _, o.Access = range []Access{Remap, Advise, Pread, Map} {
 		b.Run(string(o.Access), func(b *testing.B) {
 			tokens := open(b, paths, o)
-			must(b, tokens.Fetch(b.Context(), func(int64) {}))
+			all := []Stretch{{tokens, 0, tokens.Len()}}
+			if share := NewShare("benchmark", all); share != nil {
+				must(b, Fetch(b.Context(), share, all, func(func(*Array, Window) bool) {}, func(int64) {}))
+			}
 			Flush()
 			const rows, length = 12, 1025
 			ws := make([]Window, rows)

@@ -27,7 +27,7 @@ type file struct {
 	mu   sync.Mutex // guards kept, and is held while the first read makes it
 	kept *mapping   // of the accesses that keep one
 
-	staysOpen bool    // under Pread; nobody writes to it, so a read does not look whether it has changed
+	staysOpen bool    // under Pread
 	opened    *opened // guarded by mu
 
 	adopting sync.Mutex // held while adopt looks at the content, so that one reader does; taken under mu
@@ -234,7 +234,7 @@ func (f *file) readPread(ranges []Range, visit func(int, []byte) error) error {
 	if f.staysOpen {
 		if o := f.stayOpen(); o != nil {
 			defer runtime.KeepAlive(o)
-			return f.visitCopies(o.fd, ranges, visit)
+			return f.visitUnchanged(o.fd, f.Identity(), ranges, visit)
 		}
 	}
 	fd, was, err := f.open()
@@ -244,10 +244,15 @@ func (f *file) readPread(ranges []Range, visit func(int, []byte) error) error {
 	defer unix.Close(fd)
 	// The ranges are far apart, so reading ahead would be for nothing.
 	unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM)
+	return f.visitUnchanged(fd, was, ranges, visit)
+}
+
+// visitUnchanged is visitCopies, or the error that says how the file differs from what it was.
+func (f *file) visitUnchanged(fd int, was Identity, ranges []Range, visit func(int, []byte) error) error {
 	if err := f.visitCopies(fd, ranges, visit); err != nil {
 		return f.explain(err, fd, was)
 	}
-	_, err = f.unchanged(fd, was)
+	_, err := f.unchanged(fd, was)
 	return err
 }
 

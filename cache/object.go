@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,8 +13,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
+	"weak"
 
 	"batchfs/cache/blocks"
 	"batchfs/cache/store"
@@ -31,7 +31,8 @@ type remote struct {
 	blocks *blocks.Cache
 
 	mu      sync.Mutex
-	clients map[string]*store.Client // by scheme; guarded by mu
+	clients map[string]*store.Client // by scheme; guarded by mu, as objects
+	objects []weak.Pointer[object]
 }
 
 var remotes struct {
@@ -67,8 +68,29 @@ func (r Remote) open() *remote {
 			remotes.all = map[Remote]*remote{}
 		}
 		remotes.all[r] = opened
+		if r.Blocks.Dir != "" {
+			go opened.closeEvicted()
+		}
 	}
 	return opened
+}
+
+// closeEvicted closes blocks soon after they were removed from the directory, whose space they take until then.
+func (r *remote) closeEvicted() {
+	for range time.Tick(time.Second) {
+		if !r.blocks.HasEvicted() {
+			continue
+		}
+		r.mu.Lock()
+		r.objects = slices.DeleteFunc(r.objects, func(p weak.Pointer[object]) bool { return p.Value() == nil })
+		objects := slices.Clone(r.objects)
+		r.mu.Unlock()
+		for _, p := range objects {
+			if o := p.Value(); o != nil {
+				o.closeEvicted()
+			}
+		}
+	}
 }
 
 func (r *remote) client(scheme string) (*store.Client, error) {
@@ -201,7 +223,18 @@ func (r *remote) newObject(name string, id Identity, sample Sample, access Acces
 	o := &object{name: name, id: id, sample: sample, access: access, drop: drop, client: client, counts: &r.blocks.Counts}
 	o.blocks = r.blocks.Object(client.Endpoint(), at, client.ReadRange)
 	o.files = make([]atomic.Pointer[file], o.blocks.Blocks())
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.objects = append(r.objects, weak.Make(o))
 	return o, nil
+}
+
+func (o *object) closeEvicted() {
+	for i := range o.files {
+		if f := o.files[i].Load(); f != nil && f.Check() != nil && o.files[i].CompareAndSwap(f, nil) {
+			o.blocks.Forget(int64(i))
+		}
+	}
 }
 
 func (o *object) Path() string { return o.name }
@@ -257,49 +290,51 @@ func (o *object) Want(ranges []Range, t Turn) (room bool) {
 	return true
 }
 
+// Read reads block after block, so that none is fetched twice, however few fit in memory.
 func (o *object) Read(ranges []Range, visit func(int, []byte) error) error {
 	if o.changed.Load() {
 		return o.changedError()
 	}
-	o.Want(ranges, Turn{}) // all at once, as far as there is room
-	size := o.blocks.BlockBytes()
-	for len(ranges) > 0 {
-		block, n := ranges[0].From/size, 0
-		for n < len(ranges) && ranges[n].From/size == block && ranges[n].To <= (block+1)*size {
-			n++
+	list := rangeLists.Get().(*[]Range)
+	defer rangeLists.Put(list)
+	parts, size := (*list)[:0], o.blocks.BlockBytes() // parts: of ranges, each in one block
+	for i, r := range ranges {
+		for block := range blocks.Holding(r.From, r.To, size) {
+			parts = append(parts, Range{max(r.From, block*size), min(r.To, (block+1)*size), i})
 		}
-		var err error
-		if n > 0 {
-			err = o.readBlock(block, ranges[:n], visit)
-		} else {
-			n, err = 1, o.readAcross(ranges[0], visit)
+	}
+	*list = parts
+	slices.SortFunc(parts, func(a, b Range) int { return cmp.Compare(a.From, b.From) })
+	o.Want(parts, Turn{}) // all at once, as far as there is room
+	var block int64
+	var whole map[int][]byte // of ranges in several blocks, what was read
+	read := func(i int, raw []byte) error {
+		r := ranges[i]
+		if int64(len(raw)) == r.To-r.From {
+			return visit(r.Index, raw)
 		}
-		if err != nil {
+		if whole == nil {
+			whole = map[int][]byte{}
+		}
+		if whole[i] == nil {
+			whole[i] = make([]byte, r.To-r.From)
+		}
+		copy(whole[i][max(block*size-r.From, 0):], raw)
+		if r.To > (block+1)*size {
+			return nil
+		}
+		return visit(r.Index, whole[i])
+	}
+	for len(parts) > 0 {
+		n := 1
+		for block = parts[0].From / size; n < len(parts) && parts[n].From/size == block; n++ {
+		}
+		if err := o.readBlock(block, parts[:n], read); err != nil {
 			return err
 		}
-		ranges = ranges[n:]
+		parts = parts[n:]
 	}
 	return nil
-}
-
-// readAcross reads a range that several blocks hold.
-func (o *object) readAcross(r Range, visit func(int, []byte) error) error {
-	size := o.blocks.BlockBytes()
-	buffer := buffers.Get().(*[]byte)
-	defer buffers.Put(buffer)
-	whole := slices.Grow((*buffer)[:0], int(r.To-r.From))[:r.To-r.From]
-	*buffer = whole
-	for from := r.From; from < r.To; {
-		part := Range{from, min(r.To, (from/size+1)*size), 0}
-		if err := o.readBlock(from/size, []Range{part}, func(_ int, raw []byte) error {
-			copy(whole[part.From-r.From:], raw)
-			return nil
-		}); err != nil {
-			return err
-		}
-		from = part.To
-	}
-	return visit(r.Index, whole)
 }
 
 // readBlock reads ranges that lie in one block. If its file is not what it was, the block is read anew, also what was visited already.
@@ -319,7 +354,7 @@ func (o *object) readBlock(block int64, ranges []Range, visit func(int, []byte) 
 				refused = visit(i, raw)
 				return refused
 			})
-			if err == nil || refused != nil {
+			if err == nil || errors.Is(err, refused) {
 				o.counts.Hits.Add(1)
 				return err
 			}
@@ -342,11 +377,8 @@ func (o *object) readBlock(block int64, ranges []Range, visit func(int, []byte) 
 			}
 			return nil
 		}
-		if err := o.keep(block, b.File); err != nil {
-			o.blocks.Forget(block)
-			if try == maxTries {
-				return err
-			}
+		if err := o.keep(block, b); err != nil {
+			return err
 		}
 	}
 }
@@ -355,17 +387,14 @@ func (o *object) readBlock(block int64, ranges []Range, visit func(int, []byte) 
 const maxTries = 5
 
 // keep makes the file of a block the one that it is read from.
-func (o *object) keep(block int64, path string) error {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return err
-	}
+func (o *object) keep(block int64, b blocks.Block) error {
 	// A block is small, and there are many: to map one, or to open it, for each row would cost more than the row.
 	access := Pread
 	if o.access == Map {
 		access = Map
 	}
-	f, err := newFile(path, identityOf(&st), Sample{}, access, o.drop)
+	id := Identity{Dev: b.Stat.Dev, Ino: b.Stat.Ino, Size: b.Stat.Size, Sec: b.Stat.Sec, Nsec: b.Stat.Nsec}
+	f, err := newFile(b.File, id, Sample{}, access, o.drop)
 	if err == nil {
 		f.staysOpen = true
 		o.files[block].Store(f)
@@ -390,6 +419,9 @@ func (r *remote) openObject(name string) (id Identity, _ content, err error) {
 		return id, nil, err
 	}
 	if at, err = client.Stat(context.Background(), at); err != nil {
+		return id, nil, err
+	}
+	if err := r.blocks.Check(); err != nil {
 		return id, nil, err
 	}
 	return Identity{Size: at.Size, ETag: at.ETag}, &objectContent{client: client, at: at, parts: map[int64][]byte{}}, nil
@@ -455,40 +487,119 @@ func (c *objectContent) fetch(offs []int64, length int64) error {
 	return errors.Join(errs...)
 }
 
-// RemoteBytes is the size of the files of the array, and of the indexes of its documents, that are objects.
-func (a *Array) RemoteBytes() (n int64) {
-	for file := range a.all() {
-		if o, ok := file.blob.(*object); ok {
-			n += o.id.Size
-		}
-	}
-	return n
+// A Stretch is elements of an array, from a position to before another.
+type Stretch struct {
+	Array    *Array
+	From, To int64
 }
 
-// Fetch brings all of the array's objects into the directory of blocks, as far as there is room. It calls progress with the bytes of each
-// block. It ends with the error of ctx when that is cancelled.
-func (a *Array) Fetch(ctx context.Context, progress func(n int64)) error {
-	for file := range a.all() {
-		o, ok := file.blob.(*object)
-		if !ok {
+// parts are the bytes of objects that hold a stretch, and those of the indexes of their documents.
+func (s Stretch) parts() (elements, indexes []blocks.Part) {
+	a := s.Array
+	for of, r := range a.parts(s.From*a.width, s.To*a.width) {
+		if o, ok := of.blob.(*object); ok {
+			r = a.bytes(of, r)
+			elements = append(elements, blocks.Part{Object: o.blocks, From: r.From, To: r.To})
+		}
+		if of.index == nil {
 			continue
 		}
-		wanted := int64(0)
-		for i := range o.blocks.Blocks() {
-			for wanted < o.blocks.Blocks() && o.blocks.Want(wanted, Turn{}) {
-				wanted++
-			}
-			wanted = max(wanted, i+1)
-			b, err := o.blocks.Get(i)
-			if err != nil {
-				return err
-			}
-			b.Release()
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			progress(min(o.blocks.BlockBytes(), o.id.Size-i*o.blocks.BlockBytes()))
+		if o, ok := of.index.blob.(*object); ok {
+			indexes = append(indexes, blocks.Part{Object: o.blocks, To: o.id.Size})
 		}
 	}
-	return nil
+	return elements, indexes
 }
+
+// A Share is the blocks that an epoch of a reader needs.
+type Share = blocks.Share
+
+// NewShare is the share that holds stretches, or nil where no block of them is kept. name says who reads it.
+func NewShare(name string, stretches []Stretch) *Share {
+	var parts []blocks.Part
+	for _, s := range stretches {
+		elements, indexes := s.parts()
+		parts = append(parts, slices.Concat(elements, indexes)...)
+	}
+	return blocks.NewShare(name, parts)
+}
+
+// Fetch brings a share, which holds stretches, into the directory of blocks, until there is no more room: each block once, in the order in which
+// windows visits them, until it is told false, and then the rest. It calls progress with the bytes of each block. It ends with the error of ctx
+// when that is cancelled.
+func Fetch(ctx context.Context, share *Share, stretches []Stretch, windows func(visit func(*Array, Window) bool), progress func(n int64)) error {
+	share.Fill()
+	f := &fetch{ctx: ctx, share: share, progress: progress, seen: map[wantedBlock]bool{}}
+	for _, s := range stretches {
+		_, indexes := s.parts()
+		f.add(indexes...)
+	}
+	windows(func(a *Array, w Window) bool {
+		for s, r := range a.inFiles(w) {
+			if o, ok := s.blob.(*object); ok {
+				f.add(blocks.Part{Object: o.blocks, From: r.From, To: r.To})
+			}
+		}
+		return f.err == nil && int64(len(f.seen)) < share.Blocks
+	})
+	for _, s := range stretches {
+		elements, _ := s.parts()
+		f.add(elements...)
+	}
+	for len(f.wanted) > 0 && f.err == nil {
+		f.next()
+	}
+	return f.err
+}
+
+// A fetch is one Fetch.
+type fetch struct {
+	ctx      context.Context
+	share    *Share
+	progress func(n int64)
+	seen     map[wantedBlock]bool
+	wanted   []wantedBlock // that are being fetched, in order
+	err      error
+}
+
+type wantedBlock struct {
+	of    *blocks.Object
+	index int64
+}
+
+// add fetches the blocks of parts that it has not seen.
+func (f *fetch) add(parts ...blocks.Part) {
+	for _, p := range parts {
+		for i := range blocks.Holding(p.From, p.To, p.Object.BlockBytes()) {
+			b := wantedBlock{p.Object, i}
+			if f.seen[b] || f.err != nil {
+				continue
+			}
+			f.seen[b] = true
+			for len(f.wanted) > 0 && !b.of.Want(i, Turn{}) {
+				f.next()
+			}
+			f.wanted = append(f.wanted, b)
+		}
+	}
+}
+
+// next waits for the first of the blocks that are being fetched.
+func (f *fetch) next() {
+	b := f.wanted[0]
+	f.wanted = f.wanted[1:]
+	got, err := b.of.Get(b.index)
+	if err == nil {
+		got.Release()
+		f.progress(min(b.of.BlockBytes(), b.of.Size-b.index*b.of.BlockBytes()))
+		f.share.Read()
+		err = context.Cause(f.ctx)
+	}
+	if use, _ := RemoteUseNow(); use.Unkept > 0 {
+		err = cmp.Or(err, ErrNoRoom)
+	}
+	f.err = cmp.Or(f.err, err)
+}
+
+// ErrNoRoom says that the directory of blocks is full, or fails.
+var ErrNoRoom = errors.New("no more room")

@@ -170,6 +170,15 @@ func (q *Sequence) RowsPerEpoch() (n int64) {
 // many are the source's.
 func (q *Sequence) Share(i int) (rows, of int) { return q.mixture.shares[i], q.mixture.period() }
 
+// Needed are the elements of source i that an epoch needs, of all ranks that go through it together: those from a position to before another.
+func (q *Sequence) Needed(i int) (from, to int64) {
+	s := &q.sources[i]
+	if q.ShuffleBlock == 0 {
+		return 0, s.arrays[0].Len()
+	}
+	return s.share.at(0), s.share.at(s.share.n-1) + s.windows.len
+}
+
 // BatchesPerEpoch is the least number of batches that hold RowsPerEpoch rows, those of all ranks together. Where hosts have shares, it is
 // that of the ranks of one host, for the host with the smallest share: the same for all ranks.
 func (q *Sequence) BatchesPerEpoch() int64 { return q.batches }

@@ -116,6 +116,9 @@ func TestSharesOfHosts(t *testing.T) {
 					want = append(want, at)
 				}
 			}
+			if a, b := ranks[host*s.local].Needed(0); a != want[0] || b != want[len(want)-1]+size {
+				t.Fatalf("%+v: host %d needs elements %d to %d, want %d to %d", s, host, a, b, want[0], want[len(want)-1]+size)
+			}
 			for e, got := range epochs {
 				if !slices.Equal(got, want) {
 					t.Fatalf("%+v: epoch %d of host %d has %v, want %v", s, e, host, got, want)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -134,4 +135,80 @@ func readEpoch(t *testing.T, m *mounted, epoch, batchSize, blockSize int) (map[u
 		}
 	}
 	return seen, nil
+}
+
+// A host fetches what it lacks of its share, and next to nothing else: after a fill nothing, and also where it changes its number again and again and
+// there is room for little more than one share. Where there is less, a request has fetched what it needs, and people are told what helps.
+func TestCacheServesShares(t *testing.T) {
+	long(t)
+	const hosts, files, perFile, rows = 4, 3, 32 * storeBlock, 12
+	const share = files * perFile / hosts
+	b := newBucket(t)
+	raw := make([]byte, perFile)
+	for i := range files {
+		for at := 0; at < perFile; at += 4 { // a token is its position
+			binary.LittleEndian.PutUint32(raw[at:], uint32((i*perFile+at)/4))
+		}
+		b.put(t, fmt.Sprintf("corpus/%d.bin", i), raw)
+	}
+	config := b.config(t, "s3://bucket/corpus/*.bin", fmt.Sprintf("token_dtype = \"uint32\"\nlayout = \"tokens\"\norder = \"shuffle\"\nworld = %d\n"+
+		"shuffle_block = %d\nbatch_size = %d", hosts, 2*storeBlock, rows))
+	args := []string{"-c", config, "--set", "store.cache_dir=" + filepath.Join(t.TempDir(), "cache"), "--set", "memory.ahead_bytes=1048576", "--set"}
+	room := append(args, fmt.Sprintf("store.cache_bytes=%d", share*116/100))
+	fetched := func(do func()) int64 {
+		before := b.large.Load()
+		do()
+		return b.large.Load() - before
+	}
+	fill := func(room []string) string {
+		out, said, _ := try(t, append([]string{plainBatchfs, "cache", "fill", "--rank", "3", "--world", fmt.Sprint(hosts)}, room...)...)
+		return out + said
+	}
+	if n := fetched(func() { fill(room) }); n != share {
+		t.Errorf("fill fetched %d bytes for a share of %d", n, share)
+	}
+	m := mount(t, room...) // which tries rank 0
+	for i := range 20 {
+		number, most := (3+i+i*i/3)%hosts, int64(share*11/10)
+		if i == 0 {
+			most = 0
+		}
+		path := fmt.Sprintf("train/rank=%d,seed=%d/batches.bin", number, i) // a seed, so that the kernel has none of it
+		if n := fetched(func() { run(t, "cat", m.path(path)) }); n > most {
+			t.Errorf("change %d: as host %d, an epoch fetched %d bytes for a share of %d, may fetch %d", i, number, n, share, most)
+		}
+	}
+	status := run(t, append([]string{plainBatchfs, "cache", "status"}, room...)...)
+	for _, want := range []string{m.path("train/rank="), fmt.Sprintf(": %d bytes needed, %[1]d kept, room for ", share+8*share/storeBlock)} {
+		if !strings.Contains(status, want) {
+			t.Errorf("cache status says\n%s\nwant %q", status, want)
+		}
+	}
+	m.stop(t)
+
+	small := append(args, fmt.Sprintf("store.cache_bytes=%d", share/2))
+	out := ""
+	if n := fetched(func() { out = fill(small) }); n > share*3/4 || !strings.Contains(out, "store.cache_bytes") {
+		t.Errorf("fill of a cache with room for %d bytes fetched %d, and said\n%s", share/2, n, out)
+	}
+	m = mount(t, small...)
+	need := int64(0)
+	n := fetched(func() {
+		for k := range 100 {
+			blocks := map[uint32]bool{}
+			batch := run(t, "cat", m.path(fmt.Sprintf("train/rank=3/batch/%d", k)))
+			for at := 0; at < len(batch); at += 4 {
+				blocks[binary.LittleEndian.Uint32([]byte(batch[at:at+4]))*4/storeBlock] = true
+			}
+			need += int64(len(blocks)) * storeBlock
+		}
+	})
+	if n > need+4*storeBlock { // and what is there for the next batches
+		t.Errorf("%d bytes were fetched for requests that need %d", n, need)
+	}
+	await(t, "a warning", func() bool { return strings.Contains(m.out.String(), "raise store.cache_bytes") })
+	out, _, err := try(t, append([]string{plainBatchfs, "doctor", m.dir}, small...)...)
+	if want := fmt.Sprintf("set store.cache_bytes = %d", share+8*share/storeBlock); err == nil || !strings.Contains(out, want) {
+		t.Errorf("doctor says\n%s\nwant %q", out, want)
+	}
 }

@@ -349,18 +349,25 @@ func TestStoreCache(t *testing.T) {
 		t.Errorf("%d bytes were fetched of %d in all, want each once", n, size)
 	}
 	status := run(t, append([]string{plainBatchfs, "cache", "status"}, args...)...)
-	if !strings.Contains(status, "/bucket/train.bin: 16 blocks") || !strings.Contains(status, "mounted") {
+	if !strings.Contains(status, "/bucket/train.bin: 16 blocks") || !strings.Contains(status, "/train: ") {
 		t.Errorf("cache status says:\n%s", status)
 	}
 }
 
-// batchfs cache fills the directory, as far as there is room, and removes what nobody has mounted.
+// batchfs cache fills the directory, as far as there is room, and removes what no mount reads. Blocks that somebody overwrites are not served,
+// and neither is a directory of somebody else.
 func TestCacheCommand(t *testing.T) {
 	long(t)
 	b := newBucket(t)
-	b.put(t, "train.bin", randomBytes(20*storeBlock))
-	cacheDir := t.TempDir()
+	data := randomBytes(20 * storeBlock)
+	b.put(t, "train.bin", data)
+	cacheDir := filepath.Join(t.TempDir(), "absent", "blocks")
 	args := []string{"-c", b.config(t, "s3://bucket/train.bin", ""), "--set", "store.cache_dir=" + cacheDir}
+	for command, want := range map[string]string{"status": ": 0 bytes of", "prune": ": 0 bytes removed"} {
+		if out := run(t, append([]string{plainBatchfs, "cache", command}, args...)...); !strings.Contains(out, want) {
+			t.Errorf("cache %s of no directory says %q", command, out)
+		}
+	}
 	run(t, append([]string{plainBatchfs, "cache", "fill"}, args...)...)
 	fetched := b.large.Load()
 	m := mount(t, args...)
@@ -371,13 +378,30 @@ func TestCacheCommand(t *testing.T) {
 	if out := run(t, append([]string{plainBatchfs, "cache", "prune"}, args...)...); !strings.Contains(out, " 0 bytes removed") {
 		t.Errorf("prune of what is mounted says %q", out)
 	}
+	kept, _ := filepath.Glob(filepath.Join(cacheDir, strings.Repeat("?", 32), "[0-9]*"))
+	for _, block := range kept {
+		f, err := os.OpenFile(block, os.O_WRONLY, 0)
+		noError(t, err)
+		_, err = f.Write(make([]byte, storeBlock/2))
+		noError(t, err)
+		f.Close()
+	}
+	if out := run(t, "sha256sum", m.path("train/tokens.bin")); !strings.HasPrefix(out, fmt.Sprintf("%x", sha256.Sum256(data))) {
+		t.Error("blocks that were overwritten are served")
+	}
 	m.stop(t)
 	if out := run(t, append([]string{plainBatchfs, "cache", "prune"}, args...)...); strings.Contains(out, " 0 bytes removed") {
 		t.Errorf("prune of what is not mounted says %q", out)
 	}
 	_, said, err := try(t, append([]string{plainBatchfs, "cache", "fill", "--set", "store.cache_bytes=1000000"}, args...)...)
-	if err == nil || !strings.Contains(said, "13 blocks are not in") {
+	if err == nil || !strings.Contains(said, "is full, or fails") {
 		t.Errorf("fill of a small cache says %q (%v)", said, err)
+	}
+	noError(t, os.Chmod(cacheDir, 0o777))
+	for _, command := range [][]string{{"mount", t.TempDir()}, {"cache", "fill"}, {"cache", "status"}, {"cache", "prune"}} {
+		if _, said, err := try(t, slices.Concat([]string{plainBatchfs}, command, args)...); err == nil || !strings.Contains(said, "others may write to "+cacheDir) {
+			t.Errorf("%s says %q (%v) of a directory that everybody may write to", command, said, err)
+		}
 	}
 }
 

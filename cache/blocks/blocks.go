@@ -1,10 +1,10 @@
 // Package blocks keeps blocks of objects near those who read them: a few in memory, and many as files of a directory that all
-// processes of a host share.
+// processes of a user share.
 //
 // A block that is wanted is read from the directory if it is there, and fetched from the store otherwise: once, however many
 // readers want it. A fetched block is served from memory and written to the directory meanwhile. The directory is full at some time, and
 // then stays as it is: readers come back to every block once an epoch, so no block is worth more than another, and to replace
-// them would only mean to fetch more. Only blocks of objects that nobody has mounted make room.
+// them would only mean to fetch more. Only blocks that nobody needs any more make room: see Share.
 package blocks
 
 import (
@@ -12,7 +12,7 @@ import (
 	"context"
 	"iter"
 	"log/slog"
-	"math"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -23,7 +23,8 @@ import (
 
 // Options say where blocks are kept. They are comparable.
 type Options struct {
-	Dir        string // shared by all processes of the host; empty: none
+	Dir        string // of all processes of a user of this host; empty: none
+	Shared     bool   // a group may use it, whose members are trusted
 	Limit      int64  // bytes of the blocks in it
 	BlockBytes int64
 	Memory     int64 // bytes of the blocks in memory, of at least two
@@ -36,8 +37,11 @@ type Options struct {
 // Slots is how many blocks are in memory at most.
 func (o Options) Slots() int { return int(max(o.Memory/o.BlockBytes, 2)) }
 
+// aheadSlots is how many blocks in memory may wait for their readers. The others are for readers that wait.
+func (o Options) aheadSlots() int { return o.Slots() - max(o.Slots()/4, 1) }
+
 // AtOnce is how many blocks are fetched ahead at a time at most.
-func (o Options) AtOnce() int { return min(o.Slots(), maxLoading) }
+func (o Options) AtOnce() int { return min(o.aheadSlots(), maxLoading) }
 
 // Fetch fills dst with the bytes of an object from off on, or returns an error.
 type Fetch func(ctx context.Context, o store.Object, off int64, dst []byte) error
@@ -48,7 +52,8 @@ type Cache struct {
 	slots int // blocks in memory
 	disk  *disk
 
-	Counts Counts
+	Counts  Counts
+	evicted atomic.Int64 // when HasEvicted last saw that blocks were removed
 
 	mu      sync.Mutex
 	changed sync.Cond      // a slot may be free, or what waited is written; its lock is mu
@@ -56,7 +61,6 @@ type Cache struct {
 	recent  list.List      // of the *entry in memory, the one that was wanted last is the last
 	free    [][]byte       // slots
 	taken   int            // slots in use
-	loading int            // blocks that were wanted ahead
 	queue   []wanted       // blocks that are wanted ahead, nearest first
 	pending []*entry       // to be written, oldest first
 	writing bool           // a goroutine writes them
@@ -71,7 +75,7 @@ type Counts struct {
 }
 
 const (
-	maxLoading = 32 // blocks wanted ahead at a time
+	maxLoading = 32 // blocks fetched ahead at a time
 	// A block that was loaded ahead, and that nobody has read for so long, is worth no more than others.
 	patience = 30 * time.Second
 	// A block that was not written for so long is not, because others need the memory.
@@ -110,7 +114,8 @@ func New(o Options, log func() *slog.Logger) *Cache {
 	c := &Cache{o: o, slots: o.Slots(), entries: map[key]*entry{}}
 	c.changed.L = &c.mu
 	if o.Dir != "" {
-		c.disk = &disk{dir: o.Dir, limit: o.Limit, log: log}
+		c.disk = &disk{dir: o.Dir, shared: o.Shared, limit: o.Limit, log: log, shares: map[string]*Share{}}
+		c.disk.none = Share{disk: c.disk, Blocks: 1000}
 	}
 	return c
 }
@@ -121,16 +126,14 @@ type Object struct {
 	cache    *Cache
 	identity identity
 	fetch    Fetch
-	onDisk   []atomic.Uint32 // a bit for each block: its file was verified by this process
+	onDisk   []atomic.Pointer[Stat] // of each block, its file, once it was written or verified by this process
 }
 
-// Object returns an object of the store at an endpoint, for its blocks to be read. Nobody removes its blocks from the directory
-// while this process lives.
+// Object returns an object of the store at an endpoint, for its blocks to be read.
 func (c *Cache) Object(endpoint string, o store.Object, fetch Fetch) *Object {
 	of := &Object{Object: o, cache: c, fetch: fetch, identity: identity{endpoint, o.Bucket, o.Key, o.ETag, o.Size, c.o.BlockBytes}}
 	if c.disk != nil {
-		of.onDisk = make([]atomic.Uint32, of.Blocks()/32+1)
-		c.disk.mount(of.identity)
+		of.onDisk = make([]atomic.Pointer[Stat], of.Blocks())
 	}
 	return of
 }
@@ -157,18 +160,27 @@ func (k key) bounds() (from, to int64) {
 
 // IsOnDisk reports whether this process knows that the directory has a block.
 func (o *Object) IsOnDisk(index int64) bool {
-	return o.onDisk != nil && o.onDisk[index/32].Load()&(1<<(index%32)) != 0
+	return o.onDisk != nil && o.onDisk[index].Load() != nil
 }
 
 // Forget says that the file of a block is not what it was, or is gone.
-func (o *Object) Forget(index int64) { o.onDisk[index/32].And(^uint32(1 << (index % 32))) }
+func (o *Object) Forget(index int64) { o.onDisk[index].Store(nil) }
 
-func (o *Object) setOnDisk(index int64) { o.onDisk[index/32].Or(1 << (index % 32)) }
+// file returns a block that the directory is known to have.
+func (o *Object) file(index int64) (b Block, ok bool) {
+	if !o.IsOnDisk(index) {
+		return b, false
+	}
+	b.Stat = o.onDisk[index].Load() // or nil, where it was forgotten just now
+	b.File = filepath.Join(o.cache.disk.dir, key{o, index}.path())
+	return b, b.Stat != nil
+}
 
-// A Block is one of an object, until it is released: bytes in memory, or a file that begins with them.
+// A Block is one of an object, until it is released: bytes in memory, or a file that begins with them as long as its Stat is the same.
 type Block struct {
 	Bytes []byte
 	File  string
+	Stat  *Stat
 	entry *entry
 }
 
@@ -185,11 +197,16 @@ func (o *Object) Get(index int64) (Block, error) {
 	c.mu.Lock()
 	e := c.entries[k]
 	switch {
-	case e == nil && o.IsOnDisk(index):
-		c.mu.Unlock()
-		return Block{File: c.disk.path(k)}, nil
 	case e == nil:
+		if b, ok := o.file(index); ok {
+			c.mu.Unlock()
+			return b, nil
+		}
 		e = c.add(k)
+		if i := c.queued(k); i >= 0 {
+			e.needs = c.queue[i].needs
+			c.queue = slices.Delete(c.queue, i, i+1)
+		}
 		go c.load(e)
 	case e.at != nil:
 		c.recent.MoveToBack(e.at)
@@ -213,7 +230,7 @@ func (o *Object) Get(index int64) (Block, error) {
 		return Block{}, e.err
 	case e.bytes == nil:
 		c.release(e)
-		return Block{File: c.disk.path(k)}, nil
+		return o.Get(index) // of a file
 	case waited:
 		c.Counts.Waits.Add(1)
 		c.Counts.Waited.Add(int64(time.Since(began)))
@@ -236,7 +253,7 @@ func (o *Object) Want(index int64, t Turn) bool {
 	if o.IsOnDisk(index) {
 		return true
 	}
-	if i := slices.IndexFunc(c.queue, func(w wanted) bool { return w.key == k }); i >= 0 {
+	if i := c.queued(k); i >= 0 {
 		c.queue[i].needs = add(c.queue[i].needs, t)
 		return true
 	}
@@ -254,9 +271,14 @@ func (o *Object) Want(index int64, t Turn) bool {
 	return true
 }
 
+// queued is the place of a block in the queue, or -1. The caller holds mu.
+func (c *Cache) queued(k key) int {
+	return slices.IndexFunc(c.queue, func(w wanted) bool { return w.key == k })
+}
+
 // pump begins to load blocks that are wanted ahead, while there are slots. The caller holds mu.
 func (c *Cache) pump() {
-	for c.loading < maxLoading {
+	for c.mayLoad() {
 		i := c.nearest()
 		if i < 0 {
 			return
@@ -271,17 +293,24 @@ func (c *Cache) pump() {
 			}
 			e := c.add(w.key)
 			e.bytes, e.ahead, e.needs = slot, true, w.needs
-			c.loading++
-			go func() {
-				c.load(e)
-				c.mu.Lock()
-				defer c.mu.Unlock()
-				c.loading--
-				c.pump()
-			}()
+			go c.load(e)
 		}
 		c.queue = slices.Delete(c.queue, i, i+1)
 	}
+}
+
+// mayLoad reports whether one more block may be fetched ahead. The caller holds mu.
+func (c *Cache) mayLoad() bool {
+	loading, unread := 0, 0
+	for _, e := range c.entries {
+		if e.ahead && e.at == nil {
+			loading++
+		}
+		if w, _ := e.worth(); w == isAhead {
+			unread++
+		}
+	}
+	return loading < maxLoading && unread < c.o.aheadSlots()
 }
 
 // nearest is the block of the queue that is needed first, or -1. It drops those that are needed no more. The caller holds mu.
@@ -310,10 +339,12 @@ func (c *Cache) add(k key) *entry {
 func (c *Cache) load(e *entry) {
 	k, slot := e.key, e.bytes
 	e.bytes = nil
-	if c.disk != nil && c.disk.verify(k) {
-		k.object.setOnDisk(k.index)
-		c.loadedFrom(e, slot, nil)
-		return
+	if c.disk != nil {
+		if found := c.disk.verify(k); found != nil {
+			k.object.onDisk[k.index].Store(found)
+			c.loadedFrom(e, slot, nil)
+			return
+		}
 	}
 	if slot == nil {
 		c.mu.Lock()
@@ -364,8 +395,8 @@ func (c *Cache) loadedFrom(e *entry, spare, bytes []byte) {
 	c.pump()
 }
 
-// slot returns memory for a block, or nil if there is none yet. For a block that somebody waits for, it takes that of any that nobody reads and
-// that need not be written; for others that of one that was read. The caller holds mu.
+// slot returns memory for a block, or nil if there is none yet. For a block that somebody waits for, it takes that of any that nobody reads,
+// that need not be written, and that was not fetched ahead for nothing; for others that of one that was read. The caller holds mu.
 func (c *Cache) slot(now bool) []byte {
 	if n := len(c.free); n > 0 {
 		slot := c.free[n-1]
@@ -387,15 +418,15 @@ func (c *Cache) slot(now bool) []byte {
 			}
 		}
 	}
-	if victim == nil || worth == isPending || !now && worth > isRead {
+	if victim == nil || worth >= isPending || !now && worth > isRead {
 		return nil
 	}
 	if victim.pending {
 		c.pending = slices.DeleteFunc(c.pending, func(e *entry) bool { return e == victim })
 		c.Counts.Full.Add(1)
 	}
-	if worth == isWanted && len(victim.needs) > 0 {
-		c.queue = append(c.queue, wanted{victim.key, victim.needs})
+	if needs := later(victim.needs); len(needs) > 0 {
+		c.queue = append(c.queue, wanted{victim.key, needs})
 	}
 	c.remove(victim)
 	return victim.bytes[:c.o.BlockBytes]
@@ -408,22 +439,21 @@ const (
 	isWanted         // somebody will
 	isLate           // to be written: the directory should have it by now
 	isPending        // to be written to the directory
+	isAhead          // fetched, or being fetched, before its reader needs it, who has not read it yet
 )
 
 // worth is what the block is worth, and if it is wanted, after how many batches. The caller holds Cache.mu.
 func (e *entry) worth() (worth int, batches uint64) {
+	d, wanted := next(e.needs)
 	switch {
+	case !e.read && (wanted || len(e.needs) == 0 && (e.at == nil || time.Since(e.loaded) < patience)):
+		return isAhead, d
 	case e.pending && time.Since(e.loaded) < slowest:
 		return isPending, 0
 	case e.pending:
 		return isLate, 0
-	}
-	if d, ok := next(e.needs); ok {
+	case wanted:
 		return isWanted, d
-	}
-	switch {
-	case !e.read && time.Since(e.loaded) < patience:
-		return isWanted, math.MaxUint64
 	case slices.ContainsFunc(e.needs, need.isPassed):
 		return isPassed, 0
 	}
@@ -459,8 +489,8 @@ func (c *Cache) write() {
 		c.pending = c.pending[1:]
 		e.refs++
 		c.mu.Unlock()
-		if c.disk.write(e.key, e.bytes, func() { c.release(e) }) {
-			e.key.object.setOnDisk(e.key.index)
+		if written := c.disk.write(e.key, e.bytes, func() { c.release(e) }); written != nil {
+			e.key.object.onDisk[e.key.index].Store(written)
 		} else {
 			c.Counts.Full.Add(1)
 		}

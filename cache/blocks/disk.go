@@ -3,6 +3,7 @@ package blocks
 import (
 	"bytes"
 	"cmp"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -15,7 +16,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -24,30 +24,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A disk is a directory of blocks that all processes of a host share:
+// A disk is a directory of blocks that all processes of a user, or of a group, share on a host. See dir.go for who may use it.
 //
 //	<object>/<index>   a block: its bytes, and a trailer
-//	<object>/object    what the object is, as JSON; its time is when it was mounted last
-//	mounted/<name>     the objects that a process has mounted, a line each; the process holds a lock on the file while it lives
-//	lock               locked by whoever changes anything of this
+//	<object>/object    what the object is, as JSON
+//	shares/<name>      the blocks of a share, as JSON; its time is when it was read last, or later where a command has fetched it
+//	mounted/<name>     the shares that a process reads, a line each; the process holds a lock on the file while it lives
 //	used               the bytes of all blocks, as text
+//	evicted            its time is when blocks were removed last
 //	new-<name>         a block that is being written
 //
-// Anybody may remove any file at any time. A block that is not what its name says is as good as none: the trailer has a checksum over its
-// bytes and over what it is a block of.
+// A process that changes anything of this holds a lock on the directory, for a moment. Any file may be removed at any time. A block that is
+// not what its name says is as good as none: the trailer has a checksum over its bytes and over what it is a block of.
 type disk struct {
-	dir   string
-	limit int64
-	log   func() *slog.Logger
+	dir    string
+	shared bool // by a group
+	limit  int64
+	log    func() *slog.Logger
 
-	paused atomic.Int64 // nothing is written, or looked for, before that time, in nanoseconds since 1970
-	full   atomic.Int64 // nothing is written before that time
-	failed atomic.Bool  // somebody was told
+	paused   atomic.Int64 // nothing is written, or looked for, before that time, in nanoseconds since 1970
+	full     atomic.Int64 // nothing is written before that time
+	failed   atomic.Bool  // the log says so
+	measured atomic.Bool  // by this process
 
-	mu      sync.Mutex
-	list    *os.File // in mounted, with this process's lock; guarded by mu, as scanned
-	lines   map[string]bool
-	scanned bool
+	mu     sync.Mutex
+	shares map[string]*Share // that this process reads, by file; guarded by mu
+	none   Share             // for blocks that are in no share: it has no room but what nobody needs
+
+	listing sync.Mutex
+	list    *os.File // in mounted, with this process's lock; guarded by listing
 }
 
 const (
@@ -55,6 +60,8 @@ const (
 	pauseTime = 30 * time.Second
 	// A disk that does not answer for so long fails.
 	slow = 3 * time.Second
+	// What needs the lock is tried again after that time, where another process held it for slow.
+	retryTime = time.Second
 )
 
 // An identity is all that a block's bytes depend on, but for its index.
@@ -83,8 +90,9 @@ func (i identity) name() string {
 
 const objectFile = "object"
 
-func (d *disk) path(k key) string {
-	return filepath.Join(d.dir, k.object.identity.name(), strconv.FormatInt(k.index, 10))
+// path is where a block lies in the directory.
+func (k key) path() string {
+	return filepath.Join(k.object.identity.name(), strconv.FormatInt(k.index, 10))
 }
 
 // trailerBytes are the checksum, and a word that says what the file is.
@@ -101,16 +109,30 @@ func (k key) trailer(sum uint32) []byte {
 	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, sum), trailerWord)
 }
 
+// A Stat tells the file of a block from another one, and from itself before somebody wrote to it.
+type Stat struct {
+	Dev, Ino        uint64
+	Size, Sec, Nsec int64 // bytes, and the time of the last change
+}
+
+func statOf(f *os.File) (s Stat, err error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return s, &os.PathError{Op: "stat", Path: f.Name(), Err: err}
+	}
+	return Stat{uint64(st.Dev), st.Ino, st.Size, int64(st.Mtim.Sec), int64(st.Mtim.Nsec)}, nil
+}
+
 // usable reports whether the directory is not being left alone.
 func (d *disk) usable() bool { return time.Now().UnixNano() >= d.paused.Load() }
 
 func (d *disk) writable() bool { return d.usable() && time.Now().UnixNano() >= d.full.Load() }
 
-// fails leaves the directory alone for a while, and says so once. One that takes no writes is still read.
+// fails leaves the directory alone for a while, and says so once. Only one that hangs is not read either.
 func (d *disk) fails(err error) {
-	pause, without := &d.paused, "without it"
-	if slices.ContainsFunc([]error{unix.ENOSPC, unix.EDQUOT, unix.EROFS, fs.ErrPermission}, func(e error) bool { return errors.Is(err, e) }) {
-		pause, without = &d.full, "with what it has"
+	pause, without := &d.full, "with what it has"
+	if errors.Is(err, unix.ETIMEDOUT) {
+		pause, without = &d.paused, "without it"
 	}
 	pause.Store(time.Now().Add(pauseTime).UnixNano())
 	if d.failed.CompareAndSwap(false, true) {
@@ -125,177 +147,193 @@ func (d *disk) works() {
 	}
 }
 
-// timely is do, or an error if it takes too long. do may go on then.
-func (d *disk) timely(do func() error) error {
-	done := make(chan error, 1)
-	go func() { done <- do() }()
-	timer := time.NewTimer(slow)
-	defer timer.Stop()
-	select {
-	case err := <-done:
-		return err
-	case <-timer.C:
-		return fmt.Errorf("%s gives no answer (%w)", d.dir, unix.ETIMEDOUT)
+// timely is do, or an error if the disk hangs: do calls alive after each step, and took too long for one. do may still run then.
+func (d *disk) timely(do func(alive func()) error) error {
+	done, steps := make(chan error, 1), new(atomic.Int64)
+	go func() { done <- do(func() { steps.Add(1) }) }()
+	for {
+		before := steps.Load()
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(slow):
+			if steps.Load() == before {
+				return fmt.Errorf("%s gives no answer (%w)", d.dir, unix.ETIMEDOUT)
+			}
+		}
 	}
 }
 
-// verify reports whether the directory has a block. It reads all of it. One that is wrong is removed.
-func (d *disk) verify(k key) bool {
+// verify looks for a block in the directory, and reads all of it. It returns nil if there is none. One that is wrong, or that cannot be read, is
+// removed.
+func (d *disk) verify(k key) *Stat {
 	if !d.usable() {
-		return false
+		return nil
 	}
-	path, wrong := d.path(k), false
-	err := d.timely(func() error {
-		right, err := k.isIn(path)
-		if wrong = err == nil && !right; wrong {
-			return os.Remove(path)
+	var right *Stat
+	var damage error
+	err := d.timely(func(alive func()) error {
+		root, err := d.open()
+		if err != nil {
+			return err
 		}
-		return err
+		defer root.Close()
+		right, err = k.isIn(root, alive)
+		if errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if damage = err; errors.Is(err, errWrong) || errors.Is(err, unix.EIO) {
+			root.RemoveAll(k.path())
+		}
+		return nil
 	})
 	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
-		return false
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
 	case err != nil:
 		d.fails(err)
-		return false
-	case wrong:
-		d.log().Warn("a block of the block cache was damaged: it is fetched again", "file", path)
-		return false
+		return nil
+	case damage != nil:
+		d.log().Warn("a block of the block cache cannot be read: it is fetched again", "file", filepath.Join(d.dir, k.path()), "err", damage)
 	}
-	return true
+	return right
 }
 
-// isIn reports whether a file holds a block, and nothing else.
-func (k key) isIn(path string) (bool, error) {
-	f, err := os.Open(path)
+// errWrong is what is wrong with a file that is no block, or another one.
+var errWrong = errors.New("damaged")
+
+// isIn returns what the file of a block is that has the right bytes.
+func (k key) isIn(root *os.Root, alive func()) (*Stat, error) {
+	f, err := openRegular(root, k.path())
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	defer f.Close()
+	before, err := statOf(f)
 	from, to := k.bounds()
+	if err != nil || before.Size != to-from+trailerBytes {
+		return nil, cmp.Or(err, errWrong)
+	}
 	buf := verifyBuffers.Get().(*[]byte)
 	defer verifyBuffers.Put(buf)
 	sum := uint32(0)
 	for left := to - from; left > 0; {
 		part := (*buf)[:min(left, int64(len(*buf)))]
 		if _, err := io.ReadFull(f, part); err != nil {
-			return false, shortened(err)
+			return nil, err
 		}
+		alive()
 		sum = crc32.Update(sum, castagnoli, part)
 		left -= int64(len(part))
 	}
-	last := (*buf)[:trailerBytes+1]
-	n, err := io.ReadFull(f, last)
-	return n == trailerBytes && bytes.Equal(last[:n], k.trailer(sum)), shortened(err)
+	last := (*buf)[:trailerBytes]
+	if _, err := io.ReadFull(f, last); err != nil {
+		return nil, err
+	}
+	after, err := statOf(f)
+	if err != nil || !bytes.Equal(last, k.trailer(sum)) || after != before {
+		return nil, cmp.Or(err, errWrong)
+	}
+	return &after, nil
 }
 
 var verifyBuffers = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
 
-// shortened is nil for the end of a file.
-func shortened(err error) error {
-	if err == io.EOF || err == io.ErrUnexpectedEOF {
-		return nil
-	}
-	return err
-}
-
-// write writes a block, unless another process has, and reports whether the directory has it now. It calls finished when the block's bytes are
-// needed no more, which may be later than write returns, where the disk does not answer.
-func (d *disk) write(k key, block []byte, finished func()) bool {
+// write writes a block, and returns what its file is; or nil if it was not written, because another process has done that, or there is no room. It
+// calls finished when the block's bytes are needed no more, which may be later than write returns, where the disk does not answer.
+func (d *disk) write(k key, block []byte, finished func()) *Stat {
 	if !d.writable() {
 		finished()
-		return false
+		return nil
 	}
-	kept := false
-	err := d.timely(func() error {
+	var written *Stat
+	share := d.shareOf(k)
+	err := d.timely(func(alive func()) error {
 		defer finished()
-		return d.locked(func() (err error) {
-			kept, err = d.writeLocked(k, block)
-			return err
-		})
+		try := func() error {
+			return d.locked(alive, func(root *os.Root) (err error) {
+				written, err = d.writeIn(root, share, k, block, alive)
+				return err
+			})
+		}
+		err := try()
+		if errors.Is(err, errFull) {
+			if err = d.makeRoom(share, int64(len(block)+trailerBytes), alive); err == nil {
+				err = try()
+			}
+		}
+		return err
 	})
 	switch {
+	case errors.Is(err, errBusy):
+		d.full.Store(time.Now().Add(retryTime).UnixNano())
+		return nil
 	case errors.Is(err, errFull):
-		d.full.Store(time.Now().Add(pauseTime).UnixNano())
-		return false
+		return nil
 	case err != nil:
 		d.fails(err)
-		return false
+		return nil
 	}
 	d.works()
-	return kept
+	return written
 }
 
 var errFull = errors.New("full")
 
-func (d *disk) writeLocked(k key, block []byte) (bool, error) {
-	path := d.path(k)
-	if _, err := os.Stat(path); err == nil {
-		return false, nil // of another process; it is verified when it is read
+// writeIn returns errFull also where it is not known how much the directory has.
+func (d *disk) writeIn(root *os.Root, share *Share, k key, block []byte, alive func()) (*Stat, error) {
+	if err := share.noteIn(root); err != nil {
+		return nil, err
 	}
-	need := int64(len(block) + trailerBytes)
-	used, err := d.used()
+	if _, err := root.Lstat(k.path()); err == nil {
+		return nil, nil // of another process; it is verified when it is read
+	}
+	used, known := usedIn(root)
+	used += int64(len(block) + trailerBytes)
+	if !known || !d.measured.Load() || used > d.limit {
+		return nil, errFull
+	}
+	if err := d.describe(root, k.object.identity); err != nil {
+		return nil, err
+	}
+	name := "new-" + rand.Text()
+	f, err := d.create(root, name)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	if used+need > d.limit {
-		if used, err = d.makeRoom(need); err != nil {
-			return false, err
-		}
+	defer root.Remove(name) // where it was not renamed
+	defer f.Close()
+	for left := block; len(left) > 0 && err == nil; alive() {
+		n := min(len(left), len(block)/16+1)
+		_, err = f.Write(left[:n])
+		left = left[n:]
 	}
-	temporary, err := os.CreateTemp(d.dir, "new-")
-	if err != nil {
-		return false, err
-	}
-	defer os.Remove(temporary.Name()) // where it was not renamed
-	_, err = temporary.Write(block)
 	if err == nil {
-		_, err = temporary.Write(k.trailer(crc32.Checksum(block, castagnoli)))
+		_, err = f.Write(k.trailer(crc32.Checksum(block, castagnoli)))
 	}
-	if err = cmp.Or(err, temporary.Chmod(0o644), temporary.Close()); err != nil {
-		return false, err
+	if err != nil {
+		return nil, err
 	}
-	if err := d.describe(k.object.identity); err != nil {
-		return false, err
+	written, err := statOf(f)
+	if err != nil {
+		return nil, err
 	}
-	// Before the block is there: a process that dies here leaves a directory that seems fuller than it is, until it is scanned.
-	if err := d.setUsed(used + need); err != nil {
-		return false, err
+	// Before the block is there: a process that dies here leaves a directory that seems fuller than it is, until it is measured.
+	if err := d.setUsed(root, used); err != nil {
+		return nil, err
 	}
-	return true, os.Rename(temporary.Name(), path)
+	return &written, root.Rename(name, k.path())
 }
 
 // describe makes the directory of an object, if there is none.
-func (d *disk) describe(i identity) error {
-	dir := filepath.Join(d.dir, i.name())
-	if _, err := os.Stat(filepath.Join(dir, objectFile)); err == nil {
+func (d *disk) describe(root *os.Root, i identity) error {
+	file := filepath.Join(i.name(), objectFile)
+	if info, err := root.Lstat(file); err == nil && info.Mode().IsRegular() {
 		return nil
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := d.makeDir(root, i.name()); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, objectFile), i.text(), 0o644)
-}
-
-// locked calls do while no other process, or goroutine, changes the directory. It makes the directory.
-func (d *disk) locked(do func() error) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err := os.MkdirAll(d.dir, 0o755); err != nil {
-		return err
-	}
-	lock, err := os.OpenFile(filepath.Join(d.dir, "lock"), os.O_RDWR|os.O_CREATE, 0o644)
-	if err != nil {
-		return err
-	}
-	defer lock.Close()
-	for {
-		switch err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err {
-		case nil:
-			return do()
-		case unix.EINTR:
-		default:
-			return &os.PathError{Op: "flock", Path: lock.Name(), Err: err}
-		}
-	}
+	root.RemoveAll(file)
+	return d.createWith(root, file, i.text())
 }

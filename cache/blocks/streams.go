@@ -56,6 +56,16 @@ func next(needs []need) (batches uint64, ok bool) {
 	return batches, ok
 }
 
+// later are the needs of batches behind those that streams are at.
+func later(needs []need) (list []need) {
+	for _, n := range needs {
+		if at := n.by.at.Load(); n.last > at && n.by.moves() {
+			list = append(list, need{n.by, max(n.first, at+1), n.last})
+		}
+	}
+	return list
+}
+
 // add notes when a block is needed.
 func add(needs []need, t Turn) []need {
 	if t.By == nil {

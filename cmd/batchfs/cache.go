@@ -1,9 +1,11 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -23,32 +25,31 @@ It may be deleted at any time, also while batches are served.`,
 		Example: "  batchfs cache status -c config.toml",
 	}
 	cmd.AddCommand(
-		cacheDirCommand("status", "Show what the block cache has of which object", func(cmd *cobra.Command, c *config.Config) error {
-			kept, err := blocks.Usage(c.Store.CacheDir)
+		cacheDirCommand("status", "Show what the block cache has of which object, and what readers need", func(cmd *cobra.Command, c *config.Config) error {
+			kept, shares, err := blocks.Usage(c.Remote().Blocks)
 			if err != nil {
 				return err
 			}
 			total := int64(0)
 			for _, o := range kept {
-				mounted := ""
-				if o.Mounted {
-					mounted = ", mounted"
-				}
-				printf(cmd.OutOrStdout(), "%s: %d blocks, %d bytes of %d%s\n", o.Name, o.Blocks, o.Bytes, o.Size, mounted)
+				printf(cmd.OutOrStdout(), "%s: %d blocks, %d bytes of %d\n", o.Name, o.Blocks, o.Bytes, o.Size)
 				total += o.Bytes
+			}
+			for _, s := range shares {
+				printf(cmd.OutOrStdout(), "%s\n", shareInWords(s))
 			}
 			printf(cmd.OutOrStdout(), "%s: %d bytes of %d\n", c.Store.CacheDir, total, c.Store.CacheBytes)
 			return nil
 		}),
-		cacheDirCommand("prune", "Remove from the block cache what nobody has mounted", func(cmd *cobra.Command, c *config.Config) error {
-			removed, err := blocks.Prune(c.Store.CacheDir)
+		cacheDirCommand("prune", "Remove from the block cache what no mount reads", func(cmd *cobra.Command, c *config.Config) error {
+			removed, err := blocks.Prune(c.Remote().Blocks)
 			if err != nil {
 				return err
 			}
 			printf(cmd.OutOrStdout(), "%s: %d bytes removed\n", c.Store.CacheDir, removed)
 			return nil
 		}),
-		cacheDirCommand("fill", "Fetch all objects of the configuration into the block cache, or as much as it has room for", fillCache),
+		fillCommand(),
 	)
 	return cmd
 }
@@ -76,33 +77,82 @@ func cacheDirCommand(name, short string, run func(*cobra.Command, *config.Config
 	return cmd
 }
 
-func fillCache(cmd *cobra.Command, c *config.Config) error {
-	splits, err := dataset.Open(c)
-	if err != nil {
-		return err
+// shareInWords says what the block cache has of a share, and who reads that.
+func shareInWords(s blocks.ShareUse) string {
+	readers := strings.Join(s.Readers, ", ")
+	if len(s.Readers) == 0 {
+		readers = s.Name + ", which no mount reads"
 	}
+	return fmt.Sprintf("%s: %d bytes needed, %d kept, room for %d; last read at %s", readers, s.Needed, s.Kept, s.Room, s.Read.Format(time.DateTime))
+}
+
+func fillCommand() *cobra.Command {
+	var settings []string
+	cmd := cacheDirCommand("fill", "Fetch into the block cache what a rank or a host reads", func(cmd *cobra.Command, c *config.Config) error {
+		return fillCache(cmd, c, settings)
+	})
+	cmd.Use, cmd.Args = "fill [SPLIT]...", cobra.ArbitraryArgs
+	cmd.Long = `Fetch what an epoch needs of all splits, or of SPLITs, in the order in which it will be read, until there is no more room. With shuffle_block,
+that is the share of a host: name it with --rank, --world and --local-world, or in the path of a SPLIT, as in train/rank=8,world=16,local_world=8.
+Else it is all of a split.`
+	cmd.Example = "  batchfs cache fill -c config.toml --rank $RANK --world $WORLD_SIZE --local-world $LOCAL_WORLD_SIZE"
+	for _, key := range []string{"rank", "world", "local_world"} {
+		cmd.Flags().Func(strings.ReplaceAll(key, "_", "-"), "the setting `"+key+"` of the reader", func(value string) error {
+			settings = append(settings, key+"="+value)
+			return nil
+		})
+	}
+	return cmd
+}
+
+func fillCache(cmd *cobra.Command, c *config.Config, settings []string) error {
+	paths := cmd.Flags().Args()
+	if len(paths) == 0 {
+		for _, s := range c.Splits {
+			paths = append(paths, s.Split)
+		}
+	}
+	var splits []*dataset.Dataset
+	var shares []*cache.Share
 	var of, done int64
-	for _, s := range splits {
-		of += s.RemoteBytes()
+	for _, path := range paths {
+		d, err := dataset.OpenPath(c, path)
+		if err != nil {
+			return err
+		}
+		set := settings
+		if d.Split.ShuffleBlock == 0 { // which has hosts
+			set = slices.DeleteFunc(slices.Clone(set), func(s string) bool { return strings.HasPrefix(s, "local_world") })
+		}
+		if len(set) > 0 {
+			if d, err = d.With(strings.Join(set, ",")); err != nil {
+				return err
+			}
+		}
+		if share := d.Share(d.Split.Name()); share != nil {
+			splits, shares = append(splits, d), append(shares, share)
+			of += share.Needed
+		}
 	}
 	if of == 0 {
 		return errors.New("the configuration names no objects of a store: there is nothing to fetch")
 	}
 	progress := terminal.NewProgress(cmd.ErrOrStderr(), "fetching", of, terminal.Bytes)
 	defer progress.Finish()
-	for _, s := range splits {
-		if err := s.Fetch(cmd.Context(), func(n int64) {
+	var err error
+	for i, d := range splits {
+		if err = d.Fill(cmd.Context(), shares[i], func(n int64) {
 			done += n
 			progress.Set(done, of)
 		}); err != nil {
-			return err
+			break
 		}
 	}
 	cache.Flush()
 	use, _ := cache.RemoteUseNow()
-	printf(cmd.OutOrStdout(), "%s: %d bytes of objects, %d fetched\n", c.Store.CacheDir, of, use.Bytes)
+	printf(cmd.OutOrStdout(), "%s: %d bytes needed, %d fetched\n", c.Store.CacheDir, of, use.Bytes)
 	if use.Unkept > 0 {
-		return fmt.Errorf("%d blocks are not in %s: it is full, or fails; store.cache_bytes is %d", use.Unkept, c.Store.CacheDir, c.Store.CacheBytes)
+		return fmt.Errorf("%s is full, or fails: batches need %d bytes of it, and store.cache_bytes is %d; what other mounts read stays", c.Store.CacheDir, of, c.Store.CacheBytes)
 	}
-	return context.Cause(cmd.Context())
+	return err
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/cache"
+	"batchfs/cache/blocks"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/fs/mount"
@@ -133,6 +134,9 @@ func (d *doctor) lookAtAll() {
 		d.look("splits."+s.Split, func() (string, error) { return d.tokens(s) })
 	}
 	d.look("tokens.bin", d.tokensBin)
+	if d.config.Store.CacheDir != "" {
+		d.look("block cache", d.blockCache)
+	}
 	d.look("memory", d.memory)
 	d.look("read-ahead", d.readAhead)
 	d.look("open files", d.openFiles)
@@ -352,6 +356,29 @@ func (d *doctor) tokensBin() (string, error) {
 		return "read by batchfs; root may have readers read the token file itself, from Linux 6.9 on", nil
 	}
 	return "readers read the token file itself where that is all of it, from Linux 6.9 on; status.json of a mount says whether they do", nil
+}
+
+// blockCache says whether the block cache has room for what is read now.
+func (d *doctor) blockCache() (string, error) {
+	_, shares, err := blocks.Usage(d.config.Remote().Blocks)
+	if err != nil {
+		return "", err
+	}
+	var all []string
+	enough := int64(0)
+	for _, s := range shares {
+		if len(s.Readers) > 0 {
+			all = append(all, shareInWords(s))
+			enough = max(enough, s.Enough)
+		}
+	}
+	switch text := strings.Join(all, "; "); {
+	case enough > 0:
+		return "", fmt.Errorf("%s: blocks without room are fetched again and again; set store.cache_bytes = %d", text, enough)
+	case text != "":
+		return text, nil
+	}
+	return "no mount reads it", nil
 }
 
 // footprint is the memory that the processes of a mount take besides the budget.

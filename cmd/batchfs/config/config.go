@@ -70,6 +70,7 @@ type Store struct {
 	Endpoint, Region     string
 	PathStyle, Anonymous bool
 	CacheDir             string // empty: none
+	CacheShared          bool   // a group may use it
 	CacheBytes           int64
 	BlockBytes           int64
 }
@@ -79,7 +80,7 @@ func (c *Config) Remote() cache.Remote {
 	s := c.Store
 	return cache.Remote{
 		Store:  store.Options{Endpoint: s.Endpoint, Region: s.Region, PathStyle: s.PathStyle, Anonymous: s.Anonymous, Timeout: c.Mount.Timeout},
-		Blocks: blocks.Options{Dir: s.CacheDir, Limit: s.CacheBytes, BlockBytes: s.BlockBytes, Memory: c.Shares().Blocks, Ahead: c.Mount.Timeout / 5},
+		Blocks: blocks.Options{Dir: s.CacheDir, Shared: s.CacheShared, Limit: s.CacheBytes, BlockBytes: s.BlockBytes, Memory: c.Shares().Blocks, Ahead: c.Mount.Timeout / 5},
 	}
 }
 

@@ -52,8 +52,9 @@ var storeKeys = map[string]key[Store]{
 		c.CacheDir, ok = value.(string)
 		return ok && c.CacheDir != ""
 	}},
-	"cache_bytes": intKey(func(c *Store) *int64 { return &c.CacheBytes }, 0, 1<<50),
-	"block_bytes": intKey(func(c *Store) *int64 { return &c.BlockBytes }, 64<<10, 1<<30),
+	"cache_shared": boolKey(func(c *Store) *bool { return &c.CacheShared }),
+	"cache_bytes":  intKey(func(c *Store) *int64 { return &c.CacheBytes }, 0, 1<<50),
+	"block_bytes":  intKey(func(c *Store) *int64 { return &c.BlockBytes }, 64<<10, 1<<30),
 }
 
 var logKeys = map[string]key[Log]{

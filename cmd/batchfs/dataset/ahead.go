@@ -26,7 +26,7 @@ const (
 
 // ahead returns what fs.Sequence.Ahead is: nil where nothing lies in a store.
 func (d *Dataset) ahead() func(k uint64) {
-	if !slices.ContainsFunc(d.arrays(), (*cache.Array).IsRemote) {
+	if !d.isRemote() {
 		return nil
 	}
 	l := &lookahead{d: d, last: d.Split.Start, most: uint64(max(maxRowsAhead/d.Sequence.BatchSize, 1))}
@@ -45,6 +45,8 @@ func (d *Dataset) ahead() func(k uint64) {
 		}
 	}
 }
+
+func (d *Dataset) isRemote() bool { return slices.ContainsFunc(d.arrays(), (*cache.Array).IsRemote) }
 
 // isFar reports whether enough is looked ahead already of a reader in order that is at batch k.
 func (l *lookahead) isFar(k uint64) bool {

@@ -8,7 +8,6 @@ package dataset
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"io"
 	"math"
@@ -355,24 +354,6 @@ func (d *Dataset) Unwritten() error {
 			return fmt.Errorf("splits.%s: %w", d.Split.Split, err)
 		}
 		d.unleased = cmp.Or(d.unleased, unknown)
-	}
-	return nil
-}
-
-// RemoteBytes is the size of all objects in stores.
-func (d *Dataset) RemoteBytes() (n int64) {
-	for _, array := range d.arrays() {
-		n += array.RemoteBytes()
-	}
-	return n
-}
-
-// Fetch brings all objects into the block cache: see [cache.Array.Fetch].
-func (d *Dataset) Fetch(ctx context.Context, progress func(n int64)) error {
-	for _, array := range d.arrays() {
-		if err := array.Fetch(ctx, progress); err != nil {
-			return fmt.Errorf("splits.%s: %w", d.Split.Split, err)
-		}
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"slices"
 	"sync"
 	"syscall"
@@ -18,11 +19,12 @@ import (
 //
 // Locks: changed is called with mu held, and locks the publisher's.
 type followed struct {
-	memory  config.Memory
-	log     *slog.Logger
-	changed func(*Dataset) error // called before anybody reads other tokens
-	mu      sync.Mutex
-	now     *Dataset // guarded by mu
+	mountpoint string
+	memory     config.Memory
+	log        *slog.Logger
+	changed    func(*Dataset) error // called before anybody reads other tokens
+	mu         sync.Mutex
+	now        *Dataset // guarded by mu
 }
 
 // current returns the split with its files as they are now. The error is syscall.ESTALE if they changed and the split does not
@@ -75,7 +77,7 @@ func (f *followed) sequence(d *Dataset) *fs.Sequence {
 		Steps:    d.steps,
 		Start:    d.Split.Start,
 		Metadata: map[string]string{"sequence": d.label(), "fingerprint": d.fingerprint},
-		Read:     d.Sequence.Read,
+		Read:     d.read(filepath.Join(f.mountpoint, d.Split.Name())),
 		Version:  d.version,
 		Follows:  d.Split.OnChange == "follow",
 

@@ -148,7 +148,7 @@ func (s *Snapshot) Sequences(c *config.Config, log *slog.Logger, publish func(*o
 		if err != nil {
 			return nil, err
 		}
-		f := &followed{memory: c.Memory, log: log, changed: p.changed, now: d}
+		f := &followed{mountpoint: s.Mountpoint, memory: c.Memory, log: log, changed: p.changed, now: d}
 		all = append(all, f.sequence(d))
 	}
 	return all, nil

@@ -1,0 +1,266 @@
+package blocks
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const nobody = 65534
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("only root has directories of others")
+	}
+}
+
+func must(t *testing.T, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Only blocks in a directory of one's own are served, which nobody else may write to, or in one of a group.
+func TestWhoseDirectory(t *testing.T) {
+	needRoot(t)
+	of := func(uid, gid int, mode os.FileMode) func(t *testing.T, dir string) {
+		return func(t *testing.T, dir string) {
+			must(t, os.Mkdir(dir, 0o700), os.Chown(dir, uid, gid), os.Chmod(dir, mode))
+		}
+	}
+	for _, test := range []struct {
+		name   string
+		make   func(t *testing.T, dir string)
+		shared bool
+		says   string      // of the refusal
+		mode   os.FileMode // or that it has then
+	}{
+		{"absent", func(*testing.T, string) {}, false, "", 0o700},
+		{"absent, shared", func(*testing.T, string) {}, true, "", 0o770 | os.ModeSetgid},
+		{"own", of(0, 0, 0o755), false, "", 0o700},
+		{"own, shared", of(0, nobody, 0o775), true, "", 0o770 | os.ModeSetgid},
+		{"a link to one's own", func(t *testing.T, dir string) { must(t, os.Mkdir(dir+"-real", 0o755), os.Symlink(dir+"-real", dir)) }, false, "", 0o700},
+		{"own, everybody writes", of(0, 0, 0o777), false, "others may write to", 0},
+		{"own, a group writes", of(0, 0, 0o770), false, "others may write to", 0},
+		{"another's", of(nobody, 0, 0o700), false, "belongs to user 65534, and this is user 0", 0},
+		{"another's, shared by another group", of(nobody, nobody, 0o770), true, "not in that group", 0},
+		{"another's, everybody writes", of(nobody, 0, 0o777), true, "others may write to", 0},
+		{"another's, shared", of(nobody, 0, 0o770), true, "", 0o770},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s, o := newSource(3*blockBytes), options(t, 10)
+			o.Shared = test.shared
+			test.make(t, o.Dir)
+			object := s.open(t, o, io.Discard, "a")
+			err := object.cache.Check()
+			if got := fmt.Sprint(err); test.says == "" && err != nil || !strings.Contains(got, test.says) {
+				t.Errorf("the error is %q, want one that says %q", got, test.says)
+			}
+			shareOf(object, 0, 3)
+			readAll(t, s, object)
+			object.cache.Flush()
+			entries, _ := os.ReadDir(o.Dir) // the object, used, shares and mounted
+			if test.says != "" && len(entries) > 0 {
+				t.Errorf("%v is in a directory that was refused", entries)
+			}
+			if info, err := os.Stat(o.Dir); test.says == "" && (err != nil || info.Mode()&^os.ModeDir != test.mode || len(entries) != 4) {
+				t.Errorf("the directory has %v and is %v (%v), want mode %v", entries, info, err, test.mode)
+			}
+		})
+	}
+}
+
+// TestOther is what another process does that TestShared starts: it reads an object, and removes it.
+func TestOther(t *testing.T) {
+	dir := os.Getenv("BLOCKS_TEST_DIR")
+	if dir == "" {
+		return
+	}
+	syscall.Umask(0o077)
+	s := newSource(10 * blockBytes)
+	o := Options{Dir: dir, Shared: true, Limit: 1 << 30, BlockBytes: blockBytes, Memory: 4 * blockBytes}
+	object := s.open(t, o, os.Stdout, "a")
+	must(t, object.cache.Check())
+	for i := range object.Blocks() {
+		s.check(t, object, i)
+		object.cache.Flush()
+	}
+	fmt.Printf("fetched %d\n", s.fetched.Load())
+	if os.Getenv("BLOCKS_TEST_PRUNE") != "" {
+		removed, err := Prune(o)
+		must(t, err)
+		fmt.Printf("removed %d\n", removed/(blockBytes+trailerBytes))
+	}
+}
+
+// The users of a group share a directory, whatever their umask. Others cannot look into it.
+func TestShared(t *testing.T) {
+	needRoot(t)
+	const group = 54321
+	dir := t.TempDir()
+	must(t, os.Chmod(filepath.Dir(dir), 0o755), os.Chown(dir, 0, group), os.Chmod(dir, 0o770|os.ModeSetgid))
+	as := func(uid uint32, prune, want string) {
+		t.Helper()
+		cmd := exec.Command("/proc/self/exe", "-test.run=^TestOther$")
+		cmd.Dir = "/"
+		cmd.Env = append(os.Environ(), "BLOCKS_TEST_DIR="+dir, "BLOCKS_TEST_PRUNE="+prune)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid, Groups: []uint32{group}}}
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.HasPrefix(string(out), want) {
+			t.Fatalf("user %d: %v, want %q, got:\n%s", uid, err, want, out)
+		}
+	}
+	as(54001, "", "fetched 10\n")
+	as(54002, "1", "fetched 0\nremoved 10\n")
+	as(54002, "", "fetched 10\n")
+	as(54001, "1", "fetched 0\nremoved 10\n")
+	cmd := exec.Command("ls", dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 54003, Gid: 54003}}
+	if cmd.Run() == nil {
+		t.Error("a user who is not of the group can look into the directory")
+	}
+}
+
+// What is no block is removed, and hides nothing: links are not followed, and no entry keeps others from being served.
+func TestBadEntries(t *testing.T) {
+	s, o := newSource(10*blockBytes), options(t, 100)
+	first := s.open(t, o, io.Discard, "a")
+	readAll(t, s, first)
+	first.cache.Flush()
+	outside, block := filepath.Join(t.TempDir(), "outside"), func(i int64) string { return filepath.Join(o.Dir, key{first, i}.path()) }
+	in := func(name string) string { return filepath.Join(o.Dir, name) }
+	must(t, os.Mkdir(outside, 0o700), os.Rename(block(1), outside+"/1"), os.Symlink(outside+"/1", block(1)),
+		os.Remove(block(2)), os.MkdirAll(block(2)+"/deep", 0o700),
+		os.Remove(block(3)), syscall.Mkfifo(block(3), 0o600),
+		os.Remove(block(4)), os.Symlink("5", block(4)),
+		os.Truncate(block(6), 100),
+		os.WriteFile(block(10)+"x", []byte("x"), 0o600),
+		os.WriteFile(outside+"/used", []byte("precious"), 0o600), os.Remove(in(usedFile)), os.Symlink(outside+"/used", in(usedFile)),
+		os.RemoveAll(in(mountedDir)), os.Symlink(outside, in(mountedDir)))
+	before, err := os.ReadDir(outside)
+	must(t, err)
+	s.fetched.Store(0)
+	var log bytes.Buffer
+	again := s.open(t, o, &log, "a")
+	readAll(t, s, again)
+	again.cache.Flush()
+	if n := s.fetched.Load(); n != 5 || strings.Contains(log.String(), "fails") {
+		t.Errorf("%d blocks were fetched, want 5; the log:\n%s", n, &log)
+	}
+	after, _ := os.ReadDir(outside)
+	precious, _ := os.ReadFile(outside + "/used")
+	if string(precious) != "precious" || len(after) != len(before) {
+		t.Errorf("outside there are %v with %q, were %v", after, precious, before)
+	}
+	if n := used(t, o); n != 10*(blockBytes+trailerBytes) {
+		t.Errorf("%d bytes are kept, want 10 blocks", n)
+	}
+	if _, err := os.Lstat(block(10) + "x"); err == nil {
+		t.Error("a file that is no block stays among them")
+	}
+	outer := s.open(t, o, io.Discard, "b") // whose directory is a link
+	must(t, os.Symlink(outside, in(outer.identity.name())))
+	readAll(t, s, outer)
+	outer.cache.Flush()
+	if after, _ := os.ReadDir(outside); len(after) != len(before) {
+		t.Errorf("outside there are %v, were %v", after, before)
+	}
+}
+
+// Another process that holds the lock for long keeps nobody from what is kept. That this one reads is noted afterwards.
+func TestHeldLock(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
+	t.Parallel()
+	s, o := newSource(10*blockBytes), options(t, 100)
+	first := s.open(t, o, io.Discard, "a")
+	shareOf(first, 0, 10)
+	for i := range int64(5) {
+		s.check(t, first, i)
+		first.cache.Flush()
+	}
+	first.ends()
+	holder := exec.Command("flock", o.Dir, "sh", "-c", "echo locked; cat")
+	hold, err := holder.StdinPipe()
+	must(t, err)
+	says, err := holder.StdoutPipe()
+	must(t, err, holder.Start())
+	if _, err := io.ReadFull(says, make([]byte, len("locked\n"))); err != nil {
+		t.Fatal(err)
+	}
+	s.fetched.Store(0)
+	var log bytes.Buffer
+	object := s.open(t, o, &log, "a")
+	share := shareOf(object, 0, 10)
+	for range 3 {
+		readAll(t, s, object)
+		object.cache.Flush()
+	}
+	kept, shares, err := Usage(o)
+	if n := s.fetched.Load(); n != 3*5 || log.Len() > 0 || err != nil || len(kept) != 1 || kept[0].Blocks != 5 || len(shares[0].Readers) > 0 {
+		t.Errorf("%d blocks were fetched, want 15; the directory has %+v, %+v (%v); the log:\n%s", n, kept, shares, err, &log)
+	}
+	hold.Close()
+	must(t, holder.Wait())
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		share.note()
+		if _, shares, err = Usage(o); err != nil || len(shares[0].Readers) > 0 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("the share is not noted as read")
+		}
+	}
+	if removed, err := Prune(o); err != nil || removed != 0 {
+		t.Errorf("Prune removed %d bytes (%v) of what is read", removed, err)
+	}
+}
+
+// While blocks are removed from a slow disk, others get the lock.
+func TestPortions(t *testing.T) {
+	t.Parallel()
+	const objects = 8
+	s, o := newSource(blockBytes), options(t, 100)
+	var last *Object
+	for i := range objects {
+		last = s.open(t, o, io.Discard, fmt.Sprint(i))
+		readAll(t, s, last)
+		last.cache.Flush()
+	}
+	kept, _, err := Usage(o)
+	must(t, err)
+	left, waits := make(chan int, 1), false
+	_, err = last.cache.disk.evict(victimsIn(kept, nil, nil), math.MaxInt64, func() {
+		if !waits {
+			waits = true
+			go func() {
+				lock, err := os.Open(o.Dir)
+				if err == nil {
+					err = flock(lock, syscall.LOCK_EX)
+				}
+				blocks, _ := filepath.Glob(filepath.Join(o.Dir, "*", "0"))
+				lock.Close()
+				if err != nil {
+					t.Error(err)
+				}
+				left <- len(blocks)
+			}()
+		}
+		time.Sleep(portion) // of the disk
+	})
+	must(t, err)
+	if n := <-left; n == 0 {
+		t.Error("the lock was free only after all was removed")
+	}
+}

@@ -1,0 +1,96 @@
+package blocks
+
+import (
+	"bytes"
+	"io"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+)
+
+// shareOf is that of a reader of blocks [from, to) of an object. It has been noted that it is read.
+func shareOf(o *Object, from, to int64) *Share {
+	s := NewShare("reader", []Part{{o, from * blockBytes, to * blockBytes}})
+	s.noted.Store(math.MaxInt64) // not at any time
+	s.Read()
+	s.note()
+	return s
+}
+
+// ends is as if the process had ended that has the object.
+func (o *Object) ends() {
+	d := o.cache.disk
+	if d.list != nil {
+		d.list.Close()
+	}
+}
+
+// epoch reads each block of a share some times, in any order, and returns how many were fetched.
+func (s *source) epoch(t *testing.T, r *rand.Rand, o *Object, from, to int64, times int) int64 {
+	t.Helper()
+	before, share := s.fetched.Load(), shareOf(o, from, to)
+	for _, i := range r.Perm(times * int(to-from)) {
+		share.Read()
+		s.check(t, o, from+int64(i)%(to-from))
+	}
+	o.cache.Flush()
+	share.note()
+	return s.fetched.Load() - before
+}
+
+// Whatever shares a host has, one after the other, an epoch fetches at most 1.1 times the share where there is room for it: in one process or in
+// several, of which earlier ones live or have ended, and however shares overlap.
+func TestSharesInTurn(t *testing.T) {
+	const blocks = 200
+	for seed := range uint64(2) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		s := newSource(blocks * blockBytes)
+		o := options(t, blocks/4*int64(100+16*seed)/100)
+		object := s.open(t, o, io.Discard, "a")
+		for step := range 16 {
+			if r.IntN(3) == 0 {
+				if r.IntN(2) == 0 {
+					object.ends()
+				}
+				object = s.open(t, o, io.Discard, "a")
+			}
+			hosts := 4 + r.Int64N(7)
+			host := r.Int64N(hosts)
+			from, to := blocks*host/hosts, blocks*(host+1)/hosts
+			if n, most := s.epoch(t, r, object, from, to, 3), (to-from)*11/10; n > most {
+				t.Errorf("seed %d, step %d: host %d of %d fetched %d blocks for its share of %d, want %d at most", seed, step, host, hosts, n, to-from, most)
+			}
+			if n := used(t, o); n > o.Limit {
+				t.Fatalf("the directory has %d bytes, may have %d", n, o.Limit)
+			}
+		}
+	}
+}
+
+// Shares that are read in turn keep what they have, also where there is no room for all, and the log says once what helps. What one has in common
+// with another counts once.
+func TestSharesAtOnce(t *testing.T) {
+	s := newSource(150 * blockBytes)
+	o := options(t, 100)
+	var log bytes.Buffer
+	object := s.open(t, o, &log, "a")
+	shares := []*Share{shareOf(object, 0, 100), shareOf(object, 50, 150)}
+	for epoch := range 5 {
+		before := s.fetched.Load()
+		for i := range int64(100) {
+			for n, share := range shares {
+				share.Read()
+				s.check(t, object, 50*int64(n)+i)
+			}
+			object.cache.Flush()
+		}
+		n := s.fetched.Load() - before
+		if want := []int64{200, 50}[min(epoch, 1)]; n > want+6 {
+			t.Errorf("epoch %d fetched %d blocks, want %d at most", epoch, n, want)
+		}
+	}
+	if said := log.String(); strings.Count(said, "level=WARN") != 1 || !strings.Contains(said, "store.cache_bytes") {
+		t.Errorf("want one warning that names store.cache_bytes, got:\n%s", said)
+	}
+}
