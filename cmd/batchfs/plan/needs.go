@@ -255,7 +255,7 @@ func (n *Needs) help(c *corpus) (nearer, keep, fill string) {
 	if float64(n.CacheBytes) < n.ShareBytes {
 		nearer = keep
 	}
-	fill = fmt.Sprintf("fill each host's share before the run, with its first rank: batchfs cache fill -c config.toml --rank RANK --world %d --local-world %d",
+	fill = fmt.Sprintf("fill each host's share before the run, with one of its ranks: batchfs cache fill -c config.toml --rank RANK --world %d --local-world %d",
 		c.sequence.World, c.ranks)
 	return nearer, keep, fill
 }
