@@ -48,13 +48,15 @@ type container struct {
 }
 
 type probe struct {
-	Exec struct{ Command []string }
+	Exec                            struct{ Command []string }
+	PeriodSeconds, FailureThreshold int
 }
 
 // A podSpec is that of a pod, or of the template of a workload.
 type podSpec struct {
 	InitContainers, Containers []container
 	Volumes                    []struct{ Name string }
+	Tolerations                []struct{ Key, Operator, Effect string }
 }
 
 // manifests are the pods and the configurations of the manifests, by the kind and name of their objects.
@@ -68,13 +70,17 @@ func manifests(t *testing.T) (pods map[string]podSpec, configs map[string]string
 		Data     map[string]string
 		Spec     struct {
 			podSpec
-			Template struct{ Spec podSpec }
+			UpdateStrategy struct{ Type string }
+			Template       struct{ Spec podSpec }
 		}
 	}
 	noError(t, json.Unmarshal([]byte(run(t, append([]string{installDecoder(t)}, files...)...)), &objects))
 	pods, configs = map[string]podSpec{}, map[string]string{}
 	for _, o := range objects {
 		name := o.Kind + "/" + o.Metadata.Name
+		if o.Kind == "DaemonSet" && o.Spec.UpdateStrategy.Type != "OnDelete" {
+			t.Errorf("%s replaces pods, which ends the runs on their nodes, %s", name, o.Spec.UpdateStrategy.Type)
+		}
 		switch {
 		case o.Kind == "ConfigMap":
 			configs[name] = o.Data["config.toml"]
@@ -94,7 +100,21 @@ func TestManifests(t *testing.T) {
 	if len(pods) != 4 || len(configs) != 3 {
 		t.Fatalf("%d pods and %d configurations", len(pods), len(configs))
 	}
+	for name, config := range configs {
+		if !strings.Contains(config, "shuffle_block") {
+			t.Errorf("%s: every node fetches all of the corpus", name)
+		}
+	}
+	var fleet struct {
+		Seconds float64 `json:"fleet_mount_seconds"`
+	}
+	noError(t, json.Unmarshal([]byte(run(t, plainBatchfs, "plan", "--tokens", "15T", "--hosts", "512", "--gpus", "8", "--step", "1s", "--json",
+		"--set", "batch.order=shuffle", "--set", "batch.shuffle_block=64MiB")), &fleet))
 	for name, pod := range pods {
+		gpu := struct{ Key, Operator, Effect string }{"nvidia.com/gpu", "Exists", "NoSchedule"}
+		if !slices.Contains(pod.Tolerations, gpu) {
+			t.Errorf("%s does not run on nodes with GPUs", name)
+		}
 		for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
 			propagates := false
 			for _, v := range c.VolumeMounts {
@@ -108,6 +128,12 @@ func TestManifests(t *testing.T) {
 			confined := rights.AllowPrivilegeEscalation != nil && !*rights.AllowPrivilegeEscalation && slices.Equal(rights.Capabilities.Drop, []string{"ALL"})
 			if propagates != privileged || privileged == confined {
 				t.Errorf("%s: %s passes mounts on: %v, is privileged: %v, is confined: %v", name, c.Name, propagates, privileged, confined)
+			}
+			if path := strings.Join(c.Command, " "); strings.Contains(path, "rank=") && !strings.Contains(path, "local_world=") {
+				t.Errorf("%s: %s does not say which ranks read one share: %s", name, c.Name, path)
+			}
+			if p := c.StartupProbe; len(p.Exec.Command) > 0 && float64(p.PeriodSeconds*p.FailureThreshold) < fleet.Seconds {
+				t.Errorf("%s: %s gives up after %d s, and a mount takes up to %.0f s", name, c.Name, p.PeriodSeconds*p.FailureThreshold, fleet.Seconds)
 			}
 			for _, p := range []probe{c.StartupProbe, c.ReadinessProbe} {
 				if command := p.Exec.Command; len(command) > 0 {
@@ -183,13 +209,14 @@ func TestImage(t *testing.T) {
 		ls "$root/batches/mnt"`
 	out := run(t, slices.Concat([]string{"unshare", "--mount", "--propagation", "private", "--pid", "--fork", "sh", "-ec", node, root,
 		strings.Join(batchfs.StartupProbe.Exec.Command, " ")}, batchfs.Args)...)
-	want := run(t, "sh", "-c", `"$0" cat train --data "$1" --set batch.order=shuffle | sha256sum`, plainBatchfs, root+"/etc/batchfs")
+	want := run(t, "sh", "-c", `"$0" cat train --data "$1" --set batch.order=shuffle --set batch.shuffle_block=64MiB | sha256sum`, plainBatchfs, root+"/etc/batchfs")
 	if out != want {
 		t.Errorf("it printed %q, want %q", out, want)
 	}
 }
 
-// The scripts for Slurm mount for a job, whose tasks read each its share, and unmount after it, however often they run.
+// The scripts for Slurm mount for a job, whose tasks read each its share, and unmount after it, however often they run. What is wrong for the
+// job fails the job; only a machine that cannot mount fails the prolog.
 func TestSlurm(t *testing.T) {
 	t.Parallel()
 	needNamespaces(t)
@@ -200,8 +227,8 @@ func TestSlurm(t *testing.T) {
 	noError(t, os.Chmod(filepath.Dir(root), 0o755))
 	noError(t, os.Chmod(root, 0o755))
 	config, _ := small(t, 1)
-	const job, user = "4711", 1234
-	dir, log := root+"/run/batchfs/"+job, root+"/var/log/batchfs/"+job+".log"
+	const id, user = "4711", 1234
+	dir, log := root+"/run/batchfs/"+id, root+"/var/log/batchfs/"+id+".log"
 	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
 	scripts, err := filepath.Glob("../deploy/slurm/*")
 	noError(t, err)
@@ -213,19 +240,25 @@ func TestSlurm(t *testing.T) {
 		text, err := os.ReadFile(script)
 		noError(t, err)
 		there := strings.NewReplacer("/run/batchfs", root+"/run/batchfs", "/var/log/batchfs", root+"/var/log/batchfs",
-			"/etc/batchfs/config.toml", config, "\nPATH=", "\nPATH="+root+":").Replace(string(text))
+			"/etc/batchfs/config.toml", config, "/etc/slurm/batchfs", root, "\nPATH=", "\nPATH="+root+":").Replace(string(text))
 		write(t, filepath.Join(root, filepath.Base(script)), []byte(there))
 	}
 	// in the place of Slurm and of a trainer
-	write(t, root+"/srun", []byte("#!/bin/sh\nfor SLURM_PROCID in 0 1; do export SLURM_PROCID SLURM_NTASKS=2; \"$@\"; done\n"))
+	write(t, root+"/srun", []byte(`#!/bin/sh
+		task_prolog=${1#--task-prolog=}; shift
+		for SLURM_PROCID in 0 1; do
+			export SLURM_PROCID SLURM_NTASKS=2
+			said=$("$task_prolog" 2>&-) || { echo "$said" | sed -n 's/^print //p'; exit 1; }
+			"$@"
+		done`))
 	write(t, root+"/python", []byte("#!/bin/sh\ncat \"${2#--batches=}/batch/0\"\n"))
-	for _, name := range []string{"srun", "python"} {
+	for _, name := range []string{"srun", "python", "task_prolog"} {
 		noError(t, os.Chmod(filepath.Join(root, name), 0o755))
 	}
 	noError(t, os.Symlink(batchfs, root+"/batchfs"))
 	slurm := func(script string) error {
 		t.Helper()
-		_, stderr, err := try(t, "env", "-i", "SLURM_JOB_ID="+job, fmt.Sprint("SLURM_JOB_UID=", user), "/bin/sh", filepath.Join(root, script))
+		_, stderr, err := try(t, "env", "-i", "SLURM_JOB_ID="+id, fmt.Sprint("SLURM_JOB_UID=", user), "/bin/sh", filepath.Join(root, script))
 		if stderr != "" {
 			t.Errorf("%s: %s", script, stderr)
 		}
@@ -244,9 +277,12 @@ func TestSlurm(t *testing.T) {
 	noError(t, slurm("prolog"))
 	noError(t, slurm("prolog"))
 	want := string(slices.Concat(cat(t, "train/rank=0,world=2", "-c", config), cat(t, "train/rank=1,world=2", "-c", config)))
+	job := func() (string, error) {
+		return asUser(t, user, user, "env", "PATH="+root+":"+os.Getenv("PATH"), "SLURM_JOB_ID="+id, "sh", root+"/train.sbatch")
+	}
 	trains := func() {
 		t.Helper()
-		got, err := asUser(t, user, user, "env", "PATH="+root+":"+os.Getenv("PATH"), "SLURM_JOB_ID="+job, "sh", root+"/train.sbatch")
+		got, err := job()
 		if err != nil || got != want {
 			t.Errorf("the job: %v, %q, want %q", err, got, want)
 		}
@@ -276,9 +312,35 @@ func TestSlurm(t *testing.T) {
 		t.Errorf("after the epilog: %v, mounted: %v, ended: %v", err, isMounted(t, dir), ended(keeper))
 	}
 
-	noError(t, os.Remove(config))
-	if slurm("prolog") == nil || !strings.Contains(said(), "config.toml: no such file") {
-		t.Error("a prolog that cannot mount succeeds, or does not say why")
+	// What is wrong for the job fails the job, and drains no node. When it is mended, the job runs.
+	right, err := os.ReadFile(config)
+	noError(t, err)
+	away := "[store]\nendpoint = \"http://127.0.0.1:1\"\nanonymous = true\n[mount]\ntimeout = \"1s\"\n[splits.train]\ntokens = \"s3://bucket/train.bin\"\n"
+	for wrong, why := range map[string]string{"[batch]\nbatchsize = 4\n": "batchsize", away: "connection refused"} {
+		write(t, config, []byte(wrong))
+		if err := slurm("prolog"); err != nil {
+			t.Errorf("the prolog drains the node, because of %s: %v", why, err)
+		}
+		got, err := job()
+		if err == nil || !strings.Contains(got, why) || !strings.Contains(got, "no batches on ") || !strings.Contains(said(), why) {
+			t.Errorf("the job that has no batches because of %q: %v, %q", why, err, got)
+		}
+	}
+	write(t, config, right)
+	noError(t, slurm("prolog"))
+	trains()
+	noError(t, slurm("epilog"))
+
+	// A machine that cannot mount is drained.
+	script := filepath.Join(root, "prolog")
+	text, err := os.ReadFile(script)
+	noError(t, err)
+	write(t, script, []byte("unshare --mount sh -ec 'mount -t tmpfs dev /dev; : >/dev/null\n"+strings.ReplaceAll(string(text), "'", `'\''`)+"'"))
+	if slurm("prolog") == nil || !strings.Contains(said(), "FIX  /dev/fuse") {
+		t.Error("the prolog of a machine without FUSE succeeds, or does not say why")
 	}
 	noError(t, slurm("epilog"))
+	if left, _ := filepath.Glob(dir + "*"); len(left) > 0 {
+		t.Errorf("the epilog leaves %s", left)
+	}
 }

@@ -1,11 +1,14 @@
 package test
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -42,44 +45,81 @@ func TestNotify(t *testing.T) {
 	hear("STOPPING=1")
 }
 
-// The unit that users copy is one that systemd takes, and its mount can be seen by others.
-func TestUnit(t *testing.T) {
-	text, err := os.ReadFile("../examples/batchfs.service")
-	if err != nil {
-		t.Fatal(err)
+// unit returns the unit that users copy, and its drop-in for stores.
+func unit(t *testing.T) (service, store string) {
+	t.Helper()
+	var texts []string
+	for _, file := range []string{"batchfs.service", "batchfs.service.d/store.conf"} {
+		text, err := os.ReadFile("../examples/" + file)
+		noError(t, err)
+		texts = append(texts, string(text))
 	}
+	return texts[0], texts[1]
+}
+
+// The unit is one that systemd takes, and its mount can be seen by others. Only with the drop-in has it a network.
+func TestUnit(t *testing.T) {
+	service, store := unit(t)
 	namespace := regexp.MustCompile(`(?m)^(Private|Protect|Dynamic|Bind|Root|Temporary|Inaccessible|ReadOnly|ReadWrite|NoExec|Mount)\w+=`)
-	if option := namespace.FindString(string(text)); option != "" {
+	if option := namespace.FindString(service + store); option != "" {
 		t.Errorf("%s gives the service a mount namespace of its own", option)
 	}
 	if _, err := exec.LookPath("systemd-analyze"); err != nil {
 		t.Skip(err)
 	}
 	const program = "/usr/local/bin/batchfs"
-	if n := strings.Count(string(text), program); n != 3 {
+	if n := strings.Count(service, program); n != 3 {
 		t.Errorf("%d times %s", n, program)
 	}
-	unit := filepath.Join(t.TempDir(), "batchfs.service")
-	write(t, unit, []byte(strings.ReplaceAll(string(text), program, plainBatchfs)))
-	if stdout, stderr, err := try(t, "systemd-analyze", "verify", unit); err != nil || stdout+stderr != "" {
-		t.Errorf("%v: %s%s", err, stdout, stderr)
+	file := filepath.Join(t.TempDir(), "batchfs.service")
+	write(t, file, []byte(strings.ReplaceAll(service, program, plainBatchfs)))
+	for _, network := range []bool{false, true} {
+		if network {
+			noError(t, os.Mkdir(file+".d", 0o755))
+			write(t, file+".d/store.conf", []byte(store))
+		}
+		if stdout, stderr, err := try(t, "systemd-analyze", "verify", file); err != nil || stdout+stderr != "" {
+			t.Errorf("%v: %s%s", err, stdout, stderr)
+		}
+		out, _, err := try(t, "systemd-analyze", "security", "--offline=true", "--json=short", file)
+		if err != nil {
+			t.Skip("systemd-analyze cannot judge a file") // before systemd 251
+		}
+		for _, setting := range []string{"RestrictAddressFamilies_AF_INET_INET6", "IPAddressDeny"} {
+			if restricted := regexp.MustCompile(`"set":true,[^}]*"json_field":"` + setting + `"`).MatchString(out); restricted == network {
+				t.Errorf("with the drop-in for stores: %v, %s restricts the network: %v", network, setting, restricted)
+			}
+		}
 	}
+}
+
+// settings are the words of a setting of units.
+func settings(text, name string) []string {
+	var words []string
+	for _, found := range regexp.MustCompile(`(?m)^`+name+`=(.*)$`).FindAllStringSubmatch(text, -1) {
+		words = append(words, strings.Fields(found[1])...)
+	}
+	return words
+}
+
+// bounded are the words before a command that give it the capabilities of a unit.
+func bounded(t *testing.T, unit string) []string {
+	t.Helper()
+	if _, err := exec.LookPath("setpriv"); err != nil || os.Geteuid() != 0 {
+		t.Skip("it takes root, and setpriv")
+	}
+	set := "-all"
+	for _, name := range settings(unit, "CapabilityBoundingSet") {
+		set += ",+" + strings.ToLower(strings.TrimPrefix(name, "CAP_"))
+	}
+	return []string{"setpriv", "--no-new-privs", "--bounding-set", set}
 }
 
 // What the unit leaves of root's rights is enough.
 func TestUnitsCapabilities(t *testing.T) {
 	needFUSE(t)
-	text, err := os.ReadFile("../examples/batchfs.service")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := exec.LookPath("setpriv"); err != nil || os.Geteuid() != 0 {
-		t.Skip("it takes root, and setpriv")
-	}
-	set := "-all"
-	for _, name := range strings.Fields(regexp.MustCompile(`(?m)^CapabilityBoundingSet=(.*)$`).FindStringSubmatch(string(text))[1]) {
-		set += ",+" + strings.ToLower(strings.TrimPrefix(name, "CAP_"))
-	}
+	service, _ := unit(t)
+	words := append(bounded(t, service), batchfs)
 	file := tokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)
 	if err := os.Chmod(file, 0); err != nil {
 		t.Fatal(err)
@@ -87,6 +127,43 @@ func TestUnitsCapabilities(t *testing.T) {
 	if err := os.Chown(file, nobody, nobody); err != nil {
 		t.Fatal(err)
 	}
-	m := mountProgram(t, exec.Command("setpriv", "--no-new-privs", "--bounding-set", set, batchfs), "--data", filepath.Dir(file))
+	m := mountProgram(t, exec.Command(words[0], words[1:]...), "--data", filepath.Dir(file))
 	read(t, "read", m.path("train/next"))
+}
+
+// With the environment, the capabilities, the address families and the cache directory of the unit and its drop-in, a store is read. Without
+// the drop-in's families it is not.
+func TestUnitReadsStore(t *testing.T) {
+	long(t)
+	needFUSE(t)
+	service, store := unit(t)
+	b, home, cacheDir := newBucket(t), t.TempDir(), filepath.Join(t.TempDir(), "batchfs")
+	b.put(t, "train.bin", randomBytes(3*storeBlock))
+	write(t, home+"/.aws/credentials", fmt.Appendf(nil, "[default]\naws_access_key_id = %s\naws_secret_access_key = %s\n", storeKey, storeSecret))
+	if want := []string{"HOME=/root"}; !slices.Equal(settings(store, "Environment"), want) {
+		t.Errorf("the environment is %s, want %s", settings(store, "Environment"), want)
+	}
+	if want := []string{"batchfs"}; !slices.Equal(settings(store, "CacheDirectory"), want) {
+		t.Errorf("the cache directory is %s, want %s", settings(store, "CacheDirectory"), want)
+	}
+	mode, err := strconv.ParseUint(settings(store, "CacheDirectoryMode")[0], 8, 32)
+	noError(t, err)
+	noError(t, os.Mkdir(cacheDir, os.FileMode(mode)))
+	within := func(families []string) *exec.Cmd {
+		return exec.Command("env", slices.Concat([]string{"-i", "PATH=" + os.Getenv("PATH"), "HOME=" + home, python, "clients/families.py",
+			strings.Join(families, " ")}, bounded(t, service), []string{batchfs})...)
+	}
+	args := []string{"-c", b.config(t, "s3://bucket/train.bin", ""), "--set", "store.cache_dir=" + cacheDir}
+
+	of := settings(service, "RestrictAddressFamilies")
+	without := within(of)
+	without.Args = append(without.Args, append([]string{"mount", "--set", "mount.timeout=1s", t.TempDir()}, args...)...)
+	if out, err := without.CombinedOutput(); err == nil || !strings.Contains(string(out), "address family not supported") {
+		t.Errorf("without the drop-in: %v, %s", err, out)
+	}
+	m := mountProgram(t, within(append(of, settings(store, "RestrictAddressFamilies")...)), args...)
+	read(t, "read", m.path("train/next"))
+	if kept, _ := filepath.Glob(cacheDir + "/*/[0-9]*"); len(kept) == 0 {
+		t.Error("no block is in the cache directory")
+	}
 }

@@ -3,6 +3,7 @@ package dataset
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 
@@ -76,5 +77,67 @@ func TestSharesAreDescribed(t *testing.T) {
 	want := "shuffle_block = 1048576 bytes, there is no row for host 0 of 4; set shuffle_block to fewer bytes, or world to fewer ranks"
 	if err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("of hosts without rows: %v, want %s", err, want)
+	}
+}
+
+// A run of two machines with two ranks each goes on with other machines in the middle of an epoch. While world / local_world and batch_size *
+// local_world stay what they were, each window is still read once in the epoch, whichever machine reads it.
+func TestOtherMachines(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Positions(t, map[string]int{"a.bin": 50_000, "b.bin": 34_000})
+	d := mustOpen(t, testfiles.Small+"order = 'shuffle'\nshuffle_block = '64KiB'\n[splits.train]\ntokens = ['a.bin', 'b.bin']")[0]
+	type window struct {
+		file  string
+		start int64
+	}
+	// read counts the windows of the first epoch that ranks of a world read in batches from a number on, and returns their rows.
+	read := func(counts map[window]int, settings string, world int, from, to uint64) (rows int64) {
+		for rank := range world {
+			q, err := d.With(fmt.Sprintf("%s,world=%d,rank=%d", settings, world, rank))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if local := q.Sequence.LocalWorld; rank%local == 0 {
+				rows += q.Sequence.RowsPerEpoch()
+			}
+			for k := from; k < to; k++ {
+				for j := range q.Sequence.BatchSize {
+					row, err := q.origin(k, j)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if row.epoch == 0 {
+						counts[window{row.file, row.start}]++
+					}
+				}
+			}
+		}
+		return rows
+	}
+	first := map[window]int{}
+	const half, end = 880, 2400 // the larger share has been read before the end
+	rows := read(first, "batch_size=3,local_world=2", 4, 0, half)
+	for _, test := range []struct {
+		settings string
+		world    int
+		whole    bool
+	}{
+		{"batch_size=3,local_world=2", 4, true}, // one machine of four ranks, or four of one
+		{"batch_size=6,local_world=1", 2, true}, // two ranks in all
+		{"batch_size=1,local_world=6", 12, true},
+		{"batch_size=3,local_world=1", 4, false}, // four shares
+		{"batch_size=3,local_world=4", 4, false}, // one share
+	} {
+		counts := maps.Clone(first)
+		read(counts, test.settings, test.world, half, end)
+		again := 0
+		for _, n := range counts {
+			again += n - 1
+		}
+		missing := int(rows) - len(counts)
+		t.Logf("%s,world=%d: of %d windows, %d are read again and %d not", test.settings, test.world, rows, again, missing)
+		if whole := again == 0 && missing == 0; whole != test.whole {
+			t.Errorf("each window once: %v, want %v", whole, test.whole)
+		}
 	}
 }

@@ -21,6 +21,7 @@ type corpus struct {
 	blocks   blocks.Options // of each host; its Limit is 0 where there is no directory
 	hosts    int
 	ranks    int // of a host
+	opened   int // requests that opening it took, if it lies in a store
 }
 
 // A source is arrays of one length, and how many windows an epoch of it has.
@@ -151,6 +152,7 @@ func onlyWindows(s *config.Split) error {
 
 // find opens a split of the configuration.
 func (c *corpus) find(from *config.Config, path string) error {
+	before, _ := cache.RemoteUseNow()
 	d, err := dataset.OpenPath(from, path)
 	if err == nil {
 		err = onlyWindows(d.Split)
@@ -164,7 +166,8 @@ func (c *corpus) find(from *config.Config, path string) error {
 	if from.Store.CacheDir == "" {
 		c.blocks.Limit = 0
 	}
-	c.split, c.sequence = d.Split, d.Sequence
+	after, _ := cache.RemoteUseNow()
+	c.split, c.sequence, c.opened = d.Split, d.Sequence, int(after.Requests-before.Requests)
 	for i, arrays := range d.Arrays() {
 		name := d.Split.Split
 		if len(d.Split.Sources) > 0 {

@@ -15,7 +15,6 @@ import (
 // What is counted of a run. A host's figures are the mean of all hosts.
 type count struct {
 	perBatch, perStep float64 // blocks that hold a batch of one rank, and those of a host's ranks in a step
-	reads             float64 // of blocks, for a batch: rows in one block that follow each other are one
 	first             int     // blocks of a host's first step
 	cold              float64 // blocks that a host has not seen before, of each of its first steps
 	kept              float64 // how many steps later the memory of a host still has a block
@@ -27,6 +26,7 @@ type count struct {
 // A touch says that hosts need a block that is not in their memory. It stands for others: for so many of each host.
 type touch struct {
 	step, first uint64 // first: when the host needed the block first
+	after       uint64 // steps after it needed it last
 	blocks      float64
 	bytes       float64 // of all those blocks
 }
@@ -60,7 +60,7 @@ func (c *corpus) count(ctx context.Context, steps uint64, progress func(done flo
 func (c *corpus) lookAt(k uint64, first bool, n *count) error {
 	type block struct {
 		source, column, file int
-		number               int64 // one more than the block's
+		number               int64
 	}
 	var ranks []*sampler.Sequence
 	for rank := range c.ranks {
@@ -74,25 +74,19 @@ func (c *corpus) lookAt(k uint64, first bool, n *count) error {
 	}
 	steps := min(max(looked/(c.ranks*c.sequence.BatchSize), 1), 100)
 	seen := map[block]bool{}
-	var perBatch, perStep, reads, kept int
+	// A block stays in memory while it is among those that are known to be needed next: as many as memory holds, and as many again of each
+	// rank. Of more than twice as many, memory would not hold those that are needed again.
+	known := (1 + min(c.ranks, 2)) * c.blocks.Slots()
+	var perBatch, perStep, kept int
 	for i := range steps {
 		step := map[block]bool{}
 		for _, q := range ranks {
 			batch := map[block]bool{}
-			var last block // that was read, if it was read for whole rows
 			q.Windows(k+uint64(i), func(source, column int, w cache.Window) bool {
-				parts, now := 0, block{}
 				c.sources[source].arrays[column].Blocks(w, c.blocks.BlockBytes, func(file int, number int64) {
-					now = block{source, column, file, number + 1}
+					now := block{source, column, file, number}
 					batch[now], step[now], seen[now] = true, true, true
-					parts++
 				})
-				if parts > 1 || now != last {
-					reads += parts
-				}
-				if last = now; parts > 1 {
-					last = block{}
-				}
 				return true
 			})
 			perBatch += len(batch)
@@ -100,16 +94,15 @@ func (c *corpus) lookAt(k uint64, first bool, n *count) error {
 		if perStep += len(step); first && i == 0 {
 			n.first = len(step)
 		}
-		if len(seen) <= c.blocks.Slots() {
+		if len(seen) <= known {
 			kept = i
 		}
 	}
 	if kept == steps-1 {
-		kept = steps * c.blocks.Slots() / len(seen)
+		kept = steps * known / len(seen)
 	}
 	n.perBatch += float64(perBatch) / float64(steps*c.ranks) / 4
 	n.perStep += float64(perStep) / float64(steps) / 4
-	n.reads += float64(reads) / float64(steps*c.ranks) / 4
 	n.kept += float64(kept) / 4
 	if first {
 		n.cold = float64(len(seen)) / float64(steps)
@@ -198,7 +191,11 @@ func (c *corpus) search(ctx context.Context, n *count, i, column int, progress f
 			case float64(now.step-needs[j-1].step) <= n.kept:
 				continue
 			}
-			n.touches = append(n.touches, touch{now.step, first, weight, weight * float64(to-from)})
+			after := uint64(0)
+			if now.step > first {
+				after = now.step - needs[j-1].step
+			}
+			n.touches = append(n.touches, touch{now.step, first, after, weight, weight * float64(to-from)})
 		}
 		progress(1 / float64(samples) / float64(arrays))
 	}
@@ -213,24 +210,27 @@ func (c *corpus) step() float64 {
 	return float64(c.sequence.BlockSize)
 }
 
-// fullAt is the step at which a directory of so many bytes is full on a host; what it needs first until then is kept.
-func (n *count) fullAt(limit int64) uint64 {
-	var bytes float64
+// fullAt is the step at which a directory of so many bytes is full on a host, and all bytes that it needs. What it needs first until then is
+// kept.
+func (n *count) fullAt(limit int64) (step uint64, needed float64) {
+	step = math.MaxUint64
 	for _, t := range n.touches {
 		if t.step == t.first {
-			if bytes += t.bytes; bytes > float64(limit) {
-				return t.step
+			if needed += t.bytes; needed > float64(limit) {
+				step = min(step, t.step)
 			}
 		}
 	}
-	return math.MaxUint64
+	return step, needed
 }
 
-// fetches calls visit for the touches of which the block comes from the store, with a directory of so many bytes.
+// fetches calls visit for the touches of which the block comes from the store, with a directory of so many bytes. What the directory has takes
+// no memory, which so keeps the other blocks for longer.
 func (n *count) fetches(limit int64, visit func(t touch)) {
-	full := n.fullAt(limit)
+	full, needed := n.fullAt(limit)
+	kept := n.kept / max(1-float64(limit)/needed, 1e-9)
 	for _, t := range n.touches {
-		if t.step == t.first || t.first >= full {
+		if t.step == t.first || t.first >= full && float64(t.after) > kept {
 			visit(t)
 		}
 	}

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 
@@ -37,12 +38,12 @@ type Needs struct {
 	Price         float64   `json:"price"`         // of these, in dollars
 	HostRequests  float64   `json:"host_requests"` // of the run, without those to mount
 	HostFetched   float64   `json:"host_fetched_bytes"`
-	HostReads     float64   `json:"host_block_reads"` // of the run, of blocks: hits and waits of status.json
 	CacheBytes    int64     `json:"cache_bytes"`
 	ShareBytes    float64   `json:"share_bytes"` // the blocks that a host needs in the run
 	Caches        []Cache   `json:"caches"`
-	MountRequests int       `json:"mount_requests"` // of a host, about
-	MountSeconds  float64   `json:"mount_seconds"`
+	MountRequests int       `json:"mount_requests"`      // of a host, each time that it mounts
+	MountSeconds  float64   `json:"mount_seconds"`       // of a host alone
+	FleetMount    float64   `json:"fleet_mount_seconds"` // of all hosts at once
 	FirstBatch    float64   `json:"first_batch_seconds"`
 	Sources       []Source  `json:"sources"`
 	Timeline      []Moment  `json:"timeline"`
@@ -144,7 +145,6 @@ func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits)
 		needs.HostFetched += needs.Later.Mean * rest
 		needs.HostRequests += needs.Later.Requests * rest
 	}
-	needs.HostReads = n.reads * float64(c.ranks) * float64(steps)
 
 	// what a host needs of its disk
 	again := 0.0
@@ -170,10 +170,12 @@ func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits)
 		needs.Caches = append(needs.Caches, Cache{size, hits})
 	}
 
-	// Objects are opened 32 at a time: each is looked at, an index beside it too, and its first bytes and then samples are read.
+	// Objects are listed, a thousand with a request, and opened 32 at a time: each is looked at, an index beside it too, and its first bytes and
+	// then samples are read.
 	samples := max(2, 64/max(needs.Objects, 1))
-	needs.MountRequests = needs.Objects * (2 + samples)
+	needs.MountRequests = cmp.Or(c.opened, (needs.Objects+999)/1000+needs.Objects*(2+samples))
 	needs.MountSeconds = 4 * math.Ceil(float64(needs.Objects)/32) * o.latency.Seconds()
+	needs.FleetMount = max(needs.MountSeconds, hosts*float64(needs.MountRequests)/limits.requests)
 	rounds := math.Ceil(float64(n.first) / float64(c.blocks.AtOnce()))
 	needs.FirstBatch = max(rounds*o.latency.Seconds(), float64(n.first)*block/limits.bandwidth)
 
@@ -190,14 +192,7 @@ func (n *Needs) judge(c *corpus, o *options, limits limits) {
 		n.Verdicts = append(n.Verdicts, Verdict{ok, fmt.Sprintf(format, args...)})
 	}
 	peak, most := max(n.First.Peak, n.Later.Peak), max(n.First.Most, n.Later.Most)
-	nearer := `set batch.order = "shuffle" and batch.shuffle_block = "64MiB"`
-	keep := fmt.Sprintf("set store.cache_dir, and store.cache_bytes = %.0f", math.Ceil(n.ShareBytes))
-	switch {
-	case c.sequence.ShuffleBlock > 0 && float64(n.CacheBytes) < n.ShareBytes:
-		nearer = keep
-	case c.sequence.ShuffleBlock > 0:
-		nearer = "set a smaller batch.shuffle_block"
-	}
+	nearer, keep, fill := n.help(c)
 	used := n.ReadRate / float64(c.sequence.DType.Size()) * float64(c.sources[0].arrays[0].DType().Size())
 	if c.sequence.Layout == sampler.XY {
 		used /= 2 // x and y are the same tokens
@@ -209,8 +204,8 @@ func (n *Needs) judge(c *corpus, o *options, limits limits) {
 	}
 	if !math.IsInf(limits.bandwidth, 1) {
 		if peak > limits.bandwidth {
-			say(false, "a host receives %s/s at its peak, and --bandwidth is %s/s: fill store.cache_dir before the run (batchfs cache fill), or %s",
-				rate(peak), rate(limits.bandwidth), nearer)
+			say(false, "a host receives %s/s at its peak, and --bandwidth is %s/s: %s, or %s",
+				rate(peak), rate(limits.bandwidth), fill, nearer)
 		} else {
 			say(true, "a host receives %s/s at its peak, %s of --bandwidth", rate(peak), percent(peak/limits.bandwidth))
 		}
@@ -221,6 +216,13 @@ func (n *Needs) judge(c *corpus, o *options, limits limits) {
 	} else {
 		say(true, "all hosts send %s requests a second at their peak, %s of --requests", short(all), percent(all/limits.requests))
 	}
+	mounting := fmt.Sprintf("all hosts that mount at once, also anew after a reboot, send %s requests, which takes %s with --requests %s",
+		short(float64(n.MountRequests)*float64(c.hosts)), lasting(n.FleetMount), short(limits.requests))
+	if n.FleetMount > n.MountSeconds+60 {
+		say(false, "%s, and one alone takes %s: make objects of more tokens, or mount some hosts after others", mounting, lasting(n.MountSeconds))
+	} else {
+		say(true, "%s", mounting)
+	}
 	// While a request takes its time, so many must be under way.
 	under, atOnce := most*o.latency.Seconds(), float64(c.blocks.AtOnce())
 	switch ahead := int64(math.Ceil(under)) * n.BlockBytes * 2; {
@@ -229,19 +231,33 @@ func (n *Needs) judge(c *corpus, o *options, limits limits) {
 	case under <= 32:
 		say(false, "%s blocks must be under way at the peak, and %s may be: set memory.ahead_bytes = %d, and memory.budget to twice that", short(under), short(atOnce), ahead)
 	default:
-		say(false, "%s blocks must be under way at the peak, and 32 may be at most: trainers will wait for the store; fill store.cache_dir before the run, or %s", short(under), nearer)
+		say(false, "%s blocks must be under way at the peak, and 32 may be at most: trainers will wait for the store; %s, or %s", short(under), fill, nearer)
 	}
 	switch {
-	case n.Epochs <= 1:
-		say(true, "the run has one epoch at most, so that a block cache pays only for what is read again within it")
 	case float64(n.CacheBytes) >= n.ShareBytes:
 		say(true, "store.cache_bytes has room for all that a host needs, %s", rate(n.ShareBytes))
-	default:
+	case n.Epochs > 1:
 		say(false, "the block cache has room for %s of what a host needs: %s", percent(float64(n.CacheBytes)/n.ShareBytes), keep)
 	}
 	if float64(n.MountRequests) > n.HostRequests {
 		say(false, "more requests open the objects than read them, %d of a host: make objects of more tokens", n.MountRequests)
 	}
+}
+
+// help is what brings rows nearer to each other, what keeps all that a host needs, and what fetches it before the run.
+func (n *Needs) help(c *corpus) (nearer, keep, fill string) {
+	nearer = `set batch.order = "shuffle" and batch.shuffle_block = "64MiB"`
+	keep = fmt.Sprintf("set store.cache_dir, and store.cache_bytes = %.0f", math.Ceil(n.ShareBytes))
+	if c.sequence.ShuffleBlock == 0 {
+		return nearer, keep, "fill store.cache_dir before the run (batchfs cache fill)"
+	}
+	nearer = "set a smaller batch.shuffle_block"
+	if float64(n.CacheBytes) < n.ShareBytes {
+		nearer = keep
+	}
+	fill = fmt.Sprintf("fill each host's share before the run, with one of its ranks: batchfs cache fill -c config.toml --rank RANK --world %d --local-world %d",
+		c.sequence.World, c.ranks)
+	return nearer, keep, fill
 }
 
 // rate is a number of bytes in words.

@@ -47,7 +47,7 @@ func Command() *cobra.Command {
 		Use:   "plan [SPLIT]",
 		Short: "Say what a run will need of the network, the object store and the disks",
 		Long: `Plan says what a run will need while its tokens lie in an object store: bandwidth and requests in the first epoch and in later
-ones, their price, the block cache of each host, the time to the first batch, and how often the run goes through each source.
+ones, their price, the block cache of each host, the time to mount, and how often the run goes through each source.
 It says which of these are beyond a limit, and which key helps.
 
 The corpus is --tokens, or several --source, of which nothing needs to exist; the settings are then those of [batch]. Or it is

@@ -40,9 +40,11 @@ func (n *Needs) print(out io.Writer) {
 	row("the run: bytes", n.HostFetched, rate)
 	row("the run: requests", n.Requests/hosts, short)
 	row("the run: price of these", n.Price/hosts, func(v float64) string { return fmt.Sprintf("$%.2f", v) })
+	row("each mount: requests", float64(n.MountRequests), short)
 	row("block cache for all that a host needs", n.ShareBytes, rate)
 	w.Flush()
-	fmt.Fprintf(&text, "\nA mount opens in about %s, and its first batch takes %s more.\n", lasting(n.MountSeconds), lasting(n.FirstBatch))
+	fmt.Fprintf(&text, "\nA mount opens in about %s alone, and in %s if all hosts mount at once. Its first batch takes %s more.\n", lasting(n.MountSeconds),
+		lasting(n.FleetMount), lasting(n.FirstBatch))
 
 	if len(n.Sources) > 1 {
 		fmt.Fprintln(&text, "\nEpochs of each source in the run")
