@@ -71,7 +71,7 @@ type shaped struct {
 
 func (s shaped) Axes() []int { return s.axes }
 
-// rowsOf are the rows of documents, by the rules of README.md and no index.
+// rowsOf are the rows of documents, by the rules of docs/orders.md and no index.
 func rowsOf(kind Rows, t int64, ends documentEndsAt) (rows [][]Piece) {
 	for first := 0; first < len(ends); first += groupDocuments {
 		var pieces []Piece
@@ -136,7 +136,7 @@ func rowsOf(kind Rows, t int64, ends documentEndsAt) (rows [][]Piece) {
 
 var documentKinds = []Rows{OfDocument, DocumentFirst, Packed}
 
-// Rows are made of pieces as README.md says, whatever the groups, and each token is in a row unless rows begin at documents only.
+// Rows are made of pieces as docs/orders.md says, whatever the groups, and each token is in a row unless rows begin at documents only.
 func TestRowsOfDocuments(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, kind := range documentKinds {

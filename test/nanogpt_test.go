@@ -1,7 +1,6 @@
 package test
 
 import (
-	"bytes"
 	"encoding/binary"
 	"os"
 	"path/filepath"
@@ -12,18 +11,16 @@ import (
 
 var nanoGPTBlock = regexp.MustCompile("(?ms)^```python\n(# nanoGPT.*?)^```$")
 
-// A run of nanoGPT that reads a mount in the way that README says gets the batches that nanoGPT itself draws, evaluation
+// A run of nanoGPT that reads a mount in the way that docs/runs.md says gets the batches that nanoGPT itself draws, evaluation
 // included, and has the same losses. So has one that was not changed, whose data directory has links to files tokens.bin of a mount.
 func TestNanoGPT(t *testing.T) {
 	long(t)
 	if out, err := command(t, python, "-c", "import torch").CombinedOutput(); err != nil {
 		lack(t, "no PyTorch: %s", out)
 	}
-	readme, err := os.ReadFile("../README.md")
-	noError(t, err)
-	recipe := nanoGPTBlock.FindSubmatch(readme)
+	recipe := nanoGPTBlock.FindStringSubmatch(readPage(t, "docs/runs.md"))
 	if recipe == nil {
-		t.Fatal("README has no block that begins with # nanoGPT")
+		t.Fatal("docs/runs.md has no block that begins with # nanoGPT")
 	}
 	var ramp []byte // its length is prime, so rows that begin 2^16 tokens apart differ
 	for i := range 65_521 {
@@ -44,8 +41,8 @@ func TestNanoGPT(t *testing.T) {
 			want := run(t, python, "clients/nanogpt.py", dir, state)
 			m := mount(t, "--data", dir, "--set", "batch.batch_size=6", "--set", "batch.block_size=16",
 				"--set", "batch.order=torch", "--set", "batch.torch_state="+state)
-			code := bytes.ReplaceAll(recipe[1], []byte("/mnt/batches"), []byte(m.dir))
-			got := run(t, python, "clients/nanogpt.py", dir, filepath.Join(dir, "again.bin"), string(code))
+			code := strings.ReplaceAll(recipe[1], "/mnt/batches", m.dir)
+			got := run(t, python, "clients/nanogpt.py", dir, filepath.Join(dir, "again.bin"), code)
 			if got != want || strings.Count(want, "\nval ") != 12 {
 				t.Errorf("the run from the mount:\n%s\nnanoGPT's own:\n%s", got, want)
 			}

@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -13,12 +14,34 @@ import (
 
 var block = regexp.MustCompile("(?ms)^```(sh|python|c)\n(.*?)^```$")
 
-// readmeBlocks are README's blocks of code for a mountpoint, each its language and the code.
-func readmeBlocks(t *testing.T, mountpoint string) (blocks [][2]string) {
+// pages are README and the pages of docs, in the order in which README names them.
+func pages(t *testing.T) (paths []string) {
 	t.Helper()
-	text, err := os.ReadFile("../README.md")
+	paths = []string{"README.md"}
+	for _, link := range link.FindAllStringSubmatch(readPage(t, "README.md"), -1) {
+		if strings.HasPrefix(link[1], "docs/") && !slices.Contains(paths, link[1]) {
+			paths = append(paths, link[1])
+		}
+	}
+	return paths
+}
+
+// link matches a link of Markdown to a file, or to a heading of one.
+var link = regexp.MustCompile(`\]\(([a-zA-Z0-9./_-]*)(#[a-z0-9-]+)?\)`)
+
+// readPage is the text of a page, whose path begins at the top of the project.
+func readPage(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", path))
 	noError(t, err)
-	for _, b := range block.FindAllStringSubmatch(string(text), -1) {
+	return string(text)
+}
+
+// blocksOf are the blocks of code of a page for a mountpoint, each its language and the code.
+func blocksOf(t *testing.T, page, mountpoint string) (blocks [][2]string) {
+	t.Helper()
+	text := readPage(t, page)
+	for _, b := range block.FindAllStringSubmatch(text, -1) {
 		blocks = append(blocks, [2]string{b[1], strings.ReplaceAll(b[2], "/mnt/batches", mountpoint)})
 	}
 	return blocks
@@ -26,13 +49,13 @@ func readmeBlocks(t *testing.T, mountpoint string) (blocks [][2]string) {
 
 var library = regexp.MustCompile(`(?m)^(?:import|from) (torch|safetensors)`)
 
-// lacksLibrary reports whether code of README imports what is not installed here.
+// lacksLibrary reports whether code of a page imports what is not installed here.
 func lacksLibrary(code string) bool {
 	m := library.FindStringSubmatch(code)
 	return m != nil && exec.Command(python, "-c", "import "+m[1]).Run() != nil
 }
 
-// What README says to type works, in the order in which it says so. CI runs its make commands.
+// What a page says to type works, in the order in which it says so. CI runs README's make commands.
 func TestREADME(t *testing.T) {
 	t.Parallel()
 	needFUSE(t)
@@ -54,38 +77,75 @@ func TestREADME(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	for _, b := range readmeBlocks(t, mountpoint) {
-		language, code := b[0], b[1]
-		var cmd *exec.Cmd
-		switch {
-		case strings.HasPrefix(code, "make "):
-			continue
-		case language == "sh":
-			cmd = command(t, "bash", "-euo", "pipefail", "-c", code)
-		case language == "python":
-			if lacksLibrary(code) {
-				code = "compile('''" + code + "''', 'README', 'exec')"
+	for _, page := range pages(t) {
+		for _, b := range blocksOf(t, page, mountpoint) {
+			language, code := b[0], b[1]
+			var cmd *exec.Cmd
+			switch {
+			case strings.HasPrefix(code, "make "):
+				continue
+			case language == "sh":
+				cmd = command(t, "bash", "-euo", "pipefail", "-c", code)
+			case language == "python":
+				if lacksLibrary(code) {
+					code = "compile('''" + code + "''', 'page', 'exec')"
+				}
+				cmd = command(t, python, "-c", code)
+			case language == "c":
+				write(t, filepath.Join(dir, "reader.c"), []byte(code))
+				cmd = command(t, "sh", "-c", "cc -Wall -Wextra -Werror -o reader reader.c && ./reader")
 			}
-			cmd = command(t, python, "-c", code)
-		case language == "c":
-			write(t, filepath.Join(dir, "reader.c"), []byte(code))
-			cmd = command(t, "sh", "-c", "cc -Wall -Wextra -Werror -o reader reader.c && ./reader")
+			cmd.Dir = dir
+			cmd.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"), "XDG_STATE_HOME="+dir)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("%s: %v:\n%s\n%s", page, err, code, out)
+			}
 		}
-		cmd.Dir = dir
-		cmd.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"), "XDG_STATE_HOME="+dir)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%v:\n%s\n%s", err, code, out)
+		if isMounted(t, mountpoint) {
+			t.Errorf("%s leaves a mount behind", page)
 		}
 	}
-	if isMounted(t, mountpoint) {
-		t.Error("README leaves a mount behind")
+}
+
+// README is read in two screens, names every page of docs, and no link of a page leads nowhere.
+func TestPages(t *testing.T) {
+	if n := strings.Count(readPage(t, "README.md"), "\n"); n > 250 {
+		t.Errorf("README has %d lines", n)
+	}
+	all, err := filepath.Glob("../docs/*.md")
+	noError(t, err)
+	if named := pages(t); len(named) != len(all)+1 {
+		t.Errorf("README names %s, and docs has %s", named, all)
+	}
+	headings := regexp.MustCompile("(?m)^#+ (.*)$")
+	anchor := regexp.MustCompile("[^a-z0-9 -]")
+	for _, page := range pages(t) {
+		for _, link := range link.FindAllStringSubmatch(readPage(t, page), -1) {
+			path := page
+			if link[1] != "" {
+				path = filepath.Join(filepath.Dir(page), link[1])
+			}
+			if _, err := os.Stat(filepath.Join("..", path)); err != nil {
+				t.Errorf("%s: %v", page, err)
+				continue
+			}
+			found := link[2] == ""
+			if !found {
+				for _, h := range headings.FindAllStringSubmatch(readPage(t, path), -1) {
+					found = found || "#"+strings.ReplaceAll(anchor.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-") == link[2]
+				}
+			}
+			if !found {
+				t.Errorf("%s: %s has no heading for %s", page, path, link[2])
+			}
+		}
 	}
 }
 
 // batchFile matches a line of shell with a file of batches in a mount.
 var batchFile = regexp.MustCompile(`/(train|val)/(\S+/)?(next|batch/|batches\.)`)
 
-// Where tokens changed or cannot be read, no code of README has a batch, and each says so.
+// Where tokens changed or cannot be read, no code of a page has a batch, and each says so.
 func TestREADMEWithoutBatches(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
@@ -117,7 +177,11 @@ func TestREADMEWithoutBatches(t *testing.T) {
 				}
 			}
 			ran := map[string]int{}
-			for _, b := range readmeBlocks(t, m.dir) {
+			var blocks [][2]string
+			for _, page := range pages(t) {
+				blocks = append(blocks, blocksOf(t, page, m.dir)...)
+			}
+			for _, b := range blocks {
 				language, code := b[0], b[1]
 				switch {
 				case language == "python" && !lacksLibrary(code):
@@ -142,7 +206,7 @@ func TestREADMEWithoutBatches(t *testing.T) {
 				}
 			}
 			if ran["python"] < 6 || ran["c"] < 1 || ran["sh"] < 3 {
-				t.Errorf("README has %v commands that read batches", ran)
+				t.Errorf("the pages have %v commands that read batches", ran)
 			}
 		})
 	}
