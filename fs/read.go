@@ -123,7 +123,7 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	}
 	// An inode of batch/ holds only the low bits of the version, so the handle tells the version. It is compared before the
 	// size: a reader of old tokens must get an error, not the end of a shorter new file.
-	if k.isLiveText() || k.isNumbered() && in.Fh != uint64(s.Version) {
+	if k.isLiveText() || k.isNumbered() && in.Fh != uint64(s.Version) || i.outdated(s) {
 		return nil, t.readFails(in, state.ErrOutdated)
 	}
 	off := int64(in.Offset)
@@ -137,6 +137,10 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	}
 	var answer *reply // nil: buf
 	switch {
+	case s.unsuits:
+		if _, err = t.sequences.now(i.sequence()); err == nil {
+			err = state.ErrOutdated
+		}
 	case k.row().content == batchOrigin:
 		err = s.ReadOrigin(buf, i.rest(), off)
 	case k.row().content == everyToken:

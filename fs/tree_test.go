@@ -106,7 +106,10 @@ func (t *tree) status() string {
 
 // find walks a path from the root.
 func (t *tree) find(path string) inode {
-	i := rootInode
+	return t.findIn(rootInode, path)
+}
+
+func (t *tree) findIn(i inode, path string) inode {
 	for name := range strings.SplitSeq(path, "/") {
 		i = t.lookup(i, name)
 	}
@@ -126,7 +129,13 @@ var lastUnique atomic.Uint64
 
 func (t *tree) reader(tb testing.TB, path string, flags uint32) *reader {
 	tb.Helper()
-	r := &reader{tree: t, node: t.find(path)}
+	return t.readerIn(tb, rootInode, path, flags)
+}
+
+// readerIn opens a file below a directory.
+func (t *tree) readerIn(tb testing.TB, dir inode, path string, flags uint32) *reader {
+	tb.Helper()
+	r := &reader{tree: t, node: t.findIn(dir, path)}
 	in := &fuse.OpenIn{Flags: flags}
 	in.NodeId = uint64(r.node)
 	var out fuse.OpenOut

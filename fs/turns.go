@@ -403,7 +403,7 @@ func (s *Sequence) readGently(dst []byte, k uint64) error {
 
 // rowBytes is the size of a row of the first array that a file shows.
 func (i inode) rowBytes(s *Sequence) int64 {
-	if i.kind().row().shows == namedArray && !i.outdated(s) {
+	if i.kind().row().shows == namedArray {
 		return s.Batch.RowBytes(i.array())
 	}
 	return s.Batch.RowBytes(0)
