@@ -267,9 +267,8 @@ func (a *Array) Read(ws []Window, visit func(i int, raw []byte) error) error {
 		todo = append(todo, Range{w.Start * a.number, (w.Start + int64(w.Len)) * a.number, i}) // bytes of the array, until their file is known
 	}
 	*list = todo
-	if len(a.shards) > 1 { // so that each file is opened once
-		slices.SortFunc(todo, func(a, b Range) int { return cmp.Compare(a.From, b.From) })
-	}
+	// Each file is opened once then, and ranges that lie close together are next to each other.
+	slices.SortFunc(todo, func(a, b Range) int { return cmp.Compare(a.From, b.From) })
 	for len(todo) > 0 {
 		s := a.shardOf(todo[0].From)
 		n, end := 0, s.end()*a.width

@@ -418,13 +418,13 @@ func TestOtherPanicsStay(t *testing.T) {
 				if name == "fault elsewhere" && o.Access == Pread {
 					return // nothing is mapped, and the fault ends the process as ever
 				}
-				tokens := open(t, files(t, 2, 10), o)
+				tokens := open(t, files(t, 2, minMapped), o)
 				defer func() {
 					if recover() == nil {
 						t.Error("the panic was swallowed")
 					}
 				}()
-				err := tokens.Read([]Window{{Len: 1}}, func(int, []byte) error { do(); return nil })
+				err := tokens.Read([]Window{{Len: minMapped}}, func(int, []byte) error { do(); return nil })
 				t.Errorf("the panic became %v", err)
 			})
 		})

@@ -43,6 +43,7 @@ type memoryUse struct {
 	budget, replies, ahead, texts, tables int64
 	waiting                               int // requests that wait for a turn or a place
 	store                                 *StoreUse
+	mapped, busy                          int64 // see Options.Remaps
 }
 
 // A keptText is what one handle shows, or several of one info.json.
@@ -184,9 +185,13 @@ func statusText(t *texts, _ inode) ([]byte, *Sequence) {
     "table_bytes": %20d
   },
   "waiting": %20d,
+  "remap": {
+    "mapped": %20d,
+    "busy": %20d
+  },
 `,
 		quoted(t.programVersion), os.Getpid(), t.shared.Workers.Load(), int64(time.Since(t.began).Seconds()), residentBytes(),
-		m.budget, m.replies, m.ahead, m.texts, m.tables, m.waiting)
+		m.budget, m.replies, m.ahead, m.texts, m.tables, m.waiting, m.mapped, m.busy)
 	if u := m.store; u != nil {
 		text = fmt.Appendf(text, `  "store": {
     "requests": %20d,
