@@ -60,7 +60,7 @@ func (t *tree) register(i inode, s *Sequence) (state.Backing, error) {
 	case errno != 0:
 		return -state.Backing(errno), nil
 	}
-	now, err := t.sequences.now(i.sequence())
+	now, err := t.sequences.now(i.sequence(), AllBatches)
 	if err == nil && now.Version != s.Version {
 		err = state.ErrOutdated
 	}

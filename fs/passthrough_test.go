@@ -136,7 +136,7 @@ func TestPassthrough(t *testing.T) {
 	}
 
 	fresh := c.oneFile(t, 1)
-	s.Now, s.Follows = func() (*Sequence, error) { return fresh, nil }, true
+	s.Now, s.Follows = func(uint64) (*Sequence, error) { return fresh, nil }, true
 	if _, status := tr.openTokens("train/tokens.bin"); status != fuse.Status(syscall.ESTALE) {
 		t.Errorf("old tokens are opened: %v", status)
 	}
@@ -200,20 +200,20 @@ func TestPassthroughChecks(t *testing.T) {
 		t.Errorf("a file that changed: %v", status)
 	}
 	s.OpenTokens = func() (*os.File, error) {
-		s.Now = func() (*Sequence, error) { return s, changed }
+		s.Now = func(uint64) (*Sequence, error) { return s, changed }
 		return open()
 	}
 	if _, status := tr.openTokens("train/tokens.bin"); status != fuse.Status(syscall.ESTALE) || len(c.known) > 0 {
 		t.Errorf("a file that changes: %v; the kernel knows %v", status, c.known)
 	}
-	s.OpenTokens, s.Now = open, func() (*Sequence, error) { return s, nil }
+	s.OpenTokens, s.Now = open, func(uint64) (*Sequence, error) { return s, nil }
 	if id, status := tr.openTokens("train/tokens.bin"); !status.Ok() || !c.known[id] {
 		t.Errorf("a file that was put back: %v", status)
 	}
 	// A worker that is replaced meanwhile hears from /dev/null, not from the kernel.
 	next := c.oneFile(t, 1)
-	s.Now = func() (*Sequence, error) { return next, nil }
-	tr.sequences.now(1)
+	s.Now = func(uint64) (*Sequence, error) { return next, nil }
+	tr.sequences.now(1, NoBatch)
 	c.errno = syscall.ENOTTY
 	tr.leaving.Store(true)
 	tr.openTokens("train/tokens.bin")

@@ -146,7 +146,7 @@ func TestUnsuitedSettingsGoOn(t *testing.T) {
 		unfit := *s
 		unfit.Batch = arrays
 		unfit.With = func(string) (*Sequence, error) { return nil, syscall.EINVAL }
-		unfit.Now = func() (*Sequence, error) { return &unfit, nil }
+		unfit.Now = func(uint64) (*Sequence, error) { return &unfit, nil }
 		tr = grow(t, tr.shared, &unfit)
 		for _, r := range open {
 			r.tree = tr
@@ -156,9 +156,9 @@ func TestUnsuitedSettingsGoOn(t *testing.T) {
 				}
 			}
 		}
-		unfit.Now = func() (*Sequence, error) { return s, nil }
+		unfit.Now = func(uint64) (*Sequence, error) { return s, nil }
 	}
-	if u, err := tr.sequences.now(number); err != nil || u != under {
+	if u, err := tr.sequences.now(number, NoBatch); err != nil || u != under {
 		t.Errorf("settings that suit again: %v", err)
 	}
 	for _, r := range open {

@@ -45,9 +45,9 @@ type Sequence struct {
 	ReadOrigin func(dst []byte, k uint64, off int64) error
 	OriginLen  func() int64
 
-	// Now looks at the token files. It returns this Sequence, or the one of the new tokens if the files changed and Follows
-	// is set; or this one and an error, as of Read.
-	Now func() (*Sequence, error)
+	// Now looks at the token files: at those that batch k is read from, and at all of them once a second. It returns this Sequence,
+	// or the one of the new tokens if the files changed and Follows is set; or this one and an error, as of Read.
+	Now func(k uint64) (*Sequence, error)
 
 	// With returns the sequence under the settings of a path, "rank=3,world=8". Equal settings have equal Names. The error
 	// is syscall.ENOENT where a setting is unknown.
@@ -55,6 +55,12 @@ type Sequence struct {
 
 	unsuits bool // there is nothing to read: see unsuited
 }
+
+// What Now takes besides the number of a batch.
+const (
+	NoBatch    = MaxBatches + iota // no file more than those that it looks at once a second
+	AllBatches                     // all files
+)
 
 // unsuited stands for the sequence under settings that an earlier worker served and that do not suit the tokens, or the
 // program, any more. Reading it is an error until they suit again.
@@ -66,8 +72,8 @@ func (s *Sequence) unsuited(name, settings string, err error) *Sequence {
 		Info: func() []byte { return []byte(info) }, InfoLen: func() int64 { return int64(len(info)) },
 		With: func(string) (*Sequence, error) { return nil, err },
 	}
-	u.Now = func() (*Sequence, error) {
-		now, nowErr := s.Now()
+	u.Now = func(uint64) (*Sequence, error) {
+		now, nowErr := s.Now(NoBatch)
 		if nowErr != nil {
 			return u, nowErr
 		}

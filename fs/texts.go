@@ -131,7 +131,7 @@ func cursorText(t *texts, i inode) ([]byte, *Sequence) {
 }
 
 func infoText(t *texts, i inode) ([]byte, *Sequence) {
-	s, _ := t.sequences.now(i.sequence()) // an error is for those who read batches
+	s, _ := t.sequences.now(i.sequence(), 0) // an error is for those who read batches
 	if s == nil {
 		return []byte{}, nil
 	}
@@ -145,7 +145,7 @@ func infoText(t *texts, i inode) ([]byte, *Sequence) {
 }
 
 func infoLen(t *texts, i inode) int64 {
-	if s, _ := t.sequences.now(i.sequence()); s != nil {
+	if s, _ := t.sequences.now(i.sequence(), 0); s != nil {
 		return s.InfoLen()
 	}
 	return 0

@@ -43,7 +43,7 @@ func counting(name string, batchBytes int64) *Sequence {
 		OriginLen: func() int64 { return 21 },
 	}
 	s.InfoLen = func() int64 { return int64(len(s.Info())) }
-	s.Now = func() (*Sequence, error) { return s, nil }
+	s.Now = func(uint64) (*Sequence, error) { return s, nil }
 	s.With = func(settings string) (*Sequence, error) {
 		switch key, value, _ := strings.Cut(settings, "="); {
 		case key != "seed":
@@ -376,7 +376,7 @@ func TestNextFailsAtOpen(t *testing.T) {
 	for err, want := range map[error]fuse.Status{
 		fmt.Errorf("a.bin changed (%w)", syscall.ESTALE): fuse.Status(syscall.ESTALE), syscall.ENOENT: fuse.EIO, nil: fuse.OK,
 	} {
-		s.Now = func() (*Sequence, error) { return s, err }
+		s.Now = func(uint64) (*Sequence, error) { return s, err }
 		for _, name := range []string{"train/next", "train/next.npy", "train/next.safetensors"} {
 			in := &fuse.OpenIn{}
 			in.NodeId = uint64(tr.find(name))
