@@ -34,7 +34,7 @@ func TestCopyOfAFileIsTheFile(t *testing.T) {
 		for range 3 {
 			copyOver(t, paths[1], same)
 			for _, tokens := range []*Array{tokens, successor} {
-				must(t, tokens.Check())
+				must(t, tokens.CheckAll())
 				must(t, readAll(tokens, ws()))
 			}
 			copyOver(t, paths[1], same) // and a read notices it first
@@ -69,7 +69,7 @@ func TestOtherFileOfTheSameTimeIsAnother(t *testing.T) {
 			copyOver(t, paths[0], func(raw []byte) { raw[at]++ })
 			for range 2 {
 				for _, tokens := range []*Array{tokens, successor} {
-					for _, err := range []error{tokens.Check(), readOne(tokens)} {
+					for _, err := range []error{tokens.CheckAll(), readOne(tokens)} {
 						if !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), "another file stands in its place") {
 							t.Errorf("byte %d: error %v, want ESTALE", at, err)
 						}
@@ -112,7 +112,7 @@ func TestCopiesUnderReaders(t *testing.T) {
 						return
 					default:
 					}
-					if err := errors.Join(readAll(tokens, []Window{{100, 3000}, {40_000, 10}}), tokens.Check()); err != nil {
+					if err := errors.Join(readAll(tokens, []Window{{100, 3000}, {40_000, 10}}), tokens.CheckAll()); err != nil {
 						t.Error(err)
 						return
 					}

@@ -27,7 +27,6 @@ type Array struct {
 	vocab  int64 // Options.VocabSize, of tokens
 	shards []shard
 	runs   []Run
-	many   bool // Check does not look at all files each time
 
 	documents *Documents // nil where nobody asked for them, or knows
 
@@ -35,8 +34,8 @@ type Array struct {
 	looked   atomic.Int64 // when the store was asked about one of them, as uptime says
 	next     atomic.Int64 // counts those
 
-	changed atomic.Pointer[tracked] // one that was found changed, until it is put back
-	checked atomic.Int64            // when Check last looked at all of many files, as uptime says; 0: never
+	changed atomic.Pointer[tracked] // one that was found changed, or could not be looked at, until it is as it was
+	checked atomic.Int64            // when Check last looked at all files, as uptime says; 0: never
 }
 
 // uptime is a time on a clock that nobody sets. It is above a second.
@@ -50,6 +49,8 @@ type shard struct {
 	format Format
 	start  int64  // position of its first element
 	index  *index // where its documents end; nil where no file says it
+
+	pass atomic.Int64 // the last Pass that looked at it
 }
 
 // A tracked is a file that may change.
@@ -105,6 +106,9 @@ func (a *Array) Files() []string {
 	return paths
 }
 
+// HasManyFiles reports whether Files are more than one.
+func (a *Array) HasManyFiles() bool { return len(a.shards) > 1 }
+
 // AllFiles are the paths of Files, and of the files that say where documents end.
 func (a *Array) AllFiles() (paths []string) {
 	for file := range a.all() {
@@ -155,29 +159,65 @@ func (a *Array) shard(i int) *shard {
 	return &a.shards[i]
 }
 
-// fewFiles is how many files every Check looks at. If there are more, Check looks at all of them once a second.
-const fewFiles = 64
-
-// Check looks whether the files are those that were opened, without reading them. It returns a ChangedError for one that is
-// not, or the error of looking, for example of a file that is gone. Of more than 64 files it looks at all once a second, and
-// in between at the one that was last found changed, if there is one.
+// Check looks whether the files are those that were opened, without reading them. It returns a ChangedError for one that is not, or the
+// error of looking, for example of a file that is gone. It looks at all of them once a second, and in between at the one that was last
+// found wrong, if there is one: CheckWindow and CheckAll look at once.
 func (a *Array) Check() error {
 	if err := a.checkChanged(); err != nil {
 		return err
 	}
 	a.look()
-	if a.many {
-		now, last := int64(uptime()), a.checked.Load()
-		if now-last < int64(time.Second) || !a.checked.CompareAndSwap(last, now) {
-			return nil
-		}
+	now, last := int64(uptime()), a.checked.Load()
+	if now-last < int64(time.Second) || !a.checked.CompareAndSwap(last, now) {
+		return nil
 	}
+	return a.CheckAll()
+}
+
+// CheckAll is Check of all files, at once.
+func (a *Array) CheckAll() error {
 	for file := range a.all() {
-		if err := file.blob.Check(); err != nil {
-			return a.remember(file, err)
+		if err := a.check(file); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// A Pass is a series of calls of CheckWindow, which looks at each file once in it.
+type Pass int64
+
+var passes atomic.Int64
+
+// NewPass begins a series.
+func NewPass() Pass { return Pass(passes.Add(1)) }
+
+// CheckWindow is Check of the files that a window is read from, at once.
+func (a *Array) CheckWindow(w Window, p Pass) error {
+	for s := range a.inFiles(w) {
+		if s.pass.Swap(int64(p)) == int64(p) {
+			continue
+		}
+		if err := a.check(&s.tracked); err != nil {
+			return err
+		}
+		if s.index == nil {
+			continue
+		}
+		if err := a.check(&s.index.tracked); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// check looks at a file, and keeps it for checkChanged if it is not as it was.
+func (a *Array) check(file *tracked) error {
+	err := file.blob.Check()
+	if err != nil {
+		a.changed.Store(file)
+	}
+	return err
 }
 
 // look asks the store about one of the objects that are followed, now and then. It does not wait.
@@ -191,7 +231,7 @@ func (a *Array) look() {
 	}
 }
 
-// checkChanged looks again at a file that was found changed: the others are of no use until it is put back.
+// checkChanged looks again at a file that was found wrong: the others are of no use until it is put back.
 func (a *Array) checkChanged() error {
 	s := a.changed.Load()
 	if s == nil {
@@ -249,9 +289,8 @@ func (a *Array) Read(ws []Window, visit func(i int, raw []byte) error) error {
 		todo = append(todo, Range{w.Start * a.number, (w.Start + int64(w.Len)) * a.number, i}) // bytes of the array, until their file is known
 	}
 	*list = todo
-	if len(a.shards) > 1 { // so that each file is opened once
-		slices.SortFunc(todo, func(a, b Range) int { return cmp.Compare(a.From, b.From) })
-	}
+	// Each file is opened once then, and ranges that lie close together are next to each other.
+	slices.SortFunc(todo, func(a, b Range) int { return cmp.Compare(a.From, b.From) })
 	for len(todo) > 0 {
 		s := a.shardOf(todo[0].From)
 		n, end := 0, s.end()*a.width

@@ -418,13 +418,13 @@ func TestOtherPanicsStay(t *testing.T) {
 				if name == "fault elsewhere" && o.Access == Pread {
 					return // nothing is mapped, and the fault ends the process as ever
 				}
-				tokens := open(t, files(t, 2, 10), o)
+				tokens := open(t, files(t, 2, minMapped), o)
 				defer func() {
 					if recover() == nil {
 						t.Error("the panic was swallowed")
 					}
 				}()
-				err := tokens.Read([]Window{{Len: 1}}, func(int, []byte) error { do(); return nil })
+				err := tokens.Read([]Window{{Len: minMapped}}, func(int, []byte) error { do(); return nil })
 				t.Errorf("the panic became %v", err)
 			})
 		})
@@ -480,21 +480,58 @@ func descriptors(t testing.TB) int {
 	return len(names)
 }
 
-// Of files that are some of many, Check looks at all once a second.
-func TestCheckOfSomeOfMany(t *testing.T) {
-	paths := files(t, 2, 10, 10)
-	for many, want := range map[int]bool{0: true, 64: true, 65: false} {
-		tokens := open(t, paths, Options{DType: array.Uint16, AllFiles: many})
+// A counted blob counts how often it is looked at.
+type counted struct {
+	Blob
+	checks *int
+}
+
+func (c counted) Check() error {
+	*c.checks++
+	return c.Blob.Check()
+}
+
+// However many files there are, a request looks at each that it touches, once, and at all of them only once a second. A change of one
+// fails what touches it at once, and from then on everything, until the file is put back.
+func TestCheckOfWhatIsTouched(t *testing.T) {
+	for _, n := range []int{3, 64, 65, 500} {
+		paths := files(t, 2, slices.Repeat([]int{10}, n)...)
+		tokens, checks := open(t, paths, Options{DType: array.Uint16, Join: true}), 0
+		for i := range tokens.shards {
+			tokens.shards[i].blob = counted{tokens.shards[i].blob, &checks}
+		}
+		check := func(what string, want int, errno error, do func() error) {
+			t.Helper()
+			checks = 0
+			if err := do(); !errors.Is(err, errno) || checks != want {
+				t.Errorf("of %d files, %s: %v, %d were looked at, want %v and %d", n, what, err, checks, errno, want)
+			}
+		}
+		touch := func(starts ...int64) func() error {
+			return func() error {
+				p := NewPass()
+				for _, start := range starts {
+					if err := tokens.CheckWindow(Window{start, 3}, p); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+		}
+		last := int64(10*n - 5)
+		check("at first", n, nil, tokens.Check)
 		tokens.checked.Store(int64(uptime() + time.Hour)) // no second passes meanwhile
-		must(t, os.Chtimes(paths[1], longAgo, longAgo.Add(1)))
-		if got := tokens.Check() != nil; got != want {
-			t.Errorf("of %d files, a change is noticed at once: %v", many, got)
-		}
-		tokens.checked.Store(0) // as if a second had passed
-		if err := tokens.Check(); !errors.Is(err, syscall.ESTALE) {
-			t.Errorf("of %d files, a second later: %v", many, err)
-		}
-		must(t, os.Chtimes(paths[1], longAgo, longAgo))
+		check("in the same second", 0, nil, tokens.Check)
+		check("twelve windows of three files", 3, nil, touch(0, 5, 16, 1, 12, 0, 2, 3, 4, 5, 6, last))
+		must(t, os.Chtimes(paths[n-1], longAgo, longAgo.Add(1)))
+		check("windows of two that are as they were", 2, nil, touch(0, 16))
+		check("a window of the changed one", 1, syscall.ESTALE, touch(last))
+		check("of which is known", 1, syscall.ESTALE, tokens.Check)
+		must(t, os.Chtimes(paths[n-1], longAgo, longAgo))
+		check("put back", 1, nil, tokens.Check)
+		must(t, os.Remove(paths[n-1]))
+		check("all", n, os.ErrNotExist, tokens.CheckAll)
+		check("of which one is known to be gone", 1, os.ErrNotExist, tokens.Check)
 	}
 }
 

@@ -11,7 +11,8 @@ import (
 type Access string
 
 const (
-	// Remap opens, maps, copies and unmaps in every read, as nanoGPT does. What stays resident is bounded by one read.
+	// Remap opens, maps, copies and unmaps in every read, as nanoGPT does, one read at a time. Others use Pread meanwhile. What stays
+	// resident is bounded by one read.
 	Remap Access = "remap"
 	// Advise keeps a mapping and gives back the pages that a read touched.
 	Advise Access = "advise"

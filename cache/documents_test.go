@@ -86,7 +86,7 @@ func TestDocumentsOfAnIndex(t *testing.T) {
 				}
 			}
 			wait.End(t, "the goroutines", wg.Wait)
-			must(t, a.Check())
+			must(t, a.CheckAll())
 			if len(a.AllFiles()) != 2*len(lens) {
 				t.Errorf("%d files", len(a.AllFiles()))
 			}
@@ -213,7 +213,7 @@ func TestChangedIndexIsStale(t *testing.T) {
 						want = syscall.ENOENT
 					}
 					_, of := a.Documents().Of(15)
-					for _, err := range []error{of, a.Documents().Ends(0, make([]int64, 4)), a.Check()} {
+					for _, err := range []error{of, a.Documents().Ends(0, make([]int64, 4)), a.CheckAll()} {
 						if !errors.Is(err, want) || !strings.Contains(err.Error(), paths[1]+".index") {
 							t.Errorf("error %v, want %v", err, want)
 						}
@@ -234,7 +234,7 @@ func TestIndexIsFollowed(t *testing.T) {
 	o := Options{DType: array.Uint16, Documents: DocumentsIndexed}
 	a := open(t, paths, o)
 	copyOver(t, paths[0]+".index", same)
-	must(t, a.Check())
+	must(t, a.CheckAll())
 	f, err := os.OpenFile(paths[0]+".index", os.O_RDWR, 0)
 	must(t, err)
 	defer f.Close()

@@ -218,10 +218,8 @@ func (f *file) explain(err error, fd int, was Identity) error {
 
 func (f *file) Read(ranges []Range, visit func(int, []byte) error) error {
 	switch f.access {
-	case Pread:
-		return f.readPread(ranges, visit)
-	case Remap:
-		return f.readRemap(ranges, visit)
+	case Pread, Remap:
+		return f.readOpened(ranges, visit)
 	}
 	return f.readKept(ranges, visit)
 }
@@ -229,8 +227,8 @@ func (f *file) Read(ranges []Range, visit func(int, []byte) error) error {
 // buffers are *[]byte, the bytes of one range under Pread.
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
-// readPread reads each range with a system call.
-func (f *file) readPread(ranges []Range, visit func(int, []byte) error) error {
+// readOpened opens the file for this read, unless it stays open.
+func (f *file) readOpened(ranges []Range, visit func(int, []byte) error) error {
 	if f.staysOpen {
 		if o := f.stayOpen(); o != nil {
 			defer runtime.KeepAlive(o)
@@ -247,40 +245,58 @@ func (f *file) readPread(ranges []Range, visit func(int, []byte) error) error {
 	return f.visitUnchanged(fd, was, ranges, visit)
 }
 
-// visitUnchanged is visitCopies, or the error that says how the file differs from what it was.
+// visitUnchanged visits ranges, or returns the error that says how the file differs from what it was.
 func (f *file) visitUnchanged(fd int, was Identity, ranges []Range, visit func(int, []byte) error) error {
-	if err := f.visitCopies(fd, ranges, visit); err != nil {
+	visitAll := f.visitCopies
+	if f.access == Remap {
+		visitAll = f.visitRemapped
+	}
+	if err := visitAll(fd, ranges, visit); err != nil {
 		return f.explain(err, fd, was)
 	}
 	_, err := f.unchanged(fd, was)
 	return err
 }
 
-// visitCopies visits ranges that it reads one after the other.
+// maxJoined is how many bytes visitCopies reads at once of short ranges that lie close together.
+const maxJoined = 16 << 10
+
+// visitCopies visits ranges that it reads one after the other, or several at once where no whole page lies between them.
 func (f *file) visitCopies(fd int, ranges []Range, visit func(int, []byte) error) error {
 	buffer := buffers.Get().(*[]byte)
 	defer buffers.Put(buffer)
 	flags := unix.RWF_NOWAIT
-	for i, r := range ranges {
-		size := r.To - r.From
+	for len(ranges) > 0 {
+		from, to, n := ranges[0].From, ranges[0].To, 1
+		for ; n < len(ranges); n++ {
+			next := ranges[n]
+			if next.From < from || next.To > from+maxJoined || next.From >= to+int64(os.Getpagesize()) {
+				break
+			}
+			to = max(to, next.To)
+		}
+		size := to - from
 		if int64(cap(*buffer)) < size {
 			*buffer = make([]byte, size)
 		}
 		raw := (*buffer)[:size]
-		n, err := pread(fd, raw, r.From, flags)
-		if flags != 0 && int64(n) < size {
+		got, err := pread(fd, raw, from, flags)
+		if flags != 0 && int64(got) < size {
 			// The page cache lacks some of this range, and so probably some of the others.
-			willNeed(fd, ranges[i:])
+			willNeed(fd, ranges)
 			flags = 0
-			_, err = pread(fd, raw, r.From, flags)
+			_, err = pread(fd, raw, from, flags)
 		}
 		if err != nil {
 			return f.failed("read", err)
 		}
-		if err := visit(r.Index, raw); err != nil {
-			return err
+		for _, r := range ranges[:n] {
+			if err := visit(r.Index, raw[r.From-from:r.To-from]); err != nil {
+				return err
+			}
+			f.dropPages(fd, r)
 		}
-		f.dropPages(fd, r)
+		ranges = ranges[n:]
 	}
 	return nil
 }
@@ -306,49 +322,87 @@ func pread(fd int, buf []byte, off int64, flags int) (n int, err error) {
 	return n, nil
 }
 
-// readRemap maps the pages of the ranges and nothing else: a page fault in a mapping of the whole file would also map the
-// cached pages around it, to no use.
-func (f *file) readRemap(ranges []Range, visit func(int, []byte) error) error {
-	fd, was, err := f.open()
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	willNeed(fd, ranges)
+// remapping is held by the read that maps a file under Remap. An address space has one lock, and each munmap interrupts every
+// processor that runs its threads, so reads that map at the same time are slower together than one. The others read with pread
+// meanwhile: none waits, not even where a page fault hangs with the lock held.
+var remapping sync.Mutex
+
+// remapped and unmapped count the reads under Remap that mapped the file, and that found another one mapping.
+var remapped, unmapped atomic.Int64
+
+// Remaps returns how many reads of this process mapped a file under Remap, and how many used pread because another read was mapping
+// one.
+func Remaps() (mapped, busy int64) { return remapped.Load(), unmapped.Load() }
+
+const (
+	// To map a range costs as much as to copy tens of kilobytes. Ranges that are shorter than this on average are not mapped.
+	minMapped = 512
+	// So many ranges are mapped at a time. A page fault maps up to faultAround around it (fault_around_bytes of the kernel), so what
+	// is resident is less than twice that a range more than the read.
+	maxRanges   = 256
+	faultAround = 64 << 10
+	// Up to so many bytes, it is cheaper to copy the pages of a range than to map those around them too, unless the ranges lie so
+	// close together that these are of use.
+	maxCopied = 8 << 10
+	// A process has up to vm.max_map_count mappings, 65,530 unless somebody set it. So many are kept, of all files.
+	maxKept = 1 << 15
+)
+
+// visitRemapped visits ranges in a mapping that it makes, unless another read has one, or the ranges are too short.
+func (f *file) visitRemapped(fd int, ranges []Range, visit func(int, []byte) error) error {
 	var size int64
 	for _, r := range ranges {
-		from, to := r.pages()
-		size += to - from
+		size += r.To - r.From
 	}
-	if size*faultAround > f.size {
-		err = f.visitWhole(fd, ranges, visit)
-	} else {
-		for left := ranges; len(left) > 0 && err == nil; {
-			n := min(len(left), maxPieces)
-			err = f.visitSideBySide(fd, left[:n], visit)
-			left = left[n:]
+	if size < minMapped*int64(len(ranges)) {
+		return f.visitCopies(fd, ranges, visit)
+	}
+	if !remapping.TryLock() {
+		unmapped.Add(1)
+		return f.visitCopies(fd, ranges, visit)
+	}
+	defer remapping.Unlock()
+	remapped.Add(1)
+	willNeed(fd, ranges)
+	for left := ranges; len(left) > 0; {
+		n := min(len(left), maxRanges)
+		if err := f.visitWhole(fd, left[:n], visit); err != nil {
+			return err
 		}
-	}
-	if err != nil {
-		return f.explain(err, fd, was)
+		left = left[n:]
 	}
 	for _, r := range ranges { // after the unmapping: pages that are mapped stay in the cache
 		f.dropPages(fd, r)
 	}
-	_, err = f.unchanged(fd, was)
-	return err
+	return nil
 }
 
-// A process has up to vm.max_map_count mappings, 65,530 unless somebody set it. Go's own memory needs some, and so do other
-// reads at the same time.
-const (
-	maxPieces = 1 << 10 // mapped by a read at a time
-	maxKept   = 1 << 15 // mapped by the accesses that keep mappings, of all files
-)
-
-// faultAround is how many pages a page fault maps if they are in the page cache (fault_around_bytes of the kernel). In a file
-// where the ranges lie that close to each other, those pages are of use.
-const faultAround = 16
+// visitWhole visits ranges in one mapping of the whole file. It is private, so that a write fault, which populate asks for, copies its
+// page and maps no other.
+func (f *file) visitWhole(fd int, ranges []Range, visit func(int, []byte) error) error {
+	// unix.Mmap would keep a table of mappings under a lock.
+	first, err := unix.MmapPtr(fd, 0, nil, uintptr(f.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+	if err == unix.ENOMEM { // a process that has as many mappings as it may still can read
+		return f.visitCopies(fd, ranges, visit)
+	}
+	if err != nil {
+		return f.failed("mmap", err)
+	}
+	defer unix.MunmapPtr(first, uintptr(f.size))
+	mapping := unsafe.Slice((*byte)(first), f.size)
+	adviseNew(mapping)
+	sparse := int64(len(ranges))*faultAround < f.size
+	for _, r := range ranges {
+		populate := unix.MADV_POPULATE_READ
+		if from, to := r.pages(); sparse && to-from <= maxCopied {
+			populate = unix.MADV_POPULATE_WRITE
+		}
+		if err := f.visitMapped(mapping, r, populate, visit); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // adviseNew tells the kernel not to read ahead in a new mapping, and to leave it out of core dumps.
 func adviseNew(mapping []byte) {
@@ -356,69 +410,12 @@ func adviseNew(mapping []byte) {
 	unix.Madvise(mapping, unix.MADV_DONTDUMP)
 }
 
-// visitWhole visits ranges in one mapping of the whole file.
-func (f *file) visitWhole(fd int, ranges []Range, visit func(int, []byte) error) error {
-	// unix.Mmap would keep a table of mappings under a lock.
-	first, err := unix.MmapPtr(fd, 0, nil, uintptr(f.size), unix.PROT_READ, unix.MAP_SHARED)
-	if err != nil {
-		return f.visitUnmapped(fd, err, ranges, visit)
-	}
-	defer unix.MunmapPtr(first, uintptr(f.size))
-	mapping := unsafe.Slice((*byte)(first), f.size)
-	adviseNew(mapping)
-	for _, r := range ranges {
-		if err := f.visitMapped(mapping, 0, r, visit); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// visitUnmapped visits ranges that could not be mapped. A process that has as many mappings as it may still can read.
-func (f *file) visitUnmapped(fd int, err error, ranges []Range, visit func(int, []byte) error) error {
-	if err != unix.ENOMEM {
-		return f.failed("mmap", err)
-	}
-	return f.visitCopies(fd, ranges, visit)
-}
-
-// visitSideBySide visits ranges whose pages are mapped side by side, so that one munmap (one TLB shootdown) ends them all.
-func (f *file) visitSideBySide(fd int, ranges []Range, visit func(int, []byte) error) error {
-	var size uintptr
-	for _, r := range ranges {
-		from, to := r.pages()
-		size += uintptr(to - from)
-	}
-	first, err := unix.MmapPtr(-1, 0, nil, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
-	if err != nil {
-		return f.visitUnmapped(fd, err, ranges, visit)
-	}
-	defer unix.MunmapPtr(first, size)
-	next := first
-	for _, r := range ranges {
-		from, to := r.pages()
-		if _, err := unix.MmapPtr(fd, from, next, uintptr(to-from), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
-			return f.visitUnmapped(fd, err, ranges, visit)
-		}
-		next = unsafe.Add(next, to-from)
-	}
-	adviseNew(unsafe.Slice((*byte)(first), size))
-	next = first
-	for _, r := range ranges {
-		from, to := r.pages()
-		if err := f.visitMapped(unsafe.Slice((*byte)(next), to-from), from, r, visit); err != nil {
-			return err
-		}
-		next = unsafe.Add(next, to-from)
-	}
-	return nil
-}
-
 var errFault = errors.New("the mapped file cannot be read there (truncated meanwhile, or an input/output error)")
 
-// visitMapped calls visit with a range of a mapping, which begins at byte first of the file. A page that cannot be had (the
-// file was truncated, the disk failed) raises SIGBUS, which becomes an error here; a fault anywhere else stays a panic.
-func (f *file) visitMapped(mapping []byte, first int64, r Range, visit func(int, []byte) error) (err error) {
+// visitMapped calls visit with a range of a mapping of the file, whose pages it brings there by an advice, populate. A page that
+// cannot be had (the file was truncated, the disk failed) raises SIGBUS, which becomes an error here; a fault anywhere else stays
+// a panic.
+func (f *file) visitMapped(mapping []byte, r Range, populate int, visit func(int, []byte) error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		r := recover()
@@ -430,13 +427,13 @@ func (f *file) visitMapped(mapping []byte, first int64, r Range, visit func(int,
 		if !ok || fault.Addr() < at || fault.Addr() >= at+uintptr(len(mapping)) {
 			panic(r)
 		}
-		err = fmt.Errorf("%s: byte %d: %w", f.Path(), first+int64(fault.Addr()-at), errFault)
+		err = fmt.Errorf("%s: byte %d: %w", f.Path(), fault.Addr()-at, errFault)
 	}()
 	from, to := r.pages()
 	// A system call makes only its caller wait for the disk (from Linux 5.14 on). During a page fault Go runs little else, and
 	// nothing at all once it wants to collect garbage.
-	unix.Madvise(mapping[from-first:min(to-first, int64(len(mapping)))], unix.MADV_POPULATE_READ)
-	return visit(r.Index, mapping[r.From-first:r.To-first])
+	unix.Madvise(mapping[from:min(to, int64(len(mapping)))], populate)
+	return visit(r.Index, mapping[r.From:r.To])
 }
 
 // readKept reads through a mapping that stays, or without one where the process has too many.
@@ -446,7 +443,7 @@ func (f *file) readKept(ranges []Range, visit func(int, []byte) error) error {
 	}
 	m, err := f.keepMapping()
 	if errors.Is(err, unix.ENOMEM) {
-		return f.readPread(ranges, visit)
+		return f.readOpened(ranges, visit)
 	}
 	if err != nil {
 		return err
@@ -457,7 +454,7 @@ func (f *file) readKept(ranges []Range, visit func(int, []byte) error) error {
 		unix.Madvise(m.bytes[from:min(to, int64(len(m.bytes)))], unix.MADV_WILLNEED)
 	}
 	for i := 0; i < len(ranges) && err == nil; i++ {
-		err = f.visitMapped(m.bytes, 0, ranges[i], visit)
+		err = f.visitMapped(m.bytes, ranges[i], unix.MADV_POPULATE_READ, visit)
 	}
 	if f.access == Advise {
 		for _, r := range ranges {

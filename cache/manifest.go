@@ -20,7 +20,6 @@ type Options struct {
 	Join          bool        // windows may cross from one file into the next
 	Access        Access      // how the bytes of a window are fetched
 	DropPageCache bool        // give the kernel's page cache back after every read; Map does not
-	AllFiles      int         // how many files are checked together with these, which count; 0: these are all
 	VocabSize     int64       // tokens are below it; 0: nobody knows. It is not of elements with axes
 
 	// Documents says where documents end: DocumentsIndexed, FilesAreDocuments, or "" where nobody asks.
@@ -189,7 +188,7 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 	first := m.Files[0]
 	a := &Array{
 		dtype: first.Format.DType, axes: first.Format.Axes,
-		shards: make([]shard, len(m.Files)), many: max(o.AllFiles, len(m.Files)) > fewFiles,
+		shards: make([]shard, len(m.Files)),
 	}
 	if len(a.axes) == 0 {
 		a.vocab = o.VocabSize

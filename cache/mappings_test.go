@@ -1,9 +1,12 @@
 package cache
 
 import (
+	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 
 	"batchfs/internal/wait"
@@ -12,21 +15,68 @@ import (
 // tooMany is more than a process may have mappings, unless somebody raised vm.max_map_count.
 const tooMany = 70_000
 
+// Under Remap, a read maps each file once, and unmaps it. Reads meanwhile, of that file and of others, map nothing and do not wait,
+// nor does a read of short windows map.
+func TestOneReadMapsAtATime(t *testing.T) {
+	paths := files(t, 2, 30_000, 30_000, 30_000)
+	tokens := open(t, paths, Options{DType: "uint16", Access: Remap})
+	var long, short []Window
+	for i := range 5 * maxRanges {
+		start := int64(i%3)*30_000 + int64(i)*11
+		long, short = append(long, Window{start, 300 + 300*(i%30)}), append(short, Window{start, 1 + i%100})
+	}
+	once := long[:12]
+	mappings := func() (n int) {
+		maps, err := os.ReadFile("/proc/self/maps")
+		must(t, err)
+		return strings.Count(string(maps), filepath.Dir(paths[0]))
+	}
+	read := func(ws []Window, mapped, busy int64, visit func()) {
+		t.Helper()
+		mappedBefore, busyBefore := Remaps()
+		must(t, tokens.Read(ws, func(i int, raw []byte) error {
+			if w := ws[i]; !bytes.Equal(raw, count(int(w.Start), w.Len, 2)) {
+				return fmt.Errorf("window %+v holds %x", w, raw)
+			}
+			visit()
+			return nil
+		}))
+		if m, b := Remaps(); m-mappedBefore != mapped || b-busyBefore != busy {
+			t.Errorf("%d windows: %d reads of a file mapped it, and %d found another mapping; want %d and %d", len(ws), m-mappedBefore, b-busyBefore, mapped, busy)
+		}
+	}
+	want := func(n int) func() {
+		return func() {
+			if got := mappings(); got != n {
+				t.Errorf("%d mappings, want %d", got, n)
+			}
+		}
+	}
+	read(once, 3, 0, want(1))
+	read(long, 3, 0, func() {})
+	read(short, 0, 0, want(0))
+	read(once, 3, 3*int64(len(once)), func() {
+		must(t, readAll(tokens, once))
+		want(1)()
+	})
+	want(0)()
+}
+
 // A read may have more ranges than a process may have mappings.
 func TestReadOfManyRanges(t *testing.T) {
 	page := os.Getpagesize()
 	path := filepath.Join(t.TempDir(), "holes.bin")
 	must(t, os.WriteFile(path, nil, 0o600))
-	must(t, os.Truncate(path, int64(2*tooMany*faultAround*page))) // so large that it is not mapped whole
+	must(t, os.Truncate(path, int64(2*tooMany*page)))
 	for _, access := range []Access{Remap, Advise, Pread} {
 		tokens := open(t, []string{path}, Options{DType: "uint16", Access: access})
 		ws := make([]Window, tooMany)
 		for i := range ws {
-			ws[i] = Window{int64(i % 64 * page), 3}
+			ws[i] = Window{int64(i % 64 * page), minMapped}
 		}
 		seen := make([]bool, len(ws))
 		must(t, tokens.Read(ws, func(i int, raw []byte) error {
-			seen[i] = len(raw) == 6
+			seen[i] = len(raw) == 2*minMapped
 			return nil
 		}))
 		for i, ok := range seen {

@@ -52,7 +52,7 @@ func TestLateRequestOfNoSequence(t *testing.T) {
 func blocked() (s *Sequence, waits <-chan struct{}, release func()) {
 	s = counting("train", 1000)
 	entered, gate := make(chan struct{}, 100), make(chan struct{})
-	s.Now = func() (*Sequence, error) {
+	s.Now = func(uint64) (*Sequence, error) {
 		entered <- struct{}{}
 		<-gate
 		return s, nil
@@ -261,7 +261,7 @@ func TestExhaustedRequest(t *testing.T) {
 func TestLateHandlerOfAForgottenFile(t *testing.T) {
 	s, waits, release := blocked()
 	other := counting("train/seed=1", 1000)
-	other.Now = func() (*Sequence, error) { return s.Now() }
+	other.Now = func(uint64) (*Sequence, error) { return s.Now(NoBatch) }
 	s.With = func(string) (*Sequence, error) { return other, nil }
 	tr := plant(t, s)
 	defer release()
@@ -287,7 +287,7 @@ func TestLateHandlerOfAForgottenFile(t *testing.T) {
 	if st := tr.GetAttr(nil, in, &fuse.AttrOut{}); st != fuse.Status(syscall.ESTALE) {
 		t.Errorf("its attributes: %v, want ESTALE", st)
 	}
-	if _, err := tr.sequences.now(number); !errors.Is(err, syscall.ESTALE) {
+	if _, err := tr.sequences.now(number, NoBatch); !errors.Is(err, syscall.ESTALE) {
 		t.Errorf("its tokens: %v, want ESTALE", err)
 	}
 }

@@ -136,9 +136,6 @@ func (i inode) shown(s *Sequence) (from, size int64) {
 	case allArrays:
 		return 0, s.Batch.Bytes()
 	case namedArray:
-		if i.outdated(s) {
-			return 0, 0
-		}
 		a := &s.Batch.Arrays[i.array()]
 		return a.Offset, a.Bytes()
 	}
@@ -148,10 +145,12 @@ func (i inode) shown(s *Sequence) (from, size int64) {
 // size is the size of a file that shows batches, where they come from, or tokens, in bytes.
 func (i inode) size(s *Sequence) int64 {
 	r := i.kind().row()
-	switch r.content {
-	case batchOrigin:
+	switch {
+	case s.unsuits:
+		return 1 << 50 // so that no read lies beyond the end
+	case r.content == batchOrigin:
 		return s.OriginLen()
-	case everyToken:
+	case r.content == everyToken:
 		return s.TokensLen
 	}
 	_, size := i.shown(s)

@@ -2,38 +2,58 @@ package fs
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
 )
 
 // A limitedLog is a log with lines that readers can cause as often as they like.
+//
+// Lock order: mu last.
 type limitedLog struct {
 	*slog.Logger
-	limiter *rate.Limiter
-	leftOut atomic.Int64 // lines since the last that told how many
+	mu      sync.Mutex
+	limiter *rate.Limiter   // guarded by mu, as all below
+	logged  map[string]bool // lines of the last leftOutEvery
+	leftOut int             // lines of that time that were not logged
 }
 
-// A flood of errors begins with these lines, and then goes on as slowly as this.
+// A flood of errors begins with up to logBurst lines, and continues with one every logEvery.
 const (
-	logBurst     = 50
+	logBurst     = 100
 	logEvery     = time.Second
 	leftOutEvery = 10 * time.Second
 )
 
 func newLimitedLog(log *slog.Logger) *limitedLog {
-	return &limitedLog{Logger: log, limiter: rate.NewLimiter(rate.Every(logEvery), logBurst)}
+	return &limitedLog{Logger: log, limiter: rate.NewLimiter(rate.Every(logEvery), logBurst), logged: map[string]bool{}}
 }
 
-// limited logs a line, or leaves it out, which a later line tells.
+// limited logs a line, unless the same one was logged a moment ago, or too many others. A later line tells how many were left out.
 func (l *limitedLog) limited(level slog.Level, msg string, args ...any) {
-	if l.limiter.Allow() {
-		l.Log(context.Background(), level, msg, args...)
-	} else if l.leftOut.Add(1) == 1 {
-		time.AfterFunc(leftOutEvery, func() {
-			l.Warn("lines were left out, because there were too many; status.json counts all errors", "lines", l.leftOut.Swap(0))
-		})
+	line := fmt.Sprint(msg, args)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.logged[line] || !l.limiter.Allow() {
+		l.leftOut++
+		return
 	}
+	if len(l.logged) == 0 {
+		time.AfterFunc(leftOutEvery, l.tellLeftOut)
+	}
+	l.logged[line] = true
+	l.Log(context.Background(), level, msg, args...)
+}
+
+func (l *limitedLog) tellLeftOut() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.leftOut > 0 {
+		l.Warn("lines that repeat, or of which there were too many, were left out; status.json counts all errors", "lines", l.leftOut)
+	}
+	l.leftOut = 0
+	clear(l.logged)
 }

@@ -153,7 +153,7 @@ func TestPrefetchChangesNoByte(t *testing.T) {
 func TestPrefetchOfFaults(t *testing.T) {
 	s, _ := noting("train", 1000)
 	var changed error
-	s.Now = func() (*Sequence, error) { return s, changed }
+	s.Now = func(uint64) (*Sequence, error) { return s, changed }
 	read, broken := s.Read, false
 	s.Read = func(dst []byte, k uint64, off int64) error {
 		if changed != nil {

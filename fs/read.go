@@ -35,7 +35,7 @@ func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.
 			return t.fault(i, err)
 		}
 		// Some readers do not look whether a read failed.
-		if _, err := t.sequences.now(i.sequence()); err != nil {
+		if _, err := t.sequences.now(i.sequence(), t.shared.Sequences[i.sequence()].Next()); err != nil {
 			return t.fault(i, err)
 		}
 		fh, ok := t.handles.Open(i.sequence(), in.Flags&syscall.O_NONBLOCK != 0, in.Unique)
@@ -59,7 +59,11 @@ func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.
 			if err := t.takeTurn(r, in.Caller); err != nil {
 				return t.fault(i, err)
 			}
-			s, err := t.sequences.now(i.sequence())
+			of := uint64(AllBatches)
+			if !k.isLong() {
+				of = i.firstBatch()
+			}
+			s, err := t.sequences.now(i.sequence(), of)
 			if err != nil {
 				return t.fault(i, err)
 			}
@@ -113,7 +117,7 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	}
 	// An inode of batch/ holds only the low bits of the version, so the handle tells the version. It is compared before the
 	// size: a reader of old tokens must get an error, not the end of a shorter new file.
-	if k.isLiveText() || k.isNumbered() && in.Fh != uint64(s.Version) {
+	if k.isLiveText() || k.isNumbered() && in.Fh != uint64(s.Version) || i.outdated(s) {
 		return nil, t.readFails(in, state.ErrOutdated)
 	}
 	off := int64(in.Offset)
@@ -127,6 +131,10 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	}
 	var answer *reply // nil: buf
 	switch {
+	case s.unsuits:
+		if _, err = t.sequences.now(i.sequence(), NoBatch); err == nil {
+			err = state.ErrOutdated
+		}
 	case k.row().content == batchOrigin:
 		err = s.ReadOrigin(buf, i.rest(), off)
 	case k.row().content == everyToken:
@@ -164,7 +172,7 @@ func (t *tree) readNext(r *request, in *fuse.ReadIn, span state.Span, buf []byte
 	i := r.inode
 	if i.kind().row().header != nil && span.Off+span.Len <= headerBytes {
 		// The header alone reads no tokens, which would show that they changed.
-		if _, err := t.sequences.now(i.sequence()); err != nil {
+		if _, err := t.sequences.now(i.sequence(), t.shared.Sequences[i.sequence()].Next()); err != nil {
 			return nil, err
 		}
 	}
@@ -192,7 +200,7 @@ func (t *tree) readNext(r *request, in *fuse.ReadIn, span state.Span, buf []byte
 		if !s.Follows || !errors.Is(err, syscall.ESTALE) || try == maxTries {
 			return nil, err
 		}
-		if _, err := t.sequences.now(i.sequence()); err != nil {
+		if _, err := t.sequences.now(i.sequence(), NoBatch); err != nil {
 			return nil, err
 		}
 	}
@@ -259,8 +267,11 @@ func (t *tree) readBatches(r *request, s *Sequence, k uint64, off int64, buf []b
 		s.Ahead(k + uint64((off+int64(len(rest)))/shown))
 	}
 	if answer.buffer != nil {
-		// Its batch is of the tokens as they were.
-		if now, err := t.sequences.now(i.sequence()); err != nil || now != s {
+		of := k // Its batch is of the tokens as they were.
+		if answer.buffer.delivered.Load() > 0 {
+			of = NoBatch // they were looked at when it began to be read
+		}
+		if now, err := t.sequences.now(i.sequence(), of); err != nil || now != s {
 			answer.buffer.RUnlock()
 			answer.buffer = nil
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"batchfs/cache/array"
 	"batchfs/fs/state"
 )
 
@@ -127,21 +128,43 @@ func TestTextsGoOn(t *testing.T) {
 	}
 }
 
-// Settings that no longer suit the tokens are an error of who reads them, and keep nobody from serving the rest.
+// Settings that no longer suit the tokens are an error of who reads them, in every file and from any byte on, and keep nobody from
+// serving the rest. Once they suit again, they are served again.
 func TestUnsuitedSettingsGoOn(t *testing.T) {
-	s := counting("train", 1000)
+	s, under := manyArrays(3), manyArrays(3)
+	under.Name = "train/seed=1"
+	s.With = func(string) (*Sequence, error) { return under, nil }
 	tr := plant(t, s)
-	number := tr.sequences.mustLookUp(t, tr.find("train"), "seed=1")
-	other := *s
-	other.With = func(string) (*Sequence, error) { return nil, syscall.EINVAL }
-	other.Now = func() (*Sequence, error) { return &other, nil }
-	tr = grow(t, tr.shared, &other)
-	if u, err := tr.sequences.now(number); err == nil || u.Read(nil, 0, 0) == nil {
-		t.Error("settings that do not suit are served")
+	dir := tr.find("train")
+	number := tr.sequences.mustLookUp(t, dir, "seed=1")
+	var open []*reader
+	for _, name := range []string{"next", "next.npy", "next.safetensors", "batch/3", "batch/3.npy", "batch/3.safetensors", "batch/3.json", "batches.bin",
+		"batches.npy", fmt.Sprintf("batch/3.%032d.npy", 15), fmt.Sprintf("batches.%032d.npy", 15)} {
+		open = append(open, tr.readerIn(t, settingsDir(number, dir, "seed=1"), name, 0))
 	}
-	other.Now = func() (*Sequence, error) { return s, nil }
-	if u, err := tr.sequences.now(number); err != nil || u.Name != "train/seed=1" {
+	for _, arrays := range []array.Batch{oneArray(1000), s.Batch} {
+		unfit := *s
+		unfit.Batch = arrays
+		unfit.With = func(string) (*Sequence, error) { return nil, syscall.EINVAL }
+		unfit.Now = func(uint64) (*Sequence, error) { return &unfit, nil }
+		tr = grow(t, tr.shared, &unfit)
+		for _, r := range open {
+			r.tree = tr
+			for _, off := range []int64{0, headerBytes - 1, headerBytes, 1 << 30} {
+				if data, status := r.read(off, 2*headerBytes); status != fuse.Status(syscall.ESTALE) {
+					t.Errorf("with %d arrays, byte %d of kind %d: %v, %d bytes, want ESTALE", len(arrays.Arrays), off, r.node.kind(), status, len(data))
+				}
+			}
+		}
+		unfit.Now = func(uint64) (*Sequence, error) { return s, nil }
+	}
+	if u, err := tr.sequences.now(number, NoBatch); err != nil || u != under {
 		t.Errorf("settings that suit again: %v", err)
+	}
+	for _, r := range open {
+		if data, status := r.read(0, 100); !status.Ok() || len(data) == 0 {
+			t.Errorf("settings that suit again, kind %d: %v, %d bytes", r.node.kind(), status, len(data))
+		}
 	}
 }
 

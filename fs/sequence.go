@@ -42,39 +42,42 @@ type Sequence struct {
 	ReadOrigin func(dst []byte, k uint64, off int64) error
 	OriginLen  func() int64
 
-	// Now looks at the token files. It returns this Sequence, or the one of the new tokens if the files changed and Follows
-	// is set; or this one and an error, as of Read.
-	Now func() (*Sequence, error)
+	// Now looks at the token files: at those that batch k is read from, and at all of them once a second. It returns this Sequence,
+	// or the one of the new tokens if the files changed and Follows is set; or this one and an error, as of Read.
+	Now func(k uint64) (*Sequence, error)
 
 	// With returns the sequence under the settings of a path, "rank=3,world=8". Equal settings have equal Names. The error
 	// is syscall.ENOENT where a setting is unknown.
 	With func(settings string) (*Sequence, error)
+
+	unsuits bool // there is nothing to read: see unsuited
 }
+
+// What Now takes besides the number of a batch.
+const (
+	NoBatch    = MaxBatches + iota // no file more than those that it looks at once a second
+	AllBatches                     // all files
+)
 
 // unsuited stands for the sequence under settings that an earlier worker served and that do not suit the tokens, or the
 // program, any more. Reading it is an error until they suit again.
 func (s *Sequence) unsuited(name, settings string, err error) *Sequence {
 	err = fmt.Errorf("%w (%w)", err, syscall.ESTALE)
-	u := *s
-	u.Name = name
-	// So large that no read lies beyond the end.
-	u.OriginLen = func() int64 { return 1 << 40 }
-	u.Batch, u.Steps = array.NewBatch(1, array.Array{DType: array.Uint16, Shape: []int{1 << 39}}), 1
 	const info = "{}\n"
-	u.Info, u.InfoLen = func() []byte { return []byte(info) }, func() int64 { return int64(len(info)) }
-	u.Read = func([]byte, uint64, int64) error { return err }
-	u.ReadOrigin = u.Read
-	u.ReadTokens = func([]byte, int64) error { return err }
-	u.With = func(string) (*Sequence, error) { return nil, err }
-	u.Now = func() (*Sequence, error) {
-		now, nowErr := s.Now()
+	u := &Sequence{
+		Name: name, Batch: s.Batch, Version: s.Version, Follows: s.Follows, unsuits: true,
+		Info: func() []byte { return []byte(info) }, InfoLen: func() int64 { return int64(len(info)) },
+		With: func(string) (*Sequence, error) { return nil, err },
+	}
+	u.Now = func(uint64) (*Sequence, error) {
+		now, nowErr := s.Now(NoBatch)
 		if nowErr != nil {
-			return &u, nowErr
+			return u, nowErr
 		}
 		if suited, err := now.With(settings); err == nil {
 			return suited, nil
 		}
-		return &u, err
+		return u, err
 	}
-	return &u
+	return u
 }

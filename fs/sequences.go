@@ -200,7 +200,7 @@ func splitOf(name string) string {
 
 // with returns the sequence of directory dir under the settings in name.
 func (q *sequences) with(dir inode, name string) (*Sequence, syscall.Errno) {
-	of, _ := q.now(dir.sequence()) // an error is for those who read
+	of, _ := q.now(dir.sequence(), 0) // an error is for those who read
 	if of == nil {
 		return nil, syscall.ESTALE
 	}
@@ -308,14 +308,14 @@ func (q *sequences) forget(number int, lookups uint64) {
 	}
 }
 
-// now looks at the token files of a sequence and returns the Sequence of the tokens that are there. If they changed and are
-// followed, that is another one from now on. It returns nil and an error where the kernel has forgotten the sequence.
-func (q *sequences) now(number int) (*Sequence, error) {
+// now looks at the token files of a sequence, as [Sequence.Now] does, and returns the Sequence of the tokens that are there. If they
+// changed and are followed, that is another one from now on. It returns nil and an error where the kernel has forgotten the sequence.
+func (q *sequences) now(number int, k uint64) (*Sequence, error) {
 	was := q.get(number)
 	if was == nil {
 		return nil, errForgotten
 	}
-	s, err := was.Now()
+	s, err := was.Now(k)
 	if s != was {
 		q.byNumber[number].CompareAndSwap(was, s)
 	}

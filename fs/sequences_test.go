@@ -448,7 +448,7 @@ func (c *changing) now() *Sequence {
 		return err
 	}
 	s.OriginLen = func() int64 { return int64(2 + v%3) }
-	s.Now = func() (*Sequence, error) {
+	s.Now = func(uint64) (*Sequence, error) {
 		if c.version.Load() == v {
 			return s, nil
 		}
@@ -510,7 +510,7 @@ func TestNextFollowsChanges(t *testing.T) {
 		part.read(0, 400)
 		c.version.Add(1)
 		if noticed {
-			tr.sequences.now(1)
+			tr.sequences.now(1, NoBatch)
 		}
 		stale(part, 400)
 		stale(part, 900)
@@ -640,7 +640,7 @@ func TestLookupsUnderChanges(t *testing.T) {
 				return
 			default:
 				c.version.Add(1)
-				tr.sequences.now(1)
+				tr.sequences.now(1, NoBatch)
 			}
 		}
 	})

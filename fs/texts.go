@@ -43,6 +43,7 @@ type memoryUse struct {
 	budget, replies, ahead, texts, tables int64
 	waiting                               int // requests that wait for a turn or a place
 	store                                 *StoreUse
+	mapped, busy                          int64 // see Options.Remaps
 }
 
 // A keptText is what one handle shows, or several of one info.json.
@@ -130,7 +131,7 @@ func cursorText(t *texts, i inode) ([]byte, *Sequence) {
 }
 
 func infoText(t *texts, i inode) ([]byte, *Sequence) {
-	s, _ := t.sequences.now(i.sequence()) // an error is for those who read batches
+	s, _ := t.sequences.now(i.sequence(), 0) // an error is for those who read batches
 	if s == nil {
 		return []byte{}, nil
 	}
@@ -144,7 +145,7 @@ func infoText(t *texts, i inode) ([]byte, *Sequence) {
 }
 
 func infoLen(t *texts, i inode) int64 {
-	if s, _ := t.sequences.now(i.sequence()); s != nil {
+	if s, _ := t.sequences.now(i.sequence(), 0); s != nil {
 		return s.InfoLen()
 	}
 	return 0
@@ -188,9 +189,13 @@ func statusText(t *texts, _ inode) ([]byte, *Sequence) {
   },
   "waiting": %20d,
   "idle_settings": %20d,
+  "remap": {
+    "mapped": %20d,
+    "busy": %20d
+  },
 `,
 		quoted(t.programVersion), os.Getpid(), t.shared.Workers.Load(), int64(time.Since(t.began).Seconds()), residentBytes(),
-		m.budget, m.replies, m.ahead, m.texts, m.tables, m.waiting, idle)
+		m.budget, m.replies, m.ahead, m.texts, m.tables, m.waiting, idle, m.mapped, m.busy)
 	if u := m.store; u != nil {
 		text = fmt.Appendf(text, `  "store": {
     "requests": %20d,

@@ -125,9 +125,15 @@ func TestStatus(t *testing.T) {
 		tr.sequences.mu.Unlock()
 		visited++
 	})
-	var status struct{ Splits map[string]map[string]any }
+	var status struct {
+		Splits map[string]map[string]any
+		Remap  map[string]int
+	}
 	if err := json.Unmarshal([]byte(tr.status()), &status); err != nil || len(status.Splits) != many+1 || visited != many+1 {
 		t.Errorf("%v: %d sequences, %d visited", err, len(status.Splits), visited)
+	}
+	if status.Remap["mapped"] != 3 || status.Remap["busy"] != 2 {
+		t.Errorf("remap: %v", status.Remap)
 	}
 	if !bytes.Contains([]byte(tr.status()), []byte(`"last_error": "/data/\udcff.bin\u001b"`)) {
 		t.Errorf("status.json lacks the path:\n%.2000s", tr.status())

@@ -49,18 +49,19 @@ const forever = time.Duration(1<<31) * time.Second
 
 // Options are what a mount depends on besides its sequences.
 type Options struct {
-	ProgramVersion  string           // for status.json
-	Ahead           int              // batches made before they are asked for, for each reader of next* or batch/<k> in order
-	AheadBytes      int64            // that all of these may take
-	ReplyBytes      int64            // that replies may take, besides those of batches made ahead
-	TextBytes       int64            // that the texts which open files show may take
-	TableBytes      func() int64     // memory that the sequences take
-	Budget          int64            // bytes for all of these
-	Store           func() *StoreUse // nil: nothing lies in a store, as where it returns nil
-	Timeout         time.Duration    // within which every request has an answer
-	Mode            uint32           // permission bits of files; who may read files may list directories
-	UID, GID        uint32           // who owns the files
-	SettingsPerUser int              // directories of settings that each user may have, except root and UID
+	ProgramVersion  string                      // for status.json
+	Ahead           int                         // batches made before they are asked for, for each reader of next* or batch/<k> in order
+	AheadBytes      int64                       // that all of these may take
+	ReplyBytes      int64                       // that replies may take, besides those of batches made ahead
+	TextBytes       int64                       // that the texts which open files show may take
+	TableBytes      func() int64                // memory that the sequences take
+	Budget          int64                       // bytes for all of these
+	Store           func() *StoreUse            // nil: nothing lies in a store, as where it returns nil
+	Remaps          func() (mapped, busy int64) // reads of token files with a mapping, and those that had none because another read had one
+	Timeout         time.Duration               // within which every request has an answer
+	Mode            uint32                      // permission bits of files; who may read files may list directories
+	UID, GID        uint32                      // who owns the files
+	SettingsPerUser int                         // directories of settings that each user may have, except root and UID
 	Log             *slog.Logger
 }
 
@@ -115,6 +116,7 @@ func (t *tree) resume(splits []*Sequence, shared *state.Shared, o Options) (err 
 // memoryUse is what is taken of each part of the budget.
 func (t *tree) memoryUse(o Options) memoryUse {
 	m := memoryUse{budget: o.Budget, tables: o.TableBytes()}
+	m.mapped, m.busy = o.Remaps()
 	if o.Store != nil {
 		m.store = o.Store()
 	}
@@ -309,7 +311,7 @@ func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out
 			if err := t.takeTurn(r, header.Caller); err != nil {
 				return t.fault(i, err)
 			}
-			if s, err = t.sequences.now(i.sequence()); s == nil { // another error is for Open to tell
+			if s, err = t.sequences.now(i.sequence(), NoBatch); s == nil { // another error is for Open to tell
 				return t.fault(i, err)
 			}
 			i = i.ofVersion(s.Version)

@@ -43,7 +43,7 @@ func counting(name string, batchBytes int64) *Sequence {
 		OriginLen: func() int64 { return 21 },
 	}
 	s.InfoLen = func() int64 { return int64(len(s.Info())) }
-	s.Now = func() (*Sequence, error) { return s, nil }
+	s.Now = func(uint64) (*Sequence, error) { return s, nil }
 	s.With = func(settings string) (*Sequence, error) {
 		switch key, value, _ := strings.Cut(settings, "="); {
 		case key != "seed":
@@ -88,7 +88,7 @@ const maxTextBytes = 32 << 20
 func growLogging(t testing.TB, log *slog.Logger, shared *state.Shared, sequences ...*Sequence) *tree {
 	t.Helper()
 	o := Options{ProgramVersion: "test", Ahead: 2, AheadBytes: 1 << 20, ReplyBytes: 64 << 20, TextBytes: maxTextBytes,
-		TableBytes: func() int64 { return 0 }, Timeout: time.Minute, Mode: 0o444, Log: log}
+		TableBytes: func() int64 { return 0 }, Remaps: func() (int64, int64) { return 3, 2 }, Timeout: time.Minute, Mode: 0o444, Log: log}
 	tr := newTree("/mnt", sequences, o)
 	t.Cleanup(func() { tr.leaving.Store(true) })
 	if err := tr.resume(sequences, shared, o); err != nil {
@@ -106,7 +106,10 @@ func (t *tree) status() string {
 
 // find walks a path from the root.
 func (t *tree) find(path string) inode {
-	i := rootInode
+	return t.findIn(rootInode, path)
+}
+
+func (t *tree) findIn(i inode, path string) inode {
 	for name := range strings.SplitSeq(path, "/") {
 		i = t.lookup(i, name)
 	}
@@ -126,7 +129,13 @@ var lastUnique atomic.Uint64
 
 func (t *tree) reader(tb testing.TB, path string, flags uint32) *reader {
 	tb.Helper()
-	r := &reader{tree: t, node: t.find(path)}
+	return t.readerIn(tb, rootInode, path, flags)
+}
+
+// readerIn opens a file below a directory.
+func (t *tree) readerIn(tb testing.TB, dir inode, path string, flags uint32) *reader {
+	tb.Helper()
+	r := &reader{tree: t, node: t.findIn(dir, path)}
 	in := &fuse.OpenIn{Flags: flags}
 	in.NodeId = uint64(r.node)
 	var out fuse.OpenOut
@@ -367,7 +376,7 @@ func TestNextFailsAtOpen(t *testing.T) {
 	for err, want := range map[error]fuse.Status{
 		fmt.Errorf("a.bin changed (%w)", syscall.ESTALE): fuse.Status(syscall.ESTALE), syscall.ENOENT: fuse.EIO, nil: fuse.OK,
 	} {
-		s.Now = func() (*Sequence, error) { return s, err }
+		s.Now = func(uint64) (*Sequence, error) { return s, err }
 		for _, name := range []string{"train/next", "train/next.npy", "train/next.safetensors"} {
 			in := &fuse.OpenIn{}
 			in.NodeId = uint64(tr.find(name))

@@ -82,6 +82,8 @@ const (
 	// A turn is over after so many rows, or fewer if others wait: a few milliseconds where the tokens are in the page cache.
 	rowsPerTurn       = 256
 	rowsPerTurnOfMany = 64
+	// Rows that are shorter than some bytes cost as much as each other: a turn has more of them.
+	bytesPerTurn = 4 << 10
 	// The rounds of so many processes of a user are remembered, and of all that still matter.
 	maxProcesses = 1024
 	maxUsers     = 64 // likewise
@@ -370,7 +372,7 @@ func (t *tree) endTurns(r *request) {
 func (t *tree) readInTurns(r *request, s *Sequence, dst []byte, k uint64, off int64) error {
 	row := r.inode.rowBytes(s)
 	for {
-		n := row * rowsPerTurn
+		n := max(row*rowsPerTurn, bytesPerTurn)
 		if t.turns.anyoneWaits(r.split) {
 			n = row * rowsPerTurnOfMany
 		}
@@ -403,7 +405,7 @@ func (s *Sequence) readGently(dst []byte, k uint64) error {
 
 // rowBytes is the size of a row of the first array that a file shows.
 func (i inode) rowBytes(s *Sequence) int64 {
-	if i.kind().row().shows == namedArray && !i.outdated(s) {
+	if i.kind().row().shows == namedArray {
 		return s.Batch.RowBytes(i.array())
 	}
 	return s.Batch.RowBytes(0)

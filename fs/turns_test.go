@@ -353,7 +353,7 @@ func TestLongReadsTakeTurns(t *testing.T) {
 	data, status := r.read(0, 1<<20)
 	want := make([]byte, 1<<20)
 	whole(want, 3, 0)
-	if !status.Ok() || !slices.Equal(data, want) || largest != 2*rowsPerTurn {
+	if !status.Ok() || !slices.Equal(data, want) || largest != bytesPerTurn {
 		t.Errorf("%v, %d bytes, at most %d at once", status, len(data), largest)
 	}
 }

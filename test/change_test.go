@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -664,13 +665,18 @@ func TestFollowingWhatCannotBeServed(t *testing.T) {
 	}
 }
 
-// A change of one of several files is one of the split, also to who reads only what lies in the others.
+// A change of one of several files, however many, is an error of opening a batch of that file at once, and then one of the split, also
+// to who reads only what lies in the others.
 func TestOneOfSeveralFilesChanges(t *testing.T) {
-	for _, onChange := range []string{"error", "follow"} {
-		t.Run(onChange, func(t *testing.T) {
+	for _, test := range []struct {
+		onChange string
+		files    int
+	}{{"error", 3}, {"error", 65}, {"follow", 65}} {
+		onChange := test.onChange
+		t.Run(fmt.Sprint(onChange, test.files), func(t *testing.T) {
 			dir := t.TempDir()
-			for i := range 3 {
-				write(t, filepath.Join(dir, fmt.Sprintf("train%d.bin", i)), versionOf(i, 20_000))
+			for i := range test.files {
+				write(t, filepath.Join(dir, fmt.Sprintf("train%02d.bin", i)), versionOf(i%3, 20_000))
 			}
 			settings := []string{
 				"--data", dir, "--set", "batch.batch_size=4", "--set", "batch.block_size=32", "--set", "batch.order=sequential",
@@ -679,16 +685,20 @@ func TestOneOfSeveralFilesChanges(t *testing.T) {
 			h := startHandles(t, m.dir)
 			h.do("open train/next")
 			h.do("read 0 0 512")
-			const last = 400 // a batch of the last file
+			const third = 400 // a batch of the third file
 			before := map[int]string{}
-			for _, k := range []int{0, 1, last} {
+			for _, k := range []int{0, 1, third} {
 				before[k] = read(t, "read", m.path(fmt.Sprint("train/batch/", k)))[0]
 			}
-			changed := filepath.Join(dir, "train2.bin")
+			changed := filepath.Join(dir, "train02.bin")
 			noError(t, os.Link(changed, changed+".old"))
 			replaceFile(t, changed, versionOf(3, 20_000))
-			all := cat(t, slices.Concat([]string{"train", "--count", fmt.Sprint(last + 1)}, settings)...)
-			for _, k := range []int{0, 1, 2, last} {
+			all := cat(t, slices.Concat([]string{"train", "--count", fmt.Sprint(third + 1)}, settings)...)
+			f, err := os.Open(m.path(fmt.Sprint("train/batch/", third)))
+			if f.Close(); onChange == "error" && !errors.Is(err, syscall.ESTALE) || onChange == "follow" && err != nil {
+				t.Errorf("to open a batch of the changed file: %v", err)
+			}
+			for _, k := range []int{0, 1, 2, third} {
 				out, stderr, err := try(t, "cat", m.path(fmt.Sprint("train/batch/", k)))
 				switch {
 				case onChange == "error":
@@ -709,7 +719,7 @@ func TestOneOfSeveralFilesChanges(t *testing.T) {
 				t.Errorf("next, all of whose rows are in another file: %s, want ESTALE", got)
 			}
 			noError(t, os.Rename(changed+".old", changed))
-			for _, k := range []int{0, 1, last} {
+			for _, k := range []int{0, 1, third} {
 				if got := read(t, "read", m.path(fmt.Sprint("train/batch/", k)))[0]; got != before[k] {
 					t.Errorf("put back, batch %d is %s, was %s", k, got, before[k])
 				}

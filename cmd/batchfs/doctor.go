@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -127,8 +128,8 @@ func (d *doctor) lookAtAll() {
 		d.look("right to mount", d.right)
 	}
 	d.look("kernel", d.kernel)
-	if d.look("mountpoint", d.mountpoint) && d.config.Mountpoint != "" {
-		d.mounted()
+	if d.look("mountpoint", d.mountpoint) && d.config.Mountpoint != "" && d.mounted() {
+		d.look("access", d.access)
 	}
 	for _, s := range d.config.Splits {
 		d.look("splits."+s.Split, func() (string, error) { return d.tokens(s) })
@@ -237,10 +238,10 @@ func (d *doctor) mountpoint() (string, error) {
 }
 
 // mounted looks at each split of the batchfs at the mountpoint, if there is one.
-func (d *doctor) mounted() {
+func (d *doctor) mounted() (found bool) {
 	m, _, _ := findMount(d.config.Mountpoint)
 	if m == nil {
-		return
+		return false
 	}
 	splits, err := splitsOf(m)
 	if err != nil && !mayNotLook(m, err) {
@@ -249,6 +250,25 @@ func (d *doctor) mounted() {
 	for _, s := range splits {
 		d.look("mounted "+s.name, s.look)
 	}
+	return true
+}
+
+// access says how token files were read under remap in the mount at the mountpoint, which serves.
+func (d *doctor) access() (string, error) {
+	text, err := os.ReadFile(filepath.Join(d.config.Mountpoint, "status.json"))
+	if errors.Is(err, os.ErrPermission) {
+		return "not known to this user", nil
+	}
+	var status struct{ Remap struct{ Mapped, Busy int64 } }
+	if err == nil {
+		err = json.Unmarshal(text, &status)
+	}
+	busy, all := status.Remap.Busy, status.Remap.Mapped+status.Remap.Busy
+	detail := fmt.Sprintf(`of %d reads under access = "remap", %d used pread, because another one had a file mapped`, all, busy)
+	if busy > all/10 {
+		detail += `; memory.access = "pread" has all of them do so, which is faster with several readers`
+	}
+	return detail, err
 }
 
 // mayNotLook says whether err is but that this user, or a process here, may not look into the memory of a mount's supervisor.

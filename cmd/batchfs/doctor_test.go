@@ -95,6 +95,20 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
+// Where readers under remap often find another one mapping, the doctor names the access that is faster.
+func TestDoctorOnAccess(t *testing.T) {
+	for status, want := range map[string]string{
+		`{"remap": {"mapped": 90, "busy": 10}}`: "ok   access: of 100 reads under access = \"remap\", 10 used pread, because another one had a file mapped\n",
+		`{"remap": {"mapped": 50, "busy": 50}}`: "another one had a file mapped; memory.access = \"pread\" has",
+	} {
+		d, said := machine(t, map[string]string{"status.json": status})
+		d.config.Mountpoint = d.root
+		if !d.look("access", d.access) || !strings.Contains(said.String(), want) {
+			t.Errorf("%s: %s", status, said)
+		}
+	}
+}
+
 // What hangs is named, and the rest is looked at nevertheless.
 func TestDoctorDoesNotWait(t *testing.T) {
 	d, said := machine(t, nil)

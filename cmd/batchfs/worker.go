@@ -100,7 +100,7 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	sampler.SetTableLimit(shares.Tables)
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
 		ProgramVersion: version(), Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts,
-		TableBytes: sampler.TableBytes, Store: storeUse, Budget: c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
+		TableBytes: sampler.TableBytes, Store: storeUse, Remaps: cache.Remaps, Budget: c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
 		Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/fs"
 )
 
 // openArrays writes files of a matrix of rows, of tokens with arrays beside them, and of a mixture of such, and opens them.
@@ -133,7 +134,7 @@ func TestArrayThatChanges(t *testing.T) {
 			if err := os.Rename("new", file); err != nil {
 				t.Fatal(err)
 			}
-			now, err := mix.Now()
+			now, err := mix.Now(fs.AllBatches)
 			if !follow {
 				if !errors.Is(err, syscall.ESTALE) {
 					t.Errorf("%s changed: error %v", file, err)
@@ -152,7 +153,7 @@ func TestArrayThatChanges(t *testing.T) {
 			if err := os.Rename("new", file); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := mix.Now(); !errors.Is(err, syscall.ESTALE) {
+			if _, err := mix.Now(fs.AllBatches); !errors.Is(err, syscall.ESTALE) {
 				t.Errorf("%s is shorter: error %v", file, err)
 			}
 		}
@@ -229,11 +230,11 @@ func TestArrayOfAnotherShape(t *testing.T) {
 		npy("mask.npy", "'|u1', 'fortran_order': False, 'shape': (50,)", 50)
 		s := follow(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'\n[[splits.train.arrays]]\nname = 'mask'\nfiles = 'mask.npy'")
 		npy("mask.npy", now, 200/(1+strings.Count(now, "2")))
-		if now, err := s.Now(); now != s || !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), "mask") {
+		if now, err := s.Now(fs.AllBatches); now != s || !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), "mask") {
 			t.Errorf("error %v", err)
 		}
 		npy("mask.npy", "'|u1', 'fortran_order': False, 'shape': (50,)", 50)
-		if now, err := s.Now(); now == s || err != nil {
+		if now, err := s.Now(fs.AllBatches); now == s || err != nil {
 			t.Errorf("with such a file as before: %v", err)
 		}
 	}

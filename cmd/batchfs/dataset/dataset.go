@@ -90,7 +90,7 @@ func open(s *config.Split, m config.Memory, previous []source) (*Dataset, error)
 	sources := make([]source, len(files))
 	for i, from := range files {
 		for n, paths := range slices.Concat([][]string{from.Main}, from.Beside) {
-			o := options(s, m, i, n, h, all)
+			o := options(s, m, i, n, h)
 			o.Fingerprint = fingerprint
 			if previous != nil && n < len(previous[i]) {
 				o.Previous = previous[i][n]
@@ -229,10 +229,9 @@ func besideShards(files []string, shards map[string]vocabulary.Shard) (list []co
 	return list, nil
 }
 
-// options are those of array n of source i of a split, 0 for the main one. files is how many files the split has in all, and h
-// what lies beside them.
-func options(s *config.Split, m config.Memory, i, n int, h hint, files int) cache.Options {
-	o := cache.Options{Remote: s.Remote, Follow: s.OnChange == "follow", Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop", AllFiles: files}
+// options are those of array n of source i of a split, 0 for the main one. h is what lies beside the files.
+func options(s *config.Split, m config.Memory, i, n int, h hint) cache.Options {
+	o := cache.Options{Remote: s.Remote, Follow: s.OnChange == "follow", Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop"}
 	if n == 0 {
 		o.Format, o.Tensor, o.DType, o.Axes, o.GuessedDType = s.Format, s.Tensor, s.TokenDType, s.Shape, !s.Wrote("token_dtype")
 		if o.GuessedDType {
@@ -448,7 +447,7 @@ func (d *Dataset) release() {
 	}
 }
 
-// check looks whether the files are still those that were opened.
+// check looks whether the files are still those that were opened: at all of them once a second.
 func (d *Dataset) check() error {
 	for _, source := range d.sources {
 		for _, array := range source {
@@ -458,4 +457,28 @@ func (d *Dataset) check() error {
 		}
 	}
 	return nil
+}
+
+// checkBatch looks at the files that batch k is read from, once at each; at all files for fs.AllBatches, and at none for fs.NoBatch.
+func (d *Dataset) checkBatch(k uint64) (err error) {
+	if k == fs.NoBatch {
+		return nil
+	}
+	all := k == fs.AllBatches || len(d.sources) == 1 && !slices.ContainsFunc(d.sources[0], (*cache.Array).HasManyFiles)
+	if all { // to find the windows of many rows takes longer
+		for _, source := range d.sources {
+			for _, array := range source {
+				if err := array.CheckAll(); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
+	pass := cache.NewPass()
+	d.Sequence.Windows(k, func(source, column int, w cache.Window) bool {
+		err = d.sources[source][column].CheckWindow(w, pass)
+		return err == nil
+	})
+	return err
 }

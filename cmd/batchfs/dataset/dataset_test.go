@@ -240,12 +240,12 @@ func TestFollow(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if now, err := s.Now(); now != s || err != nil {
+			if now, err := s.Now(fs.AllBatches); now != s || err != nil {
 				t.Fatalf("%q, %q: before anything changed: %v", settings, path, err)
 			}
 
 			testfiles.Positions(t, map[string]int{"a.bin": 60, "b.bin": 30})
-			now, err := s.Now()
+			now, err := s.Now(fs.AllBatches)
 			if err != nil {
 				t.Errorf("%q, %q: %v", settings, path, err)
 				continue
@@ -264,7 +264,7 @@ func TestFollow(t *testing.T) {
 			if now.Version != 1 || now.Steps != want.steps || now.Name != s.Name || now.Start != s.Start {
 				t.Errorf("%q, %q: %+v", settings, path, now)
 			}
-			if again, err := now.Now(); again != now || err != nil {
+			if again, err := now.Now(fs.AllBatches); again != now || err != nil {
 				t.Errorf("%q, %q: and once more: %v", settings, path, err)
 			}
 		}
@@ -281,7 +281,7 @@ func TestFollowKeepsTheState(t *testing.T) {
 	testfiles.Positions(t, map[string]int{"a.bin": 60})
 	want := mustOpen(t, text)[0]
 	testfiles.Write(t, map[string]string{"rng.bin": testfiles.TorchState(24, 77, 77)})
-	now, err := s.Now()
+	now, err := s.Now(fs.AllBatches)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -315,13 +315,13 @@ func TestCannotFollow(t *testing.T) {
 			t.Fatal(err)
 		}
 		testfiles.Positions(t, map[string]int{"a.bin": test.tokens})
-		if now, err := s.Now(); now != s || !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), test.want) {
+		if now, err := s.Now(fs.AllBatches); now != s || !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%+v: error %v", test, err)
 		}
 		if err := os.Rename("kept.bin", "a.bin"); err != nil {
 			t.Fatal(err)
 		}
-		now, err := s.Now()
+		now, err := s.Now(fs.AllBatches)
 		if err != nil {
 			t.Fatalf("%+v: with the file back: %v", test, err)
 		}

@@ -27,16 +27,25 @@ type followed struct {
 	now        *Dataset // guarded by mu
 }
 
-// current returns the split with its files as they are now. The error is syscall.ESTALE if they changed and the split does not
-// follow that, or cannot be served from the new files; the dataset is the old one then.
-func (f *followed) current() (*Dataset, error) {
+// current returns the split with its files as they are now: it looks at those of batch k of d, as checkBatch does, and at all of them
+// once a second. The error is syscall.ESTALE if they changed and the split does not follow that, or cannot be served from the new
+// files; the dataset is the old one then.
+func (f *followed) current(d *Dataset, k uint64) (*Dataset, error) {
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	old := f.now
-	err := old.check()
+	f.mu.Unlock()
+	err := old.check() // without the lock: a file may give no answer
+	if err == nil && d.version == old.version {
+		err = d.checkBatch(k)
+	}
 	var change *cache.ChangedError
 	if old.Split.OnChange != "follow" || !errors.As(err, &change) {
 		return old, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.now != old {
+		return f.now, nil // somebody else has opened the new files
 	}
 	fresh, openErr := open(old.Split, f.memory, old.sources)
 	if openErr == nil {
@@ -99,8 +108,8 @@ func (f *followed) sequence(d *Dataset) *fs.Sequence {
 		}
 		return f.sequence(other), nil
 	}
-	s.Now = func() (*fs.Sequence, error) {
-		now, err := f.current()
+	s.Now = func(k uint64) (*fs.Sequence, error) {
+		now, err := f.current(d, k)
 		if err != nil || now.version == d.version {
 			return s, err
 		}

@@ -11,6 +11,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/fs"
 )
 
 // library is the absolute path of what cache/testdata/make.py wrote.
@@ -84,7 +85,7 @@ func TestDocumentsOfFormats(t *testing.T) {
 	if err := os.Rename("new", "a.bin.index"); err != nil {
 		t.Fatal(err)
 	}
-	now, err := s.Now()
+	now, err := s.Now(fs.AllBatches)
 	if err != nil || now.Version == s.Version {
 		t.Fatalf("version %d, error %v", now.Version, err)
 	}

@@ -159,7 +159,7 @@ func TestFollowArraysBesideTokens(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		now, err := s.Now()
+		now, err := s.Now(0)
 		if test.want != "" {
 			if !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("%s for %s: error %v, want %s", test.to, test.from, err, test.want)
@@ -169,7 +169,7 @@ func TestFollowArraysBesideTokens(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if other, err = other.Now(); err != nil {
+		if other, err = other.Now(0); err != nil {
 			t.Fatal(err)
 		}
 		for _, s := range []*fs.Sequence{now, other} {

@@ -23,7 +23,7 @@ func Parts(s *config.Split, m config.Memory) (all []Part, err error) {
 	}
 	for i, from := range files {
 		for n, paths := range slices.Concat([][]string{from.Main}, from.Beside) {
-			o := options(s, m, i, n, h, len(config.AllFiles(files)))
+			o := options(s, m, i, n, h)
 			all = append(all, Part{Source: i, Name: o.Beside, Files: paths, Options: o})
 		}
 	}

@@ -6,6 +6,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cmd/batchfs/config"
+	"batchfs/fs"
 )
 
 // Readable returns a split as readers of a mount get it now: with the files of the snapshot or, where the split follows them and
@@ -17,7 +18,7 @@ func (s *Snapshot) Readable(split *config.Split, m config.Memory) (*Dataset, err
 		return nil, err
 	}
 	f := &followed{memory: m, log: slog.New(slog.DiscardHandler), changed: func(*Dataset) error { return nil }, now: was}
-	d, err := f.current()
+	d, err := f.current(was, fs.AllBatches)
 	if err != nil {
 		return nil, err
 	}

@@ -182,7 +182,7 @@ func (s *Snapshot) open(split *config.Split, m config.Memory) (*Dataset, error) 
 	sources := make([]source, len(data.Sources))
 	for i, manifests := range data.Sources {
 		for n, manifest := range manifests {
-			array, err := cache.Reopen(manifest, options(split, m, i, n, data.Hint, files))
+			array, err := cache.Reopen(manifest, options(split, m, i, n, data.Hint))
 			if err != nil {
 				return nil, fmt.Errorf("splits.%s: %w", split.Split, err)
 			}

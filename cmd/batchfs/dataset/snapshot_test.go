@@ -101,7 +101,7 @@ func TestSnapshotWithoutFiles(t *testing.T) {
 	if err := q.Read(make([]byte, 10), 0, 0); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a read: %v", err)
 	}
-	if now, err := q.Now(); now != q || !errors.Is(err, os.ErrNotExist) {
+	if now, err := q.Now(fs.AllBatches); now != q || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a look: %v", err)
 	}
 }
@@ -129,11 +129,11 @@ func TestChangeIsPublished(t *testing.T) {
 		})
 		mix := all[len(all)-1]
 		testfiles.Positions(t, map[string]int{file: 77})
-		if now, err := mix.Now(); now != mix || !errors.Is(err, full) || !errors.Is(err, syscall.ESTALE) {
+		if now, err := mix.Now(fs.AllBatches); now != mix || !errors.Is(err, full) || !errors.Is(err, syscall.ESTALE) {
 			t.Errorf("%s: not published: %v", file, err)
 		}
 		fail = nil
-		now, err := mix.Now()
+		now, err := mix.Now(fs.AllBatches)
 		if err != nil || now == mix || now.Version != 1 {
 			t.Fatalf("%s: %+v, %v", file, now, err)
 		}

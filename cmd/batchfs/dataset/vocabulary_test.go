@@ -10,6 +10,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/fs"
 )
 
 const chars = `{"kind": "char", "vocab_size": 3, "tokens": ["a", "b", "c"]}`
@@ -264,7 +265,7 @@ func TestFollowEndOfText(t *testing.T) {
 			t.Fatal(err)
 		}
 		testfiles.Write(t, map[string]string{"a.bin": string(append(ids, 0, 0)), "vocab.json": fmt.Sprintf(vocabulary, test.now)})
-		now, err := s.Now()
+		now, err := s.Now(fs.AllBatches)
 		if test.want != "" {
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("%q: error %v, want %s", test.now, err, test.want)
@@ -274,7 +275,7 @@ func TestFollowEndOfText(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		otherNow, err := other.Now()
+		otherNow, err := other.Now(fs.AllBatches)
 		if err != nil {
 			t.Fatal(err)
 		}
