@@ -167,8 +167,13 @@ func (f *file) open() (fd int, now Identity, err error) {
 // unchanged compares the open file with what it was, and returns what it is. It is called before a read and after it, so that
 // no read mixes two contents of the file.
 func (f *file) unchanged(fd int, was Identity) (now Identity, err error) {
-	if now, err = identify(fd); err != nil {
+	var st unix.Stat_t
+	if err = unix.Fstat(fd, &st); err != nil {
 		return now, f.failed("stat", err)
+	}
+	now = identityOf(&st)
+	if f.staysOpen && st.Nlink == 0 { // to make room, which it takes as long as it is open
+		return now, f.failed("read", unix.ESTALE)
 	}
 	if now != was {
 		err = f.adopt(fd, was, now)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -69,29 +70,32 @@ func (r Remote) open() *remote {
 		}
 		remotes.all[r] = opened
 		if r.Blocks.Dir != "" {
-			go opened.closeEvicted()
+			go opened.closeRemoved()
 		}
 	}
 	return opened
 }
 
-// closeEvicted closes blocks soon after they were removed from the directory, whose space they take until then.
-func (r *remote) closeEvicted() {
-	for range time.Tick(time.Second) {
-		if !r.blocks.HasEvicted() {
-			continue
-		}
+// closeRemoved closes blocks soon after they were removed from the directory, whose space they take until then.
+func (r *remote) closeRemoved() {
+	for range time.Tick(closeEvery) {
 		r.mu.Lock()
 		r.objects = slices.DeleteFunc(r.objects, func(p weak.Pointer[object]) bool { return p.Value() == nil })
 		objects := slices.Clone(r.objects)
 		r.mu.Unlock()
+		some := false
 		for _, p := range objects {
-			if o := p.Value(); o != nil {
-				o.closeEvicted()
+			if o := p.Value(); o != nil && o.closeRemoved() {
+				some = true
 			}
+		}
+		if some {
+			runtime.GC() // which closes them
 		}
 	}
 }
+
+const closeEvery = 10 * time.Second
 
 func (r *remote) client(scheme string) (*store.Client, error) {
 	r.mu.Lock()
@@ -229,12 +233,14 @@ func (r *remote) newObject(name string, id Identity, sample Sample, access Acces
 	return o, nil
 }
 
-func (o *object) closeEvicted() {
+func (o *object) closeRemoved() (some bool) {
 	for i := range o.files {
 		if f := o.files[i].Load(); f != nil && f.Check() != nil && o.files[i].CompareAndSwap(f, nil) {
 			o.blocks.Forget(int64(i))
+			some = true
 		}
 	}
+	return some
 }
 
 func (o *object) Path() string { return o.name }

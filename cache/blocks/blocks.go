@@ -52,8 +52,7 @@ type Cache struct {
 	slots int // blocks in memory
 	disk  *disk
 
-	Counts  Counts
-	evicted atomic.Int64 // when HasEvicted last saw that blocks were removed
+	Counts Counts
 
 	mu      sync.Mutex
 	changed sync.Cond      // a slot may be free, or what waited is written; its lock is mu

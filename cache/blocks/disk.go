@@ -31,7 +31,6 @@ import (
 //	shares/<name>      the blocks of a share, as JSON; its time is when it was read last, or later where a command has fetched it
 //	mounted/<name>     the shares that a process reads, a line each; the process holds a lock on the file while it lives
 //	used               the bytes of all blocks, as text
-//	evicted            its time is when blocks were removed last
 //	new-<name>         a block that is being written
 //
 // A process that changes anything of this holds a lock on the directory, for a moment. Any file may be removed at any time. A block that is

@@ -18,10 +18,9 @@ import (
 )
 
 const (
-	usedFile    = "used"
-	evictedFile = "evicted"
-	sharesDir   = "shares"
-	mountedDir  = "mounted"
+	usedFile   = "used"
+	sharesDir  = "shares"
+	mountedDir = "mounted"
 )
 
 // usedIn is the bytes of all blocks, for a caller that holds the lock. A process measures the directory once, and where the file is gone.
@@ -192,23 +191,13 @@ func (d *disk) evict(victims []victim, atLeast int64, alive func()) (removed int
 				alive()
 			}
 			used, _ := usedIn(root)
-			root.RemoveAll(evictedFile)
-			return cmp.Or(d.setUsed(root, max(used-(removed-before), 0)), d.createWith(root, evictedFile, nil))
+			return d.setUsed(root, max(used-(removed-before), 0))
 		})
 		if len(victims) > 0 && removed < atLeast {
 			time.Sleep(portion)
 		}
 	}
 	return removed, err
-}
-
-// HasEvicted reports whether blocks were removed from the directory since it was called last.
-func (c *Cache) HasEvicted() bool {
-	at := int64(0)
-	if info, err := os.Lstat(filepath.Join(c.o.Dir, evictedFile)); err == nil {
-		at = info.ModTime().UnixNano()
-	}
-	return c.evicted.Swap(at) != at
 }
 
 // Kept is what a directory has of an object.
