@@ -34,6 +34,7 @@ func prepareHere(ctx context.Context, args ...string) (string, error) {
 	cmd.SetErr(&stderr)
 	cmd.SetArgs(args)
 	err := cmd.ExecuteContext(ctx)
+	running.Wait() // tests change what it reads
 	return stdout.String() + stderr.String(), err
 }
 

@@ -69,10 +69,7 @@ func (pairs) Append(tokens []uint32, text []byte) []uint32 {
 // inChunks makes chunks small until the test ends, so that little text has many.
 func inChunks(t testing.TB, size, line int) {
 	oldSize, oldLine := chunkSize, maxLine
-	t.Cleanup(func() {
-		running.Wait()
-		chunkSize, maxLine = oldSize, oldLine
-	})
+	t.Cleanup(func() { chunkSize, maxLine = oldSize, oldLine })
 	chunkSize, maxLine = size, line
 }
 
