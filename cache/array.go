@@ -106,9 +106,6 @@ func (a *Array) Files() []string {
 	return paths
 }
 
-// HasManyFiles reports whether Files are more than one.
-func (a *Array) HasManyFiles() bool { return len(a.shards) > 1 }
-
 // AllFiles are the paths of Files, and of the files that say where documents end.
 func (a *Array) AllFiles() (paths []string) {
 	for file := range a.all() {

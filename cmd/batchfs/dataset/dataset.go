@@ -35,6 +35,7 @@ type Dataset struct {
 	fingerprint string     // of the files of all sources
 	version     fs.Version // of the tokens
 	steps       uint64     // batches in batches.bin
+	files       int        // of all arrays, and of their documents
 	groups      [][]int64  // sampler.Source.Groups of each source, where they are known
 	unleased    string     // a file of which Unwritten could not find out, or empty
 }
@@ -258,6 +259,7 @@ func options(s *config.Split, m config.Memory, i, n int, h hint) cache.Options {
 // fingerprint, too few tokens, or a torch_state that cannot be used.
 func newDataset(s *config.Split, sources []source, h hint, fingerprint string, groups [][]int64) (*Dataset, error) {
 	d := &Dataset{sources: sources, hint: h, fingerprint: fingerprint, groups: groups}
+	d.files = len(d.allFiles())
 	if err := d.bind(s); err != nil {
 		return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
 	}
@@ -459,18 +461,13 @@ func (d *Dataset) check() error {
 	return nil
 }
 
-// checkBatch looks at the files that batch k is read from, once at each; at all files for fs.AllBatches, and at none for fs.NoBatch.
+// checkBatch looks at the files that batch k is read from, once at each; at all files for fs.AllBatches, and at none for fs.NoBatch. It
+// looks at all files too where they are no more than the rows, of which each may be of another file.
 func (d *Dataset) checkBatch(k uint64) (err error) {
-	if k == fs.NoBatch {
-		return nil
-	}
-	all := k == fs.AllBatches || len(d.sources) == 1 && !slices.ContainsFunc(d.sources[0], (*cache.Array).HasManyFiles)
-	if all { // to find the windows of many rows takes longer
-		for _, source := range d.sources {
-			for _, array := range source {
-				if err := array.CheckAll(); err != nil {
-					return err
-				}
+	if k == fs.AllBatches || k != fs.NoBatch && d.files <= d.Sequence.BatchSize {
+		for _, array := range d.arrays() {
+			if err := array.CheckAll(); err != nil {
+				return err
 			}
 		}
 		return nil
