@@ -48,6 +48,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []*Sequence, o Options
 	served := make(chan struct{})
 	go t.deadlines.run(served)
 	go t.sequences.index()
+	go t.tellRemaps(o.Remaps)
 	for range invalidators {
 		go t.invalidate(server)
 	}
@@ -85,6 +86,15 @@ func (t *tree) invalidate(server *fuse.Server) {
 			return // nobody may have been told: the next worker tells the kernel
 		}
 		t.sequences.invalidated()
+	}
+}
+
+// tellRemaps runs for ever. It keeps in the shared state what commands tell that must not touch the mount.
+func (t *tree) tellRemaps(remaps func() (mapped, busy int64)) {
+	for ; !t.leaving.Load(); time.Sleep(time.Second) {
+		mapped, busy := remaps()
+		t.shared.Remapped.Store(uint64(mapped))
+		t.shared.RemapBusy.Store(uint64(busy))
 	}
 }
 

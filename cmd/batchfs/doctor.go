@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -253,22 +252,26 @@ func (d *doctor) mounted() (found bool) {
 	return true
 }
 
-// access says how token files were read under remap in the mount at the mountpoint, which serves.
+// access says how token files were read under remap in the mount at the mountpoint. It does not touch the mount.
 func (d *doctor) access() (string, error) {
-	text, err := os.ReadFile(filepath.Join(d.config.Mountpoint, "status.json"))
-	if errors.Is(err, os.ErrPermission) {
+	m, _, err := findMount(d.config.Mountpoint)
+	if m == nil {
+		return "nothing is mounted", err
+	}
+	shared, err := m.State()
+	if err != nil {
 		return "not known to this user", nil
 	}
-	var status struct{ Remap struct{ Mapped, Busy int64 } }
-	if err == nil {
-		err = json.Unmarshal(text, &status)
+	defer shared.Close()
+	return remapsInWords(shared.Remapped.Load(), shared.RemapBusy.Load()), nil
+}
+
+func remapsInWords(mapped, busy uint64) string {
+	words := fmt.Sprintf(`of %d reads under access = "remap", %d used pread, because another one had a file mapped`, mapped+busy, busy)
+	if busy > mapped/9 {
+		words += `; memory.access = "pread" has all of them do so, which is faster with several readers`
 	}
-	busy, all := status.Remap.Busy, status.Remap.Mapped+status.Remap.Busy
-	detail := fmt.Sprintf(`of %d reads under access = "remap", %d used pread, because another one had a file mapped`, all, busy)
-	if busy > all/10 {
-		detail += `; memory.access = "pread" has all of them do so, which is faster with several readers`
-	}
-	return detail, err
+	return words
 }
 
 // mayNotLook says whether err is but that this user, or a process here, may not look into the memory of a mount's supervisor.

@@ -20,6 +20,9 @@ type Shared struct {
 	Heartbeat atomic.Int64  // when the worker last answered the supervisor, in Monotonic time; the supervisor's
 	Answered  atomic.Uint64 // requests
 
+	// Reads under access remap that mapped a file, and that found another one mapping, of the worker that serves, up to a second ago.
+	Remapped, RemapBusy atomic.Uint64
+
 	TextHandles atomic.Uint64 // handles of texts ever opened
 
 	Init      Note // the kernel's first request, which it sends once a connection
@@ -49,7 +52,7 @@ type Shared struct {
 }
 
 // layoutVersion changes with the layout of Shared, or with what its fields mean.
-const layoutVersion = 9
+const layoutVersion = 10
 
 // A Note is a text of up to 4096 bytes.
 type Note struct {
