@@ -1,5 +1,5 @@
 # make demo    sets up what is missing, builds, and trains a model from a mount
-# make bench   measures how long a trainer waits for batches, on the demo's tokens; BENCH=--full for all of it
+# make bench   measures how long a trainer waits for batches, on the demo's tokens; BENCH=--memory measures memory
 # make test    sets up what is missing and runs the tests but for those that take long, in a few minutes
 # make soak    lets those tests run for over two hours that look for leaks, kill what serves and compare all bytes and tokens with
 #              a reference, and holds times to their limits: nothing else should use the machine

@@ -267,7 +267,7 @@ func TestOddArguments(t *testing.T) {
 	dir := filepath.Dir(config)
 	file := filepath.Join(dir, "train.bin")
 	var lists [][]string
-	for _, command := range []string{"mount", "unmount", "doctor", "cat", "inspect", "prepare", "bench", "plan", "bench-reader", "version"} {
+	for _, command := range []string{"mount", "unmount", "doctor", "cat", "inspect", "prepare", "bench", "plan", "version"} {
 		if _, ok := runBad(t, command, "--help"); !ok {
 			t.Errorf("%s --help failed", command)
 		}
@@ -288,6 +288,7 @@ func TestOddArguments(t *testing.T) {
 		"prepare /none --out " + dir, "prepare " + file + " --out " + dir + "/o --val 2", "prepare " + file + " --out " + dir + "/o --val NaN",
 		"prepare " + file + " --out " + dir + "/o --by word", "prepare " + dir + " --out " + dir + "/o", "prepare " + file + " --out " + file + "/o",
 		"plan", "plan --tokens 1G", "plan --tokens 1X --step 1s", "bench --batches x", "bench --tokens /none", "bench --set", "bench --dir",
+		"bench --plot waits.svg", "bench --memory --tokenize",
 	} {
 		lists = append(lists, strings.Fields(args))
 	}

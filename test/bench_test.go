@@ -22,29 +22,24 @@ func TestBench(t *testing.T) {
 	needFUSE(t)
 	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "bench.json")
 	cmd := benchCommand(t, dir, "--steps", "3", "--json", file)
-	if out, err := cmd.CombinedOutput(); err != nil {
+	out, err := cmd.CombinedOutput()
+	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	leavesNothing(t, dir)
 	var report struct {
-		Host struct {
-			Kernel, Go, Python, NumPy, Torch string
-		}
+		Host    struct{ Kernel, Go, Python, NumPy, Torch string }
 		NotCold bool `json:"not_cold"`
 		Scenes  []struct {
 			Name string
 			Rows []struct {
 				Name, Kind, Access string
 				Rounds             []float64
-				Figure, Mean, P99  float64
+				Figure, P99        float64
 				NanoGPT            float64 `json:"nanogpt_over_this"`
-				Gather             float64 `json:"this_over_gather"`
 			}
 		}
-		Promises []struct {
-			Scene, Name, Against string
-			Ratio, Target        float64
-		}
+		Advice string
 	}
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -56,29 +51,22 @@ func TestBench(t *testing.T) {
 	if h := report.Host; h.Kernel == "" || h.Go == "" || h.Python == "" || h.NumPy == "" {
 		t.Errorf("host is %+v", h)
 	}
+	want := 8
+	if report.Host.Torch != "" { // which has a DataLoader
+		want++
+	}
 	for _, scene := range report.Scenes {
+		if len(scene.Rows) != want {
+			t.Errorf("%s: %d ways to get batches, want %d", scene.Name, len(scene.Rows), want)
+		}
 		for _, r := range scene.Rows {
-			if len(r.Rounds) != 1 || r.Figure <= 0 || r.Mean <= 0 || r.P99 <= 0 || r.NanoGPT <= 0 || r.Gather <= 0 {
+			if len(r.Rounds) != 1 || r.Figure <= 0 || r.P99 <= 0 || r.NanoGPT <= 0 {
 				t.Errorf("%s: %+v", scene.Name, r)
 			}
 		}
 	}
-	promised := map[string]int{}
-	for _, p := range report.Promises {
-		if p.Ratio <= 0 || p.Target <= 0 {
-			t.Errorf("%+v", p)
-		}
-		promised[p.Scene]++
-	}
-	want := map[string]int{"back to back": 19, "after 3 ms of compute": 18, "back to back, 8 MiB": 2, "cold, after 5 ms of compute": 8}
-	if report.Host.Torch != "" { // which has a DataLoader
-		want["back to back"]++
-		want["after 3 ms of compute"]++
-	}
-	for scene, n := range want {
-		if promised[scene] != n && !(report.NotCold && strings.HasPrefix(scene, "cold")) {
-			t.Errorf("%s: %d promises, want %d", scene, promised[scene], n)
-		}
+	if len(report.Scenes) != 3 || report.Advice == "" || !strings.HasSuffix(string(out), "\n"+report.Advice+"\n") {
+		t.Errorf("%d scenes, and at the end of the output should be the advice %q:\n%s", len(report.Scenes), report.Advice, out)
 	}
 }
 
@@ -134,7 +122,7 @@ func TestBenchInterrupted(t *testing.T) {
 		close(done)
 	}()
 	t.Cleanup(func() { cmd.Process.Kill(); <-done })
-	await(t, "something mounted", func() bool { return len(mountsBelow(t, dir)) >= 2 })
+	await(t, "a mount", func() bool { return len(mountsBelow(t, dir)) > 0 })
 	await(t, "the end", func() bool { // by somebody impatient
 		cmd.Process.Signal(syscall.SIGINT)
 		select {

@@ -33,7 +33,7 @@ func TestRooms(t *testing.T) {
 		"cmd/batchfs/chart":              nil,
 		"cmd/batchfs/plan": {"cache", "cache/blocks", "cmd/batchfs/chart", "cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/terminal",
 			"sampler"},
-		"cmd/batchfs/bench": {"cache", "cache/array", "cmd/batchfs/chart", "cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal", "sampler"},
+		"cmd/batchfs/bench": {"cache", "cmd/batchfs/chart", "cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal"},
 		"cmd/batchfs/survey": {"cache", "cache/array", "cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/terminal",
 			"cmd/batchfs/vocabulary", "fs"},
 		"cmd/batchfs": {"cache", "cache/array", "cache/blocks", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/plan",

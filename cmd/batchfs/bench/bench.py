@@ -1,5 +1,5 @@
-"""The trainer of `batchfs bench`, in Python: runs one contender per line of JSON on standard input, and answers each with a
-line that has the microseconds it waited for every batch. A contender is a generator of (x, y), int64 of shape (B, T) each."""
+"""The trainer of `batchfs bench`, in Python: reads batches as one line of JSON on standard input says, and answers with a line
+of the microseconds it waited for every batch. A way to read is a generator of (x, y), int64 of shape (B, T) each."""
 import json
 import os
 import sys
@@ -27,54 +27,28 @@ except ImportError:
         return np.random.randint(high, size=n)
 
 
-def get_batch(data, T, B):
-    """nanoGPT's."""
-    ix = randint(len(data) - T, B)
-    x = stack([tensor(data[i:i + T].astype(np.int64)) for i in ix])
-    y = stack([tensor(data[i + 1:i + 1 + T].astype(np.int64)) for i in ix])
-    return x, y
-
-
-def nanogpt(c):
+def nanogpt(path, B, T):
+    """Its get_batch, which maps the file for every batch."""
     while True:
-        yield get_batch(np.memmap(c["path"], np.uint16, "r"), c["block"], c["batch"])
+        data = np.memmap(path, np.uint16, "r")
+        ix = randint(len(data) - T, B)
+        x = stack([tensor(data[i:i + T].astype(np.int64)) for i in ix])
+        y = stack([tensor(data[i + 1:i + 1 + T].astype(np.int64)) for i in ix])
+        yield x, y
 
 
-def nanogpt_kept(c):
-    data = np.memmap(c["path"], np.uint16, "r")
-    while True:
-        yield get_batch(data, c["block"], c["batch"])
-
-
-def shifted(rows):
-    """x and y of rows of T+1 tokens, converted at once."""
-    t = tensor(rows.astype(np.int64))
-    return t[:, :-1], t[:, 1:]
-
-
-def pread_rows(c):
-    """A system call per row: the fastest there is in the trainer, next to slices of a memmap that stays."""
-    rows = np.empty((c["batch"], c["block"] + 1), np.uint16)
-    into = [[row] for row in rows]
-    rng = np.random.default_rng(c["seed"])
-    with open(c["path"], "rb", 0) as f:
+def pread_rows(path, B, T):
+    """A system call per row, and one conversion: there is nothing faster in the trainer."""
+    rows = np.empty((B, T + 1), np.uint16)
+    rng = np.random.default_rng()
+    with open(path, "rb", 0) as f:
         fd = f.fileno()
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-        high = os.fstat(fd).st_size // 2 - c["block"]
         while True:
-            for row, i in zip(into, rng.integers(high, size=c["batch"]).tolist()):
-                os.preadv(fd, row, 2 * i)
-            yield shifted(rows)
-
-
-def memmap_slices(c):
-    rows = np.empty((c["batch"], c["block"] + 1), np.uint16)
-    data = np.memmap(c["path"], np.uint16, "r").view(np.ndarray)  # whose slices cost less than a memmap's
-    rng = np.random.default_rng(c["seed"])
-    while True:
-        for j, i in enumerate(rng.integers(len(data) - c["block"], size=c["batch"]).tolist()):
-            rows[j] = data[i:i + c["block"] + 1]
-        yield shifted(rows)
+            for row, i in zip(rows, rng.integers(os.fstat(fd).st_size // 2 - T, size=B).tolist()):
+                os.preadv(fd, [row], 2 * i)
+            t = tensor(rows.astype(np.int64))
+            yield t[:, :-1], t[:, 1:]
 
 
 class Rows(Dataset):
@@ -89,81 +63,38 @@ class Rows(Dataset):
         return row[:-1], row[1:]
 
 
-def dataloader(c):
-    rows = Rows(c["path"], c["block"])
+def dataloader(path, B, T):
+    rows = Rows(path, T)
     draw = RandomSampler(rows, replacement=True, num_samples=1 << 40)  # without it, a permutation of all starts is made first
-    yield from DataLoader(rows, c["batch"], sampler=draw, num_workers=c["workers"],
-                          multiprocessing_context="fork" if c["workers"] else None)  # to pickle a memmap is to copy it
+    yield from DataLoader(rows, B, sampler=draw, num_workers=2, multiprocessing_context="fork")  # to pickle a memmap is to copy it
 
 
-def split(batch, layout):
-    if layout == "tokens":
-        return shifted(batch)
-    x, y = tensor(batch.astype(np.int64, copy=False))
+def split(batch):
+    x, y = tensor(batch.astype(np.int64))
     return x, y
 
 
-def empty(c):
-    B, T = c["batch"], c["block"]
-    return np.empty((B, T + 1) if c["layout"] == "tokens" else (2, B, T), c["dtype"])
+def batches_bin(path, B, T):
+    batch = np.empty((2, B, T), np.uint16)
+    with open(path + "/batches.bin", "rb", 0) as f:
+        for k in count():
+            assert os.preadv(f.fileno(), [batch], k * batch.nbytes) == batch.nbytes
+            yield split(batch)
 
 
-def fill(fd, batch, offset):
-    """A read of more than a mebibyte may come in parts."""
-    done = os.preadv(fd, [batch], offset)
-    while done < batch.nbytes:
-        n = os.preadv(fd, [batch.reshape(-1).view(np.uint8)[done:]], offset + done)
-        assert n > 0, "the file has ended"
-        done += n
-
-
-def next_read(c):
-    shape = empty(c).shape
-    while True:
-        with open(c["path"] + "/next", "rb") as f:
-            data = f.read()
-        yield split(np.frombuffer(data, c["dtype"]).reshape(shape), c["layout"])
-
-
-def next_open(c):
-    like = empty(c)
-    while True:
-        fd = os.open(c["path"] + "/next", os.O_RDONLY)
-        data = os.read(fd, like.nbytes)
-        while len(data) < like.nbytes:
-            data += os.read(fd, like.nbytes - len(data))
-        os.close(fd)
-        yield split(np.frombuffer(data, c["dtype"]).reshape(like.shape), c["layout"])
-
-
-def next_kept(c):
-    batch = empty(c)
-    with open(c["path"] + "/next", "rb", 0) as f:
+def next_kept(path, B, T):
+    batch = np.empty((2, B, T), np.uint16)
+    with open(path + "/next", "rb", 0) as f:
         while True:
-            fill(f.fileno(), batch, 0)
-            yield split(batch, c["layout"])
+            assert os.preadv(f.fileno(), [batch], 0) == batch.nbytes
+            yield split(batch)
 
 
-def by_number(c):
-    batch = empty(c)
-    for k in count(c["first"]):
-        fd = os.open(f"{c['path']}/batch/{k}", os.O_RDONLY)
-        fill(fd, batch, 0)
-        os.close(fd)
-        yield split(batch, c["layout"])
-
-
-def batches_bin(c):
-    batch = empty(c)
-    with open(c["path"] + "/batches.bin", "rb", 0) as f:
-        for k in count(c["first"]):
-            fill(f.fileno(), batch, k * batch.nbytes)
-            yield split(batch, c["layout"])
-
-
-def batches_npy(c):
-    for batch in np.load(c["path"] + "/batches.npy", mmap_mode="r").view(np.ndarray)[c["first"]:]:
-        yield split(batch.copy() if c["dtype"] == "int64" else batch, c["layout"])
+def next_opened(path, B, T):
+    while True:
+        with open(path + "/next", "rb") as f:
+            data = f.read()
+        yield split(np.frombuffer(data, np.uint16).reshape(2, B, T))
 
 
 def compute(seconds, a=np.ones((96, 96), np.float32)):
@@ -198,18 +129,11 @@ def run(c, batches):
     return waits
 
 
-if __name__ == "__main__":
-    hello = {"python": sys.version.split()[0], "numpy": np.__version__, "torch": torch.__version__ if torch else ""}
-    print(json.dumps(hello), flush=True)
-    running = {}
-    for line in sys.stdin:
-        c = json.loads(line)
-        if c["kind"] == "forget":
-            while running:
-                running.popitem()[1].close()
-            waits = []
-        else:
-            if c["id"] not in running:
-                running[c["id"]] = globals()[c["kind"]](c)
-            waits = run(c, running[c["id"]])
-        print(json.dumps({"waits": waits}), flush=True)
+hello = {"python": sys.version.split()[0], "numpy": np.__version__, "torch": torch.__version__ if torch else ""}
+print(json.dumps(hello), flush=True)
+for line in sys.stdin:
+    c = json.loads(line)
+    batches = globals()[c["kind"]](c["path"], c["batch"], c["block"])
+    waits = run(c, batches)
+    batches.close()  # a mapping that stays would keep a cold file in the page cache
+    print(json.dumps(waits), flush=True)

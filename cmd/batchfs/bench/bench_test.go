@@ -2,15 +2,13 @@ package bench
 
 import (
 	"bytes"
-	"context"
-	"encoding/json"
-	"io"
+	"cmp"
 	"math"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"batchfs/cmd/batchfs/terminal"
 )
 
 func TestStatistics(t *testing.T) {
@@ -23,7 +21,7 @@ func TestStatistics(t *testing.T) {
 		{[]float64{4, 1}, 2.5, 2.5, 3.97},
 		{[]float64{9, 1, 2}, 4, 2, 8.86},
 	} {
-		for i, pair := range [][2]float64{{mean(test.xs), test.mean}, {median(test.xs), test.median}, {quantile(test.xs, 0.99), test.p99}} {
+		for i, pair := range [][2]float64{{mean(test.xs), test.mean}, {quantile(test.xs, 0.5), test.median}, {quantile(test.xs, 0.99), test.p99}} {
 			if math.Abs(pair[0]-pair[1]) > 1e-9 {
 				t.Errorf("%v: statistic %d is %v, want %v", test.xs, i, pair[0], pair[1])
 			}
@@ -38,90 +36,63 @@ func TestFigure(t *testing.T) {
 		waits = append(waits, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 170)
 	}
 	waits[100] = 1e6
-	if got := (scene{}).figure(waits); got != 20 {
+	if got := (&scene{}).figure(waits); got != 20 {
 		t.Errorf("back to back: %v, want the mean of windows, 20", got)
 	}
-	if got := (scene{Compute: time.Millisecond}).figure(waits); got != 10 {
+	if got := (&scene{Compute: time.Millisecond}).figure(waits); got != 10 {
 		t.Errorf("after compute: %v, want the median, 10", got)
 	}
-	if got := (scene{Compute: time.Millisecond, Cold: true}).figure(waits); got < 700 {
+	if got := (&scene{Compute: time.Millisecond, Cold: true}).figure(waits); got < 700 {
 		t.Errorf("cold: %v, want the mean", got)
 	}
 }
 
-// Whatever is run, every promise finds its rows, and no two rows look the same.
-func TestReport(t *testing.T) {
-	for _, full := range []bool{false, true} {
+// What is slower than something else here is to be changed, and nothing else.
+func TestAdvice(t *testing.T) {
+	const nothing = "Change nothing: every way to read takes about as long."
+	for _, test := range []struct {
+		name          string
+		slow          map[string]float64 // by kind, or by kind and access
+		readAhead     int
+		want, without string
+	}{
+		{name: "all alike", want: nothing},
+		{name: "little", slow: map[string]float64{"next_kept": 12, "batches_binremap": 11}, want: nothing},
+		{name: "batches.bin", slow: map[string]float64{"next_kept": 40, "next_opened": 90}, want: "read batches.bin in order (10.0 µs a batch after 3 ms of compute; next kept open takes 40.0,", without: "pread"},
+		{name: "next", slow: map[string]float64{"next_opened": 90}, want: "keep next open", without: "in order"},
+		{name: "access", slow: map[string]float64{"batches_binremap": 30, "next_keptremap": 30, "next_openedremap": 30, "nanogpt": 99, "pread_rows": 99, "dataloader": 99},
+			want: `set memory.access = "pread" (10.0 µs a batch back to back; "remap" takes 30.0)`, without: "in order"},
+		{name: "not root", readAhead: 128, want: "mount as root, so that the kernel reads 1024 KiB of batches.bin ahead, not 128"},
+		{name: "root", readAhead: 1024, want: nothing},
+		{name: "loader", slow: map[string]float64{"batches_bin": 40, "next_kept": 40, "next_opened": 40, "nanogpt": 99}, want: "use no mount: the fastest is one pread per row"},
+	} {
 		for _, torch := range []bool{false, true} {
-			r := &report{Ideal: 1000}
-			for _, sc := range (&options{full: full}).scenes(torch) {
-				var results []*result
-				seen := map[string]bool{}
-				for _, c := range sc.contenders {
-					name := c.group() + c.String()
-					if seen[name] {
-						t.Errorf("%s: twice %s", sc.Name, name)
-					}
-					seen[name] = true
-					results = append(results, &result{contender: c, rounds: []float64{3, 1, 2}, waits: []float64{1, 2}, even: []float64{1}, steps: 2, disk: 2000})
+			r := &report{Host: host{MountReadAhead: test.readAhead}, Scenes: (&options{}).scenes(torch)}
+			for _, sc := range r.Scenes {
+				for _, w := range sc.Rows {
+					w.waits = []float64{cmp.Or(test.slow[w.Kind+w.Access], test.slow[w.Kind], 10)}
+					w.Rounds = w.waits
 				}
-				r.add(sc, results)
+				sc.sum()
 			}
-			r.promise()
-			// All took as long: only what need not be faster than another holds.
-			for _, p := range r.Promises {
-				if p.Holds != (p.Target <= 1 || p.AtMost) {
-					t.Errorf("%+v", p)
-				}
-			}
+			r.Advice = r.advice()
 			var table bytes.Buffer
 			r.print(&table)
-			if strings.Contains(table.String(), "%!") || strings.Contains(table.String(), "NaN") {
-				t.Errorf("table:\n%s", &table)
-			}
-			if _, err := json.Marshal(r); err != nil {
-				t.Error(err)
+			if got := table.String(); !strings.Contains(got, test.want) || strings.Contains(got, "%!") || strings.Contains(got, "NaN") ||
+				test.without != "" && strings.Contains(r.Advice, test.without) {
+				t.Errorf("%s:\n%s", test.name, got)
 			}
 		}
 	}
 }
 
-func TestReader(t *testing.T) {
-	s, err := newStage(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.close()
-	path, err := s.tokens(context.Background(), "t.bin", 10_000, false, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := command{Kind: "gather", Path: path, Access: "pread", DType: "int64", Layout: "xy", Batch: 3, Block: 5, Steps: 2, Lead: 2, Seconds: 1}
-	r, err := newReader(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if waits, err := r.run(c); err != nil || len(waits) != 2 {
-		t.Errorf("%v %v", waits, err)
-	}
-	r.buf[8]++
-	if r.check() == nil {
-		t.Error("x and y differ, and nobody says so")
-	}
-	if err := os.Truncate(path, 8192); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := r.run(c); err == nil {
-		t.Error("a file that was cut gave batches")
-	}
-}
-
-func TestIdealBytes(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "t.bin")
-	if err := os.WriteFile(path, make([]byte, 4096), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := idealBytes(path, 12, 8); err != nil || got != 4096 {
-		t.Errorf("%v %v: all rows lie on one page", got, err)
+// Where a bar cannot be shown, a line says what takes so long.
+func TestProgressWithoutATerminal(t *testing.T) {
+	var out bytes.Buffer
+	progress := (&stage{stderr: &out}).progress("making a file", 100, terminal.Bytes)
+	progress.Add(100)
+	progress.Finish()
+	if out.String() != "making a file\n" {
+		t.Errorf("%q", out.String())
 	}
 }

@@ -2,9 +2,7 @@ package bench
 
 import (
 	"cmp"
-	"context"
 	_ "embed"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,8 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
-	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -44,35 +40,14 @@ type sample struct {
 	Daemon    usage `json:"daemon,omitzero"`
 }
 
-func (o *options) runMemory(ctx context.Context, out, progress io.Writer) (err error) {
-	if o.batches < 1 {
-		return errors.New("--batches: must be at least 1")
-	}
-	s, err := newStage(o.dir)
+func (o *options) runMemory(s *stage, out io.Writer) (any, error) {
+	tokens, err := s.given(o.tokens, 1<<30)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	var st unix.Statfs_t
-	if err := unix.Statfs(s.dir, &st); err != nil {
-		return err
-	}
-	if o.full && st.Type == unix.TMPFS_MAGIC {
-		return fmt.Errorf("%s is on tmpfs, which would fill memory with 64 GiB of holes: name a directory on a disk with --dir", s.dir)
-	}
-	tokens := o.tokens
-	if tokens == "" {
-		fmt.Fprintf(progress, "making 1 GiB of tokens in %s\n", s.dir)
-		if tokens, err = s.tokens(ctx, "tokens.bin", 1<<30, false, io.Discard); err != nil {
-			return err
-		}
-	}
-	if tokens, err = filepath.Abs(tokens); err != nil { // the daemon has another working directory
-		return err
-	}
-	matrix, err := s.matrix(ctx, tokens)
+	matrix, err := s.matrix(tokens)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	loadings := []loading{
 		{Name: "np.memmap kept, in the trainer", how: "kept"},
@@ -97,73 +72,29 @@ func (o *options) runMemory(ctx context.Context, out, progress io.Writer) (err e
 	for i := range loadings {
 		l := &loadings[i]
 		l.file = cmp.Or(l.file, tokens)
-		if err := o.load(ctx, s, l, progress); err != nil {
-			return err
+		if err := o.load(s, l); err != nil {
+			return nil, err
 		}
 	}
 	resident, cache := memoryLines(loadings)
 	printLines(out, "resident memory in MiB, after batches", resident)
 	printLines(out, "page cache of the token file in MiB, after batches", cache)
-	if o.full {
-		long, err := o.loadLong(ctx, s, out, progress)
-		if err != nil {
-			return err
-		}
-		loadings = append(loadings, long...)
-	}
-	if o.json != "" {
-		text, err := json.MarshalIndent(loadings, "", "  ")
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(o.json, append(text, '\n'), 0o644); err != nil {
-			return err
-		}
-	}
 	if o.plot == "" {
-		return nil
+		return loadings, nil
 	}
 	resident = slices.DeleteFunc(resident, func(l chart.Line) bool {
 		return strings.Contains(l.Name, "per batch") || strings.HasSuffix(l.Name, "its trainer")
 	})
-	return chart.Save(o.plot,
+	return loadings, chart.Save(o.plot,
 		chart.Lines("The memmap “leak”, and what ends it", "batches read", "resident memory, MiB", true, resident),
 		chart.Lines("The kernel's page cache, beginning with none of the file", "batches read", "of the file in it, MiB", true, cache))
-}
-
-// loadLong takes samples of daemons that serve 64 GiB, after many batches.
-func (o *options) loadLong(ctx context.Context, s *stage, out, progress io.Writer) ([]loading, error) {
-	tokens, err := s.tokens(ctx, "sparse.bin", 64<<30, true, io.Discard)
-	if err != nil {
-		return nil, err
-	}
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "64 GiB of tokens                    \tbatches\tresident MiB\tpage tables MiB\topen files\tthreads\tits trainer, MiB\t")
-	var loadings []loading
-	for _, access := range []string{"remap", "advise", "pread"} {
-		sets := []string{"memory.access=" + access}
-		loadings = append(loadings, loading{Name: "batchfs " + access + ", next kept open", how: "held", sets: sets, stops: []int{1e4, 1e6}})
-	}
-	loadings = append(loadings, loading{Name: "batchfs, next opened for each batch", how: "opened", sets: []string{}, stops: []int{100, 1e5}})
-	for i := range loadings {
-		l := &loadings[i]
-		l.file = tokens
-		if err := o.load(ctx, s, l, progress); err != nil {
-			return nil, err
-		}
-		for _, a := range l.Samples {
-			d := a.Daemon
-			fmt.Fprintf(w, "%-36s\t%d\t%.1f\t%.1f\t%d\t%d\t%.1f\t\n", l.Name, a.Batches, mib(d.Resident), mib(d.PageTables), d.OpenFiles, d.Threads, mib(a.Trainer.Resident))
-		}
-	}
-	return loadings, w.Flush()
 }
 
 // matrixColumns is how many float32 a row of the matrix has. With 12 rows a batch has as many bytes as one of tokens.
 const matrixColumns = 1024
 
 // matrix is a file of whole rows: that of the tokens, whose values do not matter, or else one of about its size.
-func (s *stage) matrix(ctx context.Context, tokens string) (string, error) {
+func (s *stage) matrix(tokens string) (string, error) {
 	info, err := os.Stat(tokens)
 	if err != nil {
 		return "", err
@@ -172,31 +103,30 @@ func (s *stage) matrix(ctx context.Context, tokens string) (string, error) {
 	if info.Size() >= row && info.Size()%row == 0 {
 		return tokens, nil
 	}
-	return s.tokens(ctx, "matrix.bin", max(info.Size()/row, 1)*row, false, io.Discard)
+	return s.tokens("matrix.bin", max(info.Size()/row, 1)*row)
 }
 
-func mib(bytes int64) float64 { return float64(bytes) / (1 << 20) }
+// line returns MiB against batches.
+func (l loading) line(name string, bytes func(sample) int64) (line chart.Line) {
+	line.Name = name
+	for _, a := range l.Samples {
+		line.X, line.Y = append(line.X, float64(a.Batches)), append(line.Y, float64(bytes(a))/(1<<20))
+	}
+	return line
+}
 
-// memoryLines returns MiB against batches: resident, of the processes that read tokens and of their trainers; and cache, of the page
-// cache where it began without the file.
+// memoryLines returns lines of what is resident, of the processes that read tokens and of their trainers; and of the page cache where
+// it began without the file.
 func memoryLines(loadings []loading) (resident, cache []chart.Line) {
+	trainer := func(a sample) int64 { return a.Trainer.Resident }
 	for _, l := range loadings {
-		process, trainer, pages := chart.Line{Name: l.Name}, chart.Line{Name: l.Name + ": its trainer"}, chart.Line{Name: l.Name}
-		for _, a := range l.Samples {
-			own := a.Trainer
-			if l.sets != nil {
-				own = a.Daemon
-			}
-			for at, bytes := range map[*chart.Line]int64{&process: own.Resident, &trainer: a.Trainer.Resident, &pages: a.PageCache} {
-				at.X, at.Y = append(at.X, float64(a.Batches)), append(at.Y, mib(bytes))
-			}
-		}
-		if !l.cached {
-			cache = append(cache, pages)
-			continue
-		}
-		if resident = append(resident, process); l.sets != nil {
-			resident = append(resident, trainer)
+		switch {
+		case !l.cached:
+			cache = append(cache, l.line(l.Name, func(a sample) int64 { return a.PageCache }))
+		case l.sets == nil:
+			resident = append(resident, l.line(l.Name, trainer))
+		default:
+			resident = append(resident, l.line(l.Name, func(a sample) int64 { return a.Daemon.Resident }), l.line(l.Name+": its trainer", trainer))
 		}
 	}
 	return resident, cache
@@ -204,25 +134,19 @@ func memoryLines(loadings []loading) (resident, cache []chart.Line) {
 
 // printLines prints lines that share their x as a table, with a column for each power of ten and the last x.
 func printLines(out io.Writer, title string, all []chart.Line) {
-	width := utf8.RuneCountInString(title)
-	for _, l := range all {
-		width = max(width, utf8.RuneCountInString(l.Name))
-	}
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	row := func(name string, l chart.Line, value func(int) float64) {
-		fmt.Fprintf(w, "%-*s\t", width, name)
-		for i, x := range l.X {
-			if i == len(l.X)-1 || math.Mod(math.Log10(x), 1) == 0 {
-				fmt.Fprintf(w, "%.0f\t", value(i))
+	print := func(name string, x, y []float64) {
+		fmt.Fprintf(out, "%-50s", name)
+		for i := range x {
+			if i == len(x)-1 || math.Mod(math.Log10(x[i]), 1) == 0 {
+				fmt.Fprintf(out, "%7.0f", y[i])
 			}
 		}
-		fmt.Fprintln(w)
+		fmt.Fprintln(out)
 	}
-	row(title, all[0], func(i int) float64 { return all[0].X[i] })
+	print(title, all[0].X, all[0].X)
 	for _, l := range all {
-		row(l.Name, l, func(i int) float64 { return l.Y[i] })
+		print(l.Name, l.X, l.Y)
 	}
-	w.Flush()
 	fmt.Fprintln(out)
 }
 
@@ -240,8 +164,8 @@ func logarithmic(last int) []int {
 }
 
 // load runs a loading and takes its samples.
-func (o *options) load(ctx context.Context, s *stage, l *loading, progress io.Writer) (err error) {
-	fmt.Fprintf(progress, "%s: %d batches\n", l.Name, l.stops[len(l.stops)-1])
+func (o *options) load(s *stage, l *loading) (err error) {
+	fmt.Fprintf(s.stderr, "%s: %d batches\n", l.Name, l.stops[len(l.stops)-1])
 	if err := dropPages(l.file); err != nil {
 		return err
 	}
@@ -253,20 +177,20 @@ func (o *options) load(ctx context.Context, s *stage, l *loading, progress io.Wr
 	}
 	path, daemonPID := l.file, 0
 	if l.sets != nil {
-		d, err := s.mount(l.file, l.sets...)
+		d, err := s.mount(l.file, slices.Concat(o.sets, l.sets)...)
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, d.end()) }()
 		path, daemonPID = filepath.Join(d.mountpoint, "train/next"), d.pid
 	}
-	args := []string{o.python, "-c", memoryPy, l.how, path}
+	args := []string{l.how, path}
 	for _, n := range l.stops {
 		args = append(args, strconv.Itoa(n))
 	}
-	trainer, err := s.trainer(ctx, args...)
+	trainer, err := s.trainer(o.python, memoryPy, args...)
 	if err != nil {
-		return fmt.Errorf("--python: %w", err)
+		return err
 	}
 	defer trainer.end()
 	for len(l.Samples) < len(l.stops) {

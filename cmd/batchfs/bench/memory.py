@@ -1,5 +1,4 @@
 # A trainer that only loads: it stops after each of the given numbers of batches, says that number, and goes on at a line of standard input.
-import os
 import sys
 
 import numpy as np
@@ -33,17 +32,10 @@ def opened():
         return np.frombuffer(f.read(), np.uint16).reshape(2, B, T)
 
 
-def held():
-    os.preadv(fd, [batch], 0)
-
-
 if how == "kept":
     data = np.memmap(path, np.uint16, "r")
 if how == "matrix":
     data = np.memmap(path, np.float32, "r").reshape(-1, 1024)
-if how == "held":
-    fd = os.open(path, os.O_RDONLY)
-    batch = np.empty((2, B, T), np.uint16)
 
 load, done = globals()[how], 0
 for stop in map(int, stops):

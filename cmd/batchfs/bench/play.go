@@ -1,15 +1,15 @@
 package bench
 
 import (
-	"cmp"
-	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
+	"runtime"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -17,31 +17,65 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// A bench runs contenders: the token files, trainers and mounts that they share.
+//go:embed bench.py
+var benchPy string
+
+// A bench plays scenes: the token files and the trainer that all rows share.
 type bench struct {
 	*stage
-	ctx        context.Context
-	stderr     io.Writer
+	host       host
 	sets       []string
 	warm, cold string // token files
-	python     [maxReaders]*trainer
-	compiled   [maxReaders]*trainer
-	mounts     map[string]*daemon // by access, of the scene's file
-	readAhead  int                // of a mount, KiB
-	load       float64
-	ids        int
+	python     *trainer
+	notCold    bool
+}
+
+// A host describes the machine that the figures are of.
+type host struct {
+	Cores          int     `json:"cores"`
+	Load           float64 `json:"load"` // runnable processes in the minute before; 0 is best
+	Kernel         string  `json:"kernel"`
+	Go             string  `json:"go"`
+	Python         string  `json:"python"`
+	NumPy          string  `json:"numpy"`
+	Torch          string  `json:"torch"`
+	DiskReadAhead  int     `json:"disk_read_ahead_kb"` // of the device that the token file lies on; 0: unknown
+	MountReadAhead int     `json:"mount_read_ahead_kb"`
+	ColdBytes      int64   `json:"cold_file_bytes"`
+	WarmBytes      int64   `json:"warm_file_bytes"`
+}
+
+func (o *options) runBatches(s *stage, out io.Writer) (any, error) {
+	b := &bench{stage: s, sets: o.sets, host: host{Cores: runtime.NumCPU(), Go: runtime.Version()}}
+	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")
+	load, _ := os.ReadFile("/proc/loadavg")
+	b.host.Kernel = strings.TrimSpace(string(kernel))
+	fmt.Sscan(string(load), &b.host.Load)
+	var err error
+	if b.python, err = s.trainer(o.python, benchPy); err != nil {
+		return nil, err
+	}
+	if err := b.python.read(&b.host); err != nil {
+		return nil, fmt.Errorf("%w; does the Python that --python names have NumPy?", err)
+	}
+	if err := b.files(o); err != nil {
+		return nil, err
+	}
+	scenes := o.scenes(b.host.Torch != "")
+	for _, sc := range scenes {
+		if err := b.play(sc); err != nil {
+			return nil, err
+		}
+	}
+	r := &report{Host: b.host, NotCold: b.notCold, Scenes: scenes}
+	r.Advice = r.advice()
+	r.print(out)
+	return r, nil
 }
 
 // files finds or makes the token file for warm scenes, and a large one for cold scenes.
 func (b *bench) files(o *options) (err error) {
-	size := cmp.Or(o.bytes, 2<<30)
-	b.warm = o.tokens
-	if b.warm == "" {
-		if b.warm, err = b.makeFile("warm.bin", size); err != nil {
-			return err
-		}
-	}
-	if b.warm, err = filepath.Abs(b.warm); err != nil {
+	if b.warm, err = b.given(o.tokens, o.bytes); err != nil {
 		return err
 	}
 	info, err := os.Stat(b.warm)
@@ -55,180 +89,68 @@ func (b *bench) files(o *options) (err error) {
 	if uint64(info.Size()) > memory.Totalram*uint64(memory.Unit)/2 {
 		return fmt.Errorf("%s: is more than half of this machine's memory, and has to fit the page cache: take a part of it (head -c 4G)", b.warm)
 	}
-	if o.full && o.bytes == 0 {
-		size = 8 << 30
-	}
 	b.cold = b.warm
-	if info.Size() < size {
-		b.cold, err = b.makeFile("cold.bin", size)
+	if info.Size() < o.bytes {
+		b.cold, err = b.tokens("cold.bin", o.bytes)
 	}
+	b.host.WarmBytes, b.host.ColdBytes = info.Size(), max(info.Size(), o.bytes)
+	b.host.DiskReadAhead = cache.DiskReadAhead(b.cold)
 	return err
 }
 
-func (b *bench) makeFile(name string, size int64) (string, error) {
-	bar := b.progress(fmt.Sprintf("making a file of %d MiB", size>>20), size, terminal.Bytes)
+// play runs every row of a scene in every round, in random order.
+func (b *bench) play(sc *scene) error {
+	bar := b.progress(fmt.Sprintf("%s: %d ways to get batches, %d rounds", sc.Name, len(sc.Rows), sc.rounds), int64(len(sc.Rows)*sc.rounds), terminal.Steps)
 	defer bar.Finish()
-	return b.tokens(b.ctx, name, size, false, bar)
-}
-
-// progress shows a bar on a terminal, and a line elsewhere.
-func (b *bench) progress(what string, total int64, unit terminal.Unit) *terminal.Progress {
-	if !terminal.Is(b.stderr) {
-		fmt.Fprintln(b.stderr, what)
-	}
-	return terminal.NewProgress(b.stderr, what, total, unit)
-}
-
-// A result is what was measured of one contender in one scene.
-type result struct {
-	contender contender
-	id        int
-	rounds    []float64 // of each round, the figure of the scene, in µs per batch
-	waits     []float64 // of all batches, µs
-	even      []float64 // of each round, slowest reader over fastest
-	steps     int       // batches taken, timed or not
-	disk      int64     // bytes read for them
-}
-
-// play runs every contender of a scene in every round, in random order.
-func (b *bench) play(sc scene) ([]*result, error) {
-	bar := b.progress(fmt.Sprintf("%s: %d contenders, %d rounds", sc.Name, len(sc.contenders), sc.rounds), int64(len(sc.contenders)*sc.rounds), terminal.Steps)
-	defer bar.Finish()
-	tokens := b.tokensOf(sc)
+	tokens := b.cold
 	if !sc.Cold {
+		tokens = b.warm
 		if err := warmUp(tokens, unix.FADV_NORMAL); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	var results []*result
-	for _, c := range sc.contenders {
-		b.ids += maxReaders
-		results = append(results, &result{contender: c, id: b.ids})
-	}
-	order := slices.Clone(results)
+	order := slices.Clone(sc.Rows)
 	for range sc.rounds {
 		rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 		for _, r := range order {
 			if err := b.once(sc, tokens, r); err != nil {
-				return nil, fmt.Errorf("%s: %w", r.contender, err)
+				return fmt.Errorf("%s: %w", r.Name, err)
 			}
 			bar.Add(1)
 		}
 	}
-	return results, b.clear()
-}
-
-// tokensOf returns the token file of a scene. A large batch is read from a large file: in a small one many rows would be the same,
-// which makes the batch cheap.
-func (b *bench) tokensOf(sc scene) string {
-	if info, err := os.Stat(b.warm); sc.Cold || sc.Name == large && err == nil && info.Size() < 256<<20 {
-		return b.cold
-	}
-	return b.warm
-}
-
-// once runs one contender.
-func (b *bench) once(sc scene, tokens string, r *result) error {
-	c := r.contender
-	trainers := b.python[:c.Readers]
-	if c.Reader == "go" {
-		trainers = b.compiled[:c.Readers]
-	}
-	path, pid := tokens, trainers[0].cmd.Process.Pid
-	lead := min(24, sc.steps) // until the processor caches are as in a long run
-	if sc.Cold {              // pages that are mapped stay, and a process may have mapped more than it read
-		lead = 0
-		if err := b.clear(); err != nil {
-			return err
-		}
-	}
-	if c.group() == mounted || c.group() == compiled {
-		d, err := b.mounted(tokens, c.Access)
-		if err != nil {
-			return err
-		}
-		// By its seed each contender has its own rows, which no other contender warms up.
-		path, pid = fmt.Sprintf("%s/train/seed=%d,steps=1000000,batch_size=%d,block_size=%d,dtype=%s,layout=%s",
-			d.mountpoint, r.id, sc.Batch, sc.Block, c.DType, c.Layout), d.pid
-	}
-	if sc.Cold {
-		if err := dropPages(tokens); err != nil {
-			return err
-		}
-	}
-	before := diskBytes(pid)
-	for i, t := range trainers {
-		t.write(command{ID: r.id + i, Kind: c.Kind, Path: path, Access: c.Access, DType: c.DType, Layout: c.Layout,
-			Batch: sc.Batch, Block: sc.Block, Workers: c.Workers, Seed: uint64(r.id), First: uint64(i) * 100_000,
-			Lead: lead, Steps: sc.steps, Seconds: sc.seconds, Compute: sc.Compute.Seconds()})
-	}
-	var means []float64
-	for _, t := range trainers {
-		var a answer
-		if err := t.read(&a); err != nil {
-			return err
-		}
-		means = append(means, mean(a.Waits))
-		r.waits = append(r.waits, a.Waits...)
-		r.steps += 1 + lead + len(a.Waits)
-		if c.Readers == 1 {
-			r.rounds = append(r.rounds, sc.figure(a.Waits))
-		}
-	}
-	r.disk += diskBytes(pid) - before
-	if c.Readers > 1 {
-		rate := 0.0
-		for _, m := range means {
-			rate += 1 / m
-		}
-		r.rounds = append(r.rounds, 1/rate)
-		r.even = append(r.even, slices.Min(means)/slices.Max(means))
-	}
+	sc.sum()
 	return nil
 }
 
-// mounted returns the daemon for an access, which it starts if there is none.
-func (b *bench) mounted(tokens, access string) (*daemon, error) {
-	if b.mounts[access] == nil {
-		d, err := b.mount(tokens, append([]string{"memory.access=" + access}, b.sets...)...)
+// once runs one row, from a mount of its own. No other process may have pages of a cold file mapped: they would stay.
+func (b *bench) once(sc *scene, tokens string, r *row) (err error) {
+	c := command{Kind: r.Kind, Path: tokens, Batch: sc.Batch, Block: sc.Block, Steps: sc.steps, Seconds: sc.seconds, Compute: sc.Compute.Seconds()}
+	if r.Access != "" {
+		d, err := b.mount(tokens, append(slices.Clone(b.sets), "memory.access="+r.Access)...)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		b.mounts[access] = d
-		b.readAhead = cache.DiskReadAhead(d.mountpoint)
+		defer func() { err = errors.Join(err, d.end()) }()
+		b.host.MountReadAhead = cache.DiskReadAhead(d.mountpoint)
+		c.Path = fmt.Sprintf("%s/train/seed=%d,steps=1000000,batch_size=%d,block_size=%d,dtype=uint16,layout=xy",
+			d.mountpoint, rand.Uint32(), sc.Batch, sc.Block)
 	}
-	return b.mounts[access], nil
-}
-
-// clear makes the trainers close their files, and ends all daemons.
-func (b *bench) clear() error {
-	var errs []error
-	for _, t := range b.trainers {
-		errs = append(errs, t.forget())
+	if !sc.Cold {
+		c.Lead = min(24, sc.steps) // until the processor caches are as in a long run
+	} else if err := dropPages(tokens); err != nil {
+		return err
 	}
-	for _, d := range b.mounts {
-		errs = append(errs, d.end())
+	before := diskBytes(b.python.cmd.Process.Pid)
+	b.python.write(c)
+	var waits []float64
+	if err := b.python.read(&waits); err != nil {
+		return err
 	}
-	clear(b.mounts)
-	return errors.Join(errs...)
-}
-
-// figure returns the µs per batch of one run. Back to back it is the median over windows of many batches, because read-ahead comes in
-// bursts. With compute between batches it is the median, without the rare long waits; from a cold disk the mean, with them.
-func (sc scene) figure(waits []float64) float64 {
-	switch {
-	case sc.Cold:
-		return mean(waits)
-	case sc.Compute > 0:
-		return median(waits)
+	r.waits = append(r.waits, waits...)
+	r.Rounds = append(r.Rounds, sc.figure(waits))
+	if read := diskBytes(b.python.cmd.Process.Pid) - before; sc.Cold && r.Kind == "nanogpt" && read < int64(2*sc.Batch*sc.Block*len(waits)) {
+		b.notCold = true
 	}
-	const window = 32
-	if len(waits) < 4*window {
-		return mean(waits)
-	}
-	var means []float64
-	for w := range slices.Chunk(waits[:len(waits)/window*window], window) {
-		means = append(means, mean(w))
-	}
-	return median(means)
+	return nil
 }

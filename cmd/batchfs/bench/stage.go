@@ -2,10 +2,7 @@ package bench
 
 import (
 	"bufio"
-	"cmp"
 	"context"
-	_ "embed"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,27 +15,25 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
-)
 
-//go:embed bench.py
-var benchPy []byte
+	"batchfs/cmd/batchfs/terminal"
+)
 
 // A stage is a temporary directory with token files and mounts, and the processes that serve and read them. After close all of
 // that is gone.
 type stage struct {
+	ctx      context.Context
+	stderr   io.Writer
 	dir      string
 	daemons  []*daemon
 	trainers []*trainer
 }
 
-// newStage makes a stage below dir, or below the default directory for temporary files if dir is empty.
-func newStage(dir string) (*stage, error) {
-	dir, err := filepath.Abs(cmp.Or(dir, os.TempDir()))
-	if err != nil {
-		return nil, err
+func (s *stage) open(dir string) (err error) {
+	if dir, err = filepath.Abs(dir); err == nil {
+		s.dir, err = os.MkdirTemp(dir, "batchfs-bench-")
 	}
-	dir, err = os.MkdirTemp(dir, "batchfs-bench-")
-	return &stage{dir: dir}, err
+	return err
 }
 
 // close ends every process and removes every file.
@@ -53,69 +48,47 @@ func (s *stage) close() error {
 	return errors.Join(append(errs, os.RemoveAll(s.dir))...)
 }
 
-// tokens writes a file of random uint16 tokens below 50,257; or, if sparse, of zeros that take no space. It writes the same bytes to
-// progress.
-func (s *stage) tokens(ctx context.Context, name string, bytes int64, sparse bool, progress io.Writer) (path string, err error) {
+// progress shows a bar on a terminal, and a line elsewhere.
+func (s *stage) progress(what string, total int64, unit terminal.Unit) *terminal.Progress {
+	if !terminal.Is(s.stderr) {
+		fmt.Fprintln(s.stderr, what)
+	}
+	return terminal.NewProgress(s.stderr, what, total, unit)
+}
+
+// given returns the absolute path of a token file, because a daemon has another working directory. It makes one if path is empty.
+func (s *stage) given(path string, bytes int64) (string, error) {
+	if path == "" {
+		return s.tokens("tokens.bin", bytes)
+	}
+	return filepath.Abs(path)
+}
+
+// tokens writes a file of random uint16 tokens.
+func (s *stage) tokens(name string, bytes int64) (path string, err error) {
+	bar := s.progress(fmt.Sprintf("making a file of %d MiB", bytes>>20), bytes, terminal.Bytes)
+	defer bar.Finish()
 	path = filepath.Join(s.dir, name)
 	f, err := os.Create(path)
 	if err != nil {
 		return "", err
 	}
 	defer f.Close()
-	if sparse {
-		return path, f.Truncate(bytes)
-	}
-	random := rand.NewPCG(1, 2)
+	random := rand.NewChaCha8([32]byte{})
 	chunk := make([]byte, 1<<20)
 	for left := bytes; left > 0; left -= int64(len(chunk)) {
-		if ctx.Err() != nil {
-			return "", ctx.Err()
+		if s.ctx.Err() != nil {
+			return "", s.ctx.Err()
 		}
 		chunk = chunk[:min(int64(len(chunk)), left)]
-		for i := 0; i+8 <= len(chunk); i += 8 {
-			r := random.Uint64()
-			for j := 0; j < 8; j += 2 {
-				binary.LittleEndian.PutUint16(chunk[i+j:], uint16(uint32(r>>(8*j)&0xffff)*50257>>16))
-			}
-		}
+		random.Read(chunk)
 		if _, err := f.Write(chunk); err != nil {
 			return "", err
 		}
-		progress.Write(chunk)
+		bar.Add(len(chunk))
 	}
 	// Pages that are not on the disk yet cannot be dropped from the page cache.
 	return path, f.Sync()
-}
-
-// trainer starts a program as a trainer.
-func (s *stage) trainer(ctx context.Context, args ...string) (*trainer, error) {
-	t, err := startTrainer(ctx, args...)
-	if err == nil {
-		s.trainers = append(s.trainers, t)
-	}
-	return t, err
-}
-
-func (s *stage) pythonTrainer(ctx context.Context, python string) (t *trainer, h hello, err error) {
-	script := filepath.Join(s.dir, "bench.py")
-	if err := os.WriteFile(script, benchPy, 0o600); err != nil {
-		return nil, h, err
-	}
-	if t, err = s.trainer(ctx, python, script); err != nil {
-		return nil, h, fmt.Errorf("--python: %w", err)
-	}
-	if err := t.read(&h); err != nil {
-		return nil, h, fmt.Errorf("%w; does the Python that --python names have NumPy?", err)
-	}
-	return t, h, nil
-}
-
-func (s *stage) goTrainer(ctx context.Context) (*trainer, error) {
-	program, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	return s.trainer(ctx, program, readerName)
 }
 
 // A daemon is a process that serves a mount with a split named train.

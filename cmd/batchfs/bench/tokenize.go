@@ -3,11 +3,9 @@ package bench
 import (
 	"bytes"
 	"cmp"
-	"context"
 	_ "embed"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -17,9 +15,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
-	"sync/atomic"
-	"text/tabwriter"
 	"time"
 	"unicode/utf8"
 
@@ -39,123 +34,78 @@ type encoding struct {
 	Seconds    float64 `json:"seconds"` // of one processor, in the fastest round
 	Tokens     int     `json:"tokens"`
 	Checksum   uint32  `json:"checksum"`
-	Cores      float64 `json:"cores,omitzero"` // how many times as fast all cores are as one, by the clock
 }
 
 // runTokenize measures how fast one core encodes texts, next to the libraries that Python has.
-func (o *options) runTokenize(ctx context.Context, out, progress io.Writer) (err error) {
-	s, err := newStage(o.dir)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	fmt.Fprintf(progress, "reading texts below %s\n", o.tokenize)
+func (o *options) runTokenize(s *stage, out io.Writer) (any, error) {
+	fmt.Fprintf(s.stderr, "reading texts below %s\n", o.tokenize)
 	texts, size, err := readTexts(o.tokenize)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	list := filepath.Join(s.dir, "texts.json")
-	words := make([]string, len(texts))
-	for i, text := range texts {
-		words[i] = string(text)
-	}
-	raw, err := json.Marshal(words)
+	raw, err := json.Marshal(texts)
 	if err == nil {
 		err = os.WriteFile(list, raw, 0o600)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	python, err := s.trainer(ctx, o.python, "-c", tokenizePy, list)
+	python, err := s.trainer(o.python, tokenizePy, list)
 	if err != nil {
-		return fmt.Errorf("--python: %w", err)
+		return nil, err
 	}
 	versions := map[string]string{}
 	if err := python.read(&versions); err != nil {
-		return fmt.Errorf("%w; does the Python that --python names have tiktoken and NumPy?", err)
+		return nil, fmt.Errorf("%w; does the Python that --python names have tiktoken and NumPy?", err)
 	}
+	fmt.Fprintf(out, "%.1f MB on one core:\n", float64(size)/1e6)
 	var all []*encoding
 	for _, name := range []string{"gpt2", "cl100k", "o200k"} {
-		tokenizer, err := bpe.Named(name)
-		if err != nil {
-			return err
-		}
-		path := filepath.Join(s.dir, strings.Replace(name, "gpt2", "r50k", 1)+"_base.tiktoken")
-		var ranks bytes.Buffer
-		tokenizer.WriteRanks(&ranks)
-		if err := os.WriteFile(path, ranks.Bytes(), 0o600); err != nil {
-			return err
-		}
 		ours := &encoding{Vocabulary: name, Library: "batchfs", Bytes: size, Seconds: math.Inf(1)}
-		theirs := []*encoding{}
-		for _, library := range []string{"tiktoken", "gigatoken"} {
-			if versions[library] != "" {
-				theirs = append(theirs, &encoding{Vocabulary: name, Library: library, Bytes: size, Seconds: math.Inf(1)})
-			}
+		theirs := &encoding{Vocabulary: name, Library: "tiktoken", Bytes: size, Seconds: math.Inf(1)}
+		if err := o.encode(s, python, texts, ours, theirs); err != nil {
+			return nil, err
 		}
-		one, every := math.Inf(1), math.Inf(1)
-		for round := range cmp.Or(o.rounds, 3) {
-			fmt.Fprintf(progress, "%s: round %d\n", name, round+1)
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			ours.encode(tokenizer, texts)
-			for _, e := range theirs {
-				python.write(command{Kind: e.Library, Path: path})
-				answer := *e
-				if err := python.read(&answer); err != nil {
-					return err
-				}
-				answer.Seconds = min(answer.Seconds, e.Seconds)
-				*e = answer
-			}
-			one, every = min(one, encodeOn(1, tokenizer, texts)), min(every, encodeOn(runtime.NumCPU(), tokenizer, texts))
+		all = append(all, ours, theirs)
+		for _, e := range []*encoding{ours, theirs} {
+			fmt.Fprintf(out, "%-7s %-8s %-7s %6.1f MB/s %6.1f Mtokens/s\n", name, e.Library, versions[e.Library],
+				float64(size)/e.Seconds/1e6, float64(e.Tokens)/e.Seconds/1e6)
 		}
-		ours.Cores = one / every
-		if tiktoken := theirs[0]; tiktoken.Checksum != ours.Checksum {
-			return fmt.Errorf("%s: %d tokens, and tiktoken has %d or others: please report it, with the texts", name, ours.Tokens, tiktoken.Tokens)
-		}
-		all = append(append(all, ours), theirs...)
+		fmt.Fprintf(out, "batchfs is %.1f times as fast\n", theirs.Seconds/ours.Seconds)
 	}
-	printEncodings(out, all, versions)
-	if o.json != "" {
-		raw, err := json.MarshalIndent(all, "", "  ")
-		if err == nil {
-			err = os.WriteFile(o.json, append(raw, '\n'), 0o644)
-		}
-		return err
-	}
-	return nil
+	return all, nil
 }
 
-func printEncodings(out io.Writer, all []*encoding, versions map[string]string) {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(w, "%.1f MB on one core\t\tMB/s\tMtokens/s\tbatchfs is\t\n", float64(all[0].Bytes)/1e6)
-	var ours *encoding
-	slowest := math.Inf(1)
-	for _, e := range all {
-		ratio := ""
-		switch e.Library {
-		case "batchfs":
-			ours = e
-		case "tiktoken":
-			slowest = min(slowest, e.Seconds/ours.Seconds)
-			fallthrough
-		default:
-			ratio = fmt.Sprintf("%.1f times as fast", e.Seconds/ours.Seconds)
+// encode has both libraries encode the texts in turns, and compares their tokens.
+func (o *options) encode(s *stage, python *trainer, texts [][]byte, ours, theirs *encoding) error {
+	tokenizer, err := bpe.Named(ours.Vocabulary)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(s.dir, strings.Replace(ours.Vocabulary, "gpt2", "r50k", 1)+"_base.tiktoken")
+	var ranks bytes.Buffer
+	tokenizer.WriteRanks(&ranks)
+	if err := os.WriteFile(path, ranks.Bytes(), 0o600); err != nil {
+		return err
+	}
+	for round := range cmp.Or(o.rounds, 3) {
+		fmt.Fprintf(s.stderr, "%s: round %d\n", ours.Vocabulary, round+1)
+		if err := s.ctx.Err(); err != nil {
+			return err
 		}
-		fmt.Fprintf(w, "%s\t%s %s\t%.1f\t%.1f\t%s\t\n", e.Vocabulary, e.Library, versions[e.Library], float64(e.Bytes)/e.Seconds/1e6, float64(e.Tokens)/e.Seconds/1e6, ratio)
-	}
-	w.Flush()
-	for _, e := range all {
-		if e.Library == "batchfs" {
-			fmt.Fprintf(out, "%s: %d cores encode %.2f times as fast as one\n", e.Vocabulary, runtime.NumCPU(), e.Cores)
+		ours.encode(tokenizer, texts)
+		fastest := theirs.Seconds
+		python.write(command{Path: path})
+		if err := python.read(theirs); err != nil {
+			return err
 		}
+		theirs.Seconds = min(theirs.Seconds, fastest)
 	}
-	fmt.Fprintf(out, "at least 3 times as fast as tiktoken: %v (%.1f)\n", slowest >= 3, slowest)
-	if versions["gigatoken"] == "" {
-		fmt.Fprintln(out, "not measured: gigatoken, which this Python does not have")
+	if theirs.Checksum != ours.Checksum {
+		return fmt.Errorf("%s: %d tokens, and tiktoken has %d or others: please report it, with the texts", ours.Vocabulary, ours.Tokens, theirs.Tokens)
 	}
+	return nil
 }
 
 // readTexts returns texts of a directory, enough of them to measure with.
@@ -203,24 +153,6 @@ func (e *encoding) encode(t *bpe.Tokenizer, texts [][]byte) {
 		raw = binary.LittleEndian.AppendUint32(raw, token)
 	}
 	e.Checksum = crc32.ChecksumIEEE(raw)
-}
-
-// encodeOn returns how many seconds so many goroutines take for all texts.
-func encodeOn(n int, t *bpe.Tokenizer, texts [][]byte) float64 {
-	var next atomic.Int64
-	began := time.Now()
-	var all sync.WaitGroup
-	for range n {
-		all.Go(func() {
-			encoder := t.NewEncoder()
-			var tokens []uint32
-			for i := next.Add(1) - 1; i < int64(len(texts)); i = next.Add(1) - 1 {
-				tokens = encoder.Append(tokens[:0], texts[i])
-			}
-		})
-	}
-	all.Wait()
-	return time.Since(began).Seconds()
 }
 
 // processorTime is what this process has used of all processors.

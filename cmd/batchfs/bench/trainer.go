@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -14,40 +13,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A command tells a trainer to run a contender: one batch that it checks, a lead of untimed batches, then timed batches until
-// there are enough or the time is over. A contender whose id the trainer knows continues where it stopped, with its files open.
+// A command tells bench.py to read: one batch that it checks, a lead of untimed batches, then timed batches until there are enough or
+// the time is over. It answers with how long it waited for each timed batch, in microseconds.
 type command struct {
-	ID      int     `json:"id"`
-	Kind    string  `json:"kind"` // or forget: close everything
+	Kind    string  `json:"kind"`
 	Path    string  `json:"path"` // the token file, or the directory of a sequence in a mount
-	Access  string  `json:"access"`
-	DType   string  `json:"dtype"`
-	Layout  string  `json:"layout"`
 	Batch   int     `json:"batch"`
 	Block   int     `json:"block"`
-	Workers int     `json:"workers"`
-	Seed    uint64  `json:"seed"`
-	First   uint64  `json:"first"` // number of the first batch; ignored for next
 	Lead    int     `json:"lead"`
 	Steps   int     `json:"steps"`
 	Seconds float64 `json:"seconds"`
 	Compute float64 `json:"compute"` // seconds, before every batch
 }
 
-// An answer is how long the trainer waited for each timed batch, in microseconds.
-type answer struct {
-	Waits []float64 `json:"waits"`
-}
-
-// hello is the first message of the Python trainer: its versions.
-type hello struct {
-	Python string `json:"python"`
-	NumPy  string `json:"numpy"`
-	Torch  string `json:"torch"`
-}
-
-// A trainer is a process that reads batches: bench.py, memory.py, or this program as `bench-reader`. It lives as long as the bench,
-// so that starting an interpreter is never measured.
+// A trainer is a process that reads batches: bench.py or memory.py; or one that encodes texts, tokenize.py. It lives as long as
+// the bench, so that starting an interpreter is never measured.
 type trainer struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
@@ -55,9 +35,9 @@ type trainer struct {
 	log strings.Builder
 }
 
-// startTrainer starts a program as a trainer. Cancelling ctx kills it.
-func startTrainer(ctx context.Context, args ...string) (*trainer, error) {
-	t := &trainer{cmd: exec.CommandContext(ctx, args[0], args[1:]...)}
+// trainer starts Python as a trainer. Cancelling the context kills it.
+func (s *stage) trainer(python, script string, args ...string) (*trainer, error) {
+	t := &trainer{cmd: exec.CommandContext(s.ctx, python, append([]string{"-c", script}, args...)...)}
 	// Its own process group, so that its workers are killed with it. The stage removes the files that it had open.
 	t.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	t.cmd.Cancel = func() error { return unix.Kill(-t.cmd.Process.Pid, unix.SIGKILL) }
@@ -74,8 +54,9 @@ func startTrainer(ctx context.Context, args ...string) (*trainer, error) {
 	}
 	t.out = json.NewDecoder(out)
 	if err := t.cmd.Start(); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("--python: %w", err)
 	}
+	s.trainers = append(s.trainers, t)
 	return t, nil
 }
 
@@ -85,15 +66,9 @@ func (t *trainer) write(c command) { json.NewEncoder(t.in).Encode(c) }
 func (t *trainer) read(v any) error {
 	if err := t.out.Decode(v); err != nil {
 		t.end()
-		return fmt.Errorf("%s: %w: %s", strings.Join(t.cmd.Args, " "), err, strings.TrimSpace(t.log.String()))
+		return fmt.Errorf("%s: %w: %s", t.cmd.Args[0], err, strings.TrimSpace(t.log.String()))
 	}
 	return nil
-}
-
-// forget makes the trainer close its files.
-func (t *trainer) forget() error {
-	t.write(command{Kind: "forget"})
-	return t.read(&answer{})
 }
 
 // end closes the standard input of the process, which ends it, and waits for it.

@@ -1,4 +1,4 @@
-// Package chart draws lines and bars to .svg and .png files.
+// Package chart draws lines to .svg and .png files.
 package chart
 
 import (
@@ -28,19 +28,10 @@ type Line struct {
 	X, Y []float64
 }
 
-// A Bar is one bar of a chart, in the colour of its group. Low and High are the spread, drawn as a whisker unless they are 0.
-type Bar struct {
-	Name, Group      string
-	Value, Low, High float64
-}
+// A Chart is one plot, which Save draws.
+type Chart = *plot.Plot
 
-// A Chart is a plot and its height.
-type Chart struct {
-	*plot.Plot
-	height vg.Length
-}
-
-const chartWidth = 9 * vg.Inch
+const chartWidth, chartHeight = 9 * vg.Inch, 4 * vg.Inch
 
 // palette has Okabe and Ito's colours, which the colour-blind can tell apart, without their yellow, which is too light on white.
 var palette = []color.Color{
@@ -59,7 +50,9 @@ func Lines(title, xlabel, ylabel string, logX bool, series []Line) Chart {
 	if logX {
 		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.TickerFunc(logTicks)
 	}
-	p.Add(grid(true))
+	grid := plotter.NewGrid()
+	grid.Vertical.Color, grid.Horizontal.Color = color.Gray{0xe0}, color.Gray{0xe0}
+	p.Add(grid)
 	for i, s := range series {
 		points := make(plotter.XYs, len(s.X))
 		for j := range s.X {
@@ -75,49 +68,7 @@ func Lines(title, xlabel, ylabel string, logX bool, series []Line) Chart {
 	}
 	p.Add(endLabels(series))
 	p.Y.Max *= 1.05
-	return Chart{p, 4 * vg.Inch}
-}
-
-// Bars draws horizontal bars from the top down, group by group, each with its value at its end. The axis is logarithmic if values
-// differ more than a hundredfold.
-func Bars(title, xlabel string, all []Bar) Chart {
-	p := newPlot(title, xlabel)
-	var b barPlot
-	least, most := math.Inf(1), 0.0
-	for _, a := range all {
-		if !slices.Contains(b.groups, a.Group) {
-			b.groups = append(b.groups, a.Group)
-		}
-		if a.Value > 0 {
-			least = min(least, a.Value)
-		}
-		most = max(most, a.Value, a.High)
-	}
-	b.bars = slices.Clone(all)
-	slices.SortStableFunc(b.bars, func(x, y Bar) int {
-		return cmp.Compare(slices.Index(b.groups, x.Group), slices.Index(b.groups, y.Group))
-	})
-	var names plot.ConstantTicks
-	y := 0.0
-	for i, a := range b.bars {
-		if y--; i > 0 && a.Group != b.bars[i-1].Group {
-			y -= 0.5
-		}
-		b.y = append(b.y, y)
-		names = append(names, plot.Tick{Value: y, Label: a.Name})
-	}
-	p.Y.Tick.Marker, p.Y.Tick.Length, p.Y.LineStyle.Width = names, 0, 0
-	p.Y.Min, p.Y.Max = y-0.6, -0.4
-	if len(b.groups) > 1 {
-		p.Y.Max = 1 // of which the legend takes the upper part
-	}
-	p.X.Min, p.X.Max = 0, most
-	if most > 100*least {
-		p.X.Min = math.Pow(10, math.Floor(math.Log10(least*0.8)))
-		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.TickerFunc(logTicks)
-	}
-	p.Add(grid(false), b)
-	return Chart{p, vg.Length(1.4+0.27*(p.Y.Max-p.Y.Min)) * vg.Inch}
+	return p
 }
 
 func newPlot(title, xlabel string) *plot.Plot {
@@ -132,15 +83,6 @@ func newPlot(title, xlabel string) *plot.Plot {
 	}
 	p.X.Tick.Marker = plot.TickerFunc(linearTicks)
 	return p
-}
-
-func grid(horizontal bool) plot.Plotter {
-	g := plotter.NewGrid()
-	g.Vertical.Color, g.Horizontal.Color = color.Gray{0xe0}, color.Gray{0xe0}
-	if !horizontal {
-		g.Horizontal.Color = nil
-	}
-	return g
 }
 
 // logTicks returns the powers of ten, with unlabelled ticks between them.
@@ -240,64 +182,10 @@ func (e endLabels) GlyphBoxes(p *plot.Plot) (boxes []plot.GlyphBox) {
 	return boxes
 }
 
-// A barPlot draws bars, bar i at y[i], and above them a legend of the groups if there are several.
-type barPlot struct {
-	bars   []Bar
-	y      []float64
-	groups []string
-}
-
-func (b barPlot) Plot(c draw.Canvas, p *plot.Plot) {
-	x, y := p.Transforms(&c)
-	half := (y(1) - y(0)) * 0.36
-	for i, a := range b.bars {
-		at := y(b.y[i])
-		end := x(max(a.Value, p.X.Min))
-		c.SetColor(colour(slices.Index(b.groups, a.Group)))
-		c.Fill(vg.Rectangle{Min: vg.Point{X: c.Min.X, Y: at - half}, Max: vg.Point{X: end, Y: at + half}}.Path())
-		if a.Low > 0 && a.High > 0 {
-			low, high := x(max(a.Low, p.X.Min)), x(a.High)
-			whisker := draw.LineStyle{Color: color.Gray{0x40}, Width: vg.Points(1.2)}
-			c.StrokeLine2(whisker, low, at, high, at)
-			for _, tip := range []vg.Length{low, high} {
-				c.StrokeLine2(whisker, tip, at-half/2, tip, at+half/2)
-			}
-			end = max(end, high)
-		}
-		fill(c, barText(p), vg.Point{X: end + vg.Points(5), Y: at}, short(a.Value))
-	}
-	if len(b.groups) < 2 {
-		return
-	}
-	at := vg.Point{X: c.Min.X, Y: y(0.5)}
-	for i, group := range b.groups {
-		c.SetColor(colour(i))
-		c.Fill(vg.Rectangle{Min: vg.Point{X: at.X, Y: at.Y - vg.Points(5)}, Max: vg.Point{X: at.X + vg.Points(10), Y: at.Y + vg.Points(5)}}.Path())
-		at.X += vg.Points(15)
-		fill(c, barText(p), at, group)
-		at.X += barText(p).Width(group) + vg.Points(20)
-	}
-}
-
-func barText(p *plot.Plot) draw.TextStyle {
-	style := p.X.Tick.Label
-	style.XAlign, style.YAlign = draw.XLeft, draw.YCenter
-	return style
-}
-
 // fill writes text vertically centred at a height, as the axes write their numbers.
 func fill(c draw.Canvas, style draw.TextStyle, at vg.Point, text string) {
 	at.Y += style.FontExtents().Descent
 	c.FillText(style, at, text)
-}
-
-// GlyphBoxes makes the plot leave room for the values.
-func (b barPlot) GlyphBoxes(p *plot.Plot) (boxes []plot.GlyphBox) {
-	for _, a := range b.bars {
-		x := p.X.Norm(max(a.Value, a.High, p.X.Min))
-		boxes = append(boxes, plot.GlyphBox{X: x, Rectangle: vg.Rectangle{Max: vg.Point{X: vg.Points(5) + barText(p).Width(short(a.Value))}}})
-	}
-	return boxes
 }
 
 // Check returns an error unless charts can be saved to path, or path is empty.
@@ -314,10 +202,7 @@ func Save(path string, charts ...Chart) error {
 		return err
 	}
 	const margin = vg.Length(20)
-	height := margin
-	for _, c := range charts {
-		height += c.height + margin
-	}
+	height := margin + vg.Length(len(charts))*(chartHeight+margin)
 	var canvas interface {
 		vg.CanvasSizer
 		io.WriterTo
@@ -333,10 +218,10 @@ func Save(path string, charts ...Chart) error {
 	for _, c := range charts {
 		top -= margin
 		area := draw.Canvas{Canvas: all.Canvas, Rectangle: vg.Rectangle{
-			Min: vg.Point{X: margin, Y: top - c.height}, Max: vg.Point{X: chartWidth - margin, Y: top},
+			Min: vg.Point{X: margin, Y: top - chartHeight}, Max: vg.Point{X: chartWidth - margin, Y: top},
 		}}
 		c.Draw(area)
-		top -= c.height
+		top -= chartHeight
 	}
 	var b bytes.Buffer
 	if _, err := canvas.WriteTo(&b); err != nil {

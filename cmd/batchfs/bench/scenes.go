@@ -1,0 +1,112 @@
+package bench
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+const batchSize, blockSize = 12, 1024
+
+// A scene is a condition under which ways to get batches are compared.
+type scene struct {
+	Name    string        `json:"name"`
+	Batch   int           `json:"batch_size"`
+	Block   int           `json:"block_size"`
+	Compute time.Duration `json:"compute_ns"` // before every batch
+	Cold    bool          `json:"cold"`       // the token file is dropped from the page cache before every run
+	Rows    []*row        `json:"rows"`
+
+	rounds  int
+	steps   int     // a run ends after so many batches
+	seconds float64 // or after so long
+}
+
+// A row is one way to get batches in one scene, and what was measured. Times are in µs per batch.
+type row struct {
+	Name    string    `json:"name"`
+	Kind    string    `json:"kind"`   // a function of bench.py
+	Access  string    `json:"access"` // of the mount; empty: a loader in the trainer
+	Rounds  []float64 `json:"rounds"`
+	Figure  float64   `json:"figure"` // the median of the rounds
+	Low     float64   `json:"low"`
+	High    float64   `json:"high"`
+	P99     float64   `json:"p99"` // of single waits
+	NanoGPT float64   `json:"nanogpt_over_this"`
+
+	waits []float64 // of all rounds
+}
+
+// scenes returns the scenes of a bench.
+func (o *options) scenes(torch bool) []*scene {
+	scenes := []*scene{
+		{Name: "back to back", rounds: 5, steps: 1 << 20, seconds: 0.12},
+		{Name: "after 3 ms of compute", Compute: 3 * time.Millisecond, rounds: 5, steps: 40, seconds: 10},
+		// Not longer: nanoGPT's loader reads so much that the file would not stay cold.
+		{Name: "cold, after 5 ms of compute", Compute: 5 * time.Millisecond, Cold: true, rounds: 2, steps: 250, seconds: 1.5},
+	}
+	for _, sc := range scenes {
+		sc.Batch, sc.Block = batchSize, blockSize
+		sc.rounds, sc.steps = cmp.Or(o.rounds, sc.rounds), cmp.Or(o.steps, sc.steps)
+		add := func(name, kind, access string) {
+			sc.Rows = append(sc.Rows, &row{Name: name, Kind: kind, Access: access})
+		}
+		add("nanoGPT get_batch", "nanogpt", "")
+		add("one pread per row, in the trainer", "pread_rows", "")
+		if torch {
+			add("PyTorch DataLoader, 2 workers", "dataloader", "")
+		}
+		for _, access := range []string{"pread", "remap"} {
+			add("batches.bin in order, "+access, "batches_bin", access)
+			add("next kept open, "+access, "next_kept", access)
+			add("next opened for each batch, "+access, "next_opened", access)
+		}
+	}
+	return scenes
+}
+
+// figure returns the µs per batch of one run. Back to back it is the median over windows of many batches, because read-ahead comes in
+// bursts. With compute between batches it is the median, without the rare long waits; from a cold disk the mean, with them.
+func (sc *scene) figure(waits []float64) float64 {
+	switch {
+	case sc.Cold:
+		return mean(waits)
+	case sc.Compute > 0:
+		return quantile(waits, 0.5)
+	}
+	const window = 32
+	if len(waits) < 4*window {
+		return mean(waits)
+	}
+	var means []float64
+	for w := range slices.Chunk(waits[:len(waits)/window*window], window) {
+		means = append(means, mean(w))
+	}
+	return quantile(means, 0.5)
+}
+
+// sum fills in the statistics of the rows.
+func (sc *scene) sum() {
+	for _, r := range sc.Rows {
+		r.Figure, r.Low, r.High = quantile(r.Rounds, 0.5), slices.Min(r.Rounds), slices.Max(r.Rounds)
+		r.P99, r.NanoGPT = quantile(r.waits, 0.99), sc.Rows[0].Figure/r.Figure
+	}
+}
+
+func mean(xs []float64) (sum float64) {
+	for _, x := range xs {
+		sum += x / float64(len(xs))
+	}
+	return sum
+}
+
+// quantile returns the q-quantile of xs, interpolated between two of its values, or 0 if there are none.
+func quantile(xs []float64, q float64) float64 {
+	if len(xs) == 0 {
+		return 0
+	}
+	xs = slices.Sorted(slices.Values(xs))
+	at := q * float64(len(xs)-1)
+	i := int(at)
+	return xs[i] + (at-float64(i))*(xs[min(i+1, len(xs)-1)]-xs[i])
+}
