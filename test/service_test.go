@@ -150,7 +150,7 @@ func TestUnitReadsStore(t *testing.T) {
 	noError(t, err)
 	noError(t, os.Mkdir(cacheDir, os.FileMode(mode)))
 	within := func(families []string) *exec.Cmd {
-		return exec.Command("env", slices.Concat([]string{"-i", "PATH=" + os.Getenv("PATH"), "HOME=" + home, python, "clients/families.py",
+		return exec.Command("env", slices.Concat([]string{"-i", "PATH=" + os.Getenv("PATH"), "HOME=" + home, "SSL_CERT_FILE=" + os.Getenv("SSL_CERT_FILE"), python, "clients/families.py",
 			strings.Join(families, " ")}, bounded(t, service), []string{batchfs})...)
 	}
 	args := []string{"-c", b.config(t, "s3://bucket/train.bin", ""), "--set", "store.cache_dir=" + cacheDir}
