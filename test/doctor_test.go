@@ -161,7 +161,7 @@ func TestDoctorOfTokens(t *testing.T) {
 		{shorter, d.path + " has changed since it was opened: 50000 bytes, was 100000; put the old file back, or mount again"},
 		{gone, d.path + ": no such file or directory; put the file back, or unmount, and mount again"},
 		{denied, d.path + ": permission denied; as its owner, chmod a+r " + d.path},
-		{failing, d.path + ": byte 43594: the mapped file cannot be read there"},
+		{failing, d.path + ": byte 3174: the mapped file cannot be read there"},
 		{hang, "no answer in 5s, the disk or the server behind it seems to be stuck"},
 	} {
 		d.set(t, test.mode)
