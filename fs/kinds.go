@@ -114,6 +114,14 @@ func (i inode) firstBatch() uint64 {
 	return i.rest()
 }
 
+// batches is what Sequence.Now takes for a numbered file: its batch, or AllBatches.
+func (i inode) batches() uint64 {
+	if i.kind().isLong() {
+		return AllBatches
+	}
+	return i.firstBatch()
+}
+
 // ofVersion returns the inode of the numbered file i at version v of the tokens.
 func (i inode) ofVersion(v Version) inode {
 	switch {

@@ -59,11 +59,7 @@ func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.
 			if err := t.takeTurn(r, in.Caller); err != nil {
 				return t.fault(i, err)
 			}
-			of := uint64(AllBatches)
-			if !k.isLong() {
-				of = i.firstBatch()
-			}
-			s, err := t.sequences.now(i.sequence(), of)
+			s, err := t.sequences.now(i.sequence(), i.batches())
 			if err != nil {
 				return t.fault(i, err)
 			}

@@ -311,7 +311,7 @@ func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out
 			if err := t.takeTurn(r, header.Caller); err != nil {
 				return t.fault(i, err)
 			}
-			if s, err = t.sequences.now(i.sequence(), NoBatch); s == nil { // another error is for Open to tell
+			if s, err = t.sequences.now(i.sequence(), i.batches()); s == nil { // another error is for Open to tell
 				return t.fault(i, err)
 			}
 			i = i.ofVersion(s.Version)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -481,4 +482,29 @@ func FuzzAnyReadIsASlice(f *testing.F) {
 			t.Errorf("%s of %d bytes at %d, length %d: %v, %d bytes, want %d", path, len(whole), off, n, status, len(got), len(want))
 		}
 	})
+}
+
+// The size that stat tells is that of the files as they are now: a lookup looks at those that the file is read from.
+func TestLookupsLookAtFiles(t *testing.T) {
+	s := counting("train", 1000)
+	var looked []uint64
+	s.Follows = true
+	s.Now = func(k uint64) (*Sequence, error) {
+		looked = append(looked, k)
+		return s, nil
+	}
+	tr := plant(t, s)
+	for path, want := range map[string]uint64{"batches.bin": AllBatches, "tokens.bin": AllBatches, "batch/3": 3, "batch/7.npy": 7} {
+		dir, name := "train", path
+		if parent, child, ok := strings.Cut(path, "/"); ok {
+			dir, name = "train/"+parent, child
+		}
+		looked = nil
+		if status := tr.Lookup(nil, &fuse.InHeader{NodeId: uint64(tr.find(dir)), Unique: lastUnique.Add(2)}, name, &fuse.EntryOut{}); !status.Ok() {
+			t.Fatalf("%s: %v", path, status)
+		}
+		if !slices.Equal(looked, []uint64{want}) {
+			t.Errorf("%s: looked at the files of batches %d, want %d", path, looked, want)
+		}
+	}
 }
