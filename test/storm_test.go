@@ -183,7 +183,10 @@ func TestStorm(t *testing.T) {
 			skippedBySeeks = 0
 			readers := startStorms(t, m)
 			strikes, end := 0, time.Now().Add(lasting(0, 90*time.Second))
-			await(t, "enough strikes", func() bool {
+			for last := end.Add(4 * limit); strikes < least || time.Now().Before(end); {
+				if time.Now().After(last) {
+					t.Fatalf("%d strikes, want %d", strikes, least)
+				}
 				time.Sleep(time.Duration(rand.Int64N(int64(500 * time.Millisecond))))
 				if worker := m.worker(t); storm.strike != nil && worker > 0 {
 					storm.strike(t, m, worker)
@@ -191,8 +194,7 @@ func TestStorm(t *testing.T) {
 				} else if storm.strike == nil {
 					strikes = strings.Count(m.out.String(), "another goes on")
 				}
-				return strikes >= least && time.Now().After(end)
-			})
+			}
 			got := endStorms(t, readers)
 			cursor, err := strconv.Atoi(m.cursor(t, "train"))
 			noError(t, err)
