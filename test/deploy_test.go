@@ -216,9 +216,8 @@ func TestImage(t *testing.T) {
 }
 
 // The scripts for Slurm mount for a job, whose tasks read each its share, and unmount after it, however often they run. What is wrong for the
-// job fails the job; only a machine that cannot mount fails the prolog.
+// job fails the job; only a machine that cannot mount fails the prolog. Not beside other tests: its namespaces keep a copy of their mounts.
 func TestSlurm(t *testing.T) {
-	t.Parallel()
 	needNamespaces(t)
 	if os.Geteuid() != 0 {
 		t.Skip("the prolog is root's")
