@@ -174,6 +174,10 @@ func statusText(t *texts, _ inode) ([]byte, *Sequence) {
 	})
 	slices.SortFunc(all, func(a, b counted) int { return strings.Compare(a.name, b.name) })
 	m := t.memory()
+	advice := ""
+	if m.busy > m.mapped/9 {
+		advice = `memory.access = "pread"` // which is faster where several read
+	}
 	text := fmt.Appendf(nil, `{
   "version": %s,
   "pid": %20d,
@@ -191,11 +195,12 @@ func statusText(t *texts, _ inode) ([]byte, *Sequence) {
   "idle_settings": %20d,
   "remap": {
     "mapped": %20d,
-    "busy": %20d
+    "busy": %20d,
+    "advice": %-26s
   },
 `,
 		quoted(t.programVersion), os.Getpid(), t.shared.Workers.Load(), int64(time.Since(t.began).Seconds()), residentBytes(),
-		m.budget, m.replies, m.ahead, m.texts, m.tables, m.waiting, idle, m.mapped, m.busy)
+		m.budget, m.replies, m.ahead, m.texts, m.tables, m.waiting, idle, m.mapped, m.busy, quoted(advice))
 	if u := m.store; u != nil {
 		text = fmt.Appendf(text, `  "store": {
     "requests": %20d,

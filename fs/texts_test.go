@@ -127,12 +127,15 @@ func TestStatus(t *testing.T) {
 	})
 	var status struct {
 		Splits map[string]map[string]any
-		Remap  map[string]int
+		Remap  struct {
+			Mapped, Busy int
+			Advice       string
+		}
 	}
 	if err := json.Unmarshal([]byte(tr.status()), &status); err != nil || len(status.Splits) != many+1 || visited != many+1 {
 		t.Errorf("%v: %d sequences, %d visited", err, len(status.Splits), visited)
 	}
-	if status.Remap["mapped"] != 3 || status.Remap["busy"] != 2 {
+	if status.Remap.Mapped != 3 || status.Remap.Busy != 2 || status.Remap.Advice != `memory.access = "pread"` {
 		t.Errorf("remap: %v", status.Remap)
 	}
 	if !bytes.Contains([]byte(tr.status()), []byte(`"last_error": "/data/\udcff.bin\u001b"`)) {
