@@ -450,10 +450,13 @@ func (d *Dataset) release() {
 }
 
 // check looks whether the files are still those that were opened: at all of them once a second.
-func (d *Dataset) check() error {
+func (d *Dataset) check() error { return d.eachArray((*cache.Array).Check) }
+
+// eachArray calls do with the arrays of all sources until it fails. It allocates nothing: requests call it.
+func (d *Dataset) eachArray(do func(*cache.Array) error) error {
 	for _, source := range d.sources {
 		for _, array := range source {
-			if err := array.Check(); err != nil {
+			if err := do(array); err != nil {
 				return err
 			}
 		}
@@ -465,12 +468,7 @@ func (d *Dataset) check() error {
 // looks at all files too where they are no more than the rows, of which each may be of another file.
 func (d *Dataset) checkBatch(k uint64) (err error) {
 	if k == fs.AllBatches || k != fs.NoBatch && d.files <= d.Sequence.BatchSize {
-		for _, array := range d.arrays() {
-			if err := array.CheckAll(); err != nil {
-				return err
-			}
-		}
-		return nil
+		return d.eachArray((*cache.Array).CheckAll)
 	}
 	pass := cache.NewPass()
 	d.Sequence.Windows(k, func(source, column int, w cache.Window) bool {
