@@ -34,26 +34,32 @@ func newLimitedLog(log *slog.Logger) *limitedLog {
 
 // limited logs a line, unless the same one was logged a moment ago, or too many others. A later line tells how many were left out.
 func (l *limitedLog) limited(level slog.Level, msg string, args ...any) {
-	line := fmt.Sprint(msg, args)
+	if l.admits(fmt.Sprint(msg, args)) {
+		l.Log(context.Background(), level, msg, args...) // without the lock: the log may be slow
+	}
+}
+
+func (l *limitedLog) admits(line string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.logged[line] || !l.limiter.Allow() {
 		l.leftOut++
-		return
+		return false
 	}
 	if len(l.logged) == 0 {
 		time.AfterFunc(leftOutEvery, l.tellLeftOut)
 	}
 	l.logged[line] = true
-	l.Log(context.Background(), level, msg, args...)
+	return true
 }
 
 func (l *limitedLog) tellLeftOut() {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.leftOut > 0 {
-		l.Warn("lines that repeat, or of which there were too many, were left out; status.json counts all errors", "lines", l.leftOut)
-	}
+	lines := l.leftOut
 	l.leftOut = 0
 	clear(l.logged)
+	l.mu.Unlock()
+	if lines > 0 {
+		l.Warn("lines that repeat, or of which there were too many, were left out; status.json counts all errors", "lines", lines)
+	}
 }
