@@ -174,10 +174,6 @@ func statusText(t *texts, _ inode) ([]byte, *Sequence) {
 	})
 	slices.SortFunc(all, func(a, b counted) int { return strings.Compare(a.name, b.name) })
 	m := t.memory()
-	advice := ""
-	if m.busy > m.mapped/9 {
-		advice = `memory.access = "pread"` // which is faster where several read
-	}
 	text := fmt.Appendf(nil, `{
   "version": %s,
   "pid": %20d,
@@ -200,7 +196,7 @@ func statusText(t *texts, _ inode) ([]byte, *Sequence) {
   },
 `,
 		quoted(t.programVersion), os.Getpid(), t.shared.Workers.Load(), int64(time.Since(t.began).Seconds()), residentBytes(),
-		m.budget, m.replies, m.ahead, m.texts, m.tables, m.waiting, idle, m.mapped, m.busy, quoted(advice))
+		m.budget, m.replies, m.ahead, m.texts, m.tables, m.waiting, idle, m.mapped, m.busy, quoted(RemapAdvice(m.mapped, m.busy)))
 	if u := m.store; u != nil {
 		text = fmt.Appendf(text, `  "store": {
     "requests": %20d,
@@ -230,6 +226,14 @@ func statusText(t *texts, _ inode) ([]byte, *Sequence) {
 			quoted(c.name), c.cursor, c.reads, c.bytes, c.givenBack, c.errors, quoted(c.fault))
 	}
 	return append(text, "\n  }\n}\n"...), nil
+}
+
+// RemapAdvice is the setting that is faster where many reads under access remap find another one mapping, or empty.
+func RemapAdvice(mapped, busy int64) string {
+	if busy > mapped/9 {
+		return `memory.access = "pread"`
+	}
+	return ""
 }
 
 // JSONText is a text that may hold the path of a file. As JSON it has \udcXX for each byte XX that is not UTF-8, as Python's

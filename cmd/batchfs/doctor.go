@@ -18,6 +18,7 @@ import (
 	"batchfs/cache/blocks"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
+	"batchfs/fs"
 	"batchfs/fs/mount"
 )
 
@@ -263,13 +264,13 @@ func (d *doctor) access() (string, error) {
 		return "not known to this user", nil
 	}
 	defer shared.Close()
-	return remapsInWords(shared.Remapped.Load(), shared.RemapBusy.Load()), nil
+	return remapsInWords(int64(shared.Remapped.Load()), int64(shared.RemapBusy.Load())), nil
 }
 
-func remapsInWords(mapped, busy uint64) string {
+func remapsInWords(mapped, busy int64) string {
 	words := fmt.Sprintf(`of %d reads under access = "remap", %d used pread, because another one had a file mapped`, mapped+busy, busy)
-	if busy > mapped/9 {
-		words += `; memory.access = "pread" has all of them do so, which is faster with several readers`
+	if advice := fs.RemapAdvice(mapped, busy); advice != "" {
+		words += "; " + advice + ` has all of them do so, which is faster with several readers`
 	}
 	return words
 }

@@ -98,7 +98,7 @@ func TestDoctor(t *testing.T) {
 // Where readers under remap often find another one mapping, the doctor names the access that is faster.
 func TestDoctorOnAccess(t *testing.T) {
 	for _, test := range []struct {
-		mapped, busy uint64
+		mapped, busy int64
 		names        bool
 	}{{0, 0, false}, {90, 10, false}, {50, 50, true}} {
 		said := remapsInWords(test.mapped, test.busy)
