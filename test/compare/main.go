@@ -190,18 +190,13 @@ func (m *mounted) unmount() {
 
 // processorTime is that of all workers so far.
 func (m *mounted) processorTime() (sum time.Duration, err error) {
-	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", m.cmd.Process.Pid))
-	if err != nil {
-		return 0, err
-	}
-	all := strings.Fields(string(children))
+	var all []string
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", m.cmd.Process.Pid))
 	for _, thread := range threads {
 		children, _ := os.ReadFile(thread)
 		all = append(all, strings.Fields(string(children))...)
 	}
-	slices.Sort(all)
-	for _, worker := range slices.Compact(all) {
+	for _, worker := range all {
 		threads, _ := filepath.Glob("/proc/" + worker + "/task/*/schedstat")
 		for _, thread := range threads {
 			var ran time.Duration
