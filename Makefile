@@ -13,7 +13,7 @@ GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.8.0
 # in them has a limit of five minutes; -timeout is for all tests of a package, on a machine with much else to do.
 TEST = .ci/progress -count=1 -timeout 20m
 # The longest first: then the others run beside it.
-PACKAGES = ./test ./...
+PACKAGES = ./test/... ./...
 # In inputs, not in seconds: Go before 1.27 may fail when the seconds are over (go.dev/issue/75804).
 FUZZTIME = 50000x
 FUZZ = go test -run '^$$' -fuzzminimizetime 10x -fuzztime
@@ -44,7 +44,7 @@ TOKENS = TestTokensOfTiktoken|TestTokensOfTokenizers|TestBenchTokenize
 
 soak:
 	@.ci/setup test
-	BATCHFS_SOAK=1 go test ./test -run '^($(LEAKS)|$(TIMES)|$(TOKENS))$$' -v -count=1 -parallel 1 -timeout 3h
+	BATCHFS_SOAK=1 go test -p 1 ./test/... -run '^($(LEAKS)|$(TIMES)|$(TOKENS))$$' -v -count=1 -parallel 1 -timeout 3h
 	$(FUZZ) 5000000x ./cmd/batchfs/prepare/bpe -fuzz FuzzEncode
 
 check:

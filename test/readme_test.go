@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"batchfs/test/e2e"
 )
 
 var block = regexp.MustCompile("(?ms)^```(sh|python|c)\n(.*?)^```$")
@@ -18,7 +20,7 @@ var block = regexp.MustCompile("(?ms)^```(sh|python|c)\n(.*?)^```$")
 func pages(t *testing.T) (paths []string) {
 	t.Helper()
 	paths = []string{"README.md"}
-	for _, link := range link.FindAllStringSubmatch(readPage(t, "README.md"), -1) {
+	for _, link := range link.FindAllStringSubmatch(e2e.ReadPage(t, "README.md"), -1) {
 		if strings.HasPrefix(link[1], "docs/") && !slices.Contains(paths, link[1]) {
 			paths = append(paths, link[1])
 		}
@@ -29,18 +31,10 @@ func pages(t *testing.T) (paths []string) {
 // link matches a link of Markdown to a file, or to a heading of one.
 var link = regexp.MustCompile(`\]\(([a-zA-Z0-9./_-]*)(#[a-z0-9-]+)?\)`)
 
-// readPage is the text of a page, whose path begins at the top of the project.
-func readPage(t *testing.T, path string) string {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", path))
-	noError(t, err)
-	return string(text)
-}
-
 // blocksOf are the blocks of code of a page for a mountpoint, each its language and the code.
 func blocksOf(t *testing.T, page, mountpoint string) (blocks [][2]string) {
 	t.Helper()
-	text := readPage(t, page)
+	text := e2e.ReadPage(t, page)
 	for _, b := range block.FindAllStringSubmatch(text, -1) {
 		blocks = append(blocks, [2]string{b[1], strings.ReplaceAll(b[2], "/mnt/batches", mountpoint)})
 	}
@@ -52,13 +46,13 @@ var library = regexp.MustCompile(`(?m)^(?:import|from) (torch|safetensors)`)
 // lacksLibrary reports whether code of a page imports what is not installed here.
 func lacksLibrary(code string) bool {
 	m := library.FindStringSubmatch(code)
-	return m != nil && exec.Command(python, "-c", "import "+m[1]).Run() != nil
+	return m != nil && exec.Command(e2e.Python, "-c", "import "+m[1]).Run() != nil
 }
 
 // What a page says to type works, in the order in which it says so. CI runs README's make commands.
 func TestREADME(t *testing.T) {
 	t.Parallel()
-	needFUSE(t)
+	e2e.NeedFUSE(t)
 	dir := t.TempDir()
 	mountpoint := filepath.Join(dir, "mnt")
 	for _, d := range []string{"mnt", "bin"} {
@@ -71,9 +65,9 @@ func TestREADME(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, filepath.Join(dir, "config.toml"), config)
-	write(t, filepath.Join(dir, "book.txt"), []byte(strings.Repeat("It was the best of times, it was the worst of times.\n", 3000)))
-	if err := os.Symlink(batchfs, filepath.Join(dir, "bin/batchfs")); err != nil {
+	e2e.Write(t, filepath.Join(dir, "config.toml"), config)
+	e2e.Write(t, filepath.Join(dir, "book.txt"), []byte(strings.Repeat("It was the best of times, it was the worst of times.\n", 3000)))
+	if err := os.Symlink(e2e.Batchfs, filepath.Join(dir, "bin/batchfs")); err != nil {
 		t.Fatal(err)
 	}
 
@@ -85,15 +79,15 @@ func TestREADME(t *testing.T) {
 			case strings.HasPrefix(code, "make "):
 				continue
 			case language == "sh":
-				cmd = command(t, "bash", "-euo", "pipefail", "-c", code)
+				cmd = e2e.Command(t, "bash", "-euo", "pipefail", "-c", code)
 			case language == "python":
 				if lacksLibrary(code) {
 					code = "compile('''" + code + "''', 'page', 'exec')"
 				}
-				cmd = command(t, python, "-c", code)
+				cmd = e2e.Command(t, e2e.Python, "-c", code)
 			case language == "c":
-				write(t, filepath.Join(dir, "reader.c"), []byte(code))
-				cmd = command(t, "sh", "-c", "cc -Wall -Wextra -Werror -o reader reader.c && ./reader")
+				e2e.Write(t, filepath.Join(dir, "reader.c"), []byte(code))
+				cmd = e2e.Command(t, "sh", "-c", "cc -Wall -Wextra -Werror -o reader reader.c && ./reader")
 			}
 			cmd.Dir = dir
 			cmd.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"), "XDG_STATE_HOME="+dir)
@@ -101,7 +95,7 @@ func TestREADME(t *testing.T) {
 				t.Fatalf("%s: %v:\n%s\n%s", page, err, code, out)
 			}
 		}
-		if isMounted(t, mountpoint) {
+		if e2e.IsMounted(t, mountpoint) {
 			t.Errorf("%s leaves a mount behind", page)
 		}
 	}
@@ -109,18 +103,18 @@ func TestREADME(t *testing.T) {
 
 // README is read in two screens, names every page of docs, and no link of a page leads nowhere.
 func TestPages(t *testing.T) {
-	if n := strings.Count(readPage(t, "README.md"), "\n"); n > 250 {
+	if n := strings.Count(e2e.ReadPage(t, "README.md"), "\n"); n > 250 {
 		t.Errorf("README has %d lines", n)
 	}
 	all, err := filepath.Glob("../docs/*.md")
-	noError(t, err)
+	e2e.NoError(t, err)
 	if named := pages(t); len(named) != len(all)+1 {
 		t.Errorf("README names %s, and docs has %s", named, all)
 	}
 	headings := regexp.MustCompile("(?m)^#+ (.*)$")
 	anchor := regexp.MustCompile("[^a-z0-9 -]")
 	for _, page := range pages(t) {
-		for _, link := range link.FindAllStringSubmatch(readPage(t, page), -1) {
+		for _, link := range link.FindAllStringSubmatch(e2e.ReadPage(t, page), -1) {
 			path := page
 			if link[1] != "" {
 				path = filepath.Join(filepath.Dir(page), link[1])
@@ -131,7 +125,7 @@ func TestPages(t *testing.T) {
 			}
 			found := link[2] == ""
 			if !found {
-				for _, h := range headings.FindAllStringSubmatch(readPage(t, path), -1) {
+				for _, h := range headings.FindAllStringSubmatch(e2e.ReadPage(t, path), -1) {
 					found = found || "#"+strings.ReplaceAll(anchor.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-") == link[2]
 				}
 			}
@@ -147,25 +141,25 @@ var batchFile = regexp.MustCompile(`/(train|val)/(\S+/)?(next|batch/|batches\.)`
 
 // Where tokens changed or cannot be read, no code of a page has a batch, and each says so.
 func TestREADMEWithoutBatches(t *testing.T) {
-	long(t)
+	e2e.Long(t)
 	dir := t.TempDir()
-	noError(t, os.Symlink(plainBatchfs, filepath.Join(dir, "batchfs")))
-	tokens(t, filepath.Join(dir, "data/train.bin"), 60_000, 2)
-	touched, double := tokens(t, filepath.Join(dir, "touched.bin"), 60_000, 2), newDouble(t, versionOf(0, 60_000))
+	e2e.NoError(t, os.Symlink(e2e.PlainBatchfs, filepath.Join(dir, "batchfs")))
+	e2e.Tokens(t, filepath.Join(dir, "data/train.bin"), 60_000, 2)
+	touched, double := e2e.Tokens(t, filepath.Join(dir, "touched.bin"), 60_000, 2), e2e.NewDouble(t, e2e.VersionOf(0, 60_000))
 	driver, err := filepath.Abs("clients/readme.py")
-	noError(t, err)
+	e2e.NoError(t, err)
 	for name, fault := range map[string]struct {
 		path  string
 		begin func()
 	}{
-		"touched": {touched, func() { noError(t, os.Chtimes(touched, time.Time{}, time.Unix(1, 0))) }},
-		"failing": {double.path, func() { double.set(t, failing) }},
+		"touched": {touched, func() { e2e.NoError(t, os.Chtimes(touched, time.Time{}, time.Unix(1, 0))) }},
+		"failing": {double.Path, func() { double.Set(t, e2e.Failing) }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := mount(t, "--set", "batch.block_size=64", "--set", "splits.train.tokens="+fault.path, "--set", "splits.val.tokens="+fault.path)
+			m := e2e.Mount(t, "--set", "batch.block_size=64", "--set", "splits.train.tokens="+fault.path, "--set", "splits.val.tokens="+fault.path)
 			fault.begin()
 			command := func(args ...string) *exec.Cmd {
-				cmd := command(t, args[0], args[1:]...)
+				cmd := e2e.Command(t, args[0], args[1:]...)
 				cmd.Dir = dir
 				cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
 				return cmd
@@ -179,20 +173,20 @@ func TestREADMEWithoutBatches(t *testing.T) {
 			ran := map[string]int{}
 			var blocks [][2]string
 			for _, page := range pages(t) {
-				blocks = append(blocks, blocksOf(t, page, m.dir)...)
+				blocks = append(blocks, blocksOf(t, page, m.Dir)...)
 			}
 			for _, b := range blocks {
 				language, code := b[0], b[1]
 				switch {
 				case language == "python" && !lacksLibrary(code):
-					out, err := command(python, driver, code).CombinedOutput()
+					out, err := command(e2e.Python, driver, code).CombinedOutput()
 					if err != nil && err.Error() != "signal: bus error" { // in which a mapping ends
 						t.Errorf("%v: %s\n%s", err, out, code)
 					}
 					ran[language]++
 				case language == "c":
-					write(t, filepath.Join(dir, "reader.c"), []byte(code))
-					run(t, "cc", "-o", filepath.Join(dir, "reader"), filepath.Join(dir, "reader.c"))
+					e2e.Write(t, filepath.Join(dir, "reader.c"), []byte(code))
+					e2e.Run(t, "cc", "-o", filepath.Join(dir, "reader"), filepath.Join(dir, "reader.c"))
 					fails(filepath.Join(dir, "reader"))
 					ran[language]++
 				case language == "sh":

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"batchfs/test/e2e"
 )
 
 // Imports point one way, and each outside package enters in one place.
@@ -56,7 +58,7 @@ func TestRooms(t *testing.T) {
 		"github.com/andybalholm/brotli":  {"cmd/batchfs/prepare"},
 		"github.com/spf13/cobra":         {"cmd/batchfs", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/plan", "cmd/batchfs/prepare"},
 	}
-	for pkg := range strings.FieldsSeq(run(t, "go", "list", "batchfs/...")) {
+	for pkg := range strings.FieldsSeq(e2e.Run(t, "go", "list", "batchfs/...")) {
 		pkg = strings.TrimPrefix(pkg, "batchfs/")
 		imports, known := allowed[pkg]
 		if !known && pkg != "test" && !strings.HasPrefix(pkg, "test/") {
@@ -65,7 +67,7 @@ func TestRooms(t *testing.T) {
 		if !known {
 			continue
 		}
-		for imported := range strings.FieldsSeq(run(t, "go", "list", "-f", `{{join .Imports " "}}`, "batchfs/"+pkg)) {
+		for imported := range strings.FieldsSeq(e2e.Run(t, "go", "list", "-f", `{{join .Imports " "}}`, "batchfs/"+pkg)) {
 			if ours, ok := strings.CutPrefix(imported, "batchfs/"); ok {
 				if !slices.Contains(imports, ours) {
 					t.Errorf("%s imports %s", pkg, ours)
@@ -90,7 +92,7 @@ func TestRooms(t *testing.T) {
 
 // Nothing ends the process but the command.
 func TestOneExit(t *testing.T) {
-	out, _, _ := try(t, "grep", "-rnE", `os\.Exit|log\.Fatal|syscall\.Exit|unix\.Exit`, "--include=*.go", "--exclude=*_test.go", "..")
+	out, _, _ := e2e.Try(t, "grep", "-rnE", `os\.Exit|log\.Fatal|syscall\.Exit|unix\.Exit`, "--include=*.go", "--exclude=*_test.go", "..")
 	for line := range strings.Lines(out) {
 		if !strings.HasPrefix(line, "../cmd/batchfs/main.go:") && !strings.HasPrefix(line, "../test/") {
 			t.Errorf("%s", line)

@@ -1,0 +1,103 @@
+package commands
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"batchfs/test/e2e"
+)
+
+func benchCommand(t testing.TB, dir string, args ...string) *exec.Cmd {
+	return e2e.Command(t, e2e.PlainBatchfs, append([]string{"bench", "--python", e2e.Python, "--dir", dir, "--bytes", "20000000", "--rounds", "1"}, args...)...)
+}
+
+func TestBench(t *testing.T) {
+	e2e.Long(t)
+	e2e.NeedFUSE(t)
+	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "bench.json")
+	cmd := benchCommand(t, dir, "--steps", "3", "--json", file)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	e2e.LeavesNothing(t, dir)
+	var report struct {
+		Host    struct{ Kernel, Go, Python, NumPy, Torch string }
+		NotCold bool `json:"not_cold"`
+		Scenes  []struct {
+			Name string
+			Rows []struct {
+				Name, Kind, Access string
+				Rounds             []float64
+				Figure, P99        float64
+				NanoGPT            float64 `json:"nanogpt_over_this"`
+			}
+		}
+		Advice string
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(text, &report); err != nil {
+		t.Fatal(err)
+	}
+	if h := report.Host; h.Kernel == "" || h.Go == "" || h.Python == "" || h.NumPy == "" {
+		t.Errorf("host is %+v", h)
+	}
+	want := 8
+	if report.Host.Torch != "" { // which has a DataLoader
+		want++
+	}
+	for _, scene := range report.Scenes {
+		if len(scene.Rows) != want {
+			t.Errorf("%s: %d ways to get batches, want %d", scene.Name, len(scene.Rows), want)
+		}
+		for _, r := range scene.Rows {
+			if len(r.Rounds) != 1 || r.Figure <= 0 || r.P99 <= 0 || r.NanoGPT <= 0 {
+				t.Errorf("%s: %+v", scene.Name, r)
+			}
+		}
+	}
+	if len(report.Scenes) != 3 || report.Advice == "" || !strings.HasSuffix(string(out), "\n"+report.Advice+"\n") {
+		t.Errorf("%d scenes, and at the end of the output should be the advice %q:\n%s", len(report.Scenes), report.Advice, out)
+	}
+}
+
+func TestBenchInterrupted(t *testing.T) {
+	t.Parallel()
+	e2e.NeedFUSE(t)
+	dir := t.TempDir()
+	cmd := benchCommand(t, dir)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		cmd.Wait()
+		close(done)
+	}()
+	t.Cleanup(func() { cmd.Process.Kill(); <-done })
+	e2e.Await(t, "a mount", func() bool { return len(e2e.MountsBelow(t, dir)) > 0 })
+	e2e.Await(t, "the end", func() bool { // by somebody impatient
+		cmd.Process.Signal(syscall.SIGINT)
+		select {
+		case <-done:
+			return true
+		default:
+			return false
+		}
+	})
+	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out.String(), "interrupted") {
+		t.Errorf("exit status %d\n%s", cmd.ProcessState.ExitCode(), &out)
+	}
+	e2e.LeavesNothing(t, dir)
+}

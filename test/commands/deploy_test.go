@@ -1,0 +1,347 @@
+package commands
+
+import (
+	"debug/elf"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"batchfs/test/e2e"
+)
+
+// installDecoder returns the program that decodes manifests, which is kept in the user's cache directory.
+func installDecoder(t *testing.T) string {
+	t.Helper()
+	dir, err := os.UserCacheDir()
+	e2e.NoError(t, err)
+	program := filepath.Join(dir, "batchfs", "kubernetes-v0.37.2")
+	if _, err := os.Stat(program); err == nil {
+		return program
+	}
+	e2e.NoError(t, os.MkdirAll(filepath.Dir(program), 0o755))
+	building := fmt.Sprintf("%s.%d", program, os.Getpid())
+	cmd := exec.Command("go", "build", "-o", building, ".")
+	cmd.Dir = "kubernetes"
+	if out, err := cmd.CombinedOutput(); err != nil {
+		e2e.Lack(t, "no types of Kubernetes: %v\n%s", err, out)
+	}
+	e2e.NoError(t, os.Rename(building, program))
+	return program
+}
+
+// A container is what the tests look at of one in a manifest.
+type container struct {
+	Name            string
+	Command, Args   []string
+	StartupProbe    probe
+	ReadinessProbe  probe
+	SecurityContext struct {
+		Privileged, AllowPrivilegeEscalation *bool
+		Capabilities                         struct{ Drop []string }
+	}
+	VolumeMounts []struct{ Name, MountPath, MountPropagation string }
+}
+
+type probe struct {
+	Exec                            struct{ Command []string }
+	PeriodSeconds, FailureThreshold int
+}
+
+// A podSpec is that of a pod, or of the template of a workload.
+type podSpec struct {
+	InitContainers, Containers []container
+	Volumes                    []struct{ Name string }
+	Tolerations                []struct{ Key, Operator, Effect string }
+}
+
+// manifests are the pods and the configurations of the manifests, by the kind and name of their objects.
+func manifests(t *testing.T) (pods map[string]podSpec, configs map[string]string) {
+	t.Helper()
+	files, err := filepath.Glob("../deploy/kubernetes/*.yaml")
+	e2e.NoError(t, err)
+	var objects []struct {
+		Kind     string
+		Metadata struct{ Name string }
+		Data     map[string]string
+		Spec     struct {
+			podSpec
+			UpdateStrategy struct{ Type string }
+			Template       struct{ Spec podSpec }
+		}
+	}
+	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, append([]string{installDecoder(t)}, files...)...)), &objects))
+	pods, configs = map[string]podSpec{}, map[string]string{}
+	for _, o := range objects {
+		name := o.Kind + "/" + o.Metadata.Name
+		if o.Kind == "DaemonSet" && o.Spec.UpdateStrategy.Type != "OnDelete" {
+			t.Errorf("%s replaces pods, which ends the runs on their nodes, %s", name, o.Spec.UpdateStrategy.Type)
+		}
+		switch {
+		case o.Kind == "ConfigMap":
+			configs[name] = o.Data["config.toml"]
+		case len(o.Spec.Containers) > 0:
+			pods[name] = o.Spec.podSpec
+		default:
+			pods[name] = o.Spec.Template.Spec
+		}
+	}
+	return pods, configs
+}
+
+// The manifests are such as the API server takes, and say what they need of the containers' rights and no more.
+func TestManifests(t *testing.T) {
+	e2e.Long(t)
+	pods, configs := manifests(t)
+	if len(pods) != 4 || len(configs) != 3 {
+		t.Fatalf("%d pods and %d configurations", len(pods), len(configs))
+	}
+	for name, config := range configs {
+		if !strings.Contains(config, "shuffle_block") {
+			t.Errorf("%s: every node fetches all of the corpus", name)
+		}
+	}
+	var fleet struct {
+		Seconds float64 `json:"fleet_mount_seconds"`
+	}
+	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, e2e.PlainBatchfs, "plan", "--tokens", "15T", "--hosts", "512", "--gpus", "8", "--step", "1s", "--json",
+		"--set", "batch.order=shuffle", "--set", "batch.shuffle_block=64MiB")), &fleet))
+	for name, pod := range pods {
+		gpu := struct{ Key, Operator, Effect string }{"nvidia.com/gpu", "Exists", "NoSchedule"}
+		if !slices.Contains(pod.Tolerations, gpu) {
+			t.Errorf("%s does not run on nodes with GPUs", name)
+		}
+		for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
+			propagates := false
+			for _, v := range c.VolumeMounts {
+				if !slices.ContainsFunc(pod.Volumes, func(volume struct{ Name string }) bool { return volume.Name == v.Name }) {
+					t.Errorf("%s: %s mounts the volume %s, which there is not", name, c.Name, v.Name)
+				}
+				propagates = propagates || v.MountPropagation == "Bidirectional"
+			}
+			rights := c.SecurityContext
+			privileged := rights.Privileged != nil && *rights.Privileged
+			confined := rights.AllowPrivilegeEscalation != nil && !*rights.AllowPrivilegeEscalation && slices.Equal(rights.Capabilities.Drop, []string{"ALL"})
+			if propagates != privileged || privileged == confined {
+				t.Errorf("%s: %s passes mounts on: %v, is privileged: %v, is confined: %v", name, c.Name, propagates, privileged, confined)
+			}
+			if path := strings.Join(c.Command, " "); strings.Contains(path, "rank=") && !strings.Contains(path, "local_world=") {
+				t.Errorf("%s: %s does not say which ranks read one share: %s", name, c.Name, path)
+			}
+			if p := c.StartupProbe; len(p.Exec.Command) > 0 && float64(p.PeriodSeconds*p.FailureThreshold) < fleet.Seconds {
+				t.Errorf("%s: %s gives up after %d s, and a mount takes up to %.0f s", name, c.Name, p.PeriodSeconds*p.FailureThreshold, fleet.Seconds)
+			}
+			for _, p := range []probe{c.StartupProbe, c.ReadinessProbe} {
+				if command := p.Exec.Command; len(command) > 0 {
+					if mountpoint := c.Args[len(c.Args)-1]; !slices.Equal(command, []string{"/usr/local/bin/batchfs", "doctor", "--mounted", mountpoint}) {
+						t.Errorf("%s: %s mounts %s, and its probe is %s", name, c.Name, mountpoint, command)
+					}
+				}
+			}
+		}
+	}
+}
+
+// The program of the image runs with the files of the image alone, as the container of each node does: its root is read-only, and
+// its probe fails until batches can be read.
+func TestImage(t *testing.T) {
+	e2e.Long(t)
+	e2e.NeedNamespaces(t)
+	if os.Geteuid() != 0 {
+		t.Skip("only root has a root")
+	}
+	text, err := os.ReadFile("../deploy/Dockerfile")
+	e2e.NoError(t, err)
+	dockerfile := string(text)
+	module, err := os.ReadFile("../go.mod")
+	e2e.NoError(t, err)
+	version := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindStringSubmatch(string(module))[1]
+	if !strings.Contains(dockerfile, "FROM golang:"+version+" AS build\n") {
+		t.Errorf("the image is not built with Go %s", version)
+	}
+
+	root := t.TempDir()
+	for _, copied := range regexp.MustCompile(`(?m)^COPY --from=build (\S+) (\S+)$`).FindAllStringSubmatch(dockerfile, -1) {
+		e2e.NoError(t, os.MkdirAll(filepath.Dir(root+copied[2]), 0o755))
+		if copied[1] == "/batchfs" {
+			build := regexp.MustCompile(`(?m)^RUN (.*go build.*) -o /batchfs (.*)$`).FindStringSubmatch(dockerfile)
+			e2e.Run(t, "sh", "-c", "cd .. && "+build[1]+" -o "+root+copied[2]+" "+build[2])
+		} else {
+			e2e.Write(t, root+copied[2], nil)
+		}
+	}
+	program, err := elf.Open(root + "/usr/local/bin/batchfs")
+	e2e.NoError(t, err)
+	defer program.Close()
+	if slices.ContainsFunc(program.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+		t.Error("the program is not static")
+	}
+
+	pods, configs := manifests(t)
+	batchfs := pods["DaemonSet/batchfs"].Containers[0]
+	config := regexp.MustCompile(`s3://[^"]+`).ReplaceAllString(configs["ConfigMap/batchfs"], "/etc/batchfs/train.bin")
+	e2e.Write(t, root+"/etc/batchfs/config.toml", []byte(config))
+	e2e.Tokens(t, root+"/etc/batchfs/train.bin", 60_000, 2)
+	for _, dir := range []string{"proc", "dev", "batches", "var/cache/batchfs"} {
+		e2e.NoError(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
+	}
+	for _, device := range []string{"fuse", "null"} { // every container has the second
+		e2e.Write(t, root+"/dev/"+device, nil)
+	}
+	const node = `
+		root=$0 probe=$1; shift
+		mount --bind "$root" "$root"
+		mount -t proc proc "$root/proc"
+		for device in fuse null; do mount --bind /dev/$device "$root/dev/$device"; done
+		mount -t tmpfs batches "$root/batches"
+		mkdir "$root/batches/mnt"
+		mount -o remount,bind,ro "$root"
+		if chroot "$root" $probe >&2; then echo the probe succeeds where nothing is mounted; fi
+		chroot "$root" /usr/local/bin/batchfs "$@" >&2 &
+		until chroot "$root" $probe >&2; do kill -0 $!; sleep 0.1; done
+		sha256sum <"$root/batches/mnt/train/batch/0"
+		kill $!
+		wait $!
+		ls "$root/batches/mnt"`
+	out := e2e.Run(t, slices.Concat([]string{"unshare", "--mount", "--propagation", "private", "--pid", "--fork", "sh", "-ec", node, root,
+		strings.Join(batchfs.StartupProbe.Exec.Command, " ")}, batchfs.Args)...)
+	want := e2e.Run(t, "sh", "-c", `"$0" cat train --data "$1" --set batch.order=shuffle --set batch.shuffle_block=64MiB | sha256sum`, e2e.PlainBatchfs, root+"/etc/batchfs")
+	if out != want {
+		t.Errorf("it printed %q, want %q", out, want)
+	}
+}
+
+// The scripts for Slurm mount for a job, whose tasks read each its share, and unmount after it, however often they run. What is wrong for the
+// job fails the job; only a machine that cannot mount fails the prolog. Not beside other tests: its namespaces keep a copy of their mounts.
+func TestSlurm(t *testing.T) {
+	e2e.NeedNamespaces(t)
+	if os.Geteuid() != 0 {
+		t.Skip("the prolog is root's")
+	}
+	root := t.TempDir()
+	e2e.NoError(t, os.Chmod(filepath.Dir(root), 0o755))
+	e2e.NoError(t, os.Chmod(root, 0o755))
+	config, _ := e2e.Small(t, 1)
+	const id, user = "4711", 1234
+	dir, log := root+"/run/batchfs/"+id, root+"/var/log/batchfs/"+id+".log"
+	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+	scripts, err := filepath.Glob("../deploy/slurm/*")
+	e2e.NoError(t, err)
+	for _, script := range scripts {
+		e2e.Run(t, "sh", "-n", script)
+		if _, err := exec.LookPath("shellcheck"); err == nil {
+			e2e.Run(t, "shellcheck", script)
+		}
+		text, err := os.ReadFile(script)
+		e2e.NoError(t, err)
+		there := strings.NewReplacer("/run/batchfs", root+"/run/batchfs", "/var/log/batchfs", root+"/var/log/batchfs",
+			"/etc/batchfs/config.toml", config, "/etc/slurm/batchfs", root, "\nPATH=", "\nPATH="+root+":").Replace(string(text))
+		e2e.Write(t, filepath.Join(root, filepath.Base(script)), []byte(there))
+	}
+	// in the place of Slurm and of a trainer
+	e2e.Write(t, root+"/srun", []byte(`#!/bin/sh
+		task_prolog=${1#--task-prolog=}; shift
+		for SLURM_PROCID in 0 1; do
+			export SLURM_PROCID SLURM_NTASKS=2
+			said=$("$task_prolog" 2>&-) || { echo "$said" | sed -n 's/^print //p'; exit 1; }
+			"$@"
+		done`))
+	e2e.Write(t, root+"/python", []byte("#!/bin/sh\ncat \"${2#--batches=}/batch/0\"\n"))
+	for _, name := range []string{"srun", "python", "task_prolog"} {
+		e2e.NoError(t, os.Chmod(filepath.Join(root, name), 0o755))
+	}
+	e2e.NoError(t, os.Symlink(e2e.Batchfs, root+"/batchfs"))
+	slurm := func(script string) error {
+		t.Helper()
+		_, stderr, err := e2e.Try(t, "env", "-i", "SLURM_JOB_ID="+id, fmt.Sprint("SLURM_JOB_UID=", user), "/bin/sh", filepath.Join(root, script))
+		if stderr != "" {
+			t.Errorf("%s: %s", script, stderr)
+		}
+		return err
+	}
+	said := func() string {
+		text, _ := os.ReadFile(log)
+		return string(text)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the log of the job:\n%s", said())
+		}
+	})
+
+	e2e.NoError(t, slurm("prolog"))
+	e2e.NoError(t, slurm("prolog"))
+	want := string(slices.Concat(e2e.Cat(t, "train/rank=0,world=2", "-c", config), e2e.Cat(t, "train/rank=1,world=2", "-c", config)))
+	job := func() (string, error) {
+		return e2e.AsUser(t, user, user, "env", "PATH="+root+":"+os.Getenv("PATH"), "SLURM_JOB_ID="+id, "sh", root+"/train.sbatch")
+	}
+	trains := func() {
+		t.Helper()
+		got, err := job()
+		if err != nil || got != want {
+			t.Errorf("the job: %v, %q, want %q", err, got, want)
+		}
+	}
+	trains()
+	if out, err := e2e.AsUser(t, user+1, user+1, "ls", dir+"/train"); err == nil {
+		t.Errorf("another user sees %s", out)
+	}
+	supervisor := func() (pid int) {
+		fmt.Sscanf(e2e.Run(t, "grep", dir, "/proc/self/mounts"), "batchfs:%d:", &pid)
+		return pid
+	}
+	e2e.NoError(t, syscall.Kill(supervisor(), syscall.SIGKILL))
+	e2e.Await(t, "the mount to be dead", func() bool { _, _, err := e2e.Try(t, "ls", dir); return err != nil })
+	e2e.NoError(t, slurm("prolog")) // the job is put back into the queue, and comes again
+	trains()
+
+	hold := exec.Command("sleep", "infinity") // what a job may leave
+	hold.Dir = dir
+	e2e.NoError(t, hold.Start())
+	defer hold.Wait()
+	defer hold.Process.Kill()
+	keeper := supervisor()
+	e2e.NoError(t, slurm("epilog"))
+	e2e.NoError(t, slurm("epilog"))
+	if _, err := os.Lstat(dir); err == nil || e2e.IsMounted(t, dir) || !e2e.Ended(keeper) {
+		t.Errorf("after the epilog: %v, mounted: %v, ended: %v", err, e2e.IsMounted(t, dir), e2e.Ended(keeper))
+	}
+
+	// What is wrong for the job fails the job, and drains no node. When it is mended, the job runs.
+	right, err := os.ReadFile(config)
+	e2e.NoError(t, err)
+	away := "[store]\nendpoint = \"http://127.0.0.1:1\"\nanonymous = true\n[mount]\ntimeout = \"1s\"\n[splits.train]\ntokens = \"s3://bucket/train.bin\"\n"
+	for wrong, why := range map[string]string{"[batch]\nbatchsize = 4\n": "batchsize", away: "connection refused"} {
+		e2e.Write(t, config, []byte(wrong))
+		if err := slurm("prolog"); err != nil {
+			t.Errorf("the prolog drains the node, because of %s: %v", why, err)
+		}
+		got, err := job()
+		if err == nil || !strings.Contains(got, why) || !strings.Contains(got, "no batches on ") || !strings.Contains(said(), why) {
+			t.Errorf("the job that has no batches because of %q: %v, %q", why, err, got)
+		}
+	}
+	e2e.Write(t, config, right)
+	e2e.NoError(t, slurm("prolog"))
+	trains()
+	e2e.NoError(t, slurm("epilog"))
+
+	// A machine that cannot mount is drained.
+	script := filepath.Join(root, "prolog")
+	text, err := os.ReadFile(script)
+	e2e.NoError(t, err)
+	e2e.Write(t, script, []byte("unshare --mount sh -ec 'mount -t tmpfs dev /dev; : >/dev/null\n"+strings.ReplaceAll(string(text), "'", `'\''`)+"'"))
+	if slurm("prolog") == nil || !strings.Contains(said(), "FIX  /dev/fuse") {
+		t.Error("the prolog of a machine without FUSE succeeds, or does not say why")
+	}
+	e2e.NoError(t, slurm("epilog"))
+	if left, _ := filepath.Glob(dir + "*"); len(left) > 0 {
+		t.Errorf("the epilog leaves %s", left)
+	}
+}

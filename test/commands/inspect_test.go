@@ -1,0 +1,257 @@
+package commands
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"batchfs/test/e2e"
+)
+
+// inspected is a configuration of splits of several kinds, of tokens of 4 bytes that are their own positions in a file.
+func inspected(t testing.TB) (config string) {
+	t.Helper()
+	dir := t.TempDir()
+	config = filepath.Join(dir, "config.toml")
+	e2e.Write(t, config, []byte(`
+[batch]
+batch_size = 3
+block_size = 8
+token_dtype = "uint32"
+dtype = "uint32"
+[splits.train]
+tokens = ["a.bin", "b.bin"]
+[splits.val]
+tokens = "b.bin"
+order = "shuffle"
+layout = "tokens"
+[splits.torch]
+tokens = "a.bin"
+order = "torch"
+rank = 1
+world = 2
+[splits.mix]
+order = "sequential"
+[[splits.mix.sources]]
+tokens = "a.bin"
+weight = 3
+[[splits.mix.sources]]
+tokens = "b.bin"
+weight = 1
+[splits.many]
+tokens = "a.bin"
+batch_size = 65537
+`))
+	e2e.Tokens(t, filepath.Join(dir, "a.bin"), 300, 4)
+	e2e.Tokens(t, filepath.Join(dir, "b.bin"), 100, 4)
+	return config
+}
+
+// What inspect says of a batch is what lies beside it in the mount, to the byte, also under the settings of a path.
+func TestInspectIsTheFileInTheMount(t *testing.T) {
+	config := inspected(t)
+	m := e2e.Mount(t, "-c", config)
+	for _, split := range []string{"train", "val", "torch", "mix"} {
+		for _, settings := range []string{"", "seed=7", "batch_size=5,world=4"} {
+			args := []string{e2e.PlainBatchfs, "inspect", split, "-c", config, "--json"}
+			dir := split
+			if settings != "" {
+				dir += "/" + settings
+				for setting := range strings.SplitSeq(settings, ",") {
+					args = append(args, "--set", "splits."+split+"."+setting)
+				}
+			}
+			for _, k := range []uint64{0, 17, 1<<40 - 1} {
+				name := fmt.Sprintf("%s/batch/%d.json", dir, k)
+				want := e2e.Run(t, append(args, fmt.Sprint(k))...)
+				data, err := os.ReadFile(m.Path(name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if string(data) != want {
+					t.Errorf("%s is\n%s\ninspect says\n%s", name, data, want)
+				}
+				if info, err := os.Stat(m.Path(name)); err != nil || info.Size() != int64(len(want)) {
+					t.Errorf("%s: %v, %v, want %d bytes", name, info, err, len(want))
+				}
+			}
+		}
+	}
+
+	if text := e2e.Run(t, "cat", m.Path("many/batch/0.json")); strings.Count(text, `"row"`) != 65537 || !json.Valid([]byte(text)) {
+		t.Errorf("a batch of many rows: %d of them", strings.Count(text, `"row"`))
+	}
+	if out := e2e.Run(t, e2e.PlainBatchfs, "inspect", "many", "0", "-c", config, "--json"); strings.Count(out, `"row"`) != 65537 {
+		t.Errorf("a batch of many rows: %d of them", strings.Count(out, `"row"`))
+	}
+}
+
+// Each row of a batch in the mount is what lies at the place that the file beside it names.
+func TestProvenanceOfTheMount(t *testing.T) {
+	config := inspected(t)
+	m := e2e.Mount(t, "-c", config)
+	for _, dir := range []string{"train", "val", "torch", "mix", "train/rank=2,world=3", "mix/order=shuffle,seed=3"} {
+		for k := range 20 {
+			var p struct {
+				Sequence string
+				Rows     []struct {
+					File  string
+					Start uint32
+				}
+			}
+			text, err := os.ReadFile(m.Path(fmt.Sprintf("%s/batch/%d.json", dir, k)))
+			if err == nil {
+				err = json.Unmarshal(text, &p)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			batch, err := os.ReadFile(m.Path(fmt.Sprintf("%s/batch/%d", dir, k)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			// What names the sequence leads to it.
+			there, err := os.ReadFile(m.Path(fmt.Sprintf("%s/batch/%d", p.Sequence, k)))
+			if err != nil || string(there) != string(batch) {
+				t.Errorf("batch %d of %s is not that of %s: %v", k, dir, p.Sequence, err)
+			}
+			row := len(batch) / len(p.Rows)
+			if !strings.HasPrefix(dir, "val") { // x, and behind all of x, y
+				row /= 2
+			}
+			for j, origin := range p.Rows {
+				for i := range row / 4 {
+					if got := binary.LittleEndian.Uint32(batch[j*row+4*i:]); got != origin.Start+uint32(i) {
+						t.Fatalf("token %d of row %d of batch %d of %s is %d, and not of %s from %d on",
+							i, j, k, dir, got, origin.File, origin.Start)
+					}
+				}
+				only := map[string]string{"torch": "a.bin", "val": "b.bin"}[dir]
+				if only != "" && filepath.Base(origin.File) != only {
+					t.Errorf("row %d of batch %d of %s is from %s", j, k, dir, origin.File)
+				}
+			}
+		}
+	}
+}
+
+// Where --find says that a token is, a reader of the mount finds it.
+func TestFindInTheMount(t *testing.T) {
+	config := inspected(t)
+	m := e2e.Mount(t, "-c", config)
+	for _, split := range []string{"train", "val", "torch", "mix"} {
+		some := false
+		for _, pos := range []string{"0", "8", "64", "99"} {
+			var found struct {
+				Index uint32
+				Finds []struct {
+					Batch    uint64
+					Rank     int
+					J, Index int
+				}
+			}
+			out := e2e.Run(t, e2e.PlainBatchfs, "inspect", split, "-c", config, "--find", pos, "--epoch", "1", "--json")
+			if err := json.Unmarshal([]byte(out), &found); err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range found.Finds {
+				some = true
+				batch, err := os.ReadFile(m.Path(fmt.Sprintf("%s/rank=%d/batch/%d", split, f.Rank, f.Batch)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				at := f.J*8 + f.Index // in x of shape (3, 8), or of y the token before that
+				switch {
+				case split == "val":
+					at += f.J // of shape (3, 9)
+				case f.Index == 8:
+					at += 3*8 - 1
+				}
+				if got := binary.LittleEndian.Uint32(batch[4*at:]); got != found.Index {
+					t.Errorf("%s: token %d is said to be at %+v, there is %d", split, found.Index, f, got)
+				}
+			}
+		}
+		if !some {
+			t.Errorf("%s: nothing is found, which shows nothing", split)
+		}
+	}
+}
+
+// The origins of a large batch take no memory, and are read on when a worker has died.
+func TestOriginsOfALargeBatch(t *testing.T) {
+	e2e.Long(t)
+	config := inspected(t)
+	m := e2e.Mount(t, "-c", config)
+	e2e.Run(t, e2e.Python, "-c", `
+import json, os, signal, sys, time
+path, worker = sys.argv[1], int(sys.argv[2])
+open_ones = [open(path, "rb", buffering=0) for _ in range(100)]
+size = os.fstat(open_ones[0].fileno()).st_size
+half = [f.read(size // 2) for f in open_ones[:2]]
+os.kill(worker, signal.SIGKILL)
+def rest(f, text):
+    while part := f.read(1 << 20):
+        text += part
+    return text
+whole = [rest(f, text) for f, text in zip(open_ones, half)]
+assert len(whole[0]) == size and whole[0] == whole[1]
+assert len(json.loads(whole[0])["rows"]) == 65537
+`, m.Path("many/batch/3.json"), strconv.Itoa(m.Worker(t)))
+	worker := m.AwaitStandby(t)[0]
+	if kib := e2e.BurdenOf(t, m).ResidentKiB; kib > 64<<10 && !e2e.RaceEnabled {
+		t.Errorf("worker %d has %d KiB", worker, kib)
+	}
+}
+
+// Python finds the files that JSON names, also if their names are not UTF-8; and no name moves the cursor of a terminal.
+func TestOddNames(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "\x1b[2J\xff\xc3")
+	for _, name := range []string{"train.bin", "val.bin"} {
+		e2e.Tokens(t, filepath.Join(dir, name), 60_000, 2)
+	}
+	config := filepath.Join(filepath.Dir(dir), "config.toml")
+	e2e.Write(t, config, []byte("[splits.train]\ntokens = '*/train.bin'\n[splits.val]\ntokens = '*/val.bin'\n"))
+	m := e2e.Mount(t, "-c", config)
+	for _, file := range []string{"info.json", "batch/0.json"} {
+		e2e.Run(t, e2e.Python, "-c", `
+import json, os, sys
+info = json.load(open(sys.argv[1]))
+for name in info.get("files", []) + [row["file"] for row in info.get("rows", [])]:
+    assert os.path.getsize(os.fsencode(name)) == 120000`, m.Path("train/"+file))
+	}
+	inspect := []string{e2e.PlainBatchfs, "inspect", m.Path("train")}
+	outputs := []string{m.Out.String(), e2e.Run(t, e2e.PlainBatchfs, "doctor", "-c", config, m.Dir), e2e.Run(t, append(inspect, "0")...)}
+	reader := e2e.StartStorm(t, e2e.Command(t, e2e.Python, "-c", `
+import sys
+open("/proc/self/comm", "w").write("\x1b]0;x\x07\nprocess 1")
+f = open(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.read()`, m.Path("train/info.json")))
+	reader.Ready(t)
+	_, users, err := e2e.Try(t, e2e.PlainBatchfs, "unmount", m.Dir)
+	if err == nil || !strings.Contains(users, `(\x1b]0;x\a\nprocess`) {
+		t.Errorf("%v: %s", err, users)
+	}
+	_, refused, _ := e2e.Try(t, e2e.PlainBatchfs, "mount", "--set", "splits.train.tokens="+dir+"\x1b", t.TempDir())
+	for _, text := range append(outputs, users, refused) {
+		if strings.ContainsAny(text, "\x1b\x07") || text == "" {
+			t.Errorf("%q", text)
+		}
+	}
+}
+
+// No name is listed that nobody knows of.
+func TestListing(t *testing.T) {
+	config, _ := e2e.Small(t, 1)
+	m := e2e.Mount(t, "-c", config)
+	if got := strings.Fields(e2e.Run(t, "ls", "-a", m.Dir)); !slices.Equal(got, []string{".", "..", "README", "status.json", "train", "val"}) {
+		t.Errorf("%q", got)
+	}
+}

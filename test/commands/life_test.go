@@ -1,0 +1,358 @@
+package commands
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"batchfs/test/e2e"
+)
+
+// However a mount is ended, it leaves neither a mount nor a process.
+func TestEnding(t *testing.T) {
+	config, want := e2e.Small(t, 1)
+	end := map[string]func(t *testing.T, m *e2e.Mounted){
+		"SIGINT":  func(t *testing.T, m *e2e.Mounted) { m.Cmd.Process.Signal(syscall.SIGINT) },
+		"SIGTERM": func(t *testing.T, m *e2e.Mounted) { m.Cmd.Process.Signal(syscall.SIGTERM) },
+		"unmount": func(t *testing.T, m *e2e.Mounted) {
+			e2e.Run(t, e2e.Batchfs, "unmount", m.Dir)
+			if e2e.IsMounted(t, m.Dir) {
+				t.Error("still mounted when unmount returned")
+			}
+		},
+		"umount": func(t *testing.T, m *e2e.Mounted) { e2e.Run(t, "umount", m.Dir) },
+	}
+	for name, end := range end {
+		t.Run(name, func(t *testing.T) {
+			if name == "umount" && os.Geteuid() != 0 {
+				t.Skip("umount is root's")
+			}
+			m := e2e.Mount(t, "-c", config)
+			if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != want[0] {
+				t.Errorf("batch 0 is %s, want %s", got, want[0])
+			}
+			end(t, m)
+			m.AwaitEnd(t)
+			if code := m.Cmd.ProcessState.ExitCode(); code != 0 {
+				t.Errorf("exit status %d:\n%s", code, m.Out)
+			}
+			if e2e.IsMounted(t, m.Dir) {
+				t.Error("still mounted")
+			}
+		})
+	}
+}
+
+// A reader that has a file open when the mount ends reads it to its end; unmount refuses meanwhile.
+func TestEndingUnderAReader(t *testing.T) {
+	config, _ := e2e.Small(t, 1)
+	m := e2e.Mount(t, "-c", config, "--set", "mount.grace=1h")
+	// Reads a part, waits for a line, and reads the rest.
+	reader := e2e.Command(t, "sh", "-c", `exec 3<"$1"; head -c 100 <&3 >/dev/null; echo open; read line; cat <&3 | wc -c`, "sh", m.Path("val/batch/3"))
+	in, err := reader.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := reader.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := reader.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 5)); err != nil {
+		t.Fatal(err)
+	}
+	if _, stderr, err := e2e.Try(t, e2e.Batchfs, "unmount", m.Dir); err == nil || !strings.Contains(stderr, "busy") {
+		t.Errorf("unmount under a reader: %v %s", err, stderr)
+	}
+	m.Cmd.Process.Signal(syscall.SIGTERM)
+	e2e.Await(t, "what is waited for", func() bool { return strings.Contains(m.Out.String(), "still open") })
+	fmt.Fprintln(in, "go on")
+	rest := make([]byte, 10)
+	n, _ := out.Read(rest)
+	if got := strings.TrimSpace(string(rest[:n])); got != fmt.Sprint(2*4*16*2-100) {
+		t.Errorf("the reader got %q of the rest", got)
+	}
+	if err := reader.Wait(); err != nil {
+		t.Error(err)
+	}
+	m.AwaitEnd(t)
+	if strings.Contains(m.Out.String(), "their readers get errors") {
+		t.Errorf("it did not end with its last reader:\n%s", m.Out)
+	}
+}
+
+// mount -d returns 0 when, and only when, batches can be read.
+func TestBackground(t *testing.T) {
+	e2e.NeedFUSE(t)
+	config, want := e2e.Small(t, 1)
+	dir, log := t.TempDir(), filepath.Join(t.TempDir(), "log")
+	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+	// A pipe that the caller happens to have open, and whose end somebody waits for.
+	ended, open, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := e2e.Command(t, e2e.Batchfs, "mount", "-d", "-c", config, "--log", log, dir)
+	cmd.ExtraFiles = []*os.File{open}
+	said, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	open.Close()
+	ended.SetReadDeadline(time.Now().Add(e2e.Limit))
+	if _, err := io.ReadAll(ended); err != nil {
+		t.Error(err)
+	}
+	out := string(said)
+	if got := e2e.Read(t, "read", filepath.Join(dir, "train/next"))[0]; got != want[0] {
+		t.Errorf("batch 0 is %s, want %s", got, want[0])
+	}
+	pid, err := strconv.Atoi(regexp.MustCompile(`process (\d+)`).FindStringSubmatch(out)[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(log); err != nil || !strings.Contains(string(text), "mounted") {
+		t.Errorf("log: %v %s", err, text)
+	}
+	e2e.Run(t, e2e.Batchfs, "unmount", dir)
+	if err := syscall.Kill(pid, 0); err == nil {
+		if stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); !strings.Contains(string(stat), ") Z ") {
+			t.Errorf("process %d still runs when unmount has returned", pid)
+		}
+	}
+
+	// Here every check of the files passes, and the batch itself cannot be made.
+	e2e.Tokens(t, filepath.Join(filepath.Dir(config), "wide.bin"), 70_000, 4)
+	_, stderr, err := e2e.Try(t, e2e.Batchfs, "mount", "-d", "--log", log, "--set", "splits.a.tokens="+filepath.Join(filepath.Dir(config), "wide.bin"),
+		"-c", config, "--set", "splits.a.token_dtype=uint32", "--set", "splits.a.dtype=uint16", "--set", "splits.a.order=sequential", "--set", "splits.a.start=1090", dir)
+	if err == nil || !strings.Contains(stderr, "which dtype uint16 cannot hold") || e2e.IsMounted(t, dir) {
+		t.Errorf("mount -d of tokens that do not fit: %v %s", err, stderr)
+	}
+}
+
+func TestOneThread(t *testing.T) {
+	config, want := e2e.Small(t, 100)
+	cmd := exec.Command(e2e.Batchfs)
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
+	m := e2e.MountProgram(t, cmd, "-c", config)
+	for k, got := range e2e.Read(t, "numbers", m.Path("train/next"), "100") {
+		if got != want[k] {
+			t.Fatalf("batch %d is %s, want %s", k, got, want[k])
+		}
+	}
+}
+
+// An ordinary user mounts through fusermount3, and another user cannot read there.
+func TestOrdinaryUser(t *testing.T) {
+	e2e.LetUsersMount(t)
+	home, err := os.MkdirTemp("", "batchfs-user-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(home) })
+	dir, other := filepath.Join(home, "mnt"), filepath.Join(home, "other")
+	data := e2e.Tokens(t, filepath.Join(home, "train.bin"), 60_000, 2)
+	for _, path := range []string{dir, other} {
+		if err := os.Mkdir(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, path := range []string{home, dir, other} {
+		if err := os.Chown(path, e2e.Nobody, e2e.Nobody); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+	// As after sudo, in a directory that only another user may enter.
+	locked := t.TempDir()
+	e2e.NoError(t, os.Chmod(locked, 0o700))
+	t.Chdir(locked)
+	asNobody := func(args ...string) (string, error) {
+		return e2e.AsUser(t, e2e.Nobody, e2e.Nobody, append([]string{"env", "HOME=" + home, "XDG_STATE_HOME=" + home}, args...)...)
+	}
+	asRoot := func(args ...string) (string, error) {
+		stdout, stderr, err := e2e.Try(t, args...)
+		return stdout + stderr, err
+	}
+	said, err := asNobody(e2e.Batchfs, "mount", "-d", "--data", filepath.Dir(data), dir)
+	if err != nil {
+		t.Fatalf("%v: %s", err, said)
+	}
+	keeper, err := strconv.Atoi(regexp.MustCompile(`process (\d+)`).FindStringSubmatch(said)[1])
+	e2e.NoError(t, err)
+	if out, err := asNobody("head", "-c", "10", filepath.Join(dir, "train/next")); err != nil || len(out) != 10 {
+		t.Errorf("reading as the user that mounted: %v %q", err, out)
+	}
+	if out, err := asNobody("cmp", filepath.Join(dir, "train/tokens.bin"), data); err != nil {
+		t.Errorf("tokens.bin: %v %s", err, out)
+	}
+	log, err := os.ReadFile(filepath.Join(home, "batchfs/batchfs.log"))
+	if err != nil || strings.Count(string(log), "read_ahead_kb") != 1 {
+		t.Errorf("%v: the log does not say once that reading ahead is root's to set:\n%s", err, log)
+	}
+	if _, stderr, err := e2e.Try(t, "cat", filepath.Join(dir, "README")); err == nil || !strings.Contains(stderr, "Permission denied") {
+		t.Errorf("reading as another user: %v %s", err, stderr)
+	}
+	if e2e.Command(t, "grep", "-q", "^ *user_allow_other", "/etc/fuse.conf").Run() != nil {
+		out, err := asNobody(e2e.Batchfs, "mount", "--set", "mount.allow_other=true", "--data", home, other)
+		if err == nil || !strings.Contains(out, "echo user_allow_other >>/etc/fuse.conf") {
+			t.Errorf("mounting for others without root's leave: %v %s", err, out)
+		}
+	}
+	// Whoever dies.
+	m := &e2e.Mounted{Dir: dir, Cmd: &exec.Cmd{Process: &os.Process{Pid: keeper}}}
+	e2e.NoError(t, syscall.Kill(m.AwaitWorker(t), syscall.SIGKILL))
+	if out, err := asNobody("head", "-c", "10", filepath.Join(dir, "train/next")); err != nil || len(out) != 10 {
+		t.Errorf("reading from the second process: %v %q", err, out)
+	}
+	if out, err := asNobody(e2e.Batchfs, "restart", dir); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	if out, err := asNobody(e2e.Batchfs, "doctor", "--data", home, dir); err != nil || !strings.Contains(out, "is mounted, served by process ") {
+		t.Errorf("%v: %s", err, out)
+	}
+	e2e.NoError(t, syscall.Kill(keeper, syscall.SIGKILL))
+	e2e.Await(t, "a dead mount", func() bool {
+		out, err := asNobody("ls", dir)
+		return err != nil && strings.Contains(out, "not connected")
+	})
+	if out, err := asNobody(e2e.Batchfs, "mount", "-d", "--data", home, dir); err != nil {
+		t.Errorf("over a dead mount: %v: %s", err, out)
+	}
+	// Root could read what the user that mounted cannot, and says what that user would.
+	if out, err := asRoot(e2e.Batchfs, "doctor", dir); err != nil || !strings.Contains(out, "ok   mounted train: 60000 tokens") {
+		t.Errorf("%v: %s", err, out)
+	}
+	if err := os.Chmod(data, 0); err != nil {
+		t.Fatal(err)
+	}
+	for who, doctor := range map[string]func(...string) (string, error){"the user": asNobody, "root": asRoot} {
+		if out, err := doctor(e2e.Batchfs, "doctor", dir); err == nil || !strings.Contains(out, "FIX  mounted train: ") || !strings.Contains(out, "permission denied; as its owner, chmod a+r "+data) {
+			t.Errorf("%s: %v: %s", who, err, out)
+		}
+	}
+	if out, err := asNobody(e2e.Batchfs, "unmount", dir); err != nil || e2e.IsMounted(t, dir) {
+		t.Errorf("%v: %s", err, out)
+	}
+	out, err := asNobody(e2e.Batchfs, "mount", "-d", "--data", filepath.Dir(data), dir)
+	if err == nil || !strings.Contains(out, "train.bin: permission denied") || e2e.IsMounted(t, dir) {
+		t.Errorf("mounting tokens that the user may not read: %v %s", err, out)
+	}
+}
+
+// The kernel reads files of a mount further ahead than it does by itself.
+func TestReadAhead(t *testing.T) {
+	e2e.NeedFUSE(t)
+	if os.Geteuid() != 0 {
+		t.Skip("it is root's to set")
+	}
+	m := e2e.Mount(t, "--data", filepath.Dir(e2e.Tokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)))
+	var st syscall.Stat_t
+	if err := syscall.Stat(m.Dir, &st); err != nil {
+		t.Fatal(err)
+	}
+	file := fmt.Sprintf("/sys/class/bdi/%d:%d/read_ahead_kb", unix.Major(st.Dev), unix.Minor(st.Dev))
+	if err := unix.Access(file, unix.W_OK); err != nil {
+		t.Skip(file, err) // as in a container
+	}
+	if got, err := os.ReadFile(file); err != nil || string(got) != "1024\n" {
+		t.Errorf("%s: %v, %q", file, err, got)
+	}
+}
+
+// Only the batchfs that was mounted is unmounted, whatever lies under it or over it.
+func TestStackedMounts(t *testing.T) {
+	e2e.NeedFUSE(t)
+	if os.Geteuid() != 0 {
+		t.Skip("mounting a tmpfs is root's")
+	}
+	config, want := e2e.Small(t, 1)
+	dir := t.TempDir()
+	under := func(t *testing.T) {
+		t.Helper()
+		if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		for syscall.Unmount(dir, syscall.MNT_DETACH) == nil {
+		}
+	})
+	under(t)
+	e2e.Run(t, e2e.Batchfs, "mount", "-d", "-c", config, "--log", filepath.Join(t.TempDir(), "log"), dir)
+	if got := e2e.Read(t, "read", filepath.Join(dir, "train/batch/0"))[0]; got != want[0] {
+		t.Errorf("batch 0 over a tmpfs is %s, want %s", got, want[0])
+	}
+	under(t)
+	e2e.Write(t, filepath.Join(dir, "precious"), nil)
+	if _, stderr, err := e2e.Try(t, e2e.Batchfs, "unmount", dir); err == nil || !strings.Contains(stderr, "no batchfs is mounted there") {
+		t.Errorf("unmount of a tmpfs over a batchfs: %v %s", err, stderr)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "precious")); err != nil {
+		t.Error(err)
+	}
+	if err := syscall.Unmount(dir, 0); err != nil {
+		t.Fatal(err)
+	}
+	e2e.Run(t, e2e.Batchfs, "unmount", dir)
+	if text := e2e.Run(t, "grep", "-c", dir, "/proc/mounts"); strings.TrimSpace(text) != "1" {
+		t.Errorf("%s mounts are left, want the tmpfs", text)
+	}
+}
+
+// Nobody has to listen to what a mount says for it to serve.
+func TestNobodyListens(t *testing.T) {
+	e2e.NeedFUSE(t)
+	config, want := e2e.Small(t, 1)
+	dir := t.TempDir()
+	heard, said, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(e2e.Batchfs, "mount", "-c", config, dir)
+	cmd.Stdout, cmd.Stderr = said, said
+	m := &e2e.Mounted{Dir: dir, Cmd: cmd, Done: make(chan struct{})}
+	m.Start(t)
+	said.Close()
+	if _, err := heard.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	heard.Close()
+	e2e.Try(t, "stat", m.Path("train/colour=red")) // of which the log would say something
+	if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != want[0] {
+		t.Errorf("batch 0 is %s, want %s", got, want[0])
+	}
+}
+
+// A mount in the foreground ends with its terminal.
+func TestTerminalIsClosed(t *testing.T) {
+	e2e.NeedFUSE(t)
+	config, _ := e2e.Small(t, 1)
+	dir := t.TempDir()
+	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+	out := e2e.Run(t, e2e.Python, "-c", `
+import os, pty, sys
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+said = b""
+while b"stop with Ctrl-C" not in said:
+    said += os.read(terminal, 1000)
+os.close(terminal)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))`, e2e.Batchfs, "mount", "-c", config, dir)
+	if out != "0\n" || e2e.IsMounted(t, dir) {
+		t.Errorf("exit status %s, mounted: %v", out, e2e.IsMounted(t, dir))
+	}
+}

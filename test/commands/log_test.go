@@ -1,0 +1,215 @@
+package commands
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"batchfs/test/e2e"
+)
+
+// A log is of the form and of the level that were asked for.
+func TestLog(t *testing.T) {
+	config, _ := e2e.Small(t, 1)
+	for _, test := range []struct {
+		args  []string
+		lines int
+	}{
+		{nil, 3},
+		{[]string{"--set", "log.level=error"}, 0},
+	} {
+		file := filepath.Join(t.TempDir(), "log")
+		m := e2e.Mount(t, append(test.args, "-c", config, "--log", file, "--set", "log.format=json")...)
+		e2e.Try(t, "stat", m.Path("train/colour=red")) // of which the log says something
+		m.Stop(t)
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(string(text), "\n"); n < test.lines || test.lines == 0 && n > 0 {
+			t.Errorf("%s: %d lines:\n%s", test.args, n, text)
+		}
+		for line := range strings.Lines(string(text)) {
+			var said struct{ Time, Level, Msg, Mountpoint string }
+			if err := json.Unmarshal([]byte(line), &said); err != nil || said.Msg == "" || said.Mountpoint != m.Dir || said.Level != "INFO" && said.Level != "WARN" {
+				t.Errorf("%v: %s", err, line)
+			}
+		}
+	}
+}
+
+// A screen is what a process has written to a pipe or a terminal, as far as it was read.
+type screen struct {
+	mu   sync.Mutex
+	text strings.Builder // guarded by mu
+}
+
+func (s *screen) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(p)
+}
+
+func (s *screen) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}
+
+// unread returns a pipe that is full and a terminal that is stopped. begin lets it take what is written again.
+func unread(t *testing.T, terminal bool) (out *os.File, begin func(to io.Writer)) {
+	t.Helper()
+	if !terminal {
+		var ends [2]int
+		e2e.NoError(t, unix.Pipe2(ends[:], unix.O_CLOEXEC))
+		read, out := os.NewFile(uintptr(ends[0]), "pipe"), os.NewFile(uintptr(ends[1]), "pipe")
+		t.Cleanup(func() { read.Close() })
+		size, err := unix.FcntlInt(out.Fd(), unix.F_GETPIPE_SZ, 0)
+		e2e.NoError(t, err)
+		_, err = out.Write(make([]byte, size))
+		e2e.NoError(t, err)
+		return out, func(to io.Writer) { go io.Copy(to, read) }
+	}
+	keyboard, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("no pseudo-terminals here: %v", err)
+	}
+	t.Cleanup(func() { keyboard.Close() })
+	e2e.NoError(t, unix.IoctlSetPointerInt(int(keyboard.Fd()), unix.TIOCSPTLCK, 0))
+	n, err := unix.IoctlGetInt(int(keyboard.Fd()), unix.TIOCGPTN)
+	e2e.NoError(t, err)
+	out, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	e2e.NoError(t, err)
+	e2e.NoError(t, unix.IoctlSetInt(int(out.Fd()), unix.TCXONC, unix.TCOOFF))
+	return out, func(to io.Writer) {
+		e2e.NoError(t, unix.IoctlSetInt(int(out.Fd()), unix.TCXONC, unix.TCOON))
+		go io.Copy(to, keyboard)
+	}
+}
+
+// A log that nobody reads holds up no reader, whatever is logged, and no successor of a worker that dies, also of one whose
+// crash has much to say. When it is read again, the log continues.
+func TestNobodyReadsTheLog(t *testing.T) {
+	for _, terminal := range []bool{false, true} {
+		t.Run(map[bool]string{false: "pipe", true: "terminal"}[terminal], func(t *testing.T) {
+			e2e.NeedFUSE(t)
+			t.Parallel()
+			config, want := e2e.Small(t, 4)
+			log, begin := unread(t, terminal)
+			defer log.Close()
+			file, err := os.Create(filepath.Join(t.TempDir(), "out"))
+			e2e.NoError(t, err)
+			defer file.Close()
+			dir := t.TempDir()
+			cmd := exec.Command(e2e.Batchfs, "mount", "-c", config, dir)
+			cmd.Stdout, cmd.Stderr = file, log
+			m := &e2e.Mounted{Dir: dir, Cmd: cmd, Done: make(chan struct{}), Out: e2e.LogFile(file.Name())}
+			m.Start(t)
+			e2e.Await(t, "a mount that is ready", func() bool { return strings.Contains(m.Out.String(), "stop with Ctrl-C") })
+			for k, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGQUIT, syscall.SIGKILL} {
+				before := m.AwaitStandby(t)[0]
+				e2e.NoError(t, syscall.Kill(before, sig))
+				if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != want[k] {
+					t.Errorf("batch %d is %s, want %s", k, got, want[k])
+				}
+				e2e.AwaitEnded(t, before)
+			}
+			e2e.Run(t, e2e.Python, "-c", `
+import os, sys
+for n in range(1000):
+    try:
+        os.stat(f"{sys.argv[1]}/colour{n}=red")
+        sys.exit("there is a file")
+    except FileNotFoundError:
+        pass`, m.Path("train"))
+			if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != want[3] {
+				t.Errorf("batch 3 is %s, want %s", got, want[3])
+			}
+			var said screen
+			begin(&said)
+			e2e.Await(t, "the lines that waited", func() bool { return strings.Count(said.String(), "another goes on") == 3 })
+			e2e.NoError(t, os.Truncate(filepath.Join(filepath.Dir(config), "train.bin"), 1000))
+			e2e.Await(t, "a line of an error", func() bool {
+				e2e.Try(t, "cat", m.Path("train/next")) // an error of which the log says something
+				return strings.Contains(said.String(), "a request failed")
+			})
+		})
+	}
+}
+
+// The end of a mount that fails waits for no log.
+func TestNobodyReadsTheEnd(t *testing.T) {
+	e2e.NeedFUSE(t)
+	config, _ := e2e.Small(t, 1)
+	log, _ := unread(t, false)
+	defer log.Close()
+	dir := t.TempDir()
+	cmd := exec.Command(e2e.Batchfs, "mount", "-c", config, dir)
+	cmd.Stdout, cmd.Stderr = log, log
+	m := &e2e.Mounted{Dir: dir, Cmd: cmd, Done: make(chan struct{})}
+	m.Start(t)
+	e2e.Await(t, "a mount that serves", func() bool {
+		_, _, err := e2e.Try(t, "head", "-c1", m.Path("train/next"))
+		return err == nil
+	})
+	e2e.Run(t, e2e.Batchfs, "unmount", dir)
+	m.AwaitEnd(t)
+}
+
+// A named pipe that nobody reads is refused as the log, and one with a reader is not.
+func TestLogToANamedPipe(t *testing.T) {
+	e2e.NeedFUSE(t)
+	config, _ := e2e.Small(t, 1)
+	fifo := filepath.Join(t.TempDir(), "log")
+	e2e.NoError(t, unix.Mkfifo(fifo, 0o600))
+	for _, flags := range [][]string{nil, {"-d"}} {
+		args := append([]string{e2e.Batchfs, "mount", "-c", config, "--log", fifo, t.TempDir()}, flags...)
+		if _, stderr, err := e2e.Try(t, args...); err == nil || !strings.Contains(stderr, "nobody reads the named pipe "+fifo) {
+			t.Errorf("%v: %s", err, stderr)
+		}
+	}
+	reader, err := os.OpenFile(fifo, os.O_RDWR, 0)
+	e2e.NoError(t, err)
+	defer reader.Close()
+	var said screen
+	go io.Copy(&said, reader)
+	e2e.Mount(t, "-c", config, "--log", fifo)
+	e2e.Await(t, "a line in the pipe", func() bool { return strings.Contains(said.String(), "msg=mounted") })
+}
+
+// Readers cannot fill the disk with errors, two that alternate either.
+func TestErrorsDoNotFloodTheLog(t *testing.T) {
+	config, _ := e2e.Small(t, 1)
+	m := e2e.Mount(t, "-c", config)
+	file := filepath.Join(filepath.Dir(config), "train.bin")
+	e2e.NoError(t, os.Truncate(file, 1000))
+	e2e.Run(t, e2e.Python, "-c", `
+import os, sys
+mountpoint, file = sys.argv[1:]
+for n in range(1000):
+    if n % 2:
+        os.rename(file, file + ".away")
+    try:
+        open(f"{mountpoint}/train/next", "rb")
+        sys.exit("no error")
+    except OSError:
+        pass
+    if n % 2:
+        os.rename(file + ".away", file)`, m.Dir, file)
+	if n := e2e.StatusOf(t, m).Splits["train"].Errors; n < 1000 {
+		t.Errorf("status.json counts %d errors", n)
+	}
+	// Two lines every ten seconds, on a machine that may be slow.
+	if n := strings.Count(m.Out.String(), "a request failed"); n < 2 || n > 200 {
+		t.Errorf("%d lines", n)
+	}
+}

@@ -1,0 +1,114 @@
+package commands
+
+import (
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"batchfs/test/e2e"
+)
+
+// masked prints whether a mount's mask is 1 exactly where the target is an upper-case letter, or a lower-case one, and in all files alike.
+const masked = `
+import json, struct, sys
+import numpy as np
+split = sys.argv[1]
+y, mask = np.load(f"{split}/batches.npy")[:, 1], np.load(f"{split}/batches.mask.npy")
+for k in range(0, len(mask), 7):
+    assert (np.load(f"{split}/batch/{k}.mask.npy") == mask[k]).all()
+    raw = open(f"{split}/batch/{k}.safetensors", "rb").read()
+    n, = struct.unpack("<Q", raw[:8])
+    a = json.loads(raw[8:8 + n])["mask"]
+    assert a["dtype"] == "U8" and raw[8 + n:][slice(*a["data_offsets"])] == mask[k].tobytes()
+for case, is_case in ("upper", (y >= 65) & (y <= 90)), ("lower", (y >= 97) & (y <= 122)):
+    if (mask == is_case).all():
+        print(case)
+`
+
+// The command that prepare prints serves the mask that prepare wrote, from any worker, and follows one that is prepared later. x and y are
+// those without it.
+func TestPreparedMask(t *testing.T) {
+	e2e.NeedFUSE(t)
+	dir := t.TempDir()
+	var lines strings.Builder
+	for i := range 400 {
+		fmt.Fprintf(&lines, "{\"prompt\": %q, \"completion\": %q}\n", strings.Repeat("what", i%7+1), strings.Repeat("THIS", i%5+1))
+	}
+	e2e.Write(t, filepath.Join(dir, "sft.jsonl"), []byte(lines.String()))
+	prepare := func(args ...string) (mount string) {
+		t.Helper()
+		said := e2e.Run(t, append([]string{"env", "-C", dir, e2e.Batchfs, "prepare", "sft.jsonl", "--by", "byte", "--out", "it's sft"}, args...)...)
+		_, command, _ := strings.Cut(said, "next: batchfs mount ")
+		return command
+	}
+	command := prepare("--mask", "prompt:0,completion:1")
+	mountpoint := t.TempDir()
+	command = "exec " + e2e.Batchfs + " mount " + strings.Replace(command, "MOUNTPOINT", "--set splits.train.on_change=follow "+mountpoint, 1)
+	program := exec.Command("sh", "-c", command)
+	program.Dir = dir
+	m := e2e.MountAt(t, mountpoint, program)
+	reads := func(want string) {
+		t.Helper()
+		for _, settings := range []string{"", "/seed=7,order=shuffle,rank=1,world=2"} {
+			if got := e2e.Run(t, e2e.Python, "-c", masked, m.Path("train"+settings)); got != want+"\n" {
+				t.Errorf("the mask is 1 where y is %q, want %s", got, want)
+			}
+		}
+	}
+	reads("upper")
+	want := e2e.Line(e2e.Cat(t, "train", "--data", filepath.Join(dir, "it's sft"), "--set", "splits.train.arrays=[]"))
+	if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != want {
+		t.Errorf("next is %s, without the mask %s", got, want)
+	}
+	fingerprint := func() string {
+		t.Helper()
+		var info struct{ Fingerprint string }
+		e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, "cat", m.Path("train/info.json"))), &info))
+		return info.Fingerprint
+	}
+	first := fingerprint()
+	e2e.Kill(t, m, m.AwaitWorker(t))
+	reads("upper")
+	e2e.Run(t, e2e.Batchfs, "restart", m.Dir)
+	reads("upper")
+	prepare("--mask", "prompt:1,completion:0", "--force")
+	reads("lower")
+	e2e.Kill(t, m, m.AwaitWorker(t))
+	reads("lower")
+	if fingerprint() == first {
+		t.Error("another mask has the same fingerprint")
+	}
+	prepare("--field", "prompt", "--force")
+	if _, stderr, err := e2e.Try(t, "cat", m.Path("train/next")); err == nil {
+		t.Error("a batch is read though its mask is gone")
+	} else if !strings.Contains(m.Out.String(), "mask uint8") {
+		t.Errorf("%s: the log does not say that the mask is gone", stderr)
+	}
+}
+
+// The command that prepare prints is right for files of every format, however short.
+func TestPreparePrintsACommand(t *testing.T) {
+	dir := t.TempDir()
+	var lines strings.Builder
+	for i := range 60 {
+		fmt.Fprintf(&lines, "{\"text\": \"%d words and others\"}\n", i)
+	}
+	e2e.Write(t, filepath.Join(dir, "a.jsonl"), []byte(lines.String()))
+	for _, format := range []string{"headerless", "llm.c", "megatron", "datatrove", "npy"} {
+		for _, shard := range []string{"0", "300"} {
+			said := e2e.Run(t, "env", "-C", dir, e2e.PlainBatchfs, "prepare", "a.jsonl", "--by", "byte", "--val", "0.3", "--format", format,
+				"--shard-tokens", shard, "--mask", "text:1", "--force", "--out", format+shard)
+			_, command, _ := strings.Cut(said, "next: batchfs mount ")
+			for _, split := range []string{"train", "val"} {
+				out := e2e.Run(t, "env", "-C", dir, "sh", "-c", e2e.PlainBatchfs+" inspect "+split+" 0 "+strings.Replace(command, "MOUNTPOINT", "--json", 1))
+				var origin struct{ Rows []any }
+				if err := json.Unmarshal([]byte(out), &origin); err != nil || len(origin.Rows) != 12 {
+					t.Errorf("%s: %v, %s", command, err, out)
+				}
+			}
+		}
+	}
+}

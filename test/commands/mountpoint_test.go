@@ -1,0 +1,257 @@
+package commands
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	gofs "github.com/hanwen/go-fuse/v2/fs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"github.com/moby/sys/mountinfo"
+
+	"batchfs/test/e2e"
+)
+
+// Of several mounts on one directory at the same time one is made. The others say so, and nothing is left of them.
+func TestMountAtOnce(t *testing.T) {
+	e2e.NeedFUSE(t)
+	config, want := e2e.Small(t, 2)
+	dir := t.TempDir()
+	t.Cleanup(func() {
+		for e2e.IsMounted(t, dir) {
+			e2e.Try(t, e2e.PlainBatchfs, "unmount", "--force", dir)
+		}
+	})
+	const rounds, at = 3, 4
+	for range rounds {
+		var cmds [at]*exec.Cmd
+		var said [at]strings.Builder
+		logs := t.TempDir()
+		for i := range cmds {
+			cmds[i] = e2e.Command(t, e2e.PlainBatchfs, "mount", "-d", "-c", config, "--log", filepath.Join(logs, fmt.Sprint(i)), dir)
+			cmds[i].Stderr = &said[i]
+			e2e.NoError(t, cmds[i].Start())
+		}
+		won := -1
+		for i, cmd := range cmds {
+			if cmd.Wait() == nil {
+				if won >= 0 {
+					t.Errorf("both %d and %d say that they mounted", won, i)
+				}
+				won = i
+			} else if !strings.Contains(said[i].String(), "a batchfs is already mounted there; batchfs unmount "+dir+" ends it") {
+				t.Errorf("one that did not mount says %s", &said[i])
+			}
+		}
+		if won < 0 {
+			t.Fatalf("none mounted: %s", said[0].String())
+		}
+		if list, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(dir)); err != nil || len(list) != 1 {
+			t.Errorf("the kernel has %d mounts there (%v)", len(list), err)
+		}
+		open, _ := filepath.Glob("/proc/[0-9]*/fd/*")
+		for _, fd := range open {
+			if path, _ := os.Readlink(fd); filepath.Dir(path) == logs && filepath.Base(path) != fmt.Sprint(won) {
+				t.Errorf("%s is left of a mount that was not made", fd)
+			}
+		}
+		for k := range 2 {
+			if got := e2e.Read(t, "read", filepath.Join(dir, "train/next"))[0]; got != want[k] {
+				t.Errorf("batch %d is %s, want %s", k, got, want[k])
+			}
+		}
+		e2e.Run(t, e2e.PlainBatchfs, "unmount", dir)
+	}
+}
+
+// A mount whose parent directory is moved is the same mount at another path: there it is looked at, restarted, mounted again and ended.
+func TestMovedMount(t *testing.T) {
+	config, _ := e2e.Small(t, 1)
+	for name, test := range map[string]struct {
+		args []string
+		end  func(t *testing.T, m *e2e.Mounted)
+	}{
+		"unmount": {nil, func(t *testing.T, m *e2e.Mounted) { e2e.Run(t, e2e.PlainBatchfs, "unmount", m.Dir) }},
+		"SIGTERM": {nil, func(t *testing.T, m *e2e.Mounted) { m.Cmd.Process.Signal(syscall.SIGTERM) }},
+		"no resend": {[]string{"--no-resend"}, func(t *testing.T, m *e2e.Mounted) {
+			worker := m.Worker(t)
+			e2e.NoError(t, syscall.Kill(worker, syscall.SIGKILL))
+			e2e.Await(t, "another mount at the new path", func() bool {
+				_, _, err := e2e.Try(t, "head", "-c1", m.Path("train/next"))
+				return err == nil && m.Worker(t) != worker
+			})
+			m.Cmd.Process.Signal(syscall.SIGTERM)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			base := t.TempDir()
+			old, moved := filepath.Join(base, "old"), filepath.Join(base, "moved")
+			e2e.NoError(t, os.MkdirAll(filepath.Join(old, "mnt"), 0o755))
+			m := e2e.MountAt(t, filepath.Join(old, "mnt"), exec.Command(e2e.Batchfs), append(test.args, "-c", config, "--set", "mount.grace=1h")...)
+			e2e.NoError(t, os.Rename(old, moved))
+			e2e.NoError(t, os.MkdirAll(m.Dir, 0o755)) // where nothing of it is
+			m.Dir = filepath.Join(moved, "mnt")
+			if out, _, err := e2e.Try(t, e2e.PlainBatchfs, "doctor", m.Dir); err != nil || !strings.Contains(out, "ok   mountpoint: "+m.Dir+" is mounted, served by") {
+				t.Errorf("doctor: %v %s", err, out)
+			}
+			e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir)
+			m.Seek(t, "train", 7, 0)
+			test.end(t, m)
+			m.AwaitEnd(t)
+			if code := m.Cmd.ProcessState.ExitCode(); code != 0 || e2e.IsMounted(t, m.Dir) {
+				t.Errorf("exit status %d, mounted: %v", code, e2e.IsMounted(t, m.Dir))
+			}
+		})
+	}
+}
+
+// A mount that cannot be made again ends with an error, and leaves the directory as it is.
+func TestMountedAgainInVain(t *testing.T) {
+	e2e.NeedFUSE(t)
+	if os.Geteuid() != 0 {
+		t.Skip("bind mounts are root's")
+	}
+	config, _ := e2e.Small(t, 1)
+	dir, under := filepath.Join(t.TempDir(), "mnt"), t.TempDir()
+	e2e.NoError(t, os.Mkdir(dir, 0o755))
+	e2e.NoError(t, syscall.Mount(filepath.Dir(dir), under, "", syscall.MS_BIND, ""))
+	t.Cleanup(func() { e2e.NoError(t, syscall.Unmount(under, syscall.MNT_DETACH)) })
+	m := e2e.MountAt(t, dir, exec.Command(e2e.Batchfs), "--no-resend", "-c", config)
+	e2e.Write(t, filepath.Join(under, "mnt", "precious"), nil)
+	e2e.NoError(t, syscall.Kill(m.AwaitWorker(t), syscall.SIGKILL))
+	m.AwaitEnd(t)
+	if code := m.Cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(m.Out.String(), "is not empty (it holds precious)") || e2e.IsMounted(t, dir) {
+		t.Errorf("exit status %d, mounted: %v", code, e2e.IsMounted(t, dir))
+	}
+	if _, err := os.Stat(filepath.Join(dir, "precious")); err != nil {
+		t.Error(err)
+	}
+}
+
+// Commands understand a path in a mount of one split alone, as docker -v makes it.
+func TestMountOfOneSplit(t *testing.T) {
+	e2e.NeedFUSE(t)
+	if os.Geteuid() != 0 {
+		t.Skip("bind mounts are root's")
+	}
+	config, _ := e2e.Small(t, 1)
+	m := e2e.Mount(t, "-c", config)
+	split, ranked := t.TempDir(), t.TempDir()
+	const rank = "train/rank=1,world=2"
+	for dir, path := range map[string]string{split: "train", ranked: rank} {
+		e2e.NoError(t, syscall.Mount(m.Path(path), dir, "", syscall.MS_BIND, ""))
+		t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+	}
+	for dir, path := range map[string]string{split: "train", ranked: rank, filepath.Join(split, "rank=1,world=2"): rank} {
+		if got, want := e2e.Run(t, e2e.PlainBatchfs, "cat", dir, "--from", "3"), e2e.Run(t, e2e.PlainBatchfs, "cat", m.Path(path), "--from", "3"); got != want {
+			t.Errorf("cat %s is not cat %s", dir, path)
+		}
+		if got, want := e2e.Run(t, e2e.PlainBatchfs, "inspect", dir, "3"), e2e.Run(t, e2e.PlainBatchfs, "inspect", m.Path(path), "3"); got != want {
+			t.Errorf("inspect %s says\n%s\nof %s\n%s", dir, got, path, want)
+		}
+		out, _, err := e2e.Try(t, e2e.PlainBatchfs, "doctor", dir)
+		if err != nil || !strings.Contains(out, " is mounted, served by process ") || !strings.Contains(out, "ok   mounted train: ") {
+			t.Errorf("doctor %s: %v %s", dir, err, out)
+		}
+	}
+	e2e.Run(t, e2e.PlainBatchfs, "seek", split, "70")
+	e2e.Run(t, e2e.PlainBatchfs, "seek", ranked, "80")
+	if got := m.Cursor(t, "train") + " " + m.Cursor(t, rank); got != "70 80" {
+		t.Errorf("the cursors are %s", got)
+	}
+	if _, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "seek", filepath.Join(split, "batch"), "5"); err == nil || !strings.Contains(stderr, "is no split in the mount") {
+		t.Errorf("seek of no split: %v %s", err, stderr)
+	}
+	if _, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "inspect", filepath.Join(split, "next"), "5"); err == nil || !strings.Contains(stderr, "next") {
+		t.Errorf("inspect of no split: %v %s", err, stderr)
+	}
+}
+
+// Anybody can mount something that calls itself a batchfs, and names whatever process as its supervisor. No command touches that
+// process.
+func TestForgedSupervisor(t *testing.T) {
+	e2e.NeedFUSE(t)
+	innocent := exec.Command("sleep", "infinity")
+	e2e.NoError(t, innocent.Start())
+	t.Cleanup(func() {
+		innocent.Process.Kill()
+		innocent.Wait()
+	})
+	pid := innocent.Process.Pid
+	stat := e2e.Run(t, "cat", fmt.Sprintf("/proc/%d/stat", pid))
+	began := strings.Fields(stat[strings.LastIndex(stat, ")"):])[20]
+	namespace := e2e.Run(t, "stat", "-L", "-c", "%i", "/proc/self/ns/pid")
+	dir := t.TempDir()
+	server, err := gofs.Mount(dir, &gofs.Inode{}, &gofs.Options{MountOptions: fuse.MountOptions{
+		FsName: fmt.Sprintf("batchfs:%d:%s:%s", pid, began, strings.TrimSpace(namespace)), Name: "batchfs", DirectMount: true}})
+	e2e.NoError(t, err)
+	t.Cleanup(func() {
+		if e2e.IsMounted(t, dir) {
+			e2e.NoError(t, server.Unmount())
+		}
+	})
+	for _, args := range [][]string{{"doctor", dir}, {"restart", dir}, {"seek", dir + "/train", "7"}, {"cat", dir + "/train"}, {"inspect", dir + "/train", "7"}} {
+		if out, stderr, err := e2e.Try(t, append([]string{e2e.PlainBatchfs}, args...)...); err == nil || !strings.Contains(out+stderr, "dead") {
+			t.Errorf("%s: %v %s%s", args, err, out, stderr)
+		}
+	}
+	user := e2e.Command(t, "sh", "-c", `cd "$0" && echo there && exec sleep infinity`, dir) // so that it takes force to unmount
+	out, err := user.StdoutPipe()
+	e2e.NoError(t, err)
+	e2e.NoError(t, user.Start())
+	defer user.Wait()
+	defer user.Process.Kill()
+	_, err = io.ReadFull(out, make([]byte, len("there\n")))
+	e2e.NoError(t, err)
+	e2e.Try(t, e2e.PlainBatchfs, "unmount", dir)
+	e2e.Try(t, e2e.PlainBatchfs, "unmount", "--force", dir)
+	var status syscall.WaitStatus
+	if ended, err := syscall.Wait4(pid, &status, syscall.WNOHANG|syscall.WUNTRACED, nil); err != nil || ended != 0 {
+		t.Errorf("the innocent process: %v, status %x", err, status)
+	}
+}
+
+// cat and inspect end at the first signal, also while a disk does not answer.
+func TestInterruptedCommands(t *testing.T) {
+	d := e2e.NewDouble(t, e2e.VersionOf(0, 500_000))
+	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.train.order=sequential")
+	for _, args := range [][]string{
+		{"cat", m.Path("train"), "--from", "9"},
+		{"cat", "train", "-c", "/dev/null", "--set", "splits.train.tokens=" + d.Path},
+		{"inspect", "train", "9", "-c", "/dev/null", "--set", "splits.train.tokens=" + d.Path},
+	} {
+		// Again and again, because which thread of the process reads is chance.
+		for i := range 20 {
+			sig := []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[i%2]
+			d.Set(t, e2e.Hang)
+			cmd := exec.Command(e2e.PlainBatchfs, args...)
+			var stderr strings.Builder
+			cmd.Stderr = &stderr
+			e2e.NoError(t, cmd.Start())
+			ended := make(chan struct{})
+			go func() {
+				cmd.Wait()
+				close(ended)
+			}()
+			d.Await(t, 1)
+			began := time.Now()
+			e2e.NoError(t, cmd.Process.Signal(sig))
+			select {
+			case <-ended:
+			case <-time.After(e2e.Limit):
+				t.Fatalf("%s does not end on %v", args, sig)
+			}
+			e2e.InTime(t, args[0], time.Since(began), time.Second)
+			if cmd.ProcessState.ExitCode() != 1 || stderr.String() != "batchfs: interrupted\n" {
+				t.Errorf("%s, %v: %v %s", args, sig, cmd.ProcessState, &stderr)
+			}
+			d.Set(t, e2e.Healthy)
+		}
+	}
+}

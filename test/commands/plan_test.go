@@ -1,0 +1,109 @@
+package commands
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"batchfs/test/e2e"
+)
+
+// What plan says of a host's requests and bytes is what the store then counts, within a tenth: for mounting, and for every order, in the first epoch
+// and in a later one. With a block cache for half of it, blocks that were fetched ahead make room for others, so that some are fetched twice.
+func TestPlanIsMeasured(t *testing.T) {
+	e2e.Long(t)
+	b := e2e.NewBucket(t)
+	b.Put(t, "train_0.bin", e2e.RandomBytes(100*e2e.StoreBlock))
+	b.Put(t, "train_1.bin", e2e.RandomBytes(92*e2e.StoreBlock))
+	// What the store is asked for: blocks, and other things, with which objects are opened.
+	var others, blocks, blockBytes atomic.Int64
+	b.Fails(func(_ http.ResponseWriter, r *http.Request) bool {
+		var from, to int64
+		if n, _ := fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-%d", &from, &to); n == 2 && to-from+1 > 64<<10 {
+			blocks.Add(1)
+			blockBytes.Add(to - from + 1)
+		} else {
+			others.Add(1)
+		}
+		return false
+	})
+	var sizes struct {
+		Mount float64 `json:"mount_requests"`
+	}
+	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, e2e.PlainBatchfs, "plan", "--tokens", strconv.Itoa(192*e2e.StoreBlock/2), "--shard-tokens",
+		strconv.Itoa(100*e2e.StoreBlock/2), "--step", "1s", "--json")), &sizes))
+	for _, test := range []struct {
+		batch       string // settings
+		hosts, gpus int
+		share       float64 // of what a host needs, that its block cache has room for
+		ahead       int     // MiB
+		fill        bool    // before the run
+	}{
+		{"order=random", 2, 2, 1, 4, false},
+		{"order=shuffle", 2, 2, 1, 4, false},
+		{"order=shuffle shuffle_block=256KiB local_world=2", 2, 2, 1, 4, false},
+		{"order=shuffle shuffle_block=256KiB local_world=2", 2, 2, 1.16, 4, true},
+		{"order=sequential", 2, 2, 1, 4, false},
+		{"order=shuffle", 4, 1, 0.5, 4, false},
+		{"order=shuffle", 2, 2, 0.5, 4, false},
+		{"order=sequential", 2, 2, 0.5, 4, false},
+		{"order=sequential", 2, 2, 0.5, 1, false}, // hardly more than the rows of a step need
+	} {
+		t.Run(fmt.Sprintf("%s/%g", test.batch, test.share), func(t *testing.T) {
+			args := []string{"-c", b.Config(t, "s3://bucket/train_*.bin", ""), "--set", "store.cache_dir=" + t.TempDir(),
+				"--set", fmt.Sprintf("memory.ahead_bytes=%d", test.ahead<<20)}
+			for _, setting := range append(strings.Fields(test.batch), "block_size=4000", "batch_size=4", fmt.Sprintf("world=%d", test.hosts*test.gpus)) {
+				args = append(args, "--set", "batch."+setting)
+			}
+			type needs struct {
+				Epoch    int     `json:"epoch_steps"`
+				Requests float64 `json:"host_requests"`
+				Bytes    float64 `json:"host_fetched_bytes"`
+				Share    float64 `json:"share_bytes"`
+				Mount    float64 `json:"mount_requests"`
+			}
+			planned := func(epochs int) (n needs) {
+				t.Helper()
+				out := e2e.Run(t, append([]string{e2e.PlainBatchfs, "plan", "--json", "--step", "1s", "--epochs", strconv.Itoa(epochs),
+					"--hosts", strconv.Itoa(test.hosts), "--gpus", strconv.Itoa(test.gpus)}, args...)...)
+				e2e.NoError(t, json.Unmarshal([]byte(out), &n))
+				return n
+			}
+			near := func(what string, got, want float64) {
+				t.Helper()
+				t.Logf("%s: %.0f, planned were %.0f", what, got, want)
+				if math.Abs(got-want) > 0.1*want {
+					t.Errorf("%s: not within 10%%", what)
+				}
+			}
+			args = append(args, "--set", fmt.Sprintf("store.cache_bytes=%.0f", math.Ceil(test.share*planned(2).Share)))
+			plans := []needs{planned(1), planned(2)}
+			blocks.Store(0)
+			blockBytes.Store(0)
+			if test.fill {
+				e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "fill", "--rank", "0", "--world", "4", "--local-world", "2"}, args...)...)
+				near("requests to fill the cache", float64(blocks.Load()), plans[0].Requests)
+			}
+			others.Store(0)
+			m := e2e.Mount(t, args...)
+			near("requests to mount", float64(others.Load()), plans[0].Mount)
+			near("requests to mount, by the sizes alone", float64(others.Load()), sizes.Mount)
+			for i, plan := range plans {
+				files := []string{"cksum"}
+				for k := i * plan.Epoch; k < (i+1)*plan.Epoch; k++ {
+					for rank := range test.gpus {
+						files = append(files, m.Path(fmt.Sprintf("train/rank=%d/batch/%d", rank, k)))
+					}
+				}
+				e2e.Run(t, files...)
+				near(fmt.Sprintf("requests for blocks, epochs: %d", i+1), float64(blocks.Load()), plan.Requests)
+				near(fmt.Sprintf("bytes, epochs: %d", i+1), float64(blockBytes.Load()), plan.Bytes)
+			}
+		})
+	}
+}

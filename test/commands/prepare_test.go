@@ -1,0 +1,173 @@
+package commands
+
+import (
+	"cmp"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"batchfs/test/e2e"
+)
+
+// A disk that is full leaves no token file, and prepare goes on when there is room.
+func TestPrepareDiskFull(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounting a tmpfs is root's")
+	}
+	dir := t.TempDir()
+	texts, want, out := filepath.Join(dir, "a.jsonl.zst"), filepath.Join(dir, "want"), filepath.Join(dir, "out")
+	e2e.CompressedLines(t, texts, 4<<20)
+	args := []string{e2e.Batchfs, "prepare", texts, "--by", "byte", "--shard-tokens", "200000", "--out"}
+	e2e.Run(t, append(args, want)...)
+	e2e.NoError(t, os.Mkdir(out, 0o755))
+	if err := syscall.Mount("tmpfs", out, "tmpfs", 0, "size=3m"); err != nil {
+		e2e.Lack(t, "no tmpfs: %v", err)
+	}
+	t.Cleanup(func() { syscall.Unmount(out, syscall.MNT_DETACH) })
+	_, stderr, err := e2e.Try(t, append(args, out)...)
+	if err == nil || !strings.Contains(stderr, "no space left on device; the same command goes on from what is done") {
+		t.Errorf("on a full disk: %v %s", err, stderr)
+	}
+	if entries, _ := os.ReadDir(out); len(entries) != 1 || entries[0].Name() != ".prepare" {
+		t.Errorf("it leaves %v", entries)
+	}
+	e2e.NoError(t, syscall.Mount("tmpfs", out, "tmpfs", syscall.MS_REMOUNT, "size=64m"))
+	e2e.Run(t, append(args, out)...)
+	if e2e.Contents(t, out) != e2e.Contents(t, want) {
+		t.Error("other files than those of a run on a disk with room")
+	}
+}
+
+// prepare works in a directory of its own, and removes only what it made.
+func TestPrepareWorkplace(t *testing.T) {
+	for name, c := range map[string]struct {
+		make func(workplace, victim string) error
+		want string // empty where prepare succeeds
+	}{
+		"link":         {func(w, victim string) error { return os.Symlink(victim, w) }, "is no directory"},
+		"link beside":  {func(w, victim string) error { return os.Symlink(filepath.Base(victim), w) }, "is no directory"},
+		"file":         {func(w, _ string) error { return os.WriteFile(w, nil, 0o644) }, "is no directory"},
+		"another user": {func(w, _ string) error { return cmp.Or(os.Mkdir(w, 0o755), os.Chown(w, 65534, 65534)) }, "belongs to another user"},
+		"all write":    {func(w, _ string) error { return cmp.Or(os.Mkdir(w, 0o755), os.Chmod(w, 0o777)) }, "may be written by other users"},
+		"a guest": {func(w, _ string) error {
+			return cmp.Or(os.MkdirAll(filepath.Join(w, "dir"), 0o755), os.WriteFile(filepath.Join(w, "notes"), nil, 0o644))
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if name == "another user" && os.Geteuid() != 0 {
+				t.Skip("another user's directory takes root")
+			}
+			dir := t.TempDir()
+			out, text := filepath.Join(dir, "out"), filepath.Join(dir, "text")
+			workplace, victim := filepath.Join(out, ".prepare"), filepath.Join(out, "victim")
+			e2e.NoError(t, os.MkdirAll(victim, 0o755))
+			e2e.Write(t, filepath.Join(victim, "train.bin"), []byte("mine"))
+			e2e.Write(t, text, []byte("text"))
+			e2e.NoError(t, c.make(workplace, victim))
+			_, stderr, err := e2e.Try(t, e2e.Batchfs, "prepare", text, "--by", "byte", "--val", "0", "--out", out)
+			if c.want == "" {
+				e2e.NoError(t, err)
+				for _, name := range []string{".prepare/notes", ".prepare/dir", "train.bin", "vocab.json"} {
+					_, err := os.Lstat(filepath.Join(out, name))
+					e2e.NoError(t, err)
+				}
+			} else if want := "batchfs: " + workplace + ": " + c.want; err == nil || !strings.HasPrefix(stderr, want) {
+				t.Errorf("%v: %s, want: %s", err, stderr, want)
+			}
+			if left, _ := os.ReadDir(out); c.want != "" && len(left) != 2 {
+				t.Errorf("it leaves %v", left)
+			}
+			if mine, _ := os.ReadFile(filepath.Join(victim, "train.bin")); string(mine) != "mine" {
+				t.Errorf("the victim has %q", mine)
+			}
+		})
+	}
+}
+
+// What is read once has another text each time: prepare takes up no run of it, not even one that could only not be published.
+func TestPrepareReadOnce(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounting is root's")
+	}
+	dir := t.TempDir()
+	out, fifo := filepath.Join(dir, "out"), filepath.Join(dir, "fifo")
+	busy := filepath.Join(out, "train.bin")
+	e2e.NoError(t, os.Mkdir(out, 0o755))
+	e2e.NoError(t, syscall.Mkfifo(fifo, 0o600))
+	for input, script := range map[string]string{"-": `printf "$0" | exec "$@"`, fifo: `printf "$0" >"$3" & exec "$@"`} {
+		prepare := []string{e2e.Batchfs, "prepare", input, "--by", "byte", "--val", "0", "--force", "--out", out}
+		e2e.Write(t, busy, nil)
+		if err := syscall.Mount("/dev/null", busy, "", syscall.MS_BIND, ""); err != nil {
+			e2e.Lack(t, "no bind mount: %v", err)
+		}
+		t.Cleanup(func() { syscall.Unmount(busy, syscall.MNT_DETACH) })
+		_, stderr, err := e2e.Try(t, append([]string{"sh", "-c", script, "first"}, prepare...)...)
+		if err == nil || !strings.HasSuffix(stderr, "device or resource busy\n") {
+			t.Errorf("%s, where train.bin is mounted on: %v %s", input, err, stderr)
+		}
+		e2e.NoError(t, syscall.Unmount(busy, 0))
+		e2e.Run(t, append([]string{"sh", "-c", script, "second"}, prepare...)...)
+		if got, _ := os.ReadFile(busy); string(got) != "s\x00e\x00c\x00o\x00n\x00d\x00" {
+			t.Errorf("%s: tokens %q", input, got)
+		}
+	}
+}
+
+// Whatever an input waits for, prepare ends at the first signal, and at once when something else fails.
+func TestPrepareIdle(t *testing.T) {
+	for name, c := range map[string]struct {
+		stdin string // before it is idle
+		args  string
+		sig   os.Signal // nil where prepare fails
+		want  string
+	}{
+		"Ctrl-C":             {"some text", "-", syscall.SIGINT, "batchfs: interrupted\n"},
+		"SIGTERM":            {"some text", "-", syscall.SIGTERM, "batchfs: interrupted\n"},
+		"nobody writes":      {"", "fifo", syscall.SIGTERM, "batchfs: interrupted\n"},
+		"text that is wrong": {strings.Repeat("no JSON\n", 1<<17), "- --as jsonl", nil, "batchfs: -: line 1: is no JSON object"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			e2e.NoError(t, syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600))
+			r, w, err := os.Pipe()
+			e2e.NoError(t, err)
+			defer w.Close()
+			cmd := exec.Command(e2e.Batchfs, append([]string{"prepare", "--by", "byte", "--val", "0", "--out", "out"}, strings.Fields(c.args)...)...)
+			var stderr strings.Builder
+			cmd.Dir, cmd.Stdin, cmd.Stderr = dir, r, &stderr
+			e2e.NoError(t, cmd.Start())
+			e2e.NoError(t, r.Close())
+			ended := make(chan error, 1)
+			go func() { ended <- cmd.Wait() }()
+			io.WriteString(w, c.stdin) // an error, if it has ended before
+			if c.sig != nil {
+				e2e.Await(t, "that it has read the text", func() bool {
+					_, err := os.Stat(filepath.Join(dir, "out", ".prepare"))
+					left, ioctl := unix.IoctlGetInt(int(w.Fd()), unix.TIOCINQ)
+					return err == nil && ioctl == nil && left == 0
+				})
+				e2e.NoError(t, cmd.Process.Signal(c.sig))
+			}
+			select {
+			case <-ended:
+			case <-time.After(e2e.Limit):
+				cmd.Process.Kill()
+				t.Fatal("does not end")
+			}
+			if cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(stderr.String(), c.want) {
+				t.Errorf("%v: %s", cmd.ProcessState, &stderr)
+			}
+			if left, err := os.ReadDir(filepath.Join(dir, "out")); err != nil || len(left) > 0 {
+				t.Errorf("it leaves %v, %v", left, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,171 @@
+package commands
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"batchfs/test/e2e"
+)
+
+// A service manager hears when batches can be read, and when the mount begins to end.
+func TestNotify(t *testing.T) {
+	e2e.NeedFUSE(t)
+	config, want := e2e.Small(t, 1)
+	address := net.UnixAddr{Name: filepath.Join(t.TempDir(), "notify"), Net: "unixgram"}
+	socket, err := net.ListenUnixgram(address.Net, &address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	hear := func(want string) {
+		t.Helper()
+		message := make([]byte, 1000)
+		socket.SetReadDeadline(time.Now().Add(e2e.Limit))
+		if n, err := socket.Read(message); err != nil || string(message[:n]) != want {
+			t.Fatalf("%v, %q, want %s", err, message[:n], want)
+		}
+	}
+	dir := t.TempDir()
+	m := &e2e.Mounted{Dir: dir, Cmd: exec.Command(e2e.Batchfs, "mount", "-c", config, dir), Done: make(chan struct{})}
+	m.Cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+address.Name)
+	m.Start(t)
+	hear("READY=1")
+	if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != want[0] {
+		t.Errorf("batch 0 is %s, want %s", got, want[0])
+	}
+	m.Cmd.Process.Signal(syscall.SIGTERM)
+	hear("STOPPING=1")
+}
+
+// unit returns the unit that users copy, and its drop-in for stores.
+func unit(t *testing.T) (service, store string) {
+	t.Helper()
+	var texts []string
+	for _, file := range []string{"batchfs.service", "batchfs.service.d/store.conf"} {
+		text, err := os.ReadFile("../examples/" + file)
+		e2e.NoError(t, err)
+		texts = append(texts, string(text))
+	}
+	return texts[0], texts[1]
+}
+
+// The unit is one that systemd takes, and its mount can be seen by others. Only with the drop-in has it a network.
+func TestUnit(t *testing.T) {
+	service, store := unit(t)
+	namespace := regexp.MustCompile(`(?m)^(Private|Protect|Dynamic|Bind|Root|Temporary|Inaccessible|ReadOnly|ReadWrite|NoExec|Mount)\w+=`)
+	if option := namespace.FindString(service + store); option != "" {
+		t.Errorf("%s gives the service a mount namespace of its own", option)
+	}
+	if _, err := exec.LookPath("systemd-analyze"); err != nil {
+		t.Skip(err)
+	}
+	const program = "/usr/local/bin/batchfs"
+	if n := strings.Count(service, program); n != 3 {
+		t.Errorf("%d times %s", n, program)
+	}
+	file := filepath.Join(t.TempDir(), "batchfs.service")
+	e2e.Write(t, file, []byte(strings.ReplaceAll(service, program, e2e.PlainBatchfs)))
+	for _, network := range []bool{false, true} {
+		if network {
+			e2e.NoError(t, os.Mkdir(file+".d", 0o755))
+			e2e.Write(t, file+".d/store.conf", []byte(store))
+		}
+		if stdout, stderr, err := e2e.Try(t, "systemd-analyze", "verify", file); err != nil || stdout+stderr != "" {
+			t.Errorf("%v: %s%s", err, stdout, stderr)
+		}
+		out, _, err := e2e.Try(t, "systemd-analyze", "security", "--offline=true", "--json=short", file)
+		if err != nil {
+			t.Skip("systemd-analyze cannot judge a file") // before systemd 251
+		}
+		for _, setting := range []string{"RestrictAddressFamilies_AF_INET_INET6", "IPAddressDeny"} {
+			if restricted := regexp.MustCompile(`"set":true,[^}]*"json_field":"` + setting + `"`).MatchString(out); restricted == network {
+				t.Errorf("with the drop-in for stores: %v, %s restricts the network: %v", network, setting, restricted)
+			}
+		}
+	}
+}
+
+// settings are the words of a setting of units.
+func settings(text, name string) []string {
+	var words []string
+	for _, found := range regexp.MustCompile(`(?m)^`+name+`=(.*)$`).FindAllStringSubmatch(text, -1) {
+		words = append(words, strings.Fields(found[1])...)
+	}
+	return words
+}
+
+// bounded are the words before a command that give it the capabilities of a unit.
+func bounded(t *testing.T, unit string) []string {
+	t.Helper()
+	if _, err := exec.LookPath("setpriv"); err != nil || os.Geteuid() != 0 {
+		t.Skip("it takes root, and setpriv")
+	}
+	set := "-all"
+	for _, name := range settings(unit, "CapabilityBoundingSet") {
+		set += ",+" + strings.ToLower(strings.TrimPrefix(name, "CAP_"))
+	}
+	return []string{"setpriv", "--no-new-privs", "--bounding-set", set}
+}
+
+// What the unit leaves of root's rights is enough.
+func TestUnitsCapabilities(t *testing.T) {
+	e2e.NeedFUSE(t)
+	service, _ := unit(t)
+	words := append(bounded(t, service), e2e.Batchfs)
+	file := e2e.Tokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)
+	if err := os.Chmod(file, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(file, e2e.Nobody, e2e.Nobody); err != nil {
+		t.Fatal(err)
+	}
+	m := e2e.MountProgram(t, exec.Command(words[0], words[1:]...), "--data", filepath.Dir(file))
+	e2e.Read(t, "read", m.Path("train/next"))
+}
+
+// With the environment, the capabilities, the address families and the cache directory of the unit and its drop-in, a store is read. Without
+// the drop-in's families it is not.
+func TestUnitReadsStore(t *testing.T) {
+	e2e.Long(t)
+	e2e.NeedFUSE(t)
+	service, store := unit(t)
+	b, home, cacheDir := e2e.NewBucket(t), t.TempDir(), filepath.Join(t.TempDir(), "batchfs")
+	b.Put(t, "train.bin", e2e.RandomBytes(3*e2e.StoreBlock))
+	e2e.Write(t, home+"/.aws/credentials", fmt.Appendf(nil, "[default]\naws_access_key_id = %s\naws_secret_access_key = %s\n", e2e.StoreKey, e2e.StoreSecret))
+	if want := []string{"HOME=/root"}; !slices.Equal(settings(store, "Environment"), want) {
+		t.Errorf("the environment is %s, want %s", settings(store, "Environment"), want)
+	}
+	if want := []string{"batchfs"}; !slices.Equal(settings(store, "CacheDirectory"), want) {
+		t.Errorf("the cache directory is %s, want %s", settings(store, "CacheDirectory"), want)
+	}
+	mode, err := strconv.ParseUint(settings(store, "CacheDirectoryMode")[0], 8, 32)
+	e2e.NoError(t, err)
+	e2e.NoError(t, os.Mkdir(cacheDir, os.FileMode(mode)))
+	within := func(families []string) *exec.Cmd {
+		return exec.Command("env", slices.Concat([]string{"-i", "PATH=" + os.Getenv("PATH"), "HOME=" + home, "SSL_CERT_FILE=" + os.Getenv("SSL_CERT_FILE"), e2e.Python, "clients/families.py",
+			strings.Join(families, " ")}, bounded(t, service), []string{e2e.Batchfs})...)
+	}
+	args := []string{"-c", b.Config(t, "s3://bucket/train.bin", ""), "--set", "store.cache_dir=" + cacheDir}
+
+	of := settings(service, "RestrictAddressFamilies")
+	without := within(of)
+	without.Args = append(without.Args, append([]string{"mount", "--set", "mount.timeout=1s", t.TempDir()}, args...)...)
+	if out, err := without.CombinedOutput(); err == nil || !strings.Contains(string(out), "address family not supported") {
+		t.Errorf("without the drop-in: %v, %s", err, out)
+	}
+	m := e2e.MountProgram(t, within(append(of, settings(store, "RestrictAddressFamilies")...)), args...)
+	e2e.Read(t, "read", m.Path("train/next"))
+	if kept, _ := filepath.Glob(cacheDir + "/*/[0-9]*"); len(kept) == 0 {
+		t.Error("no block is in the cache directory")
+	}
+}

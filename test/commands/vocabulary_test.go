@@ -1,0 +1,112 @@
+package commands
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"batchfs/test/e2e"
+)
+
+// A token beyond the vocabulary is an error that names it, never part of a batch. A restart applies another vocab_size, and the
+// file that was open is read on.
+func TestTokenBeyondVocabulary(t *testing.T) {
+	dir := t.TempDir()
+	config, file := filepath.Join(dir, "config.toml"), filepath.Join(dir, "train.bin")
+	raw := make([]byte, 2*300_000)
+	for i := range 300_000 {
+		binary.LittleEndian.PutUint16(raw[2*i:], uint16(i%65))
+	}
+	raw[2*3000] = 200 // in a block that the fingerprint does not cover
+	e2e.Write(t, file, raw)
+	e2e.Write(t, filepath.Join(dir, "vocab.json"), []byte(`{"kind": "byte", "vocab_size": 65}`))
+	text := "[splits.train]\ntokens = 'train.bin'\norder = 'sequential'\nbatch_size = 2\nblock_size = 1024\n"
+	e2e.Write(t, config, []byte(text))
+	m := e2e.Mount(t, "-c", config)
+
+	var info struct {
+		VocabSize int `json:"vocab_size"`
+	}
+	if err := json.Unmarshal([]byte(e2e.Run(t, "cat", m.Path("train/info.json"))), &info); err != nil || info.VocabSize != 65 {
+		t.Errorf("vocab_size in info.json is %d (%v)", info.VocabSize, err)
+	}
+	e2e.Read(t, "read", m.Path("train/batch/0"))
+	_, stderr, err := e2e.Try(t, "cat", m.Path("train/batch/1"))
+	if err == nil || !strings.Contains(stderr, "Input/output error") {
+		t.Errorf("a batch with the token: %v %s", err, stderr)
+	}
+	want := file + ": token 3000 is 200, and tokens must be below vocab_size, which is 65"
+	for where, text := range map[string]string{"log": m.Out.String(), "status.json": e2e.Run(t, "cat", m.Path("status.json"))} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%s does not say what is wrong:\n%s", where, text)
+		}
+	}
+
+	open, err := os.Open(m.Path("train/batch/1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	e2e.Write(t, config, []byte(text+"vocab_size = 256\n"))
+	e2e.Run(t, e2e.Batchfs, "restart", m.Dir)
+	got := make([]byte, 4096)
+	if _, err := open.ReadAt(got, 0); err != nil || string(got) != string(raw[4096:][:4096]) {
+		t.Errorf("with another vocab_size: %v", err)
+	}
+}
+
+// mount says which files it took, and takes no stray.
+func TestDataNamesItsFiles(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"train_000002.bin", "train_000001.bin", "train_old.bin", "val.bin", "val_1.bin"} {
+		e2e.Tokens(t, filepath.Join(dir, name), 60_000, 2)
+	}
+	m := e2e.Mount(t, "--data", dir)
+	for _, want := range []string{
+		"120000 tokens in 2 files: " + dir + "/train_000001.bin, train_000002.bin\n", "60000 tokens in 1 file: " + dir + "/val.bin\n",
+	} {
+		if !strings.Contains(m.Out.String(), want) {
+			t.Errorf("%q does not say %q", m.Out, want)
+		}
+	}
+}
+
+// cat and inspect read a path in a mount with the settings of the mount, not of a configuration that lies around.
+func TestCommandsTakeAPathInAMount(t *testing.T) {
+	config, _ := e2e.Small(t, 1)
+	m := e2e.Mount(t, "-c", config, "--set", "batch.seed=7")
+	here := t.TempDir()
+	e2e.Write(t, filepath.Join(here, "config.toml"), []byte("[splits.train]\ntokens = 'none.bin'\n"))
+	if err := os.Symlink(m.Path("train"), filepath.Join(here, "link")); err != nil {
+		t.Fatal(err)
+	}
+	in := func(dir string, args ...string) string {
+		t.Helper()
+		return e2e.Run(t, append([]string{"env", "-C", dir, e2e.Batchfs}, args...)...)
+	}
+	for _, settings := range []string{"", "/rank=1,world=2", "/seed=9/order=shuffle"} {
+		bytes, origin := e2e.Run(t, "cat", m.Path("train"+settings+"/batch/17")), e2e.Run(t, "cat", m.Path("train"+settings+"/batch/17.json"))
+		for dir, path := range map[string]string{here: m.Path("train") + settings, m.Dir: "train" + settings, "/": filepath.Join(here, "link") + settings} {
+			if in(dir, "cat", path, "--from", "17") != bytes {
+				t.Errorf("cat %s in %s: other bytes", path, dir)
+			}
+			if got := in(dir, "inspect", path, "17", "--json"); got != origin {
+				t.Errorf("inspect %s in %s: %s, want %s", path, dir, got, origin)
+			}
+		}
+	}
+	for _, test := range []struct{ args, want string }{
+		{"cat " + m.Path("train") + " -c " + config, "lies in a mount, which has its own configuration; leave out -c, --data and --set"},
+		{"cat " + m.Dir, "name a split in the mount, as in " + m.Path("train")},
+		{"cat " + m.Path("nosuch"), `no split "nosuch"; there are ["train" "val"]`},
+		{"inspect " + m.Path("train/sede=7") + " 1", `train/sede=7: unknown setting "sede"`},
+		{"inspect " + here + "/train 1", "no batchfs is mounted there"},
+	} {
+		if _, stderr, err := e2e.Try(t, append([]string{e2e.Batchfs}, strings.Fields(test.args)...)...); err == nil || !strings.Contains(stderr, test.want) {
+			t.Errorf("%s: %v %s, want %s", test.args, err, stderr, test.want)
+		}
+	}
+}

@@ -1,0 +1,221 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/pem"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/credentials"
+)
+
+const gateway = "github.com/versity/versitygw/cmd/versitygw" // of test/versitygw
+
+// installGateway returns an S3 server that is kept in the user's cache directory.
+func installGateway(t testing.TB) string {
+	t.Helper()
+	dir, err := os.UserCacheDir()
+	NoError(t, err)
+	program := filepath.Join(dir, "batchfs", "versitygw-v1.8.0")
+	if _, err := os.Stat(program); err == nil {
+		return program
+	}
+	NoError(t, os.MkdirAll(filepath.Dir(program), 0o755))
+	building := fmt.Sprintf("%s.%d", program, os.Getpid())
+	cmd := exec.Command("go", "build", "-o", building, gateway)
+	cmd.Dir = "versitygw"
+	if out, err := cmd.CombinedOutput(); err != nil {
+		Lack(t, "no S3 server: %v\n%s", err, out)
+	}
+	NoError(t, os.Rename(building, program))
+	return program
+}
+
+// A Bucket is one of a real S3 server, which is reached with TLS through a proxy that can fail.
+type Bucket struct {
+	Url    string
+	Server *httptest.Server // the proxy
+	Client *minio.Client
+	fault  atomic.Pointer[func(w http.ResponseWriter, r *http.Request) bool] // answers a request, or lets it pass
+	Large  atomic.Int64                                                      // bytes that were fetched of blocks
+	Rate   atomic.Int64                                                      // bytes a second of all answers; 0: no limit
+
+	mu   sync.Mutex
+	next time.Time // when the next byte of an answer may go; guarded by mu
+}
+
+const StoreBlock = 128 << 10
+
+const (
+	StoreKey    = "storekey"
+	StoreSecret = "storesecret"
+)
+
+func NewBucket(t *testing.T) *Bucket {
+	t.Helper()
+	program := installGateway(t)
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	NoError(t, err)
+	address := free.Addr().String()
+	free.Close()
+	data := t.TempDir()
+	cmd := exec.Command(program, "--access", StoreKey, "--secret", StoreSecret, "--port", address, "--quiet", "posix", data)
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	Await(t, "the S3 server", func() bool {
+		conn, err := net.Dial("tcp", address)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
+	b := &Bucket{}
+	b.Client, err = minio.New(address, &minio.Options{Creds: credentials.NewStaticV4(StoreKey, StoreSecret, ""), Region: "us-east-1"})
+	NoError(t, err)
+	NoError(t, b.Client.MakeBucket(context.Background(), "bucket", minio.MakeBucketOptions{}))
+	target, _ := url.Parse("http://" + address)
+	proxy := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target); r.Out.Host = r.In.Host },
+		ModifyResponse: func(r *http.Response) error {
+			if r.Request.Method == http.MethodGet && r.ContentLength > 64<<10 {
+				b.Large.Add(r.ContentLength)
+			}
+			return nil
+		},
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) },
+	}
+	b.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if fault := b.fault.Load(); fault == nil || !(*fault)(w, r) {
+			if b.Rate.Load() > 0 {
+				w = &slowWriter{w, b}
+			}
+			proxy.ServeHTTP(w, r)
+		}
+	}))
+	b.Server.EnableHTTP2 = true
+	b.Server.StartTLS()
+	t.Cleanup(func() { b.Server.Close() })
+	b.Url = b.Server.URL
+	authorities := filepath.Join(t.TempDir(), "authorities.pem")
+	Write(t, authorities, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: b.Server.Certificate().Raw}))
+	t.Setenv("SSL_CERT_FILE", authorities)
+	t.Setenv("AWS_ACCESS_KEY_ID", StoreKey)
+	t.Setenv("AWS_SECRET_ACCESS_KEY", StoreSecret)
+	return b
+}
+
+// A slowWriter is an answer that keeps to the rate of its bucket.
+type slowWriter struct {
+	http.ResponseWriter
+	b *Bucket
+}
+
+func (w *slowWriter) Write(p []byte) (int, error) {
+	w.b.mu.Lock()
+	if now := time.Now(); w.b.next.Before(now) {
+		w.b.next = now
+	}
+	at := w.b.next
+	w.b.next = at.Add(time.Duration(len(p)) * time.Second / time.Duration(w.b.Rate.Load()))
+	w.b.mu.Unlock()
+	time.Sleep(time.Until(at))
+	return w.ResponseWriter.Write(p)
+}
+
+func (b *Bucket) Put(t *testing.T, key string, data []byte) {
+	t.Helper()
+	_, err := b.Client.PutObject(context.Background(), "bucket", key, bytes.NewReader(data), int64(len(data)), minio.PutObjectOptions{})
+	NoError(t, err)
+}
+
+func (b *Bucket) Fails(fault func(w http.ResponseWriter, r *http.Request) bool) {
+	b.fault.Store(&fault)
+}
+
+func (b *Bucket) Works() { b.fault.Store(nil) }
+
+// Refuses refuses connections, until accepts accepts them again.
+func (b *Bucket) Refuses() {
+	b.Server.CloseClientConnections()
+	b.Server.Close()
+}
+
+func (b *Bucket) Accepts(t *testing.T) {
+	t.Helper()
+	again := httptest.NewUnstartedServer(b.Server.Config.Handler)
+	again.Listener.Close()
+	var err error
+	again.Listener, err = net.Listen("tcp", b.Server.Listener.Addr().String())
+	NoError(t, err)
+	again.StartTLS()
+	b.Server = again
+}
+
+// Config is that of a split of tokens; the tables [batch] and [store] may be continued.
+func (b *Bucket) Config(t *testing.T, tokens, more string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.toml")
+	Write(t, path, fmt.Appendf(nil, `
+[batch]
+block_size = 100
+[splits.train]
+tokens = %q
+%s
+[store]
+endpoint = %q
+path_style = true
+block_bytes = %d
+`, tokens, more, b.Url, StoreBlock))
+	return path
+}
+
+func RandomBytes(n int) []byte {
+	r := rand.New(rand.NewPCG(uint64(n), 1))
+	raw := make([]byte, n)
+	for i := range raw {
+		raw[i] = byte(r.Uint32())
+	}
+	return raw
+}
+
+// InOrder mounts 60 blocks of an object, in rows of 200,000 bytes and one, of which nothing is fetched ahead. check reads a batch, and
+// compares its bytes.
+func (b *Bucket) InOrder(t *testing.T, cacheDir string) (m *Mounted, data []byte, check func(k int) error) {
+	t.Helper()
+	data = RandomBytes(60 * StoreBlock)
+	b.Put(t, "train.bin", data)
+	m = Mount(t, "-c", b.Config(t, "s3://bucket/train.bin", "order = \"sequential\"\nlayout = \"tokens\"\nblock_size = 100000\nbatch_size = 1"), "--set",
+		"store.cache_dir="+cacheDir, "--set", "mount.timeout=4s", "--set", "memory.ahead=0", "--set", "memory.ahead_bytes=0")
+	check = func(k int) error {
+		out, said, err := Try(t, "sha256sum", m.Path(fmt.Sprintf("train/batch/%d", k)))
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, said)
+		}
+		if want := fmt.Sprintf("%x", sha256.Sum256(data[k*200_000:k*200_000+200_002])); !strings.HasPrefix(out, want) {
+			t.Errorf("batch %d has other bytes", k)
+		}
+		return nil
+	}
+	return m, data, check
+}

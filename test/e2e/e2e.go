@@ -1,0 +1,505 @@
+// Package e2e mounts the built program for tests that read it as users do: real files, a real mount, readers in processes of
+// their own. A test's tokens are their own positions.
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+
+	"batchfs/internal/wait"
+)
+
+var (
+	Batchfs       string // the program, built with the race detector if the tests are
+	PlainBatchfs  string // the program as users have it
+	FaultyBatchfs string // one that dies where a test wants it to
+	CReader       string
+	CStorm        string
+	CCrowd        string
+	GoSignals     string
+	Python        string // one that has NumPy
+)
+
+// Limit bounds every wait of a test, for a command or for a state.
+const Limit = wait.Limit
+
+// Main builds what the tests of a package need, and runs them in the directory test, whichever package they are of.
+func Main(m *testing.M) {
+	os.Exit(func() int {
+		for {
+			if _, err := os.Stat("clients"); err == nil {
+				break
+			}
+			if err := os.Chdir(".."); err != nil {
+				panic(err)
+			}
+		}
+		os.Setenv("GORACE", "atexit_sleep_ms=0") // or every program waits a second at its end
+		dir, err := os.MkdirTemp("", "batchfs-test-")
+		if err != nil {
+			panic(err)
+		}
+		defer os.RemoveAll(dir)
+		os.Chmod(dir, 0o755) // also for the tests' ordinary user
+		program := func(name string) string { return filepath.Join(dir, name) }
+		PlainBatchfs, FaultyBatchfs = program("batchfs"), program("batchfs-faulty")
+		CReader, CStorm, CCrowd, GoSignals = program("reader"), program("storm"), program("crowd"), program("signals")
+		commands := [][]string{
+			{"go", "build", "-o", PlainBatchfs, "../cmd/batchfs"},
+			{"go", "build", "-tags", "faults", "-o", FaultyBatchfs, "../cmd/batchfs"},
+			{"go", "build", "-o", GoSignals, "./clients/signals"},
+			{"cc", "-O2", "-Wall", "-Wextra", "-o", CReader, "clients/reader.c"},
+			{"cc", "-O2", "-Wall", "-Wextra", "-o", CStorm, "clients/storm.c"},
+			{"cc", "-O2", "-Wall", "-Wextra", "-pthread", "-o", CCrowd, "clients/crowd.c"},
+		}
+		Batchfs = PlainBatchfs
+		if RaceEnabled {
+			Batchfs = program("batchfs-race")
+			commands = append(commands, []string{"go", "build", "-race", "-o", Batchfs, "../cmd/batchfs"})
+		}
+		if !build(commands) {
+			return 1
+		}
+		for _, p := range []string{os.Getenv("PYTHON"), "python3", "/usr/bin/python3"} {
+			if p != "" && exec.Command(p, "-c", "import numpy").Run() == nil {
+				Python = p
+				break
+			}
+		}
+		if Python == "" {
+			fmt.Fprintln(os.Stderr, "the tests need Python with NumPy: apt-get install python3-numpy")
+			return 1
+		}
+		return m.Run()
+	}())
+}
+
+// build runs the commands in parallel and reports whether all of them succeeded.
+func build(commands [][]string) bool {
+	var all sync.WaitGroup
+	var failed atomic.Bool
+	for _, args := range commands {
+		all.Go(func() {
+			if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+				fmt.Fprintf(os.Stderr, "%s: %v\n%s", strings.Join(args, " "), err, out)
+				failed.Store(true)
+			}
+		})
+	}
+	all.Wait()
+	return !failed.Load()
+}
+
+// NeedFUSE skips a test on a machine that cannot mount, and fails it in CI.
+func NeedFUSE(t testing.TB) {
+	t.Helper()
+	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err == nil {
+		f.Close()
+		return
+	}
+	Lack(t, "no FUSE: %v", err)
+}
+
+// Lack skips a test for want of something, unless CI must have it.
+func Lack(t testing.TB, format string, args ...any) {
+	t.Helper()
+	if os.Getenv("BATCHFS_REQUIRE_FUSE") == "1" {
+		t.Fatalf(format, args...)
+	}
+	t.Skipf(format, args...)
+}
+
+// Long skips a slow test under -short, which `make test` sets. `make check` runs every test.
+func Long(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("long")
+	}
+}
+
+// InSoak reports BATCHFS_SOAK=1, which `make soak` sets. Tests then last longer, and they assert times, because nothing else
+// uses the machine.
+func InSoak() bool { return os.Getenv("BATCHFS_SOAK") == "1" }
+
+// InTime logs how long something took. In a soak it fails the test if that was longer than most. Elsewhere it never fails,
+// because on a busy machine everything takes longer.
+func InTime(t testing.TB, what string, took, most time.Duration) {
+	t.Helper()
+	if InSoak() && took > most {
+		t.Errorf("%s took %v, may take %v", what, took, most)
+	} else {
+		t.Logf("%s took %v", what, took)
+	}
+}
+
+var Await = wait.Until
+
+// AwaitNone waits until left returns nothing. It fails the test after limit.
+func AwaitNone(t testing.TB, what string, left func() []string) {
+	t.Helper()
+	for end := time.Now().Add(Limit); ; time.Sleep(5 * time.Millisecond) {
+		switch list := left(); {
+		case len(list) == 0:
+			return
+		case time.Now().After(end):
+			t.Fatalf("%s: %q are left", what, list)
+		}
+	}
+}
+
+// Tokens writes a file of n tokens of width bytes that are their own positions, wrapping.
+func Tokens(t testing.TB, path string, n, width int) string {
+	t.Helper()
+	buf := make([]byte, 0, n*width)
+	for i := range n {
+		if width == 2 {
+			buf = binary.LittleEndian.AppendUint16(buf, uint16(i))
+		} else {
+			buf = binary.LittleEndian.AppendUint32(buf, uint32(i))
+		}
+	}
+	Write(t, path, buf)
+	return path
+}
+
+func Write(t testing.TB, path string, data []byte) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A Mounted is a running `batchfs mount`.
+type Mounted struct {
+	Dir  string // the mountpoint
+	Cmd  *exec.Cmd
+	Done chan struct{} // closed when the process has ended
+	Out  LogFile       // its standard output and error
+}
+
+// Mount mounts with the given arguments on a fresh directory. It is unmounted at the end of the test.
+func Mount(t testing.TB, args ...string) *Mounted {
+	t.Helper()
+	return MountProgram(t, exec.Command(Batchfs), args...)
+}
+
+func MountProgram(t testing.TB, cmd *exec.Cmd, args ...string) *Mounted {
+	t.Helper()
+	return MountAt(t, t.TempDir(), cmd, args...)
+}
+
+func MountAt(t testing.TB, dir string, cmd *exec.Cmd, args ...string) *Mounted {
+	t.Helper()
+	NeedFUSE(t)
+	m := &Mounted{Dir: dir, Cmd: cmd, Done: make(chan struct{})}
+	cmd.Args = append(append(cmd.Args, "mount"), append(args, m.Dir)...)
+	m.Start(t)
+	Await(t, "a mount that is ready", func() bool {
+		if m.Ended() {
+			t.Fatalf("mount %s ended:\n%s", args, m.Out)
+		}
+		return strings.Contains(m.Out.String(), "stop with Ctrl-C")
+	})
+	return m
+}
+
+// A LogFile is what a process has printed, to a file: what it says before it answers is there when the answer is.
+type LogFile string
+
+func (f LogFile) String() string {
+	text, _ := os.ReadFile(string(f))
+	return string(text)
+}
+
+// Start starts the process and sees to it that it is stopped at the end of the test.
+func (m *Mounted) Start(t testing.TB) {
+	t.Helper()
+	if m.Cmd.Stdout == nil {
+		file, err := os.CreateTemp(t.TempDir(), "log")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		m.Out = LogFile(file.Name())
+		m.Cmd.Stdout, m.Cmd.Stderr = file, file
+	}
+	if err := m.Cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Stop(t) })
+	go func() {
+		m.Cmd.Wait()
+		close(m.Done)
+	}()
+}
+
+func (m *Mounted) Ended() bool {
+	select {
+	case <-m.Done:
+		return true
+	default:
+		return false
+	}
+}
+
+// AwaitEnd waits until the process has ended by itself.
+func (m *Mounted) AwaitEnd(t testing.TB) {
+	t.Helper()
+	Await(t, "the end of the mount", m.Ended)
+}
+
+// Stop ends the mount, whatever state it is in, and fails the test if it did not go as it should.
+func (m *Mounted) Stop(t testing.TB) {
+	t.Helper()
+	m.Cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-m.Done:
+	case <-time.After(Limit):
+		t.Error("mount did not end on SIGTERM")
+		m.Cmd.Process.Kill()
+		<-m.Done
+	}
+	if IsMounted(t, m.Dir) {
+		t.Errorf("%s is still mounted", m.Dir)
+		syscall.Unmount(m.Dir, syscall.MNT_DETACH)
+	}
+	if strings.Contains(m.Out.String(), "DATA RACE") {
+		t.Error("data race")
+	}
+	if t.Failed() {
+		t.Logf("the mount said:\n%s", m.Out)
+	}
+}
+
+func IsMounted(t testing.TB, dir string) bool {
+	t.Helper()
+	list, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list) > 0
+}
+
+// Path is that of a file in the mount.
+func (m *Mounted) Path(name string) string { return filepath.Join(m.Dir, name) }
+
+// Cursor is what a split's cursor says.
+func (m *Mounted) Cursor(t testing.TB, split string) string {
+	t.Helper()
+	return strings.TrimSpace(Run(t, "cat", m.Path(split+"/cursor")))
+}
+
+// Command is exec.Command of a program that should end soon. One that runs for limit is killed, which fails the test.
+func Command(t testing.TB, name string, args ...string) *exec.Cmd {
+	ctx, cancel := context.WithTimeout(context.Background(), Limit)
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Cancel = func() error {
+		if ctx.Err() == context.DeadlineExceeded {
+			t.Errorf("%s: no end after %v", cmd.Args, Limit)
+		}
+		return cmd.Process.Kill()
+	}
+	cmd.WaitDelay = Limit // for whoever has its pipes
+	return cmd
+}
+
+// AnswersSoon kills a program after limit, which fails the test, unless stop is called before: a read of what it prints ends then.
+func AnswersSoon(t testing.TB, cmd *exec.Cmd) (stop func() bool) {
+	return time.AfterFunc(Limit, func() {
+		t.Errorf("%s: no answer in %v", cmd.Args, Limit)
+		cmd.Process.Kill()
+	}).Stop
+}
+
+// Run runs a command that must succeed and returns its standard output.
+func Run(t testing.TB, args ...string) string {
+	t.Helper()
+	out, stderr, err := Try(t, args...)
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, stderr)
+	}
+	return out
+}
+
+func Try(t testing.TB, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	cmd := Command(t, args[0], args[1:]...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err = cmd.Run()
+	return out.String(), errs.String(), err
+}
+
+// Read reads a file with one of the methods of clients/readers.py and returns its lines, "<bytes> <sha256>" each.
+func Read(t testing.TB, method, path string, args ...string) []string {
+	t.Helper()
+	return strings.Split(strings.TrimSpace(Run(t, append([]string{Python, "clients/readers.py", method, path}, args...)...)), "\n")
+}
+
+// Line is what clients/readers.py prints of data.
+func Line(data []byte) string { return fmt.Sprintf("%d %x", len(data), sha256.Sum256(data)) }
+
+// Cat is what `batchfs cat` writes.
+func Cat(t testing.TB, args ...string) []byte {
+	t.Helper()
+	return []byte(Run(t, append([]string{PlainBatchfs, "cat"}, args...)...))
+}
+
+func MountsBelow(t *testing.T, dir string) []*mountinfo.Info {
+	t.Helper()
+	list, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// LeavesNothing looks for files, mounts and processes that have to do with a directory.
+func LeavesNothing(t *testing.T, dir string) {
+	t.Helper()
+	if list := MountsBelow(t, dir); len(list) > 0 {
+		t.Errorf("%d mounts are left", len(list))
+	}
+	files, err := os.ReadDir(dir)
+	if err != nil || len(files) > 0 {
+		t.Errorf("left: %v %v", files, err)
+	}
+	AwaitNone(t, "processes", func() (left []string) {
+		processes, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+		for _, p := range processes {
+			if command, _ := os.ReadFile(p); bytes.Contains(command, []byte(dir)) {
+				left = append(left, string(command))
+			}
+		}
+		return left
+	})
+}
+
+func NoError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Soak returns n, in a soak 10n, and under -short n/10.
+func Soak(n int) int {
+	switch {
+	case InSoak():
+		return 10 * n
+	case testing.Short():
+		return n / 10
+	}
+	return n
+}
+
+// Small is a configuration of batches that fit a request many times over, and the first n batches of train.
+func Small(t *testing.T, n int) (config string, batches []string) {
+	t.Helper()
+	dir := t.TempDir()
+	config = filepath.Join(dir, "config.toml")
+	Write(t, config, []byte(`
+[batch]
+batch_size = 4
+block_size = 16
+[splits.train]
+tokens = "train.bin"
+[splits.val]
+tokens = "train.bin"
+order = "sequential"
+`))
+	Tokens(t, filepath.Join(dir, "train.bin"), 60_000, 2)
+	all := Cat(t, "train", "-c", config, "--count", fmt.Sprint(n))
+	size := len(all) / n
+	for k := range n {
+		batches = append(batches, Line(all[k*size:][:size]))
+	}
+	return config, batches
+}
+
+// SameSet fails unless got is want in some order.
+func SameSet(t *testing.T, got, want []string) {
+	t.Helper()
+	got, want = slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want))
+	if len(slices.Compact(slices.Clone(want))) != len(want) {
+		t.Fatal("two of the batches are equal, which shows nothing")
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%d batches, %d different ones: not each of the %d once", len(got), len(slices.Compact(slices.Clone(got))), len(want))
+	}
+}
+
+// Sets are the settings of a path in a mount, "train/world=8/rank=3", as flags.
+func Sets(dir string) (flags []string) {
+	split, settings, _ := strings.Cut(dir, "/")
+	for _, setting := range strings.FieldsFunc(settings, func(c rune) bool { return c == '/' || c == ',' }) {
+		flags = append(flags, "--set", "splits."+split+"."+setting)
+	}
+	return flags
+}
+
+// Lines are n batches from the first on, without a mount, as clients/readers.py prints them.
+func Lines(t testing.TB, split string, first, n int, flags ...string) (batches []string) {
+	t.Helper()
+	all := Cat(t, append([]string{split, "--from", fmt.Sprint(first), "--count", fmt.Sprint(n)}, flags...)...)
+	for batch := range slices.Chunk(all, len(all)/n) {
+		batches = append(batches, Line(batch))
+	}
+	return batches
+}
+
+// Take is what a file shows, as clients/readers.py prints it.
+func Take(t testing.TB, m *Mounted, path string) string {
+	t.Helper()
+	return Line([]byte(Run(t, "cat", m.Path(path))))
+}
+
+// ReadPage is the text of a page, whose path begins at the top of the project.
+func ReadPage(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", path))
+	NoError(t, err)
+	return string(text)
+}
+
+func JSONOf(t testing.TB, v any) []byte {
+	t.Helper()
+	text, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// Seek sets a cursor. What `cursor` says is the number at once.
+func (m *Mounted) Seek(t *testing.T, path string, number, was int) {
+	t.Helper()
+	out := Run(t, PlainBatchfs, "seek", m.Path(path), fmt.Sprint(number))
+	if want := fmt.Sprintf("next of %s takes batch %d, was %d\n", m.Path(path), number, was); out != want {
+		t.Errorf("seek said %q, want %q", out, want)
+	}
+	if got := m.Cursor(t, path); got != fmt.Sprint(number) {
+		t.Errorf("the cursor of %s is %s after a seek to %d", path, got, number)
+	}
+}

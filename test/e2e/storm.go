@@ -1,0 +1,166 @@
+package e2e
+
+import (
+	"bufio"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Lasting returns its first argument, and in a soak the second.
+func Lasting(test, soak time.Duration) time.Duration {
+	if InSoak() {
+		return soak
+	}
+	return test
+}
+
+const StormB, StormT, StormBatches = 4, 256, 4096
+
+// StormTokens are positions, with a version of the file in the upper bits.
+func StormTokens(version int) []byte {
+	var raw []byte
+	for i := range StormB*StormT*StormBatches + 1 {
+		raw = binary.LittleEndian.AppendUint32(raw, uint32(version<<24|i))
+	}
+	return raw
+}
+
+// StormConfig is a configuration of them, with more keys of the split.
+func StormConfig(t *testing.T, more string) (config, data string) {
+	t.Helper()
+	dir := t.TempDir()
+	config, data = filepath.Join(dir, "config.toml"), filepath.Join(dir, "train.bin")
+	Write(t, data, StormTokens(0))
+	Write(t, BesideOf(data), StormTokens(0))
+	Write(t, config, fmt.Appendf(nil, `
+[batch]
+batch_size = %d
+block_size = %d
+token_dtype = "uint32"
+dtype = "uint32"
+order = "sequential"
+[splits.train]
+tokens = %q
+%s
+[[splits.train.arrays]]
+name = "at"
+files = %q
+at = "x"
+dtype = "uint32"
+`, StormB, StormT, data, more, BesideOf(data)))
+	return config, data
+}
+
+// BesideOf is the file of the array beside tokens.
+func BesideOf(data string) string { return data + ".at" }
+
+// A StormReader is a running clients/storm.py, or its like in C.
+type StormReader struct {
+	Cmd *exec.Cmd
+	In  io.WriteCloser
+	Out *bufio.Reader
+}
+
+// A StormResult is what readers tell at their end.
+type StormResult struct {
+	numbers [StormBatches]int // how many batches of next were at each place of an epoch
+	Failed  map[string]int    // reads, by errno
+	Slowest float64           // read, in seconds
+	Reads   int
+}
+
+// StartStorms starts readers of each kind of file of a mount's split train.
+func StartStorms(t testing.TB, m *Mounted) (all []*StormReader) {
+	t.Helper()
+	for _, way := range []string{"next", "npy", "safetensors", "plain", "nonblocking", "kept", "rows", "numbered", "batches", "mapped", "tokens", "texts",
+		"tensors", "arrays"} {
+		all = append(all, StartStorm(t, exec.Command(Python, "clients/storm.py", way, m.Path("train"))))
+	}
+	all = append(all, StartStorm(t, exec.Command(CStorm, m.Path("train/next"), fmt.Sprint(StormB), fmt.Sprint(StormT), fmt.Sprint(StormBatches))))
+	for _, r := range all {
+		r.Ready(t)
+	}
+	return all
+}
+
+func StartStorm(t testing.TB, cmd *exec.Cmd) *StormReader {
+	t.Helper()
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	NoError(t, err)
+	NoError(t, cmd.Start())
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	return &StormReader{cmd, in, bufio.NewReader(out)}
+}
+
+func (r *StormReader) Ready(t testing.TB) {
+	t.Helper()
+	defer AnswersSoon(t, r.Cmd)()
+	if line, err := r.Out.ReadString('\n'); line != "ready\n" {
+		t.Fatalf("%s: %q %v", r.Cmd.Args, line, err)
+	}
+}
+
+// End ends a reader, and returns what it prints then.
+func (r *StormReader) End(t testing.TB) string {
+	t.Helper()
+	defer AnswersSoon(t, r.Cmd)()
+	r.In.Close()
+	text, err := io.ReadAll(r.Out)
+	NoError(t, err)
+	if err := r.Cmd.Wait(); err != nil {
+		t.Errorf("%s: %v\n%s", r.Cmd.Args, err, text)
+	}
+	return string(text)
+}
+
+// EndStorms ends readers. One that got a wrong byte fails the test.
+func EndStorms(t testing.TB, readers []*StormReader) (got StormResult) {
+	t.Helper()
+	got.Failed = map[string]int{}
+	for _, r := range readers {
+		for line := range strings.Lines(r.End(t)) {
+			var place, n int
+			var name string
+			var seconds float64
+			switch {
+			case Scan(line, "number %d %d", &place, &n):
+				got.numbers[place] += n
+			case Scan(line, "failed %s %d", &name, &n):
+				got.Failed[name] += n
+			case Scan(line, "slowest %g", &seconds):
+				got.Slowest = max(got.Slowest, seconds)
+			case Scan(line, "reads %d", &n):
+				got.Reads += n
+			}
+		}
+	}
+	return got
+}
+
+func Scan(line, format string, values ...any) bool {
+	n, _ := fmt.Sscanf(line, format, values...)
+	return n == len(values)
+}
+
+// Missing is how many of the numbers below cursor nobody read. It fails where two read one.
+func (r StormResult) Missing(t *testing.T, cursor int) (missing int) {
+	t.Helper()
+	for p, n := range r.numbers {
+		want := (cursor - p + StormBatches - 1) / StormBatches // batches below cursor that are at that place of their epoch
+		if n > want {
+			t.Errorf("%d reads got a batch at place %d, of which there were %d", n, p, want)
+		}
+		missing += max(want-n, 0)
+	}
+	return missing
+}

@@ -1,0 +1,193 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// A Status is what status.json says.
+type Status struct {
+	PID     int
+	Waiting int
+	Splits  map[string]struct {
+		Errors    int
+		LastError string `json:"last_error"`
+	}
+}
+
+func StatusOf(t *testing.T, m *Mounted) (s Status) {
+	t.Helper()
+	NoError(t, json.Unmarshal([]byte(Run(t, "cat", m.Path("status.json"))), &s))
+	return s
+}
+
+// A Burden is what a process holds.
+type Burden struct{ Descriptors, Threads, ResidentKiB int }
+
+// BurdenOf is that of the process that serves a mount.
+func BurdenOf(t *testing.T, m *Mounted) Burden {
+	t.Helper()
+	pid := m.Worker(t)
+	proc := fmt.Sprintf("/proc/%d/", pid)
+	open, err := os.ReadDir(proc + "fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, err := os.ReadFile(proc + "status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	threads, err := strconv.Atoi(regexp.MustCompile(`Threads:\s+(\d+)`).FindStringSubmatch(string(status))[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Burden{len(open), threads, Resident(pid)}
+}
+
+func Ended(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err != nil || strings.Contains(string(stat), ") Z ")
+}
+
+// AwaitEnded waits until processes have ended. A killed process ends only once it gets a processor.
+func AwaitEnded(t testing.TB, pids ...int) {
+	t.Helper()
+	Await(t, fmt.Sprintf("the end of the processes %v", pids), func() bool {
+		return !slices.ContainsFunc(pids, func(pid int) bool { return !Ended(pid) })
+	})
+}
+
+func Kill(t testing.TB, _ *Mounted, worker int) {
+	if worker <= 0 { // which would be every process of this test's group
+		t.Fatal("there is no worker to kill")
+	}
+	syscall.Kill(worker, syscall.SIGKILL)
+}
+
+// StopAndKill kills a process the way its keeper does: stopped first, so that the kernel is not copying one of its requests.
+func StopAndKill(t testing.TB, m *Mounted, worker int) {
+	if worker <= 0 { // which would be every process of this test's group
+		t.Fatal("there is no worker to kill")
+	}
+	syscall.Kill(worker, syscall.SIGSTOP)
+	Await(t, "a process that is stopped", func() bool { return stopped(worker) })
+	Kill(t, m, worker)
+}
+
+// stopped reports whether every thread of a process is stopped or has ended.
+func stopped(pid int) bool {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	for _, thread := range threads {
+		stat, _ := os.ReadFile(thread)
+		if _, state, ok := strings.Cut(string(stat), ") "); ok && !strings.Contains("TZX", state[:1]) {
+			return false
+		}
+	}
+	return true
+}
+
+// Longest is the longest time that a log says it took to replace a process.
+func Longest(t *testing.T, log string) (most time.Duration) {
+	t.Helper()
+	for _, match := range regexp.MustCompile(` after=(\S+)`).FindAllStringSubmatch(log, -1) {
+		took, err := time.ParseDuration(match[1])
+		NoError(t, err)
+		most = max(most, took)
+	}
+	return most
+}
+
+// Resident is what a process has resident, in KiB, or 0 if there is none.
+func Resident(pid int) (kib int) {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if _, rest, ok := strings.Cut(string(status), "VmRSS:"); ok {
+		fmt.Sscan(rest, &kib)
+	}
+	return kib
+}
+
+// Worker is the process that serves, or 0 while there is none.
+func (m *Mounted) Worker(t testing.TB) int {
+	t.Helper()
+	if all := m.Workers(t); len(all) > 0 {
+		return all[0]
+	}
+	return 0
+}
+
+// AwaitWorker waits until a process serves, and returns it.
+func (m *Mounted) AwaitWorker(t testing.TB) (worker int) {
+	t.Helper()
+	Await(t, "a worker", func() bool {
+		worker = m.Worker(t)
+		return worker > 0
+	})
+	return worker
+}
+
+// Workers are the processes that the keeper has: the one that serves, and then the one that stands by.
+func (m *Mounted) Workers(t testing.TB) (pids []int) {
+	t.Helper()
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", m.Cmd.Process.Pid))
+	NoError(t, err)
+	for _, children := range threads {
+		text, _ := os.ReadFile(children)
+		for _, field := range strings.Fields(string(text)) {
+			if pid, _ := strconv.Atoi(field); !Ended(pid) {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
+}
+
+// AwaitStandby waits until there is a process that serves and one that stands by, and returns them.
+func (m *Mounted) AwaitStandby(t testing.TB) (workers []int) {
+	t.Helper()
+	Await(t, "a process that stands by", func() bool {
+		workers = m.Workers(t)
+		return len(workers) == 2
+	})
+	return workers
+}
+
+// FDs are what the keeper has open.
+func (m *Mounted) FDs(t testing.TB) (links []string) {
+	t.Helper()
+	dir := fmt.Sprintf("/proc/%d/fd/", m.Cmd.Process.Pid)
+	fds, err := os.ReadDir(dir)
+	NoError(t, err)
+	for _, fd := range fds {
+		link, _ := os.Readlink(dir + fd.Name())
+		links = append(links, link)
+	}
+	return links
+}
+
+// Leftovers are processes of the programs that the tests built, and files in a directory.
+func Leftovers(t testing.TB, dir string) (left []string) {
+	t.Helper()
+	processes, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	NoError(t, err)
+	for _, process := range processes {
+		command, _ := os.ReadFile(process)
+		if strings.HasPrefix(string(command), filepath.Dir(Batchfs)+"/batchfs") {
+			left = append(left, string(command))
+		}
+	}
+	files, err := os.ReadDir(dir)
+	NoError(t, err)
+	for _, file := range files {
+		left = append(left, file.Name())
+	}
+	return left
+}

@@ -1,0 +1,817 @@
+package faults
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"batchfs/test/e2e"
+)
+
+// readers is a running clients/readers.py changing.
+type readers struct {
+	ways  []string
+	in    io.WriteCloser
+	done  chan error
+	round int
+
+	mu    sync.Mutex
+	grown *sync.Cond // that lines has, or ended is true
+	lines []reading  // guarded by mu
+	ended bool       // guarded by mu
+}
+
+// A reading is what a reader printed of one read, a line of what it got or an error, and the round in which it began.
+type reading struct {
+	round int
+	way   string
+	got   string
+}
+
+// startReaders starts to read files of a directory, each in one of the ways of clients/readers.py.
+func startReaders(t *testing.T, dir string, ways ...string) *readers {
+	t.Helper()
+	cmd, in, out := e2e.Start(t, "changing", dir, ways...)
+	r := &readers{ways: ways, in: in, done: make(chan error, 1), round: 1}
+	r.grown = sync.NewCond(&r.mu)
+	go func() {
+		for out.Scan() {
+			var l reading
+			round, rest, _ := strings.Cut(out.Text(), " ")
+			fmt.Sscan(round, &l.round)
+			l.way, l.got, _ = strings.Cut(rest, " ")
+			r.mu.Lock()
+			r.lines = append(r.lines, l)
+			r.grown.Broadcast()
+			r.mu.Unlock()
+		}
+		err := cmd.Wait()
+		r.mu.Lock()
+		r.ended = true
+		r.grown.Broadcast()
+		r.mu.Unlock()
+		r.done <- err
+	}()
+	return r
+}
+
+// next begins a round.
+func (r *readers) next(t *testing.T, kind string) {
+	t.Helper()
+	r.round++
+	if _, err := fmt.Fprintln(r.in, kind); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wait returns when each way has been read n times in the current round.
+func (r *readers) wait(t *testing.T, n int) {
+	t.Helper()
+	r.await(t, n, 0, r.round)
+}
+
+// more returns when each way has been read n times more.
+func (r *readers) more(t *testing.T, n int) {
+	t.Helper()
+	r.mu.Lock()
+	from := len(r.lines)
+	r.mu.Unlock()
+	r.await(t, n, from, r.round)
+}
+
+// await returns when there are n lines of each way, in a round, from a line on.
+func (r *readers) await(t *testing.T, n, from, round int) {
+	t.Helper()
+	late := time.AfterFunc(e2e.Limit, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.ended = true
+		r.grown.Broadcast()
+	})
+	defer late.Stop()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for seen := map[string]int{}; ; r.grown.Wait() {
+		for ; from < len(r.lines); from++ {
+			if l := r.lines[from]; l.round == round {
+				seen[l.way]++
+			}
+		}
+		if !slices.ContainsFunc(r.ways, func(way string) bool { return seen[way] < n }) {
+			return
+		}
+		if r.ended {
+			t.Fatalf("the readers ended, or hang, after %v in round %d", seen, round)
+		}
+	}
+}
+
+// finish ends the readers and returns all that they read.
+func (r *readers) finish(t *testing.T) []reading {
+	t.Helper()
+	r.in.Close()
+	select {
+	case err := <-r.done:
+		if err != nil {
+			t.Errorf("readers: %v", err)
+		}
+	case <-time.After(e2e.Limit):
+		t.Fatal("the readers hang")
+	}
+	return r.lines
+}
+
+// A catalogue is what batches there are: the versions and the number of each by what the readers print of it.
+type catalogue map[string]*catalogued
+
+type catalogued struct {
+	versions []string
+	k        int
+}
+
+// add adds the first n batches that `batchfs cat` gives, as of a version of the tokens.
+func (c catalogue) add(t *testing.T, version string, n int, args ...string) {
+	t.Helper()
+	all := e2e.Cat(t, append(args, "--count", fmt.Sprint(n))...)
+	size := len(all) / n
+	for k := range n {
+		l := e2e.Line(all[k*size:][:size])
+		if c[l] == nil {
+			c[l] = &catalogued{k: k}
+		}
+		c[l].versions = append(c[l].versions, version)
+	}
+}
+
+// judge fails unless each reading is a batch of a version that it may be of, or the error that it may be (or EFAULT in its
+// place, of what is mapped), and no number of the next* of a directory went to two reads. It returns how many batches of each
+// version, and errors, there were in each way.
+func (c catalogue) judge(
+	t *testing.T, lines []reading, may func(reading) (versions []string, errno string),
+) (seen map[string]map[string]int) {
+	t.Helper()
+	seen, taken := map[string]map[string]int{}, map[string]reading{}
+	for _, l := range lines {
+		if seen[l.way] == nil {
+			seen[l.way] = map[string]int{}
+		}
+		versions, errno := may(l)
+		b, ok := c[l.got]
+		switch {
+		case l.got == "paused":
+		case ok && slices.ContainsFunc(b.versions, func(v string) bool { return slices.Contains(versions, v) }):
+			for _, v := range b.versions {
+				seen[l.way][v]++
+			}
+			_, file, _ := strings.Cut(l.way, ":")
+			dir, file := filepath.Split(file)
+			if !strings.HasPrefix(file, "next") {
+				continue
+			}
+			number := fmt.Sprint(dir, b.k)
+			if other, twice := taken[number]; twice {
+				t.Errorf("number %s went to %+v and to %+v", number, other, l)
+			}
+			taken[number] = l
+		case errno != "" && (l.got == "errno "+errno || l.got == "errno EFAULT" && strings.HasPrefix(l.way, "maps:")):
+			seen[l.way][errno]++
+		default:
+			t.Fatalf("%+v is %+v; it may be of versions %q, or %q", l, b, versions, errno)
+		}
+	}
+	return seen
+}
+
+var changes = []struct {
+	name   string
+	change func(t *testing.T, path string)
+	how    string // as the log says it
+}{
+	{"replaced", func(t *testing.T, path string) {
+		e2e.Write(t, path+".new", e2e.VersionOf(1, changeTokens))
+		e2e.NoError(t, os.Link(path, path+".old"))
+		e2e.NoError(t, os.Rename(path+".new", path))
+	}, "another file stands in its place"},
+	// In one write and within a page, or else the file has other sizes meanwhile.
+	{"appended", func(t *testing.T, path string) {
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+		e2e.NoError(t, err)
+		_, err = f.Write(e2e.VersionOf(1, 1000))
+		e2e.NoError(t, err)
+		e2e.NoError(t, f.Close())
+	}, "402000 bytes, was 400000"},
+	{"truncated", func(t *testing.T, path string) { e2e.NoError(t, os.Truncate(path, 300_000)) }, "300000 bytes, was 400000"},
+	{"touched", func(t *testing.T, path string) {
+		now := time.Now()
+		e2e.NoError(t, os.Chtimes(path, now, now))
+	}, "written to at "},
+	{"overwritten", func(t *testing.T, path string) {
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		e2e.NoError(t, err)
+		_, err = f.Write(e2e.VersionOf(1, changeTokens))
+		e2e.NoError(t, err)
+		e2e.NoError(t, f.Close())
+	}, "written to at "},
+}
+
+const changeTokens = 200_000
+
+// A directory under other settings, and what they are; of another seed, as the rows of a rank are also those of the split.
+const other = "train/rank=1,seed=7,world=2"
+
+var otherSettings = []string{"--set", "batch.rank=1", "--set", "batch.world=2", "--set", "batch.seed=7"}
+
+// liveInfo is what info.json says of what changes.
+type liveInfo struct {
+	Fingerprint string `json:"fingerprint"`
+	Changes     int    `json:"changes"`
+	Tokens      int    `json:"tokens"`
+	Steps       int    `json:"steps"`
+}
+
+func infoOf(t *testing.T, m *e2e.Mounted) (i liveInfo) {
+	t.Helper()
+	text := e2e.Run(t, "cat", m.Path("train/info.json"))
+	if err := json.Unmarshal([]byte(text), &i); err != nil {
+		t.Fatalf("%v:\n%s", err, text)
+	}
+	return i
+}
+
+// fingerprint is that of the split train of a directory, mounted or not.
+func fingerprintOf(t *testing.T, dir string) string {
+	t.Helper()
+	var i liveInfo
+	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, e2e.PlainBatchfs, "inspect", "train", "0", "--json", "--data", dir)), &i))
+	return i.Fingerprint
+}
+
+// Whatever happens to a token file under whatever reader: a batch is all of the old tokens or all of the new, or ESTALE.
+func TestTokensChangeUnderReaders(t *testing.T) {
+	ways := []string{
+		"opens:train/next", "keeps:train/next", "frames:train/next.npy", "numbered:train/batch", "preads:train/batches.bin",
+		"maps:train/batches.npy", "opens:" + other + "/next", "numbered:train/world=2,rank=1,seed=7/batch",
+		"preads:" + other + "/batches.bin",
+	}
+	const undisturbed = "keeps:val/next"
+	n := 0
+	for _, onChange := range []string{"error", "follow"} {
+		for _, change := range changes {
+			access := []string{"remap", "advise", "pread"}[n%3]
+			n++
+			if testing.Short() && n%2 == 0 {
+				continue
+			}
+			t.Run(onChange+","+change.name+","+access, func(t *testing.T) {
+				t.Parallel()
+				dir := t.TempDir()
+				at := func(name string) string { return filepath.Join(dir, name) }
+				file := at("live/train.bin")
+				e2e.Write(t, file, e2e.VersionOf(0, changeTokens))
+				e2e.Write(t, at("old/train.bin"), e2e.VersionOf(0, changeTokens))
+				e2e.Write(t, at("live/val.bin"), e2e.VersionOf(2, 10_000))
+				was, err := os.Stat(file)
+				e2e.NoError(t, err)
+				settings := []string{"--set", "batch.batch_size=4", "--set", "batch.block_size=32"}
+				m := e2e.Mount(t, append(settings, "--data", at("live"), "--set", "memory.access="+access,
+					"--set", "splits.train.on_change="+onChange)...)
+
+				r := startReaders(t, m.Dir, append(ways, undisturbed)...)
+				r.wait(t, 5)
+				if onChange == "follow" && change.name == "overwritten" {
+					r.next(t, "pause") // while it is written, the file itself is a mix
+					r.wait(t, 1)
+				}
+				change.change(t, file)
+				r.next(t, "go")
+				r.wait(t, 20)
+				changed := r.round
+				now, err := os.ReadFile(file)
+				e2e.NoError(t, err)
+				e2e.Write(t, at("new/train.bin"), now)
+				status, info, log := e2e.Run(t, "cat", m.Path("status.json")), infoOf(t, m), m.Out.String()
+				if change.name == "replaced" || onChange == "error" {
+					r.next(t, "pause")
+					r.wait(t, 1)
+					if change.name == "replaced" {
+						e2e.NoError(t, os.Rename(file+".old", file))
+					} else {
+						e2e.Write(t, file, e2e.VersionOf(0, changeTokens))
+						e2e.NoError(t, os.Chtimes(file, time.Now(), was.ModTime()))
+					}
+					r.next(t, "go")
+					r.wait(t, 20)
+				}
+				lines := r.finish(t)
+
+				known := catalogue{}
+				for path, rank := range map[string][]string{"train": {}, other: otherSettings} {
+					n := 0
+					fmt.Sscan(m.Cursor(t, path), &n)
+					n = max(n, 2000) // more than there are in batches.*
+					for _, v := range []string{"old", "new"} {
+						known.add(t, v, n, slices.Concat([]string{"train", "--data", at(v)}, settings, rank)...)
+					}
+				}
+				n := 0
+				fmt.Sscan(m.Cursor(t, "val"), &n)
+				known.add(t, "val", n, slices.Concat([]string{"val", "--data", at("live")}, settings)...)
+				seen := known.judge(t, lines, func(l reading) (versions []string, errno string) {
+					oneRequest := strings.HasPrefix(l.way, "opens:") || strings.HasPrefix(l.way, "keeps:")
+					switch {
+					case l.way == undisturbed:
+						return []string{"val"}, ""
+					case l.round < changed && onChange == "error":
+						return []string{"old"}, "ESTALE"
+					case l.round < changed && oneRequest: // goes on with the new tokens by itself
+						return []string{"old", "new"}, ""
+					case l.round < changed:
+						return []string{"old", "new"}, "ESTALE"
+					case l.round > changed:
+						return []string{"old"}, ""
+					case onChange == "error":
+						return nil, "ESTALE"
+					}
+					return []string{"new"}, ""
+				})
+				t.Logf("%d reads: %v", len(lines), seen)
+
+				if onChange == "error" {
+					for where, text := range map[string]string{"log": log, "status.json": status} {
+						if !strings.Contains(text, file+" has changed since it was opened: "+change.how) {
+							t.Errorf("%s does not say %q of %s:\n%s", where, change.how, file, text)
+						}
+					}
+					return
+				}
+				noticed := strings.Count(log, "token files changed: the new ones are served")
+				if info.Changes != noticed || noticed == 0 || change.name == "replaced" && noticed != 1 {
+					t.Errorf("info.json counts %d changes, the log %d:\n%s", info.Changes, noticed, log)
+				}
+				if want := fingerprintOf(t, at("new")); info.Fingerprint != want || info.Tokens != len(now)/2 {
+					t.Errorf("info.json has fingerprint %s of %d tokens, want %s of %d", info.Fingerprint, info.Tokens, want, len(now)/2)
+				}
+			})
+		}
+	}
+}
+
+// After a change, every way to open a file shows the new data at once, however much of the old the kernel has; and what
+// was opened before shows nothing but the old data, however many changes there have been.
+func TestOpenedBeforeAndAfterAChange(t *testing.T) {
+	t.Parallel()
+	const size = 512
+	long, short := e2e.VersionOf(0, 1_600_000), e2e.VersionOf(1, 100_000)
+	m, file, settings := e2e.MountFollowing(t, long)
+	var lines [2][]string // of the batches of each version
+	var wholes [2]string
+	for v, data := range [][]byte{long, short} {
+		dir := t.TempDir()
+		e2e.Write(t, filepath.Join(dir, "train.bin"), data)
+		args := slices.Concat([]string{"train", "--data", dir}, settings)
+		steps := ((len(data)/2-1)/32 + 3) / 4
+		all := e2e.Cat(t, append(args, "--count", fmt.Sprint(steps))...)
+		for k := range steps {
+			lines[v] = append(lines[v], e2e.Line(all[k*size:][:size]))
+		}
+		wholes[v] = e2e.Line(all)
+	}
+	again := e2e.StartHandles(t, m.Dir)
+	opened := 0
+	settled := func(v, changes int) {
+		t.Helper()
+		for range 2 { // from the daemon, and then from the kernel
+			for name, want := range map[string]string{
+				"batch/0": lines[v][0], "batch/3": lines[v][3], "batch/17.npy": lines[v][17], "batch/19.safetensors": lines[v][19],
+				"batches.bin": wholes[v], "batches.npy": wholes[v],
+			} {
+				info, err := os.Stat(m.Path("train/" + name))
+				e2e.NoError(t, err)
+				again.Do("open train/%s", name)
+				off := int64(0)
+				if strings.HasSuffix(name, ".npy") || strings.HasSuffix(name, ".safetensors") {
+					off = 4096
+				}
+				for _, how := range []string{"read", "map"} {
+					if got := again.Do("%s %d %d %d", how, opened, off, info.Size()-off); got != want {
+						t.Errorf("after %d changes, %s of %s: %s, want %s", changes, how, name, got, want)
+					}
+				}
+				opened++
+			}
+			got := infoOf(t, m)
+			if got.Changes != changes || got.Steps != len(lines[v]) {
+				t.Errorf("after %d changes info.json has %+v", changes, got)
+			}
+			if text := e2e.Run(t, "cat", m.Path("train/batch/3.json")); !strings.Contains(text, got.Fingerprint) {
+				t.Errorf("after %d changes batch/3.json has another fingerprint than %s:\n%s", changes, got.Fingerprint, text)
+			}
+		}
+	}
+	settled(0, 0)
+	h := e2e.StartHandles(t, m.Dir)
+	const batch3, batches, npy, far, farNPY, next = 0, 1, 2, 3, 4, 5
+	for _, name := range []string{
+		"batch/3", "batches.bin", "batches.npy", "rank=1,world=2/batches.bin", "rank=1,world=2/batches.npy", "next",
+	} {
+		h.Do("open train/%s", name)
+	}
+	for k := range 5 {
+		if got := h.Do("read %d 0 %d", next, size); got != lines[0][k] {
+			t.Fatalf("number %d is %s, want %s", k, got, lines[0][k])
+		}
+	}
+	h.Do("map %d 0 %d", farNPY, size)
+	end := len(lines[0]) / 2 * size // of batches.* of one of two ranks; as the kernel has not read them
+	for changes := 1; changes <= 20; changes++ {
+		v := changes % 2
+		e2e.ReplaceFile(t, file, [][]byte{long, short}[v])
+		if changes < 3 || changes == 8 || changes == 20 {
+			settled(v, changes)
+		}
+		if got := h.Do("read %d 0 %d", next, size); got != lines[v][4+changes] {
+			t.Errorf("after %d changes, number %d is %s, want %s", changes, 4+changes, got, lines[v][4+changes])
+		}
+		for what, want := range map[string]string{
+			fmt.Sprintf("read %d 0 %d", batch3, size):                lines[0][3],
+			fmt.Sprintf("read %d %d %d", batches, 3*size, size):      lines[0][3],
+			fmt.Sprintf("map %d %d %d", npy, 4096+3*size, size):      lines[0][3],
+			fmt.Sprintf("read %d %d %d", far, end-size, size):        "",
+			fmt.Sprintf("map %d %d %d", farNPY, end+4096-size, size): "",
+		} {
+			got := h.Do("%s", what)
+			stale := got == "errno ESTALE" || got == "errno EFAULT" && strings.HasPrefix(what, "map")
+			// Inodes of batch/ come round again after 8 changes, upon which the kernel gives up the old one.
+			stale = stale || got == "errno EIO" && changes >= 8 && what == fmt.Sprintf("read %d 0 %d", batch3, size)
+			if got != want && !stale {
+				t.Errorf("%d changes after it was opened, %s: %s, want %s or ESTALE", changes, what, got, want)
+			}
+		}
+	}
+}
+
+// What several requests read of one batch is of one version, or else they end in ESTALE.
+func TestLargeBatchChangesMidway(t *testing.T) {
+	const size = 3 << 20
+	for i, access := range []string{"remap", "advise", "pread", "remap"} {
+		onChange := "follow"
+		if i == 3 {
+			onChange = "error"
+		}
+		t.Run(onChange+","+access, func(t *testing.T) {
+			m, file, settings := e2e.MountFollowing(t, e2e.VersionOf(0, 200_000), "--set", "batch.batch_size=96",
+				"--set", "batch.block_size=8192", "--set", "batch.steps=5", "--set", "memory.access="+access,
+				"--set", "splits.train.on_change="+onChange)
+			h := e2e.StartHandles(t, m.Dir)
+			names := []string{"next", "next.npy", "batch/3", "batches.bin", "batches.npy"}
+			for i, name := range names {
+				h.Do("open train/%s", name)
+				if got := h.Do("read %d 0 %d", i, 1<<20); !strings.HasPrefix(got, fmt.Sprint(1<<20, " ")) {
+					t.Fatalf("the first part of %s: %s", name, got)
+				}
+			}
+			e2e.ReplaceFile(t, file, e2e.VersionOf(1, 190_000))
+			for i, name := range names {
+				for range 2 {
+					if got := h.Do("read %d %d %d", i, 2<<20, 1<<20); got != "errno ESTALE" {
+						t.Errorf("the rest of %s: %s, want ESTALE", name, got)
+					}
+				}
+			}
+			if onChange == "error" {
+				return
+			}
+			all := e2e.Cat(t, slices.Concat([]string{"train", "--data", filepath.Dir(file), "--count", "5"}, settings)...)
+			for i, want := range map[int]int{0: 0, 1: 1} {
+				at := 4096 * i
+				h.Do("read %d 0 %d", i, at)
+				if got := h.Do("read %d %d %d", i, at, size); got != e2e.Line(all[want*size:][:size]) {
+					t.Errorf("%s from its beginning: %s, want batch %d of the new tokens", names[i], got, want)
+				}
+			}
+			// Each goes on after a batch that it had whole.
+			for k := 2; k < 5; k++ {
+				if got := h.Do("read 0 0 %d", size); got != e2e.Line(all[k*size:][:size]) {
+					t.Errorf("then next is %s, want batch %d", got, k)
+				}
+			}
+			for name, want := range map[string][]byte{"batch/3": all[3*size : 4*size], "batches.bin": all} {
+				if got := e2e.Read(t, "read", m.Path("train/"+name))[0]; got != e2e.Line(want) {
+					t.Errorf("%s opened again is %s, want %s", name, got, e2e.Line(want))
+				}
+			}
+		})
+	}
+}
+
+// Data that cannot be served is an error in words, and is followed as soon as it can.
+func TestFollowingWhatCannotBeServed(t *testing.T) {
+	good := e2e.VersionOf(1, 60_000)
+	m, file, settings := e2e.MountFollowing(t, e2e.VersionOf(0, 50_000))
+	h := e2e.StartHandles(t, m.Dir)
+	h.Do("open train/next")
+	h.Do("read 0 0 512")
+	for _, bad := range []struct {
+		data []byte
+		want string
+	}{
+		{nil, "is empty"},
+		{good[:50_001], "50001 bytes are not a whole number of tokens of 2 bytes"},
+		{good[:64], "32 tokens, need at least block_size+1 = 33"},
+	} {
+		e2e.ReplaceFile(t, file, bad.data)
+		for range 2 {
+			for _, name := range []string{"next", "next.npy", "batch/3", "batches.npy", "rank=1,world=2/next"} {
+				if _, stderr, err := e2e.Try(t, "cat", m.Path("train/"+name)); err == nil || !strings.Contains(stderr, "Stale file handle") {
+					t.Errorf("%s of a file that %s: %v %s, want ESTALE", name, bad.want, err, stderr)
+				}
+			}
+			if got := h.Do("read 0 0 512"); got != "errno ESTALE" {
+				t.Errorf("an open next of a file that %s: %s, want ESTALE", bad.want, got)
+			}
+		}
+		for where, text := range map[string]string{"log": m.Out.String(), "status.json": e2e.Run(t, "cat", m.Path("status.json"))} {
+			if !strings.Contains(text, "what is there now cannot be served: splits.train: ") || !strings.Contains(text, bad.want) {
+				t.Errorf("%s does not say %q:\n%s", where, bad.want, text)
+			}
+		}
+		if got := infoOf(t, m); got.Changes != 0 || got.Tokens != 50_000 {
+			t.Errorf("info.json has %+v, want that of the tokens that were served", got)
+		}
+	}
+	e2e.ReplaceFile(t, file, good)
+	all := e2e.Cat(t, slices.Concat([]string{"train", "--data", filepath.Dir(file), "--count", "4"}, settings)...)
+	for k, got := range []string{
+		1: h.Do("read 0 0 512"), 2: e2e.Read(t, "read", m.Path("train/next"))[0], 3: e2e.Read(t, "npload", m.Path("train/batch/3.npy"))[0],
+	} {
+		if k > 0 && got != e2e.Line(all[k*512:][:512]) {
+			t.Errorf("good again, batch %d is %s", k, got)
+		}
+	}
+	if got := infoOf(t, m); got.Changes != 1 || got.Tokens != 60_000 {
+		t.Errorf("info.json has %+v", got)
+	}
+
+	// Settings that suit other tokens than those that are there.
+	const long = "train/block_size=70000"
+	unfit := func() {
+		t.Helper()
+		if _, stderr, err := e2e.Try(t, "cat", m.Path(long+"/batch/0")); err == nil || !strings.Contains(stderr, "Invalid argument") {
+			t.Errorf("%s of 60000 tokens: %v %s", long, err, stderr)
+		}
+	}
+	unfit()
+	e2e.ReplaceFile(t, file, e2e.VersionOf(2, 80_000))
+	if got := e2e.Read(t, "read", m.Path(long+"/batch/0"))[0]; !strings.HasPrefix(got, fmt.Sprint(2*4*70_000*2, " ")) {
+		t.Errorf("%s of 80000 tokens: %s", long, got)
+	}
+	h.Do("open %s/next", long)
+	e2e.ReplaceFile(t, file, good)
+	if got := h.Do("read 1 0 512"); got != "errno ESTALE" {
+		t.Errorf("an open next in %s, of 60000 tokens: %s, want ESTALE", long, got)
+	}
+	unfit()
+	if text := m.Out.String(); !strings.Contains(text, "these settings do not suit the new ones") {
+		t.Errorf("the log does not say why:\n%s", text)
+	}
+}
+
+// A change of one of several files, however many, is an error of opening a batch of that file at once, and then one of the split, also
+// to who reads only what lies in the others.
+func TestOneOfSeveralFilesChanges(t *testing.T) {
+	for _, test := range []struct {
+		onChange string
+		files    int
+	}{{"error", 3}, {"error", 65}, {"follow", 65}} {
+		onChange := test.onChange
+		t.Run(fmt.Sprint(onChange, test.files), func(t *testing.T) {
+			dir := t.TempDir()
+			for i := range test.files {
+				e2e.Write(t, filepath.Join(dir, fmt.Sprintf("train%02d.bin", i)), e2e.VersionOf(i%3, 20_000))
+			}
+			settings := []string{
+				"--data", dir, "--set", "batch.batch_size=4", "--set", "batch.block_size=32", "--set", "batch.order=sequential",
+			}
+			m := e2e.Mount(t, append(settings, "--set", "splits.train.on_change="+onChange)...)
+			h := e2e.StartHandles(t, m.Dir)
+			h.Do("open train/next")
+			h.Do("read 0 0 512")
+			const third = 400 // a batch of the third file
+			before := map[int]string{}
+			for _, k := range []int{0, 1, third} {
+				before[k] = e2e.Read(t, "read", m.Path(fmt.Sprint("train/batch/", k)))[0]
+			}
+			changed := filepath.Join(dir, "train02.bin")
+			e2e.NoError(t, os.Link(changed, changed+".old"))
+			e2e.ReplaceFile(t, changed, e2e.VersionOf(3, 20_000))
+			all := e2e.Cat(t, slices.Concat([]string{"train", "--count", fmt.Sprint(third + 1)}, settings)...)
+			f, err := os.Open(m.Path(fmt.Sprint("train/batch/", third)))
+			if f.Close(); onChange == "error" && !errors.Is(err, syscall.ESTALE) || onChange == "follow" && err != nil {
+				t.Errorf("to open a batch of the changed file: %v", err)
+			}
+			for _, k := range []int{0, 1, 2, third} {
+				out, stderr, err := e2e.Try(t, "cat", m.Path(fmt.Sprint("train/batch/", k)))
+				switch {
+				case onChange == "error":
+					if err == nil || !strings.Contains(stderr, "Stale file handle") {
+						t.Errorf("batch %d: %v %s, want ESTALE", k, err, stderr)
+					}
+				case err != nil || out != string(all[k*512:][:512]):
+					t.Errorf("batch %d is not that of the new tokens: %v %s", k, err, stderr)
+				}
+			}
+			if onChange == "follow" {
+				if got := infoOf(t, m); got.Changes != 1 {
+					t.Errorf("info.json has %+v", got)
+				}
+				return
+			}
+			if got := h.Do("read 0 0 512"); got != "errno ESTALE" {
+				t.Errorf("next, all of whose rows are in another file: %s, want ESTALE", got)
+			}
+			e2e.NoError(t, os.Rename(changed+".old", changed))
+			for _, k := range []int{0, 1, third} {
+				if got := e2e.Read(t, "read", m.Path(fmt.Sprint("train/batch/", k)))[0]; got != before[k] {
+					t.Errorf("put back, batch %d is %s, was %s", k, got, before[k])
+				}
+			}
+			if got := h.Do("read 0 0 512"); got != before[1] {
+				t.Errorf("put back, next goes on with %s, want batch 1, %s", got, before[1])
+			}
+		})
+	}
+}
+
+// A run that says which data it began with goes on with no other.
+func TestExpectedFingerprint(t *testing.T) {
+	e2e.NeedFUSE(t)
+	dir, mountpoint := t.TempDir(), t.TempDir()
+	file := filepath.Join(dir, "train.bin")
+	e2e.ReplaceFile(t, file, e2e.VersionOf(1, 20_000))
+	bad := fingerprintOf(t, dir)
+	e2e.ReplaceFile(t, file, e2e.VersionOf(0, 20_000))
+	right := fingerprintOf(t, dir)
+	if right == bad {
+		t.Fatal("other tokens have the same fingerprint")
+	}
+	args := []string{"--data", dir, "--set", "splits.train.expect_fingerprint=" + right}
+	e2e.ReplaceFile(t, file, e2e.VersionOf(1, 20_000))
+	for _, background := range [][]string{nil, {"-d", "--log", filepath.Join(t.TempDir(), "log")}} {
+		_, stderr, err := e2e.Try(t, slices.Concat([]string{e2e.Batchfs, "mount"}, background, args, []string{mountpoint})...)
+		if err == nil || !strings.Contains(stderr, "expect_fingerprint is "+right) || !strings.Contains(stderr, bad) {
+			t.Errorf("mounting other data: %v %q, want both %s and %s", err, stderr, right, bad)
+		}
+		if e2e.IsMounted(t, mountpoint) {
+			t.Error("mounted")
+			e2e.Run(t, e2e.Batchfs, "unmount", mountpoint)
+		}
+	}
+	e2e.ReplaceFile(t, file, e2e.VersionOf(0, 20_000))
+	m := e2e.Mount(t, append(args, "--set", "splits.train.on_change=follow")...)
+	want := e2e.Read(t, "read", m.Path("train/batch/3"))[0]
+	for range 2 {
+		e2e.ReplaceFile(t, file, e2e.VersionOf(1, 20_000))
+		for _, name := range []string{"next", "batch/3"} {
+			if _, stderr, err := e2e.Try(t, "cat", m.Path("train/"+name)); err == nil || !strings.Contains(stderr, "Stale file handle") {
+				t.Errorf("%s of other data: %v %s, want ESTALE", name, err, stderr)
+			}
+		}
+		for where, text := range map[string]string{"log": m.Out.String(), "status.json": e2e.Run(t, "cat", m.Path("status.json"))} {
+			if !strings.Contains(text, "expect_fingerprint is "+right) || !strings.Contains(text, bad) {
+				t.Errorf("%s does not say what is wrong:\n%s", where, text)
+			}
+		}
+		// The same tokens in another file are the same data.
+		e2e.ReplaceFile(t, file, e2e.VersionOf(0, 20_000))
+		if got := e2e.Read(t, "read", m.Path("train/batch/3"))[0]; got != want {
+			t.Errorf("with the data back, batch/3 is %s, was %s", got, want)
+		}
+	}
+}
+
+// Changes without end, at the pace of the readers and faster: no mix, no hang, and the daemon stays as small as it was.
+func TestChangesWithoutEnd(t *testing.T) {
+	const versions, paced, atOnce = 6, 10, 100
+	const rounds = 3
+	for _, access := range []string{"advise", "remap", "pread"} {
+		t.Run(access, func(t *testing.T) {
+			if access != "advise" {
+				e2e.Long(t)
+			}
+			t.Parallel()
+			m, file, settings := e2e.MountFollowing(t, e2e.VersionOf(0, 100_000), "--set", "memory.access="+access)
+			prepared := func(v int) string { return filepath.Join(filepath.Dir(file), fmt.Sprint("v", v), "train.bin") }
+			for v := range versions {
+				e2e.Write(t, prepared(v), e2e.VersionOf(v, 100_000-10_000*v))
+			}
+			placed := 0
+			place := func() {
+				placed++
+				e2e.NoError(t, os.Link(prepared(placed%versions), file+".new"))
+				e2e.NoError(t, os.Rename(file+".new", file))
+			}
+			var all []*readers
+			for _, ways := range [][]string{
+				{"opens:train/next", "frames:train/next.npy"}, {"keeps:train/next", "keeps:" + other + "/next"},
+				{"numbered:train/batch", "preads:train/batches.bin"}, {"numbered:" + other + "/batch", "maps:train/batches.npy"},
+			} {
+				all = append(all, startReaders(t, m.Dir, ways...))
+			}
+			more := func() {
+				for _, r := range all {
+					r.more(t, 2)
+				}
+			}
+			more()
+			fds := func() int {
+				list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", m.Worker(t)))
+				e2e.NoError(t, err)
+				return len(list)
+			}
+			before, descriptors := e2e.Resident(m.Worker(t)), fds()
+			for range rounds {
+				for range paced {
+					place()
+					more()
+				}
+				for range atOnce {
+					place()
+				}
+				for _, r := range all {
+					r.next(t, "go")
+				}
+				more()
+			}
+			var lines []reading
+			for _, r := range all {
+				lines = append(lines, r.finish(t)...)
+			}
+
+			known, names := catalogue{}, []string{}
+			for v := range versions {
+				names = append(names, fmt.Sprint(v))
+				for path, rank := range map[string][]string{"train": {}, other: otherSettings} {
+					n := 0
+					fmt.Sscan(m.Cursor(t, path), &n)
+					args := slices.Concat([]string{"train", "--data", filepath.Dir(prepared(v))}, settings, rank)
+					known.add(t, names[v], max(n, 1000), args...)
+				}
+			}
+			seen := known.judge(t, lines, func(reading) ([]string, string) { return names, "ESTALE" })
+			noticed := strings.Count(m.Out.String(), "token files changed: the new ones are served")
+			t.Logf("%d changes, %d noticed, %d reads: %v", placed, noticed, len(lines), seen)
+			for _, way := range []string{"opens:train/next", "keeps:train/next", "numbered:train/batch"} {
+				for _, v := range names {
+					if seen[way][v] == 0 {
+						t.Errorf("%s saw none of version %s", way, v)
+					}
+				}
+			}
+			// The next garbage collections unmap and close what the replaced tokens had.
+			e2e.Await(t, fmt.Sprintf("as little as before %d changes: %d KiB resident, %d descriptors", placed, before, descriptors), func() bool {
+				return e2e.Resident(m.Worker(t)) <= before+64<<10 && fds() <= descriptors+20
+			})
+			place()
+			want := e2e.Cat(t, slices.Concat([]string{"train", "--data", filepath.Dir(file)}, settings)...)
+			if got := e2e.Read(t, "read", m.Path("train/batch/0"))[0]; got != e2e.Line(want) {
+				t.Errorf("at last batch/0 is %s, want %s", got, e2e.Line(want))
+			}
+		})
+	}
+}
+
+// A mount in the background, which has left the directory that its paths are relative to, finds the new files too.
+func TestFollowingInTheBackground(t *testing.T) {
+	e2e.NeedFUSE(t)
+	for name, args := range map[string][]string{"data": {"--data", "data"}, "config": {"-c", "config.toml"}} {
+		t.Run(name, func(t *testing.T) {
+			dir, mountpoint := t.TempDir(), t.TempDir()
+			file := filepath.Join(dir, "data", "train.bin")
+			e2e.Write(t, file, e2e.VersionOf(0, 20_000))
+			e2e.Write(t, filepath.Join(dir, "config.toml"), []byte("[splits.train]\ntokens = \"data/train*.bin\"\n"))
+			mount := e2e.Command(t, e2e.Batchfs, slices.Concat([]string{"mount", "-d", "--log", filepath.Join(dir, "log")}, args,
+				[]string{"--set", "splits.train.on_change=follow", mountpoint})...)
+			mount.Dir = dir
+			t.Cleanup(func() { syscall.Unmount(mountpoint, syscall.MNT_DETACH) })
+			if out, err := mount.CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			e2e.ReplaceFile(t, file, e2e.VersionOf(1, 30_000))
+			want := e2e.Line(e2e.Cat(t, "train", "--data", filepath.Dir(file)))
+			// NumPy reads the header first, and no other reader has noticed the change.
+			if got := e2e.Read(t, "npload", filepath.Join(mountpoint, "train/next.npy"))[0]; got != want {
+				t.Errorf("next.npy is %s, want %s", got, want)
+			}
+			e2e.Run(t, e2e.Batchfs, "unmount", mountpoint)
+		})
+	}
+}

@@ -1,0 +1,216 @@
+package faults
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"batchfs/test/e2e"
+)
+
+// A fault is something that becomes of a token file, of a split of that name.
+type fault struct {
+	name  string
+	errno string // of its readers
+	path  string
+	begin func()
+	end   func() // puts things right
+	quiet bool   // who has the file mapped, or has read it, may not notice
+}
+
+// faultsOn makes a healthy token file for each fault.
+func faultsOn(t *testing.T, dir string) (all []fault) {
+	t.Helper()
+	content, then := e2e.VersionOf(0, changeTokens), time.Now().Add(-time.Hour)
+	onDisk := func(name, errno string, begin func(t *testing.T, path string)) {
+		path, kept := filepath.Join(dir, name+".bin"), filepath.Join(dir, name+".kept")
+		e2e.Write(t, path, content)
+		e2e.NoError(t, os.Chtimes(path, then, then))
+		e2e.NoError(t, os.Link(path, kept))
+		all = append(all, fault{name, errno, path, func() { begin(t, path) }, func() {
+			e2e.Write(t, kept, content)
+			e2e.NoError(t, os.Chtimes(kept, then, then))
+			e2e.NoError(t, os.Rename(kept, path))
+		}, false})
+	}
+	for _, c := range changes {
+		onDisk(c.name, "ESTALE", c.change)
+	}
+	onDisk("deleted", "EIO", func(t *testing.T, path string) { e2e.NoError(t, os.Remove(path)) })
+	doubled := func(name, errno string, m e2e.Mode, quiet bool) {
+		d := e2e.NewDouble(t, content)
+		all = append(all, fault{name, errno, d.Path, func() { d.Set(t, m) }, func() { d.Set(t, e2e.Healthy) }, quiet})
+	}
+	doubled("denied", "EIO", e2e.Denied, true)
+	doubled("failing", "EIO", e2e.Failing, true)
+	doubled("gone", "EIO", e2e.Gone, false)
+	doubled("shorter", "ESTALE", e2e.Shorter, false)
+	return all
+}
+
+// Whatever becomes of a token file, whoever reads it gets its batches or an error, whoever reads another file notices nothing,
+// and when all is well again, so is every reader.
+func TestFaults(t *testing.T) {
+	for _, access := range []string{"remap", "advise", "pread"} {
+		t.Run(access, func(t *testing.T) {
+			if access != "remap" {
+				e2e.Long(t)
+			}
+			t.Parallel()
+			dir := t.TempDir()
+			faults := faultsOn(t, dir)
+			splits := []string{"well"}
+			well := filepath.Join(dir, "well.bin")
+			e2e.Write(t, well, e2e.VersionOf(2, changeTokens))
+			settings := []string{"--set", "memory.access=" + access, "--set", "batch.batch_size=4", "--set", "batch.block_size=500",
+				"--set", "splits.well.tokens=" + well}
+			for _, f := range faults {
+				splits = append(splits, f.name)
+				settings = append(settings, "--set", "splits."+f.name+".tokens="+f.path)
+			}
+			m := e2e.Mount(t, settings...)
+			var ways []string // those of the split that stays well first
+			for _, s := range splits {
+				ways = append(ways, "keeps:"+s+"/next", "numbered:"+s+"/batch", "preads:"+s+"/batches.bin", "maps:"+s+"/batches.npy")
+			}
+
+			before := e2e.StatusOf(t, m)
+			r := startReaders(t, m.Dir, ways...)
+			r.wait(t, 3)
+			for _, f := range faults {
+				f.begin()
+			}
+			r.more(t, 3)
+			r.next(t, "go")
+			r.wait(t, 6)
+			faulty, during := r.round, e2e.StatusOf(t, m)
+			r.next(t, "pause")
+			r.wait(t, 1)
+			for _, f := range faults {
+				f.end()
+			}
+			r.next(t, "go")
+			r.wait(t, 6)
+			lines := r.finish(t)
+
+			known := catalogue{}
+			for _, s := range splits {
+				n := 0
+				fmt.Sscan(m.Cursor(t, s), &n)
+				known.add(t, s, max(n, 200), append([]string{s}, settings...)...)
+			}
+			of := func(way string) (split string, f fault) {
+				_, file, _ := strings.Cut(way, ":")
+				split, _, _ = strings.Cut(file, "/")
+				if i := slices.Index(splits, split); i > 0 {
+					f = faults[i-1]
+				}
+				return split, f
+			}
+			seen := known.judge(t, lines, func(l reading) (versions []string, errno string) {
+				split, f := of(l.way)
+				switch {
+				case l.round > faulty:
+					return []string{split}, ""
+				case l.round == faulty && f.errno != "" && !f.quiet:
+					return nil, f.errno
+				}
+				return []string{split}, f.errno
+			})
+			t.Logf("%d reads: %v", len(lines), seen)
+			for _, way := range ways[4:] {
+				_, f := of(way)
+				// What is mapped needs no permission any more, and the kernel has some of batch/.
+				blind := f.name == "denied" && access == "advise" || f.quiet && strings.HasPrefix(way, "numbered:")
+				if text := during.Splits[f.name].LastError; !blind && (seen[way][f.errno] == 0 || !strings.Contains(text, f.path)) {
+					t.Errorf("%s: %v; status.json says %q of %s", way, seen[way], text, f.path)
+				}
+			}
+			after := e2e.StatusOf(t, m)
+			if before.PID != during.PID || before.PID != after.PID || during.Splits["well"].Errors > 0 {
+				t.Errorf("another process serves, or who read the file that was well had errors: %+v", after)
+			}
+		})
+	}
+}
+
+// While reads of one file hang, as many as there are, those of another go on.
+func TestHangingReadsHoldUpNoOthers(t *testing.T) {
+	for _, access := range []string{"remap", "advise", "pread", "map"} {
+		t.Run(access, func(t *testing.T) {
+			if access != "advise" {
+				e2e.Long(t)
+			}
+			t.Parallel()
+			d, well := e2e.NewDouble(t, e2e.VersionOf(0, 2_000_000)), filepath.Join(t.TempDir(), "well.bin")
+			e2e.Write(t, well, e2e.VersionOf(2, changeTokens))
+			m := e2e.Mount(t, "--set", "splits.train.tokens="+d.Path, "--set", "splits.well.tokens="+well, "--set", "memory.access="+access,
+				"--set", "mount.timeout=1h")
+			const hanging = 8 // more than there are threads that run Go
+			want := e2e.Cat(t, "train", "--set", "splits.train.tokens="+d.Path, "--count", fmt.Sprint(hanging))
+			d.Set(t, e2e.Hang)
+			got := make(chan string, hanging)
+			for k := range hanging {
+				go func() {
+					out, _ := e2e.Command(t, "cat", m.Path(fmt.Sprint("train/batch/", k))).Output()
+					got <- string(out)
+				}()
+			}
+			d.Await(t, hanging)
+			r := startReaders(t, m.Dir, "keeps:well/next", "numbered:well/batch", "preads:well/batches.bin", "maps:well/batches.npy")
+			r.wait(t, 20)
+			for _, l := range r.finish(t) {
+				if strings.HasPrefix(l.got, "errno") {
+					t.Errorf("%+v", l)
+				}
+			}
+			e2e.StatusOf(t, m)
+			d.Set(t, e2e.Healthy)
+			size := len(want) / hanging
+			for range hanging {
+				batch := <-got
+				if len(batch) != size || bytes.Index(want, []byte(batch))%size != 0 {
+					t.Errorf("let go, a read gave %d bytes of no batch", len(batch))
+				}
+			}
+		})
+	}
+}
+
+// A double does what it is told, and lets go of who hangs.
+func TestDouble(t *testing.T) {
+	content := e2e.VersionOf(0, 100_000)
+	d := e2e.NewDouble(t, content)
+	for range 2 {
+		for _, test := range []struct {
+			mode e2e.Mode
+			want string // what cat says
+		}{
+			{e2e.Healthy, ""}, {e2e.Denied, "Permission denied"}, {e2e.Failing, "Input/output error"},
+			{e2e.Half, "Input/output error"}, {e2e.Gone, "No such file"}, {e2e.Shorter, ""},
+		} {
+			d.Set(t, test.mode)
+			out, stderr, err := e2e.Try(t, "cat", d.Path)
+			_, content := d.Now()
+			if test.want == "" && (err != nil || out != string(content)) || !strings.Contains(stderr, test.want) {
+				t.Errorf("in mode %d, %d bytes and %v %s, want %q", test.mode, len(out), err, stderr, test.want)
+			}
+		}
+		d.Set(t, e2e.Hang)
+		reader, done := e2e.Command(t, "cat", d.Path), make(chan []byte)
+		go func() {
+			out, _ := reader.Output()
+			done <- out
+		}()
+		d.Await(t, 1)
+		d.Set(t, e2e.Healthy)
+		if out := <-done; string(out) != string(content) {
+			t.Errorf("let go, a reader got %d bytes", len(out))
+		}
+	}
+}

@@ -1,0 +1,346 @@
+package faults
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"batchfs/test/e2e"
+)
+
+// A keeper that is killed takes its worker with it. The mount is dead then, which mounting anew and unmounting both recognise.
+func TestKilledKeeper(t *testing.T) {
+	t.Parallel()
+	config, want := e2e.Small(t, 1)
+	for name, worker := range map[string]func(pid int){
+		"":                  func(int) {},
+		" of a stopped one": func(pid int) { syscall.Kill(pid, syscall.SIGSTOP) },
+	} {
+		m := e2e.Mount(t, "-c", config)
+		workers := m.AwaitStandby(t)
+		reader := exec.Command("sleep", "infinity")
+		reader.Dir = m.Dir // which keeps the dead mount busy
+		e2e.NoError(t, reader.Start())
+		t.Cleanup(func() { reader.Process.Kill(); reader.Wait() })
+		worker(workers[0])
+		m.Cmd.Process.Kill()
+		m.AwaitEnd(t)
+		e2e.AwaitEnded(t, workers...)
+		e2e.Await(t, "a dead mount"+name, func() bool {
+			_, stderr, err := e2e.Try(t, "ls", m.Dir)
+			return err != nil && strings.Contains(stderr, "not connected")
+		})
+		if name == "" {
+			e2e.Run(t, e2e.Batchfs, "unmount", m.Dir)
+			if e2e.IsMounted(t, m.Dir) {
+				t.Error("still mounted")
+			}
+		}
+		e2e.Run(t, e2e.Batchfs, "mount", "-d", "-c", config, "--log", filepath.Join(t.TempDir(), "log"), m.Dir)
+		if got := e2e.Read(t, "read", filepath.Join(m.Dir, "train/next"))[0]; got != want[0] {
+			t.Errorf("batch 0 is %s, want %s", got, want[0])
+		}
+		e2e.Run(t, e2e.Batchfs, "unmount", "--force", m.Dir)
+	}
+}
+
+// A process stands by that takes the place of one that ends, and then another does.
+func TestStandby(t *testing.T) {
+	t.Parallel()
+	config, want := e2e.Small(t, 4)
+	m := e2e.Mount(t, "-c", config)
+	for k, kills := range [][2]bool{{true, false}, {false, true}, {true, true}, {true, false}} {
+		before := m.AwaitStandby(t)
+		var killed []int
+		for i, pid := range before {
+			if kills[i] {
+				e2e.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+				killed = append(killed, pid)
+			}
+		}
+		if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != want[k] {
+			t.Errorf("batch %d is %s, want %s", k, got, want[k])
+		}
+		e2e.AwaitEnded(t, killed...)
+		now := m.AwaitStandby(t)
+		if kills == [2]bool{true, false} && now[0] != before[1] || kills == [2]bool{false, true} && now[0] != before[0] {
+			t.Errorf("%v: of %v, now %v", kills, before, now)
+		}
+	}
+}
+
+// A worker that hangs is replaced.
+func TestHangingWorker(t *testing.T) {
+	t.Parallel()
+	config, want := e2e.Small(t, 1)
+	m := e2e.Mount(t, "-c", config)
+	first := m.Worker(t)
+	syscall.Kill(first, syscall.SIGSTOP)
+	began := time.Now()
+	if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != want[0] {
+		t.Errorf("batch 0 is %s, want %s", got, want[0])
+	}
+	e2e.InTime(t, "the first batch", time.Since(began), 8*time.Second)
+	e2e.AwaitEnded(t, first)
+}
+
+// A keeper and a worker that are stopped for a while go on as if nothing had been.
+func TestBothStopped(t *testing.T) {
+	e2e.Long(t)
+	t.Parallel()
+	config, _ := e2e.StormConfig(t, "")
+	m := e2e.Mount(t, "-c", config)
+	readers := e2e.StartStorms(t, m)
+	worker := m.Worker(t)
+	for _, sig := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
+		time.Sleep(time.Second)
+		e2e.NoError(t, syscall.Kill(worker, sig))
+		e2e.NoError(t, m.Cmd.Process.Signal(sig))
+		time.Sleep(4 * time.Second) // longer than three pings, one a second: a worker that misses them counts as hung
+	}
+	got := e2e.EndStorms(t, readers)
+	cursor, err := strconv.Atoi(m.Cursor(t, "train"))
+	e2e.NoError(t, err)
+	if missing := got.Missing(t, cursor); missing > 0 || len(got.Failed) > 0 {
+		t.Errorf("%d numbers are missing, and reads failed: %v", missing, got.Failed)
+	}
+	if m.Worker(t) != worker {
+		t.Errorf("process %d serves, and %d did", m.Worker(t), worker)
+	}
+}
+
+// A restart takes another program and another configuration, unless readers would see other batches.
+func TestRestart(t *testing.T) {
+	config, want := e2e.Small(t, 4)
+	text, err := os.ReadFile(config)
+	e2e.NoError(t, err)
+	// As an upgrade does: another file at the path of the program.
+	program := filepath.Join(t.TempDir(), "batchfs")
+	e2e.Run(t, "cp", e2e.Batchfs, program)
+	m := e2e.MountProgram(t, exec.Command(program), "-c", config)
+	next := func(k int) {
+		t.Helper()
+		if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != want[k] {
+			t.Errorf("batch %d is %s, want %s", k, got, want[k])
+		}
+	}
+	next(0)
+	first := m.Worker(t)
+	e2e.Run(t, "cp", e2e.FaultyBatchfs, program+".new")
+	e2e.NoError(t, os.Rename(program+".new", program))
+	e2e.Write(t, config, append(text, "\n[log]\nlevel = \"debug\"\n[memory]\naccess = \"pread\"\n"...))
+	if out := e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir); !strings.Contains(out, fmt.Sprint(m.Worker(t))) || m.Worker(t) == first {
+		t.Errorf("%q, and worker %d serves after %d", out, m.Worker(t), first)
+	}
+	if a, b := sameFile(t, program, fmt.Sprintf("/proc/%d/exe", m.Worker(t))), sameFile(t, e2e.Batchfs, program); !a || b {
+		t.Errorf("the worker runs the new program: %v", a)
+	}
+	if text := m.Out.String(); !strings.Contains(text, "level=DEBUG") {
+		t.Errorf("nothing is logged of the new level:\n%s", text)
+	}
+	next(1)
+
+	for change, says := range map[string]string{
+		"\n[batch]\nseed = 8\n":               "splits.train.seed is 1337 in the mount, and the configuration has 8",
+		"\n[splits.more]\ntokens=\"x.bin\"\n": "splits that the mount has not",
+		"\n[mount]\nallow_other = true\n":     "mount.allow_other is false",
+		"\nnonsense = 1\n":                    "unknown key",
+	} {
+		changed := string(text)
+		if strings.HasPrefix(change, "\n[batch]") {
+			changed = strings.Replace(changed, "[batch]", strings.TrimSpace(change), 1)
+		} else {
+			changed += change
+		}
+		e2e.Write(t, config, []byte(changed))
+		serving := m.Worker(t)
+		if _, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "restart", m.Dir); err == nil || !strings.Contains(stderr, says) {
+			t.Errorf("restart with %q: %v %s", change, err, stderr)
+		}
+		if m.Worker(t) != serving {
+			t.Errorf("another process serves after a restart with %q was refused", change)
+		}
+	}
+	next(2)
+
+	// One that dies goes on as it was mounted, whatever is written and wherever its files are now.
+	e2e.NoError(t, os.Remove(config))
+	e2e.NoError(t, os.Remove(program))
+	second := fmt.Sprintf("/proc/%d/exe", m.Worker(t))
+	running, err := os.Stat(second)
+	e2e.NoError(t, err)
+	e2e.NoError(t, syscall.Kill(m.AwaitWorker(t), syscall.SIGKILL))
+	next(3)
+	if now, err := os.Stat(fmt.Sprintf("/proc/%d/exe", m.Worker(t))); err != nil || !os.SameFile(running, now) {
+		t.Errorf("%v: it runs another program than the one that died", err)
+	}
+	m.Cmd.Process.Signal(syscall.SIGHUP)
+	e2e.Await(t, "a restart without a configuration", func() bool { return strings.Contains(m.Out.String(), "restart refused") })
+}
+
+func sameFile(t *testing.T, a, b string) bool {
+	t.Helper()
+	x, err := os.Stat(a)
+	e2e.NoError(t, err)
+	y, err := os.Stat(b)
+	e2e.NoError(t, err)
+	return os.SameFile(x, y)
+}
+
+// A worker that fails by itself is tried again for a while. Then the mount goes, and the log says why.
+func TestGivingUp(t *testing.T) {
+	e2e.Long(t)
+	t.Parallel()
+	config, _ := e2e.Small(t, 1)
+	cmd := exec.Command(e2e.FaultyBatchfs)
+	cmd.Env = append(os.Environ(), "BATCHFS_FAULTS=succeed:panic:1")
+	m := e2e.MountProgram(t, cmd, "-c", config)
+	first := m.Worker(t)
+	e2e.NoError(t, syscall.Kill(first, syscall.SIGSTOP))
+	reader := e2e.Command(t, "head", "-c1", m.Path("train/batch/0"))
+	var says strings.Builder
+	reader.Stderr = &says
+	e2e.NoError(t, reader.Start())
+	began := time.Now()
+	syscall.Kill(first, syscall.SIGKILL)
+	m.AwaitEnd(t)
+	if took := time.Since(began); took < time.Second {
+		t.Errorf("gave up after %v", took)
+	}
+	if err := reader.Wait(); err == nil || !strings.Contains(says.String(), "not connected") && !strings.Contains(says.String(), "connection abort") {
+		t.Errorf("its reader: %v %s", err, &says)
+	}
+	if e2e.IsMounted(t, m.Dir) || m.Cmd.ProcessState.ExitCode() != 1 {
+		t.Errorf("mounted: %v, exit status %d", e2e.IsMounted(t, m.Dir), m.Cmd.ProcessState.ExitCode())
+	}
+	for _, want := range []string{"10 processes in a row ended before they had answered a request", "panic: BATCHFS_FAULTS: succeed"} {
+		if !strings.Contains(m.Out.String(), want) {
+			t.Errorf("%q is not in the log:\n%s", want, m.Out)
+		}
+	}
+}
+
+// A read that ends every process that is to answer it gets an error, and nobody else does.
+func TestPoisonousRead(t *testing.T) {
+	config, _ := e2e.Small(t, 1)
+	for _, how := range []string{"panic", "kill"} {
+		t.Run(how, func(t *testing.T) {
+			cmd := exec.Command(e2e.FaultyBatchfs)
+			cmd.Env = append(os.Environ(), "BATCHFS_FAULTS=read:"+how+":1")
+			m := e2e.MountProgram(t, cmd, "-c", config)
+			if _, stderr, err := e2e.Try(t, "head", "-c1", m.Path("train/batch/3")); err == nil || !strings.Contains(stderr, "Input/output error") {
+				t.Errorf("%v %s", err, stderr)
+			}
+			if text := e2e.Run(t, "cat", m.Path("status.json")); !strings.Contains(text, "5 processes ended that were to answer this") {
+				t.Error(text)
+			}
+		})
+	}
+}
+
+// SIGTERM lets files that are in use be read on for a while and opens no more; then whoever has them gets an error.
+func TestGrace(t *testing.T) {
+	t.Parallel()
+	config, _ := e2e.Small(t, 1)
+	for _, test := range []struct {
+		name  string
+		grace string
+		again bool // a second signal
+		least time.Duration
+		most  time.Duration
+		says  string
+	}{
+		{"grace", "2s", false, 2 * time.Second, 4 * time.Second, "files were still open at the end of the grace period"},
+		{"second signal", "1h", true, 0, 2 * time.Second, "told to stop again"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			m := e2e.Mount(t, "-c", config, "--set", "mount.grace="+test.grace)
+			reader := e2e.StartStorm(t, e2e.Command(t, e2e.Python, "-c", `
+import errno, os, sys
+fds = [os.open(sys.argv[1], os.O_RDONLY) for _ in range(20)]
+directory = os.open(os.path.dirname(sys.argv[1]), os.O_RDONLY)
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        if line == "open\n":
+            os.open("next", os.O_RDONLY, dir_fd=directory)
+        else:
+            os.pread(fds[int(line)], 100, 0)
+        print("ok", flush=True)
+    except OSError as e:
+        print(errno.errorcode[e.errno], flush=True)
+`, m.Path("train/next")))
+			reader.Ready(t)
+			ask := func(what string) string {
+				fmt.Fprintln(reader.In, what)
+				line, err := reader.Out.ReadString('\n')
+				e2e.NoError(t, err)
+				return strings.TrimSpace(line)
+			}
+			if got := ask("0"); got != "ok" {
+				t.Error(got)
+			}
+			began := time.Now()
+			m.Cmd.Process.Signal(syscall.SIGTERM)
+			e2e.Await(t, "the first warning", func() bool { return strings.Contains(m.Out.String(), "still open") })
+			if test.again { // in the other case the grace period may be over by now
+				if got := ask("open"); got != "ESHUTDOWN" {
+					t.Errorf("an open after SIGTERM: %s", got)
+				}
+				if got := ask("1"); got != "ok" {
+					t.Errorf("a read after SIGTERM: %s", got)
+				}
+				m.Cmd.Process.Signal(syscall.SIGTERM)
+			}
+			m.AwaitEnd(t)
+			took := time.Since(began)
+			e2e.InTime(t, "the end", took, test.most)
+			if took < test.least || !strings.Contains(m.Out.String(), test.says) {
+				t.Errorf("after %v it ended:\n%s", took, m.Out)
+			}
+			if e2e.IsMounted(t, m.Dir) {
+				t.Error("still mounted")
+			}
+			if got := ask("19"); got != "ENOTCONN" {
+				t.Errorf("a read of who slept: %s", got)
+			}
+		})
+	}
+}
+
+// unmount says who is in the way, and --force unmounts under them.
+func TestUnmountSaysWho(t *testing.T) {
+	config, _ := e2e.Small(t, 1)
+	m := e2e.Mount(t, "-c", config)
+	reader := e2e.StartStorm(t, e2e.Command(t, e2e.Python, "-c", `
+import mmap, os, sys
+os.chdir(sys.argv[1])
+f = open("train/batch/3", "rb")
+g = open("val/batches.bin", "rb")
+m = mmap.mmap(g.fileno(), 0, prot=mmap.PROT_READ)
+g.close()
+print("ready", flush=True)
+sys.stdin.read()`, m.Dir))
+	reader.Ready(t)
+	_, stderr, err := e2e.Try(t, e2e.Batchfs, "unmount", m.Dir)
+	who := "process " + strconv.Itoa(reader.Cmd.Process.Pid)
+	for _, want := range []string{who, "has open " + m.Path("train/batch/3"), "has mapped " + m.Path("val/batches.bin"), "works in " + m.Dir, "--force"} {
+		if err == nil || !strings.Contains(stderr, want) {
+			t.Errorf("%v: %q is not in\n%s", err, want, stderr)
+		}
+	}
+	if !e2e.IsMounted(t, m.Dir) {
+		t.Error("unmounted under a reader")
+	}
+	e2e.Run(t, e2e.Batchfs, "unmount", "--force", m.Dir)
+	m.AwaitEnd(t)
+	if code := m.Cmd.ProcessState.ExitCode(); code != 0 || e2e.IsMounted(t, m.Dir) {
+		t.Errorf("exit status %d, mounted: %v", code, e2e.IsMounted(t, m.Dir))
+	}
+}

@@ -1,0 +1,192 @@
+package faults
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"batchfs/test/e2e"
+)
+
+// inNamespace starts a process with a mount namespace of its own, which holds a mount whatever is unmounted here. It ends with the
+// test.
+func inNamespace(t *testing.T, dir string) *os.Process {
+	t.Helper()
+	// It lets go of all other mounts of tests, which end meanwhile.
+	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c",
+		`awk -v dir="$0" '$5 != dir && / - fuse/ {print $5}' /proc/self/mountinfo | xargs -r umount -l; echo ready; exec sleep infinity`, dir)
+	out, err := cmd.StdoutPipe()
+	e2e.NoError(t, err)
+	e2e.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	defer e2e.AnswersSoon(t, cmd)()
+	_, err = io.ReadFull(out, make([]byte, len("ready\n")))
+	e2e.NoError(t, err)
+	return cmd.Process
+}
+
+// From a PID namespace of its own a command sees other processes under the ids of a mount's. It says that it cannot tell, and leaves
+// the mount alone.
+func TestOtherPIDNamespace(t *testing.T) {
+	e2e.NeedNamespaces(t)
+	if os.Geteuid() != 0 {
+		t.Skip("PID namespaces are root's")
+	}
+	config, _ := e2e.Small(t, 1)
+	m := e2e.Mount(t, "-c", config)
+	there := func(args ...string) (string, error) {
+		stdout, stderr, err := e2e.Try(t, append([]string{"unshare", "--pid", "--fork", "--mount-proc", e2e.Batchfs}, args...)...)
+		return stdout + stderr, err
+	}
+	const why = "is in another PID namespace"
+	if said, err := there("doctor", m.Dir); err != nil || !strings.Contains(said, why) || strings.Contains(said, "dead") {
+		t.Errorf("doctor: %v, %s", err, said)
+	}
+	for _, args := range [][]string{{"unmount", m.Dir}, {"unmount", "--force", m.Dir}, {"restart", m.Dir}, {"seek", m.Path("train"), "7"}, {"inspect", m.Path("train"), "7"}, {"cat", m.Path("train")}} {
+		if said, err := there(args...); err == nil || !strings.Contains(said, why) {
+			t.Errorf("%s: %v, %s", args, err, said)
+		}
+	}
+	if said, err := there("mount", "-c", config, m.Dir); err == nil || !strings.Contains(said, "already mounted") {
+		t.Errorf("mount: %v, %s", err, said)
+	}
+	if c := m.Cursor(t, "train"); c != "0" {
+		t.Errorf("the cursor is %s", c)
+	}
+	e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir)
+}
+
+// Where /proc is that of another PID namespace, other processes have the ids of this one and its workers there. Nothing is mounted, and
+// no mount is touched.
+func TestForeignProc(t *testing.T) {
+	e2e.NeedNamespaces(t)
+	if os.Geteuid() != 0 {
+		t.Skip("PID namespaces are root's")
+	}
+	config, _ := e2e.Small(t, 1)
+	there := func(args ...string) (string, error) {
+		stdout, stderr, err := e2e.Try(t, append([]string{"unshare", "--pid", "--fork", e2e.Batchfs}, args...)...)
+		return stdout + stderr, err
+	}
+	dir := t.TempDir()
+	if said, err := there("mount", "-c", config, dir); err == nil || !strings.Contains(said, "mount -t proc proc /proc") || e2e.IsMounted(t, dir) {
+		t.Errorf("mount: %v, %s", err, said)
+	}
+	m := e2e.Mount(t, "-c", config)
+	const why = "is in another PID namespace"
+	if said, err := there("doctor", m.Dir); err != nil || !strings.Contains(said, why) || strings.Contains(said, "dead") {
+		t.Errorf("doctor: %v, %s", err, said)
+	}
+	for _, args := range [][]string{{"unmount", m.Dir}, {"unmount", "--force", m.Dir}, {"restart", m.Dir}, {"seek", m.Path("train"), "7"}, {"cat", m.Path("train")}} {
+		if said, err := there(args...); err == nil || !strings.Contains(said, why) {
+			t.Errorf("%s: %v, %s", args, err, said)
+		}
+	}
+	if c := m.Cursor(t, "train"); c != "0" {
+		t.Errorf("the cursor is %s", c)
+	}
+
+	// A mount that is made in a namespace of its own is found there with its /proc, and with no other.
+	inside := t.TempDir()
+	t.Cleanup(func() { syscall.Unmount(inside, syscall.MNT_DETACH) })
+	out := e2e.Run(t, "unshare", "--pid", "--fork", "--mount-proc", "--propagation", "private", "sh", "-ec", `
+		"$0" mount -d -c "$1" --log "$3" "$2" >&2
+		cat "$2/train/cursor"
+		"$0" doctor "$2" | grep -c "is mounted, served by process"
+		"$0" restart "$2" >&2
+		umount /proc
+		"$0" unmount --force "$2" 2>&1 | grep -c "`+why+`"
+		cat "$2/train/cursor"
+		mount -t proc proc /proc
+		"$0" unmount "$2" >&2`, e2e.Batchfs, config, inside, filepath.Join(t.TempDir(), "log"))
+	if strings.Join(strings.Fields(out), " ") != "0 1 1 0" {
+		t.Errorf("in a namespace of its own: %s", out)
+	}
+}
+
+// A mount whose PID namespace is gone is dead, also for those who never were in it, and they can free it.
+func TestDeadElsewhere(t *testing.T) {
+	e2e.NeedNamespaces(t)
+	if os.Geteuid() != 0 {
+		t.Skip("PID namespaces are root's")
+	}
+	config, want := e2e.Small(t, 1)
+	shared := t.TempDir()
+	dir := filepath.Join(shared, "mnt")
+	e2e.NoError(t, syscall.Mount(shared, shared, "", syscall.MS_BIND, ""))
+	t.Cleanup(func() {
+		syscall.Unmount(dir, syscall.MNT_DETACH)
+		e2e.NoError(t, syscall.Unmount(shared, syscall.MNT_DETACH))
+	})
+	e2e.NoError(t, syscall.Mount("", shared, "", syscall.MS_SHARED, ""))
+	e2e.NoError(t, os.Mkdir(dir, 0o755))
+	mountThere := func() {
+		t.Helper()
+		e2e.Run(t, "unshare", "--pid", "--fork", "--mount", "--propagation", "unchanged", "sh", "-ec", `
+			mount --make-private /proc
+			mount -t proc proc /proc
+			"$0" mount -d -c "$1" --log "$3" "$2"`, e2e.Batchfs, config, dir, filepath.Join(t.TempDir(), "log"))
+		e2e.Await(t, "a dead mount", func() bool {
+			_, stderr, _ := e2e.Try(t, "stat", "-f", dir)
+			return strings.Contains(stderr, "not connected") || strings.Contains(stderr, "connection abort")
+		})
+	}
+	mountThere()
+	if out, _, err := e2e.Try(t, e2e.PlainBatchfs, "doctor", dir); err == nil || !strings.Contains(out, "is dead: ") {
+		t.Errorf("doctor: %v %s", err, out)
+	}
+	e2e.Run(t, e2e.PlainBatchfs, "unmount", dir)
+	if e2e.IsMounted(t, dir) {
+		t.Error("still mounted")
+	}
+	mountThere()
+	m := e2e.MountAt(t, dir, exec.Command(e2e.Batchfs), "-c", config)
+	if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != want[0] {
+		t.Errorf("batch 0 is %s, want %s", got, want[0])
+	}
+}
+
+// unmount says where a filesystem lives on, and --force ends it there too.
+func TestUnmountElsewhere(t *testing.T) {
+	e2e.NeedNamespaces(t)
+	if os.Geteuid() != 0 {
+		t.Skip("mount namespaces are root's")
+	}
+	config, _ := e2e.Small(t, 1)
+	m := e2e.Mount(t, "-c", config)
+	other := t.TempDir()
+	e2e.NoError(t, syscall.Mount(m.Dir, other, "", syscall.MS_BIND, ""))
+	t.Cleanup(func() { syscall.Unmount(other, syscall.MNT_DETACH) })
+	holder := inNamespace(t, m.Dir)
+	_, stderr, err := e2e.Try(t, e2e.Batchfs, "unmount", m.Dir)
+	for _, want := range []string{
+		m.Dir + " is unmounted here, and lives on", fmt.Sprintf("at %s in the mount namespace of process %d (sleep)\n", m.Dir, holder.Pid),
+		fmt.Sprintf("at %s\n", other), fmt.Sprintf("kill %d", m.Cmd.Process.Pid),
+	} {
+		if err == nil || !strings.Contains(stderr, want) {
+			t.Errorf("%v: %q is not in\n%s", err, want, stderr)
+		}
+	}
+	if e2e.IsMounted(t, m.Dir) || m.Ended() {
+		t.Errorf("mounted: %v, ended: %v", e2e.IsMounted(t, m.Dir), m.Ended())
+	}
+	if got := e2e.Read(t, "read", filepath.Join(other, "train/next")); len(got) != 1 {
+		t.Errorf("read there: %s", got)
+	}
+	e2e.NoError(t, syscall.Unmount(other, 0))
+	e2e.NoError(t, holder.Kill())
+	m.AwaitEnd(t)
+
+	m = e2e.Mount(t, "-c", config)
+	inNamespace(t, m.Dir)
+	e2e.Run(t, e2e.Batchfs, "unmount", "--force", m.Dir)
+	m.AwaitEnd(t)
+}

@@ -1,0 +1,218 @@
+package faults
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"batchfs/test/e2e"
+)
+
+// A group is a cgroup for a mount.
+type group string
+
+// Where the files of cgroup2 are called otherwise.
+var inVersion1 = map[string]string{
+	"memory.max": "memory.limit_in_bytes", "memory.swap.max": "memory.memsw.limit_in_bytes", "cpu.max": "cpu.cfs_quota_us",
+}
+
+// newGroup makes a cgroup that has a limit, named as in cgroup2. It is empty at the end of the test, or the test fails.
+func newGroup(t *testing.T, limit string) group {
+	t.Helper()
+	const root = "/sys/fs/cgroup"
+	controller, _, _ := strings.Cut(limit, ".")
+	for _, parent := range []string{root, filepath.Join(root, controller)} {
+		os.WriteFile(filepath.Join(parent, "cgroup.subtree_control"), []byte("+"+controller), 0)
+		dir, err := os.MkdirTemp(parent, "batchfs-test-")
+		if err != nil {
+			continue
+		}
+		if _, err := os.Stat(group(dir).file(limit)); err == nil {
+			t.Cleanup(func() {
+				e2e.AwaitNone(t, dir, func() []string { return strings.Fields(e2e.Run(t, "cat", dir+"/cgroup.procs")) })
+				e2e.Await(t, "the end of a cgroup", func() bool { return os.Remove(dir) == nil })
+			})
+			return group(dir)
+		}
+		os.Remove(dir)
+	}
+	e2e.Lack(t, "no cgroup with %s can be made here", limit)
+	return ""
+}
+
+// limit sets a limit, by its name in cgroup2.
+func (g group) limit(t *testing.T, file, value string) {
+	t.Helper()
+	path := g.file(file)
+	if filepath.Base(path) != file {
+		value, _, _ = strings.Cut(value, " ") // of cpu.max, without the period
+	}
+	e2e.NoError(t, os.WriteFile(path, []byte(value), 0))
+}
+
+// file is the path of a limit's file.
+func (g group) file(limit string) string {
+	path := filepath.Join(string(g), limit)
+	if _, err := os.Stat(path); err != nil && inVersion1[limit] != "" {
+		return filepath.Join(string(g), inVersion1[limit])
+	}
+	return path
+}
+
+// command is a command that runs in the group.
+func (g group) command(args ...string) *exec.Cmd {
+	return exec.Command("sh", append([]string{"-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, string(g)}, args...)...)
+}
+
+// While no process can be started, and while each is killed, reads wait. The mount lives, and says once what is wrong.
+func TestNoProcesses(t *testing.T) {
+	e2e.Long(t)
+	t.Parallel()
+	g := newGroup(t, "pids.max")
+	config, _ := e2e.StormConfig(t, "")
+	m := e2e.MountProgram(t, g.command(e2e.PlainBatchfs), "-c", config)
+	readers := e2e.StartStorms(t, m)
+	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", m.Cmd.Process.Pid))
+	e2e.NoError(t, err)
+	for _, most := range []int{1, len(threads) + 3} { // none, and some that have too few threads
+		workers := m.AwaitStandby(t)
+		g.limit(t, "pids.max", strconv.Itoa(most))
+		for _, worker := range workers {
+			e2e.Kill(t, m, worker)
+		}
+		for end := time.Now().Add(6 * time.Second); time.Now().Before(end) && !m.Ended(); time.Sleep(5 * time.Millisecond) {
+			// With all the limit allows, ten processes in a row would have failed by now.
+		}
+		if m.Ended() {
+			t.Fatalf("with at most %d threads, the mount ended:\n%s", most, m.Out)
+		}
+		g.limit(t, "pids.max", "max")
+	}
+	before := m.Cursor(t, "train")
+	e2e.Await(t, "batches", func() bool { return m.Cursor(t, "train") != before })
+	got := e2e.EndStorms(t, readers)
+	cursor, err := strconv.Atoi(m.Cursor(t, "train"))
+	e2e.NoError(t, err)
+	missing, failed := got.Missing(t, cursor), got.Failed["EIO"]
+	t.Logf("%d reads, failed %v, %d numbers missing, slowest %.1f s, replaced within %v", got.Reads, got.Failed, missing, got.Slowest, e2e.Longest(t, m.Out.String()))
+	if len(got.Failed) > 1 || failed > 1 || missing > failed {
+		t.Errorf("reads failed: %v, %d numbers are missing", got.Failed, missing)
+	}
+	if n := strings.Count(m.Out.String(), "the machine starts none or kills it"); n == 0 || n > 2 {
+		t.Errorf("the log says %d times what is wrong:\n%s", n, m.Out)
+	}
+}
+
+// A worker that gets a hundredth of a processor is not late.
+func TestNoProcessor(t *testing.T) {
+	e2e.Long(t)
+	t.Parallel()
+	g := newGroup(t, "cpu.max")
+	config, want := e2e.Small(t, 4)
+	m := e2e.MountProgram(t, g.command(e2e.PlainBatchfs), "-c", config)
+	e2e.Read(t, "looks", m.Path("train"), "0", "2000", "4")
+	m.AwaitStandby(t)
+	g.limit(t, "cpu.max", "1000 100000")
+	for k := range 3 {
+		worker := m.Worker(t)
+		e2e.StopAndKill(t, m, worker) // one that is only killed, and waits for a processor, may still take the request, which then fails
+		if got := e2e.Take(t, m, "train/next"); got != want[k] {
+			t.Errorf("batch %d is %s, want %s", k, got, want[k])
+		}
+		if m.Worker(t) == worker {
+			t.Error("the killed process serves")
+		}
+	}
+	g.limit(t, "cpu.max", "100000 100000")
+	if got := e2e.Take(t, m, "train/next"); got != want[3] {
+		t.Errorf("batch 3 is %s, want %s", got, want[3])
+	}
+	if text := m.Out.String(); strings.Contains(text, "did not") {
+		t.Errorf("a process was late:\n%s", text)
+	}
+}
+
+// When memory runs out, the kernel chooses the worker first, then the standby, and the supervisor last, also after a takeover and a
+// restart.
+func TestWhoDiesFirst(t *testing.T) {
+	t.Parallel()
+	config, _ := e2e.Small(t, 1)
+	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", config)
+	score := func(pid int) int {
+		text := make([]byte, 100) // read at once: it may change between two reads
+		file, err := os.Open(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
+		e2e.NoError(t, err)
+		defer file.Close()
+		size, err := file.Read(text)
+		e2e.NoError(t, err)
+		n, err := strconv.Atoi(strings.TrimSpace(string(text[:size])))
+		e2e.NoError(t, err)
+		return n
+	}
+	own := score(os.Getpid())
+	for what, do := range map[string]func(worker int){
+		"a mount":   func(int) {},
+		"a death":   func(worker int) { e2e.Kill(t, m, worker) },
+		"a restart": func(int) { e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir) },
+	} {
+		worker := m.Worker(t)
+		do(worker)
+		e2e.Await(t, "the next worker", func() bool { return what == "a mount" || m.Worker(t) != worker })
+		scores := func() [3]int {
+			workers := m.AwaitStandby(t)
+			return [3]int{score(m.Cmd.Process.Pid), score(workers[1]), score(workers[0])}
+		}
+		e2e.Await(t, what+": the scores", func() bool { return scores() == [3]int{own, min(own+250, 1000), min(own+500, 1000)} })
+	}
+}
+
+// When memory runs out, the kernel kills workers, again and again, then what eats the memory, and not the supervisor. When there is
+// memory, batches go on, and no number is lost or comes twice.
+func TestNoMemory(t *testing.T) {
+	e2e.Long(t)
+	t.Parallel()
+	const MiB = 1 << 20
+	g := newGroup(t, "memory.max")
+	config, _ := e2e.StormConfig(t, "")
+	g.limit(t, "memory.max", fmt.Sprint(128*MiB))
+	if swap := g.file("memory.swap.max"); strings.HasSuffix(swap, "swap.max") {
+		e2e.Write(t, swap, []byte("0"))
+	}
+	m := e2e.MountProgram(t, g.command(e2e.PlainBatchfs), "-c", config)
+	readers := e2e.StartStorms(t, m)
+	deaths := func() int { return strings.Count(m.Out.String(), "killed by signal 9") }
+	for end := time.Now().Add(e2e.Lasting(0, time.Minute)); deaths() == 0 || time.Now().Before(end); {
+		m.AwaitStandby(t)
+		// Together they want more than there is, and each of them less than a worker counts for.
+		var eaters [7]*exec.Cmd
+		for i := range eaters {
+			eaters[i] = g.command(e2e.Python, "-c", fmt.Sprintf("import time\na = b'x' * %d\ntime.sleep(6)", 22*MiB))
+			e2e.NoError(t, eaters[i].Start())
+		}
+		for _, eater := range eaters {
+			stop := e2e.AnswersSoon(t, eater)
+			eater.Wait() // an error is that it was killed
+			stop()
+		}
+		if m.Ended() {
+			t.Fatalf("the mount ended:\n%s", m.Out)
+		}
+	}
+	m.AwaitStandby(t)
+	before := m.Cursor(t, "train")
+	e2e.Await(t, "batches", func() bool { return m.Cursor(t, "train") != before })
+	got := e2e.EndStorms(t, readers)
+	cursor, err := strconv.Atoi(m.Cursor(t, "train"))
+	e2e.NoError(t, err)
+	missing, failed := got.Missing(t, cursor), got.Failed["EIO"]
+	t.Logf("%d deaths, %d reads, failed %v, %d numbers missing, slowest %.1f s, replaced within %v", deaths(), got.Reads, got.Failed, missing,
+		got.Slowest, e2e.Longest(t, m.Out.String()))
+	if len(got.Failed) > 1 || missing > failed {
+		t.Errorf("reads failed: %v, %d numbers are missing", got.Failed, missing)
+	}
+}

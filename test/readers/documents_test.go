@@ -1,0 +1,142 @@
+package readers
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"batchfs/test/e2e"
+)
+
+// Batches of rows that are made of documents, and what says where documents end, are those of a reference that shares no code with the
+// program: of random settings, files, indexes and arrays beside the tokens.
+func TestDocumentsAgreeWithReference(t *testing.T) {
+	e2e.Long(t)
+	if got := e2e.Run(t, e2e.Python, "clients/documents.py", "--golden", "../sampler/testdata/documents.json"); got != "ok\n" {
+		t.Error(got)
+	}
+	for seed := range 2 {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			dir := t.TempDir()
+			e2e.Run(t, e2e.Python, "clients/documents.py", "--make", dir, fmt.Sprint(seed))
+			m := e2e.Mount(t, "-c", filepath.Join(dir, "config.toml"))
+			if out := e2e.Run(t, e2e.Python, "clients/documents.py", "--check", dir, m.Dir); !strings.HasPrefix(out, "compared ") {
+				t.Error(out)
+			}
+		})
+	}
+}
+
+// documents is a configuration of splits of documents whose lengths are these, of tokens below 1000.
+func documents(t testing.TB, lengths []int, settings string, splits ...string) (config string) {
+	t.Helper()
+	dir, end := t.TempDir(), 0
+	var raw, index []byte
+	for _, n := range lengths {
+		for i := range n {
+			raw = binary.LittleEndian.AppendUint16(raw, uint16((end+i)*7919%1000))
+		}
+		end += n
+		index = binary.LittleEndian.AppendUint64(index, uint64(end))
+	}
+	e2e.Write(t, filepath.Join(dir, "a.bin"), raw)
+	e2e.Write(t, filepath.Join(dir, "a.bin.index"), index)
+	text := "[batch]\n" + settings
+	for _, split := range splits {
+		text += fmt.Sprintf("[splits.%s]\nrows = %q\ntokens = \"a.bin\"\n", split, split)
+	}
+	config = filepath.Join(dir, "config.toml")
+	e2e.Write(t, config, []byte(text))
+	return config
+}
+
+// someLengths are those of n documents: most of them short.
+func someLengths(n, most int) (lengths []int) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range n {
+		lengths = append(lengths, 1+r.IntN(1+r.IntN(most)))
+	}
+	return lengths
+}
+
+// Whatever happens to workers, and when the tokens and their index are replaced, a batch has all arrays of one number: those of a mount to
+// which nothing happens.
+func TestDocumentsSurviveWorkers(t *testing.T) {
+	e2e.Long(t)
+	splits := []string{"windows", "document", "document-first", "packed"}
+	settings := "batch_size = 3\nblock_size = 40\ndocuments = true\ndtype = 'int64'\nmask_targets = true\norder = 'shuffle'\n"
+	old := documents(t, someLengths(9000, 60), settings, splits...)
+	other := documents(t, someLengths(5000, 90), settings, splits...)
+	const batches = 20
+	var follow []string
+	for _, split := range splits {
+		follow = append(follow, "--set", "splits."+split+".on_change=follow")
+	}
+	// What a reader of next sees, and where a look at the batches afterwards says that they are from.
+	reader := fmt.Sprintf(`cd "$0" && for k in $(seq %d); do sha256sum <next.safetensors || exit 1; done && cat batch/3.json | tail -n +4`, batches)
+	show := func(m *e2e.Mounted, split string) string {
+		e2e.Run(t, e2e.PlainBatchfs, "seek", m.Path(split), "0")
+		return e2e.Run(t, "sh", "-c", reader, m.Path(split))
+	}
+	want := map[string]map[string]string{}
+	for _, config := range []string{old, other} {
+		m := e2e.Mount(t, append([]string{"-c", config}, follow...)...)
+		want[config] = map[string]string{}
+		for _, split := range splits {
+			want[config][split] = show(m, split)
+		}
+		m.Stop(t)
+	}
+	m := e2e.Mount(t, append([]string{"-c", old}, follow...)...)
+	for _, config := range []string{old, other} {
+		if config == other {
+			for _, name := range []string{"a.bin", "a.bin.index"} { // reads in between fail
+				raw, err := os.ReadFile(filepath.Join(filepath.Dir(other), name))
+				e2e.NoError(t, err)
+				e2e.ReplaceFile(t, filepath.Join(filepath.Dir(old), name), raw)
+			}
+		}
+		for _, split := range splits {
+			e2e.Run(t, e2e.PlainBatchfs, "seek", m.Path(split), "0")
+			cmd := e2e.Command(t, "sh", "-c", reader, m.Path(split))
+			var out strings.Builder
+			cmd.Stdout, cmd.Stderr = &out, &out
+			e2e.NoError(t, cmd.Start())
+			for range 3 {
+				e2e.StopAndKill(t, m, m.AwaitWorker(t))
+			}
+			err := cmd.Wait()
+			// The fingerprint in the metadata covers the names of files, which are the same.
+			if got := strings.ReplaceAll(out.String(), filepath.Dir(old), filepath.Dir(config)); err != nil || got != want[config][split] {
+				t.Errorf("%s of %s: %v\n%s\nwant\n%s", split, config, err, got, want[config][split])
+			}
+		}
+	}
+}
+
+// The losses of attention that stops at documents, as the examples compute it from a batch, are those of a loop over its documents.
+func TestAttentionWithinDocuments(t *testing.T) {
+	e2e.Long(t)
+	if out, err := e2e.Command(t, e2e.Python, "-c", "import torch.nn.attention.flex_attention").CombinedOutput(); err != nil {
+		e2e.Lack(t, "no PyTorch with flex attention: %s", out)
+	}
+	config := documents(t, someLengths(500, 100), "batch_size = 4\nblock_size = 128\ndtype = \"int64\"\ndocuments = true\nmask_targets = true\n",
+		"windows", "packed")
+	m := e2e.Mount(t, "-c", config)
+	for split, example := range map[string]string{"packed": "attention_varlen.py", "windows": "attention_flex.py"} {
+		e2e.Run(t, e2e.Python, "../examples/"+example, m.Path(split))
+	}
+	// They would notice: with attention across documents the losses differ.
+	code, err := os.ReadFile("../examples/attention_flex.py")
+	e2e.NoError(t, err)
+	across := filepath.Join(t.TempDir(), "across.py")
+	e2e.Write(t, across, bytes.Replace(code, []byte("(query >= key) & (document[b, query] == document[b, key])"), []byte("query >= key"), 1))
+	if _, stderr, err := e2e.Try(t, e2e.Python, across, m.Path("packed")); err == nil || !strings.Contains(stderr, "the losses differ") {
+		t.Errorf("%v: %s", err, stderr)
+	}
+}

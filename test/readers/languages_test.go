@@ -1,0 +1,197 @@
+package readers
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"batchfs/test/e2e"
+)
+
+// A language is a program of clients/languages and the ways in which it reads a file. A way is NAME, which reads next, or
+// NAME:FILE.
+type language struct {
+	name    string
+	build   []string
+	command []string
+	tells   string // ways that fail where a read fails, or tell how much they read
+	misses  string // ways that fail, but for a read of which a part fails
+	hides   string // ways that fail only where an open fails
+	blind   string // ways that never fail
+	repeats string // ways that keep the file open and get the same batch again, out of a buffer of the program
+	tiny    string // ways that do so if a batch is below 512 bytes
+	refused string // ways that next does not allow
+}
+
+func languages(dir string) []language {
+	const source = "clients/languages/next."
+	program := func(name string) string { return filepath.Join(dir, name) }
+	return []language{
+		{
+			name:    "C",
+			build:   []string{"cc", "-O2", "-Wall", "-Wextra", "-Werror", "-o", program("c"), source + "c"},
+			command: []string{program("c")},
+			tells:   "fread halves sized getc rewind unbuffered",
+			tiny:    "rewind",
+		}, {
+			name:    "C++",
+			build:   []string{"c++", "-O2", "-Wall", "-Wextra", "-Werror", "-o", program("c++"), source + "cpp"},
+			command: []string{program("c++")},
+			tells:   "read exceptions rdbuf iterator seekg",
+			blind:   "unchecked",
+		}, {
+			name:    "Fortran",
+			build:   []string{"gfortran", "-Wall", "-o", program("fortran"), source + "f90"},
+			command: []string{program("fortran")},
+			tells:   "stream",
+			misses:  "direct",
+			repeats: "pos rewind",
+		}, {
+			name:    "Go",
+			build:   []string{"go", "build", "-o", program("go"), "./clients/languages/go"},
+			command: []string{program("go")},
+			tells:   "ReadFile ReadFull nonblock bufio binary Copy Seek ReadAt",
+		}, {
+			name:    "Lua",
+			command: []string{"lua5.4", source + "lua"},
+			tells:   "all sized lines seek unbuffered",
+			tiny:    "seek",
+		}, {
+			name:    "Node.js",
+			command: []string{"node", source + "js"},
+			tells:   "readFileSync readFile promises promisesRead stream readSync nonblock",
+		}, {
+			name:    "Perl",
+			command: []string{"perl", source + "pl"},
+			tells:   "slurp read sysread nonblock seek sysseek",
+			hides:   "unchecked",
+		}, {
+			name:    "PHP",
+			command: []string{"php", source + "php"},
+			tells:   "file_get_contents fread stream_get_contents nonblock readfile rewind",
+			blind:   "unchecked",
+		}, {
+			name:    "Python",
+			command: []string{e2e.Python, source + "py"},
+			tells:   "read os_read readinto array_fromfile fromfile_count fromfile_halves load:next.npy path_read_bytes pread seek",
+			hides:   "fromfile",
+			refused: "mapped memmap load_mmap:next.npy",
+		}, {
+			name:    "R",
+			command: []string{"Rscript", source + "R"},
+			tells:   "checked connection seek",
+			hides:   "unchecked",
+			tiny:    "seek",
+		}, {
+			name:    "Ruby",
+			command: []string{"ruby", source + "rb"},
+			tells:   "binread read sized sysread nonblock copy_stream rewind pread",
+		}, {
+			name:    "shell",
+			command: []string{"bash", source + "sh"},
+			tells:   "dd dd_blocks cat cp head tail od base64 redirect",
+		},
+	}
+}
+
+// Readers in many languages get whole batches of next, each number once, whether they open it for each batch or keep it
+// open. Where tokens changed or cannot be read they get an error, but for those that README's caveats name.
+func TestLanguages(t *testing.T) {
+	e2e.Long(t)
+	const (
+		reads  = 5
+		tiny   = "batch_size=1,block_size=100" // 400 bytes
+		small  = "batch_size=5,block_size=100" // 2000 bytes, no whole number of blocks
+		medium = "batch_size=12,block_size=1024"
+		large  = "batch_size=1024,block_size=1024" // four requests, of which the first can be read of part
+	)
+	dir, content := t.TempDir(), e2e.VersionOf(0, 1_200_000)
+	e2e.Write(t, filepath.Join(dir, "train.bin"), content)
+	e2e.Write(t, filepath.Join(dir, "touched.bin"), content)
+	none, part := e2e.NewDouble(t, content), e2e.NewDouble(t, content)
+	m := e2e.Mount(t, "--set", "batch.order=sequential", "--set", "splits.train.tokens="+filepath.Join(dir, "train.bin"),
+		"--set", "splits.touched.tokens="+filepath.Join(dir, "touched.bin"), "--set", "splits.none.tokens="+none.Path,
+		"--set", "splits.part.tokens="+part.Path)
+	e2e.NoError(t, os.Chtimes(filepath.Join(dir, "touched.bin"), time.Time{}, time.Unix(1, 0)))
+	none.Set(t, e2e.Failing)
+	part.Set(t, e2e.Half)
+
+	for number, l := range languages(dir) {
+		t.Run(l.name, func(t *testing.T) {
+			t.Parallel()
+			needs := append(l.build, l.command...)[0]
+			if _, err := exec.LookPath(needs); err != nil {
+				e2e.Lack(t, "no %s: .ci/setup ci installs it", needs)
+			}
+			if l.build != nil {
+				e2e.Run(t, l.build...)
+			}
+			seed := 1000 * number
+			// read reads a file n times with a cursor of its own, which dir has. said is of a program that failed.
+			read := func(way, split, settings string, n int) (dir, out, said string) {
+				t.Helper()
+				seed++
+				dir = fmt.Sprintf("%s/%s,seed=%d", split, settings, seed)
+				name, file, _ := strings.Cut(way, ":")
+				size := strings.TrimSpace(e2e.Run(t, "stat", "-c", "%s", m.Path(dir+"/next")))
+				out, stderr, err := e2e.Try(t, append(l.command, name, m.Path(dir+"/"+cmp.Or(file, "next")), fmt.Sprint(n), size)...)
+				if err != nil {
+					said = fmt.Sprint(err, ": ", stderr)
+				}
+				return dir, out, said
+			}
+			gets := func(way, settings string, taken int) {
+				t.Helper()
+				dir, got, said := read(way, "train", settings, reads)
+				want := []string{"cat"}
+				for i := range reads {
+					want = append(want, m.Path(fmt.Sprintf("%s/batch/%d", dir, i%taken)))
+				}
+				if got != e2e.Run(t, want...) || said != "" {
+					t.Errorf("%s, %s: %d bytes, not batches %q %s", way, settings, len(got), want[1:], said)
+				}
+				if c := m.Cursor(t, dir); c != fmt.Sprint(taken) {
+					t.Errorf("%s, %s: the cursor is at %s, want %d", way, settings, c, taken)
+				}
+			}
+			for way := range strings.FieldsSeq(l.tells + " " + l.misses + " " + l.hides + " " + l.blind) {
+				gets(way, small, reads)
+				gets(way, medium, reads)
+			}
+			for way := range strings.FieldsSeq(l.repeats) {
+				gets(way, small, 1)
+			}
+			for way := range strings.FieldsSeq(l.tiny) {
+				gets(way, tiny, 1)
+			}
+			faults := []struct {
+				split, settings string
+				size            int // of a batch, in bytes
+				tell, hide      string
+			}{
+				{"train", medium, 2 * 12 * 1024 * 2, l.refused, ""},
+				{"touched", medium, 2 * 12 * 1024 * 2, l.tells + " " + l.misses + " " + l.hides + " " + l.repeats + " " + l.refused, l.blind},
+				{"none", medium, 2 * 12 * 1024 * 2, l.tells + " " + l.misses + " " + l.repeats + " " + l.refused, l.hides + " " + l.blind},
+				{"part", large, 2 * 1024 * 1024 * 2, l.tells + " " + l.repeats + " " + l.refused, l.misses + " " + l.hides + " " + l.blind},
+			}
+			for _, f := range faults {
+				for way := range strings.FieldsSeq(f.tell) {
+					// Where a part can be read, a program may get that part and no error.
+					if _, out, said := read(way, f.split, f.settings, 1); len(out) >= f.size || said == "" && f.split != "part" {
+						t.Errorf("%s of %s: %d bytes, and the error %q", way, f.split, len(out), said)
+					}
+				}
+				for way := range strings.FieldsSeq(f.hide) {
+					if _, _, said := read(way, f.split, f.settings, 1); said != "" {
+						t.Errorf("%s of %s fails, and README says that it does not: %s", way, f.split, said)
+					}
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,195 @@
+package readers
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"batchfs/test/e2e"
+)
+
+// Every number of next goes to exactly one of many processes that open it at once.
+func TestEveryNumberGoesToOneReader(t *testing.T) {
+	const processes = 16
+	opens := 500
+	if testing.Short() {
+		opens = 100
+	}
+	config, batches := e2e.Small(t, processes*opens)
+	m := e2e.Mount(t, "-c", config)
+	readers := make([]*exec.Cmd, processes)
+	outs := make([]strings.Builder, processes)
+	for i := range readers {
+		readers[i] = e2e.Command(t, e2e.Python, "clients/readers.py", "numbers", m.Path("train/next"), fmt.Sprint(opens))
+		readers[i].Stdout, readers[i].Stderr = &outs[i], os.Stderr
+		if err := readers[i].Start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var got []string
+	for i, r := range readers {
+		if err := r.Wait(); err != nil {
+			t.Error(err)
+		}
+		got = append(got, strings.Split(strings.TrimSpace(outs[i].String()), "\n")...)
+	}
+	e2e.SameSet(t, got, batches)
+	if c := m.Cursor(t, "train"); c != fmt.Sprint(processes*opens) {
+		t.Errorf("cursor is %s", c)
+	}
+}
+
+func TestLookingTakesNothing(t *testing.T) {
+	config, _ := e2e.Small(t, 1)
+	m := e2e.Mount(t, "-c", config)
+	for _, command := range []string{
+		`ls -lR .`, `stat train/* val/*`, `find . -ls`, `: <train/next`, `wc -c train/next`, `du -a .`, `tail -c 0 train/next`, `test -r train/next`,
+	} {
+		e2e.Run(t, "sh", "-c", "cd "+m.Dir+" && "+command)
+		if c := m.Cursor(t, "train"); c != "0" {
+			t.Fatalf("%s: cursor is %s", command, c)
+		}
+	}
+	m.Stop(t)
+	// A part of a batch is given back when the kernel tells of the close, which it does when it has time.
+	m = e2e.Mount(t, "-c", config, "--set", "batch.batch_size=64", "--set", "batch.block_size=8192")
+	e2e.Run(t, "sh", "-c", "cd "+m.Dir+" && file -P bytes=65536 train/* train/batch/5")
+	e2e.Await(t, "after file, a cursor of 0", func() bool { return m.Cursor(t, "train") == "0" })
+}
+
+// A program that opens next with O_NONBLOCK, as Haskell's, Racket's and Bun's do, takes a number as any other.
+func TestNonblockingReaders(t *testing.T) {
+	config, want := e2e.Small(t, 30)
+	m := e2e.Mount(t, "-c", config)
+	next := m.Path("train/next")
+	got := e2e.Read(t, "nonblocking", next, "10")
+	got = append(got, e2e.Read(t, "read", next)...)
+	got = append(got, e2e.Read(t, "nonblocking", next, "5")...)
+	e2e.SameSet(t, got, want[:16])
+	e2e.Read(t, "nonblocking_part", next)
+	e2e.Await(t, "the batch that was read in part goes to the next reader", func() bool { return m.Cursor(t, "train") == "16" })
+	if got := e2e.Read(t, "read", next); got[0] != want[16] {
+		t.Errorf("after a batch that was read in part: %s, want batch 16, %s", got, want[16])
+	}
+	if status := e2e.Run(t, "cat", m.Path("status.json")); !strings.Contains(status, fmt.Sprintf(`"given_back": %20d`, 1)) {
+		t.Errorf("status.json counts no number that was given back:\n%s", status)
+	}
+}
+
+// Rows may be read in any order, and twice; and stdio asks for no more than it is asked for.
+func TestEachByteOnce(t *testing.T) {
+	config, _ := e2e.Small(t, 1)
+	larger := []string{"-c", config, "--set", "batch.batch_size=48"} // x is several blocks of stdio
+	all := e2e.Cat(t, append([]string{"train", "--count", "20"}, larger...)...)
+	var want []string
+	for k := range 20 {
+		want = append(want, e2e.Line(all[k*len(all)/20:][:len(all)/20]))
+	}
+	m := e2e.Mount(t, larger...)
+	for _, way := range []string{"backwards", "rows_twice", "odd_rows_first", "fromfile_x_then_y", "stdio_rewind"} {
+		t.Run(way, func(t *testing.T) {
+			from, _ := strconv.Atoi(m.Cursor(t, "train"))
+			if got := e2e.Read(t, way, m.Path("train/next"), "3"); !slices.Equal(got, want[from:][:3]) {
+				t.Errorf("%s, want batches %d to %d: %s", got, from, from+2, want[from:][:3])
+			}
+		})
+	}
+}
+
+// Threads and processes that share a handle have whole batches, each its own, also where the kernel cuts every read(2) in two or
+// three: where the batch is larger than a request, or where the memory that it goes to does not begin at a page.
+func TestSharedHandlesOfLargeBatches(t *testing.T) {
+	t.Parallel()
+	const most = 4 * 20
+	config, _ := e2e.Small(t, 1)
+	for _, size := range []int{256, 512, 640} { // KiB of x
+		set := []string{"--set", "batch.batch_size=256", "--set", fmt.Sprintf("batch.block_size=%d", 2*size)}
+		all := e2e.Cat(t, append([]string{"train", "-c", config, "--count", fmt.Sprint(most)}, set...)...)
+		var want []string
+		for k := range most {
+			want = append(want, e2e.Line(all[k*len(all)/most:][:len(all)/most]))
+		}
+		m := e2e.Mount(t, append([]string{"-c", config}, set...)...)
+		for _, way := range []string{"unaligned_threads", "unaligned_forks"} {
+			from, _ := strconv.Atoi(m.Cursor(t, "train"))
+			e2e.SameSet(t, e2e.Read(t, way, m.Path("train/next"), "4", "10"), want[from:][:40])
+		}
+		m.Stop(t)
+	}
+}
+
+// A program that maps next ends with SIGBUS, and the log says why.
+func TestMappedNext(t *testing.T) {
+	config, _ := e2e.Small(t, 1)
+	m := e2e.Mount(t, "-c", config)
+	cmd := e2e.Command(t, e2e.Python, "-c", "import mmap, os; print(mmap.mmap(os.open('train/next', os.O_RDONLY), 0, mmap.MAP_PRIVATE)[0])")
+	cmd.Dir = m.Dir
+	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(err.Error(), "bus error") {
+		t.Errorf("a mapped next: %v, %s", err, out)
+	}
+	if log := m.Out.String(); strings.Count(log, "cannot be mapped") != 1 || !strings.Contains(log, "program="+filepath.Base(e2e.Python)) {
+		t.Errorf("the log does not name the program:\n%s", log)
+	}
+}
+
+func TestBlockSizeOfNext(t *testing.T) {
+	config, _ := e2e.Small(t, 1)
+	m := e2e.Mount(t, "-c", config)
+	for name, want := range map[string]string{"train/next": "512\n", "train/next.npy": "4096\n", "train/batch/0": "4096\n", "train/rank=0,world=2/next": "512\n"} {
+		if got := e2e.Run(t, "stat", "-c", "%o", m.Path(name)); got != want {
+			t.Errorf("st_blksize of %s is %s", name, got)
+		}
+	}
+}
+
+func TestHandleOfNext(t *testing.T) {
+	config, want := e2e.Small(t, 600)
+	m := e2e.Mount(t, "-c", config)
+	next := m.Path("train/next")
+	k := 0
+	expect := func(what string, got ...string) {
+		t.Helper()
+		for _, g := range got {
+			if g != want[k] {
+				t.Fatalf("%s: got %s, want batch %d, %s", what, g, k, want[k])
+			}
+			k++
+		}
+	}
+	expect("a rewind before the end keeps the batch", e2e.Read(t, "rewind", next)...)
+	expect("reading on after a part", e2e.Read(t, "head_then_rest", next)...)
+	expect("after the last byte, offset 0 is a new batch", e2e.Read(t, "pread_kept", next, "20")...)
+	// C's stdio reads the end of a file to learn its size.
+	expect("fromfile", e2e.Read(t, "fromfile", next)...)
+	expect("fromfile again", e2e.Read(t, "fromfile", next)...)
+	expect("both names take from one cursor", e2e.Read(t, "npload", m.Path("train/next.npy"))...)
+
+	// Threads that share a handle: whole batches, each number once.
+	const threads, reads = 8, 50
+	e2e.SameSet(t, e2e.Read(t, "next_threads", next, fmt.Sprint(threads), fmt.Sprint(reads)), want[k:k+threads*reads])
+	k += threads * reads
+	expect("and the next open goes on", e2e.Read(t, "read", next)...)
+
+	if got := m.Cursor(t, "val"); got != "0" {
+		t.Errorf("reading train moved val to %s", got)
+	}
+}
+
+func TestStartAndSteps(t *testing.T) {
+	config, want := e2e.Small(t, 12)
+	m := e2e.Mount(t, "-c", config, "--set", "batch.start=10", "--set", "batch.steps=3")
+	if got := m.Cursor(t, "train"); got != "10" {
+		t.Errorf("cursor is %s, want start", got)
+	}
+	if got := e2e.Read(t, "numbers", m.Path("train/next"), "2"); !slices.Equal(got, want[10:]) {
+		t.Errorf("next from start on: %s, want %s", got, want[10:])
+	}
+	if got := e2e.Read(t, "read", m.Path("train/batches.bin"))[0]; !strings.HasPrefix(got, fmt.Sprint(3*2*4*16*2)+" ") {
+		t.Errorf("batches.bin of 3 steps: %s", got)
+	}
+}

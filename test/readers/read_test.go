@@ -1,0 +1,222 @@
+package readers
+
+import (
+	"encoding/json"
+	"fmt"
+	fnv1a "hash/fnv"
+	"iter"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"batchfs/test/e2e"
+)
+
+// Batches of all sizes around one request of the kernel, read in every way that readers are known to read.
+func TestEveryReaderGetsWholeBatches(t *testing.T) {
+	sizes := []struct {
+		name   string
+		bytes  int
+		layout string
+		b, t   int
+		steps  int
+	}{
+		{"s48k", 48 << 10, "xy", 12, 1024, 5},
+		{"s1m-2", 1<<20 - 2, "tokens", 1, 1<<19 - 2, 4},
+		{"s1m", 1 << 20, "xy", 256, 1024, 4},
+		{"s1m2", 1<<20 + 2, "tokens", 1, 1 << 19, 4},
+		{"s3m", 3 << 20, "xy", 768, 1024, 3},
+		{"s16m", 16 << 20, "xy", 4096, 1024, 2},
+	}
+	dir := t.TempDir()
+	data := e2e.Tokens(t, filepath.Join(dir, "train.bin"), 3_000_000, 2)
+	var config strings.Builder
+	for _, s := range sizes {
+		fmt.Fprintf(&config, "[splits.%s]\ntokens = %q\nbatch_size = %d\nblock_size = %d\nlayout = %q\nsteps = %d\n", s.name, data, s.b, s.t, s.layout, s.steps)
+	}
+	file := filepath.Join(dir, "config.toml")
+	e2e.Write(t, file, []byte(config.String()))
+	m := e2e.Mount(t, "-c", file)
+
+	for _, s := range sizes {
+		t.Run(s.name, func(t *testing.T) {
+			if s.bytes > 1<<20 {
+				e2e.Long(t)
+			}
+			t.Parallel()
+			all := e2e.Cat(t, s.name, "-c", file, "--count", fmt.Sprint(s.steps))
+			npy := e2e.Cat(t, s.name, "-c", file, "--count", fmt.Sprint(s.steps), "--format", "npy")
+			if len(all) != s.steps*s.bytes {
+				t.Fatalf("%d batches are %d bytes, want %d each", s.steps, len(all), s.bytes)
+			}
+			batch := func(k int) []byte { return all[k*s.bytes : (k+1)*s.bytes] }
+			path := func(name string) string { return m.Path(s.name + "/" + name) }
+			for name, size := range map[string]int{"next": s.bytes, "batch/0": s.bytes, "batches.bin": len(all), "batches.npy": len(npy)} {
+				if info, err := os.Stat(path(name)); err != nil || info.Size() != int64(size) {
+					t.Errorf("size of %s is %v (%v), want %d", name, info.Size(), err, size)
+				}
+			}
+
+			want := func(reader, got, want string) {
+				t.Helper()
+				if got != want {
+					t.Errorf("%s: got %s, want %s", reader, got, want)
+				}
+			}
+			// Numbered files, with and without the page cache.
+			files := map[string][]byte{"batch/1": batch(1), "batches.bin": all, "batches.npy": npy}
+			for name, data := range files {
+				whole := e2e.Line(data)
+				for method, got := range readEach(t, path(name), "read", "readinto", "pread", "fromfile", "memmap", "mmap_shared",
+					"mmap_private", "sendfile", "copyfile", "head_then_rest", "rewind") {
+					want(method+" "+name, got, whole)
+				}
+				copied := filepath.Join(t.TempDir(), "copy")
+				for _, command := range []string{
+					`cat "$1" >"$2"`, `cp "$1" "$2"`, `dd if="$1" of="$2" bs=4k status=none`, `tail -c +1 "$1" >"$2"`,
+				} {
+					e2e.Run(t, "sh", "-c", command, "sh", path(name), copied)
+					copy, err := os.ReadFile(copied)
+					e2e.NoError(t, err)
+					want(command, e2e.Line(copy), whole)
+				}
+				tail := e2e.Run(t, "tail", "-c", "777", path(name))
+				want("tail -c", e2e.Line([]byte(tail)), e2e.Line(data[len(data)-777:]))
+				sum := fnv(data)
+				for _, chunk := range []string{"0", "4096", "1000003"} {
+					want("reader.c "+chunk, strings.TrimSpace(e2e.Run(t, e2e.CReader, path(name), chunk, "3")), sum)
+				}
+			}
+			// .npy files through NumPy.
+			for name, data := range map[string][]byte{"batch/1.npy": batch(1), "batches.npy": all} {
+				for method, got := range readEach(t, path(name), "npload", "npload_mmap") {
+					want(method+" "+name, got, e2e.Line(data))
+				}
+			}
+
+			// next: every read of the whole takes the following number, whatever the way and the name.
+			k := 0
+			next := func() []byte { k++; return e2e.Cat(t, s.name, "-c", file, "--from", fmt.Sprint(k-1)) }
+			for method, got := range readEach(t, path("next"), "read", "readinto", "pread", "fromfile", "copyfile", "head_then_rest", "rewind") {
+				want(method+" next", got, e2e.Line(next()))
+			}
+			want("npload next.npy", e2e.Read(t, "npload", path("next.npy"))[0], e2e.Line(next()))
+			for _, got := range e2e.Read(t, "pread_kept", path("next"), "3") {
+				want("pread_kept next", got, e2e.Line(next()))
+			}
+			want("reader.c next", strings.TrimSpace(e2e.Run(t, e2e.CReader, path("next"), "0", "1")), fnv(next()))
+			want("reader.c next in pages", strings.TrimSpace(e2e.Run(t, e2e.CReader, path("next"), "4096", "5")), fnv(next()))
+			want("dd next", e2e.Line([]byte(e2e.Run(t, "dd", "if="+path("next"), "bs=4k", "status=none"))), e2e.Line(next()))
+			want("tail next", e2e.Line([]byte(e2e.Run(t, "tail", "-c", "99", path("next")))), e2e.Line(next()[s.bytes-99:]))
+			want("head next", e2e.Line([]byte(e2e.Run(t, "head", "-c", "100", path("next")))), e2e.Line(next()[:100]))
+			if got := m.Cursor(t, s.name); got != fmt.Sprint(k) {
+				t.Errorf("cursor is %s after %d batches", got, k)
+			}
+			// A file that changes from open to open has no page cache: no shared mapping, and sendfile has to be told.
+			errnos := map[string]string{"mmap_shared": "errno ENODEV", "memmap": "errno ENODEV", "sendfile": "errno EINVAL"}
+			for method, got := range readEach(t, path("next"), slices.Collect(maps.Keys(errnos))...) {
+				want(method+" of next", got, errnos[method])
+			}
+		})
+	}
+}
+
+// readEach reads a file with one method after the other, all in one process, and gives what each read.
+func readEach(t testing.TB, path string, methods ...string) iter.Seq2[string, string] {
+	t.Helper()
+	lines := e2e.Read(t, "each", path, methods...)
+	if len(lines) != len(methods) {
+		t.Fatalf("%d lines of the methods %s", len(lines), methods)
+	}
+	return func(yield func(method, line string) bool) {
+		for i, method := range methods {
+			if !yield(method, lines[i]) {
+				return
+			}
+		}
+	}
+}
+
+// fnv is what clients/reader.c prints of data.
+func fnv(data []byte) string {
+	h := fnv1a.New64a()
+	h.Write(data)
+	return fmt.Sprintf("%d %016x", len(data), h.Sum64())
+}
+
+// A thousand batches, equal by every path and to a reference that shares no code with the program.
+func TestThousandBatches(t *testing.T) {
+	const n, B, T, count = 60_000, 12, 256, 1000
+	dir := t.TempDir()
+	data := e2e.Tokens(t, filepath.Join(dir, "train.bin"), n, 2)
+	config := filepath.Join(dir, "config.toml")
+	e2e.Write(t, config, fmt.Appendf(nil, "batch.block_size = %d\nbatch.steps = %d\nsplits.train.tokens = %q\n", T, count, data))
+
+	settings := filepath.Join(dir, "settings.json")
+	text, err := json.Marshal(map[string]any{"files": []string{data}, "split": "train", "block_size": T})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e2e.Write(t, settings, text)
+	reference := strings.Fields(e2e.Run(t, e2e.Python, "clients/reference.py", settings, "--count", fmt.Sprint(count)))
+	if len(reference) != 3*count {
+		t.Fatalf("the reference printed %d words", len(reference))
+	}
+
+	all := e2e.Cat(t, "train", "-c", config, "--count", fmt.Sprint(count))
+	size := len(all) / count
+	var want []string
+	for k := range count {
+		batch := all[k*size:][:size]
+		want = append(want, e2e.Line(batch))
+		if got := fmt.Sprintf("%d %s", size, reference[3*k+1]); got != want[k] {
+			t.Fatalf("batch %d is %s, the reference has %s", k, want[k], got)
+		}
+		x, y := uint16s(batch[:size/2]), uint16s(batch[size/2:])
+		for j, start := range strings.Split(reference[3*k+2], ",") {
+			if x[j*T] >= n-T || fmt.Sprint(x[j*T]) != start {
+				t.Fatalf("batch %d row %d starts at %d, the reference has %s", k, j, x[j*T], start)
+			}
+			for i := range T {
+				if x[j*T+i] != x[j*T]+uint16(i) || y[j*T+i] != x[j*T+i]+1 {
+					t.Fatalf("batch %d row %d token %d: x %d, y %d", k, j, i, x[j*T+i], y[j*T+i])
+				}
+			}
+		}
+	}
+
+	for _, access := range []string{"remap", "advise", "pread", "map"} {
+		t.Run(access, func(t *testing.T) {
+			if access == "advise" || access == "map" {
+				e2e.Long(t)
+			}
+			t.Parallel()
+			m := e2e.Mount(t, "-c", config, "--set", "memory.access="+access, "--set", "memory.page_cache=drop")
+			for k, got := range e2e.Read(t, "numbers", m.Path("train/next"), fmt.Sprint(count)) {
+				if got != want[k] {
+					t.Fatalf("batch %d of next is %s, want %s", k, got, want[k])
+				}
+			}
+			for name, command := range map[string]string{
+				"batch/k":     `cd "$1/train/batch" && seq 0 999 | xargs cat`,
+				"batches.bin": `cat "$1/train/batches.bin"`,
+				"batches.npy": `tail -c +4097 "$1/train/batches.npy"`,
+			} {
+				if got := e2e.Run(t, "sh", "-c", command, "sh", m.Dir); got != string(all) {
+					t.Errorf("%s: %d bytes that differ from the %d of batchfs cat", name, len(got), len(all))
+				}
+			}
+		})
+	}
+}
+
+func uint16s(data []byte) []uint16 {
+	v := make([]uint16, len(data)/2)
+	for i := range v {
+		v[i] = uint16(data[2*i]) | uint16(data[2*i+1])<<8
+	}
+	return v
+}

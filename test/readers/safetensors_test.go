@@ -1,0 +1,100 @@
+package readers
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/nlpodyssey/safetensors"
+
+	"batchfs/test/e2e"
+)
+
+// Libraries read the .safetensors files of batches, and find in them the bytes of the batch and where it comes from.
+func TestSafetensors(t *testing.T) {
+	if out, err := e2e.Command(t, e2e.Python, "-c", "import safetensors.numpy").CombinedOutput(); err != nil {
+		e2e.Lack(t, "no safetensors, pip install safetensors: %s", out)
+	}
+	config, _ := e2e.Small(t, 1)
+	m := e2e.Mount(t, "-c", config)
+	for _, dir := range []string{
+		"train", "train/dtype=int64", "train/layout=tokens", "train/layout=tokens,dtype=int64",
+		"val/rank=2,world=3,dtype=uint32",
+	} {
+		t.Run(dir, func(t *testing.T) {
+			expect := func(k int, what string, got []string) {
+				t.Helper()
+				if want := tensors(t, m, dir, k); !slices.Equal(got, want) {
+					t.Errorf("%s:\n%s\nwant\n%s", what, strings.Join(got, "\n"), strings.Join(want, "\n"))
+				}
+			}
+			path := func(file string) string { return m.Path(dir + "/" + file + ".safetensors") }
+			for _, k := range []int{17, 1<<40 - 1} {
+				file := fmt.Sprintf("batch/%d", k)
+				expect(k, file+" in Python", e2e.Read(t, "safetensors_file", path(file)))
+				expect(k, file+" in Go", deserialized(t, e2e.Run(t, "cat", path(file))))
+			}
+			expect(0, "next in Python", e2e.Read(t, "safetensors_bytes", path("next")))
+			expect(1, "next in Go", deserialized(t, e2e.Run(t, "cat", path("next"))))
+			if got := m.Cursor(t, dir); got != "2" {
+				t.Errorf("the cursor is %s", got)
+			}
+		})
+	}
+}
+
+// tensors are those of batch k and the metadata, by batch/<k> and info.json, as clients/readers.py prints them.
+func tensors(t *testing.T, m *e2e.Mounted, dir string, k int) (lines []string) {
+	t.Helper()
+	var info struct {
+		DType, Sequence, Fingerprint string
+		Shape                        []int
+	}
+	if err := json.Unmarshal([]byte(e2e.Run(t, "cat", m.Path(dir+"/info.json"))), &info); err != nil {
+		t.Fatal(err)
+	}
+	raw := []byte(e2e.Run(t, "cat", m.Path(fmt.Sprintf("%s/batch/%d", dir, k))))
+	arrays := map[string][]byte{"tokens": raw}
+	if len(info.Shape) == 3 {
+		arrays = map[string][]byte{"x": raw[:len(raw)/2], "y": raw[len(raw)/2:]}
+		info.Shape = info.Shape[1:]
+	}
+	for _, name := range slices.Sorted(maps.Keys(arrays)) {
+		lines = append(lines, fmt.Sprintf("%s %s %d %s", name, info.DType, info.Shape, e2e.Line(arrays[name])))
+	}
+	return append(lines, asJSON(t, map[string]string{
+		"batch": fmt.Sprint(k), "sequence": info.Sequence, "fingerprint": info.Fingerprint,
+	}))
+}
+
+func asJSON(t *testing.T, metadata map[string]string) string {
+	t.Helper()
+	text, err := json.Marshal(metadata)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// deserialized are the tensors and the metadata of a file, by a library, as clients/readers.py prints them.
+func deserialized(t *testing.T, file string) (lines []string) {
+	t.Helper()
+	parsed, err := safetensors.Deserialize([]byte(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, header, err := safetensors.ReadMetadata([]byte(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dtypes := map[safetensors.DType]string{safetensors.U16: "uint16", safetensors.U32: "uint32", safetensors.I64: "int64"}
+	for _, tensor := range parsed.Tensors() {
+		view := tensor.TensorView
+		lines = append(lines, fmt.Sprintf("%s %s %d %s", tensor.Name, dtypes[view.DType()], view.Shape(), e2e.Line(view.Data())))
+	}
+	slices.Sort(lines)
+	return append(lines, asJSON(t, header.Metadata()))
+}

@@ -1,0 +1,119 @@
+package readers
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"batchfs/test/e2e"
+)
+
+// Nobody but the user that mounts reads, unless others are allowed, and then as far as mode, uid and gid let them.
+func TestOtherUsers(t *testing.T) {
+	e2e.NeedFUSE(t)
+	if os.Geteuid() != 0 {
+		t.Skip("only root can be several users")
+	}
+	config, _ := e2e.Small(t, 1)
+	const owner, group = 1234, 4321
+	ours := []string{"--set", "mount.allow_other=true", "--set", fmt.Sprint("mount.uid=", owner), "--set", fmt.Sprint("mount.gid=", group)}
+	for _, test := range []struct {
+		name               string
+		args               []string
+		stat               string
+		owner, group, rest bool // who reads
+	}{
+		{"not allowed", nil, "444 0 0\n555 0 0\n", false, false, false},
+		{"owner without allow_other", ours[2:], "444 1234 4321\n555 1234 4321\n", false, false, false},
+		{"allow_other", ours[:2], "444 0 0\n555 0 0\n", true, true, true},
+		{"0440", append(ours, "--set", "mount.mode=0440"), "440 1234 4321\n550 1234 4321\n", true, true, false},
+		{"0400", append(ours, "--set", "mount.mode=0400"), "400 1234 4321\n500 1234 4321\n", true, false, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			m := e2e.Mount(t, append(test.args, "-c", config)...)
+			if err := os.Chmod(filepath.Dir(m.Dir), 0o755); err != nil { // of TempDir's directories, the one that is private
+				t.Fatal(err)
+			}
+			if got := e2e.Run(t, "stat", "-c", "%a %u %g", m.Path("train/next"), m.Path("train")); got != test.stat {
+				t.Errorf("stat says\n%swant\n%s", got, test.stat)
+			}
+			for _, reader := range []struct {
+				name     string
+				uid, gid uint32
+				may      bool
+			}{
+				{"the owner", owner, e2e.Nobody, test.owner},
+				{"the group", e2e.Nobody, group, test.group},
+				{"another", e2e.Nobody, e2e.Nobody, test.rest},
+			} {
+				for _, command := range [][]string{{"head", "-c1", m.Path("train/next")}, {"cat", m.Path("status.json")}, {"ls", m.Dir}} {
+					out, err := e2e.AsUser(t, reader.uid, reader.gid, command...)
+					if (err == nil) != reader.may || !reader.may && !strings.Contains(out, "Permission denied") {
+						t.Errorf("%s: %s: %v %q", reader.name, command, err, out)
+					}
+				}
+			}
+		})
+	}
+}
+
+// Nothing in the mount can be written, made, moved or removed.
+func TestReadOnly(t *testing.T) {
+	config, _ := e2e.Small(t, 1)
+	m := e2e.Mount(t, "-c", config, "--set", "mount.allow_other=true")
+	for _, command := range []string{
+		`echo x >train/next`, `echo x >>batch/0`, `: >new`, `mkdir d`, `rm train/next`, `mv README r`, `chmod 777 README`,
+		`touch README`, `truncate -s 0 train/batches.bin`, `ln -s README l`, `rmdir val`,
+	} {
+		_, stderr, err := e2e.Try(t, "sh", "-c", "cd "+m.Dir+" && "+command)
+		if err == nil || !strings.Contains(stderr, "Read-only file system") && !strings.Contains(stderr, "cannot create batch/0") {
+			t.Errorf("%s: %v %s", command, err, stderr)
+		}
+	}
+	tried := e2e.Read(t, "writes", m.Dir)
+	for _, got := range tried {
+		// Who maps a file to write it must have opened it for that.
+		if what, errno, _ := strings.Cut(got, ": "); errno != "errno EROFS" && (what != "map" || errno != "errno EACCES") {
+			t.Error(got)
+		}
+	}
+	if len(tried) < 20 {
+		t.Errorf("only %d ways were tried: %s", len(tried), tried)
+	}
+	const options = " fuse.batchfs ro,nosuid,nodev,noexec,"
+	if line := e2e.Run(t, "grep", m.Dir, "/proc/mounts"); !strings.Contains(line, options) ||
+		!strings.Contains(line, ",default_permissions,allow_other") {
+		t.Error(line)
+	}
+}
+
+// One user cannot take the room that other users' settings need, and a larger quota takes a restart.
+func TestQuotaOfSettings(t *testing.T) {
+	e2e.NeedFUSE(t)
+	if os.Geteuid() != 0 {
+		t.Skip("only root can be several users")
+	}
+	const quota = 20
+	config, _ := e2e.Small(t, 1)
+	m := e2e.Mount(t, "-c", config, "--set", "mount.allow_other=true", "--set", fmt.Sprint("mount.settings_per_user=", quota))
+	e2e.NoError(t, os.Chmod(filepath.Dir(m.Dir), 0o755))
+	const take = `for seed in $(seq $1 $2); do head -c 1 "$0/seed=$seed/next" >/dev/null || echo $seed; done`
+	for _, greedy := range []struct {
+		user, first, last int
+		refused           string
+	}{
+		{e2e.Nobody, 1, quota + 1, "train/seed=21/next"},
+		{e2e.Nobody - 1, 100, 100, ""},
+		{0, 200, 200 + quota, ""},
+	} {
+		out, _ := e2e.AsUser(t, uint32(greedy.user), e2e.Nobody, "sh", "-c", take, m.Path("train"), fmt.Sprint(greedy.first), fmt.Sprint(greedy.last))
+		if greedy.refused == "" && out != "" || greedy.refused != "" && (strings.Count(out, "quota exceeded") != 1 || !strings.Contains(out, greedy.refused)) {
+			t.Errorf("user %d: %q", greedy.user, out)
+		}
+	}
+	if said := "uid=65534 settings_per_user=20"; !strings.Contains(m.Out.String(), said) {
+		t.Errorf("the log does not say %q:\n%s", said, m.Out)
+	}
+}

@@ -1,0 +1,138 @@
+package readers
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"batchfs/test/e2e"
+)
+
+// The next reader of next takes the batch that was sought, of that sequence and of no other, whatever becomes of the worker.
+func TestSeek(t *testing.T) {
+	config, _ := e2e.Small(t, 1)
+	m := e2e.Mount(t, "-c", config)
+	next := func(path string, number int) {
+		t.Helper()
+		if got, want := e2e.Read(t, "read", m.Path(path+"/next"))[0], e2e.Read(t, "read", m.Path(fmt.Sprintf("%s/batch/%d", path, number)))[0]; got != want {
+			t.Errorf("next of %s is %s, want batch %d: %s", path, got, number, want)
+		}
+	}
+	next("train", 0)
+	m.Seek(t, "train", 1000, 1)
+	next("train", 1000)
+	next("train", 1001)
+	m.Seek(t, "train", 7, 1002)
+	next("train", 7)
+
+	const rank = "train/rank=1,world=2"
+	m.Seek(t, rank, 500, 0)
+	m.Seek(t, "train/world=2/rank=1", 600, 500)
+	next(rank, 600)
+	if got := m.Cursor(t, "train") + " " + m.Cursor(t, "val"); got != "8 0" {
+		t.Errorf("the cursors of train and val are %s, want 8 0", got)
+	}
+
+	m.AwaitStandby(t)
+	worker := m.Worker(t)
+	m.Seek(t, "train", 1<<40-2, 8)
+	e2e.NoError(t, syscall.Kill(worker, syscall.SIGKILL))
+	next("train", 1<<40-2)
+	m.Seek(t, rank, 77, 601)
+	e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir)
+	if text := e2e.Run(t, "cat", m.Path("status.json")); !strings.Contains(text, fmt.Sprintf(`"cursor": %20d`, 77)) {
+		t.Errorf("status.json does not have the cursor 77:\n%s", text)
+	}
+	next(rank, 77)
+}
+
+// What cannot be sought is refused in words.
+func TestSeekRefused(t *testing.T) {
+	config, _ := e2e.Small(t, 1)
+	m := e2e.Mount(t, "-c", config)
+	for _, test := range []struct{ path, number, want string }{
+		{t.TempDir(), "5", "no batchfs is mounted there"},
+		{filepath.Join(t.TempDir(), "none/train"), "5", "no batchfs is mounted there"},
+		{m.Dir, "5", "name a split in it, such as " + m.Path("train")},
+		{m.Path("test"), "5", "is no split in the mount"},
+		{m.Path("train/next"), "5", "is no split in the mount"},
+		{m.Path("train/rnk=3"), "5", "is no split in the mount"},
+		{m.Path("train/rank=x"), "5", "is no split in the mount"},
+		{m.Path("train"), "1099511627776", `batch number: must be a whole number from 0 to 1099511627775 (got "1099511627776")`},
+		{m.Path("train"), "ten", `(got "ten")`},
+	} {
+		_, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "seek", test.path, test.number)
+		if err == nil || !strings.Contains(stderr, test.want) {
+			t.Errorf("seek %s %s: %v %q, want %q", test.path, test.number, err, stderr, test.want)
+		}
+	}
+	if got := m.Cursor(t, "train"); got != "0" {
+		t.Errorf("the cursor is %s", got)
+	}
+	if os.Geteuid() == 0 {
+		if out, err := e2e.AsUser(t, e2e.Nobody, e2e.Nobody, e2e.Batchfs, "seek", m.Path("train"), "5"); err == nil || !strings.Contains(out, "mount.allow_other") {
+			t.Errorf("as another user: %v %s", err, out)
+		}
+	}
+	m.Stop(t)
+	if _, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "seek", m.Path("train"), "5"); err == nil || !strings.Contains(stderr, "no batchfs is mounted there") {
+		t.Errorf("after the end: %v %s", err, stderr)
+	}
+}
+
+// A seek under readers takes effect when it returns. Every number goes to one reader, and none before the seek is left out.
+func TestSeekUnderReaders(t *testing.T) {
+	const processes, opens, stride = 4, 100, 10_000
+	config, _ := e2e.Small(t, 1)
+	m := e2e.Mount(t, "-c", config)
+	numbers := map[string]int{}
+	const seeks = 3
+	for n := range seeks + 1 {
+		all := e2e.Cat(t, "train", "-c", config, "--from", fmt.Sprint(n*stride), "--count", fmt.Sprint(processes*opens+seeks))
+		for k := range processes*opens + seeks {
+			numbers[e2e.Line(all[k*256:][:256])] = n*stride + k
+		}
+	}
+	readers := make([]*exec.Cmd, processes)
+	outs := make([]strings.Builder, processes)
+	for i := range readers {
+		readers[i] = e2e.Command(t, e2e.Python, "clients/readers.py", "numbers", m.Path("train/next"), fmt.Sprint(opens))
+		readers[i].Stdout, readers[i].Stderr = &outs[i], os.Stderr
+		e2e.NoError(t, readers[i].Start())
+	}
+	var got []string
+	for n := range seeks {
+		e2e.Run(t, e2e.PlainBatchfs, "seek", m.Path("train"), fmt.Sprint((n+1)*stride))
+		batch := e2e.Read(t, "read", m.Path("train/next"))[0]
+		if got := numbers[batch]; got/stride != n+1 {
+			t.Errorf("after a seek to %d, next is batch %d", (n+1)*stride, got)
+		}
+		got = append(got, batch)
+	}
+	for i, r := range readers {
+		e2e.NoError(t, r.Wait())
+		got = append(got, strings.Split(strings.TrimSpace(outs[i].String()), "\n")...)
+	}
+	var taken []int
+	for _, batch := range got {
+		number, ok := numbers[batch]
+		if !ok {
+			t.Errorf("a reader got %s", batch)
+		}
+		taken = append(taken, number)
+	}
+	slices.Sort(taken)
+	if n := len(slices.Compact(slices.Clone(taken))); n != processes*opens+seeks {
+		t.Errorf("%d numbers, want %d", n, processes*opens+seeks)
+	}
+	for i, number := range taken {
+		if i > 0 && number%stride != 0 && number != taken[i-1]+1 {
+			t.Errorf("%d follows %d", number, taken[i-1])
+		}
+	}
+}

@@ -1,0 +1,139 @@
+package readers
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"batchfs/test/e2e"
+)
+
+// tokens.bin has the tokens of all files of the split, one after the other, in every directory of the split, for every way to read
+// a file.
+func TestTokens(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	contents := map[string][]byte{"a": e2e.VersionOf(0, 700_001), "b": e2e.VersionOf(1, 5_000), "c": e2e.VersionOf(2, 900_003)}
+	for name, content := range contents {
+		e2e.Write(t, at(name+".bin"), content)
+	}
+	e2e.NoError(t, os.Symlink(at("a.bin"), at("link.bin")))
+	config := at("config.toml")
+	e2e.Write(t, config, fmt.Appendf(nil, `
+[batch]
+batch_size = 4
+block_size = 32
+[splits.train]
+tokens = %q
+[splits.link]
+tokens = %q
+on_change = "follow"
+dtype = "int64"
+[splits.shards]
+tokens = [%[1]q, %[3]q, %[4]q]
+[splits.joined]
+tokens = [%[1]q, %[3]q, %[4]q]
+join = true
+[splits.mixed]
+[[splits.mixed.sources]]
+tokens = %[4]q
+weight = 1
+[[splits.mixed.sources]]
+tokens = [%[3]q, %[1]q]
+weight = 2
+`, at("a.bin"), at("link.bin"), at("b.bin"), at("c.bin")))
+	m := e2e.Mount(t, "-c", config)
+	for _, test := range []struct{ split, files string }{
+		{"train", "a"},
+		{"link", "a"},
+		{"shards", "abc"},
+		{"joined", "abc"},
+		{"mixed", "cba"},
+	} {
+		var want []byte
+		for _, name := range test.files {
+			want = append(want, contents[string(name)]...)
+		}
+		for _, path := range []string{"/tokens.bin", "/rank=1,world=2,dtype=int32/tokens.bin"} {
+			for method, got := range readEach(t, m.Path(test.split+path), "readinto", "pread", "sendfile", "copyfile", "mmap_shared", "mmap_private") {
+				if got != e2e.Line(want) {
+					t.Errorf("%s of %s%s: %s, want %s", method, test.split, path, got, e2e.Line(want))
+				}
+			}
+		}
+		h := e2e.StartHandles(t, m.Dir)
+		h.Do("open %s/tokens.bin", test.split)
+		for range 100 {
+			off := rand.IntN(len(want) + 10)
+			part := want[min(off, len(want)):]
+			part = part[:min(len(part), rand.IntN(20_000))]
+			if got := h.Do("read 0 %d %d", off, len(part)); got != e2e.Line(part) {
+				t.Errorf("%d bytes of %s at %d: %s, want %s", len(part), test.split, off, got, e2e.Line(part))
+			}
+		}
+	}
+}
+
+// Whatever kills a worker, handles and mappings of tokens.bin read on, and it can be opened again, in each of its directories.
+func TestTokensSurviveWorkers(t *testing.T) {
+	content := e2e.VersionOf(0, 1<<20)
+	for _, test := range []struct {
+		name   string
+		shards int
+		args   []string
+		strike func(t testing.TB, m *e2e.Mounted, worker int)
+		kills  int
+	}{
+		{"one file", 1, nil, e2e.Kill, 20},
+		{"two files", 2, nil, e2e.StopAndKill, 20},
+		{"no resend", 1, []string{"--no-resend"}, e2e.Kill, 5},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			e2e.Long(t)
+			dir := t.TempDir()
+			for i := range test.shards {
+				e2e.Write(t, filepath.Join(dir, fmt.Sprintf("train_%d.bin", i)), content)
+			}
+			want := bytes.Repeat(content, test.shards)
+			m := e2e.Mount(t, append(test.args, "-c", "/dev/null", "--set", "splits.train.tokens="+dir+"/*.bin")...)
+			h := e2e.StartHandles(t, m.Dir)
+			opened := 0
+			reads := func(n int) {
+				t.Helper()
+				for i := range opened {
+					for _, how := range []string{"read", "map"} {
+						off := rand.IntN(len(want) - 5000)
+						if got := h.Do("%s %d %d 5000", how, i, off); got != e2e.Line(want[off:off+5000]) {
+							t.Errorf("after %d kills, %s of handle %d at %d: %s", n, how, i, off, got)
+						}
+					}
+				}
+			}
+			for n := range test.kills {
+				path := fmt.Sprintf("train/seed=%d/tokens.bin", n%3)
+				if test.args == nil {
+					if said := h.Do("open %s", path); said != "opened" {
+						t.Fatalf("after %d kills: open: %s", n, said)
+					}
+					opened++
+				} else { // the mount may be another one by now, and what was opened in the old one is lost
+					h.Do("close")
+					e2e.Await(t, "an open", func() bool { return h.Do("open %s", path) == "opened" })
+					opened = 1
+				}
+				reads(n)
+				test.strike(t, m, m.AwaitWorker(t))
+				if test.args == nil {
+					reads(n + 1)
+					m.AwaitStandby(t)
+				} else {
+					e2e.Await(t, "another worker", func() bool { return strings.Count(m.Out.String(), "another goes on") > n })
+				}
+			}
+		})
+	}
+}

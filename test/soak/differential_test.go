@@ -1,0 +1,502 @@
+package soak
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"batchfs/test/e2e"
+)
+
+// What a mount shows, whatever it is of and whatever happens to its processes, is what a reference computes that shares no code
+// with it, byte for byte; and each number of next goes to one read. BATCHFS_SEED repeats a run: its configurations, and what its
+// readers read, but not how they meet.
+func TestDifferential(t *testing.T) {
+	e2e.Long(t)
+	seed := randomSeed(t)
+	reads, rounds, kills, failed := 0, 0, 0, map[string]int{}
+	for end := time.Now().Add(e2e.Lasting(10*time.Second, 10*time.Minute)); time.Now().Before(end) && !t.Failed(); rounds++ {
+		t.Run(fmt.Sprint(rounds), func(t *testing.T) {
+			chance := rand.New(rand.NewPCG(seed, uint64(rounds)))
+			d := newDifferential(t, chance)
+			d.run(t, chance, perConfiguration)
+			reads, kills = reads+d.reads, kills+d.kills
+			for name, n := range d.failed {
+				failed[name] += n
+			}
+		})
+	}
+	t.Logf("BATCHFS_SEED=%d: %d configurations, %d reads, %d kills, reads failed %v", seed, rounds, reads, kills, failed)
+	if len(failed) > 0 {
+		t.Error("reads failed")
+	}
+}
+
+// randomSeed is that of BATCHFS_SEED, or another one each time. It logs which.
+func randomSeed(t testing.TB) uint64 {
+	t.Helper()
+	seed := rand.Uint64()
+	if text := os.Getenv("BATCHFS_SEED"); text != "" {
+		var err error
+		seed, err = strconv.ParseUint(text, 10, 64)
+		e2e.NoError(t, err)
+	}
+	t.Logf("BATCHFS_SEED=%d", seed)
+	return seed
+}
+
+// So long each configuration is read.
+const perConfiguration = 4 * time.Second
+
+// A differential is a mount of a random configuration.
+type differential struct {
+	m         *e2e.Mounted
+	sequences [][2]any          // the path of each directory to read, and its settings for the reference
+	named     map[string]string // the sequence of each path: several may name one
+	file      string            // of sequences
+	reads     int
+	kills     int            // of a worker that could answer reads
+	failed    map[string]int // reads, by errno
+}
+
+// newDifferential mounts a random configuration.
+func newDifferential(t *testing.T, chance *rand.Rand) *differential {
+	t.Helper()
+	splits := newRandomSplits(t, chance)
+	split, of := splits.add("train")
+	memory := keys{"access": oneOf(chance, "pread", "remap", "advise", "map"), "page_cache": oneOf(chance, "keep", "drop"), "ahead": chance.IntN(5)}
+	d := &differential{named: map[string]string{}, failed: map[string]int{}}
+	d.m = e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", splits.write(tableOf(t, "[memory]", memory)))
+	add := func(directory string, under keys) {
+		path := d.m.Path("train/" + directory)
+		d.sequences, d.named[path] = append(d.sequences, [2]any{path, under}), sequenceOf(of, directory)
+	}
+	add("", of)
+	for i := range 3 {
+		directory, under := split.path(chance, of)
+		add(directory, under)
+		if i == 0 { // the same in another order, all in one name
+			settings := settingsIn(directory)
+			slices.Reverse(settings)
+			add(strings.Join(settings, ","), under)
+		}
+	}
+	d.file = filepath.Join(t.TempDir(), "sequences.json")
+	e2e.Write(t, d.file, e2e.JSONOf(t, d.sequences))
+	return d
+}
+
+func settingsIn(directory string) []string {
+	return strings.FieldsFunc(directory, func(r rune) bool { return r == '/' || r == ',' })
+}
+
+// sequenceOf names the sequence of a directory of settings below a split. Equal settings, however they are written, have one name.
+func sequenceOf(split keys, directory string) string {
+	settings := map[string]string{}
+	for key, value := range split {
+		settings[key] = fmt.Sprint(value)
+	}
+	for _, setting := range settingsIn(directory) {
+		key, value, _ := strings.Cut(setting, "=")
+		settings[key] = value
+	}
+	if settings["dtype"] == "native" {
+		settings["dtype"] = settings["token_dtype"]
+	}
+	return fmt.Sprint(settings)
+}
+
+// keys are settings, as config.toml or the reference has them.
+type keys = map[string]any
+
+func oneOf(chance *rand.Rand, values ...any) any { return values[chance.IntN(len(values))] }
+
+// tableOf is a table of config.toml.
+func tableOf(t testing.TB, head string, of keys) string {
+	t.Helper()
+	text := head + "\n"
+	for _, key := range slices.Sorted(maps.Keys(of)) {
+		text += fmt.Sprintf("%s = %s\n", key, e2e.JSONOf(t, of[key])) // of these values, JSON is TOML
+	}
+	return text
+}
+
+// randomSplits are a configuration of random splits, and the files that it names.
+type randomSplits struct {
+	t      testing.TB
+	chance *rand.Rand
+	dir    string
+	files  int
+	config string
+}
+
+func newRandomSplits(t testing.TB, chance *rand.Rand) *randomSplits {
+	return &randomSplits{t: t, chance: chance, dir: t.TempDir()}
+}
+
+// write writes the configuration, with more before it, and returns its path.
+func (r *randomSplits) write(more string) string {
+	r.t.Helper()
+	r.t.Logf("the configuration:\n%s%s", more, r.config)
+	path := filepath.Join(r.dir, "config.toml")
+	e2e.Write(r.t, path, []byte(more+r.config))
+	return path
+}
+
+// file makes a file of elements that size is in bytes of, with what fill writes over random bytes, if it is not nil.
+func (r *randomSplits) file(n, size int, fill func(element []byte)) string {
+	r.t.Helper()
+	r.files++
+	path, data := filepath.Join(r.dir, fmt.Sprintf("%d.bin", r.files)), make([]byte, n*size)
+	for i := range n {
+		element := data[i*size:][:size]
+		for j := range element {
+			element[j] = byte(r.chance.Uint32())
+		}
+		if fill != nil {
+			fill(element)
+		}
+	}
+	e2e.Write(r.t, path, data)
+	return path
+}
+
+// widths are the dtypes, and the bytes of a number of each.
+var widths = map[string]int{
+	"bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8,
+	"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+}
+
+func (r *randomSplits) dtype() string {
+	return slices.Sorted(maps.Keys(widths))[r.chance.IntN(len(widths))]
+}
+
+// numbers returns what writes bool values over the bytes of a dtype, which may have no others, and nil for other dtypes.
+func numbers(dtype string) func([]byte) {
+	if dtype != "bool" {
+		return nil
+	}
+	return func(element []byte) {
+		for i := range element {
+			element[i] &= 1
+		}
+	}
+}
+
+// A randomSplit says what settings in a path may be.
+type randomSplit struct {
+	isTorch         bool
+	layouts, dtypes []any
+	leastBlock      int
+	batch           keys
+}
+
+// world is how many ranks read a split.
+const world = 3
+
+// add adds a split, and returns it with its settings as the reference calls them.
+func (r *randomSplits) add(name string) (split randomSplit, settings keys) {
+	r.t.Helper()
+	chance, t := r.chance, r.t
+	of := func(values ...any) any { return oneOf(chance, values...) }
+	// Blocks of one token too, but of tokens of many kinds: batches should differ.
+	dtype, block := of("uint8", "uint16", "uint16", "int16", "uint32", "uint32", "int32", "uint64", "int64").(string), 1+chance.IntN(400)
+	few := dtype == "uint8" || dtype == "int16" || chance.IntN(4) == 0
+	if few {
+		block += 16
+	}
+	batch := keys{"batch_size": 1 + chance.IntN(12), "block_size": block, "seed": chance.IntN(1000),
+		"order": of("random", "shuffle", "sequential", "torch", "torch-2.6")}
+	// Of fewer rows, two batches that next may give at about the same time would be equal.
+	rowLen, shape := batch["block_size"].(int), []int(nil)
+	rows := chance.IntN(3) == 0
+	if rows {
+		batch["batch_size"] = 4 + chance.IntN(12)
+		rowLen, shape = 1, of([]int{64}, []int{8, 8}, []int{2, 3, 11}, []int{1, 1000}).([]int)
+	}
+	least := batch["batch_size"].(int) * rowLen * world * 80
+
+	var width int
+	var fill func([]byte)
+	integers := []any{"native", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"}
+	switch {
+	case rows:
+		dtype := r.dtype()
+		batch["token_dtype"], batch["shape"], batch["layout"] = dtype, shape, "rows"
+		width, fill = widths[dtype], numbers(dtype)
+		split.layouts, split.dtypes = []any{"rows"}, []any{"native"}
+		for _, axis := range shape {
+			width *= axis
+		}
+		if !strings.Contains(dtype, "int") {
+			break
+		}
+		// Numbers that each integer dtype holds, or any.
+		if chance.IntN(2) == 0 {
+			split.dtypes = integers
+			size := widths[dtype]
+			fill = func(element []byte) {
+				for i := range element {
+					if element[i] &= 127; i%size > 0 {
+						element[i] = 0
+					}
+				}
+			}
+		}
+	default:
+		width = widths[dtype]
+		most := 50_000
+		split.dtypes = []any{"native", "uint16", "uint32", "int32", "uint64", "int64"}
+		if few {
+			most, split.dtypes, split.leastBlock = 100, integers, 16
+		}
+		batch["token_dtype"], split.layouts = dtype, []any{"xy", "tokens"}
+		fill = func(token []byte) {
+			clear(token)
+			n := chance.IntN(most)
+			token[0] = byte(n)
+			if width > 1 {
+				token[1] = byte(n >> 8)
+			}
+		}
+		if chance.IntN(3) == 0 {
+			batch["eot"], batch["documents"] = chance.IntN(100), chance.IntN(3) > 0
+			if chance.IntN(2) == 0 {
+				batch["mask_targets"] = true
+				split.layouts, split.dtypes = []any{"xy"}, []any{"int32", "int64"}
+			}
+		}
+		batch["layout"] = of(split.layouts...)
+	}
+	batch["dtype"] = of(split.dtypes...)
+
+	isTorch := strings.HasPrefix(batch["order"].(string), "torch")
+	shards := func() (files []string, elements int) {
+		add := func(n int) { files, elements = append(files, r.file(n, width, fill)), elements+n }
+		if !rows {
+			for range 1 + chance.IntN(5) {
+				add(batch["block_size"].(int) + 1 + chance.IntN(5000))
+			}
+		}
+		add(least)
+		if chance.IntN(2) == 0 {
+			add(least)
+		}
+		return files, elements
+	}
+	// Arrays beside, which are cut into files as they like, but for as many as the tokens: those would have to be cut as they are.
+	var kinds []keys
+	if chance.IntN(3) > 0 {
+		for i := range 1 + chance.IntN(3) {
+			kind := keys{"name": fmt.Sprintf("beside_%d", i), "at": of("x", "y"), "dtype": r.dtype()}
+			if chance.IntN(2) == 0 {
+				kind["shape"] = of([]int{1}, []int{5}, []int{2, 3}, []int{3, 1, 2})
+			}
+			kinds = append(kinds, kind)
+		}
+	}
+	beside := func(elements, others int) []keys {
+		list := []keys{}
+		for _, kind := range kinds {
+			dtype := kind["dtype"].(string)
+			size := widths[dtype]
+			for _, axis := range sliceOf(kind["shape"]) {
+				size *= axis
+			}
+			array := maps.Clone(kind)
+			var files []string
+			left := elements
+			for range others {
+				n := 1 + chance.IntN(left/2)
+				files, left = append(files, r.file(n, size, numbers(dtype))), left-n
+			}
+			array["files"] = append(files, r.file(left, size, numbers(dtype)))
+			list = append(list, array)
+		}
+		return list
+	}
+
+	settings = keys{"split": name}
+	maps.Copy(settings, batch)
+	var tables []string
+	arrays := func(head string, list []keys) {
+		for _, array := range list {
+			tables = append(tables, tableOf(t, head, array))
+		}
+	}
+	if chance.IntN(3) == 0 && !isTorch {
+		var sources []keys
+		for range 2 + chance.IntN(2) {
+			files, elements := shards()
+			source := keys{"tokens": files, "weight": float64(1+chance.IntN(9)) / 10}
+			list := beside(elements, len(files))
+			tables = append(tables, tableOf(t, fmt.Sprintf("[[splits.%s.sources]]", name), source))
+			arrays(fmt.Sprintf("[[splits.%s.sources.arrays]]", name), list)
+			sources = append(sources, keys{"files": files, "weight": source["weight"], "arrays": list})
+		}
+		settings["sources"] = sources
+	} else {
+		files, elements := shards()
+		if isTorch && len(files) > 1 || chance.IntN(2) == 0 {
+			batch["join"], settings["join"] = true, true
+		}
+		list := beside(elements, len(files))
+		arrays(fmt.Sprintf("[[splits.%s.arrays]]", name), list)
+		batch["tokens"], settings["files"], settings["arrays"] = files, files, list
+	}
+	r.config += tableOf(t, fmt.Sprintf("[splits.%s]", name), batch) + strings.Join(tables, "")
+	split.isTorch, split.batch = isTorch, batch
+	return split, settings
+}
+
+func sliceOf(shape any) []int {
+	list, _ := shape.([]int)
+	return list
+}
+
+// path is a random directory of settings, in one name or in two, and the settings of the sequence there.
+func (s randomSplit) path(chance *rand.Rand, of keys) (directory string, under keys) {
+	path, under := []string{}, maps.Clone(of)
+	set := func(key string, value any) {
+		path = append(path, fmt.Sprintf("%s=%v", key, value))
+		under[key] = value
+	}
+	set("rank", chance.IntN(world))
+	set("world", world)
+	for _, more := range []func(){
+		func() { set("seed", chance.IntN(1000)) },
+		func() {
+			if s.batch["layout"] != "rows" { // of few rows, two batches may be equal
+				set("batch_size", 1+chance.IntN(s.batch["batch_size"].(int)))
+			}
+		},
+		func() { set("block_size", s.leastBlock+1+chance.IntN(s.batch["block_size"].(int)-s.leastBlock)) },
+		func() { set("layout", oneOf(chance, s.layouts...)) },
+		func() { set("dtype", oneOf(chance, s.dtypes...)) },
+		func() {
+			if !s.isTorch {
+				set("order", oneOf(chance, "random", "shuffle", "sequential"))
+			}
+		},
+		func() { path = append(path, fmt.Sprint("start=", 1+chance.IntN(50))) },
+		func() { path = append(path, fmt.Sprint("steps=", 5+chance.IntN(50))) },
+	} {
+		if chance.IntN(3) == 0 {
+			more()
+		}
+	}
+	if under["order"] == "shuffle" && chance.IntN(2) == 0 {
+		under["shuffle_block"], under["local_world"] = 1<<16+chance.IntN(1<<16), world
+		path = append(path, fmt.Sprintf("shuffle_block=%d,local_world=%d", under["shuffle_block"], world))
+	}
+	cut := 2 + chance.IntN(len(path)-1) // a rank is refused without its world
+	chance.Shuffle(cut, func(i, j int) { path[i], path[j] = path[j], path[i] })
+	return filepath.Join(strings.Join(path[:cut], ","), strings.Join(path[cut:], ",")), under
+}
+
+// run reads for a while, strikes the processes meanwhile, and compares.
+func (d *differential) run(t *testing.T, chance *rand.Rand, last time.Duration) {
+	t.Helper()
+	before := d.cursors(t)
+	var readers []*e2e.StormReader
+	for range 4 {
+		readers = append(readers, e2e.StartStorm(t, exec.Command(e2e.Python, "clients/differential.py", d.file, fmt.Sprint(chance.Uint32()))))
+	}
+	for _, r := range readers {
+		r.Ready(t)
+	}
+	restart := func(t testing.TB, m *e2e.Mounted, _ int) { e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir) }
+	for end := time.Now().Add(last); time.Now().Before(end); {
+		time.Sleep(time.Duration(chance.Int64N(int64(time.Second))))
+		if worker := d.m.Worker(t); worker > 0 {
+			how := chance.IntN(4)
+			if how < 2 {
+				d.kills++
+			}
+			[]func(testing.TB, *e2e.Mounted, int){e2e.Kill, e2e.Kill, e2e.StopAndKill, restart}[how](t, d.m, worker)
+		}
+	}
+	taken, failures := map[string]map[int]int{}, 0
+	for _, r := range readers {
+		for line := range strings.Lines(r.End(t)) {
+			var path, name string
+			var k, n int
+			switch {
+			case e2e.Scan(line, "number %s %d %d", &path, &k, &n):
+				of := d.named[path]
+				if taken[of] == nil {
+					taken[of] = map[int]int{}
+				}
+				taken[of][k] += n
+			case e2e.Scan(line, "failed %s %d", &name, &n):
+				d.failed[name] += n
+				failures += n
+			case e2e.Scan(line, "reads %d", &n):
+				d.reads += n
+			}
+		}
+	}
+	for of, cursor := range d.cursors(t) {
+		first, numbers := before[of], taken[of]
+		for k, n := range numbers {
+			if n > 1 || k < first || k >= cursor {
+				t.Errorf("%s: %d reads of next got batch %d, of those from %d to %d", of, n, k, first, cursor-1)
+			}
+		}
+		if missing := cursor - first - len(numbers); missing > failures {
+			t.Errorf("%s: nobody got %d of the numbers from %d to %d, and %d reads failed", of, missing, first, cursor-1, failures)
+		}
+	}
+}
+
+// cursors are those of the sequences. All directories of a sequence show the same one.
+func (d *differential) cursors(t *testing.T) map[string]int {
+	t.Helper()
+	all := map[string]int{}
+	for path, of := range d.named {
+		n, err := strconv.Atoi(strings.TrimSpace(e2e.Run(t, "cat", filepath.Join(path, "cursor"))))
+		e2e.NoError(t, err)
+		if other, known := all[of]; known && other != n {
+			t.Errorf("%s: cursor %d, and another directory of this sequence shows %d", path, n, other)
+		}
+		all[of] = n
+	}
+	return all
+}
+
+// Rows of any array, and arrays beside the tokens, of any dtype, further axes, files and source, are in every file what a reference
+// computes that shares no code with the program, from any byte on. BATCHFS_SEED repeats a run.
+func TestArraysAgreeWithReference(t *testing.T) {
+	t.Parallel()
+	chance := rand.New(rand.NewPCG(randomSeed(t), 0))
+	splits, many := newRandomSplits(t, chance), 10
+	if testing.Short() {
+		many = 4
+	}
+	var sequences [][2]any
+	for i := range many {
+		name := fmt.Sprintf("split%d", i)
+		split, of := splits.add(name)
+		directory, under := split.path(chance, of)
+		sequences = append(sequences, [2]any{name, of}, [2]any{filepath.Join(name, directory), under})
+	}
+	m := e2e.Mount(t, "-c", splits.write(""))
+	for i := range sequences {
+		sequences[i][0] = m.Path(sequences[i][0].(string))
+	}
+	file := filepath.Join(t.TempDir(), "sequences.json")
+	e2e.Write(t, file, e2e.JSONOf(t, sequences))
+	cmd := e2e.Command(t, e2e.Python, "clients/differential.py", file, fmt.Sprint(chance.Uint32()), fmt.Sprint(100*many))
+	out, err := cmd.CombinedOutput()
+	if err != nil || strings.Contains(string(out), "failed") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}

@@ -1,0 +1,192 @@
+package soak
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/parquet-go/parquet-go"
+	"github.com/parquet-go/parquet-go/encoding/thrift"
+	parquetformat "github.com/parquet-go/parquet-go/format"
+
+	"batchfs/test/e2e"
+)
+
+// Killed again and again at any moment, prepare makes the files that it makes at once.
+func TestPrepareKilled(t *testing.T) {
+	e2e.Long(t)
+	dir := t.TempDir()
+	texts, want, out := filepath.Join(dir, "a.jsonl.zst"), filepath.Join(dir, "want"), filepath.Join(dir, "out")
+	size := 8 << 20
+	if e2e.InSoak() {
+		size = 400 << 20
+	}
+	e2e.CompressedLines(t, texts, size)
+	args := []string{"prepare", texts, "--by", "byte", "--shard-tokens", fmt.Sprint(size / 20), "--val", "0.01", "--out"}
+	began := time.Now()
+	e2e.Run(t, append([]string{e2e.Batchfs}, append(args, want)...)...)
+	took := time.Since(began)
+
+	exists := func(name string) bool {
+		_, err := os.Lstat(filepath.Join(out, name))
+		return err == nil
+	}
+	completed := 0
+	for killed := 0; killed < 20 || completed == 0; {
+		cmd := e2e.Command(t, e2e.Batchfs, append(args, out)...)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		e2e.NoError(t, cmd.Start())
+		kill := time.AfterFunc(rand.N(took), func() { cmd.Process.Kill() })
+		if killed >= 20 {
+			kill.Stop()
+		}
+		err := cmd.Wait()
+		kill.Stop()
+		switch {
+		case err == nil:
+		case cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL:
+			t.Fatalf("%v: %s", err, &stderr)
+		default:
+			killed++
+		}
+		if exists("vocab.json") && !exists(".prepare/.state.json") { // complete, though it may have been killed at its very end
+			os.Remove(filepath.Join(out, ".prepare"))
+			if e2e.Contents(t, out) != e2e.Contents(t, want) {
+				t.Fatal("other files than those of a run that was not killed")
+			}
+			e2e.NoError(t, os.RemoveAll(out))
+			completed++
+		}
+	}
+	t.Logf("completed %d times", completed)
+}
+
+// However much text there is, prepare needs the same memory.
+func TestPrepareMemory(t *testing.T) {
+	e2e.Long(t)
+	dir := t.TempDir()
+	texts := filepath.Join(dir, "a.jsonl.zst")
+	size := 64 << 20
+	if e2e.InSoak() {
+		size = 2 << 30
+	}
+	e2e.CompressedLines(t, texts, size)
+	most, out, err := mostResident(t, "prepare", texts, "--by", "byte", "--out", filepath.Join(dir, "out"))
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Logf("%d MiB resident at most", most)
+	if most > 500 {
+		t.Errorf("%d MiB resident", most)
+	}
+}
+
+// mostResident runs a command, and returns how many MiB it had resident at most, and what it said.
+func mostResident(t testing.TB, args ...string) (most int, said string, err error) {
+	t.Helper()
+	cmd := e2e.Command(t, e2e.PlainBatchfs, args...)
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	e2e.NoError(t, cmd.Start())
+	ended := make(chan error)
+	go func() { ended <- cmd.Wait() }()
+	// Not the maximum that wait(2) tells: it begins with that of this process, which may be large.
+	for {
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
+		if _, rest, ok := strings.Cut(string(status), "VmHWM:"); ok {
+			var kib int
+			fmt.Sscan(rest, &kib)
+			most = max(most, kib>>10)
+		}
+		select {
+		case err := <-ended:
+			return most, out.String(), err
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// A page of parquet that has a GiB is refused before it is in memory, whether its header says so or not.
+func TestPrepareHugePage(t *testing.T) {
+	var page bytes.Buffer
+	w, err := zstd.NewWriter(&page)
+	e2e.NoError(t, err)
+	value := append(binary.LittleEndian.AppendUint32(nil, 1<<20-4), bytes.Repeat([]byte("x"), 1<<20-4)...) // a length, and a text
+	const values = 1024
+	for range values {
+		_, err := w.Write(value)
+		e2e.NoError(t, err)
+	}
+	e2e.NoError(t, w.Close())
+	for said, want := range map[int32]string{
+		values << 20: "column text has a page of 1073741824 bytes and 1024 values, and memory holds 268435456 bytes and 33554432 values at most: write the file with smaller",
+		100_000_000:  "column text has a page of more bytes than the 100000000 that its header says",
+	} {
+		header := parquetformat.PageHeader{Type: parquetformat.DataPage, UncompressedPageSize: said, CompressedPageSize: int32(page.Len()),
+			DataPageHeader: thrift.Null[parquetformat.DataPageHeader]{Valid: true, V: parquetformat.DataPageHeader{NumValues: values}}}
+		rawHeader, err := thrift.Marshal(new(thrift.CompactProtocol), header)
+		e2e.NoError(t, err)
+		// All but the page is that of a small file.
+		type row struct {
+			Text string `parquet:"text,plain,zstd"`
+		}
+		var small bytes.Buffer
+		rows := parquet.NewGenericWriter[row](&small)
+		_, err = rows.Write(make([]row, values))
+		e2e.NoError(t, err)
+		e2e.NoError(t, rows.Close())
+		f, err := parquet.OpenFile(bytes.NewReader(small.Bytes()), int64(small.Len()))
+		e2e.NoError(t, err)
+		meta := f.Metadata()
+		column := &meta.RowGroups[0].Columns[0].MetaData
+		column.DataPageOffset, column.DictionaryPageOffset, column.TotalCompressedSize = 4, 0, int64(len(rawHeader)+page.Len())
+		footer, err := thrift.Marshal(new(thrift.CompactProtocol), *meta)
+		e2e.NoError(t, err)
+		path := filepath.Join(t.TempDir(), "a.parquet")
+		e2e.Write(t, path, slices.Concat([]byte("PAR1"), rawHeader, page.Bytes(), footer, binary.LittleEndian.AppendUint32(nil, uint32(len(footer))), []byte("PAR1")))
+		most, out, err := mostResident(t, "prepare", path, "--by", "byte", "--out", filepath.Join(t.TempDir(), "out"))
+		if err == nil || !strings.Contains(out, want) {
+			t.Errorf("%v: %s", err, out)
+		}
+		if most > 200 {
+			t.Errorf("a header of %d bytes: %d MiB resident", said, most)
+		}
+	}
+}
+
+// Small files without number are a split, each of them a document.
+func TestPrepareManyFiles(t *testing.T) {
+	e2e.Long(t)
+	n := 3000
+	if e2e.InSoak() {
+		n = 100_000
+	}
+	dir := t.TempDir()
+	for i := range n {
+		if i%1000 == 0 {
+			e2e.NoError(t, os.MkdirAll(filepath.Join(dir, "texts", fmt.Sprint(i/1000)), 0o755))
+		}
+		e2e.NoError(t, os.WriteFile(filepath.Join(dir, "texts", fmt.Sprint(i/1000), fmt.Sprint(i)), fmt.Appendf(nil, "text %d\n", i), 0o644))
+	}
+	e2e.Run(t, e2e.Batchfs, "prepare", filepath.Join(dir, "texts"), "--by", "byte", "--out", filepath.Join(dir, "out"))
+	raw, err := os.ReadFile(filepath.Join(dir, "out", "vocab.json"))
+	e2e.NoError(t, err)
+	var m struct {
+		Splits map[string]struct{ Documents int }
+	}
+	e2e.NoError(t, json.Unmarshal(raw, &m))
+	if got := m.Splits["train"].Documents + m.Splits["val"].Documents; got != n {
+		t.Errorf("%d documents of %d files", got, n)
+	}
+}

@@ -1,0 +1,253 @@
+package soak
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/credentials"
+
+	"batchfs/test/e2e"
+)
+
+// kill -9 of workers, and of all, while the directory fills: no wrong byte, and it stays within its bound.
+func TestStoreKilled(t *testing.T) {
+	e2e.Long(t)
+	b := e2e.NewBucket(t)
+	const tokens = 3_000_000
+	data := e2e.RandomBytes(2 * tokens)
+	b.Put(t, "train.bin", data)
+	cacheDir := t.TempDir()
+	const limit = 20 * e2e.StoreBlock
+	config := b.Config(t, "s3://bucket/train.bin", "order = \"sequential\"\nlayout = \"tokens\"\nbatch_size = 10")
+	args := []string{"-c", config, "--set", "store.cache_dir=" + cacheDir, "--set", "store.cache_bytes=" + strconv.Itoa(limit)}
+	rounds := 6
+	if e2e.InSoak() {
+		rounds = 50
+	}
+	wantOf := func(k int) string { // batch k: rows of 101 tokens that overlap in one
+		var all []byte
+		for j := range 10 {
+			at := 2 * 100 * (10*k + j)
+			all = append(all, data[at:at+202]...)
+		}
+		return fmt.Sprintf("%x", sha256.Sum256(all))
+	}
+	r := rand.New(rand.NewPCG(1, 1))
+	for round := range rounds {
+		m := e2e.Mount(t, args...)
+		pid := e2e.StatusOf(t, m).PID
+		killed, moment := make(chan struct{}), time.Duration(r.IntN(300))*time.Millisecond
+		go func() {
+			defer close(killed)
+			time.Sleep(moment)
+			syscall.Kill(pid, syscall.SIGKILL)
+		}()
+		for range 20 {
+			k := r.IntN(tokens / 1000)
+			got, _, err := e2e.Try(t, "sha256sum", m.Path(fmt.Sprintf("train/batch/%d", k)))
+			if err == nil && !strings.HasPrefix(got, wantOf(k)) {
+				t.Fatalf("round %d: batch %d has other bytes", round, k)
+			}
+		}
+		<-killed
+		if round%2 == 1 { // all of it
+			m.Cmd.Process.Kill()
+			m.AwaitEnd(t)
+			e2e.Try(t, e2e.PlainBatchfs, "unmount", "--force", m.Dir)
+		}
+		m.Stop(t)
+		used := int64(0)
+		files, _ := filepath.Glob(filepath.Join(cacheDir, "*", "[0-9]*"))
+		for _, file := range files {
+			if info, err := os.Stat(file); err == nil && !strings.Contains(file, "/mounted/") {
+				used += info.Size()
+			}
+		}
+		if used > limit {
+			t.Errorf("round %d: the directory has %d bytes, may have %d", round, used, limit)
+		}
+	}
+	// What is kept is read, not fetched.
+	m := e2e.Mount(t, args...)
+	b.Fails(func(w http.ResponseWriter, _ *http.Request) bool {
+		w.WriteHeader(http.StatusForbidden)
+		return true
+	})
+	files, _ := filepath.Glob(filepath.Join(cacheDir, "*", "[0-9]*"))
+	for _, file := range files {
+		block, err := strconv.Atoi(filepath.Base(file))
+		if err != nil || block == 2*tokens/e2e.StoreBlock { // a list of what is mounted, or the end
+			continue
+		}
+		k := block*e2e.StoreBlock/2000 + 1
+		if got := e2e.Run(t, "sha256sum", m.Path(fmt.Sprintf("train/batch/%d", k))); !strings.HasPrefix(got, wantOf(k)) {
+			t.Errorf("batch %d of block %d has other bytes", k, block)
+		}
+	}
+	if len(files) < 10 {
+		t.Errorf("the directory has %d blocks after all", len(files))
+	}
+}
+
+// turns reads batches from two mounts, in turn, and prints how many times longer the second one takes.
+const turns = `
+import os, sys, time
+from statistics import median
+files = [os.open(f"{mount}/train/next", os.O_RDONLY) for mount in sys.argv[1:3]]
+size = os.fstat(files[0]).st_size
+ratios = []
+for turn in range(int(sys.argv[3])):
+    took = []
+    for file in files:
+        begin = time.perf_counter()
+        for _ in range(50):
+            assert len(os.pread(file, size, 0)) == size
+        took.append(time.perf_counter() - begin)
+    if turn > 0:
+        ratios.append(took[1] / took[0])
+print(median(ratios))
+`
+
+// A cache that has everything is about as fast as local files.
+func TestStoreWarm(t *testing.T) {
+	e2e.Long(t)
+	b, dir, cacheDir := e2e.NewBucket(t), t.TempDir(), t.TempDir()
+	data := e2e.RandomBytes(64 << 20)
+	b.Put(t, "train.bin", data)
+	e2e.Write(t, filepath.Join(dir, "train.bin"), data)
+	args := []string{"--set", "store.cache_dir=" + cacheDir, "--set", "store.block_bytes=4194304", "--set", "batch.block_size=1024", "--set", "memory.ahead=0"}
+	remote, local := b.Config(t, "s3://bucket/train.bin", ""), b.Config(t, filepath.Join(dir, "train.bin"), "")
+	e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "fill", "-c", remote}, args...)...)
+	n, most := 10, 1e9
+	if e2e.InSoak() {
+		n, most = 200, 1.2
+	}
+	for _, access := range []string{"remap", "advise", "pread"} {
+		with := append(args, "--set", "memory.access="+access)
+		from, to := e2e.Mount(t, append(with, "-c", local)...), e2e.Mount(t, append(with, "-c", remote)...)
+		e2e.Run(t, "cat", to.Path("train/tokens.bin")) // each block is verified once
+		ratio, err := strconv.ParseFloat(strings.TrimSpace(e2e.Run(t, e2e.Python, "-c", turns, from.Dir, to.Dir, fmt.Sprint(n))), 64)
+		e2e.NoError(t, err)
+		t.Logf("%s: a warm cache takes %.2f times as long as local files", access, ratio)
+		if ratio > most {
+			t.Errorf("%s: a warm cache takes %.2f times as long as local files, may take %.2f times", access, ratio, most)
+		}
+		from.Stop(t)
+		to.Stop(t)
+	}
+}
+
+// Reading in order for the first time takes about as long as a plain download with the same library, with as many requests at a time.
+func TestStoreCold(t *testing.T) {
+	e2e.Long(t)
+	b := e2e.NewBucket(t)
+	const size, block, atOnce = 32 << 20, 1 << 20, 16
+	b.Put(t, "train.bin", e2e.RandomBytes(size))
+	b.Fails(func(http.ResponseWriter, *http.Request) bool {
+		time.Sleep(10 * time.Millisecond)
+		return false
+	})
+	b.Rate.Store(40 << 20)
+	plain, err := minio.New(b.Server.Listener.Addr().String(), &minio.Options{Secure: true, Transport: b.Server.Client().Transport,
+		Creds: credentials.NewStaticV4(e2e.StoreKey, e2e.StoreSecret, ""), Region: "us-east-1"})
+	e2e.NoError(t, err)
+	download := func() time.Duration {
+		began := time.Now()
+		var all sync.WaitGroup
+		var next atomic.Int64
+		for range atOnce {
+			all.Go(func() {
+				for at := next.Add(block) - block; at < size; at = next.Add(block) - block {
+					var options minio.GetObjectOptions
+					options.SetRange(at, at+block-1)
+					body, err := plain.GetObject(context.Background(), "bucket", "train.bin", options)
+					if err == nil {
+						_, err = io.Copy(io.Discard, body)
+						body.Close()
+					}
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		return time.Since(began)
+	}
+	read := func() time.Duration {
+		m := e2e.Mount(t, "-c", b.Config(t, "s3://bucket/train.bin", "order = \"sequential\""), "--set", "store.block_bytes=1048576", "--set", "store.cache_dir="+t.TempDir(),
+			"--set", "memory.ahead_bytes=33554432", "--set", "batch.block_size=1024") // half of it for blocks
+		defer m.Stop(t)
+		began := time.Now()
+		e2e.Run(t, "dd", "if="+m.Path("train/batches.bin"), "of=/dev/null", "bs=1M")
+		return time.Since(began)
+	}
+	rounds := 1
+	if e2e.InSoak() {
+		rounds = 9
+	}
+	var ratios []float64
+	for range rounds {
+		ratios = append(ratios, download().Seconds()/read().Seconds())
+	}
+	slices.Sort(ratios)
+	t.Logf("reading in order has %.2f of the speed of a download (%.2f)", ratios[rounds/2], ratios)
+	if e2e.InSoak() && ratios[rounds/2] < 0.8 {
+		t.Error("want 0.8")
+	}
+}
+
+// steps reads batches in order with a pause between, and prints the milliseconds that the first one took.
+const steps = `
+import sys, time
+for k in range(200):
+    begin = time.monotonic()
+    with open(f"{sys.argv[1]}/batch/{k}", "rb") as f:
+        f.read()
+    if k == 0:
+        print(int(1000 * (time.monotonic() - begin)))
+    time.sleep(0.02)
+`
+
+// A store that is 10 ms away keeps a trainer with steps of 20 ms waiting for less than a twentieth of the time.
+func TestStoreLatency(t *testing.T) {
+	e2e.Long(t)
+	b := e2e.NewBucket(t)
+	const size = 20_000_000
+	b.Put(t, "train.bin", e2e.RandomBytes(size))
+	b.Fails(func(http.ResponseWriter, *http.Request) bool {
+		time.Sleep(10 * time.Millisecond)
+		return false
+	})
+	m := e2e.Mount(t, "-c", b.Config(t, "s3://bucket/train.bin", "order = \"sequential\"\nblock_size = 2000"))
+	fetched := b.Large.Load() // to try whether a batch can be read
+	first, err := strconv.Atoi(strings.TrimSpace(e2e.Run(t, e2e.Python, "-c", steps, m.Path("train"))))
+	e2e.NoError(t, err)
+	var status struct {
+		Store struct {
+			Waited int `json:"waited_ms"`
+		}
+	}
+	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, "cat", m.Path("status.json"))), &status))
+	e2e.InTime(t, "the first batch", time.Duration(first)*time.Millisecond, time.Second)
+	e2e.InTime(t, "waiting for blocks", time.Duration(status.Store.Waited)*time.Millisecond, 200*20*time.Millisecond/20)
+	if n := b.Large.Load() - fetched; n < 200*12*2000*2 || n > size {
+		t.Errorf("%d bytes were fetched, want all that was read, and each once", n)
+	}
+}

@@ -1,0 +1,314 @@
+package soak
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"unicode/utf8"
+
+	"batchfs/cmd/batchfs/prepare/bpe"
+
+	"batchfs/test/e2e"
+)
+
+// Tokens are those of tiktoken, whatever the text.
+func TestTokensOfTiktoken(t *testing.T) {
+	e2e.Long(t)
+	dir := tokenizers(t)
+	for _, name := range []string{"gpt2", "cl100k", "o200k"} {
+		t.Run(name, func(t *testing.T) {
+			tokenizer, err := bpe.Named(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ranks, err := os.Create(filepath.Join(t.TempDir(), strings.Replace(name, "gpt2", "r50k", 1)+"_base.tiktoken"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer ranks.Close()
+			if err := tokenizer.WriteRanks(ranks); err != nil {
+				t.Fatal(err)
+			}
+			compareTokens(t, tokenizer, 100_000, filepath.Join(dir, "bin/python"), "clients/tokens.py", "tiktoken", ranks.Name())
+		})
+	}
+}
+
+// Tokens are those of Hugging Face's tokenizers.
+func TestTokensOfTokenizers(t *testing.T) {
+	e2e.Long(t)
+	dir := tokenizers(t)
+	for name, run := range map[string]int{"llama3": 100_000, "qwen3": 100_000, "gpt35turbo": 100_000, "gpt4o": 1000} { // whose expression takes it n² steps
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(dir, name+".json")
+			tokenizer, err := bpe.ReadHuggingFace(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			compareTokens(t, tokenizer, run, filepath.Join(dir, "bin/python"), "clients/tokens.py", "tokenizers", path)
+		})
+	}
+}
+
+// tokenizers returns a directory with Python's tokenizers, which it installs if need be, and their files.
+var tokenizers = func() func(testing.TB) string {
+	install := sync.OnceValues(func() (string, error) {
+		out, err := exec.Command("../.ci/tokenizers").Output()
+		return strings.TrimSpace(string(out)), err
+	})
+	return func(t testing.TB) string {
+		t.Helper()
+		dir, err := install()
+		if err != nil {
+			e2e.Lack(t, ".ci/tokenizers: %v", err)
+		}
+		return dir
+	}
+}()
+
+// compareTokens compares a tokenizer with another program on all texts. Runs of one character are up to run long.
+func compareTokens(t *testing.T, tokenizer *bpe.Tokenizer, run int, program ...string) {
+	size, mixes := 256<<10, 200
+	if e2e.InSoak() {
+		size, mixes = 40<<20, 100_000
+	} else {
+		run = min(run, 10_000)
+	}
+	for name, texts := range map[string]iter.Seq[string]{
+		"odd": oddTexts(run), "mixed": mixedTexts(mixes), "of this machine": textsHere(t, size), "characters": everyCharacter,
+	} {
+		for _, special := range []bool{false, true} {
+			if name == "characters" && (special || !e2e.InSoak()) {
+				continue
+			}
+			args := program
+			if special {
+				args = append(slices.Clone(program), "special")
+			}
+			encode := tokenizer.NewEncoder().Append
+			if special {
+				encode = tokenizer.NewEncoder().AppendSpecial
+			}
+			n, bytes, different := 0, 0, 0
+			for text, want := range otherTokens(t, texts, args...) {
+				n, bytes = n+1, bytes+len(text)
+				if got := encode(nil, []byte(text)); !slices.Equal(got, want) {
+					if different++; different <= 5 {
+						t.Errorf("%s, special %v: text %d, %s", name, special, n, difference(tokenizer, got, want))
+					}
+				}
+			}
+			t.Logf("%s, special %v: %d of %d texts differ, of %d bytes", name, special, different, n, bytes)
+		}
+	}
+}
+
+// difference says where two lists of tokens begin to differ.
+func difference(tokenizer *bpe.Tokenizer, got, want []uint32) string {
+	i := 0
+	for i < len(got) && i < len(want) && got[i] == want[i] {
+		i++
+	}
+	show := func(tokens []uint32) (s string) {
+		for _, token := range tokens[max(i-3, 0):min(i+5, len(tokens))] {
+			s += fmt.Sprintf(" %d:%q", token, tokenizer.Bytes(token))
+		}
+		return s
+	}
+	return fmt.Sprintf("token %d: got%s, want%s", i, show(got), show(want))
+}
+
+// otherTokens yields texts and the tokens that a program has for them.
+func otherTokens(t *testing.T, texts iter.Seq[string], program ...string) iter.Seq2[string, []uint32] {
+	return func(yield func(string, []uint32) bool) {
+		cmd := exec.Command(program[0], program[1:]...)
+		var said strings.Builder
+		cmd.Stderr = &said
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		sent := make(chan struct{})
+		go func() {
+			defer close(sent)
+			defer in.Close()
+			w := bufio.NewWriter(in)
+			defer w.Flush()
+			for text := range texts {
+				binary.Write(w, binary.LittleEndian, uint32(len(text)))
+				if _, err := w.WriteString(text); err != nil {
+					return // the program ended, which the other side sees
+				}
+			}
+		}()
+		defer func() {
+			cmd.Process.Kill() // it has ended, unless the test failed
+			<-sent
+			cmd.Wait()
+		}()
+		r := bufio.NewReader(out)
+		for text := range texts {
+			var n uint32
+			stop := e2e.AnswersSoon(t, cmd)
+			err := binary.Read(r, binary.LittleEndian, &n)
+			raw := make([]byte, 4*n)
+			if err == nil {
+				_, err = io.ReadFull(r, raw)
+			}
+			stop()
+			if err != nil {
+				cmd.Process.Kill()
+				cmd.Wait()
+				t.Fatalf("%q: %v\n%s", program, err, said.String())
+			}
+			tokens := make([]uint32, n)
+			binary.Decode(raw, binary.LittleEndian, tokens)
+			if !yield(text, tokens) {
+				return
+			}
+		}
+	}
+}
+
+// snippets are what tokenizers split in different ways.
+var snippets = []string{"a", "Zß", "ǅ", "don't", "I'LL", "it'ſ", "'", "’s", "HTTPServer", "camelCase", "_", " ", "  ", "    ", "\t", "\n", "\r\n", "\r", " \n",
+	"\u00a0", "\u3000", "\u2028", "\u0085", "1", "1234", "٣", "Ⅷ", "½", "x²", "!", "...", "/", "//\n", "—", "“q”", "\\n", "http://a.b/c?d=e&f",
+	"def f(x):\n    return x\n", "}\n\n\n", "中文", "日本語テキスト", "한국어", "\u1112\u1161\u11ab", "ไทย", "हिन्दी", "العربية", "עברית", "Ελληνικά", "Русский",
+	"e\u0301", "\u0301", "\u0301\u0302", "q\u0323\u0307", "\u0307\u0323", "\u0344", "ﬁ", "Å", "İi", "ſt", "ʰ", "ªº", "𝔘𝔫𝔦", "𐐀𐐨", "𑄮",
+	"👍🏽", "👨‍👩‍👧‍👦", "🇩🇪🇫🇷", "☎️", "\u200d", "\u200b", "\ufeff", "\ufffd", "\x00", "\x7f", "<|endoftext|>", "<|end_of_text|>", "<|im_start|>", "<tool_call>", "<|"}
+
+// oddTexts yields every pair of snippets, and runs of them. Only a soak has the longest of each.
+func oddTexts(longest int) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, a := range snippets {
+			for _, b := range snippets {
+				if !yield(a + b + a) {
+					return
+				}
+			}
+		}
+		for _, s := range []string{" ", "\n", "\t", "\r\n", "\u00a0", "\u3000", "a", "A", "aB", "ab", "1", "!", "é", "中", "👍", "\u0301", "\u0323\u0301", " a", "\n ", "-", "/", "'s", "<|endoftext|>"} {
+			for _, n := range []int{1, 2, 3, 4, 5, 7, 15, 16, 17, 31, 127, 128, 129, 257, 1000, 100_000} {
+				run := strings.Repeat(s, n)
+				if n > longest || n > 1000 && !e2e.InSoak() && !strings.Contains(" \na", s) {
+					continue
+				}
+				for _, text := range []string{run, "e" + run, " " + run + "\nx" + run} {
+					if !yield(text) {
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
+// mixedTexts yields n texts of snippets at random, the same ones each time.
+func mixedTexts(n int) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		random := rand.New(rand.NewPCG(1, 2))
+		for range n {
+			var b strings.Builder
+			for range 1 + random.IntN(40) {
+				b.WriteString(strings.Repeat(snippets[random.IntN(len(snippets))], 1+random.IntN(1+random.IntN(4))))
+			}
+			if !yield(b.String()) {
+				return
+			}
+		}
+	}
+}
+
+// everyCharacter yields texts with characters where their class shows. In a soak that is all of Unicode, elsewhere what is assigned.
+func everyCharacter(yield func(string) bool) {
+	var b strings.Builder
+	for r := rune(0); r <= utf8.MaxRune; r++ {
+		if (r < 0x32400 || 0xe0000 <= r && r < 0xe0200 || e2e.InSoak()) && utf8.ValidRune(r) {
+			fmt.Fprintf(&b, "a%[1]cb A%[1]ca %[1]c's%[1]cS 1%[1]c2  %[1]c\n!%[1]c/%[1]c\n\n%[1]c%[1]c ' %[1]cA e\u0301%[1]c\u0323 ", r)
+		}
+		if r%64 == 63 && b.Len() > 0 {
+			if !yield(b.String()) {
+				return
+			}
+			b.Reset()
+		}
+	}
+}
+
+// textsHere yields up to so many bytes of text: manuals and tables in many languages, and Go's source.
+func textsHere(t *testing.T, size int) iter.Seq[string] {
+	root := strings.TrimSpace(e2e.Run(t, "go", "env", "GOROOT"))
+	return func(yield func(string) bool) {
+		for _, dir := range []string{"/usr/share", filepath.Join(root, "src")} {
+			left := size / 2
+			filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+				if err != nil || !entry.Type().IsRegular() {
+					return nil
+				}
+				text, err := os.ReadFile(path)
+				if err != nil || !utf8.Valid(text) || len(text) > size/8 {
+					return nil
+				}
+				if left -= len(text); left < 0 || !yield(string(text)) {
+					return fs.SkipAll
+				}
+				return nil
+			})
+		}
+	}
+}
+
+// Both encode the same texts to the same tokens, or the bench fails.
+func TestBenchTokenize(t *testing.T) {
+	e2e.Long(t)
+	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "bench.json")
+	cmd := e2e.Command(t, e2e.PlainBatchfs, "bench", "--python", filepath.Join(tokenizers(t), "bin/python"), "--dir", dir, "--rounds", "1",
+		"--tokenize="+filepath.Join(strings.TrimSpace(e2e.Run(t, "go", "env", "GOROOT")), "src/net"), "--json", file)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	e2e.LeavesNothing(t, dir)
+	var encodings []struct {
+		Library string
+		Tokens  int
+		Seconds float64
+	}
+	text, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(text, &encodings)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	seconds := map[string]float64{}
+	for _, e := range encodings {
+		if e.Tokens < 100_000 || e.Seconds <= 0 {
+			t.Errorf("%+v", e)
+		}
+		seconds[e.Library] += e.Seconds
+	}
+	if ratio := seconds["tiktoken"] / seconds["batchfs"]; e2e.InSoak() && ratio < 3 || ratio == 0 {
+		t.Errorf("%.1f times as fast as tiktoken, want 3", ratio)
+	}
+	t.Logf("%s", out)
+}

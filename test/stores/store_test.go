@@ -1,0 +1,435 @@
+package stores
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+
+	"batchfs/test/e2e"
+)
+
+func sameFiles(t *testing.T, a, b *e2e.Mounted, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		e2e.Run(t, "cmp", a.Path(name), b.Path(name))
+	}
+}
+
+// Batches of objects are those of the same files on a local disk: all orders, accesses and formats, arrays beside and indexes.
+func TestStore(t *testing.T) {
+	e2e.Long(t)
+	b, dir := e2e.NewBucket(t), t.TempDir()
+	put := func(name string, data []byte) {
+		e2e.Write(t, filepath.Join(dir, name), data)
+		b.Put(t, "corpus/"+name, data)
+	}
+	put("plain_0.bin", e2e.RandomBytes(700_000))
+	put("plain_1.bin", e2e.RandomBytes(300_002))
+	npy := func(dtype string, shape string, data []byte) []byte {
+		header := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': %s, }", dtype, shape)
+		header += strings.Repeat(" ", 117-len(header)) + "\n"
+		return append(append([]byte("\x93NUMPY\x01\x00\x76\x00"), header...), data...)
+	}
+	put("tokens.npy", npy("<u4", "(100000,)", e2e.RandomBytes(400_000)))
+	put("mask.npy", npy("|u1", "(100000,)", e2e.RandomBytes(100_000)))
+	put("features.npy", npy("<f4", "(100000, 3)", e2e.RandomBytes(1_200_000)))
+	beside := func(at string) string {
+		return fmt.Sprintf("[[splits.train.arrays]]\nname = \"mask\"\nfiles = %q\n[[splits.train.arrays]]\nname = \"features\"\nfiles = %q\n",
+			at+"/mask.npy", at+"/features.npy")
+	}
+	const remote = "s3://bucket/corpus"
+	for _, test := range []struct {
+		name, files string
+		more        func(at string) string
+	}{
+		{"headerless", "plain_*.bin", func(string) string { return "join = true\ntoken_dtype = \"uint16\"\n" }},
+		{"npy", "tokens.npy", beside},
+	} {
+		for i, access := range []string{"remap", "advise", "pread", "map"} {
+			if e2e.RaceEnabled && i > 1 {
+				continue
+			}
+			t.Run(test.name+"/"+access, func(t *testing.T) {
+				args := []string{"--set", "memory.access=" + access}
+				local := e2e.Mount(t, append([]string{"-c", b.Config(t, filepath.Join(dir, test.files), test.more(dir))}, args...)...)
+				cacheDir := t.TempDir()
+				if access == "pread" {
+					cacheDir = ""
+				} else {
+					args = append(args, "--set", "store.cache_dir="+cacheDir)
+				}
+				inStore := e2e.Mount(t, append([]string{"-c", b.Config(t, remote+"/"+test.files, test.more(remote))}, args...)...)
+				for round := range 2 {
+					for _, order := range []string{"random", "shuffle", "sequential"} {
+						for k := range 5 {
+							sameFiles(t, local, inStore, fmt.Sprintf("train/order=%s/batch/%d.safetensors", order, 1000*round+17*k))
+						}
+						sameFiles(t, local, inStore, "train/order="+order+"/batches.bin", "train/order="+order+"/next.npy")
+					}
+				}
+				sameFiles(t, local, inStore, "train/tokens.bin")
+			})
+		}
+	}
+}
+
+// Files of every format, as their own libraries wrote them, and their documents are the same from a store, in every order.
+func TestStoreFormats(t *testing.T) {
+	e2e.Long(t)
+	b, dir := e2e.NewBucket(t), t.TempDir()
+	written, err := filepath.Glob("../cache/testdata/[ab]*.*")
+	e2e.NoError(t, err)
+	for _, file := range written {
+		data, err := os.ReadFile(file)
+		e2e.NoError(t, err)
+		e2e.Write(t, filepath.Join(dir, filepath.Base(file)), data)
+		b.Put(t, "corpus/"+filepath.Base(file), data)
+	}
+	splits := map[string]string{"headerless": "?.bin", "datatrove": "?.ds", "llmc": "?_llmc.bin", "llama3": "?_llama3.bin", "megatron": "?_text_document.bin",
+		"npy1": "?1.npy", "npy2": "?2.npy", "npy3": "?3.npy", "safetensors": "?.safetensors"}
+	config := func(at string) string {
+		text := ""
+		for name, pattern := range splits {
+			text += fmt.Sprintf("[splits.%s]\ntokens = %q\n", name, at+"/"+pattern)
+			if name == "safetensors" {
+				text += "tensor = \"tokens\"\n"
+			}
+			if name == "datatrove" || name == "megatron" {
+				text += fmt.Sprintf("[splits.%s-documents]\ntokens = %q\ndocuments = true\n", name, at+"/"+pattern)
+			}
+		}
+		path := b.Config(t, at+"/?.bin", text)
+		raw, err := os.ReadFile(path)
+		e2e.NoError(t, err)
+		e2e.Write(t, path, bytes.Replace(raw, []byte("block_size = 100"), []byte("block_size = 7\nbatch_size = 3"), 1))
+		return path
+	}
+	local, inStore := e2e.Mount(t, "-c", config(dir)), e2e.Mount(t, "-c", config("s3://bucket/corpus"))
+	list, err := os.ReadDir(local.Dir)
+	e2e.NoError(t, err)
+	for _, split := range list {
+		if !split.IsDir() {
+			continue
+		}
+		for _, order := range []string{"random", "shuffle", "sequential"} {
+			at := split.Name() + "/order=" + order
+			sameFiles(t, local, inStore, at+"/batches.bin", at+"/batch/5.safetensors", at+"/next.npy", at+"/layout=tokens,dtype=int64/batch/3")
+		}
+		sameFiles(t, local, inStore, split.Name()+"/tokens.bin")
+	}
+}
+
+// What was fetched is fetched no more: by another worker, after a restart of everything, by another mount.
+func TestStoreCache(t *testing.T) {
+	e2e.Long(t)
+	b := e2e.NewBucket(t)
+	const size = 16 * e2e.StoreBlock
+	b.Put(t, "train.bin", e2e.RandomBytes(size))
+	cacheDir := t.TempDir()
+	args := []string{"-c", b.Config(t, "s3://bucket/train.bin", "order = \"shuffle\""), "--set", "store.cache_dir=" + cacheDir}
+	m := e2e.Mount(t, args...)
+	want := e2e.Run(t, "sha256sum", m.Path("train/batches.bin"))
+	want, _, _ = strings.Cut(want, " ")
+	sum := func(m *e2e.Mounted) string { // of more than the page cache of one file
+		t.Helper()
+		e2e.Run(t, "cat", m.Path("train/tokens.bin"))
+		out, _, _ := strings.Cut(e2e.Run(t, "sha256sum", m.Path("train/batches.bin")), " ")
+		return out
+	}
+	e2e.Await(t, "all blocks in the directory", func() bool {
+		kept, _ := filepath.Glob(filepath.Join(cacheDir, "*", "[0-9]*"))
+		return len(kept) >= (size+e2e.StoreBlock-1)/e2e.StoreBlock
+	})
+	for range 3 {
+		e2e.NoError(t, syscall.Kill(e2e.StatusOf(t, m).PID, syscall.SIGKILL))
+		if got := sum(m); got != want {
+			t.Errorf("after a worker died, the batches have the sum %s, want %s", got, want)
+		}
+	}
+	other := e2e.Mount(t, args...)
+	if got := sum(other); got != want {
+		t.Errorf("another mount has the sum %s, want %s", got, want)
+	}
+	m.Stop(t)
+	other.Stop(t)
+	if got := sum(e2e.Mount(t, args...)); got != want {
+		t.Errorf("after a new mount, the batches have the sum %s, want %s", got, want)
+	}
+	if n := b.Large.Load(); n != size {
+		t.Errorf("%d bytes were fetched of %d in all, want each once", n, size)
+	}
+	status := e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "status"}, args...)...)
+	if !strings.Contains(status, "/bucket/train.bin: 16 blocks") || !strings.Contains(status, "/train: ") {
+		t.Errorf("cache status says:\n%s", status)
+	}
+}
+
+// batchfs cache fills the directory, as far as there is room, and removes what no mount reads. Blocks that somebody overwrites are not served,
+// and neither is a directory of somebody else.
+func TestCacheCommand(t *testing.T) {
+	e2e.Long(t)
+	b := e2e.NewBucket(t)
+	data := e2e.RandomBytes(20 * e2e.StoreBlock)
+	b.Put(t, "train.bin", data)
+	cacheDir := filepath.Join(t.TempDir(), "absent", "blocks")
+	args := []string{"-c", b.Config(t, "s3://bucket/train.bin", ""), "--set", "store.cache_dir=" + cacheDir}
+	for command, want := range map[string]string{"status": ": 0 bytes of", "prune": ": 0 bytes removed"} {
+		if out := e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", command}, args...)...); !strings.Contains(out, want) {
+			t.Errorf("cache %s of no directory says %q", command, out)
+		}
+	}
+	e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "fill"}, args...)...)
+	fetched := b.Large.Load()
+	m := e2e.Mount(t, args...)
+	e2e.Run(t, "cat", m.Path("train/batches.bin"))
+	if fetched != 20*e2e.StoreBlock || b.Large.Load() != fetched {
+		t.Errorf("%d bytes were fetched, and %d after that, want %d and none", fetched, b.Large.Load()-fetched, 20*e2e.StoreBlock)
+	}
+	if out := e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "prune"}, args...)...); !strings.Contains(out, " 0 bytes removed") {
+		t.Errorf("prune of what is mounted says %q", out)
+	}
+	kept, _ := filepath.Glob(filepath.Join(cacheDir, strings.Repeat("?", 32), "[0-9]*"))
+	for _, block := range kept {
+		f, err := os.OpenFile(block, os.O_WRONLY, 0)
+		e2e.NoError(t, err)
+		_, err = f.Write(make([]byte, e2e.StoreBlock/2))
+		e2e.NoError(t, err)
+		f.Close()
+	}
+	if out := e2e.Run(t, "sha256sum", m.Path("train/tokens.bin")); !strings.HasPrefix(out, fmt.Sprintf("%x", sha256.Sum256(data))) {
+		t.Error("blocks that were overwritten are served")
+	}
+	m.Stop(t)
+	if out := e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "prune"}, args...)...); strings.Contains(out, " 0 bytes removed") {
+		t.Errorf("prune of what is not mounted says %q", out)
+	}
+	_, said, err := e2e.Try(t, append([]string{e2e.PlainBatchfs, "cache", "fill", "--set", "store.cache_bytes=1000000"}, args...)...)
+	if err == nil || !strings.Contains(said, "is full, or fails") {
+		t.Errorf("fill of a small cache says %q (%v)", said, err)
+	}
+	e2e.NoError(t, os.Chmod(cacheDir, 0o777))
+	for _, command := range [][]string{{"mount", t.TempDir()}, {"cache", "fill"}, {"cache", "status"}, {"cache", "prune"}} {
+		if _, said, err := e2e.Try(t, slices.Concat([]string{e2e.PlainBatchfs}, command, args)...); err == nil || !strings.Contains(said, "others may write to "+cacheDir) {
+			t.Errorf("%s says %q (%v) of a directory that everybody may write to", command, said, err)
+		}
+	}
+}
+
+// Faults of the store are errors at once that say what is wrong, or nobody notices them; what is kept is served on, and all is well afterwards.
+func TestStoreFaults(t *testing.T) {
+	e2e.Long(t)
+	b := e2e.NewBucket(t)
+	cacheDir := t.TempDir()
+	m, data, check := b.InOrder(t, cacheDir)
+	e2e.NoError(t, check(0))
+	k := 3
+	for name, fault := range map[string]func(w http.ResponseWriter, r *http.Request) bool{
+		"throttled": func(w http.ResponseWriter, _ *http.Request) bool {
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return true
+		},
+		"cut": func(w http.ResponseWriter, _ *http.Request) bool {
+			conn, _, _ := http.NewResponseController(w).Hijack()
+			conn.Close()
+			return true
+		},
+		"slow": func(http.ResponseWriter, *http.Request) bool {
+			time.Sleep(200 * time.Millisecond)
+			return false
+		},
+	} {
+		var seen sync.Map // the first request for each block fails
+		b.Fails(func(w http.ResponseWriter, r *http.Request) bool {
+			_, again := seen.LoadOrStore(r.Header.Get("Range"), true)
+			return !again && fault(w, r)
+		})
+		if err := check(k); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		k += 3
+	}
+
+	// the store is away
+	b.Fails(func(w http.ResponseWriter, _ *http.Request) bool {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return true
+	})
+	if err := check(k + 6); err == nil {
+		t.Error("a batch that nobody has was read while the store is away")
+	}
+	last := e2e.StatusOf(t, m).Splits["train"].LastError
+	for _, word := range []string{"s3://bucket/train.bin", "bytes ", "503"} {
+		if !strings.Contains(last, word) {
+			t.Errorf("the error %q does not say %q", last, word)
+		}
+	}
+	if strings.Contains(last+m.Out.String(), e2e.StoreSecret) {
+		t.Error("the log, or status.json, has the secret")
+	}
+	e2e.NoError(t, check(0))
+	b.Works()
+	e2e.Await(t, "a batch after the store is back", func() bool { return check(k+6) == nil })
+
+	// other bytes under the same name
+	b.Put(t, "train.bin", e2e.RandomBytes(60*e2e.StoreBlock+2))
+	if err := check(k + 12); err == nil || !strings.Contains(err.Error(), "Stale file handle") {
+		t.Errorf("a batch of an object that was replaced: %v, want ESTALE", err)
+	}
+	b.Put(t, "train.bin", data)
+	e2e.Await(t, "the old object is served again", func() bool { return check(k+12) == nil })
+}
+
+// Commands take objects as they take files, or say why not.
+func TestStoreCommands(t *testing.T) {
+	e2e.Long(t)
+	b, dir := e2e.NewBucket(t), t.TempDir()
+	data := e2e.RandomBytes(3*e2e.StoreBlock + 2)
+	b.Put(t, "train.bin", data)
+	e2e.Write(t, filepath.Join(dir, "train.bin"), data)
+	e2e.Write(t, filepath.Join(dir, "text.txt"), []byte("text"))
+	t.Setenv("AWS_ENDPOINT_URL", b.Url)
+	remote := b.Config(t, "s3://bucket/train.bin", "order = \"shuffle\"")
+	local := b.Config(t, filepath.Join(dir, "train.bin"), "order = \"shuffle\"")
+	m := e2e.Mount(t, "-c", remote)
+	for _, args := range [][]string{
+		{"info", "--json", "FILE"},
+		{"check", "train", "--overlap", "16", "-c", "CONFIG"},
+		{"inspect", "train", "17", "-c", "CONFIG"},
+		{"inspect", "train", "--find", "5000", "-c", "CONFIG"},
+		{"cat", "train", "--from", "3", "--count", "20", "-c", "CONFIG"},
+	} {
+		said := func(config, file string) string {
+			stdout := e2e.Run(t, append([]string{e2e.PlainBatchfs}, strings.Fields(strings.NewReplacer("CONFIG", config, "FILE", file).Replace(strings.Join(args, " ")))...)...)
+			return strings.ReplaceAll(stdout, file, "train.bin")
+		}
+		if got, want := said(remote, "s3://bucket/train.bin"), said(local, filepath.Join(dir, "train.bin")); got != want {
+			t.Errorf("%s of an object says\n%s\nwant\n%s", args, got, want)
+		}
+	}
+	if got, want := e2e.Run(t, e2e.PlainBatchfs, "cat", m.Path("train"), "--from", "3"), e2e.Run(t, "cat", m.Path("train/batch/3")); got != want {
+		t.Error("cat of a mounted split of objects has other bytes")
+	}
+	for _, test := range []struct{ args, says string }{
+		{"doctor -c " + remote + " " + m.Dir, "mounted train: 196609 tokens in 1 file: s3://bucket/train.bin"},
+		{"info s3://bucket/tr*.bin", "s3://bucket/train.bin"},
+	} {
+		if said := e2e.Run(t, append([]string{e2e.PlainBatchfs}, strings.Fields(test.args)...)...); !strings.Contains(said, test.says) {
+			t.Errorf("%s says\n%s\nwant %q", test.args, said, test.says)
+		}
+	}
+	if e2e.Run(t, "cat", m.Path("train/tokens.bin")) != string(data) {
+		t.Error("tokens.bin has other bytes than the object")
+	}
+	kept, err := b.Client.StatObject(context.Background(), "bucket", "train.bin", minio.StatObjectOptions{})
+	e2e.NoError(t, err)
+	b.Fails(func(w http.ResponseWriter, r *http.Request) bool { // a HEAD that is short
+		w.Header().Set("ETag", kept.ETag)
+		w.Header().Set("Last-Modified", kept.LastModified.Format(http.TimeFormat))
+		w.Header().Set("Content-Length", "1000")
+		return r.Method == http.MethodHead
+	})
+	if _, said, err := e2e.Try(t, e2e.PlainBatchfs, "info", "s3://bucket/train.bin"); err == nil || !strings.Contains(said, "has 393218 bytes, and said 1000 before") {
+		t.Errorf("info of an object whose HEAD is short says %q (%v)", said, err)
+	}
+	b.Fails(func(w http.ResponseWriter, _ *http.Request) bool {
+		w.WriteHeader(http.StatusForbidden)
+		return true
+	})
+	for _, test := range []struct{ args, says string }{
+		{"info s3://bucket/train.bin", "s3://bucket/train.bin: look: 403"},
+		{"info s3://bucket/none*.bin", "s3://bucket/none*: list: 403"},
+		{"index s3://bucket/train.bin --eot 0", "writes nothing to a store"},
+		{"mount --data s3://bucket/dir " + t.TempDir(), "--set splits.train.tokens=s3://bucket/dir/train*.bin"},
+		{"doctor -c " + remote, "403"},
+		{"prepare " + filepath.Join(dir, "text.txt") + " --by byte --out s3://bucket/dir", "writes nothing to a store"},
+		{"prepare s3://bucket/text.txt --by byte --out " + dir, "reads nothing from a store"},
+	} {
+		stdout, stderr, err := e2e.Try(t, append([]string{e2e.PlainBatchfs}, strings.Fields(test.args)...)...)
+		if err == nil || !strings.Contains(stdout+stderr, test.says) || strings.Contains(stdout+stderr, e2e.StoreSecret) {
+			t.Errorf("%s says %q (%v), want %q", test.args, stdout+stderr, err, test.says)
+		}
+	}
+}
+
+// While the store is away, what is kept is served on, and other reads fail, all but the first at once. All is well when it is back.
+func TestStoreOutage(t *testing.T) {
+	e2e.Long(t)
+	b := e2e.NewBucket(t)
+	m, _, check := b.InOrder(t, t.TempDir())
+	e2e.Await(t, "the first batch", func() bool { return check(0) == nil })
+	worker := e2e.StatusOf(t, m).PID
+	for i, kind := range []string{"refuses", "silent"} {
+		k := 5 + 15*i
+		if kind == "refuses" {
+			b.Refuses()
+		} else {
+			b.Fails(func(_ http.ResponseWriter, r *http.Request) bool {
+				<-r.Context().Done()
+				return true
+			})
+		}
+		if check(k) == nil {
+			t.Errorf("%s: a batch that nobody has was read while the store is away", kind)
+		}
+		slowest := time.Duration(0)
+		for n, end := 0, time.Now().Add(e2e.Lasting(0, time.Minute)); n < 10 || time.Now().Before(end); n++ {
+			began := time.Now()
+			if check(k+3*(n%3)) == nil {
+				t.Errorf("%s: a batch that nobody has was read while the store is away", kind)
+			}
+			slowest = max(slowest, time.Since(began))
+			if err := check(0); err != nil {
+				t.Errorf("%s: a batch that is kept: %v", kind, err)
+			}
+		}
+		e2e.InTime(t, kind+": an error while it is known that the store is away", slowest, time.Second)
+		last := e2e.StatusOf(t, m).Splits["train"].LastError
+		for _, word := range []string{"s3://bucket/train.bin", "bytes ", "does not answer"} {
+			if !strings.Contains(last, word) {
+				t.Errorf("%s: the error %q does not say %q", kind, last, word)
+			}
+		}
+		if strings.Contains(last+m.Out.String(), e2e.StoreSecret) {
+			t.Errorf("%s: the log, or status.json, has the secret", kind)
+		}
+		if kind == "refuses" {
+			b.Accepts(t)
+		} else {
+			b.Works()
+		}
+		e2e.Await(t, "a batch after the store is back", func() bool { return check(k) == nil })
+		e2e.NoError(t, check(k+6))
+	}
+	if now := e2e.StatusOf(t, m).PID; now != worker {
+		t.Errorf("worker %d serves, was %d", now, worker)
+	}
+}
+
+// With on_change = "follow", an object that was replaced is served from the next batch on.
+func TestStoreFollows(t *testing.T) {
+	e2e.Long(t)
+	b := e2e.NewBucket(t)
+	b.Put(t, "train.bin", bytes.Repeat([]byte{1, 0}, 10*e2e.StoreBlock))
+	m := e2e.Mount(t, "-c", b.Config(t, "s3://bucket/train.bin", "on_change = \"follow\"\norder = \"shuffle\"\ntoken_dtype = \"uint16\""), "--set", "memory.ahead=0")
+	first := func() string {
+		return strings.Fields(e2e.Run(t, "od", "-A", "n", "-t", "u2", "-N", "2", m.Path("train/next")))[0]
+	}
+	if got := first(); got != "1" {
+		t.Fatalf("the first token is %s, want 1", got)
+	}
+	b.Put(t, "train.bin", bytes.Repeat([]byte{2, 0}, 10*e2e.StoreBlock))
+	e2e.Await(t, "the new object is served", func() bool { return first() == "2" })
+}
