@@ -56,20 +56,14 @@ func TestREADME(t *testing.T) {
 	dir := t.TempDir()
 	mountpoint := filepath.Join(dir, "mnt")
 	for _, d := range []string{"mnt", "bin"} {
-		if err := os.Mkdir(filepath.Join(dir, d), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		e2e.NoError(t, os.Mkdir(filepath.Join(dir, d), 0o755))
 	}
 	t.Cleanup(func() { syscall.Unmount(mountpoint, syscall.MNT_DETACH) })
 	config, err := os.ReadFile("../config.toml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
 	e2e.Write(t, filepath.Join(dir, "config.toml"), config)
 	e2e.Write(t, filepath.Join(dir, "book.txt"), []byte(strings.Repeat("It was the best of times, it was the worst of times.\n", 3000)))
-	if err := os.Symlink(e2e.Batchfs, filepath.Join(dir, "bin/batchfs")); err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, os.Symlink(e2e.Batchfs, filepath.Join(dir, "bin/batchfs")))
 
 	for _, page := range pages(t) {
 		for _, b := range blocksOf(t, page, mountpoint) {

@@ -35,12 +35,8 @@ func runBad(t *testing.T, args ...string) (out []byte, ok bool) {
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	pipe, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
+	e2e.NoError(t, cmd.Start())
 	out, _ = io.ReadAll(io.LimitReader(pipe, 1<<16))
 	if len(out) == 1<<16 { // it serves, perhaps for hours
 		cmd.Process.Kill()
@@ -108,9 +104,7 @@ func TestMutatedConfigurations(t *testing.T) {
 		e2e.Tokens(t, filepath.Join(dir, name), 60_000, 2)
 	}
 	reference, err := os.ReadFile("../config.toml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
 	// Mutations of comments show little.
 	plain := regexp.MustCompile(`(?m)^#( .*[^=\]]|)\n`).ReplaceAll(reference, nil)
 	short := []byte("[batch]\nbatch_size = 4\nblock_size = 16\n[splits.train]\ntokens = [\"train.bin\", \"data/*.bin\"]\norder = 'shuffle'\n")
@@ -182,9 +176,7 @@ func TestMutatedTokenFiles(t *testing.T) {
 		default:
 			err = os.WriteFile(at(i), data, 0o644)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		e2e.NoError(t, err)
 	}
 	inParallel(n, func(i int) {
 		out, ok := runBad(t, "cat", "train", "-c", "/dev/null", "--set", "splits.train.tokens="+at(i), "--set", "batch.order=sequential",

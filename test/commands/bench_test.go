@@ -42,12 +42,8 @@ func TestBench(t *testing.T) {
 		Advice string
 	}
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(text, &report); err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
+	e2e.NoError(t, json.Unmarshal(text, &report))
 	if h := report.Host; h.Kernel == "" || h.Go == "" || h.Python == "" || h.NumPy == "" {
 		t.Errorf("host is %+v", h)
 	}
@@ -77,9 +73,7 @@ func TestBenchInterrupted(t *testing.T) {
 	cmd := benchCommand(t, dir)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, cmd.Start())
 	done := make(chan struct{})
 	go func() {
 		cmd.Wait()

@@ -153,9 +153,7 @@ func TestManifests(t *testing.T) {
 func TestImage(t *testing.T) {
 	e2e.Long(t)
 	e2e.NeedNamespaces(t)
-	if os.Geteuid() != 0 {
-		t.Skip("only root has a root")
-	}
+	e2e.NeedRoot(t, "only root has a root")
 	text, err := os.ReadFile("../deploy/Dockerfile")
 	e2e.NoError(t, err)
 	dockerfile := string(text)
@@ -221,9 +219,7 @@ func TestImage(t *testing.T) {
 // job fails the job; only a machine that cannot mount fails the prolog. Not beside other tests: its namespaces keep a copy of their mounts.
 func TestSlurm(t *testing.T) {
 	e2e.NeedNamespaces(t)
-	if os.Geteuid() != 0 {
-		t.Skip("the prolog is root's")
-	}
+	e2e.NeedRoot(t, "the prolog is root's")
 	root := t.TempDir()
 	e2e.NoError(t, os.Chmod(filepath.Dir(root), 0o755))
 	e2e.NoError(t, os.Chmod(root, 0o755))

@@ -2,7 +2,6 @@ package commands
 
 import (
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -119,9 +118,7 @@ func TestDoctorOfMounts(t *testing.T) {
 	if probe(t.TempDir()) == nil {
 		t.Error("a probe succeeds where nothing is mounted")
 	}
-	if _, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "doctor", "--mounted"); err == nil || !strings.Contains(stderr, "--mounted takes a MOUNTPOINT") {
-		t.Errorf("--mounted without a mountpoint: %v %s", err, stderr)
-	}
+	e2e.Fails(t, "--mounted takes a MOUNTPOINT", e2e.PlainBatchfs, "doctor", "--mounted")
 
 	e2e.NoError(t, syscall.Kill(keeper, syscall.SIGKILL))
 	m.AwaitEnd(t)
@@ -203,9 +200,7 @@ func TestDoctorOfFollowed(t *testing.T) {
 // An ordinary user hears what root would have to do.
 func TestDoctorOfAnOrdinaryUser(t *testing.T) {
 	e2e.NeedFUSE(t)
-	if os.Geteuid() != 0 {
-		t.Skip("only root can be another user")
-	}
+	e2e.NeedRoot(t, "only root can be another user")
 	out, err := e2e.AsUser(t, e2e.Nobody, e2e.Nobody, "env", "PATH=/none", e2e.Batchfs, "doctor")
 	if err == nil || !strings.Contains(out, "FIX  right to mount: ") || !strings.Contains(out, "apt-get install fuse3") {
 		t.Errorf("%v %s", err, out)

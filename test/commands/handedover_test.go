@@ -18,9 +18,7 @@ import (
 func mountFor(t *testing.T, dir string) *os.File {
 	t.Helper()
 	e2e.NeedFUSE(t)
-	if os.Geteuid() != 0 {
-		t.Skip("only root mounts without a helper")
-	}
+	e2e.NeedRoot(t, "only root mounts without a helper")
 	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	e2e.NoError(t, err)
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other", device.Fd())
@@ -65,9 +63,7 @@ func TestHandedOver(t *testing.T) {
 	e2e.NoError(t, err)
 	defer kept.Close()
 	for k, batch := range want[:5] {
-		if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != batch {
-			t.Errorf("batch %d is %s, want %s", k, got, batch)
-		}
+		e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.Read(t, "read", m.Path("train/next"))[0], batch)
 		e2e.NoError(t, syscall.Kill(m.AwaitStandby(t)[0], syscall.SIGKILL))
 	}
 
@@ -99,9 +95,7 @@ func TestHandedOver(t *testing.T) {
 			t.Errorf("%s: %s", args, said)
 		}
 	}
-	if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != want[7] {
-		t.Errorf("batch 7 is %s, want %s", got, want[7])
-	}
+	e2e.Equal(t, "batch 7", e2e.Read(t, "read", m.Path("train/next"))[0], want[7])
 
 	if said := e2e.Run(t, append(hidden, "unmount", dir)...); !strings.Contains(said, "whoever mounted it must unmount it") {
 		t.Errorf("unmount: %s", said)
@@ -110,9 +104,7 @@ func TestHandedOver(t *testing.T) {
 	if !strings.Contains(m.Out.String(), "the mount is left to whoever made it") {
 		t.Error("it does not say that the mount is left")
 	}
-	if _, stderr, err := e2e.Try(t, "cat", m.Path("train/next")); err == nil || !strings.Contains(stderr, "not connected") {
-		t.Errorf("a reader afterwards: %v %s", err, stderr)
-	}
+	e2e.Fails(t, "not connected", "cat", m.Path("train/next"))
 	e2e.NoError(t, kept.Close())
 	e2e.NoError(t, syscall.Unmount(dir, 0))
 }
@@ -135,9 +127,7 @@ func TestHandedOverUnmounted(t *testing.T) {
 		t.Fatalf("%v %s", err, out)
 	}
 	device.Close()
-	if got := e2e.Read(t, "read", filepath.Join(dir, "train/next"))[0]; got != want[0] {
-		t.Errorf("batch 0 is %s, want %s", got, want[0])
-	}
+	e2e.Equal(t, "batch 0", e2e.Read(t, "read", filepath.Join(dir, "train/next"))[0], want[0])
 	e2e.NoError(t, syscall.Unmount(dir, 0))
 	e2e.AwaitEnded(t, keeper)
 }

@@ -71,9 +71,7 @@ func TestInspectIsTheFileInTheMount(t *testing.T) {
 				name := fmt.Sprintf("%s/batch/%d.json", dir, k)
 				want := e2e.Run(t, append(args, fmt.Sprint(k))...)
 				data, err := os.ReadFile(m.Path(name))
-				if err != nil {
-					t.Fatal(err)
-				}
+				e2e.NoError(t, err)
 				if string(data) != want {
 					t.Errorf("%s is\n%s\ninspect says\n%s", name, data, want)
 				}
@@ -109,13 +107,9 @@ func TestProvenanceOfTheMount(t *testing.T) {
 			if err == nil {
 				err = json.Unmarshal(text, &p)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			e2e.NoError(t, err)
 			batch, err := os.ReadFile(m.Path(fmt.Sprintf("%s/batch/%d", dir, k)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			e2e.NoError(t, err)
 			// What names the sequence leads to it.
 			there, err := os.ReadFile(m.Path(fmt.Sprintf("%s/batch/%d", p.Sequence, k)))
 			if err != nil || string(there) != string(batch) {
@@ -157,15 +151,11 @@ func TestFindInTheMount(t *testing.T) {
 				}
 			}
 			out := e2e.Run(t, e2e.PlainBatchfs, "inspect", split, "-c", config, "--find", pos, "--epoch", "1", "--json")
-			if err := json.Unmarshal([]byte(out), &found); err != nil {
-				t.Fatal(err)
-			}
+			e2e.NoError(t, json.Unmarshal([]byte(out), &found))
 			for _, f := range found.Finds {
 				some = true
 				batch, err := os.ReadFile(m.Path(fmt.Sprintf("%s/rank=%d/batch/%d", split, f.Rank, f.Batch)))
-				if err != nil {
-					t.Fatal(err)
-				}
+				e2e.NoError(t, err)
 				at := f.J*8 + f.Index // in x of shape (3, 8), or of y the token before that
 				switch {
 				case split == "val":
@@ -173,9 +163,7 @@ func TestFindInTheMount(t *testing.T) {
 				case f.Index == 8:
 					at += 3*8 - 1
 				}
-				if got := binary.LittleEndian.Uint32(batch[4*at:]); got != found.Index {
-					t.Errorf("%s: token %d is said to be at %+v, there is %d", split, found.Index, f, got)
-				}
+				e2e.Equal(t, fmt.Sprintf("%s: token %d is said to be at %+v, there", split, found.Index, f), binary.LittleEndian.Uint32(batch[4*at:]), found.Index)
 			}
 		}
 		if !some {

@@ -38,9 +38,7 @@ func TestEnding(t *testing.T) {
 				t.Skip("umount is root's")
 			}
 			m := e2e.Mount(t, "-c", config)
-			if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != want[0] {
-				t.Errorf("batch 0 is %s, want %s", got, want[0])
-			}
+			e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])
 			end(t, m)
 			m.AwaitEnd(t)
 			if code := m.Cmd.ProcessState.ExitCode(); code != 0 {
@@ -60,22 +58,14 @@ func TestEndingUnderAReader(t *testing.T) {
 	// Reads a part, waits for a line, and reads the rest.
 	reader := e2e.Command(t, "sh", "-c", `exec 3<"$1"; head -c 100 <&3 >/dev/null; echo open; read line; cat <&3 | wc -c`, "sh", m.Path("val/batch/3"))
 	in, err := reader.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
 	out, err := reader.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := reader.Start(); err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
+	e2e.NoError(t, reader.Start())
 	if _, err := out.Read(make([]byte, 5)); err != nil {
 		t.Fatal(err)
 	}
-	if _, stderr, err := e2e.Try(t, e2e.Batchfs, "unmount", m.Dir); err == nil || !strings.Contains(stderr, "busy") {
-		t.Errorf("unmount under a reader: %v %s", err, stderr)
-	}
+	e2e.Fails(t, "busy", e2e.Batchfs, "unmount", m.Dir)
 	m.Cmd.Process.Signal(syscall.SIGTERM)
 	e2e.Await(t, "what is waited for", func() bool { return strings.Contains(m.Out.String(), "still open") })
 	fmt.Fprintln(in, "go on")
@@ -101,28 +91,20 @@ func TestBackground(t *testing.T) {
 	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
 	// A pipe that the caller happens to have open, and whose end somebody waits for.
 	ended, open, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
 	cmd := e2e.Command(t, e2e.Batchfs, "mount", "-d", "-c", config, "--log", log, dir)
 	cmd.ExtraFiles = []*os.File{open}
 	said, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
 	open.Close()
 	ended.SetReadDeadline(time.Now().Add(e2e.Limit))
 	if _, err := io.ReadAll(ended); err != nil {
 		t.Error(err)
 	}
 	out := string(said)
-	if got := e2e.Read(t, "read", filepath.Join(dir, "train/next"))[0]; got != want[0] {
-		t.Errorf("batch 0 is %s, want %s", got, want[0])
-	}
+	e2e.Equal(t, "batch 0", e2e.Read(t, "read", filepath.Join(dir, "train/next"))[0], want[0])
 	pid, err := strconv.Atoi(regexp.MustCompile(`process (\d+)`).FindStringSubmatch(out)[1])
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
 	if text, err := os.ReadFile(log); err != nil || !strings.Contains(string(text), "mounted") {
 		t.Errorf("log: %v %s", err, text)
 	}
@@ -158,21 +140,15 @@ func TestOneThread(t *testing.T) {
 func TestOrdinaryUser(t *testing.T) {
 	e2e.LetUsersMount(t)
 	home, err := os.MkdirTemp("", "batchfs-user-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(home) })
 	dir, other := filepath.Join(home, "mnt"), filepath.Join(home, "other")
 	data := e2e.Tokens(t, filepath.Join(home, "train.bin"), 60_000, 2)
 	for _, path := range []string{dir, other} {
-		if err := os.Mkdir(path, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		e2e.NoError(t, os.Mkdir(path, 0o755))
 	}
 	for _, path := range []string{home, dir, other} {
-		if err := os.Chown(path, e2e.Nobody, e2e.Nobody); err != nil {
-			t.Fatal(err)
-		}
+		e2e.NoError(t, os.Chown(path, e2e.Nobody, e2e.Nobody))
 	}
 	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
 	// As after sudo, in a directory that only another user may enter.
@@ -202,9 +178,7 @@ func TestOrdinaryUser(t *testing.T) {
 	if err != nil || strings.Count(string(log), "read_ahead_kb") != 1 {
 		t.Errorf("%v: the log does not say once that reading ahead is root's to set:\n%s", err, log)
 	}
-	if _, stderr, err := e2e.Try(t, "cat", filepath.Join(dir, "README")); err == nil || !strings.Contains(stderr, "Permission denied") {
-		t.Errorf("reading as another user: %v %s", err, stderr)
-	}
+	e2e.Fails(t, "Permission denied", "cat", filepath.Join(dir, "README"))
 	if e2e.Command(t, "grep", "-q", "^ *user_allow_other", "/etc/fuse.conf").Run() != nil {
 		out, err := asNobody(e2e.Batchfs, "mount", "--set", "mount.allow_other=true", "--data", home, other)
 		if err == nil || !strings.Contains(out, "echo user_allow_other >>/etc/fuse.conf") {
@@ -235,9 +209,7 @@ func TestOrdinaryUser(t *testing.T) {
 	if out, err := asRoot(e2e.Batchfs, "doctor", dir); err != nil || !strings.Contains(out, "ok   mounted train: 60000 tokens") {
 		t.Errorf("%v: %s", err, out)
 	}
-	if err := os.Chmod(data, 0); err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, os.Chmod(data, 0))
 	for who, doctor := range map[string]func(...string) (string, error){"the user": asNobody, "root": asRoot} {
 		if out, err := doctor(e2e.Batchfs, "doctor", dir); err == nil || !strings.Contains(out, "FIX  mounted train: ") || !strings.Contains(out, "permission denied; as its owner, chmod a+r "+data) {
 			t.Errorf("%s: %v: %s", who, err, out)
@@ -255,14 +227,10 @@ func TestOrdinaryUser(t *testing.T) {
 // The kernel reads files of a mount further ahead than it does by itself.
 func TestReadAhead(t *testing.T) {
 	e2e.NeedFUSE(t)
-	if os.Geteuid() != 0 {
-		t.Skip("it is root's to set")
-	}
+	e2e.NeedRoot(t, "it is root's to set")
 	m := e2e.Mount(t, "--data", filepath.Dir(e2e.Tokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)))
 	var st syscall.Stat_t
-	if err := syscall.Stat(m.Dir, &st); err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, syscall.Stat(m.Dir, &st))
 	file := fmt.Sprintf("/sys/class/bdi/%d:%d/read_ahead_kb", unix.Major(st.Dev), unix.Minor(st.Dev))
 	if err := unix.Access(file, unix.W_OK); err != nil {
 		t.Skip(file, err) // as in a container
@@ -275,16 +243,12 @@ func TestReadAhead(t *testing.T) {
 // Only the batchfs that was mounted is unmounted, whatever lies under it or over it.
 func TestStackedMounts(t *testing.T) {
 	e2e.NeedFUSE(t)
-	if os.Geteuid() != 0 {
-		t.Skip("mounting a tmpfs is root's")
-	}
+	e2e.NeedRoot(t, "mounting a tmpfs is root's")
 	config, want := e2e.Small(t, 1)
 	dir := t.TempDir()
 	under := func(t *testing.T) {
 		t.Helper()
-		if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
-			t.Fatal(err)
-		}
+		e2e.NoError(t, syscall.Mount("tmpfs", dir, "tmpfs", 0, ""))
 	}
 	t.Cleanup(func() {
 		for syscall.Unmount(dir, syscall.MNT_DETACH) == nil {
@@ -292,20 +256,14 @@ func TestStackedMounts(t *testing.T) {
 	})
 	under(t)
 	e2e.Run(t, e2e.Batchfs, "mount", "-d", "-c", config, "--log", filepath.Join(t.TempDir(), "log"), dir)
-	if got := e2e.Read(t, "read", filepath.Join(dir, "train/batch/0"))[0]; got != want[0] {
-		t.Errorf("batch 0 over a tmpfs is %s, want %s", got, want[0])
-	}
+	e2e.Equal(t, "batch 0 over a tmpfs", e2e.Read(t, "read", filepath.Join(dir, "train/batch/0"))[0], want[0])
 	under(t)
 	e2e.Write(t, filepath.Join(dir, "precious"), nil)
-	if _, stderr, err := e2e.Try(t, e2e.Batchfs, "unmount", dir); err == nil || !strings.Contains(stderr, "no batchfs is mounted there") {
-		t.Errorf("unmount of a tmpfs over a batchfs: %v %s", err, stderr)
-	}
+	e2e.Fails(t, "no batchfs is mounted there", e2e.Batchfs, "unmount", dir)
 	if _, err := os.Stat(filepath.Join(dir, "precious")); err != nil {
 		t.Error(err)
 	}
-	if err := syscall.Unmount(dir, 0); err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, syscall.Unmount(dir, 0))
 	e2e.Run(t, e2e.Batchfs, "unmount", dir)
 	if text := e2e.Run(t, "grep", "-c", dir, "/proc/mounts"); strings.TrimSpace(text) != "1" {
 		t.Errorf("%s mounts are left, want the tmpfs", text)
@@ -318,9 +276,7 @@ func TestNobodyListens(t *testing.T) {
 	config, want := e2e.Small(t, 1)
 	dir := t.TempDir()
 	heard, said, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
 	cmd := exec.Command(e2e.Batchfs, "mount", "-c", config, dir)
 	cmd.Stdout, cmd.Stderr = said, said
 	m := &e2e.Mounted{Dir: dir, Cmd: cmd, Done: make(chan struct{})}
@@ -331,9 +287,7 @@ func TestNobodyListens(t *testing.T) {
 	}
 	heard.Close()
 	e2e.Try(t, "stat", m.Path("train/colour=red")) // of which the log would say something
-	if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != want[0] {
-		t.Errorf("batch 0 is %s, want %s", got, want[0])
-	}
+	e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])
 }
 
 // A mount in the foreground ends with its terminal.

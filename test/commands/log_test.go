@@ -32,9 +32,7 @@ func TestLog(t *testing.T) {
 		e2e.Try(t, "stat", m.Path("train/colour=red")) // of which the log says something
 		m.Stop(t)
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		e2e.NoError(t, err)
 		if n := strings.Count(string(text), "\n"); n < test.lines || test.lines == 0 && n > 0 {
 			t.Errorf("%s: %d lines:\n%s", test.args, n, text)
 		}
@@ -118,9 +116,7 @@ func TestNobodyReadsTheLog(t *testing.T) {
 			for k, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGQUIT, syscall.SIGKILL} {
 				before := m.AwaitStandby(t)[0]
 				e2e.NoError(t, syscall.Kill(before, sig))
-				if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != want[k] {
-					t.Errorf("batch %d is %s, want %s", k, got, want[k])
-				}
+				e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.Read(t, "read", m.Path("train/next"))[0], want[k])
 				e2e.AwaitEnded(t, before)
 			}
 			e2e.Run(t, e2e.Python, "-c", `
@@ -131,9 +127,7 @@ for n in range(1000):
         sys.exit("there is a file")
     except FileNotFoundError:
         pass`, m.Path("train"))
-			if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != want[3] {
-				t.Errorf("batch 3 is %s, want %s", got, want[3])
-			}
+			e2e.Equal(t, "batch 3", e2e.Read(t, "read", m.Path("train/next"))[0], want[3])
 			var said screen
 			begin(&said)
 			e2e.Await(t, "the lines that waited", func() bool { return strings.Count(said.String(), "another goes on") == 3 })
@@ -173,9 +167,7 @@ func TestLogToANamedPipe(t *testing.T) {
 	e2e.NoError(t, unix.Mkfifo(fifo, 0o600))
 	for _, flags := range [][]string{nil, {"-d"}} {
 		args := append([]string{e2e.Batchfs, "mount", "-c", config, "--log", fifo, t.TempDir()}, flags...)
-		if _, stderr, err := e2e.Try(t, args...); err == nil || !strings.Contains(stderr, "nobody reads the named pipe "+fifo) {
-			t.Errorf("%v: %s", err, stderr)
-		}
+		e2e.Fails(t, "nobody reads the named pipe "+fifo, args...)
 	}
 	reader, err := os.OpenFile(fifo, os.O_RDWR, 0)
 	e2e.NoError(t, err)

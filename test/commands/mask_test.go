@@ -53,9 +53,7 @@ func TestPreparedMask(t *testing.T) {
 	reads := func(want string) {
 		t.Helper()
 		for _, settings := range []string{"", "/seed=7,order=shuffle,rank=1,world=2"} {
-			if got := e2e.Run(t, e2e.Python, "-c", masked, m.Path("train"+settings)); got != want+"\n" {
-				t.Errorf("the mask is 1 where y is %q, want %s", got, want)
-			}
+			e2e.Equal(t, "the mask is 1 where y", e2e.Run(t, e2e.Python, "-c", masked, m.Path("train"+settings)), want+"\n")
 		}
 	}
 	reads("upper")

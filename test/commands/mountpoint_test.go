@@ -62,9 +62,7 @@ func TestMountAtOnce(t *testing.T) {
 			}
 		}
 		for k := range 2 {
-			if got := e2e.Read(t, "read", filepath.Join(dir, "train/next"))[0]; got != want[k] {
-				t.Errorf("batch %d is %s, want %s", k, got, want[k])
-			}
+			e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.Read(t, "read", filepath.Join(dir, "train/next"))[0], want[k])
 		}
 		e2e.Run(t, e2e.PlainBatchfs, "unmount", dir)
 	}
@@ -114,9 +112,7 @@ func TestMovedMount(t *testing.T) {
 // A mount that cannot be made again ends with an error, and leaves the directory as it is.
 func TestMountedAgainInVain(t *testing.T) {
 	e2e.NeedFUSE(t)
-	if os.Geteuid() != 0 {
-		t.Skip("bind mounts are root's")
-	}
+	e2e.NeedRoot(t, "bind mounts are root's")
 	config, _ := e2e.Small(t, 1)
 	dir, under := filepath.Join(t.TempDir(), "mnt"), t.TempDir()
 	e2e.NoError(t, os.Mkdir(dir, 0o755))
@@ -137,9 +133,7 @@ func TestMountedAgainInVain(t *testing.T) {
 // Commands understand a path in a mount of one split alone, as docker -v makes it.
 func TestMountOfOneSplit(t *testing.T) {
 	e2e.NeedFUSE(t)
-	if os.Geteuid() != 0 {
-		t.Skip("bind mounts are root's")
-	}
+	e2e.NeedRoot(t, "bind mounts are root's")
 	config, _ := e2e.Small(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	split, ranked := t.TempDir(), t.TempDir()
@@ -162,15 +156,9 @@ func TestMountOfOneSplit(t *testing.T) {
 	}
 	e2e.Run(t, e2e.PlainBatchfs, "seek", split, "70")
 	e2e.Run(t, e2e.PlainBatchfs, "seek", ranked, "80")
-	if got := m.Cursor(t, "train") + " " + m.Cursor(t, rank); got != "70 80" {
-		t.Errorf("the cursors are %s", got)
-	}
-	if _, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "seek", filepath.Join(split, "batch"), "5"); err == nil || !strings.Contains(stderr, "is no split in the mount") {
-		t.Errorf("seek of no split: %v %s", err, stderr)
-	}
-	if _, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "inspect", filepath.Join(split, "next"), "5"); err == nil || !strings.Contains(stderr, "next") {
-		t.Errorf("inspect of no split: %v %s", err, stderr)
-	}
+	e2e.Equal(t, "the cursors are", m.Cursor(t, "train")+" "+m.Cursor(t, rank), "70 80")
+	e2e.Fails(t, "is no split in the mount", e2e.PlainBatchfs, "seek", filepath.Join(split, "batch"), "5")
+	e2e.Fails(t, "next", e2e.PlainBatchfs, "inspect", filepath.Join(split, "next"), "5")
 }
 
 // Anybody can mount something that calls itself a batchfs, and names whatever process as its supervisor. No command touches that

@@ -18,9 +18,7 @@ import (
 
 // A disk that is full leaves no token file, and prepare goes on when there is room.
 func TestPrepareDiskFull(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("mounting a tmpfs is root's")
-	}
+	e2e.NeedRoot(t, "mounting a tmpfs is root's")
 	dir := t.TempDir()
 	texts, want, out := filepath.Join(dir, "a.jsonl.zst"), filepath.Join(dir, "want"), filepath.Join(dir, "out")
 	e2e.CompressedLines(t, texts, 4<<20)
@@ -93,9 +91,7 @@ func TestPrepareWorkplace(t *testing.T) {
 
 // What is read once has another text each time: prepare takes up no run of it, not even one that could only not be published.
 func TestPrepareReadOnce(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("mounting is root's")
-	}
+	e2e.NeedRoot(t, "mounting is root's")
 	dir := t.TempDir()
 	out, fifo := filepath.Join(dir, "out"), filepath.Join(dir, "fifo")
 	busy := filepath.Join(out, "train.bin")

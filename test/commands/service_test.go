@@ -23,9 +23,7 @@ func TestNotify(t *testing.T) {
 	config, want := e2e.Small(t, 1)
 	address := net.UnixAddr{Name: filepath.Join(t.TempDir(), "notify"), Net: "unixgram"}
 	socket, err := net.ListenUnixgram(address.Net, &address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
 	defer socket.Close()
 	hear := func(want string) {
 		t.Helper()
@@ -40,9 +38,7 @@ func TestNotify(t *testing.T) {
 	m.Cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+address.Name)
 	m.Start(t)
 	hear("READY=1")
-	if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != want[0] {
-		t.Errorf("batch 0 is %s, want %s", got, want[0])
-	}
+	e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])
 	m.Cmd.Process.Signal(syscall.SIGTERM)
 	hear("STOPPING=1")
 }
@@ -123,12 +119,8 @@ func TestUnitsCapabilities(t *testing.T) {
 	service, _ := unit(t)
 	words := append(bounded(t, service), e2e.Batchfs)
 	file := e2e.Tokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)
-	if err := os.Chmod(file, 0); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chown(file, e2e.Nobody, e2e.Nobody); err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, os.Chmod(file, 0))
+	e2e.NoError(t, os.Chown(file, e2e.Nobody, e2e.Nobody))
 	m := e2e.MountProgram(t, exec.Command(words[0], words[1:]...), "--data", filepath.Dir(file))
 	e2e.Read(t, "read", m.Path("train/next"))
 }

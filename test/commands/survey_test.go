@@ -85,9 +85,7 @@ func TestCheckContinues(t *testing.T) {
 		first := e2e.Command(t, e2e.PlainBatchfs, args...)
 		var stderr strings.Builder
 		first.Stderr = &stderr
-		if err := first.Start(); err != nil {
-			t.Fatal(err)
-		}
+		e2e.NoError(t, first.Start())
 		ended := make(chan struct{})
 		go func() {
 			first.Wait()

@@ -3,6 +3,7 @@ package commands
 import (
 	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -46,9 +47,7 @@ func TestTokenBeyondVocabulary(t *testing.T) {
 	}
 
 	open, err := os.Open(m.Path("train/batch/1"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
 	defer open.Close()
 	e2e.Write(t, config, []byte(text+"vocab_size = 256\n"))
 	e2e.Run(t, e2e.Batchfs, "restart", m.Dir)
@@ -80,9 +79,7 @@ func TestCommandsTakeAPathInAMount(t *testing.T) {
 	m := e2e.Mount(t, "-c", config, "--set", "batch.seed=7")
 	here := t.TempDir()
 	e2e.Write(t, filepath.Join(here, "config.toml"), []byte("[splits.train]\ntokens = 'none.bin'\n"))
-	if err := os.Symlink(m.Path("train"), filepath.Join(here, "link")); err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, os.Symlink(m.Path("train"), filepath.Join(here, "link")))
 	in := func(dir string, args ...string) string {
 		t.Helper()
 		return e2e.Run(t, append([]string{"env", "-C", dir, e2e.Batchfs}, args...)...)
@@ -93,9 +90,7 @@ func TestCommandsTakeAPathInAMount(t *testing.T) {
 			if in(dir, "cat", path, "--from", "17") != bytes {
 				t.Errorf("cat %s in %s: other bytes", path, dir)
 			}
-			if got := in(dir, "inspect", path, "17", "--json"); got != origin {
-				t.Errorf("inspect %s in %s: %s, want %s", path, dir, got, origin)
-			}
+			e2e.Equal(t, fmt.Sprintf("inspect %s in %s", path, dir), in(dir, "inspect", path, "17", "--json"), origin)
 		}
 	}
 	for _, test := range []struct{ args, want string }{
@@ -105,8 +100,6 @@ func TestCommandsTakeAPathInAMount(t *testing.T) {
 		{"inspect " + m.Path("train/sede=7") + " 1", `train/sede=7: unknown setting "sede"`},
 		{"inspect " + here + "/train 1", "no batchfs is mounted there"},
 	} {
-		if _, stderr, err := e2e.Try(t, append([]string{e2e.Batchfs}, strings.Fields(test.args)...)...); err == nil || !strings.Contains(stderr, test.want) {
-			t.Errorf("%s: %v %s, want %s", test.args, err, stderr, test.want)
-		}
+		e2e.Fails(t, test.want, append([]string{e2e.Batchfs}, strings.Fields(test.args)...)...)
 	}
 }

@@ -181,12 +181,8 @@ func Tokens(t testing.TB, path string, n, width int) string {
 
 func Write(t testing.TB, path string, data []byte) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, data, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	NoError(t, os.WriteFile(path, data, 0o644))
 }
 
 // A Mounted is a running `batchfs mount`.
@@ -236,16 +232,12 @@ func (m *Mounted) Start(t testing.TB) {
 	t.Helper()
 	if m.Cmd.Stdout == nil {
 		file, err := os.CreateTemp(t.TempDir(), "log")
-		if err != nil {
-			t.Fatal(err)
-		}
+		NoError(t, err)
 		defer file.Close()
 		m.Out = LogFile(file.Name())
 		m.Cmd.Stdout, m.Cmd.Stderr = file, file
 	}
-	if err := m.Cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, m.Cmd.Start())
 	t.Cleanup(func() { m.Stop(t) })
 	go func() {
 		m.Cmd.Wait()
@@ -294,9 +286,7 @@ func (m *Mounted) Stop(t testing.TB) {
 func IsMounted(t testing.TB, dir string) bool {
 	t.Helper()
 	list, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	return len(list) > 0
 }
 
@@ -369,9 +359,7 @@ func Cat(t testing.TB, args ...string) []byte {
 func MountsBelow(t *testing.T, dir string) []*mountinfo.Info {
 	t.Helper()
 	list, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	return list
 }
 
@@ -396,6 +384,7 @@ func LeavesNothing(t *testing.T, dir string) {
 	})
 }
 
+// NoError ends the test at an error.
 func NoError(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -486,9 +475,7 @@ func ReadPage(t *testing.T, path string) string {
 func JSONOf(t testing.TB, v any) []byte {
 	t.Helper()
 	text, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	return text
 }
 
@@ -501,5 +488,29 @@ func (m *Mounted) Seek(t *testing.T, path string, number, was int) {
 	}
 	if got := m.Cursor(t, path); got != fmt.Sprint(number) {
 		t.Errorf("the cursor of %s is %s after a seek to %d", path, got, number)
+	}
+}
+
+// Equal fails the test unless what was got is what was wanted. what says of what.
+func Equal[T comparable](t testing.TB, what string, got, want T) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: %v, want %v", what, got, want)
+	}
+}
+
+// Fails runs a command that must fail, and say want on its standard error.
+func Fails(t testing.TB, want string, args ...string) {
+	t.Helper()
+	if _, stderr, err := Try(t, args...); err == nil || !strings.Contains(stderr, want) {
+		t.Errorf("%s: %v %s, want %q", strings.Join(args, " "), err, stderr, want)
+	}
+}
+
+// NeedRoot skips a test whose user is another one.
+func NeedRoot(t testing.TB, why string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip(why)
 	}
 }

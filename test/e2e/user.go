@@ -14,17 +14,11 @@ func LetUsersMount(t *testing.T) {
 	if _, err := exec.LookPath("fusermount3"); err != nil {
 		Lack(t, "no fusermount3: apt-get install fuse3")
 	}
-	if os.Geteuid() != 0 {
-		t.Skip("every other test is this one")
-	}
+	NeedRoot(t, "every other test is this one")
 	// On ordinary hosts everybody may open /dev/fuse.
 	info, err := os.Stat("/dev/fuse")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod("/dev/fuse", 0o666); err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
+	NoError(t, os.Chmod("/dev/fuse", 0o666))
 	t.Cleanup(func() { os.Chmod("/dev/fuse", info.Mode().Perm()) })
 	// And there is an /etc/mtab, which fusermount3 asks whose mount it is.
 	if os.Symlink("/proc/self/mounts", "/etc/mtab") == nil {

@@ -39,17 +39,11 @@ func BurdenOf(t *testing.T, m *Mounted) Burden {
 	pid := m.Worker(t)
 	proc := fmt.Sprintf("/proc/%d/", pid)
 	open, err := os.ReadDir(proc + "fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	status, err := os.ReadFile(proc + "status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	threads, err := strconv.Atoi(regexp.MustCompile(`Threads:\s+(\d+)`).FindStringSubmatch(string(status))[1])
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	return Burden{len(open), threads, Resident(pid)}
 }
 

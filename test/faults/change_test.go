@@ -402,9 +402,7 @@ func TestOpenedBeforeAndAfterAChange(t *testing.T) {
 					off = 4096
 				}
 				for _, how := range []string{"read", "map"} {
-					if got := again.Do("%s %d %d %d", how, opened, off, info.Size()-off); got != want {
-						t.Errorf("after %d changes, %s of %s: %s, want %s", changes, how, name, got, want)
-					}
+					e2e.Equal(t, fmt.Sprintf("after %d changes, %s of %s", changes, how, name), again.Do("%s %d %d %d", how, opened, off, info.Size()-off), want)
 				}
 				opened++
 			}
@@ -438,9 +436,7 @@ func TestOpenedBeforeAndAfterAChange(t *testing.T) {
 		if changes < 3 || changes == 8 || changes == 20 {
 			settled(v, changes)
 		}
-		if got := h.Do("read %d 0 %d", next, size); got != lines[v][4+changes] {
-			t.Errorf("after %d changes, number %d is %s, want %s", changes, 4+changes, got, lines[v][4+changes])
-		}
+		e2e.Equal(t, fmt.Sprintf("after %d changes, number %d", changes, 4+changes), h.Do("read %d 0 %d", next, size), lines[v][4+changes])
 		for what, want := range map[string]string{
 			fmt.Sprintf("read %d 0 %d", batch3, size):                lines[0][3],
 			fmt.Sprintf("read %d %d %d", batches, 3*size, size):      lines[0][3],
@@ -482,9 +478,7 @@ func TestLargeBatchChangesMidway(t *testing.T) {
 			e2e.ReplaceFile(t, file, e2e.VersionOf(1, 190_000))
 			for i, name := range names {
 				for range 2 {
-					if got := h.Do("read %d %d %d", i, 2<<20, 1<<20); got != "errno ESTALE" {
-						t.Errorf("the rest of %s: %s, want ESTALE", name, got)
-					}
+					e2e.Equal(t, fmt.Sprintf("the rest of %s", name), h.Do("read %d %d %d", i, 2<<20, 1<<20), "errno ESTALE")
 				}
 			}
 			if onChange == "error" {
@@ -494,20 +488,14 @@ func TestLargeBatchChangesMidway(t *testing.T) {
 			for i, want := range map[int]int{0: 0, 1: 1} {
 				at := 4096 * i
 				h.Do("read %d 0 %d", i, at)
-				if got := h.Do("read %d %d %d", i, at, size); got != e2e.Line(all[want*size:][:size]) {
-					t.Errorf("%s from its beginning: %s, want batch %d of the new tokens", names[i], got, want)
-				}
+				e2e.Equal(t, fmt.Sprintf("%s from its beginning", names[i]), h.Do("read %d %d %d", i, at, size), e2e.Line(all[want*size:][:size]))
 			}
 			// Each goes on after a batch that it had whole.
 			for k := 2; k < 5; k++ {
-				if got := h.Do("read 0 0 %d", size); got != e2e.Line(all[k*size:][:size]) {
-					t.Errorf("then next is %s, want batch %d", got, k)
-				}
+				e2e.Equal(t, "then next", h.Do("read 0 0 %d", size), e2e.Line(all[k*size:][:size]))
 			}
 			for name, want := range map[string][]byte{"batch/3": all[3*size : 4*size], "batches.bin": all} {
-				if got := e2e.Read(t, "read", m.Path("train/"+name))[0]; got != e2e.Line(want) {
-					t.Errorf("%s opened again is %s, want %s", name, got, e2e.Line(want))
-				}
+				e2e.Equal(t, fmt.Sprintf("%s opened again", name), e2e.Read(t, "read", m.Path("train/"+name))[0], e2e.Line(want))
 			}
 		})
 	}
@@ -531,13 +519,9 @@ func TestFollowingWhatCannotBeServed(t *testing.T) {
 		e2e.ReplaceFile(t, file, bad.data)
 		for range 2 {
 			for _, name := range []string{"next", "next.npy", "batch/3", "batches.npy", "rank=1,world=2/next"} {
-				if _, stderr, err := e2e.Try(t, "cat", m.Path("train/"+name)); err == nil || !strings.Contains(stderr, "Stale file handle") {
-					t.Errorf("%s of a file that %s: %v %s, want ESTALE", name, bad.want, err, stderr)
-				}
+				e2e.Fails(t, "Stale file handle", "cat", m.Path("train/"+name))
 			}
-			if got := h.Do("read 0 0 512"); got != "errno ESTALE" {
-				t.Errorf("an open next of a file that %s: %s, want ESTALE", bad.want, got)
-			}
+			e2e.Equal(t, fmt.Sprintf("an open next of a file that %s", bad.want), h.Do("read 0 0 512"), "errno ESTALE")
 		}
 		for where, text := range map[string]string{"log": m.Out.String(), "status.json": e2e.Run(t, "cat", m.Path("status.json"))} {
 			if !strings.Contains(text, "what is there now cannot be served: splits.train: ") || !strings.Contains(text, bad.want) {
@@ -565,9 +549,7 @@ func TestFollowingWhatCannotBeServed(t *testing.T) {
 	const long = "train/block_size=70000"
 	unfit := func() {
 		t.Helper()
-		if _, stderr, err := e2e.Try(t, "cat", m.Path(long+"/batch/0")); err == nil || !strings.Contains(stderr, "Invalid argument") {
-			t.Errorf("%s of 60000 tokens: %v %s", long, err, stderr)
-		}
+		e2e.Fails(t, "Invalid argument", "cat", m.Path(long+"/batch/0"))
 	}
 	unfit()
 	e2e.ReplaceFile(t, file, e2e.VersionOf(2, 80_000))
@@ -576,9 +558,7 @@ func TestFollowingWhatCannotBeServed(t *testing.T) {
 	}
 	h.Do("open %s/next", long)
 	e2e.ReplaceFile(t, file, good)
-	if got := h.Do("read 1 0 512"); got != "errno ESTALE" {
-		t.Errorf("an open next in %s, of 60000 tokens: %s, want ESTALE", long, got)
-	}
+	e2e.Equal(t, fmt.Sprintf("an open next in %s, of 60000 tokens", long), h.Do("read 1 0 512"), "errno ESTALE")
 	unfit()
 	if text := m.Out.String(); !strings.Contains(text, "these settings do not suit the new ones") {
 		t.Errorf("the log does not say why:\n%s", text)
@@ -635,18 +615,12 @@ func TestOneOfSeveralFilesChanges(t *testing.T) {
 				}
 				return
 			}
-			if got := h.Do("read 0 0 512"); got != "errno ESTALE" {
-				t.Errorf("next, all of whose rows are in another file: %s, want ESTALE", got)
-			}
+			e2e.Equal(t, "next, all of whose rows are in another file", h.Do("read 0 0 512"), "errno ESTALE")
 			e2e.NoError(t, os.Rename(changed+".old", changed))
 			for _, k := range []int{0, 1, third} {
-				if got := e2e.Read(t, "read", m.Path(fmt.Sprint("train/batch/", k)))[0]; got != before[k] {
-					t.Errorf("put back, batch %d is %s, was %s", k, got, before[k])
-				}
+				e2e.Equal(t, fmt.Sprintf("put back, batch %d", k), e2e.Read(t, "read", m.Path(fmt.Sprint("train/batch/", k)))[0], before[k])
 			}
-			if got := h.Do("read 0 0 512"); got != before[1] {
-				t.Errorf("put back, next goes on with %s, want batch 1, %s", got, before[1])
-			}
+			e2e.Equal(t, "put back, next goes on with", h.Do("read 0 0 512"), before[1])
 		})
 	}
 }
@@ -681,9 +655,7 @@ func TestExpectedFingerprint(t *testing.T) {
 	for range 2 {
 		e2e.ReplaceFile(t, file, e2e.VersionOf(1, 20_000))
 		for _, name := range []string{"next", "batch/3"} {
-			if _, stderr, err := e2e.Try(t, "cat", m.Path("train/"+name)); err == nil || !strings.Contains(stderr, "Stale file handle") {
-				t.Errorf("%s of other data: %v %s, want ESTALE", name, err, stderr)
-			}
+			e2e.Fails(t, "Stale file handle", "cat", m.Path("train/"+name))
 		}
 		for where, text := range map[string]string{"log": m.Out.String(), "status.json": e2e.Run(t, "cat", m.Path("status.json"))} {
 			if !strings.Contains(text, "expect_fingerprint is "+right) || !strings.Contains(text, bad) {
@@ -692,9 +664,7 @@ func TestExpectedFingerprint(t *testing.T) {
 		}
 		// The same tokens in another file are the same data.
 		e2e.ReplaceFile(t, file, e2e.VersionOf(0, 20_000))
-		if got := e2e.Read(t, "read", m.Path("train/batch/3"))[0]; got != want {
-			t.Errorf("with the data back, batch/3 is %s, was %s", got, want)
-		}
+		e2e.Equal(t, "with the data back, batch/3", e2e.Read(t, "read", m.Path("train/batch/3"))[0], want)
 	}
 }
 
@@ -782,9 +752,7 @@ func TestChangesWithoutEnd(t *testing.T) {
 			})
 			place()
 			want := e2e.Cat(t, slices.Concat([]string{"train", "--data", filepath.Dir(file)}, settings)...)
-			if got := e2e.Read(t, "read", m.Path("train/batch/0"))[0]; got != e2e.Line(want) {
-				t.Errorf("at last batch/0 is %s, want %s", got, e2e.Line(want))
-			}
+			e2e.Equal(t, "at last batch/0", e2e.Read(t, "read", m.Path("train/batch/0"))[0], e2e.Line(want))
 		})
 	}
 }
@@ -808,9 +776,7 @@ func TestFollowingInTheBackground(t *testing.T) {
 			e2e.ReplaceFile(t, file, e2e.VersionOf(1, 30_000))
 			want := e2e.Line(e2e.Cat(t, "train", "--data", filepath.Dir(file)))
 			// NumPy reads the header first, and no other reader has noticed the change.
-			if got := e2e.Read(t, "npload", filepath.Join(mountpoint, "train/next.npy"))[0]; got != want {
-				t.Errorf("next.npy is %s, want %s", got, want)
-			}
+			e2e.Equal(t, "next.npy", e2e.Read(t, "npload", filepath.Join(mountpoint, "train/next.npy"))[0], want)
 			e2e.Run(t, e2e.Batchfs, "unmount", mountpoint)
 		})
 	}

@@ -43,9 +43,7 @@ func TestKilledKeeper(t *testing.T) {
 			}
 		}
 		e2e.Run(t, e2e.Batchfs, "mount", "-d", "-c", config, "--log", filepath.Join(t.TempDir(), "log"), m.Dir)
-		if got := e2e.Read(t, "read", filepath.Join(m.Dir, "train/next"))[0]; got != want[0] {
-			t.Errorf("batch 0 is %s, want %s", got, want[0])
-		}
+		e2e.Equal(t, "batch 0", e2e.Read(t, "read", filepath.Join(m.Dir, "train/next"))[0], want[0])
 		e2e.Run(t, e2e.Batchfs, "unmount", "--force", m.Dir)
 	}
 }
@@ -64,9 +62,7 @@ func TestStandby(t *testing.T) {
 				killed = append(killed, pid)
 			}
 		}
-		if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != want[k] {
-			t.Errorf("batch %d is %s, want %s", k, got, want[k])
-		}
+		e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.Read(t, "read", m.Path("train/next"))[0], want[k])
 		e2e.AwaitEnded(t, killed...)
 		now := m.AwaitStandby(t)
 		if kills == [2]bool{true, false} && now[0] != before[1] || kills == [2]bool{false, true} && now[0] != before[0] {
@@ -83,9 +79,7 @@ func TestHangingWorker(t *testing.T) {
 	first := m.Worker(t)
 	syscall.Kill(first, syscall.SIGSTOP)
 	began := time.Now()
-	if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != want[0] {
-		t.Errorf("batch 0 is %s, want %s", got, want[0])
-	}
+	e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])
 	e2e.InTime(t, "the first batch", time.Since(began), 8*time.Second)
 	e2e.AwaitEnded(t, first)
 }
@@ -126,9 +120,7 @@ func TestRestart(t *testing.T) {
 	m := e2e.MountProgram(t, exec.Command(program), "-c", config)
 	next := func(k int) {
 		t.Helper()
-		if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != want[k] {
-			t.Errorf("batch %d is %s, want %s", k, got, want[k])
-		}
+		e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.Read(t, "read", m.Path("train/next"))[0], want[k])
 	}
 	next(0)
 	first := m.Worker(t)
@@ -160,9 +152,7 @@ func TestRestart(t *testing.T) {
 		}
 		e2e.Write(t, config, []byte(changed))
 		serving := m.Worker(t)
-		if _, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "restart", m.Dir); err == nil || !strings.Contains(stderr, says) {
-			t.Errorf("restart with %q: %v %s", change, err, stderr)
-		}
+		e2e.Fails(t, says, e2e.PlainBatchfs, "restart", m.Dir)
 		if m.Worker(t) != serving {
 			t.Errorf("another process serves after a restart with %q was refused", change)
 		}
@@ -234,9 +224,7 @@ func TestPoisonousRead(t *testing.T) {
 			cmd := exec.Command(e2e.FaultyBatchfs)
 			cmd.Env = append(os.Environ(), "BATCHFS_FAULTS=read:"+how+":1")
 			m := e2e.MountProgram(t, cmd, "-c", config)
-			if _, stderr, err := e2e.Try(t, "head", "-c1", m.Path("train/batch/3")); err == nil || !strings.Contains(stderr, "Input/output error") {
-				t.Errorf("%v %s", err, stderr)
-			}
+			e2e.Fails(t, "Input/output error", "head", "-c1", m.Path("train/batch/3"))
 			if text := e2e.Run(t, "cat", m.Path("status.json")); !strings.Contains(text, "5 processes ended that were to answer this") {
 				t.Error(text)
 			}
@@ -290,12 +278,8 @@ for line in sys.stdin:
 			m.Cmd.Process.Signal(syscall.SIGTERM)
 			e2e.Await(t, "the first warning", func() bool { return strings.Contains(m.Out.String(), "still open") })
 			if test.again { // in the other case the grace period may be over by now
-				if got := ask("open"); got != "ESHUTDOWN" {
-					t.Errorf("an open after SIGTERM: %s", got)
-				}
-				if got := ask("1"); got != "ok" {
-					t.Errorf("a read after SIGTERM: %s", got)
-				}
+				e2e.Equal(t, "an open after SIGTERM", ask("open"), "ESHUTDOWN")
+				e2e.Equal(t, "a read after SIGTERM", ask("1"), "ok")
 				m.Cmd.Process.Signal(syscall.SIGTERM)
 			}
 			m.AwaitEnd(t)
@@ -307,9 +291,7 @@ for line in sys.stdin:
 			if e2e.IsMounted(t, m.Dir) {
 				t.Error("still mounted")
 			}
-			if got := ask("19"); got != "ENOTCONN" {
-				t.Errorf("a read of who slept: %s", got)
-			}
+			e2e.Equal(t, "a read of who slept", ask("19"), "ENOTCONN")
 		})
 	}
 }

@@ -2,6 +2,7 @@ package faults
 
 import (
 	"encoding/binary"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,9 +21,7 @@ import (
 // whole: no batch mixes old and new tokens.
 func TestOverwrittenWithoutALease(t *testing.T) {
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("only root can be several users")
-	}
+	e2e.NeedRoot(t, "only root can be several users")
 	const n, owner = 200_000, 1234
 	for _, who := range []string{"an ordinary user", "root without CAP_LEASE"} {
 		t.Run(who, func(t *testing.T) {
@@ -184,13 +183,9 @@ func TestCopyInPlace(t *testing.T) {
 				t.Helper()
 				want := e2e.Line(all[k*512:][:512])
 				for _, read := range []string{"read 0 0 512", "read 1 " + strconv.Itoa(k*512) + " 512"} {
-					if got := h.Do("%s", read); got != want {
-						t.Errorf("%s: %s, want batch %d", read, got, k)
-					}
+					e2e.Equal(t, read, h.Do("%s", read), want)
 				}
-				if got := e2e.Read(t, "read", m.Path("train/batch/"+strconv.Itoa(k)))[0]; got != want {
-					t.Errorf("batch/%d: %s", k, got)
-				}
+				e2e.Equal(t, fmt.Sprintf("batch/%d", k), e2e.Read(t, "read", m.Path("train/batch/"+strconv.Itoa(k)))[0], want)
 				k++
 			}
 			step()

@@ -96,9 +96,7 @@ func TestTimeLimit(t *testing.T) {
 				t.Errorf("cursor is %d after one batch and %d errors", cursor, readers/3)
 			}
 			for k := cursor; k < cursor+2; k++ {
-				if got := reads("train/next"); got != want[k] {
-					t.Errorf("batch %d is %s, want %s", k, got, want[k])
-				}
+				e2e.Equal(t, fmt.Sprintf("batch %d", k), reads("train/next"), want[k])
 			}
 			if m.Worker(t) != serving {
 				t.Errorf("process %d serves, and %d did", m.Worker(t), serving)
@@ -122,9 +120,7 @@ func TestUnkillable(t *testing.T) {
 	go func() { ended <- reader.Wait() }()
 	d.Await(t, 1)
 	first := e2e.StatusOf(t, m).PID // of its threads, any may be the one that cannot end
-	if _, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "restart", m.Dir); err == nil || !strings.Contains(stderr, "train cannot be read: no answer in ") {
-		t.Errorf("restart: %v %s", err, stderr)
-	}
+	e2e.Fails(t, "train cannot be read: no answer in ", e2e.PlainBatchfs, "restart", m.Dir)
 	if e2e.StatusOf(t, m).PID == first {
 		t.Error("the same process serves")
 	}

@@ -37,9 +37,7 @@ func inNamespace(t *testing.T, dir string) *os.Process {
 // the mount alone.
 func TestOtherPIDNamespace(t *testing.T) {
 	e2e.NeedNamespaces(t)
-	if os.Geteuid() != 0 {
-		t.Skip("PID namespaces are root's")
-	}
+	e2e.NeedRoot(t, "PID namespaces are root's")
 	config, _ := e2e.Small(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	there := func(args ...string) (string, error) {
@@ -68,9 +66,7 @@ func TestOtherPIDNamespace(t *testing.T) {
 // no mount is touched.
 func TestForeignProc(t *testing.T) {
 	e2e.NeedNamespaces(t)
-	if os.Geteuid() != 0 {
-		t.Skip("PID namespaces are root's")
-	}
+	e2e.NeedRoot(t, "PID namespaces are root's")
 	config, _ := e2e.Small(t, 1)
 	there := func(args ...string) (string, error) {
 		stdout, stderr, err := e2e.Try(t, append([]string{"unshare", "--pid", "--fork", e2e.Batchfs}, args...)...)
@@ -115,9 +111,7 @@ func TestForeignProc(t *testing.T) {
 // A mount whose PID namespace is gone is dead, also for those who never were in it, and they can free it.
 func TestDeadElsewhere(t *testing.T) {
 	e2e.NeedNamespaces(t)
-	if os.Geteuid() != 0 {
-		t.Skip("PID namespaces are root's")
-	}
+	e2e.NeedRoot(t, "PID namespaces are root's")
 	config, want := e2e.Small(t, 1)
 	shared := t.TempDir()
 	dir := filepath.Join(shared, "mnt")
@@ -149,17 +143,13 @@ func TestDeadElsewhere(t *testing.T) {
 	}
 	mountThere()
 	m := e2e.MountAt(t, dir, exec.Command(e2e.Batchfs), "-c", config)
-	if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != want[0] {
-		t.Errorf("batch 0 is %s, want %s", got, want[0])
-	}
+	e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])
 }
 
 // unmount says where a filesystem lives on, and --force ends it there too.
 func TestUnmountElsewhere(t *testing.T) {
 	e2e.NeedNamespaces(t)
-	if os.Geteuid() != 0 {
-		t.Skip("mount namespaces are root's")
-	}
+	e2e.NeedRoot(t, "mount namespaces are root's")
 	config, _ := e2e.Small(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	other := t.TempDir()

@@ -121,17 +121,13 @@ func TestNoProcessor(t *testing.T) {
 	for k := range 3 {
 		worker := m.Worker(t)
 		e2e.StopAndKill(t, m, worker) // one that is only killed, and waits for a processor, may still take the request, which then fails
-		if got := e2e.Take(t, m, "train/next"); got != want[k] {
-			t.Errorf("batch %d is %s, want %s", k, got, want[k])
-		}
+		e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.Take(t, m, "train/next"), want[k])
 		if m.Worker(t) == worker {
 			t.Error("the killed process serves")
 		}
 	}
 	g.limit(t, "cpu.max", "100000 100000")
-	if got := e2e.Take(t, m, "train/next"); got != want[3] {
-		t.Errorf("batch 3 is %s, want %s", got, want[3])
-	}
+	e2e.Equal(t, "batch 3", e2e.Take(t, m, "train/next"), want[3])
 	if text := m.Out.String(); strings.Contains(text, "did not") {
 		t.Errorf("a process was late:\n%s", text)
 	}

@@ -72,9 +72,7 @@ for row in np.load(sys.argv[1])[:4, 0]: print(*row)`
 		want += "\n"
 	}
 	for _, split := range []string{"train", "val"} {
-		if got := e2e.Run(t, e2e.Python, "-c", show, m.Path(split+"/batches.cu_seqlens.npy")); got != want {
-			t.Errorf("%s:\n%swant\n%s", split, got, want)
-		}
+		e2e.Equal(t, split, e2e.Run(t, e2e.Python, "-c", show, m.Path(split+"/batches.cu_seqlens.npy")), want)
 	}
 	if err := e2e.Command(t, "cmp", m.Path("train/batches.bin"), m.Path("val/batches.bin")).Run(); err != nil {
 		t.Error(err)

@@ -20,9 +20,7 @@ func TestMemoryStaysFlat(t *testing.T) {
 	e2e.Run(t, e2e.Batchfs, "bench", "--memory", "--tokens", file, "--dir", dir, "--python", e2e.Python, "--batches", "600",
 		"--json", figures, "--plot", filepath.Join(dir, "memory.svg"))
 	text, err := os.ReadFile(figures)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
 	var loadings []struct {
 		Name    string
 		Samples []struct {
@@ -30,9 +28,7 @@ func TestMemoryStaysFlat(t *testing.T) {
 			Trainer, Daemon struct{ RSS int64 }
 		}
 	}
-	if err := json.Unmarshal(text, &loadings); err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, json.Unmarshal(text, &loadings))
 	grown, held, cached := map[string]int64{}, map[string]int64{}, map[string][2]int64{}
 	for _, l := range loadings {
 		first, last := l.Samples[0], l.Samples[len(l.Samples)-1]

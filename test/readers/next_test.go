@@ -27,9 +27,7 @@ func TestEveryNumberGoesToOneReader(t *testing.T) {
 	for i := range readers {
 		readers[i] = e2e.Command(t, e2e.Python, "clients/readers.py", "numbers", m.Path("train/next"), fmt.Sprint(opens))
 		readers[i].Stdout, readers[i].Stderr = &outs[i], os.Stderr
-		if err := readers[i].Start(); err != nil {
-			t.Fatal(err)
-		}
+		e2e.NoError(t, readers[i].Start())
 	}
 	var got []string
 	for i, r := range readers {
@@ -141,9 +139,7 @@ func TestBlockSizeOfNext(t *testing.T) {
 	config, _ := e2e.Small(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	for name, want := range map[string]string{"train/next": "512\n", "train/next.npy": "4096\n", "train/batch/0": "4096\n", "train/rank=0,world=2/next": "512\n"} {
-		if got := e2e.Run(t, "stat", "-c", "%o", m.Path(name)); got != want {
-			t.Errorf("st_blksize of %s is %s", name, got)
-		}
+		e2e.Equal(t, fmt.Sprintf("st_blksize of %s", name), e2e.Run(t, "stat", "-c", "%o", m.Path(name)), want)
 	}
 }
 
@@ -175,17 +171,13 @@ func TestHandleOfNext(t *testing.T) {
 	k += threads * reads
 	expect("and the next open goes on", e2e.Read(t, "read", next)...)
 
-	if got := m.Cursor(t, "val"); got != "0" {
-		t.Errorf("reading train moved val to %s", got)
-	}
+	e2e.Equal(t, "reading train moved val to", m.Cursor(t, "val"), "0")
 }
 
 func TestStartAndSteps(t *testing.T) {
 	config, want := e2e.Small(t, 12)
 	m := e2e.Mount(t, "-c", config, "--set", "batch.start=10", "--set", "batch.steps=3")
-	if got := m.Cursor(t, "train"); got != "10" {
-		t.Errorf("cursor is %s, want start", got)
-	}
+	e2e.Equal(t, "cursor", m.Cursor(t, "train"), "10")
 	if got := e2e.Read(t, "numbers", m.Path("train/next"), "2"); !slices.Equal(got, want[10:]) {
 		t.Errorf("next from start on: %s, want %s", got, want[10:])
 	}

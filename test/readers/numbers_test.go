@@ -137,14 +137,10 @@ func interrupted(t *testing.T, args []string, after int, interrupt func()) (line
 	t.Helper()
 	cmd := e2e.Command(t, e2e.Python, append([]string{"clients/readers.py"}, args...)...)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, cmd.Start())
 	for scanner := bufio.NewScanner(out); scanner.Scan(); {
 		lines = append(lines, scanner.Text())
 		if len(lines) == after+1 {
@@ -168,17 +164,11 @@ func TestSplitsDoNotDisturbEachOther(t *testing.T) {
 			m := e2e.Mount(t, flags...)
 			val := e2e.Command(t, e2e.Python, "clients/readers.py", "disturb", m.Path("val"), "1")
 			stop, err := val.StdinPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			e2e.NoError(t, err)
 			out, err := val.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			e2e.NoError(t, err)
 			val.Stderr = os.Stderr
-			if err := val.Start(); err != nil {
-				t.Fatal(err)
-			}
+			e2e.NoError(t, val.Start())
 			files := bufio.NewScanner(out)
 			var count atomic.Int64
 			counted := make(chan struct{})
@@ -207,9 +197,7 @@ func TestSplitsDoNotDisturbEachOther(t *testing.T) {
 			if err := val.Wait(); err != nil {
 				t.Error(err)
 			}
-			if got := m.Cursor(t, "train"); got != "200" {
-				t.Errorf("the cursor of train is %s", got)
-			}
+			e2e.Equal(t, "the cursor of train", m.Cursor(t, "train"), "200")
 		})
 	}
 }

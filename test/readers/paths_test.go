@@ -15,9 +15,7 @@ func cursors(t testing.TB, m *e2e.Mounted) map[string]int {
 	var status struct {
 		Splits map[string]struct{ Cursor int }
 	}
-	if err := json.Unmarshal([]byte(e2e.Run(t, "cat", m.Path("status.json"))), &status); err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, "cat", m.Path("status.json"))), &status))
 	list := map[string]int{}
 	for name, split := range status.Splits {
 		list[name] = split.Cursor
@@ -41,9 +39,7 @@ func TestSpellings(t *testing.T) {
 			split, _, _ := strings.Cut(name, "/")
 			want := e2e.Lines(t, split, 0, len(spellings), append(e2e.Sets(name), "-c", config)...)
 			for k, spelling := range spellings {
-				if got := e2e.Take(t, m, spelling+"/next"); got != want[k] {
-					t.Errorf("%s/next is %s, want batch %d, %s", spelling, got, k, want[k])
-				}
+				e2e.Equal(t, fmt.Sprintf("%s/next", spelling), e2e.Take(t, m, spelling+"/next"), want[k])
 				for _, other := range spellings {
 					if got := m.Cursor(t, other); got != fmt.Sprint(k+1) {
 						t.Errorf("the cursor of %s is %s after %d batches", other, got, k+1)
@@ -51,9 +47,7 @@ func TestSpellings(t *testing.T) {
 				}
 			}
 			for _, other := range []string{"train", "train/world=8", "train/rank=2,world=8", "val/rank=3,world=8"} {
-				if got := m.Cursor(t, other); got != "0" {
-					t.Errorf("the cursor of %s is %s", other, got)
-				}
+				e2e.Equal(t, fmt.Sprintf("the cursor of %s", other), m.Cursor(t, other), "0")
 			}
 			if got := cursors(t, m); got[name] != len(spellings) || len(got) > 3 {
 				t.Errorf("status.json has the cursors %v", got)
@@ -86,28 +80,20 @@ func TestSettingsInPaths(t *testing.T) {
 			if _, used := cursors(t, m)[dir]; used {
 				t.Error("status.json has a sequence that was looked at")
 			}
-			for k, want := range e2e.Lines(t, split, start, 3, flags...) {
-				if got := e2e.Take(t, m, dir+"/next"); got != want {
-					t.Errorf("next: %s, want batch %d, %s", got, start+k, want)
-				}
+			for _, want := range e2e.Lines(t, split, start, 3, flags...) {
+				e2e.Equal(t, "next", e2e.Take(t, m, dir+"/next"), want)
 			}
-			if got := m.Cursor(t, dir); got != fmt.Sprint(start+3) {
-				t.Errorf("the cursor is %s", got)
-			}
+			e2e.Equal(t, "the cursor", m.Cursor(t, dir), fmt.Sprint(start+3))
 			if got, want := e2e.Take(t, m, dir+"/batch/5"), e2e.Lines(t, split, 5, 1, flags...)[0]; got != want {
 				t.Errorf("batch/5: %s, want %s", got, want)
 			}
-			if got := e2e.Run(t, "ls", m.Path(dir)); got != e2e.Run(t, "ls", m.Path(split)) {
-				t.Errorf("ls: %s", got)
-			}
+			e2e.Equal(t, "ls", e2e.Run(t, "ls", m.Path(dir)), e2e.Run(t, "ls", m.Path(split)))
 		})
 	}
 	if got := e2e.Run(t, "sh", "-c", "cd "+m.Dir+" && find . | sort"); got != list {
 		t.Errorf("the mount lists\n%s\nand did list\n%s", got, list)
 	}
-	if got := m.Cursor(t, "train"); got != "0" {
-		t.Errorf("the cursor of train is %s", got)
-	}
+	e2e.Equal(t, "the cursor of train", m.Cursor(t, "train"), "0")
 }
 
 // Files below the settings of a path are files like others: they can be mapped, sent, loaded.
@@ -135,10 +121,8 @@ func TestReadersOfPaths(t *testing.T) {
 			}
 		}
 	}
-	for k, want := range e2e.Lines(t, "train", 0, 2, flags...) {
-		if got := e2e.Read(t, "npload", m.Path(dir+"/next.npy"))[0]; got != want {
-			t.Errorf("next.npy: %s, want batch %d, %s", got, k, want)
-		}
+	for _, want := range e2e.Lines(t, "train", 0, 2, flags...) {
+		e2e.Equal(t, "next.npy", e2e.Read(t, "npload", m.Path(dir+"/next.npy"))[0], want)
 	}
 }
 

@@ -157,9 +157,7 @@ func TestThousandBatches(t *testing.T) {
 
 	settings := filepath.Join(dir, "settings.json")
 	text, err := json.Marshal(map[string]any{"files": []string{data}, "split": "train", "block_size": T})
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
 	e2e.Write(t, settings, text)
 	reference := strings.Fields(e2e.Run(t, e2e.Python, "clients/reference.py", settings, "--count", fmt.Sprint(count)))
 	if len(reference) != 3*count {

@@ -34,9 +34,7 @@ func TestMountAgreesWithReference(t *testing.T) {
 		return paths
 	}
 	state, err := filepath.Abs("../sampler/testdata/torch_rng_state.bin")
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
 	type settings = map[string]any
 	mixed := files("mixed", 2, 40_000, 65, 1000, 300)
 	splits := map[string]settings{
@@ -124,9 +122,7 @@ func TestMountAgreesWithReference(t *testing.T) {
 						Start int
 					}
 				}
-				if err := decoder.Decode(&batch); err != nil {
-					t.Fatal(err)
-				}
+				e2e.NoError(t, decoder.Decode(&batch))
 				var starts []string
 				for _, row := range batch.Rows {
 					starts = append(starts, fmt.Sprint(begins[row.File]+row.Start))
@@ -143,8 +139,6 @@ func TestMountAgreesWithReference(t *testing.T) {
 func fingerprint(t testing.TB, split string) string {
 	t.Helper()
 	var info struct{ Fingerprint string }
-	if err := json.Unmarshal([]byte(e2e.Run(t, "cat", filepath.Join(split, "info.json"))), &info); err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, "cat", filepath.Join(split, "info.json"))), &info))
 	return info.Fingerprint
 }

@@ -30,9 +30,7 @@ func TestRefused(t *testing.T) {
 	e2e.Write(t, at("typo.toml"), []byte("[splits.train]\ntokens = \"good.bin\"\n\nordr = \"random\"\n"))
 	e2e.Tokens(t, at("inside/train.bin"), 60_000, 2)
 	for _, d := range []string{"mnt", "empty"} {
-		if err := os.Mkdir(at(d), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		e2e.NoError(t, os.Mkdir(at(d), 0o755))
 	}
 	with := func(file string, more ...string) []string {
 		return append([]string{"-c", "/dev/null", "--set", "splits.train.tokens=" + at(file)}, more...)
@@ -107,9 +105,7 @@ func TestRefused(t *testing.T) {
 		m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+e2e.Tokens(t, at("just.bin"), 2001, 2), "--set", "batch.block_size=2000", "--set", "batch.batch_size=1")
 		got := e2e.Read(t, "read", m.Path("train/next"))[0]
 		data, err := os.ReadFile(at("just.bin"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		e2e.NoError(t, err)
 		if want := e2e.Line(append(data[:4000:4000], data[2:]...)); got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}
@@ -127,9 +123,7 @@ func TestChangedTokens(t *testing.T) {
 			m := e2e.Mount(t, "--data", dir, "--set", "memory.access="+access)
 			before := e2e.Read(t, "read", m.Path("train/next"))[0]
 
-			if err := os.Rename(file, kept); err != nil {
-				t.Fatal(err)
-			}
+			e2e.NoError(t, os.Rename(file, kept))
 			_, stderr, err := e2e.Try(t, "cat", m.Path("train/next"))
 			if err == nil || !strings.Contains(stderr, "Input/output error") {
 				t.Errorf("reading without the file: %v %s", err, stderr)
@@ -147,12 +141,8 @@ func TestChangedTokens(t *testing.T) {
 			if got := e2e.Read(t, "read", m.Path("val/batch/0"))[0]; !strings.HasPrefix(got, fmt.Sprint(2*12*1024*2)) {
 				t.Errorf("val: %s", got)
 			}
-			if err := os.Rename(kept, file); err != nil {
-				t.Fatal(err)
-			}
-			if got := e2e.Read(t, "read", m.Path("train/batch/0"))[0]; got != before {
-				t.Errorf("with the file back, batch 0 is %s, was %s", got, before)
-			}
+			e2e.NoError(t, os.Rename(kept, file))
+			e2e.Equal(t, "with the file back, batch 0", e2e.Read(t, "read", m.Path("train/batch/0"))[0], before)
 		})
 	}
 }

@@ -39,9 +39,7 @@ func TestSafetensors(t *testing.T) {
 			}
 			expect(0, "next in Python", e2e.Read(t, "safetensors_bytes", path("next")))
 			expect(1, "next in Go", deserialized(t, e2e.Run(t, "cat", path("next"))))
-			if got := m.Cursor(t, dir); got != "2" {
-				t.Errorf("the cursor is %s", got)
-			}
+			e2e.Equal(t, "the cursor", m.Cursor(t, dir), "2")
 		})
 	}
 }
@@ -53,9 +51,7 @@ func tensors(t *testing.T, m *e2e.Mounted, dir string, k int) (lines []string) {
 		DType, Sequence, Fingerprint string
 		Shape                        []int
 	}
-	if err := json.Unmarshal([]byte(e2e.Run(t, "cat", m.Path(dir+"/info.json"))), &info); err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, "cat", m.Path(dir+"/info.json"))), &info))
 	raw := []byte(e2e.Run(t, "cat", m.Path(fmt.Sprintf("%s/batch/%d", dir, k))))
 	arrays := map[string][]byte{"tokens": raw}
 	if len(info.Shape) == 3 {
@@ -73,9 +69,7 @@ func tensors(t *testing.T, m *e2e.Mounted, dir string, k int) (lines []string) {
 func asJSON(t *testing.T, metadata map[string]string) string {
 	t.Helper()
 	text, err := json.Marshal(metadata)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
 	return string(text)
 }
 
@@ -83,13 +77,9 @@ func asJSON(t *testing.T, metadata map[string]string) string {
 func deserialized(t *testing.T, file string) (lines []string) {
 	t.Helper()
 	parsed, err := safetensors.Deserialize([]byte(file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
 	_, header, err := safetensors.ReadMetadata([]byte(file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
 	dtypes := map[safetensors.DType]string{safetensors.U16: "uint16", safetensors.U32: "uint32", safetensors.I64: "int64"}
 	for _, tensor := range parsed.Tensors() {
 		view := tensor.TensorView

@@ -13,9 +13,7 @@ import (
 // Nobody but the user that mounts reads, unless others are allowed, and then as far as mode, uid and gid let them.
 func TestOtherUsers(t *testing.T) {
 	e2e.NeedFUSE(t)
-	if os.Geteuid() != 0 {
-		t.Skip("only root can be several users")
-	}
+	e2e.NeedRoot(t, "only root can be several users")
 	config, _ := e2e.Small(t, 1)
 	const owner, group = 1234, 4321
 	ours := []string{"--set", "mount.allow_other=true", "--set", fmt.Sprint("mount.uid=", owner), "--set", fmt.Sprint("mount.gid=", group)}
@@ -36,9 +34,7 @@ func TestOtherUsers(t *testing.T) {
 			if err := os.Chmod(filepath.Dir(m.Dir), 0o755); err != nil { // of TempDir's directories, the one that is private
 				t.Fatal(err)
 			}
-			if got := e2e.Run(t, "stat", "-c", "%a %u %g", m.Path("train/next"), m.Path("train")); got != test.stat {
-				t.Errorf("stat says\n%swant\n%s", got, test.stat)
-			}
+			e2e.Equal(t, "stat", e2e.Run(t, "stat", "-c", "%a %u %g", m.Path("train/next"), m.Path("train")), test.stat)
 			for _, reader := range []struct {
 				name     string
 				uid, gid uint32
@@ -92,9 +88,7 @@ func TestReadOnly(t *testing.T) {
 // One user cannot take the room that other users' settings need, and a larger quota takes a restart.
 func TestQuotaOfSettings(t *testing.T) {
 	e2e.NeedFUSE(t)
-	if os.Geteuid() != 0 {
-		t.Skip("only root can be several users")
-	}
+	e2e.NeedRoot(t, "only root can be several users")
 	const quota = 20
 	config, _ := e2e.Small(t, 1)
 	m := e2e.Mount(t, "-c", config, "--set", "mount.allow_other=true", "--set", fmt.Sprint("mount.settings_per_user=", quota))

@@ -34,9 +34,7 @@ func TestSeek(t *testing.T) {
 	m.Seek(t, rank, 500, 0)
 	m.Seek(t, "train/world=2/rank=1", 600, 500)
 	next(rank, 600)
-	if got := m.Cursor(t, "train") + " " + m.Cursor(t, "val"); got != "8 0" {
-		t.Errorf("the cursors of train and val are %s, want 8 0", got)
-	}
+	e2e.Equal(t, "the cursors of train and val are", m.Cursor(t, "train")+" "+m.Cursor(t, "val"), "8 0")
 
 	m.AwaitStandby(t)
 	worker := m.Worker(t)
@@ -71,18 +69,14 @@ func TestSeekRefused(t *testing.T) {
 			t.Errorf("seek %s %s: %v %q, want %q", test.path, test.number, err, stderr, test.want)
 		}
 	}
-	if got := m.Cursor(t, "train"); got != "0" {
-		t.Errorf("the cursor is %s", got)
-	}
+	e2e.Equal(t, "the cursor", m.Cursor(t, "train"), "0")
 	if os.Geteuid() == 0 {
 		if out, err := e2e.AsUser(t, e2e.Nobody, e2e.Nobody, e2e.Batchfs, "seek", m.Path("train"), "5"); err == nil || !strings.Contains(out, "mount.allow_other") {
 			t.Errorf("as another user: %v %s", err, out)
 		}
 	}
 	m.Stop(t)
-	if _, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "seek", m.Path("train"), "5"); err == nil || !strings.Contains(stderr, "no batchfs is mounted there") {
-		t.Errorf("after the end: %v %s", err, stderr)
-	}
+	e2e.Fails(t, "no batchfs is mounted there", e2e.PlainBatchfs, "seek", m.Path("train"), "5")
 }
 
 // A seek under readers takes effect when it returns. Every number goes to one reader, and none before the seek is left out.

@@ -71,9 +71,7 @@ weight = 2
 			off := rand.IntN(len(want) + 10)
 			part := want[min(off, len(want)):]
 			part = part[:min(len(part), rand.IntN(20_000))]
-			if got := h.Do("read 0 %d %d", off, len(part)); got != e2e.Line(part) {
-				t.Errorf("%d bytes of %s at %d: %s, want %s", len(part), test.split, off, got, e2e.Line(part))
-			}
+			e2e.Equal(t, fmt.Sprintf("%d bytes of %s at %d", len(part), test.split, off), h.Do("read 0 %d %d", off, len(part)), e2e.Line(part))
 		}
 	}
 }
@@ -107,9 +105,7 @@ func TestTokensSurviveWorkers(t *testing.T) {
 				for i := range opened {
 					for _, how := range []string{"read", "map"} {
 						off := rand.IntN(len(want) - 5000)
-						if got := h.Do("%s %d %d 5000", how, i, off); got != e2e.Line(want[off:off+5000]) {
-							t.Errorf("after %d kills, %s of handle %d at %d: %s", n, how, i, off, got)
-						}
+						e2e.Equal(t, fmt.Sprintf("after %d kills, %s of handle %d at %d", n, how, i, off), h.Do("%s %d %d 5000", how, i, off), e2e.Line(want[off:off+5000]))
 					}
 				}
 			}

@@ -69,9 +69,7 @@ func TestKilledReaders(t *testing.T) {
 	staysFlat(t, m, func() {
 		for i := range e2e.Soak(100) {
 			reader := exec.Command(e2e.CReader, m.Path(files[i%len(files)]), []string{"0", "4096"}[i/4%2], "0", "1000000")
-			if err := reader.Start(); err != nil {
-				t.Fatal(err)
-			}
+			e2e.NoError(t, reader.Start())
 			time.Sleep(time.Duration(chance.IntN(int(20 * time.Millisecond))))
 			reader.Process.Kill()
 			reader.Wait()

@@ -34,9 +34,7 @@ func TestTerabyte(t *testing.T) {
 				t.Errorf("%d KiB resident after 10,000 batches", after)
 			}
 			t.Logf("VmRSS %d KiB at first, %d KiB after 10,000 batches", before, after)
-			if got := m.Cursor(t, "train"); got != "10000" {
-				t.Errorf("cursor is %s", got)
-			}
+			e2e.Equal(t, "cursor", m.Cursor(t, "train"), "10000")
 		})
 	}
 }
@@ -50,18 +48,12 @@ func TestManySettings(t *testing.T) {
 	reader := exec.CommandContext(t.Context(), "sh", "-c", `exec 3<"$1"; head -c 100 <&3; echo open >&2; read line; cat <&3`,
 		"sh", m.Path("train/seed=5/next"))
 	in, err := reader.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
 	opened, err := reader.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
 	var held strings.Builder
 	reader.Stdout = &held
-	if err := reader.Start(); err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, reader.Start())
 	stop := e2e.AnswersSoon(t, reader)
 	if _, err := opened.Read(make([]byte, 5)); err != nil {
 		t.Fatal(err)
@@ -74,9 +66,7 @@ func TestManySettings(t *testing.T) {
 	looks := func(first, n int) (aSecond int) {
 		text := e2e.Read(t, "looks", m.Path("train"), fmt.Sprint(first), fmt.Sprint(first+n), "8")[0]
 		aSecond, err := strconv.Atoi(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		e2e.NoError(t, err)
 		return aSecond
 	}
 	looks(first, warm)
@@ -93,9 +83,7 @@ func TestManySettings(t *testing.T) {
 		}
 	}
 
-	if got := m.Cursor(t, "train/seed=5") + " " + m.Cursor(t, "train/seed=6"); got != "1 3" {
-		t.Errorf("the cursors are %s, want 1 and 3", got)
-	}
+	e2e.Equal(t, "the cursors are", m.Cursor(t, "train/seed=5")+" "+m.Cursor(t, "train/seed=6"), "1 3")
 	fmt.Fprintln(in, "go on")
 	defer e2e.AnswersSoon(t, reader)()
 	if err := reader.Wait(); err != nil {
@@ -103,9 +91,7 @@ func TestManySettings(t *testing.T) {
 	}
 	for seed, next := range map[string]int{"5": 1, "6": 3} {
 		want := e2e.Lines(t, "train", 0, next+1, "-c", config, "--set", "splits.train.seed="+seed)
-		if got := e2e.Take(t, m, "train/seed="+seed+"/next"); got != want[next] {
-			t.Errorf("seed %s goes on with %s, want batch %d, %s", seed, got, next, want[next])
-		}
+		e2e.Equal(t, fmt.Sprintf("seed %s goes on with", seed), e2e.Take(t, m, "train/seed="+seed+"/next"), want[next])
 		if got := e2e.Line([]byte(held.String())); seed == "5" && got != want[0] {
 			t.Errorf("the reader that stayed got %s, want batch 0, %s", got, want[0])
 		}

@@ -30,17 +30,11 @@ func TestTokensOfTiktoken(t *testing.T) {
 	for _, name := range []string{"gpt2", "cl100k", "o200k"} {
 		t.Run(name, func(t *testing.T) {
 			tokenizer, err := bpe.Named(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			e2e.NoError(t, err)
 			ranks, err := os.Create(filepath.Join(t.TempDir(), strings.Replace(name, "gpt2", "r50k", 1)+"_base.tiktoken"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			e2e.NoError(t, err)
 			defer ranks.Close()
-			if err := tokenizer.WriteRanks(ranks); err != nil {
-				t.Fatal(err)
-			}
+			e2e.NoError(t, tokenizer.WriteRanks(ranks))
 			compareTokens(t, tokenizer, 100_000, filepath.Join(dir, "bin/python"), "clients/tokens.py", "tiktoken", ranks.Name())
 		})
 	}
@@ -54,9 +48,7 @@ func TestTokensOfTokenizers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(dir, name+".json")
 			tokenizer, err := bpe.ReadHuggingFace(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			e2e.NoError(t, err)
 			compareTokens(t, tokenizer, run, filepath.Join(dir, "bin/python"), "clients/tokens.py", "tokenizers", path)
 		})
 	}
@@ -137,16 +129,10 @@ func otherTokens(t *testing.T, texts iter.Seq[string], program ...string) iter.S
 		var said strings.Builder
 		cmd.Stderr = &said
 		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		e2e.NoError(t, err)
 		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		e2e.NoError(t, err)
+		e2e.NoError(t, cmd.Start())
 		sent := make(chan struct{})
 		go func() {
 			defer close(sent)
@@ -297,9 +283,7 @@ func TestBenchTokenize(t *testing.T) {
 	if err == nil {
 		err = json.Unmarshal(text, &encodings)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	e2e.NoError(t, err)
 	seconds := map[string]float64{}
 	for _, e := range encodings {
 		if e.Tokens < 100_000 || e.Seconds <= 0 {

@@ -127,9 +127,7 @@ func (n *node) mount(t *testing.T, dir string, args ...string) (end func()) {
 func TestTwoNodes(t *testing.T) {
 	e2e.Long(t)
 	e2e.NeedNamespaces(t)
-	if os.Geteuid() != 0 {
-		t.Skip("network namespaces are root's")
-	}
+	e2e.NeedRoot(t, "network namespaces are root's")
 	b := e2e.NewBucket(t)
 	const rows, block = 4800, 100
 	var data bytes.Buffer

@@ -154,19 +154,13 @@ func TestStoreCache(t *testing.T) {
 	})
 	for range 3 {
 		e2e.NoError(t, syscall.Kill(e2e.StatusOf(t, m).PID, syscall.SIGKILL))
-		if got := sum(m); got != want {
-			t.Errorf("after a worker died, the batches have the sum %s, want %s", got, want)
-		}
+		e2e.Equal(t, "after a worker died, the batches have the sum", sum(m), want)
 	}
 	other := e2e.Mount(t, args...)
-	if got := sum(other); got != want {
-		t.Errorf("another mount has the sum %s, want %s", got, want)
-	}
+	e2e.Equal(t, "another mount has the sum", sum(other), want)
 	m.Stop(t)
 	other.Stop(t)
-	if got := sum(e2e.Mount(t, args...)); got != want {
-		t.Errorf("after a new mount, the batches have the sum %s, want %s", got, want)
-	}
+	e2e.Equal(t, "after a new mount, the batches have the sum", sum(e2e.Mount(t, args...)), want)
 	if n := b.Large.Load(); n != size {
 		t.Errorf("%d bytes were fetched of %d in all, want each once", n, size)
 	}
