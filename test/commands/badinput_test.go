@@ -2,13 +2,11 @@ package commands
 
 import (
 	"bytes"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -67,77 +65,6 @@ func inParallel(n int, f func(i int)) {
 	all.Wait()
 }
 
-// mutate changes a text a few times: bytes, and stretches that go, come twice or come from another.
-func mutate(chance *rand.Rand, text, other []byte) []byte {
-	text = bytes.Clone(text)
-	stretch := func(of []byte) (from, to int) {
-		from = chance.IntN(len(of) + 1)
-		return from, min(len(of), from+chance.IntN(10))
-	}
-	for more := true; more; more = chance.IntN(2) == 0 {
-		from, to := stretch(text)
-		switch chance.IntN(5) {
-		case 0:
-			if from < len(text) {
-				text[from] ^= 1 << chance.IntN(8)
-			}
-		case 1:
-			if from < len(text) {
-				text[from] = "\"'[]{}=#.,\n-+0987xe_ \x00\xff"[chance.IntN(22)]
-			}
-		case 2:
-			text = append(text[:from:from], text[to:]...)
-		case 3:
-			text = append(text[:to:to], text[from:]...)
-		case 4:
-			a, b := stretch(other)
-			text = append(text[:from:from], append(bytes.Clone(other[a:b]), text[from:]...)...)
-		}
-	}
-	return text
-}
-
-func TestMutatedConfigurations(t *testing.T) {
-	e2e.Long(t)
-	dir := t.TempDir()
-	for _, name := range []string{"train.bin", "data/train.bin", "data/val.bin"} {
-		e2e.Tokens(t, filepath.Join(dir, name), 60_000, 2)
-	}
-	reference, err := os.ReadFile("../config.toml")
-	e2e.NoError(t, err)
-	// Mutations of comments show little.
-	plain := regexp.MustCompile(`(?m)^#( .*[^=\]]|)\n`).ReplaceAll(reference, nil)
-	short := []byte("[batch]\nbatch_size = 4\nblock_size = 16\n[splits.train]\ntokens = [\"train.bin\", \"data/*.bin\"]\norder = 'shuffle'\n")
-	mixture := []byte("[[splits.train.sources]]\ntokens = \"train.bin\"\nweight = 7\n" +
-		"[[splits.train.sources]]\ntokens = \"data/val.bin\"\nweight = 0.5\n" +
-		"[mount]\nmode = \"0440\"\ntimeout = \"30s\"\n[log]\nformat = \"json\"\n")
-	texts := [][]byte{reference, plain, short, mixture, short, mixture}
-	chance := rand.New(rand.NewPCG(1, 2))
-	const n = 500
-	var served sync.Map
-	mutants := make([][]byte, n)
-	for i := range mutants {
-		mutants[i] = mutate(chance, texts[i%len(texts)], texts[chance.IntN(len(texts))])
-	}
-	inParallel(n, func(i int) {
-		file := filepath.Join(dir, fmt.Sprintf("%d.toml", i))
-		if err := os.WriteFile(file, mutants[i], 0o644); err != nil {
-			t.Error(err)
-		}
-		if _, ok := runBad(t, "cat", "train", "-c", file, "--count", "1"); ok {
-			served.Store(i, true)
-		}
-		if t.Failed() {
-			t.Logf("%s is\n%q", file, mutants[i])
-		}
-	})
-	ok := 0
-	served.Range(func(any, any) bool { ok++; return true })
-	if ok < n/20 || ok > n/2 {
-		t.Errorf("%d of %d were served, which shows little", ok, n)
-	}
-}
-
 // A token file is refused, or its bytes are right.
 func TestMutatedTokenFiles(t *testing.T) {
 	e2e.Long(t)
@@ -192,67 +119,6 @@ func TestMutatedTokenFiles(t *testing.T) {
 			t.Errorf("%s: other bytes", at(i))
 		}
 	})
-}
-
-// Whatever stands in a path, it is refused or gives the bytes that these settings give without a mount.
-func TestMutatedPaths(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
-	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", config)
-	chance := rand.New(rand.NewPCG(5, 6))
-	good := []string{
-		"rank=3,world=8", "seed=7", "order=shuffle,seed=9", "batch_size=2,block_size=8", "dtype=int64,layout=tokens", "start=5,steps=9",
-		"order=torch-2.6", "order=sequential,rank=1,world=2", strings.Repeat("seed=1,", 40), "world=16777216,batch_size=1",
-	}
-	var names []string
-	for range 600 {
-		name := mutate(chance, []byte(good[chance.IntN(len(good))]), []byte(good[chance.IntN(len(good))]))
-		name = bytes.Map(func(r rune) rune {
-			if r == 0 {
-				return -1
-			}
-			return r
-		}, name)
-		switch string(name) {
-		case "", ".", "..", "next", "batch":
-			continue
-		}
-		names = append(names, string(name))
-	}
-	cmd, in, out := e2e.Start(t, "opens_of", m.Path("train"))
-	go func() {
-		for _, name := range names {
-			fmt.Fprintln(in, hex.EncodeToString([]byte(name)))
-		}
-		in.Close()
-	}()
-	served := 0
-	for _, name := range names {
-		stop := e2e.AnswersSoon(t, cmd)
-		if !out.Scan() {
-			t.Fatalf("%q: no answer", name)
-		}
-		stop()
-		got := out.Text()
-		if data, err := hex.DecodeString(got); err == nil {
-			served++
-			if want, ok := runBad(t, "cat", "train/"+name, "-c", config); !ok || !bytes.Equal(data, want[:len(data)]) || len(data) != min(1000, len(want)) {
-				t.Errorf("%q: other bytes", name)
-			}
-		} else if got != "errno ENOENT" && got != "errno EINVAL" && got != "errno ENAMETOOLONG" {
-			t.Errorf("%q: %s", name, got)
-		}
-	}
-	defer e2e.AnswersSoon(t, cmd)()
-	if err := cmd.Wait(); err != nil {
-		t.Error(err)
-	}
-	if served < len(names)/20 || served > len(names)/2 {
-		t.Errorf("%d of %d were served, which shows little", served, len(names))
-	}
-	e2e.Read(t, "read", m.Path("train/next"))
-	if text := m.Out.String(); strings.Contains(text, "panic") {
-		t.Error(text)
-	}
 }
 
 // Odd arguments are refused, and help is help.

@@ -178,25 +178,6 @@ func TestDoctorOfTokens(t *testing.T) {
 	})
 }
 
-// A split that follows its files is well while those that are there now can be served.
-func TestDoctorOfFollowed(t *testing.T) {
-	m, file, _ := e2e.MountFollowing(t, e2e.VersionOf(0, 50_000))
-	for _, test := range []struct {
-		data []byte
-		want string
-	}{
-		{e2e.VersionOf(1, 60_000), "ok   mounted train: 60000 tokens"},
-		{nil, "FIX  mounted train: the token files changed, and what is there now cannot be served: splits.train: "},
-		{e2e.VersionOf(2, 70_000), "ok   mounted train: 70000 tokens"},
-	} {
-		e2e.ReplaceFile(t, file, test.data)
-		e2e.Await(t, test.want, func() bool {
-			out, _, err := e2e.Try(t, e2e.PlainBatchfs, "doctor", m.Dir)
-			return strings.Contains(out, test.want) && (err == nil) == strings.HasPrefix(test.want, "ok")
-		})
-	}
-}
-
 // An ordinary user hears what root would have to do.
 func TestDoctorOfAnOrdinaryUser(t *testing.T) {
 	e2e.NeedFUSE(t)

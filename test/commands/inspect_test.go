@@ -90,51 +90,6 @@ func TestInspectIsTheFileInTheMount(t *testing.T) {
 	}
 }
 
-// Each row of a batch in the mount is what lies at the place that the file beside it names.
-func TestProvenanceOfTheMount(t *testing.T) {
-	config := inspected(t)
-	m := e2e.Mount(t, "-c", config)
-	for _, dir := range []string{"train", "val", "torch", "mix", "train/rank=2,world=3", "mix/order=shuffle,seed=3"} {
-		for k := range 20 {
-			var p struct {
-				Sequence string
-				Rows     []struct {
-					File  string
-					Start uint32
-				}
-			}
-			text, err := os.ReadFile(m.Path(fmt.Sprintf("%s/batch/%d.json", dir, k)))
-			if err == nil {
-				err = json.Unmarshal(text, &p)
-			}
-			e2e.NoError(t, err)
-			batch, err := os.ReadFile(m.Path(fmt.Sprintf("%s/batch/%d", dir, k)))
-			e2e.NoError(t, err)
-			// What names the sequence leads to it.
-			there, err := os.ReadFile(m.Path(fmt.Sprintf("%s/batch/%d", p.Sequence, k)))
-			if err != nil || string(there) != string(batch) {
-				t.Errorf("batch %d of %s is not that of %s: %v", k, dir, p.Sequence, err)
-			}
-			row := len(batch) / len(p.Rows)
-			if !strings.HasPrefix(dir, "val") { // x, and behind all of x, y
-				row /= 2
-			}
-			for j, origin := range p.Rows {
-				for i := range row / 4 {
-					if got := binary.LittleEndian.Uint32(batch[j*row+4*i:]); got != origin.Start+uint32(i) {
-						t.Fatalf("token %d of row %d of batch %d of %s is %d, and not of %s from %d on",
-							i, j, k, dir, got, origin.File, origin.Start)
-					}
-				}
-				only := map[string]string{"torch": "a.bin", "val": "b.bin"}[dir]
-				if only != "" && filepath.Base(origin.File) != only {
-					t.Errorf("row %d of batch %d of %s is from %s", j, k, dir, origin.File)
-				}
-			}
-		}
-	}
-}
-
 // Where --find says that a token is, a reader of the mount finds it.
 func TestFindInTheMount(t *testing.T) {
 	config := inspected(t)

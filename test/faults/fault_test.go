@@ -1,7 +1,6 @@
 package faults
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -134,49 +133,6 @@ func TestFaults(t *testing.T) {
 			after := e2e.StatusOf(t, m)
 			if before.PID != during.PID || before.PID != after.PID || during.Splits["well"].Errors > 0 {
 				t.Errorf("another process serves, or who read the file that was well had errors: %+v", after)
-			}
-		})
-	}
-}
-
-// While reads of one file hang, as many as there are, those of another go on.
-func TestHangingReadsHoldUpNoOthers(t *testing.T) {
-	for _, access := range []string{"remap", "advise", "pread", "map"} {
-		t.Run(access, func(t *testing.T) {
-			if access != "advise" {
-				e2e.Long(t)
-			}
-			t.Parallel()
-			d, well := e2e.NewDouble(t, e2e.VersionOf(0, 2_000_000)), filepath.Join(t.TempDir(), "well.bin")
-			e2e.Write(t, well, e2e.VersionOf(2, changeTokens))
-			m := e2e.Mount(t, "--set", "splits.train.tokens="+d.Path, "--set", "splits.well.tokens="+well, "--set", "memory.access="+access,
-				"--set", "mount.timeout=1h")
-			const hanging = 8 // more than there are threads that run Go
-			want := e2e.Cat(t, "train", "--set", "splits.train.tokens="+d.Path, "--count", fmt.Sprint(hanging))
-			d.Set(t, e2e.Hang)
-			got := make(chan string, hanging)
-			for k := range hanging {
-				go func() {
-					out, _ := e2e.Command(t, "cat", m.Path(fmt.Sprint("train/batch/", k))).Output()
-					got <- string(out)
-				}()
-			}
-			d.Await(t, hanging)
-			r := startReaders(t, m.Dir, "keeps:well/next", "numbered:well/batch", "preads:well/batches.bin", "maps:well/batches.npy")
-			r.wait(t, 20)
-			for _, l := range r.finish(t) {
-				if strings.HasPrefix(l.got, "errno") {
-					t.Errorf("%+v", l)
-				}
-			}
-			e2e.StatusOf(t, m)
-			d.Set(t, e2e.Healthy)
-			size := len(want) / hanging
-			for range hanging {
-				batch := <-got
-				if len(batch) != size || bytes.Index(want, []byte(batch))%size != 0 {
-					t.Errorf("let go, a read gave %d bytes of no batch", len(batch))
-				}
 			}
 		})
 	}

@@ -64,61 +64,6 @@ func someLengths(n, most int) (lengths []int) {
 	return lengths
 }
 
-// Whatever happens to workers, and when the tokens and their index are replaced, a batch has all arrays of one number: those of a mount to
-// which nothing happens.
-func TestDocumentsSurviveWorkers(t *testing.T) {
-	e2e.Long(t)
-	splits := []string{"windows", "document", "document-first", "packed"}
-	settings := "batch_size = 3\nblock_size = 40\ndocuments = true\ndtype = 'int64'\nmask_targets = true\norder = 'shuffle'\n"
-	old := documents(t, someLengths(9000, 60), settings, splits...)
-	other := documents(t, someLengths(5000, 90), settings, splits...)
-	const batches = 20
-	var follow []string
-	for _, split := range splits {
-		follow = append(follow, "--set", "splits."+split+".on_change=follow")
-	}
-	// What a reader of next sees, and where a look at the batches afterwards says that they are from.
-	reader := fmt.Sprintf(`cd "$0" && for k in $(seq %d); do sha256sum <next.safetensors || exit 1; done && cat batch/3.json | tail -n +4`, batches)
-	show := func(m *e2e.Mounted, split string) string {
-		e2e.Run(t, e2e.PlainBatchfs, "seek", m.Path(split), "0")
-		return e2e.Run(t, "sh", "-c", reader, m.Path(split))
-	}
-	want := map[string]map[string]string{}
-	for _, config := range []string{old, other} {
-		m := e2e.Mount(t, append([]string{"-c", config}, follow...)...)
-		want[config] = map[string]string{}
-		for _, split := range splits {
-			want[config][split] = show(m, split)
-		}
-		m.Stop(t)
-	}
-	m := e2e.Mount(t, append([]string{"-c", old}, follow...)...)
-	for _, config := range []string{old, other} {
-		if config == other {
-			for _, name := range []string{"a.bin", "a.bin.index"} { // reads in between fail
-				raw, err := os.ReadFile(filepath.Join(filepath.Dir(other), name))
-				e2e.NoError(t, err)
-				e2e.ReplaceFile(t, filepath.Join(filepath.Dir(old), name), raw)
-			}
-		}
-		for _, split := range splits {
-			e2e.Run(t, e2e.PlainBatchfs, "seek", m.Path(split), "0")
-			cmd := e2e.Command(t, "sh", "-c", reader, m.Path(split))
-			var out strings.Builder
-			cmd.Stdout, cmd.Stderr = &out, &out
-			e2e.NoError(t, cmd.Start())
-			for range 3 {
-				e2e.StopAndKill(t, m, m.AwaitWorker(t))
-			}
-			err := cmd.Wait()
-			// The fingerprint in the metadata covers the names of files, which are the same.
-			if got := strings.ReplaceAll(out.String(), filepath.Dir(old), filepath.Dir(config)); err != nil || got != want[config][split] {
-				t.Errorf("%s of %s: %v\n%s\nwant\n%s", split, config, err, got, want[config][split])
-			}
-		}
-	}
-}
-
 // The losses of attention that stops at documents, as the examples compute it from a batch, are those of a loop over its documents.
 func TestAttentionWithinDocuments(t *testing.T) {
 	e2e.Long(t)

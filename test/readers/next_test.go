@@ -173,15 +173,3 @@ func TestHandleOfNext(t *testing.T) {
 
 	e2e.Equal(t, "reading train moved val to", m.Cursor(t, "val"), "0")
 }
-
-func TestStartAndSteps(t *testing.T) {
-	config, want := e2e.Small(t, 12)
-	m := e2e.Mount(t, "-c", config, "--set", "batch.start=10", "--set", "batch.steps=3")
-	e2e.Equal(t, "cursor", m.Cursor(t, "train"), "10")
-	if got := e2e.Read(t, "numbers", m.Path("train/next"), "2"); !slices.Equal(got, want[10:]) {
-		t.Errorf("next from start on: %s, want %s", got, want[10:])
-	}
-	if got := e2e.Read(t, "read", m.Path("train/batches.bin"))[0]; !strings.HasPrefix(got, fmt.Sprint(3*2*4*16*2)+" ") {
-		t.Errorf("batches.bin of 3 steps: %s", got)
-	}
-}

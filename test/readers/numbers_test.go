@@ -4,12 +4,10 @@ import (
 	"bufio"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"batchfs/test/e2e"
@@ -151,55 +149,6 @@ func interrupted(t *testing.T, args []string, after int, interrupt func()) (line
 		t.Errorf("the reader ended with %v\n%s", err, &stderr)
 	}
 	return lines
-}
-
-// A split's batches do not depend on what becomes of another, though it has the same tokens, order and seed.
-func TestSplitsDoNotDisturbEachOther(t *testing.T) {
-	t.Parallel()
-	config, _ := e2e.Small(t, 1)
-	for _, order := range []string{"random", "shuffle", "torch"} {
-		t.Run(order, func(t *testing.T) {
-			flags := []string{"-c", config, "--set", "splits.train.order=" + order, "--set", "splits.val.order=" + order}
-			want := e2e.Lines(t, "train", 0, 500, flags...)
-			m := e2e.Mount(t, flags...)
-			val := e2e.Command(t, e2e.Python, "clients/readers.py", "disturb", m.Path("val"), "1")
-			stop, err := val.StdinPipe()
-			e2e.NoError(t, err)
-			out, err := val.StdoutPipe()
-			e2e.NoError(t, err)
-			val.Stderr = os.Stderr
-			e2e.NoError(t, val.Start())
-			files := bufio.NewScanner(out)
-			var count atomic.Int64
-			counted := make(chan struct{})
-			files.Scan() // it has begun
-			go func() {
-				for files.Scan() {
-					count.Add(1)
-				}
-				close(counted)
-			}()
-			var got []string
-			meanwhile := func(args ...string) {
-				got = append(got, e2e.Read(t, args[0], m.Path(args[1]), args[2:]...)...)
-				more := count.Load() + 10
-				e2e.Await(t, "files of val that are read", func() bool { return count.Load() >= more })
-			}
-			meanwhile("numbers", "train/next", "100")
-			meanwhile("numbers", "train/next", "100")
-			meanwhile("stretch", "train/batch", "200", "400")
-			meanwhile("pread_kept", "train/start=400/next", "100")
-			if !slices.Equal(got, want) {
-				t.Error("train gave other batches")
-			}
-			stop.Close()
-			<-counted
-			if err := val.Wait(); err != nil {
-				t.Error(err)
-			}
-			e2e.Equal(t, "the cursor of train", m.Cursor(t, "train"), "200")
-		})
-	}
 }
 
 // The torch orders are what nanoGPT draws with the PyTorch that is installed.

@@ -96,36 +96,6 @@ func TestSettingsInPaths(t *testing.T) {
 	e2e.Equal(t, "the cursor of train", m.Cursor(t, "train"), "0")
 }
 
-// Files below the settings of a path are files like others: they can be mapped, sent, loaded.
-func TestReadersOfPaths(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
-	m := e2e.Mount(t, "-c", config)
-	const dir = "train/steps=40,dtype=int64/layout=tokens"
-	flags := append([]string{"-c", config}, e2e.Sets(dir)...)
-	for file, want := range map[string]string{
-		"batch/5": e2e.Lines(t, "train", 5, 1, flags...)[0],
-		"batches": e2e.Line(e2e.Cat(t, append(flags, "train", "--count", "40")...)),
-	} {
-		raw, npy := m.Path(dir+"/"+file), m.Path(dir+"/"+file+".npy")
-		if file == "batches" {
-			raw += ".bin"
-		}
-		for method, got := range readEach(t, raw, "readinto", "mmap_shared", "mmap_private", "memmap", "sendfile", "copyfile") {
-			if got != want {
-				t.Errorf("%s of %s: %s, want %s", method, raw, got, want)
-			}
-		}
-		for method, got := range readEach(t, npy, "npload", "npload_mmap") {
-			if got != want {
-				t.Errorf("%s of %s: %s, want %s", method, npy, got, want)
-			}
-		}
-	}
-	for _, want := range e2e.Lines(t, "train", 0, 2, flags...) {
-		e2e.Equal(t, "next.npy", e2e.Read(t, "npload", m.Path(dir+"/next.npy"))[0], want)
-	}
-}
-
 // What cannot be a path is refused when it is looked up, and the log says why.
 func TestRefusedPaths(t *testing.T) {
 	config, _ := e2e.Small(t, 1)

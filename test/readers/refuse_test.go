@@ -1,7 +1,6 @@
 package readers
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -110,53 +109,4 @@ func TestRefused(t *testing.T) {
 			t.Errorf("got %s, want %s", got, want)
 		}
 	})
-}
-
-// A token file that changes under readers gives them ESTALE, whatever the access, and the log and status.json say how;
-// the other split is not disturbed, and the file is served again when it is back.
-func TestChangedTokens(t *testing.T) {
-	for _, access := range []string{"remap", "advise", "pread", "map"} {
-		t.Run(access, func(t *testing.T) {
-			dir := t.TempDir()
-			file, kept := e2e.Tokens(t, filepath.Join(dir, "train.bin"), 60_000, 2), filepath.Join(dir, "kept.bin")
-			e2e.Tokens(t, filepath.Join(dir, "val.bin"), 60_000, 2)
-			m := e2e.Mount(t, "--data", dir, "--set", "memory.access="+access)
-			before := e2e.Read(t, "read", m.Path("train/next"))[0]
-
-			e2e.NoError(t, os.Rename(file, kept))
-			_, stderr, err := e2e.Try(t, "cat", m.Path("train/next"))
-			if err == nil || !strings.Contains(stderr, "Input/output error") {
-				t.Errorf("reading without the file: %v %s", err, stderr)
-			}
-			e2e.Tokens(t, file, 50_000, 2)
-			_, stderr, err = e2e.Try(t, "cat", m.Path("train/next"))
-			if err == nil || !strings.Contains(stderr, "Stale file handle") {
-				t.Errorf("reading from another file: %v %s", err, stderr)
-			}
-			for where, text := range map[string]string{"log": m.Out.String(), "status.json": e2e.Run(t, "cat", m.Path("status.json"))} {
-				if !strings.Contains(text, "train.bin has changed since it was opened: 100000 bytes, was 120000") {
-					t.Errorf("%s does not say what happened:\n%s", where, text)
-				}
-			}
-			if got := e2e.Read(t, "read", m.Path("val/batch/0"))[0]; !strings.HasPrefix(got, fmt.Sprint(2*12*1024*2)) {
-				t.Errorf("val: %s", got)
-			}
-			e2e.NoError(t, os.Rename(kept, file))
-			e2e.Equal(t, "with the file back, batch 0", e2e.Read(t, "read", m.Path("train/batch/0"))[0], before)
-		})
-	}
-}
-
-// A token that the dtype cannot hold is an error, never another token.
-func TestTokenTooLarge(t *testing.T) {
-	file := e2e.Tokens(t, filepath.Join(t.TempDir(), "train.bin"), 70_000, 4)
-	args := []string{"-c", "/dev/null", "--set", "splits.train.tokens=" + file, "--set", "batch.token_dtype=uint32", "--set", "batch.dtype=uint16", "--set", "batch.order=sequential"}
-	m := e2e.Mount(t, args...)
-	e2e.Read(t, "read", m.Path("train/batch/4")) // tokens up to 61440
-	_, stderr, err := e2e.Try(t, "cat", m.Path("train/batch/5"))
-	if err == nil || !strings.Contains(stderr, "Input/output error") || !strings.Contains(m.Out.String(), "token 65536 is 65536, which dtype uint16 cannot hold") {
-		t.Errorf("%v %s %s", err, stderr, m.Out)
-	}
-	m = e2e.Mount(t, append(args, "--set", "batch.dtype=native")...)
-	e2e.Read(t, "read", m.Path("train/batch/5"))
 }

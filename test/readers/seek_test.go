@@ -3,9 +3,7 @@ package readers
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -77,56 +75,4 @@ func TestSeekRefused(t *testing.T) {
 	}
 	m.Stop(t)
 	e2e.Fails(t, "no batchfs is mounted there", e2e.PlainBatchfs, "seek", m.Path("train"), "5")
-}
-
-// A seek under readers takes effect when it returns. Every number goes to one reader, and none before the seek is left out.
-func TestSeekUnderReaders(t *testing.T) {
-	const processes, opens, stride = 4, 100, 10_000
-	config, _ := e2e.Small(t, 1)
-	m := e2e.Mount(t, "-c", config)
-	numbers := map[string]int{}
-	const seeks = 3
-	for n := range seeks + 1 {
-		all := e2e.Cat(t, "train", "-c", config, "--from", fmt.Sprint(n*stride), "--count", fmt.Sprint(processes*opens+seeks))
-		for k := range processes*opens + seeks {
-			numbers[e2e.Line(all[k*256:][:256])] = n*stride + k
-		}
-	}
-	readers := make([]*exec.Cmd, processes)
-	outs := make([]strings.Builder, processes)
-	for i := range readers {
-		readers[i] = e2e.Command(t, e2e.Python, "clients/readers.py", "numbers", m.Path("train/next"), fmt.Sprint(opens))
-		readers[i].Stdout, readers[i].Stderr = &outs[i], os.Stderr
-		e2e.NoError(t, readers[i].Start())
-	}
-	var got []string
-	for n := range seeks {
-		e2e.Run(t, e2e.PlainBatchfs, "seek", m.Path("train"), fmt.Sprint((n+1)*stride))
-		batch := e2e.Read(t, "read", m.Path("train/next"))[0]
-		if got := numbers[batch]; got/stride != n+1 {
-			t.Errorf("after a seek to %d, next is batch %d", (n+1)*stride, got)
-		}
-		got = append(got, batch)
-	}
-	for i, r := range readers {
-		e2e.NoError(t, r.Wait())
-		got = append(got, strings.Split(strings.TrimSpace(outs[i].String()), "\n")...)
-	}
-	var taken []int
-	for _, batch := range got {
-		number, ok := numbers[batch]
-		if !ok {
-			t.Errorf("a reader got %s", batch)
-		}
-		taken = append(taken, number)
-	}
-	slices.Sort(taken)
-	if n := len(slices.Compact(slices.Clone(taken))); n != processes*opens+seeks {
-		t.Errorf("%d numbers, want %d", n, processes*opens+seeks)
-	}
-	for i, number := range taken {
-		if i > 0 && number%stride != 0 && number != taken[i-1]+1 {
-			t.Errorf("%d follows %d", number, taken[i-1])
-		}
-	}
 }

@@ -1,12 +1,10 @@
 package readers
 
 import (
-	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"batchfs/test/e2e"
@@ -73,63 +71,5 @@ weight = 2
 			part = part[:min(len(part), rand.IntN(20_000))]
 			e2e.Equal(t, fmt.Sprintf("%d bytes of %s at %d", len(part), test.split, off), h.Do("read 0 %d %d", off, len(part)), e2e.Line(part))
 		}
-	}
-}
-
-// Whatever kills a worker, handles and mappings of tokens.bin read on, and it can be opened again, in each of its directories.
-func TestTokensSurviveWorkers(t *testing.T) {
-	content := e2e.VersionOf(0, 1<<20)
-	for _, test := range []struct {
-		name   string
-		shards int
-		args   []string
-		strike func(t testing.TB, m *e2e.Mounted, worker int)
-		kills  int
-	}{
-		{"one file", 1, nil, e2e.Kill, 20},
-		{"two files", 2, nil, e2e.StopAndKill, 20},
-		{"no resend", 1, []string{"--no-resend"}, e2e.Kill, 5},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			e2e.Long(t)
-			dir := t.TempDir()
-			for i := range test.shards {
-				e2e.Write(t, filepath.Join(dir, fmt.Sprintf("train_%d.bin", i)), content)
-			}
-			want := bytes.Repeat(content, test.shards)
-			m := e2e.Mount(t, append(test.args, "-c", "/dev/null", "--set", "splits.train.tokens="+dir+"/*.bin")...)
-			h := e2e.StartHandles(t, m.Dir)
-			opened := 0
-			reads := func(n int) {
-				t.Helper()
-				for i := range opened {
-					for _, how := range []string{"read", "map"} {
-						off := rand.IntN(len(want) - 5000)
-						e2e.Equal(t, fmt.Sprintf("after %d kills, %s of handle %d at %d", n, how, i, off), h.Do("%s %d %d 5000", how, i, off), e2e.Line(want[off:off+5000]))
-					}
-				}
-			}
-			for n := range test.kills {
-				path := fmt.Sprintf("train/seed=%d/tokens.bin", n%3)
-				if test.args == nil {
-					if said := h.Do("open %s", path); said != "opened" {
-						t.Fatalf("after %d kills: open: %s", n, said)
-					}
-					opened++
-				} else { // the mount may be another one by now, and what was opened in the old one is lost
-					h.Do("close")
-					e2e.Await(t, "an open", func() bool { return h.Do("open %s", path) == "opened" })
-					opened = 1
-				}
-				reads(n)
-				test.strike(t, m, m.AwaitWorker(t))
-				if test.args == nil {
-					reads(n + 1)
-					m.AwaitStandby(t)
-				} else {
-					e2e.Await(t, "another worker", func() bool { return strings.Count(m.Out.String(), "another goes on") > n })
-				}
-			}
-		})
 	}
 }

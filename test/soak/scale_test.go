@@ -13,32 +13,6 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A mount of a terabyte is ready at once, and batches from all over it leave the daemon small.
-func TestTerabyte(t *testing.T) {
-	e2e.Long(t)
-	file := filepath.Join(t.TempDir(), "train.bin")
-	e2e.Write(t, file, nil)
-	if err := os.Truncate(file, 1<<40); err != nil {
-		e2e.Lack(t, "no file of a terabyte here: %v", err)
-	}
-	for _, access := range []string{"remap", "advise", "pread"} {
-		t.Run(access, func(t *testing.T) {
-			began := time.Now()
-			// The program as users have it: the race detector has memory of its own.
-			m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "--set", "splits.train.tokens="+file, "--set", "memory.access="+access, "-c", "/dev/null")
-			e2e.InTime(t, "to get ready", time.Since(began), time.Second)
-			before := e2e.Resident(m.Worker(t))
-			e2e.Run(t, e2e.CReader, m.Path("train/next"), "0", "0", "10000")
-			after := e2e.Resident(m.Worker(t))
-			if after > 64<<10 {
-				t.Errorf("%d KiB resident after 10,000 batches", after)
-			}
-			t.Logf("VmRSS %d KiB at first, %d KiB after 10,000 batches", before, after)
-			e2e.Equal(t, "cursor", m.Cursor(t, "train"), "10000")
-		})
-	}
-}
-
 // Looking up settings without end costs no memory, and what is in use among them stays what it is.
 func TestManySettings(t *testing.T) {
 	const first, warm, most = 1000, 20_000, 8 << 10 // KiB, of which the garbage collector takes some more or less

@@ -105,54 +105,6 @@ func TestStoreKilled(t *testing.T) {
 	}
 }
 
-// turns reads batches from two mounts, in turn, and prints how many times longer the second one takes.
-const turns = `
-import os, sys, time
-from statistics import median
-files = [os.open(f"{mount}/train/next", os.O_RDONLY) for mount in sys.argv[1:3]]
-size = os.fstat(files[0]).st_size
-ratios = []
-for turn in range(int(sys.argv[3])):
-    took = []
-    for file in files:
-        begin = time.perf_counter()
-        for _ in range(50):
-            assert len(os.pread(file, size, 0)) == size
-        took.append(time.perf_counter() - begin)
-    if turn > 0:
-        ratios.append(took[1] / took[0])
-print(median(ratios))
-`
-
-// A cache that has everything is about as fast as local files.
-func TestStoreWarm(t *testing.T) {
-	e2e.Long(t)
-	b, dir, cacheDir := e2e.NewBucket(t), t.TempDir(), t.TempDir()
-	data := e2e.RandomBytes(64 << 20)
-	b.Put(t, "train.bin", data)
-	e2e.Write(t, filepath.Join(dir, "train.bin"), data)
-	args := []string{"--set", "store.cache_dir=" + cacheDir, "--set", "store.block_bytes=4194304", "--set", "batch.block_size=1024", "--set", "memory.ahead=0"}
-	remote, local := b.Config(t, "s3://bucket/train.bin", ""), b.Config(t, filepath.Join(dir, "train.bin"), "")
-	e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "fill", "-c", remote}, args...)...)
-	n, most := 10, 1e9
-	if e2e.InSoak() {
-		n, most = 200, 1.2
-	}
-	for _, access := range []string{"remap", "advise", "pread"} {
-		with := append(args, "--set", "memory.access="+access)
-		from, to := e2e.Mount(t, append(with, "-c", local)...), e2e.Mount(t, append(with, "-c", remote)...)
-		e2e.Run(t, "cat", to.Path("train/tokens.bin")) // each block is verified once
-		ratio, err := strconv.ParseFloat(strings.TrimSpace(e2e.Run(t, e2e.Python, "-c", turns, from.Dir, to.Dir, fmt.Sprint(n))), 64)
-		e2e.NoError(t, err)
-		t.Logf("%s: a warm cache takes %.2f times as long as local files", access, ratio)
-		if ratio > most {
-			t.Errorf("%s: a warm cache takes %.2f times as long as local files, may take %.2f times", access, ratio, most)
-		}
-		from.Stop(t)
-		to.Stop(t)
-	}
-}
-
 // Reading in order for the first time takes about as long as a plain download with the same library, with as many requests at a time.
 func TestStoreCold(t *testing.T) {
 	e2e.Long(t)
