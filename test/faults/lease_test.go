@@ -1,127 +1,18 @@
 package faults
 
 import (
-	"encoding/binary"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"batchfs/test/e2e"
 )
-
-// A file that is overwritten in place bit by bit, by somebody whom batchfs may not ask the kernel about, is served when it is
-// whole: no batch mixes old and new tokens.
-func TestOverwrittenWithoutALease(t *testing.T) {
-	t.Parallel()
-	e2e.NeedRoot(t, "only root can be several users")
-	const n, owner = 200_000, 1234
-	for _, who := range []string{"an ordinary user", "root without CAP_LEASE"} {
-		t.Run(who, func(t *testing.T) {
-			home, err := os.MkdirTemp("", "batchfs-user-")
-			e2e.NoError(t, err)
-			t.Cleanup(func() { os.RemoveAll(home) })
-			e2e.NoError(t, os.Chmod(home, 0o755))
-			file := filepath.Join(home, "train.bin")
-			e2e.Write(t, file, e2e.VersionOf(0, n))
-			e2e.NoError(t, os.Chown(file, owner, owner))
-			args := []string{"--data", home, "--set", "splits.train.on_change=follow", "--set", "batch.batch_size=4", "--set", "batch.block_size=32"}
-			var dir string
-			var log func() string
-			as := uint32(0)
-			if who == "an ordinary user" {
-				e2e.LetUsersMount(t)
-				dir, as = filepath.Join(home, "mnt"), e2e.Nobody
-				e2e.NoError(t, os.Mkdir(dir, 0o755))
-				e2e.NoError(t, os.Chown(dir, e2e.Nobody, e2e.Nobody))
-				logFile := filepath.Join(home, "log")
-				e2e.Write(t, logFile, nil)
-				e2e.NoError(t, os.Chown(logFile, e2e.Nobody, e2e.Nobody))
-				t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
-				if said, err := e2e.AsUser(t, e2e.Nobody, e2e.Nobody, append(append([]string{e2e.Batchfs, "mount", "-d", "--log", logFile}, args...), dir)...); err != nil {
-					t.Fatalf("%v: %s", err, said)
-				}
-				log = func() string { text, _ := os.ReadFile(logFile); return string(text) }
-			} else {
-				if _, err := exec.LookPath("setpriv"); err != nil {
-					t.Skip("no setpriv")
-				}
-				m := e2e.MountProgram(t, exec.Command("setpriv", "--bounding-set=-lease", e2e.Batchfs), args...)
-				dir, log = m.Dir, m.Out.String
-			}
-			// read reads a batch and returns its version, or -1 for ESTALE.
-			read := func() int {
-				t.Helper()
-				out, err := e2e.AsUser(t, as, as, "head", "-c", "512", filepath.Join(dir, "train/next"))
-				if err != nil {
-					if !strings.Contains(out, "Stale file handle") {
-						t.Fatalf("%v: %s", err, out)
-					}
-					return -1
-				}
-				v := int(binary.LittleEndian.Uint16([]byte(out))) / 10_000
-				for i := 0; i < len(out); i += 2 {
-					if other := int(binary.LittleEndian.Uint16([]byte(out[i:]))) / 10_000; other != v {
-						t.Fatalf("a batch has tokens of versions %d and %d", v, other)
-					}
-				}
-				return v
-			}
-			if read() != 0 {
-				t.Fatal("not the old tokens")
-			}
-			if n := strings.Count(log(), "no lease can be had on token files"); n != 1 {
-				t.Errorf("the log says %d times that no lease can be had:\n%s", n, log())
-			}
-
-			half, whole := make(chan struct{}), make(chan struct{})
-			goOn := make(chan struct{})
-			go func() {
-				defer close(whole)
-				f, err := os.OpenFile(file, os.O_WRONLY, 0)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				defer f.Close()
-				fresh, at := e2e.VersionOf(1, n), int64(0)
-				put := func(to int) {
-					for ; at < int64(to); at += 1000 {
-						f.WriteAt(fresh[at:at+1000], at)
-					}
-				}
-				put(n) // bytes: half of the file
-				close(half)
-				for writing := true; writing; time.Sleep(time.Millisecond) { // and it writes on, however slowly the others get on
-					at -= 1000
-					put(n)
-					select {
-					case <-goOn:
-						writing = false
-					default:
-					}
-				}
-				put(2 * n)
-			}()
-			<-half
-			for range 50 {
-				if v := read(); v != -1 {
-					t.Errorf("half of the file is new, and a batch of version %d is read", v)
-				}
-			}
-			close(goOn)
-			<-whole
-			e2e.Await(t, "the new tokens", func() bool { return read() == 1 })
-		})
-	}
-}
 
 // What writes to token files through a mapping is not seen, so a file that somebody may write to is not mounted; it is no reason
 // to end a mount, or to keep another command from reading.

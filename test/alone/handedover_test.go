@@ -1,4 +1,4 @@
-package commands
+package alone
 
 import (
 	"fmt"
@@ -54,7 +54,7 @@ func handOver(t *testing.T, device *os.File, dir string, args ...string) *e2e.Mo
 // Who may not mount serves what another has mounted: batches, in their order, also when its worker is killed, and commands find it by
 // its mountpoint. At the end readers get errors, and whoever mounted unmounts.
 func TestHandedOver(t *testing.T) {
-	e2e.NeedNamespaces(t)
+	needNamespaces(t)
 	dir := t.TempDir()
 	e2e.NoError(t, os.Chmod(filepath.Dir(dir), 0o755))
 	config, want := e2e.Small(t, 9)
@@ -111,7 +111,7 @@ func TestHandedOver(t *testing.T) {
 
 // The mount ends when whoever made it unmounts.
 func TestHandedOverUnmounted(t *testing.T) {
-	e2e.NeedNamespaces(t)
+	needNamespaces(t)
 	dir := t.TempDir()
 	e2e.NoError(t, os.Chmod(filepath.Dir(dir), 0o755))
 	config, want := e2e.Small(t, 1)
@@ -134,7 +134,7 @@ func TestHandedOverUnmounted(t *testing.T) {
 
 // A descriptor that cannot be served is refused, and its mount is not harmed.
 func TestHandedOverRefused(t *testing.T) {
-	e2e.NeedNamespaces(t)
+	needNamespaces(t)
 	config, _ := e2e.Small(t, 1)
 	refused := func(device *os.File, want string, args ...string) {
 		t.Helper()

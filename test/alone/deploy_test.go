@@ -1,4 +1,4 @@
-package commands
+package alone
 
 import (
 	"debug/elf"
@@ -152,7 +152,7 @@ func TestManifests(t *testing.T) {
 // its probe fails until batches can be read.
 func TestImage(t *testing.T) {
 	e2e.Long(t)
-	e2e.NeedNamespaces(t)
+	needNamespaces(t)
 	e2e.NeedRoot(t, "only root has a root")
 	text, err := os.ReadFile("../deploy/Dockerfile")
 	e2e.NoError(t, err)
@@ -218,7 +218,7 @@ func TestImage(t *testing.T) {
 // The scripts for Slurm mount for a job, whose tasks read each its share, and unmount after it, however often they run. What is wrong for the
 // job fails the job; only a machine that cannot mount fails the prolog. Not beside other tests: its namespaces keep a copy of their mounts.
 func TestSlurm(t *testing.T) {
-	e2e.NeedNamespaces(t)
+	needNamespaces(t)
 	e2e.NeedRoot(t, "the prolog is root's")
 	root := t.TempDir()
 	e2e.NoError(t, os.Chmod(filepath.Dir(root), 0o755))

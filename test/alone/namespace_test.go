@@ -1,4 +1,4 @@
-package faults
+package alone
 
 import (
 	"fmt"
@@ -36,7 +36,7 @@ func inNamespace(t *testing.T, dir string) *os.Process {
 // From a PID namespace of its own a command sees other processes under the ids of a mount's. It says that it cannot tell, and leaves
 // the mount alone.
 func TestOtherPIDNamespace(t *testing.T) {
-	e2e.NeedNamespaces(t)
+	needNamespaces(t)
 	e2e.NeedRoot(t, "PID namespaces are root's")
 	config, _ := e2e.Small(t, 1)
 	m := e2e.Mount(t, "-c", config)
@@ -65,7 +65,7 @@ func TestOtherPIDNamespace(t *testing.T) {
 // Where /proc is that of another PID namespace, other processes have the ids of this one and its workers there. Nothing is mounted, and
 // no mount is touched.
 func TestForeignProc(t *testing.T) {
-	e2e.NeedNamespaces(t)
+	needNamespaces(t)
 	e2e.NeedRoot(t, "PID namespaces are root's")
 	config, _ := e2e.Small(t, 1)
 	there := func(args ...string) (string, error) {
@@ -110,7 +110,7 @@ func TestForeignProc(t *testing.T) {
 
 // A mount whose PID namespace is gone is dead, also for those who never were in it, and they can free it.
 func TestDeadElsewhere(t *testing.T) {
-	e2e.NeedNamespaces(t)
+	needNamespaces(t)
 	e2e.NeedRoot(t, "PID namespaces are root's")
 	config, want := e2e.Small(t, 1)
 	shared := t.TempDir()
@@ -148,7 +148,7 @@ func TestDeadElsewhere(t *testing.T) {
 
 // unmount says where a filesystem lives on, and --force ends it there too.
 func TestUnmountElsewhere(t *testing.T) {
-	e2e.NeedNamespaces(t)
+	needNamespaces(t)
 	e2e.NeedRoot(t, "mount namespaces are root's")
 	config, _ := e2e.Small(t, 1)
 	m := e2e.Mount(t, "-c", config)

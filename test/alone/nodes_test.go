@@ -1,4 +1,4 @@
-package stores
+package alone
 
 import (
 	"bytes"
@@ -126,7 +126,7 @@ func (n *node) mount(t *testing.T, dir string, args ...string) (end func()) {
 // nothing that it has kept.
 func TestTwoNodes(t *testing.T) {
 	e2e.Long(t)
-	e2e.NeedNamespaces(t)
+	needNamespaces(t)
 	e2e.NeedRoot(t, "network namespaces are root's")
 	b := e2e.NewBucket(t)
 	const rows, block = 4800, 100
