@@ -285,60 +285,6 @@ func (r *pieceRows) holding(pos int64) (list []place, err error) {
 	return list, nil
 }
 
-// A groupCache is the groups of a source that stay in memory.
-type groupCache struct {
-	mu    sync.Mutex // no other lock is taken under it
-	slots map[int64]*groupSlot
-}
-
-type groupSlot struct {
-	group *group
-	use
-}
-
-func (c *groupCache) get(g int64) *group {
-	c.mu.Lock()
-	s := c.slots[g]
-	c.mu.Unlock()
-	if s == nil {
-		return nil
-	}
-	s.touch()
-	return s.group
-}
-
-// put keeps a group that was made. Two readers may make the same one at once: it is made without a lock, because the disk may not
-// answer.
-func (c *groupCache) put(g int64, made *group) {
-	s := &groupSlot{group: made}
-	s.forget = func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.slots[g] == s {
-			delete(c.slots, g)
-		}
-	}
-	c.mu.Lock()
-	was := c.slots[g]
-	if was == nil {
-		c.slots[g] = s
-	}
-	c.mu.Unlock()
-	if was == nil {
-		tables.keep(&s.use, made.bytes())
-	}
-}
-
-// uses are those of all groups.
-func (c *groupCache) uses() (list []*use) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, s := range c.slots {
-		list = append(list, &s.use)
-	}
-	return list
-}
-
 // A place is where a token stands: a row of its source, and the index in it.
 type place struct {
 	row   int64
