@@ -17,7 +17,7 @@ type request struct {
 	sequence *Sequence
 	dst      []byte
 	plans    []plan // one for each array of each source, source after source
-	planned  int    // rows of all plans, and pieces of rows
+	planned  int    // rows of all plans, and segments of rows
 	source   int    // that is being read
 	column   int    // of it
 	shown    []span // of the batch that is being planned, the rows that dst shows of each part
@@ -95,7 +95,7 @@ func (q *Sequence) Windows(k uint64, visit func(source, column int, w cache.Wind
 	for j := range q.BatchSize {
 		source, start := q.Start(k, j)
 		from := &q.sources[source]
-		needs := func(p Piece) error {
+		needs := func(p Segment) error {
 			for c, column := range q.parts.columns {
 				n := min(int64(p.Len), from.arrays[c].Len()-p.Start)
 				if !visit(source, c, cache.Window{Start: p.Start * int64(column.numbers), Len: int(n) * column.numbers}) {
@@ -105,10 +105,10 @@ func (q *Sequence) Windows(k uint64, visit func(source, column int, w cache.Wind
 			return nil
 		}
 		var err error
-		if rows := from.windows.pieces; rows != nil {
+		if rows := from.windows.segments; rows != nil {
 			err = rows.at(start, needs)
 		} else {
-			err = needs(Piece{Start: start, Len: int(from.windows.len)})
+			err = needs(Segment{Start: start, Len: int(from.windows.len)})
 		}
 		if err != nil {
 			return false
@@ -202,13 +202,13 @@ func (req *request) planRow(k uint64, base, j int) error {
 	source, start := q.Start(k, j)
 	ends, used := span{from: len(req.ends)}, q.BlockSize+1
 	var err error
-	switch rows := q.sources[source].windows.pieces; {
+	switch rows := q.sources[source].windows.segments; {
 	case rows != nil:
-		err = rows.at(start, func(p Piece) error {
+		err = rows.at(start, func(p Segment) error {
 			if p.At > 0 {
 				req.ends = append(req.ends, p.At)
 			}
-			// Only the end before a piece is masked with it: that of the last one is with what fills the row up.
+			// Only the end before a segment is masked with it: that of the last one is with what fills the row up.
 			before := span{max(len(req.ends)-1, ends.from), len(req.ends)}
 			req.planWindows(base, j, source, p.Start-int64(p.At), span{p.At, p.At + p.Len}, before)
 			used = p.At + p.Len
@@ -223,7 +223,7 @@ func (req *request) planRow(k uint64, base, j int) error {
 		return err
 	}
 	ends.to = len(req.ends)
-	if q.sources[source].windows.pieces == nil {
+	if q.sources[source].windows.segments == nil {
 		req.planWindows(base, j, source, start, span{0, used}, ends)
 	}
 	if q.parts.computed {

@@ -147,7 +147,7 @@ func newOrder(s Settings, source int, of share) (order, error) {
 		}
 		return newShuffle(key, w), nil
 	case Torch, Torch26:
-		if w.pieces != nil {
+		if w.segments != nil {
 			return nil, fmt.Errorf("order %s draws windows; choose another order, or rows = \"windows\" (got rows = %q)", s.Order, s.Rows)
 		}
 		if len(s.Weights) > 1 {

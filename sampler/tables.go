@@ -66,7 +66,7 @@ func (u *use) touch() {
 // smallTable is the bytes of a table that is not worth dropping: its windows, and a sequence, take as much.
 const smallTable = 1 << 10
 
-// A tableCache bounds what the tables of all windows take, and the groups of all pieceRows: of the larger ones it drops those that were
+// A tableCache bounds what the tables of all windows take, and the groups of all segmentRows: of the larger ones it drops those that were
 // not used for longest. They are made again when they are wanted. A read that uses a dropped one keeps it.
 type tableCache struct {
 	clock atomic.Int64 // counts what was made
@@ -219,4 +219,3 @@ func (c *groupCache) uses() (list []*use) {
 	}
 	return list
 }
-

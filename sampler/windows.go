@@ -49,7 +49,7 @@ type windows struct {
 	runs          []cache.Run
 	all, disjoint int64 // how many starts there are, and disjoint ones, a step apart
 	slot          *slot
-	pieces        *pieceRows // where a position is the number of one of these rows, or nil
+	segments      *segmentRows // where a position is the number of one of these rows, or nil
 }
 
 func newWindows(runs []cache.Run, of window) (*windows, error) {
@@ -117,7 +117,7 @@ type rowKind struct {
 }
 
 func (s *Settings) rowKind() rowKind {
-	if s.ofPieces() {
+	if s.ofSegments() {
 		return rowKind{s.window(), s.Rows}
 	}
 	return rowKind{window: s.window()}
@@ -141,8 +141,8 @@ func (t *windowTables) get(of rowKind) (*windows, error) {
 	t.made[of] = weak.Make(w)
 	runtime.AddCleanup(w, t.forget, of)
 	runtime.AddCleanup(w, tables.collected, w.slot)
-	if w.pieces != nil {
-		runtime.AddCleanup(w, tables.collectedGroups, w.pieces.made)
+	if w.segments != nil {
+		runtime.AddCleanup(w, tables.collectedGroups, w.segments.made)
 	}
 	return w, nil
 }
@@ -155,15 +155,15 @@ func (t *windowTables) make(of rowKind) (*windows, error) {
 	if of == t.counted {
 		sums = t.sums
 	}
-	pieces, err := newPieceRows(t.documents, cut{of.rows, of.step}, sums)
+	segments, err := newSegmentRows(t.documents, cut{of.rows, of.step}, sums)
 	if err != nil {
 		return nil, err
 	}
-	w, err := newWindows([]cache.Run{{Name: t.runs[0].Name, Len: pieces.rows()}}, window{1, 1})
+	w, err := newWindows([]cache.Run{{Name: t.runs[0].Name, Len: segments.rows()}}, window{1, 1})
 	if err != nil {
 		return nil, err
 	}
-	w.pieces = pieces
+	w.segments = segments
 	return w, nil
 }
 
