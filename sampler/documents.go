@@ -24,7 +24,7 @@ type segmentRows struct {
 	cut       cut
 	sums      prefixSums // of each group's rows
 	packers   sync.Pool  // of *packer, each for one group at a time
-	made      *groupCache
+	made      *shelf[*group]
 }
 
 // groupDocuments is the number of documents in a group. Larger groups waste less of a row, and take more memory and time to make.
@@ -74,10 +74,11 @@ type groupSegment struct {
 func (g *group) bytes() int64 { return 16 * int64(len(g.entries)+len(g.segments)) }
 
 // newSegmentRows counts the rows of a source, unless sums are what it counted before.
-func newSegmentRows(documents Documents, c cut, sums prefixSums) (*segmentRows, error) {
-	r := &segmentRows{documents: documents, cut: c, sums: sums, made: &groupCache{slots: map[int64]*groupSlot{}}}
+func newSegmentRows(documents Documents, c cut, sums prefixSums, tables *Tables) (*segmentRows, error) {
+	r := &segmentRows{documents: documents, cut: c, sums: sums}
 	r.packers.New = func() any { return newGroupPacker(c) }
 	groups := int((documents.Count() + groupDocuments - 1) / groupDocuments)
+	r.made = newShelf[*group](tables, groups)
 	if len(sums) == groups {
 		return r, nil
 	}
@@ -293,13 +294,13 @@ type place struct {
 
 // group returns a group, from memory or newly made.
 func (r *segmentRows) group(g int64) (*group, error) {
-	if found := r.made.get(g); found != nil {
+	if found, ok := r.made.get(g); ok {
 		return found, nil
 	}
 	made, err := r.make(g)
 	if err != nil {
 		return nil, fmt.Errorf("documents %d to %d: %w", g*groupDocuments, min((g+1)*groupDocuments, r.documents.Count())-1, err)
 	}
-	r.made.put(g, made)
+	r.made.put(g, made.bytes(), made)
 	return made, nil
 }

@@ -7,16 +7,12 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 
 	"batchfs/cache"
 	"batchfs/cache/array"
-	"batchfs/internal/wait"
 )
 
 // documentEndsAt are documents that end at these positions.
@@ -336,7 +332,7 @@ func TestEndsByTokenAndByIndex(t *testing.T) {
 				ends = append(ends, i+1)
 			}
 		}
-		from := Source{tokens, []Array{newNumbered(array.Float32, 9, int64(n), 3)}, ends, nil}
+		from := Source{Main: tokens, Beside: []Array{newNumbered(array.Float32, 9, int64(n), 3)}, Documents: ends}
 		s.Ends = EndsByIndex
 		byIndex, err := New([]Source{from}, s)
 		must(t, err)
@@ -463,7 +459,7 @@ func TestGroupsTakeWhatIsCounted(t *testing.T) {
 	ends := someDocuments(rand.New(rand.NewPCG(1, 2)), groupDocuments+100, 60)
 	for _, kind := range documentKinds {
 		for g := range int64(2) {
-			rows, err := newSegmentRows(ends, cut{kind, 16}, nil)
+			rows, err := newSegmentRows(ends, cut{kind, 16}, nil, NewTables(1<<20))
 			must(t, err)
 			made, err := rows.make(g)
 			must(t, err)
@@ -472,41 +468,6 @@ func TestGroupsTakeWhatIsCounted(t *testing.T) {
 			}
 		}
 	}
-}
-
-// The groups in memory are bounded with the other tables, whatever the order, readers at once read the same, and what nobody has any
-// more is forgotten.
-func TestGroupsAreBounded(t *testing.T) {
-	const limit = 1 << 20
-	before := TableBytes()
-	SetTableLimit(before + limit)
-	defer SetTableLimit(64 << 20)
-	ends := someDocuments(rand.New(rand.NewPCG(1, 1)), few(12, 40)*groupDocuments, 20)
-	s := Settings{Split: "train", BatchSize: 8, BlockSize: 16, DType: array.Uint32, Layout: XY, Order: Random, World: 1, Rows: Packed, Ends: EndsByIndex}
-	q, err := New([]Source{documented(array.Uint32, ends)}, s)
-	must(t, err)
-	most := atomic.Int64{}
-	var readers sync.WaitGroup
-	for reader := range uint64(4) {
-		readers.Go(func() {
-			for k := range uint64(few(20, 100)) {
-				dst := make([]byte, q.Batch().Bytes())
-				if err := q.Read(dst, k+reader%2, 0); err != nil {
-					t.Error(err)
-				}
-				most.Store(max(most.Load(), TableBytes()-before))
-			}
-		})
-	}
-	wait.End(t, "the readers", readers.Wait)
-	if n := most.Load(); n > limit || n < limit/4 {
-		t.Errorf("groups took up to %d bytes of %d", n, limit)
-	}
-	q = nil
-	wait.Until(t, "groups of nobody take no bytes", func() bool {
-		runtime.GC()
-		return TableBytes() <= before
-	})
 }
 
 func TestRowsOfDocumentsRefuse(t *testing.T) {
@@ -546,7 +507,7 @@ func BenchmarkRowsOfDocuments(b *testing.B) {
 			var rows *segmentRows
 			for b.Loop() {
 				var err error
-				rows, err = newSegmentRows(ends, cut{Packed, T}, nil)
+				rows, err = newSegmentRows(ends, cut{Packed, T}, nil, NewTables(1<<20))
 				must(b, err)
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(ends)), "ns/document")

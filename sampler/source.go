@@ -23,7 +23,7 @@ type Array interface {
 	// VocabSize bounds the tokens: all are below it. Where nobody knows, it is 0.
 	VocabSize() int64
 
-	// Runs are the stretches that a row must not leave, in order. They never change.
+	// Runs are the stretches that a row must not leave, in order and without gaps. They never change.
 	Runs() []cache.Run
 
 	// Read calls visit once for each window, in any order, with its index in ws and its numbers as in the files. raw is valid
@@ -59,6 +59,8 @@ type Source struct {
 	// Groups is what Groups of a sequence of the same source and settings gave. Without it, rows of documents are counted, which takes
 	// a second for some 10^7 documents.
 	Groups []int64
+
+	Tables *Tables // which sources may share; nil: its own, of up to 64 MiB
 }
 
 // A source is arrays with an order of their own. The mixture says which source each row of a sequence belongs to.
@@ -66,9 +68,9 @@ type source struct {
 	arrays    []Array // the main one, and those beside it
 	documents Documents
 	vocab     vocabulary
-	tables    *windowTables // of all sequences of these tokens
-	windows   *windows      // that of tables for the settings
-	share     share         // of the windows: those of an epoch
+	kinds     *windowKinds // of all sequences of these tokens
+	windows   *windows     // of the kind that the settings say
+	share     share        // of the windows: those of an epoch
 	order     order
 }
 
@@ -89,17 +91,15 @@ func newSource(from Source, s Settings) (source, error) {
 				beside.Runs()[0].Name, beside.Len(), main.Len(), main.Runs()[0].Name)
 		}
 	}
-	tables := newWindowTables(main.Runs())
-	tables.documents, tables.counted, tables.sums = from.Documents, s.rowKind(), from.Groups
 	return source{
 		arrays: append([]Array{main}, from.Beside...), documents: from.Documents,
-		vocab: newVocabulary(main.VocabSize(), main.DType()), tables: tables,
+		vocab: newVocabulary(main.VocabSize(), main.DType()), kinds: newWindowKinds(from, s.rowKind()),
 	}, nil
 }
 
 // with is the i-th source of a sequence under settings.
 func (s source) with(settings Settings, i int) (_ source, err error) {
-	if s.windows, err = s.tables.get(settings.rowKind()); err != nil {
+	if s.windows, err = s.kinds.get(settings.rowKind()); err != nil {
 		return s, err
 	}
 	_, host := settings.together()

@@ -22,9 +22,6 @@ func (s *Settings) window() window {
 	return window{int64(s.BlockSize) + 1, int64(s.BlockSize)}
 }
 
-// starts is how many windows begin in a run, and how many disjoint ones.
-func (w window) starts(r cache.Run) (all, disjoint int64) { return r.Len - w.len + 1, w.fit(r.Len) }
-
 // fit is how many disjoint windows there are in n elements.
 func (w window) fit(n int64) int64 { return max(n-w.len+w.step, 0) / w.step }
 
@@ -47,33 +44,32 @@ func (w window) holding(i, count int64) (list []int64) {
 type windows struct {
 	window
 	runs          []cache.Run
-	all, disjoint int64 // how many starts there are, and disjoint ones, a step apart
-	slot          *slot
-	segments      *segmentRows // where a position is the number of one of these rows, or nil
+	all, disjoint int64              // how many starts there are, and disjoint ones, a step apart
+	upTo          *shelf[prefixSums] // one: the disjoint starts up to each run
+	segments      *segmentRows       // where a position is the number of one of these rows, or nil
 }
 
-func newWindows(runs []cache.Run, of window) (*windows, error) {
-	w := &windows{window: of, runs: runs, slot: newSlot()}
+func newWindows(runs []cache.Run, of window, tables *Tables) (*windows, error) {
+	w := &windows{window: of, runs: runs, upTo: newShelf[prefixSums](tables, 1)}
 	for _, r := range runs {
 		if r.Len < w.len {
 			return nil, fmt.Errorf("%s: %d tokens, need at least block_size+1 = %d", r.Name, r.Len, w.len)
 		}
-		all, disjoint := w.starts(r)
-		w.all += all
-		w.disjoint += disjoint
+		w.all += r.Len - w.len + 1
+		w.disjoint += w.fit(r.Len)
 	}
 	return w, nil
 }
 
-// at is the position of start i of all.
+// at is the position of start i of all. Each run before has len-1 positions at which no window begins.
 func (w *windows) at(i int64) int64 {
-	run, rest := w.table().all.find(i)
-	return w.runs[run].Start + rest
+	run := sort.Search(len(w.runs), func(n int) bool { return i < w.runs[n].Start+w.runs[n].Len-int64(n+1)*(w.len-1) })
+	return i + int64(run)*(w.len-1)
 }
 
 // disjointAt is the position of the i-th disjoint window.
 func (w *windows) disjointAt(i int64) int64 {
-	run, rest := w.table().disjoint.find(i)
+	run, rest := w.disjointUpTo().find(i)
 	return w.runs[run].Start + rest*w.step
 }
 
@@ -81,9 +77,23 @@ func (w *windows) disjointAt(i int64) int64 {
 func (w *windows) runAt(pos int64) (run cache.Run, before int64) {
 	i := sort.Search(len(w.runs), func(i int) bool { return w.runs[i].Start > pos }) - 1
 	if i > 0 {
-		before = w.table().disjoint[i-1]
+		before = w.disjointUpTo()[i-1]
 	}
 	return w.runs[i], before
+}
+
+// disjointUpTo makes the sums at their first use, and again when they were dropped.
+func (w *windows) disjointUpTo() prefixSums {
+	if sums, ok := w.upTo.get(0); ok {
+		return sums
+	}
+	sums, sum := make(prefixSums, len(w.runs)), int64(0)
+	for i, r := range w.runs {
+		sum += w.fit(r.Len)
+		sums[i] = sum
+	}
+	w.upTo.put(0, 8*int64(len(sums)), sums)
+	return sums
 }
 
 // prefixSums are the running sums of counts.
@@ -98,16 +108,21 @@ func (s prefixSums) find(i int64) (which int, rest int64) {
 	return which, i
 }
 
-// windowTables are the windows of one source, so that all sequences with rows of one kind share theirs. Windows that
-// no sequence uses any more are left to the collector. It is safe for concurrent use.
-type windowTables struct {
-	runs      []cache.Run
-	documents Documents
-	counted   rowKind    // rows that were counted before,
-	sums      prefixSums // and their counts
+// windowKinds are the windows of one source by kind, so that all sequences with rows of one kind share theirs. The collector frees
+// windows that no sequence uses any more. windowKinds are safe for concurrent use.
+type windowKinds struct {
+	of      Source
+	counted rowKind // the rows that Source.Groups counts
 
-	mu   sync.Mutex                        // held while windows are made, so that they are made once; that of tables is taken under it
+	mu   sync.Mutex                        // held while windows are made, so that they are made once
 	made map[rowKind]weak.Pointer[windows] // guarded by mu
+}
+
+func newWindowKinds(of Source, counted rowKind) *windowKinds {
+	if of.Tables == nil {
+		of.Tables = NewTables(defaultTables)
+	}
+	return &windowKinds{of: of, counted: counted, made: map[rowKind]weak.Pointer[windows]{}}
 }
 
 // A rowKind is all that the windows of a source depend on.
@@ -123,43 +138,40 @@ func (s *Settings) rowKind() rowKind {
 	return rowKind{window: s.window()}
 }
 
-func newWindowTables(runs []cache.Run) *windowTables {
-	return &windowTables{runs: runs, made: map[rowKind]weak.Pointer[windows]{}}
-}
-
 // get returns the windows of one kind. The error names a run that is too short for one.
-func (t *windowTables) get(of rowKind) (*windows, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if w := t.made[of].Value(); w != nil {
+func (k *windowKinds) get(kind rowKind) (*windows, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if w := k.made[kind].Value(); w != nil {
 		return w, nil
 	}
-	w, err := t.make(of)
+	w, err := k.make(kind)
 	if err != nil {
 		return nil, err
 	}
-	t.made[of] = weak.Make(w)
-	runtime.AddCleanup(w, t.forget, of)
-	runtime.AddCleanup(w, tables.collected, w.slot)
+	k.made[kind] = weak.Make(w)
+	runtime.AddCleanup(w, k.forget, kind)
+	runtime.AddCleanup(w, (*shelf[prefixSums]).clear, w.upTo)
 	if w.segments != nil {
-		runtime.AddCleanup(w, tables.collectedGroups, w.segments.made)
+		runtime.AddCleanup(w, (*shelf[*group]).clear, w.segments.made)
 	}
 	return w, nil
 }
 
-func (t *windowTables) make(of rowKind) (*windows, error) {
-	if of.rows == "" {
-		return newWindows(t.runs, of.window)
+func (k *windowKinds) make(kind rowKind) (*windows, error) {
+	runs := k.of.Main.Runs()
+	if kind.rows == "" {
+		return newWindows(runs, kind.window, k.of.Tables)
 	}
 	var sums prefixSums
-	if of == t.counted {
-		sums = t.sums
+	if kind == k.counted {
+		sums = k.of.Groups
 	}
-	segments, err := newSegmentRows(t.documents, cut{of.rows, of.step}, sums)
+	segments, err := newSegmentRows(k.of.Documents, cut{kind.rows, kind.step}, sums, k.of.Tables)
 	if err != nil {
 		return nil, err
 	}
-	w, err := newWindows([]cache.Run{{Name: t.runs[0].Name, Len: segments.rows()}}, window{1, 1})
+	w, err := newWindows([]cache.Run{{Name: runs[0].Name, Len: segments.rows()}}, window{1, 1}, k.of.Tables)
 	if err != nil {
 		return nil, err
 	}
@@ -168,10 +180,10 @@ func (t *windowTables) make(of rowKind) (*windows, error) {
 }
 
 // forget drops the entry of windows that were collected, unless they have been made again since.
-func (t *windowTables) forget(of rowKind) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.made[of].Value() == nil {
-		delete(t.made, of)
+func (k *windowKinds) forget(kind rowKind) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.made[kind].Value() == nil {
+		delete(k.made, kind)
 	}
 }
