@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"weak"
 
-	"batchfs/cache"
+	"batchfs/cache/array"
 )
 
 // A window is what a row takes of a source: some elements, and how many of them the next disjoint row does not take. For x and y
@@ -26,7 +26,7 @@ func (s *Settings) window() window {
 }
 
 // starts is how many windows begin in a run, and how many disjoint ones.
-func (w window) starts(r cache.Run) (all, disjoint int64) { return r.Len - w.len + 1, w.fit(r.Len) }
+func (w window) starts(r array.Run) (all, disjoint int64) { return r.Len - w.len + 1, w.fit(r.Len) }
 
 // fit is how many disjoint windows there are in n elements.
 func (w window) fit(n int64) int64 { return max(n-w.len+w.step, 0) / w.step }
@@ -49,13 +49,13 @@ func (w window) holding(i, count int64) (list []int64) {
 // windows are the positions in a source at which a window can begin.
 type windows struct {
 	window
-	runs          []cache.Run
+	runs          []array.Run
 	all, disjoint int64 // how many starts there are, and disjoint ones, a step apart
 	slot          *slot
 	pieces        *pieceRows // where a position is the number of one of these rows, or nil
 }
 
-func newWindows(runs []cache.Run, of window) (*windows, error) {
+func newWindows(runs []array.Run, of window) (*windows, error) {
 	w := &windows{window: of, runs: runs, slot: newSlot()}
 	for _, r := range runs {
 		if r.Len < w.len {
@@ -81,7 +81,7 @@ func (w *windows) disjointAt(i int64) int64 {
 }
 
 // runAt is the run that holds a position, or the last one for the position behind all, and how many disjoint windows are before it.
-func (w *windows) runAt(pos int64) (run cache.Run, before int64) {
+func (w *windows) runAt(pos int64) (run array.Run, before int64) {
 	i := sort.Search(len(w.runs), func(i int) bool { return w.runs[i].Start > pos }) - 1
 	if i > 0 {
 		before = w.table().disjoint[i-1]
@@ -263,7 +263,7 @@ func (c *tableCache) collect(uses ...*use) {
 // windowTables are the windows of one source, so that all sequences with rows of one kind share theirs. Windows that
 // no sequence uses any more are left to the collector. It is safe for concurrent use.
 type windowTables struct {
-	runs      []cache.Run
+	runs      []array.Run
 	documents Documents
 	counted   rowKind    // rows that were counted before,
 	sums      prefixSums // and their counts
@@ -285,7 +285,7 @@ func (s *Settings) rowKind() rowKind {
 	return rowKind{window: s.window()}
 }
 
-func newWindowTables(runs []cache.Run) *windowTables {
+func newWindowTables(runs []array.Run) *windowTables {
 	return &windowTables{runs: runs, made: map[rowKind]weak.Pointer[windows]{}}
 }
 
@@ -321,7 +321,7 @@ func (t *windowTables) make(of rowKind) (*windows, error) {
 	if err != nil {
 		return nil, err
 	}
-	w, err := newWindows([]cache.Run{{Name: t.runs[0].Name, Len: pieces.rows()}}, window{1, 1})
+	w, err := newWindows([]array.Run{{Name: t.runs[0].Name, Len: pieces.rows()}}, window{1, 1})
 	if err != nil {
 		return nil, err
 	}

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"batchfs/cache"
 	"batchfs/cache/array"
 	"batchfs/internal/wait"
 )
@@ -15,18 +14,18 @@ import (
 // manyFiles are tokens in 10,000 files, of which only the runs are of use.
 type manyFiles struct {
 	Array
-	runs []cache.Run
+	runs []array.Run
 }
 
 func (manyFiles) DType() array.DType  { return array.Uint16 }
 func (manyFiles) Axes() []int         { return nil }
 func (m manyFiles) VocabSize() int64  { return 0 }
-func (m manyFiles) Runs() []cache.Run { return m.runs }
+func (m manyFiles) Runs() []array.Run { return m.runs }
 
 func newManyFiles() Source {
 	var m manyFiles
 	for i := range int64(10_000) {
-		m.runs = append(m.runs, cache.Run{Name: "train.bin", Start: i * 3000, Len: 3000})
+		m.runs = append(m.runs, array.Run{Name: "train.bin", Start: i * 3000, Len: 3000})
 	}
 	return Source{Main: m}
 }
@@ -117,7 +116,7 @@ func TestUnusedWindowsAreCollected(t *testing.T) {
 
 // However many ask for a block size at once, while the windows come and go.
 func TestWindowsAreMadeOnce(t *testing.T) {
-	tables := newWindowTables([]cache.Run{{Name: "train.bin", Len: 1000}})
+	tables := newWindowTables([]array.Run{{Name: "train.bin", Len: 1000}})
 	for range 100 {
 		var together sync.WaitGroup
 		got := make([]*windows, 8)
@@ -201,7 +200,7 @@ func TestTablesAreBounded(t *testing.T) {
 
 // A run that is too short is told at each attempt, and leaves nothing.
 func TestNoWindowsOfAShortRun(t *testing.T) {
-	tables := newWindowTables([]cache.Run{{Name: "train.bin", Len: 1000}})
+	tables := newWindowTables([]array.Run{{Name: "train.bin", Len: 1000}})
 	for range 2 {
 		const want = "train.bin: 1000 tokens, need at least block_size+1 = 1001"
 		if _, err := tables.get(rowKind{window: ofBlock(1000)}); fmt.Sprint(err) != want || len(tables.made) != 0 {
