@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"batchfs/cache"
 	"batchfs/cache/array"
 )
 
@@ -325,7 +324,7 @@ func TestEndsByTokenAndByIndex(t *testing.T) {
 		s.MaskTargets = s.Layout == XY && r.IntN(2) == 0
 		var ends documentEndsAt
 		stored := []array.DType{array.Uint8, array.Uint16, array.Uint32, array.Int64}[r.IntN(4)]
-		tokens := &listed{stub: stub{dtype: stored, runs: []cache.Run{{Name: "tokens", Len: int64(n)}}}}
+		tokens := &listed{stub: stub{dtype: stored, runs: []array.Run{{Name: "tokens", Len: int64(n)}}}}
 		for i := range int64(n) {
 			tokens.list = append(tokens.list, int64(r.IntN(1+r.IntN(8))))
 			if tokens.list[i] == int64(s.EOT) || i == int64(n-1) {
@@ -362,7 +361,7 @@ type listed struct {
 	list []int64
 }
 
-func (l *listed) Read(ws []cache.Window, visit func(int, []byte) error) error {
+func (l *listed) Read(ws []array.Window, visit func(int, []byte) error) error {
 	for i, w := range ws {
 		var raw []byte
 		for _, token := range l.list[w.Start:][:w.Len] {
@@ -525,10 +524,10 @@ func logNormal(r *rand.Rand, mean float64) int64 {
 // recorded keeps what is read of an array.
 type recorded struct {
 	Array
-	windows *[]cache.Window
+	windows *[]array.Window
 }
 
-func (r recorded) Read(ws []cache.Window, visit func(int, []byte) error) error {
+func (r recorded) Read(ws []array.Window, visit func(int, []byte) error) error {
 	*r.windows = append(*r.windows, ws...)
 	return r.Array.Read(ws, visit)
 }
@@ -536,12 +535,12 @@ func (r recorded) Read(ws []cache.Window, visit func(int, []byte) error) error {
 // What Windows names of a batch is what Read reads of it.
 func TestWindowsAreWhatIsRead(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 10))
-	sorted := func(list []cache.Window) []cache.Window {
-		slices.SortFunc(list, func(a, b cache.Window) int { return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.Len, b.Len)) })
+	sorted := func(list []array.Window) []array.Window {
+		slices.SortFunc(list, func(a, b array.Window) int { return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.Len, b.Len)) })
 		return list
 	}
 	for _, kind := range append(documentKinds, Windows) {
-		var got []cache.Window
+		var got []array.Window
 		source := documented(array.Uint32, someDocuments(r, 200, 60))
 		source.Main = recorded{source.Main, &got}
 		q, err := New([]Source{source}, Settings{Split: "train", BatchSize: 5, BlockSize: 40, DType: array.Int64, Layout: XY, Order: Shuffle,
@@ -550,12 +549,12 @@ func TestWindowsAreWhatIsRead(t *testing.T) {
 		for k := range uint64(20) {
 			got = nil
 			read(t, q, k)
-			var want []cache.Window
-			if !q.Windows(k, func(_, _ int, w cache.Window) bool { want = append(want, w); return true }) || !slices.Equal(sorted(got), sorted(want)) {
+			var want []array.Window
+			if !q.Windows(k, func(_, _ int, w array.Window) bool { want = append(want, w); return true }) || !slices.Equal(sorted(got), sorted(want)) {
 				t.Fatalf("rows = %s, batch %d: %v are read, and %v are named", kind, k, got, want)
 			}
 		}
-		if q.Windows(0, func(int, int, cache.Window) bool { return false }) {
+		if q.Windows(0, func(int, int, array.Window) bool { return false }) {
 			t.Errorf("rows = %s: goes on when it is told to stop", kind)
 		}
 	}

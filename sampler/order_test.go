@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"batchfs/cache"
+	"batchfs/cache/array"
 )
 
 func TestPhiloxKnownAnswers(t *testing.T) {
@@ -38,7 +38,7 @@ func TestPhiloxKnownAnswers(t *testing.T) {
 // room are windows with n starts: one run of n+1 tokens, T = 1.
 func room(t testing.TB, n int64) *windows {
 	t.Helper()
-	w, err := windowsIn([]cache.Run{{Name: "train.bin", Len: n + 1}}, 1)
+	w, err := windowsIn([]array.Run{{Name: "train.bin", Len: n + 1}}, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,13 +125,13 @@ func ordered(t testing.TB, s Settings, w *windows) order {
 }
 
 // rooms are runs of so many tokens, one after the other, joined or not.
-func rooms(join bool, lens ...int64) (runs []cache.Run, total int64) {
+func rooms(join bool, lens ...int64) (runs []array.Run, total int64) {
 	for i, n := range lens {
-		runs = append(runs, cache.Run{Name: fmt.Sprintf("shard%d.bin", i), Start: total, Len: n})
+		runs = append(runs, array.Run{Name: fmt.Sprintf("shard%d.bin", i), Start: total, Len: n})
 		total += n
 	}
 	if join {
-		runs = []cache.Run{{Name: "shard0.bin", Len: total}}
+		runs = []array.Run{{Name: "shard0.bin", Len: total}}
 	}
 	return runs, total
 }
@@ -218,7 +218,7 @@ func FuzzStart(f *testing.F) {
 		}
 		runs, _ := rooms(join, a, b, c)
 		w, err := windowsIn(runs, int(size))
-		short := slices.ContainsFunc(runs, func(r cache.Run) bool { return r.Len < size+1 })
+		short := slices.ContainsFunc(runs, func(r array.Run) bool { return r.Len < size+1 })
 		if (err != nil) != short {
 			t.Fatalf("error %v for runs %v and T %d", err, runs, size)
 		}

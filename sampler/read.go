@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sync"
 
-	"batchfs/cache"
 	"batchfs/cache/array"
 )
 
@@ -35,7 +34,7 @@ var requests = sync.Pool{New: func() any {
 
 // A plan is the windows to be fetched of one array; rows[i] is what windows[i] is fetched for.
 type plan struct {
-	windows []cache.Window
+	windows []array.Window
 	rows    []row
 }
 
@@ -88,7 +87,7 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 
 // Windows calls visit for the windows that batch k needs of each source's arrays, row after row, until it returns false. It returns whether
 // visit never did, and whether it is known where the documents end that rows are made of. There are none beyond the last batch.
-func (q *Sequence) Windows(k uint64, visit func(source, column int, w cache.Window) bool) bool {
+func (q *Sequence) Windows(k uint64, visit func(source, column int, w array.Window) bool) bool {
 	if k >= MaxBatches {
 		return true
 	}
@@ -98,7 +97,7 @@ func (q *Sequence) Windows(k uint64, visit func(source, column int, w cache.Wind
 		needs := func(p Segment) error {
 			for c, column := range q.parts.columns {
 				n := min(int64(p.Len), from.arrays[c].Len()-p.Start)
-				if !visit(source, c, cache.Window{Start: p.Start * int64(column.numbers), Len: int(n) * column.numbers}) {
+				if !visit(source, c, array.Window{Start: p.Start * int64(column.numbers), Len: int(n) * column.numbers}) {
 					return errEnough
 				}
 			}
@@ -257,7 +256,7 @@ func (req *request) planWindows(base, j, source int, start int64, indexes, ends 
 			continue
 		}
 		to := &req.plans[source*len(q.parts.columns)+c]
-		to.windows = append(to.windows, cache.Window{Start: start*int64(column.numbers) + int64(lo), Len: hi - lo})
+		to.windows = append(to.windows, array.Window{Start: start*int64(column.numbers) + int64(lo), Len: hi - lo})
 		to.rows = append(to.rows, row{base, j, lo, ends})
 	}
 }
@@ -478,7 +477,7 @@ func (req *request) putSame(p *part, base, j int, s span, value int64) {
 // beyond is the error for the token at a position of a source that is beyond the vocabulary.
 func (q *Sequence) beyond(source int, pos int64, token string) error {
 	tokens := q.sources[source].arrays[0]
-	return &cache.VocabularyError{Place: tokens.Locate(pos), Token: token, Size: tokens.VocabSize()}
+	return &array.VocabularyError{Place: tokens.Locate(pos), Token: token, Size: tokens.VocabSize()}
 }
 
 // overflow is the error for number i of an array of a source.

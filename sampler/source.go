@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"hash/fnv"
 
-	"batchfs/cache"
 	"batchfs/cache/array"
 )
 
@@ -24,18 +23,18 @@ type Array interface {
 	VocabSize() int64
 
 	// Runs are the stretches that a row must not leave, in order and without gaps. They never change.
-	Runs() []cache.Run
+	Runs() []array.Run
 
 	// Read calls visit once for each window, in any order, with its index in ws and its numbers as in the files. raw is valid
 	// during the call only. Read fails, also for no windows, while a file of the source is known to have changed.
-	Read(ws []cache.Window, visit func(i int, raw []byte) error) error
+	Read(ws []array.Window, visit func(i int, raw []byte) error) error
 
 	// Cut is where the array can be cut nearest to a position: at a multiple of block bytes of a file, or between two files. Elements
 	// below end lie before that, and those from begin on behind it: an element with bytes on both sides is neither.
 	Cut(pos, block int64) (end, begin int64)
 
 	// Locate says, for an error, where the element at a position stands.
-	Locate(pos int64) cache.Place
+	Locate(pos int64) array.Place
 }
 
 // Documents say where the documents of a source end. It must be safe for concurrent use.

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"weak"
 
-	"batchfs/cache"
+	"batchfs/cache/array"
 )
 
 // A window is what a row takes of a source: some elements, and how many of them the next disjoint row does not take. For x and y
@@ -43,13 +43,13 @@ func (w window) holding(i, count int64) (list []int64) {
 // windows are the positions in a source at which a window can begin.
 type windows struct {
 	window
-	runs          []cache.Run
+	runs          []array.Run
 	all, disjoint int64              // how many starts there are, and disjoint ones, a step apart
 	upTo          *shelf[prefixSums] // one: the disjoint starts up to each run
 	segments      *segmentRows       // where a position is the number of one of these rows, or nil
 }
 
-func newWindows(runs []cache.Run, of window, tables *Tables) (*windows, error) {
+func newWindows(runs []array.Run, of window, tables *Tables) (*windows, error) {
 	w := &windows{window: of, runs: runs, upTo: newShelf[prefixSums](tables, 1)}
 	for _, r := range runs {
 		if r.Len < w.len {
@@ -74,7 +74,7 @@ func (w *windows) disjointAt(i int64) int64 {
 }
 
 // runAt is the run that holds a position, or the last one for the position behind all, and how many disjoint windows are before it.
-func (w *windows) runAt(pos int64) (run cache.Run, before int64) {
+func (w *windows) runAt(pos int64) (run array.Run, before int64) {
 	i := sort.Search(len(w.runs), func(i int) bool { return w.runs[i].Start > pos }) - 1
 	if i > 0 {
 		before = w.disjointUpTo()[i-1]
@@ -171,7 +171,7 @@ func (k *windowKinds) make(kind rowKind) (*windows, error) {
 	if err != nil {
 		return nil, err
 	}
-	w, err := newWindows([]cache.Run{{Name: runs[0].Name, Len: segments.rows()}}, window{1, 1}, k.of.Tables)
+	w, err := newWindows([]array.Run{{Name: runs[0].Name, Len: segments.rows()}}, window{1, 1}, k.of.Tables)
 	if err != nil {
 		return nil, err
 	}

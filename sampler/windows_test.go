@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"batchfs/cache"
 	"batchfs/cache/array"
 	"batchfs/internal/wait"
 )
@@ -17,7 +16,7 @@ import (
 func ofBlock(size int) window { return (&Settings{BlockSize: size}).window() }
 
 // windowsIn are the windows of a block size in runs, with tables of their own.
-func windowsIn(runs []cache.Run, size int) (*windows, error) {
+func windowsIn(runs []array.Run, size int) (*windows, error) {
 	return newWindows(runs, ofBlock(size), NewTables(defaultTables))
 }
 

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 
-	"batchfs/cache"
 	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/terminal"
@@ -395,7 +394,7 @@ func (d *Dataset) text(source int, p sampler.Segment, v *vocabulary.Manifest) (s
 	if first == 0 {
 		return "", nil
 	}
-	err := tokens.Read([]cache.Window{{Start: p.Start, Len: first}}, func(_ int, raw []byte) error {
+	err := tokens.Read([]array.Window{{Start: p.Start, Len: first}}, func(_ int, raw []byte) error {
 		text.Reset()
 		for ; len(raw) > 0; raw = raw[size:] {
 			text.WriteString(v.Text(int(min(tokens.DType().Bits(raw), math.MaxInt))))
