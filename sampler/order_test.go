@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"batchfs/cache"
+	"batchfs/cache/array"
 )
 
 func TestPhiloxKnownAnswers(t *testing.T) {
@@ -38,7 +38,7 @@ func TestPhiloxKnownAnswers(t *testing.T) {
 // room are windows with n starts: one run of n+1 tokens, T = 1.
 func room(t testing.TB, n int64) *windows {
 	t.Helper()
-	w, err := newWindows([]cache.Run{{Name: "train.bin", Len: n + 1}}, ofBlock(1))
+	w, err := windowsIn([]array.Run{{Name: "train.bin", Len: n + 1}}, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,13 +125,13 @@ func ordered(t testing.TB, s Settings, w *windows) order {
 }
 
 // rooms are runs of so many tokens, one after the other, joined or not.
-func rooms(join bool, lens ...int64) (runs []cache.Run, total int64) {
+func rooms(join bool, lens ...int64) (runs []array.Run, total int64) {
 	for i, n := range lens {
-		runs = append(runs, cache.Run{Name: fmt.Sprintf("shard%d.bin", i), Start: total, Len: n})
+		runs = append(runs, array.Run{Name: fmt.Sprintf("shard%d.bin", i), Start: total, Len: n})
 		total += n
 	}
 	if join {
-		runs = []cache.Run{{Name: "shard0.bin", Len: total}}
+		runs = []array.Run{{Name: "shard0.bin", Len: total}}
 	}
 	return runs, total
 }
@@ -145,7 +145,7 @@ func TestSequentialCoversEachWindowOnceAnEpoch(t *testing.T) {
 		{true, []int64{0, 3, 6, 9, 12, 15, 18}},
 	} {
 		runs, _ := rooms(test.join, 10, 4, 8)
-		w, err := newWindows(runs, ofBlock(3))
+		w, err := windowsIn(runs, 3)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -165,7 +165,7 @@ func TestSequentialCoversEachWindowOnceAnEpoch(t *testing.T) {
 func TestRandomStartsEverywhere(t *testing.T) {
 	for _, join := range []bool{false, true} {
 		runs, total := rooms(join, 10, 4, 8)
-		w, _ := newWindows(runs, ofBlock(3))
+		w, _ := windowsIn(runs, 3)
 		o, seen, want := ordered(t, Settings{Order: Random}, w), make([]bool, total), make([]bool, total)
 		for row := range uint64(1000) {
 			seen[o.start(row)] = true
@@ -194,7 +194,7 @@ func TestTooFewTokens(t *testing.T) {
 		{true, []int64{1000, 1000, 1}, ""},
 	} {
 		runs, _ := rooms(test.join, test.lens...)
-		w, err := newWindows(runs, ofBlock(2000))
+		w, err := windowsIn(runs, 2000)
 		switch {
 		case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):
 			t.Errorf("%v, join %v: error %v, want %q", test.lens, test.join, err, test.want)
@@ -217,8 +217,8 @@ func FuzzStart(f *testing.F) {
 			return
 		}
 		runs, _ := rooms(join, a, b, c)
-		w, err := newWindows(runs, ofBlock(int(size)))
-		short := slices.ContainsFunc(runs, func(r cache.Run) bool { return r.Len < size+1 })
+		w, err := windowsIn(runs, int(size))
+		short := slices.ContainsFunc(runs, func(r array.Run) bool { return r.Len < size+1 })
 		if (err != nil) != short {
 			t.Fatalf("error %v for runs %v and T %d", err, runs, size)
 		}

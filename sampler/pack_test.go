@@ -50,7 +50,7 @@ func TestPackerIsBestFitDecreasing(t *testing.T) {
 			}
 			p.pack(lengths)
 			if !slices.Equal(p.row, want) || !slices.Equal(p.count, count) {
-				t.Fatalf("%d slots, pieces %d: rows %d with %d pieces, want %d with %d", slots, lengths, p.row, p.count, want, count)
+				t.Fatalf("%d slots, segments %d: rows %d with %d segments, want %d with %d", slots, lengths, p.row, p.count, want, count)
 			}
 		}
 	}
@@ -68,7 +68,7 @@ func BenchmarkPacker(b *testing.B) {
 			for b.Loop() {
 				p.pack(lengths)
 			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(lengths)), "ns/piece")
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(lengths)), "ns/segment")
 		})
 	}
 }

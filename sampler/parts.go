@@ -107,7 +107,7 @@ func newParts(s *Settings, arrays []Array, sources int) (parts, error) {
 			part{name: "cu_seqlens", dtype: array.Int32, of: documentEnds, shape: []int{t + 1}},
 			part{name: "positions", dtype: array.Int32, of: documentIndex, shape: []int{t}})
 	}
-	if s.ofPieces() {
+	if s.ofSegments() {
 		beside = append(beside, part{name: "lengths", dtype: array.Int32, of: tokensOfRow})
 	}
 	if sources > 1 {

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sync"
 
-	"batchfs/cache"
 	"batchfs/cache/array"
 )
 
@@ -17,7 +16,7 @@ type request struct {
 	sequence *Sequence
 	dst      []byte
 	plans    []plan // one for each array of each source, source after source
-	planned  int    // rows of all plans, and pieces of rows
+	planned  int    // rows of all plans, and segments of rows
 	source   int    // that is being read
 	column   int    // of it
 	shown    []span // of the batch that is being planned, the rows that dst shows of each part
@@ -35,7 +34,7 @@ var requests = sync.Pool{New: func() any {
 
 // A plan is the windows to be fetched of one array; rows[i] is what windows[i] is fetched for.
 type plan struct {
-	windows []cache.Window
+	windows []array.Window
 	rows    []row
 }
 
@@ -88,27 +87,27 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 
 // Windows calls visit for the windows that batch k needs of each source's arrays, row after row, until it returns false. It returns whether
 // visit never did, and whether it is known where the documents end that rows are made of. There are none beyond the last batch.
-func (q *Sequence) Windows(k uint64, visit func(source, column int, w cache.Window) bool) bool {
+func (q *Sequence) Windows(k uint64, visit func(source, column int, w array.Window) bool) bool {
 	if k >= MaxBatches {
 		return true
 	}
 	for j := range q.BatchSize {
 		source, start := q.Start(k, j)
 		from := &q.sources[source]
-		needs := func(p Piece) error {
+		needs := func(p Segment) error {
 			for c, column := range q.parts.columns {
 				n := min(int64(p.Len), from.arrays[c].Len()-p.Start)
-				if !visit(source, c, cache.Window{Start: p.Start * int64(column.numbers), Len: int(n) * column.numbers}) {
+				if !visit(source, c, array.Window{Start: p.Start * int64(column.numbers), Len: int(n) * column.numbers}) {
 					return errEnough
 				}
 			}
 			return nil
 		}
 		var err error
-		if rows := from.windows.pieces; rows != nil {
+		if rows := from.windows.segments; rows != nil {
 			err = rows.at(start, needs)
 		} else {
-			err = needs(Piece{Start: start, Len: int(from.windows.len)})
+			err = needs(Segment{Start: start, Len: int(from.windows.len)})
 		}
 		if err != nil {
 			return false
@@ -202,13 +201,13 @@ func (req *request) planRow(k uint64, base, j int) error {
 	source, start := q.Start(k, j)
 	ends, used := span{from: len(req.ends)}, q.BlockSize+1
 	var err error
-	switch rows := q.sources[source].windows.pieces; {
+	switch rows := q.sources[source].windows.segments; {
 	case rows != nil:
-		err = rows.at(start, func(p Piece) error {
+		err = rows.at(start, func(p Segment) error {
 			if p.At > 0 {
 				req.ends = append(req.ends, p.At)
 			}
-			// Only the end before a piece is masked with it: that of the last one is with what fills the row up.
+			// Only the end before a segment is masked with it: that of the last one is with what fills the row up.
 			before := span{max(len(req.ends)-1, ends.from), len(req.ends)}
 			req.planWindows(base, j, source, p.Start-int64(p.At), span{p.At, p.At + p.Len}, before)
 			used = p.At + p.Len
@@ -223,7 +222,7 @@ func (req *request) planRow(k uint64, base, j int) error {
 		return err
 	}
 	ends.to = len(req.ends)
-	if q.sources[source].windows.pieces == nil {
+	if q.sources[source].windows.segments == nil {
 		req.planWindows(base, j, source, start, span{0, used}, ends)
 	}
 	if q.parts.computed {
@@ -257,7 +256,7 @@ func (req *request) planWindows(base, j, source int, start int64, indexes, ends 
 			continue
 		}
 		to := &req.plans[source*len(q.parts.columns)+c]
-		to.windows = append(to.windows, cache.Window{Start: start*int64(column.numbers) + int64(lo), Len: hi - lo})
+		to.windows = append(to.windows, array.Window{Start: start*int64(column.numbers) + int64(lo), Len: hi - lo})
 		to.rows = append(to.rows, row{base, j, lo, ends})
 	}
 }
@@ -478,7 +477,7 @@ func (req *request) putSame(p *part, base, j int, s span, value int64) {
 // beyond is the error for the token at a position of a source that is beyond the vocabulary.
 func (q *Sequence) beyond(source int, pos int64, token string) error {
 	tokens := q.sources[source].arrays[0]
-	return &cache.VocabularyError{Place: tokens.Locate(pos), Token: token, Size: tokens.VocabSize()}
+	return &array.VocabularyError{Place: tokens.Locate(pos), Token: token, Size: tokens.VocabSize()}
 }
 
 // overflow is the error for number i of an array of a source.

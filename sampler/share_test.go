@@ -296,7 +296,7 @@ func TestStatisticsOfShuffleBlock(t *testing.T) {
 	)
 	t.Logf("%-28s %22s %18s %22s", "shuffle_block", "neighbours correlate", "document spreads", "quarter of a batch")
 	for _, block := range []int64{0, 16 << 20, 64 << 20, 256 << 20} {
-		tokens := []Source{{Main: &stub{dtype: array.Uint16, runs: []cache.Run{{Len: windows*1024 + 1}}}}}
+		tokens := []Source{{Main: &stub{dtype: array.Uint16, runs: []array.Run{{Len: windows*1024 + 1}}}}}
 		s := shared{hosts: 1, local: 1, block: block, b: batch, t: 1024, layout: XY}.settings(0)
 		q, err := New(tokens, s)
 		must(t, err)

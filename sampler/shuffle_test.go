@@ -87,7 +87,7 @@ func TestShuffleInverts(t *testing.T) {
 func TestShuffleCoversEachWindowOnceAnEpoch(t *testing.T) {
 	for _, join := range []bool{false, true} {
 		runs, _ := rooms(join, 100, 4, 8, 81)
-		w, err := newWindows(runs, ofBlock(3))
+		w, err := windowsIn(runs, 3)
 		must(t, err)
 		var want []int64
 		for _, run := range runs {

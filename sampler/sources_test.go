@@ -179,7 +179,7 @@ func TestOneSourceIsTheSplit(t *testing.T) {
 // A stub is tokens without files: each is first plus its position.
 type stub struct {
 	dtype array.DType
-	runs  []cache.Run
+	runs  []array.Run
 	first int64
 	err   error // of Read
 }
@@ -187,8 +187,8 @@ type stub struct {
 func (s *stub) DType() array.DType           { return s.dtype }
 func (s *stub) Axes() []int                  { return nil }
 func (s *stub) VocabSize() int64             { return 0 }
-func (s *stub) Runs() []cache.Run            { return s.runs }
-func (s *stub) Locate(pos int64) cache.Place { return cache.Place{Path: "stub", Index: pos} }
+func (s *stub) Runs() []array.Run            { return s.runs }
+func (s *stub) Locate(pos int64) array.Place { return array.Place{Path: "stub", Index: pos} }
 
 func (s *stub) Cut(pos, _ int64) (end, begin int64) { return pos, pos }
 
@@ -197,7 +197,7 @@ func (s *stub) Len() int64 {
 	return last.Start + last.Len
 }
 
-func (s *stub) Read(ws []cache.Window, visit func(int, []byte) error) error {
+func (s *stub) Read(ws []array.Window, visit func(int, []byte) error) error {
 	for i, w := range ws {
 		var raw []byte
 		for n := range w.Len {
@@ -273,7 +273,7 @@ type counted struct {
 	most *int
 }
 
-func (c counted) Read(ws []cache.Window, visit func(int, []byte) error) error {
+func (c counted) Read(ws []array.Window, visit func(int, []byte) error) error {
 	*c.most = max(*c.most, len(ws))
 	return c.Array.Read(ws, visit)
 }

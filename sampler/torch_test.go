@@ -220,7 +220,7 @@ func TestTorchRefuses(t *testing.T) {
 	}
 
 	runs, _ := rooms(false, 10, 20)
-	apart, err := newWindows(runs, ofBlock(3))
+	apart, err := windowsIn(runs, 3)
 	must(t, err)
 	_, err = newTorch(Settings{Order: Torch26, BatchSize: 1, World: 1}, apart)
 	if err == nil || !strings.Contains(err.Error(), "torch-2.6 draws from one array of tokens, here are 2: use one") {

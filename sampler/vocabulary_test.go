@@ -67,8 +67,8 @@ func TestTokenBeyondTheVocabulary(t *testing.T) {
 				batch := make([]byte, q.Batch().Bytes())
 				for off := range q.Batch().Bytes() { // also where the token is only partly asked for
 					err := q.Read(batch[off:], 1, off)
-					var beyond *cache.VocabularyError
-					want := cache.VocabularyError{Place: cache.Place{Path: paths[1], Index: 3}, Token: "8", Size: 8}
+					var beyond *array.VocabularyError
+					want := array.VocabularyError{Place: array.Place{Path: paths[1], Index: 3}, Token: "8", Size: 8}
 					if last := q.Batch().Bytes() - int64(q.DType.Size()); off >= last {
 						must(t, err)
 					} else if !errors.As(err, &beyond) || *beyond != want {

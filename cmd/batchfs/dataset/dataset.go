@@ -284,7 +284,7 @@ func (d *Dataset) bind(split *config.Split) (err error) {
 	}
 	var sources []sampler.Source
 	for i, arrays := range d.sources {
-		from := sampler.Source{Main: arrays.main()}
+		from := sampler.Source{Main: arrays.main(), Tables: s.Tables}
 		if d.groups != nil {
 			from.Groups = d.groups[i]
 		}
@@ -471,7 +471,7 @@ func (d *Dataset) checkBatch(k uint64) (err error) {
 		return d.eachArray((*cache.Array).CheckAll)
 	}
 	pass := cache.NewPass()
-	d.Sequence.Windows(k, func(source, column int, w cache.Window) bool {
+	d.Sequence.Windows(k, func(source, column int, w array.Window) bool {
 		err = d.sources[source][column].CheckWindow(w, pass)
 		return err == nil
 	})

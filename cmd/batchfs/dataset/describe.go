@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 
-	"batchfs/cache"
 	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/terminal"
@@ -211,13 +210,13 @@ type rowOrigin struct {
 	source int
 	file   string
 	start  int64 // index in the file of the row's first token
-	pieces []sampler.Piece
+	pieces []sampler.Segment
 }
 
 // origin says where row j of batch k comes from. The error is one of reading where documents end.
 func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
 	r = rowOrigin{row: d.Sequence.Row(k, j), epoch: d.Sequence.Epoch(k, j)}
-	if r.source, r.pieces, err = d.Sequence.Pieces(k, j); err == nil {
+	if r.source, r.pieces, err = d.Sequence.Segments(k, j); err == nil {
 		at := d.sources[r.source].main().Locate(r.pieces[0].Start)
 		r.file, r.start = at.Path, at.Index
 	}
@@ -253,7 +252,7 @@ func (d *Dataset) Origins() *Origins {
 	for _, path := range d.Files() {
 		longest = max(longest, len(jsonOf(path)))
 	}
-	o.width = len(o.line(rowOrigin{source: max(len(d.Split.Sources)-1, 0), pieces: make([]sampler.Piece, 1)})) - len(jsonOf("")) + longest
+	o.width = len(o.line(rowOrigin{source: max(len(d.Split.Sources)-1, 0), pieces: make([]sampler.Segment, 1)})) - len(jsonOf("")) + longest
 	return o
 }
 
@@ -387,7 +386,7 @@ func (d *Dataset) Describe(out io.Writer, k uint64) error {
 }
 
 // text returns what the tokens of a piece of a row stand for, up to the first T of the row.
-func (d *Dataset) text(source int, p sampler.Piece, v *vocabulary.Manifest) (string, error) {
+func (d *Dataset) text(source int, p sampler.Segment, v *vocabulary.Manifest) (string, error) {
 	tokens := d.sources[source].main()
 	size := tokens.DType().Size()
 	var text strings.Builder
@@ -395,7 +394,7 @@ func (d *Dataset) text(source int, p sampler.Piece, v *vocabulary.Manifest) (str
 	if first == 0 {
 		return "", nil
 	}
-	err := tokens.Read([]cache.Window{{Start: p.Start, Len: first}}, func(_ int, raw []byte) error {
+	err := tokens.Read([]array.Window{{Start: p.Start, Len: first}}, func(_ int, raw []byte) error {
 		text.Reset()
 		for ; len(raw) > 0; raw = raw[size:] {
 			text.WriteString(v.Text(int(min(tokens.DType().Bits(raw), math.MaxInt))))

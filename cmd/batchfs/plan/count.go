@@ -8,7 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
-	"batchfs/cache"
+	"batchfs/cache/array"
 	"batchfs/sampler"
 )
 
@@ -82,7 +82,7 @@ func (c *corpus) lookAt(k uint64, first bool, n *count) error {
 		step := map[block]bool{}
 		for _, q := range ranks {
 			batch := map[block]bool{}
-			q.Windows(k+uint64(i), func(source, column int, w cache.Window) bool {
+			q.Windows(k+uint64(i), func(source, column int, w array.Window) bool {
 				c.sources[source].arrays[column].Blocks(w, c.blocks.BlockBytes, func(file int, number int64) {
 					now := block{source, column, file, number}
 					batch[now], step[now], seen[now] = true, true, true
