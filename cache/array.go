@@ -13,6 +13,7 @@ import (
 
 	"batchfs/cache/array"
 	"batchfs/cache/blocks"
+	"batchfs/cache/format"
 )
 
 // An Array is kept in one or several files, one after the other. Its elements are tokens, or each is an array of numbers itself.
@@ -46,7 +47,7 @@ var began = time.Now().Add(-time.Minute)
 // A shard is one file of elements.
 type shard struct {
 	tracked
-	format Format
+	format format.Format
 	start  int64  // position of its first element
 	index  *index // where its documents end; nil where no file says it
 

@@ -12,6 +12,7 @@ import (
 
 	"batchfs/cache/array"
 	"batchfs/cache/blocks"
+	"batchfs/cache/format"
 	"batchfs/cache/store"
 )
 
@@ -82,7 +83,7 @@ func BenchmarkDocuments(b *testing.B) {
 	}
 	must(b, os.WriteFile(path, nil, 0o600))
 	must(b, os.Truncate(path, 2*end)) // no token is read
-	must(b, os.WriteFile(path+IndexSuffix, index, 0o600))
+	must(b, os.WriteFile(path+format.IndexSuffix, index, 0o600))
 	d := open(b, []string{path}, Options{DType: array.Uint16, Documents: DocumentsIndexed}).Documents()
 	var some [16]int64
 	for range 100_000 { // until the search knows the last numbers of most blocks

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
+	"batchfs/cache/format"
 )
 
 // A memory is a Blob that is no file. It visits its ranges backwards, which a Blob may.
@@ -51,7 +52,7 @@ func TestTokensOfAnotherBlob(t *testing.T) {
 	for _, n := range lens {
 		b := &memory{path: "object", raw: append([]byte("head"), count(from, n, 4)...)}
 		blobs = append(blobs, b)
-		tokens.shards = append(tokens.shards, shard{tracked: tracked{blob: b}, format: Format{Offset: 4, DType: array.Uint32, Count: int64(n)}, start: int64(from)})
+		tokens.shards = append(tokens.shards, shard{tracked: tracked{blob: b}, format: format.Format{Offset: 4, DType: array.Uint32, Count: int64(n)}, start: int64(from)})
 		from += n
 	}
 	tokens.runs = []array.Run{{Name: "object", Start: 0, Len: int64(from)}}

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sort"
 	"sync/atomic"
+
+	"batchfs/cache/format"
 )
 
 // What Options.Documents may be, besides "".
@@ -15,35 +17,12 @@ const (
 	FilesAreDocuments = "files" // each file is one document
 )
 
-// IndexSuffix is what the name of a token file gets for that of the index of its documents. The index is the position behind each
-// document's last token, as little-endian uint64, as datatrove writes it.
-const IndexSuffix = ".index"
-
 // An Index is a file that says where the documents of another one end, as it was when it was opened.
 type Index struct {
 	Path     []byte
 	Identity Identity
 	Sample   Sample
-	Ends     Ends
-}
-
-// Ends says where in an index the ends of documents stand: Count little-endian int64 from byte At on, each larger than the one
-// before it. Each is the position behind a document's last element. If there are Sequences, it is the number of the sequence behind
-// the document's last one. Then the first byte of each sequence, in the file of elements, stands as int64 from byte Starts on, and an
-// element has Width bytes.
-type Ends struct {
-	At, Count int64
-
-	Starts, Sequences, Width int64
-}
-
-// fits returns an error unless all that e names lies within the size bytes of an index.
-func (e Ends) fits(path string, size int64) error {
-	within := func(at, count int64) bool { return at >= 0 && count >= 0 && at <= size && count <= (size-at)/8 }
-	if e.Count < 1 || !within(e.At, e.Count) || !within(e.Starts, e.Sequences) || e.Sequences > 0 && e.Width < 1 {
-		return fmt.Errorf("%s: the ends of %d documents are not within its %d bytes", path, e.Count, size)
-	}
-	return nil
+	Ends     format.Ends
 }
 
 const indexFix = "batchfs index %s --eot N makes an index where token N ends each document"
@@ -51,36 +30,21 @@ const indexFix = "batchfs index %s --eot N makes an index where token N ends eac
 // openIndex opens the index of a file, and adds it to the fingerprint. It returns nil where there is none. previous is that of
 // openFile.
 func openIndex(of File, previous *tracked, sum *Fingerprint, from Remote) (*Index, error) {
-	path, name := string(of.Path), string(of.Path)+IndexSuffix
-	if of.Format.Name == "megatron" {
-		name = megatronIndex(path)
-	}
-	in, err := openBeside(name, previous, from)
+	path := string(of.Path)
+	in, err := openBeside(of.Format.IndexOf(path), previous, from)
 	if in == nil {
 		return nil, err
 	}
 	defer in.content.Close()
-	ends, limit := Ends{Count: in.size / 8}, of.Format.Count
-	if of.Format.Name == "megatron" {
-		if _, ends, err = in.megatron(path, of.Identity.Size); err != nil {
-			return nil, err
-		}
-		limit = ends.Sequences
-	} else if in.size == 0 || in.size%8 != 0 {
-		return nil, fmt.Errorf("%s has %d bytes, which are no ends of documents of 8 bytes each; is it complete?", name, in.size)
-	}
-	raw, err := in.read(ends.At+8*(ends.Count-1), 8)
+	name := in.Path
+	ends, err := in.Ends(of.Format, path, of.Identity.Size)
 	if err != nil {
 		return nil, err
 	}
-	if last := binary.LittleEndian.Uint64(raw); last != uint64(limit) {
-		return nil, fmt.Errorf("%s: document %d, the last one, ends at %d, but %s ends at %d; is the index that of the file, and are "+
-			"both complete?", name, ends.Count-1, last, path, limit)
-	}
 	var wrong error
-	sample, err := sum.add(name, in.size, in.content, func(off int64, block []byte) {
+	sample, err := sum.add(name, in.Size, in.content, func(off int64, block []byte) {
 		if wrong == nil {
-			wrong = ends.increase(name, off, block)
+			wrong = ends.Rise(name, off, block)
 		}
 	})
 	if err = errors.Join(err, wrong); err != nil {
@@ -89,28 +53,11 @@ func openIndex(of File, previous *tracked, sum *Fingerprint, from Remote) (*Inde
 	return &Index{[]byte(name), in.id, sample, ends}, nil
 }
 
-// increase returns an error if ends in a block of the index, its bytes from off on, do not increase.
-func (e Ends) increase(path string, off int64, block []byte) error {
-	i := (max(off-e.At, 0) + 7) / 8
-	for ; i+1 < e.Count && e.At+8*(i+2) <= off+int64(len(block)); i++ {
-		at := block[e.At+8*i-off:]
-		if was, end := binary.LittleEndian.Uint64(at), binary.LittleEndian.Uint64(at[8:]); was >= end || i == 0 && was == 0 {
-			return notIncreasing(path, i+1, int64(end), int64(was))
-		}
-	}
-	return nil
-}
-
-func notIncreasing(path string, document, end, was int64) error {
-	return fmt.Errorf("%s: document %d ends at %d, and the one before it at %d: every document must have a token at least",
-		path, document, end, was)
-}
-
 // An index says where the documents of a shard end. Whatever the access to the shard, it is read with Pread: a search needs one
 // page, and to map that and give it back takes four times as long.
 type index struct {
 	tracked
-	ends   Ends
+	ends   format.Ends
 	tokens int64 // of the shard
 
 	documents sorted // the ends, or the sequences behind the last ones of documents
@@ -119,7 +66,7 @@ type index struct {
 
 func newIndex(f File, o Options) (*index, error) {
 	x, path := f.Index, string(f.Index.Path)
-	if err := x.Ends.fits(path, x.Identity.Size); err != nil {
+	if err := x.Ends.Fits(path, x.Identity.Size); err != nil {
 		return nil, err
 	}
 	blob, err := newBlob(x.Path, x.Identity, x.Sample, Pread, o)
@@ -180,7 +127,7 @@ func (x *index) rising(ends []int64, first, was int64) error {
 		case end > x.tokens:
 			return fmt.Errorf("%s: document %d ends at %d, beyond the %d tokens of the file", x.blob.Path(), document, end, x.tokens)
 		case end <= was:
-			return notIncreasing(x.blob.Path(), document, end, was)
+			return format.NotRising(x.blob.Path(), document, end, was)
 		}
 		was = end
 	}

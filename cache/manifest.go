@@ -5,17 +5,19 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 
 	"batchfs/cache/array"
+	"batchfs/cache/format"
 )
 
 // Options say how an array is stored and fetched.
 type Options struct {
 	DType         array.DType // of the numbers, little-endian; "" where only the files say it
 	Axes          []int       // of an element; nil for tokens, or where only the files say it
-	Format        string      // of the files, one of Formats; "" is AutoFormat
+	Format        string      // of the files, one of format.Names; "" is format.Auto
 	Tensor        string      // the name of the one to serve, of files with several
 	Join          bool        // windows may cross from one file into the next
 	Access        Access      // how the bytes of a window are fetched
@@ -52,7 +54,7 @@ type File struct {
 	Path     []byte // not a string: JSON has none that is not UTF-8
 	Identity Identity
 	Sample   Sample // zero in a manifest of an older program
-	Format   Format
+	Format   format.Format
 	Index    *Index // where its documents end; nil if nobody asked for it, or there is none
 }
 
@@ -132,40 +134,63 @@ func openFormat(path string, o Options, previous *shard, sum *Fingerprint, all b
 	if !all {
 		return file, nil
 	}
-	in := &input{path: path, size: id.Size, content: content, o: o}
+	in := &format.Input{Path: path, Size: id.Size, Content: content, Options: format.Options{
+		Format: o.Format, DType: o.DType, GuessedDType: o.GuessedDType, Axes: o.Axes, Tensor: o.Tensor, Beside: o.Beside,
+	}}
 	var besides []*openInput
 	defer func() {
 		for _, b := range besides {
 			b.content.Close()
 		}
 	}()
-	in.beside = func(path string) (*input, error) {
+	in.Beside = func(path string) (*format.Input, error) {
 		b, err := openBeside(path, nil, o.Remote)
 		if b == nil {
 			return nil, err
 		}
 		besides = append(besides, b)
-		return &b.input, nil
+		return &b.Input, nil
 	}
-	format, formatErr := in.format()
-	if formatErr != nil && format.Name != headerlessFormat { // of such a file what it looks like says more
+	of, formatErr := in.Format()
+	if formatErr != nil && of.Name != format.Headerless { // of such a file what it looks like says more
 		return file, formatErr
 	}
-	tokens := len(format.Axes) == 0 && o.Beside == "" && format.DType.IsInteger()
-	seen := sight{path: path, format: format, guessed: tokens && o.GuessedDType && format.Name == headerlessFormat}
+	tokens := len(of.Axes) == 0 && o.Beside == "" && of.DType.IsInteger()
+	seen := format.Inspection{Path: path, Format: of, Guessed: tokens && o.GuessedDType && of.Name == format.Headerless}
 	if tokens {
-		seen.vocab = o.VocabSize
+		seen.VocabSize = o.VocabSize
 	}
 	// A file that opens may still not be readable: a FUSE or network filesystem answers at the first read.
-	sample, err := sum.add(path, id.Size, content, seen.look)
-	if err = cmp.Or(err, seen.err(), formatErr); err != nil {
+	sample, err := sum.add(path, id.Size, content, seen.Look)
+	if err = cmp.Or(err, seen.Err(), formatErr); err != nil {
 		return file, err
 	}
-	file = File{[]byte(path), id, sample, format, nil}
+	file = File{[]byte(path), id, sample, of, nil}
 	if o.Documents == DocumentsIndexed {
 		file.Index, err = openIndex(file, wasIndex, sum, o.Remote)
 	}
 	return file, err
+}
+
+// An openInput is an input whose content somebody has to close.
+type openInput struct {
+	format.Input
+	id      Identity
+	content content
+}
+
+// openBeside opens a file that lies beside another one. It returns nil where there is none. previous is that of openFile.
+func openBeside(path string, previous *tracked, from Remote) (*openInput, error) {
+	id, content, err := openBlob(path, previous, from)
+	// A store says so of an object that is not there to those who may not list the bucket.
+	hidden := IsRemote(path) && errors.Is(err, os.ErrPermission)
+	if errors.Is(err, os.ErrNotExist) || hidden {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &openInput{format.Input{Path: path, Size: id.Size, Content: content}, id, content}, nil
 }
 
 // Manifest is what Reopen makes the same array of.
@@ -197,7 +222,7 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 	indexed := 0
 	for i, f := range m.Files {
 		path := string(f.Path)
-		if err := f.Format.fits(path, f.Identity.Size); err != nil {
+		if err := f.Format.Fits(path, f.Identity.Size); err != nil {
 			return nil, err
 		}
 		switch {

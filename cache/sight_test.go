@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
+	"batchfs/cache/format"
 )
 
 // numbers are n numbers of width bytes below most.
@@ -123,9 +124,9 @@ func TestLookBeginsAtATokenAnywhere(t *testing.T) {
 	for _, width := range []int{2, 4} {
 		raw := slices.Repeat([]byte{1, 64, 0, 0}[:width], 5000) // within a token, other numbers begin
 		for size := len(raw) - 16; size < len(raw); size++ {
-			s := sight{path: "train.bin", format: Format{DType: unsigned(width), Count: int64(size / width)}, vocab: 64<<8 + 2}
-			must(t, sample(bytes.NewReader(raw), int64(size), 3, s.look))
-			must(t, s.err())
+			s := format.Inspection{Path: "train.bin", Format: format.Format{DType: unsigned(width), Count: int64(size / width)}, VocabSize: 64<<8 + 2}
+			must(t, sample(bytes.NewReader(raw), int64(size), 3, s.Look))
+			must(t, s.Err())
 		}
 	}
 }

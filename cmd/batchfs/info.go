@@ -10,6 +10,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cache/format"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/survey"
 )
@@ -19,10 +20,10 @@ type fileFlags struct{ format, tensor, dtype string }
 
 // register adds the flags to a command.
 func (f *fileFlags) register(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.format, "format", cache.AutoFormat, "`FORMAT` of the files, as the key format")
+	cmd.Flags().StringVar(&f.format, "format", format.Auto, "`FORMAT` of the files, as the key format")
 	cmd.Flags().StringVar(&f.dtype, "token-dtype", "", "`DTYPE` of the numbers in headerless files, as the key token_dtype (default uint16)")
 	cmd.Flags().StringVar(&f.tensor, "tensor", "", "`NAME` of the tensor, in files that have several")
-	cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(cache.Formats(), cobra.ShellCompDirectiveNoFileComp))
+	cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(format.Names(), cobra.ShellCompDirectiveNoFileComp))
 }
 
 // options are those to open the files with.
@@ -33,7 +34,7 @@ func (f *fileFlags) options() (cache.Options, error) {
 	if f.dtype == "" {
 		o.DType = array.Uint16
 	}
-	return o, cmp.Or(mustBe("--format", f.format, cache.Formats()), mustBe("--token-dtype", o.DType, array.DTypes()))
+	return o, cmp.Or(mustBe("--format", f.format, format.Names()), mustBe("--token-dtype", o.DType, array.DTypes()))
 }
 
 // mustBe returns an error unless the value of a flag is one of several.

@@ -15,6 +15,7 @@ import (
 	"batchfs/cache"
 	"batchfs/cache/array"
 	"batchfs/cache/blocks"
+	"batchfs/cache/format"
 	"batchfs/cache/store"
 	"batchfs/sampler"
 )
@@ -110,7 +111,7 @@ type Split struct {
 	Sources           []Source // instead of Tokens
 	Beside            []Beside // arrays beside Tokens; those of Sources are theirs
 	Join              bool
-	Format            string      // of the files, one of cache.Formats
+	Format            string      // of the files, one of format.Names
 	Tensor            string      // of a format with several
 	TokenDType        array.DType // of headerless files, as is Shape
 	Shape             []int       // of an element
@@ -171,7 +172,7 @@ func defaultSplit() *Split {
 			BatchSize: 12, BlockSize: 1024, DType: sampler.Native, Layout: sampler.XY,
 			Order: sampler.Random, Seed: 1337, Rank: 0, World: 1, LocalWorld: 1, Rows: sampler.Windows,
 		},
-		Format:     cache.AutoFormat,
+		Format:     format.Auto,
 		TokenDType: array.Uint16,
 		EndOfText:  -1,
 		OnChange:   "error",

@@ -11,6 +11,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cache/format"
 	"batchfs/sampler"
 )
 
@@ -86,7 +87,7 @@ var sequenceKeys = map[string]key[Split]{
 var batchKeys = map[string]key[Split]{
 	"token_dtype": enumKey(func(c *Split) *array.DType { return &c.TokenDType }, array.DTypes()...),
 	"shape":       shapeKey(func(c *Split) *[]int { return &c.Shape }),
-	"format":      enumKey(func(c *Split) *string { return &c.Format }, cache.Formats()...),
+	"format":      enumKey(func(c *Split) *string { return &c.Format }, format.Names()...),
 	"tensor":      textKey(func(c *Split) *string { return &c.Tensor }, "the name of a tensor"),
 	"documents": {rule: `true, false or "files"`, set: func(c *Split, value any) (ok bool) {
 		word, isText := value.(string)
@@ -151,13 +152,13 @@ var arrayKeys = map[string]key[Beside]{
 	"at":     enumKey(func(c *Beside) *sampler.At { return &c.At }, sampler.AtX, sampler.AtY),
 	"dtype":  enumKey(func(c *Beside) *array.DType { return &c.DType }, array.DTypes()...),
 	"shape":  shapeKey(func(c *Beside) *[]int { return &c.Shape }),
-	"format": enumKey(func(c *Beside) *string { return &c.Format }, cache.Formats()...),
+	"format": enumKey(func(c *Beside) *string { return &c.Format }, format.Names()...),
 	"tensor": textKey(func(c *Beside) *string { return &c.Tensor }, "the name of a tensor"),
 }
 
 // NewBeside returns an array at the targets, of headerless files. It is not ok if no configuration could have such a name or dtype.
 func NewBeside(name, dtype string) (b Beside, ok bool) {
-	b = Beside{At: sampler.AtY, Format: cache.AutoFormat}
+	b = Beside{At: sampler.AtY, Format: format.Auto}
 	return b, arrayKeys["name"].set(&b, name) && arrayKeys["dtype"].set(&b, dtype)
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/blocks"
+	"batchfs/cache/format"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/sampler"
@@ -88,7 +89,7 @@ func (s size) array(split *config.Split) (*cache.Array, error) {
 		m.Files = append(m.Files, cache.File{
 			Path:     fmt.Appendf(nil, "%s_%06d.bin", s.name, i),
 			Identity: cache.Identity{Size: count * int64(split.TokenDType.Size())},
-			Format:   cache.Format{DType: split.TokenDType, Count: count},
+			Format:   format.Format{DType: split.TokenDType, Count: count},
 		})
 	}
 	return cache.Reopen(m, cache.Options{Join: split.Join})
