@@ -8,6 +8,7 @@ import (
 	"sort"
 	"sync/atomic"
 
+	"batchfs/cache/blob"
 	"batchfs/cache/format"
 )
 
@@ -20,8 +21,8 @@ const (
 // An Index is a file that says where the documents of another one end, as it was when it was opened.
 type Index struct {
 	Path     []byte
-	Identity Identity
-	Sample   Sample
+	Identity blob.Identity
+	Sample   blob.Sample
 	Ends     format.Ends
 }
 
@@ -29,7 +30,7 @@ const indexFix = "batchfs index %s --eot N makes an index where token N ends eac
 
 // openIndex opens the index of a file, and adds it to the fingerprint. It returns nil where there is none. previous is that of
 // openFile.
-func openIndex(of File, previous *tracked, sum *Fingerprint, from Remote) (*Index, error) {
+func openIndex(of File, previous blob.Blob, sum *Fingerprint, from blob.Remote) (*Index, error) {
 	path := string(of.Path)
 	in, err := openBeside(of.Format.IndexOf(path), previous, from)
 	if in == nil {
@@ -53,10 +54,10 @@ func openIndex(of File, previous *tracked, sum *Fingerprint, from Remote) (*Inde
 	return &Index{[]byte(name), in.id, sample, ends}, nil
 }
 
-// An index says where the documents of a shard end. Whatever the access to the shard, it is read with Pread: a search needs one
+// An index says where the documents of a shard end. Whatever the access to the shard, it is read with blob.Pread: a search needs one
 // page, and to map that and give it back takes four times as long.
 type index struct {
-	tracked
+	blob   blob.Blob
 	ends   format.Ends
 	tokens int64 // of the shard
 
@@ -69,8 +70,8 @@ func newIndex(f File, o Options) (*index, error) {
 	if err := x.Ends.Fits(path, x.Identity.Size); err != nil {
 		return nil, err
 	}
-	blob, err := newBlob(x.Path, x.Identity, x.Sample, Pread, o)
-	return &index{tracked: tracked{blob: blob}, ends: x.Ends, tokens: f.Format.Count}, err
+	file, err := blob.New(x.Path, x.Identity, x.Sample, blob.Pread, o.DropPageCache, o.Remote)
+	return &index{blob: file, ends: x.Ends, tokens: f.Format.Count}, err
 }
 
 func (x *index) manifest() *Index {
@@ -136,7 +137,7 @@ func (x *index) rising(ends []int64, first, was int64) error {
 
 // locate replaces the numbers of sequences, those behind the last ones of documents from first on, by their first tokens.
 func (x *index) locate(sequences []int64, first int64) error {
-	var runs []Range
+	var runs []blob.Range
 	for i, n := range sequences {
 		switch {
 		case n < 0 || n > x.ends.Sequences:
@@ -185,17 +186,17 @@ func newSorted(at, count, block int64) sorted {
 }
 
 // run appends to runs the bytes of n numbers from the first on.
-func (n *sorted) run(first, count int64, index int, runs []Range) []Range {
+func (n *sorted) run(first, count int64, index int, runs []blob.Range) []blob.Range {
 	from := n.at + 8*first
-	return append(runs, Range{from, from + 8*count, index})
+	return append(runs, blob.Range{From: from, To: from + 8*count, Index: index})
 }
 
 // upper is how many of the numbers are v or below. It puts some of those above v into p, unless that is nil.
-func (n *sorted) upper(blob Blob, v int64, p *piece) (i int64, err error) {
+func (n *sorted) upper(file blob.Blob, v int64, p *piece) (i int64, err error) {
 	block := sort.Search(len(n.last), func(i int) bool {
 		last := n.last[i].Load() - 1
 		if last < 0 && err == nil {
-			last, err = n.readLast(blob, i)
+			last, err = n.readLast(file, i)
 		}
 		return last > v
 	})
@@ -203,7 +204,7 @@ func (n *sorted) upper(blob Blob, v int64, p *piece) (i int64, err error) {
 		return n.count, err
 	}
 	first := int64(block) * n.block
-	err = blob.Read(n.run(first, min(n.block, n.count-first), 0, nil), func(_ int, raw []byte) error {
+	err = file.Read(n.run(first, min(n.block, n.count-first), 0, nil), func(_ int, raw []byte) error {
 		in := sort.Search(len(raw)/8, func(i int) bool { return int64(binary.LittleEndian.Uint64(raw[8*i:])) > v })
 		if i = first + int64(in); p != nil {
 			p.n = min(len(raw)/8-in, len(p.ends))
@@ -215,9 +216,9 @@ func (n *sorted) upper(blob Blob, v int64, p *piece) (i int64, err error) {
 }
 
 // readLast reads the last number of block i, and keeps it.
-func (n *sorted) readLast(blob Blob, i int) (last int64, err error) {
+func (n *sorted) readLast(file blob.Blob, i int) (last int64, err error) {
 	end := min(int64(i+1)*n.block, n.count)
-	err = blob.Read(n.run(end-1, 1, 0, nil), func(_ int, raw []byte) error {
+	err = file.Read(n.run(end-1, 1, 0, nil), func(_ int, raw []byte) error {
 		last = int64(binary.LittleEndian.Uint64(raw))
 		return nil
 	})
@@ -280,7 +281,7 @@ func (d *Documents) Of(pos int64) (int64, error) {
 	}
 	document, p, err := s.index.of(pos - s.start)
 	if err != nil {
-		return 0, d.array.remember(&s.index.tracked, err)
+		return 0, d.array.remember(s.index.blob, err)
 	}
 	document += d.first[i]
 	if p != nil {
@@ -307,7 +308,7 @@ func (d *Documents) Ends(first int64, ends []int64) error {
 			ends[0] = s.end()
 		} else {
 			if err := s.index.read(first-d.first[i], ends[:n]); err != nil {
-				return d.array.remember(&s.index.tracked, err)
+				return d.array.remember(s.index.blob, err)
 			}
 			for j := range ends[:n] {
 				ends[j] += s.start

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 	"batchfs/cache/format"
 	"batchfs/internal/wait"
 )
@@ -286,7 +287,7 @@ func TestIndexStaysOnDisk(t *testing.T) {
 		raw = binary.LittleEndian.AppendUint64(raw, uint64(2*i+2))
 	}
 	must(t, os.WriteFile(paths[0]+".index", raw, 0o600))
-	a := open(t, paths, Options{DType: array.Uint16, Documents: DocumentsIndexed, Access: Map})
+	a := open(t, paths, Options{DType: array.Uint16, Documents: DocumentsIndexed, Access: blob.Map})
 	r := rand.New(rand.NewPCG(1, 2))
 	heap := func() uint64 {
 		var m runtime.MemStats
@@ -320,8 +321,8 @@ func FuzzIndex(f *testing.F) {
 		if tokens < 1 || tokens > 1<<40 || width > 8 || ends.Fits("a.index", int64(len(raw))) != nil {
 			return
 		}
-		x := &index{tracked: tracked{blob: &memory{path: "a.index", raw: raw}}, ends: ends, tokens: tokens}
-		a := &Array{width: 1, shards: []shard{{tracked: tracked{blob: &memory{path: "a"}}, format: format.Format{DType: array.Uint8, Count: tokens}, index: x}}}
+		x := &index{blob: &memory{path: "a.index", raw: raw}, ends: ends, tokens: tokens}
+		a := &Array{width: 1, shards: []shard{{blob: &memory{path: "a"}, format: format.Format{DType: array.Uint8, Count: tokens}, index: x}}}
 		d := newDocuments(a)
 		if d.Count() != count {
 			t.Errorf("%d documents", d.Count())

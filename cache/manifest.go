@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 	"batchfs/cache/format"
 )
 
@@ -20,7 +21,7 @@ type Options struct {
 	Format        string      // of the files, one of format.Names; "" is format.Auto
 	Tensor        string      // the name of the one to serve, of files with several
 	Join          bool        // windows may cross from one file into the next
-	Access        Access      // how the bytes of a window are fetched
+	Access        blob.Access // how the bytes of a window are fetched
 	DropPageCache bool        // give the kernel's page cache back after every read; Map does not
 	VocabSize     int64       // tokens are below it; 0: nobody knows. It is not of elements with axes
 
@@ -32,14 +33,14 @@ type Options struct {
 	// GuessedDType says that DType is a guess: Open then refuses files that look like another one, or like text. Reopen ignores it.
 	GuessedDType bool
 
-	Remote Remote // where objects are read from
-	Follow bool   // Check notices after a while that an object was replaced, although nothing is read from the store
+	Remote blob.Remote // where objects are read from
+	Follow bool        // Check notices after a while that an object was replaced, although nothing is read from the store
 
 	// Open adds each file to Fingerprint, unless that is nil. Reopen ignores it.
 	Fingerprint *Fingerprint
 
 	// Previous are the same files before they changed, or nil. With it, Open refuses a file that is being overwritten: see
-	// openFile. File i is compared with file i of Previous. Reopen ignores it.
+	// blob.Open. File i is compared with file i of Previous. Reopen ignores it.
 	Previous *Array
 }
 
@@ -52,8 +53,8 @@ type Manifest struct {
 // A File is a file of an array as it was when it was opened.
 type File struct {
 	Path     []byte // not a string: JSON has none that is not UTF-8
-	Identity Identity
-	Sample   Sample // zero in a manifest of an older program
+	Identity blob.Identity
+	Sample   blob.Sample // zero in a manifest of an older program
 	Format   format.Format
 	Index    *Index // where its documents end; nil if nobody asked for it, or there is none
 }
@@ -69,7 +70,7 @@ func Open(paths []string, o Options) (*Array, error) {
 		if len(m.Files) > i {
 			continue
 		}
-		if IsRemote(path) {
+		if blob.IsRemote(path) {
 			some, err := openObjects(paths[i:], o, sum)
 			if err != nil {
 				return nil, err
@@ -78,7 +79,7 @@ func Open(paths []string, o Options) (*Array, error) {
 			continue
 		}
 		f, err := openFormat(path, o, o.Previous.shard(i), sum, wait == nil)
-		if errors.As(err, new(overwrittenError)) {
+		if errors.As(err, new(blob.OverwrittenError)) {
 			wait = cmp.Or(wait, err) // after the others were looked at, or those would be waited for later
 		} else if err != nil {
 			return nil, err
@@ -97,7 +98,7 @@ const atOnce = 32
 // openObjects opens the objects that a list of paths begins with, or the first of many, at the same time.
 func openObjects(paths []string, o Options, sum *Fingerprint) ([]File, error) {
 	n := 1
-	for n < min(len(paths), atOnce) && IsRemote(paths[n]) {
+	for n < min(len(paths), atOnce) && blob.IsRemote(paths[n]) {
 		n++
 	}
 	files, errs, parts := make([]File, n), make([]error, n), make([]bytes.Buffer, n)
@@ -119,14 +120,14 @@ func openObjects(paths []string, o Options, sum *Fingerprint) ([]File, error) {
 
 // openFormat opens a file. If all is set, it finds where its elements lie and its documents end, and adds it to the fingerprint.
 func openFormat(path string, o Options, previous *shard, sum *Fingerprint, all bool) (file File, err error) {
-	var was, wasIndex *tracked
+	var was, wasIndex blob.Blob
 	if previous != nil {
-		was = &previous.tracked
+		was = previous.blob
 		if previous.index != nil {
-			wasIndex = &previous.index.tracked
+			wasIndex = previous.index.blob
 		}
 	}
-	id, content, err := openBlob(path, was, o.Remote)
+	id, content, err := blob.Open(path, was, o.Remote)
 	if err != nil {
 		return file, err
 	}
@@ -175,15 +176,15 @@ func openFormat(path string, o Options, previous *shard, sum *Fingerprint, all b
 // An openInput is an input whose content somebody has to close.
 type openInput struct {
 	format.Input
-	id      Identity
-	content content
+	id      blob.Identity
+	content blob.Content
 }
 
 // openBeside opens a file that lies beside another one. It returns nil where there is none. previous is that of openFile.
-func openBeside(path string, previous *tracked, from Remote) (*openInput, error) {
-	id, content, err := openBlob(path, previous, from)
+func openBeside(path string, previous blob.Blob, from blob.Remote) (*openInput, error) {
+	id, content, err := blob.Open(path, previous, from)
 	// A store says so of an object that is not there to those who may not list the bucket.
-	hidden := IsRemote(path) && errors.Is(err, os.ErrPermission)
+	hidden := blob.IsRemote(path) && errors.Is(err, os.ErrPermission)
 	if errors.Is(err, os.ErrNotExist) || hidden {
 		return nil, nil
 	}
@@ -234,11 +235,11 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 		case !slices.Equal(f.Format.Axes, a.axes):
 			return nil, fmt.Errorf("%s: its elements have shape %d, those of %s %d; make them one", path, f.Format.Axes, first.Path, a.axes)
 		}
-		blob, err := newBlob(f.Path, f.Identity, f.Sample, o.Access, o)
+		file, err := blob.New(f.Path, f.Identity, f.Sample, o.Access, o.DropPageCache, o.Remote)
 		if err != nil {
 			return nil, err
 		}
-		a.shards[i] = shard{tracked: tracked{blob: blob}, format: f.Format, start: start}
+		a.shards[i] = shard{blob: file, format: f.Format, start: start}
 		if f.Index != nil {
 			if a.shards[i].index, err = newIndex(f, o); err != nil {
 				return nil, err
@@ -248,13 +249,13 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 		if i > 0 && o.Join {
 			a.runs[0].Len += f.Format.Count
 		} else {
-			a.runs = append(a.runs, array.Run{Name: blob.Path(), Start: start, Len: f.Format.Count})
+			a.runs = append(a.runs, array.Run{Name: file.Path(), Start: start, Len: f.Format.Count})
 		}
 		start += f.Format.Count
 	}
 	if o.Follow {
 		for file := range a.all() {
-			if remote, ok := file.blob.(*object); ok {
+			if remote, ok := file.(*blob.Object); ok {
 				a.followed = append(a.followed, remote)
 			}
 		}

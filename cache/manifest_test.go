@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 	"batchfs/cache/format"
 )
 
@@ -96,14 +97,14 @@ func TestChangeIsSeenAfterReopen(t *testing.T) {
 
 // A fileOf is one that nobody looked at.
 func fileOf(path string, size, tokens int64) File {
-	return File{[]byte(path), Identity{Size: size}, Sample{}, format.Format{Name: "headerless", DType: array.Uint16, Count: tokens}, nil}
+	return File{[]byte(path), blob.Identity{Size: size}, blob.Sample{}, format.Format{Name: "headerless", DType: array.Uint16, Count: tokens}, nil}
 }
 
 // The files may be where even to ask for them would hang.
 func TestReopenTouchesNoFile(t *testing.T) {
 	m := Manifest{[]File{fileOf("/proc/self/no/such/file", 20, 10), fileOf("/dev/null/below", 20, 10), fileOf("nowhere", 20, 10)}}
 	for i := range m.Files {
-		m.Files[i].Index = &Index{[]byte("no/such/index"), Identity{Size: 16}, Sample{}, format.Ends{Count: 2}}
+		m.Files[i].Index = &Index{[]byte("no/such/index"), blob.Identity{Size: 16}, blob.Sample{}, format.Ends{Count: 2}}
 	}
 	tokens, err := Reopen(m, Options{})
 	must(t, err)
@@ -128,7 +129,7 @@ func TestReopenRefuses(t *testing.T) {
 	}
 	indexed := func(e format.Ends) File {
 		f := fileOf("i", 20, 10)
-		f.Index = &Index{[]byte("i.index"), Identity{Size: 20}, Sample{}, e}
+		f.Index = &Index{[]byte("i.index"), blob.Identity{Size: 20}, blob.Sample{}, e}
 		return f
 	}
 	const outside = "are not within its 20 bytes"
@@ -179,10 +180,10 @@ func TestFormatSaysWhereTheTokensLie(t *testing.T) {
 			path := filepath.Join(dir, string(rune('a'+i)))
 			raw := slices.Concat(bytes.Repeat([]byte{0xee}, test.offset), count(i*n, n, size), bytes.Repeat([]byte{0xdd}, test.behind))
 			must(t, os.WriteFile(path, raw, 0o600))
-			id, content, err := openBlob(path, nil, Remote{})
+			id, content, err := blob.Open(path, nil, blob.Remote{})
 			must(t, err)
 			must(t, content.Close())
-			m.Files = append(m.Files, File{[]byte(path), id, Sample{}, format.Format{Name: "made-up", Offset: int64(test.offset), DType: array.Uint16, Axes: nil, Count: n}, nil})
+			m.Files = append(m.Files, File{[]byte(path), id, blob.Sample{}, format.Format{Name: "made-up", Offset: int64(test.offset), DType: array.Uint16, Axes: nil, Count: n}, nil})
 		}
 		everyAccess(t, func(t *testing.T, o Options) {
 			for _, o.Join = range []bool{false, true} {

@@ -10,6 +10,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 	"batchfs/cache/format"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/survey"
@@ -30,7 +31,7 @@ func (f *fileFlags) register(cmd *cobra.Command) {
 func (f *fileFlags) options() (cache.Options, error) {
 	remote := config.Default().Remote()
 	remote.Blocks.Memory = 16 * remote.Blocks.BlockBytes
-	o := cache.Options{Remote: remote, Format: f.format, Tensor: f.tensor, DType: array.DType(f.dtype), GuessedDType: f.dtype == "", Access: cache.Pread}
+	o := cache.Options{Remote: remote, Format: f.format, Tensor: f.tensor, DType: array.DType(f.dtype), GuessedDType: f.dtype == "", Access: blob.Pread}
 	if f.dtype == "" {
 		o.DType = array.Uint16
 	}
@@ -71,9 +72,9 @@ with --eot: only those that lie within a block are counted in a sample.`,
 			var bad []error
 			for _, arg := range args {
 				files := []string{arg} // a shell resolves globs of files
-				if cache.IsRemote(arg) {
+				if blob.IsRemote(arg) {
 					var err error
-					if files, err = cache.Resolve("", files, o.Open.Remote); err != nil {
+					if files, err = blob.Resolve("", files, o.Open.Remote); err != nil {
 						bad = append(bad, err)
 					}
 				}

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 	"batchfs/cache/blocks"
 	"batchfs/cache/format"
 	"batchfs/cache/store"
@@ -32,7 +32,7 @@ type Config struct {
 
 // Memory is the table [memory]: how tokens are fetched.
 type Memory struct {
-	Access     cache.Access
+	Access     blob.Access
 	PageCache  string // "keep" or "drop"
 	Ahead      int    // batches made ready for each reader
 	AheadBytes int64  // memory for all of those, as written
@@ -77,9 +77,9 @@ type Store struct {
 }
 
 // Remote is what package cache needs to know of objects.
-func (c *Config) Remote() cache.Remote {
+func (c *Config) Remote() blob.Remote {
 	s := c.Store
-	return cache.Remote{
+	return blob.Remote{
 		Store:  store.Options{Endpoint: s.Endpoint, Region: s.Region, PathStyle: s.PathStyle, Anonymous: s.Anonymous, Timeout: c.Mount.Timeout},
 		Blocks: blocks.Options{Dir: s.CacheDir, Shared: s.CacheShared, Limit: s.CacheBytes, BlockBytes: s.BlockBytes, Memory: c.Shares().Blocks, Ahead: c.Mount.Timeout / 5},
 	}
@@ -123,7 +123,7 @@ type Split struct {
 	Steps             uint64 // 0: one epoch
 	OnChange          string // "error" or "follow"
 	Expect            string // the fingerprint that the files must have, or empty
-	Remote            cache.Remote
+	Remote            blob.Remote
 
 	dir     string            // what Tokens and Sources are relative to
 	besides string            // and Beside
@@ -156,7 +156,7 @@ type Beside struct {
 // Default returns the configuration of an empty file.
 func Default() *Config {
 	return &Config{
-		Memory: Memory{Access: cache.Remap, PageCache: "keep", Ahead: 2, AheadBytes: 64 << 20, Budget: 128 << 20},
+		Memory: Memory{Access: blob.Remap, PageCache: "keep", Ahead: 2, AheadBytes: 64 << 20, Budget: 128 << 20},
 		Mount: Mount{
 			Mode: 0o444, UID: int64(os.Getuid()), GID: int64(os.Getgid()), SettingsPerUser: 4096, Timeout: 30 * time.Second, Grace: 10 * time.Second,
 		},
@@ -222,7 +222,7 @@ func (s *Split) isRemote() bool {
 			patterns = append(patterns, b.Files...)
 		}
 	}
-	return slices.ContainsFunc(patterns, cache.IsRemote)
+	return slices.ContainsFunc(patterns, blob.IsRemote)
 }
 
 // SourceFiles are the absolute paths of the files of a source.
@@ -250,7 +250,7 @@ func (s *Split) Files() (all []SourceFiles, err error) {
 	}
 	resolve := func(dir, key string, patterns []string) (files []string) {
 		if err == nil {
-			if files, err = cache.Resolve(dir, patterns, s.Remote); err != nil {
+			if files, err = blob.Resolve(dir, patterns, s.Remote); err != nil {
 				err = fmt.Errorf("%s: %w", s.Origin(key), err)
 			}
 		}

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 	"batchfs/cache/format"
 	"batchfs/sampler"
 )
@@ -23,7 +23,7 @@ type key[C any] struct {
 }
 
 var memoryKeys = map[string]key[Memory]{
-	"access":      enumKey(func(c *Memory) *cache.Access { return &c.Access }, cache.Remap, cache.Advise, cache.Pread, cache.Map),
+	"access":      enumKey(func(c *Memory) *blob.Access { return &c.Access }, blob.Remap, blob.Advise, blob.Pread, blob.Map),
 	"page_cache":  enumKey(func(c *Memory) *string { return &c.PageCache }, "keep", "drop"),
 	"ahead":       intKey(func(c *Memory) *int { return &c.Ahead }, 0, 1024),
 	"ahead_bytes": intKey(func(c *Memory) *int64 { return &c.AheadBytes }, 0, 1<<40),

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 
 	"batchfs/cache"
+	"batchfs/cache/blob"
 	"batchfs/cache/format"
 	"batchfs/cmd/batchfs/terminal"
 )
@@ -28,7 +29,7 @@ type Index struct {
 // in the layout of datatrove. A document ends with the token eot, or with the file. The index gets its name when it is complete.
 // One that differs is replaced only with force.
 func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, force bool, stderr io.Writer) (index Index, err error) {
-	if cache.IsRemote(path) {
+	if blob.IsRemote(path) {
 		return index, fmt.Errorf("%s: an index lies beside its token file, and batchfs writes nothing to a store: write it beside a copy of the "+
 			"file on this machine, and upload it as %s%s", path, path, format.IndexSuffix)
 	}
