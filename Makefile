@@ -67,9 +67,10 @@ vulnerabilities:
 	esac
 
 fuzz:
-	for parser in Npy LLMC Safetensors Megatron Datatrove Index; do \
-		$(FUZZ) $(FUZZTIME) ./cache -fuzz "Fuzz$$parser$$" || exit 1; \
+	for parser in Npy LLMC Safetensors Megatron Datatrove; do \
+		$(FUZZ) $(FUZZTIME) ./cache/format -fuzz "Fuzz$$parser$$" || exit 1; \
 	done
+	$(FUZZ) $(FUZZTIME) ./cache -fuzz FuzzIndex
 	$(FUZZ) $(FUZZTIME) ./sampler -fuzz FuzzRead
 	$(FUZZ) $(FUZZTIME) ./sampler -fuzz FuzzStart
 	$(FUZZ) $(FUZZTIME) ./cmd/batchfs/config -fuzz FuzzConfig

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 	"batchfs/internal/wait"
 )
 
@@ -49,11 +50,9 @@ func TestCopyOfAFileIsTheFile(t *testing.T) {
 			}))
 			must(t, readAll(tokens, ws()))
 		}
-		kept, err := os.Open(paths[1])
+		id, content, err := blob.Open(paths[1], nil, blob.Remote{})
 		must(t, err)
-		defer kept.Close()
-		id, err := identify(int(kept.Fd()))
-		must(t, err)
+		must(t, content.Close())
 		if tokens.Manifest().Files[1].Identity != id {
 			t.Error("the manifest has another identity than the file")
 		}
@@ -91,8 +90,8 @@ func TestOtherFileOfTheSameTimeIsAnother(t *testing.T) {
 func TestWithoutASampleACopyIsAnotherFile(t *testing.T) {
 	paths := files(t, 2, 1000)
 	m := open(t, paths, Options{DType: "uint16"}).Manifest()
-	m.Files[0].Sample = Sample{}
-	tokens, err := Reopen(m, Options{Access: Pread})
+	m.Files[0].Sample = blob.Sample{}
+	tokens, err := Reopen(m, Options{Access: blob.Pread})
 	must(t, err)
 	copyOver(t, paths[0], same)
 	if err := readOne(tokens); !errors.Is(err, syscall.ESTALE) {
@@ -133,7 +132,7 @@ func TestCopiesUnderReaders(t *testing.T) {
 
 // The mapping of a file that a copy replaced is not read any more: whoever has the file may write to it.
 func TestReplacedMappingIsNotRead(t *testing.T) {
-	for _, access := range []Access{Advise, Map} {
+	for _, access := range []blob.Access{blob.Advise, blob.Map} {
 		paths := files(t, 2, 10_000)
 		tokens := open(t, paths, Options{DType: "uint16", Access: access})
 		must(t, readOne(tokens))

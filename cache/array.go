@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 	"batchfs/cache/blocks"
+	"batchfs/cache/format"
 )
 
 // An Array is kept in one or several files, one after the other. Its elements are tokens, or each is an array of numbers itself.
@@ -30,33 +32,22 @@ type Array struct {
 
 	documents *Documents // nil where nobody asked for them, or knows
 
-	followed []*object    // those whose change must be noticed although nothing is read from the store
-	looked   atomic.Int64 // when the store was asked about one of them, as uptime says
-	next     atomic.Int64 // counts those
+	followed []*blob.Object // those whose change must be noticed although nothing is read from the store
+	looked   atomic.Int64   // when the store was asked about one of them, as blob.Uptime says
+	next     atomic.Int64   // counts those
 
-	changed atomic.Pointer[tracked] // one that was found changed, or could not be looked at, until it is as it was
-	checked atomic.Int64            // when Check last looked at all files, as uptime says; 0: never
+	changed atomic.Pointer[blob.Blob] // one that was found changed, or could not be looked at, until it is as it was
+	checked atomic.Int64              // when Check last looked at all files, as blob.Uptime says; 0: never
 }
-
-// uptime is a time on a clock that nobody sets. It is above a second.
-func uptime() time.Duration { return time.Since(began) }
-
-var began = time.Now().Add(-time.Minute)
 
 // A shard is one file of elements.
 type shard struct {
-	tracked
-	format Format
+	blob   blob.Blob
+	format format.Format
 	start  int64  // position of its first element
 	index  *index // where its documents end; nil where no file says it
 
 	pass atomic.Int64 // the last Pass that looked at it
-}
-
-// A tracked is a file that may change.
-type tracked struct {
-	blob    Blob
-	settles settlement // of the file that was written over it
 }
 
 // end is the position behind the shard's last element.
@@ -89,17 +80,17 @@ func (a *Array) Files() []string {
 // AllFiles are the paths of Files, and of the files that say where documents end.
 func (a *Array) AllFiles() (paths []string) {
 	for file := range a.all() {
-		paths = append(paths, file.blob.Path())
+		paths = append(paths, file.Path())
 	}
 	return paths
 }
 
 // all are the files that the array is read from.
-func (a *Array) all() iter.Seq[*tracked] {
-	return func(yield func(*tracked) bool) {
+func (a *Array) all() iter.Seq[blob.Blob] {
+	return func(yield func(blob.Blob) bool) {
 		for i := range a.shards {
 			s := &a.shards[i]
-			if !yield(&s.tracked) || s.index != nil && !yield(&s.index.tracked) {
+			if !yield(s.blob) || s.index != nil && !yield(s.index.blob) {
 				return
 			}
 		}
@@ -144,7 +135,7 @@ func (a *Array) Check() error {
 		return err
 	}
 	a.look()
-	now, last := int64(uptime()), a.checked.Load()
+	now, last := int64(blob.Uptime()), a.checked.Load()
 	if now-last < int64(time.Second) || !a.checked.CompareAndSwap(last, now) {
 		return nil
 	}
@@ -175,13 +166,13 @@ func (a *Array) CheckWindow(w array.Window, p Pass) error {
 		if s.pass.Swap(int64(p)) == int64(p) {
 			continue
 		}
-		if err := a.check(&s.tracked); err != nil {
+		if err := a.check(s.blob); err != nil {
 			return err
 		}
 		if s.index == nil {
 			continue
 		}
-		if err := a.check(&s.index.tracked); err != nil {
+		if err := a.check(s.index.blob); err != nil {
 			return err
 		}
 	}
@@ -189,10 +180,11 @@ func (a *Array) CheckWindow(w array.Window, p Pass) error {
 }
 
 // check looks at a file, and keeps it for checkChanged if it is not as it was.
-func (a *Array) check(file *tracked) error {
-	err := file.blob.Check()
+func (a *Array) check(file blob.Blob) error {
+	err := file.Check()
 	if err != nil {
-		a.changed.Store(file)
+		changed := file // which would else be allocated in every call
+		a.changed.Store(&changed)
 	}
 	return err
 }
@@ -202,9 +194,9 @@ func (a *Array) look() {
 	if len(a.followed) == 0 {
 		return
 	}
-	now, last := int64(uptime()), a.looked.Load()
-	if now-last >= int64(lookEvery) && a.looked.CompareAndSwap(last, now) {
-		go a.followed[int(a.next.Add(1)%int64(len(a.followed)))].look()
+	now, last := int64(blob.Uptime()), a.looked.Load()
+	if now-last >= int64(blob.LookEvery) && a.looked.CompareAndSwap(last, now) {
+		go a.followed[int(a.next.Add(1)%int64(len(a.followed)))].Look()
 	}
 }
 
@@ -214,7 +206,7 @@ func (a *Array) checkChanged() error {
 	if s == nil {
 		return nil
 	}
-	if err := s.blob.Check(); err != nil {
+	if err := (*s).Check(); err != nil {
 		return err
 	}
 	a.changed.CompareAndSwap(s, nil)
@@ -222,18 +214,22 @@ func (a *Array) checkChanged() error {
 }
 
 // remember returns err, and keeps the file for checkChanged if err says that it has changed.
-func (a *Array) remember(file *tracked, err error) error {
+func (a *Array) remember(file blob.Blob, err error) error {
 	if errors.Is(err, syscall.ESTALE) {
-		a.changed.Store(file)
+		changed := file // which would else be allocated in every call
+		a.changed.Store(&changed)
 	}
 	return err
 }
+
+// Unwritten returns an error if somebody has one of the files open for writing: see [blob.Unwritten].
+func (a *Array) Unwritten() (unknownOf string, err error) { return blob.Unwritten(a.AllFiles()) }
 
 // Release lets go of what is kept between two reads: mappings, which keep the space of deleted files taken. The next read
 // makes them again.
 func (a *Array) Release() {
 	for file := range a.all() {
-		file.blob.Release()
+		file.Release()
 	}
 }
 
@@ -247,8 +243,8 @@ func (a *Array) shardNumber(pos int64) int {
 // shardOf is the shard that holds a byte of the array.
 func (a *Array) shardOf(at int64) *shard { return a.shardAt(at / a.width) }
 
-// rangeLists are *[]Range, the ranges of one Read.
-var rangeLists = sync.Pool{New: func() any { return new([]Range) }}
+// rangeLists are *[]blob.Range, the ranges of one Read.
+var rangeLists = sync.Pool{New: func() any { return new([]blob.Range) }}
 
 // Read fetches windows and calls visit for each, in any order, with the window's index in ws and its numbers as they stand
 // in the file. raw is valid during the call only. visit may be called again for a window, if what was read turned out bad. Each window
@@ -259,15 +255,15 @@ func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) err
 	if err := a.checkChanged(); err != nil || len(ws) == 0 {
 		return err
 	}
-	list := rangeLists.Get().(*[]Range)
+	list := rangeLists.Get().(*[]blob.Range)
 	defer rangeLists.Put(list)
 	todo := slices.Grow((*list)[:0], len(ws))
 	for i, w := range ws {
-		todo = append(todo, Range{w.Start * a.number, (w.Start + int64(w.Len)) * a.number, i}) // bytes of the array, until their file is known
+		todo = append(todo, blob.Range{From: w.Start * a.number, To: (w.Start + int64(w.Len)) * a.number, Index: i}) // bytes of the array, until their file is known
 	}
 	*list = todo
 	// Each file is opened once then, and ranges that lie close together are next to each other.
-	slices.SortFunc(todo, func(a, b Range) int { return cmp.Compare(a.From, b.From) })
+	slices.SortFunc(todo, func(a, b blob.Range) int { return cmp.Compare(a.From, b.From) })
 	for len(todo) > 0 {
 		s := a.shardOf(todo[0].From)
 		n, end := 0, s.end()*a.width
@@ -281,7 +277,7 @@ func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) err
 				return err
 			}
 		} else if err := s.blob.Read(todo[:n], visit); err != nil {
-			return a.remember(&s.tracked, err)
+			return a.remember(s.blob, err)
 		}
 		todo = todo[n:]
 	}
@@ -289,17 +285,17 @@ func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) err
 }
 
 // bytes makes bytes of the array that lie within a shard those of its file.
-func (a *Array) bytes(s *shard, r Range) Range {
+func (a *Array) bytes(s *shard, r blob.Range) blob.Range {
 	first := s.format.Offset - s.start*a.width
-	return Range{first + r.From, first + r.To, r.Index}
+	return blob.Range{From: first + r.From, To: first + r.To, Index: r.Index}
 }
 
 // parts are the stretches of bytes of the array [from, to), each with the shard that holds it.
-func (a *Array) parts(from, to int64) iter.Seq2[*shard, Range] {
-	return func(yield func(*shard, Range) bool) {
+func (a *Array) parts(from, to int64) iter.Seq2[*shard, blob.Range] {
+	return func(yield func(*shard, blob.Range) bool) {
 		for from < to {
 			s := a.shardOf(from)
-			part := Range{From: from, To: min(to, s.end()*a.width)}
+			part := blob.Range{From: from, To: min(to, s.end()*a.width)}
 			if !yield(s, part) {
 				return
 			}
@@ -309,8 +305,8 @@ func (a *Array) parts(from, to int64) iter.Seq2[*shard, Range] {
 }
 
 // inFiles are the parts of a window, as bytes of their files.
-func (a *Array) inFiles(w array.Window) iter.Seq2[*shard, Range] {
-	return func(yield func(*shard, Range) bool) {
+func (a *Array) inFiles(w array.Window) iter.Seq2[*shard, blob.Range] {
+	return func(yield func(*shard, blob.Range) bool) {
 		for s, part := range a.parts(w.Start*a.number, (w.Start+int64(w.Len))*a.number) {
 			if !yield(s, a.bytes(s, part)) {
 				return
@@ -321,9 +317,9 @@ func (a *Array) inFiles(w array.Window) iter.Seq2[*shard, Range] {
 
 // Want says that windows will be read soon, after those of earlier calls, so that what lies in a store is fetched meanwhile. It does not
 // wait. It returns false if some of them must be said again later, because there is no room to fetch them yet.
-func (a *Array) Want(w array.Window, t Turn) (room bool) {
+func (a *Array) Want(w array.Window, t blocks.Turn) (room bool) {
 	for s, r := range a.inFiles(w) {
-		if !s.blob.Want([]Range{r}, t) {
+		if !s.blob.Want([]blob.Range{r}, t) {
 			return false
 		}
 	}
@@ -358,19 +354,19 @@ func (a *Array) Between(file int, from, to int64) (begin, end int64) {
 
 // IsRemote reports whether some of the array lies in a store.
 func (a *Array) IsRemote() bool {
-	return slices.ContainsFunc(a.AllFiles(), IsRemote)
+	return slices.ContainsFunc(a.AllFiles(), blob.IsRemote)
 }
 
 // readAcross reads bytes of the array that begin in one shard and end in a later one.
-func (a *Array) readAcross(r Range, visit func(int, []byte) error) error {
+func (a *Array) readAcross(r blob.Range, visit func(int, []byte) error) error {
 	whole := make([]byte, r.To-r.From)
 	for s, part := range a.parts(r.From, r.To) {
-		err := s.blob.Read([]Range{a.bytes(s, part)}, func(_ int, raw []byte) error {
+		err := s.blob.Read([]blob.Range{a.bytes(s, part)}, func(_ int, raw []byte) error {
 			copy(whole[part.From-r.From:], raw)
 			return nil
 		})
 		if err != nil {
-			return a.remember(&s.tracked, err)
+			return a.remember(s.blob, err)
 		}
 	}
 	return visit(r.Index, whole)

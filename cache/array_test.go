@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 	"batchfs/internal/wait"
 )
 
@@ -76,7 +77,7 @@ func rounds(n int) int {
 
 // everyAccess runs a test for every way to fetch tokens.
 func everyAccess(t *testing.T, test func(t *testing.T, o Options)) {
-	for _, access := range []Access{Remap, Advise, Pread, Map} {
+	for _, access := range []blob.Access{blob.Remap, blob.Advise, blob.Pread, blob.Map} {
 		for _, drop := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s,drop=%v", access, drop), func(t *testing.T) {
 				test(t, Options{DType: array.Uint16, Access: access, DropPageCache: drop})
@@ -271,7 +272,7 @@ func TestMappingsGoWithTheirTokens(t *testing.T) {
 	before := descriptors(t)
 	var held []*Array
 	for range 10 {
-		for _, access := range []Access{Advise, Map} {
+		for _, access := range []blob.Access{blob.Advise, blob.Map} {
 			must(t, readOne(open(t, paths, Options{DType: array.Uint16, Access: access, DropPageCache: true})))
 			released := open(t, paths, Options{DType: array.Uint16, Access: access, DropPageCache: true})
 			must(t, readOne(released))
@@ -415,7 +416,7 @@ func TestOtherPanicsStay(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			everyAccess(t, func(t *testing.T, o Options) {
-				if name == "fault elsewhere" && o.Access == Pread {
+				if name == "fault elsewhere" && o.Access == blob.Pread {
 					return // nothing is mapped, and the fault ends the process as ever
 				}
 				tokens := open(t, files(t, 2, minMapped), o)
@@ -482,7 +483,7 @@ func descriptors(t testing.TB) int {
 
 // A counted blob counts how often it is looked at.
 type counted struct {
-	Blob
+	blob.Blob
 	checks *int
 }
 
@@ -520,7 +521,7 @@ func TestCheckOfWhatIsTouched(t *testing.T) {
 		}
 		last := int64(10*n - 5)
 		check("at first", n, nil, tokens.Check)
-		tokens.checked.Store(int64(uptime() + time.Hour)) // no second passes meanwhile
+		tokens.checked.Store(int64(blob.Uptime() + time.Hour)) // no second passes meanwhile
 		check("in the same second", 0, nil, tokens.Check)
 		check("twelve windows of three files", 3, nil, touch(0, 5, 16, 1, 12, 0, 2, 3, 4, 5, 6, last))
 		must(t, os.Chtimes(paths[n-1], longAgo, longAgo.Add(1)))
@@ -541,7 +542,7 @@ func TestCut(t *testing.T) {
 	for _, paths := range [][]string{
 		files(t, 2, 50, 1, 33), {"testdata/a_llmc.bin", "testdata/b_llmc.bin"}, {"testdata/a1.npy", "testdata/b1.npy"},
 	} {
-		a, err := Open(paths, Options{DType: array.Uint16, Access: Pread})
+		a, err := Open(paths, Options{DType: array.Uint16, Access: blob.Pread})
 		must(t, err)
 		for _, block := range []int64{1, 2, 7, 64, 1024, 1000, 1 << 20} {
 			type cut struct{ at, end, begin int64 } // at: a byte of all elements, files side by side

@@ -8,6 +8,9 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
+	"batchfs/cache/blocks"
+	"batchfs/cache/format"
 )
 
 // A memory is a Blob that is no file. It visits its ranges backwards, which a Blob may.
@@ -19,20 +22,20 @@ type memory struct {
 	released bool
 }
 
-func (m *memory) Path() string            { return m.path }
-func (m *memory) Identity() Identity      { return Identity{Size: int64(len(m.raw))} }
-func (m *memory) Sample() Sample          { return Sample{} }
-func (m *memory) Want([]Range, Turn) bool { return true }
-func (m *memory) Release()                { m.released = true }
+func (m *memory) Path() string                        { return m.path }
+func (m *memory) Identity() blob.Identity             { return blob.Identity{Size: int64(len(m.raw))} }
+func (m *memory) Sample() blob.Sample                 { return blob.Sample{} }
+func (m *memory) Want([]blob.Range, blocks.Turn) bool { return true }
+func (m *memory) Release()                            { m.released = true }
 
 func (m *memory) Check() error {
 	if m.changed {
-		return &ChangedError{m.path, "at will"}
+		return &blob.ChangedError{Path: m.path, How: "at will"}
 	}
 	return nil
 }
 
-func (m *memory) Read(ranges []Range, visit func(int, []byte) error) error {
+func (m *memory) Read(ranges []blob.Range, visit func(int, []byte) error) error {
 	m.reads++
 	for _, r := range slices.Backward(ranges) {
 		if err := visit(r.Index, m.raw[r.From:r.To]); err != nil {
@@ -51,7 +54,7 @@ func TestTokensOfAnotherBlob(t *testing.T) {
 	for _, n := range lens {
 		b := &memory{path: "object", raw: append([]byte("head"), count(from, n, 4)...)}
 		blobs = append(blobs, b)
-		tokens.shards = append(tokens.shards, shard{tracked: tracked{blob: b}, format: Format{Offset: 4, DType: array.Uint32, Count: int64(n)}, start: int64(from)})
+		tokens.shards = append(tokens.shards, shard{blob: b, format: format.Format{Offset: 4, DType: array.Uint32, Count: int64(n)}, start: int64(from)})
 		from += n
 	}
 	tokens.runs = []array.Run{{Name: "object", Start: 0, Len: int64(from)}}

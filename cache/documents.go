@@ -7,6 +7,9 @@ import (
 	"slices"
 	"sort"
 	"sync/atomic"
+
+	"batchfs/cache/blob"
+	"batchfs/cache/format"
 )
 
 // What Options.Documents may be, besides "".
@@ -15,72 +18,34 @@ const (
 	FilesAreDocuments = "files" // each file is one document
 )
 
-// IndexSuffix is what the name of a token file gets for that of the index of its documents. The index is the position behind each
-// document's last token, as little-endian uint64, as datatrove writes it.
-const IndexSuffix = ".index"
-
 // An Index is a file that says where the documents of another one end, as it was when it was opened.
 type Index struct {
 	Path     []byte
-	Identity Identity
-	Sample   Sample
-	Ends     Ends
-}
-
-// Ends says where in an index the ends of documents stand: Count little-endian int64 from byte At on, each larger than the one
-// before it. Each is the position behind a document's last element. If there are Sequences, it is the number of the sequence behind
-// the document's last one. Then the first byte of each sequence, in the file of elements, stands as int64 from byte Starts on, and an
-// element has Width bytes.
-type Ends struct {
-	At, Count int64
-
-	Starts, Sequences, Width int64
-}
-
-// fits returns an error unless all that e names lies within the size bytes of an index.
-func (e Ends) fits(path string, size int64) error {
-	within := func(at, count int64) bool { return at >= 0 && count >= 0 && at <= size && count <= (size-at)/8 }
-	if e.Count < 1 || !within(e.At, e.Count) || !within(e.Starts, e.Sequences) || e.Sequences > 0 && e.Width < 1 {
-		return fmt.Errorf("%s: the ends of %d documents are not within its %d bytes", path, e.Count, size)
-	}
-	return nil
+	Identity blob.Identity
+	Sample   blob.Sample
+	Ends     format.Ends
 }
 
 const indexFix = "batchfs index %s --eot N makes an index where token N ends each document"
 
 // openIndex opens the index of a file, and adds it to the fingerprint. It returns nil where there is none. previous is that of
 // openFile.
-func openIndex(of File, previous *tracked, sum *Fingerprint, from Remote) (*Index, error) {
-	path, name := string(of.Path), string(of.Path)+IndexSuffix
-	if of.Format.Name == "megatron" {
-		name = megatronIndex(path)
-	}
-	in, err := openBeside(name, previous, from)
+func openIndex(of File, previous blob.Blob, sum *Fingerprint, from blob.Remote) (*Index, error) {
+	path := string(of.Path)
+	in, err := openBeside(of.Format.IndexOf(path), previous, from)
 	if in == nil {
 		return nil, err
 	}
 	defer in.content.Close()
-	ends, limit := Ends{Count: in.size / 8}, of.Format.Count
-	if of.Format.Name == "megatron" {
-		if _, ends, err = in.megatron(path, of.Identity.Size); err != nil {
-			return nil, err
-		}
-		limit = ends.Sequences
-	} else if in.size == 0 || in.size%8 != 0 {
-		return nil, fmt.Errorf("%s has %d bytes, which are no ends of documents of 8 bytes each; is it complete?", name, in.size)
-	}
-	raw, err := in.read(ends.At+8*(ends.Count-1), 8)
+	name := in.Path
+	ends, err := in.Ends(of.Format, path, of.Identity.Size)
 	if err != nil {
 		return nil, err
 	}
-	if last := binary.LittleEndian.Uint64(raw); last != uint64(limit) {
-		return nil, fmt.Errorf("%s: document %d, the last one, ends at %d, but %s ends at %d; is the index that of the file, and are "+
-			"both complete?", name, ends.Count-1, last, path, limit)
-	}
 	var wrong error
-	sample, err := sum.add(name, in.size, in.content, func(off int64, block []byte) {
+	sample, err := sum.add(name, in.Size, in.content, func(off int64, block []byte) {
 		if wrong == nil {
-			wrong = ends.increase(name, off, block)
+			wrong = ends.Rise(name, off, block)
 		}
 	})
 	if err = errors.Join(err, wrong); err != nil {
@@ -89,28 +54,11 @@ func openIndex(of File, previous *tracked, sum *Fingerprint, from Remote) (*Inde
 	return &Index{[]byte(name), in.id, sample, ends}, nil
 }
 
-// increase returns an error if ends in a block of the index, its bytes from off on, do not increase.
-func (e Ends) increase(path string, off int64, block []byte) error {
-	i := (max(off-e.At, 0) + 7) / 8
-	for ; i+1 < e.Count && e.At+8*(i+2) <= off+int64(len(block)); i++ {
-		at := block[e.At+8*i-off:]
-		if was, end := binary.LittleEndian.Uint64(at), binary.LittleEndian.Uint64(at[8:]); was >= end || i == 0 && was == 0 {
-			return notIncreasing(path, i+1, int64(end), int64(was))
-		}
-	}
-	return nil
-}
-
-func notIncreasing(path string, document, end, was int64) error {
-	return fmt.Errorf("%s: document %d ends at %d, and the one before it at %d: every document must have a token at least",
-		path, document, end, was)
-}
-
-// An index says where the documents of a shard end. Whatever the access to the shard, it is read with Pread: a search needs one
+// An index says where the documents of a shard end. Whatever the access to the shard, it is read with blob.Pread: a search needs one
 // page, and to map that and give it back takes four times as long.
 type index struct {
-	tracked
-	ends   Ends
+	blob   blob.Blob
+	ends   format.Ends
 	tokens int64 // of the shard
 
 	documents sorted // the ends, or the sequences behind the last ones of documents
@@ -119,11 +67,11 @@ type index struct {
 
 func newIndex(f File, o Options) (*index, error) {
 	x, path := f.Index, string(f.Index.Path)
-	if err := x.Ends.fits(path, x.Identity.Size); err != nil {
+	if err := x.Ends.Fits(path, x.Identity.Size); err != nil {
 		return nil, err
 	}
-	blob, err := newBlob(x.Path, x.Identity, x.Sample, Pread, o)
-	return &index{tracked: tracked{blob: blob}, ends: x.Ends, tokens: f.Format.Count}, err
+	file, err := blob.New(x.Path, x.Identity, x.Sample, blob.Pread, o.DropPageCache, o.Remote)
+	return &index{blob: file, ends: x.Ends, tokens: f.Format.Count}, err
 }
 
 func (x *index) manifest() *Index {
@@ -180,7 +128,7 @@ func (x *index) rising(ends []int64, first, was int64) error {
 		case end > x.tokens:
 			return fmt.Errorf("%s: document %d ends at %d, beyond the %d tokens of the file", x.blob.Path(), document, end, x.tokens)
 		case end <= was:
-			return notIncreasing(x.blob.Path(), document, end, was)
+			return format.NotRising(x.blob.Path(), document, end, was)
 		}
 		was = end
 	}
@@ -189,7 +137,7 @@ func (x *index) rising(ends []int64, first, was int64) error {
 
 // locate replaces the numbers of sequences, those behind the last ones of documents from first on, by their first tokens.
 func (x *index) locate(sequences []int64, first int64) error {
-	var runs []Range
+	var runs []blob.Range
 	for i, n := range sequences {
 		switch {
 		case n < 0 || n > x.ends.Sequences:
@@ -238,17 +186,17 @@ func newSorted(at, count, block int64) sorted {
 }
 
 // run appends to runs the bytes of n numbers from the first on.
-func (n *sorted) run(first, count int64, index int, runs []Range) []Range {
+func (n *sorted) run(first, count int64, index int, runs []blob.Range) []blob.Range {
 	from := n.at + 8*first
-	return append(runs, Range{from, from + 8*count, index})
+	return append(runs, blob.Range{From: from, To: from + 8*count, Index: index})
 }
 
 // upper is how many of the numbers are v or below. It puts some of those above v into p, unless that is nil.
-func (n *sorted) upper(blob Blob, v int64, p *piece) (i int64, err error) {
+func (n *sorted) upper(file blob.Blob, v int64, p *piece) (i int64, err error) {
 	block := sort.Search(len(n.last), func(i int) bool {
 		last := n.last[i].Load() - 1
 		if last < 0 && err == nil {
-			last, err = n.readLast(blob, i)
+			last, err = n.readLast(file, i)
 		}
 		return last > v
 	})
@@ -256,7 +204,7 @@ func (n *sorted) upper(blob Blob, v int64, p *piece) (i int64, err error) {
 		return n.count, err
 	}
 	first := int64(block) * n.block
-	err = blob.Read(n.run(first, min(n.block, n.count-first), 0, nil), func(_ int, raw []byte) error {
+	err = file.Read(n.run(first, min(n.block, n.count-first), 0, nil), func(_ int, raw []byte) error {
 		in := sort.Search(len(raw)/8, func(i int) bool { return int64(binary.LittleEndian.Uint64(raw[8*i:])) > v })
 		if i = first + int64(in); p != nil {
 			p.n = min(len(raw)/8-in, len(p.ends))
@@ -268,9 +216,9 @@ func (n *sorted) upper(blob Blob, v int64, p *piece) (i int64, err error) {
 }
 
 // readLast reads the last number of block i, and keeps it.
-func (n *sorted) readLast(blob Blob, i int) (last int64, err error) {
+func (n *sorted) readLast(file blob.Blob, i int) (last int64, err error) {
 	end := min(int64(i+1)*n.block, n.count)
-	err = blob.Read(n.run(end-1, 1, 0, nil), func(_ int, raw []byte) error {
+	err = file.Read(n.run(end-1, 1, 0, nil), func(_ int, raw []byte) error {
 		last = int64(binary.LittleEndian.Uint64(raw))
 		return nil
 	})
@@ -333,7 +281,7 @@ func (d *Documents) Of(pos int64) (int64, error) {
 	}
 	document, p, err := s.index.of(pos - s.start)
 	if err != nil {
-		return 0, d.array.remember(&s.index.tracked, err)
+		return 0, d.array.remember(s.index.blob, err)
 	}
 	document += d.first[i]
 	if p != nil {
@@ -360,7 +308,7 @@ func (d *Documents) Ends(first int64, ends []int64) error {
 			ends[0] = s.end()
 		} else {
 			if err := s.index.read(first-d.first[i], ends[:n]); err != nil {
-				return d.array.remember(&s.index.tracked, err)
+				return d.array.remember(s.index.blob, err)
 			}
 			for j := range ends[:n] {
 				ends[j] += s.start

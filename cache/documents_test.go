@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
+	"batchfs/cache/format"
 	"batchfs/internal/wait"
 )
 
@@ -25,8 +27,8 @@ func writeIndex(t testing.TB, path string, ends ...int64) {
 	for _, end := range ends {
 		raw = binary.LittleEndian.AppendUint64(raw, uint64(end))
 	}
-	must(t, os.WriteFile(path+IndexSuffix, raw, 0o600))
-	must(t, os.Chtimes(path+IndexSuffix, longAgo, longAgo))
+	must(t, os.WriteFile(path+format.IndexSuffix, raw, 0o600))
+	must(t, os.Chtimes(path+format.IndexSuffix, longAgo, longAgo))
 }
 
 // indexed writes files of so many tokens, each with an index, and returns where the documents of all end.
@@ -285,7 +287,7 @@ func TestIndexStaysOnDisk(t *testing.T) {
 		raw = binary.LittleEndian.AppendUint64(raw, uint64(2*i+2))
 	}
 	must(t, os.WriteFile(paths[0]+".index", raw, 0o600))
-	a := open(t, paths, Options{DType: array.Uint16, Documents: DocumentsIndexed, Access: Map})
+	a := open(t, paths, Options{DType: array.Uint16, Documents: DocumentsIndexed, Access: blob.Map})
 	r := rand.New(rand.NewPCG(1, 2))
 	heap := func() uint64 {
 		var m runtime.MemStats
@@ -310,17 +312,17 @@ func TestIndexStaysOnDisk(t *testing.T) {
 
 // An index may say anything, and Reopen be given anything.
 func FuzzIndex(f *testing.F) {
-	seed(f, func(raw []byte) { f.Add(raw, int64(100), int64(0), int64(15), int64(0), int64(0), int64(0), int64(7)) }, "*.ds.index")
-	seed(f, func(raw []byte) {
-		f.Add(raw, int64(100), int64(282), int64(15), int64(114), int64(20), int64(2), int64(7))
-	}, "a*.idx")
+	for _, name := range []string{"a.ds.index", "b.ds.index"} {
+		f.Add(readFile(f, "testdata/"+name), int64(100), int64(0), int64(15), int64(0), int64(0), int64(0), int64(7))
+	}
+	f.Add(readFile(f, "testdata/a_text_document.idx"), int64(100), int64(282), int64(15), int64(114), int64(20), int64(2), int64(7))
 	f.Fuzz(func(t *testing.T, raw []byte, tokens, at, count, starts, sequences, width, pos int64) {
-		ends := Ends{at, count, starts, sequences, width}
-		if tokens < 1 || tokens > 1<<40 || width > 8 || ends.fits("a.index", int64(len(raw))) != nil {
+		ends := format.Ends{At: at, Count: count, Starts: starts, Sequences: sequences, Width: width}
+		if tokens < 1 || tokens > 1<<40 || width > 8 || ends.Fits("a.index", int64(len(raw))) != nil {
 			return
 		}
-		x := &index{tracked: tracked{blob: &memory{path: "a.index", raw: raw}}, ends: ends, tokens: tokens}
-		a := &Array{width: 1, shards: []shard{{tracked: tracked{blob: &memory{path: "a"}}, format: Format{DType: array.Uint8, Count: tokens}, index: x}}}
+		x := &index{blob: &memory{path: "a.index", raw: raw}, ends: ends, tokens: tokens}
+		a := &Array{width: 1, shards: []shard{{blob: &memory{path: "a"}, format: format.Format{DType: array.Uint8, Count: tokens}, index: x}}}
 		d := newDocuments(a)
 		if d.Count() != count {
 			t.Errorf("%d documents", d.Count())

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 )
 
 // What stays resident of a cached file is what Map is for, and nothing under the other accesses.
@@ -20,7 +21,7 @@ func TestResident(t *testing.T) {
 	const size = 64 << 20
 	path := filepath.Join(t.TempDir(), "tokens.bin")
 	must(t, os.WriteFile(path, make([]byte, size), 0o600))
-	for _, access := range []Access{Remap, Advise, Pread, Map} {
+	for _, access := range []blob.Access{blob.Remap, blob.Advise, blob.Pread, blob.Map} {
 		tokens := open(t, []string{path}, Options{DType: array.Uint16, Access: access})
 		before := resident(t)
 		ws := make([]array.Window, 16)
@@ -35,7 +36,7 @@ func TestResident(t *testing.T) {
 			}))
 		}
 		grown := resident(t) - before
-		if access == Map && grown < size/4 || access != Map && grown > 1<<20 {
+		if access == blob.Map && grown < size/4 || access != blob.Map && grown > 1<<20 {
 			t.Errorf("%s: %d KiB stay of a file of %d", access, grown>>10, size>>10)
 		}
 	}
@@ -96,7 +97,7 @@ func TestOnlyThePagesNeeded(t *testing.T) {
 			copy(buf[:], raw)
 			return nil
 		}))
-		if o.DropPageCache && o.Access != Map {
+		if o.DropPageCache && o.Access != blob.Map {
 			want = 0
 		}
 		if got := cached(); got != want {
@@ -112,7 +113,7 @@ func TestMappingsAreNotDumped(t *testing.T) {
 		ws := []array.Window{{Start: 0, Len: 1000}, {Start: 50_000, Len: 50_000}}
 		must(t, tokens.Read(ws, func(_ int, raw []byte) error {
 			path, flags := mappingAt(t, uintptr(unsafe.Pointer(&raw[0])))
-			if mapped := path == tokens.Files()[0]; mapped == (o.Access == Pread) {
+			if mapped := path == tokens.Files()[0]; mapped == (o.Access == blob.Pread) {
 				t.Errorf("the tokens are read from %q", path)
 			} else if mapped && !strings.Contains(flags, " dd ") {
 				t.Errorf("the flags of the mapping are %q, want dd among them", flags)
@@ -153,18 +154,4 @@ func mapped(t testing.TB) (path string, mapping []byte) {
 	t.Cleanup(func() { unix.Munmap(mapping) })
 	must(t, os.Truncate(path, 0))
 	return path, mapping
-}
-
-// A page that cannot be had of a file that has not changed: a failing disk.
-func TestFaultIsAnError(t *testing.T) {
-	path, mapping := mapped(t)
-	f, err := newFile(path, Identity{}, Sample{}, Remap, false)
-	must(t, err)
-	err = f.visitMapped(mapping, Range{From: 100, To: 102}, unix.MADV_POPULATE_READ, func(_ int, raw []byte) error {
-		sink += raw[1]
-		return nil
-	})
-	if !errors.Is(err, errFault) || !strings.Contains(err.Error(), path+": byte 101") {
-		t.Errorf("error %v, want a fault at byte 101 of %s", err, path)
-	}
 }

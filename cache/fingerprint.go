@@ -8,6 +8,8 @@ import (
 	"hash"
 	"io"
 	"path/filepath"
+
+	"batchfs/cache/blob"
 )
 
 // A Fingerprint tells data from other data. It covers the name, the size and a sample of the content of each file that [Open]
@@ -30,10 +32,10 @@ func NewFingerprint(files int) *Fingerprint {
 func (f *Fingerprint) String() string { return hex.EncodeToString(f.sum.(hash.Hash).Sum(nil)[:16]) }
 
 // add adds a file, shows what it covers of the content to look, and returns that sample. The error is one of reading the file.
-func (f *Fingerprint) add(path string, size int64, content io.ReaderAt, look func(off int64, block []byte)) (Sample, error) {
+func (f *Fingerprint) add(path string, size int64, content io.ReaderAt, look func(off int64, block []byte)) (blob.Sample, error) {
 	f.sum.Write(append([]byte(filepath.Base(path)), 0))
 	f.sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(size)))
-	s, err := newSample(content, size, f.blocks, func(off int64, block []byte) {
+	s, err := blob.NewSample(content, size, f.blocks, func(off int64, block []byte) {
 		f.sum.Write(block)
 		look(off, block)
 	})
@@ -43,62 +45,5 @@ func (f *Fingerprint) add(path string, size int64, content io.ReaderAt, look fun
 	return s, err
 }
 
-// A Sample tells the content of a file from another content of as many bytes, as far as its blocks tell that the fingerprint
-// covers. Samples are compared with ==. The zero value is of no file.
-type Sample struct {
-	Blocks int64 // of the file, unless it is smaller
-	Sum    [sha256.Size]byte
-}
-
-// newSample takes a sample of some blocks, and shows them to look.
-func newSample(content io.ReaderAt, size, blocks int64, look func(off int64, block []byte)) (Sample, error) {
-	sum := sha256.New()
-	err := sample(content, size, blocks, func(off int64, block []byte) {
-		sum.Write(block)
-		look(off, block)
-	})
-	return Sample{blocks, [sha256.Size]byte(sum.Sum(nil))}, err
-}
-
-// of takes a sample of the same blocks of an open file.
-func (s Sample) of(fd int, size int64) (Sample, error) {
-	return newSample(descriptor(fd), size, s.Blocks, func(int64, []byte) {})
-}
-
-// A descriptor is an open file to read from.
-type descriptor int
-
-func (fd descriptor) ReadAt(b []byte, off int64) (int, error) { return pread(int(fd), b, off, 0) }
-
-// sampleSize is the bytes of a block of a file that the fingerprint covers.
-const sampleSize = 4096
-
 // sampleBlocks is how many blocks of each of so many files the fingerprint covers: few enough to open terabytes at once.
 func sampleBlocks(files int) int64 { return int64(max(2, 64/max(files, 1))) }
-
-// sample shows blocks that lie evenly from a file's first byte to its last, or all of a file that is no larger.
-func sample(content io.ReaderAt, size, blocks int64, look func(off int64, block []byte)) error {
-	length := int64(sampleSize)
-	if size <= blocks*sampleSize {
-		blocks, length = 1, size
-	}
-	gaps, offs := max(blocks-1, 1), make([]int64, blocks)
-	for i := range blocks {
-		// (size-length) * i / gaps, which might overflow
-		whole, rest := (size-length)/gaps, (size-length)%gaps
-		offs[i] = whole*i + rest*i/gaps
-	}
-	if from, ok := content.(*objectContent); ok {
-		if err := from.fetch(offs, length); err != nil {
-			return err
-		}
-	}
-	block := make([]byte, length)
-	for _, off := range offs {
-		if _, err := content.ReadAt(block, off); err != nil {
-			return err
-		}
-		look(off, block)
-	}
-	return nil
-}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -14,6 +13,7 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
+	"batchfs/cache/format"
 )
 
 // What testdata/make.py wrote in each format, besides headerless.
@@ -38,26 +38,26 @@ func testdata(name string) []string {
 
 // Whatever the format, the same tokens are at the same positions, by every access, in one file and across files.
 func TestEveryFormatHasTheSameTokens(t *testing.T) {
-	for format, of := range writtenBy {
+	for written, of := range writtenBy {
 		everyAccess(t, func(t *testing.T, o Options) {
 			for _, o.Join = range []bool{false, true} {
 				want := open(t, testdata(".bin"), Options{DType: array.Uint16, Join: o.Join})
 				o.GuessedDType, o.Tensor = true, of.tensor
-				name, _, _ := strings.Cut(format, ",")
-				for _, o.Format = range []string{AutoFormat, name} {
+				name, _, _ := strings.Cut(written, ",")
+				for _, o.Format = range []string{format.Auto, name} {
 					got := open(t, testdata(of.name), o)
 					if got.DType() != of.dtype || got.Len() != want.Len() || len(got.Runs()) != len(want.Runs()) || got.shards[0].format.Name != name {
-						t.Fatalf("%s: %d of %s in %v, format %+v", format, got.Len(), got.DType(), got.Runs(), got.shards[0].format)
+						t.Fatalf("%s: %d of %s in %v, format %+v", written, got.Len(), got.DType(), got.Runs(), got.shards[0].format)
 					}
 					again := reopened(t, got, o)
 					if !reflect.DeepEqual(again.Manifest(), got.Manifest()) {
-						t.Errorf("%s: %+v is not %+v", format, again.Manifest(), got.Manifest())
+						t.Errorf("%s: %+v is not %+v", written, again.Manifest(), got.Manifest())
 					}
 					r := rand.New(rand.NewPCG(1, 2))
 					for range 3 {
 						ws := anyWindows(r, want.Runs())
 						if got := tokensOf(t, got, ws); !reflect.DeepEqual(got, tokensOf(t, want, ws)) {
-							t.Fatalf("%s: windows %v hold %v", format, ws, got)
+							t.Fatalf("%s: windows %v hold %v", written, ws, got)
 						}
 					}
 				}
@@ -76,38 +76,6 @@ func tokensOf(t *testing.T, a *Array, ws []array.Window) [][]uint64 {
 		return nil
 	}))
 	return all
-}
-
-// A file that lost its end, or got another, is no file of its format.
-func TestEveryFormatKnowsItsLength(t *testing.T) {
-	for format, of := range writtenBy {
-		path := testdata(of.name)[0]
-		besides := map[string][]byte{}
-		beside := map[string]string{"megatron": "testdata/a_text_document.idx", "datatrove": "testdata/a.ds.metadata"}[format]
-		if beside != "" {
-			besides[beside] = readFile(t, beside)
-		}
-		name, _, _ := strings.Cut(format, ",")
-		o := Options{Format: name, Tensor: of.tensor}
-		whole := readFile(t, path)
-		for size := range len(whole) + 9 {
-			_, err := inMemory(path, append(slices.Clone(whole), "otherend"...)[:size], o, besides).format()
-			if (err == nil) != (size == len(whole)) || err != nil && !strings.Contains(err.Error(), path) {
-				t.Errorf("%s: with %d bytes of %d: %v", format, size, len(whole), err)
-			}
-		}
-		if beside == "" {
-			continue
-		}
-		index := besides[beside]
-		for size := range len(index) + 9 {
-			besides[beside] = append(slices.Clone(index), "otherend"...)[:size]
-			f, err := inMemory(path, whole, o, besides).format()
-			if same := size == len(index) || format == "datatrove" && f.Count == 100; (err == nil) != same { // the last line of metadata is for people
-				t.Errorf("%s: with %d bytes of %d of %s: %v", format, size, len(index), beside, err)
-			}
-		}
-	}
 }
 
 func readFile(t testing.TB, path string) []byte {
@@ -198,18 +166,18 @@ func TestWhatAFileSaysIsBelieved(t *testing.T) {
 	for _, test := range []struct {
 		path, content string
 		o             Options
-		want          Format
+		want          format.Format
 	}{
-		{"testdata/floats.npy", "", Options{}, Format{"npy", 128, array.Float32, []int{3}, 4}},
-		{"testdata/floats.npy", "", Options{DType: array.Float32, Axes: []int{3}}, Format{"npy", 128, array.Float32, []int{3}, 4}},
-		{"testdata/a_text_document.bin", "", Options{Format: "headerless", DType: array.Int16}, Format{"headerless", 0, array.Int16, nil, 100}},
-		{"testdata/a.ds", "", Options{Format: "headerless", DType: array.Uint16}, Format{"headerless", 0, array.Uint16, nil, 100}},
-		{"olmo.npy", "aabbccdd", Options{DType: array.Uint32}, Format{"headerless", 0, array.Uint32, nil, 2}},
-		{"alone.ds", "aabbccdd", Options{DType: array.Uint16, GuessedDType: true}, Format{"headerless", 0, array.Uint16, nil, 4}},
-		{"rows.bin", "aabbccdd", Options{DType: array.BFloat16, Axes: []int{2}}, Format{"headerless", 0, array.BFloat16, []int{2}, 2}},
-		{"mask.bin", "aabbccdd", Options{DType: array.Bool, Beside: "mask"}, Format{"headerless", 0, array.Bool, nil, 8}},
+		{"testdata/floats.npy", "", Options{}, format.Format{Name: "npy", Offset: 128, DType: array.Float32, Axes: []int{3}, Count: 4}},
+		{"testdata/floats.npy", "", Options{DType: array.Float32, Axes: []int{3}}, format.Format{Name: "npy", Offset: 128, DType: array.Float32, Axes: []int{3}, Count: 4}},
+		{"testdata/a_text_document.bin", "", Options{Format: "headerless", DType: array.Int16}, format.Format{Name: "headerless", Offset: 0, DType: array.Int16, Axes: nil, Count: 100}},
+		{"testdata/a.ds", "", Options{Format: "headerless", DType: array.Uint16}, format.Format{Name: "headerless", Offset: 0, DType: array.Uint16, Axes: nil, Count: 100}},
+		{"olmo.npy", "aabbccdd", Options{DType: array.Uint32}, format.Format{Name: "headerless", Offset: 0, DType: array.Uint32, Axes: nil, Count: 2}},
+		{"alone.ds", "aabbccdd", Options{DType: array.Uint16, GuessedDType: true}, format.Format{Name: "headerless", Offset: 0, DType: array.Uint16, Axes: nil, Count: 4}},
+		{"rows.bin", "aabbccdd", Options{DType: array.BFloat16, Axes: []int{2}}, format.Format{Name: "headerless", Offset: 0, DType: array.BFloat16, Axes: []int{2}, Count: 2}},
+		{"mask.bin", "aabbccdd", Options{DType: array.Bool, Beside: "mask"}, format.Format{Name: "headerless", Offset: 0, DType: array.Bool, Axes: nil, Count: 8}},
 		{"a.safetensors", string(binary.LittleEndian.AppendUint64(nil, uint64(len(bfloat16)))) + bfloat16 + strings.Repeat("ab", 8), Options{},
-			Format{"safetensors", 8 + int64(len(bfloat16)), array.BFloat16, []int{1, 2}, 4}},
+			format.Format{Name: "safetensors", Offset: 8 + int64(len(bfloat16)), DType: array.BFloat16, Axes: []int{1, 2}, Count: 4}},
 	} {
 		path := test.path
 		if test.content != "" {
@@ -269,97 +237,4 @@ func TestVocabularyWithinTheTokens(t *testing.T) {
 			t.Errorf("%s: error %v, want %s", dtype, err, want)
 		}
 	}
-}
-
-// inMemory is an input of bytes, with others beside it by their suffixes.
-func inMemory(path string, raw []byte, o Options, besides map[string][]byte) *input {
-	in := &input{path: path, size: int64(len(raw)), content: bytes.NewReader(raw), o: o}
-	in.beside = func(path string) (*input, error) {
-		raw, ok := besides[path]
-		if !ok {
-			return nil, nil
-		}
-		return inMemory(path, raw, Options{}, nil), nil
-	}
-	return in
-}
-
-// seed adds the files of testdata that end in some name to a corpus.
-func seed(f *testing.F, add func(raw []byte), pattern string) {
-	paths, err := filepath.Glob(filepath.Join("testdata", pattern))
-	must(f, err)
-	for _, path := range paths {
-		raw, err := os.ReadFile(path)
-		must(f, err)
-		add(raw)
-	}
-	if len(paths) == 0 {
-		f.Fatalf("no %s", pattern)
-	}
-}
-
-// parsed finds the format of an input, in which the elements lie within the file.
-func parsed(t *testing.T, in *input) {
-	f, err := in.format()
-	if err != nil {
-		if err.Error() == "" || errorIsOfMachine(err) {
-			t.Errorf("error %q", err)
-		}
-		return
-	}
-	if f.Name == "" || f.Name == AutoFormat || f.fits(in.path, in.size) != nil || f.end() > in.size {
-		t.Errorf("%+v in %d bytes", f, in.size)
-	}
-}
-
-// errorIsOfMachine reports whether an error is one of reading behind the end.
-func errorIsOfMachine(err error) bool { return strings.Contains(err.Error(), io.EOF.Error()) }
-
-func FuzzNpy(f *testing.F) {
-	seed(f, func(raw []byte) { f.Add(raw) }, "*.npy")
-	f.Fuzz(func(t *testing.T, raw []byte) {
-		parsed(t, inMemory("a.npy", raw, Options{}, nil))
-		parsed(t, inMemory("a.npy", append([]byte("\x93NUMPY\x01\x00"), raw...), Options{}, nil))
-	})
-}
-
-func FuzzLLMC(f *testing.F) {
-	seed(f, func(raw []byte) { f.Add(raw) }, "*_ll*.bin")
-	f.Fuzz(func(t *testing.T, raw []byte) {
-		parsed(t, inMemory("a.bin", raw, Options{DType: array.Uint16, GuessedDType: true}, nil))
-	})
-}
-
-func FuzzSafetensors(f *testing.F) {
-	seed(f, func(raw []byte) { f.Add(raw, "tokens") }, "*.safetensors")
-	f.Fuzz(func(t *testing.T, raw []byte, tensor string) {
-		parsed(t, inMemory("a", raw, Options{DType: array.Uint16, GuessedDType: true, Tensor: tensor}, nil))
-		if len(raw) > 10 { // with the length of its header right
-			raw = append(binary.LittleEndian.AppendUint64(nil, uint64(len(raw)-10)), raw...)
-			parsed(t, inMemory("a", raw, Options{DType: array.Uint16, GuessedDType: true}, nil))
-		}
-	})
-}
-
-func FuzzMegatron(f *testing.F) {
-	seed(f, func(raw []byte) { f.Add(raw, 200) }, "*.idx")
-	f.Fuzz(func(t *testing.T, idx []byte, size int) {
-		if size < 0 || size > 1<<16 {
-			return
-		}
-		parsed(t, inMemory("a.bin", make([]byte, size), Options{DType: array.Uint16}, map[string][]byte{"a.idx": idx}))
-		_, ends, err := inMemory("a.idx", idx, Options{}, nil).megatron("a.bin", int64(size))
-		if err == nil {
-			must(t, ends.fits("a.idx", int64(len(idx))))
-		}
-	})
-}
-
-func FuzzDatatrove(f *testing.F) {
-	seed(f, func(raw []byte) { f.Add(raw, 200) }, "*.metadata")
-	f.Fuzz(func(t *testing.T, metadata []byte, size int) {
-		if size >= 0 && size <= 1<<16 {
-			parsed(t, inMemory("a.ds", make([]byte, size), Options{DType: array.Uint16, GuessedDType: true}, map[string][]byte{"a.ds.metadata": metadata}))
-		}
-	})
 }

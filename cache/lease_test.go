@@ -6,6 +6,9 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
+
+	"batchfs/cache/blob"
 
 	"golang.org/x/sys/unix"
 )
@@ -38,39 +41,15 @@ func TestUnwritten(t *testing.T) {
 	}
 }
 
-// Where no lease can be had, a file must be seen unchanged for a while, and the while begins anew with each change.
-func TestSettled(t *testing.T) {
-	s := new(shard)
-	id, ctime := Identity{Ino: 1, Sec: 5}, unix.Timespec{Sec: 7}
-	later := func() { s.settles.since -= settleTime }
-	step := func(want bool) {
-		t.Helper()
-		if got := s.settled(id, ctime); got != want {
-			t.Errorf("settled: %v, want %v", got, want)
-		}
-	}
-	step(false)
-	step(false)
-	later()
-	step(true)
-	id.Nsec++
-	step(false)
-	later()
-	ctime.Nsec++
-	step(false)
-	later()
-	step(true)
-}
-
 // The time of a network filesystem, and this host's, may be set to anything.
 func TestCheckAsksNoClockThatIsSet(t *testing.T) {
 	tokens := open(t, files(t, 2, 10), Options{DType: "uint16"})
 	must(t, tokens.Check())
-	if last := tokens.checked.Load(); last == 0 || last > int64(uptime()) {
-		t.Errorf("Check looked at %d, and it is %d", last, uptime())
+	if last := tokens.checked.Load(); last == 0 || last > int64(blob.Uptime()) {
+		t.Errorf("Check looked at %d, and it is %d", last, blob.Uptime())
 	}
 	must(t, os.Remove(tokens.Files()[0]))
-	tokens.checked.Store(int64(uptime() - settleTime))
+	tokens.checked.Store(int64(blob.Uptime() - 2*time.Second))
 	if tokens.Check() == nil {
 		t.Error("a second later, Check does not look again")
 	}

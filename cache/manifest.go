@@ -5,20 +5,23 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
+	"batchfs/cache/format"
 )
 
 // Options say how an array is stored and fetched.
 type Options struct {
 	DType         array.DType // of the numbers, little-endian; "" where only the files say it
 	Axes          []int       // of an element; nil for tokens, or where only the files say it
-	Format        string      // of the files, one of Formats; "" is AutoFormat
+	Format        string      // of the files, one of format.Names; "" is format.Auto
 	Tensor        string      // the name of the one to serve, of files with several
 	Join          bool        // windows may cross from one file into the next
-	Access        Access      // how the bytes of a window are fetched
+	Access        blob.Access // how the bytes of a window are fetched
 	DropPageCache bool        // give the kernel's page cache back after every read; Map does not
 	VocabSize     int64       // tokens are below it; 0: nobody knows. It is not of elements with axes
 
@@ -30,14 +33,14 @@ type Options struct {
 	// GuessedDType says that DType is a guess: Open then refuses files that look like another one, or like text. Reopen ignores it.
 	GuessedDType bool
 
-	Remote Remote // where objects are read from
-	Follow bool   // Check notices after a while that an object was replaced, although nothing is read from the store
+	Remote blob.Remote // where objects are read from
+	Follow bool        // Check notices after a while that an object was replaced, although nothing is read from the store
 
 	// Open adds each file to Fingerprint, unless that is nil. Reopen ignores it.
 	Fingerprint *Fingerprint
 
 	// Previous are the same files before they changed, or nil. With it, Open refuses a file that is being overwritten: see
-	// openFile. File i is compared with file i of Previous. Reopen ignores it.
+	// blob.Open. File i is compared with file i of Previous. Reopen ignores it.
 	Previous *Array
 }
 
@@ -50,9 +53,9 @@ type Manifest struct {
 // A File is a file of an array as it was when it was opened.
 type File struct {
 	Path     []byte // not a string: JSON has none that is not UTF-8
-	Identity Identity
-	Sample   Sample // zero in a manifest of an older program
-	Format   Format
+	Identity blob.Identity
+	Sample   blob.Sample // zero in a manifest of an older program
+	Format   format.Format
 	Index    *Index // where its documents end; nil if nobody asked for it, or there is none
 }
 
@@ -67,7 +70,7 @@ func Open(paths []string, o Options) (*Array, error) {
 		if len(m.Files) > i {
 			continue
 		}
-		if IsRemote(path) {
+		if blob.IsRemote(path) {
 			some, err := openObjects(paths[i:], o, sum)
 			if err != nil {
 				return nil, err
@@ -76,7 +79,7 @@ func Open(paths []string, o Options) (*Array, error) {
 			continue
 		}
 		f, err := openFormat(path, o, o.Previous.shard(i), sum, wait == nil)
-		if errors.As(err, new(overwrittenError)) {
+		if errors.As(err, new(blob.OverwrittenError)) {
 			wait = cmp.Or(wait, err) // after the others were looked at, or those would be waited for later
 		} else if err != nil {
 			return nil, err
@@ -95,7 +98,7 @@ const atOnce = 32
 // openObjects opens the objects that a list of paths begins with, or the first of many, at the same time.
 func openObjects(paths []string, o Options, sum *Fingerprint) ([]File, error) {
 	n := 1
-	for n < min(len(paths), atOnce) && IsRemote(paths[n]) {
+	for n < min(len(paths), atOnce) && blob.IsRemote(paths[n]) {
 		n++
 	}
 	files, errs, parts := make([]File, n), make([]error, n), make([]bytes.Buffer, n)
@@ -117,14 +120,14 @@ func openObjects(paths []string, o Options, sum *Fingerprint) ([]File, error) {
 
 // openFormat opens a file. If all is set, it finds where its elements lie and its documents end, and adds it to the fingerprint.
 func openFormat(path string, o Options, previous *shard, sum *Fingerprint, all bool) (file File, err error) {
-	var was, wasIndex *tracked
+	var was, wasIndex blob.Blob
 	if previous != nil {
-		was = &previous.tracked
+		was = previous.blob
 		if previous.index != nil {
-			wasIndex = &previous.index.tracked
+			wasIndex = previous.index.blob
 		}
 	}
-	id, content, err := openBlob(path, was, o.Remote)
+	id, content, err := blob.Open(path, was, o.Remote)
 	if err != nil {
 		return file, err
 	}
@@ -132,40 +135,63 @@ func openFormat(path string, o Options, previous *shard, sum *Fingerprint, all b
 	if !all {
 		return file, nil
 	}
-	in := &input{path: path, size: id.Size, content: content, o: o}
+	in := &format.Input{Path: path, Size: id.Size, Content: content, Options: format.Options{
+		Format: o.Format, DType: o.DType, GuessedDType: o.GuessedDType, Axes: o.Axes, Tensor: o.Tensor, Beside: o.Beside,
+	}}
 	var besides []*openInput
 	defer func() {
 		for _, b := range besides {
 			b.content.Close()
 		}
 	}()
-	in.beside = func(path string) (*input, error) {
+	in.Beside = func(path string) (*format.Input, error) {
 		b, err := openBeside(path, nil, o.Remote)
 		if b == nil {
 			return nil, err
 		}
 		besides = append(besides, b)
-		return &b.input, nil
+		return &b.Input, nil
 	}
-	format, formatErr := in.format()
-	if formatErr != nil && format.Name != headerlessFormat { // of such a file what it looks like says more
+	of, formatErr := in.Format()
+	if formatErr != nil && of.Name != format.Headerless { // of such a file what it looks like says more
 		return file, formatErr
 	}
-	tokens := len(format.Axes) == 0 && o.Beside == "" && format.DType.IsInteger()
-	seen := sight{path: path, format: format, guessed: tokens && o.GuessedDType && format.Name == headerlessFormat}
+	tokens := len(of.Axes) == 0 && o.Beside == "" && of.DType.IsInteger()
+	seen := format.Inspection{Path: path, Format: of, Guessed: tokens && o.GuessedDType && of.Name == format.Headerless}
 	if tokens {
-		seen.vocab = o.VocabSize
+		seen.VocabSize = o.VocabSize
 	}
 	// A file that opens may still not be readable: a FUSE or network filesystem answers at the first read.
-	sample, err := sum.add(path, id.Size, content, seen.look)
-	if err = cmp.Or(err, seen.err(), formatErr); err != nil {
+	sample, err := sum.add(path, id.Size, content, seen.Look)
+	if err = cmp.Or(err, seen.Err(), formatErr); err != nil {
 		return file, err
 	}
-	file = File{[]byte(path), id, sample, format, nil}
+	file = File{[]byte(path), id, sample, of, nil}
 	if o.Documents == DocumentsIndexed {
 		file.Index, err = openIndex(file, wasIndex, sum, o.Remote)
 	}
 	return file, err
+}
+
+// An openInput is an input whose content somebody has to close.
+type openInput struct {
+	format.Input
+	id      blob.Identity
+	content blob.Content
+}
+
+// openBeside opens a file that lies beside another one. It returns nil where there is none. previous is that of openFile.
+func openBeside(path string, previous blob.Blob, from blob.Remote) (*openInput, error) {
+	id, content, err := blob.Open(path, previous, from)
+	// A store says so of an object that is not there to those who may not list the bucket.
+	hidden := blob.IsRemote(path) && errors.Is(err, os.ErrPermission)
+	if errors.Is(err, os.ErrNotExist) || hidden {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &openInput{format.Input{Path: path, Size: id.Size, Content: content}, id, content}, nil
 }
 
 // Manifest is what Reopen makes the same array of.
@@ -197,7 +223,7 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 	indexed := 0
 	for i, f := range m.Files {
 		path := string(f.Path)
-		if err := f.Format.fits(path, f.Identity.Size); err != nil {
+		if err := f.Format.Fits(path, f.Identity.Size); err != nil {
 			return nil, err
 		}
 		switch {
@@ -209,11 +235,11 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 		case !slices.Equal(f.Format.Axes, a.axes):
 			return nil, fmt.Errorf("%s: its elements have shape %d, those of %s %d; make them one", path, f.Format.Axes, first.Path, a.axes)
 		}
-		blob, err := newBlob(f.Path, f.Identity, f.Sample, o.Access, o)
+		file, err := blob.New(f.Path, f.Identity, f.Sample, o.Access, o.DropPageCache, o.Remote)
 		if err != nil {
 			return nil, err
 		}
-		a.shards[i] = shard{tracked: tracked{blob: blob}, format: f.Format, start: start}
+		a.shards[i] = shard{blob: file, format: f.Format, start: start}
 		if f.Index != nil {
 			if a.shards[i].index, err = newIndex(f, o); err != nil {
 				return nil, err
@@ -223,13 +249,13 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 		if i > 0 && o.Join {
 			a.runs[0].Len += f.Format.Count
 		} else {
-			a.runs = append(a.runs, array.Run{Name: blob.Path(), Start: start, Len: f.Format.Count})
+			a.runs = append(a.runs, array.Run{Name: file.Path(), Start: start, Len: f.Format.Count})
 		}
 		start += f.Format.Count
 	}
 	if o.Follow {
 		for file := range a.all() {
-			if remote, ok := file.blob.(*object); ok {
+			if remote, ok := file.(*blob.Object); ok {
 				a.followed = append(a.followed, remote)
 			}
 		}

@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
+	"batchfs/cache/format"
 )
 
 // reopened is what another process makes of tokens.
@@ -95,14 +97,14 @@ func TestChangeIsSeenAfterReopen(t *testing.T) {
 
 // A fileOf is one that nobody looked at.
 func fileOf(path string, size, tokens int64) File {
-	return File{[]byte(path), Identity{Size: size}, Sample{}, Format{Name: "headerless", DType: array.Uint16, Count: tokens}, nil}
+	return File{[]byte(path), blob.Identity{Size: size}, blob.Sample{}, format.Format{Name: "headerless", DType: array.Uint16, Count: tokens}, nil}
 }
 
 // The files may be where even to ask for them would hang.
 func TestReopenTouchesNoFile(t *testing.T) {
 	m := Manifest{[]File{fileOf("/proc/self/no/such/file", 20, 10), fileOf("/dev/null/below", 20, 10), fileOf("nowhere", 20, 10)}}
 	for i := range m.Files {
-		m.Files[i].Index = &Index{[]byte("no/such/index"), Identity{Size: 16}, Sample{}, Ends{Count: 2}}
+		m.Files[i].Index = &Index{[]byte("no/such/index"), blob.Identity{Size: 16}, blob.Sample{}, format.Ends{Count: 2}}
 	}
 	tokens, err := Reopen(m, Options{})
 	must(t, err)
@@ -120,14 +122,14 @@ func TestReopenTouchesNoFile(t *testing.T) {
 func TestReopenRefuses(t *testing.T) {
 	good, other := fileOf("good.bin", 20, 10), fileOf("train.bin", 20, 5)
 	other.Format.DType = array.Uint32
-	with := func(change func(*Format)) []File {
+	with := func(change func(*format.Format)) []File {
 		f := fileOf("train.bin", 20, 10)
 		change(&f.Format)
 		return []File{good, f}
 	}
-	indexed := func(e Ends) File {
+	indexed := func(e format.Ends) File {
 		f := fileOf("i", 20, 10)
-		f.Index = &Index{[]byte("i.index"), Identity{Size: 20}, Sample{}, e}
+		f.Index = &Index{[]byte("i.index"), blob.Identity{Size: 20}, blob.Sample{}, e}
 		return f
 	}
 	const outside = "are not within its 20 bytes"
@@ -140,27 +142,27 @@ func TestReopenRefuses(t *testing.T) {
 		{[]File{good, fileOf("a\x00b", 2, 1)}, `"a\x00b": invalid argument`},
 		{[]File{good, other}, "train.bin: its numbers are uint32, those of good.bin are uint16"},
 		{[]File{good, fileOf("train.bin", -2, 1)}, "train.bin: 1 elements"},
-		{with(func(f *Format) { *f = Format{} }), outside},
-		{with(func(f *Format) { f.Count = 0 }), outside},
-		{with(func(f *Format) { f.Count = -1 }), outside},
-		{with(func(f *Format) { f.Count = 11 }), "train.bin: 11 elements of dtype \"uint16\" from byte 0 on " + outside},
-		{with(func(f *Format) { f.Count = 1 << 62 }), outside},
-		{with(func(f *Format) { f.Offset = 1 }), outside},
-		{with(func(f *Format) { f.Offset = -2 }), outside},
-		{with(func(f *Format) { f.Offset, f.Count = 22, 1 }), outside},
-		{with(func(f *Format) { f.DType = "uint7" }), outside},
-		{[]File{indexed(Ends{Count: 3})}, "i.index: the ends of 3 documents are not within its 20 bytes"},
-		{[]File{indexed(Ends{Count: 0})}, "the ends of 0 documents"},
-		{[]File{indexed(Ends{At: 8, Count: 2})}, "the ends of 2 documents"},
-		{[]File{indexed(Ends{At: -8, Count: 2})}, "the ends of 2 documents"},
-		{[]File{indexed(Ends{Count: 1, Starts: 8, Sequences: 2, Width: 2})}, "the ends of 1 documents"},
-		{[]File{indexed(Ends{Count: 1, Sequences: 2})}, "the ends of 1 documents"},
-		{[]File{indexed(Ends{Count: 1}), good}, "nothing says where the documents of good.bin end, but i.index says it of i; batchfs index good.bin --eot N"},
-		{with(func(f *Format) { f.Name = "npy" }), "train.bin: its format is npy, that of good.bin is headerless"},
-		{with(func(f *Format) { f.Axes = []int{2} }), "10 elements of dtype \"uint16\" and shape [2] from byte 0 on " + outside},
-		{with(func(f *Format) { f.Axes = []int{0} }), outside},
-		{with(func(f *Format) { f.Axes, f.Count = []int{1 << 31, 1 << 31, 4}, 1 }), outside},
-		{with(func(f *Format) { f.Axes, f.Count = []int{2, 5}, 1 }), "train.bin: its elements have shape [2 5], those of good.bin []"},
+		{with(func(f *format.Format) { *f = format.Format{} }), outside},
+		{with(func(f *format.Format) { f.Count = 0 }), outside},
+		{with(func(f *format.Format) { f.Count = -1 }), outside},
+		{with(func(f *format.Format) { f.Count = 11 }), "train.bin: 11 elements of dtype \"uint16\" from byte 0 on " + outside},
+		{with(func(f *format.Format) { f.Count = 1 << 62 }), outside},
+		{with(func(f *format.Format) { f.Offset = 1 }), outside},
+		{with(func(f *format.Format) { f.Offset = -2 }), outside},
+		{with(func(f *format.Format) { f.Offset, f.Count = 22, 1 }), outside},
+		{with(func(f *format.Format) { f.DType = "uint7" }), outside},
+		{[]File{indexed(format.Ends{Count: 3})}, "i.index: the ends of 3 documents are not within its 20 bytes"},
+		{[]File{indexed(format.Ends{Count: 0})}, "the ends of 0 documents"},
+		{[]File{indexed(format.Ends{At: 8, Count: 2})}, "the ends of 2 documents"},
+		{[]File{indexed(format.Ends{At: -8, Count: 2})}, "the ends of 2 documents"},
+		{[]File{indexed(format.Ends{Count: 1, Starts: 8, Sequences: 2, Width: 2})}, "the ends of 1 documents"},
+		{[]File{indexed(format.Ends{Count: 1, Sequences: 2})}, "the ends of 1 documents"},
+		{[]File{indexed(format.Ends{Count: 1}), good}, "nothing says where the documents of good.bin end, but i.index says it of i; batchfs index good.bin --eot N"},
+		{with(func(f *format.Format) { f.Name = "npy" }), "train.bin: its format is npy, that of good.bin is headerless"},
+		{with(func(f *format.Format) { f.Axes = []int{2} }), "10 elements of dtype \"uint16\" and shape [2] from byte 0 on " + outside},
+		{with(func(f *format.Format) { f.Axes = []int{0} }), outside},
+		{with(func(f *format.Format) { f.Axes, f.Count = []int{1 << 31, 1 << 31, 4}, 1 }), outside},
+		{with(func(f *format.Format) { f.Axes, f.Count = []int{2, 5}, 1 }), "train.bin: its elements have shape [2 5], those of good.bin []"},
 	} {
 		_, err := Reopen(Manifest{test.files}, Options{DType: array.Uint16})
 		if err == nil || !strings.Contains(err.Error(), test.want) {
@@ -178,10 +180,10 @@ func TestFormatSaysWhereTheTokensLie(t *testing.T) {
 			path := filepath.Join(dir, string(rune('a'+i)))
 			raw := slices.Concat(bytes.Repeat([]byte{0xee}, test.offset), count(i*n, n, size), bytes.Repeat([]byte{0xdd}, test.behind))
 			must(t, os.WriteFile(path, raw, 0o600))
-			id, content, err := openBlob(path, nil, Remote{})
+			id, content, err := blob.Open(path, nil, blob.Remote{})
 			must(t, err)
 			must(t, content.Close())
-			m.Files = append(m.Files, File{[]byte(path), id, Sample{}, Format{"made-up", int64(test.offset), array.Uint16, nil, n}, nil})
+			m.Files = append(m.Files, File{[]byte(path), id, blob.Sample{}, format.Format{Name: "made-up", Offset: int64(test.offset), DType: array.Uint16, Axes: nil, Count: n}, nil})
 		}
 		everyAccess(t, func(t *testing.T, o Options) {
 			for _, o.Join = range []bool{false, true} {

@@ -5,12 +5,16 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
 	"batchfs/cache/array"
-	"batchfs/internal/wait"
+	"batchfs/cache/blob"
+)
+
+const (
+	minMapped = 512 // ranges shorter than that on average are not mapped
+	maxRanges = 256 // are mapped at a time
 )
 
 // tooMany is more than a process may have mappings, unless somebody raised vm.max_map_count.
@@ -20,7 +24,7 @@ const tooMany = 70_000
 // nor does a read of short windows map.
 func TestOneReadMapsAtATime(t *testing.T) {
 	paths := files(t, 2, 30_000, 30_000, 30_000)
-	tokens := open(t, paths, Options{DType: "uint16", Access: Remap})
+	tokens := open(t, paths, Options{DType: "uint16", Access: blob.Remap})
 	var long, short []array.Window
 	for i := range 5 * maxRanges {
 		start := int64(i%3)*30_000 + int64(i)*11
@@ -34,7 +38,7 @@ func TestOneReadMapsAtATime(t *testing.T) {
 	}
 	read := func(ws []array.Window, mapped, busy int64, visit func()) {
 		t.Helper()
-		mappedBefore, busyBefore := Remaps()
+		mappedBefore, busyBefore := blob.Remaps()
 		must(t, tokens.Read(ws, func(i int, raw []byte) error {
 			if w := ws[i]; !bytes.Equal(raw, count(int(w.Start), w.Len, 2)) {
 				return fmt.Errorf("window %+v holds %x", w, raw)
@@ -42,7 +46,7 @@ func TestOneReadMapsAtATime(t *testing.T) {
 			visit()
 			return nil
 		}))
-		if m, b := Remaps(); m-mappedBefore != mapped || b-busyBefore != busy {
+		if m, b := blob.Remaps(); m-mappedBefore != mapped || b-busyBefore != busy {
 			t.Errorf("%d windows: %d reads of a file mapped it, and %d found another mapping; want %d and %d", len(ws), m-mappedBefore, b-busyBefore, mapped, busy)
 		}
 	}
@@ -69,7 +73,7 @@ func TestReadOfManyRanges(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "holes.bin")
 	must(t, os.WriteFile(path, nil, 0o600))
 	must(t, os.Truncate(path, int64(2*tooMany*page)))
-	for _, access := range []Access{Remap, Advise, Pread} {
+	for _, access := range []blob.Access{blob.Remap, blob.Advise, blob.Pread} {
 		tokens := open(t, []string{path}, Options{DType: "uint16", Access: access})
 		ws := make([]array.Window, tooMany)
 		for i := range ws {
@@ -86,37 +90,4 @@ func TestReadOfManyRanges(t *testing.T) {
 			}
 		}
 	}
-}
-
-// There may be more files than a process may have mappings.
-func TestKeptMappingsAreBounded(t *testing.T) {
-	path := files(t, 2, 10)[0]
-	m := open(t, []string{path}, Options{DType: "uint16"}).Manifest()
-	for len(m.Files) < tooMany {
-		m.Files = append(m.Files, m.Files[0])
-	}
-	tokens, err := Reopen(m, Options{Access: Advise})
-	must(t, err)
-	want := count(0, 10, 2)
-	ws := make([]array.Window, 1000)
-	for first := 0; first < tooMany; first += len(ws) {
-		for i := range ws {
-			ws[i] = array.Window{Start: int64(first+i) * 10, Len: 10}
-		}
-		must(t, tokens.Read(ws, func(_ int, raw []byte) error {
-			if string(raw) != string(want) {
-				t.Errorf("tokens are %x", raw)
-			}
-			return nil
-		}))
-	}
-	if n := keptMappings.Load(); n > maxKept || n < maxKept/2 {
-		t.Errorf("%d mappings are kept, of up to %d", n, maxKept)
-	}
-	tokens.Release()
-	wait.Until(t, "few mappings are kept of tokens that were released", func() bool {
-		runtime.GC()
-		return keptMappings.Load() <= maxKept/2
-	})
-	must(t, readOne(tokens))
 }

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
+	"batchfs/cache/format"
 )
 
 // numbers are n numbers of width bytes below most.
@@ -73,7 +75,7 @@ func TestOpenLooksAtTheContent(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "train.bin")
 		must(t, os.WriteFile(path, test.raw[:len(test.raw)&^1], 0o600))
 		for _, guessed := range []bool{true, false} {
-			_, err := Open([]string{path}, Options{DType: array.Uint16, Access: Remap, GuessedDType: guessed})
+			_, err := Open([]string{path}, Options{DType: array.Uint16, Access: blob.Remap, GuessedDType: guessed})
 			switch want := test.want; {
 			case want == "" || test.believe && !guessed:
 				if err != nil {
@@ -123,9 +125,10 @@ func TestLookBeginsAtATokenAnywhere(t *testing.T) {
 	for _, width := range []int{2, 4} {
 		raw := slices.Repeat([]byte{1, 64, 0, 0}[:width], 5000) // within a token, other numbers begin
 		for size := len(raw) - 16; size < len(raw); size++ {
-			s := sight{path: "train.bin", format: Format{DType: unsigned(width), Count: int64(size / width)}, vocab: 64<<8 + 2}
-			must(t, sample(bytes.NewReader(raw), int64(size), 3, s.look))
-			must(t, s.err())
+			s := format.Inspection{Path: "train.bin", Format: format.Format{DType: unsigned(width), Count: int64(size / width)}, VocabSize: 64<<8 + 2}
+			_, err := blob.NewSample(bytes.NewReader(raw), int64(size), 3, s.Look)
+			must(t, err)
+			must(t, s.Err())
 		}
 	}
 }

@@ -8,13 +8,14 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 )
 
 // Whole batches, one after the other, from a warm file of uint16 tokens: what any way to serve them costs at least.
 func BenchmarkRead(b *testing.B) {
 	paths := []string{filepath.Join(b.TempDir(), "zeros.bin")} // the values do not matter
 	must(b, os.WriteFile(paths[0], make([]byte, 64<<20), 0o600))
-	for _, access := range []cache.Access{cache.Remap, cache.Advise, cache.Pread} {
+	for _, access := range []blob.Access{blob.Remap, blob.Advise, blob.Pread} {
 		for _, dtype := range []array.DType{array.Uint16, array.Int64} {
 			for _, rows := range []int{12, 512} {
 				for _, vocab := range []int64{0, 1<<16 - 1} {
@@ -51,7 +52,7 @@ func BenchmarkArrays(b *testing.B) {
 		return []string{path}
 	}
 	open := func(dtype array.DType, raw []byte, axes ...int) Array {
-		a, err := cache.Open(file("array.bin", raw), cache.Options{DType: dtype, Axes: axes, Access: cache.Pread, Beside: "array"})
+		a, err := cache.Open(file("array.bin", raw), cache.Options{DType: dtype, Axes: axes, Access: blob.Pread, Beside: "array"})
 		must(b, err)
 		return a
 	}
@@ -64,7 +65,7 @@ func BenchmarkArrays(b *testing.B) {
 	whole := documents
 	whole.Arrays = all.Arrays
 	paths := file("tokens.bin", tokens)
-	for _, access := range []cache.Access{cache.Remap, cache.Pread} {
+	for _, access := range []blob.Access{blob.Remap, blob.Pread} {
 		main, err := cache.Open(paths, cache.Options{DType: array.Uint16, Access: access})
 		must(b, err)
 		for _, test := range []struct {

@@ -10,6 +10,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 )
 
 var allOrders = []Order{Random, Shuffle, Sequential, Torch, Torch26}
@@ -35,7 +36,7 @@ var corpora = []corpus{
 // open makes sources of tokens of 4 bytes, each of which is its position among those of all sources.
 func (c corpus) open(t testing.TB) []Source {
 	t.Helper()
-	return openSources(t, sourceFiles(t, 4, c.sources...), cache.Options{DType: array.Uint32, Join: c.join, Access: cache.Map})
+	return openSources(t, sourceFiles(t, 4, c.sources...), cache.Options{DType: array.Uint32, Join: c.join, Access: blob.Map})
 }
 
 // has reports whether an order can draw from the corpus.

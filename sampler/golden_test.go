@@ -12,6 +12,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 )
 
 var update = flag.Bool("update", false, "recompute the batches in testdata/golden.json")
@@ -119,7 +120,7 @@ func (g *golden) compute(t *testing.T) (batches []string) {
 		s.TorchState, err = os.ReadFile("testdata/" + g.TorchState)
 		must(t, err)
 	}
-	o := cache.Options{DType: g.TokenDType, Axes: g.Shape, Join: g.Join, Access: cache.Pread}
+	o := cache.Options{DType: g.TokenDType, Axes: g.Shape, Join: g.Join, Access: blob.Pread}
 	tokens := openSources(t, sourceFiles(t, g.TokenDType.Size(), lens...), o)
 	begin := int64(0) // of a source, in elements
 	for i := range tokens {

@@ -13,6 +13,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 )
 
 // In these tests token i of the array is i, in the bits that it has.
@@ -57,7 +58,7 @@ func must(t testing.TB, err error) {
 func sequence(t testing.TB, paths []string, o cache.Options, s Settings) *Sequence {
 	t.Helper()
 	if o.Access == "" {
-		o.Access = cache.Remap
+		o.Access = blob.Remap
 	}
 	tokens := openSources(t, [][]string{paths}, o)
 	s.Split = "train"
@@ -334,7 +335,7 @@ func FuzzRead(f *testing.F) {
 	lens := []int{30, 25, 70_000, 22, 40, 33}
 	narrow, broad := files(f, 2, lens...), files(f, 4, lens...)
 	f.Fuzz(func(t *testing.T, flags, dtype, shards, batchSize, blockSize, rank, world byte, k uint64, off int64, n uint16) {
-		paths, o := narrow, cache.Options{DType: array.Uint16, Join: flags&join != 0, Access: cache.Pread}
+		paths, o := narrow, cache.Options{DType: array.Uint16, Join: flags&join != 0, Access: blob.Pread}
 		if flags&wide != 0 {
 			paths, o.DType = broad, array.Uint32
 		}
@@ -379,7 +380,7 @@ func TestReadsAllocateNothing(t *testing.T) {
 		t.Skip("the race detector makes sync.Pool forget")
 	}
 	paths := files(t, 2, 100_000)
-	for _, access := range []cache.Access{cache.Remap, cache.Advise, cache.Pread, cache.Map} {
+	for _, access := range []blob.Access{blob.Remap, blob.Advise, blob.Pread, blob.Map} {
 		for _, dtype := range []array.DType{array.Uint16, array.Int64} {
 			q := sequence(t, paths, cache.Options{DType: array.Uint16, Access: access}, Settings{BatchSize: 12, BlockSize: 1024, DType: dtype})
 			dst, k := make([]byte, q.Batch().Bytes()), uint64(0)
@@ -394,7 +395,7 @@ func TestReadsAllocateNothing(t *testing.T) {
 	}
 
 	// Of a mixture, with an array beside the tokens and documents, and also a part of a batch.
-	from := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: cache.Pread})[0]
+	from := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: blob.Pread})[0]
 	from.Beside = []Array{from.Main}
 	q, err := New([]Source{from, from}, Settings{Split: "train", BatchSize: 12, BlockSize: 1024, DType: array.Int64, Layout: XY, Order: Shuffle, World: 1,
 		Weights: []float64{1, 2}, Arrays: []Beside{{"again", AtX}}, Ends: EndsByToken, EOT: 7, Documents: true, MaskTargets: true})

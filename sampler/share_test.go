@@ -13,6 +13,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 )
 
 // A shared is a source of which each of several hosts has a share.
@@ -64,7 +65,7 @@ func (s shared) open(t *testing.T) []Source {
 	for i := range numbers {
 		numbers[i] *= max(1, 3*len(s.axes))
 	}
-	return openSources(t, [][]string{files(t, 2, numbers...)}, cache.Options{DType: array.Uint16, Axes: s.axes, Join: s.join, Access: cache.Pread})
+	return openSources(t, [][]string{files(t, 2, numbers...)}, cache.Options{DType: array.Uint16, Axes: s.axes, Join: s.join, Access: blob.Pread})
 }
 
 // An epoch of a host has each window of its share once, however many ranks it has, and every epoch has the same share in another
@@ -218,7 +219,7 @@ func TestFindInShares(t *testing.T) {
 // Of a mixture, each source has its share of a host's rows, and its own stretch of tokens.
 func TestSharesOfMixtures(t *testing.T) {
 	lens := [][]int{{5000}, {900, 2100}}
-	tokens := openSources(t, sourceFiles(t, 2, lens...), cache.Options{DType: array.Uint16, Access: cache.Pread})
+	tokens := openSources(t, sourceFiles(t, 2, lens...), cache.Options{DType: array.Uint16, Access: blob.Pread})
 	const b, local, hosts = 4, 2, 3
 	seen := map[[2]int64]int{}
 	for rank := range local * hosts {
@@ -259,7 +260,7 @@ func TestSharesOfManyHosts(t *testing.T) {
 		must(t, f.Close())
 	}
 	s := shared{hosts: hosts, local: 8, block: 64 << 20, b: 4, t: 1024, layout: XY}
-	tokens := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: cache.Pread})
+	tokens := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: blob.Pread})
 	first, err := New(tokens, s.settings(0))
 	must(t, err)
 	most, sum := int64(0), int64(0)

@@ -10,6 +10,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 )
 
 // sourceFiles writes the files of sources, one after the other.
@@ -68,7 +69,7 @@ func TestMixtureHasTheRowsOfItsSources(t *testing.T) {
 	lens := [][]int{{200, 9, 70}, {90, 33}, {10, 60, 17}}
 	for _, weights := range [][]float64{{7, 2, 1}, {0.11, 0.37, 0.52}} {
 		for _, join := range []bool{false, true} {
-			o := cache.Options{DType: array.Uint16, Join: join, Access: cache.Pread}
+			o := cache.Options{DType: array.Uint16, Join: join, Access: blob.Pread}
 			paths := sourceFiles(t, 2, lens...)
 			tokens := openSources(t, paths, o)
 			// What With keeps of this one must not depend on its settings.
@@ -160,7 +161,7 @@ func checkMixed(t *testing.T, name string, count int, tokens []Source, ranks, al
 // A single source is no mixture: its rows are those of the split.
 func TestOneSourceIsTheSplit(t *testing.T) {
 	paths := files(t, 2, 1000, 500)
-	tokens := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: cache.Pread})
+	tokens := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: blob.Pread})
 	for _, order := range []Order{Random, Shuffle, Sequential} {
 		s := Settings{Split: "train", BatchSize: 4, BlockSize: 8, DType: array.Int64, Layout: XY, Order: order, World: 1}
 		plain, err := New(tokens, s)
@@ -280,7 +281,7 @@ func (c counted) Read(ws []array.Window, visit func(int, []byte) error) error {
 
 // What a request for many short rows holds is bounded, and it is the same bytes; up to 1024 rows are fetched at once.
 func TestManyRowsAreFetchedInGroups(t *testing.T) {
-	sources := openSources(t, sourceFiles(t, 2, []int{500, 40}, []int{300}), cache.Options{DType: array.Uint16, Access: cache.Pread})
+	sources := openSources(t, sourceFiles(t, 2, []int{500, 40}, []int{300}), cache.Options{DType: array.Uint16, Access: blob.Pread})
 	most := 0
 	for i := range sources {
 		sources[i].Main = counted{sources[i].Main, &most}
@@ -317,7 +318,7 @@ func TestManyRowsAreFetchedInGroups(t *testing.T) {
 			}
 		}
 	}
-	one := openSources(t, sourceFiles(t, 2, []int{5000}), cache.Options{DType: array.Uint16, Access: cache.Pread})
+	one := openSources(t, sourceFiles(t, 2, []int{5000}), cache.Options{DType: array.Uint16, Access: blob.Pread})
 	q, err := New([]Source{{Main: counted{one[0].Main, &most}}}, Settings{Split: "train", BatchSize: 1024, BlockSize: 1, DType: array.Uint16, Layout: XY, Order: Random, World: 1})
 	must(t, err)
 	most = 0

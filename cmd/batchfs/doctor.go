@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"batchfs/cache"
+	"batchfs/cache/blob"
 	"batchfs/cache/blocks"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
@@ -355,7 +355,7 @@ func withPermission(err error) error {
 // detailOf describes the token files of a split.
 func detailOf(d *dataset.Dataset) string {
 	detail := d.Counted()
-	if kib := cache.DiskReadAhead(d.Files()[0]); kib > 0 {
+	if kib := blob.DiskReadAhead(d.Files()[0]); kib > 0 {
 		detail += fmt.Sprintf(", on a disk that is read %d KiB ahead", kib)
 	}
 	return detail

@@ -10,6 +10,8 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
+	"batchfs/cache/format"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/survey"
 )
@@ -19,21 +21,21 @@ type fileFlags struct{ format, tensor, dtype string }
 
 // register adds the flags to a command.
 func (f *fileFlags) register(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.format, "format", cache.AutoFormat, "`FORMAT` of the files, as the key format")
+	cmd.Flags().StringVar(&f.format, "format", format.Auto, "`FORMAT` of the files, as the key format")
 	cmd.Flags().StringVar(&f.dtype, "token-dtype", "", "`DTYPE` of the numbers in headerless files, as the key token_dtype (default uint16)")
 	cmd.Flags().StringVar(&f.tensor, "tensor", "", "`NAME` of the tensor, in files that have several")
-	cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(cache.Formats(), cobra.ShellCompDirectiveNoFileComp))
+	cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(format.Names(), cobra.ShellCompDirectiveNoFileComp))
 }
 
 // options are those to open the files with.
 func (f *fileFlags) options() (cache.Options, error) {
 	remote := config.Default().Remote()
 	remote.Blocks.Memory = 16 * remote.Blocks.BlockBytes
-	o := cache.Options{Remote: remote, Format: f.format, Tensor: f.tensor, DType: array.DType(f.dtype), GuessedDType: f.dtype == "", Access: cache.Pread}
+	o := cache.Options{Remote: remote, Format: f.format, Tensor: f.tensor, DType: array.DType(f.dtype), GuessedDType: f.dtype == "", Access: blob.Pread}
 	if f.dtype == "" {
 		o.DType = array.Uint16
 	}
-	return o, cmp.Or(mustBe("--format", f.format, cache.Formats()), mustBe("--token-dtype", o.DType, array.DTypes()))
+	return o, cmp.Or(mustBe("--format", f.format, format.Names()), mustBe("--token-dtype", o.DType, array.DTypes()))
 }
 
 // mustBe returns an error unless the value of a flag is one of several.
@@ -70,9 +72,9 @@ with --eot: only those that lie within a block are counted in a sample.`,
 			var bad []error
 			for _, arg := range args {
 				files := []string{arg} // a shell resolves globs of files
-				if cache.IsRemote(arg) {
+				if blob.IsRemote(arg) {
 					var err error
-					if files, err = cache.Resolve("", files, o.Open.Remote); err != nil {
+					if files, err = blob.Resolve("", files, o.Open.Remote); err != nil {
 						bad = append(bad, err)
 					}
 				}

@@ -12,9 +12,10 @@ import (
 	"strings"
 	"time"
 
-	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 	"batchfs/cache/blocks"
+	"batchfs/cache/format"
 	"batchfs/cache/store"
 	"batchfs/sampler"
 )
@@ -32,7 +33,7 @@ type Config struct {
 
 // Memory is the table [memory]: how tokens are fetched.
 type Memory struct {
-	Access     cache.Access
+	Access     blob.Access
 	PageCache  string // "keep" or "drop"
 	Ahead      int    // batches made ready for each reader
 	AheadBytes int64  // memory for all of those, as written
@@ -77,9 +78,9 @@ type Store struct {
 }
 
 // Remote is what package cache needs to know of objects.
-func (c *Config) Remote() cache.Remote {
+func (c *Config) Remote() blob.Remote {
 	s := c.Store
-	return cache.Remote{
+	return blob.Remote{
 		Store:  store.Options{Endpoint: s.Endpoint, Region: s.Region, PathStyle: s.PathStyle, Anonymous: s.Anonymous, Timeout: c.Mount.Timeout},
 		Blocks: blocks.Options{Dir: s.CacheDir, Shared: s.CacheShared, Limit: s.CacheBytes, BlockBytes: s.BlockBytes, Memory: c.Shares().Blocks, Ahead: c.Mount.Timeout / 5},
 	}
@@ -111,7 +112,7 @@ type Split struct {
 	Sources           []Source // instead of Tokens
 	Beside            []Beside // arrays beside Tokens; those of Sources are theirs
 	Join              bool
-	Format            string      // of the files, one of cache.Formats
+	Format            string      // of the files, one of format.Names
 	Tensor            string      // of a format with several
 	TokenDType        array.DType // of headerless files, as is Shape
 	Shape             []int       // of an element
@@ -123,7 +124,7 @@ type Split struct {
 	Steps             uint64 // 0: one epoch
 	OnChange          string // "error" or "follow"
 	Expect            string // the fingerprint that the files must have, or empty
-	Remote            cache.Remote
+	Remote            blob.Remote
 	Tables            *sampler.Tables // of all splits of the configuration
 
 	dir     string            // what Tokens and Sources are relative to
@@ -157,7 +158,7 @@ type Beside struct {
 // Default returns the configuration of an empty file.
 func Default() *Config {
 	return &Config{
-		Memory: Memory{Access: cache.Remap, PageCache: "keep", Ahead: 2, AheadBytes: 64 << 20, Budget: 128 << 20},
+		Memory: Memory{Access: blob.Remap, PageCache: "keep", Ahead: 2, AheadBytes: 64 << 20, Budget: 128 << 20},
 		Mount: Mount{
 			Mode: 0o444, UID: int64(os.Getuid()), GID: int64(os.Getgid()), SettingsPerUser: 4096, Timeout: 30 * time.Second, Grace: 10 * time.Second,
 		},
@@ -173,7 +174,7 @@ func defaultSplit() *Split {
 			BatchSize: 12, BlockSize: 1024, DType: sampler.Native, Layout: sampler.XY,
 			Order: sampler.Random, Seed: 1337, Rank: 0, World: 1, LocalWorld: 1, Rows: sampler.Windows,
 		},
-		Format:     cache.AutoFormat,
+		Format:     format.Auto,
 		TokenDType: array.Uint16,
 		EndOfText:  -1,
 		OnChange:   "error",
@@ -223,7 +224,7 @@ func (s *Split) isRemote() bool {
 			patterns = append(patterns, b.Files...)
 		}
 	}
-	return slices.ContainsFunc(patterns, cache.IsRemote)
+	return slices.ContainsFunc(patterns, blob.IsRemote)
 }
 
 // SourceFiles are the absolute paths of the files of a source.
@@ -251,7 +252,7 @@ func (s *Split) Files() (all []SourceFiles, err error) {
 	}
 	resolve := func(dir, key string, patterns []string) (files []string) {
 		if err == nil {
-			if files, err = cache.Resolve(dir, patterns, s.Remote); err != nil {
+			if files, err = blob.Resolve(dir, patterns, s.Remote); err != nil {
 				err = fmt.Errorf("%s: %w", s.Origin(key), err)
 			}
 		}

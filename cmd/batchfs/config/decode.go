@@ -11,7 +11,7 @@ import (
 
 	"github.com/BurntSushi/toml"
 
-	"batchfs/cache"
+	"batchfs/cache/format"
 	"batchfs/sampler"
 )
 
@@ -240,7 +240,7 @@ func setBeside(at origin, v any, list *[]Beside) error {
 		return nil
 	}
 	return setTables(at, v, arrayKeys, []string{"files", "name"}, func(origin, map[string]any) (*Beside, error) {
-		return &Beside{At: sampler.AtY, Format: cache.AutoFormat}, nil
+		return &Beside{At: sampler.AtY, Format: format.Auto}, nil
 	}, func(b *Beside) { *list = append(*list, *b) })
 }
 

@@ -10,9 +10,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/spf13/cobra"
+	"batchfs/cache/blob"
 
-	"batchfs/cache"
+	"github.com/spf13/cobra"
 )
 
 // Flags say where the configuration of a command comes from. Its fields are exported for encoders.
@@ -68,7 +68,7 @@ func (f *Flags) Load() (*Config, error) {
 
 // dataSets returns the --set arguments that make splits of the token files in a directory.
 func dataSets(dir string) (sets []string, err error) {
-	if cache.IsRemote(dir) {
+	if blob.IsRemote(dir) {
 		return nil, fmt.Errorf("--data %s: name a directory of this machine; objects are named one by one, or by globs, as in "+
 			"--set splits.train.tokens=%s/train*.bin", dir, strings.TrimSuffix(dir, "/"))
 	}
@@ -84,7 +84,7 @@ func dataSets(dir string) (sets []string, err error) {
 		}
 		strays = append(strays, others...)
 		if pattern != "" {
-			sets = append(sets, fmt.Sprintf("splits.%s.tokens=%s", name, filepath.Join(cache.EscapeGlob(dir), pattern)))
+			sets = append(sets, fmt.Sprintf("splits.%s.tokens=%s", name, filepath.Join(blob.EscapeGlob(dir), pattern)))
 		}
 	}
 	switch {
@@ -132,7 +132,7 @@ func dataPattern(name string, entries []os.DirEntry) (glob string, strays []stri
 		}
 		of := strings.Join([]string{parts[1], digits.ReplaceAllString(parts[2], ""), parts[3], parts[4]}, "/")
 		if set = append(set, file); len(set) == 1 {
-			kind, glob = of, cache.EscapeGlob(parts[1])
+			kind, glob = of, blob.EscapeGlob(parts[1])
 			if parts[2] != "" {
 				glob += "*[0-9]"
 			}
@@ -142,7 +142,7 @@ func dataPattern(name string, entries []os.DirEntry) (glob string, strays []stri
 		}
 	}
 	if exact != "" {
-		return cache.EscapeGlob(exact), nil, nil
+		return blob.EscapeGlob(exact), nil, nil
 	}
 	for _, file := range others {
 		if ok, _ := filepath.Match(glob, file); ok {

@@ -9,8 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
+	"batchfs/cache/format"
 	"batchfs/sampler"
 )
 
@@ -22,7 +23,7 @@ type key[C any] struct {
 }
 
 var memoryKeys = map[string]key[Memory]{
-	"access":      enumKey(func(c *Memory) *cache.Access { return &c.Access }, cache.Remap, cache.Advise, cache.Pread, cache.Map),
+	"access":      enumKey(func(c *Memory) *blob.Access { return &c.Access }, blob.Remap, blob.Advise, blob.Pread, blob.Map),
 	"page_cache":  enumKey(func(c *Memory) *string { return &c.PageCache }, "keep", "drop"),
 	"ahead":       intKey(func(c *Memory) *int { return &c.Ahead }, 0, 1024),
 	"ahead_bytes": intKey(func(c *Memory) *int64 { return &c.AheadBytes }, 0, 1<<40),
@@ -86,7 +87,7 @@ var sequenceKeys = map[string]key[Split]{
 var batchKeys = map[string]key[Split]{
 	"token_dtype": enumKey(func(c *Split) *array.DType { return &c.TokenDType }, array.DTypes()...),
 	"shape":       shapeKey(func(c *Split) *[]int { return &c.Shape }),
-	"format":      enumKey(func(c *Split) *string { return &c.Format }, cache.Formats()...),
+	"format":      enumKey(func(c *Split) *string { return &c.Format }, format.Names()...),
 	"tensor":      textKey(func(c *Split) *string { return &c.Tensor }, "the name of a tensor"),
 	"documents": {rule: `true, false or "files"`, set: func(c *Split, value any) (ok bool) {
 		word, isText := value.(string)
@@ -151,13 +152,13 @@ var arrayKeys = map[string]key[Beside]{
 	"at":     enumKey(func(c *Beside) *sampler.At { return &c.At }, sampler.AtX, sampler.AtY),
 	"dtype":  enumKey(func(c *Beside) *array.DType { return &c.DType }, array.DTypes()...),
 	"shape":  shapeKey(func(c *Beside) *[]int { return &c.Shape }),
-	"format": enumKey(func(c *Beside) *string { return &c.Format }, cache.Formats()...),
+	"format": enumKey(func(c *Beside) *string { return &c.Format }, format.Names()...),
 	"tensor": textKey(func(c *Beside) *string { return &c.Tensor }, "the name of a tensor"),
 }
 
 // NewBeside returns an array at the targets, of headerless files. It is not ok if no configuration could have such a name or dtype.
 func NewBeside(name, dtype string) (b Beside, ok bool) {
-	b = Beside{At: sampler.AtY, Format: cache.AutoFormat}
+	b = Beside{At: sampler.AtY, Format: format.Auto}
 	return b, arrayKeys["name"].set(&b, name) && arrayKeys["dtype"].set(&b, dtype)
 }
 

@@ -6,12 +6,13 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cache/blocks"
 )
 
 // A lookahead has fetched what the next batches need, while they are read in order.
 type lookahead struct {
 	d    *Dataset
-	by   cache.Stream
+	by   blocks.Stream
 	mu   sync.Mutex
 	last uint64 // batch that was read; guarded by mu, as next
 	next uint64 // the first batch whose blocks are not all wanted yet
@@ -65,7 +66,7 @@ func (l *lookahead) from(k uint64) {
 		l.next = k
 	}
 	for ; l.next < k+l.most; l.next++ {
-		turn := cache.Turn{By: &l.by, Batch: l.next}
+		turn := blocks.Turn{By: &l.by, Batch: l.next}
 		room := l.d.Sequence.Windows(l.next, func(source, column int, w array.Window) bool { return l.d.sources[source][column].Want(w, turn) })
 		if !room {
 			return

@@ -18,6 +18,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/fs"
@@ -247,8 +248,8 @@ func options(s *config.Split, m config.Memory, i, n int, h hint) cache.Options {
 		}
 		return o
 	}
-	if o.Access == cache.Remap { // a mapping costs as much for the few bytes of a mask as for tokens
-		o.Access = cache.Pread
+	if o.Access == blob.Remap { // a mapping costs as much for the few bytes of a mask as for tokens
+		o.Access = blob.Pread
 	}
 	b := s.BesideOf(i)[n-1]
 	o.Format, o.Tensor, o.DType, o.Axes, o.Beside = b.Format, b.Tensor, b.DType, b.Shape, b.Name

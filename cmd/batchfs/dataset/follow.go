@@ -9,8 +9,8 @@ import (
 	"sync"
 	"syscall"
 
-	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/fs"
 )
@@ -38,7 +38,7 @@ func (f *followed) current(d *Dataset, k uint64) (*Dataset, error) {
 	if err == nil && d.version == old.version {
 		err = d.checkBatch(k)
 	}
-	var change *cache.ChangedError
+	var change *blob.ChangedError
 	if old.Split.OnChange != "follow" || !errors.As(err, &change) {
 		return old, err
 	}

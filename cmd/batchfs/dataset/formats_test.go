@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"batchfs/cache"
+	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/internal/testfiles"
 	"batchfs/fs"
 )
@@ -29,7 +29,7 @@ func TestEveryFormatHasTheSameBatches(t *testing.T) {
 	dir := library(t)
 	t.Chdir(t.TempDir())
 	for _, settings := range []string{"", "order = 'shuffle'\nlayout = 'tokens'", "order = 'sequential'\njoin = true", "order = 'torch'\njoin = true"} {
-		for _, access := range []cache.Access{cache.Remap, cache.Advise, cache.Pread, cache.Map} {
+		for _, access := range []blob.Access{blob.Remap, blob.Advise, blob.Pread, blob.Map} {
 			split := func(name, more string) *Dataset {
 				t.Helper()
 				return mustOpen(t, fmt.Sprintf("[batch]\nbatch_size = 5\nblock_size = 9\ndtype = 'int64'\n[splits.a]\ntokens = ['%s/a%s', '%[1]s/b%[2]s']\n%s\n%s\n[memory]\naccess = '%s'",

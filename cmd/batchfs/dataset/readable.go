@@ -4,7 +4,7 @@ import (
 	"log/slog"
 	"os"
 
-	"batchfs/cache"
+	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/fs"
 )
@@ -23,7 +23,7 @@ func (s *Snapshot) Readable(split *config.Split, m config.Memory) (*Dataset, err
 		return nil, err
 	}
 	for _, path := range d.allFiles() {
-		if cache.IsRemote(path) {
+		if blob.IsRemote(path) {
 			continue
 		}
 		file, err := os.Open(path)

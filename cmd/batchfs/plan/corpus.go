@@ -7,7 +7,9 @@ import (
 	"strings"
 
 	"batchfs/cache"
+	"batchfs/cache/blob"
 	"batchfs/cache/blocks"
+	"batchfs/cache/format"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/sampler"
@@ -87,8 +89,8 @@ func (s size) array(split *config.Split) (*cache.Array, error) {
 		}
 		m.Files = append(m.Files, cache.File{
 			Path:     fmt.Appendf(nil, "%s_%06d.bin", s.name, i),
-			Identity: cache.Identity{Size: count * int64(split.TokenDType.Size())},
-			Format:   cache.Format{DType: split.TokenDType, Count: count},
+			Identity: blob.Identity{Size: count * int64(split.TokenDType.Size())},
+			Format:   format.Format{DType: split.TokenDType, Count: count},
 		})
 	}
 	return cache.Reopen(m, cache.Options{Join: split.Join})
@@ -152,7 +154,7 @@ func onlyWindows(s *config.Split) error {
 
 // find opens a split of the configuration.
 func (c *corpus) find(from *config.Config, path string) error {
-	before, _ := cache.RemoteUseNow()
+	before, _ := blob.RemoteUseNow()
 	d, err := dataset.OpenPath(from, path)
 	if err == nil {
 		err = onlyWindows(d.Split)
@@ -166,7 +168,7 @@ func (c *corpus) find(from *config.Config, path string) error {
 	if from.Store.CacheDir == "" {
 		c.blocks.Limit = 0
 	}
-	after, _ := cache.RemoteUseNow()
+	after, _ := blob.RemoteUseNow()
 	c.split, c.sequence, c.opened = d.Split, d.Sequence, int(after.Requests-before.Requests)
 	for i, arrays := range d.Arrays() {
 		name := d.Split.Split

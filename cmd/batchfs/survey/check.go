@@ -16,6 +16,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
@@ -77,7 +78,7 @@ type checked struct {
 	part    *part
 	path    string
 	array   *cache.Array // nil if it cannot be opened
-	id      cache.Identity
+	id      blob.Identity
 	numbers int64
 	base    int64    // where its numbers begin among those of all files of main arrays
 	results []result // of its segments
@@ -176,7 +177,7 @@ func (c *check) open(splits []*config.Split, m config.Memory) error {
 			p := &part{Part: described, split: s.Split}
 			c.parts = append(c.parts, p)
 			o := p.Options
-			o.Access, o.VocabSize = cache.Pread, 0 // all tokens are compared later, and counted
+			o.Access, o.VocabSize = blob.Pread, 0 // all tokens are compared later, and counted
 			for _, path := range p.Files {
 				f := &checked{part: p, path: path}
 				p.files, c.files = append(p.files, f), append(c.files, f)
@@ -207,7 +208,7 @@ func (c *check) checkDocuments(ctx context.Context) error {
 			continue
 		}
 		o := f.part.Options
-		o.Access, o.VocabSize, o.Documents = cache.Pread, 0, cache.DocumentsIndexed
+		o.Access, o.VocabSize, o.Documents = blob.Pread, 0, cache.DocumentsIndexed
 		a, err := cache.Open([]string{f.path}, o)
 		if err == nil && a.Documents() != nil {
 			err = readEnds(ctx, a.Documents(), 0, a.Documents().Count(), func([]int64) {})

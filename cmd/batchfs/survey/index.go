@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 
 	"batchfs/cache"
+	"batchfs/cache/blob"
+	"batchfs/cache/format"
 	"batchfs/cmd/batchfs/terminal"
 )
 
@@ -27,9 +29,9 @@ type Index struct {
 // in the layout of datatrove. A document ends with the token eot, or with the file. The index gets its name when it is complete.
 // One that differs is replaced only with force.
 func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, force bool, stderr io.Writer) (index Index, err error) {
-	if cache.IsRemote(path) {
+	if blob.IsRemote(path) {
 		return index, fmt.Errorf("%s: an index lies beside its token file, and batchfs writes nothing to a store: write it beside a copy of the "+
-			"file on this machine, and upload it as %s%s", path, path, cache.IndexSuffix)
+			"file on this machine, and upload it as %s%s", path, path, format.IndexSuffix)
 	}
 	if o, eot, err = withVocabulary(path, o, eot); err != nil {
 		return index, err
@@ -49,7 +51,7 @@ func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, fo
 	case a.DType().Size() < 8 && eot>>(8*a.DType().Size()) > 0:
 		return index, fmt.Errorf("%s: its tokens are %s, which cannot be %d; is --eot right?", path, a.DType(), eot)
 	}
-	index.Path = path + cache.IndexSuffix
+	index.Path = path + format.IndexSuffix
 	tmp, err := createBeside(index.Path)
 	if err != nil {
 		return index, err

@@ -1,4 +1,4 @@
-package cache
+package format
 
 import (
 	"encoding/binary"
@@ -30,32 +30,32 @@ func megatronIndex(path string) string {
 	return prefix + ".idx"
 }
 
-func isMegatron(in *input) (bool, error) {
-	path := megatronIndex(in.path)
+func isMegatron(in *Input) (bool, error) {
+	path := megatronIndex(in.Path)
 	if path == "" {
 		return false, nil
 	}
-	idx, err := in.beside(path)
+	idx, err := in.Beside(path)
 	if idx == nil {
 		return false, err
 	}
 	return idx.begins(megatronMagic)
 }
 
-func parseMegatron(in *input) (f Format, err error) {
-	idx, err := in.beside(megatronIndex(in.path))
+func parseMegatron(in *Input) (f Format, err error) {
+	idx, err := in.Beside(megatronIndex(in.Path))
 	if err != nil {
 		return f, err
 	}
 	if idx == nil {
-		return f, fmt.Errorf("%s is gone", megatronIndex(in.path))
+		return f, fmt.Errorf("%s is gone", megatronIndex(in.Path))
 	}
-	f, _, err = idx.megatron(in.path, in.size)
+	f, _, err = idx.megatron(in.Path, in.Size)
 	return f, err
 }
 
 // megatron says where the elements of the file at path lie, which has so many bytes, and where in this index its documents end.
-func (idx *input) megatron(path string, size int64) (f Format, ends Ends, err error) {
+func (idx *Input) megatron(path string, size int64) (f Format, ends Ends, err error) {
 	raw, err := idx.read(0, megatronHeader)
 	if err != nil {
 		return f, ends, err
@@ -63,13 +63,13 @@ func (idx *input) megatron(path string, size int64) (f Format, ends Ends, err er
 	version, n, d := binary.LittleEndian.Uint64(raw[9:]), binary.LittleEndian.Uint64(raw[18:]), binary.LittleEndian.Uint64(raw[26:])
 	if f.DType = megatronDTypes[raw[17]]; version != 1 || f.DType == "" {
 		return f, ends, fmt.Errorf("%s is an index of Megatron-LM of version %d with dtype %d, where batchfs knows version 1 and "+
-			"dtypes 1 to 8", idx.path, version, raw[17])
+			"dtypes 1 to 8", idx.Path, version, raw[17])
 	}
 	const most = 1 << 56
 	want := megatronHeader + 12*n + 8*d
-	if n == 0 || d < 2 || n > most || d > most || uint64(idx.size) != want && uint64(idx.size) != want+n {
+	if n == 0 || d < 2 || n > most || d > most || uint64(idx.Size) != want && uint64(idx.Size) != want+n {
 		return f, ends, fmt.Errorf("%s has %d bytes, but its header says that it is of %d sequences and %d documents; is it complete?",
-			idx.path, idx.size, n, max(d, 1)-1)
+			idx.Path, idx.Size, n, max(d, 1)-1)
 	}
 	width := int64(f.DType.Size())
 	ends = Ends{
@@ -85,7 +85,7 @@ func (idx *input) megatron(path string, size int64) (f Format, ends Ends, err er
 
 // contiguous returns an error unless each sequence begins where the one before it ends, from the file's first byte to its last. Of
 // many sequences it looks at some.
-func (idx *input) contiguous(e Ends, path string, size int64) error {
+func (idx *Input) contiguous(e Ends, path string, size int64) error {
 	const piece, pieces = 512, 16
 	count := min(e.Sequences, piece)
 	gaps := int64(pieces - 1)
@@ -116,10 +116,10 @@ func (idx *input) contiguous(e Ends, path string, size int64) error {
 			case !good:
 				return fmt.Errorf("%s: sequence %d begins at byte %d of %s and has %d tokens of %d bytes, and does not lie between those "+
 					"before and after it: batchfs serves sequences that lie one after the other; write them anew with Megatron-LM's "+
-					"tools/merge_datasets.py", idx.path, first+n, from, path, length, e.Width)
+					"tools/merge_datasets.py", idx.Path, first+n, from, path, length, e.Width)
 			case first+n+1 == e.Sequences && next != size:
 				return fmt.Errorf("%s has %d bytes, but %s says that its last sequence ends at byte %d; are they of one data set, and "+
-					"complete?", path, size, idx.path, next)
+					"complete?", path, size, idx.Path, next)
 			}
 		}
 	}

@@ -1,4 +1,4 @@
-package cache
+package blob
 
 import (
 	"fmt"
@@ -54,24 +54,24 @@ type settlement struct {
 	mu    sync.Mutex
 	id    Identity
 	ctime unix.Timespec
-	since time.Duration // as uptime says
+	since time.Duration // as Uptime says
 }
 
 // settled reports whether what was written over the file has been seen unchanged for settleTime.
-func (s *tracked) settled(id Identity, ctime unix.Timespec) bool {
-	w := &s.settles
+func (f *file) settled(id Identity, ctime unix.Timespec) bool {
+	w := &f.settles
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.id != id || w.ctime != ctime {
-		w.id, w.ctime, w.since = id, ctime, uptime()
+		w.id, w.ctime, w.since = id, ctime, Uptime()
 	}
-	return uptime()-w.since >= settleTime
+	return Uptime()-w.since >= settleTime
 }
 
 // Unwritten returns an error if somebody has one of the files open for writing: through a mapping that was made before, tokens
 // change and the time of the file does not. unknown is a file of which this cannot be known, or empty.
-func (a *Array) Unwritten() (unknownOf string, err error) {
-	for _, path := range a.AllFiles() {
+func Unwritten(paths []string) (unknownOf string, err error) {
+	for _, path := range paths {
 		if IsRemote(path) {
 			continue // nobody writes to an object
 		}
@@ -139,7 +139,7 @@ func writes(process, path string, id Identity) bool {
 	return false
 }
 
-// An overwrittenError says why a file must not be read yet.
-type overwrittenError string
+// An OverwrittenError says why a file must not be read yet.
+type OverwrittenError string
 
-func (e overwrittenError) Error() string { return string(e) }
+func (e OverwrittenError) Error() string { return string(e) }

@@ -1,4 +1,4 @@
-package cache
+package format
 
 import (
 	"reflect"
@@ -35,8 +35,8 @@ func TestHeaderless(t *testing.T) {
 		if want := (Format{Name: "headerless", DType: test.dtype, Count: test.want}); !reflect.DeepEqual(got, want) {
 			t.Errorf("%d bytes of %s: %+v, want %+v", test.size, test.dtype, got, want)
 		}
-		must(t, got.fits("train.bin", test.size))
-		if err := got.fits("train.bin", test.size-1); err == nil || !strings.HasPrefix(err.Error(), "train.bin: ") {
+		must(t, got.Fits("train.bin", test.size))
+		if err := got.Fits("train.bin", test.size-1); err == nil || !strings.HasPrefix(err.Error(), "train.bin: ") {
 			t.Errorf("%+v fits %d bytes: error %v", got, test.size-1, err)
 		}
 	}

@@ -1,4 +1,4 @@
-package cache
+package format
 
 import (
 	"bytes"
@@ -9,12 +9,12 @@ import (
 	"batchfs/cache/array"
 )
 
-// A sight is what the blocks of a file show that the fingerprint covers: whether they can be what the file is said to hold.
-type sight struct {
-	path    string
-	format  Format
-	guessed bool  // nobody said that the dtype is that of format
-	vocab   int64 // Options.VocabSize; 0 where the numbers are no tokens
+// An Inspection is what the blocks of a file show that the fingerprint covers: whether they can be what the file is said to hold.
+type Inspection struct {
+	Path      string
+	Format    Format
+	Guessed   bool  // nobody said that the dtype is that of Format
+	VocabSize int64 // tokens are below it; 0 where the numbers are no tokens
 
 	beyond *array.VocabularyError
 	bytes  int  // looked at
@@ -34,12 +34,12 @@ const (
 	negative = 0xffff
 )
 
-// look takes note of the bytes from off on.
-func (s *sight) look(off int64, block []byte) {
-	if s.beyond == nil && s.vocab > 0 {
+// Look takes note of the bytes from off on.
+func (s *Inspection) Look(off int64, block []byte) {
+	if s.beyond == nil && s.VocabSize > 0 {
 		s.beyond = s.findBeyond(off, block)
 	}
-	if s.guessed {
+	if s.Guessed {
 		s.binary = s.binary || bytes.ContainsFunc(block, func(r rune) bool { return r < ' ' && !bytes.ContainsRune([]byte("\t\n\f\r"), r) })
 		s.measure(off, block)
 		s.bytes += len(block)
@@ -47,8 +47,8 @@ func (s *sight) look(off int64, block []byte) {
 }
 
 // findBeyond returns the first token of a block that is beyond the vocabulary, or nil.
-func (s *sight) findBeyond(off int64, block []byte) *array.VocabularyError {
-	f := s.format
+func (s *Inspection) findBeyond(off int64, block []byte) *array.VocabularyError {
+	f := s.Format
 	size := int64(f.DType.Size())
 	index := (max(off-f.Offset, 0) + size - 1) / size
 	for ; index < f.Count; index++ {
@@ -58,15 +58,15 @@ func (s *sight) findBeyond(off int64, block []byte) *array.VocabularyError {
 		}
 		token := make([]byte, 8)
 		copy(token, block[at:at+size])
-		if v := binary.LittleEndian.Uint64(token); v >= uint64(s.vocab) {
-			return &array.VocabularyError{Place: array.Place{Path: s.path, Index: index}, Token: s.format.DType.Text(v), Size: s.vocab}
+		if v := binary.LittleEndian.Uint64(token); v >= uint64(s.VocabSize) {
+			return &array.VocabularyError{Place: array.Place{Path: s.Path, Index: index}, Token: s.Format.DType.Text(v), Size: s.VocabSize}
 		}
 	}
 	return nil
 }
 
 // measure brings least and most up to date.
-func (s *sight) measure(off int64, block []byte) {
+func (s *Inspection) measure(off int64, block []byte) {
 	if s.bytes == 0 {
 		s.least = [4]uint16{0xffff, 0xffff, 0xffff, 0xffff}
 	}
@@ -80,20 +80,20 @@ func (s *sight) measure(off int64, block []byte) {
 	}
 }
 
-// err is what is wrong with the file, or nil.
-func (s *sight) err() error {
-	judged := s.guessed && s.bytes >= minContent
+// Err is what is wrong with the file, or nil.
+func (s *Inspection) Err() error {
+	judged := s.Guessed && s.bytes >= minContent
 	switch {
 	case judged && !s.binary:
 		return fmt.Errorf("%s is text, not tokens: batchfs prepare %[1]s --out DIR makes tokens of it; "+
-			"if it does hold tokens, say token_dtype = %q", s.path, s.format.DType)
-	case judged && s.format.DType == array.Uint16 && s.wide():
+			"if it does hold tokens, say token_dtype = %q", s.Path, s.Format.DType)
+	case judged && s.Format.DType == array.Uint16 && s.wide():
 		looksLike, fix := "a file of uint32 tokens", `say token_dtype = "uint32"`
 		if s.most[2]|s.most[3] == 0 {
 			looksLike, fix = "a file of int64 tokens", `say token_dtype = "int64"`
 		}
 		return fmt.Errorf(`%s: every second uint16 is at most %d, as in %s: %s; if these are uint16 tokens, say token_dtype = "uint16"`,
-			s.path, max(s.most[1], s.most[3]), looksLike, fix)
+			s.Path, max(s.most[1], s.most[3]), looksLike, fix)
 	case s.beyond != nil:
 		return s.beyond
 	}
@@ -102,7 +102,7 @@ func (s *sight) err() error {
 
 // wide says whether the numbers look like the halves of larger ones: each second one is small and always the same, or small
 // next to the others.
-func (s *sight) wide() bool {
+func (s *Inspection) wide() bool {
 	same := func(lanes ...int) bool {
 		return !slices.ContainsFunc(lanes, func(i int) bool { return s.least[i] != s.most[i] || s.most[i] != s.most[lanes[0]] })
 	}

@@ -1,4 +1,4 @@
-package cache
+package blob
 
 import (
 	"fmt"
@@ -51,8 +51,8 @@ type Blob interface {
 	Release()
 }
 
-// content is an open file of a blob, to look at while the blob is being opened.
-type content interface {
+// Content is an open file of a blob, to look at while the blob is being opened.
+type Content interface {
 	io.ReaderAt
 	io.Closer
 }
@@ -114,3 +114,8 @@ func compare(path string, was, now Identity) error {
 	}
 	return e
 }
+
+// Uptime is a time on a clock that nobody sets. It is above a second.
+func Uptime() time.Duration { return time.Since(began) }
+
+var began = time.Now().Add(-time.Minute)

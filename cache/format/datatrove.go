@@ -1,4 +1,4 @@
-package cache
+package format
 
 import (
 	"fmt"
@@ -11,38 +11,38 @@ import (
 // datatrove writes tokens to a.ds; the ends of documents to a.ds.index; and to a.ds.metadata, if it is told to, lines of text: the
 // tokenizer's name, a bar and the bytes of a token; how many tokens there are; and that for people.
 
-func isDatatrove(in *input) (bool, error) {
-	if !strings.HasSuffix(in.path, ".ds") {
+func isDatatrove(in *Input) (bool, error) {
+	if !strings.HasSuffix(in.Path, ".ds") {
 		return false, nil
 	}
-	metadata, err := in.beside(in.path + ".metadata")
+	metadata, err := in.Beside(in.Path + ".metadata")
 	return metadata != nil, err
 }
 
-func parseDatatrove(in *input) (f Format, err error) {
-	metadata, err := in.beside(in.path + ".metadata")
+func parseDatatrove(in *Input) (f Format, err error) {
+	metadata, err := in.Beside(in.Path + ".metadata")
 	if err != nil {
 		return f, err
 	}
 	if metadata == nil {
-		return f, fmt.Errorf("%s.metadata is gone", in.path)
+		return f, fmt.Errorf("%s.metadata is gone", in.Path)
 	}
-	text, err := metadata.read(0, min(metadata.size, sampleSize))
+	text, err := metadata.read(0, min(metadata.Size, firstBytes))
 	if err != nil {
 		return f, err
 	}
 	lines := strings.Split(string(text), "\n")
 	width := lines[0][strings.LastIndexByte(lines[0], '|')+1:]
 	if f.DType = map[string]array.DType{"2": array.Uint16, "4": array.Uint32}[width]; f.DType == "" {
-		return f, fmt.Errorf("%s: line 1 must end in |2 or |4, the bytes of a token (got %q)", metadata.path, lines[0])
+		return f, fmt.Errorf("%s: line 1 must end in |2 or |4, the bytes of a token (got %q)", metadata.Path, lines[0])
 	}
 	tokens, err := strconv.ParseUint(append(lines, "")[1], 10, 64)
 	if err != nil {
-		return f, fmt.Errorf("%s: line 2 must be the number of tokens (got %q)", metadata.path, append(lines, "")[1])
+		return f, fmt.Errorf("%s: line 2 must be the number of tokens (got %q)", metadata.Path, append(lines, "")[1])
 	}
 	f.Count = int64(tokens)
 	if err := in.lengths(0, tokens, int64(f.DType.Size())); err != nil {
-		return f, fmt.Errorf("%w (it has no header: %s says that)", err, metadata.path)
+		return f, fmt.Errorf("%w (it has no header: %s says that)", err, metadata.Path)
 	}
 	return f, nil
 }

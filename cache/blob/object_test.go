@@ -1,6 +1,8 @@
-package cache
+package blob
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -8,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"batchfs/cache/array"
 	"batchfs/cache/blocks"
 	"batchfs/cache/store"
 )
@@ -30,14 +31,19 @@ func openBlocks(dir string) (open, removed int) {
 // The files of blocks stay open, until they are removed from the directory: then their space is free although nobody reads.
 func TestRemovedBlocksAreClosed(t *testing.T) {
 	const count, size = 8, 64 << 10
-	paths, dir := files(t, 2, count*size/2), t.TempDir()
-	a := open(t, []string{"s3://bucket/" + filepath.Base(paths[0])}, Options{DType: array.Uint16, Access: Pread, Remote: Remote{
-		Store:  store.Options{Endpoint: serveFiles(t, filepath.Dir(paths[0])), Anonymous: true, Timeout: time.Minute},
+	path, _ := tokens(t, count*size)
+	dir, name := t.TempDir(), "s3://bucket/"+filepath.Base(path)
+	remote := Remote{
+		Store:  store.Options{Endpoint: serveFiles(t, filepath.Dir(path)), Anonymous: true, Timeout: time.Minute},
 		Blocks: blocks.Options{Dir: dir, Limit: 1 << 30, BlockBytes: size, Memory: 2 * size},
-	}})
+	}
+	id, _, err := Open(name, nil, remote)
+	must(t, err)
+	o, err := New([]byte(name), id, Sample{}, Pread, false, remote)
+	must(t, err)
 	read := func() {
 		for i := range count {
-			must(t, a.Read([]array.Window{{Start: int64(i) * size / 2, Len: size / 2}}, func(int, []byte) error { return nil }))
+			must(t, o.Read([]Range{{int64(i) * size, int64(i+1) * size, 0}}, func(int, []byte) error { return nil }))
 		}
 		Flush()
 	}
@@ -52,7 +58,7 @@ func TestRemovedBlocksAreClosed(t *testing.T) {
 		must(t, os.Remove(path))
 	}
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		a.shards[0].blob.(*object).closeRemoved()
+		o.(*Object).closeRemoved()
 		runtime.GC()
 		n, removed := openBlocks(dir)
 		if n == count-len(kept) && removed == 0 {
@@ -62,4 +68,15 @@ func TestRemovedBlocksAreClosed(t *testing.T) {
 			t.Fatalf("%d files are open, %d of them removed, want %d and none", n, removed, count-len(kept))
 		}
 	}
+}
+
+// serveFiles serves the files of a directory as objects of s3://bucket.
+func serveFiles(t testing.TB, dir string) (endpoint string) {
+	t.Helper()
+	server := httptest.NewServer(http.StripPrefix("/bucket", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("ETag", `"1"`)
+		http.ServeFile(w, r, filepath.Join(dir, r.URL.Path))
+	})))
+	t.Cleanup(server.Close)
+	return server.URL
 }

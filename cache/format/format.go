@@ -1,26 +1,35 @@
-package cache
+package format
 
 import (
 	"errors"
 	"fmt"
 	"io"
 	"math/bits"
-	"os"
 	"slices"
 	"strings"
 
 	"batchfs/cache/array"
 )
 
+// Options are what is said of a file, besides what it shows by itself.
+type Options struct {
+	Format       string      // one of Names; "" is Auto
+	DType        array.DType // of the numbers; "" where only the file says it
+	GuessedDType bool        // DType is a guess
+	Axes         []int       // of an element; nil for tokens, or where only the file says it
+	Tensor       string      // the name of the one to serve, of a file with several
+	Beside       string      // the name of an array that lies beside another; empty for the main one
+}
+
 // The formats that differ from others in more than where their elements lie.
 const (
-	AutoFormat       = "auto" // the one that a file shows by itself
-	headerlessFormat = "headerless"
+	Auto       = "auto" // the one that a file shows by itself
+	Headerless = "headerless"
 )
 
-// Formats are the names that Options.Format may have.
-func Formats() []string {
-	names := []string{AutoFormat, headerlessFormat}
+// Names are the names that Options.Format may have.
+func Names() []string {
+	names := []string{Auto, Headerless}
 	for _, p := range parsers {
 		names = append(names, p.name)
 	}
@@ -30,7 +39,7 @@ func Formats() []string {
 // A Format says where in a file its elements lie: Count of them, one after the other from byte Offset on. An element is a token, or
 // as many numbers of one dtype as the further axes say, in C order.
 type Format struct {
-	Name   string      // one of Formats, but not AutoFormat
+	Name   string      // one of Names, but not Auto
 	Offset int64       // of the first element's first byte, in bytes
 	DType  array.DType // of a number
 	Axes   []int       // the further axes of an element; none for a token
@@ -61,8 +70,8 @@ func (f Format) element() string {
 type parser struct {
 	name  string
 	bare  bool                               // the file is nothing but elements: headerless is true of it, too
-	is    func(*input) (bool, error)         // whether the file shows the format
-	parse func(*input) (f Format, err error) // where the elements of such a file lie; the error says what is wrong with it
+	is    func(*Input) (bool, error)         // whether the file shows the format
+	parse func(*Input) (f Format, err error) // where the elements of such a file lie; the error says what is wrong with it
 	sign  string                             // what a file lacks that does not show the format
 }
 
@@ -74,25 +83,25 @@ var parsers = []parser{
 	{"safetensors", false, isSafetensors, parseSafetensors, "begins as a safetensors file does"},
 }
 
-// An input is a file to find the format of.
-type input struct {
-	path    string
-	size    int64
-	content io.ReaderAt
-	beside  func(path string) (*input, error) // another file, nil where there is none
-	o       Options
+// An Input is a file to find the format of.
+type Input struct {
+	Path    string
+	Size    int64
+	Content io.ReaderAt
+	Beside  func(path string) (*Input, error) // another file, nil where there is none
+	Options Options
 }
 
 // read returns n bytes from byte off on. The error says that the file is too short for that.
-func (in *input) read(off, n int64) ([]byte, error) {
-	if off < 0 || n < 0 || off > in.size || n > in.size-off {
-		return nil, fmt.Errorf("%s is cut off: its %d bytes end within its header", in.path, in.size)
+func (in *Input) read(off, n int64) ([]byte, error) {
+	if off < 0 || n < 0 || off > in.Size || n > in.Size-off {
+		return nil, fmt.Errorf("%s is cut off: its %d bytes end within its header", in.Path, in.Size)
 	}
 	raw := make([]byte, n)
-	_, err := in.content.ReadAt(raw, off)
+	_, err := in.Content.ReadAt(raw, off)
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return nil, fmt.Errorf("%s became shorter than its %d bytes while it was opened", in.path, in.size)
+		return nil, fmt.Errorf("%s became shorter than its %d bytes while it was opened", in.Path, in.Size)
 	case err != nil:
 		return nil, err
 	}
@@ -100,8 +109,8 @@ func (in *input) read(off, n int64) ([]byte, error) {
 }
 
 // begins reports whether the file begins with some bytes.
-func (in *input) begins(with string) (bool, error) {
-	if in.size < int64(len(with)) {
+func (in *Input) begins(with string) (bool, error) {
+	if in.Size < int64(len(with)) {
 		return false, nil
 	}
 	first, err := in.read(0, int64(len(with)))
@@ -110,9 +119,9 @@ func (in *input) begins(with string) (bool, error) {
 
 // format finds where in the file its elements lie. The error says that the file is not what Options says, that it is of no format
 // that is served, or what is wrong with it.
-func (in *input) format() (f Format, err error) {
-	if in.size <= 0 {
-		return f, fmt.Errorf("%s is empty", in.path)
+func (in *Input) Format() (f Format, err error) {
+	if in.Size <= 0 {
+		return f, fmt.Errorf("%s is empty", in.Path)
 	}
 	i := 0
 	for ; i < len(parsers); i++ {
@@ -122,93 +131,93 @@ func (in *input) format() (f Format, err error) {
 			break
 		}
 	}
-	asked := in.o.Format
-	switch auto := asked == "" || asked == AutoFormat; {
+	asked := in.Options.Format
+	switch auto := asked == "" || asked == Auto; {
 	case i < len(parsers) && (auto || asked == parsers[i].name):
 		if f, err = parsers[i].parse(in); err != nil {
 			return f, err
 		}
 		f.Name = parsers[i].name
-	case i < len(parsers) && (asked != headerlessFormat || !parsers[i].bare):
+	case i < len(parsers) && (asked != Headerless || !parsers[i].bare):
 		return f, fmt.Errorf("%s %s, so its format is %s (got format = %q); leave format out",
-			in.path, parsers[i].sign, parsers[i].name, asked)
-	case auto, asked == headerlessFormat:
+			in.Path, parsers[i].sign, parsers[i].name, asked)
+	case auto, asked == Headerless:
 		if f, err = in.headerless(); err != nil {
 			return f, err
 		}
 	default:
 		i := slices.IndexFunc(parsers, func(p parser) bool { return p.name == asked })
 		if i < 0 {
-			return f, fmt.Errorf("format must be one of %s (got %q)", strings.Join(Formats(), ", "), asked)
+			return f, fmt.Errorf("format must be one of %s (got %q)", strings.Join(Names(), ", "), asked)
 		}
-		first, err := in.read(0, min(in.size, sampleSize))
+		first, err := in.read(0, min(in.Size, firstBytes))
 		if known := formatOf(first); err != nil || known != "" {
-			return f, errors.Join(err, fmt.Errorf("%s is %s", in.path, known))
+			return f, errors.Join(err, fmt.Errorf("%s is %s", in.Path, known))
 		}
-		return f, fmt.Errorf("%s: format is %s, but a file of that format %s", in.path, asked, parsers[i].sign)
+		return f, fmt.Errorf("%s: format is %s, but a file of that format %s", in.Path, asked, parsers[i].sign)
 	}
-	if err := f.fits(in.path, in.size); err != nil {
+	if err := f.Fits(in.Path, in.Size); err != nil {
 		return f, err
 	}
 	return f, in.agrees(f)
 }
 
 // key is the key of the configuration for the dtype of headerless files.
-func (in *input) key() string {
-	if in.o.Beside != "" {
+func (in *Input) key() string {
+	if in.Options.Beside != "" {
 		return "dtype"
 	}
 	return "token_dtype"
 }
 
 // told reports whether somebody said which dtype the numbers have.
-func (in *input) told() bool { return in.o.DType != "" && !in.o.GuessedDType }
+func (in *Input) told() bool { return in.Options.DType != "" && !in.Options.GuessedDType }
 
 // agrees returns an error if somebody said something of the numbers that the file itself denies.
-func (in *input) agrees(f Format) error {
+func (in *Input) agrees(f Format) error {
 	switch {
-	case in.told() && f.DType != in.o.DType:
+	case in.told() && f.DType != in.Options.DType:
 		return fmt.Errorf("%s: its numbers are %s, as the file says, whose format is %s, but %s says %s; leave %[4]s out",
-			in.path, f.DType, f.Name, in.key(), in.o.DType)
-	case in.o.Axes != nil && !slices.Equal(f.Axes, in.o.Axes):
+			in.Path, f.DType, f.Name, in.key(), in.Options.DType)
+	case in.Options.Axes != nil && !slices.Equal(f.Axes, in.Options.Axes):
 		return fmt.Errorf("%s: its elements have shape %d, as the file says, whose format is %s, but shape says %d; leave shape out",
-			in.path, f.Axes, f.Name, in.o.Axes)
-	case in.o.Tensor != "" && f.Name != "safetensors":
-		return fmt.Errorf("%s has no tensor %q: its format is %s; leave tensor out", in.path, in.o.Tensor, f.Name)
+			in.Path, f.Axes, f.Name, in.Options.Axes)
+	case in.Options.Tensor != "" && f.Name != "safetensors":
+		return fmt.Errorf("%s has no tensor %q: its format is %s; leave tensor out", in.Path, in.Options.Tensor, f.Name)
 	}
 	return nil
 }
 
 // headerless is the format of a file that does not show any.
-func (in *input) headerless() (f Format, err error) {
-	first, err := in.read(0, min(in.size, sampleSize))
+func (in *Input) headerless() (f Format, err error) {
+	first, err := in.read(0, min(in.Size, firstBytes))
 	if err != nil {
 		return f, err
 	}
 	if known := formatOf(first); known != "" {
-		return f, fmt.Errorf("%s is %s", in.path, known)
+		return f, fmt.Errorf("%s is %s", in.Path, known)
 	}
 	for _, end := range []string{".index", ".metadata"} {
-		if of, ok := strings.CutSuffix(in.path, end); ok {
-			if beside, err := in.beside(of); beside != nil || err != nil {
-				return f, errors.Join(err, fmt.Errorf("%s describes %s and holds no tokens; name that file alone", in.path, of))
+		if of, ok := strings.CutSuffix(in.Path, end); ok {
+			if beside, err := in.Beside(of); beside != nil || err != nil {
+				return f, errors.Join(err, fmt.Errorf("%s describes %s and holds no tokens; name that file alone", in.Path, of))
 			}
 		}
 	}
 	switch dtypes := `, or which of ` + fmt.Sprint(array.DTypes()) + " it is"; {
-	case !in.told() && strings.HasSuffix(in.path, ".npy"):
+	case !in.told() && strings.HasSuffix(in.Path, ".npy"):
 		return f, fmt.Errorf("%s is named .npy but has no header that says its dtype, as OLMo's files have none; say %s = \"uint16\"%s",
-			in.path, in.key(), dtypes)
-	case !in.told() && (in.o.Beside != "" || in.o.Axes != nil):
-		return f, fmt.Errorf("%s has no header that says its dtype; say %s = \"uint8\"%s", in.path, in.key(), dtypes)
+			in.Path, in.key(), dtypes)
+	case !in.told() && (in.Options.Beside != "" || in.Options.Axes != nil):
+		return f, fmt.Errorf("%s has no header that says its dtype; say %s = \"uint8\"%s", in.Path, in.key(), dtypes)
 	}
-	return headerless(in.path, in.size, in.o.DType, in.o.Axes, in.key())
+	return headerless(in.Path, in.Size, in.Options.DType, in.Options.Axes, in.key())
 }
 
 // headerless is the format of a file of size bytes that is nothing but elements. The error says if there are none, or if they
 // end in the middle of one. key is that of the dtype.
 func headerless(path string, size int64, dtype array.DType, axes []int, key string) (Format, error) {
-	f := Format{Name: headerlessFormat, DType: dtype, Axes: axes}
+	f := Format{Name: Headerless, DType: dtype, Axes: axes}
 	width := f.Numbers() * int64(dtype.Size())
 	f.Count = size / width
 	switch {
@@ -248,9 +257,9 @@ func (f *Format) shaped(path string, shape []int64, size int64) error {
 	return nil
 }
 
-// fits returns an error unless the elements lie within the size bytes of the file at path: a read behind its end would be one
+// Fits returns an error unless the elements lie within the size bytes of the file at path: a read behind its end would be one
 // of other memory.
-func (f Format) fits(path string, size int64) error {
+func (f Format) Fits(path string, size int64) error {
 	if f.DType.Known() && f.Offset >= 0 && f.Offset <= size && f.Count >= 1 {
 		left := (size - f.Offset) / int64(f.DType.Size()) / f.Count
 		for _, axis := range f.Axes {
@@ -268,39 +277,21 @@ func (f Format) fits(path string, size int64) error {
 }
 
 // lengths returns an error unless count numbers of width bytes are all that there is of a file behind a header of so many bytes.
-func (in *input) lengths(header int64, count uint64, width int64) error {
+func (in *Input) lengths(header int64, count uint64, width int64) error {
 	high, bytes := bits.Mul64(count, uint64(width))
-	if left := in.size - header; high != 0 || bytes != uint64(left) {
+	if left := in.Size - header; high != 0 || bytes != uint64(left) {
 		wrong := "is cut off"
 		if high == 0 && bytes < uint64(left) {
 			wrong = "has bytes behind its tokens"
 		}
 		return fmt.Errorf("%s %s: its header says %d tokens of %d bytes, and there are %d bytes for them; is it complete?",
-			in.path, wrong, count, width, left)
+			in.Path, wrong, count, width, left)
 	}
 	if count == 0 {
-		return fmt.Errorf("%s: its header says that it has no tokens", in.path)
+		return fmt.Errorf("%s: its header says that it has no tokens", in.Path)
 	}
 	return nil
 }
 
-// An openInput is an input whose content somebody has to close.
-type openInput struct {
-	input
-	id      Identity
-	content content
-}
-
-// openBeside opens a file that lies beside another one. It returns nil where there is none. previous is that of openFile.
-func openBeside(path string, previous *tracked, from Remote) (*openInput, error) {
-	id, content, err := openBlob(path, previous, from)
-	// A store says so of an object that is not there to those who may not list the bucket.
-	hidden := IsRemote(path) && errors.Is(err, os.ErrPermission)
-	if errors.Is(err, os.ErrNotExist) || hidden {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return &openInput{input{path: path, size: id.Size, content: content}, id, content}, nil
-}
+// firstBytes of a file show what it is.
+const firstBytes = 4096

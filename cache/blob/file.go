@@ -1,4 +1,4 @@
-package cache
+package blob
 
 import (
 	"errors"
@@ -32,6 +32,8 @@ type file struct {
 
 	adopting sync.Mutex // held while adopt looks at the content, so that one reader does; taken under mu
 	rejected Identity   // guarded by adopting: that of a file with other content
+
+	settles settlement // of what was written over the file
 }
 
 // newFile returns the file that had identity id, and content of which sample is known, when it was opened earlier. It makes no
@@ -53,7 +55,7 @@ const openFlags = unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK
 // previous is the file at this path when it was opened last, nil for the first time. openFile refuses a file that is being
 // overwritten in place: its modification time is that of the beginning of a write, so a read before the end could mix old and
 // new bytes.
-func openFile(path string, previous *tracked) (id Identity, _ content, err error) {
+func openFile(path string, previous Blob) (id Identity, _ Content, err error) {
 	f, err := os.OpenFile(path, openFlags, 0)
 	if err != nil {
 		return id, nil, err
@@ -83,12 +85,12 @@ func openFile(path string, previous *tracked) (id Identity, _ content, err error
 	if err != nil {
 		return id, nil, &os.PathError{Op: "stat", Path: path, Err: err}
 	}
-	if previous != nil && held != unwritten && previous.blob.Identity().overwrittenBy(id) {
+	if previous != nil && held != unwritten && previous.Identity().overwrittenBy(id) {
 		if held == written {
-			return id, nil, overwrittenError(path + " is being overwritten: a process has it open for writing")
+			return id, nil, OverwrittenError(path + " is being overwritten: a process has it open for writing")
 		}
-		if !previous.settled(id, ctime) {
-			return id, nil, overwrittenError(fmt.Sprintf("%s is being overwritten, or was, and no lease tells which: it is served once it has not "+
+		if was, ok := previous.(*file); ok && !was.settled(id, ctime) {
+			return id, nil, OverwrittenError(fmt.Sprintf("%s is being overwritten, or was, and no lease tells which: it is served once it has not "+
 				"changed for %v (a new file that is renamed over the old one is served at once)", path, settleTime))
 		}
 	}

@@ -1,4 +1,4 @@
-package cache
+package format
 
 import (
 	"encoding/binary"
@@ -12,10 +12,10 @@ import (
 
 const npyMagic = "\x93NUMPY"
 
-func isNpy(in *input) (bool, error) { return in.begins(npyMagic) }
+func isNpy(in *Input) (bool, error) { return in.begins(npyMagic) }
 
 // parseNpy knows the versions 1 to 3 of the format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
-func parseNpy(in *input) (f Format, err error) {
+func parseNpy(in *Input) (f Format, err error) {
 	fixed, err := in.read(0, 8)
 	if err != nil {
 		return f, err
@@ -26,7 +26,7 @@ func parseNpy(in *input) (f Format, err error) {
 	case 2, 3:
 		size = 4
 	default:
-		return f, fmt.Errorf("%s is a .npy file of version %d, and batchfs knows versions 1 to 3", in.path, version)
+		return f, fmt.Errorf("%s is a .npy file of version %d, and batchfs knows versions 1 to 3", in.Path, version)
 	}
 	length, err := in.read(8, size)
 	if err != nil {
@@ -39,21 +39,21 @@ func parseNpy(in *input) (f Format, err error) {
 	}
 	header, err := parseNpyHeader(string(raw))
 	if err != nil {
-		return f, fmt.Errorf("%s: its .npy header is wrong: %w", in.path, err)
+		return f, fmt.Errorf("%s: its .npy header is wrong: %w", in.Path, err)
 	}
-	if f.DType, err = header.dtype(in.path); err != nil {
+	if f.DType, err = header.dtype(in.Path); err != nil {
 		return f, err
 	}
 	if header.fortran && len(header.shape) > 1 {
 		return f, fmt.Errorf("%s is in Fortran order (the first axis varies fastest), and rows of it lie in pieces; write it anew: "+
-			"numpy.save(FILE, numpy.ascontiguousarray(a))", in.path)
+			"numpy.save(FILE, numpy.ascontiguousarray(a))", in.Path)
 	}
-	if err := f.shaped(in.path, header.shape, in.size-f.Offset); err != nil {
+	if err := f.shaped(in.Path, header.shape, in.Size-f.Offset); err != nil {
 		return f, err
 	}
-	if behind := in.size - f.end(); behind > 0 {
+	if behind := in.Size - f.end(); behind > 0 {
 		return f, fmt.Errorf("%s has %d bytes behind its array of shape %d; did two arrays go into one file?",
-			in.path, behind, header.shape)
+			in.Path, behind, header.shape)
 	}
 	return f, nil
 }

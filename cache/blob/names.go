@@ -1,4 +1,4 @@
-package cache
+package blob
 
 import (
 	"fmt"
@@ -8,21 +8,22 @@ import (
 	"strings"
 )
 
-// openBlob opens the blob with a name, looks whether it can be read at any position, and returns its identity and content,
+// Open opens the blob with a name, looks whether it can be read at any position, and returns its identity and content,
 // which the caller closes. previous is the blob that had this name before, or nil: see openFile.
-func openBlob(path string, previous *tracked, from Remote) (Identity, content, error) {
+func Open(path string, previous Blob, from Remote) (Identity, Content, error) {
 	if IsRemote(path) {
 		return from.open().openObject(path)
 	}
 	return openFile(path, previous)
 }
 
-// newBlob returns the blob that had an identity and a sample when it was opened earlier. It does not touch it. access may differ from that of o.
-func newBlob(path []byte, id Identity, sample Sample, access Access, o Options) (Blob, error) {
+// New returns the blob that had an identity and a sample when it was opened earlier. It does not touch it.
+// dropPageCache says that the page cache of a file is given back after every read.
+func New(path []byte, id Identity, sample Sample, access Access, dropPageCache bool, from Remote) (Blob, error) {
 	if IsRemote(string(path)) {
-		return o.Remote.open().newObject(string(path), id, sample, access, o.DropPageCache)
+		return from.open().newObject(string(path), id, sample, access, dropPageCache)
 	}
-	return newFile(string(path), id, sample, access, o.DropPageCache)
+	return newFile(string(path), id, sample, access, dropPageCache)
 }
 
 // Resolve returns the absolute paths of the files that patterns name, in the order of the patterns. A pattern is a path or a

@@ -1,4 +1,4 @@
-package cache
+package format
 
 import (
 	"encoding/binary"
@@ -14,8 +14,8 @@ const (
 	llama3     = 20240801 // version 7: uint32 tokens
 )
 
-func isLLMC(in *input) (bool, error) {
-	if in.size < 4 {
+func isLLMC(in *Input) (bool, error) {
+	if in.Size < 4 {
 		return false, nil
 	}
 	first, err := in.read(0, 4)
@@ -26,7 +26,7 @@ func isLLMC(in *input) (bool, error) {
 	return magic == llmcMagic || magic == llama3, nil
 }
 
-func parseLLMC(in *input) (f Format, err error) {
+func parseLLMC(in *Input) (f Format, err error) {
 	raw, err := in.read(0, llmcHeader)
 	if err != nil {
 		return f, err
@@ -39,7 +39,7 @@ func parseLLMC(in *input) (f Format, err error) {
 	}
 	if version != known {
 		return f, fmt.Errorf("%s is a token file of llm.c of version %d with the number %d, where batchfs knows version %d",
-			in.path, version, magic, known)
+			in.Path, version, magic, known)
 	}
 	return f, in.lengths(llmcHeader, uint64(tokens), int64(f.DType.Size()))
 }

@@ -1,0 +1,109 @@
+package blob
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"batchfs/internal/wait"
+)
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// tokens is a file of so many bytes, byte i of which is i.
+func tokens(t testing.TB, bytes int) (path string, id Identity) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "train.bin")
+	raw := make([]byte, bytes)
+	for i := range raw {
+		raw[i] = byte(i)
+	}
+	must(t, os.WriteFile(path, raw, 0o600))
+	id, content, err := Open(path, nil, Remote{})
+	must(t, err)
+	must(t, content.Close())
+	return path, id
+}
+
+// A page that cannot be had of a file that has not changed: a failing disk.
+func TestFaultIsAnError(t *testing.T) {
+	path, id := tokens(t, os.Getpagesize())
+	f, err := newFile(path, id, Sample{}, Map, false)
+	must(t, err)
+	m, err := f.keepMapping()
+	must(t, err)
+	must(t, os.Truncate(path, 0))
+	var sink byte
+	err = f.visitMapped(m.bytes, Range{From: 100, To: 102}, unix.MADV_POPULATE_READ, func(_ int, raw []byte) error {
+		sink += raw[1]
+		return nil
+	})
+	if !errors.Is(err, errFault) || !strings.Contains(err.Error(), path+": byte 101") {
+		t.Errorf("error %v, want a fault at byte 101 of %s", err, path)
+	}
+}
+
+// Where no lease can be had, a file must be seen unchanged for a while, and the while begins anew with each change.
+func TestSettled(t *testing.T) {
+	s := new(file)
+	id, ctime := Identity{Ino: 1, Sec: 5}, unix.Timespec{Sec: 7}
+	later := func() { s.settles.since -= settleTime }
+	step := func(want bool) {
+		t.Helper()
+		if got := s.settled(id, ctime); got != want {
+			t.Errorf("settled: %v, want %v", got, want)
+		}
+	}
+	step(false)
+	step(false)
+	later()
+	step(true)
+	id.Nsec++
+	step(false)
+	later()
+	ctime.Nsec++
+	step(false)
+	later()
+	step(true)
+}
+
+// There may be more files than a process may have mappings: 65,530, unless somebody raised vm.max_map_count.
+func TestKeptMappingsAreBounded(t *testing.T) {
+	path, id := tokens(t, 10)
+	all := make([]*file, 70_000)
+	read := func(f *file) {
+		must(t, f.Read([]Range{{0, 10, 0}}, func(_ int, raw []byte) error {
+			if string(raw) != "\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09" {
+				t.Errorf("bytes are %x", raw)
+			}
+			return nil
+		}))
+	}
+	for i := range all {
+		var err error
+		all[i], err = newFile(path, id, Sample{}, Advise, false)
+		must(t, err)
+		read(all[i])
+	}
+	if n := keptMappings.Load(); n > maxKept || n < maxKept/2 {
+		t.Errorf("%d mappings are kept, of up to %d", n, maxKept)
+	}
+	for _, f := range all {
+		f.Release()
+	}
+	wait.Until(t, "few mappings are kept of files that were released", func() bool {
+		runtime.GC()
+		return keptMappings.Load() <= maxKept/2
+	})
+	read(all[0])
+}
