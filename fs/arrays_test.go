@@ -14,7 +14,7 @@ import (
 )
 
 // manyArrays is a sequence of batches of as many arrays as there may be, of all dtypes, with names as long as they may be.
-func manyArrays(rows int) *Sequence {
+func manyArrays(rows int) *fake {
 	list := []array.Array{{Name: "x", DType: array.Uint16, Shape: []int{rows, 5}}, {Name: "y", DType: array.Uint16, Shape: []int{rows, 5}}}
 	dtypes := array.DTypes()
 	for i := len(list); i < array.Most; i++ {
@@ -66,7 +66,7 @@ func TestFilesOfOneArray(t *testing.T) {
 }
 
 // check reads a file whole and in pieces. It must be a .npy file of an array.
-func check(t *testing.T, tr *tree, s *Sequence, path string, dtype array.DType, shape []int, content []byte) {
+func check(t *testing.T, tr *tree, s *fake, path string, dtype array.DType, shape []int, content []byte) {
 	t.Helper()
 	want := append(NPYHeader(dtype, shape...), content...)
 	r := tr.reader(t, path, 0)

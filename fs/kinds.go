@@ -3,6 +3,8 @@ package fs
 import (
 	"fmt"
 	"strings"
+
+	"batchfs/cache/array"
 )
 
 // A content is what a file shows, and what of it may be cached.
@@ -35,11 +37,11 @@ type row struct {
 	name    string  // in such a directory; "" for a split, whose name is its own; in batch/, what follows the number; of a file of one array, with % for its name
 	content content // and with it, how it is cached
 
-	header func(s *Sequence, i inode, k uint64) []byte // what stands before the batches, headerBytes long; nil: nothing
+	header func(s Sequence, i inode, k uint64) []byte // what stands before the batches, headerBytes long; nil: nothing
 	shows  selection
-	text   func(t *texts, i inode) ([]byte, *Sequence) // makes a text; the Sequence is that whose info.json it is, or nil
-	len    func(t *texts, i inode) int64               // of a text, where it need not be made for that
-	about  string                                      // for the mount's README: what it is
+	text   func(t *texts, i inode) ([]byte, Sequence) // makes a text; the Sequence is that whose info.json it is, or nil
+	len    func(t *texts, i inode) int64              // of a text, where it need not be made for that
+	about  string                                     // for the mount's README: what it is
 }
 
 // rows are the kinds in the order in which directories list them.
@@ -114,10 +116,10 @@ func (i inode) firstBatch() uint64 {
 	return i.rest()
 }
 
-// batches is what Sequence.Now takes for a numbered file: its batch, or AllBatches.
+// batches is what Sequence.Now takes for a numbered file: its batch, or array.AllBatches.
 func (i inode) batches() uint64 {
 	if i.kind().isLong() {
-		return AllBatches
+		return array.AllBatches
 	}
 	return i.firstBatch()
 }
@@ -134,36 +136,36 @@ func (i inode) ofVersion(v Version) inode {
 }
 
 // outdated says whether i is a numbered file of tokens that are not those of s, or of an array that s does not have.
-func (i inode) outdated(s *Sequence) bool {
-	return i.kind().isNumbered() && i != i.ofVersion(s.Version) || i.kind().row().shows == namedArray && i.array() >= len(s.Batch.Arrays)
+func (i inode) outdated(s Sequence) bool {
+	return i.kind().isNumbered() && i != i.ofVersion(s.Spec().Version) || i.kind().row().shows == namedArray && i.array() >= len(s.Spec().Batch.Arrays)
 }
 
 // shown is which bytes of each batch a file shows: size of them from byte from on.
-func (i inode) shown(s *Sequence) (from, size int64) {
+func (i inode) shown(s Sequence) (from, size int64) {
 	switch i.kind().row().shows {
 	case allArrays:
-		return 0, s.Batch.Bytes()
+		return 0, s.Spec().Batch.Bytes()
 	case namedArray:
-		a := &s.Batch.Arrays[i.array()]
+		a := &s.Spec().Batch.Arrays[i.array()]
 		return a.Offset, a.Bytes()
 	}
-	return 0, s.Batch.MainBytes()
+	return 0, s.Spec().Batch.MainBytes()
 }
 
 // size is the size of a file that shows batches, where they come from, or tokens, in bytes.
-func (i inode) size(s *Sequence) int64 {
+func (i inode) size(s Sequence) int64 {
 	r := i.kind().row()
 	switch {
-	case s.unsuits:
+	case isUnsuited(s):
 		return 1 << 50 // so that no read lies beyond the end
 	case r.content == batchOrigin:
 		return s.OriginLen()
 	case r.content == everyToken:
-		return s.TokensLen
+		return s.Spec().TokensLen
 	}
 	_, size := i.shown(s)
 	if r.content == everyBatch {
-		size *= int64(s.Steps)
+		size *= int64(s.Spec().Steps)
 	}
 	if r.header != nil {
 		size += headerBytes
@@ -172,7 +174,7 @@ func (i inode) size(s *Sequence) int64 {
 }
 
 // readmeOf is the file README of a mount.
-func readmeOf(mountpoint string, splits []*Sequence) []byte {
+func readmeOf(mountpoint string, splits []Sequence) []byte {
 	var b strings.Builder
 	b.WriteString(`This is batchfs: training batches as files, read-only.
 
@@ -197,15 +199,15 @@ cursor of its own: next in rank=3,world=8 is for the fourth of eight ranks.
 
 `)
 	for _, s := range splits {
-		main := s.Batch.Stack()
+		main := s.Spec().Batch.Stack()
 		var names, beside []string
-		for _, a := range s.Batch.Arrays[:s.Batch.Main] {
+		for _, a := range s.Spec().Batch.Arrays[:s.Spec().Batch.Main] {
 			names = append(names, a.Name)
 		}
-		for _, a := range s.Batch.Arrays[s.Batch.Main:] {
+		for _, a := range s.Spec().Batch.Arrays[s.Spec().Batch.Main:] {
 			beside = append(beside, fmt.Sprintf("%s of shape (%s), %s", a.Name, dims(a.Shape), a.DType))
 		}
-		path := mountpoint + "/" + s.Name
+		path := mountpoint + "/" + s.Spec().Name
 		fmt.Fprintf(&b, "%s: batches of shape (%s), %s, %d bytes\n", path, dims(main.Shape), main.DType, main.Bytes())
 		fmt.Fprintf(&b, "  %s = numpy.load(%q)\n\n", strings.Join(names, ", "), path+"/next.npy")
 		if len(beside) > 0 {

@@ -31,25 +31,25 @@ func dims(shape []int) string {
 }
 
 // npyHeader stands before one batch.
-func npyHeader(s *Sequence, _ inode, _ uint64) []byte {
-	main := s.Batch.Stack()
+func npyHeader(s Sequence, _ inode, _ uint64) []byte {
+	main := s.Spec().Batch.Stack()
 	return NPYHeader(main.DType, main.Shape...)
 }
 
 // batchesNPYHeader stands before all batches.
-func batchesNPYHeader(s *Sequence, _ inode, _ uint64) []byte {
-	main := s.Batch.Stack()
-	return NPYHeader(main.DType, append([]int{int(s.Steps)}, main.Shape...)...)
+func batchesNPYHeader(s Sequence, _ inode, _ uint64) []byte {
+	main := s.Spec().Batch.Stack()
+	return NPYHeader(main.DType, append([]int{int(s.Spec().Steps)}, main.Shape...)...)
 }
 
 // arrayHeader stands before one array of one batch.
-func arrayHeader(s *Sequence, i inode, _ uint64) []byte {
-	a := s.Batch.Arrays[i.array()]
+func arrayHeader(s Sequence, i inode, _ uint64) []byte {
+	a := s.Spec().Batch.Arrays[i.array()]
 	return NPYHeader(a.DType, a.Shape...)
 }
 
 // batchesArrayHeader stands before one array of all batches.
-func batchesArrayHeader(s *Sequence, i inode, _ uint64) []byte {
-	a := s.Batch.Arrays[i.array()]
-	return NPYHeader(a.DType, append([]int{int(s.Steps)}, a.Shape...)...)
+func batchesArrayHeader(s Sequence, i inode, _ uint64) []byte {
+	a := s.Spec().Batch.Arrays[i.array()]
+	return NPYHeader(a.DType, append([]int{int(s.Spec().Steps)}, a.Shape...)...)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"batchfs/cache/array"
 	"batchfs/fs/failpoint"
 	"batchfs/fs/mount"
 	"batchfs/fs/process"
@@ -66,7 +67,7 @@ func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.
 			if i.outdated(s) {
 				return fuse.Status(syscall.ESTALE) // upon which the kernel looks the path up again
 			}
-			out.Fh = uint64(s.Version)
+			out.Fh = uint64(s.Spec().Version)
 		}
 		out.OpenFlags = fuse.FOPEN_KEEP_CACHE | fuse.FOPEN_NOFLUSH
 	}
@@ -113,7 +114,7 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	}
 	// An inode of batch/ holds only the low bits of the version, so the handle tells the version. It is compared before the
 	// size: a reader of old tokens must get an error, not the end of a shorter new file.
-	if k.isLiveText() || k.isNumbered() && in.Fh != uint64(s.Version) || i.outdated(s) {
+	if k.isLiveText() || k.isNumbered() && in.Fh != uint64(s.Spec().Version) || i.outdated(s) {
 		return nil, t.readFails(in, state.ErrOutdated)
 	}
 	off := int64(in.Offset)
@@ -127,8 +128,8 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	}
 	var answer *reply // nil: buf
 	switch {
-	case s.unsuits:
-		if _, err = t.sequences.now(i.sequence(), NoBatch); err == nil {
+	case isUnsuited(s):
+		if _, err = t.sequences.now(i.sequence(), array.NoBatch); err == nil {
 			err = state.ErrOutdated
 		}
 	case k.row().content == batchOrigin:
@@ -183,7 +184,7 @@ func (t *tree) readNext(r *request, in *fuse.ReadIn, span state.Span, buf []byte
 		if s == nil {
 			return nil, errForgotten
 		}
-		read.Version = s.Version
+		read.Version = s.Spec().Version
 		k, err := t.deadlines.assign(r, read)
 		if err != nil {
 			return nil, err
@@ -193,10 +194,10 @@ func (t *tree) readNext(r *request, in *fuse.ReadIn, span state.Span, buf []byte
 			return answer, nil
 		}
 		t.deadlines.giveBack(r)
-		if !s.Follows || !errors.Is(err, syscall.ESTALE) || try == maxTries {
+		if !s.Spec().Follows || !errors.Is(err, syscall.ESTALE) || try == maxTries {
 			return nil, err
 		}
-		if _, err := t.sequences.now(i.sequence(), NoBatch); err != nil {
+		if _, err := t.sequences.now(i.sequence(), array.NoBatch); err != nil {
 			return nil, err
 		}
 	}
@@ -242,7 +243,7 @@ func (t *tree) textOf(r *request, fh, off uint64) []byte {
 
 // readBatches answers with len(buf) bytes from byte off on of a file that begins with batch k of s. They lie within the file.
 // The answer may use buf for them.
-func (t *tree) readBatches(r *request, s *Sequence, k uint64, off int64, buf []byte) (*reply, error) {
+func (t *tree) readBatches(r *request, s Sequence, k uint64, off int64, buf []byte) (*reply, error) {
 	failpoint.Hit("read")
 	answer := replies.Get().(*reply)
 	i, rest := r.inode, buf
@@ -259,13 +260,10 @@ func (t *tree) readBatches(r *request, s *Sequence, k uint64, off int64, buf []b
 	if len(rest) > 0 && row.content != everyBatch {
 		answer.stream, answer.buffer = t.prefetcher.lookup(s, k)
 	}
-	if len(rest) > 0 && s.Ahead != nil {
-		s.Ahead(k + uint64((off+int64(len(rest)))/shown))
-	}
 	if answer.buffer != nil {
 		of := k // Its batch is of the tokens as they were.
 		if answer.buffer.delivered.Load() > 0 {
-			of = NoBatch // they were looked at when it began to be read
+			of = array.NoBatch // they were looked at when it began to be read
 		}
 		if now, err := t.sequences.now(i.sequence(), of); err != nil || now != s {
 			answer.buffer.RUnlock()
@@ -287,11 +285,11 @@ func (t *tree) readBatches(r *request, s *Sequence, k uint64, off int64, buf []b
 }
 
 // readShown fills dst from byte off on of a file that shows, of each of batches k, k+1, … of s, the shown bytes from byte from on.
-func (t *tree) readShown(r *request, s *Sequence, dst []byte, k uint64, off, from, shown int64) error {
+func (t *tree) readShown(r *request, s Sequence, dst []byte, k uint64, off, from, shown int64) error {
 	if len(dst) == 0 {
 		return nil
 	}
-	if shown == s.Batch.Bytes() { // the whole batch
+	if shown == s.Spec().Batch.Bytes() { // the whole batch
 		return t.readInTurns(r, s, dst, k, off)
 	}
 	since := int64(0) // bytes of this turn

@@ -11,16 +11,16 @@ import (
 // safetensorsHeader stands before batch k in a .safetensors file: the length of the rest as a little-endian uint64, then JSON
 // that names the tensors, padded with spaces to headerBytes.
 // Format: https://huggingface.co/docs/safetensors
-func safetensorsHeader(s *Sequence, _ inode, k uint64) []byte {
+func safetensorsHeader(s Sequence, _ inode, k uint64) []byte {
 	type tensor struct {
 		DType   string   `json:"dtype"`
 		Shape   []int    `json:"shape"`
 		Offsets [2]int64 `json:"data_offsets"`
 	}
 	metadata := map[string]string{"batch": fmt.Sprint(k)}
-	maps.Copy(metadata, s.Metadata)
+	maps.Copy(metadata, s.Spec().Metadata)
 	header := map[string]any{"__metadata__": metadata}
-	for _, a := range s.Batch.Arrays {
+	for _, a := range s.Spec().Batch.Arrays {
 		header[a.Name] = tensor{a.DType.Safetensors(), a.Shape, [2]int64{a.Offset, a.Offset + a.Bytes()}}
 	}
 	text, err := json.Marshal(header)

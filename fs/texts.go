@@ -32,10 +32,10 @@ type texts struct {
 
 	making sync.Mutex // held while status.json is made, which may be long: one at a time; before every other lock
 	mu     sync.Mutex
-	open   map[uint64]*keptText    // what each open handle shows; guarded by mu, as all below and the keptTexts are
-	infos  map[*Sequence]*keptText // the info.json that are kept: the handles of a Sequence share one
-	last   list.List               // of the *keptText that are kept, the one that was read last first
-	bytes  int                     // of those
+	open   map[uint64]*keptText   // what each open handle shows; guarded by mu, as all below and the keptTexts are
+	infos  map[Sequence]*keptText // the info.json that are kept: the handles of a Sequence share one
+	last   list.List              // of the *keptText that are kept, the one that was read last first
+	bytes  int                    // of those
 }
 
 // A memoryUse is the memory that readers make this process take, in bytes, of all that they may.
@@ -48,9 +48,9 @@ type memoryUse struct {
 
 // A keptText is what one handle shows, or several of one info.json.
 type keptText struct {
-	bytes   []byte    // nil: it was let go
-	info    *Sequence // whose info.json it is, or nil
-	handles int       // that show it
+	bytes   []byte   // nil: it was let go
+	info    Sequence // whose info.json it is, or nil
+	handles int      // that show it
 	at      *list.Element
 }
 
@@ -66,7 +66,7 @@ func (t *texts) keep(i inode) (fh uint64) {
 }
 
 // hold keeps a text for a handle. info is the Sequence whose info.json it is, or nil.
-func (t *texts) hold(fh uint64, text []byte, info *Sequence) {
+func (t *texts) hold(fh uint64, text []byte, info Sequence) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.drop(fh)
@@ -124,13 +124,13 @@ func (t *texts) drop(fh uint64) {
 	}
 }
 
-func readmeText(t *texts, _ inode) ([]byte, *Sequence) { return t.readme, nil }
+func readmeText(t *texts, _ inode) ([]byte, Sequence) { return t.readme, nil }
 
-func cursorText(t *texts, i inode) ([]byte, *Sequence) {
+func cursorText(t *texts, i inode) ([]byte, Sequence) {
 	return fmt.Appendln(nil, t.shared.Sequences[i.sequence()].Next()), nil
 }
 
-func infoText(t *texts, i inode) ([]byte, *Sequence) {
+func infoText(t *texts, i inode) ([]byte, Sequence) {
 	s, _ := t.sequences.now(i.sequence(), 0) // an error is for those who read batches
 	if s == nil {
 		return []byte{}, nil
@@ -153,7 +153,7 @@ func infoLen(t *texts, i inode) int64 {
 
 // statusText is status.json. Every number is as wide as the widest can be, so that the size of the file does not change between
 // stat and read because one of them grew.
-func statusText(t *texts, _ inode) ([]byte, *Sequence) {
+func statusText(t *texts, _ inode) ([]byte, Sequence) {
 	type counted struct {
 		name, fault                             string
 		cursor, reads, bytes, givenBack, errors uint64

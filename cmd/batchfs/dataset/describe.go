@@ -46,8 +46,13 @@ func (d *Dataset) label() string {
 	return d.Split.Split + "/" + config.JoinSettings(all)
 }
 
-// info returns the content of info.json: everything that decides the bytes of the batches, and their sizes.
-func (d *Dataset) info() []byte {
+// Metadata says in files of tensors which batches they hold.
+func (d *Dataset) Metadata() map[string]string {
+	return map[string]string{"sequence": d.label(), "fingerprint": d.fingerprint}
+}
+
+// Info returns the content of info.json: everything that decides the bytes of the batches, and their sizes.
+func (d *Dataset) Info() []byte {
 	q := d.Sequence
 	batch, settings := q.Batch(), d.settings()
 	stack := batch.Stack()
@@ -71,7 +76,7 @@ func (d *Dataset) info() []byte {
 		Files           []fs.JSONText  `json:"files"`
 		Sources         []source       `json:"sources,omitempty"`
 		OnChange        string         `json:"on_change"`
-		Version         fs.Version     `json:"changes"`
+		Version         uint64         `json:"changes"`
 		Join            bool           `json:"join"`
 		TokenDType      array.DType    `json:"token_dtype"`
 		VocabSize       int64          `json:"vocab_size,omitempty"`
@@ -98,10 +103,10 @@ func (d *Dataset) info() []byte {
 		RowsPerEpoch    int64          `json:"rows_per_epoch"`
 		BatchesPerEpoch int64          `json:"batches_per_epoch"`
 	}{
-		q.Split, d.label(), d.Len(), d.fingerprint, jsonTexts(d.Files()), sources, d.Split.OnChange, d.version,
+		q.Split, d.label(), d.Len(), d.fingerprint, jsonTexts(d.Files()), sources, d.Split.OnChange, d.Version,
 		d.Split.Join, q.Stored(), d.vocabSize(), q.BatchSize, q.BlockSize, stack.DType, q.Layout,
 		settings["rows"], settings["documents"], settings["mask_targets"], settings["eot"], stack.Shape, batch.MainBytes(), d.arrayInfos(), q.Order, q.Seed,
-		settings["torch_state"], settings["shuffle_block"], settings["local_world"], q.Rank, q.World, d.Split.Start, d.steps, q.RowsPerEpoch(), q.BatchesPerEpoch(),
+		settings["torch_state"], settings["shuffle_block"], settings["local_world"], q.Rank, q.World, d.Split.Start, d.Steps, q.RowsPerEpoch(), q.BatchesPerEpoch(),
 	})
 }
 
