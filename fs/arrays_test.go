@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
+	"batchfs/fs/header"
 	"batchfs/fs/state"
 )
 
@@ -68,7 +69,7 @@ func TestFilesOfOneArray(t *testing.T) {
 // check reads a file whole and in pieces. It must be a .npy file of an array.
 func check(t *testing.T, tr *tree, s *fake, path string, dtype array.DType, shape []int, content []byte) {
 	t.Helper()
-	want := append(NPYHeader(dtype, shape...), content...)
+	want := append(header.NPY(dtype, shape...), content...)
 	r := tr.reader(t, path, 0)
 	if size := tr.size(r.node, s); size != int64(len(want)) {
 		t.Errorf("%s has %d bytes, want %d", path, size, len(want))

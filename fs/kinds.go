@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"batchfs/cache/array"
+	"batchfs/fs/header"
 )
 
 // A content is what a file shows, and what of it may be cached.
@@ -42,6 +43,38 @@ type row struct {
 	text   func(t *texts, i inode) ([]byte, Sequence) // makes a text; the Sequence is that whose info.json it is, or nil
 	len    func(t *texts, i inode) int64              // of a text, where it need not be made for that
 	about  string                                     // for the mount's README: what it is
+}
+
+// headerBytes is how long every header is.
+const headerBytes = header.Bytes
+
+// npyHeader stands before one batch.
+func npyHeader(s Sequence, _ inode, _ uint64) []byte {
+	main := s.Spec().Batch.Stack()
+	return header.NPY(main.DType, main.Shape...)
+}
+
+// batchesNPYHeader stands before all batches.
+func batchesNPYHeader(s Sequence, _ inode, _ uint64) []byte {
+	main := s.Spec().Batch.Stack()
+	return header.NPY(main.DType, append([]int{int(s.Spec().Steps)}, main.Shape...)...)
+}
+
+// arrayHeader stands before one array of one batch.
+func arrayHeader(s Sequence, i inode, _ uint64) []byte {
+	a := s.Spec().Batch.Arrays[i.array()]
+	return header.NPY(a.DType, a.Shape...)
+}
+
+// batchesArrayHeader stands before one array of all batches.
+func batchesArrayHeader(s Sequence, i inode, _ uint64) []byte {
+	a := s.Spec().Batch.Arrays[i.array()]
+	return header.NPY(a.DType, append([]int{int(s.Spec().Steps)}, a.Shape...)...)
+}
+
+// safetensorsHeader stands before batch k in a .safetensors file.
+func safetensorsHeader(s Sequence, _ inode, k uint64) []byte {
+	return header.Safetensors(s.Spec().Batch, s.Spec().Metadata, k)
 }
 
 // rows are the kinds in the order in which directories list them.
@@ -205,10 +238,10 @@ cursor of its own: next in rank=3,world=8 is for the fourth of eight ranks.
 			names = append(names, a.Name)
 		}
 		for _, a := range s.Spec().Batch.Arrays[s.Spec().Batch.Main:] {
-			beside = append(beside, fmt.Sprintf("%s of shape (%s), %s", a.Name, dims(a.Shape), a.DType))
+			beside = append(beside, fmt.Sprintf("%s of shape (%s), %s", a.Name, header.Dims(a.Shape), a.DType))
 		}
 		path := mountpoint + "/" + s.Spec().Name
-		fmt.Fprintf(&b, "%s: batches of shape (%s), %s, %d bytes\n", path, dims(main.Shape), main.DType, main.Bytes())
+		fmt.Fprintf(&b, "%s: batches of shape (%s), %s, %d bytes\n", path, header.Dims(main.Shape), main.DType, main.Bytes())
 		fmt.Fprintf(&b, "  %s = numpy.load(%q)\n\n", strings.Join(names, ", "), path+"/next.npy")
 		if len(beside) > 0 {
 			fmt.Fprintf(&b, "  In next.safetensors, and each as batch/<k>.<array>.npy: %s\n\n", strings.Join(beside, "; "))

@@ -2,7 +2,6 @@ package fs
 
 import (
 	"container/list"
-	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
@@ -10,9 +9,9 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	"batchfs/fs/state"
+	"batchfs/internal/jsontext"
 )
 
 // texts are the files of text: what they show, and what each open handle of a live one shows.
@@ -195,8 +194,8 @@ func statusText(t *texts, _ inode) ([]byte, Sequence) {
     "advice": %-26s
   },
 `,
-		quoted(t.programVersion), os.Getpid(), t.shared.Workers.Load(), int64(time.Since(t.began).Seconds()), residentBytes(),
-		m.budget, m.replies, m.ahead, m.texts, m.tables, m.waiting, idle, m.mapped, m.busy, quoted(RemapAdvice(m.mapped, m.busy)))
+		jsontext.Quote(t.programVersion), os.Getpid(), t.shared.Workers.Load(), int64(time.Since(t.began).Seconds()), residentBytes(),
+		m.budget, m.replies, m.ahead, m.texts, m.tables, m.waiting, idle, m.mapped, m.busy, jsontext.Quote(RemapAdvice(m.mapped, m.busy)))
 	if u := m.store; u != nil {
 		text = fmt.Appendf(text, `  "store": {
     "requests": %20d,
@@ -223,7 +222,7 @@ func statusText(t *texts, _ inode) ([]byte, Sequence) {
       "errors": %20d,
       "last_error": %s
     }`,
-			quoted(c.name), c.cursor, c.reads, c.bytes, c.givenBack, c.errors, quoted(c.fault))
+			jsontext.Quote(c.name), c.cursor, c.reads, c.bytes, c.givenBack, c.errors, jsontext.Quote(c.fault))
 	}
 	return append(text, "\n  }\n}\n"...), nil
 }
@@ -234,36 +233,6 @@ func RemapAdvice(mapped, busy int64) string {
 		return `memory.access = "pread"`
 	}
 	return ""
-}
-
-// JSONText is a text that may hold the path of a file. As JSON it has \udcXX for each byte XX that is not UTF-8, as Python's
-// surrogateescape does: os.fsencode of what Python's json reads is the path.
-type JSONText string
-
-func (t JSONText) MarshalJSON() ([]byte, error) { return quoted(string(t)), nil }
-
-func quoted(text string) []byte {
-	b := []byte{'"'}
-	for len(text) > 0 {
-		n := 0 // bytes of UTF-8 at the beginning
-		for n < len(text) {
-			r, size := utf8.DecodeRuneInString(text[n:])
-			if r == utf8.RuneError && size == 1 {
-				break
-			}
-			n += size
-		}
-		part, err := json.Marshal(text[:n])
-		if err != nil {
-			panic(err) // not of a string
-		}
-		b = append(b, part[1:len(part)-1]...)
-		if text = text[n:]; len(text) > 0 {
-			b = fmt.Appendf(b, `\udc%02x`, text[0])
-			text = text[1:]
-		}
-	}
-	return append(b, '"')
 }
 
 // residentBytes is this process's resident memory, or 0 where the kernel does not say.

@@ -2,7 +2,6 @@ package fs
 
 import (
 	"bytes"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -462,16 +461,6 @@ func TestTextsHoldStill(t *testing.T) {
 	}
 	if again, _ := status.read(0, 4096); !bytes.Equal(before, again) {
 		t.Error("an open status.json changed")
-	}
-}
-
-func TestNPYHeader(t *testing.T) {
-	h := NPYHeader(array.Int64, 7, 2, 12, 1024)
-	if len(h) != headerBytes || int(binary.LittleEndian.Uint16(h[8:]))+10 != len(h) || h[len(h)-1] != '\n' {
-		t.Errorf("%d bytes, %d by its own word", len(h), binary.LittleEndian.Uint16(h[8:])+10)
-	}
-	if want := "\x93NUMPY\x01\x00\xf6\x0f{'descr': '<i8', 'fortran_order': False, 'shape': (7, 2, 12, 1024), }  "; !strings.HasPrefix(string(h), want) {
-		t.Errorf("%q", h[:100])
 	}
 }
 
