@@ -116,7 +116,7 @@ func TestLongestHeaders(t *testing.T) {
 	s.Metadata = map[string]string{"sequence": strings.Repeat("<", 100) + "/" + settings, "fingerprint": strings.Repeat("0", 32)}
 	s.Steps = 1 << 40
 	for _, i := range []inode{makeInode(batchSafe, 1, MaxBatches-1), makeArrayInode(batchesArrayNPY, 1, 15, 0), makeInode(batchesNPY, 1, 0)} {
-		if got := i.kind().row().header(s, i, MaxBatches-1); len(got) != headerBytes || got[len(got)-2] != ' ' {
+		if got := i.kind().batches().header(i, s, MaxBatches-1); len(got) != headerBytes || got[len(got)-2] != ' ' {
 			t.Errorf("the header of kind %d has %d bytes, the last %q", i.kind(), len(got), got[len(got)-10:])
 		}
 	}

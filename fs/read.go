@@ -118,7 +118,13 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 		return nil, t.readFails(in, state.ErrOutdated)
 	}
 	off := int64(in.Offset)
-	size := i.size(s)
+	if isUnsuited(s) {
+		if _, err = t.sequences.now(i.sequence(), array.NoBatch); err == nil {
+			err = state.ErrOutdated
+		}
+		return nil, t.readFails(in, err)
+	}
+	size := t.size(i, s)
 	buf = buf[:min(int64(len(buf)), max(size-off, 0))]
 	if len(buf) == 0 {
 		return fuse.ReadResultData(nil), fuse.OK
@@ -127,15 +133,10 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 		return nil, t.readFails(in, err)
 	}
 	var answer *reply // nil: buf
+	file, isComputed := k.entry().content.(computed)
 	switch {
-	case isUnsuited(s):
-		if _, err = t.sequences.now(i.sequence(), array.NoBatch); err == nil {
-			err = state.ErrOutdated
-		}
-	case k.row().content == batchOrigin:
-		err = s.ReadOrigin(buf, i.rest(), off)
-	case k.row().content == everyToken:
-		err = s.ReadTokens(buf, off)
+	case isComputed:
+		err = file.read(i, s, buf, off)
 	case k.isNext():
 		answer, err = t.readNext(r, in, state.Span{Off: off, Len: int64(len(buf)), Size: size}, buf)
 	default:
@@ -167,7 +168,7 @@ func isForPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOW
 // and are followed.
 func (t *tree) readNext(r *request, in *fuse.ReadIn, span state.Span, buf []byte) (*reply, error) {
 	i := r.inode
-	if i.kind().row().header != nil && span.Off+span.Len <= headerBytes {
+	if i.kind().hasHeader() && span.Off+span.Len <= headerBytes {
 		// The header alone reads no tokens, which would show that they changed.
 		if _, err := t.sequences.now(i.sequence(), t.shared.Sequences[i.sequence()].Next()); err != nil {
 			return nil, err
@@ -212,14 +213,13 @@ const maxTries = 10
 // textOf returns what a text shows on a handle to a reader of byte off, and nil for other files.
 func (t *tree) textOf(r *request, fh, off uint64) []byte {
 	i := r.inode
-	row := i.kind().row()
-	switch row.content {
-	case fixedText:
-		text, _ := row.text(&t.texts, i)
-		return text
-	case liveText:
-	default:
+	content, isText := i.kind().entry().content.(text)
+	switch {
+	case !isText:
 		return nil
+	case !i.kind().isLiveText():
+		text, _ := content.show(&t.texts, i)
+		return text
 	}
 	if text, ok := t.texts.of(fh); ok {
 		return text
@@ -232,7 +232,7 @@ func (t *tree) textOf(r *request, fh, off uint64) []byte {
 	if t.isForgotten(i, t.sequence(i)) {
 		return nil
 	}
-	text, info := row.text(&t.texts, i)
+	text, info := content.show(&t.texts, i)
 	if off > 0 && uint64(len(text)) != size {
 		return nil
 	}
@@ -247,17 +247,17 @@ func (t *tree) readBatches(r *request, s Sequence, k uint64, off int64, buf []by
 	failpoint.Hit("read")
 	answer := replies.Get().(*reply)
 	i, rest := r.inode, buf
-	row := i.kind().row()
-	if row.header != nil {
+	file := i.kind().batches()
+	if file.format != raw {
 		if off < headerBytes {
-			n := copy(buf, row.header(s, i, k)[off:])
+			n := copy(buf, file.header(i, s, k)[off:])
 			rest, off = buf[n:], off+int64(n)
 		}
 		off -= headerBytes
 	}
-	from, shown := i.shown(s)
+	from, shown := file.shown(i, s)
 	answer.prefetcher, answer.buf, answer.split = &t.prefetcher, buf, r.split
-	if len(rest) > 0 && row.content != everyBatch {
+	if len(rest) > 0 && file.which != everyBatch {
 		answer.stream, answer.buffer = t.prefetcher.lookup(s, k)
 	}
 	if answer.buffer != nil {
@@ -331,6 +331,6 @@ func (t *tree) logUncached(i inode, pid uint32) {
 		comm, _ := os.ReadFile(process.Dir(int(pid)) + "/comm")
 		t.log.Warn("a program maps a file that cannot be mapped, and gets SIGBUS, or calls sendfile with it, and gets EINVAL: "+
 			"it should read the file, or map batch/<k> or batches.npy (logged once)",
-			"file", i.kind().row().name, "pid", pid, "program", strings.TrimSpace(string(comm)))
+			"file", i.kind().entry().name, "pid", pid, "program", strings.TrimSpace(string(comm)))
 	})
 }

@@ -58,7 +58,7 @@ const textBits = 32
 
 // keep makes a text and keeps it for a new handle. The handle tells how long the text is.
 func (t *texts) keep(i inode) (fh uint64) {
-	text, info := i.kind().row().text(t, i)
+	text, info := i.kind().entry().content.(text).show(t, i)
 	fh = t.shared.TextHandles.Add(1)<<textBits | uint64(len(text))
 	t.hold(fh, text, info)
 	return fh
@@ -123,13 +123,39 @@ func (t *texts) drop(fh uint64) {
 	}
 }
 
-func readmeText(t *texts, _ inode) ([]byte, Sequence) { return t.readme, nil }
+// A text is a content that is made when a file is opened.
+type text interface {
+	content
+	// show returns the text, and the Sequence whose info.json it is, or nil.
+	show(t *texts, i inode) ([]byte, Sequence)
+}
 
-func cursorText(t *texts, i inode) ([]byte, Sequence) {
+type readmeText struct{}
+
+func (readmeText) size(t *texts, _ inode, _ Sequence) int64  { return int64(len(t.readme)) }
+func (readmeText) show(t *texts, _ inode) ([]byte, Sequence) { return t.readme, nil }
+
+type cursorText struct{}
+
+func (c cursorText) size(t *texts, i inode, _ Sequence) int64 {
+	text, _ := c.show(t, i)
+	return int64(len(text))
+}
+
+func (cursorText) show(t *texts, i inode) ([]byte, Sequence) {
 	return fmt.Appendln(nil, t.shared.Sequences[i.sequence()].Next()), nil
 }
 
-func infoText(t *texts, i inode) ([]byte, Sequence) {
+type infoText struct{}
+
+func (infoText) size(t *texts, i inode, _ Sequence) int64 {
+	if s, _ := t.sequences.now(i.sequence(), 0); s != nil {
+		return s.InfoLen()
+	}
+	return 0
+}
+
+func (infoText) show(t *texts, i inode) ([]byte, Sequence) {
 	s, _ := t.sequences.now(i.sequence(), 0) // an error is for those who read batches
 	if s == nil {
 		return []byte{}, nil
@@ -143,16 +169,16 @@ func infoText(t *texts, i inode) ([]byte, Sequence) {
 	return s.Info(), s
 }
 
-func infoLen(t *texts, i inode) int64 {
-	if s, _ := t.sequences.now(i.sequence(), 0); s != nil {
-		return s.InfoLen()
-	}
-	return 0
+// Every number in status.json is as wide as the widest can be, so that the size of the file does not change between stat and read
+// because one of them grew.
+type statusText struct{}
+
+func (c statusText) size(t *texts, i inode, _ Sequence) int64 {
+	text, _ := c.show(t, i)
+	return int64(len(text))
 }
 
-// statusText is status.json. Every number is as wide as the widest can be, so that the size of the file does not change between
-// stat and read because one of them grew.
-func statusText(t *texts, _ inode) ([]byte, Sequence) {
+func (statusText) show(t *texts, _ inode) ([]byte, Sequence) {
 	type counted struct {
 		name, fault                             string
 		cursor, reads, bytes, givenBack, errors uint64

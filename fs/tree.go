@@ -1,8 +1,8 @@
 // Package fs is the tree of files that a mount shows.
 //
-// A file is an [inode] number: its kind, its sequence and, in batch/, its batch number; kinds.go has a row for each kind. Every
+// A file is an [inode] number: its kind, its sequence and, in batch/, its batch number; kinds.go has an entry for each kind. Every
 // file of batches is an optional header and then the bytes of batches. What a batch holds is decided elsewhere:
-// [Sequence.Read], a function that the caller of [Serve] sets. Only next, next.npy and next.safetensors keep state per open
+// [Sequence]. Only next, next.npy and next.safetensors keep state per open
 // file; that state is in package state, so that another process can continue from it. [Serve] answers the kernel's requests.
 package fs
 
@@ -157,14 +157,14 @@ type dirEntry struct {
 
 // entries are what readdir lists. Batches are without number, and are not listed.
 func (t *tree) entries(dir inode) (list []dirEntry) {
-	for _, r := range rows {
+	for _, r := range table {
 		switch {
 		case r.in != dir.kind() || r.in == batchDir:
 		case r.kind == splitDir:
 			for n := 1; n <= t.sequences.splits; n++ {
 				list = append(list, dirEntry{t.sequences.get(n).Spec().Name, makeInode(splitDir, n, 0)})
 			}
-		case r.shows == namedArray:
+		case r.kind.isOfOneArray():
 			s := t.sequences.get(dir.sequence())
 			for n, a := range beside(s) {
 				i := makeArrayInode(r.kind, dir.sequence(), s.Spec().Batch.Main+n, 0).ofVersion(s.Spec().Version)
@@ -209,10 +209,10 @@ func (t *tree) lookupBatch(sequence int, name string) inode {
 	if err != nil || k >= MaxBatches || strconv.FormatUint(k, 10) != digits {
 		return noSuchInode
 	}
-	for _, r := range rows {
+	for _, r := range table {
 		switch {
 		case r.in != batchDir:
-		case r.shows == namedArray:
+		case r.kind.isOfOneArray():
 			s := t.sequences.get(sequence)
 			for n, a := range beside(s) {
 				if k < 1<<arrayShift && strings.Replace(r.name, "%", a.Name, 1) == name[len(digits):] {
@@ -228,17 +228,7 @@ func (t *tree) lookupBatch(sequence int, name string) inode {
 
 // size is the size of a file in bytes. s is the file's sequence.
 func (t *tree) size(i inode, s Sequence) int64 {
-	switch r := i.kind().row(); {
-	case r.content == directory:
-		return 0
-	case r.len != nil:
-		return r.len(&t.texts, i)
-	case r.text != nil:
-		text, _ := r.text(&t.texts, i)
-		return int64(len(text))
-	default:
-		return i.size(s)
-	}
+	return i.kind().entry().content.size(&t.texts, i, s)
 }
 
 // The st_blksize of files is what C's stdio reads at once, and what it seeks to a multiple of.

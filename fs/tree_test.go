@@ -124,7 +124,7 @@ func growLogging(t testing.TB, log *slog.Logger, shared *state.Shared, sequences
 
 // status is status.json.
 func (t *tree) status() string {
-	text, _ := statusText(&t.texts, 0)
+	text, _ := statusText{}.show(&t.texts, 0)
 	return string(text)
 }
 
@@ -481,8 +481,8 @@ func FuzzAnyReadIsASlice(f *testing.F) {
 			"train/next.safetensors", "train/batch/0.safetensors"}[file%8]
 		r := tr.reader(t, path, 0)
 		var whole []byte
-		if header := r.node.kind().row().header; header != nil {
-			whole = header(s, r.node, 0)
+		if file := r.node.kind().batches(); file.format != raw {
+			whole = file.header(r.node, s, 0)
 		}
 		data := make([]byte, tr.size(r.node, s)-int64(len(whole)))
 		if err := s.Read(data, 0, 0); err != nil {

@@ -405,7 +405,7 @@ func readGently(s Sequence, dst []byte, k uint64) error {
 
 // rowBytes is the size of a row of the first array that a file shows.
 func (i inode) rowBytes(s Sequence) int64 {
-	if i.kind().row().shows == namedArray {
+	if i.kind().isOfOneArray() {
 		return s.Spec().Batch.RowBytes(i.array())
 	}
 	return s.Spec().Batch.RowBytes(0)
