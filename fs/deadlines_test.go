@@ -11,13 +11,14 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"batchfs/cache/array"
 	"batchfs/fs/state"
 	"batchfs/internal/wait"
 )
 
 // expiring is a tree whose deadlines are passed by ticks of the test alone: two ticks, and a request is late. replies are the
 // errors that were sent in the place of handlers.
-func expiring(t *testing.T, splits ...*Sequence) (tr *tree, tick func(), replies map[uint64]syscall.Errno) {
+func expiring(t *testing.T, splits ...Sequence) (tr *tree, tick func(), replies map[uint64]syscall.Errno) {
 	tr = plant(t, splits...)
 	replies = map[uint64]syscall.Errno{}
 	tr.deadlines.limit = time.Second
@@ -49,15 +50,15 @@ func TestLateRequestOfNoSequence(t *testing.T) {
 }
 
 // blocked is a split whose token files give no answer until release is called.
-func blocked() (s *Sequence, waits <-chan struct{}, release func()) {
+func blocked() (s *fake, waits <-chan struct{}, release func()) {
 	s = counting("train", 1000)
 	entered, gate := make(chan struct{}, 100), make(chan struct{})
-	s.Now = func(uint64) (*Sequence, error) {
+	s.now = func(uint64) (Sequence, error) {
 		entered <- struct{}{}
 		<-gate
 		return s, nil
 	}
-	s.Info = func() []byte { return []byte("{}\n") }
+	s.info = func() []byte { return []byte("{}\n") }
 	return s, entered, sync.OnceFunc(func() { close(gate) })
 }
 
@@ -204,7 +205,7 @@ func TestLateReadGivesItsNumberBack(t *testing.T) {
 // A read that panics has no answer: it is sent again, to another process, and does not count as answered.
 func TestPanickingReadIsNotAnswered(t *testing.T) {
 	s := counting("train", 1000)
-	s.Read = func([]byte, uint64, int64) error { panic("at the disco") }
+	s.read = func([]byte, uint64, int64) error { panic("at the disco") }
 	tr := plant(t, s)
 	gaveUp := false
 	tr.giveUp = func() { gaveUp = true }
@@ -261,8 +262,8 @@ func TestExhaustedRequest(t *testing.T) {
 func TestLateHandlerOfAForgottenFile(t *testing.T) {
 	s, waits, release := blocked()
 	other := counting("train/seed=1", 1000)
-	other.Now = func(uint64) (*Sequence, error) { return s.Now(NoBatch) }
-	s.With = func(string) (*Sequence, error) { return other, nil }
+	other.now = func(uint64) (Sequence, error) { return s.Now(array.NoBatch) }
+	s.with = func(string) (Sequence, error) { return other, nil }
 	tr := plant(t, s)
 	defer release()
 	number := tr.sequences.add(other, 0)
@@ -287,7 +288,7 @@ func TestLateHandlerOfAForgottenFile(t *testing.T) {
 	if st := tr.GetAttr(nil, in, &fuse.AttrOut{}); st != fuse.Status(syscall.ESTALE) {
 		t.Errorf("its attributes: %v, want ESTALE", st)
 	}
-	if _, err := tr.sequences.now(number, NoBatch); !errors.Is(err, syscall.ESTALE) {
+	if _, err := tr.sequences.now(number, array.NoBatch); !errors.Is(err, syscall.ESTALE) {
 		t.Errorf("its tokens: %v, want ESTALE", err)
 	}
 }

@@ -29,7 +29,7 @@ type prefetcher struct {
 
 // A stream is batches of a sequence that are read in order. Readers may share it, and overtake each other.
 type stream struct {
-	sequence *Sequence
+	sequence Sequence
 	size     int64     // bytes of a batch
 	main     int64     // bytes of its main arrays: some readers want no more
 	next     uint64    // one more than the highest number that was asked for
@@ -53,7 +53,7 @@ const (
 
 // lookup notes that batch k of s is read. It returns the stream that k belongs to and, if k was made or is being made, its
 // buffer: the caller unlocks it for reading.
-func (p *prefetcher) lookup(s *Sequence, k uint64) (*stream, *buffer) {
+func (p *prefetcher) lookup(s Sequence, k uint64) (*stream, *buffer) {
 	if p.batches == 0 {
 		return nil, nil
 	}
@@ -88,7 +88,7 @@ func (p *prefetcher) lookup(s *Sequence, k uint64) (*stream, *buffer) {
 
 // find returns the stream that batch k belongs to, a new one if it follows none. The caller holds mu, as of the functions
 // below.
-func (p *prefetcher) find(s *Sequence, k uint64) *stream {
+func (p *prefetcher) find(s Sequence, k uint64) *stream {
 	for i, st := range slices.Backward(p.streams) {
 		if st.sequence == s && st.next <= k+maxBehind && k <= st.next+uint64(p.batches) {
 			p.streams = append(slices.Delete(p.streams, i, i+1), st)
@@ -98,7 +98,7 @@ func (p *prefetcher) find(s *Sequence, k uint64) *stream {
 	if len(p.streams) == maxStreams {
 		p.dropOldest()
 	}
-	st := &stream{sequence: s, size: s.Batch.Bytes(), main: s.Batch.MainBytes(), next: k + 1}
+	st := &stream{sequence: s, size: s.Spec().Batch.Bytes(), main: s.Spec().Batch.MainBytes(), next: k + 1}
 	p.streams = append(p.streams, st)
 	return st
 }
@@ -148,7 +148,7 @@ func (p *prefetcher) make(st *stream, b *buffer) {
 			p.log.limited(slog.LevelError, "prefetching a batch panicked; its reader will make it again", "panic", r, "stack", string(debug.Stack()))
 		}
 	}()
-	b.made = st.sequence.readGently(b.bytes, b.number) == nil
+	b.made = readGently(st.sequence, b.bytes, b.number) == nil
 }
 
 // claim returns the buffer for one of the next batches that is neither made nor being made, locked for writing, or nil.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"batchfs/cache/array"
 	"batchfs/fs/failpoint"
 	"batchfs/fs/mount"
 	"batchfs/fs/process"
@@ -66,7 +67,7 @@ func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.
 			if i.outdated(s) {
 				return fuse.Status(syscall.ESTALE) // upon which the kernel looks the path up again
 			}
-			out.Fh = uint64(s.Version)
+			out.Fh = uint64(s.Spec().Version)
 		}
 		out.OpenFlags = fuse.FOPEN_KEEP_CACHE | fuse.FOPEN_NOFLUSH
 	}
@@ -113,11 +114,17 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	}
 	// An inode of batch/ holds only the low bits of the version, so the handle tells the version. It is compared before the
 	// size: a reader of old tokens must get an error, not the end of a shorter new file.
-	if k.isLiveText() || k.isNumbered() && in.Fh != uint64(s.Version) || i.outdated(s) {
+	if k.isLiveText() || k.isNumbered() && in.Fh != uint64(s.Spec().Version) || i.outdated(s) {
 		return nil, t.readFails(in, state.ErrOutdated)
 	}
 	off := int64(in.Offset)
-	size := i.size(s)
+	if isUnsuited(s) {
+		if _, err = t.sequences.now(i.sequence(), array.NoBatch); err == nil {
+			err = state.ErrOutdated
+		}
+		return nil, t.readFails(in, err)
+	}
+	size := t.size(i, s)
 	buf = buf[:min(int64(len(buf)), max(size-off, 0))]
 	if len(buf) == 0 {
 		return fuse.ReadResultData(nil), fuse.OK
@@ -126,15 +133,10 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 		return nil, t.readFails(in, err)
 	}
 	var answer *reply // nil: buf
+	file, isComputed := k.entry().content.(computed)
 	switch {
-	case s.unsuits:
-		if _, err = t.sequences.now(i.sequence(), NoBatch); err == nil {
-			err = state.ErrOutdated
-		}
-	case k.row().content == batchOrigin:
-		err = s.ReadOrigin(buf, i.rest(), off)
-	case k.row().content == everyToken:
-		err = s.ReadTokens(buf, off)
+	case isComputed:
+		err = file.read(i, s, buf, off)
 	case k.isNext():
 		answer, err = t.readNext(r, in, state.Span{Off: off, Len: int64(len(buf)), Size: size}, buf)
 	default:
@@ -166,7 +168,7 @@ func isForPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOW
 // and are followed.
 func (t *tree) readNext(r *request, in *fuse.ReadIn, span state.Span, buf []byte) (*reply, error) {
 	i := r.inode
-	if i.kind().row().header != nil && span.Off+span.Len <= headerBytes {
+	if i.kind().hasHeader() && span.Off+span.Len <= headerBytes {
 		// The header alone reads no tokens, which would show that they changed.
 		if _, err := t.sequences.now(i.sequence(), t.shared.Sequences[i.sequence()].Next()); err != nil {
 			return nil, err
@@ -183,7 +185,7 @@ func (t *tree) readNext(r *request, in *fuse.ReadIn, span state.Span, buf []byte
 		if s == nil {
 			return nil, errForgotten
 		}
-		read.Version = s.Version
+		read.Version = s.Spec().Version
 		k, err := t.deadlines.assign(r, read)
 		if err != nil {
 			return nil, err
@@ -193,10 +195,10 @@ func (t *tree) readNext(r *request, in *fuse.ReadIn, span state.Span, buf []byte
 			return answer, nil
 		}
 		t.deadlines.giveBack(r)
-		if !s.Follows || !errors.Is(err, syscall.ESTALE) || try == maxTries {
+		if !s.Spec().Follows || !errors.Is(err, syscall.ESTALE) || try == maxTries {
 			return nil, err
 		}
-		if _, err := t.sequences.now(i.sequence(), NoBatch); err != nil {
+		if _, err := t.sequences.now(i.sequence(), array.NoBatch); err != nil {
 			return nil, err
 		}
 	}
@@ -211,14 +213,13 @@ const maxTries = 10
 // textOf returns what a text shows on a handle to a reader of byte off, and nil for other files.
 func (t *tree) textOf(r *request, fh, off uint64) []byte {
 	i := r.inode
-	row := i.kind().row()
-	switch row.content {
-	case fixedText:
-		text, _ := row.text(&t.texts, i)
-		return text
-	case liveText:
-	default:
+	content, isText := i.kind().entry().content.(text)
+	switch {
+	case !isText:
 		return nil
+	case !i.kind().isLiveText():
+		text, _ := content.show(&t.texts, i)
+		return text
 	}
 	if text, ok := t.texts.of(fh); ok {
 		return text
@@ -231,7 +232,7 @@ func (t *tree) textOf(r *request, fh, off uint64) []byte {
 	if t.isForgotten(i, t.sequence(i)) {
 		return nil
 	}
-	text, info := row.text(&t.texts, i)
+	text, info := content.show(&t.texts, i)
 	if off > 0 && uint64(len(text)) != size {
 		return nil
 	}
@@ -242,30 +243,27 @@ func (t *tree) textOf(r *request, fh, off uint64) []byte {
 
 // readBatches answers with len(buf) bytes from byte off on of a file that begins with batch k of s. They lie within the file.
 // The answer may use buf for them.
-func (t *tree) readBatches(r *request, s *Sequence, k uint64, off int64, buf []byte) (*reply, error) {
+func (t *tree) readBatches(r *request, s Sequence, k uint64, off int64, buf []byte) (*reply, error) {
 	failpoint.Hit("read")
 	answer := replies.Get().(*reply)
 	i, rest := r.inode, buf
-	row := i.kind().row()
-	if row.header != nil {
+	file := i.kind().batches()
+	if file.format != raw {
 		if off < headerBytes {
-			n := copy(buf, row.header(s, i, k)[off:])
+			n := copy(buf, file.header(i, s, k)[off:])
 			rest, off = buf[n:], off+int64(n)
 		}
 		off -= headerBytes
 	}
-	from, shown := i.shown(s)
+	from, shown := file.shown(i, s)
 	answer.prefetcher, answer.buf, answer.split = &t.prefetcher, buf, r.split
-	if len(rest) > 0 && row.content != everyBatch {
+	if len(rest) > 0 && file.which != everyBatch {
 		answer.stream, answer.buffer = t.prefetcher.lookup(s, k)
-	}
-	if len(rest) > 0 && s.Ahead != nil {
-		s.Ahead(k + uint64((off+int64(len(rest)))/shown))
 	}
 	if answer.buffer != nil {
 		of := k // Its batch is of the tokens as they were.
 		if answer.buffer.delivered.Load() > 0 {
-			of = NoBatch // they were looked at when it began to be read
+			of = array.NoBatch // they were looked at when it began to be read
 		}
 		if now, err := t.sequences.now(i.sequence(), of); err != nil || now != s {
 			answer.buffer.RUnlock()
@@ -287,11 +285,11 @@ func (t *tree) readBatches(r *request, s *Sequence, k uint64, off int64, buf []b
 }
 
 // readShown fills dst from byte off on of a file that shows, of each of batches k, k+1, … of s, the shown bytes from byte from on.
-func (t *tree) readShown(r *request, s *Sequence, dst []byte, k uint64, off, from, shown int64) error {
+func (t *tree) readShown(r *request, s Sequence, dst []byte, k uint64, off, from, shown int64) error {
 	if len(dst) == 0 {
 		return nil
 	}
-	if shown == s.Batch.Bytes() { // the whole batch
+	if shown == s.Spec().Batch.Bytes() { // the whole batch
 		return t.readInTurns(r, s, dst, k, off)
 	}
 	since := int64(0) // bytes of this turn
@@ -333,6 +331,6 @@ func (t *tree) logUncached(i inode, pid uint32) {
 		comm, _ := os.ReadFile(process.Dir(int(pid)) + "/comm")
 		t.log.Warn("a program maps a file that cannot be mapped, and gets SIGBUS, or calls sendfile with it, and gets EINVAL: "+
 			"it should read the file, or map batch/<k> or batches.npy (logged once)",
-			"file", i.kind().row().name, "pid", pid, "program", strings.TrimSpace(string(comm)))
+			"file", i.kind().entry().name, "pid", pid, "program", strings.TrimSpace(string(comm)))
 	})
 }

@@ -369,7 +369,7 @@ func (t *tree) endTurns(r *request) {
 }
 
 // readInTurns is s.Read with a turn for every few rows.
-func (t *tree) readInTurns(r *request, s *Sequence, dst []byte, k uint64, off int64) error {
+func (t *tree) readInTurns(r *request, s Sequence, dst []byte, k uint64, off int64) error {
 	row := r.inode.rowBytes(s)
 	for {
 		n := max(row*rowsPerTurn, bytesPerTurn)
@@ -388,8 +388,8 @@ func (t *tree) readInTurns(r *request, s *Sequence, dst []byte, k uint64, off in
 }
 
 // readGently is s.Read for a batch that nobody waits for. It lets reads of few rows have the processor now and then.
-func (s *Sequence) readGently(dst []byte, k uint64) error {
-	row := s.Batch.RowBytes(0)
+func readGently(s Sequence, dst []byte, k uint64) error {
+	row := s.Spec().Batch.RowBytes(0)
 	// To read a part of a long row takes memory for that part.
 	most := int(min(row*min(rowsPerTurn, max(mount.MaxRequest/row, 1)), mount.MaxRequest))
 	for off := 0; off < len(dst); off += most {
@@ -404,9 +404,9 @@ func (s *Sequence) readGently(dst []byte, k uint64) error {
 }
 
 // rowBytes is the size of a row of the first array that a file shows.
-func (i inode) rowBytes(s *Sequence) int64 {
-	if i.kind().row().shows == namedArray {
-		return s.Batch.RowBytes(i.array())
+func (i inode) rowBytes(s Sequence) int64 {
+	if i.kind().isOfOneArray() {
+		return s.Spec().Batch.RowBytes(i.array())
 	}
-	return s.Batch.RowBytes(0)
+	return s.Spec().Batch.RowBytes(0)
 }

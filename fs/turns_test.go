@@ -182,8 +182,8 @@ func TestHangingSplit(t *testing.T) {
 	gate := make(chan struct{})
 	var using, most atomic.Int64
 	hangs, well := counting("hangs", 1000), counting("well", 1000)
-	whole := hangs.Read
-	hangs.Read = func(dst []byte, k uint64, off int64) error {
+	whole := hangs.read
+	hangs.read = func(dst []byte, k uint64, off int64) error {
 		now := using.Add(1)
 		defer using.Add(-1)
 		for m := most.Load(); now > m && !most.CompareAndSwap(m, now); m = most.Load() {
@@ -242,8 +242,8 @@ func TestHangingAhead(t *testing.T) {
 	var all sync.WaitGroup
 	defer wait.End(t, "the goroutines", all.Wait)
 	defer close(gate)
-	whole := s.Read
-	s.Read = func(dst []byte, k uint64, off int64) error {
+	whole := s.read
+	s.read = func(dst []byte, k uint64, off int64) error {
 		if hangs.Load() {
 			<-gate
 		}
@@ -292,7 +292,7 @@ func TestLongReadsOfSomeArraysTakeTurns(t *testing.T) {
 	tr := plant(t, s)
 	tr.turns.perSplit = 1
 	var rows, before atomic.Int64
-	s.Read = func(dst []byte, k uint64, off int64) error {
+	s.read = func(dst []byte, k uint64, off int64) error {
 		if rows.Add(1) == 2 {
 			go func() { // a reader of one row
 				r, err := tr.deadlines.begin(1000, tr.find("train/next"))
@@ -323,8 +323,8 @@ func TestPlaces(t *testing.T) {
 	for bytes, want := range map[int64]bool{100: false, maxWithoutPlace: false, maxWithoutPlace + 2: true} {
 		s := counting("train", bytes)
 		tr := plant(t, s)
-		whole := s.Read
-		s.Read = func(dst []byte, k uint64, off int64) error {
+		whole := s.read
+		s.read = func(dst []byte, k uint64, off int64) error {
 			if has := tr.places.queues[1].taken.Load() > 0; has != want {
 				t.Errorf("a row of %d bytes: has a place %v, want %v", bytes, has, want)
 			}
@@ -343,8 +343,8 @@ func TestPlaces(t *testing.T) {
 func TestLongReadsTakeTurns(t *testing.T) {
 	s := counting("train", 1<<20)
 	s.Batch = array.NewBatch(1, array.Array{Name: "tokens", DType: array.Uint16, Shape: []int{1 << 19, 1}})
-	whole, largest := s.Read, 0
-	s.Read = func(dst []byte, k uint64, off int64) error {
+	whole, largest := s.read, 0
+	s.read = func(dst []byte, k uint64, off int64) error {
 		largest = max(largest, len(dst))
 		return whole(dst, k, off)
 	}
@@ -364,8 +364,8 @@ func TestBatchesAheadAreReadInParts(t *testing.T) {
 		batch := array.NewBatch(1, array.Array{Name: "rows", DType: array.Uint8, Shape: shape})
 		s := counting("train", batch.Bytes())
 		s.Batch = batch
-		whole, largest, read := s.Read, 0, 0
-		s.Read = func(dst []byte, k uint64, off int64) error {
+		whole, largest, read := s.read, 0, 0
+		s.read = func(dst []byte, k uint64, off int64) error {
 			if int64(off) != int64(read) {
 				t.Errorf("%v: byte %d is read after %d", shape, off, read)
 			}
@@ -373,7 +373,7 @@ func TestBatchesAheadAreReadInParts(t *testing.T) {
 			return whole(dst, k, off)
 		}
 		got, want := make([]byte, batch.Bytes()), make([]byte, batch.Bytes())
-		if err := s.readGently(got, 3); err != nil {
+		if err := readGently(s, got, 3); err != nil {
 			t.Fatal(err)
 		}
 		whole(want, 3, 0)

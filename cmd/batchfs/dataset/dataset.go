@@ -1,8 +1,8 @@
 // Package dataset turns a configuration into datasets: it opens the token files of each split and binds them to the split's
 // settings, or to settings in a path.
 //
-// A [Dataset] describes itself (info.json, the origin of each row, which batches hold a token) and becomes an [fs.Sequence]
-// that follows its token files when they change. All datasets of a mount make a [Snapshot], from which another process serves
+// A [Dataset] describes itself (info.json, the origin of each row, which batches hold a token) and becomes a [Served] one,
+// which follows its token files when they change. All datasets of a mount make a [Snapshot], from which another process serves
 // the same.
 package dataset
 
@@ -20,8 +20,6 @@ import (
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/config"
-	"batchfs/cmd/batchfs/vocabulary"
-	"batchfs/fs"
 	"batchfs/sampler"
 )
 
@@ -30,15 +28,15 @@ import (
 type Dataset struct {
 	Split    *config.Split     // its TorchState is set if the configuration names a file
 	Sequence *sampler.Sequence // the batches
+	Steps    uint64            // batches in batches.bin
+	Version  uint64            // counts how often the tokens have changed since the mount began
 
 	sources     []source
 	hint        hint
-	fingerprint string     // of the files of all sources
-	version     fs.Version // of the tokens
-	steps       uint64     // batches in batches.bin
-	files       int        // of all arrays, and of their documents
-	groups      [][]int64  // sampler.Source.Groups of each source, where they are known
-	unleased    string     // a file of which Unwritten could not find out, or empty
+	fingerprint string    // of the files of all sources
+	files       int       // of all arrays, and of their documents
+	groups      [][]int64 // sampler.Source.Groups of each source, where they are known
+	unleased    string    // a file of which Unwritten could not find out, or empty
 }
 
 // A source is the arrays of a source of a split: the tokens, or what else the main one is, and those beside it.
@@ -113,122 +111,6 @@ func open(s *config.Split, m config.Memory, previous []source) (*Dataset, error)
 		}
 	}
 	return newDataset(s, sources, h, fingerprint.String(), nil)
-}
-
-// alongside returns an error unless each file of an array has as many elements as that of the tokens. Package sampler compares joined files in sum.
-func alongside(main, beside *cache.Array) error {
-	tokens := main.Manifest().Files
-	for i, f := range beside.Manifest().Files {
-		if n, of := f.Format.Count, tokens[i].Format.Count; n != of {
-			return fmt.Errorf("%s has %d elements, but there are %d in %s", f.Path, n, of, tokens[i].Path)
-		}
-	}
-	return nil
-}
-
-// A hint is what the vocab.json beside token files says of them, where the configuration says nothing.
-type hint struct {
-	VocabSize  int64       // 0: nothing
-	TokenDType array.DType // "": nothing
-	EOT        int64       // one more than the token that is the last of each document; 0: nothing
-
-	Arrays [][]config.Beside // of each source; nil where the configuration has the key
-}
-
-// apply returns a split that knows what the hint says of documents and arrays, and nothing of what another hint said.
-func (h hint) apply(s *config.Split) *config.Split { return s.WithFound(h.EOT-1, h.Arrays) }
-
-const noArrays = "make the files again with batchfs prepare, name others in arrays, or set arrays = [] to serve none"
-
-// withFound returns a split that knows what lies beside its files, those files, and the hint.
-func withFound(s *config.Split) (*config.Split, []config.SourceFiles, hint, error) {
-	files, err := s.Files()
-	if err != nil {
-		return nil, nil, hint{}, err
-	}
-	h, err := besideFiles(s, files)
-	if err == nil {
-		s = h.apply(s)
-		if err = s.CheckBeside(); err != nil {
-			err = fmt.Errorf("%w, as vocab.json beside the tokens says; %s", err, noArrays)
-		}
-	}
-	if err != nil {
-		err = fmt.Errorf("splits.%s: %w", s.Split, err)
-	}
-	for i, arrays := range h.Arrays {
-		for _, b := range arrays {
-			files[i].Beside = append(files[i].Beside, b.Files)
-		}
-	}
-	return s, files, h, err
-}
-
-// besideFiles returns the hint that lies beside the files of the sources without a vocab_size. If all have one, it is for want of a
-// usable vocab.json or for a larger vocabulary than that; what such a file says of other things still holds.
-func besideFiles(s *config.Split, files []config.SourceFiles) (h hint, err error) {
-	var all, guessed []string
-	for i, written := range s.VocabSizes() {
-		all = append(all, files[i].Main...)
-		if written == 0 {
-			guessed = append(guessed, files[i].Main...)
-		}
-	}
-	v, shards, err := vocabulary.Of(all)
-	switch {
-	case len(guessed) == 0:
-		err = nil
-	case len(guessed) < len(all):
-		v, _, err = vocabulary.Of(guessed)
-	}
-	if err == nil && !s.WroteArrays() {
-		for _, from := range files {
-			arrays, err := besideShards(from.Main, shards)
-			if err != nil {
-				return h, fmt.Errorf("%w; %s", err, noArrays)
-			}
-			h.Arrays = append(h.Arrays, arrays)
-		}
-	}
-	if v == nil {
-		return h, err
-	}
-	h.VocabSize = int64(v.Size)
-	if dtype := array.DType(v.TokenDType); dtype == array.Uint16 || dtype == array.Uint32 {
-		h.TokenDType = dtype
-	}
-	if v.EOTAt == "end" && v.EOT != nil {
-		h.EOT = int64(*v.EOT) + 1
-	}
-	return h, nil
-}
-
-// besideShards returns the arrays beside files, all of which have the same.
-func besideShards(files []string, shards map[string]vocabulary.Shard) (list []config.Beside, err error) {
-	described := func(file string) (all []string) {
-		for _, a := range shards[file].Arrays {
-			all = append(all, a.Name+" of "+a.DType)
-		}
-		return all
-	}
-	first := described(files[0])
-	for n, a := range shards[files[0]].Arrays {
-		b, ok := config.NewBeside(a.Name, a.DType)
-		if !ok {
-			return nil, fmt.Errorf("vocab.json beside %s names an array %q that no split can have", files[0], first[n])
-		}
-		list = append(list, b)
-	}
-	for _, file := range files {
-		if now := described(file); !slices.Equal(now, first) {
-			return nil, fmt.Errorf("vocab.json names arrays %q beside %s, and %q beside %s: all files of a split must have the same",
-				first, files[0], now, file)
-		}
-		for n, a := range shards[file].Arrays {
-			list[n].Files = append(list[n].Files, filepath.Join(filepath.Dir(file), filepath.Base(a.File)))
-		}
-	}
-	return list, nil
 }
 
 // options are those of array n of source i of a split, 0 for the main one. h is what lies beside the files.
@@ -331,12 +213,12 @@ func readState(path string) ([]byte, error) {
 }
 
 func (d *Dataset) countSteps() error {
-	if d.steps = d.Split.Steps; d.steps == 0 {
-		d.steps = uint64(d.Sequence.BatchesPerEpoch())
+	if d.Steps = d.Split.Steps; d.Steps == 0 {
+		d.Steps = uint64(d.Sequence.BatchesPerEpoch())
 	}
 	// The last byte of batches.bin must have an offset, and batches.npy has a header before its first byte.
-	if size := d.Sequence.Batch().Bytes(); d.steps > math.MaxInt64/2/uint64(size) {
-		return fmt.Errorf("%d batches of %d bytes are more than a file can hold; set steps to fewer", d.steps, size)
+	if size := d.Sequence.Batch().Bytes(); d.Steps > math.MaxInt64/2/uint64(size) {
+		return fmt.Errorf("%d batches of %d bytes are more than a file can hold; set steps to fewer", d.Steps, size)
 	}
 	return nil
 }
@@ -465,10 +347,10 @@ func (d *Dataset) eachArray(do func(*cache.Array) error) error {
 	return nil
 }
 
-// checkBatch looks at the files that batch k is read from, once at each; at all files for fs.AllBatches, and at none for fs.NoBatch. It
+// checkBatch looks at the files that batch k is read from, once at each; at all files for array.AllBatches, and at none for array.NoBatch. It
 // looks at all files too where they are no more than the rows, of which each may be of another file.
 func (d *Dataset) checkBatch(k uint64) (err error) {
-	if k == fs.AllBatches || k != fs.NoBatch && d.files <= d.Sequence.BatchSize {
+	if k == array.AllBatches || k != array.NoBatch && d.files <= d.Sequence.BatchSize {
 		return d.eachArray((*cache.Array).CheckAll)
 	}
 	pass := cache.NewPass()

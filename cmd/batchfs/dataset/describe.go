@@ -1,21 +1,19 @@
 package dataset
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
 	"math"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
-	"batchfs/fs"
+	"batchfs/internal/jsontext"
 	"batchfs/sampler"
 )
 
@@ -45,17 +43,22 @@ func (d *Dataset) label() string {
 	return d.Split.Split + "/" + config.JoinSettings(all)
 }
 
-// info returns the content of info.json: everything that decides the bytes of the batches, and their sizes.
-func (d *Dataset) info() []byte {
+// Metadata says in files of tensors which batches they hold.
+func (d *Dataset) Metadata() map[string]string {
+	return map[string]string{"sequence": d.label(), "fingerprint": d.fingerprint}
+}
+
+// Info returns the content of info.json: everything that decides the bytes of the batches, and their sizes.
+func (d *Dataset) Info() []byte {
 	q := d.Sequence
 	batch, settings := q.Batch(), d.settings()
 	stack := batch.Stack()
 	type source struct {
-		Files     []fs.JSONText `json:"files"`
-		Weight    float64       `json:"weight"`
-		VocabSize int64         `json:"vocab_size,omitempty"`
-		Rows      int           `json:"rows"` // of
-		Of        int           `json:"of"`   // rows
+		Files     []jsontext.String `json:"files"`
+		Weight    float64           `json:"weight"`
+		VocabSize int64             `json:"vocab_size,omitempty"`
+		Rows      int               `json:"rows"` // of
+		Of        int               `json:"of"`   // rows
 	}
 	var sources []source
 	for i, from := range d.Split.Sources {
@@ -63,55 +66,55 @@ func (d *Dataset) info() []byte {
 		sources = append(sources, source{jsonTexts(d.sources[i].main().Files()), from.Weight, d.sources[i].main().VocabSize(), rows, of})
 	}
 	return indented(struct {
-		Split           string         `json:"split"`
-		Sequence        string         `json:"sequence"`
-		Tokens          int64          `json:"tokens"`
-		Fingerprint     string         `json:"fingerprint"`
-		Files           []fs.JSONText  `json:"files"`
-		Sources         []source       `json:"sources,omitempty"`
-		OnChange        string         `json:"on_change"`
-		Version         fs.Version     `json:"changes"`
-		Join            bool           `json:"join"`
-		TokenDType      array.DType    `json:"token_dtype"`
-		VocabSize       int64          `json:"vocab_size,omitempty"`
-		BatchSize       int            `json:"batch_size"`
-		BlockSize       int            `json:"block_size"`
-		DType           array.DType    `json:"dtype"`
-		Layout          sampler.Layout `json:"layout"`
-		Rows            any            `json:"rows,omitempty"`
-		Documents       any            `json:"documents,omitempty"`
-		MaskTargets     any            `json:"mask_targets,omitempty"`
-		EOT             any            `json:"eot,omitempty"`
-		Shape           []int          `json:"shape"`
-		BatchBytes      int64          `json:"batch_bytes"`
-		Arrays          []arrayInfo    `json:"arrays"`
-		Order           sampler.Order  `json:"order"`
-		Seed            uint64         `json:"seed"`
-		TorchState      any            `json:"torch_state,omitempty"`
-		ShuffleBlock    any            `json:"shuffle_block,omitempty"`
-		LocalWorld      any            `json:"local_world,omitempty"`
-		Rank            int            `json:"rank"`
-		World           int            `json:"world"`
-		Start           uint64         `json:"start"`
-		Steps           uint64         `json:"steps"`
-		RowsPerEpoch    int64          `json:"rows_per_epoch"`
-		BatchesPerEpoch int64          `json:"batches_per_epoch"`
+		Split           string            `json:"split"`
+		Sequence        string            `json:"sequence"`
+		Tokens          int64             `json:"tokens"`
+		Fingerprint     string            `json:"fingerprint"`
+		Files           []jsontext.String `json:"files"`
+		Sources         []source          `json:"sources,omitempty"`
+		OnChange        string            `json:"on_change"`
+		Version         uint64            `json:"changes"`
+		Join            bool              `json:"join"`
+		TokenDType      array.DType       `json:"token_dtype"`
+		VocabSize       int64             `json:"vocab_size,omitempty"`
+		BatchSize       int               `json:"batch_size"`
+		BlockSize       int               `json:"block_size"`
+		DType           array.DType       `json:"dtype"`
+		Layout          sampler.Layout    `json:"layout"`
+		Rows            any               `json:"rows,omitempty"`
+		Documents       any               `json:"documents,omitempty"`
+		MaskTargets     any               `json:"mask_targets,omitempty"`
+		EOT             any               `json:"eot,omitempty"`
+		Shape           []int             `json:"shape"`
+		BatchBytes      int64             `json:"batch_bytes"`
+		Arrays          []arrayInfo       `json:"arrays"`
+		Order           sampler.Order     `json:"order"`
+		Seed            uint64            `json:"seed"`
+		TorchState      any               `json:"torch_state,omitempty"`
+		ShuffleBlock    any               `json:"shuffle_block,omitempty"`
+		LocalWorld      any               `json:"local_world,omitempty"`
+		Rank            int               `json:"rank"`
+		World           int               `json:"world"`
+		Start           uint64            `json:"start"`
+		Steps           uint64            `json:"steps"`
+		RowsPerEpoch    int64             `json:"rows_per_epoch"`
+		BatchesPerEpoch int64             `json:"batches_per_epoch"`
 	}{
-		q.Split, d.label(), d.Len(), d.fingerprint, jsonTexts(d.Files()), sources, d.Split.OnChange, d.version,
+		q.Split, d.label(), d.Len(), d.fingerprint, jsonTexts(d.Files()), sources, d.Split.OnChange, d.Version,
 		d.Split.Join, q.Stored(), d.vocabSize(), q.BatchSize, q.BlockSize, stack.DType, q.Layout,
 		settings["rows"], settings["documents"], settings["mask_targets"], settings["eot"], stack.Shape, batch.MainBytes(), d.arrayInfos(), q.Order, q.Seed,
-		settings["torch_state"], settings["shuffle_block"], settings["local_world"], q.Rank, q.World, d.Split.Start, d.steps, q.RowsPerEpoch(), q.BatchesPerEpoch(),
+		settings["torch_state"], settings["shuffle_block"], settings["local_world"], q.Rank, q.World, d.Split.Start, d.Steps, q.RowsPerEpoch(), q.BatchesPerEpoch(),
 	})
 }
 
 // An arrayInfo describes an array of a batch, as it lies in a .safetensors file.
 type arrayInfo struct {
-	Name   string        `json:"name"`
-	DType  array.DType   `json:"dtype"`
-	Shape  []int         `json:"shape"`
-	Offset int64         `json:"offset"`
-	At     sampler.At    `json:"at,omitempty"`    // of one beside the tokens, as are the files
-	Files  []fs.JSONText `json:"files,omitempty"` // of all sources
+	Name   string            `json:"name"`
+	DType  array.DType       `json:"dtype"`
+	Shape  []int             `json:"shape"`
+	Offset int64             `json:"offset"`
+	At     sampler.At        `json:"at,omitempty"`    // of one beside the tokens, as are the files
+	Files  []jsontext.String `json:"files,omitempty"` // of all sources
 }
 
 func (d *Dataset) arrayInfos() (list []arrayInfo) {
@@ -131,10 +134,10 @@ func (d *Dataset) arrayInfos() (list []arrayInfo) {
 	return list
 }
 
-func jsonTexts(paths []string) []fs.JSONText {
-	texts := make([]fs.JSONText, len(paths))
+func jsonTexts(paths []string) []jsontext.String {
+	texts := make([]jsontext.String, len(paths))
 	for i, path := range paths {
-		texts[i] = fs.JSONText(path)
+		texts[i] = jsontext.String(path)
 	}
 	return texts
 }
@@ -201,130 +204,6 @@ func (d *Dataset) settings() map[string]any {
 		all["documents"], all["mask_targets"], all["rows"], all["eot"] = d.Split.DocumentsSetting(), d.Split.MaskTargets, d.Split.Rows, d.Split.EndOfText
 	}
 	return all
-}
-
-// A rowOrigin is where a row of a batch comes from.
-type rowOrigin struct {
-	row    uint64 // global number
-	epoch  uint64
-	source int
-	file   string
-	start  int64 // index in the file of the row's first token
-	pieces []sampler.Segment
-}
-
-// origin says where row j of batch k comes from. The error is one of reading where documents end.
-func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
-	r = rowOrigin{row: d.Sequence.Row(k, j), epoch: d.Sequence.Epoch(k, j)}
-	if r.source, r.pieces, err = d.Sequence.Segments(k, j); err == nil {
-		at := d.sources[r.source].main().Locate(r.pieces[0].Start)
-		r.file, r.start = at.Path, at.Index
-	}
-	return r, err
-}
-
-// Origins are the files batch/<k>.json of a dataset: where each row of batch k comes from, that is its number among all rows, its
-// epoch, its file and source, and the index in the file of its first token; where an index of documents is known, also the number of the
-// first token's document, and how many pieces of documents a row is made of. Every row takes a line of the same width, so that
-// any part of the file can be made by itself, and the size is known.
-type Origins struct {
-	d     *Dataset
-	head  []byte // of the file, behind the number of the batch
-	width int    // of a row's line in bytes
-}
-
-const (
-	originsFirst = "{\n  \"batch\": %13d" // 13 digits have room for sampler.MaxBatches
-	originsLast  = "  ]\n}\n"
-)
-
-// Origins returns the origins of the rows of d's batches.
-func (d *Dataset) Origins() *Origins {
-	const behind = "\n}\n"
-	head := indented(struct {
-		Sequence    string         `json:"sequence"`
-		Fingerprint string         `json:"fingerprint"`
-		Settings    map[string]any `json:"settings"`
-	}{d.label(), d.fingerprint, d.settings()})
-	head = fmt.Appendf(nil, ",%s,\n  \"rows\": [\n", head[len("{"):len(head)-len(behind)])
-	o := &Origins{d: d, head: head}
-	longest := 0
-	for _, path := range d.Files() {
-		longest = max(longest, len(jsonOf(path)))
-	}
-	o.width = len(o.line(rowOrigin{source: max(len(d.Split.Sources)-1, 0), pieces: make([]sampler.Segment, 1)})) - len(jsonOf("")) + longest
-	return o
-}
-
-func jsonOf(path string) []byte {
-	text, _ := fs.JSONText(path).MarshalJSON() // which never fails
-	return text
-}
-
-// line is that of a row, without what fills it up to the width.
-func (o *Origins) line(r rowOrigin) []byte {
-	line := fmt.Appendf(nil, `    {"row": %20d, "epoch": %20d, "file": %s, "start": %19d`, r.row, r.epoch, jsonOf(r.file), r.start)
-	if o.d.Split.Ends == sampler.EndsByIndex {
-		line = fmt.Appendf(line, `, "document": %19d, "pieces": %10d`, r.pieces[0].Document, len(r.pieces))
-	}
-	if len(o.d.Split.Sources) > 0 {
-		line = fmt.Appendf(line, `, "source": %d`, r.source)
-	}
-	return append(line, "},\n"...)
-}
-
-// Len is the length of the file of each batch.
-func (o *Origins) Len() int64 {
-	return int64(len(o.first(0))+len(o.head)) + int64(o.d.Sequence.BatchSize)*int64(o.width) + int64(len(originsLast))
-}
-
-func (o *Origins) first(k uint64) []byte { return fmt.Appendf(nil, originsFirst, k) }
-
-// Read fills dst with what the file of batch k holds from byte off on, within its length. k is below sampler.MaxBatches. The error is
-// one of reading where documents end.
-func (o *Origins) Read(dst []byte, k uint64, off int64) error {
-	take := func(part []byte) {
-		if off >= int64(len(part)) {
-			off -= int64(len(part))
-			return
-		}
-		dst = dst[copy(dst, part[off:]):]
-		off = 0
-	}
-	take(o.first(k))
-	take(o.head)
-	rows, width := o.d.Sequence.BatchSize, int64(o.width)
-	j := int(min(off/width, int64(rows)))
-	for off -= int64(j) * width; j < rows && len(dst) > 0; j++ {
-		origin, err := o.d.origin(k, j)
-		if err != nil {
-			return err
-		}
-		line := o.line(origin)
-		padding := bytes.Repeat([]byte{' '}, o.width-len(line))
-		end := []byte(",\n")
-		if j == rows-1 {
-			end = []byte(" \n")
-		}
-		take(slices.Concat(line[:len(line)-len(end)], padding, end))
-	}
-	take([]byte(originsLast))
-	return nil
-}
-
-// Write writes the file of batch k.
-func (o *Origins) Write(out io.Writer, k uint64) error {
-	part := make([]byte, 1<<16)
-	for off := int64(0); off < o.Len(); off += int64(len(part)) {
-		part = part[:min(int64(len(part)), o.Len()-off)]
-		if err := o.Read(part, k, off); err != nil {
-			return err
-		}
-		if _, err := out.Write(part); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // Describe writes for people where each row of batch k comes from, with the text of each row where a vocabulary lies beside its token file.

@@ -1,0 +1,135 @@
+package dataset
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"slices"
+
+	"batchfs/internal/jsontext"
+	"batchfs/sampler"
+)
+
+// A rowOrigin is where a row of a batch comes from.
+type rowOrigin struct {
+	row    uint64 // global number
+	epoch  uint64
+	source int
+	file   string
+	start  int64 // index in the file of the row's first token
+	pieces []sampler.Segment
+}
+
+// origin says where row j of batch k comes from. The error is one of reading where documents end.
+func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
+	r = rowOrigin{row: d.Sequence.Row(k, j), epoch: d.Sequence.Epoch(k, j)}
+	if r.source, r.pieces, err = d.Sequence.Segments(k, j); err == nil {
+		at := d.sources[r.source].main().Locate(r.pieces[0].Start)
+		r.file, r.start = at.Path, at.Index
+	}
+	return r, err
+}
+
+// Origins are the files batch/<k>.json of a dataset: where each row of batch k comes from, that is its number among all rows, its
+// epoch, its file and source, and the index in the file of its first token; where an index of documents is known, also the number of the
+// first token's document, and how many pieces of documents a row is made of. Every row takes a line of the same width, so that
+// any part of the file can be made by itself, and the size is known.
+type Origins struct {
+	d     *Dataset
+	head  []byte // of the file, behind the number of the batch
+	width int    // of a row's line in bytes
+}
+
+const (
+	originsFirst = "{\n  \"batch\": %13d" // 13 digits have room for sampler.MaxBatches
+	originsLast  = "  ]\n}\n"
+)
+
+// Origins returns the origins of the rows of d's batches.
+func (d *Dataset) Origins() *Origins {
+	const behind = "\n}\n"
+	head := indented(struct {
+		Sequence    string         `json:"sequence"`
+		Fingerprint string         `json:"fingerprint"`
+		Settings    map[string]any `json:"settings"`
+	}{d.label(), d.fingerprint, d.settings()})
+	head = fmt.Appendf(nil, ",%s,\n  \"rows\": [\n", head[len("{"):len(head)-len(behind)])
+	o := &Origins{d: d, head: head}
+	longest := 0
+	for _, path := range d.Files() {
+		longest = max(longest, len(jsonOf(path)))
+	}
+	o.width = len(o.line(rowOrigin{source: max(len(d.Split.Sources)-1, 0), pieces: make([]sampler.Segment, 1)})) - len(jsonOf("")) + longest
+	return o
+}
+
+func jsonOf(path string) []byte {
+	text, _ := jsontext.String(path).MarshalJSON() // which never fails
+	return text
+}
+
+// line is that of a row, without what fills it up to the width.
+func (o *Origins) line(r rowOrigin) []byte {
+	line := fmt.Appendf(nil, `    {"row": %20d, "epoch": %20d, "file": %s, "start": %19d`, r.row, r.epoch, jsonOf(r.file), r.start)
+	if o.d.Split.Ends == sampler.EndsByIndex {
+		line = fmt.Appendf(line, `, "document": %19d, "pieces": %10d`, r.pieces[0].Document, len(r.pieces))
+	}
+	if len(o.d.Split.Sources) > 0 {
+		line = fmt.Appendf(line, `, "source": %d`, r.source)
+	}
+	return append(line, "},\n"...)
+}
+
+// Len is the length of the file of each batch.
+func (o *Origins) Len() int64 {
+	return int64(len(o.first(0))+len(o.head)) + int64(o.d.Sequence.BatchSize)*int64(o.width) + int64(len(originsLast))
+}
+
+func (o *Origins) first(k uint64) []byte { return fmt.Appendf(nil, originsFirst, k) }
+
+// Read fills dst with what the file of batch k holds from byte off on, within its length. k is below sampler.MaxBatches. The error is
+// one of reading where documents end.
+func (o *Origins) Read(dst []byte, k uint64, off int64) error {
+	take := func(part []byte) {
+		if off >= int64(len(part)) {
+			off -= int64(len(part))
+			return
+		}
+		dst = dst[copy(dst, part[off:]):]
+		off = 0
+	}
+	take(o.first(k))
+	take(o.head)
+	rows, width := o.d.Sequence.BatchSize, int64(o.width)
+	j := int(min(off/width, int64(rows)))
+	for off -= int64(j) * width; j < rows && len(dst) > 0; j++ {
+		origin, err := o.d.origin(k, j)
+		if err != nil {
+			return err
+		}
+		line := o.line(origin)
+		padding := bytes.Repeat([]byte{' '}, o.width-len(line))
+		end := []byte(",\n")
+		if j == rows-1 {
+			end = []byte(" \n")
+		}
+		take(slices.Concat(line[:len(line)-len(end)], padding, end))
+	}
+	take([]byte(originsLast))
+	return nil
+}
+
+// Write writes the file of batch k.
+func (o *Origins) Write(out io.Writer, k uint64) error {
+	part := make([]byte, 1<<16)
+	for off := int64(0); off < o.Len(); off += int64(len(part)) {
+		part = part[:min(int64(len(part)), o.Len()-off)]
+		if err := o.Read(part, k, off); err != nil {
+			return err
+		}
+		if _, err := out.Write(part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
