@@ -13,8 +13,8 @@ import (
 
 	"batchfs/fs/failpoint"
 	"batchfs/fs/mount"
-	"batchfs/fs/process"
 	"batchfs/fs/state"
+	"batchfs/internal/process"
 )
 
 func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {

@@ -9,7 +9,8 @@ import (
 // Imports point one way, and each outside package enters in one place.
 func TestRooms(t *testing.T) {
 	allowed := map[string][]string{ // what each package may import of ours
-		"internal/wait": nil,
+		"internal/process": nil,
+		"internal/wait":    nil,
 
 		"cache/array":  nil,
 		"cache/store":  nil,
@@ -17,11 +18,10 @@ func TestRooms(t *testing.T) {
 		"cache":        {"cache/array", "cache/blocks", "cache/store"},
 		"sampler":      {"cache", "cache/array"},
 		"fs/failpoint": nil,
-		"fs/process":   nil,
 		"fs/state":     {"fs/failpoint"},
-		"fs/mount":     {"fs/process", "fs/state"},
-		"fs/supervise": {"fs/mount", "fs/process", "fs/state"},
-		"fs":           {"cache/array", "fs/failpoint", "fs/mount", "fs/process", "fs/state", "fs/supervise"},
+		"fs/mount":     {"fs/state", "internal/process"},
+		"fs/supervise": {"fs/mount", "fs/state", "internal/process"},
+		"fs":           {"cache/array", "fs/failpoint", "fs/mount", "fs/state", "fs/supervise", "internal/process"},
 
 		"cmd/batchfs/internal/testfiles": nil,
 		"cmd/batchfs/terminal":           nil,

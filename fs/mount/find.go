@@ -15,8 +15,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
-	"batchfs/fs/process"
 	"batchfs/fs/state"
+	"batchfs/internal/process"
 )
 
 // A mountSource is the source of a mount in the kernel's table, batchfs:PID:BEGAN:NAMESPACE: the supervisor's process id, when it

@@ -12,8 +12,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
-	"batchfs/fs/process"
 	"batchfs/fs/state"
+	"batchfs/internal/process"
 )
 
 // HandedOver returns the connection of a mount that somebody else made, and handed to this process as a descriptor. The error says

@@ -17,8 +17,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
-	"batchfs/fs/process"
 	"batchfs/fs/state"
+	"batchfs/internal/process"
 	"batchfs/internal/wait"
 )
 

@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"batchfs/fs/process"
+	"batchfs/internal/process"
 )
 
 // A workerProcess is a worker as its supervisor sees it.
