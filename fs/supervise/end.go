@@ -1,0 +1,72 @@
+package supervise
+
+import (
+	"errors"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+var (
+	errStopped = errors.New("told to stop")     // the mount ends because somebody asked for that
+	errOver    = errors.New("it was unmounted") // the kernel has let go of the connection
+)
+
+// isEnd says whether an error is the end of the mount.
+func isEnd(err error) bool { return errors.Is(err, errStopped) || errors.Is(err, errOver) }
+
+// gone says whether the kernel has let go of the connection: the mount has ended, and so has every open file of it.
+func (s *supervisor) gone() bool {
+	poll := []unix.PollFd{{Fd: int32(s.connection.Fd())}}
+	n, err := unix.Poll(poll, 0)
+	return err == nil && n == 1 && poll[0].Revents&unix.POLLERR != 0
+}
+
+// end begins to unmount. Open files may be read on in the grace period.
+func (s *supervisor) end() error {
+	if !s.ending.IsZero() {
+		s.Log.Warn("told to stop again: readers get errors")
+		return errStopped
+	}
+	s.Stopping()
+	s.ending = time.Now().Add(s.Grace)
+	s.shared.Closing.Store(1)
+	return s.tryToEnd()
+}
+
+func (s *supervisor) tryToEnd() error {
+	if s.Connection != nil { // whoever mounted ends the wait earlier, by unmounting
+		if time.Now().Before(s.ending) {
+			return nil
+		}
+		return errStopped
+	}
+	err := error(unix.EBUSY) // a mount that somebody detached counts as busy, so its readers get the grace period too
+	if now, _ := s.mounted.Now(); now != nil {
+		err = now.Unmount(false)
+	}
+	switch {
+	case err == nil:
+		s.unmounted = true
+		s.ending = time.Now().Add(leavingLimit)
+	case !errors.Is(err, unix.EBUSY):
+		return err
+	case !time.Now().Before(s.ending):
+		if !s.unmounted {
+			s.Log.Warn("files were still open at the end of the grace period: their readers get errors")
+		}
+		return errStopped
+	case !s.warned && !s.unmounted:
+		s.Log.Warn("files are still open: they may be read on for a while", "grace", s.Grace)
+		s.warned = true
+	}
+	return nil
+}
+
+// detach unmounts, whoever has files open, unless another filesystem is mounted over this one.
+func (s *supervisor) detach() error {
+	if err := s.mounted.Unmount(true); !errors.Is(err, unix.EBUSY) {
+		return err
+	}
+	return nil
+}
