@@ -283,6 +283,9 @@ func (t *tree) readBatches(r *request, s *Sequence, k uint64, off int64, buf []b
 	entry := &t.shared.Sequences[i.sequence()]
 	entry.Reads.Add(1)
 	entry.Bytes.Add(uint64(len(buf)))
+	if n := int64(len(rest)); n > 0 {
+		entry.NoteBatch(k + uint64((off+n-1)/shown))
+	}
 	return answer, nil
 }
 

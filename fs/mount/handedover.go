@@ -122,5 +122,5 @@ func handedOverTo(pid int) string {
 		return ""
 	}
 	defer shared.Close()
-	return string(shared.HandedOver.Get())
+	return shared.HandedOver.String()
 }

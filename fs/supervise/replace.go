@@ -14,6 +14,8 @@ func (s *supervisor) replace(why error) error {
 	if why == nil {
 		if why = errors.New(s.worker.howEnded()); s.worker.isMachines() {
 			why = machineError{why}
+		} else {
+			s.shared.Crashes.Add(1)
 		}
 	}
 	s.drain()

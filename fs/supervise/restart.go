@@ -36,7 +36,7 @@ func (s *supervisor) refuse(err error) {
 // tell tells whoever asked for a restart how it ended: why it was refused, or "".
 func (s *supervisor) tell(outcome string) {
 	s.shared.LastRestart.Set([]byte(outcome))
-	s.shared.RestartCount.Add(1)
+	s.shared.Restarts.Add(1)
 }
 
 // handOver ends the worker and lets the next one serve.

@@ -176,10 +176,10 @@ func TestKilledWorkerIsReplaced(t *testing.T) {
 	r.start(t)
 	for range 3 {
 		wait.Until(t, "a process that stands by", func() bool { return len(children(t)) == 2 })
-		first := r.shared.Worker()
+		first := int(r.shared.Worker.Load())
 		workers := r.shared.Workers.Load()
 		syscall.Kill(first, syscall.SIGKILL)
-		wait.Until(t, "another worker", func() bool { return r.shared.Workers.Load() > workers && r.shared.Worker() != first })
+		wait.Until(t, "another worker", func() bool { return r.shared.Workers.Load() > workers && int(r.shared.Worker.Load()) != first })
 	}
 	r.ends()
 	if err := r.await(t); err != nil {
@@ -194,8 +194,8 @@ func TestKilledWorkerIsReplaced(t *testing.T) {
 func TestHangingWorkerIsReplaced(t *testing.T) {
 	r := newRun(t, "hang")
 	r.start(t)
-	first := r.shared.Worker()
-	wait.Until(t, "another worker", func() bool { return r.shared.Worker() != first })
+	first := int(r.shared.Worker.Load())
+	wait.Until(t, "another worker", func() bool { return int(r.shared.Worker.Load()) != first })
 	r.ends()
 	if err := r.await(t); err != nil {
 		t.Error(err)
@@ -211,20 +211,20 @@ func TestRestart(t *testing.T) {
 	r.start(t)
 	ask := func() (outcome string) {
 		t.Helper()
-		before := r.shared.Restarts()
+		before := r.shared.Restarts.Load()
 		r.restart <- syscall.SIGHUP
-		wait.Until(t, "the outcome of a restart", func() bool { return r.shared.Restarts() > before })
-		return r.shared.Outcome()
+		wait.Until(t, "the outcome of a restart", func() bool { return r.shared.Restarts.Load() > before })
+		return r.shared.LastRestart.String()
 	}
-	first := r.shared.Worker()
-	if outcome := ask(); outcome != "" || r.shared.Worker() == first {
-		t.Errorf("%q, and worker %d serves after %d", outcome, r.shared.Worker(), first)
+	first := int(r.shared.Worker.Load())
+	if outcome := ask(); outcome != "" || int(r.shared.Worker.Load()) == first {
+		t.Errorf("%q, and worker %d serves after %d", outcome, r.shared.Worker.Load(), first)
 	}
 	for how, says := range map[string]string{"refuse": "it does not suit", "end": "the process that was to serve ended (exit status 0)"} {
 		r.workersWill(how)
-		serving := r.shared.Worker()
-		if outcome := ask(); outcome != says || r.shared.Worker() != serving {
-			t.Errorf("%s: %q, and worker %d serves after %d", how, outcome, r.shared.Worker(), serving)
+		serving := r.shared.Worker.Load()
+		if outcome := ask(); outcome != says || r.shared.Worker.Load() != serving {
+			t.Errorf("%s: %q, and worker %d serves after %d", how, outcome, r.shared.Worker.Load(), serving)
 		}
 	}
 	// What a worker publishes before it serves is for its successors.
@@ -232,7 +232,7 @@ func TestRestart(t *testing.T) {
 	if outcome := ask(); outcome != "" {
 		t.Errorf("%q", outcome)
 	}
-	published := fmt.Sprint("published by ", r.shared.Worker())
+	published := fmt.Sprint("published by ", r.shared.Worker.Load())
 	r.ends()
 	if err := r.await(t); err != nil {
 		t.Error(err)
@@ -250,8 +250,8 @@ func TestRestartInTheGracePeriod(t *testing.T) {
 	if err := r.supervisor.restart(); err != nil {
 		t.Fatal(err)
 	}
-	if outcome := r.shared.Outcome(); r.shared.Restarts() != 1 || !strings.Contains(outcome, "the mount is ending") {
-		t.Errorf("%d restarts are over, the last one with %q", r.shared.Restarts(), outcome)
+	if outcome := r.shared.LastRestart.String(); r.shared.Restarts.Load() != 1 || !strings.Contains(outcome, "the mount is ending") {
+		t.Errorf("%d restarts are over, the last one with %q", r.shared.Restarts.Load(), outcome)
 	}
 }
 
@@ -302,7 +302,7 @@ func TestMachineLetsNoneServe(t *testing.T) {
 			}
 			r.workersWill(test.how)
 			go func() { r.done <- r.run() }()
-			syscall.Kill(r.shared.Worker(), syscall.SIGKILL)
+			syscall.Kill(int(r.shared.Worker.Load()), syscall.SIGKILL)
 			wait.Until(t, "more attempts than may fail", func() bool { return tried.Load() > maxFailures+1 })
 			silent := r.shared.Heartbeat.Load()
 			switch test.end {
@@ -312,8 +312,8 @@ func TestMachineLetsNoneServe(t *testing.T) {
 				r.ends()
 			case "restart":
 				r.restart <- syscall.SIGHUP
-				wait.Until(t, "the outcome of a restart", func() bool { return r.shared.Restarts() > 0 })
-				if outcome := r.shared.Outcome(); outcome != "" || r.shared.Heartbeat.Load() == silent {
+				wait.Until(t, "the outcome of a restart", func() bool { return r.shared.Restarts.Load() > 0 })
+				if outcome := r.shared.LastRestart.String(); outcome != "" || r.shared.Heartbeat.Load() == silent {
 					t.Errorf("no worker serves after a restart: %q", outcome)
 				}
 				r.ends()
@@ -484,11 +484,11 @@ func TestHandedOverWithoutResend(t *testing.T) {
 	r := newRun(t, "serve")
 	r.Connection, r.NoResend = r.connection, true
 	r.start(t)
-	first := r.shared.Worker()
-	restarts := r.shared.Restarts()
+	first := int(r.shared.Worker.Load())
+	restarts := r.shared.Restarts.Load()
 	r.restart <- syscall.SIGHUP
-	wait.Until(t, "the end of the restart", func() bool { return r.shared.Restarts() > restarts })
-	if why := r.shared.Outcome(); !strings.Contains(why, "handed over") || r.shared.Worker() != first {
+	wait.Until(t, "the end of the restart", func() bool { return r.shared.Restarts.Load() > restarts })
+	if why := r.shared.LastRestart.String(); !strings.Contains(why, "handed over") || int(r.shared.Worker.Load()) != first {
 		t.Errorf("a restart: %q", why)
 	}
 	syscall.Kill(first, syscall.SIGKILL)

@@ -71,7 +71,7 @@ func (w *Worker) AwaitTurn() error {
 	if m, err := w.socket.receive(); err != nil || m.text != msgServe {
 		return ErrReplaced
 	}
-	w.Shared.WorkerPID.Store(int64(os.Getpid()))
+	w.Shared.Worker.Store(int64(os.Getpid()))
 	dieBefore()
 	return nil
 }
