@@ -10,7 +10,6 @@ import (
 	"math"
 	"os"
 	"runtime/debug"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -21,6 +20,7 @@ import (
 
 	"batchfs/fs/mount"
 	"batchfs/fs/supervise"
+	"batchfs/internal/process"
 )
 
 // Serve answers the kernel's requests once the supervisor says so. It returns nil when the mount is gone,
@@ -176,15 +176,12 @@ func leave(fd int, served <-chan struct{}) {
 	if err == nil {
 		err = unix.Dup3(nobody, fd, unix.O_CLOEXEC)
 	}
-	threads, readErr := os.ReadDir("/proc/self/task")
-	if err != nil || readErr != nil {
+	if err != nil {
 		return
 	}
-	for _, thread := range threads {
+	for _, thread := range process.Threads(os.Getpid()) {
 		// The signal interrupts a read that waits for a request. The kernel restarts it, on /dev/null, where it fails.
-		if id, err := strconv.Atoi(thread.Name()); err == nil {
-			unix.Tgkill(os.Getpid(), id, unix.SIGURG)
-		}
+		unix.Tgkill(os.Getpid(), thread, unix.SIGURG)
 	}
 	select {
 	case <-served:

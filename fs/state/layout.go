@@ -42,7 +42,7 @@ func (s *Shared) sections() []section {
 type mount struct {
 	Began     int64         // when the mount was made, in nanoseconds since 1970: the time of its files
 	Closing   atomic.Uint32 // not 0: files are opened no more; the supervisor's
-	Worker atomic.Int64  // the process that serves
+	Worker    atomic.Int64  // the process that serves
 	Workers   atomic.Uint64 // how many have served, this one included
 	Crashes   atomic.Uint64 // of them, how many ended by themselves: nothing outside killed them; the supervisor's
 	Heartbeat atomic.Int64  // when the worker last answered the supervisor, in Monotonic time; the supervisor's

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"batchfs/fs/fdpass"
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
 	"batchfs/internal/wait"
@@ -446,13 +447,13 @@ func TestHowAWorkerEnded(t *testing.T) {
 
 // A message is received whole, with its file; a long one is cut.
 func TestMessages(t *testing.T) {
-	ours, theirsFile, err := newSockets()
+	a, b, err := fdpass.Pair()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer theirsFile.Close()
-	defer ours.file.Close()
-	theirs := &socket{file: theirsFile}
+	defer a.Close()
+	defer b.Close()
+	ours, theirs := &socket{file: a}, &socket{file: b}
 	file, err := os.Open("/proc/version")
 	if err != nil {
 		t.Fatal(err)
@@ -473,7 +474,7 @@ func TestMessages(t *testing.T) {
 			m.file.Close()
 		}
 	}
-	syscall.Shutdown(int(ours.file.Fd()), syscall.SHUT_RDWR)
+	syscall.Shutdown(int(a.Fd()), syscall.SHUT_RDWR)
 	if _, err := theirs.receive(); !errors.Is(err, errGone) {
 		t.Errorf("at the end: %v", err)
 	}

@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	"batchfs/fs/fdpass"
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
 )
@@ -162,12 +163,12 @@ func (s *supervisor) mount() (err error) {
 
 // start starts a worker, which sends msgPrepared when it could serve.
 func (s *supervisor) start(reload bool) (*workerProcess, error) {
-	ours, theirs, err := newSockets()
+	ours, theirs, err := fdpass.Pair()
 	if err != nil {
 		return nil, machineError{err}
 	}
 	p := &workerProcess{
-		cmd: s.Worker(reload), socket: ours, messages: make(chan message, maxMessages), ended: make(chan struct{}),
+		cmd: s.Worker(reload), socket: &socket{file: ours}, messages: make(chan message, maxMessages), ended: make(chan struct{}),
 		reload: reload, from: s.Snapshot,
 	}
 	p.cmd.ExtraFiles = append([]*os.File{s.connection, s.memory, theirs, s.Snapshot}, p.cmd.ExtraFiles...)
@@ -176,7 +177,7 @@ func (s *supervisor) start(reload bool) (*workerProcess, error) {
 	err = p.cmd.Start()
 	theirs.Close() // or the socket would stay open after the worker ended
 	if err != nil {
-		ours.file.Close()
+		ours.Close()
 		return nil, machineError{err}
 	}
 	go p.listen()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -198,15 +199,11 @@ func (p *workerProcess) awaitEnd(limit time.Duration) {
 
 // hasThread says whether a thread of the process is in one of these states.
 func (p *workerProcess) hasThread(states string) bool {
-	tasks := process.Dir(p.cmd.Process.Pid) + "/task"
-	threads, _ := os.ReadDir(tasks)
-	for _, thread := range threads {
-		stat, err := process.ReadStat(tasks + "/" + thread.Name())
-		if err == nil && strings.IndexByte(states, stat.State) >= 0 {
-			return true
-		}
-	}
-	return false
+	pid := p.cmd.Process.Pid
+	return slices.ContainsFunc(process.Threads(pid), func(thread int) bool {
+		stat, err := process.ReadStat(fmt.Sprintf("%s/task/%d", process.Dir(pid), thread))
+		return err == nil && strings.IndexByte(states, stat.State) >= 0
+	})
 }
 
 // dying says whether the first thread has ended and others have not.
