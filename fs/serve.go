@@ -34,7 +34,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []*Sequence, o Options
 	if err != nil {
 		return err
 	}
-	if err := w.AwaitTurn(); err != nil {
+	if err := w.AwaitPromotion(); err != nil {
 		return err
 	}
 	if err := t.resume(splits, w.Shared, o); err != nil {
@@ -53,7 +53,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []*Sequence, o Options
 		go t.invalidate(server)
 	}
 	go func() {
-		w.Obey(t.passLocks)
+		w.AnswerPings(t.checkLocks)
 		stop <- supervise.ErrReplaced
 	}()
 	o.Log.Debug("this process serves", "pid", os.Getpid(), "workers", w.Shared.Workers.Load())

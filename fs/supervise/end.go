@@ -9,21 +9,21 @@ import (
 
 var (
 	errStopped = errors.New("told to stop")     // the mount ends because somebody asked for that
-	errOver    = errors.New("it was unmounted") // the kernel has let go of the connection
+	errOver    = errors.New("it was unmounted") // the kernel has closed the connection
 )
 
 // isEnd says whether an error is the end of the mount.
 func isEnd(err error) bool { return errors.Is(err, errStopped) || errors.Is(err, errOver) }
 
-// gone says whether the kernel has let go of the connection: the mount has ended, and so has every open file of it.
-func (s *supervisor) gone() bool {
+// isGone says whether the kernel has closed the connection: the mount has ended, and every file there is closed.
+func (s *supervisor) isGone() bool {
 	poll := []unix.PollFd{{Fd: int32(s.connection.Fd())}}
 	n, err := unix.Poll(poll, 0)
 	return err == nil && n == 1 && poll[0].Revents&unix.POLLERR != 0
 }
 
-// end begins to unmount. Open files may be read on in the grace period.
-func (s *supervisor) end() error {
+// stop begins to unmount. Open files may be read on in the grace period.
+func (s *supervisor) stop() error {
 	if !s.ending.IsZero() {
 		s.Log.Warn("told to stop again: readers get errors")
 		return errStopped
@@ -34,6 +34,7 @@ func (s *supervisor) end() error {
 	return s.tryToEnd()
 }
 
+// tryToEnd unmounts if no file is open, or when the grace period is over.
 func (s *supervisor) tryToEnd() error {
 	if s.Connection != nil { // whoever mounted ends the wait earlier, by unmounting
 		if time.Now().Before(s.ending) {
@@ -47,18 +48,18 @@ func (s *supervisor) tryToEnd() error {
 	}
 	switch {
 	case err == nil:
-		s.unmounted = true
+		s.isUnmounted = true
 		s.ending = time.Now().Add(leavingLimit)
 	case !errors.Is(err, unix.EBUSY):
 		return err
 	case !time.Now().Before(s.ending):
-		if !s.unmounted {
+		if !s.isUnmounted {
 			s.Log.Warn("files were still open at the end of the grace period: their readers get errors")
 		}
 		return errStopped
-	case !s.warned && !s.unmounted:
+	case !s.isWarned && !s.isUnmounted:
 		s.Log.Warn("files are still open: they may be read on for a while", "grace", s.Grace)
-		s.warned = true
+		s.isWarned = true
 	}
 	return nil
 }

@@ -3,7 +3,6 @@ package supervise
 import (
 	"errors"
 	"os"
-	"time"
 
 	"batchfs/fs/fdpass"
 )
@@ -11,17 +10,14 @@ import (
 // The messages of supervisor and worker.
 const (
 	msgPrepared = "prepared" // worker: it could serve
-	msgServe    = "serve"    // supervisor: serve, nobody else does any more
+	msgServe    = "serve"    // supervisor: serve, no other worker does any more
 	msgServing  = "serving"  // worker
-	msgGo       = "go"       // supervisor: end, another process will serve
+	msgLeave    = "go"       // supervisor: end, another process will serve
 	msgPing     = "ping"     // supervisor
 	msgPong     = "pong"     // worker
 	msgSnapshot = "snapshot" // worker: a file for its successors to begin from
 	msgRefused  = "refused " // worker: it cannot serve; the reason follows
 )
-
-// A supervisor pings the worker that serves this often.
-const pingEvery = time.Second
 
 // A message is what one of them sends the other.
 type message struct {

@@ -4,102 +4,60 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"batchfs/fs/mount"
 )
 
-// replace lets another worker serve instead of one that ended or should end, unless the mount is gone. why is for the log; nil
+// replace promotes another worker instead of one that ended or should end, unless the mount is gone. why is for the log; nil
 // stands for how the worker ended. What the machine does to workers is no reason to give up: it is tried until it works.
 func (s *supervisor) replace(why error) error {
 	began := time.Now()
-	s.worker.kill()
-	if why == nil {
-		if why = errors.New(s.worker.howEnded()); s.worker.isMachines() {
-			why = machineError{why}
-		} else {
-			s.shared.Crashes.Add(1)
-		}
-	}
-	s.drain()
-	if s.next != nil && s.next.reload {
-		s.drop(errors.New("the worker ended meanwhile; try again"))
-	}
-	if s.shared.Answered.Load() != s.answered || time.Since(s.began) > settled {
-		s.attempts, s.failures, s.told = 0, 0, false
-	}
-	failed := why
-	for reload := false; ; {
-		if s.attempts++; !errors.As(failed, new(machineError)) && !reload {
-			if s.failures++; s.failures > maxFailures {
-				return fmt.Errorf("%d processes in a row ended before they had answered a request; the last one: %w", maxFailures, failed)
-			}
-		}
+	why = s.endWorker(why)
+	for failed, isRestart := why, false; ; {
 		var err error
-		if reload, err = s.pause(); err != nil {
+		if isRestart, err = s.awaitAttempt(failed, isRestart); err != nil {
 			return err
 		}
-		if !s.resends() {
-			if err := s.remount(); err != nil {
-				return err
-			}
-		}
-		switch failed = s.begin(reload); {
+		switch failed = s.begin(isRestart); {
 		case failed == nil:
 			s.Log.Warn("the worker ended: another goes on", "why", why, "after", time.Since(began), "attempts", s.attempts,
 				"pid", s.worker.cmd.Process.Pid)
-			if reload {
+			if isRestart {
 				s.restarted()
 			}
 			s.standBy()
 			return nil
 		case isEnd(failed):
 			return failed
-		case reload:
-			s.tell(failed.Error())
+		case isRestart:
+			s.endRestart(failed.Error())
 		}
-		if errors.As(failed, new(machineError)) && !s.told {
-			s.told = true
+		if errors.As(failed, new(machineError)) && !s.isTold {
+			s.isTold = true
 			s.Log.Error("no worker serves, and the machine starts none or kills it: readers wait, and it is tried until one serves", "err", failed)
 		}
 	}
 }
 
-// pause waits between two attempts to have a worker serve. It ends early, and returns true, if a restart is asked for.
-func (s *supervisor) pause() (restart bool, err error) {
-	over := time.Now()
-	if n := s.attempts - 2; n >= 0 {
-		over = over.Add(min(backOff<<min(n, 10), maxBackOff))
-	}
-	for {
-		if err := s.attend(); err != nil {
-			return false, err
-		}
-		left := time.Until(over)
-		if left <= 0 {
-			return false, nil
-		}
-		select {
-		case <-s.Restart:
-			return true, nil
-		case <-time.After(min(left, lookEvery)):
-		}
-	}
-}
-
-// attend does what run does, as far as it needs no worker. The error isEnd at the end of the mount.
-func (s *supervisor) attend() error {
-	select {
-	case <-s.Stop:
-		if err := s.end(); err != nil {
-			return err
-		}
-	default:
-	}
+// endWorker ends what is left of the worker, and returns why it ended: why, or else how.
+func (s *supervisor) endWorker(why error) error {
+	s.worker.kill()
 	switch {
-	case s.gone():
-		return errOver
-	case !s.ending.IsZero():
-		return s.tryToEnd()
+	case why != nil:
+	case s.worker.isMachines():
+		why = machineError{errors.New(s.worker.howEnded())}
+	default:
+		why = errors.New(s.worker.howEnded())
+		s.shared.Crashes.Add(1)
 	}
-	return nil
+	s.drain()
+	if s.next != nil && s.next.isReload {
+		s.drop(errors.New("the worker ended meanwhile; try again"))
+	}
+	if s.shared.Answered.Load() != s.before || time.Since(s.began) > settled {
+		s.attempts, s.failures, s.isTold = 0, 0, false
+	}
+	return why
 }
 
 // drain keeps the last snapshot that the worker published before it ended.
@@ -119,6 +77,52 @@ func (s *supervisor) drain() {
 	}
 }
 
+// awaitAttempt waits until another worker may be tried, after one that failed. It ends early, and returns true, if a restart is
+// asked for; a failure of a restart does not count. The error is the end of the mount, or that too many workers have failed.
+func (s *supervisor) awaitAttempt(failed error, wasRestart bool) (isRestart bool, err error) {
+	if s.attempts++; !wasRestart && !errors.As(failed, new(machineError)) {
+		if s.failures++; s.failures > maxFailures {
+			return false, fmt.Errorf("%d processes in a row ended before they had answered a request; the last one: %w", maxFailures, failed)
+		}
+	}
+	over := time.Now()
+	if n := s.attempts - 2; n >= 0 {
+		over = over.Add(min(s.backOff<<min(n, 10), maxBackOff))
+	}
+	for left := time.Until(over); left > 0 && !isRestart; left = time.Until(over) {
+		if err := s.attend(); err != nil {
+			return false, err
+		}
+		select {
+		case <-s.Restart:
+			isRestart = true
+		case <-time.After(min(left, lookEvery)):
+		}
+	}
+	if err := s.attend(); err != nil || s.resends() {
+		return isRestart, err
+	}
+	return isRestart, s.remount()
+}
+
+// attend does what run does, as far as it needs no worker. The error isEnd at the end of the mount.
+func (s *supervisor) attend() error {
+	select {
+	case <-s.Stop:
+		if err := s.stop(); err != nil {
+			return err
+		}
+	default:
+	}
+	switch {
+	case s.isGone():
+		return errOver
+	case !s.ending.IsZero():
+		return s.tryToEnd()
+	}
+	return nil
+}
+
 // remount ends the connection, which gives an error to every reader that waits, and mounts again.
 func (s *supervisor) remount() error {
 	if s.Connection != nil {
@@ -135,7 +139,10 @@ func (s *supervisor) remount() error {
 	if err := now.Unmount(true); err != nil {
 		return err
 	}
-	s.mountpoint = now.Mountpoint // which may have been moved
 	s.shared.NewConnection()
-	return s.mount()
+	mounted, connection, err := mount.Connect(now.Mountpoint, s.AllowOther) // the directory may have been moved
+	if err == nil {
+		s.mounted, s.connection = mounted, connection
+	}
+	return err
 }

@@ -56,7 +56,7 @@ func work(how string) {
 			os.Exit(1)
 		}
 	}
-	if w.AwaitTurn() != nil {
+	if w.AwaitPromotion() != nil {
 		return
 	}
 	w.Shared.Workers.Add(1)
@@ -69,7 +69,7 @@ func work(how string) {
 	if w.Serving() != nil {
 		return
 	}
-	w.Obey(func() {
+	w.AnswerPings(func() {
 		if how == "hang" {
 			time.Sleep(time.Hour)
 		}
@@ -114,7 +114,7 @@ func newRun(t *testing.T, how string) *run {
 	}
 	r := &run{restart: make(chan os.Signal, 1), stop: make(chan os.Signal, 2), done: make(chan error, 1), log: &strings.Builder{}, how: how}
 	r.ends = sync.OnceFunc(func() { read.Close() })
-	r.supervisor = &supervisor{connection: write, memory: memory, shared: shared, mountpoint: t.TempDir(), mounted: &mount.Mounted{}, Options: Options{
+	r.supervisor = newSupervisor(Options{
 		Worker: func(reload bool) *exec.Cmd {
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -125,7 +125,8 @@ func newRun(t *testing.T, how string) *run {
 		Snapshot: snapshot, Restart: r.restart, Stop: r.stop, Grace: time.Minute,
 		Restarted: func(int) {}, Stopping: func() {},
 		Log: slog.New(slog.NewTextHandler(r.log, nil)),
-	}}
+	}, &mount.Mounted{Mountpoint: t.TempDir()}, write, shared, memory)
+	r.backOff, r.pingEvery = time.Millisecond, 100*time.Millisecond
 	t.Cleanup(func() {
 		r.ends()
 		for _, p := range []*workerProcess{r.worker, r.next} {
@@ -149,7 +150,13 @@ func (r *run) start(t *testing.T) {
 	go func() { r.done <- r.run() }()
 }
 
-func (r *run) run() error { return r.supervisor.run() }
+// run is the supervisor's, without the error of a mount that has ended as it should.
+func (r *run) run() error {
+	if err := r.supervisor.run(); err != errOver {
+		return err
+	}
+	return nil
+}
 
 func (r *run) await(t *testing.T) error {
 	t.Helper()
@@ -247,10 +254,8 @@ func TestRestart(t *testing.T) {
 func TestRestartInTheGracePeriod(t *testing.T) {
 	r := newRun(t, "serve")
 	r.ending = time.Now().Add(time.Minute)
-	r.unmounted = true
-	if err := r.supervisor.restart(); err != nil {
-		t.Fatal(err)
-	}
+	r.isUnmounted = true
+	r.supervisor.restart()
 	if outcome := r.shared.LastRestart.String(); r.shared.Restarts.Load() != 1 || !strings.Contains(outcome, "the mount is ending") {
 		t.Errorf("%d restarts are over, the last one with %q", r.shared.Restarts.Load(), outcome)
 	}
@@ -437,7 +442,7 @@ func TestHowAWorkerEnded(t *testing.T) {
 		if err := p.cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		wait.Until(t, "the end", p.dying)
+		wait.Until(t, "the end", p.isDying)
 		if got := p.howEnded(); got != want+"; threads of it still wait for a disk" {
 			t.Errorf("%s: %s", script, got)
 		}

@@ -1,13 +1,11 @@
 // Package supervise keeps a mount while the processes that serve it come and go.
 //
 // [Run] is the supervisor: it mounts, holds the connection to the kernel and the shared state, and serves nothing itself. It
-// runs one worker that serves and one standby, pings the one that serves, and gives the mount to the standby when that worker
-// ends or hangs. On a restart it gives the mount to a new worker. A worker calls [ConnectSupervisor]. They talk in short
-// messages over a socket.
+// runs one worker that serves and one standby, pings the one that serves, and promotes the standby when that worker ends or hangs.
+// On a restart it promotes a new worker. A worker calls [ConnectSupervisor]. They talk in short messages over a socket.
 package supervise
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,10 +14,8 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
-	"batchfs/fs/fdpass"
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
 )
@@ -47,49 +43,56 @@ type Options struct {
 // A supervisor holds a mount while workers come and go. Run's goroutine alone uses it.
 type supervisor struct {
 	Options
-	mountpoint string
 	mounted    *mount.Mounted
 	connection *os.File
 	shared     *state.Shared
 	memory     *os.File // of shared
 
-	worker   *workerProcess
-	began    time.Time     // when the worker began to serve
-	answered uint64        // requests, before it did
-	silent   time.Duration // how long the worker has worked since it answered a ping
+	worker *workerProcess
+	began  time.Time     // when the worker began to serve
+	before uint64        // requests that were answered until then
+	silent time.Duration // how long the worker has worked since it answered a ping
 
 	// Since a worker last answered a request, or was settled:
 	attempts int  // to have one serve
 	failures int  // of these, of the workers' own; the machine's are not counted
-	told     bool // that the machine lets no worker serve
+	isTold   bool // it is logged that the machine lets no worker serve
 
-	next  *workerProcess // that can replace the worker, or soon will, or nil
-	alone bool           // it was told that no process stands by
+	backOff     time.Duration // before the second attempt; then twice that, …, maxBackOff
+	pingEvery   time.Duration
+	silentLimit time.Duration // a worker hangs that could work for so long and did not answer a ping
 
-	ending    time.Time // end of the grace period; zero: the mount should not end
-	warned    bool      // that files are open
-	unmounted bool
+	next    *workerProcess // that can replace the worker, or soon will, or nil
+	isAlone bool           // it is logged that no process stands by
+
+	ending      time.Time // end of the grace period; zero: the mount should not end
+	isWarned    bool      // it is logged that files are open
+	isUnmounted bool
 }
 
 const (
 	// So many messages of a worker may wait for the supervisor. A worker sends few: pongs and snapshots.
 	maxMessages = 64
-	// A worker that was pinged for so long, and did not answer although it could work, hangs.
-	silentLimit = 3 * pingEvery
 	// A worker that gets ready may work for so long.
 	startLimit = 20 * time.Second
-	// The supervisor looks this often for what nothing tells it: that a worker has ended whose threads cannot be killed, and keep
+	// The supervisor looks this often for what no message tells: that a worker has ended whose threads cannot be killed, and keep
 	// its socket open; and, in the grace period, that no file is open any more.
 	lookEvery = 50 * time.Millisecond
 	// A worker that has served for so long did not fail at once, also if there was no request to answer.
 	settled = 200 * time.Millisecond
-	// So many workers in a row may fail at once. From the second attempt on the supervisor waits before the next: 10 ms, 20, 40, …
+	// So many workers in a row may fail at once.
 	maxFailures = 10
-	backOff     = 10 * time.Millisecond
 	maxBackOff  = time.Second
 	// The supervisor of a mount needs no more threads.
 	enoughThreads = 8
 )
+
+func newSupervisor(o Options, mounted *mount.Mounted, connection *os.File, shared *state.Shared, memory *os.File) *supervisor {
+	return &supervisor{
+		Options: o, mounted: mounted, connection: connection, shared: shared, memory: memory,
+		backOff: 10 * time.Millisecond, pingEvery: time.Second, silentLimit: 3 * time.Second,
+	}
+}
 
 // Run mounts at an absolute path and sees to it that a worker serves until the mount ends, whoever ends it. The error is nil if
 // the mount was unmounted, or Stop asked for its end. A mount that somebody else made is left to them: when the connection ends, its
@@ -99,35 +102,28 @@ func Run(mountpoint string, o Options) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	keepThreads()
-	s := &supervisor{Options: o, mountpoint: mountpoint}
-	defer func() { s.Snapshot.Close() }()
-	var err error
-	if s.memory, s.shared, err = state.New(); err != nil {
+	memory, shared, err := state.New()
+	if err != nil {
 		return err
 	}
-	if err := s.mount(); err != nil {
-		return err
-	}
-	defer func() { s.connection.Close() }()
-	if err = s.begin(false); err != nil {
-		err = fmt.Errorf("cannot serve %s: %w", mountpoint, err)
+	var mounted *mount.Mounted
+	connection := o.Connection
+	if connection == nil {
+		mounted, connection, err = mount.Connect(mountpoint, o.AllowOther)
 	} else {
-		o.Serving()
-		if err = s.run(); errors.Is(err, errStopped) {
-			err = nil
-			if s.Connection != nil {
-				s.Log.Warn("the connection ends, and the mount is left to whoever made it: until they unmount, its readers get errors")
-			}
-		} else if err != nil {
-			s.Log.Error("the mount ends: its readers get errors", "err", err)
-		}
+		mounted, err = mount.Adopt(mountpoint, shared)
 	}
-	for _, p := range []*workerProcess{s.worker, s.next} {
-		if p != nil {
-			p.kill()
-		}
+	if err != nil {
+		return err
 	}
-	return errors.Join(err, s.detach())
+	s := newSupervisor(o, mounted, connection, shared, memory)
+	defer s.close()
+	return errors.Join(s.serve(), s.detach())
+}
+
+func (s *supervisor) close() {
+	s.connection.Close()
+	s.Snapshot.Close()
 }
 
 // keepThreads makes all the threads that this process will need, which Go keeps. It would end the process, and the mount, if it
@@ -147,95 +143,40 @@ func keepThreads() {
 	made.Wait()
 }
 
-// mount makes the connection, or takes the one that was handed over.
-func (s *supervisor) mount() (err error) {
-	if s.Connection != nil {
-		s.connection = s.Connection
-		s.mounted, err = mount.Adopt(s.mountpoint, s.shared)
+// serve has a worker serve until the mount ends.
+func (s *supervisor) serve() error {
+	defer s.killWorkers()
+	if err := s.begin(false); err != nil {
+		return fmt.Errorf("cannot serve %s: %w", s.mounted.Mountpoint, err)
+	}
+	s.Serving()
+	err := s.run()
+	switch {
+	case errors.Is(err, errOver):
+	case !errors.Is(err, errStopped):
+		s.Log.Error("the mount ends: its readers get errors", "err", err)
 		return err
-	}
-	mounted, connection, err := mount.Connect(s.mountpoint, s.AllowOther)
-	if err == nil {
-		s.mounted, s.connection = mounted, connection
-	}
-	return err
-}
-
-// start starts a worker, which sends msgPrepared when it could serve.
-func (s *supervisor) start(reload bool) (*workerProcess, error) {
-	ours, theirs, err := fdpass.Pair()
-	if err != nil {
-		return nil, machineError{err}
-	}
-	p := &workerProcess{
-		cmd: s.Worker(reload), socket: &socket{file: ours}, messages: make(chan message, maxMessages), ended: make(chan struct{}),
-		reload: reload, from: s.Snapshot,
-	}
-	p.cmd.ExtraFiles = append([]*os.File{s.connection, s.memory, theirs, s.Snapshot}, p.cmd.ExtraFiles...)
-	// A group of its own: Ctrl-C is for the supervisor, which then unmounts.
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	err = p.cmd.Start()
-	theirs.Close() // or the socket would stay open after the worker ended
-	if err != nil {
-		ours.Close()
-		return nil, machineError{err}
-	}
-	go p.listen()
-	return p, nil
-}
-
-// begin lets the worker that stands by serve, or else a new one, as with reload.
-func (s *supervisor) begin(reload bool) (err error) {
-	p := s.next
-	s.next = nil
-	if p != nil && reload {
-		p.kill()
-		p = nil
-	}
-	if p == nil {
-		if p, err = s.start(reload); err != nil {
-			return err
-		}
-	}
-	if !p.prepared {
-		if err := p.await(msgPrepared, startLimit, s.attend); err != nil {
-			return err
-		}
-	}
-	return s.hand(p)
-}
-
-// hand gives the mount to a worker that is prepared.
-func (s *supervisor) hand(p *workerProcess) error {
-	s.answered = s.shared.Answered.Load()
-	if err := p.socket.send(msgServe, nil); err != nil {
-		return p.failure(message{})
-	}
-	if err := p.await(msgServing, silentLimit, s.attend); err != nil {
-		return err
-	}
-	p.serves = true
-	s.worker, s.began, s.silent = p, time.Now(), 0
-	s.shared.Heartbeat.Store(state.Monotonic())
-	// Only now, because the answer to the kernel's first request resets the read-ahead.
-	if err := mount.SetReadAhead(s.mounted.Device); err != nil && s.shared.Workers.Load() == 1 {
-		s.Log.Info("could not raise the kernel's read-ahead, so reading batches.bin and batches.npy in order is slower; root can raise it",
-			"want_kib", mount.ReadAhead>>10, "err", err)
-	}
-	if p.published != nil {
-		s.keepSnapshot(p.published)
-		p.published = nil
+	case s.Connection != nil:
+		s.Log.Warn("the connection ends, and the mount is left to whoever made it: until they unmount, its readers get errors")
 	}
 	return nil
 }
 
-// run keeps a worker serving until the mount is gone.
+func (s *supervisor) killWorkers() {
+	for _, p := range []*workerProcess{s.worker, s.next} {
+		if p != nil {
+			p.kill()
+		}
+	}
+}
+
+// run keeps a worker serving. It returns why the mount ends: errOver, errStopped, or another error.
 func (s *supervisor) run() error {
-	ping, look := time.NewTicker(pingEvery), time.NewTicker(lookEvery)
+	ping, look := time.NewTicker(s.pingEvery), time.NewTicker(lookEvery)
 	defer ping.Stop()
 	defer look.Stop()
 	s.standBy()
-	for !s.gone() {
+	for !s.isGone() {
 		var next chan message
 		if s.next != nil {
 			next = s.next.messages
@@ -243,35 +184,23 @@ func (s *supervisor) run() error {
 		var err error
 		select {
 		case <-s.Restart:
-			err = s.restart()
+			s.restart()
 		case <-s.Stop:
-			err = s.end()
+			err = s.stop()
 		case m, ok := <-s.worker.messages:
 			err = s.received(m, ok)
 		case m := <-next:
 			err = s.receivedNext(m)
 		case <-ping.C:
-			if err = s.ping(); err == nil {
-				s.standBy()
-			}
+			err = s.ping()
 		case <-look.C:
-			switch {
-			case s.worker.dying():
-				err = s.replace(nil)
-			case s.next != nil && !s.next.prepared && s.next.isLate():
-				s.drop(errLate(startLimit))
-			case !s.ending.IsZero():
-				err = s.tryToEnd()
-			}
-		}
-		if errors.Is(err, errOver) {
-			return nil
+			err = s.look()
 		}
 		if err != nil {
 			return err
 		}
 	}
-	return nil
+	return errOver
 }
 
 // received handles a message of the worker. ok is false at the end of its messages.
@@ -290,19 +219,26 @@ func (s *supervisor) received(m message, ok bool) error {
 	return nil
 }
 
-// ping asks the worker whether it is well. It counts pings and not the time, because this process may have been stopped for a
-// while, and of a ping only what the worker could work.
+// ping asks the worker whether it is well, and sees to it that a process stands by. It counts pings and not the time, because this
+// process may have been stopped for a while, and of a ping only what the worker could work.
 func (s *supervisor) ping() error {
-	if s.silent += s.worker.worked(pingEvery); s.silent > silentLimit {
+	if s.silent += s.worker.worked(s.pingEvery); s.silent > s.silentLimit {
 		return s.replace(errors.New("it did not answer"))
 	}
 	s.worker.socket.send(msgPing, nil) // an error means that it has ended, which its socket tells too
+	s.standBy()
 	return nil
 }
 
-// resends says whether the kernel sends again what a dead worker left unanswered. Its first request tells.
-func (s *supervisor) resends() bool {
-	const flags2, hasResend = 40 + 16, 1 << (39 - 32)
-	request := s.shared.Init.Get()
-	return !s.NoResend && len(request) >= flags2+4 && binary.NativeEndian.Uint32(request[flags2:])&hasResend != 0
+// look handles what no message tells.
+func (s *supervisor) look() error {
+	switch {
+	case s.worker.isDying():
+		return s.replace(nil)
+	case s.next != nil && !s.next.isPrepared && s.next.isLate(startLimit):
+		s.drop(errLate(startLimit))
+	case !s.ending.IsZero():
+		return s.tryToEnd()
+	}
+	return nil
 }
