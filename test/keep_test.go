@@ -102,31 +102,6 @@ func TestHangingWorker(t *testing.T) {
 	awaitEnded(t, first)
 }
 
-// A keeper and a worker that are stopped for a while go on as if nothing had been.
-func TestBothStopped(t *testing.T) {
-	long(t)
-	t.Parallel()
-	config, _ := stormConfig(t, "")
-	m := mount(t, "-c", config)
-	readers := startStorms(t, m)
-	worker := m.worker(t)
-	for _, sig := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
-		time.Sleep(time.Second)
-		noError(t, syscall.Kill(worker, sig))
-		noError(t, m.cmd.Process.Signal(sig))
-		time.Sleep(4 * time.Second) // longer than three pings, one a second: a worker that misses them counts as hung
-	}
-	got := endStorms(t, readers)
-	cursor, err := strconv.Atoi(m.cursor(t, "train"))
-	noError(t, err)
-	if missing := got.missing(t, cursor); missing > 0 || len(got.failed) > 0 {
-		t.Errorf("%d numbers are missing, and reads failed: %v", missing, got.failed)
-	}
-	if m.worker(t) != worker {
-		t.Errorf("process %d serves, and %d did", m.worker(t), worker)
-	}
-}
-
 // A restart takes another program and another configuration, unless readers would see other batches.
 func TestRestart(t *testing.T) {
 	config, want := small(t, 4)
@@ -219,12 +194,8 @@ func TestGivingUp(t *testing.T) {
 	var says strings.Builder
 	reader.Stderr = &says
 	noError(t, reader.Start())
-	began := time.Now()
 	syscall.Kill(first, syscall.SIGKILL)
 	m.awaitEnd(t)
-	if took := time.Since(began); took < time.Second {
-		t.Errorf("gave up after %v", took)
-	}
 	if err := reader.Wait(); err == nil || !strings.Contains(says.String(), "not connected") && !strings.Contains(says.String(), "connection abort") {
 		t.Errorf("its reader: %v %s", err, &says)
 	}

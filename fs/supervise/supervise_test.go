@@ -69,11 +69,7 @@ func work(how string) {
 	if w.Serving() != nil {
 		return
 	}
-	w.AnswerPings(func() {
-		if how == "hang" {
-			time.Sleep(time.Hour)
-		}
-	})
+	w.AnswerPings(func() {})
 }
 
 // A run is a supervisor under test: of no mount, but of a pipe in the connection's place, which is gone when ends is called.
@@ -126,7 +122,7 @@ func newRun(t *testing.T, how string) *run {
 		Restarted: func(int) {}, Stopping: func() {},
 		Log: slog.New(slog.NewTextHandler(r.log, nil)),
 	}, &mount.Mounted{Mountpoint: t.TempDir()}, write, shared, memory)
-	r.backOff, r.pingEvery = time.Millisecond, 100*time.Millisecond
+	r.backOff, r.pingEvery = time.Microsecond, 100*time.Millisecond
 	t.Cleanup(func() {
 		r.ends()
 		for _, p := range []*workerProcess{r.worker, r.next} {
@@ -198,18 +194,30 @@ func TestKilledWorkerIsReplaced(t *testing.T) {
 	}
 }
 
-// A worker that misses pings is replaced.
+// A worker is replaced that does not answer four pings, however long ago they were sent: this process may have been stopped.
 func TestHangingWorkerIsReplaced(t *testing.T) {
-	r := newRun(t, "hang")
-	r.start(t)
-	first := int(r.shared.Worker.Load())
-	wait.Until(t, "another worker", func() bool { return int(r.shared.Worker.Load()) != first })
-	r.ends()
-	if err := r.await(t); err != nil {
-		t.Error(err)
+	r := newRun(t, "serve")
+	if err := r.begin(false); err != nil {
+		t.Fatal(err)
 	}
-	if text := r.log.String(); !strings.Contains(text, `why="it did not answer"`) {
-		t.Errorf("the log does not say why:\n%s", text)
+	r.pingEvery = r.silentLimit / 3
+	first := r.worker
+	for range 10 {
+		if err := r.ping(); err != nil {
+			t.Fatal(err)
+		}
+		r.received(wait.For(t, "a pong", first.messages), true)
+	}
+	syscall.Kill(first.cmd.Process.Pid, syscall.SIGSTOP)
+	wait.Until(t, "a stopped worker", func() bool { return !first.hasThread("RSD") })
+	pings := 0
+	for ; r.worker == first; pings++ {
+		if err := r.ping(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if text := r.log.String(); pings != 4 || !strings.Contains(text, `why="it did not answer"`) {
+		t.Errorf("replaced at ping %d:\n%s", pings, text)
 	}
 }
 
@@ -376,13 +384,13 @@ func nothing() error { return nil }
 
 // A worker that does nothing is late. What meanwhile returns ends the wait for it.
 func TestLateWorker(t *testing.T) {
-	const limit = time.Second
+	const limit = 2 * lookEvery
 	r := newRun(t, "serve")
 	p := r.startOne(t)
 	if err := p.await(msgPrepared, startLimit, nothing); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.await(msgServing, limit, nothing); err == nil || !strings.Contains(err.Error(), "did not get ready within 1s") {
+	if err := p.await(msgServing, limit, nothing); err == nil || !strings.Contains(err.Error(), "did not get ready within 100ms") {
 		t.Error(err)
 	}
 	p = r.startOne(t)
