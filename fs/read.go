@@ -14,8 +14,8 @@ import (
 	"batchfs/cache/array"
 	"batchfs/fs/failpoint"
 	"batchfs/fs/mount"
-	"batchfs/fs/process"
 	"batchfs/fs/state"
+	"batchfs/internal/process"
 )
 
 func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
@@ -281,6 +281,9 @@ func (t *tree) readBatches(r *request, s Sequence, k uint64, off int64, buf []by
 	entry := &t.shared.Sequences[i.sequence()]
 	entry.Reads.Add(1)
 	entry.Bytes.Add(uint64(len(buf)))
+	if n := int64(len(rest)); n > 0 {
+		entry.NoteBatch(k + uint64((off+n-1)/shown))
+	}
 	return answer, nil
 }
 

@@ -10,7 +10,6 @@ import (
 	"math"
 	"os"
 	"runtime/debug"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -21,6 +20,7 @@ import (
 
 	"batchfs/fs/mount"
 	"batchfs/fs/supervise"
+	"batchfs/internal/process"
 )
 
 // Serve answers the kernel's requests once the supervisor says so. It returns nil when the mount is gone,
@@ -34,7 +34,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 	if err != nil {
 		return err
 	}
-	if err := w.AwaitTurn(); err != nil {
+	if err := w.AwaitPromotion(); err != nil {
 		return err
 	}
 	if err := t.resume(splits, w.Shared, o); err != nil {
@@ -53,7 +53,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 		go t.invalidate(server)
 	}
 	go func() {
-		w.Obey(t.passLocks)
+		w.AnswerPings(t.checkLocks)
 		stop <- supervise.ErrReplaced
 	}()
 	o.Log.Debug("this process serves", "pid", os.Getpid(), "workers", w.Shared.Workers.Load())
@@ -176,15 +176,12 @@ func leave(fd int, served <-chan struct{}) {
 	if err == nil {
 		err = unix.Dup3(nobody, fd, unix.O_CLOEXEC)
 	}
-	threads, readErr := os.ReadDir("/proc/self/task")
-	if err != nil || readErr != nil {
+	if err != nil {
 		return
 	}
-	for _, thread := range threads {
+	for _, thread := range process.Threads(os.Getpid()) {
 		// The signal interrupts a read that waits for a request. The kernel restarts it, on /dev/null, where it fails.
-		if id, err := strconv.Atoi(thread.Name()); err == nil {
-			unix.Tgkill(os.Getpid(), id, unix.SIGURG)
-		}
+		unix.Tgkill(os.Getpid(), thread, unix.SIGURG)
 	}
 	select {
 	case <-served:

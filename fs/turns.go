@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/fs/mount"
-	"batchfs/fs/process"
+	"batchfs/internal/process"
 )
 
 // turns decide which requests may go on, where only so many may do so at a time. Each split has that many turns. A request

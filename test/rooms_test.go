@@ -22,7 +22,6 @@ func TestRooms(t *testing.T) {
 		"cache":        {"cache/array", "cache/blob", "cache/blocks", "cache/format"},
 		"sampler":      {"cache/array"},
 		"fs/failpoint": nil,
-		"fs/process":   nil,
 		"fs/state":     {"fs/failpoint"},
 		"fs/mount":     {"fs/process", "fs/state"},
 		"fs/header":    {"cache/array"},

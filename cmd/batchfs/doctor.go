@@ -310,7 +310,7 @@ func diagnose(m *mount.Mounted) (string, error) {
 	defer shared.Close()
 	if silent := shared.Silent(); silent > silence {
 		return "", fmt.Errorf("%s is stuck: process %d, which serves, has not answered for %v; another takes its place, or else: batchfs restart %[1]s",
-			m.Mountpoint, shared.Worker(), silent.Round(time.Second))
+			m.Mountpoint, shared.Worker.Load(), silent.Round(time.Second))
 	}
 	var stuck []string
 	for name, waiting := range shared.Waiting() {
@@ -320,7 +320,7 @@ func diagnose(m *mount.Mounted) (string, error) {
 		slices.Sort(stuck)
 		return "", fmt.Errorf("%s; check their disk or server: dmesg may say more. Other splits are not affected", strings.Join(stuck, "; "))
 	}
-	detail := fmt.Sprintf("%s is mounted, served by process %d", m.Mountpoint, shared.Worker())
+	detail := fmt.Sprintf("%s is mounted, served by process %d", m.Mountpoint, shared.Worker.Load())
 	for n := range shared.SequencesUsed() {
 		if q := &shared.Sequences[n+1]; q.Used() && q.Errors.Load() > 0 {
 			detail += fmt.Sprintf("; %d requests of %s failed, the last one so: %s", q.Errors.Load(), q.Name(), q.Fault())

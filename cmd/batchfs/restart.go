@@ -31,11 +31,11 @@ SIGHUP to the process that keeps the mount does the same.`,
 				return err
 			}
 			defer shared.Close()
-			before := shared.Restarts()
+			before := shared.Restarts.Load()
 			if err := m.Signal(syscall.SIGHUP); err != nil {
 				return err
 			}
-			for end := time.Now().Add(restartLimit); shared.Restarts() == before; time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(restartLimit); shared.Restarts.Load() == before; time.Sleep(time.Millisecond) {
 				if err := m.Alive(); err != nil {
 					return err
 				}
@@ -43,10 +43,10 @@ SIGHUP to the process that keeps the mount does the same.`,
 					return fmt.Errorf("%s: no other process serves after %v; the log of the mount says why", args[0], restartLimit)
 				}
 			}
-			if refused := shared.Outcome(); refused != "" {
+			if refused := shared.LastRestart.String(); refused != "" {
 				return errors.New(refused)
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "process %d serves %s now\n", shared.Worker(), args[0])
+			fmt.Fprintf(cmd.OutOrStdout(), "process %d serves %s now\n", shared.Worker.Load(), args[0])
 			splits, err := splitsOf(m)
 			for _, s := range splits {
 				if _, unreadable := s.look(); unreadable != nil {

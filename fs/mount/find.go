@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,8 +14,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
-	"batchfs/fs/process"
 	"batchfs/fs/state"
+	"batchfs/internal/process"
 )
 
 // A mountSource is the source of a mount in the kernel's table, batchfs:PID:BEGAN:NAMESPACE: the supervisor's process id, when it
@@ -203,14 +202,9 @@ func (m *Mounted) Dead() bool {
 
 // Users says in words which processes have something of the mount open, as far as this user may look at them.
 func (m *Mounted) Users() (users []string) {
-	processes, _ := filepath.Glob("/proc/[0-9]*")
-	for _, dir := range processes {
-		comm, err := os.ReadFile(dir + "/comm")
-		if err != nil {
-			continue
-		}
-		for _, use := range m.uses(dir) {
-			users = append(users, fmt.Sprintf("process %s (%s) %s", filepath.Base(dir), oneLine(strings.TrimSpace(string(comm))), use))
+	for _, pid := range process.All() {
+		for _, use := range m.uses(process.Dir(pid)) {
+			users = append(users, process.Describe(pid)+" "+use)
 		}
 	}
 	if len(users) == 0 {
@@ -224,7 +218,7 @@ func (m *Mounted) uses(proc string) (all []string) {
 	for link, how := range map[string]string{"cwd": "works in ", "root": "is rooted in "} {
 		path, err := os.Readlink(proc + "/" + link)
 		if err == nil && (path == m.Mountpoint || strings.HasPrefix(path, m.Mountpoint+"/")) {
-			all = append(all, how+oneLine(path))
+			all = append(all, how+process.OneLine(path))
 		}
 	}
 	fds, _ := os.ReadDir(proc + "/fd")
@@ -232,7 +226,7 @@ func (m *Mounted) uses(proc string) (all []string) {
 		info, _ := os.ReadFile(proc + "/fdinfo/" + fd.Name())
 		if m.has(info) {
 			path, _ := os.Readlink(proc + "/fd/" + fd.Name())
-			all = append(all, "has open "+oneLine(path))
+			all = append(all, "has open "+process.OneLine(path))
 		}
 	}
 	var major, minor uint32
@@ -240,16 +234,10 @@ func (m *Mounted) uses(proc string) (all []string) {
 	maps, _ := os.ReadFile(proc + "/maps")
 	for line := range strings.Lines(string(maps)) {
 		if at := strings.Index(line, m.Mountpoint+"/"); at > 0 && strings.Contains(line[:at], fmt.Sprintf(" %02x:%02x ", major, minor)) {
-			all = append(all, "has mapped "+oneLine(strings.TrimSpace(line[at:])))
+			all = append(all, "has mapped "+process.OneLine(strings.TrimSpace(line[at:])))
 		}
 	}
 	return slices.Compact(all)
-}
-
-// oneLine returns a name that somebody chose with what cannot be printed escaped, so that it is no line of its own.
-func oneLine(name string) string {
-	quoted := strconv.Quote(name)
-	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
 }
 
 // Places says in words where the filesystem is mounted: here, and in other mount namespaces, of each of which it names a process.
@@ -257,9 +245,8 @@ func oneLine(name string) string {
 func (m *Mounted) Places() (places []string) {
 	ours, _ := os.Readlink("/proc/self/ns/mnt")
 	namespaces := map[string]bool{}
-	processes, _ := filepath.Glob("/proc/[0-9]*")
-	processes = slices.Insert(processes, 0, "/proc/self") // another process may see the same mounts from another root
-	for _, dir := range processes {
+	for _, pid := range append([]int{os.Getpid()}, process.All()...) { // this one first: another may see the mounts from another root
+		dir := process.Dir(pid)
 		namespace, err := os.Readlink(dir + "/ns/mnt")
 		if err != nil || namespaces[namespace] {
 			continue
@@ -278,10 +265,9 @@ func (m *Mounted) Places() (places []string) {
 		}
 		namespaces[namespace] = true
 		for _, i := range mounts {
-			place := "at " + oneLine(i.Mountpoint)
+			place := "at " + process.OneLine(i.Mountpoint)
 			if namespace != ours {
-				comm, _ := os.ReadFile(dir + "/comm")
-				place += fmt.Sprintf(" in the mount namespace of process %s (%s)", filepath.Base(dir), oneLine(strings.TrimSpace(string(comm))))
+				place += " in the mount namespace of " + process.Describe(pid)
 			}
 			places = append(places, place)
 		}

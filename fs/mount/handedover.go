@@ -4,16 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
-	"batchfs/fs/process"
 	"batchfs/fs/state"
+	"batchfs/internal/process"
 )
 
 // HandedOver returns the connection of a mount that somebody else made, and handed to this process as a descriptor. The error says
@@ -25,7 +23,7 @@ func HandedOver(fd int) (*os.File, error) {
 		return nil, fmt.Errorf("descriptor %d is not handed over: whoever starts batchfs must leave /dev/fuse open as 3 or higher", fd)
 	case st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != unix.Mkdev(10, 229):
 		what, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
-		return nil, fmt.Errorf("descriptor %d is %s; it must be /dev/fuse, as it was used in mount(2)", fd, oneLine(what))
+		return nil, fmt.Errorf("descriptor %d is %s; it must be /dev/fuse, as it was used in mount(2)", fd, process.OneLine(what))
 	}
 	unix.CloseOnExec(fd)
 	if err := unix.SetNonblock(fd, false); err != nil { // workers wait in read(2)
@@ -82,13 +80,10 @@ func handedOver(source, mountpoint string) (*Mounted, error) {
 // FindHandedOver returns the mount that a path lies in, if somebody else made it and handed it over to a supervisor of this user, or
 // nil. It goes by the mountpoint that the supervisor was told, and touches no mount.
 func FindHandedOver(path string) (found *Mounted) {
-	processes, _ := filepath.Glob("/proc/[0-9]*")
-	for _, dir := range processes {
-		info, err := os.Stat(dir)
-		if err != nil || int(info.Sys().(*syscall.Stat_t).Uid) != os.Geteuid() {
+	for _, pid := range process.All() {
+		if info, err := os.Stat(process.Dir(pid)); err != nil || int(info.Sys().(*syscall.Stat_t).Uid) != os.Geteuid() {
 			continue
 		}
-		pid, _ := strconv.Atoi(filepath.Base(dir))
 		source, mountpoint, _ := strings.Cut(handedOverTo(pid), " ")
 		if mountpoint == "" || path != mountpoint && !strings.HasPrefix(path, strings.TrimSuffix(mountpoint, "/")+"/") {
 			continue
@@ -122,5 +117,5 @@ func handedOverTo(pid int) string {
 		return ""
 	}
 	defer shared.Close()
-	return string(shared.HandedOver.Get())
+	return shared.HandedOver.String()
 }

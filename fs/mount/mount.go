@@ -19,6 +19,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"batchfs/fs/fdpass"
 )
 
 // fsType is the type of a batchfs in the kernel's table of mounts.
@@ -172,11 +174,10 @@ func connectAsUser(mountpoint string, self mountSource, allowOther bool) (*os.Fi
 	if err != nil {
 		return nil, err
 	}
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	ours, theirs, err := fdpass.Pair()
 	if err != nil {
-		return nil, fmt.Errorf("socketpair: %w", err)
+		return nil, err
 	}
-	ours, theirs := os.NewFile(uintptr(pair[0]), "connection"), os.NewFile(uintptr(pair[1]), "fusermount3")
 	defer ours.Close()
 	defer theirs.Close()
 	options := fmt.Sprintf("ro,nosuid,nodev,noexec,default_permissions,fsname=%s,subtype=batchfs,max_read=%d", self, MaxRequest)
@@ -189,29 +190,14 @@ func connectAsUser(mountpoint string, self mountSource, allowOther bool) (*os.Fi
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("cannot mount %s: %s (%w)", mountpoint, strings.TrimSpace(string(out)), err)
 	}
-	control := make([]byte, unix.CmsgSpace(4))
-	_, n, _, _, err := unix.Recvmsg(pair[0], make([]byte, 1), control, unix.MSG_CMSG_CLOEXEC)
+	_, connection, err := fdpass.Receive(ours, make([]byte, 1))
+	if err == nil && connection == nil {
+		err = errors.New("a message without a descriptor")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("fusermount3 sent no connection: %w", err)
 	}
-	fd, err := descriptor(control[:n])
-	if err != nil {
-		return nil, fmt.Errorf("fusermount3 sent no connection: %w", err)
-	}
-	return os.NewFile(uintptr(fd), "/dev/fuse"), nil
-}
-
-// descriptor returns the one descriptor that came over a socket.
-func descriptor(control []byte) (int, error) {
-	messages, err := unix.ParseSocketControlMessage(control)
-	if err != nil || len(messages) != 1 {
-		return -1, fmt.Errorf("%d control messages (%v)", len(messages), err)
-	}
-	fds, err := unix.ParseUnixRights(&messages[0])
-	if err != nil || len(fds) != 1 {
-		return -1, fmt.Errorf("%d descriptors (%v)", len(fds), err)
-	}
-	return fds[0], nil
+	return connection, nil
 }
 
 // Unmount unmounts this mount, wherever its directory was moved, and no other. It is no error if it is gone already. While files

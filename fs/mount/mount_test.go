@@ -17,8 +17,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
-	"batchfs/fs/process"
 	"batchfs/fs/state"
+	"batchfs/internal/process"
 	"batchfs/internal/wait"
 )
 
@@ -178,23 +178,23 @@ func TestForgedMemory(t *testing.T) {
 // The state that the supervisor holds can be looked at, and written by those who ask for that.
 func TestState(t *testing.T) {
 	m, _, shared := connected(t)
-	shared.WorkerPID.Store(77)
+	shared.Worker.Store(77)
 	seen, err := m.State()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer seen.Close()
-	if seen.Worker() != 77 {
-		t.Errorf("worker %d, want 77", seen.Worker())
+	if seen.Worker.Load() != 77 {
+		t.Errorf("worker %d, want 77", seen.Worker.Load())
 	}
 	written, err := m.WritableState()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer written.Close()
-	written.WorkerPID.Store(78)
-	if seen.Worker() != 78 {
-		t.Errorf("worker %d, want 78", seen.Worker())
+	written.Worker.Store(78)
+	if seen.Worker.Load() != 78 {
+		t.Errorf("worker %d, want 78", seen.Worker.Load())
 	}
 }
 

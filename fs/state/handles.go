@@ -30,9 +30,9 @@ type Read struct {
 // Lock order: mu is taken last, after every lock of package fs.
 type Handles struct {
 	shared  *Shared
-	mu      sync.Mutex // serialises slots and numbers: at most one number is half assigned
-	free    []uint32   // slots that were used and are not now; guarded by mu
-	scratch []piece    // guarded by mu
+	mu      sync.Mutex  // serialises slots and numbers: at most one number is half assigned
+	free    []uint32    // slots that were used and are not now; guarded by mu
+	scratch []byteRange // guarded by mu
 }
 
 // NewHandles goes on from what is in the shared memory, in which nobody else works any more.
@@ -59,8 +59,8 @@ func (h *Handles) cursor(s *slot) *atomic.Uint64 {
 	return &h.shared.Sequences[s.sequence.Load()].Cursor
 }
 
-// Pass takes and releases the lock. It blocks if a request never releases it.
-func (h *Handles) Pass() {
+// CheckLock takes and releases the lock. It blocks if a request never releases it.
+func (h *Handles) CheckLock() {
 	h.mu.Lock()
 	h.mu.Unlock() //lint:ignore SA2001 only whether it can be taken matters
 }
@@ -100,7 +100,7 @@ func (h *Handles) Open(sequence int, isTentative bool, id uint64) (fh uint64, ok
 	s.asking.Store(0)
 	s.cut.Store(0)
 	s.counted.Store(0)
-	s.forgetPieces()
+	s.forgetRanges()
 	opens := s.opens.Add(1)
 	failpoint.Hit("open")
 	s.sequence.Store(uint64(sequence))
@@ -117,9 +117,9 @@ func (h *Handles) Release(fh uint64) {
 		return
 	}
 	flags := s.flags.Load()
-	if flags&parks != 0 {
-		for i := range h.shared.parked {
-			h.shared.parked[i].fh.CompareAndSwap(fh, 0)
+	if flags&leaves != 0 {
+		for i := range h.shared.unfinished {
+			h.shared.unfinished[i].fh.CompareAndSwap(fh, 0)
 		}
 	}
 	if flags&(holds|tentative|passed) == holds|tentative && !h.isWhole(fh) {
@@ -136,8 +136,8 @@ func (s *slot) isFree(fh uint64) bool {
 	return s.opens.Load() != fh/MaxHandles || s.sequence.Load() == 0
 }
 
-// ErrPieces is the error of a reader that jumps about in a batch too much.
-var ErrPieces = fmt.Errorf("a batch of next was read in more than %d pieces that do not touch: read it in order, or in larger pieces", maxPieces)
+// ErrRanges is the error of a reader that jumps about in a batch too much.
+var ErrRanges = fmt.Errorf("a batch of next was read in more than %d ranges that do not touch: read it in order, or in larger reads", maxRanges)
 
 // ErrOutdated is the error of a reader that is in the middle of a batch whose tokens changed.
 var ErrOutdated = fmt.Errorf("the token files changed while they were read: open the file again, next from its beginning (%w)", syscall.ESTALE)
@@ -155,7 +155,7 @@ var errClosed = fmt.Errorf("the handle was closed (%w)", syscall.ESTALE)
 // handle read meanwhile: a read(2) of the beginning by another thread takes another number.
 //
 // The error is ErrOutdated in the middle of a batch of another version, which can then be read again from its beginning;
-// ErrPieces; or that of a handle that is closed, which a request that was answered long ago may have.
+// ErrRanges; or that of a handle that is closed, which a request that was answered long ago may have.
 func (h *Handles) AssignBatch(r Read) (k uint64, added bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -173,9 +173,9 @@ func (h *Handles) AssignBatch(r Read) (k uint64, added bool, err error) {
 	if earlier != nil && earlier.number.Load() == s.number.Load() {
 		isHolders, earlier = true, nil
 	}
-	var p *parked
-	if flags&parks != 0 {
-		p = h.findParked(r.FH, r.Thread)
+	var p *unfinished
+	if flags&leaves != 0 {
+		p = h.findUnfinished(r.FH, r.Thread)
 		if p != nil && earlier == nil && r.Off > 0 && r.Off == int64(p.cut.Load()) {
 			earlier = h.note(r.ID, p.number.Load(), Version(p.version.Load()))
 		}
@@ -194,7 +194,7 @@ func (h *Handles) AssignBatch(r Read) (k uint64, added bool, err error) {
 	switch {
 	case flags&holds == 0, !isHolders && (isAnothers || isOver):
 		if flags&holds != 0 && isAnothers {
-			h.park(s.thread.Load(), int64(s.cut.Load()), r.FH, s.number.Load(), Version(flags>>versionShift))
+			h.leave(s.thread.Load(), int64(s.cut.Load()), r.FH, s.number.Load(), Version(flags>>versionShift))
 		}
 		h.assign(s, r)
 	case flags>>versionShift == uint64(r.Version):
@@ -202,8 +202,8 @@ func (h *Handles) AssignBatch(r Read) (k uint64, added bool, err error) {
 		s.flags.Or(told)
 		return 0, false, ErrOutdated
 	default:
-		s.forgetPieces()
-		s.flags.Store(flags&(tentative|parks|passed) | holds | uint64(r.Version)<<versionShift)
+		s.forgetRanges()
+		s.flags.Store(flags&(tentative|leaves|passed) | holds | uint64(r.Version)<<versionShift)
 	}
 	if r.Cut {
 		s.thread.Store(r.Thread)
@@ -228,14 +228,14 @@ func (h *Handles) AssignBatch(r Read) (k uint64, added bool, err error) {
 // mayBeginAgain says whether r, of other tokens than what was delivered of the batch, begins the batch again: it reads all that
 // was delivered, or a reader that knows of the change, and read from the beginning on, reads the beginning.
 func (h *Handles) mayBeginAgain(s *slot, r Read) bool {
-	pieces := h.pieces(r.FH)
+	ranges := h.ranges(r.FH)
 	switch {
-	case len(pieces) == 0:
+	case len(ranges) == 0:
 		return true
-	case len(pieces) > 1 || r.Off > pieces[0].from:
+	case len(ranges) > 1 || r.Off > ranges[0].from:
 		return false
 	}
-	return pieces[0].to <= r.end() || s.flags.Load()&told != 0 && r.Off == 0 && pieces[0].from == 0
+	return ranges[0].to <= r.end() || s.flags.Load()&told != 0 && r.Off == 0 && ranges[0].from == 0
 }
 
 // isAgain says whether r may read a batch that was delivered. C's stdio reads blocks: it may read one of which it needs a part,
@@ -293,9 +293,9 @@ func (h *Handles) finish(s *slot) {
 	failpoint.Hit("holder")
 	s.cut.Store(0)
 	s.reads.Store(0)
-	s.forgetPieces()
-	failpoint.Hit("pieces")
-	s.flags.Store(s.flags.Load()&(tentative|parks) | holds | s.version.Load()<<versionShift)
+	s.forgetRanges()
+	failpoint.Hit("ranges")
+	s.flags.Store(s.flags.Load()&(tentative|leaves) | holds | s.version.Load()<<versionShift)
 }
 
 // GiveBack notes that r, a request for batch k, has failed, and what AssignBatch said that it added is to be delivered still. A
@@ -309,7 +309,7 @@ func (h *Handles) GiveBack(r Read, k uint64, added bool) {
 		return
 	case s.number.Load() != k: // another thread has gone on
 		if r.Off > 0 {
-			h.park(r.Thread, r.Off, r.FH, k, r.Version) // the thread may try again
+			h.leave(r.Thread, r.Off, r.FH, k, r.Version) // the thread may try again
 		}
 		return
 	case s.flags.Load()&holds == 0:

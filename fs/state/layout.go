@@ -1,6 +1,9 @@
 package state
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+	"unsafe"
+)
 
 // Version counts how often the tokens of a split have changed since the mount began.
 type Version uint64
@@ -9,50 +12,83 @@ type Version uint64
 const MaxSequences = 1 << 16
 
 // Shared is the state that a replacement worker needs, in shared memory. Any process may read it at any time. Only the worker
-// that serves writes it, but for the fields that are said to be the supervisor's.
+// that serves writes it, except the fields that are said to be the supervisor's.
 type Shared struct {
-	layout uint64 // layoutVersion of the program that made it
+	*mount
+	*Counters
+	// Sequences are the sequences by number. Number 0 counts the errors of requests that belong to none.
+	Sequences   *[MaxSequences]Entry
+	slots       *[MaxHandles]slot
+	manyRanges  *[MaxHandles][2][maxRanges]byteRange // of the slots, where they have more than a few; memory only where they are used
+	assignments *[maxAssignments]assignment
+	unfinished  *[maxUnfinished]unfinished
+	lookups     *lookups
+	names       *names
+	attempts    *[maxAttempts]attempt
 
+	base  unsafe.Pointer // of the mapping
+	bytes uintptr
+}
+
+// sections are the parts of the memory, by their numbers in the header.
+func (s *Shared) sections() []section {
+	return []section{
+		sectionAt(&s.mount), sectionAt(&s.Counters), sectionAt(&s.Sequences), sectionAt(&s.slots), sectionAt(&s.manyRanges),
+		sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.lookups), sectionAt(&s.names), sectionAt(&s.attempts),
+	}
+}
+
+// mount is what there is one of.
+type mount struct {
 	Began     int64         // when the mount was made, in nanoseconds since 1970: the time of its files
 	Closing   atomic.Uint32 // not 0: files are opened no more; the supervisor's
-	WorkerPID atomic.Int64  // the process that serves
+	Worker    atomic.Int64  // the process that serves
 	Workers   atomic.Uint64 // how many have served, this one included
+	Crashes   atomic.Uint64 // of them, how many ended by themselves: nothing outside killed them; the supervisor's
 	Heartbeat atomic.Int64  // when the worker last answered the supervisor, in Monotonic time; the supervisor's
-	Answered  atomic.Uint64 // requests
-
-	// Reads under access remap that mapped a file, and that found another one mapping, of the worker that serves, up to a second ago.
-	Remapped, RemapBusy atomic.Uint64
-
-	TextHandles atomic.Uint64 // handles of texts ever opened
 
 	Init      Note // the kernel's first request, which it sends once a connection
 	InitReply Note // the answer to it
 
-	HandedOver   Note          // of a mount that somebody else made: its source and its mountpoint, as mount.Adopt notes them; or empty
-	LastRestart  Note          // why the last restart was refused, or empty; the supervisor's
-	RestartCount atomic.Uint64 // restarts that were asked for and are over; the supervisor's
+	HandedOver  Note          // of a mount that somebody else made: its source and its mountpoint, as mount.Adopt notes them; or empty
+	LastRestart Note          // why the last restart was refused, or empty; the supervisor's
+	Restarts    atomic.Uint64 // restarts that were asked for and are over; the supervisor's
 
-	suspect  atomic.Uint64 // id of the request that is to blame if the worker ends now, or 0
-	blamed   atomic.Uint64 // the last worker that knew which request its predecessor ended of
-	attempts [maxAttempts]attempt
-	lookups  lookups
-	names    names
+	suspect atomic.Uint64 // id of the request that is to blame if the worker ends now, or 0
+	blamed  atomic.Uint64 // the last worker that knew which request its predecessor ended of
 
-	sequencesUsed atomic.Uint64 // Sequences ever used, but for number 0
-	slotsUsed     atomic.Uint64 // slots ever used
-	assigned      atomic.Uint64 // assignments ever noted
-	assignments   [maxAssignments]assignment
-	parked        [maxParked]parked
-	everParked    atomic.Uint64
-
-	// Sequences are the sequences by number. Number 0 counts the errors of requests that belong to none.
-	Sequences  [MaxSequences]Entry
-	slots      [MaxHandles]slot
-	manyPieces [MaxHandles][2][maxPieces]piece // of the slots, where they have more than a few; memory only where they are used
+	sequencesUsed  atomic.Uint64 // Sequences ever used, without number 0
+	slotsUsed      atomic.Uint64 // slots ever used
+	assigned       atomic.Uint64 // assignments ever noted
+	everUnfinished atomic.Uint64
 }
 
-// layoutVersion changes with the layout of Shared, or with what its fields mean.
-const layoutVersion = 10
+// Counters of a mount outlive its workers.
+type Counters struct {
+	Answered    atomic.Uint64 // requests
+	TextHandles atomic.Uint64 // handles of texts ever opened
+	// Reads under access remap that mapped a file, and that found another one mapping, of the worker that serves, up to a second ago.
+	Remapped, RemapBusy atomic.Uint64
+
+	_ [256 - 4]uint64 // for those of later builds
+}
+
+// SequenceCounters are those of one sequence. They outlive workers too.
+type SequenceCounters struct {
+	Reads     atomic.Uint64 // requests answered with batches
+	Bytes     atomic.Uint64 // of batches, delivered
+	Errors    atomic.Uint64 // requests answered with an error
+	GivenBack atomic.Uint64 // numbers that went back to the cursor: see Handles.GiveBack and Release
+	Batches   atomic.Uint64 // one more than the highest batch that was delivered, in part or whole; 0: none was
+
+	_ [32 - 5]uint64 // for those of later builds
+}
+
+// NoteBatch notes that batch k is delivered, in part or whole.
+func (c *SequenceCounters) NoteBatch(k uint64) {
+	for was := c.Batches.Load(); was <= k && !c.Batches.CompareAndSwap(was, k+1); was = c.Batches.Load() {
+	}
+}
 
 // A Note is a text of up to 4096 bytes.
 type Note struct {
@@ -71,12 +107,10 @@ type Entry struct {
 
 	Cursor    atomic.Uint64               // the number that the next reader of next takes, unless seek is set: see Next
 	seek      atomic.Uint64               // 1 + the number that the cursor should be set to, or 0; commands write it, and the worker clears it
-	Reads     atomic.Uint64               // requests answered with batches
-	Bytes     atomic.Uint64               // of batches, delivered
-	Errors    atomic.Uint64               // requests answered with an error
-	GivenBack atomic.Uint64               // numbers that went back to the cursor: see Handles.GiveBack and Release
 	abandoned [maxAbandoned]atomic.Uint64 // one more than numbers that were given back while later ones were taken; or 0
 	Waiting   atomic.Int64                // since when its longest request has waited for more than a second, in Monotonic time; or 0
+
+	SequenceCounters
 }
 
 const maxAbandoned = 8
@@ -92,7 +126,7 @@ type slot struct {
 	sequence   atomic.Uint64 // its number; 0: the slot is free
 	opener     atomic.Uint64 // id of the request that opened it
 	opens      atomic.Uint64 // how many handles have had the slot, which is part of their numbers
-	flags      atomic.Uint64 // holds, tentative, parks, passed, told; from bit versionShift on, the version of its batch's tokens
+	flags      atomic.Uint64 // holds, tentative, leaves, passed, told; from bit versionShift on, the version of its batch's tokens
 	number     atomic.Uint64 // of the batch that it holds
 	holder     atomic.Uint64 // id of the request that the number was assigned to
 	asking     atomic.Uint64 // id of a request that a number is being assigned to, or 0
@@ -107,39 +141,39 @@ type slot struct {
 	lastTo     atomic.Uint64
 	lastThread atomic.Uint64 // that sent it
 	current    atomic.Uint64 // which of lists is the one to read: 0 or 1
-	lists      [2]pieceList  // the pieces of the batch that were delivered
+	lists      [2]rangeList  // the ranges of the batch that were delivered
 }
 
-// A pieceList is pieces in ascending order that do not touch.
-type pieceList struct {
+// A rangeList is ranges in ascending order that do not touch.
+type rangeList struct {
 	n   atomic.Uint64
-	few [fewPieces]piece // in use where n <= fewPieces; otherwise manyPieces of the same slot and list is
+	few [fewRanges]byteRange // in use where n <= fewRanges; otherwise manyRanges of the same slot and list is
 }
 
-// A piece is a stretch of a file's bytes.
-type piece struct{ from, to int64 }
+// A byteRange is bytes of a file.
+type byteRange struct{ from, to int64 }
 
-// A batch of which more than maxPieces pieces were delivered that do not touch is read no further.
+// A batch is not read on when more than maxRanges ranges were delivered that do not touch.
 const (
-	fewPieces = 3
-	maxPieces = 128
+	fewRanges = 3
+	maxRanges = 128
 )
 
-// A parked batch is one that a thread is in the middle of while its handle went on with another thread's.
-type parked struct {
+// An unfinished read(2) is one of which the kernel has sent the first requests, and whose handle has another thread's batch now.
+type unfinished struct {
 	fh              atomic.Uint64 // the handle; 0: this is free
 	thread          atomic.Uint64
-	cut             atomic.Uint64 // where its read(2) goes on
-	number, version atomic.Uint64
+	cut             atomic.Uint64 // the offset of its next request
+	number, version atomic.Uint64 // of its batch
 }
 
-const maxParked = 1 << 8
+const maxUnfinished = 1 << 8
 
 // The bits of slot.flags.
 const (
 	holds     = 1 << iota // number is that of a batch
 	tentative             // opened with O_NONBLOCK: a batch that was not delivered whole is given back at close
-	parks                 // some of its batches may be parked
+	leaves                // some of its reads may be unfinished
 	passed                // a seek has moved the cursor since number was assigned: it is not given back
 	told                  // the reader of its batch knows that the tokens are other ones now, and may begin again
 

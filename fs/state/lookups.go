@@ -5,7 +5,7 @@ import "batchfs/fs/failpoint"
 // CountLookup notes that the kernel is told of a file of a sequence, in answer to request id. Idempotent: a request that is
 // sent again counts once. It can be cut at any failpoint. The caller serialises calls, as of the functions below.
 func (s *Shared) CountLookup(number int, id uint64) {
-	l := &s.lookups
+	l := s.lookups
 	if id&Resent != 0 {
 		id &^= Resent
 		for i := range l.counted {
@@ -25,7 +25,7 @@ func (s *Shared) CountLookup(number int, id uint64) {
 }
 
 func (s *Shared) finishLookup() {
-	l := &s.lookups
+	l := s.lookups
 	l.counted[l.made.Add(1)%maxCounted].Store(l.request.Load())
 	failpoint.Hit("lookup noted")
 	l.request.Store(0)
@@ -33,7 +33,7 @@ func (s *Shared) finishLookup() {
 
 // ResumeLookups completes the count that a worker was killed in.
 func (s *Shared) ResumeLookups() {
-	l := &s.lookups
+	l := s.lookups
 	if l.request.Load() == 0 {
 		return
 	}

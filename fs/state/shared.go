@@ -8,12 +8,8 @@ package state
 
 import (
 	"bytes"
-	"encoding/binary"
-	"errors"
-	"fmt"
-	"os"
+	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,6 +19,8 @@ func (m *Note) Set(b []byte) { m.len.Store(uint64(copy(m.bytes[:], b))) }
 
 // Get returns the bytes in the shared memory itself, none before the first Set.
 func (m *Note) Get() []byte { return m.bytes[:min(m.len.Load(), uint64(len(m.bytes)))] }
+
+func (m *Note) String() string { return string(m.Get()) }
 
 // Used says whether there is such a sequence.
 func (e *Entry) Used() bool { return e.used.Load() != 0 }
@@ -55,8 +53,8 @@ func getText(b []byte) string {
 	return string(b)
 }
 
-// SequencesUsed is the highest number that any sequence ever had.
-func (s *Shared) SequencesUsed() int { return int(s.sequencesUsed.Load()) }
+// SequencesUsed is the highest number that any sequence ever had, of those that this build has room for.
+func (s *Shared) SequencesUsed() int { return int(min(s.sequencesUsed.Load(), MaxSequences-1)) }
 
 // NewNumber returns a number that no sequence has had yet, or 0 when there is none left. The caller serialises calls, as of
 // Add and Remove.
@@ -74,10 +72,9 @@ func (s *Shared) Add(number int, name string, start uint64, user uint32) {
 	q.seek.Store(0)
 	q.start.Store(start)
 	q.user.Store(uint64(user))
-	q.Reads.Store(0)
-	q.Bytes.Store(0)
-	q.Errors.Store(0)
-	q.GivenBack.Store(0)
+	for _, counter := range []*atomic.Uint64{&q.Reads, &q.Bytes, &q.Errors, &q.GivenBack, &q.Batches} {
+		counter.Store(0)
+	}
 	q.forgetAbandoned()
 	q.Waiting.Store(0)
 	q.lookups.Store(0)
@@ -89,62 +86,6 @@ func (s *Shared) Add(number int, name string, start uint64, user uint32) {
 // Remove ends a sequence: its number may begin another.
 func (s *Shared) Remove(number int) { s.Sequences[number].used.Store(0) }
 
-// New makes the shared memory of a mount. The memory lives as long as the file, or a mapping of it.
-func New() (*os.File, *Shared, error) {
-	fd, err := unix.MemfdCreate("batchfs", unix.MFD_CLOEXEC)
-	if err != nil {
-		return nil, nil, fmt.Errorf("shared memory: %w", err)
-	}
-	file := os.NewFile(uintptr(fd), "batchfs")
-	if err := file.Truncate(int64(unsafe.Sizeof(Shared{}))); err != nil {
-		file.Close()
-		return nil, nil, fmt.Errorf("shared memory: %w", err)
-	}
-	// What mapFile looks for.
-	if _, err := file.Write(binary.NativeEndian.AppendUint64(nil, layoutVersion)); err != nil {
-		file.Close()
-		return nil, nil, fmt.Errorf("shared memory: %w", err)
-	}
-	s, err := Map(file)
-	if err != nil {
-		file.Close()
-		return nil, nil, err
-	}
-	s.Began = time.Now().UnixNano()
-	return file, s, nil
-}
-
-// Map maps the state in a file that New made, to be written.
-func Map(file *os.File) (*Shared, error) { return mapFile(file, unix.PROT_READ|unix.PROT_WRITE) }
-
-// Look maps the state in a file that New made, to be read only: a write would be a fault.
-func Look(file *os.File) (*Shared, error) { return mapFile(file, unix.PROT_READ) }
-
-var errLayout = errors.New("another version of batchfs made this mount, and its shared memory differs: unmount, and mount again")
-
-func mapFile(file *os.File, prot int) (*Shared, error) {
-	info, err := file.Stat()
-	if err != nil {
-		return nil, fmt.Errorf("shared memory: %w", err)
-	}
-	if info.Size() != int64(unsafe.Sizeof(Shared{})) {
-		return nil, errLayout
-	}
-	at, err := unix.MmapPtr(int(file.Fd()), 0, nil, unsafe.Sizeof(Shared{}), prot, unix.MAP_SHARED)
-	if err != nil {
-		return nil, fmt.Errorf("shared memory of %d bytes: %w", unsafe.Sizeof(Shared{}), err)
-	}
-	s := (*Shared)(at)
-	if s.layout != layoutVersion {
-		s.Close()
-		return nil, errLayout
-	}
-	return s, nil
-}
-
-// Close unmaps the memory. Nothing of s may be used afterwards.
-func (s *Shared) Close() { unix.MunmapPtr(unsafe.Pointer(s), unsafe.Sizeof(Shared{})) }
-
 // NewConnection forgets what belongs to the connection that has ended: the kernel knows nothing of its handles and names, and
 // uses its request ids again. Cursors and counters stay.
 func (s *Shared) NewConnection() {
@@ -153,7 +94,7 @@ func (s *Shared) NewConnection() {
 	for i := range s.slotsUsed.Load() {
 		s.slots[i].sequence.Store(0)
 	}
-	for n := range s.sequencesUsed.Load() {
+	for n := range s.SequencesUsed() {
 		s.Sequences[n+1].lookups.Store(0)
 	}
 	s.names.forgotten.Store(s.names.noted.Load())
@@ -164,8 +105,8 @@ func (s *Shared) NewConnection() {
 	for i := range s.assignments {
 		s.assignments[i].id.Store(0)
 	}
-	for i := range s.parked {
-		s.parked[i].fh.Store(0)
+	for i := range s.unfinished {
+		s.unfinished[i].fh.Store(0)
 	}
 	s.Acquit()
 	for i := range s.attempts {
@@ -180,15 +121,6 @@ func Monotonic() int64 {
 	return now.Nano()
 }
 
-// Restarts counts the restarts that were asked for and are over.
-func (s *Shared) Restarts() uint64 { return s.RestartCount.Load() }
-
-// Outcome is why the last restart was refused, or empty.
-func (s *Shared) Outcome() string { return string(s.LastRestart.Get()) }
-
-// Worker is the id of the process that serves.
-func (s *Shared) Worker() int { return int(s.WorkerPID.Load()) }
-
 // Silent is how long ago the worker last answered the supervisor, which asks every second.
 func (s *Shared) Silent() time.Duration { return time.Duration(Monotonic() - s.Heartbeat.Load()) }
 
@@ -196,7 +128,7 @@ func (s *Shared) Silent() time.Duration { return time.Duration(Monotonic() - s.H
 // has waited.
 func (s *Shared) Waiting() map[string]time.Duration {
 	waiting := map[string]time.Duration{}
-	for n := range s.sequencesUsed.Load() {
+	for n := range s.SequencesUsed() {
 		q := &s.Sequences[n+1]
 		if since := q.Waiting.Load(); since != 0 && q.Used() {
 			waiting[q.Name()] = time.Duration(Monotonic() - since)

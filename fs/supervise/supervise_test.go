@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"batchfs/fs/fdpass"
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
 	"batchfs/internal/wait"
@@ -55,7 +56,7 @@ func work(how string) {
 			os.Exit(1)
 		}
 	}
-	if w.AwaitTurn() != nil {
+	if w.AwaitPromotion() != nil {
 		return
 	}
 	w.Shared.Workers.Add(1)
@@ -68,11 +69,7 @@ func work(how string) {
 	if w.Serving() != nil {
 		return
 	}
-	w.Obey(func() {
-		if how == "hang" {
-			time.Sleep(time.Hour)
-		}
-	})
+	w.AnswerPings(func() {})
 }
 
 // A run is a supervisor under test: of no mount, but of a pipe in the connection's place, which is gone when ends is called.
@@ -113,7 +110,7 @@ func newRun(t *testing.T, how string) *run {
 	}
 	r := &run{restart: make(chan os.Signal, 1), stop: make(chan os.Signal, 2), done: make(chan error, 1), log: &strings.Builder{}, how: how}
 	r.ends = sync.OnceFunc(func() { read.Close() })
-	r.supervisor = &supervisor{connection: write, memory: memory, shared: shared, mountpoint: t.TempDir(), mounted: &mount.Mounted{}, Options: Options{
+	r.supervisor = newSupervisor(Options{
 		Worker: func(reload bool) *exec.Cmd {
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -124,7 +121,8 @@ func newRun(t *testing.T, how string) *run {
 		Snapshot: snapshot, Restart: r.restart, Stop: r.stop, Grace: time.Minute,
 		Restarted: func(int) {}, Stopping: func() {},
 		Log: slog.New(slog.NewTextHandler(r.log, nil)),
-	}}
+	}, &mount.Mounted{Mountpoint: t.TempDir()}, write, shared, memory)
+	r.backOff, r.pingEvery = time.Microsecond, 100*time.Millisecond
 	t.Cleanup(func() {
 		r.ends()
 		for _, p := range []*workerProcess{r.worker, r.next} {
@@ -148,7 +146,13 @@ func (r *run) start(t *testing.T) {
 	go func() { r.done <- r.run() }()
 }
 
-func (r *run) run() error { return r.supervisor.run() }
+// run is the supervisor's, without the error of a mount that has ended as it should.
+func (r *run) run() error {
+	if err := r.supervisor.run(); err != errOver {
+		return err
+	}
+	return nil
+}
 
 func (r *run) await(t *testing.T) error {
 	t.Helper()
@@ -176,10 +180,10 @@ func TestKilledWorkerIsReplaced(t *testing.T) {
 	r.start(t)
 	for range 3 {
 		wait.Until(t, "a process that stands by", func() bool { return len(children(t)) == 2 })
-		first := r.shared.Worker()
+		first := int(r.shared.Worker.Load())
 		workers := r.shared.Workers.Load()
 		syscall.Kill(first, syscall.SIGKILL)
-		wait.Until(t, "another worker", func() bool { return r.shared.Workers.Load() > workers && r.shared.Worker() != first })
+		wait.Until(t, "another worker", func() bool { return r.shared.Workers.Load() > workers && int(r.shared.Worker.Load()) != first })
 	}
 	r.ends()
 	if err := r.await(t); err != nil {
@@ -190,18 +194,30 @@ func TestKilledWorkerIsReplaced(t *testing.T) {
 	}
 }
 
-// A worker that misses pings is replaced.
+// A worker is replaced that does not answer four pings, however long ago they were sent: this process may have been stopped.
 func TestHangingWorkerIsReplaced(t *testing.T) {
-	r := newRun(t, "hang")
-	r.start(t)
-	first := r.shared.Worker()
-	wait.Until(t, "another worker", func() bool { return r.shared.Worker() != first })
-	r.ends()
-	if err := r.await(t); err != nil {
-		t.Error(err)
+	r := newRun(t, "serve")
+	if err := r.begin(false); err != nil {
+		t.Fatal(err)
 	}
-	if text := r.log.String(); !strings.Contains(text, `why="it did not answer"`) {
-		t.Errorf("the log does not say why:\n%s", text)
+	r.pingEvery = r.silentLimit / 3
+	first := r.worker
+	for range 10 {
+		if err := r.ping(); err != nil {
+			t.Fatal(err)
+		}
+		r.received(wait.For(t, "a pong", first.messages), true)
+	}
+	syscall.Kill(first.cmd.Process.Pid, syscall.SIGSTOP)
+	wait.Until(t, "a stopped worker", func() bool { return !first.hasThread("RSD") })
+	pings := 0
+	for ; r.worker == first; pings++ {
+		if err := r.ping(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if text := r.log.String(); pings != 4 || !strings.Contains(text, `why="it did not answer"`) {
+		t.Errorf("replaced at ping %d:\n%s", pings, text)
 	}
 }
 
@@ -211,20 +227,20 @@ func TestRestart(t *testing.T) {
 	r.start(t)
 	ask := func() (outcome string) {
 		t.Helper()
-		before := r.shared.Restarts()
+		before := r.shared.Restarts.Load()
 		r.restart <- syscall.SIGHUP
-		wait.Until(t, "the outcome of a restart", func() bool { return r.shared.Restarts() > before })
-		return r.shared.Outcome()
+		wait.Until(t, "the outcome of a restart", func() bool { return r.shared.Restarts.Load() > before })
+		return r.shared.LastRestart.String()
 	}
-	first := r.shared.Worker()
-	if outcome := ask(); outcome != "" || r.shared.Worker() == first {
-		t.Errorf("%q, and worker %d serves after %d", outcome, r.shared.Worker(), first)
+	first := int(r.shared.Worker.Load())
+	if outcome := ask(); outcome != "" || int(r.shared.Worker.Load()) == first {
+		t.Errorf("%q, and worker %d serves after %d", outcome, r.shared.Worker.Load(), first)
 	}
 	for how, says := range map[string]string{"refuse": "it does not suit", "end": "the process that was to serve ended (exit status 0)"} {
 		r.workersWill(how)
-		serving := r.shared.Worker()
-		if outcome := ask(); outcome != says || r.shared.Worker() != serving {
-			t.Errorf("%s: %q, and worker %d serves after %d", how, outcome, r.shared.Worker(), serving)
+		serving := r.shared.Worker.Load()
+		if outcome := ask(); outcome != says || r.shared.Worker.Load() != serving {
+			t.Errorf("%s: %q, and worker %d serves after %d", how, outcome, r.shared.Worker.Load(), serving)
 		}
 	}
 	// What a worker publishes before it serves is for its successors.
@@ -232,7 +248,7 @@ func TestRestart(t *testing.T) {
 	if outcome := ask(); outcome != "" {
 		t.Errorf("%q", outcome)
 	}
-	published := fmt.Sprint("published by ", r.shared.Worker())
+	published := fmt.Sprint("published by ", r.shared.Worker.Load())
 	r.ends()
 	if err := r.await(t); err != nil {
 		t.Error(err)
@@ -246,12 +262,10 @@ func TestRestart(t *testing.T) {
 func TestRestartInTheGracePeriod(t *testing.T) {
 	r := newRun(t, "serve")
 	r.ending = time.Now().Add(time.Minute)
-	r.unmounted = true
-	if err := r.supervisor.restart(); err != nil {
-		t.Fatal(err)
-	}
-	if outcome := r.shared.Outcome(); r.shared.Restarts() != 1 || !strings.Contains(outcome, "the mount is ending") {
-		t.Errorf("%d restarts are over, the last one with %q", r.shared.Restarts(), outcome)
+	r.isUnmounted = true
+	r.supervisor.restart()
+	if outcome := r.shared.LastRestart.String(); r.shared.Restarts.Load() != 1 || !strings.Contains(outcome, "the mount is ending") {
+		t.Errorf("%d restarts are over, the last one with %q", r.shared.Restarts.Load(), outcome)
 	}
 }
 
@@ -302,7 +316,7 @@ func TestMachineLetsNoneServe(t *testing.T) {
 			}
 			r.workersWill(test.how)
 			go func() { r.done <- r.run() }()
-			syscall.Kill(r.shared.Worker(), syscall.SIGKILL)
+			syscall.Kill(int(r.shared.Worker.Load()), syscall.SIGKILL)
 			wait.Until(t, "more attempts than may fail", func() bool { return tried.Load() > maxFailures+1 })
 			silent := r.shared.Heartbeat.Load()
 			switch test.end {
@@ -312,8 +326,8 @@ func TestMachineLetsNoneServe(t *testing.T) {
 				r.ends()
 			case "restart":
 				r.restart <- syscall.SIGHUP
-				wait.Until(t, "the outcome of a restart", func() bool { return r.shared.Restarts() > 0 })
-				if outcome := r.shared.Outcome(); outcome != "" || r.shared.Heartbeat.Load() == silent {
+				wait.Until(t, "the outcome of a restart", func() bool { return r.shared.Restarts.Load() > 0 })
+				if outcome := r.shared.LastRestart.String(); outcome != "" || r.shared.Heartbeat.Load() == silent {
 					t.Errorf("no worker serves after a restart: %q", outcome)
 				}
 				r.ends()
@@ -370,13 +384,13 @@ func nothing() error { return nil }
 
 // A worker that does nothing is late. What meanwhile returns ends the wait for it.
 func TestLateWorker(t *testing.T) {
-	const limit = time.Second
+	const limit = 2 * lookEvery
 	r := newRun(t, "serve")
 	p := r.startOne(t)
 	if err := p.await(msgPrepared, startLimit, nothing); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.await(msgServing, limit, nothing); err == nil || !strings.Contains(err.Error(), "did not get ready within 1s") {
+	if err := p.await(msgServing, limit, nothing); err == nil || !strings.Contains(err.Error(), "did not get ready within 100ms") {
 		t.Error(err)
 	}
 	p = r.startOne(t)
@@ -436,7 +450,7 @@ func TestHowAWorkerEnded(t *testing.T) {
 		if err := p.cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		wait.Until(t, "the end", p.dying)
+		wait.Until(t, "the end", p.isDying)
 		if got := p.howEnded(); got != want+"; threads of it still wait for a disk" {
 			t.Errorf("%s: %s", script, got)
 		}
@@ -446,13 +460,13 @@ func TestHowAWorkerEnded(t *testing.T) {
 
 // A message is received whole, with its file; a long one is cut.
 func TestMessages(t *testing.T) {
-	ours, theirsFile, err := newSockets()
+	a, b, err := fdpass.Pair()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer theirsFile.Close()
-	defer ours.file.Close()
-	theirs := &socket{file: theirsFile}
+	defer a.Close()
+	defer b.Close()
+	ours, theirs := &socket{file: a}, &socket{file: b}
 	file, err := os.Open("/proc/version")
 	if err != nil {
 		t.Fatal(err)
@@ -473,7 +487,7 @@ func TestMessages(t *testing.T) {
 			m.file.Close()
 		}
 	}
-	syscall.Shutdown(int(ours.file.Fd()), syscall.SHUT_RDWR)
+	syscall.Shutdown(int(a.Fd()), syscall.SHUT_RDWR)
 	if _, err := theirs.receive(); !errors.Is(err, errGone) {
 		t.Errorf("at the end: %v", err)
 	}
@@ -484,11 +498,11 @@ func TestHandedOverWithoutResend(t *testing.T) {
 	r := newRun(t, "serve")
 	r.Connection, r.NoResend = r.connection, true
 	r.start(t)
-	first := r.shared.Worker()
-	restarts := r.shared.Restarts()
+	first := int(r.shared.Worker.Load())
+	restarts := r.shared.Restarts.Load()
 	r.restart <- syscall.SIGHUP
-	wait.Until(t, "the end of the restart", func() bool { return r.shared.Restarts() > restarts })
-	if why := r.shared.Outcome(); !strings.Contains(why, "handed over") || r.shared.Worker() != first {
+	wait.Until(t, "the end of the restart", func() bool { return r.shared.Restarts.Load() > restarts })
+	if why := r.shared.LastRestart.String(); !strings.Contains(why, "handed over") || int(r.shared.Worker.Load()) != first {
 		t.Errorf("a restart: %q", why)
 	}
 	syscall.Kill(first, syscall.SIGKILL)

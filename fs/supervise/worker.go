@@ -62,16 +62,16 @@ func (w *Worker) Publish(snapshot *os.File) error {
 	return w.socket.send(msgSnapshot, snapshot)
 }
 
-// AwaitTurn tells the supervisor that this process could serve, and waits until it should. The error is ErrReplaced if that
+// AwaitPromotion tells the supervisor that this process could serve, and waits until it should. The error is ErrReplaced if that
 // will never be.
-func (w *Worker) AwaitTurn() error {
+func (w *Worker) AwaitPromotion() error {
 	if err := w.socket.send(msgPrepared, nil); err != nil {
 		return err
 	}
 	if m, err := w.socket.receive(); err != nil || m.text != msgServe {
 		return ErrReplaced
 	}
-	w.Shared.WorkerPID.Store(int64(os.Getpid()))
+	w.Shared.Worker.Store(int64(os.Getpid()))
 	dieBefore()
 	return nil
 }
@@ -90,16 +90,16 @@ func dieBefore() {
 // Serving tells the supervisor that this process serves.
 func (w *Worker) Serving() error { return w.socket.send(msgServing, nil) }
 
-// Obey answers pings until the supervisor tells this process to end, or is gone. It calls well before each pong; well must
-// block while requests cannot be answered.
-func (w *Worker) Obey(well func()) {
+// AnswerPings answers pings until the supervisor tells this process to end, or is gone. It calls check before each answer; check
+// must block while requests cannot be answered.
+func (w *Worker) AnswerPings(check func()) {
 	for {
 		m, err := w.socket.receive()
 		switch {
-		case err != nil || m.text == msgGo:
+		case err != nil || m.text == msgLeave:
 			return
 		case m.text == msgPing:
-			well()
+			check()
 			w.socket.send(msgPong, nil)
 		}
 	}

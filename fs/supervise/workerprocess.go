@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
-	"batchfs/fs/process"
+	"batchfs/fs/fdpass"
+	"batchfs/internal/process"
 )
 
 // A workerProcess is a worker as its supervisor sees it.
@@ -19,13 +21,35 @@ type workerProcess struct {
 	messages chan message  // of the worker; closed with its end of the socket
 	ended    chan struct{} // closed when the process has ended
 
-	reload    bool          // it was started for a restart; otherwise it stands by
-	cpu       time.Duration // processor time that it had got when worked was last called
-	took      time.Duration // how long it has worked to get ready, while it stands by
-	from      *os.File      // the snapshot that it begins from
-	prepared  bool          // it could serve
-	serves    bool
-	published *os.File // the snapshot that it published before it served, or nil
+	from       *os.File      // the snapshot that it begins from
+	cpu        time.Duration // processor time that it had got when worked was last called
+	took       time.Duration // how long it has worked to get ready
+	isReload   bool          // it was started for a restart; otherwise it stands by
+	isPrepared bool          // it could serve
+	serves     bool
+	published  *os.File // the snapshot that it published before it served, or nil
+}
+
+// startWorker starts a worker, which begins from a snapshot.
+func startWorker(cmd *exec.Cmd, connection, memory, snapshot *os.File) (*workerProcess, error) {
+	ours, theirs, err := fdpass.Pair()
+	if err != nil {
+		return nil, err
+	}
+	p := &workerProcess{
+		cmd: cmd, socket: &socket{file: ours}, messages: make(chan message, maxMessages), ended: make(chan struct{}), from: snapshot,
+	}
+	cmd.ExtraFiles = append([]*os.File{connection, memory, theirs, snapshot}, cmd.ExtraFiles...)
+	// A group of its own: Ctrl-C is for the supervisor, which then unmounts.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	err = cmd.Start()
+	theirs.Close() // or the socket would stay open after the worker ended
+	if err != nil {
+		ours.Close()
+		return nil, err
+	}
+	go p.listen()
+	return p, nil
 }
 
 // listen receives what the worker sends until the process has ended.
@@ -63,10 +87,10 @@ func (p *workerProcess) worked(while time.Duration) time.Duration {
 	return while
 }
 
-// isLate is called every lookEvery while a worker gets ready to stand by, and says whether that takes it too long.
-func (p *workerProcess) isLate() bool {
+// isLate is called every lookEvery while a worker gets ready, and says whether that takes it longer than limit.
+func (p *workerProcess) isLate(limit time.Duration) bool {
 	p.took += p.worked(lookEvery)
-	return p.took > startLimit
+	return p.took > limit
 }
 
 // await returns nil when a worker that does not serve yet sends what it is expected to. A worker that ends, refuses, or has
@@ -75,7 +99,7 @@ func (p *workerProcess) isLate() bool {
 func (p *workerProcess) await(text string, limit time.Duration, meanwhile func() error) error {
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
-	for worked := time.Duration(0); ; {
+	for p.took = 0; ; {
 		select {
 		case m := <-p.messages: // the zero message when it has ended
 			switch m.text {
@@ -88,7 +112,7 @@ func (p *workerProcess) await(text string, limit time.Duration, meanwhile func()
 			}
 		case <-look.C:
 			err := meanwhile()
-			if worked += p.worked(lookEvery); err == nil && worked > limit && len(p.messages) == 0 { // or this process is late
+			if err == nil && p.isLate(limit) && len(p.messages) == 0 { // or this process is late
 				err = errLate(limit)
 			}
 			if err != nil {
@@ -156,22 +180,10 @@ const (
 	killedLimit = 20 * time.Second
 )
 
-// kill ends a process that may be answering requests. It is stopped first: a request or an answer that the kernel is copying
-// when the process is killed would fail. A thread that waits for a processor stops when it gets one.
+// kill ends a process, which may be answering requests: no read fails by that.
 func (p *workerProcess) kill() {
-	p.cmd.Process.Signal(syscall.SIGSTOP)
-	for began := time.Now(); ; time.Sleep(time.Millisecond) {
-		took := time.Since(began)
-		if took > killedLimit || !p.hasThread("R") && (took > leavingLimit/20 || !p.hasThread("S")) {
-			break
-		}
-	}
 	p.cmd.Process.Kill()
 	p.awaitEnd(killedLimit)
-	if p.published != nil {
-		p.published.Close()
-		p.published = nil
-	}
 }
 
 // awaitEnd waits for a process that was told to end. It does not wait for threads that cannot be killed because they wait for a
@@ -185,11 +197,6 @@ func (p *workerProcess) awaitEnd(limit time.Duration) {
 			return
 		case <-time.After(every):
 		}
-		if n := len(p.messages); n > 0 && n == cap(p.messages) { // or listen would wait for ever; what is newer stays
-			if m := <-p.messages; m.file != nil {
-				m.file.Close()
-			}
-		}
 		if stuck++; p.hasThread("RST") || !p.hasThread("D") {
 			stuck = 0
 		}
@@ -198,19 +205,15 @@ func (p *workerProcess) awaitEnd(limit time.Duration) {
 
 // hasThread says whether a thread of the process is in one of these states.
 func (p *workerProcess) hasThread(states string) bool {
-	tasks := process.Dir(p.cmd.Process.Pid) + "/task"
-	threads, _ := os.ReadDir(tasks)
-	for _, thread := range threads {
-		stat, err := process.ReadStat(tasks + "/" + thread.Name())
-		if err == nil && strings.IndexByte(states, stat.State) >= 0 {
-			return true
-		}
-	}
-	return false
+	pid := p.cmd.Process.Pid
+	return slices.ContainsFunc(process.Threads(pid), func(thread int) bool {
+		stat, err := process.ReadStat(fmt.Sprintf("%s/task/%d", process.Dir(pid), thread))
+		return err == nil && strings.IndexByte(states, stat.State) >= 0
+	})
 }
 
-// dying says whether the first thread has ended and others have not.
-func (p *workerProcess) dying() bool {
+// isDying says whether the first thread has ended and others have not.
+func (p *workerProcess) isDying() bool {
 	stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid))
 	return err == nil && stat.State == 'Z'
 }

@@ -84,31 +84,6 @@ func TestHangingWorker(t *testing.T) {
 	e2e.AwaitEnded(t, first)
 }
 
-// A keeper and a worker that are stopped for a while go on as if nothing had been.
-func TestBothStopped(t *testing.T) {
-	e2e.Long(t)
-	t.Parallel()
-	config, _ := e2e.StormConfig(t, "")
-	m := e2e.Mount(t, "-c", config)
-	readers := e2e.StartStorms(t, m)
-	worker := m.Worker(t)
-	for _, sig := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
-		time.Sleep(time.Second)
-		e2e.NoError(t, syscall.Kill(worker, sig))
-		e2e.NoError(t, m.Cmd.Process.Signal(sig))
-		time.Sleep(4 * time.Second) // longer than three pings, one a second: a worker that misses them counts as hung
-	}
-	got := e2e.EndStorms(t, readers)
-	cursor, err := strconv.Atoi(m.Cursor(t, "train"))
-	e2e.NoError(t, err)
-	if missing := got.Missing(t, cursor); missing > 0 || len(got.Failed) > 0 {
-		t.Errorf("%d numbers are missing, and reads failed: %v", missing, got.Failed)
-	}
-	if m.Worker(t) != worker {
-		t.Errorf("process %d serves, and %d did", m.Worker(t), worker)
-	}
-}
-
 // A restart takes another program and another configuration, unless readers would see other batches.
 func TestRestart(t *testing.T) {
 	config, want := e2e.Small(t, 4)
@@ -197,12 +172,8 @@ func TestGivingUp(t *testing.T) {
 	var says strings.Builder
 	reader.Stderr = &says
 	e2e.NoError(t, reader.Start())
-	began := time.Now()
 	syscall.Kill(first, syscall.SIGKILL)
 	m.AwaitEnd(t)
-	if took := time.Since(began); took < time.Second {
-		t.Errorf("gave up after %v", took)
-	}
 	if err := reader.Wait(); err == nil || !strings.Contains(says.String(), "not connected") && !strings.Contains(says.String(), "connection abort") {
 		t.Errorf("its reader: %v %s", err, &says)
 	}

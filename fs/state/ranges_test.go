@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A batch is over when each of its bytes was delivered, in whatever pieces and order, and however often some were.
+// A batch is over when each of its bytes was delivered, in whatever ranges and order, and however often some were.
 func TestDeliveredMeansEachByte(t *testing.T) {
 	const size, rows = 1000, 10
 	row := func(i int) Span { return Span{int64(i) * size / rows, size / rows, size} }
@@ -91,7 +91,7 @@ func TestEndFirst(t *testing.T) {
 	}
 }
 
-// Whatever is read, the pieces are what a table of bytes says.
+// Whatever is read, the ranges are what a table of bytes says.
 func TestPieces(t *testing.T) {
 	const size = 200
 	h := begin(t)
@@ -118,25 +118,25 @@ func TestPieces(t *testing.T) {
 				t.Fatalf("step %d, %+v: byte %d: %v, want %v", step, r.Span, i, !has, has)
 			}
 		}
-		if pieces := h.pieces(fh); !slices.IsSortedFunc(pieces, func(a, b piece) int { return int(a.to-b.from) + 1 }) {
-			t.Fatalf("pieces that touch: %v", pieces)
+		if ranges := h.ranges(fh); !slices.IsSortedFunc(ranges, func(a, b byteRange) int { return int(a.to-b.from) + 1 }) {
+			t.Fatalf("ranges that touch: %v", ranges)
 		}
 	}
 }
 
 // covers says whether a byte was delivered.
 func (h *Handles) covers(fh uint64, at int64) bool {
-	return slices.ContainsFunc(h.pieces(fh), func(p piece) bool { return p.from <= at && at < p.to })
+	return slices.ContainsFunc(h.ranges(fh), func(p byteRange) bool { return p.from <= at && at < p.to })
 }
 
 func TestTooManyPieces(t *testing.T) {
 	h := begin(t)
 	fh, _ := h.Open(1, false, 1)
 	const size = 1000
-	for i := range int64(maxPieces + 1) {
+	for i := range int64(maxRanges + 1) {
 		_, _, err := h.AssignBatch(Read{FH: fh, ID: uint64(i + 2), Span: Span{2 * i, 1, size}})
-		if want := i == maxPieces; errors.Is(err, ErrPieces) != want {
-			t.Fatalf("piece %d: %v", i, err)
+		if want := i == maxRanges; errors.Is(err, ErrRanges) != want {
+			t.Fatalf("range %d: %v", i, err)
 		}
 	}
 	if k, ok := h.read(fh, 1000, Span{0, size, size}, 0); !ok || k != 0 {

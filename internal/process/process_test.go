@@ -5,7 +5,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -69,18 +68,21 @@ func TestReadStat(t *testing.T) {
 	}
 }
 
-func TestOfThread(t *testing.T) {
-	tasks, err := os.ReadDir("/proc/self/task")
-	if err != nil || len(tasks) == 0 {
-		t.Fatal(tasks, err)
+// A process's threads, and it, are listed under their ids.
+func TestLists(t *testing.T) {
+	if !slices.Contains(All(), os.Getpid()) {
+		t.Errorf("process %d is not among %v", os.Getpid(), All())
 	}
-	for _, task := range tasks {
-		id, err := strconv.Atoi(task.Name())
-		if got := OfThread(id); err != nil || got != os.Getpid() {
-			t.Errorf("thread %s is of process %d, want %d", task.Name(), got, os.Getpid())
+	threads := Threads(os.Getpid())
+	if !slices.Contains(threads, os.Getpid()) {
+		t.Errorf("the first thread is not among %v", threads)
+	}
+	for _, id := range threads {
+		if got := OfThread(id); got != os.Getpid() {
+			t.Errorf("thread %d is of process %d, want %d", id, got, os.Getpid())
 		}
 	}
-	if got := OfThread(-1); got != -1 {
-		t.Errorf("no thread is of process %d", got)
+	if got := OfThread(-1); got != -1 || len(Threads(1<<30)) > 0 {
+		t.Errorf("no thread is of process %d, and no process has threads %v", got, Threads(1<<30))
 	}
 }

@@ -4,6 +4,7 @@ package process
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -20,6 +21,41 @@ type Stat struct {
 
 // Dir is where the kernel tells about a process.
 func Dir(pid int) string { return fmt.Sprintf("/proc/%d", pid) }
+
+// All are the ids of the processes that /proc shows to this one.
+func All() []int { return numbers("/proc") }
+
+// Threads are the ids of a process's threads.
+func Threads(pid int) []int { return numbers(Dir(pid) + "/task") }
+
+// numbers are the names in a directory that are numbers.
+func numbers(dir string) (all []int) {
+	open, err := os.Open(dir)
+	if err != nil {
+		return nil
+	}
+	defer open.Close()
+	names, _ := open.Readdirnames(-1) // a process may end meanwhile
+	for _, name := range names {
+		if n, err := strconv.Atoi(name); err == nil {
+			all = append(all, n)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// Describe names a process for a message: process 12 (python).
+func Describe(pid int) string {
+	comm, _ := os.ReadFile(Dir(pid) + "/comm")
+	return fmt.Sprintf("process %d (%s)", pid, OneLine(strings.TrimSpace(string(comm))))
+}
+
+// OneLine escapes what cannot be printed in a name that a user chose, so that it does not look like a message of its own.
+func OneLine(name string) string {
+	quoted := strconv.Quote(name)
+	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
+}
 
 // User returns the user whose process it is, and the groups. The error is that of os.ReadFile where there is no such process.
 func User(pid int) (*syscall.Credential, error) {

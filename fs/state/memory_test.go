@@ -1,0 +1,146 @@
+package state
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"unsafe"
+)
+
+// made maps a file whose sections have the lengths that change makes of those of this build.
+func made(t *testing.T, change func(i int, bytes uint64) uint64, more ...section) (*os.File, *Shared) {
+	t.Helper()
+	file, err := os.Create(filepath.Join(t.TempDir(), "shared"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { file.Close() })
+	sections := new(Shared).sections()
+	for i := range sections {
+		sections[i].bytes = change(i, sections[i].bytes)
+	}
+	s, err := create(file, append(sections, more...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return file, s
+}
+
+// again maps the file another time, as another process does.
+func again(t *testing.T, file *os.File) *Shared {
+	t.Helper()
+	s, err := Look(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
+// use writes to s what another process is to see.
+func use(t *testing.T, s, other *Shared) {
+	t.Helper()
+	s.Worker.Store(77)
+	s.Answered.Add(5)
+	s.Add(s.NewNumber(), "train", 3, 0)
+	s.Sequences[1].NoteBatch(9)
+	if other.Worker.Load() != 77 || other.Answered.Load() != 5 || other.Sequences[1].Name() != "train" || other.Sequences[1].Batches.Load() != 10 {
+		t.Errorf("another process has worker %d, %d answers, sequence %q, and %d batches", other.Worker.Load(), other.Answered.Load(),
+			other.Sequences[1].Name(), other.Sequences[1].Batches.Load())
+	}
+}
+
+// Of a file that a later build made, with longer sections and more of them, the rest is left alone.
+func TestLongerSections(t *testing.T) {
+	file, s := made(t, func(_ int, bytes uint64) uint64 { return bytes + 10_000 }, section{bytes: 5000})
+	h, err := readHeader(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := len(s.sections())
+	marks := []int64{int64(h.Sections[last].Offset)}
+	for i, known := range s.sections() {
+		marks = append(marks, int64(h.Sections[i].Offset+known.bytes))
+	}
+	for _, at := range marks {
+		if _, err := file.WriteAt([]byte("later"), at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	use(t, s, again(t, file))
+	for _, at := range marks {
+		text := make([]byte, 5)
+		if _, err := file.ReadAt(text, at); err != nil || string(text) != "later" {
+			t.Errorf("at %d there is %q (%v)", at, text, err)
+		}
+	}
+}
+
+// What a file of an earlier build lacks reads as zero. It can be written, and this process alone sees that.
+func TestShorterSections(t *testing.T) {
+	entry := uint64(unsafe.Sizeof(Entry{}))
+	short := map[int]uint64{1: 8, 2: 2 * entry, 8: 0, 9: 0} // counters, sequences, names, attempts
+	file, s := made(t, func(i int, bytes uint64) uint64 {
+		if n, ok := short[i]; ok {
+			return n
+		}
+		return bytes
+	})
+	other := again(t, file)
+	use(t, s, other)
+	if names := s.Names(0); len(names) != 0 || s.Sequences[MaxSequences-1].Used() {
+		t.Errorf("names %v, and the last sequence is used: %v", names, s.Sequences[MaxSequences-1].Used())
+	}
+	s.NoteName(Name{1, "seed=1"})
+	s.Add(MaxSequences-1, "last", 0, 0)
+	if len(s.Names(0)) != 1 || s.Sequences[MaxSequences-1].Name() != "last" {
+		t.Error("what was written is lost")
+	}
+	if len(other.Names(0)) != 0 || other.Sequences[MaxSequences-1].Used() {
+		t.Error("another process sees what the file has no room for")
+	}
+}
+
+// A file that is not laid out as its header says, or that another build made before there was a header, is refused in words.
+func TestForgedHeader(t *testing.T) {
+	for name, test := range map[string]struct {
+		forge  func(h *header)
+		layout bool // the error is errLayout
+	}{
+		"an earlier layout": {func(h *header) { *h = header{Magic: [8]byte{10}} }, true},
+		"a later version":   {func(h *header) { h.Version++ }, true},
+		"beyond the end":    {func(h *header) { h.Sections[9].Bytes += 1 << 20 }, false},
+		"without end":       {func(h *header) { h.Sections[2].Bytes = 1<<64 - 1 }, false},
+		"in no page":        {func(h *header) { h.Sections[2].Offset++ }, false},
+		"far away":          {func(h *header) { h.Sections[20].Offset = 1 << 63 }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file, _ := made(t, func(_ int, bytes uint64) uint64 { return bytes })
+			h, err := readHeader(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			test.forge(&h)
+			var text bytes.Buffer
+			binary.Write(&text, binary.NativeEndian, h)
+			if _, err := file.WriteAt(text.Bytes(), 0); err != nil {
+				t.Fatal(err)
+			}
+			if s, err := Map(file); err == nil || errors.Is(err, errLayout) != test.layout {
+				t.Errorf("%v (mapped: %v)", err, s != nil)
+			}
+		})
+	}
+	empty, err := os.Create(filepath.Join(t.TempDir(), "empty"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer empty.Close()
+	if _, err := Map(empty); !errors.Is(err, errLayout) {
+		t.Error(err)
+	}
+}

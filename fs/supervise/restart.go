@@ -1,0 +1,83 @@
+package supervise
+
+import "errors"
+
+// restart begins to replace the worker on purpose, unless that is under way: whoever asked waits for the same outcome then.
+func (s *supervisor) restart() {
+	switch {
+	case s.next != nil && s.next.isReload:
+		return
+	case !s.ending.IsZero():
+		s.refuse(errors.New("the mount is ending: it was told to stop, and waits for files that are still open"))
+		return
+	case s.Connection != nil && !s.resends():
+		s.refuse(errors.New("the mount was handed over: before Linux 6.9 it would end with its worker"))
+		return
+	}
+	next, err := s.start(true)
+	if err != nil {
+		s.refuse(err)
+		return
+	}
+	if s.next != nil {
+		s.next.kill()
+	}
+	s.next = next
+}
+
+// refuse ends a restart: the same worker serves on.
+func (s *supervisor) refuse(err error) {
+	s.Log.Error("restart refused: the same worker keeps serving", "err", err)
+	s.endRestart(err.Error())
+}
+
+// endRestart tells whoever asked for a restart how it ended: why it was refused, or "".
+func (s *supervisor) endRestart(outcome string) {
+	s.shared.LastRestart.Set([]byte(outcome))
+	s.shared.Restarts.Add(1)
+}
+
+// handOver ends the worker and promotes the one that a restart started.
+func (s *supervisor) handOver() error {
+	old, next := s.worker, s.next
+	if old.socket.send(msgLeave, nil) == nil {
+		old.awaitEnd(leavingLimit)
+	}
+	old.kill()
+	s.drain()
+	s.next = nil
+	var err error
+	switch {
+	case s.isGone():
+		next.kill()
+		return errOver
+	case s.resends() && s.Snapshot == next.from:
+		err = s.promote(next)
+	default: // it has a connection that ends now, or an older snapshot
+		next.kill()
+		if !s.resends() {
+			if err := s.remount(); err != nil {
+				return err
+			}
+		}
+		err = s.begin(true)
+	}
+	switch {
+	case isEnd(err):
+		return err
+	case err != nil:
+		s.endRestart(err.Error())
+		return s.replace(err)
+	}
+	s.restarted()
+	s.standBy()
+	return nil
+}
+
+// restarted tells that the worker that a restart was asked for serves.
+func (s *supervisor) restarted() {
+	pid := s.worker.cmd.Process.Pid
+	s.Log.Info("restarted: a new worker serves", "pid", pid)
+	s.Restarted(pid)
+	s.endRestart("")
+}

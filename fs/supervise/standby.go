@@ -1,0 +1,137 @@
+package supervise
+
+import (
+	"encoding/binary"
+	"os"
+	"time"
+
+	"batchfs/fs/mount"
+	"batchfs/fs/state"
+)
+
+// start starts a worker, which sends msgPrepared when it could serve.
+func (s *supervisor) start(reload bool) (*workerProcess, error) {
+	p, err := startWorker(s.Worker(reload), s.connection, s.memory, s.Snapshot)
+	if err != nil {
+		return nil, machineError{err}
+	}
+	p.isReload = reload
+	return p, nil
+}
+
+// begin promotes the standby, or else a new worker, as with reload.
+func (s *supervisor) begin(reload bool) (err error) {
+	p := s.next
+	s.next = nil
+	if p != nil && reload {
+		p.kill()
+		p = nil
+	}
+	if p == nil {
+		if p, err = s.start(reload); err != nil {
+			return err
+		}
+	}
+	if !p.isPrepared {
+		if err := p.await(msgPrepared, startLimit, s.attend); err != nil {
+			return err
+		}
+	}
+	return s.promote(p)
+}
+
+// promote lets a worker serve that is prepared.
+func (s *supervisor) promote(p *workerProcess) error {
+	s.before = s.shared.Answered.Load()
+	if err := p.socket.send(msgServe, nil); err != nil {
+		return p.failure(message{})
+	}
+	if err := p.await(msgServing, s.silentLimit, s.attend); err != nil {
+		return err
+	}
+	p.serves = true
+	s.worker, s.began, s.silent = p, time.Now(), 0
+	s.shared.Heartbeat.Store(state.Monotonic())
+	// Only now, because the answer to the kernel's first request resets the read-ahead.
+	if err := mount.SetReadAhead(s.mounted.Device); err != nil && s.shared.Workers.Load() == 1 {
+		s.Log.Info("could not raise the kernel's read-ahead, so reading batches.bin and batches.npy in order is slower; root can raise it",
+			"want_kib", mount.ReadAhead>>10, "err", err)
+	}
+	if p.published != nil {
+		s.keepSnapshot(p.published)
+		p.published = nil
+	}
+	return nil
+}
+
+// standBy starts a worker that stands by, because starting one takes long while readers keep every processor busy.
+func (s *supervisor) standBy() {
+	if s.next != nil || !s.ending.IsZero() || !s.resends() {
+		return
+	}
+	next, err := s.start(false)
+	if err != nil {
+		s.warnAlone(err)
+		return
+	}
+	s.next = next
+}
+
+// warnAlone logs that no process can be made to stand by, once until one does.
+func (s *supervisor) warnAlone(err error) {
+	if !s.isAlone {
+		s.Log.Warn("no process stands by, so replacing a worker takes longer: the machine starts none, or it ends at once", "err", err)
+	}
+	s.isAlone = true
+}
+
+// resends says whether the kernel sends again what a dead worker left unanswered. Its first request tells.
+func (s *supervisor) resends() bool {
+	const flags2, hasResend = 40 + 16, 1 << (39 - 32)
+	request := s.shared.Init.Get()
+	return !s.NoResend && len(request) >= flags2+4 && binary.NativeEndian.Uint32(request[flags2:])&hasResend != 0
+}
+
+// receivedNext handles a message of the process that stands by, or that a restart started.
+func (s *supervisor) receivedNext(m message) error {
+	switch {
+	case m.text == msgSnapshot:
+		s.next.published = m.file
+	case m.text == msgPrepared && s.next.isReload:
+		return s.handOver()
+	case m.text == msgPrepared:
+		s.next.isPrepared = true
+		if s.isAlone {
+			s.isAlone = false
+			s.Log.Info("a process stands by again")
+		}
+	default:
+		s.drop(s.next.failure(m))
+	}
+	return nil
+}
+
+// drop ends the process that was to replace the worker.
+func (s *supervisor) drop(why error) {
+	next := s.next
+	s.next = nil
+	next.kill()
+	switch {
+	case next.isReload:
+		s.refuse(why)
+	case next.isPrepared:
+		s.Log.Debug("no process stands by for a moment", "err", why)
+	default:
+		s.warnAlone(why)
+	}
+}
+
+// keepSnapshot keeps the snapshot that the next worker begins from. The standby began from an older one.
+func (s *supervisor) keepSnapshot(file *os.File) {
+	s.Snapshot.Close()
+	s.Snapshot = file
+	if s.next != nil && !s.next.isReload {
+		s.next.kill()
+		s.next = nil
+	}
+}
