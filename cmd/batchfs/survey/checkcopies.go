@@ -1,0 +1,137 @@
+package survey
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"slices"
+
+	"batchfs/cache"
+	"batchfs/fs"
+)
+
+const (
+	// A common run is reported from so many tokens on: what is shorter may be the same text in two documents. In files of fewer
+	// tokens than four times as many, it is a quarter of their tokens.
+	maxCommonRun = 1 << 16
+	minCommonRun = 1 << 8
+	// maxPrints bounds the fingerprints of all files, which take 16 bytes each, and half as much again where they are compared.
+	maxPrints = 1 << 21
+)
+
+// chooseWindow decides how long the runs are of which fingerprints are taken. Runs of twice as many numbers are found.
+func (c *check) chooseWindow(run int64) {
+	var numbers, files int64
+	for _, f := range c.files {
+		if f.part.main() && f.array != nil {
+			numbers, files = numbers+f.numbers, files+1
+		}
+	}
+	if run == 0 {
+		run = min(maxCommonRun, max(minCommonRun, numbers/max(4*files, 1)))
+	}
+	run = max(run, 4*numbers/maxPrints, 16)
+	c.window = 1 << (bits.Len64(uint64(run)) - 2)
+	c.report.CommonRun = run
+}
+
+// judgeCopies looks for main arrays that hold the same, and for runs of numbers that stand twice.
+func (c *check) judgeCopies() {
+	first := map[string]*checked{} // by content
+	same := map[*checked]*checked{}
+	var files []*checked
+	var starts []int64
+	var prints []print
+	for _, f := range c.files {
+		if f.array == nil || !f.part.main() {
+			continue
+		}
+		files, starts = append(files, f), append(starts, f.base)
+		sum := sha256.New()
+		fmt.Fprintln(sum, f.array.DType(), f.array.Axes(), f.numbers)
+		for _, r := range f.results {
+			sum.Write(r.Sum)
+			for b := r.Prints; len(b) >= 16; b = b[16:] {
+				prints = append(prints, print{binary.LittleEndian.Uint64(b), int64(binary.LittleEndian.Uint64(b[8:]))})
+			}
+		}
+		if f.failed {
+			continue
+		}
+		if of := first[string(sum.Sum(nil))]; of == nil {
+			first[string(sum.Sum(nil))] = f
+		} else {
+			same[f] = of
+			p := f.problem(Duplicate)
+			p.Count, p.Other = f.array.Len(), fs.JSONText(of.path)
+			if f.path == of.path {
+				c.found(p, "%s is named twice, in %s and in %s; leave it out of one", f.path, where(of), where(f))
+			} else {
+				c.found(p, "%s holds the same as %s; leave one of them out", f.path, of.path)
+			}
+		}
+	}
+	fileAt := func(at int64) *checked {
+		i, found := slices.BinarySearch(starts, at)
+		if !found {
+			i--
+		}
+		return files[i]
+	}
+	for _, run := range commonRuns(prints, c.window, starts) {
+		a, b := fileAt(run.a), fileAt(run.b)
+		copies := func(f *checked) *checked {
+			if of := same[f]; of != nil {
+				return of
+			}
+			return f
+		}
+		if a != b && copies(a) == copies(b) && run.a-a.base == run.b-b.base {
+			continue // they hold the same altogether
+		}
+		run = extend(run, a, b, c.window)
+		per := perElement(a.array)
+		if run.n < c.report.CommonRun {
+			continue
+		}
+		p := b.problem(Overlap)
+		// Whole elements only.
+		p.Index = (run.b - b.base + per - 1) / per
+		p.Count = (run.b-b.base+run.n)/per - p.Index
+		p.Other, p.OtherIndex = fs.JSONText(a.path), (run.a-run.b+b.base+p.Index*per-a.base)/per
+		c.found(p, "%s: the %d elements from number %d on are those of %s from number %d on%s", b.path, p.Count, p.Index, a.path, p.OtherIndex,
+			map[bool]string{true: ", which is in split " + a.part.split}[a.part.split != b.part.split])
+	}
+}
+
+// where says in words which files a file is one of.
+func where(f *checked) string {
+	return fmt.Sprintf("source %d of splits.%s", f.part.Source, f.part.split)
+}
+
+// extend makes a common run of two files as long as it is. It is longer than it shows by fewer than w numbers on each side.
+func extend(run common, a, b *checked, w int64) common {
+	numbers := func(f *checked, from, n int64) (list []uint64) {
+		d := decoder{dtype: f.array.DType()}
+		f.array.Read([]cache.Window{{Start: from - f.base, Len: int(n)}}, func(_ int, raw []byte) error {
+			list = d.decode(raw)
+			return nil
+		})
+		return list // none where they cannot be read, and then the run is as long as it shows
+	}
+	if n := min(w, run.a-a.base, run.b-b.base); n > 0 {
+		x, y := numbers(a, run.a-n, n), numbers(b, run.b-n, n)
+		for n = 0; int(n) < min(len(x), len(y)) && x[len(x)-1-int(n)] == y[len(y)-1-int(n)]; n++ {
+		}
+		run = common{run.a - n, run.b - n, run.n + n}
+	}
+	enda, endb := run.a+run.n, run.b+run.n
+	if n := min(w, a.base+a.numbers-enda, b.base+b.numbers-endb); n > 0 {
+		x, y := numbers(a, enda, n), numbers(b, endb, n)
+		for n = 0; int(n) < min(len(x), len(y)) && x[n] == y[n]; n++ {
+		}
+		run.n += n
+	}
+	return run
+}

@@ -1,0 +1,46 @@
+package survey
+
+import (
+	"batchfs/fs"
+)
+
+// judgeLengths compares the arrays beside the tokens with the tokens.
+func (c *check) judgeLengths() {
+	var main *part
+	for _, p := range c.parts {
+		if p.main() {
+			main = p
+			continue
+		}
+		mains, here, known := int64(0), int64(0), true
+		for _, f := range main.files {
+			if known = known && f.array != nil; known {
+				mains += f.array.Len()
+			}
+		}
+		for _, f := range p.files {
+			if known = known && f.array != nil; known {
+				here += f.array.Len()
+			}
+		}
+		if !known || mains == here {
+			continue
+		}
+		// Where the files correspond, the first that differs says more than the sum.
+		for i, f := range p.files {
+			if of := main.files[min(i, len(main.files)-1)]; len(p.files) == len(main.files) && f.array.Len() != of.array.Len() {
+				problem := f.problem(Length)
+				problem.Count, problem.Other = f.array.Len()-of.array.Len(), fs.JSONText(of.path)
+				c.found(problem, "%s: array %s has %d elements, but there are %d in %s: it must have one for each of them",
+					f.path, p.Name, f.array.Len(), of.array.Len(), of.path)
+				here = mains
+			}
+		}
+		if here != mains {
+			problem := p.files[0].problem(Length)
+			problem.Count, problem.Other = here-mains, fs.JSONText(main.files[0].path)
+			c.found(problem, "splits.%s: array %s has %d elements in all its files, but there are %d in those that it lies beside: it must have one for each of them",
+				p.split, p.Name, here, mains)
+		}
+	}
+}
