@@ -167,13 +167,11 @@ func (c *check) open(splits []*config.Split, m config.Memory) error {
 
 // judge finds the problems that the results show.
 func (c *check) judge() {
-	for _, f := range c.files {
-		if f.array != nil && f.part.main() {
-			c.judgeTokens(f)
-		}
+	for _, f := range c.mains() {
+		c.judgeTokens(f)
 	}
 	c.judgeLengths()
-	c.judgeCopies()
+	c.judgeOverlaps(c.judgeDuplicates())
 }
 
 // JSON writes r for programs.
@@ -188,11 +186,15 @@ func (r *Report) Print(out io.Writer) {
 	for _, p := range r.Problems {
 		fmt.Fprintln(out, terminal.Printable(string(p.Message)))
 	}
-	fmt.Fprintf(out, "%s: %s, %s, %s read", strings.Join(r.Splits, ", "), numberOf(int64(r.Files), "file", "files"), numberOf(r.Tokens, "token", "tokens"), terminal.Size(r.Bytes))
+	fmt.Fprintf(out, "%s: %s, %s, %s read", strings.Join(r.Splits, ", "), terminal.Count(int64(r.Files), "file", "files"), terminal.Count(r.Tokens, "token", "tokens"), terminal.Size(r.Bytes))
 	if r.Resumed > 0 {
 		fmt.Fprintf(out, " (%s of them before this check continued)", terminal.Size(r.Resumed))
 	}
-	fmt.Fprintf(out, ": %s\n", map[bool]string{true: "nothing is wrong", false: numberOf(int64(len(r.Problems)), "problem", "problems")}[r.OK])
+	result := "nothing is wrong"
+	if !r.OK {
+		result = terminal.Count(int64(len(r.Problems)), "problem", "problems")
+	}
+	fmt.Fprintf(out, ": %s\n", result)
 	fmt.Fprintf(out, "looked for runs of %d tokens or more that stand twice\n", r.CommonRun)
 	if !r.Compared {
 		fmt.Fprintln(out, "compared no token with a vocabulary: nothing says how large it is; set vocab_size")

@@ -20,88 +20,89 @@ const (
 	maxPrints = 1 << 21
 )
 
+// mains are the files of main arrays that can be opened.
+func (c *check) mains() []*checked {
+	return slices.DeleteFunc(slices.Clone(c.files), func(f *checked) bool { return f.array == nil || !f.part.main() })
+}
+
 // chooseWindow decides how long the runs are of which fingerprints are taken. Runs of twice as many numbers are found.
 func (c *check) chooseWindow(run int64) {
-	var numbers, files int64
-	for _, f := range c.files {
-		if f.part.main() && f.array != nil {
-			numbers, files = numbers+f.numbers, files+1
-		}
+	files, numbers := c.mains(), int64(0)
+	for _, f := range files {
+		numbers += f.numbers
 	}
 	if run == 0 {
-		run = min(maxCommonRun, max(minCommonRun, numbers/max(4*files, 1)))
+		run = min(maxCommonRun, max(minCommonRun, numbers/max(4*int64(len(files)), 1)))
 	}
 	run = max(run, 4*numbers/maxPrints, 16)
 	c.window = 1 << (bits.Len64(uint64(run)) - 2)
 	c.report.CommonRun = run
 }
 
-// judgeCopies looks for main arrays that hold the same, and for runs of numbers that stand twice.
-func (c *check) judgeCopies() {
+// judgeDuplicates looks for main arrays that hold the same. It returns the first with the content of each.
+func (c *check) judgeDuplicates() (same map[*checked]*checked) {
 	first := map[string]*checked{} // by content
-	same := map[*checked]*checked{}
-	var files []*checked
-	var starts []int64
-	var prints []print
-	for _, f := range c.files {
-		if f.array == nil || !f.part.main() {
+	same = map[*checked]*checked{}
+	for _, f := range c.mains() {
+		same[f] = f
+		if f.failed {
 			continue
 		}
-		files, starts = append(files, f), append(starts, f.base)
 		sum := sha256.New()
 		fmt.Fprintln(sum, f.array.DType(), f.array.Axes(), f.numbers)
 		for _, r := range f.results {
 			sum.Write(r.Sum)
+		}
+		content := string(sum.Sum(nil))
+		of := first[content]
+		if of == nil {
+			first[content] = f
+			continue
+		}
+		same[f] = of
+		p := f.problem(Duplicate)
+		p.Count, p.Other = f.array.Len(), fs.JSONText(of.path)
+		if f.path == of.path {
+			c.found(p, "%s is named twice, in %s and in %s; leave it out of one", f.path, where(of), where(f))
+		} else {
+			c.found(p, "%s holds the same as %s; leave one of them out", f.path, of.path)
+		}
+	}
+	return same
+}
+
+// judgeOverlaps looks for runs of numbers that stand twice, but not in files that are the same.
+func (c *check) judgeOverlaps(same map[*checked]*checked) {
+	files := c.mains()
+	var starts []int64
+	var prints []print
+	for _, f := range files {
+		starts = append(starts, f.base)
+		for _, r := range f.results {
 			for b := r.Prints; len(b) >= 16; b = b[16:] {
 				prints = append(prints, print{binary.LittleEndian.Uint64(b), int64(binary.LittleEndian.Uint64(b[8:]))})
 			}
 		}
-		if f.failed {
-			continue
-		}
-		if of := first[string(sum.Sum(nil))]; of == nil {
-			first[string(sum.Sum(nil))] = f
-		} else {
-			same[f] = of
-			p := f.problem(Duplicate)
-			p.Count, p.Other = f.array.Len(), fs.JSONText(of.path)
-			if f.path == of.path {
-				c.found(p, "%s is named twice, in %s and in %s; leave it out of one", f.path, where(of), where(f))
-			} else {
-				c.found(p, "%s holds the same as %s; leave one of them out", f.path, of.path)
-			}
-		}
-	}
-	fileAt := func(at int64) *checked {
-		i, found := slices.BinarySearch(starts, at)
-		if !found {
-			i--
-		}
-		return files[i]
 	}
 	for _, run := range commonRuns(prints, c.window, starts) {
-		a, b := fileAt(run.a), fileAt(run.b)
-		copies := func(f *checked) *checked {
-			if of := same[f]; of != nil {
-				return of
-			}
-			return f
-		}
-		if a != b && copies(a) == copies(b) && run.a-a.base == run.b-b.base {
-			continue // they hold the same altogether
+		a, b := files[streamOf(starts, run.a)], files[streamOf(starts, run.b)]
+		if a != b && same[a] == same[b] && run.a-a.base == run.b-b.base {
+			continue
 		}
 		run = extend(run, a, b, c.window)
-		per := perElement(a.array)
 		if run.n < c.report.CommonRun {
 			continue
 		}
-		p := b.problem(Overlap)
+		p, per := b.problem(Overlap), perElement(a.array)
 		// Whole elements only.
 		p.Index = (run.b - b.base + per - 1) / per
 		p.Count = (run.b-b.base+run.n)/per - p.Index
 		p.Other, p.OtherIndex = fs.JSONText(a.path), (run.a-run.b+b.base+p.Index*per-a.base)/per
-		c.found(p, "%s: the %d elements from number %d on are those of %s from number %d on%s", b.path, p.Count, p.Index, a.path, p.OtherIndex,
-			map[bool]string{true: ", which is in split " + a.part.split}[a.part.split != b.part.split])
+		elsewhere := ""
+		if a.part.split != b.part.split {
+			elsewhere = ", which is in split " + a.part.split
+		}
+		c.found(p, "%s: the %d elements from number %d on are those of %s from number %d on%s", b.path, p.Count, p.Index, a.path, p.OtherIndex, elsewhere)
 	}
 }
 

@@ -8,8 +8,8 @@ import (
 
 // checkDocuments reads the indexes of documents that lie beside the tokens.
 func (c *check) checkDocuments(ctx context.Context) error {
-	for _, f := range c.files {
-		if f.array == nil || !f.part.main() || !isTokens(f.array) {
+	for _, f := range c.mains() {
+		if !isTokens(f.array) {
 			continue
 		}
 		o := f.part.Options

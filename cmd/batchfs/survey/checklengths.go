@@ -12,18 +12,9 @@ func (c *check) judgeLengths() {
 			main = p
 			continue
 		}
-		mains, here, known := int64(0), int64(0), true
-		for _, f := range main.files {
-			if known = known && f.array != nil; known {
-				mains += f.array.Len()
-			}
-		}
-		for _, f := range p.files {
-			if known = known && f.array != nil; known {
-				here += f.array.Len()
-			}
-		}
-		if !known || mains == here {
+		mains, known := main.elements()
+		here, knownHere := p.elements()
+		if !known || !knownHere || mains == here {
 			continue
 		}
 		// Where the files correspond, the first that differs says more than the sum.
@@ -43,4 +34,15 @@ func (c *check) judgeLengths() {
 				p.split, p.Name, here, mains)
 		}
 	}
+}
+
+// elements is how many elements all files have together, if that is known.
+func (p *part) elements() (n int64, known bool) {
+	for _, f := range p.files {
+		if f.array == nil {
+			return 0, false
+		}
+		n += f.array.Len()
+	}
+	return n, true
 }

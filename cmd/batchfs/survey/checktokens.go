@@ -3,6 +3,8 @@ package survey
 import (
 	"fmt"
 
+	"batchfs/cmd/batchfs/terminal"
+
 	"batchfs/cache/array"
 )
 
@@ -47,7 +49,7 @@ func (c *check) judgeTokens(f *checked) {
 	}
 	if p.Count > 0 {
 		c.found(p, "%s: %s not below vocab_size, which is %d; the first is %s, token %d of the file; are the file, token_dtype and vocab_size right?",
-			f.path, numberOf(p.Count, "token is", "tokens are"), f.part.Options.VocabSize, token, p.Index)
+			f.path, terminal.Count(p.Count, "token is", "tokens are"), f.part.Options.VocabSize, token, p.Index)
 	}
 	if f.failed {
 		return
