@@ -43,28 +43,7 @@ SPLIT is one of the configuration, or the path of one in a mount, which then has
 			if cmd.Flags().Changed("overlap") && o.CommonRun < 16 {
 				return fmt.Errorf("--overlap: must be 16 or more (got %d)", o.CommonRun)
 			}
-			var splits []*config.Split
-			var memory config.Memory
-			for _, arg := range args {
-				s, m, err := configuredSplit(&src, arg)
-				if err != nil {
-					return err
-				}
-				splits, memory = append(splits, s), m
-			}
-			report, err := survey.Check(cmd.Context(), splits, memory, o, cmd.ErrOrStderr())
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				err = report.JSON(cmd.OutOrStdout())
-			} else {
-				report.Print(cmd.OutOrStdout())
-			}
-			if err == nil && !report.OK {
-				err = exitStatus(1)
-			}
-			return err
+			return checkSplits(cmd, &src, args, o, asJSON)
 		},
 	}
 	src.Register(cmd)
@@ -72,4 +51,29 @@ SPLIT is one of the configuration, or the path of one in a mount, which then has
 	cmd.Flags().BoolVar(&o.Restart, "restart", false, "do not continue a check that was interrupted")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+func checkSplits(cmd *cobra.Command, src *config.Flags, paths []string, o survey.CheckOptions, asJSON bool) error {
+	var splits []*config.Split
+	var memory config.Memory
+	for _, path := range paths {
+		s, m, err := configuredSplit(src, path)
+		if err != nil {
+			return err
+		}
+		splits, memory = append(splits, s), m
+	}
+	report, err := survey.Check(cmd.Context(), splits, memory, o, cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		err = report.JSON(cmd.OutOrStdout())
+	} else {
+		report.Print(cmd.OutOrStdout())
+	}
+	if err == nil && !report.OK {
+		err = exitStatus(1)
+	}
+	return err
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -44,31 +45,24 @@ waits for a mount that hangs.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: atOnce(func(cmd *cobra.Command, args []string) error {
 			d := newDoctor(cmd.OutOrStdout())
-			if mounted {
-				if len(args) == 0 || f.Config != "" || f.Data != "" || len(f.Sets) > 0 {
-					return errors.New("--mounted takes a MOUNTPOINT, and no configuration")
-				}
-				d.config.Mountpoint = args[0]
-				d.lookAtMounted()
-				return d.verdict()
-			}
-			var c *config.Config
-			if d.look("configuration", func() (_ string, err error) {
-				if c, err = f.Load(); errors.Is(err, config.ErrNothingNamed) {
-					return "none, so no token files are looked at; -c or --data names some", nil
-				}
-				if err != nil {
-					return "", err
-				}
-				return fmt.Sprintf("%d split(s)", len(c.Splits)), nil
-			}) && c != nil {
-				d.config = c
+			switch {
+			case !mounted:
+				d.configure(&f)
+			case len(args) == 0 || f.Config != "" || f.Data != "" || len(f.Sets) > 0:
+				return errors.New("--mounted takes a MOUNTPOINT, and no configuration")
 			}
 			if len(args) == 1 {
 				d.config.Mountpoint = args[0]
 			}
-			d.lookAtAll()
-			return d.verdict()
+			if mounted {
+				d.lookAtMounted()
+			} else {
+				d.lookAtAll()
+			}
+			if d.wrong > 0 {
+				return fmt.Errorf("%d to fix", d.wrong)
+			}
+			return nil
 		}),
 		ValidArgsFunction: directories,
 	}
@@ -100,36 +94,45 @@ func mayMount() bool {
 	return err == nil && caps[0].Effective&(1<<unix.CAP_SYS_ADMIN) != 0
 }
 
-func (d *doctor) verdict() error {
-	if d.wrong > 0 {
-		return fmt.Errorf("%d to fix", d.wrong)
+// configure looks at the configuration, and takes it if it is right.
+func (d *doctor) configure(f *config.Flags) {
+	c := d.config
+	if d.look("configuration", func() (_ string, err error) {
+		if c, err = f.Load(); errors.Is(err, config.ErrNothingNamed) {
+			c = d.config
+			return "none, so no token files are looked at; -c or --data names some", nil
+		}
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("%d split(s)", len(c.Splits)), nil
+	}) {
+		d.config = c
 	}
-	return nil
 }
 
 func (d *doctor) lookAtMounted() {
 	if d.look("mountpoint", func() (string, error) {
-		m, _, err := findMount(d.config.Mountpoint)
+		m, _, err := insideMount(d.config.Mountpoint)
 		if err != nil {
 			return "", err
 		}
-		if m == nil {
-			return "", fmt.Errorf("no batchfs is mounted at %s", d.config.Mountpoint)
-		}
 		return diagnose(m)
 	}) {
-		d.mounted()
+		d.mountedSplits()
 	}
 }
 
 func (d *doctor) lookAtAll() {
-	if m, _, _ := findMount(d.config.Mountpoint); m == nil || !m.HandedOver { // whoever mounted needed these
+	m, _, _ := findMount(d.config.Mountpoint)
+	if m == nil || !m.HandedOver { // whoever mounted needed these
 		d.look("/dev/fuse", d.device)
 		d.look("right to mount", d.right)
 	}
 	d.look("kernel", d.kernel)
-	if d.look("mountpoint", d.mountpoint) && d.config.Mountpoint != "" && d.mounted() {
-		d.look("access", d.access)
+	if d.look("mountpoint", d.mountpoint) && d.config.Mountpoint != "" && m != nil {
+		d.mountedSplits()
+		d.look("access", func() (string, error) { return access(m) })
 	}
 	for _, s := range d.config.Splits {
 		d.look("splits."+s.Split, func() (string, error) { return d.tokens(s) })
@@ -139,33 +142,30 @@ func (d *doctor) lookAtAll() {
 	}
 	d.look("memory", d.memory)
 	d.look("read-ahead", d.readAhead)
-	d.look("open files", d.openFiles)
 }
 
 // look prints one finding: what examine returns, a detail or an error that says what is wrong and what helps. It returns whether
 // there was no error.
 func (d *doctor) look(what string, examine func() (string, error)) (ok bool) {
-	type finding struct {
-		detail string
-		err    error
-	}
-	found := make(chan finding, 1)
+	var detail string
+	ended := make(chan error, 1)
 	go func() {
-		detail, err := examine()
-		found <- finding{detail, err}
+		said, err := examine()
+		detail = said
+		ended <- err
 	}()
-	var f finding
+	var err error
 	select {
-	case f = <-found:
+	case err = <-ended:
 	case <-time.After(d.limit):
-		f.err = errNoAnswer(d.limit)
+		err = errNoAnswer(d.limit)
 	}
-	if f.err == nil {
-		printf(d.out, "ok   %s: %s\n", what, f.detail)
+	if err == nil {
+		printf(d.out, "ok   %s: %s\n", what, detail)
 		return true
 	}
 	d.wrong++
-	printf(d.out, "FIX  %s: %s\n", what, strings.TrimLeft(strings.TrimPrefix(f.err.Error(), what), ": "))
+	printf(d.out, "FIX  %s: %s\n", what, strings.TrimLeft(strings.TrimPrefix(err.Error(), what), ": "))
 	return false
 }
 
@@ -237,11 +237,11 @@ func (d *doctor) mountpoint() (string, error) {
 	return abs + " is an empty directory", nil
 }
 
-// mounted looks at each split of the batchfs at the mountpoint, if there is one.
-func (d *doctor) mounted() (found bool) {
-	m, _, _ := findMount(d.config.Mountpoint)
-	if m == nil {
-		return false
+// mountedSplits looks at each split of the batchfs at the mountpoint.
+func (d *doctor) mountedSplits() {
+	m, _, err := insideMount(d.config.Mountpoint)
+	if err != nil {
+		return // it was unmounted meanwhile
 	}
 	splits, err := splitsOf(m)
 	if err != nil && !mayNotLook(m, err) {
@@ -250,15 +250,10 @@ func (d *doctor) mounted() (found bool) {
 	for _, s := range splits {
 		d.look("mounted "+s.name, s.look)
 	}
-	return true
 }
 
-// access says how token files were read under remap in the mount at the mountpoint. It does not touch the mount.
-func (d *doctor) access() (string, error) {
-	m, _, err := findMount(d.config.Mountpoint)
-	if m == nil {
-		return "nothing is mounted", err
-	}
+// access says how token files were read under remap in a mount. It does not touch the mount.
+func access(m *mount.Mounted) (string, error) {
 	shared, err := m.State()
 	if err != nil {
 		return "not known to this user", nil
@@ -375,13 +370,11 @@ func (d *doctor) blockCache() (string, error) {
 			enough = max(enough, s.Enough)
 		}
 	}
-	switch text := strings.Join(all, "; "); {
-	case enough > 0:
+	text := strings.Join(all, "; ")
+	if enough > 0 {
 		return "", fmt.Errorf("%s: blocks without room are fetched again and again; set store.cache_bytes = %d", text, enough)
-	case text != "":
-		return text, nil
 	}
-	return "no mount reads it", nil
+	return cmp.Or(text, "no mount reads it"), nil
 }
 
 // footprint is the memory that the processes of a mount take besides the budget.
@@ -440,16 +433,4 @@ func (d *doctor) readAhead() (string, error) {
 		return "batches.bin and batches.npy are read 1024 KiB ahead", nil
 	}
 	return "batches.bin and batches.npy are read 128 KiB ahead; root, with a writable /sys, has more", nil
-}
-
-func (d *doctor) openFiles() (string, error) {
-	const need = 256
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return "", err
-	}
-	if limit.Cur < need {
-		return "", fmt.Errorf("only %d may be open at a time; ulimit -n %d, or as root LimitNOFILE in a unit of systemd", limit.Cur, need)
-	}
-	return fmt.Sprintf("%d may be open at a time", limit.Cur), nil
 }

@@ -119,8 +119,8 @@ func TestDoctorDoesNotWait(t *testing.T) {
 		return "", nil
 	})
 	d.limit = time.Minute
-	d.look("open files", d.openFiles)
-	if text := said.String(); !strings.HasPrefix(text, "FIX  splits.train: no answer in 10ms") || !strings.Contains(text, "\nok   open files: ") {
+	d.look("read-ahead", d.readAhead)
+	if text := said.String(); !strings.HasPrefix(text, "FIX  splits.train: no answer in 10ms") || !strings.Contains(text, "\nok   read-ahead: ") {
 		t.Error(text)
 	}
 }

@@ -31,7 +31,10 @@ The index gets its name when it is complete. One that says otherwise is replaced
 				if err != nil {
 					return err
 				}
-				kept := map[bool]string{true: ", as it says already"}[index.Kept]
+				kept := ""
+				if index.Kept {
+					kept = ", as it says already"
+				}
 				printf(cmd.OutOrStdout(), "%s: %d documents%s\n", index.Path, index.Documents, kept)
 			}
 			return nil

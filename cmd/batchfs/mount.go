@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -144,33 +145,11 @@ func (f *mountFlags) mountInBackground(cmd *cobra.Command, mountpoint string, co
 	if err != nil {
 		return err
 	}
-	log, err := openLog(logFile)
+	daemon, ready, err := startKeeper(logFile, connection, snapshot)
 	if err != nil {
 		return err
 	}
-	defer log.Close()
-	ready, child, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	program, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	daemon := exec.Command(program, "keep")
-	daemon.Stderr = log
-	daemon.ExtraFiles = []*os.File{child, snapshot}
-	if connection != nil {
-		daemon.Args = append(daemon.Args, "--handed-over")
-		daemon.ExtraFiles = append(daemon.ExtraFiles, connection)
-	}
-	daemon.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	// The daemon must not hold what the caller has open, such as a pipe whose end somebody waits for.
-	unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
-	if err := daemon.Start(); err != nil {
-		return err
-	}
-	child.Close()
+	defer ready.Close()
 	stop := context.AfterFunc(cmd.Context(), func() { daemon.Process.Signal(syscall.SIGTERM) })
 	defer stop()
 	message, err := io.ReadAll(ready)
@@ -184,25 +163,50 @@ func (f *mountFlags) mountInBackground(cmd *cobra.Command, mountpoint string, co
 		}
 		return fmt.Errorf("the background process ended before it served: %w; its log is %s", err, logFile)
 	}
-	look := splits
-	if connection != nil { // the mountpoint may be another's here
-		look = nil
-	}
-	for _, s := range look {
+	for _, s := range splits {
+		if connection != nil { // the mountpoint may be another's here
+			break
+		}
 		// A numbered batch, so that no number is taken.
 		first := filepath.Join(mountpoint, s.Split.Split, "batch", fmt.Sprint(s.Split.Start))
 		if err := readable(first); err != nil {
 			daemon.Process.Signal(syscall.SIGTERM)
 			daemon.Wait()
-			if why := s.TryRead(); why != nil {
-				err = why
-			}
-			return fmt.Errorf("mounted, but a batch could not be read (see %s): %w; unmounted again", logFile, err)
+			return fmt.Errorf("mounted, but a batch could not be read (see %s): %w; unmounted again", logFile, cmp.Or(s.TryRead(), err))
 		}
 	}
 	describe(cmd.OutOrStdout(), mountpoint, splits)
 	printf(cmd.OutOrStdout(), "in the background, process %d, log %s\nstop with: batchfs unmount %s\n", daemon.Process.Pid, logFile, mountpoint)
 	return daemon.Process.Release()
+}
+
+// startKeeper starts a process that keeps the mount. It writes to ready when batches can be read, or why they cannot.
+func startKeeper(logFile string, connection, snapshot *os.File) (daemon *exec.Cmd, ready *os.File, err error) {
+	log, err := openLog(logFile)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer log.Close()
+	program, err := os.Executable()
+	if err != nil {
+		return nil, nil, err
+	}
+	ready, child, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer child.Close()
+	daemon = exec.Command(program, "keep")
+	daemon.Stderr = log
+	daemon.ExtraFiles = []*os.File{child, snapshot}
+	if connection != nil {
+		daemon.Args = append(daemon.Args, "--handed-over")
+		daemon.ExtraFiles = append(daemon.ExtraFiles, connection)
+	}
+	daemon.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	// The daemon must not hold what the caller has open, such as a pipe for whose end a program waits.
+	unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
+	return daemon, ready, daemon.Start()
 }
 
 // readable returns the error of reading a file's first byte.

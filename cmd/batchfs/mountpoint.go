@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -40,28 +41,14 @@ func checkMountpoint(c *config.Config, logFile string) (string, error) {
 	info, err := os.Stat(abs)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return "", fmt.Errorf("mountpoint %s does not exist%s; make it with: mkdir -p %s", path, missing(abs), path)
+		return "", fmt.Errorf("mountpoint %s does not exist; make it with: mkdir -p %s", path, path)
 	case err != nil:
 		return "", fmt.Errorf("mountpoint: %w", err)
 	case !info.IsDir():
 		return "", fmt.Errorf("mountpoint %s is a file; it must be an empty directory", path)
 	}
-	for _, s := range c.Splits {
-		files, err := s.Files()
-		if err != nil {
-			return "", err
-		}
-		for _, file := range config.AllFiles(files) {
-			if inside(abs, file) {
-				return "", fmt.Errorf("splits.%s: %s lies in the mountpoint %s, which would hide it", s.Split, file, path)
-			}
-		}
-	}
-	if dir := c.Store.CacheDir; dir != "" && inside(abs, dir) {
-		return "", fmt.Errorf("store.cache_dir: %s lies in the mountpoint %s, which would hide it", dir, path)
-	}
-	if logFile != "" && inside(abs, logFile) {
-		return "", fmt.Errorf("--log: %s lies in the mountpoint %s, which would hide it", logFile, path)
+	if err := hidesNothing(c, abs, logFile); err != nil {
+		return "", err
 	}
 	entries, err := os.ReadDir(abs)
 	if err != nil {
@@ -76,14 +63,26 @@ func checkMountpoint(c *config.Config, logFile string) (string, error) {
 	return abs, nil
 }
 
-// missing says in words which directory above path does not exist, if one does not.
-func missing(path string) (words string) {
-	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
-		if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
-			return words
+// hidesNothing returns an error if a mount at a directory would hide a file that it needs.
+func hidesNothing(c *config.Config, dir, logFile string) error {
+	hidden := func(key, file string) error {
+		if file != "" && inside(dir, file) {
+			return fmt.Errorf("%s: %s lies in the mountpoint %s, which would hide it", key, file, c.Mountpoint)
 		}
-		words = fmt.Sprintf(", as there is no %s", dir)
+		return nil
 	}
+	for _, s := range c.Splits {
+		files, err := s.Files()
+		if err != nil {
+			return err
+		}
+		for _, file := range config.AllFiles(files) {
+			if err := hidden("splits."+s.Split, file); err != nil {
+				return err
+			}
+		}
+	}
+	return cmp.Or(hidden("store.cache_dir", c.Store.CacheDir), hidden("--log", logFile))
 }
 
 // inside says whether a file, which need not exist, lies in dir.
@@ -154,6 +153,15 @@ func findMount(path string) (m *mount.Mounted, below string, err error) {
 		return findMount(real)
 	}
 	return nil, "", nil
+}
+
+// insideMount is findMount with an error where a path lies in no batchfs.
+func insideMount(path string) (m *mount.Mounted, below string, err error) {
+	m, below, err = findMount(path)
+	if err == nil && m == nil {
+		err = fmt.Errorf("%s: no batchfs is mounted there", path)
+	}
+	return m, below, err
 }
 
 // mountedAt returns the batchfs that is mounted at a path. The error says if there is none.

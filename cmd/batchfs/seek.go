@@ -31,12 +31,10 @@ A cursor lives as long as the mount, whichever process serves it.`,
 			if err != nil || number >= fs.MaxBatches {
 				return fmt.Errorf("batch number: must be a whole number from 0 to %d (got %q)", uint64(fs.MaxBatches-1), args[1])
 			}
-			m, below, err := findMount(args[0])
+			m, below, err := insideMount(args[0])
 			switch {
 			case err != nil:
 				return err
-			case m == nil:
-				return fmt.Errorf("%s: no batchfs is mounted there", args[0])
 			case below == "":
 				return fmt.Errorf("%s: name a split in it, such as %s", args[0], filepath.Join(args[0], "train"))
 			}

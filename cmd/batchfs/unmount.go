@@ -42,32 +42,8 @@ A mount that was handed over (mount --fd) is not unmounted, but served no more: 
 			if m.HandedOver {
 				return endHandedOver(cmd.OutOrStdout(), m, force)
 			}
-			// Before unmounting: the mount is what names the process.
-			supervisor, err := m.Pidfd()
-			dead := m.Dead()
-			if err != nil && !errors.Is(err, mount.ErrDead) && !dead {
-				return fmt.Errorf("%s: %w", args[0], err)
-			}
-			force := force || dead
-			err = m.Unmount(false)
-			switch {
-			case errors.Is(err, syscall.EBUSY) && force:
-				if err := m.Unmount(true); err != nil {
-					return err
-				}
-			case errors.Is(err, syscall.EBUSY):
-				return fmt.Errorf("%w:\n%s\nend them, or unmount it under them with: batchfs unmount --force %s",
-					err, strings.Join(m.Users(), "\n"), args[0])
-			case err != nil:
+			if err := unmount(m, args[0], force); err != nil {
 				return err
-			}
-			if places := m.Places(); len(places) > 0 && !force {
-				return fmt.Errorf("%s is unmounted here, and lives on where it is also mounted:\n%s\nunmount it there, or end it everywhere with: kill %d",
-					args[0], strings.Join(places, "\n"), m.Supervisor)
-			}
-			if supervisor >= 0 && !ended(supervisor, force) {
-				return fmt.Errorf("%s is unmounted, but process %d, which kept it, has not ended; "+
-					"as root, grep -l ' %s ' /proc/[0-9]*/mountinfo names who may hold it in another mount namespace", args[0], m.Supervisor, m.Device)
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s is unmounted\n", args[0])
 			return nil
@@ -76,6 +52,36 @@ A mount that was handed over (mount --fd) is not unmounted, but served no more: 
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "unmount under processes that have files open there")
 	return cmd
+}
+
+// unmount unmounts the batchfs at a path, and waits for its processes to end.
+func unmount(m *mount.Mounted, path string, force bool) error {
+	// Before unmounting: the mount is what names the process.
+	supervisor, err := m.Pidfd()
+	dead := m.Dead()
+	if err != nil && !errors.Is(err, mount.ErrDead) && !dead {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	force = force || dead
+	err = m.Unmount(false)
+	if errors.Is(err, syscall.EBUSY) {
+		if !force {
+			return fmt.Errorf("%w:\n%s\nend them, or unmount it under them with: batchfs unmount --force %s", err, strings.Join(m.Users(), "\n"), path)
+		}
+		err = m.Unmount(true)
+	}
+	if err != nil {
+		return err
+	}
+	if places := m.Places(); len(places) > 0 && !force {
+		return fmt.Errorf("%s is unmounted here, and lives on where it is also mounted:\n%s\nunmount it there, or end it everywhere with: kill %d",
+			path, strings.Join(places, "\n"), m.Supervisor)
+	}
+	if supervisor >= 0 && !ended(supervisor, force) {
+		return fmt.Errorf("%s is unmounted, but process %d, which kept it, has not ended; "+
+			"as root, grep -l ' %s ' /proc/[0-9]*/mountinfo names who may hold it in another mount namespace", path, m.Supervisor, m.Device)
+	}
+	return nil
 }
 
 // endHandedOver has the supervisor of a mount that somebody else made end the connection.

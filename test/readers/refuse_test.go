@@ -54,7 +54,7 @@ func TestRefused(t *testing.T) {
 		{"no match", with("*.tokens"), "mnt", "which matches none"},
 		{"inside the mountpoint", with("inside/train.bin"), "inside", "lies in the mountpoint"},
 		{"mountpoint missing", with("good.bin"), "none", "does not exist; make it with: mkdir -p"},
-		{"mountpoint in no directory", with("good.bin"), "no/such/dir", "no/such/dir does not exist, as there is no " + at("no") + "; make it with: mkdir -p "},
+		{"mountpoint in no directory", with("good.bin"), "no/such/dir", "no/such/dir does not exist; make it with: mkdir -p "},
 		{"mountpoint a file", with("good.bin"), "file", "is a file; it must be an empty directory"},
 		{"mountpoint not empty", with("good.bin"), "full", "is not empty (it holds file)"},
 		{"no configuration", []string{"-c", at("none.toml")}, "mnt", "none.toml: no such file"},

@@ -15,7 +15,6 @@ import (
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
 	"batchfs/cache/blocks"
-	"batchfs/cache/format"
 	"batchfs/cache/store"
 	"batchfs/sampler"
 )
@@ -157,29 +156,20 @@ type Beside struct {
 
 // Default returns the configuration of an empty file.
 func Default() *Config {
-	return &Config{
-		Memory: Memory{Access: blob.Remap, PageCache: "keep", Ahead: 2, AheadBytes: 64 << 20, Budget: 128 << 20},
-		Mount: Mount{
-			Mode: 0o444, UID: int64(os.Getuid()), GID: int64(os.Getgid()), SettingsPerUser: 4096, Timeout: 30 * time.Second, Grace: 10 * time.Second,
-		},
-		Store: Store{CacheBytes: 64 << 30, BlockBytes: 4 << 20},
-		Log:   Log{"info", "text"},
-	}
+	c := &Config{Mount: Mount{UID: int64(os.Getuid()), GID: int64(os.Getgid())}}
+	memoryTable.setInitial(&c.Memory)
+	mountTable.setInitial(&c.Mount)
+	storeTable.setInitial(&c.Store)
+	logTable.setInitial(&c.Log)
+	return c
 }
 
 // defaultSplit returns what an empty [batch] says.
 func defaultSplit() *Split {
-	return &Split{
-		Settings: sampler.Settings{
-			BatchSize: 12, BlockSize: 1024, DType: sampler.Native, Layout: sampler.XY,
-			Order: sampler.Random, Seed: 1337, Rank: 0, World: 1, LocalWorld: 1, Rows: sampler.Windows,
-		},
-		Format:     format.Auto,
-		TokenDType: array.Uint16,
-		EndOfText:  -1,
-		OnChange:   "error",
-		origins:    map[string]origin{},
-	}
+	s := &Split{TokenDType: array.Uint16, EndOfText: -1, origins: map[string]origin{}}
+	batchTable.setInitial(s)
+	splitTable.setInitial(s)
+	return s
 }
 
 // Named returns the split with a name.

@@ -31,99 +31,6 @@ func settings(s *Split) Split {
 	return plain
 }
 
-func TestReferenceConfig(t *testing.T) {
-	c, err := load("../../../config.toml", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want, batch := Default(), defaultSplit()
-	if c.Memory != want.Memory || c.Mount != want.Mount || c.Store != want.Store || c.Log != want.Log {
-		t.Errorf("it sets\n%+v, the defaults are\n%+v", c, want)
-	}
-	if c.Mountpoint != "/mnt/batches" || len(c.Splits) != 2 {
-		t.Fatalf("mountpoint %s, %d splits", c.Mountpoint, len(c.Splits))
-	}
-	for i, name := range []string{"train", "val"} {
-		want := settings(batch)
-		want.Split, want.Tokens, want.dir, want.Remote = name, []string{"data/" + name + ".bin"}, "../../..", c.Remote()
-		if got := settings(c.Splits[i]); !reflect.DeepEqual(got, want) {
-			t.Errorf("split %s is\n%+v, the default\n%+v", name, got, want)
-		}
-	}
-}
-
-// The comment above each key must say what its value must be, in the words of the error.
-func TestReferenceConfigIsTheManual(t *testing.T) {
-	text, err := os.ReadFile("../../../config.toml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	live := regexp.MustCompile(`(?m)^# (\w+ = |\[\[)`).ReplaceAllString(string(text), "$1")
-	d, err := parse("config.toml", live)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := decode([]*document{d}); err != nil {
-		t.Fatal(err)
-	}
-	lines := strings.Split(live, "\n")
-	documented := map[string]string{}
-	for _, k := range d.keys {
-		if documented[k.String()] != "" { // the first of several tables says it
-			continue
-		}
-		var comment []string
-		var line int
-		if len(k) != 4 {
-			line = d.line(k)
-		} else { // in one of several tables: the first
-			table := slices.Index(lines, "[["+k[:3].String()+"]]")
-			line = table + 1 + slices.IndexFunc(lines[table:], func(l string) bool { return strings.HasPrefix(l, k[3]+" = ") })
-		}
-		for i := line - 2; i >= 0 && strings.HasPrefix(lines[i], "#"); i-- {
-			comment = append(comment, strings.TrimSpace(lines[i][1:]))
-		}
-		slices.Reverse(comment)
-		documented[k.String()] = strings.Join(comment, " ")
-	}
-	check := func(key, rule string) {
-		comment, ok := documented[key]
-		if !ok {
-			t.Errorf("%s is not in config.toml", key)
-		} else if !strings.Contains(comment, rule) {
-			t.Errorf("%s must be %s; config.toml says: %s", key, rule, comment)
-		}
-	}
-	check("mountpoint", "a path")
-	for name, key := range sequenceKeys {
-		check("batch."+name, key.rule)
-	}
-	for name, key := range batchKeys {
-		check("batch."+name, key.rule)
-	}
-	for name, key := range sourceKeys {
-		check("splits.mixed.sources."+name, key.rule)
-	}
-	for name, key := range arrayKeys {
-		check("splits.train.arrays."+name, key.rule)
-	}
-	for name, key := range splitKeys {
-		check("splits.train."+name, key.rule)
-	}
-	for name, key := range memoryKeys {
-		check("memory."+name, key.rule)
-	}
-	for name, key := range mountKeys {
-		check("mount."+name, key.rule)
-	}
-	for name, key := range storeKeys {
-		check("store."+name, key.rule)
-	}
-	for name, key := range logKeys {
-		check("log."+name, key.rule)
-	}
-}
-
 const train = "[splits.train]\ntokens = \"a.bin\"\n"
 
 func TestConfigErrors(t *testing.T) {
@@ -332,7 +239,7 @@ func TestSplitErrors(t *testing.T) {
 		{testfiles.Mixture("weight = inf", "weight = 1"), "3: splits.mix.sources.0.weight", above0 + "inf)"},
 		{testfiles.Mixture("weight = 1", "weight = nan"), "6: splits.mix.sources.1.weight", above0 + "nan)"},
 		{testfiles.Mixture("weight = 1\n\nwegiht = 1", "weight = 1"), "5: splits.mix.sources.0.wegiht",
-			"unknown key; must be one of tokens, vocab_size, weight"},
+			"unknown key; must be one of arrays, tokens, vocab_size, weight"},
 		{testfiles.Mixture("weight = 1\nseed = 1", ""), "4: splits.mix.sources.0.seed",
 			"unknown key; seed must stand in [batch] or [splits.X]"},
 		{testfiles.Mixture("weight = 1", "weight = 1\nvocab_size = -1"), "7: splits.mix.sources.1.vocab_size", sizes + "-1)"},
@@ -355,7 +262,7 @@ func TestSplitErrors(t *testing.T) {
 		{"[splits.mix]\nsources = [{tokens = 'a', weight = 0}]", "2: splits.mix.sources.0.weight", above0 + "0)"},
 		{"[splits.mix]\nsources = [\n{tokens = 'a', weight = 1},\n{tokens = 'a'}]", "2: splits.mix.sources.1", noWeight},
 		{"[splits.mix]\nsources = [{tokens = 'a', wegiht = 1}]", "2: splits.mix.sources.0.wegiht",
-			"unknown key; must be one of tokens, vocab_size, weight"},
+			"unknown key; must be one of arrays, tokens, vocab_size, weight"},
 
 		{train + "[[splits.train.sources]]\ntokens = 'a'\nweight = 1", "2: splits.train.tokens", both},
 		{train + "sources = [{tokens = 'a', weight = 1}]", "2: splits.train.tokens", both},

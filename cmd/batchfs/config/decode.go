@@ -11,7 +11,6 @@ import (
 
 	"github.com/BurntSushi/toml"
 
-	"batchfs/cache/format"
 	"batchfs/sampler"
 )
 
@@ -129,51 +128,31 @@ func (s *Split) WithFound(eot int64, arrays [][]Beside) *Split {
 
 func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
 	at, v := origin{d, k}, d.value(k)
-	_, isTable := v.(map[string]any)
-	if len(k) >= 2 && k[0] == "splits" {
+	if k[0] == "splits" && len(k) > 1 {
 		if err := checkName(k[1]); err != nil {
 			return fmt.Errorf("%s: %w", at, err)
 		}
 	}
+	targets := map[string]any{"batch": batch, "memory": &c.Memory, "mount": &c.Mount, "store": &c.Store, "log": &c.Log, "splits": nil}
+	target, known := targets[k[0]]
 	switch {
-	case len(k) == 1 && k[0] == "mountpoint":
-		s, ok := v.(string)
-		if !ok || s == "" {
-			return fmt.Errorf("%s: must be a path (got %s)", at, show(v))
-		}
-		c.Mountpoint = d.relative(s)
-		return nil
-	case len(k) == 1 && slices.Contains([]string{"batch", "splits", "memory", "mount", "store", "log"}, k[0]), len(k) == 2 && k[0] == "splits":
-		if !isTable {
+	case known && (len(k) == 1 || len(k) == 2 && k[0] == "splits"):
+		if _, isTable := v.(map[string]any); !isTable {
 			return fmt.Errorf("%s: must be a table, [%s] (got %s)", at, k, show(v))
 		}
 		if len(k) == 2 {
 			c.split(at, batch)
 		}
 		return nil
+	case len(k) == 1 && k[0] == "mountpoint":
+		return setKey(at, v, c, nil, &topTable)
 	case len(k) == 2 && k[0] == "batch":
-		return setKey(at, at.resolved(v), batch, batch.origins, sequenceKeys, batchKeys)
-	case len(k) == 2 && k[0] == "memory":
-		return setKey(at, v, &c.Memory, nil, memoryKeys)
-	case len(k) == 2 && k[0] == "mount":
-		return setKey(at, v, &c.Mount, nil, mountKeys)
-	case len(k) == 2 && k[0] == "store":
-		return setKey(at, at.resolved(v), &c.Store, nil, storeKeys)
-	case len(k) == 2 && k[0] == "log":
-		return setKey(at, v, &c.Log, nil, logKeys)
+		return setKey(at, v, batch, batch.origins, &batchTable)
+	case len(k) == 2 && known:
+		i := slices.IndexFunc(allTables, func(t *table) bool { return t.name == "["+k[0]+"]" })
+		return setKey(at, v, target, nil, allTables[i])
 	case len(k) == 3 && k[0] == "splits":
-		s := c.split(at, batch)
-		switch k[2] {
-		case "tokens":
-			s.dir = d.relative("")
-		case "sources":
-			s.dir = d.relative("")
-			return s.setSources(at, v)
-		case "arrays":
-			s.besides, s.origins["arrays"] = d.relative(""), at
-			return setBeside(at, v, &s.Beside)
-		}
-		return setKey(at, at.resolved(v), s, s.origins, sequenceKeys, batchKeys, splitKeys)
+		return c.split(at, batch).decodeKey(at, v)
 	case len(k) > 3 && k[0] == "splits" && (k[2] == "sources" || k[2] == "arrays"):
 		if tables(d.value(k[:3])) == nil { // as in sources.weight = 1
 			return fmt.Errorf("%s: unknown key; %s must be %s", at, k[2], listRule(k[:3]))
@@ -181,6 +160,20 @@ func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
 		return nil // set with the list
 	}
 	return unknownKey(at, []string{"mountpoint", "[batch]", "[splits.X]", "[memory]", "[mount]", "[store]", "[log]"})
+}
+
+func (s *Split) decodeKey(at origin, v any) error {
+	switch at.key[2] {
+	case "tokens":
+		s.dir = at.doc.relative("")
+	case "sources":
+		s.dir = at.doc.relative("")
+		return s.setSources(at, v)
+	case "arrays":
+		s.besides, s.origins["arrays"] = at.doc.relative(""), at
+		return setBeside(at, v, &s.Beside)
+	}
+	return setKey(at, v, s, s.origins, &batchTable, &splitTable)
 }
 
 // checkName refuses names of splits that could not be directories of the mount, or would be ambiguous in a path.
@@ -218,85 +211,81 @@ func listRule(k toml.Key) string {
 }
 
 // setSources sets the sources from a list of tables, which replaces an earlier list.
-func (s *Split) setSources(at origin, v any) error {
-	s.Sources, s.origins["sources"] = nil, at
+func (s *Split) setSources(at origin, v any) (err error) {
+	s.origins["sources"] = at
 	delete(s.origins, "sources.arrays")
-	return setTables(at, v, sourceKeys, []string{"tokens", "weight"}, func(of origin, table map[string]any) (*Source, error) {
-		src := new(Source)
-		beside, ok := table["arrays"]
-		if !ok {
-			return src, nil
-		}
-		delete(table, "arrays")
-		s.origins["sources.arrays"] = of
-		return src, setBeside(origin{of.doc, append(slices.Clone(of.key), "arrays")}, beside, &src.Beside)
-	}, func(src *Source) { s.Sources = append(s.Sources, *src) })
-}
-
-// setBeside sets arrays beside tokens from a list of tables. An empty one says that there are none.
-func setBeside(at origin, v any, list *[]Beside) error {
-	*list = []Beside{}
-	if none, ok := v.([]any); ok && len(none) == 0 {
-		return nil
+	if s.Sources, err = decodeTables[Source](at, v, &sourceTable, "tokens", "weight"); err != nil {
+		return err
 	}
-	return setTables(at, v, arrayKeys, []string{"files", "name"}, func(origin, map[string]any) (*Beside, error) {
-		return &Beside{At: sampler.AtY, Format: format.Auto}, nil
-	}, func(b *Beside) { *list = append(*list, *b) })
-}
-
-// setTables decodes a list of tables, each of which must have some keys. begin makes what a table is decoded to; it may take
-// keys from the table. add is called for each.
-func setTables[C any](at origin, v any, keys map[string]key[C], must []string, begin func(origin, map[string]any) (*C, error), add func(*C)) error {
-	list := tables(v)
-	if len(list) == 0 {
-		return fmt.Errorf("%s: must be %s (got %s)", at, listRule(at.key), show(v))
-	}
-	for i, table := range list {
-		of := origin{at.doc, append(slices.Clone(at.key), strconv.Itoa(i))}
-		table = maps.Clone(table)
-		c, err := begin(of, table)
-		if err != nil {
-			return err
-		}
-		for _, name := range slices.Sorted(maps.Keys(table)) {
-			if err := setKey(origin{of.doc, append(slices.Clone(of.key), name)}, table[name], c, nil, keys); err != nil {
+	for i, table := range tables(v) {
+		if beside, ok := table["arrays"]; ok {
+			s.origins["sources.arrays"] = at.inner(strconv.Itoa(i))
+			if err := setBeside(at.inner(strconv.Itoa(i), "arrays"), beside, &s.Sources[i].Beside); err != nil {
 				return err
 			}
 		}
-		for _, name := range must {
-			if _, ok := table[name]; !ok {
-				return fmt.Errorf("%s: must have %s, %s (got none)", of, name, keys[name].rule)
-			}
-		}
-		add(c)
 	}
 	return nil
 }
 
-// resolved returns the value of a key. A path to one file becomes one that this process can open.
-func (o origin) resolved(v any) any {
-	if path, ok := v.(string); ok && path != "" && slices.Contains([]string{"torch_state", "cache_dir"}, o.key[len(o.key)-1]) {
-		return o.doc.relative(path)
+// setBeside sets arrays beside tokens from a list of tables. An empty one says that there are none.
+func setBeside(at origin, v any, list *[]Beside) (err error) {
+	if none, ok := v.([]any); ok && len(none) == 0 {
+		*list = []Beside{}
+		return nil
 	}
-	return v
+	*list, err = decodeTables[Beside](at, v, &arrayTable, "files", "name")
+	return err
 }
 
-// setKey sets the field of c that belongs to a key, which must be in one of known. It keeps the key's origin in origins, unless
+// decodeTables decodes a list of tables, each of which must have some keys.
+func decodeTables[C any](at origin, v any, keys *table, must ...string) (all []C, err error) {
+	list := tables(v)
+	if len(list) == 0 {
+		return nil, fmt.Errorf("%s: must be %s (got %s)", at, listRule(at.key), show(v))
+	}
+	for i, table := range list {
+		var c C
+		keys.setInitial(&c)
+		of := at.inner(strconv.Itoa(i))
+		for _, name := range slices.Sorted(maps.Keys(table)) {
+			if err := setKey(of.inner(name), table[name], &c, nil, keys); err != nil {
+				return nil, err
+			}
+		}
+		for _, name := range must {
+			if _, ok := table[name]; !ok {
+				return nil, fmt.Errorf("%s: must have %s, %s (got none)", of, name, keys.find(name).rule)
+			}
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+// setKey sets the field of c that belongs to a key, which must be in one of some tables. It keeps the key's origin in origins, unless
 // that is nil.
-func setKey[C any](at origin, v any, c *C, origins map[string]origin, known ...map[string]key[C]) error {
+func setKey(at origin, v any, c any, origins map[string]origin, known ...*table) error {
 	name := at.key[len(at.key)-1]
 	var names []string
-	for _, keys := range known {
-		if key, ok := keys[name]; ok {
-			if !key.set(c, v) {
-				return fmt.Errorf("%s: must be %s (got %s)", at, key.rule, show(v))
+	for _, t := range known {
+		k := t.find(name)
+		if k == nil {
+			for _, other := range t.keys {
+				names = append(names, other.name)
 			}
-			if origins != nil {
-				origins[name] = at
-			}
-			return nil
+			continue
 		}
-		names = slices.AppendSeq(names, maps.Keys(keys))
+		if path, isText := v.(string); k.isFile && isText && path != "" {
+			v = at.doc.relative(path)
+		}
+		if k.set != nil && !k.set(c, v) { // lists of tables are decoded by the caller
+			return fmt.Errorf("%s: must be %s (got %s)", at, k.rule, show(v))
+		}
+		if origins != nil {
+			origins[name] = at
+		}
+		return nil
 	}
 	slices.Sort(names)
 	return unknownKey(at, names)
@@ -305,42 +294,19 @@ func setKey[C any](at origin, v any, c *C, origins map[string]origin, known ...m
 // unknownKey returns the error for a key that its table does not have. It names the table that has the key, or else lists
 // names, the keys of this table.
 func unknownKey(at origin, names []string) error {
-	k := at.key
-	name := k[len(k)-1]
-	_, sequence := sequenceKeys[name]
-	_, batch := batchKeys[name]
-	_, split := splitKeys[name]
-	_, source := sourceKeys[name]
-	_, beside := arrayKeys[name]
-	_, memory := memoryKeys[name]
-	_, mount := mountKeys[name]
-	_, store := storeKeys[name]
-	_, log := logKeys[name]
-	var home string
-	switch {
-	case sequence, batch:
-		home = "in [batch] or [splits.X]"
-	case split, name == "sources", name == "arrays":
-		home = "in [splits.X]"
-	case source:
-		home = "in [[splits.X.sources]]"
-	case beside:
-		home = "in [[splits.X.arrays]]"
-	case memory:
-		home = "in [memory]"
-	case mount:
-		home = "in [mount]"
-	case store:
-		home = "in [store]"
-	case log:
-		home = "in [log]"
-	case name == "mountpoint":
-		home = "above the first [table]"
-	default:
-		if len(k) == 3 && k[0] == "splits" {
-			names = slices.Sorted(slices.Values(append(names, "arrays", "sources")))
+	name := at.key[len(at.key)-1]
+	for _, t := range allTables {
+		if t.find(name) == nil {
+			continue
 		}
-		return fmt.Errorf("%s: unknown key; must be one of %s", at, strings.Join(names, ", "))
+		home := "in " + t.name
+		switch t {
+		case &topTable:
+			home = "above the first [table]"
+		case &batchTable:
+			home += " or [splits.X]"
+		}
+		return fmt.Errorf("%s: unknown key; %s must stand %s", at, name, home)
 	}
-	return fmt.Errorf("%s: unknown key; %s must stand %s", at, name, home)
+	return fmt.Errorf("%s: unknown key; must be one of %s", at, strings.Join(names, ", "))
 }

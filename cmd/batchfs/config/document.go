@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -22,6 +23,11 @@ type document struct {
 type origin struct {
 	doc *document
 	key toml.Key
+}
+
+// inner is the origin of a key within a table.
+func (o origin) inner(names ...string) origin {
+	return origin{o.doc, append(slices.Clone(o.key), names...)}
 }
 
 // String names the key and where it stands, as the beginning of a message.

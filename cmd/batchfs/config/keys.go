@@ -1,12 +1,10 @@
 package config
 
 import (
-	"encoding/hex"
-	"fmt"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"batchfs/cache/array"
@@ -15,281 +13,259 @@ import (
 	"batchfs/sampler"
 )
 
-// A key is one key of a table that is decoded to a C.
-type key[C any] struct {
-	rule string                          // what its value must be, for messages
-	set  func(c *C, value any) (ok bool) // sets the field of c; not ok for a value that breaks the rule
-	get  func(c *C) any                  // nil if nobody needs it
+// A table is one table of config.toml. Its keys stand in the order in which the file shows them.
+type table struct {
+	name string // in brackets, as in config.toml; empty above the first table
+	what string
+	keys []key
 }
 
-var memoryKeys = map[string]key[Memory]{
-	"access":      enumKey(func(c *Memory) *blob.Access { return &c.Access }, blob.Remap, blob.Advise, blob.Pread, blob.Map),
-	"page_cache":  enumKey(func(c *Memory) *string { return &c.PageCache }, "keep", "drop"),
-	"ahead":       intKey(func(c *Memory) *int { return &c.Ahead }, 0, 1024),
-	"ahead_bytes": intKey(func(c *Memory) *int64 { return &c.AheadBytes }, 0, 1<<40),
-	"budget":      intKey(func(c *Memory) *int64 { return &c.Budget }, 16<<20, 1<<40),
+// A key is one key of a table: all that messages, config.toml, paths and restart need to know of it.
+type key struct {
+	name    string
+	initial any    // the default; nil for none
+	example any    // what config.toml shows of a key without a default
+	inPath  bool   // a path may set it, as in train/rank=3,world=8
+	restart bool   // restart may change it
+	isFile  bool   // the path of a file, relative to the file that it stands in
+	kind           // of its value
+	what    string // it is; the rule of its kind follows
+	when    string // to change it, and what else to know
 }
 
-var mountKeys = map[string]key[Mount]{
-	"allow_other": boolKey(func(c *Mount) *bool { return &c.AllowOther }),
-	"mode": {rule: `octal digits of reading only, as in "0440"`, set: func(c *Mount, value any) bool {
-		s, ok := value.(string)
-		mode, err := strconv.ParseUint(s, 8, 32)
-		c.Mode = uint32(mode)
-		return ok && err == nil && mode > 0 && mode&^0o444 == 0
-	}, get: func(c *Mount) any { return fmt.Sprintf("%04o", c.Mode) }},
-	"uid":               intKey(func(c *Mount) *int64 { return &c.UID }, 0, math.MaxUint32-1), // the last number means no user
-	"gid":               intKey(func(c *Mount) *int64 { return &c.GID }, 0, math.MaxUint32-1),
-	"timeout":           durationKey(func(c *Mount) *time.Duration { return &c.Timeout }, 100*time.Millisecond, 24*time.Hour),
-	"settings_per_user": intKey(func(c *Mount) *int { return &c.SettingsPerUser }, 0, 65535),
-	"grace":             durationKey(func(c *Mount) *time.Duration { return &c.Grace }, 0, 24*time.Hour),
+// find returns the key with a name, or nil.
+func (t *table) find(name string) *key {
+	if i := slices.IndexFunc(t.keys, func(k key) bool { return k.name == name }); i >= 0 {
+		return &t.keys[i]
+	}
+	return nil
 }
 
-var storeKeys = map[string]key[Store]{
-	"endpoint":   textKey(func(c *Store) *string { return &c.Endpoint }, "the URL of a host"),
-	"region":     textKey(func(c *Store) *string { return &c.Region }, "the name of a region"),
-	"path_style": boolKey(func(c *Store) *bool { return &c.PathStyle }),
-	"anonymous":  boolKey(func(c *Store) *bool { return &c.Anonymous }),
-	"cache_dir": {rule: "a path", set: func(c *Store, value any) (ok bool) {
-		c.CacheDir, ok = value.(string)
-		return ok && c.CacheDir != ""
-	}},
-	"cache_shared": boolKey(func(c *Store) *bool { return &c.CacheShared }),
-	"cache_bytes":  intKey(func(c *Store) *int64 { return &c.CacheBytes }, 0, 1<<50),
-	"block_bytes":  intKey(func(c *Store) *int64 { return &c.BlockBytes }, 64<<10, 1<<30),
-}
-
-var logKeys = map[string]key[Log]{
-	"level":  enumKey(func(c *Log) *string { return &c.Level }, "debug", "info", "warn", "error"),
-	"format": enumKey(func(c *Log) *string { return &c.Format }, "text", "json"),
-}
-
-// sequenceKeys are the keys of [batch] and [splits.X] that make a sequence of a split. They may also stand in a path, as in
-// train/rank=3,world=8.
-var sequenceKeys = map[string]key[Split]{
-	"batch_size": intKey(func(c *Split) *int { return &c.BatchSize }, 1, sampler.MaxRows),
-	"block_size": intKey(func(c *Split) *int { return &c.BlockSize }, 1, sampler.MaxBlockSize),
-	"dtype":      enumKey(func(c *Split) *array.DType { return &c.DType }, append(integers(), sampler.Native)...),
-	"layout":     enumKey(func(c *Split) *sampler.Layout { return &c.Layout }, sampler.XY, sampler.WholeRows, sampler.Elements),
-	"order": enumKey(func(c *Split) *sampler.Order { return &c.Order },
-		sampler.Random, sampler.Shuffle, sampler.Sequential, sampler.Torch, sampler.Torch26),
-	"seed":  intKey(func(c *Split) *uint64 { return &c.Seed }, 0, math.MaxInt64),
-	"rank":  intKey(func(c *Split) *int { return &c.Rank }, 0, sampler.MaxRows-1),
-	"world": intKey(func(c *Split) *int { return &c.World }, 1, sampler.MaxRows),
-	"start": intKey(func(c *Split) *uint64 { return &c.Start }, 0, sampler.MaxBatches-1),
-	"steps": intKey(func(c *Split) *uint64 { return &c.Steps }, 1, sampler.MaxBatches),
-
-	"shuffle_block": sizeKey(func(c *Split) *int64 { return &c.ShuffleBlock }, 64<<10, 1<<40),
-	"local_world":   intKey(func(c *Split) *int { return &c.LocalWorld }, 1, sampler.MaxRows),
-}
-
-// batchKeys are the other keys that both [batch] and [splits.X] may have.
-var batchKeys = map[string]key[Split]{
-	"token_dtype": enumKey(func(c *Split) *array.DType { return &c.TokenDType }, array.DTypes()...),
-	"shape":       shapeKey(func(c *Split) *[]int { return &c.Shape }),
-	"format":      enumKey(func(c *Split) *string { return &c.Format }, format.Names()...),
-	"tensor":      textKey(func(c *Split) *string { return &c.Tensor }, "the name of a tensor"),
-	"documents": {rule: `true, false or "files"`, set: func(c *Split, value any) (ok bool) {
-		word, isText := value.(string)
-		c.Documents, ok = value.(bool)
-		c.FilesAreDocuments = isText && word == "files"
-		c.Documents = c.Documents || c.FilesAreDocuments
-		return ok || c.FilesAreDocuments
-	}},
-	"eot":          intKey(func(c *Split) *int64 { return &c.EndOfText }, 0, math.MaxInt64),
-	"mask_targets": boolKey(func(c *Split) *bool { return &c.MaskTargets }),
-	"rows": enumKey(func(c *Split) *sampler.Rows { return &c.Rows },
-		sampler.Windows, sampler.OfDocument, sampler.DocumentFirst, sampler.Packed),
-	"vocab_size": intKey(func(c *Split) *int64 { return &c.VocabSize }, 0, 1<<32),
-	"torch_state": {rule: "a path", set: func(c *Split, value any) (ok bool) {
-		c.StateFile, ok = value.(string)
-		return ok && c.StateFile != ""
-	}},
-}
-
-// splitKeys are the keys that only [splits.X] may have.
-var splitKeys = map[string]key[Split]{
-	"tokens": {rule: "a path, a glob, or a list of them", set: func(c *Split, value any) (ok bool) {
-		c.Tokens, ok = paths(value)
-		return ok
-	}},
-	"join":      boolKey(func(c *Split) *bool { return &c.Join }),
-	"on_change": enumKey(func(c *Split) *string { return &c.OnChange }, "error", "follow"),
-	"expect_fingerprint": {rule: "32 lower-case hexadecimal digits", set: func(c *Split, value any) (ok bool) {
-		c.Expect, ok = value.(string)
-		_, err := hex.DecodeString(c.Expect)
-		return ok && err == nil && len(c.Expect) == 32 && strings.ToLower(c.Expect) == c.Expect
-	}},
-}
-
-// sourceKeys are the keys of [[splits.X.sources]], which must have all of them but vocab_size.
-var sourceKeys = map[string]key[Source]{
-	"tokens": {rule: splitKeys["tokens"].rule, set: func(c *Source, value any) (ok bool) {
-		c.Tokens, ok = paths(value)
-		return ok
-	}},
-	"weight": {rule: "a number above 0", set: func(c *Source, value any) (ok bool) {
-		c.Weight, ok = value.(float64)
-		if n, isInt := value.(int64); isInt {
-			c.Weight, ok = float64(n), true
+// setInitial sets the fields of c, which the table is decoded to, to the defaults.
+func (t *table) setInitial(c any) {
+	for _, k := range t.keys {
+		switch v := k.initial.(type) {
+		case nil:
+		case int:
+			k.set(c, int64(v))
+		default:
+			k.set(c, v)
 		}
-		return ok && c.Weight > 0 && !math.IsInf(c.Weight, 0)
-	}},
-	"vocab_size": intKey(func(c *Source) *int64 { return &c.VocabSize }, 0, 1<<32),
+	}
 }
 
-// arrayKeys are the keys of [[splits.X.arrays]], which must have name and files.
-var arrayKeys = map[string]key[Beside]{
-	"name": {rule: "1 to 32 letters a to z, digits and _, and none of " + strings.Join(reserved, ", "), set: func(c *Beside, value any) (ok bool) {
-		c.Name, ok = value.(string)
-		const letters = "abcdefghijklmnopqrstuvwxyz0123456789_"
-		return ok && len(c.Name) >= 1 && len(c.Name) <= 32 && strings.Trim(c.Name, letters) == "" && !slices.Contains(reserved, c.Name)
-	}},
-	"files": {rule: splitKeys["tokens"].rule, set: func(c *Beside, value any) (ok bool) {
-		c.Files, ok = paths(value)
-		return ok
-	}},
-	"at":     enumKey(func(c *Beside) *sampler.At { return &c.At }, sampler.AtX, sampler.AtY),
-	"dtype":  enumKey(func(c *Beside) *array.DType { return &c.DType }, array.DTypes()...),
-	"shape":  shapeKey(func(c *Beside) *[]int { return &c.Shape }),
-	"format": enumKey(func(c *Beside) *string { return &c.Format }, format.Names()...),
-	"tensor": textKey(func(c *Beside) *string { return &c.Tensor }, "the name of a tensor"),
-}
+// allTables are the tables of config.toml, in the order of config.toml. A key that stands in two belongs to the first, for messages.
+var allTables = []*table{&topTable, &batchTable, &splitTable, &sourceTable, &arrayTable, &memoryTable, &mountTable, &storeTable, &logTable}
+
+var topTable = table{keys: []key{
+	{name: "mountpoint", example: "/mnt/batches", isFile: true, kind: text(func(c *Config) *string { return &c.Mountpoint }, "a path"),
+		what: "An empty directory to mount on",
+		when: "`batchfs mount MOUNTPOINT` overrides it."},
+}}
+
+// batchTable has the keys of [batch], which [splits.X] may have too.
+var batchTable = table{name: "[batch]", what: "What a batch is, for all splits. [splits.X] may have these keys too, and overrides [batch] and --set batch.KEY.", keys: []key{
+	{name: "batch_size", initial: 12, inPath: true, kind: whole(func(c *Split) *int { return &c.BatchSize }, 1, sampler.MaxRows),
+		what: "B, the rows of a batch",
+		when: "Set it to what a training step takes. batch_size times world may be 16777216 at most."},
+	{name: "block_size", initial: 1024, inPath: true, kind: whole(func(c *Split) *int { return &c.BlockSize }, 1, sampler.MaxBlockSize),
+		what: "T, the tokens of a row",
+		when: "Set it to the context of the model. Each token file needs at least T+1 tokens."},
+	{name: "format", initial: "auto", kind: word(func(c *Split) *string { return &c.Format }, format.Names()...),
+		what: "How the files are laid out",
+		when: "auto takes a file for what it shows, or for headerless. Name a format to refuse files of others."},
+	{name: "tensor", example: "tokens", kind: text(func(c *Split) *string { return &c.Tensor }, "the name of a tensor"),
+		what: "Which array of a file that has several",
+		when: "Set it for .safetensors files with more than one tensor."},
+	{name: "token_dtype", example: "uint16", kind: word(func(c *Split) *array.DType { return &c.TokenDType }, array.DTypes()...),
+		what: "What headerless files hold, little-endian",
+		when: "Set it where no vocab.json of batchfs prepare says it, and uint16 is wrong; or where a file is refused for what it looks like."},
+	{name: "shape", example: []any{768}, kind: shape(func(c *Split) *[]int { return &c.Shape }),
+		what: "The shape of an element of headerless files",
+		when: "Set it for elements of several numbers, such as rows of a matrix. It needs layout = \"rows\"."},
+	{name: "vocab_size", initial: 0, restart: true, kind: whole(func(c *Split) *int64 { return &c.VocabSize }, 0, 1<<32),
+		what: "How many different tokens there are",
+		when: "Set it where no vocab.json of batchfs prepare says it: a token at or above it is then an error that names the file and the place."},
+	{name: "dtype", initial: "native", inPath: true, kind: word(func(c *Split) *array.DType { return &c.DType }, append(integers(), sampler.Native)...),
+		what: "What readers get, little-endian",
+		when: "native is what the files hold. Set int64 for torch's embeddings. A number that does not fit is an error."},
+	{name: "layout", initial: "xy", inPath: true, kind: word(func(c *Split) *sampler.Layout { return &c.Layout }, sampler.XY, sampler.WholeRows, sampler.Elements),
+		what: "How a batch is laid out",
+		when: "xy is x (B, T), then y, one token later; tokens is one array (B, T+1); rows is B elements of any array, whatever block_size is."},
+	{name: "order", initial: "random", inPath: true, kind: word(func(c *Split) *sampler.Order { return &c.Order },
+		sampler.Random, sampler.Shuffle, sampler.Sequential, sampler.Torch, sampler.Torch26),
+		what: "Where rows begin",
+		when: "random: anywhere; shuffle: each window of T once an epoch; sequential: window after window, for validation;\n" +
+			"torch: nanoGPT's rows, bit for bit, of one file or with join = true (torch-2.6: those of PyTorch up to 2.6)."},
+	{name: "seed", initial: 1337, inPath: true, kind: whole(func(c *Split) *uint64 { return &c.Seed }, 0, math.MaxInt64),
+		what: "What random and shuffle depend on, with the split's name, and torch with the rank",
+		when: "Change it for other rows."},
+	{name: "torch_state", example: "rng.bin", isFile: true, kind: text(func(c *Split) *string { return &c.StateFile }, "a path"),
+		what: "For the torch orders, a file of what torch.get_rng_state() gave, 5056 bytes",
+		when: "Set it to continue from there and not from the seed. rank must be 0, and world 1."},
+	{name: "rank", initial: 0, inPath: true, kind: whole(func(c *Split) *int { return &c.Rank }, 0, sampler.MaxRows-1),
+		what: "Which of world readers this one is",
+		when: "Best set in the path. Batch k of rank r has rows k*B*world + r*B to k*B*world + r*B + B-1; with a torch order, those of seed + rank."},
+	{name: "world", initial: 1, inPath: true, kind: whole(func(c *Split) *int { return &c.World }, 1, sampler.MaxRows),
+		what: "How many ranks there are",
+		when: "Best set in the path, with rank."},
+	{name: "shuffle_block", initial: 0, inPath: true, kind: size(func(c *Split) *int64 { return &c.ShuffleBlock }, 64<<10, 1<<40),
+		what: "With order = \"shuffle\", how much of the tokens rows are drawn from at a time",
+		when: "Set it for tokens in a store, to a multiple of store.block_bytes: each host then reads a share of its own. 0 draws from everywhere."},
+	{name: "local_world", initial: 1, inPath: true, kind: whole(func(c *Split) *int { return &c.LocalWorld }, 1, sampler.MaxRows),
+		what: "With shuffle_block, how many ranks are on one host",
+		when: "Set it to torchrun's LOCAL_WORLD_SIZE. It divides world; there may be 65536 hosts."},
+	{name: "documents", initial: false, kind: documents,
+		what: "Whether a batch says where documents end, in the arrays cu_seqlens and positions",
+		when: "Set it for attention within documents. They end behind eot, or where the index beside a file says; with \"files\", each file is one."},
+	{name: "eot", example: 50256, kind: whole(func(c *Split) *int64 { return &c.EndOfText }, 0, math.MaxInt64),
+		what: "The last token of each document",
+		when: "Set it where no vocab.json of batchfs prepare says it."},
+	{name: "mask_targets", initial: false, kind: truth(func(c *Split) *bool { return &c.MaskTargets }),
+		what: "Whether a target of another document than the token before is -100",
+		when: "Set it so that no loss is taken there. It needs a signed dtype."},
+	{name: "rows", initial: "windows", kind: word(func(c *Split) *sampler.Rows { return &c.Rows },
+		sampler.Windows, sampler.OfDocument, sampler.DocumentFirst, sampler.Packed),
+		what: "What a row holds",
+		when: "windows: any tokens; document: one document, or a part; document-first: its beginning; packed: whole documents, as many as fit.\n" +
+			"All but windows need an index of documents, fill rows up with eot or 0, and say in the array lengths how many x are tokens."},
+	{name: "start", initial: 0, inPath: true, kind: whole(func(c *Split) *uint64 { return &c.Start }, 0, sampler.MaxBatches-1),
+		what: "The number of the first batch that next gives",
+		when: "To resume, set it to the step to continue with."},
+	{name: "steps", example: 10000, inPath: true, kind: whole(func(c *Split) *uint64 { return &c.Steps }, 1, sampler.MaxBatches),
+		what: "How many batches batches.bin and batches.npy have",
+		when: "Set it for a length of your own. Default: one epoch, that of the host with the fewest batches with shuffle_block."},
+}}
+
+// splitTable has the keys that only [splits.X] may have.
+var splitTable = table{name: "[splits.X]", what: "A directory X of the mount, any number of them. Besides the keys of [batch] it may have these.", keys: []key{
+	{name: "tokens", example: "data/train.bin", kind: paths(func(c *Split) *[]string { return &c.Tokens }),
+		what: "The files that hold the tokens, which are one array in this order, those of a glob sorted",
+		when: "Every split has it, or sources. Objects are named s3://bucket/key or gs://bucket/key."},
+	{name: "join", initial: false, kind: truth(func(c *Split) *bool { return &c.Join }),
+		what: "Whether a row may begin in one file and end in the next",
+		when: "Set it for files that are parts of one, or shorter than T+1 tokens."},
+	{name: "on_change", initial: "error", restart: true, kind: word(func(c *Split) *string { return &c.OnChange }, "error", "follow"),
+		what: "What happens when a token file is changed while it is mounted",
+		when: "error: reads fail until it is put back; follow: the next batch has the new tokens. Replace a file by renaming, or append to it."},
+	{name: "expect_fingerprint", example: "9f86d081884c7d659a2feaa0c55ad015", restart: true, kind: fingerprint,
+		what: "The fingerprint of info.json that the files must have",
+		when: "Set it so that a run continues with the data that it began with."},
+	{name: "sources", what: "A mixture, instead of tokens: a table for each source"},
+	{name: "arrays", what: "Arrays beside the tokens, with an element for each: a table for each array"},
+}}
+
+// sourceTable has the keys of [[splits.X.sources]], which must have tokens and weight.
+var sourceTable = table{name: "[[splits.X.sources]]", what: "A source of a mixture, which a split has instead of tokens. Of any n rows from the first on, " +
+	"each has its share, to within one row,\nand goes through its own tokens in its own epochs.", keys: []key{
+	{name: "tokens", example: "data/web-*.bin", kind: paths(func(c *Source) *[]string { return &c.Tokens }), what: "As in [splits.X]"},
+	{name: "weight", example: 7, kind: weight,
+		what: "Its part of all rows, next to the others' weights",
+		when: "Weights need not add up to 1."},
+	{name: "vocab_size", example: 50257, restart: true, kind: whole(func(c *Source) *int64 { return &c.VocabSize }, 0, 1<<32),
+		what: "As in [batch], for this source", when: "Default: that of the split."},
+	{name: "arrays", what: "[[splits.X.sources.arrays]], the same for each source"},
+}}
+
+// arrayTable has the keys of [[splits.X.arrays]], which must have name and files.
+var arrayTable = table{name: "[[splits.X.arrays]]", what: "An array beside the tokens, with an element for each: a loss mask, weights, a teacher's logits. " +
+	"Default: those that the vocab.json of\nbatchfs prepare names, such as its mask; arrays = [] serves none. Of a source: [[splits.X.sources.arrays]].", keys: []key{
+	{name: "name", example: "mask", kind: arrayName, what: "Its name in a batch"},
+	{name: "files", example: "data/train-mask-*.npy", kind: paths(func(c *Beside) *[]string { return &c.Files }),
+		what: "The files that hold it, together as many elements as the tokens"},
+	{name: "at", initial: "y", kind: word(func(c *Beside) *sampler.At { return &c.At }, sampler.AtX, sampler.AtY),
+		what: "Whose positions it has", when: "With y, its element t of a row belongs to y[t]."},
+	{name: "format", initial: "auto", kind: word(func(c *Beside) *string { return &c.Format }, format.Names()...), what: "As in [batch]"},
+	{name: "tensor", example: "mask", kind: text(func(c *Beside) *string { return &c.Tensor }, "the name of a tensor"), what: "As in [batch]"},
+	{name: "dtype", example: "uint8", kind: word(func(c *Beside) *array.DType { return &c.DType }, array.DTypes()...), what: "As token_dtype in [batch]"},
+	{name: "shape", example: []any{32}, kind: shape(func(c *Beside) *[]int { return &c.Shape }), what: "As in [batch]"},
+}}
+
+var memoryTable = table{name: "[memory]", what: "How tokens are fetched: what it costs, never what is read. `batchfs restart` changes any of these.", keys: []key{
+	{name: "access", initial: "remap", kind: word(func(c *Memory) *blob.Access { return &c.Access }, blob.Remap, blob.Advise, blob.Pread, blob.Map),
+		what: "What one read does",
+		when: "remap: map, copy the rows, unmap, as nanoGPT; pread: read row by row, faster for several readers; advise: keep a mapping and give\n" +
+			"the pages back. All stay within one batch; map gives nothing back. Arrays beside the tokens are read with pread under remap."},
+	{name: "page_cache", initial: "keep", kind: word(func(c *Memory) *string { return &c.PageCache }, "keep", "drop"),
+		what: "The kernel's page cache of what was read",
+		when: "Set drop on machines with little memory: reading again then costs the disk."},
+	{name: "ahead", initial: 2, kind: whole(func(c *Memory) *int { return &c.Ahead }, 0, 1024),
+		what: "How many batches are made ready for each reader that reads in order",
+		when: "Raise it for a disk or a store that answers late. The bytes are the same with 0."},
+	{name: "ahead_bytes", initial: 64 << 20, kind: whole(func(c *Memory) *int64 { return &c.AheadBytes }, 0, 1<<40),
+		what: "The memory of all batches made ready, in bytes",
+		when: "Raise it, and budget, for large batches or many readers. No more than half of budget counts."},
+	{name: "budget", initial: 128 << 20, kind: whole(func(c *Memory) *int64 { return &c.Budget }, 16<<20, 1<<40),
+		what: "The memory that a process which serves takes for its readers, in bytes, besides some 20 MiB",
+		when: "Raise it for many readers of large batches: those beyond it wait."},
+}}
+
+var mountTable = table{name: "[mount]", what: "The mount itself. `batchfs restart` changes timeout and settings_per_user only.", keys: []key{
+	{name: "allow_other", initial: false, kind: truth(func(c *Mount) *bool { return &c.AllowOther }),
+		what: "Whether users other than the one that mounts may read",
+		when: "Set it for services. Ordinary users need the line user_allow_other in /etc/fuse.conf. With mount --fd whoever mounts decides."},
+	{name: "mode", initial: "0444", kind: mode,
+		what: "The permissions of files",
+		when: "Set \"0440\" or \"0400\" to keep others out. Who may read can also list directories."},
+	{name: "uid", example: 1000, kind: whole(func(c *Mount) *int64 { return &c.UID }, 0, math.MaxUint32-1), // the last number means no user
+		what: "Who owns the files", when: "Default: the user that mounts."},
+	{name: "gid", example: 1000, kind: whole(func(c *Mount) *int64 { return &c.GID }, 0, math.MaxUint32-1),
+		what: "Which group owns the files", when: "Default: the group of the user that mounts."},
+	{name: "timeout", initial: "30s", restart: true, kind: duration(func(c *Mount) *time.Duration { return &c.Timeout }, 100*time.Millisecond, 24*time.Hour),
+		what: "How long a read waits for its token files before its reader gets an error",
+		when: "Raise it for disks and stores that answer late."},
+	{name: "settings_per_user", initial: 4096, restart: true, kind: whole(func(c *Mount) *int { return &c.SettingsPerUser }, 0, 65535),
+		what: "How many directories of settings, such as train/seed=7, each user may have",
+		when: "Lower it where users do not trust each other. All together have 65535; root and uid may have them all."},
+	{name: "grace", initial: "10s", kind: duration(func(c *Mount) *time.Duration { return &c.Grace }, 0, 24*time.Hour),
+		what: "How long open files may be read when the mount is told to stop",
+		when: "Raise it to the time of an epoch to let readers finish."},
+}}
+
+var storeTable = table{name: "[store]", what: "Object storage, for tokens named s3://bucket/key or gs://bucket/key. Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws,\n" +
+	"a web identity token, or the role of the container or machine; for gs:// they are HMAC keys. `batchfs restart` changes any of these.", keys: []key{
+	{name: "endpoint", example: "https://minio.example.com:9000", kind: text(func(c *Store) *string { return &c.Endpoint }, "the URL of a host"),
+		what: "The store",
+		when: "Set it for a store of your own. Default: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, else AWS, or Google for gs://. Only http:// is without TLS."},
+	{name: "region", example: "eu-central-1", kind: text(func(c *Store) *string { return &c.Region }, "the name of a region"),
+		what: "The region of the buckets",
+		when: "Default: AWS_REGION or AWS_DEFAULT_REGION, else what AWS says of the bucket."},
+	{name: "path_style", initial: false, kind: truth(func(c *Store) *bool { return &c.PathStyle }),
+		what: "Whether a bucket stands in the path of a URL, not in the name of the host",
+		when: "Many stores other than AWS need it."},
+	{name: "anonymous", initial: false, kind: truth(func(c *Store) *bool { return &c.Anonymous }),
+		what: "Whether to read without credentials",
+		when: "Set it for public buckets."},
+	{name: "cache_dir", example: "/var/cache/batchfs", isFile: true, kind: text(func(c *Store) *string { return &c.CacheDir }, "a path"),
+		what: "A directory that keeps what was fetched, for all mounts of this host",
+		when: "Set it, or every epoch fetches everything. batchfs makes it with mode 0700; one of another user, or that others may write to, is refused."},
+	{name: "cache_shared", initial: false, kind: truth(func(c *Store) *bool { return &c.CacheShared }),
+		what: "Whether the group of cache_dir may use it too",
+		when: "Set it where the members of the group trust each other. The directory then has mode 2770."},
+	{name: "cache_bytes", initial: 64 << 30, kind: whole(func(c *Store) *int64 { return &c.CacheBytes }, 0, 1<<50),
+		what: "How large cache_dir may become, in bytes",
+		when: "Set it to what the readers of this host need, as batchfs cache status says; what has no room is fetched in every epoch."},
+	{name: "block_bytes", initial: 4 << 20, kind: whole(func(c *Store) *int64 { return &c.BlockBytes }, 64<<10, 1<<30),
+		what: "What is fetched at a time, in bytes",
+		when: "Raise it where each request costs time or money. Blocks that were kept with another size are of no use."},
+}}
+
+var logTable = table{name: "[log]", what: "What is written to standard error, or to mount's --log.", keys: []key{
+	{name: "level", initial: "info", kind: word(func(c *Log) *string { return &c.Level }, "debug", "info", "warn", "error"),
+		what: "The lowest level that is logged", when: "Set warn for errors and warnings only."},
+	{name: "format", initial: "text", kind: word(func(c *Log) *string { return &c.Format }, "text", "json"),
+		what: "How a line looks, key=value or an object", when: "Set json for a collector of logs."},
+}}
+
+// pathKeys are the keys that a path may set, sorted by name.
+var pathKeys = sync.OnceValue(func() []key {
+	keys := slices.DeleteFunc(slices.Clone(batchTable.keys), func(k key) bool { return !k.inPath })
+	slices.SortFunc(keys, func(a, b key) int { return strings.Compare(a.name, b.name) })
+	return keys
+})
 
 // NewBeside returns an array at the targets, of headerless files. It is not ok if no configuration could have such a name or dtype.
 func NewBeside(name, dtype string) (b Beside, ok bool) {
-	b = Beside{At: sampler.AtY, Format: format.Auto}
-	return b, arrayKeys["name"].set(&b, name) && arrayKeys["dtype"].set(&b, dtype)
-}
-
-// reserved are the names of arrays that a batch has by itself, and that of what is no tensor in a safetensors header.
-var reserved = []string{"x", "y", "tokens", "rows", "cu_seqlens", "positions", "lengths", "source", "__metadata__"}
-
-// paths returns the paths of a value that is one path or a list of them.
-func paths(value any) (list []string, ok bool) {
-	values, isList := value.([]any)
-	if !isList {
-		values = []any{value}
-	}
-	for _, v := range values {
-		s, ok := v.(string)
-		if !ok || s == "" {
-			return nil, false
-		}
-		list = append(list, s)
-	}
-	return list, len(list) > 0
-}
-
-func intKey[C any, N int | int64 | uint64](field func(*C) *N, least, most int64) key[C] {
-	rule := fmt.Sprintf("a whole number from %d to %d", least, most)
-	return key[C]{rule, func(c *C, value any) bool {
-		n, ok := value.(int64)
-		*field(c) = N(n)
-		return ok && n >= least && n <= most
-	}, func(c *C) any { return *field(c) }}
-}
-
-// sizeKey is a number of bytes, or 0.
-func sizeKey[C any](field func(*C) *int64, least, most int64) key[C] {
-	rule := fmt.Sprintf(`0, or a size from %s to %s, as in "64MiB", or that in bytes`, sizeText(least), sizeText(most))
-	return key[C]{rule, func(c *C, value any) bool {
-		n, ok := value.(int64)
-		if s, isText := value.(string); isText {
-			n, ok = sizeOf(s)
-		}
-		*field(c) = n
-		return ok && (n == 0 || n >= least && n <= most)
-	}, func(c *C) any { return sizeText(*field(c)) }}
-}
-
-var sizeUnits = []struct {
-	name  string
-	bytes int64
-}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}}
-
-func sizeOf(text string) (n int64, ok bool) {
-	for _, unit := range sizeUnits {
-		if number, has := strings.CutSuffix(text, unit.name); has {
-			n, err := strconv.ParseUint(number, 10, 31)
-			return int64(n) * unit.bytes, err == nil
-		}
-	}
-	return 0, false
-}
-
-// sizeText is the shortest text that sizeKey takes for a number of bytes.
-func sizeText(n int64) string {
-	for _, unit := range sizeUnits {
-		if n > 0 && n%unit.bytes == 0 {
-			return fmt.Sprint(n/unit.bytes, unit.name)
-		}
-	}
-	return fmt.Sprint(n)
-}
-
-func enumKey[C any, S ~string](field func(*C) *S, words ...S) key[C] {
-	names := make([]string, len(words))
-	for i, s := range words {
-		names[i] = string(s)
-	}
-	last := len(names) - 1
-	rule := strings.Join(names[:last], ", ") + " or " + names[last]
-	return key[C]{rule, func(c *C, value any) bool {
-		s, ok := value.(string)
-		*field(c) = S(s)
-		return ok && slices.Contains(words, S(s))
-	}, func(c *C) any { return *field(c) }}
-}
-
-// integers are the dtypes that numbers can be converted to.
-func integers() []array.DType {
-	return slices.DeleteFunc(array.DTypes(), func(d array.DType) bool { return !d.IsInteger() })
-}
-
-func textKey[C any](field func(*C) *string, rule string) key[C] {
-	return key[C]{rule, func(c *C, value any) bool {
-		s, ok := value.(string)
-		*field(c) = s
-		return ok && s != ""
-	}, func(c *C) any { return *field(c) }}
-}
-
-// shapeKey is the shape of an element of an array.
-func shapeKey[C any](field func(*C) *[]int) key[C] {
-	return key[C]{"a list of whole numbers from 1 on, with a product of " + fmt.Sprint(maxNumbers) + " at most", func(c *C, value any) bool {
-		values, ok := value.([]any)
-		var shape []int
-		numbers := int64(1)
-		for _, v := range values {
-			axis, isInt := v.(int64)
-			if !isInt || axis < 1 || axis > maxNumbers/numbers {
-				return false
-			}
-			numbers *= axis
-			shape = append(shape, int(axis))
-		}
-		*field(c) = shape
-		return ok
-	}, func(c *C) any { return *field(c) }}
-}
-
-// maxNumbers bounds the numbers of an element.
-const maxNumbers = 1 << 31
-
-func boolKey[C any](field func(*C) *bool) key[C] {
-	return key[C]{"true or false", func(c *C, value any) (ok bool) {
-		*field(c), ok = value.(bool)
-		return ok
-	}, func(c *C) any { return *field(c) }}
-}
-
-func durationKey[C any](field func(*C) *time.Duration, least, most time.Duration) key[C] {
-	rule := fmt.Sprintf(`a duration from %v to %s, as in "90s"`, least, strings.TrimSuffix(most.String(), "0m0s"))
-	return key[C]{rule, func(c *C, value any) bool {
-		s, ok := value.(string)
-		d, err := time.ParseDuration(s)
-		*field(c) = d
-		return ok && err == nil && d >= least && d <= most
-	}, func(c *C) any { return *field(c) }}
+	arrayTable.setInitial(&b)
+	return b, arrayTable.find("name").set(&b, name) && arrayTable.find("dtype").set(&b, dtype)
 }

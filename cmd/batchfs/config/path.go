@@ -28,10 +28,13 @@ func (s *Split) With(settings string) (*Split, error) {
 	seen := map[string]bool{}
 	for _, setting := range strings.Split(settings, ",") {
 		name, text, _ := strings.Cut(setting, "=")
-		key, ok := sequenceKeys[name]
-		if !ok {
-			known := strings.Join(slices.Sorted(maps.Keys(sequenceKeys)), ", ")
-			return nil, unknownSetting(fmt.Sprintf("%s: unknown setting %q; must be one of %s", n.path, name, known))
+		key := batchTable.find(name)
+		if key == nil || !key.inPath {
+			var known []string
+			for _, k := range pathKeys() {
+				known = append(known, k.name)
+			}
+			return nil, unknownSetting(fmt.Sprintf("%s: unknown setting %q; must be one of %s", n.path, name, strings.Join(known, ", ")))
 		}
 		if seen[name] {
 			return nil, fmt.Errorf("%s: %s is set twice", n.path, name)
@@ -54,8 +57,8 @@ func (s *Split) InPath() bool { return s.base != nil }
 // Values returns the values of all keys that may stand in a path, by key.
 func (s *Split) Values() map[string]any {
 	all := map[string]any{}
-	for name, key := range sequenceKeys {
-		all[name] = key.get(s)
+	for _, key := range pathKeys() {
+		all[key.name] = key.get(s)
 	}
 	return all
 }

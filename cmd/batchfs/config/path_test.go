@@ -128,7 +128,8 @@ func TestLongestName(t *testing.T) {
 	base := baseSplit(t, "")
 	base.Split = strings.Repeat("x", 100)
 	longest := map[string]any{}
-	for key := range sequenceKeys {
+	for _, k := range pathKeys() {
+		key := k.name
 		if examples[key] == nil {
 			t.Fatalf("no examples of %s", key)
 		}

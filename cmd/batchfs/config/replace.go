@@ -11,10 +11,9 @@ import (
 // its readers: every file and every batch stays what it is.
 func (c *Config) CanReplace(old *Config) error {
 	const fix = "unmount, and mount again, to change it"
-	for _, key := range slices.Sorted(maps.Keys(mountKeys)) {
-		now, then := mountKeys[key].get(&c.Mount), mountKeys[key].get(&old.Mount)
-		if key != "timeout" && key != "settings_per_user" && now != then {
-			return fmt.Errorf("mount.%s is %v, and the configuration has %v; %s", key, then, now, fix)
+	for _, k := range mountTable.keys {
+		if now, then := k.get(&c.Mount), k.get(&old.Mount); !k.restart && now != then {
+			return fmt.Errorf("mount.%s is %v, and the configuration has %v; %s", k.name, then, now, fix)
 		}
 	}
 	for _, oldSplit := range old.Splits {
@@ -38,18 +37,15 @@ func (c *Config) CanReplace(old *Config) error {
 // fixedByMount returns the settings of a split that cannot change while it is mounted. vocab_size can: it decides whether a batch
 // is an error, not what is in it.
 func (s *Split) fixedByMount() map[string]any {
-	type source struct {
-		tokens []string
-		weight float64
-		beside []Beside
+	sources := slices.Clone(s.Sources)
+	for i := range sources {
+		sources[i].VocabSize = 0
 	}
-	var sources []source
-	for _, from := range s.Sources {
-		sources = append(sources, source{from.Tokens, from.Weight, from.Beside})
+	all := map[string]any{"sources": sources, "arrays": s.Beside}
+	for _, k := range slices.Concat(batchTable.keys, splitTable.keys) {
+		if k.get != nil && !k.restart {
+			all[k.name] = k.get(s)
+		}
 	}
-	all := s.Values()
-	all["tokens"], all["sources"], all["arrays"], all["join"] = s.Tokens, sources, s.Beside, s.Join
-	all["token_dtype"], all["torch_state"], all["shape"], all["format"], all["tensor"] = s.TokenDType, s.StateFile, s.Shape, s.Format, s.Tensor
-	all["documents"], all["eot"], all["mask_targets"], all["rows"] = s.DocumentsSetting(), s.EndOfText, s.MaskTargets, s.Rows
 	return all
 }

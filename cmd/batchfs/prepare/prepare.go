@@ -10,12 +10,12 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -39,19 +39,6 @@ type settings struct {
 	Val         float64 `json:"val"`
 	Format      string  `json:"format"`
 	ShardTokens int64   `json:"shard_tokens"`
-}
-
-// differ says which options were others then.
-func (then settings) differ(now settings) string {
-	var differ []string
-	a, b := reflect.ValueOf(then), reflect.ValueOf(now)
-	for i := range a.NumField() {
-		if was, is := a.Field(i), b.Field(i); !was.Equal(is) {
-			name := strings.ReplaceAll(a.Type().Field(i).Tag.Get("json"), "_", "-")
-			differ = append(differ, fmt.Sprintf("%s was %v, not %v", name, was, is))
-		}
-	}
-	return strings.Join(differ, ", ")
 }
 
 type options struct {
@@ -230,8 +217,8 @@ func (o *options) begin(w *workplace, inputs []*input) (*state, error) {
 	if s != nil {
 		switch {
 		case s.Settings != begin.Settings:
-			err = fmt.Errorf("%s is of an unfinished run with other options: repeat those, or give --force to begin again: %s",
-				w.dir.Name(), s.Settings.differ(begin.Settings))
+			then, _ := json.Marshal(s.Settings)
+			err = fmt.Errorf("%s is of an unfinished run with other options: repeat those, or give --force to begin again: %s", w.dir.Name(), then)
 		case s.Inputs != begin.Inputs || readOnce(inputs):
 			err = fmt.Errorf("%s is of an unfinished run, and since then the texts, or their sizes or modification times, are others: "+
 				"restore them, or give --force to begin again", w.dir.Name())
@@ -315,6 +302,9 @@ func (o *options) run(ctx context.Context, w *workplace, s *state, inputs []*inp
 		defer written[i].close()
 	}
 	checkpoint := func(at position) error {
+		if readOnce(inputs) {
+			return nil
+		}
 		s.Position = at
 		for i, split := range written {
 			if err := split.sync(); err != nil {
@@ -324,31 +314,7 @@ func (o *options) run(ctx context.Context, w *workplace, s *state, inputs []*inp
 		}
 		return w.save(s)
 	}
-	once := readOnce(inputs)
-	last := time.Now()
-	progress := o.progress("encoding", inputs, s.Position)
-	defer progress.Finish()
-	r.tally = progress.Add
-	var tokens int64
-	began := time.Now()
-	err := pipeline(ctx, r, s.Position, c.run, func(b *batch) error {
-		save := time.Since(last) > 10*time.Second
-		for i, split := range written {
-			tokens += int64(len(b.out[i].tokens) / c.width)
-			completed, err := split.write(b.out[i])
-			if err != nil {
-				return err
-			}
-			save = save || completed
-		}
-		progress.Describe(fmt.Sprintf("encoding, %.2f million tokens/s", float64(tokens)/1e6/time.Since(began).Seconds()))
-		if !save || once {
-			return nil
-		}
-		last = time.Now()
-		return checkpoint(b.end)
-	})
-	if err != nil {
+	if err := o.encode(ctx, r, s.Position, c, written, checkpoint); err != nil {
 		return err
 	}
 	var sums [len(splits)]vocabulary.Split
@@ -380,10 +346,34 @@ func (o *options) run(ctx context.Context, w *workplace, s *state, inputs []*inp
 	}
 	s.Stale = slices.DeleteFunc(stale, func(name string) bool { return slices.Contains(names, name) })
 	s.Complete = true
-	if once {
-		return nil
-	}
 	return checkpoint(position{Input: len(inputs)})
+}
+
+// encode writes the tokens of what r reads from a position on, and now and then a checkpoint.
+func (o *options) encode(ctx context.Context, r *reader, from position, c *coding, written [len(splits)]*split, checkpoint func(position) error) error {
+	progress := o.progress("encoding", r.inputs, from)
+	defer progress.Finish()
+	r.tally = progress.Add
+	var tokens int64
+	began := time.Now()
+	last := began
+	return pipeline(ctx, r, from, c.run, func(b *batch) error {
+		save := time.Since(last) > 10*time.Second
+		for i, split := range written {
+			tokens += int64(len(b.out[i].tokens) / c.width)
+			completed, err := split.write(b.out[i])
+			if err != nil {
+				return err
+			}
+			save = save || completed
+		}
+		progress.Describe(fmt.Sprintf("encoding, %.2f million tokens/s", float64(tokens)/1e6/time.Since(began).Seconds()))
+		if !save {
+			return nil
+		}
+		last = time.Now()
+		return checkpoint(b.end)
+	})
 }
 
 // count goes through the inputs once before they are encoded where that is needed: for the characters that there are, and for where
@@ -429,8 +419,11 @@ func (o *options) count(ctx context.Context, r *reader, c *coding) error {
 	}
 	train := int64(float64(tokens) * (1 - o.Val)) // nanoGPT's int(n*0.9): 1-0.1 is 0.9 to the last bit
 	if train == 0 || train == tokens {
-		return fmt.Errorf("--val: %v of %d %ss leaves %d for train and %d for val: give more text or another fraction",
-			o.Val, tokens, cmp.Or(map[bool]string{true: "byte"}[c.any], "character"), train, tokens-train)
+		what := "characters"
+		if c.any {
+			what = "bytes"
+		}
+		return fmt.Errorf("--val: %v of %d %s leaves %d for train and %d for val: give more text or another fraction", o.Val, tokens, what, train, tokens-train)
 	}
 	if r.tail, err = o.offset(r.inputs[0], c, train); err != nil {
 		return fmt.Errorf("%s: %w", r.inputs[0].path, err)

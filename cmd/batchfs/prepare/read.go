@@ -2,7 +2,6 @@ package prepare
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -63,8 +62,9 @@ type reader struct {
 	tail  int64                  // val is what comes from this offset on, of the one text there is; 0 if inVal says
 	emit  func(*batch) error     // is not called again after an error
 
-	batch *batch
-	buf   []byte
+	batch   *batch
+	buf     []byte
+	stopped error // the error of emit
 }
 
 // read reads everything from a position on.
@@ -87,10 +87,9 @@ func (r *reader) read(from position) error {
 			err = s.unchanged()
 		}
 		s.Close()
-		var emitted emitError
 		switch {
-		case errors.As(err, &emitted):
-			return emitted.error
+		case r.stopped != nil: // which has nothing to do with the input
+			return r.stopped
 		case err != nil:
 			return fmt.Errorf("%s: %w", in.path, err)
 		}
@@ -110,14 +109,9 @@ func (r *reader) add(c chunk, end position) error {
 	}
 	full := r.batch
 	r.batch = new(batch)
-	if err := r.emit(full); err != nil {
-		return emitError{err}
-	}
-	return nil
+	r.stopped = r.emit(full)
+	return r.stopped
 }
-
-// An emitError has nothing to do with the input that is read.
-type emitError struct{ error }
 
 // fill reads until buf holds n bytes, or reports the end.
 func (r *reader) fill(s io.Reader, n int) (end bool, err error) {

@@ -679,7 +679,7 @@ func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
 		wantLeft(t, ".prepare")
 	}
 	for other, want := range map[string]string{
-		"b.jsonl --eot begin":    "out/.prepare is of an unfinished run with other options: repeat those, or give --force to begin again: eot was end, not begin",
+		"b.jsonl --eot begin":    "out/.prepare is of an unfinished run with other options: repeat those, or give --force to begin again: {\"by\":\"pairs\",",
 		"c.jsonl":                "out/.prepare is of an unfinished run, and since then the texts, or their sizes or modification times, are others",
 		"b.jsonl --include *.md": "line 201: is no JSON object", // which only directories heed
 	} {

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"unicode/utf8"
 
 	"batchfs/cmd/batchfs/prepare/bpe"
@@ -104,29 +104,19 @@ func (c *characters) Append(tokens []uint32, text []byte) []uint32 {
 }
 
 // counter makes a token 0 of each character, and notes which there are.
-type counter struct {
-	mu   sync.Mutex                // guards seen
-	seen []*[utf8.MaxRune + 1]bool // by encoder
-}
+type counter struct{ seen [utf8.MaxRune + 1]atomic.Bool }
 
 func (*counter) Name() string              { return vocabulary.Char }
 func (*counter) Size() int64               { return 1 }
 func (*counter) EndOfText() (uint32, bool) { return 0, false }
 func (*counter) Bytes(uint32) []byte       { return nil }
+func (c *counter) NewEncoder() encoder     { return c }
 
-func (c *counter) NewEncoder() encoder {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	seen := new([utf8.MaxRune + 1]bool)
-	c.seen = append(c.seen, seen)
-	return countingEncoder{seen}
-}
-
-type countingEncoder struct{ seen *[utf8.MaxRune + 1]bool }
-
-func (c countingEncoder) Append(tokens []uint32, text []byte) []uint32 {
+func (c *counter) Append(tokens []uint32, text []byte) []uint32 {
 	for _, r := range string(text) {
-		c.seen[r] = true
+		if !c.seen[r].Load() {
+			c.seen[r].Store(true)
+		}
 		tokens = append(tokens, 0)
 	}
 	return tokens
@@ -135,9 +125,9 @@ func (c countingEncoder) Append(tokens []uint32, text []byte) []uint32 {
 // runes are the characters that were seen, sorted.
 func (c *counter) runes() []rune {
 	var runes []rune
-	for r := range rune(utf8.MaxRune + 1) {
-		if slices.ContainsFunc(c.seen, func(seen *[utf8.MaxRune + 1]bool) bool { return seen[r] }) {
-			runes = append(runes, r)
+	for r := range c.seen {
+		if c.seen[r].Load() {
+			runes = append(runes, rune(r))
 		}
 	}
 	return runes

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -33,7 +34,7 @@ func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, fo
 		return index, fmt.Errorf("%s: an index lies beside its token file, and batchfs writes nothing to a store: write it beside a copy of the "+
 			"file on this machine, and upload it as %s%s", path, path, format.IndexSuffix)
 	}
-	if o, eot, err = withVocabulary(path, o, eot); err != nil {
+	if _, o, eot, err = withVocabulary(path, o, eot); err != nil {
 		return index, err
 	}
 	if eot < 0 {
@@ -58,16 +59,17 @@ func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, fo
 	}
 	defer os.Remove(tmp.Name())
 	defer tmp.Close()
-	w := bufio.NewWriterSize(tmp, blockSize)
+	sum := sha256.New()
+	w := bufio.NewWriterSize(io.MultiWriter(tmp, sum), blockSize)
 	if index.Documents, err = writeEnds(ctx, w, a, eot, path, stderr); err != nil {
 		return index, err
 	}
 	if err := cmp.Or(w.Flush(), tmp.Sync()); err != nil {
 		return index, err
 	}
-	same, err := sameContent(tmp.Name(), index.Path)
+	there, err := sumOf(index.Path)
 	switch {
-	case err == nil && same:
+	case err == nil && bytes.Equal(there, sum.Sum(nil)):
 		index.Kept = true
 		return index, nil
 	case err == nil && !force:
@@ -115,32 +117,14 @@ func writeEnds(ctx context.Context, w io.Writer, a *cache.Array, eot int64, path
 	return documents, err
 }
 
-// sameContent says whether two files hold the same.
-func sameContent(one, other string) (bool, error) {
-	a, err := os.Open(one)
+// sumOf is the SHA-256 of a file.
+func sumOf(path string) ([]byte, error) {
+	f, err := os.Open(path)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	defer a.Close()
-	b, err := os.Open(other)
-	if err != nil {
-		return false, err
-	}
-	defer b.Close()
-	x, y := make([]byte, blockSize), make([]byte, blockSize)
-	for {
-		n, err := io.ReadFull(a, x)
-		m, errb := io.ReadFull(b, y)
-		if !bytes.Equal(x[:n], y[:m]) {
-			return false, nil
-		}
-		for _, err := range []error{err, errb} {
-			if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
-				return false, err
-			}
-		}
-		if n < len(x) {
-			return true, nil
-		}
-	}
+	defer f.Close()
+	sum := sha256.New()
+	_, err = io.Copy(sum, f)
+	return sum.Sum(nil), err
 }

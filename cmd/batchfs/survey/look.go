@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math/bits"
 	"strings"
 
 	"batchfs/cache"
@@ -57,12 +56,12 @@ type LookOptions struct {
 	All  bool          // read everything, not a sample
 }
 
-// withVocabulary returns o and eot with what a vocab.json beside a file says, where nobody said anything: which dtype a headerless file has,
-// and which token ends a document.
-func withVocabulary(path string, o cache.Options, eot int64) (cache.Options, int64, error) {
+// withVocabulary returns the vocabulary beside a file, or nil, and o and eot with what it says where they say nothing: which dtype a
+// headerless file has, and which token ends a document.
+func withVocabulary(path string, o cache.Options, eot int64) (*vocabulary.Vocabulary, cache.Options, int64, error) {
 	v, _, err := vocabulary.Of([]string{path})
 	if v == nil {
-		return o, eot, err
+		return nil, o, eot, err
 	}
 	if dtype := array.DType(v.TokenDType); o.GuessedDType && dtype.Known() {
 		o.DType = dtype
@@ -70,7 +69,7 @@ func withVocabulary(path string, o cache.Options, eot int64) (cache.Options, int
 	if eot < 0 && v.EOT != nil && v.EOTAt == "end" {
 		eot = int64(*v.EOT)
 	}
-	return o, eot, nil
+	return v, o, eot, nil
 }
 
 // A sample of a file is up to sampledBlocks blocks of sampledBytes.
@@ -83,7 +82,8 @@ const (
 // of the documents is wrong, it adds the rest and returns an error.
 func (s *Survey) Look(ctx context.Context, path string, o LookOptions, stderr io.Writer) (err error) {
 	asked := o.EOT >= 0
-	if o.Open, o.EOT, err = withVocabulary(path, o.Open, o.EOT); err != nil {
+	var v *vocabulary.Vocabulary
+	if v, o.Open, o.EOT, err = withVocabulary(path, o.Open, o.EOT); err != nil {
 		return err
 	}
 	a, err := cache.Open([]string{path}, o.Open)
@@ -112,8 +112,8 @@ func (s *Survey) Look(ctx context.Context, path string, o LookOptions, stderr io
 	if f.Tokens > 0 && o.EOT < 0 {
 		wrong = s.countDocuments(ctx, f, path, o)
 	}
-	if f.Tokens > 0 {
-		if f.Samples, err = samplesOf(a, path); err != nil {
+	if f.Tokens > 0 && v != nil {
+		if f.Samples, err = samplesOf(a, v); err != nil {
 			return err
 		}
 	}
@@ -212,7 +212,7 @@ func (s *Survey) countNumbers(f *File, list []uint64) {
 		if isSigned && int64(v) < 0 {
 			s.numbers[below0]++
 		} else {
-			s.numbers[bits.Len64(v)]++
+			s.numbers.add(v)
 		}
 		switch {
 		case f.empty:
@@ -232,12 +232,8 @@ func (s *Survey) countNumbers(f *File, list []uint64) {
 // sampleTokens is how many tokens a sample has.
 const sampleTokens = 64
 
-// samplesOf returns the text of tokens at the beginning, the middle and the end of a file, where its vocabulary is known.
-func samplesOf(a *cache.Array, path string) (samples []Sample, err error) {
-	v, _, err := vocabulary.Of([]string{path})
-	if v == nil {
-		return nil, err
-	}
+// samplesOf returns the text of tokens at the beginning, the middle and the end of a file.
+func samplesOf(a *cache.Array, v *vocabulary.Vocabulary) (samples []Sample, err error) {
 	n := min(sampleTokens, a.Len())
 	d := decoder{dtype: a.DType()}
 	for _, at := range []int64{0, (a.Len() - n) / 2, a.Len() - n} {
@@ -260,16 +256,6 @@ func samplesOf(a *cache.Array, path string) (samples []Sample, err error) {
 	return samples, nil
 }
 
-// sampled says whether only a sample was read of some file.
-func (s *Survey) sampled() bool {
-	for _, f := range s.Files {
-		if f.Read < f.Bytes {
-			return true
-		}
-	}
-	return false
-}
-
 // JSON writes s for programs.
 func (s *Survey) JSON(out io.Writer) error {
 	enc := json.NewEncoder(out)
@@ -280,22 +266,26 @@ func (s *Survey) JSON(out io.Writer) error {
 // Print writes s for people.
 func (s *Survey) Print(out io.Writer) {
 	var text strings.Builder
-	tokens := false
+	title, sampled := "numbers", false
 	for _, f := range s.Files {
 		f.print(&text)
-		tokens = tokens || f.Tokens > 0
+		if f.Tokens > 0 {
+			title = "token ids"
+		}
+		sampled = sampled || f.Read < f.Bytes
 	}
-	of := func(sampled bool) string {
-		return map[bool]string{true: ", of a sample (--all reads everything)"}[sampled]
+	draw := func(title string, sampled bool, bins []Bin) {
+		if len(bins) == 0 {
+			return
+		}
+		if sampled {
+			title += ", of a sample (--all reads everything)"
+		}
+		fmt.Fprintf(&text, "\n%s:\n", title)
+		drawBins(&text, bins)
 	}
-	if len(s.Numbers) > 0 {
-		fmt.Fprintf(&text, "\n%s%s:\n", map[bool]string{true: "token ids", false: "numbers"}[tokens], of(s.sampled()))
-		drawBins(&text, s.Numbers)
-	}
-	if len(s.Lengths) > 0 {
-		fmt.Fprintf(&text, "\ntokens in a document%s:\n", of(s.lengthsSampled))
-		drawBins(&text, s.Lengths)
-	}
+	draw(title, sampled, s.Numbers)
+	draw("tokens in a document", s.lengthsSampled, s.Lengths)
 	io.WriteString(out, terminal.Printable(text.String()))
 }
 
@@ -306,17 +296,19 @@ func (f *File) print(out io.Writer) {
 	if f.Read < f.Bytes {
 		sample = fmt.Sprintf(" in a sample of %s (%.2g%%)", terminal.Size(f.Read), 100*float64(f.Read)/float64(f.Bytes))
 	}
+	number := "number"
 	if f.Tokens > 0 {
-		fmt.Fprintf(out, "  %s\n", numberOf(f.Tokens, "token", "tokens"))
+		number = "id"
+		fmt.Fprintf(out, "  %s\n", terminal.Count(f.Tokens, "token", "tokens"))
 	}
 	if f.Largest != nil {
-		fmt.Fprintf(out, "  largest %s %d%s\n", map[bool]string{true: "id", false: "number"}[f.Tokens > 0], f.Largest, sample)
+		fmt.Fprintf(out, "  largest %s %d%s\n", number, f.Largest, sample)
+	}
+	if f.Indexed {
+		sample = ""
 	}
 	if f.Documents > 0 {
-		if f.Indexed {
-			sample = ""
-		}
-		fmt.Fprintf(out, "  %s%s\n", numberOf(f.Documents, "document", "documents"), sample)
+		fmt.Fprintf(out, "  %s%s\n", terminal.Count(f.Documents, "document", "documents"), sample)
 	}
 	for _, s := range f.Samples {
 		fmt.Fprintf(out, "  from token %d on: %q\n", s.Index, s.Text)

@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"slices"
 
 	"batchfs/cache"
@@ -64,14 +63,6 @@ func readEnds(ctx context.Context, d *cache.Documents, from, to int64, visit fun
 		visit(ends)
 	}
 	return nil
-}
-
-// numberOf is n with the word for one, or for several.
-func numberOf(n int64, one, several string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, several)
 }
 
 // A decoder makes 64 bits of each number of a dtype: integers keep their value, negative ones as two's complement, and others have

@@ -103,22 +103,24 @@ func (z *winnower) pick(prints []print) []print {
 // A common is n numbers that stand twice: from a and from b on.
 type common struct{ a, b, n int64 }
 
+// streamOf is the stream of the number at a position.
+func streamOf(starts []int64, at int64) int {
+	i, found := slices.BinarySearch(starts, at)
+	if !found {
+		i--
+	}
+	return i
+}
+
 // commonRuns returns the runs that prints of w numbers show, each as long as they show it, by a and then b. starts are where the
 // streams begin in the numbers of all of them, in order. It sorts prints.
 func commonRuns(prints []print, w int64, starts []int64) (runs []common) {
 	slices.SortFunc(prints, func(x, y print) int { return cmp.Or(cmp.Compare(x.Hash, y.Hash), cmp.Compare(x.At, y.At)) })
-	streamOf := func(at int64) int {
-		i, found := slices.BinarySearch(starts, at)
-		if !found {
-			i--
-		}
-		return i
-	}
 	var pairs []common
 	for i := 1; i < len(prints); i++ {
 		x, y := prints[i-1], prints[i]
 		// Runs that lie within each other show a period, not that something stands twice.
-		if x.Hash == y.Hash && x.At != y.At && (y.At-x.At >= w || streamOf(x.At) != streamOf(y.At)) {
+		if x.Hash == y.Hash && x.At != y.At && (y.At-x.At >= w || streamOf(starts, x.At) != streamOf(starts, y.At)) {
 			pairs = append(pairs, common{x.At, y.At, w})
 		}
 	}
@@ -126,7 +128,8 @@ func commonRuns(prints []print, w int64, starts []int64) (runs []common) {
 	for _, p := range pairs {
 		if len(runs) > 0 {
 			last := &runs[len(runs)-1]
-			if last.b-last.a == p.b-p.a && p.a <= last.a+last.n && streamOf(last.a) == streamOf(p.a) && streamOf(last.b) == streamOf(p.b) {
+			if last.b-last.a == p.b-p.a && p.a <= last.a+last.n &&
+				streamOf(starts, last.a) == streamOf(starts, p.a) && streamOf(starts, last.b) == streamOf(starts, p.b) {
 				last.n = p.a + p.n - last.a
 				continue
 			}

@@ -52,6 +52,14 @@ func Size(n int64) string {
 	return fmt.Sprintf("%.1f %cB", float64(n)/math.Pow(1000, float64(power)), units[power-1])
 }
 
+// Count is n with the word for one, or for several.
+func Count(n int64, one, several string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, several)
+}
+
 // barWidth is the number of columns of the longest bar.
 const barWidth = 40
 

@@ -6,13 +6,12 @@ import (
 	"slices"
 )
 
-// added are tokens with a text of their own, which is found before the rest is split: special tokens, and those that somebody
-// added to a vocabulary later. A nil *added is none.
+// added are tokens with a text of their own, which is found before the rest is split: those that were added to a vocabulary later.
+// Special tokens are text, but no other token is found within their names. A nil *added is none.
 type added struct {
 	tokens  map[string]addedToken
 	first   [256]bool // the bytes that they begin with
 	lengths []int     // longest first
-	plain   bool      // some are not special
 }
 
 type addedToken struct {
@@ -21,14 +20,15 @@ type addedToken struct {
 }
 
 func newAdded(tokens map[string]addedToken) *added {
-	if len(tokens) == 0 {
-		return nil
-	}
 	a := &added{tokens: tokens}
+	plain := false
 	for text, token := range tokens {
 		a.first[text[0]] = true
 		a.lengths = append(a.lengths, len(text))
-		a.plain = a.plain || !token.special
+		plain = plain || !token.special
+	}
+	if !plain {
+		return nil
 	}
 	slices.SortFunc(a.lengths, func(x, y int) int { return cmp.Compare(y, x) })
 	a.lengths = slices.Compact(a.lengths)
@@ -36,19 +36,15 @@ func newAdded(tokens map[string]addedToken) *added {
 }
 
 // split yields the text before each of the tokens, and the token; at the end the rest of the text, and none. The leftmost token
-// counts, and of several there the longest. If special is false, a special token is text.
-func (a *added) split(text []byte, special bool) iter.Seq2[[]byte, uint32] {
+// counts, and of several there the longest.
+func (a *added) split(text []byte) iter.Seq2[[]byte, uint32] {
 	return func(yield func([]byte, uint32) bool) {
-		if a == nil || !special && !a.plain {
-			yield(text, none)
-			return
-		}
-		for i := 0; i < len(text); {
+		for i := 0; a != nil && i < len(text); {
 			found, n := a.at(text[i:])
 			switch {
 			case n == 0:
 				i++
-			case found.special && !special:
+			case found.special:
 				i += n
 			default:
 				if !yield(text[:i], found.token) {

@@ -11,8 +11,7 @@
 //
 // Most pieces are common words. An [Encoder] remembers the tokens of short pieces, so that few are merged.
 //
-// A special token, such as <|endoftext|>, stands for no text. A text that says "<|endoftext|>" is encoded like any other text,
-// unless the caller asks for special tokens with [Encoder.AppendSpecial].
+// A special token, such as <|endoftext|>, stands for no text. A text that says "<|endoftext|>" is encoded like any other text.
 //
 // All bytes can be encoded, also those that are not UTF-8: each of them counts as a symbol. Decoding gives the text back, but
 // for tokenizers that normalize it (Qwen's, to NFC).
@@ -21,7 +20,6 @@ package bpe
 import (
 	"encoding/binary"
 	"fmt"
-	"maps"
 	"math/bits"
 	"slices"
 )
@@ -74,9 +72,6 @@ func (t *Tokenizer) Name() string { return t.name }
 // Size is the size of the vocabulary. All tokens are below it, special ones too.
 func (t *Tokenizer) Size() int64 { return int64(len(t.tokens)) }
 
-// Special returns the special tokens by their names.
-func (t *Tokenizer) Special() map[string]uint32 { return maps.Clone(t.special) }
-
 // EndOfText returns the special token that goes between documents, if the vocabulary has one.
 func (t *Tokenizer) EndOfText() (uint32, bool) {
 	token, ok := t.special[t.end]
@@ -108,21 +103,11 @@ func (t *Tokenizer) NewEncoder() *Encoder { return &Encoder{t: t} }
 // It needs memory for the text's tokens, and 40 times the length of the longest piece. It panics at a piece of 2 GiB; a text may be
 // longer.
 func (e *Encoder) Append(tokens []uint32, text []byte) []uint32 {
-	return e.append(tokens, text, false)
-}
-
-// AppendSpecial is Append, but the names of special tokens in the text become these tokens. That is tiktoken's
-// encode(text, allowed_special="all"); of tokenizers, it is encode(text, add_special_tokens=False).
-func (e *Encoder) AppendSpecial(tokens []uint32, text []byte) []uint32 {
-	return e.append(tokens, text, true)
-}
-
-func (e *Encoder) append(tokens []uint32, text []byte, special bool) []uint32 {
-	for text, token := range e.t.added[0].split(text, special) {
+	for text, token := range e.t.added[0].split(text) {
 		if e.t.normalize != nil {
 			text = e.t.normalize(text)
 		}
-		for text, token := range e.t.added[1].split(text, special) {
+		for text, token := range e.t.added[1].split(text) {
 			if tokens = e.pieces(tokens, text); token != none {
 				tokens = append(tokens, token)
 			}

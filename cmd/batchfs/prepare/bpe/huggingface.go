@@ -117,26 +117,8 @@ func (f *tokenizerFile) tokenizer(path string) (*Tokenizer, error) {
 	if err := f.stages(t); err != nil {
 		return nil, err
 	}
-	alphabet := byteAlphabet()
-	for text, token := range m.Vocab {
-		if err := t.number(token, text); err != nil {
-			return nil, fmt.Errorf("model.vocab: %w", err)
-		}
-		b := make([]byte, 0, len(text))
-		for _, r := range text {
-			value, ok := alphabet[r]
-			if !ok {
-				return nil, fmt.Errorf("model.vocab: token %q has the character %q, which stands for no byte: only byte-level BPE is known", text, r)
-			}
-			b = append(b, value)
-		}
-		t.tokens[token] = string(b)
-	}
-	if m.IgnoreMerges {
-		t.whole = make(map[string]uint32, len(m.Vocab))
-		for token, text := range t.tokens {
-			t.whole[text] = uint32(token)
-		}
+	if err := f.vocabulary(t); err != nil {
+		return nil, err
 	}
 	pairs := make([]pair, len(m.Merges))
 	for rank, merge := range m.Merges {
@@ -148,23 +130,11 @@ func (f *tokenizerFile) tokenizer(path string) (*Tokenizer, error) {
 		}
 		pairs[rank] = pair{key(left, right), uint64(rank)<<32 | uint64(both)}
 	}
-	added := [2]map[string]addedToken{{}, {}}
-	for _, a := range f.AddedTokens {
-		if err := t.number(a.ID, a.Content); err != nil {
-			return nil, fmt.Errorf("added_tokens: %w", err)
-		}
-		switch {
-		case a.Content == "":
-			return nil, fmt.Errorf("added_tokens: token %d is empty", a.ID)
-		case a.SingleWord, a.LStrip, a.RStrip:
-			return nil, fmt.Errorf("added_tokens: %q has single_word, lstrip or rstrip, which are not known: set them to false", a.Content)
-		case a.Normalized && t.normalize != nil:
-			added[1][string(t.normalize([]byte(a.Content)))] = addedToken{a.ID, a.Special}
-		default:
-			added[0][a.Content] = addedToken{a.ID, a.Special}
-		}
+	added, err := f.added(t)
+	if err != nil {
+		return nil, err
 	}
-	err := t.finish(pairs, added)
+	err = t.finish(pairs, added)
 	for _, end := range []string{endOfText, "<|end_of_text|>", "</s>", "<eos>"} {
 		if _, ok := t.special[end]; ok {
 			t.end = end
@@ -172,6 +142,53 @@ func (f *tokenizerFile) tokenizer(path string) (*Tokenizer, error) {
 		}
 	}
 	return t, err
+}
+
+// vocabulary reads the bytes of all tokens of the model.
+func (f *tokenizerFile) vocabulary(t *Tokenizer) error {
+	alphabet := byteAlphabet()
+	for text, token := range f.Model.Vocab {
+		if err := t.number(token, text); err != nil {
+			return fmt.Errorf("model.vocab: %w", err)
+		}
+		b := make([]byte, 0, len(text))
+		for _, r := range text {
+			value, ok := alphabet[r]
+			if !ok {
+				return fmt.Errorf("model.vocab: token %q has the character %q, which stands for no byte: only byte-level BPE is known", text, r)
+			}
+			b = append(b, value)
+		}
+		t.tokens[token] = string(b)
+	}
+	if f.Model.IgnoreMerges {
+		t.whole = make(map[string]uint32, len(t.tokens))
+		for token, text := range t.tokens {
+			t.whole[text] = uint32(token)
+		}
+	}
+	return nil
+}
+
+// added returns the tokens to find in a text as it is, and in a normalized one.
+func (f *tokenizerFile) added(t *Tokenizer) (added [2]map[string]addedToken, err error) {
+	added = [2]map[string]addedToken{{}, {}}
+	for _, a := range f.AddedTokens {
+		if err := t.number(a.ID, a.Content); err != nil {
+			return added, fmt.Errorf("added_tokens: %w", err)
+		}
+		switch {
+		case a.Content == "":
+			return added, fmt.Errorf("added_tokens: token %d is empty", a.ID)
+		case a.SingleWord, a.LStrip, a.RStrip:
+			return added, fmt.Errorf("added_tokens: %q has single_word, lstrip or rstrip, which are not known: set them to false", a.Content)
+		case a.Normalized && t.normalize != nil:
+			added[1][string(t.normalize([]byte(a.Content)))] = addedToken{a.ID, a.Special}
+		default:
+			added[0][a.Content] = addedToken{a.ID, a.Special}
+		}
+	}
+	return added, nil
 }
 
 // number makes room for a token.

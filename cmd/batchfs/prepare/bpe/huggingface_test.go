@@ -61,9 +61,6 @@ func TestReadHuggingFace(t *testing.T) {
 		if got := tokenizer.NewEncoder().Append(nil, []byte(text)); !slices.Equal(got, test.want) {
 			t.Errorf("%s: %d, want %d", test.name, got, test.want)
 		}
-		if got := tokenizer.NewEncoder().AppendSpecial(nil, []byte("<|endoftext|>a")); !slices.Equal(got, []uint32{300, 'a'}) {
-			t.Errorf("%s: with special tokens %d", test.name, got)
-		}
 		if end, ok := tokenizer.EndOfText(); end != 300 || !ok || tokenizer.Size() != 302 {
 			t.Errorf("%s: end %d %v, size %d", test.name, end, ok, tokenizer.Size())
 		}

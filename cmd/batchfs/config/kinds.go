@@ -1,0 +1,206 @@
+package config
+
+import (
+	"encoding/hex"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"batchfs/cache/array"
+)
+
+// A kind is what the value of a key must be, and the field that holds it.
+type kind struct {
+	rule string                       // for messages and config.toml
+	set  func(c, value any) (ok bool) // sets the field of c, a pointer to a struct; not ok for a value that breaks the rule
+	get  func(c any) any
+}
+
+// kindOf returns the kind of values that parse takes.
+func kindOf[C, F any](field func(*C) *F, rule string, parse func(value any) (F, bool)) kind {
+	return kind{
+		rule: rule,
+		set: func(c, value any) bool {
+			v, ok := parse(value)
+			*field(c.(*C)) = v
+			return ok
+		},
+		get: func(c any) any { return *field(c.(*C)) },
+	}
+}
+
+func whole[C any, N int | int64 | uint64](field func(*C) *N, least, most int64) kind {
+	return kindOf(field, fmt.Sprintf("a whole number from %d to %d", least, most), func(value any) (N, bool) {
+		n, ok := value.(int64)
+		return N(n), ok && n >= least && n <= most
+	})
+}
+
+func truth[C any](field func(*C) *bool) kind {
+	return kindOf(field, "true or false", func(value any) (b, ok bool) {
+		b, ok = value.(bool)
+		return b, ok
+	})
+}
+
+func text[C any](field func(*C) *string, rule string) kind {
+	return kindOf(field, rule, func(value any) (string, bool) {
+		s, ok := value.(string)
+		return s, ok && s != ""
+	})
+}
+
+// word is one of several words.
+func word[C any, S ~string](field func(*C) *S, words ...S) kind {
+	names := make([]string, len(words))
+	for i, s := range words {
+		names[i] = string(s)
+	}
+	last := len(names) - 1
+	return kindOf(field, strings.Join(names[:last], ", ")+" or "+names[last], func(value any) (S, bool) {
+		s, ok := value.(string)
+		return S(s), ok && slices.Contains(names, s)
+	})
+}
+
+// integers are the dtypes that numbers can be converted to.
+func integers() []array.DType {
+	return slices.DeleteFunc(array.DTypes(), func(d array.DType) bool { return !d.IsInteger() })
+}
+
+func duration[C any](field func(*C) *time.Duration, least, most time.Duration) kind {
+	rule := fmt.Sprintf(`a duration from %v to %s, as in "90s"`, least, strings.TrimSuffix(most.String(), "0m0s"))
+	return kindOf(field, rule, func(value any) (time.Duration, bool) {
+		s, ok := value.(string)
+		d, err := time.ParseDuration(s)
+		return d, ok && err == nil && d >= least && d <= most
+	})
+}
+
+const pathsRule = "a path, a glob, or a list of them"
+
+func paths[C any](field func(*C) *[]string) kind {
+	return kindOf(field, pathsRule, func(value any) (list []string, ok bool) {
+		values, isList := value.([]any)
+		if !isList {
+			values = []any{value}
+		}
+		for _, v := range values {
+			s, ok := v.(string)
+			if !ok || s == "" {
+				return nil, false
+			}
+			list = append(list, s)
+		}
+		return list, len(list) > 0
+	})
+}
+
+// maxNumbers bounds the numbers of an element.
+const maxNumbers = 1 << 31
+
+// shape is the shape of an element of an array.
+func shape[C any](field func(*C) *[]int) kind {
+	rule := fmt.Sprint("a list of whole numbers from 1 on, with a product of ", maxNumbers, " at most")
+	return kindOf(field, rule, func(value any) (shape []int, ok bool) {
+		values, ok := value.([]any)
+		numbers := int64(1)
+		for _, v := range values {
+			axis, isInt := v.(int64)
+			if !isInt || axis < 1 || axis > maxNumbers/numbers {
+				return nil, false
+			}
+			numbers *= axis
+			shape = append(shape, int(axis))
+		}
+		return shape, ok
+	})
+}
+
+// size is a number of bytes, or 0. A path shows it as the shortest text that is the same.
+func size[C any](field func(*C) *int64, least, most int64) kind {
+	rule := fmt.Sprintf(`0, or a size from %s to %s, as in "64MiB", or that in bytes`, sizeText(least), sizeText(most))
+	k := kindOf(field, rule, func(value any) (int64, bool) {
+		n, ok := value.(int64)
+		if s, isText := value.(string); isText {
+			n, ok = sizeOf(s)
+		}
+		return n, ok && (n == 0 || n >= least && n <= most)
+	})
+	k.get = func(c any) any { return sizeText(*field(c.(*C))) }
+	return k
+}
+
+var sizeUnits = []struct {
+	name  string
+	bytes int64
+}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}}
+
+func sizeOf(text string) (n int64, ok bool) {
+	for _, unit := range sizeUnits {
+		if number, has := strings.CutSuffix(text, unit.name); has {
+			n, err := strconv.ParseUint(number, 10, 31)
+			return int64(n) * unit.bytes, err == nil
+		}
+	}
+	return 0, false
+}
+
+func sizeText(n int64) string {
+	for _, unit := range sizeUnits {
+		if n > 0 && n%unit.bytes == 0 {
+			return fmt.Sprint(n/unit.bytes, unit.name)
+		}
+	}
+	return fmt.Sprint(n)
+}
+
+var documents = kind{
+	rule: `true, false or "files"`,
+	set: func(c, value any) bool {
+		s := c.(*Split)
+		documents, isBool := value.(bool)
+		s.FilesAreDocuments = value == "files"
+		s.Documents = documents || s.FilesAreDocuments
+		return isBool || s.FilesAreDocuments
+	},
+	get: func(c any) any { return c.(*Split).DocumentsSetting() },
+}
+
+var mode = kind{
+	rule: `octal digits of reading only, as in "0440"`,
+	set: func(c, value any) bool {
+		s, ok := value.(string)
+		mode, err := strconv.ParseUint(s, 8, 32)
+		c.(*Mount).Mode = uint32(mode)
+		return ok && err == nil && mode > 0 && mode&^0o444 == 0
+	},
+	get: func(c any) any { return fmt.Sprintf("%04o", c.(*Mount).Mode) },
+}
+
+var fingerprint = kindOf(func(c *Split) *string { return &c.Expect }, "32 lower-case hexadecimal digits", func(value any) (string, bool) {
+	s, ok := value.(string)
+	_, err := hex.DecodeString(s)
+	return s, ok && err == nil && len(s) == 32 && strings.ToLower(s) == s
+})
+
+var weight = kindOf(func(c *Source) *float64 { return &c.Weight }, "a number above 0", func(value any) (float64, bool) {
+	w, ok := value.(float64)
+	if n, isInt := value.(int64); isInt {
+		w, ok = float64(n), true
+	}
+	return w, ok && w > 0 && !math.IsInf(w, 0)
+})
+
+// reserved are the names of arrays that a batch has by itself, and that of what is no tensor in a safetensors header.
+var reserved = []string{"x", "y", "tokens", "rows", "cu_seqlens", "positions", "lengths", "source", "__metadata__"}
+
+var arrayName = kindOf(func(c *Beside) *string { return &c.Name },
+	"1 to 32 letters a to z, digits and _, and none of "+strings.Join(reserved, ", "), func(value any) (string, bool) {
+		s, ok := value.(string)
+		const letters = "abcdefghijklmnopqrstuvwxyz0123456789_"
+		return s, ok && len(s) >= 1 && len(s) <= 32 && strings.Trim(s, letters) == "" && !slices.Contains(reserved, s)
+	})

@@ -1,0 +1,30 @@
+package survey
+
+import (
+	"context"
+
+	"batchfs/cache"
+	"batchfs/cache/blob"
+)
+
+// checkDocuments reads the indexes of documents that lie beside the tokens.
+func (c *check) checkDocuments(ctx context.Context) error {
+	for _, f := range c.mains() {
+		if !isTokens(f.array) {
+			continue
+		}
+		o := f.part.Options
+		o.Access, o.VocabSize, o.Documents = blob.Pread, 0, cache.DocumentsIndexed
+		a, err := cache.Open([]string{f.path}, o)
+		if err == nil && a.Documents() != nil {
+			err = readEnds(ctx, a.Documents(), 0, a.Documents().Count(), func([]int64) {})
+		}
+		if ctx.Err() != nil {
+			return errInterrupted
+		}
+		if err != nil {
+			c.found(f.problem(Documents), "%v", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,208 @@
+package survey
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+
+	"batchfs/cmd/batchfs/terminal"
+)
+
+// segmentBytes is how much of a file is checked at a time, and noted in the state.
+const segmentBytes = 16 << 20
+
+// A segment is some numbers of a file.
+type segment struct {
+	file     int // of check.files
+	index    int // of the segment in the file
+	from, to int64
+}
+
+// A result is what is known of a segment that was read.
+type result struct {
+	File   int    `json:"file"`
+	Index  int    `json:"segment"`
+	Sum    []byte `json:"sum"`              // SHA-256 of its bytes
+	Beyond int64  `json:"beyond,omitempty"` // tokens not below vocab_size
+	First  int64  `json:"first,omitempty"`  // the first of them
+	Token  string `json:"token,omitempty"`  // and its value
+	Zeros  int64  `json:"zeros,omitempty"`  // numbers at its end that are 0
+	Prints []byte `json:"prints,omitempty"` // Hash and At of each, 8 bytes each
+
+	err error
+}
+
+// key is that of the state: of everything that the results depend on.
+func (c *check) key() string {
+	sum := sha256.New()
+	fmt.Fprintln(sum, 1, c.size, c.window) // the first is the version of this
+	for _, f := range c.files {
+		fmt.Fprintf(sum, "%q %+v %d %q\n", f.path, f.id, f.part.Options.VocabSize, f.part.Name)
+		if f.array != nil {
+			m := f.array.Manifest().Files[0]
+			fmt.Fprintf(sum, "%x %+v\n", m.Sample.Sum, m.Format)
+		}
+	}
+	return fmt.Sprintf("%x", sum.Sum(nil)[:16])
+}
+
+// segments are those of all files.
+func (c *check) segments() (all []segment) {
+	for i, f := range c.files {
+		if f.array == nil {
+			continue
+		}
+		size := c.size / int64(f.array.DType().Size())
+		n := int((f.numbers + size - 1) / size)
+		f.results = make([]result, n)
+		for index := range n {
+			from := int64(index) * size
+			all = append(all, segment{i, index, from, min(from+size, f.numbers)})
+		}
+	}
+	return all
+}
+
+// readAll reads all segments that the state does not know.
+func (c *check) readAll(ctx context.Context, restart bool) error {
+	todo := c.segments()
+	// Without a state, as where there is no home directory, a check that is interrupted begins again.
+	state, done, err := openState(c.key(), restart)
+	if err == nil {
+		c.state = state
+		defer state.close()
+	}
+	known := map[[2]int]bool{}
+	for _, r := range done {
+		if r.File < len(c.files) && r.Index < len(c.files[r.File].results) {
+			known[[2]int{r.File, r.Index}] = true
+			c.files[r.File].results[r.Index] = r
+		}
+	}
+	todo = slices.DeleteFunc(todo, func(s segment) bool {
+		if known[[2]int{s.file, s.index}] {
+			c.report.Resumed += (s.to - s.from) * int64(c.files[s.file].array.DType().Size())
+			return true
+		}
+		return false
+	})
+	progress := terminal.NewProgress(c.stderr, "checking", c.report.Bytes-c.report.Resumed, terminal.Bytes)
+	defer progress.Finish()
+	if err := c.readSegments(ctx, todo, progress); err != nil {
+		return err
+	}
+	if c.state != nil {
+		c.state.remove()
+	}
+	return nil
+}
+
+// readSegments reads segments on all processors. It returns as soon as ctx ends, also while a disk does not answer.
+func (c *check) readSegments(ctx context.Context, todo []segment, progress *terminal.Progress) error {
+	next, results := make(chan segment), make(chan result)
+	var workers sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		workers.Go(func() {
+			for s := range next {
+				r := c.read(ctx, s, progress)
+				select {
+				case results <- r:
+				case <-ctx.Done():
+					return
+				}
+			}
+		})
+	}
+	go func() {
+		defer close(results)
+		defer workers.Wait()
+		defer close(next)
+		for _, s := range todo {
+			select {
+			case next <- s:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	for left := len(todo); left > 0; left-- {
+		select {
+		case r := <-results:
+			if ctx.Err() != nil {
+				return c.interrupted()
+			}
+			c.note(r)
+		case <-ctx.Done():
+			return c.interrupted()
+		}
+	}
+	return nil
+}
+
+func (c *check) interrupted() error {
+	if c.state == nil {
+		return errInterrupted
+	}
+	return errors.New("interrupted; the same command continues where this one was")
+}
+
+// note keeps the result of a segment.
+func (c *check) note(r result) {
+	f := c.files[r.File]
+	if r.err != nil {
+		if !f.failed {
+			c.found(f.problem(Unreadable), "%v", r.err)
+		}
+		f.failed = true
+		return
+	}
+	f.results[r.Index] = r
+	if c.state != nil && c.state.add(r) != nil {
+		c.state = nil // its disk is full
+	}
+}
+
+// read reads a segment.
+func (c *check) read(ctx context.Context, s segment, progress *terminal.Progress) result {
+	f := c.files[s.file]
+	r := result{File: s.file, Index: s.index}
+	sum, d, prints := sha256.New(), decoder{dtype: f.array.DType()}, []print(nil)
+	var winnower *winnower
+	behind := s.to
+	if f.part.main() {
+		winnower = newWinnower(c.window, f.base+s.from)
+		behind = min(s.to+2*c.window-2, f.numbers) // runs that begin in the segment may end in the next one
+	}
+	vocab := uint64(f.part.Options.VocabSize)
+	r.err = read(ctx, f.array, s.from, s.to, func(at int64, raw []byte) error {
+		sum.Write(raw)
+		progress.Add(len(raw))
+		if !f.part.main() {
+			return nil
+		}
+		list := d.decode(raw)
+		prints = winnower.add(list, prints)
+		r.Zeros = endingZeros(list, r.Zeros)
+		if vocab > 0 && isTokens(f.array) {
+			r.compare(list, at, vocab, f.array.DType())
+		}
+		return nil
+	})
+	if r.err == nil && behind > s.to {
+		r.err = read(ctx, f.array, s.to, behind, func(_ int64, raw []byte) error {
+			prints = winnower.add(d.decode(raw), prints)
+			return nil
+		})
+	}
+	r.Sum = sum.Sum(nil)
+	for _, p := range prints {
+		r.Prints = binary.LittleEndian.AppendUint64(r.Prints, p.Hash)
+		r.Prints = binary.LittleEndian.AppendUint64(r.Prints, uint64(p.At))
+	}
+	return r
+}
