@@ -28,10 +28,10 @@ func (r report) kinds() (list []string) {
 	return list
 }
 
-// check runs check --json, which must end with status 0 if nothing is wrong, and else with status 1 and no message.
-func check(t *testing.T, args ...string) (r report) {
+// check runs check --json with a cache directory, which must end with status 0 if nothing is wrong, and else with status 1 and no message.
+func check(t *testing.T, cache string, args ...string) (r report) {
 	t.Helper()
-	out, stderr, err := e2e.Try(t, append([]string{e2e.PlainBatchfs, "check", "--json"}, args...)...)
+	out, stderr, err := e2e.Try(t, append([]string{"env", "XDG_CACHE_HOME=" + cache, e2e.PlainBatchfs, "check", "--json"}, args...)...)
 	if json.Unmarshal([]byte(out), &r) != nil || stderr != "" || r.OK != (err == nil) {
 		t.Fatalf("check %q: %v\n%s%s", args, err, out, stderr)
 	}
@@ -41,15 +41,14 @@ func check(t *testing.T, args ...string) (r report) {
 // What prepare writes is in order, also as a mount has it. The same shard twice, and tokens beyond the vocabulary, are not.
 func TestCheck(t *testing.T) {
 	dir := t.TempDir()
-	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	e2e.Write(t, filepath.Join(dir, "book.txt"), []byte(strings.Repeat("All work and no play.\n", 50)))
 	e2e.Run(t, e2e.Batchfs, "prepare", filepath.Join(dir, "book.txt"), "--out", filepath.Join(dir, "data"))
 	args := []string{"--data", filepath.Join(dir, "data"), "--set", "batch.block_size=8"}
-	if r := check(t, append(args, "train", "val", "--overlap", "2000")...); !r.OK || r.Tokens != 1100 || !r.Compared {
+	if r := check(t, dir, append(args, "train", "val", "--overlap", "2000")...); !r.OK || r.Tokens != 1100 || !r.Compared {
 		t.Errorf("%+v", r)
 	}
 	m := e2e.Mount(t, args...)
-	if r := check(t, m.Path("val/rank=1,world=2")); !r.OK || r.Tokens != 110 {
+	if r := check(t, dir, m.Path("val/rank=1,world=2")); !r.OK || r.Tokens != 110 {
 		t.Errorf("of a mount: %+v", r)
 	}
 	m.Stop(t)
@@ -58,7 +57,7 @@ func TestCheck(t *testing.T) {
 	twice := filepath.Join(dir, "b.bin")
 	e2e.Run(t, "cp", shard, twice)
 	set := fmt.Sprintf("splits.train.tokens=[%q, %q]", shard, twice)
-	r := check(t, "train", "--set", set, "--set", "batch.vocab_size=2999", "--set", "batch.token_dtype=uint16")
+	r := check(t, dir, "train", "--set", set, "--set", "batch.vocab_size=2999", "--set", "batch.token_dtype=uint16")
 	if got := fmt.Sprint(r.kinds()); got != "[vocabulary vocabulary duplicate]" || r.Problems[2].File != twice {
 		t.Errorf("%s: %+v", got, r)
 	}
@@ -72,7 +71,6 @@ func TestCheck(t *testing.T) {
 func TestCheckContinues(t *testing.T) {
 	e2e.Long(t)
 	dir, cache := t.TempDir(), t.TempDir()
-	t.Setenv("XDG_CACHE_HOME", cache)
 	file := filepath.Join(dir, "train.bin")
 	e2e.Write(t, file, []byte{200, 0, 1, 0})
 	const size = 256 << 20
@@ -84,7 +82,7 @@ func TestCheckContinues(t *testing.T) {
 	e2e.Await(t, "a check that is interrupted", func() bool {
 		first := e2e.Command(t, e2e.PlainBatchfs, args...)
 		var stderr strings.Builder
-		first.Stderr = &stderr
+		first.Env, first.Stderr = append(os.Environ(), "XDG_CACHE_HOME="+cache), &stderr
 		e2e.NoError(t, first.Start())
 		ended := make(chan struct{})
 		go func() {
@@ -109,7 +107,7 @@ func TestCheckContinues(t *testing.T) {
 		<-ended
 		return strings.Contains(stderr.String(), "interrupted")
 	})
-	r := check(t, args[1:]...)
+	r := check(t, cache, args[1:]...)
 	if r.Resumed == 0 || r.Resumed >= size || r.Tokens != size/2 || fmt.Sprint(r.kinds()) != "[vocabulary zeros]" {
 		t.Errorf("%+v", r)
 	}

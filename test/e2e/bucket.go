@@ -117,12 +117,23 @@ func NewBucket(t *testing.T) *Bucket {
 	b.Server.StartTLS()
 	t.Cleanup(func() { b.Server.Close() })
 	b.Url = b.Server.URL
-	authorities := filepath.Join(t.TempDir(), "authorities.pem")
-	Write(t, authorities, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: b.Server.Certificate().Raw}))
-	t.Setenv("SSL_CERT_FILE", authorities)
-	t.Setenv("AWS_ACCESS_KEY_ID", StoreKey)
-	t.Setenv("AWS_SECRET_ACCESS_KEY", StoreSecret)
+	trust(t, b.Server.Certificate().Raw)
 	return b
+}
+
+var trusting sync.Once
+
+// trust has all programs that are started from now on trust a certificate, which is the same of all servers of httptest, and know the key.
+func trust(t *testing.T, certificate []byte) {
+	t.Helper()
+	trusting.Do(func() {
+		authorities := filepath.Join(filepath.Dir(Batchfs), "authorities.pem")
+		known, _ := os.ReadFile("/etc/ssl/certs/ca-certificates.crt")
+		Write(t, authorities, append(known, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate})...))
+		os.Setenv("SSL_CERT_FILE", authorities)
+		os.Setenv("AWS_ACCESS_KEY_ID", StoreKey)
+		os.Setenv("AWS_SECRET_ACCESS_KEY", StoreSecret)
+	})
 }
 
 // A slowWriter is an answer that keeps to the rate of its bucket.

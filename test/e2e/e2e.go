@@ -1,5 +1,3 @@
-// Package e2e mounts the built program for tests that read it as users do: real files, a real mount, readers in processes of
-// their own. A test's tokens are their own positions.
 package e2e
 
 import (
@@ -14,8 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -25,86 +21,8 @@ import (
 	"batchfs/internal/wait"
 )
 
-var (
-	Batchfs       string // the program, built with the race detector if the tests are
-	PlainBatchfs  string // the program as users have it
-	FaultyBatchfs string // one that dies where a test wants it to
-	CReader       string
-	CStorm        string
-	CCrowd        string
-	GoSignals     string
-	Python        string // one that has NumPy
-)
-
 // Limit bounds every wait of a test, for a command or for a state.
 const Limit = wait.Limit
-
-// Main builds what the tests of a package need, and runs them in the directory test, whichever package they are of.
-func Main(m *testing.M) {
-	os.Exit(func() int {
-		for {
-			if _, err := os.Stat("clients"); err == nil {
-				break
-			}
-			if err := os.Chdir(".."); err != nil {
-				panic(err)
-			}
-		}
-		os.Setenv("GORACE", "atexit_sleep_ms=0") // or every program waits a second at its end
-		dir, err := os.MkdirTemp("", "batchfs-test-")
-		if err != nil {
-			panic(err)
-		}
-		defer os.RemoveAll(dir)
-		os.Chmod(dir, 0o755) // also for the tests' ordinary user
-		program := func(name string) string { return filepath.Join(dir, name) }
-		PlainBatchfs, FaultyBatchfs = program("batchfs"), program("batchfs-faulty")
-		CReader, CStorm, CCrowd, GoSignals = program("reader"), program("storm"), program("crowd"), program("signals")
-		commands := [][]string{
-			{"go", "build", "-o", PlainBatchfs, "../cmd/batchfs"},
-			{"go", "build", "-tags", "faults", "-o", FaultyBatchfs, "../cmd/batchfs"},
-			{"go", "build", "-o", GoSignals, "./clients/signals"},
-			{"cc", "-O2", "-Wall", "-Wextra", "-o", CReader, "clients/reader.c"},
-			{"cc", "-O2", "-Wall", "-Wextra", "-o", CStorm, "clients/storm.c"},
-			{"cc", "-O2", "-Wall", "-Wextra", "-pthread", "-o", CCrowd, "clients/crowd.c"},
-		}
-		Batchfs = PlainBatchfs
-		if RaceEnabled {
-			Batchfs = program("batchfs-race")
-			commands = append(commands, []string{"go", "build", "-race", "-o", Batchfs, "../cmd/batchfs"})
-		}
-		if !build(commands) {
-			return 1
-		}
-		for _, p := range []string{os.Getenv("PYTHON"), "python3", "/usr/bin/python3"} {
-			if p != "" && exec.Command(p, "-c", "import numpy").Run() == nil {
-				Python = p
-				break
-			}
-		}
-		if Python == "" {
-			fmt.Fprintln(os.Stderr, "the tests need Python with NumPy: apt-get install python3-numpy")
-			return 1
-		}
-		return m.Run()
-	}())
-}
-
-// build runs the commands in parallel and reports whether all of them succeeded.
-func build(commands [][]string) bool {
-	var all sync.WaitGroup
-	var failed atomic.Bool
-	for _, args := range commands {
-		all.Go(func() {
-			if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
-				fmt.Fprintf(os.Stderr, "%s: %v\n%s", strings.Join(args, " "), err, out)
-				failed.Store(true)
-			}
-		})
-	}
-	all.Wait()
-	return !failed.Load()
-}
 
 // NeedFUSE skips a test on a machine that cannot mount, and fails it in CI.
 func NeedFUSE(t testing.TB) {

@@ -19,6 +19,7 @@ import (
 // an epoch, whole, and they have none in common; each byte is fetched by one of them, once, and nothing in the second epoch.
 func TestHostsFetchTheirShares(t *testing.T) {
 	e2e.Long(t)
+	t.Parallel()
 	const hosts, width, block = 2, 4, 12 // bytes of a token, and rows of a batch
 	files, perFile, fetchBlock, shuffleBlock, blockSize := 3, 4<<20, e2e.StoreBlock, 2*e2e.StoreBlock, 100
 	if e2e.InSoak() {
@@ -142,6 +143,7 @@ func readEpoch(t *testing.T, m *e2e.Mounted, epoch, batchSize, blockSize int) (m
 // there is room for little more than one share. Where there is less, a request has fetched what it needs, and people are told what helps.
 func TestCacheServesShares(t *testing.T) {
 	e2e.Long(t)
+	t.Parallel()
 	const hosts, files, perFile, rows = 4, 3, 32 * e2e.StoreBlock, 12
 	const share = files * perFile / hosts
 	b := e2e.NewBucket(t)

@@ -30,6 +30,7 @@ func sameFiles(t *testing.T, a, b *e2e.Mounted, names ...string) {
 // Batches of objects are those of the same files on a local disk: all orders, accesses and formats, arrays beside and indexes.
 func TestStore(t *testing.T) {
 	e2e.Long(t)
+	t.Parallel()
 	b, dir := e2e.NewBucket(t), t.TempDir()
 	put := func(name string, data []byte) {
 		e2e.Write(t, filepath.Join(dir, name), data)
@@ -88,6 +89,7 @@ func TestStore(t *testing.T) {
 // Files of every format, as their own libraries wrote them, and their documents are the same from a store, in every order.
 func TestStoreFormats(t *testing.T) {
 	e2e.Long(t)
+	t.Parallel()
 	b, dir := e2e.NewBucket(t), t.TempDir()
 	written, err := filepath.Glob("../cache/testdata/[ab]*.*")
 	e2e.NoError(t, err)
@@ -134,6 +136,7 @@ func TestStoreFormats(t *testing.T) {
 // What was fetched is fetched no more: by another worker, after a restart of everything, by another mount.
 func TestStoreCache(t *testing.T) {
 	e2e.Long(t)
+	t.Parallel()
 	b := e2e.NewBucket(t)
 	const size = 16 * e2e.StoreBlock
 	b.Put(t, "train.bin", e2e.RandomBytes(size))
@@ -174,6 +177,7 @@ func TestStoreCache(t *testing.T) {
 // and neither is a directory of somebody else.
 func TestCacheCommand(t *testing.T) {
 	e2e.Long(t)
+	t.Parallel()
 	b := e2e.NewBucket(t)
 	data := e2e.RandomBytes(20 * e2e.StoreBlock)
 	b.Put(t, "train.bin", data)
@@ -224,6 +228,7 @@ func TestCacheCommand(t *testing.T) {
 // Faults of the store are errors at once that say what is wrong, or nobody notices them; what is kept is served on, and all is well afterwards.
 func TestStoreFaults(t *testing.T) {
 	e2e.Long(t)
+	t.Parallel()
 	b := e2e.NewBucket(t)
 	cacheDir := t.TempDir()
 	m, data, check := b.InOrder(t, cacheDir)
@@ -289,12 +294,13 @@ func TestStoreFaults(t *testing.T) {
 // Commands take objects as they take files, or say why not.
 func TestStoreCommands(t *testing.T) {
 	e2e.Long(t)
+	t.Parallel()
 	b, dir := e2e.NewBucket(t), t.TempDir()
 	data := e2e.RandomBytes(3*e2e.StoreBlock + 2)
 	b.Put(t, "train.bin", data)
 	e2e.Write(t, filepath.Join(dir, "train.bin"), data)
 	e2e.Write(t, filepath.Join(dir, "text.txt"), []byte("text"))
-	t.Setenv("AWS_ENDPOINT_URL", b.Url)
+	batchfs := []string{"env", "AWS_ENDPOINT_URL=" + b.Url, e2e.PlainBatchfs}
 	remote := b.Config(t, "s3://bucket/train.bin", "order = \"shuffle\"")
 	local := b.Config(t, filepath.Join(dir, "train.bin"), "order = \"shuffle\"")
 	m := e2e.Mount(t, "-c", remote)
@@ -306,7 +312,7 @@ func TestStoreCommands(t *testing.T) {
 		{"cat", "train", "--from", "3", "--count", "20", "-c", "CONFIG"},
 	} {
 		said := func(config, file string) string {
-			stdout := e2e.Run(t, append([]string{e2e.PlainBatchfs}, strings.Fields(strings.NewReplacer("CONFIG", config, "FILE", file).Replace(strings.Join(args, " ")))...)...)
+			stdout := e2e.Run(t, append(batchfs, strings.Fields(strings.NewReplacer("CONFIG", config, "FILE", file).Replace(strings.Join(args, " ")))...)...)
 			return strings.ReplaceAll(stdout, file, "train.bin")
 		}
 		if got, want := said(remote, "s3://bucket/train.bin"), said(local, filepath.Join(dir, "train.bin")); got != want {
@@ -320,7 +326,7 @@ func TestStoreCommands(t *testing.T) {
 		{"doctor -c " + remote + " " + m.Dir, "mounted train: 196609 tokens in 1 file: s3://bucket/train.bin"},
 		{"info s3://bucket/tr*.bin", "s3://bucket/train.bin"},
 	} {
-		if said := e2e.Run(t, append([]string{e2e.PlainBatchfs}, strings.Fields(test.args)...)...); !strings.Contains(said, test.says) {
+		if said := e2e.Run(t, append(batchfs, strings.Fields(test.args)...)...); !strings.Contains(said, test.says) {
 			t.Errorf("%s says\n%s\nwant %q", test.args, said, test.says)
 		}
 	}
@@ -335,7 +341,7 @@ func TestStoreCommands(t *testing.T) {
 		w.Header().Set("Content-Length", "1000")
 		return r.Method == http.MethodHead
 	})
-	if _, said, err := e2e.Try(t, e2e.PlainBatchfs, "info", "s3://bucket/train.bin"); err == nil || !strings.Contains(said, "has 393218 bytes, and said 1000 before") {
+	if _, said, err := e2e.Try(t, append(batchfs, "info", "s3://bucket/train.bin")...); err == nil || !strings.Contains(said, "has 393218 bytes, and said 1000 before") {
 		t.Errorf("info of an object whose HEAD is short says %q (%v)", said, err)
 	}
 	b.Fails(func(w http.ResponseWriter, _ *http.Request) bool {
@@ -351,7 +357,7 @@ func TestStoreCommands(t *testing.T) {
 		{"prepare " + filepath.Join(dir, "text.txt") + " --by byte --out s3://bucket/dir", "writes nothing to a store"},
 		{"prepare s3://bucket/text.txt --by byte --out " + dir, "reads nothing from a store"},
 	} {
-		stdout, stderr, err := e2e.Try(t, append([]string{e2e.PlainBatchfs}, strings.Fields(test.args)...)...)
+		stdout, stderr, err := e2e.Try(t, append(batchfs, strings.Fields(test.args)...)...)
 		if err == nil || !strings.Contains(stdout+stderr, test.says) || strings.Contains(stdout+stderr, e2e.StoreSecret) {
 			t.Errorf("%s says %q (%v), want %q", test.args, stdout+stderr, err, test.says)
 		}
@@ -361,6 +367,7 @@ func TestStoreCommands(t *testing.T) {
 // While the store is away, what is kept is served on, and other reads fail, all but the first at once. All is well when it is back.
 func TestStoreOutage(t *testing.T) {
 	e2e.Long(t)
+	t.Parallel()
 	b := e2e.NewBucket(t)
 	m, _, check := b.InOrder(t, t.TempDir())
 	e2e.Await(t, "the first batch", func() bool { return check(0) == nil })
@@ -415,6 +422,7 @@ func TestStoreOutage(t *testing.T) {
 // With on_change = "follow", an object that was replaced is served from the next batch on.
 func TestStoreFollows(t *testing.T) {
 	e2e.Long(t)
+	t.Parallel()
 	b := e2e.NewBucket(t)
 	b.Put(t, "train.bin", bytes.Repeat([]byte{1, 0}, 10*e2e.StoreBlock))
 	m := e2e.Mount(t, "-c", b.Config(t, "s3://bucket/train.bin", "on_change = \"follow\"\norder = \"shuffle\"\ntoken_dtype = \"uint16\""), "--set", "memory.ahead=0")
