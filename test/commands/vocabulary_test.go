@@ -40,11 +40,7 @@ func TestTokenBeyondVocabulary(t *testing.T) {
 		t.Errorf("a batch with the token: %v %s", err, stderr)
 	}
 	want := file + ": token 3000 is 200, and tokens must be below vocab_size, which is 65"
-	for where, text := range map[string]string{"log": m.Out.String(), "status.json": e2e.Run(t, "cat", m.Path("status.json"))} {
-		if !strings.Contains(text, want) {
-			t.Errorf("%s does not say what is wrong:\n%s", where, text)
-		}
-	}
+	e2e.LogAndStatusSay(t, m, want)
 
 	open, err := os.Open(m.Path("train/batch/1"))
 	e2e.NoError(t, err)

@@ -56,6 +56,14 @@ func Long(t testing.TB) {
 // uses the machine.
 func InSoak() bool { return os.Getenv("BATCHFS_SOAK") == "1" }
 
+// ForSoak skips a test that only a machine with nothing else to do can judge.
+func ForSoak(t testing.TB) {
+	t.Helper()
+	if !InSoak() {
+		t.Skip("for make soak")
+	}
+}
+
 // InTime logs how long something took. In a soak it fails the test if that was longer than most. Elsewhere it never fails,
 // because on a busy machine everything takes longer.
 func InTime(t testing.TB, what string, took, most time.Duration) {

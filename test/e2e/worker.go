@@ -185,3 +185,15 @@ func Leftovers(t testing.TB, dir string) (left []string) {
 	}
 	return left
 }
+
+// LogAndStatusSay fails unless the log and status.json have each of these texts.
+func LogAndStatusSay(t *testing.T, m *Mounted, wants ...string) {
+	t.Helper()
+	for where, text := range map[string]string{"log": m.Out.String(), "status.json": Run(t, "cat", m.Path("status.json"))} {
+		for _, want := range wants {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s does not say %q:\n%s", where, want, text)
+			}
+		}
+	}
+}

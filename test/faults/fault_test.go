@@ -19,6 +19,7 @@ type fault struct {
 	path  string
 	begin func()
 	end   func() // puts things right
+	how   string // as status.json says it
 	quiet bool   // who has the file mapped, or has read it, may not notice
 }
 
@@ -26,24 +27,25 @@ type fault struct {
 func faultsOn(t *testing.T, dir string) (all []fault) {
 	t.Helper()
 	content, then := e2e.VersionOf(0, changeTokens), time.Now().Add(-time.Hour)
-	onDisk := func(name, errno string, begin func(t *testing.T, path string)) {
+	onDisk := func(name, errno, how string, begin func(t *testing.T, path string)) {
 		path, kept := filepath.Join(dir, name+".bin"), filepath.Join(dir, name+".kept")
 		e2e.Write(t, path, content)
 		e2e.NoError(t, os.Chtimes(path, then, then))
 		e2e.NoError(t, os.Link(path, kept))
-		all = append(all, fault{name, errno, path, func() { begin(t, path) }, func() {
+		all = append(all, fault{name: name, errno: errno, path: path, how: how, begin: func() { begin(t, path) }, end: func() {
 			e2e.Write(t, kept, content)
 			e2e.NoError(t, os.Chtimes(kept, then, then))
 			e2e.NoError(t, os.Rename(kept, path))
-		}, false})
+		}})
 	}
 	for _, c := range changes {
-		onDisk(c.name, "ESTALE", c.change)
+		onDisk(c.name, "ESTALE", c.how, c.change)
 	}
-	onDisk("deleted", "EIO", func(t *testing.T, path string) { e2e.NoError(t, os.Remove(path)) })
+	onDisk("deleted", "EIO", "", func(t *testing.T, path string) { e2e.NoError(t, os.Remove(path)) })
 	doubled := func(name, errno string, m e2e.Mode, quiet bool) {
 		d := e2e.NewDouble(t, content)
-		all = append(all, fault{name, errno, d.Path, func() { d.Set(t, m) }, func() { d.Set(t, e2e.Healthy) }, quiet})
+		begin, end := func() { d.Set(t, m) }, func() { d.Set(t, e2e.Healthy) }
+		all = append(all, fault{name: name, errno: errno, path: d.Path, begin: begin, end: end, quiet: quiet})
 	}
 	doubled("denied", "EIO", e2e.Denied, true)
 	doubled("failing", "EIO", e2e.Failing, true)
@@ -126,7 +128,7 @@ func TestFaults(t *testing.T) {
 				_, f := of(way)
 				// What is mapped needs no permission any more, and the kernel has some of batch/.
 				blind := f.name == "denied" && access == "advise" || f.quiet && strings.HasPrefix(way, "numbered:")
-				if text := during.Splits[f.name].LastError; !blind && (seen[way][f.errno] == 0 || !strings.Contains(text, f.path)) {
+				if text := during.Splits[f.name].LastError; !blind && (seen[way][f.errno] == 0 || !strings.Contains(text, f.path) || !strings.Contains(text, f.how)) {
 					t.Errorf("%s: %v; status.json says %q of %s", way, seen[way], text, f.path)
 				}
 			}
