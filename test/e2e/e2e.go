@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -223,6 +224,14 @@ func (m *Mounted) Path(name string) string { return filepath.Join(m.Dir, name) }
 func (m *Mounted) Cursor(t testing.TB, split string) string {
 	t.Helper()
 	return strings.TrimSpace(Run(t, "cat", m.Path(split+"/cursor")))
+}
+
+// Taken is the number that the next reader of a split takes.
+func (m *Mounted) Taken(t testing.TB, split string) int {
+	t.Helper()
+	n, err := strconv.Atoi(m.Cursor(t, split))
+	NoError(t, err)
+	return n
 }
 
 // Command is exec.Command of a program that should end soon. One that runs for limit is killed, which fails the test.

@@ -302,15 +302,12 @@ func TestTokensChangeUnderReaders(t *testing.T) {
 
 			known := catalogue{}
 			for path, rank := range map[string][]string{"train": {}, other: otherSettings} {
-				n := 0
-				fmt.Sscan(m.Cursor(t, path), &n)
-				n = max(n, 2000) // more than there are in batches.*
+				n := max(m.Taken(t, path), 2000) // more than there are in batches.*
 				for _, v := range []string{"old", "new"} {
 					known.add(t, v, n, slices.Concat([]string{"train", "--data", at(v)}, settings, rank)...)
 				}
 			}
-			n := 0
-			fmt.Sscan(m.Cursor(t, "val"), &n)
+			n := m.Taken(t, "val")
 			known.add(t, "val", n, slices.Concat([]string{"val", "--data", at("live")}, settings)...)
 			seen := known.judge(t, lines, func(l reading) (versions []string, errno string) {
 				oneRequest := strings.HasPrefix(l.way, "opens:") || strings.HasPrefix(l.way, "keeps:")

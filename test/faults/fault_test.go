@@ -1,7 +1,6 @@
 package faults
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -101,8 +100,7 @@ func TestFaults(t *testing.T) {
 
 			known := catalogue{}
 			for _, s := range splits {
-				n := 0
-				fmt.Sscan(m.Cursor(t, s), &n)
+				n := m.Taken(t, s)
 				known.add(t, s, max(n, 200), append([]string{s}, settings...)...)
 			}
 			of := func(way string) (split string, f fault) {
