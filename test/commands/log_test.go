@@ -177,31 +177,3 @@ func TestLogToANamedPipe(t *testing.T) {
 	e2e.Mount(t, "-c", config, "--log", fifo)
 	e2e.Await(t, "a line in the pipe", func() bool { return strings.Contains(said.String(), "msg=mounted") })
 }
-
-// Readers cannot fill the disk with errors, two that alternate either.
-func TestErrorsDoNotFloodTheLog(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
-	m := e2e.Mount(t, "-c", config)
-	file := filepath.Join(filepath.Dir(config), "train.bin")
-	e2e.NoError(t, os.Truncate(file, 1000))
-	e2e.Run(t, e2e.Python, "-c", `
-import os, sys
-mountpoint, file = sys.argv[1:]
-for n in range(1000):
-    if n % 2:
-        os.rename(file, file + ".away")
-    try:
-        open(f"{mountpoint}/train/next", "rb")
-        sys.exit("no error")
-    except OSError:
-        pass
-    if n % 2:
-        os.rename(file + ".away", file)`, m.Dir, file)
-	if n := e2e.StatusOf(t, m).Splits["train"].Errors; n < 1000 {
-		t.Errorf("status.json counts %d errors", n)
-	}
-	// Two lines every ten seconds, on a machine that may be slow.
-	if n := strings.Count(m.Out.String(), "a request failed"); n < 2 || n > 200 {
-		t.Errorf("%d lines", n)
-	}
-}

@@ -19,7 +19,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
@@ -54,10 +53,6 @@ type Bucket struct {
 	Client *minio.Client
 	fault  atomic.Pointer[func(w http.ResponseWriter, r *http.Request) bool] // answers a request, or lets it pass
 	Large  atomic.Int64                                                      // bytes that were fetched of blocks
-	Rate   atomic.Int64                                                      // bytes a second of all answers; 0: no limit
-
-	mu   sync.Mutex
-	next time.Time // when the next byte of an answer may go; guarded by mu
 }
 
 const StoreBlock = 128 << 10
@@ -107,9 +102,6 @@ func NewBucket(t *testing.T) *Bucket {
 	}
 	b.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if fault := b.fault.Load(); fault == nil || !(*fault)(w, r) {
-			if b.Rate.Load() > 0 {
-				w = &slowWriter{w, b}
-			}
 			proxy.ServeHTTP(w, r)
 		}
 	}))
@@ -134,24 +126,6 @@ func trust(t *testing.T, certificate []byte) {
 		os.Setenv("AWS_ACCESS_KEY_ID", StoreKey)
 		os.Setenv("AWS_SECRET_ACCESS_KEY", StoreSecret)
 	})
-}
-
-// A slowWriter is an answer that keeps to the rate of its bucket.
-type slowWriter struct {
-	http.ResponseWriter
-	b *Bucket
-}
-
-func (w *slowWriter) Write(p []byte) (int, error) {
-	w.b.mu.Lock()
-	if now := time.Now(); w.b.next.Before(now) {
-		w.b.next = now
-	}
-	at := w.b.next
-	w.b.next = at.Add(time.Duration(len(p)) * time.Second / time.Duration(w.b.Rate.Load()))
-	w.b.mu.Unlock()
-	time.Sleep(time.Until(at))
-	return w.ResponseWriter.Write(p)
 }
 
 func (b *Bucket) Put(t *testing.T, key string, data []byte) {

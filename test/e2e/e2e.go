@@ -442,6 +442,20 @@ func Fails(t testing.TB, want string, args ...string) {
 	}
 }
 
+// Says runs a command that must succeed, and say want on its standard output.
+func Says(t testing.TB, want string, args ...string) {
+	t.Helper()
+	Contains(t, strings.Join(args, " "), Run(t, args...), want)
+}
+
+// Contains fails the test unless a text has want. what says of what.
+func Contains(t testing.TB, what, text, want string) {
+	t.Helper()
+	if !strings.Contains(text, want) {
+		t.Errorf("%s does not say %q:\n%s", what, want, text)
+	}
+}
+
 // NeedRoot skips a test whose user is another one.
 func NeedRoot(t testing.TB, why string) {
 	t.Helper()

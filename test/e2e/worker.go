@@ -191,9 +191,7 @@ func LogAndStatusSay(t *testing.T, m *Mounted, wants ...string) {
 	t.Helper()
 	for where, text := range map[string]string{"log": m.Out.String(), "status.json": Run(t, "cat", m.Path("status.json"))} {
 		for _, want := range wants {
-			if !strings.Contains(text, want) {
-				t.Errorf("%s does not say %q:\n%s", where, want, text)
-			}
+			Contains(t, where, text, want)
 		}
 	}
 }

@@ -137,36 +137,3 @@ func TestFaults(t *testing.T) {
 		})
 	}
 }
-
-// A double does what it is told, and lets go of who hangs.
-func TestDouble(t *testing.T) {
-	content := e2e.VersionOf(0, 100_000)
-	d := e2e.NewDouble(t, content)
-	for range 2 {
-		for _, test := range []struct {
-			mode e2e.Mode
-			want string // what cat says
-		}{
-			{e2e.Healthy, ""}, {e2e.Denied, "Permission denied"}, {e2e.Failing, "Input/output error"},
-			{e2e.Half, "Input/output error"}, {e2e.Gone, "No such file"}, {e2e.Shorter, ""},
-		} {
-			d.Set(t, test.mode)
-			out, stderr, err := e2e.Try(t, "cat", d.Path)
-			_, content := d.Now()
-			if test.want == "" && (err != nil || out != string(content)) || !strings.Contains(stderr, test.want) {
-				t.Errorf("in mode %d, %d bytes and %v %s, want %q", test.mode, len(out), err, stderr, test.want)
-			}
-		}
-		d.Set(t, e2e.Hang)
-		reader, done := e2e.Command(t, "cat", d.Path), make(chan []byte)
-		go func() {
-			out, _ := reader.Output()
-			done <- out
-		}()
-		d.Await(t, 1)
-		d.Set(t, e2e.Healthy)
-		if out := <-done; string(out) != string(content) {
-			t.Errorf("let go, a reader got %d bytes", len(out))
-		}
-	}
-}

@@ -130,9 +130,7 @@ func TestRestart(t *testing.T) {
 	if a, b := sameFile(t, program, fmt.Sprintf("/proc/%d/exe", m.Worker(t))), sameFile(t, e2e.Batchfs, program); !a || b {
 		t.Errorf("the worker runs the new program: %v", a)
 	}
-	if text := m.Out.String(); !strings.Contains(text, "level=DEBUG") {
-		t.Errorf("nothing is logged of the new level:\n%s", text)
-	}
+	e2e.Contains(t, "the log", m.Out.String(), "level=DEBUG")
 	next(1)
 
 	for change, says := range map[string]string{
@@ -207,9 +205,7 @@ func TestGivingUp(t *testing.T) {
 		t.Errorf("mounted: %v, exit status %d", e2e.IsMounted(t, m.Dir), m.Cmd.ProcessState.ExitCode())
 	}
 	for _, want := range []string{"10 processes in a row ended before they had answered a request", "panic: BATCHFS_FAULTS: succeed"} {
-		if !strings.Contains(m.Out.String(), want) {
-			t.Errorf("%q is not in the log:\n%s", want, m.Out)
-		}
+		e2e.Contains(t, "the log", m.Out.String(), want)
 	}
 }
 
@@ -222,9 +218,7 @@ func TestPoisonousRead(t *testing.T) {
 			cmd.Env = append(os.Environ(), "BATCHFS_FAULTS=read:"+how+":1")
 			m := e2e.MountProgram(t, cmd, "-c", config)
 			e2e.Fails(t, "Input/output error", "head", "-c1", m.Path("train/batch/3"))
-			if text := e2e.Run(t, "cat", m.Path("status.json")); !strings.Contains(text, "5 processes ended that were to answer this") {
-				t.Error(text)
-			}
+			e2e.Says(t, "5 processes ended that were to answer this", "cat", m.Path("status.json"))
 		})
 	}
 }

@@ -184,9 +184,7 @@ func TestCacheCommand(t *testing.T) {
 	cacheDir := filepath.Join(t.TempDir(), "absent", "blocks")
 	args := []string{"-c", b.Config(t, "s3://bucket/train.bin", ""), "--set", "store.cache_dir=" + cacheDir}
 	for command, want := range map[string]string{"status": ": 0 bytes of", "prune": ": 0 bytes removed"} {
-		if out := e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", command}, args...)...); !strings.Contains(out, want) {
-			t.Errorf("cache %s of no directory says %q", command, out)
-		}
+		e2e.Says(t, want, append([]string{e2e.PlainBatchfs, "cache", command}, args...)...)
 	}
 	e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "fill"}, args...)...)
 	fetched := b.Large.Load()
@@ -195,9 +193,7 @@ func TestCacheCommand(t *testing.T) {
 	if fetched != 20*e2e.StoreBlock || b.Large.Load() != fetched {
 		t.Errorf("%d bytes were fetched, and %d after that, want %d and none", fetched, b.Large.Load()-fetched, 20*e2e.StoreBlock)
 	}
-	if out := e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "prune"}, args...)...); !strings.Contains(out, " 0 bytes removed") {
-		t.Errorf("prune of what is mounted says %q", out)
-	}
+	e2e.Says(t, " 0 bytes removed", append([]string{e2e.PlainBatchfs, "cache", "prune"}, args...)...)
 	kept, _ := filepath.Glob(filepath.Join(cacheDir, strings.Repeat("?", 32), "[0-9]*"))
 	for _, block := range kept {
 		f, err := os.OpenFile(block, os.O_WRONLY, 0)
@@ -213,15 +209,10 @@ func TestCacheCommand(t *testing.T) {
 	if out := e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "prune"}, args...)...); strings.Contains(out, " 0 bytes removed") {
 		t.Errorf("prune of what is not mounted says %q", out)
 	}
-	_, said, err := e2e.Try(t, append([]string{e2e.PlainBatchfs, "cache", "fill", "--set", "store.cache_bytes=1000000"}, args...)...)
-	if err == nil || !strings.Contains(said, "is full, or fails") {
-		t.Errorf("fill of a small cache says %q (%v)", said, err)
-	}
+	e2e.Fails(t, "is full, or fails", append([]string{e2e.PlainBatchfs, "cache", "fill", "--set", "store.cache_bytes=1000000"}, args...)...)
 	e2e.NoError(t, os.Chmod(cacheDir, 0o777))
 	for _, command := range [][]string{{"mount", t.TempDir()}, {"cache", "fill"}, {"cache", "status"}, {"cache", "prune"}} {
-		if _, said, err := e2e.Try(t, slices.Concat([]string{e2e.PlainBatchfs}, command, args)...); err == nil || !strings.Contains(said, "others may write to "+cacheDir) {
-			t.Errorf("%s says %q (%v) of a directory that everybody may write to", command, said, err)
-		}
+		e2e.Fails(t, "others may write to "+cacheDir, slices.Concat([]string{e2e.PlainBatchfs}, command, args)...)
 	}
 }
 
@@ -326,9 +317,7 @@ func TestStoreCommands(t *testing.T) {
 		{"doctor -c " + remote + " " + m.Dir, "mounted train: 196609 tokens in 1 file: s3://bucket/train.bin"},
 		{"info s3://bucket/tr*.bin", "s3://bucket/train.bin"},
 	} {
-		if said := e2e.Run(t, append(batchfs, strings.Fields(test.args)...)...); !strings.Contains(said, test.says) {
-			t.Errorf("%s says\n%s\nwant %q", test.args, said, test.says)
-		}
+		e2e.Says(t, test.says, append(batchfs, strings.Fields(test.args)...)...)
 	}
 	if e2e.Run(t, "cat", m.Path("train/tokens.bin")) != string(data) {
 		t.Error("tokens.bin has other bytes than the object")
@@ -341,9 +330,7 @@ func TestStoreCommands(t *testing.T) {
 		w.Header().Set("Content-Length", "1000")
 		return r.Method == http.MethodHead
 	})
-	if _, said, err := e2e.Try(t, append(batchfs, "info", "s3://bucket/train.bin")...); err == nil || !strings.Contains(said, "has 393218 bytes, and said 1000 before") {
-		t.Errorf("info of an object whose HEAD is short says %q (%v)", said, err)
-	}
+	e2e.Fails(t, "has 393218 bytes, and said 1000 before", append(batchfs, "info", "s3://bucket/train.bin")...)
 	b.Fails(func(w http.ResponseWriter, _ *http.Request) bool {
 		w.WriteHeader(http.StatusForbidden)
 		return true
