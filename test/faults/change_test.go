@@ -427,52 +427,6 @@ func TestOpenedBeforeAndAfterAChange(t *testing.T) {
 	e2e.Await(t, "few open files", func() bool { return e2e.BurdenOf(t, m).Descriptors <= descriptors+20 })
 }
 
-// What several requests read of one batch is of one version, or else they end in ESTALE.
-func TestLargeBatchChangesMidway(t *testing.T) {
-	const size = 3 << 20
-	for i, access := range []string{"remap", "advise", "pread", "remap"} {
-		onChange := "follow"
-		if i == 3 {
-			onChange = "error"
-		}
-		t.Run(onChange+","+access, func(t *testing.T) {
-			m, file, settings := e2e.MountFollowing(t, e2e.VersionOf(0, 200_000), "--set", "batch.batch_size=96",
-				"--set", "batch.block_size=8192", "--set", "batch.steps=5", "--set", "memory.access="+access,
-				"--set", "splits.train.on_change="+onChange)
-			h := e2e.StartHandles(t, m.Dir)
-			names := []string{"next", "next.npy", "batch/3", "batches.bin", "batches.npy"}
-			for i, name := range names {
-				h.Do("open train/%s", name)
-				if got := h.Do("read %d 0 %d", i, 1<<20); !strings.HasPrefix(got, fmt.Sprint(1<<20, " ")) {
-					t.Fatalf("the first part of %s: %s", name, got)
-				}
-			}
-			e2e.ReplaceFile(t, file, e2e.VersionOf(1, 190_000))
-			for i, name := range names {
-				for range 2 {
-					e2e.Equal(t, fmt.Sprintf("the rest of %s", name), h.Do("read %d %d %d", i, 2<<20, 1<<20), "errno ESTALE")
-				}
-			}
-			if onChange == "error" {
-				return
-			}
-			all := e2e.Cat(t, slices.Concat([]string{"train", "--data", filepath.Dir(file), "--count", "5"}, settings)...)
-			for i, want := range map[int]int{0: 0, 1: 1} {
-				at := 4096 * i
-				h.Do("read %d 0 %d", i, at)
-				e2e.Equal(t, fmt.Sprintf("%s from its beginning", names[i]), h.Do("read %d %d %d", i, at, size), e2e.Line(all[want*size:][:size]))
-			}
-			// Each goes on after a batch that it had whole.
-			for k := 2; k < 5; k++ {
-				e2e.Equal(t, "then next", h.Do("read 0 0 %d", size), e2e.Line(all[k*size:][:size]))
-			}
-			for name, want := range map[string][]byte{"batch/3": all[3*size : 4*size], "batches.bin": all} {
-				e2e.Equal(t, fmt.Sprintf("%s opened again", name), e2e.Read(t, "read", m.Path("train/"+name))[0], e2e.Line(want))
-			}
-		})
-	}
-}
-
 // Data that cannot be served is an error in words, and is followed as soon as it can.
 func TestFollowingWhatCannotBeServed(t *testing.T) {
 	good := e2e.VersionOf(1, 60_000)

@@ -240,37 +240,19 @@ func TestGrace(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			m := e2e.Mount(t, "-c", config, "--set", "mount.grace="+test.grace)
-			reader := e2e.StartStorm(t, e2e.Command(t, e2e.Python, "-c", `
-import errno, os, sys
-fds = [os.open(sys.argv[1], os.O_RDONLY) for _ in range(20)]
-directory = os.open(os.path.dirname(sys.argv[1]), os.O_RDONLY)
-print("ready", flush=True)
-for line in sys.stdin:
-    try:
-        if line == "open\n":
-            os.open("next", os.O_RDONLY, dir_fd=directory)
-        else:
-            os.pread(fds[int(line)], 100, 0)
-        print("ok", flush=True)
-    except OSError as e:
-        print(errno.errorcode[e.errno], flush=True)
-`, m.Path("train/next")))
-			reader.Ready(t)
-			ask := func(what string) string {
-				fmt.Fprintln(reader.In, what)
-				line, err := reader.Out.ReadString('\n')
-				e2e.NoError(t, err)
-				return strings.TrimSpace(line)
+			h := e2e.StartHandles(t, m.Dir)
+			for range 3 {
+				h.Do("open train/next")
 			}
-			if got := ask("0"); got != "ok" {
-				t.Error(got)
-			}
+			h.Do("read 0 0 100")
 			began := time.Now()
 			m.Cmd.Process.Signal(syscall.SIGTERM)
 			e2e.Await(t, "the first warning", func() bool { return strings.Contains(m.Out.String(), "still open") })
 			if test.again { // in the other case the grace period may be over by now
-				e2e.Equal(t, "an open after SIGTERM", ask("open"), "ESHUTDOWN")
-				e2e.Equal(t, "a read after SIGTERM", ask("1"), "ok")
+				e2e.Equal(t, "an open after SIGTERM", h.Do("open train/next"), "errno ESHUTDOWN")
+				if got := h.Do("read 1 0 100"); !strings.HasPrefix(got, "100 ") {
+					t.Errorf("a read after SIGTERM: %s", got)
+				}
 				m.Cmd.Process.Signal(syscall.SIGTERM)
 			}
 			m.AwaitEnd(t)
@@ -282,7 +264,7 @@ for line in sys.stdin:
 			if e2e.IsMounted(t, m.Dir) {
 				t.Error("still mounted")
 			}
-			e2e.Equal(t, "a read of who slept", ask("19"), "ENOTCONN")
+			e2e.Equal(t, "a read of who slept", h.Do("read 2 0 100"), "errno ENOTCONN")
 		})
 	}
 }

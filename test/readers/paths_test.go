@@ -23,39 +23,6 @@ func cursors(t testing.TB, m *e2e.Mounted) map[string]int {
 	return list
 }
 
-// Equal settings are one sequence with one cursor, however they are written.
-func TestSpellings(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
-	for name, spellings := range map[string][]string{
-		"train/rank=3,world=8": {
-			"train/rank=3,world=8", "train/world=8,rank=3", "train/world=8/rank=3", "train/rank=03,world=8",
-			"train/rank=3,world=8/layout=xy", "train/world=8,rank=3,order=random,start=0",
-			"train/world=9/seed=7,rank=3/world=8/seed=1337",
-		},
-		"val": {"val", "val/rank=0", "val/rank=0,world=1/order=sequential", "val/order=random/order=sequential"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			m := e2e.Mount(t, "-c", config)
-			split, _, _ := strings.Cut(name, "/")
-			want := e2e.Lines(t, split, 0, len(spellings), append(e2e.Sets(name), "-c", config)...)
-			for k, spelling := range spellings {
-				e2e.Equal(t, fmt.Sprintf("%s/next", spelling), e2e.Take(t, m, spelling+"/next"), want[k])
-				for _, other := range spellings {
-					if got := m.Cursor(t, other); got != fmt.Sprint(k+1) {
-						t.Errorf("the cursor of %s is %s after %d batches", other, got, k+1)
-					}
-				}
-			}
-			for _, other := range []string{"train", "train/world=8", "train/rank=2,world=8", "val/rank=3,world=8"} {
-				e2e.Equal(t, fmt.Sprintf("the cursor of %s", other), m.Cursor(t, other), "0")
-			}
-			if got := cursors(t, m); got[name] != len(spellings) || len(got) > 3 {
-				t.Errorf("status.json has the cursors %v", got)
-			}
-		})
-	}
-}
-
 // Under the settings of a path there are the files of a split, and batches are what the same settings give elsewhere.
 func TestSettingsInPaths(t *testing.T) {
 	config, _ := e2e.Small(t, 1)

@@ -500,3 +500,11 @@ func TestArraysAgreeWithReference(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
+
+// The reference is itself held to published numbers, to what PyTorch drew and to the golden file.
+func TestReference(t *testing.T) {
+	e2e.Long(t)
+	if got := e2e.Run(t, e2e.Python, "clients/reference.py", "--selftest"); got != "ok\n" {
+		t.Error(got)
+	}
+}
