@@ -114,9 +114,7 @@ func TestDeadElsewhere(t *testing.T) {
 		t.Errorf("doctor: %v %s", err, out)
 	}
 	e2e.Run(t, e2e.PlainBatchfs, "unmount", dir)
-	if e2e.IsMounted(t, dir) {
-		t.Error("still mounted")
-	}
+	e2e.NotMounted(t, dir)
 	mountThere()
 	m := e2e.MountAt(t, dir, exec.Command(e2e.Batchfs), "-c", config)
 	e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])

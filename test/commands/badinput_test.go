@@ -99,7 +99,5 @@ func TestOddArguments(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "o/train.bin")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("prepare has made something: %v", err)
 	}
-	if e2e.IsMounted(t, dir) {
-		t.Error("mounted")
-	}
+	e2e.NotMounted(t, dir)
 }

@@ -26,9 +26,7 @@ func TestEnding(t *testing.T) {
 		"SIGTERM": func(t *testing.T, m *e2e.Mounted) { m.Cmd.Process.Signal(syscall.SIGTERM) },
 		"unmount": func(t *testing.T, m *e2e.Mounted) {
 			e2e.Run(t, e2e.Batchfs, "unmount", m.Dir)
-			if e2e.IsMounted(t, m.Dir) {
-				t.Error("still mounted when unmount returned")
-			}
+			e2e.NotMounted(t, m.Dir)
 		},
 		"umount": func(t *testing.T, m *e2e.Mounted) { e2e.Run(t, "umount", m.Dir) },
 	}
@@ -40,13 +38,7 @@ func TestEnding(t *testing.T) {
 			m := e2e.Mount(t, "-c", config)
 			e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])
 			end(t, m)
-			m.AwaitEnd(t)
-			if code := m.Cmd.ProcessState.ExitCode(); code != 0 {
-				t.Errorf("exit status %d:\n%s", code, m.Out)
-			}
-			if e2e.IsMounted(t, m.Dir) {
-				t.Error("still mounted")
-			}
+			m.EndsWith(t, 0)
 		})
 	}
 }

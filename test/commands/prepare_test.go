@@ -4,15 +4,14 @@ import (
 	"cmp"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"batchfs/internal/wait"
 	"batchfs/test/e2e"
 )
 
@@ -133,7 +132,7 @@ func TestPrepareIdle(t *testing.T) {
 			r, w, err := os.Pipe()
 			e2e.NoError(t, err)
 			defer w.Close()
-			cmd := exec.Command(e2e.Batchfs, append([]string{"prepare", "--by", "byte", "--val", "0", "--out", "out"}, strings.Fields(c.args)...)...)
+			cmd := e2e.Command(t, e2e.Batchfs, append([]string{"prepare", "--by", "byte", "--val", "0", "--out", "out"}, strings.Fields(c.args)...)...)
 			var stderr strings.Builder
 			cmd.Dir, cmd.Stdin, cmd.Stderr = dir, r, &stderr
 			e2e.NoError(t, cmd.Start())
@@ -149,12 +148,7 @@ func TestPrepareIdle(t *testing.T) {
 				})
 				e2e.NoError(t, cmd.Process.Signal(c.sig))
 			}
-			select {
-			case <-ended:
-			case <-time.After(e2e.Limit):
-				cmd.Process.Kill()
-				t.Fatal("does not end")
-			}
+			wait.For(t, "the end", ended)
 			if cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(stderr.String(), c.want) {
 				t.Errorf("%v: %s", cmd.ProcessState, &stderr)
 			}

@@ -187,6 +187,20 @@ func (m *Mounted) AwaitEnd(t testing.TB) {
 	Await(t, "the end of the mount", m.Ended)
 }
 
+// EndsWith waits until the process has ended by itself, with an exit status, and nothing is mounted any more.
+func (m *Mounted) EndsWith(t testing.TB, status int) {
+	t.Helper()
+	m.AwaitEnd(t)
+	Equal(t, "the exit status", m.Cmd.ProcessState.ExitCode(), status)
+	NotMounted(t, m.Dir)
+}
+
+// NotMounted fails the test if something is mounted on a directory.
+func NotMounted(t testing.TB, dir string) {
+	t.Helper()
+	Equal(t, dir+" is mounted", IsMounted(t, dir), false)
+}
+
 // Stop ends the mount, whatever state it is in, and fails the test if it did not go as it should.
 func (m *Mounted) Stop(t testing.TB) {
 	t.Helper()

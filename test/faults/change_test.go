@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"batchfs/internal/wait"
 	"batchfs/test/e2e"
 )
 
@@ -25,9 +26,8 @@ type readers struct {
 	round int
 
 	mu    sync.Mutex
-	grown *sync.Cond // that lines has, or ended is true
-	lines []reading  // guarded by mu
-	ended bool       // guarded by mu
+	lines []reading // guarded by mu
+	ended bool      // guarded by mu
 }
 
 // A reading is what a reader printed of one read, a line of what it got or an error, and the round in which it began.
@@ -42,7 +42,6 @@ func startReaders(t *testing.T, dir string, ways ...string) *readers {
 	t.Helper()
 	cmd, in, out := e2e.Start(t, "changing", dir, ways...)
 	r := &readers{ways: ways, in: in, done: make(chan error, 1), round: 1}
-	r.grown = sync.NewCond(&r.mu)
 	go func() {
 		for out.Scan() {
 			var l reading
@@ -51,13 +50,11 @@ func startReaders(t *testing.T, dir string, ways ...string) *readers {
 			l.way, l.got, _ = strings.Cut(rest, " ")
 			r.mu.Lock()
 			r.lines = append(r.lines, l)
-			r.grown.Broadcast()
 			r.mu.Unlock()
 		}
 		err := cmd.Wait()
 		r.mu.Lock()
 		r.ended = true
-		r.grown.Broadcast()
 		r.mu.Unlock()
 		r.done <- err
 	}()
@@ -68,9 +65,8 @@ func startReaders(t *testing.T, dir string, ways ...string) *readers {
 func (r *readers) next(t *testing.T, kind string) {
 	t.Helper()
 	r.round++
-	if _, err := fmt.Fprintln(r.in, kind); err != nil {
-		t.Fatal(err)
-	}
+	_, err := fmt.Fprintln(r.in, kind)
+	e2e.NoError(t, err)
 }
 
 // wait returns when each way has been read n times in the current round.
@@ -91,42 +87,28 @@ func (r *readers) more(t *testing.T, n int) {
 // await returns when there are n lines of each way, in a round, from a line on.
 func (r *readers) await(t *testing.T, n, from, round int) {
 	t.Helper()
-	late := time.AfterFunc(e2e.Limit, func() {
+	seen := map[string]int{}
+	e2e.Await(t, fmt.Sprintf("%d reads of each kind in round %d", n, round), func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.ended = true
-		r.grown.Broadcast()
-	})
-	defer late.Stop()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for seen := map[string]int{}; ; r.grown.Wait() {
 		for ; from < len(r.lines); from++ {
 			if l := r.lines[from]; l.round == round {
 				seen[l.way]++
 			}
 		}
-		if !slices.ContainsFunc(r.ways, func(way string) bool { return seen[way] < n }) {
-			return
+		missing := slices.ContainsFunc(r.ways, func(way string) bool { return seen[way] < n })
+		if missing && r.ended {
+			t.Fatalf("the readers ended after %v in round %d", seen, round)
 		}
-		if r.ended {
-			t.Fatalf("the readers ended, or hang, after %v in round %d", seen, round)
-		}
-	}
+		return !missing
+	})
 }
 
 // finish ends the readers and returns all that they read.
 func (r *readers) finish(t *testing.T) []reading {
 	t.Helper()
 	r.in.Close()
-	select {
-	case err := <-r.done:
-		if err != nil {
-			t.Errorf("readers: %v", err)
-		}
-	case <-time.After(e2e.Limit):
-		t.Fatal("the readers hang")
-	}
+	e2e.NoError(t, wait.For(t, "the end of the readers", r.done))
 	return r.lines
 }
 

@@ -38,9 +38,7 @@ func TestKilledKeeper(t *testing.T) {
 		})
 		if name == "" {
 			e2e.Run(t, e2e.Batchfs, "unmount", m.Dir)
-			if e2e.IsMounted(t, m.Dir) {
-				t.Error("still mounted")
-			}
+			e2e.NotMounted(t, m.Dir)
 		}
 		e2e.Run(t, e2e.Batchfs, "mount", "-d", "-c", config, "--log", filepath.Join(t.TempDir(), "log"), m.Dir)
 		e2e.Equal(t, "batch 0", e2e.Read(t, "read", filepath.Join(m.Dir, "train/next"))[0], want[0])
@@ -261,9 +259,7 @@ func TestGrace(t *testing.T) {
 			if took < test.least || !strings.Contains(m.Out.String(), test.says) {
 				t.Errorf("after %v it ended:\n%s", took, m.Out)
 			}
-			if e2e.IsMounted(t, m.Dir) {
-				t.Error("still mounted")
-			}
+			e2e.NotMounted(t, m.Dir)
 			e2e.Equal(t, "a read of who slept", h.Do("read 2 0 100"), "errno ENOTCONN")
 		})
 	}
@@ -294,8 +290,5 @@ sys.stdin.read()`, m.Dir))
 		t.Error("unmounted under a reader")
 	}
 	e2e.Run(t, e2e.Batchfs, "unmount", "--force", m.Dir)
-	m.AwaitEnd(t)
-	if code := m.Cmd.ProcessState.ExitCode(); code != 0 || e2e.IsMounted(t, m.Dir) {
-		t.Errorf("exit status %d, mounted: %v", code, e2e.IsMounted(t, m.Dir))
-	}
+	m.EndsWith(t, 0)
 }

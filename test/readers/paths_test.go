@@ -49,9 +49,7 @@ func TestSettingsInPaths(t *testing.T) {
 				e2e.Equal(t, "next", e2e.Take(t, m, dir+"/next"), want)
 			}
 			e2e.Equal(t, "the cursor", m.Cursor(t, dir), fmt.Sprint(start+3))
-			if got, want := e2e.Take(t, m, dir+"/batch/5"), e2e.Lines(t, split, 5, 1, flags...)[0]; got != want {
-				t.Errorf("batch/5: %s, want %s", got, want)
-			}
+			e2e.Equal(t, "batch/5", e2e.Take(t, m, dir+"/batch/5"), e2e.Lines(t, split, 5, 1, flags...)[0])
 			e2e.Equal(t, "ls", e2e.Run(t, "ls", m.Path(dir)), e2e.Run(t, "ls", m.Path(split)))
 		})
 	}

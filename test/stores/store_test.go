@@ -232,13 +232,9 @@ func TestStoreCommands(t *testing.T) {
 			stdout := e2e.Run(t, append(batchfs, strings.Fields(strings.NewReplacer("CONFIG", config, "FILE", file).Replace(strings.Join(args, " ")))...)...)
 			return strings.ReplaceAll(stdout, file, "train.bin")
 		}
-		if got, want := said(remote, "s3://bucket/train.bin"), said(local, filepath.Join(dir, "train.bin")); got != want {
-			t.Errorf("%s of an object says\n%s\nwant\n%s", args, got, want)
-		}
+		e2e.Equal(t, fmt.Sprintf("%s of an object", args), said(remote, "s3://bucket/train.bin"), said(local, filepath.Join(dir, "train.bin")))
 	}
-	if got, want := e2e.Run(t, e2e.PlainBatchfs, "cat", m.Path("train"), "--from", "3"), e2e.Run(t, "cat", m.Path("train/batch/3")); got != want {
-		t.Error("cat of a mounted split of objects has other bytes")
-	}
+	e2e.Equal(t, "cat of a mounted split of objects has other bytes", e2e.Run(t, e2e.PlainBatchfs, "cat", m.Path("train"), "--from", "3"), e2e.Run(t, "cat", m.Path("train/batch/3")))
 	for _, test := range []struct{ args, says string }{
 		{"doctor -c " + remote + " " + m.Dir, "mounted train: 196609 tokens in 1 file: s3://bucket/train.bin"},
 		{"info s3://bucket/tr*.bin", "s3://bucket/train.bin"},
