@@ -12,8 +12,8 @@ GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.8.0
 # Without -count=1 Go would not run those tests again that build the program themselves, whatever has changed in it. Each wait
 # in them has a limit of five minutes; -timeout is for all tests of a package, on a machine with much else to do.
 TEST = .ci/progress -count=1 -timeout 20m
-# The longest first: then the others run beside it.
-PACKAGES = ./test/... ./...
+# The longest first: then the others run beside it. test/alone waits for all others of test.
+PACKAGES = $(addprefix ./test/,faults commands readers stores soak) ./test ./test/alone ./...
 RACED = ./test/readers ./test/faults ./test/stores ./fs/... ./cache/...
 # A mount must not need a second thread to answer its first.
 ONE_THREAD = TestHandleOfNext|TestStandby|TestRestart|TestBackground

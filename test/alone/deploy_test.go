@@ -54,7 +54,7 @@ type probe struct {
 	PeriodSeconds, FailureThreshold int
 }
 
-// A podSpec is that of a pod, or of the template of a workload.
+// A podSpec describes a pod, or the template of a workload.
 type podSpec struct {
 	InitContainers, Containers []container
 	Volumes                    []struct{ Name string }

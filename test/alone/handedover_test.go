@@ -30,10 +30,10 @@ func mountFor(t *testing.T, dir string) *os.File {
 	return device
 }
 
-// without runs a command, of which the argument that ends in DIR is not mounted, with no right to mount anything.
+// without unmounts $0 in its namespace, and runs a command with no right to mount anything.
 const without = `umount -l "$0"; exec setpriv --reuid 65534 --regid 65534 --clear-groups --no-new-privs --bounding-set -all --inh-caps -all "$@"`
 
-// handOver starts a batchfs without any rights, which serves what somebody else mounted and it does not see.
+// handOver starts a batchfs without any rights. It serves a mount that it did not make and cannot see.
 func handOver(t *testing.T, device *os.File, dir string, args ...string) *e2e.Mounted {
 	t.Helper()
 	m := &e2e.Mounted{Dir: dir, Done: make(chan struct{})}

@@ -18,7 +18,7 @@ import (
 // test.
 func inNamespace(t *testing.T, dir string) *os.Process {
 	t.Helper()
-	// It lets go of all other mounts of tests, which end meanwhile.
+	// It unmounts all other FUSE mounts, so that they can end meanwhile.
 	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c",
 		`awk -v dir="$0" '$5 != dir && / - fuse/ {print $5}' /proc/self/mountinfo | xargs -r umount -l; echo ready; exec sleep infinity`, dir)
 	out, err := cmd.StdoutPipe()

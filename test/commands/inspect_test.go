@@ -125,7 +125,7 @@ sys.stdin.read()`, m.Path("train/info.json")))
 	}
 }
 
-// No name is listed that nobody knows of.
+// The mount lists its files and splits, and nothing else.
 func TestListing(t *testing.T) {
 	config, _ := e2e.Small(t, 1)
 	m := e2e.Mount(t, "-c", config)

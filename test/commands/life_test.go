@@ -69,7 +69,7 @@ func TestBackground(t *testing.T) {
 	config, want := e2e.Small(t, 1)
 	dir, log := t.TempDir(), filepath.Join(t.TempDir(), "log")
 	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
-	// A pipe that the caller happens to have open, and whose end somebody waits for.
+	// A pipe that the caller has open: its reader waits for the end.
 	ended, open, err := os.Pipe()
 	e2e.NoError(t, err)
 	cmd := e2e.Command(t, e2e.Batchfs, "mount", "-d", "-c", config, "--log", log, dir)
@@ -154,7 +154,7 @@ func TestStackedMounts(t *testing.T) {
 	}
 }
 
-// Nobody has to listen to what a mount says for it to serve.
+// A mount serves though its output has no reader.
 func TestNobodyListens(t *testing.T) {
 	e2e.NeedFUSE(t)
 	config, want := e2e.Small(t, 1)

@@ -94,7 +94,7 @@ func unread(t *testing.T, terminal bool) (out *os.File, begin func(to io.Writer)
 	}
 }
 
-// A log that nobody reads holds up no reader, whatever is logged, and no successor of a worker that dies, also of one whose
+// A log without a reader holds up no trainer, whatever is logged, and no successor of a worker that dies, also of one whose
 // crash has much to say. When it is read again, the log continues.
 func TestNobodyReadsTheLog(t *testing.T) {
 	for _, terminal := range []bool{false, true} {
@@ -159,7 +159,7 @@ func TestNobodyReadsTheEnd(t *testing.T) {
 	m.AwaitEnd(t)
 }
 
-// A named pipe that nobody reads is refused as the log, and one with a reader is not.
+// A named pipe without a reader is refused as the log, and one with a reader is not.
 func TestLogToANamedPipe(t *testing.T) {
 	e2e.NeedFUSE(t)
 	config, _ := e2e.Small(t, 1)

@@ -15,7 +15,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A disk that is full leaves no token file, and prepare goes on when there is room.
+// On a full disk prepare leaves no token file. It resumes when there is room.
 func TestPrepareDiskFull(t *testing.T) {
 	e2e.NeedRoot(t, "mounting a tmpfs is root's")
 	dir := t.TempDir()
@@ -85,7 +85,7 @@ func TestPrepareWorkplace(t *testing.T) {
 	}
 }
 
-// What is read once has another text each time: prepare takes up no run of it, not even one that could only not be published.
+// A pipe has another text each time: prepare resumes no run that read one, not even a run that failed only when it published its files.
 func TestPrepareReadOnce(t *testing.T) {
 	e2e.NeedRoot(t, "mounting is root's")
 	dir := t.TempDir()

@@ -157,7 +157,7 @@ func (b *Bucket) Accepts(t *testing.T) {
 	b.Server = again
 }
 
-// Config is that of a split of tokens; the tables [batch] and [store] may be continued.
+// Config writes a configuration of a split train. more is what its table has besides.
 func (b *Bucket) Config(t *testing.T, tokens, more string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.toml")
@@ -184,8 +184,7 @@ func RandomBytes(n int) []byte {
 	return raw
 }
 
-// InOrder mounts 60 blocks of an object, in rows of 200,000 bytes and one, of which nothing is fetched ahead. check reads a batch, and
-// compares its bytes.
+// InOrder mounts an object of 60 blocks in rows of 100,001 tokens, without prefetch. check reads a batch and compares its bytes.
 func (b *Bucket) InOrder(t *testing.T, cacheDir string) (m *Mounted, data []byte, check func(k int) error) {
 	t.Helper()
 	data = RandomBytes(60 * StoreBlock)

@@ -231,10 +231,10 @@ func IsMounted(t testing.TB, dir string) bool {
 	return len(list) > 0
 }
 
-// Path is that of a file in the mount.
+// Path returns the path of a file in the mount.
 func (m *Mounted) Path(name string) string { return filepath.Join(m.Dir, name) }
 
-// Cursor is what a split's cursor says.
+// Cursor returns what the file cursor of a split says.
 func (m *Mounted) Cursor(t testing.TB, split string) string {
 	t.Helper()
 	return strings.TrimSpace(Run(t, "cat", m.Path(split+"/cursor")))

@@ -30,10 +30,10 @@ func StatusOf(t *testing.T, m *Mounted) (s Status) {
 	return s
 }
 
-// A Burden is what a process holds.
+// A Burden is the descriptors, threads and memory that a process holds.
 type Burden struct{ Descriptors, Threads, ResidentKiB int }
 
-// BurdenOf is that of the process that serves a mount.
+// BurdenOf returns what the process that serves a mount holds.
 func BurdenOf(t *testing.T, m *Mounted) Burden {
 	t.Helper()
 	pid := m.Worker(t)

@@ -112,7 +112,7 @@ func (r *readers) finish(t *testing.T) []reading {
 	return r.lines
 }
 
-// A catalogue is what batches there are: the versions and the number of each by what the readers print of it.
+// A catalogue has the versions and the number of each batch, by what the readers print for that batch.
 type catalogue map[string]*catalogued
 
 type catalogued struct {
@@ -207,7 +207,7 @@ var changes = []struct {
 
 const changeTokens = 200_000
 
-// A directory under other settings, and what they are; of another seed, as the rows of a rank are also those of the split.
+// A directory under other settings, and these settings. Its seed is another one, because a rank and its split share rows.
 const other = "train/rank=1,seed=7,world=2"
 
 var otherSettings = []string{"--set", "batch.rank=1", "--set", "batch.world=2", "--set", "batch.seed=7"}
@@ -229,7 +229,7 @@ func infoOf(t *testing.T, m *e2e.Mounted) (i liveInfo) {
 	return i
 }
 
-// fingerprint is that of the split train of a directory, mounted or not.
+// fingerprintOf returns the fingerprint of the split train of a directory.
 func fingerprintOf(t *testing.T, dir string) string {
 	t.Helper()
 	var i liveInfo
@@ -506,7 +506,7 @@ func TestOneOfSeveralFilesChanges(t *testing.T) {
 	}
 }
 
-// A run that says which data it began with goes on with no other.
+// A run that says which data it began with resumes with no other.
 func TestExpectedFingerprint(t *testing.T) {
 	e2e.NeedFUSE(t)
 	dir, mountpoint := t.TempDir(), t.TempDir()

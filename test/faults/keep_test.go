@@ -82,7 +82,7 @@ func TestHangingWorker(t *testing.T) {
 	e2e.AwaitEnded(t, first)
 }
 
-// A keeper and a worker that are stopped for a while go on as if nothing had been.
+// A keeper and a worker that are stopped for a while serve on when they are continued.
 func TestBothStopped(t *testing.T) {
 	e2e.Long(t)
 	t.Parallel()
@@ -152,7 +152,7 @@ func TestRestart(t *testing.T) {
 	}
 	next(2)
 
-	// One that dies goes on as it was mounted, whatever is written and wherever its files are now.
+	// The successor of a worker that dies serves what was mounted, whatever the configuration says now and wherever its files are.
 	e2e.NoError(t, os.Remove(config))
 	e2e.NoError(t, os.Remove(program))
 	second := fmt.Sprintf("/proc/%d/exe", m.Worker(t))
@@ -207,7 +207,7 @@ func TestGivingUp(t *testing.T) {
 	}
 }
 
-// A read that ends every process that is to answer it gets an error, and nobody else does.
+// A read that ends every process that tries to answer it gets an error, and no other read does.
 func TestPoisonousRead(t *testing.T) {
 	config, _ := e2e.Small(t, 1)
 	for _, how := range []string{"panic", "kill"} {

@@ -17,7 +17,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A file that is overwritten in place bit by bit, by somebody whom batchfs may not ask the kernel about, is served when it is
+// A file that another user overwrites in place bit by bit, and on which the kernel gives no lease, is served when it is
 // whole: no batch mixes old and new tokens.
 func TestOverwrittenWithoutALease(t *testing.T) {
 	t.Parallel()
@@ -97,7 +97,7 @@ func TestOverwrittenWithoutALease(t *testing.T) {
 	e2e.Await(t, "the new tokens", func() bool { return read() == 1 })
 }
 
-// What writes to token files through a mapping is not seen, so a file that somebody may write to is not mounted; it is no reason
+// What writes to token files through a mapping is not seen, so a file that a process may write to is not mounted; it is no reason
 // to end a mount, or to keep another command from reading.
 func TestOpenForWriting(t *testing.T) {
 	e2e.NeedFUSE(t)

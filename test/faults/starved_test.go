@@ -164,7 +164,7 @@ func TestWhoDiesFirst(t *testing.T) {
 }
 
 // When memory runs out, the kernel kills workers, again and again, then what eats the memory, and not the supervisor. When there is
-// memory, batches go on, and no number is lost or comes twice.
+// memory again, batches are served, and no number is lost or given twice.
 func TestNoMemory(t *testing.T) {
 	e2e.Long(t)
 	t.Parallel()

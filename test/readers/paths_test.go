@@ -101,7 +101,7 @@ func TestRefusedPaths(t *testing.T) {
 	}
 }
 
-// Of processes that look up settings that nobody did before, at the same moment, each gets a number of its own.
+// Processes that look up new settings at the same moment get a number each.
 func TestRaceToSettings(t *testing.T) {
 	const processes = 3
 	n := 100

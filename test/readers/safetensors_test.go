@@ -11,7 +11,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// The library reads the .safetensors files of batches, and finds in them the bytes of the batch and where it comes from.
+// The library reads the .safetensors files of batches, and finds the bytes of the batch and its origin.
 func TestSafetensors(t *testing.T) {
 	if out, err := e2e.Command(t, e2e.Python, "-c", "import safetensors.numpy").CombinedOutput(); err != nil {
 		e2e.Lack(t, "no safetensors, pip install safetensors: %s", out)
@@ -40,7 +40,7 @@ func TestSafetensors(t *testing.T) {
 	}
 }
 
-// tensors are those of batch k and the metadata, by batch/<k> and info.json, as clients/readers.py prints them.
+// tensors returns the tensors and the metadata of batch k, from batch/<k> and info.json, as clients/readers.py prints them.
 func tensors(t *testing.T, m *e2e.Mounted, dir string, k int) (lines []string) {
 	t.Helper()
 	var info struct {

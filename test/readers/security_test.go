@@ -10,7 +10,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Nobody but the user that mounts reads, unless others are allowed, and then as far as mode, uid and gid let them.
+// Only the user that mounts reads, unless others are allowed, and then as far as mode, uid and gid let them.
 func TestOtherUsers(t *testing.T) {
 	e2e.NeedFUSE(t)
 	e2e.NeedRoot(t, "only root can be several users")

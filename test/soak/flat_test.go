@@ -81,7 +81,7 @@ func TestKilledReaders(t *testing.T) {
 	e2e.Run(t, e2e.Batchfs, "unmount", m.Dir)
 }
 
-// Signals that Go sends itself, of which the kernel tells with INTERRUPT, are no reason to fail a read.
+// Signals that Go sends itself, which the kernel reports with INTERRUPT, are no reason to fail a read.
 func TestGoReaderUnderSignals(t *testing.T) {
 	const goroutines = 8
 	n := e2e.Soak(30)

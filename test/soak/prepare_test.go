@@ -94,7 +94,7 @@ func mostResident(t testing.TB, args ...string) (most int, said string, err erro
 	e2e.NoError(t, cmd.Start())
 	ended := make(chan error)
 	go func() { ended <- cmd.Wait() }()
-	// Not the maximum that wait(2) tells: it begins with that of this process, which may be large.
+	// Not the maximum that wait(2) tells: it begins with the memory of this process, which may be large.
 	for {
 		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
 		if _, rest, ok := strings.Cut(string(status), "VmHWM:"); ok {

@@ -16,7 +16,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// stormInStore is a configuration of them as objects of a store of which every tenth answer fails. The block cache has room for half of them.
+// stormInStore is a configuration of the same tokens in a store that fails every tenth answer. The block cache has room for half of them.
 func stormInStore(t *testing.T) (config string) {
 	t.Helper()
 	b := e2e.NewBucket(t)

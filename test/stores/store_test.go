@@ -20,7 +20,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Batches of objects are those of the same files on a local disk: of files of every format, as their own libraries wrote them, with documents,
+// Batches of objects equal batches of the same files on a local disk: files of every format, as their own libraries wrote them, with documents,
 // arrays beside and several files as one, in every order and with every access, from a directory of blocks and without one.
 func TestStore(t *testing.T) {
 	e2e.Long(t)
@@ -118,8 +118,8 @@ func TestStoreCache(t *testing.T) {
 	}
 }
 
-// batchfs cache fills the directory, as far as there is room, and removes what no mount reads. Blocks that somebody overwrites are not served,
-// and neither is a directory of somebody else.
+// batchfs cache fills the directory, as far as there is room, and removes what no mount reads. Blocks that were overwritten are not served,
+// and neither is a directory that others may write to.
 func TestCacheCommand(t *testing.T) {
 	e2e.Long(t)
 	t.Parallel()
@@ -161,7 +161,7 @@ func TestCacheCommand(t *testing.T) {
 	}
 }
 
-// Faults of the store are errors at once that say what is wrong, or nobody notices them; what is kept is served on, and all is well afterwards.
+// A fault that passes is no error: the store request is tried again. An object that was replaced is ESTALE until it is back.
 func TestStoreFaults(t *testing.T) {
 	e2e.Long(t)
 	t.Parallel()
