@@ -68,8 +68,7 @@ func TestInspectIsTheFileInTheMount(t *testing.T) {
 			for _, k := range []uint64{0, 17, 1<<40 - 1} {
 				name := fmt.Sprintf("%s/batch/%d.json", dir, k)
 				want := e2e.Run(t, append(args, fmt.Sprint(k))...)
-				data, err := os.ReadFile(m.Path(name))
-				e2e.NoError(t, err)
+				data := e2e.Content(t, m.Path(name))
 				if string(data) != want {
 					t.Errorf("%s is\n%s\ninspect says\n%s", name, data, want)
 				}

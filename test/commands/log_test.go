@@ -31,8 +31,7 @@ func TestLog(t *testing.T) {
 		m := e2e.Mount(t, append(test.args, "-c", config, "--log", file, "--set", "log.format=json")...)
 		e2e.Try(t, "stat", m.Path("train/colour=red")) // of which the log says something
 		m.Stop(t)
-		text, err := os.ReadFile(file)
-		e2e.NoError(t, err)
+		text := e2e.Content(t, file)
 		if n := strings.Count(string(text), "\n"); n < test.lines || test.lines == 0 && n > 0 {
 			t.Errorf("%s: %d lines:\n%s", test.args, n, text)
 		}

@@ -112,6 +112,14 @@ func Write(t testing.TB, path string, data []byte) {
 	NoError(t, os.WriteFile(path, data, 0o644))
 }
 
+// Content returns what a file has.
+func Content(t testing.TB, path string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	NoError(t, err)
+	return data
+}
+
 // A Mounted is a running `batchfs mount`.
 type Mounted struct {
 	Dir  string // the mountpoint

@@ -269,8 +269,7 @@ func TestTokensChangeUnderReaders(t *testing.T) {
 			r.next(t, "go")
 			r.wait(t, 20)
 			changed := r.round
-			now, err := os.ReadFile(file)
-			e2e.NoError(t, err)
+			now := e2e.Content(t, file)
 			e2e.Write(t, at("new/train.bin"), now)
 			info, log := infoOf(t, m), m.Out.String()
 			if change.name == "replaced" {

@@ -107,8 +107,7 @@ func TestBothStopped(t *testing.T) {
 // A restart takes another program and another configuration, unless readers would see other batches.
 func TestRestart(t *testing.T) {
 	config, want := e2e.Small(t, 4)
-	text, err := os.ReadFile(config)
-	e2e.NoError(t, err)
+	text := e2e.Content(t, config)
 	// As an upgrade does: another file at the path of the program.
 	program := filepath.Join(t.TempDir(), "batchfs")
 	e2e.Run(t, "cp", e2e.Batchfs, program)

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -77,8 +76,7 @@ func TestAttentionWithinDocuments(t *testing.T) {
 		e2e.Run(t, e2e.Python, "../examples/"+example, m.Path(split))
 	}
 	// They would notice: with attention across documents the losses differ.
-	code, err := os.ReadFile("../examples/attention_flex.py")
-	e2e.NoError(t, err)
+	code := e2e.Content(t, "../examples/attention_flex.py")
 	across := filepath.Join(t.TempDir(), "across.py")
 	e2e.Write(t, across, bytes.Replace(code, []byte("(query >= key) & (document[b, query] == document[b, key])"), []byte("query >= key"), 1))
 	e2e.Fails(t, "the losses differ", e2e.Python, across, m.Path("packed"))

@@ -78,8 +78,7 @@ func TestEveryReaderGetsWholeBatches(t *testing.T) {
 					`cat "$1" >"$2"`, `cp "$1" "$2"`, `dd if="$1" of="$2" bs=4k status=none`, `tail -c +1 "$1" >"$2"`,
 				} {
 					e2e.Run(t, "sh", "-c", command, "sh", path(name), copied)
-					copy, err := os.ReadFile(copied)
-					e2e.NoError(t, err)
+					copy := e2e.Content(t, copied)
 					want(command, e2e.Line(copy), whole)
 				}
 				tail := e2e.Run(t, "tail", "-c", "777", path(name))

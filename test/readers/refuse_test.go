@@ -87,8 +87,7 @@ func TestRefused(t *testing.T) {
 	t.Run("T+1 tokens", func(t *testing.T) {
 		m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+e2e.Tokens(t, at("just.bin"), 2001, 2), "--set", "batch.block_size=2000", "--set", "batch.batch_size=1")
 		got := e2e.Read(t, "read", m.Path("train/next"))[0]
-		data, err := os.ReadFile(at("just.bin"))
-		e2e.NoError(t, err)
+		data := e2e.Content(t, at("just.bin"))
 		if want := e2e.Line(append(data[:4000:4000], data[2:]...)); got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}

@@ -26,8 +26,7 @@ func TestMemoryStaysFlat(t *testing.T) {
 	figures := filepath.Join(dir, "memory.json")
 	e2e.Run(t, e2e.Batchfs, "bench", "--memory", "--tokens", file, "--dir", dir, "--python", e2e.Python, "--batches", "600",
 		"--json", figures, "--plot", filepath.Join(dir, "memory.svg"))
-	text, err := os.ReadFile(figures)
-	e2e.NoError(t, err)
+	text := e2e.Content(t, figures)
 	var loadings []struct {
 		Name    string
 		Samples []struct {
@@ -97,8 +96,7 @@ for name in ["next.npy", "next.npy", "batch/0.npy", "batch/1.npy", "batch/2.npy"
         assert rows[0, 0, 0] == origin["start"], (rows, origin)
 `
 		e2e.Run(t, e2e.Python, "-c", code, m.Path("train"))
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", m.Worker(t)))
-		e2e.NoError(t, err)
+		text := e2e.Content(t, fmt.Sprintf("/proc/%d/status", m.Worker(t)))
 		peak, err := strconv.Atoi(regexp.MustCompile(`VmHWM:\s+(\d+)`).FindStringSubmatch(string(text))[1])
 		e2e.NoError(t, err)
 		t.Logf("%s: a worker took %d MiB at most", access, peak>>10)

@@ -125,8 +125,7 @@ func TestPrepareManyFiles(t *testing.T) {
 		e2e.NoError(t, os.WriteFile(filepath.Join(dir, "texts", fmt.Sprint(i/1000), fmt.Sprint(i)), fmt.Appendf(nil, "text %d\n", i), 0o644))
 	}
 	e2e.Run(t, e2e.Batchfs, "prepare", filepath.Join(dir, "texts"), "--by", "byte", "--out", filepath.Join(dir, "out"))
-	raw, err := os.ReadFile(filepath.Join(dir, "out", "vocab.json"))
-	e2e.NoError(t, err)
+	raw := e2e.Content(t, filepath.Join(dir, "out", "vocab.json"))
 	var m struct {
 		Splits map[string]struct{ Documents int }
 	}

@@ -22,12 +22,10 @@ func stormInStore(t *testing.T) (config string) {
 	b := e2e.NewBucket(t)
 	config, data := e2e.StormConfig(t, "")
 	for _, file := range []string{data, e2e.BesideOf(data)} {
-		raw, err := os.ReadFile(file)
-		e2e.NoError(t, err)
+		raw := e2e.Content(t, file)
 		b.Put(t, strings.TrimPrefix(file, filepath.Dir(data)+"/"), raw)
 	}
-	text, err := os.ReadFile(config)
-	e2e.NoError(t, err)
+	text := e2e.Content(t, config)
 	text = bytes.ReplaceAll(text, []byte(filepath.Dir(data)), []byte("s3://bucket"))
 	e2e.Write(t, config, fmt.Appendf(text, `
 [store]

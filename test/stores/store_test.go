@@ -33,8 +33,7 @@ func TestStore(t *testing.T) {
 	written, err := filepath.Glob("../cache/testdata/[ab]*.*")
 	e2e.NoError(t, err)
 	for _, file := range written {
-		data, err := os.ReadFile(file)
-		e2e.NoError(t, err)
+		data := e2e.Content(t, file)
 		put(filepath.Base(file), data)
 	}
 	put("plain_0.bin", e2e.RandomBytes(700_000))
