@@ -2,8 +2,8 @@
 # make bench   measures how long a trainer waits for batches, on the demo's tokens; BENCH=--memory measures memory
 # make test    sets up what is missing and runs the tests but for those that take long, in a few minutes
 # make soak    lets those tests run for over two hours that look for leaks, kill what serves and compare all bytes and tokens with
-#              a reference, and holds times to their limits: nothing else should use the machine
-# make check   everything that CI runs: all tests with the race detector, analysis, a little fuzzing
+#              a reference, holds times and memory to their limits, and fuzzes: nothing else should use the machine
+# make check   what CI runs: all tests, with the race detector where goroutines share something, and analysis
 # make bench-compare REF=HEAD~1   the processor time that a batch takes, next to that of another commit: before a change of fs, sampler
 #              or cache is merged, while nothing else uses the machine
 
@@ -12,8 +12,11 @@ GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.8.0
 # Without -count=1 Go would not run those tests again that build the program themselves, whatever has changed in it. Each wait
 # in them has a limit of five minutes; -timeout is for all tests of a package, on a machine with much else to do.
 TEST = .ci/progress -count=1 -timeout 20m
-# The longest first: then the others run beside it.
-PACKAGES = ./test/... ./...
+# The longest first: then the others run beside it. test/alone waits for all others of test.
+PACKAGES = $(addprefix ./test/,faults commands readers stores soak) ./test ./test/alone ./...
+RACED = ./test/readers ./test/faults ./test/stores ./fs/... ./cache/...
+# A mount must not need a second thread to answer its first.
+ONE_THREAD = TestHandleOfNext|TestStandby|TestRestart|TestBackground
 # In inputs, not in seconds: Go before 1.27 may fail when the seconds are over (go.dev/issue/75804).
 FUZZTIME = 50000x
 FUZZ = go test -run '^$$' -fuzzminimizetime 10x -fuzztime
@@ -38,13 +41,14 @@ test:
 	@.ci/setup test
 	$(TEST) -short $(PACKAGES)
 
-LEAKS = TestStoreKilled|TestPrepareKilled|TestPrepareMemory|TestPrepareManyFiles|TestStorm|TestStaysFlat|TestManySettings|TestKilledReaders|TestGoReaderUnderSignals|TestSoak|TestDifferential|TestNoMemory
-TIMES = TestStoreLatency|TestStoreWarm|TestStoreCold|TestStoreOutage|TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestTerabyte|TestReady
-TOKENS = TestTokensOfTiktoken|TestTokensOfTokenizers|TestBenchTokenize
+# What is held to times and memory outside test/soak.
+LIMITS = TestStoreOutage|TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestInterruptedCommands|TestCrowd|TestNoMemory
 
 soak:
 	@.ci/setup test
-	BATCHFS_SOAK=1 go test -p 1 ./test/... -run '^($(LEAKS)|$(TIMES)|$(TOKENS))$$' -v -count=1 -parallel 1 -timeout 3h
+	BATCHFS_SOAK=1 go test ./test/soak -v -count=1 -parallel 1 -timeout 3h
+	BATCHFS_SOAK=1 go test -p 1 ./test/stores ./test/faults ./test/commands -run '^($(LIMITS))$$' -v -count=1 -parallel 1 -timeout 1h
+	@$(MAKE) --no-print-directory fuzz
 	$(FUZZ) 5000000x ./cmd/batchfs/prepare/bpe -fuzz FuzzEncode
 
 check:
@@ -54,10 +58,9 @@ check:
 	go run $(STATICCHECK) ./...
 	go mod tidy -diff
 	@$(MAKE) --no-print-directory vulnerabilities
-	$(TEST) -race -timeout 40m $(PACKAGES)
-	# the mount must not need a second thread to answer its first; Go itself may have all of them to build
-	$(TEST) -short -parallel 2 -timeout 40m -exec 'env GOMAXPROCS=1' $(PACKAGES)
-	@$(MAKE) --no-print-directory fuzz
+	$(TEST) -race $(RACED)
+	$(TEST) $$(go list $(PACKAGES) | grep -vxF "$$(go list $(RACED))")
+	$(TEST) -exec 'env GOMAXPROCS=1' -run '^($(ONE_THREAD))$$' ./test/readers ./test/faults ./test/commands
 
 # A machine that cannot ask for what is known has nothing to answer for, but it says so.
 vulnerabilities:

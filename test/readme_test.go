@@ -59,8 +59,7 @@ func TestREADME(t *testing.T) {
 		e2e.NoError(t, os.Mkdir(filepath.Join(dir, d), 0o755))
 	}
 	t.Cleanup(func() { syscall.Unmount(mountpoint, syscall.MNT_DETACH) })
-	config, err := os.ReadFile("../config.toml")
-	e2e.NoError(t, err)
+	config := e2e.Content(t, "../config.toml")
 	e2e.Write(t, filepath.Join(dir, "config.toml"), config)
 	e2e.Write(t, filepath.Join(dir, "book.txt"), []byte(strings.Repeat("It was the best of times, it was the worst of times.\n", 3000)))
 	e2e.NoError(t, os.Symlink(e2e.Batchfs, filepath.Join(dir, "bin/batchfs")))

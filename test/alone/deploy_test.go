@@ -54,7 +54,7 @@ type probe struct {
 	PeriodSeconds, FailureThreshold int
 }
 
-// A podSpec is that of a pod, or of the template of a workload.
+// A podSpec describes a pod, or the template of a workload.
 type podSpec struct {
 	InitContainers, Containers []container
 	Volumes                    []struct{ Name string }
@@ -154,11 +154,9 @@ func TestImage(t *testing.T) {
 	e2e.Long(t)
 	needNamespaces(t)
 	e2e.NeedRoot(t, "only root has a root")
-	text, err := os.ReadFile("../deploy/Dockerfile")
-	e2e.NoError(t, err)
+	text := e2e.Content(t, "../deploy/Dockerfile")
 	dockerfile := string(text)
-	module, err := os.ReadFile("../go.mod")
-	e2e.NoError(t, err)
+	module := e2e.Content(t, "../go.mod")
 	version := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindStringSubmatch(string(module))[1]
 	if !strings.Contains(dockerfile, "FROM golang:"+version+" AS build\n") {
 		t.Errorf("the image is not built with Go %s", version)
@@ -234,8 +232,7 @@ func TestSlurm(t *testing.T) {
 		if _, err := exec.LookPath("shellcheck"); err == nil {
 			e2e.Run(t, "shellcheck", script)
 		}
-		text, err := os.ReadFile(script)
-		e2e.NoError(t, err)
+		text := e2e.Content(t, script)
 		there := strings.NewReplacer("/run/batchfs", root+"/run/batchfs", "/var/log/batchfs", root+"/var/log/batchfs",
 			"/etc/batchfs/config.toml", config, "/etc/slurm/batchfs", root, "\nPATH=", "\nPATH="+root+":").Replace(string(text))
 		e2e.Write(t, filepath.Join(root, filepath.Base(script)), []byte(there))
@@ -310,8 +307,7 @@ func TestSlurm(t *testing.T) {
 	}
 
 	// What is wrong for the job fails the job, and drains no node. When it is mended, the job runs.
-	right, err := os.ReadFile(config)
-	e2e.NoError(t, err)
+	right := e2e.Content(t, config)
 	away := "[store]\nendpoint = \"http://127.0.0.1:1\"\nanonymous = true\n[mount]\ntimeout = \"1s\"\n[splits.train]\ntokens = \"s3://bucket/train.bin\"\n"
 	for wrong, why := range map[string]string{"[batch]\nbatchsize = 4\n": "batchsize", away: "connection refused"} {
 		e2e.Write(t, config, []byte(wrong))
@@ -330,8 +326,7 @@ func TestSlurm(t *testing.T) {
 
 	// A machine that cannot mount is drained.
 	script := filepath.Join(root, "prolog")
-	text, err := os.ReadFile(script)
-	e2e.NoError(t, err)
+	text := e2e.Content(t, script)
 	e2e.Write(t, script, []byte("unshare --mount sh -ec 'mount -t tmpfs dev /dev; : >/dev/null\n"+strings.ReplaceAll(string(text), "'", `'\''`)+"'"))
 	if slurm("prolog") == nil || !strings.Contains(said(), "FIX  /dev/fuse") {
 		t.Error("the prolog of a machine without FUSE succeeds, or does not say why")

@@ -30,10 +30,10 @@ func mountFor(t *testing.T, dir string) *os.File {
 	return device
 }
 
-// without runs a command, of which the argument that ends in DIR is not mounted, with no right to mount anything.
+// without unmounts $0 in its namespace, and runs a command with no right to mount anything.
 const without = `umount -l "$0"; exec setpriv --reuid 65534 --regid 65534 --clear-groups --no-new-privs --bounding-set -all --inh-caps -all "$@"`
 
-// handOver starts a batchfs without any rights, which serves what somebody else mounted and it does not see.
+// handOver starts a batchfs without any rights. It serves a mount that it did not make and cannot see.
 func handOver(t *testing.T, device *os.File, dir string, args ...string) *e2e.Mounted {
 	t.Helper()
 	m := &e2e.Mounted{Dir: dir, Done: make(chan struct{})}
@@ -91,19 +91,13 @@ func TestHandedOver(t *testing.T) {
 	// also where the mount cannot be seen, as in the container that serves it
 	hidden := []string{"unshare", "--mount", "--propagation", "private", "sh", "-c", without, dir, e2e.Batchfs}
 	for _, args := range [][]string{{"doctor", dir}, {"doctor", "--mounted", dir}} {
-		if said := e2e.Run(t, slices.Concat(hidden, args)...); !strings.Contains(said, "is mounted, served by process") {
-			t.Errorf("%s: %s", args, said)
-		}
+		e2e.Says(t, "is mounted, served by process", slices.Concat(hidden, args)...)
 	}
 	e2e.Equal(t, "batch 7", e2e.Read(t, "read", m.Path("train/next"))[0], want[7])
 
-	if said := e2e.Run(t, append(hidden, "unmount", dir)...); !strings.Contains(said, "whoever mounted it must unmount it") {
-		t.Errorf("unmount: %s", said)
-	}
+	e2e.Says(t, "whoever mounted it must unmount it", append(hidden, "unmount", dir)...)
 	m.AwaitEnd(t)
-	if !strings.Contains(m.Out.String(), "the mount is left to whoever made it") {
-		t.Error("it does not say that the mount is left")
-	}
+	e2e.Contains(t, "the log", m.Out.String(), "the mount is left to whoever made it")
 	e2e.Fails(t, "not connected", "cat", m.Path("train/next"))
 	e2e.NoError(t, kept.Close())
 	e2e.NoError(t, syscall.Unmount(dir, 0))

@@ -7,4 +7,4 @@ import (
 	"batchfs/test/e2e"
 )
 
-func TestMain(m *testing.M) { e2e.Main(m) }
+func TestMain(m *testing.M) { e2e.Alone(m) }

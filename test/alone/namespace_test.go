@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,7 +18,7 @@ import (
 // test.
 func inNamespace(t *testing.T, dir string) *os.Process {
 	t.Helper()
-	// It lets go of all other mounts of tests, which end meanwhile.
+	// It unmounts all other FUSE mounts, so that they can end meanwhile.
 	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c",
 		`awk -v dir="$0" '$5 != dir && / - fuse/ {print $5}' /proc/self/mountinfo | xargs -r umount -l; echo ready; exec sleep infinity`, dir)
 	out, err := cmd.StdoutPipe()
@@ -33,62 +34,37 @@ func inNamespace(t *testing.T, dir string) *os.Process {
 	return cmd.Process
 }
 
-// From a PID namespace of its own a command sees other processes under the ids of a mount's. It says that it cannot tell, and leaves
-// the mount alone.
+// A command in another PID namespace, be /proc of that one or not, sees other processes under the ids of a mount's. It says that it cannot
+// tell, and leaves the mount alone.
 func TestOtherPIDNamespace(t *testing.T) {
 	needNamespaces(t)
 	e2e.NeedRoot(t, "PID namespaces are root's")
 	config, _ := e2e.Small(t, 1)
 	m := e2e.Mount(t, "-c", config)
-	there := func(args ...string) (string, error) {
-		stdout, stderr, err := e2e.Try(t, append([]string{"unshare", "--pid", "--fork", "--mount-proc", e2e.Batchfs}, args...)...)
-		return stdout + stderr, err
-	}
 	const why = "is in another PID namespace"
-	if said, err := there("doctor", m.Dir); err != nil || !strings.Contains(said, why) || strings.Contains(said, "dead") {
-		t.Errorf("doctor: %v, %s", err, said)
-	}
-	for _, args := range [][]string{{"unmount", m.Dir}, {"unmount", "--force", m.Dir}, {"restart", m.Dir}, {"seek", m.Path("train"), "7"}, {"inspect", m.Path("train"), "7"}, {"cat", m.Path("train")}} {
-		if said, err := there(args...); err == nil || !strings.Contains(said, why) {
-			t.Errorf("%s: %v, %s", args, err, said)
+	for _, proc := range [][]string{nil, {"--mount-proc"}} {
+		there := func(want string, fails bool, args ...string) {
+			t.Helper()
+			stdout, stderr, err := e2e.Try(t, slices.Concat([]string{"unshare", "--pid", "--fork"}, proc, []string{e2e.Batchfs}, args)...)
+			if said := stdout + stderr; !strings.Contains(said, want) || (err != nil) != fails || strings.Contains(said, "dead") {
+				t.Errorf("%s %s: %v, %s", proc, args, err, said)
+			}
+		}
+		there(why, false, "doctor", m.Dir)
+		for _, args := range [][]string{
+			{"unmount", m.Dir}, {"unmount", "--force", m.Dir}, {"restart", m.Dir}, {"seek", m.Path("train"), "7"}, {"inspect", m.Path("train"), "7"}, {"cat", m.Path("train")},
+		} {
+			there(why, true, args...)
+		}
+		if dir := t.TempDir(); proc == nil { // then nothing can be mounted
+			there("mount -t proc proc /proc", true, "mount", "-c", config, dir)
+			e2e.Equal(t, "mounted", e2e.IsMounted(t, dir), false)
+		} else {
+			there("already mounted", true, "mount", "-c", config, m.Dir)
 		}
 	}
-	if said, err := there("mount", "-c", config, m.Dir); err == nil || !strings.Contains(said, "already mounted") {
-		t.Errorf("mount: %v, %s", err, said)
-	}
-	if c := m.Cursor(t, "train"); c != "0" {
-		t.Errorf("the cursor is %s", c)
-	}
+	e2e.Equal(t, "the cursor", m.Cursor(t, "train"), "0")
 	e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir)
-}
-
-// Where /proc is that of another PID namespace, other processes have the ids of this one and its workers there. Nothing is mounted, and
-// no mount is touched.
-func TestForeignProc(t *testing.T) {
-	needNamespaces(t)
-	e2e.NeedRoot(t, "PID namespaces are root's")
-	config, _ := e2e.Small(t, 1)
-	there := func(args ...string) (string, error) {
-		stdout, stderr, err := e2e.Try(t, append([]string{"unshare", "--pid", "--fork", e2e.Batchfs}, args...)...)
-		return stdout + stderr, err
-	}
-	dir := t.TempDir()
-	if said, err := there("mount", "-c", config, dir); err == nil || !strings.Contains(said, "mount -t proc proc /proc") || e2e.IsMounted(t, dir) {
-		t.Errorf("mount: %v, %s", err, said)
-	}
-	m := e2e.Mount(t, "-c", config)
-	const why = "is in another PID namespace"
-	if said, err := there("doctor", m.Dir); err != nil || !strings.Contains(said, why) || strings.Contains(said, "dead") {
-		t.Errorf("doctor: %v, %s", err, said)
-	}
-	for _, args := range [][]string{{"unmount", m.Dir}, {"unmount", "--force", m.Dir}, {"restart", m.Dir}, {"seek", m.Path("train"), "7"}, {"cat", m.Path("train")}} {
-		if said, err := there(args...); err == nil || !strings.Contains(said, why) {
-			t.Errorf("%s: %v, %s", args, err, said)
-		}
-	}
-	if c := m.Cursor(t, "train"); c != "0" {
-		t.Errorf("the cursor is %s", c)
-	}
 
 	// A mount that is made in a namespace of its own is found there with its /proc, and with no other.
 	inside := t.TempDir()
@@ -138,9 +114,7 @@ func TestDeadElsewhere(t *testing.T) {
 		t.Errorf("doctor: %v %s", err, out)
 	}
 	e2e.Run(t, e2e.PlainBatchfs, "unmount", dir)
-	if e2e.IsMounted(t, dir) {
-		t.Error("still mounted")
-	}
+	e2e.NotMounted(t, dir)
 	mountThere()
 	m := e2e.MountAt(t, dir, exec.Command(e2e.Batchfs), "-c", config)
 	e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])

@@ -545,37 +545,6 @@ def looks(path, first, end, processes):
 
 
 @method
-def disturb(path, seed):
-    """Reads pieces of a split's files, anywhere and in any way, until standard input ends. A line for each file."""
-    import random
-    chance = random.Random(int(seed))
-    while not select.select([sys.stdin], [], [], 0)[0]:
-        name = chance.choice(["next", "next.npy", "next.safetensors", "batches.bin", "batches.npy", "info.json", "cursor",
-                              "seed=7/next", "rank=1,world=2/batch/3", f"batch/{chance.randrange(2**40)}.npy",
-                              f"batch/{chance.randrange(1000)}", f"batch/{chance.randrange(1000)}.safetensors"])
-        with opened(f"{path}/{name}") as (fd, size):
-            for _ in range(chance.randrange(4)):
-                os.pread(fd, chance.randrange(1, size + 1), chance.choice([0, chance.randrange(size)]))
-        yield name
-
-
-# What a mount must bear, and what it must not allow.
-
-@method
-def opens_of(directory):
-    """Of each name that standard input has in hexadecimal, a directory of settings: opens its next, and prints the first bytes of
-    its batch 0 in hexadecimal."""
-    for text in sys.stdin:
-        path = os.path.join(os.fsencode(directory), bytes.fromhex(text))
-        try:
-            with opened(os.path.join(path, b"next")), opened(os.path.join(path, b"batch/0")) as (fd, _):
-                yield os.read(fd, 1000).hex()
-        except OSError as e:
-            yield name_of(e)
-
-
-
-@method
 def writes(directory):
     """Tries to change a mount in every way that there is, and prints of each how it failed."""
     def at(name):

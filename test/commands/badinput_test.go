@@ -3,18 +3,13 @@ package commands
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"batchfs/test/e2e"
 )
@@ -65,62 +60,6 @@ func inParallel(n int, f func(i int)) {
 	all.Wait()
 }
 
-// A token file is refused, or its bytes are right.
-func TestMutatedTokenFiles(t *testing.T) {
-	e2e.Long(t)
-	const T, n = 16, 200
-	dir := t.TempDir()
-	at := func(i int) string { return filepath.Join(dir, fmt.Sprintf("%d.bin", i)) }
-	chance := rand.New(rand.NewPCG(3, 4))
-	for i := range n {
-		size := chance.IntN(200)
-		if i%7 == 0 {
-			size = chance.IntN(1 << 20)
-		}
-		data := make([]byte, size)
-		for j := range data {
-			data[j] = byte(chance.Uint32())
-		}
-		var err error
-		switch i % 13 {
-		case 0:
-			err = os.Mkdir(at(i), 0o755)
-		case 1:
-			err = syscall.Mkfifo(at(i), 0o644)
-		case 2:
-			err = os.Symlink(at(i), at(i))
-		case 3:
-			err = os.Symlink(at(i-1), at(i)) // to a loop
-		case 4:
-			odd := []string{"/dev/zero", "/dev/null", "/dev/full", "/dev/tty", "/proc/self/mem", "/proc/kmsg", "/proc/self/environ", "/"}
-			err = os.Symlink(odd[chance.IntN(len(odd))], at(i))
-		case 5:
-			err = unix.Mknod(at(i), unix.S_IFSOCK|0o644, 0)
-		case 6:
-			err = os.WriteFile(at(i), nil, 0o644)
-		case 7:
-			err = os.WriteFile(at(i), data, 0)
-		default:
-			err = os.WriteFile(at(i), data, 0o644)
-		}
-		e2e.NoError(t, err)
-	}
-	inParallel(n, func(i int) {
-		out, ok := runBad(t, "cat", "train", "-c", "/dev/null", "--set", "splits.train.tokens="+at(i), "--set", "batch.order=sequential",
-			"--set", "batch.batch_size=1", "--set", fmt.Sprint("batch.block_size=", T))
-		var data []byte
-		var err error = os.ErrInvalid
-		if info, _ := os.Stat(at(i)); info != nil && info.Mode().IsRegular() && info.Size() > 0 {
-			data, err = os.ReadFile(at(i))
-		}
-		if good := err == nil && len(data)%2 == 0 && len(data) >= 2*(T+1); ok != good {
-			t.Errorf("%s: served %v, want %v", at(i), ok, good)
-		} else if good && !bytes.Equal(out, append(data[:2*T:2*T], data[2:2*T+2]...)) {
-			t.Errorf("%s: other bytes", at(i))
-		}
-	})
-}
-
 // Odd arguments are refused, and help is help.
 func TestOddArguments(t *testing.T) {
 	config, _ := e2e.Small(t, 1)
@@ -160,7 +99,5 @@ func TestOddArguments(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "o/train.bin")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("prepare has made something: %v", err)
 	}
-	if e2e.IsMounted(t, dir) {
-		t.Error("mounted")
-	}
+	e2e.NotMounted(t, dir)
 }

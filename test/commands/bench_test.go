@@ -3,7 +3,6 @@ package commands
 import (
 	"bytes"
 	"encoding/json"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -41,8 +40,7 @@ func TestBench(t *testing.T) {
 		}
 		Advice string
 	}
-	text, err := os.ReadFile(file)
-	e2e.NoError(t, err)
+	text := e2e.Content(t, file)
 	e2e.NoError(t, json.Unmarshal(text, &report))
 	if h := report.Host; h.Kernel == "" || h.Go == "" || h.Python == "" || h.NumPy == "" {
 		t.Errorf("host is %+v", h)

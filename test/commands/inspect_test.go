@@ -1,13 +1,11 @@
 package commands
 
 import (
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -70,8 +68,7 @@ func TestInspectIsTheFileInTheMount(t *testing.T) {
 			for _, k := range []uint64{0, 17, 1<<40 - 1} {
 				name := fmt.Sprintf("%s/batch/%d.json", dir, k)
 				want := e2e.Run(t, append(args, fmt.Sprint(k))...)
-				data, err := os.ReadFile(m.Path(name))
-				e2e.NoError(t, err)
+				data := e2e.Content(t, m.Path(name))
 				if string(data) != want {
 					t.Errorf("%s is\n%s\ninspect says\n%s", name, data, want)
 				}
@@ -87,69 +84,6 @@ func TestInspectIsTheFileInTheMount(t *testing.T) {
 	}
 	if out := e2e.Run(t, e2e.PlainBatchfs, "inspect", "many", "0", "-c", config, "--json"); strings.Count(out, `"row"`) != 65537 {
 		t.Errorf("a batch of many rows: %d of them", strings.Count(out, `"row"`))
-	}
-}
-
-// Where --find says that a token is, a reader of the mount finds it.
-func TestFindInTheMount(t *testing.T) {
-	config := inspected(t)
-	m := e2e.Mount(t, "-c", config)
-	for _, split := range []string{"train", "val", "torch", "mix"} {
-		some := false
-		for _, pos := range []string{"0", "8", "64", "99"} {
-			var found struct {
-				Index uint32
-				Finds []struct {
-					Batch    uint64
-					Rank     int
-					J, Index int
-				}
-			}
-			out := e2e.Run(t, e2e.PlainBatchfs, "inspect", split, "-c", config, "--find", pos, "--epoch", "1", "--json")
-			e2e.NoError(t, json.Unmarshal([]byte(out), &found))
-			for _, f := range found.Finds {
-				some = true
-				batch, err := os.ReadFile(m.Path(fmt.Sprintf("%s/rank=%d/batch/%d", split, f.Rank, f.Batch)))
-				e2e.NoError(t, err)
-				at := f.J*8 + f.Index // in x of shape (3, 8), or of y the token before that
-				switch {
-				case split == "val":
-					at += f.J // of shape (3, 9)
-				case f.Index == 8:
-					at += 3*8 - 1
-				}
-				e2e.Equal(t, fmt.Sprintf("%s: token %d is said to be at %+v, there", split, found.Index, f), binary.LittleEndian.Uint32(batch[4*at:]), found.Index)
-			}
-		}
-		if !some {
-			t.Errorf("%s: nothing is found, which shows nothing", split)
-		}
-	}
-}
-
-// The origins of a large batch take no memory, and are read on when a worker has died.
-func TestOriginsOfALargeBatch(t *testing.T) {
-	e2e.Long(t)
-	config := inspected(t)
-	m := e2e.Mount(t, "-c", config)
-	e2e.Run(t, e2e.Python, "-c", `
-import json, os, signal, sys, time
-path, worker = sys.argv[1], int(sys.argv[2])
-open_ones = [open(path, "rb", buffering=0) for _ in range(100)]
-size = os.fstat(open_ones[0].fileno()).st_size
-half = [f.read(size // 2) for f in open_ones[:2]]
-os.kill(worker, signal.SIGKILL)
-def rest(f, text):
-    while part := f.read(1 << 20):
-        text += part
-    return text
-whole = [rest(f, text) for f, text in zip(open_ones, half)]
-assert len(whole[0]) == size and whole[0] == whole[1]
-assert len(json.loads(whole[0])["rows"]) == 65537
-`, m.Path("many/batch/3.json"), strconv.Itoa(m.Worker(t)))
-	worker := m.AwaitStandby(t)[0]
-	if kib := e2e.BurdenOf(t, m).ResidentKiB; kib > 64<<10 && !e2e.RaceEnabled {
-		t.Errorf("worker %d has %d KiB", worker, kib)
 	}
 }
 
@@ -190,7 +124,7 @@ sys.stdin.read()`, m.Path("train/info.json")))
 	}
 }
 
-// No name is listed that nobody knows of.
+// The mount lists its files and splits, and nothing else.
 func TestListing(t *testing.T) {
 	config, _ := e2e.Small(t, 1)
 	m := e2e.Mount(t, "-c", config)

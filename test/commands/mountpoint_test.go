@@ -15,6 +15,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"github.com/moby/sys/mountinfo"
 
+	"batchfs/internal/wait"
 	"batchfs/test/e2e"
 )
 
@@ -95,16 +96,11 @@ func TestMovedMount(t *testing.T) {
 			e2e.NoError(t, os.Rename(old, moved))
 			e2e.NoError(t, os.MkdirAll(m.Dir, 0o755)) // where nothing of it is
 			m.Dir = filepath.Join(moved, "mnt")
-			if out, _, err := e2e.Try(t, e2e.PlainBatchfs, "doctor", m.Dir); err != nil || !strings.Contains(out, "ok   mountpoint: "+m.Dir+" is mounted, served by") {
-				t.Errorf("doctor: %v %s", err, out)
-			}
+			e2e.Says(t, "ok   mountpoint: "+m.Dir+" is mounted, served by", e2e.PlainBatchfs, "doctor", m.Dir)
 			e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir)
 			m.Seek(t, "train", 7, 0)
 			test.end(t, m)
-			m.AwaitEnd(t)
-			if code := m.Cmd.ProcessState.ExitCode(); code != 0 || e2e.IsMounted(t, m.Dir) {
-				t.Errorf("exit status %d, mounted: %v", code, e2e.IsMounted(t, m.Dir))
-			}
+			m.EndsWith(t, 0)
 		})
 	}
 }
@@ -143,9 +139,7 @@ func TestMountOfOneSplit(t *testing.T) {
 		t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
 	}
 	for dir, path := range map[string]string{split: "train", ranked: rank, filepath.Join(split, "rank=1,world=2"): rank} {
-		if got, want := e2e.Run(t, e2e.PlainBatchfs, "cat", dir, "--from", "3"), e2e.Run(t, e2e.PlainBatchfs, "cat", m.Path(path), "--from", "3"); got != want {
-			t.Errorf("cat %s is not cat %s", dir, path)
-		}
+		e2e.Equal(t, fmt.Sprintf("cat %s is not cat %s", dir, path), e2e.Run(t, e2e.PlainBatchfs, "cat", dir, "--from", "3"), e2e.Run(t, e2e.PlainBatchfs, "cat", m.Path(path), "--from", "3"))
 		if got, want := e2e.Run(t, e2e.PlainBatchfs, "inspect", dir, "3"), e2e.Run(t, e2e.PlainBatchfs, "inspect", m.Path(path), "3"); got != want {
 			t.Errorf("inspect %s says\n%s\nof %s\n%s", dir, got, path, want)
 		}
@@ -218,7 +212,7 @@ func TestInterruptedCommands(t *testing.T) {
 		for i := range 20 {
 			sig := []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[i%2]
 			d.Set(t, e2e.Hang)
-			cmd := exec.Command(e2e.PlainBatchfs, args...)
+			cmd := e2e.Command(t, e2e.PlainBatchfs, args...)
 			var stderr strings.Builder
 			cmd.Stderr = &stderr
 			e2e.NoError(t, cmd.Start())
@@ -230,11 +224,7 @@ func TestInterruptedCommands(t *testing.T) {
 			d.Await(t, 1)
 			began := time.Now()
 			e2e.NoError(t, cmd.Process.Signal(sig))
-			select {
-			case <-ended:
-			case <-time.After(e2e.Limit):
-				t.Fatalf("%s does not end on %v", args, sig)
-			}
+			wait.For(t, "the end", ended)
 			e2e.InTime(t, args[0], time.Since(began), time.Second)
 			if cmd.ProcessState.ExitCode() != 1 || stderr.String() != "batchfs: interrupted\n" {
 				t.Errorf("%s, %v: %v %s", args, sig, cmd.ProcessState, &stderr)

@@ -4,19 +4,18 @@ import (
 	"cmp"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"batchfs/internal/wait"
 	"batchfs/test/e2e"
 )
 
-// A disk that is full leaves no token file, and prepare goes on when there is room.
+// On a full disk prepare leaves no token file. It resumes when there is room.
 func TestPrepareDiskFull(t *testing.T) {
 	e2e.NeedRoot(t, "mounting a tmpfs is root's")
 	dir := t.TempDir()
@@ -29,10 +28,7 @@ func TestPrepareDiskFull(t *testing.T) {
 		e2e.Lack(t, "no tmpfs: %v", err)
 	}
 	t.Cleanup(func() { syscall.Unmount(out, syscall.MNT_DETACH) })
-	_, stderr, err := e2e.Try(t, append(args, out)...)
-	if err == nil || !strings.Contains(stderr, "no space left on device; the same command goes on from what is done") {
-		t.Errorf("on a full disk: %v %s", err, stderr)
-	}
+	e2e.Fails(t, "no space left on device; the same command goes on from what is done", append(args, out)...)
 	if entries, _ := os.ReadDir(out); len(entries) != 1 || entries[0].Name() != ".prepare" {
 		t.Errorf("it leaves %v", entries)
 	}
@@ -89,7 +85,7 @@ func TestPrepareWorkplace(t *testing.T) {
 	}
 }
 
-// What is read once has another text each time: prepare takes up no run of it, not even one that could only not be published.
+// A pipe has another text each time: prepare resumes no run that read one, not even a run that failed only when it published its files.
 func TestPrepareReadOnce(t *testing.T) {
 	e2e.NeedRoot(t, "mounting is root's")
 	dir := t.TempDir()
@@ -136,7 +132,7 @@ func TestPrepareIdle(t *testing.T) {
 			r, w, err := os.Pipe()
 			e2e.NoError(t, err)
 			defer w.Close()
-			cmd := exec.Command(e2e.Batchfs, append([]string{"prepare", "--by", "byte", "--val", "0", "--out", "out"}, strings.Fields(c.args)...)...)
+			cmd := e2e.Command(t, e2e.Batchfs, append([]string{"prepare", "--by", "byte", "--val", "0", "--out", "out"}, strings.Fields(c.args)...)...)
 			var stderr strings.Builder
 			cmd.Dir, cmd.Stdin, cmd.Stderr = dir, r, &stderr
 			e2e.NoError(t, cmd.Start())
@@ -152,12 +148,7 @@ func TestPrepareIdle(t *testing.T) {
 				})
 				e2e.NoError(t, cmd.Process.Signal(c.sig))
 			}
-			select {
-			case <-ended:
-			case <-time.After(e2e.Limit):
-				cmd.Process.Kill()
-				t.Fatal("does not end")
-			}
+			wait.For(t, "the end", ended)
 			if cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(stderr.String(), c.want) {
 				t.Errorf("%v: %s", cmd.ProcessState, &stderr)
 			}

@@ -48,8 +48,7 @@ func unit(t *testing.T) (service, store string) {
 	t.Helper()
 	var texts []string
 	for _, file := range []string{"batchfs.service", "batchfs.service.d/store.conf"} {
-		text, err := os.ReadFile("../examples/" + file)
-		e2e.NoError(t, err)
+		text := e2e.Content(t, "../examples/"+file)
 		texts = append(texts, string(text))
 	}
 	return texts[0], texts[1]

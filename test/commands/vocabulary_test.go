@@ -35,16 +35,9 @@ func TestTokenBeyondVocabulary(t *testing.T) {
 		t.Errorf("vocab_size in info.json is %d (%v)", info.VocabSize, err)
 	}
 	e2e.Read(t, "read", m.Path("train/batch/0"))
-	_, stderr, err := e2e.Try(t, "cat", m.Path("train/batch/1"))
-	if err == nil || !strings.Contains(stderr, "Input/output error") {
-		t.Errorf("a batch with the token: %v %s", err, stderr)
-	}
+	e2e.Fails(t, "Input/output error", "cat", m.Path("train/batch/1"))
 	want := file + ": token 3000 is 200, and tokens must be below vocab_size, which is 65"
-	for where, text := range map[string]string{"log": m.Out.String(), "status.json": e2e.Run(t, "cat", m.Path("status.json"))} {
-		if !strings.Contains(text, want) {
-			t.Errorf("%s does not say what is wrong:\n%s", where, text)
-		}
-	}
+	e2e.LogAndStatusSay(t, m, want)
 
 	open, err := os.Open(m.Path("train/batch/1"))
 	e2e.NoError(t, err)
@@ -67,9 +60,7 @@ func TestDataNamesItsFiles(t *testing.T) {
 	for _, want := range []string{
 		"120000 tokens in 2 files: " + dir + "/train_000001.bin, train_000002.bin\n", "60000 tokens in 1 file: " + dir + "/val.bin\n",
 	} {
-		if !strings.Contains(m.Out.String(), want) {
-			t.Errorf("%q does not say %q", m.Out, want)
-		}
+		e2e.Contains(t, "the log", m.Out.String(), want)
 	}
 }
 

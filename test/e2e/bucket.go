@@ -19,7 +19,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
@@ -54,10 +53,6 @@ type Bucket struct {
 	Client *minio.Client
 	fault  atomic.Pointer[func(w http.ResponseWriter, r *http.Request) bool] // answers a request, or lets it pass
 	Large  atomic.Int64                                                      // bytes that were fetched of blocks
-	Rate   atomic.Int64                                                      // bytes a second of all answers; 0: no limit
-
-	mu   sync.Mutex
-	next time.Time // when the next byte of an answer may go; guarded by mu
 }
 
 const StoreBlock = 128 << 10
@@ -107,9 +102,6 @@ func NewBucket(t *testing.T) *Bucket {
 	}
 	b.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if fault := b.fault.Load(); fault == nil || !(*fault)(w, r) {
-			if b.Rate.Load() > 0 {
-				w = &slowWriter{w, b}
-			}
 			proxy.ServeHTTP(w, r)
 		}
 	}))
@@ -117,30 +109,23 @@ func NewBucket(t *testing.T) *Bucket {
 	b.Server.StartTLS()
 	t.Cleanup(func() { b.Server.Close() })
 	b.Url = b.Server.URL
-	authorities := filepath.Join(t.TempDir(), "authorities.pem")
-	Write(t, authorities, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: b.Server.Certificate().Raw}))
-	t.Setenv("SSL_CERT_FILE", authorities)
-	t.Setenv("AWS_ACCESS_KEY_ID", StoreKey)
-	t.Setenv("AWS_SECRET_ACCESS_KEY", StoreSecret)
+	trust(t, b.Server.Certificate().Raw)
 	return b
 }
 
-// A slowWriter is an answer that keeps to the rate of its bucket.
-type slowWriter struct {
-	http.ResponseWriter
-	b *Bucket
-}
+var trusting sync.Once
 
-func (w *slowWriter) Write(p []byte) (int, error) {
-	w.b.mu.Lock()
-	if now := time.Now(); w.b.next.Before(now) {
-		w.b.next = now
-	}
-	at := w.b.next
-	w.b.next = at.Add(time.Duration(len(p)) * time.Second / time.Duration(w.b.Rate.Load()))
-	w.b.mu.Unlock()
-	time.Sleep(time.Until(at))
-	return w.ResponseWriter.Write(p)
+// trust has all programs that are started from now on trust a certificate, which is the same of all servers of httptest, and know the key.
+func trust(t *testing.T, certificate []byte) {
+	t.Helper()
+	trusting.Do(func() {
+		authorities := filepath.Join(filepath.Dir(Batchfs), "authorities.pem")
+		known, _ := os.ReadFile("/etc/ssl/certs/ca-certificates.crt")
+		Write(t, authorities, append(known, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate})...))
+		os.Setenv("SSL_CERT_FILE", authorities)
+		os.Setenv("AWS_ACCESS_KEY_ID", StoreKey)
+		os.Setenv("AWS_SECRET_ACCESS_KEY", StoreSecret)
+	})
 }
 
 func (b *Bucket) Put(t *testing.T, key string, data []byte) {
@@ -172,7 +157,7 @@ func (b *Bucket) Accepts(t *testing.T) {
 	b.Server = again
 }
 
-// Config is that of a split of tokens; the tables [batch] and [store] may be continued.
+// Config writes a configuration of a split train. more is what its table has besides.
 func (b *Bucket) Config(t *testing.T, tokens, more string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.toml")
@@ -199,8 +184,7 @@ func RandomBytes(n int) []byte {
 	return raw
 }
 
-// InOrder mounts 60 blocks of an object, in rows of 200,000 bytes and one, of which nothing is fetched ahead. check reads a batch, and
-// compares its bytes.
+// InOrder mounts an object of 60 blocks in rows of 100,001 tokens, without prefetch. check reads a batch and compares its bytes.
 func (b *Bucket) InOrder(t *testing.T, cacheDir string) (m *Mounted, data []byte, check func(k int) error) {
 	t.Helper()
 	data = RandomBytes(60 * StoreBlock)

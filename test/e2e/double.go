@@ -63,7 +63,7 @@ func NewDouble(t testing.TB, content []byte) *Double {
 	return d
 }
 
-// Set makes the double fail in another way, or not at all. What the kernel had of it is dropped, but for what is read at the
+// Set makes the double fail in another way, or not at all. The kernel drops what it has cached, except what is read at the
 // very moment that it begins to hang. A double that hangs is let go before what was mounted earlier is unmounted.
 func (d *Double) Set(t testing.TB, m Mode) {
 	t.Helper()

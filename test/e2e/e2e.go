@@ -1,5 +1,3 @@
-// Package e2e mounts the built program for tests that read it as users do: real files, a real mount, readers in processes of
-// their own. A test's tokens are their own positions.
 package e2e
 
 import (
@@ -13,9 +11,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -25,86 +22,8 @@ import (
 	"batchfs/internal/wait"
 )
 
-var (
-	Batchfs       string // the program, built with the race detector if the tests are
-	PlainBatchfs  string // the program as users have it
-	FaultyBatchfs string // one that dies where a test wants it to
-	CReader       string
-	CStorm        string
-	CCrowd        string
-	GoSignals     string
-	Python        string // one that has NumPy
-)
-
 // Limit bounds every wait of a test, for a command or for a state.
 const Limit = wait.Limit
-
-// Main builds what the tests of a package need, and runs them in the directory test, whichever package they are of.
-func Main(m *testing.M) {
-	os.Exit(func() int {
-		for {
-			if _, err := os.Stat("clients"); err == nil {
-				break
-			}
-			if err := os.Chdir(".."); err != nil {
-				panic(err)
-			}
-		}
-		os.Setenv("GORACE", "atexit_sleep_ms=0") // or every program waits a second at its end
-		dir, err := os.MkdirTemp("", "batchfs-test-")
-		if err != nil {
-			panic(err)
-		}
-		defer os.RemoveAll(dir)
-		os.Chmod(dir, 0o755) // also for the tests' ordinary user
-		program := func(name string) string { return filepath.Join(dir, name) }
-		PlainBatchfs, FaultyBatchfs = program("batchfs"), program("batchfs-faulty")
-		CReader, CStorm, CCrowd, GoSignals = program("reader"), program("storm"), program("crowd"), program("signals")
-		commands := [][]string{
-			{"go", "build", "-o", PlainBatchfs, "../cmd/batchfs"},
-			{"go", "build", "-tags", "faults", "-o", FaultyBatchfs, "../cmd/batchfs"},
-			{"go", "build", "-o", GoSignals, "./clients/signals"},
-			{"cc", "-O2", "-Wall", "-Wextra", "-o", CReader, "clients/reader.c"},
-			{"cc", "-O2", "-Wall", "-Wextra", "-o", CStorm, "clients/storm.c"},
-			{"cc", "-O2", "-Wall", "-Wextra", "-pthread", "-o", CCrowd, "clients/crowd.c"},
-		}
-		Batchfs = PlainBatchfs
-		if RaceEnabled {
-			Batchfs = program("batchfs-race")
-			commands = append(commands, []string{"go", "build", "-race", "-o", Batchfs, "../cmd/batchfs"})
-		}
-		if !build(commands) {
-			return 1
-		}
-		for _, p := range []string{os.Getenv("PYTHON"), "python3", "/usr/bin/python3"} {
-			if p != "" && exec.Command(p, "-c", "import numpy").Run() == nil {
-				Python = p
-				break
-			}
-		}
-		if Python == "" {
-			fmt.Fprintln(os.Stderr, "the tests need Python with NumPy: apt-get install python3-numpy")
-			return 1
-		}
-		return m.Run()
-	}())
-}
-
-// build runs the commands in parallel and reports whether all of them succeeded.
-func build(commands [][]string) bool {
-	var all sync.WaitGroup
-	var failed atomic.Bool
-	for _, args := range commands {
-		all.Go(func() {
-			if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
-				fmt.Fprintf(os.Stderr, "%s: %v\n%s", strings.Join(args, " "), err, out)
-				failed.Store(true)
-			}
-		})
-	}
-	all.Wait()
-	return !failed.Load()
-}
 
 // NeedFUSE skips a test on a machine that cannot mount, and fails it in CI.
 func NeedFUSE(t testing.TB) {
@@ -137,6 +56,14 @@ func Long(t testing.TB) {
 // InSoak reports BATCHFS_SOAK=1, which `make soak` sets. Tests then last longer, and they assert times, because nothing else
 // uses the machine.
 func InSoak() bool { return os.Getenv("BATCHFS_SOAK") == "1" }
+
+// ForSoak skips a test that only a machine with nothing else to do can judge.
+func ForSoak(t testing.TB) {
+	t.Helper()
+	if !InSoak() {
+		t.Skip("for make soak")
+	}
+}
 
 // InTime logs how long something took. In a soak it fails the test if that was longer than most. Elsewhere it never fails,
 // because on a busy machine everything takes longer.
@@ -183,6 +110,14 @@ func Write(t testing.TB, path string, data []byte) {
 	t.Helper()
 	NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	NoError(t, os.WriteFile(path, data, 0o644))
+}
+
+// Content returns what a file has.
+func Content(t testing.TB, path string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	NoError(t, err)
+	return data
 }
 
 // A Mounted is a running `batchfs mount`.
@@ -260,6 +195,20 @@ func (m *Mounted) AwaitEnd(t testing.TB) {
 	Await(t, "the end of the mount", m.Ended)
 }
 
+// EndsWith waits until the process has ended by itself, with an exit status, and nothing is mounted any more.
+func (m *Mounted) EndsWith(t testing.TB, status int) {
+	t.Helper()
+	m.AwaitEnd(t)
+	Equal(t, "the exit status", m.Cmd.ProcessState.ExitCode(), status)
+	NotMounted(t, m.Dir)
+}
+
+// NotMounted fails the test if something is mounted on a directory.
+func NotMounted(t testing.TB, dir string) {
+	t.Helper()
+	Equal(t, dir+" is mounted", IsMounted(t, dir), false)
+}
+
 // Stop ends the mount, whatever state it is in, and fails the test if it did not go as it should.
 func (m *Mounted) Stop(t testing.TB) {
 	t.Helper()
@@ -290,13 +239,21 @@ func IsMounted(t testing.TB, dir string) bool {
 	return len(list) > 0
 }
 
-// Path is that of a file in the mount.
+// Path returns the path of a file in the mount.
 func (m *Mounted) Path(name string) string { return filepath.Join(m.Dir, name) }
 
-// Cursor is what a split's cursor says.
+// Cursor returns what the file cursor of a split says.
 func (m *Mounted) Cursor(t testing.TB, split string) string {
 	t.Helper()
 	return strings.TrimSpace(Run(t, "cat", m.Path(split+"/cursor")))
+}
+
+// Taken is the number that the next reader of a split takes.
+func (m *Mounted) Taken(t testing.TB, split string) int {
+	t.Helper()
+	n, err := strconv.Atoi(m.Cursor(t, split))
+	NoError(t, err)
+	return n
 }
 
 // Command is exec.Command of a program that should end soon. One that runs for limit is killed, which fails the test.
@@ -504,6 +461,20 @@ func Fails(t testing.TB, want string, args ...string) {
 	t.Helper()
 	if _, stderr, err := Try(t, args...); err == nil || !strings.Contains(stderr, want) {
 		t.Errorf("%s: %v %s, want %q", strings.Join(args, " "), err, stderr, want)
+	}
+}
+
+// Says runs a command that must succeed, and say want on its standard output.
+func Says(t testing.TB, want string, args ...string) {
+	t.Helper()
+	Contains(t, strings.Join(args, " "), Run(t, args...), want)
+}
+
+// Contains fails the test unless a text has want. what says of what.
+func Contains(t testing.TB, what, text, want string) {
+	t.Helper()
+	if !strings.Contains(text, want) {
+		t.Errorf("%s does not say %q:\n%s", what, want, text)
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// VersionOf makes n tokens that tell their version, of six, and their position, so that no batch of one is that of another.
+// VersionOf makes n tokens that tell their version, one of six, and their position. No two versions have a batch in common.
 func VersionOf(v, n int) []byte {
 	var raw []byte
 	for i := range n {
@@ -55,7 +55,7 @@ func StartHandles(t *testing.T, dir string) *Handles {
 	return &Handles{t, cmd, in, out}
 }
 
-// Do has one command done, and returns what is printed of it.
+// Do runs one command, and returns what the reader prints.
 func (h *Handles) Do(command string, args ...any) string {
 	h.t.Helper()
 	defer AnswersSoon(h.t, h.cmd)()

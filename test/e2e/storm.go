@@ -70,9 +70,10 @@ type StormReader struct {
 
 // A StormResult is what readers tell at their end.
 type StormResult struct {
-	numbers [StormBatches]int // how many batches of next were at each place of an epoch
-	Failed  map[string]int    // reads, by errno
-	Slowest float64           // read, in seconds
+	Taken   int            // batches of next
+	Missing int            // of them, those that nobody got
+	Failed  map[string]int // reads, by errno
+	Slowest float64        // read, in seconds
 	Reads   int
 }
 
@@ -123,10 +124,11 @@ func (r *StormReader) End(t testing.TB) string {
 	return string(text)
 }
 
-// EndStorms ends readers. One that got a wrong byte fails the test.
-func EndStorms(t testing.TB, readers []*StormReader) (got StormResult) {
+// EndStorms ends the readers of a mount. One that got a wrong byte fails the test, and so do two that got one number.
+func EndStorms(t testing.TB, m *Mounted, readers []*StormReader) (got StormResult) {
 	t.Helper()
 	got.Failed = map[string]int{}
+	var numbers [StormBatches]int // how many batches of next were at each place of an epoch
 	for _, r := range readers {
 		for line := range strings.Lines(r.End(t)) {
 			var place, n int
@@ -134,7 +136,7 @@ func EndStorms(t testing.TB, readers []*StormReader) (got StormResult) {
 			var seconds float64
 			switch {
 			case Scan(line, "number %d %d", &place, &n):
-				got.numbers[place] += n
+				numbers[place] += n
 			case Scan(line, "failed %s %d", &name, &n):
 				got.Failed[name] += n
 			case Scan(line, "slowest %g", &seconds):
@@ -144,23 +146,23 @@ func EndStorms(t testing.TB, readers []*StormReader) (got StormResult) {
 			}
 		}
 	}
+	got.Taken = m.Taken(t, "train")
+	for p, n := range numbers {
+		want := (got.Taken - p + StormBatches - 1) / StormBatches // of batches at that place of their epoch
+		if n > want {
+			t.Errorf("%d reads got a batch at place %d, of which there were %d", n, p, want)
+		}
+		got.Missing += max(want-n, 0)
+	}
 	return got
+}
+
+// String sums up what the readers told.
+func (r StormResult) String() string {
+	return fmt.Sprintf("%d reads, %d batches of next, %d numbers missing, reads failed %v, slowest %.3f s", r.Reads, r.Taken, r.Missing, r.Failed, r.Slowest)
 }
 
 func Scan(line, format string, values ...any) bool {
 	n, _ := fmt.Sscanf(line, format, values...)
 	return n == len(values)
-}
-
-// Missing is how many of the numbers below cursor nobody read. It fails where two read one.
-func (r StormResult) Missing(t *testing.T, cursor int) (missing int) {
-	t.Helper()
-	for p, n := range r.numbers {
-		want := (cursor - p + StormBatches - 1) / StormBatches // batches below cursor that are at that place of their epoch
-		if n > want {
-			t.Errorf("%d reads got a batch at place %d, of which there were %d", n, p, want)
-		}
-		missing += max(want-n, 0)
-	}
-	return missing
 }

@@ -30,10 +30,10 @@ func StatusOf(t *testing.T, m *Mounted) (s Status) {
 	return s
 }
 
-// A Burden is what a process holds.
+// A Burden is the descriptors, threads and memory that a process holds.
 type Burden struct{ Descriptors, Threads, ResidentKiB int }
 
-// BurdenOf is that of the process that serves a mount.
+// BurdenOf returns what the process that serves a mount holds.
 func BurdenOf(t *testing.T, m *Mounted) Burden {
 	t.Helper()
 	pid := m.Worker(t)
@@ -184,4 +184,14 @@ func Leftovers(t testing.TB, dir string) (left []string) {
 		left = append(left, file.Name())
 	}
 	return left
+}
+
+// LogAndStatusSay fails unless the log and status.json have each of these texts.
+func LogAndStatusSay(t *testing.T, m *Mounted, wants ...string) {
+	t.Helper()
+	for where, text := range map[string]string{"log": m.Out.String(), "status.json": Run(t, "cat", m.Path("status.json"))} {
+		for _, want := range wants {
+			Contains(t, where, text, want)
+		}
+	}
 }

@@ -58,8 +58,7 @@ func (c *crowd) end(t *testing.T) (reads, failed int) {
 // anonymous is the memory that a process has of its own, in MiB: what it maps of files is not counted.
 func anonymous(t *testing.T, pid int) int {
 	t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	e2e.NoError(t, err)
+	status := e2e.Content(t, fmt.Sprintf("/proc/%d/status", pid))
 	anon := regexp.MustCompile(`RssAnon:\s*(\d+) kB`).FindSubmatch(status)
 	kib, err := strconv.Atoi(string(anon[1]))
 	e2e.NoError(t, err)

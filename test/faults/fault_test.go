@@ -1,7 +1,6 @@
 package faults
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,6 +18,7 @@ type fault struct {
 	path  string
 	begin func()
 	end   func() // puts things right
+	how   string // as status.json says it
 	quiet bool   // who has the file mapped, or has read it, may not notice
 }
 
@@ -26,24 +26,25 @@ type fault struct {
 func faultsOn(t *testing.T, dir string) (all []fault) {
 	t.Helper()
 	content, then := e2e.VersionOf(0, changeTokens), time.Now().Add(-time.Hour)
-	onDisk := func(name, errno string, begin func(t *testing.T, path string)) {
+	onDisk := func(name, errno, how string, begin func(t *testing.T, path string)) {
 		path, kept := filepath.Join(dir, name+".bin"), filepath.Join(dir, name+".kept")
 		e2e.Write(t, path, content)
 		e2e.NoError(t, os.Chtimes(path, then, then))
 		e2e.NoError(t, os.Link(path, kept))
-		all = append(all, fault{name, errno, path, func() { begin(t, path) }, func() {
+		all = append(all, fault{name: name, errno: errno, path: path, how: how, begin: func() { begin(t, path) }, end: func() {
 			e2e.Write(t, kept, content)
 			e2e.NoError(t, os.Chtimes(kept, then, then))
 			e2e.NoError(t, os.Rename(kept, path))
-		}, false})
+		}})
 	}
 	for _, c := range changes {
-		onDisk(c.name, "ESTALE", c.change)
+		onDisk(c.name, "ESTALE", c.how, c.change)
 	}
-	onDisk("deleted", "EIO", func(t *testing.T, path string) { e2e.NoError(t, os.Remove(path)) })
+	onDisk("deleted", "EIO", "", func(t *testing.T, path string) { e2e.NoError(t, os.Remove(path)) })
 	doubled := func(name, errno string, m e2e.Mode, quiet bool) {
 		d := e2e.NewDouble(t, content)
-		all = append(all, fault{name, errno, d.Path, func() { d.Set(t, m) }, func() { d.Set(t, e2e.Healthy) }, quiet})
+		begin, end := func() { d.Set(t, m) }, func() { d.Set(t, e2e.Healthy) }
+		all = append(all, fault{name: name, errno: errno, path: d.Path, begin: begin, end: end, quiet: quiet})
 	}
 	doubled("denied", "EIO", e2e.Denied, true)
 	doubled("failing", "EIO", e2e.Failing, true)
@@ -99,8 +100,7 @@ func TestFaults(t *testing.T) {
 
 			known := catalogue{}
 			for _, s := range splits {
-				n := 0
-				fmt.Sscan(m.Cursor(t, s), &n)
+				n := m.Taken(t, s)
 				known.add(t, s, max(n, 200), append([]string{s}, settings...)...)
 			}
 			of := func(way string) (split string, f fault) {
@@ -126,7 +126,7 @@ func TestFaults(t *testing.T) {
 				_, f := of(way)
 				// What is mapped needs no permission any more, and the kernel has some of batch/.
 				blind := f.name == "denied" && access == "advise" || f.quiet && strings.HasPrefix(way, "numbered:")
-				if text := during.Splits[f.name].LastError; !blind && (seen[way][f.errno] == 0 || !strings.Contains(text, f.path)) {
+				if text := during.Splits[f.name].LastError; !blind && (seen[way][f.errno] == 0 || !strings.Contains(text, f.path) || !strings.Contains(text, f.how)) {
 					t.Errorf("%s: %v; status.json says %q of %s", way, seen[way], text, f.path)
 				}
 			}
@@ -135,38 +135,5 @@ func TestFaults(t *testing.T) {
 				t.Errorf("another process serves, or who read the file that was well had errors: %+v", after)
 			}
 		})
-	}
-}
-
-// A double does what it is told, and lets go of who hangs.
-func TestDouble(t *testing.T) {
-	content := e2e.VersionOf(0, 100_000)
-	d := e2e.NewDouble(t, content)
-	for range 2 {
-		for _, test := range []struct {
-			mode e2e.Mode
-			want string // what cat says
-		}{
-			{e2e.Healthy, ""}, {e2e.Denied, "Permission denied"}, {e2e.Failing, "Input/output error"},
-			{e2e.Half, "Input/output error"}, {e2e.Gone, "No such file"}, {e2e.Shorter, ""},
-		} {
-			d.Set(t, test.mode)
-			out, stderr, err := e2e.Try(t, "cat", d.Path)
-			_, content := d.Now()
-			if test.want == "" && (err != nil || out != string(content)) || !strings.Contains(stderr, test.want) {
-				t.Errorf("in mode %d, %d bytes and %v %s, want %q", test.mode, len(out), err, stderr, test.want)
-			}
-		}
-		d.Set(t, e2e.Hang)
-		reader, done := e2e.Command(t, "cat", d.Path), make(chan []byte)
-		go func() {
-			out, _ := reader.Output()
-			done <- out
-		}()
-		d.Await(t, 1)
-		d.Set(t, e2e.Healthy)
-		if out := <-done; string(out) != string(content) {
-			t.Errorf("let go, a reader got %d bytes", len(out))
-		}
 	}
 }

@@ -38,9 +38,7 @@ func TestKilledKeeper(t *testing.T) {
 		})
 		if name == "" {
 			e2e.Run(t, e2e.Batchfs, "unmount", m.Dir)
-			if e2e.IsMounted(t, m.Dir) {
-				t.Error("still mounted")
-			}
+			e2e.NotMounted(t, m.Dir)
 		}
 		e2e.Run(t, e2e.Batchfs, "mount", "-d", "-c", config, "--log", filepath.Join(t.TempDir(), "log"), m.Dir)
 		e2e.Equal(t, "batch 0", e2e.Read(t, "read", filepath.Join(m.Dir, "train/next"))[0], want[0])
@@ -87,8 +85,7 @@ func TestHangingWorker(t *testing.T) {
 // A restart takes another program and another configuration, unless readers would see other batches.
 func TestRestart(t *testing.T) {
 	config, want := e2e.Small(t, 4)
-	text, err := os.ReadFile(config)
-	e2e.NoError(t, err)
+	text := e2e.Content(t, config)
 	// As an upgrade does: another file at the path of the program.
 	program := filepath.Join(t.TempDir(), "batchfs")
 	e2e.Run(t, "cp", e2e.Batchfs, program)
@@ -108,9 +105,7 @@ func TestRestart(t *testing.T) {
 	if a, b := sameFile(t, program, fmt.Sprintf("/proc/%d/exe", m.Worker(t))), sameFile(t, e2e.Batchfs, program); !a || b {
 		t.Errorf("the worker runs the new program: %v", a)
 	}
-	if text := m.Out.String(); !strings.Contains(text, "level=DEBUG") {
-		t.Errorf("nothing is logged of the new level:\n%s", text)
-	}
+	e2e.Contains(t, "the log", m.Out.String(), "level=DEBUG")
 	next(1)
 
 	for change, says := range map[string]string{
@@ -134,7 +129,7 @@ func TestRestart(t *testing.T) {
 	}
 	next(2)
 
-	// One that dies goes on as it was mounted, whatever is written and wherever its files are now.
+	// The successor of a worker that dies serves what was mounted, whatever the configuration says now and wherever its files are.
 	e2e.NoError(t, os.Remove(config))
 	e2e.NoError(t, os.Remove(program))
 	second := fmt.Sprintf("/proc/%d/exe", m.Worker(t))
@@ -181,13 +176,11 @@ func TestGivingUp(t *testing.T) {
 		t.Errorf("mounted: %v, exit status %d", e2e.IsMounted(t, m.Dir), m.Cmd.ProcessState.ExitCode())
 	}
 	for _, want := range []string{"10 processes in a row ended before they had answered a request", "panic: BATCHFS_FAULTS: succeed"} {
-		if !strings.Contains(m.Out.String(), want) {
-			t.Errorf("%q is not in the log:\n%s", want, m.Out)
-		}
+		e2e.Contains(t, "the log", m.Out.String(), want)
 	}
 }
 
-// A read that ends every process that is to answer it gets an error, and nobody else does.
+// A read that ends every process that tries to answer it gets an error, and no other read does.
 func TestPoisonousRead(t *testing.T) {
 	config, _ := e2e.Small(t, 1)
 	for _, how := range []string{"panic", "kill"} {
@@ -196,9 +189,7 @@ func TestPoisonousRead(t *testing.T) {
 			cmd.Env = append(os.Environ(), "BATCHFS_FAULTS=read:"+how+":1")
 			m := e2e.MountProgram(t, cmd, "-c", config)
 			e2e.Fails(t, "Input/output error", "head", "-c1", m.Path("train/batch/3"))
-			if text := e2e.Run(t, "cat", m.Path("status.json")); !strings.Contains(text, "5 processes ended that were to answer this") {
-				t.Error(text)
-			}
+			e2e.Says(t, "5 processes ended that were to answer this", "cat", m.Path("status.json"))
 		})
 	}
 }
@@ -220,37 +211,19 @@ func TestGrace(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			m := e2e.Mount(t, "-c", config, "--set", "mount.grace="+test.grace)
-			reader := e2e.StartStorm(t, e2e.Command(t, e2e.Python, "-c", `
-import errno, os, sys
-fds = [os.open(sys.argv[1], os.O_RDONLY) for _ in range(20)]
-directory = os.open(os.path.dirname(sys.argv[1]), os.O_RDONLY)
-print("ready", flush=True)
-for line in sys.stdin:
-    try:
-        if line == "open\n":
-            os.open("next", os.O_RDONLY, dir_fd=directory)
-        else:
-            os.pread(fds[int(line)], 100, 0)
-        print("ok", flush=True)
-    except OSError as e:
-        print(errno.errorcode[e.errno], flush=True)
-`, m.Path("train/next")))
-			reader.Ready(t)
-			ask := func(what string) string {
-				fmt.Fprintln(reader.In, what)
-				line, err := reader.Out.ReadString('\n')
-				e2e.NoError(t, err)
-				return strings.TrimSpace(line)
+			h := e2e.StartHandles(t, m.Dir)
+			for range 3 {
+				h.Do("open train/next")
 			}
-			if got := ask("0"); got != "ok" {
-				t.Error(got)
-			}
+			h.Do("read 0 0 100")
 			began := time.Now()
 			m.Cmd.Process.Signal(syscall.SIGTERM)
 			e2e.Await(t, "the first warning", func() bool { return strings.Contains(m.Out.String(), "still open") })
 			if test.again { // in the other case the grace period may be over by now
-				e2e.Equal(t, "an open after SIGTERM", ask("open"), "ESHUTDOWN")
-				e2e.Equal(t, "a read after SIGTERM", ask("1"), "ok")
+				e2e.Equal(t, "an open after SIGTERM", h.Do("open train/next"), "errno ESHUTDOWN")
+				if got := h.Do("read 1 0 100"); !strings.HasPrefix(got, "100 ") {
+					t.Errorf("a read after SIGTERM: %s", got)
+				}
 				m.Cmd.Process.Signal(syscall.SIGTERM)
 			}
 			m.AwaitEnd(t)
@@ -259,10 +232,8 @@ for line in sys.stdin:
 			if took < test.least || !strings.Contains(m.Out.String(), test.says) {
 				t.Errorf("after %v it ended:\n%s", took, m.Out)
 			}
-			if e2e.IsMounted(t, m.Dir) {
-				t.Error("still mounted")
-			}
-			e2e.Equal(t, "a read of who slept", ask("19"), "ENOTCONN")
+			e2e.NotMounted(t, m.Dir)
+			e2e.Equal(t, "a read of who slept", h.Do("read 2 0 100"), "errno ENOTCONN")
 		})
 	}
 }
@@ -292,8 +263,5 @@ sys.stdin.read()`, m.Dir))
 		t.Error("unmounted under a reader")
 	}
 	e2e.Run(t, e2e.Batchfs, "unmount", "--force", m.Dir)
-	m.AwaitEnd(t)
-	if code := m.Cmd.ProcessState.ExitCode(); code != 0 || e2e.IsMounted(t, m.Dir) {
-		t.Errorf("exit status %d, mounted: %v", code, e2e.IsMounted(t, m.Dir))
-	}
+	m.EndsWith(t, 0)
 }

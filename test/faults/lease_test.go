@@ -1,20 +1,103 @@
 package faults
 
 import (
+	"encoding/binary"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"batchfs/test/e2e"
 )
 
-// What writes to token files through a mapping is not seen, so a file that somebody may write to is not mounted; it is no reason
+// A file that another user overwrites in place bit by bit, and on which the kernel gives no lease, is served when it is
+// whole: no batch mixes old and new tokens.
+func TestOverwrittenWithoutALease(t *testing.T) {
+	t.Parallel()
+	e2e.NeedRoot(t, "only root can be several users")
+	const n, owner = 200_000, 1234
+	if _, err := exec.LookPath("setpriv"); err != nil {
+		t.Skip("no setpriv")
+	}
+	dir := t.TempDir()
+	file := filepath.Join(dir, "train.bin")
+	e2e.Write(t, file, e2e.VersionOf(0, n))
+	e2e.NoError(t, os.Chown(file, owner, owner))
+	m := e2e.MountProgram(t, exec.Command("setpriv", "--bounding-set=-lease", e2e.Batchfs), "--data", dir, "--set", "splits.train.on_change=follow",
+		"--set", "batch.batch_size=4", "--set", "batch.block_size=32")
+	// read reads a batch and returns its version, or -1 for ESTALE.
+	read := func() int {
+		t.Helper()
+		out, err := e2e.Command(t, "head", "-c", "512", m.Path("train/next")).CombinedOutput()
+		if err != nil {
+			if !strings.Contains(string(out), "Stale file handle") {
+				t.Fatalf("%v: %s", err, out)
+			}
+			return -1
+		}
+		v := int(binary.LittleEndian.Uint16(out)) / 10_000
+		for i := 0; i < len(out); i += 2 {
+			if other := int(binary.LittleEndian.Uint16(out[i:])) / 10_000; other != v {
+				t.Fatalf("a batch has tokens of versions %d and %d", v, other)
+			}
+		}
+		return v
+	}
+	if read() != 0 {
+		t.Fatal("not the old tokens")
+	}
+	if n := strings.Count(m.Out.String(), "no lease can be had on token files"); n != 1 {
+		t.Errorf("the log says %d times that no lease can be had:\n%s", n, m.Out.String())
+	}
+
+	half, whole := make(chan struct{}), make(chan struct{})
+	goOn := make(chan struct{})
+	go func() {
+		defer close(whole)
+		f, err := os.OpenFile(file, os.O_WRONLY, 0)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer f.Close()
+		fresh, at := e2e.VersionOf(1, n), int64(0)
+		put := func(to int) {
+			for ; at < int64(to); at += 1000 {
+				f.WriteAt(fresh[at:at+1000], at)
+			}
+		}
+		put(n) // bytes: half of the file
+		close(half)
+		for writing := true; writing; time.Sleep(time.Millisecond) { // and it writes on, however slowly the others get on
+			at -= 1000
+			put(n)
+			select {
+			case <-goOn:
+				writing = false
+			default:
+			}
+		}
+		put(2 * n)
+	}()
+	<-half
+	for range 50 {
+		if v := read(); v != -1 {
+			t.Errorf("half of the file is new, and a batch of version %d is read", v)
+		}
+	}
+	close(goOn)
+	<-whole
+	e2e.Await(t, "the new tokens", func() bool { return read() == 1 })
+}
+
+// What writes to token files through a mapping is not seen, so a file that a process may write to is not mounted; it is no reason
 // to end a mount, or to keep another command from reading.
 func TestOpenForWriting(t *testing.T) {
 	e2e.NeedFUSE(t)

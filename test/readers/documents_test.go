@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,8 +12,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Batches of rows that are made of documents, and what says where documents end, are those of a reference that shares no code with the
-// program: of random settings, files, indexes and arrays beside the tokens.
+// Batches of documents, and the arrays that say where documents end, equal what a reference computes that shares no code with the program:
+// for random settings, files, indexes and arrays beside the tokens.
 func TestDocumentsAgreeWithReference(t *testing.T) {
 	e2e.Long(t)
 	if got := e2e.Run(t, e2e.Python, "clients/documents.py", "--golden", "../sampler/testdata/documents.json"); got != "ok\n" {
@@ -55,7 +54,7 @@ func documents(t testing.TB, lengths []int, settings string, splits ...string) (
 	return config
 }
 
-// someLengths are those of n documents: most of them short.
+// someLengths returns the lengths of n documents, most of which are short.
 func someLengths(n, most int) (lengths []int) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range n {
@@ -64,7 +63,7 @@ func someLengths(n, most int) (lengths []int) {
 	return lengths
 }
 
-// The losses of attention that stops at documents, as the examples compute it from a batch, are those of a loop over its documents.
+// The losses of attention that stops at documents, as the examples compute it from a batch, equal the losses of a loop over its documents.
 func TestAttentionWithinDocuments(t *testing.T) {
 	e2e.Long(t)
 	if out, err := e2e.Command(t, e2e.Python, "-c", "import torch.nn.attention.flex_attention").CombinedOutput(); err != nil {
@@ -77,8 +76,7 @@ func TestAttentionWithinDocuments(t *testing.T) {
 		e2e.Run(t, e2e.Python, "../examples/"+example, m.Path(split))
 	}
 	// They would notice: with attention across documents the losses differ.
-	code, err := os.ReadFile("../examples/attention_flex.py")
-	e2e.NoError(t, err)
+	code := e2e.Content(t, "../examples/attention_flex.py")
 	across := filepath.Join(t.TempDir(), "across.py")
 	e2e.Write(t, across, bytes.Replace(code, []byte("(query >= key) & (document[b, query] == document[b, key])"), []byte("query >= key"), 1))
 	e2e.Fails(t, "the losses differ", e2e.Python, across, m.Path("packed"))

@@ -1,7 +1,6 @@
 package readers
 
 import (
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -53,8 +52,7 @@ func TestDocumentsOfADataDirectory(t *testing.T) {
 		"a.ds": "train_00000.ds", "a.ds.index": "train_00000.ds.index", "a.ds.metadata": "train_00000.ds.metadata",
 		"a_text_document.bin": "val_text_document.bin", "a_text_document.idx": "val_text_document.idx",
 	} {
-		raw, err := os.ReadFile(filepath.Join("../cache/testdata", from))
-		e2e.NoError(t, err)
+		raw := e2e.Content(t, filepath.Join("../cache/testdata", from))
 		e2e.Write(t, filepath.Join(dir, to), raw)
 	}
 	m := e2e.Mount(t, "--data", dir, "--set", "batch.documents=true", "--set", "batch.order=sequential", "--set", "batch.batch_size=1",

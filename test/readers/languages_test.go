@@ -100,7 +100,7 @@ func languages(dir string) []language {
 }
 
 // Readers in many languages get whole batches of next, each number once, whether they open it for each batch or keep it
-// open. Where tokens changed or cannot be read they get an error, but for those that README's caveats name.
+// open. Where tokens changed or cannot be read they get an error, except the ways that README's caveats name.
 func TestLanguages(t *testing.T) {
 	e2e.Long(t)
 	const (

@@ -13,7 +13,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// However a step is split into ranks, it has the same rows in the same order, and no window comes twice in an epoch.
+// However a step is split into ranks, it has the same rows in the same order, and each epoch has each window once.
 func TestElastic(t *testing.T) {
 	const T, windows, rows = 16, 1000, 48
 	config := filepath.Join(t.TempDir(), "config.toml")
@@ -66,7 +66,7 @@ func TestElastic(t *testing.T) {
 	}
 }
 
-// A run goes on after its mount was killed, from the trainer's own count of steps, as if nothing had happened.
+// A run whose mount was killed resumes from the trainer's own count of steps, and gets the batches that it would have got.
 func TestResume(t *testing.T) {
 	const steps = 2000
 	runs := 12

@@ -23,48 +23,13 @@ func cursors(t testing.TB, m *e2e.Mounted) map[string]int {
 	return list
 }
 
-// Equal settings are one sequence with one cursor, however they are written.
-func TestSpellings(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
-	for name, spellings := range map[string][]string{
-		"train/rank=3,world=8": {
-			"train/rank=3,world=8", "train/world=8,rank=3", "train/world=8/rank=3", "train/rank=03,world=8",
-			"train/rank=3,world=8/layout=xy", "train/world=8,rank=3,order=random,start=0",
-			"train/world=9/seed=7,rank=3/world=8/seed=1337",
-		},
-		"val": {"val", "val/rank=0", "val/rank=0,world=1/order=sequential", "val/order=random/order=sequential"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			m := e2e.Mount(t, "-c", config)
-			split, _, _ := strings.Cut(name, "/")
-			want := e2e.Lines(t, split, 0, len(spellings), append(e2e.Sets(name), "-c", config)...)
-			for k, spelling := range spellings {
-				e2e.Equal(t, fmt.Sprintf("%s/next", spelling), e2e.Take(t, m, spelling+"/next"), want[k])
-				for _, other := range spellings {
-					if got := m.Cursor(t, other); got != fmt.Sprint(k+1) {
-						t.Errorf("the cursor of %s is %s after %d batches", other, got, k+1)
-					}
-				}
-			}
-			for _, other := range []string{"train", "train/world=8", "train/rank=2,world=8", "val/rank=3,world=8"} {
-				e2e.Equal(t, fmt.Sprintf("the cursor of %s", other), m.Cursor(t, other), "0")
-			}
-			if got := cursors(t, m); got[name] != len(spellings) || len(got) > 3 {
-				t.Errorf("status.json has the cursors %v", got)
-			}
-		})
-	}
-}
-
 // Under the settings of a path there are the files of a split, and batches are what the same settings give elsewhere.
 func TestSettingsInPaths(t *testing.T) {
 	config, _ := e2e.Small(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	list := e2e.Run(t, "sh", "-c", "cd "+m.Dir+" && find . | sort")
 	for _, dir := range []string{
-		"train/batch_size=3", "train/block_size=32", "train/dtype=int64", "train/layout=tokens",
-		"train/order=shuffle", "train/order=sequential", "train/order=torch", "train/order=torch-2.6", "train/seed=8",
-		"train/rank=1,world=3", "train/start=7", "val/order=random", "train/seed=9223372036854775807",
+		"train/order=shuffle", "train/rank=1,world=3", "train/start=7", "train/seed=9223372036854775807",
 		"val/batch_size=2/dtype=uint32,seed=5/layout=tokens/order=torch/start=3,steps=2",
 	} {
 		t.Run(dir, func(t *testing.T) {
@@ -84,9 +49,7 @@ func TestSettingsInPaths(t *testing.T) {
 				e2e.Equal(t, "next", e2e.Take(t, m, dir+"/next"), want)
 			}
 			e2e.Equal(t, "the cursor", m.Cursor(t, dir), fmt.Sprint(start+3))
-			if got, want := e2e.Take(t, m, dir+"/batch/5"), e2e.Lines(t, split, 5, 1, flags...)[0]; got != want {
-				t.Errorf("batch/5: %s, want %s", got, want)
-			}
+			e2e.Equal(t, "batch/5", e2e.Take(t, m, dir+"/batch/5"), e2e.Lines(t, split, 5, 1, flags...)[0])
 			e2e.Equal(t, "ls", e2e.Run(t, "ls", m.Path(dir)), e2e.Run(t, "ls", m.Path(split)))
 		})
 	}
@@ -105,51 +68,27 @@ func TestRefusedPaths(t *testing.T) {
 	for _, test := range []struct{ path, errno, log string }{
 		{"train/seed=seven", invalid, "seed=seven: seed: must be a whole number from 0 to 9223372036854775807 (got \\\"seven\\\")"},
 		{"train/seed=-1", invalid, "train/seed=-1: seed: must be"},
-		{"train/seed=1.5", invalid, "train/seed=1.5: seed: must be"},
-		{"train/seed=0x10", invalid, "train/seed=0x10: seed: must be"},
-		{"train/seed=9223372036854775808", invalid, "train/seed=9223372036854775808: seed: must be"},
-		{"train/seed=", invalid, "train/seed=: seed: must be"},
-		{"train/seed= 7", invalid, "train/seed= 7: seed: must be"},
-		{"train/seed=1=2", invalid, "train/seed=1=2: seed: must be"},
 		{"train/seed=1,seed=1", invalid, "train/seed=1,seed=1: seed is set twice"},
 		{"train/order=shufle", invalid, "order: must be random, shuffle, sequential, torch or torch-2.6 (got \\\"shufle\\\")"},
-		{"train/layout=XY", invalid, "layout: must be xy, tokens or rows (got \\\"XY\\\")"},
-		{"train/batch_size=0", invalid, "batch_size: must be a whole number from 1 to"},
 		{"train/batch_size=4096,world=4097", invalid, "batch_size times world must be at most"},
 		{"train/rank=8,world=8", invalid, "train/rank=8,world=8: rank: must be below world, which is 8"},
-		{"train/rank=1/world=2", invalid, "train/rank=1: rank: must be below world, which is 1"},
-		{"train/world=2/rank=2", invalid, "train/world=2/rank=2: rank: must be below world"},
 		{"train/block_size=60000", invalid, "60000 tokens, need at least block_size+1 = 60001"},
-		{"train/start=1099511627776", invalid, "start: must be a whole number from 0 to 1099511627775"},
-		{"train/steps=0", invalid, "steps: must be"},
-		{"train/seed=1/seed=x", invalid, "train/seed=1/seed=x: seed: must be"},
 		{"train/colour=red", none, `unknown setting \"colour\"; must be one of batch_size, block_size`},
 		{"train/tokens=other.bin", none, `unknown setting \"tokens\"`},
-		{"train/token_dtype=uint32", none, `unknown setting \"token_dtype\"`},
-		{"train/Seed=1", none, `unknown setting \"Seed\"`},
 		{"train/=", none, `unknown setting \"\"`},
-		{"train/seed=1,", none, `unknown setting \"\"`},
-		{"train/seed=1,,rank=0", none, `unknown setting \"\"`},
-		{"train/seed=1,rank", invalid, "train/seed=1,rank: rank: must be"},
 		{"train/seed", none, ""},
 		{"train/Next", none, ""},
-		{"train/seed=1/nxt", none, ""},
 		{"train/batch/seed=1", none, ""},
 		{"seed=1", none, ""},
 		{"train/batch/-1", none, ""},
 		{"train/batch/01", none, ""},
 		{"train/batch/1099511627776", none, ""},
 		{"train/batch/1.txt", none, ""},
-		{"train/batch/1.npy.npy", none, ""},
-		{"train/batch/0x1", none, ""},
 		{"train/seed=" + strings.Repeat("1", 250), invalid, "seed: must be"},
 		{"train/seed=" + strings.Repeat("1", 251), "File name too long", ""},
 	} {
 		for _, path := range []string{test.path, test.path + "/next"} {
-			_, stderr, err := e2e.Try(t, "stat", m.Path(path))
-			if err == nil || !strings.Contains(stderr, test.errno) {
-				t.Errorf("%s: %v %q, want %s", path, err, stderr, test.errno)
-			}
+			e2e.Fails(t, test.errno, "stat", m.Path(path))
 		}
 		logged = append(logged, test.log)
 	}
@@ -158,13 +97,11 @@ func TestRefusedPaths(t *testing.T) {
 	}
 	m.Stop(t) // after which the log is here in full
 	for _, text := range logged {
-		if !strings.Contains(m.Out.String(), text) {
-			t.Errorf("the log does not say %q:\n%s", text, m.Out)
-		}
+		e2e.Contains(t, "the log", m.Out.String(), text)
 	}
 }
 
-// Of processes that look up settings that nobody did before, at the same moment, each gets a number of its own.
+// Processes that look up new settings at the same moment get a number each.
 func TestRaceToSettings(t *testing.T) {
 	const processes = 3
 	n := 100

@@ -1,7 +1,6 @@
 package readers
 
 import (
-	"encoding/json"
 	"fmt"
 	fnv1a "hash/fnv"
 	"iter"
@@ -79,8 +78,7 @@ func TestEveryReaderGetsWholeBatches(t *testing.T) {
 					`cat "$1" >"$2"`, `cp "$1" "$2"`, `dd if="$1" of="$2" bs=4k status=none`, `tail -c +1 "$1" >"$2"`,
 				} {
 					e2e.Run(t, "sh", "-c", command, "sh", path(name), copied)
-					copy, err := os.ReadFile(copied)
-					e2e.NoError(t, err)
+					copy := e2e.Content(t, copied)
 					want(command, e2e.Line(copy), whole)
 				}
 				tail := e2e.Run(t, "tail", "-c", "777", path(name))
@@ -147,7 +145,7 @@ func fnv(data []byte) string {
 	return fmt.Sprintf("%d %016x", len(data), h.Sum64())
 }
 
-// A thousand batches, equal by every path and to a reference that shares no code with the program.
+// A thousand batches, equal by every path. y is x shifted by one.
 func TestThousandBatches(t *testing.T) {
 	const n, B, T, count = 60_000, 12, 256, 1000
 	dir := t.TempDir()
@@ -155,29 +153,14 @@ func TestThousandBatches(t *testing.T) {
 	config := filepath.Join(dir, "config.toml")
 	e2e.Write(t, config, fmt.Appendf(nil, "batch.block_size = %d\nbatch.steps = %d\nsplits.train.tokens = %q\n", T, count, data))
 
-	settings := filepath.Join(dir, "settings.json")
-	text, err := json.Marshal(map[string]any{"files": []string{data}, "split": "train", "block_size": T})
-	e2e.NoError(t, err)
-	e2e.Write(t, settings, text)
-	reference := strings.Fields(e2e.Run(t, e2e.Python, "clients/reference.py", settings, "--count", fmt.Sprint(count)))
-	if len(reference) != 3*count {
-		t.Fatalf("the reference printed %d words", len(reference))
-	}
-
 	all := e2e.Cat(t, "train", "-c", config, "--count", fmt.Sprint(count))
 	size := len(all) / count
 	var want []string
 	for k := range count {
 		batch := all[k*size:][:size]
 		want = append(want, e2e.Line(batch))
-		if got := fmt.Sprintf("%d %s", size, reference[3*k+1]); got != want[k] {
-			t.Fatalf("batch %d is %s, the reference has %s", k, want[k], got)
-		}
 		x, y := uint16s(batch[:size/2]), uint16s(batch[size/2:])
-		for j, start := range strings.Split(reference[3*k+2], ",") {
-			if x[j*T] >= n-T || fmt.Sprint(x[j*T]) != start {
-				t.Fatalf("batch %d row %d starts at %d, the reference has %s", k, j, x[j*T], start)
-			}
+		for j := range B {
 			for i := range T {
 				if x[j*T+i] != x[j*T]+uint16(i) || y[j*T+i] != x[j*T+i]+1 {
 					t.Fatalf("batch %d row %d token %d: x %d, y %d", k, j, i, x[j*T+i], y[j*T+i])

@@ -10,7 +10,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Nobody but the user that mounts reads, unless others are allowed, and then as far as mode, uid and gid let them.
+// Only the user that mounts reads, unless others are allowed, and then as far as mode, uid and gid let them.
 func TestOtherUsers(t *testing.T) {
 	e2e.NeedFUSE(t)
 	e2e.NeedRoot(t, "only root can be several users")
@@ -82,32 +82,5 @@ func TestReadOnly(t *testing.T) {
 	if line := e2e.Run(t, "grep", m.Dir, "/proc/mounts"); !strings.Contains(line, options) ||
 		!strings.Contains(line, ",default_permissions,allow_other") {
 		t.Error(line)
-	}
-}
-
-// One user cannot take the room that other users' settings need, and a larger quota takes a restart.
-func TestQuotaOfSettings(t *testing.T) {
-	e2e.NeedFUSE(t)
-	e2e.NeedRoot(t, "only root can be several users")
-	const quota = 20
-	config, _ := e2e.Small(t, 1)
-	m := e2e.Mount(t, "-c", config, "--set", "mount.allow_other=true", "--set", fmt.Sprint("mount.settings_per_user=", quota))
-	e2e.NoError(t, os.Chmod(filepath.Dir(m.Dir), 0o755))
-	const take = `for seed in $(seq $1 $2); do head -c 1 "$0/seed=$seed/next" >/dev/null || echo $seed; done`
-	for _, greedy := range []struct {
-		user, first, last int
-		refused           string
-	}{
-		{e2e.Nobody, 1, quota + 1, "train/seed=21/next"},
-		{e2e.Nobody - 1, 100, 100, ""},
-		{0, 200, 200 + quota, ""},
-	} {
-		out, _ := e2e.AsUser(t, uint32(greedy.user), e2e.Nobody, "sh", "-c", take, m.Path("train"), fmt.Sprint(greedy.first), fmt.Sprint(greedy.last))
-		if greedy.refused == "" && out != "" || greedy.refused != "" && (strings.Count(out, "quota exceeded") != 1 || !strings.Contains(out, greedy.refused)) {
-			t.Errorf("user %d: %q", greedy.user, out)
-		}
-	}
-	if said := "uid=65534 settings_per_user=20"; !strings.Contains(m.Out.String(), said) {
-		t.Errorf("the log does not say %q:\n%s", said, m.Out)
 	}
 }

@@ -41,9 +41,7 @@ func TestSeek(t *testing.T) {
 	next("train", 1<<40-2)
 	m.Seek(t, rank, 77, 601)
 	e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir)
-	if text := e2e.Run(t, "cat", m.Path("status.json")); !strings.Contains(text, fmt.Sprintf(`"cursor": %20d`, 77)) {
-		t.Errorf("status.json does not have the cursor 77:\n%s", text)
-	}
+	e2e.Says(t, fmt.Sprintf(`"cursor": %20d`, 77), "cat", m.Path("status.json"))
 	next(rank, 77)
 }
 
@@ -62,10 +60,7 @@ func TestSeekRefused(t *testing.T) {
 		{m.Path("train"), "1099511627776", `batch number: must be a whole number from 0 to 1099511627775 (got "1099511627776")`},
 		{m.Path("train"), "ten", `(got "ten")`},
 	} {
-		_, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "seek", test.path, test.number)
-		if err == nil || !strings.Contains(stderr, test.want) {
-			t.Errorf("seek %s %s: %v %q, want %q", test.path, test.number, err, stderr, test.want)
-		}
+		e2e.Fails(t, test.want, e2e.PlainBatchfs, "seek", test.path, test.number)
 	}
 	e2e.Equal(t, "the cursor", m.Cursor(t, "train"), "0")
 	if os.Geteuid() == 0 {

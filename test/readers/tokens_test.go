@@ -2,7 +2,6 @@ package readers
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"testing"
@@ -62,14 +61,6 @@ weight = 2
 					t.Errorf("%s of %s%s: %s, want %s", method, test.split, path, got, e2e.Line(want))
 				}
 			}
-		}
-		h := e2e.StartHandles(t, m.Dir)
-		h.Do("open %s/tokens.bin", test.split)
-		for range 100 {
-			off := rand.IntN(len(want) + 10)
-			part := want[min(off, len(want)):]
-			part = part[:min(len(part), rand.IntN(20_000))]
-			e2e.Equal(t, fmt.Sprintf("%d bytes of %s at %d", len(part), test.split, off), h.Do("read 0 %d %d", off, len(part)), e2e.Line(part))
 		}
 	}
 }

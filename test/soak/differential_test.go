@@ -40,7 +40,7 @@ func TestDifferential(t *testing.T) {
 	}
 }
 
-// randomSeed is that of BATCHFS_SEED, or another one each time. It logs which.
+// randomSeed returns BATCHFS_SEED, or another seed each time. It logs which.
 func randomSeed(t testing.TB) uint64 {
 	t.Helper()
 	seed := rand.Uint64()
@@ -292,7 +292,7 @@ func (r *randomSplits) add(name string) (split randomSplit, settings keys) {
 		}
 		return files, elements
 	}
-	// Arrays beside, which are cut into files as they like, but for as many as the tokens: those would have to be cut as they are.
+	// Arrays beside are cut into files of any size. As many files as the tokens have would have to have their sizes.
 	var kinds []keys
 	if chance.IntN(3) > 0 {
 		for i := range 1 + chance.IntN(3) {
@@ -457,7 +457,7 @@ func (d *differential) run(t *testing.T, chance *rand.Rand, last time.Duration) 
 	}
 }
 
-// cursors are those of the sequences. All directories of a sequence show the same one.
+// cursors returns the cursor of each sequence. All directories of a sequence show the same one.
 func (d *differential) cursors(t *testing.T) map[string]int {
 	t.Helper()
 	all := map[string]int{}
@@ -498,5 +498,13 @@ func TestArraysAgreeWithReference(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	if err != nil || strings.Contains(string(out), "failed") {
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// The reference is itself held to published numbers, to what PyTorch drew and to the golden file.
+func TestReference(t *testing.T) {
+	e2e.Long(t)
+	if got := e2e.Run(t, e2e.Python, "clients/reference.py", "--selftest"); got != "ok\n" {
+		t.Error(got)
 	}
 }

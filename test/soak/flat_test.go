@@ -38,6 +38,7 @@ func staysFlat(t *testing.T, m *e2e.Mounted, do func()) {
 
 // Nothing that readers and lookers do stays with the process that serves them.
 func TestStaysFlat(t *testing.T) {
+	e2e.ForSoak(t)
 	config, _ := e2e.Small(t, 1)
 	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", config)
 	for _, test := range []struct{ name, path, what, n string }{
@@ -62,6 +63,7 @@ func TestStaysFlat(t *testing.T) {
 
 // Readers that are killed at any moment leave nothing behind.
 func TestKilledReaders(t *testing.T) {
+	e2e.ForSoak(t)
 	config, _ := e2e.Small(t, 1)
 	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", config, "--set", "batch.batch_size=64", "--set", "batch.block_size=8192")
 	chance := rand.New(rand.NewPCG(7, 8))
@@ -79,7 +81,7 @@ func TestKilledReaders(t *testing.T) {
 	e2e.Run(t, e2e.Batchfs, "unmount", m.Dir)
 }
 
-// Signals that Go sends itself, of which the kernel tells with INTERRUPT, are no reason to fail a read.
+// Signals that Go sends itself, which the kernel reports with INTERRUPT, are no reason to fail a read.
 func TestGoReaderUnderSignals(t *testing.T) {
 	const goroutines = 8
 	n := e2e.Soak(30)

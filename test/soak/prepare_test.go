@@ -2,22 +2,15 @@ package soak
 
 import (
 	"bytes"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/klauspost/compress/zstd"
-	"github.com/parquet-go/parquet-go"
-	"github.com/parquet-go/parquet-go/encoding/thrift"
-	parquetformat "github.com/parquet-go/parquet-go/format"
 
 	"batchfs/test/e2e"
 )
@@ -74,7 +67,7 @@ func TestPrepareKilled(t *testing.T) {
 
 // However much text there is, prepare needs the same memory.
 func TestPrepareMemory(t *testing.T) {
-	e2e.Long(t)
+	e2e.ForSoak(t)
 	dir := t.TempDir()
 	texts := filepath.Join(dir, "a.jsonl.zst")
 	size := 64 << 20
@@ -101,7 +94,7 @@ func mostResident(t testing.TB, args ...string) (most int, said string, err erro
 	e2e.NoError(t, cmd.Start())
 	ended := make(chan error)
 	go func() { ended <- cmd.Wait() }()
-	// Not the maximum that wait(2) tells: it begins with that of this process, which may be large.
+	// Not the maximum that wait(2) tells: it begins with the memory of this process, which may be large.
 	for {
 		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
 		if _, rest, ok := strings.Cut(string(status), "VmHWM:"); ok {
@@ -113,54 +106,6 @@ func mostResident(t testing.TB, args ...string) (most int, said string, err erro
 		case err := <-ended:
 			return most, out.String(), err
 		case <-time.After(5 * time.Millisecond):
-		}
-	}
-}
-
-// A page of parquet that has a GiB is refused before it is in memory, whether its header says so or not.
-func TestPrepareHugePage(t *testing.T) {
-	var page bytes.Buffer
-	w, err := zstd.NewWriter(&page)
-	e2e.NoError(t, err)
-	value := append(binary.LittleEndian.AppendUint32(nil, 1<<20-4), bytes.Repeat([]byte("x"), 1<<20-4)...) // a length, and a text
-	const values = 1024
-	for range values {
-		_, err := w.Write(value)
-		e2e.NoError(t, err)
-	}
-	e2e.NoError(t, w.Close())
-	for said, want := range map[int32]string{
-		values << 20: "column text has a page of 1073741824 bytes and 1024 values, and memory holds 268435456 bytes and 33554432 values at most: write the file with smaller",
-		100_000_000:  "column text has a page of more bytes than the 100000000 that its header says",
-	} {
-		header := parquetformat.PageHeader{Type: parquetformat.DataPage, UncompressedPageSize: said, CompressedPageSize: int32(page.Len()),
-			DataPageHeader: thrift.Null[parquetformat.DataPageHeader]{Valid: true, V: parquetformat.DataPageHeader{NumValues: values}}}
-		rawHeader, err := thrift.Marshal(new(thrift.CompactProtocol), header)
-		e2e.NoError(t, err)
-		// All but the page is that of a small file.
-		type row struct {
-			Text string `parquet:"text,plain,zstd"`
-		}
-		var small bytes.Buffer
-		rows := parquet.NewGenericWriter[row](&small)
-		_, err = rows.Write(make([]row, values))
-		e2e.NoError(t, err)
-		e2e.NoError(t, rows.Close())
-		f, err := parquet.OpenFile(bytes.NewReader(small.Bytes()), int64(small.Len()))
-		e2e.NoError(t, err)
-		meta := f.Metadata()
-		column := &meta.RowGroups[0].Columns[0].MetaData
-		column.DataPageOffset, column.DictionaryPageOffset, column.TotalCompressedSize = 4, 0, int64(len(rawHeader)+page.Len())
-		footer, err := thrift.Marshal(new(thrift.CompactProtocol), *meta)
-		e2e.NoError(t, err)
-		path := filepath.Join(t.TempDir(), "a.parquet")
-		e2e.Write(t, path, slices.Concat([]byte("PAR1"), rawHeader, page.Bytes(), footer, binary.LittleEndian.AppendUint32(nil, uint32(len(footer))), []byte("PAR1")))
-		most, out, err := mostResident(t, "prepare", path, "--by", "byte", "--out", filepath.Join(t.TempDir(), "out"))
-		if err == nil || !strings.Contains(out, want) {
-			t.Errorf("%v: %s", err, out)
-		}
-		if most > 200 {
-			t.Errorf("a header of %d bytes: %d MiB resident", said, most)
 		}
 	}
 }
@@ -180,8 +125,7 @@ func TestPrepareManyFiles(t *testing.T) {
 		e2e.NoError(t, os.WriteFile(filepath.Join(dir, "texts", fmt.Sprint(i/1000), fmt.Sprint(i)), fmt.Appendf(nil, "text %d\n", i), 0o644))
 	}
 	e2e.Run(t, e2e.Batchfs, "prepare", filepath.Join(dir, "texts"), "--by", "byte", "--out", filepath.Join(dir, "out"))
-	raw, err := os.ReadFile(filepath.Join(dir, "out", "vocab.json"))
-	e2e.NoError(t, err)
+	raw := e2e.Content(t, filepath.Join(dir, "out", "vocab.json"))
 	var m struct {
 		Splits map[string]struct{ Documents int }
 	}

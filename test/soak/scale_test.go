@@ -15,28 +15,17 @@ import (
 
 // Looking up settings without end costs no memory, and what is in use among them stays what it is.
 func TestManySettings(t *testing.T) {
+	e2e.ForSoak(t)
 	const first, warm, most = 1000, 20_000, 8 << 10 // KiB, of which the garbage collector takes some more or less
 	n := e2e.Soak(100_000)
 	config, _ := e2e.Small(t, 1)
 	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", config)
-	reader := exec.CommandContext(t.Context(), "sh", "-c", `exec 3<"$1"; head -c 100 <&3; echo open >&2; read line; cat <&3`,
-		"sh", m.Path("train/seed=5/next"))
-	in, err := reader.StdinPipe()
-	e2e.NoError(t, err)
-	opened, err := reader.StderrPipe()
-	e2e.NoError(t, err)
-	var held strings.Builder
-	reader.Stdout = &held
-	e2e.NoError(t, reader.Start())
-	stop := e2e.AnswersSoon(t, reader)
-	if _, err := opened.Read(make([]byte, 5)); err != nil {
-		t.Fatal(err)
-	}
-	stop()
+	h := e2e.StartHandles(t, m.Dir)
+	h.Do("open train/seed=5/next")
+	h.Do("read 0 0 100")
 	for range 3 {
 		e2e.Run(t, "cat", m.Path("train/seed=6/next"))
 	}
-
 	looks := func(first, n int) (aSecond int) {
 		text := e2e.Read(t, "looks", m.Path("train"), fmt.Sprint(first), fmt.Sprint(first+n), "8")[0]
 		aSecond, err := strconv.Atoi(text)
@@ -58,21 +47,14 @@ func TestManySettings(t *testing.T) {
 	}
 
 	e2e.Equal(t, "the cursors are", m.Cursor(t, "train/seed=5")+" "+m.Cursor(t, "train/seed=6"), "1 3")
-	fmt.Fprintln(in, "go on")
-	defer e2e.AnswersSoon(t, reader)()
-	if err := reader.Wait(); err != nil {
-		t.Error(err)
-	}
-	for seed, next := range map[string]int{"5": 1, "6": 3} {
-		want := e2e.Lines(t, "train", 0, next+1, "-c", config, "--set", "splits.train.seed="+seed)
-		e2e.Equal(t, fmt.Sprintf("seed %s goes on with", seed), e2e.Take(t, m, "train/seed="+seed+"/next"), want[next])
-		if got := e2e.Line([]byte(held.String())); seed == "5" && got != want[0] {
-			t.Errorf("the reader that stayed got %s, want batch 0, %s", got, want[0])
-		}
-	}
+	want := e2e.Lines(t, "train", 0, 4, "-c", config, "--set", "splits.train.seed=5")
+	e2e.Equal(t, "the handle that stayed", h.Do("read 0 0 256"), want[0])
+	e2e.Equal(t, "seed 5 goes on", e2e.Take(t, m, "train/seed=5/next"), want[1])
+	want = e2e.Lines(t, "train", 3, 1, "-c", config, "--set", "splits.train.seed=6")
+	e2e.Equal(t, "seed 6 goes on", e2e.Take(t, m, "train/seed=6/next"), want[0])
 }
 
-// A mount is ready soon, however many or large its files.
+// A mount is ready soon, however many or large its files, and batches from all over them leave the worker small.
 func TestReady(t *testing.T) {
 	const shards = 10_000
 	dir := t.TempDir()
@@ -98,6 +80,12 @@ func TestReady(t *testing.T) {
 				m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", "/dev/null", "--set", "batch.block_size=64",
 					"--set", "batch.order="+order, "--set", "splits.train.tokens="+test.tokens)
 				e2e.InTime(t, "to get ready", time.Since(began), test.within)
+				if order == "random" {
+					e2e.Run(t, e2e.CReader, m.Path("train/next"), "0", "0", "10000")
+				}
+				if kib := e2e.Resident(m.Worker(t)); e2e.InSoak() && kib > 64<<10 {
+					t.Errorf("%d KiB resident", kib)
+				}
 				for _, file := range []string{"next", "batch/0", "batch/1099511627775"} {
 					if got := e2e.Take(t, m, "train/"+file); !strings.HasPrefix(got, fmt.Sprint(2*12*64*2)+" ") {
 						t.Errorf("%s is %s", file, got)

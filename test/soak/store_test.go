@@ -1,26 +1,18 @@
 package soak
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/minio/minio-go/v7"
-	"github.com/minio/minio-go/v7/pkg/credentials"
 
 	"batchfs/test/e2e"
 )
@@ -83,86 +75,6 @@ func TestStoreKilled(t *testing.T) {
 			t.Errorf("round %d: the directory has %d bytes, may have %d", round, used, limit)
 		}
 	}
-	// What is kept is read, not fetched.
-	m := e2e.Mount(t, args...)
-	b.Fails(func(w http.ResponseWriter, _ *http.Request) bool {
-		w.WriteHeader(http.StatusForbidden)
-		return true
-	})
-	files, _ := filepath.Glob(filepath.Join(cacheDir, "*", "[0-9]*"))
-	for _, file := range files {
-		block, err := strconv.Atoi(filepath.Base(file))
-		if err != nil || block == 2*tokens/e2e.StoreBlock { // a list of what is mounted, or the end
-			continue
-		}
-		k := block*e2e.StoreBlock/2000 + 1
-		if got := e2e.Run(t, "sha256sum", m.Path(fmt.Sprintf("train/batch/%d", k))); !strings.HasPrefix(got, wantOf(k)) {
-			t.Errorf("batch %d of block %d has other bytes", k, block)
-		}
-	}
-	if len(files) < 10 {
-		t.Errorf("the directory has %d blocks after all", len(files))
-	}
-}
-
-// Reading in order for the first time takes about as long as a plain download with the same library, with as many requests at a time.
-func TestStoreCold(t *testing.T) {
-	e2e.Long(t)
-	b := e2e.NewBucket(t)
-	const size, block, atOnce = 32 << 20, 1 << 20, 16
-	b.Put(t, "train.bin", e2e.RandomBytes(size))
-	b.Fails(func(http.ResponseWriter, *http.Request) bool {
-		time.Sleep(10 * time.Millisecond)
-		return false
-	})
-	b.Rate.Store(40 << 20)
-	plain, err := minio.New(b.Server.Listener.Addr().String(), &minio.Options{Secure: true, Transport: b.Server.Client().Transport,
-		Creds: credentials.NewStaticV4(e2e.StoreKey, e2e.StoreSecret, ""), Region: "us-east-1"})
-	e2e.NoError(t, err)
-	download := func() time.Duration {
-		began := time.Now()
-		var all sync.WaitGroup
-		var next atomic.Int64
-		for range atOnce {
-			all.Go(func() {
-				for at := next.Add(block) - block; at < size; at = next.Add(block) - block {
-					var options minio.GetObjectOptions
-					options.SetRange(at, at+block-1)
-					body, err := plain.GetObject(context.Background(), "bucket", "train.bin", options)
-					if err == nil {
-						_, err = io.Copy(io.Discard, body)
-						body.Close()
-					}
-					if err != nil {
-						t.Error(err)
-					}
-				}
-			})
-		}
-		all.Wait()
-		return time.Since(began)
-	}
-	read := func() time.Duration {
-		m := e2e.Mount(t, "-c", b.Config(t, "s3://bucket/train.bin", "order = \"sequential\""), "--set", "store.block_bytes=1048576", "--set", "store.cache_dir="+t.TempDir(),
-			"--set", "memory.ahead_bytes=33554432", "--set", "batch.block_size=1024") // half of it for blocks
-		defer m.Stop(t)
-		began := time.Now()
-		e2e.Run(t, "dd", "if="+m.Path("train/batches.bin"), "of=/dev/null", "bs=1M")
-		return time.Since(began)
-	}
-	rounds := 1
-	if e2e.InSoak() {
-		rounds = 9
-	}
-	var ratios []float64
-	for range rounds {
-		ratios = append(ratios, download().Seconds()/read().Seconds())
-	}
-	slices.Sort(ratios)
-	t.Logf("reading in order has %.2f of the speed of a download (%.2f)", ratios[rounds/2], ratios)
-	if e2e.InSoak() && ratios[rounds/2] < 0.8 {
-		t.Error("want 0.8")
-	}
 }
 
 // steps reads batches in order with a pause between, and prints the milliseconds that the first one took.
@@ -179,7 +91,7 @@ for k in range(200):
 
 // A store that is 10 ms away keeps a trainer with steps of 20 ms waiting for less than a twentieth of the time.
 func TestStoreLatency(t *testing.T) {
-	e2e.Long(t)
+	e2e.ForSoak(t)
 	b := e2e.NewBucket(t)
 	const size = 20_000_000
 	b.Put(t, "train.bin", e2e.RandomBytes(size))

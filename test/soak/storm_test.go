@@ -2,13 +2,13 @@ package soak
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -16,18 +16,16 @@ import (
 	"batchfs/test/e2e"
 )
 
-// stormInStore is a configuration of them as objects of a store of which every tenth answer fails. The block cache has room for half of them.
+// stormInStore is a configuration of the same tokens in a store that fails every tenth answer. The block cache has room for half of them.
 func stormInStore(t *testing.T) (config string) {
 	t.Helper()
 	b := e2e.NewBucket(t)
 	config, data := e2e.StormConfig(t, "")
 	for _, file := range []string{data, e2e.BesideOf(data)} {
-		raw, err := os.ReadFile(file)
-		e2e.NoError(t, err)
+		raw := e2e.Content(t, file)
 		b.Put(t, strings.TrimPrefix(file, filepath.Dir(data)+"/"), raw)
 	}
-	text, err := os.ReadFile(config)
-	e2e.NoError(t, err)
+	text := e2e.Content(t, config)
 	text = bytes.ReplaceAll(text, []byte(filepath.Dir(data)), []byte("s3://bucket"))
 	e2e.Write(t, config, fmt.Appendf(text, `
 [store]
@@ -79,18 +77,23 @@ func TestStorm(t *testing.T) {
 		{"seek", e2e.PlainBatchfs, nil, "", seekAndKill, false},
 		{"no resend", e2e.PlainBatchfs, []string{"--no-resend"}, "", e2e.Kill, true},
 		{"store", e2e.PlainBatchfs, nil, "", e2e.Kill, false},
+		{"changes", e2e.PlainBatchfs, nil, "", changeAndKill, true},
 	} {
 		t.Run(storm.name, func(t *testing.T) {
 			if storm.name != "kill" {
 				e2e.Long(t)
 			}
-			config, slowest := onDisk, time.Second
-			if storm.name == "store" {
+			config, slowest, least, lasts := onDisk, time.Second, 12, 90*time.Second // least strikes
+			switch storm.name {
+			case "store":
 				config, slowest = stormInStore(t), 10*time.Second
-			}
-			least := 12 // strikes
-			if storm.name == "kill" && e2e.InSoak() {
-				least = 1000
+			case "changes":
+				config, _ = e2e.StormConfig(t, "on_change = \"follow\"")
+				lasts = 30 * time.Minute
+			case "kill":
+				if e2e.InSoak() {
+					least = 1000
+				}
 			}
 			cmd, temporary := exec.Command(storm.program), t.TempDir()
 			cmd.Env = append(os.Environ(), "BATCHFS_FAULTS="+storm.faults, "TMPDIR="+temporary)
@@ -102,34 +105,36 @@ func TestStorm(t *testing.T) {
 			fds := len(m.FDs(t))
 			skippedBySeeks = 0
 			readers := e2e.StartStorms(t, m)
-			strikes, end := 0, time.Now().Add(e2e.Lasting(0, 90*time.Second))
+			strikes, end := 0, time.Now().Add(e2e.Lasting(0, lasts))
+			var keeper, worker [4]int // the most that each had resident in each quarter of the time, in KiB
 			for last := end.Add(4 * e2e.Limit); strikes < least || time.Now().Before(end); {
 				if time.Now().After(last) {
 					t.Fatalf("%d strikes, want %d", strikes, least)
 				}
 				time.Sleep(time.Duration(rand.Int64N(int64(500 * time.Millisecond))))
-				if worker := m.Worker(t); storm.strike != nil && worker > 0 {
-					storm.strike(t, m, worker)
+				quarter := max(0, 3-int(4*time.Until(end)/lasts))
+				pid := m.Worker(t)
+				keeper[quarter], worker[quarter] = max(keeper[quarter], e2e.Resident(m.Cmd.Process.Pid)), max(worker[quarter], e2e.Resident(pid))
+				if storm.strike != nil && pid > 0 {
+					storm.strike(t, m, pid)
 					strikes++
 				} else if storm.strike == nil {
 					strikes = strings.Count(m.Out.String(), "another goes on")
 				}
 			}
-			got := e2e.EndStorms(t, readers)
-			cursor, err := strconv.Atoi(m.Cursor(t, "train"))
-			e2e.NoError(t, err)
-			missing := got.Missing(t, cursor) - skippedBySeeks
+			got := e2e.EndStorms(t, m, readers)
+			got.Missing -= skippedBySeeks
 			failed := 0
 			for _, n := range got.Failed {
 				failed += n
 			}
-			t.Logf("%d strikes, %d reads, %d batches of next, %d reads failed %v, %d numbers missing, slowest %.3f s; replaced within %v at most",
-				strikes, got.Reads, cursor, failed, got.Failed, missing, got.Slowest, e2e.Longest(t, m.Out.String()))
-			if failed > 0 && !storm.mayFail {
-				t.Errorf("%d reads failed", failed)
+			t.Logf("%d strikes, %s; replaced within %v at most; KiB resident in each quarter: keeper %v, worker %v",
+				strikes, got, e2e.Longest(t, m.Out.String()), keeper, worker)
+			if failed > 0 && !storm.mayFail || got.Missing > failed || storm.name == "changes" && got.Failed["EIO"]+got.Failed["EFAULT"] > 2*strikes {
+				t.Error(got)
 			}
-			if missing > failed {
-				t.Errorf("%d numbers are missing, and %d reads failed", missing, failed)
+			if e2e.InSoak() && lasts > time.Hour/4 && (keeper[3] > keeper[1]+4<<10 || worker[3] > worker[1]+16<<10) { // a few minutes show nothing
+				t.Error("memory grew")
 			}
 			e2e.InTime(t, "the slowest read", time.Duration(got.Slowest*float64(time.Second)), slowest)
 			if standsBy {
@@ -149,8 +154,7 @@ func TestStorm(t *testing.T) {
 
 // seekAndKill moves the cursor of train on by a few epochs, and kills the worker about then.
 func seekAndKill(t testing.TB, m *e2e.Mounted, worker int) {
-	cursor, err := strconv.Atoi(m.Cursor(t, "train"))
-	e2e.NoError(t, err)
+	cursor := m.Taken(t, "train")
 	to := cursor + e2e.StormBatches*(1+rand.IntN(3))
 	killed := time.AfterFunc(time.Duration(rand.Int64N(int64(10*time.Millisecond))), func() { e2e.Kill(t, m, worker) })
 	defer killed.Stop()
@@ -165,58 +169,14 @@ func seekAndKill(t testing.TB, m *e2e.Mounted, worker int) {
 // skippedBySeeks counts the numbers that seeks left out.
 var skippedBySeeks int
 
-// Readers of every kind of file, while the token file and the array beside it are replaced again and again and the process that serves is killed at any
-// moment: no wrong byte, no number twice, and memory that does not grow.
-func TestSoak(t *testing.T) {
-	e2e.Long(t)
-	config, data := e2e.StormConfig(t, "on_change = \"follow\"")
-	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", config)
-	readers := e2e.StartStorms(t, m)
-	var versions [6][]byte
-	for v := range versions {
-		versions[v] = e2e.StormTokens(v)
+// changeAndKill puts another version in the place of the tokens or of the array beside them, and kills the worker, or the one that stands by too.
+func changeAndKill(t testing.TB, m *e2e.Mounted, worker int) {
+	var info struct{ Files []string }
+	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, "cat", m.Path("train/info.json"))), &info))
+	file := []string{info.Files[0], e2e.BesideOf(info.Files[0])}[rand.IntN(2)]
+	e2e.ReplaceFile(t, file, e2e.StormTokens(rand.IntN(6)))
+	if workers := m.Workers(t); rand.IntN(4) == 0 {
+		e2e.Kill(t, m, workers[len(workers)-1])
 	}
-	began, lasts := time.Now(), e2e.Lasting(6*time.Second, 30*time.Minute)
-	replaced, strikes := 0, 0
-	var keeper, worker [4]int // the most that each had resident in each quarter of the time, in KiB
-	nextKill, nextChange, nextLook := began, began.Add(time.Second), began.Add(time.Second)
-	for time.Since(began) < lasts {
-		time.Sleep(20 * time.Millisecond)
-		now := time.Now()
-		if now.After(nextKill) {
-			if workers := m.Workers(t); len(workers) > 0 {
-				if rand.IntN(4) == 0 {
-					e2e.Kill(t, m, workers[len(workers)-1]) // which stands by
-				}
-				[]func(testing.TB, *e2e.Mounted, int){e2e.Kill, e2e.StopAndKill}[rand.IntN(2)](t, m, workers[0])
-				strikes++
-			}
-			nextKill = now.Add(time.Duration(rand.Int64N(int64(4 * time.Second))))
-		}
-		if now.After(nextChange) {
-			replaced++
-			file := []string{data, e2e.BesideOf(data)}[rand.IntN(2)] // of which each has versions of its own
-			e2e.Write(t, file+".new", versions[replaced%len(versions)])
-			e2e.NoError(t, os.Rename(file+".new", file))
-			nextChange = now.Add(time.Duration(rand.Int64N(int64(3 * time.Second))))
-		}
-		if now.After(nextLook) {
-			quarter := min(int(4*time.Since(began)/lasts), 3)
-			keeper[quarter] = max(keeper[quarter], e2e.Resident(m.Cmd.Process.Pid))
-			worker[quarter] = max(worker[quarter], e2e.Resident(m.Worker(t)))
-			nextLook = now.Add(time.Second / 4)
-		}
-	}
-	got := e2e.EndStorms(t, readers)
-	cursor, err := strconv.Atoi(m.Cursor(t, "train"))
-	e2e.NoError(t, err)
-	t.Logf("%v: %d reads, %d batches of next, %d numbers missing, %d kills, %d changes, reads failed %v, slowest %.3f s, replaced within %v at most; "+
-		"KiB resident at most in each quarter: keeper %v, worker %v",
-		lasts, got.Reads, cursor, got.Missing(t, cursor), strikes, replaced, got.Failed, got.Slowest, e2e.Longest(t, m.Out.String()), keeper, worker)
-	if got.Failed["EIO"]+got.Failed["EFAULT"] > 2*replaced {
-		t.Errorf("reads failed: %v", got.Failed)
-	}
-	if e2e.InSoak() && (keeper[3] > keeper[1]+4<<10 || worker[3] > worker[1]+16<<10) { // a few seconds show nothing
-		t.Errorf("memory grew: keeper %v KiB, worker %v KiB", keeper, worker)
-	}
+	[]func(testing.TB, *e2e.Mounted, int){e2e.Kill, e2e.StopAndKill}[rand.IntN(2)](t, m, worker)
 }

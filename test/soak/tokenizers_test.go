@@ -23,7 +23,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Tokens are those of tiktoken, whatever the text.
+// Tokens equal tiktoken's, whatever the text.
 func TestTokensOfTiktoken(t *testing.T) {
 	e2e.Long(t)
 	dir := tokenizers(t)
@@ -40,7 +40,7 @@ func TestTokensOfTiktoken(t *testing.T) {
 	}
 }
 
-// Tokens are those of Hugging Face's tokenizers.
+// Tokens equal the tokens of Hugging Face's tokenizers.
 func TestTokensOfTokenizers(t *testing.T) {
 	e2e.Long(t)
 	dir := tokenizers(t)

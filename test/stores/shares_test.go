@@ -1,13 +1,12 @@
 package stores
 
 import (
-	"bufio"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,11 +18,9 @@ import (
 // an epoch, whole, and they have none in common; each byte is fetched by one of them, once, and nothing in the second epoch.
 func TestHostsFetchTheirShares(t *testing.T) {
 	e2e.Long(t)
+	t.Parallel()
 	const hosts, width, block = 2, 4, 12 // bytes of a token, and rows of a batch
-	files, perFile, fetchBlock, shuffleBlock, blockSize := 3, 4<<20, e2e.StoreBlock, 2*e2e.StoreBlock, 100
-	if e2e.InSoak() {
-		files, perFile, fetchBlock, shuffleBlock, blockSize = 8, 256<<20, 4<<20, 64<<20, 1024
-	}
+	const files, perFile, fetchBlock, shuffleBlock, blockSize = 3, 4 << 20, e2e.StoreBlock, 2 * e2e.StoreBlock, 100
 	b := e2e.NewBucket(t)
 	raw := make([]byte, perFile)
 	for i := range files {
@@ -58,90 +55,42 @@ func TestHostsFetchTheirShares(t *testing.T) {
 
 	config := b.Config(t, "s3://bucket/corpus/*.bin", fmt.Sprintf("token_dtype = \"uint32\"\nlayout = \"tokens\"\norder = \"shuffle\"\nworld = %d\n"+
 		"shuffle_block = %d\nblock_size = %d\nbatch_size = %d", hosts, shuffleBlock, blockSize, block))
-	read := make([][2]map[uint32]bool, hosts) // by epoch: the windows' first tokens
 	var mounts []*e2e.Mounted
 	for host := range hosts {
-		mounts = append(mounts, e2e.Mount(t, "-c", config, "--set", fmt.Sprintf("splits.train.rank=%d", host), "--set", "store.cache_dir="+t.TempDir(), "--set",
-			fmt.Sprintf("store.block_bytes=%d", fetchBlock), "--set", "mount.timeout=10m")) // or what is fetched ahead on a slow machine is given up
+		mounts = append(mounts, e2e.Mount(t, "-c", config, "--set", fmt.Sprintf("splits.train.rank=%d", host), "--set", "store.cache_dir="+t.TempDir(),
+			"--set", "mount.timeout=10m")) // or what is fetched ahead on a slow machine is given up
 	}
+	var info struct {
+		Rows int `json:"rows_per_epoch"`
+	}
+	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, "cat", mounts[0].Path("train/info.json"))), &info))
 	for epoch := range 2 {
-		var readers sync.WaitGroup
+		windows := map[uint32]bool{}
 		for host, m := range mounts {
-			readers.Go(func() {
-				var err error
-				if read[host][epoch], err = readEpoch(t, m, epoch, block, blockSize); err != nil {
-					t.Errorf("epoch %d of host %d: %v", epoch, host, err)
+			all := []byte(e2e.Run(t, "cat", m.Path(fmt.Sprintf("train/steps=%d/batches.bin", ((epoch+1)*info.Rows+block-1)/block))))
+			const size = width * (blockSize + 1)
+			for row := range slices.Chunk(all[epoch*info.Rows*size:][:info.Rows*size], size) {
+				first := binary.LittleEndian.Uint32(row)
+				if last := binary.LittleEndian.Uint32(row[size-width:]); windows[first] || last != first+blockSize {
+					t.Fatalf("epoch %d of host %d: the window from %d to %d is none, or was read before", epoch, host, first, last)
 				}
-			})
+				windows[first] = true
+			}
 		}
-		readers.Wait()
+		if want := files*(perFile/width-1)/blockSize - files - hosts; len(windows) < want {
+			t.Errorf("%d windows were read, want %d at least", len(windows), want)
+		}
 		if blocks, requests := counts(); blocks != files*perFile/fetchBlock || requests != blocks {
 			t.Errorf("after epoch %d, %d blocks were fetched in %d requests, want each of %d once", epoch, blocks, requests, files*perFile/fetchBlock)
 		}
 	}
-	windows := 0
-	for host := range hosts {
-		windows += len(read[host][0])
-		for first := range read[host][0] {
-			if !read[host][1][first] {
-				t.Fatalf("host %d has the window at %d in its first epoch only", host, first)
-			}
-			if read[1-host][0][first] {
-				t.Fatalf("both hosts have the window at %d", first)
-			}
-		}
-	}
-	if want := files*(perFile/width-1)/blockSize - files - hosts; windows < want {
-		t.Errorf("%d windows were read, want %d at least", windows, want)
-	}
-}
-
-// readEpoch reads an epoch of the tokens of a mount, and returns the first token of each row. The error is of a row that comes twice, or
-// is no window.
-func readEpoch(t *testing.T, m *e2e.Mounted, epoch, batchSize, blockSize int) (map[uint32]bool, error) {
-	var info struct {
-		Rows int `json:"rows_per_epoch"`
-	}
-	if err := json.Unmarshal([]byte(e2e.Run(t, "cat", m.Path("train/info.json"))), &info); err != nil {
-		return nil, err
-	}
-	steps := ((epoch+1)*info.Rows + batchSize - 1) / batchSize
-	size := 4 * (blockSize + 1)
-	cmd := e2e.Command(t, "tail", "-c", fmt.Sprint("+", 1+epoch*info.Rows*size), m.Path(fmt.Sprintf("train/steps=%d/batches.bin", steps)))
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	var said strings.Builder
-	cmd.Stderr = &said
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	defer cmd.Wait()
-	defer out.Close()
-	seen, row, in := map[uint32]bool{}, make([]byte, size), bufio.NewReaderSize(out, 1<<20)
-	for range info.Rows {
-		if _, err := io.ReadFull(in, row); err != nil {
-			return nil, fmt.Errorf("%w %s", err, &said)
-		}
-		first := binary.LittleEndian.Uint32(row)
-		if seen[first] {
-			return nil, fmt.Errorf("the window at %d comes twice", first)
-		}
-		seen[first] = true
-		for i := range blockSize + 1 {
-			if got := binary.LittleEndian.Uint32(row[4*i:]); got != first+uint32(i) {
-				return nil, fmt.Errorf("token %d of the window at %d is %d", i, first, got)
-			}
-		}
-	}
-	return seen, nil
 }
 
 // A host fetches what it lacks of its share, and next to nothing else: after a fill nothing, and also where it changes its number again and again and
 // there is room for little more than one share. Where there is less, a request has fetched what it needs, and people are told what helps.
 func TestCacheServesShares(t *testing.T) {
 	e2e.Long(t)
+	t.Parallel()
 	const hosts, files, perFile, rows = 4, 3, 32 * e2e.StoreBlock, 12
 	const share = files * perFile / hosts
 	b := e2e.NewBucket(t)

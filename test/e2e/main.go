@@ -1,0 +1,111 @@
+// Package e2e mounts the built program for tests that read it as users do: real files, a real mount, readers in processes of
+// their own. A test's tokens are their own positions.
+package e2e
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+var (
+	Batchfs       string // the program, built with the race detector if the tests are
+	PlainBatchfs  string // the program as users have it
+	FaultyBatchfs string // one that dies where a test wants it to
+	CReader       string
+	CStorm        string
+	CCrowd        string
+	GoSignals     string
+	Python        string // one that has NumPy
+)
+
+// Main runs the tests of a package beside those of others. Their working directory is test, whichever package it is.
+func Main(m *testing.M) { os.Exit(run(m, syscall.LOCK_SH)) }
+
+// Alone runs the tests of a package while no others run on this machine.
+func Alone(m *testing.M) { os.Exit(run(m, syscall.LOCK_EX)) }
+
+func run(m *testing.M, lock int) (status int) {
+	os.Setenv("GORACE", "atexit_sleep_ms=0") // or every program waits a second at its end
+	dir, err := os.MkdirTemp("", "batchfs-test-")
+	must(err)
+	defer os.RemoveAll(dir)
+	must(os.Chmod(dir, 0o755)) // also for the tests' ordinary user
+	for _, err := os.Stat("clients"); err != nil; _, err = os.Stat("clients") {
+		must(os.Chdir(".."))
+	}
+	for _, p := range []string{"/usr/bin/python3", "python3", os.Getenv("PYTHON")} {
+		if p != "" && exec.Command(p, "-c", "import numpy").Run() == nil {
+			Python = p
+		}
+	}
+	if Python == "" {
+		fmt.Fprintln(os.Stderr, "the tests need Python with NumPy: apt-get install python3-numpy")
+		return 1
+	}
+	if !build(dir) {
+		return 1
+	}
+	defer locked(filepath.Join(os.TempDir(), "batchfs-test.lock"), lock)()
+	return m.Run()
+}
+
+// build builds the programs into a directory, and reports whether it could. They are kept in the user's cache: there Go links only what has
+// changed.
+func build(dir string) bool {
+	cache, err := os.UserCacheDir()
+	must(err)
+	here, err := os.Getwd()
+	must(err)
+	cache = filepath.Join(cache, "batchfs", fmt.Sprintf("test-%.4x", sha256.Sum256([]byte(here))))
+	must(os.MkdirAll(cache, 0o755))
+	defer locked(filepath.Join(cache, "lock"), syscall.LOCK_EX)()
+	Batchfs = filepath.Join(dir, "batchfs")
+	programs := map[*string][2]string{
+		&PlainBatchfs:  {"batchfs", `go build -o "$0" ../cmd/batchfs`},
+		&FaultyBatchfs: {"batchfs-faulty", `go build -tags faults -o "$0" ../cmd/batchfs`},
+		&GoSignals:     {"signals", `go build -o "$0" ./clients/signals`},
+		&CReader:       {"reader", `cc -O2 -Wall -Wextra -o "$0" clients/reader.c`},
+		&CStorm:        {"storm", `cc -O2 -Wall -Wextra -o "$0" clients/storm.c`},
+		&CCrowd:        {"crowd", `cc -O2 -Wall -Wextra -pthread -o "$0" clients/crowd.c`},
+	}
+	if RaceEnabled {
+		programs[&Batchfs] = [2]string{"batchfs-race", `go build -race -o "$0" ../cmd/batchfs`}
+	}
+	var all sync.WaitGroup
+	failed := make(chan error, len(programs))
+	for path, program := range programs {
+		*path = filepath.Join(dir, program[0])
+		all.Go(func() {
+			if out, err := exec.Command("sh", "-c", program[1]+` && cp "$0" "$1"`, filepath.Join(cache, program[0]), *path).CombinedOutput(); err != nil {
+				failed <- fmt.Errorf("%s: %w\n%s", program[1], err, out)
+			}
+		})
+	}
+	all.Wait()
+	close(failed)
+	built := len(failed) == 0
+	for err := range failed {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	return built
+}
+
+// locked waits for a lock, and returns what gives it back.
+func locked(path string, how int) (unlock func() error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	must(err)
+	must(syscall.Flock(int(file.Fd()), how))
+	return file.Close
+}
+
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}

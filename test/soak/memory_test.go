@@ -1,0 +1,134 @@
+package soak
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"testing"
+
+	"batchfs/test/e2e"
+)
+
+// What the daemon has resident does not grow with what was read, rows of a matrix neither, but with access = map, which is there to show it.
+func TestMemoryStaysFlat(t *testing.T) {
+	e2e.ForSoak(t)
+	e2e.NeedFUSE(t)
+	dir := t.TempDir()
+	const MiB = 1 << 20
+	file := e2e.Tokens(t, filepath.Join(dir, "tokens.bin"), 32*MiB, 2)
+	figures := filepath.Join(dir, "memory.json")
+	e2e.Run(t, e2e.Batchfs, "bench", "--memory", "--tokens", file, "--dir", dir, "--python", e2e.Python, "--batches", "600",
+		"--json", figures, "--plot", filepath.Join(dir, "memory.svg"))
+	text := e2e.Content(t, figures)
+	var loadings []struct {
+		Name    string
+		Samples []struct {
+			PageCache       int64 `json:"page_cache"`
+			Trainer, Daemon struct{ RSS int64 }
+		}
+	}
+	e2e.NoError(t, json.Unmarshal(text, &loadings))
+	grown, held, cached := map[string]int64{}, map[string]int64{}, map[string][2]int64{}
+	for _, l := range loadings {
+		first, last := l.Samples[0], l.Samples[len(l.Samples)-1]
+		grown[l.Name] = last.Daemon.RSS - first.Daemon.RSS
+		cached[l.Name] = [2]int64{first.PageCache, last.PageCache}
+		held[l.Name] = last.Trainer.RSS - first.Trainer.RSS
+		if g := held[l.Name]; g > 4*MiB && last.Daemon.RSS > 0 {
+			t.Errorf("%s: its trainer grew by %d MiB", l.Name, g/MiB)
+		}
+	}
+	// The heap grows a little until its first collections.
+	for _, name := range []string{"batchfs remap", "batchfs advise", "batchfs pread", "batchfs, rows of a matrix"} {
+		if g, ok := grown[name]; !ok || g > 20*MiB {
+			t.Errorf("%s: the daemon grew by %d MiB", name, g/MiB)
+		}
+	}
+	if g := grown["batchfs map"]; g < 40*MiB {
+		t.Errorf("batchfs map: the daemon grew by %d MiB of a file of 64", g/MiB)
+	}
+	if g := held["np.memmap of a matrix, kept"]; g < 20*MiB {
+		t.Errorf("a memmap of a matrix: the trainer grew by %d MiB of a file of 64", g/MiB)
+	}
+	keep, drop := cached["page_cache = keep"], cached["page_cache = drop"]
+	if keep[0] < 8*MiB && drop[1] >= keep[1]/2 { // but on tmpfs, where all of a file is in the page cache always
+		t.Errorf("of the file, %d MiB are in the page cache with keep, %d with drop", keep[1]/MiB, drop[1]/MiB)
+	}
+}
+
+// Elements that are larger than the memory that a worker may take are read in parts, whatever the access.
+func TestElementsLargerThanTheBudget(t *testing.T) {
+	e2e.ForSoak(t)
+	const elements, bytes = 8, 64 << 20
+	path := filepath.Join(t.TempDir(), "matrices.bin")
+	file, err := os.Create(path)
+	e2e.NoError(t, err)
+	defer file.Close()
+	e2e.NoError(t, file.Truncate(elements*bytes))
+	for i := range elements { // all else are holes
+		number := binary.LittleEndian.AppendUint32(nil, math.Float32bits(float32(i)))
+		for _, at := range []int64{0, bytes - 4} {
+			_, err := file.WriteAt(number, int64(i)*bytes+at)
+			e2e.NoError(t, err)
+		}
+	}
+	e2e.NoError(t, file.Close()) // a file that is open for writing is refused
+	for _, access := range []string{"pread", "remap", "advise"} {
+		m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "--set", "splits.train.tokens="+path, "--set", "splits.train.layout=rows",
+			"--set", "splits.train.token_dtype=float32", "--set", "splits.train.shape=[4096, 4096]", "--set", "batch.batch_size=1",
+			"--set", "batch.order=shuffle", "--set", "memory.budget=33554432", "--set", "memory.access="+access)
+		const code = `
+import io, json, sys
+import numpy as np
+for name in ["next.npy", "next.npy", "batch/0.npy", "batch/1.npy", "batch/2.npy"]:
+    data = open(f"{sys.argv[1]}/{name}", "rb", buffering=0).read()
+    rows = np.load(io.BytesIO(data))
+    assert rows.shape == (1, 4096, 4096) and rows.dtype == np.float32 and rows[0, 0, 0] == rows[0, -1, -1] and not rows[0, 1:-1].any()
+    if name.startswith("batch"):
+        origin = json.load(open(f"{sys.argv[1]}/{name.removesuffix('npy')}json"))["rows"][0]
+        assert rows[0, 0, 0] == origin["start"], (rows, origin)
+`
+		e2e.Run(t, e2e.Python, "-c", code, m.Path("train"))
+		text := e2e.Content(t, fmt.Sprintf("/proc/%d/status", m.Worker(t)))
+		peak, err := strconv.Atoi(regexp.MustCompile(`VmHWM:\s+(\d+)`).FindStringSubmatch(string(text))[1])
+		e2e.NoError(t, err)
+		t.Logf("%s: a worker took %d MiB at most", access, peak>>10)
+		// The budget, and the memory that every worker takes.
+		if peak > (32+40)<<10 {
+			t.Errorf("%s: a worker took %d MiB", access, peak>>10)
+		}
+		m.Stop(t)
+	}
+}
+
+// The example of a matrix has each row once, and from the mount in the memory of a batch.
+func TestMatrixExample(t *testing.T) {
+	e2e.ForSoak(t)
+	const rows, columns = 16_001, 1024
+	path := filepath.Join(t.TempDir(), "matrix.bin")
+	raw := make([]byte, 0, 4*rows*columns)
+	for range rows * columns {
+		raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(rand.Float32()))
+	}
+	e2e.Write(t, path, raw)
+	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "--set", "splits.train.tokens="+path, "--set", "splits.train.layout=rows",
+		"--set", "splits.train.token_dtype=float32", "--set", fmt.Sprintf("splits.train.shape=[%d]", columns),
+		"--set", "batch.order=shuffle", "--set", "batch.batch_size=64")
+	before := e2e.Resident(m.Worker(t))
+	said := e2e.Run(t, e2e.Python, "../examples/matrix_numpy.py", path, m.Dir)
+	t.Logf("%sthe worker grew by %d MiB", said, (e2e.Resident(m.Worker(t))-before)>>10)
+	var mounted, mapped int
+	if n, err := fmt.Sscanf(said, fmt.Sprintf("the mount: %d rows once each, memory grew by %%d MiB\nnp.memmap: %[1]d rows once each, memory grew by %%d MiB", rows), &mounted, &mapped); n < 2 {
+		t.Fatalf("%v: %s", err, said)
+	}
+	if mounted > 8 || mapped < 48 {
+		t.Errorf("reading the mount took %d MiB, a memmap %d MiB of a file of 62", mounted, mapped)
+	}
+}
