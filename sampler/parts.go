@@ -53,6 +53,9 @@ type column struct {
 	numbers int // of an element
 }
 
+// text is number i of raw in words.
+func (c column) text(raw []byte, i int) string { return c.stored.Text(c.stored.Bits(raw[i*c.width:])) }
+
 func columnOf(a Array) column {
 	n := 1
 	for _, axis := range a.Axes() {
@@ -147,7 +150,7 @@ func (all *parts) lay(rows, main int) {
 		for _, axis := range p.shape {
 			p.len *= axis
 		}
-		all.ends = all.ends || p.masked || p.of == documentEnds || p.of == documentIndex
+		all.ends = all.ends || p.masked || p.ofDocuments()
 		all.computed = all.computed || p.of != copied && p.of != sourceOfRow
 		arrays = append(arrays, array.Array{Name: p.name, DType: p.dtype, Shape: slices.Insert(slices.Clone(p.shape), 0, rows)})
 	}
@@ -156,6 +159,9 @@ func (all *parts) lay(rows, main int) {
 		all.list[i].offset = int(a.Offset)
 	}
 }
+
+// ofDocuments says that the part shows where documents end.
+func (p *part) ofDocuments() bool { return p.of == documentEnds || p.of == documentIndex }
 
 // rowBytes is the bytes that the part takes of a row.
 func (p *part) rowBytes() int { return p.len * p.size }
