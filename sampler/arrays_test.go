@@ -219,7 +219,7 @@ func TestConvertEveryPair(t *testing.T) {
 		numbers := slices.DeleteFunc(slices.Clone(edges), func(n *big.Int) bool { return !holds(from, n) })
 		for _, to := range integers {
 			for round := range 200 {
-				n, most := 1+rand.IntN(20), len(numbers)
+				n, most := 1+rand.IntN(40), len(numbers)
 				if round < len(numbers) { // each alone too
 					n, most = 1, 1
 				}

@@ -12,19 +12,12 @@ import (
 	"batchfs/cache/array"
 )
 
-// with is q with other parts.
-func (q *Sequence) with(p parts) *Sequence {
+// with is q with other parts, of which the first two are main arrays.
+func (q *Sequence) with(list ...part) *Sequence {
 	n := *q
-	p.columns = q.parts.columns
-	n.parts = p
+	n.parts = parts{list: slices.Clone(list), columns: q.parts.columns}
+	n.parts.lay(q.BatchSize, 2)
 	return &n
-}
-
-// laid are parts of which the first two are main arrays.
-func laid(rows int, list ...part) parts {
-	all := parts{list: list}
-	all.lay(rows, 2)
-	return all
 }
 
 // A batch has the arrays that its list of parts says, whatever they take of a row: here also two behind x and y, of other dtypes
@@ -50,7 +43,7 @@ func TestMadeUpArrays(t *testing.T) {
 		q, err := New(tokens, s)
 		must(t, err)
 		for n := 2; n <= len(more); n++ {
-			q := q.with(laid(b, more[:n]...))
+			q := q.with(more[:n]...)
 			if got := q.Batch().Arrays; !reflect.DeepEqual(got, list[:n]) {
 				t.Fatalf("arrays %+v, want %+v", got, list[:n])
 			}
@@ -86,7 +79,7 @@ func TestMadeUpArrays(t *testing.T) {
 func TestMadeUpArrayOverflows(t *testing.T) {
 	path := holding(t, 4, []int64{0, 1, 2, 3, 70_000})
 	q := sequence(t, path, cache.Options{DType: array.Uint32}, Settings{BatchSize: 1, BlockSize: 4, DType: array.Uint32, Order: Sequential})
-	q = q.with(laid(1, append(slices.Clone(q.parts.list), part{name: "narrow", dtype: array.Uint16, first: 3, shape: []int{2}})...))
+	q = q.with(append(slices.Clone(q.parts.list), part{name: "narrow", dtype: array.Uint16, first: 3, shape: []int{2}})...)
 	dst := make([]byte, q.Batch().Bytes())
 	must(t, q.Read(dst[:34], 0, 0)) // x, y, and of narrow the token that fits
 	for n := 35; n <= 36; n++ {
