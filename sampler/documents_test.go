@@ -135,9 +135,9 @@ var documentKinds = []Rows{OfDocument, DocumentFirst, Packed}
 func TestRowsOfDocuments(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, kind := range documentKinds {
-		for _, T := range []int{1, 2, 7, 64} {
-			for _, count := range []int{1, 2, 40, few(40, groupDocuments), few(groupDocuments+T, 3*groupDocuments-7)} {
-				ends := someDocuments(r, count, 1+r.Int64N(80))
+		for _, T := range []int{1, 2, 7, 64, 5000, 300_000} {
+			for _, count := range []int{1, 2, 40, few(40, groupDocuments), few(groupDocuments+T%99, 3*groupDocuments-7)} {
+				ends := someDocuments(r, count, 1+r.Int64N(int64(max(80, T))))
 				s := Settings{Split: "train", BatchSize: 1, BlockSize: T, DType: array.Int64, Layout: XY, Order: Sequential, World: 1,
 					Rows: kind, Ends: EndsByIndex}
 				q, err := New([]Source{documented(array.Uint32, ends)}, s)
@@ -453,22 +453,6 @@ func TestBlocksPermute(t *testing.T) {
 	}
 }
 
-// A group takes the memory that is counted, and no more.
-func TestGroupsTakeWhatIsCounted(t *testing.T) {
-	ends := someDocuments(rand.New(rand.NewPCG(1, 2)), groupDocuments+100, 60)
-	for _, kind := range documentKinds {
-		for g := range int64(2) {
-			rows, err := newSegmentRows(ends, cut{kind, 16}, nil, NewTables(1<<20))
-			must(t, err)
-			made, err := rows.make(g)
-			must(t, err)
-			if took := 16 * int64(cap(made.entries)+cap(made.segments)); took != made.bytes() {
-				t.Errorf("group %d of rows %s takes %d bytes, and %d are counted", g, kind, took, made.bytes())
-			}
-		}
-	}
-}
-
 func TestRowsOfDocumentsRefuse(t *testing.T) {
 	source := documented(array.Uint16, documentEndsAt{5, 9})
 	unknown := source
@@ -557,5 +541,22 @@ func TestWindowsAreWhatIsRead(t *testing.T) {
 		if q.Windows(0, func(int, int, array.Window) bool { return false }) {
 			t.Errorf("rows = %s: goes on when it is told to stop", kind)
 		}
+	}
+}
+
+func BenchmarkPacker(b *testing.B) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, slots := range []int{1025, 8193, 1<<20 + 1} {
+		b.Run(fmt.Sprint(slots), func(b *testing.B) {
+			lengths := make([]int32, 4096)
+			for i := range lengths {
+				lengths[i] = 1 + r.Int32N(int32(min(slots, 2000)))
+			}
+			p := newPacker(slots)
+			for b.Loop() {
+				p.pack(lengths)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(lengths)), "ns/segment")
+		})
 	}
 }

@@ -134,44 +134,6 @@ func TestFindIsWhatTheBatchesShow(t *testing.T) {
 	}
 }
 
-// Of the orders that permute, an epoch has each token but those of the tail behind the last window, and none of these.
-func TestFindInAnEpoch(t *testing.T) {
-	for _, order := range []Order{Shuffle, Sequential} {
-		q := sequence(t, files(t, 2, 26, 4+1), cache.Options{DType: array.Uint16}, Settings{BlockSize: 4, Order: order})
-		for epoch := range uint64(5) {
-			for pos := range int64(31) {
-				want := 1
-				switch {
-				case pos == 25: // 6 windows of 4 tokens, the token after them, and it
-					want = 0
-				case pos > 0 && pos < 24 && pos%4 == 0: // y of one window and x of the next
-					want = 2
-				}
-				if got := find(t, q, 0, pos, epoch, nil); len(got) != want {
-					t.Errorf("%s: token %d is found in epoch %d at %v, want %d rows", order, pos, epoch, got, want)
-				}
-			}
-		}
-	}
-}
-
-func TestBatchInvertsRow(t *testing.T) {
-	for _, s := range []Settings{{BatchSize: 1, World: 1}, {BatchSize: 3, World: 5}, {BatchSize: 1 << 12, World: 1 << 12}} {
-		for rank := range min(s.World, 10) {
-			s.Rank = s.World - 1 - rank
-			q := &Sequence{Settings: s}
-			for _, k := range []uint64{0, 1, 12345, MaxBatches - 1} {
-				for j := range min(s.BatchSize, 10) {
-					j = s.BatchSize - 1 - j
-					if gotK, rank, gotJ := q.BatchOf(q.Row(k, j)); gotK != k || rank != s.Rank || gotJ != j {
-						t.Errorf("%+v: row %d of batch %d is row %d of batch %d of rank %d", s, j, k, gotJ, gotK, rank)
-					}
-				}
-			}
-		}
-	}
-}
-
 // In the last epochs that there are batches for, what is found is there, and in a batch that has a number.
 func TestFindAtTheEnd(t *testing.T) {
 	all := func(int64, int64) bool { return true }
@@ -231,26 +193,6 @@ func TestFindStops(t *testing.T) {
 				})
 				if len(asked) != most || !slices.IsSorted(asked) || asked[len(asked)-1] > q.RowsPerEpoch() {
 					t.Errorf("%s, rank %d: asked at rows %v, want to be stopped at %d", order, rank, asked, most)
-				}
-			}
-		}
-	}
-}
-
-// mixture.lastOf is the last one of sourceOf.
-func TestMixtureLast(t *testing.T) {
-	for _, weights := range [][]float64{{3}, {7, 2, 1}, {0.98, 0.01, 0.01}} {
-		m := newTestMixture(t, weights...)
-		last := make([]uint64, len(weights))
-		for row := range uint64(3 * m.period()) {
-			source, index := m.sourceOf(row)
-			last[source] = index
-			if row < uint64(m.period()) {
-				continue // some source has none yet
-			}
-			for source, want := range last {
-				if got := m.lastOf(source, row); got != want {
-					t.Fatalf("%v: the last row of source %d up to %d is its row %d, want %d", weights, source, row, got, want)
 				}
 			}
 		}

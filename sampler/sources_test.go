@@ -157,36 +157,18 @@ func checkMixed(t *testing.T, name string, count int, tokens []Source, ranks, al
 	}
 }
 
-// A single source is no mixture: its rows are those of the split.
-func TestOneSourceIsTheSplit(t *testing.T) {
-	paths := files(t, 2, 1000, 500)
-	tokens := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: cache.Pread})
-	for _, order := range []Order{Random, Shuffle, Sequential} {
-		s := Settings{Split: "train", BatchSize: 4, BlockSize: 8, DType: array.Int64, Layout: XY, Order: order, World: 1}
-		plain, err := New(tokens, s)
-		must(t, err)
-		s.Weights = []float64{0.3}
-		weighted, err := New(tokens, s)
-		must(t, err)
-		for k := range uint64(50) {
-			if !bytes.Equal(read(t, plain, k), read(t, weighted, k)) {
-				t.Fatalf("%s: batch %d differs", order, k)
-			}
-		}
-	}
-}
-
 // A stub is tokens without files: each is first plus its position.
 type stub struct {
 	dtype array.DType
 	runs  []array.Run
 	first int64
+	vocab int64
 	err   error // of Read
 }
 
 func (s *stub) DType() array.DType           { return s.dtype }
 func (s *stub) Axes() []int                  { return nil }
-func (s *stub) VocabSize() int64             { return 0 }
+func (s *stub) VocabSize() int64             { return s.vocab }
 func (s *stub) Runs() []array.Run            { return s.runs }
 func (s *stub) Locate(pos int64) array.Place { return array.Place{Path: "stub", Index: pos} }
 
