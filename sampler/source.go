@@ -77,17 +77,15 @@ type source struct {
 func newSource(from Source, s Settings) (source, error) {
 	main := from.Main
 	for _, beside := range from.Beside {
-		if a, b := main.Runs(), beside.Runs(); len(a) == len(b) {
-			for i := range a {
-				if a[i].Len != b[i].Len {
-					return source{}, fmt.Errorf("%s has %d elements, but there are %d in %s: an array beside the tokens has one for each of them",
-						b[i].Name, b[i].Len, a[i].Len, a[i].Name)
-				}
-			}
+		a, b := main.Runs(), beside.Runs()
+		if len(a) != len(b) { // which files may be cut elsewhere
+			a, b = []array.Run{{Name: a[0].Name, Len: main.Len()}}, []array.Run{{Name: b[0].Name, Len: beside.Len()}}
 		}
-		if beside.Len() != main.Len() {
-			return source{}, fmt.Errorf("%s has %d elements, but there are %d in %s: an array beside the tokens has one for each of them",
-				beside.Runs()[0].Name, beside.Len(), main.Len(), main.Runs()[0].Name)
+		for i := range a {
+			if a[i].Len != b[i].Len {
+				return source{}, fmt.Errorf("%s has %d elements, but there are %d in %s: an array beside the tokens has one for each of them",
+					b[i].Name, b[i].Len, a[i].Len, a[i].Name)
+			}
 		}
 	}
 	return source{
