@@ -77,28 +77,6 @@ func TestMixtureShares(t *testing.T) {
 			t.Errorf("%v: shares %v, error %v, want %v", test.weights, got, err, test.want)
 		}
 	}
-	rng := rand.New(rand.NewPCG(3, 4))
-	for range 20 {
-		weights, sum, total := make([]float64, 2+rng.IntN(29)), 0, 0
-		for i := range weights {
-			w := 1_000_000 + rng.IntN(1_000_000_000)
-			weights[i] = float64(w)
-			sum += w
-		}
-		shares, err := newShares(weights)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, a := range shares {
-			if off := a*sum - int(weights[i])*maxPeriod; off <= -sum || off >= sum {
-				t.Errorf("%v: share %d of source %d is a row off", weights, a, i)
-			}
-			total += a
-		}
-		if total != maxPeriod {
-			t.Errorf("%v: %d rows in a period", weights, total)
-		}
-	}
 }
 
 // Every prefix is within one row of the shares; the rows of a source are numbered without a gap; rowOf inverts sourceOf.
@@ -184,16 +162,6 @@ func manyWeights() (weights []float64) {
 		weights = append(weights, 1/float64(i+1))
 	}
 	return weights
-}
-
-func BenchmarkNewMixture(b *testing.B) {
-	for _, weights := range [][]float64{{0.7, 0.2, 0.1}, manyWeights()} {
-		b.Run(fmt.Sprint("D=", newTestMixture(b, weights...).period()), func(b *testing.B) {
-			for b.Loop() {
-				newTestMixture(b, weights...)
-			}
-		})
-	}
 }
 
 func BenchmarkMixturePlace(b *testing.B) {

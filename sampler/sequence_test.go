@@ -158,16 +158,6 @@ func TestRanksAreDisjointAndElastic(t *testing.T) {
 	}
 }
 
-func TestEpoch(t *testing.T) {
-	paths := files(t, 2, 10*8+1, 3*8, 8+1) // 10, 2 and 1 windows
-	for rank := range 2 {
-		q := sequence(t, paths, cache.Options{DType: array.Uint16}, Settings{BatchSize: 3, Order: Sequential, Rank: rank, World: 2})
-		if q.RowsPerEpoch() != 13 || q.BatchesPerEpoch() != 3 { // 13 rows at 6 a batch
-			t.Errorf("%d rows and %d batches an epoch", q.RowsPerEpoch(), q.BatchesPerEpoch())
-		}
-	}
-}
-
 // holding writes files of one list of tokens each.
 func holding(t testing.TB, width int, lists ...[]int64) (paths []string) {
 	t.Helper()
@@ -214,14 +204,6 @@ func TestTokensAreRefused(t *testing.T) {
 				}
 			}
 		}
-	}
-}
-
-// Every row of every batch has a number of its own in 64 bits.
-func TestLastRow(t *testing.T) {
-	q := Sequence{Settings: Settings{BatchSize: 1 << 12, World: 1 << 12, Rank: 1<<12 - 1}}
-	if got := q.Row(MaxBatches-1, 1<<12-1); got != 1<<64-1 {
-		t.Errorf("the last row is %d", got)
 	}
 }
 
