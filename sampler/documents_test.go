@@ -218,48 +218,6 @@ func (l *listed) Read(ws []array.Window, visit func(int, []byte) error) error {
 	return nil
 }
 
-// What Find says of any token is what the rows of an epoch show.
-func TestFindInRowsOfDocuments(t *testing.T) {
-	r := rand.New(rand.NewPCG(7, 8))
-	for _, kind := range documentKinds {
-		for _, order := range []Order{Random, Shuffle, Sequential} {
-			for _, count := range []int{30, few(30, groupDocuments+100)} {
-				ends := someDocuments(r, count, 12)
-				q, err := New([]Source{documented(array.Uint32, ends)}, Settings{Split: "train", BatchSize: 3, BlockSize: 8, DType: array.Int64,
-					Layout: XY, Order: order, Seed: 3, World: 1, Rows: kind, Ends: EndsByIndex})
-				must(t, err)
-				for epoch := range uint64(2) {
-					want := map[int64][]Hit{}
-					for i := range uint64(q.RowsPerEpoch()) {
-						row := epoch*uint64(q.RowsPerEpoch()) + i
-						k, _, j := q.BatchOf(row)
-						_, segments, err := q.Segments(k, j)
-						must(t, err)
-						for _, p := range segments {
-							for n := range p.Len {
-								want[p.Start+int64(n)] = append(want[p.Start+int64(n)], Hit{row, p.At + n})
-							}
-						}
-					}
-					step := int64(1)
-					if count > 1000 || order == Random {
-						step = 997
-					}
-					for pos := int64(0); pos < ends[len(ends)-1]; pos += 1 + r.Int64N(step) {
-						got := find(t, q, 0, pos, epoch, func(int64, int64) bool { return true })
-						if !slices.Equal(got, want[pos]) {
-							t.Fatalf("%s, %s: token %d of epoch %d is found in %v, and is in %v", kind, order, pos, epoch, got, want[pos])
-						}
-						if len(got) == 0 && kind != DocumentFirst && order != Random {
-							t.Fatalf("%s, %s: token %d is in no row", kind, order, pos)
-						}
-					}
-				}
-			}
-		}
-	}
-}
-
 // The blocks of an epoch are a permutation of all rows, in another order in each, whatever number of rows and groups there is; and rows
 // that follow each other are of few groups.
 func TestBlocksPermute(t *testing.T) {

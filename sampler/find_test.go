@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"testing"
@@ -43,47 +44,6 @@ func (c corpus) has(o Order) bool {
 	return o != Torch && o != Torch26 || len(c.sources) == 1 && (c.join || len(c.sources[0]) == 1)
 }
 
-// A sighting is a token in a batch.
-type sighting struct {
-	k              uint64
-	rank, j, index int
-}
-
-func sorted(all []sighting) []sighting {
-	slices.SortFunc(all, func(a, b sighting) int {
-		return cmp.Or(cmp.Compare(a.k, b.k), cmp.Compare(a.rank, b.rank), cmp.Compare(a.j, b.j), cmp.Compare(a.index, b.index))
-	})
-	return all
-}
-
-// sightings are all of the first epochs, by the epoch of the row's source and the token, as the batches of ranks show them.
-func sightings(t testing.TB, ranks []*Sequence, epochs uint64) map[uint64]map[int64][]sighting {
-	t.Helper()
-	seen := map[uint64]map[int64][]sighting{}
-	past := map[int]bool{} // sources whose first epochs are over
-	q := ranks[0]
-	for k := uint64(0); len(past) < len(q.Weights); k++ {
-		for _, q := range ranks {
-			batch := rows(read(t, q, k)[:q.Batch().MainBytes()], q.BlockSize)
-			for j := range q.BatchSize {
-				epoch := q.Epoch(k, j)
-				if epoch >= epochs {
-					source, _ := q.Start(k, j)
-					past[source] = true
-				}
-				if seen[epoch] == nil {
-					seen[epoch] = map[int64][]sighting{}
-				}
-				x, y := batch[j], batch[q.BatchSize+j]
-				for index, token := range append(slices.Clone(x), y[len(y)-1]) {
-					seen[epoch][token] = append(seen[epoch][token], sighting{k, q.Rank, j, index})
-				}
-			}
-		}
-	}
-	return seen
-}
-
 func find(t testing.TB, q *Sequence, source int, pos int64, epoch uint64, progress func(int64, int64) bool) []Hit {
 	t.Helper()
 	hits, err := q.Find(source, pos, epoch, progress)
@@ -91,9 +51,54 @@ func find(t testing.TB, q *Sequence, source int, pos int64, epoch uint64, progre
 	return hits
 }
 
-// What Find says of any token is what looking through the batches of the epoch says.
-func TestFindIsWhatTheBatchesShow(t *testing.T) {
-	const epochs = 3
+// checkFind compares what Find says of tokens with the rows that all ranks have, in the first epochs. The tokens are up to step apart.
+func checkFind(t *testing.T, ranks []*Sequence, step int64) {
+	t.Helper()
+	const epochs = 2
+	type token struct {
+		source int
+		pos    int64
+		epoch  uint64
+	}
+	want, last := map[token][]Hit{}, uint64(0)
+	for _, q := range ranks {
+		together, _ := q.together()
+		for i := range q.sources {
+			rows, of := q.Share(i)
+			last = max(last, (epochs*uint64(q.sources[i].share.n)/uint64(rows)+2)*uint64(of)/uint64(q.BatchSize*together)+1)
+		}
+	}
+	for k := range last + 1 {
+		for _, q := range ranks {
+			for j := range q.BatchSize {
+				source, segments, err := q.Segments(k, j)
+				must(t, err)
+				for _, s := range segments {
+					for i := range s.Len {
+						at := token{source, s.Start + int64(i), q.Epoch(k, j)}
+						want[at] = append(want[at], Hit{q.Row(k, j), s.At + i})
+					}
+				}
+			}
+		}
+	}
+	r := rand.New(rand.NewPCG(7, 8))
+	look := ranks[r.IntN(len(ranks))]
+	for epoch := range uint64(epochs) {
+		for source := range look.sources {
+			for pos := int64(0); pos < look.sources[source].arrays[0].Len(); pos += 1 + r.Int64N(step) {
+				got, want := find(t, look, source, pos, epoch, func(int64, int64) bool { return true }), want[token{source, pos, epoch}]
+				slices.SortFunc(want, func(a, b Hit) int { return cmp.Compare(a.Row, b.Row) })
+				if !slices.Equal(got, want) {
+					t.Fatalf("%+v: token %d of source %d is found in epoch %d in %v, and is in %v", look.Settings, pos, source, epoch, got, want)
+				}
+			}
+		}
+	}
+}
+
+// What Find says of any token is what looking through the rows of the epoch says: of windows, of documents, and of shares of hosts.
+func TestFindIsWhatTheRowsShow(t *testing.T) {
 	for _, a := range corpora {
 		tokens := a.open(t)
 		for _, order := range allOrders {
@@ -108,28 +113,26 @@ func TestFindIsWhatTheBatchesShow(t *testing.T) {
 					must(t, err)
 					ranks = append(ranks, q)
 				}
-				for _, q := range ranks {
-					look := ranks
-					if order == Torch || order == Torch26 {
-						look = []*Sequence{q} // a rank knows only its own rows
-					}
-					want := sightings(t, look, epochs)
-					for epoch := range uint64(epochs) {
-						for pos := range total(tokens) {
-							var got []sighting
-							source, at := locate(tokens, pos)
-							for _, f := range find(t, q, source, at, epoch, func(int64, int64) bool { return true }) {
-								k, rank, j := q.BatchOf(f.Row)
-								got = append(got, sighting{k, rank, j, f.Index})
-							}
-							if want := sorted(want[epoch][pos]); !slices.Equal(sorted(got), want) {
-								t.Fatalf("%s, %s, rank %d of %d: token %d is found in epoch %d at %v, the batches have it at %v",
-									a.name, order, q.Rank, world, pos, epoch, got, want)
-							}
-						}
-					}
+				if order == Torch || order == Torch26 {
+					ranks = ranks[world-1:] // a rank knows only its own rows
 				}
+				checkFind(t, ranks, 1)
 			}
+		}
+	}
+	r := rand.New(rand.NewPCG(7, 8))
+	for _, kind := range documentKinds {
+		for _, order := range []Order{Random, Shuffle, Sequential} {
+			q, err := New([]Source{documented(array.Uint32, someDocuments(r, few(30, groupDocuments+100), 12))}, Settings{Split: "train",
+				BatchSize: 3, BlockSize: 8, DType: array.Int64, Layout: XY, Order: order, Seed: 3, World: 1, Rows: kind, Ends: EndsByIndex})
+			must(t, err)
+			checkFind(t, []*Sequence{q}, int64(few(1, 997)))
+		}
+	}
+	for range few(30, 300) {
+		s := someShared(r)
+		if ranks, err := s.ranks(s.open(t)); err == nil {
+			checkFind(t, ranks, 1)
 		}
 	}
 }

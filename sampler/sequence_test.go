@@ -78,11 +78,6 @@ func begin(q *Sequence, k uint64, j int) int64 {
 	return start
 }
 
-// unsigned is the dtype of tokens of width bytes.
-func unsigned(width int) array.DType {
-	return map[int]array.DType{2: array.Uint16, 4: array.Uint32}[width]
-}
-
 // def sets what is zero.
 func def[T comparable](p *T, v T) {
 	var zero T
@@ -156,21 +151,6 @@ func TestRanksAreDisjointAndElastic(t *testing.T) {
 			}
 		}
 	}
-}
-
-// holding writes files of one list of tokens each.
-func holding(t testing.TB, width int, lists ...[]int64) (paths []string) {
-	t.Helper()
-	dir := t.TempDir()
-	for i, list := range lists {
-		var raw []byte
-		for _, v := range list {
-			raw = appendToken(raw, v, width)
-		}
-		paths = append(paths, filepath.Join(dir, fmt.Sprintf("shard%d.bin", i)))
-		must(t, os.WriteFile(paths[i], raw, 0o600))
-	}
-	return paths
 }
 
 // A token that the dtype cannot hold, or that is beyond the vocabulary, is an error of every read that shows it, and of no other.

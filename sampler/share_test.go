@@ -160,45 +160,6 @@ func TestSharesOfHosts(t *testing.T) {
 	}
 }
 
-// What Find says of any element is what the rows of an epoch show, of all hosts and ranks, whichever rank looks.
-func TestFindInShares(t *testing.T) {
-	r := rand.New(rand.NewPCG(5, 6))
-	for range few(30, 300) {
-		s := someShared(r)
-		tokens := s.open(t)
-		ranks, err := s.ranks(tokens)
-		if err != nil {
-			continue
-		}
-		for epoch := range uint64(2) {
-			want := map[int64][]Hit{}
-			for _, q := range ranks {
-				for k := range 2*uint64(q.RowsPerEpoch()) + 1 {
-					for j := range s.b {
-						if q.Epoch(k, j) != epoch {
-							continue
-						}
-						for i := range q.window().len {
-							want[begin(q, k, j)+i] = append(want[begin(q, k, j)+i], Hit{q.Row(k, j), int(i)})
-						}
-						if gotK, rank, gotJ := q.BatchOf(q.Row(k, j)); gotK != k || rank != q.Rank || gotJ != j {
-							t.Fatalf("row %d is %d, %d, %d", q.Row(k, j), gotK, rank, gotJ)
-						}
-					}
-				}
-			}
-			looks := ranks[r.IntN(len(ranks))]
-			for pos := range tokens[0].Main.Len() {
-				got := find(t, looks, 0, pos, epoch, func(int64, int64) bool { return true })
-				slices.SortFunc(want[pos], func(a, b Hit) int { return int(a.Row) - int(b.Row) })
-				if !slices.Equal(got, want[pos]) {
-					t.Fatalf("%+v: element %d of epoch %d is found in %v, and is in %v", s, pos, epoch, got, want[pos])
-				}
-			}
-		}
-	}
-}
-
 // Of a mixture, each source has its share of a host's rows, and its own stretch of tokens.
 func TestSharesOfMixtures(t *testing.T) {
 	lens := [][]int{{5000}, {900, 2100}}
