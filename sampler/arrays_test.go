@@ -51,80 +51,143 @@ func newNumbered(dtype array.DType, salt, elements int64, axes ...int) *numbered
 // numbersOf is how many numbers an element of an array has.
 func numbersOf(a Array) int64 { return int64(columnOf(a).numbers) }
 
-// Each array of a batch holds for each row the elements at the positions of the row, of whatever dtype, axes and source; rows are
-// elements themselves. And however a reader cuts batches, the bytes are the same.
-func TestArraysHoldTheElementsOfTheirRows(t *testing.T) {
-	pick := func(dtypes []array.DType) array.DType { return dtypes[rand.IntN(len(dtypes))] }
-	axes := [][]int{nil, {1}, {3}, {2, 5}, {3, 1, 2}}
-	integers := slices.DeleteFunc(array.DTypes(), func(d array.DType) bool { return !d.IsInteger() })
-	for round := range few(100, 1000) {
-		s := Settings{Split: "train", BatchSize: 1 + rand.IntN(5), BlockSize: 1 + rand.IntN(9), DType: Native, Layout: []Layout{XY, WholeRows, Elements}[rand.IntN(3)],
-			Order: []Order{Random, Shuffle, Sequential}[rand.IntN(3)], World: 1, Seed: rand.Uint64()}
-		main := newNumbered(pick(integers), 0, 0)
-		if s.Layout == Elements {
-			main = newNumbered(pick(array.DTypes()), 0, 0, axes[rand.IntN(len(axes))]...)
-		}
-		var kinds []*numbered
-		for i := range rand.IntN(4) {
-			s.Arrays = append(s.Arrays, Beside{fmt.Sprint("beside", i), []At{AtX, AtY}[rand.IntN(2)]})
-			kinds = append(kinds, newNumbered(pick(array.DTypes()), 0, 0, axes[rand.IntN(len(axes))]...))
-		}
-		var sources []Source
-		for range 1 + rand.IntN(3) {
-			n := int64(s.BlockSize + 1 + rand.IntN(100))
-			like := func(a *numbered) Array { return newNumbered(a.dtype, rand.Int64(), n, a.axes...) }
-			from := Source{Main: like(main)}
-			for _, kind := range kinds {
-				from.Beside = append(from.Beside, like(kind))
+// wanted is batch k by the definition of its arrays: number by number, of what the segments of its rows say.
+func wanted(t testing.TB, q *Sequence, sources []Source, k uint64) (all []byte) {
+	T := q.BlockSize
+	if q.Layout == Elements {
+		T = 0
+	}
+	for _, a := range q.Batch().Arrays {
+		put := func(v int64) { all = appendToken(all, v, a.DType.Size()) }
+		for j := range q.BatchSize {
+			source, segments, err := q.Segments(k, j)
+			must(t, err)
+			slots, segment, used := slices.Repeat([]int64{-1}, T+1), slices.Repeat([]int{-1}, T+1), 0 // positions; numbers of segments
+			for n, s := range segments {
+				for i := range s.Len {
+					slots[s.At+i], segment[s.At+i] = s.Start+int64(i), n
+				}
+				used = s.At + s.Len
 			}
-			sources, s.Weights = append(sources, from), append(s.Weights, float64(1+rand.IntN(3)))
-		}
-		q, err := New(sources, s)
-		must(t, err)
-
-		// What the batches hold by their definition.
-		var want []byte
-		const batches = 3
-		for k := range uint64(batches) {
-			for _, a := range q.Batch().Arrays {
-				for j := range s.BatchSize {
-					source, start := q.Start(k, j)
-					of, from, count := sources[source].Main, start, s.BlockSize
-					switch i := slices.IndexFunc(s.Arrays, func(b Beside) bool { return b.Name == a.Name }); {
-					case i >= 0:
-						of = sources[source].Beside[i]
-						if s.Layout != Elements && s.Arrays[i].At == AtY {
-							from++
+			elements := func(of Array, first, count int, filler int64) {
+				n := numbersOf(of)
+				for _, slot := range slots[first : first+count] {
+					for c := range n {
+						if slot >= 0 {
+							put(of.(*numbered).salt + slot*n + c)
+						} else {
+							put(filler)
 						}
-					case a.Name == "source":
-						want = appendToken(want, int64(source), 2)
-						continue
-					case a.Name == "y":
-						from++
-					case a.Name == "tokens":
-						count++
-					}
-					if s.Layout == Elements {
-						count = 1
-					}
-					for i := from * numbersOf(of); i < (from+int64(count))*numbersOf(of); i++ {
-						want = appendToken(want, of.(*numbered).salt+i, of.DType().Size())
 					}
 				}
 			}
+			begins := []int{0} // of documents
+			for i := 1; i <= T; i++ {
+				if segment[i] != segment[i-1] {
+					begins = append(begins, i)
+				}
+			}
+			main := sources[source].Main
+			switch a.Name {
+			case "x", "rows":
+				elements(main, 0, max(T, 1), int64(q.EOT))
+			case "tokens":
+				elements(main, 0, T+1, int64(q.EOT))
+			case "y":
+				for i := 1; i <= T; i++ {
+					if q.MaskTargets && (segment[i] != segment[i-1] || slots[i] < 0) {
+						put(-100)
+					} else {
+						elements(main, i, 1, int64(q.EOT))
+					}
+				}
+			case "cu_seqlens":
+				for i := range T + 1 {
+					put(int64(append(begins, slices.Repeat([]int{T}, T+1)...)[i]))
+				}
+			case "positions":
+				for i := range T {
+					n, found := slices.BinarySearch(begins, i)
+					if !found {
+						n--
+					}
+					put(int64(i - begins[n]))
+				}
+			case "lengths":
+				put(int64(min(used, T)))
+			case "source":
+				put(int64(source))
+			default:
+				i := slices.IndexFunc(q.Settings.Arrays, func(b Beside) bool { return b.Name == a.Name })
+				first := 0
+				if q.Layout != Elements && q.Settings.Arrays[i].At == AtY {
+					first = 1
+				}
+				elements(sources[source].Beside[i], first, max(T, 1), 0)
+			}
 		}
-		got := make([]byte, len(want))
-		must(t, q.Read(got, 0, 0))
-		if int64(len(want)) != batches*q.Batch().Bytes() || !bytes.Equal(got, want) {
-			t.Fatalf("round %d: %+v of %d sources: batches\n% x, want\n% x", round, s, len(sources), got, want)
+	}
+	return all
+}
+
+// Every array of a batch is what the segments of its rows say, of whatever dtype, axes, documents and sources. However a reader cuts
+// batches, the bytes are the same.
+func TestBatchesAreTheirSegments(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	axes := [][]int{nil, {1}, {3}, {2, 5}, {3, 1, 2}}
+	integers := slices.DeleteFunc(array.DTypes(), func(d array.DType) bool { return !d.IsInteger() })
+	for round := range few(150, 1000) {
+		s := Settings{
+			Split: "train", BatchSize: 1 + r.IntN(5), BlockSize: 1 + r.IntN(30), Seed: r.Uint64(), World: 1 + r.IntN(3), DType: Native,
+			Layout: []Layout{XY, WholeRows, Elements}[r.IntN(3)], Order: []Order{Random, Shuffle, Sequential}[r.IntN(3)],
 		}
-		for range 200 {
-			from := rand.IntN(len(want))
-			to := from + 1 + rand.IntN(min(len(want)-from, 1+rand.IntN(300)))
-			part := make([]byte, to-from)
-			must(t, q.Read(part, 0, int64(from)))
-			if !bytes.Equal(part, want[from:to]) {
-				t.Fatalf("round %d: %+v of %d sources: bytes %d to %d are % x, want % x", round, s, len(sources), from, to, part, want[from:to])
+		s.Rank = r.IntN(s.World)
+		main, salt := newNumbered(integers[r.IntN(len(integers))], 0, 0), r.Int64()
+		switch {
+		case s.Layout == Elements:
+			main = newNumbered(array.DTypes()[r.IntN(len(array.DTypes()))], 0, 0, axes[r.IntN(len(axes))]...)
+		case round%2 == 0: // rows of documents
+			main, salt = newNumbered(array.Uint32, 0, 0), 0
+			s.Rows, s.Ends, s.EOT, s.Documents = documentKinds[r.IntN(3)], EndsByIndex, uint64(r.IntN(2))*50256, r.IntN(3) > 0
+			s.DType = []array.DType{array.Uint32, array.Int32, array.Int64}[r.IntN(3)]
+			s.MaskTargets = s.Layout == XY && s.DType != array.Uint32 && r.IntN(2) == 0
+		}
+		var kinds []*numbered
+		for i := range r.IntN(4) {
+			s.Arrays = append(s.Arrays, Beside{fmt.Sprint("beside", i), []At{AtX, AtY}[r.IntN(2)]})
+			kinds = append(kinds, newNumbered(array.DTypes()[r.IntN(len(array.DTypes()))], 0, 0, axes[r.IntN(len(axes))]...))
+		}
+		var sources []Source
+		for range 1 + r.IntN(3) {
+			count := 1 + r.IntN(200)
+			if round < 6 {
+				count = groupDocuments + r.IntN(groupDocuments)
+			}
+			ends := append(documentEndsAt{int64(s.BlockSize) + 1}, someDocuments(r, count, 50)...)
+			for i := range ends[1:] {
+				ends[i+1] += ends[0]
+			}
+			from := Source{Main: newNumbered(main.dtype, salt, ends[count], main.axes...), Documents: ends}
+			for _, kind := range kinds {
+				from.Beside = append(from.Beside, newNumbered(kind.dtype, r.Int64(), ends[count], kind.axes...))
+			}
+			sources, s.Weights = append(sources, from), append(s.Weights, float64(1+r.IntN(3)))
+		}
+		q, err := New(sources, s)
+		must(t, err)
+		for _, k := range []uint64{0, r.Uint64N(1000), MaxBatches - 2} {
+			want := append(wanted(t, q, sources, k), wanted(t, q, sources, k+1)...)
+			for range few(20, 60) {
+				from := r.IntN(len(want))
+				to := from + 1 + r.IntN(len(want)-from)
+				if from%8 == 0 {
+					from, to = 0, len(want)
+				}
+				got := make([]byte, to-from)
+				must(t, q.Read(got, k, int64(from)))
+				if int64(len(want)) != 2*q.Batch().Bytes() || !bytes.Equal(got, want[from:to]) {
+					t.Fatalf("%+v: bytes %d to %d of batch %d are\n% x, want\n% x", s, from, to, k, got, want[from:to])
+				}
 			}
 		}
 	}
@@ -219,7 +282,7 @@ func TestConvertEveryPair(t *testing.T) {
 		numbers := slices.DeleteFunc(slices.Clone(edges), func(n *big.Int) bool { return !holds(from, n) })
 		for _, to := range integers {
 			for round := range 200 {
-				n, most := 1+rand.IntN(20), len(numbers)
+				n, most := 1+rand.IntN(40), len(numbers)
 				if round < len(numbers) { // each alone too
 					n, most = 1, 1
 				}

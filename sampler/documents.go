@@ -13,12 +13,11 @@ type Segment struct {
 	Start    int64 // position in the source of its first token
 	Len      int   // tokens
 	At       int   // index in the row of its first token
-	Document int64 // its number in the source, or -1 where nobody knows
+	Document int64 // its number in the source; -1: unknown
 }
 
-// A segmentRows are the rows of a source that begin at documents, or are packed with them, in the order of their first tokens. Documents
-// are laid into rows in groups, each by itself: no more than a group is needed to make a row, and the number of the rows of each
-// group is all that is kept.
+// segmentRows are the rows of a source that begin at documents or are packed with them, in the order of their first tokens. Documents are
+// laid into rows in groups, so that a row needs one group only, and only the number of rows of each group is kept.
 type segmentRows struct {
 	documents Documents
 	cut       cut
@@ -56,6 +55,7 @@ func (c cut) segments(n int64) (full int64, rest int32) {
 type group struct {
 	entries  []entry // by row
 	segments []groupSegment
+	rows     int64
 }
 
 // An entry is one row, or several full rows of a document, T tokens apart.
@@ -95,7 +95,7 @@ func newSegmentRows(documents Documents, c cut, sums prefixSums, tables *Tables)
 				if g >= int64(groups) {
 					return
 				}
-				r.sums[g], errs[i] = r.count(p, g)
+				r.sums[g], errs[i] = r.load(p, g)
 			}
 		})
 	}
@@ -131,8 +131,8 @@ func newGroupPacker(c cut) *groupPacker {
 	return p
 }
 
-// load reads where the documents of group g lie, and cuts them.
-func (r *segmentRows) load(p *groupPacker, g int64) (full int64, err error) {
+// load reads where the documents of group g lie, cuts and packs them. It returns how many rows they have.
+func (r *segmentRows) load(p *groupPacker, g int64) (rows int64, err error) {
 	first := g * groupDocuments
 	n := min(r.documents.Count()-first, groupDocuments)
 	p.bounds, p.bounds[0] = p.bounds[:n+1], 0
@@ -147,7 +147,7 @@ func (r *segmentRows) load(p *groupPacker, g int64) (full int64, err error) {
 	p.long, p.rests = 0, p.rests[:0]
 	for i, end := range p.bounds[1:] {
 		more, rest := r.cut.segments(end - p.bounds[i])
-		if full += more; more > 0 {
+		if rows += more; more > 0 {
 			p.long++
 		}
 		if rest > 0 {
@@ -157,13 +157,7 @@ func (r *segmentRows) load(p *groupPacker, g int64) (full int64, err error) {
 	if p.packer != nil {
 		p.packer.pack(p.rests)
 	}
-	return full, nil
-}
-
-// count returns how many rows a group has.
-func (r *segmentRows) count(p *groupPacker, g int64) (int64, error) {
-	full, err := r.load(p, g)
-	return full + int64(p.rowsOfRests()), err
+	return rows + int64(p.rowsOfRests()), nil
 }
 
 // rowsOfRests is how many rows the segments take that are shorter than a row.
@@ -181,25 +175,24 @@ func (r *segmentRows) make(g int64) (*group, error) {
 	if _, err := r.load(p, g); err != nil {
 		return nil, err
 	}
-	documents := p.bounds[1:]
-	made := &group{make([]entry, 0, p.long+p.rowsOfRests()), make([]groupSegment, 0, p.long+len(p.rests))}
+	made := &group{entries: make([]entry, 0, p.long+p.rowsOfRests()), segments: make([]groupSegment, 0, p.long+len(p.rests))}
 	p.next = p.next[:0]
 	for range p.rests { // as many rows as that at most
 		p.next = append(p.next, -1)
 	}
-	row, rest := int64(0), 0
 	begin := func(segments int32) (first int32) {
 		first = int32(len(made.segments))
-		made.entries = append(made.entries, entry{row, first})
+		made.entries = append(made.entries, entry{made.rows, first})
 		made.segments = made.segments[:first+segments]
 		return first
 	}
-	for i, end := range documents {
+	rest := 0
+	for i, end := range p.bounds[1:] {
 		start := p.bounds[i]
 		full, short := r.cut.segments(end - start)
 		if full > 0 {
 			made.segments[begin(1)] = groupSegment{start, int32(r.cut.t + 1), int32(i)}
-			row += full
+			made.rows += full
 		}
 		if short == 0 {
 			continue
@@ -211,7 +204,7 @@ func (r *segmentRows) make(g int64) (*group, error) {
 		}
 		if p.next[into] < 0 {
 			p.next[into] = begin(segments)
-			row++
+			made.rows++
 		}
 		made.segments[p.next[into]] = groupSegment{start + full*r.cut.t, short, int32(i)}
 		p.next[into]++
@@ -220,14 +213,13 @@ func (r *segmentRows) make(g int64) (*group, error) {
 	return made, nil
 }
 
-// row returns the segments of a row, without At, and how far each begins behind where they say.
-func (g *group) row(row int64) (segments []groupSegment, shift int64) {
-	i := sort.Search(len(g.entries), func(i int) bool { return g.entries[i].row > row }) - 1
-	end := len(g.segments)
+// entry returns the segments of entry i, without At, and how many rows it is.
+func (g *group) entry(i int) (segments []groupSegment, rows int64) {
+	end, next := len(g.segments), g.rows
 	if i+1 < len(g.entries) {
-		end = int(g.entries[i+1].first)
+		end, next = int(g.entries[i+1].first), g.entries[i+1].row
 	}
-	return g.segments[g.entries[i].first:end], row - g.entries[i].row
+	return g.segments[g.entries[i].first:end], next - g.entries[i].row
 }
 
 // at calls visit for each segment of a row, in the order in which they stand there.
@@ -237,11 +229,11 @@ func (r *segmentRows) at(row int64, visit func(Segment) error) error {
 	if err != nil {
 		return err
 	}
-	segments, shift := g.row(in)
-	slot := 0
+	i := sort.Search(len(g.entries), func(i int) bool { return g.entries[i].row > in }) - 1
+	segments, _ := g.entry(i)
+	slot, shift := 0, (in-g.entries[i].row)*r.cut.t
 	for _, p := range segments {
-		err := visit(Segment{p.start + shift*r.cut.t, int(p.len), slot, int64(number)*groupDocuments + int64(p.document)})
-		if err != nil {
+		if err := visit(Segment{p.start + shift, int(p.len), slot, int64(number)*groupDocuments + int64(p.document)}); err != nil {
 			return err
 		}
 		slot += int(p.len)
@@ -261,17 +253,11 @@ func (r *segmentRows) holding(pos int64) (list []place, err error) {
 	if err != nil {
 		return nil, err
 	}
-	before := int64(0)
-	if number > 0 {
-		before = r.sums[number-1]
-	}
+	before := r.sums[number] - g.rows
 	for i, e := range g.entries {
-		end, rows := len(g.segments), r.sums[number]-before-e.row
-		if i+1 < len(g.entries) {
-			end, rows = int(g.entries[i+1].first), g.entries[i+1].row-e.row
-		}
+		segments, rows := g.entry(i)
 		slot := int64(0)
-		for _, p := range g.segments[e.first:end] {
+		for _, p := range segments {
 			if in := pos - p.start; in >= 0 && int64(p.document) == document-number*groupDocuments {
 				// Only full rows are several: their segments begin T apart, and share a token.
 				for row := max((in-int64(p.len)+r.cut.t)/r.cut.t, 0); row < rows && row*r.cut.t <= in; row++ {

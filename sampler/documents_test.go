@@ -46,25 +46,12 @@ func someDocuments(r *rand.Rand, count int, most int64) (ends documentEndsAt) {
 	return ends
 }
 
-// documented is a source with these documents, whose tokens are their positions, and beside them arrays of numbers that count from 0.
-func documented(dtype array.DType, ends documentEndsAt, beside ...array.Array) Source {
+// documented is a source with these documents, whose tokens are their positions.
+func documented(dtype array.DType, ends documentEndsAt) Source {
 	s := stubs(dtype, []int64{ends[len(ends)-1]})[0]
 	s.Documents = ends
-	for _, b := range beside {
-		other := *s.Main.(*stub)
-		other.dtype = b.DType
-		s.Beside = append(s.Beside, shaped{&other, b.Shape})
-	}
 	return s
 }
-
-// A shaped stub has elements of several numbers.
-type shaped struct {
-	*stub
-	axes []int
-}
-
-func (s shaped) Axes() []int { return s.axes }
 
 // rowsOf are the rows of documents, by the rules of docs/orders.md and no index.
 func rowsOf(kind Rows, t int64, ends documentEndsAt) (rows [][]Segment) {
@@ -135,9 +122,9 @@ var documentKinds = []Rows{OfDocument, DocumentFirst, Packed}
 func TestRowsOfDocuments(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, kind := range documentKinds {
-		for _, T := range []int{1, 2, 7, 64} {
-			for _, count := range []int{1, 2, 40, few(40, groupDocuments), few(groupDocuments+T, 3*groupDocuments-7)} {
-				ends := someDocuments(r, count, 1+r.Int64N(80))
+		for _, T := range []int{1, 2, 7, 64, 5000, 300_000} {
+			for _, count := range []int{1, 2, 40, few(40, groupDocuments), few(groupDocuments+T%99, 3*groupDocuments-7)} {
+				ends := someDocuments(r, count, 1+r.Int64N(int64(max(80, T))))
 				s := Settings{Split: "train", BatchSize: 1, BlockSize: T, DType: array.Int64, Layout: XY, Order: Sequential, World: 1,
 					Rows: kind, Ends: EndsByIndex}
 				q, err := New([]Source{documented(array.Uint32, ends)}, s)
@@ -167,149 +154,6 @@ func TestRowsOfDocuments(t *testing.T) {
 type neverRead struct{ documentEndsAt }
 
 func (neverRead) Ends(int64, []int64) error { return errors.New("read again") }
-
-// wanted is batch k, element by element.
-func wanted(t testing.TB, q *Sequence, axes map[string][]int, k uint64) (all []byte) {
-	T := q.BlockSize
-	for _, a := range q.Batch().Arrays {
-		for j := range q.BatchSize {
-			source, segments, err := q.Segments(k, j)
-			must(t, err)
-			slots, segment := make([]int64, T+1), make([]int, T+1) // positions, or -1; the number of the segment
-			used := 0
-			for i := range slots {
-				slots[i], segment[i] = -1, len(segments)
-			}
-			for n, p := range segments {
-				for i := range p.Len {
-					slots[p.At+i], segment[p.At+i] = p.Start+int64(i), n
-				}
-				used = p.At + p.Len
-			}
-			begins := []int64{0} // of documents
-			for i := 1; i <= T; i++ {
-				if segment[i] != segment[i-1] {
-					begins = append(begins, int64(i))
-				}
-			}
-			size := a.DType.Size()
-			put := func(v int64) { all = appendToken(all, v, size) }
-			token := func(i int) {
-				if v := slots[i]; v >= 0 {
-					put(v)
-				} else {
-					put(int64(q.EOT))
-				}
-			}
-			switch a.Name {
-			case "x":
-				for i := range T {
-					token(i)
-				}
-			case "y":
-				for i := 1; i <= T; i++ {
-					if q.MaskTargets && (segment[i] != segment[i-1] || slots[i] < 0) {
-						put(-100)
-					} else {
-						token(i)
-					}
-				}
-			case "tokens":
-				for i := range T + 1 {
-					token(i)
-				}
-			case "cu_seqlens":
-				for i := range T + 1 {
-					if i < len(begins) {
-						put(min(begins[i], int64(T)))
-					} else {
-						put(int64(T))
-					}
-				}
-			case "positions":
-				begin := 0
-				for i := range T {
-					if i > 0 && segment[i] != segment[i-1] {
-						begin = i
-					}
-					put(int64(i - begin))
-				}
-			case "lengths":
-				put(int64(min(used, T)))
-			case "source":
-				put(int64(source))
-			default:
-				n := 1
-				for _, axis := range axes[a.Name] {
-					n *= axis
-				}
-				first := 0
-				if i := slices.IndexFunc(q.Settings.Arrays, func(b Beside) bool { return b.Name == a.Name }); q.Settings.Arrays[i].At == AtY {
-					first = 1
-				}
-				for i := first; i < first+T; i++ {
-					for c := range int64(n) {
-						if slots[i] < 0 {
-							put(0)
-						} else {
-							put(slots[i]*int64(n) + c)
-						}
-					}
-				}
-			}
-		}
-	}
-	return all
-}
-
-// Every array of a batch is what the segments of its rows say, read whole and in any parts.
-func TestBatchesOfDocuments(t *testing.T) {
-	r := rand.New(rand.NewPCG(5, 6))
-	orders := []Order{Random, Shuffle, Sequential}
-	beside := []array.Array{{DType: array.Uint8}, {DType: array.Float16, Shape: []int{3}}, {DType: array.Int64, Shape: []int{2, 2}}}
-	axes := map[string][]int{"mask": nil, "logits": {3}, "at_x": {2, 2}}
-	for n := range few(60, 150) {
-		s := Settings{
-			Split: "train", BatchSize: 1 + r.IntN(4), BlockSize: 1 + r.IntN(40), Seed: r.Uint64(), World: 1 + r.IntN(3),
-			DType: []array.DType{array.Uint32, array.Int32, array.Int64}[r.IntN(3)], Layout: []Layout{XY, XY, WholeRows}[r.IntN(3)],
-			Order: orders[n%3], Rows: documentKinds[n/3%3], Ends: EndsByIndex, EOT: uint64(r.IntN(2)) * 50256, Documents: r.IntN(3) > 0,
-		}
-		s.Rank = r.IntN(s.World)
-		s.MaskTargets = s.Layout == XY && s.DType != array.Uint32 && r.IntN(2) == 0
-		var sources []Source
-		for range 1 + r.IntN(2) {
-			ends := someDocuments(r, 1+r.IntN(200), 1+r.Int64N(100))
-			if n < 6 {
-				ends = someDocuments(r, groupDocuments+r.IntN(groupDocuments), 20)
-			}
-			s.Weights = append(s.Weights, 1)
-			sources = append(sources, documented(array.Uint32, ends))
-		}
-		if r.IntN(2) == 0 {
-			s.Arrays = []Beside{{"mask", AtY}, {"logits", AtY}, {"at_x", AtX}}
-			for i := range sources {
-				sources[i] = documented(array.Uint32, sources[i].Documents.(documentEndsAt), beside...)
-			}
-		}
-		q, err := New(sources, s)
-		must(t, err)
-		for _, k := range []uint64{0, 1, r.Uint64N(1000), MaxBatches - 1} {
-			want := wanted(t, q, axes, k)
-			if got := read(t, q, k); !bytes.Equal(got, want) {
-				t.Fatalf("%+v: batch %d is\n% x, want\n% x", s, k, got, want)
-			}
-			for range few(20, 60) {
-				from := r.IntN(len(want))
-				to := from + 1 + r.IntN(len(want)-from)
-				got := make([]byte, to-from)
-				must(t, q.Read(got, k, int64(from)))
-				if !bytes.Equal(got, want[from:to]) {
-					t.Fatalf("%+v: bytes %d to %d of batch %d are\n% x, want\n% x", s, from, to, k, got, want[from:to])
-				}
-			}
-		}
-	}
-}
 
 // Rows of windows say the same of documents, read whole and in any parts, where a token ends them and where an index says so.
 func TestEndsByTokenAndByIndex(t *testing.T) {
@@ -374,48 +218,6 @@ func (l *listed) Read(ws []array.Window, visit func(int, []byte) error) error {
 	return nil
 }
 
-// What Find says of any token is what the rows of an epoch show.
-func TestFindInRowsOfDocuments(t *testing.T) {
-	r := rand.New(rand.NewPCG(7, 8))
-	for _, kind := range documentKinds {
-		for _, order := range []Order{Random, Shuffle, Sequential} {
-			for _, count := range []int{30, few(30, groupDocuments+100)} {
-				ends := someDocuments(r, count, 12)
-				q, err := New([]Source{documented(array.Uint32, ends)}, Settings{Split: "train", BatchSize: 3, BlockSize: 8, DType: array.Int64,
-					Layout: XY, Order: order, Seed: 3, World: 1, Rows: kind, Ends: EndsByIndex})
-				must(t, err)
-				for epoch := range uint64(2) {
-					want := map[int64][]Hit{}
-					for i := range uint64(q.RowsPerEpoch()) {
-						row := epoch*uint64(q.RowsPerEpoch()) + i
-						k, _, j := q.BatchOf(row)
-						_, segments, err := q.Segments(k, j)
-						must(t, err)
-						for _, p := range segments {
-							for n := range p.Len {
-								want[p.Start+int64(n)] = append(want[p.Start+int64(n)], Hit{row, p.At + n})
-							}
-						}
-					}
-					step := int64(1)
-					if count > 1000 || order == Random {
-						step = 997
-					}
-					for pos := int64(0); pos < ends[len(ends)-1]; pos += 1 + r.Int64N(step) {
-						got := find(t, q, 0, pos, epoch, func(int64, int64) bool { return true })
-						if !slices.Equal(got, want[pos]) {
-							t.Fatalf("%s, %s: token %d of epoch %d is found in %v, and is in %v", kind, order, pos, epoch, got, want[pos])
-						}
-						if len(got) == 0 && kind != DocumentFirst && order != Random {
-							t.Fatalf("%s, %s: token %d is in no row", kind, order, pos)
-						}
-					}
-				}
-			}
-		}
-	}
-}
-
 // The blocks of an epoch are a permutation of all rows, in another order in each, whatever number of rows and groups there is; and rows
 // that follow each other are of few groups.
 func TestBlocksPermute(t *testing.T) {
@@ -448,22 +250,6 @@ func TestBlocksPermute(t *testing.T) {
 				if len(blocks) > mixedBlocks+1 {
 					t.Errorf("%+v: a span has rows of %d blocks", test, len(blocks))
 				}
-			}
-		}
-	}
-}
-
-// A group takes the memory that is counted, and no more.
-func TestGroupsTakeWhatIsCounted(t *testing.T) {
-	ends := someDocuments(rand.New(rand.NewPCG(1, 2)), groupDocuments+100, 60)
-	for _, kind := range documentKinds {
-		for g := range int64(2) {
-			rows, err := newSegmentRows(ends, cut{kind, 16}, nil, NewTables(1<<20))
-			must(t, err)
-			made, err := rows.make(g)
-			must(t, err)
-			if took := 16 * int64(cap(made.entries)+cap(made.segments)); took != made.bytes() {
-				t.Errorf("group %d of rows %s takes %d bytes, and %d are counted", g, kind, took, made.bytes())
 			}
 		}
 	}
@@ -557,5 +343,22 @@ func TestWindowsAreWhatIsRead(t *testing.T) {
 		if q.Windows(0, func(int, int, array.Window) bool { return false }) {
 			t.Errorf("rows = %s: goes on when it is told to stop", kind)
 		}
+	}
+}
+
+func BenchmarkPacker(b *testing.B) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, slots := range []int{1025, 8193, 1<<20 + 1} {
+		b.Run(fmt.Sprint(slots), func(b *testing.B) {
+			lengths := make([]int32, 4096)
+			for i := range lengths {
+				lengths[i] = 1 + r.Int32N(int32(min(slots, 2000)))
+			}
+			p := newPacker(slots)
+			for b.Loop() {
+				p.pack(lengths)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(lengths)), "ns/segment")
+		})
 	}
 }

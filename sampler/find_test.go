@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"testing"
@@ -44,47 +45,6 @@ func (c corpus) has(o Order) bool {
 	return o != Torch && o != Torch26 || len(c.sources) == 1 && (c.join || len(c.sources[0]) == 1)
 }
 
-// A sighting is a token in a batch.
-type sighting struct {
-	k              uint64
-	rank, j, index int
-}
-
-func sorted(all []sighting) []sighting {
-	slices.SortFunc(all, func(a, b sighting) int {
-		return cmp.Or(cmp.Compare(a.k, b.k), cmp.Compare(a.rank, b.rank), cmp.Compare(a.j, b.j), cmp.Compare(a.index, b.index))
-	})
-	return all
-}
-
-// sightings are all of the first epochs, by the epoch of the row's source and the token, as the batches of ranks show them.
-func sightings(t testing.TB, ranks []*Sequence, epochs uint64) map[uint64]map[int64][]sighting {
-	t.Helper()
-	seen := map[uint64]map[int64][]sighting{}
-	past := map[int]bool{} // sources whose first epochs are over
-	q := ranks[0]
-	for k := uint64(0); len(past) < len(q.Weights); k++ {
-		for _, q := range ranks {
-			batch := rows(read(t, q, k)[:q.Batch().MainBytes()], q.BlockSize)
-			for j := range q.BatchSize {
-				epoch := q.Epoch(k, j)
-				if epoch >= epochs {
-					source, _ := q.Start(k, j)
-					past[source] = true
-				}
-				if seen[epoch] == nil {
-					seen[epoch] = map[int64][]sighting{}
-				}
-				x, y := batch[j], batch[q.BatchSize+j]
-				for index, token := range append(slices.Clone(x), y[len(y)-1]) {
-					seen[epoch][token] = append(seen[epoch][token], sighting{k, q.Rank, j, index})
-				}
-			}
-		}
-	}
-	return seen
-}
-
 func find(t testing.TB, q *Sequence, source int, pos int64, epoch uint64, progress func(int64, int64) bool) []Hit {
 	t.Helper()
 	hits, err := q.Find(source, pos, epoch, progress)
@@ -92,9 +52,54 @@ func find(t testing.TB, q *Sequence, source int, pos int64, epoch uint64, progre
 	return hits
 }
 
-// What Find says of any token is what looking through the batches of the epoch says.
-func TestFindIsWhatTheBatchesShow(t *testing.T) {
-	const epochs = 3
+// checkFind compares what Find says of tokens with the rows that all ranks have, in the first epochs. The tokens are up to step apart.
+func checkFind(t *testing.T, ranks []*Sequence, step int64) {
+	t.Helper()
+	const epochs = 2
+	type token struct {
+		source int
+		pos    int64
+		epoch  uint64
+	}
+	want, last := map[token][]Hit{}, uint64(0)
+	for _, q := range ranks {
+		together, _ := q.together()
+		for i := range q.sources {
+			rows, of := q.Share(i)
+			last = max(last, (epochs*uint64(q.sources[i].share.n)/uint64(rows)+2)*uint64(of)/uint64(q.BatchSize*together)+1)
+		}
+	}
+	for k := range last + 1 {
+		for _, q := range ranks {
+			for j := range q.BatchSize {
+				source, segments, err := q.Segments(k, j)
+				must(t, err)
+				for _, s := range segments {
+					for i := range s.Len {
+						at := token{source, s.Start + int64(i), q.Epoch(k, j)}
+						want[at] = append(want[at], Hit{q.Row(k, j), s.At + i})
+					}
+				}
+			}
+		}
+	}
+	r := rand.New(rand.NewPCG(7, 8))
+	look := ranks[r.IntN(len(ranks))]
+	for epoch := range uint64(epochs) {
+		for source := range look.sources {
+			for pos := int64(0); pos < look.sources[source].arrays[0].Len(); pos += 1 + r.Int64N(step) {
+				got, want := find(t, look, source, pos, epoch, func(int64, int64) bool { return true }), want[token{source, pos, epoch}]
+				slices.SortFunc(want, func(a, b Hit) int { return cmp.Compare(a.Row, b.Row) })
+				if !slices.Equal(got, want) {
+					t.Fatalf("%+v: token %d of source %d is found in epoch %d in %v, and is in %v", look.Settings, pos, source, epoch, got, want)
+				}
+			}
+		}
+	}
+}
+
+// What Find says of any token is what looking through the rows of the epoch says: of windows, of documents, and of shares of hosts.
+func TestFindIsWhatTheRowsShow(t *testing.T) {
 	for _, a := range corpora {
 		tokens := a.open(t)
 		for _, order := range allOrders {
@@ -109,66 +114,26 @@ func TestFindIsWhatTheBatchesShow(t *testing.T) {
 					must(t, err)
 					ranks = append(ranks, q)
 				}
-				for _, q := range ranks {
-					look := ranks
-					if order == Torch || order == Torch26 {
-						look = []*Sequence{q} // a rank knows only its own rows
-					}
-					want := sightings(t, look, epochs)
-					for epoch := range uint64(epochs) {
-						for pos := range total(tokens) {
-							var got []sighting
-							source, at := locate(tokens, pos)
-							for _, f := range find(t, q, source, at, epoch, func(int64, int64) bool { return true }) {
-								k, rank, j := q.BatchOf(f.Row)
-								got = append(got, sighting{k, rank, j, f.Index})
-							}
-							if want := sorted(want[epoch][pos]); !slices.Equal(sorted(got), want) {
-								t.Fatalf("%s, %s, rank %d of %d: token %d is found in epoch %d at %v, the batches have it at %v",
-									a.name, order, q.Rank, world, pos, epoch, got, want)
-							}
-						}
-					}
+				if order == Torch || order == Torch26 {
+					ranks = ranks[world-1:] // a rank knows only its own rows
 				}
+				checkFind(t, ranks, 1)
 			}
 		}
 	}
-}
-
-// Of the orders that permute, an epoch has each token but those of the tail behind the last window, and none of these.
-func TestFindInAnEpoch(t *testing.T) {
-	for _, order := range []Order{Shuffle, Sequential} {
-		q := sequence(t, files(t, 2, 26, 4+1), cache.Options{DType: array.Uint16}, Settings{BlockSize: 4, Order: order})
-		for epoch := range uint64(5) {
-			for pos := range int64(31) {
-				want := 1
-				switch {
-				case pos == 25: // 6 windows of 4 tokens, the token after them, and it
-					want = 0
-				case pos > 0 && pos < 24 && pos%4 == 0: // y of one window and x of the next
-					want = 2
-				}
-				if got := find(t, q, 0, pos, epoch, nil); len(got) != want {
-					t.Errorf("%s: token %d is found in epoch %d at %v, want %d rows", order, pos, epoch, got, want)
-				}
-			}
+	r := rand.New(rand.NewPCG(7, 8))
+	for _, kind := range documentKinds {
+		for _, order := range []Order{Random, Shuffle, Sequential} {
+			q, err := New([]Source{documented(array.Uint32, someDocuments(r, few(30, groupDocuments+100), 12))}, Settings{Split: "train",
+				BatchSize: 3, BlockSize: 8, DType: array.Int64, Layout: XY, Order: order, Seed: 3, World: 1, Rows: kind, Ends: EndsByIndex})
+			must(t, err)
+			checkFind(t, []*Sequence{q}, int64(few(1, 997)))
 		}
 	}
-}
-
-func TestBatchInvertsRow(t *testing.T) {
-	for _, s := range []Settings{{BatchSize: 1, World: 1}, {BatchSize: 3, World: 5}, {BatchSize: 1 << 12, World: 1 << 12}} {
-		for rank := range min(s.World, 10) {
-			s.Rank = s.World - 1 - rank
-			q := &Sequence{Settings: s}
-			for _, k := range []uint64{0, 1, 12345, MaxBatches - 1} {
-				for j := range min(s.BatchSize, 10) {
-					j = s.BatchSize - 1 - j
-					if gotK, rank, gotJ := q.BatchOf(q.Row(k, j)); gotK != k || rank != s.Rank || gotJ != j {
-						t.Errorf("%+v: row %d of batch %d is row %d of batch %d of rank %d", s, j, k, gotJ, gotK, rank)
-					}
-				}
-			}
+	for range few(30, 300) {
+		s := someShared(r)
+		if ranks, err := s.ranks(s.open(t)); err == nil {
+			checkFind(t, ranks, 1)
 		}
 	}
 }
@@ -238,84 +203,38 @@ func TestFindStops(t *testing.T) {
 	}
 }
 
-// mixture.lastOf is the last one of sourceOf.
-func TestMixtureLast(t *testing.T) {
-	for _, weights := range [][]float64{{3}, {7, 2, 1}, {0.98, 0.01, 0.01}} {
-		m := newTestMixture(t, weights...)
-		last := make([]uint64, len(weights))
-		for row := range uint64(3 * m.period()) {
-			source, index := m.sourceOf(row)
-			last[source] = index
-			if row < uint64(m.period()) {
-				continue // some source has none yet
-			}
-			for source, want := range last {
-				if got := m.lastOf(source, row); got != want {
-					t.Fatalf("%v: the last row of source %d up to %d is its row %d, want %d", weights, source, row, got, want)
-				}
-			}
-		}
-	}
-}
-
-// A sequence under other settings is the one that they make of the tokens, whatever it was before.
+// A sequence under other settings is the one that New makes of the tokens, whatever it was before.
 func TestWithIsNew(t *testing.T) {
-	changes := map[string]func(*Settings){
-		"none":       func(*Settings) {},
-		"batch_size": func(s *Settings) { s.BatchSize = 5 },
-		"block_size": func(s *Settings) { s.BlockSize = 3 },
-		"dtype":      func(s *Settings) { s.DType = array.Int64 },
-		"native":     func(s *Settings) { s.DType = Native },
-		"layout":     func(s *Settings) { s.Layout = WholeRows },
-		"shuffle":    func(s *Settings) { s.Order = Shuffle },
-		"sequential": func(s *Settings) { s.Order = Sequential },
-		"torch":      func(s *Settings) { s.Order = Torch },
-		"torch-2.6":  func(s *Settings) { s.Order = Torch26 },
-		"state":      func(s *Settings) { s.Order, s.TorchState = Torch, torchState(t) },
-		"seed":       func(s *Settings) { s.Seed = 8 },
-		"split":      func(s *Settings) { s.Split = "val" },
-		"rank":       func(s *Settings) { s.Rank, s.World = 2, 3 },
-		"all": func(s *Settings) {
-			*s = Settings{Split: "val", BatchSize: 2, BlockSize: 2, DType: array.Uint32, Layout: WholeRows, Order: Shuffle, Seed: 9, Rank: 1, World: 2}
-		},
+	changes := []func(*Settings){
+		func(*Settings) {},
+		func(s *Settings) { s.BatchSize, s.Seed = 5, 8 },
+		func(s *Settings) { s.BlockSize, s.Split = 3, "val" },
+		func(s *Settings) { s.DType, s.Layout = Native, WholeRows },
+		func(s *Settings) { s.Order, s.Rank, s.World = Shuffle, 2, 3 },
+		func(s *Settings) { s.Order = Sequential },
+		func(s *Settings) { s.Order = Torch26 },
+		func(s *Settings) { s.Order, s.TorchState = Torch, torchState(t) },
 	}
 	for _, a := range corpora {
 		tokens := a.open(t)
-		base := Settings{Split: "train", BatchSize: 3, BlockSize: 4, DType: array.Uint16, Layout: XY, Order: Random, Seed: 7, World: 1,
-			Weights: a.weights}
-		first, err := New(tokens, base)
+		base := Settings{Split: "train", BatchSize: 3, BlockSize: 4, DType: array.Int64, Layout: XY, Order: Random, Seed: 7, World: 1, Weights: a.weights}
+		q, err := New(tokens, base)
 		must(t, err)
-		for from, before := range changes {
-			old := base
-			if before(&old); !a.has(old.Order) {
-				continue
-			}
-			q, err := first.With(old)
-			must(t, err)
-			for to, change := range changes {
-				s := base
-				if change(&s); !a.has(s.Order) {
+		for _, before := range changes {
+			for _, change := range changes {
+				old, s := base, base
+				before(&old)
+				if change(&s); !a.has(old.Order) || !a.has(s.Order) {
 					continue
 				}
-				got, err := q.With(s)
+				from, err := q.With(old)
 				must(t, err)
-				s.Weights = a.weights
+				got, err := from.With(s)
+				must(t, err)
 				want, err := New(tokens, s)
 				must(t, err)
-				at := fmt.Sprintf("%s, %s to %s", a.name, from, to)
-				if !reflect.DeepEqual(got.Settings, want.Settings) {
-					t.Fatalf("%s: settings %+v, want %+v", at, got.Settings, want.Settings)
-				}
-				for k := range uint64(3) {
-					if !bytes.Equal(read(t, got, k), read(t, want, k)) {
-						t.Fatalf("%s: batch %d differs", at, k)
-					}
-				}
-				for i := range got.sources {
-					shared := got.sources[i].windows == q.sources[i].windows
-					if shared != (got.BlockSize == q.BlockSize) {
-						t.Errorf("%s: source %d shares its windows: %v", at, i, shared)
-					}
+				if !reflect.DeepEqual(got.Settings, want.Settings) || !bytes.Equal(read(t, got, 2), read(t, want, 2)) {
+					t.Fatalf("%s: %+v of %+v are %+v, and New's %+v, or their batches differ", a.name, s, old, got.Settings, want.Settings)
 				}
 			}
 		}

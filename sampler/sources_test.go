@@ -10,7 +10,6 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
-	"batchfs/cache/blob"
 )
 
 // sourceFiles writes the files of sources, one after the other.
@@ -59,119 +58,45 @@ func position(sources []Source, q *Sequence, k uint64, j int) int64 {
 	return total(sources[:source]) + start
 }
 
-// The rows of a mixture, rank by rank and batch by batch, are those that each source has alone, one after the other, as
-// often as its share says.
+// The rows of a mixture, rank by rank and batch by batch, are those that each source has alone, one after the other, as often as its share
+// says in every stretch of rows.
 func TestMixtureHasTheRowsOfItsSources(t *testing.T) {
-	const (
-		blockSize = 8
-		count     = 1000 // rows, of all ranks
-	)
-	lens := [][]int{{200, 9, 70}, {90, 33}, {10, 60, 17}}
+	tokens := stubs(array.Uint16, []int64{200, 9, 70}, []int64{90, 33}, []int64{10, 60, 17})
 	for _, weights := range [][]float64{{7, 2, 1}, {0.11, 0.37, 0.52}} {
-		for _, join := range []bool{false, true} {
-			o := cache.Options{DType: array.Uint16, Join: join, Access: blob.Pread}
-			paths := sourceFiles(t, 2, lens...)
-			tokens := openSources(t, paths, o)
-			// What With keeps of this one must not depend on its settings.
-			other := Settings{Split: "train", BatchSize: 1, BlockSize: 5, DType: array.Int64, Order: Random, World: 1, Weights: weights}
-			base, err := New(tokens, other)
-			must(t, err)
-			for _, order := range []Order{Random, Shuffle, Sequential} {
-				for world, batchSize := range map[int]int{1: 4, 2: 3, 5: 1} {
-					name := fmt.Sprintf("%v, join %v, %s, world %d", weights, join, order, world)
-					s := Settings{Split: "train", BatchSize: batchSize, BlockSize: blockSize, DType: array.Int64, Layout: WholeRows,
-						Order: order, Seed: 3, World: world}
-					var alone []*Sequence
-					for i := range weights {
-						only := s
-						only.Split, only.BatchSize, only.World = fmt.Sprintf("train/%d", i), 1, 1
-						q, err := New(openSources(t, paths[i:i+1], o), only)
-						must(t, err)
-						alone = append(alone, q)
+		for _, order := range []Order{Random, Shuffle, Sequential} {
+			for world, batchSize := range map[int]int{1: 4, 2: 3, 5: 1} {
+				s := Settings{Split: "train", BatchSize: batchSize, BlockSize: 8, DType: Native, Layout: XY, Order: order, Seed: 3, World: world, Weights: weights}
+				var alone, ranks []*Sequence
+				for i := range weights {
+					only := s
+					only.Split, only.BatchSize, only.World, only.Weights = fmt.Sprintf("train/%d", i), 1, 1, nil
+					q, err := New(tokens[i:i+1], only)
+					must(t, err)
+					alone = append(alone, q)
+				}
+				for s.Rank = range world {
+					q, err := New(tokens, s)
+					must(t, err)
+					ranks = append(ranks, q)
+				}
+				have := make([]int, len(weights))
+				for n := range 1000 {
+					k, rank, j := ranks[0].BatchOf(uint64(n))
+					q := ranks[rank]
+					source, at := q.Start(k, j)
+					index := uint64(have[source])
+					epoch := index / uint64(alone[source].RowsPerEpoch())
+					if want := begin(alone[source], index, 0); at != want || q.Row(k, j) != uint64(n) || q.Epoch(k, j) != epoch {
+						t.Fatalf("%+v: row %d of batch %d begins at %d of source %d in epoch %d, want its row %d, at %d in epoch %d",
+							q.Settings, j, k, at, source, q.Epoch(k, j), index, want, epoch)
 					}
-					var ranks []*Sequence
-					for s.Rank = range world {
-						q, err := base.With(s)
-						must(t, err)
-						ranks = append(ranks, q)
-					}
-					checkMixed(t, name, count, tokens, ranks, alone)
-				}
-			}
-		}
-	}
-}
-
-func checkMixed(t *testing.T, name string, count int, tokens []Source, ranks, alone []*Sequence) {
-	t.Helper()
-	var (
-		have = make([]int, len(alone))
-		seen = make([]map[int64]bool, len(alone)) // starts of the epoch
-		n    = 0                                  // the global number of a row
-	)
-	for i := range alone {
-		seen[i] = map[int64]bool{}
-	}
-	for k := uint64(0); n < count; k++ {
-		for rank, q := range ranks {
-			batch := read(t, q, k)[:q.Batch().MainBytes()]
-			size := len(batch) / q.BatchSize
-			for j := range q.BatchSize {
-				row := batch[j*size:][:size]
-				start := rows(row, size/8)[0][0]
-				source, at := locate(tokens, start)
-				index := have[source]
-				if want := read(t, alone[source], uint64(index)); !bytes.Equal(row, want) {
-					t.Fatalf("%s: rank %d, batch %d, row %d is % x, want row %d of source %d, % x",
-						name, rank, k, j, row, index, source, want)
-				}
-				r := int(alone[source].RowsPerEpoch())
-				if got := q.Row(k, j); got != uint64(n) || position(tokens, q, k, j) != start || q.Epoch(k, j) != uint64(index/r) {
-					t.Fatalf("%s: rank %d, batch %d, row %d is number %d, starts at %d in epoch %d; want %d, %d, %d",
-						name, rank, k, j, got, position(tokens, q, k, j), q.Epoch(k, j), n, start, index/r)
-				}
-				if gotSource, gotAt := q.Start(k, j); gotSource != source || gotAt != at {
-					t.Fatalf("%s: rank %d, batch %d, row %d starts at token %d of source %d, want %d of %d",
-						name, rank, k, j, gotAt, gotSource, at, source)
-				}
-				seen[source][start] = true
-				if (index+1)%r == 0 {
-					if len(seen[source]) != r && q.Order != Random {
-						t.Fatalf("%s: source %d has %d of its %d windows in epoch %d", name, source, len(seen[source]), r, index/r)
-					}
-					clear(seen[source])
-				}
-				have[source], n = index+1, n+1
-				for i, c := range have {
-					rows, of := q.Share(i)
-					if lag := n*rows - c*of; lag <= -of || lag >= of {
-						t.Fatalf("%s: %d of the first %d rows are source %d's, of %d in %d", name, c, n, i, rows, of)
+					have[source]++
+					for i, c := range have {
+						if rows, of := q.Share(i); (n+1)*rows-c*of <= -of || (n+1)*rows-c*of >= of {
+							t.Fatalf("%+v: %d of the first %d rows are source %d's, of %d in %d", q.Settings, c, n+1, i, rows, of)
+						}
 					}
 				}
-			}
-		}
-	}
-	for i, q := range alone {
-		if have[i] < 3*int(q.RowsPerEpoch()) {
-			t.Errorf("%s: only %d rows of source %d", name, have[i], i)
-		}
-	}
-}
-
-// A single source is no mixture: its rows are those of the split.
-func TestOneSourceIsTheSplit(t *testing.T) {
-	paths := files(t, 2, 1000, 500)
-	tokens := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: blob.Pread})
-	for _, order := range []Order{Random, Shuffle, Sequential} {
-		s := Settings{Split: "train", BatchSize: 4, BlockSize: 8, DType: array.Int64, Layout: XY, Order: order, World: 1}
-		plain, err := New(tokens, s)
-		must(t, err)
-		s.Weights = []float64{0.3}
-		weighted, err := New(tokens, s)
-		must(t, err)
-		for k := range uint64(50) {
-			if !bytes.Equal(read(t, plain, k), read(t, weighted, k)) {
-				t.Fatalf("%s: batch %d differs", order, k)
 			}
 		}
 	}
@@ -182,12 +107,13 @@ type stub struct {
 	dtype array.DType
 	runs  []array.Run
 	first int64
+	vocab int64
 	err   error // of Read
 }
 
 func (s *stub) DType() array.DType           { return s.dtype }
 func (s *stub) Axes() []int                  { return nil }
-func (s *stub) VocabSize() int64             { return 0 }
+func (s *stub) VocabSize() int64             { return s.vocab }
 func (s *stub) Runs() []array.Run            { return s.runs }
 func (s *stub) Locate(pos int64) array.Place { return array.Place{Path: "stub", Index: pos} }
 
@@ -281,49 +207,38 @@ func (c counted) Read(ws []array.Window, visit func(int, []byte) error) error {
 
 // What a request for many short rows holds is bounded, and it is the same bytes; up to 1024 rows are fetched at once.
 func TestManyRowsAreFetchedInGroups(t *testing.T) {
-	sources := openSources(t, sourceFiles(t, 2, []int{500, 40}, []int{300}), cache.Options{DType: array.Uint16, Access: blob.Pread})
 	most := 0
+	sources := stubs(array.Uint16, []int64{500, 40}, []int64{300})
 	for i := range sources {
 		sources[i].Main = counted{sources[i].Main, &most}
 	}
 	for _, test := range []struct {
+		sources   []Source
 		batchSize int
 		layout    Layout
 		bytes     int64
 	}{
-		{1 << 18, XY, 30_000}, {1 << 18, WholeRows, 30_000}, {5000, XY, 20_000}, {1, XY, 20_000}, {300, WholeRows, 20_000},
-		{1024, XY, 4096}, {1025, WholeRows, 4100},
+		{sources, 1 << 18, XY, 30_000}, {sources, 1 << 18, WholeRows, 30_000}, {sources, 5000, XY, 20_000},
+		{sources, 1, XY, 20_000}, {sources, 1025, WholeRows, 4100}, {sources[:1], 1024, XY, 4096},
 	} {
-		s := Settings{Split: "train", BatchSize: test.batchSize, BlockSize: 1, DType: array.Uint16, Layout: test.layout, Order: Shuffle, World: 1, Weights: []float64{1, 2}}
-		q, err := New(sources, s)
+		s := Settings{Split: "train", BatchSize: test.batchSize, BlockSize: 1, DType: array.Uint16, Layout: test.layout, Order: Shuffle, World: 1,
+			Weights: []float64{1, 2}[:len(test.sources)]}
+		q, err := New(test.sources, s)
 		must(t, err)
-		for _, off := range []int64{0, 1, q.Batch().Bytes()/2 - 700} {
-			if off < 0 {
-				continue
-			}
+		for _, off := range []int64{0, 1, max(q.Batch().Bytes()/2-700, 0)} {
 			most = 0
 			got := make([]byte, test.bytes)
 			must(t, q.Read(got, 3, off))
-			if most > 1024 {
+			if most > 1024 || len(test.sources) == 1 && off == 0 && most < 1024 {
 				t.Errorf("%+v: %d rows are fetched at once", test, most)
 			}
-			var want []byte // in small parts
+			want := make([]byte, test.bytes) // in small parts
 			for n := int64(0); n < test.bytes; n += 1000 {
-				part := make([]byte, min(1000, test.bytes-n))
-				must(t, q.Read(part, 3, off+n))
-				want = append(want, part...)
+				must(t, q.Read(want[n:min(n+1000, test.bytes)], 3, off+n))
 			}
 			if !bytes.Equal(got, want) {
 				t.Errorf("%+v: other bytes from %d on", test, off)
 			}
 		}
-	}
-	one := openSources(t, sourceFiles(t, 2, []int{5000}), cache.Options{DType: array.Uint16, Access: blob.Pread})
-	q, err := New([]Source{{Main: counted{one[0].Main, &most}}}, Settings{Split: "train", BatchSize: 1024, BlockSize: 1, DType: array.Uint16, Layout: XY, Order: Random, World: 1})
-	must(t, err)
-	most = 0
-	must(t, q.Read(make([]byte, 4096), 0, 0))
-	if most != 1024 {
-		t.Errorf("of 1024 rows, %d are fetched at once", most)
 	}
 }

@@ -41,7 +41,7 @@ func (r *report) advice() string {
 	if ahead := r.Host.MountReadAhead; ahead > 0 && ahead < rootReadAhead {
 		change = append(change, fmt.Sprintf("mount as root, so that the kernel reads %d KiB of batches.bin ahead, not %d", rootReadAhead, ahead))
 	}
-	fastest := slices.MinFunc(training.Rows, func(a, b *row) int { return cmp.Compare(a.Figure, b.Figure) })
+	fastest := slices.MinFunc(training.Ways, func(a, b *way) int { return cmp.Compare(a.Figure, b.Figure) })
 	if fastest.Access == "" && way.Figure > worth*fastest.Figure {
 		change = append(change, fmt.Sprintf("or use no mount: the fastest is %s (%s µs)", fastest.Name, us(fastest.Figure)))
 	}
@@ -51,9 +51,9 @@ func (r *report) advice() string {
 	return "To wait less: " + strings.Join(change, "; ") + "."
 }
 
-func (sc *scene) find(kind, access string) *row {
-	i := slices.IndexFunc(sc.Rows, func(r *row) bool { return r.Kind == kind && r.Access == access })
-	return sc.Rows[i]
+func (sc *scene) find(kind, access string) *way {
+	i := slices.IndexFunc(sc.Ways, func(r *way) bool { return r.Kind == kind && r.Access == access })
+	return sc.Ways[i]
 }
 
 func (r *report) print(out io.Writer) {
@@ -72,7 +72,7 @@ func (r *report) print(out io.Writer) {
 			continue
 		}
 		fmt.Fprintf(out, "  %-36s %8s %15s %8s %9s\n", "", "wait", "lowest-highest", "p99", "nanoGPT/")
-		for _, w := range sc.Rows {
+		for _, w := range sc.Ways {
 			fmt.Fprintf(out, "  %-36s %8s %15s %8s %8.3gx\n", w.Name, us(w.Figure), us(w.Low)+"-"+us(w.High), us(w.P99), w.NanoGPT)
 		}
 	}
