@@ -50,7 +50,7 @@ func TestCopyOfAFileIsTheFile(t *testing.T) {
 			}))
 			must(t, readAll(tokens, ws()))
 		}
-		id, content, err := blob.Open(paths[1], nil, blob.Remote{})
+		id, content, err := blob.Open(paths[1], nil, nil)
 		must(t, err)
 		must(t, content.Close())
 		if tokens.Manifest().Files[1].Identity != id {

@@ -28,7 +28,9 @@ func benchmarkRead(b *testing.B, paths []string, o Options) {
 			if share := NewShare("benchmark", all); share != nil {
 				must(b, Fetch(b.Context(), share, all, func(func(*Array, array.Window) bool) {}, func(int64) {}))
 			}
-			blob.Flush()
+			if o.Remote != nil {
+				o.Remote.Flush()
+			}
 			const rows, length = 12, 1025
 			ws := make([]array.Window, rows)
 			dst := make([]byte, 2*length)
@@ -52,7 +54,7 @@ func benchmarkRead(b *testing.B, paths []string, o Options) {
 // 12 windows of 1025 uint16 tokens, as BenchmarkRead has them, of objects whose blocks are all in the directory.
 func BenchmarkReadObject(b *testing.B) {
 	paths := files(b, 2, 32<<20)
-	remote := blob.Remote{
+	remote := &blob.Remote{
 		Store:  store.Options{Endpoint: serveFiles(b, filepath.Dir(paths[0])), Anonymous: true, Timeout: time.Minute},
 		Blocks: blocks.Options{Dir: b.TempDir(), Limit: 1 << 40, BlockBytes: 4 << 20, Memory: 64 << 20},
 	}

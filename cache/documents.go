@@ -30,7 +30,7 @@ const indexFix = "batchfs index %s --eot N makes an index where token N ends eac
 
 // openIndex opens the index of a file, and adds it to the fingerprint. It returns nil where there is none. previous is that of
 // openFile.
-func openIndex(of File, previous blob.Blob, sum *Fingerprint, from blob.Remote) (*Index, error) {
+func openIndex(of File, previous blob.Blob, sum *Fingerprint, from *blob.Remote) (*Index, error) {
 	path := string(of.Path)
 	in, err := openBeside(of.Format.IndexOf(path), previous, from)
 	if in == nil {

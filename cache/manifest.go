@@ -33,8 +33,8 @@ type Options struct {
 	// GuessedDType says that DType is a guess: Open then refuses files that look like another one, or like text. Reopen ignores it.
 	GuessedDType bool
 
-	Remote blob.Remote // where objects are read from
-	Follow bool        // Check notices after a while that an object was replaced, although nothing is read from the store
+	Remote *blob.Remote // where objects are read from
+	Follow bool         // Check notices after a while that an object was replaced, although nothing is read from the store
 
 	// Open adds each file to Fingerprint, unless that is nil. Reopen ignores it.
 	Fingerprint *Fingerprint
@@ -181,7 +181,7 @@ type openInput struct {
 }
 
 // openBeside opens a file that lies beside another one. It returns nil where there is none. previous is that of openFile.
-func openBeside(path string, previous blob.Blob, from blob.Remote) (*openInput, error) {
+func openBeside(path string, previous blob.Blob, from *blob.Remote) (*openInput, error) {
 	id, content, err := blob.Open(path, previous, from)
 	// A store says so of an object that is not there to those who may not list the bucket.
 	hidden := blob.IsRemote(path) && errors.Is(err, os.ErrPermission)

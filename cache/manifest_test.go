@@ -180,7 +180,7 @@ func TestFormatSaysWhereTheTokensLie(t *testing.T) {
 			path := filepath.Join(dir, string(rune('a'+i)))
 			raw := slices.Concat(bytes.Repeat([]byte{0xee}, test.offset), count(i*n, n, size), bytes.Repeat([]byte{0xdd}, test.behind))
 			must(t, os.WriteFile(path, raw, 0o600))
-			id, content, err := blob.Open(path, nil, blob.Remote{})
+			id, content, err := blob.Open(path, nil, nil)
 			must(t, err)
 			must(t, content.Close())
 			m.Files = append(m.Files, File{[]byte(path), id, blob.Sample{}, format.Format{Name: "made-up", Offset: int64(test.offset), DType: array.Uint16, Axes: nil, Count: n}, nil})

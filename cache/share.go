@@ -119,7 +119,7 @@ func (f *fetch) next() {
 		f.share.Read()
 		err = context.Cause(f.ctx)
 	}
-	if use, _ := blob.RemoteUseNow(); use.Unkept > 0 {
+	if b.of.Counts().Full.Load() > 0 {
 		err = cmp.Or(err, ErrNoRoom)
 	}
 	f.err = cmp.Or(f.err, err)

@@ -5,6 +5,8 @@ import (
 	"io"
 	"syscall"
 	"time"
+
+	"batchfs/cache/blocks"
 )
 
 // Access is a way to fetch the bytes of a window. Accesses differ in cost and in what stays resident, not in the bytes.
@@ -41,7 +43,7 @@ type Blob interface {
 
 	// Want says that ranges will be read soon, after those of earlier calls, and does not wait. It returns false if some of them must
 	// be said again later, because there is no room to fetch them yet.
-	Want(ranges []Range, t Turn) (room bool)
+	Want(ranges []Range, t blocks.Turn) (room bool)
 
 	// Check compares the blob with its Identity and reads nothing of it. It returns a ChangedError if they differ, or the
 	// error of looking.

@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"batchfs/cache/blocks"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -114,7 +116,7 @@ func identityOf(st *unix.Stat_t) Identity {
 }
 
 // Want does nothing: a read asks the disk for all of its ranges at once.
-func (f *file) Want([]Range, Turn) bool { return true }
+func (f *file) Want([]Range, blocks.Turn) bool { return true }
 
 func (f *file) Path() string { return f.name[:len(f.name)-1] }
 

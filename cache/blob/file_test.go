@@ -29,7 +29,7 @@ func tokens(t testing.TB, bytes int) (path string, id Identity) {
 		raw[i] = byte(i)
 	}
 	must(t, os.WriteFile(path, raw, 0o600))
-	id, content, err := Open(path, nil, Remote{})
+	id, content, err := Open(path, nil, nil)
 	must(t, err)
 	must(t, content.Close())
 	return path, id

@@ -33,7 +33,7 @@ func TestRemovedBlocksAreClosed(t *testing.T) {
 	const count, size = 8, 64 << 10
 	path, _ := tokens(t, count*size)
 	dir, name := t.TempDir(), "s3://bucket/"+filepath.Base(path)
-	remote := Remote{
+	remote := &Remote{
 		Store:  store.Options{Endpoint: serveFiles(t, filepath.Dir(path)), Anonymous: true, Timeout: time.Minute},
 		Blocks: blocks.Options{Dir: dir, Limit: 1 << 30, BlockBytes: size, Memory: 2 * size},
 	}
@@ -45,7 +45,7 @@ func TestRemovedBlocksAreClosed(t *testing.T) {
 		for i := range count {
 			must(t, o.Read([]Range{{int64(i) * size, int64(i+1) * size, 0}}, func(int, []byte) error { return nil }))
 		}
-		Flush()
+		remote.Flush()
 	}
 	read()
 	read()

@@ -21,7 +21,7 @@ import (
 	"batchfs/cache/store"
 )
 
-// Options say where blocks are kept. They are comparable.
+// Options say where blocks are kept.
 type Options struct {
 	Dir        string // of all processes of a user of this host; empty: none
 	Shared     bool   // a group may use it, whose members are trusted
@@ -108,8 +108,8 @@ type wanted struct {
 	needs []need
 }
 
-// New returns a cache. It touches nothing. log is asked for when there is something to say.
-func New(o Options, log func() *slog.Logger) *Cache {
+// New returns a cache. It touches nothing.
+func New(o Options, log *slog.Logger) *Cache {
 	c := &Cache{o: o, slots: o.Slots(), entries: map[key]*entry{}}
 	c.changed.L = &c.mu
 	if o.Dir != "" {
@@ -142,6 +142,9 @@ func (o *Object) Blocks() int64 { return (o.Size + o.cache.o.BlockBytes - 1) / o
 
 // BlockBytes is the size of each block but the last.
 func (o *Object) BlockBytes() int64 { return o.cache.o.BlockBytes }
+
+// Counts are those of the object's cache.
+func (o *Object) Counts() *Counts { return &o.cache.Counts }
 
 // Holding are the blocks of so many bytes that hold the bytes [from, to) of an object.
 func Holding(from, to, size int64) iter.Seq[int64] {

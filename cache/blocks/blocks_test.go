@@ -59,7 +59,7 @@ func (s *source) fetch(_ context.Context, _ store.Object, off int64, dst []byte)
 
 // open returns an object of a cache, as one process has it.
 func (s *source) open(t *testing.T, o Options, log io.Writer, name string) *Object {
-	c := New(o, func() *slog.Logger { return slog.New(slog.NewTextHandler(log, nil)) })
+	c := New(o, slog.New(slog.NewTextHandler(log, nil)))
 	t.Cleanup(c.Flush)
 	return c.Object("http://store", store.Object{Scheme: "s3", Bucket: "bucket", Key: name, ETag: "1", Size: int64(len(s.content))}, s.fetch)
 }

@@ -39,7 +39,7 @@ type disk struct {
 	dir    string
 	shared bool // by a group
 	limit  int64
-	log    func() *slog.Logger
+	log    *slog.Logger
 
 	paused   atomic.Int64 // nothing is written, or looked for, before that time, in nanoseconds since 1970
 	full     atomic.Int64 // nothing is written before that time
@@ -135,14 +135,14 @@ func (d *disk) fails(err error) {
 	}
 	pause.Store(time.Now().Add(pauseTime).UnixNano())
 	if d.failed.CompareAndSwap(false, true) {
-		d.log().Warn("the block cache fails: batches are served "+without+", and it is tried again now and then", "dir", d.dir, "err", err)
+		d.log.Warn("the block cache fails: batches are served "+without+", and it is tried again now and then", "dir", d.dir, "err", err)
 	}
 }
 
 // works takes back what fails said.
 func (d *disk) works() {
 	if d.failed.CompareAndSwap(true, false) {
-		d.log().Info("the block cache works again", "dir", d.dir)
+		d.log.Info("the block cache works again", "dir", d.dir)
 	}
 }
 
@@ -193,7 +193,7 @@ func (d *disk) verify(k key) *Stat {
 		d.fails(err)
 		return nil
 	case damage != nil:
-		d.log().Warn("a block of the block cache cannot be read: it is fetched again", "file", filepath.Join(d.dir, k.path()), "err", damage)
+		d.log.Warn("a block of the block cache cannot be read: it is fetched again", "file", filepath.Join(d.dir, k.path()), "err", damage)
 	}
 	return right
 }

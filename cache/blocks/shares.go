@@ -205,7 +205,7 @@ func (s *Share) noteIn(root *os.Root) error {
 // lacks says once that blocks are fetched again in every epoch, and what helps.
 func (s *Share) lacks(enough int64) {
 	if s.enough.CompareAndSwap(0, enough) {
-		s.disk.log().Warn("the block cache has no room for all that is read in an epoch: the rest is fetched again and again; raise store.cache_bytes",
+		s.disk.log.Warn("the block cache has no room for all that is read in an epoch: the rest is fetched again and again; raise store.cache_bytes",
 			"dir", s.disk.dir, "reader", s.Name, "needed", s.Needed, "store.cache_bytes", s.disk.limit, "enough", enough)
 	}
 }

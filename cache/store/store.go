@@ -25,7 +25,7 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// Options say which store it is. They are comparable.
+// Options say which store it is.
 type Options struct {
 	Endpoint  string // a URL, or a host; empty: that of the environment, or of the scheme
 	Region    string // empty: that of the environment, or of the endpoint
