@@ -9,11 +9,12 @@ import (
 // Imports point one way, and each outside package enters in one place.
 func TestRooms(t *testing.T) {
 	allowed := map[string][]string{ // what each package may import of ours
-		"internal/wait": nil,
+		"internal/wait":   nil,
+		"internal/owndir": nil,
 
 		"cache/array":  nil,
 		"cache/store":  nil,
-		"cache/blocks": {"cache/store"},
+		"cache/blocks": {"cache/store", "internal/owndir"},
 		"cache/format": {"cache/array"},
 		"cache/blob":   {"cache/blocks", "cache/store"},
 		"cache":        {"cache/array", "cache/blob", "cache/blocks", "cache/format"},
@@ -32,7 +33,7 @@ func TestRooms(t *testing.T) {
 		"cmd/batchfs/dataset": {"cache", "cache/array", "cache/blob", "cache/blocks", "cmd/batchfs/config", "cmd/batchfs/terminal",
 			"cmd/batchfs/vocabulary", "fs", "sampler"},
 		"cmd/batchfs/prepare/bpe": nil,
-		"cmd/batchfs/prepare":     {"cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary"},
+		"cmd/batchfs/prepare":     {"cache/format", "cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "internal/owndir"},
 		"cmd/batchfs/chart":       nil,
 		"cmd/batchfs/plan": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/format", "cmd/batchfs/chart", "cmd/batchfs/config", "cmd/batchfs/dataset",
 			"cmd/batchfs/terminal", "sampler"},

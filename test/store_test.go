@@ -405,7 +405,7 @@ func TestCacheCommand(t *testing.T) {
 	}
 	noError(t, os.Chmod(cacheDir, 0o777))
 	for _, command := range [][]string{{"mount", t.TempDir()}, {"cache", "fill"}, {"cache", "status"}, {"cache", "prune"}} {
-		if _, said, err := try(t, slices.Concat([]string{plainBatchfs}, command, args)...); err == nil || !strings.Contains(said, "others may write to "+cacheDir) {
+		if _, said, err := try(t, slices.Concat([]string{plainBatchfs}, command, args)...); err == nil || !strings.Contains(said, cacheDir+": others may write to it") {
 			t.Errorf("%s says %q (%v) of a directory that everybody may write to", command, said, err)
 		}
 	}

@@ -16,6 +16,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"batchfs/internal/owndir"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -259,7 +261,7 @@ func readersIn(root *os.Root, tidy bool) map[string]map[string]int64 {
 			return true
 		}
 		defer f.Close()
-		if flock(f, unix.LOCK_SH|unix.LOCK_NB) == nil {
+		if owndir.Lock(f, unix.LOCK_SH|unix.LOCK_NB) == nil {
 			if tidy {
 				root.Remove(name)
 			}
@@ -291,7 +293,7 @@ func (d *disk) newList(root *os.Root) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return list, flock(list, unix.LOCK_EX)
+	return list, owndir.Lock(list, unix.LOCK_EX)
 }
 
 func isLinked(f *os.File) bool {
