@@ -31,7 +31,7 @@ func (e Ends) Fits(path string, size int64) error {
 // IndexOf is the path of the index of a file of the format at path.
 func (f Format) IndexOf(path string) string {
 	if f.Name == "megatron" {
-		return megatronIndex(path)
+		return MegatronIndexOf(path)
 	}
 	return path + IndexSuffix
 }

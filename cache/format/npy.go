@@ -12,6 +12,12 @@ import (
 
 const npyMagic = "\x93NUMPY"
 
+// NpyHeader is the header of an array of unsigned integers of width bytes.
+func NpyHeader(elements int64, width int) []byte {
+	dict := fmt.Sprintf("{'descr': '<u%d', 'fortran_order': False, 'shape': (%d,), }", width, elements)
+	return fmt.Appendf(nil, npyMagic+"\x01\x00\x76\x00%-117s\n", dict)
+}
+
 func isNpy(in *Input) (bool, error) { return in.begins(npyMagic) }
 
 // parseNpy knows the versions 1 to 3 of the format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
