@@ -319,7 +319,7 @@ func (a *Array) inFiles(w array.Window) iter.Seq2[*shard, blob.Range] {
 // wait. It returns false if some of them must be said again later, because there is no room to fetch them yet.
 func (a *Array) Want(w array.Window, t blocks.Turn) (room bool) {
 	for s, r := range a.inFiles(w) {
-		if !s.blob.Want([]blob.Range{r}, t) {
+		if o, ok := s.blob.(*blob.Object); ok && !o.Want([]blob.Range{r}, t) {
 			return false
 		}
 	}

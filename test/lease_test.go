@@ -147,7 +147,7 @@ func TestOpenForWriting(t *testing.T) {
 			}()
 			for _, background := range []string{"-d", "--no-resend"} {
 				_, stderr, err := try(t, batchfs, "mount", background, "--data", filepath.Dir(file), mountpoint)
-				if err == nil || !strings.Contains(stderr, "splits.train: "+file+" is open for writing in process ") || !strings.Contains(stderr, `mode="r"`) {
+				if err == nil || !strings.Contains(stderr, "splits.train: "+file+" is open for writing") || !strings.Contains(stderr, `mode="r"`) {
 					t.Errorf("%v %s", err, stderr)
 				}
 			}

@@ -5,8 +5,6 @@ import (
 	"io"
 	"syscall"
 	"time"
-
-	"batchfs/cache/blocks"
 )
 
 // Access is a way to fetch the bytes of a window. Accesses differ in cost and in what stays resident, not in the bytes.
@@ -40,10 +38,6 @@ type Blob interface {
 	// bytes. raw is valid during the call only. An error of visit ends the read and is returned, unless the blob changed, which
 	// then explains it. A range may be visited again, if what was read turned out bad. Read does not keep ranges.
 	Read(ranges []Range, visit func(index int, raw []byte) error) error
-
-	// Want says that ranges will be read soon, after those of earlier calls, and does not wait. It returns false if some of them must
-	// be said again later, because there is no room to fetch them yet.
-	Want(ranges []Range, t blocks.Turn) (room bool)
 
 	// Check compares the blob with its Identity and reads nothing of it. It returns a ChangedError if they differ, or the
 	// error of looking.

@@ -12,8 +12,6 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"batchfs/cache/blocks"
-
 	"golang.org/x/sys/unix"
 )
 
@@ -31,9 +29,6 @@ type file struct {
 
 	staysOpen bool    // under Pread
 	opened    *opened // guarded by mu
-
-	adopting sync.Mutex // held while adopt looks at the content, so that one reader does; taken under mu
-	rejected Identity   // guarded by adopting: that of a file with other content
 
 	settles settlement // of what was written over the file
 }
@@ -115,9 +110,6 @@ func identityOf(st *unix.Stat_t) Identity {
 	return Identity{Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, Sec: int64(st.Mtim.Sec), Nsec: int64(st.Mtim.Nsec)}
 }
 
-// Want does nothing: a read asks the disk for all of its ranges at once.
-func (f *file) Want([]Range, blocks.Turn) bool { return true }
-
 func (f *file) Path() string { return f.name[:len(f.name)-1] }
 
 func (f *file) Identity() Identity { return *f.id.Load() }
@@ -192,26 +184,16 @@ func (f *file) adopt(fd int, was, now Identity) error {
 	if !was.renumbered(now) || f.sample == (Sample{}) {
 		return compare(f.Path(), was, now)
 	}
-	f.adopting.Lock()
-	defer f.adopting.Unlock()
-	switch now {
-	case f.Identity():
-		return nil // another reader has adopted it
-	case f.rejected:
-		return compare(f.Path(), was, now)
-	}
 	sum, err := f.sample.of(fd, f.size)
 	if err != nil {
 		return f.failed("read", err)
 	}
-	switch again, err := identify(fd); {
-	case err != nil:
+	again, err := identify(fd)
+	if err != nil {
 		return f.failed("stat", err)
-	case again != now:
+	}
+	if again != now || sum != f.sample {
 		return compare(f.Path(), was, again)
-	case sum != f.sample:
-		f.rejected = now
-		return compare(f.Path(), was, now)
 	}
 	f.id.Store(&now)
 	return nil

@@ -5,6 +5,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -77,11 +78,11 @@ var ErrChanged = errors.New("the object has been replaced")
 
 // New returns the client for the objects of a scheme, s3 or gs. It sends nothing. The error says which option is wrong.
 func New(scheme string, o Options) (*Client, error) {
-	endpoint, region := o.Endpoint, firstOf(o.Region, os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"))
+	endpoint, region := o.Endpoint, cmp.Or(o.Region, os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"))
 	if scheme == "gs" {
-		endpoint, region = firstOf(endpoint, "https://storage.googleapis.com"), firstOf(o.Region, "auto")
+		endpoint, region = cmp.Or(endpoint, "https://storage.googleapis.com"), cmp.Or(o.Region, "auto")
 	}
-	endpoint = firstOf(endpoint, os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"), "https://s3.amazonaws.com")
+	endpoint = cmp.Or(endpoint, os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"), "https://s3.amazonaws.com")
 	u, err := url.Parse(endpoint)
 	if err != nil || u.Host == "" { // a host alone
 		u, err = url.Parse("https://" + endpoint)
@@ -109,15 +110,6 @@ func New(scheme string, o Options) (*Client, error) {
 
 // Endpoint is the URL of the store.
 func (c *Client) Endpoint() string { return c.endpoint }
-
-func firstOf(words ...string) string {
-	for _, word := range words {
-		if word != "" {
-			return word
-		}
-	}
-	return ""
-}
 
 // redacted is a URL without what may be a password.
 func redacted(u *url.URL, text string) string {
@@ -396,26 +388,13 @@ func passes(err error) bool {
 	return response.Code == "SlowDown" || response.Code == "RequestTimeout"
 }
 
-// An Error says what could not be done with which object.
-type Error struct {
-	Name, What string
-	Attempts   int
-	Err        error
-}
-
-func (e *Error) Error() string {
-	tried := ""
-	if e.Attempts > 1 {
-		tried = fmt.Sprintf(" (tried %d times)", e.Attempts)
-	}
-	return fmt.Sprintf("%s: %s: %v%s", e.Name, e.What, e.Err, tried)
-}
-
-func (e *Error) Unwrap() error { return e.Err }
-
-// named makes err one that names the object.
+// named makes err one that names the object, and says what could not be done with it.
 func named(o Object, what string, err error, attempts int) error {
-	return &Error{o.Name(), what, attempts, shown(err)}
+	tried := ""
+	if attempts > 1 {
+		tried = fmt.Sprintf(" (tried %d times)", attempts)
+	}
+	return fmt.Errorf("%s: %s: %w%s", o.Name(), what, shown(err), tried)
 }
 
 // shown is err without the request and its headers.
