@@ -86,19 +86,6 @@ func TestOtherFileOfTheSameTimeIsAnother(t *testing.T) {
 	})
 }
 
-// A manifest of an older program has no samples, and then any other file is another.
-func TestWithoutASampleACopyIsAnotherFile(t *testing.T) {
-	paths := files(t, 2, 1000)
-	m := open(t, paths, Options{DType: "uint16"}).Manifest()
-	m.Files[0].Sample = blob.Sample{}
-	tokens, err := Reopen(m, Options{Access: blob.Pread})
-	must(t, err)
-	copyOver(t, paths[0], same)
-	if err := readOne(tokens); !errors.Is(err, syscall.ESTALE) {
-		t.Errorf("error %v, want ESTALE", err)
-	}
-}
-
 // Readers do not disturb one another while a file is replaced by copies again and again.
 func TestCopiesUnderReaders(t *testing.T) {
 	everyAccess(t, func(t *testing.T, o Options) {

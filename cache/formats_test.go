@@ -191,20 +191,6 @@ func TestWhatAFileSaysIsBelieved(t *testing.T) {
 	}
 }
 
-// Files of different formats, dtypes or shapes are no array.
-func TestMixedFilesAreRefused(t *testing.T) {
-	for _, test := range []struct{ a, b, want string }{
-		{"a.bin", "b_llmc.bin", "testdata/b_llmc.bin: its format is llm.c, that of testdata/a.bin is headerless; make them one"},
-		{"a1.npy", "b.ds", "testdata/b.ds: its format is datatrove, that of testdata/a1.npy is npy"},
-		{"a_llmc.bin", "b_llama3.bin", "testdata/b_llama3.bin: its numbers are uint32, those of testdata/a_llmc.bin are uint16"},
-	} {
-		_, err := Open([]string{"testdata/" + test.a, "testdata/" + test.b}, Options{DType: array.Uint16, GuessedDType: true})
-		if err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%s and %s: error %v, want %s", test.a, test.b, err, test.want)
-		}
-	}
-}
-
 // Tokens beyond the vocabulary are found within the tokens only, of any width.
 func TestVocabularyWithinTheTokens(t *testing.T) {
 	for _, of := range writtenBy {

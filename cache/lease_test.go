@@ -5,9 +5,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
-
-	"batchfs/cache/blob"
 
 	"golang.org/x/sys/unix"
 )
@@ -37,19 +34,5 @@ func TestUnwritten(t *testing.T) {
 		} else if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), `mode="r"`) {
 			t.Errorf("%+v: error %v, want %s", test, err, want)
 		}
-	}
-}
-
-// The time of a network filesystem, and this host's, may be set to anything.
-func TestCheckAsksNoClockThatIsSet(t *testing.T) {
-	tokens := open(t, files(t, 2, 10), Options{DType: "uint16"})
-	must(t, tokens.Check())
-	if last := tokens.checked.Load(); last == 0 || last > int64(blob.Uptime()) {
-		t.Errorf("Check looked at %d, and it is %d", last, blob.Uptime())
-	}
-	must(t, os.Remove(tokens.Files()[0]))
-	tokens.checked.Store(int64(blob.Uptime() - 2*time.Second))
-	if tokens.Check() == nil {
-		t.Error("a second later, Check does not look again")
 	}
 }

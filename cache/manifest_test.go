@@ -4,14 +4,12 @@ import (
 	"bytes"
 	"encoding/gob"
 	"encoding/json"
-	"errors"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"batchfs/cache/array"
@@ -61,36 +59,6 @@ func TestReopenedIsTheSame(t *testing.T) {
 			for range 25 {
 				must(t, readAll(now, anyWindows(r, now.Runs())))
 			}
-		})
-	}
-}
-
-// What becomes of a file between the two is seen when it is read, not before.
-func TestChangeIsSeenAfterReopen(t *testing.T) {
-	const gone = "gone"
-	for name, change := range map[string]func(path string) error{
-		"truncated": func(path string) error { return os.Truncate(path, 100) },
-		"touched":   func(path string) error { return os.Chtimes(path, longAgo, longAgo.Add(1)) },
-		"replaced":  func(path string) error { return replace(path, make([]byte, 10_000)) },
-		gone:        os.Remove,
-	} {
-		t.Run(name, func(t *testing.T) {
-			everyAccess(t, func(t *testing.T, o Options) {
-				paths := files(t, 2, 10, 5000)
-				was := open(t, paths, o)
-				must(t, change(paths[1]))
-				now := reopened(t, was, o)
-				must(t, readOne(now))
-				want := error(syscall.ESTALE)
-				if name == gone {
-					want = syscall.ENOENT
-				}
-				for _, err := range []error{readAll(now, []array.Window{{Start: 5000, Len: 10}}), reopened(t, was, o).Check()} {
-					if !errors.Is(err, want) || !strings.Contains(err.Error(), paths[1]) {
-						t.Errorf("error %v, want %v of %s", err, want, paths[1])
-					}
-				}
-			})
 		})
 	}
 }
@@ -168,38 +136,5 @@ func TestReopenRefuses(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%v: error %v, want %s", test.files, err, test.want)
 		}
-	}
-}
-
-// The tokens of a format may lie anywhere in their files, also at an odd byte and with something behind them.
-func TestFormatSaysWhereTheTokensLie(t *testing.T) {
-	const n, size = 20_000, 2
-	for _, test := range []struct{ offset, behind int }{{0, 0}, {256 * 4, 0}, {1, 3}, {4096, 4096}, {100_003, 1}} {
-		dir, m := t.TempDir(), Manifest{}
-		for i := range 3 {
-			path := filepath.Join(dir, string(rune('a'+i)))
-			raw := slices.Concat(bytes.Repeat([]byte{0xee}, test.offset), count(i*n, n, size), bytes.Repeat([]byte{0xdd}, test.behind))
-			must(t, os.WriteFile(path, raw, 0o600))
-			id, content, err := blob.Open(path, nil, nil)
-			must(t, err)
-			must(t, content.Close())
-			m.Files = append(m.Files, File{[]byte(path), id, blob.Sample{}, format.Format{Name: "made-up", Offset: int64(test.offset), DType: array.Uint16, Axes: nil, Count: n}, nil})
-		}
-		everyAccess(t, func(t *testing.T, o Options) {
-			for _, o.Join = range []bool{false, true} {
-				tokens, err := Reopen(m, o)
-				must(t, err)
-				if got := reopened(t, tokens, o).Manifest(); !reflect.DeepEqual(got, m) {
-					t.Errorf("manifest %+v, want %+v", got, m)
-				}
-				r := rand.New(rand.NewPCG(1, 2))
-				for range 10 {
-					must(t, readAll(tokens, anyWindows(r, tokens.Runs())))
-				}
-				if o.Join {
-					must(t, readAll(tokens, []array.Window{{Start: n - 1, Len: 2}, {Start: n / 2, Len: 2 * n}}))
-				}
-			}
-		})
 	}
 }

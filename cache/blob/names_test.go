@@ -66,12 +66,3 @@ func TestEscapeGlob(t *testing.T) {
 		}
 	}
 }
-
-func TestDiskReadAhead(t *testing.T) {
-	if got := DiskReadAhead(filepath.Join(t.TempDir(), "none")); got != 0 {
-		t.Errorf("%d KiB of a file that does not exist", got)
-	}
-	if got := DiskReadAhead(t.TempDir()); got < 0 {
-		t.Errorf("%d KiB", got)
-	}
-}

@@ -12,6 +12,7 @@ import (
 
 	"batchfs/cache/blocks"
 	"batchfs/cache/store"
+	"batchfs/internal/wait"
 )
 
 // openBlocks is how many files of blocks in a directory this process has open, and how many of them were removed.
@@ -57,17 +58,12 @@ func TestRemovedBlocksAreClosed(t *testing.T) {
 	for _, path := range kept {
 		must(t, os.Remove(path))
 	}
-	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	wait.Until(t, "removed blocks are closed, and others stay open", func() bool {
 		o.(*Object).closeRemoved()
 		runtime.GC()
 		n, removed := openBlocks(dir)
-		if n == count-len(kept) && removed == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%d files are open, %d of them removed, want %d and none", n, removed, count-len(kept))
-		}
-	}
+		return n == count-len(kept) && removed == 0
+	})
 }
 
 // serveFiles serves the files of a directory as objects of s3://bucket.

@@ -141,9 +141,7 @@ func TestEachBlockIsFetchedOnce(t *testing.T) {
 func TestWithoutDirectory(t *testing.T) {
 	s := newSource(40 * blockBytes)
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, nil, 0o644))
 	for _, dir := range []string{"", file} {
 		var log bytes.Buffer
 		o := s.open(t, Options{Dir: dir, Limit: 1 << 30, BlockBytes: blockBytes, Memory: 4 * blockBytes}, &log, "a")
@@ -171,9 +169,7 @@ func TestWithoutDirectory(t *testing.T) {
 func used(t *testing.T, o Options) (n int64) {
 	t.Helper()
 	kept, _, err := Usage(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, o := range kept {
 		n += o.Bytes
 	}
@@ -277,13 +273,9 @@ func TestLeftovers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 5 {
-		if err := os.WriteFile(filepath.Join(o.Dir, fmt.Sprintf("new-%d", rand.Int())), s.content, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(o.Dir, fmt.Sprintf("new-%d", rand.Int())), s.content, 0o644))
 	}
-	if err := os.WriteFile(filepath.Join(o.Dir, "used"), []byte("999999999"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(o.Dir, "used"), []byte("999999999"), 0o644))
 	again := s.open(t, o, io.Discard, "a")
 	readAll(t, s, again)
 	again.cache.Flush()
@@ -394,18 +386,14 @@ func TestDirectoryFails(t *testing.T) {
 		{"read-only", "read-only",
 			func(t *testing.T, dir string) {
 				for _, flags := range []uintptr{syscall.MS_BIND, syscall.MS_BIND | syscall.MS_REMOUNT | syscall.MS_RDONLY} {
-					if err := syscall.Mount(dir, dir, "", flags, ""); err != nil {
-						t.Fatal(err)
-					}
+					must(t, syscall.Mount(dir, dir, "", flags, ""))
 				}
 			},
 			func(_ *testing.T, dir string) { syscall.Unmount(dir, syscall.MNT_DETACH) }, 0},
 		{"in the way", "not a directory",
 			func(t *testing.T, dir string) {
 				os.RemoveAll(filepath.Join(dir, "cache"))
-				if err := os.WriteFile(filepath.Join(dir, "cache"), nil, 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.WriteFile(filepath.Join(dir, "cache"), nil, 0o600))
 			},
 			func(_ *testing.T, dir string) { os.Remove(filepath.Join(dir, "cache")) }, 10},
 	} {
