@@ -19,7 +19,7 @@ import (
 type file struct {
 	name          string                   // the path and a zero byte, for system calls, because adding it in each read would allocate
 	id            atomic.Pointer[Identity] // written by adopt
-	size          int64                    // that of every id
+	size          int64                    // in every id
 	sample        Sample
 	access        Access
 	dropPageCache bool
@@ -33,8 +33,7 @@ type file struct {
 	settles settlement // of what was written over the file
 }
 
-// newFile returns the file that had identity id, and content of which sample is known, when it was opened earlier. It makes no
-// system call.
+// newFile returns the file that had an identity and a sample when it was opened earlier. It makes no system call.
 func newFile(path string, id Identity, sample Sample, access Access, dropPageCache bool) (*file, error) {
 	if strings.IndexByte(path, 0) >= 0 {
 		return nil, fmt.Errorf("%q: %w", path, unix.EINVAL)
@@ -47,11 +46,10 @@ func newFile(path string, id Identity, sample Sample, access Access, dropPageCac
 // openFlags have O_NONBLOCK because opening a named pipe would otherwise wait for its writer.
 const openFlags = unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK
 
-// openFile opens a regular file and returns its identity. The content is that of the open file; the caller closes it.
+// openFile opens a regular file and returns its identity. The caller closes the content.
 //
 // previous is the file at this path when it was opened last, nil for the first time. openFile refuses a file that is being
-// overwritten in place: its modification time is that of the beginning of a write, so a read before the end could mix old and
-// new bytes.
+// overwritten in place: its modification time may be set when a write begins, so a read before the end could mix old and new bytes.
 func openFile(path string, previous Blob) (id Identity, _ Content, err error) {
 	f, err := os.OpenFile(path, openFlags, 0)
 	if err != nil {
@@ -177,9 +175,9 @@ func (f *file) unchanged(fd int, was Identity) (now Identity, err error) {
 	return now, err
 }
 
-// adopt makes now, that of the open file, the identity of f if it is the same file under another number: sshfs numbers files
-// anew, a device has another number after it was mounted again, and somebody may put a copy in a file's place. The same file
-// has the same size, time and sample. Else adopt returns a ChangedError.
+// adopt makes now the identity of f if the open file is the same one under another number: sshfs numbers files anew, a device
+// has another number after a new mount, and a copy may replace a file. The same file has the same size, time and sample. Else
+// adopt returns a ChangedError.
 func (f *file) adopt(fd int, was, now Identity) error {
 	if !was.renumbered(now) || f.sample == (Sample{}) {
 		return compare(f.Path(), was, now)
@@ -335,7 +333,7 @@ const (
 	// Up to so many bytes, it is cheaper to copy the pages of a range than to map those around them too, unless the ranges lie so
 	// close together that these are of use.
 	maxCopied = 8 << 10
-	// A process has up to vm.max_map_count mappings, 65,530 unless somebody set it. So many are kept, of all files.
+	// A process has up to vm.max_map_count mappings, 65,530 by default. So many are kept, of all files.
 	maxKept = 1 << 15
 )
 

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A mapping of a whole file stays until nobody reads through it any more.
+// A mapping of a whole file stays until no reader holds it.
 type mapping struct {
 	bytes []byte
 	id    Identity // of what is mapped
@@ -31,8 +31,8 @@ func (m *mapping) around(r Range) []byte {
 	return m.bytes[max(from, 0):min(to, int64(len(m.bytes)))]
 }
 
-// keepMapping maps the file at its first read, and again when another one was adopted: nobody looks at the old one any more. The
-// error is ENOMEM if too many files are mapped.
+// keepMapping maps the file at its first read, and again after another one was adopted. The error is ENOMEM if too many files
+// are mapped.
 func (f *file) keepMapping() (*mapping, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -79,14 +79,14 @@ func (f *file) mapWhole() (*mapping, error) {
 	return m, nil
 }
 
-// Release lets go of the mapping, which keeps the space of a deleted file taken.
+// Release drops the mapping, which keeps the space of a deleted file taken.
 func (f *file) Release() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.kept, f.opened = nil, nil
 }
 
-// An opened is a file that stays open until nobody reads it any more.
+// An opened is a file that stays open until no reader holds it.
 type opened struct{ fd int }
 
 // keptOpen counts the files that stay open. A process may have some more.

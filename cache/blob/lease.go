@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Whether somebody has a file open for writing, as the kernel says when it is asked for a lease: it refuses one while somebody
-// has, and while it is held nobody opens the file for that. It takes the file's owner or CAP_LEASE.
+// Whether a process has a file open for writing. The kernel refuses a lease while one has, and lets none open the file for writing
+// while the lease is held. Only the file's owner, or a process with CAP_LEASE, gets a lease.
 type writers int
 
 const (
@@ -66,7 +66,7 @@ func (f *file) settled(id Identity, ctime unix.Timespec) bool {
 }
 
 // Unwritten returns an error if a process has one of the files open for writing: through a mapping that was made before, tokens
-// change and the time of the file does not. unknownOf is a file of which this cannot be known, or empty.
+// change and the time of the file does not. unknownOf is a file that no lease can be had on, or empty.
 func Unwritten(paths []string) (unknownOf string, err error) {
 	for _, path := range paths {
 		if IsRemote(path) {

@@ -102,7 +102,7 @@ func (o *Object) Release() {
 
 // Want says that ranges will be read soon, after those of earlier calls, and does not wait. It returns false if some of them must be said
 // again later, because there is no room to fetch them yet.
-func (o *Object) Want(ranges []Range, t blocks.Turn) (room bool) {
+func (o *Object) Want(ranges []Range, t blocks.Demand) (room bool) {
 	size := o.blocks.BlockBytes()
 	for _, r := range ranges {
 		for i := range blocks.Holding(r.From, r.To, size) {
@@ -137,7 +137,7 @@ func (o *Object) Read(ranges []Range, visit func(int, []byte) error) error {
 	}
 	*list = parts
 	slices.SortFunc(parts, func(a, b Range) int { return cmp.Compare(a.From, b.From) })
-	o.Want(parts, blocks.Turn{}) // all at once, as far as there is room
+	o.Want(parts, blocks.Demand{}) // all at once, as far as there is room
 	var block int64
 	var whole map[int][]byte // of ranges in several blocks, what was read
 	read := func(i int, raw []byte) error {

@@ -40,7 +40,7 @@ func (c *objectContent) Close() error { return nil }
 
 func (c *objectContent) ReadAt(b []byte, off int64) (int, error) {
 	if off+int64(len(b)) > c.at.Size {
-		return 0, syscall.EINVAL // nobody reads beyond the size
+		return 0, syscall.EINVAL
 	}
 	if off+int64(len(b)) <= headBytes {
 		if c.head == nil {

@@ -122,7 +122,7 @@ func (r *Remote) Use() (u RemoteUse, ok bool) {
 	return u, true
 }
 
-// IsRemote reports whether a name is that of an object, not the path of a file.
+// IsRemote reports whether a name means an object, not the path of a file.
 func IsRemote(name string) bool {
 	_, ok := store.Parse(name)
 	return ok

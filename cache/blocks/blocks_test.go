@@ -113,7 +113,7 @@ func TestEachBlockIsFetchedOnce(t *testing.T) {
 	for range 8 {
 		all.Go(func() {
 			for i := range first.Blocks() {
-				first.Want((i+1)%first.Blocks(), Turn{})
+				first.Want((i+1)%first.Blocks(), Demand{})
 				if err := s.compare(first, i); err != nil {
 					t.Error(err)
 				}
@@ -125,7 +125,7 @@ func TestEachBlockIsFetchedOnce(t *testing.T) {
 	for range 3 {
 		again := s.open(t, o, io.Discard, "a")
 		for i := range again.Blocks() {
-			again.Want(i, Turn{})
+			again.Want(i, Demand{})
 		}
 		readAll(t, s, again)
 	}
@@ -296,7 +296,7 @@ func TestStoreFails(t *testing.T) {
 			t.Errorf("error %v, want that of the store", err)
 		}
 	}
-	o.Want(2, Turn{})
+	o.Want(2, Demand{})
 	s.check(t, o, 0) // which is kept
 	s.fail.Store(false)
 	readAll(t, s, o)
@@ -309,7 +309,7 @@ func TestAhead(t *testing.T) {
 	o := s.open(t, Options{BlockBytes: blockBytes, Memory: 4 * blockBytes}, io.Discard, "a")
 	wanted := 0
 	for i := range o.Blocks() {
-		if o.Want(i, Turn{}) {
+		if o.Want(i, Demand{}) {
 			wanted++
 		}
 	}
@@ -459,7 +459,7 @@ func TestStreams(t *testing.T) {
 			for k := range uint64(batches) {
 				for i := range readers {
 					readers[i].Pass(k)
-					for next[i] < batches && o.Want(block(i, next[i]), Turn{&readers[i], next[i]}) {
+					for next[i] < batches && o.Want(block(i, next[i]), Demand{&readers[i], next[i]}) {
 						next[i]++
 					}
 					s.check(t, o, block(i, k))
@@ -492,13 +492,13 @@ func TestReadThrough(t *testing.T) {
 				for k, list := range needs {
 					stream.Pass(uint64(k))
 					for ; next < batches; next++ {
-						if slices.ContainsFunc(needs[next], func(i int64) bool { return !o.Want(i, Turn{stream, uint64(next)}) }) {
+						if slices.ContainsFunc(needs[next], func(i int64) bool { return !o.Want(i, Demand{stream, uint64(next)}) }) {
 							break
 						}
 					}
 					slices.Sort(list)
 					for _, i := range list {
-						o.Want(i, Turn{})
+						o.Want(i, Demand{})
 					}
 					for _, i := range list {
 						if err := s.compare(o, i); err != nil {

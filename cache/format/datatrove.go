@@ -11,7 +11,7 @@ import (
 // datatrove writes tokens to a.ds; the ends of documents to a.ds.index; and to a.ds.metadata, if it is told to, lines of text: the
 // tokenizer's name, a bar and the bytes of a token; how many tokens there are; and that for people.
 
-// MetadataSuffix is what the name of a token file gets for that of its metadata.
+// MetadataSuffix is appended to the name of a token file: its metadata.
 const MetadataSuffix = ".metadata"
 
 // DatatroveMetadata describes a file of tokens of width bytes.

@@ -69,7 +69,7 @@ func (f Format) element() string {
 // A parser knows a format that files show by themselves.
 type parser struct {
 	name  string
-	bare  bool                               // the file is nothing but elements: headerless is true of it, too
+	bare  bool                               // the file is nothing but elements, so it is also headerless
 	is    func(*Input) (bool, error)         // whether the file shows the format
 	parse func(*Input) (f Format, err error) // where the elements of such a file lie; the error says what is wrong with it
 	sign  string                             // what a file lacks that does not show the format
@@ -170,10 +170,10 @@ func (in *Input) key() string {
 	return "token_dtype"
 }
 
-// told reports whether somebody said which dtype the numbers have.
+// told reports whether the configuration says which dtype the numbers have.
 func (in *Input) told() bool { return in.Options.DType != "" && !in.Options.GuessedDType }
 
-// agrees returns an error if somebody said something of the numbers that the file itself denies.
+// agrees returns an error if Options contradict the file.
 func (in *Input) agrees(f Format) error {
 	switch {
 	case in.told() && f.DType != in.Options.DType:
@@ -215,7 +215,7 @@ func (in *Input) headerless() (f Format, err error) {
 }
 
 // headerless is the format of a file of size bytes that is nothing but elements. The error says if there are none, or if they
-// end in the middle of one. key is that of the dtype.
+// end in the middle of one. key is the key of the dtype.
 func headerless(path string, size int64, dtype array.DType, axes []int, key string) (Format, error) {
 	f := Format{Name: Headerless, DType: dtype, Axes: axes}
 	width := f.Numbers() * int64(dtype.Size())
@@ -233,7 +233,7 @@ func headerless(path string, size int64, dtype array.DType, axes []int, key stri
 	return f, nil
 }
 
-// shaped sets Axes and Count to those of a whole array. The error says that there is no first axis, or that the array is empty or
+// shaped sets Axes and Count as the shape of a whole array has them. The error says that there is no first axis, or that the array is empty or
 // has more than size bytes.
 func (f *Format) shaped(path string, shape []int64, size int64) error {
 	if len(shape) == 0 {

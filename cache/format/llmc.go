@@ -7,7 +7,8 @@ import (
 	"batchfs/cache/array"
 )
 
-// Token files of llm.c, and of modded-nanogpt: 256 int32, of which the first three say what follows, and the tokens.
+// Token files of llm.c, and of modded-nanogpt: 256 int32, the first three of which are a magic number, a version and the count of
+// tokens; then the tokens.
 const llmcHeader = 256 * 4
 
 // MaxLLMC is how many tokens a file of llm.c may have.

@@ -121,11 +121,11 @@ func (idx *Input) megatron(path string, size int64) (f Format, ends Ends, err er
 // contiguous returns an error unless each sequence begins where the one before it ends, from the file's first byte to its last. Of
 // many sequences it looks at some.
 func (idx *Input) contiguous(e Ends, path string, size int64) error {
-	const piece, pieces = 512, 16
-	count := min(e.Sequences, piece)
-	gaps := int64(pieces - 1)
-	if e.Sequences <= piece*pieces {
-		gaps = (e.Sequences+piece-1)/piece - 1
+	const some, samples = 512, 16
+	count := min(e.Sequences, some)
+	gaps := int64(samples - 1)
+	if e.Sequences <= some*samples {
+		gaps = (e.Sequences+some-1)/some - 1
 	}
 	for i := range gaps + 1 {
 		first := (e.Sequences - count) / max(gaps, 1) * i

@@ -28,14 +28,14 @@ import (
 
 // Options say which store it is.
 type Options struct {
-	Endpoint  string // a URL, or a host; empty: that of the environment, or of the scheme
-	Region    string // empty: that of the environment, or of the endpoint
+	Endpoint  string // a URL, or a host; empty: as the environment or the scheme says
+	Region    string // empty: as the environment or the endpoint says
 	PathStyle bool   // the bucket stands in the path of a URL, not in the name of the host
 	Anonymous bool   // without credentials
 	Timeout   time.Duration
 }
 
-// An Object is one object as it was when somebody looked. ETag tells its content from what was, or will be, under its name.
+// An Object is one object as it was when Stat looked. ETag tells its content from what was, or will be, under its name.
 type Object struct {
 	Scheme, Bucket, Key string
 	ETag                string
@@ -45,8 +45,7 @@ type Object struct {
 // Name is the URL of the object: s3://bucket/key.
 func (o Object) Name() string { return o.Scheme + "://" + o.Bucket + "/" + o.Key }
 
-// Parse returns the object that a URL names, of which the ETag and the size are not known. ok is false for what is no URL of a store,
-// such as the path of a file.
+// Parse returns the object that a URL names, without ETag and size. ok is false for what is no URL of a store, such as the path of a file.
 func Parse(name string) (o Object, ok bool) {
 	scheme, rest, ok := strings.Cut(name, "://")
 	if !ok || scheme != "s3" && scheme != "gs" {
@@ -99,7 +98,7 @@ func New(scheme string, o Options) (*Client, error) {
 		options.BucketLookup = minio.BucketLookupPath
 	}
 	if !o.Anonymous {
-		c.creds = credentials.New(newSources())
+		c.creds = credentials.New(newProviders())
 		options.Creds = c.creds
 	}
 	if c.core, err = minio.NewCore(u.Host, options); err != nil {
@@ -153,7 +152,7 @@ func (o observed) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// List returns the keys that begin with a prefix. It takes as long as new keys come: after an error it continues behind the last one.
+// List returns the keys that begin with a prefix. It has no time limit while it gets new keys: after an error it continues behind the last one.
 func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) (keys []string, err error) {
 	for last := ""; ; { // the greatest key so far
 		before := last
@@ -338,8 +337,8 @@ func (c *Client) attempt(ctx context.Context, stall time.Duration, do func(ctx c
 	return err
 }
 
-// isAway notes that the store does not answer, if it has answered nobody since a read began that failed. From then on all reads fail at once, because
-// each would wait in vain for all of its time. The store is asked now and then, until it answers.
+// isAway notes that the store does not answer, if it has answered no request since the failed read began. From then on all reads fail at once,
+// because each would wait in vain for all of its time. Probes ask the store now and then, until it answers.
 func (c *Client) isAway(began time.Time, err error, o Object) {
 	err = fmt.Errorf("the store does not answer: %w", shown(err))
 	if time.Duration(c.answered.Load()) > began.Sub(c.start) || !c.away.CompareAndSwap(nil, &err) {
