@@ -25,10 +25,9 @@ type file struct {
 	dropPageCache bool
 
 	mu   sync.Mutex // guards kept, and is held while the first read makes it
-	kept *mapping   // of the accesses that keep one
+	kept *kept      // of the accesses that keep a mapping, and where staysOpen
 
-	staysOpen bool    // under Pread
-	opened    *opened // guarded by mu
+	staysOpen bool // under Pread
 
 	settles settlement // of what was written over the file
 }
@@ -219,9 +218,9 @@ var buffers = sync.Pool{New: func() any { return new([]byte) }}
 // readOpened opens the file for this read, unless it stays open.
 func (f *file) readOpened(ranges []Range, visit func(int, []byte) error) error {
 	if f.staysOpen {
-		if o := f.stayOpen(); o != nil {
-			defer runtime.KeepAlive(o)
-			return f.visitUnchanged(o.fd, f.Identity(), ranges, visit)
+		if k, err := f.keep(); err == nil && k.fd >= 0 {
+			defer runtime.KeepAlive(k)
+			return f.visitUnchanged(k.fd, f.Identity(), ranges, visit)
 		}
 	}
 	fd, was, err := f.open()
@@ -430,7 +429,7 @@ func (f *file) readKept(ranges []Range, visit func(int, []byte) error) error {
 	if err := f.Check(); err != nil {
 		return err
 	}
-	m, err := f.keepMapping()
+	m, err := f.keep()
 	if errors.Is(err, unix.ENOMEM) {
 		return f.readOpened(ranges, visit)
 	}

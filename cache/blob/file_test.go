@@ -40,7 +40,7 @@ func TestFaultIsAnError(t *testing.T) {
 	path, id := tokens(t, os.Getpagesize())
 	f, err := newFile(path, id, Sample{}, Map, false)
 	must(t, err)
-	m, err := f.keepMapping()
+	m, err := f.keep()
 	must(t, err)
 	must(t, os.Truncate(path, 0))
 	var sink byte

@@ -373,7 +373,8 @@ func (c *Cache) loadedFrom(e *entry, spare, bytes []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if spare != nil {
-		c.giveSlot(spare)
+		c.taken--
+		c.free = append(c.free, spare)
 	}
 	if bytes == nil {
 		delete(c.entries, e.key)
@@ -465,11 +466,6 @@ func (e *entry) worth() (worth int, batches uint64) {
 func (c *Cache) remove(e *entry) {
 	c.recent.Remove(e.at)
 	delete(c.entries, e.key)
-}
-
-func (c *Cache) giveSlot(slot []byte) {
-	c.taken--
-	c.free = append(c.free, slot)
 }
 
 func (c *Cache) release(e *entry) {

@@ -188,7 +188,7 @@ func (in *Input) agrees(f Format) error {
 	return nil
 }
 
-// headerless is the format of a file that does not show any.
+// headerless is the format of a file that does not show any. The error says if it ends in the middle of an element.
 func (in *Input) headerless() (f Format, err error) {
 	first, err := in.read(0, min(in.Size, firstBytes))
 	if err != nil {
@@ -211,24 +211,16 @@ func (in *Input) headerless() (f Format, err error) {
 	case !in.told() && (in.Options.Beside != "" || in.Options.Axes != nil):
 		return f, fmt.Errorf("%s has no header that says its dtype; say %s = \"uint8\"%s", in.Path, in.key(), dtypes)
 	}
-	return headerless(in.Path, in.Size, in.Options.DType, in.Options.Axes, in.key())
-}
-
-// headerless is the format of a file of size bytes that is nothing but elements. The error says if there are none, or if they
-// end in the middle of one. key is the key of the dtype.
-func headerless(path string, size int64, dtype array.DType, axes []int, key string) (Format, error) {
-	f := Format{Name: Headerless, DType: dtype, Axes: axes}
-	width := f.Numbers() * int64(dtype.Size())
-	f.Count = size / width
+	f = Format{Name: Headerless, DType: in.Options.DType, Axes: in.Options.Axes}
+	width := f.Numbers() * int64(f.DType.Size())
+	f.Count = in.Size / width
 	switch {
-	case size <= 0:
-		return f, fmt.Errorf("%s is empty", path)
-	case size%width != 0 && axes == nil:
+	case in.Size%width != 0 && f.Axes == nil:
 		return f, fmt.Errorf("%s: %d bytes are not a whole number of tokens of %d bytes; is %s right, and is the file complete?",
-			path, size, width, key)
-	case size%width != 0:
+			in.Path, in.Size, width, in.key())
+	case in.Size%width != 0:
 		return f, fmt.Errorf("%s: %d bytes are not a whole number of elements of %d bytes, %s of shape %d; are %s and shape right, "+
-			"and is the file complete?", path, size, width, dtype, axes, key)
+			"and is the file complete?", in.Path, in.Size, width, f.DType, f.Axes, in.key())
 	}
 	return f, nil
 }
