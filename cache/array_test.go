@@ -128,13 +128,13 @@ func TestReadAnyWindows(t *testing.T) {
 			for _, join := range []bool{false, true} {
 				everyAccess(t, func(t *testing.T, o Options) {
 					o.DType, o.Join = unsigned(width), join
-					tokens := open(t, paths, o)
-					var wg sync.WaitGroup // readers disturb one another in no access
-					for reader := range uint64(4) {
+					opened := open(t, paths, o)
+					var wg sync.WaitGroup // readers disturb one another in no access, and another process reads the same
+					for reader, tokens := range []*Array{opened, opened, opened, reopened(t, opened, o)} {
 						wg.Go(func() {
-							r := rand.New(rand.NewPCG(1, reader))
+							r := rand.New(rand.NewPCG(1, uint64(reader)))
 							for range rounds(25) {
-								if err := readAll(tokens, anyWindows(r, tokens.Runs())); err != nil {
+								if err := readAll(tokens, anyWindows(r, opened.Runs())); err != nil {
 									t.Error(err)
 								}
 							}
