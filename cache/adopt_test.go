@@ -50,7 +50,7 @@ func TestCopyOfAFileIsTheFile(t *testing.T) {
 			}))
 			must(t, readAll(tokens, ws()))
 		}
-		id, content, err := blob.Open(paths[1], nil, blob.Remote{})
+		id, content, err := blob.Open(paths[1], nil, nil)
 		must(t, err)
 		must(t, content.Close())
 		if tokens.Manifest().Files[1].Identity != id {
@@ -84,19 +84,6 @@ func TestOtherFileOfTheSameTimeIsAnother(t *testing.T) {
 			must(t, readOne(successor))
 		}
 	})
-}
-
-// A manifest of an older program has no samples, and then any other file is another.
-func TestWithoutASampleACopyIsAnotherFile(t *testing.T) {
-	paths := files(t, 2, 1000)
-	m := open(t, paths, Options{DType: "uint16"}).Manifest()
-	m.Files[0].Sample = blob.Sample{}
-	tokens, err := Reopen(m, Options{Access: blob.Pread})
-	must(t, err)
-	copyOver(t, paths[0], same)
-	if err := readOne(tokens); !errors.Is(err, syscall.ESTALE) {
-		t.Errorf("error %v, want ESTALE", err)
-	}
 }
 
 // Readers do not disturb one another while a file is replaced by copies again and again.

@@ -30,7 +30,7 @@ type Array struct {
 	shards []shard
 	runs   []array.Run
 
-	documents *Documents // nil where nobody asked for them, or knows
+	documents *Documents // nil if Options did not ask, or no file says where they end
 
 	followed []*blob.Object // those whose change must be noticed although nothing is read from the store
 	looked   atomic.Int64   // when the store was asked about one of them, as blob.Uptime says
@@ -65,7 +65,7 @@ func (a *Array) DType() array.DType { return a.dtype }
 // Axes are the shape of an element, or none for a token. They are not the caller's to change.
 func (a *Array) Axes() []int { return a.axes }
 
-// VocabSize is that of the Options: tokens are below it, or 0 where nobody knows or elements are no tokens. Read does not compare them.
+// VocabSize is Options.VocabSize, or 0 where elements are no tokens. Read does not compare tokens with it.
 func (a *Array) VocabSize() int64 { return a.vocab }
 
 // Files are the paths of the files of elements, in order.
@@ -85,7 +85,7 @@ func (a *Array) AllFiles() (paths []string) {
 	return paths
 }
 
-// all are the files that the array is read from.
+// all yields the files that the array is read from.
 func (a *Array) all() iter.Seq[blob.Blob] {
 	return func(yield func(blob.Blob) bool) {
 		for i := range a.shards {
@@ -119,7 +119,7 @@ func (a *Array) Locate(pos int64) array.Place {
 	return array.Place{Path: s.blob.Path(), Index: pos - s.start}
 }
 
-// shard is that of file i, or nil where there is no array or no such file.
+// shard returns file i, or nil if there is no array or no such file.
 func (a *Array) shard(i int) *shard {
 	if a == nil || i >= len(a.shards) {
 		return nil
@@ -222,11 +222,10 @@ func (a *Array) remember(file blob.Blob, err error) error {
 	return err
 }
 
-// Unwritten returns an error if somebody has one of the files open for writing: see [blob.Unwritten].
+// Unwritten returns an error if a process has one of the files open for writing: see [blob.Unwritten].
 func (a *Array) Unwritten() (unknownOf string, err error) { return blob.Unwritten(a.AllFiles()) }
 
-// Release lets go of what is kept between two reads: mappings, which keep the space of deleted files taken. The next read
-// makes them again.
+// Release drops what is kept between two reads: mappings, which keep the space of deleted files taken. The next read makes them again.
 func (a *Array) Release() {
 	for file := range a.all() {
 		file.Release()
@@ -284,7 +283,7 @@ func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) err
 	return nil
 }
 
-// bytes makes bytes of the array that lie within a shard those of its file.
+// bytes converts bytes of the array, which lie within a shard, to bytes of its file.
 func (a *Array) bytes(s *shard, r blob.Range) blob.Range {
 	first := s.format.Offset - s.start*a.width
 	return blob.Range{From: first + r.From, To: first + r.To, Index: r.Index}
@@ -317,9 +316,9 @@ func (a *Array) inFiles(w array.Window) iter.Seq2[*shard, blob.Range] {
 
 // Want says that windows will be read soon, after those of earlier calls, so that what lies in a store is fetched meanwhile. It does not
 // wait. It returns false if some of them must be said again later, because there is no room to fetch them yet.
-func (a *Array) Want(w array.Window, t blocks.Turn) (room bool) {
+func (a *Array) Want(w array.Window, t blocks.Demand) (room bool) {
 	for s, r := range a.inFiles(w) {
-		if !s.blob.Want([]blob.Range{r}, t) {
+		if o, ok := s.blob.(*blob.Object); ok && !o.Want([]blob.Range{r}, t) {
 			return false
 		}
 	}

@@ -122,19 +122,19 @@ func anyWindows(r *rand.Rand, runs []array.Run) []array.Window {
 }
 
 func TestReadAnyWindows(t *testing.T) {
-	for _, lens := range [][]int{{1}, {20_000}, {2_000_000}, {5000, 1, 2, 1, 70_000, 3, 1}} {
+	for _, lens := range [][]int{{1}, {2_000_000}, {3, 1, 1, 2, 4}, {5000, 1, 2, 1, 70_000, 3, 1}} {
 		for _, width := range []int{2, 4} {
 			paths := files(t, width, lens...)
 			for _, join := range []bool{false, true} {
 				everyAccess(t, func(t *testing.T, o Options) {
 					o.DType, o.Join = unsigned(width), join
-					tokens := open(t, paths, o)
-					var wg sync.WaitGroup // readers disturb one another in no access
-					for reader := range uint64(4) {
+					opened := open(t, paths, o)
+					var wg sync.WaitGroup // readers disturb one another in no access, and another process reads the same
+					for reader, tokens := range []*Array{opened, opened, opened, reopened(t, opened, o)} {
 						wg.Go(func() {
-							r := rand.New(rand.NewPCG(1, reader))
+							r := rand.New(rand.NewPCG(1, uint64(reader)))
 							for range rounds(25) {
-								if err := readAll(tokens, anyWindows(r, tokens.Runs())); err != nil {
+								if err := readAll(tokens, anyWindows(r, opened.Runs())); err != nil {
 									t.Error(err)
 								}
 							}
@@ -145,21 +145,6 @@ func TestReadAnyWindows(t *testing.T) {
 			}
 		}
 	}
-}
-
-func TestWindowAcrossTinyFiles(t *testing.T) {
-	paths := files(t, 2, 3, 1, 1, 2, 4)
-	everyAccess(t, func(t *testing.T, o Options) {
-		o.Join = true
-		tokens := open(t, paths, o)
-		var ws []array.Window
-		for from := range 11 {
-			for to := from + 1; to <= 11; to++ {
-				ws = append(ws, array.Window{Start: int64(from), Len: to - from})
-			}
-		}
-		must(t, readAll(tokens, ws))
-	})
 }
 
 func TestShape(t *testing.T) {
@@ -180,56 +165,6 @@ func TestShape(t *testing.T) {
 		if got, want := apart.Locate(int64(pos)), (array.Place{Path: paths[file], Index: int64(index)}); got != want {
 			t.Errorf("token %d stands at %v, want %v", pos, got, want)
 		}
-	}
-}
-
-// The sources of a split are tokens of their own: each counts its positions from 0.
-func TestSources(t *testing.T) {
-	paths := files(t, 2, 3, 1, 2, 4)
-	for _, test := range []struct {
-		paths         []string
-		apart, joined []array.Run
-		pos           int64
-		want          array.Place
-	}{
-		{paths[:2], []array.Run{{Name: paths[0], Start: 0, Len: 3}, {Name: paths[1], Start: 3, Len: 1}}, []array.Run{{Name: paths[0], Start: 0, Len: 4}}, 3, array.Place{Path: paths[1], Index: 0}},
-		{paths[2:], []array.Run{{Name: paths[2], Start: 0, Len: 2}, {Name: paths[3], Start: 2, Len: 4}}, []array.Run{{Name: paths[2], Start: 0, Len: 6}}, 3, array.Place{Path: paths[3], Index: 1}},
-	} {
-		apart, joined := open(t, test.paths, Options{DType: array.Uint16}), open(t, test.paths, Options{DType: array.Uint16, Join: true})
-		if got := apart.Runs(); !slices.Equal(got, test.apart) {
-			t.Errorf("runs are %v, want %v", got, test.apart)
-		}
-		if got := joined.Runs(); !slices.Equal(got, test.joined) {
-			t.Errorf("joined runs are %v, want %v", got, test.joined)
-		}
-		if got := apart.Files(); !slices.Equal(got, test.paths) {
-			t.Errorf("files are %v, want %v", got, test.paths)
-		}
-		if got := joined.Locate(test.pos); got != test.want {
-			t.Errorf("token %d stands at %v, want %v", test.pos, got, test.want)
-		}
-	}
-}
-
-func TestCheck(t *testing.T) {
-	for _, n := range []int{1, 3, 100} {
-		paths := files(t, 2, slices.Repeat([]int{10}, n)...)
-		tokens := open(t, paths, Options{DType: array.Uint16})
-		must(t, tokens.Check())
-		last := paths[n-1]
-		must(t, os.Chtimes(last, longAgo, longAgo.Add(1)))
-		tokens.checked.Store(0) // as if a second had passed
-		for range 3 {
-			if err := tokens.Check(); !errors.Is(err, syscall.ESTALE) {
-				t.Errorf("%d files, the last one touched: error %v, want ESTALE", n, err)
-			}
-		}
-		if err := readOne(tokens); !errors.Is(err, syscall.ESTALE) {
-			t.Errorf("%d files, the last one touched: error %v of a read of the first, want ESTALE", n, err)
-		}
-		must(t, os.Chtimes(last, longAgo, longAgo))
-		must(t, tokens.Check())
-		must(t, readOne(tokens))
 	}
 }
 
@@ -334,6 +269,7 @@ func TestChangedFileIsStale(t *testing.T) {
 		{"touched", func(path string) error { return os.Chtimes(path, longAgo, longAgo.Add(1)) }, "written to at 2020-01-01T00:00:00.000000001Z"},
 		{"replaced", func(path string) error { return replace(path, make([]byte, 2*n)) }, "another file stands in its place"},
 		{"replaced by a shorter one", func(path string) error { return replace(path, nil) }, "0 bytes, was 10000"},
+		{"gone", os.Remove, "no such file"},
 		{"replaced by a pipe", func(path string) error {
 			return errors.Join(os.Remove(path), unix.Mkfifo(path, 0o600))
 		}, "0 bytes, was 10000"},
@@ -342,16 +278,22 @@ func TestChangedFileIsStale(t *testing.T) {
 			everyAccess(t, func(t *testing.T, o Options) {
 				paths := files(t, 2, 10, n)
 				fresh, used := open(t, paths, o), open(t, paths, o) // used has its mapping, if the access keeps one
+				again := reopened(t, used, o)
 				second := func() []array.Window { return []array.Window{{Start: n, Len: 10}} }
 				must(t, readAll(used, second()))
 				must(t, test.change(paths[1]))
-				for _, tokens := range []*Array{fresh, used} {
-					err := readAll(tokens, second())
-					if !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), paths[1]+" has changed") || !strings.Contains(err.Error(), test.want) {
-						t.Errorf("error %v, want ESTALE, %s and %s", err, paths[1], test.want)
+				errno := error(syscall.ESTALE)
+				if test.name == "gone" {
+					errno = syscall.ENOENT
+				}
+				for _, tokens := range []*Array{fresh, used, again} {
+					for _, err := range []error{readAll(tokens, second()), tokens.CheckAll(), tokens.Check()} {
+						if !errors.Is(err, errno) || !strings.Contains(err.Error(), paths[1]) || !strings.Contains(err.Error(), test.want) {
+							t.Errorf("error %v, want %v, %s and %s", err, errno, paths[1], test.want)
+						}
 					}
-					if err := readOne(tokens); !errors.Is(err, syscall.ESTALE) {
-						t.Errorf("error %v of a read of the other file, want ESTALE", err)
+					if err := readOne(tokens); !errors.Is(err, errno) {
+						t.Errorf("error %v of a read of the other file, want %v", err, errno)
 					}
 				}
 			})
@@ -363,25 +305,6 @@ func TestChangedFileIsStale(t *testing.T) {
 func replace(path string, raw []byte) error {
 	other := path + ".new"
 	return errors.Join(os.WriteFile(other, raw, 0o600), os.Chtimes(other, longAgo, longAgo), os.Rename(other, path))
-}
-
-func TestPutBackIsServedAgain(t *testing.T) {
-	everyAccess(t, func(t *testing.T, o Options) {
-		paths := files(t, 2, 100)
-		tokens := open(t, paths, o)
-		must(t, readOne(tokens))
-
-		must(t, os.Rename(paths[0], paths[0]+".old"))
-		if err := readOne(tokens); !errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), paths[0]) {
-			t.Errorf("error %v of a file that is gone, want ENOENT and %s", err, paths[0])
-		}
-		must(t, os.WriteFile(paths[0], make([]byte, 200), 0o600))
-		if err := readOne(tokens); !errors.Is(err, syscall.ESTALE) {
-			t.Errorf("error %v of a file that was replaced, want ESTALE", err)
-		}
-		must(t, os.Rename(paths[0]+".old", paths[0]))
-		must(t, readOne(tokens))
-	})
 }
 
 var sink byte

@@ -3,32 +3,21 @@ package cache
 import (
 	"encoding/binary"
 	"math/rand/v2"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
-	"batchfs/cache/blocks"
 	"batchfs/cache/format"
-	"batchfs/cache/store"
 )
 
 // 12 windows of 1025 uint16 tokens from a warm file, as a batch of 12x1024 needs them.
-func BenchmarkRead(b *testing.B) { benchmarkRead(b, files(b, 2, 32<<20), Options{DType: array.Uint16}) }
-
-func benchmarkRead(b *testing.B, paths []string, o Options) {
+func BenchmarkRead(b *testing.B) {
+	paths, o := files(b, 2, 32<<20), Options{DType: array.Uint16}
 	for _, o.Access = range []blob.Access{blob.Remap, blob.Advise, blob.Pread, blob.Map} {
 		b.Run(string(o.Access), func(b *testing.B) {
 			tokens := open(b, paths, o)
-			all := []Stretch{{tokens, 0, tokens.Len()}}
-			if share := NewShare("benchmark", all); share != nil {
-				must(b, Fetch(b.Context(), share, all, func(func(*Array, array.Window) bool) {}, func(int64) {}))
-			}
-			blob.Flush()
 			const rows, length = 12, 1025
 			ws := make([]array.Window, rows)
 			dst := make([]byte, 2*length)
@@ -47,19 +36,6 @@ func benchmarkRead(b *testing.B, paths []string, o Options) {
 			}
 		})
 	}
-}
-
-// 12 windows of 1025 uint16 tokens, as BenchmarkRead has them, of objects whose blocks are all in the directory.
-func BenchmarkReadObject(b *testing.B) {
-	paths := files(b, 2, 32<<20)
-	remote := blob.Remote{
-		Store:  store.Options{Endpoint: serveFiles(b, filepath.Dir(paths[0])), Anonymous: true, Timeout: time.Minute},
-		Blocks: blocks.Options{Dir: b.TempDir(), Limit: 1 << 40, BlockBytes: 4 << 20, Memory: 64 << 20},
-	}
-	for i, path := range paths {
-		paths[i] = "s3://bucket/" + filepath.Base(path)
-	}
-	benchmarkRead(b, paths, Options{DType: array.Uint16, Remote: remote})
 }
 
 // Where the documents of a row end, of 4 million of some 500 tokens: what rows of documents take besides their tokens.
@@ -86,15 +62,4 @@ func BenchmarkDocuments(b *testing.B) {
 		must(b, err)
 		must(b, d.Ends(first, some[:min(d.Count()-first, 16)]))
 	}
-}
-
-// serveFiles serves the files of a directory as objects of s3://bucket.
-func serveFiles(t testing.TB, dir string) (endpoint string) {
-	t.Helper()
-	server := httptest.NewServer(http.StripPrefix("/bucket", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("ETag", `"1"`)
-		http.ServeFile(w, r, filepath.Join(dir, r.URL.Path))
-	})))
-	t.Cleanup(server.Close)
-	return server.URL
 }

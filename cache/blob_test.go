@@ -9,7 +9,6 @@ import (
 
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
-	"batchfs/cache/blocks"
 	"batchfs/cache/format"
 )
 
@@ -22,11 +21,10 @@ type memory struct {
 	released bool
 }
 
-func (m *memory) Path() string                        { return m.path }
-func (m *memory) Identity() blob.Identity             { return blob.Identity{Size: int64(len(m.raw))} }
-func (m *memory) Sample() blob.Sample                 { return blob.Sample{} }
-func (m *memory) Want([]blob.Range, blocks.Turn) bool { return true }
-func (m *memory) Release()                            { m.released = true }
+func (m *memory) Path() string            { return m.path }
+func (m *memory) Identity() blob.Identity { return blob.Identity{Size: int64(len(m.raw))} }
+func (m *memory) Sample() blob.Sample     { return blob.Sample{} }
+func (m *memory) Release()                { m.released = true }
 
 func (m *memory) Check() error {
 	if m.changed {

@@ -28,9 +28,9 @@ type Index struct {
 
 const indexFix = "batchfs index %s --eot N makes an index where token N ends each document"
 
-// openIndex opens the index of a file, and adds it to the fingerprint. It returns nil where there is none. previous is that of
-// openFile.
-func openIndex(of File, previous blob.Blob, sum *Fingerprint, from blob.Remote) (*Index, error) {
+// openIndex opens the index of a file, and adds it to the fingerprint. It returns nil if there is none. previous is for
+// blob.Open.
+func openIndex(of File, previous blob.Blob, sum *Fingerprint, from *blob.Remote) (*Index, error) {
 	path := string(of.Path)
 	in, err := openBeside(of.Format.IndexOf(path), previous, from)
 	if in == nil {
@@ -81,16 +81,16 @@ func (x *index) manifest() *Index {
 	return &Index{[]byte(x.blob.Path()), x.blob.Identity(), x.blob.Sample(), x.ends}
 }
 
-// of is the number in the shard of the document that holds a token of it. It also says where that document and some behind it end,
-// as far as that was read on the way.
-func (x *index) of(token int64) (document int64, p *piece, err error) {
+// of finds the document that holds a token, both by their numbers in the shard. It also returns where that document and some behind it end,
+// as far as was read on the way.
+func (x *index) of(token int64) (document int64, p *endsFrom, err error) {
 	if x.ends.Sequences > 0 {
 		if token, err = x.starts.upper(x.blob, token*x.ends.Width, nil); err != nil {
 			return 0, nil, err
 		}
 		token-- // the sequence that holds it
 	} else {
-		p = new(piece)
+		p = new(endsFrom)
 	}
 	document, err = x.documents.upper(x.blob, token, p)
 	if err == nil && document >= x.ends.Count {
@@ -192,7 +192,7 @@ func (n *sorted) run(first, count int64, index int, runs []blob.Range) []blob.Ra
 }
 
 // upper is how many of the numbers are v or below. It puts some of those above v into p, unless that is nil.
-func (n *sorted) upper(file blob.Blob, v int64, p *piece) (i int64, err error) {
+func (n *sorted) upper(file blob.Blob, v int64, p *endsFrom) (i int64, err error) {
 	block := sort.Search(len(n.last), func(i int) bool {
 		last := n.last[i].Load() - 1
 		if last < 0 && err == nil {
@@ -234,17 +234,17 @@ type Documents struct {
 	array *Array
 	first []int64 // number of the first document of each file, and how many there are in all
 
-	recent [64]atomic.Pointer[piece] // what Of read: that of document n is at n modulo 64, for Ends, which is asked next
+	recent [64]atomic.Pointer[endsFrom] // what Of read: that of document n is at n modulo 64, for Ends, which is asked next
 }
 
-// A piece is where n documents from the first on end.
-type piece struct {
+// endsFrom is where n documents from the first on end.
+type endsFrom struct {
 	first int64
 	n     int
 	ends  [16]int64
 }
 
-// newDocuments are those of an array all of whose files have an index, or are documents.
+// newDocuments expects that all files of the array have an index, or are documents.
 func newDocuments(a *Array) *Documents {
 	d := &Documents{array: a, first: make([]int64, 1, len(a.shards)+1)}
 	kept := int64(0)
@@ -266,7 +266,7 @@ func newDocuments(a *Array) *Documents {
 	return d
 }
 
-// Documents are those of the array. They are nil where Options did not ask for them, or where no file says where they end.
+// Documents returns nil if Options did not ask for them, or if no file says where they end.
 func (a *Array) Documents() *Documents { return a.documents }
 
 // Count is the number of documents.

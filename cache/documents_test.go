@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"reflect"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -15,7 +14,6 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
-	"batchfs/cache/blob"
 	"batchfs/cache/format"
 	"batchfs/internal/wait"
 )
@@ -275,38 +273,6 @@ func TestFingerprintCoversTheIndex(t *testing.T) {
 	}
 	if seen[0] == seen[1] || seen[0] == without {
 		t.Errorf("fingerprints %s, without an index %s", seen, without)
-	}
-}
-
-// An index is searched, not loaded: what is kept of it is bounded.
-func TestIndexStaysOnDisk(t *testing.T) {
-	const documents = 1 << 20
-	paths := files(t, 2, 2*documents)
-	raw := make([]byte, 0, 8*documents)
-	for i := range documents {
-		raw = binary.LittleEndian.AppendUint64(raw, uint64(2*i+2))
-	}
-	must(t, os.WriteFile(paths[0]+".index", raw, 0o600))
-	a := open(t, paths, Options{DType: array.Uint16, Documents: DocumentsIndexed, Access: blob.Map})
-	r := rand.New(rand.NewPCG(1, 2))
-	heap := func() uint64 {
-		var m runtime.MemStats
-		runtime.GC()
-		runtime.ReadMemStats(&m)
-		return m.HeapAlloc
-	}
-	before := heap()
-	for range rounds(20_000) {
-		pos := r.Int64N(2 * documents)
-		if got, err := a.Documents().Of(pos); err != nil || got != pos/2 {
-			t.Fatalf("token %d is of document %d, error %v", pos, got, err)
-		}
-	}
-	if after := heap(); after > before+4<<20 {
-		t.Errorf("%d bytes are kept", after-before)
-	}
-	if blocks := len(a.shards[0].index.documents.last); blocks > maxBlocks || blocks != documents/minBlock {
-		t.Errorf("%d blocks", blocks)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"unsafe"
@@ -15,46 +14,6 @@ import (
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
 )
-
-// What stays resident of a cached file is what Map is for, and nothing under the other accesses.
-func TestResident(t *testing.T) {
-	const size = 64 << 20
-	path := filepath.Join(t.TempDir(), "tokens.bin")
-	must(t, os.WriteFile(path, make([]byte, size), 0o600))
-	for _, access := range []blob.Access{blob.Remap, blob.Advise, blob.Pread, blob.Map} {
-		tokens := open(t, []string{path}, Options{DType: array.Uint16, Access: access})
-		before := resident(t)
-		ws := make([]array.Window, 16)
-		var buf [2048]byte
-		for n := range 500 {
-			for i := range ws {
-				ws[i] = array.Window{Start: int64((n*len(ws)+i)*7919*1024) % (size/2 - 1024), Len: 1024}
-			}
-			must(t, tokens.Read(ws, func(_ int, raw []byte) error {
-				copy(buf[:], raw)
-				return nil
-			}))
-		}
-		grown := resident(t) - before
-		if access == blob.Map && grown < size/4 || access != blob.Map && grown > 1<<20 {
-			t.Errorf("%s: %d KiB stay of a file of %d", access, grown>>10, size>>10)
-		}
-	}
-}
-
-// resident is the bytes of files that this process has mapped and in memory.
-func resident(t *testing.T) (bytes int) {
-	t.Helper()
-	status, err := os.ReadFile("/proc/self/status")
-	must(t, err)
-	for _, field := range []string{"RssFile:", "RssShmem:"} {
-		_, rest, _ := strings.Cut(string(status), field)
-		kib, err := strconv.Atoi(strings.Fields(rest)[0])
-		must(t, err)
-		bytes += kib << 10
-	}
-	return bytes
-}
 
 // Only the pages that hold a window are read from the disk, whatever its read-ahead is.
 func TestOnlyThePagesNeeded(t *testing.T) {

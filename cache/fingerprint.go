@@ -15,7 +15,7 @@ import (
 // A Fingerprint tells data from other data. It covers the name, the size and a sample of the content of each file that [Open]
 // adds, in the order of the calls. It is not safe for concurrent use.
 type Fingerprint struct {
-	sum    io.Writer // a hash, but for a part of a fingerprint that others go before
+	sum    io.Writer // a hash; or a buffer, for a file that is added to the hash later
 	blocks int64     // of each file
 }
 

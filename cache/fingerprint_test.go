@@ -3,7 +3,6 @@ package cache
 import (
 	"crypto/sha256"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -26,45 +25,6 @@ func fingerprint(t testing.TB, sources ...[]string) string {
 		t.Errorf("fingerprint %s, joined %s", apart, joined)
 	}
 	return apart.String()
-}
-
-func TestFingerprint(t *testing.T) {
-	paths := files(t, 2, 1_000_000, 10)
-	was := fingerprint(t, paths)
-	if len(was) != 32 {
-		t.Errorf("a fingerprint is %q", was)
-	}
-	same := func(what string, want bool, paths ...string) {
-		t.Helper()
-		if got := fingerprint(t, paths); (got == was) != want {
-			t.Errorf("%s: fingerprint %s, was %s", what, got, was)
-		}
-	}
-	same("again", true, paths...)
-	must(t, os.Chtimes(paths[0], longAgo, longAgo.Add(1)))
-	same("touched", true, paths...)
-	elsewhere := filepath.Join(t.TempDir(), filepath.Base(paths[0]))
-	must(t, os.Link(paths[0], elsewhere))
-	same("moved", true, elsewhere, paths[1])
-	renamed := filepath.Join(t.TempDir(), "other.bin")
-	must(t, os.Link(paths[0], renamed))
-	same("renamed", false, renamed, paths[1])
-	same("in another order", false, paths[1], paths[0])
-	same("without one", false, paths[0])
-	for _, off := range []int64{0, 1_999_999} {
-		at := func(b []byte) {
-			f, err := os.OpenFile(paths[0], os.O_WRONLY, 0)
-			must(t, err)
-			_, err = f.WriteAt(b, off)
-			must(t, errors.Join(err, f.Close()))
-		}
-		at([]byte{1})
-		same(fmt.Sprint("another byte ", off), false, paths...)
-		at(count(0, 1_000_000, 2)[off : off+1])
-	}
-	same("put right", true, paths...)
-	must(t, os.Truncate(paths[0], 1_999_998))
-	same("shorter", false, paths...)
 }
 
 // What anybody can compute: name, zero, size, n = max(2, 64 div files) blocks of 4096 bytes evenly from the first to the last;

@@ -23,9 +23,9 @@ type Options struct {
 	Join          bool        // windows may cross from one file into the next
 	Access        blob.Access // how the bytes of a window are fetched
 	DropPageCache bool        // give the kernel's page cache back after every read; Map does not
-	VocabSize     int64       // tokens are below it; 0: nobody knows. It is not of elements with axes
+	VocabSize     int64       // tokens are below it; 0: unknown. Elements with axes have none
 
-	// Documents says where documents end: DocumentsIndexed, FilesAreDocuments, or "" where nobody asks.
+	// Documents says where documents end: DocumentsIndexed, FilesAreDocuments, or "" for no documents.
 	Documents string
 
 	Beside string // the name of this array, which lies beside another; empty for the main one of a source
@@ -33,8 +33,8 @@ type Options struct {
 	// GuessedDType says that DType is a guess: Open then refuses files that look like another one, or like text. Reopen ignores it.
 	GuessedDType bool
 
-	Remote blob.Remote // where objects are read from
-	Follow bool        // Check notices after a while that an object was replaced, although nothing is read from the store
+	Remote *blob.Remote // where objects are read from
+	Follow bool         // Check notices after a while that an object was replaced, although nothing is read from the store
 
 	// Open adds each file to Fingerprint, unless that is nil. Reopen ignores it.
 	Fingerprint *Fingerprint
@@ -56,7 +56,7 @@ type File struct {
 	Identity blob.Identity
 	Sample   blob.Sample // zero in a manifest of an older program
 	Format   format.Format
-	Index    *Index // where its documents end; nil if nobody asked for it, or there is none
+	Index    *Index // where its documents end; nil if Options did not ask, or there is none
 }
 
 // Open checks every file and makes one array of their elements, in the order of paths. The error says what is wrong with which
@@ -131,25 +131,24 @@ func openFormat(path string, o Options, previous *shard, sum *Fingerprint, all b
 	if err != nil {
 		return file, err
 	}
-	defer content.Close()
+	besides := []blob.Content{content}
+	defer func() {
+		for _, c := range besides {
+			c.Close()
+		}
+	}()
 	if !all {
 		return file, nil
 	}
 	in := &format.Input{Path: path, Size: id.Size, Content: content, Options: format.Options{
 		Format: o.Format, DType: o.DType, GuessedDType: o.GuessedDType, Axes: o.Axes, Tensor: o.Tensor, Beside: o.Beside,
 	}}
-	var besides []*openInput
-	defer func() {
-		for _, b := range besides {
-			b.content.Close()
-		}
-	}()
 	in.Beside = func(path string) (*format.Input, error) {
 		b, err := openBeside(path, nil, o.Remote)
 		if b == nil {
 			return nil, err
 		}
-		besides = append(besides, b)
+		besides = append(besides, b.content)
 		return &b.Input, nil
 	}
 	of, formatErr := in.Format()
@@ -173,15 +172,15 @@ func openFormat(path string, o Options, previous *shard, sum *Fingerprint, all b
 	return file, err
 }
 
-// An openInput is an input whose content somebody has to close.
+// An openInput is an input whose content must be closed.
 type openInput struct {
 	format.Input
 	id      blob.Identity
 	content blob.Content
 }
 
-// openBeside opens a file that lies beside another one. It returns nil where there is none. previous is that of openFile.
-func openBeside(path string, previous blob.Blob, from blob.Remote) (*openInput, error) {
+// openBeside opens a file that lies beside another one. It returns nil if there is none. previous is for blob.Open.
+func openBeside(path string, previous blob.Blob, from *blob.Remote) (*openInput, error) {
 	id, content, err := blob.Open(path, previous, from)
 	// A store says so of an object that is not there to those who may not list the bucket.
 	hidden := blob.IsRemote(path) && errors.Is(err, os.ErrPermission)
@@ -204,37 +203,20 @@ func (a *Array) Manifest() Manifest {
 	return m
 }
 
-// Reopen makes the array that Open made when m was its. It does not look at the files: one that is no longer that of m,
-// or is gone, is an error when it is read or checked. The dtype is that of m. The error says that m is of no files, or of
-// files that cannot be one array.
+// Reopen makes the array that m describes. It does not look at the files: one that has changed or is gone is an error when it is
+// read or checked. The error of Reopen says that m has no files, or files that cannot be one array.
 func Reopen(m Manifest, o Options) (*Array, error) {
-	if len(m.Files) == 0 {
-		return nil, errors.New("no token files")
+	if err := m.check(); err != nil {
+		return nil, err
 	}
-	first := m.Files[0]
-	a := &Array{
-		dtype: first.Format.DType, axes: first.Format.Axes,
-		shards: make([]shard, len(m.Files)),
-	}
+	first := m.Files[0].Format
+	a := &Array{dtype: first.DType, axes: first.Axes, number: int64(first.DType.Size()), shards: make([]shard, len(m.Files))}
+	a.width = a.number * first.Numbers()
 	if len(a.axes) == 0 {
 		a.vocab = o.VocabSize
 	}
 	var start int64
-	indexed := 0
 	for i, f := range m.Files {
-		path := string(f.Path)
-		if err := f.Format.Fits(path, f.Identity.Size); err != nil {
-			return nil, err
-		}
-		switch {
-		case f.Format.DType != a.dtype:
-			return nil, fmt.Errorf("%s: its numbers are %s, those of %s are %s; make them one", path, f.Format.DType, first.Path, a.dtype)
-		case f.Format.Name != first.Format.Name:
-			return nil, fmt.Errorf("%s: its format is %s, that of %s is %s; make them one",
-				path, f.Format.Name, first.Path, first.Format.Name)
-		case !slices.Equal(f.Format.Axes, a.axes):
-			return nil, fmt.Errorf("%s: its elements have shape %d, those of %s %d; make them one", path, f.Format.Axes, first.Path, a.axes)
-		}
 		file, err := blob.New(f.Path, f.Identity, f.Sample, o.Access, o.DropPageCache, o.Remote)
 		if err != nil {
 			return nil, err
@@ -244,7 +226,6 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 			if a.shards[i].index, err = newIndex(f, o); err != nil {
 				return nil, err
 			}
-			indexed++
 		}
 		if i > 0 && o.Join {
 			a.runs[0].Len += f.Format.Count
@@ -260,15 +241,36 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 			}
 		}
 	}
-	a.number = int64(a.dtype.Size())
-	a.width = a.number * first.Format.Numbers()
-	if o.Documents == FilesAreDocuments || indexed == len(a.shards) {
+	if o.Documents == FilesAreDocuments || m.Files[0].Index != nil {
 		a.documents = newDocuments(a)
-	} else if indexed > 0 {
-		without := slices.IndexFunc(m.Files, func(f File) bool { return f.Index == nil })
-		with := slices.IndexFunc(m.Files, func(f File) bool { return f.Index != nil })
-		return nil, fmt.Errorf("nothing says where the documents of %s end, but %s says it of %s; %s",
-			m.Files[without].Path, m.Files[with].Index.Path, m.Files[with].Path, fmt.Sprintf(indexFix, m.Files[without].Path))
 	}
 	return a, nil
+}
+
+// check returns an error unless the files can be one array.
+func (m Manifest) check() error {
+	if len(m.Files) == 0 {
+		return errors.New("no token files")
+	}
+	first := m.Files[0]
+	for _, f := range m.Files {
+		if err := f.Format.Fits(string(f.Path), f.Identity.Size); err != nil {
+			return err
+		}
+		switch {
+		case f.Format.DType != first.Format.DType:
+			return fmt.Errorf("%s: its numbers are %s, those of %s are %s; make them one", f.Path, f.Format.DType, first.Path, first.Format.DType)
+		case f.Format.Name != first.Format.Name:
+			return fmt.Errorf("%s: its format is %s, that of %s is %s; make them one", f.Path, f.Format.Name, first.Path, first.Format.Name)
+		case !slices.Equal(f.Format.Axes, first.Format.Axes):
+			return fmt.Errorf("%s: its elements have shape %d, those of %s %d; make them one", f.Path, f.Format.Axes, first.Path, first.Format.Axes)
+		case (f.Index == nil) != (first.Index == nil):
+			with, without := f, first
+			if f.Index == nil {
+				with, without = first, f
+			}
+			return fmt.Errorf("nothing says where the documents of %s end, but %s says it of %s; "+indexFix, without.Path, with.Index.Path, with.Path, without.Path)
+		}
+	}
+	return nil
 }

@@ -17,7 +17,7 @@ type Stretch struct {
 	From, To int64
 }
 
-// parts are the bytes of objects that hold a stretch, and those of the indexes of their documents.
+// parts are the bytes of objects that hold a stretch, and all bytes of the indexes of their documents.
 func (s Stretch) parts() (elements, indexes []blocks.Part) {
 	a := s.Array
 	for of, r := range a.parts(s.From*a.width, s.To*a.width) {
@@ -100,7 +100,7 @@ func (f *fetch) add(parts ...blocks.Part) {
 				continue
 			}
 			f.seen[b] = true
-			for len(f.wanted) > 0 && !b.of.Want(i, blocks.Turn{}) {
+			for len(f.wanted) > 0 && !b.of.Want(i, blocks.Demand{}) {
 				f.next()
 			}
 			f.wanted = append(f.wanted, b)
@@ -119,7 +119,7 @@ func (f *fetch) next() {
 		f.share.Read()
 		err = context.Cause(f.ctx)
 	}
-	if use, _ := blob.RemoteUseNow(); use.Unkept > 0 {
+	if b.of.Counts().Full.Load() > 0 {
 		err = cmp.Or(err, ErrNoRoom)
 	}
 	f.err = cmp.Or(f.err, err)

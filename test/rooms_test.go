@@ -16,7 +16,7 @@ func TestRooms(t *testing.T) {
 
 		"cache/array":  nil,
 		"cache/store":  nil,
-		"cache/blocks": {"cache/store"},
+		"cache/blocks": {"cache/store", "internal/owndir"},
 		"cache/format": {"cache/array"},
 		"cache/blob":   {"cache/blocks", "cache/store"},
 		"cache":        {"cache/array", "cache/blob", "cache/blocks", "cache/format"},
@@ -35,7 +35,7 @@ func TestRooms(t *testing.T) {
 		"cmd/batchfs/dataset": {"cache", "cache/array", "cmd/batchfs/config", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary",
 			"internal/jsontext", "sampler"},
 		"cmd/batchfs/prepare/bpe": nil,
-		"cmd/batchfs/prepare":     {"cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary"},
+		"cmd/batchfs/prepare":     {"cache/format", "cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "internal/owndir"},
 		"cmd/batchfs/chart":       nil,
 		"cmd/batchfs/plan": {"cache", "cache/blocks", "cmd/batchfs/chart", "cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/terminal",
 			"sampler"},

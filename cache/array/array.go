@@ -98,7 +98,7 @@ func (d DType) lookup() *dtypeInfo {
 	return nil
 }
 
-// info panics for an unknown dtype: a guess would be a wrong size that nobody notices.
+// info panics for an unknown dtype: a guess would be a wrong size, unnoticed.
 func (d DType) info() *dtypeInfo {
 	i := d.lookup()
 	if i == nil {
@@ -136,14 +136,14 @@ func (d DType) Text(bits uint64) string {
 	return strconv.FormatUint(bits, 10)
 }
 
-// Bits are those of the first number in raw, above which there are zeros.
+// Bits returns the bits of the first number in raw, with zeros above them.
 func (d DType) Bits(raw []byte) uint64 {
 	var b [8]byte
 	copy(b[:], raw[:d.Size()])
 	return binary.LittleEndian.Uint64(b[:])
 }
 
-// NumPy is the descr of a .npy header: "<u2" for uint16, and for bfloat16, of which NumPy sees the bits.
+// NumPy is the descr of a .npy header: "<u2" for uint16, and also for bfloat16, which NumPy lacks.
 func (d DType) NumPy() string { return d.info().numPy }
 
 // Safetensors is the dtype of a tensor in a safetensors header: "U16" for uint16.
@@ -179,7 +179,7 @@ const (
 )
 
 // A Batch is a list of arrays in the order of their offsets, without gaps: each begins where the one before ends, the first
-// at 0. NewBatch makes it, and nobody changes it.
+// at 0. NewBatch makes it, and it does not change.
 //
 // The first Main arrays, at least one, have one dtype and one shape, so that they are one larger array at the same time:
 // see Stack. That is what a raw file or a .npy file of the batch shows.

@@ -2,8 +2,8 @@ package array
 
 import "fmt"
 
-// A Window is Len numbers from number Start on. Where an element has n numbers, those of the element at position i are i*n to
-// i*n + n-1.
+// A Window is Len numbers from number Start on. The element at position i has
+// the numbers i*n to i*n + n-1, where elements have n numbers.
 type Window struct {
 	Start int64
 	Len   int

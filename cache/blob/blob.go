@@ -28,10 +28,10 @@ type Blob interface {
 	// Path is the name.
 	Path() string
 
-	// Identity is that of the blob when it was opened, or that which it has got since without a change of its bytes.
+	// Identity is what the blob was when it was opened, or what it is now if its bytes have not changed since.
 	Identity() Identity
 
-	// Sample is what is known of the bytes: it is that of another blob of the same size, if they are the same.
+	// Sample stands for the bytes: blobs of one size and with the same bytes have equal samples.
 	Sample() Sample
 
 	// Read fetches ranges, which lie within the blob, and calls visit once for each, in any order, with the range's Index and its
@@ -39,15 +39,11 @@ type Blob interface {
 	// then explains it. A range may be visited again, if what was read turned out bad. Read does not keep ranges.
 	Read(ranges []Range, visit func(index int, raw []byte) error) error
 
-	// Want says that ranges will be read soon, after those of earlier calls, and does not wait. It returns false if some of them must
-	// be said again later, because there is no room to fetch them yet.
-	Want(ranges []Range, t Turn) (room bool)
-
-	// Check compares the blob with its Identity and reads nothing of it. It returns a ChangedError if they differ, or the
-	// error of looking.
+	// Check compares the blob with its Identity, without reading it. It returns a ChangedError if they differ, or the error of
+	// looking.
 	Check() error
 
-	// Release lets go of what the blob keeps between two reads, for example a mapping. The next read makes it again.
+	// Release drops what the blob keeps between two reads, such as a mapping. The next read makes it again.
 	Release()
 }
 
@@ -63,8 +59,7 @@ type Range struct {
 	Index    int
 }
 
-// An Identity tells a file from another one at the same path, and from itself before somebody wrote to it. Identities are
-// compared with ==.
+// An Identity tells a file from another one at the same path, and from the same file before a write. Compare with ==.
 type Identity struct {
 	Dev, Ino  uint64
 	Size      int64 // bytes
@@ -115,7 +110,7 @@ func compare(path string, was, now Identity) error {
 	return e
 }
 
-// Uptime is a time on a clock that nobody sets. It is above a second.
+// Uptime is a time on a monotonic clock. It is above a second.
 func Uptime() time.Duration { return time.Since(began) }
 
 var began = time.Now().Add(-time.Minute)

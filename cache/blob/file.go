@@ -19,25 +19,20 @@ import (
 type file struct {
 	name          string                   // the path and a zero byte, for system calls, because adding it in each read would allocate
 	id            atomic.Pointer[Identity] // written by adopt
-	size          int64                    // that of every id
+	size          int64                    // in every id
 	sample        Sample
 	access        Access
 	dropPageCache bool
 
 	mu   sync.Mutex // guards kept, and is held while the first read makes it
-	kept *mapping   // of the accesses that keep one
+	kept *kept      // of the accesses that keep a mapping, and where staysOpen
 
-	staysOpen bool    // under Pread
-	opened    *opened // guarded by mu
-
-	adopting sync.Mutex // held while adopt looks at the content, so that one reader does; taken under mu
-	rejected Identity   // guarded by adopting: that of a file with other content
+	staysOpen bool // under Pread
 
 	settles settlement // of what was written over the file
 }
 
-// newFile returns the file that had identity id, and content of which sample is known, when it was opened earlier. It makes no
-// system call.
+// newFile returns the file that had an identity and a sample when it was opened earlier. It makes no system call.
 func newFile(path string, id Identity, sample Sample, access Access, dropPageCache bool) (*file, error) {
 	if strings.IndexByte(path, 0) >= 0 {
 		return nil, fmt.Errorf("%q: %w", path, unix.EINVAL)
@@ -50,11 +45,10 @@ func newFile(path string, id Identity, sample Sample, access Access, dropPageCac
 // openFlags have O_NONBLOCK because opening a named pipe would otherwise wait for its writer.
 const openFlags = unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK
 
-// openFile opens a regular file and returns its identity. The content is that of the open file; the caller closes it.
+// openFile opens a regular file and returns its identity. The caller closes the content.
 //
 // previous is the file at this path when it was opened last, nil for the first time. openFile refuses a file that is being
-// overwritten in place: its modification time is that of the beginning of a write, so a read before the end could mix old and
-// new bytes.
+// overwritten in place: its modification time may be set when a write begins, so a read before the end could mix old and new bytes.
 func openFile(path string, previous Blob) (id Identity, _ Content, err error) {
 	f, err := os.OpenFile(path, openFlags, 0)
 	if err != nil {
@@ -112,9 +106,6 @@ func identifyWithCtime(fd int) (_ Identity, ctime unix.Timespec, err error) {
 func identityOf(st *unix.Stat_t) Identity {
 	return Identity{Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, Sec: int64(st.Mtim.Sec), Nsec: int64(st.Mtim.Nsec)}
 }
-
-// Want does nothing: a read asks the disk for all of its ranges at once.
-func (f *file) Want([]Range, Turn) bool { return true }
 
 func (f *file) Path() string { return f.name[:len(f.name)-1] }
 
@@ -183,33 +174,23 @@ func (f *file) unchanged(fd int, was Identity) (now Identity, err error) {
 	return now, err
 }
 
-// adopt makes now, that of the open file, the identity of f if it is the same file under another number: sshfs numbers files
-// anew, a device has another number after it was mounted again, and somebody may put a copy in a file's place. The same file
-// has the same size, time and sample. Else adopt returns a ChangedError.
+// adopt makes now the identity of f if the open file is the same one under another number: sshfs numbers files anew, a device
+// has another number after a new mount, and a copy may replace a file. The same file has the same size, time and sample. Else
+// adopt returns a ChangedError.
 func (f *file) adopt(fd int, was, now Identity) error {
 	if !was.renumbered(now) || f.sample == (Sample{}) {
-		return compare(f.Path(), was, now)
-	}
-	f.adopting.Lock()
-	defer f.adopting.Unlock()
-	switch now {
-	case f.Identity():
-		return nil // another reader has adopted it
-	case f.rejected:
 		return compare(f.Path(), was, now)
 	}
 	sum, err := f.sample.of(fd, f.size)
 	if err != nil {
 		return f.failed("read", err)
 	}
-	switch again, err := identify(fd); {
-	case err != nil:
+	again, err := identify(fd)
+	if err != nil {
 		return f.failed("stat", err)
-	case again != now:
+	}
+	if again != now || sum != f.sample {
 		return compare(f.Path(), was, again)
-	case sum != f.sample:
-		f.rejected = now
-		return compare(f.Path(), was, now)
 	}
 	f.id.Store(&now)
 	return nil
@@ -237,9 +218,9 @@ var buffers = sync.Pool{New: func() any { return new([]byte) }}
 // readOpened opens the file for this read, unless it stays open.
 func (f *file) readOpened(ranges []Range, visit func(int, []byte) error) error {
 	if f.staysOpen {
-		if o := f.stayOpen(); o != nil {
-			defer runtime.KeepAlive(o)
-			return f.visitUnchanged(o.fd, f.Identity(), ranges, visit)
+		if k, err := f.keep(); err == nil && k.fd >= 0 {
+			defer runtime.KeepAlive(k)
+			return f.visitUnchanged(k.fd, f.Identity(), ranges, visit)
 		}
 	}
 	fd, was, err := f.open()
@@ -351,7 +332,7 @@ const (
 	// Up to so many bytes, it is cheaper to copy the pages of a range than to map those around them too, unless the ranges lie so
 	// close together that these are of use.
 	maxCopied = 8 << 10
-	// A process has up to vm.max_map_count mappings, 65,530 unless somebody set it. So many are kept, of all files.
+	// A process has up to vm.max_map_count mappings, 65,530 by default. So many are kept, of all files.
 	maxKept = 1 << 15
 )
 
@@ -448,7 +429,7 @@ func (f *file) readKept(ranges []Range, visit func(int, []byte) error) error {
 	if err := f.Check(); err != nil {
 		return err
 	}
-	m, err := f.keepMapping()
+	m, err := f.keep()
 	if errors.Is(err, unix.ENOMEM) {
 		return f.readOpened(ranges, visit)
 	}

@@ -29,7 +29,7 @@ func tokens(t testing.TB, bytes int) (path string, id Identity) {
 		raw[i] = byte(i)
 	}
 	must(t, os.WriteFile(path, raw, 0o600))
-	id, content, err := Open(path, nil, Remote{})
+	id, content, err := Open(path, nil, nil)
 	must(t, err)
 	must(t, content.Close())
 	return path, id
@@ -40,7 +40,7 @@ func TestFaultIsAnError(t *testing.T) {
 	path, id := tokens(t, os.Getpagesize())
 	f, err := newFile(path, id, Sample{}, Map, false)
 	must(t, err)
-	m, err := f.keepMapping()
+	m, err := f.keep()
 	must(t, err)
 	must(t, os.Truncate(path, 0))
 	var sink byte

@@ -3,20 +3,15 @@ package blob
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"batchfs/internal/process"
 )
 
-// Whether somebody has a file open for writing, as the kernel says when it is asked for a lease: it refuses one while somebody
-// has, and while it is held nobody opens the file for that. It takes the file's owner or CAP_LEASE.
+// Whether a process has a file open for writing. The kernel refuses a lease while one has, and lets none open the file for writing
+// while the lease is held. Only the file's owner, or a process with CAP_LEASE, gets a lease.
 type writers int
 
 const (
@@ -70,73 +65,28 @@ func (f *file) settled(id Identity, ctime unix.Timespec) bool {
 	return Uptime()-w.since >= settleTime
 }
 
-// Unwritten returns an error if somebody has one of the files open for writing: through a mapping that was made before, tokens
-// change and the time of the file does not. unknown is a file of which this cannot be known, or empty.
+// Unwritten returns an error if a process has one of the files open for writing: through a mapping that was made before, tokens
+// change and the time of the file does not. unknownOf is a file that no lease can be had on, or empty.
 func Unwritten(paths []string) (unknownOf string, err error) {
 	for _, path := range paths {
 		if IsRemote(path) {
-			continue // nobody writes to an object
+			continue // an object is never written to, only replaced
 		}
 		f, err := os.OpenFile(path, openFlags, 0)
 		if err != nil {
 			return "", err
 		}
 		held := leaseFile(f)
-		var id Identity
-		if held == written {
-			id, err = identify(int(f.Fd()))
-		}
 		f.Close() // and with it the lease
-		switch {
-		case err != nil:
-			return "", &os.PathError{Op: "stat", Path: path, Err: err}
-		case held == written:
-			return "", fmt.Errorf("%s is open for writing in %s, which could change its tokens unnoticed: close it there, or open it there "+
-				"to read only (np.memmap opens with mode \"r+\" unless it is told mode=\"r\")", path, writerOf(path, id))
-		case held == unknown:
+		switch held {
+		case written:
+			return "", fmt.Errorf("%s is open for writing in a process, which could change its tokens unnoticed: fuser -v %[1]s names it; "+
+				"close the file there, or open it to read only (np.memmap opens with mode \"r+\" unless it is told mode=\"r\")", path)
+		case unknown:
 			unknownOf = path
 		}
 	}
 	return unknownOf, nil
-}
-
-// writerOf names a process that has a file open, or mapped, for writing.
-func writerOf(path string, id Identity) string {
-	real, _ := filepath.EvalSymlinks(path)
-	for _, pid := range process.All() {
-		if writes(process.Dir(pid), real, id) {
-			return process.Describe(pid)
-		}
-	}
-	return fmt.Sprintf("a process that batchfs may not see (as root, fuser -v %s names it)", path)
-}
-
-// writes reports whether a process, of which dir is its directory in /proc, has a file open for writing or mapped to write to it.
-func writes(dir, path string, id Identity) bool {
-	open, _ := os.ReadDir(dir + "/fd")
-	for _, fd := range open {
-		var st unix.Stat_t
-		if unix.Stat(dir+"/fd/"+fd.Name(), &st) != nil || uint64(st.Dev) != id.Dev || st.Ino != id.Ino {
-			continue
-		}
-		info, _ := os.ReadFile(dir + "/fdinfo/" + fd.Name())
-		_, flags, _ := strings.Cut(string(info), "flags:")
-		if fields := strings.Fields(flags); len(fields) > 0 {
-			if mode, _ := strconv.ParseInt(fields[0], 8, 64); mode&unix.O_ACCMODE != unix.O_RDONLY {
-				return true
-			}
-		}
-	}
-	maps, _ := os.ReadFile(dir + "/maps")
-	for line := range strings.Lines(string(maps)) {
-		// from-to rw-s offset device inode path; the device may be another than that of stat
-		fields := strings.Fields(line)
-		if len(fields) > 5 && fields[1][1] == 'w' && fields[1][3] == 's' && fields[4] == fmt.Sprint(id.Ino) &&
-			strings.HasSuffix(line, "/"+filepath.Base(path)+"\n") {
-			return true
-		}
-	}
-	return false
 }
 
 // An OverwrittenError says why a file must not be read yet.

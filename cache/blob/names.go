@@ -10,18 +10,18 @@ import (
 
 // Open opens the blob with a name, looks whether it can be read at any position, and returns its identity and content,
 // which the caller closes. previous is the blob that had this name before, or nil: see openFile.
-func Open(path string, previous Blob, from Remote) (Identity, Content, error) {
+func Open(path string, previous Blob, from *Remote) (Identity, Content, error) {
 	if IsRemote(path) {
-		return from.open().openObject(path)
+		return from.openObject(path)
 	}
 	return openFile(path, previous)
 }
 
 // New returns the blob that had an identity and a sample when it was opened earlier. It does not touch it.
 // dropPageCache says that the page cache of a file is given back after every read.
-func New(path []byte, id Identity, sample Sample, access Access, dropPageCache bool, from Remote) (Blob, error) {
+func New(path []byte, id Identity, sample Sample, access Access, dropPageCache bool, from *Remote) (Blob, error) {
 	if IsRemote(string(path)) {
-		return from.open().newObject(string(path), id, sample, access, dropPageCache)
+		return from.newObject(string(path), id, sample, access, dropPageCache)
 	}
 	return newFile(string(path), id, sample, access, dropPageCache)
 }
@@ -32,10 +32,10 @@ func New(path []byte, id Identity, sample Sample, access Access, dropPageCache b
 // A pattern that begins with s3:// or gs:// names objects, and is a glob of [path.Match] behind the bucket's name.
 //
 // The error says of a pattern that it is no glob, or that it matches no file.
-func Resolve(dir string, patterns []string, from Remote) (paths []string, err error) {
+func Resolve(dir string, patterns []string, from *Remote) (paths []string, err error) {
 	for _, pattern := range patterns {
 		if IsRemote(pattern) {
-			names, err := from.open().resolve(pattern)
+			names, err := from.resolve(pattern)
 			if err != nil {
 				return nil, err
 			}

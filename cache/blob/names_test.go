@@ -37,7 +37,7 @@ func TestResolve(t *testing.T) {
 		{dir, []string{"x["}, nil, `must be a path or a glob: syntax error in pattern (got "x[")`},
 		{"", []string{"*.bin"}, nil, `must name files that exist (got "*.bin", which matches none)`},
 	} {
-		got, err := Resolve(test.dir, test.patterns, Remote{})
+		got, err := Resolve(test.dir, test.patterns, nil)
 		if test.err != "" {
 			if err == nil || err.Error() != test.err {
 				t.Errorf("%q: error %v, want %s", test.patterns, err, test.err)
@@ -64,14 +64,5 @@ func TestEscapeGlob(t *testing.T) {
 		if ok, _ := filepath.Match(EscapeGlob(name), "a"); ok {
 			t.Errorf("%q matches a", EscapeGlob(name))
 		}
-	}
-}
-
-func TestDiskReadAhead(t *testing.T) {
-	if got := DiskReadAhead(filepath.Join(t.TempDir(), "none")); got != 0 {
-		t.Errorf("%d KiB of a file that does not exist", got)
-	}
-	if got := DiskReadAhead(t.TempDir()); got < 0 {
-		t.Errorf("%d KiB", got)
 	}
 }

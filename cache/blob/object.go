@@ -15,12 +15,6 @@ import (
 	"batchfs/cache/store"
 )
 
-// A Turn says for which batch of which Stream something is needed.
-type (
-	Turn   = blocks.Turn
-	Stream = blocks.Stream
-)
-
 // An Object is a Blob in a store. Its blocks are read as the files are that they are kept in.
 type Object struct {
 	name   string
@@ -30,7 +24,6 @@ type Object struct {
 	drop   bool
 	client *store.Client
 	blocks *blocks.Object
-	counts *blocks.Counts
 	files  []atomic.Pointer[file] // of each block, its file, once it was verified
 
 	changed atomic.Pointer[ChangedError] // nil, or how: the store has another object there
@@ -38,15 +31,15 @@ type Object struct {
 }
 
 // newObject returns the object that had an identity when it was opened. It sends nothing.
-func (r *remote) newObject(name string, id Identity, sample Sample, access Access, drop bool) (*Object, error) {
+func (r *Remote) newObject(name string, id Identity, sample Sample, access Access, drop bool) (*Object, error) {
 	at, _ := store.Parse(name)
 	at.ETag, at.Size = id.ETag, id.Size
-	client, err := r.client(at.Scheme)
+	client, cache, err := r.open(at.Scheme)
 	if err != nil {
 		return nil, err
 	}
-	o := &Object{name: name, id: id, sample: sample, access: access, drop: drop, client: client, counts: &r.blocks.Counts}
-	o.blocks = r.blocks.Object(client.Endpoint(), at, client.ReadRange)
+	o := &Object{name: name, id: id, sample: sample, access: access, drop: drop, client: client}
+	o.blocks = cache.Object(client.Endpoint(), at, client.ReadRange)
 	o.files = make([]atomic.Pointer[file], o.blocks.Blocks())
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -107,7 +100,9 @@ func (o *Object) Release() {
 	}
 }
 
-func (o *Object) Want(ranges []Range, t Turn) (room bool) {
+// Want says that ranges will be read soon, after those of earlier calls, and does not wait. It returns false if some of them must be said
+// again later, because there is no room to fetch them yet.
+func (o *Object) Want(ranges []Range, t blocks.Demand) (room bool) {
 	size := o.blocks.BlockBytes()
 	for _, r := range ranges {
 		for i := range blocks.Holding(r.From, r.To, size) {
@@ -142,7 +137,7 @@ func (o *Object) Read(ranges []Range, visit func(int, []byte) error) error {
 	}
 	*list = parts
 	slices.SortFunc(parts, func(a, b Range) int { return cmp.Compare(a.From, b.From) })
-	o.Want(parts, Turn{}) // all at once, as far as there is room
+	o.Want(parts, blocks.Demand{}) // all at once, as far as there is room
 	var block int64
 	var whole map[int][]byte // of ranges in several blocks, what was read
 	read := func(i int, raw []byte) error {
@@ -192,7 +187,7 @@ func (o *Object) readBlock(block int64, ranges []Range, visit func(int, []byte) 
 				return refused
 			})
 			if err == nil || errors.Is(err, refused) {
-				o.counts.Hits.Add(1)
+				o.blocks.Counts().Hits.Add(1)
 				return err
 			}
 			o.files[block].CompareAndSwap(f, nil)

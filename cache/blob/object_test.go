@@ -12,6 +12,7 @@ import (
 
 	"batchfs/cache/blocks"
 	"batchfs/cache/store"
+	"batchfs/internal/wait"
 )
 
 // openBlocks is how many files of blocks in a directory this process has open, and how many of them were removed.
@@ -33,7 +34,7 @@ func TestRemovedBlocksAreClosed(t *testing.T) {
 	const count, size = 8, 64 << 10
 	path, _ := tokens(t, count*size)
 	dir, name := t.TempDir(), "s3://bucket/"+filepath.Base(path)
-	remote := Remote{
+	remote := &Remote{
 		Store:  store.Options{Endpoint: serveFiles(t, filepath.Dir(path)), Anonymous: true, Timeout: time.Minute},
 		Blocks: blocks.Options{Dir: dir, Limit: 1 << 30, BlockBytes: size, Memory: 2 * size},
 	}
@@ -45,7 +46,7 @@ func TestRemovedBlocksAreClosed(t *testing.T) {
 		for i := range count {
 			must(t, o.Read([]Range{{int64(i) * size, int64(i+1) * size, 0}}, func(int, []byte) error { return nil }))
 		}
-		Flush()
+		remote.Flush()
 	}
 	read()
 	read()
@@ -57,17 +58,12 @@ func TestRemovedBlocksAreClosed(t *testing.T) {
 	for _, path := range kept {
 		must(t, os.Remove(path))
 	}
-	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	wait.Until(t, "removed blocks are closed, and others stay open", func() bool {
 		o.(*Object).closeRemoved()
 		runtime.GC()
 		n, removed := openBlocks(dir)
-		if n == count-len(kept) && removed == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%d files are open, %d of them removed, want %d and none", n, removed, count-len(kept))
-		}
-	}
+		return n == count-len(kept) && removed == 0
+	})
 }
 
 // serveFiles serves the files of a directory as objects of s3://bucket.

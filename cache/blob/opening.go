@@ -10,16 +10,16 @@ import (
 )
 
 // openObject looks at the object with a name.
-func (r *remote) openObject(name string) (id Identity, _ Content, err error) {
+func (r *Remote) openObject(name string) (id Identity, _ Content, err error) {
 	at, _ := store.Parse(name)
-	client, err := r.client(at.Scheme)
+	client, cache, err := r.open(at.Scheme)
 	if err != nil {
 		return id, nil, err
 	}
 	if at, err = client.Stat(context.Background(), at); err != nil {
 		return id, nil, err
 	}
-	if err := r.blocks.Check(); err != nil {
+	if err := cache.Check(); err != nil {
 		return id, nil, err
 	}
 	return Identity{Size: at.Size, ETag: at.ETag}, &objectContent{client: client, at: at, parts: map[int64][]byte{}}, nil
@@ -40,7 +40,7 @@ func (c *objectContent) Close() error { return nil }
 
 func (c *objectContent) ReadAt(b []byte, off int64) (int, error) {
 	if off+int64(len(b)) > c.at.Size {
-		return 0, syscall.EINVAL // nobody reads beyond the size
+		return 0, syscall.EINVAL
 	}
 	if off+int64(len(b)) <= headBytes {
 		if c.head == nil {

@@ -16,74 +16,56 @@ import (
 	"batchfs/cache/store"
 )
 
-// A Remote says from which store objects are read, and where their blocks are kept. Remotes that are equal share what they keep.
+// A Remote says from which store objects are read, and where their blocks are kept. All that is opened of one Remote shares its
+// connections, and its memory for blocks. It touches nothing before the first object is opened. It is safe for concurrent use,
+// and its exported fields do not change after that.
 type Remote struct {
 	Store  store.Options
 	Blocks blocks.Options
-}
-
-// A remote is a Remote in use.
-type remote struct {
-	Remote
-	blocks *blocks.Cache
+	Log    *slog.Logger // of a directory of blocks that fails; nil: slog.Default
 
 	mu      sync.Mutex
-	clients map[string]*store.Client // by scheme; guarded by mu, as objects
+	clients map[string]*store.Client // by scheme; guarded by mu, as cache and objects
+	cache   *blocks.Cache
 	objects []weak.Pointer[Object]
 }
 
-var remotes struct {
-	sync.Mutex
-	all map[Remote]*remote
-	log *slog.Logger
-}
-
-// SetRemoteLog says where it is logged what is wrong with a directory of blocks. It is called before anything is opened.
-func SetRemoteLog(log *slog.Logger) {
-	remotes.Lock()
-	defer remotes.Unlock()
-	remotes.log = log
-}
-
-func remoteLog() *slog.Logger {
-	remotes.Lock()
-	defer remotes.Unlock()
-	if remotes.log == nil {
-		return slog.Default()
-	}
-	return remotes.log
-}
-
-// open returns what this process has of r.
-func (r Remote) open() *remote {
-	remotes.Lock()
-	defer remotes.Unlock()
-	opened := remotes.all[r]
-	if opened == nil {
-		opened = &remote{Remote: r, blocks: blocks.New(r.Blocks, remoteLog), clients: map[string]*store.Client{}}
-		if remotes.all == nil {
-			remotes.all = map[Remote]*remote{}
+// open returns the client for the objects of a scheme, and the cache of their blocks.
+func (r *Remote) open(scheme string) (*store.Client, *blocks.Cache, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.cache == nil {
+		log := r.Log
+		if log == nil {
+			log = slog.Default()
 		}
-		remotes.all[r] = opened
+		r.cache, r.clients = blocks.New(r.Blocks, log), map[string]*store.Client{}
 		if r.Blocks.Dir != "" {
-			go opened.closeRemoved()
+			go closeRemoved(weak.Make(r))
 		}
 	}
-	return opened
+	if r.clients[scheme] == nil {
+		client, err := store.New(scheme, r.Store)
+		if err != nil {
+			return nil, nil, err
+		}
+		r.clients[scheme] = client
+	}
+	return r.clients[scheme], r.cache, nil
 }
+
+const closeEvery = 10 * time.Second
 
 // closeRemoved closes blocks soon after they were removed from the directory, whose space they take until then.
-func (r *remote) closeRemoved() {
+func closeRemoved(of weak.Pointer[Remote]) {
 	for range time.Tick(closeEvery) {
-		r.mu.Lock()
-		r.objects = slices.DeleteFunc(r.objects, func(p weak.Pointer[Object]) bool { return p.Value() == nil })
-		objects := slices.Clone(r.objects)
-		r.mu.Unlock()
+		r := of.Value()
+		if r == nil {
+			return
+		}
 		some := false
-		for _, p := range objects {
-			if o := p.Value(); o != nil && o.closeRemoved() {
-				some = true
-			}
+		for _, o := range r.opened() {
+			some = o.closeRemoved() || some
 		}
 		if some {
 			runtime.GC() // which closes them
@@ -91,39 +73,31 @@ func (r *remote) closeRemoved() {
 	}
 }
 
-const closeEvery = 10 * time.Second
-
-func (r *remote) client(scheme string) (*store.Client, error) {
+// opened are the objects in use.
+func (r *Remote) opened() (all []*Object) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.clients[scheme] == nil {
-		client, err := store.New(scheme, r.Store)
-		if err != nil {
-			return nil, err
+	r.objects = slices.DeleteFunc(r.objects, func(p weak.Pointer[Object]) bool {
+		o := p.Value()
+		if o != nil {
+			all = append(all, o)
 		}
-		r.clients[scheme] = client
-	}
-	return r.clients[scheme], nil
-}
-
-// opened are all remotes in use.
-func openedRemotes() (all []*remote) {
-	remotes.Lock()
-	defer remotes.Unlock()
-	for _, r := range remotes.all {
-		all = append(all, r)
-	}
+		return o == nil
+	})
 	return all
 }
 
-// Flush returns when what was fetched of objects lies in their directory, or cannot, and lets go of the memory that it took.
-func Flush() {
-	for _, r := range openedRemotes() {
-		r.blocks.Flush()
+// Flush returns when what was fetched of objects lies in their directory, or cannot, and frees the memory that it took.
+func (r *Remote) Flush() {
+	r.mu.Lock()
+	cache := r.cache
+	r.mu.Unlock()
+	if cache != nil {
+		cache.Flush()
 	}
 }
 
-// RemoteUse is what this process has read of objects.
+// RemoteUse is what was read of objects.
 type RemoteUse struct {
 	Requests, Bytes int64 // sent to stores, and fetched from them
 	Hits, Waits     int64 // reads of blocks that were there, and of blocks that were not
@@ -132,30 +106,30 @@ type RemoteUse struct {
 	Memory          int64 // bytes
 }
 
-// RemoteUseNow returns what this process has read so far. ok is false if it reads no objects.
-func RemoteUseNow() (u RemoteUse, ok bool) {
-	for _, r := range openedRemotes() {
-		ok = true
-		c := &r.blocks.Counts
-		u.Hits, u.Waits, u.Waited, u.Unkept = u.Hits+c.Hits.Load(), u.Waits+c.Waits.Load(), u.Waited+time.Duration(c.Waited.Load()), u.Unkept+c.Full.Load()
-		u.Memory += r.blocks.MemoryBytes()
-		r.mu.Lock()
-		for _, client := range r.clients {
-			u.Requests, u.Bytes = u.Requests+client.Requests.Load(), u.Bytes+client.Bytes.Load()
-		}
-		r.mu.Unlock()
+// Use returns what was read so far. ok is false if no object was opened.
+func (r *Remote) Use() (u RemoteUse, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.cache == nil {
+		return u, false
 	}
-	return u, ok
+	c := &r.cache.Counts
+	u.Hits, u.Waits, u.Waited, u.Unkept = c.Hits.Load(), c.Waits.Load(), time.Duration(c.Waited.Load()), c.Full.Load()
+	u.Memory = r.cache.MemoryBytes()
+	for _, client := range r.clients {
+		u.Requests, u.Bytes = u.Requests+client.Requests.Load(), u.Bytes+client.Bytes.Load()
+	}
+	return u, true
 }
 
-// IsRemote reports whether a name is that of an object, not the path of a file.
+// IsRemote reports whether a name means an object, not the path of a file.
 func IsRemote(name string) bool {
 	_, ok := store.Parse(name)
 	return ok
 }
 
 // resolve returns the names of the objects that a pattern names. Those of a glob are in alphabetical order.
-func (r *remote) resolve(pattern string) (names []string, err error) {
+func (r *Remote) resolve(pattern string) (names []string, err error) {
 	o, _ := store.Parse(pattern)
 	switch {
 	case o.Bucket == "":
@@ -170,7 +144,7 @@ func (r *remote) resolve(pattern string) (names []string, err error) {
 	if _, err := path.Match(o.Key, ""); err != nil {
 		return nil, fmt.Errorf("must be a URL or a glob: %w (got %q)", err, pattern)
 	}
-	client, err := r.client(o.Scheme)
+	client, _, err := r.open(o.Scheme)
 	if err != nil {
 		return nil, err
 	}

@@ -2,9 +2,9 @@
 // processes of a user share.
 //
 // A block that is wanted is read from the directory if it is there, and fetched from the store otherwise: once, however many
-// readers want it. A fetched block is served from memory and written to the directory meanwhile. The directory is full at some time, and
-// then stays as it is: readers come back to every block once an epoch, so no block is worth more than another, and to replace
-// them would only mean to fetch more. Only blocks that nobody needs any more make room: see Share.
+// readers want it. A fetched block is served from memory and written to the directory meanwhile. A full directory
+// evicts no block that its readers need: they read every block once an epoch, so replacing one would only mean to fetch more.
+// Blocks that no reader needs make room: see Share.
 package blocks
 
 import (
@@ -21,7 +21,7 @@ import (
 	"batchfs/cache/store"
 )
 
-// Options say where blocks are kept. They are comparable.
+// Options say where blocks are kept.
 type Options struct {
 	Dir        string // of all processes of a user of this host; empty: none
 	Shared     bool   // a group may use it, whose members are trusted
@@ -29,8 +29,7 @@ type Options struct {
 	BlockBytes int64
 	Memory     int64 // bytes of the blocks in memory, of at least two
 
-	// Ahead bounds the fetch of a block that nobody waits for yet: while the store is away, it must not keep others from their memory for
-	// long.
+	// Ahead bounds the fetch of a block that no reader waits for yet: while the store is away, it must not hold memory for long.
 	Ahead time.Duration
 }
 
@@ -67,7 +66,7 @@ type Cache struct {
 
 // Counts are what readers of blocks met.
 type Counts struct {
-	Hits   atomic.Int64 // reads of a block that was there; those of files are counted by who reads them
+	Hits   atomic.Int64 // reads of a block that was there; blob counts those of files
 	Waits  atomic.Int64 // reads of a block that was fetched meanwhile
 	Waited atomic.Int64 // nanoseconds of those
 	Full   atomic.Int64 // blocks that were not kept, because the directory is full or fails
@@ -75,7 +74,7 @@ type Counts struct {
 
 const (
 	maxLoading = 32 // blocks fetched ahead at a time
-	// A block that was loaded ahead, and that nobody has read for so long, is worth no more than others.
+	// A block that was loaded ahead, and has not been read for so long, is worth no more than others.
 	patience = 30 * time.Second
 	// A block that was not written for so long is not, because others need the memory.
 	slowest = 5 * time.Second
@@ -93,10 +92,10 @@ type entry struct {
 	done    chan struct{} // closed when it is loaded; what follows it is written before
 	err     error
 	bytes   []byte // of a slot; nil: a file has it, or it failed
-	ahead   bool   // nobody waited for it when it began to load
+	ahead   bool   // no reader waited for it when it began to load
 	loaded  time.Time
 	refs    int           // readers, and the writer; guarded by Cache.mu, as all below
-	read    bool          // somebody wants it, or has wanted it, now
+	read    bool          // a reader has asked for it
 	needs   []need        // of streams
 	pending bool          // to be written
 	at      *list.Element // in recent
@@ -108,8 +107,8 @@ type wanted struct {
 	needs []need
 }
 
-// New returns a cache. It touches nothing. log is asked for when there is something to say.
-func New(o Options, log func() *slog.Logger) *Cache {
+// New returns a cache. It touches nothing.
+func New(o Options, log *slog.Logger) *Cache {
 	c := &Cache{o: o, slots: o.Slots(), entries: map[key]*entry{}}
 	c.changed.L = &c.mu
 	if o.Dir != "" {
@@ -142,6 +141,9 @@ func (o *Object) Blocks() int64 { return (o.Size + o.cache.o.BlockBytes - 1) / o
 
 // BlockBytes is the size of each block but the last.
 func (o *Object) BlockBytes() int64 { return o.cache.o.BlockBytes }
+
+// Counts are the counts of the object's cache.
+func (o *Object) Counts() *Counts { return &o.cache.Counts }
 
 // Holding are the blocks of so many bytes that hold the bytes [from, to) of an object.
 func Holding(from, to, size int64) iter.Seq[int64] {
@@ -241,7 +243,7 @@ func (o *Object) Get(index int64) (Block, error) {
 
 // Want says when a block will be wanted, after those of earlier calls. It does not wait. It returns false if there is no room for the
 // block yet.
-func (o *Object) Want(index int64, t Turn) bool {
+func (o *Object) Want(index int64, t Demand) bool {
 	c, k := o.cache, key{o, index}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -371,7 +373,8 @@ func (c *Cache) loadedFrom(e *entry, spare, bytes []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if spare != nil {
-		c.giveSlot(spare)
+		c.taken--
+		c.free = append(c.free, spare)
 	}
 	if bytes == nil {
 		delete(c.entries, e.key)
@@ -394,8 +397,8 @@ func (c *Cache) loadedFrom(e *entry, spare, bytes []byte) {
 	c.pump()
 }
 
-// slot returns memory for a block, or nil if there is none yet. For a block that somebody waits for, it takes that of any that nobody reads,
-// that need not be written, and that was not fetched ahead for nothing; for others that of one that was read. The caller holds mu.
+// slot returns memory for a block, or nil if there is none yet. It evicts a block that has no reader, need not be written and was not fetched
+// ahead in vain; unless now is set, because a reader waits, only one that was read. The caller holds mu.
 func (c *Cache) slot(now bool) []byte {
 	if n := len(c.free); n > 0 {
 		slot := c.free[n-1]
@@ -433,9 +436,9 @@ func (c *Cache) slot(now bool) []byte {
 
 // What a block in memory is worth.
 const (
-	isRead    = iota // nobody is known to need it
+	isRead    = iota // no reader is known to need it
 	isPassed         // a stream needed it until just now: a thread may be behind
-	isWanted         // somebody will
+	isWanted         // a stream will need it
 	isLate           // to be written: the directory should have it by now
 	isPending        // to be written to the directory
 	isAhead          // fetched, or being fetched, before its reader needs it, who has not read it yet
@@ -463,11 +466,6 @@ func (e *entry) worth() (worth int, batches uint64) {
 func (c *Cache) remove(e *entry) {
 	c.recent.Remove(e.at)
 	delete(c.entries, e.key)
-}
-
-func (c *Cache) giveSlot(slot []byte) {
-	c.taken--
-	c.free = append(c.free, slot)
 }
 
 func (c *Cache) release(e *entry) {
@@ -501,7 +499,7 @@ func (c *Cache) write() {
 	c.changed.Broadcast()
 }
 
-// Flush returns when the directory has what was fetched, or is known not to take it, and lets go of the memory that nobody uses.
+// Flush returns when the directory has what was fetched, or is known not to take it, and frees unused memory.
 func (c *Cache) Flush() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -59,7 +59,7 @@ func (s *source) fetch(_ context.Context, _ store.Object, off int64, dst []byte)
 
 // open returns an object of a cache, as one process has it.
 func (s *source) open(t *testing.T, o Options, log io.Writer, name string) *Object {
-	c := New(o, func() *slog.Logger { return slog.New(slog.NewTextHandler(log, nil)) })
+	c := New(o, slog.New(slog.NewTextHandler(log, nil)))
 	t.Cleanup(c.Flush)
 	return c.Object("http://store", store.Object{Scheme: "s3", Bucket: "bucket", Key: name, ETag: "1", Size: int64(len(s.content))}, s.fetch)
 }
@@ -113,7 +113,7 @@ func TestEachBlockIsFetchedOnce(t *testing.T) {
 	for range 8 {
 		all.Go(func() {
 			for i := range first.Blocks() {
-				first.Want((i+1)%first.Blocks(), Turn{})
+				first.Want((i+1)%first.Blocks(), Demand{})
 				if err := s.compare(first, i); err != nil {
 					t.Error(err)
 				}
@@ -125,7 +125,7 @@ func TestEachBlockIsFetchedOnce(t *testing.T) {
 	for range 3 {
 		again := s.open(t, o, io.Discard, "a")
 		for i := range again.Blocks() {
-			again.Want(i, Turn{})
+			again.Want(i, Demand{})
 		}
 		readAll(t, s, again)
 	}
@@ -141,9 +141,7 @@ func TestEachBlockIsFetchedOnce(t *testing.T) {
 func TestWithoutDirectory(t *testing.T) {
 	s := newSource(40 * blockBytes)
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, nil, 0o644))
 	for _, dir := range []string{"", file} {
 		var log bytes.Buffer
 		o := s.open(t, Options{Dir: dir, Limit: 1 << 30, BlockBytes: blockBytes, Memory: 4 * blockBytes}, &log, "a")
@@ -171,9 +169,7 @@ func TestWithoutDirectory(t *testing.T) {
 func used(t *testing.T, o Options) (n int64) {
 	t.Helper()
 	kept, _, err := Usage(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, o := range kept {
 		n += o.Bytes
 	}
@@ -277,13 +273,9 @@ func TestLeftovers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 5 {
-		if err := os.WriteFile(filepath.Join(o.Dir, fmt.Sprintf("new-%d", rand.Int())), s.content, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(o.Dir, fmt.Sprintf("new-%d", rand.Int())), s.content, 0o644))
 	}
-	if err := os.WriteFile(filepath.Join(o.Dir, "used"), []byte("999999999"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(o.Dir, "used"), []byte("999999999"), 0o644))
 	again := s.open(t, o, io.Discard, "a")
 	readAll(t, s, again)
 	again.cache.Flush()
@@ -304,7 +296,7 @@ func TestStoreFails(t *testing.T) {
 			t.Errorf("error %v, want that of the store", err)
 		}
 	}
-	o.Want(2, Turn{})
+	o.Want(2, Demand{})
 	s.check(t, o, 0) // which is kept
 	s.fail.Store(false)
 	readAll(t, s, o)
@@ -317,7 +309,7 @@ func TestAhead(t *testing.T) {
 	o := s.open(t, Options{BlockBytes: blockBytes, Memory: 4 * blockBytes}, io.Discard, "a")
 	wanted := 0
 	for i := range o.Blocks() {
-		if o.Want(i, Turn{}) {
+		if o.Want(i, Demand{}) {
 			wanted++
 		}
 	}
@@ -394,18 +386,14 @@ func TestDirectoryFails(t *testing.T) {
 		{"read-only", "read-only",
 			func(t *testing.T, dir string) {
 				for _, flags := range []uintptr{syscall.MS_BIND, syscall.MS_BIND | syscall.MS_REMOUNT | syscall.MS_RDONLY} {
-					if err := syscall.Mount(dir, dir, "", flags, ""); err != nil {
-						t.Fatal(err)
-					}
+					must(t, syscall.Mount(dir, dir, "", flags, ""))
 				}
 			},
 			func(_ *testing.T, dir string) { syscall.Unmount(dir, syscall.MNT_DETACH) }, 0},
 		{"in the way", "not a directory",
 			func(t *testing.T, dir string) {
 				os.RemoveAll(filepath.Join(dir, "cache"))
-				if err := os.WriteFile(filepath.Join(dir, "cache"), nil, 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.WriteFile(filepath.Join(dir, "cache"), nil, 0o600))
 			},
 			func(_ *testing.T, dir string) { os.Remove(filepath.Join(dir, "cache")) }, 10},
 	} {
@@ -471,7 +459,7 @@ func TestStreams(t *testing.T) {
 			for k := range uint64(batches) {
 				for i := range readers {
 					readers[i].Pass(k)
-					for next[i] < batches && o.Want(block(i, next[i]), Turn{&readers[i], next[i]}) {
+					for next[i] < batches && o.Want(block(i, next[i]), Demand{&readers[i], next[i]}) {
 						next[i]++
 					}
 					s.check(t, o, block(i, k))
@@ -504,13 +492,13 @@ func TestReadThrough(t *testing.T) {
 				for k, list := range needs {
 					stream.Pass(uint64(k))
 					for ; next < batches; next++ {
-						if slices.ContainsFunc(needs[next], func(i int64) bool { return !o.Want(i, Turn{stream, uint64(next)}) }) {
+						if slices.ContainsFunc(needs[next], func(i int64) bool { return !o.Want(i, Demand{stream, uint64(next)}) }) {
 							break
 						}
 					}
 					slices.Sort(list)
 					for _, i := range list {
-						o.Want(i, Turn{})
+						o.Want(i, Demand{})
 					}
 					for _, i := range list {
 						if err := s.compare(o, i); err != nil {

@@ -7,17 +7,12 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"slices"
-	"syscall"
 	"time"
+
+	"batchfs/internal/owndir"
 
 	"golang.org/x/sys/unix"
 )
-
-// A refusal says why a directory is not used: somebody else may have put blocks in it.
-type refusal string
-
-func (r refusal) Error() string { return string(r) }
 
 // Check returns an error if others than those that the options name may write to the directory.
 func (c *Cache) Check() error {
@@ -32,60 +27,29 @@ func (c *Cache) Check() error {
 		}
 		return err
 	})
-	if refused, ok := errors.AsType[refusal](err); ok {
-		return refused
+	if errors.As(err, new(owndir.Refusal)) {
+		return err
 	}
-	return nil
+	return nil // the cache does without a directory that fails
 }
 
-// mode is what the directory's permissions are, and those of directories in it.
-func (d *disk) mode() os.FileMode {
-	if d.shared {
-		return os.ModeSetgid | 0o770
-	}
-	return 0o700
-}
-
-// open opens the directory. It belongs to this process's user, who alone may use it; or, where it is shared, to a group of this process. All that
-// is done with it is done through the Root, so that links lead nowhere else.
+// open opens the directory, which is this process's own.
 func (d *disk) open() (*os.Root, error) {
 	root, err := os.OpenRoot(d.dir)
 	if err != nil {
 		return nil, err
 	}
-	if err := d.protect(root); err != nil {
+	self, err := owndir.Self(root, d.shared)
+	if err != nil {
 		root.Close()
+		if errors.As(err, new(owndir.Refusal)) {
+			err = fmt.Errorf("store.cache_dir: %s: %w, and blocks of others are not served: name another directory, or one in it, which is made; "+
+				"store.cache_shared = true is for one that a group shares", d.dir, err)
+		}
 		return nil, err
 	}
+	self.Close()
 	return root, nil
-}
-
-func (d *disk) protect(root *os.Root) error {
-	self, err := root.Open(".")
-	if err != nil {
-		return err
-	}
-	defer self.Close()
-	info, err := self.Stat()
-	if err != nil {
-		return err
-	}
-	owner, others := info.Sys().(*syscall.Stat_t), info.Mode()&0o022
-	groups, _ := os.Getgroups()
-	switch own := int(owner.Uid) == os.Geteuid(); {
-	case !own && !d.shared:
-		return refusal(fmt.Sprintf("store.cache_dir: %s belongs to user %d, and this is user %d, who serves no blocks of others: name another directory, "+
-			"or set store.cache_shared = true in a directory of a group that you trust", d.dir, owner.Uid, os.Geteuid()))
-	case !own && !slices.Contains(append(groups, os.Getegid()), int(owner.Gid)):
-		return refusal(fmt.Sprintf("store.cache_dir: %s belongs to user %d and group %d, and this is user %d, who is not in that group: name another directory",
-			d.dir, owner.Uid, owner.Gid, os.Geteuid()))
-	case others&^(d.mode()&0o070) != 0:
-		return refusal(fmt.Sprintf("store.cache_dir: others may write to %s (its mode is %04o), and their blocks would be served: "+
-			"remove it, or name a directory in it, which is made", d.dir, info.Mode().Perm()))
-	case own && info.Mode()&(os.ModePerm|os.ModeSetgid) != d.mode():
-		return self.Chmod(d.mode())
-	}
-	return nil
 }
 
 // make is open, and makes the directory.
@@ -108,7 +72,7 @@ func (d *disk) makeDir(root *os.Root, name string) error {
 	root.RemoveAll(name)
 	err := root.Mkdir(name, 0o700)
 	if err == nil && d.shared {
-		err = root.Chmod(name, d.mode())
+		err = root.Chmod(name, owndir.Mode(true))
 	}
 	return err
 }
@@ -191,7 +155,7 @@ func (d *disk) locked(alive func(), do func(root *os.Root) error) error {
 	defer lock.Close()
 	began := time.Now()
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		err := flock(lock, unix.LOCK_EX|unix.LOCK_NB)
+		err := owndir.Lock(lock, unix.LOCK_EX|unix.LOCK_NB)
 		alive()
 		switch {
 		case err == nil:
@@ -202,18 +166,5 @@ func (d *disk) locked(alive func(), do func(root *os.Root) error) error {
 			return fmt.Errorf("%s: %w", d.dir, errBusy)
 		}
 		time.Sleep(pause)
-	}
-}
-
-func flock(f *os.File, how int) error {
-	for {
-		err := unix.Flock(int(f.Fd()), how)
-		switch err {
-		case nil:
-			return nil
-		case unix.EINTR:
-		default:
-			return &os.PathError{Op: "flock", Path: f.Name(), Err: err}
-		}
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"batchfs/internal/owndir"
 )
 
 const nobody = 65534
@@ -247,7 +249,7 @@ func TestPortions(t *testing.T) {
 			go func() {
 				lock, err := os.Open(o.Dir)
 				if err == nil {
-					err = flock(lock, syscall.LOCK_EX)
+					err = owndir.Lock(lock, syscall.LOCK_EX)
 				}
 				blocks, _ := filepath.Glob(filepath.Join(o.Dir, "*", "0"))
 				lock.Close()

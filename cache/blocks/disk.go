@@ -39,7 +39,7 @@ type disk struct {
 	dir    string
 	shared bool // by a group
 	limit  int64
-	log    func() *slog.Logger
+	log    *slog.Logger
 
 	paused   atomic.Int64 // nothing is written, or looked for, before that time, in nanoseconds since 1970
 	full     atomic.Int64 // nothing is written before that time
@@ -48,7 +48,7 @@ type disk struct {
 
 	mu     sync.Mutex
 	shares map[string]*Share // that this process reads, by file; guarded by mu
-	none   Share             // for blocks that are in no share: it has no room but what nobody needs
+	none   Share             // for blocks that are in no share: they only get room that no share needs
 
 	listing sync.Mutex
 	list    *os.File // in mounted, with this process's lock; guarded by listing
@@ -63,7 +63,7 @@ const (
 	retryTime = time.Second
 )
 
-// An identity is all that a block's bytes depend on, but for its index.
+// An identity is all that a block's bytes depend on, besides its index.
 type identity struct {
 	Endpoint   string `json:"endpoint"`
 	Bucket     string `json:"bucket"`
@@ -81,7 +81,7 @@ func (i identity) text() []byte {
 	return text
 }
 
-// name is that of the object's directory.
+// name is the name of the object's directory.
 func (i identity) name() string {
 	sum := sha256.Sum256(i.text())
 	return hex.EncodeToString(sum[:16])
@@ -102,13 +102,13 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// trailer is that of a block whose bytes have a checksum.
+// trailer is the trailer of a block whose bytes have a checksum.
 func (k key) trailer(sum uint32) []byte {
 	sum = crc32.Update(sum, castagnoli, binary.LittleEndian.AppendUint64(k.object.identity.text(), uint64(k.index)))
 	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, sum), trailerWord)
 }
 
-// A Stat tells the file of a block from another one, and from itself before somebody wrote to it.
+// A Stat tells the file of a block from another one, and from the same file before a write.
 type Stat struct {
 	Dev, Ino        uint64
 	Size, Sec, Nsec int64 // bytes, and the time of the last change
@@ -135,14 +135,14 @@ func (d *disk) fails(err error) {
 	}
 	pause.Store(time.Now().Add(pauseTime).UnixNano())
 	if d.failed.CompareAndSwap(false, true) {
-		d.log().Warn("the block cache fails: batches are served "+without+", and it is tried again now and then", "dir", d.dir, "err", err)
+		d.log.Warn("the block cache fails: batches are served "+without+", and it is tried again now and then", "dir", d.dir, "err", err)
 	}
 }
 
 // works takes back what fails said.
 func (d *disk) works() {
 	if d.failed.CompareAndSwap(true, false) {
-		d.log().Info("the block cache works again", "dir", d.dir)
+		d.log.Info("the block cache works again", "dir", d.dir)
 	}
 }
 
@@ -193,7 +193,7 @@ func (d *disk) verify(k key) *Stat {
 		d.fails(err)
 		return nil
 	case damage != nil:
-		d.log().Warn("a block of the block cache cannot be read: it is fetched again", "file", filepath.Join(d.dir, k.path()), "err", damage)
+		d.log.Warn("a block of the block cache cannot be read: it is fetched again", "file", filepath.Join(d.dir, k.path()), "err", damage)
 	}
 	return right
 }

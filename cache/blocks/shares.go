@@ -16,6 +16,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"batchfs/internal/owndir"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -205,7 +207,7 @@ func (s *Share) noteIn(root *os.Root) error {
 // lacks says once that blocks are fetched again in every epoch, and what helps.
 func (s *Share) lacks(enough int64) {
 	if s.enough.CompareAndSwap(0, enough) {
-		s.disk.log().Warn("the block cache has no room for all that is read in an epoch: the rest is fetched again and again; raise store.cache_bytes",
+		s.disk.log.Warn("the block cache has no room for all that is read in an epoch: the rest is fetched again and again; raise store.cache_bytes",
 			"dir", s.disk.dir, "reader", s.Name, "needed", s.Needed, "store.cache_bytes", s.disk.limit, "enough", enough)
 	}
 }
@@ -259,7 +261,7 @@ func readersIn(root *os.Root, tidy bool) map[string]map[string]int64 {
 			return true
 		}
 		defer f.Close()
-		if flock(f, unix.LOCK_SH|unix.LOCK_NB) == nil {
+		if owndir.Lock(f, unix.LOCK_SH|unix.LOCK_NB) == nil {
 			if tidy {
 				root.Remove(name)
 			}
@@ -291,7 +293,7 @@ func (d *disk) newList(root *os.Root) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return list, flock(list, unix.LOCK_EX)
+	return list, owndir.Lock(list, unix.LOCK_EX)
 }
 
 func isLinked(f *os.File) bool {

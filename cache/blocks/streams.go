@@ -17,8 +17,8 @@ func (s *Stream) Pass(k uint64) {
 	s.moved.Store(time.Now().UnixNano())
 }
 
-// A Turn is when a block is needed: for a batch of a stream. The zero Turn is soon, and once.
-type Turn struct {
+// A Demand says when a block is needed: for a batch of a stream. The zero Demand is soon, and once.
+type Demand struct {
 	By    *Stream
 	Batch uint64
 }
@@ -67,7 +67,7 @@ func later(needs []need) (list []need) {
 }
 
 // add notes when a block is needed.
-func add(needs []need, t Turn) []need {
+func add(needs []need, t Demand) []need {
 	if t.By == nil {
 		return needs
 	}

@@ -11,16 +11,24 @@ import (
 // datatrove writes tokens to a.ds; the ends of documents to a.ds.index; and to a.ds.metadata, if it is told to, lines of text: the
 // tokenizer's name, a bar and the bytes of a token; how many tokens there are; and that for people.
 
+// MetadataSuffix is appended to the name of a token file: its metadata.
+const MetadataSuffix = ".metadata"
+
+// DatatroveMetadata describes a file of tokens of width bytes.
+func DatatroveMetadata(tokenizer string, width int, tokens int64) string {
+	return fmt.Sprintf("%s|%d\n%d\n%[3]d tokens", tokenizer, width, tokens)
+}
+
 func isDatatrove(in *Input) (bool, error) {
 	if !strings.HasSuffix(in.Path, ".ds") {
 		return false, nil
 	}
-	metadata, err := in.Beside(in.Path + ".metadata")
+	metadata, err := in.Beside(in.Path + MetadataSuffix)
 	return metadata != nil, err
 }
 
 func parseDatatrove(in *Input) (f Format, err error) {
-	metadata, err := in.Beside(in.Path + ".metadata")
+	metadata, err := in.Beside(in.Path + MetadataSuffix)
 	if err != nil {
 		return f, err
 	}

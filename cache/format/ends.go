@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// IndexSuffix is what the name of a token file gets for that of the index of its documents. The index is the position behind each
+// IndexSuffix is appended to the name of a token file: the index of its documents. The index has the position behind each
 // document's last token, as little-endian uint64, as datatrove writes it.
 const IndexSuffix = ".index"
 
@@ -31,12 +31,12 @@ func (e Ends) Fits(path string, size int64) error {
 // IndexOf is the path of the index of a file of the format at path.
 func (f Format) IndexOf(path string) string {
 	if f.Name == "megatron" {
-		return megatronIndex(path)
+		return MegatronIndexOf(path)
 	}
 	return path + IndexSuffix
 }
 
-// Ends finds the ends of documents in an index: that of the file of a format at path, which has size bytes.
+// Ends finds the ends of documents in the index of the file at path, which has a format and size bytes.
 func (in *Input) Ends(of Format, path string, size int64) (ends Ends, err error) {
 	ends, limit := Ends{Count: in.Size / 8}, of.Count
 	if of.Name == "megatron" {

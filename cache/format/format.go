@@ -69,7 +69,7 @@ func (f Format) element() string {
 // A parser knows a format that files show by themselves.
 type parser struct {
 	name  string
-	bare  bool                               // the file is nothing but elements: headerless is true of it, too
+	bare  bool                               // the file is nothing but elements, so it is also headerless
 	is    func(*Input) (bool, error)         // whether the file shows the format
 	parse func(*Input) (f Format, err error) // where the elements of such a file lie; the error says what is wrong with it
 	sign  string                             // what a file lacks that does not show the format
@@ -170,10 +170,10 @@ func (in *Input) key() string {
 	return "token_dtype"
 }
 
-// told reports whether somebody said which dtype the numbers have.
+// told reports whether the configuration says which dtype the numbers have.
 func (in *Input) told() bool { return in.Options.DType != "" && !in.Options.GuessedDType }
 
-// agrees returns an error if somebody said something of the numbers that the file itself denies.
+// agrees returns an error if Options contradict the file.
 func (in *Input) agrees(f Format) error {
 	switch {
 	case in.told() && f.DType != in.Options.DType:
@@ -188,7 +188,7 @@ func (in *Input) agrees(f Format) error {
 	return nil
 }
 
-// headerless is the format of a file that does not show any.
+// headerless is the format of a file that does not show any. The error says if it ends in the middle of an element.
 func (in *Input) headerless() (f Format, err error) {
 	first, err := in.read(0, min(in.Size, firstBytes))
 	if err != nil {
@@ -211,29 +211,21 @@ func (in *Input) headerless() (f Format, err error) {
 	case !in.told() && (in.Options.Beside != "" || in.Options.Axes != nil):
 		return f, fmt.Errorf("%s has no header that says its dtype; say %s = \"uint8\"%s", in.Path, in.key(), dtypes)
 	}
-	return headerless(in.Path, in.Size, in.Options.DType, in.Options.Axes, in.key())
-}
-
-// headerless is the format of a file of size bytes that is nothing but elements. The error says if there are none, or if they
-// end in the middle of one. key is that of the dtype.
-func headerless(path string, size int64, dtype array.DType, axes []int, key string) (Format, error) {
-	f := Format{Name: Headerless, DType: dtype, Axes: axes}
-	width := f.Numbers() * int64(dtype.Size())
-	f.Count = size / width
+	f = Format{Name: Headerless, DType: in.Options.DType, Axes: in.Options.Axes}
+	width := f.Numbers() * int64(f.DType.Size())
+	f.Count = in.Size / width
 	switch {
-	case size <= 0:
-		return f, fmt.Errorf("%s is empty", path)
-	case size%width != 0 && axes == nil:
+	case in.Size%width != 0 && f.Axes == nil:
 		return f, fmt.Errorf("%s: %d bytes are not a whole number of tokens of %d bytes; is %s right, and is the file complete?",
-			path, size, width, key)
-	case size%width != 0:
+			in.Path, in.Size, width, in.key())
+	case in.Size%width != 0:
 		return f, fmt.Errorf("%s: %d bytes are not a whole number of elements of %d bytes, %s of shape %d; are %s and shape right, "+
-			"and is the file complete?", path, size, width, dtype, axes, key)
+			"and is the file complete?", in.Path, in.Size, width, f.DType, f.Axes, in.key())
 	}
 	return f, nil
 }
 
-// shaped sets Axes and Count to those of a whole array. The error says that there is no first axis, or that the array is empty or
+// shaped sets Axes and Count as the shape of a whole array has them. The error says that there is no first axis, or that the array is empty or
 // has more than size bytes.
 func (f *Format) shaped(path string, shape []int64, size int64) error {
 	if len(shape) == 0 {

@@ -13,7 +13,7 @@ import (
 type Inspection struct {
 	Path      string
 	Format    Format
-	Guessed   bool  // nobody said that the dtype is that of Format
+	Guessed   bool  // the dtype of Format is a guess
 	VocabSize int64 // tokens are below it; 0 where the numbers are no tokens
 
 	beyond *array.VocabularyError

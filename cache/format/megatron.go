@@ -1,8 +1,10 @@
 package format
 
 import (
+	"bufio"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"strings"
 
 	"batchfs/cache/array"
@@ -21,8 +23,8 @@ var megatronDTypes = map[byte]array.DType{
 	1: array.Uint8, 2: array.Int8, 3: array.Int16, 4: array.Int32, 5: array.Int64, 6: array.Float64, 7: array.Float32, 8: array.Uint16,
 }
 
-// megatronIndex is the path of the index of a file, "" if the file cannot have one.
-func megatronIndex(path string) string {
+// MegatronIndexOf is the path of the index of a file, "" if the file cannot have one.
+func MegatronIndexOf(path string) string {
 	prefix, ok := strings.CutSuffix(path, ".bin")
 	if !ok {
 		return ""
@@ -30,8 +32,41 @@ func megatronIndex(path string) string {
 	return prefix + ".idx"
 }
 
+// WriteMegatronIndex writes the index of a file of tokens of width bytes, 2 or 4, in which each document is one sequence. each calls visit
+// with where each document begins and ends, as often as it is called.
+func WriteMegatronIndex(w *bufio.Writer, width int, documents int64, each func(visit func(start, end uint64) error) error) error {
+	dtype := byte(8)
+	if width == 4 {
+		dtype = 4 // int32, which has room for all tokens that there are
+	}
+	put := func(bytes int, number uint64) error {
+		_, err := w.Write(binary.LittleEndian.AppendUint64(w.AvailableBuffer(), number)[:bytes])
+		return err // which stays in w
+	}
+	w.WriteString(megatronMagic)
+	put(8, 1)
+	w.WriteByte(dtype)
+	put(8, uint64(documents))
+	put(8, uint64(documents)+1)
+	if err := each(func(start, end uint64) error {
+		if end-start > math.MaxInt32 {
+			return fmt.Errorf("a document of %d tokens: Megatron's index has room for %d", end-start, math.MaxInt32)
+		}
+		return put(4, end-start)
+	}); err != nil {
+		return err
+	}
+	if err := each(func(start, _ uint64) error { return put(8, start*uint64(width)) }); err != nil {
+		return err
+	}
+	for i := range documents + 1 {
+		put(8, uint64(i))
+	}
+	return nil
+}
+
 func isMegatron(in *Input) (bool, error) {
-	path := megatronIndex(in.Path)
+	path := MegatronIndexOf(in.Path)
 	if path == "" {
 		return false, nil
 	}
@@ -43,12 +78,12 @@ func isMegatron(in *Input) (bool, error) {
 }
 
 func parseMegatron(in *Input) (f Format, err error) {
-	idx, err := in.Beside(megatronIndex(in.Path))
+	idx, err := in.Beside(MegatronIndexOf(in.Path))
 	if err != nil {
 		return f, err
 	}
 	if idx == nil {
-		return f, fmt.Errorf("%s is gone", megatronIndex(in.Path))
+		return f, fmt.Errorf("%s is gone", MegatronIndexOf(in.Path))
 	}
 	f, _, err = idx.megatron(in.Path, in.Size)
 	return f, err
@@ -86,11 +121,11 @@ func (idx *Input) megatron(path string, size int64) (f Format, ends Ends, err er
 // contiguous returns an error unless each sequence begins where the one before it ends, from the file's first byte to its last. Of
 // many sequences it looks at some.
 func (idx *Input) contiguous(e Ends, path string, size int64) error {
-	const piece, pieces = 512, 16
-	count := min(e.Sequences, piece)
-	gaps := int64(pieces - 1)
-	if e.Sequences <= piece*pieces {
-		gaps = (e.Sequences+piece-1)/piece - 1
+	const some, samples = 512, 16
+	count := min(e.Sequences, some)
+	gaps := int64(samples - 1)
+	if e.Sequences <= some*samples {
+		gaps = (e.Sequences+some-1)/some - 1
 	}
 	for i := range gaps + 1 {
 		first := (e.Sequences - count) / max(gaps, 1) * i

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -11,6 +12,12 @@ import (
 )
 
 const npyMagic = "\x93NUMPY"
+
+// NpyHeader is the header of an array of unsigned integers of width bytes.
+func NpyHeader(elements int64, width int) []byte {
+	dict := fmt.Sprintf("{'descr': '<u%d', 'fortran_order': False, 'shape': (%d,), }", width, elements)
+	return fmt.Appendf(nil, npyMagic+"\x01\x00\x76\x00%-117s\n", dict)
+}
 
 func isNpy(in *Input) (bool, error) { return in.begins(npyMagic) }
 
@@ -83,80 +90,38 @@ func (h npyHeader) dtype(path string) (array.DType, error) {
 
 var errSyntax = errors.New("it is no dictionary of descr, fortran_order and shape")
 
+// The entries of the dictionary in a header, in any order. Python 2 wrote whole numbers as 3L.
+var (
+	npyDescr   = regexp.MustCompile(`["']descr["']\s*:\s*(?:'([^'\\]+)'|"([^"\\]+)"|(\[))`)
+	npyFortran = regexp.MustCompile(`["']fortran_order["']\s*:\s*(True|False)`)
+	npyShape   = regexp.MustCompile(`["']shape["']\s*:\s*\(((?:\s*\d+L?\s*,)*(?:\s*\d+L?)?)\s*\)`)
+	npyRest    = regexp.MustCompile(`^\s*\{\s*,\s*,\s*,?\s*\}\s*$`)
+)
+
 // parseNpyHeader reads a Python dictionary such as {'descr': '<f4', 'fortran_order': False, 'shape': (60, 3), }.
 func parseNpyHeader(text string) (h npyHeader, err error) {
-	s := &npyScanner{strings.TrimSpace(text)}
-	var descr, order, shape bool
-	if !s.take("{") {
+	var found [3][]string
+	for i, entry := range []*regexp.Regexp{npyDescr, npyFortran, npyShape} {
+		at := entry.FindStringSubmatchIndex(text)
+		if at == nil {
+			return h, errSyntax
+		}
+		found[i] = entry.FindStringSubmatch(text)
+		if found[0][3] != "" {
+			return npyHeader{shape: []int64{1}}, nil // of a structured dtype nothing else matters
+		}
+		text = text[:at[0]] + text[at[1]:]
+	}
+	if !npyRest.MatchString(text) {
 		return h, errSyntax
 	}
-	for !s.take("}") {
-		key, ok := s.quoted()
-		if !ok || !s.take(":") {
-			return h, errSyntax
-		}
-		switch key {
-		case "descr":
-			if h.descr, descr = s.quoted(); !descr && strings.HasPrefix(s.left, "[") {
-				return npyHeader{shape: []int64{1}}, nil // of a structured dtype nothing else matters
-			}
-		case "fortran_order":
-			h.fortran = s.take("True")
-			order = h.fortran || s.take("False")
-		case "shape":
-			h.shape, shape = s.tuple()
-		default:
-			return h, errSyntax
-		}
-		if !s.take(",") && !strings.HasPrefix(s.left, "}") {
-			return h, errSyntax
-		}
-	}
-	if s.left != "" || !descr || !order || !shape || h.descr == "" {
-		return h, errSyntax
-	}
-	return h, nil
-}
-
-// An npyScanner takes one word after the other. White space before it does not count.
-type npyScanner struct{ left string }
-
-func (s *npyScanner) take(word string) bool {
-	left, ok := strings.CutPrefix(strings.TrimLeft(s.left, " \t\n"), word)
-	if ok {
-		s.left = strings.TrimLeft(left, " \t\n")
-	}
-	return ok
-}
-
-func (s *npyScanner) quoted() (text string, ok bool) {
-	for _, quote := range []string{"'", `"`} {
-		if s.take(quote) {
-			text, s.left, ok = strings.Cut(s.left, quote)
-			s.left = strings.TrimLeft(s.left, " \t\n")
-			return text, ok && !strings.Contains(text, `\`)
-		}
-	}
-	return "", false
-}
-
-// tuple takes whole numbers, as in (3,) or, written by Python 2, (3L, 4L).
-func (s *npyScanner) tuple() (list []int64, ok bool) {
-	if !s.take("(") {
-		return nil, false
-	}
-	for !s.take(")") {
-		digits := s.left[:len(s.left)-len(strings.TrimLeft(s.left, "0123456789"))]
+	h = npyHeader{descr: found[0][1] + found[0][2], fortran: found[1][1] == "True"}
+	for _, digits := range strings.FieldsFunc(found[2][1], func(r rune) bool { return r < '0' || r > '9' }) {
 		n, err := strconv.ParseInt(digits, 10, 64)
 		if err != nil {
-			return nil, false
+			return h, errSyntax
 		}
-		s.take(digits)
-		s.take("L")
-		list = append(list, n)
-		if !s.take(",") && !strings.HasPrefix(s.left, ")") {
-			return nil, false
-		}
+		h.shape = append(h.shape, n)
 	}
-	return list, true
+	return h, nil
 }

@@ -9,17 +9,17 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// sources are where credentials are looked for, in this order. The library's own chain would go on without any, and say nothing.
-type sources struct {
+// providers are where credentials are looked for, in this order. The library's own chain would go on without any, and say nothing.
+type providers struct {
 	all  []credentials.Provider
 	last credentials.Provider // that had some
 }
 
-func newSources() *sources {
-	// Elsewhere than in a cloud nobody answers at the address of a machine's role.
+func newProviders() *providers {
+	// Outside a cloud, no server answers at the address of a machine's role.
 	quick := http.DefaultTransport.(*http.Transport).Clone()
 	quick.DialContext = (&net.Dialer{Timeout: time.Second}).DialContext
-	return &sources{all: []credentials.Provider{
+	return &providers{all: []credentials.Provider{
 		&credentials.EnvAWS{},
 		&credentials.FileAWSCredentials{},
 		// web identity, container, machine
@@ -30,16 +30,16 @@ func newSources() *sources {
 var errNoCredentials = errors.New("no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write ~/.aws/credentials; " +
 	"for a bucket that everybody may read, say store.anonymous = true")
 
-func (s *sources) Retrieve() (credentials.Value, error) { return s.RetrieveWithCredContext(nil) }
+func (p *providers) Retrieve() (credentials.Value, error) { return p.RetrieveWithCredContext(nil) }
 
-func (s *sources) RetrieveWithCredContext(c *credentials.CredContext) (credentials.Value, error) {
-	for _, source := range s.all {
-		if v, err := source.RetrieveWithCredContext(c); err == nil && v.AccessKeyID != "" {
-			s.last = source
+func (p *providers) RetrieveWithCredContext(c *credentials.CredContext) (credentials.Value, error) {
+	for _, provider := range p.all {
+		if v, err := provider.RetrieveWithCredContext(c); err == nil && v.AccessKeyID != "" {
+			p.last = provider
 			return v, nil
 		}
 	}
 	return credentials.Value{}, permanent{errNoCredentials}
 }
 
-func (s *sources) IsExpired() bool { return s.last == nil || s.last.IsExpired() }
+func (p *providers) IsExpired() bool { return p.last == nil || p.last.IsExpired() }

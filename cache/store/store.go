@@ -5,6 +5,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -25,16 +26,16 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// Options say which store it is. They are comparable.
+// Options say which store it is.
 type Options struct {
-	Endpoint  string // a URL, or a host; empty: that of the environment, or of the scheme
-	Region    string // empty: that of the environment, or of the endpoint
+	Endpoint  string // a URL, or a host; empty: as the environment or the scheme says
+	Region    string // empty: as the environment or the endpoint says
 	PathStyle bool   // the bucket stands in the path of a URL, not in the name of the host
 	Anonymous bool   // without credentials
 	Timeout   time.Duration
 }
 
-// An Object is one object as it was when somebody looked. ETag tells its content from what was, or will be, under its name.
+// An Object is one object as it was when Stat looked. ETag tells its content from what was, or will be, under its name.
 type Object struct {
 	Scheme, Bucket, Key string
 	ETag                string
@@ -44,8 +45,7 @@ type Object struct {
 // Name is the URL of the object: s3://bucket/key.
 func (o Object) Name() string { return o.Scheme + "://" + o.Bucket + "/" + o.Key }
 
-// Parse returns the object that a URL names, of which the ETag and the size are not known. ok is false for what is no URL of a store,
-// such as the path of a file.
+// Parse returns the object that a URL names, without ETag and size. ok is false for what is no URL of a store, such as the path of a file.
 func Parse(name string) (o Object, ok bool) {
 	scheme, rest, ok := strings.Cut(name, "://")
 	if !ok || scheme != "s3" && scheme != "gs" {
@@ -77,11 +77,11 @@ var ErrChanged = errors.New("the object has been replaced")
 
 // New returns the client for the objects of a scheme, s3 or gs. It sends nothing. The error says which option is wrong.
 func New(scheme string, o Options) (*Client, error) {
-	endpoint, region := o.Endpoint, firstOf(o.Region, os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"))
+	endpoint, region := o.Endpoint, cmp.Or(o.Region, os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"))
 	if scheme == "gs" {
-		endpoint, region = firstOf(endpoint, "https://storage.googleapis.com"), firstOf(o.Region, "auto")
+		endpoint, region = cmp.Or(endpoint, "https://storage.googleapis.com"), cmp.Or(o.Region, "auto")
 	}
-	endpoint = firstOf(endpoint, os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"), "https://s3.amazonaws.com")
+	endpoint = cmp.Or(endpoint, os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"), "https://s3.amazonaws.com")
 	u, err := url.Parse(endpoint)
 	if err != nil || u.Host == "" { // a host alone
 		u, err = url.Parse("https://" + endpoint)
@@ -98,7 +98,7 @@ func New(scheme string, o Options) (*Client, error) {
 		options.BucketLookup = minio.BucketLookupPath
 	}
 	if !o.Anonymous {
-		c.creds = credentials.New(newSources())
+		c.creds = credentials.New(newProviders())
 		options.Creds = c.creds
 	}
 	if c.core, err = minio.NewCore(u.Host, options); err != nil {
@@ -109,15 +109,6 @@ func New(scheme string, o Options) (*Client, error) {
 
 // Endpoint is the URL of the store.
 func (c *Client) Endpoint() string { return c.endpoint }
-
-func firstOf(words ...string) string {
-	for _, word := range words {
-		if word != "" {
-			return word
-		}
-	}
-	return ""
-}
 
 // redacted is a URL without what may be a password.
 func redacted(u *url.URL, text string) string {
@@ -161,7 +152,7 @@ func (o observed) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// List returns the keys that begin with a prefix. It takes as long as new keys come: after an error it continues behind the last one.
+// List returns the keys that begin with a prefix. It has no time limit while it gets new keys: after an error it continues behind the last one.
 func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) (keys []string, err error) {
 	for last := ""; ; { // the greatest key so far
 		before := last
@@ -346,8 +337,8 @@ func (c *Client) attempt(ctx context.Context, stall time.Duration, do func(ctx c
 	return err
 }
 
-// isAway notes that the store does not answer, if it has answered nobody since a read began that failed. From then on all reads fail at once, because
-// each would wait in vain for all of its time. The store is asked now and then, until it answers.
+// isAway notes that the store does not answer, if it has answered no request since the failed read began. From then on all reads fail at once,
+// because each would wait in vain for all of its time. Probes ask the store now and then, until it answers.
 func (c *Client) isAway(began time.Time, err error, o Object) {
 	err = fmt.Errorf("the store does not answer: %w", shown(err))
 	if time.Duration(c.answered.Load()) > began.Sub(c.start) || !c.away.CompareAndSwap(nil, &err) {
@@ -396,26 +387,13 @@ func passes(err error) bool {
 	return response.Code == "SlowDown" || response.Code == "RequestTimeout"
 }
 
-// An Error says what could not be done with which object.
-type Error struct {
-	Name, What string
-	Attempts   int
-	Err        error
-}
-
-func (e *Error) Error() string {
-	tried := ""
-	if e.Attempts > 1 {
-		tried = fmt.Sprintf(" (tried %d times)", e.Attempts)
-	}
-	return fmt.Sprintf("%s: %s: %v%s", e.Name, e.What, e.Err, tried)
-}
-
-func (e *Error) Unwrap() error { return e.Err }
-
-// named makes err one that names the object.
+// named makes err one that names the object, and says what could not be done with it.
 func named(o Object, what string, err error, attempts int) error {
-	return &Error{o.Name(), what, attempts, shown(err)}
+	tried := ""
+	if attempts > 1 {
+		tried = fmt.Sprintf(" (tried %d times)", attempts)
+	}
+	return fmt.Errorf("%s: %s: %w%s", o.Name(), what, shown(err), tried)
 }
 
 // shown is err without the request and its headers.

@@ -1,12 +1,10 @@
 package store
 
 import (
-	"bytes"
 	"context"
 	"crypto/ed25519"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/binary"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -75,9 +73,7 @@ func serveWith(t *testing.T, timeout time.Duration, fault fault) (*Client, Objec
 	t.Cleanup(server.Close)
 	trust(t, server)
 	c, err := New("s3", Options{Endpoint: server.URL, PathStyle: true, Timeout: timeout})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c, object
 }
 
@@ -97,9 +93,7 @@ func simulate(t *testing.T, timeout time.Duration, fault fault, do func(t *testi
 	setKey(t)
 	synctest.Test(t, func(t *testing.T) {
 		c, err := New("s3", Options{Endpoint: "http://store", PathStyle: true, Timeout: timeout})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		connections := make(pipes)
 		c.http.DialContext = func(context.Context, string, string) (net.Conn, error) {
 			ours, theirs := net.Pipe()
@@ -225,9 +219,7 @@ func TestRetryAfter(t *testing.T) {
 				return true
 			}, func(t *testing.T, c *Client) {
 				began := time.Now()
-				if err := read(c, object); err != nil {
-					t.Fatal(err)
-				}
+				must(t, read(c, object))
 				if waited := time.Since(began).Truncate(time.Second); waited != want { // the library adds up to 200 ms
 					t.Errorf("tried again after %v, want %v", waited, want)
 				}
@@ -356,8 +348,7 @@ func TestOutage(t *testing.T) {
 					t.Errorf("the error came after %v, before the time of a read was over", took)
 				}
 				for range 100 {
-					var failed *Error
-					if err := read(c, object); !errors.As(err, &failed) || failed.Attempts != 0 || !strings.Contains(err.Error(), "does not answer") {
+					if err := read(c, object); err == nil || strings.Contains(err.Error(), "tried") || !strings.Contains(err.Error(), "does not answer") {
 						t.Fatalf("error %v, want one at once", err)
 					}
 				}
@@ -388,9 +379,7 @@ func TestOneObjectFails(t *testing.T) {
 			failed <- read(c, bad)
 		}()
 		time.Sleep(time.Second)
-		if err := read(c, object); err != nil {
-			t.Fatal(err)
-		}
+		must(t, read(c, object))
 		if <-failed == nil {
 			t.Error("no error of an object that cannot be read")
 		}
@@ -422,9 +411,7 @@ func TestProtocols(t *testing.T) {
 	trust(t, started["TLS, HTTP/1.1"])
 	for name, server := range started {
 		c, err := New("s3", Options{Endpoint: server.URL, PathStyle: true, Timeout: time.Minute})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		err = read(c, object)
 		if name == "another authority" {
 			if err == nil || !strings.Contains(err.Error(), "SSL_CERT_FILE") {
@@ -439,14 +426,10 @@ func TestProtocols(t *testing.T) {
 // certificate is one for 127.0.0.1 that no authority has signed.
 func certificate(t *testing.T) tls.Certificate {
 	_, key, err := ed25519.GenerateKey(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, NotAfter: time.Now().Add(time.Hour)}
 	signed, err := x509.CreateCertificate(nil, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return tls.Certificate{Certificate: [][]byte{signed}, PrivateKey: key}
 }
 
@@ -525,69 +508,11 @@ func TestList(t *testing.T) {
 	}
 }
 
-// A name that is not known for a while is an error that says so, and is found later.
-func TestNames(t *testing.T) {
-	namesAreKnown.Store(false) // of an earlier run
-	c, o := serve(t, time.Second, func(int, http.ResponseWriter, *http.Request) bool { return false })
-	_, port, _ := strings.Cut(strings.TrimPrefix(c.Endpoint(), "https://"), ":")
-	c, err := New("s3", Options{Endpoint: "https://store.example.com:" + port, PathStyle: true, Timeout: time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := read(c, o); err == nil || !strings.Contains(err.Error(), "lookup store.example.com") {
-		t.Errorf("error %v, want one that says which name is not known", err)
-	}
-	namesAreKnown.Store(true)
-	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		if err := read(c, o); err == nil {
-			break
-		} else if time.Now().After(end) {
-			t.Fatal(err)
-		}
-	}
-}
-
-// namesAreKnown says whether there is a name server.
-var namesAreKnown atomic.Bool
-
-func init() {
-	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
-		if !namesAreKnown.Load() {
-			return nil, errors.New("no name server")
-		}
-		ours, theirs := net.Pipe()
-		go nameServer(ours)
-		return theirs, nil
-	}}
-}
-
-// nameServer answers queries over TCP: every name has the address 127.0.0.1.
-func nameServer(conn net.Conn) {
-	defer conn.Close()
-	query := make([]byte, 2)
-	if _, err := io.ReadFull(conn, query); err != nil {
-		return
-	}
-	query = make([]byte, binary.BigEndian.Uint16(query))
-	if _, err := io.ReadFull(conn, query); err != nil {
-		return
-	}
-	end := 12 + bytes.IndexByte(query[12:], 0) + 5 // of the question
-	reply := append([]byte{query[0], query[1], 0x81, 0x80, 0, 1, 0, 0, 0, 0, 0, 0}, query[12:end]...)
-	if query[end-3] == 1 { // for an address of IPv4
-		reply[7] = 1
-		reply = append(reply, 0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 127, 0, 0, 1)
-	}
-	conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(reply))), reply...))
-}
-
 // Credentials that expired are read again.
 func TestNewCredentials(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "credentials")
 	write := func(key string) {
-		if err := os.WriteFile(file, []byte("[default]\naws_access_key_id = "+key+"\naws_secret_access_key = "+secret+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, []byte("[default]\naws_access_key_id = "+key+"\naws_secret_access_key = "+secret+"\n"), 0o600))
 	}
 	write("old")
 	for _, name := range []string{"AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY", "AWS_PROFILE"} {
@@ -601,13 +526,9 @@ func TestNewCredentials(t *testing.T) {
 		}
 		return false
 	})
-	if err := read(c, o); err != nil {
-		t.Fatal(err)
-	}
+	must(t, read(c, o))
 	write("new")
-	if err := read(c, o); err != nil {
-		t.Fatal(err)
-	}
+	must(t, read(c, o))
 }
 
 // Without credentials nothing is sent, and the error says how to give some.
@@ -649,5 +570,12 @@ func TestEndpoints(t *testing.T) {
 		case err == nil && c.Endpoint() != test.want:
 			t.Errorf("%q is %s, want %q", test.endpoint, c.Endpoint(), test.want)
 		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

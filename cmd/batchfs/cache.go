@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"batchfs/cache"
-	"batchfs/cache/blob"
 	"batchfs/cache/blocks"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
@@ -149,8 +148,8 @@ func fillCache(cmd *cobra.Command, c *config.Config, settings []string) error {
 			break
 		}
 	}
-	blob.Flush()
-	use, _ := blob.RemoteUseNow()
+	c.Remote().Flush()
+	use, _ := c.Remote().Use()
 	printf(cmd.OutOrStdout(), "%s: %d bytes needed, %d fetched\n", c.Store.CacheDir, of, use.Bytes)
 	if use.Unkept > 0 {
 		return fmt.Errorf("%s is full, or fails: batches need %d bytes of it, and store.cache_bytes is %d; what other mounts read stays", c.Store.CacheDir, of, c.Store.CacheBytes)

@@ -15,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/fs/mount"
@@ -96,7 +95,7 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 			return fmt.Errorf("splits.%s: a batch could not be read: %w", s.Split.Split, err)
 		}
 	}
-	blob.Flush() // the worker finds what was fetched here
+	c.Remote().Flush() // the worker finds what was fetched here
 	snapshot, err := dataset.NewSnapshot(mountpoint, f.Flags, raw, splits)
 	if err != nil {
 		return err

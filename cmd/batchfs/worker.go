@@ -90,7 +90,7 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	}
 	log, flush := newLog(os.Stderr, c.Log, snapshot.Mountpoint)
 	defer flush()
-	blob.SetRemoteLog(log)
+	c.Remote().Log = log
 	served, err := snapshot.Sequences(c, log, w.Publish)
 	if err != nil {
 		return err
@@ -102,14 +102,14 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	shares := c.Shares()
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
 		ProgramVersion: version(), Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts,
-		TableBytes: c.Tables.Bytes, Store: storeUse, Remaps: blob.Remaps, Budget: c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
+		TableBytes: c.Tables.Bytes, Store: func() *fs.StoreUse { return storeUse(c.Remote()) }, Remaps: blob.Remaps, Budget: c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
 		Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 	})
 }
 
 // storeUse is what this process has read of objects, or nil if there are none.
-func storeUse() *fs.StoreUse {
-	u, ok := blob.RemoteUseNow()
+func storeUse(of *blob.Remote) *fs.StoreUse {
+	u, ok := of.Use()
 	if !ok {
 		return nil
 	}

@@ -156,7 +156,7 @@ func TestCacheCommand(t *testing.T) {
 	e2e.Fails(t, "is full, or fails", append([]string{e2e.PlainBatchfs, "cache", "fill", "--set", "store.cache_bytes=1000000"}, args...)...)
 	e2e.NoError(t, os.Chmod(cacheDir, 0o777))
 	for _, command := range [][]string{{"mount", t.TempDir()}, {"cache", "fill"}, {"cache", "status"}, {"cache", "prune"}} {
-		e2e.Fails(t, "others may write to "+cacheDir, slices.Concat([]string{e2e.PlainBatchfs}, command, args)...)
+		e2e.Fails(t, cacheDir+": others may write to it", slices.Concat([]string{e2e.PlainBatchfs}, command, args)...)
 	}
 }
 

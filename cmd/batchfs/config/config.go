@@ -28,6 +28,8 @@ type Config struct {
 	Log        Log
 	Splits     []*Split // in the order in which they are first named
 	Tables     *sampler.Tables
+
+	remote *blob.Remote // made by setRemote
 }
 
 // Memory is the table [memory]: how tokens are fetched.
@@ -76,13 +78,12 @@ type Store struct {
 	BlockBytes           int64
 }
 
-// Remote is what package cache needs to know of objects.
-func (c *Config) Remote() blob.Remote {
-	s := c.Store
-	return blob.Remote{
-		Store:  store.Options{Endpoint: s.Endpoint, Region: s.Region, PathStyle: s.PathStyle, Anonymous: s.Anonymous, Timeout: c.Mount.Timeout},
-		Blocks: blocks.Options{Dir: s.CacheDir, Shared: s.CacheShared, Limit: s.CacheBytes, BlockBytes: s.BlockBytes, Memory: c.Shares().Blocks, Ahead: c.Mount.Timeout / 5},
+// Remote is where objects are read from: one for all splits.
+func (c *Config) Remote() *blob.Remote {
+	if c.remote == nil {
+		c.setRemote()
 	}
+	return c.remote
 }
 
 // Mount is the table [mount]. Its fields are numbers and booleans only: some of them become part of the kernel's list of mount
@@ -123,7 +124,7 @@ type Split struct {
 	Steps             uint64 // 0: one epoch
 	OnChange          string // "error" or "follow"
 	Expect            string // the fingerprint that the files must have, or empty
-	Remote            blob.Remote
+	Remote            *blob.Remote
 	Tables            *sampler.Tables // of all splits of the configuration
 
 	dir     string            // what Tokens and Sources are relative to
@@ -199,9 +200,15 @@ func (c *Config) MakeAbsolute(dir string) {
 	}
 }
 
+// setRemote makes Remote anew, as the configuration is now.
 func (c *Config) setRemote() {
+	s := c.Store
+	c.remote = &blob.Remote{
+		Store:  store.Options{Endpoint: s.Endpoint, Region: s.Region, PathStyle: s.PathStyle, Anonymous: s.Anonymous, Timeout: c.Mount.Timeout},
+		Blocks: blocks.Options{Dir: s.CacheDir, Shared: s.CacheShared, Limit: s.CacheBytes, BlockBytes: s.BlockBytes, Memory: c.Shares().Blocks, Ahead: c.Mount.Timeout / 5},
+	}
 	for _, s := range c.Splits {
-		s.Remote = c.Remote()
+		s.Remote = c.remote
 	}
 }
 

@@ -71,7 +71,7 @@ func (l *lookahead) from(k uint64) {
 		l.next = k
 	}
 	for ; l.next < k+l.most; l.next++ {
-		turn := blocks.Turn{By: &l.by, Batch: l.next}
+		turn := blocks.Demand{By: &l.by, Batch: l.next}
 		room := l.d.Sequence.Windows(l.next, func(source, column int, w array.Window) bool { return l.d.sources[source][column].Want(w, turn) })
 		if !room {
 			return

@@ -154,7 +154,7 @@ func onlyWindows(s *config.Split) error {
 
 // find opens a split of the configuration.
 func (c *corpus) find(from *config.Config, path string) error {
-	before, _ := blob.RemoteUseNow()
+	before, _ := from.Remote().Use()
 	d, err := dataset.OpenPath(from, path)
 	if err == nil {
 		err = onlyWindows(d.Split)
@@ -168,7 +168,7 @@ func (c *corpus) find(from *config.Config, path string) error {
 	if from.Store.CacheDir == "" {
 		c.blocks.Limit = 0
 	}
-	after, _ := blob.RemoteUseNow()
+	after, _ := from.Remote().Use()
 	c.split, c.sequence, c.opened = d.Split, d.Sequence, int(after.Requests-before.Requests)
 	for i, arrays := range d.Arrays() {
 		name := d.Split.Split

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"batchfs/internal/owndir"
 )
 
 // A workplace is the directory of an unfinished run, DIR/.prepare. The files that DIR is to get are written there, under their
@@ -64,23 +66,19 @@ func (w *workplace) open() error {
 		return err
 	}
 	info, err := w.out.Lstat(workplaceName)
-	switch {
-	case err != nil:
+	if err == nil && !info.IsDir() {
+		err = errors.New("is no directory, and prepare works in a directory of its own: move it away, or choose another --out")
+	}
+	if err != nil {
 		return err
-	case !info.IsDir():
-		return errors.New("is no directory, and prepare works in a directory of its own: move it away, or choose another --out")
-	case int(info.Sys().(*syscall.Stat_t).Uid) != os.Geteuid():
-		return errors.New("belongs to another user: choose another --out, or remove it")
-	case info.Mode()&0o022 != 0:
-		return errors.New("may be written by other users: remove it, or chmod go-w it if they have not")
 	}
 	if w.dir, err = w.out.OpenRoot(workplaceName); err != nil {
 		return err
 	}
-	if w.lock, err = w.dir.Open("."); err != nil {
-		return err
+	if w.lock, err = owndir.Self(w.dir, false); err != nil {
+		return fmt.Errorf("%w: choose another --out, or remove it", err)
 	}
-	if now, err := w.lock.Stat(); err != nil || !os.SameFile(info, now) || syscall.Flock(int(w.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+	if now, err := w.lock.Stat(); err != nil || !os.SameFile(info, now) || owndir.Lock(w.lock, syscall.LOCK_EX|syscall.LOCK_NB) != nil {
 		return errors.New("another batchfs prepare writes there: wait until it has ended")
 	}
 	return nil

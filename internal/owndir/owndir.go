@@ -1,0 +1,73 @@
+// Package owndir opens directories of one's own. Other users can put nothing into them, and all that is done there is done
+// through an os.Root, so that no link leads out of them.
+package owndir
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Refusal says why a directory is not one's own.
+type Refusal string
+
+func (r Refusal) Error() string { return string(r) }
+
+// Mode is the permissions of a directory of one's own, or of one that a group shares.
+func Mode(group bool) os.FileMode {
+	if group {
+		return os.ModeSetgid | 0o770
+	}
+	return 0o700
+}
+
+// Self opens the directory of a root itself, to lock it. It must belong to this process's user, and no one else may write to it; one that
+// a group shares may belong to another user, if this process is of its group. Self takes away the permissions that are not those of Mode.
+func Self(root *os.Root, group bool) (*os.File, error) {
+	self, err := root.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	if err := protect(self, group); err != nil {
+		self.Close()
+		return nil, err
+	}
+	return self, nil
+}
+
+func protect(dir *os.File, group bool) error {
+	info, err := dir.Stat()
+	if err != nil {
+		return err
+	}
+	owner, mode := info.Sys().(*syscall.Stat_t), Mode(group)
+	groups, _ := os.Getgroups()
+	own := int(owner.Uid) == os.Geteuid()
+	switch {
+	case !own && !group:
+		return Refusal(fmt.Sprintf("belongs to user %d, and this is user %d", owner.Uid, os.Geteuid()))
+	case !own && !slices.Contains(append(groups, os.Getegid()), int(owner.Gid)):
+		return Refusal(fmt.Sprintf("belongs to user %d and group %d, and this is user %d, who is not in that group", owner.Uid, owner.Gid, os.Geteuid()))
+	case info.Mode()&0o022&^mode != 0:
+		return Refusal(fmt.Sprintf("others may write to it (its mode is %04o)", info.Mode().Perm()))
+	case own && info.Mode()&(os.ModePerm|os.ModeSetgid) != mode:
+		return dir.Chmod(mode)
+	}
+	return nil
+}
+
+// Lock is flock(2), and tries again after a signal.
+func Lock(f *os.File, how int) error {
+	for {
+		switch err := unix.Flock(int(f.Fd()), how); err {
+		case nil:
+			return nil
+		case unix.EINTR:
+		default:
+			return &os.PathError{Op: "flock", Path: f.Name(), Err: err}
+		}
+	}
+}
