@@ -2,19 +2,19 @@ package sampler
 
 import "math/bits"
 
-// blocks permutes the R windows of a share, or rows of documents, in another way in each epoch of R rows, so that rows that follow each
-// other come from few places of the source: blocks of documents that then stay in memory, or blocks of bytes that a host keeps. An epoch
-// cuts the windows, in a ring, into blocks, beginning anywhere. It permutes the blocks, and then the rows of every mixedBlocks blocks
-// among each other. Any row takes the same little memory and time.
+// blocks permutes the R windows of a share, or rows of documents, anew in each epoch of R rows, so that successive rows lie in few places
+// of the source: groups of documents that stay in memory, or blocks of bytes that a host keeps. An epoch cuts the ring of windows into
+// blocks, from a random window on, permutes the blocks, and then permutes the rows within every mixedBlocks blocks. Any row takes the
+// same little memory and time.
 type blocks struct {
 	share share
 	n     uint64       // R
 	size  uint64       // rows of a block
-	whole uint64       // blocks of that size; what is left of the rows is a shorter one, which is the last
+	whole uint64       // blocks of that size; the rows that are left are a shorter block, the last
 	span  uint64       // rows of mixedBlocks blocks
 	order permutations // of the whole blocks
 	rows  permutations // of a span
-	last  permutations // of the span at the end, which may be shorter
+	last  permutations // of the last span, which may be shorter
 }
 
 // mixedBlocks is how many places of a source rows are drawn from at a time. A source of no more blocks than that is permuted evenly.

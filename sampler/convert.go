@@ -9,7 +9,7 @@ import (
 	"batchfs/cache/array"
 )
 
-// convertible reports whether convert makes numbers of dtype to of those of dtype from.
+// convertible reports whether convert can make numbers of dtype to from numbers of dtype from.
 func convertible(from, to array.DType) bool { return from == to || from.IsInteger() && to.IsInteger() }
 
 // convert writes the numbers of raw, which are of dtype from, to dst as dtype to. It returns the index of the first number that

@@ -13,12 +13,11 @@ type Segment struct {
 	Start    int64 // position in the source of its first token
 	Len      int   // tokens
 	At       int   // index in the row of its first token
-	Document int64 // its number in the source, or -1 where nobody knows
+	Document int64 // its number in the source; -1: unknown
 }
 
-// A segmentRows are the rows of a source that begin at documents, or are packed with them, in the order of their first tokens. Documents
-// are laid into rows in groups, each by itself: no more than a group is needed to make a row, and the number of the rows of each
-// group is all that is kept.
+// segmentRows are the rows of a source that begin at documents or are packed with them, in the order of their first tokens. Documents are
+// laid into rows in groups, so that a row needs one group only, and only the number of rows of each group is kept.
 type segmentRows struct {
 	documents Documents
 	cut       cut

@@ -29,7 +29,7 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 	}
 	w, o := from.windows, from.order
 	r, own, all := uint64(from.share.n), uint64(q.BatchSize)*uint64(ranks), uint64(q.BatchSize)*uint64(q.World)
-	rowOf := func(index uint64) uint64 { // among those of all hosts
+	rowOf := func(index uint64) uint64 { // the global number
 		row := q.mixture.rowOf(source, index)
 		return row/own*all + uint64(host)*own + row%own
 	}
@@ -78,7 +78,8 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 	return hits, nil
 }
 
-// holder is a source as the ranks have it that may read the token at a position: those of the host in whose share that is, or all.
+// holder is a source as it is for the ranks that may read the token at a position: the ranks of the host in whose share the token lies, or
+// all ranks.
 func (q *Sequence) holder(i int, pos int64) (from source, ranks, host int, err error) {
 	from = q.sources[i]
 	ranks, _ = q.together()

@@ -13,13 +13,13 @@ const (
 	mtMiddle = 397
 	mtMatrix = 0x9908b0df
 	mtUpper  = 1 << 31
-	mtDegree = 19937 // bits of the state: the upper one of its first word, and those of the others
+	mtDegree = 19937 // bits of the state: the upper bit of its first word, and all bits of the other words
 )
 
 // A block is mtWords words of mt19937, one after the other and not yet tempered.
 type block [mtWords]uint32
 
-// seeded is the state after init_genrand(seed), as if it were words.
+// seeded is the state after init_genrand(seed).
 func seeded(seed uint32) *block {
 	x := &block{seed}
 	for i := 1; i < len(x); i++ {

@@ -21,7 +21,7 @@ type request struct {
 	source   int    // whose array is being read
 	column   int    // number of that array
 	shown    []span // of the batch that is being planned, the rows that dst shows of each part
-	edge     []byte // numbers of which dst shows the first or the last in part
+	edge     []byte // numbers at an end of dst, which shows the first or the last of them in part
 	ends     []int  // of planned rows: the indexes in the row behind the last tokens of documents
 
 	visit func(i int, raw []byte) error // copyRow, made once because to make it is to allocate
@@ -136,7 +136,7 @@ var errEnough = errors.New("enough")
 
 // fetch reads what is planned, and begins new plans.
 func (req *request) fetch() error {
-	// Also an array of which nothing is shown is asked: no batch is served while any file is known to have changed.
+	// An array that dst shows nothing of is read too, for no windows: no batch is served while any file is known to have changed.
 	plans := req.plans
 	for i := range req.sequence.sources {
 		for c, array := range req.sequence.sources[i].arrays {
@@ -212,7 +212,7 @@ func (req *request) planRow(k uint64, r row) error {
 			r := r
 			if p.At > 0 {
 				req.ends = append(req.ends, p.At)
-				// Only the end before a segment is masked with it: that of the last one is with what fills the row up.
+				// Each segment is masked with the end before it. What fills the row up is masked with the end of the last segment.
 				r.ends = span{len(req.ends) - 1, len(req.ends)}
 			}
 			req.planWindows(r, p.Start-int64(p.At), span{p.At, p.At + p.Len})
@@ -348,8 +348,8 @@ func (req *request) copyRow(i int, raw []byte) error {
 	return nil
 }
 
-// put converts raw to the numbers of a view, the first and the last of which may lie in dst in part. It returns the index of a number
-// that does not fit the part's dtype, or -1.
+// put converts raw to the numbers of a view. The first and the last may lie in dst in part. put returns the index of a number that does
+// not fit the part's dtype, or -1.
 func (req *request) put(v view, raw []byte, from column) (bad int) {
 	at, n := v.at+v.from*v.size, (v.to-v.from)*v.size
 	if at >= 0 && at+n <= len(req.dst) {

@@ -10,7 +10,7 @@ import (
 
 // A Sequence is a list of MaxBatches batches: tokens under settings. It is safe for concurrent use.
 //
-// In its methods k is the number of a batch, below MaxBatches, and j a row of it, from 0 to B-1.
+// In its methods k is the number of a batch, below MaxBatches, and j the number of a row in the batch, from 0 to B-1.
 type Sequence struct {
 	Settings
 	sources []source
@@ -70,8 +70,8 @@ func described(a Array) string {
 	return fmt.Sprintf("%s of shape %d", a.DType(), a.Axes())
 }
 
-// With is the sequence of the same sources and weights under other settings; s.Weights and s.Arrays do not matter. Sequences of one
-// block size share what depends on the number of files, so another one takes little memory. The errors are those of New.
+// With is the sequence of the same sources and weights under other settings; it ignores s.Weights and s.Arrays. Sequences of one block size
+// share what depends on the number of files, so another sequence takes little memory. With fails as New does.
 func (q *Sequence) With(s Settings) (*Sequence, error) {
 	s.Weights, s.Arrays = q.Weights, q.Settings.Arrays
 	if s.DType == Native {
@@ -179,8 +179,8 @@ func (q *Sequence) Needed(i int) (from, to int64) {
 	return s.share.at(0), s.share.at(s.share.n-1) + s.windows.len
 }
 
-// BatchesPerEpoch is the least number of batches that hold RowsPerEpoch rows, those of all ranks together. Where hosts have shares, it is
-// that of the ranks of one host, for the host with the smallest share: the same for all ranks.
+// BatchesPerEpoch is the least number of batches in which all ranks together have RowsPerEpoch rows. Where hosts have shares, it is the
+// number for the ranks of the host with the smallest share. It is the same for all ranks.
 func (q *Sequence) BatchesPerEpoch() int64 { return q.batches }
 
 // Row is the global number of row j of batch k.
@@ -204,14 +204,14 @@ func (q *Sequence) place(k uint64, j int) (source int, index uint64) {
 }
 
 // Start is where row j of batch k begins: a source, counted from 0, and a position among the tokens of that source. For rows that are
-// made of documents it is the number of the row among those of the source instead: see Segments.
+// made of documents start is the number of the row in the source instead: see Segments.
 func (q *Sequence) Start(k uint64, j int) (source int, start int64) {
 	source, index := q.place(k, j)
 	return source, q.sources[source].order.start(index)
 }
 
 // Segments are what row j of batch k is made of: a source, counted from 0, and segments of its documents, from the first token of the row
-// on. A row of Windows is one segment, of all of its tokens; its Document is that of the first. The error is one of reading where
+// on. A row of Windows is one segment; its Document is the document of its first token. Segments fails if it cannot be read where
 // documents end.
 func (q *Sequence) Segments(k uint64, j int) (source int, list []Segment, err error) {
 	source, start := q.Start(k, j)

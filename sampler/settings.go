@@ -42,8 +42,8 @@ type Settings struct {
 	TorchState  []byte    // what torch.get_rng_state() gives, for the torch orders to start from; nil: from Seed
 }
 
-// together is how many ranks go through an epoch together, and host which of those groups of ranks this one belongs to: all ranks, or
-// those of a host where each host has a share.
+// together is how many ranks go through an epoch together: all ranks, or the ranks of a host where each host has a share. host is the
+// number of this rank's group of such ranks.
 func (s *Settings) together() (ranks, host int) {
 	if s.ShuffleBlock == 0 {
 		return s.World, 0

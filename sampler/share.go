@@ -2,8 +2,8 @@ package sampler
 
 import "math/bits"
 
-// A share is the windows of a source that an epoch has, once each: all, or those of a host. A host's are the windows within a stretch
-// of the source. Where that begins in the middle of a run, they begin anew there; from the next run on they are those of the source.
+// A share is the windows of a source that an epoch has, once each: all windows, or the windows of a host, which lie within a stretch of
+// the source. Where the stretch begins in the middle of a run, windows begin anew there; from the next run on they are the source's.
 type share struct {
 	windows *windows
 	n       int64 // windows
@@ -13,7 +13,7 @@ type share struct {
 	block   int64 // windows of the blocks that are shuffled, or 0
 }
 
-// whole is the share of one who has all windows.
+// whole is the share that has all windows.
 func (w *windows) whole() share {
 	s := share{windows: w, n: w.disjoint}
 	if w.segments != nil {
@@ -64,8 +64,8 @@ func (s *share) at(i int64) int64 {
 	return s.windows.disjointAt(s.first + i - s.head)
 }
 
-// holding are the windows that have the element at a position, and where: one, two where it is the last of one and the first of the
-// next, or none.
+// holding are the windows that have the element at a position, and the index of the element in each: one window, two that share the
+// element, or none.
 func (s *share) holding(pos int64) (list []place) {
 	w := s.windows
 	for _, i := range w.holding(pos-s.from, s.head) {

@@ -19,7 +19,7 @@ type Array interface {
 	// Len is the number of elements.
 	Len() int64
 
-	// VocabSize bounds the tokens: all are below it. Where nobody knows, it is 0.
+	// VocabSize bounds the tokens: all are below it. 0: unknown.
 	VocabSize() int64
 
 	// Runs are the stretches that a row must not leave, in order and without gaps. They never change.
@@ -53,7 +53,7 @@ type Documents interface {
 type Source struct {
 	Main      Array
 	Beside    []Array   // as Settings.Arrays
-	Documents Documents // nil where nobody knows where they end
+	Documents Documents // nil: where they end is unknown
 
 	// Groups is what Groups of a sequence of the same source and settings gave. Without it, rows of documents are counted, which takes
 	// a second for some 10^7 documents.
@@ -69,7 +69,7 @@ type source struct {
 	vocab     vocabulary
 	kinds     *windowKinds // of all sequences of these tokens
 	windows   *windows     // of the kind that the settings say
-	share     share        // of the windows: those of an epoch
+	share     share        // the windows of an epoch
 	order     order
 }
 
@@ -121,8 +121,8 @@ func (s *source) shareOf(settings Settings, host int) (share, error) {
 	return of, nil
 }
 
-// newOrder is the order of a source. Each source has its own random stream: that of the split if there is one source, else that
-// of a split named "split/source"; and of each host with a share, "/host3" stands behind that. No split has a name with a slash.
+// newOrder is the order of a source. Each source has its own random stream. The name of the stream is that of the split, of one of several
+// sources "split/source", and each host with a share adds "/host3". No split has a name with a slash.
 func newOrder(s Settings, source int, of share) (order, error) {
 	name, w := s.Split, of.windows
 	if len(s.Weights) > 1 {

@@ -8,8 +8,8 @@ import (
 )
 
 // torch draws what nanoGPT's get_batch draws, bit for bit: after torch.manual_seed(seed + rank), the rows of batch k begin
-// at the elements of the k-th torch.randint(N-T, (B,)) on the CPU. The world does not matter. Torch26 is the same but for
-// 2^28 <= N-T < 2^32. Blocks are never written once they are made.
+// at the elements of the k-th torch.randint(N-T, (B,)) on the CPU. The world does not matter. Torch26 differs
+// where 2^28 <= N-T < 2^32. Blocks are never written once they are made.
 type torch struct {
 	windows       *windows
 	batch, global uint64 // rows of a batch: of this rank, and of all

@@ -6,8 +6,8 @@ import (
 	"batchfs/cache/array"
 )
 
-// A vocabulary finds tokens that are not below its size. It looks at 8 bytes at a time, of which each token is a lane, where tokens
-// have 2 or 4 bytes. A negative one is never below.
+// A vocabulary finds tokens that are not below its size. Tokens of 2 or 4 bytes are lanes of 8 bytes, which it compares at once. A negative
+// token is never below.
 type vocabulary struct {
 	size  uint64 // 0: there is no token to find
 	width int    // bytes of a token

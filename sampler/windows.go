@@ -14,7 +14,7 @@ import (
 // these are T+1 and T.
 type window struct{ len, step int64 }
 
-// window is that of a row.
+// window is what a row takes.
 func (s *Settings) window() window {
 	if s.Layout == Elements {
 		return window{1, 1}
@@ -25,8 +25,8 @@ func (s *Settings) window() window {
 // fit is how many disjoint windows there are in n elements.
 func (w window) fit(n int64) int64 { return max(n-w.len+w.step, 0) / w.step }
 
-// holding are those of count disjoint windows that have element i, counted from the first of them: one, two where it is the last of
-// one and the first of the next, or none.
+// holding are the numbers of the windows, of count disjoint ones, that have element i, counted from the first window's: one, two that share
+// the element, or none.
 func (w window) holding(i, count int64) (list []int64) {
 	if i < 0 {
 		return nil
@@ -128,7 +128,7 @@ func newWindowKinds(of Source, counted rowKind) *windowKinds {
 // A rowKind is all that the windows of a source depend on.
 type rowKind struct {
 	window
-	rows Rows // "" for those of Windows
+	rows Rows // "" for Windows
 }
 
 func (s *Settings) rowKind() rowKind {

@@ -193,7 +193,7 @@ func (m *mounted) unmount() {
 	m.cmd.Wait()
 }
 
-// processorTime is that of all workers so far.
+// processorTime is what all workers have used so far.
 func (m *mounted) processorTime() (sum time.Duration, err error) {
 	var all []string
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", m.cmd.Process.Pid))

@@ -1,6 +1,6 @@
 // Package bench has the command `batchfs bench`, which measures how long a trainer waits for a batch, and how much memory that
-// takes: from a mount, and from loaders in the trainer's own process. All of them take turns in one run, because only their
-// ratios mean anything.
+// takes: from a mount, and from loaders in the trainer's own process. All are measured alternately in one run, because only
+// their ratios mean anything.
 package bench
 
 import (
@@ -42,7 +42,7 @@ func Command() *cobra.Command {
 		Use:   "bench",
 		Short: "Measure how long a trainer waits for batches, next to loaders in its own process",
 		Long: `Measure how long a trainer on this host waits for each batch: from mounts, by three ways of reading; from nanoGPT's get_batch,
-from a fast loader in the trainer's own process, and from PyTorch's DataLoader. They take turns, round after round in random
+from a fast loader in the trainer's own process, and from PyTorch's DataLoader. They alternate, round after round in random
 order. The last line says what to change. It takes a minute or two. The Python should have PyTorch, and must have NumPy.
 
 Only the ratios mean much: compare nothing with another run's, and let nothing else run meanwhile.`,

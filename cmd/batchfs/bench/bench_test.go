@@ -69,7 +69,7 @@ func TestAdvice(t *testing.T) {
 		for _, torch := range []bool{false, true} {
 			r := &report{Host: host{MountReadAhead: test.readAhead}, Scenes: (&options{}).scenes(torch)}
 			for _, sc := range r.Scenes {
-				for _, w := range sc.Rows {
+				for _, w := range sc.Ways {
 					w.waits = []float64{cmp.Or(test.slow[w.Kind+w.Access], test.slow[w.Kind], 10)}
 					w.Rounds = w.waits
 				}

@@ -93,7 +93,7 @@ func (o *options) runMemory(s *stage, out io.Writer) (any, error) {
 // matrixColumns is how many float32 a row of the matrix has. With 12 rows a batch has as many bytes as one of tokens.
 const matrixColumns = 1024
 
-// matrix is a file of whole rows: that of the tokens, whose values do not matter, or else one of about its size.
+// matrix is a file of whole rows: the token file, whose values do not matter, or else a file of about its size.
 func (s *stage) matrix(tokens string) (string, error) {
 	info, err := os.Stat(tokens)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// warmUp reads a file into the kernel's page cache. advice is that of posix_fadvise.
+// warmUp reads a file into the kernel's page cache, with an advice of posix_fadvise.
 func warmUp(path string, advice int) error {
 	f, err := os.Open(path)
 	if err != nil {

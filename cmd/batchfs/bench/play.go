@@ -20,7 +20,7 @@ import (
 //go:embed bench.py
 var benchPy string
 
-// A bench plays scenes: the token files and the trainer that all rows share.
+// A bench plays scenes: the token files and the trainer that all ways share.
 type bench struct {
 	*stage
 	host       host
@@ -98,9 +98,9 @@ func (b *bench) files(o *options) (err error) {
 	return err
 }
 
-// play runs every row of a scene in every round, in random order.
+// play runs every way of a scene in every round, in random order.
 func (b *bench) play(sc *scene) error {
-	bar := b.progress(fmt.Sprintf("%s: %d ways to get batches, %d rounds", sc.Name, len(sc.Rows), sc.rounds), int64(len(sc.Rows)*sc.rounds), terminal.Steps)
+	bar := b.progress(fmt.Sprintf("%s: %d ways to get batches, %d rounds", sc.Name, len(sc.Ways), sc.rounds), int64(len(sc.Ways)*sc.rounds), terminal.Steps)
 	defer bar.Finish()
 	tokens := b.cold
 	if !sc.Cold {
@@ -109,7 +109,7 @@ func (b *bench) play(sc *scene) error {
 			return err
 		}
 	}
-	order := slices.Clone(sc.Rows)
+	order := slices.Clone(sc.Ways)
 	for range sc.rounds {
 		rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 		for _, r := range order {
@@ -123,8 +123,8 @@ func (b *bench) play(sc *scene) error {
 	return nil
 }
 
-// once runs one row, from a mount of its own. No other process may have pages of a cold file mapped: they would stay.
-func (b *bench) once(sc *scene, tokens string, r *row) (err error) {
+// once runs one way, from a mount of its own. No other process may have pages of a cold file mapped: they would stay.
+func (b *bench) once(sc *scene, tokens string, r *way) (err error) {
 	c := command{Kind: r.Kind, Path: tokens, Batch: sc.Batch, Block: sc.Block, Steps: sc.steps, Seconds: sc.seconds, Compute: sc.Compute.Seconds()}
 	if r.Access != "" {
 		d, err := b.mount(tokens, append(slices.Clone(b.sets), "memory.access="+r.Access)...)

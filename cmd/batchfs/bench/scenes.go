@@ -15,15 +15,15 @@ type scene struct {
 	Block   int           `json:"block_size"`
 	Compute time.Duration `json:"compute_ns"` // before every batch
 	Cold    bool          `json:"cold"`       // the token file is dropped from the page cache before every run
-	Rows    []*row        `json:"rows"`
+	Ways    []*way        `json:"rows"`
 
 	rounds  int
 	steps   int     // a run ends after so many batches
 	seconds float64 // or after so long
 }
 
-// A row is one way to get batches in one scene, and what was measured. Times are in µs per batch.
-type row struct {
+// A way is one way to get batches in one scene, and what was measured. Times are in µs per batch.
+type way struct {
 	Name    string    `json:"name"`
 	Kind    string    `json:"kind"`   // a function of bench.py
 	Access  string    `json:"access"` // of the mount; empty: a loader in the trainer
@@ -49,7 +49,7 @@ func (o *options) scenes(torch bool) []*scene {
 		sc.Batch, sc.Block = batchSize, blockSize
 		sc.rounds, sc.steps = cmp.Or(o.rounds, sc.rounds), cmp.Or(o.steps, sc.steps)
 		add := func(name, kind, access string) {
-			sc.Rows = append(sc.Rows, &row{Name: name, Kind: kind, Access: access})
+			sc.Ways = append(sc.Ways, &way{Name: name, Kind: kind, Access: access})
 		}
 		add("nanoGPT get_batch", "nanogpt", "")
 		add("one pread per row, in the trainer", "pread_rows", "")
@@ -85,11 +85,11 @@ func (sc *scene) figure(waits []float64) float64 {
 	return quantile(means, 0.5)
 }
 
-// sum fills in the statistics of the rows.
+// sum fills in the statistics of the ways.
 func (sc *scene) sum() {
-	for _, r := range sc.Rows {
+	for _, r := range sc.Ways {
 		r.Figure, r.Low, r.High = quantile(r.Rounds, 0.5), slices.Min(r.Rounds), slices.Max(r.Rounds)
-		r.P99, r.NanoGPT = quantile(r.waits, 0.99), sc.Rows[0].Figure/r.Figure
+		r.P99, r.NanoGPT = quantile(r.waits, 0.99), sc.Ways[0].Figure/r.Figure
 	}
 }
 

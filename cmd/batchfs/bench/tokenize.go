@@ -77,7 +77,7 @@ func (o *options) runTokenize(s *stage, out io.Writer) (any, error) {
 	return all, nil
 }
 
-// encode has both libraries encode the texts in turns, and compares their tokens.
+// encode has both libraries encode the texts alternately, and compares their tokens.
 func (o *options) encode(s *stage, python *trainer, texts [][]byte, ours, theirs *encoding) error {
 	tokenizer, err := bpe.Named(ours.Vocabulary)
 	if err != nil {

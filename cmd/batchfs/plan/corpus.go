@@ -24,14 +24,14 @@ type corpus struct {
 	opened   int // requests that opening it took, if it lies in a store
 }
 
-// A source is arrays of one length, and how many windows an epoch of it has.
+// A source is arrays of one length, and how many windows its epoch has.
 type source struct {
 	name    string
 	arrays  []*cache.Array
 	windows int64
 }
 
-// A size is a source of which nothing but its size is known.
+// A size is a source whose size alone is known.
 type size struct {
 	name          string
 	tokens, shard int64 // shard: tokens of a file
@@ -94,7 +94,7 @@ func (s size) array(split *config.Split) (*cache.Array, error) {
 	return cache.Reopen(m, cache.Options{Join: split.Join})
 }
 
-// open is the corpus of the flags: that of a split of the configuration, by its path, or of sizes.
+// open is the corpus of the flags: of a split of the configuration, by its path, or of sizes.
 func (o *options) open(path string) (*corpus, error) {
 	sizes, err := o.sizes()
 	if err != nil {
@@ -102,7 +102,7 @@ func (o *options) open(path string) (*corpus, error) {
 	}
 	flags := o.config
 	if len(sizes) > 0 {
-		flags.Sets = append(slices.Clone(flags.Sets), "splits.plan.tokens=s3://plan/tokens.bin") // which nobody opens
+		flags.Sets = append(slices.Clone(flags.Sets), "splits.plan.tokens=s3://plan/tokens.bin") // never opened
 	}
 	from, err := flags.Load()
 	if err != nil {
@@ -178,7 +178,7 @@ func (c *corpus) find(from *config.Config, path string) error {
 	return nil
 }
 
-// imagine makes the sequence of sources of which only the sizes are known, under the settings of [batch].
+// imagine makes the sequence of sources whose sizes alone are known, under the settings of [batch].
 func (c *corpus) imagine(from *config.Config, sizes []size) error {
 	split, err := from.Named("plan")
 	if err == nil {

@@ -15,7 +15,7 @@ import (
 
 // What is counted of a run. A host's figures are the mean of all hosts.
 type count struct {
-	perBatch, perStep float64 // blocks that hold a batch of one rank, and those of a host's ranks in a step
+	perBatch, perStep float64 // blocks that hold a batch of one rank, and the batches of a host's ranks in a step
 	first             int     // blocks of a host's first step
 	cold              float64 // blocks that a host has not seen before, of each of its first steps
 	kept              float64 // how many steps later the memory of a host still has a block
@@ -120,7 +120,7 @@ type need struct {
 	step uint64
 }
 
-// An extent is elements of an array of a source: those of a block.
+// An extent is the elements of a source that a block holds.
 type extent struct {
 	source     int
 	begin, end int64
@@ -249,7 +249,7 @@ func (n *count) fullAt(limit int64) (step uint64, needed float64) {
 	return step, needed
 }
 
-// fetches calls visit for the touches of which the block comes from the store, with a directory of so many bytes. What the directory has takes
+// fetches calls visit for the touches whose block is fetched from the store, with a directory of so many bytes. What the directory has takes
 // no memory, which so keeps the other blocks for longer.
 func (n *count) fetches(limit int64, visit func(t touch)) {
 	full, needed := n.fullAt(limit)

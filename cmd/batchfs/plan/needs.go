@@ -50,7 +50,7 @@ type Needs struct {
 	Verdicts      []Verdict `json:"verdicts"`
 }
 
-// Traffic is what comes from the store in an epoch.
+// Traffic is what a host fetches from the store in an epoch.
 type Traffic struct {
 	Mean     float64 `json:"bytes_mean"`
 	Peak     float64 `json:"bytes_peak"`
@@ -89,7 +89,7 @@ type limits struct{ bandwidth, requests float64 }
 // A timeline has so many parts of an epoch, unless that has fewer steps.
 const parts = 10
 
-// needs are those of a run of so many steps, of which n was counted.
+// needs are what a run of so many steps needs, by what was counted.
 func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits) *Needs {
 	q := c.sequence
 	seconds := o.step.Seconds()
