@@ -25,24 +25,24 @@ func (r *report) advice() string {
 	busy, training := r.Scenes[0], r.Scenes[1]
 	bin, kept, opened := training.find("batches_bin", "remap"), training.find("next_kept", "remap"), training.find("next_opened", "remap")
 	var change []string
-	way := bin
+	best := bin
 	took := fmt.Sprintf("%s µs a batch %s; next kept open takes %s, next opened for each batch %s",
 		us(bin.Figure), training.Name, us(kept.Figure), us(opened.Figure))
 	switch {
 	case kept.Figure > worth*bin.Figure:
 		change = append(change, "read batches.bin in order ("+took+")")
 	case opened.Figure > worth*kept.Figure:
-		way = kept
+		best = kept
 		change = append(change, "keep next open (batches.bin takes "+took+")")
 	}
-	if remap, pread := busy.find(way.Kind, "remap"), busy.find(way.Kind, "pread"); remap.Figure > worth*pread.Figure {
+	if remap, pread := busy.find(best.Kind, "remap"), busy.find(best.Kind, "pread"); remap.Figure > worth*pread.Figure {
 		change = append(change, fmt.Sprintf(`set memory.access = "pread" (%s µs a batch %s; "remap" takes %s)`, us(pread.Figure), busy.Name, us(remap.Figure)))
 	}
 	if ahead := r.Host.MountReadAhead; ahead > 0 && ahead < rootReadAhead {
 		change = append(change, fmt.Sprintf("mount as root, so that the kernel reads %d KiB of batches.bin ahead, not %d", rootReadAhead, ahead))
 	}
 	fastest := slices.MinFunc(training.Ways, func(a, b *way) int { return cmp.Compare(a.Figure, b.Figure) })
-	if fastest.Access == "" && way.Figure > worth*fastest.Figure {
+	if fastest.Access == "" && best.Figure > worth*fastest.Figure {
 		change = append(change, fmt.Sprintf("or use no mount: the fastest is %s (%s µs)", fastest.Name, us(fastest.Figure)))
 	}
 	if len(change) == 0 {
