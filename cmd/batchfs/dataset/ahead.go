@@ -51,7 +51,7 @@ func (l *lookahead) reads(k uint64) {
 	}()
 }
 
-func (d *Dataset) isRemote() bool { return slices.ContainsFunc(d.arrays(), (*cache.Array).IsRemote) }
+func (d *Dataset) isRemote() bool { return slices.ContainsFunc(d.arrays, (*cache.Array).IsRemote) }
 
 // isFar reports whether enough is looked ahead already of a reader in order that is at batch k.
 func (l *lookahead) isFar(k uint64) bool {

@@ -36,30 +36,6 @@ func (h hint) apply(s *config.Split) *config.Split { return s.WithFound(h.EOT-1,
 
 const noArrays = "make the files again with batchfs prepare, name others in arrays, or set arrays = [] to serve none"
 
-// withFound returns a split that knows what lies beside its files, those files, and the hint.
-func withFound(s *config.Split) (*config.Split, []config.SourceFiles, hint, error) {
-	files, err := s.Files()
-	if err != nil {
-		return nil, nil, hint{}, err
-	}
-	h, err := besideFiles(s, files)
-	if err == nil {
-		s = h.apply(s)
-		if err = s.CheckBeside(); err != nil {
-			err = fmt.Errorf("%w, as vocab.json beside the tokens says; %s", err, noArrays)
-		}
-	}
-	if err != nil {
-		err = fmt.Errorf("splits.%s: %w", s.Split, err)
-	}
-	for i, arrays := range h.Arrays {
-		for _, b := range arrays {
-			files[i].Beside = append(files[i].Beside, b.Files)
-		}
-	}
-	return s, files, h, err
-}
-
 // besideFiles returns the hint that lies beside the files of the sources without a vocab_size. If all have one, it is for want of a
 // usable vocab.json or for a larger vocabulary than that; what such a file says of other things still holds.
 func besideFiles(s *config.Split, files []config.SourceFiles) (h hint, err error) {

@@ -344,7 +344,7 @@ func TestOrigins(t *testing.T) {
 		windows := make([]int, max(1, len(d.Split.Sources))) // disjoint ones, by source
 		for i, tokens := range d.sources {
 			all := 0
-			for _, file := range tokens.main().Files() {
+			for _, file := range tokens[0].Files() {
 				n := testfiles.Size(t, file) / 4
 				if all += n; !d.Split.Join {
 					windows[i] += (n - 1) / 4

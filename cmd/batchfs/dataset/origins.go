@@ -24,7 +24,7 @@ type rowOrigin struct {
 func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
 	r = rowOrigin{row: d.Sequence.Row(k, j), epoch: d.Sequence.Epoch(k, j)}
 	if r.source, r.pieces, err = d.Sequence.Pieces(k, j); err == nil {
-		at := d.sources[r.source].main().Locate(r.pieces[0].Start)
+		at := d.mains[r.source].Locate(r.pieces[0].Start)
 		r.file, r.start = at.Path, at.Index
 	}
 	return r, err
@@ -48,11 +48,7 @@ const (
 // Origins returns the origins of the rows of d's batches.
 func (d *Dataset) Origins() *Origins {
 	const behind = "\n}\n"
-	head := indented(struct {
-		Sequence    string         `json:"sequence"`
-		Fingerprint string         `json:"fingerprint"`
-		Settings    map[string]any `json:"settings"`
-	}{d.label(), d.fingerprint, d.settings()})
+	head := indented(map[string]any{"sequence": d.label(), "fingerprint": d.fingerprint, "settings": d.settings()})
 	head = fmt.Appendf(nil, ",%s,\n  \"rows\": [\n", head[len("{"):len(head)-len(behind)])
 	o := &Origins{d: d, head: head}
 	longest := 0
