@@ -218,8 +218,7 @@ func (t *tree) textOf(r *request, fh, off uint64) []byte {
 	case !isText:
 		return nil
 	case !i.kind().isLiveText():
-		text, _ := content.show(&t.texts, i)
-		return text
+		return content.show(&t.texts, i)
 	}
 	if text, ok := t.texts.of(fh); ok {
 		return text
@@ -232,11 +231,11 @@ func (t *tree) textOf(r *request, fh, off uint64) []byte {
 	if t.isForgotten(i, t.sequence(i)) {
 		return nil
 	}
-	text, info := content.show(&t.texts, i)
+	text := content.show(&t.texts, i)
 	if off > 0 && uint64(len(text)) != size {
 		return nil
 	}
-	t.texts.hold(fh, text, info)
+	t.texts.hold(fh, text)
 	r.undo = func() { t.texts.release(fh) }
 	return text
 }

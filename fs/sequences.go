@@ -216,8 +216,8 @@ func (q *sequences) with(dir inode, name string) (Sequence, syscall.Errno) {
 	return s, 0
 }
 
-// lookUp finds the number of a sequence that with returned, for request id of a user, and counts a lookup of it. It may wait for a while.
-func (q *sequences) lookUp(s Sequence, dir inode, name string, id uint64, user uint32) (number int, errno syscall.Errno) {
+// acquire returns the number of a sequence that with returned, for request id of a user, and counts a lookup of it. It waits for index.
+func (q *sequences) acquire(s Sequence, dir inode, name string, id uint64, user uint32) (number int, errno syscall.Errno) {
 	q.mu.Lock()
 	for q.indexed < state.MaxSequences {
 		q.known.Wait()

@@ -7,6 +7,7 @@
 package fs
 
 import (
+	"container/list"
 	"errors"
 	"log/slog"
 	"strconv"
@@ -82,7 +83,7 @@ func newTree(mountpoint string, splits []Sequence, o Options) *tree {
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
 		texts: texts{
 			readme: readmeOf(mountpoint, splits), programVersion: o.ProgramVersion,
-			most: int(o.TextBytes), open: map[uint64]*keptText{}, infos: map[Sequence]*keptText{},
+			most: int(o.TextBytes), open: map[uint64]*list.Element{},
 		},
 		prefetcher: prefetcher{batches: o.Ahead, bytes: o.AheadBytes, turns: turns, places: places, log: log},
 		turns:      turns,
@@ -288,7 +289,7 @@ func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out
 			return fuse.Status(errno)
 		}
 		t.endTurns(r)
-		number, errno := t.sequences.lookUp(s, dir, name, header.Unique, header.Uid)
+		number, errno := t.sequences.acquire(s, dir, name, header.Unique, header.Uid)
 		if errno != 0 {
 			return fuse.Status(errno)
 		}
