@@ -15,8 +15,15 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// openArrays writes files of a matrix of rows, of tokens with arrays beside them, and of a mixture of such, and opens them.
+// openArrays is writeArrays, and opens the splits.
 func openArrays(t *testing.T, more string) []*Dataset {
+	t.Helper()
+	writeArrays(t, more)
+	return mustOpenConfig(t)
+}
+
+// writeArrays writes files of a matrix of rows, of tokens with arrays beside them, and of a mixture of such, and a configuration.
+func writeArrays(t *testing.T, more string) {
 	t.Helper()
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50, "b.bin": 30})
@@ -37,7 +44,7 @@ shape = [2]
 	source := func(name string) string {
 		return fmt.Sprintf("[[splits.mix.sources]]\ntokens = '%s.bin'\nweight = 1\n", name) + fmt.Sprintf(arrays, "mix.sources", name)
 	}
-	return mustOpen(t, testfiles.Small+more+`
+	testfiles.Write(t, map[string]string{"config.toml": testfiles.Small + more + `
 [splits.rows]
 tokens = ["a.bin", "b.bin"]
 token_dtype = "float32"
@@ -47,7 +54,7 @@ layout = "rows"
 order = "shuffle"
 [splits.beside]
 tokens = "a.bin"
-`+fmt.Sprintf(arrays, "beside", "a")+source("a")+source("b"))
+` + fmt.Sprintf(arrays, "beside", "a") + source("a") + source("b")})
 }
 
 // What names a sequence of any arrays is a path to it, from the split and from its directories; and native is the dtype of the files.
@@ -93,14 +100,6 @@ func TestOriginsOfRows(t *testing.T) {
 	}
 	if len(seen) != 16 {
 		t.Errorf("an epoch has %d rows, of 16", len(seen))
-	}
-}
-
-// Another process serves the same arrays.
-func TestSnapshotOfArrays(t *testing.T) {
-	want := openArrays(t, "")
-	for i, got := range serve(t, take(t), nil) {
-		same(t, got, newServed(want[i], &followed{now: want[i]}))
 	}
 }
 

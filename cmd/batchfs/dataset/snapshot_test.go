@@ -18,12 +18,24 @@ import (
 // take returns the snapshot of a mount of config.toml in the working directory.
 func take(t testing.TB) *Snapshot {
 	t.Helper()
-	var flags config.Flags
+	return takeWith(t, config.Flags{})
+}
+
+func takeWith(t testing.TB, flags config.Flags) *Snapshot {
+	t.Helper()
 	raw, err := flags.Read()
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := NewSnapshot("/mnt", flags, raw, mustOpenConfig(t))
+	c, err := flags.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := Open(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := NewSnapshot("/mnt", flags, raw, all)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,20 +85,6 @@ func same(t testing.TB, a, b *Served) {
 		if !bytes.Equal(batch(t, a.Read, a.Sequence.Batch().Bytes(), k), batch(t, b.Read, b.Sequence.Batch().Bytes(), k)) {
 			t.Errorf("%s: batch %d differs", a.Split.Name(), k)
 		}
-	}
-}
-
-// Another process serves the same, though the configuration and the file of the state are gone.
-func TestSnapshotServesTheSame(t *testing.T) {
-	want := openMany(t)
-	s := take(t)
-	for _, name := range []string{"config.toml", "rng.bin"} {
-		if err := os.Remove(name); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for i, got := range serve(t, s, nil) {
-		same(t, got, newServed(want[i], &followed{now: want[i]}))
 	}
 }
 

@@ -122,16 +122,6 @@ func TestSnapshotKeepsTheVocabulary(t *testing.T) {
 	}
 }
 
-// Another process knows the same end of text, also where it is token 0.
-func TestSnapshotKeepsTheEndOfText(t *testing.T) {
-	t.Chdir(t.TempDir())
-	testfiles.Write(t, map[string]string{"a.bin": strings.Repeat("\x00\x00\x01\x00\x02\x00", 40),
-		"vocab.json":  `{"kind": "char", "vocab_size": 3, "tokens": ["a", "b", "c"], "eot": 0, "eot_at": "end"}`,
-		"config.toml": two + "[splits.a]\ntokens = 'a.bin'\ndocuments = true\n"})
-	first, next := take(t), handOver(t, take(t))
-	same(t, serve(t, first, nil)[0], serve(t, next, nil)[0])
-}
-
 // What prepare writes into vocab.json need not be configured: the dtype of headerless files, and the token that ends a document. The
 // configuration goes before it, and a split that does not ask for documents is as it was.
 func TestVocabularyTellsDTypeAndEnds(t *testing.T) {
