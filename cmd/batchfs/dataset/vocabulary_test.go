@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"batchfs/cache"
-	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
@@ -215,71 +214,6 @@ func TestNoVocabularyOfMatrices(t *testing.T) {
 		q := all[0].Sequence
 		if err := q.Read(make([]byte, q.Batch().Bytes()), 0, 0); err != nil || all[0].vocabSize() != 0 {
 			t.Errorf("%s: %v, vocab_size %d", text, err, all[0].vocabSize())
-		}
-	}
-}
-
-// The token that ends a document is one that the files can hold.
-func TestEndOfTextThatIsNone(t *testing.T) {
-	writeTokens(t)
-	for _, test := range []struct{ text, want string }{
-		{"eot = 65535", ""},
-		{"eot = 65536", "/plain/a.bin: its tokens are uint16, which cannot be 65536; is eot right?"},
-		{"eot = 65536\ndtype = 'int64'", "/plain/a.bin: its tokens are uint16, which cannot be 65536; is eot right?"},
-	} {
-		_, err := openHere(t, two+"[splits.a]\ntokens = 'plain/a.bin'\ndocuments = true\n"+test.text)
-		if got := fmt.Sprint(err); test.want == "" && err != nil || !strings.Contains(got, test.want) {
-			t.Errorf("%s:\n got %v\nwant %s", test.text, err, test.want)
-		}
-	}
-}
-
-// When tokens are replaced together with their vocab.json, documents end where the new one says, also for directories of settings, and
-// for the worker that serves next.
-func TestFollowEndOfText(t *testing.T) {
-	for _, test := range []struct {
-		now  string // in the new vocab.json
-		want string // error
-	}{
-		{`, "eot": 2, "eot_at": "end"`, ""},
-		{"", "nothing says where the documents of "},
-	} {
-		t.Chdir(t.TempDir())
-		const vocabulary = `{"kind": "char", "vocab_size": 3, "tokens": ["a", "b", "c"]%s}`
-		ids := []byte(strings.Repeat("\x00\x00\x01\x00\x02\x00", 40))
-		testfiles.Write(t, map[string]string{"a.bin": string(ids), "vocab.json": fmt.Sprintf(vocabulary, `, "eot": 1, "eot_at": "end"`)})
-		const text = two + "[splits.a]\ntokens = 'a.bin'\ndocuments = true\non_change = 'follow'"
-		s := follow(t, text)
-		other, err := s.With("seed=9")
-		if err != nil {
-			t.Fatal(err)
-		}
-		testfiles.Write(t, map[string]string{"a.bin": string(append(ids, 0, 0)), "vocab.json": fmt.Sprintf(vocabulary, test.now)})
-		now, err := s.Now(array.AllBatches)
-		if test.want != "" {
-			if err == nil || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("%q: error %v, want %s", test.now, err, test.want)
-			}
-			continue
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		otherNow, err := other.Now(array.AllBatches)
-		if err != nil {
-			t.Fatal(err)
-		}
-		want := mustOpen(t, text)[0]
-		wantOther, err := want.With("seed=9")
-		if err != nil {
-			t.Fatal(err)
-		}
-		for k := range uint64(5) {
-			size := now.Sequence.Batch().Bytes()
-			if !bytes.Equal(batch(t, now.Read, size, k), batch(t, want.Sequence.Read, size, k)) ||
-				!bytes.Equal(batch(t, otherNow.Read, size, k), batch(t, wantOther.Sequence.Read, size, k)) {
-				t.Errorf("batch %d is not that of a new mount", k)
-			}
 		}
 	}
 }
