@@ -8,7 +8,6 @@ import (
 	"maps"
 	"math"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"batchfs/cache"
@@ -164,32 +163,23 @@ func (d *Dataset) inBlocks() (text string) {
 	return text
 }
 
-// Counted says in words how many tokens there are, or rows, and in which files.
+// Counted says in words how many tokens there are, or rows, and in how many files: it names the first and the last.
 func (d *Dataset) Counted() string {
-	what := "tokens"
+	what, files := "tokens", d.Files()
 	if d.Sequence.Layout == sampler.Elements {
 		what = "rows"
 	}
-	return fmt.Sprintf("%d %s in %s", d.Len(), what, d.FilesNamed())
-}
-
-// FilesNamed says in words how many token files there are, and names them; of many it names the first two and the last. A file
-// in the directory of the one before is named without it.
-func (d *Dataset) FilesNamed() string {
-	files := d.Files()
-	names := slices.Clone(files)
-	for i, file := range files[1:] {
-		if dir := filepath.Dir(file); dir == filepath.Dir(files[i]) {
-			names[i+1] = filepath.Base(file)
-		}
+	first, last := files[0], files[len(files)-1]
+	if filepath.Dir(first) == filepath.Dir(last) {
+		last = filepath.Base(last)
 	}
-	if len(names) > 4 {
-		names = []string{names[0], names[1], "...", names[len(names)-1]}
+	switch len(files) {
+	case 1:
+		return fmt.Sprintf("%d %s in 1 file: %s", d.Len(), what, first)
+	case 2:
+		return fmt.Sprintf("%d %s in 2 files: %s, %s", d.Len(), what, first, last)
 	}
-	if len(files) == 1 {
-		return "1 file: " + names[0]
-	}
-	return fmt.Sprintf("%d files: %s", len(files), strings.Join(names, ", "))
+	return fmt.Sprintf("%d %s in %d files: %s, ..., %s", d.Len(), what, len(files), first, last)
 }
 
 // settings are those that decide what batches hold, by key.

@@ -56,8 +56,13 @@ func NewSnapshot(mountpoint string, flags config.Flags, raw config.RawConfig, da
 
 func (d *Dataset) snapshot() splitSnapshot {
 	s := splitSnapshot{
-		Name: d.Split.Split, Hint: d.hint, Fingerprint: d.fingerprint, TorchState: d.Split.TorchState, Version: d.Version,
-		Unleased: d.unleased, Groups: d.groups,
+		Name:        d.Split.Split,
+		Hint:        d.hint,
+		Fingerprint: d.fingerprint,
+		TorchState:  d.Split.TorchState,
+		Version:     d.Version,
+		Unleased:    d.unleased,
+		Groups:      d.groups,
 	}
 	for _, source := range d.sources {
 		var manifests []cache.Manifest
