@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"batchfs/cache/array"
 	"batchfs/internal/wait"
 )
 
@@ -28,7 +29,9 @@ func TestCopyOfAFileIsTheFile(t *testing.T) {
 	everyAccess(t, func(t *testing.T, o Options) {
 		paths := files(t, 2, 10, 100_000)
 		tokens := open(t, paths, o)
-		ws := func() []Window { return []Window{{Len: 10}, {10, 5000}, {99_000, 1000}} }
+		ws := func() []array.Window {
+			return []array.Window{{Len: 10}, {Start: 10, Len: 5000}, {Start: 99_000, Len: 1000}}
+		}
 		must(t, readAll(tokens, ws()))
 		successor := reopened(t, tokens, o)
 		for range 3 {
@@ -112,7 +115,7 @@ func TestCopiesUnderReaders(t *testing.T) {
 						return
 					default:
 					}
-					if err := errors.Join(readAll(tokens, []Window{{100, 3000}, {40_000, 10}}), tokens.CheckAll()); err != nil {
+					if err := errors.Join(readAll(tokens, []array.Window{{Start: 100, Len: 3000}, {Start: 40_000, Len: 10}}), tokens.CheckAll()); err != nil {
 						t.Error(err)
 						return
 					}
@@ -140,6 +143,6 @@ func TestReplacedMappingIsNotRead(t *testing.T) {
 		copyOver(t, paths[0], same)
 		_, err = old.Write(bytes.Repeat([]byte{0xee}, 20_000))
 		must(t, err)
-		must(t, readAll(tokens, []Window{{0, 10_000}}))
+		must(t, readAll(tokens, []array.Window{{Start: 0, Len: 10_000}}))
 	}
 }

@@ -26,7 +26,7 @@ type Array struct {
 	width  int64 // bytes of an element
 	vocab  int64 // Options.VocabSize, of tokens
 	shards []shard
-	runs   []Run
+	runs   []array.Run
 
 	documents *Documents // nil where nobody asked for them, or knows
 
@@ -61,26 +61,6 @@ type tracked struct {
 
 // end is the position behind the shard's last element.
 func (s *shard) end() int64 { return s.start + s.format.Count }
-
-// A Window is Len numbers from number Start on. Where an element has n numbers, those of the element at position i are i*n to
-// i*n + n-1.
-type Window struct {
-	Start int64
-	Len   int
-}
-
-// A Run is a stretch of the array that a window must not leave: one file, or all of them where they are joined.
-type Run struct {
-	Name  string // the file, or the first of those joined
-	Start int64  // position of its first element
-	Len   int64  // elements
-}
-
-// A Place is where an element stands.
-type Place struct {
-	Path  string
-	Index int64 // of the element in the file
-}
 
 // Len is the number of elements.
 func (a *Array) Len() int64 { return a.shards[len(a.shards)-1].end() }
@@ -127,7 +107,7 @@ func (a *Array) all() iter.Seq[*tracked] {
 }
 
 // Runs are the stretches that windows must stay within, in order and without gaps. They are not the caller's to change.
-func (a *Array) Runs() []Run { return a.runs }
+func (a *Array) Runs() []array.Run { return a.runs }
 
 // Cut is where the array can be cut nearest to a position: at a multiple of block bytes of a file, or between two files. Elements below
 // end lie before that, and those from begin on behind it: an element with bytes on both sides is neither.
@@ -143,9 +123,9 @@ func (a *Array) Cut(pos, block int64) (end, begin int64) {
 }
 
 // Locate is where the element at a position stands.
-func (a *Array) Locate(pos int64) Place {
+func (a *Array) Locate(pos int64) array.Place {
 	s := a.shardAt(pos)
-	return Place{s.blob.Path(), pos - s.start}
+	return array.Place{Path: s.blob.Path(), Index: pos - s.start}
 }
 
 // shard is that of file i, or nil where there is no array or no such file.
@@ -190,7 +170,7 @@ var passes atomic.Int64
 func NewPass() Pass { return Pass(passes.Add(1)) }
 
 // CheckWindow is Check of the files that a window is read from, at once.
-func (a *Array) CheckWindow(w Window, p Pass) error {
+func (a *Array) CheckWindow(w array.Window, p Pass) error {
 	for s := range a.inFiles(w) {
 		if s.pass.Swap(int64(p)) == int64(p) {
 			continue
@@ -275,7 +255,7 @@ var rangeLists = sync.Pool{New: func() any { return new([]Range) }}
 // must lie within a run. An error of visit ends the read and is returned, unless the file changed, which then explains it.
 //
 // While a file is known to have changed, every read fails with its ChangedError, also one of other files or of no window.
-func (a *Array) Read(ws []Window, visit func(i int, raw []byte) error) error {
+func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) error {
 	if err := a.checkChanged(); err != nil || len(ws) == 0 {
 		return err
 	}
@@ -329,7 +309,7 @@ func (a *Array) parts(from, to int64) iter.Seq2[*shard, Range] {
 }
 
 // inFiles are the parts of a window, as bytes of their files.
-func (a *Array) inFiles(w Window) iter.Seq2[*shard, Range] {
+func (a *Array) inFiles(w array.Window) iter.Seq2[*shard, Range] {
 	return func(yield func(*shard, Range) bool) {
 		for s, part := range a.parts(w.Start*a.number, (w.Start+int64(w.Len))*a.number) {
 			if !yield(s, a.bytes(s, part)) {
@@ -341,7 +321,7 @@ func (a *Array) inFiles(w Window) iter.Seq2[*shard, Range] {
 
 // Want says that windows will be read soon, after those of earlier calls, so that what lies in a store is fetched meanwhile. It does not
 // wait. It returns false if some of them must be said again later, because there is no room to fetch them yet.
-func (a *Array) Want(w Window, t Turn) (room bool) {
+func (a *Array) Want(w array.Window, t Turn) (room bool) {
 	for s, r := range a.inFiles(w) {
 		if !s.blob.Want([]Range{r}, t) {
 			return false
@@ -352,7 +332,7 @@ func (a *Array) Want(w Window, t Turn) (room bool) {
 
 // Blocks calls visit for each block of so many bytes, numbered within its file, that holds some of a window: what is fetched to read it,
 // where the files are objects.
-func (a *Array) Blocks(w Window, size int64, visit func(file int, block int64)) {
+func (a *Array) Blocks(w array.Window, size int64, visit func(file int, block int64)) {
 	for s, r := range a.inFiles(w) {
 		for block := range blocks.Holding(r.From, r.To, size) {
 			visit(a.shardNumber(s.start), block)

@@ -86,7 +86,7 @@ func everyAccess(t *testing.T, test func(t *testing.T, o Options)) {
 }
 
 // readAll reads the windows and says which, if any, did not hold its tokens or was not visited once.
-func readAll(tokens *Array, ws []Window) error {
+func readAll(tokens *Array, ws []array.Window) error {
 	seen, given := make([]int, len(ws)), slices.Clone(ws)
 	err := tokens.Read(ws, func(i int, raw []byte) error {
 		seen[i]++
@@ -107,15 +107,15 @@ func readAll(tokens *Array, ws []Window) error {
 }
 
 // readOne reads the first token.
-func readOne(tokens *Array) error { return readAll(tokens, []Window{{Len: 1}}) }
+func readOne(tokens *Array) error { return readAll(tokens, []array.Window{{Len: 1}}) }
 
 // anyWindows are up to 20 that lie within a run, of up to 3000 tokens.
-func anyWindows(r *rand.Rand, runs []Run) []Window {
-	ws := make([]Window, r.IntN(21))
+func anyWindows(r *rand.Rand, runs []array.Run) []array.Window {
+	ws := make([]array.Window, r.IntN(21))
 	for i := range ws {
 		run := runs[r.IntN(len(runs))]
 		n := 1 + r.Int64N(min(run.Len, 3000))
-		ws[i] = Window{Start: run.Start + r.Int64N(run.Len-n+1), Len: int(n)}
+		ws[i] = array.Window{Start: run.Start + r.Int64N(run.Len-n+1), Len: int(n)}
 	}
 	return ws
 }
@@ -151,10 +151,10 @@ func TestWindowAcrossTinyFiles(t *testing.T) {
 	everyAccess(t, func(t *testing.T, o Options) {
 		o.Join = true
 		tokens := open(t, paths, o)
-		var ws []Window
+		var ws []array.Window
 		for from := range 11 {
 			for to := from + 1; to <= 11; to++ {
-				ws = append(ws, Window{Start: int64(from), Len: to - from})
+				ws = append(ws, array.Window{Start: int64(from), Len: to - from})
 			}
 		}
 		must(t, readAll(tokens, ws))
@@ -164,10 +164,10 @@ func TestWindowAcrossTinyFiles(t *testing.T) {
 func TestShape(t *testing.T) {
 	paths := files(t, 2, 3, 1, 2)
 	apart, joined := open(t, paths, Options{DType: array.Uint16}), open(t, paths, Options{DType: array.Uint16, Join: true})
-	if got := fmt.Sprint(apart.Len(), apart.Runs()); got != fmt.Sprint(6, []Run{{paths[0], 0, 3}, {paths[1], 3, 1}, {paths[2], 4, 2}}) {
+	if got := fmt.Sprint(apart.Len(), apart.Runs()); got != fmt.Sprint(6, []array.Run{{Name: paths[0], Start: 0, Len: 3}, {Name: paths[1], Start: 3, Len: 1}, {Name: paths[2], Start: 4, Len: 2}}) {
 		t.Error(got)
 	}
-	if got := fmt.Sprint(joined.Len(), joined.Runs()); got != fmt.Sprint(6, []Run{{paths[0], 0, 6}}) {
+	if got := fmt.Sprint(joined.Len(), joined.Runs()); got != fmt.Sprint(6, []array.Run{{Name: paths[0], Start: 0, Len: 6}}) {
 		t.Error(got)
 	}
 	if got, want := fmt.Sprint(apart.Files()), fmt.Sprint(paths); got != want {
@@ -176,7 +176,7 @@ func TestShape(t *testing.T) {
 	for pos, want := range []string{"0 0", "0 1", "0 2", "1 0", "2 0", "2 1"} {
 		var file, index int
 		fmt.Sscan(want, &file, &index)
-		if got, want := apart.Locate(int64(pos)), (Place{paths[file], int64(index)}); got != want {
+		if got, want := apart.Locate(int64(pos)), (array.Place{Path: paths[file], Index: int64(index)}); got != want {
 			t.Errorf("token %d stands at %v, want %v", pos, got, want)
 		}
 	}
@@ -187,12 +187,12 @@ func TestSources(t *testing.T) {
 	paths := files(t, 2, 3, 1, 2, 4)
 	for _, test := range []struct {
 		paths         []string
-		apart, joined []Run
+		apart, joined []array.Run
 		pos           int64
-		want          Place
+		want          array.Place
 	}{
-		{paths[:2], []Run{{paths[0], 0, 3}, {paths[1], 3, 1}}, []Run{{paths[0], 0, 4}}, 3, Place{paths[1], 0}},
-		{paths[2:], []Run{{paths[2], 0, 2}, {paths[3], 2, 4}}, []Run{{paths[2], 0, 6}}, 3, Place{paths[3], 1}},
+		{paths[:2], []array.Run{{Name: paths[0], Start: 0, Len: 3}, {Name: paths[1], Start: 3, Len: 1}}, []array.Run{{Name: paths[0], Start: 0, Len: 4}}, 3, array.Place{Path: paths[1], Index: 0}},
+		{paths[2:], []array.Run{{Name: paths[2], Start: 0, Len: 2}, {Name: paths[3], Start: 2, Len: 4}}, []array.Run{{Name: paths[2], Start: 0, Len: 6}}, 3, array.Place{Path: paths[3], Index: 1}},
 	} {
 		apart, joined := open(t, test.paths, Options{DType: array.Uint16}), open(t, test.paths, Options{DType: array.Uint16, Join: true})
 		if got := apart.Runs(); !slices.Equal(got, test.apart) {
@@ -341,7 +341,7 @@ func TestChangedFileIsStale(t *testing.T) {
 			everyAccess(t, func(t *testing.T, o Options) {
 				paths := files(t, 2, 10, n)
 				fresh, used := open(t, paths, o), open(t, paths, o) // used has its mapping, if the access keeps one
-				second := func() []Window { return []Window{{Start: n, Len: 10}} }
+				second := func() []array.Window { return []array.Window{{Start: n, Len: 10}} }
 				must(t, readAll(used, second()))
 				must(t, test.change(paths[1]))
 				for _, tokens := range []*Array{fresh, used} {
@@ -391,7 +391,7 @@ func TestTruncatedWhileItIsRead(t *testing.T) {
 		everyAccess(t, func(t *testing.T, o Options) {
 			paths := files(t, 2, 100_000)
 			tokens := open(t, paths, o)
-			err := tokens.Read([]Window{{Len: 100_000}}, func(_ int, raw []byte) error {
+			err := tokens.Read([]array.Window{{Len: 100_000}}, func(_ int, raw []byte) error {
 				must(t, os.Truncate(paths[0], size))
 				for _, b := range bytes.Clone(raw) {
 					sink += b
@@ -407,7 +407,7 @@ func TestTruncatedWhileItIsRead(t *testing.T) {
 
 func TestOtherPanicsStay(t *testing.T) {
 	_, elsewhere := mapped(t)
-	var none *Window
+	var none *array.Window
 	for name, do := range map[string]func(){
 		"panic":           func() { panic("mine") },
 		"nil pointer":     func() { sink += byte(none.Len) },
@@ -424,7 +424,7 @@ func TestOtherPanicsStay(t *testing.T) {
 						t.Error("the panic was swallowed")
 					}
 				}()
-				err := tokens.Read([]Window{{Len: minMapped}}, func(int, []byte) error { do(); return nil })
+				err := tokens.Read([]array.Window{{Len: minMapped}}, func(int, []byte) error { do(); return nil })
 				t.Errorf("the panic became %v", err)
 			})
 		})
@@ -436,7 +436,7 @@ func TestVisitEndsTheRead(t *testing.T) {
 		o.Join = true
 		tokens := open(t, files(t, 2, 5, 5), o)
 		enough := errors.New("enough")
-		for _, ws := range [][]Window{{{0, 2}, {1, 2}}, {{4, 3}, {5, 2}}} {
+		for _, ws := range [][]array.Window{{{Start: 0, Len: 2}, {Start: 1, Len: 2}}, {{Start: 4, Len: 3}, {Start: 5, Len: 2}}} {
 			visits := 0
 			err := tokens.Read(ws, func(int, []byte) error { visits++; return enough })
 			if err != enough || visits != 1 {
@@ -452,7 +452,7 @@ func TestDescriptorsAreClosed(t *testing.T) {
 		paths := files(t, 2, 5, 5, 5)
 		tokens := open(t, paths, o)
 		read := func(r *rand.Rand) error { return readAll(tokens, anyWindows(r, tokens.Runs())) }
-		must(t, readAll(tokens, []Window{{Len: 15}})) // from here on the mappings that stay are there
+		must(t, readAll(tokens, []array.Window{{Len: 15}})) // from here on the mappings that stay are there
 		before, r := descriptors(t), rand.New(rand.NewPCG(1, 2))
 		for range rounds(500) {
 			must(t, read(r))
@@ -511,7 +511,7 @@ func TestCheckOfWhatIsTouched(t *testing.T) {
 			return func() error {
 				p := NewPass()
 				for _, start := range starts {
-					if err := tokens.CheckWindow(Window{start, 3}, p); err != nil {
+					if err := tokens.CheckWindow(array.Window{Start: start, Len: 3}, p); err != nil {
 						return err
 					}
 				}

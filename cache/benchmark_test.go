@@ -24,11 +24,11 @@ func benchmarkRead(b *testing.B, paths []string, o Options) {
 			tokens := open(b, paths, o)
 			all := []Stretch{{tokens, 0, tokens.Len()}}
 			if share := NewShare("benchmark", all); share != nil {
-				must(b, Fetch(b.Context(), share, all, func(func(*Array, Window) bool) {}, func(int64) {}))
+				must(b, Fetch(b.Context(), share, all, func(func(*Array, array.Window) bool) {}, func(int64) {}))
 			}
 			Flush()
 			const rows, length = 12, 1025
-			ws := make([]Window, rows)
+			ws := make([]array.Window, rows)
 			dst := make([]byte, 2*length)
 			visit := func(_ int, raw []byte) error {
 				copy(dst, raw)
@@ -39,7 +39,7 @@ func benchmarkRead(b *testing.B, paths []string, o Options) {
 			b.ReportAllocs()
 			for b.Loop() {
 				for i := range ws {
-					ws[i] = Window{Start: random.Int64N(tokens.Len() - length), Len: length}
+					ws[i] = array.Window{Start: random.Int64N(tokens.Len() - length), Len: length}
 				}
 				must(b, tokens.Read(ws, visit))
 			}

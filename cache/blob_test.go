@@ -54,17 +54,17 @@ func TestTokensOfAnotherBlob(t *testing.T) {
 		tokens.shards = append(tokens.shards, shard{tracked: tracked{blob: b}, format: Format{Offset: 4, DType: array.Uint32, Count: int64(n)}, start: int64(from)})
 		from += n
 	}
-	tokens.runs = []Run{{"object", 0, int64(from)}}
+	tokens.runs = []array.Run{{Name: "object", Start: 0, Len: int64(from)}}
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 100 {
 		must(t, readAll(tokens, anyWindows(r, tokens.runs)))
 	}
-	must(t, readAll(tokens, []Window{{0, from}, {99, 3}}))
+	must(t, readAll(tokens, []array.Window{{Start: 0, Len: from}, {Start: 99, Len: 3}}))
 
 	for _, b := range blobs {
 		b.reads = 0
 	}
-	must(t, readAll(tokens, []Window{{5106, 2}, {0, 5}, {200, 9}, {90, 1}, {4000, 50}}))
+	must(t, readAll(tokens, []array.Window{{Start: 5106, Len: 2}, {Start: 0, Len: 5}, {Start: 200, Len: 9}, {Start: 90, Len: 1}, {Start: 4000, Len: 50}}))
 	for i, want := range []int{1, 0, 1, 1} {
 		if blobs[i].reads != want {
 			t.Errorf("blob %d was read %d times for windows in any order, want %d", i, blobs[i].reads, want)
@@ -77,13 +77,13 @@ func TestTokensOfAnotherBlob(t *testing.T) {
 			t.Errorf("error %v, want ESTALE", err)
 		}
 	}
-	for _, ws := range [][]Window{{{Len: 1}}, nil} {
+	for _, ws := range [][]array.Window{{{Len: 1}}, nil} {
 		if err := readAll(tokens, ws); !errors.Is(err, syscall.ESTALE) {
 			t.Errorf("windows %v: error %v, want ESTALE", ws, err)
 		}
 	}
 	blobs[2].changed = false
-	must(t, readAll(tokens, []Window{{Len: 1}}))
+	must(t, readAll(tokens, []array.Window{{Len: 1}}))
 	tokens.Release()
 	for i, b := range blobs {
 		if !b.released {

@@ -5,5 +5,5 @@
 // accesses, its mapping. If a file changes after it was opened, reads of it fail; they never return other numbers.
 //
 // Under an array lie two things that can be exchanged: a [Blob] is where bytes come from (a local file), and a [Format] says
-// where among them the elements lie. A [Range] counts bytes of a blob, a [Run] or [Place] elements, a [Window] numbers.
+// where among them the elements lie. A [Range] counts bytes of a blob, an [array.Run] or [array.Place] elements, an [array.Window] numbers.
 package cache

@@ -23,11 +23,11 @@ func TestResident(t *testing.T) {
 	for _, access := range []Access{Remap, Advise, Pread, Map} {
 		tokens := open(t, []string{path}, Options{DType: array.Uint16, Access: access})
 		before := resident(t)
-		ws := make([]Window, 16)
+		ws := make([]array.Window, 16)
 		var buf [2048]byte
 		for n := range 500 {
 			for i := range ws {
-				ws[i] = Window{Start: int64((n*len(ws)+i)*7919*1024) % (size/2 - 1024), Len: 1024}
+				ws[i] = array.Window{Start: int64((n*len(ws)+i)*7919*1024) % (size/2 - 1024), Len: 1024}
 			}
 			must(t, tokens.Read(ws, func(_ int, raw []byte) error {
 				copy(buf[:], raw)
@@ -84,11 +84,11 @@ func TestOnlyThePagesNeeded(t *testing.T) {
 		if cached() > 0 {
 			t.Skip("the page cache of this filesystem cannot be dropped")
 		}
-		ws := make([]Window, 16)
+		ws := make([]array.Window, 16)
 		want := 0
 		page := int64(os.Getpagesize())
 		for i := range ws {
-			ws[i] = Window{Start: int64(i)*(size/2/16) + int64(i)*100, Len: 1025}
+			ws[i] = array.Window{Start: int64(i)*(size/2/16) + int64(i)*100, Len: 1025}
 			want += int((2*ws[i].Start+2*1025+page-1)/page - 2*ws[i].Start/page)
 		}
 		var buf [2050]byte
@@ -109,7 +109,7 @@ func TestOnlyThePagesNeeded(t *testing.T) {
 func TestMappingsAreNotDumped(t *testing.T) {
 	everyAccess(t, func(t *testing.T, o Options) {
 		tokens := open(t, files(t, 2, 100_000), o)
-		ws := []Window{{0, 1000}, {50_000, 50_000}}
+		ws := []array.Window{{Start: 0, Len: 1000}, {Start: 50_000, Len: 50_000}}
 		must(t, tokens.Read(ws, func(_ int, raw []byte) error {
 			path, flags := mappingAt(t, uintptr(unsafe.Pointer(&raw[0])))
 			if mapped := path == tokens.Files()[0]; mapped == (o.Access == Pread) {

@@ -67,7 +67,7 @@ func TestEveryFormatHasTheSameTokens(t *testing.T) {
 }
 
 // tokensOf are the tokens of windows.
-func tokensOf(t *testing.T, a *Array, ws []Window) [][]uint64 {
+func tokensOf(t *testing.T, a *Array, ws []array.Window) [][]uint64 {
 	all := make([][]uint64, len(ws))
 	must(t, a.Read(ws, func(i int, raw []byte) error {
 		for size := a.DType().Size(); len(raw) > 0; raw = raw[size:] {

@@ -223,7 +223,7 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 		if i > 0 && o.Join {
 			a.runs[0].Len += f.Format.Count
 		} else {
-			a.runs = append(a.runs, Run{blob.Path(), start, f.Format.Count})
+			a.runs = append(a.runs, array.Run{Name: blob.Path(), Start: start, Len: f.Format.Count})
 		}
 		start += f.Format.Count
 	}

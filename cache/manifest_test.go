@@ -83,7 +83,7 @@ func TestChangeIsSeenAfterReopen(t *testing.T) {
 				if name == gone {
 					want = syscall.ENOENT
 				}
-				for _, err := range []error{readAll(now, []Window{{Start: 5000, Len: 10}}), reopened(t, was, o).Check()} {
+				for _, err := range []error{readAll(now, []array.Window{{Start: 5000, Len: 10}}), reopened(t, was, o).Check()} {
 					if !errors.Is(err, want) || !strings.Contains(err.Error(), paths[1]) {
 						t.Errorf("error %v, want %v of %s", err, want, paths[1])
 					}
@@ -109,7 +109,7 @@ func TestReopenTouchesNoFile(t *testing.T) {
 	if tokens.Documents().Count() != 6 {
 		t.Errorf("%d documents", tokens.Documents().Count())
 	}
-	if tokens.Len() != 30 || tokens.Locate(25) != (Place{"nowhere", 5}) {
+	if tokens.Len() != 30 || tokens.Locate(25) != (array.Place{Path: "nowhere", Index: 5}) {
 		t.Errorf("%d tokens, %+v", tokens.Len(), tokens.Locate(25))
 	}
 	if err := readOne(tokens); err == nil {
@@ -195,7 +195,7 @@ func TestFormatSaysWhereTheTokensLie(t *testing.T) {
 					must(t, readAll(tokens, anyWindows(r, tokens.Runs())))
 				}
 				if o.Join {
-					must(t, readAll(tokens, []Window{{n - 1, 2}, {n / 2, 2 * n}}))
+					must(t, readAll(tokens, []array.Window{{Start: n - 1, Len: 2}, {Start: n / 2, Len: 2 * n}}))
 				}
 			}
 		})

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"batchfs/cache/array"
 	"batchfs/internal/wait"
 )
 
@@ -20,10 +21,10 @@ const tooMany = 70_000
 func TestOneReadMapsAtATime(t *testing.T) {
 	paths := files(t, 2, 30_000, 30_000, 30_000)
 	tokens := open(t, paths, Options{DType: "uint16", Access: Remap})
-	var long, short []Window
+	var long, short []array.Window
 	for i := range 5 * maxRanges {
 		start := int64(i%3)*30_000 + int64(i)*11
-		long, short = append(long, Window{start, 300 + 300*(i%30)}), append(short, Window{start, 1 + i%100})
+		long, short = append(long, array.Window{Start: start, Len: 300 + 300*(i%30)}), append(short, array.Window{Start: start, Len: 1 + i%100})
 	}
 	once := long[:12]
 	mappings := func() (n int) {
@@ -31,7 +32,7 @@ func TestOneReadMapsAtATime(t *testing.T) {
 		must(t, err)
 		return strings.Count(string(maps), filepath.Dir(paths[0]))
 	}
-	read := func(ws []Window, mapped, busy int64, visit func()) {
+	read := func(ws []array.Window, mapped, busy int64, visit func()) {
 		t.Helper()
 		mappedBefore, busyBefore := Remaps()
 		must(t, tokens.Read(ws, func(i int, raw []byte) error {
@@ -70,9 +71,9 @@ func TestReadOfManyRanges(t *testing.T) {
 	must(t, os.Truncate(path, int64(2*tooMany*page)))
 	for _, access := range []Access{Remap, Advise, Pread} {
 		tokens := open(t, []string{path}, Options{DType: "uint16", Access: access})
-		ws := make([]Window, tooMany)
+		ws := make([]array.Window, tooMany)
 		for i := range ws {
-			ws[i] = Window{int64(i % 64 * page), minMapped}
+			ws[i] = array.Window{Start: int64(i % 64 * page), Len: minMapped}
 		}
 		seen := make([]bool, len(ws))
 		must(t, tokens.Read(ws, func(i int, raw []byte) error {
@@ -97,10 +98,10 @@ func TestKeptMappingsAreBounded(t *testing.T) {
 	tokens, err := Reopen(m, Options{Access: Advise})
 	must(t, err)
 	want := count(0, 10, 2)
-	ws := make([]Window, 1000)
+	ws := make([]array.Window, 1000)
 	for first := 0; first < tooMany; first += len(ws) {
 		for i := range ws {
-			ws[i] = Window{int64(first+i) * 10, 10}
+			ws[i] = array.Window{Start: int64(first+i) * 10, Len: 10}
 		}
 		must(t, tokens.Read(ws, func(_ int, raw []byte) error {
 			if string(raw) != string(want) {

@@ -16,6 +16,7 @@ import (
 	"time"
 	"weak"
 
+	"batchfs/cache/array"
 	"batchfs/cache/blocks"
 	"batchfs/cache/store"
 )
@@ -536,14 +537,14 @@ func NewShare(name string, stretches []Stretch) *Share {
 // Fetch brings a share, which holds stretches, into the directory of blocks, until there is no more room: each block once, in the order in which
 // windows visits them, until it is told false, and then the rest. It calls progress with the bytes of each block. It ends with the error of ctx
 // when that is cancelled.
-func Fetch(ctx context.Context, share *Share, stretches []Stretch, windows func(visit func(*Array, Window) bool), progress func(n int64)) error {
+func Fetch(ctx context.Context, share *Share, stretches []Stretch, windows func(visit func(*Array, array.Window) bool), progress func(n int64)) error {
 	share.Fill()
 	f := &fetch{ctx: ctx, share: share, progress: progress, seen: map[wantedBlock]bool{}}
 	for _, s := range stretches {
 		_, indexes := s.parts()
 		f.add(indexes...)
 	}
-	windows(func(a *Array, w Window) bool {
+	windows(func(a *Array, w array.Window) bool {
 		for s, r := range a.inFiles(w) {
 			if o, ok := s.blob.(*object); ok {
 				f.add(blocks.Part{Object: o.blocks, From: r.From, To: r.To})

@@ -37,7 +37,7 @@ func TestRemovedBlocksAreClosed(t *testing.T) {
 	}})
 	read := func() {
 		for i := range count {
-			must(t, a.Read([]Window{{int64(i) * size / 2, size / 2}}, func(int, []byte) error { return nil }))
+			must(t, a.Read([]array.Window{{Start: int64(i) * size / 2, Len: size / 2}}, func(int, []byte) error { return nil }))
 		}
 		Flush()
 	}

@@ -9,18 +9,6 @@ import (
 	"batchfs/cache/array"
 )
 
-// A VocabularyError says that a token is not one of its vocabulary.
-type VocabularyError struct {
-	Place
-	Token string
-	Size  int64 // of the vocabulary: its tokens are below it
-}
-
-func (e *VocabularyError) Error() string {
-	return fmt.Sprintf("%s: token %d is %s, and tokens must be below vocab_size, which is %d; are the file, token_dtype and vocab_size "+
-		"(or a vocab.json beside the files of the split) right?", e.Path, e.Index, e.Token, e.Size)
-}
-
 // A sight is what the blocks of a file show that the fingerprint covers: whether they can be what the file is said to hold.
 type sight struct {
 	path    string
@@ -28,7 +16,7 @@ type sight struct {
 	guessed bool  // nobody said that the dtype is that of format
 	vocab   int64 // Options.VocabSize; 0 where the numbers are no tokens
 
-	beyond *VocabularyError
+	beyond *array.VocabularyError
 	bytes  int  // looked at
 	binary bool // some byte is in no text
 	narrow bool // not every second uint16 is small
@@ -59,7 +47,7 @@ func (s *sight) look(off int64, block []byte) {
 }
 
 // findBeyond returns the first token of a block that is beyond the vocabulary, or nil.
-func (s *sight) findBeyond(off int64, block []byte) *VocabularyError {
+func (s *sight) findBeyond(off int64, block []byte) *array.VocabularyError {
 	f := s.format
 	size := int64(f.DType.Size())
 	index := (max(off-f.Offset, 0) + size - 1) / size
@@ -71,7 +59,7 @@ func (s *sight) findBeyond(off int64, block []byte) *VocabularyError {
 		token := make([]byte, 8)
 		copy(token, block[at:at+size])
 		if v := binary.LittleEndian.Uint64(token); v >= uint64(s.vocab) {
-			return &VocabularyError{Place{s.path, index}, s.format.DType.Text(v), s.vocab}
+			return &array.VocabularyError{Place: array.Place{Path: s.path, Index: index}, Token: s.format.DType.Text(v), Size: s.vocab}
 		}
 	}
 	return nil

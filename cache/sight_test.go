@@ -107,11 +107,11 @@ func TestOpenComparesTheVocabulary(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "train.bin")
 			must(t, os.WriteFile(path, raw, 0o600))
 			_, err := Open([]string{path}, Options{DType: unsigned(width), VocabSize: test.vocab})
-			var beyond *VocabularyError
+			var beyond *array.VocabularyError
 			switch {
 			case !test.found:
 				must(t, err)
-			case !errors.As(err, &beyond), *beyond != VocabularyError{Place{path, int64(test.at)}, "65", 65}:
+			case !errors.As(err, &beyond), *beyond != array.VocabularyError{Place: array.Place{Path: path, Index: int64(test.at)}, Token: "65", Size: 65}:
 				t.Errorf("token %d of %d bytes is 65: error %v", test.at, width, err)
 			}
 		}

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"batchfs/cache"
 	"batchfs/cache/array"
 )
 
@@ -25,7 +24,7 @@ type numbered struct {
 
 func (n *numbered) Axes() []int { return n.axes }
 
-func (n *numbered) Read(ws []cache.Window, visit func(int, []byte) error) error {
+func (n *numbered) Read(ws []array.Window, visit func(int, []byte) error) error {
 	for i, w := range ws {
 		size := w.Len * n.dtype.Size()
 		n.bytes, n.most = n.bytes+int64(size), max(n.most, size)
@@ -46,7 +45,7 @@ func (n *numbered) Read(ws []cache.Window, visit func(int, []byte) error) error 
 
 // newNumbered is an array with one run of so many elements.
 func newNumbered(dtype array.DType, salt, elements int64, axes ...int) *numbered {
-	return &numbered{stub: stub{dtype: dtype, runs: []cache.Run{{Name: "array", Len: elements}}}, axes: axes, salt: salt}
+	return &numbered{stub: stub{dtype: dtype, runs: []array.Run{{Name: "array", Len: elements}}}, axes: axes, salt: salt}
 }
 
 // numbersOf is how many numbers an element of an array has.
@@ -220,7 +219,7 @@ func TestConvertEveryPair(t *testing.T) {
 		numbers := slices.DeleteFunc(slices.Clone(edges), func(n *big.Int) bool { return !holds(from, n) })
 		for _, to := range integers {
 			for round := range 200 {
-				n, most := 1+rand.IntN(20), len(numbers)
+				n, most := 1+rand.IntN(40), len(numbers)
 				if round < len(numbers) { // each alone too
 					n, most = 1, 1
 				}

@@ -2,7 +2,6 @@ package sampler
 
 import (
 	"encoding/binary"
-	"fmt"
 	"math"
 	"slices"
 	"unsafe"
@@ -36,7 +35,7 @@ func convert(dst, raw []byte, to, from array.DType) (bad int) {
 	case from == array.Uint32 && (to == array.Uint64 || to == array.Int64):
 		each[uint64, uint32](dst, raw)
 	default:
-		return convertOthers(dst, raw, to, from)
+		return converters[to][from](dst, raw)
 	}
 	return -1
 }
@@ -82,49 +81,19 @@ type integer interface {
 	uinteger | int8 | int16 | int32 | int64
 }
 
-// convertOthers converts between any two integer dtypes.
-func convertOthers(dst, raw []byte, to, from array.DType) (bad int) {
-	switch from {
-	case array.Uint8:
-		return convertFrom[uint8](dst, raw, to)
-	case array.Int8:
-		return convertFrom[int8](dst, raw, to)
-	case array.Uint16:
-		return convertFrom[uint16](dst, raw, to)
-	case array.Int16:
-		return convertFrom[int16](dst, raw, to)
-	case array.Uint32:
-		return convertFrom[uint32](dst, raw, to)
-	case array.Int32:
-		return convertFrom[int32](dst, raw, to)
-	case array.Uint64:
-		return convertFrom[uint64](dst, raw, to)
-	case array.Int64:
-		return convertFrom[int64](dst, raw, to)
-	}
-	panic(fmt.Sprintf("sampler: %s is no integer dtype", from))
+// converters are of any integer dtype, by the dtype that they convert to and then by the dtype that they convert from.
+var converters = map[array.DType]map[array.DType]func(dst, raw []byte) (bad int){
+	array.Uint8: convertersTo[uint8](), array.Uint16: convertersTo[uint16](),
+	array.Uint32: convertersTo[uint32](), array.Uint64: convertersTo[uint64](),
+	array.Int8: convertersTo[int8](), array.Int16: convertersTo[int16](),
+	array.Int32: convertersTo[int32](), array.Int64: convertersTo[int64](),
 }
 
-func convertFrom[S integer](dst, raw []byte, to array.DType) (bad int) {
-	switch to {
-	case array.Uint8:
-		return checked[uint8, S](dst, raw)
-	case array.Int8:
-		return checked[int8, S](dst, raw)
-	case array.Uint16:
-		return checked[uint16, S](dst, raw)
-	case array.Int16:
-		return checked[int16, S](dst, raw)
-	case array.Uint32:
-		return checked[uint32, S](dst, raw)
-	case array.Int32:
-		return checked[int32, S](dst, raw)
-	case array.Uint64:
-		return checked[uint64, S](dst, raw)
-	case array.Int64:
-		return checked[int64, S](dst, raw)
+func convertersTo[D integer]() map[array.DType]func(dst, raw []byte) (bad int) {
+	return map[array.DType]func(dst, raw []byte) (bad int){
+		array.Uint8: checked[D, uint8], array.Uint16: checked[D, uint16], array.Uint32: checked[D, uint32], array.Uint64: checked[D, uint64],
+		array.Int8: checked[D, int8], array.Int16: checked[D, int16], array.Int32: checked[D, int32], array.Int64: checked[D, int64],
 	}
-	panic(fmt.Sprintf("sampler: %s is no integer dtype", to))
 }
 
 func checked[D, S integer](dst, raw []byte) (bad int) {

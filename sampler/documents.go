@@ -8,23 +8,23 @@ import (
 	"sync/atomic"
 )
 
-// A Piece is tokens of one document that stand side by side in a row.
-type Piece struct {
+// A Segment is tokens of one document that stand side by side in a row.
+type Segment struct {
 	Start    int64 // position in the source of its first token
 	Len      int   // tokens
 	At       int   // index in the row of its first token
 	Document int64 // its number in the source, or -1 where nobody knows
 }
 
-// A pieceRows are the rows of a source that begin at documents, or are packed with them, in the order of their first tokens. Documents
+// A segmentRows are the rows of a source that begin at documents, or are packed with them, in the order of their first tokens. Documents
 // are laid into rows in groups, each by itself: no more than a group is needed to make a row, and the number of the rows of each
 // group is all that is kept.
-type pieceRows struct {
+type segmentRows struct {
 	documents Documents
 	cut       cut
 	sums      prefixSums // of each group's rows
 	packers   sync.Pool  // of *packer, each for one group at a time
-	made      *groupCache
+	made      *shelf[*group]
 }
 
 // groupDocuments is the number of documents in a group. Larger groups waste less of a row, and take more memory and time to make.
@@ -36,9 +36,9 @@ type cut struct {
 	t    int64 // block size
 }
 
-// pieces says into what a document of n tokens is cut: pieces of T+1 tokens, T apart, and a shorter rest. A rest of one token is
-// left out, unless it is the whole document: it is the last token of the piece before.
-func (c cut) pieces(n int64) (full int64, rest int32) {
+// segments says into what a document of n tokens is cut: segments of T+1 tokens, T apart, and a shorter rest. A rest of one token is
+// left out, unless it is the whole document: it is the last token of the segment before.
+func (c cut) segments(n int64) (full int64, rest int32) {
 	if n <= c.t {
 		return 0, int32(n)
 	}
@@ -54,30 +54,32 @@ func (c cut) pieces(n int64) (full int64, rest int32) {
 
 // A group is the rows of some documents. It is never written once it is made.
 type group struct {
-	entries []entry // by row
-	pieces  []groupPiece
+	entries  []entry // by row
+	segments []groupSegment
+	rows     int64
 }
 
 // An entry is one row, or several full rows of a document, T tokens apart.
 type entry struct {
 	row   int64 // the first, in the group
-	first int32 // its first piece
+	first int32 // its first segment
 }
 
-type groupPiece struct {
+type groupSegment struct {
 	start    int64
 	len      int32
 	document int32 // in the group
 }
 
 // bytes is what the group takes.
-func (g *group) bytes() int64 { return 16 * int64(len(g.entries)+len(g.pieces)) }
+func (g *group) bytes() int64 { return 16 * int64(len(g.entries)+len(g.segments)) }
 
-// newPieceRows counts the rows of a source, unless sums are what it counted before.
-func newPieceRows(documents Documents, c cut, sums prefixSums) (*pieceRows, error) {
-	r := &pieceRows{documents: documents, cut: c, sums: sums, made: &groupCache{slots: map[int64]*groupSlot{}}}
+// newSegmentRows counts the rows of a source, unless sums are what it counted before.
+func newSegmentRows(documents Documents, c cut, sums prefixSums, tables *Tables) (*segmentRows, error) {
+	r := &segmentRows{documents: documents, cut: c, sums: sums}
 	r.packers.New = func() any { return newGroupPacker(c) }
 	groups := int((documents.Count() + groupDocuments - 1) / groupDocuments)
+	r.made = newShelf[*group](tables, groups)
 	if len(sums) == groups {
 		return r, nil
 	}
@@ -94,7 +96,7 @@ func newPieceRows(documents Documents, c cut, sums prefixSums) (*pieceRows, erro
 				if g >= int64(groups) {
 					return
 				}
-				r.sums[g], errs[i] = r.count(p, g)
+				r.sums[g], errs[i] = r.load(p, g)
 			}
 		})
 	}
@@ -111,15 +113,15 @@ func newPieceRows(documents Documents, c cut, sums prefixSums) (*pieceRows, erro
 }
 
 // rows is the number of rows.
-func (r *pieceRows) rows() int64 { return r.sums[len(r.sums)-1] }
+func (r *segmentRows) rows() int64 { return r.sums[len(r.sums)-1] }
 
 // A groupPacker is what it takes to make a group.
 type groupPacker struct {
 	bounds []int64 // the first token of the group, and the end of each document
 	long   int     // documents with full rows
-	rests  []int32 // lengths of the pieces shorter than a row
+	rests  []int32 // lengths of the segments shorter than a row
 	packer *packer // of packed rows, else nil
-	next   []int32 // of each row that is not full: where its next piece goes, or -1
+	next   []int32 // of each row that is not full: where its next segment goes, or -1
 }
 
 func newGroupPacker(c cut) *groupPacker {
@@ -130,8 +132,8 @@ func newGroupPacker(c cut) *groupPacker {
 	return p
 }
 
-// load reads where the documents of group g lie, and cuts them.
-func (r *pieceRows) load(p *groupPacker, g int64) (full int64, err error) {
+// load reads where the documents of group g lie, cuts and packs them. It returns how many rows they have.
+func (r *segmentRows) load(p *groupPacker, g int64) (rows int64, err error) {
 	first := g * groupDocuments
 	n := min(r.documents.Count()-first, groupDocuments)
 	p.bounds, p.bounds[0] = p.bounds[:n+1], 0
@@ -145,8 +147,8 @@ func (r *pieceRows) load(p *groupPacker, g int64) (full int64, err error) {
 	}
 	p.long, p.rests = 0, p.rests[:0]
 	for i, end := range p.bounds[1:] {
-		more, rest := r.cut.pieces(end - p.bounds[i])
-		if full += more; more > 0 {
+		more, rest := r.cut.segments(end - p.bounds[i])
+		if rows += more; more > 0 {
 			p.long++
 		}
 		if rest > 0 {
@@ -156,16 +158,10 @@ func (r *pieceRows) load(p *groupPacker, g int64) (full int64, err error) {
 	if p.packer != nil {
 		p.packer.pack(p.rests)
 	}
-	return full, nil
+	return rows + int64(p.rowsOfRests()), nil
 }
 
-// count returns how many rows a group has.
-func (r *pieceRows) count(p *groupPacker, g int64) (int64, error) {
-	full, err := r.load(p, g)
-	return full + int64(p.rowsOfRests()), err
-}
-
-// rowsOfRests is how many rows the pieces take that are shorter than a row.
+// rowsOfRests is how many rows the segments take that are shorter than a row.
 func (p *groupPacker) rowsOfRests() int {
 	if p.packer != nil {
 		return len(p.packer.count)
@@ -174,73 +170,71 @@ func (p *groupPacker) rowsOfRests() int {
 }
 
 // make makes group g.
-func (r *pieceRows) make(g int64) (*group, error) {
+func (r *segmentRows) make(g int64) (*group, error) {
 	p := r.packers.Get().(*groupPacker)
 	defer r.packers.Put(p)
 	if _, err := r.load(p, g); err != nil {
 		return nil, err
 	}
-	documents := p.bounds[1:]
-	made := &group{make([]entry, 0, p.long+p.rowsOfRests()), make([]groupPiece, 0, p.long+len(p.rests))}
+	made := &group{entries: make([]entry, 0, p.long+p.rowsOfRests()), segments: make([]groupSegment, 0, p.long+len(p.rests))}
 	p.next = p.next[:0]
 	for range p.rests { // as many rows as that at most
 		p.next = append(p.next, -1)
 	}
-	row, rest := int64(0), 0
-	begin := func(pieces int32) (first int32) {
-		first = int32(len(made.pieces))
-		made.entries = append(made.entries, entry{row, first})
-		made.pieces = made.pieces[:first+pieces]
+	begin := func(segments int32) (first int32) {
+		first = int32(len(made.segments))
+		made.entries = append(made.entries, entry{made.rows, first})
+		made.segments = made.segments[:first+segments]
 		return first
 	}
-	for i, end := range documents {
+	rest := 0
+	for i, end := range p.bounds[1:] {
 		start := p.bounds[i]
-		full, short := r.cut.pieces(end - start)
+		full, short := r.cut.segments(end - start)
 		if full > 0 {
-			made.pieces[begin(1)] = groupPiece{start, int32(r.cut.t + 1), int32(i)}
-			row += full
+			made.segments[begin(1)] = groupSegment{start, int32(r.cut.t + 1), int32(i)}
+			made.rows += full
 		}
 		if short == 0 {
 			continue
 		}
-		into, pieces := rest, int32(1)
+		into, segments := rest, int32(1)
 		if p.packer != nil {
 			into = int(p.packer.row[rest])
-			pieces = p.packer.count[into]
+			segments = p.packer.count[into]
 		}
 		if p.next[into] < 0 {
-			p.next[into] = begin(pieces)
-			row++
+			p.next[into] = begin(segments)
+			made.rows++
 		}
-		made.pieces[p.next[into]] = groupPiece{start + full*r.cut.t, short, int32(i)}
+		made.segments[p.next[into]] = groupSegment{start + full*r.cut.t, short, int32(i)}
 		p.next[into]++
 		rest++
 	}
 	return made, nil
 }
 
-// row returns the pieces of a row, without At, and how far each begins behind where they say.
-func (g *group) row(row int64) (pieces []groupPiece, shift int64) {
-	i := sort.Search(len(g.entries), func(i int) bool { return g.entries[i].row > row }) - 1
-	end := len(g.pieces)
+// entry returns the segments of entry i, without At, and how many rows it is.
+func (g *group) entry(i int) (segments []groupSegment, rows int64) {
+	end, next := len(g.segments), g.rows
 	if i+1 < len(g.entries) {
-		end = int(g.entries[i+1].first)
+		end, next = int(g.entries[i+1].first), g.entries[i+1].row
 	}
-	return g.pieces[g.entries[i].first:end], row - g.entries[i].row
+	return g.segments[g.entries[i].first:end], next - g.entries[i].row
 }
 
-// at calls visit for each piece of a row, in the order in which they stand there.
-func (r *pieceRows) at(row int64, visit func(Piece) error) error {
+// at calls visit for each segment of a row, in the order in which they stand there.
+func (r *segmentRows) at(row int64, visit func(Segment) error) error {
 	number, in := r.sums.find(row)
 	g, err := r.group(int64(number))
 	if err != nil {
 		return err
 	}
-	pieces, shift := g.row(in)
-	slot := 0
-	for _, p := range pieces {
-		err := visit(Piece{p.start + shift*r.cut.t, int(p.len), slot, int64(number)*groupDocuments + int64(p.document)})
-		if err != nil {
+	i := sort.Search(len(g.entries), func(i int) bool { return g.entries[i].row > in }) - 1
+	segments, _ := g.entry(i)
+	slot, shift := 0, (in-g.entries[i].row)*r.cut.t
+	for _, p := range segments {
+		if err := visit(Segment{p.start + shift, int(p.len), slot, int64(number)*groupDocuments + int64(p.document)}); err != nil {
 			return err
 		}
 		slot += int(p.len)
@@ -248,9 +242,9 @@ func (r *pieceRows) at(row int64, visit func(Piece) error) error {
 	return nil
 }
 
-// holding are the rows that hold the token at a position, and where in them: one, two where the token ends a piece and begins
+// holding are the rows that hold the token at a position, and where in them: one, two where the token ends a segment and begins
 // the next, or none of a document that is cut off.
-func (r *pieceRows) holding(pos int64) (list []place, err error) {
+func (r *segmentRows) holding(pos int64) (list []place, err error) {
 	document, err := r.documents.Of(pos)
 	if err != nil {
 		return nil, err
@@ -260,19 +254,13 @@ func (r *pieceRows) holding(pos int64) (list []place, err error) {
 	if err != nil {
 		return nil, err
 	}
-	before := int64(0)
-	if number > 0 {
-		before = r.sums[number-1]
-	}
+	before := r.sums[number] - g.rows
 	for i, e := range g.entries {
-		end, rows := len(g.pieces), r.sums[number]-before-e.row
-		if i+1 < len(g.entries) {
-			end, rows = int(g.entries[i+1].first), g.entries[i+1].row-e.row
-		}
+		segments, rows := g.entry(i)
 		slot := int64(0)
-		for _, p := range g.pieces[e.first:end] {
+		for _, p := range segments {
 			if in := pos - p.start; in >= 0 && int64(p.document) == document-number*groupDocuments {
-				// Only full rows are several: their pieces begin T apart, and share a token.
+				// Only full rows are several: their segments begin T apart, and share a token.
 				for row := max((in-int64(p.len)+r.cut.t)/r.cut.t, 0); row < rows && row*r.cut.t <= in; row++ {
 					if index := in - row*r.cut.t; index < int64(p.len) {
 						list = append(list, place{before + e.row + row, int(slot + index)})
@@ -285,60 +273,6 @@ func (r *pieceRows) holding(pos int64) (list []place, err error) {
 	return list, nil
 }
 
-// A groupCache is the groups of a source that stay in memory.
-type groupCache struct {
-	mu    sync.Mutex // no other lock is taken under it
-	slots map[int64]*groupSlot
-}
-
-type groupSlot struct {
-	group *group
-	use
-}
-
-func (c *groupCache) get(g int64) *group {
-	c.mu.Lock()
-	s := c.slots[g]
-	c.mu.Unlock()
-	if s == nil {
-		return nil
-	}
-	s.touch()
-	return s.group
-}
-
-// put keeps a group that was made. Two readers may make the same one at once: it is made without a lock, because the disk may not
-// answer.
-func (c *groupCache) put(g int64, made *group) {
-	s := &groupSlot{group: made}
-	s.forget = func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.slots[g] == s {
-			delete(c.slots, g)
-		}
-	}
-	c.mu.Lock()
-	was := c.slots[g]
-	if was == nil {
-		c.slots[g] = s
-	}
-	c.mu.Unlock()
-	if was == nil {
-		tables.keep(&s.use, made.bytes())
-	}
-}
-
-// uses are those of all groups.
-func (c *groupCache) uses() (list []*use) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, s := range c.slots {
-		list = append(list, &s.use)
-	}
-	return list
-}
-
 // A place is where a token stands: a row of its source, and the index in it.
 type place struct {
 	row   int64
@@ -346,14 +280,14 @@ type place struct {
 }
 
 // group returns a group, from memory or newly made.
-func (r *pieceRows) group(g int64) (*group, error) {
-	if found := r.made.get(g); found != nil {
+func (r *segmentRows) group(g int64) (*group, error) {
+	if found, ok := r.made.get(g); ok {
 		return found, nil
 	}
 	made, err := r.make(g)
 	if err != nil {
 		return nil, fmt.Errorf("documents %d to %d: %w", g*groupDocuments, min((g+1)*groupDocuments, r.documents.Count())-1, err)
 	}
-	r.made.put(g, made)
+	r.made.put(g, made.bytes(), made)
 	return made, nil
 }

@@ -7,16 +7,11 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 
-	"batchfs/cache"
 	"batchfs/cache/array"
-	"batchfs/internal/wait"
 )
 
 // documentEndsAt are documents that end at these positions.
@@ -72,35 +67,35 @@ type shaped struct {
 func (s shaped) Axes() []int { return s.axes }
 
 // rowsOf are the rows of documents, by the rules of docs/orders.md and no index.
-func rowsOf(kind Rows, t int64, ends documentEndsAt) (rows [][]Piece) {
+func rowsOf(kind Rows, t int64, ends documentEndsAt) (rows [][]Segment) {
 	for first := 0; first < len(ends); first += groupDocuments {
-		var pieces []Piece
+		var segments []Segment
 		for d := first; d < min(first+groupDocuments, len(ends)); d++ {
 			start := int64(0)
 			if d > 0 {
 				start = ends[d-1]
 			}
 			for at := start; at == start || at < ends[d]-1; at += t {
-				pieces = append(pieces, Piece{Start: at, Len: int(min(t+1, ends[d]-at)), Document: int64(d)})
+				segments = append(segments, Segment{Start: at, Len: int(min(t+1, ends[d]-at)), Document: int64(d)})
 				if kind == DocumentFirst {
 					break
 				}
 			}
 		}
 		if kind != Packed {
-			for _, p := range pieces {
-				rows = append(rows, []Piece{p})
+			for _, p := range segments {
+				rows = append(rows, []Segment{p})
 			}
 			continue
 		}
-		slices.SortStableFunc(pieces, func(a, b Piece) int { return b.Len - a.Len })
+		slices.SortStableFunc(segments, func(a, b Segment) int { return b.Len - a.Len })
 		type row struct {
-			pieces []Piece
-			room   int
+			segments []Segment
+			room     int
 		}
-		var packed [][]Piece
+		var packed [][]Segment
 		var changed []row // those with room, latest last
-		for _, p := range pieces {
+		for _, p := range segments {
 			best, to := -1, row{room: int(t) + 1}
 			for i, row := range changed {
 				if row.room >= p.Len && (best < 0 || row.room <= changed[best].room) {
@@ -110,25 +105,25 @@ func rowsOf(kind Rows, t int64, ends documentEndsAt) (rows [][]Piece) {
 			if best >= 0 {
 				changed = slices.Delete(changed, best, best+1)
 			}
-			to = row{append(to.pieces, p), to.room - p.Len}
+			to = row{append(to.segments, p), to.room - p.Len}
 			if to.room > 0 {
 				changed = append(changed, to)
 			} else {
-				packed = append(packed, to.pieces)
+				packed = append(packed, to.segments)
 			}
 		}
 		for _, row := range changed {
-			packed = append(packed, row.pieces)
+			packed = append(packed, row.segments)
 		}
 		for _, row := range packed {
-			slices.SortFunc(row, func(a, b Piece) int { return int(a.Start - b.Start) })
+			slices.SortFunc(row, func(a, b Segment) int { return int(a.Start - b.Start) })
 			at := 0
 			for i := range row {
 				row[i].At = at
 				at += row[i].Len
 			}
 		}
-		slices.SortFunc(packed, func(a, b []Piece) int { return int(a[0].Start - b[0].Start) })
+		slices.SortFunc(packed, func(a, b []Segment) int { return int(a[0].Start - b[0].Start) })
 		rows = append(rows, packed...)
 	}
 	return rows
@@ -136,13 +131,13 @@ func rowsOf(kind Rows, t int64, ends documentEndsAt) (rows [][]Piece) {
 
 var documentKinds = []Rows{OfDocument, DocumentFirst, Packed}
 
-// Rows are made of pieces as docs/orders.md says, whatever the groups, and each token is in a row unless rows begin at documents only.
+// Rows are made of segments as docs/orders.md says, whatever the groups, and each token is in a row unless rows begin at documents only.
 func TestRowsOfDocuments(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, kind := range documentKinds {
-		for _, T := range []int{1, 2, 7, 64} {
-			for _, count := range []int{1, 2, 40, few(40, groupDocuments), few(groupDocuments+T, 3*groupDocuments-7)} {
-				ends := someDocuments(r, count, 1+r.Int64N(80))
+		for _, T := range []int{1, 2, 7, 64, 5000, 300_000} {
+			for _, count := range []int{1, 2, 40, few(40, groupDocuments), few(groupDocuments+T%99, 3*groupDocuments-7)} {
+				ends := someDocuments(r, count, 1+r.Int64N(int64(max(80, T))))
 				s := Settings{Split: "train", BatchSize: 1, BlockSize: T, DType: array.Int64, Layout: XY, Order: Sequential, World: 1,
 					Rows: kind, Ends: EndsByIndex}
 				q, err := New([]Source{documented(array.Uint32, ends)}, s)
@@ -152,7 +147,7 @@ func TestRowsOfDocuments(t *testing.T) {
 					t.Fatalf("%s, T=%d, %d documents: %d rows, want %d", kind, T, count, q.RowsPerEpoch(), len(want))
 				}
 				for i, row := range want {
-					_, got, err := q.Pieces(uint64(i), 0)
+					_, got, err := q.Segments(uint64(i), 0)
 					must(t, err)
 					if !slices.Equal(got, row) {
 						t.Fatalf("%s, T=%d, %d documents: row %d is %v, want %v", kind, T, count, i, got, row)
@@ -178,22 +173,22 @@ func wanted(t testing.TB, q *Sequence, axes map[string][]int, k uint64) (all []b
 	T := q.BlockSize
 	for _, a := range q.Batch().Arrays {
 		for j := range q.BatchSize {
-			source, pieces, err := q.Pieces(k, j)
+			source, segments, err := q.Segments(k, j)
 			must(t, err)
-			slots, piece := make([]int64, T+1), make([]int, T+1) // positions, or -1; the number of the piece
+			slots, segment := make([]int64, T+1), make([]int, T+1) // positions, or -1; the number of the segment
 			used := 0
 			for i := range slots {
-				slots[i], piece[i] = -1, len(pieces)
+				slots[i], segment[i] = -1, len(segments)
 			}
-			for n, p := range pieces {
+			for n, p := range segments {
 				for i := range p.Len {
-					slots[p.At+i], piece[p.At+i] = p.Start+int64(i), n
+					slots[p.At+i], segment[p.At+i] = p.Start+int64(i), n
 				}
 				used = p.At + p.Len
 			}
 			begins := []int64{0} // of documents
 			for i := 1; i <= T; i++ {
-				if piece[i] != piece[i-1] {
+				if segment[i] != segment[i-1] {
 					begins = append(begins, int64(i))
 				}
 			}
@@ -213,7 +208,7 @@ func wanted(t testing.TB, q *Sequence, axes map[string][]int, k uint64) (all []b
 				}
 			case "y":
 				for i := 1; i <= T; i++ {
-					if q.MaskTargets && (piece[i] != piece[i-1] || slots[i] < 0) {
+					if q.MaskTargets && (segment[i] != segment[i-1] || slots[i] < 0) {
 						put(-100)
 					} else {
 						token(i)
@@ -234,7 +229,7 @@ func wanted(t testing.TB, q *Sequence, axes map[string][]int, k uint64) (all []b
 			case "positions":
 				begin := 0
 				for i := range T {
-					if i > 0 && piece[i] != piece[i-1] {
+					if i > 0 && segment[i] != segment[i-1] {
 						begin = i
 					}
 					put(int64(i - begin))
@@ -267,7 +262,7 @@ func wanted(t testing.TB, q *Sequence, axes map[string][]int, k uint64) (all []b
 	return all
 }
 
-// Every array of a batch is what the pieces of its rows say, read whole and in any parts.
+// Every array of a batch is what the segments of its rows say, read whole and in any parts.
 func TestBatchesOfDocuments(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	orders := []Order{Random, Shuffle, Sequential}
@@ -329,14 +324,14 @@ func TestEndsByTokenAndByIndex(t *testing.T) {
 		s.MaskTargets = s.Layout == XY && r.IntN(2) == 0
 		var ends documentEndsAt
 		stored := []array.DType{array.Uint8, array.Uint16, array.Uint32, array.Int64}[r.IntN(4)]
-		tokens := &listed{stub: stub{dtype: stored, runs: []cache.Run{{Name: "tokens", Len: int64(n)}}}}
+		tokens := &listed{stub: stub{dtype: stored, runs: []array.Run{{Name: "tokens", Len: int64(n)}}}}
 		for i := range int64(n) {
 			tokens.list = append(tokens.list, int64(r.IntN(1+r.IntN(8))))
 			if tokens.list[i] == int64(s.EOT) || i == int64(n-1) {
 				ends = append(ends, i+1)
 			}
 		}
-		from := Source{tokens, []Array{newNumbered(array.Float32, 9, int64(n), 3)}, ends, nil}
+		from := Source{Main: tokens, Beside: []Array{newNumbered(array.Float32, 9, int64(n), 3)}, Documents: ends}
 		s.Ends = EndsByIndex
 		byIndex, err := New([]Source{from}, s)
 		must(t, err)
@@ -366,7 +361,7 @@ type listed struct {
 	list []int64
 }
 
-func (l *listed) Read(ws []cache.Window, visit func(int, []byte) error) error {
+func (l *listed) Read(ws []array.Window, visit func(int, []byte) error) error {
 	for i, w := range ws {
 		var raw []byte
 		for _, token := range l.list[w.Start:][:w.Len] {
@@ -394,9 +389,9 @@ func TestFindInRowsOfDocuments(t *testing.T) {
 					for i := range uint64(q.RowsPerEpoch()) {
 						row := epoch*uint64(q.RowsPerEpoch()) + i
 						k, _, j := q.BatchOf(row)
-						_, pieces, err := q.Pieces(k, j)
+						_, segments, err := q.Segments(k, j)
 						must(t, err)
-						for _, p := range pieces {
+						for _, p := range segments {
 							for n := range p.Len {
 								want[p.Start+int64(n)] = append(want[p.Start+int64(n)], Hit{row, p.At + n})
 							}
@@ -427,7 +422,7 @@ func TestBlocksPermute(t *testing.T) {
 	for _, test := range []struct{ rows, groups int64 }{
 		{1, 1}, {2, 1}, {3, 2}, {17, 16}, {17, 17}, {100, 1}, {1000, 20}, {1001, 33}, {4096, 40}, {5003, 500},
 	} {
-		w := &windows{window: window{1, 1}, disjoint: test.rows, pieces: &pieceRows{sums: make(prefixSums, test.groups)}}
+		w := &windows{window: window{1, 1}, disjoint: test.rows, segments: &segmentRows{sums: make(prefixSums, test.groups)}}
 		o := newBlocks([2]uint64{7, 8}, w.whole())
 		var last []uint64
 		for epoch := range uint64(few(3, 20)) {
@@ -456,57 +451,6 @@ func TestBlocksPermute(t *testing.T) {
 			}
 		}
 	}
-}
-
-// A group takes the memory that is counted, and no more.
-func TestGroupsTakeWhatIsCounted(t *testing.T) {
-	ends := someDocuments(rand.New(rand.NewPCG(1, 2)), groupDocuments+100, 60)
-	for _, kind := range documentKinds {
-		for g := range int64(2) {
-			rows, err := newPieceRows(ends, cut{kind, 16}, nil)
-			must(t, err)
-			made, err := rows.make(g)
-			must(t, err)
-			if took := 16 * int64(cap(made.entries)+cap(made.pieces)); took != made.bytes() {
-				t.Errorf("group %d of rows %s takes %d bytes, and %d are counted", g, kind, took, made.bytes())
-			}
-		}
-	}
-}
-
-// The groups in memory are bounded with the other tables, whatever the order, readers at once read the same, and what nobody has any
-// more is forgotten.
-func TestGroupsAreBounded(t *testing.T) {
-	const limit = 1 << 20
-	before := TableBytes()
-	SetTableLimit(before + limit)
-	defer SetTableLimit(64 << 20)
-	ends := someDocuments(rand.New(rand.NewPCG(1, 1)), few(12, 40)*groupDocuments, 20)
-	s := Settings{Split: "train", BatchSize: 8, BlockSize: 16, DType: array.Uint32, Layout: XY, Order: Random, World: 1, Rows: Packed, Ends: EndsByIndex}
-	q, err := New([]Source{documented(array.Uint32, ends)}, s)
-	must(t, err)
-	most := atomic.Int64{}
-	var readers sync.WaitGroup
-	for reader := range uint64(4) {
-		readers.Go(func() {
-			for k := range uint64(few(20, 100)) {
-				dst := make([]byte, q.Batch().Bytes())
-				if err := q.Read(dst, k+reader%2, 0); err != nil {
-					t.Error(err)
-				}
-				most.Store(max(most.Load(), TableBytes()-before))
-			}
-		})
-	}
-	wait.End(t, "the readers", readers.Wait)
-	if n := most.Load(); n > limit || n < limit/4 {
-		t.Errorf("groups took up to %d bytes of %d", n, limit)
-	}
-	q = nil
-	wait.Until(t, "groups of nobody take no bytes", func() bool {
-		runtime.GC()
-		return TableBytes() <= before
-	})
 }
 
 func TestRowsOfDocumentsRefuse(t *testing.T) {
@@ -543,10 +487,10 @@ func BenchmarkRowsOfDocuments(b *testing.B) {
 	}
 	for _, T := range []int64{1024, 2048, 8192} {
 		b.Run(fmt.Sprint(T), func(b *testing.B) {
-			var rows *pieceRows
+			var rows *segmentRows
 			for b.Loop() {
 				var err error
-				rows, err = newPieceRows(ends, cut{Packed, T}, nil)
+				rows, err = newSegmentRows(ends, cut{Packed, T}, nil, NewTables(1<<20))
 				must(b, err)
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(ends)), "ns/document")
@@ -564,10 +508,10 @@ func logNormal(r *rand.Rand, mean float64) int64 {
 // recorded keeps what is read of an array.
 type recorded struct {
 	Array
-	windows *[]cache.Window
+	windows *[]array.Window
 }
 
-func (r recorded) Read(ws []cache.Window, visit func(int, []byte) error) error {
+func (r recorded) Read(ws []array.Window, visit func(int, []byte) error) error {
 	*r.windows = append(*r.windows, ws...)
 	return r.Array.Read(ws, visit)
 }
@@ -575,12 +519,12 @@ func (r recorded) Read(ws []cache.Window, visit func(int, []byte) error) error {
 // What Windows names of a batch is what Read reads of it.
 func TestWindowsAreWhatIsRead(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 10))
-	sorted := func(list []cache.Window) []cache.Window {
-		slices.SortFunc(list, func(a, b cache.Window) int { return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.Len, b.Len)) })
+	sorted := func(list []array.Window) []array.Window {
+		slices.SortFunc(list, func(a, b array.Window) int { return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.Len, b.Len)) })
 		return list
 	}
 	for _, kind := range append(documentKinds, Windows) {
-		var got []cache.Window
+		var got []array.Window
 		source := documented(array.Uint32, someDocuments(r, 200, 60))
 		source.Main = recorded{source.Main, &got}
 		q, err := New([]Source{source}, Settings{Split: "train", BatchSize: 5, BlockSize: 40, DType: array.Int64, Layout: XY, Order: Shuffle,
@@ -589,13 +533,30 @@ func TestWindowsAreWhatIsRead(t *testing.T) {
 		for k := range uint64(20) {
 			got = nil
 			read(t, q, k)
-			var want []cache.Window
-			if !q.Windows(k, func(_, _ int, w cache.Window) bool { want = append(want, w); return true }) || !slices.Equal(sorted(got), sorted(want)) {
+			var want []array.Window
+			if !q.Windows(k, func(_, _ int, w array.Window) bool { want = append(want, w); return true }) || !slices.Equal(sorted(got), sorted(want)) {
 				t.Fatalf("rows = %s, batch %d: %v are read, and %v are named", kind, k, got, want)
 			}
 		}
-		if q.Windows(0, func(int, int, cache.Window) bool { return false }) {
+		if q.Windows(0, func(int, int, array.Window) bool { return false }) {
 			t.Errorf("rows = %s: goes on when it is told to stop", kind)
 		}
+	}
+}
+
+func BenchmarkPacker(b *testing.B) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, slots := range []int{1025, 8193, 1<<20 + 1} {
+		b.Run(fmt.Sprint(slots), func(b *testing.B) {
+			lengths := make([]int32, 4096)
+			for i := range lengths {
+				lengths[i] = 1 + r.Int32N(int32(min(slots, 2000)))
+			}
+			p := newPacker(slots)
+			for b.Loop() {
+				p.pack(lengths)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(lengths)), "ns/segment")
+		})
 	}
 }

@@ -39,13 +39,13 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 	}
 	rows := min(r-1, last-epoch*r) + 1
 	var places []place
-	if w.pieces != nil {
-		if places, err = w.pieces.holding(pos); err != nil {
+	if w.segments != nil {
+		if places, err = w.segments.holding(pos); err != nil {
 			return nil, err
 		}
 	}
 	if p, ok := o.(permutation); ok {
-		if w.pieces == nil {
+		if w.segments == nil {
 			places = from.share.holding(pos)
 		}
 		for _, at := range places {
@@ -66,7 +66,7 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 			continue
 		}
 		start := o.start(epoch*r + i)
-		if index := pos - start; w.pieces == nil && index >= 0 && index < w.len {
+		if index := pos - start; w.segments == nil && index >= 0 && index < w.len {
 			hits = append(hits, Hit{row, int(index)})
 		}
 		for _, at := range places {

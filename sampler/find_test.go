@@ -134,44 +134,6 @@ func TestFindIsWhatTheBatchesShow(t *testing.T) {
 	}
 }
 
-// Of the orders that permute, an epoch has each token but those of the tail behind the last window, and none of these.
-func TestFindInAnEpoch(t *testing.T) {
-	for _, order := range []Order{Shuffle, Sequential} {
-		q := sequence(t, files(t, 2, 26, 4+1), cache.Options{DType: array.Uint16}, Settings{BlockSize: 4, Order: order})
-		for epoch := range uint64(5) {
-			for pos := range int64(31) {
-				want := 1
-				switch {
-				case pos == 25: // 6 windows of 4 tokens, the token after them, and it
-					want = 0
-				case pos > 0 && pos < 24 && pos%4 == 0: // y of one window and x of the next
-					want = 2
-				}
-				if got := find(t, q, 0, pos, epoch, nil); len(got) != want {
-					t.Errorf("%s: token %d is found in epoch %d at %v, want %d rows", order, pos, epoch, got, want)
-				}
-			}
-		}
-	}
-}
-
-func TestBatchInvertsRow(t *testing.T) {
-	for _, s := range []Settings{{BatchSize: 1, World: 1}, {BatchSize: 3, World: 5}, {BatchSize: 1 << 12, World: 1 << 12}} {
-		for rank := range min(s.World, 10) {
-			s.Rank = s.World - 1 - rank
-			q := &Sequence{Settings: s}
-			for _, k := range []uint64{0, 1, 12345, MaxBatches - 1} {
-				for j := range min(s.BatchSize, 10) {
-					j = s.BatchSize - 1 - j
-					if gotK, rank, gotJ := q.BatchOf(q.Row(k, j)); gotK != k || rank != s.Rank || gotJ != j {
-						t.Errorf("%+v: row %d of batch %d is row %d of batch %d of rank %d", s, j, k, gotJ, gotK, rank)
-					}
-				}
-			}
-		}
-	}
-}
-
 // In the last epochs that there are batches for, what is found is there, and in a batch that has a number.
 func TestFindAtTheEnd(t *testing.T) {
 	all := func(int64, int64) bool { return true }
@@ -237,84 +199,38 @@ func TestFindStops(t *testing.T) {
 	}
 }
 
-// mixture.lastOf is the last one of sourceOf.
-func TestMixtureLast(t *testing.T) {
-	for _, weights := range [][]float64{{3}, {7, 2, 1}, {0.98, 0.01, 0.01}} {
-		m := newTestMixture(t, weights...)
-		last := make([]uint64, len(weights))
-		for row := range uint64(3 * m.period()) {
-			source, index := m.sourceOf(row)
-			last[source] = index
-			if row < uint64(m.period()) {
-				continue // some source has none yet
-			}
-			for source, want := range last {
-				if got := m.lastOf(source, row); got != want {
-					t.Fatalf("%v: the last row of source %d up to %d is its row %d, want %d", weights, source, row, got, want)
-				}
-			}
-		}
-	}
-}
-
-// A sequence under other settings is the one that they make of the tokens, whatever it was before.
+// A sequence under other settings is the one that New makes of the tokens, whatever it was before.
 func TestWithIsNew(t *testing.T) {
-	changes := map[string]func(*Settings){
-		"none":       func(*Settings) {},
-		"batch_size": func(s *Settings) { s.BatchSize = 5 },
-		"block_size": func(s *Settings) { s.BlockSize = 3 },
-		"dtype":      func(s *Settings) { s.DType = array.Int64 },
-		"native":     func(s *Settings) { s.DType = Native },
-		"layout":     func(s *Settings) { s.Layout = WholeRows },
-		"shuffle":    func(s *Settings) { s.Order = Shuffle },
-		"sequential": func(s *Settings) { s.Order = Sequential },
-		"torch":      func(s *Settings) { s.Order = Torch },
-		"torch-2.6":  func(s *Settings) { s.Order = Torch26 },
-		"state":      func(s *Settings) { s.Order, s.TorchState = Torch, torchState(t) },
-		"seed":       func(s *Settings) { s.Seed = 8 },
-		"split":      func(s *Settings) { s.Split = "val" },
-		"rank":       func(s *Settings) { s.Rank, s.World = 2, 3 },
-		"all": func(s *Settings) {
-			*s = Settings{Split: "val", BatchSize: 2, BlockSize: 2, DType: array.Uint32, Layout: WholeRows, Order: Shuffle, Seed: 9, Rank: 1, World: 2}
-		},
+	changes := []func(*Settings){
+		func(*Settings) {},
+		func(s *Settings) { s.BatchSize, s.Seed = 5, 8 },
+		func(s *Settings) { s.BlockSize, s.Split = 3, "val" },
+		func(s *Settings) { s.DType, s.Layout = Native, WholeRows },
+		func(s *Settings) { s.Order, s.Rank, s.World = Shuffle, 2, 3 },
+		func(s *Settings) { s.Order = Sequential },
+		func(s *Settings) { s.Order = Torch26 },
+		func(s *Settings) { s.Order, s.TorchState = Torch, torchState(t) },
 	}
 	for _, a := range corpora {
 		tokens := a.open(t)
-		base := Settings{Split: "train", BatchSize: 3, BlockSize: 4, DType: array.Uint16, Layout: XY, Order: Random, Seed: 7, World: 1,
-			Weights: a.weights}
-		first, err := New(tokens, base)
+		base := Settings{Split: "train", BatchSize: 3, BlockSize: 4, DType: array.Int64, Layout: XY, Order: Random, Seed: 7, World: 1, Weights: a.weights}
+		q, err := New(tokens, base)
 		must(t, err)
-		for from, before := range changes {
-			old := base
-			if before(&old); !a.has(old.Order) {
-				continue
-			}
-			q, err := first.With(old)
-			must(t, err)
-			for to, change := range changes {
-				s := base
-				if change(&s); !a.has(s.Order) {
+		for _, before := range changes {
+			for _, change := range changes {
+				old, s := base, base
+				before(&old)
+				if change(&s); !a.has(old.Order) || !a.has(s.Order) {
 					continue
 				}
-				got, err := q.With(s)
+				from, err := q.With(old)
 				must(t, err)
-				s.Weights = a.weights
+				got, err := from.With(s)
+				must(t, err)
 				want, err := New(tokens, s)
 				must(t, err)
-				at := fmt.Sprintf("%s, %s to %s", a.name, from, to)
-				if !reflect.DeepEqual(got.Settings, want.Settings) {
-					t.Fatalf("%s: settings %+v, want %+v", at, got.Settings, want.Settings)
-				}
-				for k := range uint64(3) {
-					if !bytes.Equal(read(t, got, k), read(t, want, k)) {
-						t.Fatalf("%s: batch %d differs", at, k)
-					}
-				}
-				for i := range got.sources {
-					shared := got.sources[i].windows == q.sources[i].windows
-					if shared != (got.BlockSize == q.BlockSize) {
-						t.Errorf("%s: source %d shares its windows: %v", at, i, shared)
-					}
+				if !reflect.DeepEqual(got.Settings, want.Settings) || !bytes.Equal(read(t, got, 2), read(t, want, 2)) {
+					t.Fatalf("%s: %+v of %+v are %+v, and New's %+v, or their batches differ", a.name, s, old, got.Settings, want.Settings)
 				}
 			}
 		}

@@ -16,11 +16,11 @@ const maxPeriod = 1 << 20
 // within less than one. A mixture is never written once it is made.
 type mixture struct {
 	shares  []int  // of each source: its rows in a period
-	pattern []turn // of each row of a period
+	pattern []pick // of each row of a period
 }
 
-// A turn is the source of a row, and how many rows of that source stand before it in the period.
-type turn struct{ source, before uint32 }
+// A pick is the source of a row, and how many rows of that source stand before it in the period.
+type pick struct{ source, before uint32 }
 
 // newMixture reads a weight as the decimal number that it prints as: 0.7 is 7/10.
 func newMixture(weights []float64) (*mixture, error) {
@@ -43,7 +43,7 @@ func (m *mixture) sourceOf(row uint64) (source int, index uint64) {
 // rowOf is the inverse of sourceOf, in O(D/a) for a source with share a.
 func (m *mixture) rowOf(source int, index uint64) uint64 {
 	d, a := uint64(len(m.pattern)), uint64(m.shares[source])
-	t := turn{uint32(source), uint32(index % a)}
+	t := pick{uint32(source), uint32(index % a)}
 	p := uint64(t.before) * d / a
 	for m.pattern[p] != t {
 		p++
@@ -107,19 +107,19 @@ func newShares(weights []float64) ([]int, error) {
 }
 
 // newPattern assigns the rows of a period to sources by earliest pseudo-deadline first, of Baruah, Cohen, Plaxton and Varvel,
-// "Proportionate Progress: A Notion of Fairness in Resource Allocation" (1996). Turn j of a source with share a takes row
-// floor(j*D/a) or a later one, and is due at row ceil((j+1)*D/a)-1. Among the sources whose next turn may take a row, the one
-// whose turn is due first takes it; the first such source on a tie.
+// "Proportionate Progress: A Notion of Fairness in Resource Allocation" (1996). Pick j of a source with share a takes row
+// floor(j*D/a) or a later one, and is due at row ceil((j+1)*D/a)-1. Among the sources whose next pick may take a row, the one
+// whose pick is due first takes it; the first such source on a tie.
 //
-// A turn never waits for one that is due later. So the turns, in the order in which they are due, each take the first free
+// A pick never waits for one that is due later. So the picks, in the order in which they are due, each take the first free
 // row that they may take: as fast for many sources as for few.
-func newPattern(shares []int) []turn {
+func newPattern(shares []int) []pick {
 	d := 0
 	for _, a := range shares {
 		d += a
 	}
 	due := func(i, j int) int { return ((j+1)*d - 1) / shares[i] }
-	begin := make([]int, d+1) // where the turns due at a row begin among all, by counting sort
+	begin := make([]int, d+1) // where the picks due at a row begin among all, by counting sort
 	for i, a := range shares {
 		for j := range a {
 			begin[due(i, j)+1]++
@@ -128,11 +128,11 @@ func newPattern(shares []int) []turn {
 	for n := range d {
 		begin[n+1] += begin[n]
 	}
-	turns := make([]turn, d)
+	picks := make([]pick, d)
 	for i, a := range shares {
 		for j := range a {
 			at := &begin[due(i, j)]
-			turns[*at] = turn{uint32(i), uint32(j)}
+			picks[*at] = pick{uint32(i), uint32(j)}
 			*at++
 		}
 	}
@@ -140,8 +140,8 @@ func newPattern(shares []int) []turn {
 	for n := range free {
 		free[n] = n
 	}
-	pattern := make([]turn, d)
-	for _, t := range turns {
+	pattern := make([]pick, d)
+	for _, t := range picks {
 		n := int(t.before) * d / shares[t.source]
 		for free[n] != n {
 			free[n] = free[free[n]]

@@ -4,10 +4,9 @@ import (
 	"fmt"
 	"math/big"
 	"slices"
-	"strings"
 	"testing"
 
-	"batchfs/cache"
+	"batchfs/cache/array"
 )
 
 func TestPhiloxKnownAnswers(t *testing.T) {
@@ -38,7 +37,7 @@ func TestPhiloxKnownAnswers(t *testing.T) {
 // room are windows with n starts: one run of n+1 tokens, T = 1.
 func room(t testing.TB, n int64) *windows {
 	t.Helper()
-	w, err := newWindows([]cache.Run{{Name: "train.bin", Len: n + 1}}, ofBlock(1))
+	w, err := windowsIn([]array.Run{{Name: "train.bin", Len: n + 1}}, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,46 +74,6 @@ func TestRandomIsLemireOverPhilox(t *testing.T) {
 	}
 }
 
-// Chi-square of what so many rows start at, in classes that multiplication without rejection would tell apart.
-func TestRandomIsUniform(t *testing.T) {
-	const rows = 70_000
-	for _, test := range []struct {
-		n       int64
-		classes int64
-		limit   float64 // of chi-square with classes-1 degrees of freedom: one in a thousand is above
-	}{
-		{7, 7, 22.5}, {100, 100, 148.2}, {1 << 40, 8, 24.3}, {3 << 61, 3, 13.8}, {1<<64/3 + 1, 2, 10.8},
-	} {
-		o, seen := random{room(t, test.n), [2]uint64{1337, 42}}, make([]float64, test.classes)
-		for row := range uint64(rows) {
-			seen[o.start(row)%test.classes]++
-		}
-		chi, expected := 0.0, rows/float64(test.classes)
-		for _, n := range seen {
-			chi += (n - expected) * (n - expected) / expected
-		}
-		if chi > test.limit {
-			t.Errorf("n %d: chi-square %.1f is above %.1f: %v", test.n, chi, test.limit, seen)
-		}
-	}
-}
-
-func TestSplitsAndSeedsDiffer(t *testing.T) {
-	w, seen := room(t, 1<<40), map[int64]string{}
-	for _, split := range []string{"train", "val"} {
-		for seed := range uint64(3) {
-			o := ordered(t, Settings{Split: split, Order: Random, Seed: seed}, w)
-			for row := range uint64(1000) {
-				at := fmt.Sprint(split, seed, row)
-				if other := seen[o.start(row)]; other != "" {
-					t.Errorf("%s starts where %s does", at, other)
-				}
-				seen[o.start(row)] = at
-			}
-		}
-	}
-}
-
 func ordered(t testing.TB, s Settings, w *windows) order {
 	t.Helper()
 	o, err := newOrder(s, 0, w.whole())
@@ -125,81 +84,51 @@ func ordered(t testing.TB, s Settings, w *windows) order {
 }
 
 // rooms are runs of so many tokens, one after the other, joined or not.
-func rooms(join bool, lens ...int64) (runs []cache.Run, total int64) {
+func rooms(join bool, lens ...int64) (runs []array.Run, total int64) {
 	for i, n := range lens {
-		runs = append(runs, cache.Run{Name: fmt.Sprintf("shard%d.bin", i), Start: total, Len: n})
+		runs = append(runs, array.Run{Name: fmt.Sprintf("shard%d.bin", i), Start: total, Len: n})
 		total += n
 	}
 	if join {
-		runs = []cache.Run{{Name: "shard0.bin", Len: total}}
+		runs = []array.Run{{Name: "shard0.bin", Len: total}}
 	}
 	return runs, total
 }
 
-func TestSequentialCoversEachWindowOnceAnEpoch(t *testing.T) {
-	for _, test := range []struct {
-		join bool
-		want []int64
-	}{
-		{false, []int64{0, 3, 6, 10, 14, 17}}, // the next token of each window is in the same file
-		{true, []int64{0, 3, 6, 9, 12, 15, 18}},
-	} {
-		runs, _ := rooms(test.join, 10, 4, 8)
-		w, err := newWindows(runs, ofBlock(3))
-		if err != nil {
-			t.Fatal(err)
-		}
-		o, r := ordered(t, Settings{Order: Sequential}, w), len(test.want)
-		for epoch := range uint64(3) {
-			var got []int64
-			for i := range uint64(r) {
-				got = append(got, o.start(epoch*uint64(r)+i))
-			}
-			if !slices.Equal(got, test.want) {
-				t.Errorf("join %v: epoch %d starts at %v, want %v", test.join, epoch, got, test.want)
-			}
-		}
-	}
-}
-
-func TestRandomStartsEverywhere(t *testing.T) {
+// Every epoch of a permutation has each disjoint window once, whatever the files and the ranks, and a row never leaves its file.
+func TestEpochsHaveEachWindowOnce(t *testing.T) {
+	const epochs = 3
 	for _, join := range []bool{false, true} {
-		runs, total := rooms(join, 10, 4, 8)
-		w, _ := newWindows(runs, ofBlock(3))
-		o, seen, want := ordered(t, Settings{Order: Random}, w), make([]bool, total), make([]bool, total)
-		for row := range uint64(1000) {
-			seen[o.start(row)] = true
-		}
+		runs, _ := rooms(join, 100, 4, 8, 81)
+		w, err := windowsIn(runs, 3)
+		must(t, err)
+		var want []int64
 		for _, run := range runs {
-			for i := range run.Len - 3 {
-				want[run.Start+i] = true
+			for i := int64(0); i+3 < run.Len; i += 3 { // the next token of each window is in the same file
+				want = append(want, run.Start+i)
 			}
 		}
-		if !slices.Equal(seen, want) {
-			t.Errorf("join %v: starts %v, want %v", join, seen, want)
-		}
-	}
-}
-
-func TestTooFewTokens(t *testing.T) {
-	for _, test := range []struct {
-		join bool
-		lens []int64
-		want string // "" for no error
-	}{
-		{false, []int64{2001}, ""},
-		{false, []int64{2000}, "shard0.bin: 2000 tokens, need at least block_size+1 = 2001"},
-		{false, []int64{9000, 2001, 2000}, "shard2.bin: 2000 tokens, need at least block_size+1 = 2001"},
-		{true, []int64{1000, 1000}, "shard0.bin: 2000 tokens, need at least block_size+1 = 2001"},
-		{true, []int64{1000, 1000, 1}, ""},
-	} {
-		runs, _ := rooms(test.join, test.lens...)
-		w, err := newWindows(runs, ofBlock(2000))
-		switch {
-		case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):
-			t.Errorf("%v, join %v: error %v, want %q", test.lens, test.join, err, test.want)
-		case test.want == "" && (err != nil || w.at(0) != 0 || w.disjointAt(0) != 0):
-			t.Errorf("%v, join %v: error %v", test.lens, test.join, err)
+		r := uint64(len(want))
+		for _, name := range []Order{Shuffle, Sequential} {
+			o := ordered(t, Settings{Order: name, Seed: 1337}, w)
+			for _, share := range []struct{ b, world int }{{1, 1}, {4, 1}, {3, 2}, {7, 5}, {64, 1}, {50, 3}} {
+				var got [epochs + 1][]int64
+				global := uint64(share.b * share.world)
+				for rank := range share.world {
+					q := &Sequence{Settings: Settings{BatchSize: share.b, Rank: rank, World: share.world}}
+					for k := range (epochs*r + global - 1) / global {
+						for j := range share.b {
+							epoch := min(q.Row(k, j)/r, epochs)
+							got[epoch] = append(got[epoch], o.start(q.Row(k, j)))
+						}
+					}
+				}
+				for epoch, got := range got[:epochs] {
+					if slices.Sort(got); !slices.Equal(got, want) {
+						t.Errorf("join %v, %s, %+v: epoch %d has %v, want %v", join, name, share, epoch, got, want)
+					}
+				}
+			}
 		}
 	}
 }
@@ -217,8 +146,8 @@ func FuzzStart(f *testing.F) {
 			return
 		}
 		runs, _ := rooms(join, a, b, c)
-		w, err := newWindows(runs, ofBlock(int(size)))
-		short := slices.ContainsFunc(runs, func(r cache.Run) bool { return r.Len < size+1 })
+		w, err := windowsIn(runs, int(size))
+		short := slices.ContainsFunc(runs, func(r array.Run) bool { return r.Len < size+1 })
 		if (err != nil) != short {
 			t.Fatalf("error %v for runs %v and T %d", err, runs, size)
 		}

@@ -2,23 +2,23 @@ package sampler
 
 import "math/bits"
 
-// A packer lays pieces of documents into rows of equal length, by best fit decreasing (Ding et al., "Fewer Truncations Improve
-// Language Modeling", 2024): the longest piece first, each into the fullest row that has room for it. It takes the same little
-// time for each piece, whatever the length of a row. It is not safe for concurrent use.
+// A packer lays segments of documents into rows of equal length, by best fit decreasing (Ding et al., "Fewer Truncations Improve
+// Language Modeling", 2024): the longest segment first, each into the fullest row that has room for it. It takes the same little
+// time for each segment, whatever the length of a row. It is not safe for concurrent use.
 type packer struct {
 	slots   int     // of a row
-	lengths shelves // pieces that are not in a row yet, longest first: by how much shorter than a row they are
+	lengths shelves // segments that are not in a row yet, longest first: by how much shorter than a row they are
 	rooms   shelves // rows by their room
-	row     []int32 // of each piece, in the order in which rows were begun
-	count   []int32 // of each row: its pieces
+	row     []int32 // of each segment, in the order in which rows were begun
+	count   []int32 // of each row: its segments
 }
 
 func newPacker(slots int) *packer {
 	return &packer{slots: slots, lengths: newShelves(slots + 1), rooms: newShelves(slots + 1)}
 }
 
-// pack sets row and count for pieces of these lengths, none of which is longer than a row. Of pieces of one length the first is
-// laid first. Of rows with equal room, that which a piece was laid into last takes the next.
+// pack sets row and count for segments of these lengths, none of which is longer than a row. Of segments of one length the first is
+// laid first. Of rows with equal room, that which a segment was laid into last takes the next.
 func (p *packer) pack(lengths []int32) {
 	p.row, p.count = append(p.row[:0], lengths...), p.count[:0]
 	p.lengths.hold(len(lengths))
@@ -27,7 +27,7 @@ func (p *packer) pack(lengths []int32) {
 		p.lengths.put(p.slots-int(lengths[i]), int32(i))
 	}
 	for key := p.lengths.from(0); key >= 0; key = p.lengths.from(key) {
-		piece, length := p.lengths.take(key), p.slots-key
+		segment, length := p.lengths.take(key), p.slots-key
 		room := p.rooms.from(length)
 		row := int32(len(p.count))
 		if room < 0 {
@@ -36,7 +36,7 @@ func (p *packer) pack(lengths []int32) {
 		} else {
 			row = p.rooms.take(room)
 		}
-		p.row[piece] = row
+		p.row[segment] = row
 		p.count[row]++
 		if room > length {
 			p.rooms.put(room-length, row)

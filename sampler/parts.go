@@ -53,6 +53,9 @@ type column struct {
 	numbers int // of an element
 }
 
+// text is number i of raw in words.
+func (c column) text(raw []byte, i int) string { return c.stored.Text(c.stored.Bits(raw[i*c.width:])) }
+
 func columnOf(a Array) column {
 	n := 1
 	for _, axis := range a.Axes() {
@@ -66,48 +69,22 @@ func newParts(s *Settings, arrays []Array, sources int) (parts, error) {
 	var all parts
 	for _, a := range arrays {
 		all.columns = append(all.columns, columnOf(a))
-	}
-	stored, to, t, main := all.columns[0].stored, s.DType, s.BlockSize, 1
-	tokens := func(name string, first, n int) part {
-		return part{name: name, dtype: to, first: first, shape: []int{n}, filler: int64(s.EOT)}
-	}
-	switch s.Layout {
-	case Elements:
-		all.list = []part{{name: "rows", dtype: to, shape: arrays[0].Axes()}}
-	case WholeRows:
-		all.list = []part{tokens("tokens", 0, t+1)}
-	default:
-		all.list, main = []part{tokens("x", 0, t), tokens("y", 1, t)}, 2
-		if s.MaskTargets {
-			all.list[1].masked, all.list[1].filler = true, maskedTarget
-		}
-	}
-	for _, a := range arrays {
 		if n := len(a.Axes()); n > MaxAxes {
 			return all, fmt.Errorf("%s: elements with %d axes; at most %d can be served", a.Runs()[0].Name, n, MaxAxes)
 		}
 	}
-	if !convertible(stored, to) {
-		return all, fmt.Errorf("numbers of dtype %s cannot be served as %s; leave dtype out, or set it to native", stored, to)
+	if stored := all.columns[0].stored; !convertible(stored, s.DType) {
+		return all, fmt.Errorf("numbers of dtype %s cannot be served as %s; leave dtype out, or set it to native", stored, s.DType)
 	}
-	var beside []part
-	for i, b := range s.Arrays {
-		c := all.columns[i+1]
-		p := part{name: b.Name, dtype: c.stored, column: i + 1, shape: arrays[i+1].Axes()}
-		if s.Layout != Elements {
-			p.shape = slices.Insert(slices.Clone(p.shape), 0, t)
-			if b.At == AtY {
-				p.first = c.numbers
-			}
-		}
-		beside = append(beside, p)
-	}
+	all.list = s.mainParts(arrays[0].Axes())
+	main := len(all.list)
+	beside := s.arrayParts(arrays, all.columns)
 	if s.Documents {
 		beside = append(beside,
-			part{name: "cu_seqlens", dtype: array.Int32, of: documentEnds, shape: []int{t + 1}},
-			part{name: "positions", dtype: array.Int32, of: documentIndex, shape: []int{t}})
+			part{name: "cu_seqlens", dtype: array.Int32, of: documentEnds, shape: []int{s.BlockSize + 1}},
+			part{name: "positions", dtype: array.Int32, of: documentIndex, shape: []int{s.BlockSize}})
 	}
-	if s.ofPieces() {
+	if s.ofSegments() {
 		beside = append(beside, part{name: "lengths", dtype: array.Int32, of: tokensOfRow})
 	}
 	if sources > 1 {
@@ -121,6 +98,39 @@ func newParts(s *Settings, arrays []Array, sources int) (parts, error) {
 	}
 	all.lay(s.BatchSize, main)
 	return all, nil
+}
+
+// mainParts are the main arrays of a batch, of elements with these axes.
+func (s *Settings) mainParts(axes []int) []part {
+	tokens := func(name string, first, n int) part {
+		return part{name: name, dtype: s.DType, first: first, shape: []int{n}, filler: int64(s.EOT)}
+	}
+	switch s.Layout {
+	case Elements:
+		return []part{{name: "rows", dtype: s.DType, shape: axes}}
+	case WholeRows:
+		return []part{tokens("tokens", 0, s.BlockSize+1)}
+	}
+	x, y := tokens("x", 0, s.BlockSize), tokens("y", 1, s.BlockSize)
+	if s.MaskTargets {
+		y.masked, y.filler = true, maskedTarget
+	}
+	return []part{x, y}
+}
+
+// arrayParts are the arrays beside the main one.
+func (s *Settings) arrayParts(arrays []Array, columns []column) (list []part) {
+	for i, b := range s.Arrays {
+		p := part{name: b.Name, dtype: columns[i+1].stored, column: i + 1, shape: arrays[i+1].Axes()}
+		if s.Layout != Elements {
+			p.shape = slices.Insert(slices.Clone(p.shape), 0, s.BlockSize)
+			if b.At == AtY {
+				p.first = columns[i+1].numbers
+			}
+		}
+		list = append(list, p)
+	}
+	return list
 }
 
 // maxBytes bounds the size of a batch, so that each byte has an offset.
@@ -147,7 +157,7 @@ func (all *parts) lay(rows, main int) {
 		for _, axis := range p.shape {
 			p.len *= axis
 		}
-		all.ends = all.ends || p.masked || p.of == documentEnds || p.of == documentIndex
+		all.ends = all.ends || p.masked || p.ofDocuments()
 		all.computed = all.computed || p.of != copied && p.of != sourceOfRow
 		arrays = append(arrays, array.Array{Name: p.name, DType: p.dtype, Shape: slices.Insert(slices.Clone(p.shape), 0, rows)})
 	}
@@ -156,6 +166,9 @@ func (all *parts) lay(rows, main int) {
 		all.list[i].offset = int(a.Offset)
 	}
 }
+
+// ofDocuments says that the part shows where documents end.
+func (p *part) ofDocuments() bool { return p.of == documentEnds || p.of == documentIndex }
 
 // rowBytes is the bytes that the part takes of a row.
 func (p *part) rowBytes() int { return p.len * p.size }

@@ -1,101 +1,14 @@
 package sampler
 
 import (
-	"bytes"
 	"fmt"
 	"reflect"
 	"slices"
-	"strings"
 	"testing"
 
 	"batchfs/cache"
 	"batchfs/cache/array"
 )
-
-// with is q with other parts.
-func (q *Sequence) with(p parts) *Sequence {
-	n := *q
-	p.columns = q.parts.columns
-	n.parts = p
-	return &n
-}
-
-// laid are parts of which the first two are main arrays.
-func laid(rows int, list ...part) parts {
-	all := parts{list: list}
-	all.lay(rows, 2)
-	return all
-}
-
-// A batch has the arrays that its list of parts says, whatever they take of a row: here also two behind x and y, of other dtypes
-// and other spans of the row, the first of them at an offset that is no multiple of its dtype's size.
-func TestMadeUpArrays(t *testing.T) {
-	const b, T = 3, 3
-	more := []part{
-		{name: "x", dtype: array.Uint16, first: 0, shape: []int{T}},
-		{name: "y", dtype: array.Uint16, first: 1, shape: []int{T}},
-		{name: "inner", dtype: array.Int64, first: 1, shape: []int{2}},
-		{name: "last", dtype: array.Uint32, first: T, shape: []int{1}},
-	}
-	list := []array.Array{
-		{Name: "x", DType: array.Uint16, Shape: []int{b, T}, Offset: 0},
-		{Name: "y", DType: array.Uint16, Shape: []int{b, T}, Offset: 18},
-		{Name: "inner", DType: array.Int64, Shape: []int{b, 2}, Offset: 36},
-		{Name: "last", DType: array.Uint32, Shape: []int{b, 1}, Offset: 84},
-	}
-	for _, sources := range [][][]int64{{{100, 9, 50}}, {{40}, {9, 30}}} {
-		tokens := stubs(array.Uint16, sources...)
-		s := Settings{Split: "train", BatchSize: b, BlockSize: T, DType: array.Uint16, Layout: XY, Order: Shuffle, World: 1,
-			Weights: slices.Repeat([]float64{1}, len(sources))}
-		q, err := New(tokens, s)
-		must(t, err)
-		for n := 2; n <= len(more); n++ {
-			q := q.with(laid(b, more[:n]...))
-			if got := q.Batch().Arrays; !reflect.DeepEqual(got, list[:n]) {
-				t.Fatalf("arrays %+v, want %+v", got, list[:n])
-			}
-			if q.Batch().MainBytes() != 36 || !slices.Equal(q.Batch().Stack().Shape, []int{2, b, T}) {
-				t.Fatalf("main arrays of %+v", q.Batch())
-			}
-			var all []byte
-			const batches = 2
-			for k := range uint64(batches) {
-				for _, p := range more[:n] {
-					for j := range b {
-						for i := range p.len {
-							all = appendToken(all, position(tokens, q, k, j)+int64(p.first+i), p.dtype.Size())
-						}
-					}
-				}
-			}
-			dst := make([]byte, len(all))
-			for from := range all {
-				for to := from; to <= len(all); to++ {
-					clear(dst)
-					must(t, q.Read(dst[from:to], 0, int64(from)))
-					if !bytes.Equal(dst[from:to], all[from:to]) {
-						t.Fatalf("%d arrays: bytes %d to %d are % x, want % x", n, from, to, dst[from:to], all[from:to])
-					}
-				}
-			}
-		}
-	}
-}
-
-// Each array has its own dtype to overflow.
-func TestMadeUpArrayOverflows(t *testing.T) {
-	path := holding(t, 4, []int64{0, 1, 2, 3, 70_000})
-	q := sequence(t, path, cache.Options{DType: array.Uint32}, Settings{BatchSize: 1, BlockSize: 4, DType: array.Uint32, Order: Sequential})
-	q = q.with(laid(1, append(slices.Clone(q.parts.list), part{name: "narrow", dtype: array.Uint16, first: 3, shape: []int{2}})...))
-	dst := make([]byte, q.Batch().Bytes())
-	must(t, q.Read(dst[:34], 0, 0)) // x, y, and of narrow the token that fits
-	for n := 35; n <= 36; n++ {
-		want := path[0] + ": token 4 is 70000, which dtype uint16 cannot hold"
-		if err := q.Read(dst[:n], 0, 0); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%d bytes: error %v, want %s", n, err, want)
-		}
-	}
-}
 
 // Elements say where a token of a row stands: those and no others of the batch hold it.
 func TestElements(t *testing.T) {

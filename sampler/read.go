@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sort"
 	"sync"
 
-	"batchfs/cache"
 	"batchfs/cache/array"
 )
 
@@ -17,9 +17,9 @@ type request struct {
 	sequence *Sequence
 	dst      []byte
 	plans    []plan // one for each array of each source, source after source
-	planned  int    // rows of all plans, and pieces of rows
-	source   int    // that is being read
-	column   int    // of it
+	planned  int    // rows of all plans, and segments of rows
+	source   int    // whose array is being read
+	column   int    // number of that array
 	shown    []span // of the batch that is being planned, the rows that dst shows of each part
 	edge     []byte // numbers of which dst shows the first or the last in part
 	ends     []int  // of planned rows: the indexes in the row behind the last tokens of documents
@@ -35,22 +35,37 @@ var requests = sync.Pool{New: func() any {
 
 // A plan is the windows to be fetched of one array; rows[i] is what windows[i] is fetched for.
 type plan struct {
-	windows []cache.Window
+	windows []array.Window
 	rows    []row
 }
 
 // A row is one of a batch that dst shows, at least in part.
 type row struct {
-	base  int  // byte of dst at which the row's batch begins; it may lie before dst
-	j     int  // of that batch
-	first int  // index in the row of the window's first number
-	ends  span // of request.ends
+	base   int // byte of dst at which the row's batch begins; it may lie before dst
+	j      int // number of the row in the batch
+	source int
+	ends   span // in request.ends
+	first  int  // index in the row of the first number of a window
+}
+
+// A view is what dst shows of the numbers of a part in one row.
+type view struct {
+	*part
+	at   int // byte of dst at which the first number of the part begins in the row; it may lie before dst
+	span     // the numbers shown
+}
+
+func (req *request) view(p *part, r row) view {
+	at := p.row(r.base, r.j)
+	return view{p, at, overlap(at, p.size, p.len, len(req.dst))}
 }
 
 // A span is [from, to).
 type span struct{ from, to int }
 
 func (s span) has(i int) bool { return i >= s.from && i < s.to }
+
+func (s span) empty() bool { return s.from >= s.to }
 
 // overlap returns which of count units have bytes in [0, n). The units are size bytes each, one after the other from byte at
 // on; at may be negative.
@@ -88,27 +103,27 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 
 // Windows calls visit for the windows that batch k needs of each source's arrays, row after row, until it returns false. It returns whether
 // visit never did, and whether it is known where the documents end that rows are made of. There are none beyond the last batch.
-func (q *Sequence) Windows(k uint64, visit func(source, column int, w cache.Window) bool) bool {
+func (q *Sequence) Windows(k uint64, visit func(source, column int, w array.Window) bool) bool {
 	if k >= MaxBatches {
 		return true
 	}
 	for j := range q.BatchSize {
 		source, start := q.Start(k, j)
 		from := &q.sources[source]
-		needs := func(p Piece) error {
+		needs := func(p Segment) error {
 			for c, column := range q.parts.columns {
 				n := min(int64(p.Len), from.arrays[c].Len()-p.Start)
-				if !visit(source, c, cache.Window{Start: p.Start * int64(column.numbers), Len: int(n) * column.numbers}) {
+				if !visit(source, c, array.Window{Start: p.Start * int64(column.numbers), Len: int(n) * column.numbers}) {
 					return errEnough
 				}
 			}
 			return nil
 		}
 		var err error
-		if rows := from.windows.pieces; rows != nil {
+		if rows := from.windows.segments; rows != nil {
 			err = rows.at(start, needs)
 		} else {
-			err = needs(Piece{Start: start, Len: int(from.windows.len)})
+			err = needs(Segment{Start: start, Len: int(from.windows.len)})
 		}
 		if err != nil {
 			return false
@@ -155,28 +170,27 @@ func (req *request) end() { req.sequence, req.dst = nil, nil }
 
 // planBatch plans the rows of batch k, which begins at byte base of dst, that dst shows. Of many it fetches the first ones.
 func (req *request) planBatch(k uint64, base int) error {
-	q := req.sequence
 	req.shown = req.shown[:0]
-	for i := range q.parts.list {
-		p := &q.parts.list[i]
-		shown := overlap(p.row(base, 0), p.rowBytes(), q.BatchSize, len(req.dst))
-		if p.of == sourceOfRow { // which is known without the row's start
+	for i := range req.sequence.parts.list {
+		p := &req.sequence.parts.list[i]
+		shown := overlap(p.row(base, 0), p.rowBytes(), req.sequence.BatchSize, len(req.dst))
+		if p.of == sourceOfRow { // known without the row's start
 			for j := shown.from; j < shown.to; j++ {
-				source, _ := q.place(k, j)
-				req.putSame(p, base, j, span{0, 1}, int64(source))
+				source, _ := req.sequence.place(k, j)
+				req.putSame(req.view(p, row{base: base, j: j}), int64(source))
 			}
-			shown = span{}
+			continue
 		}
 		for j := shown.from; j < shown.to; j++ {
-			if req.isPlanned(j) {
-				continue
+			if slices.ContainsFunc(req.shown, func(s span) bool { return s.has(j) }) {
+				continue // it is planned
 			}
 			if req.planned >= maxPlanned {
 				if err := req.fetch(); err != nil {
 					return err
 				}
 			}
-			if err := req.planRow(k, base, j); err != nil {
+			if err := req.planRow(k, row{base: base, j: j}); err != nil {
 				return err
 			}
 			req.planned++
@@ -186,69 +200,62 @@ func (req *request) planBatch(k uint64, base int) error {
 	return nil
 }
 
-// isPlanned reports whether an earlier part shows row j.
-func (req *request) isPlanned(j int) bool {
-	for _, s := range req.shown {
-		if s.has(j) {
-			return true
-		}
-	}
-	return false
-}
-
-// planRow plans the windows that row j of batch k needs for what dst shows of its parts, and puts what is in no file.
-func (req *request) planRow(k uint64, base, j int) error {
+// planRow plans the windows that a row of batch k needs for what dst shows of its parts, and puts what is in no file.
+func (req *request) planRow(k uint64, r row) error {
 	q := req.sequence
-	source, start := q.Start(k, j)
-	ends, used := span{from: len(req.ends)}, q.BlockSize+1
-	var err error
-	switch rows := q.sources[source].windows.pieces; {
-	case rows != nil:
-		err = rows.at(start, func(p Piece) error {
+	source, start := q.Start(k, r.j)
+	from := &q.sources[source]
+	r.ends, r.source = span{len(req.ends), len(req.ends)}, source
+	used := q.BlockSize + 1
+	if rows := from.windows.segments; rows != nil {
+		err := rows.at(start, func(p Segment) error {
+			r := r
 			if p.At > 0 {
 				req.ends = append(req.ends, p.At)
+				// Only the end before a segment is masked with it: that of the last one is with what fills the row up.
+				r.ends = span{len(req.ends) - 1, len(req.ends)}
 			}
-			// Only the end before a piece is masked with it: that of the last one is with what fills the row up.
-			before := span{max(len(req.ends)-1, ends.from), len(req.ends)}
-			req.planWindows(base, j, source, p.Start-int64(p.At), span{p.At, p.At + p.Len}, before)
+			req.planWindows(r, p.Start-int64(p.At), span{p.At, p.At + p.Len})
 			used = p.At + p.Len
 			return nil
 		})
+		if err != nil {
+			return err
+		}
 		req.ends = append(req.ends, used)
-		req.planned += len(req.ends) - ends.from - 1
-	case q.parts.ends && q.Ends == EndsByIndex:
-		err = req.endsAfter(source, start)
-	}
-	if err != nil {
-		return err
-	}
-	ends.to = len(req.ends)
-	if q.sources[source].windows.pieces == nil {
-		req.planWindows(base, j, source, start, span{0, used}, ends)
+		r.ends.to = len(req.ends)
+		req.planned += r.ends.to - r.ends.from - 1
+	} else {
+		if q.parts.ends && q.Ends == EndsByIndex {
+			if err := req.endsAfter(from.documents, start); err != nil {
+				return err
+			}
+			r.ends.to = len(req.ends)
+		}
+		req.planWindows(r, start, span{0, used})
 	}
 	if q.parts.computed {
-		req.putRow(base, j, used, req.ends[ends.from:ends.to])
+		req.putRow(r, used)
 	}
 	return nil
 }
 
-// planWindows plans the windows for what dst shows of some indexes of row j, which lie side by side in a source. start is where index 0
-// would be.
-func (req *request) planWindows(base, j, source int, start int64, indexes, ends span) {
+// planWindows plans the windows for what dst shows of some indexes of a row, which lie side by side in its source. start is where index
+// 0 would be.
+func (req *request) planWindows(r row, start int64, indexes span) {
 	q := req.sequence
 	for c, column := range q.parts.columns {
 		lo, hi := math.MaxInt, 0
 		for i := range q.parts.list {
-			p := &q.parts.list[i]
-			s := overlap(p.row(base, j), p.size, p.len, len(req.dst))
+			v := req.view(&q.parts.list[i], r)
 			switch {
-			case s.from == s.to:
-			case p.of == copied && p.column == c:
-				lo, hi = min(lo, p.first+s.from), max(hi, p.first+s.to)
-				if p.masked && q.Ends == EndsByToken {
-					lo = min(lo, s.from) // the token before a target may be the last of its document
+			case v.empty():
+			case v.of == copied && v.column == c:
+				lo, hi = min(lo, v.first+v.from), max(hi, v.first+v.to)
+				if v.masked && q.Ends == EndsByToken {
+					lo = min(lo, v.from) // the token before a target may be the last of its document
 				}
-			case c == 0 && q.Ends == EndsByToken && (p.of == documentEnds || p.of == documentIndex):
+			case c == 0 && q.Ends == EndsByToken && v.ofDocuments():
 				lo, hi = 0, max(hi, q.BlockSize) // any token may be the last of a document
 			}
 		}
@@ -256,39 +263,34 @@ func (req *request) planWindows(base, j, source int, start int64, indexes, ends 
 		if lo >= hi {
 			continue
 		}
-		to := &req.plans[source*len(q.parts.columns)+c]
-		to.windows = append(to.windows, cache.Window{Start: start*int64(column.numbers) + int64(lo), Len: hi - lo})
-		to.rows = append(to.rows, row{base, j, lo, ends})
+		r.first = lo
+		to := &req.plans[r.source*len(q.parts.columns)+c]
+		to.windows = append(to.windows, array.Window{Start: start*int64(column.numbers) + int64(lo), Len: hi - lo})
+		to.rows = append(to.rows, r)
 	}
 }
 
-// putRow puts the numbers of row j that are in no file. used is how many of its indexes have tokens.
-func (req *request) putRow(base, j, used int, ends []int) {
+// putRow puts the numbers of a row that are in no file. used is how many of its indexes have tokens.
+func (req *request) putRow(r row, used int) {
 	q := req.sequence
 	for i := range q.parts.list {
-		p := &q.parts.list[i]
-		s := overlap(p.row(base, j), p.size, p.len, len(req.dst))
-		if s.from == s.to {
-			continue
-		}
-		switch p.of {
-		case copied:
-			if s.from = max(s.from, used*q.parts.columns[p.column].numbers-p.first); s.from < s.to {
-				req.putSame(p, base, j, s, p.filler)
-			}
-		case tokensOfRow:
-			req.putSame(p, base, j, s, int64(min(used, q.BlockSize)))
-		case documentEnds, documentIndex:
-			if q.Ends != EndsByToken {
-				req.putDocuments(p, base, j, s, ends)
-			}
+		v := req.view(&q.parts.list[i], r)
+		switch {
+		case v.empty():
+		case v.of == copied:
+			v.from = max(v.from, used*q.parts.columns[v.column].numbers-v.first)
+			req.putSame(v, v.filler)
+		case v.of == tokensOfRow:
+			req.putSame(v, int64(min(used, q.BlockSize)))
+		case v.ofDocuments() && q.Ends != EndsByToken:
+			req.putDocuments(v, req.ends[r.ends.from:r.ends.to])
 		}
 	}
 }
 
-// endsAfter notes the ends of the documents of a row that begins at a position of a source.
-func (req *request) endsAfter(source int, start int64) error {
-	documents, t := req.sequence.sources[source].documents, int64(req.sequence.BlockSize)
+// endsAfter notes the ends of the documents of a row that begins at a position.
+func (req *request) endsAfter(documents Documents, start int64) error {
+	t := int64(req.sequence.BlockSize)
 	i, err := documents.Of(start)
 	if err != nil {
 		return err
@@ -312,12 +314,13 @@ func (req *request) endsAfter(source int, start int64) error {
 
 // copyRow puts the numbers of window i of the current array where dst shows them.
 func (req *request) copyRow(i int, raw []byte) error {
-	q, from := req.sequence, &req.plans[req.source*len(req.sequence.parts.columns)+req.column]
-	r, column := from.rows[i], q.parts.columns[req.column]
+	q := req.sequence
+	from, column := &req.plans[req.source*len(q.parts.columns)+req.column], q.parts.columns[req.column]
+	r, start := from.rows[i], from.windows[i].Start
 	var ends []int
 	if req.column == 0 {
-		if bad := q.sources[req.source].vocab.find(raw); bad >= 0 {
-			return q.beyond(req.source, from.windows[i].Start+int64(bad), column.stored.Text(column.stored.Bits(raw[bad*column.width:])))
+		if bad := q.sources[r.source].vocab.find(raw); bad >= 0 {
+			return q.beyond(r.source, start+int64(bad), column.text(raw, bad))
 		}
 		ends = req.ends[r.ends.from:r.ends.to]
 		if q.parts.ends && q.Ends == EndsByToken {
@@ -326,43 +329,34 @@ func (req *request) copyRow(i int, raw []byte) error {
 		}
 	}
 	for n := range q.parts.list {
-		p := &q.parts.list[n]
-		if p.of == copied && p.column != req.column || p.of != copied && req.column > 0 {
+		v := req.view(&q.parts.list[n], r)
+		if v.ofDocuments() && req.column == 0 && q.Ends == EndsByToken && !v.empty() {
+			req.putDocuments(v, ends)
+		}
+		v.span = span{max(v.from, r.first-v.first), min(v.to, r.first+len(raw)/column.width-v.first)}
+		if v.of != copied || v.column != req.column || v.empty() {
 			continue
 		}
-		at := p.row(r.base, r.j)
-		s := overlap(at, p.size, p.len, len(req.dst))
-		if p.of != copied {
-			if s.from < s.to && q.Ends == EndsByToken && (p.of == documentEnds || p.of == documentIndex) {
-				req.putDocuments(p, r.base, r.j, s, ends)
-			}
-			continue
+		first := v.first + v.from - r.first // of the part's numbers in raw
+		if bad := req.put(v, raw[first*column.width:][:(v.to-v.from)*column.width], column); bad >= 0 {
+			return q.overflow(r.source, req.column, start+int64(first+bad), column.text(raw, first+bad), v.dtype)
 		}
-		s = span{max(s.from, r.first-p.first), min(s.to, r.first+len(raw)/column.width-p.first)}
-		if s.from >= s.to {
-			continue
-		}
-		first := p.first + s.from - r.first // of the part's numbers in raw
-		raw := raw[first*column.width:][:(s.to-s.from)*column.width]
-		if bad := req.put(at+s.from*p.size, raw, p, column); bad >= 0 {
-			return q.overflow(req.source, req.column, from.windows[i].Start+int64(first+bad), column.stored.Text(column.stored.Bits(raw[bad*column.width:])), p.dtype)
-		}
-		if p.masked {
-			req.mask(p, at, s, ends)
+		if v.masked {
+			req.mask(v, ends)
 		}
 	}
 	return nil
 }
 
-// put converts raw to numbers of a part from byte at of dst on, where the first and the last number may lie in dst in part. It
-// returns the index of a number that does not fit the part's dtype, or -1.
-func (req *request) put(at int, raw []byte, p *part, from column) (bad int) {
-	n := len(raw) / from.width * p.size
+// put converts raw to the numbers of a view, the first and the last of which may lie in dst in part. It returns the index of a number
+// that does not fit the part's dtype, or -1.
+func (req *request) put(v view, raw []byte, from column) (bad int) {
+	at, n := v.at+v.from*v.size, (v.to-v.from)*v.size
 	if at >= 0 && at+n <= len(req.dst) {
-		return convert(req.dst[at:at+n], raw, p.dtype, from.stored)
+		return convert(req.dst[at:at+n], raw, v.dtype, from.stored)
 	}
 	whole := req.edgeOf(n)
-	bad = convert(whole, raw, p.dtype, from.stored)
+	bad = convert(whole, raw, v.dtype, from.stored)
 	req.putEdge(at, whole)
 	return bad
 }
@@ -382,14 +376,11 @@ func (req *request) putEdge(at int, whole []byte) {
 	}
 }
 
-// mask marks the targets shown of part p, y, that are not of the document of the token before. The row begins at byte at of dst.
-func (req *request) mask(p *part, at int, s span, ends []int) {
-	var masked [8]byte
-	target := int64(maskedTarget)
-	binary.LittleEndian.PutUint64(masked[:], uint64(target))
+// mask marks the targets of a view that are not of the document of the token before.
+func (req *request) mask(v view, ends []int) {
 	for _, end := range ends {
-		if t := end - 1; s.has(t) {
-			req.putEdge(at+t*p.size, masked[:p.size])
+		if t := end - 1; v.has(t) {
+			req.putSame(view{v.part, v.at, span{t, t + 1}}, maskedTarget)
 		}
 	}
 }
@@ -416,17 +407,18 @@ func endsIn[N uinteger](ends []int, tokens []N, eot uint64, first int) []int {
 	return ends
 }
 
-// putDocuments puts the numbers shown of a part that says where documents end.
-func (req *request) putDocuments(p *part, base, j int, s span, ends []int) {
+// putDocuments puts the numbers of a view of a part that says where documents end.
+func (req *request) putDocuments(v view, ends []int) {
 	t := req.sequence.BlockSize
 	for len(ends) > 0 && ends[len(ends)-1] >= t {
 		ends = ends[:len(ends)-1]
 	}
-	whole := req.edgeOf((s.to - s.from) * p.size)
+	from, to := v.from, v.to
+	whole := req.edgeOf((to - from) * v.size)
 	numbers := as[int32](whole)
-	if p.of == documentEnds {
+	if v.of == documentEnds {
 		for i := range numbers {
-			switch column := s.from + i; {
+			switch column := from + i; {
 			case column == 0:
 				numbers[i] = 0
 			case column <= len(ends):
@@ -436,49 +428,42 @@ func (req *request) putDocuments(p *part, base, j int, s span, ends []int) {
 			}
 		}
 	} else {
-		next, begin := 0, 0 // of ends, and of the document
-		if next = before(ends, s.from); next > 0 {
+		next, begin := sort.SearchInts(ends, from+1), 0 // in ends, and of the document
+		if next > 0 {
 			begin = ends[next-1]
 		}
-		for column := s.from; column < s.to; {
-			end := s.to
+		for column := from; column < to; next++ {
+			end := to
 			if next < len(ends) {
 				end = min(ends[next], end)
 			}
-			for i := range numbers[column-s.from : end-s.from] {
-				numbers[column-s.from+i] = int32(column + i - begin)
+			for i := range numbers[column-from : end-from] {
+				numbers[column-from+i] = int32(column + i - begin)
 			}
 			column, begin = end, end
-			next++
 		}
 	}
-	req.putEdge(p.row(base, j)+s.from*p.size, whole)
+	req.putEdge(v.at+from*v.size, whole)
 }
 
-// before returns how many ends are at or before an index.
-func before(ends []int, index int) int {
-	n, found := slices.BinarySearch(ends, index)
-	if found {
-		n++
+// putSame puts one number as all of a view.
+func (req *request) putSame(v view, value int64) {
+	if v.empty() {
+		return
 	}
-	return n
-}
-
-// putSame puts one number as numbers s of row j of a part.
-func (req *request) putSame(p *part, base, j int, s span, value int64) {
 	var number [8]byte
 	binary.LittleEndian.PutUint64(number[:], uint64(value))
-	whole := req.edgeOf((s.to - s.from) * p.size)
-	for done := copy(whole, number[:p.size]); done < len(whole); done *= 2 {
+	whole := req.edgeOf((v.to - v.from) * v.size)
+	for done := copy(whole, number[:v.size]); done < len(whole); done *= 2 {
 		copy(whole[done:], whole[:done])
 	}
-	req.putEdge(p.row(base, j)+s.from*p.size, whole)
+	req.putEdge(v.at+v.from*v.size, whole)
 }
 
 // beyond is the error for the token at a position of a source that is beyond the vocabulary.
 func (q *Sequence) beyond(source int, pos int64, token string) error {
 	tokens := q.sources[source].arrays[0]
-	return &cache.VocabularyError{Place: tokens.Locate(pos), Token: token, Size: tokens.VocabSize()}
+	return &array.VocabularyError{Place: tokens.Locate(pos), Token: token, Size: tokens.VocabSize()}
 }
 
 // overflow is the error for number i of an array of a source.

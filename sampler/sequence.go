@@ -130,16 +130,16 @@ func (s *Settings) suits(sources []source) error {
 		return fmt.Errorf("mask_targets is for y, which layout %s does not have; say layout = \"xy\"", s.Layout)
 	case s.MaskTargets && !slices.Contains([]array.DType{array.Int16, array.Int32, array.Int64}, s.DType):
 		return fmt.Errorf("mask_targets sets targets to %d, which dtype %s cannot hold; say dtype = \"int64\"", maskedTarget, s.DType)
-	case !tokens && s.ofPieces():
+	case !tokens && s.ofSegments():
 		return fmt.Errorf("layout rows has no documents; leave out rows = %q", s.Rows)
 	case s.Rows == Packed && s.BlockSize > MaxPacked:
 		return fmt.Errorf("packed rows need a block_size of %d at most (got %d)", MaxPacked, s.BlockSize)
-	case s.ofPieces() && s.DType.IsInteger() && !holds(s.DType, s.EOT):
+	case s.ofSegments() && s.DType.IsInteger() && !holds(s.DType, s.EOT):
 		return fmt.Errorf("rows are filled up with eot, %d, which dtype %s cannot hold; set dtype to one that can, e.g. int64", s.EOT, s.DType)
-	case (s.Documents || s.ofPieces()) && s.BlockSize > math.MaxInt32:
+	case (s.Documents || s.ofSegments()) && s.BlockSize > math.MaxInt32:
 		return fmt.Errorf("documents need a block_size of %d at most (got %d)", math.MaxInt32, s.BlockSize)
 	}
-	if s.Ends != EndsByIndex && !s.ofPieces() {
+	if s.Ends != EndsByIndex && !s.ofSegments() {
 		return nil
 	}
 	for _, source := range sources {
@@ -204,20 +204,20 @@ func (q *Sequence) place(k uint64, j int) (source int, index uint64) {
 }
 
 // Start is where row j of batch k begins: a source, counted from 0, and a position among the tokens of that source. For rows that are
-// made of documents it is the number of the row among those of the source instead: see Pieces.
+// made of documents it is the number of the row among those of the source instead: see Segments.
 func (q *Sequence) Start(k uint64, j int) (source int, start int64) {
 	source, index := q.place(k, j)
 	return source, q.sources[source].order.start(index)
 }
 
-// Pieces are what row j of batch k is made of: a source, counted from 0, and pieces of its documents, from the first token of the row
-// on. A row of Windows is one piece, of all of its tokens; its Document is that of the first. The error is one of reading where
+// Segments are what row j of batch k is made of: a source, counted from 0, and segments of its documents, from the first token of the row
+// on. A row of Windows is one segment, of all of its tokens; its Document is that of the first. The error is one of reading where
 // documents end.
-func (q *Sequence) Pieces(k uint64, j int) (source int, list []Piece, err error) {
+func (q *Sequence) Segments(k uint64, j int) (source int, list []Segment, err error) {
 	source, start := q.Start(k, j)
 	from := q.sources[source]
-	if rows := from.windows.pieces; rows != nil {
-		err = rows.at(start, func(p Piece) error {
+	if rows := from.windows.segments; rows != nil {
+		err = rows.at(start, func(p Segment) error {
 			list = append(list, p)
 			return nil
 		})
@@ -227,7 +227,7 @@ func (q *Sequence) Pieces(k uint64, j int) (source int, list []Piece, err error)
 	if q.Ends == EndsByIndex {
 		document, err = from.documents.Of(start)
 	}
-	return source, []Piece{{start, int(from.windows.len), 0, document}}, err
+	return source, []Segment{{start, int(from.windows.len), 0, document}}, err
 }
 
 // Groups are, of each source, how many rows its documents have up to each of their groups; nil for rows of Windows. They are not the
@@ -235,8 +235,8 @@ func (q *Sequence) Pieces(k uint64, j int) (source int, list []Piece, err error)
 func (q *Sequence) Groups() (all [][]int64) {
 	for _, s := range q.sources {
 		var sums []int64
-		if s.windows.pieces != nil {
-			sums = s.windows.pieces.sums
+		if s.windows.segments != nil {
+			sums = s.windows.segments.sums
 		}
 		all = append(all, sums)
 	}

@@ -128,23 +128,6 @@ func TestYIsXShiftedByOne(t *testing.T) {
 	}
 }
 
-func TestLayoutsAgree(t *testing.T) {
-	paths := files(t, 2, 100, 50)
-	xy := sequence(t, paths, cache.Options{DType: array.Uint16}, Settings{Layout: XY})
-	whole := sequence(t, paths, cache.Options{DType: array.Uint16}, Settings{Layout: WholeRows})
-	for k := range uint64(20) {
-		xy, whole := rows(read(t, xy, k), 8), rows(read(t, whole, k), 9)
-		for j, row := range whole {
-			if !slices.Equal(row[:8], xy[j]) || !slices.Equal(row[1:], xy[4+j]) {
-				t.Fatalf("batch %d: row %d is %v, x %v, y %v", k, j, row, xy[j], xy[4+j])
-			}
-		}
-	}
-	if got := fmt.Sprint(xy.Batch().Stack().Shape, xy.Batch().Bytes(), whole.Batch().Stack().Shape, whole.Batch().Bytes()); got != "[2 4 8] 512 [4 9] 288" {
-		t.Error(got)
-	}
-}
-
 // With batch_size*world held constant, the ranks together see the same rows in the same order.
 func TestRanksAreDisjointAndElastic(t *testing.T) {
 	paths := files(t, 2, 5000, 3000)
@@ -175,46 +158,6 @@ func TestRanksAreDisjointAndElastic(t *testing.T) {
 	}
 }
 
-func TestEpoch(t *testing.T) {
-	paths := files(t, 2, 10*8+1, 3*8, 8+1) // 10, 2 and 1 windows
-	for rank := range 2 {
-		q := sequence(t, paths, cache.Options{DType: array.Uint16}, Settings{BatchSize: 3, Order: Sequential, Rank: rank, World: 2})
-		if q.RowsPerEpoch() != 13 || q.BatchesPerEpoch() != 3 { // 13 rows at 6 a batch
-			t.Errorf("%d rows and %d batches an epoch", q.RowsPerEpoch(), q.BatchesPerEpoch())
-		}
-	}
-}
-
-// A token is its number, never a negative one and never a wrapped one.
-func TestDTypesWiden(t *testing.T) {
-	size := map[array.DType]int{array.Uint16: 2, array.Uint32: 4, array.Int32: 4, array.Int64: 8}
-	for _, width := range []int{2, 4} {
-		for _, dtype := range []array.DType{array.Uint16, array.Uint32, array.Int32, array.Int64, Native} {
-			values := []int64{0, 1, 32767, 32768, 65535}
-			if width == 4 && dtype != array.Uint16 {
-				values = append(values, 65536, 1<<31-1)
-			}
-			if width == 4 && (dtype == array.Uint32 || dtype == array.Int64 || dtype == Native) {
-				values = append(values, 1<<31, 1<<32-1)
-			}
-			q := sequence(t, holding(t, width, values), cache.Options{DType: unsigned(width)},
-				Settings{BatchSize: 1, BlockSize: len(values) - 1, DType: dtype, Layout: WholeRows})
-			var want []byte
-			for _, v := range values {
-				n := size[dtype]
-				def(&n, width)
-				want = appendToken(want, v, n)
-			}
-			if got := read(t, q, 0); !bytes.Equal(got, want) {
-				t.Errorf("%d bytes to %s: % x, want % x", width, dtype, got, want)
-			}
-			if dtype == Native && q.DType.Size() != width {
-				t.Errorf("native of %d bytes became %s", width, q.DType)
-			}
-		}
-	}
-}
-
 // holding writes files of one list of tokens each.
 func holding(t testing.TB, width int, lists ...[]int64) (paths []string) {
 	t.Helper()
@@ -230,45 +173,37 @@ func holding(t testing.TB, width int, lists ...[]int64) (paths []string) {
 	return paths
 }
 
-func TestTokenThatDoesNotFit(t *testing.T) {
+// A token that the dtype cannot hold, or that is beyond the vocabulary, is an error of every read that shows it, and of no other.
+func TestTokensAreRefused(t *testing.T) {
 	for _, test := range []struct {
-		dtype array.DType
-		value int64
-	}{{array.Uint16, 65536}, {array.Uint16, 1<<32 - 1}, {array.Int32, 1 << 31}, {array.Int32, 1<<32 - 1}} {
+		stored, dtype array.DType
+		value, vocab  int64
+		want          string
+	}{
+		{array.Uint32, array.Uint16, 65536, 0, "stub: token 7 is 65536, which dtype uint16 cannot hold; set dtype to one that can"},
+		{array.Uint32, array.Uint16, 1<<32 - 1, 0, "stub: token 7 is 4294967295, which dtype uint16 cannot hold; set dtype to one that can"},
+		{array.Uint32, array.Int32, 1 << 31, 0, "stub: token 7 is 2147483648, which dtype int32 cannot hold; set dtype to one that can"},
+		{array.Uint16, array.Uint16, 8, 8, (&array.VocabularyError{Place: array.Place{Path: "stub", Index: 7}, Token: "8", Size: 8}).Error()},
+		{array.Uint32, array.Int64, 8, 8, (&array.VocabularyError{Place: array.Place{Path: "stub", Index: 7}, Token: "8", Size: 8}).Error()},
+	} {
 		for _, layout := range []Layout{XY, WholeRows} {
-			paths := holding(t, 4, []int64{0, 1, 2, 3, 4}, []int64{5, 6, 7, test.value, 8})
-			q := sequence(t, paths, cache.Options{DType: array.Uint32}, Settings{BatchSize: 1, BlockSize: 4, DType: test.dtype, Layout: layout, Order: Sequential})
+			tokens := &listed{stub: stub{dtype: test.stored, vocab: test.vocab}, list: []int64{0, 1, 2, 3, 4, 5, 6, test.value, 4}}
+			tokens.runs, _ = rooms(false, 9)
+			q, err := New([]Source{{Main: tokens}}, Settings{BatchSize: 1, BlockSize: 4, DType: test.dtype, Layout: layout, Order: Sequential, World: 1})
+			must(t, err)
 			read(t, q, 0)
 			batch := make([]byte, q.Batch().Bytes())
-			for off := range q.Batch().Bytes() { // also where the token is only partly asked for
+			last := q.Batch().Bytes() - int64(q.DType.Size()) // y, or the row, ends with a token after the one that is refused
+			for off := range q.Batch().Bytes() {              // also where the token is only partly asked for
 				err := q.Read(batch[off:], 1, off)
-				last := q.Batch().Bytes() - int64(q.DType.Size()) // y, or the row, ends with a token after the one that is too great
-				want := fmt.Sprintf("%s: token 3 is %d, which dtype %s cannot hold; set dtype to one that can", paths[1], test.value, test.dtype)
-				if off < last && (err == nil || !strings.Contains(err.Error(), want)) {
-					t.Fatalf("from byte %d: error %v, want %q", off, err, want)
+				if off < last && (err == nil || !strings.Contains(err.Error(), test.want)) {
+					t.Fatalf("from byte %d: error %v, want %q", off, err, test.want)
 				}
 				if off >= last {
 					must(t, err)
 				}
 			}
 		}
-	}
-}
-
-func TestNewNeedsAWindow(t *testing.T) {
-	tokens := openSources(t, [][]string{files(t, 2, 2000)}, cache.Options{DType: array.Uint16})
-	const want = "shard0.bin: 2000 tokens, need at least block_size+1 = 2001"
-	if _, err := New(tokens, Settings{BatchSize: 1, BlockSize: 2000, World: 1}); err == nil || !strings.HasSuffix(err.Error(), want) {
-		t.Errorf("error %v, want %q", err, want)
-	}
-	sequence(t, files(t, 2, 2001), cache.Options{DType: array.Uint16}, Settings{BlockSize: 2000})
-}
-
-// Every row of every batch has a number of its own in 64 bits.
-func TestLastRow(t *testing.T) {
-	q := Sequence{Settings: Settings{BatchSize: 1 << 12, World: 1 << 12, Rank: 1<<12 - 1}}
-	if got := q.Row(MaxBatches-1, 1<<12-1); got != 1<<64-1 {
-		t.Errorf("the last row is %d", got)
 	}
 }
 

@@ -87,8 +87,8 @@ const (
 	Packed        Rows = "packed"         // whole documents, as many as fit; a longer one is cut
 )
 
-// ofPieces says that rows are made of pieces of documents, so that some are not full.
-func (s *Settings) ofPieces() bool { return s.Rows != "" && s.Rows != Windows }
+// ofSegments says that rows are made of segments of documents, so that some are not full.
+func (s *Settings) ofSegments() bool { return s.Rows != "" && s.Rows != Windows }
 
 // MaxPacked bounds the block size of packed rows, because to pack takes memory for each length.
 const MaxPacked = 1 << 20

@@ -16,8 +16,8 @@ type share struct {
 // whole is the share of one who has all windows.
 func (w *windows) whole() share {
 	s := share{windows: w, n: w.disjoint}
-	if w.pieces != nil {
-		groups := int64(len(w.pieces.sums))
+	if w.segments != nil {
+		groups := int64(len(w.segments.sums))
 		s.block = (w.disjoint + groups - 1) / groups
 	}
 	return s

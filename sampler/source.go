@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"hash/fnv"
 
-	"batchfs/cache"
 	"batchfs/cache/array"
 )
 
@@ -23,19 +22,19 @@ type Array interface {
 	// VocabSize bounds the tokens: all are below it. Where nobody knows, it is 0.
 	VocabSize() int64
 
-	// Runs are the stretches that a row must not leave, in order. They never change.
-	Runs() []cache.Run
+	// Runs are the stretches that a row must not leave, in order and without gaps. They never change.
+	Runs() []array.Run
 
 	// Read calls visit once for each window, in any order, with its index in ws and its numbers as in the files. raw is valid
 	// during the call only. Read fails, also for no windows, while a file of the source is known to have changed.
-	Read(ws []cache.Window, visit func(i int, raw []byte) error) error
+	Read(ws []array.Window, visit func(i int, raw []byte) error) error
 
 	// Cut is where the array can be cut nearest to a position: at a multiple of block bytes of a file, or between two files. Elements
 	// below end lie before that, and those from begin on behind it: an element with bytes on both sides is neither.
 	Cut(pos, block int64) (end, begin int64)
 
 	// Locate says, for an error, where the element at a position stands.
-	Locate(pos int64) cache.Place
+	Locate(pos int64) array.Place
 }
 
 // Documents say where the documents of a source end. It must be safe for concurrent use.
@@ -59,6 +58,8 @@ type Source struct {
 	// Groups is what Groups of a sequence of the same source and settings gave. Without it, rows of documents are counted, which takes
 	// a second for some 10^7 documents.
 	Groups []int64
+
+	Tables *Tables // which sources may share; nil: its own, of up to 64 MiB
 }
 
 // A source is arrays with an order of their own. The mixture says which source each row of a sequence belongs to.
@@ -66,9 +67,9 @@ type source struct {
 	arrays    []Array // the main one, and those beside it
 	documents Documents
 	vocab     vocabulary
-	tables    *windowTables // of all sequences of these tokens
-	windows   *windows      // that of tables for the settings
-	share     share         // of the windows: those of an epoch
+	kinds     *windowKinds // of all sequences of these tokens
+	windows   *windows     // of the kind that the settings say
+	share     share        // of the windows: those of an epoch
 	order     order
 }
 
@@ -76,30 +77,26 @@ type source struct {
 func newSource(from Source, s Settings) (source, error) {
 	main := from.Main
 	for _, beside := range from.Beside {
-		if a, b := main.Runs(), beside.Runs(); len(a) == len(b) {
-			for i := range a {
-				if a[i].Len != b[i].Len {
-					return source{}, fmt.Errorf("%s has %d elements, but there are %d in %s: an array beside the tokens has one for each of them",
-						b[i].Name, b[i].Len, a[i].Len, a[i].Name)
-				}
+		a, b := main.Runs(), beside.Runs()
+		if len(a) != len(b) { // which files may be cut elsewhere
+			a, b = []array.Run{{Name: a[0].Name, Len: main.Len()}}, []array.Run{{Name: b[0].Name, Len: beside.Len()}}
+		}
+		for i := range a {
+			if a[i].Len != b[i].Len {
+				return source{}, fmt.Errorf("%s has %d elements, but there are %d in %s: an array beside the tokens has one for each of them",
+					b[i].Name, b[i].Len, a[i].Len, a[i].Name)
 			}
 		}
-		if beside.Len() != main.Len() {
-			return source{}, fmt.Errorf("%s has %d elements, but there are %d in %s: an array beside the tokens has one for each of them",
-				beside.Runs()[0].Name, beside.Len(), main.Len(), main.Runs()[0].Name)
-		}
 	}
-	tables := newWindowTables(main.Runs())
-	tables.documents, tables.counted, tables.sums = from.Documents, s.rowKind(), from.Groups
 	return source{
 		arrays: append([]Array{main}, from.Beside...), documents: from.Documents,
-		vocab: newVocabulary(main.VocabSize(), main.DType()), tables: tables,
+		vocab: newVocabulary(main.VocabSize(), main.DType()), kinds: newWindowKinds(from, s.rowKind()),
 	}, nil
 }
 
 // with is the i-th source of a sequence under settings.
 func (s source) with(settings Settings, i int) (_ source, err error) {
-	if s.windows, err = s.tables.get(settings.rowKind()); err != nil {
+	if s.windows, err = s.kinds.get(settings.rowKind()); err != nil {
 		return s, err
 	}
 	_, host := settings.together()
@@ -147,7 +144,7 @@ func newOrder(s Settings, source int, of share) (order, error) {
 		}
 		return newShuffle(key, w), nil
 	case Torch, Torch26:
-		if w.pieces != nil {
+		if w.segments != nil {
 			return nil, fmt.Errorf("order %s draws windows; choose another order, or rows = \"windows\" (got rows = %q)", s.Order, s.Rows)
 		}
 		if len(s.Weights) > 1 {

@@ -157,38 +157,20 @@ func checkMixed(t *testing.T, name string, count int, tokens []Source, ranks, al
 	}
 }
 
-// A single source is no mixture: its rows are those of the split.
-func TestOneSourceIsTheSplit(t *testing.T) {
-	paths := files(t, 2, 1000, 500)
-	tokens := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: cache.Pread})
-	for _, order := range []Order{Random, Shuffle, Sequential} {
-		s := Settings{Split: "train", BatchSize: 4, BlockSize: 8, DType: array.Int64, Layout: XY, Order: order, World: 1}
-		plain, err := New(tokens, s)
-		must(t, err)
-		s.Weights = []float64{0.3}
-		weighted, err := New(tokens, s)
-		must(t, err)
-		for k := range uint64(50) {
-			if !bytes.Equal(read(t, plain, k), read(t, weighted, k)) {
-				t.Fatalf("%s: batch %d differs", order, k)
-			}
-		}
-	}
-}
-
 // A stub is tokens without files: each is first plus its position.
 type stub struct {
 	dtype array.DType
-	runs  []cache.Run
+	runs  []array.Run
 	first int64
+	vocab int64
 	err   error // of Read
 }
 
 func (s *stub) DType() array.DType           { return s.dtype }
 func (s *stub) Axes() []int                  { return nil }
-func (s *stub) VocabSize() int64             { return 0 }
-func (s *stub) Runs() []cache.Run            { return s.runs }
-func (s *stub) Locate(pos int64) cache.Place { return cache.Place{Path: "stub", Index: pos} }
+func (s *stub) VocabSize() int64             { return s.vocab }
+func (s *stub) Runs() []array.Run            { return s.runs }
+func (s *stub) Locate(pos int64) array.Place { return array.Place{Path: "stub", Index: pos} }
 
 func (s *stub) Cut(pos, _ int64) (end, begin int64) { return pos, pos }
 
@@ -197,7 +179,7 @@ func (s *stub) Len() int64 {
 	return last.Start + last.Len
 }
 
-func (s *stub) Read(ws []cache.Window, visit func(int, []byte) error) error {
+func (s *stub) Read(ws []array.Window, visit func(int, []byte) error) error {
 	for i, w := range ws {
 		var raw []byte
 		for n := range w.Len {
@@ -273,56 +255,45 @@ type counted struct {
 	most *int
 }
 
-func (c counted) Read(ws []cache.Window, visit func(int, []byte) error) error {
+func (c counted) Read(ws []array.Window, visit func(int, []byte) error) error {
 	*c.most = max(*c.most, len(ws))
 	return c.Array.Read(ws, visit)
 }
 
 // What a request for many short rows holds is bounded, and it is the same bytes; up to 1024 rows are fetched at once.
 func TestManyRowsAreFetchedInGroups(t *testing.T) {
-	sources := openSources(t, sourceFiles(t, 2, []int{500, 40}, []int{300}), cache.Options{DType: array.Uint16, Access: cache.Pread})
 	most := 0
+	sources := stubs(array.Uint16, []int64{500, 40}, []int64{300})
 	for i := range sources {
 		sources[i].Main = counted{sources[i].Main, &most}
 	}
 	for _, test := range []struct {
+		sources   []Source
 		batchSize int
 		layout    Layout
 		bytes     int64
 	}{
-		{1 << 18, XY, 30_000}, {1 << 18, WholeRows, 30_000}, {5000, XY, 20_000}, {1, XY, 20_000}, {300, WholeRows, 20_000},
-		{1024, XY, 4096}, {1025, WholeRows, 4100},
+		{sources, 1 << 18, XY, 30_000}, {sources, 1 << 18, WholeRows, 30_000}, {sources, 5000, XY, 20_000},
+		{sources, 1, XY, 20_000}, {sources, 1025, WholeRows, 4100}, {sources[:1], 1024, XY, 4096},
 	} {
-		s := Settings{Split: "train", BatchSize: test.batchSize, BlockSize: 1, DType: array.Uint16, Layout: test.layout, Order: Shuffle, World: 1, Weights: []float64{1, 2}}
-		q, err := New(sources, s)
+		s := Settings{Split: "train", BatchSize: test.batchSize, BlockSize: 1, DType: array.Uint16, Layout: test.layout, Order: Shuffle, World: 1,
+			Weights: []float64{1, 2}[:len(test.sources)]}
+		q, err := New(test.sources, s)
 		must(t, err)
-		for _, off := range []int64{0, 1, q.Batch().Bytes()/2 - 700} {
-			if off < 0 {
-				continue
-			}
+		for _, off := range []int64{0, 1, max(q.Batch().Bytes()/2-700, 0)} {
 			most = 0
 			got := make([]byte, test.bytes)
 			must(t, q.Read(got, 3, off))
-			if most > 1024 {
+			if most > 1024 || len(test.sources) == 1 && off == 0 && most < 1024 {
 				t.Errorf("%+v: %d rows are fetched at once", test, most)
 			}
-			var want []byte // in small parts
+			want := make([]byte, test.bytes) // in small parts
 			for n := int64(0); n < test.bytes; n += 1000 {
-				part := make([]byte, min(1000, test.bytes-n))
-				must(t, q.Read(part, 3, off+n))
-				want = append(want, part...)
+				must(t, q.Read(want[n:min(n+1000, test.bytes)], 3, off+n))
 			}
 			if !bytes.Equal(got, want) {
 				t.Errorf("%+v: other bytes from %d on", test, off)
 			}
 		}
-	}
-	one := openSources(t, sourceFiles(t, 2, []int{5000}), cache.Options{DType: array.Uint16, Access: cache.Pread})
-	q, err := New([]Source{{Main: counted{one[0].Main, &most}}}, Settings{Split: "train", BatchSize: 1024, BlockSize: 1, DType: array.Uint16, Layout: XY, Order: Random, World: 1})
-	must(t, err)
-	most = 0
-	must(t, q.Read(make([]byte, 4096), 0, 0))
-	if most != 1024 {
-		t.Errorf("of 1024 rows, %d are fetched at once", most)
 	}
 }

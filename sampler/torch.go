@@ -98,39 +98,27 @@ func (o *torch) start(row uint64) int64 {
 	return o.windows.at(int64(word % uint64(o.windows.all)))
 }
 
-// block returns a block, from recent or newly made. To make it takes no lock, so that readers whose blocks are recent do not
-// wait for a jump. Two readers that miss the same block at once both make it, which does no harm.
+// block returns a block, from recent or newly made. A jump keeps other readers of the sequence waiting for some milliseconds.
 func (o *torch) block(number uint64) *block {
-	near := o.nearest(number)
-	if near.number == number {
-		return near.block
-	}
-	var b *block
-	if ahead := number - near.number; ahead <= blocksPerJump {
-		b = near.skip(ahead)
-	} else {
-		b = o.first.jump(number)
-	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.recent = slices.Insert(o.recent[:min(len(o.recent), maxRecent-1)], 0, numberedBlock{number, b})
-	return b
-}
-
-// nearest returns the last block not after number, of first and those in recent. One with that very number moves to the front.
-func (o *torch) nearest(number uint64) numberedBlock {
 	near := numberedBlock{0, o.first}
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	for i, b := range o.recent {
 		if b.number == number {
 			copy(o.recent[1:], o.recent[:i])
 			o.recent[0] = b
-			return b
+			return b.block
 		}
 		if b.number > near.number && b.number < number {
 			near = b
 		}
 	}
-	return near
+	if ahead := number - near.number; ahead <= blocksPerJump {
+		near.block = near.skip(ahead)
+	} else {
+		near.block = o.first.jump(number)
+	}
+	near.number = number
+	o.recent = slices.Insert(o.recent[:min(len(o.recent), maxRecent-1)], 0, near)
+	return near.block
 }

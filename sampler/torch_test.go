@@ -220,48 +220,11 @@ func TestTorchRefuses(t *testing.T) {
 	}
 
 	runs, _ := rooms(false, 10, 20)
-	apart, err := newWindows(runs, ofBlock(3))
+	apart, err := windowsIn(runs, 3)
 	must(t, err)
 	_, err = newTorch(Settings{Order: Torch26, BatchSize: 1, World: 1}, apart)
 	if err == nil || !strings.Contains(err.Error(), "torch-2.6 draws from one array of tokens, here are 2: use one") {
 		t.Errorf("two runs: error %v", err)
-	}
-}
-
-func TestTorchVersionsDiffer(t *testing.T) {
-	for _, starts := range []int64{1, 1<<28 - 1, 1 << 28, 1<<32 - 1, 1 << 32, 1<<63 - 3} {
-		now := mustTorch(t, Settings{Order: Torch, BatchSize: 10, World: 1}, starts)
-		old := mustTorch(t, Settings{Order: Torch26, BatchSize: 10, World: 1}, starts)
-		differ := false
-		for row := range uint64(100) {
-			differ = differ || now.start(row) != old.start(row)
-		}
-		if want := 1<<28 <= starts && starts < 1<<32; differ != want {
-			t.Errorf("%d starts: differ %v, want %v", starts, differ, want)
-		}
-	}
-}
-
-// Rank r draws as a rank alone does whose seed is greater by r; the seed counts modulo 2^32.
-func TestTorchRanks(t *testing.T) {
-	const b, starts = 7, 1 << 30
-	for _, seed := range []uint64{1<<32 - 2, 0, 1337, 1<<64 - 2}[:few(1, 4)] {
-		for _, world := range []int{2, 1, 5}[:few(1, 3)] {
-			for rank := range world {
-				s := Settings{Order: Torch, Seed: seed, BatchSize: b, Rank: rank, World: world}
-				o, q := mustTorch(t, s, starts), &Sequence{Settings: s}
-				s.Seed, s.Rank, s.World = (seed+uint64(rank))%(1<<32), 0, 1
-				alone := mustTorch(t, s, starts)
-				for _, k := range []uint64{0, 1, 2, 1000, MaxBatches - 1} {
-					for j := range b {
-						if got, want := o.start(q.Row(k, j)), alone.start(k*b+uint64(j)); got != want {
-							t.Fatalf("seed %d, rank %d of %d: row %d of batch %d starts at %d, want %d",
-								seed, rank, world, j, k, got, want)
-						}
-					}
-				}
-			}
-		}
 	}
 }
 
@@ -306,52 +269,14 @@ func TestTorchRandomAccess(t *testing.T) {
 	}
 }
 
-// So many readers far from each other do not push out each other's blocks, however fast some go on.
-func TestTorchReadersKeepTheirBlocks(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long")
-	}
-	o := mustTorch(t, Settings{Order: Torch, BatchSize: 1, World: 1}, 1<<20)
-	made := map[uint64]*block{}
-	for i := range uint64(2 * mtWords) {
-		for reader := range uint64(maxRecent) {
-			row := reader<<50 + 1<<20 + i*(1+reader%3*300)
-			o.start(row)
-			b := o.block(row / mtWords)
-			if before := made[row/mtWords]; before != nil && before != b {
-				t.Fatalf("reader %d, row %d: block %d is made again", reader, row, row/mtWords)
-			}
-			made[row/mtWords] = b
-		}
-	}
-}
-
-func TestCharacteristicAnnihilates(t *testing.T) {
-	if len(characteristic) != 134 || slices.Max(characteristic) != mtDegree-623 {
-		t.Errorf("%d exponents up to %d", len(characteristic), slices.Max(characteristic))
-	}
-	x, g := make([]uint32, mtDegree+2000), newMT19937(1)
-	for i := range x {
-		x[i] = g.untempered()
-	}
-	for i := range 2000 {
-		sum := x[i+mtDegree]
-		for _, e := range characteristic {
-			sum ^= x[i+e]
-		}
-		if sum != 0 {
-			t.Fatalf("the sum from word %d on is %#x", i, sum)
-		}
-	}
-}
-
-func TestJumpIsManySteps(t *testing.T) {
-	const tenMillion = 10_000_000 / mtWords
+// A jump is many steps, as the paper has them; and one that no steps can follow is two jumps.
+func TestJump(t *testing.T) {
+	r := rand.New(rand.NewPCG(0, 0))
 	for _, before := range []int{623, 0, 1}[:few(1, 3)] {
 		g := newMT19937(5489).skip(before)
 		first := g.block()
 		want, at := first, uint64(0)
-		for _, n := range []uint64{0, 1, 2, 3, 31, 32, 33, 63, 64, 65, 1000, 4095, 4096, 4097, tenMillion} {
+		for _, n := range []uint64{0, 1, 2, 3, 31, 32, 33, 63, 64, 65, 1000, 4095, 4096, 4097, 10_000_000 / mtWords} {
 			for ; at < n; at++ {
 				want = g.block()
 			}
@@ -359,20 +284,11 @@ func TestJumpIsManySteps(t *testing.T) {
 				t.Errorf("after %d words, %d blocks on is elsewhere", before, n)
 			}
 		}
-	}
-}
-
-// Jumps so far that no steps can follow.
-func TestJumpsAdd(t *testing.T) {
-	r := rand.New(rand.NewPCG(0, 0))
-	for _, most := range []uint64{1 << 14, 1 << 30, 1 << 55, 1 << 63} {
-		a, b := r.Uint64N(most), r.Uint64N(most)
-		first := seeded(r.Uint32()).skip(1)
-		if *first.jump(a + b) != *first.jump(a).jump(b) {
-			t.Errorf("%d blocks on and %d is not %d", a, b, a+b)
-		}
-		if *first.jump(a + 1) != *first.jump(a).skip(1) {
-			t.Errorf("the block after %d is not %d", a, a+1)
+		for _, most := range []uint64{1 << 14, 1 << 30, 1 << 55, 1 << 63} {
+			a, b := r.Uint64N(most), r.Uint64N(most)
+			if *first.jump(a + b) != *first.jump(a).jump(b) || *first.jump(a + 1) != *first.jump(a).skip(1) {
+				t.Errorf("%d blocks on and %d is not %d, or the next is not %d", a, b, a+b, a+1)
+			}
 		}
 	}
 }

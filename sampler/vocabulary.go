@@ -10,8 +10,7 @@ import (
 // have 2 or 4 bytes. A negative one is never below.
 type vocabulary struct {
 	size  uint64 // 0: there is no token to find
-	width int    // bytes of a token, where it is not 2 or 4
-	wide  bool   // tokens are uint32, not uint16
+	width int    // bytes of a token
 	high  bool   // the size is above the highest bit of a token
 	top   uint64 // in each lane, the highest bit
 	add   uint64 // in each lane, what takes the size to the highest bit; if high, the size without its highest bit
@@ -23,14 +22,10 @@ func newVocabulary(size int64, dtype array.DType) (v vocabulary) {
 	if !dtype.IsInteger() || size == 0 || bits < 64 && size>>bits > 0 {
 		return v
 	}
-	if bits == 8 || bits == 64 {
-		return vocabulary{size: uint64(size), width: bits / 8}
-	}
-	half, lanes := uint64(1)<<(bits-1), uint64(1<<48|1<<32|1<<16|1)
-	if v.wide = bits == 32; v.wide {
-		lanes = 1<<32 | 1
-	}
-	v.size, v.high, v.top = uint64(size), uint64(size) > half, half*lanes
+	v.size, v.width = uint64(size), bits/8
+	lanes := map[int]uint64{16: 1<<48 | 1<<32 | 1<<16 | 1, 32: 1<<32 | 1}[bits]
+	half := uint64(1) << (bits - 1)
+	v.high, v.top = v.size > half, half*lanes
 	if v.add = half - v.size; v.high {
 		v.add = 2*half - v.size
 	}
@@ -40,21 +35,24 @@ func newVocabulary(size int64, dtype array.DType) (v vocabulary) {
 
 // find returns the index of the first token of raw that is not below the size, or -1.
 func (v *vocabulary) find(raw []byte) int {
-	switch {
-	case v.size == 0:
-		return -1
-	case v.width == 1:
-		return slices.IndexFunc(raw, func(token byte) bool { return uint64(token) >= v.size })
-	case v.width == 8:
-		return slices.IndexFunc(as[uint64](raw), func(token uint64) bool { return token >= v.size })
-	}
-	if len(raw) >= 8 && !v.has(as[uint64](raw)) && !v.has(as[uint64](raw[len(raw)-8:])) {
+	lanes := v.width == 2 || v.width == 4
+	if v.size == 0 || lanes && len(raw) >= 8 && !v.has(as[uint64](raw)) && !v.has(as[uint64](raw[len(raw)-8:])) {
 		return -1
 	}
-	if v.wide {
-		return slices.IndexFunc(as[uint32](raw), func(token uint32) bool { return uint64(token) >= v.size })
+	switch v.width {
+	case 1:
+		return firstFrom[uint8](v.size, raw)
+	case 2:
+		return firstFrom[uint16](v.size, raw)
+	case 4:
+		return firstFrom[uint32](v.size, raw)
 	}
-	return slices.IndexFunc(as[uint16](raw), func(token uint16) bool { return uint64(token) >= v.size })
+	return firstFrom[uint64](v.size, raw)
+}
+
+// firstFrom returns the index of the first token that is size or more, or -1.
+func firstFrom[N uinteger](size uint64, raw []byte) int {
+	return slices.IndexFunc(as[N](raw), func(token N) bool { return uint64(token) >= size })
 }
 
 // has reports whether a lane is not below the size. Only the sum of a lane that is not can overflow into the next one.

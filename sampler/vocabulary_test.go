@@ -1,11 +1,9 @@
 package sampler
 
 import (
-	"errors"
 	"math/rand/v2"
 	"testing"
 
-	"batchfs/cache"
 	"batchfs/cache/array"
 )
 
@@ -52,38 +50,3 @@ func TestVocabularyFindsTokens(t *testing.T) {
 		}
 	}
 }
-
-// A token beyond the vocabulary is an error of every read that shows it, and of no other.
-func TestTokenBeyondTheVocabulary(t *testing.T) {
-	for _, width := range []int{2, 4} {
-		for _, dtype := range []array.DType{array.Uint16, array.Int64} {
-			for _, layout := range []Layout{XY, WholeRows} {
-				paths := holding(t, width, []int64{0, 1, 2, 3, 4}, []int64{5, 6, 7, 8, 4})
-				tokens, err := cache.Open(paths, cache.Options{DType: unsigned(width)})
-				must(t, err)
-				q, err := New([]Source{{Main: sized{tokens, 8}}}, Settings{BatchSize: 1, BlockSize: 4, DType: dtype, Layout: layout, Order: Sequential, World: 1})
-				must(t, err)
-				read(t, q, 0)
-				batch := make([]byte, q.Batch().Bytes())
-				for off := range q.Batch().Bytes() { // also where the token is only partly asked for
-					err := q.Read(batch[off:], 1, off)
-					var beyond *cache.VocabularyError
-					want := cache.VocabularyError{Place: cache.Place{Path: paths[1], Index: 3}, Token: "8", Size: 8}
-					if last := q.Batch().Bytes() - int64(q.DType.Size()); off >= last {
-						must(t, err)
-					} else if !errors.As(err, &beyond) || *beyond != want {
-						t.Fatalf("from byte %d: error %v, want %v", off, err, &want)
-					}
-				}
-			}
-		}
-	}
-}
-
-// sized are tokens of a vocabulary that their files were not compared with when they were opened.
-type sized struct {
-	*cache.Array
-	size int64
-}
-
-func (s sized) VocabSize() int64 { return s.size }

@@ -1,16 +1,13 @@
 package sampler
 
 import (
-	"cmp"
 	"fmt"
 	"runtime"
-	"slices"
 	"sort"
 	"sync"
-	"sync/atomic"
 	"weak"
 
-	"batchfs/cache"
+	"batchfs/cache/array"
 )
 
 // A window is what a row takes of a source: some elements, and how many of them the next disjoint row does not take. For x and y
@@ -24,9 +21,6 @@ func (s *Settings) window() window {
 	}
 	return window{int64(s.BlockSize) + 1, int64(s.BlockSize)}
 }
-
-// starts is how many windows begin in a run, and how many disjoint ones.
-func (w window) starts(r cache.Run) (all, disjoint int64) { return r.Len - w.len + 1, w.fit(r.Len) }
 
 // fit is how many disjoint windows there are in n elements.
 func (w window) fit(n int64) int64 { return max(n-w.len+w.step, 0) / w.step }
@@ -49,44 +43,57 @@ func (w window) holding(i, count int64) (list []int64) {
 // windows are the positions in a source at which a window can begin.
 type windows struct {
 	window
-	runs          []cache.Run
-	all, disjoint int64 // how many starts there are, and disjoint ones, a step apart
-	slot          *slot
-	pieces        *pieceRows // where a position is the number of one of these rows, or nil
+	runs          []array.Run
+	all, disjoint int64              // how many starts there are, and disjoint ones, a step apart
+	upTo          *shelf[prefixSums] // one: the disjoint starts up to each run
+	segments      *segmentRows       // where a position is the number of one of these rows, or nil
 }
 
-func newWindows(runs []cache.Run, of window) (*windows, error) {
-	w := &windows{window: of, runs: runs, slot: newSlot()}
+func newWindows(runs []array.Run, of window, tables *Tables) (*windows, error) {
+	w := &windows{window: of, runs: runs, upTo: newShelf[prefixSums](tables, 1)}
 	for _, r := range runs {
 		if r.Len < w.len {
 			return nil, fmt.Errorf("%s: %d tokens, need at least block_size+1 = %d", r.Name, r.Len, w.len)
 		}
-		all, disjoint := w.starts(r)
-		w.all += all
-		w.disjoint += disjoint
+		w.all += r.Len - w.len + 1
+		w.disjoint += w.fit(r.Len)
 	}
 	return w, nil
 }
 
-// at is the position of start i of all.
+// at is the position of start i of all. Each run before has len-1 positions at which no window begins.
 func (w *windows) at(i int64) int64 {
-	run, rest := w.table().all.find(i)
-	return w.runs[run].Start + rest
+	run := sort.Search(len(w.runs), func(n int) bool { return i < w.runs[n].Start+w.runs[n].Len-int64(n+1)*(w.len-1) })
+	return i + int64(run)*(w.len-1)
 }
 
 // disjointAt is the position of the i-th disjoint window.
 func (w *windows) disjointAt(i int64) int64 {
-	run, rest := w.table().disjoint.find(i)
+	run, rest := w.disjointUpTo().find(i)
 	return w.runs[run].Start + rest*w.step
 }
 
 // runAt is the run that holds a position, or the last one for the position behind all, and how many disjoint windows are before it.
-func (w *windows) runAt(pos int64) (run cache.Run, before int64) {
+func (w *windows) runAt(pos int64) (run array.Run, before int64) {
 	i := sort.Search(len(w.runs), func(i int) bool { return w.runs[i].Start > pos }) - 1
 	if i > 0 {
-		before = w.table().disjoint[i-1]
+		before = w.disjointUpTo()[i-1]
 	}
 	return w.runs[i], before
+}
+
+// disjointUpTo makes the sums at their first use, and again when they were dropped.
+func (w *windows) disjointUpTo() prefixSums {
+	if sums, ok := w.upTo.get(0); ok {
+		return sums
+	}
+	sums, sum := make(prefixSums, len(w.runs)), int64(0)
+	for i, r := range w.runs {
+		sum += w.fit(r.Len)
+		sums[i] = sum
+	}
+	w.upTo.put(0, 8*int64(len(sums)), sums)
+	return sums
 }
 
 // prefixSums are the running sums of counts.
@@ -101,175 +108,21 @@ func (s prefixSums) find(i int64) (which int, rest int64) {
 	return which, i
 }
 
-// A table says in which run a window lies. It is never written once it is made.
-type table struct {
-	all      prefixSums // of each run's starts
-	disjoint prefixSums // of each run's disjoint starts
-}
+// windowKinds are the windows of one source by kind, so that all sequences with rows of one kind share theirs. The collector frees
+// windows that no sequence uses any more. windowKinds are safe for concurrent use.
+type windowKinds struct {
+	of      Source
+	counted rowKind // the rows that Source.Groups counts
 
-func (w *windows) newTable() *table {
-	t := &table{make(prefixSums, len(w.runs)), make(prefixSums, len(w.runs))}
-	var all, disjoint int64
-	for i, r := range w.runs {
-		more, moreDisjoint := w.starts(r)
-		all, disjoint = all+more, disjoint+moreDisjoint
-		t.all[i], t.disjoint[i] = all, disjoint
-	}
-	return t
-}
-
-// bytes is the size of the table.
-func (w *windows) bytes() int64 { return 16 * int64(len(w.runs)) }
-
-// table makes the table at its first use, and again when it was dropped.
-func (w *windows) table() *table {
-	s := w.slot
-	t := s.table.Load()
-	if t == nil {
-		return tables.make(w)
-	}
-	s.touch()
-	return t
-}
-
-// A slot holds the table of windows while it is one of those that stay in memory.
-type slot struct {
-	table atomic.Pointer[table]
-	use
-}
-
-func newSlot() *slot {
-	s := new(slot)
-	s.forget = func() { s.table.Store(nil) }
-	return s
-}
-
-// A use says when something that tables keeps in memory was used last.
-type use struct {
-	at     atomic.Int64 // what the clock of the tables said then
-	bytes  int64        // what it takes; guarded by the mu of the tables
-	forget func()       // drops it
-}
-
-func (u *use) touch() {
-	if now := tables.clock.Load(); u.at.Load() != now { // most often it is: a store would take the cache line from other readers
-		u.at.Store(now)
-	}
-}
-
-// smallTable is the bytes of a table that is not worth dropping: its windows, and a sequence, take as much.
-const smallTable = 1 << 10
-
-// A tableCache bounds what the tables of all windows take, and the groups of all pieceRows: of the larger ones it drops those that were
-// not used for longest. They are made again when they are wanted. A read that uses a dropped one keeps it.
-type tableCache struct {
-	clock atomic.Int64 // counts what was made
-
-	mu    sync.Mutex // held while a table is made, so that it is made once; under it, that of a groupCache is taken
-	most  int64      // bytes
-	bytes int64      // of all in kept
-	kept  map[*use]struct{}
-}
-
-var tables = tableCache{most: 64 << 20, kept: map[*use]struct{}{}}
-
-// TableBytes is how much memory tables take that say where rows begin: 16 bytes for each file and block size in use, and of the
-// documents that rows were made of lately some 32 bytes for each. Small tables, of up to 64 files, are not counted.
-func TableBytes() int64 {
-	tables.mu.Lock()
-	defer tables.mu.Unlock()
-	return tables.bytes
-}
-
-// SetTableLimit bounds TableBytes, which is 64 MiB at most until it is called. The table that was made last stays whatever its size.
-// A smaller limit holds when the next table is made.
-func SetTableLimit(bytes int64) {
-	tables.mu.Lock()
-	defer tables.mu.Unlock()
-	tables.most = bytes
-}
-
-func (c *tableCache) make(w *windows) *table {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	s := w.slot
-	if t := s.table.Load(); t != nil {
-		return t
-	}
-	t := w.newTable()
-	s.table.Store(t)
-	if w.bytes() <= smallTable {
-		return t
-	}
-	c.add(&s.use, w.bytes())
-	return t
-}
-
-// keep keeps something that was made.
-func (c *tableCache) keep(u *use, bytes int64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.add(u, bytes)
-}
-
-func (c *tableCache) add(u *use, bytes int64) {
-	u.at.Store(c.clock.Add(1))
-	u.bytes = bytes
-	c.bytes += bytes
-	if c.bytes > c.most {
-		c.dropOldest()
-	}
-	c.kept[u] = struct{}{}
-}
-
-// dropOldest drops a quarter more than it must, so that it does not sort all uses each time.
-func (c *tableCache) dropOldest() {
-	byUse := make([]*use, 0, len(c.kept))
-	used := map[*use]int64{} // as it was, because readers go on
-	for u := range c.kept {
-		byUse, used[u] = append(byUse, u), u.at.Load()
-	}
-	slices.SortFunc(byUse, func(a, b *use) int { return cmp.Compare(used[a], used[b]) })
-	for _, u := range byUse {
-		if c.bytes <= c.most-c.most/4 {
-			return
-		}
-		c.drop(u)
-	}
-}
-
-func (c *tableCache) drop(u *use) {
-	u.forget()
-	c.bytes -= u.bytes
-	delete(c.kept, u)
-}
-
-// collected drops the table of windows that nobody has any more.
-func (c *tableCache) collected(s *slot) { c.collect(&s.use) }
-
-// collectedGroups drops the groups of windows that nobody has any more.
-func (c *tableCache) collectedGroups(groups *groupCache) { c.collect(groups.uses()...) }
-
-func (c *tableCache) collect(uses ...*use) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, u := range uses {
-		if _, has := c.kept[u]; has {
-			c.drop(u)
-		}
-	}
-}
-
-// windowTables are the windows of one source, so that all sequences with rows of one kind share theirs. Windows that
-// no sequence uses any more are left to the collector. It is safe for concurrent use.
-type windowTables struct {
-	runs      []cache.Run
-	documents Documents
-	counted   rowKind    // rows that were counted before,
-	sums      prefixSums // and their counts
-
-	mu   sync.Mutex                        // held while windows are made, so that they are made once; that of tables is taken under it
+	mu   sync.Mutex                        // held while windows are made, so that they are made once
 	made map[rowKind]weak.Pointer[windows] // guarded by mu
+}
+
+func newWindowKinds(of Source, counted rowKind) *windowKinds {
+	if of.Tables == nil {
+		of.Tables = NewTables(defaultTables)
+	}
+	return &windowKinds{of: of, counted: counted, made: map[rowKind]weak.Pointer[windows]{}}
 }
 
 // A rowKind is all that the windows of a source depend on.
@@ -279,61 +132,58 @@ type rowKind struct {
 }
 
 func (s *Settings) rowKind() rowKind {
-	if s.ofPieces() {
+	if s.ofSegments() {
 		return rowKind{s.window(), s.Rows}
 	}
 	return rowKind{window: s.window()}
 }
 
-func newWindowTables(runs []cache.Run) *windowTables {
-	return &windowTables{runs: runs, made: map[rowKind]weak.Pointer[windows]{}}
-}
-
 // get returns the windows of one kind. The error names a run that is too short for one.
-func (t *windowTables) get(of rowKind) (*windows, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if w := t.made[of].Value(); w != nil {
+func (k *windowKinds) get(kind rowKind) (*windows, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if w := k.made[kind].Value(); w != nil {
 		return w, nil
 	}
-	w, err := t.make(of)
+	w, err := k.make(kind)
 	if err != nil {
 		return nil, err
 	}
-	t.made[of] = weak.Make(w)
-	runtime.AddCleanup(w, t.forget, of)
-	runtime.AddCleanup(w, tables.collected, w.slot)
-	if w.pieces != nil {
-		runtime.AddCleanup(w, tables.collectedGroups, w.pieces.made)
+	k.made[kind] = weak.Make(w)
+	runtime.AddCleanup(w, k.forget, kind)
+	runtime.AddCleanup(w, (*shelf[prefixSums]).clear, w.upTo)
+	if w.segments != nil {
+		runtime.AddCleanup(w, (*shelf[*group]).clear, w.segments.made)
 	}
 	return w, nil
 }
 
-func (t *windowTables) make(of rowKind) (*windows, error) {
-	if of.rows == "" {
-		return newWindows(t.runs, of.window)
+func (k *windowKinds) make(kind rowKind) (*windows, error) {
+	runs := k.of.Main.Runs()
+	if kind.rows == "" {
+		return newWindows(runs, kind.window, k.of.Tables)
 	}
 	var sums prefixSums
-	if of == t.counted {
-		sums = t.sums
+	if kind == k.counted {
+		sums = k.of.Groups
 	}
-	pieces, err := newPieceRows(t.documents, cut{of.rows, of.step}, sums)
+	segments, err := newSegmentRows(k.of.Documents, cut{kind.rows, kind.step}, sums, k.of.Tables)
 	if err != nil {
 		return nil, err
 	}
-	w, err := newWindows([]cache.Run{{Name: t.runs[0].Name, Len: pieces.rows()}}, window{1, 1})
+	w, err := newWindows([]array.Run{{Name: runs[0].Name, Len: segments.rows()}}, window{1, 1}, k.of.Tables)
 	if err != nil {
 		return nil, err
 	}
-	w.pieces = pieces
+	w.segments = segments
 	return w, nil
 }
 
 // forget drops the entry of windows that were collected, unless they have been made again since.
-func (t *windowTables) forget(of rowKind) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.made[of].Value() == nil {
-		delete(t.made, of)
+func (k *windowKinds) forget(kind rowKind) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.made[kind].Value() == nil {
+		delete(k.made, kind)
 	}
 }

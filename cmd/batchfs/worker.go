@@ -14,7 +14,6 @@ import (
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/fs"
 	"batchfs/fs/supervise"
-	"batchfs/sampler"
 )
 
 // An exitStatus is the error of a command that ends with this status and prints nothing.
@@ -101,10 +100,9 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 		splits = append(splits, newSequence(s))
 	}
 	shares := c.Shares()
-	sampler.SetTableLimit(shares.Tables)
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
 		ProgramVersion: version(), Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts,
-		TableBytes: sampler.TableBytes, Store: storeUse, Remaps: cache.Remaps, Budget: c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
+		TableBytes: c.Tables.Bytes, Store: storeUse, Remaps: cache.Remaps, Budget: c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
 		Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 	})
 }

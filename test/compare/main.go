@@ -1,14 +1,16 @@
-// Compare measures the processor time that two builds of batchfs take to serve a batch. Both are mounted at once, and read in turns.
+// Compare measures the processor time that two builds of batchfs take to serve a batch. Both are mounted at once, and read alternately.
 //
 //	compare REF NOW    two programs
 //
-// It exits with 1 if NOW takes more than 1.05 of the time of REF, p < 0.05.
+// It fails if NOW takes more than 1.05 of the time of REF, p < 0.05.
 package main
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"math"
 	"os"
 	"os/exec"
@@ -27,90 +29,96 @@ const (
 	tokenBytes           = 256 << 20
 
 	rounds = 50
-	turn   = 200 * time.Millisecond // of reading one file of one program
+	long   = 200 * time.Millisecond // one file of one program is read at a time
 	most   = 1.05
 	sure   = 0.05
 )
 
 func main() {
+	log.SetFlags(0)
 	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "usage: compare REF NOW")
-		os.Exit(2)
+		log.Fatal("usage: compare REF NOW")
 	}
-	slower, err := compare(os.Args[1], os.Args[2])
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "compare:", err)
-		os.Exit(2)
-	}
-	if slower {
-		os.Exit(1)
+	if err := compare(os.Args[1], os.Args[2]); err != nil {
+		log.Fatal("compare: ", err)
 	}
 }
 
-// A row is one way to read, and what it cost in each round.
-type row struct {
+// A way is an access and a file that is read, and what it cost in each round.
+type way struct {
 	access, file string
 	programs     [2]*reader // REF and NOW
 	ratios       []float64  // of NOW to REF
 }
 
-func compare(ref, now string) (slower bool, err error) {
+func compare(programs ...string) error {
 	dir, err := os.MkdirTemp("", "compare")
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer os.RemoveAll(dir)
 	tokens := filepath.Join(dir, "train.bin")
 	if err := os.WriteFile(tokens, make([]byte, tokenBytes), 0o644); err != nil {
-		return false, err
+		return err
 	}
-	var rows []*row
+	var ways []*way
 	for _, access := range []string{"pread", "remap"} {
-		next, batches := &row{access: access, file: "next"}, &row{access: access, file: "batches.bin"}
-		rows = append(rows, next, batches)
-		for i, program := range []string{ref, now} {
+		next, batches := &way{access: access, file: "next"}, &way{access: access, file: "batches.bin"}
+		ways = append(ways, next, batches)
+		for i, program := range programs {
 			m, err := mount(program, access, tokens, filepath.Join(dir, fmt.Sprint(access, i)))
 			if err != nil {
-				return false, err
+				return err
 			}
 			defer m.unmount()
-			for _, r := range []*row{next, batches} {
-				if r.programs[i], err = m.open(r.file); err != nil {
-					return false, err
+			for _, w := range []*way{next, batches} {
+				if w.programs[i], err = m.open(w.file); err != nil {
+					return err
 				}
-				defer r.programs[i].file.Close()
+				defer w.programs[i].file.Close()
 			}
 		}
 	}
 	for round := range rounds + 1 {
 		fmt.Fprintf(os.Stderr, "\rround %d of %d", round, rounds)
-		for _, r := range rows {
-			var cost [2]float64
-			for i := range cost {
-				i = (i + round) % 2 // neither is always first
-				if cost[i], err = r.programs[i].measure(); err != nil {
-					return false, err
-				}
-			}
-			if round > 0 { // the first one warms up
-				r.ratios = append(r.ratios, cost[1]/cost[0])
+		for _, w := range ways {
+			if err := w.measure(round); err != nil {
+				return err
 			}
 		}
 	}
-	fmt.Fprintln(os.Stderr)
-	fmt.Println("processor time of the workers for a batch, now over ref: median [95% interval]")
-	for _, r := range rows {
-		slower = r.print() || slower
+	fmt.Println("\nprocessor time of the workers for a batch, now over ref: median [95% interval]")
+	slower := false
+	for _, w := range ways {
+		slower = w.print() || slower
 	}
-	return slower, nil
+	if slower {
+		return fmt.Errorf("more than %v of the time of %s", most, programs[0])
+	}
+	return nil
+}
+
+// measure reads with both programs. The round says which is first, and the first round warms up.
+func (w *way) measure(round int) (err error) {
+	var cost [2]float64
+	for i := range cost {
+		i = (i + round) % 2
+		if cost[i], err = w.programs[i].measure(); err != nil {
+			return err
+		}
+	}
+	if round > 0 {
+		w.ratios = append(w.ratios, cost[1]/cost[0])
+	}
+	return nil
 }
 
 // print prints the median of the ratios, with the interval that the ranks of a binomial distribution give, and says whether a sign
 // test holds the median to be above most.
-func (r *row) print() (slower bool) {
-	slices.Sort(r.ratios)
-	n := len(r.ratios)
-	above := n - slices.IndexFunc(append(r.ratios, math.Inf(1)), func(x float64) bool { return x > most })
+func (w *way) print() (slower bool) {
+	slices.Sort(w.ratios)
+	n := len(w.ratios)
+	above := n - slices.IndexFunc(append(w.ratios, math.Inf(1)), func(x float64) bool { return x > most })
 	low := 0
 	for tail(n, n-low) < sure/2 {
 		low++
@@ -121,7 +129,7 @@ func (r *row) print() (slower bool) {
 	if slower = p < sure; slower {
 		verdict = fmt.Sprintf("  ABOVE %v (p = %.4f)", most, p)
 	}
-	fmt.Printf("%-6s %-12s %.3f [%.3f, %.3f]%s\n", r.access, r.file, (r.ratios[n/2]+r.ratios[(n-1)/2])/2, r.ratios[low], r.ratios[n-1-low], verdict)
+	fmt.Printf("%-6s %-12s %.3f [%.3f, %.3f]%s\n", w.access, w.file, (w.ratios[n/2]+w.ratios[(n-1)/2])/2, w.ratios[low], w.ratios[n-1-low], verdict)
 	return slower
 }
 
@@ -138,9 +146,8 @@ func tail(n, k int) (p float64) {
 
 // A mounted is a program that serves a mount.
 type mounted struct {
-	dir  string
-	cmd  *exec.Cmd
-	done chan struct{} // closed when it has ended
+	dir string
+	cmd *exec.Cmd
 }
 
 // mount returns once the mount answers.
@@ -148,44 +155,42 @@ func mount(program, access, tokens, dir string) (*mounted, error) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return nil, err
 	}
-	config := fmt.Sprintf("[batch]\nbatch_size = %d\nblock_size = %d\nsteps = 100000000\ntoken_dtype = \"uint16\"\n[splits.train]\ntokens = %q\n[memory]\naccess = %q\n",
-		batchSize, blockSize, tokens, access)
-	if err := os.WriteFile(dir+".toml", []byte(config), 0o644); err != nil {
-		return nil, err
+	args := []string{"mount", dir}
+	for key, value := range map[string]any{
+		"batch.batch_size": batchSize, "batch.block_size": blockSize, "batch.steps": 100_000_000, "batch.token_dtype": "uint16",
+		"splits.train.tokens": tokens, "memory.access": access,
+	} {
+		args = append(args, "--set", fmt.Sprintf("%s=%v", key, value))
 	}
-	log, err := os.Create(dir + ".log")
+	m := &mounted{dir: dir, cmd: exec.Command(program, args...)}
+	m.cmd.Dir = dir + "/.." // where there is no config.toml
+	out, err := m.cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close()
-	m := &mounted{dir: dir, cmd: exec.Command(program, "mount", "-c", dir+".toml", dir), done: make(chan struct{})}
-	m.cmd.Stdout, m.cmd.Stderr = log, log
+	m.cmd.Stderr = m.cmd.Stdout
 	if err := m.cmd.Start(); err != nil {
 		return nil, err
 	}
-	go func() {
-		m.cmd.Wait()
-		close(m.done)
-	}()
-	for deadline := time.After(time.Minute); ; {
-		said, _ := os.ReadFile(log.Name())
-		if strings.Contains(string(said), "stop with Ctrl-C") {
+	late := time.AfterFunc(time.Minute, m.stop)
+	defer late.Stop()
+	var said strings.Builder
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if strings.Contains(lines.Text(), "stop with Ctrl-C") {
+			go io.Copy(io.Discard, out)
 			return m, nil
 		}
-		select {
-		case <-m.done:
-			return nil, fmt.Errorf("%s: %s", program, said)
-		case <-deadline:
-			m.unmount()
-			return nil, fmt.Errorf("%s has not mounted within a minute: %s", program, said)
-		case <-time.After(10 * time.Millisecond):
-		}
+		fmt.Fprintln(&said, lines.Text())
 	}
+	m.cmd.Wait()
+	return nil, fmt.Errorf("%s has not mounted within a minute: %s", program, &said)
 }
 
+func (m *mounted) stop() { m.cmd.Process.Signal(syscall.SIGTERM) }
+
 func (m *mounted) unmount() {
-	m.cmd.Process.Signal(syscall.SIGTERM)
-	<-m.done
+	m.stop()
+	m.cmd.Wait()
 }
 
 // processorTime is that of all workers so far.
@@ -215,17 +220,12 @@ func (m *mounted) processorTime() (sum time.Duration, err error) {
 type reader struct {
 	*mounted
 	file *os.File
-	at   int64 // of batches.bin; next always begins at 0
-	step int64
+	at   int64 // of batches.bin
 }
 
 func (m *mounted) open(name string) (*reader, error) {
 	f, err := os.Open(filepath.Join(m.dir, "train", name))
-	r := &reader{mounted: m, file: f}
-	if name != "next" {
-		r.step = batchBytes
-	}
-	return r, err
+	return &reader{mounted: m, file: f}, err
 }
 
 // measure returns the processor time for a batch, in nanoseconds.
@@ -236,11 +236,13 @@ func (r *reader) measure() (float64, error) {
 		return 0, err
 	}
 	batches := 0
-	for end := time.Now().Add(turn); time.Now().Before(end); batches++ {
+	for end := time.Now().Add(long); time.Now().Before(end); batches++ {
 		if n, err := r.file.ReadAt(buf, r.at); n < batchBytes && err != io.EOF {
 			return 0, fmt.Errorf("%s: %d bytes of a batch: %w", r.file.Name(), n, err)
 		}
-		r.at += r.step
+		if filepath.Base(r.file.Name()) != "next" { // which always begins at 0
+			r.at += batchBytes
+		}
 	}
 	after, err := r.processorTime()
 	unix.Fadvise(int(r.file.Fd()), 0, 0, unix.FADV_DONTNEED) // no batch is read twice

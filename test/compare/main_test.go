@@ -20,7 +20,7 @@ func TestTail(t *testing.T) {
 // A median above the limit is told only where most rounds say so.
 func TestSlower(t *testing.T) {
 	for above, want := range map[int]bool{0: false, 31: false, 32: true, 50: true} {
-		r := &row{ratios: slices.Repeat([]float64{1}, 50)}
+		r := &way{ratios: slices.Repeat([]float64{1}, 50)}
 		for i := range above {
 			r.ratios[i] = 1.06
 		}

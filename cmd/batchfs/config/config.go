@@ -27,6 +27,7 @@ type Config struct {
 	Store      Store
 	Log        Log
 	Splits     []*Split // in the order in which they are first named
+	Tables     *sampler.Tables
 }
 
 // Memory is the table [memory]: how tokens are fetched.
@@ -123,6 +124,7 @@ type Split struct {
 	OnChange          string // "error" or "follow"
 	Expect            string // the fingerprint that the files must have, or empty
 	Remote            cache.Remote
+	Tables            *sampler.Tables // of all splits of the configuration
 
 	dir     string            // what Tokens and Sources are relative to
 	besides string            // and Beside

@@ -27,7 +27,7 @@ func decodeText(text string, sets ...string) (*Config, error) {
 // settings is a split without what only messages need.
 func settings(s *Split) Split {
 	plain := *s
-	plain.named, plain.origins = origin{}, nil
+	plain.named, plain.origins, plain.Tables = origin{}, nil, nil
 	return plain
 }
 

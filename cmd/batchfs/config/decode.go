@@ -79,7 +79,9 @@ func decode(docs []*document) (*Config, error) {
 		}
 	}
 	c.setRemote()
+	c.Tables = sampler.NewTables(c.Shares().Tables)
 	for _, s := range c.Splits {
+		s.Tables = c.Tables
 		s.settle()
 		if err := s.check(); err != nil {
 			return nil, err

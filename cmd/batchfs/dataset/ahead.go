@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"batchfs/cache"
+	"batchfs/cache/array"
 )
 
 // A lookahead has fetched what the next batches need, while they are read in order.
@@ -70,7 +71,7 @@ func (l *lookahead) from(k uint64) {
 	}
 	for ; l.next < k+l.most; l.next++ {
 		turn := cache.Turn{By: &l.by, Batch: l.next}
-		room := l.d.Sequence.Windows(l.next, func(source, column int, w cache.Window) bool { return l.d.sources[source][column].Want(w, turn) })
+		room := l.d.Sequence.Windows(l.next, func(source, column int, w array.Window) bool { return l.d.sources[source][column].Want(w, turn) })
 		if !room {
 			return
 		}

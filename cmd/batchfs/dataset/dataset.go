@@ -161,7 +161,7 @@ func (d *Dataset) bind(split *config.Split) (err error) {
 // samplerSource is source i as package sampler takes it.
 func (d *Dataset) samplerSource(i int) (from sampler.Source, err error) {
 	main := d.mains[i]
-	from.Main = main
+	from.Main, from.Tables = main, d.Split.Tables
 	if d.groups != nil {
 		from.Groups = d.groups[i]
 	}
@@ -314,7 +314,7 @@ func (d *Dataset) checkBatch(k uint64) (err error) {
 		return nil
 	}
 	pass := cache.NewPass()
-	d.Sequence.Windows(k, func(source, column int, w cache.Window) bool {
+	d.Sequence.Windows(k, func(source, column int, w array.Window) bool {
 		err = d.sources[source][column].CheckWindow(w, pass)
 		return err == nil
 	})

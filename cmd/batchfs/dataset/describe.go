@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"batchfs/cache"
+	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
@@ -207,15 +207,15 @@ func (d *Dataset) Describe(out io.Writer, k uint64) error {
 			source = fmt.Sprintf(", source %d", row.source)
 		}
 		fmt.Fprintf(out, "\nrow %d: number %d, epoch %d%s, ", j, row.row, row.epoch, source)
-		several := len(row.pieces) > 1
+		several := len(row.segments) > 1
 		if several {
-			fmt.Fprintf(out, "%d pieces\n", len(row.pieces))
+			fmt.Fprintf(out, "%d pieces\n", len(row.segments))
 		}
-		for _, p := range row.pieces {
+		for _, segment := range row.segments {
 			if several {
-				fmt.Fprintf(out, "  from index %d on, ", p.At)
+				fmt.Fprintf(out, "  from index %d on, ", segment.At)
 			}
-			if err := d.describePiece(out, row.source, p, vocabularies); err != nil {
+			if err := d.describeSegment(out, row.source, segment, vocabularies); err != nil {
 				return err
 			}
 		}
@@ -223,15 +223,15 @@ func (d *Dataset) Describe(out io.Writer, k uint64) error {
 	return nil
 }
 
-// describePiece writes where a piece of a row comes from, and its text. It adds the vocabulary that it reads.
-func (d *Dataset) describePiece(out io.Writer, source int, p sampler.Piece, vocabularies map[string]*vocabulary.Manifest) (err error) {
-	at := d.mains[source].Locate(p.Start)
+// describeSegment writes where a segment of a row comes from, and its text. It adds the vocabulary that it reads.
+func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Segment, vocabularies map[string]*vocabulary.Manifest) (err error) {
+	at := d.mains[source].Locate(segment.Start)
 	if d.Sequence.Rows != sampler.Windows {
-		fmt.Fprintf(out, "%d tokens of ", p.Len)
+		fmt.Fprintf(out, "%d tokens of ", segment.Len)
 	}
 	fmt.Fprintf(out, "%s from token %d on", terminal.Printable(at.Path), at.Index)
-	if p.Document >= 0 {
-		fmt.Fprintf(out, ", document %d", p.Document)
+	if segment.Document >= 0 {
+		fmt.Fprintf(out, ", document %d", segment.Document)
 	}
 	fmt.Fprintln(out)
 	if d.Sequence.Layout == sampler.Elements {
@@ -248,7 +248,7 @@ func (d *Dataset) describePiece(out io.Writer, source int, p sampler.Piece, voca
 	if v == nil {
 		return nil
 	}
-	text, err := d.text(source, p, v)
+	text, err := d.text(source, segment, v)
 	if err != nil {
 		return err
 	}
@@ -259,16 +259,16 @@ func (d *Dataset) describePiece(out io.Writer, source int, p sampler.Piece, voca
 	return nil
 }
 
-// text returns what the tokens of a piece of a row stand for, up to the first T of the row.
-func (d *Dataset) text(source int, p sampler.Piece, v *vocabulary.Manifest) (string, error) {
+// text returns what the tokens of a segment of a row stand for, up to the first T of the row.
+func (d *Dataset) text(source int, segment sampler.Segment, v *vocabulary.Manifest) (string, error) {
 	tokens := d.mains[source]
 	size := tokens.DType().Size()
-	first := min(p.Len, d.Sequence.BlockSize-p.At)
+	first := min(segment.Len, d.Sequence.BlockSize-segment.At)
 	if first == 0 {
 		return "", nil
 	}
 	var text strings.Builder
-	err := tokens.Read([]cache.Window{{Start: p.Start, Len: first}}, func(_ int, raw []byte) error {
+	err := tokens.Read([]array.Window{{Start: segment.Start, Len: first}}, func(_ int, raw []byte) error {
 		text.Reset()
 		for ; len(raw) > 0; raw = raw[size:] {
 			text.WriteString(v.Text(int(min(tokens.DType().Bits(raw), math.MaxInt))))

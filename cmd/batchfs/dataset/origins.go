@@ -12,19 +12,19 @@ import (
 
 // A rowOrigin is where a row of a batch comes from.
 type rowOrigin struct {
-	row    uint64 // global number
-	epoch  uint64
-	source int
-	file   string
-	start  int64 // index in the file of the row's first token
-	pieces []sampler.Piece
+	row      uint64 // global number
+	epoch    uint64
+	source   int
+	file     string
+	start    int64 // index in the file of the row's first token
+	segments []sampler.Segment
 }
 
 // origin says where row j of batch k comes from. The error is one of reading where documents end.
 func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
 	r = rowOrigin{row: d.Sequence.Row(k, j), epoch: d.Sequence.Epoch(k, j)}
-	if r.source, r.pieces, err = d.Sequence.Pieces(k, j); err == nil {
-		at := d.mains[r.source].Locate(r.pieces[0].Start)
+	if r.source, r.segments, err = d.Sequence.Segments(k, j); err == nil {
+		at := d.mains[r.source].Locate(r.segments[0].Start)
 		r.file, r.start = at.Path, at.Index
 	}
 	return r, err
@@ -32,7 +32,7 @@ func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
 
 // Origins are the files batch/<k>.json of a dataset: where each row of batch k comes from, that is its number among all rows, its
 // epoch, its file and source, and the index in the file of its first token; where an index of documents is known, also the number of the
-// first token's document, and how many pieces of documents a row is made of. Every row takes a line of the same width, so that
+// first token's document, and how many segments of documents a row has. Every row takes a line of the same width, so that
 // any part of the file can be made by itself, and the size is known.
 type Origins struct {
 	d     *Dataset
@@ -55,7 +55,7 @@ func (d *Dataset) Origins() *Origins {
 	for _, path := range d.Files() {
 		longest = max(longest, len(jsonOf(path)))
 	}
-	o.width = len(o.line(rowOrigin{source: max(len(d.Split.Sources)-1, 0), pieces: make([]sampler.Piece, 1)})) - len(jsonOf("")) + longest
+	o.width = len(o.line(rowOrigin{source: max(len(d.Split.Sources)-1, 0), segments: make([]sampler.Segment, 1)})) - len(jsonOf("")) + longest
 	return o
 }
 
@@ -68,7 +68,7 @@ func jsonOf(path string) []byte {
 func (o *Origins) line(r rowOrigin) []byte {
 	line := fmt.Appendf(nil, `    {"row": %20d, "epoch": %20d, "file": %s, "start": %19d`, r.row, r.epoch, jsonOf(r.file), r.start)
 	if o.d.Split.Ends == sampler.EndsByIndex {
-		line = fmt.Appendf(line, `, "document": %19d, "pieces": %10d`, r.pieces[0].Document, len(r.pieces))
+		line = fmt.Appendf(line, `, "document": %19d, "pieces": %10d`, r.segments[0].Document, len(r.segments))
 	}
 	if len(o.d.Split.Sources) > 0 {
 		line = fmt.Appendf(line, `, "source": %d`, r.source)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"batchfs/cache"
+	"batchfs/cache/array"
 	"batchfs/sampler"
 )
 
@@ -36,10 +37,10 @@ func (d *Dataset) Fill(ctx context.Context, share *cache.Share, progress func(n 
 			ranks = append(ranks, q)
 		}
 	}
-	err := cache.Fetch(ctx, share, d.stretches(), func(visit func(*cache.Array, cache.Window) bool) {
+	err := cache.Fetch(ctx, share, d.stretches(), func(visit func(*cache.Array, array.Window) bool) {
 		for k := range uint64(d.Sequence.BatchesPerEpoch()) {
 			for _, q := range ranks {
-				if !q.Windows(d.Split.Start+k, func(source, column int, w cache.Window) bool { return visit(d.sources[source][column], w) }) {
+				if !q.Windows(d.Split.Start+k, func(source, column int, w array.Window) bool { return visit(d.sources[source][column], w) }) {
 					return
 				}
 			}

@@ -1,6 +1,9 @@
 package dataset
 
-import "batchfs/cache"
+import (
+	"batchfs/cache"
+	"batchfs/cache/array"
+)
 
 // TokensLen is the size of tokens.bin in bytes.
 func (d *Dataset) TokensLen() (n int64) {
@@ -34,8 +37,8 @@ func readBytes(from *cache.Array, dst []byte, off int64) error {
 	size := int64(from.DType().Size())
 	first := off / size
 	last := (off + int64(len(dst)) + size - 1) / size
-	from.Want(cache.Window{Start: last, Len: int(min(tokensAhead, from.Bytes()-last*size) / size)}, cache.Turn{})
-	return from.Read([]cache.Window{{Start: first, Len: int(last - first)}}, func(_ int, raw []byte) error {
+	from.Want(array.Window{Start: last, Len: int(min(tokensAhead, from.Bytes()-last*size) / size)}, cache.Turn{})
+	return from.Read([]array.Window{{Start: first, Len: int(last - first)}}, func(_ int, raw []byte) error {
 		copy(dst, raw[off-first*size:])
 		return nil
 	})

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"batchfs/cache"
+	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
@@ -113,7 +113,7 @@ func TestSnapshotKeepsTheVocabulary(t *testing.T) {
 		s = handOver(t, fresh)
 		q := serve(t, s, nil)[0]
 		err = q.Read(make([]byte, q.Sequence.Batch().Bytes()), k, 0)
-		var beyond *cache.VocabularyError
+		var beyond *array.VocabularyError
 		switch {
 		case test.size == 0 && err != nil, test.size > 0 && (!errors.As(err, &beyond) || beyond.Size != test.size || beyond.Index != 8*12345):
 			t.Errorf("%q: error %v", test.more, err)

@@ -7,8 +7,9 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"sort"
 
-	"batchfs/cache"
+	"batchfs/cache/array"
 	"batchfs/sampler"
 )
 
@@ -22,6 +23,9 @@ type count struct {
 	steps             uint64  // that touches are of: 0 to steps-1
 	touches           []touch
 }
+
+// blockBytes is the mean size of a block.
+func (n *count) blockBytes() float64 { return float64(n.bytes) / float64(n.blocks) }
 
 // A touch says that hosts need a block that is not in their memory. It stands for others: for so many of each host.
 type touch struct {
@@ -82,7 +86,7 @@ func (c *corpus) lookAt(k uint64, first bool, n *count) error {
 		step := map[block]bool{}
 		for _, q := range ranks {
 			batch := map[block]bool{}
-			q.Windows(k+uint64(i), func(source, column int, w cache.Window) bool {
+			q.Windows(k+uint64(i), func(source, column int, w array.Window) bool {
 				c.sources[source].arrays[column].Blocks(w, c.blocks.BlockBytes, func(file int, number int64) {
 					now := block{source, column, file, number}
 					batch[now], step[now], seen[now] = true, true, true
@@ -110,9 +114,21 @@ func (c *corpus) lookAt(k uint64, first bool, n *count) error {
 	return nil
 }
 
+// A need is a step in which a host needs a block.
+type need struct {
+	host int
+	step uint64
+}
+
+// An extent is elements of an array of a source: those of a block.
+type extent struct {
+	source     int
+	begin, end int64
+}
+
 // search finds the steps and hosts that need some blocks of an array.
 func (c *corpus) search(ctx context.Context, n *count, i, column int, progress func(done float64)) error {
-	q, a := c.sequence, c.sources[i].arrays[column]
+	a := c.sources[i].arrays[column]
 	size, files := c.blocks.BlockBytes, a.FileBytes()
 	before := make([]int64, len(files)+1) // blocks of the files before each
 	for f, bytes := range files {
@@ -122,20 +138,14 @@ func (c *corpus) search(ctx context.Context, n *count, i, column int, progress f
 	all := before[len(files)]
 	n.blocks += all
 
-	rows, of := q.Share(i)
-	perStep := float64(q.BatchSize*q.World) * float64(rows) / float64(of) // rows of the source
-	elements := float64(a.Len()) / float64(all)                           // of a block
-	asked := (elements/c.step() + 2) * (float64(n.steps)*perStep/float64(c.sources[i].windows) + 1)
+	elements := float64(a.Len()) / float64(all) // of a block
+	asked := (elements/c.step() + 2) * (float64(n.steps)*c.rowsPerStep(i)/float64(c.sources[i].windows) + 1)
 	arrays := 0
 	for _, s := range c.sources {
 		arrays += len(s.arrays)
 	}
 	samples := min(max(int64(searched/float64(arrays)/asked), 8), all)
-	type need struct {
-		host int
-		step uint64
-	}
-	var needs []need
+	weight := float64(all) / float64(samples) / float64(c.hosts)
 	r := rand.New(rand.NewPCG(uint64(i), uint64(column)))
 	for s := range samples {
 		if ctx.Err() != nil {
@@ -145,61 +155,76 @@ func (c *corpus) search(ctx context.Context, n *count, i, column int, progress f
 		if samples < all {
 			at = min(int64((float64(s)+r.Float64())*float64(all)/float64(samples)), all-1)
 		}
-		f, found := slices.BinarySearch(before, at)
-		for ; found && f+1 < len(before) && before[f+1] == at; f++ { // behind files without a block
-		}
-		if !found {
-			f--
-		}
+		f := sort.Search(len(files), func(f int) bool { return before[f+1] > at })
 		from := (at - before[f]) * size
 		to := min(from+size, files[f])
-		begin, end := a.Between(f, from, to)
-		needs = needs[:0]
-		if q.Order == sampler.Shuffle || q.Order == sampler.Sequential {
-			for epoch := uint64(0); ; epoch++ {
-				more := false
-				for pos := begin; pos < end; pos = min(pos+int64(c.step()), max(end-1, pos+1)) {
-					hits, err := q.Find(i, pos, epoch, nil)
-					if err != nil {
-						return err
-					}
-					for _, hit := range hits {
-						if k, rank, _ := q.BatchOf(hit.Row); k < n.steps {
-							needs, more = append(needs, need{rank / c.ranks, k}), true
-						}
-					}
-				}
-				if !more {
-					break
-				}
-			}
-		} else { // These draw with replacement, so that a block is needed at any time: as often as windows that touch it are drawn.
-			runs := a.Runs()
-			starts := float64(a.Len()) - float64(len(runs))*c.step()
-			rate := perStep * min((float64(end-begin)+c.step())/starts, 1)
-			for step := r.ExpFloat64() / rate; step < float64(n.steps); step += r.ExpFloat64() / rate {
-				needs = append(needs, need{r.IntN(c.hosts), uint64(step)})
-			}
+		block := extent{source: i}
+		block.begin, block.end = a.Between(f, from, to)
+		needs, err := c.needsOf(block, n.steps, r)
+		if err != nil {
+			return err
 		}
-		slices.SortFunc(needs, func(a, b need) int { return cmp.Or(cmp.Compare(a.host, b.host), cmp.Compare(a.step, b.step)) })
-		weight := float64(all) / float64(samples) / float64(c.hosts)
-		var first uint64
-		for j, now := range needs {
-			switch {
-			case j == 0 || needs[j-1].host != now.host:
-				first = now.step
-			case float64(now.step-needs[j-1].step) <= n.kept:
-				continue
-			}
-			after := uint64(0)
-			if now.step > first {
-				after = now.step - needs[j-1].step
-			}
-			n.touches = append(n.touches, touch{now.step, first, after, weight, weight * float64(to-from)})
-		}
+		n.add(needs, weight, weight*float64(to-from))
 		progress(1 / float64(samples) / float64(arrays))
 	}
 	return nil
+}
+
+// rowsPerStep is how many rows of a step, of all hosts, are of a source.
+func (c *corpus) rowsPerStep(source int) float64 {
+	rows, of := c.sequence.Share(source)
+	return float64(c.sequence.BatchSize*c.sequence.World) * float64(rows) / float64(of)
+}
+
+// needsOf are the needs of a block in steps below a number, by host and step.
+func (c *corpus) needsOf(block extent, steps uint64, r *rand.Rand) (needs []need, err error) {
+	q := c.sequence
+	if q.Order == sampler.Shuffle || q.Order == sampler.Sequential {
+		needs, err = c.found(block, steps)
+	} else { // These draw with replacement: at any time a block is needed as often as windows that touch it are drawn.
+		a := c.sources[block.source].arrays[0]
+		starts := float64(a.Len()) - float64(len(a.Runs()))*c.step()
+		rate := c.rowsPerStep(block.source) * min((float64(block.end-block.begin)+c.step())/starts, 1)
+		for step := r.ExpFloat64() / rate; step < float64(steps); step += r.ExpFloat64() / rate {
+			needs = append(needs, need{r.IntN(c.hosts), uint64(step)})
+		}
+	}
+	slices.SortFunc(needs, func(a, b need) int { return cmp.Or(cmp.Compare(a.host, b.host), cmp.Compare(a.step, b.step)) })
+	return needs, err
+}
+
+// found are the needs of a block in steps below a number, under an order that says where an element is read.
+func (c *corpus) found(block extent, steps uint64) (needs []need, err error) {
+	for epoch := uint64(0); ; epoch++ {
+		was := len(needs)
+		for pos := block.begin; pos < block.end; pos = min(pos+int64(c.step()), max(block.end-1, pos+1)) {
+			hits, err := c.sequence.Find(block.source, pos, epoch, nil)
+			if err != nil {
+				return nil, err
+			}
+			for _, hit := range hits {
+				if k, rank, _ := c.sequence.BatchOf(hit.Row); k < steps {
+					needs = append(needs, need{rank / c.ranks, k})
+				}
+			}
+		}
+		if len(needs) == was {
+			return needs, nil
+		}
+	}
+}
+
+// add adds the touches of a block, by its needs in order. Each stands for so many blocks and bytes.
+func (n *count) add(needs []need, blocks, bytes float64) {
+	var first, after uint64
+	for i, now := range needs {
+		if i == 0 || needs[i-1].host != now.host {
+			first, after = now.step, 0
+		} else if after = now.step - needs[i-1].step; float64(after) <= n.kept {
+			continue
+		}
+		n.touches = append(n.touches, touch{step: now.step, first: first, after: after, blocks: blocks, bytes: bytes})
+	}
 }
 
 // step is how many elements of a row the next disjoint row does not have.

@@ -89,105 +89,113 @@ type limits struct{ bandwidth, requests float64 }
 // A timeline has so many parts of an epoch, unless that has fewer steps.
 const parts = 10
 
+// needs are those of a run of so many steps, of which n was counted.
 func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits) *Needs {
 	q := c.sequence
 	seconds := o.step.Seconds()
-	batch := q.Batch()
 	needs := &Needs{
 		Bytes: n.bytes, Blocks: n.blocks, BlockBytes: c.blocks.BlockBytes, Order: string(q.Order), Hosts: c.hosts, GPUs: c.ranks,
 		BatchSize: q.BatchSize, BlockSize: int(c.step()), StepSeconds: seconds, EpochSteps: epoch, Steps: steps,
-		Epochs: float64(steps) / float64(epoch), RunSeconds: float64(steps) * seconds, BatchBytes: batch.Bytes(),
+		Epochs: float64(steps) / float64(epoch), RunSeconds: float64(steps) * seconds, BatchBytes: q.Batch().Bytes(),
 		BatchBlocks: n.perBatch, StepBlocks: n.perStep, CacheBytes: c.blocks.Limit,
 	}
-	hosts := float64(c.hosts)
 	needs.StepTokens = int64(q.BatchSize) * int64(q.World) * int64(c.step())
 	needs.ReadRate = float64(needs.BatchBytes) * float64(c.ranks) / seconds
 	for i, s := range c.sources {
 		rows, of := q.Share(i)
-		share := float64(rows) / float64(of)
-		tokens := s.arrays[0].Len()
-		needs.Tokens += tokens
-		needs.Sources = append(needs.Sources, Source{s.name, tokens, share,
-			float64(steps) * float64(q.BatchSize) * float64(q.World) * share / float64(s.windows)})
+		source := Source{Name: s.name, Tokens: s.arrays[0].Len(), Share: float64(rows) / float64(of)}
+		source.Epochs = float64(steps) * c.rowsPerStep(i) / float64(s.windows)
+		needs.Tokens += source.Tokens
+		needs.Sources = append(needs.Sources, source)
 		for _, a := range s.arrays {
 			needs.Objects += len(a.Files())
 		}
 	}
+	needs.fetch(n)
+	needs.keep(n)
+	needs.open(c, n, o.latency.Seconds(), limits)
 
-	// what comes from the store
-	block := float64(n.bytes) / float64(n.blocks)
-	bins := min(parts, epoch)
-	timeline := make([]Traffic, (n.steps+epoch-1)/epoch*bins)
-	n.fetches(c.blocks.Limit, func(t touch) {
-		bin := &timeline[t.step*bins/epoch]
+	hosts := float64(c.hosts)
+	needs.Requests = hosts * (needs.HostRequests + float64(needs.MountRequests))
+	needs.Fetched = hosts * needs.HostFetched
+	needs.Price = needs.Requests/1000*o.getPrice + needs.Fetched/1e9*o.gbPrice
+	needs.judge(c, o.latency.Seconds(), limits)
+	return needs
+}
+
+// fetch sets what a host fetches from the store.
+func (n *Needs) fetch(counted *count) {
+	bins := min(parts, n.EpochSteps)
+	timeline := make([]Traffic, (counted.steps+n.EpochSteps-1)/n.EpochSteps*bins)
+	counted.fetches(n.CacheBytes, func(t touch) {
+		bin := &timeline[t.step*bins/n.EpochSteps]
 		bin.Mean += t.bytes
 		bin.Requests += t.blocks
-		if t.step < steps {
-			needs.HostFetched += t.bytes
-			needs.HostRequests += t.blocks
+		if t.step < n.Steps {
+			n.HostFetched += t.bytes
+			n.HostRequests += t.blocks
 		}
 	})
-	long := float64(epoch) * seconds / float64(bins)
+	long := float64(n.EpochSteps) * n.StepSeconds / float64(bins)
 	for i, bin := range timeline {
-		to, of := &needs.First, float64(bins)
+		to, of := &n.First, float64(bins)
 		if uint64(i) >= bins {
-			to, of = &needs.Later, float64(len(timeline))-float64(bins)
+			to, of = &n.Later, float64(len(timeline))-float64(bins)
 		}
 		to.Mean += bin.Mean / long / of
 		to.Requests += bin.Requests / long / of
 		to.Peak, to.Most = max(to.Peak, bin.Mean/long), max(to.Most, bin.Requests/long)
-		needs.Timeline = append(needs.Timeline, Moment{uint64(i+1) * epoch / bins, bin.Mean / long})
+		n.Timeline = append(n.Timeline, Moment{uint64(i+1) * n.EpochSteps / bins, bin.Mean / long})
 	}
 	// At the beginning, nothing is kept.
-	needs.First.Peak, needs.First.Most = max(needs.First.Peak, n.cold*block/seconds), max(needs.First.Most, n.cold/seconds)
-	if steps > n.steps { // the epochs after those that were counted
-		rest := float64(steps-n.steps) * seconds
-		needs.HostFetched += needs.Later.Mean * rest
-		needs.HostRequests += needs.Later.Requests * rest
+	most := counted.cold / n.StepSeconds
+	n.First.Peak, n.First.Most = max(n.First.Peak, most*counted.blockBytes()), max(n.First.Most, most)
+	if n.Steps > counted.steps { // the epochs after those that were counted
+		rest := float64(n.Steps-counted.steps) * n.StepSeconds
+		n.HostFetched += n.Later.Mean * rest
+		n.HostRequests += n.Later.Requests * rest
 	}
+}
 
-	// what a host needs of its disk
+// keep sets what a host needs of its disk.
+func (n *Needs) keep(counted *count) {
 	again := 0.0
-	for _, t := range n.touches {
-		if t.step == t.first && t.step < steps {
-			needs.ShareBytes += t.bytes
+	for _, t := range counted.touches {
+		if t.step == t.first && t.step < n.Steps {
+			n.ShareBytes += t.bytes
 		}
-		if t.step >= epoch {
+		if t.step >= n.EpochSteps {
 			again += t.blocks
 		}
 	}
 	for _, share := range []float64{0.1, 0.25, 0.5, 0.75, 1} {
-		size, missed := share*needs.ShareBytes, 0.0
-		n.fetches(int64(math.Ceil(size)), func(t touch) {
-			if t.step >= epoch {
+		cache, missed := Cache{Bytes: share * n.ShareBytes}, 0.0
+		counted.fetches(int64(math.Ceil(cache.Bytes)), func(t touch) {
+			if t.step >= n.EpochSteps {
 				missed += t.blocks
 			}
 		})
-		hits := 0.0
 		if again > 0 {
-			hits = 1 - missed/again
+			cache.Hits = 1 - missed/again
 		}
-		needs.Caches = append(needs.Caches, Cache{size, hits})
+		n.Caches = append(n.Caches, cache)
 	}
+}
 
+// open sets what it takes to mount, and to read the first batch.
+func (n *Needs) open(c *corpus, counted *count, latency float64, limits limits) {
 	// Objects are listed, a thousand with a request, and opened 32 at a time: each is looked at, an index beside it too, and its first bytes and
 	// then samples are read.
-	samples := max(2, 64/max(needs.Objects, 1))
-	needs.MountRequests = cmp.Or(c.opened, (needs.Objects+999)/1000+needs.Objects*(2+samples))
-	needs.MountSeconds = 4 * math.Ceil(float64(needs.Objects)/32) * o.latency.Seconds()
-	needs.FleetMount = max(needs.MountSeconds, hosts*float64(needs.MountRequests)/limits.requests)
-	rounds := math.Ceil(float64(n.first) / float64(c.blocks.AtOnce()))
-	needs.FirstBatch = max(rounds*o.latency.Seconds(), float64(n.first)*block/limits.bandwidth)
-
-	needs.Requests = hosts * (needs.HostRequests + float64(needs.MountRequests))
-	needs.Fetched = hosts * needs.HostFetched
-	needs.Price = needs.Requests/1000*o.getPrice + needs.Fetched/1e9*o.gbPrice
-	needs.judge(c, o, limits)
-	return needs
+	samples := max(2, 64/max(n.Objects, 1))
+	n.MountRequests = cmp.Or(c.opened, (n.Objects+999)/1000+n.Objects*(2+samples))
+	n.MountSeconds = 4 * math.Ceil(float64(n.Objects)/32) * latency
+	n.FleetMount = max(n.MountSeconds, float64(c.hosts)*float64(n.MountRequests)/limits.requests)
+	rounds := math.Ceil(float64(counted.first) / float64(c.blocks.AtOnce()))
+	n.FirstBatch = max(rounds*latency, float64(counted.first)*counted.blockBytes()/limits.bandwidth)
 }
 
 // judge says what is within its limit, and what helps where it is not.
-func (n *Needs) judge(c *corpus, o *options, limits limits) {
+func (n *Needs) judge(c *corpus, latency float64, limits limits) {
 	say := func(ok bool, format string, args ...any) {
 		n.Verdicts = append(n.Verdicts, Verdict{ok, fmt.Sprintf(format, args...)})
 	}
@@ -224,7 +232,7 @@ func (n *Needs) judge(c *corpus, o *options, limits limits) {
 		say(true, "%s", mounting)
 	}
 	// While a request takes its time, so many must be under way.
-	under, atOnce := most*o.latency.Seconds(), float64(c.blocks.AtOnce())
+	under, atOnce := most*latency, float64(c.blocks.AtOnce())
 	switch ahead := int64(math.Ceil(under)) * n.BlockBytes * 2; {
 	case under <= atOnce:
 		say(true, "%s blocks are under way at the peak, of %s that may be", short(under), short(atOnce))

@@ -62,37 +62,7 @@ are those of AWS S3 Standard in us-east-1 in November 2026, read from within the
   batchfs plan --source web=10T:3 --source books=100G:1 --hosts 64 --gpus 8 --step 0.5s --steps 200000
   batchfs plan train/order=shuffle,batch_size=32 -c config.toml --hosts 4 --gpus 8 --step 300ms --epochs 3 --json`,
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.check(args); err != nil {
-				return err
-			}
-			path := "train"
-			if len(args) > 0 {
-				path = args[0]
-			}
-			progress := terminal.NewProgress(cmd.ErrOrStderr(), "counting", 1000, terminal.Steps)
-			done := 0.0
-			n, err := o.plan(cmd.Context(), path, func(more float64) {
-				done += more
-				progress.Set(int64(1000*done), 1000)
-			})
-			progress.Finish()
-			if err != nil {
-				return err
-			}
-			if o.plot != "" {
-				if err := chart.Save(o.plot, n.charts()...); err != nil {
-					return err
-				}
-			}
-			if !o.json {
-				n.print(cmd.OutOrStdout())
-				return nil
-			}
-			e := json.NewEncoder(cmd.OutOrStdout())
-			e.SetIndent("", "  ")
-			return e.Encode(n)
-		},
+		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
 	}
 	o.config.Register(cmd)
 	f := cmd.Flags()
@@ -119,6 +89,38 @@ are those of AWS S3 Standard in us-east-1 in November 2026, read from within the
 		cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
 	}
 	return cmd
+}
+
+func (o *options) run(cmd *cobra.Command, args []string) error {
+	if err := o.check(args); err != nil {
+		return err
+	}
+	path := "train"
+	if len(args) > 0 {
+		path = args[0]
+	}
+	progress := terminal.NewProgress(cmd.ErrOrStderr(), "counting", 1000, terminal.Steps)
+	done := 0.0
+	n, err := o.plan(cmd.Context(), path, func(more float64) {
+		done += more
+		progress.Set(int64(1000*done), 1000)
+	})
+	progress.Finish()
+	if err != nil {
+		return err
+	}
+	if o.plot != "" {
+		if err := chart.Save(o.plot, n.charts()...); err != nil {
+			return err
+		}
+	}
+	if !o.json {
+		n.print(cmd.OutOrStdout())
+		return nil
+	}
+	e := json.NewEncoder(cmd.OutOrStdout())
+	e.SetIndent("", "  ")
+	return e.Encode(n)
 }
 
 // check returns an error for flags that are wrong, whatever the configuration.

@@ -1,8 +1,10 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -19,51 +21,20 @@ func (n *Needs) print(out io.Writer) {
 		n.BlockSize, n.Order, short(float64(n.StepTokens)), lasting(n.StepSeconds))
 	fmt.Fprintf(&text, "a run of %s steps: epochs: %s, time: %s\n\n", short(float64(n.Steps)), short(n.Epochs), lasting(n.RunSeconds))
 
-	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', tabwriter.AlignRight)
-	hosts := float64(n.Hosts)
-	row := func(name string, value float64, words func(float64) string) {
-		fmt.Fprintf(w, "%s\t%s\t%s\t\n", left(name), words(value), words(value*hosts))
-	}
-	fmt.Fprintf(w, "%s\ta host\tall hosts\t\n", left(""))
-	row("tokens a second", float64(n.StepTokens)/hosts/n.StepSeconds, short)
-	row("bytes a second that trainers read", n.ReadRate, rate)
-	row("blocks of a step", n.StepBlocks, short)
-	for _, epoch := range []struct {
-		name string
-		of   Traffic
-	}{{"first epoch", n.First}, {"later epochs", n.Later}} {
-		row(epoch.name+": bytes a second, mean", epoch.of.Mean, rate)
-		row(epoch.name+": bytes a second, peak", epoch.of.Peak, rate)
-		row(epoch.name+": requests a second, mean", epoch.of.Requests, short)
-		row(epoch.name+": requests a second, peak", epoch.of.Most, short)
-	}
-	row("the run: bytes", n.HostFetched, rate)
-	row("the run: requests", n.Requests/hosts, short)
-	row("the run: price of these", n.Price/hosts, func(v float64) string { return fmt.Sprintf("$%.2f", v) })
-	row("each mount: requests", float64(n.MountRequests), short)
-	row("block cache for all that a host needs", n.ShareBytes, rate)
-	w.Flush()
+	n.printRates(&text)
 	fmt.Fprintf(&text, "\nA mount opens in about %s alone, and in %s if all hosts mount at once. Its first batch takes %s more.\n", lasting(n.MountSeconds),
 		lasting(n.FleetMount), lasting(n.FirstBatch))
-
 	if len(n.Sources) > 1 {
 		fmt.Fprintln(&text, "\nEpochs of each source in the run")
 		w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-		most := 0.0
-		for _, s := range n.Sources {
-			most = max(most, s.Epochs)
-		}
+		most := slices.MaxFunc(n.Sources, func(a, b Source) int { return cmp.Compare(a.Epochs, b.Epochs) }).Epochs
 		for _, s := range n.Sources {
 			fmt.Fprintf(w, "  %s\t%s tokens\t%s of all rows\t%s %s\n", s.Name, short(float64(s.Tokens)), percent(s.Share), terminal.Bar(s.Epochs, most), short(s.Epochs))
 		}
 		w.Flush()
 	}
-
 	fmt.Fprintln(&text, "\nBytes a second from the store to a host, until step")
-	most := 0.0
-	for _, m := range n.Timeline {
-		most = max(most, m.Bytes)
-	}
+	most := slices.MaxFunc(n.Timeline, func(a, b Moment) int { return cmp.Compare(a.Bytes, b.Bytes) }).Bytes
 	for _, m := range n.Timeline[:min(2*parts, len(n.Timeline))] {
 		fmt.Fprintf(&text, "  %6s  %s %s\n", short(float64(m.Step)), terminal.Bar(m.Bytes, most), rate(m.Bytes))
 	}
@@ -82,8 +53,32 @@ func (n *Needs) print(out io.Writer) {
 	io.WriteString(out, terminal.Printable(text.String()))
 }
 
-// left makes a cell of a table that is aligned to the right begin at the left.
-func left(name string) string { return fmt.Sprintf("%-38s", name) }
+// printRates prints the table of what a host and all hosts need.
+func (n *Needs) printRates(out io.Writer) {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	defer w.Flush()
+	hosts := float64(n.Hosts)
+	line := func(name string, value float64, words func(float64) string) {
+		fmt.Fprintf(w, "%-38s\t%s\t%s\t\n", name, words(value), words(value*hosts))
+	}
+	fmt.Fprintf(w, "%-38s\ta host\tall hosts\t\n", "")
+	line("tokens a second", float64(n.StepTokens)/hosts/n.StepSeconds, short)
+	line("bytes a second that trainers read", n.ReadRate, rate)
+	line("blocks of a step", n.StepBlocks, short)
+	epoch := func(name string, of Traffic) {
+		line(name+": bytes a second, mean", of.Mean, rate)
+		line(name+": bytes a second, peak", of.Peak, rate)
+		line(name+": requests a second, mean", of.Requests, short)
+		line(name+": requests a second, peak", of.Most, short)
+	}
+	epoch("first epoch", n.First)
+	epoch("later epochs", n.Later)
+	line("the run: bytes", n.HostFetched, rate)
+	line("the run: requests", n.Requests/hosts, short)
+	line("the run: price of these", n.Price/hosts, func(v float64) string { return fmt.Sprintf("$%.2f", v) })
+	line("each mount: requests", float64(n.MountRequests), short)
+	line("block cache for all that a host needs", n.ShareBytes, rate)
+}
 
 // charts draw what changes during the run, and what a cache is worth.
 func (n *Needs) charts() []chart.Chart {

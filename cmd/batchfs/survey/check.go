@@ -604,7 +604,7 @@ func where(f *checked) string {
 func extend(run common, a, b *checked, w int64) common {
 	numbers := func(f *checked, from, n int64) (list []uint64) {
 		d := decoder{dtype: f.array.DType()}
-		f.array.Read([]cache.Window{{Start: from - f.base, Len: int(n)}}, func(_ int, raw []byte) error {
+		f.array.Read([]array.Window{{Start: from - f.base, Len: int(n)}}, func(_ int, raw []byte) error {
 			list = d.decode(raw)
 			return nil
 		})

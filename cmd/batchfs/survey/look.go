@@ -245,7 +245,7 @@ func samplesOf(a *cache.Array, path string) (samples []Sample, err error) {
 			continue
 		}
 		var text strings.Builder
-		err := a.Read([]cache.Window{{Start: at, Len: int(n)}}, func(_ int, raw []byte) error {
+		err := a.Read([]array.Window{{Start: at, Len: int(n)}}, func(_ int, raw []byte) error {
 			text.Reset()
 			for _, token := range d.decode(raw) {
 				text.WriteString(v.Text(int(token)))

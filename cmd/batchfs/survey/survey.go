@@ -35,7 +35,7 @@ func read(ctx context.Context, a *cache.Array, from, to int64, visit func(at int
 		if ctx.Err() != nil {
 			return errInterrupted
 		}
-		if err := a.Read([]cache.Window{{Start: at, Len: int(min(block, to-at))}}, keep); err != nil {
+		if err := a.Read([]array.Window{{Start: at, Len: int(min(block, to-at))}}, keep); err != nil {
 			return err
 		}
 		if err := visit(at, raw); err != nil {
