@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -27,15 +26,11 @@ type deadlines struct {
 	turns   *turns
 	shared  *state.Shared
 	handles *state.Handles
-	// One suspect after the other begins to be answered: it holds the place in here for a while.
-	suspects        chan struct{}
-	suspectsWaiting atomic.Int64
 
 	mu        sync.Mutex
 	requests  []*request  // under way; guarded by mu, as what they hold is, and the attempts of shared
 	stuck     map[int]int // of each split, requests that were answered and are still under way; guarded by mu
 	waitShown bool        // shared shows one that waits; guarded by mu
-	blamed    bool        // this process ends because of a request that shared knows; guarded by mu
 	ended     bool        // nothing is answered any more; guarded by mu
 }
 
@@ -51,11 +46,9 @@ type request struct {
 	caller            fuse.Caller // this and what follows is the handler's own
 	hasTurn, hasPlace bool
 
-	expired   bool   // was answered
-	stuck     bool   // counts in deadlines.stuck
-	abandoned bool   // its handler ends without an answer: it is sent again, to another process
-	undo      func() // undoes what the handler did for the reader, or nil
-	clear     func() // of a suspect: lets another one begin
+	expired bool   // was answered
+	stuck   bool   // counts in deadlines.stuck
+	undo    func() // undoes what the handler did for the reader, or nil
 
 	// What was assigned to it, to be given back if its reader gets an error.
 	assigned bool
@@ -71,73 +64,35 @@ const (
 	longWait = time.Second
 	// While so many handlers of a split are stuck, or all that may have a turn, other requests of it fail at once.
 	maxStuck = 16
-	// A suspect that has not ended this worker for so long is probably innocent. All suspects together are given suspicions or so.
-	suspicion  = 100 * time.Millisecond
-	suspicions = 2 * time.Second
 )
 
-var errExhausted = fmt.Errorf("given up: %d processes ended that were to answer this", state.MaxAttempts)
+var errExhausted = fmt.Errorf("given up: %d processes ended by themselves while this had no answer", state.MaxAttempts)
 
 // errLate is the error of a request that was answered in its handler's place.
 var errLate = fmt.Errorf("too late (%w)", syscall.ETIMEDOUT)
 
-// begin notes that a request begins. It returns an error if the request should not be handled; otherwise end must follow. A
-// request that may have ended other workers waits here until it is known which one to blame if it ends this one.
+// begin notes that a request begins. It returns an error if the request should not be handled; otherwise end must follow.
 func (d *deadlines) begin(id uint64, i inode) (*request, error) {
-	r, suspect, err := d.add(id, i)
-	if suspect {
-		waiting := d.suspectsWaiting.Add(1)
-		d.suspects <- struct{}{}
-		d.suspectsWaiting.Add(-1)
-		d.mu.Lock()
-		late := r.expired
-		if !late && !d.ended && !d.blamed {
-			d.shared.Suspect(id)
-		}
-		d.mu.Unlock()
-		if late {
-			<-d.suspects
-			d.end(r)
-			return nil, errLate
-		}
-		r.clear = sync.OnceFunc(func() {
-			d.mu.Lock()
-			if !d.blamed {
-				d.shared.Clear(id)
-			}
-			d.mu.Unlock()
-			<-d.suspects
-		})
-		time.AfterFunc(min(suspicion, suspicions/time.Duration(waiting)), r.clear)
-	}
-	return r, err
-}
-
-func (d *deadlines) add(id uint64, i inode) (r *request, suspect bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	split := d.splitOf(i.sequence())
 	if d.stuck[split] >= min(maxStuck, int(d.turns.perSplit-d.turns.perSplit/2)) {
-		return nil, false, d.error()
+		return nil, d.error()
 	}
-	suspect, exhausted := d.shared.Attempt(id)
-	if exhausted {
+	if d.shared.Exhausted(id) {
 		d.answered(id)
-		return nil, false, errExhausted
+		return nil, errExhausted
 	}
-	r = requests.Get().(*request)
+	r := requests.Get().(*request)
 	*r = request{id: id, inode: i, split: split, index: len(d.requests)}
 	d.requests = append(d.requests, r)
-	return r, suspect, nil
+	return r, nil
 }
 
 // end notes that the handler of a request has ended. If it was too late, what it did is undone.
 func (d *deadlines) end(r *request) {
 	if d.remove(r) && r.undo != nil {
 		r.undo()
-	}
-	if r.clear != nil && !r.abandoned {
-		r.clear()
 	}
 	r.undo = nil // begin clears the rest
 	requests.Put(r)
@@ -154,7 +109,7 @@ func (d *deadlines) remove(r *request) (expired bool) {
 	if r.stuck {
 		d.stuck[r.split]--
 	}
-	if !r.abandoned && !r.expired {
+	if !r.expired {
 		d.answered(r.id)
 	}
 	return r.expired
@@ -164,14 +119,6 @@ func (d *deadlines) remove(r *request) (expired bool) {
 func (d *deadlines) answered(id uint64) {
 	d.shared.EndAttempts(id)
 	d.shared.Answered.Add(1)
-}
-
-// blame notes that this process ends because of a request.
-func (d *deadlines) blame(r *request) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.blamed = true
-	d.shared.Suspect(r.id)
 }
 
 // wait puts a request of a process in the queue for a turn. The error is errLate or errTooMany.
@@ -300,12 +247,9 @@ func (d *deadlines) error() error {
 	return fmt.Errorf("the token files gave no answer within %v, or readers asked too much of them (%w)", d.limit, syscall.ETIMEDOUT)
 }
 
-// close returns when nothing will be answered any more. Unless one was blamed, no request is why this process ends.
+// close returns when nothing will be answered any more.
 func (d *deadlines) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.ended = true
-	if !d.blamed {
-		d.shared.Acquit()
-	}
 }

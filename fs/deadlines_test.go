@@ -2,11 +2,9 @@ package fs
 
 import (
 	"errors"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -201,59 +199,28 @@ func TestLateReadGivesItsNumberBack(t *testing.T) {
 	}
 }
 
-// A read that panics has no answer: it is sent again, to another process, and does not count as answered.
-func TestPanickingReadIsNotAnswered(t *testing.T) {
+// A read that panics is an error, and its number goes to the next reader.
+func TestPanickingRead(t *testing.T) {
 	s := counting("train", 1000)
-	s.Read = func([]byte, uint64, int64) error { panic("at the disco") }
+	whole, panics := s.Read, true
+	s.Read = func(dst []byte, k uint64, off int64) error {
+		if panics {
+			panic("at the disco")
+		}
+		return whole(dst, k, off)
+	}
 	tr := plant(t, s)
-	gaveUp := false
-	tr.giveUp = func() { gaveUp = true }
-	r := tr.reader(t, "train/batch/3", 0)
-	before := tr.shared.Answered.Load()
-	done := make(chan struct{})
-	go func() { // which the panic ends
-		defer close(done)
-		r.read(0, 1000)
-		t.Error("there is an answer")
-	}()
-	wait.For(t, "the panic", done)
-	if now := tr.shared.Answered.Load(); now != before || !gaveUp {
-		t.Errorf("%d requests count as answered, want %d; gave up: %v", now, before, gaveUp)
+	gaveUp := 0
+	tr.giveUp = func() { gaveUp++ }
+	if _, status := tr.reader(t, "train/next", 0).read(0, 1000); status != fuse.EIO || gaveUp != 1 {
+		t.Errorf("%v; gave up %d times", status, gaveUp)
+	}
+	panics = false
+	if got := tr.reader(t, "train/next", 0).batch(t, 1000); got != 0 {
+		t.Errorf("the next reader gets batch %d, want 0", got)
 	}
 	if n := len(tr.deadlines.requests); n > 0 {
 		t.Errorf("%d requests are under way", n)
-	}
-}
-
-// A request that ends worker after worker is answered with an error, and whatever else is sent again meanwhile does not make
-// that later.
-func TestExhaustedRequest(t *testing.T) {
-	s := counting("train", 1000)
-	tr := plant(t, s)
-	const poisonous = 2
-	for ended := 1; ended <= state.MaxAttempts; ended++ { // so many workers, before this one
-		for id := uint64(4); id < 300; id += 2 { // innocent ones, most of which are answered
-			r, err := tr.deadlines.begin(id|state.Resent, tr.find("train/next"))
-			if err != nil {
-				t.Fatalf("after %d workers: request %d: %v", ended, id, err)
-			}
-			if id%100 != 0 {
-				tr.deadlines.end(r)
-			} else if r.clear != nil {
-				r.clear()
-			}
-		}
-		r, err := tr.deadlines.begin(poisonous|state.Resent, tr.find("train/next"))
-		if r != nil && r.clear != nil {
-			defer r.clear() // not by its timer, which may come when the shared memory is gone
-		}
-		if exhausted := errors.Is(err, errExhausted); exhausted != (ended == state.MaxAttempts) {
-			t.Errorf("after %d workers: %v", ended, err)
-		}
-		tr = grow(t, tr.shared, s)
-	}
-	if !strings.Contains(errExhausted.Error(), "5 processes ended that were to answer this") {
-		t.Error(errExhausted)
 	}
 }
 
@@ -311,99 +278,4 @@ func TestLateReadOfAResumedText(t *testing.T) {
 	if n := len(tr.texts.open); n > 0 {
 		t.Errorf("%d texts are kept for nobody", n)
 	}
-}
-
-// suspected is a tree in which requests of next are suspects: three workers ended with them.
-func suspected(t *testing.T, ids ...uint64) *tree {
-	t.Helper()
-	tr := plant(t, counting("train", 1000))
-	for range 3 {
-		for _, id := range ids {
-			tr.shared.Attempt(id | state.Resent)
-		}
-		tr.shared.Workers.Add(1)
-		tr.shared.Blame()
-	}
-	return tr
-}
-
-// deathsLeft is how many more workers may end because of a suspect.
-func deathsLeft(tr *tree, id uint64) (n int) {
-	for {
-		if _, exhausted := tr.shared.Attempt(id | state.Resent); exhausted {
-			return n
-		}
-		tr.shared.Suspect(id)
-		tr.shared.Workers.Add(1)
-		tr.shared.Blame()
-		n++
-	}
-}
-
-// A suspect that waits while a worker ends of something else is not blamed, whenever the worker ends.
-func TestInnocentSuspect(t *testing.T) {
-	const guilty, innocent = 2, 4
-	for why, want := range map[string]int{"panic": 1, "restart": 2, "panic of a lookup": 2} {
-		synctest.Test(t, func(t *testing.T) { // no time passes, and the other one waits until the first is cleared
-			tr := suspected(t, guilty, innocent)
-			d := &tr.deadlines
-			first, err := d.begin(guilty|state.Resent, tr.find("train/next"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			begun := make(chan *request, 1)
-			go func() {
-				r, _ := d.begin(innocent|state.Resent, tr.find("train/next"))
-				begun <- r
-			}()
-			synctest.Wait()
-			switch why {
-			case "panic":
-				first.abandoned = true
-				d.blame(first)
-				d.end(first)
-			case "panic of a lookup": // whose reader gets EIO
-				d.end(first)
-			}
-			d.close()
-			first.clear() // as after a while
-			(<-begun).clear()
-			tr.shared.Workers.Add(1)
-			tr.shared.Blame()
-			if got := deathsLeft(tr, innocent); got != 2 {
-				t.Errorf("%s: the innocent request has %d deaths left, want 2", why, got)
-			}
-			if got := deathsLeft(tr, guilty); why != "panic of a lookup" && got != want {
-				t.Errorf("%s: the other one has %d deaths left, want %d", why, got, want)
-			}
-		})
-	}
-}
-
-// A suspect that was answered while it waited is not handled any more.
-func TestLateSuspect(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		tr := suspected(t, 2, 4)
-		tr.deadlines.limit = time.Second
-		tr.deadlines.answer = func(uint64, syscall.Errno) {}
-		first, err := tr.deadlines.begin(2|state.Resent, tr.find("train/next"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		late := make(chan error, 1)
-		go func() {
-			_, err := tr.deadlines.begin(4|state.Resent, tr.find("train/next"))
-			late <- err
-		}()
-		synctest.Wait()
-		tr.deadlines.tick(time.Second)
-		tr.deadlines.tick(time.Second)
-		first.clear()
-		if err := <-late; err != errLate {
-			t.Errorf("it begins: %v", err)
-		}
-		if n := len(tr.deadlines.requests); n != 1 {
-			t.Errorf("%d requests are under way, want the first one", n)
-		}
-	})
 }

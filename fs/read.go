@@ -4,8 +4,6 @@ import (
 	"errors"
 	"math"
 	"os"
-	"runtime"
-	"runtime/debug"
 	"strings"
 	"syscall"
 
@@ -88,7 +86,7 @@ func (t *tree) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	}
 }
 
-func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (result fuse.ReadResult, status fuse.Status) {
 	i := inode(in.NodeId)
 	k := i.kind()
 	// What changes from handle to handle cannot lie in the page cache, which all handles share.
@@ -102,7 +100,13 @@ func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 	if err != nil {
 		return nil, t.readFails(in, err)
 	}
-	defer t.readEnds(r)
+	defer func() {
+		if p := recover(); p != nil {
+			t.deadlines.giveBack(r)
+			status = t.panicked(p)
+		}
+		t.ends(r)
+	}()
 	if text := t.textOf(r, in.Fh, in.Offset); text != nil {
 		off := min(in.Offset, uint64(len(text)))
 		return fuse.ReadResultData(buf[:copy(buf, text[off:])]), fuse.OK
@@ -309,22 +313,6 @@ func (t *tree) readShown(r *request, s *Sequence, dst []byte, k uint64, off, fro
 		}
 	}
 	return nil
-}
-
-// readEnds is deferred by a read. If the read panicked, that may be this process's fault, which then gives up: the read is sent
-// again, to another process.
-func (t *tree) readEnds(r *request) {
-	panicked := recover()
-	if panicked != nil {
-		t.log.Error("a read panicked; another worker tries it again", "panic", panicked, "stack", string(debug.Stack()))
-		r.abandoned = true
-		t.deadlines.blame(r)
-		t.giveUp()
-	}
-	t.ends(r)
-	if panicked != nil {
-		runtime.Goexit() // without an answer
-	}
 }
 
 // logUncached says which program maps next, because SIGBUS, which it ends with, does not say why.

@@ -77,6 +77,13 @@ func Serve(w *supervise.Worker, mountpoint string, splits []*Sequence, o Options
 	}
 }
 
+// panicked is the answer to a request whose handler panicked, which may be this process's fault: another one takes over.
+func (t *tree) panicked(p any) fuse.Status {
+	t.log.Error("a request panicked; its reader gets an error, and another worker takes over", "panic", p, "stack", string(debug.Stack()))
+	t.giveUp()
+	return fuse.EIO
+}
+
 // invalidate runs for ever. It tells the kernel to forget the names that sequences.outdated returns.
 func (t *tree) invalidate(server *fuse.Server) {
 	for {
@@ -138,11 +145,7 @@ func handshake(w *supervise.Worker, t *tree) (server *fuse.Server, fd int, err e
 		DisableReadDirPlus:   true,
 		Name:                 "batchfs",
 		Logger:               stdlog.New(warnings{t.log}, "", 0),
-		PanicHandler: func(r any) fuse.Status {
-			t.log.Error("a request panicked; its reader gets an error, and another worker takes over", "panic", r, "stack", string(debug.Stack()))
-			t.giveUp()
-			return fuse.EIO
-		},
+		PanicHandler:         t.panicked,
 	})
 	if err != nil {
 		return nil, 0, err

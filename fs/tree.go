@@ -101,12 +101,11 @@ func (t *tree) resume(splits []*Sequence, shared *state.Shared, o Options) (err 
 	}
 	d := &t.deadlines
 	d.limit, d.shared, d.handles, d.stuck = o.Timeout, shared, t.handles, map[int]int{}
-	d.splitOf, d.turns, d.suspects = t.sequences.splitOf, t.turns, make(chan struct{}, 1)
+	d.splitOf, d.turns = t.sequences.splitOf, t.turns
 	t.texts.memory = func() memoryUse { return t.memoryUse(o) }
 	d.fault = func(i inode, err error) { t.fault(i, err) }
 	t.texts.began, t.texts.shared, t.texts.sequences = time.Unix(0, shared.Began), shared, t.sequences
 	workers := shared.Workers.Add(1)
-	shared.Blame()
 	if workers > 1 {
 		failpoint.Hit("succeed")
 	}
