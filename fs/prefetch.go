@@ -2,12 +2,16 @@ package fs
 
 import (
 	"log/slog"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"batchfs/fs/guard"
+	"batchfs/fs/mount"
 )
 
 // A prefetcher makes batches before they are asked for: the ones that follow a batch that was read in order, by number or
@@ -18,8 +22,7 @@ import (
 type prefetcher struct {
 	batches int   // to hold beyond the last one that was asked for
 	bytes   int64 // that all buffers may take
-	turns   *turns
-	places  *turns
+	limits  *guard.Limits
 	log     *limitedLog
 
 	mu      sync.Mutex
@@ -129,14 +132,14 @@ func (p *prefetcher) makeRing(st *stream) {
 	}
 }
 
-// fill makes the next batches of a stream, which is of a split, while there are turns that nobody waits for.
+// fill makes the next batches of a stream, which is of a split, while no request waits.
 func (p *prefetcher) fill(st *stream, split int) {
-	for made := true; made && p.turns.tryAhead(split); {
+	for made := true; made && p.limits.TryAhead(split); {
 		b := p.claim(st)
 		if made = b != nil; made {
 			p.make(st, b)
 		}
-		p.turns.give(split)
+		p.limits.EndAhead(split)
 	}
 }
 
@@ -148,7 +151,25 @@ func (p *prefetcher) make(st *stream, b *buffer) {
 			p.log.limited(slog.LevelError, "prefetching a batch panicked; its reader will make it again", "panic", r, "stack", string(debug.Stack()))
 		}
 	}()
-	b.made = st.sequence.readGently(b.bytes, b.number) == nil
+	b.made = st.sequence.readInParts(b.bytes, b.number) == nil
+}
+
+// readInParts is Read for a whole batch that no request waits for. To read a part of a long row takes memory for that part, so
+// parts are as long as requests. In between, requests have the processor.
+func (s *Sequence) readInParts(dst []byte, k uint64) error {
+	part := mount.MaxRequest
+	if row := int(s.Batch.RowBytes(0)); row < part {
+		part -= part % row
+	}
+	for off := 0; off < len(dst); off += part {
+		if off > 0 {
+			runtime.Gosched()
+		}
+		if err := s.Read(dst[off:min(off+part, len(dst))], k, int64(off)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // claim returns the buffer for one of the next batches that is neither made nor being made, locked for writing, or nil.
@@ -205,9 +226,7 @@ func (r *reply) Done() {
 		done.buffer.delivered.Add(int64(len(done.parts[1])))
 		done.buffer.RUnlock()
 	}
-	if done.prefetcher.places.isMuch(done.split, done.buf) {
-		freePages(done.buf)
-	}
+	done.prefetcher.limits.Trim(done.split, done.buf)
 	if done.stream != nil {
 		done.prefetcher.fill(done.stream, done.split)
 	}

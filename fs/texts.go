@@ -41,7 +41,7 @@ type texts struct {
 // A memoryUse is the memory that readers make this process take, in bytes, of all that they may.
 type memoryUse struct {
 	budget, replies, ahead, texts, tables int64
-	waiting                               int // requests that wait for a turn or a place
+	waiting                               int // requests that wait for a semaphore
 	store                                 *StoreUse
 	mapped, busy                          int64 // see Options.Remaps
 }
@@ -174,6 +174,9 @@ func statusText(t *texts, _ inode) ([]byte, *Sequence) {
 	})
 	slices.SortFunc(all, func(a, b counted) int { return strings.Compare(a.name, b.name) })
 	m := t.memory()
+	t.mu.Lock()
+	m.texts = int64(t.bytes)
+	t.mu.Unlock()
 	text := fmt.Appendf(nil, `{
   "version": %s,
   "pid": %20d,

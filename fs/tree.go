@@ -12,34 +12,28 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"batchfs/cache/array"
-	"batchfs/fs/failpoint"
-	"batchfs/fs/mount"
+	"batchfs/fs/guard"
 	"batchfs/fs/state"
 )
 
-// tree implements fuse.RawFileSystem: each method translates a request into inodes and offsets.
+// tree is the file system inside a guard.Guard: each method translates a request into inodes and offsets.
 type tree struct {
 	fuse.RawFileSystem // ENOSYS for the rest, after which the kernel does not ask again
 	shared             *state.Shared
 	handles            *state.Handles
 	sequences          *sequences
 	texts              texts
-	prefetcher         prefetcher
-	deadlines          deadlines
-	turns, places      *turns
-	giveUp             func() // another process should serve
-	leaving            atomic.Bool
+	prefetcher         *prefetcher
+	reads              reads
 	log                *limitedLog
 	mode               uint32 // of files
 	owner              fuse.Owner
-	failures           failures
 	uncachedLogged     sync.Once
 	fullLogged         sync.Once
 }
@@ -74,73 +68,58 @@ type StoreUse struct {
 	Memory          int64 // bytes
 }
 
-// newTree makes the tree of a mount, which can answer requests after resume.
-func newTree(mountpoint string, splits []*Sequence, o Options) *tree {
-	log := newLimitedLog(o.Log)
-	turns, places := newTurns(len(splits), maxTurns, minTurns), newTurns(len(splits), int(o.ReplyBytes/mount.MaxRequest), minPlaces)
+// newTree makes the tree of a mount. It continues from the shared state, in which nobody else works any more. sequences.index must
+// follow, and may take a while.
+func newTree(mountpoint string, splits []*Sequence, shared *state.Shared, limits *guard.Limits, log *limitedLog, o Options) (*tree, error) {
+	sequences, err := newSequences(splits, shared, o)
+	if err != nil {
+		return nil, err
+	}
+	prefetcher := &prefetcher{batches: o.Ahead, bytes: o.AheadBytes, limits: limits, log: log}
+	handles := state.NewHandles(shared)
 	return &tree{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
+		shared:        shared,
+		handles:       handles,
+		sequences:     sequences,
 		texts: texts{
-			readme: readmeOf(mountpoint, splits), programVersion: o.ProgramVersion,
+			readme: readmeOf(mountpoint, splits), programVersion: o.ProgramVersion, began: time.Unix(0, shared.Began),
+			shared: shared, sequences: sequences, memory: func() memoryUse { return memoryUseOf(o, prefetcher, limits) },
 			most: int(o.TextBytes), open: map[uint64]*keptText{}, infos: map[*Sequence]*keptText{},
 		},
-		prefetcher: prefetcher{batches: o.Ahead, bytes: o.AheadBytes, turns: turns, places: places, log: log},
-		turns:      turns,
-		places:     places,
+		prefetcher: prefetcher,
+		reads:      reads{handles: handles, assigned: map[uint64]assignment{}},
 		log:        log,
 		mode:       o.Mode,
 		owner:      fuse.Owner{Uid: o.UID, Gid: o.GID},
-	}
+	}, nil
 }
 
-// resume goes on from the shared state, in which nobody else works any more. sequences.index must follow, and may take a while.
-func (t *tree) resume(splits []*Sequence, shared *state.Shared, o Options) (err error) {
-	t.shared, t.handles = shared, state.NewHandles(shared)
-	if t.sequences, err = newSequences(splits, shared, o); err != nil {
-		return err
-	}
-	d := &t.deadlines
-	d.limit, d.shared, d.handles, d.stuck = o.Timeout, shared, t.handles, map[int]int{}
-	d.splitOf, d.turns = t.sequences.splitOf, t.turns
-	t.texts.memory = func() memoryUse { return t.memoryUse(o) }
-	d.fault = func(i inode, err error) { t.fault(i, err) }
-	t.texts.began, t.texts.shared, t.texts.sequences = time.Unix(0, shared.Began), shared, t.sequences
-	workers := shared.Workers.Add(1)
-	if workers > 1 {
-		failpoint.Hit("succeed")
-	}
-	return nil
-}
-
-// memoryUse is what is taken of each part of the budget.
-func (t *tree) memoryUse(o Options) memoryUse {
+// memoryUseOf is what is taken of each part of the budget, but for texts.
+func memoryUseOf(o Options, p *prefetcher, limits *guard.Limits) memoryUse {
 	m := memoryUse{budget: o.Budget, tables: o.TableBytes()}
 	m.mapped, m.busy = o.Remaps()
 	if o.Store != nil {
 		m.store = o.Store()
 	}
-	t.texts.mu.Lock()
-	m.texts = int64(t.texts.bytes)
-	t.texts.mu.Unlock()
-	t.prefetcher.mu.Lock()
-	m.ahead = t.prefetcher.used
-	t.prefetcher.mu.Unlock()
-	for split := range t.places.queues {
-		places, turns := &t.places.queues[split], &t.turns.queues[split]
-		m.replies += int64(places.taken.Load()) * mount.MaxRequest
-		m.waiting += int(places.waiting.Load() + turns.waiting.Load())
-	}
+	p.mu.Lock()
+	m.ahead = p.used
+	p.mu.Unlock()
+	m.replies, m.waiting = limits.Use()
 	return m
 }
 
-// passLocks takes and releases each lock that requests need. It blocks if one is never released.
-func (t *tree) passLocks() {
+// pass takes and releases each lock that requests need. It blocks if one is never released.
+func (t *tree) pass() {
 	t.handles.Pass()
-	for _, mu := range []*sync.Mutex{&t.sequences.mu, &t.prefetcher.mu, &t.deadlines.mu, &t.texts.mu, &t.turns.mu, &t.places.mu} {
+	for _, mu := range []*sync.Mutex{&t.sequences.mu, &t.prefetcher.mu, &t.reads.mu, &t.texts.mu} {
 		mu.Lock()
 		mu.Unlock() //lint:ignore SA2001 only whether it can be taken matters
 	}
 }
+
+// Split is the number of the split that a node belongs to, or 0.
+func (t *tree) Split(node uint64) int { return t.sequences.splitOf(inode(node).sequence()) }
 
 // sequence is the sequence of a file, or nil for a file of the whole mount.
 func (t *tree) sequence(i inode) *Sequence { return t.sequences.get(i.sequence()) }
@@ -275,62 +254,69 @@ func attributesLast(i inode) time.Duration {
 
 func (t *tree) String() string { return "batchfs" }
 
+// LookupRows says whether a lookup looks at token files: that of settings, and of a file that changes with them.
+func (t *tree) LookupRows(dir uint64, name string) int64 {
+	i := inode(dir)
+	if i.kind() == splitDir && isSettings(name) {
+		return 1
+	}
+	s := t.sequence(i)
+	if s != nil && s.Follows && (i.kind() == batchDir || t.lookup(i, name).kind().isNumbered()) {
+		return 1
+	}
+	return 0
+}
+
 func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	if len(name) > maxNameLen { // which the kernel does not check, and the shared state has no room for
 		return fuse.Status(syscall.ENAMETOOLONG)
 	}
-	dir := inode(header.NodeId)
-	r, err := t.deadlines.begin(header.Unique, dir)
-	if err != nil {
-		return t.fault(dir, err)
+	dir, timeout := inode(header.NodeId), forever
+	if t.isForgotten(dir, t.sequence(dir)) {
+		return t.Fault(header.NodeId, errForgotten)
 	}
-	defer t.ends(r)
-	timeout := forever
-	var i inode
-	var s *Sequence // one for the whole answer, because another may replace it meanwhile
 	if dir.kind() == splitDir && isSettings(name) {
-		if err := t.takeTurn(r, header.Caller); err != nil {
-			return t.fault(dir, err)
-		}
-		s, errno := t.sequences.with(dir, name)
-		if errno != 0 {
-			return fuse.Status(errno)
-		}
-		t.endTurns(r)
-		number, errno := t.sequences.lookUp(s, dir, name, header.Unique, header.Uid)
-		if errno != 0 {
-			return fuse.Status(errno)
-		}
-		i = settingsDir(number, dir, name)
-		r.undo = func() { t.sequences.forget(number, 1) }
-	} else {
-		i = t.lookup(dir, name)
-		s = t.sequence(i)
-		if i.kind().isNumbered() && s.Follows {
-			if err := t.takeTurn(r, header.Caller); err != nil {
-				return t.fault(i, err)
-			}
-			if s, err = t.sequences.now(i.sequence(), i.batches()); s == nil { // another error is for Open to tell
-				return t.fault(i, err)
-			}
-			i = i.ofVersion(s.Version)
-			timeout = 0 // of other tokens it is another file
-		}
+		return t.lookupSettings(dir, header, name, out)
 	}
-	out.NodeId = uint64(i) // 0, with a timeout, makes the kernel remember that there is no such file
-	out.SetEntryTimeout(timeout)
-	if i != noSuchInode {
-		if i.kind().isNumbered() {
-			out.Generation = uint64(s.Version) // the version that is part of an inode comes round again
+	i := t.lookup(dir, name)
+	s := t.sequence(i) // one for the whole answer, because another may replace it meanwhile
+	if i.kind().isNumbered() && s.Follows {
+		var err error
+		if s, err = t.sequences.now(i.sequence(), i.batches()); s == nil { // another error is for Open to tell
+			return t.Fault(header.NodeId, err)
 		}
-		t.attributes(i, s, &out.Attr)
-		out.SetAttrTimeout(attributesLast(i))
-		if r.undo == nil { // last, because what is above may wait
-			t.sequences.countLookup(i.sequence(), header.Unique)
-			r.undo = func() { t.sequences.forget(i.sequence(), 1) }
-		}
+		i, timeout = i.ofVersion(s.Version), 0 // of other tokens it is another file
 	}
+	t.entry(i, s, timeout, out)
+	t.sequences.countLookup(i.sequence(), header.Unique) // last, because what is above may wait
 	return fuse.OK
+}
+
+// lookupSettings finds the directory of a split under settings.
+func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+	s, errno := t.sequences.with(dir, name)
+	if errno != 0 {
+		return fuse.Status(errno)
+	}
+	number, errno := t.sequences.lookUp(s, dir, name, header.Unique, header.Uid)
+	if errno == 0 {
+		t.entry(settingsDir(number, dir, name), s, forever, out)
+	}
+	return fuse.Status(errno)
+}
+
+// entry describes file i, which the kernel may remember for so long: also that there is none.
+func (t *tree) entry(i inode, s *Sequence, timeout time.Duration, out *fuse.EntryOut) {
+	out.NodeId = uint64(i)
+	out.SetEntryTimeout(timeout)
+	if i == noSuchInode {
+		return
+	}
+	if i.kind().isNumbered() {
+		out.Generation = uint64(s.Version) // the version that is part of an inode comes round again
+	}
+	t.attributes(i, s, &out.Attr)
+	out.SetAttrTimeout(attributesLast(i))
 }
 
 // Forget comes when the kernel no longer knows a file that it looked up so many times.
@@ -338,11 +324,6 @@ func (t *tree) Forget(node, lookups uint64) { t.sequences.forget(inode(node).seq
 
 func (t *tree) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
 	i := inode(in.NodeId)
-	r, err := t.deadlines.begin(in.Unique, i)
-	if err != nil {
-		return t.fault(i, err)
-	}
-	defer t.ends(r)
 	s := t.sequence(i)
 	if t.isForgotten(i, s) || i.outdated(s) {
 		return fuse.Status(syscall.ESTALE)
@@ -379,9 +360,9 @@ func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) 
 	return fuse.OK
 }
 
-// fault turns the error of a request into an errno, and puts its words into the log and status.json.
-func (t *tree) fault(i inode, err error) fuse.Status {
-	if err == errLate { // its reader has an answer, of which the log has the error
+// Fault turns the error of a request into an errno, and puts its words into the log and status.json.
+func (t *tree) Fault(node uint64, err error) fuse.Status {
+	if err == guard.ErrLate { // its reader has an answer, of which the log has the error
 		return fuse.Status(syscall.ETIMEDOUT)
 	}
 	errno := syscall.EIO
@@ -390,7 +371,7 @@ func (t *tree) fault(i inode, err error) fuse.Status {
 			errno = e
 		}
 	}
-	name := t.sequences.fault(i.sequence(), err.Error())
+	name := t.sequences.fault(inode(node).sequence(), err.Error())
 	t.log.limited(slog.LevelError, "a request failed", "sequence", name, "errno", errno.Error(), "err", err)
 	return fuse.Status(errno)
 }

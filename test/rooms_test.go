@@ -21,7 +21,8 @@ func TestRooms(t *testing.T) {
 		"fs/state":     {"fs/failpoint"},
 		"fs/mount":     {"fs/process", "fs/state"},
 		"fs/supervise": {"fs/mount", "fs/process", "fs/state"},
-		"fs":           {"cache/array", "fs/failpoint", "fs/mount", "fs/process", "fs/state", "fs/supervise"},
+		"fs/guard":     {"fs/mount", "fs/state"},
+		"fs":           {"cache/array", "fs/failpoint", "fs/guard", "fs/mount", "fs/process", "fs/state", "fs/supervise"},
 
 		"cmd/batchfs/internal/testfiles": nil,
 		"cmd/batchfs/terminal":           nil,
@@ -41,9 +42,10 @@ func TestRooms(t *testing.T) {
 			"cmd/batchfs/survey", "cmd/batchfs/terminal", "fs", "fs/mount", "fs/supervise", "sampler"},
 	}
 	home := map[string][]string{ // where the packages of an outside module enter
-		"github.com/hanwen/go-fuse":      {"fs"},
+		"github.com/hanwen/go-fuse":      {"fs", "fs/guard"},
 		"github.com/moby/sys/mountinfo":  {"fs/mount"},
 		"github.com/BurntSushi/toml":     {"cmd/batchfs/config"},
+		"golang.org/x/sync":              {"fs/guard"},
 		"golang.org/x/text":              {"cmd/batchfs/prepare/bpe"},
 		"github.com/schollz/progressbar": {"cmd/batchfs/terminal"},
 		"golang.org/x/term":              {"cmd/batchfs/terminal"},

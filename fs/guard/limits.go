@@ -1,0 +1,160 @@
+package guard
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"sync/atomic"
+	"syscall"
+	"unsafe"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sync/semaphore"
+	"golang.org/x/sys/unix"
+
+	"batchfs/fs/mount"
+)
+
+// Limits bound, for each split, the requests that use its token files at a time, and the memory of their replies. A request beyond
+// them waits, first come, first served. Files that give no answer therefore keep only their own split waiting, a reader of few rows
+// does not wait for those of many, and threads and memory are bounded however many readers there are.
+type Limits struct {
+	splits   []split // by number; of number 0 no request reads rows
+	maxStuck int
+}
+
+// A split is the limits of one.
+type split struct {
+	short, long *semaphore.Weighted // requests of up to shortRows, and of more; each may take a thread, which waits for a disk
+	ahead       *semaphore.Weighted // batches that are made ahead at a time
+	replies     *semaphore.Weighted // bytes of replies
+	maxReplies  int64               // bytes
+
+	waiting atomic.Int64 // requests
+	taken   atomic.Int64 // of maxReplies
+}
+
+const (
+	shortRows = 64
+	// So many requests of each kind are divided among the splits, at most maxSlots to each, or two for each processor.
+	allSlots = 128
+	maxSlots = 32
+	// So many requests of a split may wait. Each takes some kilobytes.
+	maxWaiting = 4096
+	// Replies up to this size do not count.
+	smallReply = 64 << 10
+)
+
+var errTooMany = fmt.Errorf("more than %d requests of one split wait for an answer (%w)", maxWaiting, syscall.ETIMEDOUT)
+
+// NewLimits makes the limits of so many splits, whose replies may take so many bytes together.
+func NewLimits(splits int, replyBytes int64) *Limits {
+	n := int64(max(splits, 1))
+	slots := max(1, min(allSlots/n, max(maxSlots, 2*int64(runtime.GOMAXPROCS(0)))))
+	l := &Limits{splits: make([]split, n+1), maxStuck: int(min(maxStuck, slots))}
+	for i := range l.splits {
+		s := &l.splits[i]
+		s.short, s.long = semaphore.NewWeighted(slots), semaphore.NewWeighted(slots)
+		s.ahead = semaphore.NewWeighted(max(1, slots/2))
+		s.maxReplies = max(mount.MaxRequest, min(replyBytes/n, slots*mount.MaxRequest))
+		s.replies = semaphore.NewWeighted(s.maxReplies)
+	}
+	return l
+}
+
+// held is what a request has acquired.
+type held struct {
+	split *split
+	slot  *semaphore.Weighted // or nil
+	bytes int64               // of split.replies
+}
+
+// acquire waits until a request of so many rows may use the files of a split. The reply has so many bytes, in buf. late ends the
+// wait. The error is ErrLate or errTooMany.
+func (l *Limits) acquire(split int, rows int64, bytes int, buf []byte, late <-chan struct{}) (h held, err error) {
+	s := &l.splits[split]
+	if rows == 0 {
+		return h, nil
+	}
+	h.split = s
+	if bytes > smallReply {
+		if err := s.wait(s.replies, int64(bytes), buf, late); err != nil {
+			return h, err
+		}
+		h.bytes = int64(bytes)
+		s.taken.Add(h.bytes)
+	}
+	slot := s.short
+	if rows > shortRows {
+		slot = s.long
+	}
+	if err = s.wait(slot, 1, buf, late); err == nil {
+		h.slot = slot
+	}
+	return h, err
+}
+
+// wait acquires n of a semaphore.
+func (s *split) wait(of *semaphore.Weighted, n int64, buf []byte, late <-chan struct{}) error {
+	if of.TryAcquire(n) {
+		return nil
+	}
+	defer s.waiting.Add(-1)
+	if s.waiting.Add(1) > maxWaiting {
+		return errTooMany
+	}
+	if s.isMuch(buf) {
+		freePages(buf)
+	}
+	if of.Acquire(&fuse.Context{Cancel: late}, n) != nil {
+		return ErrLate
+	}
+	return nil
+}
+
+func (h *held) release() {
+	if h.slot != nil {
+		h.slot.Release(1)
+	}
+	if h.bytes > 0 {
+		h.split.taken.Add(-h.bytes)
+		h.split.replies.Release(h.bytes)
+	}
+}
+
+// TryAhead says whether a batch of a split may be made ahead. EndAhead must follow then. It may not while requests wait.
+func (l *Limits) TryAhead(split int) bool {
+	s := &l.splits[split]
+	return s.waiting.Load() == 0 && s.ahead.TryAcquire(1)
+}
+
+// EndAhead notes that a batch was made ahead.
+func (l *Limits) EndAhead(split int) { l.splits[split].ahead.Release(1) }
+
+// Use returns the bytes of replies that are taken, and how many requests wait.
+func (l *Limits) Use() (replyBytes int64, waiting int) {
+	for i := range l.splits {
+		replyBytes += l.splits[i].taken.Load()
+		waiting += int(l.splits[i].waiting.Load())
+	}
+	return replyBytes, waiting
+}
+
+// isMuch says whether buffers like buf, for all requests that wait, would be a quarter of what replies may take, or more.
+func (s *split) isMuch(buf []byte) bool { return s.waiting.Load()*int64(len(buf)) > s.maxReplies/4 }
+
+// Trim gives the memory of a reply that was sent back to the kernel, if there would be much of it: go-fuse keeps its buffers.
+func (l *Limits) Trim(split int, buf []byte) {
+	if l.splits[split].isMuch(buf) {
+		freePages(buf)
+	}
+}
+
+// freePages gives the memory of a buffer back until it is written to. What it holds is lost.
+func freePages(buf []byte) {
+	page := os.Getpagesize()
+	from := -int(uintptr(unsafe.Pointer(unsafe.SliceData(buf)))) & (page - 1)
+	if to := len(buf) - (len(buf)-from)&(page-1); from < to {
+		unix.Madvise(buf[from:to], unix.MADV_DONTNEED)
+	}
+}
