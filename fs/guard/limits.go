@@ -36,7 +36,8 @@ type split struct {
 
 const (
 	shortRows = 64
-	// So many requests of each kind are divided among the splits, at most maxSlots to each, or two for each processor.
+	// So many short requests are divided among the splits, at most maxSlots to each, or two for each processor, and half as many
+	// long ones and batches made ahead: a short request waits for a processor that these have.
 	allSlots = 128
 	maxSlots = 32
 	// So many requests of a split may wait. Each takes some kilobytes.
@@ -51,11 +52,11 @@ var errTooMany = fmt.Errorf("more than %d requests of one split wait for an answ
 func NewLimits(splits int, replyBytes int64) *Limits {
 	n := int64(max(splits, 1))
 	slots := max(1, min(allSlots/n, max(maxSlots, 2*int64(runtime.GOMAXPROCS(0)))))
-	l := &Limits{splits: make([]split, n+1), maxStuck: int(min(maxStuck, slots))}
+	l := &Limits{splits: make([]split, n+1), maxStuck: int(max(1, min(maxStuck, slots/2)))}
 	for i := range l.splits {
 		s := &l.splits[i]
-		s.short, s.long = semaphore.NewWeighted(slots), semaphore.NewWeighted(slots)
-		s.ahead = semaphore.NewWeighted(max(1, slots/2))
+		s.short = semaphore.NewWeighted(slots)
+		s.long, s.ahead = semaphore.NewWeighted(max(1, slots/2)), semaphore.NewWeighted(max(1, slots/2))
 		s.maxReplies = max(mount.MaxRequest, min(replyBytes/n, slots*mount.MaxRequest))
 		s.replies = semaphore.NewWeighted(s.maxReplies)
 	}
