@@ -10,11 +10,12 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
+	"batchfs/fs/header"
 	"batchfs/fs/state"
 )
 
 // manyArrays is a sequence of batches of as many arrays as there may be, of all dtypes, with names as long as they may be.
-func manyArrays(rows int) *Sequence {
+func manyArrays(rows int) *fake {
 	list := []array.Array{{Name: "x", DType: array.Uint16, Shape: []int{rows, 5}}, {Name: "y", DType: array.Uint16, Shape: []int{rows, 5}}}
 	dtypes := array.DTypes()
 	for i := len(list); i < array.Most; i++ {
@@ -66,9 +67,9 @@ func TestFilesOfOneArray(t *testing.T) {
 }
 
 // check reads a file whole and in pieces. It must be a .npy file of an array.
-func check(t *testing.T, tr *tree, s *Sequence, path string, dtype array.DType, shape []int, content []byte) {
+func check(t *testing.T, tr *tree, s *fake, path string, dtype array.DType, shape []int, content []byte) {
 	t.Helper()
-	want := append(NPYHeader(dtype, shape...), content...)
+	want := append(header.NPY(dtype, shape...), content...)
 	r := tr.reader(t, path, 0)
 	if size := tr.size(r.node, s); size != int64(len(want)) {
 		t.Errorf("%s has %d bytes, want %d", path, size, len(want))
@@ -115,7 +116,7 @@ func TestLongestHeaders(t *testing.T) {
 	s.Metadata = map[string]string{"sequence": strings.Repeat("<", 100) + "/" + settings, "fingerprint": strings.Repeat("0", 32)}
 	s.Steps = 1 << 40
 	for _, i := range []inode{makeInode(batchSafe, 1, MaxBatches-1), makeArrayInode(batchesArrayNPY, 1, 15, 0), makeInode(batchesNPY, 1, 0)} {
-		if got := i.kind().row().header(s, i, MaxBatches-1); len(got) != headerBytes || got[len(got)-2] != ' ' {
+		if got := i.kind().batches().header(i, s, MaxBatches-1); len(got) != headerBytes || got[len(got)-2] != ' ' {
 			t.Errorf("the header of kind %d has %d bytes, the last %q", i.kind(), len(got), got[len(got)-10:])
 		}
 	}

@@ -11,7 +11,7 @@ import (
 // steady returns a function that asks for the next batch as the kernel does, without what the test's reader allocates.
 func steady(tb testing.TB, ahead int) (ask func()) {
 	s := counting("train", 48<<10)
-	s.Read = func(dst []byte, k uint64, off int64) error { return nil }
+	s.read = func(dst []byte, k uint64, off int64) error { return nil }
 	tr := plant(tb, s)
 	tr.prefetcher.batches = ahead
 	guarded := tr.guarded(1)

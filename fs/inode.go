@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"hash/fnv"
 
+	"batchfs/cache/array"
 	"batchfs/fs/state"
 )
 
@@ -21,9 +22,9 @@ import (
 type inode uint64
 
 // MaxBatches bounds the numbers of batches: they are below it.
-const MaxBatches = 1 << 40
+const MaxBatches = array.MaxBatches
 
-// A kind says what a file shows; kinds.go has a row for each. Its number is part of inode numbers that a running kernel
+// A kind says what a file shows; kinds.go has an entry for each. Its number is part of inode numbers that a running kernel
 // knows: never renumber.
 type kind uint8
 

@@ -3,112 +3,199 @@ package fs
 import (
 	"fmt"
 	"strings"
+
+	"batchfs/cache/array"
+	"batchfs/fs/header"
 )
 
-// A content is what a file shows, and what of it may be cached.
-type content uint8
-
-const (
-	directory   content = iota + 1 // 0 is that of no kind
-	fixedText                      // a text that never changes
-	liveText                       // a text of the moment in which it is opened: never cached
-	nextBatch                      // the batch that its handle holds: never cached, because all handles share the page cache
-	oneBatch                       // the batch whose number is the file's name
-	everyBatch                     // batches 0 to Steps-1
-	batchOrigin                    // where the rows of the batch come from whose number is the file's name
-	everyToken                     // the tokens of all files, or what else they hold
-)
-
-// A selection says which arrays of a batch a file shows.
-type selection uint8
-
-const (
-	mainArrays selection = iota
-	allArrays
-	namedArray // whose index the inode has
-)
-
-// A row says all that is special about a kind of files.
-type row struct {
+// An entry says all that is special about a kind of files.
+type entry struct {
 	kind    kind
 	in      kind    // the directories that hold it; 0: the root directory itself
 	name    string  // in such a directory; "" for a split, whose name is its own; in batch/, what follows the number; of a file of one array, with % for its name
 	content content // and with it, how it is cached
-
-	header func(s *Sequence, i inode, k uint64) []byte // what stands before the batches, headerBytes long; nil: nothing
-	shows  selection
-	text   func(t *texts, i inode) ([]byte, *Sequence) // makes a text; the Sequence is that whose info.json it is, or nil
-	len    func(t *texts, i inode) int64               // of a text, where it need not be made for that
-	about  string                                      // for the mount's README: what it is
+	about   string  // for the mount's README: what it is
 }
 
-// rows are the kinds in the order in which directories list them.
-var rows = []row{
-	{kind: rootDir, content: directory},
-	{kind: readmeFile, in: rootDir, name: "README", content: fixedText, text: readmeText},
-	{kind: statusFile, in: rootDir, name: "status.json", content: liveText, text: statusText},
-	{kind: splitDir, in: rootDir, content: directory},
+// A content is what files of a kind show.
+type content interface {
+	// size is the size of a file in bytes. s is the file's sequence, or nil for a file of the whole mount.
+	size(t *texts, i inode, s Sequence) int64
+}
 
-	{kind: nextRaw, in: splitDir, name: "next", content: nextBatch,
+// table has the kinds in the order in which directories list them.
+var table = []entry{
+	{kind: rootDir, content: directory{}},
+	{kind: readmeFile, in: rootDir, name: "README", content: readmeText{}},
+	{kind: statusFile, in: rootDir, name: "status.json", content: statusText{}},
+	{kind: splitDir, in: rootDir, content: directory{}},
+
+	{kind: nextRaw, in: splitDir, name: "next", content: batches{which: nextBatch},
 		about: `a fresh batch, one per open. Raw little-endian numbers, in the shape given below.
 Its number is taken at the first read. Keep the file open and read it from offset 0
 again, after its end, for the next one.`},
-	{kind: nextNPY, in: splitDir, name: "next.npy", content: nextBatch, header: npyHeader,
+	{kind: nextNPY, in: splitDir, name: "next.npy", content: batches{which: nextBatch, format: npy},
 		about: "the same as a NumPy file; takes numbers from the same cursor"},
-	{kind: nextSafe, in: splitDir, name: "next.safetensors", content: nextBatch, header: safetensorsHeader, shows: allArrays,
+	{kind: nextSafe, in: splitDir, name: "next.safetensors", content: batches{which: nextBatch, format: safetensors},
 		about: "the same as named tensors; takes numbers from the same cursor"},
-	{kind: cursorFile, in: splitDir, name: "cursor", content: liveText, text: cursorText,
+	{kind: cursorFile, in: splitDir, name: "cursor", content: cursorText{},
 		about: "the number that next takes next; batchfs seek sets it"},
-	{kind: batchDir, in: splitDir, name: "batch", content: directory},
-	{kind: batchRaw, in: batchDir, name: "", content: oneBatch,
+	{kind: batchDir, in: splitDir, name: "batch", content: directory{}},
+	{kind: batchRaw, in: batchDir, name: "", content: batches{which: oneBatch},
 		about: "batch number k: any k from 0 on; not listed by ls"},
-	{kind: batchNPY, in: batchDir, name: ".npy", content: oneBatch, header: npyHeader,
+	{kind: batchNPY, in: batchDir, name: ".npy", content: batches{which: oneBatch, format: npy},
 		about: "the same as a NumPy file"},
-	{kind: batchSafe, in: batchDir, name: ".safetensors", content: oneBatch, header: safetensorsHeader, shows: allArrays,
+	{kind: batchSafe, in: batchDir, name: ".safetensors", content: batches{which: oneBatch, format: safetensors},
 		about: "the same as named tensors"},
-	{kind: batchArrayNPY, in: batchDir, name: ".%.npy", content: oneBatch, header: arrayHeader, shows: namedArray,
+	{kind: batchArrayNPY, in: batchDir, name: ".%.npy", content: batches{which: oneBatch, format: npy, oneArray: true},
 		about: "one of the arrays that it has beside the main ones"},
-	{kind: batchJSON, in: batchDir, name: ".json", content: batchOrigin,
+	{kind: batchJSON, in: batchDir, name: ".json", content: origins{},
 		about: "where each of its rows comes from"},
-	{kind: batchesRaw, in: splitDir, name: "batches.bin", content: everyBatch,
+	{kind: batchesRaw, in: splitDir, name: "batches.bin", content: batches{which: everyBatch},
 		about: "batches 0 to steps-1 back to back, to be read in order or mapped"},
-	{kind: batchesNPY, in: splitDir, name: "batches.npy", content: everyBatch, header: batchesNPYHeader,
+	{kind: batchesNPY, in: splitDir, name: "batches.npy", content: batches{which: everyBatch, format: npy},
 		about: "the same as one array"},
-	{kind: batchesArrayNPY, in: splitDir, name: "batches.%.npy", content: everyBatch, header: batchesArrayHeader, shows: namedArray,
+	{kind: batchesArrayNPY, in: splitDir, name: "batches.%.npy", content: batches{which: everyBatch, format: npy, oneArray: true},
 		about: "the arrays of that name of all these batches"},
-	{kind: tokensFile, in: splitDir, name: "tokens.bin", content: everyToken,
+	{kind: tokensFile, in: splitDir, name: "tokens.bin", content: tokens{},
 		about: "the split's tokens, of all its files, without headers"},
-	{kind: infoFile, in: splitDir, name: "info.json", content: liveText, text: infoText, len: infoLen,
+	{kind: infoFile, in: splitDir, name: "info.json", content: infoText{},
 		about: "all that decides what the batches hold"},
 }
 
-// byKind has the row of each kind, and an empty one for numbers that are none.
-var byKind = func() (table [maxKinds]row) {
-	for _, r := range rows {
-		table[r.kind] = r
+// byKind has the entry of each kind, and an empty one for numbers that are none.
+var byKind = func() (all [maxKinds]entry) {
+	for _, e := range table {
+		all[e.kind] = e
 	}
-	return table
+	return all
 }()
 
-func (k kind) row() *row { return &byKind[k] }
+func (k kind) entry() *entry { return &byKind[k] }
 
-func (k kind) isDir() bool  { return k.row().content == directory }
-func (k kind) isNext() bool { return k.row().content == nextBatch }
+// batches is what k's files show of batches; the zero value for those that show other things.
+func (k kind) batches() batches {
+	b, _ := k.entry().content.(batches)
+	return b
+}
 
-func (k kind) isLiveText() bool { return k.row().content == liveText }
+func (k kind) isDir() bool        { return k.entry().content == directory{} }
+func (k kind) isNext() bool       { return k.batches().which == nextBatch }
+func (k kind) isOfOneArray() bool { return k.batches().oneArray }
+func (k kind) hasHeader() bool    { return k.batches().format != raw }
+
+// isLiveText tells the texts of the moment in which they are opened: they are never cached.
+func (k kind) isLiveText() bool {
+	_, is := k.entry().content.(text)
+	return is && k != readmeFile
+}
 
 // isNumbered tells the files that never change while the tokens do not: those of batch/, batches.* and tokens.bin.
-func (k kind) isNumbered() bool { return k.row().in == batchDir || k.isLong() }
+func (k kind) isNumbered() bool { return k.entry().in == batchDir || k.isLong() }
 
 // isLong tells the numbered files that are not of one batch.
-func (k kind) isLong() bool { return k.row().content == everyBatch || k.row().content == everyToken }
+func (k kind) isLong() bool { return k.batches().which == everyBatch || k == tokensFile }
+
+type directory struct{}
+
+func (directory) size(*texts, inode, Sequence) int64 { return 0 }
+
+// batches shows batches, one after the other, behind a header or none.
+type batches struct {
+	which    which
+	format   format
+	oneArray bool // the array whose index the inode has; else the main ones, or all in a .safetensors file
+}
+
+// which says what batches a file shows.
+type which uint8
+
+const (
+	nextBatch  which = iota + 1 // that which its handle holds: never cached, because all handles share the page cache
+	oneBatch                    // that whose number is the file's name
+	everyBatch                  // batches 0 to Steps-1
+)
+
+type format uint8
+
+const (
+	raw format = iota
+	npy
+	safetensors
+)
+
+func (b batches) size(_ *texts, i inode, s Sequence) int64 {
+	_, size := b.shown(i, s)
+	if b.which == everyBatch {
+		size *= int64(s.Spec().Steps)
+	}
+	if b.format != raw {
+		size += headerBytes
+	}
+	return size
+}
+
+// shown is which bytes of each batch a file shows: size of them from byte from on.
+func (b batches) shown(i inode, s Sequence) (from, size int64) {
+	batch := &s.Spec().Batch
+	switch {
+	case b.format == safetensors:
+		return 0, batch.Bytes()
+	case b.oneArray:
+		a := &batch.Arrays[i.array()]
+		return a.Offset, a.Bytes()
+	}
+	return 0, batch.MainBytes()
+}
+
+// headerBytes is how long every header is.
+const headerBytes = header.Bytes
+
+// header stands before batch k, or before all batches.
+func (b batches) header(i inode, s Sequence, k uint64) []byte {
+	spec := s.Spec()
+	if b.format == safetensors {
+		return header.Safetensors(spec.Batch, spec.Metadata, k)
+	}
+	shown := spec.Batch.Stack()
+	if b.oneArray {
+		shown = spec.Batch.Arrays[i.array()]
+	}
+	shape := shown.Shape
+	if b.which == everyBatch {
+		shape = append([]int{int(spec.Steps)}, shape...)
+	}
+	return header.NPY(shown.DType, shape...)
+}
+
+// A computed content is read from a Sequence at any byte.
+type computed interface {
+	content
+	read(i inode, s Sequence, dst []byte, off int64) error
+}
+
+// origins shows where the rows of the batch come from whose number is the file's name.
+type origins struct{}
+
+func (origins) size(_ *texts, _ inode, s Sequence) int64 { return s.OriginLen() }
+
+func (origins) read(i inode, s Sequence, dst []byte, off int64) error {
+	return s.ReadOrigin(dst, i.firstBatch(), off)
+}
+
+// tokens shows the tokens of all files, or what else they hold.
+type tokens struct{}
+
+func (tokens) size(_ *texts, _ inode, s Sequence) int64 { return s.Spec().TokensLen }
+
+func (tokens) read(_ inode, s Sequence, dst []byte, off int64) error { return s.ReadTokens(dst, off) }
 
 // firstBatch is the number of the first batch in a numbered file.
 func (i inode) firstBatch() uint64 {
 	switch {
 	case i.kind().isLong():
 		return 0
-	case i.kind().row().shows == namedArray:
+	case i.kind().isOfOneArray():
 		return i.rest() & (1<<arrayShift - 1)
 	}
 	return i.rest()
@@ -117,7 +204,7 @@ func (i inode) firstBatch() uint64 {
 // batches is what Sequence.Now takes for a numbered file: its batch, or AllBatches.
 func (i inode) batches() uint64 {
 	if i.kind().isLong() {
-		return AllBatches
+		return array.AllBatches
 	}
 	return i.firstBatch()
 }
@@ -127,69 +214,36 @@ func (i inode) ofVersion(v Version) inode {
 	switch {
 	case !i.kind().isLong():
 		return i.withSmallVersion(v)
-	case i.kind().row().shows == namedArray:
+	case i.kind().isOfOneArray():
 		return makeArrayInode(i.kind(), i.sequence(), i.array(), uint64(v))
 	}
 	return makeInode(i.kind(), i.sequence(), uint64(v))
 }
 
 // outdated says whether i is a numbered file of tokens that are not those of s, or of an array that s does not have.
-func (i inode) outdated(s *Sequence) bool {
-	return i.kind().isNumbered() && i != i.ofVersion(s.Version) || i.kind().row().shows == namedArray && i.array() >= len(s.Batch.Arrays)
-}
-
-// shown is which bytes of each batch a file shows: size of them from byte from on.
-func (i inode) shown(s *Sequence) (from, size int64) {
-	switch i.kind().row().shows {
-	case allArrays:
-		return 0, s.Batch.Bytes()
-	case namedArray:
-		a := &s.Batch.Arrays[i.array()]
-		return a.Offset, a.Bytes()
-	}
-	return 0, s.Batch.MainBytes()
-}
-
-// size is the size of a file that shows batches, where they come from, or tokens, in bytes.
-func (i inode) size(s *Sequence) int64 {
-	r := i.kind().row()
-	switch {
-	case s.unsuits:
-		return 1 << 50 // so that no read lies beyond the end
-	case r.content == batchOrigin:
-		return s.OriginLen()
-	case r.content == everyToken:
-		return s.TokensLen
-	}
-	_, size := i.shown(s)
-	if r.content == everyBatch {
-		size *= int64(s.Steps)
-	}
-	if r.header != nil {
-		size += headerBytes
-	}
-	return size
+func (i inode) outdated(s Sequence) bool {
+	return i.kind().isNumbered() && i != i.ofVersion(s.Spec().Version) || i.kind().isOfOneArray() && i.array() >= len(s.Spec().Batch.Arrays)
 }
 
 // readmeOf is the file README of a mount.
-func readmeOf(mountpoint string, splits []*Sequence) []byte {
+func readmeOf(mountpoint string, splits []Sequence) []byte {
 	var b strings.Builder
 	b.WriteString(`This is batchfs: training batches as files, read-only.
 
 Every batch has a number, and batch k of a split never changes. The files of each split:
 
 `)
-	for _, r := range rows {
-		name := r.name
-		if r.in == batchDir {
-			name = "batch/<k>" + r.name
+	for _, e := range table {
+		name := e.name
+		if e.in == batchDir {
+			name = "batch/<k>" + e.name
 		}
 		name = strings.Replace(name, "%", "<array>", 1)
-		if r.about == "" {
+		if e.about == "" {
 			continue
 		}
 		const column = 24
-		fmt.Fprintf(&b, "  %-*s%s\n", column-2, name, strings.ReplaceAll(r.about, "\n", "\n"+strings.Repeat(" ", column)))
+		fmt.Fprintf(&b, "  %-*s%s\n", column-2, name, strings.ReplaceAll(e.about, "\n", "\n"+strings.Repeat(" ", column)))
 	}
 	b.WriteString(`
 A directory KEY=VALUE,... of a split, not listed by ls, is the split under other settings, with a
@@ -197,16 +251,16 @@ cursor of its own: next in rank=3,world=8 is for the fourth of eight ranks.
 
 `)
 	for _, s := range splits {
-		main := s.Batch.Stack()
+		main := s.Spec().Batch.Stack()
 		var names, beside []string
-		for _, a := range s.Batch.Arrays[:s.Batch.Main] {
+		for _, a := range s.Spec().Batch.Arrays[:s.Spec().Batch.Main] {
 			names = append(names, a.Name)
 		}
-		for _, a := range s.Batch.Arrays[s.Batch.Main:] {
-			beside = append(beside, fmt.Sprintf("%s of shape (%s), %s", a.Name, dims(a.Shape), a.DType))
+		for _, a := range s.Spec().Batch.Arrays[s.Spec().Batch.Main:] {
+			beside = append(beside, fmt.Sprintf("%s of shape (%s), %s", a.Name, header.Dims(a.Shape), a.DType))
 		}
-		path := mountpoint + "/" + s.Name
-		fmt.Fprintf(&b, "%s: batches of shape (%s), %s, %d bytes\n", path, dims(main.Shape), main.DType, main.Bytes())
+		path := mountpoint + "/" + s.Spec().Name
+		fmt.Fprintf(&b, "%s: batches of shape (%s), %s, %d bytes\n", path, header.Dims(main.Shape), main.DType, main.Bytes())
 		fmt.Fprintf(&b, "  %s = numpy.load(%q)\n\n", strings.Join(names, ", "), path+"/next.npy")
 		if len(beside) > 0 {
 			fmt.Fprintf(&b, "  In next.safetensors, and each as batch/<k>.<array>.npy: %s\n\n", strings.Join(beside, "; "))

@@ -25,15 +25,15 @@ var late = func() <-chan struct{} {
 }()
 
 // blocked is a split whose token files give no answer until release is called.
-func blocked() (s *Sequence, waits <-chan struct{}, release func()) {
+func blocked() (s *fake, waits <-chan struct{}, release func()) {
 	s = counting("train", 1000)
 	entered, gate := make(chan struct{}, 100), make(chan struct{})
-	s.Now = func(uint64) (*Sequence, error) {
+	s.now = func(uint64) (Sequence, error) {
 		entered <- struct{}{}
 		<-gate
 		return s, nil
 	}
-	s.Info = func() []byte { return []byte("{}\n") }
+	s.info = func() []byte { return []byte("{}\n") }
 	return s, entered, sync.OnceFunc(func() { close(gate) })
 }
 
@@ -73,8 +73,8 @@ func TestLateReadGivesItsNumberBack(t *testing.T) {
 // A read that panics is an error, and its number goes to the next reader.
 func TestPanickingRead(t *testing.T) {
 	s := counting("train", 1000)
-	whole, panics := s.Read, true
-	s.Read = func(dst []byte, k uint64, off int64) error {
+	whole, panics := s.read, true
+	s.read = func(dst []byte, k uint64, off int64) error {
 		if panics {
 			panic("at the disco")
 		}
@@ -137,8 +137,8 @@ func TestRowsOfRequests(t *testing.T) {
 func TestLateHandlerOfAForgottenFile(t *testing.T) {
 	s, waits, release := blocked()
 	other := counting("train/seed=1", 1000)
-	other.Now = func(uint64) (*Sequence, error) { return s.Now(NoBatch) }
-	s.With = func(string) (*Sequence, error) { return other, nil }
+	other.now = func(uint64) (Sequence, error) { return s.Now(array.NoBatch) }
+	s.with = func(string) (Sequence, error) { return other, nil }
 	tr := plant(t, s)
 	defer release()
 	number := tr.sequences.add(other, 0)
@@ -167,7 +167,7 @@ func TestLateHandlerOfAForgottenFile(t *testing.T) {
 	if st := tr.Lookup(nil, &fuse.InHeader{NodeId: uint64(makeInode(batchDir, number, 0))}, "3", &fuse.EntryOut{}); st != stale {
 		t.Errorf("a lookup: %v, want ESTALE", st)
 	}
-	if _, err := tr.sequences.now(number, NoBatch); !errors.Is(err, syscall.ESTALE) {
+	if _, err := tr.sequences.now(number, array.NoBatch); !errors.Is(err, syscall.ESTALE) {
 		t.Errorf("its tokens: %v, want ESTALE", err)
 	}
 }
@@ -189,8 +189,8 @@ func TestBatchesAheadAreReadInParts(t *testing.T) {
 		batch := array.NewBatch(1, array.Array{Name: "rows", DType: array.Uint8, Shape: shape})
 		s := counting("train", batch.Bytes())
 		s.Batch = batch
-		whole, largest, read := s.Read, 0, 0
-		s.Read = func(dst []byte, k uint64, off int64) error {
+		whole, largest, read := s.read, 0, 0
+		s.read = func(dst []byte, k uint64, off int64) error {
 			if int64(off) != int64(read) {
 				t.Errorf("%v: byte %d is read after %d", shape, off, read)
 			}
@@ -198,7 +198,7 @@ func TestBatchesAheadAreReadInParts(t *testing.T) {
 			return whole(dst, k, off)
 		}
 		got, want := make([]byte, batch.Bytes()), make([]byte, batch.Bytes())
-		if err := s.readInParts(got, 3); err != nil {
+		if err := readInParts(s, got, 3); err != nil {
 			t.Fatal(err)
 		}
 		whole(want, 3, 0)

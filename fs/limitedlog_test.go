@@ -19,7 +19,7 @@ func TestReadersCannotFloodTheLog(t *testing.T) {
 		const reads = 3000
 		var log bytes.Buffer
 		s := counting("train", 1000)
-		s.Read = func([]byte, uint64, int64) error { return errors.New("broken") }
+		s.read = func([]byte, uint64, int64) error { return errors.New("broken") }
 		tr := plantLogging(t, slog.New(slog.NewTextHandler(&log, nil)), s)
 		for n := range reads {
 			if _, status := tr.reader(t, "train/batch/1", 0).read(0, 100); status != fuse.EIO {

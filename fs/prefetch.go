@@ -32,7 +32,7 @@ type prefetcher struct {
 
 // A stream is batches of a sequence that are read in order. Readers may share it, and overtake each other.
 type stream struct {
-	sequence *Sequence
+	sequence Sequence
 	size     int64     // bytes of a batch
 	main     int64     // bytes of its main arrays: some readers want no more
 	next     uint64    // one more than the highest number that was asked for
@@ -56,7 +56,7 @@ const (
 
 // lookup notes that batch k of s is read. It returns the stream that k belongs to and, if k was made or is being made, its
 // buffer: the caller unlocks it for reading.
-func (p *prefetcher) lookup(s *Sequence, k uint64) (*stream, *buffer) {
+func (p *prefetcher) lookup(s Sequence, k uint64) (*stream, *buffer) {
 	if p.batches == 0 {
 		return nil, nil
 	}
@@ -91,7 +91,7 @@ func (p *prefetcher) lookup(s *Sequence, k uint64) (*stream, *buffer) {
 
 // find returns the stream that batch k belongs to, a new one if it follows none. The caller holds mu, as of the functions
 // below.
-func (p *prefetcher) find(s *Sequence, k uint64) *stream {
+func (p *prefetcher) find(s Sequence, k uint64) *stream {
 	for i, st := range slices.Backward(p.streams) {
 		if st.sequence == s && st.next <= k+maxBehind && k <= st.next+uint64(p.batches) {
 			p.streams = append(slices.Delete(p.streams, i, i+1), st)
@@ -101,7 +101,7 @@ func (p *prefetcher) find(s *Sequence, k uint64) *stream {
 	if len(p.streams) == maxStreams {
 		p.dropOldest()
 	}
-	st := &stream{sequence: s, size: s.Batch.Bytes(), main: s.Batch.MainBytes(), next: k + 1}
+	st := &stream{sequence: s, size: s.Spec().Batch.Bytes(), main: s.Spec().Batch.MainBytes(), next: k + 1}
 	p.streams = append(p.streams, st)
 	return st
 }
@@ -151,14 +151,14 @@ func (p *prefetcher) make(st *stream, b *buffer) {
 			p.log.limited(slog.LevelError, "prefetching a batch panicked; its reader will make it again", "panic", r, "stack", string(debug.Stack()))
 		}
 	}()
-	b.made = st.sequence.readInParts(b.bytes, b.number) == nil
+	b.made = readInParts(st.sequence, b.bytes, b.number) == nil
 }
 
 // readInParts is Read for a whole batch that no request waits for. To read a part of a long row takes memory for that part, so
 // parts are as long as requests. In between, requests have the processor.
-func (s *Sequence) readInParts(dst []byte, k uint64) error {
+func readInParts(s Sequence, dst []byte, k uint64) error {
 	part := mount.MaxRequest
-	if row := int(s.Batch.RowBytes(0)); row < part {
+	if row := int(s.Spec().Batch.RowBytes(0)); row < part {
 		part -= part % row
 	}
 	for off := 0; off < len(dst); off += part {

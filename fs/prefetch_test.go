@@ -16,12 +16,12 @@ import (
 )
 
 // noting is a counting sequence that notes in what order its batches were made.
-func noting(name string, batchBytes int64) (s *Sequence, made func() []uint64) {
+func noting(name string, batchBytes int64) (s *fake, made func() []uint64) {
 	var mu sync.Mutex
 	var list []uint64
 	s = counting(name, batchBytes)
-	read := s.Read
-	s.Read = func(dst []byte, k uint64, off int64) error {
+	read := s.read
+	s.read = func(dst []byte, k uint64, off int64) error {
 		mu.Lock()
 		list = append(list, k)
 		mu.Unlock()
@@ -89,7 +89,7 @@ func (r *reader) batchBytes(t *testing.T) int {
 // The bytes are those of the numbers, however many read whatever at once, and no memory is taken beyond the bound.
 func TestPrefetchChangesNoByte(t *testing.T) {
 	sizes := map[string]int64{"small": 100, "page": 5000, "large": 30_000, "huge": 60_000}
-	var splits []*Sequence
+	var splits []Sequence
 	for name, size := range sizes {
 		splits = append(splits, counting(name, size))
 	}
@@ -103,7 +103,7 @@ func TestPrefetchChangesNoByte(t *testing.T) {
 			kinds := []string{"next", "batch"}
 			k := uint64(random.IntN(20))
 			for range 100 {
-				path := s.Name + "/" + kinds[worker/4]
+				path := s.Spec().Name + "/" + kinds[worker/4]
 				switch {
 				case worker < 4:
 				case random.IntN(20) == 0:
@@ -115,7 +115,7 @@ func TestPrefetchChangesNoByte(t *testing.T) {
 				}
 				r := tr.reader(t, path, 0)
 				var got []byte
-				for part := int64(1 + random.IntN(int(s.Batch.Bytes()))); int64(len(got)) < s.Batch.Bytes(); {
+				for part := int64(1 + random.IntN(int(s.Spec().Batch.Bytes()))); int64(len(got)) < s.Spec().Batch.Bytes(); {
 					data, status := r.read(int64(len(got)), int(part))
 					if !status.Ok() {
 						t.Error(status)
@@ -125,9 +125,9 @@ func TestPrefetchChangesNoByte(t *testing.T) {
 				}
 				k := r.node.rest()
 				if worker < 4 {
-					k = uint64(number(got, s.Batch.Bytes()))
+					k = uint64(number(got, s.Spec().Batch.Bytes()))
 				}
-				want := make([]byte, s.Batch.Bytes())
+				want := make([]byte, s.Spec().Batch.Bytes())
 				s.Read(want, k, 0)
 				if !bytes.Equal(got, want) {
 					t.Errorf("%s: not batch %d", path, k)
@@ -153,9 +153,9 @@ func TestPrefetchChangesNoByte(t *testing.T) {
 func TestPrefetchOfFaults(t *testing.T) {
 	s, _ := noting("train", 1000)
 	var changed error
-	s.Now = func(uint64) (*Sequence, error) { return s, changed }
-	read, broken := s.Read, false
-	s.Read = func(dst []byte, k uint64, off int64) error {
+	s.now = func(uint64) (Sequence, error) { return s, changed }
+	read, broken := s.read, false
+	s.read = func(dst []byte, k uint64, off int64) error {
 		if changed != nil {
 			return changed
 		}

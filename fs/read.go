@@ -9,6 +9,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"batchfs/cache/array"
 	"batchfs/fs/failpoint"
 	"batchfs/fs/guard"
 	"batchfs/fs/mount"
@@ -47,7 +48,7 @@ func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.
 		if i.outdated(s) {
 			return fuse.Status(syscall.ESTALE) // upon which the kernel looks the path up again
 		}
-		out.Fh = uint64(s.Version)
+		out.Fh = uint64(s.Spec().Version)
 	}
 	return fuse.OK
 }
@@ -82,17 +83,20 @@ func (t *tree) ReadRows(in *fuse.ReadIn) (rows int64, bytes int) {
 	if s == nil || i.kind().isLiveText() || i.outdated(s) {
 		return 0, 0
 	}
-	row := s.Batch.RowBytes(0)
-	if i.kind().row().shows == namedArray {
-		row = s.Batch.RowBytes(i.array())
+	if isUnsuited(s) {
+		return 1, 0
 	}
-	bytes = i.left(s, in)
+	row := s.Spec().Batch.RowBytes(0)
+	if i.kind().isOfOneArray() {
+		row = s.Spec().Batch.RowBytes(i.array())
+	}
+	bytes = t.left(i, s, in)
 	return (int64(bytes) + row - 1) / row, bytes
 }
 
 // left is how many bytes a read of a file that shows batches or tokens gets.
-func (i inode) left(s *Sequence, in *fuse.ReadIn) int {
-	return int(min(int64(in.Size), max(i.size(s)-int64(in.Offset), 0)))
+func (t *tree) left(i inode, s Sequence, in *fuse.ReadIn) int {
+	return int(min(int64(in.Size), max(t.size(i, s)-int64(in.Offset), 0)))
 }
 
 func (t *tree) Read(late <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
@@ -121,23 +125,23 @@ func (t *tree) readArrays(late <-chan struct{}, i inode, in *fuse.ReadIn, buf []
 	}
 	// An inode of batch/ holds only the low bits of the version, so the handle tells the version. It is compared before the
 	// size: a reader of old tokens must get an error, not the end of a shorter new file.
-	if i.kind().isLiveText() || i.kind().isNumbered() && in.Fh != uint64(s.Version) || i.outdated(s) {
+	if i.kind().isLiveText() || i.kind().isNumbered() && in.Fh != uint64(s.Spec().Version) || i.outdated(s) {
 		return nil, state.ErrOutdated
 	}
-	buf = buf[:i.left(s, in)]
-	content := i.kind().row().content
-	switch {
-	case len(buf) == 0:
-	case s.unsuits:
-		if _, err = t.sequences.now(i.sequence(), NoBatch); err == nil {
+	if isUnsuited(s) {
+		if _, err = t.sequences.now(i.sequence(), array.NoBatch); err == nil {
 			err = state.ErrOutdated
 		}
-	case content == batchOrigin:
-		err = s.ReadOrigin(buf, i.rest(), off)
-	case content == everyToken:
-		err = s.ReadTokens(buf, off)
-	case content == nextBatch:
-		return t.readNext(late, i, in, state.Span{Off: off, Len: int64(len(buf)), Size: i.size(s)}, buf)
+		return nil, err
+	}
+	buf = buf[:t.left(i, s, in)]
+	file, isComputed := i.kind().entry().content.(computed)
+	switch {
+	case len(buf) == 0:
+	case isComputed:
+		err = file.read(i, s, buf, off)
+	case i.kind().isNext():
+		return t.readNext(late, i, in, state.Span{Off: off, Len: int64(len(buf)), Size: t.size(i, s)}, buf)
 	default:
 		return t.readBatches(i, s, i.firstBatch(), off, buf)
 	}
@@ -147,7 +151,7 @@ func (t *tree) readArrays(late <-chan struct{}, i inode, in *fuse.ReadIn, buf []
 // readNext reads a span of the batch that a handle holds. At the beginning of a batch it takes other tokens where they changed
 // and are followed.
 func (t *tree) readNext(late <-chan struct{}, i inode, in *fuse.ReadIn, span state.Span, buf []byte) (fuse.ReadResult, error) {
-	if i.kind().row().header != nil && span.Off+span.Len <= headerBytes {
+	if i.kind().hasHeader() && span.Off+span.Len <= headerBytes {
 		// The header alone reads no tokens, which would show that they changed.
 		if _, err := t.sequences.now(i.sequence(), t.shared.Sequences[i.sequence()].Next()); err != nil {
 			return nil, err
@@ -159,7 +163,7 @@ func (t *tree) readNext(late <-chan struct{}, i inode, in *fuse.ReadIn, span sta
 		if s == nil {
 			return nil, errForgotten
 		}
-		read.Version = s.Version
+		read.Version = s.Spec().Version
 		k, err := t.reads.assign(read, late)
 		if err != nil {
 			return nil, err
@@ -170,10 +174,10 @@ func (t *tree) readNext(late <-chan struct{}, i inode, in *fuse.ReadIn, span sta
 			return answer, nil
 		}
 		t.reads.giveBack(in.Unique)
-		if !s.Follows || !errors.Is(err, syscall.ESTALE) || try == maxTries {
+		if !s.Spec().Follows || !errors.Is(err, syscall.ESTALE) || try == maxTries {
 			return nil, err
 		}
-		if _, err := t.sequences.now(i.sequence(), NoBatch); err != nil {
+		if _, err := t.sequences.now(i.sequence(), array.NoBatch); err != nil {
 			return nil, err
 		}
 	}
@@ -197,14 +201,13 @@ const maxTries = 10
 
 // textOf returns what a text shows on a handle to a reader of byte off, and nil for other files.
 func (t *tree) textOf(late <-chan struct{}, i inode, fh, off uint64) []byte {
-	row := i.kind().row()
-	switch row.content {
-	case fixedText:
-		text, _ := row.text(&t.texts, i)
-		return text
-	case liveText:
-	default:
+	content, isText := i.kind().entry().content.(text)
+	switch {
+	case !isText:
 		return nil
+	case !i.kind().isLiveText():
+		text, _ := content.show(&t.texts, i)
+		return text
 	}
 	if text, ok := t.texts.of(fh); ok {
 		return text
@@ -217,7 +220,7 @@ func (t *tree) textOf(late <-chan struct{}, i inode, fh, off uint64) []byte {
 	if t.isForgotten(i, t.sequence(i)) {
 		return nil
 	}
-	text, info := row.text(&t.texts, i)
+	text, info := content.show(&t.texts, i)
 	if off > 0 && uint64(len(text)) != size {
 		return nil
 	}
@@ -230,24 +233,21 @@ func (t *tree) textOf(late <-chan struct{}, i inode, fh, off uint64) []byte {
 
 // readBatches answers with len(buf) bytes from byte off on of a file that begins with batch k of s. They lie within the file.
 // The answer may use buf for them.
-func (t *tree) readBatches(i inode, s *Sequence, k uint64, off int64, buf []byte) (fuse.ReadResult, error) {
+func (t *tree) readBatches(i inode, s Sequence, k uint64, off int64, buf []byte) (fuse.ReadResult, error) {
 	failpoint.Hit("read")
 	answer := replies.Get().(*reply)
-	rest, row := buf, i.kind().row()
-	if row.header != nil {
+	rest, file := buf, i.kind().batches()
+	if file.format != raw {
 		if off < headerBytes {
-			n := copy(buf, row.header(s, i, k)[off:])
+			n := copy(buf, file.header(i, s, k)[off:])
 			rest, off = buf[n:], off+int64(n)
 		}
 		off -= headerBytes
 	}
-	from, shown := i.shown(s)
+	from, shown := file.shown(i, s)
 	answer.prefetcher, answer.buf, answer.split = t.prefetcher, buf, t.sequences.splitOf(i.sequence())
-	if len(rest) > 0 && row.content != everyBatch {
+	if len(rest) > 0 && file.which != everyBatch {
 		answer.stream, answer.buffer = t.prefetcher.lookup(s, k)
-	}
-	if len(rest) > 0 && s.Ahead != nil {
-		s.Ahead(k + uint64((off+int64(len(rest)))/shown))
 	}
 	if answer.buffer != nil && !t.isCurrent(answer.buffer, i, s, k) {
 		answer.buffer.RUnlock()
@@ -268,17 +268,17 @@ func (t *tree) readBatches(i inode, s *Sequence, k uint64, off int64, buf []byte
 }
 
 // isCurrent says whether a buffer with batch k of s holds it of the tokens as they are now.
-func (t *tree) isCurrent(b *buffer, i inode, s *Sequence, k uint64) bool {
+func (t *tree) isCurrent(b *buffer, i inode, s Sequence, k uint64) bool {
 	if b.delivered.Load() > 0 {
-		k = NoBatch // its files were looked at when it began to be read
+		k = array.NoBatch // its files were looked at when it began to be read
 	}
 	now, err := t.sequences.now(i.sequence(), k)
 	return err == nil && now == s
 }
 
 // readShown fills dst from byte off on of a file that shows, of each of batches k, k+1, … of s, the shown bytes from byte from on.
-func readShown(s *Sequence, dst []byte, k uint64, off, from, shown int64) error {
-	if shown == s.Batch.Bytes() && len(dst) > 0 { // the whole batch
+func readShown(s Sequence, dst []byte, k uint64, off, from, shown int64) error {
+	if shown == s.Spec().Batch.Bytes() && len(dst) > 0 { // the whole batch
 		return s.Read(dst, k, off)
 	}
 	for k, off = k+uint64(off/shown), off%shown; len(dst) > 0; k, off = k+1, 0 {
@@ -297,6 +297,6 @@ func (t *tree) logUncached(i inode, pid uint32) {
 		comm, _ := os.ReadFile(process.Dir(int(pid)) + "/comm")
 		t.log.Warn("a program maps a file that cannot be mapped, and gets SIGBUS, or calls sendfile with it, and gets EINVAL: "+
 			"it should read the file, or map batch/<k> or batches.npy (logged once)",
-			"file", i.kind().row().name, "pid", pid, "program", strings.TrimSpace(string(comm)))
+			"file", i.kind().entry().name, "pid", pid, "program", strings.TrimSpace(string(comm)))
 	})
 }

@@ -87,12 +87,12 @@ func TestSequencesGoOn(t *testing.T) {
 func TestOtherSplitsAreRefused(t *testing.T) {
 	a, b := counting("a", 1000), counting("b", 1000)
 	tr := plant(t, a, b)
-	for _, splits := range [][]*Sequence{{a}, {a, b, counting("c", 1000)}, {a, counting("c", 1000)}} {
+	for _, splits := range [][]Sequence{{a}, {a, b, counting("c", 1000)}, {a, counting("c", 1000)}} {
 		if _, err := newSequences(splits, tr.shared, Options{Log: tr.log.Logger}); err == nil {
 			t.Errorf("%d splits are taken for a and b", len(splits))
 		}
 	}
-	if q, err := newSequences([]*Sequence{b, a}, tr.shared, Options{Log: tr.log.Logger}); err != nil || q.get(1) != a {
+	if q, err := newSequences([]Sequence{b, a}, tr.shared, Options{Log: tr.log.Logger}); err != nil || q.get(1) != a {
 		t.Errorf("in another order: %v", err)
 	}
 }
@@ -101,7 +101,7 @@ func TestOtherSplitsAreRefused(t *testing.T) {
 func TestTextsGoOn(t *testing.T) {
 	s := counting("train", 1000)
 	info := "{}\n"
-	s.Info = func() []byte { return []byte(info) }
+	s.info = func() []byte { return []byte(info) }
 	tr := plant(t, s)
 	cursor, begun, done := tr.reader(t, "train/cursor", 0), tr.reader(t, "train/info.json", 0), tr.reader(t, "train/info.json", 0)
 	done.read(0, 100)
@@ -133,7 +133,7 @@ func TestTextsGoOn(t *testing.T) {
 func TestUnsuitedSettingsGoOn(t *testing.T) {
 	s, under := manyArrays(3), manyArrays(3)
 	under.Name = "train/seed=1"
-	s.With = func(string) (*Sequence, error) { return under, nil }
+	s.with = func(string) (Sequence, error) { return under, nil }
 	tr := plant(t, s)
 	dir := tr.find("train")
 	number := tr.sequences.mustLookUp(t, dir, "seed=1")
@@ -145,8 +145,8 @@ func TestUnsuitedSettingsGoOn(t *testing.T) {
 	for _, arrays := range []array.Batch{oneArray(1000), s.Batch} {
 		unfit := *s
 		unfit.Batch = arrays
-		unfit.With = func(string) (*Sequence, error) { return nil, syscall.EINVAL }
-		unfit.Now = func(uint64) (*Sequence, error) { return &unfit, nil }
+		unfit.with = func(string) (Sequence, error) { return nil, syscall.EINVAL }
+		unfit.now = func(uint64) (Sequence, error) { return &unfit, nil }
 		tr = grow(t, tr.shared, &unfit)
 		for _, r := range open {
 			r.tree = tr
@@ -156,9 +156,9 @@ func TestUnsuitedSettingsGoOn(t *testing.T) {
 				}
 			}
 		}
-		unfit.Now = func(uint64) (*Sequence, error) { return s, nil }
+		unfit.now = func(uint64) (Sequence, error) { return s, nil }
 	}
-	if u, err := tr.sequences.now(number, NoBatch); err != nil || u != under {
+	if u, err := tr.sequences.now(number, array.NoBatch); err != nil || u != under {
 		t.Errorf("settings that suit again: %v", err)
 	}
 	for _, r := range open {
@@ -199,8 +199,8 @@ func TestNamesAreForgottenAfterADeath(t *testing.T) {
 // forgetting go on while it is made.
 func TestTakingOverManySettings(t *testing.T) {
 	s := counting("train", 1000)
-	with, made := s.With, 0
-	s.With = func(settings string) (*Sequence, error) {
+	with, made := s.with, 0
+	s.with = func(settings string) (Sequence, error) {
 		made++
 		return with(settings)
 	}
@@ -215,12 +215,12 @@ func TestTakingOverManySettings(t *testing.T) {
 		}
 	}
 	made = 0
-	q, err := newSequences([]*Sequence{s}, tr.shared, Options{Log: tr.log.Logger})
+	q, err := newSequences([]Sequence{s}, tr.shared, Options{Log: tr.log.Logger})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if got := q.get(number(77)); got == nil || got.Name != "train/seed=77" || made != 1 {
+		if got := q.get(number(77)); got == nil || got.Spec().Name != "train/seed=77" || made != 1 {
 			t.Errorf("%v, %d sequences made", got, made)
 		}
 	}

@@ -58,7 +58,7 @@ const (
 const maxNameLen = 255
 
 // newSequences goes on from the shared state. index must follow.
-func newSequences(splits []*Sequence, shared *state.Shared, o Options) (*sequences, error) {
+func newSequences(splits []Sequence, shared *state.Shared, o Options) (*sequences, error) {
 	if len(splits) >= state.MaxSequences {
 		return nil, fmt.Errorf("%d splits, more than %d", len(splits), state.MaxSequences-1)
 	}
@@ -82,10 +82,10 @@ func newSequences(splits []*Sequence, shared *state.Shared, o Options) (*sequenc
 }
 
 // resume takes over the splits of an earlier worker, which have the first numbers.
-func (q *sequences) resume(splits []*Sequence) error {
-	bySplit := map[string]*Sequence{}
+func (q *sequences) resume(splits []Sequence) error {
+	bySplit := map[string]Sequence{}
 	for _, s := range splits {
-		bySplit[s.Name] = s
+		bySplit[s.Spec().Name] = s
 	}
 	q.shared.ResumeLookups()
 	q.recent = q.shared.Names(invalidators)
@@ -99,7 +99,7 @@ func (q *sequences) resume(splits []*Sequence) error {
 			return fmt.Errorf("split %s is mounted, but the configuration lacks it", name)
 		}
 		q.byName[name] = number
-		q.byNumber[number].Store(s)
+		q.byNumber[number].Store(&s)
 	}
 	if len(q.byName) < q.splits {
 		return errors.New("the configuration has splits that are not mounted")
@@ -135,9 +135,9 @@ func (q *sequences) index() {
 }
 
 // get returns the sequence of a number, or nil if there is none, as for number 0.
-func (q *sequences) get(number int) *Sequence {
+func (q *sequences) get(number int) Sequence {
 	if s := q.byNumber[number].Load(); s != nil {
-		return s
+		return *s
 	}
 	if number <= q.splits {
 		return nil
@@ -146,36 +146,36 @@ func (q *sequences) get(number int) *Sequence {
 	entry := &q.shared.Sequences[number]
 	used, name := entry.Used(), entry.Name()
 	split, settings, _ := strings.Cut(name, "/")
-	of := q.byNumber[q.byName[split]].Load()
+	of := *q.byNumber[q.byName[split]].Load()
 	q.mu.Unlock()
 	if !used {
 		return nil
 	}
 	s, err := of.With(settings)
 	if err != nil {
-		s = of.unsuited(name, settings, err)
+		s = newUnsuited(of, name, settings, err)
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if !entry.Used() || entry.Name() != name {
 		return nil // its last file was forgotten meanwhile
 	}
-	q.byNumber[number].CompareAndSwap(nil, s)
-	return q.byNumber[number].Load()
+	q.byNumber[number].CompareAndSwap(nil, &s)
+	return *q.byNumber[number].Load()
 }
 
 // add gives a sequence that user looked up a number, or 0 if all are in use. The caller holds mu, or is alone.
-func (q *sequences) add(s *Sequence, user uint32) (number int) {
+func (q *sequences) add(s Sequence, user uint32) (number int) {
 	if n := len(q.free); n > 0 {
 		number, q.free = q.free[n-1], q.free[:n-1]
 	} else if number = q.shared.NewNumber(); number == 0 {
 		return 0
 	}
-	q.shared.Add(number, s.Name, s.Start, user)
+	q.shared.Add(number, s.Spec().Name, s.Spec().Start, user)
 	q.ofUser[user]++
-	q.byNumber[number].Store(s)
-	q.byName[s.Name] = number
-	q.split[number].Store(uint32(q.byName[splitOf(s.Name)]))
+	q.byNumber[number].Store(&s)
+	q.byName[s.Spec().Name] = number
+	q.split[number].Store(uint32(q.byName[splitOf(s.Spec().Name)]))
 	return number
 }
 
@@ -199,14 +199,14 @@ func splitOf(name string) string {
 }
 
 // with returns the sequence of directory dir under the settings in name.
-func (q *sequences) with(dir inode, name string) (*Sequence, syscall.Errno) {
+func (q *sequences) with(dir inode, name string) (Sequence, syscall.Errno) {
 	of, _ := q.now(dir.sequence(), 0) // an error is for those who read
 	if of == nil {
 		return nil, syscall.ESTALE
 	}
 	s, err := of.With(name)
 	if err != nil {
-		path := of.Name + "/" + name
+		path := of.Spec().Name + "/" + name
 		q.log.limited(slog.LevelWarn, "no such settings", "path", path, "err", err)
 		if errors.Is(err, syscall.ENOENT) {
 			return nil, syscall.ENOENT
@@ -217,12 +217,12 @@ func (q *sequences) with(dir inode, name string) (*Sequence, syscall.Errno) {
 }
 
 // lookUp finds the number of a sequence that with returned, for request id of a user, and counts a lookup of it. It may wait for a while.
-func (q *sequences) lookUp(s *Sequence, dir inode, name string, id uint64, user uint32) (number int, errno syscall.Errno) {
+func (q *sequences) lookUp(s Sequence, dir inode, name string, id uint64, user uint32) (number int, errno syscall.Errno) {
 	q.mu.Lock()
 	for q.indexed < state.MaxSequences {
 		q.known.Wait()
 	}
-	number, known := q.byName[s.Name]
+	number, known := q.byName[s.Spec().Name]
 	if !known {
 		if user != 0 && user != q.owner && q.ofUser[user] >= q.quota {
 			q.mu.Unlock()
@@ -310,14 +310,15 @@ func (q *sequences) forget(number int, lookups uint64) {
 
 // now looks at the token files of a sequence, as [Sequence.Now] does, and returns the Sequence of the tokens that are there. If they
 // changed and are followed, that is another one from now on. It returns nil and an error where the kernel has forgotten the sequence.
-func (q *sequences) now(number int, k uint64) (*Sequence, error) {
+func (q *sequences) now(number int, k uint64) (Sequence, error) {
 	was := q.get(number)
 	if was == nil {
 		return nil, errForgotten
 	}
 	s, err := was.Now(k)
-	if s != was {
-		q.byNumber[number].CompareAndSwap(was, s)
+	if held := q.byNumber[number].Load(); s != was && held != nil && *held == was {
+		fresh := s // allocated only here
+		q.byNumber[number].CompareAndSwap(held, &fresh)
 	}
 	return s, err
 }

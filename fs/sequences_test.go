@@ -15,6 +15,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"batchfs/cache/array"
 	"batchfs/fs/state"
 	"batchfs/internal/wait"
 )
@@ -59,7 +60,7 @@ func (q *sequences) check(t *testing.T) {
 	seen := map[int]bool{}
 	for name, number := range byName {
 		stored := q.shared.Sequences[number].Name()
-		if s := q.get(number); s == nil || s.Name != name || stored != name || seen[number] {
+		if s := q.get(number); s == nil || s.Spec().Name != name || stored != name || seen[number] {
 			t.Errorf("number %d of %q: sequence %v, name %q in the shared state, seen before: %v", number, name, s, stored, seen[number])
 		}
 		seen[number] = true
@@ -242,7 +243,7 @@ func TestQuotaOfSettings(t *testing.T) {
 	tr := plant(t, s)
 	dir := tr.find("train")
 	successor := func() *sequences {
-		q, err := newSequences([]*Sequence{s}, tr.shared, o)
+		q, err := newSequences([]Sequence{s}, tr.shared, o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -301,7 +302,7 @@ func TestIdleSettings(t *testing.T) {
 	if q.byNumber[number].Load() != nil {
 		t.Error("the Sequence of idle settings takes memory")
 	}
-	if s := q.get(number); s == nil || s.Name != "train/seed=5" || q.mustLookUp(t, tr.find("train"), "seed=5") != number {
+	if s := q.get(number); s == nil || s.Spec().Name != "train/seed=5" || q.mustLookUp(t, tr.find("train"), "seed=5") != number {
 		t.Errorf("then %v is found", s)
 	}
 }
@@ -369,7 +370,7 @@ func TestConcurrentLookupsAndForgets(t *testing.T) {
 				}
 				mine[name] = h
 				for name, h := range mine {
-					if s := q.get(h.number); s == nil || s.Name != "train/"+name {
+					if s := q.get(h.number); s == nil || s.Spec().Name != "train/"+name {
 						t.Errorf("number %d, held as %s, is %v", h.number, name, s)
 						return
 					}
@@ -387,7 +388,7 @@ func TestConcurrentLookupsAndForgets(t *testing.T) {
 func TestInodesOfChangedTokens(t *testing.T) {
 	for range 1000 {
 		k, s, b := batchRaw, 1+rand.IntN(state.MaxSequences-1), rand.Uint64N(MaxBatches)
-		was, now := &Sequence{Version: Version(rand.Uint64N(1 << 20))}, &Sequence{}
+		was, now := &fake{spec: Spec{Version: Version(rand.Uint64N(1 << 20))}}, &fake{}
 		now.Version = was.Version + 1 + Version(rand.Uint64N(7))
 		old := makeInode(k, s, b).ofVersion(was.Version)
 		if old.kind() != k || old.sequence() != s || old.rest() != b {
@@ -429,12 +430,12 @@ type changing struct {
 	reading func() // called in the middle of a read
 }
 
-func (c *changing) now() *Sequence {
+func (c *changing) now() *fake {
 	v := c.version.Load()
 	s := counting(c.name, c.size)
-	fill := s.Read
+	fill := s.read
 	s.Version, s.Follows, s.Steps = Version(v), true, 5-v%2
-	s.Read = func(dst []byte, k uint64, off int64) error {
+	s.read = func(dst []byte, k uint64, off int64) error {
 		if c.reading != nil {
 			c.reading()
 		}
@@ -447,8 +448,8 @@ func (c *changing) now() *Sequence {
 		}
 		return err
 	}
-	s.OriginLen = func() int64 { return int64(2 + v%3) }
-	s.Now = func(uint64) (*Sequence, error) {
+	s.originLen = func() int64 { return int64(2 + v%3) }
+	s.now = func(uint64) (Sequence, error) {
 		if c.version.Load() == v {
 			return s, nil
 		}
@@ -510,7 +511,7 @@ func TestNextFollowsChanges(t *testing.T) {
 		part.read(0, 400)
 		c.version.Add(1)
 		if noticed {
-			tr.sequences.now(1, NoBatch)
+			tr.sequences.now(1, array.NoBatch)
 		}
 		stale(part, 400)
 		stale(part, 900)
@@ -640,7 +641,7 @@ func TestLookupsUnderChanges(t *testing.T) {
 				return
 			default:
 				c.version.Add(1)
-				tr.sequences.now(1, NoBatch)
+				tr.sequences.now(1, array.NoBatch)
 			}
 		}
 	})
@@ -664,7 +665,7 @@ func TestSettingsUnderChanges(t *testing.T) {
 	tr, c := followed(t, 1000)
 	c.version.Add(1)
 	number := tr.sequences.mustLookUp(t, tr.find("train"), "seed=own")
-	if s := tr.sequences.get(number); s.Version != 1 {
-		t.Errorf("settings were looked up in tokens of %d changes, and there was 1", s.Version)
+	if s := tr.sequences.get(number); s.Spec().Version != 1 {
+		t.Errorf("settings were looked up in tokens of %d changes, and there was 1", s.Spec().Version)
 	}
 }

@@ -28,7 +28,7 @@ import (
 // Serve answers the kernel's requests once the supervisor says so. It returns nil when the mount is gone,
 // supervise.ErrReplaced when this process should end because another serves, and supervise.ErrPanicked when another should
 // serve because a request panicked here. Handlers may still be under way then: the process should exit.
-func Serve(w *supervise.Worker, mountpoint string, splits []*Sequence, o Options) error {
+func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options) error {
 	log := newLimitedLog(o.Log)
 	stop := make(chan error, 2) // why this process should no longer serve
 	giveUp := sync.OnceFunc(func() { stop <- supervise.ErrPanicked })

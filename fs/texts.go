@@ -2,7 +2,6 @@ package fs
 
 import (
 	"container/list"
-	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
@@ -10,9 +9,9 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	"batchfs/fs/state"
+	"batchfs/internal/jsontext"
 )
 
 // texts are the files of text: what they show, and what each open handle of a live one shows.
@@ -32,10 +31,10 @@ type texts struct {
 
 	making sync.Mutex // held while status.json is made, which may be long: one at a time; before every other lock
 	mu     sync.Mutex
-	open   map[uint64]*keptText    // what each open handle shows; guarded by mu, as all below and the keptTexts are
-	infos  map[*Sequence]*keptText // the info.json that are kept: the handles of a Sequence share one
-	last   list.List               // of the *keptText that are kept, the one that was read last first
-	bytes  int                     // of those
+	open   map[uint64]*keptText   // what each open handle shows; guarded by mu, as all below and the keptTexts are
+	infos  map[Sequence]*keptText // the info.json that are kept: the handles of a Sequence share one
+	last   list.List              // of the *keptText that are kept, the one that was read last first
+	bytes  int                    // of those
 }
 
 // A memoryUse is the memory that readers make this process take, in bytes, of all that they may.
@@ -48,9 +47,9 @@ type memoryUse struct {
 
 // A keptText is what one handle shows, or several of one info.json.
 type keptText struct {
-	bytes   []byte    // nil: it was let go
-	info    *Sequence // whose info.json it is, or nil
-	handles int       // that show it
+	bytes   []byte   // nil: it was let go
+	info    Sequence // whose info.json it is, or nil
+	handles int      // that show it
 	at      *list.Element
 }
 
@@ -59,14 +58,14 @@ const textBits = 32
 
 // keep makes a text and keeps it for a new handle. The handle tells how long the text is.
 func (t *texts) keep(i inode) (fh uint64) {
-	text, info := i.kind().row().text(t, i)
+	text, info := i.kind().entry().content.(text).show(t, i)
 	fh = t.shared.TextHandles.Add(1)<<textBits | uint64(len(text))
 	t.hold(fh, text, info)
 	return fh
 }
 
 // hold keeps a text for a handle. info is the Sequence whose info.json it is, or nil.
-func (t *texts) hold(fh uint64, text []byte, info *Sequence) {
+func (t *texts) hold(fh uint64, text []byte, info Sequence) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.drop(fh)
@@ -124,13 +123,39 @@ func (t *texts) drop(fh uint64) {
 	}
 }
 
-func readmeText(t *texts, _ inode) ([]byte, *Sequence) { return t.readme, nil }
+// A text is a content that is made when a file is opened.
+type text interface {
+	content
+	// show returns the text, and the Sequence whose info.json it is, or nil.
+	show(t *texts, i inode) ([]byte, Sequence)
+}
 
-func cursorText(t *texts, i inode) ([]byte, *Sequence) {
+type readmeText struct{}
+
+func (readmeText) size(t *texts, _ inode, _ Sequence) int64  { return int64(len(t.readme)) }
+func (readmeText) show(t *texts, _ inode) ([]byte, Sequence) { return t.readme, nil }
+
+type cursorText struct{}
+
+func (c cursorText) size(t *texts, i inode, _ Sequence) int64 {
+	text, _ := c.show(t, i)
+	return int64(len(text))
+}
+
+func (cursorText) show(t *texts, i inode) ([]byte, Sequence) {
 	return fmt.Appendln(nil, t.shared.Sequences[i.sequence()].Next()), nil
 }
 
-func infoText(t *texts, i inode) ([]byte, *Sequence) {
+type infoText struct{}
+
+func (infoText) size(t *texts, i inode, _ Sequence) int64 {
+	if s, _ := t.sequences.now(i.sequence(), 0); s != nil {
+		return s.InfoLen()
+	}
+	return 0
+}
+
+func (infoText) show(t *texts, i inode) ([]byte, Sequence) {
 	s, _ := t.sequences.now(i.sequence(), 0) // an error is for those who read batches
 	if s == nil {
 		return []byte{}, nil
@@ -144,16 +169,16 @@ func infoText(t *texts, i inode) ([]byte, *Sequence) {
 	return s.Info(), s
 }
 
-func infoLen(t *texts, i inode) int64 {
-	if s, _ := t.sequences.now(i.sequence(), 0); s != nil {
-		return s.InfoLen()
-	}
-	return 0
+// Every number in status.json is as wide as the widest can be, so that the size of the file does not change between stat and read
+// because one of them grew.
+type statusText struct{}
+
+func (c statusText) size(t *texts, i inode, _ Sequence) int64 {
+	text, _ := c.show(t, i)
+	return int64(len(text))
 }
 
-// statusText is status.json. Every number is as wide as the widest can be, so that the size of the file does not change between
-// stat and read because one of them grew.
-func statusText(t *texts, _ inode) ([]byte, *Sequence) {
+func (statusText) show(t *texts, _ inode) ([]byte, Sequence) {
 	type counted struct {
 		name, fault                             string
 		cursor, reads, bytes, givenBack, errors uint64
@@ -198,8 +223,8 @@ func statusText(t *texts, _ inode) ([]byte, *Sequence) {
     "advice": %-26s
   },
 `,
-		quoted(t.programVersion), os.Getpid(), t.shared.Workers.Load(), int64(time.Since(t.began).Seconds()), residentBytes(),
-		m.budget, m.replies, m.ahead, m.texts, m.tables, m.waiting, idle, m.mapped, m.busy, quoted(RemapAdvice(m.mapped, m.busy)))
+		jsontext.Quote(t.programVersion), os.Getpid(), t.shared.Workers.Load(), int64(time.Since(t.began).Seconds()), residentBytes(),
+		m.budget, m.replies, m.ahead, m.texts, m.tables, m.waiting, idle, m.mapped, m.busy, jsontext.Quote(RemapAdvice(m.mapped, m.busy)))
 	if u := m.store; u != nil {
 		text = fmt.Appendf(text, `  "store": {
     "requests": %20d,
@@ -226,7 +251,7 @@ func statusText(t *texts, _ inode) ([]byte, *Sequence) {
       "errors": %20d,
       "last_error": %s
     }`,
-			quoted(c.name), c.cursor, c.reads, c.bytes, c.givenBack, c.errors, quoted(c.fault))
+			jsontext.Quote(c.name), c.cursor, c.reads, c.bytes, c.givenBack, c.errors, jsontext.Quote(c.fault))
 	}
 	return append(text, "\n  }\n}\n"...), nil
 }
@@ -237,36 +262,6 @@ func RemapAdvice(mapped, busy int64) string {
 		return `memory.access = "pread"`
 	}
 	return ""
-}
-
-// JSONText is a text that may hold the path of a file. As JSON it has \udcXX for each byte XX that is not UTF-8, as Python's
-// surrogateescape does: os.fsencode of what Python's json reads is the path.
-type JSONText string
-
-func (t JSONText) MarshalJSON() ([]byte, error) { return quoted(string(t)), nil }
-
-func quoted(text string) []byte {
-	b := []byte{'"'}
-	for len(text) > 0 {
-		n := 0 // bytes of UTF-8 at the beginning
-		for n < len(text) {
-			r, size := utf8.DecodeRuneInString(text[n:])
-			if r == utf8.RuneError && size == 1 {
-				break
-			}
-			n += size
-		}
-		part, err := json.Marshal(text[:n])
-		if err != nil {
-			panic(err) // not of a string
-		}
-		b = append(b, part[1:len(part)-1]...)
-		if text = text[n:]; len(text) > 0 {
-			b = fmt.Appendf(b, `\udc%02x`, text[0])
-			text = text[1:]
-		}
-	}
-	return append(b, '"')
 }
 
 // residentBytes is this process's resident memory, or 0 where the kernel does not say.

@@ -14,23 +14,23 @@ import (
 // What open handles of texts keep is bounded, and each shows its text from beginning to end nevertheless, also one above 16 MiB.
 func TestTextsAreBounded(t *testing.T) {
 	const size = 20 << 20
-	var sequences []*Sequence
+	var sequences []Sequence
 	for _, name := range []string{"a", "b", "c"} {
 		s := counting(name, 1000)
-		s.Info = func() []byte { return bytes.Repeat([]byte(name), size) }
-		s.InfoLen = func() int64 { return size }
+		s.info = func() []byte { return bytes.Repeat([]byte(name), size) }
+		s.infoLen = func() int64 { return size }
 		sequences = append(sequences, s)
 	}
 	tr := plant(t, sequences...)
 	var readers []*reader
 	for _, s := range sequences {
-		readers = append(readers, tr.reader(t, s.Name+"/info.json", 0))
+		readers = append(readers, tr.reader(t, s.Spec().Name+"/info.json", 0))
 	}
 	for _, off := range []int64{0, 1 << 20, 17 << 20, size - 10, size} {
 		for n, r := range readers {
-			want := bytes.Repeat([]byte(sequences[n].Name), int(min(100, size-off)))
+			want := bytes.Repeat([]byte(sequences[n].Spec().Name), int(min(100, size-off)))
 			if text, status := r.read(off, 100); !status.Ok() || !bytes.Equal(text, want) {
-				t.Errorf("%s/info.json at %d: %q, %v", sequences[n].Name, off, text, status)
+				t.Errorf("%s/info.json at %d: %q, %v", sequences[n].Spec().Name, off, text, status)
 			}
 			if tr.texts.bytes > maxTextBytes || tr.texts.last.Len() > 1 {
 				t.Fatalf("%d texts of %d bytes are kept", tr.texts.last.Len(), tr.texts.bytes)
@@ -51,11 +51,11 @@ func TestTextsAreBounded(t *testing.T) {
 func TestTextAboveTheBound(t *testing.T) {
 	s := counting("train", 1000)
 	var made atomic.Int64
-	s.Info = func() []byte {
+	s.info = func() []byte {
 		made.Add(1)
 		return make([]byte, maxTextBytes+1)
 	}
-	s.InfoLen = func() int64 { return maxTextBytes + 1 }
+	s.infoLen = func() int64 { return maxTextBytes + 1 }
 	tr := plant(t, s)
 	r := tr.reader(t, "train/info.json", 0)
 	for off := int64(0); off <= maxTextBytes; off += 1 << 20 {
@@ -72,11 +72,11 @@ func TestTextAboveTheBound(t *testing.T) {
 func TestInfoIsShared(t *testing.T) {
 	s := counting("train", 1000)
 	made := 0
-	s.Info = func() []byte {
+	s.info = func() []byte {
 		made++
 		return []byte("{}\n")
 	}
-	s.InfoLen = func() int64 { return 3 }
+	s.infoLen = func() int64 { return 3 }
 	tr := plant(t, s)
 	for range 100 {
 		tr.reader(t, "train/info.json", 0).read(0, 100)

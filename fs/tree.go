@@ -1,8 +1,8 @@
 // Package fs is the tree of files that a mount shows.
 //
-// A file is an [inode] number: its kind, its sequence and, in batch/, its batch number; kinds.go has a row for each kind. Every
+// A file is an [inode] number: its kind, its sequence and, in batch/, its batch number; kinds.go has an entry for each kind. Every
 // file of batches is an optional header and then the bytes of batches. What a batch holds is decided elsewhere:
-// [Sequence.Read], a function that the caller of [Serve] sets. Only next, next.npy and next.safetensors keep state per open
+// [Sequence]. Only next, next.npy and next.safetensors keep state per open
 // file; that state is in package state, so that another process can continue from it. [Serve] answers the kernel's requests.
 package fs
 
@@ -70,7 +70,7 @@ type StoreUse struct {
 
 // newTree makes the tree of a mount. It continues from the shared state, in which nobody else works any more. sequences.index must
 // follow, and may take a while.
-func newTree(mountpoint string, splits []*Sequence, shared *state.Shared, limits *guard.Limits, log *limitedLog, o Options) (*tree, error) {
+func newTree(mountpoint string, splits []Sequence, shared *state.Shared, limits *guard.Limits, log *limitedLog, o Options) (*tree, error) {
 	sequences, err := newSequences(splits, shared, o)
 	if err != nil {
 		return nil, err
@@ -85,7 +85,7 @@ func newTree(mountpoint string, splits []*Sequence, shared *state.Shared, limits
 		texts: texts{
 			readme: readmeOf(mountpoint, splits), programVersion: o.ProgramVersion, began: time.Unix(0, shared.Began),
 			shared: shared, sequences: sequences, memory: func() memoryUse { return memoryUseOf(o, prefetcher, limits) },
-			most: int(o.TextBytes), open: map[uint64]*keptText{}, infos: map[*Sequence]*keptText{},
+			most: int(o.TextBytes), open: map[uint64]*keptText{}, infos: map[Sequence]*keptText{},
 		},
 		prefetcher: prefetcher,
 		reads:      reads{handles: handles, assigned: map[uint64]assignment{}},
@@ -122,10 +122,10 @@ func (t *tree) pass() {
 func (t *tree) Split(node uint64) int { return t.sequences.splitOf(inode(node).sequence()) }
 
 // sequence is the sequence of a file, or nil for a file of the whole mount.
-func (t *tree) sequence(i inode) *Sequence { return t.sequences.get(i.sequence()) }
+func (t *tree) sequence(i inode) Sequence { return t.sequences.get(i.sequence()) }
 
 // isForgotten says whether i is a file of a sequence, s, that the kernel has forgotten: only a handler that was late asks for it.
-func (t *tree) isForgotten(i inode, s *Sequence) bool { return s == nil && i.sequence() > 0 }
+func (t *tree) isForgotten(i inode, s Sequence) bool { return s == nil && i.sequence() > 0 }
 
 // A dirEntry is a name in a directory.
 type dirEntry struct {
@@ -135,17 +135,17 @@ type dirEntry struct {
 
 // entries are what readdir lists. Batches are without number, and are not listed.
 func (t *tree) entries(dir inode) (list []dirEntry) {
-	for _, r := range rows {
+	for _, r := range table {
 		switch {
 		case r.in != dir.kind() || r.in == batchDir:
 		case r.kind == splitDir:
 			for n := 1; n <= t.sequences.splits; n++ {
-				list = append(list, dirEntry{t.sequences.get(n).Name, makeInode(splitDir, n, 0)})
+				list = append(list, dirEntry{t.sequences.get(n).Spec().Name, makeInode(splitDir, n, 0)})
 			}
-		case r.shows == namedArray:
+		case r.kind.isOfOneArray():
 			s := t.sequences.get(dir.sequence())
 			for n, a := range beside(s) {
-				i := makeArrayInode(r.kind, dir.sequence(), s.Batch.Main+n, 0).ofVersion(s.Version)
+				i := makeArrayInode(r.kind, dir.sequence(), s.Spec().Batch.Main+n, 0).ofVersion(s.Spec().Version)
 				list = append(list, dirEntry{strings.Replace(r.name, "%", a.Name, 1), i})
 			}
 		case r.kind.isNumbered():
@@ -160,11 +160,11 @@ func (t *tree) entries(dir inode) (list []dirEntry) {
 }
 
 // beside are the arrays of a batch that have files of their own.
-func beside(s *Sequence) []array.Array { return s.Batch.Arrays[s.Batch.Main:] }
+func beside(s Sequence) []array.Array { return s.Spec().Batch.Arrays[s.Spec().Batch.Main:] }
 
 // numbered is the inode of a numbered file of the tokens as they were last seen.
 func (t *tree) numbered(k kind, sequence int, batch uint64) inode {
-	return makeInode(k, sequence, batch).ofVersion(t.sequences.get(sequence).Version)
+	return makeInode(k, sequence, batch).ofVersion(t.sequences.get(sequence).Spec().Version)
 }
 
 // lookup finds a name in a directory, but for settings.
@@ -187,14 +187,14 @@ func (t *tree) lookupBatch(sequence int, name string) inode {
 	if err != nil || k >= MaxBatches || strconv.FormatUint(k, 10) != digits {
 		return noSuchInode
 	}
-	for _, r := range rows {
+	for _, r := range table {
 		switch {
 		case r.in != batchDir:
-		case r.shows == namedArray:
+		case r.kind.isOfOneArray():
 			s := t.sequences.get(sequence)
 			for n, a := range beside(s) {
 				if k < 1<<arrayShift && strings.Replace(r.name, "%", a.Name, 1) == name[len(digits):] {
-					return makeArrayInode(r.kind, sequence, s.Batch.Main+n, k).ofVersion(s.Version)
+					return makeArrayInode(r.kind, sequence, s.Spec().Batch.Main+n, k).ofVersion(s.Spec().Version)
 				}
 			}
 		case r.name == name[len(digits):]:
@@ -205,18 +205,8 @@ func (t *tree) lookupBatch(sequence int, name string) inode {
 }
 
 // size is the size of a file in bytes. s is the file's sequence.
-func (t *tree) size(i inode, s *Sequence) int64 {
-	switch r := i.kind().row(); {
-	case r.content == directory:
-		return 0
-	case r.len != nil:
-		return r.len(&t.texts, i)
-	case r.text != nil:
-		text, _ := r.text(&t.texts, i)
-		return int64(len(text))
-	default:
-		return i.size(s)
-	}
+func (t *tree) size(i inode, s Sequence) int64 {
+	return i.kind().entry().content.size(&t.texts, i, s)
 }
 
 // The st_blksize of files is what C's stdio reads at once, and what it seeks to a multiple of.
@@ -229,7 +219,7 @@ const (
 	nextBlock = 512
 )
 
-func (t *tree) attributes(i inode, s *Sequence, out *fuse.Attr) {
+func (t *tree) attributes(i inode, s Sequence, out *fuse.Attr) {
 	*out = fuse.Attr{Ino: uint64(i), Size: uint64(t.size(i, s)), Mode: syscall.S_IFREG | t.mode, Nlink: 1}
 	if i.kind().isDir() {
 		out.Mode, out.Nlink = syscall.S_IFDIR|t.mode|t.mode>>2, 2
@@ -261,7 +251,7 @@ func (t *tree) LookupRows(dir uint64, name string) int64 {
 		return 1
 	}
 	s := t.sequence(i)
-	if s != nil && s.Follows && (i.kind() == batchDir || t.lookup(i, name).kind().isNumbered()) {
+	if s != nil && s.Spec().Follows && (i.kind() == batchDir || t.lookup(i, name).kind().isNumbered()) {
 		return 1
 	}
 	return 0
@@ -280,12 +270,12 @@ func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out
 	}
 	i := t.lookup(dir, name)
 	s := t.sequence(i) // one for the whole answer, because another may replace it meanwhile
-	if i.kind().isNumbered() && s.Follows {
+	if i.kind().isNumbered() && s.Spec().Follows {
 		var err error
 		if s, err = t.sequences.now(i.sequence(), i.batches()); s == nil { // another error is for Open to tell
 			return t.Fault(header.NodeId, err)
 		}
-		i, timeout = i.ofVersion(s.Version), 0 // of other tokens it is another file
+		i, timeout = i.ofVersion(s.Spec().Version), 0 // of other tokens it is another file
 	}
 	t.entry(i, s, timeout, out)
 	t.sequences.countLookup(i.sequence(), header.Unique) // last, because what is above may wait
@@ -306,14 +296,14 @@ func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, out
 }
 
 // entry describes file i, which the kernel may remember for so long: also that there is none.
-func (t *tree) entry(i inode, s *Sequence, timeout time.Duration, out *fuse.EntryOut) {
+func (t *tree) entry(i inode, s Sequence, timeout time.Duration, out *fuse.EntryOut) {
 	out.NodeId = uint64(i)
 	out.SetEntryTimeout(timeout)
 	if i == noSuchInode {
 		return
 	}
 	if i.kind().isNumbered() {
-		out.Generation = uint64(s.Version) // the version that is part of an inode comes round again
+		out.Generation = uint64(s.Spec().Version) // the version that is part of an inode comes round again
 	}
 	t.attributes(i, s, &out.Attr)
 	out.SetAttrTimeout(attributesLast(i))

@@ -2,7 +2,6 @@ package fs
 
 import (
 	"bytes"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,26 +26,50 @@ func oneArray(bytes int64) array.Batch {
 	return array.NewBatch(1, array.Array{Name: "tokens", DType: array.Uint16, Shape: []int{1, int(bytes) / 2}})
 }
 
+// A fake is a Sequence whose functions a test may replace.
+type fake struct {
+	spec
+	read       func(dst []byte, k uint64, off int64) error
+	readOrigin func(dst []byte, k uint64, off int64) error
+	originLen  func() int64
+	info       func() []byte
+	infoLen    func() int64
+	now        func(k uint64) (Sequence, error)
+	with       func(settings string) (Sequence, error)
+}
+
+type spec = Spec
+
+func (f *fake) Spec() *Spec                                      { return &f.spec }
+func (f *fake) Read(dst []byte, k uint64, off int64) error       { return f.read(dst, k, off) }
+func (f *fake) ReadTokens([]byte, int64) error                   { return syscall.ENOSYS }
+func (f *fake) ReadOrigin(dst []byte, k uint64, off int64) error { return f.readOrigin(dst, k, off) }
+func (f *fake) OriginLen() int64                                 { return f.originLen() }
+func (f *fake) Info() []byte                                     { return f.info() }
+func (f *fake) InfoLen() int64                                   { return f.infoLen() }
+func (f *fake) Now(k uint64) (Sequence, error)                   { return f.now(k) }
+func (f *fake) With(settings string) (Sequence, error)           { return f.with(settings) }
+
 // counting is a sequence whose byte i, of all its batches back to back, is i%251.
-func counting(name string, batchBytes int64) *Sequence {
-	s := &Sequence{
-		Name: name, Batch: oneArray(batchBytes), Steps: 5,
-		Info: func() []byte { return []byte("{}\n") },
-		Read: func(dst []byte, k uint64, off int64) error {
+func counting(name string, batchBytes int64) *fake {
+	s := &fake{
+		spec: Spec{Name: name, Batch: oneArray(batchBytes), Steps: 5},
+		info: func() []byte { return []byte("{}\n") },
+		read: func(dst []byte, k uint64, off int64) error {
 			for i := range dst {
 				dst[i] = byte((k*uint64(batchBytes) + uint64(off) + uint64(i)) % 251)
 			}
 			return nil
 		},
-		ReadOrigin: func(dst []byte, k uint64, off int64) error {
+		readOrigin: func(dst []byte, k uint64, off int64) error {
 			copy(dst, fmt.Appendf(nil, "%20d\n", k)[off:])
 			return nil
 		},
-		OriginLen: func() int64 { return 21 },
+		originLen: func() int64 { return 21 },
 	}
-	s.InfoLen = func() int64 { return int64(len(s.Info())) }
-	s.Now = func(uint64) (*Sequence, error) { return s, nil }
-	s.With = func(settings string) (*Sequence, error) {
+	s.infoLen = func() int64 { return int64(len(s.info())) }
+	s.now = func(uint64) (Sequence, error) { return s, nil }
+	s.with = func(settings string) (Sequence, error) {
 		switch key, value, _ := strings.Cut(settings, "="); {
 		case key != "seed":
 			return nil, syscall.ENOENT
@@ -62,12 +85,12 @@ func counting(name string, batchBytes int64) *Sequence {
 	return s
 }
 
-func plant(t testing.TB, sequences ...*Sequence) *tree {
+func plant(t testing.TB, sequences ...Sequence) *tree {
 	t.Helper()
 	return plantLogging(t, slog.New(slog.DiscardHandler), sequences...)
 }
 
-func plantLogging(t testing.TB, log *slog.Logger, sequences ...*Sequence) *tree {
+func plantLogging(t testing.TB, log *slog.Logger, sequences ...Sequence) *tree {
 	t.Helper()
 	file, shared, err := state.New()
 	if err != nil {
@@ -79,7 +102,7 @@ func plantLogging(t testing.TB, log *slog.Logger, sequences ...*Sequence) *tree 
 }
 
 // grow is the tree of a worker that goes on from the shared state.
-func grow(t testing.TB, shared *state.Shared, sequences ...*Sequence) *tree {
+func grow(t testing.TB, shared *state.Shared, sequences ...Sequence) *tree {
 	t.Helper()
 	return growLogging(t, slog.New(slog.DiscardHandler), shared, sequences...)
 }
@@ -87,7 +110,7 @@ func grow(t testing.TB, shared *state.Shared, sequences ...*Sequence) *tree {
 // maxTextBytes are those of the trees of tests.
 const maxTextBytes = 32 << 20
 
-func growLogging(t testing.TB, log *slog.Logger, shared *state.Shared, sequences ...*Sequence) *tree {
+func growLogging(t testing.TB, log *slog.Logger, shared *state.Shared, sequences ...Sequence) *tree {
 	t.Helper()
 	o := Options{ProgramVersion: "test", Ahead: 2, AheadBytes: 1 << 20, ReplyBytes: 64 << 20, TextBytes: maxTextBytes,
 		TableBytes: func() int64 { return 0 }, Remaps: func() (int64, int64) { return 3, 2 }, Timeout: time.Minute, Mode: 0o444, Log: log}
@@ -101,7 +124,7 @@ func growLogging(t testing.TB, log *slog.Logger, shared *state.Shared, sequences
 
 // status is status.json.
 func (t *tree) status() string {
-	text, _ := statusText(&t.texts, 0)
+	text, _ := statusText{}.show(&t.texts, 0)
 	return string(text)
 }
 
@@ -277,8 +300,8 @@ func TestNextOfOneHandle(t *testing.T) {
 func TestNextAfterAnError(t *testing.T) {
 	const size = 1000
 	s := counting("train", size)
-	fine, failure := s.Read, error(nil)
-	s.Read = func(dst []byte, k uint64, off int64) error {
+	fine, failure := s.read, error(nil)
+	s.read = func(dst []byte, k uint64, off int64) error {
 		if failure != nil {
 			return failure
 		}
@@ -373,11 +396,11 @@ func TestNonblockingHandles(t *testing.T) {
 func TestNextFailsAtOpen(t *testing.T) {
 	s := counting("train", 1000)
 	tr := plant(t, s)
-	fine := s.Now
+	fine := s.now
 	for err, want := range map[error]fuse.Status{
 		fmt.Errorf("a.bin changed (%w)", syscall.ESTALE): fuse.Status(syscall.ESTALE), syscall.ENOENT: fuse.EIO, nil: fuse.OK,
 	} {
-		s.Now = func(uint64) (*Sequence, error) { return s, err }
+		s.now = func(uint64) (Sequence, error) { return s, err }
 		for _, name := range []string{"train/next", "train/next.npy", "train/next.safetensors"} {
 			in := &fuse.OpenIn{}
 			in.NodeId = uint64(tr.find(name))
@@ -385,7 +408,7 @@ func TestNextFailsAtOpen(t *testing.T) {
 				t.Errorf("%s, %v: %v, want %v", name, err, status, want)
 			}
 		}
-		s.Now = fine
+		s.now = fine
 	}
 }
 
@@ -441,16 +464,6 @@ func TestTextsHoldStill(t *testing.T) {
 	}
 }
 
-func TestNPYHeader(t *testing.T) {
-	h := NPYHeader(array.Int64, 7, 2, 12, 1024)
-	if len(h) != headerBytes || int(binary.LittleEndian.Uint16(h[8:]))+10 != len(h) || h[len(h)-1] != '\n' {
-		t.Errorf("%d bytes, %d by its own word", len(h), binary.LittleEndian.Uint16(h[8:])+10)
-	}
-	if want := "\x93NUMPY\x01\x00\xf6\x0f{'descr': '<i8', 'fortran_order': False, 'shape': (7, 2, 12, 1024), }  "; !strings.HasPrefix(string(h), want) {
-		t.Errorf("%q", h[:100])
-	}
-}
-
 // Any read of any file is that slice of the whole.
 func FuzzAnyReadIsASlice(f *testing.F) {
 	f.Add(uint8(0), uint16(100), int64(0), uint16(200))
@@ -468,8 +481,8 @@ func FuzzAnyReadIsASlice(f *testing.F) {
 			"train/next.safetensors", "train/batch/0.safetensors"}[file%8]
 		r := tr.reader(t, path, 0)
 		var whole []byte
-		if header := r.node.kind().row().header; header != nil {
-			whole = header(s, r.node, 0)
+		if file := r.node.kind().batches(); file.format != raw {
+			whole = file.header(r.node, s, 0)
 		}
 		data := make([]byte, tr.size(r.node, s)-int64(len(whole)))
 		if err := s.Read(data, 0, 0); err != nil {
@@ -489,12 +502,12 @@ func TestLookupsLookAtFiles(t *testing.T) {
 	s := counting("train", 1000)
 	var looked []uint64
 	s.Follows = true
-	s.Now = func(k uint64) (*Sequence, error) {
+	s.now = func(k uint64) (Sequence, error) {
 		looked = append(looked, k)
 		return s, nil
 	}
 	tr := plant(t, s)
-	for path, want := range map[string]uint64{"batches.bin": AllBatches, "tokens.bin": AllBatches, "batch/3": 3, "batch/7.npy": 7} {
+	for path, want := range map[string]uint64{"batches.bin": array.AllBatches, "tokens.bin": array.AllBatches, "batch/3": 3, "batch/7.npy": 7} {
 		dir, name := "train", path
 		if parent, child, ok := strings.Cut(path, "/"); ok {
 			dir, name = "train/"+parent, child

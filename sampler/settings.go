@@ -3,7 +3,7 @@ package sampler
 import "batchfs/cache/array"
 
 // MaxBatches bounds the numbers of batches: k is below it.
-const MaxBatches = 1 << 40
+const MaxBatches = array.MaxBatches
 
 // Bounds of settings, so that the number of a row fits 64 bits for every batch, and the size of a batch does.
 const (

@@ -9,7 +9,8 @@ import (
 // Imports point one way, and each outside package enters in one place.
 func TestRooms(t *testing.T) {
 	allowed := map[string][]string{ // what each package may import of ours
-		"internal/wait": nil,
+		"internal/wait":     nil,
+		"internal/jsontext": nil,
 
 		"cache/array":  nil,
 		"cache/store":  nil,
@@ -20,26 +21,29 @@ func TestRooms(t *testing.T) {
 		"fs/process":   nil,
 		"fs/state":     {"fs/failpoint"},
 		"fs/mount":     {"fs/process", "fs/state"},
+		"fs/header":    {"cache/array"},
 		"fs/supervise": {"fs/mount", "fs/process", "fs/state"},
 		"fs/guard":     {"fs/mount", "fs/state"},
-		"fs":           {"cache/array", "fs/failpoint", "fs/guard", "fs/mount", "fs/process", "fs/state", "fs/supervise"},
+		"fs": {"cache/array", "fs/failpoint", "fs/guard", "fs/header", "fs/mount", "fs/process", "fs/state", "fs/supervise",
+			"internal/jsontext"},
 
 		"cmd/batchfs/internal/testfiles": nil,
 		"cmd/batchfs/terminal":           nil,
 		"cmd/batchfs/vocabulary":         nil,
 		"cmd/batchfs/config":             {"cache", "cache/array", "cache/blocks", "cache/store", "sampler"},
-		"cmd/batchfs/dataset":            {"cache", "cache/array", "cmd/batchfs/config", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "fs", "sampler"},
-		"cmd/batchfs/prepare/bpe":        nil,
-		"cmd/batchfs/prepare":            {"cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary"},
-		"cmd/batchfs/chart":              nil,
+		"cmd/batchfs/dataset": {"cache", "cache/array", "cmd/batchfs/config", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary",
+			"internal/jsontext", "sampler"},
+		"cmd/batchfs/prepare/bpe": nil,
+		"cmd/batchfs/prepare":     {"cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary"},
+		"cmd/batchfs/chart":       nil,
 		"cmd/batchfs/plan": {"cache", "cache/blocks", "cmd/batchfs/chart", "cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/terminal",
 			"sampler"},
 		"cmd/batchfs/bench": {"cache", "cmd/batchfs/chart", "cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal"},
 		"cmd/batchfs/survey": {"cache", "cache/array", "cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/terminal",
-			"cmd/batchfs/vocabulary", "fs"},
+			"cmd/batchfs/vocabulary", "internal/jsontext"},
 		"cmd/batchfs": {"cache", "cache/array", "cache/blocks", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/plan",
 			"cmd/batchfs/prepare",
-			"cmd/batchfs/survey", "cmd/batchfs/terminal", "fs", "fs/mount", "fs/supervise", "sampler"},
+			"cmd/batchfs/survey", "cmd/batchfs/terminal", "fs", "fs/header", "fs/mount", "fs/supervise", "sampler"},
 	}
 	home := map[string][]string{ // where the packages of an outside module enter
 		"github.com/hanwen/go-fuse":      {"fs", "fs/guard"},
@@ -86,6 +90,17 @@ func TestRooms(t *testing.T) {
 			if !slices.Contains(at, pkg) {
 				t.Errorf("%s imports %s, which enters in %q", pkg, imported, at)
 			}
+		}
+	}
+}
+
+// Only what serves a mount depends on the kernel's protocol: package dataset must build without it.
+func TestWhatDependsOnFUSE(t *testing.T) {
+	serves := []string{"batchfs/fs", "batchfs/fs/guard", "batchfs/cmd/batchfs"}
+	for line := range strings.Lines(run(t, "go", "list", "-f", `{{.ImportPath}} {{join .Deps " "}}`, "batchfs/...")) {
+		pkg, dependencies, _ := strings.Cut(line, " ")
+		if strings.Contains(dependencies, "hanwen/go-fuse") && !slices.Contains(serves, pkg) {
+			t.Errorf("%s has go-fuse among its dependencies", pkg)
 		}
 	}
 }

@@ -169,6 +169,15 @@ func (a Array) Bytes() int64 {
 // Most bounds the arrays of a Batch.
 const Most = 16
 
+// MaxBatches bounds the numbers of batches: they are below it.
+const MaxBatches = 1 << 40
+
+// What stands for a number where files of batches are looked at.
+const (
+	NoBatch    = MaxBatches + iota // no file
+	AllBatches                     // all files
+)
+
 // A Batch is a list of arrays in the order of their offsets, without gaps: each begins where the one before ends, the first
 // at 0. NewBatch makes it, and nobody changes it.
 //

@@ -11,7 +11,7 @@ import (
 	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/terminal"
-	"batchfs/fs"
+	"batchfs/fs/header"
 	"batchfs/sampler"
 )
 
@@ -51,7 +51,7 @@ settings of that mount.`,
 			}
 			if format == "npy" {
 				stack := batch.Stack()
-				if _, err := out.Write(fs.NPYHeader(stack.DType, append([]int{int(count)}, stack.Shape...)...)); err != nil {
+				if _, err := out.Write(header.NPY(stack.DType, append([]int{int(count)}, stack.Shape...)...)); err != nil {
 					return err
 				}
 			}

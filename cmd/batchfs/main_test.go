@@ -5,17 +5,7 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
-
-	"batchfs/fs"
-	"batchfs/sampler"
 )
-
-// Two packages that do not know each other bound the numbers of batches.
-func TestNumbersEndAtTheSamePlace(t *testing.T) {
-	if fs.MaxBatches != sampler.MaxBatches {
-		t.Errorf("fs has %d, sampler has %d", fs.MaxBatches, sampler.MaxBatches)
-	}
-}
 
 func TestEveryCommandHasExamples(t *testing.T) {
 	var check func(cmd *cobra.Command)

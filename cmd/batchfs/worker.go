@@ -92,9 +92,13 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	log, flush := newLog(os.Stderr, c.Log, snapshot.Mountpoint)
 	defer flush()
 	cache.SetRemoteLog(log)
-	splits, err := snapshot.Sequences(c, log, w.Publish)
+	served, err := snapshot.Sequences(c, log, w.Publish)
 	if err != nil {
 		return err
+	}
+	var splits []fs.Sequence
+	for _, s := range served {
+		splits = append(splits, newSequence(s))
 	}
 	shares := c.Shares()
 	sampler.SetTableLimit(shares.Tables)

@@ -9,12 +9,13 @@ import (
 
 // A lookahead has fetched what the next batches need, while they are read in order.
 type lookahead struct {
-	d    *Dataset
-	by   cache.Stream
-	mu   sync.Mutex
-	last uint64 // batch that was read; guarded by mu, as next
-	next uint64 // the first batch whose blocks are not all wanted yet
-	most uint64 // batches to look ahead
+	d     *Dataset
+	bytes int64  // of a batch
+	most  uint64 // batches to look ahead
+	by    cache.Stream
+	mu    sync.Mutex
+	last  uint64 // batch that was read; guarded by mu, as next
+	next  uint64 // the first batch whose blocks are not all wanted yet
 }
 
 const (
@@ -24,26 +25,30 @@ const (
 	maxRowsAhead = 4096
 )
 
-// ahead returns what fs.Sequence.Ahead is: nil where nothing lies in a store.
-func (d *Dataset) ahead() func(k uint64) {
-	if !d.isRemote() {
-		return nil
+func newLookahead(d *Dataset) *lookahead {
+	return &lookahead{
+		d:     d,
+		bytes: d.Sequence.Batch().Bytes(),
+		most:  uint64(max(maxRowsAhead/d.Sequence.BatchSize, 1)),
+		last:  d.Split.Start,
 	}
-	l := &lookahead{d: d, last: d.Split.Start, most: uint64(max(maxRowsAhead/d.Sequence.BatchSize, 1))}
-	return func(k uint64) {
-		l.by.Pass(k)
-		if l.mu.TryLock() { // or another reader's look is as good
-			if l.isFar(k) {
-				l.last = k
-				l.mu.Unlock()
-				return
-			}
-			go func() {
-				defer l.mu.Unlock()
-				l.from(k)
-			}()
-		}
+}
+
+// reads notes that a reader is at batch k, and does not wait.
+func (l *lookahead) reads(k uint64) {
+	l.by.Pass(k)
+	if !l.mu.TryLock() { // another reader's look is as good
+		return
 	}
+	if l.isFar(k) {
+		l.last = k
+		l.mu.Unlock()
+		return
+	}
+	go func() {
+		defer l.mu.Unlock()
+		l.from(k)
+	}()
 }
 
 func (d *Dataset) isRemote() bool { return slices.ContainsFunc(d.arrays(), (*cache.Array).IsRemote) }

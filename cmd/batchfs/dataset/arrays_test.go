@@ -11,8 +11,8 @@ import (
 	"syscall"
 	"testing"
 
+	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/internal/testfiles"
-	"batchfs/fs"
 )
 
 // openArrays writes files of a matrix of rows, of tokens with arrays beside them, and of a mixture of such, and opens them.
@@ -100,7 +100,7 @@ func TestOriginsOfRows(t *testing.T) {
 func TestSnapshotOfArrays(t *testing.T) {
 	want := openArrays(t, "")
 	for i, got := range serve(t, take(t), nil) {
-		same(t, got, (&followed{now: want[i]}).sequence(want[i]))
+		same(t, got, newServed(want[i], &followed{now: want[i]}))
 	}
 }
 
@@ -117,11 +117,11 @@ func TestArrayThatChanges(t *testing.T) {
 			if follow {
 				i = 0
 			}
-			mix := (&followed{now: d[i], log: slog.New(slog.DiscardHandler), changed: func(*Dataset) error { return nil }}).sequence(d[i])
-			if mix.Name != "mix" {
-				t.Fatalf("the split is %s", mix.Name)
+			mix := newServed(d[i], &followed{now: d[i], log: slog.New(slog.DiscardHandler), changed: func(*Dataset) error { return nil }})
+			if mix.Split.Name() != "mix" {
+				t.Fatalf("the split is %s", mix.Split.Name())
 			}
-			size := mix.Batch.Bytes()
+			size := mix.Sequence.Batch().Bytes()
 			was := batch(t, mix.Read, size, 0)
 			old, err := os.ReadFile(file)
 			if err != nil {
@@ -134,13 +134,13 @@ func TestArrayThatChanges(t *testing.T) {
 			if err := os.Rename("new", file); err != nil {
 				t.Fatal(err)
 			}
-			now, err := mix.Now(fs.AllBatches)
+			now, err := mix.Now(array.AllBatches)
 			if !follow {
 				if !errors.Is(err, syscall.ESTALE) {
 					t.Errorf("%s changed: error %v", file, err)
 				}
-			} else if err != nil || now == mix || now.Version != 1 || bytes.Equal(batch(t, now.Read, size, 0), was) || now.Metadata["fingerprint"] == mix.Metadata["fingerprint"] {
-				t.Errorf("%s changed: version %d, %v, %v", file, now.Version, now.Metadata, err)
+			} else if err != nil || now == mix || now.Version != 1 || bytes.Equal(batch(t, now.Read, size, 0), was) || now.Metadata()["fingerprint"] == mix.Metadata()["fingerprint"] {
+				t.Errorf("%s changed: version %d, %v, %v", file, now.Version, now.Metadata(), err)
 			}
 			// Not even x of a row that is not of the file.
 			for off := range int64(size) {
@@ -153,7 +153,7 @@ func TestArrayThatChanges(t *testing.T) {
 			if err := os.Rename("new", file); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := mix.Now(fs.AllBatches); !errors.Is(err, syscall.ESTALE) {
+			if _, err := mix.Now(array.AllBatches); !errors.Is(err, syscall.ESTALE) {
 				t.Errorf("%s is shorter: error %v", file, err)
 			}
 		}
@@ -230,11 +230,11 @@ func TestArrayOfAnotherShape(t *testing.T) {
 		npy("mask.npy", "'|u1', 'fortran_order': False, 'shape': (50,)", 50)
 		s := follow(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'\n[[splits.train.arrays]]\nname = 'mask'\nfiles = 'mask.npy'")
 		npy("mask.npy", now, 200/(1+strings.Count(now, "2")))
-		if now, err := s.Now(fs.AllBatches); now != s || !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), "mask") {
+		if now, err := s.Now(array.AllBatches); now != s || !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), "mask") {
 			t.Errorf("error %v", err)
 		}
 		npy("mask.npy", "'|u1', 'fortran_order': False, 'shape': (50,)", 50)
-		if now, err := s.Now(fs.AllBatches); now == s || err != nil {
+		if now, err := s.Now(array.AllBatches); now == s || err != nil {
 			t.Errorf("with such a file as before: %v", err)
 		}
 	}

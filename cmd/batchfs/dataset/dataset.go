@@ -1,8 +1,8 @@
 // Package dataset turns a configuration into datasets: it opens the token files of each split and binds them to the split's
 // settings, or to settings in a path.
 //
-// A [Dataset] describes itself (info.json, the origin of each row, which batches hold a token) and becomes an [fs.Sequence]
-// that follows its token files when they change. All datasets of a mount make a [Snapshot], from which another process serves
+// A [Dataset] describes itself (info.json, the origin of each row, which batches hold a token) and becomes a [Served] one,
+// which follows its token files when they change. All datasets of a mount make a [Snapshot], from which another process serves
 // the same.
 package dataset
 
@@ -20,7 +20,6 @@ import (
 	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/vocabulary"
-	"batchfs/fs"
 	"batchfs/sampler"
 )
 
@@ -29,15 +28,15 @@ import (
 type Dataset struct {
 	Split    *config.Split     // its TorchState is set if the configuration names a file
 	Sequence *sampler.Sequence // the batches
+	Steps    uint64            // batches in batches.bin
+	Version  uint64            // counts how often the tokens have changed since the mount began
 
 	sources     []source
 	hint        hint
-	fingerprint string     // of the files of all sources
-	version     fs.Version // of the tokens
-	steps       uint64     // batches in batches.bin
-	files       int        // of all arrays, and of their documents
-	groups      [][]int64  // sampler.Source.Groups of each source, where they are known
-	unleased    string     // a file of which Unwritten could not find out, or empty
+	fingerprint string    // of the files of all sources
+	files       int       // of all arrays, and of their documents
+	groups      [][]int64 // sampler.Source.Groups of each source, where they are known
+	unleased    string    // a file of which Unwritten could not find out, or empty
 }
 
 // A source is the arrays of a source of a split: the tokens, or what else the main one is, and those beside it.
@@ -330,12 +329,12 @@ func readState(path string) ([]byte, error) {
 }
 
 func (d *Dataset) countSteps() error {
-	if d.steps = d.Split.Steps; d.steps == 0 {
-		d.steps = uint64(d.Sequence.BatchesPerEpoch())
+	if d.Steps = d.Split.Steps; d.Steps == 0 {
+		d.Steps = uint64(d.Sequence.BatchesPerEpoch())
 	}
 	// The last byte of batches.bin must have an offset, and batches.npy has a header before its first byte.
-	if size := d.Sequence.Batch().Bytes(); d.steps > math.MaxInt64/2/uint64(size) {
-		return fmt.Errorf("%d batches of %d bytes are more than a file can hold; set steps to fewer", d.steps, size)
+	if size := d.Sequence.Batch().Bytes(); d.Steps > math.MaxInt64/2/uint64(size) {
+		return fmt.Errorf("%d batches of %d bytes are more than a file can hold; set steps to fewer", d.Steps, size)
 	}
 	return nil
 }
@@ -464,10 +463,10 @@ func (d *Dataset) eachArray(do func(*cache.Array) error) error {
 	return nil
 }
 
-// checkBatch looks at the files that batch k is read from, once at each; at all files for fs.AllBatches, and at none for fs.NoBatch. It
+// checkBatch looks at the files that batch k is read from, once at each; at all files for array.AllBatches, and at none for array.NoBatch. It
 // looks at all files too where they are no more than the rows, of which each may be of another file.
 func (d *Dataset) checkBatch(k uint64) (err error) {
-	if k == fs.AllBatches || k != fs.NoBatch && d.files <= d.Sequence.BatchSize {
+	if k == array.AllBatches || k != array.NoBatch && d.files <= d.Sequence.BatchSize {
 		return d.eachArray((*cache.Array).CheckAll)
 	}
 	pass := cache.NewPass()

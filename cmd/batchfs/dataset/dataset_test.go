@@ -14,9 +14,9 @@ import (
 	"syscall"
 	"testing"
 
+	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/internal/testfiles"
-	"batchfs/fs"
 	"batchfs/sampler"
 )
 
@@ -172,7 +172,7 @@ func TestPathsCostTheSame(t *testing.T) {
 		}
 		testfiles.Positions(t, names)
 		s := follow(t, testfiles.Small+"[splits.train]\ntokens = '*.bin'")
-		kept := make([]*fs.Sequence, paths)
+		kept := make([]*Served, paths)
 		var before, after runtime.MemStats
 		runtime.GC()
 		runtime.ReadMemStats(&before)
@@ -215,12 +215,12 @@ func TestPathThatCannotBeServed(t *testing.T) {
 }
 
 // follow is a split as a mount has it.
-func follow(t testing.TB, text string) *fs.Sequence {
+func follow(t testing.TB, text string) *Served {
 	t.Helper()
 	d := mustOpen(t, text)[0]
 	f := &followed{memory: config.Memory{Access: "pread", PageCache: "keep"}, log: slog.New(slog.DiscardHandler),
 		changed: func(*Dataset) error { return nil }, now: d}
-	return f.sequence(d)
+	return newServed(d, f)
 }
 
 // When token files change, a split and its directories of settings go on with the new ones, as if mounted anew.
@@ -240,12 +240,12 @@ func TestFollow(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if now, err := s.Now(fs.AllBatches); now != s || err != nil {
+			if now, err := s.Now(array.AllBatches); now != s || err != nil {
 				t.Fatalf("%q, %q: before anything changed: %v", settings, path, err)
 			}
 
 			testfiles.Positions(t, map[string]int{"a.bin": 60, "b.bin": 30})
-			now, err := s.Now(fs.AllBatches)
+			now, err := s.Now(array.AllBatches)
 			if err != nil {
 				t.Errorf("%q, %q: %v", settings, path, err)
 				continue
@@ -257,14 +257,14 @@ func TestFollow(t *testing.T) {
 				}
 			}
 			for k := range uint64(5) {
-				if !bytes.Equal(batch(t, now.Read, now.Batch.Bytes(), k), batch(t, want.Sequence.Read, want.Sequence.Batch().Bytes(), k)) {
+				if !bytes.Equal(batch(t, now.Read, now.Sequence.Batch().Bytes(), k), batch(t, want.Sequence.Read, want.Sequence.Batch().Bytes(), k)) {
 					t.Errorf("%q, %q: batch %d is not that of the new files", settings, path, k)
 				}
 			}
-			if now.Version != 1 || now.Steps != want.steps || now.Name != s.Name || now.Start != s.Start {
+			if now.Version != 1 || now.Steps != want.Steps || now.Split.Name() != s.Split.Name() || now.Split.Start != s.Split.Start {
 				t.Errorf("%q, %q: %+v", settings, path, now)
 			}
-			if again, err := now.Now(fs.AllBatches); again != now || err != nil {
+			if again, err := now.Now(array.AllBatches); again != now || err != nil {
 				t.Errorf("%q, %q: and once more: %v", settings, path, err)
 			}
 		}
@@ -281,11 +281,11 @@ func TestFollowKeepsTheState(t *testing.T) {
 	testfiles.Positions(t, map[string]int{"a.bin": 60})
 	want := mustOpen(t, text)[0]
 	testfiles.Write(t, map[string]string{"rng.bin": testfiles.TorchState(24, 77, 77)})
-	now, err := s.Now(fs.AllBatches)
+	now, err := s.Now(array.AllBatches)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(batch(t, now.Read, now.Batch.Bytes(), 3), batch(t, want.Sequence.Read, now.Batch.Bytes(), 3)) {
+	if !bytes.Equal(batch(t, now.Read, now.Sequence.Batch().Bytes(), 3), batch(t, want.Sequence.Read, now.Sequence.Batch().Bytes(), 3)) {
 		t.Error("the batches are those of another state")
 	}
 }
@@ -315,17 +315,17 @@ func TestCannotFollow(t *testing.T) {
 			t.Fatal(err)
 		}
 		testfiles.Positions(t, map[string]int{"a.bin": test.tokens})
-		if now, err := s.Now(fs.AllBatches); now != s || !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), test.want) {
+		if now, err := s.Now(array.AllBatches); now != s || !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%+v: error %v", test, err)
 		}
 		if err := os.Rename("kept.bin", "a.bin"); err != nil {
 			t.Fatal(err)
 		}
-		now, err := s.Now(fs.AllBatches)
+		now, err := s.Now(array.AllBatches)
 		if err != nil {
 			t.Fatalf("%+v: with the file back: %v", test, err)
 		}
-		batch(t, now.Read, now.Batch.Bytes(), 3)
+		batch(t, now.Read, now.Sequence.Batch().Bytes(), 3)
 	}
 }
 
@@ -479,7 +479,7 @@ func TestPathsInJSON(t *testing.T) {
 	for k := range uint64(10) {
 		origins += string(originsOf(d, k))
 	}
-	for what, text := range map[string]string{"info.json": string(d.info()), "batch/<k>.json": origins, "--find": string(found.JSON())} {
+	for what, text := range map[string]string{"info.json": string(d.Info()), "batch/<k>.json": origins, "--find": string(found.JSON())} {
 		if !strings.Contains(text, escaped) {
 			t.Errorf("%s does not have %s:\n%s", what, escaped, text)
 		}

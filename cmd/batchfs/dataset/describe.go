@@ -16,7 +16,7 @@ import (
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
-	"batchfs/fs"
+	"batchfs/internal/jsontext"
 	"batchfs/sampler"
 )
 
@@ -46,17 +46,22 @@ func (d *Dataset) label() string {
 	return d.Split.Split + "/" + config.JoinSettings(all)
 }
 
-// info returns the content of info.json: everything that decides the bytes of the batches, and their sizes.
-func (d *Dataset) info() []byte {
+// Metadata says in files of tensors which batches they hold.
+func (d *Dataset) Metadata() map[string]string {
+	return map[string]string{"sequence": d.label(), "fingerprint": d.fingerprint}
+}
+
+// Info returns the content of info.json: everything that decides the bytes of the batches, and their sizes.
+func (d *Dataset) Info() []byte {
 	q := d.Sequence
 	batch, settings := q.Batch(), d.settings()
 	stack := batch.Stack()
 	type source struct {
-		Files     []fs.JSONText `json:"files"`
-		Weight    float64       `json:"weight"`
-		VocabSize int64         `json:"vocab_size,omitempty"`
-		Rows      int           `json:"rows"` // of
-		Of        int           `json:"of"`   // rows
+		Files     []jsontext.String `json:"files"`
+		Weight    float64           `json:"weight"`
+		VocabSize int64             `json:"vocab_size,omitempty"`
+		Rows      int               `json:"rows"` // of
+		Of        int               `json:"of"`   // rows
 	}
 	var sources []source
 	for i, from := range d.Split.Sources {
@@ -64,55 +69,55 @@ func (d *Dataset) info() []byte {
 		sources = append(sources, source{jsonTexts(d.sources[i].main().Files()), from.Weight, d.sources[i].main().VocabSize(), rows, of})
 	}
 	return indented(struct {
-		Split           string         `json:"split"`
-		Sequence        string         `json:"sequence"`
-		Tokens          int64          `json:"tokens"`
-		Fingerprint     string         `json:"fingerprint"`
-		Files           []fs.JSONText  `json:"files"`
-		Sources         []source       `json:"sources,omitempty"`
-		OnChange        string         `json:"on_change"`
-		Version         fs.Version     `json:"changes"`
-		Join            bool           `json:"join"`
-		TokenDType      array.DType    `json:"token_dtype"`
-		VocabSize       int64          `json:"vocab_size,omitempty"`
-		BatchSize       int            `json:"batch_size"`
-		BlockSize       int            `json:"block_size"`
-		DType           array.DType    `json:"dtype"`
-		Layout          sampler.Layout `json:"layout"`
-		Rows            any            `json:"rows,omitempty"`
-		Documents       any            `json:"documents,omitempty"`
-		MaskTargets     any            `json:"mask_targets,omitempty"`
-		EOT             any            `json:"eot,omitempty"`
-		Shape           []int          `json:"shape"`
-		BatchBytes      int64          `json:"batch_bytes"`
-		Arrays          []arrayInfo    `json:"arrays"`
-		Order           sampler.Order  `json:"order"`
-		Seed            uint64         `json:"seed"`
-		TorchState      any            `json:"torch_state,omitempty"`
-		ShuffleBlock    any            `json:"shuffle_block,omitempty"`
-		LocalWorld      any            `json:"local_world,omitempty"`
-		Rank            int            `json:"rank"`
-		World           int            `json:"world"`
-		Start           uint64         `json:"start"`
-		Steps           uint64         `json:"steps"`
-		RowsPerEpoch    int64          `json:"rows_per_epoch"`
-		BatchesPerEpoch int64          `json:"batches_per_epoch"`
+		Split           string            `json:"split"`
+		Sequence        string            `json:"sequence"`
+		Tokens          int64             `json:"tokens"`
+		Fingerprint     string            `json:"fingerprint"`
+		Files           []jsontext.String `json:"files"`
+		Sources         []source          `json:"sources,omitempty"`
+		OnChange        string            `json:"on_change"`
+		Version         uint64            `json:"changes"`
+		Join            bool              `json:"join"`
+		TokenDType      array.DType       `json:"token_dtype"`
+		VocabSize       int64             `json:"vocab_size,omitempty"`
+		BatchSize       int               `json:"batch_size"`
+		BlockSize       int               `json:"block_size"`
+		DType           array.DType       `json:"dtype"`
+		Layout          sampler.Layout    `json:"layout"`
+		Rows            any               `json:"rows,omitempty"`
+		Documents       any               `json:"documents,omitempty"`
+		MaskTargets     any               `json:"mask_targets,omitempty"`
+		EOT             any               `json:"eot,omitempty"`
+		Shape           []int             `json:"shape"`
+		BatchBytes      int64             `json:"batch_bytes"`
+		Arrays          []arrayInfo       `json:"arrays"`
+		Order           sampler.Order     `json:"order"`
+		Seed            uint64            `json:"seed"`
+		TorchState      any               `json:"torch_state,omitempty"`
+		ShuffleBlock    any               `json:"shuffle_block,omitempty"`
+		LocalWorld      any               `json:"local_world,omitempty"`
+		Rank            int               `json:"rank"`
+		World           int               `json:"world"`
+		Start           uint64            `json:"start"`
+		Steps           uint64            `json:"steps"`
+		RowsPerEpoch    int64             `json:"rows_per_epoch"`
+		BatchesPerEpoch int64             `json:"batches_per_epoch"`
 	}{
-		q.Split, d.label(), d.Len(), d.fingerprint, jsonTexts(d.Files()), sources, d.Split.OnChange, d.version,
+		q.Split, d.label(), d.Len(), d.fingerprint, jsonTexts(d.Files()), sources, d.Split.OnChange, d.Version,
 		d.Split.Join, q.Stored(), d.vocabSize(), q.BatchSize, q.BlockSize, stack.DType, q.Layout,
 		settings["rows"], settings["documents"], settings["mask_targets"], settings["eot"], stack.Shape, batch.MainBytes(), d.arrayInfos(), q.Order, q.Seed,
-		settings["torch_state"], settings["shuffle_block"], settings["local_world"], q.Rank, q.World, d.Split.Start, d.steps, q.RowsPerEpoch(), q.BatchesPerEpoch(),
+		settings["torch_state"], settings["shuffle_block"], settings["local_world"], q.Rank, q.World, d.Split.Start, d.Steps, q.RowsPerEpoch(), q.BatchesPerEpoch(),
 	})
 }
 
 // An arrayInfo describes an array of a batch, as it lies in a .safetensors file.
 type arrayInfo struct {
-	Name   string        `json:"name"`
-	DType  array.DType   `json:"dtype"`
-	Shape  []int         `json:"shape"`
-	Offset int64         `json:"offset"`
-	At     sampler.At    `json:"at,omitempty"`    // of one beside the tokens, as are the files
-	Files  []fs.JSONText `json:"files,omitempty"` // of all sources
+	Name   string            `json:"name"`
+	DType  array.DType       `json:"dtype"`
+	Shape  []int             `json:"shape"`
+	Offset int64             `json:"offset"`
+	At     sampler.At        `json:"at,omitempty"`    // of one beside the tokens, as are the files
+	Files  []jsontext.String `json:"files,omitempty"` // of all sources
 }
 
 func (d *Dataset) arrayInfos() (list []arrayInfo) {
@@ -132,10 +137,10 @@ func (d *Dataset) arrayInfos() (list []arrayInfo) {
 	return list
 }
 
-func jsonTexts(paths []string) []fs.JSONText {
-	texts := make([]fs.JSONText, len(paths))
+func jsonTexts(paths []string) []jsontext.String {
+	texts := make([]jsontext.String, len(paths))
 	for i, path := range paths {
-		texts[i] = fs.JSONText(path)
+		texts[i] = jsontext.String(path)
 	}
 	return texts
 }
@@ -258,7 +263,7 @@ func (d *Dataset) Origins() *Origins {
 }
 
 func jsonOf(path string) []byte {
-	text, _ := fs.JSONText(path).MarshalJSON() // which never fails
+	text, _ := jsontext.String(path).MarshalJSON() // which never fails
 	return text
 }
 

@@ -103,7 +103,7 @@ func TestSnapshotKeepsCounts(t *testing.T) {
 	want := mustOpenConfig(t)
 	s := take(t)
 	for i, got := range serve(t, s, nil) {
-		same(t, got, (&followed{now: want[i]}).sequence(want[i]))
+		same(t, got, newServed(want[i], &followed{now: want[i]}))
 	}
 	c, err := s.Config()
 	if err != nil {

@@ -8,16 +8,16 @@ import (
 	"strings"
 
 	"batchfs/cmd/batchfs/terminal"
-	"batchfs/fs"
+	"batchfs/internal/jsontext"
 	"batchfs/sampler"
 )
 
 // Found says which batches of an epoch hold a token.
 type Found struct {
-	File  fs.JSONText `json:"file"`  // that the token is in
-	Index int64       `json:"index"` // of the token in the file
-	Epoch uint64      `json:"epoch"`
-	Finds []find      `json:"finds"`
+	File  jsontext.String `json:"file"`  // that the token is in
+	Index int64           `json:"index"` // of the token in the file
+	Epoch uint64          `json:"epoch"`
+	Finds []find          `json:"finds"`
 
 	pos   int64  // of the token in the split
 	split string // its name
@@ -46,7 +46,7 @@ func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress fu
 		source++
 	}
 	at := d.sources[source].main().Locate(in)
-	f := &Found{File: fs.JSONText(at.Path), Index: at.Index, Epoch: epoch, Finds: []find{}, pos: pos, split: d.Split.Split}
+	f := &Found{File: jsontext.String(at.Path), Index: at.Index, Epoch: epoch, Finds: []find{}, pos: pos, split: d.Split.Split}
 	hits, err := d.Sequence.Find(source, in, epoch, func(rows, of int64) bool {
 		progress(rows, of)
 		return ctx.Err() == nil

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"path/filepath"
 	"slices"
 	"sync"
 	"syscall"
@@ -12,7 +11,6 @@ import (
 	"batchfs/cache"
 	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
-	"batchfs/fs"
 )
 
 // followed is a split that is served while its token files may change. If the split says so, it is opened again when they do.
@@ -35,7 +33,7 @@ func (f *followed) current(d *Dataset, k uint64) (*Dataset, error) {
 	old := f.now
 	f.mu.Unlock()
 	err := old.check() // without the lock: a file may give no answer
-	if err == nil && d.version == old.version {
+	if err == nil && d.Version == old.Version {
 		err = d.checkBatch(k)
 	}
 	var change *cache.ChangedError
@@ -54,13 +52,13 @@ func (f *followed) current(d *Dataset, k uint64) (*Dataset, error) {
 	if openErr != nil {
 		return old, fmt.Errorf("the token files changed, and what is there now cannot be served: %w (%w)", openErr, syscall.ESTALE)
 	}
-	fresh.version = old.version + 1
+	fresh.Version = old.Version + 1
 	if err := f.changed(fresh); err != nil {
 		return old, fmt.Errorf("the token files changed, and the supervisor could not be told: %w (%w)", err, syscall.ESTALE)
 	}
 	old.release() // sequences that nobody reads hold its sources too
 	f.now = fresh
-	f.log.Warn("token files changed: the new ones are served", "split", fresh.Split.Split, "changes", fresh.version, "file", change.Path,
+	f.log.Warn("token files changed: the new ones are served", "split", fresh.Split.Split, "changes", fresh.Version, "file", change.Path,
 		"how", change.How, "tokens", fresh.Len(), "fingerprint", fresh.fingerprint)
 	return fresh, nil
 }
@@ -77,48 +75,4 @@ func sameArrays(old, now array.Batch) error {
 		return fmt.Errorf("the arrays of a batch are %q now, and were %q; mount again to change that", are, was)
 	}
 	return nil
-}
-
-// sequence returns d, the split or the split under the settings of a path, as a mount shows it.
-func (f *followed) sequence(d *Dataset) *fs.Sequence {
-	origins := sync.OnceValue(d.Origins)
-	s := &fs.Sequence{
-		Name:     d.Split.Name(),
-		Batch:    d.Sequence.Batch(),
-		Steps:    d.steps,
-		Start:    d.Split.Start,
-		Metadata: map[string]string{"sequence": d.label(), "fingerprint": d.fingerprint},
-		Read:     d.read(filepath.Join(f.mountpoint, d.Split.Name())),
-		Version:  d.version,
-		Follows:  d.Split.OnChange == "follow",
-
-		Ahead:      d.ahead(),
-		ReadTokens: d.readTokens,
-		TokensLen:  d.tokensLen(),
-
-		Info:       d.info,
-		InfoLen:    sync.OnceValue(func() int64 { return int64(len(d.info())) }),
-		ReadOrigin: func(dst []byte, k uint64, off int64) error { return origins().Read(dst, k, off) },
-		OriginLen:  func() int64 { return origins().Len() },
-	}
-	s.With = func(settings string) (*fs.Sequence, error) {
-		other, err := d.With(settings)
-		if err != nil {
-			return nil, err
-		}
-		return f.sequence(other), nil
-	}
-	s.Now = func(k uint64) (*fs.Sequence, error) {
-		now, err := f.current(d, k)
-		if err != nil || now.version == d.version {
-			return s, err
-		}
-		if d.Split.InPath() {
-			if now, err = now.withSettings(d.Split); err != nil {
-				return s, fmt.Errorf("the token files changed, and these settings do not suit the new ones: %w (%w)", err, syscall.ESTALE)
-			}
-		}
-		return f.sequence(now), nil
-	}
-	return s
 }

@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"batchfs/cache"
+	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/internal/testfiles"
-	"batchfs/fs"
 )
 
 // library is the absolute path of what cache/testdata/make.py wrote.
@@ -85,7 +85,7 @@ func TestDocumentsOfFormats(t *testing.T) {
 	if err := os.Rename("new", "a.bin.index"); err != nil {
 		t.Fatal(err)
 	}
-	now, err := s.Now(fs.AllBatches)
+	now, err := s.Now(array.AllBatches)
 	if err != nil || now.Version == s.Version {
 		t.Fatalf("version %d, error %v", now.Version, err)
 	}

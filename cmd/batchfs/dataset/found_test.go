@@ -12,7 +12,6 @@ import (
 
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/internal/testfiles"
-	"batchfs/fs"
 )
 
 const maskOf120 = "\x00\x01\x01\x01\x00\x01"
@@ -74,12 +73,12 @@ func TestArraysBesideTokens(t *testing.T) {
 			return in
 		}
 		worker := serve(t, take(t), nil)[0]
-		same(t, worker, (&followed{now: want}).sequence(want))
+		same(t, worker, newServed(want, &followed{now: want}))
 		in, err := worker.With("seed=9")
 		if err != nil {
 			t.Fatal(err)
 		}
-		same(t, in, (&followed{now: want}).sequence(sequence(want)))
+		same(t, in, newServed(sequence(want), &followed{now: want}))
 		for k := range uint64(5) {
 			size := none.Sequence.Batch().MainBytes()
 			if !bytes.Equal(batch(t, found.Sequence.Read, size, k), batch(t, none.Sequence.Read, size, k)) {
@@ -177,10 +176,10 @@ func TestFollowArraysBesideTokens(t *testing.T) {
 		if other, err = other.Now(0); err != nil {
 			t.Fatal(err)
 		}
-		for _, s := range []*fs.Sequence{now, other} {
-			size := s.Batch.Bytes()
+		for _, s := range []*Served{now, other} {
+			size := s.Sequence.Batch().Bytes()
 			if got := batch(t, s.Read, size, 0)[size-8:]; !bytes.Equal(got, bytes.Repeat([]byte{1}, 8)) {
-				t.Errorf("%s: the mask is % x", s.Name, got)
+				t.Errorf("%s: the mask is % x", s.Split.Name(), got)
 			}
 		}
 	}

@@ -5,8 +5,8 @@ import (
 	"os"
 
 	"batchfs/cache"
+	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
-	"batchfs/fs"
 )
 
 // Readable returns a split as readers of a mount get it now: with the files of the snapshot or, where the split follows them and
@@ -18,7 +18,7 @@ func (s *Snapshot) Readable(split *config.Split, m config.Memory) (*Dataset, err
 		return nil, err
 	}
 	f := &followed{memory: m, log: slog.New(slog.DiscardHandler), changed: func(*Dataset) error { return nil }, now: was}
-	d, err := f.current(was, fs.AllBatches)
+	d, err := f.current(was, array.AllBatches)
 	if err != nil {
 		return nil, err
 	}

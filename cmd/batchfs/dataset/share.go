@@ -3,7 +3,6 @@ package dataset
 import (
 	"context"
 	"fmt"
-	"sync"
 
 	"batchfs/cache"
 	"batchfs/sampler"
@@ -22,18 +21,6 @@ func (d *Dataset) stretches() (list []cache.Stretch) {
 
 // Share is what an epoch reads of objects, by all ranks that go through it together, or nil where nothing is kept. name says who reads it.
 func (d *Dataset) Share(name string) *cache.Share { return cache.NewShare(name, d.stretches()) }
-
-// read returns what fs.Sequence.Read is. name is that of its directory.
-func (d *Dataset) read(name string) func(dst []byte, k uint64, off int64) error {
-	if !d.isRemote() {
-		return d.Sequence.Read
-	}
-	share := sync.OnceValue(func() *cache.Share { return d.Share(name) })
-	return func(dst []byte, k uint64, off int64) error {
-		share().Read()
-		return d.Sequence.Read(dst, k, off)
-	}
-}
 
 // Fill fetches a share, that of d, in the order in which it will be read: see [cache.Fetch].
 func (d *Dataset) Fill(ctx context.Context, share *cache.Share, progress func(n int64)) error {

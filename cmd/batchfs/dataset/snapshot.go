@@ -15,7 +15,6 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cmd/batchfs/config"
-	"batchfs/fs"
 )
 
 // A Snapshot is a mount as it was set up: what a process needs to serve what another process served, although somebody may have
@@ -36,7 +35,7 @@ type splitSnapshot struct {
 	Hint        hint
 	Fingerprint string
 	TorchState  []byte
-	Version     fs.Version
+	Version     uint64
 	Unleased    string    // a file whose writers cannot be known, or empty
 	Groups      [][]int64 // rows of the groups of documents of each source, so that nobody counts them again
 }
@@ -57,7 +56,7 @@ func NewSnapshot(mountpoint string, flags config.Flags, raw config.RawConfig, da
 
 func (d *Dataset) snapshot() splitSnapshot {
 	s := splitSnapshot{
-		Name: d.Split.Split, Hint: d.hint, Fingerprint: d.fingerprint, TorchState: d.Split.TorchState, Version: d.version,
+		Name: d.Split.Split, Hint: d.hint, Fingerprint: d.fingerprint, TorchState: d.Split.TorchState, Version: d.Version,
 		Unleased: d.unleased, Groups: d.groups,
 	}
 	for _, source := range d.sources {
@@ -141,16 +140,16 @@ func (s *Snapshot) Warn(c *config.Config, log *slog.Logger) {
 // Sequences returns the splits of c, the configuration of the snapshot, as a mount shows them, with the data of the snapshot:
 // the token files are not opened until a batch is read. Each follows its files as the configuration says. publish is given a
 // snapshot for later workers, which it closes, before anybody reads other tokens.
-func (s *Snapshot) Sequences(c *config.Config, log *slog.Logger, publish func(*os.File) error) ([]*fs.Sequence, error) {
+func (s *Snapshot) Sequences(c *config.Config, log *slog.Logger, publish func(*os.File) error) ([]*Served, error) {
 	p := &publisher{publish: publish, now: s}
-	var all []*fs.Sequence
+	var all []*Served
 	for _, split := range c.Splits {
 		d, err := s.open(split, c.Memory)
 		if err != nil {
 			return nil, err
 		}
 		f := &followed{mountpoint: s.Mountpoint, memory: c.Memory, log: log, changed: p.changed, now: d}
-		all = append(all, f.sequence(d))
+		all = append(all, newServed(d, f))
 	}
 	return all, nil
 }
@@ -193,7 +192,7 @@ func (s *Snapshot) open(split *config.Split, m config.Memory) (*Dataset, error) 
 	if err != nil {
 		return nil, err
 	}
-	d.version = data.Version
+	d.Version = data.Version
 	return d, nil
 }
 

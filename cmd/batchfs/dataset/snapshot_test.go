@@ -10,9 +10,9 @@ import (
 	"syscall"
 	"testing"
 
+	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/internal/testfiles"
-	"batchfs/fs"
 )
 
 // take returns the snapshot of a mount of config.toml in the working directory.
@@ -51,7 +51,7 @@ func readAndClose(t testing.TB, file *os.File) *Snapshot {
 }
 
 // serve returns the splits that a worker serves from a snapshot.
-func serve(t testing.TB, s *Snapshot, publish func(*os.File) error) []*fs.Sequence {
+func serve(t testing.TB, s *Snapshot, publish func(*os.File) error) []*Served {
 	t.Helper()
 	c, err := s.Config()
 	if err != nil {
@@ -64,14 +64,14 @@ func serve(t testing.TB, s *Snapshot, publish func(*os.File) error) []*fs.Sequen
 	return all
 }
 
-func same(t testing.TB, a, b *fs.Sequence) {
+func same(t testing.TB, a, b *Served) {
 	t.Helper()
-	if a.Name != b.Name || a.Version != b.Version || fmt.Sprint(a.Metadata) != fmt.Sprint(b.Metadata) || !bytes.Equal(a.Info(), b.Info()) {
-		t.Errorf("version %d, %v, %s\nis not version %d, %v, %s", a.Version, a.Metadata, a.Info(), b.Version, b.Metadata, b.Info())
+	if a.Split.Name() != b.Split.Name() || a.Version != b.Version || fmt.Sprint(a.Metadata()) != fmt.Sprint(b.Metadata()) || !bytes.Equal(a.Info(), b.Info()) {
+		t.Errorf("version %d, %v, %s\nis not version %d, %v, %s", a.Version, a.Metadata(), a.Info(), b.Version, b.Metadata(), b.Info())
 	}
 	for k := range uint64(5) {
-		if !bytes.Equal(batch(t, a.Read, a.Batch.Bytes(), k), batch(t, b.Read, b.Batch.Bytes(), k)) {
-			t.Errorf("%s: batch %d differs", a.Name, k)
+		if !bytes.Equal(batch(t, a.Read, a.Sequence.Batch().Bytes(), k), batch(t, b.Read, b.Sequence.Batch().Bytes(), k)) {
+			t.Errorf("%s: batch %d differs", a.Split.Name(), k)
 		}
 	}
 }
@@ -86,7 +86,7 @@ func TestSnapshotServesTheSame(t *testing.T) {
 		}
 	}
 	for i, got := range serve(t, s, nil) {
-		same(t, got, (&followed{now: want[i]}).sequence(want[i]))
+		same(t, got, newServed(want[i], &followed{now: want[i]}))
 	}
 }
 
@@ -101,7 +101,7 @@ func TestSnapshotWithoutFiles(t *testing.T) {
 	if err := q.Read(make([]byte, 10), 0, 0); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a read: %v", err)
 	}
-	if now, err := q.Now(fs.AllBatches); now != q || !errors.Is(err, os.ErrNotExist) {
+	if now, err := q.Now(array.AllBatches); now != q || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a look: %v", err)
 	}
 }
@@ -129,11 +129,11 @@ func TestChangeIsPublished(t *testing.T) {
 		})
 		mix := all[len(all)-1]
 		testfiles.Positions(t, map[string]int{file: 77})
-		if now, err := mix.Now(fs.AllBatches); now != mix || !errors.Is(err, full) || !errors.Is(err, syscall.ESTALE) {
+		if now, err := mix.Now(array.AllBatches); now != mix || !errors.Is(err, full) || !errors.Is(err, syscall.ESTALE) {
 			t.Errorf("%s: not published: %v", file, err)
 		}
 		fail = nil
-		now, err := mix.Now(fs.AllBatches)
+		now, err := mix.Now(array.AllBatches)
 		if err != nil || now == mix || now.Version != 1 {
 			t.Fatalf("%s: %+v, %v", file, now, err)
 		}
@@ -143,10 +143,10 @@ func TestChangeIsPublished(t *testing.T) {
 		others := serve(t, published, nil)
 		same(t, others[len(others)-1], now)
 		fresh := mustOpenConfig(t)[len(all)-1]
-		if got := now.Metadata["fingerprint"]; got != fresh.fingerprint || got == mix.Metadata["fingerprint"] {
-			t.Errorf("%s: fingerprint %s, was %s, is %s when opened", file, got, mix.Metadata["fingerprint"], fresh.fingerprint)
+		if got := now.Metadata()["fingerprint"]; got != fresh.fingerprint || got == mix.Metadata()["fingerprint"] {
+			t.Errorf("%s: fingerprint %s, was %s, is %s when opened", file, got, mix.Metadata()["fingerprint"], fresh.fingerprint)
 		}
-		if !bytes.Equal(batch(t, now.Read, now.Batch.Bytes(), 3), batch(t, fresh.Sequence.Read, now.Batch.Bytes(), 3)) {
+		if !bytes.Equal(batch(t, now.Read, now.Sequence.Batch().Bytes(), 3), batch(t, fresh.Sequence.Read, now.Sequence.Batch().Bytes(), 3)) {
 			t.Errorf("%s: the batches are not those of the new files", file)
 		}
 	}

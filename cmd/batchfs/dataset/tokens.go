@@ -2,17 +2,17 @@ package dataset
 
 import "batchfs/cache"
 
-// tokensLen is the size of tokens.bin in bytes.
-func (d *Dataset) tokensLen() (n int64) {
+// TokensLen is the size of tokens.bin in bytes.
+func (d *Dataset) TokensLen() (n int64) {
 	for _, source := range d.sources {
 		n += source.main().Bytes()
 	}
 	return n
 }
 
-// readTokens fills dst with the tokens of all sources as they stand in the files, one source after the other, from byte off on. They
-// lie within tokensLen.
-func (d *Dataset) readTokens(dst []byte, off int64) error {
+// ReadTokens fills dst with the tokens of all sources as they stand in the files, one source after the other, from byte off on. They
+// lie within TokensLen.
+func (d *Dataset) ReadTokens(dst []byte, off int64) error {
 	for _, source := range d.sources {
 		main := source.main()
 		n := max(min(int64(len(dst)), main.Bytes()-off), 0)

@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"batchfs/cache"
+	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/internal/testfiles"
-	"batchfs/fs"
 )
 
 const chars = `{"kind": "char", "vocab_size": 3, "tokens": ["a", "b", "c"]}`
@@ -82,7 +82,7 @@ func TestVocabSize(t *testing.T) {
 				VocabSize int64 `json:"vocab_size"`
 			}
 		}
-		if err := json.Unmarshal(all[0].info(), &info); err != nil {
+		if err := json.Unmarshal(all[0].Info(), &info); err != nil {
 			t.Fatal(err)
 		}
 		sizes := []int64{}
@@ -113,7 +113,7 @@ func TestSnapshotKeepsTheVocabulary(t *testing.T) {
 		}
 		s = handOver(t, fresh)
 		q := serve(t, s, nil)[0]
-		err = q.Read(make([]byte, q.Batch.Bytes()), k, 0)
+		err = q.Read(make([]byte, q.Sequence.Batch().Bytes()), k, 0)
 		var beyond *cache.VocabularyError
 		switch {
 		case test.size == 0 && err != nil, test.size > 0 && (!errors.As(err, &beyond) || beyond.Size != test.size || beyond.Index != 8*12345):
@@ -179,8 +179,8 @@ func TestVocabularyTellsDTypeAndEnds(t *testing.T) {
 		if got != test.want {
 			t.Errorf("%s: %s, want %s", test.text, got, test.want)
 		}
-		if there := serve(t, take(t), nil)[0]; !bytes.Equal(there.Info(), d.info()) {
-			t.Errorf("%s: another process serves\n%s\nnot\n%s", test.text, there.Info(), d.info())
+		if there := serve(t, take(t), nil)[0]; !bytes.Equal(there.Info(), d.Info()) {
+			t.Errorf("%s: another process serves\n%s\nnot\n%s", test.text, there.Info(), d.Info())
 		}
 	}
 }
@@ -265,7 +265,7 @@ func TestFollowEndOfText(t *testing.T) {
 			t.Fatal(err)
 		}
 		testfiles.Write(t, map[string]string{"a.bin": string(append(ids, 0, 0)), "vocab.json": fmt.Sprintf(vocabulary, test.now)})
-		now, err := s.Now(fs.AllBatches)
+		now, err := s.Now(array.AllBatches)
 		if test.want != "" {
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("%q: error %v, want %s", test.now, err, test.want)
@@ -275,7 +275,7 @@ func TestFollowEndOfText(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		otherNow, err := other.Now(fs.AllBatches)
+		otherNow, err := other.Now(array.AllBatches)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -285,7 +285,7 @@ func TestFollowEndOfText(t *testing.T) {
 			t.Fatal(err)
 		}
 		for k := range uint64(5) {
-			size := now.Batch.Bytes()
+			size := now.Sequence.Batch().Bytes()
 			if !bytes.Equal(batch(t, now.Read, size, k), batch(t, want.Sequence.Read, size, k)) ||
 				!bytes.Equal(batch(t, otherNow.Read, size, k), batch(t, wantOther.Sequence.Read, size, k)) {
 				t.Errorf("batch %d is not that of a new mount", k)

@@ -19,7 +19,7 @@ import (
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
-	"batchfs/fs"
+	"batchfs/internal/jsontext"
 )
 
 // CheckOptions say how to check.
@@ -55,14 +55,14 @@ const (
 
 // A Problem is something that is wrong. Index is the element in the file that it begins at, and Count how many elements it is about.
 type Problem struct {
-	Kind       string      `json:"kind"`
-	Split      string      `json:"split"`
-	File       fs.JSONText `json:"file,omitempty"`
-	Index      int64       `json:"index"`
-	Count      int64       `json:"count"`
-	Other      fs.JSONText `json:"other,omitempty"` // the file that it is compared with
-	OtherIndex int64       `json:"other_index"`
-	Message    fs.JSONText `json:"message"`
+	Kind       string          `json:"kind"`
+	Split      string          `json:"split"`
+	File       jsontext.String `json:"file,omitempty"`
+	Index      int64           `json:"index"`
+	Count      int64           `json:"count"`
+	Other      jsontext.String `json:"other,omitempty"` // the file that it is compared with
+	OtherIndex int64           `json:"other_index"`
+	Message    jsontext.String `json:"message"`
 }
 
 // minZeros is how many bytes of zeros at the end of a file are a problem: files that were made in their full size and not written
@@ -154,13 +154,13 @@ func Check(ctx context.Context, splits []*config.Split, m config.Memory, o Check
 
 // found adds a problem.
 func (c *check) found(p Problem, format string, args ...any) {
-	p.Message = fs.JSONText(fmt.Sprintf(format, args...))
+	p.Message = jsontext.String(fmt.Sprintf(format, args...))
 	c.report.Problems = append(c.report.Problems, p)
 }
 
 // problem begins one of a file.
 func (f *checked) problem(kind string) Problem {
-	return Problem{Kind: kind, Split: f.part.split, File: fs.JSONText(f.path)}
+	return Problem{Kind: kind, Split: f.part.split, File: jsontext.String(f.path)}
 }
 
 // open opens all files. Each is an array by itself, so that one that is bad does not hide the others.
@@ -511,7 +511,7 @@ func (c *check) judgeLengths() {
 		for i, f := range p.files {
 			if of := main.files[min(i, len(main.files)-1)]; len(p.files) == len(main.files) && f.array.Len() != of.array.Len() {
 				problem := f.problem(Length)
-				problem.Count, problem.Other = f.array.Len()-of.array.Len(), fs.JSONText(of.path)
+				problem.Count, problem.Other = f.array.Len()-of.array.Len(), jsontext.String(of.path)
 				c.found(problem, "%s: array %s has %d elements, but there are %d in %s: it must have one for each of them",
 					f.path, p.Name, f.array.Len(), of.array.Len(), of.path)
 				here = mains
@@ -519,7 +519,7 @@ func (c *check) judgeLengths() {
 		}
 		if here != mains {
 			problem := p.files[0].problem(Length)
-			problem.Count, problem.Other = here-mains, fs.JSONText(main.files[0].path)
+			problem.Count, problem.Other = here-mains, jsontext.String(main.files[0].path)
 			c.found(problem, "splits.%s: array %s has %d elements in all its files, but there are %d in those that it lies beside: it must have one for each of them",
 				p.split, p.Name, here, mains)
 		}
@@ -554,7 +554,7 @@ func (c *check) judgeCopies() {
 		} else {
 			same[f] = of
 			p := f.problem(Duplicate)
-			p.Count, p.Other = f.array.Len(), fs.JSONText(of.path)
+			p.Count, p.Other = f.array.Len(), jsontext.String(of.path)
 			if f.path == of.path {
 				c.found(p, "%s is named twice, in %s and in %s; leave it out of one", f.path, where(of), where(f))
 			} else {
@@ -589,7 +589,7 @@ func (c *check) judgeCopies() {
 		// Whole elements only.
 		p.Index = (run.b - b.base + per - 1) / per
 		p.Count = (run.b-b.base+run.n)/per - p.Index
-		p.Other, p.OtherIndex = fs.JSONText(a.path), (run.a-run.b+b.base+p.Index*per-a.base)/per
+		p.Other, p.OtherIndex = jsontext.String(a.path), (run.a-run.b+b.base+p.Index*per-a.base)/per
 		c.found(p, "%s: the %d elements from number %d on are those of %s from number %d on%s", b.path, p.Count, p.Index, a.path, p.OtherIndex,
 			map[bool]string{true: ", which is in split " + a.part.split}[a.part.split != b.part.split])
 	}

@@ -12,7 +12,7 @@ import (
 	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
-	"batchfs/fs"
+	"batchfs/internal/jsontext"
 )
 
 // A Survey is what token files hold.
@@ -28,17 +28,17 @@ type Survey struct {
 
 // A File is what a file holds. What was counted is of the Read bytes.
 type File struct {
-	Path      fs.JSONText `json:"path"`
-	Format    string      `json:"format"`
-	DType     array.DType `json:"dtype"`
-	Shape     []int64     `json:"shape"`
-	Tokens    int64       `json:"tokens,omitempty"` // where the elements can be tokens
-	Bytes     int64       `json:"bytes"`            // of the elements
-	Read      int64       `json:"bytes_read"`
-	Largest   any         `json:"largest"` // of integers
-	Documents int64       `json:"documents,omitempty"`
-	Indexed   bool        `json:"indexed,omitempty"` // an index says how many documents there are, and none was counted
-	Samples   []Sample    `json:"samples,omitempty"`
+	Path      jsontext.String `json:"path"`
+	Format    string          `json:"format"`
+	DType     array.DType     `json:"dtype"`
+	Shape     []int64         `json:"shape"`
+	Tokens    int64           `json:"tokens,omitempty"` // where the elements can be tokens
+	Bytes     int64           `json:"bytes"`            // of the elements
+	Read      int64           `json:"bytes_read"`
+	Largest   any             `json:"largest"` // of integers
+	Documents int64           `json:"documents,omitempty"`
+	Indexed   bool            `json:"indexed,omitempty"` // an index says how many documents there are, and none was counted
+	Samples   []Sample        `json:"samples,omitempty"`
 
 	largest uint64
 	empty   bool // no number so far
@@ -46,8 +46,8 @@ type File struct {
 
 // A Sample is the text of a few tokens.
 type Sample struct {
-	Index int64       `json:"index"` // of the first token in the file
-	Text  fs.JSONText `json:"text"`
+	Index int64           `json:"index"` // of the first token in the file
+	Text  jsontext.String `json:"text"`
 }
 
 // LookOptions say how to look at files.
@@ -97,7 +97,7 @@ func (s *Survey) Look(ctx context.Context, path string, o LookOptions, stderr io
 		o.EOT = -1
 	}
 	f := &File{
-		Path: fs.JSONText(path), Format: a.Manifest().Files[0].Format.Name, DType: a.DType(), Shape: []int64{a.Len()}, Bytes: a.Bytes(), empty: true,
+		Path: jsontext.String(path), Format: a.Manifest().Files[0].Format.Name, DType: a.DType(), Shape: []int64{a.Len()}, Bytes: a.Bytes(), empty: true,
 	}
 	for _, axis := range a.Axes() {
 		f.Shape = append(f.Shape, int64(axis))
@@ -255,7 +255,7 @@ func samplesOf(a *cache.Array, path string) (samples []Sample, err error) {
 		if err != nil {
 			return nil, err
 		}
-		samples = append(samples, Sample{at, fs.JSONText(text.String())})
+		samples = append(samples, Sample{at, jsontext.String(text.String())})
 	}
 	return samples, nil
 }
