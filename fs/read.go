@@ -17,7 +17,7 @@ import (
 	"batchfs/fs/state"
 )
 
-// OpenRows says whether an open looks at token files.
+// OpenRows is 1 for opens that look at token files.
 func (t *tree) OpenRows(node uint64) int64 {
 	if k := inode(node).kind(); k.isNext() || k.isNumbered() || k == infoFile {
 		return 1
@@ -25,7 +25,7 @@ func (t *tree) OpenRows(node uint64) int64 {
 	return 0
 }
 
-// The flags of files whose content differs from handle to handle: it cannot lie in the page cache, which all handles share.
+// Handles of these files differ in content, so it cannot lie in the page cache, which all handles share.
 const uncached = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NOFLUSH
 
 func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
@@ -54,7 +54,7 @@ func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.
 }
 
 func (t *tree) openNext(i inode, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	// Some readers do not look whether a read failed.
+	// Some readers do not check whether a read failed.
 	if _, err := t.sequences.now(i.sequence(), t.shared.Sequences[i.sequence()].Next()); err != nil {
 		return t.Fault(in.NodeId, err)
 	}
@@ -183,7 +183,7 @@ func (t *tree) readNext(late <-chan struct{}, i inode, in *fuse.ReadIn, span sta
 	}
 }
 
-// readOf is a read of next as package state knows it, but for the version.
+// readOf is a read of next for package state, without the version.
 func readOf(in *fuse.ReadIn, span state.Span) state.Read {
 	return state.Read{
 		ID: in.Unique, FH: in.Fh, Span: span,
@@ -193,7 +193,7 @@ func readOf(in *fuse.ReadIn, span state.Span) state.Read {
 	}
 }
 
-// The first request of a long read(2) is shorter than mount.MaxRequest by up to a page for each piece of memory that it goes to.
+// The first request of a long read(2) is shorter than mount.MaxRequest by up to a page for each iovec.
 var maxGap = 16 * int64(os.Getpagesize())
 
 // Tokens that change so often while they are read are not served.
@@ -212,7 +212,7 @@ func (t *tree) textOf(late <-chan struct{}, i inode, fh, off uint64) []byte {
 	if text, ok := t.texts.of(fh); ok {
 		return text
 	}
-	// It was let go, or another process opened it, and what is made here may be another text.
+	// It was evicted, or another process opened it. The text that is made here may differ.
 	size := fh & (1<<textBits - 1)
 	if off > 0 && off >= size {
 		return []byte{}
@@ -291,7 +291,7 @@ func readShown(s Sequence, dst []byte, k uint64, off, from, shown int64) error {
 	return nil
 }
 
-// logUncached says which program maps next, because SIGBUS, which it ends with, does not say why.
+// logUncached says which program maps next, because the SIGBUS that ends it does not say why.
 func (t *tree) logUncached(i inode, pid uint32) {
 	t.uncachedLogged.Do(func() {
 		comm, _ := os.ReadFile(process.Dir(int(pid)) + "/comm")

@@ -7,10 +7,10 @@ import (
 	"batchfs/fs/state"
 )
 
-// reads are the reads of next that are under way, with the number that each was assigned: one that gets an error gives it back,
-// also if its handler has not ended.
+// reads are the reads of next that are under way, with the number that each was assigned. A read that gets an error gives its
+// number back, even while its handler runs.
 //
-// Lock order: mu, then those of package state.
+// Lock order: mu, then the lock of handles.
 type reads struct {
 	handles  *state.Handles
 	mu       sync.Mutex

@@ -56,7 +56,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 	if w.Shared.Workers.Add(1) > 1 {
 		failpoint.Hit("succeed")
 	}
-	// Before the first request is read: what this process has read itself must not be sent again.
+	// Before the first request is read: the kernel must not resend what this process has read.
 	if _, err := unix.Write(w.Connection, notifyResend); err != nil && err != unix.EINVAL {
 		return fmt.Errorf("cannot ask the kernel to resend unanswered requests: %w", err)
 	}
@@ -67,7 +67,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 		stop <- supervise.ErrReplaced
 	}()
 	o.Log.Debug("this process serves", "pid", os.Getpid(), "workers", w.Shared.Workers.Load())
-	// Before the first answer: a snapshot that is published for one is the supervisor's to keep.
+	// Before the first answer: the supervisor keeps a snapshot that an answer publishes.
 	if err := w.Serving(); err != nil {
 		return err
 	}
@@ -107,13 +107,13 @@ func (t *tree) invalidate(server *fuse.Server, ended <-chan struct{}) {
 		n := t.sequences.outdated()
 		server.EntryNotify(n.Dir, n.Name) // an error means that the kernel has forgotten it by itself
 		if isClosed(ended) {
-			return // nobody may have been told: the next worker tells the kernel
+			return // the kernel may not know: the next worker tells it
 		}
 		t.sequences.invalidated()
 	}
 }
 
-// tellRemaps keeps in the shared state what commands tell that must not touch the mount.
+// tellRemaps updates the counters of remaps in the shared state, for commands that must not touch the mount.
 func (t *tree) tellRemaps(remaps func() (mapped, busy int64), ended <-chan struct{}) {
 	for ; !isClosed(ended); time.Sleep(time.Second) {
 		mapped, busy := remaps()
@@ -130,7 +130,7 @@ func mountOptions(log *limitedLog, panicked func(any) fuse.Status) *fuse.MountOp
 		MaxBackground: math.MaxUint16,
 		// Replies are made in memory: splicing them would be one copy more, through a pipe.
 		DisableSplice: true,
-		// A file's pages are dropped when we say so, not when its attributes seem to change.
+		// The kernel keeps a file's pages when its attributes seem to change.
 		ExplicitDataCacheControl: true,
 		// With it, the kernel would let no overlayfs lie over this mount.
 		DisabledCapabilities: fuse.CAP_PASSTHROUGH,
@@ -142,8 +142,8 @@ func mountOptions(log *limitedLog, panicked func(any) fuse.Status) *fuse.MountOp
 	}
 }
 
-// handshake makes a server on the connection, and returns the server's own descriptor of it. The kernel says only once how a
-// connection begins, to the first worker. Each later one is told the same, over a socket, and must give the same answer.
+// handshake makes a server on the connection, and returns the server's own descriptor. The kernel sends INIT once a connection, to
+// the first worker. Each later worker gets the same request over a socket, and must give the same answer.
 func handshake(w *supervise.Worker, fs fuse.RawFileSystem, o *fuse.MountOptions) (server *fuse.Server, fd int, err error) {
 	buf := make([]byte, 64<<10)
 	first := len(w.Shared.Init.Get()) == 0
@@ -230,12 +230,12 @@ func errorReply(id uint64, errno syscall.Errno) []byte {
 	return reply
 }
 
-// warnings passes on what go-fuse has to say.
+// warnings logs what go-fuse logs.
 type warnings struct{ log *limitedLog }
 
 func (w warnings) Write(line []byte) (int, error) {
 	for _, harmless := range []string{
-		"Write/Writev failed, err: 2=",      // the reader was killed meanwhile, or answered in the handler's place
+		"Write/Writev failed, err: 2=",      // the reader was killed meanwhile, or has another answer
 		"Failed to read from fuse conn: 9=", // another process takes over
 	} {
 		if bytes.Contains(line, []byte(harmless)) {

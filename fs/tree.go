@@ -38,23 +38,23 @@ type tree struct {
 	fullLogged         sync.Once
 }
 
-// attributes that never change may be remembered for as long as the kernel can express.
+// forever is the longest time that the kernel can remember attributes for.
 const forever = time.Duration(1<<31) * time.Second
 
 // Options are what a mount depends on besides its sequences.
 type Options struct {
 	ProgramVersion  string                      // for status.json
-	Ahead           int                         // batches made before they are asked for, for each reader of next* or batch/<k> in order
-	AheadBytes      int64                       // that all of these may take
-	ReplyBytes      int64                       // that replies may take, besides those of batches made ahead
-	TextBytes       int64                       // that the texts which open files show may take
-	TableBytes      func() int64                // memory that the sequences take
-	Budget          int64                       // bytes for all of these
+	Ahead           int                         // batches made before they are requested, for each reader of next* or batch/<k> in order
+	AheadBytes      int64                       // bytes for all of these
+	ReplyBytes      int64                       // bytes for replies, besides batches made ahead
+	TextBytes       int64                       // bytes for the texts that open files show
+	TableBytes      func() int64                // memory of the sequences
+	Budget          int64                       // bytes for all of this
 	Store           func() *StoreUse            // nil: nothing lies in a store, as where it returns nil
 	Remaps          func() (mapped, busy int64) // reads of token files with a mapping, and those that had none because another read had one
 	Timeout         time.Duration               // within which every request has an answer
-	Mode            uint32                      // permission bits of files; who may read files may list directories
-	UID, GID        uint32                      // who owns the files
+	Mode            uint32                      // permission bits of files; users who may read files may list directories
+	UID, GID        uint32                      // owner of the files
 	SettingsPerUser int                         // directories of settings that each user may have, except root and UID
 	Log             *slog.Logger
 }
@@ -68,8 +68,8 @@ type StoreUse struct {
 	Memory          int64 // bytes
 }
 
-// newTree makes the tree of a mount. It continues from the shared state, in which nobody else works any more. sequences.index must
-// follow, and may take a while.
+// newTree makes the tree of a mount. It continues from the shared state, in which no other process works any more.
+// sequences.index must follow, and may take a while.
 func newTree(mountpoint string, splits []Sequence, shared *state.Shared, limits *guard.Limits, log *limitedLog, o Options) (*tree, error) {
 	sequences, err := newSequences(splits, shared, o)
 	if err != nil {
@@ -95,7 +95,7 @@ func newTree(mountpoint string, splits []Sequence, shared *state.Shared, limits 
 	}, nil
 }
 
-// memoryUseOf is what is taken of each part of the budget, but for texts.
+// memoryUseOf is the use of each part of the budget, except texts.
 func memoryUseOf(o Options, p *prefetcher, limits *guard.Limits) memoryUse {
 	m := memoryUse{budget: o.Budget, tables: o.TableBytes()}
 	m.mapped, m.busy = o.Remaps()
@@ -124,7 +124,7 @@ func (t *tree) Split(node uint64) int { return t.sequences.splitOf(inode(node).s
 // sequence is the sequence of a file, or nil for a file of the whole mount.
 func (t *tree) sequence(i inode) Sequence { return t.sequences.get(i.sequence()) }
 
-// isForgotten says whether i is a file of a sequence, s, that the kernel has forgotten: only a handler that was late asks for it.
+// isForgotten says whether i is a file of a sequence, s, that the kernel has forgotten. Only a late handler meets such a file.
 func (t *tree) isForgotten(i inode, s Sequence) bool { return s == nil && i.sequence() > 0 }
 
 // A dirEntry is a name in a directory.
@@ -167,7 +167,7 @@ func (t *tree) numbered(k kind, sequence int, batch uint64) inode {
 	return makeInode(k, sequence, batch).ofVersion(t.sequences.get(sequence).Spec().Version)
 }
 
-// lookup finds a name in a directory, but for settings.
+// lookup finds a name in a directory, except settings.
 func (t *tree) lookup(dir inode, name string) inode {
 	if dir.kind() == batchDir {
 		return t.lookupBatch(dir.sequence(), name)
@@ -213,9 +213,9 @@ func (t *tree) size(i inode, s Sequence) int64 {
 const (
 	// A page is larger on some machines.
 	stdioBlock = headerBytes
-	// Of next, whose first block comes with a new batch when it is read again. x or y, or all of a small batch, is larger than
-	// a small block, so that stdio reads what it was asked for and no more. Files with a header need none: what is not the
-	// header begins behind their first block.
+	// For next: reading its first block again takes a new batch. x or y, or all of a small batch, is larger than this block, so
+	// stdio reads what it was asked for and no more. Files with a header need no such block: their batches begin behind the
+	// first one.
 	nextBlock = 512
 )
 
@@ -244,7 +244,7 @@ func attributesLast(i inode) time.Duration {
 
 func (t *tree) String() string { return "batchfs" }
 
-// LookupRows says whether a lookup looks at token files: that of settings, and of a file that changes with them.
+// LookupRows is 1 for lookups that look at token files: of settings, and of files that change with the tokens.
 func (t *tree) LookupRows(dir uint64, name string) int64 {
 	i := inode(dir)
 	if i.kind() == splitDir && isSettings(name) {
@@ -303,13 +303,13 @@ func (t *tree) entry(i inode, s Sequence, timeout time.Duration, out *fuse.Entry
 		return
 	}
 	if i.kind().isNumbered() {
-		out.Generation = uint64(s.Spec().Version) // the version that is part of an inode comes round again
+		out.Generation = uint64(s.Spec().Version) // the version in an inode repeats
 	}
 	t.attributes(i, s, &out.Attr)
 	out.SetAttrTimeout(attributesLast(i))
 }
 
-// Forget comes when the kernel no longer knows a file that it looked up so many times.
+// Forget is called when the kernel drops a file that it looked up so many times.
 func (t *tree) Forget(node, lookups uint64) { t.sequences.forget(inode(node).sequence(), lookups) }
 
 func (t *tree) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
@@ -352,7 +352,7 @@ func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) 
 
 // Fault turns the error of a request into an errno, and puts its words into the log and status.json.
 func (t *tree) Fault(node uint64, err error) fuse.Status {
-	if err == guard.ErrLate { // its reader has an answer, of which the log has the error
+	if err == guard.ErrLate { // its reader has an answer, and the log has that error
 		return fuse.Status(syscall.ETIMEDOUT)
 	}
 	errno := syscall.EIO

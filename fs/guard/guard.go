@@ -127,7 +127,7 @@ func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (result fus
 }
 
 // ForPageCache tells a read that fills the page cache, for sendfile or a mapping or a read(2) of a file that is cached, from one
-// that is a read(2) itself: only that comes with the owner of the handle's locks.
+// that is a read(2) itself: only the latter has a lock owner.
 func ForPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOWNER == 0 }
 
 // answer handles a request. buf is the memory for its reply; undo undoes what handle did for a reader that has another answer.
@@ -231,7 +231,7 @@ func (g *Guard) expire() (late []uint64) {
 		waited := time.Duration(r.ticks) * g.o.tick()
 		longest[r.split] = max(longest[r.split], waited)
 		switch {
-		case r.expired && !r.stuck: // one that waited for its turn has ended meanwhile
+		case r.expired && !r.stuck: // those that waited for a semaphore have ended since
 			r.stuck = true
 			g.stuck[r.split]++
 		case !r.expired && waited > g.o.Timeout:
