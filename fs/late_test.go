@@ -61,9 +61,11 @@ func TestLateReadGivesItsNumberBack(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if got := tr.reader(t, "train/next", 0).batch(t, size); got != 0 {
+		next := tr.reader(t, "train/next", 0)
+		if got := next.batch(t, size); got != 0 {
 			t.Errorf("%s first: the next reader got batch %d, want 0", first, got)
 		}
+		tr.Answered(next.unique)
 		if n := len(tr.reads.assigned); n > 0 {
 			t.Errorf("%s first: %d reads are under way", first, n)
 		}

@@ -170,7 +170,6 @@ func (t *tree) readNext(late <-chan struct{}, i inode, in *fuse.ReadIn, span sta
 		}
 		answer, err := t.readBatches(i, s, k, span.Off, buf)
 		if err == nil {
-			t.reads.end(in.Unique)
 			return answer, nil
 		}
 		t.reads.giveBack(in.Unique)

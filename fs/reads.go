@@ -37,7 +37,7 @@ func (r *reads) assign(read state.Read, late <-chan struct{}) (number uint64, er
 	return number, err
 }
 
-// end notes that a read has its answer.
+// end notes that a read has an answer.
 func (r *reads) end(id uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -54,8 +54,8 @@ func (r *reads) giveBack(id uint64) {
 	}
 }
 
-// GiveBack gives the number of a read back.
 func (t *tree) GiveBack(id uint64) { t.reads.giveBack(id) }
+func (t *tree) Answered(id uint64) { t.reads.end(id) }
 
 func isClosed(c <-chan struct{}) bool {
 	select {

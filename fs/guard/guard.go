@@ -29,8 +29,10 @@ type FileSystem interface {
 	OpenRows(node uint64) int64
 	ReadRows(in *fuse.ReadIn) (rows int64, bytes int)
 
-	// GiveBack gives back what a request took that has no good answer: the batch number of a read.
+	// GiveBack gives back what a request took that gets an error in its handler's place: the batch number of a read. Otherwise
+	// Answered is called when the handler has ended.
 	GiveBack(id uint64)
+	Answered(id uint64)
 
 	// Fault notes the error of a request, and returns its errno.
 	Fault(node uint64, err error) fuse.Status
@@ -38,7 +40,7 @@ type FileSystem interface {
 
 // A Guard guards a FileSystem.
 //
-// Lock order: mu, then the locks of GiveBack.
+// Lock order: mu, then the locks of GiveBack and Answered.
 type Guard struct {
 	FileSystem
 	o        Options
@@ -163,7 +165,7 @@ func (g *Guard) begin(header *fuse.InHeader) (*request, error) {
 		return nil, g.timedOut()
 	}
 	if g.o.Shared.Exhausted(id) {
-		g.answered(id)
+		g.noteAnswer(id)
 		return nil, errExhausted
 	}
 	r := requests.Get().(*request)
@@ -187,13 +189,14 @@ func (g *Guard) end(r *request) (late bool) {
 	if r.expired {
 		return true // r is not used again: its channel is closed
 	}
-	g.answered(r.id)
+	g.Answered(r.id)
+	g.noteAnswer(r.id)
 	requests.Put(r)
 	return false
 }
 
-// answered notes that a request has an answer, or is about to. The caller holds mu.
-func (g *Guard) answered(id uint64) {
+// noteAnswer notes that a request has an answer, or is about to. The caller holds mu.
+func (g *Guard) noteAnswer(id uint64) {
 	g.o.Shared.EndAttempts(id)
 	g.o.Shared.Answered.Add(1)
 }
@@ -239,7 +242,7 @@ func (g *Guard) expire() (late []uint64) {
 			close(r.late)
 			g.GiveBack(r.id)
 			g.o.Answer(r.id, syscall.ETIMEDOUT) // under the lock, so that the handler does not answer before
-			g.answered(r.id)
+			g.noteAnswer(r.id)
 			late = append(late, r.node)
 		}
 	}

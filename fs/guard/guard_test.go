@@ -36,6 +36,7 @@ func (d *disk) OpenRows(uint64) int64           { return 1 }
 func (d *disk) GiveBack(id uint64)              { d.note("number of %d", id) }
 func (d *disk) Forget(node, n uint64)           { d.note("%d lookups of %d", n, node) }
 func (d *disk) SetDebug(bool)                   {}
+func (d *disk) Answered(uint64)                 {}
 func (d *disk) Fault(uint64, error) fuse.Status {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -158,7 +159,7 @@ func (g *guarding) isIdle(t *testing.T) {
 	}
 	for i := range g.o.Limits.splits {
 		s := &g.o.Limits.splits[i]
-		if s.waiting.Load() != 0 || s.taken.Load() != 0 || !s.replies.TryAcquire(s.maxReplies) {
+		if s.waiting.Load() != 0 || s.taken.Load() != 0 || !s.short.replies.TryAcquire(s.maxReplies/2) || !s.long.replies.TryAcquire(s.maxReplies/2) {
 			t.Errorf("split %d: %d requests wait, %d bytes are taken", i, s.waiting.Load(), s.taken.Load())
 		}
 	}
@@ -270,7 +271,7 @@ func TestExhaustedRequest(t *testing.T) {
 // Replies that wait to be sent take no more memory than they may, unless a single one does.
 func TestRepliesAreBounded(t *testing.T) {
 	const most = 4 << 20
-	g := newGuarding(t, 1, most)
+	g := newGuarding(t, 1, 2*most) // half for requests of each length
 	release := g.disk.hang()
 	defer release()
 	var all sync.WaitGroup
@@ -320,7 +321,7 @@ func TestAhead(t *testing.T) {
 	for l.TryAhead(1) {
 		n++
 	}
-	if n != maxSlots/2 || !l.splits[1].long.TryAcquire(maxSlots/2) {
+	if n != maxSlots/2 || !l.splits[1].long.slots.TryAcquire(maxSlots/2) {
 		t.Errorf("%d batches at a time", n)
 	}
 	for range n {

@@ -25,13 +25,21 @@ type Limits struct {
 
 // A split is the limits of one.
 type split struct {
-	short, long *semaphore.Weighted // requests of up to shortRows, and of more; each may take a thread, which waits for a disk
+	short, long class               // requests of up to shortRows, and of more
 	ahead       *semaphore.Weighted // batches that are made ahead at a time
-	replies     *semaphore.Weighted // bytes of replies
 	maxReplies  int64               // bytes
+	waiting     atomic.Int64        // requests
+	taken       atomic.Int64        // of maxReplies
+}
 
-	waiting atomic.Int64 // requests
-	taken   atomic.Int64 // of maxReplies
+// A class is the limits of requests of one length.
+type class struct {
+	slots   *semaphore.Weighted // for requests; each may take a thread, which waits for a disk
+	replies *semaphore.Weighted // for bytes of replies
+}
+
+func newClass(slots, replyBytes int64) class {
+	return class{semaphore.NewWeighted(slots), semaphore.NewWeighted(replyBytes)}
 }
 
 const (
@@ -55,10 +63,9 @@ func NewLimits(splits int, replyBytes int64) *Limits {
 	l := &Limits{splits: make([]split, n+1), maxStuck: int(max(1, min(maxStuck, slots/2)))}
 	for i := range l.splits {
 		s := &l.splits[i]
-		s.short = semaphore.NewWeighted(slots)
-		s.long, s.ahead = semaphore.NewWeighted(max(1, slots/2)), semaphore.NewWeighted(max(1, slots/2))
-		s.maxReplies = max(mount.MaxRequest, min(replyBytes/n, slots*mount.MaxRequest))
-		s.replies = semaphore.NewWeighted(s.maxReplies)
+		s.maxReplies = max(2*mount.MaxRequest, replyBytes/n)
+		s.short, s.long = newClass(slots, s.maxReplies/2), newClass(max(1, slots/2), s.maxReplies/2)
+		s.ahead = semaphore.NewWeighted(max(1, slots/2))
 	}
 	return l
 }
@@ -66,8 +73,9 @@ func NewLimits(splits int, replyBytes int64) *Limits {
 // held is what a request has acquired.
 type held struct {
 	split *split
-	slot  *semaphore.Weighted // or nil
-	bytes int64               // of split.replies
+	class *class
+	slots int64
+	bytes int64
 }
 
 // acquire waits until a request of so many rows may use the files of a split. The reply has so many bytes, in buf. late ends the
@@ -77,20 +85,19 @@ func (l *Limits) acquire(split int, rows int64, bytes int, buf []byte, late <-ch
 	if rows == 0 {
 		return h, nil
 	}
-	h.split = s
+	h.split, h.class = s, &s.short
+	if rows > shortRows {
+		h.class = &s.long
+	}
 	if bytes > smallReply {
-		if err := s.wait(s.replies, int64(bytes), buf, late); err != nil {
+		if err := s.wait(h.class.replies, int64(bytes), buf, late); err != nil {
 			return h, err
 		}
 		h.bytes = int64(bytes)
 		s.taken.Add(h.bytes)
 	}
-	slot := s.short
-	if rows > shortRows {
-		slot = s.long
-	}
-	if err = s.wait(slot, 1, buf, late); err == nil {
-		h.slot = slot
+	if err = s.wait(h.class.slots, 1, buf, late); err == nil {
+		h.slots = 1
 	}
 	return h, err
 }
@@ -114,12 +121,12 @@ func (s *split) wait(of *semaphore.Weighted, n int64, buf []byte, late <-chan st
 }
 
 func (h *held) release() {
-	if h.slot != nil {
-		h.slot.Release(1)
+	if h.slots > 0 {
+		h.class.slots.Release(h.slots)
 	}
 	if h.bytes > 0 {
 		h.split.taken.Add(-h.bytes)
-		h.split.replies.Release(h.bytes)
+		h.class.replies.Release(h.bytes)
 	}
 }
 
