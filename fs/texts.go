@@ -46,7 +46,7 @@ type keptText struct {
 // A memoryUse is the memory that readers make this process take, in bytes, of all that they may.
 type memoryUse struct {
 	budget, replies, ahead, texts, tables int64
-	waiting                               int // requests that wait for a turn or a place
+	waiting                               int // requests that wait for a semaphore
 	store                                 *StoreUse
 	mapped, busy                          int64 // see Options.Remaps
 }
@@ -148,6 +148,9 @@ func (statusText) show(t *texts, _ inode) []byte {
 	defer t.making.Unlock()
 	splits, idle := t.countedSplits()
 	m := t.memory()
+	t.mu.Lock()
+	m.texts = int64(t.bytes)
+	t.mu.Unlock()
 	text := fmt.Appendf(nil, `{
   "version": %s,
   "pid": %20d,

@@ -16,6 +16,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"batchfs/cache/array"
+	"batchfs/fs/guard"
 	"batchfs/fs/state"
 )
 
@@ -112,9 +113,8 @@ func growLogging(t testing.TB, log *slog.Logger, shared *state.Shared, sequences
 	t.Helper()
 	o := Options{ProgramVersion: "test", Ahead: 2, AheadBytes: 1 << 20, ReplyBytes: 64 << 20, TextBytes: maxTextBytes,
 		TableBytes: func() int64 { return 0 }, Remaps: func() (int64, int64) { return 3, 2 }, Timeout: time.Minute, Mode: 0o444, Log: log}
-	tr := newTree("/mnt", sequences, o)
-	t.Cleanup(func() { tr.leaving.Store(true) })
-	if err := tr.resume(sequences, shared, o); err != nil {
+	tr, err := newTree("/mnt", sequences, shared, guard.NewLimits(len(sequences), o.ReplyBytes), newLimitedLog(log), o)
+	if err != nil {
 		t.Fatal(err)
 	}
 	tr.sequences.index()

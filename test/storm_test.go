@@ -154,7 +154,7 @@ func TestStorm(t *testing.T) {
 		{"kill between steps", faultyBatchfs, nil, "open:kill:9000 want:kill:9000 ask:kill:9000 note:kill:9000 noted:kill:9000 number:kill:9000 " +
 			"holder:kill:9000 listed:kill:9000 delivered:kill:9000 taken:kill:9000 count:kill:9000", nil, false},
 		{"stop and kill", plainBatchfs, nil, "", stopAndKill, false},
-		{"panic", faultyBatchfs, nil, "read:panic:2000", nil, false},
+		{"panic", faultyBatchfs, nil, "read:panic:2000", nil, true},
 		{"restart", plainBatchfs, nil, "", func(t testing.TB, m *mounted, _ int) { run(t, plainBatchfs, "restart", m.dir) }, false},
 		{"seek", plainBatchfs, nil, "", seekAndKill, false},
 		{"no resend", plainBatchfs, []string{"--no-resend"}, "", kill, true},

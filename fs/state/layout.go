@@ -32,8 +32,7 @@ type Shared struct {
 	LastRestart  Note          // why the last restart was refused, or empty; the supervisor's
 	RestartCount atomic.Uint64 // restarts that were asked for and are over; the supervisor's
 
-	suspect  atomic.Uint64 // id of the request that is to blame if the worker ends now, or 0
-	blamed   atomic.Uint64 // the last worker that knew which request its predecessor ended of
+	Crashes  atomic.Uint64 // workers that ended by themselves, and were not killed by others; the supervisor's
 	attempts [maxAttempts]attempt
 	lookups  lookups
 	names    names
@@ -52,7 +51,7 @@ type Shared struct {
 }
 
 // layoutVersion changes with the layout of Shared, or with what its fields mean.
-const layoutVersion = 10
+const layoutVersion = 11
 
 // A Note is a text of up to 4096 bytes.
 type Note struct {
@@ -154,15 +153,14 @@ type assignment struct {
 
 const maxAssignments = 1 << 10
 
-// An attempt counts how many workers ended that were to answer a request. It is free when id is 0.
+// An attempt is a request that was sent again and has no answer yet. It is free when id is 0.
 type attempt struct {
-	id        atomic.Uint64 // of the request, without Resent
-	times     atomic.Uint64
-	worker    atomic.Uint64 // which worker counted last
-	suspected atomic.Uint64 // not 0: the worker has begun to answer the request, which may be why it ends
+	id      atomic.Uint64 // of the request
+	crashes atomic.Uint64 // Crashes when it was first sent again
+	worker  atomic.Uint64 // the last worker that got it
 }
 
-// So many requests that were sent again are counted at a time.
+// So many requests that were sent again are known at a time.
 const maxAttempts = 1 << 12
 
 // lookups notes for which requests a lookup was counted, so that a request that is sent again counts once.

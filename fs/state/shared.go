@@ -167,7 +167,6 @@ func (s *Shared) NewConnection() {
 	for i := range s.parked {
 		s.parked[i].fh.Store(0)
 	}
-	s.Acquit()
 	for i := range s.attempts {
 		s.attempts[i].id.Store(0)
 	}

@@ -372,6 +372,9 @@ func (s *supervisor) replace(why error) error {
 			why = machineError{why}
 		}
 	}
+	if !errors.As(why, new(machineError)) {
+		s.shared.Crashes.Add(1)
+	}
 	s.drain()
 	if s.next != nil && s.next.reload {
 		s.drop(errors.New("the worker ended meanwhile; try again"))
