@@ -12,7 +12,7 @@ import (
 	"batchfs/fs/state"
 )
 
-// What was under way when a worker died comes again in any order, threads that share a handle included.
+// The requests under way when a worker dies are sent again in any order, also of threads that share a handle.
 func TestEverythingComesAgain(t *testing.T) {
 	const size, threads, rounds = 1000, 8, 200
 	s := counting("train", size)
@@ -56,7 +56,7 @@ func TestEverythingComesAgain(t *testing.T) {
 	}
 }
 
-// A configuration that is not that of the mount is refused.
+// The configuration of another mount is refused.
 func TestOtherSplitsAreRefused(t *testing.T) {
 	a, b := counting("a", 1000), counting("b", 1000)
 	tr := plant(t, a, b)

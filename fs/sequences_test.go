@@ -44,7 +44,7 @@ func (q *sequences) mustLookUp(t *testing.T, dir inode, name string) int {
 	return number
 }
 
-// check fails unless every number is either free or that of just one name, and the shared state has the same names.
+// check fails unless every number is free or has just one name, and the shared state has the same names.
 func (q *sequences) check(t *testing.T) {
 	t.Helper()
 	q.mu.Lock()
@@ -173,7 +173,7 @@ func TestFailedReadMovesNothing(t *testing.T) {
 	}
 }
 
-// forgetAtOnce takes the names that the kernel is to forget, so that no lookup waits for that.
+// forgetAtOnce takes the outdated names, so that no lookup waits for them to be invalidated.
 func (q *sequences) forgetAtOnce() {
 	go func() {
 		for {
@@ -202,7 +202,7 @@ func TestAllNumbersInUse(t *testing.T) {
 	q.check(t)
 }
 
-// A user's settings are bounded, whatever becomes of the worker, and do not bound those of others.
+// A user's settings are bounded, also after a takeover, and leave other users theirs.
 func TestQuotaOfSettings(t *testing.T) {
 	s := counting("train", 100)
 	const quota, owner, greedy, other = 3, 7, 8, 9
@@ -352,7 +352,7 @@ func TestConcurrentLookupsAndForgets(t *testing.T) {
 	}
 }
 
-// Changing tokens are followed: version v of a batch is that of a counting sequence, and v is its first byte.
+// Changing tokens are followed: a batch of version v is one of a counting sequence, each byte XOR v.
 type changing struct {
 	name    string
 	size    int64
@@ -388,7 +388,7 @@ func (c *changing) now() *fake {
 	return s
 }
 
-// holding says which batch of which version data is, or that it is a mix.
+// holding names the batch and the version of data, or says that it is a mix.
 func (c *changing) holding(data []byte) string {
 	for v := range c.version.Load() + 1 {
 		for k := range uint64(20) {
@@ -410,7 +410,7 @@ func followed(t *testing.T, size int64) (*tree, *changing) {
 	return plant(t, c.now()), c
 }
 
-// A handle of next goes on with other tokens at the beginning of a batch, and neither repeats a number nor leaves one out.
+// A handle of next changes to other tokens at the beginning of a batch, and neither repeats a number nor leaves one out.
 func TestNextFollowsChanges(t *testing.T) {
 	const size = 1000
 	tr, c := followed(t, size)
@@ -479,7 +479,7 @@ func TestNextFollowsChanges(t *testing.T) {
 	expect(kept, "batch 12 of version 10")
 	expect(other, "batch 13 of version 10")
 
-	// Where the header was read alone, as numpy.load does, the array is that of the tokens that were there then.
+	// Where the header was read alone, as numpy.load does, the array is of the tokens at that time.
 	framed := tr.reader(t, "train/next.npy", 0)
 	c.version.Add(1)
 	framed.read(0, headerBytes)

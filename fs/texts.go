@@ -18,7 +18,7 @@ import (
 // texts are the files of text: what they show, and what each open handle of a live one shows.
 //
 // What handles show is kept, up to most bytes, by when it was last read. A text beyond that is made again when its handle is read, as
-// for a handle that another process opened.
+// for a handle that another worker opened.
 //
 // Lock order: mu last.
 type texts struct {
@@ -51,7 +51,7 @@ type memoryUse struct {
 	mapped, busy                          int64 // see Options.Remaps
 }
 
-// textBits are those of a handle in which the length of its text stands.
+// The low textBits of a handle are the length of its text.
 const textBits = 32
 
 // keep makes a text and keeps it for a new handle. The handle tells how long the text is.
@@ -189,8 +189,8 @@ func (statusText) show(t *texts, _ inode) []byte {
 	return fmt.Appendf(text, "  \"splits\": {%s\n  }\n}\n", strings.Join(splits, ","))
 }
 
-// countedSplits returns the entries of status.json for splits and for settings that somebody uses or used, sorted by name, and how many
-// settings the kernel has forgotten whose cursor moved.
+// countedSplits returns the entries of status.json for splits and for settings in use, sorted by name, and how many settings the kernel
+// has forgotten whose cursor moved.
 func (t *texts) countedSplits() (all []string, idle int) {
 	byName := map[string]string{}
 	t.sequences.all(func(number int, name, fault string) {

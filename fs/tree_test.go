@@ -100,7 +100,7 @@ func plantLogging(t testing.TB, log *slog.Logger, sequences ...Sequence) *tree {
 	return growLogging(t, log, shared, sequences...)
 }
 
-// grow is the tree of a worker that goes on from the shared state.
+// grow is the tree of a worker that continues from the shared state.
 func grow(t testing.TB, shared *state.Shared, sequences ...Sequence) *tree {
 	t.Helper()
 	return growLogging(t, slog.New(slog.DiscardHandler), shared, sequences...)
@@ -451,7 +451,7 @@ func TestTextsHoldStill(t *testing.T) {
 	}
 }
 
-// The size that stat tells is that of the files as they are now: a lookup looks at those that the file is read from.
+// A lookup looks at the token files that the file is read from, so that stat tells their size as it is now.
 func TestLookupsLookAtFiles(t *testing.T) {
 	s := counting("train", 1000)
 	var looked []uint64

@@ -76,7 +76,7 @@ func TestOriginsOfRows(t *testing.T) {
 	}
 }
 
-// An array beside the tokens is part of the data: where it alone changes, batches are no more, not even those of other rows.
+// An array beside the tokens is part of the data: where it alone changes, no byte of a batch is served any more.
 func TestArrayThatChanges(t *testing.T) {
 	for file, content := range map[string]string{"b.mask": strings.Repeat("\x00", 30), "b.top": strings.Repeat("pot4", 30), "b.bin": strings.Repeat("abcd", 30)} {
 		all := openArrays(t, "")
@@ -96,7 +96,7 @@ func TestArrayThatChanges(t *testing.T) {
 	}
 }
 
-// The text of a row is that of its tokens, whatever their dtype; rows of numbers have none.
+// Tokens of any dtype have a text; rows of numbers have none.
 func TestTextOfAnyTokens(t *testing.T) {
 	for _, test := range []struct{ keys, want string }{
 		{"token_dtype = 'uint8'\nvocab_size = 256", "\n    abc\n"},

@@ -36,7 +36,7 @@ type Dataset struct {
 	fingerprint string    // of the files of all sources
 	files       int       // of all arrays, and of their documents
 	groups      [][]int64 // sampler.Source.Groups of each source, where they are known
-	unleased    string    // a file of which Unwritten could not find out, or empty
+	unleased    string    // a file whose writers Unwritten could not find out, or empty
 }
 
 // Open opens and checks the token files of all splits.
@@ -179,7 +179,7 @@ func (d *Dataset) samplerSource(i int) (from sampler.Source, err error) {
 	return from, nil
 }
 
-// noDocuments says that nothing says where the documents of a token file end, and what helps.
+// noDocuments is the error for a token file without an index of documents.
 func noDocuments(file string, rows sampler.Rows) error {
 	ways := `documents = "files" makes each file one; batchfs index FILE --eot N makes an index where token N ends each document`
 	if rows == sampler.Windows {
@@ -261,7 +261,7 @@ func (d *Dataset) allFiles() (paths []string) {
 	return paths
 }
 
-// Arrays are those of each source, the main one first.
+// Arrays returns the arrays of each source, the main one first.
 func (d *Dataset) Arrays() [][]*cache.Array { return d.sources }
 
 // TryRead reads the beginning of the first batch that next gives, up to 1 MiB. The error says in words what readers of a mount
@@ -271,8 +271,8 @@ func (d *Dataset) TryRead() error {
 	return d.Sequence.Read(make([]byte, min(d.Sequence.Batch().Bytes(), 1<<20)), d.Split.Start, 0)
 }
 
-// Unwritten returns an error if somebody has one of the token files open for writing: see [cache.Array.Unwritten]. It is called
-// before others use d.
+// Unwritten returns an error if a process has one of the token files open for writing: see [cache.Array.Unwritten]. Call it before
+// others use d.
 func (d *Dataset) Unwritten() error {
 	for _, a := range d.arrays {
 		unknown, err := a.Unwritten()
@@ -302,8 +302,7 @@ func (d *Dataset) check() error {
 }
 
 // checkBatch looks at the files that batch k is read from, once at each; at all files for array.AllBatches, and at none for
-// array.NoBatch. It looks at all files too where they are no more than the rows, each of which may be of another file. Requests call it:
-// it allocates nothing.
+// array.NoBatch. A batch with more rows than there are files is a reason to look at all. Requests call it, so it allocates nothing.
 func (d *Dataset) checkBatch(k uint64) (err error) {
 	if k == array.AllBatches || k != array.NoBatch && d.files <= d.Sequence.BatchSize {
 		for _, a := range d.arrays {

@@ -273,7 +273,7 @@ func TestCannotFollow(t *testing.T) {
 	}
 }
 
-// rowBytes are those of row j of a batch: of x and then y, or of the layout tokens.
+// rowBytes returns row j of the first array of a batch: x, or tokens.
 func rowBytes(d *Dataset, batch []byte, j int) []byte {
 	n := len(batch) / d.Sequence.BatchSize
 	if d.Sequence.Layout == sampler.XY {
@@ -331,8 +331,7 @@ func TestOrigins(t *testing.T) {
 	}
 }
 
-// The origins of a batch are those of each row, as JSON of a size that is the same for each batch, and any part is that of the
-// whole.
+// The file of origins is JSON with the origin of each row. Its size is the same for each batch, and any read is a slice of the whole.
 func TestOriginsOfAnyBytes(t *testing.T) {
 	type row struct {
 		Row    uint64

@@ -18,7 +18,7 @@ import (
 	"batchfs/sampler"
 )
 
-// identity returns the settings that decide the bytes of a batch, besides those of the tokens, by key.
+// identity returns, by key, the settings that decide the bytes of a batch of given tokens.
 func (d *Dataset) identity() map[string]any {
 	all := d.Split.Values()
 	delete(all, "start")
@@ -44,7 +44,7 @@ func (d *Dataset) label() string {
 	return d.Split.Split + "/" + config.JoinSettings(all)
 }
 
-// Metadata says in files of tensors which batches they hold.
+// Metadata names the sequence and its data in .safetensors files.
 func (d *Dataset) Metadata() map[string]string {
 	return map[string]string{"sequence": d.label(), "fingerprint": d.fingerprint}
 }
@@ -182,7 +182,7 @@ func (d *Dataset) Counted() string {
 	return fmt.Sprintf("%d %s in %d files: %s, ..., %s", d.Len(), what, len(files), first, last)
 }
 
-// settings are those that decide what batches hold, by key.
+// settings returns, by key, what decides the content of batches.
 func (d *Dataset) settings() map[string]any {
 	all := d.identity()
 	all["split"], all["join"], all["token_dtype"] = d.Split.Split, d.Split.Join, d.Sequence.Stored()
@@ -192,8 +192,8 @@ func (d *Dataset) settings() map[string]any {
 	return all
 }
 
-// Describe writes for people where each row of batch k comes from, with the text of each row where a vocabulary lies beside its token
-// file. k is below sampler.MaxBatches.
+// Describe writes the origin of each row of batch k for people, and its text if a vocabulary lies beside the token file. k is below
+// sampler.MaxBatches.
 func (d *Dataset) Describe(out io.Writer, k uint64) error {
 	vocabularies := map[string]*vocabulary.Manifest{} // by directory
 	fmt.Fprintf(out, "batch %d of %s\nfingerprint %s\n", k, d.label(), d.fingerprint)
@@ -223,7 +223,7 @@ func (d *Dataset) Describe(out io.Writer, k uint64) error {
 	return nil
 }
 
-// describeSegment writes where a segment of a row comes from, and its text. It adds the vocabulary that it reads.
+// describeSegment writes the origin of a segment of a row, and its text. It adds a vocabulary that it reads to vocabularies.
 func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Segment, vocabularies map[string]*vocabulary.Manifest) (err error) {
 	at := d.mains[source].Locate(segment.Start)
 	if d.Sequence.Rows != sampler.Windows {
@@ -259,7 +259,7 @@ func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Seg
 	return nil
 }
 
-// text returns what the tokens of a segment of a row stand for, up to the first T of the row.
+// text decodes the tokens of a segment, up to the first T of the row.
 func (d *Dataset) text(source int, segment sampler.Segment, v *vocabulary.Manifest) (string, error) {
 	tokens := d.mains[source]
 	size := tokens.DType().Size()

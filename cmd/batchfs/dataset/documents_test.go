@@ -47,8 +47,8 @@ func writeDocuments(t *testing.T) (ends []uint64) {
 	return ends
 }
 
-// The origins of rows that are made of documents name the first document and how many pieces there are; inspect shows them all, and --find
-// where each token is.
+// The origins of rows of documents name the first document and the number of segments. inspect shows each segment, and --find finds each
+// token.
 func TestOriginsOfDocuments(t *testing.T) {
 	ends := writeDocuments(t)
 	for _, d := range mustOpenConfig(t) {

@@ -21,7 +21,7 @@ func library(t testing.TB) string {
 	return dir
 }
 
-// Whatever the format, a batch is that of the headerless file with the same tokens, in every order, by every access.
+// Files of the same tokens have the same batches in every format, in every order, by every access.
 func TestEveryFormatHasTheSameBatches(t *testing.T) {
 	dir := library(t)
 	t.Chdir(t.TempDir())

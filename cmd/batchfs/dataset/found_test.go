@@ -48,7 +48,7 @@ func mixture(first, second string) string {
 	return source + first + source + second
 }
 
-// What vocab.json says lies beside tokens is served as if the configuration named it, by any worker, and x and y stay as they are.
+// Arrays that vocab.json names are served like arrays that the configuration names; x and y stay as they are.
 func TestArraysBesideTokens(t *testing.T) {
 	writePrepared(t)
 	for _, test := range []struct{ found, same, none string }{

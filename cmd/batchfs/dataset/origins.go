@@ -10,7 +10,7 @@ import (
 	"batchfs/sampler"
 )
 
-// A rowOrigin is where a row of a batch comes from.
+// A rowOrigin is the origin of a row of a batch.
 type rowOrigin struct {
 	row      uint64 // global number
 	epoch    uint64
@@ -20,7 +20,7 @@ type rowOrigin struct {
 	segments []sampler.Segment
 }
 
-// origin says where row j of batch k comes from. The error is one of reading where documents end.
+// origin returns the origin of row j of batch k. It may read an index of documents, and fail.
 func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
 	r = rowOrigin{row: d.Sequence.Row(k, j), epoch: d.Sequence.Epoch(k, j)}
 	if r.source, r.segments, err = d.Sequence.Segments(k, j); err == nil {
@@ -30,8 +30,8 @@ func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
 	return r, err
 }
 
-// Origins are the files batch/<k>.json of a dataset: where each row of batch k comes from, that is its number among all rows, its
-// epoch, its file and source, and the index in the file of its first token; where an index of documents is known, also the number of the
+// Origins are the files batch/<k>.json of a dataset. For each row of batch k they give its number among all rows, its epoch, its file
+// and source, and the index in the file of its first token; where an index of documents is known, also the number of the
 // first token's document, and how many segments of documents a row has. Every row takes a line of the same width, so that
 // any part of the file can be made by itself, and the size is known.
 type Origins struct {
@@ -64,7 +64,7 @@ func jsonOf(path string) []byte {
 	return text
 }
 
-// line is that of a row, without what fills it up to the width.
+// line returns the line of a row without padding.
 func (o *Origins) line(r rowOrigin) []byte {
 	line := fmt.Appendf(nil, `    {"row": %20d, "epoch": %20d, "file": %s, "start": %19d`, r.row, r.epoch, jsonOf(r.file), r.start)
 	if o.d.Split.Ends == sampler.EndsByIndex {
@@ -83,8 +83,8 @@ func (o *Origins) Len() int64 {
 
 func (o *Origins) first(k uint64) []byte { return fmt.Appendf(nil, originsFirst, k) }
 
-// Read fills dst with what the file of batch k holds from byte off on, within its length. k is below sampler.MaxBatches. The error is
-// one of reading where documents end.
+// Read fills dst with what the file of batch k holds from byte off on, within its length. k is below sampler.MaxBatches. It may
+// read an index of documents, and fail.
 func (o *Origins) Read(dst []byte, k uint64, off int64) error {
 	take := func(part []byte) {
 		if off >= int64(len(part)) {

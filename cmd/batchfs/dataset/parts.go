@@ -56,7 +56,7 @@ func partsOf(s *config.Split, m config.Memory) (*config.Split, []Part, hint, err
 	return s, parts, h, nil
 }
 
-// options are those of array n of source i of a split, 0 for the main one. h is what lies beside the files.
+// options returns how to open array n of source i of a split; 0 is the main one. h is what vocab.json says.
 func options(s *config.Split, m config.Memory, i, n int, h hint) cache.Options {
 	o := cache.Options{Remote: s.Remote, Follow: s.OnChange == "follow", Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop"}
 	if n == 0 {

@@ -10,7 +10,7 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// A share of a host is described as it is: the settings and the rows of an epoch in info.json. Without shuffle_block nothing speaks of it, and a sequence keeps its name.
+// info.json and the summary describe the share of a host. Without shuffle_block they say nothing of shares.
 func TestSharesAreDescribed(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 100_000, "b.bin": 70_000})
@@ -52,7 +52,7 @@ func TestSharesAreDescribed(t *testing.T) {
 	}
 }
 
-// A run of two machines with two ranks each goes on with other machines in the middle of an epoch. While world / local_world and batch_size *
+// A run of two machines with two ranks each continues on other machines in the middle of an epoch. While world / local_world and batch_size *
 // local_world stay what they were, each window is still read once in the epoch, whichever machine reads it.
 func TestOtherMachines(t *testing.T) {
 	t.Chdir(t.TempDir())

@@ -17,8 +17,8 @@ import (
 	"batchfs/cmd/batchfs/config"
 )
 
-// A Snapshot is a mount as it was set up: what a process needs to serve what another process served, although somebody may have
-// edited the configuration or moved the token files since.
+// A Snapshot is a mount as it was set up. From it, a process serves what another one served, although the configuration or the token
+// files may have changed since.
 type Snapshot struct {
 	Mountpoint string
 	Dir        string           // that the command was given in
@@ -37,7 +37,7 @@ type splitSnapshot struct {
 	TorchState  []byte
 	Version     uint64
 	Unleased    string    // a file whose writers cannot be known, or empty
-	Groups      [][]int64 // rows of the groups of documents of each source, so that nobody counts them again
+	Groups      [][]int64 // rows of the groups of documents of each source, so that no worker counts them again
 }
 
 // NewSnapshot returns the snapshot of a mount. raw is what flags read in the working directory, and datasets are all of its
@@ -131,7 +131,7 @@ func (s *Snapshot) Reload() (*Snapshot, error) {
 	return &fresh, now.CanReplace(old)
 }
 
-// Warn logs of which splits, that follow their files, it cannot be known whether somebody still writes to a file.
+// Warn logs the splits that follow their files although the kernel cannot say which processes write to them.
 func (s *Snapshot) Warn(c *config.Config, log *slog.Logger) {
 	for i, split := range c.Splits {
 		if file := s.Splits[i].Unleased; file != "" && split.OnChange == "follow" {

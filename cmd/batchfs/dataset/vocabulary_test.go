@@ -33,7 +33,7 @@ func writeTokens(t *testing.T) {
 
 const two = "[batch]\nbatch_size = 2\nblock_size = 4\n"
 
-// The size of the vocabulary is that of the configuration, of the source before the split, or of the vocab.json beside the files.
+// The size of the vocabulary is vocab_size of the source, else of the split, else of the vocab.json beside the files.
 func TestVocabSize(t *testing.T) {
 	writeTokens(t)
 	sources := func(first, second string) string {
@@ -94,7 +94,7 @@ func TestVocabSize(t *testing.T) {
 	}
 }
 
-// Another process compares with the same vocabulary, and a restart with that of the configuration as it is then.
+// Another process compares with the same vocabulary, and a restart with the one of the new configuration.
 func TestSnapshotKeepsTheVocabulary(t *testing.T) {
 	writeTokens(t)
 	text := two + "order = 'sequential'\n[splits.a]\ntokens = 'chars/large.bin'\n"
@@ -122,7 +122,7 @@ func TestSnapshotKeepsTheVocabulary(t *testing.T) {
 }
 
 // What prepare writes into vocab.json need not be configured: the dtype of headerless files, and the token that ends a document. The
-// configuration goes before it, and a split that does not ask for documents is as it was.
+// configuration goes before it, and a split without documents is as it was.
 func TestVocabularyTellsDTypeAndEnds(t *testing.T) {
 	t.Chdir(t.TempDir())
 	tokens := strings.Repeat("\x01\x00\x00\x00\x02\x00\x00\x00\x09\x00\x00\x00", 40)
