@@ -2,8 +2,6 @@ package fs
 
 import (
 	"bytes"
-	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -11,7 +9,6 @@ import (
 
 	"batchfs/cache/array"
 	"batchfs/fs/header"
-	"batchfs/fs/state"
 )
 
 // manyArrays is a sequence of batches of as many arrays as there may be, of all dtypes, with names as long as they may be.
@@ -31,10 +28,88 @@ func manyArrays(rows int) *fake {
 	return s
 }
 
-// Each array beside the main ones has a file of each batch, and one of all batches, which show it alone, from any byte on.
-func TestFilesOfOneArray(t *testing.T) {
-	s := manyArrays(3)
-	tr := plant(t, s)
+// contentOf is what a file of a sequence must show, computed from its name: its header, and the bytes of its batches.
+func contentOf(s *fake, name string) (content []byte, headerLen int) {
+	var k, steps uint64 = 0, 1
+	shown, size := s.Batch.Stack(), s.Batch.MainBytes()
+	if strings.HasPrefix(name, "batches") {
+		steps = s.Steps
+	}
+	fmt.Sscanf(name, "batch/%d", &k)
+	for _, a := range s.Batch.Arrays {
+		if strings.HasSuffix(name, "."+a.Name+".npy") {
+			shown, size = a, a.Bytes()
+		}
+	}
+	from, shape := shown.Offset, shown.Shape
+	switch {
+	case strings.HasSuffix(name, ".npy") && strings.HasPrefix(name, "batches"):
+		shape = append([]int{int(steps)}, shape...)
+		fallthrough
+	case strings.HasSuffix(name, ".npy"):
+		content = header.NPY(shown.DType, shape...)
+	case strings.HasSuffix(name, ".safetensors"):
+		content = header.Safetensors(s.Batch, s.Metadata, k)
+		size = s.Batch.Bytes()
+	}
+	headerLen = len(content)
+	for ; steps > 0; steps-- {
+		part := make([]byte, size)
+		s.Read(part, k, from)
+		content = append(content, part...)
+		k++
+	}
+	return content, headerLen
+}
+
+// Any read of any file is that slice of the whole, and the whole is the header and the batches that the name says.
+func TestAnyReadIsASlice(t *testing.T) {
+	three := counting("train", 120)
+	three.Batch = array.NewBatch(2,
+		array.Array{Name: "x", DType: array.Uint16, Shape: []int{2, 5}},
+		array.Array{Name: "y", DType: array.Uint16, Shape: []int{2, 5}},
+		array.Array{Name: "mask", DType: array.Int64, Shape: []int{10}},
+	)
+	for _, s := range []*fake{counting("train", 2), counting("train", 100), counting("train", 5000), three, manyArrays(3)} {
+		tr := plant(t, s)
+		names := []string{"next", "next.npy", "next.safetensors", "batches.bin", "batches.npy"}
+		for _, k := range []uint64{0, 3, 1<<arrayShift - 1} {
+			names = append(names, fmt.Sprintf("batch/%d", k), fmt.Sprintf("batch/%d.npy", k), fmt.Sprintf("batch/%d.safetensors", k))
+			for _, a := range s.Batch.Arrays[s.Batch.Main:] {
+				names = append(names, fmt.Sprintf("batch/%d.%s.npy", k, a.Name))
+			}
+		}
+		for _, a := range s.Batch.Arrays[s.Batch.Main:] {
+			names = append(names, fmt.Sprintf("batches.%s.npy", a.Name))
+		}
+		for _, name := range names {
+			for n := range 100 {
+				next := fmt.Sprint("batch/", tr.shared.Sequences[1].Cursor.Load())
+				want, headerLen := contentOf(s, strings.Replace(name, "next", next, 1))
+				r := tr.reader(t, "train/"+name, 0)
+				if size := tr.size(r.node, s); size != int64(len(want)) {
+					t.Fatalf("%s has %d bytes, want %d", name, size, len(want))
+				}
+				off, length := 0, len(want)+1
+				switch {
+				case n%2 == 1:
+					off, length = rand.IntN(len(want)+10), 1+rand.IntN(len(want))
+				case n > 0: // a few bytes about the end of the header
+					off, length = max(headerLen+rand.IntN(200)-100, 0), 1+rand.IntN(200)
+				}
+				from := min(off, len(want))
+				if got, status := r.read(int64(off), length); !status.Ok() || !bytes.Equal(got, want[from:min(from+length, len(want))]) {
+					t.Fatalf("%s at %d, length %d of %d: %v, %d bytes that are others", name, off, length, len(want), status, len(got))
+				}
+				r.close()
+			}
+		}
+	}
+}
+
+// The arrays beside the main ones have files of their own, which are listed and said in README; other names have none.
+func TestNamesOfArrays(t *testing.T) {
+	tr := plant(t, manyArrays(3))
 	listed := 0
 	for _, e := range tr.entries(tr.find("train")) {
 		if e.inode.kind() == batchesArrayNPY {
@@ -44,57 +119,15 @@ func TestFilesOfOneArray(t *testing.T) {
 	if listed != array.Most-2 {
 		t.Errorf("%d files of one array are listed, of %d", listed, array.Most-2)
 	}
-	for n, a := range s.Batch.Arrays[2:] {
-		var all []byte
-		for k := range s.Steps {
-			part := make([]byte, a.Bytes())
-			s.Read(part, k, a.Offset)
-			check(t, tr, s, fmt.Sprintf("train/batch/%d.%s.npy", k, a.Name), a.DType, a.Shape, part)
-			all = append(all, part...)
-		}
-		check(t, tr, s, fmt.Sprintf("train/batches.%s.npy", a.Name), a.DType, append([]int{int(s.Steps)}, a.Shape...), all)
-		if i := tr.find(fmt.Sprintf("train/batch/%d.%s.npy", 1<<arrayShift-1, a.Name)); i.array() != n+2 || i.firstBatch() != 1<<arrayShift-1 {
-			t.Errorf("the last batch of %s has inode %#x, of array %d and batch %d", a.Name, i, i.array(), i.firstBatch())
-		}
-	}
-	for _, name := range []string{"batch/0.x.npy", "batch/0.y.npy", "batches.x.npy", "batch/0.none.npy", "batches.none.npy", "batch/.mask.npy",
+	for _, name := range []string{"batch/0.x.npy", "batches.x.npy", "batch/0.none.npy", "batches.none.npy", "batch/.mask.npy",
 		"batch/0.%.npy", fmt.Sprintf("batch/%d.%%.npy", 3<<arrayShift), "batches.%.npy",
 		fmt.Sprintf("batch/%d.%032d.npy", 1<<arrayShift, 2), fmt.Sprintf("batch/00.%032d.npy", 2), fmt.Sprintf("batch/0.%032d", 2), fmt.Sprintf("batches.%032d.bin", 2)} {
 		if i := tr.find("train/" + name); i != noSuchInode {
 			t.Errorf("%s has inode %#x", name, i)
 		}
 	}
-}
-
-// check reads a file whole and in pieces. It must be a .npy file of an array.
-func check(t *testing.T, tr *tree, s *fake, path string, dtype array.DType, shape []int, content []byte) {
-	t.Helper()
-	want := append(header.NPY(dtype, shape...), content...)
-	r := tr.reader(t, path, 0)
-	if size := tr.size(r.node, s); size != int64(len(want)) {
-		t.Errorf("%s has %d bytes, want %d", path, size, len(want))
-	}
-	for from := 0; from < len(want); from += 1 + rand.IntN(500) {
-		n := 1 + rand.IntN(2000)
-		if got, status := r.read(int64(from), n); !status.Ok() || !bytes.Equal(got, want[from:min(from+n, len(want))]) {
-			t.Fatalf("%s: %v, %d bytes from %d are\n%x, want\n%x", path, status, n, from, got, want[from:min(from+n, len(want))])
-		}
-	}
-}
-
-// The inode of a file of one array says which, of which batch, sequence and version.
-func TestInodesOfOneArray(t *testing.T) {
-	for range 1000 {
-		sequence, a, k, v := rand.IntN(state.MaxSequences), rand.IntN(array.Most), rand.Uint64N(1<<arrayShift), Version(rand.Uint64N(1<<20))
-		for _, kind := range []kind{batchArrayNPY, batchesArrayNPY} {
-			i := makeArrayInode(kind, sequence, a, k).ofVersion(v)
-			if i.kind() != kind || i.sequence() != sequence || i.array() != a || kind == batchArrayNPY && i.firstBatch() != k || kind == batchesArrayNPY && i.firstBatch() != 0 {
-				t.Fatalf("array %d, batch %d, version %d: %#x is of array %d, batch %d", a, k, v, i, i.array(), i.firstBatch())
-			}
-			if i.ofVersion(v) != i || i.ofVersion(v+1) == i {
-				t.Fatalf("%#x at version %d is %#x, and at the next %#x", i, v, i.ofVersion(v), i.ofVersion(v+1))
-			}
-		}
+	if text := string(tr.texts.readme); !strings.Contains(text, `x, y = numpy.load("/mnt/train/next.npy")`) {
+		t.Errorf("README says\n%s", text)
 	}
 }
 
@@ -119,73 +152,5 @@ func TestLongestHeaders(t *testing.T) {
 		if got := i.kind().batches().header(i, s, MaxBatches-1); len(got) != headerBytes || got[len(got)-2] != ' ' {
 			t.Errorf("the header of kind %d has %d bytes, the last %q", i.kind(), len(got), got[len(got)-10:])
 		}
-	}
-}
-
-// Of a batch with an array beside x and y, raw files and .npy show x and y, and .safetensors shows all three.
-func TestArraysBesideTheMainOnes(t *testing.T) {
-	const size, main = 2*10*2 + 10*8, 2 * 10 * 2
-	s := counting("train", size)
-	s.Batch = array.NewBatch(2,
-		array.Array{Name: "x", DType: array.Uint16, Shape: []int{2, 5}},
-		array.Array{Name: "y", DType: array.Uint16, Shape: []int{2, 5}},
-		array.Array{Name: "mask", DType: array.Int64, Shape: []int{10}},
-	)
-	tr := plant(t, s)
-	batch := func(k uint64, n int) []byte {
-		dst := make([]byte, n)
-		s.Read(dst, k, 0)
-		return dst
-	}
-	read := func(path string) []byte {
-		t.Helper()
-		r := tr.reader(t, path, 0)
-		data, status := r.read(0, 1<<20)
-		if !status.Ok() || int64(len(data)) != tr.size(r.node, s) {
-			t.Fatalf("%s: %v, %d bytes", path, status, len(data))
-		}
-		return data
-	}
-	var all []byte
-	for k := range s.Steps {
-		all = append(all, batch(k, main)...)
-		for _, path := range []string{"train/next", fmt.Sprintf("train/batch/%d", k)} {
-			if got := read(path); !bytes.Equal(got, batch(k, main)) {
-				t.Errorf("%s, batch %d: %x", path, k, got)
-			}
-		}
-		npy := read(fmt.Sprintf("train/batch/%d.npy", k))
-		if !strings.Contains(string(npy[:headerBytes]), "'<u2', 'fortran_order': False, 'shape': (2, 2, 5), ") || !bytes.Equal(npy[headerBytes:], batch(k, main)) {
-			t.Errorf("batch %d.npy: %.100q", k, npy)
-		}
-		safe := read(fmt.Sprintf("train/batch/%d.safetensors", k))
-		var header map[string]struct {
-			DType   string `json:"dtype"`
-			Shape   []int
-			Offsets []int64 `json:"data_offsets"`
-		}
-		if err := json.Unmarshal(safe[8:8+binary.LittleEndian.Uint64(safe)], &header); err != nil {
-			t.Fatal(err)
-		}
-		if got := fmt.Sprint(header["x"], header["y"], header["mask"]); got != "{U16 [2 5] [0 20]} {U16 [2 5] [20 40]} {I64 [10] [40 120]}" {
-			t.Errorf("tensors %s", got)
-		}
-		if !bytes.Equal(safe[headerBytes:], batch(k, size)) {
-			t.Errorf("batch %d.safetensors: %x", k, safe[headerBytes:])
-		}
-	}
-	if got := read("train/batches.bin"); !bytes.Equal(got, all) {
-		t.Errorf("batches.bin: %x", got)
-	}
-	r := tr.reader(t, "train/batches.bin", 0)
-	for off := range len(all) {
-		for _, n := range []int{1, 39, 40, 41, 100} {
-			if got, status := r.read(int64(off), n); !status.Ok() || !bytes.Equal(got, all[off:min(off+n, len(all))]) {
-				t.Fatalf("%d bytes of batches.bin at %d: %v %x", n, off, status, got)
-			}
-		}
-	}
-	if text := string(tr.texts.readme); !strings.Contains(text, `x, y = numpy.load("/mnt/train/next.npy")`) {
-		t.Errorf("README says\n%s", text)
 	}
 }

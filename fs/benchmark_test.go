@@ -14,13 +14,14 @@ func steady(tb testing.TB, ahead int) (ask func()) {
 	s.read = func(dst []byte, k uint64, off int64) error { return nil }
 	tr := plant(tb, s)
 	tr.prefetcher.batches = ahead
+	guarded := tr.guarded(1)
 	r := tr.reader(tb, "train/next", 0)
 	in := &fuse.ReadIn{Fh: r.fh, Size: 48 << 10, ReadFlags: fuse.READ_LOCKOWNER}
 	in.NodeId = uint64(r.node)
 	buf := make([]byte, in.Size)
 	return func() {
 		in.Unique = lastUnique.Add(2)
-		result, status := tr.Read(nil, in, buf)
+		result, status := guarded.Read(nil, in, buf)
 		if !status.Ok() {
 			tb.Fatal(status)
 		}

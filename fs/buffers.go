@@ -19,7 +19,7 @@ func residentBuffers(server *fuse.Server) *sync.Pool {
 	allocate := pool.New
 	*pool = sync.Pool{New: func() any { // without the buffer of the first request
 		buf := allocate().([]byte)
-		// Of the pages that these two lie in, the first holds all of a READ, and the second the rest of a LOOKUP.
+		// The first of these two pages holds all of a READ, the second the rest of a LOOKUP.
 		buf[0], buf[4095] = 0, 0
 		return buf
 	}}

@@ -84,16 +84,16 @@ func (k kind) isNext() bool       { return k.batches().which == nextBatch }
 func (k kind) isOfOneArray() bool { return k.batches().oneArray }
 func (k kind) hasHeader() bool    { return k.batches().format != raw }
 
-// isLiveText tells the texts of the moment in which they are opened: they are never cached.
+// isLiveText reports whether the files show a text of the moment in which they are opened. Such texts are never cached.
 func (k kind) isLiveText() bool {
 	_, is := k.entry().content.(text)
 	return is && k != readmeFile
 }
 
-// isNumbered tells the files that never change while the tokens do not: those of batch/, batches.* and tokens.bin.
+// isNumbered reports whether the files change only with the tokens: batch/*, batches.* and tokens.bin.
 func (k kind) isNumbered() bool { return k.entry().in == batchDir || k.isLong() }
 
-// isLong tells the numbered files that are not of one batch.
+// isLong reports whether the files are numbered and show more than one batch.
 func (k kind) isLong() bool { return k.batches().which == everyBatch || k == tokensFile }
 
 type directory struct{}
@@ -111,8 +111,8 @@ type batches struct {
 type which uint8
 
 const (
-	nextBatch  which = iota + 1 // that which its handle holds: never cached, because all handles share the page cache
-	oneBatch                    // that whose number is the file's name
+	nextBatch  which = iota + 1 // the one that its handle holds: never cached, because all handles share the page cache
+	oneBatch                    // the one whose number is the file's name
 	everyBatch                  // batches 0 to Steps-1
 )
 
@@ -148,7 +148,7 @@ func (b batches) shown(i inode, s Sequence) (from, size int64) {
 	return 0, batch.MainBytes()
 }
 
-// headerBytes is how long every header is.
+// headerBytes is the length of every header.
 const headerBytes = header.Bytes
 
 // header stands before batch k, or before all batches.
@@ -174,7 +174,7 @@ type computed interface {
 	read(i inode, s Sequence, dst []byte, off int64) error
 }
 
-// origins shows where the rows of the batch come from whose number is the file's name.
+// origins shows the sources of the rows of one batch, whose number is the file's name.
 type origins struct{}
 
 func (origins) size(_ *texts, _ inode, s Sequence) int64 { return s.OriginLen() }
@@ -220,7 +220,7 @@ func (i inode) ofVersion(v Version) inode {
 	return makeInode(i.kind(), i.sequence(), uint64(v))
 }
 
-// outdated says whether i is a numbered file of tokens that are not those of s, or of an array that s does not have.
+// outdated reports whether i is a numbered file of other tokens than s has, or of an array that s lacks.
 func (i inode) outdated(s Sequence) bool {
 	return i.kind().isNumbered() && i != i.ofVersion(s.Spec().Version) || i.kind().isOfOneArray() && i.array() >= len(s.Spec().Batch.Arrays)
 }

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// A limitedLog is a log with lines that readers can cause as often as they like.
+// A limitedLog is a log for lines that readers can cause without limit.
 //
 // Lock order: mu last.
 type limitedLog struct {
@@ -18,7 +18,7 @@ type limitedLog struct {
 	mu      sync.Mutex
 	limiter *rate.Limiter   // guarded by mu, as all below
 	logged  map[string]bool // lines of the last leftOutEvery
-	leftOut int             // lines of that time that were not logged
+	leftOut int             // lines that were not logged since
 }
 
 // A flood of errors begins with up to logBurst lines, and continues with one every logEvery.
@@ -60,6 +60,6 @@ func (l *limitedLog) tellLeftOut() {
 	clear(l.logged)
 	l.mu.Unlock()
 	if lines > 0 {
-		l.Warn("lines that repeat, or of which there were too many, were left out; status.json counts all errors", "lines", lines)
+		l.Warn("repeated or too many lines were left out; status.json counts all errors", "lines", lines)
 	}
 }

@@ -2,28 +2,30 @@ package fs
 
 import (
 	"log/slog"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"batchfs/fs/guard"
+	"batchfs/fs/mount"
 )
 
-// A prefetcher makes batches before they are asked for: the ones that follow a batch that was read in order, by number or
-// through next. The goroutine that answered a request makes them when the answer is sent, so nothing is made for a cursor
-// that nobody reads.
+// A prefetcher makes batches before they are requested: those that follow a batch that was read in order, by number or through
+// next. The goroutine that answered a request makes them once the answer is sent, so a cursor without readers costs nothing.
 //
 // Lock order: mu, then at most TryLock of a buffer. A buffer's lock is held without mu while its batch is made or delivered.
 type prefetcher struct {
-	batches int   // to hold beyond the last one that was asked for
-	bytes   int64 // that all buffers may take
-	turns   *turns
-	places  *turns
+	batches int   // to hold beyond the last one that was requested
+	bytes   int64 // bound on all buffers
+	limits  *guard.Limits
 	log     *limitedLog
 
 	mu      sync.Mutex
-	streams []*stream // the one that was read last is the last; guarded by mu, as what they hold is
+	streams []*stream // least recently read first; guarded by mu, with their fields
 	used    int64     // bytes; guarded by mu
 }
 
@@ -31,18 +33,18 @@ type prefetcher struct {
 type stream struct {
 	sequence Sequence
 	size     int64     // bytes of a batch
-	main     int64     // bytes of its main arrays: some readers want no more
-	next     uint64    // one more than the highest number that was asked for
+	main     int64     // bytes of its main arrays: some readers read no more
+	next     uint64    // one more than the highest number that was requested
 	ring     []*buffer // batch k in ring[k%len(ring)]; empty until a second batch was read
 }
 
-// A buffer holds a batch that was made before it was asked for, or is being made.
+// A buffer holds a batch that was made ahead, or is being made.
 type buffer struct {
 	sync.RWMutex        // held for writing while the batch is made, for reading while it is delivered
 	number       uint64 // written with prefetcher.mu held too
 	made         bool   // without an error
 	bytes        []byte
-	delivered    atomic.Int64 // bytes; -1: not asked for
+	delivered    atomic.Int64 // bytes; -1: not requested
 }
 
 const (
@@ -110,8 +112,7 @@ func (p *prefetcher) dropOldest() {
 	p.streams = slices.Delete(p.streams, 0, 1)
 }
 
-// makeRing gives the last stream as many buffers as there is memory for: for the batches that come next, and the one that is
-// read.
+// makeRing gives the last stream as many buffers as there is memory for: for the next batches, and the current one.
 func (p *prefetcher) makeRing(st *stream) {
 	n := min(int64(p.batches)+1, p.bytes/st.size)
 	if n < 2 {
@@ -129,14 +130,14 @@ func (p *prefetcher) makeRing(st *stream) {
 	}
 }
 
-// fill makes the next batches of a stream, which is of a split, while there are turns that nobody waits for.
+// fill makes the next batches of a stream, which is of a split, while no request waits.
 func (p *prefetcher) fill(st *stream, split int) {
-	for made := true; made && p.turns.tryAhead(split); {
+	for made := true; made && p.limits.TryAhead(split); {
 		b := p.claim(st)
 		if made = b != nil; made {
 			p.make(st, b)
 		}
-		p.turns.give(split)
+		p.limits.EndAhead(split)
 	}
 }
 
@@ -148,7 +149,25 @@ func (p *prefetcher) make(st *stream, b *buffer) {
 			p.log.limited(slog.LevelError, "prefetching a batch panicked; its reader will make it again", "panic", r, "stack", string(debug.Stack()))
 		}
 	}()
-	b.made = readGently(st.sequence, b.bytes, b.number) == nil
+	b.made = readInParts(st.sequence, b.bytes, b.number) == nil
+}
+
+// readInParts is Read for a whole batch that no request waits for. To read a part of a long row takes memory for that part, so
+// parts are as long as requests. In between, requests have the processor.
+func readInParts(s Sequence, dst []byte, k uint64) error {
+	part := mount.MaxRequest
+	if row := int(s.Spec().Batch.RowBytes(0)); row < part {
+		part -= part % row
+	}
+	for off := 0; off < len(dst); off += part {
+		if off > 0 {
+			runtime.Gosched()
+		}
+		if err := s.Read(dst[off:min(off+part, len(dst))], k, int64(off)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // claim returns the buffer for one of the next batches that is neither made nor being made, locked for writing, or nil.
@@ -163,7 +182,7 @@ func (p *prefetcher) claim(st *stream) *buffer {
 		}
 		part := b.delivered.Load()
 		if part >= 0 && part < st.main && b.number+maxBehind > k {
-			continue // somebody is in the middle of it
+			continue // a reader is in the middle
 		}
 		if !b.TryLock() {
 			continue
@@ -178,7 +197,7 @@ func (p *prefetcher) claim(st *stream) *buffer {
 	return nil
 }
 
-// A reply is a fuse.ReadResult. When it was sent, the batches that come next are made.
+// A reply is a fuse.ReadResult. Once it is sent, the next batches are made.
 type reply struct {
 	parts      [2][]byte
 	buf        []byte // of go-fuse
@@ -205,9 +224,7 @@ func (r *reply) Done() {
 		done.buffer.delivered.Add(int64(len(done.parts[1])))
 		done.buffer.RUnlock()
 	}
-	if done.prefetcher.places.isMuch(done.split, done.buf) {
-		freePages(done.buf)
-	}
+	done.prefetcher.limits.Trim(done.split, done.buf)
 	if done.stream != nil {
 		done.prefetcher.fill(done.stream, done.split)
 	}

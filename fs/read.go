@@ -4,8 +4,6 @@ import (
 	"errors"
 	"math"
 	"os"
-	"runtime"
-	"runtime/debug"
 	"strings"
 	"syscall"
 
@@ -13,71 +11,60 @@ import (
 
 	"batchfs/cache/array"
 	"batchfs/fs/failpoint"
+	"batchfs/fs/guard"
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
 	"batchfs/internal/process"
 )
 
+// OpenRows is 1 for opens that look at token files.
+func (t *tree) OpenRows(node uint64) int64 {
+	if k := inode(node).kind(); k.isNext() || k.isNumbered() || k == infoFile {
+		return 1
+	}
+	return 0
+}
+
+// Handles of these files differ in content, so it cannot lie in the page cache, which all handles share.
+const uncached = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NOFLUSH
+
 func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	i := inode(in.NodeId)
-	r, err := t.deadlines.begin(in.Unique, i)
-	if err != nil {
-		return t.fault(i, err)
-	}
-	defer t.ends(r)
-	const uncached = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NOFLUSH
+	out.OpenFlags = fuse.FOPEN_KEEP_CACHE | fuse.FOPEN_NOFLUSH
 	switch k := i.kind(); {
 	case in.Flags&syscall.O_ACCMODE != syscall.O_RDONLY:
 		return fuse.EROFS
 	case t.shared.Closing.Load() != 0:
 		return fuse.Status(syscall.ESHUTDOWN)
 	case k.isNext():
-		if err := t.takeTurn(r, in.Caller); err != nil {
-			return t.fault(i, err)
-		}
-		// Some readers do not look whether a read failed.
-		if _, err := t.sequences.now(i.sequence(), t.shared.Sequences[i.sequence()].Next()); err != nil {
-			return t.fault(i, err)
-		}
-		fh, ok := t.handles.Open(i.sequence(), in.Flags&syscall.O_NONBLOCK != 0, in.Unique)
-		if !ok {
-			t.fullLogged.Do(func() { t.log.Error("too many open handles of next: opens fail with ENFILE", "most", state.MaxHandles) })
-			return fuse.Status(syscall.ENFILE)
-		}
-		r.undo = func() { t.handles.Release(fh) }
-		out.Fh, out.OpenFlags = fh, uncached
+		return t.openNext(i, in, out)
 	case k.isLiveText():
-		if k == infoFile { // which may be long to make
-			if err := t.takeTurn(r, in.Caller); err != nil {
-				return t.fault(i, err)
-			}
+		out.Fh, out.OpenFlags = t.texts.keep(i), uncached
+	case k.isNumbered():
+		s, err := t.sequences.now(i.sequence(), i.batches())
+		if err != nil {
+			return t.Fault(in.NodeId, err)
 		}
-		fh := t.texts.keep(i)
-		r.undo = func() { t.texts.release(fh) }
-		out.Fh, out.OpenFlags = fh, uncached
-	default:
-		if k.isNumbered() {
-			if err := t.takeTurn(r, in.Caller); err != nil {
-				return t.fault(i, err)
-			}
-			s, err := t.sequences.now(i.sequence(), i.batches())
-			if err != nil {
-				return t.fault(i, err)
-			}
-			if i.outdated(s) {
-				return fuse.Status(syscall.ESTALE) // upon which the kernel looks the path up again
-			}
-			out.Fh = uint64(s.Spec().Version)
+		if i.outdated(s) {
+			return fuse.Status(syscall.ESTALE) // upon which the kernel looks the path up again
 		}
-		out.OpenFlags = fuse.FOPEN_KEEP_CACHE | fuse.FOPEN_NOFLUSH
+		out.Fh = uint64(s.Spec().Version)
 	}
 	return fuse.OK
 }
 
-// ends is deferred by a handler.
-func (t *tree) ends(r *request) {
-	t.endTurns(r)
-	t.deadlines.end(r)
+func (t *tree) openNext(i inode, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	// Some readers do not check whether a read failed.
+	if _, err := t.sequences.now(i.sequence(), t.shared.Sequences[i.sequence()].Next()); err != nil {
+		return t.Fault(in.NodeId, err)
+	}
+	fh, ok := t.handles.Open(i.sequence(), in.Flags&syscall.O_NONBLOCK != 0, in.Unique)
+	if !ok {
+		t.fullLogged.Do(func() { t.log.Error("too many open handles of next: opens fail with ENFILE", "most", state.MaxHandles) })
+		return fuse.Status(syscall.ENFILE)
+	}
+	out.Fh, out.OpenFlags = fh, uncached
+	return fuse.OK
 }
 
 func (t *tree) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
@@ -89,112 +76,103 @@ func (t *tree) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	}
 }
 
-func (t *tree) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+// ReadRows says how many rows a read reads, and the length of its reply.
+func (t *tree) ReadRows(in *fuse.ReadIn) (rows int64, bytes int) {
 	i := inode(in.NodeId)
-	k := i.kind()
-	// What changes from handle to handle cannot lie in the page cache, which all handles share.
-	if (k.isNext() || k.isLiveText()) && isForPageCache(in) {
+	s := t.sequence(i)
+	if s == nil || i.kind().isLiveText() || i.outdated(s) {
+		return 0, 0
+	}
+	if isUnsuited(s) {
+		return 1, 0
+	}
+	row := s.Spec().Batch.RowBytes(0)
+	if i.kind().isOfOneArray() {
+		row = s.Spec().Batch.RowBytes(i.array())
+	}
+	bytes = t.left(i, s, in)
+	return (int64(bytes) + row - 1) / row, bytes
+}
+
+// left is how many bytes a read of a file that shows batches or tokens gets.
+func (t *tree) left(i inode, s Sequence, in *fuse.ReadIn) int {
+	return int(min(int64(in.Size), max(t.size(i, s)-int64(in.Offset), 0)))
+}
+
+func (t *tree) Read(late <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	i := inode(in.NodeId)
+	if k := i.kind(); (k.isNext() || k.isLiveText()) && guard.ForPageCache(in) {
 		if k.isNext() {
 			t.logUncached(i, in.Pid)
 		}
 		return nil, fuse.EINVAL
 	}
-	r, err := t.deadlines.begin(in.Unique, i)
+	if text := t.textOf(late, i, in.Fh, in.Offset); text != nil {
+		return fuse.ReadResultData(buf[:copy(buf, text[min(in.Offset, uint64(len(text))):])]), fuse.OK
+	}
+	answer, err := t.readArrays(late, i, in, buf)
 	if err != nil {
-		return nil, t.readFails(in, err)
-	}
-	defer t.readEnds(r)
-	if text := t.textOf(r, in.Fh, in.Offset); text != nil {
-		off := min(in.Offset, uint64(len(text)))
-		return fuse.ReadResultData(buf[:copy(buf, text[off:])]), fuse.OK
-	}
-	s := t.sequence(i)
-	if t.isForgotten(i, s) {
-		return nil, t.readFails(in, errForgotten)
-	}
-	// An inode of batch/ holds only the low bits of the version, so the handle tells the version. It is compared before the
-	// size: a reader of old tokens must get an error, not the end of a shorter new file.
-	if k.isLiveText() || k.isNumbered() && in.Fh != uint64(s.Spec().Version) || i.outdated(s) {
-		return nil, t.readFails(in, state.ErrOutdated)
-	}
-	off := int64(in.Offset)
-	if isUnsuited(s) {
-		if _, err = t.sequences.now(i.sequence(), array.NoBatch); err == nil {
-			err = state.ErrOutdated
-		}
-		return nil, t.readFails(in, err)
-	}
-	size := t.size(i, s)
-	buf = buf[:min(int64(len(buf)), max(size-off, 0))]
-	if len(buf) == 0 {
-		return fuse.ReadResultData(nil), fuse.OK
-	}
-	if err := t.takePlace(r, in.Caller, int64(len(buf)) > rowsPerTurnOfMany*i.rowBytes(s), buf); err != nil {
-		return nil, t.readFails(in, err)
-	}
-	var answer *reply // nil: buf
-	file, isComputed := k.entry().content.(computed)
-	switch {
-	case isComputed:
-		err = file.read(i, s, buf, off)
-	case k.isNext():
-		answer, err = t.readNext(r, in, state.Span{Off: off, Len: int64(len(buf)), Size: size}, buf)
-	default:
-		answer, err = t.readBatches(r, s, i.firstBatch(), off, buf)
-	}
-	switch {
-	case err != nil:
-		return nil, t.readFails(in, err)
-	case answer == nil:
-		return fuse.ReadResultData(buf), fuse.OK
+		return nil, t.Fault(in.NodeId, err)
 	}
 	return answer, fuse.OK
 }
 
-// readFails is fault for a read. One for the page cache that failed a moment ago too waits for a while.
-func (t *tree) readFails(in *fuse.ReadIn, err error) fuse.Status {
-	status := t.fault(inode(in.NodeId), err)
-	if isForPageCache(in) {
-		t.failures.pause(inode(in.NodeId), in.Offset)
+// readArrays reads a file that shows batches or tokens.
+func (t *tree) readArrays(late <-chan struct{}, i inode, in *fuse.ReadIn, buf []byte) (result fuse.ReadResult, err error) {
+	s, off := t.sequence(i), int64(in.Offset)
+	if t.isForgotten(i, s) {
+		return nil, errForgotten
 	}
-	return status
+	// An inode of batch/ holds only the low bits of the version, so the handle tells the version. It is compared before the
+	// size: a reader of old tokens must get an error, not the end of a shorter new file.
+	if i.kind().isLiveText() || i.kind().isNumbered() && in.Fh != uint64(s.Spec().Version) || i.outdated(s) {
+		return nil, state.ErrOutdated
+	}
+	if isUnsuited(s) {
+		if _, err = t.sequences.now(i.sequence(), array.NoBatch); err == nil {
+			err = state.ErrOutdated
+		}
+		return nil, err
+	}
+	buf = buf[:t.left(i, s, in)]
+	file, isComputed := i.kind().entry().content.(computed)
+	switch {
+	case len(buf) == 0:
+	case isComputed:
+		err = file.read(i, s, buf, off)
+	case i.kind().isNext():
+		return t.readNext(late, i, in, state.Span{Off: off, Len: int64(len(buf)), Size: t.size(i, s)}, buf)
+	default:
+		return t.readBatches(i, s, i.firstBatch(), off, buf)
+	}
+	return fuse.ReadResultData(buf), err
 }
-
-// isForPageCache tells a read that fills the page cache, for sendfile or a mapping or a read(2) of a file that is cached, from
-// one that is a read(2) itself: only that comes with the owner of the handle's locks.
-func isForPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOWNER == 0 }
 
 // readNext reads a span of the batch that a handle holds. At the beginning of a batch it takes other tokens where they changed
 // and are followed.
-func (t *tree) readNext(r *request, in *fuse.ReadIn, span state.Span, buf []byte) (*reply, error) {
-	i := r.inode
+func (t *tree) readNext(late <-chan struct{}, i inode, in *fuse.ReadIn, span state.Span, buf []byte) (fuse.ReadResult, error) {
 	if i.kind().hasHeader() && span.Off+span.Len <= headerBytes {
 		// The header alone reads no tokens, which would show that they changed.
 		if _, err := t.sequences.now(i.sequence(), t.shared.Sequences[i.sequence()].Next()); err != nil {
 			return nil, err
 		}
 	}
-	read := state.Read{
-		ID: in.Unique, FH: in.Fh, Span: span,
-		Thread:  uint64(in.Pid)<<32 | in.LockOwner&math.MaxUint32, // one of them is the same where the other is 0
-		Cut:     span.Len > mount.MaxRequest-maxGap && span.Off+span.Len < span.Size,
-		PastEnd: int64(in.Size) > span.Len,
-	}
+	read := readOf(in, span)
 	for try := 1; ; try++ {
 		s := t.sequence(i)
 		if s == nil {
 			return nil, errForgotten
 		}
 		read.Version = s.Spec().Version
-		k, err := t.deadlines.assign(r, read)
+		k, err := t.reads.assign(read, late)
 		if err != nil {
 			return nil, err
 		}
-		answer, err := t.readBatches(r, s, k, span.Off, buf)
+		answer, err := t.readBatches(i, s, k, span.Off, buf)
 		if err == nil {
 			return answer, nil
 		}
-		t.deadlines.giveBack(r)
+		t.reads.giveBack(in.Unique)
 		if !s.Spec().Follows || !errors.Is(err, syscall.ESTALE) || try == maxTries {
 			return nil, err
 		}
@@ -204,27 +182,35 @@ func (t *tree) readNext(r *request, in *fuse.ReadIn, span state.Span, buf []byte
 	}
 }
 
-// The first request of a long read(2) is shorter than mount.MaxRequest by up to a page for each piece of memory that it goes to.
+// readOf is a read of next for package state, without the version.
+func readOf(in *fuse.ReadIn, span state.Span) state.Read {
+	return state.Read{
+		ID: in.Unique, FH: in.Fh, Span: span,
+		Thread:  uint64(in.Pid)<<32 | in.LockOwner&math.MaxUint32, // one of them is the same where the other is 0
+		Cut:     span.Len > mount.MaxRequest-maxGap && span.Off+span.Len < span.Size,
+		PastEnd: int64(in.Size) > span.Len,
+	}
+}
+
+// The first request of a long read(2) is shorter than mount.MaxRequest by up to a page for each iovec.
 var maxGap = 16 * int64(os.Getpagesize())
 
 // Tokens that change so often while they are read are not served.
 const maxTries = 10
 
 // textOf returns what a text shows on a handle to a reader of byte off, and nil for other files.
-func (t *tree) textOf(r *request, fh, off uint64) []byte {
-	i := r.inode
+func (t *tree) textOf(late <-chan struct{}, i inode, fh, off uint64) []byte {
 	content, isText := i.kind().entry().content.(text)
 	switch {
 	case !isText:
 		return nil
 	case !i.kind().isLiveText():
-		text, _ := content.show(&t.texts, i)
-		return text
+		return content.show(&t.texts, i)
 	}
 	if text, ok := t.texts.of(fh); ok {
 		return text
 	}
-	// It was let go, or another process opened it, and what is made here may be another text.
+	// It was evicted, or another process opened it. The text that is made here may differ.
 	size := fh & (1<<textBits - 1)
 	if off > 0 && off >= size {
 		return []byte{}
@@ -232,22 +218,23 @@ func (t *tree) textOf(r *request, fh, off uint64) []byte {
 	if t.isForgotten(i, t.sequence(i)) {
 		return nil
 	}
-	text, info := content.show(&t.texts, i)
+	text := content.show(&t.texts, i)
 	if off > 0 && uint64(len(text)) != size {
 		return nil
 	}
-	t.texts.hold(fh, text, info)
-	r.undo = func() { t.texts.release(fh) }
+	t.texts.hold(fh, text)
+	if isClosed(late) { // and so may be the handle
+		t.texts.release(fh)
+	}
 	return text
 }
 
 // readBatches answers with len(buf) bytes from byte off on of a file that begins with batch k of s. They lie within the file.
 // The answer may use buf for them.
-func (t *tree) readBatches(r *request, s Sequence, k uint64, off int64, buf []byte) (*reply, error) {
+func (t *tree) readBatches(i inode, s Sequence, k uint64, off int64, buf []byte) (fuse.ReadResult, error) {
 	failpoint.Hit("read")
 	answer := replies.Get().(*reply)
-	i, rest := r.inode, buf
-	file := i.kind().batches()
+	rest, file := buf, i.kind().batches()
 	if file.format != raw {
 		if off < headerBytes {
 			n := copy(buf, file.header(i, s, k)[off:])
@@ -256,25 +243,19 @@ func (t *tree) readBatches(r *request, s Sequence, k uint64, off int64, buf []by
 		off -= headerBytes
 	}
 	from, shown := file.shown(i, s)
-	answer.prefetcher, answer.buf, answer.split = &t.prefetcher, buf, r.split
+	answer.prefetcher, answer.buf, answer.split = t.prefetcher, buf, t.sequences.splitOf(i.sequence())
 	if len(rest) > 0 && file.which != everyBatch {
 		answer.stream, answer.buffer = t.prefetcher.lookup(s, k)
 	}
-	if answer.buffer != nil {
-		of := k // Its batch is of the tokens as they were.
-		if answer.buffer.delivered.Load() > 0 {
-			of = array.NoBatch // they were looked at when it began to be read
-		}
-		if now, err := t.sequences.now(i.sequence(), of); err != nil || now != s {
-			answer.buffer.RUnlock()
-			answer.buffer = nil
-		}
+	if answer.buffer != nil && !t.isCurrent(answer.buffer, i, s, k) {
+		answer.buffer.RUnlock()
+		answer.buffer = nil
 	}
 	if answer.buffer != nil {
 		answer.parts = [2][]byte{buf[:len(buf)-len(rest)], answer.buffer.bytes[from+off:][:len(rest)]}
 	} else {
 		answer.parts = [2][]byte{buf}
-		if err := t.readShown(r, s, rest, k, off, from, shown); err != nil {
+		if err := readShown(s, rest, k, off, from, shown); err != nil {
 			return nil, err
 		}
 	}
@@ -287,48 +268,31 @@ func (t *tree) readBatches(r *request, s Sequence, k uint64, off int64, buf []by
 	return answer, nil
 }
 
+// isCurrent says whether a buffer with batch k of s holds it of the tokens as they are now.
+func (t *tree) isCurrent(b *buffer, i inode, s Sequence, k uint64) bool {
+	if b.delivered.Load() > 0 {
+		k = array.NoBatch // its files were looked at when it began to be read
+	}
+	now, err := t.sequences.now(i.sequence(), k)
+	return err == nil && now == s
+}
+
 // readShown fills dst from byte off on of a file that shows, of each of batches k, k+1, … of s, the shown bytes from byte from on.
-func (t *tree) readShown(r *request, s Sequence, dst []byte, k uint64, off, from, shown int64) error {
-	if len(dst) == 0 {
-		return nil
+func readShown(s Sequence, dst []byte, k uint64, off, from, shown int64) error {
+	if shown == s.Spec().Batch.Bytes() && len(dst) > 0 { // the whole batch
+		return s.Read(dst, k, off)
 	}
-	if shown == s.Spec().Batch.Bytes() { // the whole batch
-		return t.readInTurns(r, s, dst, k, off)
-	}
-	since := int64(0) // bytes of this turn
 	for k, off = k+uint64(off/shown), off%shown; len(dst) > 0; k, off = k+1, 0 {
 		n := min(int64(len(dst)), shown-off)
-		if err := t.readInTurns(r, s, dst[:n], k, from+off); err != nil {
+		if err := s.Read(dst[:n], k, from+off); err != nil {
 			return err
 		}
 		dst = dst[n:]
-		if since += n; since >= rowsPerTurnOfMany*r.inode.rowBytes(s) && len(dst) > 0 {
-			since = 0
-			if err := t.passTurn(r); err != nil {
-				return err
-			}
-		}
 	}
 	return nil
 }
 
-// readEnds is deferred by a read. If the read panicked, that may be this process's fault, which then gives up: the read is sent
-// again, to another process.
-func (t *tree) readEnds(r *request) {
-	panicked := recover()
-	if panicked != nil {
-		t.log.Error("a read panicked; another worker tries it again", "panic", panicked, "stack", string(debug.Stack()))
-		r.abandoned = true
-		t.deadlines.blame(r)
-		t.giveUp()
-	}
-	t.ends(r)
-	if panicked != nil {
-		runtime.Goexit() // without an answer
-	}
-}
-
-// logUncached says which program maps next, because SIGBUS, which it ends with, does not say why.
+// logUncached says which program maps next, because the SIGBUS that ends it does not say why.
 func (t *tree) logUncached(i inode, pid uint32) {
 	t.uncachedLogged.Do(func() {
 		comm, _ := os.ReadFile(process.Dir(int(pid)) + "/comm")

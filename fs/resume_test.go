@@ -12,7 +12,7 @@ import (
 	"batchfs/fs/state"
 )
 
-// What was under way when a worker died comes again in any order, threads that share a handle included.
+// The requests under way when a worker dies are sent again in any order, also of threads that share a handle.
 func TestEverythingComesAgain(t *testing.T) {
 	const size, threads, rounds = 1000, 8, 200
 	s := counting("train", size)
@@ -56,34 +56,7 @@ func TestEverythingComesAgain(t *testing.T) {
 	}
 }
 
-// A successor knows the sequences of settings, their cursors, and what is free.
-func TestSequencesGoOn(t *testing.T) {
-	s := counting("train", 1000)
-	tr := plant(t, s)
-	dir := tr.find("train")
-	numbers := map[string]int{}
-	for _, name := range []string{"seed=1", "seed=2", "seed=3"} {
-		numbers[name] = tr.sequences.mustLookUp(t, dir, name)
-		tr.shared.Sequences[numbers[name]].Cursor.Add(uint64(len(numbers)))
-	}
-	gone := tr.sequences.mustLookUp(t, dir, "seed=4")
-	tr.sequences.forget(gone, 1)
-	tr = grow(t, tr.shared, s)
-	tr.sequences.check(t)
-	for name, number := range numbers {
-		if got := tr.sequences.mustLookUp(t, dir, name); got != number {
-			t.Errorf("%s has number %d, had %d", name, got, number)
-		}
-	}
-	if got := tr.sequences.mustLookUp(t, dir, "seed=5"); got != gone {
-		t.Errorf("number %d was free, and a new sequence has %d", gone, got)
-	}
-	if got := tr.shared.Sequences[numbers["seed=3"]].Cursor.Load(); got != 3 {
-		t.Errorf("cursor is %d, was 3", got)
-	}
-}
-
-// A configuration that is not that of the mount is refused.
+// The configuration of another mount is refused.
 func TestOtherSplitsAreRefused(t *testing.T) {
 	a, b := counting("a", 1000), counting("b", 1000)
 	tr := plant(t, a, b)

@@ -49,7 +49,7 @@ type Spec struct {
 	TokensLen int64             // of tokens.bin, in bytes
 	Metadata  map[string]string // of .safetensors files, besides the number of the batch
 	Version   Version           // of its tokens
-	Follows   bool              // whether Now may return another Sequence
+	Follows   bool              // Now may return another Sequence
 }
 
 // unsuited stands for the sequence under settings that an earlier worker served and that do not suit the tokens, or the

@@ -18,14 +18,14 @@ import (
 // when the kernel has forgotten all their files, unless their cursor has moved. Names beyond maxRecent are invalidated, oldest
 // first, so that the kernel forgets them; files that are open keep working.
 //
-// What a successor must know is in the shared state. It makes a Sequence of settings when one is first asked for, and indexes
-// the names of settings while it serves, so that taking over costs the same however many there are. Only looking settings up
-// waits for the index.
+// The shared state holds what the next worker must know. That worker makes a Sequence of settings at its first use, and indexes the
+// names of settings while it serves, so that taking over costs the same however many there are. Only a lookup of settings waits for
+// the index.
 //
 // Lock order: mu, then nothing but the locks of package state.
 type sequences struct {
 	shared   *state.Shared
-	log      *limitedLog // of its own, so that bad paths hide no errors
+	log      *limitedLog // separate, so that bad paths hide no errors
 	quota    int         // of settings that a user may have, except root and owner
 	owner    uint32
 	splits   int
@@ -57,7 +57,7 @@ const (
 // maxNameLen is the longest name of a file in bytes, as statfs says.
 const maxNameLen = 255
 
-// newSequences goes on from the shared state. index must follow.
+// newSequences continues from the shared state. Call index afterwards.
 func newSequences(splits []Sequence, shared *state.Shared, o Options) (*sequences, error) {
 	if len(splits) >= state.MaxSequences {
 		return nil, fmt.Errorf("%d splits, more than %d", len(splits), state.MaxSequences-1)
@@ -109,7 +109,7 @@ func (q *sequences) resume(splits []Sequence) error {
 
 // index takes over the settings of an earlier worker. It may run while requests are answered, but must run only once.
 func (q *sequences) index() {
-	const atOnce = 64 // what needs the lock need not wait for all
+	const atOnce = 64 // then others may have the lock
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.indexed = q.splits
@@ -130,7 +130,7 @@ func (q *sequences) index() {
 			q.free = append(q.free, number)
 		}
 	}
-	q.indexed = state.MaxSequences // those that will be added too
+	q.indexed = state.MaxSequences // also those that will be added
 	q.known.Broadcast()
 }
 
@@ -198,9 +198,9 @@ func splitOf(name string) string {
 	return split
 }
 
-// with returns the sequence of directory dir under the settings in name.
+// with returns the sequence of directory dir under the settings in name. It counts no lookup.
 func (q *sequences) with(dir inode, name string) (Sequence, syscall.Errno) {
-	of, _ := q.now(dir.sequence(), 0) // an error is for those who read
+	of, _ := q.now(dir.sequence(), 0) // readers get the error
 	if of == nil {
 		return nil, syscall.ESTALE
 	}
@@ -216,8 +216,8 @@ func (q *sequences) with(dir inode, name string) (Sequence, syscall.Errno) {
 	return s, 0
 }
 
-// lookUp finds the number of a sequence that with returned, for request id of a user, and counts a lookup of it. It may wait for a while.
-func (q *sequences) lookUp(s Sequence, dir inode, name string, id uint64, user uint32) (number int, errno syscall.Errno) {
+// acquire returns the number of a sequence that with returned, for request id of a user, and counts a lookup of it. It waits for index.
+func (q *sequences) acquire(s Sequence, dir inode, name string, id uint64, user uint32) (number int, errno syscall.Errno) {
 	q.mu.Lock()
 	for q.indexed < state.MaxSequences {
 		q.known.Wait()
@@ -308,8 +308,8 @@ func (q *sequences) forget(number int, lookups uint64) {
 	}
 }
 
-// now looks at the token files of a sequence, as [Sequence.Now] does, and returns the Sequence of the tokens that are there. If they
-// changed and are followed, that is another one from now on. It returns nil and an error where the kernel has forgotten the sequence.
+// now looks at the token files of a sequence, as [Sequence.Now] does, and returns the Sequence of the tokens that are there. A changed
+// one replaces that of the number. now returns nil and an error where the kernel has forgotten the sequence.
 func (q *sequences) now(number int, k uint64) (Sequence, error) {
 	was := q.get(number)
 	if was == nil {
@@ -335,7 +335,7 @@ func (q *sequences) fault(number int, err string) (name string) {
 
 var errForgotten = fmt.Errorf("the kernel has forgotten the file since (%w)", syscall.ESTALE)
 
-// all calls visit for every sequence, with mu free.
+// all calls visit for every sequence, without mu.
 func (q *sequences) all(visit func(number int, name, fault string)) {
 	for n := range q.shared.SequencesUsed() {
 		entry := &q.shared.Sequences[n+1]
@@ -348,5 +348,5 @@ func (q *sequences) all(visit func(number int, name, fault string)) {
 	}
 }
 
-// isSettings tells a name that settings are read from. No split has such a name, nor a file.
+// isSettings reports whether a name is one of settings. No split and no file has such a name.
 func isSettings(name string) bool { return strings.Contains(name, "=") }

@@ -26,29 +26,25 @@ func train(t *testing.T) (q *sequences, dir inode) {
 	return tr.sequences, tr.find("train")
 }
 
-// lookUpNamed is with and then lookUp, for root.
-func (q *sequences) lookUpNamed(dir inode, name string, id uint64) (number int, errno syscall.Errno) {
-	return q.lookUpBy(0, dir, name, id)
-}
-
+// lookUpBy is a lookup of settings by a user.
 func (q *sequences) lookUpBy(user uint32, dir inode, name string, id uint64) (number int, errno syscall.Errno) {
 	s, errno := q.with(dir, name)
 	if errno != 0 {
 		return 0, errno
 	}
-	return q.lookUp(s, dir, name, id, user)
+	return q.acquire(s, dir, name, id, user)
 }
 
 func (q *sequences) mustLookUp(t *testing.T, dir inode, name string) int {
 	t.Helper()
-	number, errno := q.lookUpNamed(dir, name, lastUnique.Add(2))
+	number, errno := q.lookUpBy(0, dir, name, lastUnique.Add(2))
 	if errno != 0 {
 		t.Fatalf("lookup of %s: %v", name, errno)
 	}
 	return number
 }
 
-// check fails unless every number is either free or that of just one name, and the shared state has the same names.
+// check fails unless every number is free or has just one name, and the shared state has the same names.
 func (q *sequences) check(t *testing.T) {
 	t.Helper()
 	q.mu.Lock()
@@ -73,15 +69,10 @@ func (q *sequences) check(t *testing.T) {
 	}
 }
 
-func TestEqualNamesShareANumber(t *testing.T) {
+// Equal settings share a number however they are reached, and what is no setting has none.
+func TestNamesOfSettings(t *testing.T) {
 	q, dir := train(t)
 	seven, eight := q.mustLookUp(t, dir, "seed=7"), q.mustLookUp(t, dir, "seed=8")
-	if seven == eight || seven == dir.sequence() || eight == dir.sequence() {
-		t.Errorf("other names have numbers %d, %d and %d", dir.sequence(), seven, eight)
-	}
-	if got := q.mustLookUp(t, dir, "seed=7"); got != seven {
-		t.Errorf("the same name has number %d, had %d", got, seven)
-	}
 	if got := q.mustLookUp(t, settingsDir(eight, dir, "seed=8"), "seed=7"); got != seven {
 		t.Errorf("the same settings by another path have number %d, want %d", got, seven)
 	}
@@ -89,109 +80,100 @@ func TestEqualNamesShareANumber(t *testing.T) {
 		t.Errorf("the split's own settings have number %d, want %d", got, dir.sequence())
 	}
 	for name, want := range map[string]syscall.Errno{"sead=7": syscall.ENOENT, "seed=bad": syscall.EINVAL} {
-		if _, errno := q.lookUpNamed(dir, name, lastUnique.Add(2)); errno != want {
+		if _, errno := q.lookUpBy(0, dir, name, lastUnique.Add(2)); errno != want {
 			t.Errorf("lookup of %s: %v, want %v", name, errno, want)
 		}
 	}
-	q.check(t)
-}
-
-// A sequence goes when all of its files are forgotten, and its number begins anew with the next.
-func TestSequencesComeAndGo(t *testing.T) {
-	tr := plant(t, counting("train", 100))
-	q, dir := tr.sequences, tr.find("train")
-	number := q.mustLookUp(t, dir, "seed=1")
-	for _, name := range []string{"next", "cursor", "batches.bin", "none"} {
-		in := &fuse.InHeader{NodeId: uint64(settingsDir(number, dir, "seed=1"))}
-		if status := tr.Lookup(nil, in, name, &fuse.EntryOut{}); !status.Ok() {
-			t.Fatal(status)
-		}
+	for range 3 { // a split stays
+		q.forget(dir.sequence(), 1)
+		q.forget(0, 1)
 	}
-	q.mustLookUp(t, dir, "seed=1")
-	entry := &q.shared.Sequences[number]
-	if got := q.shared.Lookups(number); got != 5 {
-		t.Fatalf("%d lookups, want 2 of the directory and 3 of files", got)
-	}
-	q.fault(number, "broken")
-	entry.Reads.Add(1)
-	entry.Bytes.Add(1)
-	for _, n := range []uint64{1, 3} {
-		if q.forget(number, n); q.get(number) == nil || q.byName["train/seed=1"] != number {
-			t.Fatal("forgotten while a file is known")
-		}
-		q.check(t)
-	}
-	q.forget(number, 1)
-	q.check(t)
-	if got := q.mustLookUp(t, dir, "seed=2"); got != number {
-		t.Errorf("another sequence has number %d, want %d, which is free", got, number)
-	}
-	if entry.Reads.Load() != 0 || entry.Bytes.Load() != 0 || entry.Errors.Load() != 0 || entry.Fault() != "" ||
-		q.shared.Lookups(number) != 1 {
-		t.Error("a sequence begins with what the one before it left")
-	}
-	if got := q.mustLookUp(t, dir, "seed=1"); got == number {
-		t.Error("two sequences have a number")
-	}
-	q.check(t)
-
-	// A split stays, whatever is forgotten.
-	q.forget(dir.sequence(), 1)
-	q.forget(0, 1)
 	if q.get(dir.sequence()) == nil {
 		t.Error("the split is gone")
 	}
 }
 
-// A number that was taken is never given again, however long nobody asks.
-func TestMovedCursorsAreKept(t *testing.T) {
-	tr := plant(t, counting("train", 1000))
-	q, dir := tr.sequences, tr.find("train")
-	number := q.mustLookUp(t, dir, "seed=moved")
-	in := &fuse.OpenIn{}
-	in.NodeId = uint64(makeInode(nextRaw, number, 0))
-	var out fuse.OpenOut
-	if status := tr.Open(nil, in, &out); !status.Ok() {
-		t.Fatal(status)
+// A sequence has its number while a file is known or once its cursor has moved, also for the worker that serves next. Then the
+// number begins anew with another sequence.
+func TestNumbersOfSequences(t *testing.T) {
+	type known struct {
+		number  int
+		lookups uint64
+		moved   bool
 	}
-	r := &reader{tree: tr, node: inode(in.NodeId), fh: out.Fh}
-	for want := range 3 {
-		if got := r.batch(t, 1000); got != want {
-			t.Errorf("batch %d, want %d", got, want)
+	s := counting("train", 100)
+	tr := plant(t, s)
+	dir := tr.find("train")
+	model := map[string]*known{}
+	most := 0
+	random := rand.New(rand.NewPCG(1, 1))
+	for range 10_000 {
+		q := tr.sequences
+		name := fmt.Sprint("seed=", random.IntN(40))
+		k := model[name]
+		switch op := random.IntN(1000); {
+		case op == 0:
+			tr = grow(t, tr.shared, s)
+			tr.sequences.check(t)
+		case op < 400:
+			number := q.mustLookUp(t, dir, name)
+			entry := &q.shared.Sequences[number]
+			if k == nil {
+				k = &known{number: number}
+				model[name] = k
+				if entry.Moved() || entry.Reads.Load() != 0 || entry.Errors.Load() != 0 || entry.Fault() != "" {
+					t.Fatal("a sequence begins with what the one before it left")
+				}
+			}
+			k.lookups++
+			if number != k.number || q.shared.Lookups(number) != k.lookups || k.moved && !entry.Moved() {
+				t.Fatalf("%s has number %d and %d lookups, want %d and %d", name, number, q.shared.Lookups(number), k.number, k.lookups)
+			}
+		case k == nil:
+		case op < 980:
+			if k.lookups > 0 {
+				n := 1 + random.Uint64N(k.lookups)
+				q.forget(k.number, n)
+				k.lookups -= n
+			}
+			if k.lookups == 0 && !k.moved {
+				delete(model, name)
+			}
+		case len(model) < 30 && k.lookups > 0:
+			entry := &q.shared.Sequences[k.number]
+			entry.Reads.Add(1)
+			q.fault(k.number, "broken")
+			if k.moved = k.moved || op > 990; k.moved {
+				entry.Cursor.Add(1)
+			}
+		}
+		most = max(most, len(model))
+		for name, k := range model {
+			if s := tr.sequences.get(k.number); s == nil || s.Spec().Name != "train/"+name {
+				t.Fatalf("number %d of %s is %v", k.number, name, s)
+			}
 		}
 	}
-	q.forget(number, 1)
-	for i := range 1000 {
-		name := fmt.Sprint("seed=", i)
-		other := q.mustLookUp(t, dir, name)
-		if other == number {
-			t.Fatalf("%s has the number of one whose cursor moved", name)
-		}
-		q.forget(other, 1)
+	tr.sequences.check(t)
+	if used := tr.shared.SequencesUsed(); used > 1+most {
+		t.Errorf("%d numbers were used for %d sequences at a time", used, 1+most)
 	}
-	q.check(t)
-	if got := q.mustLookUp(t, dir, "seed=moved"); got != number {
-		t.Errorf("found again with number %d, had %d", got, number)
-	}
-	if got := r.batch(t, 1000); got != 3 {
-		t.Errorf("then batch %d, want 3", got)
-	}
-	if q.shared.SequencesUsed() > 3 {
-		t.Errorf("%d numbers for 3 sequences at a time", q.shared.SequencesUsed())
-	}
+}
 
-	// A read that failed has moved nothing.
-	number = q.mustLookUp(t, dir, "seed=failed")
+// A read that failed has moved nothing.
+func TestFailedReadMovesNothing(t *testing.T) {
+	tr := plant(t, counting("train", 1000))
+	number := tr.sequences.mustLookUp(t, tr.find("train"), "seed=failed")
 	fh, _ := tr.handles.Open(number, false, 0)
 	read := state.Read{FH: fh, ID: 1 << 40, Span: state.Span{Off: 0, Len: 1000, Size: 1000}}
 	k, added, _ := tr.handles.AssignBatch(read)
 	tr.handles.GiveBack(read, k, added)
-	if q.forget(number, 1); q.get(number) != nil {
+	if tr.sequences.forget(number, 1); tr.sequences.get(number) != nil {
 		t.Error("kept, and its cursor stands where it began")
 	}
 }
 
-// forgetAtOnce takes the names that the kernel is to forget, so that no lookup waits for that.
+// forgetAtOnce takes the outdated names, so that no lookup waits for them to be invalidated.
 func (q *sequences) forgetAtOnce() {
 	go func() {
 		for {
@@ -207,35 +189,20 @@ func TestAllNumbersInUse(t *testing.T) {
 	for i := range state.MaxSequences - 2 {
 		numbers = append(numbers, q.mustLookUp(t, dir, fmt.Sprint("seed=", i)))
 	}
-	for range 2 {
-		if _, errno := q.lookUpNamed(dir, "seed=more", lastUnique.Add(2)); errno != syscall.ENOSPC {
-			t.Errorf("lookup of one too many: %v, want ENOSPC", errno)
-		}
+	if _, errno := q.lookUpBy(0, dir, "seed=more", lastUnique.Add(2)); errno != syscall.ENOSPC {
+		t.Errorf("lookup of one too many: %v, want ENOSPC", errno)
 	}
 	if got := q.mustLookUp(t, dir, "seed=5"); got != numbers[5] {
 		t.Errorf("one that is there has number %d, had %d", got, numbers[5])
 	}
-	q.forget(numbers[5], 1)
-	if _, errno := q.lookUpNamed(dir, "seed=more", lastUnique.Add(2)); errno != syscall.ENOSPC {
-		t.Errorf("with one forgotten in part: %v, want ENOSPC", errno)
-	}
-	q.forget(numbers[5], 1)
+	q.forget(numbers[5], 2)
 	if got := q.mustLookUp(t, dir, "seed=more"); got != numbers[5] {
 		t.Errorf("with one forgotten, number %d, want %d", got, numbers[5])
 	}
 	q.check(t)
-	for i, number := range numbers {
-		if i != 5 {
-			q.forget(number, 1)
-		}
-	}
-	q.check(t)
-	if len(q.byName) != 2 {
-		t.Errorf("%d sequences are left, want the split and one", len(q.byName))
-	}
 }
 
-// A user's settings are bounded, whatever becomes of the worker, and do not bound those of others.
+// A user's settings are bounded, also after a takeover, and leave other users theirs.
 func TestQuotaOfSettings(t *testing.T) {
 	s := counting("train", 100)
 	const quota, owner, greedy, other = 3, 7, 8, 9
@@ -361,7 +328,7 @@ func TestConcurrentLookupsAndForgets(t *testing.T) {
 						continue
 					}
 				} else {
-					number, errno := q.lookUpNamed(dir, name, lastUnique.Add(2))
+					number, errno := q.lookUpBy(0, dir, name, lastUnique.Add(2))
 					if errno != 0 || h.lookups > 0 && number != h.number {
 						t.Errorf("%s has number %d (%v), and is held as %d", name, number, errno, h.number)
 						return
@@ -385,44 +352,7 @@ func TestConcurrentLookupsAndForgets(t *testing.T) {
 	}
 }
 
-func TestInodesOfChangedTokens(t *testing.T) {
-	for range 1000 {
-		k, s, b := batchRaw, 1+rand.IntN(state.MaxSequences-1), rand.Uint64N(MaxBatches)
-		was, now := &fake{spec: Spec{Version: Version(rand.Uint64N(1 << 20))}}, &fake{}
-		now.Version = was.Version + 1 + Version(rand.Uint64N(7))
-		old := makeInode(k, s, b).ofVersion(was.Version)
-		if old.kind() != k || old.sequence() != s || old.rest() != b {
-			t.Fatalf("after %d changes: kind %d, sequence %d, batch %d", was.Version, old.kind(), old.sequence(), old.rest())
-		}
-		if old.outdated(was) || !old.outdated(now) || old == old.ofVersion(now.Version) {
-			t.Fatalf("%#x of %d changes is taken for one of %d", old, was.Version, now.Version)
-		}
-		if next := makeInode(nextRaw, s, 0); next.outdated(now) {
-			t.Fatal("next is outdated")
-		}
-	}
-}
-
-// A directory is in one place: every name that settings are looked up by is another, and the same again is the same.
-func TestInodesOfSettings(t *testing.T) {
-	train, val := makeInode(splitDir, 1, 0), makeInode(splitDir, 2, 0)
-	seen := map[inode]string{train: "train", val: "val"}
-	for _, dir := range []inode{train, val, settingsDir(3, train, "seed=1")} {
-		for i := range 1000 {
-			name := fmt.Sprint("seed=", i)
-			d := settingsDir(3, dir, name)
-			if d.kind() != splitDir || d.sequence() != 3 || d != settingsDir(3, dir, name) || seen[d] != "" {
-				t.Fatalf("%s in %#x is %#x, as is %q", name, dir, d, seen[d])
-			}
-			seen[d] = name
-		}
-	}
-	if settingsDir(3, train, "seed=1") == settingsDir(4, train, "seed=1") {
-		t.Error("two sequences have a directory")
-	}
-}
-
-// Changing tokens are followed: version v of a batch is that of a counting sequence, and v is its first byte.
+// Changing tokens are followed: a batch of version v is one of a counting sequence, each byte XOR v.
 type changing struct {
 	name    string
 	size    int64
@@ -458,7 +388,7 @@ func (c *changing) now() *fake {
 	return s
 }
 
-// holding says which batch of which version data is, or that it is a mix.
+// holding names the batch and the version of data, or says that it is a mix.
 func (c *changing) holding(data []byte) string {
 	for v := range c.version.Load() + 1 {
 		for k := range uint64(20) {
@@ -480,7 +410,7 @@ func followed(t *testing.T, size int64) (*tree, *changing) {
 	return plant(t, c.now()), c
 }
 
-// A handle of next goes on with other tokens at the beginning of a batch, and neither repeats a number nor leaves one out.
+// A handle of next changes to other tokens at the beginning of a batch, and neither repeats a number nor leaves one out.
 func TestNextFollowsChanges(t *testing.T) {
 	const size = 1000
 	tr, c := followed(t, size)
@@ -549,7 +479,7 @@ func TestNextFollowsChanges(t *testing.T) {
 	expect(kept, "batch 12 of version 10")
 	expect(other, "batch 13 of version 10")
 
-	// Where the header was read alone, as numpy.load does, the array is that of the tokens that were there then.
+	// Where the header was read alone, as numpy.load does, the array is of the tokens at that time.
 	framed := tr.reader(t, "train/next.npy", 0)
 	c.version.Add(1)
 	framed.read(0, headerBytes)

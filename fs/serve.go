@@ -18,6 +18,8 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"batchfs/fs/failpoint"
+	"batchfs/fs/guard"
 	"batchfs/fs/mount"
 	"batchfs/fs/supervise"
 	"batchfs/internal/process"
@@ -27,80 +29,122 @@ import (
 // supervise.ErrReplaced when this process should end because another serves, and supervise.ErrPanicked when another should
 // serve because a request panicked here. Handlers may still be under way then: the process should exit.
 func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options) error {
-	t := newTree(mountpoint, splits, o)
+	log := newLimitedLog(o.Log)
 	stop := make(chan error, 2) // why this process should no longer serve
-	t.giveUp = sync.OnceFunc(func() { stop <- supervise.ErrPanicked })
-	server, fd, err := handshake(w, t)
+	giveUp := sync.OnceFunc(func() { stop <- supervise.ErrPanicked })
+	panicked := func(p any) fuse.Status { // which may be this process's fault
+		log.Error("a request panicked; its reader gets an error, and another worker takes over", "panic", p, "stack", string(debug.Stack()))
+		giveUp()
+		return fuse.EIO
+	}
+	front := &front{fuse.NewDefaultRawFileSystem()}
+	server, fd, err := handshake(w, front, mountOptions(log, panicked))
 	if err != nil {
 		return err
 	}
 	if err := w.AwaitPromotion(); err != nil {
 		return err
 	}
-	if err := t.resume(splits, w.Shared, o); err != nil {
+	limits := guard.NewLimits(len(splits), o.ReplyBytes)
+	t, err := newTree(mountpoint, splits, w.Shared, limits, log, o)
+	if err != nil {
 		return err
 	}
-	t.deadlines.answer = func(id uint64, errno syscall.Errno) { unix.Write(w.Connection, errorReply(id, errno)) }
-	// Before the first request is read: what this process has read itself must not be sent again.
+	guarded := guard.New(t, guard.Options{Limits: limits, Shared: w.Shared, Timeout: o.Timeout, Panicked: panicked,
+		Answer: func(id uint64, errno syscall.Errno) { unix.Write(w.Connection, errorReply(id, errno)) }})
+	front.RawFileSystem = guarded
+	if w.Shared.Workers.Add(1) > 1 {
+		failpoint.Hit("succeed")
+	}
+	// Before the first request is read: the kernel must not resend what this process has read.
 	if _, err := unix.Write(w.Connection, notifyResend); err != nil && err != unix.EINVAL {
 		return fmt.Errorf("cannot ask the kernel to resend unanswered requests: %w", err)
 	}
-	served := make(chan struct{})
-	go t.deadlines.run(served)
-	go t.sequences.index()
-	go t.tellRemaps(o.Remaps)
-	for range invalidators {
-		go t.invalidate(server)
-	}
+	ended := make(chan struct{})
+	t.start(server, o.Remaps, ended)
 	go func() {
-		w.AnswerPings(t.checkLocks)
+		w.AnswerPings(func() { guarded.CheckLock(); t.checkLocks() })
 		stop <- supervise.ErrReplaced
 	}()
 	o.Log.Debug("this process serves", "pid", os.Getpid(), "workers", w.Shared.Workers.Load())
-	// Before the first answer: a snapshot that is published for one is the supervisor's to keep.
+	// Before the first answer: the supervisor keeps a snapshot that an answer publishes.
 	if err := w.Serving(); err != nil {
 		return err
 	}
+	served := make(chan struct{})
+	go guarded.Run(served)
 	go func() {
 		server.Serve()
 		close(served)
 	}()
 	select {
 	case <-served:
-		t.leaving.Store(true)
+		close(ended)
 		return nil
 	case why := <-stop:
-		t.deadlines.close()
-		t.leaving.Store(true)
+		guarded.Stop()
+		close(ended)
 		leave(fd, served)
 		return why
 	}
 }
 
-// invalidate runs for ever. It tells the kernel to forget the names that sequences.outdated returns.
-func (t *tree) invalidate(server *fuse.Server) {
+// front is what go-fuse serves: its server is made before there is a file system, which begins with the first request.
+type front struct{ fuse.RawFileSystem }
+
+// start starts what runs beside the answers until ended is closed.
+func (t *tree) start(server *fuse.Server, remaps func() (mapped, busy int64), ended <-chan struct{}) {
+	go t.sequences.index()
+	go t.tellRemaps(remaps, ended)
+	for range invalidators {
+		go t.invalidate(server, ended)
+	}
+}
+
+// invalidate tells the kernel to forget the names that sequences.outdated returns, until ended is closed.
+func (t *tree) invalidate(server *fuse.Server, ended <-chan struct{}) {
 	for {
 		n := t.sequences.outdated()
 		server.EntryNotify(n.Dir, n.Name) // an error means that the kernel has forgotten it by itself
-		if t.leaving.Load() {
-			return // nobody may have been told: the next worker tells the kernel
+		if isClosed(ended) {
+			return // the kernel may not know: the next worker tells it
 		}
 		t.sequences.invalidated()
 	}
 }
 
-// tellRemaps runs for ever. It keeps in the shared state what commands tell that must not touch the mount.
-func (t *tree) tellRemaps(remaps func() (mapped, busy int64)) {
-	for ; !t.leaving.Load(); time.Sleep(time.Second) {
+// tellRemaps updates the counters of remaps in the shared state, for commands that must not touch the mount.
+func (t *tree) tellRemaps(remaps func() (mapped, busy int64), ended <-chan struct{}) {
+	for ; !isClosed(ended); time.Sleep(time.Second) {
 		mapped, busy := remaps()
 		t.shared.Remapped.Store(uint64(mapped))
 		t.shared.RemapBusy.Store(uint64(busy))
 	}
 }
 
-// handshake makes a server on the connection, and returns the server's own descriptor of it. The kernel says only once how a
-// connection begins, to the first worker. Each later one is told the same, over a socket, and must give the same answer.
-func handshake(w *supervise.Worker, t *tree) (server *fuse.Server, fd int, err error) {
+func mountOptions(log *limitedLog, panicked func(any) fuse.Status) *fuse.MountOptions {
+	return &fuse.MountOptions{
+		MaxWrite:                mount.MaxRequest,
+		MaxInflightRequestBytes: 64 << 20,
+		// Reads for the page cache, of a split whose files do not answer, must not keep the others from theirs.
+		MaxBackground: math.MaxUint16,
+		// Replies are made in memory: splicing them would be one copy more, through a pipe.
+		DisableSplice: true,
+		// The kernel keeps a file's pages when its attributes seem to change.
+		ExplicitDataCacheControl: true,
+		// With it, the kernel would let no overlayfs lie over this mount.
+		DisabledCapabilities: fuse.CAP_PASSTHROUGH,
+		DisableXAttrs:        true,
+		DisableReadDirPlus:   true,
+		Name:                 "batchfs",
+		Logger:               stdlog.New(warnings{log}, "", 0),
+		PanicHandler:         panicked,
+	}
+}
+
+// handshake makes a server on the connection, and returns the server's own descriptor. The kernel sends INIT once a connection, to
+// the first worker. Each later worker gets the same request over a socket, and must give the same answer.
+func handshake(w *supervise.Worker, fs fuse.RawFileSystem, o *fuse.MountOptions) (server *fuse.Server, fd int, err error) {
 	buf := make([]byte, 64<<10)
 	first := len(w.Shared.Init.Get()) == 0
 	if first {
@@ -123,27 +167,7 @@ func handshake(w *supervise.Worker, t *tree) (server *fuse.Server, fd int, err e
 	if _, err := unix.Write(pair[0], w.Shared.Init.Get()); err != nil {
 		return nil, 0, err
 	}
-	server, err = fuse.NewServer(t, fmt.Sprintf("/dev/fd/%d", pair[1]), &fuse.MountOptions{
-		MaxWrite:                mount.MaxRequest,
-		MaxInflightRequestBytes: 64 << 20,
-		// Reads for the page cache, of a split whose files do not answer, must not keep the others from theirs.
-		MaxBackground: math.MaxUint16,
-		// Replies are made in memory: splicing them would be one copy more, through a pipe.
-		DisableSplice: true,
-		// A file's pages are dropped when we say so, not when its attributes seem to change.
-		ExplicitDataCacheControl: true,
-		// With it, the kernel would let no overlayfs lie over this mount.
-		DisabledCapabilities: fuse.CAP_PASSTHROUGH,
-		DisableXAttrs:        true,
-		DisableReadDirPlus:   true,
-		Name:                 "batchfs",
-		Logger:               stdlog.New(warnings{t.log}, "", 0),
-		PanicHandler: func(r any) fuse.Status {
-			t.log.Error("a request panicked; its reader gets an error, and another worker takes over", "panic", r, "stack", string(debug.Stack()))
-			t.giveUp()
-			return fuse.EIO
-		},
-	})
+	server, err = fuse.NewServer(fs, fmt.Sprintf("/dev/fd/%d", pair[1]), o)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -203,12 +227,12 @@ func errorReply(id uint64, errno syscall.Errno) []byte {
 	return reply
 }
 
-// warnings passes on what go-fuse has to say.
+// warnings logs what go-fuse logs.
 type warnings struct{ log *limitedLog }
 
 func (w warnings) Write(line []byte) (int, error) {
 	for _, harmless := range []string{
-		"Write/Writev failed, err: 2=",      // the reader was killed meanwhile, or answered in the handler's place
+		"Write/Writev failed, err: 2=",      // the reader was killed meanwhile, or has another answer
 		"Failed to read from fuse conn: 9=", // another process takes over
 	} {
 		if bytes.Contains(line, []byte(harmless)) {

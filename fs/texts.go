@@ -3,6 +3,7 @@ package fs
 import (
 	"container/list"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -16,8 +17,8 @@ import (
 
 // texts are the files of text: what they show, and what each open handle of a live one shows.
 //
-// What handles show is kept, up to most bytes of it. A text that was let go is made again when its handle is read, as for a handle
-// that another process opened.
+// What handles show is kept, up to most bytes, by when it was last read. A text beyond that is made again when its handle is read, as
+// for a handle that another worker opened.
 //
 // Lock order: mu last.
 type texts struct {
@@ -31,78 +32,58 @@ type texts struct {
 
 	making sync.Mutex // held while status.json is made, which may be long: one at a time; before every other lock
 	mu     sync.Mutex
-	open   map[uint64]*keptText   // what each open handle shows; guarded by mu, as all below and the keptTexts are
-	infos  map[Sequence]*keptText // the info.json that are kept: the handles of a Sequence share one
-	last   list.List              // of the *keptText that are kept, the one that was read last first
-	bytes  int                    // of those
+	open   map[uint64]*list.Element // by handle; guarded by mu, as what follows
+	last   list.List                // of keptText, the one that was read last first
+	bytes  int
+}
+
+// A keptText is what a handle shows.
+type keptText struct {
+	fh    uint64
+	bytes []byte
 }
 
 // A memoryUse is the memory that readers make this process take, in bytes, of all that they may.
 type memoryUse struct {
 	budget, replies, ahead, texts, tables int64
-	waiting                               int // requests that wait for a turn or a place
+	waiting                               int // requests that wait for a semaphore
 	store                                 *StoreUse
 	mapped, busy                          int64 // see Options.Remaps
 }
 
-// A keptText is what one handle shows, or several of one info.json.
-type keptText struct {
-	bytes   []byte   // nil: it was let go
-	info    Sequence // whose info.json it is, or nil
-	handles int      // that show it
-	at      *list.Element
-}
-
-// textBits are those of a handle in which the length of its text stands.
+// The low textBits of a handle are the length of its text.
 const textBits = 32
 
 // keep makes a text and keeps it for a new handle. The handle tells how long the text is.
 func (t *texts) keep(i inode) (fh uint64) {
-	text, info := i.kind().entry().content.(text).show(t, i)
-	fh = t.shared.TextHandles.Add(1)<<textBits | uint64(len(text))
-	t.hold(fh, text, info)
+	shown := i.kind().entry().content.(text).show(t, i)
+	fh = t.shared.TextHandles.Add(1)<<textBits | uint64(len(shown))
+	t.hold(fh, shown)
 	return fh
 }
 
-// hold keeps a text for a handle. info is the Sequence whose info.json it is, or nil.
-func (t *texts) hold(fh uint64, text []byte, info Sequence) {
+// hold keeps a text for a handle.
+func (t *texts) hold(fh uint64, text []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.drop(fh)
-	k := t.infos[info]
-	if k == nil {
-		k = &keptText{bytes: text, info: info}
-		k.at = t.last.PushFront(k)
-		t.bytes += len(text)
-		if info != nil {
-			t.infos[info] = k
-		}
-	}
-	k.handles++
-	t.open[fh] = k
+	t.open[fh] = t.last.PushFront(keptText{fh, text})
+	t.bytes += len(text)
 	for t.bytes > t.most && t.last.Len() > 1 {
-		t.letGo(t.last.Back().Value.(*keptText))
+		t.drop(t.last.Back().Value.(keptText).fh)
 	}
 }
 
-// letGo forgets a text. Its handles stay open. The caller holds mu.
-func (t *texts) letGo(k *keptText) {
-	t.last.Remove(k.at)
-	t.bytes -= len(k.bytes)
-	delete(t.infos, k.info)
-	k.bytes = nil
-}
-
-// of returns the text of a handle. ok is false if it was let go, or another process opened the handle.
+// of returns the text of a handle. ok is false if it is not kept.
 func (t *texts) of(fh uint64) (text []byte, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	k := t.open[fh]
-	if k == nil || k.bytes == nil {
+	e := t.open[fh]
+	if e == nil {
 		return nil, false
 	}
-	t.last.MoveToFront(k.at)
-	return k.bytes, true
+	t.last.MoveToFront(e)
+	return e.Value.(keptText).bytes, true
 }
 
 func (t *texts) release(fh uint64) {
@@ -113,92 +94,63 @@ func (t *texts) release(fh uint64) {
 
 // drop is release for a caller that holds mu.
 func (t *texts) drop(fh uint64) {
-	k := t.open[fh]
-	if k == nil {
-		return
-	}
-	delete(t.open, fh)
-	if k.handles--; k.handles == 0 && k.bytes != nil {
-		t.letGo(k)
+	if e := t.open[fh]; e != nil {
+		t.bytes -= len(t.last.Remove(e).(keptText).bytes)
+		delete(t.open, fh)
 	}
 }
 
 // A text is a content that is made when a file is opened.
 type text interface {
 	content
-	// show returns the text, and the Sequence whose info.json it is, or nil.
-	show(t *texts, i inode) ([]byte, Sequence)
+	show(t *texts, i inode) []byte
 }
 
 type readmeText struct{}
 
-func (readmeText) size(t *texts, _ inode, _ Sequence) int64  { return int64(len(t.readme)) }
-func (readmeText) show(t *texts, _ inode) ([]byte, Sequence) { return t.readme, nil }
+func (readmeText) show(t *texts, _ inode) []byte            { return t.readme }
+func (readmeText) size(t *texts, _ inode, _ Sequence) int64 { return int64(len(t.readme)) }
 
 type cursorText struct{}
 
-func (c cursorText) size(t *texts, i inode, _ Sequence) int64 {
-	text, _ := c.show(t, i)
-	return int64(len(text))
+func (cursorText) show(t *texts, i inode) []byte {
+	return fmt.Appendln(nil, t.shared.Sequences[i.sequence()].Next())
 }
 
-func (cursorText) show(t *texts, i inode) ([]byte, Sequence) {
-	return fmt.Appendln(nil, t.shared.Sequences[i.sequence()].Next()), nil
-}
+func (c cursorText) size(t *texts, i inode, _ Sequence) int64 { return int64(len(c.show(t, i))) }
 
 type infoText struct{}
 
-func (infoText) size(t *texts, i inode, _ Sequence) int64 {
-	if s, _ := t.sequences.now(i.sequence(), 0); s != nil {
-		return s.InfoLen()
+func (infoText) show(t *texts, i inode) []byte {
+	s, _ := t.sequences.now(i.sequence(), 0) // readers of batches get the error
+	if s == nil {
+		return []byte{}
 	}
-	return 0
+	return s.Info()
 }
 
-func (infoText) show(t *texts, i inode) ([]byte, Sequence) {
-	s, _ := t.sequences.now(i.sequence(), 0) // an error is for those who read batches
+func (infoText) size(t *texts, i inode, _ Sequence) int64 {
+	s, _ := t.sequences.now(i.sequence(), 0)
 	if s == nil {
-		return []byte{}, nil
+		return 0
 	}
-	t.mu.Lock()
-	if k := t.infos[s]; k != nil {
-		defer t.mu.Unlock()
-		return k.bytes, s
-	}
-	t.mu.Unlock()
-	return s.Info(), s
+	return s.InfoLen()
 }
 
 // Every number in status.json is as wide as the widest can be, so that the size of the file does not change between stat and read
 // because one of them grew.
 type statusText struct{}
 
-func (c statusText) size(t *texts, i inode, _ Sequence) int64 {
-	text, _ := c.show(t, i)
-	return int64(len(text))
-}
+func (c statusText) size(t *texts, i inode, _ Sequence) int64 { return int64(len(c.show(t, i))) }
 
-func (statusText) show(t *texts, _ inode) ([]byte, Sequence) {
-	type counted struct {
-		name, fault                             string
-		cursor, reads, bytes, givenBack, errors uint64
-	}
+func (statusText) show(t *texts, _ inode) []byte {
 	t.making.Lock()
 	defer t.making.Unlock()
-	var all []counted
-	idle := 0 // settings that the kernel has forgotten, with a cursor that moved
-	t.sequences.all(func(number int, name, fault string) {
-		entry := &t.shared.Sequences[number]
-		c := counted{name, fault, entry.Next(), entry.Reads.Load(), entry.Bytes.Load(), entry.GivenBack.Load(), entry.Errors.Load()}
-		switch {
-		case number > t.sequences.splits && t.shared.Lookups(number) == 0:
-			idle++
-		case number <= t.sequences.splits || entry.Moved() || c.reads+c.errors > 0:
-			all = append(all, c)
-		}
-	})
-	slices.SortFunc(all, func(a, b counted) int { return strings.Compare(a.name, b.name) })
+	splits, idle := t.countedSplits()
 	m := t.memory()
+	t.mu.Lock()
+	m.texts = int64(t.bytes)
+	t.mu.Unlock()
 	text := fmt.Appendf(nil, `{
   "version": %s,
   "pid": %20d,
@@ -234,12 +186,22 @@ func (statusText) show(t *texts, _ inode) ([]byte, Sequence) {
   },
 `, u.Requests, u.Bytes, u.Hits, u.Waits, u.Waited.Milliseconds(), u.Unkept, u.Memory)
 	}
-	text = append(text, `  "splits": {`...)
-	for n, c := range all {
-		if n > 0 {
-			text = append(text, ',')
-		}
-		text = fmt.Appendf(text, `
+	return fmt.Appendf(text, "  \"splits\": {%s\n  }\n}\n", strings.Join(splits, ","))
+}
+
+// countedSplits returns the entries of status.json for splits and for settings in use, sorted by name, and how many settings the kernel
+// has forgotten whose cursor moved.
+func (t *texts) countedSplits() (all []string, idle int) {
+	byName := map[string]string{}
+	t.sequences.all(func(number int, name, fault string) {
+		entry := &t.shared.Sequences[number]
+		reads, errors := entry.Reads.Load(), entry.Errors.Load()
+		isSplit := number <= t.sequences.splits
+		switch {
+		case !isSplit && t.shared.Lookups(number) == 0:
+			idle++
+		case isSplit || entry.Moved() || reads+errors > 0:
+			byName[name] = fmt.Sprintf(`
     %s: {
       "cursor": %20d,
       "reads": %20d,
@@ -247,10 +209,13 @@ func (statusText) show(t *texts, _ inode) ([]byte, Sequence) {
       "given_back": %20d,
       "errors": %20d,
       "last_error": %s
-    }`,
-			jsontext.Quote(c.name), c.cursor, c.reads, c.bytes, c.givenBack, c.errors, jsontext.Quote(c.fault))
+    }`, jsontext.Quote(name), entry.Next(), reads, entry.Bytes.Load(), entry.GivenBack.Load(), errors, jsontext.Quote(fault))
+		}
+	})
+	for _, name := range slices.Sorted(maps.Keys(byName)) {
+		all = append(all, byName[name])
 	}
-	return append(text, "\n  }\n}\n"...), nil
+	return all, idle
 }
 
 // RemapAdvice is the setting that is faster where many reads under access remap find another one mapping, or empty.

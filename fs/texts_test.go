@@ -4,33 +4,32 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"sync/atomic"
 	"syscall"
 	"testing"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// What open handles of texts keep is bounded, and each shows its text from beginning to end nevertheless, also one above 16 MiB.
+// What open handles of texts keep is bounded, and each shows its text from beginning to end nevertheless.
 func TestTextsAreBounded(t *testing.T) {
 	const size = 20 << 20
+	names := []string{"a", "b", "c"}
 	var sequences []Sequence
-	for _, name := range []string{"a", "b", "c"} {
+	for _, name := range names {
 		s := counting(name, 1000)
 		s.info = func() []byte { return bytes.Repeat([]byte(name), size) }
-		s.infoLen = func() int64 { return size }
 		sequences = append(sequences, s)
 	}
 	tr := plant(t, sequences...)
 	var readers []*reader
-	for _, s := range sequences {
-		readers = append(readers, tr.reader(t, s.Spec().Name+"/info.json", 0))
+	for _, name := range names {
+		readers = append(readers, tr.reader(t, name+"/info.json", 0))
 	}
 	for _, off := range []int64{0, 1 << 20, 17 << 20, size - 10, size} {
 		for n, r := range readers {
-			want := bytes.Repeat([]byte(sequences[n].Spec().Name), int(min(100, size-off)))
+			want := bytes.Repeat([]byte(names[n]), int(min(100, size-off)))
 			if text, status := r.read(off, 100); !status.Ok() || !bytes.Equal(text, want) {
-				t.Errorf("%s/info.json at %d: %q, %v", sequences[n].Spec().Name, off, text, status)
+				t.Errorf("%s/info.json at %d: %q, %v", names[n], off, text, status)
 			}
 			if tr.texts.bytes > maxTextBytes || tr.texts.last.Len() > 1 {
 				t.Fatalf("%d texts of %d bytes are kept", tr.texts.last.Len(), tr.texts.bytes)
@@ -38,55 +37,34 @@ func TestTextsAreBounded(t *testing.T) {
 		}
 	}
 	for _, r := range readers {
-		in := &fuse.ReleaseIn{Fh: r.fh}
-		in.NodeId = uint64(r.node)
-		tr.Release(nil, in)
+		r.close()
 	}
-	if tr.texts.bytes != 0 || tr.texts.last.Len() != 0 || len(tr.texts.open) != 0 || len(tr.texts.infos) != 0 {
+	if tr.texts.bytes != 0 || tr.texts.last.Len() != 0 || len(tr.texts.open) != 0 {
 		t.Errorf("when all are closed, %d bytes of %d texts are kept, for %d handles", tr.texts.bytes, tr.texts.last.Len(), len(tr.texts.open))
 	}
 }
 
-// A text that is longer than all texts may be together is kept while it is read.
+// A text that is longer than all texts may be together is made once, when it is opened.
 func TestTextAboveTheBound(t *testing.T) {
 	s := counting("train", 1000)
-	var made atomic.Int64
+	made := 0
 	s.info = func() []byte {
-		made.Add(1)
+		made++
 		return make([]byte, maxTextBytes+1)
 	}
 	s.infoLen = func() int64 { return maxTextBytes + 1 }
 	tr := plant(t, s)
+	if size := tr.size(tr.find("train/info.json"), s); size != maxTextBytes+1 || made > 0 {
+		t.Errorf("its size is %d, and it was made %d times for that", size, made)
+	}
 	r := tr.reader(t, "train/info.json", 0)
 	for off := int64(0); off <= maxTextBytes; off += 1 << 20 {
 		if text, status := r.read(off, 1<<20); !status.Ok() || int64(len(text)) != min(1<<20, maxTextBytes+1-off) {
 			t.Fatalf("at %d: %d bytes, %v", off, len(text), status)
 		}
 	}
-	if n := made.Load(); n != 1 {
-		t.Errorf("it was made %d times", n)
-	}
-}
-
-// Handles of one info.json share it, and its size is known without it.
-func TestInfoIsShared(t *testing.T) {
-	s := counting("train", 1000)
-	made := 0
-	s.info = func() []byte {
-		made++
-		return []byte("{}\n")
-	}
-	s.infoLen = func() int64 { return 3 }
-	tr := plant(t, s)
-	for range 100 {
-		tr.reader(t, "train/info.json", 0).read(0, 100)
-		var out fuse.EntryOut
-		if status := tr.Lookup(nil, &fuse.InHeader{NodeId: uint64(tr.find("train"))}, "info.json", &out); !status.Ok() || out.Size != 3 {
-			t.Fatalf("%v, %d bytes", status, out.Size)
-		}
-	}
-	if made != 1 || tr.texts.bytes != 3 {
-		t.Errorf("it was made %d times, and %d bytes are kept", made, tr.texts.bytes)
+	if made != 1 {
+		t.Errorf("it was made %d times", made)
 	}
 }
 

@@ -7,60 +7,55 @@
 package fs
 
 import (
+	"container/list"
 	"errors"
 	"log/slog"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"batchfs/cache/array"
-	"batchfs/fs/failpoint"
-	"batchfs/fs/mount"
+	"batchfs/fs/guard"
 	"batchfs/fs/state"
 )
 
-// tree implements fuse.RawFileSystem: each method translates a request into inodes and offsets.
+// tree is the file system inside a guard.Guard: each method translates a request into inodes and offsets.
 type tree struct {
 	fuse.RawFileSystem // ENOSYS for the rest, after which the kernel does not ask again
 	shared             *state.Shared
 	handles            *state.Handles
 	sequences          *sequences
 	texts              texts
-	prefetcher         prefetcher
-	deadlines          deadlines
-	turns, places      *turns
-	giveUp             func() // another process should serve
-	leaving            atomic.Bool
+	prefetcher         *prefetcher
+	reads              reads
 	log                *limitedLog
 	mode               uint32 // of files
 	owner              fuse.Owner
-	failures           failures
 	uncachedLogged     sync.Once
 	fullLogged         sync.Once
 }
 
-// attributes that never change may be remembered for as long as the kernel can express.
+// forever is the longest time that the kernel can remember attributes for.
 const forever = time.Duration(1<<31) * time.Second
 
 // Options are what a mount depends on besides its sequences.
 type Options struct {
 	ProgramVersion  string                      // for status.json
-	Ahead           int                         // batches made before they are asked for, for each reader of next* or batch/<k> in order
-	AheadBytes      int64                       // that all of these may take
-	ReplyBytes      int64                       // that replies may take, besides those of batches made ahead
-	TextBytes       int64                       // that the texts which open files show may take
-	TableBytes      func() int64                // memory that the sequences take
-	Budget          int64                       // bytes for all of these
+	Ahead           int                         // batches made before they are requested, for each reader of next* or batch/<k> in order
+	AheadBytes      int64                       // bytes for all of these
+	ReplyBytes      int64                       // bytes for replies, besides batches made ahead
+	TextBytes       int64                       // bytes for the texts that open files show
+	TableBytes      func() int64                // memory of the sequences
+	Budget          int64                       // bytes for all of this
 	Store           func() *StoreUse            // nil: nothing lies in a store, as where it returns nil
 	Remaps          func() (mapped, busy int64) // reads of token files with a mapping, and those that had none because another read had one
 	Timeout         time.Duration               // within which every request has an answer
-	Mode            uint32                      // permission bits of files; who may read files may list directories
-	UID, GID        uint32                      // who owns the files
+	Mode            uint32                      // permission bits of files; users who may read files may list directories
+	UID, GID        uint32                      // owner of the files
 	SettingsPerUser int                         // directories of settings that each user may have, except root and UID
 	Log             *slog.Logger
 }
@@ -74,79 +69,63 @@ type StoreUse struct {
 	Memory          int64 // bytes
 }
 
-// newTree makes the tree of a mount, which can answer requests after resume.
-func newTree(mountpoint string, splits []Sequence, o Options) *tree {
-	log := newLimitedLog(o.Log)
-	turns, places := newTurns(len(splits), maxTurns, minTurns), newTurns(len(splits), int(o.ReplyBytes/mount.MaxRequest), minPlaces)
+// newTree makes the tree of a mount. It continues from the shared state, in which no other process works any more.
+// sequences.index must follow, and may take a while.
+func newTree(mountpoint string, splits []Sequence, shared *state.Shared, limits *guard.Limits, log *limitedLog, o Options) (*tree, error) {
+	sequences, err := newSequences(splits, shared, o)
+	if err != nil {
+		return nil, err
+	}
+	prefetcher := &prefetcher{batches: o.Ahead, bytes: o.AheadBytes, limits: limits, log: log}
+	handles := state.NewHandles(shared)
 	return &tree{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
+		shared:        shared,
+		handles:       handles,
+		sequences:     sequences,
 		texts: texts{
-			readme: readmeOf(mountpoint, splits), programVersion: o.ProgramVersion,
-			most: int(o.TextBytes), open: map[uint64]*keptText{}, infos: map[Sequence]*keptText{},
+			readme: readmeOf(mountpoint, splits), programVersion: o.ProgramVersion, began: time.Unix(0, shared.Began),
+			shared: shared, sequences: sequences, memory: func() memoryUse { return memoryUseOf(o, prefetcher, limits) },
+			most: int(o.TextBytes), open: map[uint64]*list.Element{},
 		},
-		prefetcher: prefetcher{batches: o.Ahead, bytes: o.AheadBytes, turns: turns, places: places, log: log},
-		turns:      turns,
-		places:     places,
+		prefetcher: prefetcher,
+		reads:      reads{handles: handles, assigned: map[uint64]assignment{}},
 		log:        log,
 		mode:       o.Mode,
 		owner:      fuse.Owner{Uid: o.UID, Gid: o.GID},
-	}
+	}, nil
 }
 
-// resume goes on from the shared state, in which nobody else works any more. sequences.index must follow, and may take a while.
-func (t *tree) resume(splits []Sequence, shared *state.Shared, o Options) (err error) {
-	t.shared, t.handles = shared, state.NewHandles(shared)
-	if t.sequences, err = newSequences(splits, shared, o); err != nil {
-		return err
-	}
-	d := &t.deadlines
-	d.limit, d.shared, d.handles, d.stuck = o.Timeout, shared, t.handles, map[int]int{}
-	d.splitOf, d.turns, d.suspects = t.sequences.splitOf, t.turns, make(chan struct{}, 1)
-	t.texts.memory = func() memoryUse { return t.memoryUse(o) }
-	d.fault = func(i inode, err error) { t.fault(i, err) }
-	t.texts.began, t.texts.shared, t.texts.sequences = time.Unix(0, shared.Began), shared, t.sequences
-	workers := shared.Workers.Add(1)
-	shared.Blame()
-	if workers > 1 {
-		failpoint.Hit("succeed")
-	}
-	return nil
-}
-
-// memoryUse is what is taken of each part of the budget.
-func (t *tree) memoryUse(o Options) memoryUse {
+// memoryUseOf is the use of each part of the budget, except texts.
+func memoryUseOf(o Options, p *prefetcher, limits *guard.Limits) memoryUse {
 	m := memoryUse{budget: o.Budget, tables: o.TableBytes()}
 	m.mapped, m.busy = o.Remaps()
 	if o.Store != nil {
 		m.store = o.Store()
 	}
-	t.texts.mu.Lock()
-	m.texts = int64(t.texts.bytes)
-	t.texts.mu.Unlock()
-	t.prefetcher.mu.Lock()
-	m.ahead = t.prefetcher.used
-	t.prefetcher.mu.Unlock()
-	for split := range t.places.queues {
-		places, turns := &t.places.queues[split], &t.turns.queues[split]
-		m.replies += int64(places.taken.Load()) * mount.MaxRequest
-		m.waiting += int(places.waiting.Load() + turns.waiting.Load())
-	}
+	p.mu.Lock()
+	m.ahead = p.used
+	p.mu.Unlock()
+	m.replies, m.waiting = limits.Use()
 	return m
 }
 
 // checkLocks takes and releases each lock that requests need. It blocks if one is never released.
 func (t *tree) checkLocks() {
 	t.handles.CheckLock()
-	for _, mu := range []*sync.Mutex{&t.sequences.mu, &t.prefetcher.mu, &t.deadlines.mu, &t.texts.mu, &t.turns.mu, &t.places.mu} {
+	for _, mu := range []*sync.Mutex{&t.sequences.mu, &t.prefetcher.mu, &t.reads.mu, &t.texts.mu} {
 		mu.Lock()
 		mu.Unlock() //lint:ignore SA2001 only whether it can be taken matters
 	}
 }
 
+// Split is the number of the split that a node belongs to, or 0.
+func (t *tree) Split(node uint64) int { return t.sequences.splitOf(inode(node).sequence()) }
+
 // sequence is the sequence of a file, or nil for a file of the whole mount.
 func (t *tree) sequence(i inode) Sequence { return t.sequences.get(i.sequence()) }
 
-// isForgotten says whether i is a file of a sequence, s, that the kernel has forgotten: only a handler that was late asks for it.
+// isForgotten says whether i is a file of a sequence, s, that the kernel has forgotten. Only a late handler meets such a file.
 func (t *tree) isForgotten(i inode, s Sequence) bool { return s == nil && i.sequence() > 0 }
 
 // A dirEntry is a name in a directory.
@@ -189,7 +168,7 @@ func (t *tree) numbered(k kind, sequence int, batch uint64) inode {
 	return makeInode(k, sequence, batch).ofVersion(t.sequences.get(sequence).Spec().Version)
 }
 
-// lookup finds a name in a directory, but for settings.
+// lookup finds a name in a directory, except settings.
 func (t *tree) lookup(dir inode, name string) inode {
 	if dir.kind() == batchDir {
 		return t.lookupBatch(dir.sequence(), name)
@@ -235,9 +214,9 @@ func (t *tree) size(i inode, s Sequence) int64 {
 const (
 	// A page is larger on some machines.
 	stdioBlock = headerBytes
-	// Of next, whose first block comes with a new batch when it is read again. x or y, or all of a small batch, is larger than
-	// a small block, so that stdio reads what it was asked for and no more. Files with a header need none: what is not the
-	// header begins behind their first block.
+	// For next: reading its first block again takes a new batch. x or y, or all of a small batch, is larger than this block, so
+	// stdio reads what it was asked for and no more. Files with a header need no such block: their batches begin behind the
+	// first one.
 	nextBlock = 512
 )
 
@@ -266,74 +245,76 @@ func attributesLast(i inode) time.Duration {
 
 func (t *tree) String() string { return "batchfs" }
 
+// LookupRows is 1 for lookups that look at token files: of settings, and of files that change with the tokens.
+func (t *tree) LookupRows(dir uint64, name string) int64 {
+	i := inode(dir)
+	if i.kind() == splitDir && isSettings(name) {
+		return 1
+	}
+	s := t.sequence(i)
+	if s != nil && s.Spec().Follows && (i.kind() == batchDir || t.lookup(i, name).kind().isNumbered()) {
+		return 1
+	}
+	return 0
+}
+
 func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	if len(name) > maxNameLen { // which the kernel does not check, and the shared state has no room for
 		return fuse.Status(syscall.ENAMETOOLONG)
 	}
-	dir := inode(header.NodeId)
-	r, err := t.deadlines.begin(header.Unique, dir)
-	if err != nil {
-		return t.fault(dir, err)
+	dir, timeout := inode(header.NodeId), forever
+	if t.isForgotten(dir, t.sequence(dir)) {
+		return t.Fault(header.NodeId, errForgotten)
 	}
-	defer t.ends(r)
-	timeout := forever
-	var i inode
-	var s Sequence // one for the whole answer, because another may replace it meanwhile
 	if dir.kind() == splitDir && isSettings(name) {
-		if err := t.takeTurn(r, header.Caller); err != nil {
-			return t.fault(dir, err)
-		}
-		s, errno := t.sequences.with(dir, name)
-		if errno != 0 {
-			return fuse.Status(errno)
-		}
-		t.endTurns(r)
-		number, errno := t.sequences.lookUp(s, dir, name, header.Unique, header.Uid)
-		if errno != 0 {
-			return fuse.Status(errno)
-		}
-		i = settingsDir(number, dir, name)
-		r.undo = func() { t.sequences.forget(number, 1) }
-	} else {
-		i = t.lookup(dir, name)
-		s = t.sequence(i)
-		if i.kind().isNumbered() && s.Spec().Follows {
-			if err := t.takeTurn(r, header.Caller); err != nil {
-				return t.fault(i, err)
-			}
-			if s, err = t.sequences.now(i.sequence(), i.batches()); s == nil { // another error is for Open to tell
-				return t.fault(i, err)
-			}
-			i = i.ofVersion(s.Spec().Version)
-			timeout = 0 // of other tokens it is another file
-		}
+		return t.lookupSettings(dir, header, name, out)
 	}
-	out.NodeId = uint64(i) // 0, with a timeout, makes the kernel remember that there is no such file
-	out.SetEntryTimeout(timeout)
-	if i != noSuchInode {
-		if i.kind().isNumbered() {
-			out.Generation = uint64(s.Spec().Version) // the version that is part of an inode comes round again
+	i := t.lookup(dir, name)
+	s := t.sequence(i) // one for the whole answer, because another may replace it meanwhile
+	if i.kind().isNumbered() && s.Spec().Follows {
+		var err error
+		if s, err = t.sequences.now(i.sequence(), i.batches()); s == nil { // another error is for Open to tell
+			return t.Fault(header.NodeId, err)
 		}
-		t.attributes(i, s, &out.Attr)
-		out.SetAttrTimeout(attributesLast(i))
-		if r.undo == nil { // last, because what is above may wait
-			t.sequences.countLookup(i.sequence(), header.Unique)
-			r.undo = func() { t.sequences.forget(i.sequence(), 1) }
-		}
+		i, timeout = i.ofVersion(s.Spec().Version), 0 // of other tokens it is another file
 	}
+	t.entry(i, s, timeout, out)
+	t.sequences.countLookup(i.sequence(), header.Unique) // last, because what is above may wait
 	return fuse.OK
 }
 
-// Forget comes when the kernel no longer knows a file that it looked up so many times.
+// lookupSettings finds the directory of a split under settings.
+func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+	s, errno := t.sequences.with(dir, name)
+	if errno != 0 {
+		return fuse.Status(errno)
+	}
+	number, errno := t.sequences.acquire(s, dir, name, header.Unique, header.Uid)
+	if errno == 0 {
+		t.entry(settingsDir(number, dir, name), s, forever, out)
+	}
+	return fuse.Status(errno)
+}
+
+// entry describes file i, which the kernel may remember for so long: also that there is none.
+func (t *tree) entry(i inode, s Sequence, timeout time.Duration, out *fuse.EntryOut) {
+	out.NodeId = uint64(i)
+	out.SetEntryTimeout(timeout)
+	if i == noSuchInode {
+		return
+	}
+	if i.kind().isNumbered() {
+		out.Generation = uint64(s.Spec().Version) // the version in an inode repeats
+	}
+	t.attributes(i, s, &out.Attr)
+	out.SetAttrTimeout(attributesLast(i))
+}
+
+// Forget is called when the kernel drops a file that it looked up so many times.
 func (t *tree) Forget(node, lookups uint64) { t.sequences.forget(inode(node).sequence(), lookups) }
 
 func (t *tree) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
 	i := inode(in.NodeId)
-	r, err := t.deadlines.begin(in.Unique, i)
-	if err != nil {
-		return t.fault(i, err)
-	}
-	defer t.ends(r)
 	s := t.sequence(i)
 	if t.isForgotten(i, s) || i.outdated(s) {
 		return fuse.Status(syscall.ESTALE)
@@ -370,9 +351,9 @@ func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) 
 	return fuse.OK
 }
 
-// fault turns the error of a request into an errno, and puts its words into the log and status.json.
-func (t *tree) fault(i inode, err error) fuse.Status {
-	if err == errLate { // its reader has an answer, of which the log has the error
+// Fault turns the error of a request into an errno, and puts its words into the log and status.json.
+func (t *tree) Fault(node uint64, err error) fuse.Status {
+	if err == guard.ErrLate { // its reader has an answer, and the log has that error
 		return fuse.Status(syscall.ETIMEDOUT)
 	}
 	errno := syscall.EIO
@@ -381,7 +362,7 @@ func (t *tree) fault(i inode, err error) fuse.Status {
 			errno = e
 		}
 	}
-	name := t.sequences.fault(i.sequence(), err.Error())
+	name := t.sequences.fault(inode(node).sequence(), err.Error())
 	t.log.limited(slog.LevelError, "a request failed", "sequence", name, "errno", errno.Error(), "err", err)
 	return fuse.Status(errno)
 }

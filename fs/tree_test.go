@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -17,6 +16,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"batchfs/cache/array"
+	"batchfs/fs/guard"
 	"batchfs/fs/state"
 )
 
@@ -100,7 +100,7 @@ func plantLogging(t testing.TB, log *slog.Logger, sequences ...Sequence) *tree {
 	return growLogging(t, log, shared, sequences...)
 }
 
-// grow is the tree of a worker that goes on from the shared state.
+// grow is the tree of a worker that continues from the shared state.
 func grow(t testing.TB, shared *state.Shared, sequences ...Sequence) *tree {
 	t.Helper()
 	return growLogging(t, slog.New(slog.DiscardHandler), shared, sequences...)
@@ -113,9 +113,8 @@ func growLogging(t testing.TB, log *slog.Logger, shared *state.Shared, sequences
 	t.Helper()
 	o := Options{ProgramVersion: "test", Ahead: 2, AheadBytes: 1 << 20, ReplyBytes: 64 << 20, TextBytes: maxTextBytes,
 		TableBytes: func() int64 { return 0 }, Remaps: func() (int64, int64) { return 3, 2 }, Timeout: time.Minute, Mode: 0o444, Log: log}
-	tr := newTree("/mnt", sequences, o)
-	t.Cleanup(func() { tr.leaving.Store(true) })
-	if err := tr.resume(sequences, shared, o); err != nil {
+	tr, err := newTree("/mnt", sequences, shared, guard.NewLimits(len(sequences), o.ReplyBytes), newLimitedLog(log), o)
+	if err != nil {
 		t.Fatal(err)
 	}
 	tr.sequences.index()
@@ -124,8 +123,7 @@ func growLogging(t testing.TB, log *slog.Logger, shared *state.Shared, sequences
 
 // status is status.json.
 func (t *tree) status() string {
-	text, _ := statusText{}.show(&t.texts, 0)
-	return string(text)
+	return string(statusText{}.show(&t.texts, 0))
 }
 
 // find walks a path from the root.
@@ -189,6 +187,10 @@ func (r *reader) again(off int64, n int) ([]byte, fuse.Status) {
 	return data, status
 }
 
+func (r *reader) close() {
+	r.Release(nil, &fuse.ReleaseIn{InHeader: fuse.InHeader{NodeId: uint64(r.node)}, Fh: r.fh})
+}
+
 // batch reads the whole file and tells which batch of a counting sequence that was.
 func (r *reader) batch(t testing.TB, size int64) int {
 	t.Helper()
@@ -207,18 +209,6 @@ func number(data []byte, size int64) int {
 		}
 	}
 	return -1
-}
-
-func TestInodeSaysWhatAFileIs(t *testing.T) {
-	for range 1000 {
-		k, s, b := kind(1+rand.IntN(31)), rand.IntN(state.MaxSequences), rand.Uint64N(MaxBatches)
-		if i := makeInode(k, s, b); i.kind() != k || i.sequence() != s || i.rest() != b {
-			t.Fatalf("%d %d %d -> %#x -> %d %d %d", k, s, b, i, i.kind(), i.sequence(), i.rest())
-		}
-	}
-	if rootInode != fuse.FUSE_ROOT_ID {
-		t.Errorf("the root is inode %d", rootInode)
-	}
 }
 
 func TestNamesOfBatches(t *testing.T) {
@@ -351,16 +341,13 @@ func TestNonblockingHandles(t *testing.T) {
 	tr := plant(t, counting("train", size))
 	cursor, given := &tr.shared.Sequences[1].Cursor, &tr.shared.Sequences[1].GivenBack
 	open := func() *reader { return tr.reader(t, "train/next", syscall.O_NONBLOCK) }
-	closes := func(r *reader) {
-		tr.Release(nil, &fuse.ReleaseIn{InHeader: fuse.InHeader{NodeId: uint64(r.node)}, Fh: r.fh})
-	}
-	closes(open())
+	open().close()
 	looks := open()
 	looks.read(0, 100)
 	if c := cursor.Load(); c != 1 {
 		t.Errorf("at its first read, the cursor is %d, want 1", c)
 	}
-	closes(looks)
+	looks.close()
 	if c, n := cursor.Load(), given.Load(); c != 0 || n != 1 {
 		t.Errorf("after a look at a batch, the cursor is %d, and %d numbers were given back", c, n)
 	}
@@ -370,13 +357,13 @@ func TestNonblockingHandles(t *testing.T) {
 			t.Errorf("batch %d, want %d", got, want)
 		}
 	}
-	closes(reads)
+	reads.close()
 	looks = open()
 	looks.read(0, 100) // batch 3
 	if got := tr.reader(t, "train/next", 0).batch(t, size); got != 4 {
 		t.Errorf("beside one that looks, batch %d, want 4", got)
 	}
-	closes(looks)
+	looks.close()
 	if c, n := cursor.Load(), given.Load(); c != 5 || n != 1 {
 		t.Errorf("after a later number was taken, the cursor is %d, and %d numbers were given back", c, n)
 	}
@@ -385,7 +372,7 @@ func TestNonblockingHandles(t *testing.T) {
 		r.read(0, 100)
 	}
 	for _, i := range []int{1, 0, 2} {
-		closes(several[i])
+		several[i].close()
 	}
 	if c, n := cursor.Load(), given.Load(); c != 5 || n != 4 {
 		t.Errorf("after three looks, the cursor is %d, and %d numbers were given back", c, n)
@@ -464,40 +451,7 @@ func TestTextsHoldStill(t *testing.T) {
 	}
 }
 
-// Any read of any file is that slice of the whole.
-func FuzzAnyReadIsASlice(f *testing.F) {
-	f.Add(uint8(0), uint16(100), int64(0), uint16(200))
-	f.Add(uint8(1), uint16(100), int64(4090), uint16(20))
-	f.Add(uint8(2), uint16(1), int64(3), uint16(9))
-	f.Add(uint8(3), uint16(5000), int64(4095), uint16(60000))
-	f.Fuzz(func(t *testing.T, file uint8, batchBytes uint16, off int64, n uint16) {
-		batchBytes &^= 1
-		if off < 0 || batchBytes == 0 {
-			t.Skip()
-		}
-		s := counting("train", int64(batchBytes))
-		tr := plant(t, s)
-		path := []string{"train/batch/0", "train/batch/0.npy", "train/batches.bin", "train/batches.npy", "train/next", "train/next.npy",
-			"train/next.safetensors", "train/batch/0.safetensors"}[file%8]
-		r := tr.reader(t, path, 0)
-		var whole []byte
-		if file := r.node.kind().batches(); file.format != raw {
-			whole = file.header(r.node, s, 0)
-		}
-		data := make([]byte, tr.size(r.node, s)-int64(len(whole)))
-		if err := s.Read(data, 0, 0); err != nil {
-			t.Fatal(err)
-		}
-		whole = append(whole, data...)
-		got, status := r.read(off, int(n))
-		from := min(off, int64(len(whole)))
-		if want := whole[from:min(from+int64(n), int64(len(whole)))]; !status.Ok() || !bytes.Equal(got, want) {
-			t.Errorf("%s of %d bytes at %d, length %d: %v, %d bytes, want %d", path, len(whole), off, n, status, len(got), len(want))
-		}
-	})
-}
-
-// The size that stat tells is that of the files as they are now: a lookup looks at those that the file is read from.
+// A lookup looks at the token files that the file is read from, so that stat tells their size as it is now.
 func TestLookupsLookAtFiles(t *testing.T) {
 	s := counting("train", 1000)
 	var looked []uint64

@@ -26,7 +26,9 @@ func TestRooms(t *testing.T) {
 		"fs/mount":     {"fs/process", "fs/state"},
 		"fs/header":    {"cache/array"},
 		"fs/supervise": {"fs/mount", "fs/process", "fs/state"},
-		"fs":           {"cache/array", "fs/failpoint", "fs/header", "fs/mount", "fs/process", "fs/state", "fs/supervise", "internal/jsontext"},
+		"fs/guard":     {"fs/mount", "fs/state"},
+		"fs": {"cache/array", "fs/failpoint", "fs/guard", "fs/header", "fs/mount", "fs/process", "fs/state", "fs/supervise",
+			"internal/jsontext"},
 
 		"cmd/batchfs/internal/testfiles": nil,
 		"cmd/batchfs/terminal":           nil,
@@ -37,8 +39,8 @@ func TestRooms(t *testing.T) {
 		"cmd/batchfs/prepare/bpe": nil,
 		"cmd/batchfs/prepare":     {"cache/format", "cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "internal/owndir"},
 		"cmd/batchfs/chart":       nil,
-		"cmd/batchfs/plan": {"cache", "cache/blocks", "cmd/batchfs/chart", "cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/terminal",
-			"sampler"},
+		"cmd/batchfs/plan": {"cache", "cache/array", "cache/blocks", "cmd/batchfs/chart", "cmd/batchfs/config", "cmd/batchfs/dataset",
+			"cmd/batchfs/terminal", "sampler"},
 		"cmd/batchfs/bench": {"cache", "cmd/batchfs/chart", "cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal"},
 		"cmd/batchfs/survey": {"cache", "cache/array", "cmd/batchfs/config", "cmd/batchfs/dataset", "cmd/batchfs/terminal",
 			"cmd/batchfs/vocabulary", "internal/jsontext"},
@@ -47,9 +49,10 @@ func TestRooms(t *testing.T) {
 			"cmd/batchfs/survey", "cmd/batchfs/terminal", "fs", "fs/header", "fs/mount", "fs/supervise", "sampler"},
 	}
 	home := map[string][]string{ // where the packages of an outside module enter
-		"github.com/hanwen/go-fuse":      {"fs"},
+		"github.com/hanwen/go-fuse":      {"fs", "fs/guard"},
 		"github.com/moby/sys/mountinfo":  {"fs/mount"},
 		"github.com/BurntSushi/toml":     {"cmd/batchfs/config"},
+		"golang.org/x/sync":              {"fs/guard"},
 		"golang.org/x/text":              {"cmd/batchfs/prepare/bpe"},
 		"github.com/schollz/progressbar": {"cmd/batchfs/terminal"},
 		"golang.org/x/term":              {"cmd/batchfs/terminal"},
@@ -96,7 +99,7 @@ func TestRooms(t *testing.T) {
 
 // Only what serves a mount depends on the kernel's protocol: package dataset must build without it.
 func TestWhatDependsOnFUSE(t *testing.T) {
-	serves := []string{"batchfs/fs", "batchfs/cmd/batchfs"}
+	serves := []string{"batchfs/fs", "batchfs/fs/guard", "batchfs/cmd/batchfs"}
 	for line := range strings.Lines(e2e.Run(t, "go", "list", "-f", `{{.ImportPath}} {{join .Deps " "}}`, "batchfs/...")) {
 		pkg, dependencies, _ := strings.Cut(line, " ")
 		if strings.Contains(dependencies, "hanwen/go-fuse") && !slices.Contains(serves, pkg) {

@@ -54,9 +54,6 @@ type mount struct {
 	LastRestart Note          // why the last restart was refused, or empty; the supervisor's
 	Restarts    atomic.Uint64 // restarts that were asked for and are over; the supervisor's
 
-	suspect atomic.Uint64 // id of the request that is to blame if the worker ends now, or 0
-	blamed  atomic.Uint64 // the last worker that knew which request its predecessor ended of
-
 	sequencesUsed  atomic.Uint64 // Sequences ever used, without number 0
 	slotsUsed      atomic.Uint64 // slots ever used
 	assigned       atomic.Uint64 // assignments ever noted
@@ -188,15 +185,14 @@ type assignment struct {
 
 const maxAssignments = 1 << 10
 
-// An attempt counts how many workers ended that were to answer a request. It is free when id is 0.
+// An attempt is a request that was sent again and has no answer yet. It is free when id is 0.
 type attempt struct {
-	id        atomic.Uint64 // of the request, without Resent
-	times     atomic.Uint64
-	worker    atomic.Uint64 // which worker counted last
-	suspected atomic.Uint64 // not 0: the worker has begun to answer the request, which may be why it ends
+	id      atomic.Uint64 // of the request
+	crashes atomic.Uint64 // Crashes when it was first sent again
+	worker  atomic.Uint64 // the last worker that got it
 }
 
-// So many requests that were sent again are counted at a time.
+// So many requests that were sent again are known at a time.
 const maxAttempts = 1 << 12
 
 // lookups notes for which requests a lookup was counted, so that a request that is sent again counts once.

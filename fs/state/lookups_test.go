@@ -66,65 +66,31 @@ func TestNamesAreKept(t *testing.T) {
 	}
 }
 
-// No other request resets the count of a request's attempts, however many there are.
-func TestAttemptsAreCountedApart(t *testing.T) {
+// A request that was sent again is exhausted when MaxAttempts workers have ended by themselves since, and no other request changes
+// that, however many there are. Workers that were killed do not count.
+func TestExhausted(t *testing.T) {
 	s := begin(t).shared
 	const id = 2 | Resent
-	for attempt := 1; attempt <= MaxAttempts; attempt++ { // after as many workers have ended
+	for worker := range 3 * MaxAttempts {
 		s.Workers.Add(1)
-		s.Blame()
-		for other := uint64(4); other < 400; other += 2 {
-			if _, exhausted := s.Attempt(other | Resent); exhausted {
-				t.Fatalf("request %d is exhausted at attempt %d", other, attempt)
+		if worker%2 > 0 {
+			s.Crashes.Add(1)
+		}
+		for n := range uint64(2000) {
+			other := 4 + 2*(2000*uint64(worker)+n)
+			if s.Exhausted(other | Resent) {
+				t.Fatalf("worker %d: request %d is exhausted", worker, other)
 			}
-			if other%16 != 0 { // most are answered
+			if other%16 != 0 { // the others have no reader any more
 				s.EndAttempts(other | Resent)
 			}
 		}
-		suspect, exhausted := s.Attempt(id)
-		if exhausted != (attempt == MaxAttempts) || suspect != (attempt >= maxUnanswered) {
-			t.Errorf("after %d workers: a suspect: %v, exhausted: %v", attempt, suspect, exhausted)
-		}
-		if suspect {
-			s.Suspect(id)
+		if got, want := s.Exhausted(id), (worker+1)/2 >= MaxAttempts; got != want {
+			t.Errorf("worker %d: exhausted: %v, want %v", worker, got, want)
 		}
 	}
 	s.EndAttempts(id)
-	if suspect, exhausted := s.Attempt(id); suspect || exhausted {
-		t.Error("suspected after it was answered")
-	}
-}
-
-// Of the requests that many workers have left unanswered, those are blamed that a worker had begun to answer: the one that it
-// began last, unless that was long ago.
-func TestBlame(t *testing.T) {
-	for name, c := range map[string]struct {
-		ends   func(s *Shared) // what happened in each worker, which then ends
-		blamed []uint64
-	}{
-		"begun last":      {func(s *Shared) { s.Suspect(2); s.Clear(2); s.Suspect(4) }, []uint64{4}},
-		"begun long ago":  {func(s *Shared) { s.Suspect(2); s.Clear(2); s.Suspect(4); s.Clear(4) }, []uint64{2, 4}},
-		"not begun":       {func(s *Shared) {}, nil},
-		"a restart":       {func(s *Shared) { s.Suspect(2); s.Acquit() }, nil},
-		"another's panic": {func(s *Shared) { s.Suspect(2); s.Clear(2); s.Suspect(100) }, nil},
-	} {
-		s := begin(t).shared
-		for range 10 {
-			s.Workers.Add(1)
-			s.Blame()
-			for id := uint64(2); id <= 6; id += 2 {
-				s.Attempt(id | Resent)
-			}
-			c.ends(s)
-		}
-		var blamed []uint64
-		for id := uint64(2); id <= 6; id += 2 {
-			if _, exhausted := s.Attempt(id | Resent); exhausted {
-				blamed = append(blamed, id)
-			}
-		}
-		if !slices.Equal(blamed, c.blamed) {
-			t.Errorf("%s: %d are blamed, want %d", name, blamed, c.blamed)
-		}
+	if s.Exhausted(id) || s.Exhausted(2) {
+		t.Error("exhausted after it was answered")
 	}
 }

@@ -108,7 +108,6 @@ func (s *Shared) NewConnection() {
 	for i := range s.unfinished {
 		s.unfinished[i].fh.Store(0)
 	}
-	s.Acquit()
 	for i := range s.attempts {
 		s.attempts[i].id.Store(0)
 	}

@@ -72,7 +72,7 @@ func TestStorm(t *testing.T) {
 		{"kill between steps", e2e.FaultyBatchfs, nil, "open:kill:9000 want:kill:9000 ask:kill:9000 note:kill:9000 noted:kill:9000 number:kill:9000 " +
 			"holder:kill:9000 listed:kill:9000 delivered:kill:9000 taken:kill:9000 count:kill:9000", nil, false},
 		{"stop and kill", e2e.PlainBatchfs, nil, "", e2e.StopAndKill, false},
-		{"panic", e2e.FaultyBatchfs, nil, "read:panic:2000", nil, false},
+		{"panic", e2e.FaultyBatchfs, nil, "read:panic:2000", nil, true},
 		{"restart", e2e.PlainBatchfs, nil, "", func(t testing.TB, m *e2e.Mounted, _ int) { e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir) }, false},
 		{"seek", e2e.PlainBatchfs, nil, "", seekAndKill, false},
 		{"no resend", e2e.PlainBatchfs, []string{"--no-resend"}, "", e2e.Kill, true},

@@ -9,7 +9,7 @@ import (
 	"batchfs/cache/blocks"
 )
 
-// A lookahead has fetched what the next batches need, while they are read in order.
+// A lookahead fetches from the store what the next batches need, while batches are read in order.
 type lookahead struct {
 	d     *Dataset
 	bytes int64  // of a batch
@@ -21,9 +21,9 @@ type lookahead struct {
 }
 
 const (
-	// A reader in order may be that many batches from the one before, because several threads read.
+	// Several threads read in order, each up to so many batches from the others.
 	inOrder = 64
-	// So many rows are looked ahead, and one batch at least.
+	// Rows to look ahead, or one batch if that has more.
 	maxRowsAhead = 4096
 )
 
@@ -53,14 +53,14 @@ func (l *lookahead) reads(k uint64) {
 	}()
 }
 
-func (d *Dataset) isRemote() bool { return slices.ContainsFunc(d.arrays(), (*cache.Array).IsRemote) }
+func (d *Dataset) isRemote() bool { return slices.ContainsFunc(d.arrays, (*cache.Array).IsRemote) }
 
-// isFar reports whether enough is looked ahead already of a reader in order that is at batch k.
+// isFar reports whether enough is wanted already beyond batch k, for a reader in order.
 func (l *lookahead) isFar(k uint64) bool {
 	return k+inOrder >= l.last && k <= l.last+inOrder && l.next > k+l.most/2 && l.next <= k+l.most+inOrder
 }
 
-// from has fetched what batches from k on need, nearest first, until there is no more room.
+// from wants the blocks of batches from k on, nearest first, until there is no more room.
 func (l *lookahead) from(k uint64) {
 	far := k+inOrder < l.last || k > l.last+inOrder
 	l.last = k

@@ -11,7 +11,8 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// alongside returns an error unless each file of an array has as many elements as that of the tokens. Package sampler compares joined files in sum.
+// alongside returns an error unless each file of an array has as many elements as the file of tokens beside it. Package sampler
+// compares only the sums.
 func alongside(main, beside *cache.Array) error {
 	tokens := main.Manifest().Files
 	for i, f := range beside.Manifest().Files {
@@ -36,32 +37,8 @@ func (h hint) apply(s *config.Split) *config.Split { return s.WithFound(h.EOT-1,
 
 const noArrays = "make the files again with batchfs prepare, name others in arrays, or set arrays = [] to serve none"
 
-// withFound returns a split that knows what lies beside its files, those files, and the hint.
-func withFound(s *config.Split) (*config.Split, []config.SourceFiles, hint, error) {
-	files, err := s.Files()
-	if err != nil {
-		return nil, nil, hint{}, err
-	}
-	h, err := besideFiles(s, files)
-	if err == nil {
-		s = h.apply(s)
-		if err = s.CheckBeside(); err != nil {
-			err = fmt.Errorf("%w, as vocab.json beside the tokens says; %s", err, noArrays)
-		}
-	}
-	if err != nil {
-		err = fmt.Errorf("splits.%s: %w", s.Split, err)
-	}
-	for i, arrays := range h.Arrays {
-		for _, b := range arrays {
-			files[i].Beside = append(files[i].Beside, b.Files)
-		}
-	}
-	return s, files, h, err
-}
-
-// besideFiles returns the hint that lies beside the files of the sources without a vocab_size. If all have one, it is for want of a
-// usable vocab.json or for a larger vocabulary than that; what such a file says of other things still holds.
+// besideFiles returns what vocab.json says beside the files of sources without a vocab_size. Where all sources have one, a vocab.json that
+// cannot be used is no error, and only its other fields count.
 func besideFiles(s *config.Split, files []config.SourceFiles) (h hint, err error) {
 	var all, guessed []string
 	for i, written := range s.VocabSizes() {
@@ -99,7 +76,7 @@ func besideFiles(s *config.Split, files []config.SourceFiles) (h hint, err error
 	return h, nil
 }
 
-// besideShards returns the arrays beside files, all of which have the same.
+// besideShards returns the arrays beside files. All files must have the same.
 func besideShards(files []string, shards map[string]vocabulary.Shard) (list []config.Beside, err error) {
 	described := func(file string) (all []string) {
 		for _, a := range shards[file].Arrays {

@@ -12,13 +12,11 @@ import (
 	"io"
 	"math"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"batchfs/cache"
 	"batchfs/cache/array"
-	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/sampler"
 )
@@ -31,18 +29,15 @@ type Dataset struct {
 	Steps    uint64            // batches in batches.bin
 	Version  uint64            // counts how often the tokens have changed since the mount began
 
-	sources     []source
+	sources     [][]*cache.Array // the arrays of each source: the tokens, or what else the main one is, and those beside it
+	arrays      []*cache.Array   // of all sources
+	mains       []*cache.Array   // the main one of each source
 	hint        hint
 	fingerprint string    // of the files of all sources
 	files       int       // of all arrays, and of their documents
 	groups      [][]int64 // sampler.Source.Groups of each source, where they are known
-	unleased    string    // a file of which Unwritten could not find out, or empty
+	unleased    string    // a file whose writers Unwritten could not find out, or empty
 }
-
-// A source is the arrays of a source of a split: the tokens, or what else the main one is, and those beside it.
-type source []*cache.Array
-
-func (s source) main() *cache.Array { return s[0] }
 
 // Open opens and checks the token files of all splits.
 func Open(c *config.Config) ([]*Dataset, error) {
@@ -80,68 +75,50 @@ func openPath(c *config.Config, path string, open func(*config.Split, config.Mem
 func OpenSplit(s *config.Split, m config.Memory) (*Dataset, error) { return open(s, m, nil) }
 
 // open opens a split. previous are its sources before their files changed, or nil.
-func open(s *config.Split, m config.Memory, previous []source) (*Dataset, error) {
-	s, files, h, err := withFound(s)
+func open(s *config.Split, m config.Memory, previous [][]*cache.Array) (*Dataset, error) {
+	s, parts, h, err := partsOf(s, m)
 	if err != nil {
 		return nil, err
 	}
-	all := len(config.AllFiles(files))
-	fingerprint := cache.NewFingerprint(all)
-	sources := make([]source, len(files))
-	for i, from := range files {
-		for n, paths := range slices.Concat([][]string{from.Main}, from.Beside) {
-			o := options(s, m, i, n, h)
-			o.Fingerprint = fingerprint
-			if previous != nil && n < len(previous[i]) {
-				o.Previous = previous[i][n]
-			}
-			opened, err := cache.Open(paths, o)
-			if n > 0 && h.Arrays != nil {
-				if err == nil {
-					err = alongside(sources[i].main(), opened)
-				}
-				if err != nil {
-					err = fmt.Errorf("%w; vocab.json beside the tokens names it; %s", err, noArrays)
-				}
+	files := 0
+	for _, p := range parts {
+		files += len(p.Files)
+	}
+	fingerprint := cache.NewFingerprint(files)
+	var sources [][]*cache.Array
+	for _, p := range parts {
+		if p.Source == len(sources) {
+			sources = append(sources, nil)
+		}
+		arrays := sources[p.Source]
+		p.Options.Fingerprint = fingerprint
+		if previous != nil && len(arrays) < len(previous[p.Source]) {
+			p.Options.Previous = previous[p.Source][len(arrays)]
+		}
+		a, err := cache.Open(p.Files, p.Options)
+		if p.Name != "" && h.Arrays != nil {
+			if err == nil {
+				err = alongside(arrays[0], a)
 			}
 			if err != nil {
-				return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
+				err = fmt.Errorf("%w; vocab.json beside the tokens names it; %s", err, noArrays)
 			}
-			sources[i] = append(sources[i], opened)
 		}
+		if err != nil {
+			return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
+		}
+		sources[p.Source] = append(arrays, a)
 	}
 	return newDataset(s, sources, h, fingerprint.String(), nil)
 }
 
-// options are those of array n of source i of a split, 0 for the main one. h is what lies beside the files.
-func options(s *config.Split, m config.Memory, i, n int, h hint) cache.Options {
-	o := cache.Options{Remote: s.Remote, Follow: s.OnChange == "follow", Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop"}
-	if n == 0 {
-		o.Format, o.Tensor, o.DType, o.Axes, o.GuessedDType = s.Format, s.Tensor, s.TokenDType, s.Shape, !s.Wrote("token_dtype")
-		if o.GuessedDType {
-			o.DType = cmp.Or(h.TokenDType, o.DType)
-		}
-		o.VocabSize = cmp.Or(s.VocabSizes()[i], h.VocabSize)
-		switch {
-		case s.Ends == sampler.EndsByIndex && s.FilesAreDocuments:
-			o.Documents = cache.FilesAreDocuments
-		case s.Ends == sampler.EndsByIndex:
-			o.Documents = cache.DocumentsIndexed
-		}
-		return o
-	}
-	if o.Access == blob.Remap { // a mapping costs as much for the few bytes of a mask as for tokens
-		o.Access = blob.Pread
-	}
-	b := s.BesideOf(i)[n-1]
-	o.Format, o.Tensor, o.DType, o.Axes, o.Beside = b.Format, b.Tensor, b.DType, b.Shape, b.Name
-	return o
-}
-
 // newDataset binds tokens to a split's settings. groups are what Groups of its Sequence gave before, or nil. It fails on a wrong
 // fingerprint, too few tokens, or a torch_state that cannot be used.
-func newDataset(s *config.Split, sources []source, h hint, fingerprint string, groups [][]int64) (*Dataset, error) {
-	d := &Dataset{sources: sources, hint: h, fingerprint: fingerprint, groups: groups}
+func newDataset(s *config.Split, sources [][]*cache.Array, h hint, fingerprint string, groups [][]int64) (*Dataset, error) {
+	d := &Dataset{sources: sources, arrays: slices.Concat(sources...), hint: h, fingerprint: fingerprint, groups: groups}
+	for _, arrays := range sources {
+		d.mains = append(d.mains, arrays[0])
+	}
 	d.files = len(d.allFiles())
 	if err := d.bind(s); err != nil {
 		return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
@@ -151,6 +128,7 @@ func newDataset(s *config.Split, sources []source, h hint, fingerprint string, g
 
 func (d *Dataset) bind(split *config.Split) (err error) {
 	s := *split
+	d.Split = &s
 	if s.Expect != "" && d.fingerprint != s.Expect {
 		return fmt.Errorf("expect_fingerprint is %s, but that of the files is %s: they are other data, or have other names", s.Expect, d.fingerprint)
 	}
@@ -160,29 +138,17 @@ func (d *Dataset) bind(split *config.Split) (err error) {
 			return fmt.Errorf("torch_state: %w", err)
 		}
 	}
-	d.Split = &s
 	settings := s.Settings
 	for _, source := range s.Sources {
 		settings.Weights = append(settings.Weights, source.Weight)
 	}
 	var sources []sampler.Source
-	for i, arrays := range d.sources {
-		from := sampler.Source{Main: arrays.main(), Tables: s.Tables}
-		if d.groups != nil {
-			from.Groups = d.groups[i]
-		}
-		if err := s.CheckVocabSize(from.Main.DType(), from.Main.Axes()); err != nil {
+	for i := range d.sources {
+		source, err := d.samplerSource(i)
+		if err != nil {
 			return err
 		}
-		if documents := arrays.main().Documents(); documents != nil {
-			from.Documents = documents
-		} else if s.Ends == sampler.EndsByIndex {
-			return noDocuments(arrays.main().Files()[0], s.Rows)
-		}
-		for _, beside := range arrays[1:] {
-			from.Beside = append(from.Beside, beside)
-		}
-		sources = append(sources, from)
+		sources = append(sources, source)
 	}
 	if d.Sequence, err = sampler.New(sources, settings); err != nil {
 		return err
@@ -192,7 +158,28 @@ func (d *Dataset) bind(split *config.Split) (err error) {
 	return d.countSteps()
 }
 
-// noDocuments says that nothing says where the documents of a token file end, and what helps.
+// samplerSource is source i as package sampler takes it.
+func (d *Dataset) samplerSource(i int) (from sampler.Source, err error) {
+	main := d.mains[i]
+	from.Main, from.Tables = main, d.Split.Tables
+	if d.groups != nil {
+		from.Groups = d.groups[i]
+	}
+	if err := d.Split.CheckVocabSize(main.DType(), main.Axes()); err != nil {
+		return from, err
+	}
+	if documents := main.Documents(); documents != nil {
+		from.Documents = documents
+	} else if d.Split.Ends == sampler.EndsByIndex {
+		return from, noDocuments(main.Files()[0], d.Split.Rows)
+	}
+	for _, beside := range d.sources[i][1:] {
+		from.Beside = append(from.Beside, beside)
+	}
+	return from, nil
+}
+
+// noDocuments is the error for a token file without an index of documents.
 func noDocuments(file string, rows sampler.Rows) error {
 	ways := `documents = "files" makes each file one; batchfs index FILE --eot N makes an index where token N ends each document`
 	if rows == sampler.Windows {
@@ -252,58 +239,30 @@ func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
 
 // Len returns the number of tokens of all sources.
 func (d *Dataset) Len() (n int64) {
-	for _, source := range d.sources {
-		n += source.main().Len()
+	for _, main := range d.mains {
+		n += main.Len()
 	}
 	return n
 }
 
 // Files returns the paths of the token files, source after source.
 func (d *Dataset) Files() (paths []string) {
-	for _, source := range d.sources {
-		paths = append(paths, source.main().Files()...)
+	for _, main := range d.mains {
+		paths = append(paths, main.Files()...)
 	}
 	return paths
 }
 
 // allFiles returns the paths of the files of all arrays, and of the indexes of their documents.
 func (d *Dataset) allFiles() (paths []string) {
-	for _, array := range d.arrays() {
-		paths = append(paths, array.AllFiles()...)
+	for _, a := range d.arrays {
+		paths = append(paths, a.AllFiles()...)
 	}
 	return paths
 }
 
-// Arrays are those of each source, the main one first.
-func (d *Dataset) Arrays() [][]*cache.Array {
-	all := make([][]*cache.Array, len(d.sources))
-	for i, s := range d.sources {
-		all[i] = s
-	}
-	return all
-}
-
-// arrays are those of all sources.
-func (d *Dataset) arrays() []*cache.Array { return slices.Concat(d.sources...) }
-
-// FilesNamed says in words how many token files there are, and names them; of many it names the first two and the last. A file
-// in the directory of the one before is named without it.
-func (d *Dataset) FilesNamed() string {
-	files := d.Files()
-	names := slices.Clone(files)
-	for i, file := range files[1:] {
-		if dir := filepath.Dir(file); dir == filepath.Dir(files[i]) {
-			names[i+1] = filepath.Base(file)
-		}
-	}
-	if len(names) > 4 {
-		names = []string{names[0], names[1], "...", names[len(names)-1]}
-	}
-	if len(files) == 1 {
-		return "1 file: " + names[0]
-	}
-	return fmt.Sprintf("%d files: %s", len(files), strings.Join(names, ", "))
-}
+// Arrays returns the arrays of each source, the main one first.
+func (d *Dataset) Arrays() [][]*cache.Array { return d.sources }
 
 // TryRead reads the beginning of the first batch that next gives, up to 1 MiB. The error says in words what readers of a mount
 // get as an errno.
@@ -312,11 +271,11 @@ func (d *Dataset) TryRead() error {
 	return d.Sequence.Read(make([]byte, min(d.Sequence.Batch().Bytes(), 1<<20)), d.Split.Start, 0)
 }
 
-// Unwritten returns an error if somebody has one of the token files open for writing: see [cache.Array.Unwritten]. It is called
-// before others use d.
+// Unwritten returns an error if a process has one of the token files open for writing: see [cache.Array.Unwritten]. Call it before
+// others use d.
 func (d *Dataset) Unwritten() error {
-	for _, array := range d.arrays() {
-		unknown, err := array.Unwritten()
+	for _, a := range d.arrays {
+		unknown, err := a.Unwritten()
 		if err != nil {
 			return fmt.Errorf("splits.%s: %w", d.Split.Split, err)
 		}
@@ -325,33 +284,33 @@ func (d *Dataset) Unwritten() error {
 	return nil
 }
 
-// release lets go of what is kept of the files between two reads.
+// release frees what is kept of the files between two reads.
 func (d *Dataset) release() {
-	for _, array := range d.arrays() {
-		array.Release()
+	for _, a := range d.arrays {
+		a.Release()
 	}
 }
 
 // check looks whether the files are still those that were opened: at all of them once a second.
-func (d *Dataset) check() error { return d.eachArray((*cache.Array).Check) }
-
-// eachArray calls do with the arrays of all sources until it fails. It allocates nothing: requests call it.
-func (d *Dataset) eachArray(do func(*cache.Array) error) error {
-	for _, source := range d.sources {
-		for _, array := range source {
-			if err := do(array); err != nil {
-				return err
-			}
+func (d *Dataset) check() error {
+	for _, a := range d.arrays {
+		if err := a.Check(); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// checkBatch looks at the files that batch k is read from, once at each; at all files for array.AllBatches, and at none for array.NoBatch. It
-// looks at all files too where they are no more than the rows, of which each may be of another file.
+// checkBatch looks at the files that batch k is read from, once at each; at all files for array.AllBatches, and at none for
+// array.NoBatch. A batch with more rows than there are files is a reason to look at all. Requests call it, so it allocates nothing.
 func (d *Dataset) checkBatch(k uint64) (err error) {
 	if k == array.AllBatches || k != array.NoBatch && d.files <= d.Sequence.BatchSize {
-		return d.eachArray((*cache.Array).CheckAll)
+		for _, a := range d.arrays {
+			if err := a.CheckAll(); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	pass := cache.NewPass()
 	d.Sequence.Windows(k, func(source, column int, w array.Window) bool {

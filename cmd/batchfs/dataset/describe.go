@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"path/filepath"
 	"strings"
@@ -17,7 +18,7 @@ import (
 	"batchfs/sampler"
 )
 
-// identity returns the settings that decide the bytes of a batch, besides those of the tokens, by key.
+// identity returns, by key, the settings that decide the bytes of a batch of given tokens.
 func (d *Dataset) identity() map[string]any {
 	all := d.Split.Values()
 	delete(all, "start")
@@ -43,95 +44,78 @@ func (d *Dataset) label() string {
 	return d.Split.Split + "/" + config.JoinSettings(all)
 }
 
-// Metadata says in files of tensors which batches they hold.
+// Metadata names the sequence and its data in .safetensors files.
 func (d *Dataset) Metadata() map[string]string {
 	return map[string]string{"sequence": d.label(), "fingerprint": d.fingerprint}
 }
 
 // Info returns the content of info.json: everything that decides the bytes of the batches, and their sizes.
 func (d *Dataset) Info() []byte {
-	q := d.Sequence
-	batch, settings := q.Batch(), d.settings()
-	stack := batch.Stack()
-	type source struct {
-		Files     []jsontext.String `json:"files"`
-		Weight    float64           `json:"weight"`
-		VocabSize int64             `json:"vocab_size,omitempty"`
-		Rows      int               `json:"rows"` // of
-		Of        int               `json:"of"`   // rows
-	}
-	var sources []source
-	for i, from := range d.Split.Sources {
-		rows, of := q.Share(i)
-		sources = append(sources, source{jsonTexts(d.sources[i].main().Files()), from.Weight, d.sources[i].main().VocabSize(), rows, of})
-	}
-	return indented(struct {
-		Split           string            `json:"split"`
-		Sequence        string            `json:"sequence"`
-		Tokens          int64             `json:"tokens"`
-		Fingerprint     string            `json:"fingerprint"`
-		Files           []jsontext.String `json:"files"`
-		Sources         []source          `json:"sources,omitempty"`
-		OnChange        string            `json:"on_change"`
-		Version         uint64            `json:"changes"`
-		Join            bool              `json:"join"`
-		TokenDType      array.DType       `json:"token_dtype"`
-		VocabSize       int64             `json:"vocab_size,omitempty"`
-		BatchSize       int               `json:"batch_size"`
-		BlockSize       int               `json:"block_size"`
-		DType           array.DType       `json:"dtype"`
-		Layout          sampler.Layout    `json:"layout"`
-		Rows            any               `json:"rows,omitempty"`
-		Documents       any               `json:"documents,omitempty"`
-		MaskTargets     any               `json:"mask_targets,omitempty"`
-		EOT             any               `json:"eot,omitempty"`
-		Shape           []int             `json:"shape"`
-		BatchBytes      int64             `json:"batch_bytes"`
-		Arrays          []arrayInfo       `json:"arrays"`
-		Order           sampler.Order     `json:"order"`
-		Seed            uint64            `json:"seed"`
-		TorchState      any               `json:"torch_state,omitempty"`
-		ShuffleBlock    any               `json:"shuffle_block,omitempty"`
-		LocalWorld      any               `json:"local_world,omitempty"`
-		Rank            int               `json:"rank"`
-		World           int               `json:"world"`
-		Start           uint64            `json:"start"`
-		Steps           uint64            `json:"steps"`
-		RowsPerEpoch    int64             `json:"rows_per_epoch"`
-		BatchesPerEpoch int64             `json:"batches_per_epoch"`
-	}{
-		q.Split, d.label(), d.Len(), d.fingerprint, jsonTexts(d.Files()), sources, d.Split.OnChange, d.Version,
-		d.Split.Join, q.Stored(), d.vocabSize(), q.BatchSize, q.BlockSize, stack.DType, q.Layout,
-		settings["rows"], settings["documents"], settings["mask_targets"], settings["eot"], stack.Shape, batch.MainBytes(), d.arrayInfos(), q.Order, q.Seed,
-		settings["torch_state"], settings["shuffle_block"], settings["local_world"], q.Rank, q.World, d.Split.Start, d.Steps, q.RowsPerEpoch(), q.BatchesPerEpoch(),
+	batch := d.Sequence.Batch()
+	all := d.settings()
+	maps.Copy(all, map[string]any{
+		"sequence":          d.label(),
+		"tokens":            d.Len(),
+		"fingerprint":       d.fingerprint,
+		"files":             jsonTexts(d.Files()),
+		"on_change":         d.Split.OnChange,
+		"changes":           d.Version,
+		"arrays":            d.arrayInfos(),
+		"shape":             batch.Stack().Shape,
+		"batch_bytes":       batch.MainBytes(),
+		"start":             d.Split.Start,
+		"steps":             d.Steps,
+		"rows_per_epoch":    d.Sequence.RowsPerEpoch(),
+		"batches_per_epoch": d.Sequence.BatchesPerEpoch(),
 	})
+	if size := d.vocabSize(); size > 0 {
+		all["vocab_size"] = size
+	}
+	if len(d.Split.Sources) > 0 {
+		all["sources"] = d.sourceInfos()
+	}
+	return indented(all)
 }
 
-// An arrayInfo describes an array of a batch, as it lies in a .safetensors file.
-type arrayInfo struct {
-	Name   string            `json:"name"`
-	DType  array.DType       `json:"dtype"`
-	Shape  []int             `json:"shape"`
-	Offset int64             `json:"offset"`
-	At     sampler.At        `json:"at,omitempty"`    // of one beside the tokens, as are the files
-	Files  []jsontext.String `json:"files,omitempty"` // of all sources
-}
-
-func (d *Dataset) arrayInfos() (list []arrayInfo) {
-	for _, a := range d.Sequence.Batch().Arrays {
-		info := arrayInfo{Name: a.Name, DType: a.DType, Shape: a.Shape, Offset: a.Offset}
-		for n, b := range d.Split.BesideOf(0) {
-			if b.Name != a.Name {
-				continue
-			}
-			info.At = b.At
-			for _, source := range d.sources {
-				info.Files = append(info.Files, jsonTexts(source[n+1].Files())...)
-			}
+// sourceInfos describes the sources of a mixture.
+func (d *Dataset) sourceInfos() (list []map[string]any) {
+	for i, source := range d.Split.Sources {
+		main := d.mains[i]
+		rows, of := d.Sequence.Share(i) // so many of so many rows
+		info := map[string]any{"files": jsonTexts(main.Files()), "weight": source.Weight, "rows": rows, "of": of}
+		if main.VocabSize() > 0 {
+			info["vocab_size"] = main.VocabSize()
 		}
 		list = append(list, info)
 	}
 	return list
+}
+
+// arrayInfos describes the arrays of a batch, as they lie in a .safetensors file.
+func (d *Dataset) arrayInfos() (list []map[string]any) {
+	for _, a := range d.Sequence.Batch().Arrays {
+		info := map[string]any{"name": a.Name, "dtype": a.DType, "shape": a.Shape, "offset": a.Offset}
+		for n, b := range d.Split.BesideOf(0) {
+			if b.Name != a.Name {
+				continue
+			}
+			var files []jsontext.String // of all sources
+			for _, arrays := range d.sources {
+				files = append(files, jsonTexts(arrays[n+1].Files())...)
+			}
+			info["at"], info["files"] = b.At, files
+		}
+		list = append(list, info)
+	}
+	return list
+}
+
+func indented(v any) []byte {
+	text, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		panic(err) // only of types that JSON does not have
+	}
+	return append(text, '\n')
 }
 
 func jsonTexts(paths []string) []jsontext.String {
@@ -144,21 +128,13 @@ func jsonTexts(paths []string) []jsontext.String {
 
 // vocabSize bounds the tokens of all sources: they are below it. It is 0 unless it is known of every source.
 func (d *Dataset) vocabSize() (size int64) {
-	for _, source := range d.sources {
-		if source.main().VocabSize() == 0 {
+	for _, main := range d.mains {
+		if main.VocabSize() == 0 {
 			return 0
 		}
-		size = max(size, source.main().VocabSize())
+		size = max(size, main.VocabSize())
 	}
 	return size
-}
-
-func indented(v any) []byte {
-	text, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		panic(err) // only of types that JSON does not have
-	}
-	return append(text, '\n')
 }
 
 // Summary describes the dataset in one line for people.
@@ -187,16 +163,26 @@ func (d *Dataset) inBlocks() (text string) {
 	return text
 }
 
-// Counted says in words how many tokens there are, or rows, and in which files.
+// Counted says in words how many tokens there are, or rows, and in how many files: it names the first and the last.
 func (d *Dataset) Counted() string {
-	what := "tokens"
+	what, files := "tokens", d.Files()
 	if d.Sequence.Layout == sampler.Elements {
 		what = "rows"
 	}
-	return fmt.Sprintf("%d %s in %s", d.Len(), what, d.FilesNamed())
+	first, last := files[0], files[len(files)-1]
+	if filepath.Dir(first) == filepath.Dir(last) {
+		last = filepath.Base(last)
+	}
+	switch len(files) {
+	case 1:
+		return fmt.Sprintf("%d %s in 1 file: %s", d.Len(), what, first)
+	case 2:
+		return fmt.Sprintf("%d %s in 2 files: %s, %s", d.Len(), what, first, last)
+	}
+	return fmt.Sprintf("%d %s in %d files: %s, ..., %s", d.Len(), what, len(files), first, last)
 }
 
-// settings are those that decide what batches hold, by key.
+// settings returns, by key, what decides the content of batches.
 func (d *Dataset) settings() map[string]any {
 	all := d.identity()
 	all["split"], all["join"], all["token_dtype"] = d.Split.Split, d.Split.Join, d.Sequence.Stored()
@@ -206,8 +192,8 @@ func (d *Dataset) settings() map[string]any {
 	return all
 }
 
-// Describe writes for people where each row of batch k comes from, with the text of each row where a vocabulary lies beside its token file.
-// k is below sampler.MaxBatches.
+// Describe writes the origin of each row of batch k for people, and its text if a vocabulary lies beside the token file. k is below
+// sampler.MaxBatches.
 func (d *Dataset) Describe(out io.Writer, k uint64) error {
 	vocabularies := map[string]*vocabulary.Manifest{} // by directory
 	fmt.Fprintf(out, "batch %d of %s\nfingerprint %s\n", k, d.label(), d.fingerprint)
@@ -221,59 +207,68 @@ func (d *Dataset) Describe(out io.Writer, k uint64) error {
 			source = fmt.Sprintf(", source %d", row.source)
 		}
 		fmt.Fprintf(out, "\nrow %d: number %d, epoch %d%s, ", j, row.row, row.epoch, source)
-		if len(row.pieces) > 1 {
-			fmt.Fprintf(out, "%d pieces\n", len(row.pieces))
+		several := len(row.segments) > 1
+		if several {
+			fmt.Fprintf(out, "%d pieces\n", len(row.segments))
 		}
-		for _, p := range row.pieces {
-			at := d.sources[row.source].main().Locate(p.Start)
-			if len(row.pieces) > 1 {
-				fmt.Fprintf(out, "  from index %d on, ", p.At)
+		for _, segment := range row.segments {
+			if several {
+				fmt.Fprintf(out, "  from index %d on, ", segment.At)
 			}
-			if d.Sequence.Rows != sampler.Windows {
-				fmt.Fprintf(out, "%d tokens of ", p.Len)
-			}
-			fmt.Fprintf(out, "%s from token %d on", terminal.Printable(at.Path), at.Index)
-			if p.Document >= 0 {
-				fmt.Fprintf(out, ", document %d", p.Document)
-			}
-			fmt.Fprintln(out)
-			if d.Sequence.Layout == sampler.Elements {
-				continue // of numbers there is no text
-			}
-			dir := filepath.Dir(at.Path)
-			v, known := vocabularies[dir]
-			if !known {
-				if v, err = vocabulary.Read(filepath.Join(dir, vocabulary.FileName)); err != nil {
-					return err
-				}
-				vocabularies[dir] = v
-			}
-			if v == nil {
-				continue
-			}
-			text, err := d.text(row.source, p, v)
-			if err != nil {
+			if err := d.describeSegment(out, row.source, segment, vocabularies); err != nil {
 				return err
 			}
-			if terminal.Is(out) {
-				text = terminal.Printable(text)
-			}
-			fmt.Fprintf(out, "    %s\n", strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n    "))
 		}
 	}
 	return nil
 }
 
-// text returns what the tokens of a piece of a row stand for, up to the first T of the row.
-func (d *Dataset) text(source int, p sampler.Segment, v *vocabulary.Manifest) (string, error) {
-	tokens := d.sources[source].main()
+// describeSegment writes the origin of a segment of a row, and its text. It adds a vocabulary that it reads to vocabularies.
+func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Segment, vocabularies map[string]*vocabulary.Manifest) (err error) {
+	at := d.mains[source].Locate(segment.Start)
+	if d.Sequence.Rows != sampler.Windows {
+		fmt.Fprintf(out, "%d tokens of ", segment.Len)
+	}
+	fmt.Fprintf(out, "%s from token %d on", terminal.Printable(at.Path), at.Index)
+	if segment.Document >= 0 {
+		fmt.Fprintf(out, ", document %d", segment.Document)
+	}
+	fmt.Fprintln(out)
+	if d.Sequence.Layout == sampler.Elements {
+		return nil // numbers have no text
+	}
+	dir := filepath.Dir(at.Path)
+	v, known := vocabularies[dir]
+	if !known {
+		if v, err = vocabulary.Read(filepath.Join(dir, vocabulary.FileName)); err != nil {
+			return err
+		}
+		vocabularies[dir] = v
+	}
+	if v == nil {
+		return nil
+	}
+	text, err := d.text(source, segment, v)
+	if err != nil {
+		return err
+	}
+	if terminal.Is(out) {
+		text = terminal.Printable(text)
+	}
+	fmt.Fprintf(out, "    %s\n", strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n    "))
+	return nil
+}
+
+// text decodes the tokens of a segment, up to the first T of the row.
+func (d *Dataset) text(source int, segment sampler.Segment, v *vocabulary.Manifest) (string, error) {
+	tokens := d.mains[source]
 	size := tokens.DType().Size()
-	var text strings.Builder
-	first := min(p.Len, d.Sequence.BlockSize-p.At)
+	first := min(segment.Len, d.Sequence.BlockSize-segment.At)
 	if first == 0 {
 		return "", nil
 	}
-	err := tokens.Read([]array.Window{{Start: p.Start, Len: first}}, func(_ int, raw []byte) error {
+	var text strings.Builder
+	err := tokens.Read([]array.Window{{Start: segment.Start, Len: first}}, func(_ int, raw []byte) error {
 		text.Reset()
 		for ; len(raw) > 0; raw = raw[size:] {
 			text.WriteString(v.Text(int(min(tokens.DType().Bits(raw), math.MaxInt))))

@@ -41,11 +41,11 @@ func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress fu
 		return nil, fmt.Errorf("--find: must be from 0 to %d, the last token of the split (got %d)", d.Len()-1, pos)
 	}
 	source, in := 0, pos
-	for in >= d.sources[source].main().Len() {
-		in -= d.sources[source].main().Len()
+	for in >= d.mains[source].Len() {
+		in -= d.mains[source].Len()
 		source++
 	}
-	at := d.sources[source].main().Locate(in)
+	at := d.mains[source].Locate(in)
 	f := &Found{File: jsontext.String(at.Path), Index: at.Index, Epoch: epoch, Finds: []find{}, pos: pos, split: d.Split.Split}
 	hits, err := d.Sequence.Find(source, in, epoch, func(rows, of int64) bool {
 		progress(rows, of)
@@ -56,7 +56,9 @@ func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress fu
 	}
 	for _, hit := range hits {
 		k, rank, j := d.Sequence.BatchOf(hit.Row)
-		f.Finds = append(f.Finds, find{k, rank, j, hit.Row, hit.Index, d.Sequence.Elements(j, hit.Index)})
+		f.Finds = append(f.Finds, find{
+			Batch: k, Rank: rank, J: j, Row: hit.Row, Index: hit.Index, elements: d.Sequence.Elements(j, hit.Index),
+		})
 	}
 	if ctx.Err() != nil {
 		return nil, errors.New("interrupted")

@@ -13,20 +13,18 @@ import (
 	"batchfs/cmd/batchfs/config"
 )
 
-// followed is a split that is served while its token files may change. If the split says so, it is opened again when they do.
-//
-// Locks: changed is called with mu held, and locks the publisher's.
+// A followed split is served while its token files may change. With on_change = "follow" it is opened again when they do.
 type followed struct {
 	mountpoint string
 	memory     config.Memory
 	log        *slog.Logger
-	changed    func(*Dataset) error // called before anybody reads other tokens
+	changed    func(*Dataset) error // called with mu held, before other tokens are read
 	mu         sync.Mutex
 	now        *Dataset // guarded by mu
 }
 
-// current returns the split with its files as they are now: it looks at those of batch k of d, as checkBatch does, and at all of them
-// once a second. The error is syscall.ESTALE if they changed and the split does not follow that, or cannot be served from the new
+// current returns the split with its files as they are now. It looks at the files of batch k of d, as checkBatch does, and at all of
+// them once a second. The error is syscall.ESTALE if they changed and the split does not follow that, or cannot be served from the new
 // files; the dataset is the old one then.
 func (f *followed) current(d *Dataset, k uint64) (*Dataset, error) {
 	f.mu.Lock()
@@ -43,7 +41,7 @@ func (f *followed) current(d *Dataset, k uint64) (*Dataset, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.now != old {
-		return f.now, nil // somebody else has opened the new files
+		return f.now, nil // another request has opened the new files
 	}
 	fresh, openErr := open(old.Split, f.memory, old.sources)
 	if openErr == nil {
@@ -56,7 +54,7 @@ func (f *followed) current(d *Dataset, k uint64) (*Dataset, error) {
 	if err := f.changed(fresh); err != nil {
 		return old, fmt.Errorf("the token files changed, and the supervisor could not be told: %w (%w)", err, syscall.ESTALE)
 	}
-	old.release() // sequences that nobody reads hold its sources too
+	old.release() // sequences that are not read any more hold its sources too
 	f.now = fresh
 	f.log.Warn("token files changed: the new ones are served", "split", fresh.Split.Split, "changes", fresh.Version, "file", change.Path,
 		"how", change.How, "tokens", fresh.Len(), "fingerprint", fresh.fingerprint)

@@ -1,15 +1,12 @@
 package dataset
 
 import (
-	"bytes"
-	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"batchfs/cache/array"
 	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
@@ -24,7 +21,7 @@ func library(t testing.TB) string {
 	return dir
 }
 
-// Whatever the format, a batch is that of the headerless file with the same tokens, in every order, by every access.
+// Files of the same tokens have the same batches in every format, in every order, by every access.
 func TestEveryFormatHasTheSameBatches(t *testing.T) {
 	dir := library(t)
 	t.Chdir(t.TempDir())
@@ -40,19 +37,13 @@ func TestEveryFormatHasTheSameBatches(t *testing.T) {
 				"_llmc.bin": "", "_text_document.bin": "", "1.npy": "", "3.npy": "token_dtype = 'uint16'", ".ds": "format = 'datatrove'",
 				".safetensors": "tensor = 'tokens'", "_llama3.bin": "",
 			} {
-				got := split(name, more)
-				size := want.Sequence.Batch().Bytes()
-				for k := range uint64(12) {
-					if !bytes.Equal(batch(t, got.Sequence.Read, size, k), batch(t, want.Sequence.Read, size, k)) {
-						t.Errorf("%s under %s, %q: batch %d is another", name, access, settings, k)
-					}
-				}
+				sameBatches(t, fmt.Sprint(name, access, settings), split(name, more), want, want.Sequence.Batch().Bytes())
 			}
 		}
 	}
 }
 
-// An index of documents is part of what a mount serves: it decides batches and is followed, and readers of a snapshot get it too.
+// An index of documents is part of what a mount serves, whichever format it has.
 func TestDocumentsOfFormats(t *testing.T) {
 	dir := library(t)
 	t.Chdir(t.TempDir())
@@ -66,31 +57,12 @@ func TestDocumentsOfFormats(t *testing.T) {
 	testfiles.Write(t, map[string]string{"a.bin": string(read("a.bin")), "a.bin.index": string(read("a.ds.index"))})
 	const settings = "[batch]\nbatch_size = 5\nblock_size = 9\ndocuments = true\n[splits.a]\ntokens = '%s'"
 	want := mustOpen(t, fmt.Sprintf(settings, "a.bin"))[0]
-	size := want.Sequence.Batch().Bytes()
 	for _, name := range []string{"a_text_document.bin", "a.ds"} {
 		got := mustOpen(t, fmt.Sprintf(settings, filepath.Join(dir, name)))[0]
-		for k := range uint64(12) {
-			if !bytes.Equal(batch(t, got.Sequence.Read, size, k), batch(t, want.Sequence.Read, size, k)) {
-				t.Errorf("%s: batch %d is another", name, k)
-			}
-		}
+		sameBatches(t, name, got, want, want.Sequence.Batch().Bytes())
 	}
 	if files := fmt.Sprint(want.allFiles()); files != "["+abs(t, "a.bin")+" "+abs(t, "a.bin.index")+"]" {
 		t.Errorf("files %s", files)
-	}
-
-	s := follow(t, fmt.Sprintf(settings, "a.bin")+"\non_change = 'follow'")
-	before := batch(t, s.Read, size, 3)
-	testfiles.Write(t, map[string]string{"new": string(binary.LittleEndian.AppendUint64(nil, 100))})
-	if err := os.Rename("new", "a.bin.index"); err != nil {
-		t.Fatal(err)
-	}
-	now, err := s.Now(array.AllBatches)
-	if err != nil || now.Version == s.Version {
-		t.Fatalf("version %d, error %v", now.Version, err)
-	}
-	if bytes.Equal(batch(t, now.Read, size, 3), before) {
-		t.Error("the new index is not served")
 	}
 }
 
@@ -101,6 +73,7 @@ func TestFilesThatPeopleTry(t *testing.T) {
 	testfiles.Write(t, map[string]string{
 		"a.bin": strings.Repeat("ab", 100), "b.bin": strings.Repeat("ab", 50), "mask-a.bin": strings.Repeat("\x01", 100), "mask-b.bin": strings.Repeat("\x01", 49),
 		"long-b.bin": strings.Repeat("\x01", 51), "swapped-a.bin": strings.Repeat("\x01", 50), "swapped-b.bin": strings.Repeat("\x01", 100),
+		"odd": strings.Repeat("\x01", 151), "empty": "",
 	})
 	mask := func(files string) string {
 		return "tokens = ['a.bin', 'b.bin']\n[[splits.a.arrays]]\nname = 'mask'\ndtype = 'uint8'\nfiles = " + files
@@ -116,6 +89,10 @@ func TestFilesThatPeopleTry(t *testing.T) {
 		{mask("['swapped-a.bin', 'swapped-b.bin']"), abs(t, "swapped-a.bin") + " has 50 elements, but there are 100 in " + abs(t, "a.bin")},
 		{mask("'mask-a.bin'"), abs(t, "mask-a.bin") + " has 100 elements, but there are 150 in " + abs(t, "a.bin")},
 		{"tokens = 'a.bin'\n[[splits.a.arrays]]\nname = 'mask'\nfiles = 'mask-a.bin'", abs(t, "mask-a.bin") + ` has no header that says its dtype; say dtype = "uint8"`},
+		{mask("'odd'\nshape = [2]"), abs(t, "odd") + ": 151 bytes are not a whole number of elements of 2 bytes, uint8 of shape [2]"},
+		{mask("'gone'"), abs(t, "gone") + ": no such file or directory"},
+		{mask("'empty'"), abs(t, "empty") + " is empty"},
+		{"tokens = 'a.bin'\ndocuments = true\neot = 65536", abs(t, "a.bin") + ": its tokens are uint16, which cannot be 65536; is eot right?"},
 		{"tokens = 'a.bin'\ndocuments = true", "nothing says where the documents of " + abs(t, "a.bin") + ` end: eot = N says which token ends each document; documents = "files" makes each file one; batchfs index FILE --eot N`},
 	} {
 		_, err := openHere(t, "[batch]\nbatch_size = 2\nblock_size = 4\n\n[splits.a]\n"+test.text)

@@ -48,7 +48,7 @@ func mixture(first, second string) string {
 	return source + first + source + second
 }
 
-// What vocab.json says lies beside tokens is served as if the configuration named it, by any worker, and x and y stay as they are.
+// Arrays that vocab.json names are served like arrays that the configuration names; x and y stay as they are.
 func TestArraysBesideTokens(t *testing.T) {
 	writePrepared(t)
 	for _, test := range []struct{ found, same, none string }{
@@ -65,26 +65,8 @@ func TestArraysBesideTokens(t *testing.T) {
 		if !strings.Contains(found.Summary(), ", array mask: ") {
 			t.Error(found.Summary())
 		}
-		sequence := func(d *Dataset) *Dataset {
-			in, err := d.With("seed=9")
-			if err != nil {
-				t.Fatal(err)
-			}
-			return in
-		}
-		worker := serve(t, take(t), nil)[0]
-		same(t, worker, newServed(want, &followed{now: want}))
-		in, err := worker.With("seed=9")
-		if err != nil {
-			t.Fatal(err)
-		}
-		same(t, in, newServed(sequence(want), &followed{now: want}))
-		for k := range uint64(5) {
-			size := none.Sequence.Batch().MainBytes()
-			if !bytes.Equal(batch(t, found.Sequence.Read, size, k), batch(t, none.Sequence.Read, size, k)) {
-				t.Errorf("%s: x and y of batch %d are others", test.found, k)
-			}
-		}
+		same(t, newServed(found, nil), newServed(want, nil))
+		sameBatches(t, test.found, found, none, none.Sequence.Batch().MainBytes())
 	}
 }
 
@@ -136,24 +118,22 @@ func TestArraysBesideTokensThatDoNotSuit(t *testing.T) {
 	}
 }
 
-// A split that follows its files gets a new mask with new tokens. One that has none any more, or others, is refused in words.
-func TestFollowArraysBesideTokens(t *testing.T) {
-	for _, test := range []struct{ from, to, want string }{
-		{"sft", "again", ""},
-		{"sft", "plain", `"] now, and were ["x uint16 [2 4]" "y uint16 [2 4]" "mask uint8 [2 4]"]`},
-		{"plain", "sft", `the arrays of a batch are ["x uint16 [2 4]" "y uint16 [2 4]" "mask uint8 [2 4]"] now`},
-		{"sft", "gone", "none.bin: no such file"},
+// New tokens whose vocab.json names no arrays, or others, or says no more where documents end, are refused in words.
+func TestFollowOtherVocabulary(t *testing.T) {
+	for _, test := range []struct{ from, to, keys, want string }{
+		{"sft", "plain", "", `"] now, and were ["x uint16 [2 4]" "y uint16 [2 4]" "mask uint8 [2 4]"]`},
+		{"plain", "sft", "", `the arrays of a batch are ["x uint16 [2 4]" "y uint16 [2 4]" "mask uint8 [2 4]"] now`},
+		{"sft", "gone", "", "none.bin: no such file"},
+		{"ends", "plain", "documents = true\n", "nothing says where the documents of "},
 	} {
 		writePrepared(t)
-		testfiles.Write(t, map[string]string{"again/a.mask.bin": strings.Repeat("\x01", 120)})
+		testfiles.Write(t, map[string]string{
+			"ends/a.bin": strings.Repeat("\x00\x00\x01\x00\x02\x00", 40), "ends/vocab.json": `{"eot": 1, "eot_at": "end", ` + chars[1:],
+		})
 		if err := os.Rename(test.from, "data"); err != nil {
 			t.Fatal(err)
 		}
-		s := follow(t, two+"[splits.a]\ntokens = 'data/a.bin'\non_change = 'follow'\n")
-		other, err := s.With("seed=9")
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := follow(t, two+"[splits.a]\ntokens = 'data/a.bin'\non_change = 'follow'\n"+test.keys)
 		// The tokens are the same, and a file of the same size, time and contents would be taken for a copy of the old one.
 		if err := os.Chtimes(test.to+"/a.bin", time.Time{}, time.Now().Add(time.Hour)); err != nil {
 			t.Fatal(err)
@@ -163,24 +143,8 @@ func TestFollowArraysBesideTokens(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		now, err := s.Now(0)
-		if test.want != "" {
-			if !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("%s for %s: error %v, want %s", test.to, test.from, err, test.want)
-			}
-			continue
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if other, err = other.Now(0); err != nil {
-			t.Fatal(err)
-		}
-		for _, s := range []*Served{now, other} {
-			size := s.Sequence.Batch().Bytes()
-			if got := batch(t, s.Read, size, 0)[size-8:]; !bytes.Equal(got, bytes.Repeat([]byte{1}, 8)) {
-				t.Errorf("%s: the mask is % x", s.Split.Name(), got)
-			}
+		if _, err := s.Now(0); !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s for %s: error %v, want %s", test.to, test.from, err, test.want)
 		}
 	}
 }

@@ -10,29 +10,29 @@ import (
 	"batchfs/sampler"
 )
 
-// A rowOrigin is where a row of a batch comes from.
+// A rowOrigin is the origin of a row of a batch.
 type rowOrigin struct {
-	row    uint64 // global number
-	epoch  uint64
-	source int
-	file   string
-	start  int64 // index in the file of the row's first token
-	pieces []sampler.Segment
+	row      uint64 // global number
+	epoch    uint64
+	source   int
+	file     string
+	start    int64 // index in the file of the row's first token
+	segments []sampler.Segment
 }
 
-// origin says where row j of batch k comes from. The error is one of reading where documents end.
+// origin returns the origin of row j of batch k. It may read an index of documents, and fail.
 func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
 	r = rowOrigin{row: d.Sequence.Row(k, j), epoch: d.Sequence.Epoch(k, j)}
-	if r.source, r.pieces, err = d.Sequence.Segments(k, j); err == nil {
-		at := d.sources[r.source].main().Locate(r.pieces[0].Start)
+	if r.source, r.segments, err = d.Sequence.Segments(k, j); err == nil {
+		at := d.mains[r.source].Locate(r.segments[0].Start)
 		r.file, r.start = at.Path, at.Index
 	}
 	return r, err
 }
 
-// Origins are the files batch/<k>.json of a dataset: where each row of batch k comes from, that is its number among all rows, its
-// epoch, its file and source, and the index in the file of its first token; where an index of documents is known, also the number of the
-// first token's document, and how many pieces of documents a row is made of. Every row takes a line of the same width, so that
+// Origins are the files batch/<k>.json of a dataset. For each row of batch k they give its number among all rows, its epoch, its file
+// and source, and the index in the file of its first token; where an index of documents is known, also the number of the
+// first token's document, and how many segments of documents a row has. Every row takes a line of the same width, so that
 // any part of the file can be made by itself, and the size is known.
 type Origins struct {
 	d     *Dataset
@@ -48,18 +48,14 @@ const (
 // Origins returns the origins of the rows of d's batches.
 func (d *Dataset) Origins() *Origins {
 	const behind = "\n}\n"
-	head := indented(struct {
-		Sequence    string         `json:"sequence"`
-		Fingerprint string         `json:"fingerprint"`
-		Settings    map[string]any `json:"settings"`
-	}{d.label(), d.fingerprint, d.settings()})
+	head := indented(map[string]any{"sequence": d.label(), "fingerprint": d.fingerprint, "settings": d.settings()})
 	head = fmt.Appendf(nil, ",%s,\n  \"rows\": [\n", head[len("{"):len(head)-len(behind)])
 	o := &Origins{d: d, head: head}
 	longest := 0
 	for _, path := range d.Files() {
 		longest = max(longest, len(jsonOf(path)))
 	}
-	o.width = len(o.line(rowOrigin{source: max(len(d.Split.Sources)-1, 0), pieces: make([]sampler.Segment, 1)})) - len(jsonOf("")) + longest
+	o.width = len(o.line(rowOrigin{source: max(len(d.Split.Sources)-1, 0), segments: make([]sampler.Segment, 1)})) - len(jsonOf("")) + longest
 	return o
 }
 
@@ -68,11 +64,11 @@ func jsonOf(path string) []byte {
 	return text
 }
 
-// line is that of a row, without what fills it up to the width.
+// line returns the line of a row without padding.
 func (o *Origins) line(r rowOrigin) []byte {
 	line := fmt.Appendf(nil, `    {"row": %20d, "epoch": %20d, "file": %s, "start": %19d`, r.row, r.epoch, jsonOf(r.file), r.start)
 	if o.d.Split.Ends == sampler.EndsByIndex {
-		line = fmt.Appendf(line, `, "document": %19d, "pieces": %10d`, r.pieces[0].Document, len(r.pieces))
+		line = fmt.Appendf(line, `, "document": %19d, "pieces": %10d`, r.segments[0].Document, len(r.segments))
 	}
 	if len(o.d.Split.Sources) > 0 {
 		line = fmt.Appendf(line, `, "source": %d`, r.source)
@@ -87,8 +83,8 @@ func (o *Origins) Len() int64 {
 
 func (o *Origins) first(k uint64) []byte { return fmt.Appendf(nil, originsFirst, k) }
 
-// Read fills dst with what the file of batch k holds from byte off on, within its length. k is below sampler.MaxBatches. The error is
-// one of reading where documents end.
+// Read fills dst with what the file of batch k holds from byte off on, within its length. k is below sampler.MaxBatches. It may
+// read an index of documents, and fail.
 func (o *Origins) Read(dst []byte, k uint64, off int64) error {
 	take := func(part []byte) {
 		if off >= int64(len(part)) {

@@ -1,13 +1,17 @@
 package dataset
 
 import (
+	"cmp"
+	"fmt"
 	"slices"
 
 	"batchfs/cache"
+	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/config"
+	"batchfs/sampler"
 )
 
-// A Part is an array of a source as the configuration describes it. Nobody has opened its files, or looked whether they exist.
+// A Part is an array of a source as the configuration describes it. Its files need not exist.
 type Part struct {
 	Source  int
 	Name    string // of an array beside the tokens; empty for the main one
@@ -16,16 +20,64 @@ type Part struct {
 }
 
 // Parts are the arrays of all sources of a split, the main one of each source first.
-func Parts(s *config.Split, m config.Memory) (all []Part, err error) {
-	s, files, h, err := withFound(s)
+func Parts(s *config.Split, m config.Memory) ([]Part, error) {
+	_, parts, _, err := partsOf(s, m)
+	return parts, err
+}
+
+// partsOf returns a split that knows what lies beside its files, its parts, and what vocab.json says.
+func partsOf(s *config.Split, m config.Memory) (*config.Split, []Part, hint, error) {
+	files, err := s.Files()
 	if err != nil {
-		return nil, err
+		return nil, nil, hint{}, err
 	}
-	for i, from := range files {
-		for n, paths := range slices.Concat([][]string{from.Main}, from.Beside) {
-			o := options(s, m, i, n, h)
-			all = append(all, Part{Source: i, Name: o.Beside, Files: paths, Options: o})
+	h, err := besideFiles(s, files)
+	if err == nil {
+		s = h.apply(s)
+		if err = s.CheckBeside(); err != nil {
+			err = fmt.Errorf("%w, as vocab.json beside the tokens says; %s", err, noArrays)
 		}
 	}
-	return all, nil
+	if err != nil {
+		return nil, nil, hint{}, fmt.Errorf("splits.%s: %w", s.Split, err)
+	}
+	var parts []Part
+	for i, from := range files {
+		arrays := slices.Concat([][]string{from.Main}, from.Beside)
+		if h.Arrays != nil {
+			for _, b := range h.Arrays[i] {
+				arrays = append(arrays, b.Files)
+			}
+		}
+		for n, paths := range arrays {
+			o := options(s, m, i, n, h)
+			parts = append(parts, Part{Source: i, Name: o.Beside, Files: paths, Options: o})
+		}
+	}
+	return s, parts, h, nil
+}
+
+// options returns how to open array n of source i of a split; 0 is the main one. h is what vocab.json says.
+func options(s *config.Split, m config.Memory, i, n int, h hint) cache.Options {
+	o := cache.Options{Remote: s.Remote, Follow: s.OnChange == "follow", Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop"}
+	if n == 0 {
+		o.Format, o.Tensor, o.DType, o.Axes, o.GuessedDType = s.Format, s.Tensor, s.TokenDType, s.Shape, !s.Wrote("token_dtype")
+		if o.GuessedDType {
+			o.DType = cmp.Or(h.TokenDType, o.DType)
+		}
+		o.VocabSize = cmp.Or(s.VocabSizes()[i], h.VocabSize)
+		switch {
+		case s.Ends == sampler.EndsByIndex && s.FilesAreDocuments:
+			o.Documents = cache.FilesAreDocuments
+		case s.Ends == sampler.EndsByIndex:
+			o.Documents = cache.DocumentsIndexed
+		}
+		return o
+	}
+	if o.Access == blob.Remap { // a mapping costs as much for the few bytes of a mask as for tokens
+		o.Access = blob.Pread
+	}
+	b := s.BesideOf(i)[n-1]
+	o.Format, o.Tensor, o.DType, o.Axes, o.Beside = b.Format, b.Tensor, b.DType, b.Shape, b.Name
+	return o
 }

@@ -23,7 +23,7 @@ func (d *Dataset) stretches() (list []cache.Stretch) {
 // Share is what an epoch reads of objects, by all ranks that go through it together, or nil where nothing is kept. name says who reads it.
 func (d *Dataset) Share(name string) *cache.Share { return cache.NewShare(name, d.stretches()) }
 
-// Fill fetches a share, that of d, in the order in which it will be read: see [cache.Fetch].
+// Fill fetches the share of d in the order in which it will be read: see [cache.Fetch].
 func (d *Dataset) Fill(ctx context.Context, share *cache.Share, progress func(n int64)) error {
 	ranks, settings := []*sampler.Sequence{d.Sequence}, d.Sequence.Settings
 	if settings.ShuffleBlock > 0 {

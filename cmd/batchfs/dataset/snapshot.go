@@ -17,8 +17,8 @@ import (
 	"batchfs/cmd/batchfs/config"
 )
 
-// A Snapshot is a mount as it was set up: what a process needs to serve what another process served, although somebody may have
-// edited the configuration or moved the token files since.
+// A Snapshot is a mount as it was set up. From it, a process serves what another one served, although the configuration or the token
+// files may have changed since.
 type Snapshot struct {
 	Mountpoint string
 	Dir        string           // that the command was given in
@@ -37,7 +37,7 @@ type splitSnapshot struct {
 	TorchState  []byte
 	Version     uint64
 	Unleased    string    // a file whose writers cannot be known, or empty
-	Groups      [][]int64 // rows of the groups of documents of each source, so that nobody counts them again
+	Groups      [][]int64 // rows of the groups of documents of each source, so that no worker counts them again
 }
 
 // NewSnapshot returns the snapshot of a mount. raw is what flags read in the working directory, and datasets are all of its
@@ -56,8 +56,13 @@ func NewSnapshot(mountpoint string, flags config.Flags, raw config.RawConfig, da
 
 func (d *Dataset) snapshot() splitSnapshot {
 	s := splitSnapshot{
-		Name: d.Split.Split, Hint: d.hint, Fingerprint: d.fingerprint, TorchState: d.Split.TorchState, Version: d.Version,
-		Unleased: d.unleased, Groups: d.groups,
+		Name:        d.Split.Split,
+		Hint:        d.hint,
+		Fingerprint: d.fingerprint,
+		TorchState:  d.Split.TorchState,
+		Version:     d.Version,
+		Unleased:    d.unleased,
+		Groups:      d.groups,
 	}
 	for _, source := range d.sources {
 		var manifests []cache.Manifest
@@ -126,7 +131,7 @@ func (s *Snapshot) Reload() (*Snapshot, error) {
 	return &fresh, now.CanReplace(old)
 }
 
-// Warn logs of which splits, that follow their files, it cannot be known whether somebody still writes to a file.
+// Warn logs the splits that follow their files although the kernel cannot say which processes write to them.
 func (s *Snapshot) Warn(c *config.Config, log *slog.Logger) {
 	for i, split := range c.Splits {
 		if file := s.Splits[i].Unleased; file != "" && split.OnChange == "follow" {
@@ -138,17 +143,28 @@ func (s *Snapshot) Warn(c *config.Config, log *slog.Logger) {
 }
 
 // Sequences returns the splits of c, the configuration of the snapshot, as a mount shows them, with the data of the snapshot:
-// the token files are not opened until a batch is read. Each follows its files as the configuration says. publish is given a
-// snapshot for later workers, which it closes, before anybody reads other tokens.
+// the token files are not opened until a batch is read. Each follows its files as the configuration says. Before other tokens are
+// read, publish gets a snapshot for later workers, which it closes; s changes too.
 func (s *Snapshot) Sequences(c *config.Config, log *slog.Logger, publish func(*os.File) error) ([]*Served, error) {
-	p := &publisher{publish: publish, now: s}
+	var mu sync.Mutex
+	changed := func(d *Dataset) error {
+		mu.Lock()
+		defer mu.Unlock()
+		i := slices.IndexFunc(s.Splits, func(data splitSnapshot) bool { return data.Name == d.Split.Split })
+		s.Splits[i] = d.snapshot()
+		file, err := s.File()
+		if err != nil {
+			return err
+		}
+		return publish(file)
+	}
 	var all []*Served
 	for _, split := range c.Splits {
 		d, err := s.open(split, c.Memory)
 		if err != nil {
 			return nil, err
 		}
-		f := &followed{mountpoint: s.Mountpoint, memory: c.Memory, log: log, changed: p.changed, now: d}
+		f := &followed{mountpoint: s.Mountpoint, memory: c.Memory, log: log, changed: changed, now: d}
 		all = append(all, newServed(d, f))
 	}
 	return all, nil
@@ -174,11 +190,7 @@ func (s *Snapshot) open(split *config.Split, m config.Memory) (*Dataset, error) 
 	split = data.Hint.apply(split)
 	withState := *split
 	withState.TorchState = data.TorchState
-	files := 0
-	for _, manifest := range slices.Concat(data.Sources...) {
-		files += len(manifest.Files)
-	}
-	sources := make([]source, len(data.Sources))
+	sources := make([][]*cache.Array, len(data.Sources))
 	for i, manifests := range data.Sources {
 		for n, manifest := range manifests {
 			array, err := cache.Reopen(manifest, options(split, m, i, n, data.Hint))
@@ -194,27 +206,4 @@ func (s *Snapshot) open(split *config.Split, m config.Memory) (*Dataset, error) 
 	}
 	d.Version = data.Version
 	return d, nil
-}
-
-// A publisher keeps the supervisor's snapshot up to date. Its mu is locked while a followed split holds its own.
-type publisher struct {
-	publish func(*os.File) error
-	mu      sync.Mutex
-	now     *Snapshot // guarded by mu
-}
-
-// changed publishes the data of a split that is other data now.
-func (p *publisher) changed(d *Dataset) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for i := range p.now.Splits {
-		if p.now.Splits[i].Name == d.Split.Split {
-			p.now.Splits[i] = d.snapshot()
-		}
-	}
-	file, err := p.now.File()
-	if err != nil {
-		return err
-	}
-	return p.publish(file)
 }

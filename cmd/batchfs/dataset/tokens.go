@@ -8,8 +8,8 @@ import (
 
 // TokensLen is the size of tokens.bin in bytes.
 func (d *Dataset) TokensLen() (n int64) {
-	for _, source := range d.sources {
-		n += source.main().Bytes()
+	for _, main := range d.mains {
+		n += main.Bytes()
 	}
 	return n
 }
@@ -17,8 +17,7 @@ func (d *Dataset) TokensLen() (n int64) {
 // ReadTokens fills dst with the tokens of all sources as they stand in the files, one source after the other, from byte off on. They
 // lie within TokensLen.
 func (d *Dataset) ReadTokens(dst []byte, off int64) error {
-	for _, source := range d.sources {
-		main := source.main()
+	for _, main := range d.mains {
 		n := max(min(int64(len(dst)), main.Bytes()-off), 0)
 		if n > 0 {
 			if err := readBytes(main, dst[:n], off); err != nil {

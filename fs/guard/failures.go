@@ -1,4 +1,4 @@
-package fs
+package guard
 
 import (
 	"sync"
@@ -15,8 +15,8 @@ type failures struct {
 }
 
 type failure struct {
-	inode inode
-	off   uint64
+	node uint64
+	off  uint64
 }
 
 type failed struct {
@@ -32,7 +32,7 @@ const (
 )
 
 // pause notes that a read failed. If it failed a moment ago too, pause waits, longer each time.
-func (f *failures) pause(i inode, off uint64) { time.Sleep(f.note(failure{i, off}, time.Now())) }
+func (f *failures) pause(node, off uint64) { time.Sleep(f.note(failure{node, off}, time.Now())) }
 
 // note returns how long to wait before the answer.
 func (f *failures) note(this failure, now time.Time) time.Duration {

@@ -1,4 +1,4 @@
-package fs
+package guard
 
 import (
 	"testing"
@@ -9,7 +9,7 @@ import (
 func TestPausesOfFailedReads(t *testing.T) {
 	var f failures
 	now := time.Now()
-	page, other := failure{makeInode(batchRaw, 1, 7), 4096}, failure{makeInode(batchRaw, 1, 7), 8192}
+	page, other := failure{7, 4096}, failure{7, 8192}
 	want := time.Duration(0)
 	for i := range 20 {
 		if got := f.note(page, now); got != want {
@@ -25,7 +25,7 @@ func TestPausesOfFailedReads(t *testing.T) {
 		t.Errorf("after two seconds: a pause of %v", got)
 	}
 	for i := range 10 * maxFailures {
-		f.note(failure{page.inode, uint64(i)}, now)
+		f.note(failure{page.node, uint64(i)}, now)
 	}
 	if n := len(f.last); n > maxFailures {
 		t.Errorf("%d failures are remembered", n)

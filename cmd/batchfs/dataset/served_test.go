@@ -1,0 +1,169 @@
+package dataset
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"batchfs/cache/array"
+	"batchfs/cmd/batchfs/config"
+	"batchfs/cmd/batchfs/internal/testfiles"
+)
+
+// A worker serves what opens: from a snapshot alone, also under settings of a path; once files have changed, from those that are there then;
+// and another worker serves the same from the snapshot that was published.
+func TestWorkersServeWhatOpens(t *testing.T) {
+	position := func(n int) (raw []byte) {
+		for i := range uint32(n) {
+			raw = binary.LittleEndian.AppendUint32(raw, i)
+		}
+		return raw
+	}
+	const ids = "\x00\x00\x01\x00\x02\x00"
+	const eot = `{"kind": "char", "vocab_size": 3, "tokens": ["a", "b", "c"], "eot": %d, "eot_at": "end"}`
+	for name, test := range map[string]struct {
+		write  func(t *testing.T) // and enters the directory
+		change map[string]string  // contents by file
+	}{
+		"many":   {testfiles.WriteManySplits, map[string]string{"a.bin": string(position(60)), "c.bin": string(position(20))}},
+		"mask":   {func(t *testing.T) { writeArrays(t, "") }, map[string]string{"b.mask": strings.Repeat("\x00", 30)}},
+		"array":  {func(t *testing.T) { writeArrays(t, "") }, map[string]string{"b.top": strings.Repeat("pot4", 30)}},
+		"tokens": {func(t *testing.T) { writeArrays(t, "") }, map[string]string{"b.bin": string(position(31)[4:])}},
+		"documents": {func(t *testing.T) { writeDocuments(t) }, map[string]string{
+			"a.bin.index": string(binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, 100), 820)),
+		}},
+		"end of text": {func(t *testing.T) {
+			t.Chdir(t.TempDir())
+			testfiles.Write(t, map[string]string{"a.bin": strings.Repeat(ids, 40), "vocab.json": fmt.Sprintf(eot, 0),
+				"config.toml": two + "[splits.a]\ntokens = 'a.bin'\ndocuments = true\n"})
+		}, map[string]string{"a.bin": strings.Repeat(ids, 41), "vocab.json": fmt.Sprintf(eot, 2)}},
+		"found mask": {func(t *testing.T) {
+			writePrepared(t)
+			testfiles.Write(t, map[string]string{"config.toml": two + "[splits.a]\ntokens = 'sft/a.bin'"})
+		}, map[string]string{"sft/a.mask.bin": strings.Repeat("\x01", 120)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			test.write(t)
+			var flags config.Flags
+			for _, d := range mustOpenConfig(t) {
+				flags.Sets = append(flags.Sets, "splits."+d.Split.Split+".on_change=follow")
+			}
+			opened := func() (all []*Dataset) {
+				c, err := flags.Load()
+				if err == nil {
+					all, err = Open(c)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				return all
+			}
+			paths := []string{"", "seed=9", "start=3,steps=4", "dtype=int64/seed=9"}
+			want := under(t, opened(), paths)
+			snapshot := takeWith(t, flags)
+			kept := map[string]string{}
+			for _, file := range []string{"config.toml", "rng.bin"} { // which a worker does not need
+				if raw, err := os.ReadFile(file); err == nil {
+					kept[file] = string(raw)
+					os.Remove(file)
+				}
+			}
+			var published *Snapshot
+			worker := serve(t, snapshot, func(file *os.File) error {
+				published = readAndClose(t, file)
+				return nil
+			})
+			got := underServed(t, worker, paths)
+			sameAll(t, got, want)
+
+			for file, content := range test.change {
+				replace(t, file, content)
+			}
+			testfiles.Write(t, kept)
+			changed := opened()
+			for i, d := range changed {
+				if d.fingerprint != worker[i].fingerprint {
+					d.Version = 1
+				}
+			}
+			if changed[len(changed)-1].Version == 0 {
+				t.Fatal("nothing has changed")
+			}
+			want = under(t, changed, paths)
+			testfiles.Write(t, map[string]string{"rng.bin": testfiles.TorchState(24, 77, 77)}) // as a trainer may
+			for name, s := range got {
+				got[name] = mustNow(t, s)
+				if again := mustNow(t, got[name]); again != got[name] {
+					t.Errorf("%s changes without end", name)
+				}
+			}
+			sameAll(t, got, want)
+			sameAll(t, underServed(t, serve(t, published, nil), paths), want)
+		})
+	}
+}
+
+// under returns datasets under the settings of paths, by name, as a mount has them.
+func under(t *testing.T, all []*Dataset, paths []string) map[string]*Served {
+	var served []*Served
+	for _, d := range all {
+		served = append(served, newServed(d, &followed{now: d}))
+	}
+	return underServed(t, served, paths)
+}
+
+func underServed(t *testing.T, all []*Served, paths []string) map[string]*Served {
+	found := map[string]*Served{}
+	for _, s := range all {
+		for _, path := range paths {
+			if in, err := withPath(s, path); err == nil { // not every split may have all settings
+				found[s.Split.Split+"/"+path] = in
+			}
+		}
+	}
+	return found
+}
+
+func sameAll(t *testing.T, got, want map[string]*Served) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Errorf("%d sequences, want %d", len(got), len(want))
+	}
+	for name, s := range want {
+		if got[name] == nil {
+			t.Errorf("%s is not served", name)
+		} else {
+			same(t, got[name], s)
+		}
+	}
+}
+
+func withPath(s *Served, path string) (_ *Served, err error) {
+	for _, settings := range strings.FieldsFunc(path, func(r rune) bool { return r == '/' }) {
+		if s, err = s.With(settings); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// mustNow is what is served after a look at all files.
+func mustNow(t *testing.T, s *Served) *Served {
+	t.Helper()
+	now, err := s.Now(array.AllBatches)
+	if err != nil {
+		t.Fatalf("%s: %v", s.Split.Name(), err)
+	}
+	return now
+}
+
+// replace puts another file in the place of one.
+func replace(t *testing.T, file, content string) {
+	t.Helper()
+	testfiles.Write(t, map[string]string{"new": content})
+	if err := os.Rename("new", file); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,348 @@
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"batchfs/fs/mount"
+	"batchfs/fs/state"
+	"batchfs/internal/wait"
+)
+
+// A disk is a file system of as many splits as a Guard has, of which node n belongs to split n. Its handlers wait while it hangs.
+type disk struct {
+	fuse.RawFileSystem
+	begins func() // is called by handlers
+
+	mu     sync.Mutex
+	gate   chan struct{} // nil: it does not hang
+	using  int           // handlers
+	most   int           // handlers at a time
+	undone []string      // what was undone
+	faults int
+}
+
+func (d *disk) Split(node uint64) int           { return int(node) }
+func (d *disk) LookupRows(uint64, string) int64 { return 1 }
+func (d *disk) OpenRows(uint64) int64           { return 1 }
+func (d *disk) GiveBack(id uint64)              { d.note("number of %d", id) }
+func (d *disk) Forget(node, n uint64)           { d.note("%d lookups of %d", n, node) }
+func (d *disk) SetDebug(bool)                   {}
+func (d *disk) Answered(uint64)                 {}
+func (d *disk) Fault(uint64, error) fuse.Status {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.faults++
+	return fuse.EIO
+}
+func (d *disk) ReadRows(in *fuse.ReadIn) (int64, int) { return int64(in.Fh), int(in.Size) } // a handle is how many rows it reads
+
+func (d *disk) Release(_ <-chan struct{}, in *fuse.ReleaseIn) { d.note("handle %d", in.Fh) }
+
+func (d *disk) note(format string, args ...any) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.undone = append(d.undone, fmt.Sprintf(format, args...))
+}
+
+func (d *disk) wait() fuse.Status {
+	d.mu.Lock()
+	d.using++
+	d.most = max(d.most, d.using)
+	gate := d.gate
+	d.mu.Unlock()
+	if d.begins != nil {
+		d.begins()
+	}
+	if gate != nil {
+		<-gate
+	}
+	d.mu.Lock()
+	d.using--
+	d.mu.Unlock()
+	return fuse.OK
+}
+
+func (d *disk) Lookup(_ <-chan struct{}, _ *fuse.InHeader, _ string, out *fuse.EntryOut) fuse.Status {
+	out.NodeId = 77
+	return d.wait()
+}
+
+func (d *disk) GetAttr(<-chan struct{}, *fuse.GetAttrIn, *fuse.AttrOut) fuse.Status { return d.wait() }
+
+func (d *disk) Open(_ <-chan struct{}, _ *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	out.Fh = 88
+	return d.wait()
+}
+
+func (d *disk) Read(_ <-chan struct{}, _ *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	return fuse.ReadResultData(buf), d.wait()
+}
+
+// hang lets handlers wait until release is called.
+func (d *disk) hang() (release func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	gate := make(chan struct{})
+	d.gate = gate
+	return sync.OnceFunc(func() {
+		d.mu.Lock()
+		d.gate = nil
+		d.mu.Unlock()
+		close(gate)
+	})
+}
+
+func (d *disk) users() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.using
+}
+
+// A guarding is a Guard whose time passes by ticks of the test alone.
+type guarding struct {
+	*Guard
+	disk    *disk
+	panics  int
+	replies sync.Map // the errors that were sent in the place of handlers, by id
+	id      atomic.Uint64
+}
+
+func newGuarding(t *testing.T, splits int, replyBytes int64) *guarding {
+	t.Helper()
+	file, shared, err := state.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file.Close()
+	t.Cleanup(shared.Close)
+	for n := range splits {
+		shared.Add(shared.NewNumber(), fmt.Sprint("split", n+1), 0, 0)
+	}
+	g := &guarding{disk: &disk{RawFileSystem: fuse.NewDefaultRawFileSystem()}}
+	g.Guard = New(g.disk, Options{
+		Limits: NewLimits(splits, replyBytes), Shared: shared, Timeout: 2 * time.Second,
+		Answer:   func(id uint64, errno syscall.Errno) { g.replies.Store(id, errno) },
+		Panicked: func(any) fuse.Status { g.panics++; return fuse.EIO },
+	})
+	return g
+}
+
+// expire lets so much time pass that every request is late.
+func (g *guarding) expire() {
+	for range 10 {
+		g.tick()
+	}
+}
+
+// read reads rows of a split, of so many bytes.
+func (g *guarding) read(split, rows, bytes int) fuse.Status {
+	in := &fuse.ReadIn{Fh: uint64(rows), Size: uint32(bytes), ReadFlags: fuse.READ_LOCKOWNER}
+	in.NodeId, in.Unique = uint64(split), g.id.Add(2)
+	_, status := g.Read(nil, in, make([]byte, bytes))
+	return status
+}
+
+// isIdle fails unless nothing is left of any request.
+func (g *guarding) isIdle(t *testing.T) {
+	t.Helper()
+	if n, stuck := len(g.requests), slices.Max(g.stuck); n+stuck > 0 {
+		t.Errorf("%d requests are under way, %d are stuck", n, stuck)
+	}
+	for i := range g.o.Limits.splits {
+		s := &g.o.Limits.splits[i]
+		if s.waiting.Load() != 0 || s.taken.Load() != 0 || !s.short.replies.TryAcquire(s.maxReplies/2) || !s.long.replies.TryAcquire(s.maxReplies/2) {
+			t.Errorf("split %d: %d requests wait, %d bytes are taken", i, s.waiting.Load(), s.taken.Load())
+		}
+	}
+}
+
+// Late requests are answered in their handlers' place, and what the handlers did is undone.
+func TestLateRequests(t *testing.T) {
+	g := newGuarding(t, 1, 0)
+	release := g.disk.hang()
+	defer release()
+	header := func(id uint64) fuse.InHeader { return fuse.InHeader{NodeId: 1, Unique: id} }
+	var all sync.WaitGroup
+	for id, handle := range map[uint64]func(h fuse.InHeader){
+		2: func(h fuse.InHeader) { g.Lookup(nil, &h, "name", &fuse.EntryOut{}) },
+		4: func(h fuse.InHeader) { g.GetAttr(nil, &fuse.GetAttrIn{InHeader: h}, &fuse.AttrOut{}) },
+		6: func(h fuse.InHeader) { g.Open(nil, &fuse.OpenIn{InHeader: h}, &fuse.OpenOut{}) },
+		8: func(h fuse.InHeader) { g.Read(nil, &fuse.ReadIn{InHeader: h}, nil) },
+	} {
+		all.Go(func() { handle(header(id)) })
+	}
+	wait.Until(t, "four handlers", func() bool { return g.disk.users() == 4 })
+	g.expire()
+	for id := uint64(2); id <= 8; id += 2 {
+		if errno, _ := g.replies.Load(id); errno != syscall.ETIMEDOUT {
+			t.Errorf("request %d: %v", id, errno)
+		}
+	}
+	if waiting := g.o.Shared.Waiting(); g.stuck[1] != 4 || g.disk.faults != 4 || waiting["split1"] < time.Second {
+		t.Errorf("%d handlers are stuck, %d errors are noted, waiting: %v", g.stuck[1], g.disk.faults, waiting)
+	}
+	release()
+	wait.End(t, "the handlers", all.Wait)
+	slices.Sort(g.disk.undone)
+	want := []string{"1 lookups of 77", "handle 88", "number of 2", "number of 4", "number of 6", "number of 8"}
+	if !slices.Equal(g.disk.undone, want) {
+		t.Errorf("undone: %q, want %q", g.disk.undone, want)
+	}
+	g.tick()
+	if waiting := g.o.Shared.Waiting(); len(waiting) > 0 {
+		t.Errorf("waiting when none is late any more: %v", waiting)
+	}
+	g.isIdle(t)
+}
+
+// Of a split whose files do not answer, few requests use them. The others wait, and each is answered in time; then more fail at
+// once. Another split is not affected. When the files answer again, so do requests.
+func TestHangingSplit(t *testing.T) {
+	const readers = 500
+	for rows, slots := range map[int]int{shortRows: maxSlots, shortRows + 1: maxSlots / 2} {
+		g := newGuarding(t, 2, 64<<20)
+		release := g.disk.hang()
+		var all sync.WaitGroup
+		for range readers {
+			all.Go(func() { g.read(1, rows, 1000) })
+		}
+		wait.Until(t, "readers that use the files, and all others in the queue", func() bool {
+			return g.disk.users() == slots && g.o.Limits.splits[1].waiting.Load() == int64(readers-slots)
+		})
+		other := make(chan fuse.Status, 1)
+		go func() { other <- g.read(1, shortRows+1-rows+shortRows, 1000) }() // of the other length: it has slots of its own
+		wait.Until(t, "a handler of the other length", func() bool { return g.disk.users() == slots+1 })
+		g.expire()
+		answered := 0
+		g.replies.Range(func(_, _ any) bool { answered++; return true })
+		if answered != readers+1 || g.disk.most != slots+1 {
+			t.Errorf("%d requests of %d were answered, %d used the files at once", answered, readers+1, g.disk.most)
+		}
+		wait.Until(t, "the end of those that waited", func() bool { return g.o.Limits.splits[1].waiting.Load() == 0 })
+		if status := g.read(1, 1, 1); status.Ok() {
+			t.Error("a request of a stuck split does not fail")
+		}
+		release()
+		if status := g.read(2, 1, 1); !status.Ok() {
+			t.Errorf("another split: %v", status)
+		}
+		<-other
+		wait.End(t, "the readers", all.Wait)
+		if status := g.read(1, 1, 1); !status.Ok() {
+			t.Errorf("a request when none is stuck any more: %v", status)
+		}
+		g.isIdle(t)
+	}
+}
+
+// A handler that panics is an error, gives its number back, and leaves nothing.
+func TestPanic(t *testing.T) {
+	g := newGuarding(t, 1, 64<<20)
+	g.disk.begins = func() { panic("at the disco") }
+	if status := g.read(1, 1000, 1<<20); status != fuse.EIO || g.panics != 1 || !slices.Equal(g.disk.undone, []string{"number of 2"}) {
+		t.Errorf("%v, %d panics, undone: %v", status, g.panics, g.disk.undone)
+	}
+	g.isIdle(t)
+}
+
+// A request that is there while worker after worker crashes is an error.
+func TestExhaustedRequest(t *testing.T) {
+	g := newGuarding(t, 1, 0)
+	for crashes := range state.MaxAttempts + 1 {
+		_, err := g.begin(&fuse.InHeader{NodeId: 1, Unique: 2 | state.Resent})
+		if exhausted := errors.Is(err, errExhausted); exhausted != (crashes == state.MaxAttempts) {
+			t.Errorf("after %d crashes: %v", crashes, err)
+		}
+		g.requests = nil // its worker ends
+		g.o.Shared.Crashes.Add(1)
+		g.o.Shared.Workers.Add(1)
+	}
+}
+
+// Replies that wait to be sent take no more memory than they may, unless a single one does.
+func TestRepliesAreBounded(t *testing.T) {
+	const most = 4 << 20
+	g := newGuarding(t, 1, 2*most) // half for requests of each length
+	release := g.disk.hang()
+	defer release()
+	var all sync.WaitGroup
+	for range 50 {
+		all.Go(func() { g.read(1, 1, mount.MaxRequest) })
+	}
+	s := &g.o.Limits.splits[1]
+	wait.Until(t, "as many handlers as have room, and the others in the queue", func() bool {
+		return g.disk.users() == most/mount.MaxRequest && s.waiting.Load() == 50-most/mount.MaxRequest
+	})
+	if taken, waiting := g.o.Limits.Use(); taken != most || waiting != 46 {
+		t.Errorf("%d bytes are taken, %d requests wait", taken, waiting)
+	}
+	small := make(chan fuse.Status, 1)
+	go func() { small <- g.read(1, 1, smallReply) }()
+	wait.Until(t, "a small reply, which waits for none", func() bool { return g.disk.users() == most/mount.MaxRequest+1 })
+	if g.o.Limits.TryAhead(1) {
+		t.Error("a batch is made ahead while requests wait")
+	}
+	release()
+	wait.End(t, "the readers", all.Wait)
+	<-small
+	g.isIdle(t)
+}
+
+// The queue has an end.
+func TestTooManyWait(t *testing.T) {
+	g := newGuarding(t, 1, 0)
+	release := g.disk.hang()
+	defer release()
+	var all sync.WaitGroup
+	for range maxSlots + maxWaiting {
+		all.Go(func() { g.read(1, 1, 1) })
+	}
+	wait.Until(t, "a full queue", func() bool { return g.o.Limits.splits[1].waiting.Load() == maxWaiting })
+	if status := g.read(1, 1, 1); status.Ok() {
+		t.Error("one request more waits")
+	}
+	release()
+	wait.End(t, "the readers", all.Wait)
+}
+
+// Batches that are made ahead have slots of their own.
+func TestAhead(t *testing.T) {
+	l := NewLimits(1, 0)
+	n := 0
+	for l.TryAhead(1) {
+		n++
+	}
+	if n != maxSlots/2 || !l.splits[1].long.slots.TryAcquire(maxSlots/2) {
+		t.Errorf("%d batches at a time", n)
+	}
+	for range n {
+		l.EndAhead(1)
+	}
+	if !l.TryAhead(1) {
+		t.Error("none when all are made")
+	}
+}
+
+func TestFreePages(t *testing.T) {
+	for _, size := range []int{0, 1, 4096, 100_000, 1 << 20} {
+		memory := make([]byte, size+8192)
+		for i := range memory {
+			memory[i] = 7
+		}
+		freePages(memory[4096+5:][:size])
+		for i, b := range memory {
+			if b != 7 && (i < 4096+5 || i >= 4096+5+size) {
+				t.Fatalf("byte %d, which is not of the buffer, is lost", i)
+			}
+		}
+	}
+}

@@ -1,0 +1,46 @@
+package header
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"batchfs/cache/array"
+)
+
+func TestNPY(t *testing.T) {
+	h := NPY(array.Int64, 7, 2, 12, 1024)
+	if len(h) != Bytes || int(binary.LittleEndian.Uint16(h[8:]))+10 != len(h) || h[len(h)-1] != '\n' {
+		t.Errorf("%d bytes, %d by its own word", len(h), binary.LittleEndian.Uint16(h[8:])+10)
+	}
+	if want := "\x93NUMPY\x01\x00\xf6\x0f{'descr': '<i8', 'fortran_order': False, 'shape': (7, 2, 12, 1024), }  "; !strings.HasPrefix(string(h), want) {
+		t.Errorf("%q", h[:100])
+	}
+}
+
+func TestSafetensors(t *testing.T) {
+	batch := array.NewBatch(2,
+		array.Array{Name: "x", DType: array.Uint16, Shape: []int{2, 5}},
+		array.Array{Name: "y", DType: array.Uint16, Shape: []int{2, 5}},
+		array.Array{Name: "mask", DType: array.Int64, Shape: []int{10}},
+	)
+	h := Safetensors(batch, map[string]string{"fingerprint": "f"}, 7)
+	if n := binary.LittleEndian.Uint64(h); len(h) != Bytes || n != Bytes-8 {
+		t.Fatalf("%d bytes, %d by its own word", len(h), n+8)
+	}
+	var got map[string]struct {
+		DType              string
+		Shape              []int
+		Offsets            []int64 `json:"data_offsets"`
+		Batch, Fingerprint string
+	}
+	if err := json.Unmarshal(h[8:], &got); err != nil {
+		t.Fatal(err)
+	}
+	const want = "{U16 [2 5] [0 20]  } {U16 [2 5] [20 40]  } {I64 [10] [40 120]  } { [] [] 7 f}"
+	if got := fmt.Sprint(got["x"], got["y"], got["mask"], got["__metadata__"]); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
