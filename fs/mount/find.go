@@ -18,25 +18,16 @@ import (
 	"batchfs/internal/process"
 )
 
-// A mountSource is the source of a mount in the kernel's table, batchfs:PID:BEGAN:NAMESPACE: the supervisor's process id, when it
-// began, in clock ticks since the host did, because ids are used again, and the inode number of the PID namespace in which it has
-// that id. So the supervisor is found without touching the mount.
-type mountSource struct {
-	pid              int
-	began, namespace uint64
-}
-
-func (s mountSource) String() string {
-	return fmt.Sprintf("batchfs:%d:%d:%d", s.pid, s.began, s.namespace)
-}
-
-func self() (mountSource, error) {
+// self is the source, in the kernel's table, of a mount that this process keeps, batchfs:PID:BEGAN:NAMESPACE: its id, when it began,
+// in clock ticks since the host did, because ids are used again, and the inode number of the PID namespace in which it has that id.
+// So the supervisor is found without touching the mount.
+func self() (source string, err error) {
 	if foreignProc() {
-		return mountSource{}, errors.New("/proc is that of another PID namespace than this process is in, and batchfs needs one that shows " +
+		return "", errors.New("/proc is that of another PID namespace than this process is in, and batchfs needs one that shows " +
 			"its own processes: mount -t proc proc /proc, or unshare --mount-proc")
 	}
 	stat, err := process.ReadStat("/proc/self")
-	return mountSource{os.Getpid(), stat.Began, pidNamespace()}, err
+	return fmt.Sprintf("batchfs:%d:%d:%d", os.Getpid(), stat.Began, pidNamespace()), err
 }
 
 // foreignProc says whether processes have other ids in /proc than for this process.
@@ -301,6 +292,10 @@ func (m *Mounted) open(name string, flag int) (*os.File, error) {
 	if err := m.Alive(); err != nil {
 		return nil, err
 	}
+	return m.openMemory(name, flag)
+}
+
+func (m *Mounted) openMemory(name string, flag int) (*os.File, error) {
 	file, err := m.memory(name)
 	if err != nil {
 		return nil, err

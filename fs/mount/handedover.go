@@ -53,11 +53,10 @@ var ErrServed = errors.New("a process serves this mount already, or did: unmount
 // Adopt notes in the state of a mount that somebody else made that this process is its supervisor. The mountpoint is as readers see it.
 // It need not exist here, and is not touched.
 func Adopt(mountpoint string, shared *state.Shared) (*Mounted, error) {
-	self, err := self()
+	source, err := self()
 	if err != nil {
 		return nil, err
 	}
-	source := self.String()
 	shared.HandedOver.Set([]byte(source + " " + mountpoint))
 	return handedOver(source, mountpoint)
 }
@@ -96,18 +95,9 @@ func FindHandedOver(path string) (found *Mounted) {
 	return found
 }
 
-// handedOverTo returns what Adopt noted in the state that a process holds, or "".
+// handedOverTo returns what Adopt noted in the state that a process of this user holds, or "".
 func handedOverTo(pid int) string {
-	user, err := process.User(pid)
-	if err != nil {
-		return ""
-	}
-	named, err := (&Mounted{Supervisor: pid, Owner: int(user.Uid)}).memory(stateMemory)
-	if err != nil {
-		return ""
-	}
-	defer named.Close()
-	file, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", named.Fd()))
+	file, err := (&Mounted{Supervisor: pid, Owner: os.Geteuid()}).openMemory(stateMemory, os.O_RDONLY)
 	if err != nil {
 		return ""
 	}

@@ -117,7 +117,7 @@ func (h *Handles) Release(fh uint64) {
 		return
 	}
 	flags := s.flags.Load()
-	if flags&leaves != 0 {
+	if flags&hasUnfinished != 0 {
 		for i := range h.shared.unfinished {
 			h.shared.unfinished[i].fh.CompareAndSwap(fh, 0)
 		}
@@ -163,47 +163,17 @@ func (h *Handles) AssignBatch(r Read) (k uint64, added bool, err error) {
 	if s.isFree(r.FH) {
 		return 0, false, errClosed
 	}
-	var earlier *assignment
-	if r.ID&Resent != 0 {
-		r.ID &^= Resent
-		earlier = h.earlier(r.ID)
+	isResent := r.ID&Resent != 0
+	r.ID &^= Resent
+	another, isHolders, err := h.findAssigned(s, r, isResent)
+	if err != nil {
+		return 0, false, err
 	}
-	flags := s.flags.Load()
-	isHolders := s.holder.Load() == r.ID // the request read the slot's batch before
-	if earlier != nil && earlier.number.Load() == s.number.Load() {
-		isHolders, earlier = true, nil
+	if another != nil {
+		return another.number.Load(), false, nil
 	}
-	var p *unfinished
-	if flags&leaves != 0 {
-		p = h.findUnfinished(r.FH, r.Thread)
-		if p != nil && earlier == nil && r.Off > 0 && r.Off == int64(p.cut.Load()) {
-			earlier = h.note(r.ID, p.number.Load(), Version(p.version.Load()))
-		}
-	}
-	if earlier != nil && r.Off > 0 && earlier.version.Load() != uint64(r.Version) {
-		return 0, false, ErrOutdated
-	}
-	if p != nil {
-		p.goOn(r, earlier)
-	}
-	if earlier != nil {
-		return earlier.number.Load(), false, nil
-	}
-	isAnothers := r.Off == 0 && s.cut.Load() != 0 && s.thread.Load() != r.Thread
-	isOver := h.isWhole(r.FH) && !s.isAgain(r)
-	switch {
-	case flags&holds == 0, !isHolders && (isAnothers || isOver):
-		if flags&holds != 0 && isAnothers {
-			h.leave(s.thread.Load(), int64(s.cut.Load()), r.FH, s.number.Load(), Version(flags>>versionShift))
-		}
-		h.assign(s, r)
-	case flags>>versionShift == uint64(r.Version):
-	case !h.mayBeginAgain(s, r):
-		s.flags.Or(told)
-		return 0, false, ErrOutdated
-	default:
-		s.forgetRanges()
-		s.flags.Store(flags&(tentative|leaves|passed) | holds | uint64(r.Version)<<versionShift)
+	if err := h.holdBatch(s, r, isHolders); err != nil {
+		return 0, false, err
 	}
 	if r.Cut {
 		s.thread.Store(r.Thread)
@@ -223,6 +193,54 @@ func (h *Handles) AssignBatch(r Read) (k uint64, added bool, err error) {
 	}
 	added, err = h.deliver(r)
 	return k, added, err
+}
+
+// findAssigned returns which batch r has, if that is not the one that the slot holds: one that it was assigned before, or the one of
+// its thread's unfinished read. Otherwise isHolders says whether it has read the slot's batch before.
+func (h *Handles) findAssigned(s *slot, r Read, isResent bool) (another *assignment, isHolders bool, err error) {
+	isHolders = s.holder.Load() == r.ID
+	if isResent {
+		another = h.earlier(r.ID)
+	}
+	if another != nil && another.number.Load() == s.number.Load() {
+		isHolders, another = true, nil
+	}
+	var u *unfinished
+	if s.flags.Load()&hasUnfinished != 0 {
+		u = h.findUnfinished(r.FH, r.Thread)
+	}
+	if u != nil && another == nil && r.Off > 0 && r.Off == int64(u.cut.Load()) {
+		another = h.note(r.ID, u.number.Load(), Version(u.version.Load()))
+	}
+	if another != nil && r.Off > 0 && another.version.Load() != uint64(r.Version) {
+		return nil, false, ErrOutdated
+	}
+	if u != nil {
+		u.advance(r, another)
+	}
+	return another, isHolders, nil
+}
+
+// holdBatch sees to it that the slot holds the batch that r reads.
+func (h *Handles) holdBatch(s *slot, r Read, isHolders bool) error {
+	flags := s.flags.Load()
+	isAnothers := r.Off == 0 && s.cut.Load() != 0 && s.thread.Load() != r.Thread
+	isOver := h.isWhole(r.FH) && !s.isAgain(r)
+	switch {
+	case flags&holds == 0, !isHolders && (isAnothers || isOver):
+		if flags&holds != 0 && isAnothers {
+			h.noteUnfinished(s.thread.Load(), int64(s.cut.Load()), r.FH, s.number.Load(), Version(flags>>versionShift))
+		}
+		h.assign(s, r)
+	case flags>>versionShift == uint64(r.Version):
+	case !h.mayBeginAgain(s, r):
+		s.flags.Or(told)
+		return ErrOutdated
+	default:
+		s.forgetRanges()
+		s.flags.Store(flags&(tentative|hasUnfinished|passed) | holds | uint64(r.Version)<<versionShift)
+	}
+	return nil
 }
 
 // mayBeginAgain says whether r, of other tokens than what was delivered of the batch, begins the batch again: it reads all that
@@ -295,7 +313,7 @@ func (h *Handles) finish(s *slot) {
 	s.reads.Store(0)
 	s.forgetRanges()
 	failpoint.Hit("ranges")
-	s.flags.Store(s.flags.Load()&(tentative|leaves) | holds | s.version.Load()<<versionShift)
+	s.flags.Store(s.flags.Load()&(tentative|hasUnfinished) | holds | s.version.Load()<<versionShift)
 }
 
 // GiveBack notes that r, a request for batch k, has failed, and what AssignBatch said that it added is to be delivered still. A
@@ -309,7 +327,7 @@ func (h *Handles) GiveBack(r Read, k uint64, added bool) {
 		return
 	case s.number.Load() != k: // another thread has gone on
 		if r.Off > 0 {
-			h.leave(r.Thread, r.Off, r.FH, k, r.Version) // the thread may try again
+			h.noteUnfinished(r.Thread, r.Off, r.FH, k, r.Version) // the thread may try again
 		}
 		return
 	case s.flags.Load()&holds == 0:

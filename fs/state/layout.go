@@ -126,7 +126,7 @@ type slot struct {
 	sequence   atomic.Uint64 // its number; 0: the slot is free
 	opener     atomic.Uint64 // id of the request that opened it
 	opens      atomic.Uint64 // how many handles have had the slot, which is part of their numbers
-	flags      atomic.Uint64 // holds, tentative, leaves, passed, told; from bit versionShift on, the version of its batch's tokens
+	flags      atomic.Uint64 // holds, tentative, hasUnfinished, passed, told; from bit versionShift on, the version of its batch's tokens
 	number     atomic.Uint64 // of the batch that it holds
 	holder     atomic.Uint64 // id of the request that the number was assigned to
 	asking     atomic.Uint64 // id of a request that a number is being assigned to, or 0
@@ -171,11 +171,11 @@ const maxUnfinished = 1 << 8
 
 // The bits of slot.flags.
 const (
-	holds     = 1 << iota // number is that of a batch
-	tentative             // opened with O_NONBLOCK: a batch that was not delivered whole is given back at close
-	leaves                // some of its reads may be unfinished
-	passed                // a seek has moved the cursor since number was assigned: it is not given back
-	told                  // the reader of its batch knows that the tokens are other ones now, and may begin again
+	holds         = 1 << iota // number is that of a batch
+	tentative                 // opened with O_NONBLOCK: a batch that was not delivered whole is given back at close
+	hasUnfinished             // some of its reads may be unfinished
+	passed                    // a seek has moved the cursor since number was assigned: it is not given back
+	told                      // the reader of its batch knows that the tokens are other ones now, and may begin again
 
 	versionShift = 8
 )
