@@ -35,20 +35,20 @@ type Handles struct {
 	scratch []byteRange // guarded by mu
 }
 
-// NewHandles goes on from what is in the shared memory, in which nobody else works any more.
+// NewHandles continues with what is in the shared memory, in which no other process works any more.
 func NewHandles(shared *Shared) *Handles {
 	h := &Handles{shared: shared}
 	for i := range shared.slotsUsed.Load() {
-		switch s := &shared.slots[i]; {
-		case s.sequence.Load() == 0:
+		if shared.slots[i].sequence.Load() == 0 {
 			h.free = append(h.free, uint32(i))
-		case s.asking.Load() != 0:
-			// No other number was assigned since, so this one was assigned exactly if the cursor has passed it.
-			if h.cursor(s).Load() > s.wanted.Load() {
-				h.finish(s)
-			}
-			s.asking.Store(0)
 		}
+	}
+	if p := &shared.assigning; p.id.Load() != 0 {
+		// No other number was assigned since, so this one was assigned exactly if the cursor has passed it.
+		if s := h.slot(p.fh.Load()); h.cursor(s).Load() > p.number.Load() {
+			h.finish(s)
+		}
+		p.id.Store(0)
 	}
 	return h
 }
@@ -97,7 +97,6 @@ func (h *Handles) Open(sequence int, isTentative bool, id uint64) (fh uint64, ok
 	s.flags.Store(flags)
 	s.number.Store(0)
 	s.holder.Store(0)
-	s.asking.Store(0)
 	s.cut.Store(0)
 	s.counted.Store(0)
 	s.forgetRanges()
@@ -288,23 +287,25 @@ func (h *Handles) note(id, number uint64, version Version) *assignment {
 // assign gives slot s the cursor's number, for request r. It can be cut at any failpoint, and NewHandles completes it.
 func (h *Handles) assign(s *slot, r Read) {
 	h.applySeek(s.sequence.Load())
-	cursor := h.cursor(s)
-	s.wanted.Store(cursor.Load())
-	s.version.Store(uint64(r.Version))
+	p, cursor := &h.shared.assigning, h.cursor(s)
+	p.fh.Store(r.FH)
+	p.number.Store(cursor.Load())
+	p.version.Store(uint64(r.Version))
 	failpoint.Hit("want")
-	s.asking.Store(r.ID)
+	p.id.Store(r.ID)
 	failpoint.Hit("ask")
-	cursor.Store(s.wanted.Load() + 1)
+	cursor.Store(p.number.Load() + 1)
 	h.finish(s)
 	failpoint.Hit("taken")
-	s.asking.Store(0)
+	p.id.Store(0)
 }
 
-// finish notes in slot s that it holds the number that it asked for.
+// finish notes in slot s the number that is being assigned.
 func (h *Handles) finish(s *slot) {
-	id, number := s.asking.Load(), s.wanted.Load()
+	p := &h.shared.assigning
+	id, number, version := p.id.Load(), p.number.Load(), p.version.Load()
 	failpoint.Hit("note")
-	h.note(id, number, Version(s.version.Load()))
+	h.note(id, number, Version(version))
 	s.number.Store(number)
 	failpoint.Hit("number")
 	s.holder.Store(id)
@@ -313,7 +314,7 @@ func (h *Handles) finish(s *slot) {
 	s.reads.Store(0)
 	s.forgetRanges()
 	failpoint.Hit("ranges")
-	s.flags.Store(s.flags.Load()&(tentative|hasUnfinished) | holds | s.version.Load()<<versionShift)
+	s.flags.Store(s.flags.Load()&(tentative|hasUnfinished) | holds | version<<versionShift)
 }
 
 // GiveBack notes that r, a request for batch k, has failed, and what AssignBatch said that it added is to be delivered still. A

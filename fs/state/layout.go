@@ -57,6 +57,10 @@ type mount struct {
 	suspect atomic.Uint64 // id of the request that is to blame if the worker ends now, or 0
 	blamed  atomic.Uint64 // the last worker that knew which request its predecessor ended of
 
+	assigning struct { // the number that a handle is being given, where id is not 0
+		id, fh, number, version atomic.Uint64
+	}
+
 	sequencesUsed  atomic.Uint64 // Sequences ever used, without number 0
 	slotsUsed      atomic.Uint64 // slots ever used
 	assigned       atomic.Uint64 // assignments ever noted
@@ -129,9 +133,6 @@ type slot struct {
 	flags      atomic.Uint64 // holds, tentative, hasUnfinished, passed, told; from bit versionShift on, the version of its batch's tokens
 	number     atomic.Uint64 // of the batch that it holds
 	holder     atomic.Uint64 // id of the request that the number was assigned to
-	asking     atomic.Uint64 // id of a request that a number is being assigned to, or 0
-	wanted     atomic.Uint64 // that number
-	version    atomic.Uint64 // of its tokens
 	size       atomic.Uint64 // of the file
 	reads      atomic.Uint64 // requests that read the batch
 	counted    atomic.Uint64 // id of the last of them

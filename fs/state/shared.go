@@ -102,6 +102,7 @@ func (s *Shared) NewConnection() {
 	for i := range s.lookups.counted {
 		s.lookups.counted[i].Store(0)
 	}
+	s.assigning.id.Store(0)
 	for i := range s.assignments {
 		s.assignments[i].id.Store(0)
 	}
