@@ -99,7 +99,7 @@ func TestNumbers(t *testing.T) {
 			{want: 1}, {from: 6, want: 1}, {from: 4, want: 1}, {want: 2}, {to: 6, want: 3}, {from: 6, want: 3}, {from: 4, want: 4},
 		}, 1, 0},
 		// numpy.fromfile learns the size of a file by reading its last block.
-		"C's stdio":              {[]step{{from: 8, pastEnd: true, want: anyNumber}, {to: 8}, {from: 8, pastEnd: true}}, 5, 1},
+		"C's stdio":              {[]step{{from: 8, thread: 7, pastEnd: true, want: anyNumber}, {to: 8, thread: 7}, {from: 8, thread: 7, pastEnd: true}}, 5, 1},
 		"y before x":             {[]step{{from: 6}, {to: 6}}, 5, 1},
 		"threads, the end first": {[]step{{from: 8, pastEnd: true, thread: 1}, {to: 8, thread: 2}}, 5, 1},
 		// As a pool of threads reads a file, the parts one after the other.
@@ -111,7 +111,7 @@ func TestNumbers(t *testing.T) {
 			{}, {do: "fail", from: 11}, {want: 1}, {fh: 2, to: 11, want: 2}, {do: "fail", fh: 2, from: 11, want: 2}, {fh: 2, want: 2},
 		}, 1, 0},
 		"a part fails twice, and others were delivered": {[]step{
-			{to: 6, cut: true}, {do: "fail", id: 1, from: 6}, {do: "fail", id: 1, from: 6}, {from: 6}, {fh: 2, want: 1},
+			{to: 6, cut: true}, {do: "fail", id: 1, from: 6}, {do: "fail", id: 1, from: 6}, {fh: 2, want: 1}, {from: 6},
 		}, 1, 0},
 		"both parts fail, another has the batch, and one comes again": {[]step{
 			{id: 1, to: 6, thread: 1}, {do: "fail", id: 2, from: 6, thread: 2}, {do: "give back", id: 1}, {fh: 2, thread: 3},
