@@ -13,9 +13,7 @@ import (
 func begin(t testing.TB) *Handles {
 	t.Helper()
 	file, shared, err := New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	file.Close()
 	t.Cleanup(shared.Close)
 	shared.Add(shared.NewNumber(), "train", 0, 0)

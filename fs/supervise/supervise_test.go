@@ -22,6 +22,14 @@ import (
 	"batchfs/internal/wait"
 )
 
+// noError ends the test if there is an error.
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // The tests' own program is the worker that their supervisor starts: it behaves as WORKER says.
 func TestMain(m *testing.M) {
 	if how := os.Getenv("WORKER"); how != "" {
@@ -93,21 +101,15 @@ func (r *run) workersWill(how string) {
 func newRun(t *testing.T, how string) *run {
 	t.Helper()
 	read, write, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	memory, shared, err := state.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	// The kernel's first request, of a kernel that sends again what was not answered.
 	init := make([]byte, 104)
 	binary.NativeEndian.PutUint32(init[56:], 1<<7)
 	shared.Init.Set(init)
 	snapshot, err := os.Open("/dev/null")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	r := &run{restart: make(chan os.Signal, 1), stop: make(chan os.Signal, 2), done: make(chan error, 1), log: &strings.Builder{}, how: how}
 	r.ends = sync.OnceFunc(func() { read.Close() })
 	r.supervisor = newSupervisor(Options{
@@ -140,9 +142,7 @@ func newRun(t *testing.T, how string) *run {
 // start starts the supervisor. What it holds is its own from then on until await returns.
 func (r *run) start(t *testing.T) {
 	t.Helper()
-	if err := r.begin(false); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, r.begin(false))
 	go func() { r.done <- r.run() }()
 }
 
@@ -159,13 +159,18 @@ func (r *run) await(t *testing.T) error {
 	return wait.For(t, "the end of the supervisor", r.done)
 }
 
+// end ends the mount.
+func (r *run) end(t *testing.T) error {
+	t.Helper()
+	r.ends()
+	return r.await(t)
+}
+
 // children are the processes that this one has, but for those that have ended.
 func children(t *testing.T) (pids []string) {
 	t.Helper()
 	tasks, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	for _, task := range tasks {
 		text, _ := os.ReadFile("/proc/self/task/" + task.Name() + "/children")
 		pids = append(pids, strings.Fields(string(text))...)
@@ -185,10 +190,7 @@ func TestKilledWorkerIsReplaced(t *testing.T) {
 		syscall.Kill(first, syscall.SIGKILL)
 		wait.Until(t, "another worker", func() bool { return r.shared.Workers.Load() > workers && int(r.shared.Worker.Load()) != first })
 	}
-	r.ends()
-	if err := r.await(t); err != nil {
-		t.Error(err)
-	}
+	noError(t, r.end(t))
 	if text := r.log.String(); strings.Count(text, `why="killed by signal 9"`) != 3 {
 		t.Errorf("the log does not say three times what it died of:\n%s", text)
 	}
@@ -197,24 +199,18 @@ func TestKilledWorkerIsReplaced(t *testing.T) {
 // A worker is replaced that does not answer four pings, however long ago they were sent: this process may have been stopped.
 func TestHangingWorkerIsReplaced(t *testing.T) {
 	r := newRun(t, "serve")
-	if err := r.begin(false); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, r.begin(false))
 	r.pingEvery = r.silentLimit / 3
 	first := r.worker
 	for range 10 {
-		if err := r.ping(); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, r.ping())
 		r.received(wait.For(t, "a pong", first.messages), true)
 	}
 	syscall.Kill(first.cmd.Process.Pid, syscall.SIGSTOP)
 	wait.Until(t, "a stopped worker", func() bool { return !first.hasThread("RSD") })
 	pings := 0
 	for ; r.worker == first; pings++ {
-		if err := r.ping(); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, r.ping())
 	}
 	if text := r.log.String(); pings != 4 || !strings.Contains(text, `why="it did not answer"`) {
 		t.Errorf("replaced at ping %d:\n%s", pings, text)
@@ -249,10 +245,7 @@ func TestRestart(t *testing.T) {
 		t.Errorf("%q", outcome)
 	}
 	published := fmt.Sprint("published by ", r.shared.Worker.Load())
-	r.ends()
-	if err := r.await(t); err != nil {
-		t.Error(err)
-	}
+	noError(t, r.end(t))
 	if text, err := io.ReadAll(io.NewSectionReader(r.Snapshot, 0, 100)); err != nil || string(text) != published {
 		t.Errorf("the snapshot is %q (%v), want %q", text, err, published)
 	}
@@ -309,9 +302,7 @@ func TestMachineLetsNoneServe(t *testing.T) {
 				}
 				return cmd
 			}
-			if err := r.begin(false); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, r.begin(false))
 			r.workersWill(test.how)
 			go func() { r.done <- r.run() }()
 			syscall.Kill(int(r.shared.Worker.Load()), syscall.SIGKILL)
@@ -341,9 +332,7 @@ func TestMachineLetsNoneServe(t *testing.T) {
 // That no process can be started to stand by is said once, not at each attempt.
 func TestStandbyIsMissedOnce(t *testing.T) {
 	r := newRun(t, "serve")
-	if err := r.begin(false); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, r.begin(false))
 	var tried atomic.Int64
 	r.Worker = func(bool) *exec.Cmd {
 		tried.Add(1)
@@ -351,10 +340,7 @@ func TestStandbyIsMissedOnce(t *testing.T) {
 	}
 	go func() { r.done <- r.run() }()
 	wait.Until(t, "more attempts", func() bool { return tried.Load() > 2 })
-	r.ends()
-	if err := r.await(t); err != nil {
-		t.Error(err)
-	}
+	noError(t, r.end(t))
 	if text := r.log.String(); strings.Count(text, "no process stands by") != 1 {
 		t.Errorf("the log does not say once that no process stands by:\n%s", text)
 	}
@@ -364,9 +350,7 @@ func TestStandbyIsMissedOnce(t *testing.T) {
 func (r *run) startOne(t *testing.T) *workerProcess {
 	t.Helper()
 	p, err := r.supervisor.start(false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	t.Cleanup(p.kill)
 	return p
 }
@@ -378,16 +362,12 @@ func TestLateWorker(t *testing.T) {
 	const limit = 2 * lookEvery
 	r := newRun(t, "serve")
 	p := r.startOne(t)
-	if err := p.await(msgPrepared, startLimit, nothing); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, p.await(msgPrepared, startLimit, nothing))
 	if err := p.await(msgServing, limit, nothing); err == nil || !strings.Contains(err.Error(), "did not get ready within 100ms") {
 		t.Error(err)
 	}
 	p = r.startOne(t)
-	if err := p.await(msgPrepared, startLimit, nothing); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, p.await(msgPrepared, startLimit, nothing))
 	if err := p.await(msgServing, time.Hour, func() error { return errStopped }); err != errStopped {
 		t.Error(err)
 	}
@@ -400,9 +380,7 @@ func TestWorked(t *testing.T) {
 		p := &workerProcess{cmd: exec.Command("sh", "-c", script)}
 		p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		began := time.Now()
-		if err := p.cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, p.cmd.Start())
 		wait.Until(t, script, func() bool { return p.hasThread("R") != all })
 		var worked time.Duration
 		wait.Until(t, script, func() bool {
@@ -438,9 +416,7 @@ func TestHowAWorkerEnded(t *testing.T) {
 	// Of a process whose threads have not all ended, the first thread tells.
 	for script, want := range map[string]string{"kill -QUIT $$": "killed by signal 3", "exit 2": "exit status 2"} {
 		p := &workerProcess{cmd: exec.Command("sh", "-c", script), ended: make(chan struct{})}
-		if err := p.cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, p.cmd.Start())
 		wait.Until(t, "the end", p.isDying)
 		if got := p.howEnded(); got != want+"; threads of it still wait for a disk" {
 			t.Errorf("%s: %s", script, got)
@@ -452,22 +428,16 @@ func TestHowAWorkerEnded(t *testing.T) {
 // A message is received whole, with its file; a long one is cut.
 func TestMessages(t *testing.T) {
 	a, b, err := fdpass.Pair()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer a.Close()
 	defer b.Close()
 	ours, theirs := &socket{file: a}, &socket{file: b}
 	file, err := os.Open("/proc/version")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer file.Close()
 	long := strings.Repeat("x", 10_000)
 	for _, err := range []error{ours.send(msgPing, nil), ours.send(msgSnapshot, nil), ours.send(msgSnapshot, file), ours.send(long, nil)} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 	}
 	for _, want := range []string{msgPing, msgSnapshot, long[:4096]} { // a snapshot without a file is none
 		m, err := theirs.receive()
