@@ -12,7 +12,8 @@ import (
 )
 
 // A program built with the tag faults dies where a test wants it to. The environment variable BATCHFS_FAULTS is a list of
-// NAME:panic:N and NAME:kill:N: at failpoint NAME it panics, or is killed, one time in N on average.
+// NAME:panic:N, NAME:kill:N and NAME:abort:N: at failpoint NAME it panics, is killed as by another process, or ends by itself, one
+// time in N on average.
 func init() {
 	type fault struct {
 		how  string
@@ -32,8 +33,11 @@ func init() {
 		if !ok || rand.IntN(f.once) > 0 {
 			return
 		}
-		if f.how == "kill" {
+		switch f.how {
+		case "kill":
 			unix.Kill(os.Getpid(), unix.SIGKILL)
+		case "abort":
+			unix.Kill(os.Getpid(), unix.SIGABRT)
 		}
 		panic("BATCHFS_FAULTS: " + point)
 	}

@@ -19,6 +19,7 @@ import (
 	"batchfs/fs/fdpass"
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
+	"batchfs/internal/process"
 	"batchfs/internal/wait"
 )
 
@@ -127,11 +128,7 @@ func newRun(t *testing.T, how string) *run {
 	r.backOff, r.pingEvery = time.Microsecond, 100*time.Millisecond
 	t.Cleanup(func() {
 		r.ends()
-		for _, p := range []*workerProcess{r.worker, r.next} {
-			if p != nil {
-				p.kill()
-			}
-		}
+		r.killWorkers()
 		write.Close()
 		memory.Close()
 		shared.Close()
@@ -167,32 +164,32 @@ func (r *run) end(t *testing.T) error {
 }
 
 // children are the processes that this one has, but for those that have ended.
-func children(t *testing.T) (pids []string) {
-	t.Helper()
-	tasks, err := os.ReadDir("/proc/self/task")
-	noError(t, err)
-	for _, task := range tasks {
-		text, _ := os.ReadFile("/proc/self/task/" + task.Name() + "/children")
+func children() (pids []string) {
+	for _, thread := range process.Threads(os.Getpid()) {
+		text, _ := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/children", thread))
 		pids = append(pids, strings.Fields(string(text))...)
 	}
 	slices.Sort(pids)
 	return pids
 }
 
-// A worker that is killed is replaced by the one that stands by, and then another stands by.
-func TestKilledWorkerIsReplaced(t *testing.T) {
+// A worker that ends is replaced by the one that stands by, and then another stands by. Those that were not killed are counted.
+func TestEndedWorkerIsReplaced(t *testing.T) {
 	r := newRun(t, "serve")
 	r.start(t)
-	for range 3 {
-		wait.Until(t, "a process that stands by", func() bool { return len(children(t)) == 2 })
+	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGQUIT, syscall.SIGKILL} { // Go ends with status 2 of SIGQUIT
+		wait.Until(t, "a process that stands by", func() bool { return len(children()) == 2 })
 		first := int(r.shared.Worker.Load())
 		workers := r.shared.Workers.Load()
-		syscall.Kill(first, syscall.SIGKILL)
+		syscall.Kill(first, sig)
 		wait.Until(t, "another worker", func() bool { return r.shared.Workers.Load() > workers && int(r.shared.Worker.Load()) != first })
 	}
 	noError(t, r.end(t))
-	if text := r.log.String(); strings.Count(text, `why="killed by signal 9"`) != 3 {
-		t.Errorf("the log does not say three times what it died of:\n%s", text)
+	if text := r.log.String(); strings.Count(text, `why="killed by signal 9"`) != 2 || strings.Count(text, `why="exit status 2"`) != 1 {
+		t.Errorf("the log does not say how each ended:\n%s", text)
+	}
+	if n := r.shared.Crashes.Load(); n != 1 {
+		t.Errorf("%d crashes, want 1", n)
 	}
 }
 
@@ -266,9 +263,9 @@ func TestRestartInTheGracePeriod(t *testing.T) {
 func TestGivingUp(t *testing.T) {
 	r := newRun(t, "serve")
 	r.start(t)
-	wait.Until(t, "a process that stands by", func() bool { return len(children(t)) == 2 })
+	wait.Until(t, "a process that stands by", func() bool { return len(children()) == 2 })
 	r.workersWill("end when it serves")
-	for _, child := range children(t) {
+	for _, child := range children() {
 		var pid int
 		fmt.Sscan(child, &pid)
 		syscall.Kill(pid, syscall.SIGKILL)
