@@ -10,6 +10,7 @@ import (
 	"bytes"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -98,20 +99,10 @@ func (s *Shared) NewConnection() {
 		s.Sequences[n+1].lookups.Store(0)
 	}
 	s.names.forgotten.Store(s.names.noted.Load())
-	s.lookups.request.Store(0)
-	for i := range s.lookups.counted {
-		s.lookups.counted[i].Store(0)
-	}
 	s.assigning.id.Store(0)
-	for i := range s.assignments {
-		s.assignments[i].id.Store(0)
-	}
-	for i := range s.unfinished {
-		s.unfinished[i].fh.Store(0)
-	}
 	s.Acquit()
-	for i := range s.attempts {
-		s.attempts[i].id.Store(0)
+	for _, ofRequests := range []section{sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.lookups), sectionAt(&s.attempts)} {
+		clear(unsafe.Slice((*byte)(*ofRequests.field), ofRequests.bytes))
 	}
 }
 
