@@ -47,7 +47,7 @@ func SetReadAhead(device string) error {
 }
 
 // Connect mounts a FUSE filesystem on an empty directory, to be served later, and returns the mount and the connection (/dev/fuse).
-// The path is absolute and without symbolic links: none is followed, should somebody put one there. The mount's source in the
+// The path is absolute and without symbolic links: none is followed. The mount's source in the
 // kernel's table names this process: it is the mount's supervisor. With allowOther, users other than this one may read. The error
 // names what is missing and what helps; nothing is mounted then.
 func Connect(mountpoint string, allowOther bool) (*Mounted, *os.File, error) {
@@ -220,7 +220,7 @@ func (m *Mounted) Unmount(force bool) error {
 			unix.Close(parent)
 			err = fmt.Errorf("another filesystem is mounted over it: %w", unix.EBUSY)
 		}
-		if try == tries { // until then, somebody may have moved the directory meanwhile
+		if try == tries { // until then, the directory may have been moved meanwhile
 			return fmt.Errorf("cannot unmount %s: %w", m.Mountpoint, err)
 		}
 	}

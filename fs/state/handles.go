@@ -25,7 +25,7 @@ type Read struct {
 	Span
 }
 
-// Handles hands out handles and batch numbers to the requests of the worker that serves. It is safe for concurrent use.
+// Handles assigns handles and batch numbers to the requests of the worker that serves. It is safe for concurrent use.
 //
 // Lock order: mu is taken last, after every lock of package fs.
 type Handles struct {
@@ -130,12 +130,12 @@ func (h *Handles) Release(fh uint64) {
 	h.free = append(h.free, uint32(fh%MaxHandles))
 }
 
-// isFree says whether no open handle has number fh, of which s is the slot.
+// isFree says whether no open handle has number fh, whose slot is s.
 func (s *slot) isFree(fh uint64) bool {
 	return s.opens.Load() != fh/MaxHandles || s.sequence.Load() == 0
 }
 
-// ErrRanges is the error of a reader that jumps about in a batch too much.
+// ErrRanges is the error of a reader that reads a batch in too many ranges.
 var ErrRanges = fmt.Errorf("a batch of next was read in more than %d ranges that do not touch: read it in order, or in larger reads", maxRanges)
 
 // ErrOutdated is the error of a reader that is in the middle of a batch whose tokens changed.
@@ -147,14 +147,14 @@ var errClosed = fmt.Errorf("the handle was closed (%w)", syscall.ESTALE)
 // first read, and once each byte of the handle's batch was delivered. added says whether the request delivers bytes that were not
 // delivered before; GiveBack wants to know. Idempotent: a request that is sent again gets the number it got first.
 //
-// Bytes count as delivered when they are asked for, because the reader's next request may come before the answer is sent. Of a
-// batch that was delivered some bytes may be read once more: see isAgain.
+// Bytes count as delivered when they are requested, because the reader may send its next request before the answer is sent. Some
+// bytes of a delivered batch may be read once more: see isAgain.
 //
-// A thread that is in the middle of a read(2) that the kernel cut goes on with its batch, whatever other threads that share the
-// handle read meanwhile: a read(2) of the beginning by another thread takes another number.
+// The kernel cuts a long read(2) into requests, which all get one batch, whatever other threads that share the handle read meanwhile:
+// when another thread reads the beginning, it takes another number.
 //
 // The error is ErrOutdated in the middle of a batch of another version, which can then be read again from its beginning;
-// ErrRanges; or that of a handle that is closed, which a request that was answered long ago may have.
+// ErrRanges; or errClosed, because a request that was answered long ago may be sent again.
 func (h *Handles) AssignBatch(r Read) (k uint64, added bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -255,8 +255,8 @@ func (h *Handles) mayBeginAgain(s *slot, r Read) bool {
 	return ranges[0].to <= r.end() || s.flags.Load()&told != 0 && r.Off == 0 && ranges[0].from == 0
 }
 
-// isAgain says whether r may read a batch that was delivered. C's stdio reads blocks: it may read one of which it needs a part,
-// and later the block again. And to learn the size of a file, it reads the block at its end before it reads all blocks.
+// isAgain says whether r may read a batch that was delivered. C's stdio reads blocks: it may need a part of one, and read the block
+// again later. And to learn the size of a file, it reads the last block before it reads all blocks.
 func (s *slot) isAgain(r Read) bool {
 	off, from, to := uint64(r.Off), s.lastFrom.Load(), s.lastTo.Load()
 	return off > 0 && (from <= off && uint64(r.end()) <= to || off == to && r.PastEnd && s.lastThread.Load() == r.Thread)
@@ -317,8 +317,8 @@ func (h *Handles) finish(s *slot) {
 	s.flags.Store(s.flags.Load()&(tentative|hasUnfinished) | holds | version<<versionShift)
 }
 
-// GiveBack notes that r, a request for batch k, has failed, and what AssignBatch said that it added is to be delivered still. A
-// batch that no other request read goes to the next reader instead, unless another number was taken meanwhile.
+// GiveBack notes that r, a request for batch k, has failed: what it added, as AssignBatch said, was not delivered. A batch that no
+// other request read goes to the next reader instead, unless another number was taken meanwhile.
 func (h *Handles) GiveBack(r Read, k uint64, added bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -326,7 +326,7 @@ func (h *Handles) GiveBack(r Read, k uint64, added bool) {
 	switch {
 	case s.isFree(r.FH):
 		return
-	case s.number.Load() != k: // another thread has gone on
+	case s.number.Load() != k: // another thread has the handle now
 		if r.Off > 0 {
 			h.noteUnfinished(r.Thread, r.Off, r.FH, k, r.Version) // the thread may try again
 		}
@@ -343,7 +343,7 @@ func (h *Handles) GiveBack(r Read, k uint64, added bool) {
 	} else if s.thread.Load() == r.Thread {
 		s.cut.Store(0)
 	}
-	s.counted.Store(0) // the same request may go on with other tokens
+	s.counted.Store(0) // the same request may try again with other tokens
 	if q := &h.shared.Sequences[s.sequence.Load()]; s.reads.Add(^uint64(0)) == 0 && q.Cursor.Load() == k+1 && s.flags.Load()&passed == 0 {
 		for i := range h.shared.assignments { // or the same request, sent again, would get it
 			if a := &h.shared.assignments[i]; a.id.Load() == s.holder.Load() || a.id.Load() == r.ID&^Resent {
@@ -356,8 +356,8 @@ func (h *Handles) GiveBack(r Read, k uint64, added bool) {
 	}
 }
 
-// giveBack lowers the cursor to a number that nobody holds if no later one is held, and to those below it that were given back
-// before while it was held. Handles are closed in any order.
+// giveBack lowers the cursor to a number that no handle holds if no later one is held, and further to those below it that were given
+// back while it was held. Handles are closed in any order.
 func (q *Entry) giveBack(number uint64) {
 	for ; q.Cursor.Load() == number+1; number-- {
 		q.Cursor.Store(number)
@@ -366,7 +366,7 @@ func (q *Entry) giveBack(number uint64) {
 			return
 		}
 	}
-	lowest := &q.abandoned[0] // of which the later ones are held for longest; 0 is free
+	lowest := &q.abandoned[0] // the numbers after it are held for longest; 0 is free
 	for i := range q.abandoned {
 		if a := &q.abandoned[i]; a.Load() < lowest.Load() {
 			lowest = a

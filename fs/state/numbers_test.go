@@ -161,8 +161,10 @@ func TestNumbers(t *testing.T) {
 			{id: 1, to: 4, thread: 1}, {id: 2, from: 4, to: 8, thread: 2}, {id: 3, from: 8, thread: 3},
 		}, 1, 0},
 
-		"a seek": {[]step{{}, {fh: 2, to: 6, want: 1}, {do: "seek", want: 100}, {do: "seek", want: 50}, {fh: 2, from: 6, want: 1}, {want: 50}, {want: 51},
-			{do: "seek"}, {}}, 1, 0},
+		"a seek": {[]step{
+			{}, {fh: 2, to: 6, want: 1}, {do: "seek", want: 100}, {do: "seek", want: 50}, {fh: 2, from: 6, want: 1}, {want: 50}, {want: 51},
+			{do: "seek"}, {},
+		}, 1, 0},
 		// A batch that is given back after a seek does not undo it.
 		"given back after a seek": {[]step{
 			{fh: 2, looks: true, to: 6}, {id: 1, want: 1}, {fh: 3, looks: true, to: 6, want: 2}, {do: "release", fh: 2}, {do: "seek", want: 1},

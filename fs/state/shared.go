@@ -32,10 +32,10 @@ func (e *Entry) Name() string { return getText(e.name[:]) }
 // User is the id of the user who looked the sequence up first.
 func (e *Entry) User() uint32 { return uint32(e.user.Load()) }
 
-// Fault is the last error, up to 512 bytes of it, or empty.
+// Fault is the last error, cut to 512 bytes, or empty.
 func (e *Entry) Fault() string { return getText(e.fault[:]) }
 
-// SetFault notes the last error. The caller serialises calls, and those of Fault.
+// SetFault notes the last error. The caller serialises SetFault and Fault.
 func (e *Entry) SetFault(text string) { setText(e.fault[:], text) }
 
 // Moved says whether the cursor is not where it began: such a sequence is never forgotten, because a number must never come
@@ -106,7 +106,7 @@ func (s *Shared) NewConnection() {
 	}
 }
 
-// Monotonic is the time in nanoseconds by a clock that all processes of a host share and that nobody sets.
+// Monotonic is the time in nanoseconds by a clock that all processes of a host share, and that cannot be set.
 func Monotonic() int64 {
 	var now unix.Timespec
 	unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
@@ -116,8 +116,7 @@ func Monotonic() int64 {
 // Silent is how long ago the worker last answered the supervisor, which asks every second.
 func (s *Shared) Silent() time.Duration { return time.Duration(Monotonic() - s.Heartbeat.Load()) }
 
-// Waiting tells of each sequence whose token files have not answered for more than a second how long its longest request
-// has waited.
+// Waiting returns how long the longest request has waited, for each sequence whose token files have not answered for more than a second.
 func (s *Shared) Waiting() map[string]time.Duration {
 	waiting := map[string]time.Duration{}
 	for n := range s.SequencesUsed() {

@@ -128,7 +128,7 @@ func (s *supervisor) remount() error {
 		return err
 	}
 	if now == nil {
-		return errStopped // somebody unmounted it under its readers
+		return errStopped // it was unmounted under its readers
 	}
 	if err := now.Unmount(true); err != nil {
 		return err

@@ -163,7 +163,7 @@ func (r *run) end(t *testing.T) error {
 	return r.await(t)
 }
 
-// children are the processes that this one has, but for those that have ended.
+// children are the processes that this one has, without those that have ended.
 func children() (pids []string) {
 	for _, thread := range process.Threads(os.Getpid()) {
 		text, _ := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/children", thread))

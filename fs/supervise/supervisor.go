@@ -22,11 +22,11 @@ import (
 
 // Options are what a supervisor depends on.
 type Options struct {
-	// Connection is that of a mount that somebody else made, as mount.HandedOver returns it, or nil to mount. Run closes it.
+	// Connection is the connection of a mount that another process made, as mount.HandedOver returns it, or nil to mount. Run closes it.
 	Connection *os.File
 	AllowOther bool // users other than the one that mounts may read, as far as the files' permissions let them
-	// Worker returns the command of a worker, a process that calls ConnectSupervisor. The supervisor hands it descriptors; those of
-	// the command itself begin at ExtraFd. reload asks for a worker that reads the program and the configuration as they are now.
+	// Worker returns the command of a worker, a process that calls ConnectSupervisor. The supervisor adds descriptors; the command's
+	// own begin at ExtraFd. reload asks for a worker that reads the program and the configuration as they are now.
 	Worker   func(reload bool) *exec.Cmd
 	Snapshot *os.File         // what the first worker begins from; Run closes it
 	Restart  <-chan os.Signal // replaces the worker
@@ -75,8 +75,8 @@ const (
 	maxMessages = 64
 	// A worker that gets ready may work for so long.
 	startLimit = 20 * time.Second
-	// The supervisor looks this often for what no message tells: that a worker has ended whose threads cannot be killed, and keep
-	// its socket open; and, in the grace period, that no file is open any more.
+	// The supervisor looks this often for what no message tells: whether the worker has ended, and threads that cannot be killed keep
+	// its socket open; and, in the grace period, whether files are still open.
 	lookEvery = 50 * time.Millisecond
 	// A worker that has served for so long did not fail at once, also if there was no request to answer.
 	settled = 200 * time.Millisecond
@@ -94,9 +94,8 @@ func newSupervisor(o Options, mounted *mount.Mounted, connection *os.File, share
 	}
 }
 
-// Run mounts at an absolute path and sees to it that a worker serves until the mount ends, whoever ends it. The error is nil if
-// the mount was unmounted, or Stop asked for its end. A mount that somebody else made is left to them: when the connection ends, its
-// readers get errors.
+// Run mounts at an absolute path and has a worker serve until the mount ends. The error is nil if the mount was unmounted, or Stop
+// asked for its end. Run does not unmount what another process made: when the connection ends, its readers get errors.
 func Run(mountpoint string, o Options) error {
 	// The kernel kills a worker when the thread that started it ends.
 	runtime.LockOSThread()

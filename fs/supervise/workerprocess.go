@@ -71,9 +71,9 @@ func errLate(limit time.Duration) error {
 	return fmt.Errorf("the process that was to serve did not get ready within %v", limit)
 }
 
-// worked returns how much of a while that has passed this process could work in. If the machine keeps its threads waiting for a
-// processor, that is only the processor time that it got; otherwise all of the while, also if it waited for something else. So
-// a machine that is busy, or that gives a process a part of a processor only, makes no worker late, and one that hangs is late.
+// worked returns how long this process could work in a while that has passed. If its threads wait for a processor, that is only the
+// processor time that it got; otherwise the whole while, also if it waited for something else. So a busy machine, or a small share of
+// a processor, makes no worker late, and a worker that hangs is late.
 func (p *workerProcess) worked(while time.Duration) time.Duration {
 	stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid))
 	if err != nil {
@@ -160,7 +160,7 @@ func (p *workerProcess) howEnded() string {
 	return words
 }
 
-// status is that of a process that was killed or has ended by itself. whole says whether all of its threads have ended.
+// status is how a process ended that was killed or has ended by itself. whole says whether all its threads have ended.
 func (p *workerProcess) status() (status syscall.WaitStatus, whole bool) {
 	select {
 	case <-p.ended:
