@@ -326,23 +326,6 @@ func TestMachineLetsNoneServe(t *testing.T) {
 	}
 }
 
-// That no process can be started to stand by is said once, not at each attempt.
-func TestStandbyIsMissedOnce(t *testing.T) {
-	r := newRun(t, "serve")
-	noError(t, r.begin(false))
-	var tried atomic.Int64
-	r.Worker = func(bool) *exec.Cmd {
-		tried.Add(1)
-		return exec.Command("/dev/null")
-	}
-	go func() { r.done <- r.run() }()
-	wait.Until(t, "more attempts", func() bool { return tried.Load() > 2 })
-	noError(t, r.end(t))
-	if text := r.log.String(); strings.Count(text, "no process stands by") != 1 {
-		t.Errorf("the log does not say once that no process stands by:\n%s", text)
-	}
-}
-
 // startOne starts one worker of a supervisor that runs nothing else.
 func (r *run) startOne(t *testing.T) *workerProcess {
 	t.Helper()
@@ -414,7 +397,7 @@ func TestHowAWorkerEnded(t *testing.T) {
 	for script, want := range map[string]string{"kill -QUIT $$": "killed by signal 3", "exit 2": "exit status 2"} {
 		p := &workerProcess{cmd: exec.Command("sh", "-c", script), ended: make(chan struct{})}
 		noError(t, p.cmd.Start())
-		wait.Until(t, "the end", p.isDying)
+		wait.Until(t, "the end", func() bool { _, is := p.isDying(); return is })
 		if got := p.howEnded(); got != want+"; threads of it still wait for a disk" {
 			t.Errorf("%s: %s", script, got)
 		}

@@ -62,8 +62,7 @@ type supervisor struct {
 	pingEvery   time.Duration
 	silentLimit time.Duration // a worker hangs that could work for so long and did not answer a ping
 
-	next    *workerProcess // that can replace the worker, or soon will, or nil
-	isAlone bool           // it is logged that no process stands by
+	next *workerProcess // that can replace the worker, or soon will, or nil
 
 	ending      time.Time // end of the grace period; zero: the mount should not end
 	isWarned    bool      // it is logged that files are open
@@ -231,8 +230,9 @@ func (s *supervisor) ping() error {
 
 // look handles what no message tells.
 func (s *supervisor) look() error {
+	_, isDying := s.worker.isDying()
 	switch {
-	case s.worker.isDying():
+	case isDying:
 		return s.replace(nil)
 	case s.next != nil && !s.next.isPrepared && s.next.isLate(startLimit):
 		s.drop(errLate(startLimit))

@@ -166,11 +166,18 @@ func (p *workerProcess) status() (status syscall.WaitStatus, whole bool) {
 	case <-p.ended:
 		return p.cmd.ProcessState.Sys().(syscall.WaitStatus), true
 	default:
-		if stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid)); err == nil && stat.State == 'Z' {
-			return stat.Ended, false
-		}
-		return syscall.WaitStatus(syscall.SIGKILL), false
 	}
+	status, isDying := p.isDying()
+	if !isDying {
+		status = syscall.WaitStatus(syscall.SIGKILL)
+	}
+	return status, false
+}
+
+// isDying says whether the first thread has ended, and how, and others have not.
+func (p *workerProcess) isDying() (syscall.WaitStatus, bool) {
+	stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid))
+	return stat.Ended, err == nil && stat.State == 'Z'
 }
 
 const (
@@ -210,10 +217,4 @@ func (p *workerProcess) hasThread(states string) bool {
 		stat, err := process.ReadStat(fmt.Sprintf("%s/task/%d", process.Dir(pid), thread))
 		return err == nil && strings.IndexByte(states, stat.State) >= 0
 	})
-}
-
-// isDying says whether the first thread has ended and others have not.
-func (p *workerProcess) isDying() bool {
-	stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid))
-	return err == nil && stat.State == 'Z'
 }
