@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"batchfs/internal/process"
 )
 
 // Whether somebody has a file open for writing, as the kernel says when it is asked for a lease: it refuses one while somebody
@@ -103,23 +101,25 @@ func (a *Array) Unwritten() (unknownOf string, err error) {
 // writerOf names a process that has a file open, or mapped, for writing.
 func writerOf(path string, id Identity) string {
 	real, _ := filepath.EvalSymlinks(path)
-	for _, pid := range process.All() {
-		if writes(process.Dir(pid), real, id) {
-			return process.Describe(pid)
+	processes, _ := filepath.Glob("/proc/[0-9]*")
+	for _, process := range processes {
+		if writes(process, real, id) {
+			comm, _ := os.ReadFile(process + "/comm")
+			return fmt.Sprintf("process %s (%s)", filepath.Base(process), strings.TrimSpace(string(comm)))
 		}
 	}
 	return fmt.Sprintf("a process that batchfs may not see (as root, fuser -v %s names it)", path)
 }
 
-// writes reports whether a process, of which dir is its directory in /proc, has a file open for writing or mapped to write to it.
-func writes(dir, path string, id Identity) bool {
-	open, _ := os.ReadDir(dir + "/fd")
+// writes reports whether a process, a directory of /proc, has a file open for writing or mapped to write to it.
+func writes(process, path string, id Identity) bool {
+	open, _ := os.ReadDir(process + "/fd")
 	for _, fd := range open {
 		var st unix.Stat_t
-		if unix.Stat(dir+"/fd/"+fd.Name(), &st) != nil || uint64(st.Dev) != id.Dev || st.Ino != id.Ino {
+		if unix.Stat(process+"/fd/"+fd.Name(), &st) != nil || uint64(st.Dev) != id.Dev || st.Ino != id.Ino {
 			continue
 		}
-		info, _ := os.ReadFile(dir + "/fdinfo/" + fd.Name())
+		info, _ := os.ReadFile(process + "/fdinfo/" + fd.Name())
 		_, flags, _ := strings.Cut(string(info), "flags:")
 		if fields := strings.Fields(flags); len(fields) > 0 {
 			if mode, _ := strconv.ParseInt(fields[0], 8, 64); mode&unix.O_ACCMODE != unix.O_RDONLY {
@@ -127,7 +127,7 @@ func writes(dir, path string, id Identity) bool {
 			}
 		}
 	}
-	maps, _ := os.ReadFile(dir + "/maps")
+	maps, _ := os.ReadFile(process + "/maps")
 	for line := range strings.Lines(string(maps)) {
 		// from-to rw-s offset device inode path; the device may be another than that of stat
 		fields := strings.Fields(line)

@@ -53,7 +53,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []*Sequence, o Options
 		go t.invalidate(server)
 	}
 	go func() {
-		w.AnswerPings(t.checkLocks)
+		w.AnswerPings(t.passLocks)
 		stop <- supervise.ErrReplaced
 	}()
 	o.Log.Debug("this process serves", "pid", os.Getpid(), "workers", w.Shared.Workers.Load())

@@ -134,9 +134,9 @@ func (t *tree) memoryUse(o Options) memoryUse {
 	return m
 }
 
-// checkLocks takes and releases each lock that requests need. It blocks if one is never released.
-func (t *tree) checkLocks() {
-	t.handles.CheckLock()
+// passLocks takes and releases each lock that requests need. It blocks if one is never released.
+func (t *tree) passLocks() {
+	t.handles.Pass()
 	for _, mu := range []*sync.Mutex{&t.sequences.mu, &t.prefetcher.mu, &t.deadlines.mu, &t.texts.mu, &t.turns.mu, &t.places.mu} {
 		mu.Lock()
 		mu.Unlock() //lint:ignore SA2001 only whether it can be taken matters

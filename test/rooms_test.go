@@ -15,7 +15,7 @@ func TestRooms(t *testing.T) {
 		"cache/array":  nil,
 		"cache/store":  nil,
 		"cache/blocks": {"cache/store"},
-		"cache":        {"cache/array", "cache/blocks", "cache/store", "internal/process"},
+		"cache":        {"cache/array", "cache/blocks", "cache/store"},
 		"sampler":      {"cache", "cache/array"},
 		"fs/failpoint": nil,
 		"fs/state":     {"fs/failpoint"},

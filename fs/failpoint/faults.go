@@ -12,8 +12,7 @@ import (
 )
 
 // A program built with the tag faults dies where a test wants it to. The environment variable BATCHFS_FAULTS is a list of
-// NAME:panic:N, NAME:kill:N and NAME:abort:N: at failpoint NAME it panics, is killed as by another process, or ends by itself, one
-// time in N on average.
+// NAME:panic:N, NAME:kill:N and NAME:abort:N: at failpoint NAME it panics, is killed, or ends by itself, one time in N on average.
 func init() {
 	type fault struct {
 		how  string
@@ -38,6 +37,7 @@ func init() {
 			unix.Kill(os.Getpid(), unix.SIGKILL)
 		case "abort":
 			unix.Kill(os.Getpid(), unix.SIGABRT)
+			select {}
 		}
 		panic("BATCHFS_FAULTS: " + point)
 	}

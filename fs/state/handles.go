@@ -59,8 +59,8 @@ func (h *Handles) cursor(s *slot) *atomic.Uint64 {
 	return &h.shared.Sequences[s.sequence.Load()].Cursor
 }
 
-// CheckLock takes and releases the lock. It blocks if a request never releases it.
-func (h *Handles) CheckLock() {
+// Pass takes and releases the lock. It blocks if a request never releases it.
+func (h *Handles) Pass() {
 	h.mu.Lock()
 	h.mu.Unlock() //lint:ignore SA2001 only whether it can be taken matters
 }
