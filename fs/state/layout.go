@@ -44,7 +44,7 @@ type mount struct {
 	Closing   atomic.Uint32 // not 0: files are opened no more; the supervisor's
 	Worker    atomic.Int64  // the process that serves
 	Workers   atomic.Uint64 // how many have served, this one included
-	Crashes   atomic.Uint64 // how many ended by themselves: nothing outside killed them; the supervisor's
+	Crashes   atomic.Uint64 // how many ended by themselves, or hung, and were not killed from outside; the supervisor's
 	Heartbeat atomic.Int64  // when the worker last answered the supervisor, in Monotonic time; the supervisor's
 
 	Init      Note // the kernel's first request, which it sends once a connection

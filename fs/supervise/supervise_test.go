@@ -209,7 +209,7 @@ func TestHangingWorkerIsReplaced(t *testing.T) {
 	for ; r.worker == first; pings++ {
 		noError(t, r.ping())
 	}
-	if text := r.log.String(); pings != 4 || !strings.Contains(text, `why="it did not answer"`) {
+	if text := r.log.String(); pings != 4 || r.shared.Crashes.Load() != 1 || !strings.Contains(text, `why="it did not answer"`) {
 		t.Errorf("replaced at ping %d:\n%s", pings, text)
 	}
 }

@@ -221,6 +221,7 @@ func (s *supervisor) received(m message, ok bool) error {
 // process may have been stopped for a while, and of a ping only what the worker could work.
 func (s *supervisor) ping() error {
 	if s.silent += s.worker.worked(s.pingEvery); s.silent > s.silentLimit {
+		s.shared.Crashes.Add(1)
 		return s.replace(errors.New("it did not answer"))
 	}
 	s.worker.socket.send(msgPing, nil) // an error means that it has ended, which its socket tells too
