@@ -38,8 +38,8 @@ func Send(socket *os.File, message []byte, file *os.File) error {
 	return errors.Join(controlErr, err)
 }
 
-// Receive waits for a message, of which it returns as much as buf holds: nothing when the other end is closed. file came with the
-// message, or is nil, also if this process had no free descriptor.
+// Receive waits for a message, and reads as much as buf holds: n is 0 when the other end is closed. file is the one that was sent with
+// it, or nil, also if this process had no free descriptor.
 func Receive(socket *os.File, buf []byte) (n int, file *os.File, err error) {
 	conn, err := socket.SyscallConn()
 	if err != nil {

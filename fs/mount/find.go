@@ -18,25 +18,16 @@ import (
 	"batchfs/internal/process"
 )
 
-// A mountSource is the source of a mount in the kernel's table, batchfs:PID:BEGAN:NAMESPACE: the supervisor's process id, when it
-// began, in clock ticks since the host did, because ids are used again, and the inode number of the PID namespace in which it has
-// that id. So the supervisor is found without touching the mount.
-type mountSource struct {
-	pid              int
-	began, namespace uint64
-}
-
-func (s mountSource) String() string {
-	return fmt.Sprintf("batchfs:%d:%d:%d", s.pid, s.began, s.namespace)
-}
-
-func self() (mountSource, error) {
+// self is the source, in the kernel's table, of a mount that this process keeps, batchfs:PID:BEGAN:NAMESPACE: its id, when it began,
+// in clock ticks since the host did, because ids are used again, and the inode number of the PID namespace in which it has that id.
+// So the supervisor is found without touching the mount.
+func self() (source string, err error) {
 	if foreignProc() {
-		return mountSource{}, errors.New("/proc is that of another PID namespace than this process is in, and batchfs needs one that shows " +
+		return "", errors.New("/proc is that of another PID namespace than this process is in, and batchfs needs one that shows " +
 			"its own processes: mount -t proc proc /proc, or unshare --mount-proc")
 	}
 	stat, err := process.ReadStat("/proc/self")
-	return mountSource{os.Getpid(), stat.Began, pidNamespace()}, err
+	return fmt.Sprintf("batchfs:%d:%d:%d", os.Getpid(), stat.Began, pidNamespace()), err
 }
 
 // foreignProc says whether processes have other ids in /proc than for this process.
@@ -60,9 +51,9 @@ type Mounted struct {
 	Supervisor int    // id of the process that keeps the mount, or kept it
 	Owner      int    // id of the user that mounted
 	AllowOther bool   // other users may enter
-	HandedOver bool   // somebody else mounted: the supervisor cannot unmount
+	HandedOver bool   // another process mounted: the supervisor cannot unmount
 	began      uint64 // when that process began
-	namespace  uint64 // in which the process has its id; 0: nobody knows
+	namespace  uint64 // the PID namespace of that id, or 0 if it is not known
 	source     string // in the kernel's table
 	id         int    // of the mount
 }
@@ -115,13 +106,13 @@ func find(wanted func(*mountinfo.Info) bool) (all []*Mounted, err error) {
 // ErrDead says that the supervisor of a mount is gone.
 var ErrDead = errors.New("the mount is dead: the process that kept it is gone")
 
-// ErrElsewhere says that nothing can be said of the supervisor of a mount from here.
+// ErrElsewhere says that the supervisor of a mount cannot be seen from here.
 var ErrElsewhere = errors.New("the process that keeps the mount is in another PID namespace, that of the host or of a container: " +
 	"run this there, with its /proc")
 
-// Alive returns ErrDead if the supervisor is gone, and ErrElsewhere if processes here have other ids than it knew. Anybody can let a
-// mount of theirs name any process as its supervisor. So it is gone too if that process is another user's, or does not hold the
-// memory of a mount, as far as this user may look.
+// Alive returns ErrDead if the supervisor is gone, and ErrElsewhere if processes here have other ids than it knew. Users can forge a
+// mount's source. So the supervisor is gone too if the process that it names is another user's, or does not hold the memory of a mount,
+// as far as this user may look.
 func (m *Mounted) Alive() error {
 	if err := m.verify(); !errors.Is(err, os.ErrPermission) {
 		return err
@@ -129,7 +120,7 @@ func (m *Mounted) Alive() error {
 	return nil
 }
 
-// verify is Alive for those that would touch the supervisor: that this user may not look is an error too.
+// verify is Alive for commands that would touch the supervisor: that this user may not look is an error too.
 func (m *Mounted) verify() error {
 	if foreignProc() || m.namespace != 0 && m.namespace != pidNamespace() {
 		return ErrElsewhere
@@ -183,7 +174,7 @@ func (m *Mounted) Pidfd() (int, error) {
 	return fd, nil
 }
 
-// Dead says whether nobody will ever serve the mount again. It asks the mount, and waits a second for the answer.
+// Dead says whether no process will ever serve the mount again. It asks the mount, and waits a second for the answer.
 func (m *Mounted) Dead() bool {
 	asked := make(chan error, 1)
 	go func() {
@@ -213,7 +204,7 @@ func (m *Mounted) Users() (users []string) {
 	return users
 }
 
-// uses are how a process uses files of the mount, and which. None of them is touched.
+// uses are how a process uses files of the mount, and which. No file is touched.
 func (m *Mounted) uses(proc string) (all []string) {
 	for link, how := range map[string]string{"cwd": "works in ", "root": "is rooted in "} {
 		path, err := os.Readlink(proc + "/" + link)
@@ -240,8 +231,8 @@ func (m *Mounted) uses(proc string) (all []string) {
 	return slices.Compact(all)
 }
 
-// Places says in words where the filesystem is mounted: here, and in other mount namespaces, of each of which it names a process.
-// It knows those of the processes that this user may look at.
+// Places says in words where the filesystem is mounted: here, and in the mount namespaces of other processes, one named for each, as
+// far as this user may look at them.
 func (m *Mounted) Places() (places []string) {
 	ours, _ := os.Readlink("/proc/self/ns/mnt")
 	namespaces := map[string]bool{}
@@ -291,9 +282,8 @@ func (m *Mounted) state(flag int, mapped func(*os.File) (*state.Shared, error)) 
 	return mapped(file)
 }
 
-// Snapshot opens what the supervisor gives to new workers: the file that dataset.ReadSnapshot reads. It is that of the worker
-// that serves, or of its predecessor for as long as the supervisor takes to hear of a newer one. Only the user that mounted, and
-// root, may.
+// Snapshot opens what the supervisor gives to new workers: the file that dataset.ReadSnapshot reads. It is the one of the worker that
+// serves, or of its predecessor until the supervisor receives a newer one. Only the user that mounted, and root, may.
 func (m *Mounted) Snapshot() (*os.File, error) { return m.open("batchfs-snapshot", os.O_RDONLY) }
 
 // open opens a file in memory that the supervisor holds, by its name.
@@ -301,6 +291,10 @@ func (m *Mounted) open(name string, flag int) (*os.File, error) {
 	if err := m.Alive(); err != nil {
 		return nil, err
 	}
+	return m.openMemory(name, flag)
+}
+
+func (m *Mounted) openMemory(name string, flag int) (*os.File, error) {
 	file, err := m.memory(name)
 	if err != nil {
 		return nil, err

@@ -14,8 +14,8 @@ import (
 	"batchfs/internal/process"
 )
 
-// HandedOver returns the connection of a mount that somebody else made, and handed to this process as a descriptor. The error says
-// what is wrong with the descriptor, and what helps.
+// HandedOver returns the connection of a mount that another process made, and handed over as a descriptor. The error says what is
+// wrong with the descriptor, and what helps.
 func HandedOver(fd int) (*os.File, error) {
 	var st unix.Stat_t
 	switch err := unix.Fstat(fd, &st); {
@@ -50,14 +50,13 @@ func HandedOver(fd int) (*os.File, error) {
 // ErrServed says that a connection cannot be served from its beginning.
 var ErrServed = errors.New("a process serves this mount already, or did: unmount it, mount again, and hand over the new descriptor")
 
-// Adopt notes in the state of a mount that somebody else made that this process is its supervisor. The mountpoint is as readers see it.
-// It need not exist here, and is not touched.
+// Adopt notes in the state of a mount that was handed over that this process is its supervisor. The mountpoint is the path that readers
+// see. It need not exist here, and is not touched.
 func Adopt(mountpoint string, shared *state.Shared) (*Mounted, error) {
-	self, err := self()
+	source, err := self()
 	if err != nil {
 		return nil, err
 	}
-	source := self.String()
 	shared.HandedOver.Set([]byte(source + " " + mountpoint))
 	return handedOver(source, mountpoint)
 }
@@ -77,8 +76,8 @@ func handedOver(source, mountpoint string) (*Mounted, error) {
 	return m, nil
 }
 
-// FindHandedOver returns the mount that a path lies in, if somebody else made it and handed it over to a supervisor of this user, or
-// nil. It goes by the mountpoint that the supervisor was told, and touches no mount.
+// FindHandedOver returns the mount that a path lies in, if it was handed over to a supervisor of this user, or nil. It compares the
+// path with what the supervisor was told, and touches no mount.
 func FindHandedOver(path string) (found *Mounted) {
 	for _, pid := range process.All() {
 		if info, err := os.Stat(process.Dir(pid)); err != nil || int(info.Sys().(*syscall.Stat_t).Uid) != os.Geteuid() {
@@ -96,18 +95,9 @@ func FindHandedOver(path string) (found *Mounted) {
 	return found
 }
 
-// handedOverTo returns what Adopt noted in the state that a process holds, or "".
+// handedOverTo returns what Adopt noted in the state that a process of this user holds, or "".
 func handedOverTo(pid int) string {
-	user, err := process.User(pid)
-	if err != nil {
-		return ""
-	}
-	named, err := (&Mounted{Supervisor: pid, Owner: int(user.Uid)}).memory(stateMemory)
-	if err != nil {
-		return ""
-	}
-	defer named.Close()
-	file, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", named.Fd()))
+	file, err := (&Mounted{Supervisor: pid, Owner: os.Geteuid()}).openMemory(stateMemory, os.O_RDONLY)
 	if err != nil {
 		return ""
 	}

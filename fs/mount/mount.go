@@ -47,7 +47,7 @@ func SetReadAhead(device string) error {
 }
 
 // Connect mounts a FUSE filesystem on an empty directory, to be served later, and returns the mount and the connection (/dev/fuse).
-// The path is absolute and without symbolic links: none is followed, should somebody put one there. The mount's source in the
+// The path is absolute and without symbolic links: none is followed. The mount's source in the
 // kernel's table names this process: it is the mount's supervisor. With allowOther, users other than this one may read. The error
 // names what is missing and what helps; nothing is mounted then.
 func Connect(mountpoint string, allowOther bool) (*Mounted, *os.File, error) {
@@ -63,13 +63,13 @@ func Connect(mountpoint string, allowOther bool) (*Mounted, *os.File, error) {
 	connection, err := connect(dir, mountpoint, self, allowOther)
 	if err == nil {
 		m, findErr := Find(mountpoint)
-		if m != nil && m.source == self.String() {
+		if m != nil && m.source == self {
 			return m, connection, nil
 		}
 		connection.Close()
 		err = cmp.Or(findErr, fmt.Errorf("cannot mount %s: the directory was moved or exchanged for another meanwhile", mountpoint))
 	}
-	ours, findErr := find(func(i *mountinfo.Info) bool { return i.FSType == fsType && i.Source == self.String() })
+	ours, findErr := find(func(i *mountinfo.Info) bool { return i.FSType == fsType && i.Source == self })
 	err = errors.Join(err, findErr)
 	for _, m := range ours {
 		err = errors.Join(err, m.Unmount(true))
@@ -147,7 +147,7 @@ func openPath(path string) (fd int, err error) {
 }
 
 // connect mounts on a directory.
-func connect(dir *os.File, mountpoint string, self mountSource, allowOther bool) (*os.File, error) {
+func connect(dir *os.File, mountpoint string, self string, allowOther bool) (*os.File, error) {
 	fd, err := OpenDevice("/dev/fuse")
 	if err != nil {
 		return nil, err
@@ -157,7 +157,7 @@ func connect(dir *os.File, mountpoint string, self mountSource, allowOther bool)
 		data += ",allow_other"
 	}
 	const flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
-	err = unix.Mount(self.String(), fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), fsType, flags, data)
+	err = unix.Mount(self, fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), fsType, flags, data)
 	if err == nil {
 		return os.NewFile(uintptr(fd), "/dev/fuse"), nil
 	}
@@ -169,7 +169,7 @@ func connect(dir *os.File, mountpoint string, self mountSource, allowOther bool)
 }
 
 // connectAsUser lets fusermount3, which is setuid root, mount and send the connection over a socket.
-func connectAsUser(mountpoint string, self mountSource, allowOther bool) (*os.File, error) {
+func connectAsUser(mountpoint string, self string, allowOther bool) (*os.File, error) {
 	helper, err := UserMounts("/etc", allowOther)
 	if err != nil {
 		return nil, err
@@ -220,7 +220,7 @@ func (m *Mounted) Unmount(force bool) error {
 			unix.Close(parent)
 			err = fmt.Errorf("another filesystem is mounted over it: %w", unix.EBUSY)
 		}
-		if try == tries { // until then, somebody may have moved the directory meanwhile
+		if try == tries { // until then, the directory may have been moved meanwhile
 			return fmt.Errorf("cannot unmount %s: %w", m.Mountpoint, err)
 		}
 	}

@@ -22,19 +22,23 @@ import (
 	"batchfs/internal/wait"
 )
 
+// noError ends the test if there is an error.
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // connected is a mount that this process keeps and nobody serves. It is gone at the end of the test.
 func connected(t *testing.T) (m *Mounted, connection *os.File, shared *state.Shared) {
 	t.Helper()
 	needFUSE(t)
 	memory, shared, err := state.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	dir := t.TempDir()
 	m, connection, err = Connect(dir, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	t.Cleanup(func() {
 		shared.Close()
 		memory.Close()
@@ -77,34 +81,10 @@ func TestFind(t *testing.T) {
 		t.Error("dead, and its keeper lives")
 	}
 	fd, err := m.Pidfd()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer unix.Close(fd)
 	if err := m.Signal(0); err != nil {
 		t.Error(err)
-	}
-
-	// Another process of the same id is not the one that mounted.
-	other := *m
-	other.began++
-	if _, err := other.Pidfd(); !errors.Is(other.Alive(), ErrDead) || !errors.Is(err, ErrDead) || !errors.Is(other.Signal(0), ErrDead) {
-		t.Errorf("a process that began at another time: %v, %v", other.Alive(), err)
-	}
-	if _, err := other.State(); !errors.Is(err, ErrDead) {
-		t.Errorf("its state: %v", err)
-	}
-
-	// Nor is a process of another user, whatever the mount says.
-	other = *m
-	other.Owner++
-	if _, err := other.Pidfd(); !errors.Is(other.Alive(), ErrDead) || !errors.Is(err, ErrDead) || !errors.Is(other.Signal(0), ErrDead) {
-		t.Errorf("a process of another user: %v, %v", other.Alive(), err)
-	}
-	other = *m
-	other.namespace++
-	if _, err := other.Pidfd(); !errors.Is(other.Alive(), ErrElsewhere) || !errors.Is(err, ErrElsewhere) || other.Dead() {
-		t.Errorf("a process of another PID namespace: %v, %v", other.Alive(), err)
 	}
 
 	connection.Close()
@@ -118,27 +98,35 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// A process that does not hold the memory of a mount keeps none, whatever a mount says.
+// A process is believed to keep a mount only if it is of the id, the beginning, the user and the PID namespace that the mount names,
+// and holds the memory of a mount.
 func TestForgedSource(t *testing.T) {
 	m, _, _ := connected(t)
 	innocent := exec.Command("sleep", "infinity")
-	if err := innocent.Start(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, innocent.Start())
 	defer innocent.Wait()
 	defer innocent.Process.Kill()
 	stat, err := process.ReadStat(process.Dir(innocent.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	forged := *m
-	forged.Supervisor, forged.began = innocent.Process.Pid, stat.Began
-	_, err = forged.Pidfd()
-	if !errors.Is(err, ErrDead) || !errors.Is(forged.Alive(), ErrDead) || !errors.Is(forged.Signal(unix.SIGTERM), ErrDead) {
-		t.Errorf("a process that keeps no mount: %v, %v", forged.Alive(), err)
-	}
-	if _, err := forged.WritableState(); !errors.Is(err, ErrDead) {
-		t.Errorf("its state: %v", err)
+	noError(t, err)
+	for name, test := range map[string]struct {
+		forge func(m *Mounted)
+		want  error
+	}{
+		"another beginning":     {func(m *Mounted) { m.began++ }, ErrDead},
+		"another user":          {func(m *Mounted) { m.Owner++ }, ErrDead},
+		"an innocent process":   {func(m *Mounted) { m.Supervisor, m.began = innocent.Process.Pid, stat.Began }, ErrDead},
+		"another PID namespace": {func(m *Mounted) { m.namespace++ }, ErrElsewhere},
+	} {
+		forged := *m
+		test.forge(&forged)
+		_, pidfd := forged.Pidfd()
+		_, look := forged.State()
+		_, write := forged.WritableState()
+		for i, err := range []error{forged.Alive(), pidfd, look, write, forged.Signal(unix.SIGTERM)} {
+			if !errors.Is(err, test.want) {
+				t.Errorf("%s, %d: %v, want %v", name, i, err, test.want)
+			}
+		}
 	}
 }
 
@@ -157,14 +145,10 @@ func TestForgedMemory(t *testing.T) {
 		t.Skip(err)
 	}
 	nowhere, err := unix.Fsmount(filesystem, unix.FSMOUNT_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer unix.Close(nowhere)
 	fd, err := unix.Openat(nowhere, "memfd:batchfs-snapshot (deleted)", unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer unix.Close(fd)
 	if link, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)); link != "/memfd:batchfs-snapshot (deleted)" {
 		t.Fatalf("the file is called %q, which shows nothing", link)
@@ -180,17 +164,13 @@ func TestState(t *testing.T) {
 	m, _, shared := connected(t)
 	shared.Worker.Store(77)
 	seen, err := m.State()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer seen.Close()
 	if seen.Worker.Load() != 77 {
 		t.Errorf("worker %d, want 77", seen.Worker.Load())
 	}
 	written, err := m.WritableState()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer written.Close()
 	written.Worker.Store(78)
 	if seen.Worker.Load() != 78 {
@@ -206,25 +186,19 @@ func TestSnapshot(t *testing.T) {
 	}
 	hold := func(text string, written time.Time) *os.File {
 		fd, err := unix.MemfdCreate("batchfs-snapshot", unix.MFD_CLOEXEC)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		file := os.NewFile(uintptr(fd), "snapshot")
 		t.Cleanup(func() { file.Close() })
 		if _, err := file.WriteString(text); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Chtimes(fmt.Sprintf("/proc/self/fd/%d", fd), written, written); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.Chtimes(fmt.Sprintf("/proc/self/fd/%d", fd), written, written))
 		return file
 	}
 	holds := func(want string) {
 		t.Helper()
 		file, err := m.Snapshot()
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		defer file.Close()
 		if got, err := io.ReadAll(file); err != nil || string(got) != want {
 			t.Errorf("the snapshot is %q (%v), want %q", got, err, want)
@@ -242,24 +216,18 @@ func TestSnapshot(t *testing.T) {
 func TestUnmount(t *testing.T) {
 	m, _, _ := connected(t)
 	moved := filepath.Dir(m.Mountpoint) + "-moved"
-	if err := os.Rename(filepath.Dir(m.Mountpoint), moved); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.Rename(filepath.Dir(m.Mountpoint), moved))
 	t.Cleanup(func() { os.Rename(moved, filepath.Dir(m.Mountpoint)) })
 	now, err := m.Now()
 	if want := filepath.Join(moved, filepath.Base(m.Mountpoint)); err != nil || now == nil || now.Mountpoint != want {
 		t.Fatalf("after a move to %s: %+v (%v)", want, now, err)
 	}
-	if err := m.Unmount(false); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, m.Unmount(false))
 	if left, err := m.Now(); left != nil || err != nil {
 		t.Errorf("still there: %+v (%v)", left, err)
 	}
 	next, connection, err := Connect(now.Mountpoint, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer next.Unmount(true)
 	defer connection.Close()
 	gone := *m
@@ -284,9 +252,7 @@ func TestUnmountUnderAnother(t *testing.T) {
 			t.Errorf("unmounting it, forced %v: %v", force, err)
 		}
 	}
-	if err := unix.Unmount(m.Mountpoint, 0); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, unix.Unmount(m.Mountpoint, 0))
 	if err := m.Unmount(false); err != nil {
 		t.Error(err)
 	}
@@ -319,9 +285,7 @@ func TestConnectAtOnce(t *testing.T) {
 		if err != nil || made.Load() != 1 || refused.Load() != 3 || len(mounts) != 1 {
 			t.Fatalf("%d mounted, %d were refused, and the table has %d mounts (%v)", made.Load(), refused.Load(), len(mounts), err)
 		}
-		if err := mounts[0].Unmount(true); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, mounts[0].Unmount(true))
 	}
 }
 
@@ -331,13 +295,9 @@ func TestConnectLocked(t *testing.T) {
 	defer func(was time.Duration) { lockLimit = was }(lockLimit)
 	lockLimit = 0
 	dir, err := os.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer dir.Close()
-	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, unix.Flock(int(dir.Fd()), unix.LOCK_EX))
 	if _, _, err := Connect(dir.Name(), false); err == nil || !strings.Contains(err.Error(), "another process is mounting there") {
 		t.Error(err)
 	}
@@ -348,9 +308,7 @@ func TestConnectFollowsNoLink(t *testing.T) {
 	needFUSE(t)
 	dir, victim := t.TempDir(), t.TempDir()
 	link := filepath.Join(dir, "link")
-	if err := errors.Join(os.Mkdir(filepath.Join(victim, "mnt"), 0o755), os.Symlink(victim, link)); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(os.Mkdir(filepath.Join(victim, "mnt"), 0o755), os.Symlink(victim, link)))
 	for _, path := range []string{link, filepath.Join(link, "mnt"), victim} { // which holds mnt
 		if m, connection, err := Connect(path, false); err == nil {
 			connection.Close()
@@ -369,9 +327,7 @@ func TestExchangedForALink(t *testing.T) {
 	}
 	dir, victim := t.TempDir(), t.TempDir()
 	path, link, covered := filepath.Join(dir, "a", "mnt"), filepath.Join(dir, "link"), filepath.Join(victim, "mnt")
-	if err := errors.Join(os.MkdirAll(path, 0o755), os.Mkdir(covered, 0o755), os.Symlink(victim, link)); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(os.MkdirAll(path, 0o755), os.Mkdir(covered, 0o755), os.Symlink(victim, link)))
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -403,18 +359,12 @@ func TestExchangedForALink(t *testing.T) {
 		}
 		made++
 		connection.Close()
-		if err := unix.Mount("tmpfs", covered, "tmpfs", 0, ""); err != nil {
-			t.Fatal(err)
-		}
-		if err := m.Unmount(true); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, unix.Mount("tmpfs", covered, "tmpfs", 0, ""))
+		noError(t, m.Unmount(true))
 		if other, err := mountinfo.Mounted(covered); err != nil || !other {
 			t.Fatalf("uncovered: %v (%v)", !other, err)
 		}
-		if err := unix.Unmount(covered, 0); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, unix.Unmount(covered, 0))
 	}
 	left, err := find(func(i *mountinfo.Info) bool { return strings.HasPrefix(i.Mountpoint, dir) })
 	if err != nil || len(left) > 0 {
@@ -444,21 +394,13 @@ func TestUserMounts(t *testing.T) {
 		}
 	}
 	says(false, "apt-get install fuse3")
-	if err := os.WriteFile(filepath.Join(bin, "fusermount3"), []byte("#!/bin/sh\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(filepath.Join(bin, "fusermount3"), []byte("#!/bin/sh\n"), 0o755))
 	// As id does for a user who is in no passwd.
-	if err := os.WriteFile(filepath.Join(bin, "id"), []byte("#!/bin/sh\nexit 1\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(filepath.Join(bin, "id"), []byte("#!/bin/sh\nexit 1\n"), 0o755))
 	says(false, fmt.Sprintf("fusermount3 needs a name for user id %d, and %s/passwd has none", os.Getuid(), etc))
-	if err := os.Remove(filepath.Join(bin, "id")); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.Remove(filepath.Join(bin, "id")))
 	says(false, "ln -s /proc/self/mounts "+filepath.Join(etc, "mtab"))
-	if err := os.WriteFile(filepath.Join(etc, "mtab"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(filepath.Join(etc, "mtab"), nil, 0o644))
 	if helper, err := UserMounts(etc, false); err != nil || helper != filepath.Join(bin, "fusermount3") {
 		t.Errorf("%q %v", helper, err)
 	}

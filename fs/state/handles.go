@@ -25,7 +25,7 @@ type Read struct {
 	Span
 }
 
-// Handles hands out handles and batch numbers to the requests of the worker that serves. It is safe for concurrent use.
+// Handles assigns handles and batch numbers to the requests of the worker that serves. It is safe for concurrent use.
 //
 // Lock order: mu is taken last, after every lock of package fs.
 type Handles struct {
@@ -35,20 +35,20 @@ type Handles struct {
 	scratch []byteRange // guarded by mu
 }
 
-// NewHandles goes on from what is in the shared memory, in which nobody else works any more.
+// NewHandles continues with what is in the shared memory, in which no other process works any more.
 func NewHandles(shared *Shared) *Handles {
 	h := &Handles{shared: shared}
 	for i := range shared.slotsUsed.Load() {
-		switch s := &shared.slots[i]; {
-		case s.sequence.Load() == 0:
+		if shared.slots[i].sequence.Load() == 0 {
 			h.free = append(h.free, uint32(i))
-		case s.asking.Load() != 0:
-			// No other number was assigned since, so this one was assigned exactly if the cursor has passed it.
-			if h.cursor(s).Load() > s.wanted.Load() {
-				h.finish(s)
-			}
-			s.asking.Store(0)
 		}
+	}
+	if p := &shared.assigning; p.id.Load() != 0 {
+		// No other number was assigned since, so this one was assigned exactly if the cursor has passed it.
+		if s := h.slot(p.fh.Load()); h.cursor(s).Load() > p.number.Load() {
+			h.finish(s)
+		}
+		p.id.Store(0)
 	}
 	return h
 }
@@ -97,7 +97,6 @@ func (h *Handles) Open(sequence int, isTentative bool, id uint64) (fh uint64, ok
 	s.flags.Store(flags)
 	s.number.Store(0)
 	s.holder.Store(0)
-	s.asking.Store(0)
 	s.cut.Store(0)
 	s.counted.Store(0)
 	s.forgetRanges()
@@ -117,7 +116,7 @@ func (h *Handles) Release(fh uint64) {
 		return
 	}
 	flags := s.flags.Load()
-	if flags&leaves != 0 {
+	if flags&hasUnfinished != 0 {
 		for i := range h.shared.unfinished {
 			h.shared.unfinished[i].fh.CompareAndSwap(fh, 0)
 		}
@@ -131,12 +130,12 @@ func (h *Handles) Release(fh uint64) {
 	h.free = append(h.free, uint32(fh%MaxHandles))
 }
 
-// isFree says whether no open handle has number fh, of which s is the slot.
+// isFree says whether no open handle has number fh, whose slot is s.
 func (s *slot) isFree(fh uint64) bool {
 	return s.opens.Load() != fh/MaxHandles || s.sequence.Load() == 0
 }
 
-// ErrRanges is the error of a reader that jumps about in a batch too much.
+// ErrRanges is the error of a reader that reads a batch in too many ranges.
 var ErrRanges = fmt.Errorf("a batch of next was read in more than %d ranges that do not touch: read it in order, or in larger reads", maxRanges)
 
 // ErrOutdated is the error of a reader that is in the middle of a batch whose tokens changed.
@@ -148,14 +147,14 @@ var errClosed = fmt.Errorf("the handle was closed (%w)", syscall.ESTALE)
 // first read, and once each byte of the handle's batch was delivered. added says whether the request delivers bytes that were not
 // delivered before; GiveBack wants to know. Idempotent: a request that is sent again gets the number it got first.
 //
-// Bytes count as delivered when they are asked for, because the reader's next request may come before the answer is sent. Of a
-// batch that was delivered some bytes may be read once more: see isAgain.
+// Bytes count as delivered when they are requested, because the reader may send its next request before the answer is sent. Some
+// bytes of a delivered batch may be read once more: see isAgain.
 //
-// A thread that is in the middle of a read(2) that the kernel cut goes on with its batch, whatever other threads that share the
-// handle read meanwhile: a read(2) of the beginning by another thread takes another number.
+// The kernel cuts a long read(2) into requests, which all get one batch, whatever other threads that share the handle read meanwhile:
+// when another thread reads the beginning, it takes another number.
 //
 // The error is ErrOutdated in the middle of a batch of another version, which can then be read again from its beginning;
-// ErrRanges; or that of a handle that is closed, which a request that was answered long ago may have.
+// ErrRanges; or errClosed, because a request that was answered long ago may be sent again.
 func (h *Handles) AssignBatch(r Read) (k uint64, added bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -163,47 +162,17 @@ func (h *Handles) AssignBatch(r Read) (k uint64, added bool, err error) {
 	if s.isFree(r.FH) {
 		return 0, false, errClosed
 	}
-	var earlier *assignment
-	if r.ID&Resent != 0 {
-		r.ID &^= Resent
-		earlier = h.earlier(r.ID)
+	isResent := r.ID&Resent != 0
+	r.ID &^= Resent
+	another, isHolders, err := h.findAssigned(s, r, isResent)
+	if err != nil {
+		return 0, false, err
 	}
-	flags := s.flags.Load()
-	isHolders := s.holder.Load() == r.ID // the request read the slot's batch before
-	if earlier != nil && earlier.number.Load() == s.number.Load() {
-		isHolders, earlier = true, nil
+	if another != nil {
+		return another.number.Load(), false, nil
 	}
-	var p *unfinished
-	if flags&leaves != 0 {
-		p = h.findUnfinished(r.FH, r.Thread)
-		if p != nil && earlier == nil && r.Off > 0 && r.Off == int64(p.cut.Load()) {
-			earlier = h.note(r.ID, p.number.Load(), Version(p.version.Load()))
-		}
-	}
-	if earlier != nil && r.Off > 0 && earlier.version.Load() != uint64(r.Version) {
-		return 0, false, ErrOutdated
-	}
-	if p != nil {
-		p.goOn(r, earlier)
-	}
-	if earlier != nil {
-		return earlier.number.Load(), false, nil
-	}
-	isAnothers := r.Off == 0 && s.cut.Load() != 0 && s.thread.Load() != r.Thread
-	isOver := h.isWhole(r.FH) && !s.isAgain(r)
-	switch {
-	case flags&holds == 0, !isHolders && (isAnothers || isOver):
-		if flags&holds != 0 && isAnothers {
-			h.leave(s.thread.Load(), int64(s.cut.Load()), r.FH, s.number.Load(), Version(flags>>versionShift))
-		}
-		h.assign(s, r)
-	case flags>>versionShift == uint64(r.Version):
-	case !h.mayBeginAgain(s, r):
-		s.flags.Or(told)
-		return 0, false, ErrOutdated
-	default:
-		s.forgetRanges()
-		s.flags.Store(flags&(tentative|leaves|passed) | holds | uint64(r.Version)<<versionShift)
+	if err := h.holdBatch(s, r, isHolders); err != nil {
+		return 0, false, err
 	}
 	if r.Cut {
 		s.thread.Store(r.Thread)
@@ -225,6 +194,54 @@ func (h *Handles) AssignBatch(r Read) (k uint64, added bool, err error) {
 	return k, added, err
 }
 
+// findAssigned returns which batch r has, if that is not the one that the slot holds: one that it was assigned before, or the one of
+// its thread's unfinished read. Otherwise isHolders says whether it has read the slot's batch before.
+func (h *Handles) findAssigned(s *slot, r Read, isResent bool) (another *assignment, isHolders bool, err error) {
+	isHolders = s.holder.Load() == r.ID
+	if isResent {
+		another = h.earlier(r.ID)
+	}
+	if another != nil && another.number.Load() == s.number.Load() {
+		isHolders, another = true, nil
+	}
+	var u *unfinished
+	if s.flags.Load()&hasUnfinished != 0 {
+		u = h.findUnfinished(r.FH, r.Thread)
+	}
+	if u != nil && another == nil && r.Off > 0 && r.Off == int64(u.cut.Load()) {
+		another = h.note(r.ID, u.number.Load(), Version(u.version.Load()))
+	}
+	if another != nil && r.Off > 0 && another.version.Load() != uint64(r.Version) {
+		return nil, false, ErrOutdated
+	}
+	if u != nil {
+		u.advance(r, another)
+	}
+	return another, isHolders, nil
+}
+
+// holdBatch sees to it that the slot holds the batch that r reads.
+func (h *Handles) holdBatch(s *slot, r Read, isHolders bool) error {
+	flags := s.flags.Load()
+	isAnothers := r.Off == 0 && s.cut.Load() != 0 && s.thread.Load() != r.Thread
+	isOver := h.isWhole(r.FH) && !s.isAgain(r)
+	switch {
+	case flags&holds == 0, !isHolders && (isAnothers || isOver):
+		if flags&holds != 0 && isAnothers {
+			h.noteUnfinished(s.thread.Load(), int64(s.cut.Load()), r.FH, s.number.Load(), Version(flags>>versionShift))
+		}
+		h.assign(s, r)
+	case flags>>versionShift == uint64(r.Version):
+	case !h.mayBeginAgain(s, r):
+		s.flags.Or(told)
+		return ErrOutdated
+	default:
+		s.forgetRanges()
+		s.flags.Store(flags&(tentative|hasUnfinished|passed) | holds | uint64(r.Version)<<versionShift)
+	}
+	return nil
+}
+
 // mayBeginAgain says whether r, of other tokens than what was delivered of the batch, begins the batch again: it reads all that
 // was delivered, or a reader that knows of the change, and read from the beginning on, reads the beginning.
 func (h *Handles) mayBeginAgain(s *slot, r Read) bool {
@@ -238,8 +255,8 @@ func (h *Handles) mayBeginAgain(s *slot, r Read) bool {
 	return ranges[0].to <= r.end() || s.flags.Load()&told != 0 && r.Off == 0 && ranges[0].from == 0
 }
 
-// isAgain says whether r may read a batch that was delivered. C's stdio reads blocks: it may read one of which it needs a part,
-// and later the block again. And to learn the size of a file, it reads the block at its end before it reads all blocks.
+// isAgain says whether r may read a batch that was delivered. C's stdio reads blocks: it may need a part of one, and read the block
+// again later. And to learn the size of a file, it reads the last block before it reads all blocks.
 func (s *slot) isAgain(r Read) bool {
 	off, from, to := uint64(r.Off), s.lastFrom.Load(), s.lastTo.Load()
 	return off > 0 && (from <= off && uint64(r.end()) <= to || off == to && r.PastEnd && s.lastThread.Load() == r.Thread)
@@ -270,23 +287,25 @@ func (h *Handles) note(id, number uint64, version Version) *assignment {
 // assign gives slot s the cursor's number, for request r. It can be cut at any failpoint, and NewHandles completes it.
 func (h *Handles) assign(s *slot, r Read) {
 	h.applySeek(s.sequence.Load())
-	cursor := h.cursor(s)
-	s.wanted.Store(cursor.Load())
-	s.version.Store(uint64(r.Version))
+	p, cursor := &h.shared.assigning, h.cursor(s)
+	p.fh.Store(r.FH)
+	p.number.Store(cursor.Load())
+	p.version.Store(uint64(r.Version))
 	failpoint.Hit("want")
-	s.asking.Store(r.ID)
+	p.id.Store(r.ID)
 	failpoint.Hit("ask")
-	cursor.Store(s.wanted.Load() + 1)
+	cursor.Store(p.number.Load() + 1)
 	h.finish(s)
 	failpoint.Hit("taken")
-	s.asking.Store(0)
+	p.id.Store(0)
 }
 
-// finish notes in slot s that it holds the number that it asked for.
+// finish notes in slot s the number that is being assigned.
 func (h *Handles) finish(s *slot) {
-	id, number := s.asking.Load(), s.wanted.Load()
+	p := &h.shared.assigning
+	id, number, version := p.id.Load(), p.number.Load(), p.version.Load()
 	failpoint.Hit("note")
-	h.note(id, number, Version(s.version.Load()))
+	h.note(id, number, Version(version))
 	s.number.Store(number)
 	failpoint.Hit("number")
 	s.holder.Store(id)
@@ -295,11 +314,11 @@ func (h *Handles) finish(s *slot) {
 	s.reads.Store(0)
 	s.forgetRanges()
 	failpoint.Hit("ranges")
-	s.flags.Store(s.flags.Load()&(tentative|leaves) | holds | s.version.Load()<<versionShift)
+	s.flags.Store(s.flags.Load()&(tentative|hasUnfinished) | holds | version<<versionShift)
 }
 
-// GiveBack notes that r, a request for batch k, has failed, and what AssignBatch said that it added is to be delivered still. A
-// batch that no other request read goes to the next reader instead, unless another number was taken meanwhile.
+// GiveBack notes that r, a request for batch k, has failed: what it added, as AssignBatch said, was not delivered. A batch that no
+// other request read goes to the next reader instead, unless another number was taken meanwhile.
 func (h *Handles) GiveBack(r Read, k uint64, added bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -307,9 +326,9 @@ func (h *Handles) GiveBack(r Read, k uint64, added bool) {
 	switch {
 	case s.isFree(r.FH):
 		return
-	case s.number.Load() != k: // another thread has gone on
+	case s.number.Load() != k: // another thread has the handle now
 		if r.Off > 0 {
-			h.leave(r.Thread, r.Off, r.FH, k, r.Version) // the thread may try again
+			h.noteUnfinished(r.Thread, r.Off, r.FH, k, r.Version) // the thread may try again
 		}
 		return
 	case s.flags.Load()&holds == 0:
@@ -324,7 +343,7 @@ func (h *Handles) GiveBack(r Read, k uint64, added bool) {
 	} else if s.thread.Load() == r.Thread {
 		s.cut.Store(0)
 	}
-	s.counted.Store(0) // the same request may go on with other tokens
+	s.counted.Store(0) // the same request may try again with other tokens
 	if q := &h.shared.Sequences[s.sequence.Load()]; s.reads.Add(^uint64(0)) == 0 && q.Cursor.Load() == k+1 && s.flags.Load()&passed == 0 {
 		for i := range h.shared.assignments { // or the same request, sent again, would get it
 			if a := &h.shared.assignments[i]; a.id.Load() == s.holder.Load() || a.id.Load() == r.ID&^Resent {
@@ -337,8 +356,8 @@ func (h *Handles) GiveBack(r Read, k uint64, added bool) {
 	}
 }
 
-// giveBack lowers the cursor to a number that nobody holds if no later one is held, and to those below it that were given back
-// before while it was held. Handles are closed in any order.
+// giveBack lowers the cursor to a number that no handle holds if no later one is held, and further to those below it that were given
+// back while it was held. Handles are closed in any order.
 func (q *Entry) giveBack(number uint64) {
 	for ; q.Cursor.Load() == number+1; number-- {
 		q.Cursor.Store(number)
@@ -347,7 +366,7 @@ func (q *Entry) giveBack(number uint64) {
 			return
 		}
 	}
-	lowest := &q.abandoned[0] // of which the later ones are held for longest; 0 is free
+	lowest := &q.abandoned[0] // the numbers after it are held for longest; 0 is free
 	for i := range q.abandoned {
 		if a := &q.abandoned[i]; a.Load() < lowest.Load() {
 			lowest = a

@@ -4,20 +4,16 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 	"testing"
 
 	"batchfs/fs/failpoint"
-	"batchfs/internal/wait"
 )
 
 // begin is the handles of a mount with one sequence, number 1.
 func begin(t testing.TB) *Handles {
 	t.Helper()
 	file, shared, err := New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	file.Close()
 	t.Cleanup(shared.Close)
 	shared.Add(shared.NewNumber(), "train", 0, 0)
@@ -28,14 +24,6 @@ func begin(t testing.TB) *Handles {
 func (h *Handles) read(fh, id uint64, r Span, version Version) (k uint64, ok bool) {
 	k, _, err := h.AssignBatch(Read{FH: fh, ID: id, Span: r, Version: version})
 	return k, err == nil
-}
-
-// fail is read, and the read fails.
-func (h *Handles) fail(fh, id uint64, r Span, version Version) (k uint64) {
-	read := Read{FH: fh, ID: id, Span: r, Version: version}
-	k, added, _ := h.AssignBatch(read)
-	h.GiveBack(read, k, added)
-	return k
 }
 
 // died is what a worker panics with where a test cuts it off.
@@ -71,13 +59,15 @@ func points(f func()) []string {
 	return slices.Sorted(maps.Keys(seen))
 }
 
-// A worker that dies between any two steps of opening a file or of taking a number is replaced by one that is asked the same
-// again: each number goes to one read, none is left out, and a read that was asked twice has the same one.
+// A worker that dies between any two steps of opening a file, of a seek, or of taking a number is replaced by one that is sent the same
+// requests again: each number goes to one read, none is left out, and a read that was sent twice has the same one.
 func TestEveryCut(t *testing.T) {
 	const size = 1000
 	whole := Span{0, size, size}
+	const first = 100
 	all := points(func() {
 		h := begin(t)
+		h.shared.Sequences[1].Seek(first)
 		fh, _ := h.Open(1, false, 1)
 		h.read(fh, 2, whole, 0)
 	})
@@ -88,6 +78,7 @@ func TestEveryCut(t *testing.T) {
 		for n := range 4 {
 			t.Run(fmt.Sprint(point, " ", n+1), func(t *testing.T) {
 				h := begin(t)
+				h.shared.Sequences[1].Seek(first)
 				id, dead := uint64(0), false
 				// ask asks the worker, and if it dies of that its successor.
 				ask := func(f func(id uint64)) {
@@ -124,12 +115,12 @@ func TestEveryCut(t *testing.T) {
 						})
 					}
 				}
-				for k := range uint64(12) {
+				for k := uint64(first); k < first+12; k++ {
 					if got[k] != 1 {
 						t.Errorf("number %d went to %d reads: %v", k, got[k], got)
 					}
 				}
-				if c := h.shared.Sequences[1].Cursor.Load(); c != 12 {
+				if c := h.shared.Sequences[1].Cursor.Load(); c != first+12 {
 					t.Errorf("cursor is %d", c)
 				}
 				if used := h.shared.slotsUsed.Load(); used > 4 {
@@ -137,72 +128,6 @@ func TestEveryCut(t *testing.T) {
 				}
 			})
 		}
-	}
-}
-
-// A number that a failed read gave back is for whoever reads next, also if the failed one comes again.
-func TestFailedReadComesAgain(t *testing.T) {
-	const size = 1000
-	whole := Span{0, size, size}
-	h := begin(t)
-	fh, _ := h.Open(1, false, 2)
-	h.fail(fh, 4, whole, 0)
-	first, _ := h.read(fh, 6, whole, 0)
-	h = NewHandles(h.shared)
-	if again, _ := h.read(fh, 4|Resent, whole, 0); first != 0 || again != 1 {
-		t.Errorf("the next read has %d, and the failed one then %d", first, again)
-	}
-}
-
-// A read that comes again after the tokens have changed has the number that it had, of the new tokens, and the next read the
-// next one. Threads that share the handle have theirs.
-func TestOtherTokensWhenItComesAgain(t *testing.T) {
-	const size = 1000
-	whole := Span{0, size, size}
-	h := begin(t)
-	fh, _ := h.Open(1, false, 2)
-	for _, id := range []uint64{4, 6} { // neither is answered
-		h.read(fh, id, whole, 0)
-	}
-	h = NewHandles(h.shared)
-	for want, id := range []uint64{4 | Resent, 6 | Resent, 8, 10} {
-		if k, ok := h.read(fh, id, whole, 1); !ok || k != uint64(want) {
-			t.Errorf("read %#x has number %d, want %d", id, k, want)
-		}
-	}
-}
-
-func TestConcurrentHandlesShareNoNumber(t *testing.T) {
-	h := begin(t)
-	cursor := &h.shared.Sequences[1].Cursor
-	const workers, rounds = 8, 1000
-	taken := make([][]uint64, workers)
-	var wg sync.WaitGroup
-	for w := range workers {
-		wg.Go(func() {
-			for i := range rounds {
-				fh, ok := h.Open(1, false, 0)
-				if !ok {
-					t.Error("no slot")
-				}
-				k, _ := h.read(fh, uint64(w*rounds+i+1), Span{0, 1000, 1000}, 0)
-				taken[w] = append(taken[w], k)
-				h.Release(fh)
-			}
-		})
-	}
-	wait.End(t, "the goroutines", wg.Wait)
-	seen := map[uint64]bool{}
-	for _, numbers := range taken {
-		for _, n := range numbers {
-			seen[n] = true
-		}
-	}
-	if len(seen) != workers*rounds || cursor.Load() != workers*rounds {
-		t.Errorf("%d numbers for %d handles, cursor %d", len(seen), workers*rounds, cursor.Load())
-	}
-	if used := h.shared.slotsUsed.Load(); used > workers {
-		t.Errorf("%d slots used for %d handles at once", used, workers)
 	}
 }
 
@@ -229,66 +154,5 @@ func TestTooManyHandles(t *testing.T) {
 	h.Release(last) // again, as another process may be asked to
 	if _, ok := h.Open(1, false, 0); ok {
 		t.Error("a slot was released that another handle has")
-	}
-}
-
-func TestNumbersOfOtherVersions(t *testing.T) {
-	const size = 1000
-	h := begin(t)
-	cursor := &h.shared.Sequences[1].Cursor
-	fh, _ := h.Open(1, false, 0)
-	id := uint64(0)
-	read := func(off, n int64, version Version) string {
-		id++
-		k, ok := h.read(fh, id, Span{off, n, size}, version)
-		return fmt.Sprint(k, ok)
-	}
-	for i, step := range []struct {
-		off, n  int64
-		version Version
-		want    string
-	}{
-		{0, size, 0, "0 true"},
-		{0, 400, 0, "1 true"},
-		{400, 600, 1, "0 false"},
-		{400, 600, 0, "1 true"}, // of one who looked before
-		{0, size, 1, "2 true"},
-		{0, 400, 1, "3 true"},
-		{0, size, 2, "3 true"}, // from its beginning, in other tokens
-		{0, size, 2, "4 true"},
-		{999, 1, 3, "0 false"},
-		{0, size, 3, "5 true"},
-		{996, 4, 3, "5 true"},
-		{0, 4, 3, "6 true"},
-		{0, 4, 1 << 40, "6 true"},
-		{4, 996, 1 << 40, "6 true"},
-		{0, size, 1 << 40, "7 true"},
-	} {
-		if got := read(step.off, step.n, step.version); got != step.want {
-			t.Errorf("step %d, %+v: %s", i, step, got)
-		}
-	}
-	if got := cursor.Load(); got != 8 {
-		t.Errorf("cursor is %d", got)
-	}
-}
-
-// A batch that was delivered whole stays so, also when its end is read once more and that read fails.
-func TestFailedReadOfTheEndAgain(t *testing.T) {
-	const size = 1000
-	whole, end := Span{0, size, size}, Span{900, 100, size}
-	h := begin(t)
-	fh, _ := h.Open(1, false, 2)
-	h.read(fh, 4, whole, 0)
-	h.fail(fh, 6, end, 0)
-	if k, ok := h.read(fh, 8, whole, 0); !ok || k != 1 {
-		t.Errorf("the next read got batch %d, want 1", k)
-	}
-	// While one of which no read of the end succeeded is not.
-	fh, _ = h.Open(1, false, 10)
-	k, _ := h.read(fh, 12, Span{0, 900, size}, 0)
-	h.fail(fh, 14, end, 0)
-	if again, ok := h.read(fh, 16, whole, 0); !ok || again != k {
-		t.Errorf("a batch without its end went on to batch %d, want %d", again, k)
 	}
 }

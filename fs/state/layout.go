@@ -38,21 +38,25 @@ func (s *Shared) sections() []section {
 	}
 }
 
-// mount is what there is one of.
+// mount is what a mount has one of. A later build adds fields at its end.
 type mount struct {
 	Began     int64         // when the mount was made, in nanoseconds since 1970: the time of its files
 	Closing   atomic.Uint32 // not 0: files are opened no more; the supervisor's
 	Worker    atomic.Int64  // the process that serves
 	Workers   atomic.Uint64 // how many have served, this one included
-	Crashes   atomic.Uint64 // of them, how many ended by themselves: nothing outside killed them; the supervisor's
+	Crashes   atomic.Uint64 // how many ended by themselves, or hung, and were not killed from outside; the supervisor's
 	Heartbeat atomic.Int64  // when the worker last answered the supervisor, in Monotonic time; the supervisor's
 
 	Init      Note // the kernel's first request, which it sends once a connection
-	InitReply Note // the answer to it
+	InitReply Note // the answer
 
-	HandedOver  Note          // of a mount that somebody else made: its source and its mountpoint, as mount.Adopt notes them; or empty
+	HandedOver  Note          // source and mountpoint of a mount that was handed over, as mount.Adopt notes them; or empty
 	LastRestart Note          // why the last restart was refused, or empty; the supervisor's
 	Restarts    atomic.Uint64 // restarts that were asked for and are over; the supervisor's
+
+	assigning struct { // the number that a handle is being given, where id is not 0
+		id, fh, number, version atomic.Uint64
+	}
 
 	sequencesUsed  atomic.Uint64 // Sequences ever used, without number 0
 	slotsUsed      atomic.Uint64 // slots ever used
@@ -67,10 +71,10 @@ type Counters struct {
 	// Reads under access remap that mapped a file, and that found another one mapping, of the worker that serves, up to a second ago.
 	Remapped, RemapBusy atomic.Uint64
 
-	_ [256 - 4]uint64 // for those of later builds
+	_ [256 - 4]uint64 // room for later builds' counters
 }
 
-// SequenceCounters are those of one sequence. They outlive workers too.
+// SequenceCounters are the counters of a sequence. They outlive workers.
 type SequenceCounters struct {
 	Reads     atomic.Uint64 // requests answered with batches
 	Bytes     atomic.Uint64 // of batches, delivered
@@ -78,7 +82,7 @@ type SequenceCounters struct {
 	GivenBack atomic.Uint64 // numbers that went back to the cursor: see Handles.GiveBack and Release
 	Batches   atomic.Uint64 // one more than the highest batch that was delivered, in part or whole; 0: none was
 
-	_ [32 - 5]uint64 // for those of later builds
+	_ [32 - 5]uint64 // room for later builds' counters
 }
 
 // NoteBatch notes that batch k is delivered, in part or whole.
@@ -96,7 +100,7 @@ type Note struct {
 // An Entry is one sequence's share of the state.
 type Entry struct {
 	used    atomic.Uint64 // not 0: there is such a sequence; written last, and cleared first
-	lookups atomic.Uint64 // of its files, that the kernel has not forgotten; not counted for splits
+	lookups atomic.Uint64 // lookups of its files that the kernel has not forgotten; not counted for splits
 	start   atomic.Uint64 // where the cursor began
 	user    atomic.Uint64 // who looked it up first: a user's id
 	name    [maxName]byte // zeros behind it
@@ -123,17 +127,14 @@ type slot struct {
 	sequence   atomic.Uint64 // its number; 0: the slot is free
 	opener     atomic.Uint64 // id of the request that opened it
 	opens      atomic.Uint64 // how many handles have had the slot, which is part of their numbers
-	flags      atomic.Uint64 // holds, tentative, leaves, passed, told; from bit versionShift on, the version of its batch's tokens
+	flags      atomic.Uint64 // holds, tentative, hasUnfinished, passed, told; from bit versionShift on, the version of its batch's tokens
 	number     atomic.Uint64 // of the batch that it holds
 	holder     atomic.Uint64 // id of the request that the number was assigned to
-	asking     atomic.Uint64 // id of a request that a number is being assigned to, or 0
-	wanted     atomic.Uint64 // that number
-	version    atomic.Uint64 // of its tokens
 	size       atomic.Uint64 // of the file
 	reads      atomic.Uint64 // requests that read the batch
 	counted    atomic.Uint64 // id of the last of them
 	thread     atomic.Uint64 // that is in the middle of a read(2) of the batch, where cut is not 0
-	cut        atomic.Uint64 // where that read(2) goes on
+	cut        atomic.Uint64 // the offset of that read(2)'s next request
 	lastFrom   atomic.Uint64 // the bytes of the request that delivered the last of the batch
 	lastTo     atomic.Uint64
 	lastThread atomic.Uint64 // that sent it
@@ -156,7 +157,7 @@ const (
 	maxRanges = 128
 )
 
-// An unfinished read(2) is one of which the kernel has sent the first requests, and whose handle has another thread's batch now.
+// An unfinished read(2) is one that the kernel cut, and whose handle has another thread's batch now.
 type unfinished struct {
 	fh              atomic.Uint64 // the handle; 0: this is free
 	thread          atomic.Uint64
@@ -168,17 +169,17 @@ const maxUnfinished = 1 << 8
 
 // The bits of slot.flags.
 const (
-	holds     = 1 << iota // number is that of a batch
-	tentative             // opened with O_NONBLOCK: a batch that was not delivered whole is given back at close
-	leaves                // some of its reads may be unfinished
-	passed                // a seek has moved the cursor since number was assigned: it is not given back
-	told                  // the reader of its batch knows that the tokens are other ones now, and may begin again
+	holds         = 1 << iota // number is a batch's
+	tentative                 // opened with O_NONBLOCK: a batch that was not delivered whole is given back at close
+	hasUnfinished             // some of its reads may be unfinished
+	passed                    // a seek has moved the cursor since number was assigned: it is not given back
+	told                      // the reader of its batch knows that the tokens are other ones now, and may begin again
 
 	versionShift = 8
 )
 
-// An assignment is a number and the id of the request that it was assigned to. Threads that share a handle can have several
-// requests under way, of which the slot knows the last.
+// An assignment is a number and the id of the request that it was assigned to. Threads that share a handle can have several requests
+// under way, and the slot knows only the last.
 type assignment struct {
 	id, number, version atomic.Uint64
 }

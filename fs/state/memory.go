@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A header is the beginning of the file. It says where the sections lie, which processes of other builds read too. So that they
-// can, a section keeps its number, and what is in it its place; it may grow, at its end. What an element of an array lacks is a
-// section of its own.
+// A header is the beginning of the file. It says where the sections lie. Processes of other builds read them too: a section keeps its
+// number, and each field its offset. A section may grow at its end. Elements of arrays do not grow: a new field of theirs is a new
+// section.
 type header struct {
 	Magic    [8]byte
 	Version  uint64 // of this header
@@ -66,7 +66,8 @@ func readHeader(file *os.File) (h header, err error) {
 		return h, err
 	}
 	size := uint64(info.Size())
-	if err := binary.Read(io.NewSectionReader(file, 0, info.Size()), binary.NativeEndian, &h); err != nil || h.Magic != magic || h.Version != headerVersion {
+	err = binary.Read(io.NewSectionReader(file, 0, info.Size()), binary.NativeEndian, &h)
+	if err != nil || h.Magic != magic || h.Version != headerVersion {
 		return h, errLayout
 	}
 	for i, s := range h.Sections {

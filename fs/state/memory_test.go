@@ -10,22 +10,26 @@ import (
 	"unsafe"
 )
 
+// noError ends the test if there is an error.
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // made maps a file whose sections have the lengths that change makes of those of this build.
 func made(t *testing.T, change func(i int, bytes uint64) uint64, more ...section) (*os.File, *Shared) {
 	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "shared"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	t.Cleanup(func() { file.Close() })
 	sections := new(Shared).sections()
 	for i := range sections {
 		sections[i].bytes = change(i, sections[i].bytes)
 	}
 	s, err := create(file, append(sections, more...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	t.Cleanup(s.Close)
 	return file, s
 }
@@ -34,9 +38,7 @@ func made(t *testing.T, change func(i int, bytes uint64) uint64, more ...section
 func again(t *testing.T, file *os.File) *Shared {
 	t.Helper()
 	s, err := Look(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	t.Cleanup(s.Close)
 	return s
 }
@@ -58,9 +60,7 @@ func use(t *testing.T, s, other *Shared) {
 func TestLongerSections(t *testing.T) {
 	file, s := made(t, func(_ int, bytes uint64) uint64 { return bytes + 10_000 }, section{bytes: 5000})
 	h, err := readHeader(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	last := len(s.sections())
 	marks := []int64{int64(h.Sections[last].Offset)}
 	for i, known := range s.sections() {
@@ -121,9 +121,7 @@ func TestForgedHeader(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			file, _ := made(t, func(_ int, bytes uint64) uint64 { return bytes })
 			h, err := readHeader(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			test.forge(&h)
 			var text bytes.Buffer
 			binary.Write(&text, binary.NativeEndian, h)
@@ -136,9 +134,7 @@ func TestForgedHeader(t *testing.T) {
 		})
 	}
 	empty, err := os.Create(filepath.Join(t.TempDir(), "empty"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer empty.Close()
 	if _, err := Map(empty); !errors.Is(err, errLayout) {
 		t.Error(err)

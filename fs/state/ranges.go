@@ -6,7 +6,7 @@ import (
 	"batchfs/fs/failpoint"
 )
 
-// ranges are those of the batch of handle fh that were delivered.
+// ranges returns the delivered ranges of the batch of handle fh.
 func (h *Handles) ranges(fh uint64) []byteRange {
 	s := h.slot(fh)
 	l := s.current.Load()
@@ -46,7 +46,7 @@ func (h *Handles) isWhole(fh uint64) bool {
 	return len(ranges) == 1 && ranges[0] == byteRange{0, int64(h.slot(fh).size.Load())}
 }
 
-// deliver notes that what r reads was delivered. added says whether some of it was not before.
+// deliver notes that the range of r was delivered. added says whether some of its bytes were not before.
 func (h *Handles) deliver(r Read) (added bool, err error) {
 	p := byteRange{r.Off, r.end()}
 	h.scratch = h.scratch[:0]
@@ -73,7 +73,7 @@ func (h *Handles) deliver(r Read) (added bool, err error) {
 	return true, h.setRanges(r.FH, h.scratch)
 }
 
-// takeBack notes that what r reads was not delivered.
+// takeBack notes that the range of r was not delivered.
 func (h *Handles) takeBack(r Read) {
 	h.scratch = h.scratch[:0]
 	for _, old := range h.ranges(r.FH) {

@@ -8,89 +8,6 @@ import (
 	"testing"
 )
 
-// A batch is over when each of its bytes was delivered, in whatever ranges and order, and however often some were.
-func TestDeliveredMeansEachByte(t *testing.T) {
-	const size, rows = 1000, 10
-	row := func(i int) Span { return Span{int64(i) * size / rows, size / rows, size} }
-	ordinary := slices.Collect(func(yield func(int) bool) {
-		for i := range rows {
-			yield(i)
-		}
-	})
-	backwards := slices.Clone(ordinary)
-	slices.Reverse(backwards)
-	for name, order := range map[string][]int{
-		"in order":            ordinary,
-		"backwards":           backwards,
-		"each twice":          {0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9},
-		"one again and again": {0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 9, 9, 9, 1, 2, 3, 4, 5, 6, 7, 8},
-		"odd ones first":      {1, 3, 5, 7, 9, 8, 6, 4, 2, 0},
-		"the second first":    {1, 0, 2, 3, 4, 5, 6, 7, 8, 9},
-		"the end twice":       {9, 9, 0, 1, 2, 3, 4, 5, 6, 7, 8},
-	} {
-		t.Run(name, func(t *testing.T) {
-			h := begin(t)
-			fh, _ := h.Open(1, false, 1)
-			id := uint64(2)
-			for batch := range uint64(4) {
-				for _, i := range order {
-					id += 2
-					if k, ok := h.read(fh, id, row(i), 0); !ok || k != batch {
-						t.Fatalf("row %d of batch %d is of batch %d, %v", i, batch, k, ok)
-					}
-				}
-			}
-		})
-	}
-}
-
-// What the last request of a batch delivered may be read again, and is of the same batch; but not from the beginning.
-func TestLastRequestAgain(t *testing.T) {
-	const size = 1536 // of which stdio reads 512 at once
-	h := begin(t)
-	fh, _ := h.Open(1, false, 1)
-	id := uint64(2)
-	for i, test := range []struct {
-		off, n int64
-		want   uint64
-	}{
-		{0, 1024, 0}, {1024, 512, 0}, {1024, 512, 0}, {1200, 100, 0}, {1000, 100, 1},
-		{0, size, 1}, {768, 768, 1}, {512, 1024, 1}, {0, size, 2}, {0, 768, 3}, {768, 768, 3}, {512, 1024, 4},
-	} {
-		id += 2
-		if k, ok := h.read(fh, id, Span{test.off, test.n, size}, 0); !ok || k != test.want {
-			t.Errorf("read %d, %d bytes at %d, is of batch %d, want %d", i, test.n, test.off, k, test.want)
-		}
-	}
-}
-
-// A program that learns the size of a file by reading its last block, as numpy.fromfile does, has one batch; and so have one that
-// reads y before x, and threads that read a batch in blocks, of which the last one comes first.
-func TestEndFirst(t *testing.T) {
-	const size = 1534
-	for name, test := range map[string]struct {
-		reads []Read
-		probe bool // the first read is for the size alone
-	}{
-		"stdio":   {[]Read{{PastEnd: true, Span: Span{1024, 510, size}}, {Span: Span{0, 1024, size}}, {PastEnd: true, Span: Span{1024, 510, size}}}, true},
-		"y, x":    {[]Read{{Span: Span{1024, 510, size}}, {Span: Span{0, 1024, size}}}, false},
-		"threads": {[]Read{{PastEnd: true, Thread: 1, Span: Span{1024, 510, size}}, {Thread: 2, Span: Span{0, 1024, size}}}, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			h := begin(t)
-			fh, _ := h.Open(1, false, 1)
-			for i := range 5 * len(test.reads) {
-				r := test.reads[i%len(test.reads)]
-				r.FH, r.ID = fh, uint64(2*i+2)
-				k, _, err := h.AssignBatch(r)
-				if want := uint64(i / len(test.reads)); err != nil || k != want && !(test.probe && i%len(test.reads) == 0) {
-					t.Fatalf("read %d is of batch %d, %v, want %d", i, k, err, want)
-				}
-			}
-		})
-	}
-}
-
 // Whatever is read, the ranges are what a table of bytes says.
 func TestPieces(t *testing.T) {
 	const size = 200
@@ -207,29 +124,6 @@ func TestCutReads(t *testing.T) {
 	for _, point := range slices.Compact(all) {
 		for nth := 1; nth <= 20; nth++ {
 			t.Run(fmt.Sprint(point, " ", nth), func(t *testing.T) { run(t, rand.New(rand.NewPCG(uint64(nth), 1)), point, nth) })
-		}
-	}
-}
-
-// A thread that is in the middle of nothing begins where the handle is: one of them may read a batch that others began.
-func TestThreadsThatReadTogether(t *testing.T) {
-	const part = 100
-	h := begin(t)
-	fh, _ := h.Open(1, false, 1)
-	id := uint64(2)
-	read := func(thread uint64, i int) (k uint64) {
-		id += 2
-		k, _, err := h.AssignBatch(Read{FH: fh, ID: id, Thread: thread, Span: Span{int64(i) * part, part, 3 * part}, Cut: i < 2})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return k
-	}
-	for batch := range uint64(10) {
-		for i := range 3 { // as a pool of threads reads a file, the parts one after the other
-			if k := read(rand.Uint64N(3), i); k != batch {
-				t.Fatalf("part %d of batch %d is of batch %d", i, batch, k)
-			}
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"bytes"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -31,10 +32,10 @@ func (e *Entry) Name() string { return getText(e.name[:]) }
 // User is the id of the user who looked the sequence up first.
 func (e *Entry) User() uint32 { return uint32(e.user.Load()) }
 
-// Fault is the last error, up to 512 bytes of it, or empty.
+// Fault is the last error, cut to 512 bytes, or empty.
 func (e *Entry) Fault() string { return getText(e.fault[:]) }
 
-// SetFault notes the last error. The caller serialises calls, and those of Fault.
+// SetFault notes the last error. The caller serialises SetFault and Fault.
 func (e *Entry) SetFault(text string) { setText(e.fault[:], text) }
 
 // Moved says whether the cursor is not where it began: such a sequence is never forgotten, because a number must never come
@@ -98,22 +99,13 @@ func (s *Shared) NewConnection() {
 		s.Sequences[n+1].lookups.Store(0)
 	}
 	s.names.forgotten.Store(s.names.noted.Load())
-	s.lookups.request.Store(0)
-	for i := range s.lookups.counted {
-		s.lookups.counted[i].Store(0)
-	}
-	for i := range s.assignments {
-		s.assignments[i].id.Store(0)
-	}
-	for i := range s.unfinished {
-		s.unfinished[i].fh.Store(0)
-	}
-	for i := range s.attempts {
-		s.attempts[i].id.Store(0)
+	s.assigning.id.Store(0)
+	for _, ofRequests := range []section{sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.lookups), sectionAt(&s.attempts)} {
+		clear(unsafe.Slice((*byte)(*ofRequests.field), ofRequests.bytes))
 	}
 }
 
-// Monotonic is the time in nanoseconds by a clock that all processes of a host share and that nobody sets.
+// Monotonic is the time in nanoseconds by a clock that all processes of a host share, and that cannot be set.
 func Monotonic() int64 {
 	var now unix.Timespec
 	unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
@@ -123,8 +115,7 @@ func Monotonic() int64 {
 // Silent is how long ago the worker last answered the supervisor, which asks every second.
 func (s *Shared) Silent() time.Duration { return time.Duration(Monotonic() - s.Heartbeat.Load()) }
 
-// Waiting tells of each sequence whose token files have not answered for more than a second how long its longest request
-// has waited.
+// Waiting returns how long the longest request has waited, for each sequence whose token files have not answered for more than a second.
 func (s *Shared) Waiting() map[string]time.Duration {
 	waiting := map[string]time.Duration{}
 	for n := range s.SequencesUsed() {

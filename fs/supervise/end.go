@@ -8,7 +8,7 @@ import (
 )
 
 var (
-	errStopped = errors.New("told to stop")     // the mount ends because somebody asked for that
+	errStopped = errors.New("told to stop")     // the mount ends because a user asked for that
 	errOver    = errors.New("it was unmounted") // the kernel has closed the connection
 )
 
@@ -36,13 +36,13 @@ func (s *supervisor) stop() error {
 
 // tryToEnd unmounts if no file is open, or when the grace period is over.
 func (s *supervisor) tryToEnd() error {
-	if s.Connection != nil { // whoever mounted ends the wait earlier, by unmounting
+	if s.Connection != nil { // the process that mounted ends the wait earlier, by unmounting
 		if time.Now().Before(s.ending) {
 			return nil
 		}
 		return errStopped
 	}
-	err := error(unix.EBUSY) // a mount that somebody detached counts as busy, so its readers get the grace period too
+	err := error(unix.EBUSY) // a mount that was detached counts as busy, so its readers get the grace period too
 	if now, _ := s.mounted.Now(); now != nil {
 		err = now.Unmount(false)
 	}
@@ -64,7 +64,7 @@ func (s *supervisor) tryToEnd() error {
 	return nil
 }
 
-// detach unmounts, whoever has files open, unless another filesystem is mounted over this one.
+// detach unmounts, also under open files, unless another filesystem is mounted over this one.
 func (s *supervisor) detach() error {
 	if err := s.mounted.Unmount(true); !errors.Is(err, unix.EBUSY) {
 		return err

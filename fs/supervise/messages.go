@@ -22,7 +22,7 @@ const (
 // A message is what one of them sends the other.
 type message struct {
 	text string
-	file *os.File // that comes with a snapshot, or nil
+	file *os.File // the snapshot, or nil
 }
 
 // A socket is one end of what a supervisor and a worker talk over. One goroutine at a time may receive.

@@ -13,26 +13,20 @@ import (
 func (s *supervisor) replace(why error) error {
 	began := time.Now()
 	why = s.endWorker(why)
-	for failed, isRestart := why, false; ; {
-		var err error
-		if isRestart, err = s.awaitAttempt(failed, isRestart); err != nil {
+	for failed := why; ; {
+		if err := s.awaitAttempt(failed); err != nil {
 			return err
 		}
-		switch failed = s.begin(isRestart); {
+		failed = s.begin(false)
+		switch {
 		case failed == nil:
 			s.Log.Warn("the worker ended: another goes on", "why", why, "after", time.Since(began), "attempts", s.attempts,
 				"pid", s.worker.cmd.Process.Pid)
-			if isRestart {
-				s.restarted()
-			}
 			s.standBy()
 			return nil
 		case isEnd(failed):
 			return failed
-		case isRestart:
-			s.endRestart(failed.Error())
-		}
-		if errors.As(failed, new(machineError)) && !s.isTold {
+		case errors.As(failed, new(machineError)) && !s.isTold:
 			s.isTold = true
 			s.Log.Error("no worker serves, and the machine starts none or kills it: readers wait, and it is tried until one serves", "err", failed)
 		}
@@ -77,32 +71,32 @@ func (s *supervisor) drain() {
 	}
 }
 
-// awaitAttempt waits until another worker may be tried, after one that failed. It ends early, and returns true, if a restart is
-// asked for; a failure of a restart does not count. The error is the end of the mount, or that too many workers have failed.
-func (s *supervisor) awaitAttempt(failed error, wasRestart bool) (isRestart bool, err error) {
-	if s.attempts++; !wasRestart && !errors.As(failed, new(machineError)) {
+// awaitAttempt waits until another worker may be tried, after one that failed. The error is the end of the mount, or that too many
+// workers have failed.
+func (s *supervisor) awaitAttempt(failed error) error {
+	if s.attempts++; !errors.As(failed, new(machineError)) {
 		if s.failures++; s.failures > maxFailures {
-			return false, fmt.Errorf("%d processes in a row ended before they had answered a request; the last one: %w", maxFailures, failed)
+			return fmt.Errorf("%d processes in a row ended before they had answered a request; the last one: %w", maxFailures, failed)
 		}
 	}
 	over := time.Now()
 	if n := s.attempts - 2; n >= 0 {
 		over = over.Add(min(s.backOff<<min(n, 10), maxBackOff))
 	}
-	for left := time.Until(over); left > 0 && !isRestart; left = time.Until(over) {
+	for {
 		if err := s.attend(); err != nil {
-			return false, err
+			return err
 		}
-		select {
-		case <-s.Restart:
-			isRestart = true
-		case <-time.After(min(left, lookEvery)):
+		left := time.Until(over)
+		if left <= 0 {
+			break
 		}
+		time.Sleep(min(left, lookEvery))
 	}
-	if err := s.attend(); err != nil || s.resends() {
-		return isRestart, err
+	if s.resends() {
+		return nil
 	}
-	return isRestart, s.remount()
+	return s.remount()
 }
 
 // attend does what run does, as far as it needs no worker. The error isEnd at the end of the mount.
@@ -134,7 +128,7 @@ func (s *supervisor) remount() error {
 		return err
 	}
 	if now == nil {
-		return errStopped // somebody unmounted it under its readers
+		return errStopped // it was unmounted under its readers
 	}
 	if err := now.Unmount(true); err != nil {
 		return err

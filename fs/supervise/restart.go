@@ -2,7 +2,7 @@ package supervise
 
 import "errors"
 
-// restart begins to replace the worker on purpose, unless that is under way: whoever asked waits for the same outcome then.
+// restart begins to replace the worker on purpose, unless that is under way: then both requests get one outcome.
 func (s *supervisor) restart() {
 	switch {
 	case s.next != nil && s.next.isReload:
@@ -31,7 +31,7 @@ func (s *supervisor) refuse(err error) {
 	s.endRestart(err.Error())
 }
 
-// endRestart tells whoever asked for a restart how it ended: why it was refused, or "".
+// endRestart notes how a restart ended, for the command that waits for it: why it was refused, or "".
 func (s *supervisor) endRestart(outcome string) {
 	s.shared.LastRestart.Set([]byte(outcome))
 	s.shared.Restarts.Add(1)
@@ -74,7 +74,7 @@ func (s *supervisor) handOver() error {
 	return nil
 }
 
-// restarted tells that the worker that a restart was asked for serves.
+// restarted notes that the worker of a restart serves.
 func (s *supervisor) restarted() {
 	pid := s.worker.cmd.Process.Pid
 	s.Log.Info("restarted: a new worker serves", "pid", pid)

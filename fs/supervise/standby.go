@@ -64,25 +64,18 @@ func (s *supervisor) promote(p *workerProcess) error {
 	return nil
 }
 
-// standBy starts a worker that stands by, because starting one takes long while readers keep every processor busy.
+// standBy starts a worker that stands by, because starting one takes long while readers keep every processor busy. Without one,
+// replacing a worker takes longer.
 func (s *supervisor) standBy() {
 	if s.next != nil || !s.ending.IsZero() || !s.resends() {
 		return
 	}
 	next, err := s.start(false)
 	if err != nil {
-		s.warnAlone(err)
+		s.Log.Debug("no process stands by", "err", err)
 		return
 	}
 	s.next = next
-}
-
-// warnAlone logs that no process can be made to stand by, once until one does.
-func (s *supervisor) warnAlone(err error) {
-	if !s.isAlone {
-		s.Log.Warn("no process stands by, so replacing a worker takes longer: the machine starts none, or it ends at once", "err", err)
-	}
-	s.isAlone = true
 }
 
 // resends says whether the kernel sends again what a dead worker left unanswered. Its first request tells.
@@ -101,10 +94,6 @@ func (s *supervisor) receivedNext(m message) error {
 		return s.handOver()
 	case m.text == msgPrepared:
 		s.next.isPrepared = true
-		if s.isAlone {
-			s.isAlone = false
-			s.Log.Info("a process stands by again")
-		}
 	default:
 		s.drop(s.next.failure(m))
 	}
@@ -116,13 +105,10 @@ func (s *supervisor) drop(why error) {
 	next := s.next
 	s.next = nil
 	next.kill()
-	switch {
-	case next.isReload:
+	if next.isReload {
 		s.refuse(why)
-	case next.isPrepared:
-		s.Log.Debug("no process stands by for a moment", "err", why)
-	default:
-		s.warnAlone(why)
+	} else {
+		s.Log.Debug("no process stands by", "err", why)
 	}
 }
 

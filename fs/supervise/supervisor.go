@@ -22,11 +22,11 @@ import (
 
 // Options are what a supervisor depends on.
 type Options struct {
-	// Connection is that of a mount that somebody else made, as mount.HandedOver returns it, or nil to mount. Run closes it.
+	// Connection is the connection of a mount that another process made, as mount.HandedOver returns it, or nil to mount. Run closes it.
 	Connection *os.File
 	AllowOther bool // users other than the one that mounts may read, as far as the files' permissions let them
-	// Worker returns the command of a worker, a process that calls ConnectSupervisor. The supervisor hands it descriptors; those of
-	// the command itself begin at ExtraFd. reload asks for a worker that reads the program and the configuration as they are now.
+	// Worker returns the command of a worker, a process that calls ConnectSupervisor. The supervisor adds descriptors; the command's
+	// own begin at ExtraFd. reload asks for a worker that reads the program and the configuration as they are now.
 	Worker   func(reload bool) *exec.Cmd
 	Snapshot *os.File         // what the first worker begins from; Run closes it
 	Restart  <-chan os.Signal // replaces the worker
@@ -62,8 +62,7 @@ type supervisor struct {
 	pingEvery   time.Duration
 	silentLimit time.Duration // a worker hangs that could work for so long and did not answer a ping
 
-	next    *workerProcess // that can replace the worker, or soon will, or nil
-	isAlone bool           // it is logged that no process stands by
+	next *workerProcess // that can replace the worker, or soon will, or nil
 
 	ending      time.Time // end of the grace period; zero: the mount should not end
 	isWarned    bool      // it is logged that files are open
@@ -75,8 +74,8 @@ const (
 	maxMessages = 64
 	// A worker that gets ready may work for so long.
 	startLimit = 20 * time.Second
-	// The supervisor looks this often for what no message tells: that a worker has ended whose threads cannot be killed, and keep
-	// its socket open; and, in the grace period, that no file is open any more.
+	// The supervisor looks this often for what no message tells: whether the worker has ended, and threads that cannot be killed keep
+	// its socket open; and, in the grace period, whether files are still open.
 	lookEvery = 50 * time.Millisecond
 	// A worker that has served for so long did not fail at once, also if there was no request to answer.
 	settled = 200 * time.Millisecond
@@ -94,9 +93,8 @@ func newSupervisor(o Options, mounted *mount.Mounted, connection *os.File, share
 	}
 }
 
-// Run mounts at an absolute path and sees to it that a worker serves until the mount ends, whoever ends it. The error is nil if
-// the mount was unmounted, or Stop asked for its end. A mount that somebody else made is left to them: when the connection ends, its
-// readers get errors.
+// Run mounts at an absolute path and has a worker serve until the mount ends. The error is nil if the mount was unmounted, or Stop
+// asked for its end. Run does not unmount what another process made: when the connection ends, its readers get errors.
 func Run(mountpoint string, o Options) error {
 	// The kernel kills a worker when the thread that started it ends.
 	runtime.LockOSThread()
@@ -223,6 +221,7 @@ func (s *supervisor) received(m message, ok bool) error {
 // process may have been stopped for a while, and of a ping only what the worker could work.
 func (s *supervisor) ping() error {
 	if s.silent += s.worker.worked(s.pingEvery); s.silent > s.silentLimit {
+		s.shared.Crashes.Add(1)
 		return s.replace(errors.New("it did not answer"))
 	}
 	s.worker.socket.send(msgPing, nil) // an error means that it has ended, which its socket tells too
@@ -232,8 +231,9 @@ func (s *supervisor) ping() error {
 
 // look handles what no message tells.
 func (s *supervisor) look() error {
+	_, isDying := s.worker.isDying()
 	switch {
-	case s.worker.isDying():
+	case isDying:
 		return s.replace(nil)
 	case s.next != nil && !s.next.isPrepared && s.next.isLate(startLimit):
 		s.drop(errLate(startLimit))

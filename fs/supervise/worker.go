@@ -21,10 +21,10 @@ const (
 	ExtraFd
 )
 
-// ErrReplaced says that another process serves the mount now, or that nobody is to serve it any more. The worker should end.
+// ErrReplaced says that another process serves the mount now, or that the mount ends. The worker should end.
 var ErrReplaced = errors.New("another process serves")
 
-// ErrPanicked says that a request panicked, and that another process should go on.
+// ErrPanicked says that a request panicked, and that another process should serve.
 var ErrPanicked = errors.New("a request panicked")
 
 // A Worker is this process as a worker: what its supervisor handed to it, and what it tells the supervisor.
@@ -41,7 +41,9 @@ func ConnectSupervisor() (*Worker, error) {
 	for fd := connectionFd; fd <= ExtraFd; fd++ {
 		unix.CloseOnExec(fd)
 	}
-	w := &Worker{Snapshot: os.NewFile(snapshotFd, "snapshot"), Connection: connectionFd, socket: &socket{file: os.NewFile(socketFd, "supervisor")}}
+	w := &Worker{
+		Snapshot: os.NewFile(snapshotFd, "snapshot"), Connection: connectionFd, socket: &socket{file: os.NewFile(socketFd, "supervisor")},
+	}
 	shared := os.NewFile(sharedFd, "shared")
 	defer shared.Close()
 	dieBefore()
@@ -76,9 +78,9 @@ func (w *Worker) AwaitPromotion() error {
 	return nil
 }
 
-// dieBefore has the kernel, when memory is short, kill this process before those that it would have taken until now. Of a mount
-// the worker that serves should die first, which nobody notices, then the one that stands by, and the supervisor last. A process
-// begins with what its supervisor has, and calls this once to stand by and once to serve.
+// dieBefore raises this process's score, by which the kernel chooses whom to kill when memory is short. The worker that serves should
+// die first, which no reader notices, then the standby, and the supervisor last. A process begins with its supervisor's score, and
+// calls this once to stand by and once to serve.
 func dieBefore() {
 	const file, step, most = "/proc/self/oom_score_adj", 250, 1000
 	text, _ := os.ReadFile(file)

@@ -71,9 +71,9 @@ func errLate(limit time.Duration) error {
 	return fmt.Errorf("the process that was to serve did not get ready within %v", limit)
 }
 
-// worked returns how much of a while that has passed this process could work in. If the machine keeps its threads waiting for a
-// processor, that is only the processor time that it got; otherwise all of the while, also if it waited for something else. So
-// a machine that is busy, or that gives a process a part of a processor only, makes no worker late, and one that hangs is late.
+// worked returns how long this process could work in a while that has passed. If its threads wait for a processor, that is only the
+// processor time that it got; otherwise the whole while, also if it waited for something else. So a busy machine, or a small share of
+// a processor, makes no worker late, and a worker that hangs is late.
 func (p *workerProcess) worked(while time.Duration) time.Duration {
 	stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid))
 	if err != nil {
@@ -160,17 +160,24 @@ func (p *workerProcess) howEnded() string {
 	return words
 }
 
-// status is that of a process that was killed or has ended by itself. whole says whether all of its threads have ended.
+// status is how a process ended that was killed or has ended by itself. whole says whether all its threads have ended.
 func (p *workerProcess) status() (status syscall.WaitStatus, whole bool) {
 	select {
 	case <-p.ended:
 		return p.cmd.ProcessState.Sys().(syscall.WaitStatus), true
 	default:
-		if stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid)); err == nil && stat.State == 'Z' {
-			return stat.Ended, false
-		}
-		return syscall.WaitStatus(syscall.SIGKILL), false
 	}
+	status, isDying := p.isDying()
+	if !isDying {
+		status = syscall.WaitStatus(syscall.SIGKILL)
+	}
+	return status, false
+}
+
+// isDying says whether the first thread has ended, and how, and others have not.
+func (p *workerProcess) isDying() (syscall.WaitStatus, bool) {
+	stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid))
+	return stat.Ended, err == nil && stat.State == 'Z'
 }
 
 const (
@@ -210,10 +217,4 @@ func (p *workerProcess) hasThread(states string) bool {
 		stat, err := process.ReadStat(fmt.Sprintf("%s/task/%d", process.Dir(pid), thread))
 		return err == nil && strings.IndexByte(states, stat.State) >= 0
 	})
-}
-
-// isDying says whether the first thread has ended and others have not.
-func (p *workerProcess) isDying() bool {
-	stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid))
-	return err == nil && stat.State == 'Z'
 }

@@ -1,4 +1,4 @@
-// Package process reads what the kernel tells about processes and threads in /proc.
+// Package process reads what /proc says about processes and threads.
 package process
 
 import (
@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Stat is part of what the kernel tells about a process or a thread.
+// Stat is part of what /proc says about a process or a thread.
 type Stat struct {
 	State byte               // R runs or wants to, S sleeps, D waits for a disk, T is stopped by a signal, Z has ended and was not waited for, …
 	Began uint64             // when it began: clock ticks since the host did
@@ -57,7 +57,7 @@ func OneLine(name string) string {
 	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
 }
 
-// User returns the user whose process it is, and the groups. The error is that of os.ReadFile where there is no such process.
+// User returns the user whose process it is, and the groups. The error is os.ReadFile's where there is no such process.
 func User(pid int) (*syscall.Credential, error) {
 	status, err := os.ReadFile(Dir(pid) + "/status")
 	if err != nil {
@@ -93,8 +93,8 @@ func OfThread(id int) int {
 	return process
 }
 
-// ReadStat reads the file stat of a directory of /proc: that of a process ([Dir]), or of a thread in its task/. The error is
-// that of os.ReadFile where there is no such process.
+// ReadStat reads the file stat in a directory of /proc: a process's ([Dir]), or a thread's in its task/. The error is os.ReadFile's
+// where there is no such process.
 func ReadStat(dir string) (Stat, error) {
 	text, err := os.ReadFile(dir + "/stat")
 	if err != nil {
