@@ -91,8 +91,8 @@ func TestErrorsOfArrays(t *testing.T) {
 		array(`name = "a.npy"`, files):                             `config.toml:4: splits.train.arrays.0.name: must be 1 to 32 letters`,
 		array(`name = "`+strings.Repeat("a", 33)+`"`, files):       `config.toml:4: splits.train.arrays.0.name: must be 1 to 32 letters`,
 		array(name, `files = []`):                                  `config.toml:5: splits.train.arrays.0.files: must be a path`,
-		array(name, files, "[[splits.train.arrays]]", name, files): `config.toml:6: splits.train.arrays: two arrays have the name "mask"`,
-		array(eleven[1:]...):                                       `config.toml:33: splits.train.arrays: at most 10 arrays beside the tokens (got 11)`,
+		array(name, files, "[[splits.train.arrays]]", name, files): `config.toml:3: splits.train.arrays: two arrays have the name "mask"`,
+		array(eleven[1:]...):                                       `config.toml:3: splits.train.arrays: at most 10 arrays beside the tokens (got 11)`,
 		"[splits.train]\ntokens = \"a.bin\"\narrays = 3":           `config.toml:3: splits.train.arrays: must be tables, each [[splits.train.arrays]], or a list [{name = "mask", files = "mask.npy"}] (got 3)`,
 		"[splits.train.arrays]\nname = 3":                          `config.toml:1: splits.train.arrays: must be tables, each [[splits.train.arrays]]`,
 
