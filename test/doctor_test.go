@@ -86,7 +86,7 @@ func TestDoctorOfMounts(t *testing.T) {
 	awaitSays(healthy)
 
 	noError(t, syscall.Kill(keeper, syscall.SIGSTOP))
-	awaitSays(fmt.Sprintf("stuck: process %d, which keeps the mount, is stopped; have it go on with: kill -CONT %[1]d", keeper))
+	awaitSays(fmt.Sprintf("stuck: process %d, which keeps the mount, is stopped; continue it with: kill -CONT %[1]d", keeper))
 	noError(t, syscall.Kill(keeper, syscall.SIGCONT))
 	awaitSays(healthy)
 

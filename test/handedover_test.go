@@ -101,7 +101,7 @@ func TestHandedOver(t *testing.T) {
 		t.Errorf("batch 7 is %s, want %s", got, want[7])
 	}
 
-	if said := run(t, append(hidden, "unmount", dir)...); !strings.Contains(said, "whoever mounted it must unmount it") {
+	if said := run(t, append(hidden, "unmount", dir)...); !strings.Contains(said, "the process that mounted it must unmount it") {
 		t.Errorf("unmount: %s", said)
 	}
 	m.awaitEnd(t)

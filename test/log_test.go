@@ -171,7 +171,7 @@ func TestLogToANamedPipe(t *testing.T) {
 	noError(t, unix.Mkfifo(fifo, 0o600))
 	for _, flags := range [][]string{nil, {"-d"}} {
 		args := append([]string{batchfs, "mount", "-c", config, "--log", fifo, t.TempDir()}, flags...)
-		if _, stderr, err := try(t, args...); err == nil || !strings.Contains(stderr, "nobody reads the named pipe "+fifo) {
+		if _, stderr, err := try(t, args...); err == nil || !strings.Contains(stderr, "no program reads the named pipe "+fifo) {
 			t.Errorf("%v: %s", err, stderr)
 		}
 	}

@@ -144,7 +144,7 @@ func TestPrepareDiskFull(t *testing.T) {
 	}
 	t.Cleanup(func() { syscall.Unmount(out, syscall.MNT_DETACH) })
 	_, stderr, err := try(t, append(args, out)...)
-	if err == nil || !strings.Contains(stderr, "no space left on device; the same command goes on from what is done") {
+	if err == nil || !strings.Contains(stderr, "no space left on device; the same command continues from what is done") {
 		t.Errorf("on a full disk: %v %s", err, stderr)
 	}
 	if entries, _ := os.ReadDir(out); len(entries) != 1 || entries[0].Name() != ".prepare" {

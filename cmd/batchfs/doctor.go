@@ -125,7 +125,7 @@ func (d *doctor) lookAtMounted() {
 
 func (d *doctor) lookAtAll() {
 	m, _, _ := findMount(d.config.Mountpoint)
-	if m == nil || !m.HandedOver { // whoever mounted needed these
+	if m == nil || !m.HandedOver { // else another process has mounted
 		d.look("/dev/fuse", d.device)
 		d.look("right to mount", d.right)
 	}
@@ -288,7 +288,7 @@ func diagnose(m *mount.Mounted) (string, error) {
 		return "", fmt.Errorf("%s is dead: process %d, which kept the mount, is gone; free it with: batchfs unmount %[1]s", m.Mountpoint, m.Supervisor)
 	}
 	if m.Stopped() {
-		return "", fmt.Errorf("%s is stuck: process %d, which keeps the mount, is stopped; have it go on with: kill -CONT %[2]d", m.Mountpoint, m.Supervisor)
+		return "", fmt.Errorf("%s is stuck: process %d, which keeps the mount, is stopped; continue it with: kill -CONT %[2]d", m.Mountpoint, m.Supervisor)
 	}
 	euid := os.Geteuid()
 	if euid != 0 && euid != m.Owner && !m.AllowOther {
@@ -404,7 +404,7 @@ func (d *doctor) available() int64 {
 			dir := "sys/fs/cgroup" + group
 			if limit, limited := d.number(dir+"/memory.max", ""); limited {
 				used, _ := d.number(dir+"/memory.current", "")
-				// The group gives up page cache that nobody has used lately before it runs out of memory.
+				// The kernel frees page cache that was not used lately before the group runs out of memory.
 				cached, _ := d.number(dir+"/memory.stat", "inactive_file")
 				size = min(size, max(limit-max(used-cached, 0), 0))
 			}

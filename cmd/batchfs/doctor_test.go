@@ -57,7 +57,7 @@ func TestDoctor(t *testing.T) {
 			map[string]string{meminfo: free("1048"), cgroup: "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "max\n", "sys/fs/cgroup/a/memory.max": "67108864\n"},
 			"FIX  memory: 64 MiB are free here"},
 
-		// A group has left what it does not use, and what it uses for pages that nobody needs.
+		// A group has left what it does not use, and its inactive page cache.
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a\n", group + "/memory.max": gib, group + "/memory.current": mib(900),
 			group + "/memory.stat": "anon 1\ninactive_anon 5\nactive_file 7\ninactive_file " + mib(200)},
 			"ok   memory: 324 MiB are free here, and batchfs takes 192 MiB"},

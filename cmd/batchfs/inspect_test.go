@@ -66,7 +66,7 @@ func batchOf(t testing.TB, d *dataset.Dataset, k uint64) []byte {
 	return b
 }
 
-// rowBytes are those of row j of a batch: of x and then y, or of the layout tokens.
+// rowBytes are the bytes of row j of a batch: of x and then y, or of the layout tokens.
 func rowBytes(d *dataset.Dataset, batch []byte, j int) []byte {
 	n := len(batch) / d.Sequence.BatchSize
 	if d.Sequence.Layout == sampler.XY {

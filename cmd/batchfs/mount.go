@@ -135,7 +135,7 @@ func (f *mountFlags) place(cmd *cobra.Command, c *config.Config) (mountpoint str
 	if connection, err = mount.HandedOver(f.fd); err != nil {
 		return "", nil, fmt.Errorf("--fd: %w", err)
 	}
-	mountpoint, err = filepath.Abs(c.Mountpoint) // and not touched: nobody serves it yet
+	mountpoint, err = filepath.Abs(c.Mountpoint) // and not touched: no worker serves it yet
 	return mountpoint, connection, err
 }
 

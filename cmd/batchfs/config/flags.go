@@ -152,5 +152,5 @@ func dataPattern(name string, entries []os.DirEntry) (glob string, strays []stri
 	return glob, strays, err
 }
 
-// dataEndings are those of token files.
+// dataEndings are the endings of token files.
 var dataEndings = []string{".bin", ".npy", ".ds"}

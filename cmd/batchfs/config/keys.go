@@ -95,7 +95,7 @@ var batchTable = table{name: "[batch]", what: "What a batch is, for all splits. 
 		sampler.Random, sampler.Shuffle, sampler.Sequential, sampler.Torch, sampler.Torch26),
 		what: "Where rows begin",
 		when: "random: anywhere; shuffle: each window of T once an epoch; sequential: window after window, for validation;\n" +
-			"torch: nanoGPT's rows, bit for bit, of one file or with join = true (torch-2.6: those of PyTorch up to 2.6)."},
+			"torch: nanoGPT's rows, bit for bit, of one file or with join = true (torch-2.6: as PyTorch up to 2.6)."},
 	{name: "seed", initial: 1337, inPath: true, kind: whole(func(c *Split) *uint64 { return &c.Seed }, 0, math.MaxInt64),
 		what: "What random and shuffle depend on, with the split's name, and torch with the rank",
 		when: "Change it for other rows."},
@@ -104,7 +104,7 @@ var batchTable = table{name: "[batch]", what: "What a batch is, for all splits. 
 		when: "Set it to continue from there and not from the seed. rank must be 0, and world 1."},
 	{name: "rank", initial: 0, inPath: true, kind: whole(func(c *Split) *int { return &c.Rank }, 0, sampler.MaxRows-1),
 		what: "Which of world readers this one is",
-		when: "Best set in the path. Batch k of rank r has rows k*B*world + r*B to k*B*world + r*B + B-1; with a torch order, those of seed + rank."},
+		when: "Best set in the path. Batch k of rank r has rows k*B*world + r*B to k*B*world + r*B + B-1; a torch order draws with seed + rank."},
 	{name: "world", initial: 1, inPath: true, kind: whole(func(c *Split) *int { return &c.World }, 1, sampler.MaxRows),
 		what: "How many ranks there are",
 		when: "Best set in the path, with rank."},
@@ -133,13 +133,13 @@ var batchTable = table{name: "[batch]", what: "What a batch is, for all splits. 
 		when: "To resume, set it to the step to continue with."},
 	{name: "steps", example: 10000, inPath: true, kind: whole(func(c *Split) *uint64 { return &c.Steps }, 1, sampler.MaxBatches),
 		what: "How many batches batches.bin and batches.npy have",
-		when: "Set it for a length of your own. Default: one epoch, that of the host with the fewest batches with shuffle_block."},
+		when: "Set it for a length of your own. Default: one epoch; with shuffle_block, of the host with the fewest batches."},
 }}
 
 // splitTable has the keys that only [splits.X] may have.
 var splitTable = table{name: "[splits.X]", what: "A directory X of the mount, any number of them. Besides the keys of [batch] it may have these.", keys: []key{
 	{name: "tokens", example: "data/train.bin", kind: paths(func(c *Split) *[]string { return &c.Tokens }),
-		what: "The files that hold the tokens, which are one array in this order, those of a glob sorted",
+		what: "The files that hold the tokens, one array in this order; a glob is sorted",
 		when: "Every split has it, or sources. Objects are named s3://bucket/key or gs://bucket/key."},
 	{name: "join", initial: false, kind: truth(func(c *Split) *bool { return &c.Join }),
 		what: "Whether a row may begin in one file and end in the next",
@@ -162,7 +162,7 @@ var sourceTable = table{name: "[[splits.X.sources]]", what: "A source of a mixtu
 		what: "Its part of all rows, next to the others' weights",
 		when: "Weights need not add up to 1."},
 	{name: "vocab_size", example: 50257, restart: true, kind: whole(func(c *Source) *int64 { return &c.VocabSize }, 0, 1<<32),
-		what: "As in [batch], for this source", when: "Default: that of the split."},
+		what: "As in [batch], for this source", when: "Default: the split's."},
 	{name: "arrays", what: "[[splits.X.sources.arrays]], the same for each source"},
 }}
 
@@ -202,7 +202,7 @@ var memoryTable = table{name: "[memory]", what: "How tokens are fetched: what it
 var mountTable = table{name: "[mount]", what: "The mount itself. `batchfs restart` changes timeout and settings_per_user only.", keys: []key{
 	{name: "allow_other", initial: false, kind: truth(func(c *Mount) *bool { return &c.AllowOther }),
 		what: "Whether users other than the one that mounts may read",
-		when: "Set it for services. Ordinary users need the line user_allow_other in /etc/fuse.conf. With mount --fd whoever mounts decides."},
+		when: "Set it for services. Ordinary users need the line user_allow_other in /etc/fuse.conf. With mount --fd the process that mounts decides."},
 	{name: "mode", initial: "0444", kind: mode,
 		what: "The permissions of files",
 		when: "Set \"0440\" or \"0400\" to keep others out. Who may read can also list directories."},

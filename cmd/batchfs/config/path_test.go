@@ -188,7 +188,7 @@ func TestPathErrors(t *testing.T) {
 	}
 }
 
-// Programs that look for a file that is not there are to be told that, and nothing else.
+// A program that looks for a file that is not there gets ENOENT.
 func TestUnknownSettingIsNoFile(t *testing.T) {
 	base := baseSplit(t, "world = 4")
 	for path, key := range map[string]string{
@@ -205,7 +205,7 @@ func TestUnknownSettingIsNoFile(t *testing.T) {
 	}
 }
 
-// A split is not changed by what is made of it.
+// With does not change the split.
 func TestPathLeavesTheSplit(t *testing.T) {
 	base := baseSplit(t, "world = 4")
 	before := *base

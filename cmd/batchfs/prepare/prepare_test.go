@@ -217,7 +217,7 @@ func TestPrepareLargeVocabulary(t *testing.T) {
 		t.Errorf("said %q, want %q at the end", said, want)
 	}
 	if got := testfiles.Bytes(t, "large/train.bin", 4*(1<<16), 4); string(got) != "\x00\x00\x00\x00" {
-		t.Errorf("the last token is %x, want 0, that of the first character of all", got)
+		t.Errorf("the last token is %x, want 0, the first character's", got)
 	}
 }
 

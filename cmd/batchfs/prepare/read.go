@@ -41,7 +41,7 @@ type chunk struct {
 type batch struct {
 	chunks []chunk
 	size   int      // of all texts
-	end    position // what comes next
+	end    position // of the next batch
 
 	slots int // that it takes of what may be under way
 	out   [len(splits)]encoded
@@ -59,7 +59,7 @@ type reader struct {
 
 	cut   func(text []byte) int  // how much of a text can be encoded without the rest
 	inVal func(text []byte) bool // of a text that begins so
-	tail  int64                  // val is what comes from this offset on, of the one text there is; 0 if inVal says
+	tail  int64                  // of a single text, val begins at this offset; 0 if inVal says
 	emit  func(*batch) error     // is not called again after an error
 
 	batch   *batch
@@ -131,7 +131,7 @@ func (r *reader) fill(s io.Reader, n int) (end bool, err error) {
 	return false, nil
 }
 
-// fillFrom is fill for an input of which at is the position. It drops a byte order mark at the beginning.
+// fillFrom is fill for an input that is at a position. It drops a byte order mark at the beginning.
 func (r *reader) fillFrom(s *stream, at *position, n int) (end bool, err error) {
 	end, err = r.fill(s, n)
 	if err == nil && at.Offset == 0 && bytes.HasPrefix(r.buf, byteOrderMark) {
@@ -274,9 +274,6 @@ func (r *reader) readRows(s *stream, at position) (err error) {
 		}
 		if err != nil {
 			return err
-		}
-		if at.Offset != row {
-			return fmt.Errorf("row group ends at row %d, and should at %d", at.Offset, row)
 		}
 	}
 	return nil

@@ -348,7 +348,7 @@ func TestPreparePages(t *testing.T) {
 			}
 			column, _ := f.Schema().Lookup("meta", "body")
 			at := int(f.Metadata().RowGroups[0].Columns[column.ColumnIndex].MetaData.DataPageOffset)
-			if name != "none" { // of which nothing is allocated by the header
+			if name != "none" { // parquet-go allocates nothing by its header
 				// A page header begins with three numbers, each after a byte: type, uncompressed size, compressed size.
 				_, n := binary.Uvarint([]byte(file[at+3:]))
 				lie := file[:at+3] + strings.Repeat("\x80", n-1) + "\x00" + file[at+3+n:]
@@ -385,7 +385,7 @@ func TestPrepareInvalid(t *testing.T) {
 	}
 }
 
-// Inputs come in the order of the arguments, those of a glob or a directory by path, and each once.
+// Inputs are read in the order of the arguments, those of a glob or a directory sorted by path, and each once.
 func TestPrepareGlobs(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Write(t, map[string]string{
@@ -684,8 +684,8 @@ func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
 		testfiles.Write(t, map[string]string{"b.jsonl": lines(documents[:200]) + "no JSON\n"})
 		os.RemoveAll("out")
 		_, err := prepareHere(t.Context(), strings.Fields("b.jsonl"+args)...)
-		if err == nil || !strings.HasSuffix(err.Error(), "; the same command goes on from what is done") {
-			t.Fatalf("error %v, want one that says how to go on", err)
+		if err == nil || !strings.HasSuffix(err.Error(), "; the same command continues from what is done") {
+			t.Fatalf("error %v, want one that says how to continue", err)
 		}
 		wantLeft(t, ".prepare")
 	}

@@ -65,7 +65,7 @@ type checked struct {
 	array   *cache.Array // nil if it cannot be opened
 	id      cache.Identity
 	numbers int64
-	base    int64    // where its numbers begin among those of all files of main arrays
+	base    int64    // where its numbers begin, counted over all files of main arrays
 	results []result // of its segments
 	failed  bool     // some of it could not be read
 }

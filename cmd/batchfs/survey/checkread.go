@@ -37,7 +37,7 @@ type result struct {
 	err error
 }
 
-// key is that of the state: of everything that the results depend on.
+// key names the state: it is a hash of everything that the results depend on.
 func (c *check) key() string {
 	sum := sha256.New()
 	fmt.Fprintln(sum, 1, c.size, c.window) // the first is the version of this
@@ -51,7 +51,7 @@ func (c *check) key() string {
 	return fmt.Sprintf("%x", sum.Sum(nil)[:16])
 }
 
-// segments are those of all files.
+// segments are the segments of all files.
 func (c *check) segments() (all []segment) {
 	for i, f := range c.files {
 		if f.array == nil {
