@@ -93,11 +93,11 @@ func (s *Split) settle() {
 	for _, b := range s.BesideOf(0) {
 		s.Settings.Arrays = append(s.Settings.Arrays, sampler.Beside{Name: b.Name, At: b.At})
 	}
-	pieces := s.Rows != sampler.Windows
+	ofDocuments := s.Rows != sampler.Windows
 	switch {
-	case s.EndOfText >= 0 && !s.FilesAreDocuments && !pieces:
+	case s.EndOfText >= 0 && !s.FilesAreDocuments && !ofDocuments:
 		s.Ends = sampler.EndsByToken
-	case s.Documents || s.MaskTargets || pieces:
+	case s.Documents || s.MaskTargets || ofDocuments:
 		s.Ends = sampler.EndsByIndex
 	}
 	s.EOT = uint64(max(s.EndOfText, 0))

@@ -84,7 +84,7 @@ bounded: a line, a row, or a text without the end of a word may have 64 MiB, a
 page of parquet 256 MiB.
 
 DIR gets its files when all are complete. A run that was interrupted, killed, or
-ended by a full disk goes on where it was when the same command is given again.`,
+ended by a full disk continues where it was when the same command is given again.`,
 		Example: `  batchfs prepare input.txt --out data
   batchfs prepare input.txt --by gpt2 --out data
   batchfs prepare 'web/**/*.jsonl.zst' --val 0.0005 --shard-tokens 100000000 --out data
