@@ -532,7 +532,7 @@ func checkValid(t testing.TB, c *Config) {
 }
 
 func load(file string, sets []string) (*Config, error) {
-	raw, err := readRaw(file, sets)
+	raw, err := (&Flags{Config: file, Sets: sets}).Read()
 	if err != nil {
 		return nil, err
 	}
