@@ -183,8 +183,8 @@ var arrayTable = table{name: "[[splits.X.arrays]]", what: "An array beside the t
 var memoryTable = table{name: "[memory]", what: "How tokens are fetched: what it costs, never what is read. `batchfs restart` changes any of these.", keys: []key{
 	{name: "access", initial: "remap", kind: word(func(c *Memory) *cache.Access { return &c.Access }, cache.Remap, cache.Advise, cache.Pread, cache.Map),
 		what: "What one read does",
-		when: "remap: map, copy the rows, unmap, as nanoGPT; pread: read row by row, faster for several readers; advise: keep a mapping and give\n" +
-			"the pages back. All stay within one batch; map gives nothing back. Arrays beside the tokens are read with pread under remap."},
+		when: "remap: map, copy the rows, unmap, as nanoGPT; pread: read row by row, faster for several readers; advise: keep a mapping, give pages back.\n" +
+			"Resident memory stays that of a batch; with map it grows to the files' size. Under remap, arrays beside the tokens are read with pread."},
 	{name: "page_cache", initial: "keep", kind: word(func(c *Memory) *string { return &c.PageCache }, "keep", "drop"),
 		what: "The kernel's page cache of what was read",
 		when: "Set drop on machines with little memory: reading again then costs the disk."},
@@ -225,7 +225,8 @@ var storeTable = table{name: "[store]", what: "Object storage, for tokens named 
 	"a web identity token, or the role of the container or machine; for gs:// they are HMAC keys. `batchfs restart` changes any of these.", keys: []key{
 	{name: "endpoint", example: "https://minio.example.com:9000", kind: text(func(c *Store) *string { return &c.Endpoint }, "the URL of a host"),
 		what: "The store",
-		when: "Set it for a store of your own. Default: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, else AWS, or Google for gs://. Only http:// is without TLS."},
+		when: "Set it for a store of your own. Default: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, else AWS, or Google for gs://. Only http:// is without TLS;\n" +
+			"SSL_CERT_FILE names the certificates of authorities to trust."},
 	{name: "region", example: "eu-central-1", kind: text(func(c *Store) *string { return &c.Region }, "the name of a region"),
 		what: "The region of the buckets",
 		when: "Default: AWS_REGION or AWS_DEFAULT_REGION, else what AWS says of the bucket."},
@@ -237,7 +238,8 @@ var storeTable = table{name: "[store]", what: "Object storage, for tokens named 
 		when: "Set it for public buckets."},
 	{name: "cache_dir", example: "/var/cache/batchfs", isFile: true, kind: text(func(c *Store) *string { return &c.CacheDir }, "a path"),
 		what: "A directory that keeps what was fetched, for all mounts of this host",
-		when: "Set it, or every epoch fetches everything. batchfs makes it with mode 0700; one of another user, or that others may write to, is refused."},
+		when: "Set it, or every epoch fetches everything. batchfs makes it with mode 0700, and refuses one of another user, or that others may write to.\n" +
+			"It may be deleted at any time."},
 	{name: "cache_shared", initial: false, kind: truth(func(c *Store) *bool { return &c.CacheShared }),
 		what: "Whether the group of cache_dir may use it too",
 		when: "Set it where the members of the group trust each other. The directory then has mode 2770."},
