@@ -63,7 +63,8 @@ var topTable = table{keys: []key{
 }}
 
 // batchTable has the keys of [batch], which [splits.X] may have too.
-var batchTable = table{name: "[batch]", what: "What a batch is, for all splits. [splits.X] may have these keys too, and overrides [batch] and --set batch.KEY.", keys: []key{
+var batchTable = table{name: "[batch]", what: "What a batch is, for all splits. " +
+	"[splits.X] may have these keys too, and overrides [batch] and --set batch.KEY.", keys: []key{
 	{name: "batch_size", initial: 12, inPath: true, kind: whole(func(c *Split) *int { return &c.BatchSize }, 1, sampler.MaxRows),
 		what: "B, the rows of a batch",
 		when: "Set it to what a training step takes. batch_size times world may be 16777216 at most."},
@@ -109,7 +110,7 @@ var batchTable = table{name: "[batch]", what: "What a batch is, for all splits. 
 		what: "How many ranks there are",
 		when: "Best set in the path, with rank."},
 	{name: "shuffle_block", initial: 0, inPath: true, kind: size(func(c *Split) *int64 { return &c.ShuffleBlock }, 64<<10, 1<<40),
-		what: "With order = \"shuffle\", how much of the tokens rows are drawn from at a time",
+		what: "With shuffle, how much of the tokens rows are drawn from at a time",
 		when: "Set it for tokens in a store, to a multiple of store.block_bytes: each host then reads a share of its own. 0 draws from everywhere."},
 	{name: "local_world", initial: 1, inPath: true, kind: whole(func(c *Split) *int { return &c.LocalWorld }, 1, sampler.MaxRows),
 		what: "With shuffle_block, how many ranks are on one host",
@@ -221,7 +222,8 @@ var mountTable = table{name: "[mount]", what: "The mount itself. `batchfs restar
 		when: "Raise it to the time of an epoch to let readers finish."},
 }}
 
-var storeTable = table{name: "[store]", what: "Object storage, for tokens named s3://bucket/key or gs://bucket/key. Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws,\n" +
+var storeTable = table{name: "[store]", what: "Object storage, for tokens named s3://bucket/key or gs://bucket/key. " +
+	"Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws,\n" +
 	"a web identity token, or the role of the container or machine; for gs:// they are HMAC keys. `batchfs restart` changes any of these.", keys: []key{
 	{name: "endpoint", example: "https://minio.example.com:9000", kind: text(func(c *Store) *string { return &c.Endpoint }, "the URL of a host"),
 		what: "The store",

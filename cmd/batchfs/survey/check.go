@@ -186,7 +186,8 @@ func (r *Report) Print(out io.Writer) {
 	for _, p := range r.Problems {
 		fmt.Fprintln(out, terminal.Printable(string(p.Message)))
 	}
-	fmt.Fprintf(out, "%s: %s, %s, %s read", strings.Join(r.Splits, ", "), terminal.Count(int64(r.Files), "file", "files"), terminal.Count(r.Tokens, "token", "tokens"), terminal.Size(r.Bytes))
+	files, tokens := terminal.Count(int64(r.Files), "file", "files"), terminal.Count(r.Tokens, "token", "tokens")
+	fmt.Fprintf(out, "%s: %s, %s, %s read", strings.Join(r.Splits, ", "), files, tokens, terminal.Size(r.Bytes))
 	if r.Resumed > 0 {
 		fmt.Fprintf(out, " (%s of them before this check continued)", terminal.Size(r.Resumed))
 	}
