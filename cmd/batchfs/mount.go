@@ -84,19 +84,10 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	splits, err := dataset.Open(c)
+	splits, err := openReadable(c)
 	if err != nil {
 		return err
 	}
-	for _, s := range splits {
-		if err := s.Unwritten(); err != nil {
-			return err
-		}
-		if err := s.TryRead(); err != nil {
-			return fmt.Errorf("splits.%s: a batch could not be read: %w", s.Split.Split, err)
-		}
-	}
-	cache.Flush() // the worker finds what was fetched here
 	snapshot, err := dataset.NewSnapshot(mountpoint, f.Flags, raw, splits)
 	if err != nil {
 		return err
@@ -124,6 +115,24 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 		describe(out, mountpoint, splits)
 		printf(out, "stop with Ctrl-C, or: batchfs unmount %s\n", mountpoint)
 	}))
+}
+
+// openReadable opens all splits, and reads a batch of each.
+func openReadable(c *config.Config) ([]*dataset.Dataset, error) {
+	splits, err := dataset.Open(c)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range splits {
+		if err := s.Unwritten(); err != nil {
+			return nil, err
+		}
+		if err := s.TryRead(); err != nil {
+			return nil, fmt.Errorf("splits.%s: a batch could not be read: %w", s.Split.Split, err)
+		}
+	}
+	cache.Flush() // the worker finds what was fetched here
+	return splits, nil
 }
 
 // place returns the mountpoint, absolute, and the connection if one was handed over.

@@ -239,16 +239,9 @@ func (r *reader) readRows(s *stream, at position) (err error) {
 		return err
 	}
 	name := strings.Join(r.column, ".")
-	column, ok := f.Schema().Lookup(r.column...)
-	switch {
-	case !ok:
-		var names []string
-		for _, path := range f.Schema().Columns() {
-			names = append(names, strings.Join(path, "."))
-		}
-		return fmt.Errorf("has no column %s, but %s: name one with --field", name, strings.Join(names, ", "))
-	case column.Node.Type().Kind() != parquetgo.ByteArray || column.MaxRepetitionLevel > 0:
-		return fmt.Errorf("column %s is not one text for each row: name another with --field", name)
+	column, err := r.textColumn(f, name)
+	if err != nil {
+		return err
 	}
 	row := int64(0)
 	for i, group := range f.RowGroups() {
@@ -256,8 +249,8 @@ func (r *reader) readRows(s *stream, at position) (err error) {
 			row += group.NumRows()
 			continue
 		}
-		chunk := newChunkReader(file, &f.Metadata().RowGroups[i].Columns[column.ColumnIndex].MetaData)
-		pages := group.ColumnChunks()[column.ColumnIndex].(*parquetgo.FileColumnChunk).PagesFrom(chunk)
+		chunk := newChunkReader(file, &f.Metadata().RowGroups[i].Columns[column].MetaData)
+		pages := group.ColumnChunks()[column].(*parquetgo.FileColumnChunk).PagesFrom(chunk)
 		if err := pages.SeekToRow(at.Offset - row); err != nil {
 			pages.Close()
 			return err
@@ -277,6 +270,22 @@ func (r *reader) readRows(s *stream, at position) (err error) {
 		}
 	}
 	return nil
+}
+
+// textColumn returns the index of the column to read.
+func (r *reader) textColumn(f *parquetgo.File, name string) (int, error) {
+	column, ok := f.Schema().Lookup(r.column...)
+	switch {
+	case !ok:
+		var names []string
+		for _, path := range f.Schema().Columns() {
+			names = append(names, strings.Join(path, "."))
+		}
+		return 0, fmt.Errorf("has no column %s, but %s: name one with --field", name, strings.Join(names, ", "))
+	case column.Node.Type().Kind() != parquetgo.ByteArray || column.MaxRepetitionLevel > 0:
+		return 0, fmt.Errorf("column %s is not one text for each row: name another with --field", name)
+	}
+	return column.ColumnIndex, nil
 }
 
 func (r *reader) readPages(in *input, pages parquetgo.Pages, at *position, bytes float64) error {
