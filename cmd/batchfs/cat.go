@@ -66,7 +66,7 @@ settings of that mount.`,
 	return cmd
 }
 
-// writeBatches writes the first n bytes of the main arrays of batches from, from+1, … read is the method of a sampler.Sequence.
+// writeBatches writes the first n bytes of the main arrays of batches from, from+1, …, which read reads as a sampler.Sequence does.
 func writeBatches(out io.Writer, batch array.Batch, read func(dst []byte, k uint64, off int64) error,
 	from uint64, n int64) error {
 	shown, size := batch.MainBytes(), batch.Bytes()

@@ -30,12 +30,12 @@ func doctorCommand() *cobra.Command {
 		Use:   "doctor [MOUNTPOINT]",
 		Short: "Say what keeps this machine from mounting, and what helps",
 		Long: `Look at what a mount needs, and say of each thing whether it is as it should be: a line "ok", or a line "FIX" that says
-what is wrong and what helps. The exit status is 1 if anything is to be fixed. Nothing is changed.
+what is wrong and what helps. The exit status is 1 if anything needs a fix. Nothing is changed.
 
 With a configuration, its token files are looked at too, and its mountpoint, or MOUNTPOINT. Of a batchfs that is mounted there
 it looks whether the token files are those that it serves, and can be read by the user that mounted.
 
-With --mounted it looks at nothing but that, and nothing mounted there is to be fixed too: for probes, as of Kubernetes. It never
+With --mounted it looks at nothing but that, and fails if nothing is mounted there: for probes, as of Kubernetes. It never
 waits for a mount that hangs.`,
 		Example: `  batchfs doctor
   batchfs doctor /mnt/batches
@@ -74,7 +74,7 @@ waits for a mount that hangs.`,
 // A doctor looks at a machine and prints findings.
 type doctor struct {
 	out    io.Writer
-	limit  time.Duration // of one look: behind a dead disk or server, the other looks must go on
+	limit  time.Duration // of one look: behind a dead disk or server, the other looks must still happen
 	root   string        // of the machine's files: "/" except in tests
 	mounts bool          // this process may mount without a helper
 	config *config.Config
@@ -125,7 +125,7 @@ func (d *doctor) lookAtMounted() {
 
 func (d *doctor) lookAtAll() {
 	m, _, _ := findMount(d.config.Mountpoint)
-	if m == nil || !m.HandedOver { // whoever mounted needed these
+	if m == nil || !m.HandedOver { // else another process has mounted
 		d.look("/dev/fuse", d.device)
 		d.look("right to mount", d.right)
 	}
@@ -288,7 +288,7 @@ func diagnose(m *mount.Mounted) (string, error) {
 		return "", fmt.Errorf("%s is dead: process %d, which kept the mount, is gone; free it with: batchfs unmount %[1]s", m.Mountpoint, m.Supervisor)
 	}
 	if m.Stopped() {
-		return "", fmt.Errorf("%s is stuck: process %d, which keeps the mount, is stopped; have it go on with: kill -CONT %[2]d", m.Mountpoint, m.Supervisor)
+		return "", fmt.Errorf("%s is stuck: process %d, which keeps the mount, is stopped; continue it with: kill -CONT %[2]d", m.Mountpoint, m.Supervisor)
 	}
 	euid := os.Geteuid()
 	if euid != 0 && euid != m.Owner && !m.AllowOther {
@@ -404,7 +404,7 @@ func (d *doctor) available() int64 {
 			dir := "sys/fs/cgroup" + group
 			if limit, limited := d.number(dir+"/memory.max", ""); limited {
 				used, _ := d.number(dir+"/memory.current", "")
-				// The group gives up page cache that nobody has used lately before it runs out of memory.
+				// The kernel frees page cache that was not used lately before the group runs out of memory.
 				cached, _ := d.number(dir+"/memory.stat", "inactive_file")
 				size = min(size, max(limit-max(used-cached, 0), 0))
 			}

@@ -48,8 +48,6 @@ func TestDoctor(t *testing.T) {
 			"ok   kernel: 6.8.0-51-generic; before 6.9 readers get an error"},
 		{"kernel", (*doctor).kernel, map[string]string{"proc/sys/kernel/osrelease": "6.10.3\n"},
 			"ok   kernel: 6.10.3; should the process"},
-		{"kernel", (*doctor).kernel, map[string]string{"proc/sys/kernel/osrelease": "5.15.0\n"},
-			"ok   kernel: 5.15.0; before 6.9"},
 
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("1048")},
 			"ok   memory: 1023 MiB are free here, and batchfs takes 192 MiB"},
@@ -58,27 +56,17 @@ func TestDoctor(t *testing.T) {
 		{"memory", (*doctor).memory,
 			map[string]string{meminfo: free("1048"), cgroup: "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "max\n", "sys/fs/cgroup/a/memory.max": "67108864\n"},
 			"FIX  memory: 64 MiB are free here"},
-		{"memory", (*doctor).memory,
-			map[string]string{meminfo: free("1048"), cgroup: "4:memory:/x\n0::/\n", "sys/fs/cgroup/memory.max": "536870912\n"},
-			"ok   memory: 512 MiB are free here"},
 
-		// A group has left what it does not use, and what it uses for pages that nobody needs.
+		// A group has left what it does not use, and its inactive page cache.
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a\n", group + "/memory.max": gib, group + "/memory.current": mib(900),
 			group + "/memory.stat": "anon 1\ninactive_anon 5\nactive_file 7\ninactive_file " + mib(200)},
 			"ok   memory: 324 MiB are free here, and batchfs takes 192 MiB"},
-		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a\n", group + "/memory.max": gib, group + "/memory.current": mib(1000)},
-			"FIX  memory: 24 MiB are free here, and batchfs may take 192 MiB; lower that, as with --set memory.budget=16777216"},
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a\n", group + "/memory.max": gib, group + "/memory.current": mib(1100)},
 			"FIX  memory: 0 MiB are free here"},
-		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a\n", group + "/memory.max": gib, group + "/memory.current": mib(100),
-			group + "/memory.stat": "inactive_file " + mib(200)},
-			"ok   memory: 1024 MiB are free here"},
 		// The group that has least left decides, if the machine has more.
 		{"memory", (*doctor).memory, map[string]string{meminfo: free("2097"), cgroup: "0::/a/b\n",
 			group + "/b/memory.max": mib(500), group + "/b/memory.current": mib(100), group + "/memory.max": gib, group + "/memory.current": mib(800)},
 			"ok   memory: 224 MiB are free here"},
-		{"memory", (*doctor).memory, map[string]string{meminfo: free("209"), cgroup: "0::/a\n", group + "/memory.max": gib, group + "/memory.current": mib(100)},
-			"ok   memory: 204 MiB are free here"},
 
 		{"read-ahead", (*doctor).readAhead, map[string]string{"sys/class/bdi/8:0/read_ahead_kb": "128\n"},
 			"ok   read-ahead: batches.bin and batches.npy are read 1024 KiB ahead"},

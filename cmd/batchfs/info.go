@@ -55,7 +55,7 @@ func infoCommand() *cobra.Command {
 		Short: "Say what token files hold: format, tokens, ids, documents, text",
 		Long: `Info says of each file its format, dtype, shape, number of tokens, number of documents and largest id. It draws how the ids,
 and the lengths of documents, of all files are spread, and shows some text, if a vocab.json of batchfs prepare lies beside the
-file. An object is named by its URL; its store is that of the environment (AWS_ENDPOINT_URL, AWS_REGION).
+file. An object is named by its URL; its store is set by the environment (AWS_ENDPOINT_URL, AWS_REGION).
 
 Of a file above 64 MiB it reads a sample, 16 blocks of 4 MiB, and says so. With --all it reads everything. Documents are known
 with --eot: only those that lie within a block are counted in a sample.`,

@@ -63,10 +63,10 @@ func keepCommand() *cobra.Command {
 	return cmd
 }
 
-// keep mounts, unless a connection was handed over, and supervises the workers until the mount ends. file is that of the snapshot. It calls ready when batches can be
-// read for the first time.
+// keep mounts, unless a connection was handed over, and supervises the workers until the mount ends. file holds the
+// snapshot. keep calls ready when batches can be read for the first time.
 func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, connection, file *os.File, logTo io.Writer, ready func()) error {
-	// The mount must outlive whoever reads its output, and writing to a terminal (stty tostop) must not stop it.
+	// The mount must outlive the reader of its output, and writing to a terminal (stty tostop) must not stop it.
 	signal.Ignore(syscall.SIGPIPE, syscall.SIGTTOU)
 	restart, stop := make(chan os.Signal, 1), make(chan os.Signal, 2)
 	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM)

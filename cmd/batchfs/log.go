@@ -69,7 +69,7 @@ type queuedLine struct {
 
 const (
 	maxQueued = 64
-	// A pipe takes so many bytes whole, whoever else writes to it.
+	// A pipe takes so many bytes whole, even if several processes write to it.
 	maxLine = 4096
 	// A file that takes no line is waited for so long, once.
 	patience = 100 * time.Millisecond
@@ -148,11 +148,11 @@ func printed(err error) error {
 }
 
 func openLog(path string) (*os.File, error) {
-	// A named pipe that nobody reads would keep us waiting.
+	// To open a named pipe without a reader would block.
 	fd, err := unix.Open(path, unix.O_CREAT|unix.O_WRONLY|unix.O_APPEND|unix.O_CLOEXEC|unix.O_NONBLOCK, 0o644)
 	switch {
 	case errors.Is(err, unix.ENXIO):
-		return nil, fmt.Errorf("the log: nobody reads the named pipe %s; start its reader first, or name a file", path)
+		return nil, fmt.Errorf("the log: no program reads the named pipe %s; start its reader first, or name a file", path)
 	case err != nil:
 		return nil, fmt.Errorf("the log: %w", &os.PathError{Op: "open", Path: path, Err: err})
 	}

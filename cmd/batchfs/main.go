@@ -1,5 +1,5 @@
-// Command batchfs mounts token files as training batches. Each subcommand has a file; those of keep.go, worker.go and
-// look.go are hidden, because other subcommands and the supervisor start them.
+// Command batchfs mounts token files as training batches. Each subcommand has a file. The subcommands of keep.go,
+// worker.go and look.go are hidden, because other subcommands and the supervisor start them.
 package main
 
 import (
@@ -40,7 +40,7 @@ func main() {
 
 func printError(out io.Writer, err error) { printf(out, "batchfs: %v\n", err) }
 
-// printf prints for people what may hold names that others chose, such as those of files.
+// printf prints for people text that may hold names that others chose, such as names of files.
 func printf(out io.Writer, format string, args ...any) {
 	io.WriteString(out, terminal.Printable(fmt.Sprintf(format, args...)))
 }

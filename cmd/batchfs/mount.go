@@ -83,19 +83,10 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	splits, err := dataset.Open(c)
+	splits, err := openReadable(c)
 	if err != nil {
 		return err
 	}
-	for _, s := range splits {
-		if err := s.Unwritten(); err != nil {
-			return err
-		}
-		if err := s.TryRead(); err != nil {
-			return fmt.Errorf("splits.%s: a batch could not be read: %w", s.Split.Split, err)
-		}
-	}
-	c.Remote().Flush() // the worker finds what was fetched here
 	snapshot, err := dataset.NewSnapshot(mountpoint, f.Flags, raw, splits)
 	if err != nil {
 		return err
@@ -125,6 +116,24 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 	}))
 }
 
+// openReadable opens all splits, and reads a batch of each.
+func openReadable(c *config.Config) ([]*dataset.Dataset, error) {
+	splits, err := dataset.Open(c)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range splits {
+		if err := s.Unwritten(); err != nil {
+			return nil, err
+		}
+		if err := s.TryRead(); err != nil {
+			return nil, fmt.Errorf("splits.%s: a batch could not be read: %w", s.Split.Split, err)
+		}
+	}
+	c.Remote().Flush() // the worker finds what was fetched here
+	return splits, nil
+}
+
 // place returns the mountpoint, absolute, and the connection if one was handed over.
 func (f *mountFlags) place(cmd *cobra.Command, c *config.Config) (mountpoint string, connection *os.File, err error) {
 	if !cmd.Flags().Changed("fd") {
@@ -134,7 +143,7 @@ func (f *mountFlags) place(cmd *cobra.Command, c *config.Config) (mountpoint str
 	if connection, err = mount.HandedOver(f.fd); err != nil {
 		return "", nil, fmt.Errorf("--fd: %w", err)
 	}
-	mountpoint, err = filepath.Abs(c.Mountpoint) // and not touched: nobody serves it yet
+	mountpoint, err = filepath.Abs(c.Mountpoint) // and not touched: no worker serves it yet
 	return mountpoint, connection, err
 }
 

@@ -55,9 +55,6 @@ func checkMountpoint(c *config.Config, logFile string) (string, error) {
 		return "", fmt.Errorf("mountpoint: %w", err)
 	}
 	if len(entries) > 0 {
-		if mounted, _ := mount.Find(abs); mounted != nil { // meanwhile
-			return checkMountpoint(c, logFile)
-		}
 		return "", fmt.Errorf("mountpoint %s is not empty (it holds %s); a mount would hide that, choose an empty directory", path, entries[0].Name())
 	}
 	return abs, nil

@@ -84,7 +84,7 @@ func unmount(m *mount.Mounted, path string, force bool) error {
 	return nil
 }
 
-// endHandedOver has the supervisor of a mount that somebody else made end the connection.
+// endHandedOver has the supervisor end the connection of a mount that another process made.
 func endHandedOver(out io.Writer, m *mount.Mounted, force bool) error {
 	supervisor, err := m.Pidfd()
 	if err != nil {
@@ -94,16 +94,16 @@ func endHandedOver(out io.Writer, m *mount.Mounted, force bool) error {
 		return fmt.Errorf("process %d, which keeps %s: %w", m.Supervisor, m.Mountpoint, err)
 	}
 	if !ended(supervisor, force) {
-		return fmt.Errorf("%s: process %d lets readers finish for mount.grace, or until whoever mounted it unmounts; "+
+		return fmt.Errorf("%s: process %d lets readers finish for mount.grace, or until the process that mounted it unmounts; "+
 			"to end at once: batchfs unmount --force %[1]s", m.Mountpoint, m.Supervisor)
 	}
-	printf(out, "%s is served no more; whoever mounted it must unmount it\n", m.Mountpoint)
+	printf(out, "%s is served no more; the process that mounted it must unmount it\n", m.Mountpoint)
 	return nil
 }
 
 const endLimit = 10 * time.Second
 
-// ended waits up to endLimit for a process to end. With force it tells the process to end at once, whoever has files open.
+// ended waits up to endLimit for a process to end. With force it tells the process to end at once, even if files are open.
 func ended(pidfd int, force bool) bool {
 	for end := time.Now().Add(endLimit); time.Now().Before(end); {
 		if force {

@@ -95,7 +95,7 @@ func TestHandedOver(t *testing.T) {
 	}
 	e2e.Equal(t, "batch 7", e2e.Read(t, "read", m.Path("train/next"))[0], want[7])
 
-	e2e.Says(t, "whoever mounted it must unmount it", append(hidden, "unmount", dir)...)
+	e2e.Says(t, "the process that mounted it must unmount it", append(hidden, "unmount", dir)...)
 	m.AwaitEnd(t)
 	e2e.Contains(t, "the log", m.Out.String(), "the mount is left to whoever made it")
 	e2e.Fails(t, "not connected", "cat", m.Path("train/next"))

@@ -87,7 +87,7 @@ func TestDoctorOfMounts(t *testing.T) {
 	awaitSays(healthy)
 
 	e2e.NoError(t, syscall.Kill(keeper, syscall.SIGSTOP))
-	awaitSays(fmt.Sprintf("stuck: process %d, which keeps the mount, is stopped; have it go on with: kill -CONT %[1]d", keeper))
+	awaitSays(fmt.Sprintf("stuck: process %d, which keeps the mount, is stopped; continue it with: kill -CONT %[1]d", keeper))
 	e2e.NoError(t, syscall.Kill(keeper, syscall.SIGCONT))
 	awaitSays(healthy)
 

@@ -166,7 +166,7 @@ func TestLogToANamedPipe(t *testing.T) {
 	e2e.NoError(t, unix.Mkfifo(fifo, 0o600))
 	for _, flags := range [][]string{nil, {"-d"}} {
 		args := append([]string{e2e.Batchfs, "mount", "-c", config, "--log", fifo, t.TempDir()}, flags...)
-		e2e.Fails(t, "nobody reads the named pipe "+fifo, args...)
+		e2e.Fails(t, "no program reads the named pipe "+fifo, args...)
 	}
 	reader, err := os.OpenFile(fifo, os.O_RDWR, 0)
 	e2e.NoError(t, err)

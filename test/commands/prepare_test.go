@@ -28,7 +28,7 @@ func TestPrepareDiskFull(t *testing.T) {
 		e2e.Lack(t, "no tmpfs: %v", err)
 	}
 	t.Cleanup(func() { syscall.Unmount(out, syscall.MNT_DETACH) })
-	e2e.Fails(t, "no space left on device; the same command goes on from what is done", append(args, out)...)
+	e2e.Fails(t, "no space left on device; the same command continues from what is done", append(args, out)...)
 	if entries, _ := os.ReadDir(out); len(entries) != 1 || entries[0].Name() != ".prepare" {
 		t.Errorf("it leaves %v", entries)
 	}

@@ -110,7 +110,7 @@ type Split struct {
 	sampler.Settings           // Weights and TorchState are empty: they are of the opened split
 	Tokens            []string // paths and globs, as written
 	Sources           []Source // instead of Tokens
-	Beside            []Beside // arrays beside Tokens; those of Sources are theirs
+	Beside            []Beside // arrays beside Tokens; each of Sources has its own
 	Join              bool
 	Format            string      // of the files, one of format.Names
 	Tensor            string      // of a format with several
@@ -140,7 +140,7 @@ type Split struct {
 type Source struct {
 	Tokens    []string // paths and globs, as written
 	Weight    float64
-	VocabSize int64 // 0: that of the split
+	VocabSize int64 // 0: the split's
 	Beside    []Beside
 }
 
@@ -239,7 +239,7 @@ func AllFiles(sources []SourceFiles) (paths []string) {
 	return paths
 }
 
-// Files returns the files of each source, without arrays that WithFound added; those of Tokens are one source. The files of a glob are
+// Files returns the files of each source, without arrays that WithFound added; Tokens are one source. The files of a glob are
 // in alphabetical order. The error names the key, and says that a glob is malformed or matches no file. Files that are named
 // without a glob need not exist.
 func (s *Split) Files() (all []SourceFiles, err error) {
@@ -292,7 +292,7 @@ func (s *Split) Wrote(key string) bool {
 // WroteArrays says whether the configuration names arrays beside the tokens, or says that there are none.
 func (s *Split) WroteArrays() bool { return s.Wrote("arrays") || s.Wrote("sources.arrays") }
 
-// VocabSizes returns the vocab_size of each source; that of Tokens is one source. It is 0 where none was written.
+// VocabSizes returns the vocab_size of each source; Tokens are one source. It is 0 where none was written.
 func (s *Split) VocabSizes() []int64 {
 	if len(s.Sources) == 0 {
 		return []int64{s.VocabSize}
@@ -318,7 +318,7 @@ func (s *Split) Origin(keys ...string) string {
 	return s.named.String()
 }
 
-// scope says in a message which values hold: those of the path, or those of the split.
+// scope says in a message which values hold: the path's or the split's.
 func (s *Split) scope() string {
 	if s.base != nil {
 		return "here"

@@ -3,7 +3,6 @@ package config
 import (
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,17 +20,6 @@ type RawConfig struct {
 	Sets       []string
 }
 
-// readRaw reads a configuration file, or none if the name is empty.
-func readRaw(file string, sets []string) (RawConfig, error) {
-	raw := RawConfig{File: file, Sets: sets}
-	if file == "" {
-		return raw, nil
-	}
-	text, err := os.ReadFile(file)
-	raw.Text = string(text)
-	return raw, err
-}
-
 // Decode returns the configuration, which has at least one split. The error names the key that is wrong, where it stands, and
 // what it must be.
 func (r RawConfig) Decode() (*Config, error) {
@@ -43,29 +31,12 @@ func (r RawConfig) Decode() (*Config, error) {
 }
 
 func (r RawConfig) decode() (*Config, error) {
-	var docs []*document
-	if r.File != "" {
-		d, err := parse(r.File, r.Text)
-		if err != nil {
-			return nil, err
-		}
-		docs = append(docs, d)
+	docs, err := r.documents()
+	if err != nil {
+		return nil, err
 	}
-	for _, arg := range r.Sets {
-		d, err := parseSet(arg)
-		if err != nil {
-			return nil, err
-		}
-		docs = append(docs, d)
-	}
-	return decode(docs)
-}
-
-// decode merges the documents, later ones over earlier ones. Keys of [batch] are decoded before any split, because each split
-// begins with their values.
-func decode(docs []*document) (*Config, error) {
 	c, batch := Default(), defaultSplit()
-	for _, inSplits := range []bool{false, true} {
+	for _, inSplits := range []bool{false, true} { // each split begins with the values of [batch]
 		for _, d := range docs {
 			for _, k := range d.keys {
 				if (k[0] == "splits") != inSplits {
@@ -89,17 +60,36 @@ func decode(docs []*document) (*Config, error) {
 	return c, nil
 }
 
+// documents are the file, and the --set arguments, each of which overrides what stands before it.
+func (r RawConfig) documents() (docs []*document, err error) {
+	if r.File != "" {
+		d, err := parse(r.File, r.Text)
+		if err != nil {
+			return nil, err
+		}
+		docs = append(docs, d)
+	}
+	for _, arg := range r.Sets {
+		d, err := parseSet(arg)
+		if err != nil {
+			return nil, err
+		}
+		docs = append(docs, d)
+	}
+	return docs, nil
+}
+
 // settle sets what follows from several keys.
 func (s *Split) settle() {
 	s.Settings.Arrays = nil
 	for _, b := range s.BesideOf(0) {
 		s.Settings.Arrays = append(s.Settings.Arrays, sampler.Beside{Name: b.Name, At: b.At})
 	}
-	pieces := s.Rows != sampler.Windows
+	ofDocuments := s.Rows != sampler.Windows
 	switch {
-	case s.EndOfText >= 0 && !s.FilesAreDocuments && !pieces:
+	case s.EndOfText >= 0 && !s.FilesAreDocuments && !ofDocuments:
 		s.Ends = sampler.EndsByToken
-	case s.Documents || s.MaskTargets || pieces:
+	case s.Documents || s.MaskTargets || ofDocuments:
 		s.Ends = sampler.EndsByIndex
 	}
 	s.EOT = uint64(max(s.EndOfText, 0))

@@ -123,40 +123,25 @@ func (d *document) describe(k toml.Key) string {
 	return fmt.Sprintf("%s: %s", d.name, k)
 }
 
-// A beacon cannot be decoded. The decoder's error has its position.
-type beacon struct{}
-
-func (*beacon) UnmarshalTOML(any) error { return errors.New("here") }
-
-// line returns the line of a key in the text, or 0.
+// line returns the line on which the statement begins that sets a key, or 0. It is the one behind the longest beginning of the text
+// that is TOML without the key.
 func (d *document) line(k toml.Key) int {
-	text := d.text
-	for i := 3; i < len(k); i++ {
-		switch d.value(k[:i]).(type) {
-		case []map[string]any: // the decoder gives the position of the last table only: make this table the last
-			text = d.until(k)
-		case []any:
-			k = k[:i]
+	for len(k) > 1 && d.value(k) == nil { // within a value
+		k = k[:len(k)-1]
+	}
+	begin, lines, end := 1, 0, 0
+	for line := range strings.Lines(d.text) {
+		lines, end = lines+1, end+len(line)
+		part, err := parse("", d.text[:end])
+		switch {
+		case err != nil:
+		case part.value(k) != nil:
+			return begin
+		default:
+			begin = lines + 1
 		}
 	}
-	k = withoutIndexes(k)
-	var table map[string]toml.Primitive
-	meta, err := toml.Decode(text, &table)
-	for _, name := range k[:len(k)-1] {
-		var inner map[string]toml.Primitive
-		var several []map[string]toml.Primitive
-		if meta.PrimitiveDecode(table[name], &several) == nil && len(several) > 0 {
-			inner = several[len(several)-1]
-		} else {
-			err = errors.Join(err, meta.PrimitiveDecode(table[name], &inner))
-		}
-		table = inner
-	}
-	var found toml.ParseError
-	if err != nil || !errors.As(meta.PrimitiveDecode(table[k[len(k)-1]], &beacon{}), &found) {
-		return 0
-	}
-	return d.lineOfError(found)
+	return 0
 }
 
 // withoutIndexes returns a key of a split without the indexes of tables in lists.
@@ -167,18 +152,6 @@ func withoutIndexes(k toml.Key) (names toml.Key) {
 		}
 	}
 	return names
-}
-
-// until returns the text up to the end of a key's value.
-func (d *document) until(k toml.Key) string {
-	end := 0
-	for line := range strings.Lines(d.text) {
-		end += len(line)
-		if part, err := parse("", d.text[:end]); err == nil && part.value(k) != nil {
-			break
-		}
-	}
-	return d.text[:end]
 }
 
 // lineOfError counts lines itself: the decoder's number is the last line of a string of several lines, and one too low at

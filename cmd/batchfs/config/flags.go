@@ -54,7 +54,13 @@ func (f *Flags) Read() (RawConfig, error) {
 			return RawConfig{}, ErrNothingNamed
 		}
 	}
-	return readRaw(f.Config, sets)
+	raw := RawConfig{File: f.Config, Sets: sets}
+	if f.Config == "" {
+		return raw, nil
+	}
+	text, err := os.ReadFile(f.Config)
+	raw.Text = string(text)
+	return raw, err
 }
 
 // Load is Read and Decode.
@@ -152,5 +158,5 @@ func dataPattern(name string, entries []os.DirEntry) (glob string, strays []stri
 	return glob, strays, err
 }
 
-// dataEndings are those of token files.
+// dataEndings are the endings of token files.
 var dataEndings = []string{".bin", ".npy", ".ds"}

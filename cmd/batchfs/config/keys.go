@@ -64,7 +64,8 @@ var topTable = table{keys: []key{
 }}
 
 // batchTable has the keys of [batch], which [splits.X] may have too.
-var batchTable = table{name: "[batch]", what: "What a batch is, for all splits. [splits.X] may have these keys too, and overrides [batch] and --set batch.KEY.", keys: []key{
+var batchTable = table{name: "[batch]", what: "What a batch is, for all splits. " +
+	"[splits.X] may have these keys too, and overrides [batch] and --set batch.KEY.", keys: []key{
 	{name: "batch_size", initial: 12, inPath: true, kind: whole(func(c *Split) *int { return &c.BatchSize }, 1, sampler.MaxRows),
 		what: "B, the rows of a batch",
 		when: "Set it to what a training step takes. batch_size times world may be 16777216 at most."},
@@ -96,7 +97,7 @@ var batchTable = table{name: "[batch]", what: "What a batch is, for all splits. 
 		sampler.Random, sampler.Shuffle, sampler.Sequential, sampler.Torch, sampler.Torch26),
 		what: "Where rows begin",
 		when: "random: anywhere; shuffle: each window of T once an epoch; sequential: window after window, for validation;\n" +
-			"torch: nanoGPT's rows, bit for bit, of one file or with join = true (torch-2.6: those of PyTorch up to 2.6)."},
+			"torch: nanoGPT's rows, bit for bit, of one file or with join = true (torch-2.6: as PyTorch up to 2.6)."},
 	{name: "seed", initial: 1337, inPath: true, kind: whole(func(c *Split) *uint64 { return &c.Seed }, 0, math.MaxInt64),
 		what: "What random and shuffle depend on, with the split's name, and torch with the rank",
 		when: "Change it for other rows."},
@@ -105,12 +106,12 @@ var batchTable = table{name: "[batch]", what: "What a batch is, for all splits. 
 		when: "Set it to continue from there and not from the seed. rank must be 0, and world 1."},
 	{name: "rank", initial: 0, inPath: true, kind: whole(func(c *Split) *int { return &c.Rank }, 0, sampler.MaxRows-1),
 		what: "Which of world readers this one is",
-		when: "Best set in the path. Batch k of rank r has rows k*B*world + r*B to k*B*world + r*B + B-1; with a torch order, those of seed + rank."},
+		when: "Best set in the path. Batch k of rank r has rows k*B*world + r*B to k*B*world + r*B + B-1; a torch order draws with seed + rank."},
 	{name: "world", initial: 1, inPath: true, kind: whole(func(c *Split) *int { return &c.World }, 1, sampler.MaxRows),
 		what: "How many ranks there are",
 		when: "Best set in the path, with rank."},
 	{name: "shuffle_block", initial: 0, inPath: true, kind: size(func(c *Split) *int64 { return &c.ShuffleBlock }, 64<<10, 1<<40),
-		what: "With order = \"shuffle\", how much of the tokens rows are drawn from at a time",
+		what: "With shuffle, how much of the tokens rows are drawn from at a time",
 		when: "Set it for tokens in a store, to a multiple of store.block_bytes: each host then reads a share of its own. 0 draws from everywhere."},
 	{name: "local_world", initial: 1, inPath: true, kind: whole(func(c *Split) *int { return &c.LocalWorld }, 1, sampler.MaxRows),
 		what: "With shuffle_block, how many ranks are on one host",
@@ -134,13 +135,13 @@ var batchTable = table{name: "[batch]", what: "What a batch is, for all splits. 
 		when: "To resume, set it to the step to continue with."},
 	{name: "steps", example: 10000, inPath: true, kind: whole(func(c *Split) *uint64 { return &c.Steps }, 1, sampler.MaxBatches),
 		what: "How many batches batches.bin and batches.npy have",
-		when: "Set it for a length of your own. Default: one epoch, that of the host with the fewest batches with shuffle_block."},
+		when: "Set it for a length of your own. Default: one epoch; with shuffle_block, of the host with the fewest batches."},
 }}
 
 // splitTable has the keys that only [splits.X] may have.
 var splitTable = table{name: "[splits.X]", what: "A directory X of the mount, any number of them. Besides the keys of [batch] it may have these.", keys: []key{
 	{name: "tokens", example: "data/train.bin", kind: paths(func(c *Split) *[]string { return &c.Tokens }),
-		what: "The files that hold the tokens, which are one array in this order, those of a glob sorted",
+		what: "The files that hold the tokens, one array in this order; a glob is sorted",
 		when: "Every split has it, or sources. Objects are named s3://bucket/key or gs://bucket/key."},
 	{name: "join", initial: false, kind: truth(func(c *Split) *bool { return &c.Join }),
 		what: "Whether a row may begin in one file and end in the next",
@@ -163,7 +164,7 @@ var sourceTable = table{name: "[[splits.X.sources]]", what: "A source of a mixtu
 		what: "Its part of all rows, next to the others' weights",
 		when: "Weights need not add up to 1."},
 	{name: "vocab_size", example: 50257, restart: true, kind: whole(func(c *Source) *int64 { return &c.VocabSize }, 0, 1<<32),
-		what: "As in [batch], for this source", when: "Default: that of the split."},
+		what: "As in [batch], for this source", when: "Default: the split's."},
 	{name: "arrays", what: "[[splits.X.sources.arrays]], the same for each source"},
 }}
 
@@ -184,8 +185,8 @@ var arrayTable = table{name: "[[splits.X.arrays]]", what: "An array beside the t
 var memoryTable = table{name: "[memory]", what: "How tokens are fetched: what it costs, never what is read. `batchfs restart` changes any of these.", keys: []key{
 	{name: "access", initial: "remap", kind: word(func(c *Memory) *blob.Access { return &c.Access }, blob.Remap, blob.Advise, blob.Pread, blob.Map),
 		what: "What one read does",
-		when: "remap: map, copy the rows, unmap, as nanoGPT; pread: read row by row, faster for several readers; advise: keep a mapping and give\n" +
-			"the pages back. All stay within one batch; map gives nothing back. Arrays beside the tokens are read with pread under remap."},
+		when: "remap: map, copy the rows, unmap, as nanoGPT; pread: read row by row, faster for several readers; advise: keep a mapping, give pages back.\n" +
+			"Resident memory stays that of a batch; with map it grows to the files' size. Under remap, arrays beside the tokens are read with pread."},
 	{name: "page_cache", initial: "keep", kind: word(func(c *Memory) *string { return &c.PageCache }, "keep", "drop"),
 		what: "The kernel's page cache of what was read",
 		when: "Set drop on machines with little memory: reading again then costs the disk."},
@@ -203,7 +204,7 @@ var memoryTable = table{name: "[memory]", what: "How tokens are fetched: what it
 var mountTable = table{name: "[mount]", what: "The mount itself. `batchfs restart` changes timeout and settings_per_user only.", keys: []key{
 	{name: "allow_other", initial: false, kind: truth(func(c *Mount) *bool { return &c.AllowOther }),
 		what: "Whether users other than the one that mounts may read",
-		when: "Set it for services. Ordinary users need the line user_allow_other in /etc/fuse.conf. With mount --fd whoever mounts decides."},
+		when: "Set it for services. Ordinary users need the line user_allow_other in /etc/fuse.conf. With mount --fd the process that mounts decides."},
 	{name: "mode", initial: "0444", kind: mode,
 		what: "The permissions of files",
 		when: "Set \"0440\" or \"0400\" to keep others out. Who may read can also list directories."},
@@ -222,11 +223,13 @@ var mountTable = table{name: "[mount]", what: "The mount itself. `batchfs restar
 		when: "Raise it to the time of an epoch to let readers finish."},
 }}
 
-var storeTable = table{name: "[store]", what: "Object storage, for tokens named s3://bucket/key or gs://bucket/key. Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws,\n" +
+var storeTable = table{name: "[store]", what: "Object storage, for tokens named s3://bucket/key or gs://bucket/key. " +
+	"Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws,\n" +
 	"a web identity token, or the role of the container or machine; for gs:// they are HMAC keys. `batchfs restart` changes any of these.", keys: []key{
 	{name: "endpoint", example: "https://minio.example.com:9000", kind: text(func(c *Store) *string { return &c.Endpoint }, "the URL of a host"),
 		what: "The store",
-		when: "Set it for a store of your own. Default: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, else AWS, or Google for gs://. Only http:// is without TLS."},
+		when: "Set it for a store of your own. Default: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, else AWS, or Google for gs://. Only http:// is without TLS;\n" +
+			"SSL_CERT_FILE names the certificates of authorities to trust."},
 	{name: "region", example: "eu-central-1", kind: text(func(c *Store) *string { return &c.Region }, "the name of a region"),
 		what: "The region of the buckets",
 		when: "Default: AWS_REGION or AWS_DEFAULT_REGION, else what AWS says of the bucket."},
@@ -238,7 +241,8 @@ var storeTable = table{name: "[store]", what: "Object storage, for tokens named 
 		when: "Set it for public buckets."},
 	{name: "cache_dir", example: "/var/cache/batchfs", isFile: true, kind: text(func(c *Store) *string { return &c.CacheDir }, "a path"),
 		what: "A directory that keeps what was fetched, for all mounts of this host",
-		when: "Set it, or every epoch fetches everything. batchfs makes it with mode 0700; one of another user, or that others may write to, is refused."},
+		when: "Set it, or every epoch fetches everything. batchfs makes it with mode 0700, and refuses one of another user, or that others may write to.\n" +
+			"It may be deleted at any time."},
 	{name: "cache_shared", initial: false, kind: truth(func(c *Store) *bool { return &c.CacheShared }),
 		what: "Whether the group of cache_dir may use it too",
 		when: "Set it where the members of the group trust each other. The directory then has mode 2770."},

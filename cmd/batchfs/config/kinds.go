@@ -195,7 +195,7 @@ var weight = kindOf(func(c *Source) *float64 { return &c.Weight }, "a number abo
 	return w, ok && w > 0 && !math.IsInf(w, 0)
 })
 
-// reserved are the names of arrays that a batch has by itself, and that of what is no tensor in a safetensors header.
+// reserved are the names of arrays that a batch has by itself, and the one name in a safetensors header that is no tensor.
 var reserved = []string{"x", "y", "tokens", "rows", "cu_seqlens", "positions", "lengths", "source", "__metadata__"}
 
 var arrayName = kindOf(func(c *Beside) *string { return &c.Name },

@@ -9,7 +9,7 @@ import (
 	"syscall"
 )
 
-// An unknownSetting is a name in a path that is no key of a sequence. For whoever looks the path up there is no such file: it
+// An unknownSetting is a name in a path that is no key of a sequence. To a program that looks the path up there is no such file: it
 // is ENOENT.
 type unknownSetting string
 

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
@@ -69,75 +68,20 @@ func TestPathsHaveOneName(t *testing.T) {
 	}
 }
 
-// examples are values of each key, one of the longest first.
-var examples = map[string][]any{
-	"batch_size": {16777216, 1, 12, 3},
-	"block_size": {2147483648, 1, 1024},
-	"dtype":      {"uint16", "native", "int64"},
-	"layout":     {"tokens", "xy"},
-	"order":      {"sequential", "torch-2.6", "random"},
-	"rank":       {16777215, 0, 1},
-	"seed":       {int64(9223372036854775807), 0, 1337},
-	"start":      {1099511627775, 0, 3},
-	"steps":      {1099511627776, 1, 7},
-	"world":      {16777216, 2, 4},
-
-	"local_world":   {16777216, 1, 2},
-	"shuffle_block": {1099511627775, "64MiB", "0"},
-}
-
-func TestPathsInAnyOrderHaveOneName(t *testing.T) {
-	base := baseSplit(t, "seed = 7\nsteps = 7\nworld = 2")
-	rng := rand.New(rand.NewPCG(1, 2))
-	valid := 0
-	for range 2000 {
-		var settings []string
-		for _, key := range slices.Sorted(maps.Keys(examples)) {
-			if rng.IntN(3) == 0 {
-				settings = append(settings, fmt.Sprintf("%s=%v", key, examples[key][1+rng.IntN(len(examples[key])-1)]))
-			}
-		}
-		if len(settings) == 0 {
-			continue
-		}
-		s, err := base.With(strings.Join(settings, ","))
-		if err != nil {
-			continue
-		}
-		rng.Shuffle(len(settings), func(i, j int) { settings[i], settings[j] = settings[j], settings[i] })
-		again, err := base.With(strings.Join(settings, ","))
-		if err != nil || again.Name() != s.Name() {
-			t.Fatalf("%s: %v, is not %s", settings, err, s.Name())
-		}
-		valid++
-		path := settings[0]
-		for _, setting := range settings[1:] {
-			path += ",/"[rng.IntN(2):][:1] + setting
-		}
-		if again, err = under(base, path); err == nil && again.Name() != s.Name() { // within, a rank may be too great yet
-			t.Fatalf("%s: has the name %s, want %s", path, again.Name(), s.Name())
-		}
-	}
-	if valid < 500 {
-		t.Errorf("only %d settings were valid, which shows little", valid)
-	}
-}
-
 // The kernel has 255 bytes for a component of a path, and fs has 352 for a name: a split of 100, a slash and less than 250.
 func TestLongestName(t *testing.T) {
-	base := baseSplit(t, "")
-	base.Split = strings.Repeat("x", 100)
-	longest := map[string]any{}
-	for _, k := range pathKeys() {
-		key := k.name
-		if examples[key] == nil {
-			t.Fatalf("no examples of %s", key)
-		}
-		longest[key] = examples[key][0]
+	longest := map[string]any{
+		"batch_size": 16777216, "block_size": 2147483648, "dtype": "uint16", "layout": "tokens", "order": sampler.Sequential, "rank": 16777215,
+		"seed": int64(9223372036854775807), "start": 1099511627775, "steps": 1099511627776, "world": 16777216, "local_world": 16777216, "shuffle_block": 1099511627775,
+	}
+	if len(longest) != len(pathKeys()) {
+		t.Errorf("%d of %d keys", len(longest), len(pathKeys()))
 	}
 	if n := len(JoinSettings(longest)); n >= 250 {
 		t.Errorf("settings of %d bytes: %s", n, JoinSettings(longest))
 	}
+	base := baseSplit(t, "")
+	base.Split = strings.Repeat("x", 100)
 	longest["batch_size"], longest["order"] = 1, sampler.Shuffle // or the settings do not suit one another
 	s, err := base.With(JoinSettings(longest))
 	if err != nil {
@@ -157,34 +101,23 @@ func TestPathErrors(t *testing.T) {
 	base := baseSplit(t, "world = 4")
 	for _, test := range []struct{ path, want string }{
 		{"rank=", "rank: " + sixteen + `"")`},
-		{"rank", "rank: " + sixteen + `"")`},
-		{"rank=-1", "rank: " + sixteen + "-1)"},
 		{"rank=1.0", "rank: " + sixteen + `"1.0")`},
-		{"rank=1e3", "rank: " + sixteen + `"1e3")`},
-		{"rank=0x1", "rank: " + sixteen + `"0x1")`},
-		{"rank=1_0", "rank: " + sixteen + `"1_0")`},
 		{"rank= 1", "rank: " + sixteen + `" 1")`},
-		{"rank=1=2", "rank: " + sixteen + `"1=2")`},
 		{"rank=١", "rank: " + sixteen + `"١")`},
 		{"rank={rank}", "rank: " + sixteen + `"{rank}")`}, // an f-string without its f
-		{"rank=\n", "rank: " + sixteen + `"\n")`},
 		{"rank=16777216", "rank: " + sixteen + "16777216)"},
 		{"seed=9223372036854775808", `seed: must be a whole number from 0 to 9223372036854775807 (got "9223372036854775808")`},
 		{"steps=0", "steps: must be a whole number from 1 to 1099511627776 (got 0)"},
 		{"order=shufle", "order: " + orders + `"shufle")`},
-		{"order=7", "order: " + orders + "7)"},
 		{"order=\xff", "order: " + orders + `"\xff")`},
 		{"order=shuffle,shuffle_block=64MB", "shuffle_block: " + sizes + `"64MB")`},
 		{"order=shuffle,shuffle_block=1.5MiB", "shuffle_block: " + sizes + `"1.5MiB")`},
-		{"order=shuffle,shuffle_block=63KiB", "shuffle_block: " + sizes + `"63KiB")`},
-		{"order=shuffle,shuffle_block=-1MiB", "shuffle_block: " + sizes + `"-1MiB")`},
 		{"order=shuffle,shuffle_block=2147483647GiB", "shuffle_block: " + sizes + `"2147483647GiB")`},
 		{"shuffle_block=1MiB", `shuffle_block: needs order = "shuffle" (got "random" here); set that, or shuffle_block = 0`},
 		{"local_world=2", "local_world: is for shuffle_block, with which each host has a share of the tokens (got 2 without it here); set both, or neither"},
 		{"order=shuffle,shuffle_block=1MiB,local_world=3", "local_world: must divide world, which is 4 here (got 3)"},
 		{"order=shuffle,shuffle_block=1MiB,world=100000", "world: world / local_world is the number of hosts, at most 65536 (got 100000 / 1 here)"},
 		{"rank=1,rank=2", "rank is set twice"},
-		{"rank=1,rank=1", "rank is set twice"},
 		{"rank=4", "rank: must be below world, which is 4 here (got 4)"},
 		{"rank=3/world=3", "rank: must be below world, which is 3 here (got 3)"},
 		{"world=2000000", "batch_size: batch_size times world must be at most 16777216 (got 12 times 2000000 here)"},
@@ -199,7 +132,7 @@ func TestPathErrors(t *testing.T) {
 	}
 }
 
-// Programs that look for a file that is not there are to be told that, and nothing else.
+// A program that looks for a file that is not there gets ENOENT.
 func TestUnknownSettingIsNoFile(t *testing.T) {
 	base := baseSplit(t, "world = 4")
 	for path, key := range map[string]string{
@@ -216,7 +149,7 @@ func TestUnknownSettingIsNoFile(t *testing.T) {
 	}
 }
 
-// A split is not changed by what is made of it.
+// With does not change the split.
 func TestPathLeavesTheSplit(t *testing.T) {
 	base := baseSplit(t, "world = 4")
 	before := *base
@@ -228,7 +161,7 @@ func TestPathLeavesTheSplit(t *testing.T) {
 	}
 }
 
-// FuzzPath: what is accepted is valid, and its name is a path to the same.
+// FuzzPath: what is accepted is valid, in any order the same, and its name is a path to it.
 func FuzzPath(f *testing.F) {
 	for _, path := range []string{
 		"", "=", ",", "rank=3", "rank=3,world=8", "world=8,rank=3,", "rank=03", "rank=+3", "rank=-0", "order=torch-2.6,steps=1",
@@ -248,6 +181,11 @@ func FuzzPath(f *testing.F) {
 				t.Fatalf("%q: does not name the path: %v", first, err)
 			}
 			return
+		}
+		settings := strings.Split(first, ",")
+		slices.Reverse(settings)
+		if backwards, err := base.With(strings.Join(settings, ",")); err != nil || backwards.Name() != s.Name() {
+			t.Fatalf("%q: %v, is not %s", settings, err, s.Name())
 		}
 		for _, s := range []*Split{s, within(s, second)} {
 			checkValid(t, &Config{Memory: valid.Memory, Mount: valid.Mount, Splits: []*Split{s}})

@@ -12,7 +12,7 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-const places = 16 // at most, of which samples are taken
+const places = 16 // samples, at most
 
 // estimate says about how many tokens there will be. It encodes samples that begin at places evenly spaced over the bytes of all
 // inputs, and takes the bytes up to the next place for such as the sample.

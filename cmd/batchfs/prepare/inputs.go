@@ -50,7 +50,7 @@ func (in *input) once() bool { return in.info == nil || !in.info.Mode().IsRegula
 // readOnce reports whether any input can be read only once. A run of such inputs has no checkpoint: they have other text the next time.
 func readOnce(inputs []*input) bool { return slices.ContainsFunc(inputs, (*input).once) }
 
-// size is the number of bytes that are to be read, or 0 if nobody knows.
+// size is the number of bytes that will be read, or 0 where that is unknown.
 func (in *input) size() int64 {
 	if in.once() {
 		return 0
@@ -58,7 +58,7 @@ func (in *input) size() int64 {
 	return in.info.Size()
 }
 
-// isURL reports whether a name is that of something elsewhere.
+// isURL reports whether a name is a URL.
 func isURL(name string) bool { return strings.Contains(name, "://") }
 
 // findInputs resolves the arguments of the command, in their order. Files found below directories are left out unless one of the
@@ -306,5 +306,5 @@ var errChanged = errors.New("changed while it was read: run again when nothing w
 
 func (s *stream) Close() {
 	s.close()
-	s.file.Close() // of a nil file, an error that nobody needs
+	s.file.Close() // a nil file gives an error, which does not matter
 }

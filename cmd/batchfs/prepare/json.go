@@ -46,13 +46,13 @@ func decodeText(object []byte, path []string) ([]byte, error) {
 	return []byte(text), nil
 }
 
-// A scanner goes once through JSON in valid UTF-8. It takes what encoding/json takes, but for objects and arrays in more than
+// A scanner goes once through JSON in valid UTF-8. It takes what encoding/json takes, except objects and arrays in more than
 // maxDepth others. Its methods report whether they found what their names say, and go to its end.
 type scanner struct {
 	json  []byte
 	i     int // how far it is
 	text  []byte
-	found bool // text is that of the field
+	found bool // text is the field's
 }
 
 const maxDepth = 1000

@@ -84,7 +84,7 @@ bounded: a line, a row, or a text without the end of a word may have 64 MiB, a
 page of parquet 256 MiB.
 
 DIR gets its files when all are complete. A run that was interrupted, killed, or
-ended by a full disk goes on where it was when the same command is given again.`,
+ended by a full disk continues where it was when the same command is given again.`,
 		Example: `  batchfs prepare input.txt --out data
   batchfs prepare input.txt --by gpt2 --out data
   batchfs prepare 'web/**/*.jsonl.zst' --val 0.0005 --shard-tokens 100000000 --out data
@@ -143,7 +143,7 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 	if !s.Complete {
 		if err := o.run(cmd.Context(), w, s, inputs, c); err != nil {
 			if w.kept {
-				err = fmt.Errorf("%w; the same command goes on from what is done", err)
+				err = fmt.Errorf("%w; the same command continues from what is done", err)
 			}
 			return err
 		}
@@ -276,7 +276,7 @@ func (o *options) stale(inputs []*input) ([]string, error) {
 		}
 		switch {
 		case info.IsDir():
-			return nil, fmt.Errorf("%s: is a directory, where a file is to be written: choose another --out", path)
+			return nil, fmt.Errorf("%s: is a directory, where a file will be written: choose another --out", path)
 		case !o.force:
 			return nil, fmt.Errorf("%s: exists: give --force to replace it, or choose another --out", path)
 		case match == nil:

@@ -41,7 +41,7 @@ type chunk struct {
 type batch struct {
 	chunks []chunk
 	size   int      // of all texts
-	end    position // what comes next
+	end    position // of the next batch
 
 	slots int // that it takes of what may be under way
 	out   [len(splits)]encoded
@@ -59,7 +59,7 @@ type reader struct {
 
 	cut   func(text []byte) int  // how much of a text can be encoded without the rest
 	inVal func(text []byte) bool // of a text that begins so
-	tail  int64                  // val is what comes from this offset on, of the one text there is; 0 if inVal says
+	tail  int64                  // of a single text, val begins at this offset; 0 if inVal says
 	emit  func(*batch) error     // is not called again after an error
 
 	batch   *batch
@@ -131,7 +131,7 @@ func (r *reader) fill(s io.Reader, n int) (end bool, err error) {
 	return false, nil
 }
 
-// fillFrom is fill for an input of which at is the position. It drops a byte order mark at the beginning.
+// fillFrom is fill for an input that is at a position. It drops a byte order mark at the beginning.
 func (r *reader) fillFrom(s *stream, at *position, n int) (end bool, err error) {
 	end, err = r.fill(s, n)
 	if err == nil && at.Offset == 0 && bytes.HasPrefix(r.buf, byteOrderMark) {
@@ -239,16 +239,9 @@ func (r *reader) readRows(s *stream, at position) (err error) {
 		return err
 	}
 	name := strings.Join(r.column, ".")
-	column, ok := f.Schema().Lookup(r.column...)
-	switch {
-	case !ok:
-		var names []string
-		for _, path := range f.Schema().Columns() {
-			names = append(names, strings.Join(path, "."))
-		}
-		return fmt.Errorf("has no column %s, but %s: name one with --field", name, strings.Join(names, ", "))
-	case column.Node.Type().Kind() != parquetgo.ByteArray || column.MaxRepetitionLevel > 0:
-		return fmt.Errorf("column %s is not one text for each row: name another with --field", name)
+	column, err := r.textColumn(f, name)
+	if err != nil {
+		return err
 	}
 	row := int64(0)
 	for i, group := range f.RowGroups() {
@@ -256,8 +249,8 @@ func (r *reader) readRows(s *stream, at position) (err error) {
 			row += group.NumRows()
 			continue
 		}
-		chunk := newChunkReader(file, &f.Metadata().RowGroups[i].Columns[column.ColumnIndex].MetaData)
-		pages := group.ColumnChunks()[column.ColumnIndex].(*parquetgo.FileColumnChunk).PagesFrom(chunk)
+		chunk := newChunkReader(file, &f.Metadata().RowGroups[i].Columns[column].MetaData)
+		pages := group.ColumnChunks()[column].(*parquetgo.FileColumnChunk).PagesFrom(chunk)
 		if err := pages.SeekToRow(at.Offset - row); err != nil {
 			pages.Close()
 			return err
@@ -275,11 +268,24 @@ func (r *reader) readRows(s *stream, at position) (err error) {
 		if err != nil {
 			return err
 		}
-		if at.Offset != row {
-			return fmt.Errorf("row group ends at row %d, and should at %d", at.Offset, row)
-		}
 	}
 	return nil
+}
+
+// textColumn returns the index of the column to read.
+func (r *reader) textColumn(f *parquetgo.File, name string) (int, error) {
+	column, ok := f.Schema().Lookup(r.column...)
+	switch {
+	case !ok:
+		var names []string
+		for _, path := range f.Schema().Columns() {
+			names = append(names, strings.Join(path, "."))
+		}
+		return 0, fmt.Errorf("has no column %s, but %s: name one with --field", name, strings.Join(names, ", "))
+	case column.Node.Type().Kind() != parquetgo.ByteArray || column.MaxRepetitionLevel > 0:
+		return 0, fmt.Errorf("column %s is not one text for each row: name another with --field", name)
+	}
+	return column.ColumnIndex, nil
 }
 
 func (r *reader) readPages(in *input, pages parquetgo.Pages, at *position, bytes float64) error {

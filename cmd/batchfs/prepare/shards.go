@@ -48,7 +48,7 @@ func (s *split) shardName() string {
 	return fmt.Sprintf("%s_%06d%s", s.name, len(s.Shards)+1, s.format.extension)
 }
 
-// names are those of files.
+// names are the names of the shard's files; "" where there is none.
 func (s *split) names() (names [3]string) {
 	name := s.shardName()
 	names[0] = name

@@ -348,7 +348,7 @@ func TestPreparePages(t *testing.T) {
 			}
 			column, _ := f.Schema().Lookup("meta", "body")
 			at := int(f.Metadata().RowGroups[0].Columns[column.ColumnIndex].MetaData.DataPageOffset)
-			if name != "none" { // of which nothing is allocated by the header
+			if name != "none" { // parquet-go allocates nothing by its header
 				// A page header begins with three numbers, each after a byte: type, uncompressed size, compressed size.
 				_, n := binary.Uvarint([]byte(file[at+3:]))
 				lie := file[:at+3] + strings.Repeat("\x80", n-1) + "\x00" + file[at+3+n:]
@@ -385,36 +385,47 @@ func TestPrepareInvalid(t *testing.T) {
 	}
 }
 
+// Inputs are read in the order of the arguments, those of a glob or a directory sorted by path, and each once.
 func TestPrepareGlobs(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Write(t, map[string]string{
-		"a.md": "1", "s/b.md": "2", "s/t/c.md": "3", "s/t/d.go": "4", "s/t/u/e.go": "5", ".hidden/f.md": "6", "s/.g.md": "7",
+		"a.md": "1", "s/b.md": "2", "s/t/c.md": "3", "s/t/d.go": "4", "s/t/u/e.go": "5", ".hidden/f.md": "6", "s/.g.md": "7", "s/t.md": "8",
+		"s/.git/config": "9", "star*": "S", "start": "no", "2.txt": "b", "1.txt": "a", ".0.txt": "c",
 	})
+	if err := os.Symlink("s", "link"); err != nil {
+		t.Fatal(err)
+	}
 	for args, want := range map[string]string{
-		"**/*.md":                        "123",
+		"s":                              "28345", // t.md before t/c.md: by path
+		"./s/":                           "28345",
+		"link":                           "28345",
+		"2.txt 1.txt":                    "ba",
+		"*.txt":                          "ab",
+		".*.txt 1.txt":                   "ca",
+		"star* 1.txt":                    "Sa",
+		"*.txt s 2*":                     "is named twice",
+		"s/b.md s 1.txt":                 "is named twice",
+		"1.txt ./1.txt":                  "is named twice",
+		"s/**/*.md":                      "283",
 		"s/**/*.go":                      "45",
 		"s/**/t/*.go":                    "4",
 		"s/*/*.md":                       "3",
-		"s/**":                           "2345",
-		"*/**/u/*":                       "5",
-		"s --include *.md":               "23",
+		"s/**":                           "28345",
+		"s*/**/u/*":                      "5",
+		"s --include *.md":               "283",
 		"s --include *.go --include b.*": "245",
 		"s --include t/*":                "34",
 		"s a.md --include t/**/e.*":      "51",
-		"**/.g.md --include *.md":        "",
+		"**/.g.md --include *.md":        "matches no file",
 	} {
 		said, err := prepareHere(t.Context(), strings.Fields(args+" --by byte --val 0 --out out --force --eot none --as text")...)
-		if want == "" {
-			if err == nil {
-				t.Errorf("%s: %s", args, said)
+		if strings.Contains(want, " ") {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v %s, want an error that says: %s", args, err, said, want)
 			}
-			continue
-		}
-		if err != nil {
+		} else if err != nil {
 			t.Errorf("%s: %v", args, err)
-			continue
-		}
-		if got := decoded(readManifest(t), readTokens(t, "out/train.bin")); got != want {
+		} else if got := decoded(readManifest(t), readTokens(t, "out/train.bin")); got != want {
 			t.Errorf("%s: %q, want %q", args, got, want)
 		}
 	}
@@ -509,116 +520,69 @@ func TestPrepareOnAnyNumberOfCores(t *testing.T) {
 	}
 }
 
-// Each format is what its readers expect, in one shard and in many.
+// golden are the files of three documents, "A", "B" and "CC", by format and the bytes of a token. They end in token 256.
+func golden(width int) map[string]map[string]string {
+	number := func(width int, numbers ...int) (s string) {
+		for _, n := range numbers {
+			s += string(binary.LittleEndian.AppendUint64(nil, uint64(n))[:width])
+		}
+		return s
+	}
+	tokens := number(width, 'A', 256, 'B', 256, 'C', 'C', 256)
+	magic, version, code := 20240520, 1, "\x08"
+	if width == 4 {
+		magic, version, code = 20240801, 7, "\x04"
+	}
+	dict := fmt.Sprintf("{'descr': '<u%d', 'fortran_order': False, 'shape': (7,), }", width)
+	return map[string]map[string]string{
+		"headerless": {"train.bin": tokens},
+		"llm.c":      {"train_000001.bin": number(4, magic, version, 7) + strings.Repeat("\x00", 4*253) + tokens},
+		"npy":        {"train.npy": fmt.Sprintf("\x93NUMPY\x01\x00\x76\x00%-117s\n", dict) + tokens},
+		"megatron": {"train.bin": tokens, "train.idx": "MMIDIDX\x00\x00" + number(8, 1) + code + number(8, 3, 4) +
+			number(4, 2, 2, 3) + number(8, 0, 2*width, 4*width) + number(8, 0, 1, 2, 3)},
+		"datatrove": {"train.ds": tokens, "train.ds.index": number(8, 2, 4, 7), "train.ds.metadata": fmt.Sprintf("pairs|%d\n7\n7 tokens", width)},
+	}
+}
+
+// Each format is what its readers expect, and many shards hold together what one holds.
 func TestPrepareFormats(t *testing.T) {
 	inChunks(t, 4<<10, 1<<20)
 	t.Chdir(t.TempDir())
 	documents := someDocuments(100, 300)
-	testfiles.Write(t, map[string]string{"a.jsonl": lines(documents)})
-	var want []uint32
-	var ends []uint64
+	testfiles.Write(t, map[string]string{"a.jsonl": lines(documents), "few.jsonl": lines([]string{"A", "B", "CC"})})
+	var want []byte
 	for _, d := range documents {
-		want = append(pairs{}.Append(want, []byte(d)), pairsEOT)
-		ends = append(ends, uint64(len(want)))
+		for _, token := range append(pairs{}.Append(nil, []byte(d)), pairsEOT) {
+			want = binary.LittleEndian.AppendUint16(want, uint16(token))
+		}
 	}
-	u64 := func(s string) []uint64 {
-		numbers := make([]uint64, len(s)/8)
-		binary.Decode([]byte(s), binary.LittleEndian, numbers)
-		return numbers
-	}
-	for _, by := range []string{"pairs", "large"} {
-		width := map[string]int{"pairs": 2, "large": 4}[by]
-		for format, extension := range map[string]string{"headerless": ".bin", "llm.c": ".bin", "npy": ".npy", "megatron": ".bin", "datatrove": ".ds"} {
-			for _, most := range []int{0, 4000} {
-				t.Run(fmt.Sprintf("%s %s %d", by, format, most), func(t *testing.T) {
-					os.RemoveAll("out")
-					prepared(t, fmt.Sprintf("a.jsonl --by %s --val 0 --format %s --shard-tokens %d --out out", by, format, most))
-					m := readManifest(t)
-					files := filesOf(t, "out")
-					var got []uint32
-					var gotEnds []uint64
-					for i, shard := range m.Splits["train"].Shards {
-						raw := files[shard.Name]
-						if fmt.Sprintf("%x", sha(raw)) != shard.SHA256 {
-							t.Errorf("the SHA-256 of %s is another", shard.Name)
-						}
-						if name := fmt.Sprintf("train_%06d%s", i+1, extension); most > 0 && shard.Name != name {
-							t.Errorf("shard %s, want %s", shard.Name, name)
-						}
-						var header string
-						switch format {
-						case "llm.c":
-							fields := [256]int32{20240520, 1, int32(shard.Tokens)}
-							if width == 4 {
-								fields[0], fields[1] = 20240801, 7
-							}
-							b, _ := binary.Append(nil, binary.LittleEndian, fields)
-							header = string(b)
-						case "npy":
-							header = raw[:128]
-							dict := fmt.Sprintf("\x93NUMPY\x01\x00\x76\x00{'descr': '<u%d', 'fortran_order': False, 'shape': (%d,), }", width, shard.Tokens)
-							if strings.TrimRight(header, " \n") != dict || header[127] != '\n' {
-								t.Errorf("header %q, want %q", header, dict)
-							}
-						}
-						raw, ok := strings.CutPrefix(raw, header)
-						if !ok || int64(len(raw)) != shard.Tokens*int64(width) {
-							t.Fatalf("%s: %d bytes after the header, of %d tokens", shard.Name, len(raw), shard.Tokens)
-						}
-						stem := strings.TrimSuffix(shard.Name, extension)
-						switch format {
-						case "datatrove":
-							for _, end := range u64(files[shard.Name+".index"]) {
-								gotEnds = append(gotEnds, uint64(len(got))+end)
-							}
-							if want := fmt.Sprintf("pairs|%d\n%d\n", width, shard.Tokens); !strings.HasPrefix(files[shard.Name+".metadata"], want) {
-								t.Errorf("metadata %q, want %q", files[shard.Name+".metadata"], want)
-							}
-						case "megatron":
-							index := files[stem+".idx"]
-							n := int(shard.Documents)
-							code := map[int]string{2: "\x08", 4: "\x04"}[width]
-							head := "MMIDIDX\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00" + code
-							if !strings.HasPrefix(index, head) || len(index) != 34+4*n+8*n+8*(n+1) || !slices.Equal(u64(index[18:34]), []uint64{uint64(n), uint64(n + 1)}) {
-								t.Fatalf("index of %d bytes begins with %q", len(index), index[:34])
-							}
-							offsets, documents := u64(index[34+4*n:][:8*n]), u64(index[34+12*n:])
-							for i := range n {
-								length := uint64(binary.LittleEndian.Uint32([]byte(index[34+4*i:])))
-								gotEnds = append(gotEnds, uint64(len(got))+offsets[i]/uint64(width)+length)
-								if documents[i] != uint64(i) || documents[n] != uint64(n) {
-									t.Errorf("documents %v", documents)
-								}
-							}
-						default:
-							if most > 0 && i+1 < len(m.Splits["train"].Shards) && shard.Tokens != int64(most) {
-								t.Errorf("%s has %d tokens", shard.Name, shard.Tokens)
-							}
-						}
-						for ; len(raw) > 0; raw = raw[width:] {
-							if width == 2 {
-								got = append(got, uint32(binary.LittleEndian.Uint16([]byte(raw))))
-							} else {
-								got = append(got, binary.LittleEndian.Uint32([]byte(raw)))
-							}
-						}
-					}
-					if !slices.Equal(got, want) {
-						t.Errorf("%d tokens that differ from the %d wanted", len(got), len(want))
-					}
-					if gotEnds != nil && !slices.Equal(gotEnds, ends) {
-						t.Errorf("documents end at %v, want %v", gotEnds, ends)
-					}
-					if split := m.Splits["train"]; split.Tokens != int64(len(want)) || split.Documents != int64(len(documents)) || (most > 0) != (len(split.Shards) > 1) && format != "llm.c" {
-						t.Errorf("the manifest counts %d tokens, %d documents, %d shards", split.Tokens, split.Documents, len(split.Shards))
-					}
-					for name := range files {
-						if strings.HasPrefix(name, ".") {
-							t.Errorf("%s is left", name)
-						}
-					}
-				})
+	headers := map[string]int{"llm.c": 1024, "npy": 128}
+	for format := range golden(2) {
+		for by, width := range map[string]int{"pairs": 2, "large": 4} {
+			os.RemoveAll("out")
+			prepared(t, fmt.Sprintf("few.jsonl --by %s --val 0 --format %s --out out", by, format))
+			got := filesOf(t, "out")
+			delete(got, "vocab.json")
+			wantSame(t, got, golden(width)[format])
+		}
+		os.RemoveAll("out")
+		prepared(t, "a.jsonl --by pairs --val 0 --shard-tokens 4000 --out out --format "+format)
+		files, split := filesOf(t, "out"), readManifest(t).Splits["train"]
+		var got []byte
+		var tokens, ends int64
+		for i, shard := range split.Shards {
+			raw := files[shard.Name]
+			if !strings.HasPrefix(shard.Name, fmt.Sprintf("train_%06d.", i+1)) || fmt.Sprintf("%x", sha(raw)) != shard.SHA256 {
+				t.Errorf("%s: shard %d is %s, with another SHA-256 or name", format, i, shard.Name)
 			}
+			if whole := format == "megatron" || format == "datatrove"; !whole && i+1 < len(split.Shards) && shard.Tokens != 4000 {
+				t.Errorf("%s: %s has %d tokens", format, shard.Name, shard.Tokens)
+			}
+			got = append(got, raw[headers[format]:]...)
+			tokens, ends = tokens+shard.Tokens, ends+shard.Documents
+		}
+		if !bytes.Equal(got, want) || tokens != int64(len(want)/2) || split.Tokens != tokens || ends != int64(len(documents)) || split.Documents != ends || len(split.Shards) < 2 {
+			t.Errorf("%s: %d bytes, %d tokens, %d documents in %d shards, want %d bytes", format, len(got), tokens, ends, len(split.Shards), len(want))
 		}
 	}
 }
@@ -673,8 +637,8 @@ func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
 		testfiles.Write(t, map[string]string{"b.jsonl": lines(documents[:200]) + "no JSON\n"})
 		os.RemoveAll("out")
 		_, err := prepareHere(t.Context(), strings.Fields("b.jsonl"+args)...)
-		if err == nil || !strings.HasSuffix(err.Error(), "; the same command goes on from what is done") {
-			t.Fatalf("error %v, want one that says how to go on", err)
+		if err == nil || !strings.HasSuffix(err.Error(), "; the same command continues from what is done") {
+			t.Fatalf("error %v, want one that says how to continue", err)
 		}
 		wantLeft(t, ".prepare")
 	}
@@ -729,56 +693,27 @@ func TestPrepareForceRemovesOldShards(t *testing.T) {
 	wantLeft(t, "notes", "train.bin", "train_000009.bin", "val.bin", "vocab.json")
 }
 
-// What --dry-run says is near what there is, and nothing is written.
+// What --dry-run says is near what there is, also where the end of a file is unlike its beginning, and nothing is written.
 func TestPrepareDryRun(t *testing.T) {
-	inChunks(t, 256<<10, 1<<20)
+	inChunks(t, 64<<10, 1<<20)
 	t.Chdir(t.TempDir())
-	documents := someDocuments(6000, 300)
-	all := lines(documents)
-	files := map[string]string{"a.jsonl": all, "a.jsonl.zst": zstandard(all), "a.jsonl.gz": gzipped(all), "a.parquet": table(t, documents)}
-	testfiles.Write(t, files)
-	for i, d := range documents[:600] {
-		testfiles.Write(t, map[string]string{fmt.Sprintf("d/%d", i): strings.Repeat(d, 10)})
+	even := lines(someDocuments(6000, 300))
+	documents := someDocuments(24_000, 300)
+	for i := range documents[8000:] {
+		documents[8000+i] = fmt.Sprint(i) + strings.Repeat(" 1234 é ü", 40)
 	}
-	files["d"] = ""
-	tokens := 0.0
-	for _, d := range documents {
-		tokens += float64(len(pairs{}.Append(nil, []byte(d))) + 1)
-	}
-	for args := range maps.Keys(files) {
-		var got float64
-		said := prepared(t, args+" --by pairs --dry-run")
-		if _, err := fmt.Sscanf(said, "about %g tokens in ", &got); err != nil || got < 0.8*tokens || got > 1.2*tokens { // zstd reads ahead
-			t.Errorf("%s: said %q, want about %g tokens", args, said, tokens)
-		}
-	}
-	entries, _ := os.ReadDir(".")
-	if len(entries) != 5 {
-		t.Errorf("there is more than before: %v", entries)
-	}
-}
-
-// A file whose end is unlike its beginning is judged by both.
-func TestPrepareDryRunOfSorted(t *testing.T) {
-	inChunks(t, 16<<10, 1<<20)
-	t.Chdir(t.TempDir())
-	documents := someDocuments(6000, 300)
-	for i := range documents[2000:] {
-		documents[2000+i] = fmt.Sprint(i) + strings.Repeat(" 1234 é ü", 40)
-	}
-	testfiles.Write(t, map[string]string{"a.jsonl": lines(documents), "a.txt": strings.Join(documents, "\n"), "b/short.txt": "a few words"})
-	for _, args := range []string{"a.jsonl", "a.txt", "b a.txt", "a.txt --eot begin"} {
+	testfiles.Write(t, map[string]string{"a.jsonl": lines(documents), "a.txt": strings.Join(documents, "\n"), "b/short.txt": "a few words",
+		"a.jsonl.zst": zstandard(even), "a.jsonl.gz": gzipped(even), "a.parquet": table(t, someDocuments(6000, 300))})
+	for _, args := range []string{"a.jsonl", "a.txt", "b a.txt", "a.txt --eot begin", "a.jsonl.zst", "a.jsonl.gz", "a.parquet"} {
 		var got, n float64
+		os.RemoveAll("out")
 		said := prepared(t, args+" --by pairs --dry-run")
 		fmt.Sscanf(said, "about %g tokens in %g documents", &got, &n)
-		os.RemoveAll("out")
+		wantLeft(t)
 		prepared(t, args+" --by pairs --val 0 --out out")
 		split := readManifest(t).Splits["train"]
-		if tokens := float64(split.Tokens); got < 0.9*tokens || got > 1.1*tokens {
-			t.Errorf("%s: said %q, want about %g tokens", args, said, tokens)
-		}
-		if documents := float64(split.Documents); n < 0.8*documents || n > 1.2*documents {
-			t.Errorf("%s: said %q, want about %g documents", args, said, documents)
+		if tokens, documents := float64(split.Tokens), float64(split.Documents); got < 0.8*tokens || got > 1.2*tokens || n < 0.8*documents || n > 1.2*documents {
+			t.Errorf("%s: said %q, want about %g tokens and %g documents", args, said, tokens, documents)
 		}
 	}
 }

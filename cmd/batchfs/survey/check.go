@@ -66,7 +66,7 @@ type checked struct {
 	array   *cache.Array // nil if it cannot be opened
 	id      blob.Identity
 	numbers int64
-	base    int64    // where its numbers begin among those of all files of main arrays
+	base    int64    // where its numbers begin, counted over all files of main arrays
 	results []result // of its segments
 	failed  bool     // some of it could not be read
 }
@@ -187,7 +187,8 @@ func (r *Report) Print(out io.Writer) {
 	for _, p := range r.Problems {
 		fmt.Fprintln(out, terminal.Printable(string(p.Message)))
 	}
-	fmt.Fprintf(out, "%s: %s, %s, %s read", strings.Join(r.Splits, ", "), terminal.Count(int64(r.Files), "file", "files"), terminal.Count(r.Tokens, "token", "tokens"), terminal.Size(r.Bytes))
+	files, tokens := terminal.Count(int64(r.Files), "file", "files"), terminal.Count(r.Tokens, "token", "tokens")
+	fmt.Fprintf(out, "%s: %s, %s, %s read", strings.Join(r.Splits, ", "), files, tokens, terminal.Size(r.Bytes))
 	if r.Resumed > 0 {
 		fmt.Fprintf(out, " (%s of them before this check continued)", terminal.Size(r.Resumed))
 	}

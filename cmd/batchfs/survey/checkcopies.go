@@ -25,7 +25,7 @@ func (c *check) mains() []*checked {
 	return slices.DeleteFunc(slices.Clone(c.files), func(f *checked) bool { return f.array == nil || !f.part.main() })
 }
 
-// chooseWindow decides how long the runs are of which fingerprints are taken. Runs of twice as many numbers are found.
+// chooseWindow decides how long the runs with a fingerprint are. Runs of twice as many numbers are found.
 func (c *check) chooseWindow(run int64) {
 	files, numbers := c.mains(), int64(0)
 	for _, f := range files {

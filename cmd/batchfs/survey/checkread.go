@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"sync"
+	"sync/atomic"
 
 	"batchfs/cmd/batchfs/terminal"
 )
@@ -37,7 +37,7 @@ type result struct {
 	err error
 }
 
-// key is that of the state: of everything that the results depend on.
+// key names the state: it is a hash of everything that the results depend on.
 func (c *check) key() string {
 	sum := sha256.New()
 	fmt.Fprintln(sum, 1, c.size, c.window) // the first is the version of this
@@ -51,7 +51,7 @@ func (c *check) key() string {
 	return fmt.Sprintf("%x", sum.Sum(nil)[:16])
 }
 
-// segments are those of all files.
+// segments are the segments of all files.
 func (c *check) segments() (all []segment) {
 	for i, f := range c.files {
 		if f.array == nil {
@@ -77,19 +77,18 @@ func (c *check) readAll(ctx context.Context, restart bool) error {
 		c.state = state
 		defer state.close()
 	}
-	known := map[[2]int]bool{}
 	for _, r := range done {
 		if r.File < len(c.files) && r.Index < len(c.files[r.File].results) {
-			known[[2]int{r.File, r.Index}] = true
 			c.files[r.File].results[r.Index] = r
 		}
 	}
 	todo = slices.DeleteFunc(todo, func(s segment) bool {
-		if known[[2]int{s.file, s.index}] {
-			c.report.Resumed += (s.to - s.from) * int64(c.files[s.file].array.DType().Size())
-			return true
+		f := c.files[s.file]
+		known := f.results[s.index].Sum != nil
+		if known {
+			c.report.Resumed += (s.to - s.from) * int64(f.array.DType().Size())
 		}
-		return false
+		return known
 	})
 	progress := terminal.NewProgress(c.stderr, "checking", c.report.Bytes-c.report.Resumed, terminal.Bytes)
 	defer progress.Finish()
@@ -104,33 +103,21 @@ func (c *check) readAll(ctx context.Context, restart bool) error {
 
 // readSegments reads segments on all processors. It returns as soon as ctx ends, also while a disk does not answer.
 func (c *check) readSegments(ctx context.Context, todo []segment, progress *terminal.Progress) error {
-	next, results := make(chan segment), make(chan result)
-	var workers sync.WaitGroup
+	var next atomic.Int64
+	results := make(chan result)
 	for range runtime.GOMAXPROCS(0) {
-		workers.Go(func() {
-			for s := range next {
-				r := c.read(ctx, s, progress)
+		go func() {
+			for i := next.Add(1); i <= int64(len(todo)); i = next.Add(1) {
+				r := c.read(ctx, todo[i-1], progress)
 				select {
 				case results <- r:
 				case <-ctx.Done():
 					return
 				}
 			}
-		})
+		}()
 	}
-	go func() {
-		defer close(results)
-		defer workers.Wait()
-		defer close(next)
-		for _, s := range todo {
-			select {
-			case next <- s:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	for left := len(todo); left > 0; left-- {
+	for range todo {
 		select {
 		case r := <-results:
 			if ctx.Err() != nil {

@@ -1,5 +1,5 @@
-// Package survey reads token files from one end to the other: [Look] says what they hold, [Check] what is wrong with those of
-// splits, and [WriteIndex] where their documents end. None keeps more than a bounded part of a file in memory.
+// Package survey reads token files from one end to the other: [Look] says what they hold, [Check] what is wrong with the files
+// of splits, and [WriteIndex] where their documents end. None keeps more than a bounded part of a file in memory.
 package survey
 
 import (

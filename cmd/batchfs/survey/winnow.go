@@ -12,8 +12,8 @@ import (
 // again there may be none.
 //
 // It is the algorithm of Schleimer, Wilkerson and Aiken, "Winnowing: Local Algorithms for Document Fingerprinting" (2003): of any w
-// runs the one with the least hash is picked. The hash is that of Karp and Rabin. To be fast, it only looks at small hashes, of
-// which w runs have 64: that they have none is a chance of 1 in 10^27. Of random runs 2 in w are picked.
+// runs the one with the least hash is picked. The hash is by Karp and Rabin. To be fast, it only looks at small hashes: w runs
+// have 64, and none with a chance of 1 in 10^27. Of random runs 2 in w are picked.
 type winnower struct {
 	w     int64    // a power of two
 	last  []uint64 // the last w numbers, plus one; number i at i mod w

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// printsOf are those of a stream that begins at first, which comes in pieces of any length.
+// printsOf are the prints of a stream that begins at first, added in parts of any length.
 func printsOf(rng *rand.Rand, w int, numbers []uint64, first int64) (prints []print) {
 	z := newWinnower(int64(w), first)
 	for len(numbers) > 0 {

@@ -72,7 +72,7 @@ func Bar(n, most float64) string {
 	return strings.Repeat("█", eighths/8) + strings.TrimSpace(string([]rune(" ▏▎▍▌▋▊▉")[eighths%8]))
 }
 
-// Progress shows how much of some work is done. It is an [io.Writer] that counts the bytes written to it as work done.
+// Progress shows how much of some work is done.
 type Progress struct{ bar *progressbar.ProgressBar }
 
 // A Unit is what a [Progress] counts.
@@ -98,12 +98,6 @@ func NewProgress(out io.Writer, what string, total int64, unit Unit) *Progress {
 
 // Add counts n more units as done.
 func (p *Progress) Add(n int) { p.bar.Add(n) }
-
-// Write counts the bytes of b as done. It never fails.
-func (p *Progress) Write(b []byte) (int, error) {
-	p.bar.Add(len(b))
-	return len(b), nil
-}
 
 // Set replaces how many units are done, and how many there are in total.
 func (p *Progress) Set(done, total int64) {

@@ -35,20 +35,11 @@ func open(t *testing.T) (tty, screen *os.File) {
 	return tty, screen
 }
 
-func TestIs(t *testing.T) {
-	tty, _ := open(t)
-	file, err := os.Create(filepath.Join(t.TempDir(), "file"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	if !Is(tty) || Is(file) || Is(new(bytes.Buffer)) {
-		t.Errorf("terminal %v, file %v, buffer %v", Is(tty), Is(file), Is(new(bytes.Buffer)))
-	}
-}
-
 func TestProgressIsShownOnATerminal(t *testing.T) {
 	tty, screen := open(t)
+	if file, err := os.Create(filepath.Join(t.TempDir(), "file")); err != nil || !Is(tty) || Is(file) || Is(new(bytes.Buffer)) {
+		t.Errorf("terminal %v, file %v, buffer %v (%v)", Is(tty), Is(file), Is(new(bytes.Buffer)), err)
+	}
 	defer time.AfterFunc(time.Minute, func() { tty.Close() }).Stop() // which ends a read that would wait for ever
 	for _, test := range []struct {
 		unit Unit
@@ -57,7 +48,7 @@ func TestProgressIsShownOnATerminal(t *testing.T) {
 	}{
 		{Steps, func(p *Progress) { p.Add(30) }, "30%"},
 		{Steps, func(p *Progress) { p.Set(50, 200) }, "25%"},
-		{Bytes, func(p *Progress) { p.Write(make([]byte, 40)) }, "B/s)"},
+		{Bytes, func(p *Progress) { p.Add(40) }, "B/s)"},
 	} {
 		p := NewProgress(tty, "working", 100, test.unit)
 		test.work(p)
@@ -81,9 +72,6 @@ func TestProgressIsNotShownElsewhere(t *testing.T) {
 	p := NewProgress(&out, "working", 100, Bytes)
 	p.Add(30)
 	p.Set(60, 200)
-	if n, err := p.Write(make([]byte, 40)); n != 40 || err != nil {
-		t.Errorf("Write: %d, %v", n, err)
-	}
 	p.Finish()
 	if out.Len() > 0 {
 		t.Errorf("%q", out.String())

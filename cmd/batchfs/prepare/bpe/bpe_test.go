@@ -217,14 +217,6 @@ func BenchmarkEncode(b *testing.B) {
 	}
 }
 
-func BenchmarkNamed(b *testing.B) {
-	for b.Loop() {
-		if _, err := Named("o200k"); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
 // A piece whose positions do not fit its links is refused before anything is read or allocated.
 func TestLongestPiece(t *testing.T) {
 	piece, err := syscall.Mmap(-1, 0, 1<<31, syscall.PROT_NONE, syscall.MAP_PRIVATE|syscall.MAP_ANONYMOUS|syscall.MAP_NORESERVE)
