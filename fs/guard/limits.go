@@ -59,7 +59,7 @@ var errTooMany = fmt.Errorf("more than %d requests of one split wait for an answ
 // NewLimits makes the limits of so many splits, whose replies may take so many bytes together.
 func NewLimits(splits int, replyBytes int64) *Limits {
 	n := int64(max(splits, 1))
-	slots := max(1, min(allSlots/n, max(maxSlots, 2*int64(runtime.GOMAXPROCS(0)))))
+	slots := shortSlots(n)
 	l := &Limits{splits: make([]split, n+1), maxStuck: int(max(1, min(maxStuck, slots/2)))}
 	for i := range l.splits {
 		s := &l.splits[i]
@@ -68,6 +68,11 @@ func NewLimits(splits int, replyBytes int64) *Limits {
 		s.ahead = semaphore.NewWeighted(max(1, slots/2))
 	}
 	return l
+}
+
+// shortSlots is how many short requests of one of n splits may use its files at a time.
+func shortSlots(n int64) int64 {
+	return max(1, min(allSlots/n, max(maxSlots, 2*int64(runtime.GOMAXPROCS(0)))))
 }
 
 // held is what a request has acquired.
