@@ -17,7 +17,7 @@ import (
 	"batchfs/internal/wait"
 )
 
-// A disk is a file system of as many splits as a Guard has, of which node n belongs to split n. Its handlers wait while it hangs.
+// A disk is a file system whose node n belongs to split n. Its handlers wait while it hangs.
 type disk struct {
 	fuse.RawFileSystem
 	begins func() // is called by handlers
