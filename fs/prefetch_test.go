@@ -86,7 +86,7 @@ func (r *reader) batchBytes(t *testing.T) int {
 	return len(data)
 }
 
-// The bytes are those of the numbers, however many read whatever at once, and no memory is taken beyond the bound.
+// Each batch has its own bytes, however many readers there are, and the buffers stay within their bound.
 func TestPrefetchChangesNoByte(t *testing.T) {
 	sizes := map[string]int64{"small": 100, "page": 5000, "large": 30_000, "huge": 60_000}
 	var splits []Sequence

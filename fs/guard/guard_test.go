@@ -17,7 +17,7 @@ import (
 	"batchfs/internal/wait"
 )
 
-// A disk is a file system of as many splits as a Guard has, of which node n belongs to split n. Its handlers wait while it hangs.
+// A disk is a file system whose node n belongs to split n. Its handlers wait while it hangs.
 type disk struct {
 	fuse.RawFileSystem
 	begins func() // is called by handlers
@@ -208,7 +208,8 @@ func TestLateRequests(t *testing.T) {
 // once. Another split is not affected. When the files answer again, so do requests.
 func TestHangingSplit(t *testing.T) {
 	const readers = 500
-	for rows, slots := range map[int]int{shortRows: maxSlots, shortRows + 1: maxSlots / 2} {
+	short := int(shortSlots(2))
+	for rows, slots := range map[int]int{shortRows: short, shortRows + 1: short / 2} {
 		g := newGuarding(t, 2, 64<<20)
 		release := g.disk.hang()
 		var all sync.WaitGroup
@@ -303,7 +304,7 @@ func TestTooManyWait(t *testing.T) {
 	release := g.disk.hang()
 	defer release()
 	var all sync.WaitGroup
-	for range maxSlots + maxWaiting {
+	for range shortSlots(1) + maxWaiting {
 		all.Go(func() { g.read(1, 1, 1) })
 	}
 	wait.Until(t, "a full queue", func() bool { return g.o.Limits.splits[1].waiting.Load() == maxWaiting })
@@ -321,7 +322,7 @@ func TestAhead(t *testing.T) {
 	for l.TryAhead(1) {
 		n++
 	}
-	if n != maxSlots/2 || !l.splits[1].long.slots.TryAcquire(maxSlots/2) {
+	if half := shortSlots(1) / 2; int64(n) != half || !l.splits[1].long.slots.TryAcquire(half) {
 		t.Errorf("%d batches at a time", n)
 	}
 	for range n {

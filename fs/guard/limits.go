@@ -17,7 +17,7 @@ import (
 
 // Limits bound, for each split, the requests that use its token files at a time, and the memory of their replies. A request beyond
 // them waits, first come, first served. Files that give no answer therefore keep only their own split waiting, a reader of few rows
-// does not wait for those of many, and threads and memory are bounded however many readers there are.
+// does not wait for readers of many, and threads and memory are bounded however many readers there are.
 type Limits struct {
 	splits   []split // by number; of number 0 no request reads rows
 	maxStuck int
@@ -59,7 +59,7 @@ var errTooMany = fmt.Errorf("more than %d requests of one split wait for an answ
 // NewLimits makes the limits of so many splits, whose replies may take so many bytes together.
 func NewLimits(splits int, replyBytes int64) *Limits {
 	n := int64(max(splits, 1))
-	slots := max(1, min(allSlots/n, max(maxSlots, 2*int64(runtime.GOMAXPROCS(0)))))
+	slots := shortSlots(n)
 	l := &Limits{splits: make([]split, n+1), maxStuck: int(max(1, min(maxStuck, slots/2)))}
 	for i := range l.splits {
 		s := &l.splits[i]
@@ -68,6 +68,11 @@ func NewLimits(splits int, replyBytes int64) *Limits {
 		s.ahead = semaphore.NewWeighted(max(1, slots/2))
 	}
 	return l
+}
+
+// shortSlots is how many short requests of one of n splits may use its files at a time.
+func shortSlots(n int64) int64 {
+	return max(1, min(allSlots/n, max(maxSlots, 2*int64(runtime.GOMAXPROCS(0)))))
 }
 
 // held is what a request has acquired.
@@ -151,7 +156,7 @@ func (l *Limits) Use() (replyBytes int64, waiting int) {
 // isMuch says whether buffers like buf, for all requests that wait, would be a quarter of what replies may take, or more.
 func (s *split) isMuch(buf []byte) bool { return s.waiting.Load()*int64(len(buf)) > s.maxReplies/4 }
 
-// Trim gives the memory of a reply that was sent back to the kernel, if there would be much of it: go-fuse keeps its buffers.
+// Trim frees the pages of a reply that was sent, while requests that wait have many such buffers: go-fuse keeps them.
 func (l *Limits) Trim(split int, buf []byte) {
 	if l.splits[split].isMuch(buf) {
 		freePages(buf)
