@@ -214,7 +214,7 @@ func TestImage(t *testing.T) {
 }
 
 // The scripts for Slurm mount for a job, whose tasks read each its share, and unmount after it, however often they run. What is wrong for the
-// job fails the job; only a machine that cannot mount fails the prolog. Not beside other tests: its namespaces keep a copy of their mounts.
+// job fails the job; only a machine that cannot mount fails the prolog.
 func TestSlurm(t *testing.T) {
 	needNamespaces(t)
 	e2e.NeedRoot(t, "the prolog is root's")

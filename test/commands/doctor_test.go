@@ -91,7 +91,7 @@ func TestDoctorOfMounts(t *testing.T) {
 	e2e.NoError(t, syscall.Kill(keeper, syscall.SIGCONT))
 	awaitSays(healthy)
 
-	if !testing.Short() {
+	if e2e.InSoak() {
 		// The doctor reports a worker that has not answered for 3 s, and after 4 s the keeper replaces it. To leave more time than
 		// that for the question, the keeper is stopped for the first 3 s too.
 		e2e.Await(t, "the doctor to see a process that hangs", func() bool {

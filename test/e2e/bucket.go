@@ -55,6 +55,7 @@ type Bucket struct {
 	Large  atomic.Int64                                                      // bytes that were fetched of blocks
 }
 
+// StoreBlock is the block size of the cache, in bytes.
 const StoreBlock = 128 << 10
 
 const (
@@ -62,6 +63,7 @@ const (
 	StoreSecret = "storesecret"
 )
 
+// NewBucket starts an S3 server and its proxy. Both end with the test.
 func NewBucket(t *testing.T) *Bucket {
 	t.Helper()
 	program := installGateway(t)
@@ -128,16 +130,19 @@ func trust(t *testing.T, certificate []byte) {
 	})
 }
 
+// Put stores an object.
 func (b *Bucket) Put(t *testing.T, key string, data []byte) {
 	t.Helper()
 	_, err := b.Client.PutObject(context.Background(), "bucket", key, bytes.NewReader(data), int64(len(data)), minio.PutObjectOptions{})
 	NoError(t, err)
 }
 
+// Fails calls fault for each store request. It answers the request and returns true, or lets it pass.
 func (b *Bucket) Fails(fault func(w http.ResponseWriter, r *http.Request) bool) {
 	b.fault.Store(&fault)
 }
 
+// Works lets all requests pass again.
 func (b *Bucket) Works() { b.fault.Store(nil) }
 
 // Refuses refuses connections, until accepts accepts them again.
@@ -146,6 +151,7 @@ func (b *Bucket) Refuses() {
 	b.Server.Close()
 }
 
+// Accepts accepts connections again after Refuses.
 func (b *Bucket) Accepts(t *testing.T) {
 	t.Helper()
 	again := httptest.NewUnstartedServer(b.Server.Config.Handler)
@@ -175,6 +181,7 @@ block_bytes = %d
 	return path
 }
 
+// RandomBytes returns n bytes, the same ones for each n.
 func RandomBytes(n int) []byte {
 	r := rand.New(rand.NewPCG(uint64(n), 1))
 	raw := make([]byte, n)

@@ -97,7 +97,7 @@ func (d *Double) drop(t testing.TB) {
 	}
 }
 
-func (d *Double) Now() (m Mode, content []byte) {
+func (d *Double) now() (m Mode, content []byte) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.mode == Shorter {
@@ -107,7 +107,7 @@ func (d *Double) Now() (m Mode, content []byte) {
 }
 
 func (d *Double) Getattr(_ context.Context, _ gofs.FileHandle, out *fuse.AttrOut) syscall.Errno {
-	m, content := d.Now()
+	m, content := d.now()
 	if m == Gone {
 		return syscall.ENOENT
 	}
@@ -116,7 +116,7 @@ func (d *Double) Getattr(_ context.Context, _ gofs.FileHandle, out *fuse.AttrOut
 }
 
 func (d *Double) Open(context.Context, uint32) (gofs.FileHandle, uint32, syscall.Errno) {
-	if m, _ := d.Now(); m == Denied {
+	if m, _ := d.now(); m == Denied {
 		return nil, 0, syscall.EACCES
 	}
 	return nil, fuse.FOPEN_KEEP_CACHE, 0
@@ -130,7 +130,7 @@ func (d *Double) Read(_ context.Context, _ gofs.FileHandle, dest []byte, off int
 	}
 	d.hanging--
 	d.mu.Unlock()
-	m, content := d.Now()
+	m, content := d.now()
 	if m == Failing || m == Half && off+int64(len(dest)) > int64(len(content)/2) {
 		return nil, syscall.EIO
 	}

@@ -76,6 +76,7 @@ func InTime(t testing.TB, what string, took, most time.Duration) {
 	}
 }
 
+// Await waits until a function returns true. It fails the test after Limit.
 var Await = wait.Until
 
 // AwaitNone waits until left returns nothing. It fails the test after limit.
@@ -106,6 +107,7 @@ func Tokens(t testing.TB, path string, n, width int) string {
 	return path
 }
 
+// Write writes a file, and makes its directory.
 func Write(t testing.TB, path string, data []byte) {
 	t.Helper()
 	NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
@@ -134,11 +136,13 @@ func Mount(t testing.TB, args ...string) *Mounted {
 	return MountProgram(t, exec.Command(Batchfs), args...)
 }
 
+// MountProgram is Mount with another program.
 func MountProgram(t testing.TB, cmd *exec.Cmd, args ...string) *Mounted {
 	t.Helper()
 	return MountAt(t, t.TempDir(), cmd, args...)
 }
 
+// MountAt is Mount with another program, on a directory.
 func MountAt(t testing.TB, dir string, cmd *exec.Cmd, args ...string) *Mounted {
 	t.Helper()
 	NeedFUSE(t)
@@ -180,6 +184,7 @@ func (m *Mounted) Start(t testing.TB) {
 	}()
 }
 
+// Ended reports whether the process has ended.
 func (m *Mounted) Ended() bool {
 	select {
 	case <-m.Done:
@@ -232,6 +237,7 @@ func (m *Mounted) Stop(t testing.TB) {
 	}
 }
 
+// IsMounted reports whether something is mounted on a directory.
 func IsMounted(t testing.TB, dir string) bool {
 	t.Helper()
 	list, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(dir))
@@ -289,6 +295,7 @@ func Run(t testing.TB, args ...string) string {
 	return out
 }
 
+// Try runs a command, which may fail.
 func Try(t testing.TB, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	cmd := Command(t, args[0], args[1:]...)
@@ -313,6 +320,7 @@ func Cat(t testing.TB, args ...string) []byte {
 	return []byte(Run(t, append([]string{PlainBatchfs, "cat"}, args...)...))
 }
 
+// MountsBelow returns the mounts in a directory.
 func MountsBelow(t *testing.T, dir string) []*mountinfo.Info {
 	t.Helper()
 	list, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
@@ -429,6 +437,7 @@ func ReadPage(t *testing.T, path string) string {
 	return string(text)
 }
 
+// JSONOf returns a value as JSON.
 func JSONOf(t testing.TB, v any) []byte {
 	t.Helper()
 	text, err := json.Marshal(v)

@@ -74,7 +74,7 @@ func build(dir string) bool {
 		&CStorm:        {"storm", `cc -O2 -Wall -Wextra -o "$0" clients/storm.c`},
 		&CCrowd:        {"crowd", `cc -O2 -Wall -Wextra -pthread -o "$0" clients/crowd.c`},
 	}
-	if RaceEnabled {
+	if raceEnabled {
 		programs[&Batchfs] = [2]string{"batchfs-race", `go build -race -o "$0" ../cmd/batchfs`}
 	}
 	var all sync.WaitGroup

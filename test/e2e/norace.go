@@ -2,4 +2,4 @@
 
 package e2e
 
-const RaceEnabled = false
+const raceEnabled = false

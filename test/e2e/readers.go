@@ -42,6 +42,7 @@ type Handles struct {
 	out *bufio.Scanner
 }
 
+// StartHandles starts a reader for the files of a directory. It ends with the test.
 func StartHandles(t *testing.T, dir string) *Handles {
 	t.Helper()
 	cmd, in, out := Start(t, "handles", dir)

@@ -21,6 +21,7 @@ func Lasting(test, soak time.Duration) time.Duration {
 	return test
 }
 
+// The batch size, block size and batches an epoch of a storm.
 const StormB, StormT, StormBatches = 4, 256, 4096
 
 // StormTokens are positions, with a version of the file in the upper bits.
@@ -91,6 +92,7 @@ func StartStorms(t testing.TB, m *Mounted) (all []*StormReader) {
 	return all
 }
 
+// StartStorm starts one reader. It is killed at the end of the test.
 func StartStorm(t testing.TB, cmd *exec.Cmd) *StormReader {
 	t.Helper()
 	cmd.Stderr = os.Stderr
@@ -103,6 +105,7 @@ func StartStorm(t testing.TB, cmd *exec.Cmd) *StormReader {
 	return &StormReader{cmd, in, bufio.NewReader(out)}
 }
 
+// Ready waits until a reader has begun.
 func (r *StormReader) Ready(t testing.TB) {
 	t.Helper()
 	defer AnswersSoon(t, r.Cmd)()
@@ -162,6 +165,7 @@ func (r StormResult) String() string {
 	return fmt.Sprintf("%d reads, %d batches of next, %d numbers missing, reads failed %v, slowest %.3f s", r.Reads, r.Taken, r.Missing, r.Failed, r.Slowest)
 }
 
+// Scan reports whether a line has a format, and reads its values.
 func Scan(line, format string, values ...any) bool {
 	n, _ := fmt.Sscanf(line, format, values...)
 	return n == len(values)

@@ -5,6 +5,7 @@ import (
 	"testing"
 )
 
+// Nobody is the user that has no rights.
 const Nobody = 65534
 
 // AsUser runs a command as another user, of one group, and returns all that it printed.

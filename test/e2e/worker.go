@@ -24,6 +24,7 @@ type Status struct {
 	}
 }
 
+// StatusOf reads status.json.
 func StatusOf(t *testing.T, m *Mounted) (s Status) {
 	t.Helper()
 	NoError(t, json.Unmarshal([]byte(Run(t, "cat", m.Path("status.json"))), &s))
@@ -47,6 +48,7 @@ func BurdenOf(t *testing.T, m *Mounted) Burden {
 	return Burden{len(open), threads, Resident(pid)}
 }
 
+// Ended reports whether a process has ended.
 func Ended(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err != nil || strings.Contains(string(stat), ") Z ")
@@ -60,6 +62,7 @@ func AwaitEnded(t testing.TB, pids ...int) {
 	})
 }
 
+// Kill kills a worker.
 func Kill(t testing.TB, _ *Mounted, worker int) {
 	if worker <= 0 { // which would be every process of this test's group
 		t.Fatal("there is no worker to kill")

@@ -101,7 +101,7 @@ func TestCrowd(t *testing.T) {
 		}
 		reads, failed := c.end(t)
 		t.Logf("%s: %d reads of 1 MiB, %d failed, %d MiB resident at most", name, reads, failed, most)
-		if reads == 0 || most > budget+48 {
+		if reads == 0 || e2e.InSoak() && most > budget+48 {
 			t.Errorf("%s: %d reads; the worker had %d MiB, may have %d besides its own", name, reads, most, budget)
 		}
 	}
