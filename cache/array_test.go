@@ -168,7 +168,7 @@ func TestShape(t *testing.T) {
 	}
 }
 
-// What is read of a file while a write goes on may be of both contents, although its identity does not change any more.
+// A read during a write may mix both contents, although the file's identity no longer changes.
 func TestOverwrittenFileIsRefusedUntilItsWriterCloses(t *testing.T) {
 	for _, test := range []struct {
 		name   string

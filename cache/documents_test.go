@@ -122,7 +122,7 @@ func TestFilesAreDocuments(t *testing.T) {
 	must(t, areDocuments(reopened(t, a, Options{Documents: FilesAreDocuments}).Documents(), []int64{3, 4, 9}, rand.New(rand.NewPCG(1, 2))))
 }
 
-// Where nobody knows, there are none; where it is known of some files only, that is a mistake.
+// Without any index there are no documents; an index of some files only is a mistake.
 func TestDocumentsOfNobody(t *testing.T) {
 	paths := files(t, 2, 3, 4)
 	o := Options{DType: array.Uint16, Documents: DocumentsIndexed}
@@ -163,7 +163,7 @@ func TestWrongIndex(t *testing.T) {
 			t.Errorf("%d: error %v, want %s", test.ends, err, test.want)
 		}
 	}
-	const many = 200_000 // of which the fingerprint covers some
+	const many = 200_000 // the fingerprint covers some of them
 	paths := files(t, 2, 2*many)
 	for _, wrong := range []int64{-1, 0, 1 << 40, 2*3001 - 2} {
 		ends := rising(many)
@@ -189,7 +189,7 @@ func TestWrongIndex(t *testing.T) {
 	}
 }
 
-// An index that changes is as a file of tokens that does: nobody is told other ends.
+// An index that changes fails as a changed token file does: no reader gets other ends.
 func TestChangedIndexIsStale(t *testing.T) {
 	for name, change := range map[string]func(path string) error{
 		"truncated": func(path string) error { return os.Truncate(path, 8) },

@@ -65,7 +65,7 @@ func TestOnlyThePagesNeeded(t *testing.T) {
 	})
 }
 
-// A core dump, of which a setting of the kernel may make files part, holds no tokens.
+// A core dump holds no tokens, also where a setting of the kernel includes mapped files.
 func TestMappingsAreNotDumped(t *testing.T) {
 	everyAccess(t, func(t *testing.T, o Options) {
 		tokens := open(t, files(t, 2, 100_000), o)

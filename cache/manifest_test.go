@@ -35,7 +35,7 @@ func reopened(t testing.TB, tokens *Array, o Options) *Array {
 	return again
 }
 
-// A fileOf is one that nobody looked at.
+// fileOf describes a file that need not exist.
 func fileOf(path string, size, tokens int64) File {
 	return File{[]byte(path), blob.Identity{Size: size}, blob.Sample{}, format.Format{Name: "headerless", DType: array.Uint16, Count: tokens}, nil}
 }

@@ -17,7 +17,7 @@ const (
 	maxRanges = 256 // are mapped at a time
 )
 
-// tooMany is more than a process may have mappings, unless somebody raised vm.max_map_count.
+// tooMany is more than a process may have mappings, by default.
 const tooMany = 70_000
 
 // Under Remap, a read maps each file once, and unmaps it. Reads meanwhile, of that file and of others, map nothing and do not wait,

@@ -26,7 +26,7 @@ func numbers(n, width, most int) []byte {
 	return raw
 }
 
-// What is known to be no tokens is refused, with what it is and what helps. A dtype that somebody said is believed, but not
+// What is known to be no tokens is refused, with what it is and what helps. A dtype that is no guess is believed, but not
 // against the first bytes of another format.
 func TestOpenLooksAtTheContent(t *testing.T) {
 	behind := func(first string) []byte { return append([]byte(first), numbers(5000, 2, 50_000)...) }

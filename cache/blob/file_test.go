@@ -20,7 +20,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// tokens is a file of so many bytes, byte i of which is i.
+// tokens makes a file of so many bytes: byte i is i.
 func tokens(t testing.TB, bytes int) (path string, id Identity) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "train.bin")
@@ -77,7 +77,7 @@ func TestSettled(t *testing.T) {
 	step(true)
 }
 
-// There may be more files than a process may have mappings: 65,530, unless somebody raised vm.max_map_count.
+// There may be more files than a process may have mappings, 65,530 by default.
 func TestKeptMappingsAreBounded(t *testing.T) {
 	path, id := tokens(t, 10)
 	all := make([]*file, 70_000)

@@ -29,7 +29,7 @@ func openBlocks(dir string) (open, removed int) {
 	return open, removed
 }
 
-// The files of blocks stay open, until they are removed from the directory: then their space is free although nobody reads.
+// The files of blocks stay open until they are removed from the directory; then their space is freed, also without a read.
 func TestRemovedBlocksAreClosed(t *testing.T) {
 	const count, size = 8, 64 << 10
 	path, _ := tokens(t, count*size)

@@ -284,7 +284,7 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-// What fails is an error of those who wait for it, and of nobody after them.
+// A failed fetch is an error for the readers that wait for it, and for no later ones.
 func TestStoreFails(t *testing.T) {
 	s := newSource(4 * blockBytes)
 	o := s.open(t, options(t, 10), io.Discard, "a")
@@ -328,7 +328,7 @@ func TestAhead(t *testing.T) {
 	}
 }
 
-// A disk that does not answer keeps nobody from bytes, and its memory is not used for others meanwhile.
+// A disk that does not answer keeps no reader from bytes, and its memory is not used for others meanwhile.
 func TestSilentDisk(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")
@@ -365,7 +365,7 @@ func TestSilentDisk(t *testing.T) {
 	readAll(t, s, s.open(t, o, io.Discard, "a"))
 }
 
-// A directory that fails keeps nobody from bytes. It is said once, and what it keeps and can be read is not fetched again. Later it is
+// A directory that fails keeps no reader from bytes. It is said once, and what it keeps and can be read is not fetched again. Later it is
 // tried again.
 func TestDirectoryFails(t *testing.T) {
 	const blocks = 40

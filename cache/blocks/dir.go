@@ -9,9 +9,9 @@ import (
 	"os"
 	"time"
 
-	"batchfs/internal/owndir"
-
 	"golang.org/x/sys/unix"
+
+	"batchfs/internal/owndir"
 )
 
 // Check returns an error if others than those that the options name may write to the directory.

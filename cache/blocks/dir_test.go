@@ -33,7 +33,7 @@ func must(t *testing.T, errs ...error) {
 	}
 }
 
-// Only blocks in a directory of one's own are served, which nobody else may write to, or in one of a group.
+// Only blocks in a directory of one's own are served, which no other user may write to, or in one of a group.
 func TestWhoseDirectory(t *testing.T) {
 	needRoot(t)
 	of := func(uid, gid int, mode os.FileMode) func(t *testing.T, dir string) {
@@ -179,7 +179,7 @@ func TestBadEntries(t *testing.T) {
 	}
 }
 
-// Another process that holds the lock for long keeps nobody from what is kept. That this one reads is noted afterwards.
+// Another process that holds the lock for long keeps no reader from kept blocks. That this process reads is noted afterwards.
 func TestHeldLock(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")

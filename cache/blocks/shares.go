@@ -16,9 +16,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"batchfs/internal/owndir"
-
 	"golang.org/x/sys/unix"
+
+	"batchfs/internal/owndir"
 )
 
 // A Share is the blocks that an epoch of a reader needs. Readers of the same blocks have one share.

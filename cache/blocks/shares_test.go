@@ -40,7 +40,7 @@ func (s *source) epoch(t *testing.T, r *rand.Rand, o *Object, from, to int64, ti
 }
 
 // Whatever shares a host has, one after the other, an epoch fetches at most 1.1 times the share where there is room for it: in one process or in
-// several, of which earlier ones live or have ended, and however shares overlap.
+// several, where earlier ones live or have ended, and however shares overlap.
 func TestSharesInTurn(t *testing.T) {
 	const blocks = 200
 	for seed := range uint64(2) {

@@ -10,9 +10,9 @@ import (
 	"slices"
 	"strings"
 
-	"batchfs/cache/blob"
-
 	"github.com/spf13/cobra"
+
+	"batchfs/cache/blob"
 )
 
 // Flags say where the configuration of a command comes from. Its fields are exported for encoders.
