@@ -24,12 +24,6 @@ import (
 func openHere(t testing.TB, text string) ([]*Dataset, error) {
 	t.Helper()
 	testfiles.Write(t, map[string]string{"config.toml": text})
-	return openConfig(t)
-}
-
-// openConfig opens the splits of config.toml in the working directory.
-func openConfig(t testing.TB) ([]*Dataset, error) {
-	t.Helper()
 	c, err := new(config.Flags).Load()
 	if err != nil {
 		t.Fatal(err)
@@ -45,7 +39,16 @@ func mustOpen(t testing.TB, text string) []*Dataset {
 
 func mustOpenConfig(t testing.TB) []*Dataset {
 	t.Helper()
-	all, err := openConfig(t)
+	return openFlags(t, config.Flags{})
+}
+
+func openFlags(t testing.TB, flags config.Flags) []*Dataset {
+	t.Helper()
+	c, err := flags.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := Open(c)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,56 +12,55 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
+// positions are n numbers from 0 on.
+func positions(n int) string {
+	var raw []byte
+	for i := range uint32(n) {
+		raw = binary.LittleEndian.AppendUint32(raw, i)
+	}
+	return string(raw)
+}
+
+const (
+	ids = "\x00\x00\x01\x00\x02\x00"
+	eot = `{"kind": "char", "vocab_size": 3, "tokens": ["a", "b", "c"], "eot": %d, "eot_at": "end"}`
+)
+
+// changes are configurations with files, and other contents of these.
+var changes = map[string]struct {
+	write  func(t *testing.T) // and enters the directory
+	change map[string]string  // contents by file
+}{
+	"many":   {testfiles.WriteManySplits, map[string]string{"a.bin": positions(60), "c.bin": positions(20)}},
+	"mask":   {func(t *testing.T) { writeArrays(t, "") }, map[string]string{"b.mask": strings.Repeat("\x00", 30)}},
+	"array":  {func(t *testing.T) { writeArrays(t, "") }, map[string]string{"b.top": strings.Repeat("pot4", 30)}},
+	"tokens": {func(t *testing.T) { writeArrays(t, "") }, map[string]string{"b.bin": positions(31)[4:]}},
+	"documents": {func(t *testing.T) { writeDocuments(t) }, map[string]string{
+		"a.bin.index": string(binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, 100), 820)),
+	}},
+	"end of text": {func(t *testing.T) {
+		t.Chdir(t.TempDir())
+		testfiles.Write(t, map[string]string{"a.bin": strings.Repeat(ids, 40), "vocab.json": fmt.Sprintf(eot, 0),
+			"config.toml": two + "[splits.a]\ntokens = 'a.bin'\ndocuments = true\n"})
+	}, map[string]string{"a.bin": strings.Repeat(ids, 41), "vocab.json": fmt.Sprintf(eot, 2)}},
+	"found mask": {func(t *testing.T) {
+		writePrepared(t)
+		testfiles.Write(t, map[string]string{"config.toml": two + "[splits.a]\ntokens = 'sft/a.bin'"})
+	}, map[string]string{"sft/a.mask.bin": strings.Repeat("\x01", 120)}},
+}
+
 // A worker serves what opens: from a snapshot alone, also under settings of a path; once files have changed, from those that are there then;
 // and another worker serves the same from the snapshot that was published.
 func TestWorkersServeWhatOpens(t *testing.T) {
-	position := func(n int) (raw []byte) {
-		for i := range uint32(n) {
-			raw = binary.LittleEndian.AppendUint32(raw, i)
-		}
-		return raw
-	}
-	const ids = "\x00\x00\x01\x00\x02\x00"
-	const eot = `{"kind": "char", "vocab_size": 3, "tokens": ["a", "b", "c"], "eot": %d, "eot_at": "end"}`
-	for name, test := range map[string]struct {
-		write  func(t *testing.T) // and enters the directory
-		change map[string]string  // contents by file
-	}{
-		"many":   {testfiles.WriteManySplits, map[string]string{"a.bin": string(position(60)), "c.bin": string(position(20))}},
-		"mask":   {func(t *testing.T) { writeArrays(t, "") }, map[string]string{"b.mask": strings.Repeat("\x00", 30)}},
-		"array":  {func(t *testing.T) { writeArrays(t, "") }, map[string]string{"b.top": strings.Repeat("pot4", 30)}},
-		"tokens": {func(t *testing.T) { writeArrays(t, "") }, map[string]string{"b.bin": string(position(31)[4:])}},
-		"documents": {func(t *testing.T) { writeDocuments(t) }, map[string]string{
-			"a.bin.index": string(binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, 100), 820)),
-		}},
-		"end of text": {func(t *testing.T) {
-			t.Chdir(t.TempDir())
-			testfiles.Write(t, map[string]string{"a.bin": strings.Repeat(ids, 40), "vocab.json": fmt.Sprintf(eot, 0),
-				"config.toml": two + "[splits.a]\ntokens = 'a.bin'\ndocuments = true\n"})
-		}, map[string]string{"a.bin": strings.Repeat(ids, 41), "vocab.json": fmt.Sprintf(eot, 2)}},
-		"found mask": {func(t *testing.T) {
-			writePrepared(t)
-			testfiles.Write(t, map[string]string{"config.toml": two + "[splits.a]\ntokens = 'sft/a.bin'"})
-		}, map[string]string{"sft/a.mask.bin": strings.Repeat("\x01", 120)}},
-	} {
+	for name, test := range changes {
 		t.Run(name, func(t *testing.T) {
 			test.write(t)
 			var flags config.Flags
 			for _, d := range mustOpenConfig(t) {
 				flags.Sets = append(flags.Sets, "splits."+d.Split.Split+".on_change=follow")
 			}
-			opened := func() (all []*Dataset) {
-				c, err := flags.Load()
-				if err == nil {
-					all, err = Open(c)
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				return all
-			}
 			paths := []string{"", "seed=9", "start=3,steps=4", "dtype=int64/seed=9"}
-			want := under(t, opened(), paths)
+			want := under(t, openFlags(t, flags), paths)
 			snapshot := takeWith(t, flags)
 			kept := map[string]string{}
 			for _, file := range []string{"config.toml", "rng.bin"} { // which a worker does not need
@@ -82,7 +81,7 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 				replace(t, file, content)
 			}
 			testfiles.Write(t, kept)
-			changed := opened()
+			changed := openFlags(t, flags)
 			for i, d := range changed {
 				if d.fingerprint != worker[i].fingerprint {
 					d.Version = 1

@@ -27,15 +27,7 @@ func takeWith(t testing.TB, flags config.Flags) *Snapshot {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := flags.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	all, err := Open(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := NewSnapshot("/mnt", flags, raw, all)
+	s, err := NewSnapshot("/mnt", flags, raw, openFlags(t, flags))
 	if err != nil {
 		t.Fatal(err)
 	}
