@@ -55,8 +55,8 @@ type view struct {
 	span     // the numbers shown
 }
 
-func (req *request) view(p *part, r row) view {
-	at := p.row(r.base, r.j)
+func (req *request) view(p *part, base, j int) view {
+	at := p.row(base, j)
 	return view{p, at, overlap(at, p.size, p.len, len(req.dst))}
 }
 
@@ -177,7 +177,7 @@ func (req *request) planBatch(k uint64, base int) error {
 		if p.of == sourceOfRow { // known without the row's start
 			for j := shown.from; j < shown.to; j++ {
 				source, _ := req.sequence.place(k, j)
-				req.putSame(req.view(p, row{base: base, j: j}), int64(source))
+				req.putSame(req.view(p, base, j), int64(source))
 			}
 			continue
 		}
@@ -247,7 +247,7 @@ func (req *request) planWindows(r row, start int64, indexes span) {
 	for c, column := range q.parts.columns {
 		lo, hi := math.MaxInt, 0
 		for i := range q.parts.list {
-			v := req.view(&q.parts.list[i], r)
+			v := req.view(&q.parts.list[i], r.base, r.j)
 			switch {
 			case v.empty():
 			case v.of == copied && v.column == c:
@@ -274,7 +274,7 @@ func (req *request) planWindows(r row, start int64, indexes span) {
 func (req *request) putRow(r row, used int) {
 	q := req.sequence
 	for i := range q.parts.list {
-		v := req.view(&q.parts.list[i], r)
+		v := req.view(&q.parts.list[i], r.base, r.j)
 		switch {
 		case v.empty():
 		case v.of == copied:
@@ -329,7 +329,7 @@ func (req *request) copyRow(i int, raw []byte) error {
 		}
 	}
 	for n := range q.parts.list {
-		v := req.view(&q.parts.list[n], r)
+		v := req.view(&q.parts.list[n], r.base, r.j)
 		if v.ofDocuments() && req.column == 0 && q.Ends == EndsByToken && !v.empty() {
 			req.putDocuments(v, ends)
 		}
