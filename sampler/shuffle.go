@@ -53,7 +53,7 @@ const (
 func newPermutations(key [2]uint64, n uint64) permutations {
 	b := uint(max(bits.Len64(n-1), leastBits))
 	shift := b - b/2
-	return permutations{key, n, shift, 1<<(b/2) - 1, 1<<shift - 1, new(atomic.Pointer[streamKeys])}
+	return permutations{key: key, n: n, shift: shift, left: 1<<(b/2) - 1, right: 1<<shift - 1, last: new(atomic.Pointer[streamKeys])}
 }
 
 // at is the i-th number of a permutation.
