@@ -43,15 +43,6 @@ func total(sources []Source) (n int64) {
 	return n
 }
 
-// locate is the source of a token that is counted among those of all sources, and its position in the source.
-func locate(sources []Source, pos int64) (source int, at int64) {
-	for pos >= length(sources[source]) {
-		pos -= length(sources[source])
-		source++
-	}
-	return source, pos
-}
-
 // position is where row j of batch k begins among the tokens of all sources.
 func position(sources []Source, q *Sequence, k uint64, j int) int64 {
 	source, start := q.Start(k, j)

@@ -106,7 +106,7 @@ func TestWhatDependsOnFUSE(t *testing.T) {
 	serves := []string{"batchfs/fs", "batchfs/fs/guard", "batchfs/cmd/batchfs"}
 	for line := range strings.Lines(e2e.Run(t, "go", "list", "-f", `{{.ImportPath}} {{join .Deps " "}}`, "batchfs/...")) {
 		pkg, dependencies, _ := strings.Cut(line, " ")
-		if strings.Contains(dependencies, "hanwen/go-fuse") && !slices.Contains(serves, pkg) {
+		if strings.Contains(dependencies, "hanwen/go-fuse") && !slices.Contains(serves, pkg) && !strings.HasPrefix(pkg, "batchfs/test/") {
 			t.Errorf("%s has go-fuse among its dependencies", pkg)
 		}
 	}
