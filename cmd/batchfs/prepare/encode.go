@@ -114,24 +114,17 @@ func (w *worker) lines(b *batch, c *chunk) error {
 		if len(bytes.TrimSpace(line)) == 0 {
 			continue
 		}
-		if !utf8.Valid(line) { // the decoder would replace it
-			if !w.replace {
-				return fmt.Errorf("line %d: not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace", number, invalid(line))
-			}
-			line = replaceInvalid(line)
+		if !w.replace && !utf8.Valid(line) {
+			return fmt.Errorf("line %d: not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace", number, invalid(line))
 		}
 		texts := make([][]byte, len(w.fields))
-		var err error
 		for i, f := range w.fields {
-			texts[i], err = textOf(line, f.path)
-			if err != nil {
-				break
+			var err error
+			if texts[i], err = textOf(line, f.path); err != nil {
+				return fmt.Errorf("line %d: %w", number, err)
 			}
 		}
-		if err == nil {
-			err = w.document(b, texts)
-		}
-		if err != nil {
+		if err := w.document(b, texts); err != nil {
 			return fmt.Errorf("line %d: %w", number, err)
 		}
 	}
