@@ -416,7 +416,8 @@ func TestPrepareGlobs(t *testing.T) {
 		"s --include *.go --include b.*": "245",
 		"s --include t/*":                "34",
 		"s a.md --include t/**/e.*":      "51",
-		"**/.g.md --include *.md":        "matches no file",
+		"**/.g.md":                       "7",
+		"s/**/*.py":                      "matches no file",
 	} {
 		said, err := prepareHere(t.Context(), strings.Fields(args+" --by byte --val 0 --out out --force --eot none --as text")...)
 		if strings.Contains(want, " ") {
