@@ -48,7 +48,6 @@ type worker struct {
 	scratch []uint32
 }
 
-// run encodes batches until there are none.
 func (c *coding) run(batches <-chan *batch) {
 	w := &worker{coding: c, encoder: c.NewEncoder()}
 	for b := range batches {
@@ -229,18 +228,18 @@ func (c *coding) inVal(t []byte) bool {
 	return float64(binary.BigEndian.Uint64(sum[:])>>11)/(1<<53) < c.val
 }
 
-// valid returns a text in valid UTF-8, and -1, or the first byte that is not.
+// valid returns a text in valid UTF-8, each other byte replaced by U+FFFD, and -1, or the first byte that may not be replaced.
 func (c *coding) valid(t []byte) ([]byte, int) {
 	switch {
 	case c.any || utf8.Valid(t):
 		return t, -1
 	case c.replace:
-		return replaceInvalid(t), -1
+		return []byte(string([]rune(string(t)))), -1
 	}
 	return nil, invalid(t)
 }
 
-// invalid is the first byte of a text that is not valid UTF-8.
+// invalid returns the first byte of a text that is not valid UTF-8.
 func invalid(t []byte) int {
 	for i := 0; ; {
 		r, size := utf8.DecodeRune(t[i:])
@@ -250,9 +249,6 @@ func invalid(t []byte) int {
 		i += size
 	}
 }
-
-// replaceInvalid replaces each byte that is not valid UTF-8 by U+FFFD.
-func replaceInvalid(t []byte) []byte { return []byte(string([]rune(string(t)))) }
 
 // running are the goroutines of pipeline. After an error they may outlive it.
 var running sync.WaitGroup

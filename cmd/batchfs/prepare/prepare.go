@@ -395,14 +395,13 @@ func (o *options) count(ctx context.Context, r *reader, c *coding) error {
 	defer progress.Finish()
 	r.tally = progress.Add
 	counting := *c
-	characters := new(counter)
+	seen := new(counter)
 	if !c.any {
-		counting.use(characters, "none")
+		counting.use(seen, "none")
 	}
 	counting.val = 0
 	var tokens int64
-	r.inVal = counting.inVal
-	r.cut = counting.cut
+	r.inVal, r.cut = counting.inVal, counting.cut
 	err := pipeline(ctx, r, position{}, counting.run, func(b *batch) error {
 		tokens += int64(len(b.out[0].tokens) / counting.width)
 		return nil
@@ -412,7 +411,7 @@ func (o *options) count(ctx context.Context, r *reader, c *coding) error {
 	}
 	r.inVal, r.cut = c.inVal, c.cut
 	if o.By == vocabulary.Char {
-		c.use(newCharacters(characters.runes()), o.EOT)
+		c.use(seen.characters(), o.EOT)
 	}
 	if !single {
 		return nil
@@ -471,7 +470,6 @@ func (o *options) progress(what string, inputs []*input, from position) *termina
 	return p
 }
 
-// manifest writes vocab.json.
 func (o *options) manifest(w *workplace, c *coding, sums [len(splits)]vocabulary.Split) error {
 	m := vocabulary.Manifest{
 		Tokenizer: c.Name(), Format: o.Format,
@@ -501,7 +499,6 @@ func (o *options) manifest(w *workplace, c *coding, sums [len(splits)]vocabulary
 	return create(w.dir, manifestName, func(out *bufio.Writer) error { return m.Write(out) })
 }
 
-// report says what DIR has now.
 func (o *options) report(out io.Writer) error {
 	dir := filepath.Clean(o.out)
 	m, err := vocabulary.Read(filepath.Join(dir, manifestName))

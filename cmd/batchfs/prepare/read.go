@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -98,7 +99,7 @@ func (r *reader) read(from position) error {
 	return r.emit(r.batch)
 }
 
-// add appends a chunk to the batch, which ends at a position, and emits a batch that is large enough.
+// add appends a chunk that ends at a position, and emits a batch that is large enough.
 func (r *reader) add(c chunk, end position) error {
 	c.text = bytes.Clone(c.text)
 	r.batch.chunks = append(r.batch.chunks, c)
@@ -113,41 +114,30 @@ func (r *reader) add(c chunk, end position) error {
 	return r.stopped
 }
 
-// fill reads until buf holds n bytes, or reports the end.
-func (r *reader) fill(s io.Reader, n int) (end bool, err error) {
-	for len(r.buf) < n {
-		if cap(r.buf) < n {
-			r.buf = append(make([]byte, 0, n), r.buf...)
-		}
-		read, err := s.Read(r.buf[len(r.buf):n])
+// fill reads until buf holds n bytes, or reports the end. It drops a byte order mark at the beginning of the input.
+func (r *reader) fill(s io.Reader, at *position, n int) (end bool, err error) {
+	r.buf = slices.Grow(r.buf, max(0, n-len(r.buf)))
+	for len(r.buf) < n && err == nil {
+		var read int
+		read, err = s.Read(r.buf[len(r.buf):n])
 		r.buf = r.buf[:len(r.buf)+read]
-		if err == io.EOF {
-			return true, nil
-		}
-		if err != nil {
-			return false, err
-		}
 	}
-	return false, nil
-}
-
-// fillFrom is fill for an input that is at a position. It drops a byte order mark at the beginning.
-func (r *reader) fillFrom(s *stream, at *position, n int) (end bool, err error) {
-	end, err = r.fill(s, n)
-	if err == nil && at.Offset == 0 && bytes.HasPrefix(r.buf, byteOrderMark) {
+	if at.Offset == 0 && bytes.HasPrefix(r.buf, byteOrderMark) {
 		r.drop(len(byteOrderMark))
 		at.Offset = int64(len(byteOrderMark))
 	}
-	return end, err
+	if err == io.EOF {
+		return true, nil
+	}
+	return false, err
 }
 
-// drop removes n bytes from the front of buf.
 func (r *reader) drop(n int) { r.buf = r.buf[:copy(r.buf, r.buf[n:])] }
 
 func (r *reader) readText(s *stream, at position) error {
 	r.buf = r.buf[:0]
 	for want := chunkSize; ; {
-		end, err := r.fillFrom(s, &at, want)
+		end, err := r.fill(s, &at, want)
 		if err != nil {
 			return err
 		}
@@ -191,7 +181,7 @@ func (r *reader) readText(s *stream, at position) error {
 func (r *reader) readLines(s *stream, at position) error {
 	r.buf = r.buf[:0]
 	for want := chunkSize; ; {
-		end, err := r.fillFrom(s, &at, want)
+		end, err := r.fill(s, &at, want)
 		if err != nil {
 			return err
 		}
@@ -272,7 +262,6 @@ func (r *reader) readRows(s *stream, at position) (err error) {
 	return nil
 }
 
-// textColumn returns the index of the column to read.
 func (r *reader) textColumn(f *parquetgo.File, name string) (int, error) {
 	column, ok := f.Schema().Lookup(r.column...)
 	switch {
@@ -337,15 +326,14 @@ func (r *reader) spool(s *stream) (*os.File, int64, error) {
 
 // runeEnd is how much of a text is whole characters.
 func runeEnd(text []byte) int {
-	for n := 1; n <= utf8.UTFMax && n <= len(text); n++ {
-		if tail := text[len(text)-n:]; utf8.RuneStart(tail[0]) {
-			if !utf8.FullRune(tail) {
-				return len(text) - n
-			}
-			break
-		}
+	last := max(0, len(text)-1)
+	for last > max(0, len(text)-utf8.UTFMax) && !utf8.RuneStart(text[last]) {
+		last--
 	}
-	return len(text)
+	if utf8.FullRune(text[last:]) {
+		return len(text)
+	}
+	return last
 }
 
 // wordEnd is how much of a text can be encoded without the rest, or 0: up to a space between two letters, or a line end before a
