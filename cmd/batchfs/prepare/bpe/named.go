@@ -11,7 +11,7 @@ import (
 )
 
 // The vocabularies of tiktoken, each token as a byte with its length and then its bytes, in order of rank. TestVocabularies compares
-// their checksums with those that tiktoken expects, and can write them anew.
+// their checksums with those that tiktoken expects.
 //
 //go:embed gpt2.gz cl100k.gz o200k.gz
 var vocabularies embed.FS
