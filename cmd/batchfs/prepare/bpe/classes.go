@@ -26,7 +26,6 @@ const (
 	lowers  = lower | caseless | mark // o200k's [\p{Ll}\p{Lm}\p{Lo}\p{M}]
 )
 
-// in reports whether a class is one of several.
 func (c class) in(several class) bool { return c&several != 0 }
 
 // classes has the class of each character, once fillClasses was called: a mebibyte that other commands do not need.

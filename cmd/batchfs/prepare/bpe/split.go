@@ -2,7 +2,6 @@ package bpe
 
 import "unicode/utf8"
 
-// classAt returns the class and the length of the character at i.
 func classAt(text []byte, i int) (class, int) {
 	if b := text[i]; b < utf8.RuneSelf {
 		return classes[b], 1
@@ -162,21 +161,18 @@ func casedWord(text []byte, i int, c class, n int) int {
 
 // lowerWord matches `[UPPER]*[LOWER]+`, or returns i.
 func lowerWord(text []byte, i int) int {
-	end := i // of the last character so far that is both
-	at := i
-	for at < len(text) {
-		c, n := classAt(text, at)
-		if !c.in(uppers) {
-			if !c.in(lowers) {
-				return end
-			}
-			return run(text, at+n, lowers)
-		}
-		if at += n; c.in(lowers) {
-			end = at // [UPPER]* could leave it to [LOWER]+
-		}
+	at := run(text, i, uppers)
+	if end := run(text, at, lowers); end > at {
+		return end
 	}
-	return end
+	for at > i { // [UPPER]* leaves its last character that is both to [LOWER]+
+		last, n := utf8.DecodeLastRune(text[:at])
+		if classes[last].in(lowers) {
+			break
+		}
+		at -= n
+	}
+	return at
 }
 
 // contraction returns the length of `'s|'t|'re|'ve|'m|'ll|'d` at i, or 0. Without regard to case, ſ is an s.
