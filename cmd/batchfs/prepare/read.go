@@ -68,16 +68,12 @@ type reader struct {
 	stopped error // the error of emit
 }
 
-// read reads everything from a position on.
 func (r *reader) read(from position) error {
 	r.batch, r.buf = new(batch), make([]byte, 0, chunkSize)
 	for ; from.Input < len(r.inputs); from = (position{Input: from.Input + 1}) {
 		in := r.inputs[from.Input]
 		read, offset := r.readText, from.Offset
-		switch in.kind {
-		case jsonl:
-			read = r.readLines
-		case parquet:
+		if in.kind == parquet {
 			read, offset = r.readRows, 0
 		}
 		s, err := in.open(r.stdin, offset, r.tally)
@@ -134,18 +130,24 @@ func (r *reader) fill(s io.Reader, at *position, n int) (end bool, err error) {
 
 func (r *reader) drop(n int) { r.buf = r.buf[:copy(r.buf, r.buf[n:])] }
 
+// readText reads a text, or lines of jsonl, in parts that can be encoded one without the other.
 func (r *reader) readText(s *stream, at position) error {
 	r.buf = r.buf[:0]
+	lines := s.in.kind == jsonl
 	for want := chunkSize; ; {
 		end, err := r.fill(s, &at, want)
 		if err != nil {
 			return err
 		}
-		if !at.Within {
+		if !lines && !at.Within {
 			at.Val = r.tail > 0 && at.Offset >= r.tail || r.tail == 0 && r.inVal(r.buf)
 		}
 		n := len(r.buf)
-		if !end {
+		switch {
+		case end:
+		case lines:
+			n = bytes.LastIndexByte(r.buf, '\n') + 1
+		default:
 			n = r.cut(r.buf)
 		}
 		c := chunk{in: s.in, at: at, begins: !at.Within, ends: end}
@@ -156,53 +158,27 @@ func (r *reader) readText(s *stream, at position) error {
 		switch {
 		case n == 0 && c.begins && end: // an empty text
 			return nil
-		case n == 0 && !c.ends && want >= maxLine:
-			return fmt.Errorf("%d bytes from byte %d on without the end of a word, which is more than is held in memory: break it into lines", maxLine, at.Offset)
-		case n == 0 && !c.ends:
+		case n == 0 && !c.ends && want < maxLine:
 			want *= 2
 			continue
+		case n == 0 && !c.ends && lines:
+			return fmt.Errorf("line %d has more than %d bytes, the most that is held in memory: shorten it", at.Line+1, maxLine)
+		case n == 0 && !c.ends:
+			return fmt.Errorf("%d bytes from byte %d on without the end of a word, which is more than is held in memory: break it into lines", maxLine, at.Offset)
 		}
 		c.text = r.buf[:n]
 		at.Offset += int64(n)
-		at.Within = !c.ends
+		if lines {
+			at.Line += int64(bytes.Count(c.text, []byte("\n")))
+		} else {
+			at.Within = !c.ends
+		}
 		next := at
 		last := end && n == len(r.buf)
 		if last {
 			next = position{Input: at.Input + 1}
 		}
 		if err := r.add(c, next); err != nil || last {
-			return err
-		}
-		r.drop(n)
-		want = chunkSize
-	}
-}
-
-func (r *reader) readLines(s *stream, at position) error {
-	r.buf = r.buf[:0]
-	for want := chunkSize; ; {
-		end, err := r.fill(s, &at, want)
-		if err != nil {
-			return err
-		}
-		n := bytes.LastIndexByte(r.buf, '\n') + 1
-		if end {
-			n = len(r.buf)
-		}
-		if n == 0 && !end {
-			if want >= maxLine {
-				return fmt.Errorf("line %d has more than %d bytes, the most that is held in memory: shorten it", at.Line+1, maxLine)
-			}
-			want *= 2
-			continue
-		}
-		c := chunk{text: r.buf[:n], in: s.in, at: at}
-		at.Offset += int64(n)
-		at.Line += int64(bytes.Count(c.text, []byte("\n")))
-		if end {
-			return r.add(c, position{Input: at.Input + 1})
-		}
-		if err := r.add(c, at); err != nil {
 			return err
 		}
 		r.drop(n)
