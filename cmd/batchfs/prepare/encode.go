@@ -21,7 +21,6 @@ type field struct {
 	mask byte     // of its tokens
 }
 
-// A coding says how documents become tokens.
 type coding struct {
 	tokenizer
 	width    int // of a token, in bytes
@@ -41,7 +40,6 @@ type encoded struct {
 	ends   []int64 // of documents, in tokens
 }
 
-// A worker encodes one batch after the other.
 type worker struct {
 	*coding
 	encoder
@@ -187,16 +185,12 @@ func (w *worker) append(out *encoded, t []byte, mask byte) error {
 }
 
 func (w *worker) put(out *encoded, tokens []uint32, mask byte) {
-	at := len(out.tokens)
-	out.tokens = slices.Grow(out.tokens, len(tokens)*w.width)[:at+len(tokens)*w.width]
-	to := out.tokens[at:]
-	if w.width == 2 {
-		for i, token := range tokens {
-			binary.LittleEndian.PutUint16(to[2*i:], uint16(token))
-		}
-	} else {
-		for i, token := range tokens {
-			binary.LittleEndian.PutUint32(to[4*i:], token)
+	out.tokens = slices.Grow(out.tokens, len(tokens)*w.width)
+	for _, token := range tokens {
+		if w.width == 2 {
+			out.tokens = binary.LittleEndian.AppendUint16(out.tokens, uint16(token))
+		} else {
+			out.tokens = binary.LittleEndian.AppendUint32(out.tokens, token)
 		}
 	}
 	if w.masked {
