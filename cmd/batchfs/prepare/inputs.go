@@ -26,7 +26,6 @@ const (
 	parquet kind = "parquet" // a document in each row
 )
 
-// kindOf tells a file's kind by its name.
 func kindOf(path string) kind {
 	name := strings.ToLower(path)
 	switch filepath.Ext(strings.TrimSuffix(strings.TrimSuffix(name, ".gz"), ".zst")) {
@@ -47,9 +46,6 @@ type input struct {
 
 // once reports an input that can be read only once, such as a pipe.
 func (in *input) once() bool { return in.info == nil || !in.info.Mode().IsRegular() }
-
-// readOnce reports whether any input can be read only once. A run of such inputs has no checkpoint: they have other text the next time.
-func readOnce(inputs []*input) bool { return slices.ContainsFunc(inputs, (*input).once) }
 
 // size is the number of bytes that will be read, or 0 where that is unknown.
 func (in *input) size() int64 {
@@ -170,7 +166,6 @@ func included(path string, patterns []string) bool {
 	})
 }
 
-// digest is a SHA-256 over the names, sizes and times of all inputs. Equal ones are taken for the same inputs.
 func digest(inputs []*input) string {
 	h := sha256.New()
 	for _, in := range inputs {
@@ -250,7 +245,6 @@ func (s *stream) decompress(raw io.Reader, offset int64, t tally) error {
 	return err
 }
 
-// unchanged fails if the file is not what was found.
 func (s *stream) unchanged() error {
 	if s.file == nil || s.in.once() {
 		return nil

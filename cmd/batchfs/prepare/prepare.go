@@ -66,22 +66,18 @@ A TEXT is a file, a directory (every file below it, sorted by path), a glob, in
 which ** stands for any directories, or - for standard input. In directories and
 globs, names that begin with "." are left out; in directories, so are symbolic
 links and what no --include matches. A document is a file, a line of a .jsonl or
-.ndjson file, or a row of a .parquet file. Any of them may be compressed (gzip,
-zstd). An empty document is left out.
+.ndjson file, or a row of a .parquet file, compressed (gzip, zstd) or not.
 
 A token is a character, numbered in the sorted set of the documents' Unicode code
-points; a byte; or what a vocabulary of byte pairs says, exactly as tiktoken or
-tokenizers do: that of GPT-2, of GPT-4 (cl100k), of GPT-4o (o200k), or that of a
-tokenizer.json. The names of special tokens are text like any other. Nothing is
-normalised, unless the tokenizer.json says so: a \r stays a \r. A byte order mark
-at the beginning of a file is dropped.
+points; a byte; or a byte pair of GPT-2, GPT-4 (cl100k), GPT-4o (o200k) or a
+tokenizer.json, exactly as tiktoken or tokenizers have them. The names of special
+tokens are text like any other, and only a tokenizer.json normalises text.
 
 val gets documents chosen by a hash of the beginning of their text, so that more
 files move none from train to val or back. Of one file of text, it gets the end.
 
-All processors work, and the files are the same however many there are. Memory is
-bounded: a line, a row, or a text without the end of a word may have 64 MiB, a
-page of parquet 256 MiB.
+A line, a row, or a text without the end of a word may have 64 MiB, and a page of
+parquet 256 MiB.
 
 DIR gets its files when all are complete. A run that was interrupted, killed, or
 ended by a full disk continues where it was when the same command is given again.`,
@@ -195,7 +191,6 @@ func (o *options) coding() (*coding, error) {
 	return c, nil
 }
 
-// use makes t the tokenizer.
 func (c *coding) use(t tokenizer, eot string) {
 	c.tokenizer, c.width, c.eot = t, 2, -1
 	if t.Size() > 1<<16 {
@@ -219,7 +214,7 @@ func (o *options) begin(w *workplace, inputs []*input) (*state, error) {
 		case s.Settings != begin.Settings:
 			then, _ := json.Marshal(s.Settings)
 			err = fmt.Errorf("%s is of an unfinished run with other options: repeat those, or give --force to begin again: %s", w.dir.Name(), then)
-		case s.Inputs != begin.Inputs || readOnce(inputs):
+		case s.Inputs != begin.Inputs:
 			err = fmt.Errorf("%s is of an unfinished run, and since then the texts, or their sizes or modification times, are others: "+
 				"restore them, or give --force to begin again", w.dir.Name())
 		default:
@@ -302,7 +297,7 @@ func (o *options) run(ctx context.Context, w *workplace, s *state, inputs []*inp
 		defer written[i].close()
 	}
 	checkpoint := func(at position) error {
-		if readOnce(inputs) {
+		if slices.ContainsFunc(inputs, (*input).once) { // it has other text the next time
 			return nil
 		}
 		s.Position = at

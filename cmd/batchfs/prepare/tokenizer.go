@@ -56,7 +56,6 @@ type bpeTokenizer struct{ *bpe.Tokenizer }
 
 func (t bpeTokenizer) NewEncoder() encoder { return t.Tokenizer.NewEncoder() }
 
-// byteTokenizer takes bytes for tokens.
 type byteTokenizer struct{}
 
 func (byteTokenizer) Name() string              { return vocabulary.Byte }
