@@ -379,11 +379,8 @@ func (o *options) count(ctx context.Context, r *reader, c *coding) error {
 		return nil
 	}
 	for _, in := range r.inputs {
-		switch {
-		case in.once() && o.By == vocabulary.Char:
-			return fmt.Errorf("%s: is not a regular file, and --by char reads a text twice: save it to a file first", in.path)
-		case in.once():
-			return fmt.Errorf("%s: is not a regular file, and val is the end of a single text, which is read twice: save it to a file first, or give --val 0", in.path)
+		if in.once() {
+			return fmt.Errorf("%s: is not a regular file, and --by char, or val at the end of a single text, reads it twice: save it to a file first, or give another --by and --val 0", in.path)
 		}
 	}
 	progress := o.progress("counting", r.inputs, position{})
@@ -413,11 +410,7 @@ func (o *options) count(ctx context.Context, r *reader, c *coding) error {
 	}
 	train := int64(float64(tokens) * (1 - o.Val)) // nanoGPT's int(n*0.9): 1-0.1 is 0.9 to the last bit
 	if train == 0 || train == tokens {
-		what := "characters"
-		if c.any {
-			what = "bytes"
-		}
-		return fmt.Errorf("--val: %v of %d %s leaves %d for train and %d for val: give more text or another fraction", o.Val, tokens, what, train, tokens-train)
+		return fmt.Errorf("--val: %v of %d leaves %d for train and %d for val: give more text or another fraction", o.Val, tokens, train, tokens-train)
 	}
 	if r.tail, err = o.offset(r.inputs[0], c, train); err != nil {
 		return fmt.Errorf("%s: %w", r.inputs[0].path, err)

@@ -4,8 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"errors"
-	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -102,15 +101,7 @@ func checkPrepared(t *testing.T, text string) {
 // wantLeft checks that prepare left exactly these names in out.
 func wantLeft(t testing.TB, want ...string) {
 	t.Helper()
-	entries, err := os.ReadDir("out")
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	if !slices.Equal(names, want) {
+	if names := slices.Sorted(maps.Keys(filesOf(t, "out"))); !slices.Equal(names, want) {
 		t.Errorf("out holds %q, want %q", names, want)
 	}
 }
@@ -215,8 +206,8 @@ func TestPrepareErrors(t *testing.T) {
 		want string
 	}{
 		"invalid":         {"é\xff", "a", "a: not valid UTF-8 at byte 2: convert it to UTF-8, or use --invalid replace, or --by byte"},
-		"empty":           {"", "a", "--val: 0.1 of 0 characters leaves 0 for train and 0 for val: give more text"},
-		"short":           {"x", "a", "--val: 0.1 of 1 characters leaves 0 for train and 1 for val: give more text"},
+		"empty":           {"", "a", "--val: 0.1 of 0 leaves 0 for train and 0 for val: give more text"},
+		"short":           {"x", "a", "--val: 0.1 of 1 leaves 0 for train and 1 for val: give more text"},
 		"no val":          {"abc", "a --val 1e-17", "leaves 3 for train and 0 for val"},
 		"missing":         {"abc", "b", "b: no such file"},
 		"glob":            {"abc", "a *.txt", "*.txt: matches no file"},
@@ -242,8 +233,8 @@ func TestPrepareErrors(t *testing.T) {
 		"not gzip":        {"\x1f\x8babcdefghijkl", "a", "a: gzip: invalid header"},
 		"not zstd":        {"\x28\xb5\x2f\xfd\xff\xff", "a", "a: "},
 		"not parquet":     {"abc", "a --as parquet", "a: "},
-		"standard input":  {"abc", "-", "-: is not a regular file, and --by char reads a text twice: save it to a file first"},
-		"piped text":      {"abc", "- --by byte", "val is the end of a single text, which is read twice: save it to a file first, or give --val 0"},
+		"standard input":  {"abc", "-", "-: is not a regular file, and --by char, or val at the end of a single text, reads it twice: save it to a file first"},
+		"piped text":      {"abc", "- --by byte", "-: is not a regular file, and --by char, or val at the end"},
 		"no out":          {"abc", "a --out=", "--out: name the directory"},
 		"out a file":      {"abc", "a --out a", "--out: "},
 	} {

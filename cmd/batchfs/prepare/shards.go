@@ -47,18 +47,6 @@ func (s *split) shardName() string {
 	return fmt.Sprintf("%s_%06d%s", s.name, len(s.Shards)+1, s.format.extension)
 }
 
-func (s *split) names() (names [3]string) {
-	name := s.shardName()
-	names[0] = name
-	if s.format.finish != nil {
-		names[1] = s.format.ends(name)
-	}
-	if s.masked {
-		names[2] = maskPath(name)
-	}
-	return names
-}
-
 // maskPath is where the loss mask of a shard is.
 func maskPath(path string) string { return path[:len(path)-len(filepath.Ext(path))] + ".mask.bin" }
 
@@ -67,8 +55,15 @@ func (s *split) open() error {
 	if s.files[0] != nil {
 		return nil
 	}
+	names := [3]string{s.shardName()}
+	if s.format.finish != nil {
+		names[1] = s.format.ends(names[0])
+	}
+	if s.masked {
+		names[2] = maskPath(names[0])
+	}
 	sizes := [3]int64{int64(len(s.header())) + s.Tokens*int64(s.width), 8 * s.Documents, s.Tokens}
-	for i, name := range s.names() {
+	for i, name := range names {
 		if name == "" {
 			continue
 		}

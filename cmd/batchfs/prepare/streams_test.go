@@ -165,19 +165,16 @@ func prepared(t testing.TB, args string) string {
 	return said
 }
 
-// filesOf are the names and contents of the files in a directory.
+// filesOf are the names and contents of the files in a directory, which need not exist.
 func filesOf(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
 	entries, err := os.ReadDir(dir)
-	if err != nil {
+	if err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)
 	}
 	for _, e := range entries {
-		raw, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		raw, _ := os.ReadFile(filepath.Join(dir, e.Name())) // nothing of a directory
 		files[e.Name()] = string(raw)
 	}
 	return files
@@ -602,7 +599,6 @@ func TestPrepareGoesOn(t *testing.T) {
 			}
 			interrupted++
 		}
-		t.Logf("interrupted %d times", interrupted)
 		wantSame(t, filesOf(t, "out"), filesOf(t, "want"))
 	}
 }
@@ -704,7 +700,6 @@ func TestWordEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := tokenizer.NewEncoder()
-		cuts := 0
 		for range 20_000 {
 			var b strings.Builder
 			for range 1 + rng.IntN(8) {
@@ -716,13 +711,11 @@ func TestWordEnd(t *testing.T) {
 				if n == 0 {
 					continue
 				}
-				cuts++
 				whole, parts := e.Append(nil, text), e.Append(e.Append(nil, text[:n]), text[n:])
 				if !slices.Equal(whole, parts) {
 					t.Fatalf("%s: %q has tokens %v, and %v cut at %d", name, text, whole, parts, n)
 				}
 			}
 		}
-		t.Logf("%s: %d cuts", name, cuts)
 	}
 }

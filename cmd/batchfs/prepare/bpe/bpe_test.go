@@ -2,6 +2,8 @@ package bpe
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -45,17 +47,30 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-func TestTokenizer(t *testing.T) {
+// The tokenizers are the published ones, to the byte.
+func TestNamed(t *testing.T) {
 	for name, want := range map[string]struct {
 		size int64
 		end  uint32
-	}{"gpt2": {50257, 50256}, "cl100k": {100277, 100257}, "o200k": {200019, 199999}} {
+		hash string // the expected_hash of tiktoken_ext/openai_public.py
+	}{
+		"gpt2":   {50257, 50256, "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"},
+		"cl100k": {100277, 100257, "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"},
+		"o200k":  {200019, 199999, "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"},
+	} {
 		tokenizer := named(t, name)
 		if end, ok := tokenizer.EndOfText(); tokenizer.Name() != name || tokenizer.Size() != want.size || !ok || end != want.end {
 			t.Errorf("%s: %q, size %d, end %d %v", name, tokenizer.Name(), tokenizer.Size(), end, ok)
 		}
 		if got := tokenizer.Bytes(uint32(want.size)); got != nil {
 			t.Errorf("%s: token %d is %q, want none", name, want.size, got)
+		}
+		hash := sha256.New()
+		if err := tokenizer.WriteRanks(hash); err != nil {
+			t.Fatal(err)
+		}
+		if hash := fmt.Sprintf("%x", hash.Sum(nil)); hash != want.hash {
+			t.Errorf("%s: SHA-256 %s, want %s", name, hash, want.hash)
 		}
 	}
 	if _, err := Named("gpt5"); err == nil || !strings.Contains(err.Error(), "gpt5") || !strings.Contains(err.Error(), "o200k") {

@@ -10,7 +10,7 @@ import (
 	"io"
 )
 
-// The vocabularies of tiktoken, each token as a byte with its length and then its bytes, in order of rank. TestVocabularies compares
+// The vocabularies of tiktoken, each token as a byte with its length and then its bytes, in order of rank. TestNamed compares
 // their checksums with those that tiktoken expects.
 //
 //go:embed gpt2.gz cl100k.gz o200k.gz
