@@ -136,16 +136,13 @@ func nextCased(text []byte, i, digits int, contractions bool) int {
 // nothing matches.
 func casedWord(text []byte, i int, c class, n int) int {
 	before := c.in(spaces | others) // the first character can be the one before the word
-	inWord := c.in(uppers | lowers) // it can be the word's own: a mark can be both
 	if before {
 		if end := lowerWord(text, i+n); end > i+n {
 			return end
 		}
 	}
-	if inWord {
-		if end := lowerWord(text, i); end > i {
-			return end
-		}
+	if end := lowerWord(text, i); end > i { // a mark can be the word's own too
+		return end
 	}
 	// There is no lower letter, so upper ones are all that is left.
 	if before {
@@ -153,10 +150,7 @@ func casedWord(text []byte, i int, c class, n int) int {
 			return end
 		}
 	}
-	if inWord {
-		return run(text, i, uppers)
-	}
-	return i
+	return run(text, i, uppers)
 }
 
 // lowerWord matches `[UPPER]*[LOWER]+`, or returns i.
