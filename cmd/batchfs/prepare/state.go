@@ -95,7 +95,6 @@ func (w *workplace) close() {
 	w.out.Close()
 }
 
-// clear removes what another run left.
 func (w *workplace) clear() error {
 	names, err := w.names()
 	for _, name := range names {
@@ -133,7 +132,6 @@ func (w *workplace) load() (*state, error) {
 	return s, nil
 }
 
-// save makes s the checkpoint.
 func (w *workplace) save(s *state) error {
 	err := create(w.dir, stateName+".new", func(out *bufio.Writer) error { return json.NewEncoder(out).Encode(s) })
 	if err == nil {
