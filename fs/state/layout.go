@@ -22,7 +22,6 @@ type Shared struct {
 	manyRanges  *[MaxHandles][2][maxRanges]byteRange // of the slots, where they have more than a few; memory only where they are used
 	assignments *[maxAssignments]assignment
 	unfinished  *[maxUnfinished]unfinished
-	lookups     *lookups
 	names       *names
 	attempts    *[maxAttempts]attempt
 
@@ -34,7 +33,7 @@ type Shared struct {
 func (s *Shared) sections() []section {
 	return []section{
 		sectionAt(&s.mount), sectionAt(&s.Counters), sectionAt(&s.Sequences), sectionAt(&s.slots), sectionAt(&s.manyRanges),
-		sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.lookups), sectionAt(&s.names), sectionAt(&s.attempts),
+		sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.names), sectionAt(&s.attempts),
 	}
 }
 
@@ -99,13 +98,13 @@ type Note struct {
 
 // An Entry is one sequence's share of the state.
 type Entry struct {
-	used    atomic.Uint64 // not 0: there is such a sequence; written last, and cleared first
-	lookups atomic.Uint64 // lookups of its files that the kernel has not forgotten; not counted for splits
-	start   atomic.Uint64 // where the cursor began
-	user    atomic.Uint64 // who looked it up first: a user's id
-	name    [maxName]byte // zeros behind it
-	fault   [512]byte     // the last error, zeros behind it
+	used  atomic.Uint64 // not 0: there is such a sequence; written last, and cleared first
+	start atomic.Uint64 // where the cursor began
+	user  atomic.Uint64 // who looked it up first: a user's id
+	name  [maxName]byte // zeros behind it
+	fault [512]byte     // the last error, zeros behind it
 
+	Lookups   atomic.Uint64               // of its files, that the kernel has not forgotten; not counted for splits
 	Cursor    atomic.Uint64               // the number that the next reader of next takes, unless seek is set: see Next
 	seek      atomic.Uint64               // 1 + the number that the cursor should be set to, or 0; commands write it, and the worker clears it
 	abandoned [maxAbandoned]atomic.Uint64 // one more than numbers that were given back while later ones were taken; or 0
@@ -195,18 +194,6 @@ type attempt struct {
 
 // So many requests that were sent again are known at a time.
 const maxAttempts = 1 << 12
-
-// lookups notes for which requests a lookup was counted, so that a request that is sent again counts once.
-type lookups struct {
-	// The count that is being made: request, 0 if none, raises the count of number to wanted.
-	request, number, wanted atomic.Uint64
-
-	made    atomic.Uint64 // counts ever made
-	counted [maxCounted]atomic.Uint64
-}
-
-// So many requests are remembered. One that is sent again later than that counts twice, and its sequence is never forgotten.
-const maxCounted = 1 << 12
 
 // A Name is a name in a directory, as it was looked up.
 type Name struct {

@@ -78,7 +78,7 @@ func (s *Shared) Add(number int, name string, start uint64, user uint32) {
 	}
 	q.forgetAbandoned()
 	q.Waiting.Store(0)
-	q.lookups.Store(0)
+	q.Lookups.Store(0)
 	setText(q.name[:], name)
 	setText(q.fault[:], "")
 	q.used.Store(1)
@@ -96,11 +96,11 @@ func (s *Shared) NewConnection() {
 		s.slots[i].sequence.Store(0)
 	}
 	for n := range s.SequencesUsed() {
-		s.Sequences[n+1].lookups.Store(0)
+		s.Sequences[n+1].Lookups.Store(0)
 	}
 	s.names.forgotten.Store(s.names.noted.Load())
 	s.assigning.id.Store(0)
-	for _, ofRequests := range []section{sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.lookups), sectionAt(&s.attempts)} {
+	for _, ofRequests := range []section{sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.attempts)} {
 		clear(unsafe.Slice((*byte)(*ofRequests.field), ofRequests.bytes))
 	}
 }

@@ -6,44 +6,6 @@ import (
 	"testing"
 )
 
-// A worker that dies between any two steps of counting a lookup is replaced by one that is sent the request again: each lookup
-// counts once.
-func TestLookupsCountOnce(t *testing.T) {
-	const lookups = 4
-	count := func(h *Handles, point string, n int) {
-		dead := false
-		for id := uint64(2); id <= 2*lookups; id += 2 {
-			if !dead {
-				if dead = cutAt(point, n, func() { h.shared.CountLookup(1, id) }); !dead {
-					continue
-				}
-				h.shared.ResumeLookups()
-				h.shared.CountLookup(1, id|Resent)
-				continue
-			}
-			h.shared.CountLookup(1, id)
-		}
-	}
-	all := points(func() { begin(t).shared.CountLookup(1, 2) })
-	if len(all) < 4 {
-		t.Fatalf("only %d points: %s", len(all), all)
-	}
-	for _, point := range all {
-		for n := 1; n <= lookups; n++ {
-			t.Run(fmt.Sprint(point, " ", n), func(t *testing.T) {
-				h := begin(t)
-				count(h, point, n)
-				if got := h.shared.Lookups(1); got != lookups {
-					t.Errorf("%d lookups are counted, want %d", got, lookups)
-				}
-				if left := h.shared.ForgetLookups(1, lookups); left != 0 {
-					t.Errorf("%d are left when all are forgotten", left)
-				}
-			})
-		}
-	}
-}
-
 // The names that were not forgotten yet are there for a successor, oldest first.
 func TestNamesAreKept(t *testing.T) {
 	s := begin(t).shared
