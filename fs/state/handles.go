@@ -356,37 +356,9 @@ func (h *Handles) GiveBack(r Read, k uint64, added bool) {
 	}
 }
 
-// giveBack lowers the cursor to a number that no handle holds if no later one is held, and further to those below it that were given
-// back while it was held. Handles are closed in any order.
-func (q *Entry) giveBack(number uint64) {
-	for ; q.Cursor.Load() == number+1; number-- {
-		q.Cursor.Store(number)
-		q.GivenBack.Add(1)
-		if !q.takeAbandoned(number) {
-			return
-		}
-	}
-	lowest := &q.abandoned[0] // the numbers after it are held for longest; 0 is free
-	for i := range q.abandoned {
-		if a := &q.abandoned[i]; a.Load() < lowest.Load() {
-			lowest = a
-		}
-	}
-	lowest.Store(number + 1)
-}
-
-// takeAbandoned says whether the number before this one was given back, and forgets it.
-func (q *Entry) takeAbandoned(number uint64) bool {
-	for i := range q.abandoned {
-		if number > 0 && q.abandoned[i].CompareAndSwap(number, 0) {
-			return true
-		}
-	}
-	return false
-}
-
-func (q *Entry) forgetAbandoned() {
-	for i := range q.abandoned {
-		q.abandoned[i].Store(0)
+// giveBack lowers the cursor to a number that no handle holds, unless a later one was taken.
+func (e *Entry) giveBack(number uint64) {
+	if e.Cursor.CompareAndSwap(number+1, number) {
+		e.GivenBack.Add(1)
 	}
 }

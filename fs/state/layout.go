@@ -104,16 +104,13 @@ type Entry struct {
 	name  [maxName]byte // zeros behind it
 	fault [512]byte     // the last error, zeros behind it
 
-	Lookups   atomic.Uint64               // of its files, that the kernel has not forgotten; not counted for splits
-	Cursor    atomic.Uint64               // the number that the next reader of next takes, unless seek is set: see Next
-	seek      atomic.Uint64               // 1 + the number that the cursor should be set to, or 0; commands write it, and the worker clears it
-	abandoned [maxAbandoned]atomic.Uint64 // one more than numbers that were given back while later ones were taken; or 0
-	Waiting   atomic.Int64                // since when its longest request has waited for more than a second, in Monotonic time; or 0
+	Lookups atomic.Uint64 // of its files, that the kernel has not forgotten; not counted for splits
+	Cursor  atomic.Uint64 // the number that the next reader of next takes, unless seek is set: see Next
+	seek    atomic.Uint64 // 1 + the number that the cursor should be set to, or 0; commands write it, and the worker clears it
+	Waiting atomic.Int64  // since when its longest request has waited for more than a second, in Monotonic time; or 0
 
 	SequenceCounters
 }
-
-const maxAbandoned = 8
 
 // A name is a split, of at most 100 bytes, and settings, of less than 200.
 const maxName = 344

@@ -32,7 +32,6 @@ func (h *Handles) applySeek(sequence uint64) {
 			s.flags.Or(passed) // or giving back what it holds could undo the seek
 		}
 	}
-	e.forgetAbandoned()
 	failpoint.Hit("seek")
 	e.Cursor.Store(seek - 1)
 	failpoint.Hit("sought")

@@ -76,7 +76,6 @@ func (s *Shared) Add(number int, name string, start uint64, user uint32) {
 	for _, counter := range []*atomic.Uint64{&q.Reads, &q.Bytes, &q.Errors, &q.GivenBack, &q.Batches} {
 		counter.Store(0)
 	}
-	q.forgetAbandoned()
 	q.Waiting.Store(0)
 	q.Lookups.Store(0)
 	setText(q.name[:], name)
