@@ -231,41 +231,6 @@ func (m *Mounted) uses(proc string) (all []string) {
 	return slices.Compact(all)
 }
 
-// Places says in words where the filesystem is mounted: here, and in the mount namespaces of other processes, one named for each, as
-// far as this user may look at them.
-func (m *Mounted) Places() (places []string) {
-	ours, _ := os.Readlink("/proc/self/ns/mnt")
-	namespaces := map[string]bool{}
-	for _, pid := range append([]int{os.Getpid()}, process.All()...) { // this one first: another may see the mounts from another root
-		dir := process.Dir(pid)
-		namespace, err := os.Readlink(dir + "/ns/mnt")
-		if err != nil || namespaces[namespace] {
-			continue
-		}
-		file, err := os.Open(dir + "/mountinfo")
-		if err != nil {
-			continue
-		}
-		mounts, err := mountinfo.GetMountsFromReader(file, func(i *mountinfo.Info) (skip, stop bool) {
-			// The source too, because a device that is free again is the next mount's.
-			return fmt.Sprintf("%d:%d", i.Major, i.Minor) != m.Device || i.Source != m.source, false
-		})
-		file.Close()
-		if err != nil {
-			continue
-		}
-		namespaces[namespace] = true
-		for _, i := range mounts {
-			place := "at " + process.OneLine(i.Mountpoint)
-			if namespace != ours {
-				place += " in the mount namespace of " + process.Describe(pid)
-			}
-			places = append(places, place)
-		}
-	}
-	return places
-}
-
 // State maps the state that the supervisor holds, to be looked at; the caller closes it. Only the user that mounted, and root,
 // may.
 func (m *Mounted) State() (*state.Shared, error) { return m.state(os.O_RDONLY, state.Look) }

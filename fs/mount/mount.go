@@ -170,7 +170,7 @@ func connect(dir *os.File, mountpoint string, self string, allowOther bool) (*os
 
 // connectAsUser lets fusermount3, which is setuid root, mount and send the connection over a socket.
 func connectAsUser(mountpoint string, self string, allowOther bool) (*os.File, error) {
-	helper, err := UserMounts("/etc", allowOther)
+	helper, err := UserMounts("/etc")
 	if err != nil {
 		return nil, err
 	}

@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -28,7 +27,7 @@ func OpenDevice(path string) (fd int, err error) {
 
 // UserMounts returns the path of fusermount3, the program through which an ordinary user mounts. The error says which of the
 // things that it needs is missing, and what helps. etc is /etc, but in tests.
-func UserMounts(etc string, allowOther bool) (helper string, err error) {
+func UserMounts(etc string) (helper string, err error) {
 	if helper, err = fusermount(); err != nil {
 		return "", err
 	}
@@ -42,23 +41,7 @@ func UserMounts(etc string, allowOther bool) (helper string, err error) {
 		// Without it fusermount3 mounts, and refuses to unmount.
 		return "", fmt.Errorf("fusermount3 needs %s, which minimal systems lack (%w): as root, ln -s /proc/self/mounts %s", mtab, err, mtab)
 	}
-	if conf := filepath.Join(etc, "fuse.conf"); allowOther && !userAllowOther(conf) {
-		return "", fmt.Errorf("mount.allow_other takes a line user_allow_other in %s, unless root mounts: "+
-			"as root, echo user_allow_other >>%s", conf, conf)
-	}
 	return helper, nil
-}
-
-// userAllowOther reads fuse.conf as fusermount3 does.
-func userAllowOther(conf string) bool {
-	text, _ := os.ReadFile(conf)
-	for line := range strings.Lines(string(text)) {
-		line, _, _ = strings.Cut(line, "#")
-		if strings.TrimSpace(line) == "user_allow_other" {
-			return true
-		}
-	}
-	return false
 }
 
 func fusermount() (string, error) {
