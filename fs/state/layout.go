@@ -37,7 +37,7 @@ func (s *Shared) sections() []section {
 	}
 }
 
-// mount is what a mount has one of. A later build adds fields at its end.
+// A later build adds fields at the end.
 type mount struct {
 	Began     int64         // when the mount was made, in nanoseconds since 1970: the time of its files
 	Closing   atomic.Uint32 // not 0: files are opened no more; the supervisor's
@@ -84,7 +84,7 @@ type SequenceCounters struct {
 	_ [32 - 5]uint64 // room for later builds' counters
 }
 
-// NoteBatch notes that batch k is delivered, in part or whole.
+// NoteBatch raises Batches.
 func (c *SequenceCounters) NoteBatch(k uint64) {
 	for was := c.Batches.Load(); was <= k && !c.Batches.CompareAndSwap(was, k+1); was = c.Batches.Load() {
 	}
@@ -123,7 +123,7 @@ type slot struct {
 	sequence   atomic.Uint64 // its number; 0: the slot is free
 	opener     atomic.Uint64 // id of the request that opened it
 	opens      atomic.Uint64 // how many handles have had the slot, which is part of their numbers
-	flags      atomic.Uint64 // holds, tentative, hasUnfinished, passed, told; from bit versionShift on, the version of its batch's tokens
+	flags      atomic.Uint64 // holds, tentative, hasUnfinished, passed; from bit versionShift on, the version of its batch's tokens
 	number     atomic.Uint64 // of the batch that it holds
 	holder     atomic.Uint64 // id of the request that the number was assigned to
 	size       atomic.Uint64 // of the file
@@ -138,13 +138,12 @@ type slot struct {
 	lists      [2]rangeList  // the ranges of the batch that were delivered
 }
 
-// A rangeList is ranges in ascending order that do not touch.
+// The ranges of a rangeList ascend and do not touch.
 type rangeList struct {
 	n   atomic.Uint64
 	few [fewRanges]byteRange // in use where n <= fewRanges; otherwise manyRanges of the same slot and list is
 }
 
-// A byteRange is bytes of a file.
 type byteRange struct{ from, to int64 }
 
 // A batch is not read on when more than maxRanges ranges were delivered that do not touch.
@@ -163,19 +162,17 @@ type unfinished struct {
 
 const maxUnfinished = 1 << 8
 
-// The bits of slot.flags.
+// Of slot.flags.
 const (
 	holds         = 1 << iota // number is a batch's
 	tentative                 // opened with O_NONBLOCK: a batch that was not delivered whole is given back at close
 	hasUnfinished             // some of its reads may be unfinished
 	passed                    // a seek has moved the cursor since number was assigned: it is not given back
-	told                      // the reader of its batch knows that the tokens are other ones now, and may begin again
 
 	versionShift = 8
 )
 
-// An assignment is a number and the id of the request that it was assigned to. Threads that share a handle can have several requests
-// under way, and the slot knows only the last.
+// An assignment is the number of a request. Threads that share a handle have several requests under way, and the slot knows only the last.
 type assignment struct {
 	id, number, version atomic.Uint64
 }
@@ -189,7 +186,6 @@ type attempt struct {
 	worker  atomic.Uint64 // the last worker that got it
 }
 
-// So many requests that were sent again are known at a time.
 const maxAttempts = 1 << 12
 
 // A Name is a name in a directory, as it was looked up.
@@ -198,7 +194,6 @@ type Name struct {
 	Name string // at most 255 bytes
 }
 
-// names are the names that were looked up last, in a ring.
 type names struct {
 	noted     atomic.Uint64 // ever; name i is in ring[i%maxNames]
 	forgotten atomic.Uint64 // the names before this one need not be known any more

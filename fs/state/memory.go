@@ -22,7 +22,7 @@ type header struct {
 	Sections [64]extent
 }
 
-// An extent is a part of the file. It begins at a page.
+// An extent begins at a page of the file.
 type extent struct{ Offset, Bytes uint64 }
 
 var (
@@ -42,13 +42,12 @@ func sectionAt[T any](field **T) section {
 	return section{(*unsafe.Pointer)(unsafe.Pointer(field)), uint64(unsafe.Sizeof(**field))}
 }
 
-// pages rounds up to whole pages.
+// pages rounds up.
 func pages(bytes uint64) uint64 {
 	page := uint64(os.Getpagesize())
 	return (bytes + page - 1) / page * page
 }
 
-// newHeader lays out sections of so many bytes. size is the file's.
 func newHeader(sections []section) (h header, size uint64) {
 	h = header{Magic: magic, Version: headerVersion}
 	size = pages(uint64(unsafe.Sizeof(h)))
@@ -94,7 +93,6 @@ func New() (*os.File, *Shared, error) {
 	return file, s, nil
 }
 
-// create makes a file of sections of so many bytes, and maps it.
 func create(file *os.File, sections []section) (*Shared, error) {
 	h, size := newHeader(sections)
 	var text bytes.Buffer

@@ -124,9 +124,6 @@ func TestNumbers(t *testing.T) {
 			{from: 11, version: 3, want: 5}, {to: 1, version: 3, want: 6}, {to: 1, version: 1 << 40, want: 6},
 			{from: 1, version: 1 << 40, want: 6}, {version: 1 << 40, want: 7},
 		}, 1, 0},
-		"other tokens, and the reader begins again": {[]step{
-			{to: 4}, {from: 4, to: 8}, {from: 8, version: 1, want: failed}, {to: 4, version: 1}, {from: 4, version: 1}, {version: 1, want: 1},
-		}, 1, 0},
 		"other tokens when it comes again": {[]step{
 			{id: 1}, {id: 2, want: 1}, {id: 1, version: 1}, {id: 2, version: 1, want: 1}, {version: 1, want: 2}, {version: 1, want: 3},
 		}, 1, 0},
