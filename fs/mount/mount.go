@@ -1,9 +1,7 @@
 // Package mount makes, finds and ends mounts. It serves nothing.
 //
 // [Connect] mounts, and returns the connection to the kernel. The mount is dead when no process holds the connection any more.
-// Of several processes that mount on a directory at the same time, one wins.
-// [Find] finds a batchfs in the kernel's table of mounts, and its supervisor in /proc, without touching the mount, which may
-// hang.
+// [Find] finds a batchfs in the kernel's table of mounts, and its supervisor in /proc, without touching the mount, which may hang.
 package mount
 
 import (
@@ -23,17 +21,15 @@ import (
 	"batchfs/fs/fdpass"
 )
 
-// fsType is the type of a batchfs in the kernel's table of mounts.
 const fsType = "fuse.batchfs"
 
 // MaxRequest is how many bytes one request carries at most: the kernel's own bound unless it was raised.
 const MaxRequest = 1 << 20
 
-// ReadAhead is how many bytes the kernel reads ahead of a reader in order. More was not faster, and a fault in a mapping reads
-// as much around it.
+// ReadAhead is in bytes. More was not faster, and a fault in a mapping reads as much around it.
 const ReadAhead = MaxRequest
 
-// SetReadAhead sets ReadAhead for a mounted device, "MAJOR:MINOR", or "" if that is not known. Only root may; new mounts have 128 KiB.
+// SetReadAhead sets how far the kernel reads ahead, for a device MAJOR:MINOR, or "" if that is not known. Only root may.
 func SetReadAhead(device string) error {
 	if device == "" {
 		return errors.New("the mount, which was handed over, is not seen from here")
@@ -46,10 +42,9 @@ func SetReadAhead(device string) error {
 	return errors.Join(err, file.Close())
 }
 
-// Connect mounts a FUSE filesystem on an empty directory, to be served later, and returns the mount and the connection (/dev/fuse).
-// The path is absolute and without symbolic links: none is followed. The mount's source in the
-// kernel's table names this process: it is the mount's supervisor. With allowOther, users other than this one may read. The error
-// names what is missing and what helps; nothing is mounted then.
+// Connect mounts on an empty directory, and returns the mount, of which this process is the supervisor, and the connection (/dev/fuse).
+// The path is absolute; no symbolic link in it is followed. With allowOther, other users may read. Of several processes that mount at
+// the same time, one wins. The error names what is missing and what helps; nothing is mounted then.
 func Connect(mountpoint string, allowOther bool) (*Mounted, *os.File, error) {
 	self, err := self()
 	if err != nil {
@@ -77,11 +72,11 @@ func Connect(mountpoint string, allowOther bool) (*Mounted, *os.File, error) {
 	return nil, nil, err
 }
 
-// lockLimit is how long lock waits for another process, which mounts in milliseconds. It is a variable for tests.
+// Another process mounts in milliseconds. It is a variable for tests.
 var lockLimit = 10 * time.Second
 
-// lock opens the empty directory at an absolute path and locks it against other processes that would mount there. To close it
-// unlocks it. A batchfs that is mounted there is an error, and is not touched: it may hang.
+// lock opens the empty directory at an absolute path and locks it against other processes that would mount there. A batchfs there is
+// an error, and is not touched: it may hang.
 func lock(mountpoint string) (*os.File, error) {
 	at, err := openPath(mountpoint)
 	if err != nil {
@@ -122,7 +117,6 @@ func lock(mountpoint string) (*os.File, error) {
 	return dir, nil
 }
 
-// free returns an error if a batchfs is mounted at a path.
 func free(mountpoint string) error {
 	m, err := Find(mountpoint)
 	if err == nil && m != nil {
@@ -146,7 +140,6 @@ func openPath(path string) (fd int, err error) {
 	return fd, err
 }
 
-// connect mounts on a directory.
 func connect(dir *os.File, mountpoint string, self string, allowOther bool) (*os.File, error) {
 	fd, err := OpenDevice("/dev/fuse")
 	if err != nil {
@@ -226,7 +219,6 @@ func (m *Mounted) Unmount(force bool) error {
 	}
 }
 
-// unmount unmounts this mount, which is at a name in a directory.
 func (m *Mounted) unmount(dir int, name string, force bool) error {
 	flags := unix.UMOUNT_NOFOLLOW
 	if force {
@@ -243,7 +235,7 @@ func (m *Mounted) unmount(dir int, name string, force bool) error {
 	return nil
 }
 
-// isAt says whether a name in a directory leads to this mount. It does not touch the mount.
+// isAt does not touch the mount.
 func (m *Mounted) isAt(dir int, name string) bool {
 	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

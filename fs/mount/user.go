@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OpenDevice opens a device, /dev/fuse. The error says what keeps it from being opened, and what helps.
+// OpenDevice opens /dev/fuse. The error says what helps.
 func OpenDevice(path string) (fd int, err error) {
 	fd, err = unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	switch {
@@ -25,8 +25,8 @@ func OpenDevice(path string) (fd int, err error) {
 	return fd, nil
 }
 
-// UserMounts returns the path of fusermount3, the program through which an ordinary user mounts. The error says which of the
-// things that it needs is missing, and what helps. etc is /etc, but in tests.
+// UserMounts returns the path of fusermount3, through which an ordinary user mounts. The error says what is missing, and what helps. etc is
+// /etc, except in tests.
 func UserMounts(etc string) (helper string, err error) {
 	if helper, err = fusermount(); err != nil {
 		return "", err
