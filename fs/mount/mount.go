@@ -13,7 +13,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -72,9 +71,6 @@ func Connect(mountpoint string, allowOther bool) (*Mounted, *os.File, error) {
 	return nil, nil, err
 }
 
-// Another process mounts in milliseconds. It is a variable for tests.
-var lockLimit = 10 * time.Second
-
 // lock opens the empty directory at an absolute path and locks it against other processes that would mount there. A batchfs there is
 // an error, and is not touched: it may hang.
 func lock(mountpoint string) (*os.File, error) {
@@ -91,21 +87,10 @@ func lock(mountpoint string) (*os.File, error) {
 		return nil, fmt.Errorf("cannot mount %s: %w", mountpoint, err)
 	}
 	dir := os.NewFile(uintptr(fd), mountpoint)
-	for end := time.Now().Add(lockLimit); ; time.Sleep(10 * time.Millisecond) {
-		if err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != unix.EWOULDBLOCK && err != unix.EINTR {
-			break
-		}
-		if time.Now().After(end) {
-			err = fmt.Errorf("another process is mounting there, or holds a lock on the directory; fuser %s may say which", mountpoint)
-			break
-		}
-	}
-	if err != nil {
-		dir.Close()
-		return nil, fmt.Errorf("cannot mount %s: %w", mountpoint, err)
-	}
-	err = free(mountpoint)
-	if err == nil {
+	if err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		err = fmt.Errorf("cannot mount %s: another process is mounting there, or holds a lock on the directory; fuser %[1]s may say which (%w)",
+			mountpoint, err)
+	} else if err = free(mountpoint); err == nil {
 		if names, _ := dir.Readdirnames(1); len(names) > 0 {
 			err = fmt.Errorf("cannot mount %s: it is not empty (it holds %s)", mountpoint, names[0])
 		}

@@ -179,11 +179,10 @@ type assignment struct {
 
 const maxAssignments = 1 << 10
 
-// An attempt is a request that was sent again and has no answer yet. It is free when id is 0.
+// An attempt is the last request of its place that was sent again and has no answer yet.
 type attempt struct {
-	id      atomic.Uint64 // of the request
+	id      atomic.Uint64 // of the request, or 0
 	crashes atomic.Uint64 // Crashes when it was first sent again
-	worker  atomic.Uint64 // the last worker that got it
 }
 
 const maxAttempts = 1 << 12
