@@ -155,25 +155,6 @@ func TestForgedMemory(t *testing.T) {
 	}
 }
 
-// The state that the supervisor holds can be looked at, and written by those who ask for that.
-func TestState(t *testing.T) {
-	m, _, shared := connected(t)
-	shared.Worker.Store(77)
-	seen, err := m.State()
-	noError(t, err)
-	defer seen.Close()
-	if seen.Worker.Load() != 77 {
-		t.Errorf("worker %d, want 77", seen.Worker.Load())
-	}
-	written, err := m.WritableState()
-	noError(t, err)
-	defer written.Close()
-	written.Worker.Store(78)
-	if seen.Worker.Load() != 78 {
-		t.Errorf("worker %d, want 78", seen.Worker.Load())
-	}
-}
-
 // The snapshot is the oldest one that the supervisor holds: a newer one is of a worker that does not serve yet.
 func TestSnapshot(t *testing.T) {
 	m, _, _ := connected(t)

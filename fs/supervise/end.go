@@ -29,7 +29,11 @@ func (s *supervisor) stop() error {
 	s.Stopping()
 	s.ending = time.Now().Add(s.Grace)
 	s.shared.Closing.Store(1)
-	return s.tryToEnd()
+	err := s.tryToEnd()
+	if err == nil && !s.isUnmounted && s.Connection == nil {
+		s.Log.Warn("files are still open: they may be read on for a while", "grace", s.Grace)
+	}
+	return err
 }
 
 func (s *supervisor) tryToEnd() error {
@@ -54,9 +58,6 @@ func (s *supervisor) tryToEnd() error {
 			s.Log.Warn("files were still open at the end of the grace period: their readers get errors")
 		}
 		return errStopped
-	case !s.isWarned && !s.isUnmounted:
-		s.Log.Warn("files are still open: they may be read on for a while", "grace", s.Grace)
-		s.isWarned = true
 	}
 	return nil
 }

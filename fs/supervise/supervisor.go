@@ -65,7 +65,6 @@ type supervisor struct {
 	next *workerProcess // that can replace the worker, or soon will, or nil
 
 	ending      time.Time // end of the grace period; zero: the mount should not end
-	isWarned    bool      // it is logged that files are open
 	isUnmounted bool
 }
 

@@ -138,34 +138,29 @@ type machineError struct{ error }
 // isMachines says whether the machine is to blame for the end of a worker that ended by itself: it was killed as it is when memory
 // runs out; or, before it served, with the status of a Go program that got no thread or no memory.
 func (p *workerProcess) isMachines() bool {
-	status, _ := p.status()
+	status := p.status()
 	return status.Signaled() && status.Signal() == syscall.SIGKILL || status.ExitStatus() == 2 && !p.serves
 }
 
 func (p *workerProcess) howEnded() string {
-	status, whole := p.status()
-	words := fmt.Sprintf("exit status %d", status.ExitStatus())
-	if status.Signaled() {
-		words = fmt.Sprintf("killed by signal %d", status.Signal())
+	if status := p.status(); status.Signaled() {
+		return fmt.Sprintf("killed by signal %d", status.Signal())
+	} else {
+		return fmt.Sprintf("exit status %d", status.ExitStatus())
 	}
-	if !whole {
-		words += "; threads of it still wait for a disk"
-	}
-	return words
 }
 
-// status is how a process ended. whole says whether all its threads have.
-func (p *workerProcess) status() (status syscall.WaitStatus, whole bool) {
+// status is how a process ended, or its first thread if others have not.
+func (p *workerProcess) status() syscall.WaitStatus {
 	select {
 	case <-p.ended:
-		return p.cmd.ProcessState.Sys().(syscall.WaitStatus), true
+		return p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	default:
 	}
-	status, isDying := p.isDying()
-	if !isDying {
-		status = syscall.WaitStatus(syscall.SIGKILL)
+	if status, isDying := p.isDying(); isDying {
+		return status
 	}
-	return status, false
+	return syscall.WaitStatus(syscall.SIGKILL)
 }
 
 // isDying says how the first thread has ended, while others have not.

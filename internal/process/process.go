@@ -83,15 +83,6 @@ func User(pid int) (*syscall.Credential, error) {
 	return u, nil
 }
 
-// OfThread is the id of the process that a thread belongs to, or -1 where there is no such thread.
-func OfThread(id int) int {
-	status, _ := os.ReadFile(Dir(id) + "/status")
-	_, rest, _ := strings.Cut(string(status), "\nTgid:")
-	process := -1
-	fmt.Sscan(rest, &process)
-	return process
-}
-
 // ReadStat reads the file stat in a directory of /proc: a process's ([Dir]), or a thread's in its task/.
 func ReadStat(dir string) (Stat, error) {
 	text, err := os.ReadFile(dir + "/stat")
