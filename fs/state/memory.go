@@ -1,7 +1,6 @@
 package state
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -71,7 +70,7 @@ func readHeader(file *os.File) (h header, err error) {
 	}
 	for i, s := range h.Sections {
 		if s.Offset%uint64(os.Getpagesize()) != 0 || s.Offset > size || s.Bytes > size-s.Offset {
-			return h, fmt.Errorf("section %d, %d bytes from %d on, is not in a file of %d bytes", i, s.Bytes, s.Offset, size)
+			return h, fmt.Errorf("shared memory: section %d, %d bytes from %d on, is not in a file of %d bytes", i, s.Bytes, s.Offset, size)
 		}
 	}
 	return h, nil
@@ -95,12 +94,14 @@ func New() (*os.File, *Shared, error) {
 
 func create(file *os.File, sections []section) (*Shared, error) {
 	h, size := newHeader(sections)
-	var text bytes.Buffer
-	binary.Write(&text, binary.NativeEndian, h) // a buffer takes everything
-	if err := file.Truncate(int64(size)); err != nil {
-		return nil, fmt.Errorf("shared memory: %w", err)
+	text, err := binary.Append(nil, binary.NativeEndian, h)
+	if err == nil {
+		err = file.Truncate(int64(size))
 	}
-	if _, err := file.WriteAt(text.Bytes(), 0); err != nil {
+	if err == nil {
+		_, err = file.WriteAt(text, 0)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("shared memory: %w", err)
 	}
 	return Map(file)
@@ -115,10 +116,8 @@ func Look(file *os.File) (*Shared, error) { return mapFile(file, unix.PROT_READ)
 // mapFile maps the file's sections as far as this build knows them. What the file lacks is memory of this process, of zeros.
 func mapFile(file *os.File, prot int) (*Shared, error) {
 	h, err := readHeader(file)
-	if errors.Is(err, errLayout) {
+	if err != nil {
 		return nil, err
-	} else if err != nil {
-		return nil, fmt.Errorf("shared memory: %w", err)
 	}
 	s := new(Shared)
 	for _, known := range s.sections() {

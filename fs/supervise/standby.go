@@ -67,12 +67,10 @@ func (s *supervisor) standBy() {
 	if s.next != nil || !s.ending.IsZero() || !s.resends() {
 		return
 	}
-	next, err := s.start(false)
-	if err != nil {
+	var err error
+	if s.next, err = s.start(false); err != nil {
 		s.Log.Debug("no process stands by", "err", err)
-		return
 	}
-	s.next = next
 }
 
 // resends says whether the kernel sends again what a dead worker left unanswered. Its first request tells.
