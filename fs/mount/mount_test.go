@@ -351,13 +351,6 @@ func TestExchangedForALink(t *testing.T) {
 	}
 }
 
-func TestOpenDevice(t *testing.T) {
-	dir := t.TempDir()
-	if _, err := OpenDevice(filepath.Join(dir, "fuse")); err == nil || !strings.Contains(err.Error(), "modprobe fuse") {
-		t.Errorf("a device that is not there: %v", err)
-	}
-}
-
 // What an ordinary user needs is named, with what helps.
 func TestUserMounts(t *testing.T) {
 	etc, bin := t.TempDir(), t.TempDir()

@@ -46,13 +46,9 @@ func (s *supervisor) handOver() error {
 	s.drain()
 	s.next = nil
 	var err error
-	switch {
-	case s.isGone():
-		next.kill()
-		return errOver
-	case s.resends() && s.Snapshot == next.from:
+	if s.resends() && s.Snapshot == next.from {
 		err = s.promote(next)
-	default: // it has a connection that ends now, or an older snapshot
+	} else { // it has a connection that ends now, or an older snapshot
 		next.kill()
 		if !s.resends() {
 			if err := s.remount(); err != nil {
@@ -61,10 +57,9 @@ func (s *supervisor) handOver() error {
 		}
 		err = s.begin(true)
 	}
-	switch {
-	case isEnd(err):
+	if isEnd(err) {
 		return err
-	case err != nil:
+	} else if err != nil {
 		s.endRestart(err.Error())
 		return s.replace(err)
 	}
