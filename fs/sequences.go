@@ -87,7 +87,7 @@ func (q *sequences) resume(splits []Sequence) error {
 	for _, s := range splits {
 		bySplit[s.Spec().Name] = s
 	}
-	q.recent = q.shared.Names(invalidators)
+	q.recent = q.shared.Names()
 	for number := 1; number <= q.shared.SequencesUsed(); number++ {
 		name := q.shared.Sequences[number].Name()
 		if strings.Contains(name, "/") {
@@ -266,7 +266,7 @@ func (q *sequences) countLookup(number int) {
 	q.shared.Sequences[number].Lookups.Add(1)
 }
 
-// outdated blocks until a name should be invalidated, and returns it. invalidated must follow.
+// outdated blocks until a name should be invalidated, and returns it.
 func (q *sequences) outdated() (n state.Name) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -275,13 +275,6 @@ func (q *sequences) outdated() (n state.Name) {
 	}
 	n, q.recent = q.recent[0], q.recent[1:]
 	return n
-}
-
-// invalidated notes that the kernel was told to forget a name.
-func (q *sequences) invalidated() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.shared.ForgetNames(1)
 }
 
 // forget notes that the kernel has forgotten so many lookups of files of a sequence.

@@ -194,9 +194,8 @@ type Name struct {
 }
 
 type names struct {
-	noted     atomic.Uint64 // ever; name i is in ring[i%maxNames]
-	forgotten atomic.Uint64 // the names before this one need not be known any more
-	ring      [maxNames]struct {
+	noted atomic.Uint64 // ever; name i is in ring[i%maxNames]
+	ring  [maxNames]struct {
 		dir  atomic.Uint64
 		name [256]byte // zeros behind it
 	}

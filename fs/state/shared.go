@@ -95,7 +95,7 @@ func (s *Shared) NewConnection() {
 	for n := range s.SequencesUsed() {
 		s.Sequences[n+1].Lookups.Store(0)
 	}
-	s.names.forgotten.Store(s.names.noted.Load())
+	s.names.noted.Store(0)
 	s.assigning.id.Store(0)
 	for _, ofRequests := range []section{sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.attempts)} {
 		clear(unsafe.Slice((*byte)(*ofRequests.field), ofRequests.bytes))
