@@ -266,18 +266,6 @@ func TestConnectAtOnce(t *testing.T) {
 	}
 }
 
-// A directory that another process has locked is not mounted on.
-func TestConnectLocked(t *testing.T) {
-	needFUSE(t)
-	dir, err := os.Open(t.TempDir())
-	noError(t, err)
-	defer dir.Close()
-	noError(t, unix.Flock(int(dir.Fd()), unix.LOCK_EX))
-	if _, _, err := Connect(dir.Name(), false); err == nil || !strings.Contains(err.Error(), "another process is mounting there") {
-		t.Error(err)
-	}
-}
-
 // Only the empty directory itself is mounted on: nothing that a link leads to.
 func TestConnectFollowsNoLink(t *testing.T) {
 	needFUSE(t)
