@@ -144,7 +144,7 @@ func TestLateHandlerOfAForgottenFile(t *testing.T) {
 	tr := plant(t, s)
 	defer release()
 	number := tr.sequences.add(other, 0)
-	tr.shared.CountLookup(number, 2)
+	tr.shared.Sequences[number].Lookups.Add(1)
 	fh, _ := tr.handles.Open(number, false, 4)
 	status := make(chan fuse.Status, 1)
 	go func() {

@@ -155,7 +155,6 @@ func TestNamesAreForgottenAfterADeath(t *testing.T) {
 		tr = grow(t, tr.shared, s)
 		for len(tr.sequences.recent) > maxRecent {
 			n := tr.sequences.outdated()
-			tr.sequences.invalidated()
 			if number, ok := known[n]; ok { // as the kernel does when it is told
 				tr.sequences.forget(number, 1)
 				delete(known, n)
@@ -216,33 +215,4 @@ func TestTakingOverManySettings(t *testing.T) {
 		t.Errorf("numbers %v are used again", free)
 	}
 	q.check(t)
-}
-
-// A lookup that is sent again counts once, so that its sequence is forgotten with its files.
-func TestLookupComesAgain(t *testing.T) {
-	s := counting("train", 1000)
-	tr := plant(t, s)
-	dir := tr.find("train")
-	for _, name := range []string{"seed=1", "next"} {
-		in := &fuse.InHeader{NodeId: uint64(dir), Unique: lastUnique.Add(2)}
-		if name == "next" {
-			in.NodeId = uint64(settingsDir(tr.sequences.byName["train/seed=1"], dir, "seed=1"))
-		}
-		for range 3 {
-			if status := tr.Lookup(nil, in, name, &fuse.EntryOut{}); !status.Ok() {
-				t.Fatal(status)
-			}
-			tr = grow(t, tr.shared, s)
-			in.Unique |= state.Resent
-		}
-	}
-	number := tr.sequences.byName["train/seed=1"]
-	if n := tr.shared.Lookups(number); n != 2 {
-		t.Errorf("%d lookups are counted, want 2", n)
-	}
-	tr.Forget(uint64(makeInode(nextRaw, number, 0)), 1)
-	tr.Forget(uint64(settingsDir(number, dir, "seed=1")), 1)
-	if tr.sequences.get(number) != nil {
-		t.Error("the sequence is not forgotten")
-	}
 }

@@ -87,8 +87,7 @@ func (q *sequences) resume(splits []Sequence) error {
 	for _, s := range splits {
 		bySplit[s.Spec().Name] = s
 	}
-	q.shared.ResumeLookups()
-	q.recent = q.shared.Names(invalidators)
+	q.recent = q.shared.Names()
 	for number := 1; number <= q.shared.SequencesUsed(); number++ {
 		name := q.shared.Sequences[number].Name()
 		if strings.Contains(name, "/") {
@@ -120,7 +119,7 @@ func (q *sequences) index() {
 		}
 		number := q.indexed + 1
 		entry := &q.shared.Sequences[number]
-		if entry.Used() && q.shared.Lookups(number) == 0 && !entry.Moved() { // the worker was killed before it was counted, or removed
+		if entry.Used() && entry.Lookups.Load() == 0 && !entry.Moved() { // the worker was killed before it was counted, or removed
 			q.shared.Remove(number)
 		}
 		if entry.Used() {
@@ -216,8 +215,8 @@ func (q *sequences) with(dir inode, name string) (Sequence, syscall.Errno) {
 	return s, 0
 }
 
-// acquire returns the number of a sequence that with returned, for request id of a user, and counts a lookup of it. It waits for index.
-func (q *sequences) acquire(s Sequence, dir inode, name string, id uint64, user uint32) (number int, errno syscall.Errno) {
+// acquire returns the number of a sequence that with returned, for a user, and counts a lookup of it. It waits for index.
+func (q *sequences) acquire(s Sequence, dir inode, name string, user uint32) (number int, errno syscall.Errno) {
 	q.mu.Lock()
 	for q.indexed < state.MaxSequences {
 		q.known.Wait()
@@ -233,7 +232,7 @@ func (q *sequences) acquire(s Sequence, dir inode, name string, id uint64, user 
 		number = q.add(s, user)
 	}
 	if number > q.splits {
-		q.shared.CountLookup(number, id)
+		q.shared.Sequences[number].Lookups.Add(1)
 	}
 	if number > 0 {
 		looked := state.Name{Dir: uint64(dir), Name: name}
@@ -257,17 +256,17 @@ func (q *sequences) acquire(s Sequence, dir inode, name string, id uint64, user 
 	return number, 0
 }
 
-// countLookup counts a lookup of a file of a sequence, for request id. Splits never end, so theirs are not counted.
-func (q *sequences) countLookup(number int, id uint64) {
+// countLookup counts a lookup of a file of a sequence. Splits never end, so theirs are not counted.
+func (q *sequences) countLookup(number int) {
 	if number <= q.splits {
 		return
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.shared.CountLookup(number, id)
+	q.shared.Sequences[number].Lookups.Add(1)
 }
 
-// outdated blocks until a name should be invalidated, and returns it. invalidated must follow.
+// outdated blocks until a name should be invalidated, and returns it.
 func (q *sequences) outdated() (n state.Name) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -278,13 +277,6 @@ func (q *sequences) outdated() (n state.Name) {
 	return n
 }
 
-// invalidated notes that the kernel was told to forget a name.
-func (q *sequences) invalidated() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.shared.ForgetNames(1)
-}
-
 // forget notes that the kernel has forgotten so many lookups of files of a sequence.
 func (q *sequences) forget(number int, lookups uint64) {
 	if number <= q.splits {
@@ -293,7 +285,7 @@ func (q *sequences) forget(number int, lookups uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	entry := &q.shared.Sequences[number]
-	if q.shared.ForgetLookups(number, lookups) > 0 || !entry.Used() {
+	if entry.Lookups.Add(-lookups) > 0 || !entry.Used() {
 		return
 	}
 	q.byNumber[number].Store(nil) // get makes it again

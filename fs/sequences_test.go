@@ -27,17 +27,17 @@ func train(t *testing.T) (q *sequences, dir inode) {
 }
 
 // lookUpBy is a lookup of settings by a user.
-func (q *sequences) lookUpBy(user uint32, dir inode, name string, id uint64) (number int, errno syscall.Errno) {
+func (q *sequences) lookUpBy(user uint32, dir inode, name string) (number int, errno syscall.Errno) {
 	s, errno := q.with(dir, name)
 	if errno != 0 {
 		return 0, errno
 	}
-	return q.acquire(s, dir, name, id, user)
+	return q.acquire(s, dir, name, user)
 }
 
 func (q *sequences) mustLookUp(t *testing.T, dir inode, name string) int {
 	t.Helper()
-	number, errno := q.lookUpBy(0, dir, name, lastUnique.Add(2))
+	number, errno := q.lookUpBy(0, dir, name)
 	if errno != 0 {
 		t.Fatalf("lookup of %s: %v", name, errno)
 	}
@@ -80,7 +80,7 @@ func TestNamesOfSettings(t *testing.T) {
 		t.Errorf("the split's own settings have number %d, want %d", got, dir.sequence())
 	}
 	for name, want := range map[string]syscall.Errno{"sead=7": syscall.ENOENT, "seed=bad": syscall.EINVAL} {
-		if _, errno := q.lookUpBy(0, dir, name, lastUnique.Add(2)); errno != want {
+		if _, errno := q.lookUpBy(0, dir, name); errno != want {
 			t.Errorf("lookup of %s: %v, want %v", name, errno, want)
 		}
 	}
@@ -126,8 +126,8 @@ func TestNumbersOfSequences(t *testing.T) {
 				}
 			}
 			k.lookups++
-			if number != k.number || q.shared.Lookups(number) != k.lookups || k.moved && !entry.Moved() {
-				t.Fatalf("%s has number %d and %d lookups, want %d and %d", name, number, q.shared.Lookups(number), k.number, k.lookups)
+			if number != k.number || entry.Lookups.Load() != k.lookups || k.moved && !entry.Moved() {
+				t.Fatalf("%s has number %d and %d lookups, want %d and %d", name, number, entry.Lookups.Load(), k.number, k.lookups)
 			}
 		case k == nil:
 		case op < 980:
@@ -189,7 +189,7 @@ func TestAllNumbersInUse(t *testing.T) {
 	for i := range state.MaxSequences - 2 {
 		numbers = append(numbers, q.mustLookUp(t, dir, fmt.Sprint("seed=", i)))
 	}
-	if _, errno := q.lookUpBy(0, dir, "seed=more", lastUnique.Add(2)); errno != syscall.ENOSPC {
+	if _, errno := q.lookUpBy(0, dir, "seed=more"); errno != syscall.ENOSPC {
 		t.Errorf("lookup of one too many: %v, want ENOSPC", errno)
 	}
 	if got := q.mustLookUp(t, dir, "seed=5"); got != numbers[5] {
@@ -219,7 +219,7 @@ func TestQuotaOfSettings(t *testing.T) {
 	}
 	look := func(q *sequences, user uint32, name string, want syscall.Errno) (number int) {
 		t.Helper()
-		number, errno := q.lookUpBy(user, dir, name, lastUnique.Add(2))
+		number, errno := q.lookUpBy(user, dir, name)
 		if errno != want {
 			t.Errorf("user %d looks %s up: %v, want %v", user, name, errno, want)
 		}
@@ -328,7 +328,7 @@ func TestConcurrentLookupsAndForgets(t *testing.T) {
 						continue
 					}
 				} else {
-					number, errno := q.lookUpBy(0, dir, name, lastUnique.Add(2))
+					number, errno := q.lookUpBy(0, dir, name)
 					if errno != 0 || h.lookups > 0 && number != h.number {
 						t.Errorf("%s has number %d (%v), and is held as %d", name, number, errno, h.number)
 						return

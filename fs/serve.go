@@ -101,15 +101,11 @@ func (t *tree) start(server *fuse.Server, remaps func() (mapped, busy int64), en
 	}
 }
 
-// invalidate tells the kernel to forget the names that sequences.outdated returns, until ended is closed.
+// invalidate tells the kernel to forget the names that sequences.outdated returns, until ended is closed. The next worker repeats it.
 func (t *tree) invalidate(server *fuse.Server, ended <-chan struct{}) {
-	for {
+	for !isClosed(ended) {
 		n := t.sequences.outdated()
 		server.EntryNotify(n.Dir, n.Name) // an error means that the kernel has forgotten it by itself
-		if isClosed(ended) {
-			return // the kernel may not know: the next worker tells it
-		}
-		t.sequences.invalidated()
 	}
 }
 

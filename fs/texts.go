@@ -198,7 +198,7 @@ func (t *texts) countedSplits() (all []string, idle int) {
 		reads, errors := entry.Reads.Load(), entry.Errors.Load()
 		isSplit := number <= t.sequences.splits
 		switch {
-		case !isSplit && t.shared.Lookups(number) == 0:
+		case !isSplit && entry.Lookups.Load() == 0:
 			idle++
 		case isSplit || entry.Moved() || reads+errors > 0:
 			byName[name] = fmt.Sprintf(`

@@ -279,7 +279,7 @@ func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out
 		i, timeout = i.ofVersion(s.Spec().Version), 0 // of other tokens it is another file
 	}
 	t.entry(i, s, timeout, out)
-	t.sequences.countLookup(i.sequence(), header.Unique) // last, because what is above may wait
+	t.sequences.countLookup(i.sequence()) // last, because what is above may wait
 	return fuse.OK
 }
 
@@ -289,7 +289,7 @@ func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, out
 	if errno != 0 {
 		return fuse.Status(errno)
 	}
-	number, errno := t.sequences.acquire(s, dir, name, header.Unique, header.Uid)
+	number, errno := t.sequences.acquire(s, dir, name, header.Uid)
 	if errno == 0 {
 		t.entry(settingsDir(number, dir, name), s, forever, out)
 	}

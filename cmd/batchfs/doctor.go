@@ -191,7 +191,7 @@ func (d *doctor) right() (string, error) {
 	if os.Geteuid() == 0 {
 		return "", errors.New("root has none in this container; give it that: docker run --device /dev/fuse --cap-add SYS_ADMIN")
 	}
-	helper, err := mount.UserMounts(d.at("etc"), d.config.Mount.AllowOther)
+	helper, err := mount.UserMounts(d.at("etc"))
 	if err != nil {
 		return "", err
 	}

@@ -25,7 +25,7 @@ but to say which; with --force it is unmounted nevertheless, and they get errors
 unmounted, and nothing but a batchfs ever is.
 
 A process with a mount namespace of its own, such as a container, may hold the mount too. It then lives on there, and the error
-says where and how to end it. With --force it ends everywhere at once.
+says how to find it and to end it. With --force it ends everywhere at once.
 
 A mount that was handed over (mount --fd) is not unmounted, but served no more: unmounting is up to whoever mounted.`,
 		Example: `  batchfs unmount /mnt/batches
@@ -73,13 +73,9 @@ func unmount(m *mount.Mounted, path string, force bool) error {
 	if err != nil {
 		return err
 	}
-	if places := m.Places(); len(places) > 0 && !force {
-		return fmt.Errorf("%s is unmounted here, and lives on where it is also mounted:\n%s\nunmount it there, or end it everywhere with: kill %d",
-			path, strings.Join(places, "\n"), m.Supervisor)
-	}
 	if supervisor >= 0 && !ended(supervisor, force) {
-		return fmt.Errorf("%s is unmounted, but process %d, which kept it, has not ended; "+
-			"as root, grep -l ' %s ' /proc/[0-9]*/mountinfo names who may hold it in another mount namespace", path, m.Supervisor, m.Device)
+		return fmt.Errorf("%s is unmounted here, but process %[2]d keeps it: it may be mounted elsewhere too, where as root "+
+			"grep ' %[3]s ' /proc/[0-9]*/mountinfo says; to end it everywhere: kill %[2]d", path, m.Supervisor, m.Device)
 	}
 	return nil
 }

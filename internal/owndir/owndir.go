@@ -1,5 +1,5 @@
-// Package owndir opens directories of one's own. Other users can put nothing into them, and all that is done there is done
-// through an os.Root, so that no link leads out of them.
+// Package owndir opens directories of one's own, into which other users can put nothing. They are used through an os.Root, so that no
+// link leads out of them.
 package owndir
 
 import (
@@ -61,13 +61,9 @@ func protect(dir *os.File, group bool) error {
 
 // Lock is flock(2), and tries again after a signal.
 func Lock(f *os.File, how int) error {
-	for {
-		switch err := unix.Flock(int(f.Fd()), how); err {
-		case nil:
-			return nil
-		case unix.EINTR:
-		default:
-			return &os.PathError{Op: "flock", Path: f.Name(), Err: err}
-		}
+	err := error(unix.EINTR)
+	for err == unix.EINTR {
+		err = unix.Flock(int(f.Fd()), how)
 	}
+	return os.NewSyscallError("flock "+f.Name(), err)
 }

@@ -120,7 +120,7 @@ func TestDeadElsewhere(t *testing.T) {
 	e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])
 }
 
-// unmount says where a filesystem lives on, and --force ends it there too.
+// unmount says that a filesystem lives on, and how to find it there. --force ends it everywhere.
 func TestUnmountElsewhere(t *testing.T) {
 	needNamespaces(t)
 	e2e.NeedRoot(t, "mount namespaces are root's")
@@ -132,8 +132,7 @@ func TestUnmountElsewhere(t *testing.T) {
 	holder := inNamespace(t, m.Dir)
 	_, stderr, err := e2e.Try(t, e2e.Batchfs, "unmount", m.Dir)
 	for _, want := range []string{
-		m.Dir + " is unmounted here, and lives on", fmt.Sprintf("at %s in the mount namespace of process %d (sleep)\n", m.Dir, holder.Pid),
-		fmt.Sprintf("at %s\n", other), fmt.Sprintf("kill %d", m.Cmd.Process.Pid),
+		m.Dir + " is unmounted here", "/proc/[0-9]*/mountinfo", fmt.Sprintf("kill %d", m.Cmd.Process.Pid),
 	} {
 		if err == nil || !strings.Contains(stderr, want) {
 			t.Errorf("%v: %q is not in\n%s", err, want, stderr)

@@ -88,7 +88,7 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 	e2e.Fails(t, "Permission denied", "cat", filepath.Join(dir, "README"))
 	if e2e.Command(t, "grep", "-q", "^ *user_allow_other", "/etc/fuse.conf").Run() != nil {
-		fails("echo user_allow_other >>/etc/fuse.conf", e2e.Batchfs, "mount", "--set", "mount.allow_other=true", "--data", home, other)
+		fails("user_allow_other", e2e.Batchfs, "mount", "--set", "mount.allow_other=true", "--data", home, other)
 	}
 	// Whoever dies.
 	m := &e2e.Mounted{Dir: dir, Cmd: &exec.Cmd{Process: &os.Process{Pid: keeper}}}
