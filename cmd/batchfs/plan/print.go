@@ -82,7 +82,7 @@ func (n *Needs) printRates(out io.Writer) {
 
 // charts draw what changes during the run, and what a cache is worth.
 func (n *Needs) charts() []chart.Chart {
-	rate, hits := chart.Line{Name: "a host"}, chart.Line{Name: "hits"}
+	var rate, hits chart.Line
 	for _, m := range n.Timeline {
 		rate.X, rate.Y = append(rate.X, float64(m.Step)), append(rate.Y, m.Bytes/1e6)
 	}
@@ -91,7 +91,7 @@ func (n *Needs) charts() []chart.Chart {
 		hits.X, hits.Y = append(hits.X, c.Bytes/1e9), append(hits.Y, 100*c.Hits)
 	}
 	return []chart.Chart{
-		chart.Lines("From the store", "steps", "MB a second", false, []chart.Line{rate}),
+		chart.Lines("From the store to a host", "steps", "MB a second", false, []chart.Line{rate}),
 		chart.Lines("Blocks that later epochs find in the block cache", "its size, GB", "%", false, []chart.Line{hits}),
 	}
 }
