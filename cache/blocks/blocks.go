@@ -420,7 +420,8 @@ func (c *Cache) slot(now bool) []byte {
 	if needs := later(victim.needs); len(needs) > 0 && !victim.key.object.IsOnDisk(victim.key.index) {
 		c.queue = append(c.queue, wanted{victim.key, needs})
 	}
-	c.remove(victim)
+	c.recent.Remove(victim.at)
+	delete(c.entries, victim.key)
 	return victim.slot
 }
 
@@ -444,12 +445,6 @@ func (e *entry) worth() (worth int, batches uint64) {
 		return isWanted, d
 	}
 	return isRead, 0
-}
-
-// remove takes an entry out of memory. Its slot is the caller's, who holds mu.
-func (c *Cache) remove(e *entry) {
-	c.recent.Remove(e.at)
-	delete(c.entries, e.key)
 }
 
 func (c *Cache) release(e *entry) {
@@ -493,7 +488,8 @@ func (c *Cache) Flush() {
 		e := at.Value.(*entry)
 		at = at.Next()
 		if e.refs == 0 {
-			c.remove(e)
+			c.recent.Remove(e.at)
+			delete(c.entries, e.key)
 			c.taken--
 		}
 	}

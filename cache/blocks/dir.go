@@ -3,7 +3,6 @@ package blocks
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"time"
@@ -51,17 +50,6 @@ func (d *disk) open() (*os.Root, error) {
 	return root, nil
 }
 
-func (d *disk) make() (*os.Root, error) {
-	root, err := d.open()
-	if !errors.Is(err, fs.ErrNotExist) {
-		return root, err
-	}
-	if err := os.MkdirAll(d.dir, 0o755); err != nil {
-		return nil, err
-	}
-	return d.open() // which takes permissions away
-}
-
 // makeDir makes a directory in place of whatever else has its name.
 func (d *disk) makeDir(root *os.Root, name string) error {
 	if info, err := root.Lstat(name); err == nil && info.IsDir() {
@@ -105,27 +93,15 @@ func openRegular(root *os.Root, name string) (*os.File, error) {
 	return root.Open(name)
 }
 
-// eachFile calls do with what a directory has, until it returns false.
-func eachFile(root *os.Root, dir string, do func(info fs.FileInfo) bool) error {
-	f, err := root.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	for {
-		entries, err := f.ReadDir(256) // there may be very many
-		for _, entry := range entries {
-			if info, err := entry.Info(); err == nil && !do(info) {
-				return nil
-			}
-		}
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return err
+func (d *disk) files(root *os.Root, dir string) (all []fs.FileInfo, err error) {
+	entries, err := fs.ReadDir(root.FS(), dir)
+	for _, entry := range entries {
+		d.steps.Add(1)
+		if info, err := entry.Info(); err == nil {
+			all = append(all, info)
 		}
 	}
+	return all, err
 }
 
 // errBusy says that another process holds the lock.
@@ -136,7 +112,12 @@ const lockTime = slow / 2
 
 // locked makes the directory, and calls do while no other process, or goroutine, changes it.
 func (d *disk) locked(do func(root *os.Root) error) error {
-	root, err := d.make()
+	root, err := d.open()
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = os.MkdirAll(d.dir, 0o755); err == nil {
+			root, err = d.open() // which takes permissions away
+		}
+	}
 	if err != nil {
 		return err
 	}

@@ -165,7 +165,6 @@ func (d *disk) verify(k key) *Stat {
 		return nil
 	}
 	var right *Stat
-	var damage error
 	err := d.timely(func() error {
 		root, err := d.open()
 		if err != nil {
@@ -173,24 +172,22 @@ func (d *disk) verify(k key) *Stat {
 		}
 		defer root.Close()
 		right, err = k.isIn(root)
-		if errors.Is(err, fs.ErrNotExist) {
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		if damage = err; errors.Is(err, errWrong) || errors.Is(err, unix.EIO) {
+		d.log.Warn("a block of the block cache cannot be read: it is fetched again", "file", filepath.Join(d.dir, k.path()), "err", err)
+		if errors.Is(err, errWrong) || errors.Is(err, unix.EIO) {
 			root.RemoveAll(k.path())
 		}
 		return nil
 	})
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil:
-		d.fails(err)
-		return nil
-	case damage != nil:
-		d.log.Warn("a block of the block cache cannot be read: it is fetched again", "file", filepath.Join(d.dir, k.path()), "err", damage)
+	if err == nil {
+		return right
 	}
-	return right
+	if !errors.Is(err, fs.ErrNotExist) {
+		d.fails(err)
+	}
+	return nil
 }
 
 var errWrong = errors.New("damaged")

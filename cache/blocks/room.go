@@ -63,27 +63,24 @@ func (d *disk) measure() (kept []Kept, used int64, err error) {
 	}
 	err = d.locked(func(root *os.Root) error {
 		d.sharesIn(root, true)
-		err := eachFile(root, ".", func(info fs.FileInfo) bool {
-			if strings.HasPrefix(info.Name(), "new-") {
-				root.RemoveAll(info.Name())
-			}
-			return true
-		})
+		files, err := d.files(root, ".")
 		if err != nil {
 			return err
+		}
+		for _, file := range files {
+			if strings.HasPrefix(file.Name(), "new-") {
+				root.RemoveAll(file.Name())
+			}
 		}
 		now, _ := usedIn(root)
 		used = max(now-used, 0)
 		for _, o := range kept {
-			if used += o.Bytes; o.Blocks == 0 {
-				empty := true // or a block was written just now
-				eachFile(root, o.dir, func(file fs.FileInfo) bool {
-					empty = file.Name() == objectFile
-					return empty
-				})
-				if empty {
-					root.RemoveAll(o.dir)
-				}
+			used += o.Bytes
+			if o.Blocks > 0 {
+				continue
+			}
+			if files, err := d.files(root, o.dir); err == nil && len(files) < 2 { // or a block was written just now
+				root.RemoveAll(o.dir)
 			}
 		}
 		d.measured.Store(true)
@@ -121,11 +118,10 @@ func (d *disk) makeRoom(s *Share, need int64) error {
 		return err
 	}
 	if removed >= over {
-		s.failed.Store(0)
 		return nil
 	}
 	if s != &d.none {
-		if s.failed.Add(1) == seldom {
+		if s.horizon.Load() > 0 { // which tells what is read from what was read once
 			enough := int64(0)
 			for _, of := range union(inUse) {
 				enough += (of.To - of.From) * need
@@ -282,12 +278,12 @@ func Prune(o Options) (removed int64, err error) {
 
 // usage is what a directory has, by name. It mends the directory: it removes what is no block.
 func (d *disk) usage(root *os.Root, mend bool) (kept []Kept, err error) {
-	err = eachFile(root, ".", func(dir fs.FileInfo) bool {
+	dirs, err := d.files(root, ".")
+	for _, dir := range dirs {
 		if raw, err := hex.DecodeString(dir.Name()); err == nil && len(raw) == 16 && dir.IsDir() {
 			kept = append(kept, d.usageOf(root, dir.Name(), mend))
 		}
-		return true
-	})
+	}
 	slices.SortFunc(kept, func(a, b Kept) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.dir, b.dir)) })
 	return kept, err
 }
@@ -298,8 +294,8 @@ func (d *disk) usageOf(root *os.Root, dir string, mend bool) Kept {
 	if json.Unmarshal([]byte(readText(root, filepath.Join(dir, objectFile))), &of) == nil {
 		o.Name, o.ETag, o.Size = of.Endpoint+"/"+of.Bucket+"/"+of.Key, of.ETag, of.Size
 	}
-	eachFile(root, dir, func(file fs.FileInfo) bool {
-		d.steps.Add(1)
+	files, _ := d.files(root, dir)
+	for _, file := range files {
 		switch {
 		case file.Name() == objectFile:
 		case of.isBlock(file):
@@ -310,8 +306,7 @@ func (d *disk) usageOf(root *os.Root, dir string, mend bool) Kept {
 		case mend:
 			root.RemoveAll(filepath.Join(dir, file.Name()))
 		}
-		return true
-	})
+	}
 	return o
 }
 

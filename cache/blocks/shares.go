@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -37,7 +36,6 @@ type Share struct {
 	filling atomic.Bool
 	refused atomic.Int64 // so many more of its blocks get no room before it is looked for again
 	horizon atomic.Int64 // shares that were last read before that time make room for it, in nanoseconds since 1970
-	failed  atomic.Int64 // how often in a row no room was found
 	enough  atomic.Int64 // the limit that it needs, where it lacked room
 	held    *os.File     // its file, locked; guarded by the lock on the directory, as told
 	told    int64        // enough, as the file has it
@@ -48,8 +46,6 @@ const (
 	noteEvery = 100 * time.Millisecond
 	// For a command that fetches, a share whose reader has been silent for so long is not in use.
 	fillWaits = time.Minute
-	// So often in a row, room is looked for in vain before the log says so: a reader that stops is read ahead for a while.
-	seldom = 4
 	// A share whose readers have ended is forgotten after that time; its blocks make room before all others then.
 	forgetShares = 30 * 24 * time.Hour
 )
@@ -243,7 +239,8 @@ type knownShare struct {
 
 // sharesIn are the shares that a directory knows. Where it may tidy, which needs the lock, it removes old ones.
 func (d *disk) sharesIn(root *os.Root, tidy bool) (all []knownShare) {
-	eachFile(root, sharesDir, func(file fs.FileInfo) bool {
+	files, _ := d.files(root, sharesDir) // or none: there is no such directory yet
+	for _, file := range files {
 		name := filepath.Join(sharesDir, file.Name())
 		s := knownShare{file: file.Name(), read: file.ModTime(), live: isLocked(root, name)}
 		forgotten := !s.live && time.Since(s.read) > forgetShares
@@ -251,7 +248,7 @@ func (d *disk) sharesIn(root *os.Root, tidy bool) (all []knownShare) {
 			if tidy {
 				root.RemoveAll(name)
 			}
-			return true
+			continue
 		}
 		d.mu.Lock()
 		if own := d.shares[s.file]; own != nil && own.read.Load() > s.read.UnixNano() {
@@ -259,8 +256,7 @@ func (d *disk) sharesIn(root *os.Root, tidy bool) (all []knownShare) {
 		}
 		d.mu.Unlock()
 		all = append(all, s)
-		return true
-	})
+	}
 	return all
 }
 
