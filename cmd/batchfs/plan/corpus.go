@@ -152,7 +152,6 @@ func onlyWindows(s *config.Split) error {
 	return nil
 }
 
-// find opens a split of the configuration.
 func (c *corpus) find(from *config.Config, path string) error {
 	before, _ := from.Remote().Use()
 	d, err := dataset.OpenPath(from, path)

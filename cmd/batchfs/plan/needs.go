@@ -123,7 +123,6 @@ func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits)
 	return needs
 }
 
-// fetch sets what a host fetches from the store.
 func (n *Needs) fetch(counted *count) {
 	bins := min(parts, n.EpochSteps)
 	timeline := make([]Traffic, (counted.steps+n.EpochSteps-1)/n.EpochSteps*bins)
@@ -157,7 +156,6 @@ func (n *Needs) fetch(counted *count) {
 	}
 }
 
-// keep sets what a host needs of its disk.
 func (n *Needs) keep(counted *count) {
 	again := 0.0
 	for _, t := range counted.touches {
@@ -268,5 +266,4 @@ func (n *Needs) help(c *corpus) (nearer, keep, fill string) {
 	return nearer, keep, fill
 }
 
-// rate is a number of bytes in words.
 func rate(bytes float64) string { return terminal.Size(int64(bytes)) }

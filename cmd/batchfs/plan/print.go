@@ -12,7 +12,6 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// print prints the needs for people: tables, pictures, and what is within its limit.
 func (n *Needs) print(out io.Writer) {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%s tokens, %s in %s objects and %s blocks of %s\n", short(float64(n.Tokens)), terminal.Size(n.Bytes), short(float64(n.Objects)),
@@ -53,7 +52,6 @@ func (n *Needs) print(out io.Writer) {
 	io.WriteString(out, terminal.Printable(text.String()))
 }
 
-// printRates prints the table of what a host and all hosts need.
 func (n *Needs) printRates(out io.Writer) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	defer w.Flush()
@@ -80,7 +78,6 @@ func (n *Needs) printRates(out io.Writer) {
 	line("block cache for all that a host needs", n.ShareBytes, rate)
 }
 
-// charts draw what changes during the run, and what a cache is worth.
 func (n *Needs) charts() []chart.Chart {
 	var rate, hits chart.Line
 	for _, m := range n.Timeline {
