@@ -131,7 +131,8 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// What is no block is removed, and hides nothing: links are not followed, and no entry keeps others from being served.
+// What is no block is removed, and hides nothing, as what a process leaves that dies while it writes: links are not followed, and no entry
+// keeps others from being served.
 func TestBadEntries(t *testing.T) {
 	s, o := newSource(10*blockBytes), options(t, 100)
 	first := s.open(t, o, io.Discard, "a")
@@ -144,7 +145,7 @@ func TestBadEntries(t *testing.T) {
 		os.Remove(block(3)), syscall.Mkfifo(block(3), 0o600),
 		os.Remove(block(4)), os.Symlink("5", block(4)),
 		os.Truncate(block(6), 100),
-		os.WriteFile(block(10)+"x", []byte("x"), 0o600),
+		os.WriteFile(block(10)+"x", []byte("x"), 0o600), os.WriteFile(in("new-1"), s.content, 0o600),
 		os.WriteFile(outside+"/used", []byte("precious"), 0o600), os.Remove(in(usedFile)), os.Symlink(outside+"/used", in(usedFile)),
 		os.RemoveAll(in(sharesDir)), os.Symlink(outside, in(sharesDir)))
 	before, err := os.ReadDir(outside)
@@ -165,8 +166,10 @@ func TestBadEntries(t *testing.T) {
 	if n := used(t, o); n != 10*(blockBytes+trailerBytes) {
 		t.Errorf("%d bytes are kept, want 10 blocks", n)
 	}
-	if _, err := os.Lstat(block(10) + "x"); err == nil {
-		t.Error("a file that is no block stays among them")
+	for _, name := range []string{block(10) + "x", in("new-1")} {
+		if _, err := os.Lstat(name); err == nil {
+			t.Errorf("%s stays, which is no block", name)
+		}
 	}
 	outer := s.open(t, o, io.Discard, "b") // whose directory is a link
 	must(t, os.Symlink(outside, in(outer.identity.name())))
