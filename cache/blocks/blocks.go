@@ -47,9 +47,8 @@ type Fetch func(ctx context.Context, o store.Object, off int64, dst []byte) erro
 
 // A Cache keeps blocks of objects. It is safe for concurrent use.
 type Cache struct {
-	o     Options
-	slots int // blocks in memory
-	disk  *disk
+	o    Options
+	disk *disk // nil: none
 
 	Counts Counts
 
@@ -78,7 +77,6 @@ const (
 	patience = 30 * time.Second
 )
 
-// A key names a block.
 type key struct {
 	object *Object
 	index  int64
@@ -100,7 +98,6 @@ type entry struct {
 	at      *list.Element // in recent
 }
 
-// A wanted block is one in the queue.
 type wanted struct {
 	key
 	needs []need
@@ -108,7 +105,7 @@ type wanted struct {
 
 // New returns a cache. It touches nothing.
 func New(o Options, log *slog.Logger) *Cache {
-	c := &Cache{o: o, slots: o.Slots(), entries: map[key]*entry{}}
+	c := &Cache{o: o, entries: map[key]*entry{}}
 	c.changed.L = &c.mu
 	if o.Dir != "" {
 		c.disk = &disk{dir: o.Dir, shared: o.Shared, limit: o.Limit, log: log, shares: map[string]*Share{}}
@@ -129,9 +126,7 @@ type Object struct {
 // Object returns an object of the store at an endpoint, for its blocks to be read.
 func (c *Cache) Object(endpoint string, o store.Object, fetch Fetch) *Object {
 	of := &Object{Object: o, cache: c, fetch: fetch, identity: identity{endpoint, o.Bucket, o.Key, o.ETag, o.Size, c.o.BlockBytes}}
-	if c.disk != nil {
-		of.onDisk = make([]atomic.Pointer[Stat], of.Blocks())
-	}
+	of.onDisk = make([]atomic.Pointer[Stat], of.Blocks())
 	return of
 }
 
@@ -158,19 +153,15 @@ func (k key) bounds() (from, to int64) {
 }
 
 // IsOnDisk reports whether this process knows that the directory has a block.
-func (o *Object) IsOnDisk(index int64) bool {
-	return o.onDisk != nil && o.onDisk[index].Load() != nil
-}
+func (o *Object) IsOnDisk(index int64) bool { return o.onDisk[index].Load() != nil }
 
 // Forget says that the file of a block is not what it was, or is gone.
 func (o *Object) Forget(index int64) { o.onDisk[index].Store(nil) }
 
 func (o *Object) file(index int64) (b Block, ok bool) {
-	if !o.IsOnDisk(index) {
-		return b, false
+	if b.Stat = o.onDisk[index].Load(); b.Stat != nil {
+		b.File = filepath.Join(o.cache.disk.dir, key{o, index}.path())
 	}
-	b.Stat = o.onDisk[index].Load() // or nil, where it was forgotten just now
-	b.File = filepath.Join(o.cache.disk.dir, key{o, index}.path())
 	return b, b.Stat != nil
 }
 
@@ -207,14 +198,10 @@ func (o *Object) Get(index int64) (Block, error) {
 	}
 	e.refs++
 	e.read = true
+	loads := e.at == nil
 	c.mu.Unlock()
-	began, waited := time.Now(), false
-	select {
-	case <-e.done:
-	default:
-		waited = true
-		<-e.done
-	}
+	began := time.Now()
+	<-e.done
 	switch {
 	case e.err != nil:
 		c.release(e)
@@ -225,7 +212,7 @@ func (o *Object) Get(index int64) (Block, error) {
 	case e.bytes == nil:
 		c.release(e)
 		return o.Get(index) // of a file
-	case waited:
+	case loads:
 		c.Counts.Waits.Add(1)
 		c.Counts.Waited.Add(int64(time.Since(began)))
 	default:
@@ -234,8 +221,7 @@ func (o *Object) Get(index int64) (Block, error) {
 	return Block{Bytes: e.bytes, entry: e}, nil
 }
 
-// Want says when a block will be wanted, after those of earlier calls. It does not wait. It returns false if there is no room for the
-// block yet.
+// Want says when a block will be wanted, after those of earlier calls. It does not wait. It returns false if there is no room yet.
 func (o *Object) Want(index int64, t Demand) bool {
 	c, k := o.cache, key{o, index}
 	c.mu.Lock()
@@ -244,11 +230,11 @@ func (o *Object) Want(index int64, t Demand) bool {
 		e.needs = add(e.needs, t)
 		return true
 	}
-	if o.IsOnDisk(index) {
-		return true
-	}
 	if i := c.queued(k); i >= 0 {
 		c.queue[i].needs = add(c.queue[i].needs, t)
+		return true
+	}
+	if o.IsOnDisk(index) {
 		return true
 	}
 	queued := 0 // of the same stream
@@ -257,7 +243,7 @@ func (o *Object) Want(index int64, t Demand) bool {
 			queued++
 		}
 	}
-	if queued >= c.slots {
+	if queued >= c.o.Slots() {
 		return false
 	}
 	c.queue = append(c.queue, wanted{k, add(nil, t)})
@@ -400,7 +386,7 @@ func (c *Cache) slot(now bool) []byte {
 		c.taken++
 		return slot
 	}
-	if c.taken < c.slots {
+	if c.taken < c.o.Slots() {
 		c.taken++
 		return make([]byte, c.o.BlockBytes)
 	}

@@ -107,8 +107,10 @@ func (d *disk) files(root *os.Root, dir string) (all []fs.FileInfo, err error) {
 // errBusy says that another process holds the lock.
 var errBusy = errors.New("another process has held the lock on it for too long")
 
-// lockTime is how long to wait for the lock: less than slow, because another process that holds it is no sign of a disk that hangs.
-const lockTime = slow / 2
+const (
+	lockTime  = slow / 2 // how long to wait for the lock: another process that holds it is no sign of a disk that hangs
+	lockPause = 5 * time.Millisecond
+)
 
 // locked makes the directory, and calls do while no other process, or goroutine, changes it.
 func (d *disk) locked(do func(root *os.Root) error) error {
@@ -127,7 +129,7 @@ func (d *disk) locked(do func(root *os.Root) error) error {
 		return err
 	}
 	defer lock.Close()
-	for end := time.Now().Add(lockTime); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(lockTime); ; time.Sleep(lockPause) {
 		err := owndir.Lock(lock, unix.LOCK_EX|unix.LOCK_NB)
 		switch {
 		case err == nil:

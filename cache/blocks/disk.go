@@ -72,10 +72,7 @@ type identity struct {
 }
 
 func (i identity) text() []byte {
-	text, err := json.Marshal(i)
-	if err != nil {
-		panic(err) // of no such type
-	}
+	text, _ := json.Marshal(i) // strings and numbers do not fail
 	return text
 }
 

@@ -32,7 +32,6 @@ func (d *disk) setUsed(root *os.Root, n int64) error {
 	return d.createWith(root, usedFile, strconv.AppendInt(nil, n, 10))
 }
 
-// readText is what a small file has, or empty where it cannot be read.
 func readText(root *os.Root, name string) string {
 	f, err := openRegular(root, name)
 	if err != nil {
@@ -136,7 +135,6 @@ func (d *disk) makeRoom(s *Share, need int64) error {
 	return errFull
 }
 
-// A victim is a block that may be removed.
 type victim struct {
 	path  string
 	bytes int64
@@ -169,36 +167,33 @@ func victimsIn(kept []Kept, shares []knownShare, inUse func(knownShare) bool) (v
 	return victims
 }
 
-// The lock is held for so long at most, and then free for as long, so that others need not wait for all that is removed.
-const portion = 50 * time.Millisecond
-
-// evict removes blocks, one after the other, until so many bytes are removed. It returns how many.
+// evict removes blocks, one after the other, until atLeast bytes are removed. It returns how many. Others get the lock meanwhile.
 func (d *disk) evict(victims []victim, atLeast int64) (removed int64, err error) {
-	for len(victims) > 0 && removed < atLeast && err == nil {
-		err = d.locked(func(root *os.Root) error {
-			end, before := time.Now().Add(portion), removed
-			for ; len(victims) > 0 && removed < atLeast && time.Now().Before(end); victims = victims[1:] {
-				if root.Remove(victims[0].path) == nil {
-					removed += victims[0].bytes
+	for part := range slices.Chunk(victims, 256) {
+		err := d.locked(func(root *os.Root) error {
+			before := removed
+			for _, v := range part {
+				if removed < atLeast && root.Remove(v.path) == nil {
+					removed += v.bytes
 				}
 				d.steps.Add(1)
 			}
 			used, _ := usedIn(root)
 			return d.setUsed(root, max(used-(removed-before), 0))
 		})
-		if len(victims) > 0 && removed < atLeast {
-			time.Sleep(portion)
+		if err != nil || removed >= atLeast {
+			return removed, err
 		}
+		time.Sleep(2 * lockPause)
 	}
-	return removed, err
+	return removed, nil
 }
 
 // Kept is what a directory has of an object.
 type Kept struct {
 	Name   string // s3://bucket/key of an endpoint; or what there is instead of its description
-	ETag   string
-	Size   int64 // of the object
-	Bytes  int64 // of the blocks
+	Size   int64  // of the object
+	Bytes  int64  // of the blocks
 	Blocks int64
 	dir    string
 	blocks map[int64]int64 // bytes of each
@@ -292,7 +287,7 @@ func (d *disk) usageOf(root *os.Root, dir string, mend bool) Kept {
 	o := Kept{dir: dir, Name: "?", blocks: map[int64]int64{}}
 	var of identity
 	if json.Unmarshal([]byte(readText(root, filepath.Join(dir, objectFile))), &of) == nil {
-		o.Name, o.ETag, o.Size = of.Endpoint+"/"+of.Bucket+"/"+of.Key, of.ETag, of.Size
+		o.Name, o.Size = of.Endpoint+"/"+of.Bucket+"/"+of.Key, of.Size
 	}
 	files, _ := d.files(root, dir)
 	for _, file := range files {
@@ -310,7 +305,6 @@ func (d *disk) usageOf(root *os.Root, dir string, mend bool) Kept {
 	return o
 }
 
-// isBlock reports whether a file may be a block of the object: a regular file of the right size.
 func (i identity) isBlock(info fs.FileInfo) bool {
 	index, err := strconv.ParseInt(info.Name(), 10, 64)
 	return err == nil && info.Mode().IsRegular() && i.BlockBytes > 0 && index >= 0 && index <= i.Size/i.BlockBytes &&

@@ -260,7 +260,6 @@ func (d *disk) sharesIn(root *os.Root, tidy bool) (all []knownShare) {
 	return all
 }
 
-// isLocked reports whether a process holds a lock on a file.
 func isLocked(root *os.Root, name string) bool {
 	f, err := openRegular(root, name)
 	if err != nil {

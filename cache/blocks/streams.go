@@ -57,7 +57,6 @@ func later(needs []need) (list []need) {
 	return list
 }
 
-// add notes when a block is needed.
 func add(needs []need, t Demand) []need {
 	if t.By == nil {
 		return needs

@@ -64,9 +64,8 @@ type Client struct {
 	creds    *credentials.Credentials // nil: none
 	timeout  time.Duration
 
-	start    time.Time
-	answered atomic.Int64          // when the store did so last, as time.Duration since start
-	away     atomic.Pointer[error] // why it does not, while it does not
+	answered atomic.Pointer[time.Time] // when the store did so last
+	away     atomic.Pointer[error]     // why it does not, while it does not
 
 	// Requests counts those that were sent, also again; Bytes those that came of objects.
 	Requests, Bytes atomic.Int64
@@ -95,7 +94,7 @@ func New(scheme string, o Options) (*Client, error) {
 	if region == "" && !strings.HasSuffix(u.Hostname(), ".amazonaws.com") {
 		region = "us-east-1" // of AWS, the library asks where a bucket is
 	}
-	c := &Client{endpoint: u.Scheme + "://" + u.Host, timeout: o.Timeout, http: newTransport(), start: time.Now()}
+	c := &Client{endpoint: u.Scheme + "://" + u.Host, timeout: o.Timeout, http: newTransport()}
 	options := &minio.Options{Secure: u.Scheme == "https", Region: region, MaxRetries: 1, Transport: counted{c}}
 	if o.PathStyle {
 		options.BucketLookup = minio.BucketLookupPath
@@ -131,7 +130,6 @@ func newTransport() *http.Transport {
 	}
 }
 
-// counted counts requests.
 type counted struct{ *Client }
 
 func (c counted) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -263,7 +261,7 @@ const (
 // is given up. The error names the object, and says what was wanted of it.
 func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx context.Context, progress func()) error) error {
 	if err := c.away.Load(); err != nil {
-		return named(o, what, *err, 0)
+		return o.failed(what, *err)
 	}
 	// A reader's own time, of which this is a part, should not be over before the store's error is known.
 	share := c.timeout / 4
@@ -273,7 +271,7 @@ func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx c
 	defer cancel()
 	refreshed := false // the credentials were read again
 	var last error
-	for attempt, wait := 1, firstWait; ; attempt, wait = attempt+1, min(2*wait, longest) {
+	for wait := firstWait; ; wait = min(2*wait, longest) {
 		err := c.attempt(ctx, share, do)
 		if err == nil {
 			return nil
@@ -289,14 +287,14 @@ func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx c
 			continue
 		}
 		if !passes(err) {
-			return named(o, what, err, attempt)
+			return o.failed(what, err)
 		}
 		select {
 		case <-ctx.Done():
 			if !hurried {
 				c.isAway(began, err, o)
 			}
-			return named(o, what, err, attempt)
+			return o.failed(what, err)
 		case <-time.After(min(wait/2+rand.N(wait/2), share)):
 		}
 	}
@@ -309,15 +307,19 @@ func (c *Client) attempt(ctx context.Context, stall time.Duration, do func(ctx c
 	stalled := fmt.Errorf("nothing came for %v", stall.Round(time.Millisecond))
 	timer := time.AfterFunc(stall, func() { cancel(stalled) })
 	defer timer.Stop()
+	answered := func() {
+		now := time.Now()
+		c.answered.Store(&now)
+	}
 	err := do(ctx, func() {
 		timer.Reset(stall)
-		c.answered.Store(int64(time.Since(c.start)))
+		answered()
 	})
 	if err != nil && context.Cause(ctx) == stalled {
 		return stalled
 	}
 	if !passes(err) {
-		c.answered.Store(int64(time.Since(c.start)))
+		answered()
 	}
 	return err
 }
@@ -326,7 +328,7 @@ func (c *Client) attempt(ctx context.Context, stall time.Duration, do func(ctx c
 // because each would wait in vain for all of its time. Probes ask the store now and then, until it answers.
 func (c *Client) isAway(began time.Time, err error, o Object) {
 	err = fmt.Errorf("the store does not answer: %w", shown(err))
-	if time.Duration(c.answered.Load()) > began.Sub(c.start) || !c.away.CompareAndSwap(nil, &err) {
+	if last := c.answered.Load(); last != nil && last.After(began) || !c.away.CompareAndSwap(nil, &err) {
 		return
 	}
 	go func() {
@@ -358,21 +360,16 @@ func passes(err error) bool {
 		return true // of the network
 	}
 	switch code := response.StatusCode; {
-	case code == http.StatusRequestTimeout, code == http.StatusTooManyRequests, code >= 500 && code != http.StatusNotImplemented:
-		return true
-	case code == 0, code == http.StatusOK, code == http.StatusPartialContent:
+	case code == http.StatusRequestTimeout, code == http.StatusTooManyRequests, code >= 500 && code != http.StatusNotImplemented,
+		code == 0, code == http.StatusOK, code == http.StatusPartialContent:
 		return true // an answer that is none
 	}
 	return response.Code == "SlowDown" || response.Code == "RequestTimeout"
 }
 
-// named adds to err the object, and what could not be done with it.
-func named(o Object, what string, err error, attempts int) error {
-	tried := ""
-	if attempts > 1 {
-		tried = fmt.Sprintf(" (tried %d times)", attempts)
-	}
-	return fmt.Errorf("%s: %s: %w%s", o.Name(), what, shown(err), tried)
+// failed is an error that says what could not be done with the object, and why.
+func (o Object) failed(what string, err error) error {
+	return fmt.Errorf("%s: %s: %w", o.Name(), what, shown(err))
 }
 
 // shown is err without the request and its headers, with what helps.
