@@ -137,27 +137,6 @@ func TestEachBlockIsFetchedOnce(t *testing.T) {
 	}
 }
 
-// Memory is bounded, also where nothing is kept.
-func TestWithoutDirectory(t *testing.T) {
-	s := newSource(40 * blockBytes)
-	o := s.open(t, Options{BlockBytes: blockBytes, Memory: 4 * blockBytes}, io.Discard, "a")
-	var all sync.WaitGroup
-	for n := range uint64(8) {
-		all.Go(func() {
-			r := rand.New(rand.NewPCG(n, 1))
-			for range 200 {
-				if err := s.compare(o, r.Int64N(o.Blocks())); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	wait.End(t, "the goroutines", all.Wait)
-	if n := o.cache.MemoryBytes(); n > 4*blockBytes {
-		t.Errorf("%d bytes of memory, want %d at most", n, 4*blockBytes)
-	}
-}
-
 func used(t *testing.T, o Options) (n int64) {
 	t.Helper()
 	kept, _, err := Usage(o)
@@ -432,8 +411,8 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// Where nothing is kept, a request has each block that it needs fetched once at most, however few fit in memory and whatever else is fetched
-// ahead meanwhile.
+// Where nothing is kept, a request has each block that it needs fetched once at most, however few fit in memory, which is bounded, and whatever
+// else is fetched ahead meanwhile.
 func TestReadThrough(t *testing.T) {
 	const batches, perBatch = 60, 10
 	for _, slots := range []int64{2, 4, 16} {
@@ -468,7 +447,10 @@ func TestReadThrough(t *testing.T) {
 				}
 			})
 		}
-		all.Wait()
+		wait.End(t, "the goroutines", all.Wait)
+		if n := o.cache.MemoryBytes(); n > slots*blockBytes {
+			t.Errorf("%d bytes of memory, want %d at most", n, slots*blockBytes)
+		}
 		if n := s.fetched.Load(); n > 3*batches*perBatch {
 			t.Errorf("with memory for %d blocks, %d were fetched for requests that need %d", slots, n, 3*batches*perBatch)
 		}

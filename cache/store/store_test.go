@@ -275,45 +275,6 @@ func TestLooks(t *testing.T) {
 	}
 }
 
-// Once a store has not answered a read, others fail at once, until it answers again.
-func TestOutage(t *testing.T) {
-	for name, fault := range map[string]func(w http.ResponseWriter, r *http.Request){
-		"refuses": func(w http.ResponseWriter, _ *http.Request) { cut(w) },
-		"silent":  func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
-		"busy":    func(w http.ResponseWriter, _ *http.Request) { answer(w, 503, "SlowDown") },
-	} {
-		t.Run(name, func(t *testing.T) {
-			var away atomic.Bool
-			simulate(t, time.Minute, func(n int, w http.ResponseWriter, r *http.Request) bool {
-				if away.Load() {
-					fault(w, r)
-				}
-				return away.Load()
-			}, func(t *testing.T, c *Client) {
-				away.Store(true)
-				began := time.Now()
-				if read(c, object) == nil {
-					t.Fatal("no error of a store that is away")
-				}
-				if took := time.Since(began); took < 45*time.Second {
-					t.Errorf("the error came after %v, before the time of a read was over", took)
-				}
-				for range 100 {
-					if err := read(c, object); err == nil || !strings.Contains(err.Error(), "does not answer") {
-						t.Fatalf("error %v, want one at once", err)
-					}
-				}
-				time.Sleep(time.Hour)
-				away.Store(false)
-				time.Sleep(time.Minute)
-				if err := read(c, object); err != nil {
-					t.Errorf("nothing is read although the store answers again: %v", err)
-				}
-			})
-		})
-	}
-}
-
 // A store that answers other reads is not away.
 func TestOneObjectFails(t *testing.T) {
 	simulate(t, time.Minute, func(_ int, w http.ResponseWriter, r *http.Request) bool {
