@@ -57,7 +57,7 @@ const (
 	pauseTime = 30 * time.Second
 	// A disk that does not answer for so long fails.
 	slow = 3 * time.Second
-	// What needs the lock is tried again after that time, where another process held it for slow.
+	// What needs the lock is tried again after that time, where another process held it for lockTime.
 	retryTime = time.Second
 )
 
@@ -155,8 +155,7 @@ func (d *disk) timely(do func() error) error {
 	}
 }
 
-// verify looks for a block in the directory, and reads all of it. It returns nil if there is none. One that is wrong, or that cannot be read, is
-// removed.
+// verify reads all of a block in the directory. It returns nil if there is none. One that is wrong is removed.
 func (d *disk) verify(k key) *Stat {
 	if !d.usable() {
 		return nil
