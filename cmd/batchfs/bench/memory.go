@@ -106,7 +106,6 @@ func (s *stage) matrix(tokens string) (string, error) {
 	return s.tokens("matrix.bin", max(info.Size()/row, 1)*row)
 }
 
-// line returns MiB against batches.
 func (l loading) line(name string, bytes func(sample) int64) (line chart.Line) {
 	line.Name = name
 	for _, a := range l.Samples {
@@ -163,7 +162,6 @@ func logarithmic(last int) []int {
 	return append(stops, last)
 }
 
-// load runs a loading and takes its samples.
 func (o *options) load(s *stage, l *loading) (err error) {
 	fmt.Fprintf(s.stderr, "%s: %d batches\n", l.Name, l.stops[len(l.stops)-1])
 	if err := dropPages(l.file); err != nil {
