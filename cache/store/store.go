@@ -95,7 +95,7 @@ func New(scheme string, o Options) (*Client, error) {
 		region = "us-east-1" // of AWS, the library asks where a bucket is
 	}
 	c := &Client{endpoint: u.Scheme + "://" + u.Host, timeout: o.Timeout, http: newTransport()}
-	options := &minio.Options{Secure: u.Scheme == "https", Region: region, MaxRetries: 1, Transport: counted{c}}
+	options := &minio.Options{Secure: u.Scheme == "https", Region: region, MaxRetries: 1, Transport: observed{c}}
 	if o.PathStyle {
 		options.BucketLookup = minio.BucketLookupPath
 	}
@@ -130,11 +130,20 @@ func newTransport() *http.Transport {
 	}
 }
 
-type counted struct{ *Client }
+// observed counts requests, and notes how long the store asks a client to wait.
+type observed struct{ *Client }
 
-func (c counted) RoundTrip(req *http.Request) (*http.Response, error) {
-	c.Requests.Add(1)
-	return c.http.RoundTrip(req)
+type waitKey struct{} // of a *time.Duration in a context
+
+func (o observed) RoundTrip(req *http.Request) (*http.Response, error) {
+	o.Requests.Add(1)
+	resp, err := o.http.RoundTrip(req)
+	if wait, ok := req.Context().Value(waitKey{}).(*time.Duration); ok && err == nil {
+		if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && seconds > 0 {
+			*wait = time.Duration(seconds) * time.Second
+		}
+	}
+	return resp, err
 }
 
 // List returns the keys that begin with a prefix. It has no time limit while it gets new keys: after an error it continues behind the last one.
@@ -254,11 +263,11 @@ func (p permanent) Unwrap() error { return p.error }
 const (
 	firstWait  = 50 * time.Millisecond
 	firstProbe = 500 * time.Millisecond // of a store that does not answer
-	longest    = 5 * time.Second        // wait between two attempts
+	longest    = 5 * time.Second        // wait between two attempts, unless the store asks for more
 )
 
 // retry calls do until it succeeds, its error is one that stays, or the time is over. An attempt without progress for a quarter of the timeout
-// is given up. The error names the object, and says what was wanted of it.
+// is given up. The store may ask for a wait as long as that, and for no longer one. The error names the object, and says what was wanted of it.
 func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx context.Context, progress func()) error) error {
 	if err := c.away.Load(); err != nil {
 		return o.failed(what, *err)
@@ -272,7 +281,8 @@ func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx c
 	refreshed := false // the credentials were read again
 	var last error
 	for wait := firstWait; ; wait = min(2*wait, longest) {
-		err := c.attempt(ctx, share, do)
+		var asked time.Duration
+		err := c.attempt(context.WithValue(ctx, waitKey{}, &asked), share, do)
 		if err == nil {
 			return nil
 		}
@@ -295,7 +305,7 @@ func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx c
 				c.isAway(began, err, o)
 			}
 			return o.failed(what, err)
-		case <-time.After(min(wait/2+rand.N(wait/2), share)):
+		case <-time.After(min(max(asked, wait/2+rand.N(wait/2)), share)):
 		}
 	}
 }

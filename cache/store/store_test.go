@@ -181,6 +181,28 @@ func TestRetries(t *testing.T) {
 	}
 }
 
+// The store says how long to wait, up to a quarter of the timeout.
+func TestRetryAfter(t *testing.T) {
+	for asked, want := range map[string]time.Duration{"1": time.Second, "3600": 15 * time.Second} {
+		t.Run(asked, func(t *testing.T) {
+			simulate(t, time.Minute, func(n int, w http.ResponseWriter, _ *http.Request) bool {
+				if n > 1 {
+					return false
+				}
+				w.Header().Set("Retry-After", asked)
+				answer(w, 503, "SlowDown")
+				return true
+			}, func(t *testing.T, c *Client) {
+				began := time.Now()
+				must(t, read(c, object))
+				if waited := time.Since(began).Truncate(time.Second); waited != want { // the library adds up to 200 ms
+					t.Errorf("tried again after %v, want %v", waited, want)
+				}
+			})
+		})
+	}
+}
+
 // What stays is an error at once, and what passes is one when the time is over. It names the object and the range, and no secret.
 func TestErrors(t *testing.T) {
 	for _, test := range []struct {
