@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -18,14 +17,8 @@ import (
 	"batchfs/fs/mount"
 )
 
-// A mountedSplit is a split of a mount. Its look says whether batches of it can be read now.
-type mountedSplit struct {
-	name string
-	look func() (string, error)
-}
-
 // splitsOf returns the splits of a mount as its supervisor knows them. It does not touch the mount.
-func splitsOf(m *mount.Mounted) (splits []mountedSplit, err error) {
+func splitsOf(m *mount.Mounted) ([]*config.Split, error) {
 	snapshot, err := snapshotOf(m)
 	if err != nil {
 		return nil, err
@@ -34,10 +27,7 @@ func splitsOf(m *mount.Mounted) (splits []mountedSplit, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, s := range c.Splits {
-		splits = append(splits, mountedSplit{s.Split, func() (string, error) { return lookFrom(m, s.Split) }})
-	}
-	return splits, nil
+	return c.Splits, nil
 }
 
 // looked is what `look` writes before a detail. Any other text is an error.
@@ -113,13 +103,16 @@ func lookAt(file *os.File, split string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	i := slices.IndexFunc(c.Splits, func(s *config.Split) bool { return s.Split == split })
-	d, err := snapshot.Readable(c.Splits[i], c.Memory)
+	s, err := c.Named(split)
+	if err != nil {
+		return "", err
+	}
+	d, err := snapshot.Readable(s, c.Memory)
 	if errors.Is(err, os.ErrNotExist) {
 		return "", fmt.Errorf("%w; put the file back, or unmount, and mount again with the files that are there", err)
 	}
 	if err != nil {
 		return "", withPermission(err)
 	}
-	return detailOf(d), nil
+	return d.Counted(), nil
 }
