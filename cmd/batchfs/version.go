@@ -19,17 +19,11 @@ func versionCommand() *cobra.Command {
 	}
 }
 
-// version returns what the build knows of its source: the tag of a release, or the commit.
+// version is the tag of a release, or names the commit.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "unknown"
 	}
-	v := info.Main.Version
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" && v == "(devel)" {
-			v = "devel-" + s.Value[:min(12, len(s.Value))]
-		}
-	}
-	return v
+	return info.Main.Version
 }
