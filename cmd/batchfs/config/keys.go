@@ -3,8 +3,6 @@ package config
 import (
 	"math"
 	"slices"
-	"strings"
-	"sync"
 	"time"
 
 	"batchfs/cache/array"
@@ -13,9 +11,9 @@ import (
 	"batchfs/sampler"
 )
 
-// A table is one table of config.toml. Its keys stand in the order in which the file shows them.
+// A table is one table of config.toml, with its keys in the order of that file.
 type table struct {
-	name string // in brackets, as in config.toml; empty above the first table
+	name string // in brackets, as in config.toml
 	what string
 	keys []key
 }
@@ -33,7 +31,6 @@ type key struct {
 	when    string // to change it, and what else to know
 }
 
-// find returns the key with a name, or nil.
 func (t *table) find(name string) *key {
 	if i := slices.IndexFunc(t.keys, func(k key) bool { return k.name == name }); i >= 0 {
 		return &t.keys[i]
@@ -41,7 +38,7 @@ func (t *table) find(name string) *key {
 	return nil
 }
 
-// setInitial sets the fields of c, which the table is decoded to, to the defaults.
+// setInitial sets the fields of c to the defaults.
 func (t *table) setInitial(c any) {
 	for _, k := range t.keys {
 		switch v := k.initial.(type) {
@@ -57,7 +54,7 @@ func (t *table) setInitial(c any) {
 // allTables are the tables of config.toml, in the order of config.toml. A key that stands in two belongs to the first, for messages.
 var allTables = []*table{&topTable, &batchTable, &splitTable, &sourceTable, &arrayTable, &memoryTable, &mountTable, &storeTable, &logTable}
 
-var topTable = table{keys: []key{
+var topTable = table{name: "front of all tables", keys: []key{
 	{name: "mountpoint", example: "/mnt/batches", isFile: true, kind: text(func(c *Config) *string { return &c.Mountpoint }, "a path"),
 		what: "An empty directory to mount on",
 		when: "`batchfs mount MOUNTPOINT` overrides it."},
@@ -260,13 +257,6 @@ var logTable = table{name: "[log]", what: "What is written to standard error, or
 	{name: "format", initial: "text", kind: word(func(c *Log) *string { return &c.Format }, "text", "json"),
 		what: "How a line looks, key=value or an object", when: "Set json for a collector of logs."},
 }}
-
-// pathKeys are the keys that a path may set, sorted by name.
-var pathKeys = sync.OnceValue(func() []key {
-	keys := slices.DeleteFunc(slices.Clone(batchTable.keys), func(k key) bool { return !k.inPath })
-	slices.SortFunc(keys, func(a, b key) int { return strings.Compare(a.name, b.name) })
-	return keys
-})
 
 // NewBeside returns an array at the targets, of headerless files. It is not ok if no configuration could have such a name or dtype.
 func NewBeside(name, dtype string) (b Beside, ok bool) {
