@@ -14,6 +14,7 @@ import (
 	"batchfs/cache/format"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/survey"
+	"batchfs/cmd/batchfs/terminal"
 )
 
 // A fileFlags says how files that are named one by one are opened.
@@ -86,7 +87,7 @@ with --eot: only those that lie within a block are counted in a sample.`,
 			}
 			switch {
 			case len(s.Files) > 0 && asJSON:
-				err = s.JSON(cmd.OutOrStdout())
+				err = terminal.JSON(cmd.OutOrStdout(), s)
 			case len(s.Files) > 0:
 				s.Print(cmd.OutOrStdout())
 			}

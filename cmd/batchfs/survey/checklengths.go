@@ -34,7 +34,6 @@ func (c *check) judgeLengths() {
 	}
 }
 
-// elements is how many elements all files have together, if that is known.
 func (p *part) elements() (n int64, known bool) {
 	for _, f := range p.files {
 		if f.array == nil {
