@@ -320,7 +320,6 @@ func withPermission(err error) error {
 	return err
 }
 
-// blockCache says whether the block cache has room for what is read now.
 func (d *doctor) blockCache() (string, error) {
 	_, shares, err := blocks.Usage(d.config.Remote().Blocks)
 	if err != nil {
@@ -377,7 +376,7 @@ func (d *doctor) available() int64 {
 	return size
 }
 
-// number returns the number behind a name at the beginning of a line in one of the machine's files.
+// number returns the number behind a name at the beginning of a line.
 func (d *doctor) number(file, name string) (n int64, ok bool) {
 	text, _ := os.ReadFile(d.at(file))
 	for line := range strings.Lines(string(text)) {

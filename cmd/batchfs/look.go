@@ -1,12 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"strings"
 	"syscall"
 	"time"
 
@@ -29,9 +29,6 @@ func splitsOf(m *mount.Mounted) ([]*config.Split, error) {
 	}
 	return c.Splits, nil
 }
-
-// looked is what `look` writes before a detail. Any other text is an error.
-const looked = "ok "
 
 // lookFrom looks at a split of a mount in another process: one that waits for a disk that is gone cannot end. The process runs as the
 // mount's own do, because root can read files that they cannot.
@@ -68,15 +65,12 @@ func lookFrom(m *mount.Mounted, split string) (string, error) {
 		return "", errNoAnswer(lookLimit)
 	}
 	if err := cmd.Wait(); err != nil {
-		return "", fmt.Errorf("the process that looked ended: %w", err)
+		return "", errors.New(cmp.Or(string(text), "the process that looked ended: "+err.Error()))
 	}
-	if detail, ok := strings.CutPrefix(string(text), looked); ok {
-		return detail, nil
-	}
-	return "", errors.New(string(text))
+	return string(text), nil
 }
 
-// lookCommand looks at a split of a mount, for doctor and restart. They start it with a snapshot open.
+// lookCommand looks at a split of a mount, for lookFrom, which starts it with a snapshot open.
 func lookCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "look SPLIT",
@@ -86,9 +80,9 @@ func lookCommand() *cobra.Command {
 			detail, err := lookAt(os.NewFile(3, "snapshot"), args[0])
 			if err != nil {
 				fmt.Fprint(cmd.OutOrStdout(), err)
-				return nil
+				return exitStatus(1)
 			}
-			fmt.Fprint(cmd.OutOrStdout(), looked, detail)
+			fmt.Fprint(cmd.OutOrStdout(), detail)
 			return nil
 		},
 	}

@@ -174,7 +174,7 @@ func (f *mountFlags) mountInBackground(cmd *cobra.Command, mountpoint string, co
 	return daemon.Process.Release()
 }
 
-// startKeeper starts a process that keeps the mount. It writes to ready when batches can be read, or why they cannot.
+// startKeeper starts a process that writes to ready when batches can be read, or why they cannot.
 func startKeeper(logFile string, connection, snapshot *os.File) (daemon *exec.Cmd, ready *os.File, err error) {
 	log, err := openLog(logFile)
 	if err != nil {

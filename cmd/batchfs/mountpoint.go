@@ -127,7 +127,6 @@ func findMount(path string) (m *mount.Mounted, below string, err error) {
 	return nil, "", nil
 }
 
-// insideMount is findMount with an error where a path lies in no batchfs.
 func insideMount(path string) (m *mount.Mounted, below string, err error) {
 	m, below, err = findMount(path)
 	if err == nil && m == nil {
@@ -136,7 +135,7 @@ func insideMount(path string) (m *mount.Mounted, below string, err error) {
 	return m, below, err
 }
 
-// mountedAt returns the batchfs that is mounted at a path. The error says if there is none.
+// mountedAt returns the batchfs that is mounted at a path.
 func mountedAt(path string) (*mount.Mounted, error) {
 	m, below, err := insideMount(path)
 	if err == nil && "/"+below != m.Root {

@@ -54,7 +54,6 @@ A mount that was handed over (mount --fd) is not unmounted, but served no more: 
 	return cmd
 }
 
-// unmount unmounts the batchfs at a path, and waits for its processes to end.
 func unmount(m *mount.Mounted, path string, force bool) error {
 	// Before unmounting: the mount is what names the process.
 	supervisor, err := m.Pidfd()
@@ -84,7 +83,7 @@ func unmount(m *mount.Mounted, path string, force bool) error {
 	return nil
 }
 
-// endHandedOver has the supervisor end the connection of a mount that another process made.
+// endHandedOver ends the connection of a mount that another process made.
 func endHandedOver(out io.Writer, m *mount.Mounted, force bool) error {
 	supervisor, err := m.Pidfd()
 	if err != nil {

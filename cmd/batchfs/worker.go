@@ -24,7 +24,6 @@ func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)
 // panicked is the exit status of a worker that another worker should replace, because a request panicked.
 const panicked exitStatus = 3
 
-// workerCommand serves a mount for the process that keeps it, which has started this one.
 func workerCommand() *cobra.Command {
 	var reload bool
 	cmd := &cobra.Command{
@@ -107,7 +106,7 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	})
 }
 
-// storeUse is what this process has read of objects, or nil if there are none.
+// storeUse is nil if there are no objects.
 func storeUse(of *blob.Remote) *fs.StoreUse {
 	u, ok := of.Use()
 	if !ok {
@@ -115,4 +114,41 @@ func storeUse(of *blob.Remote) *fs.StoreUse {
 	}
 	use := fs.StoreUse(u)
 	return &use
+}
+
+// A sequence is a split, or one under the settings of a path, as package fs takes it.
+type sequence struct {
+	*dataset.Served
+	spec fs.Spec
+}
+
+func newSequence(s *dataset.Served) *sequence {
+	return &sequence{s, fs.Spec{
+		Name:      s.Split.Name(),
+		Batch:     s.Sequence.Batch(),
+		Steps:     s.Steps,
+		Start:     s.Split.Start,
+		TokensLen: s.TokensLen(),
+		Metadata:  s.Metadata(),
+		Version:   fs.Version(s.Version),
+		Follows:   s.Split.OnChange == "follow",
+	}}
+}
+
+func (s *sequence) Spec() *fs.Spec { return &s.spec }
+
+func (s *sequence) Now(k uint64) (fs.Sequence, error) {
+	now, err := s.Served.Now(k)
+	if now == s.Served {
+		return s, err
+	}
+	return newSequence(now), err
+}
+
+func (s *sequence) With(settings string) (fs.Sequence, error) {
+	other, err := s.Served.With(settings)
+	if err != nil {
+		return nil, err
+	}
+	return newSequence(other), nil
 }
