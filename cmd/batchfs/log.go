@@ -22,9 +22,10 @@ func newLog(out io.Writer, o config.Log, mountpoint string) (log *slog.Logger, f
 	var level slog.Level
 	level.UnmarshalText([]byte(o.Level)) // config allows no other words
 	w := newLineWriter(out)
-	var handler slog.Handler = slog.NewTextHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: bounded})
+	options := &slog.HandlerOptions{Level: level, ReplaceAttr: printable}
+	var handler slog.Handler = slog.NewTextHandler(w, options)
 	if o.Format == "json" {
-		handler = slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: printable})
+		handler = slog.NewJSONHandler(w, options)
 	}
 	return slog.New(handler).With("mountpoint", mountpoint), w.flush
 }
@@ -32,20 +33,15 @@ func newLog(out io.Writer, o config.Log, mountpoint string) (log *slog.Logger, f
 // maxValue is the most bytes of a value, so that a line fits into maxLine. What is longer is a stack, whose beginning tells most.
 const maxValue = 3 << 10
 
-func bounded(_ []string, a slog.Attr) slog.Attr {
-	if text := a.Value.String(); len(text) > maxValue {
-		return slog.String(a.Key, text[:maxValue]+"...")
+// printable cuts a value that is too long, and escapes what slog leaves in JSON: control characters above U+007E, and bytes that are
+// not UTF-8.
+func printable(_ []string, a slog.Attr) slog.Attr {
+	text := a.Value.String()
+	shown := terminal.Printable(text[:min(len(text), maxValue)])
+	if shown == text {
+		return a
 	}
-	return a
-}
-
-// printable is bounded, and escapes what slog leaves in JSON: control characters above U+007E, and bytes that are not UTF-8.
-func printable(groups []string, a slog.Attr) slog.Attr {
-	a = bounded(groups, a)
-	if text := a.Value.String(); terminal.Printable(text) != text {
-		return slog.String(a.Key, terminal.Printable(text))
-	}
-	return a
+	return slog.String(a.Key, shown)
 }
 
 // A lineWriter passes lines on to a file that may take none, as a full pipe: no reader of a mount should wait for its log. Up to
