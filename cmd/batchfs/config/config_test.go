@@ -59,17 +59,10 @@ func TestConfigErrors(t *testing.T) {
 		{"[batch]\norder = 'shufle'", `config.toml:2: batch.order: must be random`},
 		{"[batch]\nseed = -1", `config.toml:2: batch.seed: must be a whole number from 0 to 9223372036854775807 (got -1)`},
 		{"[batch]\nseed = 9223372036854775808", `config.toml:2: 9223372036854775808 is out of range`},
-		{"[batch]\nseed = 2024-01-02", `config.toml:2: batch.seed: must be a whole number from 0 to 9223372036854775807 (got 2024-01-02)`},
-		{"[batch]\nbatch_size = 0", `config.toml:2: batch.batch_size: must be a whole number from 1 to 16777216 (got 0)`},
-		{"[splits.a]\ntokens = []", `config.toml:2: splits.a.tokens: must be a path, a glob, or a list of them (got [])`},
 		{"[splits.a]\ntokens = [\n'a',\n1]", `config.toml:2: splits.a.tokens: must be a path, a glob, or a list of them (got ["a", 1])`},
 		{"[splits.a]\nseed = '''\n\n'''\n", `config.toml:2: splits.a.seed: must be a whole number `},
-		{"[mount]\nallow_other = 'true,dev'", `config.toml:2: mount.allow_other: must be true or false (got "true,dev")`},
-		{"[mount]\nmode = 0o444", `config.toml:2: mount.mode: must be octal digits of reading only, as in "0440" (got 292)`},
 		{"[mount]\nmode = '0644'", `config.toml:2: mount.mode: must be octal digits of reading only, as in "0440" (got "0644")`},
-		{"[mount]\nuid = '0,dev'", `config.toml:2: mount.uid: must be a whole number from 0 to 4294967294 (got "0,dev")`},
 		{"[mount]\ntimeout = '99ms'", `config.toml:2: mount.timeout: must be a duration from 100ms to 24h, as in "90s" (got "99ms")`},
-		{"[mount]\ngrace = '-1s'", `config.toml:2: mount.grace: must be a duration from 0s to 24h, as in "90s" (got "-1s")`},
 
 		// Tables and values in each other's place.
 		{"batch = 7", `config.toml:1: batch: must be a table, [batch] (got 7)`},
@@ -79,7 +72,6 @@ func TestConfigErrors(t *testing.T) {
 		// Every way to write a key has its line.
 		{"\nbatch.seed = 1\nbatch.sede = 1", `config.toml:3: batch.sede: unknown`},
 		{"\"batch\".'seed' = -1", `config.toml:1: batch.seed: must be a whole`},
-		{"\nbatch = {seed = 1, sede = 2}", `config.toml:2: batch.sede: unknown`},
 		{"batch = {seed = 1,\n sede = 2}", `config.toml:1: batch.sede: unknown`},
 		{"[splits]\ntrain.tokens = 'a'\ntrain.seed = -1", `config.toml:3: splits.train.seed: must be a whole`},
 		{"splits = {train = {tokens = 'a'}, val = {seed = -1}}", `config.toml:1: splits.val.seed: must be a whole`},
@@ -103,7 +95,6 @@ func TestConfigErrors(t *testing.T) {
 		// What is no TOML.
 		{"\nseed: 7", `config.toml:2: expected`},
 		{"[batch]\norder = random", `config.toml:2: expected value but found "random" instead`},
-		{"a = \"x", `config.toml:1: unexpected EOF`},
 		{"a = [\n\n", `config.toml:2: unexpected EOF`},
 		{"[batch]\nseed = 1\nseed = 2", `config.toml:3: Key 'batch.seed' has already been defined`},
 	} {
@@ -191,9 +182,6 @@ func TestSplitErrors(t *testing.T) {
 		{train + "[[splits.train.sources]]\ntokens = 'a'\nweight = 1", "2: splits.train.tokens", both},
 		{train + "sources.weight = 1", "3: splits.train.sources.weight", stray},
 		{train + "weight = 1", "3: splits.train.weight", "unknown key; weight must stand in [[splits.X.sources]]"},
-		{train + "source = 1", "3: splits.train.source",
-			"unknown key; must be one of arrays, batch_size, block_size, documents, dtype, eot, expect_fingerprint, format, " +
-				"join, layout, local_world, mask_targets, on_change, order, rank, rows, seed, shape, shuffle_block, sources, start, steps, tensor, token_dtype, tokens, torch_state, vocab_size, world"},
 	} {
 		refused(t, "config.toml:"+test.at+": "+test.want, test.text)
 	}

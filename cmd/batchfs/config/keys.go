@@ -60,7 +60,6 @@ var topTable = table{name: "front of all tables", keys: []key{
 		when: "`batchfs mount MOUNTPOINT` overrides it."},
 }}
 
-// batchTable has the keys of [batch], which [splits.X] may have too.
 var batchTable = table{name: "[batch]", what: "What a batch is, for all splits. " +
 	"[splits.X] may have these keys too, and overrides [batch] and --set batch.KEY.", keys: []key{
 	{name: "batch_size", initial: 12, inPath: true, kind: whole(func(c *Split) *int { return &c.BatchSize }, 1, sampler.MaxRows),
@@ -135,7 +134,6 @@ var batchTable = table{name: "[batch]", what: "What a batch is, for all splits. 
 		when: "Set it for a length of your own. Default: one epoch; with shuffle_block, of the host with the fewest batches."},
 }}
 
-// splitTable has the keys that only [splits.X] may have.
 var splitTable = table{name: "[splits.X]", what: "A directory X of the mount, any number of them. Besides the keys of [batch] it may have these.", keys: []key{
 	{name: "tokens", example: "data/train.bin", kind: paths(func(c *Split) *[]string { return &c.Tokens }),
 		what: "The files that hold the tokens, one array in this order; a glob is sorted",
@@ -153,7 +151,6 @@ var splitTable = table{name: "[splits.X]", what: "A directory X of the mount, an
 	{name: "arrays", what: "Arrays beside the tokens, with an element for each: a table for each array"},
 }}
 
-// sourceTable has the keys of [[splits.X.sources]], which must have tokens and weight.
 var sourceTable = table{name: "[[splits.X.sources]]", what: "A source of a mixture, which a split has instead of tokens. Of any n rows from the first on, " +
 	"each has its share, to within one row,\nand goes through its own tokens in its own epochs.", keys: []key{
 	{name: "tokens", example: "data/web-*.bin", kind: paths(func(c *Source) *[]string { return &c.Tokens }), what: "As in [splits.X]"},
@@ -165,7 +162,6 @@ var sourceTable = table{name: "[[splits.X.sources]]", what: "A source of a mixtu
 	{name: "arrays", what: "[[splits.X.sources.arrays]], the same for each source"},
 }}
 
-// arrayTable has the keys of [[splits.X.arrays]], which must have name and files.
 var arrayTable = table{name: "[[splits.X.arrays]]", what: "An array beside the tokens, with an element for each: a loss mask, weights, a teacher's logits. " +
 	"Default: those that the vocab.json of\nbatchfs prepare names, such as its mask; arrays = [] serves none. Of a source: [[splits.X.sources.arrays]].", keys: []key{
 	{name: "name", example: "mask", kind: arrayName, what: "Its name in a batch"},

@@ -100,17 +100,12 @@ func TestPathErrors(t *testing.T) {
 	base := baseSplit(t, "world = 4")
 	for _, test := range []struct{ path, want string }{
 		{"rank=", "rank: " + sixteen + `"")`},
-		{"rank=1.0", "rank: " + sixteen + `"1.0")`},
-		{"rank= 1", "rank: " + sixteen + `" 1")`},
 		{"rank=١", "rank: " + sixteen + `"١")`},
 		{"rank={rank}", "rank: " + sixteen + `"{rank}")`}, // an f-string without its f
 		{"rank=16777216", "rank: " + sixteen + "16777216)"},
 		{"seed=9223372036854775808", `seed: must be a whole number from 0 to 9223372036854775807 (got "9223372036854775808")`},
-		{"steps=0", "steps: must be a whole number from 1 to 1099511627776 (got 0)"},
-		{"order=shufle", "order: " + orders + `"shufle")`},
 		{"order=\xff", "order: " + orders + `"\xff")`},
 		{"order=shuffle,shuffle_block=64MB", "shuffle_block: " + sizes + `"64MB")`},
-		{"order=shuffle,shuffle_block=1.5MiB", "shuffle_block: " + sizes + `"1.5MiB")`},
 		{"order=shuffle,shuffle_block=2147483647GiB", "shuffle_block: " + sizes + `"2147483647GiB")`},
 		{"shuffle_block=1MiB", `shuffle_block: needs order = "shuffle" (got "random" in splits.train/shuffle_block=1MiB); set that, or shuffle_block = 0`},
 		{"local_world=2", "local_world: is for shuffle_block, with which each host has a share of the tokens (got 2 without it in splits.train/local_world=2); set both, or neither"},

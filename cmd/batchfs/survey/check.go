@@ -175,9 +175,6 @@ func (r *Report) Print(out io.Writer) {
 	}
 	files, tokens := terminal.Count(int64(r.Files), "file", "files"), terminal.Count(r.Tokens, "token", "tokens")
 	fmt.Fprintf(out, "%s: %s, %s, %s read", strings.Join(r.Splits, ", "), files, tokens, terminal.Size(r.Bytes))
-	if r.Resumed > 0 {
-		fmt.Fprintf(out, " (%s of them before this check continued)", terminal.Size(r.Resumed))
-	}
 	result := "nothing is wrong"
 	if !r.OK {
 		result = terminal.Count(int64(len(r.Problems)), "problem", "problems")

@@ -23,7 +23,6 @@ import (
 type Index struct {
 	Path      string
 	Documents int64
-	Kept      bool // it was there already, the same
 }
 
 // WriteIndex writes path.index beside a token file: for each document the number of tokens up to its end, as little-endian uint64,
@@ -70,7 +69,6 @@ func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, fo
 	there, err := sumOf(index.Path)
 	switch {
 	case err == nil && bytes.Equal(there, sum.Sum(nil)):
-		index.Kept = true
 		return index, nil
 	case err == nil && !force:
 		return index, fmt.Errorf("%s exists, and says otherwise where documents end; --force replaces it", index.Path)
