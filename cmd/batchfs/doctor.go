@@ -248,9 +248,6 @@ func mayNotLook(m *mount.Mounted, err error) bool {
 	return m.AllowOther && errors.Is(err, os.ErrPermission) || errors.Is(err, mount.ErrElsewhere)
 }
 
-// silence is longer than a healthy worker is ever silent: its supervisor pings it every second.
-const silence = 3 * time.Second
-
 // diagnose tells a mount that serves from one that is stuck or dead. It does not touch the mount, unless nothing else tells.
 func diagnose(m *mount.Mounted) (string, error) {
 	err := m.Alive()
@@ -276,7 +273,7 @@ func diagnose(m *mount.Mounted) (string, error) {
 		return "", fmt.Errorf("%s is mounted: %w", m.Mountpoint, err)
 	}
 	defer shared.Close()
-	if silent := shared.Silent(); silent > silence {
+	if silent := shared.Silent(); silent > 3*time.Second { // its supervisor pings a worker every second
 		return "", fmt.Errorf("%s is stuck: process %d, which serves, has not answered for %v; another takes its place, or else: batchfs restart %[1]s",
 			m.Mountpoint, shared.Worker.Load(), silent.Round(time.Second))
 	}
@@ -340,10 +337,8 @@ func (d *doctor) blockCache() (string, error) {
 	return cmp.Or(text, "no mount reads it"), nil
 }
 
-// footprint is the memory that the processes of a mount take besides the budget.
-const footprint = 64 << 20
-
 func (d *doctor) memory() (string, error) {
+	const footprint = 64 << 20 // of the processes of a mount, besides the budget
 	need := d.config.Memory.Budget + footprint
 	have := d.available()
 	if have < need {

@@ -35,12 +35,13 @@ SIGHUP to the process that keeps the mount does the same.`,
 			if err := m.Signal(syscall.SIGHUP); err != nil {
 				return err
 			}
-			for end := time.Now().Add(restartLimit); shared.Restarts.Load() == before; time.Sleep(time.Millisecond) {
+			const limit = 30 * time.Second
+			for end := time.Now().Add(limit); shared.Restarts.Load() == before; time.Sleep(time.Millisecond) {
 				if err := m.Alive(); err != nil {
 					return err
 				}
 				if time.Now().After(end) {
-					return fmt.Errorf("%s: no other process serves after %v; the log of the mount says why", args[0], restartLimit)
+					return fmt.Errorf("%s: no other process serves after %v; the log of the mount says why", args[0], limit)
 				}
 			}
 			if refused := shared.LastRestart.String(); refused != "" {
@@ -57,5 +58,3 @@ SIGHUP to the process that keeps the mount does the same.`,
 		}),
 	}
 }
-
-const restartLimit = 30 * time.Second

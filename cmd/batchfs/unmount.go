@@ -100,11 +100,9 @@ func endHandedOver(out io.Writer, m *mount.Mounted, force bool) error {
 	return nil
 }
 
-const endLimit = 10 * time.Second
-
-// ended waits up to endLimit for a process to end. With force it tells the process to end at once, even if files are open.
+// ended waits up to 10 s for a process to end. With force it tells the process to end at once, even if files are open.
 func ended(pidfd int, force bool) bool {
-	for end := time.Now().Add(endLimit); time.Now().Before(end); {
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
 		if force {
 			unix.PidfdSendSignal(pidfd, unix.SIGTERM, nil, 0)
 		}

@@ -98,22 +98,18 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	for _, s := range served {
 		splits = append(splits, newSequence(s))
 	}
+	storeUse := func() *fs.StoreUse {
+		if use, ok := c.Remote().Use(); ok {
+			return (*fs.StoreUse)(&use)
+		}
+		return nil
+	}
 	shares := c.Shares()
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
 		ProgramVersion: version(), Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts,
-		TableBytes: c.Tables.Bytes, Store: func() *fs.StoreUse { return storeUse(c.Remote()) }, Remaps: blob.Remaps, Budget: c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
+		TableBytes: c.Tables.Bytes, Store: storeUse, Remaps: blob.Remaps, Budget: c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
 		Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 	})
-}
-
-// storeUse is nil if there are no objects.
-func storeUse(of *blob.Remote) *fs.StoreUse {
-	u, ok := of.Use()
-	if !ok {
-		return nil
-	}
-	use := fs.StoreUse(u)
-	return &use
 }
 
 // A sequence is a split, or one under the settings of a path, as package fs takes it.
