@@ -54,7 +54,6 @@ A mount that was handed over (mount --fd) is not unmounted, but served no more: 
 	return cmd
 }
 
-// unmount unmounts the batchfs at a path, and waits for its processes to end.
 func unmount(m *mount.Mounted, path string, force bool) error {
 	// Before unmounting: the mount is what names the process.
 	supervisor, err := m.Pidfd()
@@ -80,7 +79,7 @@ func unmount(m *mount.Mounted, path string, force bool) error {
 	return nil
 }
 
-// endHandedOver has the supervisor end the connection of a mount that another process made.
+// endHandedOver ends the connection of a mount that another process made.
 func endHandedOver(out io.Writer, m *mount.Mounted, force bool) error {
 	supervisor, err := m.Pidfd()
 	if err != nil {
@@ -97,11 +96,9 @@ func endHandedOver(out io.Writer, m *mount.Mounted, force bool) error {
 	return nil
 }
 
-const endLimit = 10 * time.Second
-
-// ended waits up to endLimit for a process to end. With force it tells the process to end at once, even if files are open.
+// ended waits up to 10 s for a process to end. With force it tells the process to end at once, even if files are open.
 func ended(pidfd int, force bool) bool {
-	for end := time.Now().Add(endLimit); time.Now().Before(end); {
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
 		if force {
 			unix.PidfdSendSignal(pidfd, unix.SIGTERM, nil, 0)
 		}

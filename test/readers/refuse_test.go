@@ -49,7 +49,7 @@ func TestRefused(t *testing.T) {
 		{"a batch that cannot be read", with("wide.bin", "--set", "batch.token_dtype=uint32", "--set", "batch.dtype=uint16", "--set", "batch.order=sequential",
 			"--set", "batch.start=5"), "mnt", "splits.train: a batch could not be read: " + at("wide.bin") + ": token 65536 is 65536, which dtype uint16 cannot hold"},
 		{"no match", with("*.tokens"), "mnt", "which matches none"},
-		{"inside the mountpoint", with("inside/train.bin"), "inside", "lies in the mountpoint"},
+		{"inside the mountpoint", with("inside/train.bin"), "inside", "is not empty (it holds train.bin)"},
 		{"mountpoint missing", with("good.bin"), "none", "does not exist; make it with: mkdir -p"},
 		{"mountpoint a file", with("good.bin"), "file", "is a file; it must be an empty directory"},
 		{"mountpoint not empty", with("good.bin"), "full", "is not empty (it holds file)"},
