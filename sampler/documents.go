@@ -1,11 +1,11 @@
 package sampler
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
 	"sort"
 	"sync"
-	"sync/atomic"
 )
 
 // A Segment is tokens of one document that stand side by side in a row.
@@ -26,7 +26,7 @@ type segmentRows struct {
 	made      *shelf[*group]
 }
 
-// groupDocuments is the number of documents in a group. Larger groups waste less of a row, and take more memory and time to make.
+// Larger groups waste less of a row, and take more memory and time to make.
 const groupDocuments = 4096
 
 // A cut says how documents become rows.
@@ -70,9 +70,6 @@ type groupSegment struct {
 	document int32 // in the group
 }
 
-// bytes is what the group takes.
-func (g *group) bytes() int64 { return 16 * int64(len(g.entries)+len(g.segments)) }
-
 // newSegmentRows counts the rows of a source, unless sums are what it counted before.
 func newSegmentRows(documents Documents, c cut, sums prefixSums, tables *Tables) (*segmentRows, error) {
 	r := &segmentRows{documents: documents, cut: c, sums: sums}
@@ -83,27 +80,21 @@ func newSegmentRows(documents Documents, c cut, sums prefixSums, tables *Tables)
 		return r, nil
 	}
 	r.sums = make(prefixSums, groups)
-	errs := make([]error, min(runtime.GOMAXPROCS(0), groups))
-	var next atomic.Int64
+	workers := min(runtime.GOMAXPROCS(0), groups)
+	errs := make([]error, workers)
 	var counting sync.WaitGroup
-	for i := range errs {
+	for i := range workers {
 		counting.Go(func() {
 			p := r.packers.Get().(*groupPacker)
 			defer r.packers.Put(p)
-			for errs[i] == nil {
-				g := next.Add(1) - 1
-				if g >= int64(groups) {
-					return
-				}
-				r.sums[g], errs[i] = r.load(p, g)
+			for g := i; g < groups && errs[i] == nil; g += workers {
+				r.sums[g], errs[i] = r.load(p, int64(g))
 			}
 		})
 	}
 	counting.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return nil, err
-		}
+	if err := cmp.Or(errs...); err != nil {
+		return nil, err
 	}
 	for g := range r.sums[1:] {
 		r.sums[g+1] += r.sums[g]
@@ -111,7 +102,6 @@ func newSegmentRows(documents Documents, c cut, sums prefixSums, tables *Tables)
 	return r, nil
 }
 
-// rows is the number of rows.
 func (r *segmentRows) rows() int64 { return r.sums[len(r.sums)-1] }
 
 // A groupPacker is what it takes to make a group.
@@ -168,7 +158,6 @@ func (p *groupPacker) rowsOfRests() int {
 	return len(p.rests)
 }
 
-// make makes group g.
 func (r *segmentRows) make(g int64) (*group, error) {
 	p := r.packers.Get().(*groupPacker)
 	defer r.packers.Put(p)
@@ -176,9 +165,9 @@ func (r *segmentRows) make(g int64) (*group, error) {
 		return nil, err
 	}
 	made := &group{entries: make([]entry, 0, p.long+p.rowsOfRests()), segments: make([]groupSegment, 0, p.long+len(p.rests))}
-	p.next = p.next[:0]
-	for range p.rests { // as many rows as that at most
-		p.next = append(p.next, -1)
+	p.next = append(p.next[:0], p.rests...) // as many rows as that at most
+	for i := range p.next {
+		p.next[i] = -1
 	}
 	begin := func(segments int32) (first int32) {
 		first = int32(len(made.segments))
@@ -278,7 +267,6 @@ type place struct {
 	index int
 }
 
-// group returns a group, from memory or newly made.
 func (r *segmentRows) group(g int64) (*group, error) {
 	if found, ok := r.made.get(g); ok {
 		return found, nil
@@ -287,6 +275,6 @@ func (r *segmentRows) group(g int64) (*group, error) {
 	if err != nil {
 		return nil, fmt.Errorf("documents %d to %d: %w", g*groupDocuments, min((g+1)*groupDocuments, r.documents.Count())-1, err)
 	}
-	r.made.put(g, made.bytes(), made)
+	r.made.put(g, 16*int64(len(made.entries)+len(made.segments)), made)
 	return made, nil
 }
