@@ -73,7 +73,7 @@ func newParts(s *Settings, arrays []Array, sources int) (parts, error) {
 			return all, fmt.Errorf("%s: elements with %d axes; at most %d can be served", a.Runs()[0].Name, n, MaxAxes)
 		}
 	}
-	if stored := all.columns[0].stored; !convertible(stored, s.DType) {
+	if stored := all.columns[0].stored; stored != s.DType && !(stored.IsInteger() && s.DType.IsInteger()) {
 		return all, fmt.Errorf("numbers of dtype %s cannot be served as %s; leave dtype out, or set it to native", stored, s.DType)
 	}
 	all.list = s.mainParts(arrays[0].Axes())
@@ -158,7 +158,7 @@ func (all *parts) lay(rows, main int) {
 			p.len *= axis
 		}
 		all.ends = all.ends || p.masked || p.ofDocuments()
-		all.computed = all.computed || p.of != copied && p.of != sourceOfRow
+		all.computed = all.computed || p.of != copied
 		arrays = append(arrays, array.Array{Name: p.name, DType: p.dtype, Shape: slices.Insert(slices.Clone(p.shape), 0, rows)})
 	}
 	all.batch = array.NewBatch(main, arrays...)

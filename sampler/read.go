@@ -174,13 +174,6 @@ func (req *request) planBatch(k uint64, base int) error {
 	for i := range req.sequence.parts.list {
 		p := &req.sequence.parts.list[i]
 		shown := overlap(p.row(base, 0), p.rowBytes(), req.sequence.BatchSize, len(req.dst))
-		if p.of == sourceOfRow { // known without the row's start
-			for j := shown.from; j < shown.to; j++ {
-				source, _ := req.sequence.place(k, j)
-				req.putSame(req.view(p, base, j), int64(source))
-			}
-			continue
-		}
 		for j := shown.from; j < shown.to; j++ {
 			if slices.ContainsFunc(req.shown, func(s span) bool { return s.has(j) }) {
 				continue // it is planned
@@ -282,6 +275,8 @@ func (req *request) putRow(r row, used int) {
 			req.putSame(v, v.filler)
 		case v.of == tokensOfRow:
 			req.putSame(v, int64(min(used, q.BlockSize)))
+		case v.of == sourceOfRow:
+			req.putSame(v, int64(r.source))
 		case v.ofDocuments() && q.Ends != EndsByToken:
 			req.putDocuments(v, req.ends[r.ends.from:r.ends.to])
 		}
