@@ -36,7 +36,7 @@ func newVocabulary(size int64, dtype array.DType) (v vocabulary) {
 // find returns the index of the first token of raw that is not below the size, or -1.
 func (v *vocabulary) find(raw []byte) int {
 	lanes := v.width == 2 || v.width == 4
-	if v.size == 0 || lanes && len(raw) >= 8 && !v.has(as[uint64](raw)) && !v.has(as[uint64](raw[len(raw)-8:])) {
+	if v.size == 0 || lanes && len(raw) >= 64 && !v.has(as[uint64](raw)) && !v.has(as[uint64](raw[len(raw)-64:])) {
 		return -1
 	}
 	switch v.width {
@@ -55,7 +55,8 @@ func firstFrom[N uinteger](size uint64, raw []byte) int {
 	return slices.IndexFunc(as[N](raw), func(token N) bool { return uint64(token) >= size })
 }
 
-// has reports whether a lane is not below the size. Only the sum of a lane that is not can overflow into the next one.
+// has reports whether a lane of words is not below the size; words behind the last eight do not count. Only the sum of a lane that is not
+// below can overflow into the next one.
 func (v *vocabulary) has(words []uint64) bool {
 	var found uint64
 	add, rest := v.add, ^v.top
@@ -65,17 +66,11 @@ func (v *vocabulary) has(words []uint64) bool {
 			a, b, c, d, e, f, g, h := words[0], words[1], words[2], words[3], words[4], words[5], words[6], words[7]
 			found |= reaches(a) | reaches(b) | reaches(c) | reaches(d) | reaches(e) | reaches(f) | reaches(g) | reaches(h)
 		}
-		for _, a := range words {
-			found |= reaches(a)
-		}
 	} else {
 		reaches := func(a uint64) uint64 { return a | (a + add) }
 		for ; len(words) >= 8; words = words[8:] {
 			a, b, c, d, e, f, g, h := words[0], words[1], words[2], words[3], words[4], words[5], words[6], words[7]
 			found |= reaches(a) | reaches(b) | reaches(c) | reaches(d) | reaches(e) | reaches(f) | reaches(g) | reaches(h)
-		}
-		for _, a := range words {
-			found |= reaches(a)
 		}
 	}
 	return found&v.top != 0
