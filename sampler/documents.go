@@ -16,8 +16,8 @@ type Segment struct {
 	Document int64 // its number in the source; -1: unknown
 }
 
-// segmentRows are the rows of a source that begin at documents or are packed with them, in the order of their first tokens. Documents are
-// laid into rows in groups, so that a row needs one group only, and only the number of rows of each group is kept.
+// segmentRows are rows made of documents, in the order of their first tokens. Documents are laid into rows in groups, so that a row needs
+// one group only, and only the number of rows of each group is kept.
 type segmentRows struct {
 	documents Documents
 	cut       cut
@@ -29,7 +29,6 @@ type segmentRows struct {
 // Larger groups waste less of a row, and take more memory and time to make.
 const groupDocuments = 4096
 
-// A cut says how documents become rows.
 type cut struct {
 	rows Rows
 	t    int64 // block size
@@ -51,7 +50,7 @@ func (c cut) segments(n int64) (full int64, rest int32) {
 	return full, rest
 }
 
-// A group is the rows of some documents. It is never written once it is made.
+// A group is never written once it is made.
 type group struct {
 	entries  []entry // by row
 	segments []groupSegment
@@ -104,7 +103,6 @@ func newSegmentRows(documents Documents, c cut, sums prefixSums, tables *Tables)
 
 func (r *segmentRows) rows() int64 { return r.sums[len(r.sums)-1] }
 
-// A groupPacker is what it takes to make a group.
 type groupPacker struct {
 	bounds []int64 // the first token of the group, and the end of each document
 	long   int     // documents with full rows
@@ -150,7 +148,6 @@ func (r *segmentRows) load(p *groupPacker, g int64) (rows int64, err error) {
 	return rows + int64(p.rowsOfRests()), nil
 }
 
-// rowsOfRests is how many rows the segments take that are shorter than a row.
 func (p *groupPacker) rowsOfRests() int {
 	if p.packer != nil {
 		return len(p.packer.count)

@@ -13,7 +13,6 @@ type share struct {
 	block   int64 // windows of the blocks that are shuffled, or 0
 }
 
-// whole is the share that has all windows.
 func (w *windows) whole() share {
 	s := share{windows: w, n: w.disjoint}
 	if w.segments != nil {
@@ -64,8 +63,7 @@ func (s *share) at(i int64) int64 {
 	return s.windows.disjointAt(s.first + i - s.head)
 }
 
-// holding are the windows that have the element at a position, and the index of the element in each: one window, two that share the
-// element, or none.
+// holding are the windows that have the element at a position, and its index in each.
 func (s *share) holding(pos int64) (list []place) {
 	w := s.windows
 	for _, i := range w.holding(pos-s.from, s.head) {

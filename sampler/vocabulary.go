@@ -16,7 +16,7 @@ type vocabulary struct {
 	add   uint64 // in each lane, what takes the size to the highest bit; if high, the size without its highest bit
 }
 
-// newVocabulary returns a vocabulary for tokens of a dtype. A size of 0 means that any token may be there.
+// newVocabulary makes a vocabulary of any token if size is 0.
 func newVocabulary(size int64, dtype array.DType) (v vocabulary) {
 	bits := 8 * dtype.Size()
 	if !dtype.IsInteger() || size == 0 || bits < 64 && size>>bits > 0 {
@@ -50,7 +50,6 @@ func (v *vocabulary) find(raw []byte) int {
 	return firstFrom[uint64](v.size, raw)
 }
 
-// firstFrom returns the index of the first token that is size or more, or -1.
 func firstFrom[N uinteger](size uint64, raw []byte) int {
 	return slices.IndexFunc(as[N](raw), func(token N) bool { return uint64(token) >= size })
 }
