@@ -55,7 +55,7 @@ func (l *lookahead) reads(k uint64) {
 
 func (d *Dataset) isRemote() bool { return slices.ContainsFunc(d.arrays, (*cache.Array).IsRemote) }
 
-// isFar reports whether enough is wanted already beyond batch k, for a reader in order.
+// isFar reports whether enough is wanted beyond batch k.
 func (l *lookahead) isFar(k uint64) bool {
 	return k+inOrder >= l.last && k <= l.last+inOrder && l.next > k+l.most/2 && l.next <= k+l.most+inOrder
 }
