@@ -20,11 +20,14 @@ type numbered struct {
 	zeros bool  // all numbers are 0 instead
 	bytes int64 // fetched
 	most  int   // of one window
+
+	windows int // most of one Read
 }
 
 func (n *numbered) Axes() []int { return n.axes }
 
 func (n *numbered) Read(ws []array.Window, visit func(int, []byte) error) error {
+	n.windows = max(n.windows, len(ws))
 	for i, w := range ws {
 		size := w.Len * n.dtype.Size()
 		n.bytes, n.most = n.bytes+int64(size), max(n.most, size)

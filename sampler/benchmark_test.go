@@ -91,24 +91,6 @@ func BenchmarkArrays(b *testing.B) {
 	}
 }
 
-// The sources of the rows of many batches, for which no tokens are read.
-func BenchmarkSource(b *testing.B) {
-	main := Source{Main: newNumbered(array.Uint16, 0, 1<<30)}
-	for _, order := range []Order{Random, Shuffle} {
-		b.Run(string(order), func(b *testing.B) {
-			q, err := New([]Source{main, main}, Settings{Split: "train", BatchSize: 12, BlockSize: 1024, DType: Native, Layout: XY, Order: order,
-				World: 1, Weights: []float64{7, 3}})
-			must(b, err)
-			source := q.Batch().Arrays[2]
-			dst := make([]byte, source.Bytes())
-			b.SetBytes(int64(len(dst)))
-			for k := uint64(0); b.Loop(); k++ {
-				must(b, q.Read(dst, k, source.Offset))
-			}
-		})
-	}
-}
-
 // A row compared with a vocabulary, of either half of the sizes that there are.
 func BenchmarkVocabulary(b *testing.B) {
 	for _, dtype := range []array.DType{array.Uint16, array.Uint32} {

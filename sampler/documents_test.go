@@ -345,20 +345,3 @@ func TestWindowsAreWhatIsRead(t *testing.T) {
 		}
 	}
 }
-
-func BenchmarkPacker(b *testing.B) {
-	r := rand.New(rand.NewPCG(1, 2))
-	for _, slots := range []int{1025, 8193, 1<<20 + 1} {
-		b.Run(fmt.Sprint(slots), func(b *testing.B) {
-			lengths := make([]int32, 4096)
-			for i := range lengths {
-				lengths[i] = 1 + r.Int32N(int32(min(slots, 2000)))
-			}
-			p := newPacker(slots)
-			for b.Loop() {
-				p.pack(lengths)
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(lengths)), "ns/segment")
-		})
-	}
-}

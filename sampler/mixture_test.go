@@ -1,7 +1,6 @@
 package sampler
 
 import (
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -154,24 +153,5 @@ func TestMixtureRefusesWeights(t *testing.T) {
 		if _, err := newMixture(test.weights); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%v: error %v, want %q", test.weights, err, test.want)
 		}
-	}
-}
-
-func manyWeights() (weights []float64) {
-	for i := range 100 {
-		weights = append(weights, 1/float64(i+1))
-	}
-	return weights
-}
-
-func BenchmarkMixturePlace(b *testing.B) {
-	for _, weights := range [][]float64{{0.7, 0.2, 0.1}, manyWeights()} {
-		m := newTestMixture(b, weights...)
-		b.Run(fmt.Sprint("D=", m.period()), func(b *testing.B) {
-			b.ReportAllocs()
-			for row := uint64(0); b.Loop(); row += 0x9E3779B97F4A7C15 { // all over the pattern
-				m.sourceOf(row)
-			}
-		})
 	}
 }

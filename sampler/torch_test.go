@@ -293,17 +293,6 @@ func TestJump(t *testing.T) {
 	}
 }
 
-func BenchmarkTorchStart(b *testing.B) {
-	for _, starts := range []int64{1 << 20, 1 << 40} {
-		b.Run(fmt.Sprint(starts), func(b *testing.B) {
-			o := mustTorch(b, Settings{Order: Torch, BatchSize: 12, World: 1}, starts)
-			for row := uint64(0); b.Loop(); row++ {
-				o.start(row)
-			}
-		})
-	}
-}
-
 // A jump by 2^20 blocks, and by as many as there are before the last row of all; and as many steps as blocksPerJump.
 func BenchmarkTorchJump(b *testing.B) {
 	first := seeded(1337).skip(1)
