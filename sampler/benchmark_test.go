@@ -108,7 +108,6 @@ func BenchmarkVocabulary(b *testing.B) {
 	}
 }
 
-// Widening next to a plain copy of as many bytes.
 func BenchmarkConvert(b *testing.B) {
 	raw := make([]byte, 1024*4)
 	for _, c := range []struct {
@@ -125,11 +124,4 @@ func BenchmarkConvert(b *testing.B) {
 			}
 		})
 	}
-	b.Run("copy64", func(b *testing.B) {
-		dst, src := make([]byte, 8*1024), make([]byte, 8*1024)
-		b.SetBytes(8 * 1024)
-		for b.Loop() {
-			copy(dst, src)
-		}
-	})
 }

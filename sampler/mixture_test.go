@@ -11,9 +11,7 @@ import (
 func newTestMixture(t testing.TB, weights ...float64) *mixture {
 	t.Helper()
 	m, err := newMixture(weights)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return m
 }
 
