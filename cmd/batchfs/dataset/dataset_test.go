@@ -20,21 +20,27 @@ import (
 	"batchfs/sampler"
 )
 
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // openHere opens the splits of a configuration file of this text in the working directory.
 func openHere(t testing.TB, text string) ([]*Dataset, error) {
 	t.Helper()
 	testfiles.Write(t, map[string]string{"config.toml": text})
 	c, err := new(config.Flags).Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return Open(c)
 }
 
 func mustOpen(t testing.TB, text string) []*Dataset {
 	t.Helper()
-	testfiles.Write(t, map[string]string{"config.toml": text})
-	return mustOpenConfig(t)
+	all, err := openHere(t, text)
+	must(t, err)
+	return all
 }
 
 func mustOpenConfig(t testing.TB) []*Dataset {
@@ -45,22 +51,16 @@ func mustOpenConfig(t testing.TB) []*Dataset {
 func openFlags(t testing.TB, flags config.Flags) []*Dataset {
 	t.Helper()
 	c, err := flags.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	all, err := Open(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return all
 }
 
 func batch(t testing.TB, read func([]byte, uint64, int64) error, size int64, k uint64) []byte {
 	t.Helper()
 	b := make([]byte, size)
-	if err := read(b, k, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, read(b, k, 0))
 	return b
 }
 
@@ -134,9 +134,7 @@ func TestOpenErrors(t *testing.T) {
 func abs(t testing.TB, path string) string {
 	t.Helper()
 	path, err := filepath.Abs(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return path
 }
 
@@ -160,9 +158,8 @@ func TestLabelIsAPath(t *testing.T) {
 			there, err := withPath(newServed(d, nil), path)
 			if err != nil && d.Split.Order == "torch-2.6" {
 				continue // which a state is of
-			} else if err != nil {
-				t.Fatal(err)
 			}
+			must(t, err)
 			name, settings, _ := strings.Cut(there.label(), "/")
 			if name != d.Split.Split || len(settings) > 255 {
 				t.Errorf("%s/%s: label %s", d.Split.Split, path, there.label())
@@ -258,19 +255,13 @@ func TestCannotFollow(t *testing.T) {
 		testfiles.Positions(t, map[string]int{"a.bin": 50})
 		s := follow(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = '"+test.onChange+"'")
 		s, err := withPath(s, test.path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename("a.bin", "kept.bin"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, os.Rename("a.bin", "kept.bin"))
 		testfiles.Positions(t, map[string]int{"a.bin": test.tokens})
 		if now, err := s.Now(array.AllBatches); now != s || !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%+v: error %v", test, err)
 		}
-		if err := os.Rename("kept.bin", "a.bin"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Rename("kept.bin", "a.bin"))
 		now := mustNow(t, s)
 		batch(t, now.Read, now.Sequence.Batch().Bytes(), 3)
 	}
@@ -309,9 +300,7 @@ func TestOrigins(t *testing.T) {
 				batch := batch(t, d.Sequence.Read, d.Sequence.Batch().MainBytes(), k)
 				for j := range 3 {
 					row, err := d.origin(k, j)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					if want := uint64(given[row.source] / windows[row.source]); row.row != next || row.epoch != want {
 						t.Errorf("%s: row %d of epoch %d, want row %d of epoch %d", d.label(), row.row, row.epoch, next, want)
 					}
@@ -359,18 +348,14 @@ func TestOriginsOfAnyBytes(t *testing.T) {
 				t.Fatalf("%s: %v:\n%s", d.label(), err, whole)
 			}
 			var settings map[string]any
-			if err := json.Unmarshal(indented(d.settings()), &settings); err != nil {
-				t.Fatal(err)
-			}
+			must(t, json.Unmarshal(indented(d.settings()), &settings))
 			if got.Batch != k || got.Sequence != d.label() || got.Fingerprint != d.fingerprint || !reflect.DeepEqual(got.Settings, settings) {
 				t.Errorf("%s: batch %d is %+v", d.label(), k, got)
 			}
 			var want []row
 			for j := range d.Sequence.BatchSize {
 				o, err := d.origin(k, j)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				r := row{o.row, o.epoch, o.file, o.start, nil}
 				if len(d.Split.Sources) > 0 {
 					r.Source = &o.source
