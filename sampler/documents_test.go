@@ -284,7 +284,7 @@ func BenchmarkRowsOfDocuments(b *testing.B) {
 	r := rand.New(rand.NewPCG(1, 2))
 	end, ends := int64(0), documentEndsAt{}
 	for range 64 * groupDocuments {
-		end += logNormal(r, 600)
+		end += max(1, int64(600*math.Exp(1.2*r.NormFloat64()-1.2*1.2/2)))
 		ends = append(ends, end)
 	}
 	for _, T := range []int64{1024, 2048, 8192} {
@@ -299,12 +299,6 @@ func BenchmarkRowsOfDocuments(b *testing.B) {
 			b.ReportMetric(100*(1-float64(end)/float64(rows.rows()*(T+1))), "%padding")
 		})
 	}
-}
-
-// logNormal is the length of a document, with this mean.
-func logNormal(r *rand.Rand, mean float64) int64 {
-	const sigma = 1.2
-	return max(1, int64(mean*math.Exp(sigma*r.NormFloat64()-sigma*sigma/2)))
 }
 
 // recorded keeps what is read of an array.

@@ -34,7 +34,7 @@ func TestPhiloxKnownAnswers(t *testing.T) {
 	}
 }
 
-// room are windows with n starts: one run of n+1 tokens, T = 1.
+// room are windows with n starts, of T = 1.
 func room(t testing.TB, n int64) *windows {
 	t.Helper()
 	w, err := windowsIn([]array.Run{{Name: "train.bin", Len: n + 1}}, 1)

@@ -86,7 +86,7 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	req := requests.Get().(*request)
 	defer requests.Put(req)
 	req.begin(q, dst)
-	defer req.end()
+	defer func() { req.sequence, req.dst = nil, nil }() // the pool must not keep them from the collector
 	size := q.parts.batch.Bytes()
 	k, off = k+uint64(off/size), off%size
 	for base := -int(off); base < len(dst); base, k = base+int(size), k+1 {
@@ -162,9 +162,6 @@ func (req *request) begin(q *Sequence, dst []byte) {
 		p.windows, p.rows = p.windows[:0], p.rows[:0]
 	}
 }
-
-// end drops what a request in the pool must not keep from the collector.
-func (req *request) end() { req.sequence, req.dst = nil, nil }
 
 // planBatch plans the rows that dst shows of batch k, which begins at byte base of dst. It fetches when there are many.
 func (req *request) planBatch(k uint64, base int) error {

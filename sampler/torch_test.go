@@ -120,14 +120,6 @@ func (g *mt19937) untempered() uint32 {
 	return x[i]
 }
 
-func (g *mt19937) block() *block {
-	var b block
-	for i := range b {
-		b[i] = g.untempered()
-	}
-	return &b
-}
-
 func (g *mt19937) skip(n int) *mt19937 {
 	for range n {
 		g.untempered()
@@ -265,30 +257,6 @@ func TestTorchRandomAccess(t *testing.T) {
 		wait.End(t, "the readers", readers.Wait)
 		if n := len(together.recent); n > maxRecent {
 			t.Errorf("%d blocks are kept, not %d at most", n, maxRecent)
-		}
-	}
-}
-
-// A jump is many steps, as the paper has them; and one that no steps can follow is two jumps.
-func TestJump(t *testing.T) {
-	r := rand.New(rand.NewPCG(0, 0))
-	for _, before := range []int{623, 0, 1}[:few(1, 3)] {
-		g := newMT19937(5489).skip(before)
-		first := g.block()
-		want, at := first, uint64(0)
-		for _, n := range []uint64{0, 1, 2, 3, 31, 32, 33, 63, 64, 65, 1000, 4095, 4096, 4097, 10_000_000 / mtWords} {
-			for ; at < n; at++ {
-				want = g.block()
-			}
-			if *first.jump(n) != *want || *first.skip(n) != *want {
-				t.Errorf("after %d words, %d blocks on is elsewhere", before, n)
-			}
-		}
-		for _, most := range []uint64{1 << 14, 1 << 30, 1 << 55, 1 << 63} {
-			a, b := r.Uint64N(most), r.Uint64N(most)
-			if *first.jump(a + b) != *first.jump(a).jump(b) || *first.jump(a + 1) != *first.jump(a).skip(1) {
-				t.Errorf("%d blocks on and %d is not %d, or the next is not %d", a, b, a+b, a+1)
-			}
 		}
 	}
 }
