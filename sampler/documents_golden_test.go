@@ -46,7 +46,7 @@ func (g *goldenDocuments) compute(t *testing.T) (batches []string) {
 			ends = append(ends, end)
 		}
 		source := documented(array.Uint32, ends)
-		source.Main.(*stub).first = first
+		source.Main.(*stub).salt = first
 		first += end
 		sources, weights = append(sources, source), append(weights, 1)
 	}

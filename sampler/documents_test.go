@@ -168,7 +168,7 @@ func TestEndsByTokenAndByIndex(t *testing.T) {
 		s.MaskTargets = s.Layout == XY && r.IntN(2) == 0
 		var ends documentEndsAt
 		stored := []array.DType{array.Uint8, array.Uint16, array.Uint32, array.Int64}[r.IntN(4)]
-		tokens := &listed{stub: stub{dtype: stored, runs: []array.Run{{Name: "tokens", Len: int64(n)}}}}
+		tokens := newNumbered(stored, 0, int64(n))
 		for i := range int64(n) {
 			tokens.list = append(tokens.list, int64(r.IntN(1+r.IntN(8))))
 			if tokens.list[i] == int64(s.EOT) || i == int64(n-1) {
@@ -197,25 +197,6 @@ func TestEndsByTokenAndByIndex(t *testing.T) {
 			}
 		}
 	}
-}
-
-// A listed stub has these tokens.
-type listed struct {
-	stub
-	list []int64
-}
-
-func (l *listed) Read(ws []array.Window, visit func(int, []byte) error) error {
-	for i, w := range ws {
-		var raw []byte
-		for _, token := range l.list[w.Start:][:w.Len] {
-			raw = appendToken(raw, token, l.dtype.Size())
-		}
-		if err := visit(i, raw); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // The blocks of an epoch are a permutation of all rows, in another order in each, whatever number of rows and groups there is; and rows

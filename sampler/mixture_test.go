@@ -76,7 +76,7 @@ func TestMixtureShares(t *testing.T) {
 	}
 }
 
-// Every prefix is within one row of the shares; the rows of a source are numbered without a gap; rowOf inverts sourceOf.
+// Every prefix is within one row of the shares; the rows of a source are stub without a gap; rowOf inverts sourceOf.
 func TestMixtureIsProportionate(t *testing.T) {
 	for _, weights := range mixtures() {
 		m := newTestMixture(t, weights...)

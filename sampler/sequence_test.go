@@ -148,7 +148,7 @@ func TestTokensAreRefused(t *testing.T) {
 		{array.Uint32, array.Int64, 8, 8, (&array.VocabularyError{Place: array.Place{Path: "stub", Index: 7}, Token: "8", Size: 8}).Error()},
 	} {
 		for _, layout := range []Layout{XY, WholeRows} {
-			tokens := &listed{stub: stub{dtype: test.stored, vocab: test.vocab}, list: []int64{0, 1, 2, 3, 4, 5, 6, test.value, 4}}
+			tokens := &stub{dtype: test.stored, vocab: test.vocab, list: []int64{0, 1, 2, 3, 4, 5, 6, test.value, 4}}
 			tokens.runs, _ = rooms(false, 9)
 			q, err := New([]Source{{Main: tokens}}, Settings{BatchSize: 1, BlockSize: 4, DType: test.dtype, Layout: layout, Order: Sequential, World: 1})
 			must(t, err)

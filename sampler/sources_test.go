@@ -86,46 +86,11 @@ func TestMixtureHasTheRowsOfItsSources(t *testing.T) {
 	}
 }
 
-// A stub is tokens without files: each is first plus its position.
-type stub struct {
-	dtype array.DType
-	runs  []array.Run
-	first int64
-	vocab int64
-	err   error // of Read
-}
-
-func (s *stub) DType() array.DType           { return s.dtype }
-func (s *stub) Axes() []int                  { return nil }
-func (s *stub) VocabSize() int64             { return s.vocab }
-func (s *stub) Runs() []array.Run            { return s.runs }
-func (s *stub) Locate(pos int64) array.Place { return array.Place{Path: "stub", Index: pos} }
-
-func (s *stub) Cut(pos, _ int64) (end, begin int64) { return pos, pos }
-
-func (s *stub) Len() int64 {
-	last := s.runs[len(s.runs)-1]
-	return last.Start + last.Len
-}
-
-func (s *stub) Read(ws []array.Window, visit func(int, []byte) error) error {
-	for i, w := range ws {
-		var raw []byte
-		for n := range w.Len {
-			raw = appendToken(raw, s.first+w.Start+int64(n), s.dtype.Size())
-		}
-		if err := visit(i, raw); err != nil {
-			return err
-		}
-	}
-	return s.err
-}
-
 // stubs are sources of runs of so many tokens, whose tokens are their positions among those of all sources.
 func stubs(dtype array.DType, sources ...[]int64) (tokens []Source) {
 	first := int64(0)
 	for _, lens := range sources {
-		s := &stub{dtype: dtype, first: first}
+		s := &stub{dtype: dtype, salt: first}
 		s.runs, _ = rooms(false, lens...)
 		first += s.Len()
 		tokens = append(tokens, Source{Main: s})
@@ -180,7 +145,7 @@ func TestNewRefusesSources(t *testing.T) {
 
 // What a request for many short rows holds is bounded: up to 1024 rows are fetched at once.
 func TestManyRowsAreFetchedInGroups(t *testing.T) {
-	all := []*numbered{newNumbered(array.Uint16, 0, 500), newNumbered(array.Uint16, 500, 300)}
+	all := []*stub{newNumbered(array.Uint16, 0, 500), newNumbered(array.Uint16, 500, 300)}
 	sources := []Source{{Main: all[0]}, {Main: all[1]}}
 	for _, test := range []struct {
 		sources   int

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
-	"fmt"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -259,21 +258,4 @@ func TestTorchRandomAccess(t *testing.T) {
 			t.Errorf("%d blocks are kept, not %d at most", n, maxRecent)
 		}
 	}
-}
-
-// A jump by 2^20 blocks, and by as many as there are before the last row of all; and as many steps as blocksPerJump.
-func BenchmarkTorchJump(b *testing.B) {
-	first := seeded(1337).skip(1)
-	for _, n := range []uint64{1 << 20, (1<<64 - 1) / 312} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			for b.Loop() {
-				first.jump(n)
-			}
-		})
-	}
-	b.Run("steps", func(b *testing.B) {
-		for b.Loop() {
-			first.skip(blocksPerJump)
-		}
-	})
 }
