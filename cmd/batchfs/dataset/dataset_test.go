@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -173,39 +172,6 @@ func TestLabelIsAPath(t *testing.T) {
 				sameBatches(t, there.label(), back, there.Dataset, there.Sequence.Batch().Bytes())
 			}
 		}
-	}
-}
-
-// Settings in a path cost the same memory however many files there are: the kernel remembers many such paths.
-func TestPathsCostTheSame(t *testing.T) {
-	const paths = 1000
-	var bytes []uint64 // of one path
-	for _, files := range []int{2, 2000} {
-		t.Chdir(t.TempDir())
-		names := map[string]int{}
-		for i := range files {
-			names[fmt.Sprintf("%04d.bin", i)] = 9
-		}
-		testfiles.Positions(t, names)
-		s := follow(t, testfiles.Small+"[splits.train]\ntokens = '*.bin'")
-		kept := make([]*Served, paths)
-		var before, after runtime.MemStats
-		runtime.GC()
-		runtime.ReadMemStats(&before)
-		for i := range kept {
-			var err error
-			if kept[i], err = s.With(fmt.Sprintf("seed=%d,rank=3,world=8", i)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		runtime.GC()
-		runtime.ReadMemStats(&after)
-		runtime.KeepAlive(kept)
-		runtime.KeepAlive(s)
-		bytes = append(bytes, (after.HeapAlloc-before.HeapAlloc)/paths)
-	}
-	if bytes[1] > bytes[0]+200 {
-		t.Errorf("%d bytes for a path with 2 files, %d with 2000", bytes[0], bytes[1])
 	}
 }
 

@@ -140,25 +140,3 @@ func TestVocabularyTellsDTypeAndEnds(t *testing.T) {
 		}
 	}
 }
-
-// The first and the last file are named.
-func TestFilesNamed(t *testing.T) {
-	t.Chdir(t.TempDir())
-	files := map[string]int{"b/y.bin": 50}
-	for i := range 6 {
-		files[fmt.Sprintf("a/%d.bin", i)] = 50
-	}
-	testfiles.Positions(t, files)
-	for tokens, want := range map[string]string{
-		"'a/0.bin'":              "1 file: " + abs(t, "a/0.bin"),
-		"'a/[0-1].bin'":          "2 files: " + abs(t, "a/0.bin") + ", 1.bin",
-		"'a/[0-3].bin'":          "4 files: " + abs(t, "a/0.bin") + ", ..., 3.bin",
-		"'a/*.bin'":              "6 files: " + abs(t, "a/0.bin") + ", ..., 5.bin",
-		"['a/5.bin', 'b/y.bin']": "2 files: " + abs(t, "a/5.bin") + ", " + abs(t, "b/y.bin"),
-	} {
-		d := mustOpen(t, testfiles.Small+"[splits.train]\ntokens = "+tokens)[0]
-		if !strings.HasSuffix(d.Summary(), " tokens in "+want) {
-			t.Errorf("%s: %s, want %s", tokens, d.Summary(), want)
-		}
-	}
-}
