@@ -104,36 +104,6 @@ func rows(batch []byte, size int) (all [][]int64) {
 	return all
 }
 
-// With batch_size*world held constant, the ranks together see the same rows in the same order.
-func TestRanksAreDisjointAndElastic(t *testing.T) {
-	paths := files(t, 2, 5000, 3000)
-	for _, order := range []Order{Random, Sequential} {
-		one := sequence(t, paths, cache.Options{DType: array.Uint16}, Settings{BatchSize: 48, Order: order})
-		for _, world := range []int{1, 2, 4, 8} {
-			for k := range uint64(10) {
-				var numbers []uint64
-				var starts []int64
-				var x []byte
-				for rank := range world {
-					q := sequence(t, paths, cache.Options{DType: array.Uint16}, Settings{BatchSize: 48 / world, Order: order, Rank: rank, World: world})
-					for j := range q.BatchSize {
-						numbers, starts = append(numbers, q.Row(k, j)), append(starts, begin(q, k, j))
-					}
-					x = append(x, read(t, q, k)[:q.Batch().Bytes()/2]...)
-				}
-				for i, row := range numbers {
-					if row != k*48+uint64(i) || starts[i] != begin(one, k, i) {
-						t.Fatalf("world %d, batch %d: row %d is number %d and starts at %d", world, k, i, row, starts[i])
-					}
-				}
-				if !bytes.Equal(x, read(t, one, k)[:one.Batch().Bytes()/2]) {
-					t.Fatalf("world %d, batch %d: other bytes than in one process", world, k)
-				}
-			}
-		}
-	}
-}
-
 // A token that the dtype cannot hold, or that is beyond the vocabulary, is an error of every read that shows it, and of no other.
 func TestTokensAreRefused(t *testing.T) {
 	for _, test := range []struct {

@@ -48,23 +48,26 @@ func position(sources []Source, q *Sequence, k uint64, j int) int64 {
 	return total(sources[:source]) + start
 }
 
-// The rows of a mixture, rank by rank and batch by batch, are those that each source has alone, one after the other.
-func TestMixtureHasTheRowsOfItsSources(t *testing.T) {
+// Ranks are disjoint and elastic: their rows, batch by batch, are those that each source has alone in one process, one after the other.
+func TestRanksHaveTheRowsOfTheSources(t *testing.T) {
 	tokens := stubs(array.Uint16, []int64{200, 9, 70}, []int64{90, 33}, []int64{10, 60, 17})
-	for _, weights := range [][]float64{{7, 2, 1}, {0.11, 0.37, 0.52}} {
+	for _, weights := range [][]float64{{1}, {7, 2, 1}, {0.11, 0.37, 0.52}} {
 		for _, order := range []Order{Random, Shuffle, Sequential} {
 			for world, batchSize := range map[int]int{1: 4, 2: 3, 5: 1} {
 				s := Settings{Split: "train", BatchSize: batchSize, BlockSize: 8, DType: Native, Layout: XY, Order: order, Seed: 3, World: world, Weights: weights}
 				var alone, ranks []*Sequence
 				for i := range weights {
 					only := s
-					only.Split, only.BatchSize, only.World, only.Weights = fmt.Sprintf("train/%d", i), 1, 1, nil
+					only.BatchSize, only.World, only.Weights = 1, 1, nil
+					if len(weights) > 1 {
+						only.Split = fmt.Sprintf("train/%d", i)
+					}
 					q, err := New(tokens[i:i+1], only)
 					must(t, err)
 					alone = append(alone, q)
 				}
 				for s.Rank = range world {
-					q, err := New(tokens, s)
+					q, err := New(tokens[:len(weights)], s)
 					must(t, err)
 					ranks = append(ranks, q)
 				}
