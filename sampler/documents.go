@@ -22,7 +22,7 @@ type segmentRows struct {
 	documents Documents
 	cut       cut
 	sums      prefixSums // of each group's rows
-	packers   sync.Pool  // of *packer, each for one group at a time
+	packers   sync.Pool  // of *groupPacker, each for one group at a time
 	made      *shelf[*group]
 }
 
@@ -72,7 +72,13 @@ type groupSegment struct {
 // newSegmentRows counts the rows of a source, unless sums are what it counted before.
 func newSegmentRows(documents Documents, c cut, sums prefixSums, tables *Tables) (*segmentRows, error) {
 	r := &segmentRows{documents: documents, cut: c, sums: sums}
-	r.packers.New = func() any { return newGroupPacker(c) }
+	r.packers.New = func() any {
+		p := &groupPacker{bounds: make([]int64, groupDocuments+1)}
+		if c.rows == Packed {
+			p.packer = newPacker(int(c.t) + 1)
+		}
+		return p
+	}
 	groups := int((documents.Count() + groupDocuments - 1) / groupDocuments)
 	r.made = newShelf[*group](tables, groups)
 	if len(sums) == groups {
@@ -109,14 +115,6 @@ type groupPacker struct {
 	rests  []int32 // lengths of the segments shorter than a row
 	packer *packer // of packed rows, else nil
 	next   []int32 // of each row that is not full: where its next segment goes, or -1
-}
-
-func newGroupPacker(c cut) *groupPacker {
-	p := &groupPacker{bounds: make([]int64, groupDocuments+1)}
-	if c.rows == Packed {
-		p.packer = newPacker(int(c.t) + 1)
-	}
-	return p
 }
 
 // load reads where the documents of group g lie, cuts and packs them. It returns how many rows they have.

@@ -26,7 +26,8 @@ func (w *windows) whole() share {
 func newShare(w *windows, a Array, bytes int64, host, hosts int) share {
 	_, from := cutAt(a, bytes, host, hosts)
 	to, _ := cutAt(a, bytes, host+1, hosts)
-	s := share{windows: w, from: from, block: max(bytes/(w.step*elementBytes(a)), 1)}
+	column := columnOf(a)
+	s := share{windows: w, from: from, block: max(bytes/(w.step*int64(column.width*column.numbers)), 1)}
 	run, first := w.runAt(from)
 	if s.first = first; from > run.Start {
 		s.head = w.fit(min(to, run.Start+run.Len) - from)
@@ -48,11 +49,6 @@ func cutAt(a Array, bytes int64, host, hosts int) (end, begin int64) {
 	high, low := bits.Mul64(uint64(a.Len()), uint64(host))
 	pos, _ := bits.Div64(high, low, uint64(hosts))
 	return a.Cut(int64(pos), bytes)
-}
-
-func elementBytes(a Array) int64 {
-	c := columnOf(a)
-	return int64(c.width * c.numbers)
 }
 
 // at is the position of window i.
