@@ -29,7 +29,7 @@ type file struct {
 
 	staysOpen bool // under Pread
 
-	settles settlement // of what was written over the file
+	settles settlement
 }
 
 // newFile returns the file that had an identity and a sample when it was opened earlier. It makes no system call.
@@ -72,7 +72,7 @@ func openFile(path string, previous Blob) (id Identity, _ Content, err error) {
 	if previous != nil {
 		held = leaseFile(f)
 	}
-	id, ctime, err := identifyWithCtime(int(f.Fd()))
+	id, err = identify(int(f.Fd()))
 	if held == unwritten {
 		unleaseFile(f)
 	}
@@ -83,7 +83,7 @@ func openFile(path string, previous Blob) (id Identity, _ Content, err error) {
 		if held == written {
 			return id, nil, OverwrittenError(path + " is being overwritten: a process has it open for writing")
 		}
-		if was, ok := previous.(*file); ok && !was.settled(id, ctime) {
+		if was, ok := previous.(*file); ok && !was.settles.settled(id) {
 			return id, nil, OverwrittenError(fmt.Sprintf("%s is being overwritten, or was, and no lease tells which: it is served once it has not "+
 				"changed for %v (a new file that is renamed over the old one is served at once)", path, settleTime))
 		}
@@ -91,16 +91,10 @@ func openFile(path string, previous Blob) (id Identity, _ Content, err error) {
 	return id, f, nil
 }
 
-// identify is the identity of an open file.
 func identify(fd int) (Identity, error) {
-	id, _, err := identifyWithCtime(fd)
-	return id, err
-}
-
-func identifyWithCtime(fd int) (_ Identity, ctime unix.Timespec, err error) {
 	var st unix.Stat_t
-	err = unix.Fstat(fd, &st)
-	return identityOf(&st), st.Ctim, err
+	err := unix.Fstat(fd, &st)
+	return identityOf(&st), err
 }
 
 func identityOf(st *unix.Stat_t) Identity {
@@ -113,10 +107,8 @@ func (f *file) Identity() Identity { return *f.id.Load() }
 
 func (f *file) Sample() Sample { return f.sample }
 
-// cpath is the path as system calls take it.
 func (f *file) cpath() unsafe.Pointer { return unsafe.Pointer(unsafe.StringData(f.name)) }
 
-// failed is the error of an operation on the file.
 func (f *file) failed(op string, err error) error {
 	return &os.PathError{Op: op, Path: f.Path(), Err: err}
 }
@@ -196,17 +188,8 @@ func (f *file) adopt(fd int, was, now Identity) error {
 	return nil
 }
 
-// explain returns why a read failed: err, unless the file changed meanwhile, which then explains it.
-func (f *file) explain(err error, fd int, was Identity) error {
-	if _, changed := f.unchanged(fd, was); changed != nil {
-		return changed
-	}
-	return err
-}
-
 func (f *file) Read(ranges []Range, visit func(int, []byte) error) error {
-	switch f.access {
-	case Pread, Remap:
+	if f.access == Pread || f.access == Remap {
 		return f.readOpened(ranges, visit)
 	}
 	return f.readKept(ranges, visit)
@@ -239,10 +222,10 @@ func (f *file) visitUnchanged(fd int, was Identity, ranges []Range, visit func(i
 	if f.access == Remap {
 		visitAll = f.visitRemapped
 	}
-	if err := visitAll(fd, ranges, visit); err != nil {
-		return f.explain(err, fd, was)
+	err := visitAll(fd, ranges, visit)
+	if _, changed := f.unchanged(fd, was); changed != nil {
+		return changed
 	}
-	_, err := f.unchanged(fd, was)
 	return err
 }
 
@@ -315,11 +298,9 @@ func pread(fd int, buf []byte, off int64, flags int) (n int, err error) {
 // meanwhile: none waits, not even where a page fault hangs with the lock held.
 var remapping sync.Mutex
 
-// remapped and unmapped count the reads under Remap that mapped the file, and that found another one mapping.
 var remapped, unmapped atomic.Int64
 
-// Remaps returns how many reads of this process mapped a file under Remap, and how many used pread because another read was mapping
-// one.
+// Remaps returns how many reads under Remap mapped a file, and how many used pread because another read was mapping one.
 func Remaps() (mapped, busy int64) { return remapped.Load(), unmapped.Load() }
 
 const (
@@ -370,9 +351,6 @@ func (f *file) visitRemapped(fd int, ranges []Range, visit func(int, []byte) err
 func (f *file) visitWhole(fd int, ranges []Range, visit func(int, []byte) error) error {
 	// unix.Mmap would keep a table of mappings under a lock.
 	first, err := unix.MmapPtr(fd, 0, nil, uintptr(f.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_NORESERVE)
-	if err == unix.ENOMEM { // a process that has as many mappings as it may still can read
-		return f.visitCopies(fd, ranges, visit)
-	}
 	if err != nil {
 		return f.failed("mmap", err)
 	}
@@ -463,7 +441,6 @@ func willNeed(fd int, ranges []Range) {
 	}
 }
 
-// dropPages gives the kernel's page cache of a range back, if that is wanted.
 func (f *file) dropPages(fd int, r Range) {
 	if f.dropPageCache {
 		from, to := r.pages()

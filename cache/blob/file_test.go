@@ -55,26 +55,19 @@ func TestFaultIsAnError(t *testing.T) {
 
 // Where no lease can be had, a file must be seen unchanged for a while, and the while begins anew with each change.
 func TestSettled(t *testing.T) {
-	s := new(file)
-	id, ctime := Identity{Ino: 1, Sec: 5}, unix.Timespec{Sec: 7}
-	later := func() { s.settles.since -= settleTime }
-	step := func(want bool) {
-		t.Helper()
-		if got := s.settled(id, ctime); got != want {
-			t.Errorf("settled: %v, want %v", got, want)
+	var s settlement
+	id := Identity{Ino: 1, Sec: 5}
+	for i, want := range []bool{false, false, true, true, false, true} {
+		switch i {
+		case 2, 5:
+			s.since -= settleTime
+		case 4:
+			id.Nsec++
+		}
+		if got := s.settled(id); got != want {
+			t.Errorf("step %d: settled: %v, want %v", i, got, want)
 		}
 	}
-	step(false)
-	step(false)
-	later()
-	step(true)
-	id.Nsec++
-	step(false)
-	later()
-	ctime.Nsec++
-	step(false)
-	later()
-	step(true)
 }
 
 // There may be more files than a process may have mappings, 65,530 by default.

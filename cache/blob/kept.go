@@ -16,7 +16,7 @@ type kept struct {
 	fd    int      // -1 if only the mapping stays
 }
 
-// keptMappings and keptOpen count what stays, of all files. A process may have some more descriptors than maxOpen.
+// A process may have some more descriptors than maxOpen.
 var (
 	keptMappings, keptOpen atomic.Int64
 

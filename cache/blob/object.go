@@ -47,6 +47,7 @@ func (r *Remote) newObject(name string, id Identity, sample Sample, access Acces
 	return o, nil
 }
 
+// closeRemoved lets go of blocks that were removed from the directory.
 func (o *Object) closeRemoved() (some bool) {
 	for i := range o.files {
 		if f := o.files[i].Load(); f != nil && f.Check() != nil && o.files[i].CompareAndSwap(f, nil) {
@@ -70,17 +71,13 @@ func (o *Object) Check() error {
 		return nil
 	}
 	now, last := int64(Uptime()), o.looked.Load()
-	if now-last > int64(LookEvery) && o.looked.CompareAndSwap(last, now) {
+	if now-last > int64(time.Second) && o.looked.CompareAndSwap(last, now) {
 		go o.Look()
 	}
 	return changed
 }
 
-// LookEvery is how often the store is asked whether an object is still what it was: one that has been replaced, or of the objects of an array
-// that are followed, one after the other.
-const LookEvery = time.Second
-
-// Look asks the store whether it still has the object.
+// Look asks the store whether it still has the object, and notes the answer for Check.
 func (o *Object) Look() {
 	found, err := o.client.Stat(context.Background(), o.blocks.Object)
 	switch {
@@ -100,8 +97,8 @@ func (o *Object) Release() {
 	}
 }
 
-// Want says that ranges will be read soon, after those of earlier calls, and does not wait. It returns false if some of them must be said
-// again later, because there is no room to fetch them yet.
+// Want has ranges fetched that will be read soon, after those of earlier calls. It does not wait. It returns false if there is no room to
+// fetch some of them yet.
 func (o *Object) Want(ranges []Range, t blocks.Demand) (room bool) {
 	size := o.blocks.BlockBytes()
 	for _, r := range ranges {
@@ -114,12 +111,10 @@ func (o *Object) Want(ranges []Range, t blocks.Demand) (room bool) {
 	return true
 }
 
-// Part is bytes of the object.
 func (o *Object) Part(from, to int64) blocks.Part {
 	return blocks.Part{Object: o.blocks, From: from, To: to}
 }
 
-// rangeLists are *[]Range, the ranges of one Read.
 var rangeLists = sync.Pool{New: func() any { return new([]Range) }}
 
 // Read reads block after block, so that none is fetched twice, however few fit in memory.
@@ -215,10 +210,9 @@ func (o *Object) readBlock(block int64, ranges []Range, visit func(int, []byte) 
 	}
 }
 
-// A file of a block that is another one each time it is read is of no use.
+// maxTries bounds how often a block is fetched for one read, if its file is another one each time.
 const maxTries = 5
 
-// keep makes the file of a block the one that it is read from.
 func (o *Object) keep(block int64, b blocks.Block) error {
 	// A block is small, and there are many: to map one, or to open it, for each row would cost more than the row.
 	access := Pread
