@@ -1,8 +1,8 @@
 package cache
 
 import (
+	"cmp"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 	"sort"
@@ -28,8 +28,7 @@ type Index struct {
 
 const indexFix = "batchfs index %s --eot N makes an index where token N ends each document"
 
-// openIndex opens the index of a file, and adds it to the fingerprint. It returns nil if there is none. previous is for
-// blob.Open.
+// openIndex opens the index of a file, and adds it to the fingerprint. It returns nil if there is none.
 func openIndex(of File, previous blob.Blob, sum *Fingerprint, from *blob.Remote) (*Index, error) {
 	path := string(of.Path)
 	in, err := openBeside(of.Format.IndexOf(path), previous, from)
@@ -37,21 +36,18 @@ func openIndex(of File, previous blob.Blob, sum *Fingerprint, from *blob.Remote)
 		return nil, err
 	}
 	defer in.content.Close()
-	name := in.Path
 	ends, err := in.Ends(of.Format, path, of.Identity.Size)
 	if err != nil {
 		return nil, err
 	}
 	var wrong error
-	sample, err := sum.add(name, in.Size, in.content, func(off int64, block []byte) {
-		if wrong == nil {
-			wrong = ends.Rise(name, off, block)
-		}
+	sample, err := sum.add(in.Path, in.Size, in.content, func(off int64, block []byte) {
+		wrong = cmp.Or(wrong, ends.Rise(in.Path, off, block))
 	})
-	if err = errors.Join(err, wrong); err != nil {
+	if err = cmp.Or(err, wrong); err != nil {
 		return nil, err
 	}
-	return &Index{[]byte(name), in.id, sample, ends}, nil
+	return &Index{[]byte(in.Path), in.id, sample, ends}, nil
 }
 
 // An index says where the documents of a shard end. Whatever the access to the shard, it is read with blob.Pread: a search needs one
@@ -65,9 +61,13 @@ type index struct {
 	starts    sorted // of sequences
 }
 
+// newIndex returns nil for a file that has no index.
 func newIndex(f File, o Options) (*index, error) {
-	x, path := f.Index, string(f.Index.Path)
-	if err := x.Ends.Fits(path, x.Identity.Size); err != nil {
+	x := f.Index
+	if x == nil {
+		return nil, nil
+	}
+	if err := x.Ends.Fits(string(x.Path), x.Identity.Size); err != nil {
 		return nil, err
 	}
 	file, err := blob.New(x.Path, x.Identity, x.Sample, blob.Pread, o.DropPageCache, o.Remote)
@@ -160,7 +160,6 @@ func (x *index) locate(sequences []int64, first int64) error {
 	return err
 }
 
-// unpack sets numbers to those that raw has.
 func unpack(numbers []int64, raw []byte) {
 	for i := range len(raw) / 8 {
 		numbers[i] = int64(binary.LittleEndian.Uint64(raw[8*i:]))

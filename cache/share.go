@@ -11,7 +11,7 @@ import (
 	"batchfs/cache/blocks"
 )
 
-// A Stretch is elements of an array, from a position to before another.
+// A Stretch is the elements [From, To) of an array.
 type Stretch struct {
 	Array    *Array
 	From, To int64
@@ -48,9 +48,8 @@ func NewShare(name string, stretches []Stretch) *Share {
 	return blocks.NewShare(name, parts)
 }
 
-// Fetch brings a share, which holds stretches, into the directory of blocks, until there is no more room: each block once, in the order in which
-// windows visits them, until it is told false, and then the rest. It calls progress with the bytes of each block. It ends with the error of ctx
-// when that is cancelled.
+// Fetch brings a share, which holds stretches, into the directory of blocks: each block once, in the order in which windows visits them,
+// until visit returns false, and then the rest. It calls progress with the bytes of each block. The error is ErrNoRoom, or that of ctx.
 func Fetch(ctx context.Context, share *Share, stretches []Stretch, windows func(visit func(*Array, array.Window) bool), progress func(n int64)) error {
 	share.Fill()
 	f := &fetch{ctx: ctx, share: share, progress: progress, seen: map[wantedBlock]bool{}}
@@ -76,7 +75,6 @@ func Fetch(ctx context.Context, share *Share, stretches []Stretch, windows func(
 	return f.err
 }
 
-// A fetch is one Fetch.
 type fetch struct {
 	ctx      context.Context
 	share    *Share
@@ -108,7 +106,7 @@ func (f *fetch) add(parts ...blocks.Part) {
 	}
 }
 
-// next waits for the first of the blocks that are being fetched.
+// next waits for the first of wanted.
 func (f *fetch) next() {
 	b := f.wanted[0]
 	f.wanted = f.wanted[1:]
