@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strings"
 
 	"batchfs/cache/array"
 )
@@ -34,19 +35,18 @@ const (
 	negative = 0xffff
 )
 
-// Look takes note of the bytes from off on.
+// Look inspects the bytes from off on.
 func (s *Inspection) Look(off int64, block []byte) {
 	if s.beyond == nil && s.VocabSize > 0 {
 		s.beyond = s.findBeyond(off, block)
 	}
 	if s.Guessed {
-		s.binary = s.binary || bytes.ContainsFunc(block, func(r rune) bool { return r < ' ' && !bytes.ContainsRune([]byte("\t\n\f\r"), r) })
+		s.binary = s.binary || bytes.ContainsFunc(block, func(r rune) bool { return r < ' ' && !strings.ContainsRune("\t\n\f\r", r) })
 		s.measure(off, block)
 		s.bytes += len(block)
 	}
 }
 
-// findBeyond returns the first token of a block that is beyond the vocabulary, or nil.
 func (s *Inspection) findBeyond(off int64, block []byte) *array.VocabularyError {
 	f := s.Format
 	size := int64(f.DType.Size())
@@ -56,16 +56,13 @@ func (s *Inspection) findBeyond(off int64, block []byte) *array.VocabularyError 
 		if at+size > int64(len(block)) {
 			break
 		}
-		token := make([]byte, 8)
-		copy(token, block[at:at+size])
-		if v := binary.LittleEndian.Uint64(token); v >= uint64(s.VocabSize) {
+		if v := f.DType.Bits(block[at:]); v >= uint64(s.VocabSize) {
 			return &array.VocabularyError{Place: array.Place{Path: s.Path, Index: index}, Token: s.Format.DType.Text(v), Size: s.VocabSize}
 		}
 	}
 	return nil
 }
 
-// measure brings least and most up to date.
 func (s *Inspection) measure(off int64, block []byte) {
 	if s.bytes == 0 {
 		s.least = [4]uint16{0xffff, 0xffff, 0xffff, 0xffff}
@@ -80,7 +77,7 @@ func (s *Inspection) measure(off int64, block []byte) {
 	}
 }
 
-// Err is what is wrong with the file, or nil.
+// Err is nil, or says why the file cannot be what it is said to be.
 func (s *Inspection) Err() error {
 	judged := s.Guessed && s.bytes >= minContent
 	switch {
