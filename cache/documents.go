@@ -82,24 +82,24 @@ func (x *index) manifest() *Index {
 }
 
 // of finds the document that holds a token, both by their numbers in the shard. It also returns where that document and some behind it end,
-// as far as was read on the way.
-func (x *index) of(token int64) (document int64, p *endsFrom, err error) {
+// if that was read on the way.
+func (x *index) of(token int64) (document int64, ends []int64, err error) {
 	if x.ends.Sequences > 0 {
-		if token, err = x.starts.upper(x.blob, token*x.ends.Width, nil); err != nil {
+		if token, _, err = x.starts.upper(x.blob, token*x.ends.Width); err != nil {
 			return 0, nil, err
 		}
 		token-- // the sequence that holds it
-	} else {
-		p = new(endsFrom)
 	}
-	document, err = x.documents.upper(x.blob, token, p)
-	if err == nil && document >= x.ends.Count {
-		err = fmt.Errorf("%s: no document holds token %d", x.blob.Path(), token)
+	document, ends, err = x.documents.upper(x.blob, token)
+	switch {
+	case err != nil:
+		return 0, nil, err
+	case document >= x.ends.Count:
+		return 0, nil, fmt.Errorf("%s: no document holds token %d", x.blob.Path(), token)
+	case x.ends.Sequences > 0:
+		return document, nil, nil
 	}
-	if err == nil && p != nil {
-		err = x.rising(p.ends[:p.n], document, token)
-	}
-	return document, p, err
+	return document, ends, x.rising(ends, document, token)
 }
 
 // read sets ends to where documents first, first+1, ... of the shard end.
@@ -161,13 +161,13 @@ func (x *index) locate(sequences []int64, first int64) error {
 }
 
 func unpack(numbers []int64, raw []byte) {
-	for i := range len(raw) / 8 {
+	for i := range min(len(raw)/8, len(numbers)) {
 		numbers[i] = int64(binary.LittleEndian.Uint64(raw[8*i:]))
 	}
 }
 
-// A sorted is count numbers in a file from byte at on, none below the one before it. They stay there: a search reads one block of
-// them, and keeps in memory which number ends each block that a search has looked at.
+// A sorted is count numbers in a file from byte at on, none below the one before it. A search reads one block of them, and keeps in memory
+// the last number of each block that it looked at.
 type sorted struct {
 	at, count int64
 	block     int64          // numbers of a block
@@ -190,8 +190,8 @@ func (n *sorted) run(first, count int64, index int, runs []blob.Range) []blob.Ra
 	return append(runs, blob.Range{From: from, To: from + 8*count, Index: index})
 }
 
-// upper is how many of the numbers are v or below. It puts some of those above v into p, unless that is nil.
-func (n *sorted) upper(file blob.Blob, v int64, p *endsFrom) (i int64, err error) {
+// upper is how many of the numbers are v or below, and up to 16 of those above.
+func (n *sorted) upper(file blob.Blob, v int64) (i int64, above []int64, err error) {
 	block := sort.Search(len(n.last), func(i int) bool {
 		last := n.last[i].Load() - 1
 		if last < 0 && err == nil {
@@ -200,21 +200,18 @@ func (n *sorted) upper(file blob.Blob, v int64, p *endsFrom) (i int64, err error
 		return last > v
 	})
 	if err != nil || block == len(n.last) {
-		return n.count, err
+		return n.count, nil, err
 	}
 	first := int64(block) * n.block
 	err = file.Read(n.run(first, min(n.block, n.count-first), 0, nil), func(_ int, raw []byte) error {
 		in := sort.Search(len(raw)/8, func(i int) bool { return int64(binary.LittleEndian.Uint64(raw[8*i:])) > v })
-		if i = first + int64(in); p != nil {
-			p.n = min(len(raw)/8-in, len(p.ends))
-			unpack(p.ends[:], raw[8*in:][:8*p.n])
-		}
+		i, above = first+int64(in), make([]int64, min(len(raw)/8-in, 16))
+		unpack(above, raw[8*in:])
 		return nil
 	})
-	return i, err
+	return i, above, err
 }
 
-// readLast reads the last number of block i, and keeps it.
 func (n *sorted) readLast(file blob.Blob, i int) (last int64, err error) {
 	end := min(int64(i+1)*n.block, n.count)
 	err = file.Read(n.run(end-1, 1, 0, nil), func(_ int, raw []byte) error {
@@ -227,20 +224,19 @@ func (n *sorted) readLast(file blob.Blob, i int) (last int64, err error) {
 	return last, err
 }
 
-// Documents say where the documents of an array end. No document crosses from one file into the next. They read what they are
-// asked for from the indexes, and keep a mebibyte of those at most. They are safe for concurrent use.
+// Documents say where the documents of an array end. No document crosses from one file into the next. They read from the indexes, of which
+// they keep a mebibyte at most, and are safe for concurrent use.
 type Documents struct {
 	array *Array
 	first []int64 // number of the first document of each file, and how many there are in all
 
-	recent [64]atomic.Pointer[endsFrom] // what Of read: that of document n is at n modulo 64, for Ends, which is asked next
+	recent [64]atomic.Pointer[endsFrom] // what Of read for document n is at n modulo 64, because Ends is called next
 }
 
-// endsFrom is where n documents from the first on end.
+// endsFrom is where documents from the first on end.
 type endsFrom struct {
 	first int64
-	n     int
-	ends  [16]int64
+	ends  []int64
 }
 
 // newDocuments expects that all files of the array have an index, or are documents.
@@ -278,26 +274,23 @@ func (d *Documents) Of(pos int64) (int64, error) {
 	if s.index == nil {
 		return d.first[i], nil
 	}
-	document, p, err := s.index.of(pos - s.start)
+	document, ends, err := s.index.of(pos - s.start)
 	if err != nil {
 		return 0, d.array.remember(s.index.blob, err)
 	}
 	document += d.first[i]
-	if p != nil {
-		p.first = document
-		for j := range p.n {
-			p.ends[j] += s.start
-		}
-		d.recent[document%int64(len(d.recent))].Store(p)
+	for j := range ends {
+		ends[j] += s.start
 	}
+	d.recent[document%int64(len(d.recent))].Store(&endsFrom{document, ends})
 	return document, nil
 }
 
 // Ends sets ends to the positions behind the last elements of documents first, first+1, ..., which there must be. The error says of
 // a document that it does not end behind the one before it, or ends beyond its file.
 func (d *Documents) Ends(first int64, ends []int64) error {
-	if p := d.recent[first%int64(len(d.recent))].Load(); p != nil && p.first == first && p.n >= len(ends) {
-		copy(ends, p.ends[:])
+	if p := d.recent[first%int64(len(d.recent))].Load(); p != nil && p.first == first && len(p.ends) >= len(ends) {
+		copy(ends, p.ends)
 		return nil
 	}
 	for i := sort.Search(len(d.first), func(i int) bool { return d.first[i] > first }) - 1; len(ends) > 0; i++ {
