@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -91,16 +92,11 @@ func TestCopiesUnderReaders(t *testing.T) {
 	everyAccess(t, func(t *testing.T, o Options) {
 		paths := files(t, 2, 50_000)
 		tokens := open(t, paths, o)
-		stop := make(chan struct{})
+		var stop atomic.Bool
 		var wg sync.WaitGroup
 		for range 4 {
 			wg.Go(func() {
-				for {
-					select {
-					case <-stop:
-						return
-					default:
-					}
+				for !stop.Load() {
 					if err := errors.Join(readAll(tokens, []array.Window{{Start: 100, Len: 3000}, {Start: 40_000, Len: 10}}), tokens.CheckAll()); err != nil {
 						t.Error(err)
 						return
@@ -112,7 +108,7 @@ func TestCopiesUnderReaders(t *testing.T) {
 			copyOver(t, paths[0], same)
 			must(t, readOne(tokens))
 		}
-		close(stop)
+		stop.Store(true)
 		wait.End(t, "the goroutines", wg.Wait)
 	})
 }

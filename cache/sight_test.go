@@ -7,13 +7,11 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
-	"batchfs/cache/format"
 )
 
 // numbers are n numbers of width bytes below most.
@@ -116,19 +114,6 @@ func TestOpenComparesTheVocabulary(t *testing.T) {
 			case !errors.As(err, &beyond), *beyond != array.VocabularyError{Place: array.Place{Path: path, Index: int64(test.at)}, Token: "65", Size: 65}:
 				t.Errorf("token %d of %d bytes is 65: error %v", test.at, width, err)
 			}
-		}
-	}
-}
-
-// No block that is looked at begins within a token by mistake.
-func TestLookBeginsAtATokenAnywhere(t *testing.T) {
-	for _, width := range []int{2, 4} {
-		raw := slices.Repeat([]byte{1, 64, 0, 0}[:width], 5000) // within a token, other numbers begin
-		for size := len(raw) - 16; size < len(raw); size++ {
-			s := format.Inspection{Path: "train.bin", Format: format.Format{DType: unsigned(width), Count: int64(size / width)}, VocabSize: 64<<8 + 2}
-			_, err := blob.NewSample(bytes.NewReader(raw), int64(size), 3, s.Look)
-			must(t, err)
-			must(t, s.Err())
 		}
 	}
 }
