@@ -158,7 +158,7 @@ func NewPass() Pass { return Pass(passes.Add(1)) }
 
 // CheckWindow looks at the files that a window is read from at once.
 func (a *Array) CheckWindow(w array.Window, p Pass) error {
-	for s := range a.inFiles(w) {
+	for s := range a.parts(a.span(w)) {
 		if s.pass.Swap(int64(p)) == int64(p) {
 			continue
 		}
@@ -226,8 +226,7 @@ func (a *Array) shardNumber(pos int64) int {
 var rangeLists = sync.Pool{New: func() any { return new([]blob.Range) }}
 
 // Read calls visit for each window, in any order, with its index in ws and its numbers as they stand in the file: see blob.Blob. Each window
-// must lie within a run. While a file is known to have changed, every read fails with its ChangedError, also one of other files or of no
-// window.
+// must lie within a run. While a file is known to have changed, every read fails with its ChangedError, also one of no window.
 func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) error {
 	if err := a.checkChanged(); err != nil || len(ws) == 0 {
 		return err
@@ -236,7 +235,8 @@ func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) err
 	defer rangeLists.Put(list)
 	todo := slices.Grow((*list)[:0], len(ws))
 	for i, w := range ws {
-		todo = append(todo, blob.Range{From: w.Start * a.number, To: (w.Start + int64(w.Len)) * a.number, Index: i}) // bytes of the array, until their file is known
+		from, to := a.span(w)
+		todo = append(todo, blob.Range{From: from, To: to, Index: i}) // bytes of the array, until their file is known
 	}
 	*list = todo
 	// Each file is opened once then, and ranges that lie close together are next to each other.
@@ -267,27 +267,21 @@ func (a *Array) bytes(s *shard, r blob.Range) blob.Range {
 	return blob.Range{From: first + r.From, To: first + r.To, Index: r.Index}
 }
 
-// parts are the stretches of bytes of the array [from, to), each with the shard that holds it.
-func (a *Array) parts(from, to int64) iter.Seq2[*shard, blob.Range] {
-	return func(yield func(*shard, blob.Range) bool) {
-		for from < to {
-			s := a.shardAt(from / a.width)
-			part := blob.Range{From: from, To: min(to, s.end()*a.width)}
-			if !yield(s, part) {
-				return
-			}
-			from = part.To
-		}
-	}
+// span is the bytes of the array that hold a window.
+func (a *Array) span(w array.Window) (from, to int64) {
+	return w.Start * a.number, (w.Start + int64(w.Len)) * a.number
 }
 
-// inFiles are the parts of a window, as bytes of their files.
-func (a *Array) inFiles(w array.Window) iter.Seq2[*shard, blob.Range] {
+// parts are what files hold of the bytes [from, to) of the array, as bytes of these files. The Index of each is where it begins, from 0 on.
+func (a *Array) parts(from, to int64) iter.Seq2[*shard, blob.Range] {
 	return func(yield func(*shard, blob.Range) bool) {
-		for s, part := range a.parts(w.Start*a.number, (w.Start+int64(w.Len))*a.number) {
+		for at := from; at < to; {
+			s := a.shardAt(at / a.width)
+			part := blob.Range{From: at, To: min(to, s.end()*a.width), Index: int(at - from)}
 			if !yield(s, a.bytes(s, part)) {
 				return
 			}
+			at = part.To
 		}
 	}
 }
@@ -295,7 +289,7 @@ func (a *Array) inFiles(w array.Window) iter.Seq2[*shard, blob.Range] {
 // Want has fetched what lies in a store of a window that will be read soon, after those of earlier calls. It does not wait. It returns false
 // if there is no room to fetch some of it yet.
 func (a *Array) Want(w array.Window, t blocks.Demand) (room bool) {
-	for s, r := range a.inFiles(w) {
+	for s, r := range a.parts(a.span(w)) {
 		if o, ok := s.blob.(*blob.Object); ok && !o.Want([]blob.Range{r}, t) {
 			return false
 		}
@@ -305,7 +299,7 @@ func (a *Array) Want(w array.Window, t blocks.Demand) (room bool) {
 
 // Blocks calls visit for each block of size bytes, numbered within its file, that holds some of a window.
 func (a *Array) Blocks(w array.Window, size int64, visit func(file int, block int64)) {
-	for s, r := range a.inFiles(w) {
+	for s, r := range a.parts(a.span(w)) {
 		for block := range blocks.Holding(r.From, r.To, size) {
 			visit(a.shardNumber(s.start), block)
 		}
@@ -329,16 +323,14 @@ func (a *Array) Between(file int, from, to int64) (begin, end int64) {
 }
 
 // IsRemote reports whether some of the array lies in a store.
-func (a *Array) IsRemote() bool {
-	return slices.ContainsFunc(a.AllFiles(), blob.IsRemote)
-}
+func (a *Array) IsRemote() bool { return slices.ContainsFunc(a.AllFiles(), blob.IsRemote) }
 
 // readAcross reads bytes of the array that begin in one shard and end in a later one.
 func (a *Array) readAcross(r blob.Range, visit func(int, []byte) error) error {
 	whole := make([]byte, r.To-r.From)
 	for s, part := range a.parts(r.From, r.To) {
-		err := s.blob.Read([]blob.Range{a.bytes(s, part)}, func(_ int, raw []byte) error {
-			copy(whole[part.From-r.From:], raw)
+		err := s.blob.Read([]blob.Range{part}, func(at int, raw []byte) error {
+			copy(whole[at:], raw)
 			return nil
 		})
 		if err != nil {

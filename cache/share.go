@@ -22,7 +22,6 @@ func (s Stretch) parts() (elements, indexes []blocks.Part) {
 	a := s.Array
 	for of, r := range a.parts(s.From*a.width, s.To*a.width) {
 		if o, ok := of.blob.(*blob.Object); ok {
-			r = a.bytes(of, r)
 			elements = append(elements, o.Part(r.From, r.To))
 		}
 		if of.index == nil {
@@ -58,7 +57,7 @@ func Fetch(ctx context.Context, share *Share, stretches []Stretch, windows func(
 		f.add(indexes...)
 	}
 	windows(func(a *Array, w array.Window) bool {
-		for s, r := range a.inFiles(w) {
+		for s, r := range a.parts(a.span(w)) {
 			if o, ok := s.blob.(*blob.Object); ok {
 				f.add(o.Part(r.From, r.To))
 			}
