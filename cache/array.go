@@ -37,7 +37,6 @@ type Array struct {
 	checked atomic.Int64              // when Check last looked at all files, as blob.Uptime says; 0: never
 }
 
-// A shard is one file of elements.
 type shard struct {
 	blob   blob.Blob
 	format format.Format
@@ -114,14 +113,6 @@ func (a *Array) Locate(pos int64) array.Place {
 	return array.Place{Path: s.blob.Path(), Index: pos - s.start}
 }
 
-// shard returns file i, or nil if there is no array or no such file.
-func (a *Array) shard(i int) *shard {
-	if a == nil || i >= len(a.shards) {
-		return nil
-	}
-	return &a.shards[i]
-}
-
 // Check looks whether the files are those that were opened, without reading them: at all once a second, and in between at one that was
 // found wrong. It returns a ChangedError, or the error of looking, for example of a file that is gone.
 func (a *Array) Check() error {
@@ -153,7 +144,6 @@ type Pass int64
 
 var passes atomic.Int64
 
-// NewPass begins a series.
 func NewPass() Pass { return Pass(passes.Add(1)) }
 
 // CheckWindow looks at the files that a window is read from at once.
@@ -216,7 +206,6 @@ func (a *Array) Release() {
 	}
 }
 
-// shardAt is the shard that holds a position.
 func (a *Array) shardAt(pos int64) *shard { return &a.shards[a.shardNumber(pos)] }
 
 func (a *Array) shardNumber(pos int64) int {

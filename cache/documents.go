@@ -18,7 +18,7 @@ const (
 	FilesAreDocuments = "files" // each file is one document
 )
 
-// An Index is a file that says where the documents of another one end, as it was when it was opened.
+// An Index is a file that says where the documents of another one end, when it was opened.
 type Index struct {
 	Path     []byte
 	Identity blob.Identity
@@ -106,10 +106,7 @@ func (x *index) of(token int64) (document int64, ends []int64, err error) {
 func (x *index) read(first int64, ends []int64) error {
 	before := min(first, 1) // one more, to compare the first one with
 	all := make([]int64, before+int64(len(ends)))
-	if err := x.blob.Read(x.documents.run(first-before, int64(len(all)), 0, nil), func(_ int, raw []byte) error {
-		unpack(all, raw)
-		return nil
-	}); err != nil {
+	if err := x.documents.read(x.blob, first-before, all); err != nil {
 		return err
 	}
 	if x.ends.Sequences > 0 {
@@ -146,7 +143,7 @@ func (x *index) locate(sequences []int64, first int64) error {
 		case len(runs) > 0 && sequences[i-1] == n-1:
 			runs[len(runs)-1].To += 8
 		default:
-			runs = x.starts.run(n, 1, i, runs)
+			runs = append(runs, x.starts.bytes(n, 1, i))
 		}
 	}
 	starts := slices.Repeat([]int64{x.tokens * x.ends.Width}, len(sequences)) // of the sequence behind the last one, too
@@ -184,10 +181,16 @@ func newSorted(at, count, block int64) sorted {
 	return sorted{at, count, block, make([]atomic.Int64, (count+block-1)/block)}
 }
 
-// run appends to runs the bytes of n numbers from the first on.
-func (n *sorted) run(first, count int64, index int, runs []blob.Range) []blob.Range {
-	from := n.at + 8*first
-	return append(runs, blob.Range{From: from, To: from + 8*count, Index: index})
+func (n *sorted) bytes(first, count int64, index int) blob.Range {
+	return blob.Range{From: n.at + 8*first, To: n.at + 8*(first+count), Index: index}
+}
+
+// read sets numbers to those from the first on.
+func (n *sorted) read(file blob.Blob, first int64, numbers []int64) error {
+	return file.Read([]blob.Range{n.bytes(first, int64(len(numbers)), 0)}, func(_ int, raw []byte) error {
+		unpack(numbers, raw)
+		return nil
+	})
 }
 
 // upper is how many of the numbers are v or below, and up to 16 of those above.
@@ -195,7 +198,10 @@ func (n *sorted) upper(file blob.Blob, v int64) (i int64, above []int64, err err
 	block := sort.Search(len(n.last), func(i int) bool {
 		last := n.last[i].Load() - 1
 		if last < 0 && err == nil {
-			last, err = n.readLast(file, i)
+			one := []int64{-1}
+			err = n.read(file, min(int64(i+1)*n.block, n.count)-1, one)
+			last = one[0]
+			n.last[i].Store(max(last, -1) + 1)
 		}
 		return last > v
 	})
@@ -203,25 +209,13 @@ func (n *sorted) upper(file blob.Blob, v int64) (i int64, above []int64, err err
 		return n.count, nil, err
 	}
 	first := int64(block) * n.block
-	err = file.Read(n.run(first, min(n.block, n.count-first), 0, nil), func(_ int, raw []byte) error {
+	err = file.Read([]blob.Range{n.bytes(first, min(n.block, n.count-first), 0)}, func(_ int, raw []byte) error {
 		in := sort.Search(len(raw)/8, func(i int) bool { return int64(binary.LittleEndian.Uint64(raw[8*i:])) > v })
 		i, above = first+int64(in), make([]int64, min(len(raw)/8-in, 16))
 		unpack(above, raw[8*in:])
 		return nil
 	})
 	return i, above, err
-}
-
-func (n *sorted) readLast(file blob.Blob, i int) (last int64, err error) {
-	end := min(int64(i+1)*n.block, n.count)
-	err = file.Read(n.run(end-1, 1, 0, nil), func(_ int, raw []byte) error {
-		last = int64(binary.LittleEndian.Uint64(raw))
-		return nil
-	})
-	if err == nil && last >= 0 {
-		n.last[i].Store(last + 1)
-	}
-	return last, err
 }
 
 // Documents say where the documents of an array end. No document crosses from one file into the next. They read from the indexes, of which
@@ -239,7 +233,6 @@ type endsFrom struct {
 	ends  []int64
 }
 
-// newDocuments expects that all files of the array have an index, or are documents.
 func newDocuments(a *Array) *Documents {
 	d := &Documents{array: a, first: make([]int64, 1, len(a.shards)+1)}
 	kept := int64(0)

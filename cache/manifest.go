@@ -70,7 +70,10 @@ func Open(paths []string, o Options) (*Array, error) {
 		files, errs, parts := make([]File, len(some)), make([]error, len(some)), make([]bytes.Buffer, len(some))
 		var all sync.WaitGroup
 		for i, path := range some {
-			previous := o.Previous.shard(len(m.Files) + i)
+			var previous *shard
+			if at := len(m.Files) + i; o.Previous != nil && at < len(o.Previous.shards) {
+				previous = &o.Previous.shards[at]
+			}
 			all.Go(func() {
 				files[i], errs[i] = openFormat(path, o, previous, &Fingerprint{sum: &parts[i], blocks: sum.blocks})
 			})

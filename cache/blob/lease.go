@@ -62,8 +62,8 @@ func (s *settlement) settled(id Identity) bool {
 	return Uptime()-s.since >= settleTime
 }
 
-// Unwritten returns an error if a process has one of the files open for writing: through a mapping that was made before, tokens
-// change and the time of the file does not. unknownOf is a file that no lease can be had on, or empty.
+// Unwritten returns an error if a process has one of the files open for writing: through a mapping that was made before, tokens change and
+// the time of the file does not. unknownOf is a file on which no lease can be had, or empty.
 func Unwritten(paths []string) (unknownOf string, err error) {
 	for _, path := range paths {
 		if IsRemote(path) {

@@ -25,12 +25,10 @@ func New(path []byte, id Identity, sample Sample, access Access, dropPageCache b
 	return newFile(string(path), id, sample, access, dropPageCache)
 }
 
-// Resolve returns the absolute paths of the files that patterns name, in the order of the patterns. A pattern is a path or a
-// glob of [filepath.Match], relative to dir unless it is absolute; dir itself is never a glob. The matches of a glob are in
-// alphabetical order. A pattern without wildcards, or one that is the very name of a file, is a path and need not exist.
-// A pattern that begins with s3:// or gs:// names objects, and is a glob of [path.Match] behind the bucket's name.
-//
-// The error says of a pattern that it is no glob, or that it matches no file.
+// Resolve returns the absolute paths of the files that patterns name, in the order of the patterns, those of a glob in alphabetical order.
+// A pattern is a path or a glob of [filepath.Match], relative to dir unless it is absolute; dir itself is never a glob. A pattern without
+// wildcards, or one that is the very name of a file, is a path and need not exist. One that begins with s3:// or gs:// names objects, and is a
+// glob of [path.Match] behind the bucket's name. The error says of a pattern that it is no glob, or that it matches no file.
 func Resolve(dir string, patterns []string, from *Remote) (paths []string, err error) {
 	for _, pattern := range patterns {
 		if IsRemote(pattern) {

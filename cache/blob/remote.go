@@ -17,9 +17,8 @@ import (
 	"batchfs/cache/store"
 )
 
-// A Remote says from which store objects are read, and where their blocks are kept. All that is opened of one Remote shares its
-// connections, and its memory for blocks. It touches nothing before the first object is opened. It is safe for concurrent use,
-// and its exported fields do not change after that.
+// A Remote says from which store objects are read, and where their blocks are kept. All that is opened of one Remote shares its connections
+// and its memory for blocks. It touches nothing before the first object is opened, and is safe for concurrent use.
 type Remote struct {
 	Store  store.Options
 	Blocks blocks.Options
@@ -31,7 +30,6 @@ type Remote struct {
 	objects []weak.Pointer[Object]
 }
 
-// open returns the client for the objects of a scheme, and the cache of their blocks.
 func (r *Remote) open(scheme string) (*store.Client, *blocks.Cache, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -241,8 +241,7 @@ func (f *Format) shaped(path string, shape []int64, size int64) error {
 	return nil
 }
 
-// Fits returns an error unless the elements lie within the size bytes of the file at path: a read behind its end would be one
-// of other memory.
+// Fits returns an error unless the elements lie within the size bytes of the file at path: a read behind its end is one of other memory.
 func (f Format) Fits(path string, size int64) error {
 	if f.DType.Known() && f.Offset >= 0 && f.Offset <= size && f.Count >= 1 && !slices.ContainsFunc(f.Axes, func(n int) bool { return n < 1 }) {
 		left := (size - f.Offset) / int64(f.DType.Size()) / f.Count

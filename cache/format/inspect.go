@@ -25,14 +25,11 @@ type Inspection struct {
 	least, most [4]uint16
 }
 
-// minContent is how many bytes show what a file is, where nothing but their values does.
-const minContent = 512
+const minContent = 512 // bytes that show what a file is, where nothing but their values does
 
 const (
-	// maxUpper bounds the upper halves of uint32 tokens: there is no vocabulary of more than a million.
-	maxUpper = 15
-	// negative is the upper half of -1, or of -100: what stands for no token in int32 files.
-	negative = 0xffff
+	maxUpper = 15     // of the upper halves of uint32 tokens: there is no vocabulary of more than a million
+	negative = 0xffff // the upper half of -1, or of -100: what stands for no token in int32 files
 )
 
 // Look inspects the bytes from off on.
