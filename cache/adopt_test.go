@@ -51,10 +51,7 @@ func TestCopyOfAFileIsTheFile(t *testing.T) {
 			}))
 			must(t, readAll(tokens, ws()))
 		}
-		id, content, err := blob.Open(paths[1], nil, nil)
-		must(t, err)
-		must(t, content.Close())
-		if tokens.Manifest().Files[1].Identity != id {
+		if tokens.Manifest().Files[1].Identity != open(t, paths, o).Manifest().Files[1].Identity {
 			t.Error("the manifest has another identity than the file")
 		}
 	})

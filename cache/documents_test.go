@@ -268,6 +268,24 @@ func TestFingerprintCoversTheIndex(t *testing.T) {
 	}
 }
 
+// A memory is a Blob that is no file. It visits its ranges backwards, which a Blob may.
+type memory struct {
+	blob.Blob
+	path string
+	raw  []byte
+}
+
+func (m *memory) Path() string { return m.path }
+
+func (m *memory) Read(ranges []blob.Range, visit func(int, []byte) error) error {
+	for _, r := range slices.Backward(ranges) {
+		if err := visit(r.Index, m.raw[r.From:r.To]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // An index may say anything, and Reopen be given anything.
 func FuzzIndex(f *testing.F) {
 	for _, name := range []string{"a.ds.index", "b.ds.index"} {
