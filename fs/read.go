@@ -83,9 +83,6 @@ func (t *tree) ReadRows(in *fuse.ReadIn) (rows int64, bytes int) {
 	if s == nil || i.kind().isLiveText() || i.outdated(s) {
 		return 0, 0
 	}
-	if isUnsuited(s) {
-		return 1, 0
-	}
 	row := s.Spec().Batch.RowBytes(0)
 	if i.kind().isOfOneArray() {
 		row = s.Spec().Batch.RowBytes(i.array())
@@ -127,12 +124,6 @@ func (t *tree) readArrays(late <-chan struct{}, i inode, in *fuse.ReadIn, buf []
 	// size: a reader of old tokens must get an error, not the end of a shorter new file.
 	if i.kind().isLiveText() || i.kind().isNumbered() && in.Fh != uint64(s.Spec().Version) || i.outdated(s) {
 		return nil, state.ErrOutdated
-	}
-	if isUnsuited(s) {
-		if _, err = t.sequences.now(i.sequence(), array.NoBatch); err == nil {
-			err = state.ErrOutdated
-		}
-		return nil, err
 	}
 	buf = buf[:t.left(i, s, in)]
 	file, isComputed := i.kind().entry().content.(computed)

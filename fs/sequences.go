@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"batchfs/cache/array"
 	"batchfs/fs/state"
 )
 
@@ -18,9 +19,7 @@ import (
 // when the kernel has forgotten all their files, unless their cursor has moved. Names beyond maxRecent are invalidated, oldest
 // first, so that the kernel forgets them; files that are open keep working.
 //
-// The shared state holds what the next worker must know. That worker makes a Sequence of settings at its first use, and indexes the
-// names of settings while it serves, so that taking over costs the same however many there are. Only a lookup of settings waits for
-// the index.
+// The shared state holds what the next worker must know. That worker makes a Sequence of settings at its first use.
 //
 // Lock order: mu, then nothing but the locks of package state.
 type sequences struct {
@@ -30,18 +29,14 @@ type sequences struct {
 	owner    uint32
 	splits   int
 	byNumber [state.MaxSequences]atomic.Pointer[Sequence] // nil: not made yet, or no sequence has the number
-	split    [state.MaxSequences]atomic.Uint32            // number of the split that a sequence belongs to
+	split    [state.MaxSequences]atomic.Uint32            // number of the split that a sequence belongs to, or belonged to
 
-	mu      sync.Mutex
-	byName  map[string]int // guarded by mu, as all below, the lookups and names of the shared state, and its faults
-	free    []int          // numbers that were used and are not now
-	ofUser  map[uint32]int // how many settings each user looked up first
-	indexed int            // up to this number, the sequences are in byName or free
-	known   *sync.Cond     // of mu: all are indexed
-	recent  []state.Name   // looked up as settings, oldest first
-	many    *sync.Cond     // of mu: there are more than maxRecent
-
-	fullLogged sync.Once
+	mu     sync.Mutex
+	byName map[string]int // guarded by mu, as all below, the lookups and names of the shared state, and its faults
+	free   []int          // numbers that were used and are not now
+	ofUser map[uint32]int // how many settings each user looked up first
+	recent []state.Name   // looked up as settings, oldest first
+	many   *sync.Cond     // of mu: there are more than maxRecent
 }
 
 const (
@@ -57,7 +52,7 @@ const (
 // maxNameLen is the longest name of a file in bytes, as statfs says.
 const maxNameLen = 255
 
-// newSequences continues from the shared state. Call index afterwards.
+// newSequences continues from the shared state.
 func newSequences(splits []Sequence, shared *state.Shared, o Options) (*sequences, error) {
 	if len(splits) >= state.MaxSequences {
 		return nil, fmt.Errorf("%d splits, more than %d", len(splits), state.MaxSequences-1)
@@ -71,7 +66,7 @@ func newSequences(splits []Sequence, shared *state.Shared, o Options) (*sequence
 		byName: map[string]int{},
 		ofUser: map[uint32]int{},
 	}
-	q.known, q.many = sync.NewCond(&q.mu), sync.NewCond(&q.mu)
+	q.many = sync.NewCond(&q.mu)
 	if shared.SequencesUsed() == 0 {
 		for _, s := range splits {
 			q.add(s, o.UID)
@@ -81,7 +76,7 @@ func newSequences(splits []Sequence, shared *state.Shared, o Options) (*sequence
 	return q, q.resume(splits)
 }
 
-// resume takes over the splits of an earlier worker, which have the first numbers.
+// resume takes over the sequences of an earlier worker.
 func (q *sequences) resume(splits []Sequence) error {
 	bySplit := map[string]Sequence{}
 	for _, s := range splits {
@@ -89,52 +84,34 @@ func (q *sequences) resume(splits []Sequence) error {
 	}
 	q.shared.ResumeLookups()
 	q.recent = q.shared.Names(invalidators)
+	mounted := 0
 	for number := 1; number <= q.shared.SequencesUsed(); number++ {
-		name := q.shared.Sequences[number].Name()
-		if strings.Contains(name, "/") {
-			break
+		entry := &q.shared.Sequences[number]
+		split, settings, _ := strings.Cut(entry.Name(), "/")
+		s := bySplit[split]
+		switch {
+		case !entry.Used():
+		case settings == "" && s == nil:
+			return fmt.Errorf("split %s is mounted, but the configuration lacks it", split)
+		case settings == "":
+			q.byNumber[number].Store(&s)
+			mounted++
+		case q.shared.Lookups(number) == 0 && !entry.Moved(): // the worker was killed before it was counted, or removed
+			q.shared.Remove(number)
 		}
-		s := bySplit[name]
-		if s == nil {
-			return fmt.Errorf("split %s is mounted, but the configuration lacks it", name)
+		if !entry.Used() {
+			q.free = append(q.free, number)
+			continue
 		}
-		q.byName[name] = number
-		q.byNumber[number].Store(&s)
+		q.name(number, entry.Name(), entry.User())
 	}
-	if len(q.byName) < q.splits {
+	if mounted < q.splits {
 		return errors.New("the configuration has splits that are not mounted")
 	}
 	return nil
 }
 
-// index takes over the settings of an earlier worker. It may run while requests are answered, but must run only once.
-func (q *sequences) index() {
-	const atOnce = 64 // then others may have the lock
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.indexed = q.splits
-	for last := q.shared.SequencesUsed(); q.indexed < last; q.indexed++ {
-		if q.indexed%atOnce == 0 {
-			q.mu.Unlock()
-			q.mu.Lock()
-		}
-		number := q.indexed + 1
-		entry := &q.shared.Sequences[number]
-		if entry.Used() && q.shared.Lookups(number) == 0 && !entry.Moved() { // the worker was killed before it was counted, or removed
-			q.shared.Remove(number)
-		}
-		if entry.Used() {
-			q.byName[entry.Name()] = number
-			q.ofUser[entry.User()]++
-		} else {
-			q.free = append(q.free, number)
-		}
-	}
-	q.indexed = state.MaxSequences // also those that will be added
-	q.known.Broadcast()
-}
-
-// get returns the sequence of a number, or nil if there is none, as for number 0.
+// get returns the sequence of a number, or nil if there is none, as for number 0, or if its settings do not suit the tokens any more.
 func (q *sequences) get(number int) Sequence {
 	if s := q.byNumber[number].Load(); s != nil {
 		return *s
@@ -145,15 +122,16 @@ func (q *sequences) get(number int) Sequence {
 	q.mu.Lock()
 	entry := &q.shared.Sequences[number]
 	used, name := entry.Used(), entry.Name()
-	split, settings, _ := strings.Cut(name, "/")
-	of := *q.byNumber[q.byName[split]].Load()
 	q.mu.Unlock()
 	if !used {
 		return nil
 	}
+	of, _ := q.now(q.splitOf(number), array.NoBatch) // readers get the error
+	_, settings, _ := strings.Cut(name, "/")
 	s, err := of.With(settings)
 	if err != nil {
-		s = newUnsuited(of, name, settings, err)
+		q.log.limited(slog.LevelError, "settings that were in use do not suit the tokens any more", "path", name, "err", err)
+		return nil
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -172,31 +150,21 @@ func (q *sequences) add(s Sequence, user uint32) (number int) {
 		return 0
 	}
 	q.shared.Add(number, s.Spec().Name, s.Spec().Start, user)
-	q.ofUser[user]++
 	q.byNumber[number].Store(&s)
-	q.byName[s.Spec().Name] = number
-	q.split[number].Store(uint32(q.byName[splitOf(s.Spec().Name)]))
+	q.name(number, s.Spec().Name, user)
 	return number
 }
 
-// splitOf is the number of the split that a sequence belongs to, or belonged to when it was last used. It is 0 for number 0.
-func (q *sequences) splitOf(number int) int {
-	split := int(q.split[number].Load())
-	if split > 0 || number == 0 {
-		return split
-	}
-	name := splitOf(q.shared.Sequences[number].Name()) // of an earlier worker
-	for split = 1; split < q.splits && q.shared.Sequences[split].Name() != name; split++ {
-	}
-	q.split[number].Store(uint32(split))
-	return split
+// name notes the name of a sequence that user looked up. The caller holds mu, or is alone.
+func (q *sequences) name(number int, name string, user uint32) {
+	split, _, _ := strings.Cut(name, "/")
+	q.byName[name] = number
+	q.ofUser[user]++
+	q.split[number].Store(uint32(q.byName[split]))
 }
 
-// splitOf is the split that a name begins with.
-func splitOf(name string) string {
-	split, _, _ := strings.Cut(name, "/")
-	return split
-}
+// splitOf is the number of the split that a sequence belongs to, or belonged to when it was last used. It is 0 for number 0.
+func (q *sequences) splitOf(number int) int { return int(q.split[number].Load()) }
 
 // with returns the sequence of directory dir under the settings in name. It counts no lookup.
 func (q *sequences) with(dir inode, name string) (Sequence, syscall.Errno) {
@@ -216,12 +184,9 @@ func (q *sequences) with(dir inode, name string) (Sequence, syscall.Errno) {
 	return s, 0
 }
 
-// acquire returns the number of a sequence that with returned, for request id of a user, and counts a lookup of it. It waits for index.
+// acquire returns the number of a sequence that with returned, for request id of a user, and counts a lookup of it.
 func (q *sequences) acquire(s Sequence, dir inode, name string, id uint64, user uint32) (number int, errno syscall.Errno) {
 	q.mu.Lock()
-	for q.indexed < state.MaxSequences {
-		q.known.Wait()
-	}
 	number, known := q.byName[s.Spec().Name]
 	if !known {
 		if user != 0 && user != q.owner && q.ofUser[user] >= q.quota {
@@ -249,9 +214,7 @@ func (q *sequences) acquire(s Sequence, dir inode, name string, id uint64, user 
 		time.Sleep(time.Millisecond)
 	}
 	if number == 0 {
-		q.fullLogged.Do(func() {
-			q.log.Error("too many settings directories are in use: new ones fail with ENOSPC", "most", state.MaxSequences-1)
-		})
+		q.log.limited(slog.LevelError, "too many settings directories are in use: new ones fail with ENOSPC", "most", state.MaxSequences-1)
 		return 0, syscall.ENOSPC
 	}
 	return number, 0
@@ -301,15 +264,12 @@ func (q *sequences) forget(number int, lookups uint64) {
 		return
 	}
 	q.shared.Remove(number)
-	if number <= q.indexed {
-		delete(q.byName, entry.Name())
-		q.ofUser[entry.User()]--
-		q.free = append(q.free, number)
-	}
+	delete(q.byName, entry.Name())
+	q.ofUser[entry.User()]--
+	q.free = append(q.free, number)
 }
 
-// now looks at the token files of a sequence, as [Sequence.Now] does, and returns the Sequence of the tokens that are there. A changed
-// one replaces that of the number. now returns nil and an error where the kernel has forgotten the sequence.
+// now is [Sequence.Now] for the sequence of a number, for which it keeps a changed one. Where there is none, it returns nil and an error.
 func (q *sequences) now(number int, k uint64) (Sequence, error) {
 	was := q.get(number)
 	if was == nil {
@@ -333,7 +293,7 @@ func (q *sequences) fault(number int, err string) (name string) {
 	return entry.Name()
 }
 
-var errForgotten = fmt.Errorf("the kernel has forgotten the file since (%w)", syscall.ESTALE)
+var errForgotten = fmt.Errorf("the kernel has forgotten the file, or its settings do not suit the tokens any more (%w)", syscall.ESTALE)
 
 // all calls visit for every sequence, without mu.
 func (q *sequences) all(visit func(number int, name, fault string)) {

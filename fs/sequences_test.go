@@ -214,7 +214,6 @@ func TestQuotaOfSettings(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		q.index()
 		return q
 	}
 	look := func(q *sequences, user uint32, name string, want syscall.Errno) (number int) {

@@ -94,7 +94,6 @@ type front struct{ fuse.RawFileSystem }
 
 // start starts what runs beside the answers until ended is closed.
 func (t *tree) start(server *fuse.Server, remaps func() (mapped, busy int64), ended <-chan struct{}) {
-	go t.sequences.index()
 	go t.tellRemaps(remaps, ended)
 	for range invalidators {
 		go t.invalidate(server, ended)

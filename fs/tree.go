@@ -70,7 +70,6 @@ type StoreUse struct {
 }
 
 // newTree makes the tree of a mount. It continues from the shared state, in which no other process works any more.
-// sequences.index must follow, and may take a while.
 func newTree(mountpoint string, splits []Sequence, shared *state.Shared, limits *guard.Limits, log *limitedLog, o Options) (*tree, error) {
 	sequences, err := newSequences(splits, shared, o)
 	if err != nil {

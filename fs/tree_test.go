@@ -117,7 +117,6 @@ func growLogging(t testing.TB, log *slog.Logger, shared *state.Shared, sequences
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.sequences.index()
 	return tr
 }
 
