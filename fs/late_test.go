@@ -174,17 +174,6 @@ func TestLateHandlerOfAForgottenFile(t *testing.T) {
 	}
 }
 
-// A late read of a text that another process opened keeps no text.
-func TestLateReadOfAResumedText(t *testing.T) {
-	tr := plant(t, counting("train", 1000))
-	in := &fuse.ReadIn{Fh: 77, Size: 100, ReadFlags: fuse.READ_LOCKOWNER}
-	in.NodeId, in.Unique = uint64(makeInode(infoFile, 1, 0)), 2
-	tr.Read(late, in, make([]byte, 100))
-	if n := len(tr.texts.open); n > 0 {
-		t.Errorf("%d texts are kept for nobody", n)
-	}
-}
-
 // A batch that is made ahead is read in parts no longer than a request, however long its rows are.
 func TestBatchesAheadAreReadInParts(t *testing.T) {
 	for _, shape := range [][]int{{1, 3 << 20}, {3, 300_000}, {1000, 1}, {5, 700, 300}} {

@@ -104,7 +104,7 @@ func (t *tree) Read(late <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Rea
 		}
 		return nil, fuse.EINVAL
 	}
-	if text := t.textOf(late, i, in.Fh, in.Offset); text != nil {
+	if text := t.textOf(i, in.Fh, in.Offset); text != nil {
 		return fuse.ReadResultData(buf[:copy(buf, text[min(in.Offset, uint64(len(text))):])]), fuse.OK
 	}
 	answer, err := t.readArrays(late, i, in, buf)
@@ -190,34 +190,15 @@ var maxGap = 16 * int64(os.Getpagesize())
 const maxTries = 10
 
 // textOf returns what a text shows on a handle to a reader of byte off, and nil for other files.
-func (t *tree) textOf(late <-chan struct{}, i inode, fh, off uint64) []byte {
+func (t *tree) textOf(i inode, fh, off uint64) []byte {
 	content, isText := i.kind().entry().content.(text)
 	switch {
 	case !isText:
 		return nil
-	case !i.kind().isLiveText():
-		return content.show(&t.texts, i)
+	case i.kind().isLiveText():
+		return t.texts.of(i, fh, off)
 	}
-	if text, ok := t.texts.of(fh); ok {
-		return text
-	}
-	// It was evicted, or another process opened it. The text that is made here may differ.
-	size := fh & (1<<textBits - 1)
-	if off > 0 && off >= size {
-		return []byte{}
-	}
-	if t.isForgotten(i, t.sequence(i)) {
-		return nil
-	}
-	text := content.show(&t.texts, i)
-	if off > 0 && uint64(len(text)) != size {
-		return nil
-	}
-	t.texts.hold(fh, text)
-	if isClosed(late) { // and so may be the handle
-		t.texts.release(fh)
-	}
-	return text
+	return content.show(&t.texts, i)
 }
 
 // readBatches answers with len(buf) bytes from byte off on of a file that begins with batch k of s. They lie within the file.

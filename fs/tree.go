@@ -7,7 +7,6 @@
 package fs
 
 import (
-	"container/list"
 	"errors"
 	"log/slog"
 	"strconv"
@@ -85,7 +84,7 @@ func newTree(mountpoint string, splits []Sequence, shared *state.Shared, limits 
 		texts: texts{
 			readme: readmeOf(mountpoint, splits), programVersion: o.ProgramVersion, began: time.Unix(0, shared.Began),
 			shared: shared, sequences: sequences, memory: func() memoryUse { return memoryUseOf(o, prefetcher, limits) },
-			most: int(o.TextBytes), open: map[uint64]*list.Element{},
+			most: int(o.TextBytes), open: map[uint64][]byte{},
 		},
 		prefetcher: prefetcher,
 		reads:      reads{handles: handles, assigned: map[uint64]assignment{}},
