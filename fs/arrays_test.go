@@ -111,7 +111,7 @@ func TestAnyReadIsASlice(t *testing.T) {
 func TestNamesOfArrays(t *testing.T) {
 	tr := plant(t, manyArrays(3))
 	listed := 0
-	for _, e := range tr.entries(tr.find("train")) {
+	for _, e := range tr.entries(tr.find("train"), 0) {
 		if e.inode.kind() == batchesArrayNPY {
 			listed++
 		}

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"errors"
+	"log/slog"
 	"math"
 	"os"
 	"strings"
@@ -60,7 +61,7 @@ func (t *tree) openNext(i inode, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status
 	}
 	fh, ok := t.handles.Open(i.sequence(), in.Flags&syscall.O_NONBLOCK != 0, in.Unique)
 	if !ok {
-		t.fullLogged.Do(func() { t.log.Error("too many open handles of next: opens fail with ENFILE", "most", state.MaxHandles) })
+		t.log.limited(slog.LevelError, "too many open handles of next: opens fail with ENFILE", "most", state.MaxHandles)
 		return fuse.Status(syscall.ENFILE)
 	}
 	out.Fh, out.OpenFlags = fh, uncached
@@ -266,10 +267,8 @@ func readShown(s Sequence, dst []byte, k uint64, off, from, shown int64) error {
 
 // logUncached says which program maps next, because the SIGBUS that ends it does not say why.
 func (t *tree) logUncached(i inode, pid uint32) {
-	t.uncachedLogged.Do(func() {
-		comm, _ := os.ReadFile(process.Dir(int(pid)) + "/comm")
-		t.log.Warn("a program maps a file that cannot be mapped, and gets SIGBUS, or calls sendfile with it, and gets EINVAL: "+
-			"it should read the file, or map batch/<k> or batches.npy (logged once)",
-			"file", i.kind().entry().name, "pid", pid, "program", strings.TrimSpace(string(comm)))
-	})
+	comm, _ := os.ReadFile(process.Dir(int(pid)) + "/comm")
+	t.log.limited(slog.LevelWarn, "a program maps a file that cannot be mapped, and gets SIGBUS, or calls sendfile with it, and gets EINVAL: "+
+		"it should read the file, or map batch/<k> or batches.npy",
+		"file", i.kind().entry().name, "pid", pid, "program", strings.TrimSpace(string(comm)))
 }

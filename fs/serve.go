@@ -63,7 +63,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 	ended := make(chan struct{})
 	t.start(server, o.Remaps, ended)
 	go func() {
-		w.AnswerPings(func() { guarded.CheckLock(); t.checkLocks() })
+		w.AnswerPings(guarded.CheckLock)
 		stop <- supervise.ErrReplaced
 	}()
 	o.Log.Debug("this process serves", "pid", os.Getpid(), "workers", w.Shared.Workers.Load())

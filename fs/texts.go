@@ -5,8 +5,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -233,10 +231,7 @@ func RemapAdvice(mapped, busy int64) string {
 // residentBytes is this process's resident memory, or 0 where the kernel does not say.
 func residentBytes() int64 {
 	statm, _ := os.ReadFile("/proc/self/statm")
-	fields := strings.Fields(string(statm))
-	if len(fields) < 2 {
-		return 0
-	}
-	pages, _ := strconv.ParseInt(fields[1], 10, 64)
+	var size, pages int64
+	fmt.Sscan(string(statm), &size, &pages)
 	return pages * int64(os.Getpagesize())
 }

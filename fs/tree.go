@@ -11,7 +11,6 @@ import (
 	"log/slog"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -34,8 +33,6 @@ type tree struct {
 	log                *limitedLog
 	mode               uint32 // of files
 	owner              fuse.Owner
-	uncachedLogged     sync.Once
-	fullLogged         sync.Once
 }
 
 // forever is the longest time that the kernel can remember attributes for.
@@ -108,22 +105,13 @@ func memoryUseOf(o Options, p *prefetcher, limits *guard.Limits) memoryUse {
 	return m
 }
 
-// checkLocks takes and releases each lock that requests need. It blocks if one is never released.
-func (t *tree) checkLocks() {
-	t.handles.CheckLock()
-	for _, mu := range []*sync.Mutex{&t.sequences.mu, &t.prefetcher.mu, &t.reads.mu, &t.texts.mu} {
-		mu.Lock()
-		mu.Unlock() //lint:ignore SA2001 only whether it can be taken matters
-	}
-}
-
 // Split is the number of the split that a node belongs to, or 0.
 func (t *tree) Split(node uint64) int { return t.sequences.splitOf(inode(node).sequence()) }
 
 // sequence is the sequence of a file, or nil for a file of the whole mount.
 func (t *tree) sequence(i inode) Sequence { return t.sequences.get(i.sequence()) }
 
-// isForgotten says whether i is a file of a sequence, s, that the kernel has forgotten. Only a late handler meets such a file.
+// isForgotten says whether i is a file of a sequence, s, that is gone: see errForgotten.
 func (t *tree) isForgotten(i inode, s Sequence) bool { return s == nil && i.sequence() > 0 }
 
 // A dirEntry is a name in a directory.
@@ -132,23 +120,28 @@ type dirEntry struct {
 	inode inode
 }
 
-// entries are what readdir lists. Batches are without number, and are not listed.
-func (t *tree) entries(dir inode) (list []dirEntry) {
+// entries are the names in a directory. Those in batch/ begin with the number k, which is left out.
+func (t *tree) entries(dir inode, k uint64) []dirEntry {
+	list := make([]dirEntry, 0, len(table))
+	s := t.sequence(dir)
+	if t.isForgotten(dir, s) {
+		return nil
+	}
 	for _, r := range table {
 		switch {
-		case r.in != dir.kind() || r.in == batchDir:
+		case r.in != dir.kind():
 		case r.kind == splitDir:
 			for n := 1; n <= t.sequences.splits; n++ {
 				list = append(list, dirEntry{t.sequences.get(n).Spec().Name, makeInode(splitDir, n, 0)})
 			}
-		case r.kind.isOfOneArray():
-			s := t.sequences.get(dir.sequence())
+		case r.kind.isOfOneArray() && k < 1<<arrayShift:
 			for n, a := range beside(s) {
-				i := makeArrayInode(r.kind, dir.sequence(), s.Spec().Batch.Main+n, 0).ofVersion(s.Spec().Version)
+				i := makeArrayInode(r.kind, dir.sequence(), s.Spec().Batch.Main+n, k).ofVersion(s.Spec().Version)
 				list = append(list, dirEntry{strings.Replace(r.name, "%", a.Name, 1), i})
 			}
+		case r.kind.isOfOneArray():
 		case r.kind.isNumbered():
-			list = append(list, dirEntry{r.name, t.numbered(r.kind, dir.sequence(), 0)})
+			list = append(list, dirEntry{r.name, makeInode(r.kind, dir.sequence(), k).ofVersion(s.Spec().Version)})
 		case r.kind == batchDir:
 			list = append(list, dirEntry{r.name, makeInode(batchDir, dir.sequence(), dir.rest())})
 		default:
@@ -161,43 +154,20 @@ func (t *tree) entries(dir inode) (list []dirEntry) {
 // beside are the arrays of a batch that have files of their own.
 func beside(s Sequence) []array.Array { return s.Spec().Batch.Arrays[s.Spec().Batch.Main:] }
 
-// numbered is the inode of a numbered file of the tokens as they were last seen.
-func (t *tree) numbered(k kind, sequence int, batch uint64) inode {
-	return makeInode(k, sequence, batch).ofVersion(t.sequences.get(sequence).Spec().Version)
-}
-
 // lookup finds a name in a directory, except settings.
 func (t *tree) lookup(dir inode, name string) inode {
+	var k uint64
 	if dir.kind() == batchDir {
-		return t.lookupBatch(dir.sequence(), name)
+		digits := name[:len(name)-len(strings.TrimLeft(name, "0123456789"))]
+		var err error
+		if k, err = strconv.ParseUint(digits, 10, 64); err != nil || k >= MaxBatches || len(digits) > 1 && digits[0] == '0' {
+			return noSuchInode
+		}
+		name = name[len(digits):]
 	}
-	for _, e := range t.entries(dir) {
+	for _, e := range t.entries(dir, k) {
 		if e.name == name {
 			return e.inode
-		}
-	}
-	return noSuchInode
-}
-
-// lookupBatch finds a name in the directory batch of a sequence: a number, and what follows it.
-func (t *tree) lookupBatch(sequence int, name string) inode {
-	digits := name[:len(name)-len(strings.TrimLeft(name, "0123456789"))]
-	k, err := strconv.ParseUint(digits, 10, 64)
-	if err != nil || k >= MaxBatches || strconv.FormatUint(k, 10) != digits {
-		return noSuchInode
-	}
-	for _, r := range table {
-		switch {
-		case r.in != batchDir:
-		case r.kind.isOfOneArray():
-			s := t.sequences.get(sequence)
-			for n, a := range beside(s) {
-				if k < 1<<arrayShift && strings.Replace(r.name, "%", a.Name, 1) == name[len(digits):] {
-					return makeArrayInode(r.kind, sequence, s.Spec().Batch.Main+n, k).ofVersion(s.Spec().Version)
-				}
-			}
-		case r.name == name[len(digits):]:
-			return t.numbered(r.kind, sequence, k)
 		}
 	}
 	return noSuchInode
@@ -332,7 +302,11 @@ func (t *tree) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryLis
 		up = makeInode(splitDir, dir.sequence(), dir.rest())
 	}
 	list := []fuse.DirEntry{{Name: ".", Mode: syscall.S_IFDIR, Ino: in.NodeId}, {Name: "..", Mode: syscall.S_IFDIR, Ino: uint64(up)}}
-	for _, e := range t.entries(dir) {
+	var entries []dirEntry
+	if dir.kind() != batchDir { // batches are without number
+		entries = t.entries(dir, 0)
+	}
+	for _, e := range entries {
 		mode := uint32(syscall.S_IFREG)
 		if e.inode.kind().isDir() {
 			mode = syscall.S_IFDIR

@@ -241,7 +241,7 @@ func TestListedNamesExist(t *testing.T) {
 		if dir != "" {
 			d = tr.find(dir)
 		}
-		for _, e := range tr.entries(d) {
+		for _, e := range tr.entries(d, 0) {
 			if i := tr.lookup(d, e.name); i != e.inode || i.kind() == 0 {
 				t.Errorf("%s/%s is listed as %#x and found as %#x", dir, e.name, e.inode, i)
 			}
