@@ -43,8 +43,7 @@ type FileSystem interface {
 // Lock order: mu, then the locks of GiveBack and Answered.
 type Guard struct {
 	FileSystem
-	o        Options
-	failures failures
+	o Options
 
 	mu       sync.Mutex
 	requests []*request // under way; guarded by mu, as what they hold is, and the attempts of Shared
@@ -79,6 +78,8 @@ const (
 	longWait = time.Second
 	// While so many handlers of a split are stuck, its other requests fail at once.
 	maxStuck = 16
+	// The kernel repeats a failed read for the page cache again and again for some mappings: this leaves it little of a processor.
+	pageCachePause = time.Millisecond
 )
 
 var errExhausted = fmt.Errorf("given up: %d processes ended by themselves while this had no answer", state.MaxAttempts)
@@ -123,7 +124,7 @@ func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (result fus
 		},
 		func() {}) // GiveBack did it
 	if !status.Ok() && ForPageCache(in) {
-		g.failures.pause(in.NodeId, in.Offset)
+		time.Sleep(pageCachePause)
 	}
 	return result, status
 }
