@@ -2,7 +2,6 @@ package fs
 
 import (
 	"log/slog"
-	"runtime"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -153,21 +152,21 @@ func (p *prefetcher) make(st *stream, b *buffer) {
 }
 
 // readInParts is Read for a whole batch that no request waits for. To read a part of a long row takes memory for that part, so
-// parts are as long as requests. In between, requests have the processor.
+// parts are as long as requests.
 func readInParts(s Sequence, dst []byte, k uint64) error {
-	part := mount.MaxRequest
-	if row := int(s.Spec().Batch.RowBytes(0)); row < part {
-		part -= part % row
-	}
-	for off := 0; off < len(dst); off += part {
-		if off > 0 {
-			runtime.Gosched()
-		}
-		if err := s.Read(dst[off:min(off+part, len(dst))], k, int64(off)); err != nil {
+	for off := 0; off < len(dst); off += mount.MaxRequest {
+		if err := s.Read(dst[off:min(off+mount.MaxRequest, len(dst))], k, int64(off)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// memory is the bytes of all buffers.
+func (p *prefetcher) memory() int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.used
 }
 
 // claim returns the buffer for one of the next batches that is neither made nor being made, locked for writing, or nil.

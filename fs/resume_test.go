@@ -155,7 +155,7 @@ func TestNamesAreForgottenAfterADeath(t *testing.T) {
 		tr = grow(t, tr.shared, s)
 		for len(tr.sequences.recent) > maxRecent {
 			n := tr.sequences.outdated()
-			tr.sequences.invalidated()
+			tr.shared.ForgetNames(1)
 			if number, ok := known[n]; ok { // as the kernel does when it is told
 				tr.sequences.forget(number, 1)
 				delete(known, n)

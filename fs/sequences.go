@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/hanwen/go-fuse/v2/fuse"
+
 	"batchfs/cache/array"
 	"batchfs/fs/state"
 )
@@ -166,58 +168,55 @@ func (q *sequences) name(number int, name string, user uint32) {
 // splitOf is the number of the split that a sequence belongs to, or belonged to when it was last used. It is 0 for number 0.
 func (q *sequences) splitOf(number int) int { return int(q.split[number].Load()) }
 
-// with returns the sequence of directory dir under the settings in name. It counts no lookup.
-func (q *sequences) with(dir inode, name string) (Sequence, syscall.Errno) {
+// lookup returns the sequence of directory dir under the settings in name, and its number, for request id of a user. It counts a lookup.
+func (q *sequences) lookup(dir inode, name string, id uint64, user uint32) (s Sequence, number int, errno syscall.Errno) {
 	of, _ := q.now(dir.sequence(), 0) // readers get the error
 	if of == nil {
-		return nil, syscall.ESTALE
+		return nil, 0, syscall.ESTALE
 	}
 	s, err := of.With(name)
 	if err != nil {
-		path := of.Spec().Name + "/" + name
-		q.log.limited(slog.LevelWarn, "no such settings", "path", path, "err", err)
+		q.log.limited(slog.LevelWarn, "no such settings", "path", of.Spec().Name+"/"+name, "err", err)
 		if errors.Is(err, syscall.ENOENT) {
-			return nil, syscall.ENOENT
+			return nil, 0, syscall.ENOENT
 		}
-		return nil, syscall.EINVAL
+		return nil, 0, syscall.EINVAL
 	}
-	return s, 0
+	number, waiting, errno := q.acquire(s, state.Name{Dir: uint64(dir), Name: name}, id, user)
+	switch {
+	case errno == syscall.EDQUOT:
+		q.log.limited(slog.LevelWarn, "a user has as many settings directories as mount.settings_per_user allows: new ones fail with EDQUOT",
+			"uid", user, "settings_per_user", q.quota)
+	case errno == syscall.ENOSPC:
+		q.log.limited(slog.LevelError, "too many settings directories are in use: new ones fail with ENOSPC", "most", state.MaxSequences-1)
+	case waiting > tooMany:
+		time.Sleep(time.Millisecond)
+	}
+	return s, number, errno
 }
 
-// acquire returns the number of a sequence that with returned, for request id of a user, and counts a lookup of it.
-func (q *sequences) acquire(s Sequence, dir inode, name string, id uint64, user uint32) (number int, errno syscall.Errno) {
+// acquire returns the number of a sequence that was looked up by a name, and how many names the kernel may know.
+func (q *sequences) acquire(s Sequence, name state.Name, id uint64, user uint32) (number, names int, errno syscall.Errno) {
 	q.mu.Lock()
+	defer q.mu.Unlock()
 	number, known := q.byName[s.Spec().Name]
 	if !known {
 		if user != 0 && user != q.owner && q.ofUser[user] >= q.quota {
-			q.mu.Unlock()
-			q.log.limited(slog.LevelWarn, "a user has as many settings directories as mount.settings_per_user allows: new ones fail with EDQUOT",
-				"uid", user, "settings_per_user", q.quota)
-			return 0, syscall.EDQUOT
+			return 0, 0, syscall.EDQUOT
 		}
-		number = q.add(s, user)
+		if number = q.add(s, user); number == 0 {
+			return 0, 0, syscall.ENOSPC
+		}
 	}
 	if number > q.splits {
 		q.shared.CountLookup(number, id)
 	}
-	if number > 0 {
-		looked := state.Name{Dir: uint64(dir), Name: name}
-		q.shared.NoteName(looked)
-		q.recent = append(q.recent, looked)
-	}
-	waiting := len(q.recent)
-	q.mu.Unlock()
-	if waiting > maxRecent {
+	q.shared.NoteName(name)
+	q.recent = append(q.recent, name)
+	if len(q.recent) > maxRecent {
 		q.many.Signal()
 	}
-	if waiting > tooMany {
-		time.Sleep(time.Millisecond)
-	}
-	if number == 0 {
-		q.log.limited(slog.LevelError, "too many settings directories are in use: new ones fail with ENOSPC", "most", state.MaxSequences-1)
-		return 0, syscall.ENOSPC
-	}
-	return number, 0
+	return number, len(q.recent), 0
 }
 
 // countLookup counts a lookup of a file of a sequence, for request id. Splits never end, so theirs are not counted.
@@ -230,7 +229,21 @@ func (q *sequences) countLookup(number int, id uint64) {
 	q.shared.CountLookup(number, id)
 }
 
-// outdated blocks until a name should be invalidated, and returns it. invalidated must follow.
+// invalidate tells the kernel to forget outdated names, until ended is closed.
+func (q *sequences) invalidate(server *fuse.Server, ended <-chan struct{}) {
+	for {
+		n := q.outdated()
+		server.EntryNotify(n.Dir, n.Name) // an error means that the kernel has forgotten it by itself
+		if isClosed(ended) {
+			return // the kernel may not know: the next worker tells it
+		}
+		q.mu.Lock()
+		q.shared.ForgetNames(1)
+		q.mu.Unlock()
+	}
+}
+
+// outdated blocks until a name should be invalidated, and returns it.
 func (q *sequences) outdated() (n state.Name) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -239,13 +252,6 @@ func (q *sequences) outdated() (n state.Name) {
 	}
 	n, q.recent = q.recent[0], q.recent[1:]
 	return n
-}
-
-// invalidated notes that the kernel was told to forget a name.
-func (q *sequences) invalidated() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.shared.ForgetNames(1)
 }
 
 // forget notes that the kernel has forgotten so many lookups of files of a sequence.

@@ -28,11 +28,8 @@ func train(t *testing.T) (q *sequences, dir inode) {
 
 // lookUpBy is a lookup of settings by a user.
 func (q *sequences) lookUpBy(user uint32, dir inode, name string, id uint64) (number int, errno syscall.Errno) {
-	s, errno := q.with(dir, name)
-	if errno != 0 {
-		return 0, errno
-	}
-	return q.acquire(s, dir, name, id, user)
+	_, number, errno = q.lookup(dir, name, id, user)
+	return number, errno
 }
 
 func (q *sequences) mustLookUp(t *testing.T, dir inode, name string) int {

@@ -60,8 +60,11 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 	if _, err := unix.Write(w.Connection, notifyResend); err != nil && err != unix.EINVAL {
 		return fmt.Errorf("cannot ask the kernel to resend unanswered requests: %w", err)
 	}
-	ended := make(chan struct{})
-	t.start(server, o.Remaps, ended)
+	ended := make(chan struct{}) // closed when the answers to invalidations mean nothing any more
+	for range invalidators {
+		go t.sequences.invalidate(server, ended)
+	}
+	go t.tellRemaps()
 	go func() {
 		w.AnswerPings(guarded.CheckLock)
 		stop <- supervise.ErrReplaced
@@ -72,14 +75,13 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 		return err
 	}
 	served := make(chan struct{})
-	go guarded.Run(served)
+	go guarded.Run()
 	go func() {
 		server.Serve()
 		close(served)
 	}()
 	select {
 	case <-served:
-		close(ended)
 		return nil
 	case why := <-stop:
 		guarded.Stop()
@@ -92,30 +94,10 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 // front is what go-fuse serves: its server is made before there is a file system, which begins with the first request.
 type front struct{ fuse.RawFileSystem }
 
-// start starts what runs beside the answers until ended is closed.
-func (t *tree) start(server *fuse.Server, remaps func() (mapped, busy int64), ended <-chan struct{}) {
-	go t.tellRemaps(remaps, ended)
-	for range invalidators {
-		go t.invalidate(server, ended)
-	}
-}
-
-// invalidate tells the kernel to forget the names that sequences.outdated returns, until ended is closed.
-func (t *tree) invalidate(server *fuse.Server, ended <-chan struct{}) {
-	for {
-		n := t.sequences.outdated()
-		server.EntryNotify(n.Dir, n.Name) // an error means that the kernel has forgotten it by itself
-		if isClosed(ended) {
-			return // the kernel may not know: the next worker tells it
-		}
-		t.sequences.invalidated()
-	}
-}
-
 // tellRemaps updates the counters of remaps in the shared state, for commands that must not touch the mount.
-func (t *tree) tellRemaps(remaps func() (mapped, busy int64), ended <-chan struct{}) {
-	for ; !isClosed(ended); time.Sleep(time.Second) {
-		mapped, busy := remaps()
+func (t *tree) tellRemaps() {
+	for ; ; time.Sleep(time.Second) {
+		mapped, busy := t.o.Remaps()
 		t.shared.Remapped.Store(uint64(mapped))
 		t.shared.RemapBusy.Store(uint64(busy))
 	}

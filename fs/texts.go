@@ -8,37 +8,29 @@ import (
 	"sync"
 	"time"
 
+	"batchfs/fs/guard"
 	"batchfs/fs/state"
 	"batchfs/internal/jsontext"
 )
 
 // texts are the files of text: what they show, and what each open handle of a live one shows.
 //
-// Beyond most bytes, what handles show is dropped. It is made again when such a handle is read, as for a handle that another worker
-// opened.
+// Beyond Options.TextBytes, what handles show is dropped. It is made again when such a handle is read, as for a handle that another
+// worker opened.
 //
 // Lock order: mu last.
 type texts struct {
-	readme         []byte
-	programVersion string
-	began          time.Time
-	shared         *state.Shared
-	sequences      *sequences
-	most           int // bytes of texts that are kept, unless the newest is longer
-	memory         func() memoryUse
+	readme     []byte
+	o          Options
+	shared     *state.Shared
+	sequences  *sequences
+	prefetcher *prefetcher
+	limits     *guard.Limits
 
 	making sync.Mutex // held while status.json is made, which may be long: one at a time; before every other lock
 	mu     sync.Mutex
 	open   map[uint64][]byte // by handle; guarded by mu, as bytes
-	bytes  int
-}
-
-// A memoryUse is the memory that readers make this process take, in bytes, of all that they may.
-type memoryUse struct {
-	budget, replies, ahead, texts, tables int64
-	waiting                               int // requests that wait for a semaphore
-	store                                 *StoreUse
-	mapped, busy                          int64 // see Options.Remaps
+	bytes  int64
 }
 
 // The low textBits of a handle are the length of its text.
@@ -56,11 +48,11 @@ func (t *texts) keep(i inode) (fh uint64) {
 func (t *texts) hold(fh uint64, text []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.bytes+len(text) > t.most {
+	if t.bytes+int64(len(text)) > t.o.TextBytes {
 		clear(t.open)
 		t.bytes = 0
 	}
-	t.bytes += len(text) - len(t.open[fh])
+	t.bytes += int64(len(text) - len(t.open[fh]))
 	t.open[fh] = text
 }
 
@@ -87,7 +79,7 @@ func (t *texts) of(i inode, fh, off uint64) []byte {
 func (t *texts) release(fh uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.bytes -= len(t.open[fh])
+	t.bytes -= int64(len(t.open[fh]))
 	delete(t.open, fh)
 }
 
@@ -136,30 +128,31 @@ func (statusText) show(t *texts, _ inode) []byte {
 	t.making.Lock()
 	defer t.making.Unlock()
 	splits, idle := t.countedSplits()
-	m := t.memory()
+	mapped, busy := t.o.Remaps()
+	replies, waiting := t.limits.Use()
 	t.mu.Lock()
-	m.texts = int64(t.bytes)
+	texts := t.bytes
 	t.mu.Unlock()
 	members := []any{
-		"version", t.programVersion,
+		"version", t.o.ProgramVersion,
 		"pid", os.Getpid(),
 		"workers", t.shared.Workers.Load(),
-		"uptime_seconds", int64(time.Since(t.began).Seconds()),
+		"uptime_seconds", int64(time.Since(time.Unix(0, t.shared.Began)).Seconds()),
 		"resident_bytes", residentBytes(),
 		"memory", object(2,
-			"budget_bytes", m.budget,
-			"reply_bytes", m.replies,
-			"ahead_bytes", m.ahead,
-			"text_bytes", m.texts,
-			"table_bytes", m.tables),
-		"waiting", m.waiting,
+			"budget_bytes", t.o.Budget,
+			"reply_bytes", replies,
+			"ahead_bytes", t.prefetcher.memory(),
+			"text_bytes", texts,
+			"table_bytes", t.o.TableBytes()),
+		"waiting", waiting,
 		"idle_settings", idle,
 		"remap", object(2,
-			"mapped", m.mapped,
-			"busy", m.busy,
-			"advice", RemapAdvice(m.mapped, m.busy)),
+			"mapped", mapped,
+			"busy", busy,
+			"advice", RemapAdvice(mapped, busy)),
 	}
-	if u := m.store; u != nil {
+	if u := t.o.Store(); u != nil {
 		members = append(members, "store", object(2,
 			"requests", u.Requests,
 			"fetched_bytes", u.Bytes,

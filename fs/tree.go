@@ -1,9 +1,9 @@
 // Package fs is the tree of files that a mount shows.
 //
 // A file is an [inode] number: its kind, its sequence and, in batch/, its batch number; kinds.go has an entry for each kind. Every
-// file of batches is an optional header and then the bytes of batches. What a batch holds is decided elsewhere:
-// [Sequence]. Only next, next.npy and next.safetensors keep state per open
-// file; that state is in package state, so that another process can continue from it. [Serve] answers the kernel's requests.
+// file of batches is an optional header and then the bytes of batches, which a [Sequence] decides. Only next, next.npy and
+// next.safetensors keep state per open file; that state is in package state, so that another process can continue from it. [Serve]
+// answers the kernel's requests.
 package fs
 
 import (
@@ -31,8 +31,7 @@ type tree struct {
 	prefetcher         *prefetcher
 	reads              reads
 	log                *limitedLog
-	mode               uint32 // of files
-	owner              fuse.Owner
+	o                  Options
 }
 
 // forever is the longest time that the kernel can remember attributes for.
@@ -47,7 +46,7 @@ type Options struct {
 	TextBytes       int64                       // bytes for the texts that open files show
 	TableBytes      func() int64                // memory of the sequences
 	Budget          int64                       // bytes for all of this
-	Store           func() *StoreUse            // nil: nothing lies in a store, as where it returns nil
+	Store           func() *StoreUse            // returns nil where nothing lies in a store
 	Remaps          func() (mapped, busy int64) // reads of token files with a mapping, and those that had none because another read had one
 	Timeout         time.Duration               // within which every request has an answer
 	Mode            uint32                      // permission bits of files; users who may read files may list directories
@@ -79,30 +78,14 @@ func newTree(mountpoint string, splits []Sequence, shared *state.Shared, limits 
 		handles:       handles,
 		sequences:     sequences,
 		texts: texts{
-			readme: readmeOf(mountpoint, splits), programVersion: o.ProgramVersion, began: time.Unix(0, shared.Began),
-			shared: shared, sequences: sequences, memory: func() memoryUse { return memoryUseOf(o, prefetcher, limits) },
-			most: int(o.TextBytes), open: map[uint64][]byte{},
+			readme: readmeOf(mountpoint, splits), o: o, shared: shared, sequences: sequences, prefetcher: prefetcher, limits: limits,
+			open: map[uint64][]byte{},
 		},
 		prefetcher: prefetcher,
 		reads:      reads{handles: handles, assigned: map[uint64]assignment{}},
 		log:        log,
-		mode:       o.Mode,
-		owner:      fuse.Owner{Uid: o.UID, Gid: o.GID},
+		o:          o,
 	}, nil
-}
-
-// memoryUseOf is the use of each part of the budget, except texts.
-func memoryUseOf(o Options, p *prefetcher, limits *guard.Limits) memoryUse {
-	m := memoryUse{budget: o.Budget, tables: o.TableBytes()}
-	m.mapped, m.busy = o.Remaps()
-	if o.Store != nil {
-		m.store = o.Store()
-	}
-	p.mu.Lock()
-	m.ahead = p.used
-	p.mu.Unlock()
-	m.replies, m.waiting = limits.Use()
-	return m
 }
 
 // Split is the number of the split that a node belongs to, or 0.
@@ -180,26 +163,24 @@ func (t *tree) size(i inode, s Sequence) int64 {
 
 // The st_blksize of files is what C's stdio reads at once, and what it seeks to a multiple of.
 const (
-	// A page is larger on some machines.
-	stdioBlock = headerBytes
-	// For next: reading its first block again takes a new batch. x or y, or all of a small batch, is larger than this block, so
-	// stdio reads what it was asked for and no more. Files with a header need no such block: their batches begin behind the
-	// first one.
+	stdioBlock = headerBytes // a page is larger on some machines
+	// Reading the first block of next again takes a new batch, so the block is smaller than what one reads from next. Files with a
+	// header need no such block: their batches begin behind the first one.
 	nextBlock = 512
 )
 
 func (t *tree) attributes(i inode, s Sequence, out *fuse.Attr) {
-	*out = fuse.Attr{Ino: uint64(i), Size: uint64(t.size(i, s)), Mode: syscall.S_IFREG | t.mode, Nlink: 1}
+	*out = fuse.Attr{Ino: uint64(i), Size: uint64(t.size(i, s)), Mode: syscall.S_IFREG | t.o.Mode, Nlink: 1}
 	if i.kind().isDir() {
-		out.Mode, out.Nlink = syscall.S_IFDIR|t.mode|t.mode>>2, 2
+		out.Mode, out.Nlink = syscall.S_IFDIR|t.o.Mode|t.o.Mode>>2, 2
 	}
 	out.Blocks = (out.Size + 511) / 512
 	out.Blksize = stdioBlock
 	if i.kind() == nextRaw {
 		out.Blksize = nextBlock
 	}
-	out.Owner = t.owner
-	began := t.texts.began
+	out.Owner = fuse.Owner{Uid: t.o.UID, Gid: t.o.GID}
+	began := time.Unix(0, t.shared.Began)
 	out.SetTimes(&began, &began, &began)
 }
 
@@ -253,11 +234,7 @@ func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out
 
 // lookupSettings finds the directory of a split under settings.
 func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	s, errno := t.sequences.with(dir, name)
-	if errno != 0 {
-		return fuse.Status(errno)
-	}
-	number, errno := t.sequences.acquire(s, dir, name, header.Unique, header.Uid)
+	s, number, errno := t.sequences.lookup(dir, name, header.Unique, header.Uid)
 	if errno == 0 {
 		t.entry(settingsDir(number, dir, name), s, forever, out)
 	}

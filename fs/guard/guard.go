@@ -202,17 +202,10 @@ func (g *Guard) noteAnswer(id uint64) {
 	g.o.Shared.Answered.Add(1)
 }
 
-// Run answers late requests until done is closed.
-func (g *Guard) Run(done <-chan struct{}) {
-	ticker := time.NewTicker(g.o.tick())
-	defer ticker.Stop()
-	for {
-		select {
-		case <-done:
-			return
-		case <-ticker.C:
-			g.tick()
-		}
+// Run answers late requests. It returns never.
+func (g *Guard) Run() {
+	for range time.Tick(g.o.tick()) {
+		g.tick()
 	}
 }
 
