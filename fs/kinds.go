@@ -8,18 +8,17 @@ import (
 	"batchfs/fs/header"
 )
 
-// An entry says all that is special about a kind of files.
+// An entry says what is special about a kind of files.
 type entry struct {
 	kind    kind
 	in      kind    // the directories that hold it; 0: the root directory itself
-	name    string  // in such a directory; "" for a split, whose name is its own; in batch/, what follows the number; of a file of one array, with % for its name
+	name    string  // in such a directory, in batch/ what follows the number, with % for the name of an array; "" for a split
 	content content // and with it, how it is cached
-	about   string  // for the mount's README: what it is
+	about   string  // for the mount's README
 }
 
-// A content is what files of a kind show.
+// A content is what files of a kind show. s is a file's sequence, or nil for a file of the whole mount.
 type content interface {
-	// size is the size of a file in bytes. s is the file's sequence, or nil for a file of the whole mount.
 	size(t *texts, i inode, s Sequence) int64
 }
 
@@ -73,7 +72,7 @@ var byKind = func() (all [maxKinds]entry) {
 
 func (k kind) entry() *entry { return &byKind[k] }
 
-// batches is what k's files show of batches; the zero value for those that show other things.
+// batches is what k's files show of batches, or the zero value.
 func (k kind) batches() batches {
 	b, _ := k.entry().content.(batches)
 	return b
@@ -84,7 +83,7 @@ func (k kind) isNext() bool       { return k.batches().which == nextBatch }
 func (k kind) isOfOneArray() bool { return k.batches().oneArray }
 func (k kind) hasHeader() bool    { return k.batches().format != raw }
 
-// isLiveText reports whether the files show a text of the moment in which they are opened. Such texts are never cached.
+// isLiveText reports whether the files show a text of the moment in which they are opened, which is never cached.
 func (k kind) isLiveText() bool {
 	_, is := k.entry().content.(text)
 	return is && k != readmeFile
@@ -111,7 +110,7 @@ type batches struct {
 type which uint8
 
 const (
-	nextBatch  which = iota + 1 // the one that its handle holds: never cached, because all handles share the page cache
+	nextBatch  which = iota + 1 // the one that its handle holds
 	oneBatch                    // the one whose number is the file's name
 	everyBatch                  // batches 0 to Steps-1
 )
@@ -148,7 +147,6 @@ func (b batches) shown(i inode, s Sequence) (from, size int64) {
 	return 0, batch.MainBytes()
 }
 
-// headerBytes is the length of every header.
 const headerBytes = header.Bytes
 
 // header stands before batch k, or before all batches.
@@ -174,7 +172,7 @@ type computed interface {
 	read(i inode, s Sequence, dst []byte, off int64) error
 }
 
-// origins shows the sources of the rows of one batch, whose number is the file's name.
+// origins shows the sources of the rows of one batch.
 type origins struct{}
 
 func (origins) size(_ *texts, _ inode, s Sequence) int64 { return s.OriginLen() }
@@ -183,7 +181,6 @@ func (origins) read(i inode, s Sequence, dst []byte, off int64) error {
 	return s.ReadOrigin(dst, i.firstBatch(), off)
 }
 
-// tokens shows the tokens of all files, or what else they hold.
 type tokens struct{}
 
 func (tokens) size(_ *texts, _ inode, s Sequence) int64 { return s.Spec().TokensLen }
@@ -227,45 +224,39 @@ func (i inode) outdated(s Sequence) bool {
 
 // readmeOf is the file README of a mount.
 func readmeOf(mountpoint string, splits []Sequence) []byte {
-	var b strings.Builder
-	b.WriteString(`This is batchfs: training batches as files, read-only.
+	b := []byte(`This is batchfs: training batches as files, read-only.
 
 Every batch has a number, and batch k of a split never changes. The files of each split:
 
 `)
 	for _, e := range table {
-		name := e.name
-		if e.in == batchDir {
-			name = "batch/<k>" + e.name
-		}
-		name = strings.Replace(name, "%", "<array>", 1)
 		if e.about == "" {
 			continue
 		}
+		name := strings.Replace(e.name, "%", "<array>", 1)
+		if e.in == batchDir {
+			name = "batch/<k>" + name
+		}
 		const column = 24
-		fmt.Fprintf(&b, "  %-*s%s\n", column-2, name, strings.ReplaceAll(e.about, "\n", "\n"+strings.Repeat(" ", column)))
+		b = fmt.Appendf(b, "  %-*s%s\n", column-2, name, strings.ReplaceAll(e.about, "\n", "\n"+strings.Repeat(" ", column)))
 	}
-	b.WriteString(`
+	b = append(b, `
 A directory KEY=VALUE,... of a split, not listed by ls, is the split under other settings, with a
 cursor of its own: next in rank=3,world=8 is for the fourth of eight ranks.
 
-`)
+`...)
 	for _, s := range splits {
-		main := s.Spec().Batch.Stack()
-		var names, beside []string
+		main, path := s.Spec().Batch.Stack(), mountpoint+"/"+s.Spec().Name
+		var names []string
 		for _, a := range s.Spec().Batch.Arrays[:s.Spec().Batch.Main] {
 			names = append(names, a.Name)
 		}
-		for _, a := range s.Spec().Batch.Arrays[s.Spec().Batch.Main:] {
-			beside = append(beside, fmt.Sprintf("%s of shape (%s), %s", a.Name, header.Dims(a.Shape), a.DType))
+		b = fmt.Appendf(b, "%s: batches of shape (%s), %s, %d bytes\n", path, header.Dims(main.Shape), main.DType, main.Bytes())
+		b = fmt.Appendf(b, "  %s = numpy.load(%q)\n", strings.Join(names, ", "), path+"/next.npy")
+		for _, a := range beside(s) {
+			b = fmt.Appendf(b, "  Beside them, in next.safetensors and batch/<k>.%s.npy: shape (%s), %s\n", a.Name, header.Dims(a.Shape), a.DType)
 		}
-		path := mountpoint + "/" + s.Spec().Name
-		fmt.Fprintf(&b, "%s: batches of shape (%s), %s, %d bytes\n", path, header.Dims(main.Shape), main.DType, main.Bytes())
-		fmt.Fprintf(&b, "  %s = numpy.load(%q)\n\n", strings.Join(names, ", "), path+"/next.npy")
-		if len(beside) > 0 {
-			fmt.Fprintf(&b, "  In next.safetensors, and each as batch/<k>.<array>.npy: %s\n\n", strings.Join(beside, "; "))
-		}
+		b = append(b, '\n')
 	}
-	b.WriteString("status.json has counters and the last error of each split.\n")
-	return []byte(b.String())
+	return append(b, "status.json has counters and the last error of each split.\n"...)
 }

@@ -48,8 +48,7 @@ type buffer struct {
 
 const (
 	maxStreams = 256
-	// A reader may be that many batches behind another of the same stream.
-	maxBehind = 64
+	maxBehind  = 64 // batches that a reader may be behind another of the same stream
 )
 
 // lookup notes that batch k of s is read. It returns the stream that k belongs to and, if k was made or is being made, its
@@ -67,13 +66,9 @@ func (p *prefetcher) lookup(s Sequence, k uint64) (*stream, *buffer) {
 		}
 	}
 	var b *buffer
-	if len(st.ring) > 0 {
-		b = st.ring[k%uint64(len(st.ring))]
-		if b.number != k {
-			b = nil
-		} else {
-			b.delivered.CompareAndSwap(-1, 0)
-		}
+	if n := uint64(len(st.ring)); n > 0 && st.ring[k%n].number == k {
+		b = st.ring[k%n]
+		b.delivered.CompareAndSwap(-1, 0)
 	}
 	p.mu.Unlock()
 	if b == nil {
@@ -87,8 +82,7 @@ func (p *prefetcher) lookup(s Sequence, k uint64) (*stream, *buffer) {
 	return st, b
 }
 
-// find returns the stream that batch k belongs to, a new one if it follows none. The caller holds mu, as of the functions
-// below.
+// find returns the stream that batch k belongs to, a new one if it follows none. The caller holds mu, as for the next two.
 func (p *prefetcher) find(s Sequence, k uint64) *stream {
 	for i, st := range slices.Backward(p.streams) {
 		if st.sequence == s && st.next <= k+maxBehind && k <= st.next+uint64(p.batches) {
@@ -131,12 +125,15 @@ func (p *prefetcher) makeRing(st *stream) {
 
 // fill makes the next batches of a stream, which is of a split, while no request waits.
 func (p *prefetcher) fill(st *stream, split int) {
-	for made := true; made && p.limits.TryAhead(split); {
+	for p.limits.TryAhead(split) {
 		b := p.claim(st)
-		if made = b != nil; made {
+		if b != nil {
 			p.make(st, b)
 		}
 		p.limits.EndAhead(split)
+		if b == nil {
+			return
+		}
 	}
 }
 
@@ -176,14 +173,9 @@ func (p *prefetcher) claim(st *stream) *buffer {
 	n := uint64(len(st.ring))
 	for k := st.next; k+1 < st.next+n && k < MaxBatches; k++ {
 		b := st.ring[k%n]
-		if b.number == k {
-			continue
-		}
 		part := b.delivered.Load()
-		if part >= 0 && part < st.main && b.number+maxBehind > k {
-			continue // a reader is in the middle
-		}
-		if !b.TryLock() {
+		inTheMiddle := part >= 0 && part < st.main && b.number+maxBehind > k // of being read
+		if b.number == k || inTheMiddle || !b.TryLock() {
 			continue
 		}
 		if b.bytes == nil {

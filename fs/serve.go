@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"reflect"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -173,9 +174,25 @@ func handshake(w *supervise.Worker, fs fuse.RawFileSystem, o *fuse.MountOptions)
 	return server, pair[1], nil
 }
 
+// residentBuffers makes a server read requests into memory whose first pages are there already. It returns the server's pool of
+// buffers, which go-fuse keeps to itself, and which each garbage collection empties. If a page is missing when a process that is
+// being killed reads a request, the kernel ends that request with EIO; one that it could copy is sent again, to the next worker.
+// Replies need no such care: a handler has just written them.
+func residentBuffers(server *fuse.Server) *sync.Pool {
+	field := reflect.ValueOf(server).Elem().FieldByName("readPool")
+	pool := reflect.NewAt(reflect.TypeFor[sync.Pool](), field.Addr().UnsafePointer()).Interface().(*sync.Pool)
+	allocate := pool.New
+	*pool = sync.Pool{New: func() any { // without the buffer of the first request
+		buf := allocate().([]byte)
+		// The first of these two pages holds all of a READ, the second the rest of a LOOKUP.
+		buf[0], buf[4095] = 0, 0
+		return buf
+	}}
+	return pool
+}
+
 // leave replaces the server's connection, descriptor fd, by /dev/null, and interrupts the threads that read from it, because a
-// request that the kernel is copying when its process dies may fail. Answers go nowhere from then on; the kernel sends those
-// requests again, to the next worker.
+// request that the kernel is copying when its process dies may fail. The kernel sends unanswered requests to the next worker.
 func leave(fd int, served <-chan struct{}) {
 	nobody, err := unix.Open("/dev/null", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err == nil {
@@ -190,22 +207,18 @@ func leave(fd int, served <-chan struct{}) {
 	}
 	select {
 	case <-served:
-	case <-time.After(leaveLimit): // a handler waits for a disk
+	case <-time.After(50 * time.Millisecond): // a handler waits for a disk
 	}
 }
-
-const leaveLimit = 50 * time.Millisecond
 
 // notifyResend is FUSE_NOTIFY_RESEND, of Linux 6.9: the kernel sends every unanswered request again.
 var notifyResend = []byte{0: 16, 4: 7, 15: 0}
 
 // errorReply is the answer to a request that failed.
 func errorReply(id uint64, errno syscall.Errno) []byte {
-	reply := make([]byte, 16)
-	binary.NativeEndian.PutUint32(reply, 16)
-	binary.NativeEndian.PutUint32(reply[4:], uint32(-int32(errno)))
-	binary.NativeEndian.PutUint64(reply[8:], id)
-	return reply
+	reply := binary.NativeEndian.AppendUint32(nil, 16) // its length
+	reply = binary.NativeEndian.AppendUint32(reply, uint32(-int32(errno)))
+	return binary.NativeEndian.AppendUint64(reply, id)
 }
 
 // warnings logs what go-fuse logs.
