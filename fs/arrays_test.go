@@ -112,7 +112,7 @@ func TestNamesOfArrays(t *testing.T) {
 	tr := plant(t, manyArrays(3))
 	listed := 0
 	for _, e := range tr.entries(tr.find("train"), 0) {
-		if e.inode.kind() == batchesArrayNPY {
+		if inode(e.Ino).kind() == batchesArrayNPY {
 			listed++
 		}
 	}

@@ -71,18 +71,15 @@ func (i inode) rest() uint64 { return uint64(i >> 24) }
 // arrayShift is where in the rest of a file of one array its index among the arrays of a batch begins, which are array.Most at most.
 const arrayShift = 36
 
-// makeArrayInode is makeInode for a file of one array of each batch.
 func makeArrayInode(k kind, sequence, array int, rest uint64) inode {
 	return makeInode(k, sequence, uint64(array)<<arrayShift|rest)
 }
 
-// array is the index among the arrays of a batch, for a file of one array.
 func (i inode) array() int { return int(i.rest() >> arrayShift) }
 
 // withSmallVersion returns i, a file of batch/, with v modulo 8 as its version.
 func (i inode) withSmallVersion(v Version) inode { return i&^0xe0 | inode(v%8<<5) }
 
-// settingsDir is the directory of a sequence that was looked up under a name in dir.
 func settingsDir(sequence int, dir inode, name string) inode {
 	h := fnv.New64a()
 	binary.Write(h, binary.LittleEndian, uint64(dir))

@@ -3,12 +3,12 @@ package fs
 import (
 	"fmt"
 	"strings"
+	"syscall"
 
 	"batchfs/cache/array"
 	"batchfs/fs/header"
 )
 
-// An entry says what is special about a kind of files.
 type entry struct {
 	kind    kind
 	in      kind    // the directories that hold it; 0: the root directory itself
@@ -78,7 +78,14 @@ func (k kind) batches() batches {
 	return b
 }
 
-func (k kind) isDir() bool        { return k.entry().content == directory{} }
+func (k kind) isDir() bool { return k.entry().content == directory{} }
+func (k kind) mode() uint32 {
+	if k.isDir() {
+		return syscall.S_IFDIR
+	}
+	return syscall.S_IFREG
+}
+
 func (k kind) isNext() bool       { return k.batches().which == nextBatch }
 func (k kind) isOfOneArray() bool { return k.batches().oneArray }
 func (k kind) hasHeader() bool    { return k.batches().format != raw }
@@ -99,14 +106,12 @@ type directory struct{}
 
 func (directory) size(*texts, inode, Sequence) int64 { return 0 }
 
-// batches shows batches, one after the other, behind a header or none.
 type batches struct {
 	which    which
 	format   format
 	oneArray bool // the array whose index the inode has; else the main ones, or all in a .safetensors file
 }
 
-// which says what batches a file shows.
 type which uint8
 
 const (
@@ -149,7 +154,6 @@ func (b batches) shown(i inode, s Sequence) (from, size int64) {
 
 const headerBytes = header.Bytes
 
-// header stands before batch k, or before all batches.
 func (b batches) header(i inode, s Sequence, k uint64) []byte {
 	spec := s.Spec()
 	if b.format == safetensors {
@@ -172,7 +176,6 @@ type computed interface {
 	read(i inode, s Sequence, dst []byte, off int64) error
 }
 
-// origins shows the sources of the rows of one batch.
 type origins struct{}
 
 func (origins) size(_ *texts, _ inode, s Sequence) int64 { return s.OriginLen() }
@@ -187,7 +190,6 @@ func (tokens) size(_ *texts, _ inode, s Sequence) int64 { return s.Spec().Tokens
 
 func (tokens) read(_ inode, s Sequence, dst []byte, off int64) error { return s.ReadTokens(dst, off) }
 
-// firstBatch is the number of the first batch in a numbered file.
 func (i inode) firstBatch() uint64 {
 	switch {
 	case i.kind().isLong():
@@ -198,7 +200,6 @@ func (i inode) firstBatch() uint64 {
 	return i.rest()
 }
 
-// batches is what Sequence.Now takes for a numbered file: its batch, or AllBatches.
 func (i inode) batches() uint64 {
 	if i.kind().isLong() {
 		return array.AllBatches
@@ -206,7 +207,6 @@ func (i inode) batches() uint64 {
 	return i.firstBatch()
 }
 
-// ofVersion returns the inode of the numbered file i at version v of the tokens.
 func (i inode) ofVersion(v Version) inode {
 	switch {
 	case !i.kind().isLong():

@@ -105,7 +105,6 @@ func (p *prefetcher) dropOldest() {
 	p.streams = slices.Delete(p.streams, 0, 1)
 }
 
-// makeRing gives the last stream as many buffers as there is memory for: for the next batches, and the current one.
 func (p *prefetcher) makeRing(st *stream) {
 	n := min(int64(p.batches)+1, p.bytes/st.size)
 	if n < 2 {
@@ -123,7 +122,6 @@ func (p *prefetcher) makeRing(st *stream) {
 	}
 }
 
-// fill makes the next batches of a stream, which is of a split, while no request waits.
 func (p *prefetcher) fill(st *stream, split int) {
 	for p.limits.TryAhead(split) {
 		b := p.claim(st)
@@ -159,7 +157,6 @@ func readInParts(s Sequence, dst []byte, k uint64) error {
 	return nil
 }
 
-// memory is the bytes of all buffers.
 func (p *prefetcher) memory() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -18,7 +18,6 @@ import (
 	"batchfs/internal/process"
 )
 
-// OpenRows is 1 for opens that look at token files.
 func (t *tree) OpenRows(node uint64) int64 {
 	if k := inode(node).kind(); k.isNext() || k.isNumbered() || k == infoFile {
 		return 1
@@ -77,7 +76,6 @@ func (t *tree) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	}
 }
 
-// ReadRows says how many rows a read reads, and the length of its reply.
 func (t *tree) ReadRows(in *fuse.ReadIn) (rows int64, bytes int) {
 	i := inode(in.NodeId)
 	s := t.sequence(i)
@@ -115,7 +113,6 @@ func (t *tree) Read(late <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Rea
 	return answer, fuse.OK
 }
 
-// readArrays reads a file that shows batches or tokens.
 func (t *tree) readArrays(late <-chan struct{}, i inode, in *fuse.ReadIn, buf []byte) (result fuse.ReadResult, err error) {
 	s, off := t.sequence(i), int64(in.Offset)
 	if t.isForgotten(i, s) {
@@ -149,7 +146,12 @@ func (t *tree) readNext(late <-chan struct{}, i inode, in *fuse.ReadIn, span sta
 			return nil, err
 		}
 	}
-	read := readOf(in, span)
+	read := state.Read{
+		ID: in.Unique, FH: in.Fh, Span: span,
+		Thread:  uint64(in.Pid)<<32 | in.LockOwner&math.MaxUint32, // one of them is the same where the other is 0
+		Cut:     span.Len > mount.MaxRequest-maxGap && span.Off+span.Len < span.Size,
+		PastEnd: int64(in.Size) > span.Len,
+	}
 	for try := 1; ; try++ {
 		s := t.sequence(i)
 		if s == nil {
@@ -174,16 +176,6 @@ func (t *tree) readNext(late <-chan struct{}, i inode, in *fuse.ReadIn, span sta
 	}
 }
 
-// readOf is a read of next for package state, without the version.
-func readOf(in *fuse.ReadIn, span state.Span) state.Read {
-	return state.Read{
-		ID: in.Unique, FH: in.Fh, Span: span,
-		Thread:  uint64(in.Pid)<<32 | in.LockOwner&math.MaxUint32, // one of them is the same where the other is 0
-		Cut:     span.Len > mount.MaxRequest-maxGap && span.Off+span.Len < span.Size,
-		PastEnd: int64(in.Size) > span.Len,
-	}
-}
-
 // The first request of a long read(2) is shorter than mount.MaxRequest by up to a page for each iovec.
 var maxGap = 16 * int64(os.Getpagesize())
 
@@ -202,7 +194,6 @@ func (t *tree) textOf(i inode, fh, off uint64) []byte {
 	return content.show(&t.texts, i)
 }
 
-// readBatches answers with len(buf) bytes from byte off on of a file that begins with batch k of s. They lie within the file.
 // The answer may use buf for them.
 func (t *tree) readBatches(i inode, s Sequence, k uint64, off int64, buf []byte) (fuse.ReadResult, error) {
 	failpoint.Hit("read")

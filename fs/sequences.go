@@ -54,7 +54,6 @@ const (
 // maxNameLen is the longest name of a file in bytes, as statfs says.
 const maxNameLen = 255
 
-// newSequences continues from the shared state.
 func newSequences(splits []Sequence, shared *state.Shared, o Options) (*sequences, error) {
 	if len(splits) >= state.MaxSequences {
 		return nil, fmt.Errorf("%d splits, more than %d", len(splits), state.MaxSequences-1)
@@ -78,7 +77,6 @@ func newSequences(splits []Sequence, shared *state.Shared, o Options) (*sequence
 	return q, q.resume(splits)
 }
 
-// resume takes over the sequences of an earlier worker.
 func (q *sequences) resume(splits []Sequence) error {
 	bySplit := map[string]Sequence{}
 	for _, s := range splits {
@@ -254,7 +252,6 @@ func (q *sequences) outdated() (n state.Name) {
 	return n
 }
 
-// forget notes that the kernel has forgotten so many lookups of files of a sequence.
 func (q *sequences) forget(number int, lookups uint64) {
 	if number <= q.splits {
 		return

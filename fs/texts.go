@@ -44,7 +44,6 @@ func (t *texts) keep(i inode) (fh uint64) {
 	return fh
 }
 
-// hold keeps a text for a handle.
 func (t *texts) hold(fh uint64, text []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -221,7 +220,6 @@ func RemapAdvice(mapped, busy int64) string {
 	return ""
 }
 
-// residentBytes is this process's resident memory, or 0 where the kernel does not say.
 func residentBytes() int64 {
 	statm, _ := os.ReadFile("/proc/self/statm")
 	var size, pages int64

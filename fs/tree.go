@@ -88,7 +88,6 @@ func newTree(mountpoint string, splits []Sequence, shared *state.Shared, limits 
 	}, nil
 }
 
-// Split is the number of the split that a node belongs to, or 0.
 func (t *tree) Split(node uint64) int { return t.sequences.splitOf(inode(node).sequence()) }
 
 // sequence is the sequence of a file, or nil for a file of the whole mount.
@@ -97,44 +96,40 @@ func (t *tree) sequence(i inode) Sequence { return t.sequences.get(i.sequence())
 // isForgotten says whether i is a file of a sequence, s, that is gone: see errForgotten.
 func (t *tree) isForgotten(i inode, s Sequence) bool { return s == nil && i.sequence() > 0 }
 
-// A dirEntry is a name in a directory.
-type dirEntry struct {
-	name  string
-	inode inode
-}
-
 // entries are the names in a directory. Those in batch/ begin with the number k, which is left out.
-func (t *tree) entries(dir inode, k uint64) []dirEntry {
-	list := make([]dirEntry, 0, len(table))
+func (t *tree) entries(dir inode, k uint64) []fuse.DirEntry {
 	s := t.sequence(dir)
 	if t.isForgotten(dir, s) {
 		return nil
+	}
+	list := make([]fuse.DirEntry, 0, len(table))
+	add := func(name string, i inode) {
+		list = append(list, fuse.DirEntry{Name: name, Mode: i.kind().mode(), Ino: uint64(i)})
 	}
 	for _, r := range table {
 		switch {
 		case r.in != dir.kind():
 		case r.kind == splitDir:
 			for n := 1; n <= t.sequences.splits; n++ {
-				list = append(list, dirEntry{t.sequences.get(n).Spec().Name, makeInode(splitDir, n, 0)})
+				add(t.sequences.get(n).Spec().Name, makeInode(splitDir, n, 0))
 			}
 		case r.kind.isOfOneArray() && k < 1<<arrayShift:
 			for n, a := range beside(s) {
 				i := makeArrayInode(r.kind, dir.sequence(), s.Spec().Batch.Main+n, k).ofVersion(s.Spec().Version)
-				list = append(list, dirEntry{strings.Replace(r.name, "%", a.Name, 1), i})
+				add(strings.Replace(r.name, "%", a.Name, 1), i)
 			}
 		case r.kind.isOfOneArray():
 		case r.kind.isNumbered():
-			list = append(list, dirEntry{r.name, makeInode(r.kind, dir.sequence(), k).ofVersion(s.Spec().Version)})
+			add(r.name, makeInode(r.kind, dir.sequence(), k).ofVersion(s.Spec().Version))
 		case r.kind == batchDir:
-			list = append(list, dirEntry{r.name, makeInode(batchDir, dir.sequence(), dir.rest())})
+			add(r.name, makeInode(batchDir, dir.sequence(), dir.rest()))
 		default:
-			list = append(list, dirEntry{r.name, makeInode(r.kind, dir.sequence(), 0)})
+			add(r.name, makeInode(r.kind, dir.sequence(), 0))
 		}
 	}
 	return list
 }
 
-// beside are the arrays of a batch that have files of their own.
 func beside(s Sequence) []array.Array { return s.Spec().Batch.Arrays[s.Spec().Batch.Main:] }
 
 // lookup finds a name in a directory, except settings.
@@ -149,14 +144,13 @@ func (t *tree) lookup(dir inode, name string) inode {
 		name = name[len(digits):]
 	}
 	for _, e := range t.entries(dir, k) {
-		if e.name == name {
-			return e.inode
+		if e.Name == name {
+			return inode(e.Ino)
 		}
 	}
 	return noSuchInode
 }
 
-// size is the size of a file in bytes. s is the file's sequence.
 func (t *tree) size(i inode, s Sequence) int64 {
 	return i.kind().entry().content.size(&t.texts, i, s)
 }
@@ -170,9 +164,9 @@ const (
 )
 
 func (t *tree) attributes(i inode, s Sequence, out *fuse.Attr) {
-	*out = fuse.Attr{Ino: uint64(i), Size: uint64(t.size(i, s)), Mode: syscall.S_IFREG | t.o.Mode, Nlink: 1}
+	*out = fuse.Attr{Ino: uint64(i), Size: uint64(t.size(i, s)), Mode: i.kind().mode() | t.o.Mode, Nlink: 1}
 	if i.kind().isDir() {
-		out.Mode, out.Nlink = syscall.S_IFDIR|t.o.Mode|t.o.Mode>>2, 2
+		out.Mode, out.Nlink = out.Mode|t.o.Mode>>2, 2
 	}
 	out.Blocks = (out.Size + 511) / 512
 	out.Blksize = stdioBlock
@@ -184,7 +178,6 @@ func (t *tree) attributes(i inode, s Sequence, out *fuse.Attr) {
 	out.SetTimes(&began, &began, &began)
 }
 
-// attributesLast is how long the kernel may remember a file's attributes.
 func attributesLast(i inode) time.Duration {
 	if i.kind().isLiveText() {
 		return 0
@@ -192,16 +185,12 @@ func attributesLast(i inode) time.Duration {
 	return forever
 }
 
-func (t *tree) String() string { return "batchfs" }
-
 // LookupRows is 1 for lookups that look at token files: of settings, and of files that change with the tokens.
 func (t *tree) LookupRows(dir uint64, name string) int64 {
 	i := inode(dir)
-	if i.kind() == splitDir && isSettings(name) {
-		return 1
-	}
 	s := t.sequence(i)
-	if s != nil && s.Spec().Follows && (i.kind() == batchDir || t.lookup(i, name).kind().isNumbered()) {
+	follows := s != nil && s.Spec().Follows
+	if i.kind() == splitDir && isSettings(name) || follows && (i.kind() == batchDir || t.lookup(i, name).kind().isNumbered()) {
 		return 1
 	}
 	return 0
@@ -232,7 +221,6 @@ func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out
 	return fuse.OK
 }
 
-// lookupSettings finds the directory of a split under settings.
 func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	s, number, errno := t.sequences.lookup(dir, name, header.Unique, header.Uid)
 	if errno == 0 {
@@ -255,7 +243,6 @@ func (t *tree) entry(i inode, s Sequence, timeout time.Duration, out *fuse.Entry
 	out.SetAttrTimeout(attributesLast(i))
 }
 
-// Forget is called when the kernel drops a file that it looked up so many times.
 func (t *tree) Forget(node, lookups uint64) { t.sequences.forget(inode(node).sequence(), lookups) }
 
 func (t *tree) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
@@ -279,16 +266,8 @@ func (t *tree) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryLis
 		up = makeInode(splitDir, dir.sequence(), dir.rest())
 	}
 	list := []fuse.DirEntry{{Name: ".", Mode: syscall.S_IFDIR, Ino: in.NodeId}, {Name: "..", Mode: syscall.S_IFDIR, Ino: uint64(up)}}
-	var entries []dirEntry
 	if dir.kind() != batchDir { // batches are without number
-		entries = t.entries(dir, 0)
-	}
-	for _, e := range entries {
-		mode := uint32(syscall.S_IFREG)
-		if e.inode.kind().isDir() {
-			mode = syscall.S_IFDIR
-		}
-		list = append(list, fuse.DirEntry{Name: e.name, Mode: mode, Ino: uint64(e.inode)})
+		list = append(list, t.entries(dir, 0)...)
 	}
 	for n := int(in.Offset); n < len(list) && out.AddDirEntry(list[n]); n++ {
 	}

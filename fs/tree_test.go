@@ -242,8 +242,8 @@ func TestListedNamesExist(t *testing.T) {
 			d = tr.find(dir)
 		}
 		for _, e := range tr.entries(d, 0) {
-			if i := tr.lookup(d, e.name); i != e.inode || i.kind() == 0 {
-				t.Errorf("%s/%s is listed as %#x and found as %#x", dir, e.name, e.inode, i)
+			if i := tr.lookup(d, e.Name); uint64(i) != e.Ino || i.kind() == 0 {
+				t.Errorf("%s/%s is listed as %#x and found as %#x", dir, e.Name, e.Ino, i)
 			}
 		}
 	}

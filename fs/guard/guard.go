@@ -175,7 +175,6 @@ func (g *Guard) begin(header *fuse.InHeader) (*request, error) {
 	return r, nil
 }
 
-// end notes that the handler of a request has ended, and says whether that was late.
 func (g *Guard) end(r *request) (late bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -202,7 +201,7 @@ func (g *Guard) noteAnswer(id uint64) {
 	g.o.Shared.Answered.Add(1)
 }
 
-// Run answers late requests. It returns never.
+// Run answers late requests. It never returns.
 func (g *Guard) Run() {
 	for range time.Tick(g.o.tick()) {
 		g.tick()

@@ -23,7 +23,6 @@ type Limits struct {
 	maxStuck int
 }
 
-// A split is the limits of one.
 type split struct {
 	short, long class               // requests of up to shortRows, and of more
 	ahead       *semaphore.Weighted // batches that are made ahead at a time
@@ -75,7 +74,6 @@ func shortSlots(n int64) int64 {
 	return max(1, min(allSlots/n, max(maxSlots, 2*int64(runtime.GOMAXPROCS(0)))))
 }
 
-// held is what a request has acquired.
 type held struct {
 	split *split
 	class *class
@@ -107,7 +105,6 @@ func (l *Limits) acquire(split int, rows int64, bytes int, buf []byte, late <-ch
 	return h, err
 }
 
-// wait acquires n of a semaphore.
 func (s *split) wait(of *semaphore.Weighted, n int64, buf []byte, late <-chan struct{}) error {
 	if of.TryAcquire(n) {
 		return nil
