@@ -2,7 +2,6 @@ package fs
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"syscall"
 	"testing"
 
@@ -11,50 +10,6 @@ import (
 	"batchfs/cache/array"
 	"batchfs/fs/state"
 )
-
-// The requests under way when a worker dies are sent again in any order, also of threads that share a handle.
-func TestEverythingComesAgain(t *testing.T) {
-	const size, threads, rounds = 1000, 8, 200
-	s := counting("train", size)
-	tr := plant(t, s)
-	readers := []*reader{tr.reader(t, "train/next", 0), tr.reader(t, "train/next", 0), tr.reader(t, "train/next.npy", 0)}
-	got := map[int]int{}
-	for range rounds {
-		var asked []*reader // that one worker read, of which some were answered
-		for range threads {
-			r := *readers[rand.IntN(2)]
-			asked = append(asked, &r)
-			k := r.batch(t, size)
-			if rand.IntN(2) == 0 {
-				got[k]++
-				asked = asked[:len(asked)-1]
-				continue
-			}
-			r.wanted = k
-		}
-		tr = grow(t, tr.shared, s)
-		for _, r := range readers {
-			r.tree = tr
-		}
-		rand.Shuffle(len(asked), func(i, j int) { asked[i], asked[j] = asked[j], asked[i] })
-		for _, r := range asked {
-			r.tree = tr
-			r.unique |= state.Resent
-			data, status := r.again(0, size)
-			if !status.Ok() {
-				t.Fatal(status)
-			}
-			if k := number(data, size); k != r.wanted {
-				t.Fatalf("a read that took batch %d got batch %d when it came again", r.wanted, k)
-			}
-			got[r.wanted]++
-		}
-		clear(got) // numbers of batches repeat after 251
-	}
-	if c := tr.shared.Sequences[1].Cursor.Load(); c != threads*rounds {
-		t.Errorf("cursor is %d, want %d", c, threads*rounds)
-	}
-}
 
 // The configuration of another mount is refused.
 func TestOtherSplitsAreRefused(t *testing.T) {

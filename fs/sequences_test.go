@@ -157,19 +157,6 @@ func TestNumbersOfSequences(t *testing.T) {
 	}
 }
 
-// A read that failed has moved nothing.
-func TestFailedReadMovesNothing(t *testing.T) {
-	tr := plant(t, counting("train", 1000))
-	number := tr.sequences.mustLookUp(t, tr.find("train"), "seed=failed")
-	fh, _ := tr.handles.Open(number, false, 0)
-	read := state.Read{FH: fh, ID: 1 << 40, Span: state.Span{Off: 0, Len: 1000, Size: 1000}}
-	k, added, _ := tr.handles.AssignBatch(read)
-	tr.handles.GiveBack(read, k, added)
-	if tr.sequences.forget(number, 1); tr.sequences.get(number) != nil {
-		t.Error("kept, and its cursor stands where it began")
-	}
-}
-
 // forgetAtOnce takes the outdated names, so that no lookup waits for them to be invalidated.
 func (q *sequences) forgetAtOnce() {
 	go func() {
@@ -291,60 +278,6 @@ func TestKernelIsToldToForget(t *testing.T) {
 	q.mustLookUp(t, dir, "seed=last")
 	if p := wait.For(t, "another name to be forgotten", told); p != (state.Name{Dir: uint64(dir), Name: fmt.Sprint("seed=", n-maxRecent)}) {
 		t.Errorf("the next name is %v", p)
-	}
-}
-
-// Lookups and forgets at once leave every number with one name, and free none that is known.
-func TestConcurrentLookupsAndForgets(t *testing.T) {
-	q, dir := train(t)
-	q.forgetAtOnce()
-	const workers, rounds, names = 8, 3000, 12
-	type held struct {
-		number  int
-		lookups uint64
-	}
-	var wg sync.WaitGroup
-	for w := range workers {
-		wg.Go(func() {
-			r := rand.New(rand.NewPCG(1, uint64(w)))
-			mine := map[string]held{}
-			defer func() {
-				for _, h := range mine {
-					q.forget(h.number, h.lookups)
-				}
-			}()
-			for range rounds {
-				name := fmt.Sprint("seed=", r.IntN(names))
-				h := mine[name]
-				if h.lookups > 0 && r.IntN(2) == 0 {
-					n := 1 + r.Uint64N(h.lookups)
-					q.forget(h.number, n)
-					if h.lookups -= n; h.lookups == 0 {
-						delete(mine, name)
-						continue
-					}
-				} else {
-					number, errno := q.lookUpBy(0, dir, name, lastUnique.Add(2))
-					if errno != 0 || h.lookups > 0 && number != h.number {
-						t.Errorf("%s has number %d (%v), and is held as %d", name, number, errno, h.number)
-						return
-					}
-					h = held{number, h.lookups + 1}
-				}
-				mine[name] = h
-				for name, h := range mine {
-					if s := q.get(h.number); s == nil || s.Spec().Name != "train/"+name {
-						t.Errorf("number %d, held as %s, is %v", h.number, name, s)
-						return
-					}
-				}
-			}
-		})
-	}
-	wait.End(t, "the goroutines", wg.Wait)
-	q.check(t)
-	if len(q.byName) != 1 {
-		t.Errorf("%d sequences are left, want the split", len(q.byName))
 	}
 }
 

@@ -44,47 +44,6 @@ func TestTextsAreBounded(t *testing.T) {
 	}
 }
 
-// A text that is longer than all texts may be together is made once, when it is opened.
-func TestTextAboveTheBound(t *testing.T) {
-	s := counting("train", 1000)
-	made := 0
-	s.info = func() []byte {
-		made++
-		return make([]byte, maxTextBytes+1)
-	}
-	s.infoLen = func() int64 { return maxTextBytes + 1 }
-	tr := plant(t, s)
-	if size := tr.size(tr.find("train/info.json"), s); size != maxTextBytes+1 || made > 0 {
-		t.Errorf("its size is %d, and it was made %d times for that", size, made)
-	}
-	r := tr.reader(t, "train/info.json", 0)
-	for off := int64(0); off <= maxTextBytes; off += 1 << 20 {
-		if text, status := r.read(off, 1<<20); !status.Ok() || int64(len(text)) != min(1<<20, maxTextBytes+1-off) {
-			t.Fatalf("at %d: %d bytes, %v", off, len(text), status)
-		}
-	}
-	if made != 1 {
-		t.Errorf("it was made %d times", made)
-	}
-}
-
-// Handles of an earlier worker and of this one are different ones.
-func TestTextHandlesOfWorkersDiffer(t *testing.T) {
-	s := counting("train", 1000)
-	tr := plant(t, s)
-	seen := map[uint64]bool{}
-	for range 5 {
-		for range 3 {
-			fh := tr.reader(t, "train/cursor", 0).fh
-			if seen[fh] {
-				t.Errorf("handle %#x is open twice", fh)
-			}
-			seen[fh] = true
-		}
-		tr = grow(t, tr.shared, s)
-	}
-}
-
 // status.json is JSON with every sequence in use, and tells paths that are not UTF-8. It is made without holding up requests.
 func TestStatus(t *testing.T) {
 	const many = 3000

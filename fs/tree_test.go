@@ -249,43 +249,6 @@ func TestListedNamesExist(t *testing.T) {
 	}
 }
 
-func TestNextOfOneHandle(t *testing.T) {
-	const size = 10_000
-	tr := plant(t, counting("train", size))
-	r := tr.reader(t, "train/next", 0)
-	cursor := &tr.shared.Sequences[1].Cursor
-	if cursor.Load() != 0 {
-		t.Fatal("open took a number")
-	}
-	if data, _ := r.read(size, 100); len(data) != 0 || cursor.Load() != 0 {
-		t.Error("a read at the end took a number")
-	}
-	for want := range 3 {
-		if got := r.batch(t, size); got != want {
-			t.Errorf("batch %d, want %d", got, want)
-		}
-	}
-	// The same request again, as a kernel sends it to a server that took over.
-	if data, _ := r.again(0, size); number(data, size) != 2 || cursor.Load() != 3 {
-		t.Errorf("a request that came again got batch %d, cursor %d", number(data, size), cursor.Load())
-	}
-	// The last page first, for the size, as C's fseek does: still one batch.
-	r.read(8192, 4096)
-	if got := r.batch(t, size); got != 3 {
-		t.Errorf("after a look at its end, batch %d, want 3", got)
-	}
-	// In pieces out of order, as threads may read one large batch.
-	if got := r.batch(t, size); got != 4 {
-		t.Errorf("batch %d, want 4", got)
-	}
-	for _, off := range []int64{0, 8000, 2000, 6000, 4000} {
-		r.read(off, 2000)
-	}
-	if got := r.batch(t, size); got != 6 {
-		t.Errorf("after a batch in pieces, batch %d, want 6", got)
-	}
-}
-
 func TestNextAfterAnError(t *testing.T) {
 	const size = 1000
 	s := counting("train", size)
@@ -334,50 +297,6 @@ func TestNextAfterAnError(t *testing.T) {
 	}
 }
 
-// A handle that was opened with O_NONBLOCK takes a number as any other, and gives it back where it was closed within the batch.
-func TestNonblockingHandles(t *testing.T) {
-	const size = 1000
-	tr := plant(t, counting("train", size))
-	cursor, given := &tr.shared.Sequences[1].Cursor, &tr.shared.Sequences[1].GivenBack
-	open := func() *reader { return tr.reader(t, "train/next", syscall.O_NONBLOCK) }
-	open().close()
-	looks := open()
-	looks.read(0, 100)
-	if c := cursor.Load(); c != 1 {
-		t.Errorf("at its first read, the cursor is %d, want 1", c)
-	}
-	looks.close()
-	if c, n := cursor.Load(), given.Load(); c != 0 || n != 1 {
-		t.Errorf("after a look at a batch, the cursor is %d, and %d numbers were given back", c, n)
-	}
-	reads := open()
-	for want := range 3 {
-		if got := reads.batch(t, size); got != want {
-			t.Errorf("batch %d, want %d", got, want)
-		}
-	}
-	reads.close()
-	looks = open()
-	looks.read(0, 100) // batch 3
-	if got := tr.reader(t, "train/next", 0).batch(t, size); got != 4 {
-		t.Errorf("beside one that looks, batch %d, want 4", got)
-	}
-	looks.close()
-	if c, n := cursor.Load(), given.Load(); c != 5 || n != 1 {
-		t.Errorf("after a later number was taken, the cursor is %d, and %d numbers were given back", c, n)
-	}
-	several := []*reader{open(), open(), open()} // that are closed in another order
-	for _, r := range several {
-		r.read(0, 100)
-	}
-	for _, i := range []int{1, 0, 2} {
-		several[i].close()
-	}
-	if c, n := cursor.Load(), given.Load(); c != 5 || n != 4 {
-		t.Errorf("after three looks, the cursor is %d, and %d numbers were given back", c, n)
-	}
-}
-
 // A file that cannot be read fails when it is opened: some programs do not look whether a read failed.
 func TestNextFailsAtOpen(t *testing.T) {
 	s := counting("train", 1000)
@@ -411,17 +330,6 @@ func TestNoPageCacheForWhatChanges(t *testing.T) {
 		in.NodeId = uint64(r.node)
 		if _, status := tr.Read(nil, in, make([]byte, 10)); status != want {
 			t.Errorf("%s: %v, want %v", path, status, want)
-		}
-	}
-}
-
-func TestWritersAreRefused(t *testing.T) {
-	tr := plant(t, counting("train", 1000))
-	for _, flags := range []uint32{syscall.O_WRONLY, syscall.O_RDWR} {
-		in := &fuse.OpenIn{Flags: flags}
-		in.NodeId = uint64(tr.find("train/next"))
-		if status := tr.Open(nil, in, &fuse.OpenOut{}); status != fuse.EROFS {
-			t.Errorf("open with flags %#x: %v", flags, status)
 		}
 	}
 }
@@ -473,4 +381,35 @@ func TestLookupsLookAtFiles(t *testing.T) {
 			t.Errorf("%s: looked at the files of batches %d, want %d", path, looked, want)
 		}
 	}
+}
+
+// A handle that was opened with O_NONBLOCK gives its number back where it is closed within the batch, and no later one was taken.
+func TestNonblockingHandles(t *testing.T) {
+	tr := plant(t, counting("train", 1000))
+	looks := func() *reader {
+		r := tr.reader(t, "train/next", syscall.O_NONBLOCK)
+		r.read(0, 100)
+		return r
+	}
+	expect := func(when string, cursor, givenBack uint64) {
+		t.Helper()
+		entry := &tr.shared.Sequences[1]
+		if c, n := entry.Cursor.Load(), entry.GivenBack.Load(); c != cursor || n != givenBack {
+			t.Errorf("%s, the cursor is %d, and %d numbers were given back, want %d and %d", when, c, n, cursor, givenBack)
+		}
+	}
+	first := looks()
+	expect("at the first read", 1, 0)
+	first.close()
+	expect("after a look at a batch", 0, 1)
+	looks().batch(t, 1000)
+	second := looks()
+	tr.reader(t, "train/next", 0).batch(t, 1000)
+	second.close()
+	expect("after a later number was taken", 3, 1)
+	several := []*reader{looks(), looks(), looks()}
+	for _, i := range []int{1, 0, 2} {
+		several[i].close()
+	}
+	expect("after looks that ended in another order", 3, 4)
 }
