@@ -63,12 +63,11 @@ func TestUnsuitedSettingsGoOn(t *testing.T) {
 	under.Name = "train/seed=1"
 	s.with = func(string) (Sequence, error) { return under, nil }
 	tr := plant(t, s)
-	dir := tr.find("train")
-	number := tr.sequences.mustLookUp(t, dir, "seed=1")
+	number := tr.find("train/seed=1").sequence()
 	var open []*reader
 	for _, name := range []string{"next", "next.npy", "next.safetensors", "batch/3", "batch/3.npy", "batch/3.safetensors", "batch/3.json", "batches.bin",
 		"batches.npy", fmt.Sprintf("batch/3.%032d.npy", 15), fmt.Sprintf("batches.%032d.npy", 15)} {
-		open = append(open, tr.readerIn(t, settingsDir(number, dir, "seed=1"), name, 0))
+		open = append(open, tr.reader(t, "train/seed=1/"+name, 0))
 	}
 	for _, arrays := range []array.Batch{oneArray(1000), s.Batch} {
 		unfit := *s

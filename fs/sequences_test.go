@@ -3,7 +3,6 @@ package fs
 import (
 	"bytes"
 	"fmt"
-	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -188,19 +187,12 @@ func TestAllNumbersInUse(t *testing.T) {
 
 // A user's settings are bounded, also after a takeover, and leave other users theirs.
 func TestQuotaOfSettings(t *testing.T) {
-	s := counting("train", 100)
 	const quota, owner, greedy, other = 3, 7, 8, 9
-	o := Options{Log: slog.New(slog.DiscardHandler), SettingsPerUser: quota, UID: owner}
+	s := counting("train", 100)
 	tr := plant(t, s)
 	dir := tr.find("train")
-	successor := func() *sequences {
-		q, err := newSequences([]Sequence{s}, tr.shared, o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return q
-	}
-	look := func(q *sequences, user uint32, name string, want syscall.Errno) (number int) {
+	var q *sequences
+	look := func(user uint32, name string, want syscall.Errno) (number int) {
 		t.Helper()
 		number, errno := q.lookUpBy(user, dir, name, lastUnique.Add(2))
 		if errno != want {
@@ -208,29 +200,28 @@ func TestQuotaOfSettings(t *testing.T) {
 		}
 		return number
 	}
-	q := successor()
 	var numbers []int
-	for i := range quota {
-		numbers = append(numbers, look(q, greedy, fmt.Sprint("seed=", i), 0))
-	}
 	for range 2 {
-		look(q, greedy, "seed=100", syscall.EDQUOT)
-		look(q, greedy, "seed=0", 0) // which is there
-		look(q, other, "seed=0", 0)
+		q = grow(t, tr.shared, s).sequences
+		q.quota, q.owner = quota, owner
+		for i := range quota {
+			numbers = append(numbers, look(greedy, fmt.Sprint("seed=", i), 0))
+		}
+		look(greedy, "seed=100", syscall.EDQUOT)
 		for user, seed := range map[uint32]int{0: 1000, owner: 2000} {
 			for i := range quota + 1 {
-				look(q, user, fmt.Sprint("seed=", seed+i), 0)
+				look(user, fmt.Sprint("seed=", seed+i), 0)
 			}
 		}
-		look(q, other, "seed=200", 0)
-		q = successor()
+		look(other, "seed=0", 0) // which is there
+		look(other, "seed=200", 0)
 	}
 	tr.shared.Sequences[numbers[1]].Cursor.Add(1)
-	q.forget(numbers[1], 1)
-	look(q, greedy, "seed=100", syscall.EDQUOT) // a cursor that moved is never forgotten
-	q.forget(numbers[2], 1)
-	look(q, greedy, "seed=100", 0)
-	look(q, greedy, "seed=101", syscall.EDQUOT)
+	q.forget(numbers[1], 2)
+	look(greedy, "seed=100", syscall.EDQUOT) // a cursor that moved is never forgotten
+	q.forget(numbers[2], 2)
+	look(greedy, "seed=100", 0)
+	look(greedy, "seed=101", syscall.EDQUOT)
 	q.check(t)
 }
 
@@ -448,10 +439,7 @@ func TestRepeatedRequestsUnderChanges(t *testing.T) {
 // A numbered file never shows two versions: what was opened before a change is of no use after it.
 func TestNumberedFilesUnderChanges(t *testing.T) {
 	const size = 6000
-	for changes := range 20 {
-		if changes == 0 {
-			continue
-		}
+	for changes := 1; changes < 20; changes++ {
 		tr, c := followed(t, size)
 		old := map[string]*reader{}
 		for _, path := range []string{
@@ -470,19 +458,13 @@ func TestNumberedFilesUnderChanges(t *testing.T) {
 					t.Errorf("%s, %d changes after it was opened, at %d: %v, %d bytes, want ESTALE", path, changes, off, status, len(data))
 				}
 			}
-			var out fuse.AttrOut
-			in := &fuse.GetAttrIn{}
-			in.NodeId = uint64(r.node)
-			if status := tr.GetAttr(nil, in, &out); changes%8 != 0 && status != fuse.Status(syscall.ESTALE) {
+			in := &fuse.GetAttrIn{InHeader: fuse.InHeader{NodeId: uint64(r.node)}}
+			if status := tr.GetAttr(nil, in, &fuse.AttrOut{}); changes%8 != 0 && status != fuse.Status(syscall.ESTALE) {
 				t.Errorf("attributes of %s, %d changes after it was opened: %v, want ESTALE", path, changes, status)
 			}
 			data, status := tr.reader(t, path, 0).read(0, size)
-			if path == "train/batch/3" {
-				if got, want := c.holding(data), fmt.Sprintf("batch 3 of version %d", changes); !status.Ok() || got != want {
-					t.Errorf("%s opened again: %v, %s, want %s", path, status, got, want)
-				}
-			} else if !status.Ok() {
-				t.Errorf("%s opened again: %v", path, status)
+			if got, want := c.holding(data), fmt.Sprintf("batch 3 of version %d", changes); !status.Ok() || path == "train/batch/3" && got != want {
+				t.Errorf("%s opened again: %v, %s, want %s", path, status, got, want)
 			}
 		}
 	}

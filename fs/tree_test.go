@@ -86,33 +86,25 @@ func counting(name string, batchBytes int64) *fake {
 
 func plant(t testing.TB, sequences ...Sequence) *tree {
 	t.Helper()
-	return plantLogging(t, slog.New(slog.DiscardHandler), sequences...)
-}
-
-func plantLogging(t testing.TB, log *slog.Logger, sequences ...Sequence) *tree {
-	t.Helper()
 	file, shared, err := state.New()
 	if err != nil {
 		t.Fatal(err)
 	}
 	file.Close()
 	t.Cleanup(shared.Close)
-	return growLogging(t, log, shared, sequences...)
-}
-
-// grow is the tree of a worker that continues from the shared state.
-func grow(t testing.TB, shared *state.Shared, sequences ...Sequence) *tree {
-	t.Helper()
-	return growLogging(t, slog.New(slog.DiscardHandler), shared, sequences...)
+	return grow(t, shared, sequences...)
 }
 
 // maxTextBytes are those of the trees of tests.
 const maxTextBytes = 32 << 20
 
-func growLogging(t testing.TB, log *slog.Logger, shared *state.Shared, sequences ...Sequence) *tree {
+// grow is the tree of a worker that continues from the shared state.
+func grow(t testing.TB, shared *state.Shared, sequences ...Sequence) *tree {
 	t.Helper()
+	log := slog.New(slog.DiscardHandler)
 	o := Options{ProgramVersion: "test", Ahead: 2, AheadBytes: 1 << 20, ReplyBytes: 64 << 20, TextBytes: maxTextBytes,
-		TableBytes: func() int64 { return 0 }, Remaps: func() (int64, int64) { return 3, 2 }, Store: func() *StoreUse { return nil }, Timeout: time.Minute, Mode: 0o444, Log: log}
+		TableBytes: func() int64 { return 0 }, Remaps: func() (int64, int64) { return 3, 2 }, Store: func() *StoreUse { return nil },
+		Timeout: time.Minute, Mode: 0o444, Log: log}
 	tr, err := newTree("/mnt", sequences, shared, guard.NewLimits(len(sequences), o.ReplyBytes), newLimitedLog(log), o)
 	if err != nil {
 		t.Fatal(err)
@@ -127,12 +119,14 @@ func (t *tree) status() string {
 
 // find walks a path from the root.
 func (t *tree) find(path string) inode {
-	return t.findIn(rootInode, path)
-}
-
-func (t *tree) findIn(i inode, path string) inode {
+	i := rootInode
 	for name := range strings.SplitSeq(path, "/") {
-		i = t.lookup(i, name)
+		if isSettings(name) {
+			_, number, _ := t.sequences.lookup(i, name, lastUnique.Add(2), 0)
+			i = settingsDir(number, i, name)
+		} else {
+			i = t.lookup(i, name)
+		}
 	}
 	return i
 }
@@ -143,22 +137,14 @@ type reader struct {
 	node   inode
 	fh     uint64
 	unique uint64
-	wanted int // the batch that the last read is to give
 }
 
 var lastUnique atomic.Uint64
 
 func (t *tree) reader(tb testing.TB, path string, flags uint32) *reader {
 	tb.Helper()
-	return t.readerIn(tb, rootInode, path, flags)
-}
-
-// readerIn opens a file below a directory.
-func (t *tree) readerIn(tb testing.TB, dir inode, path string, flags uint32) *reader {
-	tb.Helper()
-	r := &reader{tree: t, node: t.findIn(dir, path)}
-	in := &fuse.OpenIn{Flags: flags}
-	in.NodeId = uint64(r.node)
+	r := &reader{tree: t, node: t.find(path)}
+	in := &fuse.OpenIn{InHeader: fuse.InHeader{NodeId: uint64(r.node)}, Flags: flags}
 	var out fuse.OpenOut
 	if status := t.Open(nil, in, &out); !status.Ok() {
 		tb.Fatalf("open %s: %v", path, status)
@@ -174,8 +160,8 @@ func (r *reader) read(off int64, n int) ([]byte, fuse.Status) {
 
 // again repeats a request under the id of the last one.
 func (r *reader) again(off int64, n int) ([]byte, fuse.Status) {
-	in := &fuse.ReadIn{Fh: r.fh, Offset: uint64(off), Size: uint32(n), ReadFlags: fuse.READ_LOCKOWNER}
-	in.NodeId, in.Unique = uint64(r.node), r.unique
+	header := fuse.InHeader{NodeId: uint64(r.node), Unique: r.unique}
+	in := &fuse.ReadIn{InHeader: header, Fh: r.fh, Offset: uint64(off), Size: uint32(n), ReadFlags: fuse.READ_LOCKOWNER}
 	result, status := r.Read(nil, in, make([]byte, n))
 	if !status.Ok() {
 		return nil, status
