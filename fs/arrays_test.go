@@ -36,6 +36,9 @@ func contentOf(s *fake, name string) (content []byte, headerLen int) {
 		steps = s.Steps
 	}
 	fmt.Sscanf(name, "batch/%d", &k)
+	if strings.HasSuffix(name, ".json") {
+		return fmt.Appendf(nil, "%20d\n", k), 0
+	}
 	for _, a := range s.Batch.Arrays {
 		if strings.HasSuffix(name, "."+a.Name+".npy") {
 			shown, size = a, a.Bytes()
@@ -74,7 +77,7 @@ func TestAnyReadIsASlice(t *testing.T) {
 		tr := plant(t, s)
 		names := []string{"next", "next.npy", "next.safetensors", "batches.bin", "batches.npy"}
 		for _, k := range []uint64{0, 3, 1<<arrayShift - 1} {
-			names = append(names, fmt.Sprintf("batch/%d", k), fmt.Sprintf("batch/%d.npy", k), fmt.Sprintf("batch/%d.safetensors", k))
+			names = append(names, fmt.Sprintf("batch/%d", k), fmt.Sprintf("batch/%d.npy", k), fmt.Sprintf("batch/%d.safetensors", k), fmt.Sprintf("batch/%d.json", k))
 			for _, a := range s.Batch.Arrays[s.Batch.Main:] {
 				names = append(names, fmt.Sprintf("batch/%d.%s.npy", k, a.Name))
 			}

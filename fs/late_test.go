@@ -88,8 +88,7 @@ func TestRowsOfRequests(t *testing.T) {
 		{"train/next", 0, 1 << 20}: {40, 8000}, {"train/next", 7900, 200}: {1, 100}, {"train/next", 8000, 200}: {0, 0},
 		{"train/batches.bin", 0, 1 << 20}: {200, 40_000}, {"train/batch/7", 100, 300}: {2, 300}, {"README", 0, 4096}: {0, 0}, {"train/cursor", 0, 10}: {0, 0},
 	} {
-		in := &fuse.ReadIn{Offset: r.off, Size: r.size}
-		in.NodeId = uint64(tr.find(r.path))
+		in := &fuse.ReadIn{InHeader: fuse.InHeader{NodeId: uint64(tr.find(r.path))}, Offset: r.off, Size: r.size}
 		if rows, bytes := tr.ReadRows(in); [2]int64{rows, int64(bytes)} != want {
 			t.Errorf("%v: %d rows, %d bytes, want %v", r, rows, bytes, want)
 		}

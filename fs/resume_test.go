@@ -152,32 +152,3 @@ func TestTakingOverManySettings(t *testing.T) {
 	}
 	q.check(t)
 }
-
-// A lookup that is sent again counts once, so that its sequence is forgotten with its files.
-func TestLookupComesAgain(t *testing.T) {
-	s := counting("train", 1000)
-	tr := plant(t, s)
-	dir := tr.find("train")
-	for _, name := range []string{"seed=1", "next"} {
-		in := &fuse.InHeader{NodeId: uint64(dir), Unique: lastUnique.Add(2)}
-		if name == "next" {
-			in.NodeId = uint64(settingsDir(tr.sequences.byName["train/seed=1"], dir, "seed=1"))
-		}
-		for range 3 {
-			if status := tr.Lookup(nil, in, name, &fuse.EntryOut{}); !status.Ok() {
-				t.Fatal(status)
-			}
-			tr = grow(t, tr.shared, s)
-			in.Unique |= state.Resent
-		}
-	}
-	number := tr.sequences.byName["train/seed=1"]
-	if n := tr.shared.Lookups(number); n != 2 {
-		t.Errorf("%d lookups are counted, want 2", n)
-	}
-	tr.Forget(uint64(makeInode(nextRaw, number, 0)), 1)
-	tr.Forget(uint64(settingsDir(number, dir, "seed=1")), 1)
-	if tr.sequences.get(number) != nil {
-		t.Error("the sequence is not forgotten")
-	}
-}

@@ -65,30 +65,6 @@ func (q *sequences) check(t *testing.T) {
 	}
 }
 
-// Equal settings share a number however they are reached, and what is no setting has none.
-func TestNamesOfSettings(t *testing.T) {
-	q, dir := train(t)
-	seven, eight := q.mustLookUp(t, dir, "seed=7"), q.mustLookUp(t, dir, "seed=8")
-	if got := q.mustLookUp(t, settingsDir(eight, dir, "seed=8"), "seed=7"); got != seven {
-		t.Errorf("the same settings by another path have number %d, want %d", got, seven)
-	}
-	if got := q.mustLookUp(t, dir, "seed=own"); got != dir.sequence() {
-		t.Errorf("the split's own settings have number %d, want %d", got, dir.sequence())
-	}
-	for name, want := range map[string]syscall.Errno{"sead=7": syscall.ENOENT, "seed=bad": syscall.EINVAL} {
-		if _, errno := q.lookUpBy(0, dir, name, lastUnique.Add(2)); errno != want {
-			t.Errorf("lookup of %s: %v, want %v", name, errno, want)
-		}
-	}
-	for range 3 { // a split stays
-		q.forget(dir.sequence(), 1)
-		q.forget(0, 1)
-	}
-	if q.get(dir.sequence()) == nil {
-		t.Error("the split is gone")
-	}
-}
-
 // A sequence has its number while a file is known or once its cursor has moved, also for the worker that serves next. Then the
 // number begins anew with another sequence.
 func TestNumbersOfSequences(t *testing.T) {
@@ -498,15 +474,5 @@ func TestLookupsUnderChanges(t *testing.T) {
 		if i := inode(out.NodeId); i != i.ofVersion(Version(v)) || out.Size != 1000*(5-v%2) {
 			t.Fatalf("batches.bin of generation %d is inode %#x of %d bytes", v, i, out.Size)
 		}
-	}
-}
-
-// Settings are looked up among the tokens that are there.
-func TestSettingsUnderChanges(t *testing.T) {
-	tr, c := followed(t, 1000)
-	c.version.Add(1)
-	number := tr.sequences.mustLookUp(t, tr.find("train"), "seed=own")
-	if s := tr.sequences.get(number); s.Spec().Version != 1 {
-		t.Errorf("settings were looked up in tokens of %d changes, and there was 1", s.Spec().Version)
 	}
 }

@@ -4,10 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"syscall"
 	"testing"
-
-	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
 // What open handles of texts keep is bounded, and each shows its text from beginning to end nevertheless.
@@ -77,24 +74,5 @@ func TestStatus(t *testing.T) {
 	}
 	if !bytes.Contains([]byte(tr.status()), []byte(`"last_error": "/data/\udcff.bin\u001b"`)) {
 		t.Errorf("status.json lacks the path:\n%.2000s", tr.status())
-	}
-}
-
-// Origins are read like batches: the size is the same for each, and nothing is kept for a handle.
-func TestOriginsAreRead(t *testing.T) {
-	tr := plant(t, counting("train", 1000))
-	r := tr.reader(t, "train/batch/17.json", 0)
-	if text, status := r.read(15, 100); !status.Ok() || string(text) != "   17\n" {
-		t.Errorf("%q, %v", text, status)
-	}
-	if text, status := r.read(21, 100); !status.Ok() || len(text) > 0 {
-		t.Errorf("behind the end: %q, %v", text, status)
-	}
-	if len(tr.texts.open) > 0 {
-		t.Error("a text is kept")
-	}
-	r.fh++ // a handle that was opened on other tokens
-	if _, status := r.read(0, 100); status != fuse.Status(syscall.ESTALE) {
-		t.Errorf("of other tokens: %v", status)
 	}
 }

@@ -208,18 +208,6 @@ func TestNamesOfBatches(t *testing.T) {
 	}
 }
 
-func TestLongNames(t *testing.T) {
-	tr := plant(t, counting("train", 100))
-	for length, want := range map[int]fuse.Status{maxNameLen: fuse.OK, maxNameLen + 1: fuse.Status(syscall.ENAMETOOLONG)} {
-		for dir, name := range map[inode]string{tr.find("train"): "seed=" + strings.Repeat("0", length-5), rootInode: strings.Repeat("x", length)} {
-			status := tr.Lookup(nil, &fuse.InHeader{NodeId: uint64(dir), Unique: lastUnique.Add(2)}, name, &fuse.EntryOut{})
-			if status != want {
-				t.Errorf("a name of %d bytes: %v, want %v", length, status, want)
-			}
-		}
-	}
-}
-
 func TestListedNamesExist(t *testing.T) {
 	tr := plant(t, counting("train", 100), counting("val", 100))
 	for _, dir := range []string{"", "train", "val"} {
@@ -293,8 +281,7 @@ func TestNextFailsAtOpen(t *testing.T) {
 	} {
 		s.now = func(uint64) (Sequence, error) { return s, err }
 		for _, name := range []string{"train/next", "train/next.npy", "train/next.safetensors"} {
-			in := &fuse.OpenIn{}
-			in.NodeId = uint64(tr.find(name))
+			in := &fuse.OpenIn{InHeader: fuse.InHeader{NodeId: uint64(tr.find(name))}}
 			if status := tr.Open(nil, in, &fuse.OpenOut{}); status != want {
 				t.Errorf("%s, %v: %v, want %v", name, err, status, want)
 			}
@@ -312,8 +299,7 @@ func TestNoPageCacheForWhatChanges(t *testing.T) {
 		"train/batch/3.json": fuse.OK, "train/next.safetensors": fuse.EINVAL,
 	} {
 		r := tr.reader(t, path, 0)
-		in := &fuse.ReadIn{Fh: r.fh, Size: 10}
-		in.NodeId = uint64(r.node)
+		in := &fuse.ReadIn{InHeader: fuse.InHeader{NodeId: uint64(r.node)}, Fh: r.fh, Size: 10}
 		if _, status := tr.Read(nil, in, make([]byte, 10)); status != want {
 			t.Errorf("%s: %v, want %v", path, status, want)
 		}
