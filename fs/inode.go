@@ -77,9 +77,6 @@ func makeArrayInode(k kind, sequence, array int, rest uint64) inode {
 
 func (i inode) array() int { return int(i.rest() >> arrayShift) }
 
-// withSmallVersion returns i, a file of batch/, with v modulo 8 as its version.
-func (i inode) withSmallVersion(v Version) inode { return i&^0xe0 | inode(v%8<<5) }
-
 func settingsDir(sequence int, dir inode, name string) inode {
 	h := fnv.New64a()
 	binary.Write(h, binary.LittleEndian, uint64(dir))

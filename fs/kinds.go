@@ -25,8 +25,8 @@ type content interface {
 // table has the kinds in the order in which directories list them.
 var table = []entry{
 	{kind: rootDir, content: directory{}},
-	{kind: readmeFile, in: rootDir, name: "README", content: readmeText{}},
-	{kind: statusFile, in: rootDir, name: "status.json", content: statusText{}},
+	{kind: readmeFile, in: rootDir, name: "README", content: text{show: func(t *texts, _ inode) []byte { return t.readme }}},
+	{kind: statusFile, in: rootDir, name: "status.json", content: text{show: (*texts).status}},
 	{kind: splitDir, in: rootDir, content: directory{}},
 
 	{kind: nextRaw, in: splitDir, name: "next", content: batches{which: nextBatch},
@@ -37,7 +37,7 @@ again, after its end, for the next one.`},
 		about: "the same as a NumPy file; takes numbers from the same cursor"},
 	{kind: nextSafe, in: splitDir, name: "next.safetensors", content: batches{which: nextBatch, format: safetensors},
 		about: "the same as named tensors; takes numbers from the same cursor"},
-	{kind: cursorFile, in: splitDir, name: "cursor", content: cursorText{},
+	{kind: cursorFile, in: splitDir, name: "cursor", content: text{show: (*texts).cursor},
 		about: "the number that next takes next; batchfs seek sets it"},
 	{kind: batchDir, in: splitDir, name: "batch", content: directory{}},
 	{kind: batchRaw, in: batchDir, name: "", content: batches{which: oneBatch},
@@ -58,7 +58,7 @@ again, after its end, for the next one.`},
 		about: "the arrays of that name of all these batches"},
 	{kind: tokensFile, in: splitDir, name: "tokens.bin", content: tokens{},
 		about: "the split's tokens, of all its files, without headers"},
-	{kind: infoFile, in: splitDir, name: "info.json", content: infoText{},
+	{kind: infoFile, in: splitDir, name: "info.json", content: text{show: (*texts).info, len: (*texts).infoLen},
 		about: "all that decides what the batches hold"},
 }
 
@@ -88,7 +88,6 @@ func (k kind) mode() uint32 {
 
 func (k kind) isNext() bool       { return k.batches().which == nextBatch }
 func (k kind) isOfOneArray() bool { return k.batches().oneArray }
-func (k kind) hasHeader() bool    { return k.batches().format != raw }
 
 // isLiveText reports whether the files show a text of the moment in which they are opened, which is never cached.
 func (k kind) isLiveText() bool {
@@ -210,7 +209,7 @@ func (i inode) batches() uint64 {
 func (i inode) ofVersion(v Version) inode {
 	switch {
 	case !i.kind().isLong():
-		return i.withSmallVersion(v)
+		return i&^0xe0 | inode(v%8<<5)
 	case i.kind().isOfOneArray():
 		return makeArrayInode(i.kind(), i.sequence(), i.array(), uint64(v))
 	}

@@ -51,8 +51,7 @@ const (
 	maxBehind  = 64 // batches that a reader may be behind another of the same stream
 )
 
-// lookup notes that batch k of s is read. It returns the stream that k belongs to and, if k was made or is being made, its
-// buffer: the caller unlocks it for reading.
+// lookup notes that batch k of s is read. It returns its stream and, if k was made ahead, its buffer, which the caller RUnlocks.
 func (p *prefetcher) lookup(s Sequence, k uint64) (*stream, *buffer) {
 	if p.batches == 0 {
 		return nil, nil
@@ -74,7 +73,7 @@ func (p *prefetcher) lookup(s Sequence, k uint64) (*stream, *buffer) {
 	if b == nil {
 		return st, nil
 	}
-	b.RLock()
+	b.RLock() // may wait for the batch to be made
 	if b.number != k || !b.made {
 		b.RUnlock()
 		return st, nil
@@ -107,8 +106,8 @@ func (p *prefetcher) dropOldest() {
 
 func (p *prefetcher) makeRing(st *stream) {
 	n := min(int64(p.batches)+1, p.bytes/st.size)
+	st.ring = []*buffer{}
 	if n < 2 {
-		st.ring = []*buffer{}
 		return
 	}
 	for p.used+n*st.size > p.bytes {

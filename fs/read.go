@@ -140,7 +140,7 @@ func (t *tree) readArrays(late <-chan struct{}, i inode, in *fuse.ReadIn, buf []
 // readNext reads a span of the batch that a handle holds. At the beginning of a batch it takes other tokens where they changed
 // and are followed.
 func (t *tree) readNext(late <-chan struct{}, i inode, in *fuse.ReadIn, span state.Span, buf []byte) (fuse.ReadResult, error) {
-	if i.kind().hasHeader() && span.Off+span.Len <= headerBytes {
+	if i.kind().batches().format != raw && span.Off+span.Len <= headerBytes {
 		// The header alone reads no tokens, which would show that they changed.
 		if _, err := t.sequences.now(i.sequence(), t.shared.Sequences[i.sequence()].Next()); err != nil {
 			return nil, err

@@ -38,7 +38,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 		giveUp()
 		return fuse.EIO
 	}
-	front := &front{fuse.NewDefaultRawFileSystem()}
+	front := &struct{ fuse.RawFileSystem }{fuse.NewDefaultRawFileSystem()} // the tree takes its place before the first request
 	server, fd, err := handshake(w, front, mountOptions(log, panicked))
 	if err != nil {
 		return err
@@ -92,9 +92,6 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 	}
 }
 
-// front is what go-fuse serves: its server is made before there is a file system, which begins with the first request.
-type front struct{ fuse.RawFileSystem }
-
 // tellRemaps updates the counters of remaps in the shared state, for commands that must not touch the mount.
 func (t *tree) tellRemaps() {
 	for ; ; time.Sleep(time.Second) {
@@ -124,8 +121,8 @@ func mountOptions(log *limitedLog, panicked func(any) fuse.Status) *fuse.MountOp
 	}
 }
 
-// handshake makes a server on the connection, and returns the server's own descriptor. The kernel sends INIT once a connection, to
-// the first worker. Each later worker gets the same request over a socket, and must give the same answer.
+// handshake makes a server on the connection, and returns the server's own descriptor. The kernel sends INIT to the first worker
+// alone. Each later worker gets the same request over a socket, and must give the same answer.
 func handshake(w *supervise.Worker, fs fuse.RawFileSystem, o *fuse.MountOptions) (server *fuse.Server, fd int, err error) {
 	buf := make([]byte, 64<<10)
 	first := len(w.Shared.Init.Get()) == 0

@@ -36,7 +36,7 @@ type texts struct {
 // The low textBits of a handle are the length of its text.
 const textBits = 32
 
-// keep makes a text and keeps it for a new handle. The handle tells how long the text is.
+// keep makes a text and keeps it for a new handle, which tells how long the text is.
 func (t *texts) keep(i inode) (fh uint64) {
 	shown := i.kind().entry().content.(text).show(t, i)
 	fh = t.shared.TextHandles.Add(1)<<textBits | uint64(len(shown))
@@ -83,27 +83,23 @@ func (t *texts) release(fh uint64) {
 }
 
 // A text is a content that is made when a file is opened.
-type text interface {
-	content
-	show(t *texts, i inode) []byte
+type text struct {
+	show func(t *texts, i inode) []byte
+	len  func(t *texts, i inode) int64 // nil: the length of what is shown
 }
 
-type readmeText struct{}
+func (x text) size(t *texts, i inode, _ Sequence) int64 {
+	if x.len != nil {
+		return x.len(t, i)
+	}
+	return int64(len(x.show(t, i)))
+}
 
-func (readmeText) show(t *texts, _ inode) []byte            { return t.readme }
-func (readmeText) size(t *texts, _ inode, _ Sequence) int64 { return int64(len(t.readme)) }
-
-type cursorText struct{}
-
-func (cursorText) show(t *texts, i inode) []byte {
+func (t *texts) cursor(i inode) []byte {
 	return fmt.Appendln(nil, t.shared.Sequences[i.sequence()].Next())
 }
 
-func (c cursorText) size(t *texts, i inode, _ Sequence) int64 { return int64(len(c.show(t, i))) }
-
-type infoText struct{}
-
-func (infoText) show(t *texts, i inode) []byte {
+func (t *texts) info(i inode) []byte {
 	s, _ := t.sequences.now(i.sequence(), 0) // readers of batches get the error
 	if s == nil {
 		return []byte{}
@@ -111,7 +107,7 @@ func (infoText) show(t *texts, i inode) []byte {
 	return s.Info()
 }
 
-func (infoText) size(t *texts, i inode, _ Sequence) int64 {
+func (t *texts) infoLen(i inode) int64 {
 	s, _ := t.sequences.now(i.sequence(), 0)
 	if s == nil {
 		return 0
@@ -119,11 +115,7 @@ func (infoText) size(t *texts, i inode, _ Sequence) int64 {
 	return s.InfoLen()
 }
 
-type statusText struct{}
-
-func (c statusText) size(t *texts, i inode, _ Sequence) int64 { return int64(len(c.show(t, i))) }
-
-func (statusText) show(t *texts, _ inode) []byte {
+func (t *texts) status(inode) []byte {
 	t.making.Lock()
 	defer t.making.Unlock()
 	splits, idle := t.countedSplits()

@@ -114,7 +114,7 @@ func grow(t testing.TB, shared *state.Shared, sequences ...Sequence) *tree {
 
 // status is status.json.
 func (t *tree) status() string {
-	return string(statusText{}.show(&t.texts, 0))
+	return string(t.texts.status(0))
 }
 
 // find walks a path from the root.
