@@ -129,7 +129,7 @@ func TestNamesOfArrays(t *testing.T) {
 			t.Errorf("%s has inode %#x", name, i)
 		}
 	}
-	if text := string(tr.texts.readme); !strings.Contains(text, `x, y = numpy.load("/mnt/train/next.npy")`) {
+	if text := string(tr.readme); !strings.Contains(text, `x, y = numpy.load("/mnt/train/next.npy")`) {
 		t.Errorf("README says\n%s", text)
 	}
 }

@@ -19,14 +19,14 @@ type entry struct {
 
 // A content is what files of a kind show. s is a file's sequence, or nil for a file of the whole mount.
 type content interface {
-	size(t *texts, i inode, s Sequence) int64
+	size(t *tree, i inode, s Sequence) int64
 }
 
 // table has the kinds in the order in which directories list them.
 var table = []entry{
 	{kind: rootDir, content: directory{}},
-	{kind: readmeFile, in: rootDir, name: "README", content: text{show: func(t *texts, _ inode) []byte { return t.readme }}},
-	{kind: statusFile, in: rootDir, name: "status.json", content: text{show: (*texts).status}},
+	{kind: readmeFile, in: rootDir, name: "README", content: text{show: func(t *tree, _ inode) []byte { return t.readme }}},
+	{kind: statusFile, in: rootDir, name: "status.json", content: text{show: (*tree).status}},
 	{kind: splitDir, in: rootDir, content: directory{}},
 
 	{kind: nextRaw, in: splitDir, name: "next", content: batches{which: nextBatch},
@@ -37,7 +37,7 @@ again, after its end, for the next one.`},
 		about: "the same as a NumPy file; takes numbers from the same cursor"},
 	{kind: nextSafe, in: splitDir, name: "next.safetensors", content: batches{which: nextBatch, format: safetensors},
 		about: "the same as named tensors; takes numbers from the same cursor"},
-	{kind: cursorFile, in: splitDir, name: "cursor", content: text{show: (*texts).cursor},
+	{kind: cursorFile, in: splitDir, name: "cursor", content: text{show: (*tree).cursor},
 		about: "the number that next takes next; batchfs seek sets it"},
 	{kind: batchDir, in: splitDir, name: "batch", content: directory{}},
 	{kind: batchRaw, in: batchDir, name: "", content: batches{which: oneBatch},
@@ -58,7 +58,7 @@ again, after its end, for the next one.`},
 		about: "the arrays of that name of all these batches"},
 	{kind: tokensFile, in: splitDir, name: "tokens.bin", content: tokens{},
 		about: "the split's tokens, of all its files, without headers"},
-	{kind: infoFile, in: splitDir, name: "info.json", content: text{show: (*texts).info, len: (*texts).infoLen},
+	{kind: infoFile, in: splitDir, name: "info.json", content: text{show: (*tree).info, len: (*tree).infoLen},
 		about: "all that decides what the batches hold"},
 }
 
@@ -103,7 +103,7 @@ func (k kind) isLong() bool { return k.batches().which == everyBatch || k == tok
 
 type directory struct{}
 
-func (directory) size(*texts, inode, Sequence) int64 { return 0 }
+func (directory) size(*tree, inode, Sequence) int64 { return 0 }
 
 type batches struct {
 	which    which
@@ -127,7 +127,7 @@ const (
 	safetensors
 )
 
-func (b batches) size(_ *texts, i inode, s Sequence) int64 {
+func (b batches) size(_ *tree, i inode, s Sequence) int64 {
 	_, size := b.shown(i, s)
 	if b.which == everyBatch {
 		size *= int64(s.Spec().Steps)
@@ -177,7 +177,7 @@ type computed interface {
 
 type origins struct{}
 
-func (origins) size(_ *texts, _ inode, s Sequence) int64 { return s.OriginLen() }
+func (origins) size(_ *tree, _ inode, s Sequence) int64 { return s.OriginLen() }
 
 func (origins) read(i inode, s Sequence, dst []byte, off int64) error {
 	return s.ReadOrigin(dst, i.firstBatch(), off)
@@ -185,7 +185,7 @@ func (origins) read(i inode, s Sequence, dst []byte, off int64) error {
 
 type tokens struct{}
 
-func (tokens) size(_ *texts, _ inode, s Sequence) int64 { return s.Spec().TokensLen }
+func (tokens) size(_ *tree, _ inode, s Sequence) int64 { return s.Spec().TokensLen }
 
 func (tokens) read(_ inode, s Sequence, dst []byte, off int64) error { return s.ReadTokens(dst, off) }
 

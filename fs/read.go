@@ -39,7 +39,7 @@ func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.
 	case k.isNext():
 		return t.openNext(i, in, out)
 	case k.isLiveText():
-		out.Fh, out.OpenFlags = t.texts.keep(i), uncached
+		out.Fh, out.OpenFlags = t.openText(i), uncached
 	case k.isNumbered():
 		s, err := t.sequences.now(i.sequence(), i.batches())
 		if err != nil {
@@ -181,18 +181,6 @@ var maxGap = 16 * int64(os.Getpagesize())
 
 // Tokens that change so often while they are read are not served.
 const maxTries = 10
-
-// textOf returns what a text shows on a handle to a reader of byte off, and nil for other files.
-func (t *tree) textOf(i inode, fh, off uint64) []byte {
-	content, isText := i.kind().entry().content.(text)
-	switch {
-	case !isText:
-		return nil
-	case i.kind().isLiveText():
-		return t.texts.of(i, fh, off)
-	}
-	return content.show(&t.texts, i)
-}
 
 // The answer may use buf for them.
 func (t *tree) readBatches(i inode, s Sequence, k uint64, off int64, buf []byte) (fuse.ReadResult, error) {

@@ -27,8 +27,7 @@ import (
 type sequences struct {
 	shared   *state.Shared
 	log      *limitedLog // separate, so that bad paths hide no errors
-	quota    int         // of settings that a user may have, except root and owner
-	owner    uint32
+	o        Options
 	splits   int
 	byNumber [state.MaxSequences]atomic.Pointer[Sequence] // nil: not made yet, or no sequence has the number
 	split    [state.MaxSequences]atomic.Uint32            // number of the split that a sequence belongs to, or belonged to
@@ -61,8 +60,7 @@ func newSequences(splits []Sequence, shared *state.Shared, o Options) (*sequence
 	q := &sequences{
 		shared: shared,
 		log:    newLimitedLog(o.Log),
-		quota:  o.SettingsPerUser,
-		owner:  o.UID,
+		o:      o,
 		splits: len(splits),
 		byName: map[string]int{},
 		ofUser: map[uint32]int{},
@@ -184,7 +182,7 @@ func (q *sequences) lookup(dir inode, name string, id uint64, user uint32) (s Se
 	switch {
 	case errno == syscall.EDQUOT:
 		q.log.limited(slog.LevelWarn, "a user has as many settings directories as mount.settings_per_user allows: new ones fail with EDQUOT",
-			"uid", user, "settings_per_user", q.quota)
+			"uid", user, "settings_per_user", q.o.SettingsPerUser)
 	case errno == syscall.ENOSPC:
 		q.log.limited(slog.LevelError, "too many settings directories are in use: new ones fail with ENOSPC", "most", state.MaxSequences-1)
 	case waiting > tooMany:
@@ -199,7 +197,7 @@ func (q *sequences) acquire(s Sequence, name state.Name, id uint64, user uint32)
 	defer q.mu.Unlock()
 	number, known := q.byName[s.Spec().Name]
 	if !known {
-		if user != 0 && user != q.owner && q.ofUser[user] >= q.quota {
+		if user != 0 && user != q.o.UID && q.ofUser[user] >= q.o.SettingsPerUser {
 			return 0, 0, syscall.EDQUOT
 		}
 		if number = q.add(s, user); number == 0 {

@@ -179,7 +179,7 @@ func TestQuotaOfSettings(t *testing.T) {
 	var numbers []int
 	for range 2 {
 		q = grow(t, tr.shared, s).sequences
-		q.quota, q.owner = quota, owner
+		q.o.SettingsPerUser, q.o.UID = quota, owner
 		for i := range quota {
 			numbers = append(numbers, look(greedy, fmt.Sprint("seed=", i), 0))
 		}
@@ -208,7 +208,7 @@ func TestIdleSettings(t *testing.T) {
 	number := q.mustLookUp(t, tr.find("train"), "seed=5")
 	tr.shared.Sequences[number].Cursor.Add(1)
 	for idle := range 2 {
-		status := tr.status()
+		status := string(tr.status(0))
 		if listed := strings.Contains(status, `"train/seed=5"`); listed != (idle == 0) || !strings.Contains(status, fmt.Sprintf(`"idle_settings": %20d`, idle)) {
 			t.Errorf("with %d idle: %s", idle, status)
 		}

@@ -8,58 +8,72 @@ import (
 	"sync"
 	"time"
 
-	"batchfs/fs/guard"
-	"batchfs/fs/state"
 	"batchfs/internal/jsontext"
 )
 
-// texts are the files of text: what they show, and what each open handle of a live one shows.
-//
-// Beyond Options.TextBytes, what handles show is dropped. It is made again when such a handle is read, as for a handle that another
-// worker opened.
+// texts are what each open handle of a live text shows. Beyond most bytes all is dropped, and made again when such a handle is read,
+// as for a handle that another worker opened.
 //
 // Lock order: mu last.
 type texts struct {
-	readme     []byte
-	o          Options
-	shared     *state.Shared
-	sequences  *sequences
-	prefetcher *prefetcher
-	limits     *guard.Limits
-
-	making sync.Mutex // held while status.json is made, which may be long: one at a time; before every other lock
-	mu     sync.Mutex
-	open   map[uint64][]byte // by handle; guarded by mu, as bytes
-	bytes  int64
-}
-
-// The low textBits of a handle are the length of its text.
-const textBits = 32
-
-// keep makes a text and keeps it for a new handle, which tells how long the text is.
-func (t *texts) keep(i inode) (fh uint64) {
-	shown := i.kind().entry().content.(text).show(t, i)
-	fh = t.shared.TextHandles.Add(1)<<textBits | uint64(len(shown))
-	t.hold(fh, shown)
-	return fh
+	most  int
+	mu    sync.Mutex
+	open  map[uint64][]byte // by handle; guarded by mu, as bytes
+	bytes int
 }
 
 func (t *texts) hold(fh uint64, text []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.bytes+int64(len(text)) > t.o.TextBytes {
+	if t.bytes+len(text) > t.most {
 		clear(t.open)
 		t.bytes = 0
 	}
-	t.bytes += int64(len(text) - len(t.open[fh]))
+	t.bytes += len(text) - len(t.open[fh])
 	t.open[fh] = text
 }
 
-// of returns the text of a handle on file i to a reader of byte off, and nil where the text would not be the one that was begun.
-func (t *texts) of(i inode, fh, off uint64) []byte {
+func (t *texts) get(fh uint64) []byte {
 	t.mu.Lock()
-	shown := t.open[fh]
-	t.mu.Unlock()
+	defer t.mu.Unlock()
+	return t.open[fh]
+}
+
+func (t *texts) used() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.bytes
+}
+
+func (t *texts) release(fh uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.bytes -= len(t.open[fh])
+	delete(t.open, fh)
+}
+
+// The low textBits of a handle are the length of its text.
+const textBits = 32
+
+// openText makes a text for a new handle.
+func (t *tree) openText(i inode) (fh uint64) {
+	shown := i.kind().entry().content.(text).show(t, i)
+	fh = t.shared.TextHandles.Add(1)<<textBits | uint64(len(shown))
+	t.texts.hold(fh, shown)
+	return fh
+}
+
+// textOf returns what a text shows on a handle to a reader of byte off, and nil for other files and where the text would not be the
+// one that was begun.
+func (t *tree) textOf(i inode, fh, off uint64) []byte {
+	content, isText := i.kind().entry().content.(text)
+	if !isText {
+		return nil
+	}
+	if !i.kind().isLiveText() {
+		return content.show(t, i)
+	}
+	shown := t.texts.get(fh)
 	size := fh & (1<<textBits - 1)
 	switch {
 	case shown != nil:
@@ -67,39 +81,32 @@ func (t *texts) of(i inode, fh, off uint64) []byte {
 	case off > 0 && off >= size:
 		return []byte{}
 	}
-	shown = i.kind().entry().content.(text).show(t, i)
+	shown = content.show(t, i)
 	if off > 0 && uint64(len(shown)) != size {
 		return nil
 	}
-	t.hold(fh, shown)
+	t.texts.hold(fh, shown)
 	return shown
-}
-
-func (t *texts) release(fh uint64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.bytes -= int64(len(t.open[fh]))
-	delete(t.open, fh)
 }
 
 // A text is a content that is made when a file is opened.
 type text struct {
-	show func(t *texts, i inode) []byte
-	len  func(t *texts, i inode) int64 // nil: the length of what is shown
+	show func(t *tree, i inode) []byte
+	len  func(t *tree, i inode) int64 // nil: the length of what is shown
 }
 
-func (x text) size(t *texts, i inode, _ Sequence) int64 {
+func (x text) size(t *tree, i inode, _ Sequence) int64 {
 	if x.len != nil {
 		return x.len(t, i)
 	}
 	return int64(len(x.show(t, i)))
 }
 
-func (t *texts) cursor(i inode) []byte {
+func (t *tree) cursor(i inode) []byte {
 	return fmt.Appendln(nil, t.shared.Sequences[i.sequence()].Next())
 }
 
-func (t *texts) info(i inode) []byte {
+func (t *tree) info(i inode) []byte {
 	s, _ := t.sequences.now(i.sequence(), 0) // readers of batches get the error
 	if s == nil {
 		return []byte{}
@@ -107,7 +114,7 @@ func (t *texts) info(i inode) []byte {
 	return s.Info()
 }
 
-func (t *texts) infoLen(i inode) int64 {
+func (t *tree) infoLen(i inode) int64 {
 	s, _ := t.sequences.now(i.sequence(), 0)
 	if s == nil {
 		return 0
@@ -115,15 +122,12 @@ func (t *texts) infoLen(i inode) int64 {
 	return s.InfoLen()
 }
 
-func (t *texts) status(inode) []byte {
-	t.making.Lock()
-	defer t.making.Unlock()
+func (t *tree) status(inode) []byte {
+	t.makingStatus.Lock()
+	defer t.makingStatus.Unlock()
 	splits, idle := t.countedSplits()
 	mapped, busy := t.o.Remaps()
 	replies, waiting := t.limits.Use()
-	t.mu.Lock()
-	texts := t.bytes
-	t.mu.Unlock()
 	members := []any{
 		"version", t.o.ProgramVersion,
 		"pid", os.Getpid(),
@@ -134,7 +138,7 @@ func (t *texts) status(inode) []byte {
 			"budget_bytes", t.o.Budget,
 			"reply_bytes", replies,
 			"ahead_bytes", t.prefetcher.memory(),
-			"text_bytes", texts,
+			"text_bytes", t.texts.used(),
 			"table_bytes", t.o.TableBytes()),
 		"waiting", waiting,
 		"idle_settings", idle,
@@ -179,7 +183,7 @@ func object(indent int, members ...any) []byte {
 
 // countedSplits returns the members of status.json for splits and for settings in use, sorted by name, and how many settings the kernel
 // has forgotten whose cursor moved.
-func (t *texts) countedSplits() (members []any, idle int) {
+func (t *tree) countedSplits() (members []any, idle int) {
 	byName := map[string][]byte{}
 	t.sequences.all(func(number int, name, fault string) {
 		entry := &t.shared.Sequences[number]

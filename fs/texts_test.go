@@ -66,13 +66,13 @@ func TestStatus(t *testing.T) {
 			Advice       string
 		}
 	}
-	if err := json.Unmarshal([]byte(tr.status()), &status); err != nil || len(status.Splits) != many+1 || visited != many+1 {
+	if err := json.Unmarshal(tr.status(0), &status); err != nil || len(status.Splits) != many+1 || visited != many+1 {
 		t.Errorf("%v: %d sequences, %d visited", err, len(status.Splits), visited)
 	}
 	if status.Remap.Mapped != 3 || status.Remap.Busy != 2 || status.Remap.Advice != `memory.access = "pread"` {
 		t.Errorf("remap: %v", status.Remap)
 	}
-	if !bytes.Contains([]byte(tr.status()), []byte(`"last_error": "/data/\udcff.bin\u001b"`)) {
-		t.Errorf("status.json lacks the path:\n%.2000s", tr.status())
+	if !bytes.Contains(tr.status(0), []byte(`"last_error": "/data/\udcff.bin\u001b"`)) {
+		t.Errorf("status.json lacks the path:\n%.2000s", string(tr.status(0)))
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -27,8 +28,11 @@ type tree struct {
 	shared             *state.Shared
 	handles            *state.Handles
 	sequences          *sequences
+	readme             []byte
 	texts              texts
+	makingStatus       sync.Mutex // held while status.json is made, which may be long: one at a time; before every other lock
 	prefetcher         *prefetcher
+	limits             *guard.Limits
 	reads              reads
 	log                *limitedLog
 	o                  Options
@@ -70,21 +74,19 @@ func newTree(mountpoint string, splits []Sequence, shared *state.Shared, limits 
 	if err != nil {
 		return nil, err
 	}
-	prefetcher := &prefetcher{batches: o.Ahead, bytes: o.AheadBytes, limits: limits, log: log}
 	handles := state.NewHandles(shared)
 	return &tree{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
 		shared:        shared,
 		handles:       handles,
 		sequences:     sequences,
-		texts: texts{
-			readme: readmeOf(mountpoint, splits), o: o, shared: shared, sequences: sequences, prefetcher: prefetcher, limits: limits,
-			open: map[uint64][]byte{},
-		},
-		prefetcher: prefetcher,
-		reads:      reads{handles: handles, assigned: map[uint64]assignment{}},
-		log:        log,
-		o:          o,
+		readme:        readmeOf(mountpoint, splits),
+		texts:         texts{most: int(o.TextBytes), open: map[uint64][]byte{}},
+		prefetcher:    &prefetcher{batches: o.Ahead, bytes: o.AheadBytes, limits: limits, log: log},
+		limits:        limits,
+		reads:         reads{handles: handles, assigned: map[uint64]assignment{}},
+		log:           log,
+		o:             o,
 	}, nil
 }
 
@@ -152,7 +154,7 @@ func (t *tree) lookup(dir inode, name string) inode {
 }
 
 func (t *tree) size(i inode, s Sequence) int64 {
-	return i.kind().entry().content.size(&t.texts, i, s)
+	return i.kind().entry().content.size(t, i, s)
 }
 
 // The st_blksize of files is what C's stdio reads at once, and what it seeks to a multiple of.

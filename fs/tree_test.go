@@ -112,11 +112,6 @@ func grow(t testing.TB, shared *state.Shared, sequences ...Sequence) *tree {
 	return tr
 }
 
-// status is status.json.
-func (t *tree) status() string {
-	return string(t.texts.status(0))
-}
-
 // find walks a path from the root.
 func (t *tree) find(path string) inode {
 	i := rootInode
@@ -243,7 +238,7 @@ func TestNextAfterAnError(t *testing.T) {
 		if _, status := r.read(0, size); status != fuse.Status(test.want) {
 			t.Errorf("%v: status %v, want %v", test.err, status, test.want)
 		}
-		if !strings.Contains(tr.status(), test.err.Error()) {
+		if !strings.Contains(string(tr.status(0)), test.err.Error()) {
 			t.Errorf("status.json does not say %q", test.err)
 		}
 	}
@@ -254,7 +249,7 @@ func TestNextAfterAnError(t *testing.T) {
 	if got := r.batch(t, size); got != 1 {
 		t.Errorf("then the one that failed gets batch %d, want 1", got)
 	}
-	if text := tr.status(); !strings.Contains(text, `"reads":                    2,`) || !strings.Contains(text, `"errors":                    2,`) {
+	if text := string(tr.status(0)); !strings.Contains(text, `"reads":                    2,`) || !strings.Contains(text, `"errors":                    2,`) {
 		t.Errorf("status.json counts otherwise:\n%s", text)
 	}
 
