@@ -181,8 +181,8 @@ func object(indent int, members ...any) []byte {
 	return fmt.Appendf(text, "\n%*s}", indent, "")
 }
 
-// countedSplits returns the members of status.json for splits and for settings in use, sorted by name, and how many settings the kernel
-// has forgotten whose cursor moved.
+// countedSplits returns the members of status.json for splits and for settings in use, and how many settings the kernel has forgotten
+// whose cursor moved.
 func (t *tree) countedSplits() (members []any, idle int) {
 	byName := map[string][]byte{}
 	t.sequences.all(func(number int, name, fault string) {

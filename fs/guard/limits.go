@@ -37,10 +37,6 @@ type class struct {
 	replies *semaphore.Weighted // for bytes of replies
 }
 
-func newClass(slots, replyBytes int64) class {
-	return class{semaphore.NewWeighted(slots), semaphore.NewWeighted(replyBytes)}
-}
-
 const (
 	shortRows = 64
 	// So many short requests are divided among the splits, at most maxSlots to each, or two for each processor, and half as many
@@ -63,7 +59,8 @@ func NewLimits(splits int, replyBytes int64) *Limits {
 	for i := range l.splits {
 		s := &l.splits[i]
 		s.maxReplies = max(2*mount.MaxRequest, replyBytes/n)
-		s.short, s.long = newClass(slots, s.maxReplies/2), newClass(max(1, slots/2), s.maxReplies/2)
+		s.short = class{semaphore.NewWeighted(slots), semaphore.NewWeighted(s.maxReplies / 2)}
+		s.long = class{semaphore.NewWeighted(max(1, slots/2)), semaphore.NewWeighted(s.maxReplies / 2)}
 		s.ahead = semaphore.NewWeighted(max(1, slots/2))
 	}
 	return l
@@ -81,8 +78,7 @@ type held struct {
 	bytes int64
 }
 
-// acquire waits until a request of so many rows may use the files of a split. The reply has so many bytes, in buf. late ends the
-// wait. The error is ErrLate or errTooMany.
+// acquire waits until a request of so many rows may use the files of a split, or is late. The reply has so many bytes, in buf.
 func (l *Limits) acquire(split int, rows int64, bytes int, buf []byte, late <-chan struct{}) (h held, err error) {
 	s := &l.splits[split]
 	if rows == 0 {
