@@ -61,11 +61,8 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 	if _, err := unix.Write(w.Connection, notifyResend); err != nil && err != unix.EINVAL {
 		return fmt.Errorf("cannot ask the kernel to resend unanswered requests: %w", err)
 	}
-	ended := make(chan struct{}) // closed when the answers to invalidations mean nothing any more
-	for range invalidators {
-		go t.sequences.invalidate(server, ended)
-	}
-	go t.tellRemaps()
+	ended := make(chan struct{})
+	t.start(server, ended)
 	go func() {
 		w.AnswerPings(guarded.CheckLock)
 		stop <- supervise.ErrReplaced
@@ -90,6 +87,14 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 		leave(fd, served)
 		return why
 	}
+}
+
+// start starts what runs beside the answers. It ends with the process; ended is closed when the kernel may not hear it any more.
+func (t *tree) start(server *fuse.Server, ended <-chan struct{}) {
+	for range invalidators {
+		go t.sequences.invalidate(server, ended)
+	}
+	go t.tellRemaps()
 }
 
 // tellRemaps updates the counters of remaps in the shared state, for commands that must not touch the mount.
