@@ -99,8 +99,7 @@ func TestPages(t *testing.T) {
 	if n := strings.Count(e2e.ReadPage(t, "README.md"), "\n"); n > 250 {
 		t.Errorf("README has %d lines", n)
 	}
-	all, err := filepath.Glob("../docs/*.md")
-	e2e.NoError(t, err)
+	all := e2e.Must(filepath.Glob("../docs/*.md"))(t)
 	if named := pages(t); len(named) != len(all)+1 {
 		t.Errorf("README names %s, and docs has %s", named, all)
 	}
@@ -139,8 +138,7 @@ func TestREADMEWithoutBatches(t *testing.T) {
 	e2e.NoError(t, os.Symlink(e2e.PlainBatchfs, filepath.Join(dir, "batchfs")))
 	e2e.Tokens(t, filepath.Join(dir, "data/train.bin"), 60_000, 2)
 	touched, double := e2e.Tokens(t, filepath.Join(dir, "touched.bin"), 60_000, 2), e2e.NewDouble(t, e2e.VersionOf(0, 60_000))
-	driver, err := filepath.Abs("clients/readme.py")
-	e2e.NoError(t, err)
+	driver := e2e.Must(filepath.Abs("clients/readme.py"))(t)
 	for name, fault := range map[string]struct {
 		path  string
 		begin func()

@@ -19,8 +19,7 @@ import (
 // installDecoder returns the program that decodes manifests, which is kept in the user's cache directory.
 func installDecoder(t *testing.T) string {
 	t.Helper()
-	dir, err := os.UserCacheDir()
-	e2e.NoError(t, err)
+	dir := e2e.Must(os.UserCacheDir())(t)
 	program := filepath.Join(dir, "batchfs", "kubernetes-v0.37.2")
 	if _, err := os.Stat(program); err == nil {
 		return program
@@ -64,8 +63,7 @@ type podSpec struct {
 // manifests are the pods and the configurations of the manifests, by the kind and name of their objects.
 func manifests(t *testing.T) (pods map[string]podSpec, configs map[string]string) {
 	t.Helper()
-	files, err := filepath.Glob("../deploy/kubernetes/*.yaml")
-	e2e.NoError(t, err)
+	files := e2e.Must(filepath.Glob("../deploy/kubernetes/*.yaml"))(t)
 	var objects []struct {
 		Kind     string
 		Metadata struct{ Name string }
@@ -172,8 +170,7 @@ func TestImage(t *testing.T) {
 			e2e.Write(t, root+copied[2], nil)
 		}
 	}
-	program, err := elf.Open(root + "/usr/local/bin/batchfs")
-	e2e.NoError(t, err)
+	program := e2e.Must(elf.Open(root + "/usr/local/bin/batchfs"))(t)
 	defer program.Close()
 	if slices.ContainsFunc(program.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
 		t.Error("the program is not static")
@@ -225,8 +222,7 @@ func TestSlurm(t *testing.T) {
 	const id, user = "4711", 1234
 	dir, log := root+"/run/batchfs/"+id, root+"/var/log/batchfs/"+id+".log"
 	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
-	scripts, err := filepath.Glob("../deploy/slurm/*")
-	e2e.NoError(t, err)
+	scripts := e2e.Must(filepath.Glob("../deploy/slurm/*"))(t)
 	for _, script := range scripts {
 		e2e.Run(t, "sh", "-n", script)
 		if _, err := exec.LookPath("shellcheck"); err == nil {

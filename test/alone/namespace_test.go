@@ -21,16 +21,14 @@ func inNamespace(t *testing.T, dir string) *os.Process {
 	// It unmounts all other FUSE mounts, so that they can end meanwhile.
 	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c",
 		`awk -v dir="$0" '$5 != dir && / - fuse/ {print $5}' /proc/self/mountinfo | xargs -r umount -l; echo ready; exec sleep infinity`, dir)
-	out, err := cmd.StdoutPipe()
-	e2e.NoError(t, err)
+	out := e2e.Must(cmd.StdoutPipe())(t)
 	e2e.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		cmd.Process.Kill()
 		cmd.Wait()
 	})
 	defer e2e.AnswersSoon(t, cmd)()
-	_, err = io.ReadFull(out, make([]byte, len("ready\n")))
-	e2e.NoError(t, err)
+	e2e.Must(io.ReadFull(out, make([]byte, len("ready\n"))))(t)
 	return cmd.Process
 }
 

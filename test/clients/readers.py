@@ -619,30 +619,6 @@ def safetensors_bytes(path):
     return tensors(numpy.load(data), json.loads(data[8:8 + int.from_bytes(data[:8], "little")])["__metadata__"])
 
 
-@method
-def nanogpt(path, batch_size, block_size, seed, ranks, n, state):
-    """What nanoGPT's get_batch gives n times of a uint16 file, in each of the ranks, and again from a state of the
-    generator that is saved in the file state after a few other draws. The first line is PyTorch's version."""
-    import numpy as np
-    import torch
-    data, B, T = np.memmap(path, np.uint16, mode="r"), int(batch_size), int(block_size)
-
-    def batches():
-        for _ in range(int(n)):
-            ix = torch.randint(len(data) - T, (B,))
-            x = torch.stack([torch.from_numpy(data[i:i + T].astype(np.int64)) for i in ix])
-            y = torch.stack([torch.from_numpy(data[i + 1:i + 1 + T].astype(np.int64)) for i in ix])
-            yield line(x.numpy().tobytes() + y.numpy().tobytes())
-    yield torch.__version__
-    for rank in range(int(ranks)):
-        torch.manual_seed(int(seed) + rank)
-        yield from batches()
-    torch.randint(1000, (700,))
-    torch.rand(13)
-    torch.get_rng_state().numpy().tofile(state)
-    yield from batches()
-
-
 if __name__ == "__main__":
     if len(sys.argv) < 3 or sys.argv[1] not in METHODS:
         sys.exit(f"usage: readers.py METHOD PATH [ARG...]\nmethods: {' '.join(METHODS)}")

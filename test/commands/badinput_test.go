@@ -27,8 +27,7 @@ func runBad(t *testing.T, args ...string) (out []byte, ok bool) {
 	cmd := e2e.Command(t, e2e.PlainBatchfs, args...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	pipe, err := cmd.StdoutPipe()
-	e2e.NoError(t, err)
+	pipe := e2e.Must(cmd.StdoutPipe())(t)
 	e2e.NoError(t, cmd.Start())
 	out, _ = io.ReadAll(io.LimitReader(pipe, 1<<16))
 	if len(out) == 1<<16 { // it serves, perhaps for hours
@@ -36,7 +35,7 @@ func runBad(t *testing.T, args ...string) (out []byte, ok bool) {
 		cmd.Wait()
 		return out, true
 	}
-	err = cmd.Wait()
+	err := cmd.Wait()
 	switch code := cmd.ProcessState.ExitCode(); {
 	case trace.MatchString(stderr.String()), code != 0 && code != 1:
 		t.Errorf("%q: %v\n%s", args, err, &stderr)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -121,14 +120,5 @@ sys.stdin.read()`, m.Path("train/info.json")))
 		if strings.ContainsAny(text, "\x1b\x07") || text == "" {
 			t.Errorf("%q", text)
 		}
-	}
-}
-
-// The mount lists its files and splits, and nothing else.
-func TestListing(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
-	m := e2e.Mount(t, "-c", config)
-	if got := strings.Fields(e2e.Run(t, "ls", "-a", m.Dir)); !slices.Equal(got, []string{".", "..", "README", "status.json", "train", "val"}) {
-		t.Errorf("%q", got)
 	}
 }

@@ -74,8 +74,7 @@ func TestBackground(t *testing.T) {
 	e2e.NoError(t, err)
 	cmd := e2e.Command(t, e2e.Batchfs, "mount", "-d", "-c", config, "--log", log, dir)
 	cmd.ExtraFiles = []*os.File{open}
-	said, err := cmd.Output()
-	e2e.NoError(t, err)
+	said := e2e.Must(cmd.Output())(t)
 	open.Close()
 	ended.SetReadDeadline(time.Now().Add(e2e.Limit))
 	if _, err := io.ReadAll(ended); err != nil {
@@ -83,8 +82,7 @@ func TestBackground(t *testing.T) {
 	}
 	out := string(said)
 	e2e.Equal(t, "batch 0", e2e.Read(t, "read", filepath.Join(dir, "train/next"))[0], want[0])
-	pid, err := strconv.Atoi(regexp.MustCompile(`process (\d+)`).FindStringSubmatch(out)[1])
-	e2e.NoError(t, err)
+	pid := e2e.Must(strconv.Atoi(regexp.MustCompile(`process (\d+)`).FindStringSubmatch(out)[1]))(t)
 	if text, err := os.ReadFile(log); err != nil || !strings.Contains(string(text), "mounted") {
 		t.Errorf("log: %v %s", err, text)
 	}
@@ -92,18 +90,6 @@ func TestBackground(t *testing.T) {
 	if err := syscall.Kill(pid, 0); err == nil {
 		if stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); !strings.Contains(string(stat), ") Z ") {
 			t.Errorf("process %d still runs when unmount has returned", pid)
-		}
-	}
-}
-
-func TestOneThread(t *testing.T) {
-	config, want := e2e.Small(t, 100)
-	cmd := exec.Command(e2e.Batchfs)
-	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
-	m := e2e.MountProgram(t, cmd, "-c", config)
-	for k, got := range e2e.Read(t, "numbers", m.Path("train/next"), "100") {
-		if got != want[k] {
-			t.Fatalf("batch %d is %s, want %s", k, got, want[k])
 		}
 	}
 }

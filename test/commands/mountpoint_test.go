@@ -184,13 +184,11 @@ func TestForgedSupervisor(t *testing.T) {
 		}
 	}
 	user := e2e.Command(t, "sh", "-c", `cd "$0" && echo there && exec sleep infinity`, dir) // so that it takes force to unmount
-	out, err := user.StdoutPipe()
-	e2e.NoError(t, err)
+	out := e2e.Must(user.StdoutPipe())(t)
 	e2e.NoError(t, user.Start())
 	defer user.Wait()
 	defer user.Process.Kill()
-	_, err = io.ReadFull(out, make([]byte, len("there\n")))
-	e2e.NoError(t, err)
+	e2e.Must(io.ReadFull(out, make([]byte, len("there\n"))))(t)
 	e2e.Try(t, e2e.PlainBatchfs, "unmount", dir)
 	e2e.Try(t, e2e.PlainBatchfs, "unmount", "--force", dir)
 	var status syscall.WaitStatus

@@ -69,8 +69,7 @@ func TestPrepareWorkplace(t *testing.T) {
 			if c.want == "" {
 				e2e.NoError(t, err)
 				for _, name := range []string{".prepare/notes", ".prepare/dir", "train.bin", "vocab.json"} {
-					_, err := os.Lstat(filepath.Join(out, name))
-					e2e.NoError(t, err)
+					e2e.Must(os.Lstat(filepath.Join(out, name)))(t)
 				}
 			} else if want := "batchfs: " + workplace + ": " + c.want; err == nil || !strings.HasPrefix(stderr, want) {
 				t.Errorf("%v: %s, want: %s", err, stderr, want)

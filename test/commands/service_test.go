@@ -22,8 +22,7 @@ func TestNotify(t *testing.T) {
 	e2e.NeedFUSE(t)
 	config, want := e2e.Small(t, 1)
 	address := net.UnixAddr{Name: filepath.Join(t.TempDir(), "notify"), Net: "unixgram"}
-	socket, err := net.ListenUnixgram(address.Net, &address)
-	e2e.NoError(t, err)
+	socket := e2e.Must(net.ListenUnixgram(address.Net, &address))(t)
 	defer socket.Close()
 	hear := func(want string) {
 		t.Helper()
@@ -139,8 +138,7 @@ func TestUnitReadsStore(t *testing.T) {
 	if want := []string{"batchfs"}; !slices.Equal(settings(store, "CacheDirectory"), want) {
 		t.Errorf("the cache directory is %s, want %s", settings(store, "CacheDirectory"), want)
 	}
-	mode, err := strconv.ParseUint(settings(store, "CacheDirectoryMode")[0], 8, 32)
-	e2e.NoError(t, err)
+	mode := e2e.Must(strconv.ParseUint(settings(store, "CacheDirectoryMode")[0], 8, 32))(t)
 	e2e.NoError(t, os.Mkdir(cacheDir, os.FileMode(mode)))
 	within := func(families []string) *exec.Cmd {
 		return exec.Command("env", slices.Concat([]string{"-i", "PATH=" + os.Getenv("PATH"), "HOME=" + home, "SSL_CERT_FILE=" + os.Getenv("SSL_CERT_FILE"), e2e.Python, "clients/families.py",

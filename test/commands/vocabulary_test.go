@@ -39,8 +39,7 @@ func TestTokenBeyondVocabulary(t *testing.T) {
 	want := file + ": token 3000 is 200, and tokens must be below vocab_size, which is 65"
 	e2e.LogAndStatusSay(t, m, want)
 
-	open, err := os.Open(m.Path("train/batch/1"))
-	e2e.NoError(t, err)
+	open := e2e.Must(os.Open(m.Path("train/batch/1")))(t)
 	defer open.Close()
 	e2e.Write(t, config, []byte(text+"vocab_size = 256\n"))
 	e2e.Run(t, e2e.Batchfs, "restart", m.Dir)

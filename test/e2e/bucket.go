@@ -29,8 +29,7 @@ const gateway = "github.com/versity/versitygw/cmd/versitygw" // of test/versityg
 // installGateway returns an S3 server that is kept in the user's cache directory.
 func installGateway(t testing.TB) string {
 	t.Helper()
-	dir, err := os.UserCacheDir()
-	NoError(t, err)
+	dir := Must(os.UserCacheDir())(t)
 	program := filepath.Join(dir, "batchfs", "versitygw-v1.8.0")
 	if _, err := os.Stat(program); err == nil {
 		return program
@@ -67,8 +66,7 @@ const (
 func NewBucket(t *testing.T) *Bucket {
 	t.Helper()
 	program := installGateway(t)
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	NoError(t, err)
+	free := Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	address := free.Addr().String()
 	free.Close()
 	data := t.TempDir()
@@ -88,8 +86,7 @@ func NewBucket(t *testing.T) *Bucket {
 		return err == nil
 	})
 	b := &Bucket{}
-	b.Client, err = minio.New(address, &minio.Options{Creds: credentials.NewStaticV4(StoreKey, StoreSecret, ""), Region: "us-east-1"})
-	NoError(t, err)
+	b.Client = Must(minio.New(address, &minio.Options{Creds: credentials.NewStaticV4(StoreKey, StoreSecret, ""), Region: "us-east-1"}))(t)
 	NoError(t, b.Client.MakeBucket(context.Background(), "bucket", minio.MakeBucketOptions{}))
 	target, _ := url.Parse("http://" + address)
 	proxy := &httputil.ReverseProxy{
@@ -133,8 +130,7 @@ func trust(t *testing.T, certificate []byte) {
 // Put stores an object.
 func (b *Bucket) Put(t *testing.T, key string, data []byte) {
 	t.Helper()
-	_, err := b.Client.PutObject(context.Background(), "bucket", key, bytes.NewReader(data), int64(len(data)), minio.PutObjectOptions{})
-	NoError(t, err)
+	Must(b.Client.PutObject(context.Background(), "bucket", key, bytes.NewReader(data), int64(len(data)), minio.PutObjectOptions{}))(t)
 }
 
 // Fails calls fault for each store request. It answers the request and returns true, or lets it pass.
@@ -156,9 +152,7 @@ func (b *Bucket) Accepts(t *testing.T) {
 	t.Helper()
 	again := httptest.NewUnstartedServer(b.Server.Config.Handler)
 	again.Listener.Close()
-	var err error
-	again.Listener, err = net.Listen("tcp", b.Server.Listener.Addr().String())
-	NoError(t, err)
+	again.Listener = Must(net.Listen("tcp", b.Server.Listener.Addr().String()))(t)
 	again.StartTLS()
 	b.Server = again
 }

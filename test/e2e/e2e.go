@@ -117,8 +117,7 @@ func Write(t testing.TB, path string, data []byte) {
 // Content returns what a file has.
 func Content(t testing.TB, path string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	NoError(t, err)
+	data := Must(os.ReadFile(path))(t)
 	return data
 }
 
@@ -170,8 +169,7 @@ func (f LogFile) String() string {
 func (m *Mounted) Start(t testing.TB) {
 	t.Helper()
 	if m.Cmd.Stdout == nil {
-		file, err := os.CreateTemp(t.TempDir(), "log")
-		NoError(t, err)
+		file := Must(os.CreateTemp(t.TempDir(), "log"))(t)
 		defer file.Close()
 		m.Out = LogFile(file.Name())
 		m.Cmd.Stdout, m.Cmd.Stderr = file, file
@@ -240,8 +238,7 @@ func (m *Mounted) Stop(t testing.TB) {
 // IsMounted reports whether something is mounted on a directory.
 func IsMounted(t testing.TB, dir string) bool {
 	t.Helper()
-	list, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(dir))
-	NoError(t, err)
+	list := Must(mountinfo.GetMounts(mountinfo.SingleEntryFilter(dir)))(t)
 	return len(list) > 0
 }
 
@@ -257,8 +254,7 @@ func (m *Mounted) Cursor(t testing.TB, split string) string {
 // Taken is the number that the next reader of a split takes.
 func (m *Mounted) Taken(t testing.TB, split string) int {
 	t.Helper()
-	n, err := strconv.Atoi(m.Cursor(t, split))
-	NoError(t, err)
+	n := Must(strconv.Atoi(m.Cursor(t, split)))(t)
 	return n
 }
 
@@ -323,8 +319,7 @@ func Cat(t testing.TB, args ...string) []byte {
 // MountsBelow returns the mounts in a directory.
 func MountsBelow(t *testing.T, dir string) []*mountinfo.Info {
 	t.Helper()
-	list, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	NoError(t, err)
+	list := Must(mountinfo.GetMounts(mountinfo.PrefixFilter(dir)))(t)
 	return list
 }
 
@@ -354,6 +349,15 @@ func NoError(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Must returns the first result of a call, and ends the test at an error: Must(os.Open(path))(t).
+func Must[T any](v T, err error) func(t testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		NoError(t, err)
+		return v
 	}
 }
 
@@ -432,16 +436,14 @@ func Take(t testing.TB, m *Mounted, path string) string {
 // ReadPage is the text of a page, whose path begins at the top of the project.
 func ReadPage(t *testing.T, path string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", path))
-	NoError(t, err)
+	text := Must(os.ReadFile(filepath.Join("..", path)))(t)
 	return string(text)
 }
 
 // JSONOf returns a value as JSON.
 func JSONOf(t testing.TB, v any) []byte {
 	t.Helper()
-	text, err := json.Marshal(v)
-	NoError(t, err)
+	text := Must(json.Marshal(v))(t)
 	return text
 }
 

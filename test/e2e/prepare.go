@@ -30,10 +30,8 @@ func writeLines(t testing.TB, w io.Writer, size int) (documents int) {
 		for range rng.IntN(1000) {
 			text = append(append(text, " \n\""[rng.IntN(3)]), words[rng.IntN(len(words))]...)
 		}
-		line, err := json.Marshal(map[string]string{"text": string(text)})
-		NoError(t, err)
-		n, err := w.Write(append(line, '\n'))
-		NoError(t, err)
+		line := Must(json.Marshal(map[string]string{"text": string(text)}))(t)
+		n := Must(w.Write(append(line, '\n')))(t)
 		written += n
 	}
 	return documents
@@ -42,10 +40,8 @@ func writeLines(t testing.TB, w io.Writer, size int) (documents int) {
 // CompressedLines writes a .jsonl.zst.
 func CompressedLines(t testing.TB, path string, size int) (documents int) {
 	t.Helper()
-	f, err := os.Create(path)
-	NoError(t, err)
-	w, err := zstd.NewWriter(f, zstd.WithEncoderLevel(zstd.SpeedFastest))
-	NoError(t, err)
+	f := Must(os.Create(path))(t)
+	w := Must(zstd.NewWriter(f, zstd.WithEncoderLevel(zstd.SpeedFastest)))(t)
 	documents = writeLines(t, w, size)
 	NoError(t, w.Close())
 	NoError(t, f.Close())
@@ -55,12 +51,10 @@ func CompressedLines(t testing.TB, path string, size int) (documents int) {
 // Contents are the SHA-256 of all files in a directory.
 func Contents(t testing.TB, dir string) string {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	NoError(t, err)
+	entries := Must(os.ReadDir(dir))(t)
 	h := sha256.New()
 	for _, e := range entries {
-		raw, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		NoError(t, err)
+		raw := Must(os.ReadFile(filepath.Join(dir, e.Name())))(t)
 		fmt.Fprintf(h, "%s %x\n", e.Name(), sha256.Sum256(raw))
 	}
 	return fmt.Sprintf("%x", h.Sum(nil))

@@ -25,10 +25,8 @@ func Start(t *testing.T, method, dir string, args ...string) (cmd *exec.Cmd, in 
 	t.Helper()
 	cmd = exec.Command(Python, append([]string{"clients/readers.py", method, dir}, args...)...)
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	NoError(t, err)
-	pipe, err := cmd.StdoutPipe()
-	NoError(t, err)
+	in = Must(cmd.StdinPipe())(t)
+	pipe := Must(cmd.StdoutPipe())(t)
 	NoError(t, cmd.Start())
 	t.Cleanup(func() { cmd.Process.Kill() })
 	return cmd, in, bufio.NewScanner(pipe)

@@ -96,10 +96,8 @@ func StartStorms(t testing.TB, m *Mounted) (all []*StormReader) {
 func StartStorm(t testing.TB, cmd *exec.Cmd) *StormReader {
 	t.Helper()
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	NoError(t, err)
+	in := Must(cmd.StdinPipe())(t)
+	out := Must(cmd.StdoutPipe())(t)
 	NoError(t, cmd.Start())
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	return &StormReader{cmd, in, bufio.NewReader(out)}
@@ -119,8 +117,7 @@ func (r *StormReader) End(t testing.TB) string {
 	t.Helper()
 	defer AnswersSoon(t, r.Cmd)()
 	r.In.Close()
-	text, err := io.ReadAll(r.Out)
-	NoError(t, err)
+	text := Must(io.ReadAll(r.Out))(t)
 	if err := r.Cmd.Wait(); err != nil {
 		t.Errorf("%s: %v\n%s", r.Cmd.Args, err, text)
 	}

@@ -39,12 +39,9 @@ func BurdenOf(t *testing.T, m *Mounted) Burden {
 	t.Helper()
 	pid := m.Worker(t)
 	proc := fmt.Sprintf("/proc/%d/", pid)
-	open, err := os.ReadDir(proc + "fd")
-	NoError(t, err)
-	status, err := os.ReadFile(proc + "status")
-	NoError(t, err)
-	threads, err := strconv.Atoi(regexp.MustCompile(`Threads:\s+(\d+)`).FindStringSubmatch(string(status))[1])
-	NoError(t, err)
+	open := Must(os.ReadDir(proc + "fd"))(t)
+	status := Must(os.ReadFile(proc + "status"))(t)
+	threads := Must(strconv.Atoi(regexp.MustCompile(`Threads:\s+(\d+)`).FindStringSubmatch(string(status))[1]))(t)
 	return Burden{len(open), threads, Resident(pid)}
 }
 
@@ -96,8 +93,7 @@ func stopped(pid int) bool {
 func Longest(t *testing.T, log string) (most time.Duration) {
 	t.Helper()
 	for _, match := range regexp.MustCompile(` after=(\S+)`).FindAllStringSubmatch(log, -1) {
-		took, err := time.ParseDuration(match[1])
-		NoError(t, err)
+		took := Must(time.ParseDuration(match[1]))(t)
 		most = max(most, took)
 	}
 	return most
@@ -134,8 +130,7 @@ func (m *Mounted) AwaitWorker(t testing.TB) (worker int) {
 // Workers are the processes that the keeper has: the one that serves, and then the one that stands by.
 func (m *Mounted) Workers(t testing.TB) (pids []int) {
 	t.Helper()
-	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", m.Cmd.Process.Pid))
-	NoError(t, err)
+	threads := Must(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", m.Cmd.Process.Pid)))(t)
 	for _, children := range threads {
 		text, _ := os.ReadFile(children)
 		for _, field := range strings.Fields(string(text)) {
@@ -161,8 +156,7 @@ func (m *Mounted) AwaitStandby(t testing.TB) (workers []int) {
 func (m *Mounted) FDs(t testing.TB) (links []string) {
 	t.Helper()
 	dir := fmt.Sprintf("/proc/%d/fd/", m.Cmd.Process.Pid)
-	fds, err := os.ReadDir(dir)
-	NoError(t, err)
+	fds := Must(os.ReadDir(dir))(t)
 	for _, fd := range fds {
 		link, _ := os.Readlink(dir + fd.Name())
 		links = append(links, link)
@@ -173,16 +167,14 @@ func (m *Mounted) FDs(t testing.TB) (links []string) {
 // Leftovers are processes of the programs that the tests built, and files in a directory.
 func Leftovers(t testing.TB, dir string) (left []string) {
 	t.Helper()
-	processes, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	NoError(t, err)
+	processes := Must(filepath.Glob("/proc/[0-9]*/cmdline"))(t)
 	for _, process := range processes {
 		command, _ := os.ReadFile(process)
 		if strings.HasPrefix(string(command), filepath.Dir(Batchfs)+"/batchfs") {
 			left = append(left, string(command))
 		}
 	}
-	files, err := os.ReadDir(dir)
-	NoError(t, err)
+	files := Must(os.ReadDir(dir))(t)
 	for _, file := range files {
 		left = append(left, file.Name())
 	}

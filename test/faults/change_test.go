@@ -65,8 +65,7 @@ func startReaders(t *testing.T, dir string, ways ...string) *readers {
 func (r *readers) next(t *testing.T, kind string) {
 	t.Helper()
 	r.round++
-	_, err := fmt.Fprintln(r.in, kind)
-	e2e.NoError(t, err)
+	e2e.Must(fmt.Fprintln(r.in, kind))(t)
 }
 
 // wait returns when each way has been read n times in the current round.
@@ -185,10 +184,8 @@ var changes = []struct {
 	}, "another file stands in its place"},
 	// In one write and within a page, or else the file has other sizes meanwhile.
 	{"appended", func(t *testing.T, path string) {
-		f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
-		e2e.NoError(t, err)
-		_, err = f.Write(e2e.VersionOf(1, 1000))
-		e2e.NoError(t, err)
+		f := e2e.Must(os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0))(t)
+		e2e.Must(f.Write(e2e.VersionOf(1, 1000)))(t)
 		e2e.NoError(t, f.Close())
 	}, "402000 bytes, was 400000"},
 	{"truncated", func(t *testing.T, path string) { e2e.NoError(t, os.Truncate(path, 300_000)) }, "300000 bytes, was 400000"},
@@ -197,10 +194,8 @@ var changes = []struct {
 		e2e.NoError(t, os.Chtimes(path, now, now))
 	}, "written to at "},
 	{"overwritten", func(t *testing.T, path string) {
-		f, err := os.OpenFile(path, os.O_WRONLY, 0)
-		e2e.NoError(t, err)
-		_, err = f.Write(e2e.VersionOf(1, changeTokens))
-		e2e.NoError(t, err)
+		f := e2e.Must(os.OpenFile(path, os.O_WRONLY, 0))(t)
+		e2e.Must(f.Write(e2e.VersionOf(1, changeTokens)))(t)
 		e2e.NoError(t, f.Close())
 	}, "written to at "},
 }
@@ -346,8 +341,7 @@ func TestOpenedBeforeAndAfterAChange(t *testing.T) {
 				"batch/0": lines[v][0], "batch/3": lines[v][3], "batch/17.npy": lines[v][17], "batch/19.safetensors": lines[v][19],
 				"batches.bin": wholes[v], "batches.npy": wholes[v],
 			} {
-				info, err := os.Stat(m.Path("train/" + name))
-				e2e.NoError(t, err)
+				info := e2e.Must(os.Stat(m.Path("train/" + name)))(t)
 				again.Do("open train/%s", name)
 				off := int64(0)
 				if strings.HasSuffix(name, ".npy") || strings.HasSuffix(name, ".safetensors") {

@@ -27,10 +27,8 @@ func startCrowd(t *testing.T, n, bytes int, paths ...string) *crowd {
 	t.Helper()
 	c := &crowd{cmd: exec.Command(e2e.CCrowd, append([]string{fmt.Sprint(n), fmt.Sprint(bytes)}, paths...)...)}
 	c.cmd.Stderr = os.Stderr
-	in, err := c.cmd.StdinPipe()
-	e2e.NoError(t, err)
-	out, err := c.cmd.StdoutPipe()
-	e2e.NoError(t, err)
+	in := e2e.Must(c.cmd.StdinPipe())(t)
+	out := e2e.Must(c.cmd.StdoutPipe())(t)
 	c.in, c.out = in, bufio.NewReader(out)
 	e2e.NoError(t, c.cmd.Start())
 	t.Cleanup(func() {
@@ -38,8 +36,7 @@ func startCrowd(t *testing.T, n, bytes int, paths ...string) *crowd {
 		c.cmd.Wait()
 	})
 	defer e2e.AnswersSoon(t, c.cmd)()
-	_, err = c.out.ReadString('\n')
-	e2e.NoError(t, err)
+	e2e.Must(c.out.ReadString('\n'))(t)
 	return c
 }
 
@@ -48,10 +45,8 @@ func (c *crowd) end(t *testing.T) (reads, failed int) {
 	t.Helper()
 	defer e2e.AnswersSoon(t, c.cmd)()
 	c.in.Close()
-	line, err := c.out.ReadString('\n')
-	e2e.NoError(t, err)
-	_, err = fmt.Sscan(line, &reads, &failed)
-	e2e.NoError(t, err)
+	line := e2e.Must(c.out.ReadString('\n'))(t)
+	e2e.Must(fmt.Sscan(line, &reads, &failed))(t)
 	return reads, failed
 }
 
@@ -60,8 +55,7 @@ func anonymous(t *testing.T, pid int) int {
 	t.Helper()
 	status := e2e.Content(t, fmt.Sprintf("/proc/%d/status", pid))
 	anon := regexp.MustCompile(`RssAnon:\s*(\d+) kB`).FindSubmatch(status)
-	kib, err := strconv.Atoi(string(anon[1]))
-	e2e.NoError(t, err)
+	kib := e2e.Must(strconv.Atoi(string(anon[1])))(t)
 	return kib >> 10
 }
 

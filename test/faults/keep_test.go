@@ -133,8 +133,7 @@ func TestRestart(t *testing.T) {
 	e2e.NoError(t, os.Remove(config))
 	e2e.NoError(t, os.Remove(program))
 	second := fmt.Sprintf("/proc/%d/exe", m.Worker(t))
-	running, err := os.Stat(second)
-	e2e.NoError(t, err)
+	running := e2e.Must(os.Stat(second))(t)
 	e2e.NoError(t, syscall.Kill(m.AwaitWorker(t), syscall.SIGKILL))
 	next(3)
 	if now, err := os.Stat(fmt.Sprintf("/proc/%d/exe", m.Worker(t))); err != nil || !os.SameFile(running, now) {
@@ -146,10 +145,8 @@ func TestRestart(t *testing.T) {
 
 func sameFile(t *testing.T, a, b string) bool {
 	t.Helper()
-	x, err := os.Stat(a)
-	e2e.NoError(t, err)
-	y, err := os.Stat(b)
-	e2e.NoError(t, err)
+	x := e2e.Must(os.Stat(a))(t)
+	y := e2e.Must(os.Stat(b))(t)
 	return os.SameFile(x, y)
 }
 

@@ -105,12 +105,10 @@ func TestOpenForWriting(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			mountpoint, file := t.TempDir(), e2e.Tokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)
 			t.Cleanup(func() { syscall.Unmount(mountpoint, syscall.MNT_DETACH) })
-			f, err := os.OpenFile(file, os.O_RDWR, 0)
-			e2e.NoError(t, err)
+			f := e2e.Must(os.OpenFile(file, os.O_RDWR, 0))(t)
 			end := f.Close
 			if how == "mapped" {
-				mapping, err := unix.Mmap(int(f.Fd()), 0, 120_000, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-				e2e.NoError(t, err)
+				mapping := e2e.Must(unix.Mmap(int(f.Fd()), 0, 120_000, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))(t)
 				e2e.NoError(t, f.Close())
 				end = func() error { return unix.Munmap(mapping) }
 			}
@@ -131,8 +129,7 @@ func TestOpenForWriting(t *testing.T) {
 			ended = true
 			e2e.NoError(t, end())
 			m := e2e.Mount(t, "--data", filepath.Dir(file))
-			again, err := os.OpenFile(file, os.O_RDWR, 0)
-			e2e.NoError(t, err)
+			again := e2e.Must(os.OpenFile(file, os.O_RDWR, 0))(t)
 			defer again.Close()
 			e2e.Run(t, e2e.Batchfs, "restart", m.Dir)
 			e2e.Run(t, "head", "-c1", m.Path("train/next"))
@@ -174,8 +171,7 @@ func TestCopyInPlace(t *testing.T) {
 				t.Errorf("%d changes, and the log says\n%s", got.Changes, m.Out)
 			}
 
-			was, err := os.Stat(file)
-			e2e.NoError(t, err)
+			was := e2e.Must(os.Stat(file))(t)
 			raw := e2e.VersionOf(0, changeTokens)
 			raw[0]++
 			e2e.Write(t, file+".new", raw)

@@ -77,8 +77,7 @@ func TestNoProcesses(t *testing.T) {
 	config, _ := e2e.StormConfig(t, "")
 	m := e2e.MountProgram(t, g.command(e2e.PlainBatchfs), "-c", config)
 	readers := e2e.StartStorms(t, m)
-	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", m.Cmd.Process.Pid))
-	e2e.NoError(t, err)
+	threads := e2e.Must(os.ReadDir(fmt.Sprintf("/proc/%d/task", m.Cmd.Process.Pid)))(t)
 	const says = "the machine starts none or kills it"
 	for i, most := range []int{1, len(threads) + 3} { // none, and some that have too few threads
 		workers := m.AwaitStandby(t)
@@ -136,13 +135,10 @@ func TestWhoDiesFirst(t *testing.T) {
 	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", config)
 	score := func(pid int) int {
 		text := make([]byte, 100) // read at once: it may change between two reads
-		file, err := os.Open(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
-		e2e.NoError(t, err)
+		file := e2e.Must(os.Open(fmt.Sprintf("/proc/%d/oom_score_adj", pid)))(t)
 		defer file.Close()
-		size, err := file.Read(text)
-		e2e.NoError(t, err)
-		n, err := strconv.Atoi(strings.TrimSpace(string(text[:size])))
-		e2e.NoError(t, err)
+		size := e2e.Must(file.Read(text))(t)
+		n := e2e.Must(strconv.Atoi(strings.TrimSpace(string(text[:size]))))(t)
 		return n
 	}
 	own := score(os.Getpid())

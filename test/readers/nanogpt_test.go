@@ -32,11 +32,9 @@ func TestNanoGPT(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			e2e.Write(t, filepath.Join(dir, "val.bin"), ramp[:10_000])
-			train, err := os.Create(filepath.Join(dir, "train.bin"))
-			e2e.NoError(t, err)
+			train := e2e.Must(os.Create(filepath.Join(dir, "train.bin")))(t)
 			for range ramps {
-				_, err := train.Write(ramp)
-				e2e.NoError(t, err)
+				e2e.Must(train.Write(ramp))(t)
 			}
 			e2e.NoError(t, train.Close()) // mount refuses a file that is open for writing
 			state := filepath.Join(dir, "rng.bin")

@@ -45,9 +45,7 @@ func randomSeed(t testing.TB) uint64 {
 	t.Helper()
 	seed := rand.Uint64()
 	if text := os.Getenv("BATCHFS_SEED"); text != "" {
-		var err error
-		seed, err = strconv.ParseUint(text, 10, 64)
-		e2e.NoError(t, err)
+		seed = e2e.Must(strconv.ParseUint(text, 10, 64))(t)
 	}
 	t.Logf("BATCHFS_SEED=%d", seed)
 	return seed
@@ -462,8 +460,7 @@ func (d *differential) cursors(t *testing.T) map[string]int {
 	t.Helper()
 	all := map[string]int{}
 	for path, of := range d.named {
-		n, err := strconv.Atoi(strings.TrimSpace(e2e.Run(t, "cat", filepath.Join(path, "cursor"))))
-		e2e.NoError(t, err)
+		n := e2e.Must(strconv.Atoi(strings.TrimSpace(e2e.Run(t, "cat", filepath.Join(path, "cursor")))))(t)
 		if other, known := all[of]; known && other != n {
 			t.Errorf("%s: cursor %d, and another directory of this sequence shows %d", path, n, other)
 		}

@@ -68,15 +68,13 @@ func TestElementsLargerThanTheBudget(t *testing.T) {
 	e2e.ForSoak(t)
 	const elements, bytes = 8, 64 << 20
 	path := filepath.Join(t.TempDir(), "matrices.bin")
-	file, err := os.Create(path)
-	e2e.NoError(t, err)
+	file := e2e.Must(os.Create(path))(t)
 	defer file.Close()
 	e2e.NoError(t, file.Truncate(elements*bytes))
 	for i := range elements { // all else are holes
 		number := binary.LittleEndian.AppendUint32(nil, math.Float32bits(float32(i)))
 		for _, at := range []int64{0, bytes - 4} {
-			_, err := file.WriteAt(number, int64(i)*bytes+at)
-			e2e.NoError(t, err)
+			e2e.Must(file.WriteAt(number, int64(i)*bytes+at))(t)
 		}
 	}
 	e2e.NoError(t, file.Close()) // a file that is open for writing is refused
@@ -97,8 +95,7 @@ for name in ["next.npy", "next.npy", "batch/0.npy", "batch/1.npy", "batch/2.npy"
 `
 		e2e.Run(t, e2e.Python, "-c", code, m.Path("train"))
 		text := e2e.Content(t, fmt.Sprintf("/proc/%d/status", m.Worker(t)))
-		peak, err := strconv.Atoi(regexp.MustCompile(`VmHWM:\s+(\d+)`).FindStringSubmatch(string(text))[1])
-		e2e.NoError(t, err)
+		peak := e2e.Must(strconv.Atoi(regexp.MustCompile(`VmHWM:\s+(\d+)`).FindStringSubmatch(string(text))[1]))(t)
 		t.Logf("%s: a worker took %d MiB at most", access, peak>>10)
 		// The budget, and the memory that every worker takes.
 		if peak > (32+40)<<10 {

@@ -26,11 +26,9 @@ func TestManySettings(t *testing.T) {
 	for range 3 {
 		e2e.Run(t, "cat", m.Path("train/seed=6/next"))
 	}
-	looks := func(first, n int) (aSecond int) {
+	looks := func(first, n int) int { // a second
 		text := e2e.Read(t, "looks", m.Path("train"), fmt.Sprint(first), fmt.Sprint(first+n), "8")[0]
-		aSecond, err := strconv.Atoi(text)
-		e2e.NoError(t, err)
-		return aSecond
+		return e2e.Must(strconv.Atoi(text))(t)
 	}
 	looks(first, warm)
 	for looked := warm; ; looked += n {

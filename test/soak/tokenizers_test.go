@@ -29,10 +29,8 @@ func TestTokensOfTiktoken(t *testing.T) {
 	dir := tokenizers(t)
 	for _, name := range []string{"gpt2", "cl100k", "o200k"} {
 		t.Run(name, func(t *testing.T) {
-			tokenizer, err := bpe.Named(name)
-			e2e.NoError(t, err)
-			ranks, err := os.Create(filepath.Join(t.TempDir(), strings.Replace(name, "gpt2", "r50k", 1)+"_base.tiktoken"))
-			e2e.NoError(t, err)
+			tokenizer := e2e.Must(bpe.Named(name))(t)
+			ranks := e2e.Must(os.Create(filepath.Join(t.TempDir(), strings.Replace(name, "gpt2", "r50k", 1)+"_base.tiktoken")))(t)
 			defer ranks.Close()
 			e2e.NoError(t, tokenizer.WriteRanks(ranks))
 			compareTokens(t, tokenizer, 100_000, filepath.Join(dir, "bin/python"), "clients/tokens.py", "tiktoken", ranks.Name())
@@ -47,8 +45,7 @@ func TestTokensOfTokenizers(t *testing.T) {
 	for name, run := range map[string]int{"llama3": 100_000, "qwen3": 100_000, "gpt35turbo": 100_000, "gpt4o": 1000} { // whose expression takes it n² steps
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(dir, name+".json")
-			tokenizer, err := bpe.ReadHuggingFace(path)
-			e2e.NoError(t, err)
+			tokenizer := e2e.Must(bpe.ReadHuggingFace(path))(t)
 			compareTokens(t, tokenizer, run, filepath.Join(dir, "bin/python"), "clients/tokens.py", "tokenizers", path)
 		})
 	}
@@ -119,10 +116,8 @@ func otherTokens(t *testing.T, texts iter.Seq[string], program ...string) iter.S
 		cmd := exec.Command(program[0], program[1:]...)
 		var said strings.Builder
 		cmd.Stderr = &said
-		in, err := cmd.StdinPipe()
-		e2e.NoError(t, err)
-		out, err := cmd.StdoutPipe()
-		e2e.NoError(t, err)
+		in := e2e.Must(cmd.StdinPipe())(t)
+		out := e2e.Must(cmd.StdoutPipe())(t)
 		e2e.NoError(t, cmd.Start())
 		sent := make(chan struct{})
 		go func() {

@@ -30,8 +30,7 @@ func TestStore(t *testing.T) {
 		e2e.Write(t, filepath.Join(dir, name), data)
 		b.Put(t, "corpus/"+name, data)
 	}
-	written, err := filepath.Glob("../cache/testdata/[ab]*.*")
-	e2e.NoError(t, err)
+	written := e2e.Must(filepath.Glob("../cache/testdata/[ab]*.*"))(t)
 	for _, file := range written {
 		data := e2e.Content(t, file)
 		put(filepath.Base(file), data)
@@ -140,10 +139,8 @@ func TestCacheCommand(t *testing.T) {
 	e2e.Says(t, " 0 bytes removed", append([]string{e2e.PlainBatchfs, "cache", "prune"}, args...)...)
 	kept, _ := filepath.Glob(filepath.Join(cacheDir, strings.Repeat("?", 32), "[0-9]*"))
 	for _, block := range kept {
-		f, err := os.OpenFile(block, os.O_WRONLY, 0)
-		e2e.NoError(t, err)
-		_, err = f.Write(make([]byte, e2e.StoreBlock/2))
-		e2e.NoError(t, err)
+		f := e2e.Must(os.OpenFile(block, os.O_WRONLY, 0))(t)
+		e2e.Must(f.Write(make([]byte, e2e.StoreBlock/2)))(t)
 		f.Close()
 	}
 	if out := e2e.Run(t, "sha256sum", m.Path("train/tokens.bin")); !strings.HasPrefix(out, fmt.Sprintf("%x", sha256.Sum256(data))) {
@@ -243,8 +240,7 @@ func TestStoreCommands(t *testing.T) {
 	if e2e.Run(t, "cat", m.Path("train/tokens.bin")) != string(data) {
 		t.Error("tokens.bin has other bytes than the object")
 	}
-	kept, err := b.Client.StatObject(context.Background(), "bucket", "train.bin", minio.StatObjectOptions{})
-	e2e.NoError(t, err)
+	kept := e2e.Must(b.Client.StatObject(context.Background(), "bucket", "train.bin", minio.StatObjectOptions{}))(t)
 	b.Fails(func(w http.ResponseWriter, r *http.Request) bool { // a HEAD that is short
 		w.Header().Set("ETag", kept.ETag)
 		w.Header().Set("Last-Modified", kept.LastModified.Format(http.TimeFormat))
