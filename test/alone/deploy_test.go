@@ -16,25 +16,6 @@ import (
 	"batchfs/test/e2e"
 )
 
-// installDecoder returns the program that decodes manifests, which is kept in the user's cache directory.
-func installDecoder(t *testing.T) string {
-	t.Helper()
-	dir := e2e.Must(os.UserCacheDir())(t)
-	program := filepath.Join(dir, "batchfs", "kubernetes-v0.37.2")
-	if _, err := os.Stat(program); err == nil {
-		return program
-	}
-	e2e.NoError(t, os.MkdirAll(filepath.Dir(program), 0o755))
-	building := fmt.Sprintf("%s.%d", program, os.Getpid())
-	cmd := exec.Command("go", "build", "-o", building, ".")
-	cmd.Dir = "kubernetes"
-	if out, err := cmd.CombinedOutput(); err != nil {
-		e2e.Lack(t, "no types of Kubernetes: %v\n%s", err, out)
-	}
-	e2e.NoError(t, os.Rename(building, program))
-	return program
-}
-
 // A container is what the tests look at of one in a manifest.
 type container struct {
 	Name            string
@@ -74,7 +55,7 @@ func manifests(t *testing.T) (pods map[string]podSpec, configs map[string]string
 			Template       struct{ Spec podSpec }
 		}
 	}
-	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, append([]string{installDecoder(t)}, files...)...)), &objects))
+	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, append([]string{e2e.Install(t, "kubernetes-v0.37.2", "kubernetes", ".")}, files...)...)), &objects))
 	pods, configs = map[string]podSpec{}, map[string]string{}
 	for _, o := range objects {
 		name := o.Kind + "/" + o.Metadata.Name
@@ -167,7 +148,7 @@ func TestImage(t *testing.T) {
 			build := regexp.MustCompile(`(?m)^RUN (.*go build.*) -o /batchfs (.*)$`).FindStringSubmatch(dockerfile)
 			e2e.Run(t, "sh", "-c", "cd .. && "+build[1]+" -o "+root+copied[2]+" "+build[2])
 		} else {
-			e2e.Write(t, root+copied[2], nil)
+			e2e.Write(t, root+copied[2], "")
 		}
 	}
 	program := e2e.Must(elf.Open(root + "/usr/local/bin/batchfs"))(t)
@@ -185,7 +166,7 @@ func TestImage(t *testing.T) {
 		e2e.NoError(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
 	}
 	for _, device := range []string{"fuse", "null"} { // every container has the second
-		e2e.Write(t, root+"/dev/"+device, nil)
+		e2e.Write(t, root+"/dev/"+device, "")
 	}
 	const node = `
 		root=$0 probe=$1; shift

@@ -35,18 +35,12 @@ const without = `umount -l "$0"; exec setpriv --reuid 65534 --regid 65534 --clea
 // handOver starts a batchfs without any rights. It serves a mount that it did not make and cannot see.
 func handOver(t *testing.T, device *os.File, dir string, args ...string) *e2e.Mounted {
 	t.Helper()
-	m := &e2e.Mounted{Dir: dir, Done: make(chan struct{})}
-	m.Cmd = exec.Command("unshare", append([]string{"--mount", "--propagation", "private", "sh", "-c", without, dir, e2e.Batchfs, "mount", "--fd", "3"}, args...)...)
-	m.Cmd.Args = append(m.Cmd.Args, dir)
-	m.Cmd.ExtraFiles = []*os.File{device}
-	m.Start(t)
+	words := []string{"--mount", "--propagation", "private", "sh", "-c", without, dir, e2e.Batchfs, "mount", "--fd", "3"}
+	cmd := exec.Command("unshare", slices.Concat(words, args, []string{dir})...)
+	cmd.ExtraFiles = []*os.File{device}
+	m := e2e.StartMount(t, dir, cmd)
 	device.Close()
-	e2e.Await(t, "a mount that is ready", func() bool {
-		if m.Ended() {
-			t.Fatalf("mount %s ended:\n%s", args, m.Out)
-		}
-		return strings.Contains(m.Out.String(), "stop with Ctrl-C")
-	})
+	m.AwaitReady(t)
 	return m
 }
 

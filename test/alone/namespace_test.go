@@ -2,7 +2,6 @@ package alone
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,14 +20,7 @@ func inNamespace(t *testing.T, dir string) *os.Process {
 	// It unmounts all other FUSE mounts, so that they can end meanwhile.
 	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c",
 		`awk -v dir="$0" '$5 != dir && / - fuse/ {print $5}' /proc/self/mountinfo | xargs -r umount -l; echo ready; exec sleep infinity`, dir)
-	out := e2e.Must(cmd.StdoutPipe())(t)
-	e2e.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-	})
-	defer e2e.AnswersSoon(t, cmd)()
-	e2e.Must(io.ReadFull(out, make([]byte, len("ready\n"))))(t)
+	e2e.StartClient(t, cmd).Ready(t)
 	return cmd.Process
 }
 

@@ -25,7 +25,7 @@ func TestBench(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	e2e.LeavesNothing(t, dir)
+	e2e.LeavesNothing(t, dir, dir)
 	var report struct {
 		Host    struct{ Kernel, Go, Python, NumPy, Torch string }
 		NotCold bool `json:"not_cold"`
@@ -91,5 +91,5 @@ func TestBenchInterrupted(t *testing.T) {
 	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out.String(), "interrupted") {
 		t.Errorf("exit status %d\n%s", cmd.ProcessState.ExitCode(), &out)
 	}
-	e2e.LeavesNothing(t, dir)
+	e2e.LeavesNothing(t, dir, dir)
 }

@@ -19,7 +19,7 @@ func TestDoctor(t *testing.T) {
 	e2e.Write(t, filepath.Join(dir, "config.toml"), []byte("mountpoint = 'mnt'\nsplits.a.tokens = 'data/train.bin'\nsplits.b.tokens = 'none.bin'\n"))
 	e2e.Write(t, filepath.Join(dir, "typo.toml"), []byte("mountpont = \"mnt\"\n"))
 	data, empty, full := filepath.Join(dir, "data"), t.TempDir(), t.TempDir()
-	e2e.Write(t, filepath.Join(full, "precious"), nil)
+	e2e.Write(t, filepath.Join(full, "precious"), "")
 	for _, test := range []struct {
 		args []string
 		fix  []string // of its lines, those to be fixed

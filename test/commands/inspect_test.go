@@ -92,8 +92,7 @@ func TestOddNames(t *testing.T) {
 	for _, name := range []string{"train.bin", "val.bin"} {
 		e2e.Tokens(t, filepath.Join(dir, name), 60_000, 2)
 	}
-	config := filepath.Join(filepath.Dir(dir), "config.toml")
-	e2e.Write(t, config, []byte("[splits.train]\ntokens = '*/train.bin'\n[splits.val]\ntokens = '*/val.bin'\n"))
+	config := e2e.Write(t, filepath.Join(filepath.Dir(dir), "config.toml"), []byte("[splits.train]\ntokens = '*/train.bin'\n[splits.val]\ntokens = '*/val.bin'\n"))
 	m := e2e.Mount(t, "-c", config)
 	for _, file := range []string{"info.json", "batch/0.json"} {
 		e2e.Run(t, e2e.Python, "-c", `
@@ -104,7 +103,7 @@ for name in info.get("files", []) + [row["file"] for row in info.get("rows", [])
 	}
 	inspect := []string{e2e.PlainBatchfs, "inspect", m.Path("train")}
 	outputs := []string{m.Out.String(), e2e.Run(t, e2e.PlainBatchfs, "doctor", "-c", config, m.Dir), e2e.Run(t, append(inspect, "0")...)}
-	reader := e2e.StartStorm(t, e2e.Command(t, e2e.Python, "-c", `
+	reader := e2e.StartClient(t, e2e.Command(t, e2e.Python, "-c", `
 import sys
 open("/proc/self/comm", "w").write("\x1b]0;x\x07\nprocess 1")
 f = open(sys.argv[1])

@@ -128,7 +128,7 @@ func TestStackedMounts(t *testing.T) {
 	e2e.Run(t, e2e.Batchfs, "mount", "-d", "-c", config, "--log", filepath.Join(t.TempDir(), "log"), dir)
 	e2e.Equal(t, "batch 0 over a tmpfs", e2e.Read(t, "read", filepath.Join(dir, "train/batch/0"))[0], want[0])
 	under(t)
-	e2e.Write(t, filepath.Join(dir, "precious"), nil)
+	e2e.Write(t, filepath.Join(dir, "precious"), "")
 	e2e.Fails(t, "no batchfs is mounted there", e2e.Batchfs, "unmount", dir)
 	if _, err := os.Stat(filepath.Join(dir, "precious")); err != nil {
 		t.Error(err)
@@ -149,8 +149,7 @@ func TestNobodyListens(t *testing.T) {
 	e2e.NoError(t, err)
 	cmd := exec.Command(e2e.Batchfs, "mount", "-c", config, dir)
 	cmd.Stdout, cmd.Stderr = said, said
-	m := &e2e.Mounted{Dir: dir, Cmd: cmd, Done: make(chan struct{})}
-	m.Start(t)
+	m := e2e.StartMount(t, dir, cmd)
 	said.Close()
 	if _, err := heard.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)

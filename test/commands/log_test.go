@@ -104,9 +104,8 @@ func TestNobodyReadsTheLog(t *testing.T) {
 			dir := t.TempDir()
 			cmd := exec.Command(e2e.Batchfs, "mount", "-c", config, dir)
 			cmd.Stdout, cmd.Stderr = file, log
-			m := &e2e.Mounted{Dir: dir, Cmd: cmd, Done: make(chan struct{}), Out: e2e.LogFile(file.Name())}
-			m.Start(t)
-			e2e.Await(t, "a mount that is ready", func() bool { return strings.Contains(m.Out.String(), "stop with Ctrl-C") })
+			m := e2e.StartMount(t, dir, cmd)
+			m.AwaitReady(t)
 			for k, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGQUIT, syscall.SIGKILL} {
 				before := m.AwaitStandby(t)[0]
 				e2e.NoError(t, syscall.Kill(before, sig))
@@ -143,8 +142,7 @@ func TestNobodyReadsTheEnd(t *testing.T) {
 	dir := t.TempDir()
 	cmd := exec.Command(e2e.Batchfs, "mount", "-c", config, dir)
 	cmd.Stdout, cmd.Stderr = log, log
-	m := &e2e.Mounted{Dir: dir, Cmd: cmd, Done: make(chan struct{})}
-	m.Start(t)
+	m := e2e.StartMount(t, dir, cmd)
 	e2e.Await(t, "a mount that serves", func() bool {
 		_, _, err := e2e.Try(t, "head", "-c1", m.Path("train/next"))
 		return err == nil

@@ -2,7 +2,6 @@ package commands
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -115,7 +114,7 @@ func TestMountedAgainInVain(t *testing.T) {
 	e2e.NoError(t, syscall.Mount(filepath.Dir(dir), under, "", syscall.MS_BIND, ""))
 	t.Cleanup(func() { e2e.NoError(t, syscall.Unmount(under, syscall.MNT_DETACH)) })
 	m := e2e.MountAt(t, dir, exec.Command(e2e.Batchfs), "--no-resend", "-c", config)
-	e2e.Write(t, filepath.Join(under, "mnt", "precious"), nil)
+	e2e.Write(t, filepath.Join(under, "mnt", "precious"), "")
 	e2e.NoError(t, syscall.Kill(m.AwaitWorker(t), syscall.SIGKILL))
 	m.AwaitEnd(t)
 	if code := m.Cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(m.Out.String(), "is not empty (it holds precious)") || e2e.IsMounted(t, dir) {
@@ -183,12 +182,8 @@ func TestForgedSupervisor(t *testing.T) {
 			t.Errorf("%s: %v %s%s", args, err, out, stderr)
 		}
 	}
-	user := e2e.Command(t, "sh", "-c", `cd "$0" && echo there && exec sleep infinity`, dir) // so that it takes force to unmount
-	out := e2e.Must(user.StdoutPipe())(t)
-	e2e.NoError(t, user.Start())
-	defer user.Wait()
-	defer user.Process.Kill()
-	e2e.Must(io.ReadFull(out, make([]byte, len("there\n"))))(t)
+	user := e2e.StartClient(t, e2e.Command(t, "sh", "-c", `cd "$0" && echo ready && exec sleep infinity`, dir)) // so that it takes force to unmount
+	user.Ready(t)
 	e2e.Try(t, e2e.PlainBatchfs, "unmount", dir)
 	e2e.Try(t, e2e.PlainBatchfs, "unmount", "--force", dir)
 	var status syscall.WaitStatus

@@ -94,7 +94,7 @@ func TestPrepareReadOnce(t *testing.T) {
 	e2e.NoError(t, syscall.Mkfifo(fifo, 0o600))
 	for input, script := range map[string]string{"-": `printf "$0" | exec "$@"`, fifo: `printf "$0" >"$3" & exec "$@"`} {
 		prepare := []string{e2e.Batchfs, "prepare", input, "--by", "byte", "--val", "0", "--force", "--out", out}
-		e2e.Write(t, busy, nil)
+		e2e.Write(t, busy, "")
 		if err := syscall.Mount("/dev/null", busy, "", syscall.MS_BIND, ""); err != nil {
 			e2e.Lack(t, "no bind mount: %v", err)
 		}

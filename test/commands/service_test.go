@@ -33,9 +33,9 @@ func TestNotify(t *testing.T) {
 		}
 	}
 	dir := t.TempDir()
-	m := &e2e.Mounted{Dir: dir, Cmd: exec.Command(e2e.Batchfs, "mount", "-c", config, dir), Done: make(chan struct{})}
-	m.Cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+address.Name)
-	m.Start(t)
+	cmd := exec.Command(e2e.Batchfs, "mount", "-c", config, dir)
+	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+address.Name)
+	m := e2e.StartMount(t, dir, cmd)
 	hear("READY=1")
 	e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])
 	m.Cmd.Process.Signal(syscall.SIGTERM)
@@ -67,8 +67,7 @@ func TestUnit(t *testing.T) {
 	if n := strings.Count(service, program); n != 3 {
 		t.Errorf("%d times %s", n, program)
 	}
-	file := filepath.Join(t.TempDir(), "batchfs.service")
-	e2e.Write(t, file, []byte(strings.ReplaceAll(service, program, e2e.PlainBatchfs)))
+	file := e2e.Write(t, filepath.Join(t.TempDir(), "batchfs.service"), []byte(strings.ReplaceAll(service, program, e2e.PlainBatchfs)))
 	for _, network := range []bool{false, true} {
 		if network {
 			e2e.NoError(t, os.Mkdir(file+".d", 0o755))

@@ -24,22 +24,19 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-const gateway = "github.com/versity/versitygw/cmd/versitygw" // of test/versitygw
-
-// installGateway returns an S3 server that is kept in the user's cache directory.
-func installGateway(t testing.TB) string {
+// Install returns a program that is built in a directory below test, and kept in the user's cache directory under a name with its version.
+func Install(t testing.TB, name, dir, pkg string) string {
 	t.Helper()
-	dir := Must(os.UserCacheDir())(t)
-	program := filepath.Join(dir, "batchfs", "versitygw-v1.8.0")
+	program := filepath.Join(Must(os.UserCacheDir())(t), "batchfs", name)
 	if _, err := os.Stat(program); err == nil {
 		return program
 	}
 	NoError(t, os.MkdirAll(filepath.Dir(program), 0o755))
 	building := fmt.Sprintf("%s.%d", program, os.Getpid())
-	cmd := exec.Command("go", "build", "-o", building, gateway)
-	cmd.Dir = "versitygw"
+	cmd := exec.Command("go", "build", "-o", building, pkg)
+	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {
-		Lack(t, "no S3 server: %v\n%s", err, out)
+		Lack(t, "no %s: %v\n%s", name, err, out)
 	}
 	NoError(t, os.Rename(building, program))
 	return program
@@ -63,21 +60,15 @@ const (
 )
 
 // NewBucket starts an S3 server and its proxy. Both end with the test.
-func NewBucket(t *testing.T) *Bucket {
+func NewBucket(t testing.TB) *Bucket {
 	t.Helper()
-	program := installGateway(t)
+	program := Install(t, "versitygw-v1.8.0", "versitygw", "github.com/versity/versitygw/cmd/versitygw")
 	free := Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	address := free.Addr().String()
 	free.Close()
 	data := t.TempDir()
 	cmd := exec.Command(program, "--access", StoreKey, "--secret", StoreSecret, "--port", address, "--quiet", "posix", data)
-	var said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &said, &said
-	NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-	})
+	Begin(t, cmd)
 	Await(t, "the S3 server", func() bool {
 		conn, err := net.Dial("tcp", address)
 		if err == nil {
@@ -115,7 +106,7 @@ func NewBucket(t *testing.T) *Bucket {
 var trusting sync.Once
 
 // trust has all programs that are started from now on trust a certificate, which is the same of all servers of httptest, and know the key.
-func trust(t *testing.T, certificate []byte) {
+func trust(t testing.TB, certificate []byte) {
 	t.Helper()
 	trusting.Do(func() {
 		authorities := filepath.Join(filepath.Dir(Batchfs), "authorities.pem")
@@ -128,7 +119,7 @@ func trust(t *testing.T, certificate []byte) {
 }
 
 // Put stores an object.
-func (b *Bucket) Put(t *testing.T, key string, data []byte) {
+func (b *Bucket) Put(t testing.TB, key string, data []byte) {
 	t.Helper()
 	Must(b.Client.PutObject(context.Background(), "bucket", key, bytes.NewReader(data), int64(len(data)), minio.PutObjectOptions{}))(t)
 }
@@ -148,7 +139,7 @@ func (b *Bucket) Refuses() {
 }
 
 // Accepts accepts connections again after Refuses.
-func (b *Bucket) Accepts(t *testing.T) {
+func (b *Bucket) Accepts(t testing.TB) {
 	t.Helper()
 	again := httptest.NewUnstartedServer(b.Server.Config.Handler)
 	again.Listener.Close()
@@ -158,10 +149,9 @@ func (b *Bucket) Accepts(t *testing.T) {
 }
 
 // Config writes a configuration of a split train. more is what its table has besides.
-func (b *Bucket) Config(t *testing.T, tokens, more string) string {
+func (b *Bucket) Config(t testing.TB, tokens, more string) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "config.toml")
-	Write(t, path, fmt.Appendf(nil, `
+	return Write(t, filepath.Join(t.TempDir(), "config.toml"), fmt.Sprintf(`
 [batch]
 block_size = 100
 [splits.train]
@@ -172,7 +162,6 @@ endpoint = %q
 path_style = true
 block_bytes = %d
 `, tokens, more, b.Url, StoreBlock))
-	return path
 }
 
 // RandomBytes returns n bytes, the same ones for each n.
@@ -186,7 +175,7 @@ func RandomBytes(n int) []byte {
 }
 
 // InOrder mounts an object of 60 blocks in rows of 100,001 tokens, without prefetch. check reads a batch and compares its bytes.
-func (b *Bucket) InOrder(t *testing.T, cacheDir string) (m *Mounted, data []byte, check func(k int) error) {
+func (b *Bucket) InOrder(t testing.TB, cacheDir string) (m *Mounted, data []byte, check func(k int) error) {
 	t.Helper()
 	data = RandomBytes(60 * StoreBlock)
 	b.Put(t, "train.bin", data)

@@ -1,11 +1,13 @@
 package faults
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -40,10 +42,10 @@ type reading struct {
 // startReaders starts to read files of a directory, each in one of the ways of clients/readers.py.
 func startReaders(t *testing.T, dir string, ways ...string) *readers {
 	t.Helper()
-	cmd, in, out := e2e.Start(t, "changing", dir, ways...)
-	r := &readers{ways: ways, in: in, done: make(chan error, 1), round: 1}
+	c := e2e.StartClient(t, exec.Command(e2e.Python, append([]string{"clients/readers.py", "changing", dir}, ways...)...))
+	r := &readers{ways: ways, in: c.In, done: make(chan error, 1), round: 1}
 	go func() {
-		for out.Scan() {
+		for out := bufio.NewScanner(c.Out); out.Scan(); {
 			var l reading
 			round, rest, _ := strings.Cut(out.Text(), " ")
 			fmt.Sscan(round, &l.round)
@@ -52,7 +54,7 @@ func startReaders(t *testing.T, dir string, ways ...string) *readers {
 			r.lines = append(r.lines, l)
 			r.mu.Unlock()
 		}
-		err := cmd.Wait()
+		err := c.Cmd.Wait()
 		r.mu.Lock()
 		r.ended = true
 		r.mu.Unlock()
@@ -360,7 +362,7 @@ func TestOpenedBeforeAndAfterAChange(t *testing.T) {
 		}
 	}
 	settled(0, 0)
-	descriptors := e2e.BurdenOf(t, m).Descriptors
+	descriptors := len(e2e.FDs(t, m.Worker(t)))
 	h := e2e.StartHandles(t, m.Dir)
 	const batch3, batches, npy, far, farNPY, next = 0, 1, 2, 3, 4, 5
 	for _, name := range []string{
@@ -399,7 +401,7 @@ func TestOpenedBeforeAndAfterAChange(t *testing.T) {
 		}
 	}
 	// The next garbage collections close what the replaced tokens had.
-	e2e.Await(t, "few open files", func() bool { return e2e.BurdenOf(t, m).Descriptors <= descriptors+20 })
+	e2e.Await(t, "few open files", func() bool { return len(e2e.FDs(t, m.Worker(t))) <= descriptors+20 })
 }
 
 // Data that cannot be served is an error in words, and is followed as soon as it can.
@@ -544,8 +546,7 @@ func TestFollowingInTheBackground(t *testing.T) {
 	for name, args := range map[string][]string{"data": {"--data", "data"}, "config": {"-c", "config.toml"}} {
 		t.Run(name, func(t *testing.T) {
 			dir, mountpoint := t.TempDir(), t.TempDir()
-			file := filepath.Join(dir, "data", "train.bin")
-			e2e.Write(t, file, e2e.VersionOf(0, 20_000))
+			file := e2e.Write(t, filepath.Join(dir, "data", "train.bin"), e2e.VersionOf(0, 20_000))
 			e2e.Write(t, filepath.Join(dir, "config.toml"), []byte("[splits.train]\ntokens = \"data/train*.bin\"\n"))
 			mount := e2e.Command(t, e2e.Batchfs, slices.Concat([]string{"mount", "-d", "--log", filepath.Join(dir, "log")}, args,
 				[]string{"--set", "splits.train.on_change=follow", mountpoint})...)

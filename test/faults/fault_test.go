@@ -65,8 +65,7 @@ func TestFaults(t *testing.T) {
 			dir := t.TempDir()
 			faults := faultsOn(t, dir)
 			splits := []string{"well"}
-			well := filepath.Join(dir, "well.bin")
-			e2e.Write(t, well, e2e.VersionOf(2, changeTokens))
+			well := e2e.Write(t, filepath.Join(dir, "well.bin"), e2e.VersionOf(2, changeTokens))
 			settings := []string{"--set", "memory.access=" + access, "--set", "batch.batch_size=4", "--set", "batch.block_size=500",
 				"--set", "splits.well.tokens=" + well}
 			for _, f := range faults {

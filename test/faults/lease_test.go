@@ -27,8 +27,7 @@ func TestOverwrittenWithoutALease(t *testing.T) {
 		t.Skip("no setpriv")
 	}
 	dir := t.TempDir()
-	file := filepath.Join(dir, "train.bin")
-	e2e.Write(t, file, e2e.VersionOf(0, n))
+	file := e2e.Write(t, filepath.Join(dir, "train.bin"), e2e.VersionOf(0, n))
 	e2e.NoError(t, os.Chown(file, owner, owner))
 	m := e2e.MountProgram(t, exec.Command("setpriv", "--bounding-set=-lease", e2e.Batchfs), "--data", dir, "--set", "splits.train.on_change=follow",
 		"--set", "batch.batch_size=4", "--set", "batch.block_size=32")
@@ -141,8 +140,7 @@ func TestOpenForWriting(t *testing.T) {
 func TestCopyInPlace(t *testing.T) {
 	for _, onChange := range []string{"error", "follow"} {
 		t.Run(onChange, func(t *testing.T) {
-			file := filepath.Join(t.TempDir(), "train.bin")
-			e2e.Write(t, file, e2e.VersionOf(0, changeTokens))
+			file := e2e.Write(t, filepath.Join(t.TempDir(), "train.bin"), e2e.VersionOf(0, changeTokens))
 			settings := []string{"--data", filepath.Dir(file), "--set", "batch.batch_size=4", "--set", "batch.block_size=32"}
 			m := e2e.Mount(t, append(settings, "--set", "splits.train.on_change="+onChange)...)
 			all := e2e.Cat(t, append([]string{"train", "--count", "40"}, settings...)...)

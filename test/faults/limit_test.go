@@ -109,8 +109,7 @@ func TestTimeLimit(t *testing.T) {
 func TestUnkillable(t *testing.T) {
 	t.Parallel()
 	d := e2e.NewDouble(t, e2e.VersionOf(0, 2_000_000))
-	well := filepath.Join(t.TempDir(), "well.bin")
-	e2e.Write(t, well, e2e.VersionOf(2, changeTokens))
+	well := e2e.Write(t, filepath.Join(t.TempDir(), "well.bin"), e2e.VersionOf(2, changeTokens))
 	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.well.tokens="+well, "--set", "mount.grace=1s", "--set", "mount.timeout=1h")
 	d.Set(t, e2e.Hang)
 	reader := e2e.Command(t, "cat", m.Path("train/next"))

@@ -77,7 +77,6 @@ func TestAttentionWithinDocuments(t *testing.T) {
 	}
 	// They would notice: with attention across documents the losses differ.
 	code := e2e.Content(t, "../examples/attention_flex.py")
-	across := filepath.Join(t.TempDir(), "across.py")
-	e2e.Write(t, across, bytes.Replace(code, []byte("(query >= key) & (document[b, query] == document[b, key])"), []byte("query >= key"), 1))
+	across := e2e.Write(t, filepath.Join(t.TempDir(), "across.py"), bytes.Replace(code, []byte("(query >= key) & (document[b, query] == document[b, key])"), []byte("query >= key"), 1))
 	e2e.Fails(t, "the losses differ", e2e.Python, across, m.Path("packed"))
 }

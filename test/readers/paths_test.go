@@ -33,11 +33,11 @@ func TestSettingsInPaths(t *testing.T) {
 		"val/batch_size=2/dtype=uint32,seed=5/layout=tokens/order=torch/start=3,steps=2",
 	} {
 		t.Run(dir, func(t *testing.T) {
-			split, _, _ := strings.Cut(dir, "/")
-			flags := append([]string{"-c", config}, e2e.Sets(dir)...)
-			start := 0
-			if _, after, ok := strings.Cut(dir, "start="); ok {
-				fmt.Sscan(strings.Split(after, ",")[0], &start)
+			split, settings, _ := strings.Cut(dir, "/")
+			flags, start := []string{"-c", config}, 0
+			for _, setting := range strings.FieldsFunc(settings, func(c rune) bool { return c == '/' || c == ',' }) {
+				flags = append(flags, "--set", "splits."+split+"."+setting)
+				fmt.Sscanf(setting, "start=%d", &start)
 			}
 			if got := m.Cursor(t, dir); got != fmt.Sprint(start) {
 				t.Errorf("the cursor is %s at first", got)

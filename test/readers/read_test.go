@@ -36,8 +36,7 @@ func TestEveryReaderGetsWholeBatches(t *testing.T) {
 	for _, s := range sizes {
 		fmt.Fprintf(&config, "[splits.%s]\ntokens = %q\nbatch_size = %d\nblock_size = %d\nlayout = %q\nsteps = %d\n", s.name, data, s.b, s.t, s.layout, s.steps)
 	}
-	file := filepath.Join(dir, "config.toml")
-	e2e.Write(t, file, []byte(config.String()))
+	file := e2e.Write(t, filepath.Join(dir, "config.toml"), []byte(config.String()))
 	m := e2e.Mount(t, "-c", file)
 
 	for _, s := range sizes {
@@ -150,8 +149,7 @@ func TestThousandBatches(t *testing.T) {
 	const n, B, T, count = 60_000, 12, 256, 1000
 	dir := t.TempDir()
 	data := e2e.Tokens(t, filepath.Join(dir, "train.bin"), n, 2)
-	config := filepath.Join(dir, "config.toml")
-	e2e.Write(t, config, fmt.Appendf(nil, "batch.block_size = %d\nbatch.steps = %d\nsplits.train.tokens = %q\n", T, count, data))
+	config := e2e.Write(t, filepath.Join(dir, "config.toml"), fmt.Appendf(nil, "batch.block_size = %d\nbatch.steps = %d\nsplits.train.tokens = %q\n", T, count, data))
 
 	all := e2e.Cat(t, "train", "-c", config, "--count", fmt.Sprint(count))
 	size := len(all) / count

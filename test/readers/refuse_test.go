@@ -18,12 +18,12 @@ func TestRefused(t *testing.T) {
 	at := func(name string) string { return filepath.Join(dir, name) }
 	e2e.Tokens(t, at("good.bin"), 60_000, 2)
 	e2e.Tokens(t, at("short.bin"), 2000, 2)
-	e2e.Write(t, at("empty.bin"), nil)
+	e2e.Write(t, at("empty.bin"), "")
 	e2e.Tokens(t, at("wide.bin"), 70_000, 4)
 	e2e.Write(t, at("array.npy"), append([]byte("\x93NUMPY\x01\x00"), make([]byte, 5000)...))
 	e2e.Write(t, at("odd.bin"), make([]byte, 4097))
-	e2e.Write(t, at("full/file"), nil)
-	e2e.Write(t, at("file"), nil)
+	e2e.Write(t, at("full/file"), "")
+	e2e.Write(t, at("file"), "")
 	e2e.Write(t, at("broken.toml"), []byte("[batch]\nseed = seven\n"))
 	e2e.Tokens(t, at("inside/train.bin"), 60_000, 2)
 	for _, d := range []string{"mnt", "empty"} {

@@ -58,5 +58,5 @@ func tensors(t *testing.T, m *e2e.Mounted, dir string, k int) (lines []string) {
 		lines = append(lines, fmt.Sprintf("%s %s %d %s", name, info.DType, info.Shape, e2e.Line(arrays[name])))
 	}
 	metadata := map[string]string{"batch": fmt.Sprint(k), "sequence": info.Sequence, "fingerprint": info.Fingerprint}
-	return append(lines, string(e2e.JSONOf(t, metadata)))
+	return append(lines, string(e2e.Must(json.Marshal(metadata))(t)))
 }

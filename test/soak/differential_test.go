@@ -1,6 +1,7 @@
 package soak
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -88,7 +89,7 @@ func newDifferential(t *testing.T, chance *rand.Rand) *differential {
 		}
 	}
 	d.file = filepath.Join(t.TempDir(), "sequences.json")
-	e2e.Write(t, d.file, e2e.JSONOf(t, d.sequences))
+	e2e.Write(t, d.file, e2e.Must(json.Marshal(d.sequences))(t))
 	return d
 }
 
@@ -122,7 +123,7 @@ func tableOf(t testing.TB, head string, of keys) string {
 	t.Helper()
 	text := head + "\n"
 	for _, key := range slices.Sorted(maps.Keys(of)) {
-		text += fmt.Sprintf("%s = %s\n", key, e2e.JSONOf(t, of[key])) // of these values, JSON is TOML
+		text += fmt.Sprintf("%s = %s\n", key, e2e.Must(json.Marshal(of[key]))(t)) // of these values, JSON is TOML
 	}
 	return text
 }
@@ -404,9 +405,9 @@ func (s randomSplit) path(chance *rand.Rand, of keys) (directory string, under k
 func (d *differential) run(t *testing.T, chance *rand.Rand, last time.Duration) {
 	t.Helper()
 	before := d.cursors(t)
-	var readers []*e2e.StormReader
+	var readers []*e2e.Client
 	for range 4 {
-		readers = append(readers, e2e.StartStorm(t, exec.Command(e2e.Python, "clients/differential.py", d.file, fmt.Sprint(chance.Uint32()))))
+		readers = append(readers, e2e.StartClient(t, exec.Command(e2e.Python, "clients/differential.py", d.file, fmt.Sprint(chance.Uint32()))))
 	}
 	for _, r := range readers {
 		r.Ready(t)
@@ -489,8 +490,7 @@ func TestArraysAgreeWithReference(t *testing.T) {
 	for i := range sequences {
 		sequences[i][0] = m.Path(sequences[i][0].(string))
 	}
-	file := filepath.Join(t.TempDir(), "sequences.json")
-	e2e.Write(t, file, e2e.JSONOf(t, sequences))
+	file := e2e.Write(t, filepath.Join(t.TempDir(), "sequences.json"), e2e.Must(json.Marshal(sequences))(t))
 	cmd := e2e.Command(t, e2e.Python, "clients/differential.py", file, fmt.Sprint(chance.Uint32()), fmt.Sprint(100*many))
 	out, err := cmd.CombinedOutput()
 	if err != nil || strings.Contains(string(out), "failed") {

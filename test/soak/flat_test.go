@@ -11,19 +11,26 @@ import (
 	"batchfs/test/e2e"
 )
 
+// A burden is the descriptors, threads and KiB of memory that a process holds.
+type burden struct{ Descriptors, Threads, ResidentKiB int }
+
 // staysFlat calls do once to warm up, and then until one call adds nothing to what the worker holds. A leak grows with every
 // call. What Go adds by itself does not: threads for calls that block at the same moment, and heap between collections.
 func staysFlat(t *testing.T, m *e2e.Mounted, do func()) {
 	t.Helper()
 	do()
 	for again := 1; ; again++ {
-		before := e2e.BurdenOf(t, m)
+		worker := m.Worker(t)
+		held := func() burden {
+			return burden{len(e2e.FDs(t, worker)), e2e.InProc(worker, "Threads"), e2e.InProc(worker, "VmRSS")}
+		}
+		before := held()
 		began := time.Now()
 		do()
 		took := time.Since(began)
-		var after e2e.Burden
+		var after burden
 		e2e.Await(t, fmt.Sprintf("%d descriptors, as before", before.Descriptors), func() bool {
-			after = e2e.BurdenOf(t, m) // the kernel reports closed files a little later
+			after = held() // the kernel reports closed files a little later
 			return after.Descriptors <= before.Descriptors
 		})
 		t.Logf("%+v, then %+v after %v", before, after, took)

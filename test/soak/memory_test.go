@@ -118,9 +118,9 @@ func TestMatrixExample(t *testing.T) {
 	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "--set", "splits.train.tokens="+path, "--set", "splits.train.layout=rows",
 		"--set", "splits.train.token_dtype=float32", "--set", fmt.Sprintf("splits.train.shape=[%d]", columns),
 		"--set", "batch.order=shuffle", "--set", "batch.batch_size=64")
-	before := e2e.Resident(m.Worker(t))
+	before := e2e.InProc(m.Worker(t), "VmRSS")
 	said := e2e.Run(t, e2e.Python, "../examples/matrix_numpy.py", path, m.Dir)
-	t.Logf("%sthe worker grew by %d MiB", said, (e2e.Resident(m.Worker(t))-before)>>10)
+	t.Logf("%sthe worker grew by %d MiB", said, (e2e.InProc(m.Worker(t), "VmRSS")-before)>>10)
 	var mounted, mapped int
 	if n, err := fmt.Sscanf(said, fmt.Sprintf("the mount: %d rows once each, memory grew by %%d MiB\nnp.memmap: %[1]d rows once each, memory grew by %%d MiB", rows), &mounted, &mapped); n < 2 {
 		t.Fatalf("%v: %s", err, said)

@@ -32,9 +32,9 @@ func TestManySettings(t *testing.T) {
 	}
 	looks(first, warm)
 	for looked := warm; ; looked += n {
-		before := e2e.Resident(m.Worker(t))
+		before := e2e.InProc(m.Worker(t), "VmRSS")
 		aSecond := looks(first+looked, n)
-		after := e2e.Resident(m.Worker(t))
+		after := e2e.InProc(m.Worker(t), "VmRSS")
 		t.Logf("%d settings, %d a second: VmRSS %d KiB after %d, %d KiB after all", n, aSecond, before, looked, after)
 		if after-before <= most {
 			break
@@ -59,8 +59,7 @@ func TestReady(t *testing.T) {
 	for i := range shards {
 		e2e.Tokens(t, filepath.Join(dir, "shards", fmt.Sprintf("%05d.bin", i)), 65, 2)
 	}
-	terabyte := filepath.Join(dir, "terabyte.bin")
-	e2e.Write(t, terabyte, nil)
+	terabyte := e2e.Write(t, filepath.Join(dir, "terabyte.bin"), "")
 	if err := os.Truncate(terabyte, 1<<40); err != nil {
 		e2e.Lack(t, "no file of a terabyte here: %v", err)
 	}
@@ -81,7 +80,7 @@ func TestReady(t *testing.T) {
 				if order == "random" {
 					e2e.Run(t, e2e.CReader, m.Path("train/next"), "0", "0", "10000")
 				}
-				if kib := e2e.Resident(m.Worker(t)); e2e.InSoak() && kib > 64<<10 {
+				if kib := e2e.InProc(m.Worker(t), "VmRSS"); e2e.InSoak() && kib > 64<<10 {
 					t.Errorf("%d KiB resident", kib)
 				}
 				for _, file := range []string{"next", "batch/0", "batch/1099511627775"} {

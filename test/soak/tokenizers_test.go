@@ -259,7 +259,7 @@ func TestBenchTokenize(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	e2e.LeavesNothing(t, dir)
+	e2e.LeavesNothing(t, dir, dir)
 	var encodings []struct {
 		Library string
 		Tokens  int
