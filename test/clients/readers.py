@@ -585,40 +585,6 @@ def writes(directory):
             yield f"{what}: {name_of(e)}"
 
 
-# Other libraries.
-
-def tensors(arrays, metadata):
-    """A line for each tensor, in alphabetical order, and one of JSON for the metadata."""
-    import json
-    for name, array in sorted(arrays.items()):
-        shape = " ".join(map(str, array.shape))
-        yield f"{name} {array.dtype} [{shape}] {line(array.tobytes())}"
-    yield json.dumps(metadata, sort_keys=True, separators=(",", ":"))
-
-
-@method
-def safetensors_file(path):
-    from safetensors import numpy, safe_open
-    with safe_open(path, framework="np") as f:
-        one_by_one = {name: f.get_tensor(name) for name in f.keys()}
-        metadata = f.metadata()
-    loaded = numpy.load_file(path)
-    assert loaded.keys() == one_by_one.keys()
-    assert all((loaded[name] == one_by_one[name]).all() for name in loaded)
-    return tensors(loaded, metadata)
-
-
-@method
-def safetensors_bytes(path):
-    """One read, as next is read."""
-    import json
-    from safetensors import numpy
-    with open(path, "rb") as f:
-        data = f.read()
-    # The library gives the metadata of files only.
-    return tensors(numpy.load(data), json.loads(data[8:8 + int.from_bytes(data[:8], "little")])["__metadata__"])
-
-
 if __name__ == "__main__":
     if len(sys.argv) < 3 or sys.argv[1] not in METHODS:
         sys.exit(f"usage: readers.py METHOD PATH [ARG...]\nmethods: {' '.join(METHODS)}")

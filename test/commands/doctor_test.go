@@ -91,25 +91,6 @@ func TestDoctorOfMounts(t *testing.T) {
 	e2e.NoError(t, syscall.Kill(keeper, syscall.SIGCONT))
 	awaitSays(healthy)
 
-	if e2e.InSoak() {
-		// The doctor reports a worker that has not answered for 3 s, and after 4 s the keeper replaces it. To leave more time than
-		// that for the question, the keeper is stopped for the first 3 s too.
-		e2e.Await(t, "the doctor to see a process that hangs", func() bool {
-			worker := m.AwaitStandby(t)[0]
-			e2e.NoError(t, syscall.Kill(worker, syscall.SIGSTOP))
-			e2e.NoError(t, syscall.Kill(keeper, syscall.SIGSTOP))
-			time.Sleep(3200 * time.Millisecond)
-			e2e.NoError(t, syscall.Kill(keeper, syscall.SIGCONT))
-			return says(fmt.Sprintf("stuck: process %d, which serves, has not answered for ", worker)) &&
-				strings.Contains(out, "; another takes its place, or else: batchfs restart "+m.Dir)
-		})
-		e2e.Await(t, "a restart", func() bool { // it is refused if the keeper replaces the worker meanwhile
-			_, _, err := e2e.Try(t, e2e.PlainBatchfs, "restart", m.Dir)
-			return err == nil
-		})
-		awaitSays(healthy)
-	}
-
 	probe := func(path string) error {
 		_, _, err := e2e.Try(t, e2e.PlainBatchfs, "doctor", "--mounted", path)
 		return err

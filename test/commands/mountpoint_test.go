@@ -104,27 +104,6 @@ func TestMovedMount(t *testing.T) {
 	}
 }
 
-// A mount that cannot be made again ends with an error, and leaves the directory as it is.
-func TestMountedAgainInVain(t *testing.T) {
-	e2e.NeedFUSE(t)
-	e2e.NeedRoot(t, "bind mounts are root's")
-	config, _ := e2e.Small(t, 1)
-	dir, under := filepath.Join(t.TempDir(), "mnt"), t.TempDir()
-	e2e.NoError(t, os.Mkdir(dir, 0o755))
-	e2e.NoError(t, syscall.Mount(filepath.Dir(dir), under, "", syscall.MS_BIND, ""))
-	t.Cleanup(func() { e2e.NoError(t, syscall.Unmount(under, syscall.MNT_DETACH)) })
-	m := e2e.MountAt(t, dir, exec.Command(e2e.Batchfs), "--no-resend", "-c", config)
-	e2e.Write(t, filepath.Join(under, "mnt", "precious"), "")
-	e2e.NoError(t, syscall.Kill(m.AwaitWorker(t), syscall.SIGKILL))
-	m.AwaitEnd(t)
-	if code := m.Cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(m.Out.String(), "is not empty (it holds precious)") || e2e.IsMounted(t, dir) {
-		t.Errorf("exit status %d, mounted: %v", code, e2e.IsMounted(t, dir))
-	}
-	if _, err := os.Stat(filepath.Join(dir, "precious")); err != nil {
-		t.Error(err)
-	}
-}
-
 // Commands understand a path in a mount of one split alone, as docker -v makes it.
 func TestMountOfOneSplit(t *testing.T) {
 	e2e.NeedFUSE(t)

@@ -2,7 +2,6 @@ package commands
 
 import (
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -28,12 +27,7 @@ func TestTokenBeyondVocabulary(t *testing.T) {
 	e2e.Write(t, config, []byte(text))
 	m := e2e.Mount(t, "-c", config)
 
-	var info struct {
-		VocabSize int `json:"vocab_size"`
-	}
-	if err := json.Unmarshal([]byte(e2e.Run(t, "cat", m.Path("train/info.json"))), &info); err != nil || info.VocabSize != 65 {
-		t.Errorf("vocab_size in info.json is %d (%v)", info.VocabSize, err)
-	}
+	e2e.Equal(t, "vocab_size in info.json", m.Info(t, "train").VocabSize, 65)
 	e2e.Read(t, "read", m.Path("train/batch/0"))
 	e2e.Fails(t, "Input/output error", "cat", m.Path("train/batch/1"))
 	want := file + ": token 3000 is 200, and tokens must be below vocab_size, which is 65"

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -23,10 +22,9 @@ type Status struct {
 }
 
 // StatusOf reads status.json.
-func StatusOf(t testing.TB, m *Mounted) (s Status) {
+func StatusOf(t testing.TB, m *Mounted) Status {
 	t.Helper()
-	NoError(t, json.Unmarshal([]byte(Run(t, "cat", m.Path("status.json"))), &s))
-	return s
+	return JSON[Status](t, "cat", m.Path("status.json"))
 }
 
 // InProc is a number of /proc/PID/status, such as VmRSS in KiB, or 0 if there is no such process.

@@ -2,7 +2,6 @@ package faults
 
 import (
 	"bufio"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -209,29 +208,10 @@ const other = "train/rank=1,seed=7,world=2"
 
 var otherSettings = []string{"--set", "batch.rank=1", "--set", "batch.world=2", "--set", "batch.seed=7"}
 
-// liveInfo is what info.json says of what changes.
-type liveInfo struct {
-	Fingerprint string `json:"fingerprint"`
-	Changes     int    `json:"changes"`
-	Tokens      int    `json:"tokens"`
-	Steps       int    `json:"steps"`
-}
-
-func infoOf(t *testing.T, m *e2e.Mounted) (i liveInfo) {
-	t.Helper()
-	text := e2e.Run(t, "cat", m.Path("train/info.json"))
-	if err := json.Unmarshal([]byte(text), &i); err != nil {
-		t.Fatalf("%v:\n%s", err, text)
-	}
-	return i
-}
-
 // fingerprintOf returns the fingerprint of the split train of a directory.
 func fingerprintOf(t *testing.T, dir string) string {
 	t.Helper()
-	var i liveInfo
-	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, e2e.PlainBatchfs, "inspect", "train", "0", "--json", "--data", dir)), &i))
-	return i.Fingerprint
+	return e2e.JSON[e2e.Info](t, e2e.PlainBatchfs, "inspect", "train", "0", "--json", "--data", dir).Fingerprint
 }
 
 // Whatever happens to a token file whose changes are followed, under whatever reader: a batch is all of the old tokens or all of the new, or ESTALE.
@@ -268,7 +248,7 @@ func TestTokensChangeUnderReaders(t *testing.T) {
 			changed := r.round
 			now := e2e.Content(t, file)
 			e2e.Write(t, at("new/train.bin"), now)
-			info, log := infoOf(t, m), m.Out.String()
+			info, log := m.Info(t, "train"), m.Out.String()
 			if change.name == "replaced" {
 				r.next(t, "pause")
 				r.wait(t, 1)
@@ -354,7 +334,7 @@ func TestOpenedBeforeAndAfterAChange(t *testing.T) {
 				}
 				opened++
 			}
-			got := infoOf(t, m)
+			got := m.Info(t, "train")
 			if got.Changes != changes || got.Steps != len(lines[v]) {
 				t.Errorf("after %d changes info.json has %+v", changes, got)
 			}
@@ -427,7 +407,7 @@ func TestFollowingWhatCannotBeServed(t *testing.T) {
 			e2e.Equal(t, fmt.Sprintf("an open next of a file that %s", bad.want), h.Do("read 0 0 512"), "errno ESTALE")
 		}
 		e2e.LogAndStatusSay(t, m, "what is there now cannot be served: splits.train: ", bad.want)
-		if got := infoOf(t, m); got.Changes != 0 || got.Tokens != 50_000 {
+		if got := m.Info(t, "train"); got.Changes != 0 || got.Tokens != 50_000 {
 			t.Errorf("info.json has %+v, want that of the tokens that were served", got)
 		}
 	}
@@ -440,7 +420,7 @@ func TestFollowingWhatCannotBeServed(t *testing.T) {
 			t.Errorf("good again, batch %d is %s", k, got)
 		}
 	}
-	if got := infoOf(t, m); got.Changes != 1 || got.Tokens != 60_000 {
+	if got := m.Info(t, "train"); got.Changes != 1 || got.Tokens != 60_000 {
 		t.Errorf("info.json has %+v", got)
 	}
 }
@@ -486,7 +466,7 @@ func TestOneOfSeveralFilesChanges(t *testing.T) {
 				}
 			}
 			if onChange == "follow" {
-				if got := infoOf(t, m); got.Changes != 1 {
+				if got := m.Info(t, "train"); got.Changes != 1 {
 					t.Errorf("info.json has %+v", got)
 				}
 				return

@@ -56,43 +56,28 @@ func TestOverwrittenWithoutALease(t *testing.T) {
 		t.Errorf("the log says %d times that no lease can be had:\n%s", n, m.Out.String())
 	}
 
-	half, whole := make(chan struct{}), make(chan struct{})
-	goOn := make(chan struct{})
-	go func() {
-		defer close(whole)
-		f, err := os.OpenFile(file, os.O_WRONLY, 0)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer f.Close()
-		fresh, at := e2e.VersionOf(1, n), int64(0)
-		put := func(to int) {
-			for ; at < int64(to); at += 1000 {
-				f.WriteAt(fresh[at:at+1000], at)
-			}
-		}
-		put(n) // bytes: half of the file
-		close(half)
-		for writing := true; writing; time.Sleep(time.Millisecond) { // and it writes on, however slowly the others get on
-			at -= 1000
-			put(n)
+	f := e2e.Must(os.OpenFile(file, os.O_WRONLY, 0))(t)
+	fresh := e2e.VersionOf(1, n)
+	e2e.Must(f.WriteAt(fresh[:n], 0))(t) // half of the file
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() { // it writes on, however slowly the others get on
+		defer close(stopped)
+		for {
+			f.WriteAt(fresh[n-1000:n], n-1000)
 			select {
-			case <-goOn:
-				writing = false
-			default:
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
 			}
 		}
-		put(2 * n)
 	}()
-	<-half
 	for range 50 {
-		if v := read(); v != -1 {
-			t.Errorf("half of the file is new, and a batch of version %d is read", v)
-		}
+		e2e.Equal(t, "while half of the file is new, the version that is read", read(), -1)
 	}
-	close(goOn)
-	<-whole
+	close(stop)
+	<-stopped
+	e2e.Must(f.WriteAt(fresh[n:], n))(t)
+	e2e.NoError(t, f.Close())
 	e2e.Await(t, "the new tokens", func() bool { return read() == 1 })
 }
 
@@ -111,12 +96,7 @@ func TestOpenForWriting(t *testing.T) {
 				e2e.NoError(t, f.Close())
 				end = func() error { return unix.Munmap(mapping) }
 			}
-			ended := false
-			defer func() {
-				if !ended {
-					end()
-				}
-			}()
+			defer end()
 			for _, background := range []string{"-d", "--no-resend"} {
 				_, stderr, err := e2e.Try(t, e2e.Batchfs, "mount", background, "--data", filepath.Dir(file), mountpoint)
 				if err == nil || !strings.Contains(stderr, "splits.train: "+file+" is open for writing") || !strings.Contains(stderr, `mode="r"`) {
@@ -125,7 +105,6 @@ func TestOpenForWriting(t *testing.T) {
 			}
 			e2e.Cat(t, "train", "--data", filepath.Dir(file))
 			e2e.Run(t, e2e.Batchfs, "inspect", "train", "0", "--data", filepath.Dir(file))
-			ended = true
 			e2e.NoError(t, end())
 			m := e2e.Mount(t, "--data", filepath.Dir(file))
 			again := e2e.Must(os.OpenFile(file, os.O_RDWR, 0))(t)
@@ -165,7 +144,7 @@ func TestCopyInPlace(t *testing.T) {
 			}
 			e2e.NoError(t, syscall.Kill(m.AwaitWorker(t), syscall.SIGKILL)) // another one does as well
 			step()
-			if got := infoOf(t, m); got.Changes != 0 || strings.Contains(m.Out.String(), "changed") {
+			if got := m.Info(t, "train"); got.Changes != 0 || strings.Contains(m.Out.String(), "changed") {
 				t.Errorf("%d changes, and the log says\n%s", got.Changes, m.Out)
 			}
 
@@ -176,7 +155,7 @@ func TestCopyInPlace(t *testing.T) {
 			e2e.NoError(t, os.Chtimes(file+".new", was.ModTime(), was.ModTime()))
 			e2e.NoError(t, os.Rename(file+".new", file))
 			if onChange == "follow" {
-				e2e.Await(t, "another file to be noticed", func() bool { return infoOf(t, m).Changes == 1 })
+				e2e.Await(t, "another file to be noticed", func() bool { return m.Info(t, "train").Changes == 1 })
 			} else if _, stderr, err := e2e.Try(t, "cat", m.Path("train/batch/30")); err == nil || !strings.Contains(stderr, "Stale file handle") {
 				t.Errorf("another file of the same time: %v %s", err, stderr)
 			}

@@ -127,37 +127,6 @@ func TestNoProcessor(t *testing.T) {
 	}
 }
 
-// When memory runs out, the kernel chooses the worker first, then the standby, and the supervisor last, also after a takeover and a
-// restart.
-func TestWhoDiesFirst(t *testing.T) {
-	t.Parallel()
-	config, _ := e2e.Small(t, 1)
-	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", config)
-	score := func(pid int) int {
-		text := make([]byte, 100) // read at once: it may change between two reads
-		file := e2e.Must(os.Open(fmt.Sprintf("/proc/%d/oom_score_adj", pid)))(t)
-		defer file.Close()
-		size := e2e.Must(file.Read(text))(t)
-		n := e2e.Must(strconv.Atoi(strings.TrimSpace(string(text[:size]))))(t)
-		return n
-	}
-	own := score(os.Getpid())
-	for what, do := range map[string]func(worker int){
-		"a mount":   func(int) {},
-		"a death":   func(worker int) { e2e.Kill(t, m, worker) },
-		"a restart": func(int) { e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir) },
-	} {
-		worker := m.Worker(t)
-		do(worker)
-		e2e.Await(t, "the next worker", func() bool { return what == "a mount" || m.Worker(t) != worker })
-		scores := func() [3]int {
-			workers := m.AwaitStandby(t)
-			return [3]int{score(m.Cmd.Process.Pid), score(workers[1]), score(workers[0])}
-		}
-		e2e.Await(t, what+": the scores", func() bool { return scores() == [3]int{own, min(own+250, 1000), min(own+500, 1000)} })
-	}
-}
-
 // When memory runs out, the kernel kills workers, again and again, then what eats the memory, and not the supervisor. When there is
 // memory again, batches are served, and no number is lost or given twice.
 func TestNoMemory(t *testing.T) {

@@ -2,7 +2,6 @@ package soak
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -171,9 +170,8 @@ var skippedBySeeks int
 
 // changeAndKill puts another version in the place of the tokens or of the array beside them, and kills the worker, or the one that stands by too.
 func changeAndKill(t testing.TB, m *e2e.Mounted, worker int) {
-	var info struct{ Files []string }
-	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, "cat", m.Path("train/info.json"))), &info))
-	file := []string{info.Files[0], e2e.BesideOf(info.Files[0])}[rand.IntN(2)]
+	data := m.Info(t, "train").Files[0]
+	file := []string{data, e2e.BesideOf(data)}[rand.IntN(2)]
 	e2e.ReplaceFile(t, file, e2e.StormTokens(rand.IntN(6)))
 	if workers := m.Workers(t); rand.IntN(4) == 0 {
 		e2e.Kill(t, m, workers[len(workers)-1])
