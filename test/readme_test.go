@@ -87,9 +87,7 @@ func TestREADME(t *testing.T) {
 				t.Fatalf("%s: %v:\n%s\n%s", page, err, code, out)
 			}
 		}
-		if e2e.IsMounted(t, mountpoint) {
-			t.Errorf("%s leaves a mount behind", page)
-		}
+		e2e.NotMounted(t, mountpoint)
 	}
 }
 

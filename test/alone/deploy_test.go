@@ -82,9 +82,7 @@ func TestManifests(t *testing.T) {
 		t.Fatalf("%d pods and %d configurations", len(pods), len(configs))
 	}
 	for name, config := range configs {
-		if !strings.Contains(config, "shuffle_block") {
-			t.Errorf("%s: every node fetches all of the corpus", name)
-		}
+		e2e.Contains(t, name, config, "shuffle_block") // or every node fetches all of the corpus
 	}
 	var fleet struct {
 		Seconds float64 `json:"fleet_mount_seconds"`
@@ -137,9 +135,7 @@ func TestImage(t *testing.T) {
 	dockerfile := string(text)
 	module := e2e.Content(t, "../go.mod")
 	version := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindStringSubmatch(string(module))[1]
-	if !strings.Contains(dockerfile, "FROM golang:"+version+" AS build\n") {
-		t.Errorf("the image is not built with Go %s", version)
-	}
+	e2e.Contains(t, "the Dockerfile", dockerfile, "FROM golang:"+version+" AS build\n")
 
 	root := t.TempDir()
 	for _, copied := range regexp.MustCompile(`(?m)^COPY --from=build (\S+) (\S+)$`).FindAllStringSubmatch(dockerfile, -1) {
@@ -186,9 +182,7 @@ func TestImage(t *testing.T) {
 	out := e2e.Run(t, slices.Concat([]string{"unshare", "--mount", "--propagation", "private", "--pid", "--fork", "sh", "-ec", node, root,
 		strings.Join(batchfs.StartupProbe.Exec.Command, " ")}, batchfs.Args)...)
 	want := e2e.Run(t, "sh", "-c", `"$0" cat train --data "$1" --set batch.order=shuffle --set batch.shuffle_block=64MiB | sha256sum`, e2e.PlainBatchfs, root+"/etc/batchfs")
-	if out != want {
-		t.Errorf("it printed %q, want %q", out, want)
-	}
+	e2e.Equal(t, "what it printed", out, want)
 }
 
 // The scripts for Slurm mount for a job, whose tasks read each its share, and unmount after it, however often they run. What is wrong for the
@@ -230,9 +224,7 @@ func TestSlurm(t *testing.T) {
 	slurm := func(script string) error {
 		t.Helper()
 		_, stderr, err := e2e.Try(t, "env", "-i", "SLURM_JOB_ID="+id, fmt.Sprint("SLURM_JOB_UID=", user), "/bin/sh", filepath.Join(root, script))
-		if stderr != "" {
-			t.Errorf("%s: %s", script, stderr)
-		}
+		e2e.Equal(t, script+" said", stderr, "")
 		return err
 	}
 	said := func() string {

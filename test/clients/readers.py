@@ -265,24 +265,6 @@ def unaligned_forks(path, processes, n):
             assert os.wait()[1] == 0
 
 
-@method
-def nonblocking(path, n):
-    for _ in range(int(n)):
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        yield line(until_eof(lambda _: os.read(fd, 100)))
-        os.close(fd)
-
-
-@method
-def nonblocking_part(path):
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    assert len(os.read(fd, 100)) == 100
-    os.close(fd)
-    return "a part"
-
-
-# Parts of a batch in other orders, batch after batch on one open file.
-
 def in_parts(path, n, order):
     """n batches, each in pieces of an eighth."""
     with opened(path) as (fd, size):

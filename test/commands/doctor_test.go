@@ -96,19 +96,13 @@ func TestDoctorOfMounts(t *testing.T) {
 		return err
 	}
 	e2e.Await(t, "a probe to succeed", func() bool { return probe(m.Dir) == nil })
-	if probe(t.TempDir()) == nil {
-		t.Error("a probe succeeds where nothing is mounted")
-	}
+	e2e.Equal(t, "a probe succeeds where nothing is mounted", probe(t.TempDir()) == nil, false)
 	e2e.Fails(t, "--mounted takes a MOUNTPOINT", e2e.PlainBatchfs, "doctor", "--mounted")
 
 	e2e.NoError(t, syscall.Kill(keeper, syscall.SIGKILL))
 	m.AwaitEnd(t)
-	if probe(m.Dir) == nil {
-		t.Error("a probe of a dead mount succeeds")
-	}
-	if !says("dead: process " + fmt.Sprint(keeper) + ", which kept the mount, is gone; free it with: batchfs unmount " + m.Dir) {
-		t.Error("the doctor does not see that the mount is dead")
-	}
+	e2e.Equal(t, "a probe of a dead mount succeeds", probe(m.Dir) == nil, false)
+	awaitSays("dead: process " + fmt.Sprint(keeper) + ", which kept the mount, is gone; free it with: batchfs unmount " + m.Dir)
 	e2e.Run(t, e2e.PlainBatchfs, "unmount", m.Dir)
 }
 

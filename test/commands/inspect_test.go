@@ -1,7 +1,6 @@
 package commands
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -68,22 +67,15 @@ func TestInspectIsTheFileInTheMount(t *testing.T) {
 				name := fmt.Sprintf("%s/batch/%d.json", dir, k)
 				want := e2e.Run(t, append(args, fmt.Sprint(k))...)
 				data := e2e.Content(t, m.Path(name))
-				if string(data) != want {
-					t.Errorf("%s is\n%s\ninspect says\n%s", name, data, want)
-				}
-				if info, err := os.Stat(m.Path(name)); err != nil || info.Size() != int64(len(want)) {
-					t.Errorf("%s: %v, %v, want %d bytes", name, info, err, len(want))
-				}
+				e2e.Equal(t, name, string(data), want)
+				e2e.Equal(t, "the size of "+name, e2e.Must(os.Stat(m.Path(name)))(t).Size(), int64(len(want)))
 			}
 		}
 	}
 
-	if text := e2e.Run(t, "cat", m.Path("many/batch/0.json")); strings.Count(text, `"row"`) != 65537 || !json.Valid([]byte(text)) {
-		t.Errorf("a batch of many rows: %d of them", strings.Count(text, `"row"`))
-	}
-	if out := e2e.Run(t, e2e.PlainBatchfs, "inspect", "many", "0", "-c", config, "--json"); strings.Count(out, `"row"`) != 65537 {
-		t.Errorf("a batch of many rows: %d of them", strings.Count(out, `"row"`))
-	}
+	text := e2e.Run(t, "cat", m.Path("many/batch/0.json"))
+	e2e.Equal(t, "rows of a batch of many", strings.Count(text, `"row"`), 65537)
+	e2e.Equal(t, "inspect of many rows", e2e.Run(t, e2e.PlainBatchfs, "inspect", "many", "0", "-c", config, "--json"), text)
 }
 
 // Python finds the files that JSON names, also if their names are not UTF-8; and no name moves the cursor of a terminal.

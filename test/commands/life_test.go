@@ -53,9 +53,7 @@ func TestEndingUnderAReader(t *testing.T) {
 	e2e.Fails(t, "busy", e2e.Batchfs, "unmount", m.Dir)
 	m.Cmd.Process.Signal(syscall.SIGTERM)
 	e2e.Await(t, "what is waited for", func() bool { return strings.Contains(m.Out.String(), "still open") })
-	if got := h.Do("read 0 0 1000"); !strings.HasPrefix(got, "256 ") {
-		t.Errorf("the reader got %s", got)
-	}
+	e2e.Contains(t, "the reader", h.Do("read 0 0 1000"), "256 ")
 	h.Do("close")
 	m.AwaitEnd(t)
 	if strings.Contains(m.Out.String(), "their readers get errors") {
@@ -77,9 +75,7 @@ func TestBackground(t *testing.T) {
 	said := e2e.Must(cmd.Output())(t)
 	open.Close()
 	ended.SetReadDeadline(time.Now().Add(e2e.Limit))
-	if _, err := io.ReadAll(ended); err != nil {
-		t.Error(err)
-	}
+	e2e.Must(io.ReadAll(ended))(t)
 	out := string(said)
 	e2e.Equal(t, "batch 0", e2e.Read(t, "read", filepath.Join(dir, "train/next"))[0], want[0])
 	pid := e2e.Must(strconv.Atoi(regexp.MustCompile(`process (\d+)`).FindStringSubmatch(out)[1]))(t)
@@ -96,7 +92,6 @@ func TestBackground(t *testing.T) {
 
 // The kernel reads files of a mount further ahead than it does by itself.
 func TestReadAhead(t *testing.T) {
-	e2e.NeedFUSE(t)
 	e2e.NeedRoot(t, "it is root's to set")
 	m := e2e.Mount(t, "--data", filepath.Dir(e2e.Tokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)))
 	var st syscall.Stat_t
@@ -130,19 +125,14 @@ func TestStackedMounts(t *testing.T) {
 	under(t)
 	e2e.Write(t, filepath.Join(dir, "precious"), "")
 	e2e.Fails(t, "no batchfs is mounted there", e2e.Batchfs, "unmount", dir)
-	if _, err := os.Stat(filepath.Join(dir, "precious")); err != nil {
-		t.Error(err)
-	}
+	e2e.Must(os.Stat(filepath.Join(dir, "precious")))(t)
 	e2e.NoError(t, syscall.Unmount(dir, 0))
 	e2e.Run(t, e2e.Batchfs, "unmount", dir)
-	if text := e2e.Run(t, "grep", "-c", dir, "/proc/mounts"); strings.TrimSpace(text) != "1" {
-		t.Errorf("%s mounts are left, want the tmpfs", text)
-	}
+	e2e.Equal(t, "mounts that are left, of which one is the tmpfs", e2e.Run(t, "grep", "-c", dir, "/proc/mounts"), "1\n")
 }
 
 // A mount serves though its output has no reader.
 func TestNobodyListens(t *testing.T) {
-	e2e.NeedFUSE(t)
 	config, want := e2e.Small(t, 1)
 	dir := t.TempDir()
 	heard, said, err := os.Pipe()
@@ -151,9 +141,7 @@ func TestNobodyListens(t *testing.T) {
 	cmd.Stdout, cmd.Stderr = said, said
 	m := e2e.StartMount(t, dir, cmd)
 	said.Close()
-	if _, err := heard.Read(make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
+	e2e.Must(heard.Read(make([]byte, 1)))(t)
 	heard.Close()
 	e2e.Try(t, "stat", m.Path("train/colour=red")) // of which the log would say something
 	e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])

@@ -94,7 +94,6 @@ func unread(t *testing.T, terminal bool) (out *os.File, begin func(to io.Writer)
 func TestNobodyReadsTheLog(t *testing.T) {
 	for _, terminal := range []bool{false, true} {
 		t.Run(map[bool]string{false: "pipe", true: "terminal"}[terminal], func(t *testing.T) {
-			e2e.NeedFUSE(t)
 			t.Parallel()
 			config, want := e2e.Small(t, 4)
 			log, begin := unread(t, terminal)
@@ -135,7 +134,6 @@ for n in range(1000):
 
 // The end of a mount that fails waits for no log.
 func TestNobodyReadsTheEnd(t *testing.T) {
-	e2e.NeedFUSE(t)
 	config, _ := e2e.Small(t, 1)
 	log, _ := unread(t, false)
 	defer log.Close()

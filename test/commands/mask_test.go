@@ -31,7 +31,6 @@ for case, is_case in ("upper", (y >= 65) & (y <= 90)), ("lower", (y >= 97) & (y 
 // The command that prepare prints serves the mask that prepare wrote, from any worker, and follows one that is prepared later. x and y are
 // those without it.
 func TestPreparedMask(t *testing.T) {
-	e2e.NeedFUSE(t)
 	dir := t.TempDir()
 	var lines strings.Builder
 	for i := range 400 {

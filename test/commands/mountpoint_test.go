@@ -106,7 +106,6 @@ func TestMovedMount(t *testing.T) {
 
 // Commands understand a path in a mount of one split alone, as docker -v makes it.
 func TestMountOfOneSplit(t *testing.T) {
-	e2e.NeedFUSE(t)
 	e2e.NeedRoot(t, "bind mounts are root's")
 	config, _ := e2e.Small(t, 1)
 	m := e2e.Mount(t, "-c", config)
@@ -118,9 +117,7 @@ func TestMountOfOneSplit(t *testing.T) {
 	}
 	for dir, path := range map[string]string{split: "train", ranked: rank, filepath.Join(split, "rank=1,world=2"): rank} {
 		e2e.Equal(t, fmt.Sprintf("cat %s is not cat %s", dir, path), e2e.Run(t, e2e.PlainBatchfs, "cat", dir, "--from", "3"), e2e.Run(t, e2e.PlainBatchfs, "cat", m.Path(path), "--from", "3"))
-		if got, want := e2e.Run(t, e2e.PlainBatchfs, "inspect", dir, "3"), e2e.Run(t, e2e.PlainBatchfs, "inspect", m.Path(path), "3"); got != want {
-			t.Errorf("inspect %s says\n%s\nof %s\n%s", dir, got, path, want)
-		}
+		e2e.Equal(t, "inspect "+dir, e2e.Run(t, e2e.PlainBatchfs, "inspect", dir, "3"), e2e.Run(t, e2e.PlainBatchfs, "inspect", m.Path(path), "3"))
 		out, _, err := e2e.Try(t, e2e.PlainBatchfs, "doctor", dir)
 		if err != nil || !strings.Contains(out, " is mounted, served by process ") || !strings.Contains(out, "ok   mounted train: ") {
 			t.Errorf("doctor %s: %v %s", dir, err, out)

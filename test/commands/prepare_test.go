@@ -34,9 +34,7 @@ func TestPrepareDiskFull(t *testing.T) {
 	}
 	e2e.NoError(t, syscall.Mount("tmpfs", out, "tmpfs", syscall.MS_REMOUNT, "size=64m"))
 	e2e.Run(t, append(args, out)...)
-	if e2e.Contents(t, out) != e2e.Contents(t, want) {
-		t.Error("other files than those of a run on a disk with room")
-	}
+	e2e.Equal(t, "the files, beside those of a run on a disk with room", e2e.Contents(t, out), e2e.Contents(t, want))
 }
 
 // prepare works in a directory of its own, and removes only what it made.
@@ -77,9 +75,7 @@ func TestPrepareWorkplace(t *testing.T) {
 			if left, _ := os.ReadDir(out); c.want != "" && len(left) != 2 {
 				t.Errorf("it leaves %v", left)
 			}
-			if mine, _ := os.ReadFile(filepath.Join(victim, "train.bin")); string(mine) != "mine" {
-				t.Errorf("the victim has %q", mine)
-			}
+			e2e.Equal(t, "the victim has", string(e2e.Content(t, filepath.Join(victim, "train.bin"))), "mine")
 		})
 	}
 }
@@ -105,9 +101,7 @@ func TestPrepareReadOnce(t *testing.T) {
 		}
 		e2e.NoError(t, syscall.Unmount(busy, 0))
 		e2e.Run(t, append([]string{"sh", "-c", script, "second"}, prepare...)...)
-		if got, _ := os.ReadFile(busy); string(got) != "s\x00e\x00c\x00o\x00n\x00d\x00" {
-			t.Errorf("%s: tokens %q", input, got)
-		}
+		e2e.Equal(t, input+": the tokens", string(e2e.Content(t, busy)), "s\x00e\x00c\x00o\x00n\x00d\x00")
 	}
 }
 

@@ -71,9 +71,7 @@ func TestCommandsTakeAPathInAMount(t *testing.T) {
 	for _, settings := range []string{"", "/rank=1,world=2", "/seed=9/order=shuffle"} {
 		bytes, origin := e2e.Run(t, "cat", m.Path("train"+settings+"/batch/17")), e2e.Run(t, "cat", m.Path("train"+settings+"/batch/17.json"))
 		for dir, path := range map[string]string{here: m.Path("train") + settings, m.Dir: "train" + settings, "/": filepath.Join(here, "link") + settings} {
-			if in(dir, "cat", path, "--from", "17") != bytes {
-				t.Errorf("cat %s in %s: other bytes", path, dir)
-			}
+			e2e.Equal(t, fmt.Sprintf("cat %s in %s: equal bytes", path, dir), in(dir, "cat", path, "--from", "17") == bytes, true)
 			e2e.Equal(t, fmt.Sprintf("inspect %s in %s", path, dir), in(dir, "inspect", path, "17", "--json"), origin)
 		}
 	}

@@ -123,9 +123,7 @@ func TestRestart(t *testing.T) {
 		e2e.Write(t, config, []byte(changed))
 		serving := m.Worker(t)
 		e2e.Fails(t, says, e2e.PlainBatchfs, "restart", m.Dir)
-		if m.Worker(t) != serving {
-			t.Errorf("another process serves after a restart with %q was refused", change)
-		}
+		e2e.Equal(t, "the worker after a restart that was refused", m.Worker(t), serving)
 	}
 	next(2)
 
@@ -218,9 +216,7 @@ func TestGrace(t *testing.T) {
 			e2e.Await(t, "the first warning", func() bool { return strings.Contains(m.Out.String(), "still open") })
 			if test.again { // in the other case the grace period may be over by now
 				e2e.Equal(t, "an open after SIGTERM", h.Do("open train/next"), "errno ESHUTDOWN")
-				if got := h.Do("read 1 0 100"); !strings.HasPrefix(got, "100 ") {
-					t.Errorf("a read after SIGTERM: %s", got)
-				}
+				e2e.Contains(t, "a read after SIGTERM", h.Do("read 1 0 100"), "100 ")
 				m.Cmd.Process.Signal(syscall.SIGTERM)
 			}
 			m.AwaitEnd(t)
@@ -256,9 +252,7 @@ sys.stdin.read()`, m.Dir))
 			t.Errorf("%v: %q is not in\n%s", err, want, stderr)
 		}
 	}
-	if !e2e.IsMounted(t, m.Dir) {
-		t.Error("unmounted under a reader")
-	}
+	e2e.Equal(t, "mounted under a reader", e2e.IsMounted(t, m.Dir), true)
 	e2e.Run(t, e2e.Batchfs, "unmount", "--force", m.Dir)
 	m.EndsWith(t, 0)
 }

@@ -48,12 +48,8 @@ func TestOverwrittenWithoutALease(t *testing.T) {
 		}
 		return v
 	}
-	if read() != 0 {
-		t.Fatal("not the old tokens")
-	}
-	if n := strings.Count(m.Out.String(), "no lease can be had on token files"); n != 1 {
-		t.Errorf("the log says %d times that no lease can be had:\n%s", n, m.Out.String())
-	}
+	e2e.Equal(t, "the version that is read", read(), 0)
+	e2e.Equal(t, "times that the log says so", strings.Count(m.Out.String(), "no lease can be had on token files"), 1)
 
 	f := e2e.Must(os.OpenFile(file, os.O_WRONLY, 0))(t)
 	fresh := e2e.VersionOf(1, n)

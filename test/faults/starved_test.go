@@ -97,9 +97,7 @@ func TestNoProcesses(t *testing.T) {
 	if failed := got.Failed["EIO"]; len(got.Failed) > 1 || failed > 1 || got.Missing > failed {
 		t.Error(got)
 	}
-	if n := strings.Count(m.Out.String(), says); n != 2 {
-		t.Errorf("the log says %d times what is wrong:\n%s", n, m.Out)
-	}
+	e2e.Equal(t, "times that the log says what is wrong", strings.Count(m.Out.String(), says), 2)
 }
 
 // A worker that gets a hundredth of a processor is not late.
@@ -116,9 +114,7 @@ func TestNoProcessor(t *testing.T) {
 		worker := m.Worker(t)
 		e2e.StopAndKill(t, m, worker) // one that is only killed, and waits for a processor, may still take the request, which then fails
 		e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.Take(t, m, "train/next"), want[k])
-		if m.Worker(t) == worker {
-			t.Error("the killed process serves")
-		}
+		e2e.Equal(t, "the killed process serves", m.Worker(t) == worker, false)
 	}
 	g.limit(t, "cpu.max", "100000 100000")
 	e2e.Equal(t, "batch 3", e2e.Take(t, m, "train/next"), want[3])

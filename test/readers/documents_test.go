@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"batchfs/test/e2e"
@@ -16,17 +15,13 @@ import (
 // for random settings, files, indexes and arrays beside the tokens.
 func TestDocumentsAgreeWithReference(t *testing.T) {
 	e2e.Long(t)
-	if got := e2e.Run(t, e2e.Python, "clients/documents.py", "--golden", "../sampler/testdata/documents.json"); got != "ok\n" {
-		t.Error(got)
-	}
+	e2e.Equal(t, "golden", e2e.Run(t, e2e.Python, "clients/documents.py", "--golden", "../sampler/testdata/documents.json"), "ok\n")
 	for seed := range 2 {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			dir := t.TempDir()
 			e2e.Run(t, e2e.Python, "clients/documents.py", "--make", dir, fmt.Sprint(seed))
 			m := e2e.Mount(t, "-c", filepath.Join(dir, "config.toml"))
-			if out := e2e.Run(t, e2e.Python, "clients/documents.py", "--check", dir, m.Dir); !strings.HasPrefix(out, "compared ") {
-				t.Error(out)
-			}
+			e2e.Says(t, "compared ", e2e.Python, "clients/documents.py", "--check", dir, m.Dir)
 		})
 	}
 }

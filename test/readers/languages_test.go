@@ -155,9 +155,7 @@ func TestLanguages(t *testing.T) {
 				if got != e2e.Run(t, want...) || said != "" {
 					t.Errorf("%s, %s: %d bytes, not batches %q %s", way, settings, len(got), want[1:], said)
 				}
-				if c := m.Cursor(t, dir); c != fmt.Sprint(taken) {
-					t.Errorf("%s, %s: the cursor is at %s, want %d", way, settings, c, taken)
-				}
+				e2e.Equal(t, fmt.Sprintf("%s, %s: the cursor", way, settings), m.Taken(t, dir), taken)
 			}
 			for way := range strings.FieldsSeq(l.tells + " " + l.misses + " " + l.hides + " " + l.blind) {
 				gets(way, small, reads)
@@ -187,9 +185,8 @@ func TestLanguages(t *testing.T) {
 					}
 				}
 				for way := range strings.FieldsSeq(f.hide) {
-					if _, _, said := read(way, f.split, f.settings, 1); said != "" {
-						t.Errorf("%s of %s fails, and README says that it does not: %s", way, f.split, said)
-					}
+					_, _, said := read(way, f.split, f.settings, 1)
+					e2e.Equal(t, way+" of "+f.split+", which hides it", said, "")
 				}
 			}
 		})

@@ -50,9 +50,7 @@ func TestNanoGPT(t *testing.T) {
 			for _, split := range []string{"train", "val"} {
 				e2e.NoError(t, os.Symlink(m.Path(split+"/tokens.bin"), filepath.Join(links, split+".bin")))
 			}
-			if got := e2e.Run(t, e2e.Python, "clients/nanogpt.py", links, filepath.Join(dir, "linked.bin")); got != want {
-				t.Errorf("the run from tokens.bin:\n%s\nnanoGPT's own:\n%s", got, want)
-			}
+			e2e.Equal(t, "the run from tokens.bin", e2e.Run(t, e2e.Python, "clients/nanogpt.py", links, filepath.Join(dir, "linked.bin")), want)
 		})
 	}
 }

@@ -51,21 +51,6 @@ func TestLookingTakesNothing(t *testing.T) {
 	e2e.Await(t, "after file, a cursor of 0", func() bool { return m.Cursor(t, "train") == "0" })
 }
 
-// A program that opens next with O_NONBLOCK, as Haskell's, Racket's and Bun's do, takes a number as any other.
-func TestNonblockingReaders(t *testing.T) {
-	config, want := e2e.Small(t, 30)
-	m := e2e.Mount(t, "-c", config)
-	next := m.Path("train/next")
-	got := e2e.Read(t, "nonblocking", next, "10")
-	got = append(got, e2e.Read(t, "read", next)...)
-	got = append(got, e2e.Read(t, "nonblocking", next, "5")...)
-	e2e.SameSet(t, got, want[:16])
-	e2e.Read(t, "nonblocking_part", next)
-	e2e.Await(t, "the batch that was read in part goes to the next reader", func() bool { return m.Cursor(t, "train") == "16" })
-	e2e.Equal(t, "after a batch that was read in part", e2e.Take(t, m, "train/next"), want[16])
-	e2e.Contains(t, "status.json", e2e.Run(t, "cat", m.Path("status.json")), fmt.Sprintf(`"given_back": %20d`, 1))
-}
-
 // Rows may be read in any order, and twice; and stdio asks for no more than it is asked for.
 func TestEachByteOnce(t *testing.T) {
 	config, _ := e2e.Small(t, 1)

@@ -36,9 +36,7 @@ func TestDifferential(t *testing.T) {
 		})
 	}
 	t.Logf("BATCHFS_SEED=%d: %d configurations, %d reads, %d kills, reads failed %v", seed, rounds, reads, kills, failed)
-	if len(failed) > 0 {
-		t.Error("reads failed")
-	}
+	e2e.Equal(t, "kinds of errors of reads", len(failed), 0)
 }
 
 // randomSeed returns BATCHFS_SEED, or another seed each time. It logs which.
@@ -489,7 +487,5 @@ func TestArraysAgreeWithReference(t *testing.T) {
 // The reference is itself held to published numbers, to what PyTorch drew and to the golden file.
 func TestReference(t *testing.T) {
 	e2e.Long(t)
-	if got := e2e.Run(t, e2e.Python, "clients/reference.py", "--selftest"); got != "ok\n" {
-		t.Error(got)
-	}
+	e2e.Equal(t, "the self-test", e2e.Run(t, e2e.Python, "clients/reference.py", "--selftest"), "ok\n")
 }

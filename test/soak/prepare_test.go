@@ -101,7 +101,5 @@ func TestPrepareManyFiles(t *testing.T) {
 		Splits map[string]struct{ Documents int }
 	}
 	m := e2e.JSON[manifest](t, "cat", filepath.Join(dir, "out", "vocab.json"))
-	if got := m.Splits["train"].Documents + m.Splits["val"].Documents; got != n {
-		t.Errorf("%d documents of %d files", got, n)
-	}
+	e2e.Equal(t, "documents", m.Splits["train"].Documents+m.Splits["val"].Documents, n)
 }

@@ -38,9 +38,7 @@ func TestCacheServesShares(t *testing.T) {
 		out, said, _ := e2e.Try(t, append([]string{e2e.PlainBatchfs, "cache", "fill", "--rank", "3", "--world", fmt.Sprint(hosts)}, room...)...)
 		return out + said
 	}
-	if n := fetched(func() { fill(room) }); n != share {
-		t.Errorf("fill fetched %d bytes for a share of %d", n, share)
-	}
+	e2e.Equal(t, "bytes that fill fetched", fetched(func() { fill(room) }), share)
 	m := e2e.Mount(t, room...) // which tries rank 0
 	for i := range 20 {
 		number, most := (3+i+i*i/3)%hosts, int64(share*11/10)
@@ -54,9 +52,7 @@ func TestCacheServesShares(t *testing.T) {
 	}
 	status := e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "status"}, room...)...)
 	for _, want := range []string{m.Path("train/rank="), fmt.Sprintf(": %d bytes needed, %[1]d kept, room for ", share+8*share/e2e.StoreBlock)} {
-		if !strings.Contains(status, want) {
-			t.Errorf("cache status says\n%s\nwant %q", status, want)
-		}
+		e2e.Contains(t, "cache status", status, want)
 	}
 	m.Stop(t)
 
