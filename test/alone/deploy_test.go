@@ -265,9 +265,7 @@ func TestSlurm(t *testing.T) {
 
 	hold := exec.Command("sleep", "infinity") // what a job may leave
 	hold.Dir = dir
-	e2e.NoError(t, hold.Start())
-	defer hold.Wait()
-	defer hold.Process.Kill()
+	e2e.Begin(t, hold)
 	keeper := supervisor()
 	e2e.NoError(t, slurm("epilog"))
 	e2e.NoError(t, slurm("epilog"))

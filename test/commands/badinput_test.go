@@ -8,10 +8,11 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 
 	"batchfs/test/e2e"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // A refusal is one line that names something of its own, not a trace.
@@ -45,20 +46,6 @@ func runBad(t *testing.T, args ...string) (out []byte, ok bool) {
 	return out, err == nil
 }
 
-// inParallel calls f with each number below n, a few at a time.
-func inParallel(n int, f func(i int)) {
-	var all sync.WaitGroup
-	slots := make(chan struct{}, 4)
-	for i := range n {
-		slots <- struct{}{}
-		all.Go(func() {
-			f(i)
-			<-slots
-		})
-	}
-	all.Wait()
-}
-
 // Odd arguments are refused, and help is help.
 func TestOddArguments(t *testing.T) {
 	config, _ := e2e.Small(t, 1)
@@ -90,11 +77,17 @@ func TestOddArguments(t *testing.T) {
 	} {
 		lists = append(lists, strings.Fields(args))
 	}
-	inParallel(len(lists), func(i int) {
-		if _, ok := runBad(t, lists[i]...); ok {
-			t.Errorf("%q: accepted", lists[i])
-		}
-	})
+	var some errgroup.Group
+	some.SetLimit(4)
+	for _, args := range lists {
+		some.Go(func() error {
+			if _, ok := runBad(t, args...); ok {
+				t.Errorf("%q: accepted", args)
+			}
+			return nil
+		})
+	}
+	some.Wait()
 	if _, err := os.Stat(filepath.Join(dir, "o/train.bin")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("prepare has made something: %v", err)
 	}

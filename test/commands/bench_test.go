@@ -71,13 +71,7 @@ func TestBenchInterrupted(t *testing.T) {
 	cmd := benchCommand(t, dir)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	e2e.NoError(t, cmd.Start())
-	done := make(chan struct{})
-	go func() {
-		cmd.Wait()
-		close(done)
-	}()
-	t.Cleanup(func() { cmd.Process.Kill(); <-done })
+	done := e2e.Begin(t, cmd)
 	e2e.Await(t, "a mount", func() bool { return len(e2e.MountsBelow(t, dir)) > 0 })
 	e2e.Await(t, "the end", func() bool { // by somebody impatient
 		cmd.Process.Signal(syscall.SIGINT)

@@ -71,34 +71,25 @@ func TestMountAtOnce(t *testing.T) {
 // A mount whose parent directory is moved is the same mount at another path: there it is looked at, restarted, mounted again and ended.
 func TestMovedMount(t *testing.T) {
 	config, _ := e2e.Small(t, 1)
-	for name, test := range map[string]struct {
-		args []string
-		end  func(t *testing.T, m *e2e.Mounted)
-	}{
-		"unmount": {nil, func(t *testing.T, m *e2e.Mounted) { e2e.Run(t, e2e.PlainBatchfs, "unmount", m.Dir) }},
-		"SIGTERM": {nil, func(t *testing.T, m *e2e.Mounted) { m.Cmd.Process.Signal(syscall.SIGTERM) }},
-		"no resend": {[]string{"--no-resend"}, func(t *testing.T, m *e2e.Mounted) {
-			worker := m.Worker(t)
-			e2e.NoError(t, syscall.Kill(worker, syscall.SIGKILL))
-			e2e.Await(t, "another mount at the new path", func() bool {
-				_, _, err := e2e.Try(t, "head", "-c1", m.Path("train/next"))
-				return err == nil && m.Worker(t) != worker
-			})
-			m.Cmd.Process.Signal(syscall.SIGTERM)
-		}},
-	} {
+	for name, args := range map[string][]string{"resend": nil, "no resend": {"--no-resend"}} {
 		t.Run(name, func(t *testing.T) {
 			base := t.TempDir()
 			old, moved := filepath.Join(base, "old"), filepath.Join(base, "moved")
 			e2e.NoError(t, os.MkdirAll(filepath.Join(old, "mnt"), 0o755))
-			m := e2e.MountAt(t, filepath.Join(old, "mnt"), exec.Command(e2e.Batchfs), append(test.args, "-c", config, "--set", "mount.grace=1h")...)
+			m := e2e.MountAt(t, filepath.Join(old, "mnt"), exec.Command(e2e.Batchfs), append(args, "-c", config, "--set", "mount.grace=1h")...)
 			e2e.NoError(t, os.Rename(old, moved))
 			e2e.NoError(t, os.MkdirAll(m.Dir, 0o755)) // where nothing of it is
 			m.Dir = filepath.Join(moved, "mnt")
 			e2e.Says(t, "ok   mountpoint: "+m.Dir+" is mounted, served by", e2e.PlainBatchfs, "doctor", m.Dir)
 			e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir)
 			m.Seek(t, "train", 7, 0)
-			test.end(t, m)
+			worker := m.AwaitWorker(t)
+			e2e.NoError(t, syscall.Kill(worker, syscall.SIGKILL))
+			e2e.Await(t, "another worker at the new path", func() bool {
+				_, _, err := e2e.Try(t, "head", "-c1", m.Path("train/next"))
+				return err == nil && m.Worker(t) != worker
+			})
+			e2e.Run(t, e2e.PlainBatchfs, "unmount", m.Dir)
 			m.EndsWith(t, 0)
 		})
 	}
@@ -184,12 +175,7 @@ func TestInterruptedCommands(t *testing.T) {
 			cmd := e2e.Command(t, e2e.PlainBatchfs, args...)
 			var stderr strings.Builder
 			cmd.Stderr = &stderr
-			e2e.NoError(t, cmd.Start())
-			ended := make(chan struct{})
-			go func() {
-				cmd.Wait()
-				close(ended)
-			}()
+			ended := e2e.Begin(t, cmd)
 			d.Await(t, 1)
 			began := time.Now()
 			e2e.NoError(t, cmd.Process.Signal(sig))

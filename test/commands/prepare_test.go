@@ -128,10 +128,8 @@ func TestPrepareIdle(t *testing.T) {
 			cmd := e2e.Command(t, e2e.Batchfs, append([]string{"prepare", "--by", "byte", "--val", "0", "--out", "out"}, strings.Fields(c.args)...)...)
 			var stderr strings.Builder
 			cmd.Dir, cmd.Stdin, cmd.Stderr = dir, r, &stderr
-			e2e.NoError(t, cmd.Start())
+			ended := e2e.Begin(t, cmd)
 			e2e.NoError(t, r.Close())
-			ended := make(chan error, 1)
-			go func() { ended <- cmd.Wait() }()
 			io.WriteString(w, c.stdin) // an error, if it has ended before
 			if c.sig != nil {
 				e2e.Await(t, "that it has read the text", func() bool {

@@ -45,7 +45,6 @@ func Install(t testing.TB, name, dir, pkg string) string {
 // A Bucket is one of a real S3 server, which is reached with TLS through a proxy that can fail.
 type Bucket struct {
 	Url    string
-	Server *httptest.Server // the proxy
 	Client *minio.Client
 	fault  atomic.Pointer[func(w http.ResponseWriter, r *http.Request) bool] // answers a request, or lets it pass
 	Large  atomic.Int64                                                      // bytes that were fetched of blocks
@@ -90,16 +89,16 @@ func NewBucket(t testing.TB) *Bucket {
 		},
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) },
 	}
-	b.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if fault := b.fault.Load(); fault == nil || !(*fault)(w, r) {
 			proxy.ServeHTTP(w, r)
 		}
 	}))
-	b.Server.EnableHTTP2 = true
-	b.Server.StartTLS()
-	t.Cleanup(func() { b.Server.Close() })
-	b.Url = b.Server.URL
-	trust(t, b.Server.Certificate().Raw)
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	b.Url = server.URL
+	trust(t, server.Certificate().Raw)
 	return b
 }
 
@@ -129,24 +128,13 @@ func (b *Bucket) Fails(fault func(w http.ResponseWriter, r *http.Request) bool) 
 	b.fault.Store(&fault)
 }
 
+// Cut ends the connection of a request without an answer.
+func Cut(w http.ResponseWriter, _ *http.Request) bool {
+	panic(http.ErrAbortHandler)
+}
+
 // Works lets all requests pass again.
 func (b *Bucket) Works() { b.fault.Store(nil) }
-
-// Refuses refuses connections, until accepts accepts them again.
-func (b *Bucket) Refuses() {
-	b.Server.CloseClientConnections()
-	b.Server.Close()
-}
-
-// Accepts accepts connections again after Refuses.
-func (b *Bucket) Accepts(t testing.TB) {
-	t.Helper()
-	again := httptest.NewUnstartedServer(b.Server.Config.Handler)
-	again.Listener.Close()
-	again.Listener = Must(net.Listen("tcp", b.Server.Listener.Addr().String()))(t)
-	again.StartTLS()
-	b.Server = again
-}
 
 // Config writes a configuration of a split train. more is what its table has besides.
 func (b *Bucket) Config(t testing.TB, tokens, more string) string {

@@ -26,8 +26,7 @@ func TestKilledKeeper(t *testing.T) {
 		workers := m.AwaitStandby(t)
 		reader := exec.Command("sleep", "infinity")
 		reader.Dir = m.Dir // which keeps the dead mount busy
-		e2e.NoError(t, reader.Start())
-		t.Cleanup(func() { reader.Process.Kill(); reader.Wait() })
+		e2e.Begin(t, reader)
 		worker(workers[0])
 		m.Cmd.Process.Kill()
 		m.AwaitEnd(t)
@@ -167,9 +166,7 @@ func TestGivingUp(t *testing.T) {
 	if err := reader.Wait(); err == nil || !strings.Contains(says.String(), "not connected") && !strings.Contains(says.String(), "connection abort") {
 		t.Errorf("its reader: %v %s", err, &says)
 	}
-	if e2e.IsMounted(t, m.Dir) || m.Cmd.ProcessState.ExitCode() != 1 {
-		t.Errorf("mounted: %v, exit status %d", e2e.IsMounted(t, m.Dir), m.Cmd.ProcessState.ExitCode())
-	}
+	m.EndsWith(t, 1)
 	for _, want := range []string{"10 processes in a row ended before they had answered a request", "panic: BATCHFS_FAULTS: succeed"} {
 		e2e.Contains(t, "the log", m.Out.String(), want)
 	}

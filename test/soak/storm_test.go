@@ -38,10 +38,7 @@ block_bytes = %d
 		case 0:
 			w.WriteHeader(http.StatusServiceUnavailable)
 		case 1:
-			conn, _, err := http.NewResponseController(w).Hijack()
-			if err == nil {
-				conn.Close()
-			}
+			return e2e.Cut(w, nil)
 		case 2: // breaks off
 			w.Header().Set("Content-Length", "1000")
 			w.Write([]byte("less"))

@@ -3,7 +3,6 @@ package soak
 import (
 	"bufio"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"io"
 	"io/fs"
@@ -247,38 +246,4 @@ func textsHere(t *testing.T, size int) iter.Seq[string] {
 			})
 		}
 	}
-}
-
-// Both encode the same texts to the same tokens, or the bench fails.
-func TestBenchTokenize(t *testing.T) {
-	e2e.Long(t)
-	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "bench.json")
-	cmd := e2e.Command(t, e2e.PlainBatchfs, "bench", "--python", filepath.Join(tokenizers(t), "bin/python"), "--dir", dir, "--rounds", "1",
-		"--tokenize="+filepath.Join(strings.TrimSpace(e2e.Run(t, "go", "env", "GOROOT")), "src/net"), "--json", file)
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	e2e.LeavesNothing(t, dir, dir)
-	var encodings []struct {
-		Library string
-		Tokens  int
-		Seconds float64
-	}
-	text, err := os.ReadFile(file)
-	if err == nil {
-		err = json.Unmarshal(text, &encodings)
-	}
-	e2e.NoError(t, err)
-	seconds := map[string]float64{}
-	for _, e := range encodings {
-		if e.Tokens < 100_000 || e.Seconds <= 0 {
-			t.Errorf("%+v", e)
-		}
-		seconds[e.Library] += e.Seconds
-	}
-	if ratio := seconds["tiktoken"] / seconds["batchfs"]; e2e.InSoak() && ratio < 3 || ratio == 0 {
-		t.Errorf("%.1f times as fast as tiktoken, want 3", ratio)
-	}
-	t.Logf("%s", out)
 }
