@@ -45,6 +45,14 @@ func Lack(t testing.TB, format string, args ...any) {
 	t.Skipf(format, args...)
 }
 
+// NeedPython skips a test for want of a module of Python.
+func NeedPython(t testing.TB, module string) {
+	t.Helper()
+	if out, err := Command(t, Python, "-c", "import "+module).CombinedOutput(); err != nil {
+		Lack(t, "%s", out)
+	}
+}
+
 // Long skips a slow test under -short, which `make test` sets. `make check` runs every test.
 func Long(t testing.TB) {
 	t.Helper()

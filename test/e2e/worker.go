@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // A Status is what status.json says.
@@ -154,6 +155,19 @@ func LeavesNothing(t testing.TB, dir, text string) {
 	if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {
 		t.Errorf("left: %v %v", files, err)
 	}
+}
+
+// AwaitDoctor waits until the doctor says each of these texts of a path in a mount. It has something to fix if one of them says FIX, stuck or dead.
+func AwaitDoctor(t testing.TB, path string, wants ...string) {
+	t.Helper()
+	all := strings.Join(wants, "; ")
+	fix := strings.Contains(all, "FIX") || strings.Contains(all, "stuck") || strings.Contains(all, "dead")
+	Await(t, "the doctor to say "+all, func() bool {
+		began := time.Now()
+		out, _, err := Try(t, PlainBatchfs, "doctor", path)
+		InTime(t, "the doctor", time.Since(began), 8*time.Second)
+		return fix == (err != nil) && !slices.ContainsFunc(wants, func(want string) bool { return !strings.Contains(out, want) })
+	})
 }
 
 // LogAndStatusSay fails unless the log and status.json have each of these texts.

@@ -37,7 +37,7 @@ func TestTimeLimit(t *testing.T) {
 			readInVain(t, m, readers)
 			e2e.InTime(t, "the slowest error", time.Since(began), 3*timeout) // the kernel asks twice for what it reads ahead
 			r.more(t, 10)
-			awaitDoctor(t, m, "train is stuck: its token files have not answered for", false)
+			e2e.AwaitDoctor(t, m.Dir, "train is stuck: its token files have not answered for")
 			gaveUp := fmt.Sprint("gave no answer within ", timeout)
 			if s := e2e.StatusOf(t, m); !strings.Contains(s.Splits["train"].LastError, gaveUp) || s.Splits["well"].Errors > 0 {
 				t.Errorf("%+v", s.Splits)
@@ -65,7 +65,7 @@ func TestTimeLimit(t *testing.T) {
 				e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.Take(t, m, "train/next"), want[k])
 			}
 			e2e.Equal(t, "the worker", m.Worker(t), serving)
-			awaitDoctor(t, m, "is mounted, served by process ", true)
+			e2e.AwaitDoctor(t, m.Dir, "is mounted, served by process ")
 		})
 	}
 }
@@ -85,15 +85,6 @@ func readInVain(t *testing.T, m *e2e.Mounted, n int) {
 		})
 	}
 	all.Wait()
-}
-
-// awaitDoctor waits until the doctor says something of a mount, and has something to fix or not.
-func awaitDoctor(t *testing.T, m *e2e.Mounted, want string, well bool) {
-	t.Helper()
-	e2e.Await(t, "the doctor to say "+want, func() bool {
-		out, _, err := e2e.Try(t, e2e.PlainBatchfs, "doctor", m.Dir)
-		return strings.Contains(out, want) && (err == nil) == well
-	})
 }
 
 // A mount whose worker cannot even be killed, as it waits for a disk, has another; and it ends.

@@ -17,9 +17,7 @@ var nanoGPTBlock = regexp.MustCompile("(?ms)^```python\n(# nanoGPT.*?)^```$")
 // included, and has the same losses. So has one that was not changed, whose data directory has links to files tokens.bin of a mount.
 func TestNanoGPT(t *testing.T) {
 	e2e.Long(t)
-	if out, err := e2e.Command(t, e2e.Python, "-c", "import torch").CombinedOutput(); err != nil {
-		e2e.Lack(t, "no PyTorch: %s", out)
-	}
+	e2e.NeedPython(t, "torch")
 	recipe := nanoGPTBlock.FindStringSubmatch(e2e.ReadPage(t, "docs/runs.md"))
 	if recipe == nil {
 		t.Fatal("docs/runs.md has no block that begins with # nanoGPT")

@@ -31,9 +31,7 @@ check(0, numpy.load(data), json.loads(data[8:8 + int.from_bytes(data[:8], "littl
 
 // The library reads the .safetensors files of batches, and finds the bytes of the batch and its origin.
 func TestSafetensors(t *testing.T) {
-	if out, err := e2e.Command(t, e2e.Python, "-c", "import safetensors.numpy").CombinedOutput(); err != nil {
-		e2e.Lack(t, "no safetensors, pip install safetensors: %s", out)
-	}
+	e2e.NeedPython(t, "safetensors.numpy")
 	config, _ := e2e.Small(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	for _, dir := range []string{
