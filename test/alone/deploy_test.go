@@ -185,121 +185,136 @@ func TestImage(t *testing.T) {
 	e2e.Equal(t, "what it printed", out, want)
 }
 
-// The scripts for Slurm mount for a job, whose tasks read each its share, and unmount after it, however often they run. What is wrong for the
-// job fails the job; only a machine that cannot mount fails the prolog.
-func TestSlurm(t *testing.T) {
+// A slurm runs the scripts for Slurm, in the place of Slurm and of a trainer.
+type slurm struct {
+	root, config, dir, log string
+	want                   string // what the job prints
+}
+
+const job, jobUser = "4711", 1234
+
+// newSlurm copies the scripts, with paths below a directory of the test.
+func newSlurm(t *testing.T) slurm {
+	t.Helper()
 	needNamespaces(t)
 	e2e.NeedRoot(t, "the prolog is root's")
 	root := t.TempDir()
 	e2e.NoError(t, os.Chmod(filepath.Dir(root), 0o755))
 	e2e.NoError(t, os.Chmod(root, 0o755))
 	config, _ := e2e.Small(t, 1)
-	const id, user = "4711", 1234
-	dir, log := root+"/run/batchfs/"+id, root+"/var/log/batchfs/"+id+".log"
-	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
-	scripts := e2e.Must(filepath.Glob("../deploy/slurm/*"))(t)
-	for _, script := range scripts {
+	want := slices.Concat(e2e.Cat(t, "train/rank=0,world=2", "-c", config), e2e.Cat(t, "train/rank=1,world=2", "-c", config))
+	s := slurm{root, config, root + "/run/batchfs/" + job, root + "/var/log/batchfs/" + job + ".log", string(want)}
+	t.Cleanup(func() {
+		syscall.Unmount(s.dir, syscall.MNT_DETACH)
+		if t.Failed() {
+			t.Logf("the log of the job:\n%s", s.said())
+		}
+	})
+	for _, script := range e2e.Must(filepath.Glob("../deploy/slurm/*"))(t) {
 		e2e.Run(t, "sh", "-n", script)
 		if _, err := exec.LookPath("shellcheck"); err == nil {
 			e2e.Run(t, "shellcheck", script)
 		}
-		text := e2e.Content(t, script)
 		there := strings.NewReplacer("/run/batchfs", root+"/run/batchfs", "/var/log/batchfs", root+"/var/log/batchfs",
-			"/etc/batchfs/config.toml", config, "/etc/slurm/batchfs", root, "\nPATH=", "\nPATH="+root+":").Replace(string(text))
-		e2e.Write(t, filepath.Join(root, filepath.Base(script)), []byte(there))
+			"/etc/batchfs/config.toml", config, "/etc/slurm/batchfs", root, "\nPATH=", "\nPATH="+root+":").Replace(string(e2e.Content(t, script)))
+		e2e.Write(t, filepath.Join(root, filepath.Base(script)), there)
 	}
-	// in the place of Slurm and of a trainer
-	e2e.Write(t, root+"/srun", []byte(`#!/bin/sh
+	e2e.Write(t, root+"/srun", `#!/bin/sh
 		task_prolog=${1#--task-prolog=}; shift
 		for SLURM_PROCID in 0 1; do
 			export SLURM_PROCID SLURM_NTASKS=2
 			said=$("$task_prolog" 2>&-) || { echo "$said" | sed -n 's/^print //p'; exit 1; }
 			"$@"
-		done`))
-	e2e.Write(t, root+"/python", []byte("#!/bin/sh\ncat \"${2#--batches=}/batch/0\"\n"))
+		done`)
+	e2e.Write(t, root+"/python", "#!/bin/sh\ncat \"${2#--batches=}/batch/0\"\n")
 	for _, name := range []string{"srun", "python", "task_prolog"} {
 		e2e.NoError(t, os.Chmod(filepath.Join(root, name), 0o755))
 	}
 	e2e.NoError(t, os.Symlink(e2e.Batchfs, root+"/batchfs"))
-	slurm := func(script string) error {
-		t.Helper()
-		_, stderr, err := e2e.Try(t, "env", "-i", "SLURM_JOB_ID="+id, fmt.Sprint("SLURM_JOB_UID=", user), "/bin/sh", filepath.Join(root, script))
-		e2e.Equal(t, script+" said", stderr, "")
-		return err
-	}
-	said := func() string {
-		text, _ := os.ReadFile(log)
-		return string(text)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the log of the job:\n%s", said())
-		}
-	})
+	return s
+}
 
-	e2e.NoError(t, slurm("prolog"))
-	e2e.NoError(t, slurm("prolog"))
-	want := string(slices.Concat(e2e.Cat(t, "train/rank=0,world=2", "-c", config), e2e.Cat(t, "train/rank=1,world=2", "-c", config)))
-	job := func() (string, error) {
-		return e2e.AsUser(t, user, user, "env", "PATH="+root+":"+os.Getenv("PATH"), "SLURM_JOB_ID="+id, "sh", root+"/train.sbatch")
+// run runs a script as slurmd does. It must print nothing.
+func (s slurm) run(t *testing.T, script string) error {
+	t.Helper()
+	_, stderr, err := e2e.Try(t, "env", "-i", "SLURM_JOB_ID="+job, fmt.Sprint("SLURM_JOB_UID=", jobUser), "/bin/sh", filepath.Join(s.root, script))
+	e2e.Equal(t, script+" said", stderr, "")
+	return err
+}
+
+// train runs the job.
+func (s slurm) train(t *testing.T) (string, error) {
+	return e2e.AsUser(t, jobUser, jobUser, "env", "PATH="+s.root+":"+os.Getenv("PATH"), "SLURM_JOB_ID="+job, "sh", s.root+"/train.sbatch")
+}
+
+// trains fails unless the job gets its batches.
+func (s slurm) trains(t *testing.T) {
+	t.Helper()
+	if got, err := s.train(t); err != nil || got != s.want {
+		t.Errorf("the job: %v, %q, want %q", err, got, s.want)
 	}
-	trains := func() {
-		t.Helper()
-		got, err := job()
-		if err != nil || got != want {
-			t.Errorf("the job: %v, %q, want %q", err, got, want)
-		}
-	}
-	trains()
-	if out, err := e2e.AsUser(t, user+1, user+1, "ls", dir+"/train"); err == nil {
+}
+
+// said is the log of the job.
+func (s slurm) said() string {
+	text, _ := os.ReadFile(s.log)
+	return string(text)
+}
+
+// The scripts for Slurm mount for a job, whose tasks read each its share, and unmount after it, however often they run.
+func TestSlurm(t *testing.T) {
+	s := newSlurm(t)
+	e2e.NoError(t, s.run(t, "prolog"))
+	e2e.NoError(t, s.run(t, "prolog"))
+	s.trains(t)
+	if out, err := e2e.AsUser(t, jobUser+1, jobUser+1, "ls", s.dir+"/train"); err == nil {
 		t.Errorf("another user sees %s", out)
 	}
 	supervisor := func() (pid int) {
-		fmt.Sscanf(e2e.Run(t, "grep", dir, "/proc/self/mounts"), "batchfs:%d:", &pid)
+		fmt.Sscanf(e2e.Run(t, "grep", s.dir, "/proc/self/mounts"), "batchfs:%d:", &pid)
 		return pid
 	}
 	e2e.NoError(t, syscall.Kill(supervisor(), syscall.SIGKILL))
-	e2e.Await(t, "the mount to be dead", func() bool { _, _, err := e2e.Try(t, "ls", dir); return err != nil })
-	e2e.NoError(t, slurm("prolog")) // the job is put back into the queue, and comes again
-	trains()
+	e2e.Await(t, "the mount to be dead", func() bool { _, _, err := e2e.Try(t, "ls", s.dir); return err != nil })
+	e2e.NoError(t, s.run(t, "prolog")) // the job is put back into the queue, and comes again
+	s.trains(t)
 
 	hold := exec.Command("sleep", "infinity") // what a job may leave
-	hold.Dir = dir
+	hold.Dir = s.dir
 	e2e.Begin(t, hold)
 	keeper := supervisor()
-	e2e.NoError(t, slurm("epilog"))
-	e2e.NoError(t, slurm("epilog"))
-	if _, err := os.Lstat(dir); err == nil || e2e.IsMounted(t, dir) || !e2e.Ended(keeper) {
-		t.Errorf("after the epilog: %v, mounted: %v, ended: %v", err, e2e.IsMounted(t, dir), e2e.Ended(keeper))
+	e2e.NoError(t, s.run(t, "epilog"))
+	e2e.NoError(t, s.run(t, "epilog"))
+	if _, err := os.Lstat(s.dir); err == nil || e2e.IsMounted(t, s.dir) || !e2e.Ended(keeper) {
+		t.Errorf("after the epilog: %v, mounted: %v, ended: %v", err, e2e.IsMounted(t, s.dir), e2e.Ended(keeper))
 	}
+}
 
-	// What is wrong for the job fails the job, and drains no node. When it is mended, the job runs.
-	right := e2e.Content(t, config)
+// What is wrong for the job fails the job, and drains no node. Only a machine that cannot mount is drained.
+func TestSlurmRefuses(t *testing.T) {
+	s := newSlurm(t)
+	right := e2e.Content(t, s.config)
 	away := "[store]\nendpoint = \"http://127.0.0.1:1\"\nanonymous = true\n[mount]\ntimeout = \"1s\"\n[splits.train]\ntokens = \"s3://bucket/train.bin\"\n"
 	for wrong, why := range map[string]string{"[batch]\nbatchsize = 4\n": "batchsize", away: "connection refused"} {
-		e2e.Write(t, config, []byte(wrong))
-		if err := slurm("prolog"); err != nil {
-			t.Errorf("the prolog drains the node, because of %s: %v", why, err)
-		}
-		got, err := job()
-		if err == nil || !strings.Contains(got, why) || !strings.Contains(got, "no batches on ") || !strings.Contains(said(), why) {
+		e2e.Write(t, s.config, wrong)
+		e2e.NoError(t, s.run(t, "prolog"))
+		got, err := s.train(t)
+		if err == nil || !strings.Contains(got, why) || !strings.Contains(got, "no batches on ") || !strings.Contains(s.said(), why) {
 			t.Errorf("the job that has no batches because of %q: %v, %q", why, err, got)
 		}
 	}
-	e2e.Write(t, config, right)
-	e2e.NoError(t, slurm("prolog"))
-	trains()
-	e2e.NoError(t, slurm("epilog"))
+	e2e.Write(t, s.config, right)
+	e2e.NoError(t, s.run(t, "prolog"))
+	s.trains(t)
+	e2e.NoError(t, s.run(t, "epilog"))
 
-	// A machine that cannot mount is drained.
-	script := filepath.Join(root, "prolog")
-	text := e2e.Content(t, script)
-	e2e.Write(t, script, []byte("unshare --mount sh -ec 'mount -t tmpfs dev /dev; : >/dev/null\n"+strings.ReplaceAll(string(text), "'", `'\''`)+"'"))
-	if slurm("prolog") == nil || !strings.Contains(said(), "FIX  /dev/fuse") {
+	script := filepath.Join(s.root, "prolog")
+	text := strings.ReplaceAll(string(e2e.Content(t, script)), "'", `'\''`)
+	e2e.Write(t, script, "unshare --mount sh -ec 'mount -t tmpfs dev /dev; : >/dev/null\n"+text+"'")
+	if s.run(t, "prolog") == nil || !strings.Contains(s.said(), "FIX  /dev/fuse") {
 		t.Error("the prolog of a machine without FUSE succeeds, or does not say why")
 	}
-	e2e.NoError(t, slurm("epilog"))
-	if left, _ := filepath.Glob(dir + "*"); len(left) > 0 {
-		t.Errorf("the epilog leaves %s", left)
-	}
+	e2e.NoError(t, s.run(t, "epilog"))
+	left, _ := filepath.Glob(s.dir + "*")
+	e2e.Equal(t, "files that the epilog leaves", len(left), 0)
 }
