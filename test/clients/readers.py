@@ -485,6 +485,29 @@ def stretch(path, first, end):
 
 
 @method
+def under_signals(path, n):
+    """Opens and reads a file n times, while signals come as fast as can be, with plain system calls: Python would try again after EINTR."""
+    import ctypes
+    import signal
+    c, size = ctypes.CDLL(None, use_errno=True), os.stat(path).st_size
+    c.pread.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long]
+    c.pread.restype = ctypes.c_ssize_t
+    caught = []
+    signal.signal(signal.SIGALRM, lambda *_: caught.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+    for _ in range(int(n)):
+        fd, data, at = c.open(path.encode(), os.O_RDONLY), ctypes.create_string_buffer(size), 0
+        assert fd >= 0, os.strerror(ctypes.get_errno())
+        while got := c.pread(fd, ctypes.addressof(data) + at, size - at, at):
+            assert got > 0, os.strerror(ctypes.get_errno())
+            at += got
+        os.close(fd)
+        yield line(data.raw[:at])
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert caught, "no signals"
+
+
+@method
 def first_comers(path, processes, n):
     """Processes that at the same moment read, for each i below n, the path with i in place of {}."""
     import multiprocessing

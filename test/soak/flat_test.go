@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os/exec"
-	"strings"
 	"testing"
 	"time"
 
@@ -88,17 +87,11 @@ func TestKilledReaders(t *testing.T) {
 	e2e.Run(t, e2e.Batchfs, "unmount", m.Dir)
 }
 
-// Signals that Go sends itself, which the kernel reports with INTERRUPT, are no reason to fail a read.
-func TestGoReaderUnderSignals(t *testing.T) {
-	const goroutines = 8
-	n := e2e.Soak(30)
+// Signals, such as Go sends itself, which the kernel reports with INTERRUPT, are no reason to fail a read.
+func TestReaderUnderSignals(t *testing.T) {
+	n := e2e.Soak(100)
 	config, _ := e2e.Small(t, 1)
 	flags := []string{"-c", config, "--set", "batch.batch_size=32", "--set", "batch.block_size=8192"}
 	m := e2e.Mount(t, flags...)
-	out, stderr, err := e2e.Try(t, e2e.GoSignals, m.Path("train/next"), fmt.Sprint(goroutines), fmt.Sprint(n))
-	if err != nil {
-		t.Fatalf("%v %s", err, stderr)
-	}
-	t.Log(strings.TrimSpace(stderr))
-	e2e.SameSet(t, strings.Split(strings.TrimSpace(out), "\n"), e2e.Lines(t, "train", 0, goroutines*n, flags...))
+	e2e.SameSet(t, e2e.Read(t, "under_signals", m.Path("train/next"), fmt.Sprint(n)), e2e.Lines(t, "train", 0, n, flags...))
 }
