@@ -44,12 +44,7 @@ func TestNotify(t *testing.T) {
 // unit returns the unit that users copy, and its drop-in for stores.
 func unit(t *testing.T) (service, store string) {
 	t.Helper()
-	var texts []string
-	for _, file := range []string{"batchfs.service", "batchfs.service.d/store.conf"} {
-		text := e2e.Content(t, "../examples/"+file)
-		texts = append(texts, string(text))
-	}
-	return texts[0], texts[1]
+	return string(e2e.Content(t, "../examples/batchfs.service")), string(e2e.Content(t, "../examples/batchfs.service.d/store.conf"))
 }
 
 // The unit is one that systemd takes, and its mount can be seen by others. Only with the drop-in has it a network.

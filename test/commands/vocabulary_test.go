@@ -43,20 +43,6 @@ func TestTokenBeyondVocabulary(t *testing.T) {
 	}
 }
 
-// mount says which files it took, and takes no stray.
-func TestDataNamesItsFiles(t *testing.T) {
-	dir := t.TempDir()
-	for _, name := range []string{"train_000002.bin", "train_000001.bin", "train_old.bin", "val.bin", "val_1.bin"} {
-		e2e.Tokens(t, filepath.Join(dir, name), 60_000, 2)
-	}
-	m := e2e.Mount(t, "--data", dir)
-	for _, want := range []string{
-		"120000 tokens in 2 files: " + dir + "/train_000001.bin, train_000002.bin\n", "60000 tokens in 1 file: " + dir + "/val.bin\n",
-	} {
-		e2e.Contains(t, "the log", m.Out.String(), want)
-	}
-}
-
 // cat and inspect read a path in a mount with the settings of the mount, not of a configuration that lies around.
 func TestCommandsTakeAPathInAMount(t *testing.T) {
 	config, _ := e2e.Small(t, 1)
