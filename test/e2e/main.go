@@ -20,7 +20,6 @@ var (
 	CReader       string
 	CStorm        string
 	CCrowd        string
-	GoSignals     string
 	Python        string // one that has NumPy
 )
 
@@ -69,7 +68,6 @@ func build(dir string) bool {
 	programs := map[*string][2]string{
 		&PlainBatchfs:  {"batchfs", `go build -o "$0" ../cmd/batchfs`},
 		&FaultyBatchfs: {"batchfs-faulty", `go build -tags faults -o "$0" ../cmd/batchfs`},
-		&GoSignals:     {"signals", `go build -o "$0" ./clients/signals`},
 		&CReader:       {"reader", `cc -O2 -Wall -Wextra -o "$0" clients/reader.c`},
 		&CStorm:        {"storm", `cc -O2 -Wall -Wextra -o "$0" clients/storm.c`},
 		&CCrowd:        {"crowd", `cc -O2 -Wall -Wextra -pthread -o "$0" clients/crowd.c`},
