@@ -98,8 +98,8 @@ func TestArraysBesideTokensThatDoNotSuit(t *testing.T) {
 		"tokens = 'outside/a.bin'":                           {"vocab.json beside " + abs(t, "outside/a.bin"), `"../mask of uint8" that no split can have`},
 		"tokens = ['sft/a.bin', 'plain/a.bin']":              {`["mask of uint8"] beside ` + abs(t, "sft/a.bin"), "[] beside " + abs(t, "plain/a.bin")},
 		"tokens = ['plain/a.bin', 'sft/a.bin']":              {"[] beside " + abs(t, "plain/a.bin"), `["mask of uint8"] beside ` + abs(t, "sft/a.bin")},
-		mixture("'sft/a.bin'\n", "'plain/a.bin'\n"):          {"source 1 has 0 arrays, source 0 has 1"},
-		mixture("'sft/a.bin'\n", "'weights/a.bin'\n"):        {`source 1 has array "weights" at y where source 0 has "mask" at y`},
+		mixture("'sft/a.bin'\n", "'plain/a.bin'\n"):          {"source 1 has the arrays [], source 0 has [mask at y]"},
+		mixture("'sft/a.bin'\n", "'weights/a.bin'\n"):        {"source 1 has the arrays [weights at y], source 0 has [mask at y]"},
 	} {
 		_, err := openHere(t, two+strings.Replace("[splits.a]\n"+text, "[splits.a]\n[[", "[[", 1))
 		for _, part := range append(want, "splits.a: ", fix) {
