@@ -111,7 +111,7 @@ func findInputs(args, include []string, as kind) ([]*input, error) {
 	return inputs, nil
 }
 
-// glob returns the files that a pattern matches, sorted. An element ** stands for any number of directories, or none. Names
+// glob returns the files and directories that a pattern matches, sorted. An element ** stands for any number of directories, or none. Names
 // that begin with "." match only elements that do, as in a shell.
 func glob(pattern string) ([]string, error) {
 	options := []doublestar.GlobOption{doublestar.WithNoHidden(), doublestar.WithNoFollow(), doublestar.WithFailOnIOErrors()}
@@ -119,6 +119,10 @@ func glob(pattern string) ([]string, error) {
 		options = append(options, doublestar.WithFilesOnly())
 	}
 	names, err := doublestar.FilepathGlob(pattern, options...)
+	names = slices.DeleteFunc(names, func(name string) bool { // to open a pipe that happens to lie there would wait for a writer
+		info, err := os.Stat(name)
+		return err == nil && !info.Mode().IsRegular() && !info.IsDir()
+	})
 	slices.Sort(names)
 	return names, err
 }
