@@ -18,6 +18,7 @@ import (
 	"batchfs/cache/blocks"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
+	"batchfs/fs"
 	"batchfs/fs/mount"
 )
 
@@ -128,6 +129,7 @@ func (d *doctor) lookAtAll() {
 	d.look("kernel", d.kernel)
 	if d.look("mountpoint", d.mountpoint) && d.config.Mountpoint != "" && m != nil {
 		d.mountedSplits()
+		d.look("access", func() (string, error) { return access(m) })
 	}
 	for _, s := range d.config.Splits {
 		d.look("splits."+s.Split, func() (string, error) { return d.tokens(s) })
@@ -241,6 +243,24 @@ func (d *doctor) mountedSplits() {
 	for _, s := range splits {
 		d.look("mounted "+s.Split, func() (string, error) { return lookFrom(m, s.Split) })
 	}
+}
+
+// access says how token files were read under remap in a mount, and what is faster. It does not touch the mount.
+func access(m *mount.Mounted) (string, error) {
+	shared, err := m.State()
+	if err != nil {
+		return "not known to this user", nil
+	}
+	defer shared.Close()
+	return remapsInWords(int64(shared.Remapped.Load()), int64(shared.RemapBusy.Load())), nil
+}
+
+func remapsInWords(mapped, busy int64) string {
+	words := fmt.Sprintf(`of %d reads under access = "remap", %d used pread, because another one had a file mapped`, mapped+busy, busy)
+	if advice := fs.RemapAdvice(mapped, busy); advice != "" {
+		words += "; " + advice + ` has all of them do so, which is faster with several readers`
+	}
+	return words
 }
 
 // mayNotLook says whether err means that this process may not look into the memory of a mount's supervisor.

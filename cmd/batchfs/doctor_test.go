@@ -78,6 +78,19 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
+// Where readers under remap often find another one mapping, the doctor names the access that is faster.
+func TestDoctorOnAccess(t *testing.T) {
+	for _, test := range []struct {
+		mapped, busy int64
+		names        bool
+	}{{0, 0, false}, {90, 10, false}, {50, 50, true}} {
+		said := remapsInWords(test.mapped, test.busy)
+		if !strings.HasPrefix(said, fmt.Sprintf("of %d reads", test.mapped+test.busy)) || strings.Contains(said, `memory.access = "pread"`) != test.names {
+			t.Errorf("%d and %d: %s", test.mapped, test.busy, said)
+		}
+	}
+}
+
 // What hangs is named, and the rest is looked at nevertheless.
 func TestDoctorDoesNotWait(t *testing.T) {
 	d, said := machine(t, nil)
