@@ -1,9 +1,12 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 
+	"batchfs/cache/array"
 	"batchfs/cache/blob"
 	"batchfs/cache/blocks"
 )
@@ -14,71 +17,92 @@ type Stretch struct {
 	From, To int64
 }
 
+// parts are the bytes of objects that hold a stretch, and all bytes of the indexes of their documents.
+func (s Stretch) parts() (elements, indexes []blocks.Part) {
+	a := s.Array
+	for of, r := range a.parts(s.From*a.width, s.To*a.width) {
+		if o, ok := of.blob.(*blob.Object); ok {
+			elements = append(elements, o.Part(r.From, r.To))
+		}
+		if of.index == nil {
+			continue
+		}
+		if o, ok := of.index.blob.(*blob.Object); ok {
+			indexes = append(indexes, o.Part(0, o.Identity().Size))
+		}
+	}
+	return elements, indexes
+}
+
 // A Share is the blocks that an epoch of a reader needs.
 type Share = blocks.Share
 
 // NewShare is the share that holds stretches, or nil where no block of them is kept. name says who reads it.
 func NewShare(name string, stretches []Stretch) *Share {
-	return blocks.NewShare(name, partsOf(stretches))
-}
-
-// partsOf are the bytes of objects that hold stretches, each behind the indexes of its documents.
-func partsOf(stretches []Stretch) (all []blocks.Part) {
+	var parts []blocks.Part
 	for _, s := range stretches {
-		a := s.Array
-		for of, r := range a.parts(s.From*a.width, s.To*a.width) {
-			if of.index != nil {
-				if o, ok := of.index.blob.(*blob.Object); ok {
-					all = append(all, o.Part(0, o.Identity().Size))
-				}
-			}
-			if o, ok := of.blob.(*blob.Object); ok {
-				all = append(all, o.Part(r.From, r.To))
-			}
-		}
+		elements, indexes := s.parts()
+		parts = append(parts, slices.Concat(elements, indexes)...)
 	}
-	return all
+	return blocks.NewShare(name, parts)
 }
 
-// Fetch brings a share, which holds stretches, into the directory of blocks, each block once. It calls progress with the bytes of each. The
-// error is ErrNoRoom, or that of ctx.
-func Fetch(ctx context.Context, share *Share, stretches []Stretch, progress func(n int64)) error {
+// Fetch brings a share, which holds stretches, into the directory of blocks: each block once, in the order in which windows visits them,
+// until visit returns false, and then the rest. It calls progress with the bytes of each block. The error is ErrNoRoom, or that of ctx.
+func Fetch(ctx context.Context, share *Share, stretches []Stretch, windows func(visit func(*Array, array.Window) bool), progress func(n int64)) error {
 	share.Fill()
-	f := &fetch{ctx: ctx, share: share, progress: progress}
-	seen := map[blocks.Part]bool{}
-	for _, p := range partsOf(stretches) {
-		size := p.Object.BlockBytes()
-		for i := range blocks.Holding(p.From, p.To, size) {
-			b := blocks.Part{Object: p.Object, From: i * size, To: min((i+1)*size, p.Object.Size)}
-			if seen[b] {
-				continue
-			}
-			seen[b] = true
-			for len(f.wanted) > 0 && !b.Object.Want(i, blocks.Demand{}) {
-				if err := f.next(); err != nil {
-					return err
-				}
-			}
-			f.wanted = append(f.wanted, b)
-		}
+	f := &fetch{ctx: ctx, share: share, progress: progress, seen: map[blocks.Part]bool{}}
+	for _, s := range stretches {
+		_, indexes := s.parts()
+		f.add(indexes...)
 	}
-	for len(f.wanted) > 0 {
-		if err := f.next(); err != nil {
-			return err
+	windows(func(a *Array, w array.Window) bool {
+		for s, r := range a.parts(a.span(w)) {
+			if o, ok := s.blob.(*blob.Object); ok {
+				f.add(o.Part(r.From, r.To))
+			}
 		}
+		return f.err == nil && int64(len(f.seen)) < share.Blocks
+	})
+	for _, s := range stretches {
+		elements, _ := s.parts()
+		f.add(elements...)
 	}
-	return nil
+	for len(f.wanted) > 0 && f.err == nil {
+		f.next()
+	}
+	return f.err
 }
 
 type fetch struct {
 	ctx      context.Context
 	share    *Share
 	progress func(n int64)
-	wanted   []blocks.Part // blocks that are being fetched, in order
+	seen     map[blocks.Part]bool // of single blocks, as wanted
+	wanted   []blocks.Part        // that are being fetched, in order
+	err      error
+}
+
+// add fetches the blocks of parts that it has not seen.
+func (f *fetch) add(parts ...blocks.Part) {
+	for _, p := range parts {
+		size := p.Object.BlockBytes()
+		for i := range blocks.Holding(p.From, p.To, size) {
+			b := blocks.Part{Object: p.Object, From: i * size, To: min((i+1)*size, p.Object.Size)}
+			if f.seen[b] || f.err != nil {
+				continue
+			}
+			f.seen[b] = true
+			for len(f.wanted) > 0 && !b.Object.Want(i, blocks.Demand{}) {
+				f.next()
+			}
+			f.wanted = append(f.wanted, b)
+		}
+	}
 }
 
 // next waits for the first of wanted.
-func (f *fetch) next() error {
+func (f *fetch) next() {
 	b := f.wanted[0]
 	f.wanted = f.wanted[1:]
 	got, err := b.Object.Get(b.From / b.Object.BlockBytes())
@@ -88,10 +112,10 @@ func (f *fetch) next() error {
 		f.share.Read()
 		err = context.Cause(f.ctx)
 	}
-	if err == nil && b.Object.Counts().Full.Load() > 0 {
-		err = ErrNoRoom
+	if b.Object.Counts().Full.Load() > 0 {
+		err = cmp.Or(err, ErrNoRoom)
 	}
-	return err
+	f.err = cmp.Or(f.err, err)
 }
 
 // ErrNoRoom says that the directory of blocks is full, or fails.
