@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -37,8 +38,10 @@ type Share struct {
 	refused atomic.Int64 // so many more of its blocks get no room before it is looked for again
 	horizon atomic.Int64 // shares that were last read before that time make room for it, in nanoseconds since 1970
 	enough  atomic.Int64 // the limit that it needs, where it lacked room
-	held    *os.File     // its file, locked; guarded by the lock on the directory, as told
-	told    int64        // enough, as the file has it
+
+	mu   sync.Mutex // within the lock on the directory, which keeps other processes out
+	held *os.File   // its file, locked; guarded by mu, as told
+	told int64      // enough, as the file has it
 }
 
 const (
@@ -168,6 +171,8 @@ func (s *Share) noteIn(root *os.Root) error {
 	if s == &s.disk.none {
 		return nil
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	name := filepath.Join(sharesDir, s.file)
 	if !s.isHeld(root, name) || s.told != s.enough.Load() {
 		if err := s.describe(root, name); err != nil {
