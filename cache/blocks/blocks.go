@@ -47,8 +47,9 @@ type Fetch func(ctx context.Context, o store.Object, off int64, dst []byte) erro
 
 // A Cache keeps blocks of objects. It is safe for concurrent use.
 type Cache struct {
-	o    Options
-	disk *disk // nil: none
+	o     Options
+	slots int // blocks in memory
+	disk  *disk
 
 	Counts Counts
 
@@ -75,8 +76,11 @@ const (
 	maxLoading = 32 // blocks fetched ahead at a time
 	// A block that was loaded ahead, and has not been read for so long, is worth no more than others.
 	patience = 30 * time.Second
+	// A block that was not written for so long is not, because others need the memory.
+	slowest = 5 * time.Second
 )
 
+// A key names a block.
 type key struct {
 	object *Object
 	index  int64
@@ -85,10 +89,9 @@ type key struct {
 // An entry is a block that is loading or in memory.
 type entry struct {
 	key     key
-	slot    []byte        // memory to load it into; nil: load waits for it
 	done    chan struct{} // closed when it is loaded; what follows it is written before
 	err     error
-	bytes   []byte // of slot; nil: a file has it, or it failed
+	bytes   []byte // of a slot; nil: a file has it, or it failed
 	ahead   bool   // no reader waited for it when it began to load
 	loaded  time.Time
 	refs    int           // readers, and the writer; guarded by Cache.mu, as all below
@@ -98,6 +101,7 @@ type entry struct {
 	at      *list.Element // in recent
 }
 
+// A wanted block is one in the queue.
 type wanted struct {
 	key
 	needs []need
@@ -105,7 +109,7 @@ type wanted struct {
 
 // New returns a cache. It touches nothing.
 func New(o Options, log *slog.Logger) *Cache {
-	c := &Cache{o: o, entries: map[key]*entry{}}
+	c := &Cache{o: o, slots: o.Slots(), entries: map[key]*entry{}}
 	c.changed.L = &c.mu
 	if o.Dir != "" {
 		c.disk = &disk{dir: o.Dir, shared: o.Shared, limit: o.Limit, log: log, shares: map[string]*Share{}}
@@ -126,7 +130,9 @@ type Object struct {
 // Object returns an object of the store at an endpoint, for its blocks to be read.
 func (c *Cache) Object(endpoint string, o store.Object, fetch Fetch) *Object {
 	of := &Object{Object: o, cache: c, fetch: fetch, identity: identity{endpoint, o.Bucket, o.Key, o.ETag, o.Size, c.o.BlockBytes}}
-	of.onDisk = make([]atomic.Pointer[Stat], of.Blocks())
+	if c.disk != nil {
+		of.onDisk = make([]atomic.Pointer[Stat], of.Blocks())
+	}
 	return of
 }
 
@@ -139,7 +145,7 @@ func (o *Object) BlockBytes() int64 { return o.cache.o.BlockBytes }
 // Counts are the counts of the object's cache.
 func (o *Object) Counts() *Counts { return &o.cache.Counts }
 
-// Holding are the blocks of size bytes that hold the bytes [from, to) of an object.
+// Holding are the blocks of so many bytes that hold the bytes [from, to) of an object.
 func Holding(from, to, size int64) iter.Seq[int64] {
 	return func(yield func(int64) bool) {
 		for i := from / size; i*size < to && yield(i); i++ {
@@ -147,21 +153,27 @@ func Holding(from, to, size int64) iter.Seq[int64] {
 	}
 }
 
+// bounds are the bytes of a block.
 func (k key) bounds() (from, to int64) {
 	from = k.index * k.object.cache.o.BlockBytes
 	return from, min(from+k.object.cache.o.BlockBytes, k.object.Size)
 }
 
 // IsOnDisk reports whether this process knows that the directory has a block.
-func (o *Object) IsOnDisk(index int64) bool { return o.onDisk[index].Load() != nil }
+func (o *Object) IsOnDisk(index int64) bool {
+	return o.onDisk != nil && o.onDisk[index].Load() != nil
+}
 
 // Forget says that the file of a block is not what it was, or is gone.
 func (o *Object) Forget(index int64) { o.onDisk[index].Store(nil) }
 
+// file returns a block that the directory is known to have.
 func (o *Object) file(index int64) (b Block, ok bool) {
-	if b.Stat = o.onDisk[index].Load(); b.Stat != nil {
-		b.File = filepath.Join(o.cache.disk.dir, key{o, index}.path())
+	if !o.IsOnDisk(index) {
+		return b, false
 	}
+	b.Stat = o.onDisk[index].Load() // or nil, where it was forgotten just now
+	b.File = filepath.Join(o.cache.disk.dir, key{o, index}.path())
 	return b, b.Stat != nil
 }
 
@@ -191,17 +203,25 @@ func (o *Object) Get(index int64) (Block, error) {
 			c.mu.Unlock()
 			return b, nil
 		}
-		e = c.add(k, nil, false)
+		e = c.add(k)
+		if i := c.queued(k); i >= 0 {
+			e.needs = c.queue[i].needs
+			c.queue = slices.Delete(c.queue, i, i+1)
+		}
 		go c.load(e)
 	case e.at != nil:
 		c.recent.MoveToBack(e.at)
 	}
 	e.refs++
 	e.read = true
-	loads := e.at == nil
 	c.mu.Unlock()
-	began := time.Now()
-	<-e.done
+	began, waited := time.Now(), false
+	select {
+	case <-e.done:
+	default:
+		waited = true
+		<-e.done
+	}
 	switch {
 	case e.err != nil:
 		c.release(e)
@@ -212,7 +232,7 @@ func (o *Object) Get(index int64) (Block, error) {
 	case e.bytes == nil:
 		c.release(e)
 		return o.Get(index) // of a file
-	case loads:
+	case waited:
 		c.Counts.Waits.Add(1)
 		c.Counts.Waited.Add(int64(time.Since(began)))
 	default:
@@ -221,7 +241,8 @@ func (o *Object) Get(index int64) (Block, error) {
 	return Block{Bytes: e.bytes, entry: e}, nil
 }
 
-// Want says when a block will be wanted, after those of earlier calls. It does not wait. It returns false if there is no room yet.
+// Want says when a block will be wanted, after those of earlier calls. It does not wait. It returns false if there is no room for the
+// block yet.
 func (o *Object) Want(index int64, t Demand) bool {
 	c, k := o.cache, key{o, index}
 	c.mu.Lock()
@@ -230,11 +251,11 @@ func (o *Object) Want(index int64, t Demand) bool {
 		e.needs = add(e.needs, t)
 		return true
 	}
-	if i := c.queued(k); i >= 0 {
-		c.queue[i].needs = add(c.queue[i].needs, t)
+	if o.IsOnDisk(index) {
 		return true
 	}
-	if o.IsOnDisk(index) {
+	if i := c.queued(k); i >= 0 {
+		c.queue[i].needs = add(c.queue[i].needs, t)
 		return true
 	}
 	queued := 0 // of the same stream
@@ -243,7 +264,7 @@ func (o *Object) Want(index int64, t Demand) bool {
 			queued++
 		}
 	}
-	if queued >= c.o.Slots() {
+	if queued >= c.slots {
 		return false
 	}
 	c.queue = append(c.queue, wanted{k, add(nil, t)})
@@ -263,11 +284,19 @@ func (c *Cache) pump() {
 		if i < 0 {
 			return
 		}
-		slot := c.slot(false)
-		if slot == nil {
-			return
+		w := c.queue[i]
+		if e := c.entries[w.key]; e != nil {
+			e.needs = append(e.needs, w.needs...)
+		} else if !w.object.IsOnDisk(w.index) {
+			slot := c.slot(false)
+			if slot == nil {
+				return
+			}
+			e := c.add(w.key)
+			e.bytes, e.ahead, e.needs = slot, true, w.needs
+			go c.load(e)
 		}
-		go c.load(c.add(c.queue[i].key, slot, true))
+		c.queue = slices.Delete(c.queue, i, i+1)
 	}
 }
 
@@ -300,81 +329,72 @@ func (c *Cache) nearest() int {
 	return at
 }
 
-// add makes an entry, which takes the place of the block in the queue. The caller holds mu, and loads it.
-func (c *Cache) add(k key, slot []byte, ahead bool) *entry {
-	e := &entry{key: k, slot: slot, done: make(chan struct{}), ahead: ahead}
-	if i := c.queued(k); i >= 0 {
-		e.needs = c.queue[i].needs
-		c.queue = slices.Delete(c.queue, i, i+1)
-	}
+// add makes an entry. The caller holds mu, and loads it.
+func (c *Cache) add(k key) *entry {
+	e := &entry{key: k, done: make(chan struct{})}
 	c.entries[k] = e
 	return e
 }
 
-// load reads a block in the directory, or fetches it.
+// load loads a block.
 func (c *Cache) load(e *entry) {
-	var found *Stat
+	k, slot := e.key, e.bytes
+	e.bytes = nil
 	if c.disk != nil {
-		found = c.disk.verify(e.key)
-	}
-	if found != nil {
-		e.key.object.onDisk[e.key.index].Store(found)
-	} else {
-		e.bytes, e.err = c.fetch(e)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if e.bytes != nil {
-		e.loaded, e.at = time.Now(), c.recent.PushBack(e)
-		c.keep(e)
-	} else {
-		delete(c.entries, e.key)
-		if e.slot != nil {
-			c.taken--
-			c.free = append(c.free, e.slot)
+		if found := c.disk.verify(k); found != nil {
+			k.object.onDisk[k.index].Store(found)
+			c.loadedFrom(e, slot, nil)
+			return
 		}
 	}
-	close(e.done)
-	c.changed.Broadcast()
-	c.pump()
-}
-
-// fetch waits for a slot if the entry has none, and fetches the block into it.
-func (c *Cache) fetch(e *entry) ([]byte, error) {
-	if e.slot == nil {
+	if slot == nil {
 		c.mu.Lock()
-		for e.slot = c.slot(true); e.slot == nil; e.slot = c.slot(true) {
+		for slot = c.slot(true); slot == nil; slot = c.slot(true) {
 			c.changed.Wait()
 		}
 		c.mu.Unlock()
 	}
+	from, to := k.bounds()
 	ctx := context.Background()
 	if e.ahead && c.o.Ahead > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, c.o.Ahead)
 		defer cancel()
 	}
-	from, to := e.key.bounds()
-	if err := e.key.object.fetch(ctx, e.key.object.Object, from, e.slot[:to-from]); err != nil {
-		return nil, err
+	if e.err = k.object.fetch(ctx, k.object.Object, from, slot[:to-from]); e.err != nil {
+		c.loadedFrom(e, slot, nil)
+		return
 	}
-	return e.slot[:to-from], nil
+	c.loadedFrom(e, nil, slot[:to-from])
 }
 
-// keep has a block written to the directory. The caller holds mu.
-func (c *Cache) keep(e *entry) {
-	switch {
-	case c.disk == nil:
-	case !c.disk.writable():
-		c.Counts.Full.Add(1)
-	default:
-		e.pending = true
-		c.pending = append(c.pending, e)
-		if !c.writing {
-			c.writing = true
-			go c.write()
+// loadedFrom ends loading. It takes a slot that is not needed, or the block's bytes.
+func (c *Cache) loadedFrom(e *entry, spare, bytes []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if spare != nil {
+		c.taken--
+		c.free = append(c.free, spare)
+	}
+	if bytes == nil {
+		delete(c.entries, e.key)
+	} else {
+		e.bytes, e.loaded = bytes, time.Now()
+		e.at = c.recent.PushBack(e)
+		if c.disk != nil && c.disk.writable() {
+			e.pending = true
+			c.pending = append(c.pending, e)
+			if !c.writing {
+				c.writing = true
+				go c.write()
+			}
+		} else if c.disk != nil {
+			c.Counts.Full.Add(1)
 		}
 	}
+	close(e.done)
+	c.changed.Broadcast()
+	c.pump()
 }
 
 // slot returns memory for a block, or nil if there is none yet. It evicts a block that has no reader, need not be written and was not fetched
@@ -386,7 +406,7 @@ func (c *Cache) slot(now bool) []byte {
 		c.taken++
 		return slot
 	}
-	if c.taken < c.o.Slots() {
+	if c.taken < c.slots {
 		c.taken++
 		return make([]byte, c.o.BlockBytes)
 	}
@@ -403,34 +423,49 @@ func (c *Cache) slot(now bool) []byte {
 	if victim == nil || worth >= isPending || !now && worth > isRead {
 		return nil
 	}
-	if needs := later(victim.needs); len(needs) > 0 && !victim.key.object.IsOnDisk(victim.key.index) {
+	if victim.pending {
+		c.pending = slices.DeleteFunc(c.pending, func(e *entry) bool { return e == victim })
+		c.Counts.Full.Add(1)
+	}
+	if needs := later(victim.needs); len(needs) > 0 {
 		c.queue = append(c.queue, wanted{victim.key, needs})
 	}
-	c.recent.Remove(victim.at)
-	delete(c.entries, victim.key)
-	return victim.slot
+	c.remove(victim)
+	return victim.bytes[:c.o.BlockBytes]
 }
 
 // What a block in memory is worth.
 const (
 	isRead    = iota // no reader is known to need it
+	isPassed         // a stream needed it until just now: a thread may be behind
 	isWanted         // a stream will need it
+	isLate           // to be written: the directory should have it by now
 	isPending        // to be written to the directory
 	isAhead          // fetched, or being fetched, before its reader needs it, who has not read it yet
 )
 
-// worth is what the block is worth, and if a stream needs it, after how many batches. The caller holds Cache.mu.
+// worth is what the block is worth, and if it is wanted, after how many batches. The caller holds Cache.mu.
 func (e *entry) worth() (worth int, batches uint64) {
 	d, wanted := next(e.needs)
 	switch {
 	case !e.read && (wanted || len(e.needs) == 0 && (e.at == nil || time.Since(e.loaded) < patience)):
 		return isAhead, d
-	case e.pending:
+	case e.pending && time.Since(e.loaded) < slowest:
 		return isPending, 0
+	case e.pending:
+		return isLate, 0
 	case wanted:
 		return isWanted, d
+	case slices.ContainsFunc(e.needs, need.isPassed):
+		return isPassed, 0
 	}
 	return isRead, 0
+}
+
+// remove takes an entry out of memory. Its slot is the caller's, who holds mu.
+func (c *Cache) remove(e *entry) {
+	c.recent.Remove(e.at)
+	delete(c.entries, e.key)
 }
 
 func (c *Cache) release(e *entry) {
@@ -442,6 +477,7 @@ func (c *Cache) release(e *entry) {
 	}
 }
 
+// write writes what is pending to the directory.
 func (c *Cache) write() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -474,8 +510,7 @@ func (c *Cache) Flush() {
 		e := at.Value.(*entry)
 		at = at.Next()
 		if e.refs == 0 {
-			c.recent.Remove(e.at)
-			delete(c.entries, e.key)
+			c.remove(e)
 			c.taken--
 		}
 	}

@@ -137,6 +137,35 @@ func TestEachBlockIsFetchedOnce(t *testing.T) {
 	}
 }
 
+// Memory is bounded, with a directory and without, and a directory that is no directory is as good as none.
+func TestWithoutDirectory(t *testing.T) {
+	s := newSource(40 * blockBytes)
+	file := filepath.Join(t.TempDir(), "file")
+	must(t, os.WriteFile(file, nil, 0o644))
+	for _, dir := range []string{"", file} {
+		var log bytes.Buffer
+		o := s.open(t, Options{Dir: dir, Limit: 1 << 30, BlockBytes: blockBytes, Memory: 4 * blockBytes}, &log, "a")
+		var all sync.WaitGroup
+		for n := range uint64(8) {
+			all.Go(func() {
+				r := rand.New(rand.NewPCG(n, 1))
+				for range 200 {
+					if err := s.compare(o, r.Int64N(o.Blocks())); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wait.End(t, "the goroutines", all.Wait)
+		if n := o.cache.MemoryBytes(); n > 4*blockBytes {
+			t.Errorf("%d bytes of memory, want %d at most", n, 4*blockBytes)
+		}
+		if n := strings.Count(log.String(), "fails"); dir == "" && n != 0 || dir != "" && n != 1 {
+			t.Errorf("directory %q: the log says %d times that it fails:\n%s", dir, n, &log)
+		}
+	}
+}
+
 func used(t *testing.T, o Options) (n int64) {
 	t.Helper()
 	kept, _, err := Usage(o)
@@ -167,7 +196,7 @@ func TestFull(t *testing.T) {
 	if err != nil || len(kept) != 1 || kept[0].Name != "http://store/bucket/a" || kept[0].Blocks != 10 {
 		t.Errorf("the directory has %+v (%v), want 10 blocks of a", kept, err)
 	}
-	if len(shares) != 1 || !shares[0].Live || shares[0].Needed != 2*o.Limit || shares[0].Kept != o.Limit || shares[0].Enough != 2*o.Limit {
+	if len(shares) != 1 || len(shares[0].Readers) != 1 || shares[0].Needed != 2*o.Limit || shares[0].Kept != o.Limit || shares[0].Enough != 2*o.Limit {
 		t.Errorf("the directory has %+v, want one share of 20 blocks, which has room for 10", shares)
 	}
 	for range 2 {
@@ -230,6 +259,28 @@ func TestDamage(t *testing.T) {
 		if n := s.fetched.Load() - before; n != want {
 			t.Errorf("damage %d: %d blocks were fetched, want %d", i, n, want)
 		}
+	}
+}
+
+// Processes that die while they write leave nothing that counts, or that is served.
+func TestLeftovers(t *testing.T) {
+	s := newSource(10 * blockBytes)
+	o := options(t, 10)
+	first := s.open(t, o, io.Discard, "a")
+	readAll(t, s, first)
+	first.cache.Flush()
+	if err := os.Remove(filepath.Join(o.Dir, key{first, 4}.path())); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		must(t, os.WriteFile(filepath.Join(o.Dir, fmt.Sprintf("new-%d", rand.Int())), s.content, 0o644))
+	}
+	must(t, os.WriteFile(filepath.Join(o.Dir, "used"), []byte("999999999"), 0o644))
+	again := s.open(t, o, io.Discard, "a")
+	readAll(t, s, again)
+	again.cache.Flush()
+	if left, _ := filepath.Glob(filepath.Join(o.Dir, "new-*")); used(t, o) != o.Limit || len(left) > 0 {
+		t.Errorf("%d bytes are used, want %d; %q are left", used(t, o), o.Limit, left)
 	}
 }
 
@@ -332,6 +383,13 @@ func TestDirectoryFails(t *testing.T) {
 				}
 			},
 			func(_ *testing.T, dir string) { os.Remove(filepath.Join(dir, "fill")) }, 0},
+		{"read-only", "read-only",
+			func(t *testing.T, dir string) {
+				for _, flags := range []uintptr{syscall.MS_BIND, syscall.MS_BIND | syscall.MS_REMOUNT | syscall.MS_RDONLY} {
+					must(t, syscall.Mount(dir, dir, "", flags, ""))
+				}
+			},
+			func(_ *testing.T, dir string) { syscall.Unmount(dir, syscall.MNT_DETACH) }, 0},
 		{"in the way", "not a directory",
 			func(t *testing.T, dir string) {
 				os.RemoveAll(filepath.Join(dir, "cache"))
@@ -344,7 +402,10 @@ func TestDirectoryFails(t *testing.T) {
 			if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=16m"); err != nil {
 				t.Skipf("no tmpfs: %v", err)
 			}
-			t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+			t.Cleanup(func() {
+				for syscall.Unmount(dir, syscall.MNT_DETACH) == nil { // also one over it
+				}
+			})
 			s := newSource(blocks * blockBytes)
 			o := Options{Dir: filepath.Join(dir, "cache"), Limit: 1 << 30, BlockBytes: blockBytes, Memory: 4 * blockBytes}
 			before := s.open(t, o, io.Discard, "a")
@@ -411,8 +472,8 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// Where nothing is kept, a request has each block that it needs fetched once at most, however few fit in memory, which is bounded, and whatever
-// else is fetched ahead meanwhile.
+// Where nothing is kept, a request has each block that it needs fetched once at most, however few fit in memory and whatever else is fetched
+// ahead meanwhile.
 func TestReadThrough(t *testing.T) {
 	const batches, perBatch = 60, 10
 	for _, slots := range []int64{2, 4, 16} {
@@ -447,10 +508,7 @@ func TestReadThrough(t *testing.T) {
 				}
 			})
 		}
-		wait.End(t, "the goroutines", all.Wait)
-		if n := o.cache.MemoryBytes(); n > slots*blockBytes {
-			t.Errorf("%d bytes of memory, want %d at most", n, slots*blockBytes)
-		}
+		all.Wait()
 		if n := s.fetched.Load(); n > 3*batches*perBatch {
 			t.Errorf("with memory for %d blocks, %d were fetched for requests that need %d", slots, n, 3*batches*perBatch)
 		}

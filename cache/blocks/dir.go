@@ -1,8 +1,10 @@
 package blocks
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"time"
@@ -18,7 +20,7 @@ func (c *Cache) Check() error {
 	if d == nil || !d.usable() {
 		return nil
 	}
-	err := d.timely(func() error {
+	err := d.timely(func(func()) error {
 		root, err := d.open()
 		if err == nil {
 			root.Close()
@@ -50,7 +52,19 @@ func (d *disk) open() (*os.Root, error) {
 	return root, nil
 }
 
-// makeDir makes a directory in place of whatever else has its name.
+// make is open, and makes the directory.
+func (d *disk) make() (*os.Root, error) {
+	root, err := d.open()
+	if !errors.Is(err, fs.ErrNotExist) {
+		return root, err
+	}
+	if err := os.MkdirAll(d.dir, 0o755); err != nil {
+		return nil, err
+	}
+	return d.open() // which takes permissions away
+}
+
+// makeDir makes a directory, in place of whatever else has its name.
 func (d *disk) makeDir(root *os.Root, name string) error {
 	if info, err := root.Lstat(name); err == nil && info.IsDir() {
 		return nil
@@ -63,17 +77,17 @@ func (d *disk) makeDir(root *os.Root, name string) error {
 	return err
 }
 
-// create opens a file to write to, and makes it if there is none, or if os.O_EXCL is among the flags.
-func (d *disk) create(root *os.Root, name string, flags int) (*os.File, error) {
-	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE|flags, 0o600)
+// create makes a file to write to.
+func (d *disk) create(root *os.Root, name string) (*os.File, error) {
+	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err == nil && d.shared {
-		f.Chmod(0o660) // which its owner has done already, where that is another user
+		err = f.Chmod(0o660)
 	}
 	return f, err
 }
 
 func (d *disk) createWith(root *os.Root, name string, text []byte) error {
-	f, err := d.create(root, name, os.O_EXCL)
+	f, err := d.create(root, name)
 	if err == nil {
 		_, err = f.Write(text)
 		f.Close()
@@ -81,45 +95,55 @@ func (d *disk) createWith(root *os.Root, name string, text []byte) error {
 	return err
 }
 
-// openRegular opens a file to read, which is no link and no pipe that another process has put there.
+// openRegular opens a file to read. It is no link, and nothing else that is no regular file.
 func openRegular(root *os.Root, name string) (*os.File, error) {
-	info, err := root.Lstat(name)
+	named, err := root.Lstat(name)
 	if err != nil {
 		return nil, err
 	}
-	if !info.Mode().IsRegular() {
+	if !named.Mode().IsRegular() {
 		return nil, fmt.Errorf("%w: no regular file", errWrong)
 	}
-	return root.Open(name)
+	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := f.Stat(); err != nil || !os.SameFile(info, named) {
+		f.Close()
+		return nil, cmp.Or(err, error(&os.PathError{Op: "open", Path: name, Err: unix.ESTALE}))
+	}
+	return f, nil
 }
 
-func (d *disk) files(root *os.Root, dir string) (all []fs.FileInfo, err error) {
-	entries, err := fs.ReadDir(root.FS(), dir)
-	for _, entry := range entries {
-		d.steps.Add(1)
-		if info, err := entry.Info(); err == nil {
-			all = append(all, info)
+// eachFile calls do with what a directory has, until it returns false.
+func eachFile(root *os.Root, dir string, do func(info fs.FileInfo) bool) error {
+	f, err := root.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for {
+		entries, err := f.ReadDir(256) // there may be very many
+		for _, entry := range entries {
+			if info, err := entry.Info(); err == nil && !do(info) {
+				return nil
+			}
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
 		}
 	}
-	return all, err
 }
 
 // errBusy says that another process holds the lock.
 var errBusy = errors.New("another process has held the lock on it for too long")
 
-const (
-	lockTime  = slow / 2 // how long to wait for the lock: another process that holds it is no sign of a disk that hangs
-	lockPause = 5 * time.Millisecond
-)
-
-// locked makes the directory, and calls do while no other process, or goroutine, changes it.
-func (d *disk) locked(do func(root *os.Root) error) error {
-	root, err := d.open()
-	if errors.Is(err, fs.ErrNotExist) {
-		if err = os.MkdirAll(d.dir, 0o755); err == nil {
-			root, err = d.open() // which takes permissions away
-		}
-	}
+// locked makes the directory, and calls do while no other process, or goroutine, changes it. To wait for the lock is no sign of a disk that hangs.
+func (d *disk) locked(alive func(), do func(root *os.Root) error) error {
+	root, err := d.make()
 	if err != nil {
 		return err
 	}
@@ -129,16 +153,18 @@ func (d *disk) locked(do func(root *os.Root) error) error {
 		return err
 	}
 	defer lock.Close()
-	for end := time.Now().Add(lockTime); ; time.Sleep(lockPause) {
+	began := time.Now()
+	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
 		err := owndir.Lock(lock, unix.LOCK_EX|unix.LOCK_NB)
+		alive()
 		switch {
 		case err == nil:
-			d.steps.Add(1)
 			return do(root)
 		case !errors.Is(err, unix.EWOULDBLOCK):
 			return err
-		case time.Now().After(end):
+		case time.Since(began) > slow:
 			return fmt.Errorf("%s: %w", d.dir, errBusy)
 		}
+		time.Sleep(pause)
 	}
 }

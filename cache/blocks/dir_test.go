@@ -5,14 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
-	"batchfs/internal/wait"
+	"batchfs/internal/owndir"
 )
 
 const nobody = 65534
@@ -70,11 +72,11 @@ func TestWhoseDirectory(t *testing.T) {
 			shareOf(object, 0, 3)
 			readAll(t, s, object)
 			object.cache.Flush()
-			entries, _ := os.ReadDir(o.Dir) // the object, used and shares
+			entries, _ := os.ReadDir(o.Dir) // the object, used, shares and mounted
 			if test.says != "" && len(entries) > 0 {
 				t.Errorf("%v is in a directory that was refused", entries)
 			}
-			if info, err := os.Stat(o.Dir); test.says == "" && (err != nil || info.Mode()&^os.ModeDir != test.mode || len(entries) != 3) {
+			if info, err := os.Stat(o.Dir); test.says == "" && (err != nil || info.Mode()&^os.ModeDir != test.mode || len(entries) != 4) {
 				t.Errorf("the directory has %v and is %v (%v), want mode %v", entries, info, err, test.mode)
 			}
 		})
@@ -131,8 +133,7 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// What is no block is removed, and hides nothing, as what a process leaves that dies while it writes: links are not followed, and no entry
-// keeps others from being served.
+// What is no block is removed, and hides nothing: links are not followed, and no entry keeps others from being served.
 func TestBadEntries(t *testing.T) {
 	s, o := newSource(10*blockBytes), options(t, 100)
 	first := s.open(t, o, io.Discard, "a")
@@ -145,9 +146,9 @@ func TestBadEntries(t *testing.T) {
 		os.Remove(block(3)), syscall.Mkfifo(block(3), 0o600),
 		os.Remove(block(4)), os.Symlink("5", block(4)),
 		os.Truncate(block(6), 100),
-		os.WriteFile(block(10)+"x", []byte("x"), 0o600), os.WriteFile(in("new-1"), s.content, 0o600),
+		os.WriteFile(block(10)+"x", []byte("x"), 0o600),
 		os.WriteFile(outside+"/used", []byte("precious"), 0o600), os.Remove(in(usedFile)), os.Symlink(outside+"/used", in(usedFile)),
-		os.RemoveAll(in(sharesDir)), os.Symlink(outside, in(sharesDir)))
+		os.RemoveAll(in(mountedDir)), os.Symlink(outside, in(mountedDir)))
 	before, err := os.ReadDir(outside)
 	must(t, err)
 	s.fetched.Store(0)
@@ -166,10 +167,8 @@ func TestBadEntries(t *testing.T) {
 	if n := used(t, o); n != 10*(blockBytes+trailerBytes) {
 		t.Errorf("%d bytes are kept, want 10 blocks", n)
 	}
-	for _, name := range []string{block(10) + "x", in("new-1")} {
-		if _, err := os.Lstat(name); err == nil {
-			t.Errorf("%s stays, which is no block", name)
-		}
+	if _, err := os.Lstat(block(10) + "x"); err == nil {
+		t.Error("a file that is no block stays among them")
 	}
 	outer := s.open(t, o, io.Discard, "b") // whose directory is a link
 	must(t, os.Symlink(outside, in(outer.identity.name())))
@@ -211,17 +210,59 @@ func TestHeldLock(t *testing.T) {
 		object.cache.Flush()
 	}
 	kept, shares, err := Usage(o)
-	if n := s.fetched.Load(); n != 3*5 || log.Len() > 0 || err != nil || len(kept) != 1 || kept[0].Blocks != 5 || shares[0].Live {
+	if n := s.fetched.Load(); n != 3*5 || log.Len() > 0 || err != nil || len(kept) != 1 || kept[0].Blocks != 5 || len(shares[0].Readers) > 0 {
 		t.Errorf("%d blocks were fetched, want 15; the directory has %+v, %+v (%v); the log:\n%s", n, kept, shares, err, &log)
 	}
 	hold.Close()
 	must(t, holder.Wait())
-	wait.Until(t, "the share is noted as read", func() bool {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		share.note()
-		_, shares, err = Usage(o)
-		return err == nil && shares[0].Live
-	})
+		if _, shares, err = Usage(o); err != nil || len(shares[0].Readers) > 0 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("the share is not noted as read")
+		}
+	}
 	if removed, err := Prune(o); err != nil || removed != 0 {
 		t.Errorf("Prune removed %d bytes (%v) of what is read", removed, err)
+	}
+}
+
+// While blocks are removed from a slow disk, others get the lock.
+func TestPortions(t *testing.T) {
+	t.Parallel()
+	const objects = 8
+	s, o := newSource(blockBytes), options(t, 100)
+	var last *Object
+	for i := range objects {
+		last = s.open(t, o, io.Discard, fmt.Sprint(i))
+		readAll(t, s, last)
+		last.cache.Flush()
+	}
+	kept, _, err := Usage(o)
+	must(t, err)
+	left, waits := make(chan int, 1), false
+	_, err = last.cache.disk.evict(victimsIn(kept, nil, nil), math.MaxInt64, func() {
+		if !waits {
+			waits = true
+			go func() {
+				lock, err := os.Open(o.Dir)
+				if err == nil {
+					err = owndir.Lock(lock, syscall.LOCK_EX)
+				}
+				blocks, _ := filepath.Glob(filepath.Join(o.Dir, "*", "0"))
+				lock.Close()
+				if err != nil {
+					t.Error(err)
+				}
+				left <- len(blocks)
+			}()
+		}
+		time.Sleep(portion) // of the disk
+	})
+	must(t, err)
+	if n := <-left; n == 0 {
+		t.Error("the lock was free only after all was removed")
 	}
 }

@@ -16,7 +16,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -29,7 +28,8 @@ import (
 //
 //	<object>/<index>   a block: its bytes, and a trailer
 //	<object>/object    what the object is, as JSON
-//	shares/<name>      the blocks of a share, as JSON; its time is when it was read last; processes that read it hold a lock on it
+//	shares/<name>      the blocks of a share, as JSON; its time is when it was read last, or later where a command has fetched it
+//	mounted/<name>     the shares that a process reads, a line each; the process holds a lock on the file while it lives
 //	used               the bytes of all blocks, as text
 //	new-<name>         a block that is being written
 //
@@ -45,11 +45,13 @@ type disk struct {
 	full     atomic.Int64 // nothing is written before that time
 	failed   atomic.Bool  // the log says so
 	measured atomic.Bool  // by this process
-	steps    atomic.Int64 // of reads and writes that ended: while they are counted, the disk does not hang
 
 	mu     sync.Mutex
 	shares map[string]*Share // that this process reads, by file; guarded by mu
 	none   Share             // for blocks that are in no share: they only get room that no share needs
+
+	listing sync.Mutex
+	list    *os.File // in mounted, with this process's lock; guarded by listing
 }
 
 const (
@@ -57,7 +59,7 @@ const (
 	pauseTime = 30 * time.Second
 	// A disk that does not answer for so long fails.
 	slow = 3 * time.Second
-	// What needs the lock is tried again after that time, where another process held it for lockTime.
+	// What needs the lock is tried again after that time, where another process held it for slow.
 	retryTime = time.Second
 )
 
@@ -72,11 +74,14 @@ type identity struct {
 }
 
 func (i identity) text() []byte {
-	text, _ := json.Marshal(i) // strings and numbers do not fail
+	text, err := json.Marshal(i)
+	if err != nil {
+		panic(err) // of no such type
+	}
 	return text
 }
 
-// name names the object's directory.
+// name is the name of the object's directory.
 func (i identity) name() string {
 	sum := sha256.Sum256(i.text())
 	return hex.EncodeToString(sum[:16])
@@ -84,6 +89,7 @@ func (i identity) name() string {
 
 const objectFile = "object"
 
+// path is where a block lies in the directory.
 func (k key) path() string {
 	return filepath.Join(k.object.identity.name(), strconv.FormatInt(k.index, 10))
 }
@@ -96,7 +102,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// trailer is what follows the bytes of a block, which have a checksum.
+// trailer is the trailer of a block whose bytes have a checksum.
 func (k key) trailer(sum uint32) []byte {
 	sum = crc32.Update(sum, castagnoli, binary.LittleEndian.AppendUint64(k.object.identity.text(), uint64(k.index)))
 	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, sum), trailerWord)
@@ -116,6 +122,7 @@ func statOf(f *os.File) (s Stat, err error) {
 	return Stat{uint64(st.Dev), st.Ino, st.Size, int64(st.Mtim.Sec), int64(st.Mtim.Nsec)}, nil
 }
 
+// usable reports whether the directory is not being left alone.
 func (d *disk) usable() bool { return time.Now().UnixNano() >= d.paused.Load() }
 
 func (d *disk) writable() bool { return d.usable() && time.Now().UnixNano() >= d.full.Load() }
@@ -132,64 +139,70 @@ func (d *disk) fails(err error) {
 	}
 }
 
+// works takes back what fails said.
 func (d *disk) works() {
 	if d.failed.CompareAndSwap(true, false) {
 		d.log.Info("the block cache works again", "dir", d.dir)
 	}
 }
 
-// timely is do, or an error if the disk hangs: no step ended for too long. do may still run then.
-func (d *disk) timely(do func() error) error {
-	done := make(chan error, 1)
-	go func() { done <- do() }()
+// timely is do, or an error if the disk hangs: do calls alive after each step, and took too long for one. do may still run then.
+func (d *disk) timely(do func(alive func()) error) error {
+	done, steps := make(chan error, 1), new(atomic.Int64)
+	go func() { done <- do(func() { steps.Add(1) }) }()
 	for {
-		before := d.steps.Load()
+		before := steps.Load()
 		select {
 		case err := <-done:
 			return err
 		case <-time.After(slow):
-			if d.steps.Load() == before {
+			if steps.Load() == before {
 				return fmt.Errorf("%s gives no answer (%w)", d.dir, unix.ETIMEDOUT)
 			}
 		}
 	}
 }
 
-// verify reads all of a block in the directory. It returns nil if there is none. One that is wrong is removed.
+// verify looks for a block in the directory, and reads all of it. It returns nil if there is none. One that is wrong, or that cannot be read, is
+// removed.
 func (d *disk) verify(k key) *Stat {
 	if !d.usable() {
 		return nil
 	}
 	var right *Stat
-	err := d.timely(func() error {
+	var damage error
+	err := d.timely(func(alive func()) error {
 		root, err := d.open()
 		if err != nil {
 			return err
 		}
 		defer root.Close()
-		right, err = k.isIn(root)
-		if err == nil || errors.Is(err, fs.ErrNotExist) {
+		right, err = k.isIn(root, alive)
+		if errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		d.log.Warn("a block of the block cache cannot be read: it is fetched again", "file", filepath.Join(d.dir, k.path()), "err", err)
-		if errors.Is(err, errWrong) || errors.Is(err, unix.EIO) {
+		if damage = err; errors.Is(err, errWrong) || errors.Is(err, unix.EIO) {
 			root.RemoveAll(k.path())
 		}
 		return nil
 	})
-	if err == nil {
-		return right
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
 		d.fails(err)
+		return nil
+	case damage != nil:
+		d.log.Warn("a block of the block cache cannot be read: it is fetched again", "file", filepath.Join(d.dir, k.path()), "err", damage)
 	}
-	return nil
+	return right
 }
 
+// errWrong is what is wrong with a file that is no block, or another one.
 var errWrong = errors.New("damaged")
 
-// isIn returns what the file of a block is, whose bytes must be right.
-func (k key) isIn(root *os.Root) (*Stat, error) {
+// isIn returns what the file of a block is that has the right bytes.
+func (k key) isIn(root *os.Root, alive func()) (*Stat, error) {
 	f, err := openRegular(root, k.path())
 	if err != nil {
 		return nil, err
@@ -200,17 +213,19 @@ func (k key) isIn(root *os.Root) (*Stat, error) {
 	if err != nil || before.Size != to-from+trailerBytes {
 		return nil, cmp.Or(err, errWrong)
 	}
-	sum, buf := uint32(0), make([]byte, 256<<10)
+	buf := verifyBuffers.Get().(*[]byte)
+	defer verifyBuffers.Put(buf)
+	sum := uint32(0)
 	for left := to - from; left > 0; {
-		part := buf[:min(left, int64(len(buf)))]
+		part := (*buf)[:min(left, int64(len(*buf)))]
 		if _, err := io.ReadFull(f, part); err != nil {
 			return nil, err
 		}
-		k.object.cache.disk.steps.Add(1)
+		alive()
 		sum = crc32.Update(sum, castagnoli, part)
 		left -= int64(len(part))
 	}
-	last := buf[:trailerBytes]
+	last := (*buf)[:trailerBytes]
 	if _, err := io.ReadFull(f, last); err != nil {
 		return nil, err
 	}
@@ -221,6 +236,8 @@ func (k key) isIn(root *os.Root) (*Stat, error) {
 	return &after, nil
 }
 
+var verifyBuffers = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
+
 // write writes a block, and returns what its file is; or nil if it was not written, because another process has done that, or there is no room. It
 // calls finished when the block's bytes are needed no more, which may be later than write returns, where the disk does not answer.
 func (d *disk) write(k key, block []byte, finished func()) *Stat {
@@ -230,17 +247,17 @@ func (d *disk) write(k key, block []byte, finished func()) *Stat {
 	}
 	var written *Stat
 	share := d.shareOf(k)
-	err := d.timely(func() error {
+	err := d.timely(func(alive func()) error {
 		defer finished()
 		try := func() error {
-			return d.locked(func(root *os.Root) (err error) {
-				written, err = d.writeIn(root, share, k, block)
+			return d.locked(alive, func(root *os.Root) (err error) {
+				written, err = d.writeIn(root, share, k, block, alive)
 				return err
 			})
 		}
 		err := try()
 		if errors.Is(err, errFull) {
-			if err = d.makeRoom(share, int64(len(block)+trailerBytes)); err == nil {
+			if err = d.makeRoom(share, int64(len(block)+trailerBytes), alive); err == nil {
 				err = try()
 			}
 		}
@@ -263,7 +280,7 @@ func (d *disk) write(k key, block []byte, finished func()) *Stat {
 var errFull = errors.New("full")
 
 // writeIn returns errFull also where it is not known how much the directory has.
-func (d *disk) writeIn(root *os.Root, share *Share, k key, block []byte) (*Stat, error) {
+func (d *disk) writeIn(root *os.Root, share *Share, k key, block []byte, alive func()) (*Stat, error) {
 	if err := share.noteIn(root); err != nil {
 		return nil, err
 	}
@@ -279,19 +296,22 @@ func (d *disk) writeIn(root *os.Root, share *Share, k key, block []byte) (*Stat,
 		return nil, err
 	}
 	name := "new-" + rand.Text()
-	f, err := d.create(root, name, os.O_EXCL)
+	f, err := d.create(root, name)
 	if err != nil {
 		return nil, err
 	}
 	defer root.Remove(name) // where it was not renamed
 	defer f.Close()
-	for _, content := range [][]byte{block, k.trailer(crc32.Checksum(block, castagnoli))} {
-		for part := range slices.Chunk(content, 256<<10) {
-			if _, err := f.Write(part); err != nil {
-				return nil, err
-			}
-			d.steps.Add(1)
-		}
+	for left := block; len(left) > 0 && err == nil; alive() {
+		n := min(len(left), len(block)/16+1)
+		_, err = f.Write(left[:n])
+		left = left[n:]
+	}
+	if err == nil {
+		_, err = f.Write(k.trailer(crc32.Checksum(block, castagnoli)))
+	}
+	if err != nil {
+		return nil, err
 	}
 	written, err := statOf(f)
 	if err != nil {
@@ -304,6 +324,7 @@ func (d *disk) writeIn(root *os.Root, share *Share, k key, block []byte) (*Stat,
 	return &written, root.Rename(name, k.path())
 }
 
+// describe makes the directory of an object, if there is none.
 func (d *disk) describe(root *os.Root, i identity) error {
 	file := filepath.Join(i.name(), objectFile)
 	if info, err := root.Lstat(file); err == nil && info.Mode().IsRegular() {

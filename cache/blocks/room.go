@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -17,8 +18,9 @@ import (
 )
 
 const (
-	usedFile  = "used"
-	sharesDir = "shares"
+	usedFile   = "used"
+	sharesDir  = "shares"
+	mountedDir = "mounted"
 )
 
 // usedIn is the bytes of all blocks, for a caller that holds the lock. A process measures the directory once, and where the file is gone.
@@ -32,6 +34,7 @@ func (d *disk) setUsed(root *os.Root, n int64) error {
 	return d.createWith(root, usedFile, strconv.AppendInt(nil, n, 10))
 }
 
+// readText is what a small file has, or empty.
 func readText(root *os.Root, name string) string {
 	f, err := openRegular(root, name)
 	if err != nil {
@@ -44,8 +47,8 @@ func readText(root *os.Root, name string) string {
 
 // measure returns what the directory has, and how many bytes that are. It removes what is no block, and what processes left that died. It reads
 // without the lock; what others write meanwhile counts, perhaps twice until the next time.
-func (d *disk) measure() (kept []Kept, used int64, err error) {
-	err = d.locked(func(root *os.Root) error {
+func (d *disk) measure(alive func()) (kept []Kept, used int64, err error) {
+	err = d.locked(alive, func(root *os.Root) error {
 		used, _ = usedIn(root)
 		return nil
 	})
@@ -57,29 +60,32 @@ func (d *disk) measure() (kept []Kept, used int64, err error) {
 		return nil, 0, err
 	}
 	defer root.Close()
-	if kept, err = d.usage(root, true); err != nil {
+	if kept, err = usage(root, true, alive); err != nil {
 		return nil, 0, err
 	}
-	err = d.locked(func(root *os.Root) error {
+	err = d.locked(alive, func(root *os.Root) error {
 		d.sharesIn(root, true)
-		files, err := d.files(root, ".")
+		err := eachFile(root, ".", func(info fs.FileInfo) bool {
+			if strings.HasPrefix(info.Name(), "new-") {
+				root.RemoveAll(info.Name())
+			}
+			return true
+		})
 		if err != nil {
 			return err
-		}
-		for _, file := range files {
-			if strings.HasPrefix(file.Name(), "new-") {
-				root.RemoveAll(file.Name())
-			}
 		}
 		now, _ := usedIn(root)
 		used = max(now-used, 0)
 		for _, o := range kept {
-			used += o.Bytes
-			if o.Blocks > 0 {
-				continue
-			}
-			if files, err := d.files(root, o.dir); err == nil && len(files) < 2 { // or a block was written just now
-				root.RemoveAll(o.dir)
+			if used += o.Bytes; o.Blocks == 0 {
+				empty := true // or a block was written just now
+				eachFile(root, o.dir, func(file fs.FileInfo) bool {
+					empty = file.Name() == objectFile
+					return empty
+				})
+				if empty {
+					root.RemoveAll(o.dir)
+				}
 			}
 		}
 		d.measured.Store(true)
@@ -89,12 +95,12 @@ func (d *disk) measure() (kept []Kept, used int64, err error) {
 }
 
 // makeRoom removes blocks of shares that are not in use, those that were read longest ago first, until there is room for a block of one that is.
-func (d *disk) makeRoom(s *Share, need int64) error {
+func (d *disk) makeRoom(s *Share, need int64, alive func()) error {
 	if s.refused.Load() > 0 {
 		s.refused.Add(-1)
 		return errFull
 	}
-	kept, used, err := d.measure()
+	kept, used, err := d.measure(alive)
 	over := used + need - d.limit
 	if err != nil || over <= 0 {
 		return err
@@ -104,37 +110,40 @@ func (d *disk) makeRoom(s *Share, need int64) error {
 		return err
 	}
 	defer root.Close()
-	now, inUse := time.Now(), []span{}
+	now, filling, inUse := time.Now(), s.filling.Load(), []span{}
 	victims := victimsIn(kept, d.sharesIn(root, false), func(of knownShare) bool {
-		is := of.file == s.file || of.read.UnixNano() >= s.horizon.Load() && (of.live || !s.filling.Load())
+		is := of.file == s.file || of.read.UnixNano() >= s.horizon.Load()
+		if filling {
+			is = of.file == s.file || len(of.readers) > 0 && now.Sub(of.read) < fillWaits
+		}
 		if is {
 			inUse = append(inUse, of.Spans...)
 		}
 		return is
 	})
-	removed, err := d.evict(victims, over+d.limit/64) // so that not every block needs to be measured
+	removed, err := d.evict(victims, over+d.limit/64, alive) // so that not every block needs to be measured
 	if err != nil {
 		return err
 	}
 	if removed >= over {
+		s.failed.Store(0)
 		return nil
 	}
 	if s != &d.none {
-		if s.horizon.Load() > 0 { // which tells what is read from what was read once
+		if s.failed.Add(1) == seldom {
 			enough := int64(0)
 			for _, of := range union(inUse) {
 				enough += (of.To - of.From) * need
 			}
 			s.lacks(enough)
 		}
-		if !s.filling.Load() {
-			s.horizon.Store(now.UnixNano())
-		}
+		s.horizon.Store(now.UnixNano())
 	}
 	s.refused.Store(s.Blocks/20 - 1)
 	return errFull
 }
 
+// A victim is a block that may be removed.
 type victim struct {
 	path  string
 	bytes int64
@@ -167,33 +176,36 @@ func victimsIn(kept []Kept, shares []knownShare, inUse func(knownShare) bool) (v
 	return victims
 }
 
-// evict removes blocks, one after the other, until atLeast bytes are removed. It returns how many. Others get the lock meanwhile.
-func (d *disk) evict(victims []victim, atLeast int64) (removed int64, err error) {
-	for part := range slices.Chunk(victims, 256) {
-		err := d.locked(func(root *os.Root) error {
-			before := removed
-			for _, v := range part {
-				if removed < atLeast && root.Remove(v.path) == nil {
-					removed += v.bytes
+// The lock is held for so long at most, and then free for as long, so that others need not wait for all that is removed.
+const portion = 50 * time.Millisecond
+
+// evict removes blocks, one after the other, until so many bytes are removed. It returns how many.
+func (d *disk) evict(victims []victim, atLeast int64, alive func()) (removed int64, err error) {
+	for len(victims) > 0 && removed < atLeast && err == nil {
+		err = d.locked(alive, func(root *os.Root) error {
+			end, before := time.Now().Add(portion), removed
+			for ; len(victims) > 0 && removed < atLeast && time.Now().Before(end); victims = victims[1:] {
+				if root.Remove(victims[0].path) == nil {
+					removed += victims[0].bytes
 				}
-				d.steps.Add(1)
+				alive()
 			}
 			used, _ := usedIn(root)
 			return d.setUsed(root, max(used-(removed-before), 0))
 		})
-		if err != nil || removed >= atLeast {
-			return removed, err
+		if len(victims) > 0 && removed < atLeast {
+			time.Sleep(portion)
 		}
-		time.Sleep(2 * lockPause)
 	}
-	return removed, nil
+	return removed, err
 }
 
 // Kept is what a directory has of an object.
 type Kept struct {
 	Name   string // s3://bucket/key of an endpoint; or what there is instead of its description
-	Size   int64  // of the object
-	Bytes  int64  // of the blocks
+	ETag   string
+	Size   int64 // of the object
+	Bytes  int64 // of the blocks
 	Blocks int64
 	dir    string
 	blocks map[int64]int64 // bytes of each
@@ -202,10 +214,10 @@ type Kept struct {
 // ShareUse is what a directory has of a share.
 type ShareUse struct {
 	Name         string
-	Live         bool  // a process reads it that has not ended
-	Needed, Kept int64 // bytes
-	Room         int64 // bytes that it may have, beside what other shares have that are read now
-	Enough       int64 // what the limit must be, where it is read now and lacks room
+	Readers      []string // that live
+	Needed, Kept int64    // bytes
+	Room         int64    // bytes that it may have, beside what other shares have that are read now
+	Enough       int64    // what the limit must be, where it is read now and lacks room
 	Read         time.Time
 }
 
@@ -220,14 +232,14 @@ func Usage(o Options) (kept []Kept, shares []ShareUse, err error) {
 		return nil, nil, err
 	}
 	defer root.Close()
-	if kept, err = d.usage(root, false); err != nil {
+	if kept, err = usage(root, false, func() {}); err != nil {
 		return nil, nil, err
 	}
 	known := d.sharesIn(root, false)
-	isNow := func(s knownShare) bool { return s.live && time.Since(s.read) < fillWaits }
+	isNow := func(s knownShare) bool { return len(s.readers) > 0 && time.Since(s.read) < fillWaits }
 	slices.SortFunc(known, func(a, b knownShare) int { return b.read.Compare(a.read) })
 	for _, s := range known {
-		u := ShareUse{Name: s.Name, Live: s.live, Needed: s.Needed, Room: o.Limit, Read: s.read}
+		u := ShareUse{Name: s.Name, Readers: slices.Sorted(maps.Keys(s.readers)), Needed: s.Needed, Room: o.Limit, Read: s.read}
 		var others []span
 		for _, other := range known {
 			if other.file != s.file && isNow(other) {
@@ -244,15 +256,17 @@ func Usage(o Options) (kept []Kept, shares []ShareUse, err error) {
 				}
 			}
 		}
-		if isNow(s) && u.Kept < u.Needed && s.Enough > o.Limit {
-			u.Enough = s.Enough
+		for _, enough := range s.readers {
+			if isNow(s) && u.Kept < u.Needed && enough > o.Limit {
+				u.Enough = max(u.Enough, enough)
+			}
 		}
 		shares = append(shares, u)
 	}
 	return kept, shares, nil
 }
 
-// Prune removes blocks that no reader needs, and returns how many bytes that were.
+// Prune removes blocks that no reader needs, and that no command has fetched lately, and returns how many bytes that were.
 func Prune(o Options) (removed int64, err error) {
 	d := &disk{dir: o.Dir, shared: o.Shared}
 	root, err := d.open()
@@ -263,34 +277,35 @@ func Prune(o Options) (removed int64, err error) {
 		return 0, err
 	}
 	defer root.Close()
-	kept, _, err := d.measure()
+	kept, _, err := d.measure(func() {})
 	if err != nil {
 		return 0, err
 	}
-	victims := victimsIn(kept, d.sharesIn(root, false), func(s knownShare) bool { return s.live })
-	return d.evict(victims, math.MaxInt64)
+	victims := victimsIn(kept, d.sharesIn(root, false), func(s knownShare) bool { return len(s.readers) > 0 || s.filled })
+	return d.evict(victims, math.MaxInt64, func() {})
 }
 
 // usage is what a directory has, by name. It mends the directory: it removes what is no block.
-func (d *disk) usage(root *os.Root, mend bool) (kept []Kept, err error) {
-	dirs, err := d.files(root, ".")
-	for _, dir := range dirs {
+func usage(root *os.Root, mend bool, alive func()) (kept []Kept, err error) {
+	err = eachFile(root, ".", func(dir fs.FileInfo) bool {
 		if raw, err := hex.DecodeString(dir.Name()); err == nil && len(raw) == 16 && dir.IsDir() {
-			kept = append(kept, d.usageOf(root, dir.Name(), mend))
+			kept = append(kept, usageOf(root, dir.Name(), mend, alive))
 		}
-	}
+		return true
+	})
 	slices.SortFunc(kept, func(a, b Kept) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.dir, b.dir)) })
 	return kept, err
 }
 
-func (d *disk) usageOf(root *os.Root, dir string, mend bool) Kept {
+// usageOf is what the directory has of an object.
+func usageOf(root *os.Root, dir string, mend bool, alive func()) Kept {
 	o := Kept{dir: dir, Name: "?", blocks: map[int64]int64{}}
 	var of identity
 	if json.Unmarshal([]byte(readText(root, filepath.Join(dir, objectFile))), &of) == nil {
-		o.Name, o.Size = of.Endpoint+"/"+of.Bucket+"/"+of.Key, of.Size
+		o.Name, o.ETag, o.Size = of.Endpoint+"/"+of.Bucket+"/"+of.Key, of.ETag, of.Size
 	}
-	files, _ := d.files(root, dir)
-	for _, file := range files {
+	eachFile(root, dir, func(file fs.FileInfo) bool {
+		alive()
 		switch {
 		case file.Name() == objectFile:
 		case of.isBlock(file):
@@ -301,10 +316,12 @@ func (d *disk) usageOf(root *os.Root, dir string, mend bool) Kept {
 		case mend:
 			root.RemoveAll(filepath.Join(dir, file.Name()))
 		}
-	}
+		return true
+	})
 	return o
 }
 
+// isBlock reports whether a file may be a block of the object: a regular file of the right size.
 func (i identity) isBlock(info fs.FileInfo) bool {
 	index, err := strconv.ParseInt(info.Name(), 10, 64)
 	return err == nil && info.Mode().IsRegular() && i.BlockBytes > 0 && index >= 0 && index <= i.Size/i.BlockBytes &&

@@ -7,10 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -37,18 +39,21 @@ type Share struct {
 	filling atomic.Bool
 	refused atomic.Int64 // so many more of its blocks get no room before it is looked for again
 	horizon atomic.Int64 // shares that were last read before that time make room for it, in nanoseconds since 1970
+	failed  atomic.Int64 // how often in a row no room was found
 	enough  atomic.Int64 // the limit that it needs, where it lacked room
-
-	mu   sync.Mutex // within the lock on the directory, which keeps other processes out
-	held *os.File   // its file, locked; guarded by mu, as told
-	told int64      // enough, as the file has it
+	listed  *os.File     // the list that has it; guarded by disk.listing, as told
+	told    int64        // enough, as the list has it
 }
 
 const (
 	// Other processes are told so often that a share is read.
 	noteEvery = 100 * time.Millisecond
+	// Nothing but another share removes what a command has fetched, for so long.
+	fillKeeps = time.Hour
 	// For a command that fetches, a share whose reader has been silent for so long is not in use.
 	fillWaits = time.Minute
+	// So often in a row, room is looked for in vain before the log says so: a reader that stops is read ahead for a while.
+	seldom = 4
 	// A share whose readers have ended is forgotten after that time; its blocks make room before all others then.
 	forgetShares = 30 * 24 * time.Hour
 )
@@ -145,10 +150,8 @@ func (s *Share) Read() {
 
 // Fill says that a command fetches the share, which may be read later. It waits until other processes know that.
 func (s *Share) Fill() {
-	now := time.Now()
 	s.filling.Store(true)
-	s.horizon.Store(now.Add(-fillWaits).UnixNano())
-	s.read.Store(now.UnixNano())
+	s.read.Store(time.Now().UnixNano())
 	s.note()
 }
 
@@ -161,65 +164,44 @@ func (s *Share) note() {
 	if !d.writable() {
 		return
 	}
-	if err := d.timely(func() error { return d.locked(s.noteIn) }); err != nil && !errors.Is(err, errBusy) {
+	if err := d.timely(func(alive func()) error { return d.locked(alive, s.noteIn) }); err != nil && !errors.Is(err, errBusy) {
 		d.fails(err)
 	}
 }
 
-// noteIn is note for a caller that holds the lock on the directory.
+// noteIn is note for a caller that holds the lock.
 func (s *Share) noteIn(root *os.Root) error {
-	if s == &s.disk.none {
+	d, name := s.disk, filepath.Join(sharesDir, s.file)
+	if s == &d.none {
 		return nil
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	name := filepath.Join(sharesDir, s.file)
-	if !s.isHeld(root, name) || s.told != s.enough.Load() {
-		if err := s.describe(root, name); err != nil {
+	read := time.Unix(0, s.read.Load())
+	if s.filling.Load() {
+		read = read.Add(fillKeeps)
+	}
+	if root.Chtimes(name, read, read) != nil {
+		text, _ := json.Marshal(knownShare{Name: s.Name, Needed: s.Needed, Spans: s.spans})
+		root.RemoveAll(name)
+		if err := cmp.Or(d.makeDir(root, sharesDir), d.createWith(root, name, text), root.Chtimes(name, read, read)); err != nil {
 			return err
 		}
 	}
-	read := time.Unix(0, s.read.Load())
-	return root.Chtimes(name, read, read)
-}
-
-// isHeld reports whether the share's file is there, with this process's lock on it.
-func (s *Share) isHeld(root *os.Root, name string) bool {
-	if s.held == nil {
-		return false
-	}
-	named, err := root.Lstat(name)
-	own, e := s.held.Stat()
-	return err == nil && e == nil && os.SameFile(named, own)
-}
-
-// describe writes the share's file. One that is there is written to, because other processes hold locks on it.
-func (s *Share) describe(root *os.Root, name string) error {
-	if err := s.disk.makeDir(root, sharesDir); err != nil {
-		return err
-	}
-	if info, err := root.Lstat(name); err == nil && !info.Mode().IsRegular() {
-		root.RemoveAll(name)
+	d.listing.Lock()
+	defer d.listing.Unlock()
+	if d.list == nil || !isLinked(d.list) {
+		list, err := d.newList(root)
+		if err != nil {
+			return err
+		}
+		d.list = list
 	}
 	enough := s.enough.Load()
-	text, err := json.Marshal(knownShare{Name: s.Name, Needed: s.Needed, Enough: enough, Spans: s.spans})
-	if err != nil {
-		return err
+	if s.listed == d.list && s.told == enough {
+		return nil
 	}
-	f, err := s.disk.create(root, name, 0)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteAt(text, 0)
-	if err = cmp.Or(err, f.Truncate(int64(len(text))), owndir.Lock(f, unix.LOCK_SH)); err != nil {
-		f.Close()
-		return err
-	}
-	if s.held != nil {
-		s.held.Close()
-	}
-	s.held, s.told = f, enough
-	return nil
+	s.listed, s.told = d.list, enough
+	_, err := fmt.Fprintf(d.list, "%s %d %q\n", s.file, enough, s.Name)
+	return err
 }
 
 // lacks says once that blocks are fetched again in every epoch, and what helps.
@@ -234,26 +216,29 @@ func (s *Share) lacks(enough int64) {
 type knownShare struct {
 	Name   string `json:"name"`
 	Needed int64  `json:"needed"`
-	Enough int64  `json:"enough"` // the limit that it needs, where it lacked room
 	Spans  []span `json:"spans"`
 
-	file string
-	live bool // a process that lives has read it
-	read time.Time
+	file    string
+	readers map[string]int64 // in processes that live; the limit that it needs, where one lacked room
+	read    time.Time
+	filled  bool // and not read since
 }
 
-// sharesIn are the shares that a directory knows. Where it may tidy, which needs the lock, it removes old ones.
+// sharesIn are the shares that a directory knows. Where it may tidy, which needs the lock, it removes what dead processes left.
 func (d *disk) sharesIn(root *os.Root, tidy bool) (all []knownShare) {
-	files, _ := d.files(root, sharesDir) // or none: there is no such directory yet
-	for _, file := range files {
-		name := filepath.Join(sharesDir, file.Name())
-		s := knownShare{file: file.Name(), read: file.ModTime(), live: isLocked(root, name)}
-		forgotten := !s.live && time.Since(s.read) > forgetShares
+	readers := readersIn(root, tidy)
+	eachFile(root, sharesDir, func(file fs.FileInfo) bool {
+		s := knownShare{file: file.Name(), readers: readers[file.Name()], read: file.ModTime()}
+		if s.filled = s.read.After(time.Now()); s.filled {
+			s.read = s.read.Add(-fillKeeps)
+		}
+		name := filepath.Join(sharesDir, s.file)
+		forgotten := len(s.readers) == 0 && time.Since(s.read) > forgetShares
 		if forgotten || json.Unmarshal([]byte(readText(root, name)), &s) != nil {
 			if tidy {
 				root.RemoveAll(name)
 			}
-			continue
+			return true
 		}
 		d.mu.Lock()
 		if own := d.shares[s.file]; own != nil && own.read.Load() > s.read.UnixNano() {
@@ -261,15 +246,57 @@ func (d *disk) sharesIn(root *os.Root, tidy bool) (all []knownShare) {
 		}
 		d.mu.Unlock()
 		all = append(all, s)
-	}
+		return true
+	})
 	return all
 }
 
-func isLocked(root *os.Root, name string) bool {
-	f, err := openRegular(root, name)
-	if err != nil {
-		return false
+// readersIn are the readers of shares in processes that live, by the share's file.
+func readersIn(root *os.Root, tidy bool) map[string]map[string]int64 {
+	all := map[string]map[string]int64{}
+	eachFile(root, mountedDir, func(list fs.FileInfo) bool {
+		name := filepath.Join(mountedDir, list.Name())
+		f, err := openRegular(root, name)
+		if err != nil {
+			return true
+		}
+		defer f.Close()
+		if owndir.Lock(f, unix.LOCK_SH|unix.LOCK_NB) == nil {
+			if tidy {
+				root.Remove(name)
+			}
+			return true
+		}
+		text, _ := io.ReadAll(f)
+		for line := range strings.Lines(string(text)) {
+			var share, reader string
+			var enough int64
+			if n, _ := fmt.Sscanf(line, "%s %d %q", &share, &enough, &reader); n < 3 {
+				continue
+			}
+			if all[share] == nil {
+				all[share] = map[string]int64{}
+			}
+			all[share][reader] = enough
+		}
+		return true
+	})
+	return all
+}
+
+// newList makes this process's file in mounted.
+func (d *disk) newList(root *os.Root) (*os.File, error) {
+	if err := d.makeDir(root, mountedDir); err != nil {
+		return nil, err
 	}
-	defer f.Close()
-	return errors.Is(owndir.Lock(f, unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
+	list, err := d.create(root, filepath.Join(mountedDir, fmt.Sprintf("%d-%d", os.Getpid(), time.Now().UnixNano())))
+	if err != nil {
+		return nil, err
+	}
+	return list, owndir.Lock(list, unix.LOCK_EX)
+}
+
+func isLinked(f *os.File) bool {
+	var st unix.Stat_t
+	return unix.Fstat(int(f.Fd()), &st) == nil && st.Nlink > 0
 }

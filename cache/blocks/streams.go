@@ -29,10 +29,19 @@ type need struct {
 	first, last uint64
 }
 
+// Some threads of a trainer may be that many batches behind others.
+const behind = 4
+
 // distance is after how many batches the block is needed. ok is false if it is not, or if the stream seems to have ended.
 func (n need) distance() (batches uint64, ok bool) {
 	at := n.by.at.Load()
 	return max(n.first, at) - at, at <= n.last && n.by.moves()
+}
+
+// isPassed reports whether the stream needed the block until just now.
+func (n need) isPassed() bool {
+	at := n.by.at.Load()
+	return n.last < at && at <= n.last+behind && n.by.moves()
 }
 
 func (s *Stream) moves() bool { return time.Now().UnixNano()-s.moved.Load() <= int64(patience) }
@@ -57,6 +66,7 @@ func later(needs []need) (list []need) {
 	return list
 }
 
+// add notes when a block is needed.
 func add(needs []need, t Demand) []need {
 	if t.By == nil {
 		return needs
