@@ -20,7 +20,7 @@ import (
 // An Array is kept in one or several files, one after the other. Its elements are tokens, or each is an array of numbers itself.
 // A position counts elements from the first, in the order of the files. It is safe for concurrent use.
 //
-// It has no lock of its own. Read and Release take those of its files, one at a time.
+// It has no lock. Read and Release take the locks of its files, one at a time.
 type Array struct {
 	dtype  array.DType
 	axes   []int // of an element
@@ -314,7 +314,7 @@ func (a *Array) inFiles(w array.Window) iter.Seq2[*shard, blob.Range] {
 	}
 }
 
-// Want says that windows will be read soon, after those of earlier calls, so that what lies in a store is fetched meanwhile. It does not
+// Want says that windows will be read soon, after the windows of earlier calls, so that what lies in a store is fetched meanwhile. It does not
 // wait. It returns false if some of them must be said again later, because there is no room to fetch them yet.
 func (a *Array) Want(w array.Window, t blocks.Demand) (room bool) {
 	for s, r := range a.inFiles(w) {

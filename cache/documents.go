@@ -234,7 +234,7 @@ type Documents struct {
 	array *Array
 	first []int64 // number of the first document of each file, and how many there are in all
 
-	recent [64]atomic.Pointer[endsFrom] // what Of read: that of document n is at n modulo 64, for Ends, which is asked next
+	recent [64]atomic.Pointer[endsFrom] // what Of read, for Ends, which is asked next: document n is at n modulo 64
 }
 
 // endsFrom is where n documents from the first on end.

@@ -45,7 +45,7 @@ type Options struct {
 }
 
 // A Manifest describes an array as it was when it was opened. Another process makes the same array of it with Reopen.
-// JSON and gob keep all of it.
+// JSON and gob keep every field.
 type Manifest struct {
 	Files []File // in order
 }

@@ -20,7 +20,7 @@ func TestEverythingComesAgain(t *testing.T) {
 	readers := []*reader{tr.reader(t, "train/next", 0), tr.reader(t, "train/next", 0), tr.reader(t, "train/next.npy", 0)}
 	got := map[int]int{}
 	for range rounds {
-		var asked []*reader // that one worker read, of which some were answered
+		var asked []*reader // that one worker read, and partly answered
 		for range threads {
 			r := *readers[rand.IntN(2)]
 			asked = append(asked, &r)

@@ -106,7 +106,7 @@ func grow(t testing.TB, shared *state.Shared, sequences ...Sequence) *tree {
 	return growLogging(t, slog.New(slog.DiscardHandler), shared, sequences...)
 }
 
-// maxTextBytes are those of the trees of tests.
+// maxTextBytes is what the texts of a tree may take in tests.
 const maxTextBytes = 32 << 20
 
 func growLogging(t testing.TB, log *slog.Logger, shared *state.Shared, sequences ...Sequence) *tree {

@@ -82,7 +82,7 @@ func (t *Tables) remove(u *use) {
 	delete(t.uses, u)
 }
 
-// A shelf has values by number, each of which Tables may drop.
+// A shelf has values by number. Tables may drop any of them.
 type shelf[T any] struct {
 	tables *Tables
 	slots  []atomic.Pointer[shelved[T]]

@@ -100,7 +100,7 @@ func (o *Object) Release() {
 	}
 }
 
-// Want says that ranges will be read soon, after those of earlier calls, and does not wait. It returns false if some of them must be said
+// Want says that ranges will be read soon, after the ranges of earlier calls, and does not wait. It returns false if some of them must be said
 // again later, because there is no room to fetch them yet.
 func (o *Object) Want(ranges []Range, t blocks.Demand) (room bool) {
 	size := o.blocks.BlockBytes()

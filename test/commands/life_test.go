@@ -170,7 +170,7 @@ func TestNobodyListens(t *testing.T) {
 		t.Fatal(err)
 	}
 	heard.Close()
-	e2e.Try(t, "stat", m.Path("train/colour=red")) // of which the log would say something
+	e2e.Try(t, "stat", m.Path("train/colour=red")) // the log would say so
 	e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])
 }
 

@@ -22,7 +22,7 @@ type crowd struct {
 	out *bufio.Reader
 }
 
-// startCrowd starts n threads, each of which reads the first bytes of one of the paths at a time. They end with the test.
+// startCrowd starts n threads. Each reads the first bytes of one of the paths at a time. They end with the test.
 func startCrowd(t *testing.T, n, bytes int, paths ...string) *crowd {
 	t.Helper()
 	c := &crowd{cmd: exec.Command(e2e.CCrowd, append([]string{fmt.Sprint(n), fmt.Sprint(bytes)}, paths...)...)}

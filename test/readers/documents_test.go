@@ -54,7 +54,7 @@ func documents(t testing.TB, lengths []int, settings string, splits ...string) (
 	return config
 }
 
-// someLengths returns the lengths of n documents, most of which are short.
+// someLengths returns the lengths of n documents. Most are short.
 func someLengths(n, most int) (lengths []int) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range n {

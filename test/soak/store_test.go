@@ -58,7 +58,7 @@ func TestStoreKilled(t *testing.T) {
 			}
 		}
 		<-killed
-		if round%2 == 1 { // all of it
+		if round%2 == 1 { // the supervisor too
 			m.Cmd.Process.Kill()
 			m.AwaitEnd(t)
 			e2e.Try(t, e2e.PlainBatchfs, "unmount", "--force", m.Dir)

@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 )
 
-// textOf returns the text of a field of a JSON object, which may be a part of it. What is null is empty. Of equal names, the last one counts.
+// textOf returns the text of a field of a JSON object. The text may be a part of object's bytes. What is null is empty. Of equal names, the last one counts.
 func textOf(object []byte, path []string) ([]byte, error) {
 	if text, ok := scanText(object, path); ok {
 		return text, nil

@@ -186,7 +186,7 @@ func (s *split) complete() error {
 	if s.Tokens == 0 {
 		return nil
 	}
-	if s.files[0] == nil { // all of it was written before an interruption
+	if s.files[0] == nil { // the whole shard was written before an interruption
 		if err := s.open(); err != nil {
 			return err
 		}

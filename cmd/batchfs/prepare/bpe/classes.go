@@ -11,7 +11,7 @@ type class uint8
 
 const (
 	other    class = iota // also a byte that is not UTF-8
-	space                 // \s but for \r and \n
+	space                 // \s without \r and \n
 	newline               // \r and \n
 	number                // \p{N}
 	upper                 // \p{Lu} \p{Lt}
