@@ -17,8 +17,10 @@ import (
 	"batchfs/cache/format"
 )
 
-// An Array is kept in one or several files. Its elements are tokens, or each is an array of numbers itself. A position counts elements from
-// the first, in the order of the files. It is safe for concurrent use: it has no lock of its own, and takes those of its files one at a time.
+// An Array is kept in one or several files, one after the other. Its elements are tokens, or each is an array of numbers itself.
+// A position counts elements from the first, in the order of the files. It is safe for concurrent use.
+//
+// It has no lock. Read and Release take the locks of its files, one at a time.
 type Array struct {
 	dtype  array.DType
 	axes   []int // of an element
@@ -275,8 +277,8 @@ func (a *Array) parts(from, to int64) iter.Seq2[*shard, blob.Range] {
 	}
 }
 
-// Want has fetched what lies in a store of a window that will be read soon, after those of earlier calls. It does not wait. It returns false
-// if there is no room to fetch some of it yet.
+// Want says that windows will be read soon, after the windows of earlier calls, so that what lies in a store is fetched meanwhile. It does not
+// wait. It returns false if some of them must be said again later, because there is no room to fetch them yet.
 func (a *Array) Want(w array.Window, t blocks.Demand) (room bool) {
 	for s, r := range a.parts(a.span(w)) {
 		if o, ok := s.blob.(*blob.Object); ok && !o.Want([]blob.Range{r}, t) {

@@ -138,7 +138,7 @@ func TestDocumentsOfNobody(t *testing.T) {
 	}
 }
 
-// An index that is not that of its file is refused, at once or when it is read.
+// An index of another file is refused, at once or when it is read.
 func TestWrongIndex(t *testing.T) {
 	o := Options{DType: array.Uint16, Documents: DocumentsIndexed}
 	rising := func(n int) (ends []int64) {

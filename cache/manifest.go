@@ -43,7 +43,8 @@ type Options struct {
 	Previous *Array
 }
 
-// A Manifest describes an array as it was when it was opened. JSON and gob keep all of it.
+// A Manifest describes an array as it was when it was opened. Another process makes the same array of it with Reopen.
+// JSON and gob keep every field.
 type Manifest struct {
 	Files []File // in order
 }

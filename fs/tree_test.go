@@ -95,7 +95,7 @@ func plant(t testing.TB, sequences ...Sequence) *tree {
 	return grow(t, shared, sequences...)
 }
 
-// maxTextBytes are those of the trees of tests.
+// maxTextBytes is what the texts of a tree may take in tests.
 const maxTextBytes = 32 << 20
 
 // grow is the tree of a worker that continues from the shared state.

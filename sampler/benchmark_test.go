@@ -35,7 +35,7 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// What the bytes of a batch cost with arrays beside the tokens and with documents, next to those of x and y alone.
+// What the bytes of a batch cost with arrays beside the tokens and with documents, next to x and y alone.
 func BenchmarkArrays(b *testing.B) {
 	const n = 16 << 20 // tokens
 	tokens := make([]byte, 0, 2*n)

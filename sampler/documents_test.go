@@ -150,7 +150,7 @@ func TestRowsOfDocuments(t *testing.T) {
 	}
 }
 
-// Ends of documents that nobody should have to read.
+// Ends of documents that no test should read.
 type neverRead struct{ documentEndsAt }
 
 func (neverRead) Ends(int64, []int64) error { return errors.New("read again") }
@@ -260,7 +260,7 @@ func TestRowsOfDocumentsRefuse(t *testing.T) {
 	}
 }
 
-// What rows of documents waste, and what packing costs, of documents as long as those of the web: log-normal, of 600 tokens on average.
+// What rows of documents waste, and what packing costs, of documents as long as on the web: log-normal, of 600 tokens on average.
 func BenchmarkRowsOfDocuments(b *testing.B) {
 	r := rand.New(rand.NewPCG(1, 2))
 	end, ends := int64(0), documentEndsAt{}

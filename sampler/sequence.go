@@ -153,7 +153,7 @@ func (q *Sequence) Batch() array.Batch { return q.parts.batch }
 // Stored is the dtype of the main array in the files.
 func (q *Sequence) Stored() array.DType { return q.parts.columns[0].stored }
 
-// RowsPerEpoch is R, the number of disjoint windows of all sources together, of which a host may have a share.
+// RowsPerEpoch is R, the number of disjoint windows of all sources together; with shuffle_block, of the host's share.
 func (q *Sequence) RowsPerEpoch() (n int64) {
 	for _, s := range q.sources {
 		n += s.share.n

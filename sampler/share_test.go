@@ -15,7 +15,7 @@ import (
 	"batchfs/cache/blob"
 )
 
-// A shared is a source of which each of several hosts has a share.
+// A shared is a source that several hosts share.
 type shared struct {
 	lens        []int // elements of the files
 	axes        []int

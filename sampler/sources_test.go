@@ -101,7 +101,7 @@ func stubs(dtype array.DType, sources ...[]int64) (tokens []Source) {
 	return tokens
 }
 
-// Once a source has changed no batch is served, not even one that has no row of it.
+// Once a source has changed no batch is served, not even one without its rows.
 func TestChangedSourceFailsEveryBatch(t *testing.T) {
 	tokens := stubs(array.Uint16, []int64{100}, []int64{100})
 	q, err := New(tokens, Settings{Split: "train", BatchSize: 1, BlockSize: 8, DType: array.Int64, Layout: XY, Order: Random, World: 1,

@@ -53,7 +53,7 @@ func (t *Tables) keep(u *use) {
 	t.uses = append(t.uses, u)
 }
 
-// A shelf has values by number, each of which Tables may drop.
+// A shelf has values by number. Tables may drop any of them.
 type shelf[T any] struct {
 	tables *Tables
 	slots  []atomic.Pointer[shelved[T]]

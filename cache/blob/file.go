@@ -259,7 +259,7 @@ func (f *file) visitCopies(fd int, ranges []Range, visit func(int, []byte) error
 	return nil
 }
 
-// pread fills buf, or with RWF_NOWAIT as much of it as the page cache has. It returns how many bytes it read.
+// pread fills buf, or with RWF_NOWAIT the part that the page cache has. It returns how many bytes it read.
 func pread(fd int, buf []byte, off int64, flags int) (n int, err error) {
 	for n < len(buf) {
 		iov := unix.Iovec{Base: &buf[n]}

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A kept is what stays of a file between two reads, until no reader holds it: a mapping of all of it, or a descriptor.
+// A kept is what stays of a file between two reads, until no reader holds it: a mapping of the whole file, or a descriptor.
 type kept struct {
 	id    Identity // of what was opened
 	bytes []byte   // nil under Pread

@@ -95,8 +95,8 @@ func (o *Object) Release() {
 	}
 }
 
-// Want has ranges fetched that will be read soon, after those of earlier calls. It does not wait. It returns false if there is no room to
-// fetch some of them yet.
+// Want says that ranges will be read soon, after the ranges of earlier calls, and does not wait. It returns false if some of them must be said
+// again later, because there is no room to fetch them yet.
 func (o *Object) Want(ranges []Range, t blocks.Demand) (room bool) {
 	size := o.blocks.BlockBytes()
 	for _, r := range ranges {

@@ -76,6 +76,9 @@ func seed(f *testing.F, add func(raw []byte), pattern string) {
 	for _, path := range paths {
 		add(readFile(f, path))
 	}
+	if len(paths) == 0 {
+		f.Fatalf("no %s", pattern)
+	}
 }
 
 // parsed finds the format of an input, in which the elements lie within the file.

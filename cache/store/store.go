@@ -126,7 +126,7 @@ func newTransport() *http.Transport {
 		TLSClientConfig:     &tls.Config{NextProtos: []string{"http/1.1"}},
 		MaxIdleConnsPerHost: maxConnections,
 		IdleConnTimeout:     90 * time.Second,
-		DisableCompression:  true, // the bytes of a range must be those of the object
+		DisableCompression:  true, // a range of the object, and not of its compressed bytes
 	}
 }
 
@@ -272,7 +272,7 @@ func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx c
 	if err := c.away.Load(); err != nil {
 		return o.failed(what, *err)
 	}
-	// A reader's own time, of which this is a part, should not be over before the store's error is known.
+	// The reader's time is longer than this: the store's error should be known before it is over.
 	share := c.timeout / 4
 	began := time.Now()
 	_, hurried := ctx.Deadline() // less time than a store may take

@@ -165,7 +165,7 @@ func (m *Mounted) Pidfd() (int, error) {
 	if err != nil {
 		return -1, cmp.Or(m.verify(), ErrDead)
 	}
-	if err := m.verify(); err != nil { // asked last: from now on the id stays that of this process
+	if err := m.verify(); err != nil { // asked last: from now on the id stays with this process
 		unix.Close(fd)
 		return -1, err
 	}

@@ -29,7 +29,7 @@ func noError(t testing.TB, err error) {
 	}
 }
 
-// connected is a mount that this process keeps and nobody serves. It is gone at the end of the test.
+// connected is a mount that this process keeps and none serves. It is gone at the end of the test.
 func connected(t *testing.T) (m *Mounted, connection *os.File, shared *state.Shared) {
 	t.Helper()
 	needFUSE(t)
@@ -59,7 +59,7 @@ func needFUSE(t *testing.T) {
 	}
 }
 
-// A mount is found with the process that keeps it, and not touched: nobody would answer.
+// A mount is found with the process that keeps it, and not touched: no process would answer.
 func TestFind(t *testing.T) {
 	made, connection, _ := connected(t)
 	dir := made.Mountpoint
@@ -281,7 +281,7 @@ func TestConnectFollowsNoLink(t *testing.T) {
 	}
 }
 
-// While somebody exchanges a directory of the path for a link, again and again, nothing but what the path names is covered or
+// While another process exchanges a directory of the path for a link, again and again, nothing but what the path names is covered or
 // uncovered.
 func TestExchangedForALink(t *testing.T) {
 	needFUSE(t)

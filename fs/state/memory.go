@@ -76,7 +76,7 @@ func readHeader(file *os.File) (h header, err error) {
 	return h, nil
 }
 
-// New makes the shared memory of a mount. The memory lives as long as the file, or a mapping of it.
+// New makes the shared memory of a mount. The memory lives as long as the file, or its last mapping.
 func New() (*os.File, *Shared, error) {
 	fd, err := unix.MemfdCreate("batchfs", unix.MFD_CLOEXEC)
 	if err != nil {

@@ -25,7 +25,7 @@ func Mode(group bool) os.FileMode {
 }
 
 // Self opens the directory of a root itself, to lock it. It must belong to this process's user, and no one else may write to it; one that
-// a group shares may belong to another user, if this process is of its group. Self takes away the permissions that are not those of Mode.
+// a group shares may belong to another user, if this process is of its group. Self takes away the permissions that Mode lacks.
 func Self(root *os.Root, group bool) (*os.File, error) {
 	self, err := root.Open(".")
 	if err != nil {

@@ -73,7 +73,7 @@ func TestBenchInterrupted(t *testing.T) {
 	cmd.Stdout, cmd.Stderr = &out, &out
 	done := e2e.Begin(t, cmd)
 	e2e.Await(t, "a mount", func() bool { return len(e2e.MountsBelow(t, dir)) > 0 })
-	e2e.Await(t, "the end", func() bool { // by somebody impatient
+	e2e.Await(t, "the end", func() bool { // by a user who presses Ctrl-C again and again
 		cmd.Process.Signal(syscall.SIGINT)
 		select {
 		case <-done:

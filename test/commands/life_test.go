@@ -139,7 +139,7 @@ func TestNobodyListens(t *testing.T) {
 	said.Close()
 	e2e.Must(heard.Read(make([]byte, 1)))(t)
 	heard.Close()
-	e2e.Try(t, "stat", m.Path("train/colour=red")) // of which the log would say something
+	e2e.Try(t, "stat", m.Path("train/colour=red")) // the log would say so
 	e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])
 }
 

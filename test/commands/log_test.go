@@ -29,7 +29,7 @@ func TestLog(t *testing.T) {
 	} {
 		file := filepath.Join(t.TempDir(), "log")
 		m := e2e.Mount(t, append(test.args, "-c", config, "--log", file, "--set", "log.format=json")...)
-		e2e.Try(t, "stat", m.Path("train/colour=red")) // of which the log says something
+		e2e.Try(t, "stat", m.Path("train/colour=red")) // the log says so
 		m.Stop(t)
 		text := e2e.Content(t, file)
 		if n := strings.Count(string(text), "\n"); n < test.lines || test.lines == 0 && n > 0 {
@@ -125,7 +125,7 @@ for n in range(1000):
 			e2e.Await(t, "the lines that waited", func() bool { return strings.Count(said.String(), "another goes on") == 3 })
 			e2e.NoError(t, os.Truncate(filepath.Join(filepath.Dir(config), "train.bin"), 1000))
 			e2e.Await(t, "a line of an error", func() bool {
-				e2e.Try(t, "cat", m.Path("train/next")) // an error of which the log says something
+				e2e.Try(t, "cat", m.Path("train/next")) // an error, and the log says so
 				return strings.Contains(said.String(), "a request failed")
 			})
 		})

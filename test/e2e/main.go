@@ -23,7 +23,7 @@ var (
 	Python        string // one that has NumPy
 )
 
-// Main runs the tests of a package beside those of others. Their working directory is test, whichever package it is.
+// Main runs the tests of a package beside other packages. Their working directory is test, whichever package it is.
 func Main(m *testing.M) { os.Exit(run(m, syscall.LOCK_SH)) }
 
 // Alone runs the tests of a package while no others run on this machine.

@@ -62,7 +62,7 @@ func BesideOf(data string) string { return data + ".at" }
 // A StormResult is what readers tell at their end.
 type StormResult struct {
 	Taken   int            // batches of next
-	Missing int            // of them, those that nobody got
+	Missing int            // of them, how many no reader got
 	Failed  map[string]int // reads, by errno
 	Slowest float64        // read, in seconds
 	Reads   int

@@ -73,7 +73,7 @@ func TestFaults(t *testing.T) {
 				settings = append(settings, "--set", "splits."+f.name+".tokens="+f.path)
 			}
 			m := e2e.Mount(t, settings...)
-			var ways []string // those of the split that stays well first
+			var ways []string // first the ways of the split that stays well
 			for _, s := range splits {
 				ways = append(ways, "keeps:"+s+"/next", "numbered:"+s+"/batch", "preads:"+s+"/batches.bin", "maps:"+s+"/batches.npy")
 			}

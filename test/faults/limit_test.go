@@ -100,7 +100,7 @@ func TestUnkillable(t *testing.T) {
 	e2e.Fails(t, "train cannot be read: no answer in ", e2e.PlainBatchfs, "restart", m.Dir)
 	e2e.Equal(t, "the same process serves", e2e.StatusOf(t, m).PID == first, false)
 	e2e.Read(t, "read", m.Path("well/next"))
-	d.Await(t, 3) // the same read, in both processes, and that of the restart
+	d.Await(t, 3) // the same read, in both processes, and one of the restart
 	began := time.Now()
 	e2e.Run(t, e2e.PlainBatchfs, "unmount", "--force", m.Dir)
 	wait.For(t, "the end", ended)

@@ -15,7 +15,7 @@ import (
 // Looking up settings without end costs no memory, and what is in use among them stays what it is.
 func TestManySettings(t *testing.T) {
 	e2e.ForSoak(t)
-	const first, warm, most = 1000, 20_000, 8 << 10 // KiB, of which the garbage collector takes some more or less
+	const first, warm, most = 1000, 20_000, 8 << 10 // KiB; the garbage collector takes some more or less
 	n := e2e.Soak(100_000)
 	config, _ := e2e.Small(t, 1)
 	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", config)

@@ -68,7 +68,7 @@ func TestCacheServesShares(t *testing.T) {
 		if i == 0 {
 			most = 0
 		}
-		path := fmt.Sprintf("train/rank=%d,seed=%d/batches.bin", number, i) // a seed, so that the kernel has none of it
+		path := fmt.Sprintf("train/rank=%d,seed=%d/batches.bin", number, i) // a seed, so that the kernel has not cached it
 		if n := s.fetched(func() { e2e.Run(t, "cat", m.Path(path)) }); n > most {
 			t.Errorf("change %d: as host %d, an epoch fetched %d bytes for a share of %d, may fetch %d", i, number, n, share, most)
 		}

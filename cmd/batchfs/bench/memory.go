@@ -27,7 +27,7 @@ type loading struct {
 	how     string   // a function of memory.py
 	file    string   // of tokens, or of a matrix
 	sets    []string // of the mount that it reads; nil: it reads the token file
-	cached  bool     // whether the page cache has all of the file at the beginning, or none of it
+	cached  bool     // whether the page cache has the whole file at the beginning, or nothing
 	stops   []int    // the numbers of batches after which samples are taken
 	Samples []sample `json:"samples"`
 }

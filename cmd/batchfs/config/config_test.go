@@ -175,7 +175,7 @@ func TestSplitErrors(t *testing.T) {
 		{"\n[splits.mix.sources]\nweight = 1", "2: splits.mix.sources", notTables + "a table)"},
 		{"[[batch.sources]]\nweight = 1", "1: batch.sources", "unknown key; sources must stand in [splits.X]"},
 
-		// And as a list, of which each key stands where the list does.
+		// And as a list, whose keys all stand where the list does.
 		{"[splits.mix]\nsources = []", "2: splits.mix.sources", notTables + "[])"},
 		{"[splits.mix]\nsources = [\n{tokens = 'a', weight = 1},\n{tokens = 'a'}]", "2: splits.mix.sources.1", noWeight},
 

@@ -1,6 +1,6 @@
 // Package plan has the command `batchfs plan`, which says what a run will need of the network, the store and the disks of its hosts.
 //
-// It makes the sequences of all ranks over a corpus whose sizes alone are known, or over that of a configuration, and counts
+// It makes the sequences of all ranks over a corpus whose sizes alone are known, or over the corpus of a configuration, and counts
 // the blocks that their batches lie in (count.go): with the sampler that picks the rows of a mount, and the function with which the block
 // cache finds the blocks of a row. From these counts it computes rates, sizes and prices (needs.go).
 package plan

@@ -30,7 +30,7 @@ type position struct {
 	Val    bool  `json:"val"`
 }
 
-// A chunk is what one worker encodes at a time: whole lines of jsonl, one row, or a text or a part of it.
+// A chunk is what one worker encodes at a time: whole lines of jsonl, one row, a text, or a part of a text.
 type chunk struct {
 	text         []byte
 	in           *input

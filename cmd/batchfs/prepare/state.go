@@ -105,7 +105,7 @@ func (w *workplace) clear() error {
 	return err
 }
 
-// names are those of all files that prepare made in the workplace.
+// names returns the names of all files that prepare made in the workplace.
 func (w *workplace) names() ([]string, error) {
 	dir, err := w.dir.Open(".")
 	if err != nil {

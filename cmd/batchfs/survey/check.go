@@ -66,7 +66,7 @@ type checked struct {
 	numbers int64
 	base    int64    // where its numbers begin, counted over all files of main arrays
 	results []result // of its segments
-	failed  bool     // some of it could not be read
+	failed  bool     // a part could not be read
 }
 
 type part struct {

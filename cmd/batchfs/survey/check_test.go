@@ -296,7 +296,7 @@ func TestLook(t *testing.T) {
 	}
 }
 
-// Documents are those of the index, where there is one, and numbers that are no tokens are described all the same.
+// Where there is an index, it tells the documents; and numbers that are no tokens are described all the same.
 func TestLookAtFormats(t *testing.T) {
 	t.Chdir(t.TempDir())
 	save(t, "a.bin", []uint16{5, 6, 0, 7, 0})

@@ -76,8 +76,8 @@ const (
 	sampledBytes  = 4 << 20
 )
 
-// Look reads a sample of a file, or all of it, and adds what it holds to s. If only the index of the documents is wrong, it adds the
-// rest and returns an error. stderr shows progress.
+// Look reads a sample of a file, or the whole file, and adds what it holds to s. It shows on stderr how much it has read. If only the index
+// of the documents is wrong, it adds the rest and returns an error.
 func (s *Survey) Look(ctx context.Context, path string, o LookOptions, stderr io.Writer) (err error) {
 	asked := o.EOT >= 0
 	var v *vocabulary.Vocabulary

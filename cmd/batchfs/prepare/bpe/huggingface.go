@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// ReadHuggingFace returns the tokenizer of a tokenizer.json, if it is a byte-level BPE as those of GPT-2, Llama 3, Qwen and GPT-4o.
+// ReadHuggingFace returns the tokenizer of a tokenizer.json, if it is a byte-level BPE, as GPT-2, Llama 3, Qwen and GPT-4o have.
 // What would need other code is an error that names it.
 //
 // It encodes as tokenizers does with add_special_tokens=False, whatever the file says of truncation, padding and of tokens to put
