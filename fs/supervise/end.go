@@ -12,8 +12,6 @@ var (
 	errOver    = errors.New("it was unmounted") // the kernel has closed the connection
 )
 
-func isEnd(err error) bool { return errors.Is(err, errStopped) || errors.Is(err, errOver) }
-
 // isGone says whether the kernel has closed the connection.
 func (s *supervisor) isGone() bool {
 	poll := []unix.PollFd{{Fd: int32(s.connection.Fd())}}

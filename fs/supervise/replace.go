@@ -1,115 +1,174 @@
 package supervise
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"batchfs/fs/mount"
+	"batchfs/fs/state"
 )
 
-// replace promotes another worker in place of one that ended or should end. why is for the log; nil stands for how the worker ended.
-// What the machine does to workers is no reason to give up.
-func (s *supervisor) replace(why error) error {
-	began := time.Now()
-	why = s.endWorker(why)
-	for failed := why; ; {
-		if err := s.awaitAttempt(failed); err != nil {
+// begin has the standby serve, or a new worker, as always with reload.
+func (s *supervisor) begin(reload bool) (err error) {
+	if !s.began.IsZero() && !s.resends() {
+		if err := s.remount(); err != nil {
 			return err
 		}
-		failed = s.begin(false)
-		switch {
-		case failed == nil:
-			s.Log.Warn("the worker ended: another goes on", "why", why, "after", time.Since(began), "attempts", s.attempts,
-				"pid", s.worker.cmd.Process.Pid)
-			s.standBy()
-			return nil
-		case isEnd(failed):
-			return failed
-		case errors.As(failed, new(machineError)) && !s.isTold:
-			s.isTold = true
-			s.Log.Error("no worker serves, and the machine starts none or kills it: readers wait, and it is tried until one serves", "err", failed)
+	}
+	if s.worker, s.next = s.next, nil; s.worker == nil {
+		if s.worker, err = s.start(reload); err != nil {
+			return s.fail(err, reload)
 		}
 	}
-}
-
-func (s *supervisor) endWorker(why error) error {
-	s.worker.kill()
-	switch {
-	case why != nil:
-	case s.worker.isMachines():
-		why = machineError{errors.New(s.worker.howEnded())}
-	default:
-		why = errors.New(s.worker.howEnded())
-		s.shared.Crashes.Add(1)
-	}
-	s.drain()
-	if s.next != nil && s.next.isReload {
-		s.drop(errors.New("the worker ended meanwhile; try again"))
-	}
-	if s.shared.Answered.Load() != s.before || time.Since(s.began) > settled {
-		s.attempts, s.failures, s.isTold = 0, 0, false
-	}
-	return why
-}
-
-func (s *supervisor) drain() {
-	for {
-		select {
-		case m, ok := <-s.worker.messages:
-			if !ok {
-				return
-			}
-			if m.text == msgSnapshot {
-				s.keepSnapshot(m.file)
-			}
-		default:
-			return
-		}
-	}
-}
-
-// awaitAttempt waits until another worker may be tried. The error is the end of the mount, or that too many workers have failed.
-func (s *supervisor) awaitAttempt(failed error) error {
-	if s.attempts++; !errors.As(failed, new(machineError)) {
-		if s.failures++; s.failures > maxFailures {
-			return fmt.Errorf("%d processes in a row ended before they had answered a request; the last one: %w", maxFailures, failed)
-		}
-	}
-	over := time.Now()
-	if n := s.attempts - 2; n >= 0 {
-		over = over.Add(min(s.backOff<<min(n, 10), maxBackOff))
-	}
-	for {
-		if err := s.attend(); err != nil {
-			return err
-		}
-		left := time.Until(over)
-		if left <= 0 && s.resends() {
-			return nil
-		} else if left <= 0 {
-			return s.remount()
-		}
-		time.Sleep(min(left, lookEvery))
-	}
-}
-
-// attend is for waits: it obeys Stop and the end of the mount, which is its error.
-func (s *supervisor) attend() error {
-	select {
-	case <-s.Stop:
-		if err := s.stop(); err != nil {
-			return err
-		}
-	default:
-	}
-	switch {
-	case s.isGone():
-		return errOver
-	case !s.ending.IsZero():
-		return s.tryToEnd()
+	if s.worker.isPrepared {
+		return s.promote()
 	}
 	return nil
+}
+
+func (s *supervisor) start(reload bool) (*workerProcess, error) {
+	p, err := startWorker(s.Worker(reload), s.connection, s.memory, s.Snapshot)
+	if err != nil {
+		return nil, machineError{err}
+	}
+	p.isReload = reload
+	return p, nil
+}
+
+func (s *supervisor) promote() error {
+	p := s.worker
+	p.isPromoted, p.took = true, 0
+	s.before = s.shared.Answered.Load()
+	if err := p.socket.send(msgServe, nil); err != nil {
+		return s.lose(p, p.failure(message{}))
+	}
+	return nil
+}
+
+// serving notes that the worker serves.
+func (s *supervisor) serving() {
+	p, pid, isFirst := s.worker, s.worker.cmd.Process.Pid, s.began.IsZero()
+	p.serves = true
+	s.began, s.silent = time.Now(), 0
+	s.shared.Heartbeat.Store(state.Monotonic())
+	// Only now, because the answer to the kernel's first request resets the read-ahead.
+	if err := mount.SetReadAhead(s.mounted.Device); err != nil && isFirst {
+		s.Log.Info("could not raise the kernel's read-ahead, so reading batches.bin and batches.npy in order is slower; root can raise it",
+			"want_kib", mount.ReadAhead>>10, "err", err)
+	}
+	if p.published != nil {
+		s.keepSnapshot(p.published)
+	}
+	switch {
+	case isFirst:
+		s.Serving()
+	case p.isReload:
+		s.Log.Info("restarted: a new worker serves", "pid", pid)
+		s.Restarted(pid)
+		s.endRestart("")
+		p.isReload = false
+	default:
+		s.Log.Warn("the worker ended: another goes on", "why", s.why, "after", time.Since(s.ended), "attempts", s.attempts, "pid", pid)
+	}
+	s.why = nil
+	s.standBy()
+}
+
+// lose ends a process that has ended, or should. If it was the worker, another will be tried.
+func (s *supervisor) lose(p *workerProcess, why error) error {
+	p.kill()
+	switch {
+	case p == s.next:
+		s.next = nil
+		if p.isReload {
+			s.refuse(why)
+		} else {
+			s.Log.Debug("no process stands by", "err", why)
+		}
+		return nil
+	case p.serves:
+		s.drain()
+		if !errors.As(why, new(machineError)) {
+			s.shared.Crashes.Add(1)
+		}
+		if s.next != nil && s.next.isReload {
+			s.lose(s.next, errors.New("the worker ended meanwhile; try again"))
+		}
+		if s.shared.Answered.Load() != s.before || time.Since(s.began) > settled {
+			s.attempts, s.failures, s.isTold = 0, 0, false
+		}
+	}
+	return s.fail(why, p.isReload)
+}
+
+// drain keeps a snapshot that the worker sent before it ended.
+func (s *supervisor) drain() {
+	for len(s.worker.messages) > 0 {
+		if m := <-s.worker.messages; m.text == msgSnapshot {
+			s.keepSnapshot(m.file)
+		}
+	}
+}
+
+// fail notes why there is no worker, and when another is due. The error is that too many have failed; what the machine does to workers is
+// no reason to give up.
+func (s *supervisor) fail(why error, isRestart bool) error {
+	s.worker = nil
+	if s.began.IsZero() {
+		return why
+	}
+	if isRestart {
+		s.endRestart(why.Error())
+	}
+	if s.why == nil {
+		s.why, s.ended = why, time.Now()
+	}
+	s.attempts++
+	if !errors.As(why, new(machineError)) {
+		s.failures++
+	} else if s.attempts > 1 && !s.isTold {
+		s.isTold = true
+		s.Log.Error("no worker serves, and the machine starts none or kills it: readers wait, and it is tried until one serves", "err", why)
+	}
+	if s.failures > maxFailures {
+		return fmt.Errorf("%d processes in a row ended before they had answered a request; the last one: %w", maxFailures, why)
+	}
+	s.due = time.Now()
+	if n := s.attempts - 2; n >= 0 {
+		s.due = s.due.Add(min(s.backOff<<min(n, 10), maxBackOff))
+	}
+	return nil
+}
+
+// standBy starts a standby if there is none: starting one takes long while readers keep every processor busy.
+func (s *supervisor) standBy() {
+	if s.next != nil || !s.ending.IsZero() || !s.resends() {
+		return
+	}
+	var err error
+	if s.next, err = s.start(false); err != nil {
+		s.Log.Debug("no process stands by", "err", err)
+	}
+}
+
+// resends says whether the kernel sends again what a dead worker left unanswered. Its first request tells.
+func (s *supervisor) resends() bool {
+	const flags2, hasResend = 40 + 16, 1 << (39 - 32)
+	request := s.shared.Init.Get()
+	return !s.NoResend && len(request) >= flags2+4 && binary.NativeEndian.Uint32(request[flags2:])&hasResend != 0
+}
+
+// keepSnapshot keeps the snapshot that the next worker begins from. The standby began from an older one.
+func (s *supervisor) keepSnapshot(file *os.File) {
+	s.Snapshot.Close()
+	s.Snapshot = file
+	if s.next != nil && !s.next.isReload {
+		s.next.kill()
+		s.next = nil
+	}
 }
 
 // remount ends the connection, which gives an error to every reader that waits, and mounts again.

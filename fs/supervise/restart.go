@@ -37,36 +37,16 @@ func (s *supervisor) endRestart(outcome string) {
 	s.shared.Restarts.Add(1)
 }
 
+// handOver ends the worker, and has the one that a restart started serve in its place.
 func (s *supervisor) handOver() error {
-	old, next := s.worker, s.next
-	if old.socket.send(msgLeave, nil) == nil {
-		old.awaitEnd(leavingLimit)
+	if s.worker.socket.send(msgLeave, nil) == nil {
+		s.worker.awaitEnd(leavingLimit)
 	}
-	old.kill()
+	s.worker.kill()
 	s.drain()
-	s.next = nil
-	var err error
-	if s.resends() && s.Snapshot == next.from {
-		err = s.promote(next)
-	} else { // it has a connection that ends now, or an older snapshot
+	if next := s.next; !s.resends() || s.Snapshot != next.from { // it has a connection that ends now, or an older snapshot
 		next.kill()
-		if !s.resends() {
-			if err := s.remount(); err != nil {
-				return err
-			}
-		}
-		err = s.begin(true)
+		s.next = nil
 	}
-	if isEnd(err) {
-		return err
-	} else if err != nil {
-		s.endRestart(err.Error())
-		return s.replace(err)
-	}
-	pid := s.worker.cmd.Process.Pid
-	s.Log.Info("restarted: a new worker serves", "pid", pid)
-	s.Restarted(pid)
-	s.endRestart("")
-	s.standBy()
-	return nil
+	return s.begin(true)
 }

@@ -121,7 +121,7 @@ func newRun(t *testing.T, how string) *run {
 			return cmd
 		},
 		Snapshot: snapshot, Restart: r.restart, Stop: r.stop, Grace: time.Minute,
-		Restarted: func(int) {}, Stopping: func() {},
+		Serving: func() {}, Restarted: func(int) {}, Stopping: func() {},
 		Log: slog.New(slog.NewTextHandler(r.log, nil)),
 	}, &mount.Mounted{Mountpoint: t.TempDir()}, write, shared, memory)
 	r.backOff, r.pingEvery = time.Microsecond, 100*time.Millisecond
@@ -135,10 +135,19 @@ func newRun(t *testing.T, how string) *run {
 	return r
 }
 
+// ready lets the supervisor have a worker that serves.
+func (r *run) ready(t *testing.T) {
+	t.Helper()
+	noError(t, r.begin(false))
+	for !r.worker.serves {
+		noError(t, r.received(r.worker, wait.For(t, "a message of the worker", r.worker.messages)))
+	}
+}
+
 // start starts the supervisor. What it holds is its own from then on until await returns.
 func (r *run) start(t *testing.T) {
 	t.Helper()
-	noError(t, r.begin(false))
+	r.ready(t)
 	go func() { r.done <- r.run() }()
 }
 
@@ -195,12 +204,12 @@ func TestEndedWorkerIsReplaced(t *testing.T) {
 // A worker is replaced that does not answer four pings, however long ago they were sent: this process may have been stopped.
 func TestHangingWorkerIsReplaced(t *testing.T) {
 	r := newRun(t, "serve")
-	noError(t, r.begin(false))
+	r.ready(t)
 	r.pingEvery = r.silentLimit / 3
 	first := r.worker
 	for range 10 {
 		noError(t, r.ping())
-		r.received(wait.For(t, "a pong", first.messages), true)
+		noError(t, r.received(first, wait.For(t, "a pong", first.messages)))
 	}
 	syscall.Kill(first.cmd.Process.Pid, syscall.SIGSTOP)
 	wait.Until(t, "a stopped worker", func() bool { return !first.hasThread("RSD") })
@@ -208,6 +217,7 @@ func TestHangingWorkerIsReplaced(t *testing.T) {
 	for ; r.worker == first; pings++ {
 		noError(t, r.ping())
 	}
+	r.ready(t)
 	if text := r.log.String(); pings != 4 || r.shared.Crashes.Load() != 1 || !strings.Contains(text, `why="it did not answer"`) {
 		t.Errorf("replaced at ping %d:\n%s", pings, text)
 	}
@@ -298,7 +308,8 @@ func TestMachineLetsNoneServe(t *testing.T) {
 				}
 				return cmd
 			}
-			noError(t, r.begin(false))
+			r.ready(t)
+			noError(t, r.lose(r.next, errors.New("it began too early")))
 			r.workersWill(test.how)
 			go func() { r.done <- r.run() }()
 			syscall.Kill(int(r.shared.Worker.Load()), syscall.SIGKILL)
@@ -325,30 +336,19 @@ func TestMachineLetsNoneServe(t *testing.T) {
 	}
 }
 
-// startOne starts one worker of a supervisor that runs nothing else.
-func (r *run) startOne(t *testing.T) *workerProcess {
-	t.Helper()
-	p, err := r.supervisor.start(false)
-	noError(t, err)
-	t.Cleanup(p.kill)
-	return p
-}
-
-func nothing() error { return nil }
-
-// A worker that does nothing is late. What meanwhile returns ends the wait for it.
+// A worker that was told to serve and does nothing is late.
 func TestLateWorker(t *testing.T) {
-	const limit = 2 * lookEvery
 	r := newRun(t, "serve")
-	p := r.startOne(t)
-	noError(t, p.await(msgPrepared, startLimit, nothing))
-	if err := p.await(msgServing, limit, nothing); err == nil || !strings.Contains(err.Error(), "did not get ready within 100ms") {
-		t.Error(err)
-	}
-	p = r.startOne(t)
-	noError(t, p.await(msgPrepared, startLimit, nothing))
-	if err := p.await(msgServing, time.Hour, func() error { return errStopped }); err != errStopped {
-		t.Error(err)
+	r.ready(t)
+	r.silentLimit = 2 * lookEvery
+	r.worker.serves = false
+	late := r.worker
+	wait.Until(t, "the end of its time", func() bool {
+		noError(t, r.look())
+		return r.worker != late
+	})
+	if r.why == nil || !strings.Contains(r.why.Error(), "did not get ready within 100ms") {
+		t.Error(r.why)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -48,10 +49,16 @@ type supervisor struct {
 	shared     *state.Shared
 	memory     *os.File // of shared
 
-	worker *workerProcess
-	began  time.Time     // when the worker began to serve
+	worker *workerProcess // that serves or gets ready to, or nil until another is due
+	next   *workerProcess // that stands by, or will, or is for a restart; or nil
+	due    time.Time
+
+	began  time.Time     // when a worker last began to serve; zero: none has yet
 	before uint64        // requests that were answered until then
 	silent time.Duration // how long the worker has worked since it answered a ping
+
+	why   error     // why the last worker that served does no longer, until another serves
+	ended time.Time // when it ended
 
 	// Since a worker last answered a request, or was settled:
 	attempts int  // to have one serve
@@ -62,8 +69,6 @@ type supervisor struct {
 	pingEvery   time.Duration
 	silentLimit time.Duration // a worker hangs that could work for so long and did not answer a ping
 
-	next *workerProcess // that can replace the worker, or soon will, or nil
-
 	ending      time.Time // end of the grace period; zero: the mount should not end
 	isUnmounted bool
 }
@@ -73,8 +78,7 @@ const (
 	maxMessages = 64
 	// A worker that gets ready may work for so long.
 	startLimit = 20 * time.Second
-	// The supervisor looks this often for what no message tells: whether the worker has ended, and threads that cannot be killed keep
-	// its socket open; and, in the grace period, whether files are still open.
+	// The supervisor looks this often for what no message tells.
 	lookEvery = 50 * time.Millisecond
 	// A worker that has served for so long did not fail at once, also if there was no request to answer.
 	settled = 200 * time.Millisecond
@@ -140,12 +144,10 @@ func keepThreads() {
 
 func (s *supervisor) serve() error {
 	defer s.killWorkers()
-	if err := s.begin(false); err != nil {
-		return fmt.Errorf("cannot serve %s: %w", s.mounted.Mountpoint, err)
-	}
-	s.Serving()
 	err := s.run()
 	switch {
+	case s.began.IsZero():
+		return fmt.Errorf("cannot serve %s: %w", s.mounted.Mountpoint, err)
 	case errors.Is(err, errOver):
 	case !errors.Is(err, errStopped):
 		s.Log.Error("the mount ends: its readers get errors", "err", err)
@@ -157,11 +159,13 @@ func (s *supervisor) serve() error {
 }
 
 func (s *supervisor) killWorkers() {
-	for _, p := range []*workerProcess{s.worker, s.next} {
-		if p != nil {
-			p.kill()
-		}
+	for _, p := range s.processes() {
+		p.kill()
 	}
+}
+
+func (s *supervisor) processes() []*workerProcess {
+	return slices.DeleteFunc([]*workerProcess{s.worker, s.next}, func(p *workerProcess) bool { return p == nil })
 }
 
 // run keeps a worker serving. It returns why the mount ends: errOver, errStopped, or another error.
@@ -169,22 +173,26 @@ func (s *supervisor) run() error {
 	ping, look := time.NewTicker(s.pingEvery), time.NewTicker(lookEvery)
 	defer ping.Stop()
 	defer look.Stop()
-	s.standBy()
 	for !s.isGone() {
-		var next chan message
-		if s.next != nil {
-			next = s.next.messages
+		if s.worker == nil && !time.Now().Before(s.due) {
+			if err := s.begin(false); err != nil {
+				return err
+			}
+		}
+		restart := s.Restart
+		if !s.worker.isServing() {
+			restart = nil // until it is
 		}
 		var err error
 		select {
-		case <-s.Restart:
+		case <-restart:
 			s.restart()
 		case <-s.Stop:
 			err = s.stop()
-		case m, ok := <-s.worker.messages:
-			err = s.received(m, ok)
-		case m := <-next:
-			err = s.receivedNext(m)
+		case m := <-s.worker.inbox():
+			err = s.received(s.worker, m)
+		case m := <-s.next.inbox():
+			err = s.received(s.next, m)
 		case <-ping.C:
 			err = s.ping()
 		case <-look.C:
@@ -197,18 +205,29 @@ func (s *supervisor) run() error {
 	return errOver
 }
 
-// ok is false at the end of the worker's messages.
-func (s *supervisor) received(m message, ok bool) error {
+// received obeys a message of a process. The zero message says that the process has ended.
+func (s *supervisor) received(p *workerProcess, m message) error {
 	switch {
-	case !ok:
-		return s.replace(nil)
-	case m.text == msgSnapshot:
+	case m.text == msgSnapshot && p.serves:
 		s.keepSnapshot(m.file)
+	case m.text == msgSnapshot:
+		p.published = m.file
+	case m.text == msgPrepared:
+		p.isPrepared = true
+		if p == s.worker {
+			return s.promote()
+		} else if p.isReload {
+			return s.handOver()
+		}
+	case m.text == msgServing && p.isPromoted:
+		s.serving()
 	case m.text == msgPong:
 		s.silent = 0
 		s.shared.Heartbeat.Store(state.Monotonic())
-	case strings.HasPrefix(m.text, msgRefused):
+	case p.serves && strings.HasPrefix(m.text, msgRefused):
 		s.Log.Error("the worker cannot serve any longer", "err", strings.TrimPrefix(m.text, msgRefused))
+	default:
+		return s.lose(p, p.failure(m))
 	}
 	return nil
 }
@@ -216,23 +235,34 @@ func (s *supervisor) received(m message, ok bool) error {
 // ping counts pings and not the time, because this process may have been stopped for a while, and of a ping only what the worker
 // could work.
 func (s *supervisor) ping() error {
+	if !s.worker.isServing() {
+		return nil
+	}
 	if s.silent += s.worker.worked(s.pingEvery); s.silent > s.silentLimit {
-		s.shared.Crashes.Add(1)
-		return s.replace(errors.New("it did not answer"))
+		return s.lose(s.worker, errors.New("it did not answer"))
 	}
 	s.worker.socket.send(msgPing, nil) // an error means that it has ended, which its socket tells too
 	s.standBy()
 	return nil
 }
 
+// look is for what no message tells: that a process has ended while threads of it that cannot be killed keep its socket open, or is
+// late; and, in the grace period, whether files are still open.
 func (s *supervisor) look() error {
-	_, isDying := s.worker.isDying()
-	switch {
-	case isDying:
-		return s.replace(nil)
-	case s.next != nil && !s.next.isPrepared && s.next.isLate(startLimit):
-		s.drop(errLate(startLimit))
-	case !s.ending.IsZero():
+	for _, p := range s.processes() {
+		limit := startLimit
+		if p.isPromoted {
+			limit = s.silentLimit
+		}
+		_, isDying := p.isDying()
+		switch {
+		case isDying:
+			return s.lose(p, p.failure(message{}))
+		case !p.serves && p.isPrepared == p.isPromoted && p.isLate(limit) && len(p.messages) == 0: // or this process is late
+			return s.lose(p, fmt.Errorf("the process that was to serve did not get ready within %v", limit))
+		}
+	}
+	if !s.ending.IsZero() {
 		return s.tryToEnd()
 	}
 	return nil

@@ -24,8 +24,9 @@ type workerProcess struct {
 	from       *os.File      // the snapshot that it begins from
 	cpu        time.Duration // processor time that it had got when worked was last called
 	took       time.Duration // how long it has worked to get ready
-	isReload   bool          // it was started for a restart; otherwise it stands by
+	isReload   bool          // it was started for a restart, and does not serve yet
 	isPrepared bool          // it could serve
+	isPromoted bool          // it was told to serve
 	serves     bool
 	published  *os.File // the snapshot that it published before it served, or nil
 }
@@ -65,8 +66,15 @@ func (p *workerProcess) listen() {
 	close(p.ended)
 }
 
-func errLate(limit time.Duration) error {
-	return fmt.Errorf("the process that was to serve did not get ready within %v", limit)
+// isServing says whether there is a worker, and it serves.
+func (p *workerProcess) isServing() bool { return p != nil && p.serves }
+
+// inbox is where messages arrive; nil, on which nothing does, if there is no process.
+func (p *workerProcess) inbox() <-chan message {
+	if p == nil {
+		return nil
+	}
+	return p.messages
 }
 
 // worked returns how long this process could work in a while that has passed: all of it, or only the processor time that it got if its
@@ -90,42 +98,16 @@ func (p *workerProcess) isLate(limit time.Duration) bool {
 	return p.took > limit
 }
 
-// await waits for a message of a worker that does not serve yet. A worker that ends, refuses, or has worked for longer than limit is
-// killed: the error says why. So is one when meanwhile, which is called now and then, returns an error.
-func (p *workerProcess) await(text string, limit time.Duration, meanwhile func() error) error {
-	look := time.NewTicker(lookEvery)
-	defer look.Stop()
-	for p.took = 0; ; {
-		select {
-		case m := <-p.messages: // the zero message when it has ended
-			switch m.text {
-			case msgSnapshot:
-				p.published = m.file
-			case text:
-				return nil
-			default:
-				return p.failure(m)
-			}
-		case <-look.C:
-			err := meanwhile()
-			if err == nil && p.isLate(limit) && len(p.messages) == 0 { // or this process is late
-				err = errLate(limit)
-			}
-			if err != nil {
-				p.kill()
-				return err
-			}
-		}
-	}
-}
-
-// failure kills a worker that sent m instead of what was expected.
+// failure kills a process that sent m instead of what was expected, and says why it does not serve.
 func (p *workerProcess) failure(m message) error {
 	p.kill()
 	if reason, refused := strings.CutPrefix(m.text, msgRefused); refused {
 		return errors.New(reason)
 	}
-	err := fmt.Errorf("the process that was to serve ended (%s)", p.howEnded())
+	err := errors.New(p.howEnded())
+	if !p.serves {
+		err = fmt.Errorf("the process that was to serve ended (%w)", err)
+	}
 	if m.text == "" && p.isMachines() {
 		return machineError{err}
 	}
