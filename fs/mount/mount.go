@@ -183,7 +183,7 @@ func connectAsUser(mountpoint string, self string, allowOther bool) (*os.File, e
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("cannot mount %s: %s (%w)", mountpoint, strings.TrimSpace(string(out)), err)
 	}
-	_, connection, err := fdpass.Receive(ours, make([]byte, 1))
+	_, connection, err := fdpass.Receive(ours)
 	if err == nil && connection == nil {
 		err = errors.New("a message without a descriptor")
 	}

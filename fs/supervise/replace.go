@@ -42,7 +42,7 @@ func (s *supervisor) promote() error {
 	p := s.worker
 	p.isPromoted, p.took = true, 0
 	s.before = s.shared.Answered.Load()
-	if err := p.socket.send(msgServe, nil); err != nil {
+	if err := p.send(msgServe); err != nil {
 		return s.lose(p, p.failure(message{}))
 	}
 	return nil

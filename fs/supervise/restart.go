@@ -39,7 +39,7 @@ func (s *supervisor) endRestart(outcome string) {
 
 // handOver ends the worker, and has the one that a restart started serve in its place.
 func (s *supervisor) handOver() error {
-	if s.worker.socket.send(msgLeave, nil) == nil {
+	if s.worker.send(msgLeave) == nil {
 		s.worker.awaitEnd(leavingLimit)
 	}
 	s.worker.kill()

@@ -241,7 +241,7 @@ func (s *supervisor) ping() error {
 	if s.silent += s.worker.worked(s.pingEvery); s.silent > s.silentLimit {
 		return s.lose(s.worker, errors.New("it did not answer"))
 	}
-	s.worker.socket.send(msgPing, nil) // an error means that it has ended, which its socket tells too
+	s.worker.send(msgPing)
 	s.standBy()
 	return nil
 }

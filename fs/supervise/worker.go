@@ -2,12 +2,14 @@ package supervise
 
 import (
 	"errors"
+	"net"
 	"os"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"batchfs/fs/fdpass"
 	"batchfs/fs/state"
 )
 
@@ -33,7 +35,7 @@ type Worker struct {
 	Shared     *state.Shared // of the mount
 	Connection int           // descriptor of the connection to the kernel, /dev/fuse
 
-	socket *socket
+	conn *net.UnixConn // to the supervisor
 }
 
 // ConnectSupervisor is for a process that a supervisor started. An error was told to the supervisor.
@@ -41,13 +43,14 @@ func ConnectSupervisor() (*Worker, error) {
 	for fd := connectionFd; fd <= ExtraFd; fd++ {
 		unix.CloseOnExec(fd)
 	}
-	w := &Worker{
-		Snapshot: os.NewFile(snapshotFd, "snapshot"), Connection: connectionFd, socket: &socket{file: os.NewFile(socketFd, "supervisor")},
+	conn, err := fdpass.Connect(os.NewFile(socketFd, "supervisor"))
+	if err != nil {
+		return nil, err
 	}
+	w := &Worker{Snapshot: os.NewFile(snapshotFd, "snapshot"), Connection: connectionFd, conn: conn}
 	shared := os.NewFile(sharedFd, "shared")
 	defer shared.Close()
 	dieBefore()
-	var err error
 	if w.Shared, err = state.Map(shared); err != nil {
 		w.Refuse(err)
 		return nil, err
@@ -56,20 +59,20 @@ func ConnectSupervisor() (*Worker, error) {
 }
 
 // Refuse tells the supervisor why this process cannot serve.
-func (w *Worker) Refuse(err error) { w.socket.send(msgRefused+err.Error(), nil) }
+func (w *Worker) Refuse(err error) { fdpass.Send(w.conn, msgRefused+err.Error(), nil) }
 
 // Publish gives the supervisor a snapshot for successors to begin from. It closes the file.
 func (w *Worker) Publish(snapshot *os.File) error {
 	defer snapshot.Close()
-	return w.socket.send(msgSnapshot, snapshot)
+	return fdpass.Send(w.conn, msgSnapshot, snapshot)
 }
 
 // AwaitPromotion waits until this process should serve. The error is ErrReplaced if that will never be.
 func (w *Worker) AwaitPromotion() error {
-	if err := w.socket.send(msgPrepared, nil); err != nil {
+	if err := fdpass.Send(w.conn, msgPrepared, nil); err != nil {
 		return err
 	}
-	if m, err := w.socket.receive(); err != nil || m.text != msgServe {
+	if text, _, err := fdpass.Receive(w.conn); err != nil || text != msgServe {
 		return ErrReplaced
 	}
 	w.Shared.Worker.Store(int64(os.Getpid()))
@@ -88,19 +91,19 @@ func dieBefore() {
 }
 
 // Serving tells the supervisor that this process serves.
-func (w *Worker) Serving() error { return w.socket.send(msgServing, nil) }
+func (w *Worker) Serving() error { return fdpass.Send(w.conn, msgServing, nil) }
 
 // AnswerPings answers pings until the supervisor tells this process to end, or is gone. check must block while requests cannot be
 // answered.
 func (w *Worker) AnswerPings(check func()) {
 	for {
-		m, err := w.socket.receive()
+		text, _, err := fdpass.Receive(w.conn)
 		switch {
-		case err != nil || m.text == msgLeave:
+		case err != nil || text == msgLeave:
 			return
-		case m.text == msgPing:
+		case text == msgPing:
 			check()
-			w.socket.send(msgPong, nil)
+			fdpass.Send(w.conn, msgPong, nil)
 		}
 	}
 }

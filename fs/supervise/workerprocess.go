@@ -3,6 +3,7 @@ package supervise
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -17,7 +18,7 @@ import (
 // A workerProcess is a worker as its supervisor sees it.
 type workerProcess struct {
 	cmd      *exec.Cmd
-	socket   *socket
+	conn     *net.UnixConn
 	messages chan message  // of the worker; closed with its end of the socket
 	ended    chan struct{} // closed when the process has ended
 
@@ -37,7 +38,7 @@ func startWorker(cmd *exec.Cmd, connection, memory, snapshot *os.File) (*workerP
 		return nil, err
 	}
 	p := &workerProcess{
-		cmd: cmd, socket: &socket{file: ours}, messages: make(chan message, maxMessages), ended: make(chan struct{}), from: snapshot,
+		cmd: cmd, conn: ours, messages: make(chan message, maxMessages), ended: make(chan struct{}), from: snapshot,
 	}
 	cmd.ExtraFiles = append([]*os.File{connection, memory, theirs, snapshot}, cmd.ExtraFiles...)
 	// A group of its own: Ctrl-C is for the supervisor, which then unmounts.
@@ -54,20 +55,25 @@ func startWorker(cmd *exec.Cmd, connection, memory, snapshot *os.File) (*workerP
 
 func (p *workerProcess) listen() {
 	for {
-		m, err := p.socket.receive()
+		text, file, err := fdpass.Receive(p.conn)
 		if err != nil {
 			break
 		}
-		p.messages <- m
+		if text != msgSnapshot || file != nil { // or this process had no free descriptor for it
+			p.messages <- message{text, file}
+		}
 	}
 	close(p.messages)
 	p.cmd.Wait()
-	p.socket.file.Close()
+	p.conn.Close()
 	close(p.ended)
 }
 
 // isServing says whether there is a worker, and it serves.
 func (p *workerProcess) isServing() bool { return p != nil && p.serves }
+
+// send sends a message. An error means that the process has ended, which its socket tells too.
+func (p *workerProcess) send(text string) error { return fdpass.Send(p.conn, text, nil) }
 
 // inbox is where messages arrive; nil, on which nothing does, if there is no process.
 func (p *workerProcess) inbox() <-chan message {
