@@ -35,23 +35,19 @@ func TestLateReadGivesItsNumberBack(t *testing.T) {
 		tr := plant(t, counting("train", size))
 		read := state.Read{FH: tr.reader(t, "train/next", 0).fh, ID: id, Span: whole}
 		if first == "assigned" {
-			if k, err := tr.reads.assign(read, nil); k != 0 || err != nil {
+			if k, err := tr.handles.AssignBatch(read, nil); k != 0 || err != nil {
 				t.Fatal(k, err)
 			}
 		}
 		tr.GiveBack(id)
 		if first == "late" {
-			if _, err := tr.reads.assign(read, late); err != guard.ErrLate {
+			if _, err := tr.handles.AssignBatch(read, late); err != state.ErrLate {
 				t.Fatal(err)
 			}
 		}
 		next := tr.reader(t, "train/next", 0)
 		if got := next.batch(t, size); got != 0 {
 			t.Errorf("%s first: the next reader got batch %d, want 0", first, got)
-		}
-		tr.Answered(next.unique)
-		if n := len(tr.reads.assigned); n > 0 {
-			t.Errorf("%s first: %d reads are under way", first, n)
 		}
 	}
 }

@@ -158,7 +158,7 @@ func (t *tree) readNext(late <-chan struct{}, i inode, in *fuse.ReadIn, span sta
 			return nil, errForgotten
 		}
 		read.Version = s.Spec().Version
-		k, err := t.reads.assign(read, late)
+		k, err := t.handles.AssignBatch(read, late)
 		if err != nil {
 			return nil, err
 		}
@@ -166,7 +166,7 @@ func (t *tree) readNext(late <-chan struct{}, i inode, in *fuse.ReadIn, span sta
 		if err == nil {
 			return answer, nil
 		}
-		t.reads.giveBack(in.Unique)
+		t.handles.GiveBack(in.Unique)
 		if !s.Spec().Follows || !errors.Is(err, syscall.ESTALE) || try == maxTries {
 			return nil, err
 		}

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
@@ -19,7 +18,8 @@ import (
 // sequences are the sequences of a mount by number, which is part of inode numbers. The splits have the first numbers, from 1
 // on. The others are splits under the settings of a path, train/rank=3,world=8: they begin when they are looked up, and end
 // when the kernel has forgotten all their files, unless their cursor has moved. Names beyond maxRecent are invalidated, oldest
-// first, so that the kernel forgets them; files that are open keep working.
+// first, so that the kernel forgets them; files that are open keep working. In a flood of lookups the oldest may be missed: the kernel
+// forgets those when it needs the memory.
 //
 // The shared state holds what the next worker must know. That worker makes a Sequence of settings at its first use.
 //
@@ -36,18 +36,16 @@ type sequences struct {
 	byName map[string]int // guarded by mu, as all below, the lookups and names of the shared state, and its faults
 	free   []int          // numbers that were used and are not now
 	ofUser map[uint32]int // how many settings each user looked up first
-	recent []state.Name   // looked up as settings, oldest first
-	many   *sync.Cond     // of mu: there are more than maxRecent
+	told   uint64         // names of the shared state that the kernel was told to forget, or that are lost
+	many   *sync.Cond     // of mu: more than maxRecent are left
 }
 
 const (
 	// A name in use survives its invalidation: the kernel looks it up again. An invalidation may wait in the kernel for another
 	// lookup, in a thread that cannot be killed, so invalidations should be rare.
 	maxRecent = 1 << 10
-	// The kernel forgets a name only when no lookup runs in its directory. So many names are invalidated at once. While more
-	// than tooMany wait for that, every lookup of settings sleeps for a millisecond.
+	// The kernel forgets a name only when no lookup runs in its directory. So many names are invalidated at once.
 	invalidators = 8
-	tooMany      = 4 * maxRecent
 )
 
 // maxNameLen is the longest name of a file in bytes, as statfs says.
@@ -80,7 +78,6 @@ func (q *sequences) resume(splits []Sequence) error {
 	for _, s := range splits {
 		bySplit[s.Spec().Name] = s
 	}
-	q.recent = q.shared.Names()
 	mounted := 0
 	for number := 1; number <= q.shared.SequencesUsed(); number++ {
 		entry := &q.shared.Sequences[number]
@@ -177,41 +174,36 @@ func (q *sequences) lookup(dir inode, name string, user uint32) (s Sequence, num
 		}
 		return nil, 0, syscall.EINVAL
 	}
-	number, waiting, errno := q.acquire(s, state.Name{Dir: uint64(dir), Name: name}, user)
-	switch {
-	case errno == syscall.EDQUOT:
+	number, errno = q.acquire(s, state.Name{Dir: uint64(dir), Name: name}, user)
+	switch errno {
+	case syscall.EDQUOT:
 		q.log.limited(slog.LevelWarn, "a user has as many settings directories as mount.settings_per_user allows: new ones fail with EDQUOT",
 			"uid", user, "settings_per_user", q.o.SettingsPerUser)
-	case errno == syscall.ENOSPC:
+	case syscall.ENOSPC:
 		q.log.limited(slog.LevelError, "too many settings directories are in use: new ones fail with ENOSPC", "most", state.MaxSequences-1)
-	case waiting > tooMany:
-		time.Sleep(time.Millisecond)
 	}
 	return s, number, errno
 }
 
-// acquire returns the number of a sequence that was looked up by a name, and how many names the kernel may know.
-func (q *sequences) acquire(s Sequence, name state.Name, user uint32) (number, names int, errno syscall.Errno) {
+// acquire returns the number of a sequence that was looked up by a name.
+func (q *sequences) acquire(s Sequence, name state.Name, user uint32) (number int, errno syscall.Errno) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	number, known := q.byName[s.Spec().Name]
 	if !known {
 		if user != 0 && user != q.o.UID && q.ofUser[user] >= q.o.SettingsPerUser {
-			return 0, 0, syscall.EDQUOT
+			return 0, syscall.EDQUOT
 		}
 		if number = q.add(s, user); number == 0 {
-			return 0, 0, syscall.ENOSPC
+			return 0, syscall.ENOSPC
 		}
 	}
 	if number > q.splits {
 		q.shared.Sequences[number].Lookups.Add(1)
 	}
 	q.shared.NoteName(name)
-	q.recent = append(q.recent, name)
-	if len(q.recent) > maxRecent {
-		q.many.Signal()
-	}
-	return number, len(q.recent), 0
+	q.many.Signal()
+	return number, 0
 }
 
 // countLookup counts a lookup of a file of a sequence. Splits never end, so theirs are not counted.
@@ -224,9 +216,9 @@ func (q *sequences) countLookup(number int) {
 	q.shared.Sequences[number].Lookups.Add(1)
 }
 
-// invalidate tells the kernel to forget outdated names, until ended is closed. The next worker repeats it.
-func (q *sequences) invalidate(server *fuse.Server, ended <-chan struct{}) {
-	for !isClosed(ended) {
+// invalidate tells the kernel to forget outdated names. The next worker repeats it.
+func (q *sequences) invalidate(server *fuse.Server) {
+	for {
 		n := q.outdated()
 		server.EntryNotify(n.Dir, n.Name) // an error means that the kernel has forgotten it by itself
 	}
@@ -236,10 +228,11 @@ func (q *sequences) invalidate(server *fuse.Server, ended <-chan struct{}) {
 func (q *sequences) outdated() (n state.Name) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for len(q.recent) <= maxRecent {
+	for q.shared.NamesNoted()-q.told <= maxRecent {
 		q.many.Wait()
 	}
-	n, q.recent = q.recent[0], q.recent[1:]
+	q.told, n = q.shared.NameFrom(q.told)
+	q.told++
 	return n
 }
 

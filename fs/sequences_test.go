@@ -132,18 +132,8 @@ func TestNumbersOfSequences(t *testing.T) {
 	}
 }
 
-// forgetAtOnce takes the outdated names, so that no lookup waits for them to be invalidated.
-func (q *sequences) forgetAtOnce() {
-	go func() {
-		for {
-			q.outdated()
-		}
-	}()
-}
-
 func TestAllNumbersInUse(t *testing.T) {
 	q, dir := train(t)
-	q.forgetAtOnce()
 	var numbers []int
 	for i := range state.MaxSequences - 2 {
 		numbers = append(numbers, q.mustLookUp(t, dir, fmt.Sprint("seed=", i)))

@@ -61,10 +61,14 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 	if _, err := unix.Write(w.Connection, notifyResend); err != nil && err != unix.EINVAL {
 		return fmt.Errorf("cannot ask the kernel to resend unanswered requests: %w", err)
 	}
-	ended := make(chan struct{})
-	t.start(server, ended)
+	for range invalidators {
+		go t.sequences.invalidate(server)
+	}
 	go func() {
-		w.AnswerPings(guarded.CheckLock)
+		w.AnswerPings(func() {
+			guarded.CheckLock()
+			t.tellRemaps()
+		})
 		stop <- supervise.ErrReplaced
 	}()
 	o.Log.Debug("this process serves", "pid", os.Getpid(), "workers", w.Shared.Workers.Load())
@@ -83,27 +87,16 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 		return nil
 	case why := <-stop:
 		guarded.Stop()
-		close(ended)
 		leave(fd, served)
 		return why
 	}
 }
 
-// start starts what runs beside the answers. It ends with the process; ended is closed when the kernel may not hear it any more.
-func (t *tree) start(server *fuse.Server, ended <-chan struct{}) {
-	for range invalidators {
-		go t.sequences.invalidate(server, ended)
-	}
-	go t.tellRemaps()
-}
-
 // tellRemaps updates the counters of remaps in the shared state, for commands that must not touch the mount.
 func (t *tree) tellRemaps() {
-	for ; ; time.Sleep(time.Second) {
-		mapped, busy := t.o.Remaps()
-		t.shared.Remapped.Store(uint64(mapped))
-		t.shared.RemapBusy.Store(uint64(busy))
-	}
+	mapped, busy := t.o.Remaps()
+	t.shared.Remapped.Store(uint64(mapped))
+	t.shared.RemapBusy.Store(uint64(busy))
 }
 
 func mountOptions(log *limitedLog, panicked func(any) fuse.Status) *fuse.MountOptions {

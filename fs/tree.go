@@ -33,7 +33,6 @@ type tree struct {
 	makingStatus       sync.Mutex // held while status.json is made, which may be long: one at a time; before every other lock
 	prefetcher         *prefetcher
 	limits             *guard.Limits
-	reads              reads
 	log                *limitedLog
 	o                  Options
 }
@@ -74,17 +73,15 @@ func newTree(mountpoint string, splits []Sequence, shared *state.Shared, limits 
 	if err != nil {
 		return nil, err
 	}
-	handles := state.NewHandles(shared)
 	return &tree{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
 		shared:        shared,
-		handles:       handles,
+		handles:       state.NewHandles(shared),
 		sequences:     sequences,
 		readme:        readmeOf(mountpoint, splits),
 		texts:         texts{most: int(o.TextBytes), open: map[uint64][]byte{}},
 		prefetcher:    &prefetcher{batches: o.Ahead, bytes: o.AheadBytes, limits: limits, log: log},
 		limits:        limits,
-		reads:         reads{handles: handles, assigned: map[uint64]assignment{}},
 		log:           log,
 		o:             o,
 	}, nil
@@ -281,9 +278,12 @@ func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) 
 	return fuse.OK
 }
 
+func (t *tree) GiveBack(id uint64) { t.handles.GiveBack(id) }
+func (t *tree) Answered(id uint64) { t.handles.Answered(id) }
+
 // Fault turns the error of a request into an errno, and puts its words into the log and status.json.
 func (t *tree) Fault(node uint64, err error) fuse.Status {
-	if err == guard.ErrLate { // its reader has an answer, and the log has that error
+	if err == state.ErrLate { // its reader has an answer, and the log has that error
 		return fuse.Status(syscall.ETIMEDOUT)
 	}
 	errno := syscall.EIO

@@ -84,9 +84,6 @@ const (
 
 var errExhausted = fmt.Errorf("given up: %d processes ended by themselves while this had no answer", state.MaxAttempts)
 
-// ErrLate is the error of a request that has an answer already. The log has another error for it.
-var ErrLate = fmt.Errorf("too late (%w)", syscall.ETIMEDOUT)
-
 // New makes a Guard around a file system. Run must run too.
 func New(inner FileSystem, o Options) *Guard {
 	return &Guard{FileSystem: inner, o: o, stuck: make([]int, len(o.Limits.splits))}

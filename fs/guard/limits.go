@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/fs/mount"
+	"batchfs/fs/state"
 )
 
 // Limits bound, for each split, the requests that use its token files at a time, and the memory of their replies. A request beyond
@@ -113,7 +114,7 @@ func (s *split) wait(of *semaphore.Weighted, n int64, buf []byte, late <-chan st
 		freePages(buf)
 	}
 	if of.Acquire(&fuse.Context{Cancel: late}, n) != nil {
-		return ErrLate
+		return state.ErrLate
 	}
 	return nil
 }

@@ -31,11 +31,20 @@ type Handles struct {
 	mu      sync.Mutex  // serialises slots and numbers: at most one number is half assigned
 	free    []uint32    // slots that were used and are not now; guarded by mu
 	scratch []byteRange // guarded by mu
+
+	underWay map[uint64]underWay // reads that have no answer yet, by the ids of their requests; guarded by mu
+}
+
+// An underWay is a read and what it was assigned.
+type underWay struct {
+	Read
+	number uint64
+	added  bool // it delivers bytes that were not delivered before
 }
 
 // NewHandles continues with what is in the shared memory, in which no other process works any more.
 func NewHandles(shared *Shared) *Handles {
-	h := &Handles{shared: shared}
+	h := &Handles{shared: shared, underWay: map[uint64]underWay{}}
 	for i := range shared.slotsUsed.Load() {
 		if shared.slots[i].sequence.Load() == 0 {
 			h.free = append(h.free, uint32(i))
@@ -55,12 +64,6 @@ func (h *Handles) slot(fh uint64) *slot { return &h.shared.slots[fh%MaxHandles] 
 
 func (h *Handles) cursor(s *slot) *atomic.Uint64 {
 	return &h.shared.Sequences[s.sequence.Load()].Cursor
-}
-
-// CheckLock blocks if a request never releases the lock.
-func (h *Handles) CheckLock() {
-	h.mu.Lock()
-	h.mu.Unlock() //lint:ignore SA2001 only whether it can be taken matters
 }
 
 // Open opens a handle of a sequence's next, for request id; sent again, the request gets the same one. ok is false when MaxHandles are open.
@@ -137,17 +140,34 @@ var ErrRanges = fmt.Errorf("a batch of next was read in more than %d ranges that
 // ErrOutdated is the error of a reader that is in the middle of a batch whose tokens changed.
 var ErrOutdated = fmt.Errorf("the token files changed while they were read: open the file again, next from its beginning (%w)", syscall.ESTALE)
 
+// ErrLate is the error of a request that has an answer already. The log has another error for it.
+var ErrLate = fmt.Errorf("too late (%w)", syscall.ETIMEDOUT)
+
 // AssignBatch returns which batch a request reads: the batch that the handle holds, or the cursor's next one at the handle's
-// first read, and once each byte of the handle's batch was delivered. added, which is for GiveBack, says whether the request delivers
-// bytes that were not delivered before. Sent again, the request gets the number it got first.
+// first read, and once each byte of the handle's batch was delivered. Sent again, the request gets the number it got first. GiveBack or
+// Answered must follow.
 //
 // Bytes count as delivered when they are requested, because the reader may send its next request before the answer is sent. The
 // requests into which the kernel cuts a long read(2) get one batch, whatever other threads that share the handle read meanwhile.
 //
-// The error is ErrOutdated in the middle of a batch of another version, ErrRanges, or ESTALE for a handle that was closed.
-func (h *Handles) AssignBatch(r Read) (k uint64, added bool, err error) {
+// The error is ErrOutdated in the middle of a batch of another version, ErrRanges, ESTALE for a handle that was closed, or ErrLate once
+// late is closed, upon which GiveBack is called.
+func (h *Handles) AssignBatch(r Read, late <-chan struct{}) (k uint64, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	select {
+	case <-late:
+		return 0, ErrLate
+	default:
+	}
+	k, added, err := h.assignBatch(r)
+	if err == nil {
+		h.underWay[r.ID] = underWay{r, k, added}
+	}
+	return k, err
+}
+
+func (h *Handles) assignBatch(r Read) (k uint64, added bool, err error) {
 	s := h.slot(r.FH)
 	if s.isFree(r.FH) {
 		return 0, false, fmt.Errorf("the handle was closed (%w)", syscall.ESTALE) // sent again, although it was answered long ago
@@ -295,11 +315,25 @@ func (h *Handles) finish(s *slot) {
 	s.flags.Store(s.flags.Load()&(tentative|hasUnfinished) | holds | version<<versionShift)
 }
 
-// GiveBack notes that r, a request for batch k, has failed: what it added, as AssignBatch said, was not delivered. A batch that no
-// other request read goes to the next reader instead, unless another number was taken meanwhile.
-func (h *Handles) GiveBack(r Read, k uint64, added bool) {
+// Answered notes that a request was answered.
+func (h *Handles) Answered(id uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	delete(h.underWay, id)
+}
+
+// GiveBack notes that a request has failed, even if its handler still runs: what it added was not delivered. A batch that no other request
+// read goes to the next reader instead, unless another number was taken meanwhile.
+func (h *Handles) GiveBack(id uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if r, ok := h.underWay[id]; ok {
+		delete(h.underWay, id)
+		h.giveBack(r.Read, r.number, r.added)
+	}
+}
+
+func (h *Handles) giveBack(r Read, k uint64, added bool) {
 	s := h.slot(r.FH)
 	switch {
 	case s.isFree(r.FH):

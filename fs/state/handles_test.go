@@ -22,7 +22,7 @@ func begin(t testing.TB) *Handles {
 
 // read asks for the number of a request by the only thread that there is.
 func (h *Handles) read(fh, id uint64, r Span, version Version) (k uint64, ok bool) {
-	k, _, err := h.AssignBatch(Read{FH: fh, ID: id, Span: r, Version: version})
+	k, _, err := h.assignBatch(Read{FH: fh, ID: id, Span: r, Version: version})
 	return k, err == nil
 }
 

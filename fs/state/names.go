@@ -1,6 +1,6 @@
 package state
 
-// NoteName notes a name that was looked up, for a successor to have the kernel forget. The caller serialises calls.
+// NoteName notes a name that was looked up, for the kernel to forget it later. The caller serialises calls.
 func (s *Shared) NoteName(n Name) {
 	at := &s.names.ring[s.names.noted.Load()%maxNames]
 	at.dir.Store(n.Dir)
@@ -8,12 +8,13 @@ func (s *Shared) NoteName(n Name) {
 	s.names.noted.Add(1)
 }
 
-// Names returns the last maxNames-1 names at most, oldest first, also those that the kernel has forgotten since.
-func (s *Shared) Names() (list []Name) {
-	noted := s.names.noted.Load()
-	for i := noted - min(noted, maxNames-1); i < noted; i++ {
-		at := &s.names.ring[i%maxNames]
-		list = append(list, Name{at.dir.Load(), getText(at.name[:])})
-	}
-	return list
+// NamesNoted is how many names were noted.
+func (s *Shared) NamesNoted() uint64 { return s.names.noted.Load() }
+
+// NameFrom returns the first name from number i on that is still there, and its number. The last maxNames-1 are.
+func (s *Shared) NameFrom(i uint64) (uint64, Name) {
+	noted := s.NamesNoted()
+	i = max(i, noted-min(noted, maxNames-1))
+	at := &s.names.ring[i%maxNames]
+	return i, Name{at.dir.Load(), getText(at.name[:])}
 }

@@ -2,7 +2,6 @@ package state
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 )
 
@@ -15,9 +14,11 @@ func TestNamesAreKept(t *testing.T) {
 		s.NoteName(n)
 		want = append(want, n)
 	}
-	want = want[len(want)-maxNames+1:]
-	if got := s.Names(); !slices.Equal(got, want) {
-		t.Errorf("%d names, want %d: from %v, want from %v", len(got), len(want), got[0], want[0])
+	for from := range s.NamesNoted() {
+		first := max(from, 101)
+		if i, got := s.NameFrom(from); i != first || got != want[first] {
+			t.Errorf("from %d on: name %d, %v, want name %d, %v", from, i, got, first, want[first])
+		}
 	}
 }
 

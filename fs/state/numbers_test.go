@@ -62,10 +62,10 @@ func (s *steps) run(t *testing.T, i int, st step) {
 		s.h.Release(fh)
 		delete(s.handles, st.fh)
 	case "give back":
-		s.h.GiveBack(s.reads[st.id], uint64(st.want), true)
+		s.h.giveBack(s.reads[st.id], uint64(st.want), true)
 	case "", "fail":
 		s.reads[st.id] = r
-		k, added, err := s.h.AssignBatch(r)
+		k, added, err := s.h.assignBatch(r)
 		got := int(k)
 		if err != nil {
 			got = failed
@@ -74,7 +74,7 @@ func (s *steps) run(t *testing.T, i int, st step) {
 			t.Errorf("step %d, %+v: number %d (%v)", i, st, got, err)
 		}
 		if st.do == "fail" {
-			s.h.GiveBack(r, k, added)
+			s.h.giveBack(r, k, added)
 		}
 	default:
 		t.Fatalf("step %d: %q", i, st.do)

@@ -51,7 +51,7 @@ func TestTooManyPieces(t *testing.T) {
 	fh, _ := h.Open(1, false, 1)
 	const size = 1000
 	for i := range int64(maxRanges + 1) {
-		_, _, err := h.AssignBatch(Read{FH: fh, ID: uint64(i + 2), Span: Span{2 * i, 1, size}})
+		_, _, err := h.assignBatch(Read{FH: fh, ID: uint64(i + 2), Span: Span{2 * i, 1, size}})
 		if want := i == maxRanges; errors.Is(err, ErrRanges) != want {
 			t.Fatalf("range %d: %v", i, err)
 		}
@@ -88,7 +88,7 @@ func TestCutReads(t *testing.T) {
 			r := Read{FH: fh, ID: id, Thread: uint64(i), Span: spans[next[i]], Cut: next[i] < 2}
 			var k uint64
 			var err error
-			ask := func() { k, _, err = h.AssignBatch(r) }
+			ask := func() { k, _, err = h.assignBatch(r) }
 			if dead {
 				ask()
 			} else if dead = cutAt(point, nth, ask); dead {
