@@ -19,7 +19,6 @@ require (
 	golang.org/x/sys v0.48.0
 	golang.org/x/term v0.46.0
 	golang.org/x/text v0.42.0
-	golang.org/x/time v0.16.0
 	gonum.org/v1/plot v0.17.0
 )
 

@@ -6,8 +6,6 @@ import (
 	"log/slog"
 	"sync"
 	"time"
-
-	"golang.org/x/time/rate"
 )
 
 // A limitedLog is a log for lines that readers can cause without limit.
@@ -16,34 +14,33 @@ import (
 type limitedLog struct {
 	*slog.Logger
 	mu      sync.Mutex
-	limiter *rate.Limiter   // guarded by mu, as all below
-	logged  map[string]bool // lines of the last leftOutEvery
-	leftOut int             // lines that were not logged since
+	logged  map[string]bool // lines of the last limitEvery; guarded by mu
+	leftOut int             // lines that were not logged since; guarded by mu
 }
 
-// A flood of errors begins with up to logBurst lines, and continues with one every logEvery.
+// In each limitEvery, maxLines lines are logged at most, each once.
 const (
-	logBurst     = 100
-	logEvery     = time.Second
-	leftOutEvery = 10 * time.Second
+	limitEvery = 10 * time.Second
+	maxLines   = 100
 )
 
 func newLimitedLog(log *slog.Logger) *limitedLog {
-	return &limitedLog{Logger: log, limiter: rate.NewLimiter(rate.Every(logEvery), logBurst), logged: map[string]bool{}}
+	return &limitedLog{Logger: log, logged: map[string]bool{}}
 }
 
-// limited logs a line, unless the same one was logged a moment ago, or too many others. A later line tells how many were left out.
+// limited logs a line, or leaves it out. A later line tells how many were left out.
 func (l *limitedLog) limited(level slog.Level, msg string, args ...any) {
 	line := fmt.Sprint(msg, args)
 	l.mu.Lock()
-	leaveOut := l.logged[line] || !l.limiter.Allow()
+	if len(l.logged) == 0 {
+		time.AfterFunc(limitEvery, l.tellLeftOut)
+	}
+	leaveOut := l.logged[line] || len(l.logged) == maxLines
 	if leaveOut {
 		l.leftOut++
+	} else {
+		l.logged[line] = true
 	}
-	if len(l.logged) == 0 {
-		time.AfterFunc(leftOutEvery, l.tellLeftOut)
-	}
-	l.logged[line] = true
 	l.mu.Unlock()
 	if !leaveOut {
 		l.Log(context.Background(), level, msg, args...) // without the lock: the log may be slow

@@ -29,10 +29,10 @@ func TestReadersCannotFloodTheLog(t *testing.T) {
 			}
 			tr.Lookup(nil, &fuse.InHeader{NodeId: uint64(tr.find("train"))}, fmt.Sprint("colour=", n), &fuse.EntryOut{})
 		}
-		time.Sleep(leftOutEvery)
+		time.Sleep(limitEvery)
 		synctest.Wait()
 		said := log.String()
-		for line, want := range map[string]int{"a request failed": 1, "no such settings": logBurst, fmt.Sprint("lines=", reads-1): 1, fmt.Sprint("lines=", reads-logBurst): 1} {
+		for line, want := range map[string]int{"a request failed": 1, "no such settings": maxLines, fmt.Sprint("lines=", reads-1): 1, fmt.Sprint("lines=", reads-maxLines): 1} {
 			if n := strings.Count(said, line); n != want {
 				t.Errorf("%d lines say %q, want %d:\n%s", n, line, want, said)
 			}

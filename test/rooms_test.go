@@ -60,7 +60,6 @@ func TestRooms(t *testing.T) {
 		"golang.org/x/text":              {"cmd/batchfs/prepare/bpe"},
 		"github.com/schollz/progressbar": {"cmd/batchfs/terminal"},
 		"golang.org/x/term":              {"cmd/batchfs/terminal"},
-		"golang.org/x/time":              {"fs"},
 		"github.com/coreos/go-systemd":   {"cmd/batchfs"},
 		"gonum.org/v1/plot":              {"cmd/batchfs/chart"},
 		"github.com/minio/minio-go":      {"cache/store"},
