@@ -47,7 +47,6 @@ type Guard struct {
 
 	mu       sync.Mutex
 	requests []*request // under way; guarded by mu, as what they hold is, and the attempts of Shared
-	stuck    []int      // requests of each split that were answered and are still under way; guarded by mu
 	stopped  bool       // nothing is answered any more; guarded by mu
 }
 
@@ -68,7 +67,6 @@ type request struct {
 	ticks    int           // since it began; not a time, which would count while this process was stopped
 	late     chan struct{} // closed when it was answered in its handler's place
 	expired  bool          // late is closed
-	stuck    bool          // counts in Guard.stuck
 }
 
 var requests = sync.Pool{New: func() any { return &request{late: make(chan struct{})} }}
@@ -76,8 +74,6 @@ var requests = sync.Pool{New: func() any { return &request{late: make(chan struc
 const (
 	// Shared shows splits whose requests wait for so long.
 	longWait = time.Second
-	// While so many handlers of a split are stuck, its other requests fail at once.
-	maxStuck = 16
 	// The kernel repeats a failed read for the page cache again and again for some mappings: this leaves it little of a processor.
 	pageCachePause = time.Millisecond
 )
@@ -86,7 +82,7 @@ var errExhausted = fmt.Errorf("given up: %d processes ended by themselves while 
 
 // New makes a Guard around a file system. Run must run too.
 func New(inner FileSystem, o Options) *Guard {
-	return &Guard{FileSystem: inner, o: o, stuck: make([]int, len(o.Limits.splits))}
+	return &Guard{FileSystem: inner, o: o}
 }
 
 func (o *Options) tick() time.Duration { return min(o.Timeout/8, longWait/4) }
@@ -159,9 +155,6 @@ func (g *Guard) begin(header *fuse.InHeader) (*request, error) {
 	id, split := header.Unique, g.Split(header.NodeId)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.stuck[split] >= g.o.Limits.maxStuck {
-		return nil, g.timedOut()
-	}
 	if g.o.Shared.Exhausted(id) {
 		g.noteAnswer(id)
 		return nil, errExhausted
@@ -180,9 +173,6 @@ func (g *Guard) end(r *request) (late bool) {
 	g.requests[r.index].index = r.index
 	g.requests[last] = nil
 	g.requests = g.requests[:last]
-	if r.stuck {
-		g.stuck[r.split]--
-	}
 	if r.expired {
 		return true // r is not used again: its channel is closed
 	}
@@ -218,16 +208,12 @@ func (g *Guard) expire() (late []uint64) {
 	if g.stopped {
 		return nil
 	}
-	longest := make([]time.Duration, len(g.stuck))
+	longest := make([]time.Duration, len(g.o.Limits.splits))
 	for _, r := range g.requests {
 		r.ticks++
 		waited := time.Duration(r.ticks) * g.o.tick()
 		longest[r.split] = max(longest[r.split], waited)
-		switch {
-		case r.expired && !r.stuck: // those that waited for a semaphore have ended since
-			r.stuck = true
-			g.stuck[r.split]++
-		case !r.expired && waited > g.o.Timeout:
+		if !r.expired && waited > g.o.Timeout {
 			r.expired = true
 			close(r.late)
 			g.GiveBack(r.id)

@@ -20,8 +20,7 @@ import (
 // them waits, first come, first served. Files that give no answer therefore keep only their own split waiting, a reader of few rows
 // does not wait for readers of many, and threads and memory are bounded however many readers there are.
 type Limits struct {
-	splits   []split // by number; of number 0 no request reads rows
-	maxStuck int
+	splits []split // by number; of number 0 no request reads rows
 }
 
 type split struct {
@@ -56,7 +55,7 @@ var errTooMany = fmt.Errorf("more than %d requests of one split wait for an answ
 func NewLimits(splits int, replyBytes int64) *Limits {
 	n := int64(max(splits, 1))
 	slots := shortSlots(n)
-	l := &Limits{splits: make([]split, n+1), maxStuck: int(max(1, min(maxStuck, slots/2)))}
+	l := &Limits{splits: make([]split, n+1)}
 	for i := range l.splits {
 		s := &l.splits[i]
 		s.maxReplies = max(2*mount.MaxRequest, replyBytes/n)
