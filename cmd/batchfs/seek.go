@@ -40,7 +40,7 @@ A cursor lives as long as the mount, whichever process serves it.`,
 			if _, err := diagnose(m); err != nil { // to open a file could hang
 				return err
 			}
-			shared, err := m.WritableState()
+			shared, err := m.State()
 			if err != nil {
 				return err
 			}

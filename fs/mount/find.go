@@ -229,32 +229,32 @@ func (m *Mounted) uses(proc string) (all []string) {
 	return slices.Compact(all)
 }
 
-// State maps the state that the supervisor holds, to be read; the caller closes it. Only the user that mounted, and root, may.
-func (m *Mounted) State() (*state.Shared, error) { return m.state(os.O_RDONLY, state.Look) }
+// State maps the state that the supervisor holds; the caller closes it. Only the user that mounted, and root, may.
+func (m *Mounted) State() (*state.Shared, error) {
+	if err := m.Alive(); err != nil {
+		return nil, err
+	}
+	return m.state()
+}
 
-// WritableState is State for commands that write to it.
-func (m *Mounted) WritableState() (*state.Shared, error) { return m.state(os.O_RDWR, state.Map) }
-
-func (m *Mounted) state(flag int, mapped func(*os.File) (*state.Shared, error)) (*state.Shared, error) {
-	file, err := m.open(stateMemory, flag)
+func (m *Mounted) state() (*state.Shared, error) {
+	file, err := m.open(stateMemory, os.O_RDWR)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	return mapped(file)
+	return state.Map(file)
 }
 
 // Snapshot opens the file that the supervisor gives to new workers. Only the user that mounted, and root, may.
-func (m *Mounted) Snapshot() (*os.File, error) { return m.open("batchfs-snapshot", os.O_RDONLY) }
-
-func (m *Mounted) open(name string, flag int) (*os.File, error) {
+func (m *Mounted) Snapshot() (*os.File, error) {
 	if err := m.Alive(); err != nil {
 		return nil, err
 	}
-	return m.openMemory(name, flag)
+	return m.open("batchfs-snapshot", os.O_RDONLY)
 }
 
-func (m *Mounted) openMemory(name string, flag int) (*os.File, error) {
+func (m *Mounted) open(name string, flag int) (*os.File, error) {
 	file, err := m.memory(name)
 	if err != nil {
 		return nil, err
@@ -269,15 +269,13 @@ func mayNotLook(err error) error {
 
 const stateMemory = "batchfs" // as state.New names it
 
-// memory returns a file in memory that the supervisor holds, opened only to be named (O_PATH). Of several it is the one that was written
-// first: the others are of workers that do not serve yet.
-func (m *Mounted) memory(name string) (oldest *os.File, err error) {
+// memory returns a file in memory that the supervisor holds, opened only to be named (O_PATH).
+func (m *Mounted) memory(name string) (*os.File, error) {
 	dir := process.Dir(m.Supervisor) + "/fd/"
 	fds, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, mayNotLook(err)
 	}
-	var written time.Time
 	for _, fd := range fds {
 		link, err := os.Readlink(dir + fd.Name())
 		if errors.Is(err, os.ErrPermission) {
@@ -287,23 +285,18 @@ func (m *Mounted) memory(name string) (oldest *os.File, err error) {
 			continue
 		}
 		file, err := os.OpenFile(dir+fd.Name(), unix.O_PATH, 0)
+		if errors.Is(err, os.ErrNotExist) { // closed meanwhile: the supervisor holds a newer one
+			return m.memory(name)
+		}
 		if err != nil {
-			oldest.Close()
-			if errors.Is(err, os.ErrNotExist) { // closed meanwhile: the supervisor holds a newer one
-				return m.memory(name)
-			}
 			return nil, err
 		}
-		info, err := file.Stat()
-		if err == nil && isMemory(info, m.Owner) && (oldest == nil || info.ModTime().Before(written)) {
-			file, oldest, written = oldest, file, info.ModTime()
+		if info, err := file.Stat(); err == nil && isMemory(info, m.Owner) {
+			return file, nil
 		}
-		file.Close() // the one that is not the oldest
+		file.Close()
 	}
-	if oldest == nil {
-		return nil, fmt.Errorf("process %d keeps no mount", m.Supervisor)
-	}
-	return oldest, nil
+	return nil, fmt.Errorf("process %d keeps no mount", m.Supervisor)
 }
 
 // isMemory tells a user's file in memory from one that has its name in a mount namespace of theirs.

@@ -91,12 +91,7 @@ func FindHandedOver(path string) (found *Mounted) {
 
 // handedOverTo returns what Adopt noted in the state that a process of this user holds, or "".
 func handedOverTo(pid int) string {
-	file, err := (&Mounted{Supervisor: pid, Owner: os.Geteuid()}).openMemory(stateMemory, os.O_RDONLY)
-	if err != nil {
-		return ""
-	}
-	defer file.Close()
-	shared, err := state.Look(file)
+	shared, err := (&Mounted{Supervisor: pid, Owner: os.Geteuid()}).state()
 	if err != nil {
 		return ""
 	}

@@ -107,14 +107,9 @@ func create(file *os.File, sections []section) (*Shared, error) {
 	return Map(file)
 }
 
-// Map maps the state in a file that New made, to be written.
-func Map(file *os.File) (*Shared, error) { return mapFile(file, unix.PROT_READ|unix.PROT_WRITE) }
-
-// Look maps the state in a file that New made, to be read only: a write would be a fault.
-func Look(file *os.File) (*Shared, error) { return mapFile(file, unix.PROT_READ) }
-
-// mapFile maps the file's sections as far as this build knows them. What the file lacks is memory of this process, of zeros.
-func mapFile(file *os.File, prot int) (*Shared, error) {
+// Map maps the state in a file that New made, as far as this build knows its sections. What the file lacks is memory of this process, of
+// zeros.
+func Map(file *os.File) (*Shared, error) {
 	h, err := readHeader(file)
 	if err != nil {
 		return nil, err
@@ -123,8 +118,9 @@ func mapFile(file *os.File, prot int) (*Shared, error) {
 	for _, known := range s.sections() {
 		s.bytes += uintptr(pages(known.bytes))
 	}
+	const prot = unix.PROT_READ | unix.PROT_WRITE
 	const ours = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE
-	if s.base, err = unix.MmapPtr(-1, 0, nil, s.bytes, unix.PROT_READ|unix.PROT_WRITE, ours); err != nil {
+	if s.base, err = unix.MmapPtr(-1, 0, nil, s.bytes, prot, ours); err != nil {
 		return nil, fmt.Errorf("shared memory of %d bytes: %w", s.bytes, err)
 	}
 	at := s.base

@@ -37,7 +37,7 @@ func made(t *testing.T, change func(i int, bytes uint64) uint64, more ...section
 // again maps the file another time, as another process does.
 func again(t *testing.T, file *os.File) *Shared {
 	t.Helper()
-	s, err := Look(file)
+	s, err := Map(file)
 	noError(t, err)
 	t.Cleanup(s.Close)
 	return s
