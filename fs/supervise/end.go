@@ -28,36 +28,31 @@ func (s *supervisor) stop() error {
 	s.ending = time.Now().Add(s.Grace)
 	s.shared.Closing.Store(1)
 	err := s.tryToEnd()
-	if err == nil && !s.isUnmounted && s.Connection == nil {
+	if err == nil && s.Connection == nil {
 		s.Log.Warn("files are still open: they may be read on for a while", "grace", s.Grace)
 	}
 	return err
 }
 
+// tryToEnd unmounts unless files are open. The process that made a mount that was handed over unmounts it.
 func (s *supervisor) tryToEnd() error {
-	if s.Connection != nil { // the process that mounted ends the wait earlier, by unmounting
-		if time.Now().Before(s.ending) {
-			return nil
-		}
-		return errStopped
-	}
 	err := error(unix.EBUSY) // a mount that was detached counts as busy, so its readers get the grace period too
-	if now, _ := s.mounted.Now(); now != nil {
-		err = now.Unmount(false)
+	if s.Connection == nil {
+		if now, _ := s.mounted.Now(); now != nil {
+			err = now.Unmount(false)
+		}
 	}
 	switch {
 	case err == nil:
-		s.isUnmounted = true
-		s.ending = time.Now().Add(leavingLimit)
+		return errStopped
 	case !errors.Is(err, unix.EBUSY):
 		return err
-	case !time.Now().Before(s.ending):
-		if !s.isUnmounted {
-			s.Log.Warn("files were still open at the end of the grace period: their readers get errors")
-		}
-		return errStopped
+	case time.Now().Before(s.ending):
+		return nil
+	case s.Connection == nil:
+		s.Log.Warn("files were still open at the end of the grace period: their readers get errors")
 	}
-	return nil
+	return errStopped
 }
 
 // detach unmounts, also under open files, unless another filesystem is mounted over this one.

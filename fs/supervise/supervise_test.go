@@ -261,7 +261,6 @@ func TestRestart(t *testing.T) {
 func TestRestartInTheGracePeriod(t *testing.T) {
 	r := newRun(t, "serve")
 	r.ending = time.Now().Add(time.Minute)
-	r.isUnmounted = true
 	r.supervisor.restart()
 	if outcome := r.shared.LastRestart.String(); r.shared.Restarts.Load() != 1 || !strings.Contains(outcome, "the mount is ending") {
 		t.Errorf("%d restarts are over, the last one with %q", r.shared.Restarts.Load(), outcome)

@@ -69,8 +69,7 @@ type supervisor struct {
 	pingEvery   time.Duration
 	silentLimit time.Duration // a worker hangs that could work for so long and did not answer a ping
 
-	ending      time.Time // end of the grace period; zero: the mount should not end
-	isUnmounted bool
+	ending time.Time // end of the grace period; zero: the mount should not end
 }
 
 const (
