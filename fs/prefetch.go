@@ -24,8 +24,8 @@ type prefetcher struct {
 	log     *limitedLog
 
 	mu      sync.Mutex
-	streams []*stream // least recently read first; guarded by mu, with their fields
-	used    int64     // bytes; guarded by mu
+	streams []*stream    // least recently read first; guarded by mu, with their fields
+	used    atomic.Int64 // bytes; written with mu held
 }
 
 // A stream is batches of a sequence that are read in order. Readers may share it, and overtake each other.
@@ -99,7 +99,7 @@ func (p *prefetcher) find(s Sequence, k uint64) *stream {
 
 func (p *prefetcher) dropOldest() {
 	st := p.streams[0]
-	p.used -= int64(len(st.ring)) * st.size
+	p.used.Add(-int64(len(st.ring)) * st.size)
 	st.ring = []*buffer{} // it may be in use
 	p.streams = slices.Delete(p.streams, 0, 1)
 }
@@ -110,10 +110,10 @@ func (p *prefetcher) makeRing(st *stream) {
 	if n < 2 {
 		return
 	}
-	for p.used+n*st.size > p.bytes {
+	for p.used.Load()+n*st.size > p.bytes {
 		p.dropOldest()
 	}
-	p.used += n * st.size
+	p.used.Add(n * st.size)
 	for range n {
 		b := &buffer{number: MaxBatches}
 		b.delivered.Store(-1)
@@ -154,12 +154,6 @@ func readInParts(s Sequence, dst []byte, k uint64) error {
 		}
 	}
 	return nil
-}
-
-func (p *prefetcher) memory() int64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.used
 }
 
 // claim returns the buffer for one of the next batches that is neither made nor being made, locked for writing, or nil.

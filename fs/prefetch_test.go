@@ -128,8 +128,8 @@ func TestPrefetchChangesNoByte(t *testing.T) {
 				for _, st := range tr.prefetcher.streams {
 					taken += int64(len(st.ring)) * st.size
 				}
-				if taken != tr.prefetcher.used || taken > tr.prefetcher.bytes {
-					t.Errorf("%d bytes are taken, counted as %d, of %d", taken, tr.prefetcher.used, tr.prefetcher.bytes)
+				if taken != tr.prefetcher.used.Load() || taken > tr.prefetcher.bytes {
+					t.Errorf("%d bytes are taken, counted as %d, of %d", taken, tr.prefetcher.used.Load(), tr.prefetcher.bytes)
 				}
 				tr.prefetcher.mu.Unlock()
 			}

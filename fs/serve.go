@@ -67,7 +67,9 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 	go func() {
 		w.AnswerPings(func() {
 			guarded.CheckLock()
-			t.tellRemaps()
+			mapped, busy := o.Remaps() // for commands that must not touch the mount
+			w.Shared.Remapped.Store(uint64(mapped))
+			w.Shared.RemapBusy.Store(uint64(busy))
 		})
 		stop <- supervise.ErrReplaced
 	}()
@@ -90,13 +92,6 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 		leave(fd, served)
 		return why
 	}
-}
-
-// tellRemaps updates the counters of remaps in the shared state, for commands that must not touch the mount.
-func (t *tree) tellRemaps() {
-	mapped, busy := t.o.Remaps()
-	t.shared.Remapped.Store(uint64(mapped))
-	t.shared.RemapBusy.Store(uint64(busy))
 }
 
 func mountOptions(log *limitedLog, panicked func(any) fuse.Status) *fuse.MountOptions {

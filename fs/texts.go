@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"batchfs/internal/jsontext"
@@ -16,20 +17,20 @@ import (
 //
 // Lock order: mu last.
 type texts struct {
-	most  int
+	most  int64
 	mu    sync.Mutex
-	open  map[uint64][]byte // by handle; guarded by mu, as bytes
-	bytes int
+	open  map[uint64][]byte // by handle; guarded by mu
+	bytes atomic.Int64      // written with mu held
 }
 
 func (t *texts) hold(fh uint64, text []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.bytes+len(text) > t.most {
+	if t.bytes.Load()+int64(len(text)) > t.most {
 		clear(t.open)
-		t.bytes = 0
+		t.bytes.Store(0)
 	}
-	t.bytes += len(text) - len(t.open[fh])
+	t.bytes.Add(int64(len(text) - len(t.open[fh])))
 	t.open[fh] = text
 }
 
@@ -39,16 +40,10 @@ func (t *texts) get(fh uint64) []byte {
 	return t.open[fh]
 }
 
-func (t *texts) used() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.bytes
-}
-
 func (t *texts) release(fh uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.bytes -= len(t.open[fh])
+	t.bytes.Add(-int64(len(t.open[fh])))
 	delete(t.open, fh)
 }
 
@@ -137,8 +132,8 @@ func (t *tree) status(inode) []byte {
 		"memory", object(2,
 			"budget_bytes", t.o.Budget,
 			"reply_bytes", replies,
-			"ahead_bytes", t.prefetcher.memory(),
-			"text_bytes", t.texts.used(),
+			"ahead_bytes", t.prefetcher.used.Load(),
+			"text_bytes", t.texts.bytes.Load(),
 			"table_bytes", t.o.TableBytes()),
 		"waiting", waiting,
 		"idle_settings", idle,

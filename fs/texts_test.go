@@ -28,16 +28,16 @@ func TestTextsAreBounded(t *testing.T) {
 			if text, status := r.read(off, 100); !status.Ok() || !bytes.Equal(text, want) {
 				t.Errorf("%s/info.json at %d: %q, %v", names[n], off, text, status)
 			}
-			if tr.texts.bytes > maxTextBytes || len(tr.texts.open) > 1 {
-				t.Fatalf("%d texts of %d bytes are kept", len(tr.texts.open), tr.texts.bytes)
+			if tr.texts.bytes.Load() > maxTextBytes || len(tr.texts.open) > 1 {
+				t.Fatalf("%d texts of %d bytes are kept", len(tr.texts.open), tr.texts.bytes.Load())
 			}
 		}
 	}
 	for _, r := range readers {
 		r.close()
 	}
-	if tr.texts.bytes != 0 || len(tr.texts.open) != 0 {
-		t.Errorf("when all are closed, %d bytes of %d texts are kept", tr.texts.bytes, len(tr.texts.open))
+	if tr.texts.bytes.Load() != 0 || len(tr.texts.open) != 0 {
+		t.Errorf("when all are closed, %d bytes of %d texts are kept", tr.texts.bytes.Load(), len(tr.texts.open))
 	}
 }
 

@@ -79,7 +79,7 @@ func newTree(mountpoint string, splits []Sequence, shared *state.Shared, limits 
 		handles:       state.NewHandles(shared),
 		sequences:     sequences,
 		readme:        readmeOf(mountpoint, splits),
-		texts:         texts{most: int(o.TextBytes), open: map[uint64][]byte{}},
+		texts:         texts{most: o.TextBytes, open: map[uint64][]byte{}},
 		prefetcher:    &prefetcher{batches: o.Ahead, bytes: o.AheadBytes, limits: limits, log: log},
 		limits:        limits,
 		log:           log,
