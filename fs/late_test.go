@@ -23,7 +23,7 @@ var late = func() <-chan struct{} {
 
 // guarded is a Guard around the tree, whose requests are never late.
 func (t *tree) guarded(splits int) *guard.Guard {
-	return guard.New(t, guard.Options{Limits: guard.NewLimits(splits, 64<<20), Shared: t.shared, Timeout: time.Hour,
+	return guard.New(t, guard.Options{Splits: splits, Shared: t.shared, Timeout: time.Hour,
 		Panicked: func(any) fuse.Status { return fuse.EIO }})
 }
 
@@ -52,41 +52,47 @@ func TestLateReadGivesItsNumberBack(t *testing.T) {
 	}
 }
 
-// Which requests look at token files, and how much reads read.
-func TestRowsOfRequests(t *testing.T) {
+// While as many requests use a split's files as may, others that look at them wait until they are late, and those that do not are answered.
+func TestRequestsWaitForFiles(t *testing.T) {
 	s := counting("train", 8000)
 	row := array.Array{Name: "tokens", DType: array.Uint16, Shape: []int{40, 100}}
-	s.Batch, s.Follows = array.NewBatch(1, row), true
+	s.Batch, s.Follows, s.TokensLen = array.NewBatch(1, row), true, 1000
 	tr := plant(t, s)
-	for path, want := range map[string]int64{
-		"README": 0, "status.json": 0, "train/cursor": 0, "train/info.json": 1, "train/next": 1, "train/batch/3": 1, "train/batches.bin": 1, "train/tokens.bin": 1,
-	} {
-		if got := tr.OpenRows(uint64(tr.find(path))); got != want {
-			t.Errorf("open of %s: %d rows, want %d", path, got, want)
+	paths := map[string]bool{ // and whether they look at token files
+		"README": false, "status.json": false, "train/cursor": false, "train/info.json": true, "train/next": true, "train/batch/3": true,
+		"train/batches.bin": true, "train/tokens.bin": true,
+	}
+	open := map[string]*reader{}
+	for path := range paths {
+		open[path] = tr.reader(t, path, 0)
+	}
+	for _, rows := range []int64{1, 1000} {
+		for err := error(nil); err == nil; {
+			_, err = tr.limits.Acquire(1, rows, 0, nil, late)
 		}
 	}
-	for dir, names := range map[string]map[string]int64{
-		"train":       {"seed=1": 1, "next": 0, "cursor": 0, "batch": 0, "batches.bin": 1},
-		"train/batch": {"3": 1, "3.npy": 1},
-	} {
-		for name, want := range names {
-			if got := tr.LookupRows(uint64(tr.find(dir)), name); got != want {
-				t.Errorf("lookup of %s in %s: %d rows, want %d", name, dir, got, want)
-			}
+	waits := func(what string, status fuse.Status, want bool) {
+		t.Helper()
+		if got := status == fuse.Status(syscall.ETIMEDOUT); got != want || !got && !status.Ok() {
+			t.Errorf("%s: %v; it should wait: %v", what, status, want)
 		}
 	}
-	type read struct {
-		path string
-		off  uint64
-		size uint32
+	for path, looks := range paths {
+		header := fuse.InHeader{NodeId: uint64(tr.find(path))}
+		waits("open of "+path, tr.Open(late, &fuse.OpenIn{InHeader: header}, &fuse.OpenOut{}), looks)
+		in := &fuse.ReadIn{InHeader: header, Fh: open[path].fh, Size: 100, ReadFlags: fuse.READ_LOCKOWNER}
+		_, status := tr.Read(late, in, make([]byte, 100))
+		waits("read of "+path, status, looks && path != "train/info.json")
+		in.Offset = 1 << 40
+		_, status = tr.Read(late, in, make([]byte, 100))
+		waits("read of the end of "+path, status, false)
 	}
-	for r, want := range map[read][2]int64{
-		{"train/next", 0, 1 << 20}: {40, 8000}, {"train/next", 7900, 200}: {1, 100}, {"train/next", 8000, 200}: {0, 0},
-		{"train/batches.bin", 0, 1 << 20}: {200, 40_000}, {"train/batch/7", 100, 300}: {2, 300}, {"README", 0, 4096}: {0, 0}, {"train/cursor", 0, 10}: {0, 0},
+	for dir, names := range map[string]map[string]bool{
+		"train":       {"seed=1": true, "next": false, "cursor": false, "batch": false, "batches.bin": true},
+		"train/batch": {"3": true, "3.npy": true},
 	} {
-		in := &fuse.ReadIn{InHeader: fuse.InHeader{NodeId: uint64(tr.find(r.path))}, Offset: r.off, Size: r.size}
-		if rows, bytes := tr.ReadRows(in); [2]int64{rows, int64(bytes)} != want {
-			t.Errorf("%v: %d rows, %d bytes, want %v", r, rows, bytes, want)
+		for name, looks := range names {
+			waits("lookup of "+name, tr.Lookup(late, &fuse.InHeader{NodeId: uint64(tr.find(dir))}, name, &fuse.EntryOut{}), looks)
 		}
 	}
 }

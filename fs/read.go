@@ -18,18 +18,18 @@ import (
 	"batchfs/internal/process"
 )
 
-func (t *tree) OpenRows(node uint64) int64 {
-	if k := inode(node).kind(); k.isNext() || k.isNumbered() || k == infoFile {
-		return 1
-	}
-	return 0
-}
-
 // Handles of these files differ in content, so it cannot lie in the page cache, which all handles share.
 const uncached = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NOFLUSH
 
-func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+func (t *tree) Open(late <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	i := inode(in.NodeId)
+	if k := i.kind(); k.isNext() || k.isNumbered() || k == infoFile {
+		held, err := t.lookAtFiles(i, late)
+		if err != nil {
+			return t.Fault(in.NodeId, err)
+		}
+		defer held.Release()
+	}
 	out.OpenFlags = fuse.FOPEN_KEEP_CACHE | fuse.FOPEN_NOFLUSH
 	switch k := i.kind(); {
 	case in.Flags&syscall.O_ACCMODE != syscall.O_RDONLY:
@@ -76,23 +76,9 @@ func (t *tree) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	}
 }
 
-func (t *tree) ReadRows(in *fuse.ReadIn) (rows int64, bytes int) {
-	i := inode(in.NodeId)
-	s := t.sequence(i)
-	if s == nil || i.kind().isLiveText() || i.outdated(s) {
-		return 0, 0
-	}
-	row := s.Spec().Batch.RowBytes(0)
-	if i.kind().isOfOneArray() {
-		row = s.Spec().Batch.RowBytes(i.array())
-	}
-	bytes = t.left(i, s, in)
-	return (int64(bytes) + row - 1) / row, bytes
-}
-
-// left is how many bytes a read of a file that shows batches or tokens gets.
-func (t *tree) left(i inode, s Sequence, in *fuse.ReadIn) int {
-	return int(min(int64(in.Size), max(t.size(i, s)-int64(in.Offset), 0)))
+// lookAtFiles waits until a request may look at the token files of a file's split. Release must follow if there is no error.
+func (t *tree) lookAtFiles(i inode, late <-chan struct{}) (guard.Held, error) {
+	return t.limits.Acquire(t.sequences.splitOf(i.sequence()), 1, 0, nil, late)
 }
 
 func (t *tree) Read(late <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
@@ -113,7 +99,7 @@ func (t *tree) Read(late <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Rea
 	return answer, fuse.OK
 }
 
-func (t *tree) readArrays(late <-chan struct{}, i inode, in *fuse.ReadIn, buf []byte) (result fuse.ReadResult, err error) {
+func (t *tree) readArrays(late <-chan struct{}, i inode, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, error) {
 	s, off := t.sequence(i), int64(in.Offset)
 	if t.isForgotten(i, s) {
 		return nil, errForgotten
@@ -123,18 +109,29 @@ func (t *tree) readArrays(late <-chan struct{}, i inode, in *fuse.ReadIn, buf []
 	if i.kind().isLiveText() || i.kind().isNumbered() && in.Fh != uint64(s.Spec().Version) || i.outdated(s) {
 		return nil, state.ErrOutdated
 	}
-	buf = buf[:t.left(i, s, in)]
+	size := t.size(i, s)
+	dst := buf[:min(int64(in.Size), max(size-off, 0))]
+	row := s.Spec().Batch.RowBytes(0)
+	if i.kind().isOfOneArray() {
+		row = s.Spec().Batch.RowBytes(i.array())
+	}
+	rows := (int64(len(dst)) + row - 1) / row
+	held, err := t.limits.Acquire(t.sequences.splitOf(i.sequence()), rows, len(dst), buf, late)
+	if err != nil {
+		return nil, err
+	}
+	defer held.Release()
 	file, isComputed := i.kind().entry().content.(computed)
 	switch {
-	case len(buf) == 0:
+	case len(dst) == 0:
 	case isComputed:
-		err = file.read(i, s, buf, off)
+		err = file.read(i, s, dst, off)
 	case i.kind().isNext():
-		return t.readNext(late, i, in, state.Span{Off: off, Len: int64(len(buf)), Size: t.size(i, s)}, buf)
+		return t.readNext(late, i, in, state.Span{Off: off, Len: int64(len(dst)), Size: size}, dst)
 	default:
-		return t.readBatches(i, s, i.firstBatch(), off, buf)
+		return t.readBatches(i, s, i.firstBatch(), off, dst)
 	}
-	return fuse.ReadResultData(buf), err
+	return fuse.ReadResultData(dst), err
 }
 
 // readNext reads a span of the batch that a handle holds. At the beginning of a batch it takes other tokens where they changed

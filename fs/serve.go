@@ -51,7 +51,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 	if err != nil {
 		return err
 	}
-	guarded := guard.New(t, guard.Options{Limits: limits, Shared: w.Shared, Timeout: o.Timeout, Panicked: panicked,
+	guarded := guard.New(t, guard.Options{Splits: len(splits), Shared: w.Shared, Timeout: o.Timeout, Panicked: panicked,
 		Answer: func(id uint64, errno syscall.Errno) { unix.Write(w.Connection, errorReply(id, errno)) }})
 	front.RawFileSystem = guarded
 	if w.Shared.Workers.Add(1) > 1 {

@@ -184,18 +184,7 @@ func attributesLast(i inode) time.Duration {
 	return forever
 }
 
-// LookupRows is 1 for lookups that look at token files: of settings, and of files that change with the tokens.
-func (t *tree) LookupRows(dir uint64, name string) int64 {
-	i := inode(dir)
-	s := t.sequence(i)
-	follows := s != nil && s.Spec().Follows
-	if i.kind() == splitDir && isSettings(name) || follows && (i.kind() == batchDir || t.lookup(i, name).kind().isNumbered()) {
-		return 1
-	}
-	return 0
-}
-
-func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+func (t *tree) Lookup(late <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	if len(name) > maxNameLen { // which the kernel does not check, and the shared state has no room for
 		return fuse.Status(syscall.ENAMETOOLONG)
 	}
@@ -204,12 +193,16 @@ func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out
 		return t.Fault(header.NodeId, errForgotten)
 	}
 	if dir.kind() == splitDir && isSettings(name) {
-		return t.lookupSettings(dir, header, name, out)
+		return t.lookupSettings(late, dir, header, name, out)
 	}
 	i := t.lookup(dir, name)
 	s := t.sequence(i) // one for the whole answer, because another may replace it meanwhile
 	if i.kind().isNumbered() && s.Spec().Follows {
-		var err error
+		held, err := t.lookAtFiles(i, late)
+		if err != nil {
+			return t.Fault(header.NodeId, err)
+		}
+		defer held.Release()
 		if s, err = t.sequences.now(i.sequence(), i.batches()); s == nil { // another error is for Open to tell
 			return t.Fault(header.NodeId, err)
 		}
@@ -220,7 +213,12 @@ func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out
 	return fuse.OK
 }
 
-func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+func (t *tree) lookupSettings(late <-chan struct{}, dir inode, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+	held, err := t.lookAtFiles(dir, late)
+	if err != nil {
+		return t.Fault(header.NodeId, err)
+	}
+	defer held.Release()
 	s, number, errno := t.sequences.lookup(dir, name, header.Uid)
 	if errno == 0 {
 		t.entry(settingsDir(number, dir, name), s, forever, out)

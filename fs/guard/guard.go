@@ -1,8 +1,8 @@
 // Package guard keeps a file system answering whose handlers may wait for ever, as for a disk that is gone.
 //
 // A [Guard] is a fuse.RawFileSystem around another one. Every request that may wait has an answer within a time: an error, if its
-// handler has not ended. The handler is left to itself; the kernel ignores its answer, and the Guard undoes what it did. [Limits]
-// bound how many requests use the files of a split at a time. A handler that panics is an error to its reader.
+// handler has not ended. The handler is left to itself; the kernel ignores its answer, and the Guard undoes what it did. A handler that
+// panics is an error to its reader. With [Limits], handlers bound how many of them use the files of a split at a time.
 package guard
 
 import (
@@ -22,12 +22,6 @@ type FileSystem interface {
 
 	// Split is the number of the split that a node belongs to, from 1 on, or 0.
 	Split(node uint64) int
-
-	// How many rows a request reads from token files, at least 1 if it looks at them, and 0 if it does not. ReadRows also
-	// returns the length of the reply in bytes.
-	LookupRows(dir uint64, name string) int64
-	OpenRows(node uint64) int64
-	ReadRows(in *fuse.ReadIn) (rows int64, bytes int)
 
 	// GiveBack gives back what a request took that gets an error in its handler's place: the batch number of a read. Otherwise
 	// Answered is called when the handler has ended.
@@ -52,7 +46,7 @@ type Guard struct {
 
 // Options are what a Guard works with.
 type Options struct {
-	Limits   *Limits
+	Splits   int // numbers of splits are 0 to Splits
 	Shared   *state.Shared
 	Timeout  time.Duration                        // within which every request has an answer
 	Answer   func(id uint64, errno syscall.Errno) // sends an error to the kernel
@@ -88,29 +82,25 @@ func New(inner FileSystem, o Options) *Guard {
 func (o *Options) tick() time.Duration { return min(o.Timeout/8, longWait/4) }
 
 func (g *Guard) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	return g.answer(header, nil,
-		func() (int64, int) { return g.LookupRows(header.NodeId, name), 0 },
+	return g.answer(header,
 		func(late <-chan struct{}) fuse.Status { return g.FileSystem.Lookup(late, header, name, out) },
 		func() { g.Forget(out.NodeId, 1) })
 }
 
 func (g *Guard) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
-	return g.answer(&in.InHeader, nil,
-		func() (int64, int) { return 0, 0 },
+	return g.answer(&in.InHeader,
 		func(late <-chan struct{}) fuse.Status { return g.FileSystem.GetAttr(late, in, out) },
 		func() {})
 }
 
 func (g *Guard) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	return g.answer(&in.InHeader, nil,
-		func() (int64, int) { return g.OpenRows(in.NodeId), 0 },
+	return g.answer(&in.InHeader,
 		func(late <-chan struct{}) fuse.Status { return g.FileSystem.Open(late, in, out) },
 		func() { g.Release(nil, &fuse.ReleaseIn{InHeader: in.InHeader, Fh: out.Fh}) })
 }
 
 func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (result fuse.ReadResult, status fuse.Status) {
-	status = g.answer(&in.InHeader, buf,
-		func() (int64, int) { return g.ReadRows(in) },
+	status = g.answer(&in.InHeader,
 		func(late <-chan struct{}) (status fuse.Status) {
 			result, status = g.FileSystem.Read(late, in, buf)
 			return status
@@ -126,27 +116,21 @@ func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (result fus
 // that is a read(2) itself: only the latter has a lock owner.
 func ForPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOWNER == 0 }
 
-// answer handles a request. buf is the memory for its reply; undo undoes what handle did for a reader that has another answer.
-func (g *Guard) answer(header *fuse.InHeader, buf []byte, rows func() (int64, int), handle func(late <-chan struct{}) fuse.Status, undo func()) (status fuse.Status) {
+// answer handles a request. undo undoes what handle did for a reader that has another answer.
+func (g *Guard) answer(header *fuse.InHeader, handle func(late <-chan struct{}) fuse.Status, undo func()) (status fuse.Status) {
 	r, err := g.begin(header)
 	if err != nil {
 		return g.Fault(header.NodeId, err)
 	}
-	var held held
 	defer func() {
 		if p := recover(); p != nil {
 			g.GiveBack(header.Unique)
 			status = g.o.Panicked(p)
 		}
-		held.release()
 		if late := g.end(r); late && status.Ok() {
 			undo()
 		}
 	}()
-	n, bytes := rows()
-	if held, err = g.o.Limits.acquire(r.split, n, bytes, buf, r.late); err != nil {
-		return g.Fault(header.NodeId, err)
-	}
 	return handle(r.late)
 }
 
@@ -208,7 +192,7 @@ func (g *Guard) expire() (late []uint64) {
 	if g.stopped {
 		return nil
 	}
-	longest := make([]time.Duration, len(g.o.Limits.splits))
+	longest := make([]time.Duration, g.o.Splits+1)
 	for _, r := range g.requests {
 		r.ticks++
 		waited := time.Duration(r.ticks) * g.o.tick()

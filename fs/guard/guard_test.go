@@ -20,6 +20,7 @@ import (
 // A disk is a file system whose node n belongs to split n. Its handlers wait while it hangs.
 type disk struct {
 	fuse.RawFileSystem
+	limits *Limits
 	begins func() // is called by handlers
 
 	mu     sync.Mutex
@@ -30,21 +31,17 @@ type disk struct {
 	faults int
 }
 
-func (d *disk) Split(node uint64) int           { return int(node) }
-func (d *disk) LookupRows(uint64, string) int64 { return 1 }
-func (d *disk) OpenRows(uint64) int64           { return 1 }
-func (d *disk) GiveBack(id uint64)              { d.note("number of %d", id) }
-func (d *disk) Forget(node, n uint64)           { d.note("%d lookups of %d", n, node) }
-func (d *disk) SetDebug(bool)                   {}
-func (d *disk) Answered(uint64)                 {}
+func (d *disk) Split(node uint64) int { return int(node) }
+func (d *disk) GiveBack(id uint64)    { d.note("number of %d", id) }
+func (d *disk) Forget(node, n uint64) { d.note("%d lookups of %d", n, node) }
+func (d *disk) SetDebug(bool)         {}
+func (d *disk) Answered(uint64)       {}
 func (d *disk) Fault(uint64, error) fuse.Status {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.faults++
 	return fuse.EIO
 }
-func (d *disk) ReadRows(in *fuse.ReadIn) (int64, int) { return int64(in.Fh), int(in.Size) } // a handle is how many rows it reads
-
 func (d *disk) Release(_ <-chan struct{}, in *fuse.ReleaseIn) { d.note("handle %d", in.Fh) }
 
 func (d *disk) note(format string, args ...any) {
@@ -53,7 +50,13 @@ func (d *disk) note(format string, args ...any) {
 	d.undone = append(d.undone, fmt.Sprintf(format, args...))
 }
 
-func (d *disk) wait() fuse.Status {
+// wait is a handler of a request for so many rows, whose reply is buf.
+func (d *disk) wait(node uint64, rows int64, buf []byte, late <-chan struct{}) fuse.Status {
+	held, err := d.limits.Acquire(int(node), rows, len(buf), buf, late)
+	if err != nil {
+		return d.Fault(node, err)
+	}
+	defer held.Release()
 	d.mu.Lock()
 	d.using++
 	d.most = max(d.most, d.using)
@@ -71,20 +74,23 @@ func (d *disk) wait() fuse.Status {
 	return fuse.OK
 }
 
-func (d *disk) Lookup(_ <-chan struct{}, _ *fuse.InHeader, _ string, out *fuse.EntryOut) fuse.Status {
+func (d *disk) Lookup(late <-chan struct{}, header *fuse.InHeader, _ string, out *fuse.EntryOut) fuse.Status {
 	out.NodeId = 77
-	return d.wait()
+	return d.wait(header.NodeId, 1, nil, late)
 }
 
-func (d *disk) GetAttr(<-chan struct{}, *fuse.GetAttrIn, *fuse.AttrOut) fuse.Status { return d.wait() }
+func (d *disk) GetAttr(late <-chan struct{}, in *fuse.GetAttrIn, _ *fuse.AttrOut) fuse.Status {
+	return d.wait(in.NodeId, 1, nil, late)
+}
 
-func (d *disk) Open(_ <-chan struct{}, _ *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+func (d *disk) Open(late <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	out.Fh = 88
-	return d.wait()
+	return d.wait(in.NodeId, 1, nil, late)
 }
 
-func (d *disk) Read(_ <-chan struct{}, _ *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
-	return fuse.ReadResultData(buf), d.wait()
+// Read reads as many rows as the handle is.
+func (d *disk) Read(late <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	return fuse.ReadResultData(buf), d.wait(in.NodeId, int64(in.Fh), buf, late)
 }
 
 // hang lets handlers wait until release is called.
@@ -127,9 +133,9 @@ func newGuarding(t *testing.T, splits int, replyBytes int64) *guarding {
 	for n := range splits {
 		shared.Add(shared.NewNumber(), fmt.Sprint("split", n+1), 0, 0)
 	}
-	g := &guarding{disk: &disk{RawFileSystem: fuse.NewDefaultRawFileSystem()}}
+	g := &guarding{disk: &disk{RawFileSystem: fuse.NewDefaultRawFileSystem(), limits: NewLimits(splits, replyBytes)}}
 	g.Guard = New(g.disk, Options{
-		Limits: NewLimits(splits, replyBytes), Shared: shared, Timeout: 2 * time.Second,
+		Splits: splits, Shared: shared, Timeout: 2 * time.Second,
 		Answer:   func(id uint64, errno syscall.Errno) { g.replies.Store(id, errno) },
 		Panicked: func(any) fuse.Status { g.panics++; return fuse.EIO },
 	})
@@ -157,8 +163,8 @@ func (g *guarding) isIdle(t *testing.T) {
 	if n := len(g.requests); n > 0 {
 		t.Errorf("%d requests are under way", n)
 	}
-	for i := range g.o.Limits.splits {
-		s := &g.o.Limits.splits[i]
+	for i := range g.disk.limits.splits {
+		s := &g.disk.limits.splits[i]
 		if s.waiting.Load() != 0 || s.taken.Load() != 0 || !s.short.replies.TryAcquire(s.maxReplies/2) || !s.long.replies.TryAcquire(s.maxReplies/2) {
 			t.Errorf("split %d: %d requests wait, %d bytes are taken", i, s.waiting.Load(), s.taken.Load())
 		}
@@ -217,7 +223,7 @@ func TestHangingSplit(t *testing.T) {
 			all.Go(func() { g.read(1, rows, 1000) })
 		}
 		wait.Until(t, "readers that use the files, and all others in the queue", func() bool {
-			return g.disk.users() == slots && g.o.Limits.splits[1].waiting.Load() == int64(readers-slots)
+			return g.disk.users() == slots && g.disk.limits.splits[1].waiting.Load() == int64(readers-slots)
 		})
 		other := make(chan fuse.Status, 1)
 		go func() { other <- g.read(1, shortRows+1-rows+shortRows, 1000) }() // of the other length: it has slots of its own
@@ -228,7 +234,7 @@ func TestHangingSplit(t *testing.T) {
 		if answered != readers+1 || g.disk.most != slots+1 {
 			t.Errorf("%d requests of %d were answered, %d used the files at once", answered, readers+1, g.disk.most)
 		}
-		wait.Until(t, "the end of those that waited", func() bool { return g.o.Limits.splits[1].waiting.Load() == 0 })
+		wait.Until(t, "the end of those that waited", func() bool { return g.disk.limits.splits[1].waiting.Load() == 0 })
 		release()
 		if status := g.read(2, 1, 1); !status.Ok() {
 			t.Errorf("another split: %v", status)
@@ -276,17 +282,17 @@ func TestRepliesAreBounded(t *testing.T) {
 	for range 50 {
 		all.Go(func() { g.read(1, 1, mount.MaxRequest) })
 	}
-	s := &g.o.Limits.splits[1]
+	s := &g.disk.limits.splits[1]
 	wait.Until(t, "as many handlers as have room, and the others in the queue", func() bool {
 		return g.disk.users() == most/mount.MaxRequest && s.waiting.Load() == 50-most/mount.MaxRequest
 	})
-	if taken, waiting := g.o.Limits.Use(); taken != most || waiting != 46 {
+	if taken, waiting := g.disk.limits.Use(); taken != most || waiting != 46 {
 		t.Errorf("%d bytes are taken, %d requests wait", taken, waiting)
 	}
 	small := make(chan fuse.Status, 1)
 	go func() { small <- g.read(1, 1, smallReply) }()
 	wait.Until(t, "a small reply, which waits for none", func() bool { return g.disk.users() == most/mount.MaxRequest+1 })
-	if g.o.Limits.TryAhead(1) {
+	if g.disk.limits.TryAhead(1) {
 		t.Error("a batch is made ahead while requests wait")
 	}
 	release()
@@ -304,7 +310,7 @@ func TestTooManyWait(t *testing.T) {
 	for range shortSlots(1) + maxWaiting {
 		all.Go(func() { g.read(1, 1, 1) })
 	}
-	wait.Until(t, "a full queue", func() bool { return g.o.Limits.splits[1].waiting.Load() == maxWaiting })
+	wait.Until(t, "a full queue", func() bool { return g.disk.limits.splits[1].waiting.Load() == maxWaiting })
 	if status := g.read(1, 1, 1); status.Ok() {
 		t.Error("one request more waits")
 	}

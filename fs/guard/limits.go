@@ -71,15 +71,16 @@ func shortSlots(n int64) int64 {
 	return max(1, min(allSlots/n, max(maxSlots, 2*int64(runtime.GOMAXPROCS(0)))))
 }
 
-type held struct {
+// Held is what a request holds of Limits.
+type Held struct {
 	split *split
 	class *class
-	slots int64
-	bytes int64
+	bytes int64 // of the reply, if they count
 }
 
-// acquire waits until a request of so many rows may use the files of a split, or is late. The reply has so many bytes, in buf.
-func (l *Limits) acquire(split int, rows int64, bytes int, buf []byte, late <-chan struct{}) (h held, err error) {
+// Acquire waits until a request for so many rows, or 1 if it only looks at the files of a split, may use them, or is late. The reply has so
+// many bytes, in buf. Release must follow if there is no error. With 0 rows nothing is held.
+func (l *Limits) Acquire(split int, rows int64, bytes int, buf []byte, late <-chan struct{}) (h Held, err error) {
 	s := &l.splits[split]
 	if rows == 0 {
 		return h, nil
@@ -95,8 +96,8 @@ func (l *Limits) acquire(split int, rows int64, bytes int, buf []byte, late <-ch
 		h.bytes = int64(bytes)
 		s.taken.Add(h.bytes)
 	}
-	if err = s.wait(h.class.slots, 1, buf, late); err == nil {
-		h.slots = 1
+	if err = s.wait(h.class.slots, 1, buf, late); err != nil {
+		h.releaseReply()
 	}
 	return h, err
 }
@@ -118,10 +119,15 @@ func (s *split) wait(of *semaphore.Weighted, n int64, buf []byte, late <-chan st
 	return nil
 }
 
-func (h *held) release() {
-	if h.slots > 0 {
-		h.class.slots.Release(h.slots)
+// Release gives back what is held.
+func (h Held) Release() {
+	if h.class != nil {
+		h.class.slots.Release(1)
+		h.releaseReply()
 	}
+}
+
+func (h Held) releaseReply() {
 	if h.bytes > 0 {
 		h.split.taken.Add(-h.bytes)
 		h.class.replies.Release(h.bytes)
