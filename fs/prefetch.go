@@ -32,7 +32,6 @@ type prefetcher struct {
 type stream struct {
 	sequence Sequence
 	size     int64     // bytes of a batch
-	main     int64     // bytes of its main arrays: some readers read no more
 	next     uint64    // one more than the highest number that was requested
 	ring     []*buffer // batch k in ring[k%len(ring)]; empty until a second batch was read
 }
@@ -92,7 +91,7 @@ func (p *prefetcher) find(s Sequence, k uint64) *stream {
 	if len(p.streams) == maxStreams {
 		p.dropOldest()
 	}
-	st := &stream{sequence: s, size: s.Spec().Batch.Bytes(), main: s.Spec().Batch.MainBytes(), next: k + 1}
+	st := &stream{sequence: s, size: s.Spec().Batch.Bytes(), next: k + 1}
 	p.streams = append(p.streams, st)
 	return st
 }
@@ -160,11 +159,11 @@ func readInParts(s Sequence, dst []byte, k uint64) error {
 func (p *prefetcher) claim(st *stream) *buffer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := uint64(len(st.ring))
+	n, main := uint64(len(st.ring)), st.sequence.Spec().Batch.MainBytes() // some readers read no more
 	for k := st.next; k+1 < st.next+n && k < MaxBatches; k++ {
 		b := st.ring[k%n]
 		part := b.delivered.Load()
-		inTheMiddle := part >= 0 && part < st.main && b.number+maxBehind > k // of being read
+		inTheMiddle := part >= 0 && part < main && b.number+maxBehind > k // of being read
 		if b.number == k || inTheMiddle || !b.TryLock() {
 			continue
 		}

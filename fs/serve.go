@@ -5,13 +5,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	stdlog "log"
 	"log/slog"
 	"math"
 	"os"
 	"reflect"
 	"runtime/debug"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -39,7 +37,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 		return fuse.EIO
 	}
 	front := &struct{ fuse.RawFileSystem }{fuse.NewDefaultRawFileSystem()} // the tree takes its place before the first request
-	server, fd, err := handshake(w, front, mountOptions(log, panicked))
+	server, fd, err := handshake(w, front, mountOptions(o.Log, panicked))
 	if err != nil {
 		return err
 	}
@@ -94,7 +92,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 	}
 }
 
-func mountOptions(log *limitedLog, panicked func(any) fuse.Status) *fuse.MountOptions {
+func mountOptions(log *slog.Logger, panicked func(any) fuse.Status) *fuse.MountOptions {
 	return &fuse.MountOptions{
 		MaxWrite:                mount.MaxRequest,
 		MaxInflightRequestBytes: 64 << 20,
@@ -109,8 +107,9 @@ func mountOptions(log *limitedLog, panicked func(any) fuse.Status) *fuse.MountOp
 		DisableXAttrs:        true,
 		DisableReadDirPlus:   true,
 		Name:                 "batchfs",
-		Logger:               stdlog.New(warnings{log}, "", 0),
-		PanicHandler:         panicked,
+		// It tells of each reader that was killed, or had an error in time, before its answer.
+		Logger:       slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		PanicHandler: panicked,
 	}
 }
 
@@ -209,20 +208,4 @@ func errorReply(id uint64, errno syscall.Errno) []byte {
 	reply := binary.NativeEndian.AppendUint32(nil, 16) // its length
 	reply = binary.NativeEndian.AppendUint32(reply, uint32(-int32(errno)))
 	return binary.NativeEndian.AppendUint64(reply, id)
-}
-
-// warnings logs what go-fuse logs.
-type warnings struct{ log *limitedLog }
-
-func (w warnings) Write(line []byte) (int, error) {
-	for _, harmless := range []string{
-		"Write/Writev failed, err: 2=",      // the reader was killed meanwhile, or has another answer
-		"Failed to read from fuse conn: 9=", // another process takes over
-	} {
-		if bytes.Contains(line, []byte(harmless)) {
-			return len(line), nil
-		}
-	}
-	w.log.limited(slog.LevelWarn, strings.TrimSpace(string(line)))
-	return len(line), nil
 }

@@ -181,11 +181,12 @@ func (g *Guard) Run() {
 
 func (g *Guard) tick() {
 	for _, node := range g.expire() {
-		g.Fault(node, g.timedOut())
+		g.Fault(node, fmt.Errorf("the token files gave no answer within %v, or readers asked too much of them (%w)", g.o.Timeout, syscall.ETIMEDOUT))
 	}
 }
 
-// expire answers the requests that have waited too long, and returns their nodes.
+// expire answers the requests that have waited too long, and returns their nodes. It shows in the shared state which splits have long kept
+// a request waiting.
 func (g *Guard) expire() (late []uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -206,25 +207,14 @@ func (g *Guard) expire() (late []uint64) {
 			late = append(late, r.node)
 		}
 	}
-	g.showWaits(longest)
-	return late
-}
-
-// showWaits shows in the shared state which splits have long kept a request waiting.
-func (g *Guard) showWaits(longest []time.Duration) {
-	for split := 1; split < len(longest); split++ {
-		entry := &g.o.Shared.Sequences[split]
-		switch waits := longest[split] >= longWait; {
-		case waits && entry.Waiting.Load() == 0:
-			entry.Waiting.Store(state.Monotonic() - int64(longest[split]))
-		case !waits && entry.Waiting.Load() != 0:
-			entry.Waiting.Store(0)
+	for split, waited := range longest {
+		since := int64(0)
+		if waited >= longWait {
+			since = state.Monotonic() - int64(waited)
 		}
+		g.o.Shared.Sequences[split].Waiting.Store(since)
 	}
-}
-
-func (g *Guard) timedOut() error {
-	return fmt.Errorf("the token files gave no answer within %v, or readers asked too much of them (%w)", g.o.Timeout, syscall.ETIMEDOUT)
+	return late
 }
 
 // Stop returns when nothing will be answered any more.

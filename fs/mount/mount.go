@@ -33,12 +33,7 @@ func SetReadAhead(device string) error {
 	if device == "" {
 		return errors.New("the mount, which was handed over, is not seen from here")
 	}
-	file, err := os.OpenFile("/sys/class/bdi/"+device+"/read_ahead_kb", os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprint(file, ReadAhead>>10)
-	return errors.Join(err, file.Close())
+	return os.WriteFile("/sys/class/bdi/"+device+"/read_ahead_kb", fmt.Append(nil, ReadAhead>>10), 0)
 }
 
 // Connect mounts on an empty directory, and returns the mount, of which this process is the supervisor, and the connection (/dev/fuse).

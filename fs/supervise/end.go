@@ -54,11 +54,3 @@ func (s *supervisor) tryToEnd() error {
 	}
 	return errStopped
 }
-
-// detach unmounts, also under open files, unless another filesystem is mounted over this one.
-func (s *supervisor) detach() error {
-	if err := s.mounted.Unmount(true); !errors.Is(err, unix.EBUSY) {
-		return err
-	}
-	return nil
-}

@@ -17,6 +17,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
 )
@@ -121,7 +123,11 @@ func Run(mountpoint string, o Options) error {
 		s.connection.Close()
 		s.Snapshot.Close()
 	}()
-	return errors.Join(s.serve(), s.detach())
+	err = s.serve()
+	if busy := s.mounted.Unmount(true); !errors.Is(busy, unix.EBUSY) { // which another filesystem over this one keeps
+		err = errors.Join(err, busy)
+	}
+	return err
 }
 
 // keepThreads makes all the threads that this process will need, which Go keeps. It would end the process, and the mount, if it
