@@ -70,7 +70,7 @@ func openFile(path string, previous Blob) (id Identity, _ Content, err error) {
 	if previous != nil {
 		held = leaseFile(f)
 	}
-	id, _, err = identify(int(f.Fd()))
+	id, err = identify(int(f.Fd()))
 	if held == unwritten {
 		unleaseFile(f)
 	}
@@ -89,11 +89,11 @@ func openFile(path string, previous Blob) (id Identity, _ Content, err error) {
 	return id, f, nil
 }
 
-// identify returns what an open file is, and how many names it has.
-func identify(fd int) (id Identity, names int, err error) {
+// identify returns what an open file is.
+func identify(fd int) (Identity, error) {
 	var st unix.Stat_t
-	err = unix.Fstat(fd, &st)
-	return Identity{Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, Sec: int64(st.Mtim.Sec), Nsec: int64(st.Mtim.Nsec)}, int(st.Nlink), err
+	err := unix.Fstat(fd, &st)
+	return Identity{Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, Sec: int64(st.Mtim.Sec), Nsec: int64(st.Mtim.Nsec)}, err
 }
 
 func (f *file) Path() string { return f.name[:len(f.name)-1] }
@@ -146,12 +146,10 @@ func (f *file) open() (fd int, now Identity, err error) {
 
 // unchanged compares the open file with what it was, and returns what it is. It is called before each read and after it.
 func (f *file) unchanged(fd int, was Identity) (Identity, error) {
-	now, names, err := identify(fd)
+	now, err := identify(fd)
 	switch {
 	case err != nil:
 		return now, f.failed("stat", err)
-	case f.staysOpen && names == 0: // to make room, which it takes as long as it is open
-		return now, f.failed("read", unix.ESTALE)
 	case now != was:
 		return now, f.adopt(fd, was, now)
 	}
@@ -164,11 +162,11 @@ func (f *file) adopt(fd int, was, now Identity) error {
 	if !was.renumbered(now) || f.sample == (Sample{}) {
 		return compare(f.Path(), was, now)
 	}
-	sum, err := f.sample.of(fd, f.size)
+	sum, err := NewSample(descriptor(fd), f.size, f.sample.Blocks, func(int64, []byte) {})
 	if err != nil {
 		return f.failed("read", err)
 	}
-	again, _, err := identify(fd)
+	again, err := identify(fd)
 	if err != nil {
 		return f.failed("stat", err)
 	}

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"weak"
 
 	"batchfs/cache/blocks"
 	"batchfs/cache/store"
@@ -39,21 +38,7 @@ func (r *Remote) newObject(name string, id Identity, sample Sample, access Acces
 	o := &Object{name: name, id: id, sample: sample, access: access, drop: drop, client: client}
 	o.blocks = cache.Object(client.Endpoint(), at, client.ReadRange)
 	o.files = make([]atomic.Pointer[file], o.blocks.Blocks())
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.objects = append(r.objects, weak.Make(o))
 	return o, nil
-}
-
-// closeRemoved lets go of blocks that were removed from the directory.
-func (o *Object) closeRemoved() (some bool) {
-	for i := range o.files {
-		if f := o.files[i].Load(); f != nil && f.Check() != nil && o.files[i].CompareAndSwap(f, nil) {
-			o.blocks.Forget(int64(i))
-			some = true
-		}
-	}
-	return some
 }
 
 func (o *Object) Path() string { return o.name }
