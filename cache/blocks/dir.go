@@ -3,7 +3,6 @@ package blocks
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 
@@ -107,25 +106,13 @@ func openRegular(root *os.Root, name string) (*os.File, error) {
 
 // eachFile calls do with what a directory has.
 func eachFile(root *os.Root, dir string, do func(info fs.FileInfo)) error {
-	f, err := root.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	for {
-		entries, err := f.ReadDir(256) // there may be very many
-		for _, entry := range entries {
-			if info, err := entry.Info(); err == nil {
-				do(info)
-			}
-		}
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return err
+	entries, err := fs.ReadDir(root.FS(), dir)
+	for _, entry := range entries {
+		if info, err := entry.Info(); err == nil {
+			do(info)
 		}
 	}
+	return err
 }
 
 // locked makes the directory, and calls do while no other process, or goroutine, changes it.

@@ -47,7 +47,7 @@ func readText(root *os.Root, name string) string {
 
 // measure returns what the directory has, its shares, and how many bytes all blocks are. It removes what is no block, and what processes left
 // that died.
-func (d *disk) measure() (kept []Kept, shares []knownShare, used int64, err error) {
+func (d *disk) measure() (kept []Kept, shares []KnownShare, used int64, err error) {
 	err = d.locked(func(root *os.Root) (err error) {
 		if kept, err = usage(root, true); err != nil {
 			return err
@@ -75,7 +75,7 @@ func (d *disk) makeRoom(s *Share, need int64) error {
 		return err
 	}
 	now, horizon := time.Now().UnixNano(), s.horizon.Load()
-	victims, inUse := victimsIn(kept, shares, func(of knownShare) bool { return of.file == s.file || of.read.UnixNano() >= horizon })
+	victims, inUse := victimsIn(kept, shares, func(of KnownShare) bool { return of.file == s.file || of.Read.UnixNano() >= horizon })
 	removed, err := d.evict(victims, over+d.limit/64) // so that not every block needs to be measured
 	if err != nil {
 		return err
@@ -107,7 +107,7 @@ type victim struct {
 
 // victimsIn are the blocks that no share in use needs, and spared those that one does. shares are as sharesIn returns them: blocks of the last
 // are the first victims.
-func victimsIn(kept []Kept, shares []knownShare, inUse func(knownShare) bool) (victims []victim, spared []span) {
+func victimsIn(kept []Kept, shares []KnownShare, inUse func(KnownShare) bool) (victims []victim, spared []span) {
 	for _, s := range shares {
 		if inUse(s) {
 			spared = append(spared, s.Spans...)
@@ -120,8 +120,8 @@ func victimsIn(kept []Kept, shares []knownShare, inUse func(knownShare) bool) (v
 				continue
 			}
 			v := victim{path: filepath.Join(o.dir, strconv.FormatInt(index, 10)), bytes: bytes}
-			if i := slices.IndexFunc(shares, func(s knownShare) bool { return holds(s.Spans, o.dir, index) }); i >= 0 {
-				v.read = shares[i].read
+			if i := slices.IndexFunc(shares, func(s KnownShare) bool { return holds(s.Spans, o.dir, index) }); i >= 0 {
+				v.read = shares[i].Read
 			}
 			victims = append(victims, v)
 		}
@@ -162,26 +162,15 @@ func (d *disk) evict(victims []victim, atLeast int64) (removed int64, err error)
 // Kept is what a directory has of an object.
 type Kept struct {
 	Name   string // s3://bucket/key of an endpoint; or what there is instead of its description
-	ETag   string
-	Size   int64 // of the object
-	Bytes  int64 // of the blocks
+	Size   int64  // of the object
+	Bytes  int64  // of the blocks
 	Blocks int64
 	dir    string
 	blocks map[int64]int64 // bytes of each
 }
 
-// ShareUse is what a directory has of a share.
-type ShareUse struct {
-	Name         string // of its reader
-	Live         bool   // a process lives that has read it
-	Needed, Kept int64  // bytes
-	Room         int64  // bytes that it may have, beside what other shares have that are read now
-	Enough       int64  // what the limit must be, where it is read now and lacks room
-	Read         time.Time
-}
-
 // Usage is what the directory has of objects, and of shares, what was read last first.
-func Usage(o Options) (kept []Kept, shares []ShareUse, err error) {
+func Usage(o Options) (kept []Kept, shares []KnownShare, err error) {
 	d := &disk{dir: o.Dir, shared: o.Shared}
 	root, err := d.open()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -194,24 +183,19 @@ func Usage(o Options) (kept []Kept, shares []ShareUse, err error) {
 	if kept, err = usage(root, false); err != nil {
 		return nil, nil, err
 	}
-	known := d.sharesIn(root, false)
-	isNow := func(s knownShare) bool { return s.live && time.Since(s.read) < silent }
-	for _, s := range known {
-		u := ShareUse{Name: s.Name, Live: s.live, Needed: s.Needed, Room: o.Limit, Read: s.read}
-		_, others := victimsIn(nil, known, func(of knownShare) bool { return of.file != s.file && isNow(of) })
+	shares = d.sharesIn(root, false)
+	for i := range shares {
+		s := &shares[i]
 		for _, o := range kept {
 			for index, bytes := range o.blocks {
 				if holds(s.Spans, o.dir, index) {
-					u.Kept += bytes
-				} else if holds(others, o.dir, index) {
-					u.Room -= bytes
+					s.Kept += bytes
 				}
 			}
 		}
-		if isNow(s) && u.Kept < u.Needed && s.Enough > o.Limit {
-			u.Enough = s.Enough
+		if !s.Live || time.Since(s.Read) > silent || s.Kept >= s.Needed || s.Enough <= o.Limit {
+			s.Enough = 0
 		}
-		shares = append(shares, u)
 	}
 	return kept, shares, nil
 }
@@ -226,7 +210,7 @@ func Prune(o Options) (removed int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	victims, _ := victimsIn(kept, shares, func(s knownShare) bool { return s.live })
+	victims, _ := victimsIn(kept, shares, func(s KnownShare) bool { return s.Live })
 	return d.evict(victims, math.MaxInt64)
 }
 
@@ -248,7 +232,7 @@ func usageOf(root *os.Root, dir string, mend bool) Kept {
 	o := Kept{dir: dir, Name: "?", blocks: map[int64]int64{}}
 	var of identity
 	if json.Unmarshal([]byte(readText(root, filepath.Join(dir, objectFile))), &of) == nil {
-		o.Name, o.ETag, o.Size = of.Endpoint+"/"+of.Bucket+"/"+of.Key, of.ETag, of.Size
+		o.Name, o.Size = of.Endpoint+"/"+of.Bucket+"/"+of.Key, of.Size
 	}
 	eachFile(root, dir, func(file fs.FileInfo) {
 		switch {

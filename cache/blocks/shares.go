@@ -187,7 +187,7 @@ func (s *Share) noteIn(root *os.Root) error {
 	// The file is good if another process holds it, and this one may set its time.
 	if err != nil || s.told != enough || root.Chtimes(name, read, read) != nil || owndir.Lock(f, unix.LOCK_EX|unix.LOCK_NB) == nil {
 		f.Close()
-		text, _ := json.Marshal(knownShare{Name: s.Name, Needed: s.Needed, Enough: enough, Spans: s.spans})
+		text, _ := json.Marshal(KnownShare{Name: s.Name, Needed: s.Needed, Enough: enough, Spans: s.spans})
 		root.RemoveAll(name)
 		if err := cmp.Or(d.makeDir(root, sharesDir), d.createWith(root, name, text), root.Chtimes(name, read, read)); err != nil {
 			return err
@@ -209,43 +209,44 @@ func (s *Share) lacks(enough int64) {
 	}
 }
 
-// A knownShare is a share that a process has read.
-type knownShare struct {
-	Name   string `json:"name"`
-	Needed int64  `json:"needed"`
-	Enough int64  `json:"enough,omitempty"` // the limit that it needs, where it lacked room
+// A KnownShare is a share that a process has read.
+type KnownShare struct {
+	Name   string `json:"name"`             // of its reader, or of one of several
+	Needed int64  `json:"needed"`           // bytes
+	Enough int64  `json:"enough,omitempty"` // the limit that it needs, where it lacked room; of Usage, where it is read now and still lacks room
 	Spans  []span `json:"spans"`
 
+	Kept int64     `json:"-"` // bytes; set by Usage
+	Live bool      `json:"-"` // a process lives that has read it
+	Read time.Time `json:"-"`
 	file string
-	live bool // a process lives that has read it
-	read time.Time
 }
 
 // sharesIn are the shares that a directory knows, what was read last first. Where it may tidy, which needs the lock, it removes what is none, or
 // was not read for long.
-func (d *disk) sharesIn(root *os.Root, tidy bool) (all []knownShare) {
+func (d *disk) sharesIn(root *os.Root, tidy bool) (all []KnownShare) {
 	eachFile(root, sharesDir, func(file fs.FileInfo) {
-		s, name := knownShare{file: file.Name(), read: file.ModTime()}, filepath.Join(sharesDir, file.Name())
+		s, name := KnownShare{file: file.Name(), Read: file.ModTime()}, filepath.Join(sharesDir, file.Name())
 		f, err := openRegular(root, name)
 		if err == nil {
 			err = json.NewDecoder(f).Decode(&s)
-			s.live = owndir.Lock(f, unix.LOCK_EX|unix.LOCK_NB) != nil
+			s.Live = owndir.Lock(f, unix.LOCK_EX|unix.LOCK_NB) != nil
 			f.Close()
 		}
-		if err != nil || !s.live && time.Since(s.read) > forgetShares {
+		if err != nil || !s.Live && time.Since(s.Read) > forgetShares {
 			if tidy {
 				root.RemoveAll(name)
 			}
 			return
 		}
 		d.mu.Lock()
-		if own := d.shares[s.file]; own != nil && own.read.Load() > s.read.UnixNano() {
-			s.read = time.Unix(0, own.read.Load())
+		if own := d.shares[s.file]; own != nil && own.read.Load() > s.Read.UnixNano() {
+			s.Read = time.Unix(0, own.read.Load())
 		}
 		d.mu.Unlock()
 		all = append(all, s)
 	})
-	slices.SortFunc(all, func(a, b knownShare) int { return b.read.Compare(a.read) })
+	slices.SortFunc(all, func(a, b KnownShare) int { return b.Read.Compare(a.Read) })
 	return all
 }
 
