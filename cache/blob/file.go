@@ -26,9 +26,7 @@ type file struct {
 	dropPageCache bool
 
 	mu   sync.Mutex // guards kept, and is held while the first read makes it
-	kept *kept      // of the accesses that keep a mapping, and where staysOpen
-
-	staysOpen bool // under Pread
+	kept *kept      // of the accesses that keep something
 
 	settles settlement
 }
@@ -178,21 +176,21 @@ func (f *file) adopt(fd int, was, now Identity) error {
 }
 
 func (f *file) Read(ranges []Range, visit func(int, []byte) error) error {
-	if f.access == Pread || f.access == Remap {
-		return f.readOpened(ranges, visit)
+	switch f.access {
+	case Advise, Map:
+		return f.readMapped(ranges, visit)
+	case stayOpen:
+		if k, err := f.keep(); err == nil {
+			defer runtime.KeepAlive(k)
+			return f.visitUnchanged(k.fd, f.Identity(), ranges, visit)
+		}
 	}
-	return f.readKept(ranges, visit)
+	return f.readOpened(ranges, visit)
 }
 
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
 func (f *file) readOpened(ranges []Range, visit func(int, []byte) error) error {
-	if f.staysOpen {
-		if k, err := f.keep(); err == nil && k.fd >= 0 {
-			defer runtime.KeepAlive(k)
-			return f.visitUnchanged(k.fd, f.Identity(), ranges, visit)
-		}
-	}
 	fd, was, err := f.open()
 	if err != nil {
 		return err
@@ -384,8 +382,8 @@ func (f *file) visitMapped(mapping []byte, r Range, populate int, visit func(int
 	return visit(r.Index, mapping[r.From:r.To])
 }
 
-// readKept reads through a mapping that stays, or without one where the process has too many.
-func (f *file) readKept(ranges []Range, visit func(int, []byte) error) error {
+// readMapped reads through a mapping that stays, or without one where the process has too many.
+func (f *file) readMapped(ranges []Range, visit func(int, []byte) error) error {
 	if err := f.Check(); err != nil {
 		return err
 	}

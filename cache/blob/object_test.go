@@ -37,34 +37,30 @@ func TestRemovedBlocksTakeNoSpace(t *testing.T) {
 	}
 	id, _, err := Open(name, nil, remote)
 	must(t, err)
-	for _, access := range []Access{Pread, Map} {
-		o, err := New([]byte(name), id, Sample{}, access, false, remote)
-		must(t, err)
-		read := func() {
-			for i := range int64(count) {
-				must(t, o.Read([]Range{{i * size, (i + 1) * size, 0}}, func(_ int, raw []byte) error {
-					if len(raw) != size || raw[1] != 1 || raw[size-1] != 255 {
-						t.Errorf("%s: block %d has other bytes", access, i)
-					}
-					return nil
-				}))
-			}
-			remote.Flush()
+	o, err := New([]byte(name), id, Sample{}, Remap, false, remote)
+	must(t, err)
+	read := func() {
+		for i := range int64(count) {
+			must(t, o.Read([]Range{{i * size, (i + 1) * size, 0}}, func(_ int, raw []byte) error {
+				if len(raw) != size || raw[1] != 1 || raw[size-1] != 255 {
+					t.Errorf("block %d has other bytes", i)
+				}
+				return nil
+			}))
 		}
-		read()
-		read()
-		if n, _ := openBlocks(dir); access == Pread && n != count {
-			t.Errorf("%d files of %d blocks are open", n, count)
-		}
-		_, err = blocks.Prune(remote.Blocks)
-		must(t, err)
-		if n, bytes := openBlocks(dir); bytes > 0 {
-			t.Errorf("%s: %d files of removed blocks take %d bytes", access, n, bytes)
-		}
-		read()
-		_, err = blocks.Prune(remote.Blocks)
-		must(t, err)
+		remote.Flush()
 	}
+	read()
+	read()
+	if n, _ := openBlocks(dir); n != count {
+		t.Errorf("%d files of %d blocks are open", n, count)
+	}
+	_, err = blocks.Prune(remote.Blocks)
+	must(t, err)
+	if n, bytes := openBlocks(dir); bytes > 0 {
+		t.Errorf("%d files of removed blocks take %d bytes", n, bytes)
+	}
+	read()
 }
 
 // serveFiles serves the files of a directory as objects of s3://bucket.
