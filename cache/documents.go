@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
-	"slices"
 	"sort"
 	"sync/atomic"
 
@@ -140,21 +139,15 @@ func (x *index) locate(sequences []int64, first int64) error {
 		case n < 0 || n > x.ends.Sequences:
 			return fmt.Errorf("%s: document %d ends at sequence %d of %d", x.blob.Path(), first+int64(i), n, x.ends.Sequences)
 		case n == x.ends.Sequences:
-		case len(runs) > 0 && sequences[i-1] == n-1:
-			runs[len(runs)-1].To += 8
+			sequences[i] = x.tokens
 		default:
 			runs = append(runs, x.starts.bytes(n, 1, i))
 		}
 	}
-	starts := slices.Repeat([]int64{x.tokens * x.ends.Width}, len(sequences)) // of the sequence behind the last one, too
-	err := x.blob.Read(runs, func(i int, raw []byte) error {
-		unpack(starts[i:], raw)
+	return x.blob.Read(runs, func(i int, raw []byte) error {
+		sequences[i] = int64(binary.LittleEndian.Uint64(raw)) / x.ends.Width
 		return nil
 	})
-	for i, start := range starts {
-		sequences[i] = start / x.ends.Width
-	}
-	return err
 }
 
 func unpack(numbers []int64, raw []byte) {

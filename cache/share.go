@@ -1,10 +1,9 @@
 package cache
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"slices"
+	"sync"
 
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
@@ -17,21 +16,22 @@ type Stretch struct {
 	From, To int64
 }
 
-// parts are the bytes of objects that hold a stretch, and all bytes of the indexes of their documents.
-func (s Stretch) parts() (elements, indexes []blocks.Part) {
-	a := s.Array
-	for of, r := range a.parts(s.From*a.width, s.To*a.width) {
-		if o, ok := of.blob.(*blob.Object); ok {
-			elements = append(elements, o.Part(r.From, r.To))
-		}
-		if of.index == nil {
-			continue
-		}
-		if o, ok := of.index.blob.(*blob.Object); ok {
-			indexes = append(indexes, o.Part(0, o.Identity().Size))
+// parts are the bytes of objects that hold stretches, and all bytes of the indexes of their documents.
+func parts(stretches []Stretch) (all []blocks.Part) {
+	for _, s := range stretches {
+		for of, r := range s.Array.parts(s.From*s.Array.width, s.To*s.Array.width) {
+			if o, ok := of.blob.(*blob.Object); ok {
+				all = append(all, o.Part(r.From, r.To))
+			}
+			if of.index == nil {
+				continue
+			}
+			if o, ok := of.index.blob.(*blob.Object); ok {
+				all = append(all, o.Part(0, o.Identity().Size))
+			}
 		}
 	}
-	return elements, indexes
+	return all
 }
 
 // A Share is the blocks that an epoch of a reader needs.
@@ -39,83 +39,59 @@ type Share = blocks.Share
 
 // NewShare is the share that holds stretches, or nil where no block of them is kept. name says who reads it.
 func NewShare(name string, stretches []Stretch) *Share {
-	var parts []blocks.Part
-	for _, s := range stretches {
-		elements, indexes := s.parts()
-		parts = append(parts, slices.Concat(elements, indexes)...)
-	}
-	return blocks.NewShare(name, parts)
+	return blocks.NewShare(name, parts(stretches))
 }
 
 // Fetch brings a share, which holds stretches, into the directory of blocks: each block once, in the order in which windows visits them,
-// until visit returns false, and then the rest. It calls progress with the bytes of each block. The error is ErrNoRoom, or that of ctx.
+// until visit returns false, and then the rest. It calls progress with the bytes of each block. The error is ErrNoRoom, or the cause of ctx.
 func Fetch(ctx context.Context, share *Share, stretches []Stretch, windows func(visit func(*Array, array.Window) bool), progress func(n int64)) error {
 	share.Fill()
-	f := &fetch{ctx: ctx, share: share, progress: progress, seen: map[blocks.Part]bool{}}
-	for _, s := range stretches {
-		_, indexes := s.parts()
-		f.add(indexes...)
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	var all sync.WaitGroup
+	var one sync.Mutex // guards progress
+	places := make(chan struct{}, atOnce)
+	seen := map[blocks.Part]bool{} // of single blocks
+	fetch := func(p blocks.Part) {
+		size := p.Object.BlockBytes()
+		for i := range blocks.Holding(p.From, p.To, size) {
+			b := blocks.Part{Object: p.Object, From: i * size, To: min((i+1)*size, p.Object.Size)}
+			if seen[b] || ctx.Err() != nil {
+				continue
+			}
+			seen[b] = true
+			places <- struct{}{}
+			all.Go(func() {
+				defer func() { <-places }()
+				got, err := b.Object.Get(i)
+				if err != nil {
+					stop(err)
+					return
+				}
+				got.Release()
+				share.Read()
+				one.Lock()
+				defer one.Unlock()
+				progress(b.To - b.From)
+				if b.Object.Counts().Full.Load() > 0 {
+					stop(ErrNoRoom)
+				}
+			})
+		}
 	}
 	windows(func(a *Array, w array.Window) bool {
 		for s, r := range a.parts(a.span(w)) {
 			if o, ok := s.blob.(*blob.Object); ok {
-				f.add(o.Part(r.From, r.To))
+				fetch(o.Part(r.From, r.To))
 			}
 		}
-		return f.err == nil && int64(len(f.seen)) < share.Blocks
+		return ctx.Err() == nil && int64(len(seen)) < share.Blocks
 	})
-	for _, s := range stretches {
-		elements, _ := s.parts()
-		f.add(elements...)
+	for _, p := range parts(stretches) {
+		fetch(p)
 	}
-	for len(f.wanted) > 0 && f.err == nil {
-		f.next()
-	}
-	return f.err
-}
-
-type fetch struct {
-	ctx      context.Context
-	share    *Share
-	progress func(n int64)
-	seen     map[blocks.Part]bool // of single blocks, as wanted
-	wanted   []blocks.Part        // that are being fetched, in order
-	err      error
-}
-
-// add fetches the blocks of parts that it has not seen.
-func (f *fetch) add(parts ...blocks.Part) {
-	for _, p := range parts {
-		size := p.Object.BlockBytes()
-		for i := range blocks.Holding(p.From, p.To, size) {
-			b := blocks.Part{Object: p.Object, From: i * size, To: min((i+1)*size, p.Object.Size)}
-			if f.seen[b] || f.err != nil {
-				continue
-			}
-			f.seen[b] = true
-			for len(f.wanted) > 0 && !b.Object.Want(i, blocks.Demand{}) {
-				f.next()
-			}
-			f.wanted = append(f.wanted, b)
-		}
-	}
-}
-
-// next waits for the first of wanted.
-func (f *fetch) next() {
-	b := f.wanted[0]
-	f.wanted = f.wanted[1:]
-	got, err := b.Object.Get(b.From / b.Object.BlockBytes())
-	if err == nil {
-		got.Release()
-		f.progress(b.To - b.From)
-		f.share.Read()
-		err = context.Cause(f.ctx)
-	}
-	if b.Object.Counts().Full.Load() > 0 {
-		err = cmp.Or(err, ErrNoRoom)
-	}
-	f.err = cmp.Or(f.err, err)
+	all.Wait()
+	return context.Cause(ctx)
 }
 
 // ErrNoRoom says that the directory of blocks is full, or fails.

@@ -19,6 +19,8 @@ const (
 	Pread Access = "pread"
 	// Map keeps a mapping and gives nothing back: the process grows to the size of the file.
 	Map Access = "map"
+	// Of blocks, which are small and many: to map one, or to open it, for each row would cost more than the row. It keeps a descriptor.
+	stayOpen Access = "pread, open"
 )
 
 // A Blob is a named string of bytes: a local file, or an object in a store. If the bytes under its name change after it was opened, Read and

@@ -26,9 +26,7 @@ type file struct {
 	dropPageCache bool
 
 	mu   sync.Mutex // guards kept, and is held while the first read makes it
-	kept *kept      // of the accesses that keep a mapping, and where staysOpen
-
-	staysOpen bool // under Pread
+	kept *kept      // of the accesses that keep something
 
 	settles settlement
 }
@@ -70,7 +68,7 @@ func openFile(path string, previous Blob) (id Identity, _ Content, err error) {
 	if previous != nil {
 		held = leaseFile(f)
 	}
-	id, _, err = identify(int(f.Fd()))
+	id, err = identify(int(f.Fd()))
 	if held == unwritten {
 		unleaseFile(f)
 	}
@@ -89,11 +87,11 @@ func openFile(path string, previous Blob) (id Identity, _ Content, err error) {
 	return id, f, nil
 }
 
-// identify returns what an open file is, and how many names it has.
-func identify(fd int) (id Identity, names int, err error) {
+// identify returns what an open file is.
+func identify(fd int) (Identity, error) {
 	var st unix.Stat_t
-	err = unix.Fstat(fd, &st)
-	return Identity{Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, Sec: int64(st.Mtim.Sec), Nsec: int64(st.Mtim.Nsec)}, int(st.Nlink), err
+	err := unix.Fstat(fd, &st)
+	return Identity{Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, Sec: int64(st.Mtim.Sec), Nsec: int64(st.Mtim.Nsec)}, err
 }
 
 func (f *file) Path() string { return f.name[:len(f.name)-1] }
@@ -146,12 +144,10 @@ func (f *file) open() (fd int, now Identity, err error) {
 
 // unchanged compares the open file with what it was, and returns what it is. It is called before each read and after it.
 func (f *file) unchanged(fd int, was Identity) (Identity, error) {
-	now, names, err := identify(fd)
+	now, err := identify(fd)
 	switch {
 	case err != nil:
 		return now, f.failed("stat", err)
-	case f.staysOpen && names == 0: // to make room, which it takes as long as it is open
-		return now, f.failed("read", unix.ESTALE)
 	case now != was:
 		return now, f.adopt(fd, was, now)
 	}
@@ -164,11 +160,11 @@ func (f *file) adopt(fd int, was, now Identity) error {
 	if !was.renumbered(now) || f.sample == (Sample{}) {
 		return compare(f.Path(), was, now)
 	}
-	sum, err := f.sample.of(fd, f.size)
+	sum, err := NewSample(descriptor(fd), f.size, f.sample.Blocks, func(int64, []byte) {})
 	if err != nil {
 		return f.failed("read", err)
 	}
-	again, _, err := identify(fd)
+	again, err := identify(fd)
 	if err != nil {
 		return f.failed("stat", err)
 	}
@@ -180,21 +176,21 @@ func (f *file) adopt(fd int, was, now Identity) error {
 }
 
 func (f *file) Read(ranges []Range, visit func(int, []byte) error) error {
-	if f.access == Pread || f.access == Remap {
-		return f.readOpened(ranges, visit)
+	switch f.access {
+	case Advise, Map:
+		return f.readMapped(ranges, visit)
+	case stayOpen:
+		if k, err := f.keep(); err == nil {
+			defer runtime.KeepAlive(k)
+			return f.visitUnchanged(k.fd, f.Identity(), ranges, visit)
+		}
 	}
-	return f.readKept(ranges, visit)
+	return f.readOpened(ranges, visit)
 }
 
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
 func (f *file) readOpened(ranges []Range, visit func(int, []byte) error) error {
-	if f.staysOpen {
-		if k, err := f.keep(); err == nil && k.fd >= 0 {
-			defer runtime.KeepAlive(k)
-			return f.visitUnchanged(k.fd, f.Identity(), ranges, visit)
-		}
-	}
 	fd, was, err := f.open()
 	if err != nil {
 		return err
@@ -386,8 +382,8 @@ func (f *file) visitMapped(mapping []byte, r Range, populate int, visit func(int
 	return visit(r.Index, mapping[r.From:r.To])
 }
 
-// readKept reads through a mapping that stays, or without one where the process has too many.
-func (f *file) readKept(ranges []Range, visit func(int, []byte) error) error {
+// readMapped reads through a mapping that stays, or without one where the process has too many.
+func (f *file) readMapped(ranges []Range, visit func(int, []byte) error) error {
 	if err := f.Check(); err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 // A kept is what stays of a file between two reads, until no reader holds it: a mapping of the whole file, or a descriptor.
 type kept struct {
 	id    Identity // of what was opened
-	bytes []byte   // nil under Pread
+	bytes []byte   // nil under stayOpen
 	fd    int      // -1 if only the mapping stays
 }
 
@@ -47,7 +47,7 @@ func (f *file) keep() (*kept, error) {
 	}
 	f.kept = nil
 	count, most := &keptMappings, int64(maxKept)
-	if f.access == Pread {
+	if f.access == stayOpen {
 		count, most = &keptOpen, maxOpen
 	}
 	if count.Add(1) > most {
@@ -78,7 +78,7 @@ func (f *file) openKept() (*kept, error) {
 	if err != nil {
 		return nil, err
 	}
-	if f.access == Pread {
+	if f.access == stayOpen {
 		unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM)
 		return &kept{id: now, fd: fd}, nil
 	}

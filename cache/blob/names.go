@@ -17,10 +17,10 @@ func Open(path string, previous Blob, from *Remote) (Identity, Content, error) {
 }
 
 // New returns the blob that had an identity and a sample when it was opened earlier. It does not touch it. dropPageCache gives the page
-// cache of a file back after every read.
+// cache of a file back after every read. Objects have one access, whatever access says.
 func New(path []byte, id Identity, sample Sample, access Access, dropPageCache bool, from *Remote) (Blob, error) {
 	if IsRemote(string(path)) {
-		return from.newObject(string(path), id, sample, access, dropPageCache)
+		return from.newObject(string(path), id, sample, dropPageCache)
 	}
 	return newFile(string(path), id, sample, access, dropPageCache)
 }

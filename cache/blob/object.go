@@ -7,7 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"weak"
 
 	"batchfs/cache/blocks"
 	"batchfs/cache/store"
@@ -18,7 +17,6 @@ type Object struct {
 	name   string
 	id     Identity
 	sample Sample
-	access Access
 	drop   bool
 	client *store.Client
 	blocks *blocks.Object
@@ -29,31 +27,17 @@ type Object struct {
 }
 
 // newObject returns the object that had an identity when it was opened. It sends nothing.
-func (r *Remote) newObject(name string, id Identity, sample Sample, access Access, drop bool) (*Object, error) {
+func (r *Remote) newObject(name string, id Identity, sample Sample, drop bool) (*Object, error) {
 	at, _ := store.Parse(name)
 	at.ETag, at.Size = id.ETag, id.Size
 	client, cache, err := r.open(at.Scheme)
 	if err != nil {
 		return nil, err
 	}
-	o := &Object{name: name, id: id, sample: sample, access: access, drop: drop, client: client}
+	o := &Object{name: name, id: id, sample: sample, drop: drop, client: client}
 	o.blocks = cache.Object(client.Endpoint(), at, client.ReadRange)
 	o.files = make([]atomic.Pointer[file], o.blocks.Blocks())
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.objects = append(r.objects, weak.Make(o))
 	return o, nil
-}
-
-// closeRemoved lets go of blocks that were removed from the directory.
-func (o *Object) closeRemoved() (some bool) {
-	for i := range o.files {
-		if f := o.files[i].Load(); f != nil && f.Check() != nil && o.files[i].CompareAndSwap(f, nil) {
-			o.blocks.Forget(int64(i))
-			some = true
-		}
-	}
-	return some
 }
 
 func (o *Object) Path() string { return o.name }
@@ -202,15 +186,9 @@ func (o *Object) readBlock(block int64, ranges []Range, visit func(int, []byte) 
 const maxTries = 5
 
 func (o *Object) keep(block int64, b blocks.Block) error {
-	// A block is small, and there are many: to map one, or to open it, for each row would cost more than the row.
-	access := Pread
-	if o.access == Map {
-		access = Map
-	}
 	id := Identity{Dev: b.Stat.Dev, Ino: b.Stat.Ino, Size: b.Stat.Size, Sec: b.Stat.Sec, Nsec: b.Stat.Nsec}
-	f, err := newFile(b.File, id, Sample{}, access, o.drop)
+	f, err := newFile(b.File, id, Sample{}, stayOpen, o.drop)
 	if err == nil {
-		f.staysOpen = true
 		o.files[block].Store(f)
 	}
 	return err

@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"path"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"time"
-	"weak"
 
 	"batchfs/cache/blocks"
 	"batchfs/cache/store"
@@ -27,7 +25,6 @@ type Remote struct {
 	mu      sync.Mutex               // guards the fields below
 	clients map[string]*store.Client // by scheme
 	cache   *blocks.Cache
-	objects []weak.Pointer[Object]
 }
 
 func (r *Remote) open(scheme string) (*store.Client, *blocks.Cache, error) {
@@ -35,9 +32,6 @@ func (r *Remote) open(scheme string) (*store.Client, *blocks.Cache, error) {
 	defer r.mu.Unlock()
 	if r.cache == nil {
 		r.cache, r.clients = blocks.New(r.Blocks, cmp.Or(r.Log, slog.Default())), map[string]*store.Client{}
-		if r.Blocks.Dir != "" {
-			go closeRemoved(weak.Make(r))
-		}
 	}
 	if r.clients[scheme] == nil {
 		client, err := store.New(scheme, r.Store)
@@ -47,30 +41,6 @@ func (r *Remote) open(scheme string) (*store.Client, *blocks.Cache, error) {
 		r.clients[scheme] = client
 	}
 	return r.clients[scheme], r.cache, nil
-}
-
-const closeEvery = 10 * time.Second
-
-// closeRemoved closes blocks soon after they were removed from the directory, whose space they take until then.
-func closeRemoved(of weak.Pointer[Remote]) {
-	for range time.Tick(closeEvery) {
-		r := of.Value()
-		if r == nil {
-			return
-		}
-		r.mu.Lock()
-		r.objects = slices.DeleteFunc(r.objects, func(p weak.Pointer[Object]) bool { return p.Value() == nil })
-		objects := slices.Clone(r.objects)
-		r.mu.Unlock()
-		some := false
-		for _, p := range objects {
-			o := p.Value()
-			some = o != nil && o.closeRemoved() || some
-		}
-		if some {
-			runtime.GC() // which closes them
-		}
-	}
 }
 
 // Flush waits until the blocks in memory were written to the directory, and frees that memory.

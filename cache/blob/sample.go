@@ -13,20 +13,6 @@ type Sample struct {
 	Sum    [sha256.Size]byte
 }
 
-// NewSample takes a sample of some blocks, and shows them to look.
-func NewSample(content io.ReaderAt, size, blocks int64, look func(off int64, block []byte)) (Sample, error) {
-	sum := sha256.New()
-	err := sample(content, size, blocks, func(off int64, block []byte) {
-		sum.Write(block)
-		look(off, block)
-	})
-	return Sample{blocks, [sha256.Size]byte(sum.Sum(nil))}, err
-}
-
-func (s Sample) of(fd int, size int64) (Sample, error) {
-	return NewSample(descriptor(fd), size, s.Blocks, func(int64, []byte) {})
-}
-
 // A descriptor is an open file to read from.
 type descriptor int
 
@@ -34,8 +20,10 @@ func (fd descriptor) ReadAt(b []byte, off int64) (int, error) { return pread(int
 
 const sampleSize = 4096
 
-// sample shows blocks that lie evenly from a file's first byte to its last, or all of a file that is no larger.
-func sample(content io.ReaderAt, size, blocks int64, look func(off int64, block []byte)) error {
+// NewSample takes a sample of blocks that lie evenly from a file's first byte to its last, or of all of a file that is no larger, and shows them
+// to look.
+func NewSample(content io.ReaderAt, size, blocks int64, look func(off int64, block []byte)) (s Sample, err error) {
+	s.Blocks = blocks
 	length := int64(sampleSize)
 	if size <= blocks*sampleSize {
 		blocks, length = 1, size
@@ -50,11 +38,14 @@ func sample(content io.ReaderAt, size, blocks int64, look func(off int64, block 
 		all.Go(func() { _, errs[i] = content.ReadAt(read[i], offs[i]) })
 	}
 	all.Wait()
+	sum := sha256.New()
 	for i, off := range offs {
 		if errs[i] != nil {
-			return errs[i]
+			return s, errs[i]
 		}
+		sum.Write(read[i])
 		look(off, read[i])
 	}
-	return nil
+	s.Sum = [sha256.Size]byte(sum.Sum(nil))
+	return s, nil
 }

@@ -55,13 +55,14 @@ type Cache struct {
 
 	mu      sync.Mutex
 	changed sync.Cond      // a slot may be free, or what waited is written; its lock is mu
-	entries map[key]*entry // that are loading or in memory; guarded by mu, as all below
+	entries map[key]*entry // that are wanted, loading or in memory; guarded by mu, as all below
 	recent  list.List      // of the *entry in memory, the one that was wanted last is the last
 	free    [][]byte       // slots
 	taken   int            // slots in use
-	queue   []wanted       // blocks that are wanted ahead, nearest first
+	queue   []*entry       // that are wanted ahead, and have no slot yet
 	pending []*entry       // to be written, oldest first
 	writing bool           // a goroutine writes them
+	began   time.Time      // when it began with the one that it is at
 }
 
 // Counts are what readers of blocks met.
@@ -76,7 +77,7 @@ const (
 	maxLoading = 32 // blocks fetched ahead at a time
 	// A block that was loaded ahead, and has not been read for so long, is worth no more than others.
 	patience = 30 * time.Second
-	// A block that was not written for so long is not, because others need the memory.
+	// A block that was not written for so long is not, because others need the memory. None is to be written meanwhile.
 	slowest = 5 * time.Second
 )
 
@@ -86,7 +87,7 @@ type key struct {
 	index  int64
 }
 
-// An entry is a block that is loading or in memory.
+// An entry is a block that is wanted ahead, loading or in memory.
 type entry struct {
 	key     key
 	done    chan struct{} // closed when it is loaded; what follows it is written before
@@ -94,17 +95,12 @@ type entry struct {
 	bytes   []byte // of a slot; nil: a file has it, or it failed
 	ahead   bool   // no reader waited for it when it began to load
 	loaded  time.Time
-	refs    int           // readers, and the writer; guarded by Cache.mu, as all below
+	queued  bool          // it waits to be loaded ahead; guarded by Cache.mu, as all below
+	refs    int           // readers, and the writer
 	read    bool          // a reader has asked for it
 	needs   []need        // of streams
 	pending bool          // to be written
 	at      *list.Element // in recent
-}
-
-// A wanted block is one in the queue.
-type wanted struct {
-	key
-	needs []need
 }
 
 // New returns a cache. It touches nothing.
@@ -197,19 +193,18 @@ func (o *Object) Get(index int64) (Block, error) {
 	c, k := o.cache, key{o, index}
 	c.mu.Lock()
 	e := c.entries[k]
-	switch {
-	case e == nil:
+	if e == nil || e.queued {
 		if b, ok := o.file(index); ok {
 			c.mu.Unlock()
 			return b, nil
 		}
-		e = c.add(k)
-		if i := c.queued(k); i >= 0 {
-			e.needs = c.queue[i].needs
-			c.queue = slices.Delete(c.queue, i, i+1)
+		if e == nil {
+			e = c.add(k, nil)
+		} else {
+			c.unqueue(e)
 		}
 		go c.load(e)
-	case e.at != nil:
+	} else if e.at != nil {
 		c.recent.MoveToBack(e.at)
 	}
 	e.refs++
@@ -254,49 +249,49 @@ func (o *Object) Want(index int64, t Demand) bool {
 	if o.IsOnDisk(index) {
 		return true
 	}
-	if i := c.queued(k); i >= 0 {
-		c.queue[i].needs = add(c.queue[i].needs, t)
-		return true
-	}
 	queued := 0 // of the same stream
-	for _, w := range c.queue {
-		if len(w.needs) > 0 && w.needs[0].by == t.By || len(w.needs) == 0 && t.By == nil {
+	for _, e := range c.queue {
+		if len(e.needs) > 0 && e.needs[0].by == t.By || len(e.needs) == 0 && t.By == nil {
 			queued++
 		}
 	}
 	if queued >= c.slots {
 		return false
 	}
-	c.queue = append(c.queue, wanted{k, add(nil, t)})
+	c.enqueue(k, add(nil, t))
 	c.pump()
 	return true
 }
 
-// queued is the place of a block in the queue, or -1. The caller holds mu.
-func (c *Cache) queued(k key) int {
-	return slices.IndexFunc(c.queue, func(w wanted) bool { return w.key == k })
+// enqueue has a block loaded ahead. The caller holds mu.
+func (c *Cache) enqueue(k key, needs []need) {
+	e := c.add(k, needs)
+	e.queued = true
+	c.queue = append(c.queue, e)
+}
+
+func (c *Cache) unqueue(e *entry) {
+	e.queued = false
+	c.queue = slices.DeleteFunc(c.queue, func(of *entry) bool { return of == e })
 }
 
 // pump begins to load blocks that are wanted ahead, while there are slots. The caller holds mu.
 func (c *Cache) pump() {
 	for c.mayLoad() {
-		i := c.nearest()
-		if i < 0 {
+		e := c.nearest()
+		if e == nil {
 			return
 		}
-		w := c.queue[i]
-		if e := c.entries[w.key]; e != nil {
-			e.needs = append(e.needs, w.needs...)
-		} else if !w.object.IsOnDisk(w.index) {
-			slot := c.slot(false)
-			if slot == nil {
+		if e.key.object.IsOnDisk(e.key.index) {
+			delete(c.entries, e.key)
+		} else {
+			if e.bytes = c.slot(false); e.bytes == nil {
 				return
 			}
-			e := c.add(w.key)
-			e.bytes, e.ahead, e.needs = slot, true, w.needs
+			e.ahead = true
 			go c.load(e)
 		}
-		c.queue = slices.Delete(c.queue, i, i+1)
+		c.unqueue(e)
 	}
 }
 
@@ -307,31 +302,33 @@ func (c *Cache) mayLoad() bool {
 		if e.ahead && e.at == nil {
 			loading++
 		}
-		if w, _ := e.worth(); w == isAhead {
+		if w, _ := e.worth(); w == isAhead && !e.queued {
 			unread++
 		}
 	}
 	return loading < maxLoading && unread < c.o.aheadSlots()
 }
 
-// nearest is the block of the queue that is needed first, or -1. It drops those that are needed no more. The caller holds mu.
-func (c *Cache) nearest() int {
-	at, least := -1, uint64(0)
-	c.queue = slices.DeleteFunc(c.queue, func(w wanted) bool {
-		_, ok := next(w.needs)
-		return !ok && len(w.needs) > 0
-	})
-	for i, w := range c.queue {
-		if d, _ := next(w.needs); at < 0 || d < least { // soon, where no stream needs it
-			at, least = i, d
+// nearest is the block of the queue that is needed first, or nil. It drops those that are needed no more. The caller holds mu.
+func (c *Cache) nearest() (nearest *entry) {
+	least := uint64(0)
+	c.queue = slices.DeleteFunc(c.queue, func(e *entry) bool {
+		d, ok := next(e.needs)
+		if !ok && len(e.needs) > 0 {
+			delete(c.entries, e.key)
+			return true
 		}
-	}
-	return at
+		if nearest == nil || d < least { // soon, where no stream needs it
+			nearest, least = e, d
+		}
+		return false
+	})
+	return nearest
 }
 
 // add makes an entry. The caller holds mu, and loads it.
-func (c *Cache) add(k key) *entry {
-	e := &entry{key: k, done: make(chan struct{})}
+func (c *Cache) add(k key, needs []need) *entry {
+	e := &entry{key: k, done: make(chan struct{}), needs: needs}
 	c.entries[k] = e
 	return e
 }
@@ -381,7 +378,7 @@ func (c *Cache) loadedFrom(e *entry, spare, bytes []byte) {
 	} else {
 		e.bytes, e.loaded = bytes, time.Now()
 		e.at = c.recent.PushBack(e)
-		if c.disk != nil && c.disk.writable() {
+		if c.disk != nil && c.disk.writable() && !c.stuck() {
 			e.pending = true
 			c.pending = append(c.pending, e)
 			if !c.writing {
@@ -427,10 +424,10 @@ func (c *Cache) slot(now bool) []byte {
 		c.pending = slices.DeleteFunc(c.pending, func(e *entry) bool { return e == victim })
 		c.Counts.Full.Add(1)
 	}
-	if needs := later(victim.needs); len(needs) > 0 {
-		c.queue = append(c.queue, wanted{victim.key, needs})
-	}
 	c.remove(victim)
+	if needs := later(victim.needs); len(needs) > 0 {
+		c.enqueue(victim.key, needs)
+	}
 	return victim.bytes[:c.o.BlockBytes]
 }
 
@@ -485,12 +482,14 @@ func (c *Cache) write() {
 		e := c.pending[0]
 		c.pending = c.pending[1:]
 		e.refs++
+		c.began = time.Now()
 		c.mu.Unlock()
-		if written := c.disk.write(e.key, e.bytes, func() { c.release(e) }); written != nil {
+		if written := c.disk.write(e.key, e.bytes); written != nil {
 			e.key.object.onDisk[e.key.index].Store(written)
 		} else {
 			c.Counts.Full.Add(1)
 		}
+		c.release(e)
 		c.mu.Lock()
 		e.pending = false
 		c.changed.Broadcast()
@@ -499,13 +498,18 @@ func (c *Cache) write() {
 	c.changed.Broadcast()
 }
 
+// stuck reports whether a block waits for the disk, or for the lock of another process, for too long. The caller holds mu.
+func (c *Cache) stuck() bool { return c.writing && time.Since(c.began) > slowest }
+
 // Flush returns when the directory has what was fetched, or is known not to take it, and frees unused memory.
 func (c *Cache) Flush() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for c.writing {
+	for c.writing && !c.stuck() {
+		time.AfterFunc(slowest, c.changed.Broadcast)
 		c.changed.Wait()
 	}
+	c.pending = nil
 	for at := c.recent.Front(); at != nil; {
 		e := at.Value.(*entry)
 		at = at.Next()

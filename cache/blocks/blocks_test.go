@@ -196,7 +196,7 @@ func TestFull(t *testing.T) {
 	if err != nil || len(kept) != 1 || kept[0].Name != "http://store/bucket/a" || kept[0].Blocks != 10 {
 		t.Errorf("the directory has %+v (%v), want 10 blocks of a", kept, err)
 	}
-	if len(shares) != 1 || len(shares[0].Readers) != 1 || shares[0].Needed != 2*o.Limit || shares[0].Kept != o.Limit || shares[0].Enough != 2*o.Limit {
+	if len(shares) != 1 || !shares[0].Live || shares[0].Needed != 2*o.Limit || shares[0].Kept != o.Limit || shares[0].Enough != 2*o.Limit {
 		t.Errorf("the directory has %+v, want one share of 20 blocks, which has room for 10", shares)
 	}
 	for range 2 {

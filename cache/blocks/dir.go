@@ -1,13 +1,10 @@
 package blocks
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -104,45 +101,22 @@ func openRegular(root *os.Root, name string) (*os.File, error) {
 	if !named.Mode().IsRegular() {
 		return nil, fmt.Errorf("%w: no regular file", errWrong)
 	}
-	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	if info, err := f.Stat(); err != nil || !os.SameFile(info, named) {
-		f.Close()
-		return nil, cmp.Or(err, error(&os.PathError{Op: "open", Path: name, Err: unix.ESTALE}))
-	}
-	return f, nil
+	return root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
-// eachFile calls do with what a directory has, until it returns false.
-func eachFile(root *os.Root, dir string, do func(info fs.FileInfo) bool) error {
-	f, err := root.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	for {
-		entries, err := f.ReadDir(256) // there may be very many
-		for _, entry := range entries {
-			if info, err := entry.Info(); err == nil && !do(info) {
-				return nil
-			}
-		}
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return err
+// eachFile calls do with what a directory has.
+func eachFile(root *os.Root, dir string, do func(info fs.FileInfo)) error {
+	entries, err := fs.ReadDir(root.FS(), dir)
+	for _, entry := range entries {
+		if info, err := entry.Info(); err == nil {
+			do(info)
 		}
 	}
+	return err
 }
 
-// errBusy says that another process holds the lock.
-var errBusy = errors.New("another process has held the lock on it for too long")
-
-// locked makes the directory, and calls do while no other process, or goroutine, changes it. To wait for the lock is no sign of a disk that hangs.
-func (d *disk) locked(alive func(), do func(root *os.Root) error) error {
+// locked makes the directory, and calls do while no other process, or goroutine, changes it.
+func (d *disk) locked(do func(root *os.Root) error) error {
 	root, err := d.make()
 	if err != nil {
 		return err
@@ -153,18 +127,8 @@ func (d *disk) locked(alive func(), do func(root *os.Root) error) error {
 		return err
 	}
 	defer lock.Close()
-	began := time.Now()
-	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		err := owndir.Lock(lock, unix.LOCK_EX|unix.LOCK_NB)
-		alive()
-		switch {
-		case err == nil:
-			return do(root)
-		case !errors.Is(err, unix.EWOULDBLOCK):
-			return err
-		case time.Since(began) > slow:
-			return fmt.Errorf("%s: %w", d.dir, errBusy)
-		}
-		time.Sleep(pause)
+	if err := owndir.Lock(lock, unix.LOCK_EX); err != nil {
+		return err
 	}
+	return do(root)
 }

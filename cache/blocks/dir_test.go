@@ -5,16 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
-	"batchfs/internal/owndir"
+	"batchfs/internal/wait"
 )
 
 const nobody = 65534
@@ -72,11 +70,11 @@ func TestWhoseDirectory(t *testing.T) {
 			shareOf(object, 0, 3)
 			readAll(t, s, object)
 			object.cache.Flush()
-			entries, _ := os.ReadDir(o.Dir) // the object, used, shares and mounted
+			entries, _ := os.ReadDir(o.Dir) // the object, used and shares
 			if test.says != "" && len(entries) > 0 {
 				t.Errorf("%v is in a directory that was refused", entries)
 			}
-			if info, err := os.Stat(o.Dir); test.says == "" && (err != nil || info.Mode()&^os.ModeDir != test.mode || len(entries) != 4) {
+			if info, err := os.Stat(o.Dir); test.says == "" && (err != nil || info.Mode()&^os.ModeDir != test.mode || len(entries) != 3) {
 				t.Errorf("the directory has %v and is %v (%v), want mode %v", entries, info, err, test.mode)
 			}
 		})
@@ -148,12 +146,13 @@ func TestBadEntries(t *testing.T) {
 		os.Truncate(block(6), 100),
 		os.WriteFile(block(10)+"x", []byte("x"), 0o600),
 		os.WriteFile(outside+"/used", []byte("precious"), 0o600), os.Remove(in(usedFile)), os.Symlink(outside+"/used", in(usedFile)),
-		os.RemoveAll(in(mountedDir)), os.Symlink(outside, in(mountedDir)))
+		os.RemoveAll(in(sharesDir)), os.Symlink(outside, in(sharesDir)))
 	before, err := os.ReadDir(outside)
 	must(t, err)
 	s.fetched.Store(0)
 	var log bytes.Buffer
 	again := s.open(t, o, &log, "a")
+	shareOf(again, 0, 10)
 	readAll(t, s, again)
 	again.cache.Flush()
 	if n := s.fetched.Load(); n != 5 || strings.Contains(log.String(), "fails") {
@@ -204,65 +203,23 @@ func TestHeldLock(t *testing.T) {
 	s.fetched.Store(0)
 	var log bytes.Buffer
 	object := s.open(t, o, &log, "a")
-	share := shareOf(object, 0, 10)
+	NewShare("reader", []Part{{object, 0, 10 * blockBytes}}).Read()
 	for range 3 {
 		readAll(t, s, object)
 		object.cache.Flush()
 	}
 	kept, shares, err := Usage(o)
-	if n := s.fetched.Load(); n != 3*5 || log.Len() > 0 || err != nil || len(kept) != 1 || kept[0].Blocks != 5 || len(shares[0].Readers) > 0 {
+	if n := s.fetched.Load(); n != 3*5 || log.Len() > 0 || err != nil || len(kept) != 1 || kept[0].Blocks != 5 || shares[0].Live {
 		t.Errorf("%d blocks were fetched, want 15; the directory has %+v, %+v (%v); the log:\n%s", n, kept, shares, err, &log)
 	}
 	hold.Close()
 	must(t, holder.Wait())
-	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		share.note()
-		if _, shares, err = Usage(o); err != nil || len(shares[0].Readers) > 0 {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("the share is not noted as read")
-		}
-	}
+	wait.Until(t, "the share is noted as read", func() bool {
+		_, shares, err = Usage(o)
+		must(t, err)
+		return shares[0].Live
+	})
 	if removed, err := Prune(o); err != nil || removed != 0 {
 		t.Errorf("Prune removed %d bytes (%v) of what is read", removed, err)
-	}
-}
-
-// While blocks are removed from a slow disk, others get the lock.
-func TestPortions(t *testing.T) {
-	t.Parallel()
-	const objects = 8
-	s, o := newSource(blockBytes), options(t, 100)
-	var last *Object
-	for i := range objects {
-		last = s.open(t, o, io.Discard, fmt.Sprint(i))
-		readAll(t, s, last)
-		last.cache.Flush()
-	}
-	kept, _, err := Usage(o)
-	must(t, err)
-	left, waits := make(chan int, 1), false
-	_, err = last.cache.disk.evict(victimsIn(kept, nil, nil), math.MaxInt64, func() {
-		if !waits {
-			waits = true
-			go func() {
-				lock, err := os.Open(o.Dir)
-				if err == nil {
-					err = owndir.Lock(lock, syscall.LOCK_EX)
-				}
-				blocks, _ := filepath.Glob(filepath.Join(o.Dir, "*", "0"))
-				lock.Close()
-				if err != nil {
-					t.Error(err)
-				}
-				left <- len(blocks)
-			}()
-		}
-		time.Sleep(portion) // of the disk
-	})
-	must(t, err)
-	if n := <-left; n == 0 {
-		t.Error("the lock was free only after all was removed")
 	}
 }

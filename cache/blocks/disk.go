@@ -28,8 +28,7 @@ import (
 //
 //	<object>/<index>   a block: its bytes, and a trailer
 //	<object>/object    what the object is, as JSON
-//	shares/<name>      the blocks of a share, as JSON; its time is when it was read last, or later where a command has fetched it
-//	mounted/<name>     the shares that a process reads, a line each; the process holds a lock on the file while it lives
+//	shares/<name>      the blocks of a share, as JSON; its time is when it was read last; processes that read it hold a lock on it while they live
 //	used               the bytes of all blocks, as text
 //	new-<name>         a block that is being written
 //
@@ -41,17 +40,13 @@ type disk struct {
 	limit  int64
 	log    *slog.Logger
 
-	paused   atomic.Int64 // nothing is written, or looked for, before that time, in nanoseconds since 1970
-	full     atomic.Int64 // nothing is written before that time
-	failed   atomic.Bool  // the log says so
-	measured atomic.Bool  // by this process
+	paused atomic.Int64 // nothing is written, or looked for, before that time, in nanoseconds since 1970
+	full   atomic.Int64 // nothing is written before that time
+	failed atomic.Bool  // the log says so
 
 	mu     sync.Mutex
 	shares map[string]*Share // that this process reads, by file; guarded by mu
 	none   Share             // for blocks that are in no share: they only get room that no share needs
-
-	listing sync.Mutex
-	list    *os.File // in mounted, with this process's lock; guarded by listing
 }
 
 const (
@@ -59,8 +54,6 @@ const (
 	pauseTime = 30 * time.Second
 	// A disk that does not answer for so long fails.
 	slow = 3 * time.Second
-	// What needs the lock is tried again after that time, where another process held it for slow.
-	retryTime = time.Second
 )
 
 // An identity is all that a block's bytes depend on, besides its index.
@@ -238,49 +231,37 @@ func (k key) isIn(root *os.Root, alive func()) (*Stat, error) {
 
 var verifyBuffers = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
 
-// write writes a block, and returns what its file is; or nil if it was not written, because another process has done that, or there is no room. It
-// calls finished when the block's bytes are needed no more, which may be later than write returns, where the disk does not answer.
-func (d *disk) write(k key, block []byte, finished func()) *Stat {
+// write writes a block, and returns what its file is; or nil if it was not written, because another process has done that, or there is no room.
+func (d *disk) write(k key, block []byte) (written *Stat) {
 	if !d.writable() {
-		finished()
 		return nil
 	}
-	var written *Stat
 	share := d.shareOf(k)
-	err := d.timely(func(alive func()) error {
-		defer finished()
-		try := func() error {
-			return d.locked(alive, func(root *os.Root) (err error) {
-				written, err = d.writeIn(root, share, k, block, alive)
-				return err
-			})
-		}
-		err := try()
-		if errors.Is(err, errFull) {
-			if err = d.makeRoom(share, int64(len(block)+trailerBytes), alive); err == nil {
-				err = try()
-			}
-		}
-		return err
-	})
-	switch {
-	case errors.Is(err, errBusy):
-		d.full.Store(time.Now().Add(retryTime).UnixNano())
-		return nil
-	case errors.Is(err, errFull):
-		return nil
-	case err != nil:
-		d.fails(err)
-		return nil
+	try := func() error {
+		return d.locked(func(root *os.Root) (err error) {
+			written, err = d.writeIn(root, share, k, block)
+			return err
+		})
 	}
-	d.works()
+	err := try()
+	if errors.Is(err, errFull) {
+		if err = d.makeRoom(share, int64(len(block)+trailerBytes)); err == nil {
+			err = try()
+		}
+	}
+	switch {
+	case err == nil:
+		d.works()
+	case !errors.Is(err, errFull):
+		d.fails(err)
+	}
 	return written
 }
 
 var errFull = errors.New("full")
 
 // writeIn returns errFull also where it is not known how much the directory has.
-func (d *disk) writeIn(root *os.Root, share *Share, k key, block []byte, alive func()) (*Stat, error) {
+func (d *disk) writeIn(root *os.Root, share *Share, k key, block []byte) (*Stat, error) {
 	if err := share.noteIn(root); err != nil {
 		return nil, err
 	}
@@ -289,7 +270,7 @@ func (d *disk) writeIn(root *os.Root, share *Share, k key, block []byte, alive f
 	}
 	used, known := usedIn(root)
 	used += int64(len(block) + trailerBytes)
-	if !known || !d.measured.Load() || used > d.limit {
+	if !known || used > d.limit {
 		return nil, errFull
 	}
 	if err := d.describe(root, k.object.identity); err != nil {
@@ -302,16 +283,10 @@ func (d *disk) writeIn(root *os.Root, share *Share, k key, block []byte, alive f
 	}
 	defer root.Remove(name) // where it was not renamed
 	defer f.Close()
-	for left := block; len(left) > 0 && err == nil; alive() {
-		n := min(len(left), len(block)/16+1)
-		_, err = f.Write(left[:n])
-		left = left[n:]
-	}
-	if err == nil {
-		_, err = f.Write(k.trailer(crc32.Checksum(block, castagnoli)))
-	}
-	if err != nil {
-		return nil, err
+	for _, part := range [][]byte{block, k.trailer(crc32.Checksum(block, castagnoli))} {
+		if _, err := f.Write(part); err != nil {
+			return nil, err
+		}
 	}
 	written, err := statOf(f)
 	if err != nil {

@@ -5,14 +5,13 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -34,24 +33,23 @@ type Share struct {
 	file  string // in sharesDir
 	spans []span
 	read  atomic.Int64 // when it was read last, in nanoseconds since 1970
-	noted atomic.Int64 // when other processes were last told of that
+	noted atomic.Int64 // when other processes were last told of that; in the far future while they are told
 
-	filling atomic.Bool
 	refused atomic.Int64 // so many more of its blocks get no room before it is looked for again
 	horizon atomic.Int64 // shares that were last read before that time make room for it, in nanoseconds since 1970
 	failed  atomic.Int64 // how often in a row no room was found
 	enough  atomic.Int64 // the limit that it needs, where it lacked room
-	listed  *os.File     // the list that has it; guarded by disk.listing, as told
-	told    int64        // enough, as the list has it
+
+	mu   sync.Mutex
+	held *os.File // its file, with a lock of this process; guarded by mu, as told
+	told int64    // enough, as the file has it
 }
 
 const (
 	// Other processes are told so often that a share is read.
 	noteEvery = 100 * time.Millisecond
-	// Nothing but another share removes what a command has fetched, for so long.
-	fillKeeps = time.Hour
-	// For a command that fetches, a share whose reader has been silent for so long is not in use.
-	fillWaits = time.Minute
+	// A share whose reader has been silent for so long is not read now.
+	silent = time.Minute
 	// So often in a row, room is looked for in vain before the log says so: a reader that stops is read ahead for a while.
 	seldom = 4
 	// A share whose readers have ended is forgotten after that time; its blocks make room before all others then.
@@ -143,19 +141,23 @@ func (s *Share) Read() {
 	}
 	now := time.Now().UnixNano()
 	s.read.Store(now)
-	if noted := s.noted.Load(); now-noted > int64(noteEvery) && s.noted.CompareAndSwap(noted, now) {
-		go s.note()
+	if noted := s.noted.Load(); now-noted > int64(noteEvery) && s.noted.CompareAndSwap(noted, math.MaxInt64) {
+		go func() {
+			s.note()
+			s.noted.Store(now)
+		}()
 	}
 }
 
-// Fill says that a command fetches the share, which may be read later. It waits until other processes know that.
+// Fill says that a command fetches the share, which takes the room of shares that are not read now. It waits until other processes know that.
 func (s *Share) Fill() {
-	s.filling.Store(true)
-	s.read.Store(time.Now().UnixNano())
+	now := time.Now()
+	s.read.Store(now.UnixNano())
+	s.horizon.Store(now.Add(-silent).UnixNano())
 	s.note()
 }
 
-// note tells other processes that the share is read: now, or when it is read again.
+// note tells other processes that the share is read.
 func (s *Share) note() {
 	d := s.disk
 	if s.Needed > d.limit {
@@ -164,7 +166,7 @@ func (s *Share) note() {
 	if !d.writable() {
 		return
 	}
-	if err := d.timely(func(alive func()) error { return d.locked(alive, s.noteIn) }); err != nil && !errors.Is(err, errBusy) {
+	if err := d.locked(s.noteIn); err != nil {
 		d.fails(err)
 	}
 }
@@ -175,33 +177,28 @@ func (s *Share) noteIn(root *os.Root) error {
 	if s == &d.none {
 		return nil
 	}
-	read := time.Unix(0, s.read.Load())
-	if s.filling.Load() {
-		read = read.Add(fillKeeps)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	read, enough := time.Unix(0, s.read.Load()), s.enough.Load()
+	if s.held != nil && isLinked(s.held) && s.told == enough && root.Chtimes(name, read, read) == nil {
+		return nil
 	}
-	if root.Chtimes(name, read, read) != nil {
-		text, _ := json.Marshal(knownShare{Name: s.Name, Needed: s.Needed, Spans: s.spans})
+	f, err := openRegular(root, name)
+	// The file is good if another process holds it, and this one may set its time.
+	if err != nil || s.told != enough || root.Chtimes(name, read, read) != nil || owndir.Lock(f, unix.LOCK_EX|unix.LOCK_NB) == nil {
+		f.Close()
+		text, _ := json.Marshal(KnownShare{Name: s.Name, Needed: s.Needed, Enough: enough, Spans: s.spans})
 		root.RemoveAll(name)
 		if err := cmp.Or(d.makeDir(root, sharesDir), d.createWith(root, name, text), root.Chtimes(name, read, read)); err != nil {
 			return err
 		}
-	}
-	d.listing.Lock()
-	defer d.listing.Unlock()
-	if d.list == nil || !isLinked(d.list) {
-		list, err := d.newList(root)
-		if err != nil {
+		if f, err = openRegular(root, name); err != nil {
 			return err
 		}
-		d.list = list
 	}
-	enough := s.enough.Load()
-	if s.listed == d.list && s.told == enough {
-		return nil
-	}
-	s.listed, s.told = d.list, enough
-	_, err := fmt.Fprintf(d.list, "%s %d %q\n", s.file, enough, s.Name)
-	return err
+	s.held.Close()
+	s.held, s.told = f, enough
+	return owndir.Lock(f, unix.LOCK_SH)
 }
 
 // lacks says once that blocks are fetched again in every epoch, and what helps.
@@ -212,88 +209,45 @@ func (s *Share) lacks(enough int64) {
 	}
 }
 
-// A knownShare is a share that a process has read.
-type knownShare struct {
-	Name   string `json:"name"`
-	Needed int64  `json:"needed"`
+// A KnownShare is a share that a process has read.
+type KnownShare struct {
+	Name   string `json:"name"`             // of its reader, or of one of several
+	Needed int64  `json:"needed"`           // bytes
+	Enough int64  `json:"enough,omitempty"` // the limit that it needs, where it lacked room; of Usage, where it is read now and still lacks room
 	Spans  []span `json:"spans"`
 
-	file    string
-	readers map[string]int64 // in processes that live; the limit that it needs, where one lacked room
-	read    time.Time
-	filled  bool // and not read since
+	Kept int64     `json:"-"` // bytes; set by Usage
+	Live bool      `json:"-"` // a process lives that has read it
+	Read time.Time `json:"-"`
+	file string
 }
 
-// sharesIn are the shares that a directory knows. Where it may tidy, which needs the lock, it removes what dead processes left.
-func (d *disk) sharesIn(root *os.Root, tidy bool) (all []knownShare) {
-	readers := readersIn(root, tidy)
-	eachFile(root, sharesDir, func(file fs.FileInfo) bool {
-		s := knownShare{file: file.Name(), readers: readers[file.Name()], read: file.ModTime()}
-		if s.filled = s.read.After(time.Now()); s.filled {
-			s.read = s.read.Add(-fillKeeps)
+// sharesIn are the shares that a directory knows, what was read last first. Where it may tidy, which needs the lock, it removes what is none, or
+// was not read for long.
+func (d *disk) sharesIn(root *os.Root, tidy bool) (all []KnownShare) {
+	eachFile(root, sharesDir, func(file fs.FileInfo) {
+		s, name := KnownShare{file: file.Name(), Read: file.ModTime()}, filepath.Join(sharesDir, file.Name())
+		f, err := openRegular(root, name)
+		if err == nil {
+			err = json.NewDecoder(f).Decode(&s)
+			s.Live = owndir.Lock(f, unix.LOCK_EX|unix.LOCK_NB) != nil
+			f.Close()
 		}
-		name := filepath.Join(sharesDir, s.file)
-		forgotten := len(s.readers) == 0 && time.Since(s.read) > forgetShares
-		if forgotten || json.Unmarshal([]byte(readText(root, name)), &s) != nil {
+		if err != nil || !s.Live && time.Since(s.Read) > forgetShares {
 			if tidy {
 				root.RemoveAll(name)
 			}
-			return true
+			return
 		}
 		d.mu.Lock()
-		if own := d.shares[s.file]; own != nil && own.read.Load() > s.read.UnixNano() {
-			s.read = time.Unix(0, own.read.Load())
+		if own := d.shares[s.file]; own != nil && own.read.Load() > s.Read.UnixNano() {
+			s.Read = time.Unix(0, own.read.Load())
 		}
 		d.mu.Unlock()
 		all = append(all, s)
-		return true
 	})
+	slices.SortFunc(all, func(a, b KnownShare) int { return b.Read.Compare(a.Read) })
 	return all
-}
-
-// readersIn are the readers of shares in processes that live, by the share's file.
-func readersIn(root *os.Root, tidy bool) map[string]map[string]int64 {
-	all := map[string]map[string]int64{}
-	eachFile(root, mountedDir, func(list fs.FileInfo) bool {
-		name := filepath.Join(mountedDir, list.Name())
-		f, err := openRegular(root, name)
-		if err != nil {
-			return true
-		}
-		defer f.Close()
-		if owndir.Lock(f, unix.LOCK_SH|unix.LOCK_NB) == nil {
-			if tidy {
-				root.Remove(name)
-			}
-			return true
-		}
-		text, _ := io.ReadAll(f)
-		for line := range strings.Lines(string(text)) {
-			var share, reader string
-			var enough int64
-			if n, _ := fmt.Sscanf(line, "%s %d %q", &share, &enough, &reader); n < 3 {
-				continue
-			}
-			if all[share] == nil {
-				all[share] = map[string]int64{}
-			}
-			all[share][reader] = enough
-		}
-		return true
-	})
-	return all
-}
-
-// newList makes this process's file in mounted.
-func (d *disk) newList(root *os.Root) (*os.File, error) {
-	if err := d.makeDir(root, mountedDir); err != nil {
-		return nil, err
-	}
-	list, err := d.create(root, filepath.Join(mountedDir, fmt.Sprintf("%d-%d", os.Getpid(), time.Now().UnixNano())))
-	if err != nil {
-		return nil, err
-	}
-	return list, owndir.Lock(list, unix.LOCK_EX)
 }
 
 func isLinked(f *os.File) bool {

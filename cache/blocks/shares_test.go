@@ -20,9 +20,8 @@ func shareOf(o *Object, from, to int64) *Share {
 
 // ends is as if the process had ended that has the object.
 func (o *Object) ends() {
-	d := o.cache.disk
-	if d.list != nil {
-		d.list.Close()
+	for _, s := range o.cache.disk.shares {
+		s.held.Close()
 	}
 }
 

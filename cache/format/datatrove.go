@@ -19,38 +19,29 @@ func DatatroveMetadata(tokenizer string, width int, tokens int64) string {
 	return fmt.Sprintf("%s|%d\n%d\n%[3]d tokens", tokenizer, width, tokens)
 }
 
-func isDatatrove(in *Input) (bool, error) {
+func parseDatatrove(in *Input) (f Format, is bool, err error) {
 	if !strings.HasSuffix(in.Path, ".ds") {
-		return false, nil
+		return f, false, nil
 	}
 	metadata, err := in.Beside(in.Path + MetadataSuffix)
-	return metadata != nil, err
-}
-
-func parseDatatrove(in *Input) (f Format, err error) {
-	metadata, err := in.Beside(in.Path + MetadataSuffix)
-	if err != nil {
-		return f, err
-	}
 	if metadata == nil {
-		return f, fmt.Errorf("%s.metadata is gone", in.Path)
+		return f, false, err
 	}
-	text, err := metadata.read(0, min(metadata.Size, firstBytes))
+	text, err := metadata.head(firstBytes)
 	if err != nil {
-		return f, err
+		return f, true, err
 	}
 	lines := append(strings.Split(string(text), "\n"), "")
 	width := lines[0][strings.LastIndexByte(lines[0], '|')+1:]
 	if f.DType = map[string]array.DType{"2": array.Uint16, "4": array.Uint32}[width]; f.DType == "" {
-		return f, fmt.Errorf("%s: line 1 must end in |2 or |4, the bytes of a token (got %q)", metadata.Path, lines[0])
+		return f, true, fmt.Errorf("%s: line 1 must end in |2 or |4, the bytes of a token (got %q)", metadata.Path, lines[0])
 	}
-	tokens, err := strconv.ParseUint(lines[1], 10, 64)
+	tokens, err := strconv.ParseInt(lines[1], 10, 64)
 	if err != nil {
-		return f, fmt.Errorf("%s: line 2 must be the number of tokens (got %q)", metadata.Path, lines[1])
+		return f, true, fmt.Errorf("%s: line 2 must be the number of tokens (got %q)", metadata.Path, lines[1])
 	}
-	f.Count = int64(tokens)
-	if err := in.lengths(0, tokens, int64(f.DType.Size())); err != nil {
-		return f, fmt.Errorf("%w (it has no header: %s says that)", err, metadata.Path)
+	if err := f.shaped(in.Path, []int64{tokens}, in.Size); err != nil {
+		return f, true, fmt.Errorf("%w (it has no header: %s says that)", err, metadata.Path)
 	}
-	return f, nil
+	return f, true, nil
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/bits"
 	"slices"
 	"strings"
 
@@ -59,19 +58,20 @@ func (f Format) end() int64 { return f.Offset + f.Count*f.Numbers()*int64(f.DTyp
 
 // A parser knows a format that files show by themselves.
 type parser struct {
-	name  string
-	bare  bool                               // the file is nothing but elements, so it is also headerless
-	is    func(*Input) (bool, error)         // whether the file shows the format
-	parse func(*Input) (f Format, err error) // where the elements of such a file lie; the error says what is wrong with it
-	sign  string                             // what a file lacks that does not show the format
+	name string
+	bare bool   // the file is nothing but elements, so it is also headerless
+	sign string // what a file lacks that does not show the format
+
+	// parse finds where the elements lie of a file that shows the format. The error says what is wrong with it.
+	parse func(*Input) (f Format, is bool, err error)
 }
 
 var parsers = []parser{
-	{"llm.c", false, isLLMC, parseLLMC, "begins as a token file of llm.c or modded-nanogpt does"},
-	{"megatron", true, isMegatron, parseMegatron, "is a .bin file that has its .idx of Megatron-LM beside it"},
-	{"npy", false, isNpy, parseNpy, "begins as a .npy file does (OLMo's do not: they are headerless)"},
-	{"datatrove", true, isDatatrove, parseDatatrove, "has the .metadata of datatrove beside it, as in a.ds.metadata"},
-	{"safetensors", false, isSafetensors, parseSafetensors, "begins as a safetensors file does"},
+	{"llm.c", false, "begins as a token file of llm.c or modded-nanogpt does", parseLLMC},
+	{"megatron", true, "is a .bin file that has its .idx of Megatron-LM beside it", parseMegatron},
+	{"npy", false, "begins as a .npy file does (OLMo's do not: they are headerless)", parseNpy},
+	{"datatrove", true, "has the .metadata of datatrove beside it, as in a.ds.metadata", parseDatatrove},
+	{"safetensors", false, "begins as a safetensors file does", parseSafetensors},
 }
 
 // An Input is a file to find the format of.
@@ -99,11 +99,11 @@ func (in *Input) read(off, n int64) ([]byte, error) {
 	return raw, nil
 }
 
+// head returns the first n bytes, or all where there are fewer.
+func (in *Input) head(n int64) ([]byte, error) { return in.read(0, min(n, in.Size)) }
+
 func (in *Input) begins(with string) (bool, error) {
-	if in.Size < int64(len(with)) {
-		return false, nil
-	}
-	first, err := in.read(0, int64(len(with)))
+	first, err := in.head(int64(len(with)))
 	return string(first) == with, err
 }
 
@@ -113,21 +113,15 @@ func (in *Input) Format() (f Format, err error) {
 		return f, fmt.Errorf("%s is empty", in.Path)
 	}
 	var found *parser
-	for i := range parsers {
-		is, err := parsers[i].is(in)
-		if err != nil {
-			return f, err
-		}
-		if is {
+	for i := 0; i < len(parsers) && found == nil && err == nil; i++ {
+		var is bool
+		if f, is, err = parsers[i].parse(in); is {
 			found = &parsers[i]
-			break
+			f.Name = found.name
 		}
 	}
-	asked := cmp.Or(in.Options.Format, Auto)
-	switch {
-	case found != nil && (asked == Auto || asked == found.name):
-		f, err = found.parse(in)
-		f.Name = found.name
+	switch asked := cmp.Or(in.Options.Format, Auto); {
+	case found == nil && err != nil, found != nil && (asked == Auto || asked == found.name):
 	case found != nil && (asked != Headerless || !found.bare):
 		err = fmt.Errorf("%s %s, so its format is %s (got format = %q); leave format out", in.Path, found.sign, found.name, asked)
 	case asked == Auto, asked == Headerless:
@@ -152,7 +146,7 @@ func (in *Input) without(asked string) error {
 
 // isForeign returns an error if the first bytes show that the file is of no format that is served.
 func (in *Input) isForeign() error {
-	first, err := in.read(0, min(in.Size, firstBytes))
+	first, err := in.head(firstBytes)
 	if known := formatOf(first); err == nil && known != "" {
 		return fmt.Errorf("%s is %s", in.Path, known)
 	}
@@ -218,7 +212,7 @@ func (in *Input) headerless() (f Format, err error) {
 		"and is the file complete?", in.Path, in.Size, width, f.DType, f.Axes, in.key())
 }
 
-// shaped sets Axes and Count to the shape of a whole array, which must have elements, and at most size bytes.
+// shaped sets Axes and Count to the shape of a whole array, which must have elements, and all of size bytes.
 func (f *Format) shaped(path string, shape []int64, size int64) error {
 	if len(shape) == 0 {
 		return fmt.Errorf("%s holds a single number, not an array", path)
@@ -238,6 +232,9 @@ func (f *Format) shaped(path string, shape []int64, size int64) error {
 	for _, axis := range shape[1:] {
 		f.Axes = append(f.Axes, int(axis))
 	}
+	if behind := f.Offset + size - f.end(); behind > 0 {
+		return fmt.Errorf("%s has %d bytes behind its array of shape %d of %s; is it complete, and one array alone?", path, behind, shape, f.DType)
+	}
 	return nil
 }
 
@@ -253,23 +250,6 @@ func (f Format) Fits(path string, size int64) error {
 		}
 	}
 	return fmt.Errorf("%s: %d elements of dtype %q and shape %d from byte %d on are not within its %d bytes", path, f.Count, f.DType, f.Axes, f.Offset, size)
-}
-
-// lengths returns an error unless count numbers of width bytes are all that there is of a file behind a header of so many bytes.
-func (in *Input) lengths(header int64, count uint64, width int64) error {
-	high, bytes := bits.Mul64(count, uint64(width))
-	if left := in.Size - header; high != 0 || bytes != uint64(left) {
-		wrong := "is cut off"
-		if high == 0 && bytes < uint64(left) {
-			wrong = "has bytes behind its tokens"
-		}
-		return fmt.Errorf("%s %s: its header says %d tokens of %d bytes, and there are %d bytes for them; is it complete?",
-			in.Path, wrong, count, width, left)
-	}
-	if count == 0 {
-		return fmt.Errorf("%s: its header says that it has no tokens", in.Path)
-	}
-	return nil
 }
 
 const firstBytes = 4096

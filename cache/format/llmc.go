@@ -3,6 +3,7 @@ package format
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"batchfs/cache/array"
 )
@@ -32,34 +33,21 @@ func LLMCHeader(tokens int64, width int) []byte {
 	return raw
 }
 
-// llmcKindOf returns nil for a magic number that is none.
-func llmcKindOf(magic []byte) *llmcKind {
-	for i := range llmcKinds {
-		if binary.LittleEndian.Uint32(magic) == llmcKinds[i].magic {
-			return &llmcKinds[i]
-		}
+func parseLLMC(in *Input) (f Format, is bool, err error) {
+	first, err := in.head(4)
+	i := slices.IndexFunc(llmcKinds, func(k llmcKind) bool { return string(first) == string(binary.LittleEndian.AppendUint32(nil, k.magic)) })
+	if err != nil || i < 0 {
+		return f, false, err
 	}
-	return nil
-}
-
-func isLLMC(in *Input) (bool, error) {
-	if in.Size < 4 {
-		return false, nil
-	}
-	first, err := in.read(0, 4)
-	return err == nil && llmcKindOf(first) != nil, err
-}
-
-func parseLLMC(in *Input) (f Format, err error) {
 	raw, err := in.read(0, llmcHeader)
 	if err != nil {
-		return f, err
+		return f, true, err
 	}
-	kind, version, tokens := llmcKindOf(raw), binary.LittleEndian.Uint32(raw[4:]), binary.LittleEndian.Uint32(raw[8:])
+	kind, version := llmcKinds[i], binary.LittleEndian.Uint32(raw[4:])
 	if version != kind.version {
-		return f, fmt.Errorf("%s is a token file of llm.c of version %d with the number %d, where batchfs knows version %d",
+		return f, true, fmt.Errorf("%s is a token file of llm.c of version %d with the number %d, where batchfs knows version %d",
 			in.Path, version, kind.magic, kind.version)
 	}
-	f = Format{Offset: llmcHeader, DType: kind.dtype, Count: int64(tokens)}
-	return f, in.lengths(llmcHeader, uint64(tokens), int64(f.DType.Size()))
+	f = Format{Offset: llmcHeader, DType: kind.dtype}
+	return f, true, f.shaped(in.Path, []int64{int64(binary.LittleEndian.Uint32(raw[8:]))}, in.Size-llmcHeader)
 }

@@ -18,6 +18,13 @@ const (
 	megatronHeader = 34
 )
 
+type megatronHead struct {
+	Magic                [9]byte
+	Version              uint64
+	DType                byte
+	Sequences, Documents uint64 // and one more document
+}
+
 // megatronDTypes are by the numbers that an index has for them.
 var megatronDTypes = map[byte]array.DType{
 	1: array.Uint8, 2: array.Int8, 3: array.Int16, 4: array.Int32, 5: array.Int64, 6: array.Float64, 7: array.Float32, 8: array.Uint16,
@@ -39,15 +46,12 @@ func WriteMegatronIndex(w *bufio.Writer, width int, documents int64, each func(v
 	if width == 4 {
 		dtype = 4 // int32, which has room for all tokens that there are
 	}
+	head := megatronHead{Magic: [9]byte([]byte(megatronMagic)), Version: 1, DType: dtype, Sequences: uint64(documents), Documents: uint64(documents) + 1}
+	binary.Write(w, binary.LittleEndian, head) // an error stays in w
 	put := func(bytes int, number uint64) error {
 		_, err := w.Write(binary.LittleEndian.AppendUint64(w.AvailableBuffer(), number)[:bytes])
-		return err // which stays in w
+		return err
 	}
-	w.WriteString(megatronMagic)
-	put(8, 1)
-	w.WriteByte(dtype)
-	put(8, uint64(documents))
-	put(8, uint64(documents)+1)
 	if err := each(func(start, end uint64) error {
 		if end-start > math.MaxInt32 {
 			return fmt.Errorf("a document of %d tokens: Megatron's index has room for %d", end-start, math.MaxInt32)
@@ -65,28 +69,19 @@ func WriteMegatronIndex(w *bufio.Writer, width int, documents int64, each func(v
 	return nil
 }
 
-func isMegatron(in *Input) (bool, error) {
+func parseMegatron(in *Input) (f Format, is bool, err error) {
 	path := MegatronIndexOf(in.Path)
 	if path == "" {
-		return false, nil
+		return f, false, nil
 	}
 	idx, err := in.Beside(path)
 	if idx == nil {
-		return false, err
+		return f, false, err
 	}
-	return idx.begins(megatronMagic)
-}
-
-func parseMegatron(in *Input) (f Format, err error) {
-	idx, err := in.Beside(MegatronIndexOf(in.Path))
-	if err != nil {
-		return f, err
+	if is, err = idx.begins(megatronMagic); is {
+		f, _, err = idx.megatron(in.Path, in.Size)
 	}
-	if idx == nil {
-		return f, fmt.Errorf("%s is gone", MegatronIndexOf(in.Path))
-	}
-	f, _, err = idx.megatron(in.Path, in.Size)
-	return f, err
+	return f, is, err
 }
 
 // megatron says where the elements of the file at path lie, which has so many bytes, and where in this index its documents end.
@@ -95,11 +90,13 @@ func (idx *Input) megatron(path string, size int64) (f Format, ends Ends, err er
 	if err != nil {
 		return f, ends, err
 	}
-	version, n, d := binary.LittleEndian.Uint64(raw[9:]), binary.LittleEndian.Uint64(raw[18:]), binary.LittleEndian.Uint64(raw[26:])
-	if f.DType = megatronDTypes[raw[17]]; version != 1 || f.DType == "" {
+	var head megatronHead
+	binary.Decode(raw, binary.LittleEndian, &head) // which has megatronHeader bytes
+	if f.DType = megatronDTypes[head.DType]; head.Version != 1 || f.DType == "" {
 		return f, ends, fmt.Errorf("%s is an index of Megatron-LM of version %d with dtype %d, where batchfs knows version 1 and "+
-			"dtypes 1 to 8", idx.Path, version, raw[17])
+			"dtypes 1 to 8", idx.Path, head.Version, head.DType)
 	}
+	n, d := head.Sequences, head.Documents
 	const most = 1 << 56
 	want := megatronHeader + 12*n + 8*d
 	if n == 0 || d < 2 || n > most || d > most || uint64(idx.Size) != want && uint64(idx.Size) != want+n {
@@ -122,15 +119,9 @@ func (idx *Input) megatron(path string, size int64) (f Format, ends Ends, err er
 func (idx *Input) contiguous(e Ends, path string, size int64) error {
 	const some, samples = 512, 16
 	count := min(e.Sequences, some)
-	gaps := int64(samples - 1)
-	if e.Sequences <= some*samples {
-		gaps = (e.Sequences+some-1)/some - 1
-	}
-	for i := range gaps + 1 {
-		first := (e.Sequences - count) / max(gaps, 1) * i
-		if i == gaps {
-			first = e.Sequences - count
-		}
+	last := e.Sequences - count
+	for first, done := int64(0), false; !done; first = min(first+max(last/samples, count-1), last) {
+		done = first == last
 		lens, err := idx.read(megatronHeader+4*first, 4*count)
 		if err != nil {
 			return err

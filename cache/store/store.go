@@ -148,8 +148,7 @@ func (o observed) RoundTrip(req *http.Request) (*http.Response, error) {
 
 // List returns the keys that begin with a prefix. It has no time limit while it gets new keys: after an error it continues behind the last one.
 func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) (keys []string, err error) {
-	for last := ""; ; { // the greatest key so far
-		before := last
+	for before := 0; ; before = len(keys) {
 		err = c.retry(ctx, Object{Scheme: scheme, Bucket: bucket, Key: prefix + "*"}, "list", func(ctx context.Context, progress func()) error {
 			options := minio.ListObjectsOptions{Prefix: prefix, Recursive: true}
 			if !slices.IsSorted(keys) {
@@ -163,14 +162,11 @@ func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) (keys 
 					return info.Err
 				}
 				keys = append(keys, info.Key)
-				if info.Key > last {
-					last = info.Key
-					progress()
-				}
+				progress()
 			}
 			return context.Cause(ctx) // after which the library lists no more, without an error
 		})
-		if err == nil || last == before {
+		if err == nil || len(keys) <= before {
 			return keys, err
 		}
 	}

@@ -76,12 +76,12 @@ func cacheDirCommand(name, short string, run func(*cobra.Command, *config.Config
 	return cmd
 }
 
-func shareInWords(s blocks.ShareUse) string {
-	readers := strings.Join(s.Readers, ", ")
-	if len(s.Readers) == 0 {
-		readers = s.Name + ", which no mount reads"
+func shareInWords(s blocks.KnownShare) string {
+	reader := s.Name
+	if !s.Live {
+		reader += ", which no mount reads"
 	}
-	return fmt.Sprintf("%s: %d bytes needed, %d kept, room for %d; last read at %s", readers, s.Needed, s.Kept, s.Room, s.Read.Format(time.DateTime))
+	return fmt.Sprintf("%s: %d bytes needed, %d kept; last read at %s", reader, s.Needed, s.Kept, s.Read.Format(time.DateTime))
 }
 
 func fillCommand() *cobra.Command {

@@ -345,7 +345,7 @@ func (d *doctor) blockCache() (string, error) {
 	var all []string
 	enough := int64(0)
 	for _, s := range shares {
-		if len(s.Readers) > 0 {
+		if s.Live {
 			all = append(all, shareInWords(s))
 			enough = max(enough, s.Enough)
 		}

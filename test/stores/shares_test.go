@@ -75,7 +75,7 @@ func TestCacheServesShares(t *testing.T) {
 	}
 	status := e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "status"}, s.with(room)...)...)
 	e2e.Contains(t, "cache status", status, m.Path("train/rank="))
-	e2e.Contains(t, "cache status", status, fmt.Sprintf(": %d bytes needed, %[1]d kept, room for ", share+8*share/e2e.StoreBlock))
+	e2e.Contains(t, "cache status", status, fmt.Sprintf(": %d bytes needed, %[1]d kept; ", share+8*share/e2e.StoreBlock))
 }
 
 // Where there is room for less than a share, a request has fetched what it needs, and people are told what helps.

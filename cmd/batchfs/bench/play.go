@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/terminal"
 )
 
@@ -94,7 +93,7 @@ func (b *bench) files(o *options) (err error) {
 		b.cold, err = b.tokens("cold.bin", o.bytes)
 	}
 	b.host.WarmBytes, b.host.ColdBytes = info.Size(), max(info.Size(), o.bytes)
-	b.host.DiskReadAhead = blob.DiskReadAhead(b.cold)
+	b.host.DiskReadAhead = diskReadAhead(b.cold)
 	return err
 }
 
@@ -131,7 +130,7 @@ func (b *bench) once(sc *scene, tokens string, r *way) (err error) {
 			return err
 		}
 		defer func() { err = errors.Join(err, d.end()) }()
-		b.host.MountReadAhead = blob.DiskReadAhead(d.mountpoint)
+		b.host.MountReadAhead = diskReadAhead(d.mountpoint)
 		c.Path = fmt.Sprintf("%s/train/seed=%d,steps=1000000,batch_size=%d,block_size=%d,dtype=uint16,layout=xy",
 			d.mountpoint, rand.Uint32(), sc.Batch, sc.Block)
 	}

@@ -1,4 +1,4 @@
-package blob
+package bench
 
 import (
 	"fmt"
@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DiskReadAhead is how far the kernel reads ahead in the filesystem that a file lies on, in KiB, or 0 where that is unknown.
-func DiskReadAhead(path string) int {
+// diskReadAhead is how far the kernel reads ahead in the filesystem that a file lies on, in KiB, or 0 where that is unknown.
+func diskReadAhead(path string) int {
 	var st unix.Stat_t
 	if unix.Stat(path, &st) != nil {
 		return 0
