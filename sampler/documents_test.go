@@ -206,7 +206,7 @@ func TestBlocksPermute(t *testing.T) {
 		{1, 1}, {2, 1}, {3, 2}, {17, 16}, {17, 17}, {100, 1}, {1000, 20}, {1001, 33}, {4096, 40}, {5003, 500},
 	} {
 		w := &windows{window: window{1, 1}, disjoint: test.rows, segments: &segmentRows{sums: make(prefixSums, test.groups)}}
-		o := newBlocks([2]uint64{7, 8}, w.whole())
+		o := newBlocks([2]uint64{7, 8}, uint64(test.rows), uint64(w.whole().block))
 		var last []uint64
 		for epoch := range uint64(few(3, 20)) {
 			seen := make([]bool, test.rows)

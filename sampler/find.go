@@ -50,7 +50,7 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 			return nil, err
 		}
 	}
-	if p, ok := o.(permutation); ok {
+	if p, ok := o.(*epochs); ok {
 		if w.segments == nil {
 			places = from.share.holding(pos)
 		}

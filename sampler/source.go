@@ -128,12 +128,12 @@ func newOrder(s Settings, source int, of share) (order, error) {
 	key := [2]uint64{s.Seed, h.Sum64()}
 	switch s.Order {
 	case Sequential:
-		return sequential{w}, nil
+		return &epochs{of, sequential{}}, nil
 	case Shuffle:
 		if of.block > 0 {
-			return newBlocks(key, of), nil
+			return &epochs{of, newBlocks(key, uint64(of.n), uint64(of.block))}, nil
 		}
-		return newShuffle(key, w), nil
+		return &epochs{of, &shuffle{newPermutations(key, uint64(of.n))}}, nil
 	case Torch, Torch26:
 		if w.segments != nil {
 			return nil, fmt.Errorf("order %s draws windows; choose another order, or rows = \"windows\" (got rows = %q)", s.Order, s.Rows)
