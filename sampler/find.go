@@ -46,16 +46,11 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 		return nil, nil // after the last batch
 	}
 	rows := min(r-1, last-epoch*r) + 1
-	var places []place
-	if w.segments != nil {
-		if places, err = w.segments.holding(pos); err != nil {
-			return nil, err
-		}
+	places, err := from.share.holding(pos)
+	if err != nil {
+		return nil, err
 	}
 	if p, ok := o.(*epochs); ok {
-		if w.segments == nil {
-			places = from.share.holding(pos)
-		}
 		for _, at := range places {
 			if i := p.inverse(epoch, uint64(at.row)); i < rows {
 				hits = append(hits, Hit{rowOf(epoch*r + i), at.index})
@@ -78,7 +73,7 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 			hits = append(hits, Hit{row, int(index)})
 		}
 		for _, at := range places {
-			if at.row == start {
+			if w.segments != nil && at.row == start {
 				hits = append(hits, Hit{row, at.index})
 			}
 		}

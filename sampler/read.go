@@ -2,7 +2,6 @@ package sampler
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -107,30 +106,20 @@ func (q *Sequence) Windows(k uint64, visit func(source, column int, w array.Wind
 	}
 	for j := range q.BatchSize {
 		source, start := q.Start(k, j)
-		from := &q.sources[source]
-		needs := func(p Segment) error {
+		from, all := &q.sources[source], true
+		err := from.windows.segmentsAt(start, func(p Segment) bool {
 			for c, column := range q.parts.columns {
 				n := min(int64(p.Len), from.arrays[c].Len()-p.Start)
-				if !visit(source, c, array.Window{Start: p.Start * int64(column.numbers), Len: int(n) * column.numbers}) {
-					return errEnough
-				}
+				all = all && visit(source, c, array.Window{Start: p.Start * int64(column.numbers), Len: int(n) * column.numbers})
 			}
-			return nil
-		}
-		var err error
-		if rows := from.windows.segments; rows != nil {
-			err = rows.at(start, needs)
-		} else {
-			err = needs(Segment{Start: start, Len: int(from.windows.len)})
-		}
-		if err != nil {
+			return all
+		})
+		if err != nil || !all {
 			return false
 		}
 	}
 	return true
 }
-
-var errEnough = errors.New("enough")
 
 func (req *request) fetch() error {
 	// An array that dst shows nothing of is read too, for no windows: no batch is served while any file is known to have changed.
@@ -192,7 +181,7 @@ func (req *request) planRow(k uint64, r row) error {
 	r.ends, r.source = span{len(req.ends), len(req.ends)}, source
 	used := q.BlockSize + 1
 	if rows := from.windows.segments; rows != nil {
-		err := rows.at(start, func(p Segment) error {
+		err := rows.at(start, func(p Segment) bool {
 			r := r
 			if p.At > 0 {
 				req.ends = append(req.ends, p.At)
@@ -201,7 +190,7 @@ func (req *request) planRow(k uint64, r row) error {
 			}
 			req.planWindows(r, p.Start-int64(p.At), span{p.At, p.At + p.Len})
 			used = p.At + p.Len
-			return nil
+			return true
 		})
 		if err != nil {
 			return err
