@@ -76,8 +76,11 @@ func convert[D, S integer](dst, raw []byte) (bad int) {
 func put[D, S integer](to *D, v S) (changed uint64) {
 	d := D(v)
 	*to = d
-	if unsafe.Sizeof(d) > unsafe.Sizeof(v) && (^D(0) < 0 || ^S(0) > 0) { // D has all numbers of S
+	switch {
+	case unsafe.Sizeof(d) > unsafe.Sizeof(v) && (^D(0) < 0 || ^S(0) > 0): // D has all numbers of S
 		return 0
+	case (d < 0) != (v < 0):
+		return 1
 	}
 	return uint64(d) ^ uint64(v)
 }
