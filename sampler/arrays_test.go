@@ -319,7 +319,7 @@ func TestConvertEveryPair(t *testing.T) {
 				}
 				odd := rand.IntN(8) // numbers need not be aligned
 				src, dst := append(make([]byte, odd), raw...)[odd:], make([]byte, odd+len(want))[odd:]
-				if got := convert(dst, src, to, from); got != bad || bad < 0 && !bytes.Equal(dst, want) {
+				if got := newConverter(to, from)(dst, src); got != bad || bad < 0 && !bytes.Equal(dst, want) {
 					t.Fatalf("%s to %s: % x: number %d does not fit, want %d; % x, want % x", from, to, raw, got, bad, dst, want)
 				}
 			}

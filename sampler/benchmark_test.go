@@ -108,10 +108,10 @@ func BenchmarkConvert(b *testing.B) {
 		{array.Uint16, array.Uint32}, {array.Int32, array.Uint32}, {array.Uint32, array.Uint32}, {array.Int64, array.Uint32},
 	} {
 		b.Run(fmt.Sprintf("%dto%s", 8*c.from.Size(), c.to), func(b *testing.B) {
-			dst, src := make([]byte, 1024*c.to.Size()), raw[:1024*c.from.Size()]
+			dst, src, convert := make([]byte, 1024*c.to.Size()), raw[:1024*c.from.Size()], newConverter(c.to, c.from)
 			b.SetBytes(int64(len(dst)))
 			for b.Loop() {
-				convert(dst, src, c.to, c.from)
+				convert(dst, src)
 			}
 		})
 	}

@@ -6,7 +6,6 @@ import "math/bits"
 // documents that stay in memory, or blocks of bytes that a host keeps. An epoch cuts the ring of windows into blocks, from a random window
 // on, permutes the blocks, and then permutes the rows within every mixedBlocks blocks.
 type blocks struct {
-	share share
 	n     uint64       // R
 	size  uint64       // rows of a block
 	whole uint64       // blocks of that size; the rows that are left are a shorter block, the last
@@ -19,18 +18,13 @@ type blocks struct {
 // mixedBlocks is how many places of a source rows are drawn from at a time. A source of no more blocks than that is permuted evenly.
 const mixedBlocks = 16
 
-func newBlocks(key [2]uint64, of share) *blocks {
-	r := uint64(of.n)
-	size := min(uint64(of.block), r)
-	o := &blocks{share: of, n: r, size: size, whole: r / size, span: mixedBlocks * size}
+func newBlocks(key [2]uint64, r, size uint64) *blocks {
+	size = min(size, r)
+	o := &blocks{n: r, size: size, whole: r / size, span: mixedBlocks * size}
 	o.order = newPermutations(key, o.whole)
 	o.rows = newPermutations(key, min(o.span, r))
 	o.last = newPermutations(key, r-(r-1)/o.span*o.span)
 	return o
-}
-
-func (o *blocks) start(row uint64) int64 {
-	return o.share.at(int64(o.permute(row/o.n, row%o.n)))
 }
 
 func (o *blocks) permute(epoch, i uint64) uint64 {

@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"fmt"
 	"runtime"
+	"slices"
 	"sort"
 	"sync"
+	"sync/atomic"
 )
 
 // A Segment is tokens of one document that stand side by side in a row.
@@ -20,41 +22,36 @@ type Segment struct {
 // one group only, and only the number of rows of each group is kept.
 type segmentRows struct {
 	documents Documents
-	cut       cut
-	sums      prefixSums // of each group's rows
-	packers   sync.Pool  // of *groupPacker, each for one group at a time
-	made      *shelf[*group]
+	window
+	sums    prefixSums // of each group's rows
+	packers sync.Pool  // of *groupPacker, each for one group at a time
+	tables  *Tables
+	made    []atomic.Pointer[group] // by group; nil: it is not in memory
 }
 
 // Larger groups waste less of a row, and take more memory and time to make.
 const groupDocuments = 4096
 
-type cut struct {
-	rows Rows
-	t    int64 // block size
-}
-
 // segments says into what a document of n tokens is cut: segments of T+1 tokens, T apart, and a shorter rest. A rest of one token is
 // left out, unless it is the whole document: it is the last token of the segment before.
-func (c cut) segments(n int64) (full int64, rest int32) {
-	if n <= c.t {
+func (w window) segments(n int64) (full int64, rest int32) {
+	if n <= w.step {
 		return 0, int32(n)
 	}
-	full = (n - 1) / c.t
-	if rest = int32(n - full*c.t); rest == 1 {
+	full = (n - 1) / w.step
+	if rest = int32(n - full*w.step); rest == 1 {
 		rest = 0
 	}
-	if c.rows == DocumentFirst {
+	if w.rows == DocumentFirst {
 		return 1, 0
 	}
 	return full, rest
 }
 
-// A group is never written once it is made.
+// A group is never written once it is kept.
 type group struct {
-	entries  []entry // by row
+	entries  []entry // by row; behind the last one, an entry that ends it
 	segments []groupSegment
-	rows     int64
 }
 
 // An entry is one row, or several full rows of a document, T tokens apart.
@@ -70,17 +67,17 @@ type groupSegment struct {
 }
 
 // newSegmentRows counts the rows of a source, unless sums are what it counted before.
-func newSegmentRows(documents Documents, c cut, sums prefixSums, tables *Tables) (*segmentRows, error) {
-	r := &segmentRows{documents: documents, cut: c, sums: sums}
+func newSegmentRows(documents Documents, w window, sums prefixSums, tables *Tables) (*segmentRows, error) {
+	r := &segmentRows{documents: documents, window: w, sums: sums, tables: tables}
 	r.packers.New = func() any {
 		p := &groupPacker{bounds: make([]int64, groupDocuments+1)}
-		if c.rows == Packed {
-			p.packer = newPacker(int(c.t) + 1)
+		if w.rows == Packed {
+			p.packer = newPacker(int(w.len))
 		}
 		return p
 	}
 	groups := int((documents.Count() + groupDocuments - 1) / groupDocuments)
-	r.made = newShelf[*group](tables, groups)
+	r.made = make([]atomic.Pointer[group], groups)
 	if len(sums) == groups {
 		return r, nil
 	}
@@ -93,7 +90,7 @@ func newSegmentRows(documents Documents, c cut, sums prefixSums, tables *Tables)
 			p := r.packers.Get().(*groupPacker)
 			defer r.packers.Put(p)
 			for g := i; g < groups && errs[i] == nil; g += workers {
-				r.sums[g], errs[i] = r.load(p, int64(g))
+				r.sums[g], errs[i] = r.lay(p, int64(g))
 			}
 		})
 	}
@@ -107,76 +104,49 @@ func newSegmentRows(documents Documents, c cut, sums prefixSums, tables *Tables)
 	return r, nil
 }
 
-func (r *segmentRows) rows() int64 { return r.sums[len(r.sums)-1] }
-
+// A groupPacker makes one group after the other, in the same memory.
 type groupPacker struct {
+	group
 	bounds []int64 // the first token of the group, and the end of each document
-	long   int     // documents with full rows
 	rests  []int32 // lengths of the segments shorter than a row
 	packer *packer // of packed rows, else nil
-	next   []int32 // of each row that is not full: where its next segment goes, or -1
+	next   []int32 // of each row of these: one more than where its next segment goes, or 0
 }
 
-// load reads where the documents of group g lie, cuts and packs them. It returns how many rows they have.
-func (r *segmentRows) load(p *groupPacker, g int64) (rows int64, err error) {
+// lay reads where the documents of group g lie, cuts them, and lays them into the rows of p.group.
+func (r *segmentRows) lay(p *groupPacker, g int64) (rows int64, err error) {
 	first := g * groupDocuments
 	n := min(r.documents.Count()-first, groupDocuments)
 	p.bounds, p.bounds[0] = p.bounds[:n+1], 0
-	if first > 0 {
-		err = r.documents.Ends(first-1, p.bounds)
-	} else {
-		err = r.documents.Ends(0, p.bounds[1:])
-	}
-	if err != nil {
+	// The group begins where the one before ends, and the first group at 0.
+	if err := r.documents.Ends(max(first-1, 0), p.bounds[1-min(g, 1):]); err != nil {
 		return 0, err
 	}
-	p.long, p.rests = 0, p.rests[:0]
+	p.rests = p.rests[:0]
 	for i, end := range p.bounds[1:] {
-		more, rest := r.cut.segments(end - p.bounds[i])
-		if rows += more; more > 0 {
-			p.long++
-		}
-		if rest > 0 {
+		if _, rest := r.window.segments(end - p.bounds[i]); rest > 0 {
 			p.rests = append(p.rests, rest)
 		}
 	}
 	if p.packer != nil {
 		p.packer.pack(p.rests)
 	}
-	return rows + int64(p.rowsOfRests()), nil
-}
-
-func (p *groupPacker) rowsOfRests() int {
-	if p.packer != nil {
-		return len(p.packer.count)
-	}
-	return len(p.rests)
-}
-
-func (r *segmentRows) make(g int64) (*group, error) {
-	p := r.packers.Get().(*groupPacker)
-	defer r.packers.Put(p)
-	if _, err := r.load(p, g); err != nil {
-		return nil, err
-	}
-	made := &group{entries: make([]entry, 0, p.long+p.rowsOfRests()), segments: make([]groupSegment, 0, p.long+len(p.rests))}
 	p.next = append(p.next[:0], p.rests...) // as many rows as that at most
-	for i := range p.next {
-		p.next[i] = -1
-	}
+	clear(p.next)
+	p.entries, p.segments = p.entries[:0], p.segments[:0]
 	begin := func(segments int32) (first int32) {
-		first = int32(len(made.segments))
-		made.entries = append(made.entries, entry{made.rows, first})
-		made.segments = made.segments[:first+segments]
+		first = int32(len(p.segments))
+		p.entries = append(p.entries, entry{rows, first})
+		p.segments = append(p.segments, make([]groupSegment, segments)...)
 		return first
 	}
 	rest := 0
 	for i, end := range p.bounds[1:] {
 		start := p.bounds[i]
-		full, short := r.cut.segments(end - start)
+		full, short := r.window.segments(end - start)
 		if full > 0 {
-			made.segments[begin(1)] = groupSegment{start, int32(r.cut.t + 1), int32(i)}
-			made.rows += full
+			p.segments[begin(1)] = groupSegment{start, int32(r.len), int32(i)}
+			rows += full
 		}
 		if short == 0 {
 			continue
@@ -186,39 +156,30 @@ func (r *segmentRows) make(g int64) (*group, error) {
 			into = int(p.packer.row[rest])
 			segments = p.packer.count[into]
 		}
-		if p.next[into] < 0 {
-			p.next[into] = begin(segments)
-			made.rows++
+		if p.next[into] == 0 {
+			p.next[into] = begin(segments) + 1
+			rows++
 		}
-		made.segments[p.next[into]] = groupSegment{start + full*r.cut.t, short, int32(i)}
+		p.segments[p.next[into]-1] = groupSegment{start + full*r.step, short, int32(i)}
 		p.next[into]++
 		rest++
 	}
-	return made, nil
+	begin(0)
+	return rows, nil
 }
 
-// entry returns the segments of entry i, without At, and how many rows it is.
-func (g *group) entry(i int) (segments []groupSegment, rows int64) {
-	end, next := len(g.segments), g.rows
-	if i+1 < len(g.entries) {
-		end, next = int(g.entries[i+1].first), g.entries[i+1].row
-	}
-	return g.segments[g.entries[i].first:end], next - g.entries[i].row
-}
-
-// at calls visit for each segment of a row, in the order in which they stand there.
-func (r *segmentRows) at(row int64, visit func(Segment) error) error {
+// at calls visit for each segment of a row, in the order in which they stand there, until it returns false.
+func (r *segmentRows) at(row int64, visit func(Segment) bool) error {
 	number, in := r.sums.find(row)
 	g, err := r.group(int64(number))
 	if err != nil {
 		return err
 	}
 	i := sort.Search(len(g.entries), func(i int) bool { return g.entries[i].row > in }) - 1
-	segments, _ := g.entry(i)
-	slot, shift := 0, (in-g.entries[i].row)*r.cut.t
-	for _, p := range segments {
-		if err := visit(Segment{p.start + shift, int(p.len), slot, int64(number)*groupDocuments + int64(p.document)}); err != nil {
-			return err
+	slot, shift := 0, (in-g.entries[i].row)*r.step
+	for _, p := range g.segments[g.entries[i].first:g.entries[i+1].first] {
+		if !visit(Segment{p.start + shift, int(p.len), slot, int64(number)*groupDocuments + int64(p.document)}) {
+			break
 		}
 		slot += int(p.len)
 	}
@@ -232,28 +193,19 @@ func (r *segmentRows) holding(pos int64) (list []place, err error) {
 	if err != nil {
 		return nil, err
 	}
-	number := document / groupDocuments
-	g, err := r.group(number)
-	if err != nil {
-		return nil, err
+	number, first := document/groupDocuments, int64(0)
+	if number > 0 {
+		first = r.sums[number-1]
 	}
-	before := r.sums[number] - g.rows
-	for i, e := range g.entries {
-		segments, rows := g.entry(i)
-		slot := int64(0)
-		for _, p := range segments {
-			if in := pos - p.start; in >= 0 && int64(p.document) == document-number*groupDocuments {
-				// Only full rows are several: their segments begin T apart, and share a token.
-				for row := max((in-int64(p.len)+r.cut.t)/r.cut.t, 0); row < rows && row*r.cut.t <= in; row++ {
-					if index := in - row*r.cut.t; index < int64(p.len) {
-						list = append(list, place{before + e.row + row, int(slot + index)})
-					}
-				}
+	for row := first; row < r.sums[number] && err == nil; row++ {
+		err = r.at(row, func(p Segment) bool {
+			if in := pos - p.Start; in >= 0 && in < int64(p.Len) {
+				list = append(list, place{row, p.At + int(in)})
 			}
-			slot += int64(p.len)
-		}
+			return true
+		})
 	}
-	return list, nil
+	return list, err
 }
 
 // A place is where a token stands: a row of its source, and the index in it.
@@ -263,13 +215,15 @@ type place struct {
 }
 
 func (r *segmentRows) group(g int64) (*group, error) {
-	if found, ok := r.made.get(g); ok {
+	if found := r.made[g].Load(); found != nil {
 		return found, nil
 	}
-	made, err := r.make(g)
-	if err != nil {
+	p := r.packers.Get().(*groupPacker)
+	defer r.packers.Put(p)
+	if _, err := r.lay(p, g); err != nil {
 		return nil, fmt.Errorf("documents %d to %d: %w", g*groupDocuments, min((g+1)*groupDocuments, r.documents.Count())-1, err)
 	}
-	r.made.put(g, 16*int64(len(made.entries)+len(made.segments)), made)
+	made := &group{slices.Clone(p.entries), slices.Clone(p.segments)}
+	keep(r.tables, &r.made[g], made, 16*int64(len(made.entries)+len(made.segments)))
 	return made, nil
 }

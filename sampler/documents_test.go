@@ -205,8 +205,8 @@ func TestBlocksPermute(t *testing.T) {
 	for _, test := range []struct{ rows, groups int64 }{
 		{1, 1}, {2, 1}, {3, 2}, {17, 16}, {17, 17}, {100, 1}, {1000, 20}, {1001, 33}, {4096, 40}, {5003, 500},
 	} {
-		w := &windows{window: window{1, 1}, disjoint: test.rows, segments: &segmentRows{sums: make(prefixSums, test.groups)}}
-		o := newBlocks([2]uint64{7, 8}, w.whole())
+		w := &windows{window: window{len: 1, step: 1}, disjoint: test.rows, segments: &segmentRows{sums: make(prefixSums, test.groups)}}
+		o := newBlocks([2]uint64{7, 8}, uint64(test.rows), uint64(w.whole().block))
 		var last []uint64
 		for epoch := range uint64(few(3, 20)) {
 			seen := make([]bool, test.rows)
@@ -273,11 +273,11 @@ func BenchmarkRowsOfDocuments(b *testing.B) {
 			var rows *segmentRows
 			for b.Loop() {
 				var err error
-				rows, err = newSegmentRows(ends, cut{Packed, T}, nil, NewTables(1<<20))
+				rows, err = newSegmentRows(ends, window{T + 1, T, Packed}, nil, NewTables(1<<20))
 				must(b, err)
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(ends)), "ns/document")
-			b.ReportMetric(100*(1-float64(end)/float64(rows.rows()*(T+1))), "%padding")
+			b.ReportMetric(100*(1-float64(end)/float64(rows.sums[len(rows.sums)-1]*(T+1))), "%padding")
 		})
 	}
 }

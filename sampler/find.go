@@ -2,6 +2,7 @@ package sampler
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"sort"
 )
@@ -12,14 +13,15 @@ type Hit struct {
 	Index int    // of the token in the row, from 0 to T: see Elements
 }
 
-// Elements are where token index of row j, a Hit's Index, stands in the arrays of its batch: with layout xy in x[j, index] unless index
-// is T, and in y[j, index-1] unless it is 0.
-func (q *Sequence) Elements(j, index int) (list []Element) {
+// Elements are where token index of row j, a Hit's Index, stands in the arrays of its batch, as NumPy indexes them: with layout xy "x[3, 17]"
+// unless index is T, and "y[3, 16]" unless it is 0.
+func (q *Sequence) Elements(j, index int) (list []string) {
+	if q.Layout == Elements {
+		return []string{fmt.Sprintf("rows[%d]", j)}
+	}
 	for _, p := range q.parts.list[:q.parts.batch.Main] {
-		if p.name == "rows" {
-			list = append(list, Element{p.name, j, -1})
-		} else if column := index - p.first; column >= 0 && column < p.len {
-			list = append(list, Element{p.name, j, column})
+		if column := index - p.first; column >= 0 && column < p.len {
+			list = append(list, fmt.Sprintf("%s[%d, %d]", p.name, j, column))
 		}
 	}
 	return list
@@ -44,16 +46,11 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 		return nil, nil // after the last batch
 	}
 	rows := min(r-1, last-epoch*r) + 1
-	var places []place
-	if w.segments != nil {
-		if places, err = w.segments.holding(pos); err != nil {
-			return nil, err
-		}
+	places, err := from.share.holding(pos)
+	if err != nil {
+		return nil, err
 	}
-	if p, ok := o.(permutation); ok {
-		if w.segments == nil {
-			places = from.share.holding(pos)
-		}
+	if p, ok := o.(*epochs); ok {
 		for _, at := range places {
 			if i := p.inverse(epoch, uint64(at.row)); i < rows {
 				hits = append(hits, Hit{rowOf(epoch*r + i), at.index})
@@ -76,7 +73,7 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 			hits = append(hits, Hit{row, int(index)})
 		}
 		for _, at := range places {
-			if at.row == start {
+			if w.segments != nil && at.row == start {
 				hits = append(hits, Hit{row, at.index})
 			}
 		}

@@ -12,8 +12,8 @@ import (
 // maxPeriod bounds D, the rows of a mixture's period: the longest pattern is 8 MiB.
 const maxPeriod = 1 << 20
 
-// A mixture assigns each row to one of several sources. Of the first n rows, for any n, a source with share a has n*a/D to
-// within less than one. A mixture is never written once it is made.
+// A mixture assigns each row to one of several sources. Of the first n rows, for any n, a source with share a has n*a/D to within less than one. A
+// mixture is never written once it is made.
 type mixture struct {
 	shares  []int  // of each source: its rows in a period
 	pattern []pick // of each row of a period
@@ -29,8 +29,6 @@ func newMixture(weights []float64) (*mixture, error) {
 	}
 	return &mixture{shares, newPattern(shares)}, nil
 }
-
-func (m *mixture) period() int { return len(m.pattern) }
 
 // sourceOf is the source of a row, and how many rows of that source stand before it.
 func (m *mixture) sourceOf(row uint64) (source int, index uint64) {
@@ -52,14 +50,12 @@ func (m *mixture) rowOf(source int, index uint64) uint64 {
 
 // lastOf returns the index, among a source's rows, of the last one that is not after row. There must be one.
 func (m *mixture) lastOf(source int, row uint64) uint64 {
-	d, a := uint64(len(m.pattern)), uint64(m.shares[source])
-	n := row/d*a - 1
-	for _, t := range m.pattern[:row%d+1] {
-		if int(t.source) == source {
-			n++
+	for {
+		if in, index := m.sourceOf(row); in == source {
+			return index
 		}
+		row--
 	}
-	return n
 }
 
 // newShares brings the weights, divided by their sum, to their least common denominator D. If that is above maxPeriod, it rounds them to
@@ -99,54 +95,37 @@ func newShares(weights []float64) ([]int, error) {
 		shares[i]++
 	}
 	if i := slices.Index(shares, 0); i >= 0 {
-		return nil, fmt.Errorf("weight %v of source %d: less than a millionth of the sum; raise it or drop the source",
-			weights[i], i)
+		return nil, fmt.Errorf("weight %v of source %d: less than a millionth of the sum; raise it or drop the source", weights[i], i)
 	}
 	return shares, nil
 }
 
-// newPattern assigns the rows of a period to sources by earliest pseudo-deadline first, of Baruah, Cohen, Plaxton and Varvel,
-// "Proportionate Progress: A Notion of Fairness in Resource Allocation" (1996). Pick j of a source with share a takes row
-// floor(j*D/a) or a later one, and is due at row ceil((j+1)*D/a)-1. Among the sources whose next pick may take a row, the one
-// whose pick is due first takes it; the first such source on a tie.
-//
-// A pick never waits for one that is due later. So the picks, in the order in which they are due, each take the first free
-// row that they may take: as fast for many sources as for few.
+// newPattern assigns the rows of a period to sources by earliest pseudo-deadline first, of Baruah, Cohen, Plaxton and Varvel, "Proportionate
+// Progress: A Notion of Fairness in Resource Allocation" (1996). Pick j of a source with share a takes row floor(j*D/a) or a later one, and is due
+// at row ceil((j+1)*D/a)-1. Among the sources whose next pick may take a row, the one whose pick is due first takes it; the first such source on a
+// tie.
 func newPattern(shares []int) []pick {
 	d := 0
 	for _, a := range shares {
 		d += a
 	}
-	due := func(i, j int) int { return ((j+1)*d - 1) / shares[i] }
-	begin := make([]int, d+1) // where the picks due at a row begin among all, by counting sort
+	type next struct{ pick, from, due int }
+	all := make([]next, len(shares)) // of each source
 	for i, a := range shares {
-		for j := range a {
-			begin[due(i, j)+1]++
-		}
-	}
-	for n := range d {
-		begin[n+1] += begin[n]
-	}
-	picks := make([]pick, d)
-	for i, a := range shares {
-		for j := range a {
-			at := &begin[due(i, j)]
-			picks[*at] = pick{uint32(i), uint32(j)}
-			*at++
-		}
-	}
-	free := make([]int, d+1) // n if row n is free, else a later row: none from n up to it is
-	for n := range free {
-		free[n] = n
+		all[i].due = (d - 1) / a
 	}
 	pattern := make([]pick, d)
-	for _, t := range picks {
-		n := int(t.before) * d / shares[t.source]
-		for free[n] != n {
-			free[n] = free[free[n]]
-			n = free[n]
+	for row := range pattern {
+		first, due := 0, math.MaxInt
+		for i := range all {
+			if all[i].from <= row && all[i].due < due {
+				first, due = i, all[i].due
+			}
 		}
-		pattern[n], free[n] = t, n+1
+		n, a := &all[first], shares[first]
+		pattern[row] = pick{uint32(first), uint32(n.pick)}
+		n.pick++
+		n.from, n.due = n.pick*d/a, ((n.pick+1)*d-1)/a
 	}
 	return pattern
 }

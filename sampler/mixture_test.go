@@ -80,7 +80,7 @@ func TestMixtureShares(t *testing.T) {
 func TestMixtureIsProportionate(t *testing.T) {
 	for _, weights := range mixtures() {
 		m := newTestMixture(t, weights...)
-		d, count := m.period(), make([]int, len(weights))
+		d, count := len(m.pattern), make([]int, len(weights))
 		within := func(source, n int) {
 			if lag := n*m.shares[source] - count[source]*d; lag <= -d || lag >= d {
 				t.Fatalf("%v: %d of the first %d rows are source %d's", weights, count[source], n, source)
@@ -117,7 +117,7 @@ func TestMixtureIsProportionate(t *testing.T) {
 func TestMixtureTakesTheRowDueFirst(t *testing.T) {
 	for _, weights := range mixtures() {
 		m := newTestMixture(t, weights...)
-		d, count := m.period(), make([]int, len(weights))
+		d, count := len(m.pattern), make([]int, len(weights))
 		for n := range min(d, 10_000) {
 			want, first := -1, math.MaxInt
 			for i, a := range m.shares {

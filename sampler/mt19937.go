@@ -57,10 +57,9 @@ func (x *block) skip(n uint64) *block {
 	return &b
 }
 
-// jump returns the n-th block after this one, in about the same time for any n: Haramoto, Matsumoto, Nishimura,
-// Panneton and L'Ecuyer, "Efficient Jump Ahead for F2-Linear Random Number Generators" (2008). The words are linear
-// over GF(2) in the state, so its characteristic polynomial annihilates their sequence, and those J further on are the
-// sum of those i further on, over the terms t^i of t^J modulo that polynomial.
+// jump returns the n-th block after this one, in about the same time for any n: Haramoto, Matsumoto, Nishimura, Panneton and L'Ecuyer, "Efficient
+// Jump Ahead for F2-Linear Random Number Generators" (2008). The words are linear over GF(2) in the state, so its characteristic polynomial
+// annihilates their sequence, and those J further on are the sum of those i further on, over the terms t^i of t^J modulo that polynomial.
 //
 // It must not be called on what seeded returns: the lower 31 bits of the first word there are in no state. Any later word is
 // whole in the state before it.
@@ -81,9 +80,8 @@ func (x *block) jump(n uint64) *block {
 	return b
 }
 
-// characteristic lists the exponents of mt19937's characteristic polynomial, except the greatest, which is mtDegree. By
-// the appendix of the paper it is v u^31 + a_0 v u^30 + a_1 v u^29 + … + a_30 v + a_31, where v is t^624 + t^397, u is
-// t^623 + t^396 and a_i is bit i of mtMatrix.
+// characteristic lists the exponents of mt19937's characteristic polynomial, except the greatest, which is mtDegree. By the appendix of the paper
+// it is v u^31 + a_0 v u^30 + a_1 v u^29 + … + a_30 v + a_31, where v is t^624 + t^397, u is t^623 + t^396 and a_i is bit i of mtMatrix.
 var characteristic = func() []int {
 	exponents := []int{0}
 	for k := range 32 {
@@ -99,49 +97,37 @@ var characteristic = func() []int {
 	return exponents[:len(exponents)-1]
 }()
 
-// A polynomial over GF(2) below t^mtDegree has the coefficient of t^i in bit i%64 of word i/64.
-type polynomial [mtDegree/64 + 1]uint64
-
-// A product is below t^(2*mtDegree+mtWords), with a word to spare for add.
-type product [(2*mtDegree+mtWords)/64 + 2]uint64
+// A polynomial over GF(2) has the coefficient of t^i in bit i%64 of word i/64. It has room for a product, and a word to spare for add.
+type polynomial [(2*mtDegree+mtWords)/64 + 2]uint64
 
 // add adds w t^at.
-func (q *product) add(w uint64, at int) {
+func (p *polynomial) add(w uint64, at int) {
 	i, shift := uint(at)/64, uint(at)%64
-	q[i] ^= w << shift
-	q[i+1] ^= w >> (64 - shift)
-}
-
-// reduce takes q modulo the characteristic polynomial, 64 terms at once: its gap of 623 below t^mtDegree allows that.
-func (q *product) reduce() polynomial {
-	const word, bit = mtDegree / 64, mtDegree % 64
-	for i := len(q) - word - 2; i >= 0; i-- {
-		w := q[i+word]>>bit | q[i+word+1]<<(64-bit)
-		if w == 0 {
-			continue
-		}
-		for _, e := range characteristic {
-			q.add(w, 64*i+e)
-		}
-	}
-	p := polynomial(q[:word+1])
-	p[word] &= 1<<bit - 1
-	return p
+	p[i] ^= w << shift
+	p[i+1] ^= w >> (64 - shift)
 }
 
 // power is t^(mtWords*n) modulo the characteristic polynomial.
-func power(n uint64) polynomial {
+func power(n uint64) []uint64 {
+	const word, bit = mtDegree / 64, mtDegree % 64
 	p := polynomial{1}
 	for i := bits.Len64(n) - 1; i >= 0; i-- {
-		var q product
+		var q polynomial
 		shift := mtWords * int(n>>i&1)
-		for j, w := range p {
+		for j, w := range p[:word+1] {
 			q.add(spread(uint32(w)), 128*j+shift)
 			q.add(spread(uint32(w>>32)), 128*j+64+shift)
 		}
-		p = q.reduce()
+		for j := len(q) - word - 2; j >= 0; j-- { // 64 terms at once: the gap of 623 below t^mtDegree allows that
+			w := q[j+word]>>bit | q[j+word+1]<<(64-bit)
+			for _, e := range characteristic {
+				q.add(w, 64*j+e)
+			}
+		}
+		q[word] &= 1<<bit - 1
+		p = q
 	}
-	return p
+	return p[:word+1]
 }
 
 // spread moves bit i to bit 2i: over GF(2), that squares.

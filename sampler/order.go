@@ -2,26 +2,36 @@ package sampler
 
 import "math/bits"
 
-// An order maps the number of a row among the rows of its source to the position of its first token. It is safe for concurrent
-// use.
+// An order maps the number of a row among the rows of its source to the position of its first token. It is safe for concurrent use.
 type order interface {
 	start(row uint64) int64
 }
 
-// A permutation is an order that has each disjoint window once an epoch.
+// epochs is an order that has each window of a share once an epoch.
+type epochs struct {
+	share
+	permutation
+}
+
+func (o *epochs) start(row uint64) int64 {
+	n := uint64(o.n)
+	return o.at(int64(o.permute(row/n, row%n)))
+}
+
+// A permutation is, in each epoch, one of the windows of a share.
 type permutation interface {
-	order
-	// inverse is the index of a disjoint window among the rows of an epoch, both counted from 0.
-	inverse(epoch, window uint64) uint64
+	// permute is the window of a row of an epoch, both counted from 0.
+	permute(epoch, row uint64) (window uint64)
+
+	// inverse is the row of a window.
+	inverse(epoch, window uint64) (row uint64)
 }
 
-type sequential struct{ windows *windows }
+type sequential struct{}
 
-func (o sequential) start(row uint64) int64 {
-	return o.windows.disjointAt(int64(row % uint64(o.windows.disjoint)))
-}
+func (sequential) permute(_, row uint64) uint64 { return row }
 
-func (o sequential) inverse(_, window uint64) uint64 { return window }
+func (sequential) inverse(_, window uint64) uint64 { return window }
 
 // random draws row s from the block of Philox4x64-10 at counter (s, 0, 0, 0). Lemire's method ("Fast Random Integer
 // Generation in an Interval", 2019) makes its words uniform over the starts; should it reject all four, the block at

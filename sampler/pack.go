@@ -50,66 +50,47 @@ func (p *packer) pack(lengths []int32) {
 
 // Shelves hold items at keys. Of one key, the item that was put there last is taken first.
 type shelves struct {
-	top    []int32    // of each key, one more than its last item; 0: none
-	below  []int32    // of each item, one more than the item that was put at its key before; 0: none
-	levels [][]uint64 // bit i of the first level: key i has an item; bit i of another: word i of the level before is not 0
+	top   []int32  // of each key, one more than its last item; 0: none
+	below []int32  // of each item, one more than the item that was put at its key before; 0: none
+	used  []uint64 // bit i of all: key i has an item
+	some  []uint64 // bit i of all: word i of used is not 0
 }
 
 func newShelves(keys int) shelves {
-	s := shelves{top: make([]int32, keys)}
-	for n := keys; n > 1 || len(s.levels) == 0; {
-		n = (n + 63) / 64
-		s.levels = append(s.levels, make([]uint64, n))
-	}
-	return s
+	words := (keys + 63) / 64
+	return shelves{top: make([]int32, keys), used: make([]uint64, words), some: make([]uint64, (words+63)/64)}
 }
 
 func (s *shelves) put(key int, item int32) {
 	s.below[item], s.top[key] = s.top[key], item+1
-	for i := range s.levels {
-		word, bit := key>>6, uint64(1)<<(key&63)
-		had := s.levels[i][word]
-		s.levels[i][word] = had | bit
-		if had != 0 {
-			return
-		}
-		key = word
-	}
+	s.used[key>>6] |= 1 << (key & 63)
+	s.some[key>>12] |= 1 << (key >> 6 & 63)
 }
 
 // take takes the last item at a key that has one.
 func (s *shelves) take(key int) int32 {
 	item := s.top[key] - 1
-	s.top[key] = s.below[item]
-	for i := range s.levels {
-		if i == 0 && s.top[key] != 0 {
-			return item
+	if s.top[key] = s.below[item]; s.top[key] == 0 {
+		if s.used[key>>6] &^= 1 << (key & 63); s.used[key>>6] == 0 {
+			s.some[key>>12] &^= 1 << (key >> 6 & 63)
 		}
-		word, bit := key>>6, uint64(1)<<(key&63)
-		s.levels[i][word] &^= bit
-		if s.levels[i][word] != 0 {
-			return item
-		}
-		key = word
 	}
 	return item
 }
 
 // from is the least key, from one on, that has an item, or -1.
 func (s *shelves) from(key int) int {
-	for i := range s.levels {
-		word := key >> 6
-		if word >= len(s.levels[i]) {
-			return -1
+	word := key >> 6
+	if later := s.used[word] >> (key & 63); later != 0 {
+		return key + bits.TrailingZeros64(later)
+	}
+	word++
+	for i := word >> 6; i < len(s.some); i++ {
+		if later := s.some[i] >> (word & 63); later != 0 {
+			word += bits.TrailingZeros64(later)
+			return 64*word + bits.TrailingZeros64(s.used[word])
 		}
-		if later := s.levels[i][word] >> (key & 63); later != 0 {
-			key += bits.TrailingZeros64(later)
-			for ; i > 0; i-- {
-				key = key<<6 | bits.TrailingZeros64(s.levels[i-1][key])
-			}
-			return key
-		}
-		key = word + 1
+		word = 64 * (i + 1)
 	}
 	return -1
 }

@@ -18,9 +18,10 @@ type part struct {
 	masked bool     // an element that is not of the document of the one before is maskedTarget
 	filler int64    // what fills a row up behind its tokens
 
-	len    int // numbers it takes of a row
-	size   int // bytes of a number, of dtype
-	offset int // of the array in the batch, in bytes
+	len     int       // numbers it takes of a row
+	size    int       // bytes of a number, of dtype
+	offset  int       // of the array in the batch, in bytes
+	convert converter // to dtype, of a copied part
 }
 
 // A computed is what a part holds that is in no file.
@@ -93,11 +94,7 @@ func newParts(s *Settings, arrays []Array, sources int) (parts, error) {
 	// So that each number lies at a multiple of its size, where B*T is even.
 	slices.SortStableFunc(beside, func(a, b part) int { return b.dtype.Size() - a.dtype.Size() })
 	all.list = append(all.list, beside...)
-	if all.bytes(s.BatchSize) > maxBytes {
-		return all, fmt.Errorf("a batch of %d rows would be larger than %d bytes, which no file is; set batch_size to fewer", s.BatchSize, int64(maxBytes))
-	}
-	all.lay(s.BatchSize, main)
-	return all, nil
+	return all, all.lay(s.BatchSize, main)
 }
 
 func (s *Settings) mainParts(axes []int) []part {
@@ -134,34 +131,33 @@ func (s *Settings) arrayParts(arrays []Array, columns []column) (list []part) {
 // maxBytes bounds the size of a batch, so that each byte has an offset.
 const maxBytes = 1 << 62
 
-// bytes is about the size of a batch of so many rows, which may be too large for an integer.
-func (all *parts) bytes(rows int) (sum float64) {
-	for _, p := range all.list {
-		bytes := float64(rows * p.dtype.Size())
-		for _, axis := range p.shape {
-			bytes *= float64(axis)
-		}
-		sum += bytes
-	}
-	return sum
-}
-
-func (all *parts) lay(rows, main int) {
+func (all *parts) lay(rows, main int) error {
 	var arrays []array.Array
+	bytes := 0.0 // about, as there may be too many for an integer
 	for i := range all.list {
 		p := &all.list[i]
 		p.len, p.size = 1, p.dtype.Size()
+		bytesOfPart := float64(rows * p.size)
 		for _, axis := range p.shape {
 			p.len *= axis
+			bytesOfPart *= float64(axis)
+		}
+		bytes += bytesOfPart
+		if p.of == copied {
+			p.convert = newConverter(p.dtype, all.columns[p.column].stored)
 		}
 		all.ends = all.ends || p.masked || p.ofDocuments()
 		all.computed = all.computed || p.of != copied
 		arrays = append(arrays, array.Array{Name: p.name, DType: p.dtype, Shape: slices.Insert(slices.Clone(p.shape), 0, rows)})
 	}
+	if bytes > maxBytes {
+		return fmt.Errorf("a batch of %d rows would be larger than %d bytes, which no file is; set batch_size to fewer", rows, int64(maxBytes))
+	}
 	all.batch = array.NewBatch(main, arrays...)
 	for i, a := range all.batch.Arrays {
 		all.list[i].offset = int(a.Offset)
 	}
+	return nil
 }
 
 func (p *part) ofDocuments() bool { return p.of == documentEnds || p.of == documentIndex }
@@ -170,18 +166,3 @@ func (p *part) rowBytes() int { return p.len * p.size }
 
 // row is the byte at which row j of the part begins in a buffer in which its batch begins at byte base.
 func (p *part) row(base, j int) int { return base + p.offset + j*p.rowBytes() }
-
-// An Element is one number of a batch, or one row of an array of them.
-type Element struct {
-	Array  string // its name
-	Row    int    // of the array, from 0 to B-1
-	Column int    // -1 for a whole row
-}
-
-// String is the element as NumPy indexes it: "x[3, 17]".
-func (e Element) String() string {
-	if e.Column < 0 {
-		return fmt.Sprintf("%s[%d]", e.Array, e.Row)
-	}
-	return fmt.Sprintf("%s[%d, %d]", e.Array, e.Row, e.Column)
-}

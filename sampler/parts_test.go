@@ -21,19 +21,19 @@ func TestElements(t *testing.T) {
 		if got := slices.Concat(q.Elements(0, -1), q.Elements(0, T+1)); len(got) > 0 {
 			t.Errorf("tokens outside the row are in %v", got)
 		}
-		batch, holders := read(t, q, 0), map[int64]map[Element]bool{}
+		batch, holders := read(t, q, 0), map[int64]map[string]bool{}
 		for _, a := range q.Batch().Arrays {
 			for j, row := range rows(batch[a.Offset:][:a.Bytes()], a.Shape[1]) {
 				for i, token := range row {
 					if holders[token] == nil {
-						holders[token] = map[Element]bool{}
+						holders[token] = map[string]bool{}
 					}
-					holders[token][Element{a.Name, j, i}] = true
+					holders[token][fmt.Sprintf("%s[%d, %d]", a.Name, j, i)] = true
 				}
 			}
 		}
 		for pos := range int64(13) {
-			got := map[Element]bool{}
+			got := map[string]bool{}
 			for _, hit := range find(t, q, 0, pos, 0, nil) {
 				if k, _, j := q.BatchOf(hit.Row); k == 0 {
 					for _, e := range q.Elements(j, hit.Index) {

@@ -2,11 +2,9 @@ package sampler
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
-	"sort"
 	"sync"
 
 	"batchfs/cache/array"
@@ -108,30 +106,20 @@ func (q *Sequence) Windows(k uint64, visit func(source, column int, w array.Wind
 	}
 	for j := range q.BatchSize {
 		source, start := q.Start(k, j)
-		from := &q.sources[source]
-		needs := func(p Segment) error {
+		from, all := &q.sources[source], true
+		err := from.windows.segmentsAt(start, func(p Segment) bool {
 			for c, column := range q.parts.columns {
 				n := min(int64(p.Len), from.arrays[c].Len()-p.Start)
-				if !visit(source, c, array.Window{Start: p.Start * int64(column.numbers), Len: int(n) * column.numbers}) {
-					return errEnough
-				}
+				all = all && visit(source, c, array.Window{Start: p.Start * int64(column.numbers), Len: int(n) * column.numbers})
 			}
-			return nil
-		}
-		var err error
-		if rows := from.windows.segments; rows != nil {
-			err = rows.at(start, needs)
-		} else {
-			err = needs(Segment{Start: start, Len: int(from.windows.len)})
-		}
-		if err != nil {
+			return all
+		})
+		if err != nil || !all {
 			return false
 		}
 	}
 	return true
 }
-
-var errEnough = errors.New("enough")
 
 func (req *request) fetch() error {
 	// An array that dst shows nothing of is read too, for no windows: no batch is served while any file is known to have changed.
@@ -154,9 +142,7 @@ func (req *request) fetch() error {
 func (req *request) begin(q *Sequence, dst []byte) {
 	req.sequence, req.dst, req.planned, req.ends = q, dst, 0, req.ends[:0]
 	n := len(q.sources) * len(q.parts.columns)
-	for len(req.plans) < n {
-		req.plans = append(req.plans, plan{})
-	}
+	req.plans = append(req.plans, make([]plan, max(n-len(req.plans), 0))...)
 	for i := range n {
 		p := &req.plans[i]
 		p.windows, p.rows = p.windows[:0], p.rows[:0]
@@ -195,7 +181,7 @@ func (req *request) planRow(k uint64, r row) error {
 	r.ends, r.source = span{len(req.ends), len(req.ends)}, source
 	used := q.BlockSize + 1
 	if rows := from.windows.segments; rows != nil {
-		err := rows.at(start, func(p Segment) error {
+		err := rows.at(start, func(p Segment) bool {
 			r := r
 			if p.At > 0 {
 				req.ends = append(req.ends, p.At)
@@ -204,7 +190,7 @@ func (req *request) planRow(k uint64, r row) error {
 			}
 			req.planWindows(r, p.Start-int64(p.At), span{p.At, p.At + p.Len})
 			used = p.At + p.Len
-			return nil
+			return true
 		})
 		if err != nil {
 			return err
@@ -314,7 +300,7 @@ func (req *request) copyRow(i int, raw []byte) error {
 		}
 		ends = req.ends[r.ends.from:r.ends.to]
 		if q.parts.ends && q.Ends == EndsByToken {
-			req.ends = appendEnds(req.ends[:0], raw, column.width, q.EOT, r.first)
+			req.ends = q.sources[r.source].vocab.appendEnds(req.ends[:0], raw, q.EOT, r.first)
 			ends = req.ends
 		}
 	}
@@ -328,40 +314,33 @@ func (req *request) copyRow(i int, raw []byte) error {
 			continue
 		}
 		first := v.first + v.from - r.first // of the part's numbers in raw
-		if bad := req.put(v, raw[first*column.width:][:(v.to-v.from)*column.width], column); bad >= 0 {
+		whole := req.space(v)
+		if bad := v.convert(whole, raw[first*column.width:][:(v.to-v.from)*column.width]); bad >= 0 {
 			return q.overflow(r.source, req.column, start+int64(first+bad), column.text(raw, first+bad), v.dtype)
 		}
-		if v.masked {
+		if req.show(v, whole); v.masked {
 			req.mask(v, ends)
 		}
 	}
 	return nil
 }
 
-// put converts raw to the numbers of a view. The first and the last may lie in dst in part. put returns the index of a number that does
-// not fit the part's dtype, or -1.
-func (req *request) put(v view, raw []byte, from column) (bad int) {
+// space is where to put the numbers of a view: in dst, or beside it where the first or the last lies in dst in part.
+func (req *request) space(v view) []byte {
 	at, n := v.at+v.from*v.size, (v.to-v.from)*v.size
 	if at >= 0 && at+n <= len(req.dst) {
-		return convert(req.dst[at:at+n], raw, v.dtype, from.stored)
+		return req.dst[at : at+n]
 	}
-	whole := req.edgeOf(n)
-	bad = convert(whole, raw, v.dtype, from.stored)
-	req.putEdge(at, whole)
-	return bad
-}
-
-func (req *request) edgeOf(n int) []byte {
 	if cap(req.edge) < n {
 		req.edge = make([]byte, n)
 	}
 	return req.edge[:n]
 }
 
-// putEdge copies what of whole lies in dst, where it begins at byte at.
-func (req *request) putEdge(at int, whole []byte) {
-	if at < len(req.dst) {
-		copy(req.dst[max(at, 0):], whole[min(max(-at, 0), len(whole)):])
+// show copies to dst what was put beside it.
+func (req *request) show(v view, whole []byte) {
+	if at := v.at + v.from*v.size; at < 0 || at+len(whole) > len(req.dst) {
+		copy(req.dst[max(at, 0):], whole[max(-at, 0):])
 	}
 }
 
@@ -374,64 +353,36 @@ func (req *request) mask(v view, ends []int) {
 	}
 }
 
-// appendEnds appends the indexes in the row behind each token of raw that is eot. raw begins with token first of the row.
-func appendEnds(ends []int, raw []byte, width int, eot uint64, first int) []int {
-	switch width {
-	case 1:
-		return endsIn(ends, as[uint8](raw), eot, first)
-	case 2:
-		return endsIn(ends, as[uint16](raw), eot, first)
-	case 4:
-		return endsIn(ends, as[uint32](raw), eot, first)
-	}
-	return endsIn(ends, as[uint64](raw), eot, first)
-}
-
-func endsIn[N uinteger](ends []int, tokens []N, eot uint64, first int) []int {
-	for i, token := range tokens {
-		if uint64(token) == eot {
-			ends = append(ends, first+i+1)
-		}
-	}
-	return ends
-}
-
 func (req *request) putDocuments(v view, ends []int) {
 	t := req.sequence.BlockSize
 	for len(ends) > 0 && ends[len(ends)-1] >= t {
 		ends = ends[:len(ends)-1]
 	}
 	from, to := v.from, v.to
-	whole := req.edgeOf((to - from) * v.size)
+	whole := req.space(v)
 	numbers := as[int32](whole)
 	if v.of == documentEnds {
 		for i := range numbers {
-			switch column := from + i; {
-			case column == 0:
+			numbers[i] = int32(t)
+			if column := from + i; column == 0 {
 				numbers[i] = 0
-			case column <= len(ends):
+			} else if column <= len(ends) {
 				numbers[i] = int32(ends[column-1])
-			default:
-				numbers[i] = int32(t)
 			}
 		}
 	} else {
-		next, begin := sort.SearchInts(ends, from+1), 0 // in ends, and of the document
-		if next > 0 {
-			begin = ends[next-1]
-		}
-		for column := from; column < to; next++ {
+		for begin, next := 0, 0; begin < to; next++ {
 			end := to
 			if next < len(ends) {
-				end = min(ends[next], end)
+				end = min(ends[next], to)
 			}
-			for i := range numbers[column-from : end-from] {
-				numbers[column-from+i] = int32(column + i - begin)
+			for column := max(begin, from); column < end; column++ {
+				numbers[column-from] = int32(column - begin)
 			}
-			column, begin = end, end
+			begin = end
 		}
 	}
-	req.putEdge(v.at+from*v.size, whole)
+	req.show(v, whole)
 }
 
 func (req *request) putSame(v view, value int64) {
@@ -440,11 +391,11 @@ func (req *request) putSame(v view, value int64) {
 	}
 	var number [8]byte
 	binary.LittleEndian.PutUint64(number[:], uint64(value))
-	whole := req.edgeOf((v.to - v.from) * v.size)
+	whole := req.space(v)
 	for done := copy(whole, number[:v.size]); done < len(whole); done *= 2 {
 		copy(whole[done:], whole[:done])
 	}
-	req.putEdge(v.at+v.from*v.size, whole)
+	req.show(v, whole)
 }
 
 // overflow is the error for number i of an array of a source.

@@ -1,3 +1,9 @@
+// Package sampler computes batches: batch k of a [Sequence] is a pure function of its tokens, its settings and k. It opens no
+// file and reads no clock.
+//
+// A batch has B rows, numbered across all batches and ranks. A mixture assigns each row to one of the sources of tokens, an
+// order says at which token of that source the row begins, and the row's T+1 tokens are laid out as the arrays of the batch,
+// for example x and y.
 package sampler
 
 import (
@@ -50,8 +56,8 @@ func alike(a, b Source, s Settings) error {
 	if len(a.Beside) != len(s.Arrays) || len(b.Beside) != len(s.Arrays) {
 		return fmt.Errorf("sources with %d and %d arrays beside the tokens where there should be %d", len(a.Beside), len(b.Beside), len(s.Arrays))
 	}
-	for i, x := range append([]Array{a.Main}, a.Beside...) {
-		y := append([]Array{b.Main}, b.Beside...)[i]
+	for i, x := range a.arrays() {
+		y := b.arrays()[i]
 		if x.DType() != y.DType() || !slices.Equal(x.Axes(), y.Axes()) {
 			return fmt.Errorf("%s holds %s and %s %s, which cannot be mixed: make them one",
 				x.Runs()[0].Name, described(x), y.Runs()[0].Name, described(y))
@@ -77,18 +83,18 @@ func (q *Sequence) With(s Settings) (*Sequence, error) {
 	if err := s.suits(q.sources); err != nil {
 		return nil, err
 	}
-	n := &Sequence{Settings: s, sources: make([]source, len(q.sources)), mixture: q.mixture}
+	n := &Sequence{Settings: s, mixture: q.mixture}
 	for i, old := range q.sources {
-		var err error
-		if n.sources[i], err = old.with(s, i); err != nil {
+		source, err := old.with(s, i)
+		if err != nil {
 			return nil, err
 		}
+		n.sources = append(n.sources, source)
 	}
 	var err error
-	if n.batches, err = n.countBatches(); err != nil {
-		return nil, err
+	if n.batches, err = n.countBatches(); err == nil {
+		n.parts, err = newParts(&s, q.sources[0].arrays, len(q.sources))
 	}
-	n.parts, err = newParts(&s, q.sources[0].arrays, len(q.sources))
 	return n, err
 }
 
@@ -118,16 +124,14 @@ func (s *Settings) suits(sources []source) error {
 	switch {
 	case tokens && (len(main.Axes()) > 0 || !main.DType().IsInteger()):
 		return fmt.Errorf("%s holds %s, not tokens; say layout = \"rows\"", main.Runs()[0].Name, described(main))
-	case !tokens && s.Documents:
-		return fmt.Errorf("layout rows has no documents; leave documents out")
 	case (s.Documents || s.MaskTargets) && s.Ends == EndsByToken && !holds(main.DType(), s.EOT):
 		return fmt.Errorf("%s: its tokens are %s, which cannot be %d; is eot right?", main.Runs()[0].Name, main.DType(), s.EOT)
 	case s.MaskTargets && s.Layout != XY:
 		return fmt.Errorf("mask_targets is for y, which layout %s does not have; say layout = \"xy\"", s.Layout)
 	case s.MaskTargets && !slices.Contains([]array.DType{array.Int16, array.Int32, array.Int64}, s.DType):
 		return fmt.Errorf("mask_targets sets targets to %d, which dtype %s cannot hold; say dtype = \"int64\"", maskedTarget, s.DType)
-	case !tokens && s.ofSegments():
-		return fmt.Errorf("layout rows has no documents; leave out rows = %q", s.Rows)
+	case !tokens && (s.Documents || s.ofSegments()):
+		return fmt.Errorf("layout rows has no documents; leave out rows = %q and documents", s.Rows)
 	case s.Rows == Packed && s.BlockSize > MaxPacked:
 		return fmt.Errorf("packed rows need a block_size of %d at most (got %d)", MaxPacked, s.BlockSize)
 	case s.ofSegments() && s.DType.IsInteger() && !holds(s.DType, s.EOT):
@@ -162,7 +166,7 @@ func (q *Sequence) RowsPerEpoch() (n int64) {
 }
 
 // Share is the share of source i: of the global rows n*of to (n+1)*of-1, for any n, so many rows are the source's.
-func (q *Sequence) Share(i int) (rows, of int) { return q.mixture.shares[i], q.mixture.period() }
+func (q *Sequence) Share(i int) (rows, of int) { return q.mixture.shares[i], len(q.mixture.pattern) }
 
 // Needed are the elements of source i that an epoch needs, of all ranks that go through it together: those from a position to before another.
 func (q *Sequence) Needed(i int) (from, to int64) {
@@ -209,18 +213,14 @@ func (q *Sequence) Start(k uint64, j int) (source int, start int64) {
 func (q *Sequence) Segments(k uint64, j int) (source int, list []Segment, err error) {
 	source, start := q.Start(k, j)
 	from := q.sources[source]
-	if rows := from.windows.segments; rows != nil {
-		err = rows.at(start, func(p Segment) error {
-			list = append(list, p)
-			return nil
-		})
-		return source, list, err
+	err = from.windows.segmentsAt(start, func(p Segment) bool {
+		list = append(list, p)
+		return true
+	})
+	if from.windows.segments == nil && q.Ends == EndsByIndex {
+		list[0].Document, err = from.documents.Of(start)
 	}
-	document := int64(-1)
-	if q.Ends == EndsByIndex {
-		document, err = from.documents.Of(start)
-	}
-	return source, []Segment{{start, int(from.windows.len), 0, document}}, err
+	return source, list, err
 }
 
 // Groups are, of each source, how many rows its documents have up to each of their groups; nil for rows of Windows. Do not change them.

@@ -1,6 +1,9 @@
 package sampler
 
-import "math/bits"
+import (
+	"math/bits"
+	"sort"
+)
 
 // A share is the windows of a source that an epoch has, once each: all windows, or the windows of a host, which lie within a stretch of
 // the source. Where the stretch begins in the middle of a run, windows begin anew there; from the next run on they are the source's.
@@ -40,12 +43,6 @@ func newShare(w *windows, a Array, bytes int64, host, hosts int) share {
 
 // cutAt is where a source is cut in front of a host: nearest to where all hosts have as many elements.
 func cutAt(a Array, bytes int64, host, hosts int) (end, begin int64) {
-	switch host {
-	case 0:
-		return 0, 0
-	case hosts:
-		return a.Len(), a.Len()
-	}
 	high, low := bits.Mul64(uint64(a.Len()), uint64(host))
 	pos, _ := bits.Div64(high, low, uint64(hosts))
 	return a.Cut(int64(pos), bytes)
@@ -59,17 +56,14 @@ func (s *share) at(i int64) int64 {
 	return s.windows.disjointAt(s.first + i - s.head)
 }
 
-// holding are the windows that have the element at a position, and its index in each.
-func (s *share) holding(pos int64) (list []place) {
-	w := s.windows
-	for _, i := range w.holding(pos-s.from, s.head) {
+// holding are the windows, or rows of documents, that have the element at a position, and its index in each.
+func (s *share) holding(pos int64) (list []place, err error) {
+	if s.windows.segments != nil {
+		return s.windows.segments.holding(pos)
+	}
+	i := int64(sort.Search(int(s.n), func(i int) bool { return pos < s.at(int64(i))+s.windows.len }))
+	for ; i < s.n && s.at(i) <= pos; i++ {
 		list = append(list, place{i, int(pos - s.at(i))})
 	}
-	run, before := w.runAt(pos)
-	for _, i := range w.holding(pos-run.Start, w.fit(run.Len)) {
-		if i += before - s.first + s.head; i >= s.head && i < s.n {
-			list = append(list, place{i, int(pos - s.at(i))})
-		}
-	}
-	return list
+	return list, nil
 }

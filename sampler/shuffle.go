@@ -5,21 +5,10 @@ import (
 	"sync/atomic"
 )
 
-// shuffle permutes the R disjoint windows, in another way in each epoch of R rows.
-type shuffle struct {
-	windows *windows
-	permutations
-}
+// shuffle permutes all windows at once.
+type shuffle struct{ permutations }
 
-func newShuffle(key [2]uint64, w *windows) *shuffle {
-	return &shuffle{w, newPermutations(key, uint64(w.disjoint))}
-}
-
-func (o *shuffle) start(row uint64) int64 {
-	return o.windows.disjointAt(int64(o.permute(row/o.n, row%o.n)))
-}
-
-func (o *shuffle) permute(epoch, i uint64) uint64 { return o.at(epoch, 0, i) }
+func (o *shuffle) permute(epoch, row uint64) uint64 { return o.at(epoch, 0, row) }
 
 func (o *shuffle) inverse(epoch, window uint64) uint64 { return o.of(epoch, 0, window) }
 

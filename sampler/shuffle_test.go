@@ -6,9 +6,9 @@ import (
 )
 
 // shuffled is the order of a split's n windows.
-func shuffled(t testing.TB, split string, seed uint64, n int64) *shuffle {
+func shuffled(t testing.TB, split string, seed uint64, n int64) *epochs {
 	t.Helper()
-	return ordered(t, Settings{Split: split, Order: Shuffle, Seed: seed}, room(t, n)).(*shuffle)
+	return ordered(t, Settings{Split: split, Order: Shuffle, Seed: seed}, room(t, n)).(*epochs)
 }
 
 // The windows come from an implementation in Python's integers that shares nothing with this one.
@@ -38,7 +38,7 @@ func TestShuffleKnownAnswers(t *testing.T) {
 	} {
 		o := shuffled(t, test.split, test.seed, test.n)
 		for i, want := range test.want {
-			if got := o.start(test.epoch*o.n + uint64(i)); got != want {
+			if got := o.start(test.epoch*uint64(o.n) + uint64(i)); got != want {
 				t.Errorf("%q, %d, epoch %d: window %d of %d is %d, want %d", test.split, test.seed, test.epoch, i, o.n, got, want)
 			}
 		}
@@ -49,7 +49,7 @@ func TestShuffleKnownAnswers(t *testing.T) {
 func TestShufflePermutes(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for n := range int64(few(300, 1500)) {
-		o := newShuffle([2]uint64{1337, 42}, room(t, n+1))
+		o := &shuffle{newPermutations([2]uint64{1337, 42}, uint64(n+1))}
 		seen := make([]bool, o.n)
 		epoch, same := r.Uint64(), 0
 		for i := range o.n {
@@ -67,7 +67,7 @@ func TestShufflePermutes(t *testing.T) {
 		}
 	}
 	for range 200 {
-		o := newShuffle([2]uint64{r.Uint64(), r.Uint64()}, room(t, 1+r.Int64N(1<<r.IntN(41))))
+		o := &shuffle{newPermutations([2]uint64{r.Uint64(), r.Uint64()}, 1+r.Uint64N(1<<r.IntN(41)))}
 		epoch, i := r.Uint64(), r.Uint64N(o.n)
 		if w := o.permute(epoch, i); w >= o.n || o.inverse(epoch, w) != i {
 			t.Fatalf("%d windows, epoch %d: number %d is window %d, which is number %d", o.n, epoch, i, w, o.inverse(epoch, w))

@@ -3,6 +3,7 @@ package sampler
 import (
 	"fmt"
 	"hash/fnv"
+	"weak"
 
 	"batchfs/cache/array"
 )
@@ -65,6 +66,8 @@ type source struct {
 	order     order
 }
 
+func (s Source) arrays() []Array { return append([]Array{s.Main}, s.Beside...) }
+
 // newSource is a source without settings.
 func newSource(from Source, s Settings) (source, error) {
 	main := from.Main
@@ -80,14 +83,15 @@ func newSource(from Source, s Settings) (source, error) {
 			}
 		}
 	}
-	return source{
-		arrays: append([]Array{main}, from.Beside...), documents: from.Documents,
-		vocab: newVocabulary(main.VocabSize(), main.DType()), kinds: newWindowKinds(from, s.rowKind()),
-	}, nil
+	if from.Tables == nil {
+		from.Tables = NewTables(defaultTables)
+	}
+	kinds := &windowKinds{of: from, counted: s.window(), made: map[window]weak.Pointer[windows]{}}
+	return source{arrays: from.arrays(), documents: from.Documents, vocab: newVocabulary(main.VocabSize(), main.DType()), kinds: kinds}, nil
 }
 
 func (s source) with(settings Settings, i int) (_ source, err error) {
-	if s.windows, err = s.kinds.get(settings.rowKind()); err != nil {
+	if s.windows, err = s.kinds.get(settings.window()); err != nil {
 		return s, err
 	}
 	_, host := settings.together()
@@ -128,12 +132,12 @@ func newOrder(s Settings, source int, of share) (order, error) {
 	key := [2]uint64{s.Seed, h.Sum64()}
 	switch s.Order {
 	case Sequential:
-		return sequential{w}, nil
+		return &epochs{of, sequential{}}, nil
 	case Shuffle:
 		if of.block > 0 {
-			return newBlocks(key, of), nil
+			return &epochs{of, newBlocks(key, uint64(of.n), uint64(of.block))}, nil
 		}
-		return newShuffle(key, w), nil
+		return &epochs{of, &shuffle{newPermutations(key, uint64(of.n))}}, nil
 	case Torch, Torch26:
 		if w.segments != nil {
 			return nil, fmt.Errorf("order %s draws windows; choose another order, or rows = \"windows\" (got rows = %q)", s.Order, s.Rows)

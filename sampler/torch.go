@@ -7,9 +7,9 @@ import (
 	"sync"
 )
 
-// torch draws what nanoGPT's get_batch draws, bit for bit: after torch.manual_seed(seed + rank), the rows of batch k begin
-// at the elements of the k-th torch.randint(N-T, (B,)) on the CPU. The world does not matter. Torch26 differs
-// where 2^28 <= N-T < 2^32. Blocks are never written once they are made.
+// torch draws what nanoGPT's get_batch draws, bit for bit: after torch.manual_seed(seed + rank), the rows of batch k begin at the elements of the
+// k-th torch.randint(N-T, (B,)) on the CPU. The world does not matter. Torch26 differs where 2^28 <= N-T < 2^32. Blocks are never written once they
+// are made.
 type torch struct {
 	windows       *windows
 	batch, global uint64 // rows of a batch: of this rank, and of all
@@ -30,8 +30,7 @@ type numberedBlock struct {
 
 func newTorch(s Settings, w *windows) (*torch, error) {
 	if len(w.runs) > 1 {
-		return nil, fmt.Errorf("order %s draws from one array of tokens, here are %d: use one file or join = true",
-			s.Order, len(w.runs))
+		return nil, fmt.Errorf("order %s draws from one array of tokens, here are %d: use one file or join = true", s.Order, len(w.runs))
 	}
 	o := &torch{windows: w, batch: uint64(s.BatchSize), global: uint64(s.BatchSize) * uint64(s.World), width: 1}
 	if high := w.all; high >= 1<<32 || high >= 1<<28 && s.Order == Torch {
@@ -68,17 +67,12 @@ func parseTorchState(raw []byte) (x *block, next int, err error) {
 		return nil, 0, fmt.Errorf("there are %d", len(raw))
 	}
 	binary.Decode(raw, binary.LittleEndian, &s)
-	switch {
-	case s.Seeded == 0:
-		return nil, 0, fmt.Errorf("bytes 12 to 15 (seeded) are 0")
-	case s.Left < 1 || s.Left > mtWords:
-		return nil, 0, fmt.Errorf("bytes 8 to 11 (left) are %d, not 1 to %d", s.Left, mtWords)
-	case s.Next > mtWords:
-		return nil, 0, fmt.Errorf("bytes 16 to 23 (next) are %d, not 0 to %d", s.Next, mtWords)
-	case s.Left == 1: // next is 0 after manual_seed, mtWords after a draw
+	if s.Left == 1 && s.Next < mtWords { // after manual_seed
 		s.Next = mtWords
-	case s.Next+uint64(s.Left) != mtWords+1:
-		return nil, 0, fmt.Errorf("left %d and next %d do not add up to %d", s.Left, s.Next, mtWords+1)
+	}
+	if s.Seeded == 0 || s.Left < 1 || s.Next > mtWords || s.Next+uint64(s.Left) != mtWords+1 {
+		return nil, 0, fmt.Errorf("bytes 8 to 23 are left = %d, seeded = %d and next = %d; seeded must not be 0, and left and next must add up to %d",
+			s.Left, s.Seeded, s.Next, mtWords+1)
 	}
 	x = new(block)
 	for i, w := range s.Words {

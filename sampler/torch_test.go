@@ -187,14 +187,14 @@ func TestTorchRefuses(t *testing.T) {
 		{[]byte{}, want + ".numpy().tofile(path): there are 0"},
 		{with(0)[:5055], "there are 5055"},
 		{make([]byte, 5056), want},
-		{with(12, 0), "bytes 12 to 15 (seeded) are 0"},
-		{with(8, 0), "bytes 8 to 11 (left) are 0, not 1 to 624"},
-		{with(8, 0x71, 2), "bytes 8 to 11 (left) are 625, not 1 to 624"},
-		{with(8, 255, 255, 255, 255), "bytes 8 to 11 (left) are -1, not 1 to 624"},
-		{with(16, 0x71, 2), "bytes 16 to 23 (next) are 625, not 0 to 624"},
-		{with(23, 128), "bytes 16 to 23 (next) are 9223372036854776200, not 0 to 624"},
-		{with(16, 0x89, 1), "left 233 and next 393 do not add up to 625"},
-		{with(16, 0, 0), "left 233 and next 0 do not add up to 625"},
+		{with(12, 0), "left = 233, seeded = 0 and next = 392; seeded must not be 0"},
+		{with(8, 0), "left = 0,"},
+		{with(8, 0x71, 2), "left = 625,"},
+		{with(8, 255, 255, 255, 255), "left = -1,"},
+		{with(16, 0x71, 2), "next = 625;"},
+		{with(23, 128), "next = 9223372036854776200;"},
+		{with(16, 0x89, 1), "next = 393; seeded must not be 0, and left and next must add up to 625"},
+		{with(16, 0, 0), "next = 0;"},
 	} {
 		_, err := newTorch(Settings{Order: Torch, BatchSize: 1, World: 1, TorchState: test.state}, room(t, 9))
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {

@@ -2,53 +2,45 @@ package sampler
 
 import (
 	"fmt"
-	"runtime"
+	"maps"
 	"sort"
 	"sync"
+	"sync/atomic"
 	"weak"
 
 	"batchfs/cache/array"
 )
 
-// A window is what a row takes of a source: some elements, and how many of them the next disjoint row does not take. For x and y
-// these are T+1 and T.
-type window struct{ len, step int64 }
+// A window is what a row takes of a source. Nothing else of the settings decides which windows there are.
+type window struct {
+	len, step int64 // elements, and how many of them the next disjoint row does not take: T+1 and T for x and y
+	rows      Rows  // if rows are made of segments, which have len elements at most, else ""
+}
 
 func (s *Settings) window() window {
+	w := window{len: int64(s.BlockSize) + 1, step: int64(s.BlockSize)}
 	if s.Layout == Elements {
-		return window{1, 1}
+		w = window{len: 1, step: 1}
+	} else if s.ofSegments() {
+		w.rows = s.Rows
 	}
-	return window{int64(s.BlockSize) + 1, int64(s.BlockSize)}
+	return w
 }
 
 // fit is how many disjoint windows there are in n elements.
 func (w window) fit(n int64) int64 { return max(n-w.len+w.step, 0) / w.step }
 
-// holding are the numbers of the windows, of count disjoint ones, that have element i, counted from the first window's: one, two that share
-// the element, or none.
-func (w window) holding(i, count int64) (list []int64) {
-	if i < 0 {
-		return nil
-	}
-	if n := i/w.step - 1; i-n*w.step < w.len && n >= 0 && n < count {
-		list = append(list, n)
-	}
-	if n := i / w.step; n < count {
-		list = append(list, n)
-	}
-	return list
-}
-
 type windows struct {
 	window
 	runs          []array.Run
-	all, disjoint int64              // how many starts there are, and disjoint ones, a step apart
-	upTo          *shelf[prefixSums] // one: the disjoint starts up to each run
-	segments      *segmentRows       // where a position is the number of one of these rows, or nil
+	all, disjoint int64                       // how many starts there are, and disjoint ones, a step apart
+	upTo          *atomic.Pointer[prefixSums] // the disjoint starts up to each run, if tables have them
+	tables        *Tables
+	segments      *segmentRows // where a position is the number of one of these rows, or nil
 }
 
 func newWindows(runs []array.Run, of window, tables *Tables) (*windows, error) {
-	w := &windows{window: of, runs: runs, upTo: newShelf[prefixSums](tables, 1)}
+	w := &windows{window: of, runs: runs, upTo: new(atomic.Pointer[prefixSums]), tables: tables}
 	for _, r := range runs {
 		if r.Len < w.len {
 			return nil, fmt.Errorf("%s: %d tokens, need at least block_size+1 = %d", r.Name, r.Len, w.len)
@@ -80,17 +72,26 @@ func (w *windows) runAt(pos int64) (run array.Run, before int64) {
 	return w.runs[i], before
 }
 
+// segmentsAt calls visit for each segment of the row at a position until it returns false.
+func (w *windows) segmentsAt(pos int64, visit func(Segment) bool) error {
+	if w.segments != nil {
+		return w.segments.at(pos, visit)
+	}
+	visit(Segment{Start: pos, Len: int(w.len), Document: -1})
+	return nil
+}
+
 // disjointUpTo makes the sums at their first use, and again when they were dropped.
 func (w *windows) disjointUpTo() prefixSums {
-	if sums, ok := w.upTo.get(0); ok {
-		return sums
+	if sums := w.upTo.Load(); sums != nil {
+		return *sums
 	}
 	sums, sum := make(prefixSums, len(w.runs)), int64(0)
 	for i, r := range w.runs {
 		sum += w.fit(r.Len)
 		sums[i] = sum
 	}
-	w.upTo.put(0, 8*int64(len(sums)), sums)
+	keep(w.tables, w.upTo, &sums, 8*int64(len(sums)))
 	return sums
 }
 
@@ -109,33 +110,13 @@ func (s prefixSums) find(i int64) (which int, rest int64) {
 // more. windowKinds are safe for concurrent use.
 type windowKinds struct {
 	of      Source
-	counted rowKind // the rows that Source.Groups counts
+	counted window // the rows that Source.Groups counts
 
-	mu   sync.Mutex                        // held while windows are made, so that they are made once
-	made map[rowKind]weak.Pointer[windows] // guarded by mu
+	mu   sync.Mutex                       // held while windows are made, so that they are made once
+	made map[window]weak.Pointer[windows] // guarded by mu
 }
 
-func newWindowKinds(of Source, counted rowKind) *windowKinds {
-	if of.Tables == nil {
-		of.Tables = NewTables(defaultTables)
-	}
-	return &windowKinds{of: of, counted: counted, made: map[rowKind]weak.Pointer[windows]{}}
-}
-
-// A rowKind is all that the windows of a source depend on.
-type rowKind struct {
-	window
-	rows Rows // "" for Windows
-}
-
-func (s *Settings) rowKind() rowKind {
-	if s.ofSegments() {
-		return rowKind{s.window(), s.Rows}
-	}
-	return rowKind{window: s.window()}
-}
-
-func (k *windowKinds) get(kind rowKind) (*windows, error) {
+func (k *windowKinds) get(kind window) (*windows, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if w := k.made[kind].Value(); w != nil {
@@ -145,40 +126,28 @@ func (k *windowKinds) get(kind rowKind) (*windows, error) {
 	if err != nil {
 		return nil, err
 	}
+	maps.DeleteFunc(k.made, func(_ window, made weak.Pointer[windows]) bool { return made.Value() == nil })
 	k.made[kind] = weak.Make(w)
-	runtime.AddCleanup(w, k.forget, kind)
-	runtime.AddCleanup(w, (*shelf[prefixSums]).clear, w.upTo)
-	if w.segments != nil {
-		runtime.AddCleanup(w, (*shelf[*group]).clear, w.segments.made)
-	}
 	return w, nil
 }
 
-func (k *windowKinds) make(kind rowKind) (*windows, error) {
+func (k *windowKinds) make(kind window) (*windows, error) {
 	runs := k.of.Main.Runs()
 	if kind.rows == "" {
-		return newWindows(runs, kind.window, k.of.Tables)
+		return newWindows(runs, kind, k.of.Tables)
 	}
 	var sums prefixSums
 	if kind == k.counted {
 		sums = k.of.Groups
 	}
-	segments, err := newSegmentRows(k.of.Documents, cut{kind.rows, kind.step}, sums, k.of.Tables)
+	segments, err := newSegmentRows(k.of.Documents, kind, sums, k.of.Tables)
 	if err != nil {
 		return nil, err
 	}
-	w, err := newWindows([]array.Run{{Name: runs[0].Name, Len: segments.rows()}}, window{1, 1}, k.of.Tables)
+	w, err := newWindows([]array.Run{{Name: runs[0].Name, Len: segments.sums[len(segments.sums)-1]}}, window{len: 1, step: 1}, k.of.Tables)
 	if err != nil {
 		return nil, err
 	}
 	w.segments = segments
 	return w, nil
-}
-
-func (k *windowKinds) forget(kind rowKind) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.made[kind].Value() == nil { // else they have been made again since
-		delete(k.made, kind)
-	}
 }

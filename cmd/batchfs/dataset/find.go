@@ -9,7 +9,6 @@ import (
 
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/internal/jsontext"
-	"batchfs/sampler"
 )
 
 // Found says which batches of an epoch hold a token.
@@ -30,7 +29,7 @@ type find struct {
 	Row   uint64 `json:"row"`   // its global number
 	Index int    `json:"index"` // of the token in the row, from 0 to T
 
-	elements []sampler.Element
+	elements []string
 }
 
 // Find looks for the batches of an epoch that hold a token, the one at pos among those of all sources, one source after the
@@ -73,11 +72,7 @@ func (f *Found) JSON() []byte { return indented(f) }
 func (f *Found) Print(out io.Writer) {
 	fmt.Fprintf(out, "token %d of %s, number %d of split %s, in epoch %d:\n", f.Index, terminal.Printable(string(f.File)), f.pos, f.split, f.Epoch)
 	for _, found := range f.Finds {
-		var places []string
-		for _, e := range found.elements {
-			places = append(places, e.String())
-		}
-		fmt.Fprintf(out, "  batch %d of rank %d: %s, row number %d\n", found.Batch, found.Rank, strings.Join(places, " and "), found.Row)
+		fmt.Fprintf(out, "  batch %d of rank %d: %s, row number %d\n", found.Batch, found.Rank, strings.Join(found.elements, " and "), found.Row)
 	}
 	if len(f.Finds) == 0 {
 		fmt.Fprintln(out, "  in no batch")
