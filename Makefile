@@ -13,8 +13,8 @@ GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.8.0
 # in them has a limit of five minutes; -timeout is for all tests of a package, on a machine with much else to do.
 TEST = .ci/progress -count=1 -timeout 20m
 # The longest first: then the others run beside it. test/alone waits for all others of test.
-PACKAGES = $(addprefix ./test/,faults commands readers stores soak) ./test ./test/alone ./...
-RACED = ./test/faults ./test/stores ./fs/... ./cache/...
+PACKAGES = $(addprefix ./test/,faults commands readers programs stores soak) ./test ./test/alone ./...
+RACED = ./test/faults ./test/readers ./test/stores ./fs/... ./cache/...
 # A mount must not need a second thread to answer its first.
 ONE_THREAD = TestHandleOfNext|TestStandby|TestRestart|TestBackground
 # In inputs, not in seconds: Go before 1.27 may fail when the seconds are over (go.dev/issue/75804).
@@ -59,7 +59,6 @@ check:
 	go mod tidy -diff
 	@$(MAKE) --no-print-directory vulnerabilities
 	$(TEST) -race $(RACED)
-	$(TEST) -race -short ./test/readers
 	$(TEST) $$(go list $(PACKAGES) | grep -vxF "$$(go list $(RACED))")
 	$(TEST) -exec 'env GOMAXPROCS=1' -run '^($(ONE_THREAD))$$' ./test/readers ./test/faults ./test/commands
 
