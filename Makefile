@@ -84,6 +84,5 @@ fuzz:
 bench-compare:
 	@test -n "$(REF)" || { echo "which commit to compare with? make bench-compare REF=HEAD~1" >&2; exit 1; }
 	@dir=$$(mktemp -d) && trap 'git worktree remove --force $$dir/src; rm -rf $$dir' EXIT && \
-	git worktree add -q --detach $$dir/src $(REF) && \
-	go build -C $$dir/src -o $$dir/ref ./cmd/batchfs && go build -o $$dir/now ./cmd/batchfs && \
-	go run ./test/compare $$dir/ref $$dir/now
+	git worktree add -q --detach $$dir/src $(REF) && go build -C $$dir/src -o $$dir/ref ./cmd/batchfs && \
+	BATCHFS_REF=$$dir/ref go test ./test/soak -run '^TestCompare$$' -v -count=1
