@@ -23,19 +23,19 @@ import (
 func TestDifferential(t *testing.T) {
 	e2e.Long(t)
 	seed := randomSeed(t)
-	reads, rounds, kills, failed := 0, 0, 0, map[string]int{}
+	reads, rounds, strikes, failed := 0, 0, 0, map[string]int{}
 	for end := time.Now().Add(e2e.Lasting(10*time.Second, 10*time.Minute)); time.Now().Before(end) && !t.Failed(); rounds++ {
 		t.Run(fmt.Sprint(rounds), func(t *testing.T) {
 			chance := rand.New(rand.NewPCG(seed, uint64(rounds)))
 			d := newDifferential(t, chance)
 			d.run(t, chance, perConfiguration)
-			reads, kills = reads+d.reads, kills+d.kills
+			reads, strikes = reads+d.reads, strikes+d.strikes
 			for name, n := range d.failed {
 				failed[name] += n
 			}
 		})
 	}
-	t.Logf("BATCHFS_SEED=%d: %d configurations, %d reads, %d kills, reads failed %v", seed, rounds, reads, kills, failed)
+	t.Logf("BATCHFS_SEED=%d: %d configurations, %d reads, %d strikes, reads failed %v", seed, rounds, reads, strikes, failed)
 	e2e.Equal(t, "kinds of errors of reads", len(failed), 0)
 }
 
@@ -60,7 +60,7 @@ type differential struct {
 	named     map[string]string // the sequence of each path: several may name one
 	file      string            // of sequences
 	reads     int
-	kills     int            // of a worker that could answer reads
+	strikes   int
 	failed    map[string]int // reads, by errno
 }
 
@@ -398,15 +398,11 @@ func (d *differential) run(t *testing.T, chance *rand.Rand, last time.Duration) 
 	for _, r := range readers {
 		r.Ready(t)
 	}
-	restart := func(t testing.TB, m *e2e.Mounted, _ int) { e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir) }
 	for end := time.Now().Add(last); time.Now().Before(end); {
 		time.Sleep(time.Duration(chance.Int64N(int64(time.Second))))
 		if worker := d.m.Worker(t); worker > 0 {
-			how := chance.IntN(4)
-			if how < 2 {
-				d.kills++
-			}
-			[]func(testing.TB, *e2e.Mounted, int){e2e.Kill, e2e.Kill, e2e.StopAndKill, restart}[how](t, d.m, worker)
+			e2e.Strike(t, d.m, worker)
+			d.strikes++
 		}
 	}
 	taken, failures := map[string]map[int]int{}, 0
