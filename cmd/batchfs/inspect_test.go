@@ -46,13 +46,9 @@ func openMany(t *testing.T) []*dataset.Dataset {
 	t.Helper()
 	testfiles.WriteManySplits(t)
 	c, err := new(config.Flags).Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, err)
 	all, err := dataset.Open(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, err)
 	return all
 }
 
@@ -60,9 +56,7 @@ func openMany(t *testing.T) []*dataset.Dataset {
 func batchOf(t testing.TB, d *dataset.Dataset, k uint64) []byte {
 	t.Helper()
 	b := make([]byte, d.Sequence.Batch().MainBytes())
-	if err := d.Sequence.Read(b, k, 0); err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, d.Sequence.Read(b, k, 0))
 	return b
 }
 
@@ -141,9 +135,7 @@ func TestInspectShowsTheText(t *testing.T) {
 			for k := range 10 {
 				args := []string{split, fmt.Sprint(k), "--data", "data", "--set", "batch.block_size=15"}
 				var p struct{ Rows []struct{ Start int64 } }
-				if err := json.Unmarshal([]byte(inspect(t, append(args, "--json")...)), &p); err != nil {
-					t.Fatal(err)
-				}
+				testfiles.NoError(t, json.Unmarshal([]byte(inspect(t, append(args, "--json")...)), &p))
 				got := texts(inspect(t, args...))
 				for j, row := range p.Rows {
 					want := strings.Join(tokens[first+int(row.Start):][:15], "")
@@ -259,9 +251,7 @@ func TestInspectFind(t *testing.T) {
 			for epoch := range uint64(2) {
 				args := []string{d.Split.Split, "--find", fmt.Sprint(pos), "--epoch", fmt.Sprint(epoch)}
 				var f found
-				if err := json.Unmarshal([]byte(inspect(t, append(args, "--json")...)), &f); err != nil {
-					t.Fatal(err)
-				}
+				testfiles.NoError(t, json.Unmarshal([]byte(inspect(t, append(args, "--json")...)), &f))
 				token := testfiles.Bytes(t, f.File, 4*f.Index, 4)
 				if f.File != file || f.Index != index || f.Epoch != epoch || f.Finds == nil {
 					t.Fatalf("inspect %q: %+v", args, f)
@@ -276,9 +266,7 @@ func TestInspectFind(t *testing.T) {
 				}
 				for i, find := range f.Finds {
 					d, err := d.With(fmt.Sprintf("rank=%d", find.Rank))
-					if err != nil {
-						t.Fatal(err)
-					}
+					testfiles.NoError(t, err)
 					batch := batchOf(t, d, find.Batch)
 					// The token's place in each array: of layout tokens there is one, in others x and y.
 					places := map[string]int{"tokens": find.Index}

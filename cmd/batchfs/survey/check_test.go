@@ -50,9 +50,7 @@ func load(t *testing.T, text string) *config.Config {
 	t.Helper()
 	testfiles.Write(t, map[string]string{"config.toml": text})
 	c, err := new(config.Flags).Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, err)
 	return c
 }
 
@@ -62,9 +60,7 @@ func checkAll(t *testing.T, text string) *Report {
 	t.Helper()
 	c := load(t, text)
 	report, err := Check(t.Context(), c.Splits, c.Memory, CheckOptions{}, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, err)
 	if report.OK != (len(report.Problems) == 0) {
 		t.Errorf("ok is %v with %d problems", report.OK, len(report.Problems))
 	}
@@ -173,9 +169,7 @@ func TestCheckContinues(t *testing.T) {
 	c := load(t, small+"[splits.train]\ntokens = ['a.bin', 'b.bin']\n")
 	begin := func() *check {
 		k := &check{size: 8192, stderr: io.Discard}
-		if err := k.open(c.Splits, c.Memory); err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, k.open(c.Splits, c.Memory))
 		k.chooseWindow(0)
 		return k
 	}
@@ -187,9 +181,7 @@ func TestCheckContinues(t *testing.T) {
 		if first.state, _, err = openState(first.key(), true); err != nil {
 			t.Fatal(err)
 		}
-		if err := first.readSegments(t.Context(), segments[:done], terminal.NewProgress(io.Discard, "", 1, terminal.Bytes)); err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, first.readSegments(t.Context(), segments[:done], terminal.NewProgress(io.Discard, "", 1, terminal.Bytes)))
 		first.state.file.WriteString(`{"file":0,"segm`) // as a kill leaves it
 		first.state.file.Close()
 		cancelled, cancel := context.WithCancel(t.Context())
@@ -198,9 +190,7 @@ func TestCheckContinues(t *testing.T) {
 			t.Errorf("cancelled: %v", err)
 		}
 		second := begin()
-		if err := second.readAll(t.Context(), false); err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, second.readAll(t.Context(), false))
 		second.judge()
 		if got := said(&second.report); got != want {
 			t.Errorf("after %d segments: %s", done, got)
@@ -268,9 +258,7 @@ func TestLook(t *testing.T) {
 	o := LookOptions{EOT: 0}
 	o.Open.DType = "uint16"
 	var s Survey
-	if err := s.Look(t.Context(), "a.bin", o, io.Discard); err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, s.Look(t.Context(), "a.bin", o, io.Discard))
 	f := s.Files[0]
 	if f.Tokens != 8 || f.Documents != 3 || f.Largest != uint64(1000) || f.Read != 16 || f.Format != "headerless" || len(f.Samples) != 1 {
 		t.Errorf("%+v", f)
@@ -311,9 +299,7 @@ func TestLookAtFormats(t *testing.T) {
 	var s Survey
 	for _, path := range []string{"a.bin", "b.npy"} {
 		o.Open.GuessedDType = path == "b.npy"
-		if err := s.Look(t.Context(), path, o, io.Discard); err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, s.Look(t.Context(), path, o, io.Discard))
 	}
 	if f := s.Files[0]; f.Documents != 2 || !f.Indexed || !slices.Equal(s.Lengths, []Bin{{2, 3, 2}}) {
 		t.Errorf("%+v, lengths %v", f, s.Lengths)
@@ -336,16 +322,12 @@ func TestLookSamples(t *testing.T) {
 	t.Chdir(t.TempDir())
 	save(t, "a.bin", []uint16{7})
 	const size = 5 * sampledBlocks * sampledBytes / 4
-	if err := os.Truncate("a.bin", size); err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, os.Truncate("a.bin", size))
 	o := LookOptions{EOT: -1}
 	o.Open.DType = "uint64"
 	for _, o.All = range []bool{false, true} {
 		var s Survey
-		if err := s.Look(t.Context(), "a.bin", o, io.Discard); err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, s.Look(t.Context(), "a.bin", o, io.Discard))
 		want := int64(size)
 		if !o.All {
 			want = sampledBlocks * sampledBytes
