@@ -69,39 +69,6 @@ func rowBytes(d *dataset.Dataset, batch []byte, j int) []byte {
 	return batch[j*n:][:n]
 }
 
-// With --json it prints what a mount shows as batch/<k>.json, under the settings of the mount or of a path in it.
-func TestInspectIsTheFile(t *testing.T) {
-	for _, d := range openMany(t) {
-		for _, path := range []string{"", "seed=9,dtype=int64", "batch_size=5"} {
-			args := []string{d.Split.Split, "17", "--json"}
-			there, err := d, error(nil)
-			if path != "" {
-				if there, err = d.With(path); err != nil {
-					t.Fatal(err)
-				}
-				for setting := range strings.SplitSeq(path, ",") {
-					args = append(args, "--set", "splits."+d.Split.Split+"."+setting)
-				}
-			}
-			want := make([]byte, there.Origins().Len())
-			there.Origins().Read(want, 17, 0)
-			if got := inspect(t, args...); got != string(want) {
-				t.Errorf("inspect %q is\n%s\nwant\n%s", args, got, want)
-			}
-		}
-	}
-}
-
-// Inspect has no limit of rows.
-func TestInspectOfManyRows(t *testing.T) {
-	t.Chdir(t.TempDir())
-	testfiles.Positions(t, map[string]int{"a.bin": 50})
-	testfiles.Write(t, map[string]string{"config.toml": fmt.Sprint(testfiles.Small+"[splits.train]\ntokens = 'a.bin'\nlayout = 'tokens'\nbatch_size = ", 1<<16+1)})
-	if got := strings.Count(inspect(t, "train", "3"), "\nrow "); got != 1<<16+1 {
-		t.Errorf("%d rows", got)
-	}
-}
-
 // texts are the parts of an output that are indented, one for each row.
 func texts(out string) (all []string) {
 	for _, row := range strings.Split(strings.TrimSuffix(out, "\n"), "\n\nrow ")[1:] {
