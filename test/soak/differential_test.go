@@ -453,30 +453,36 @@ func (d *differential) cursors(t *testing.T) map[string]int {
 }
 
 // Rows of any array, and arrays beside the tokens, of any dtype, further axes, files and source, are in every file what a reference
-// computes that shares no code with the program, from any byte on. BATCHFS_SEED repeats a run.
+// computes that shares no code with the program, from any byte on, by every access. BATCHFS_SEED repeats a run.
 func TestArraysAgreeWithReference(t *testing.T) {
-	t.Parallel()
-	chance := rand.New(rand.NewPCG(randomSeed(t), 0))
+	seed := randomSeed(t)
+	chance := rand.New(rand.NewPCG(seed, 0))
 	splits, many := newRandomSplits(t, chance), 10
 	if testing.Short() {
 		many = 4
 	}
-	var sequences [][2]any
+	settings := map[string]keys{} // of each directory
 	for i := range many {
 		name := fmt.Sprintf("split%d", i)
 		split, of := splits.add(name)
 		directory, under := split.path(chance, of)
-		sequences = append(sequences, [2]any{name, of}, [2]any{filepath.Join(name, directory), under})
+		settings[name], settings[filepath.Join(name, directory)] = of, under
 	}
-	m := e2e.Mount(t, "-c", splits.write(""))
-	for i := range sequences {
-		sequences[i][0] = m.Path(sequences[i][0].(string))
-	}
-	file := e2e.Write(t, filepath.Join(t.TempDir(), "sequences.json"), e2e.Must(json.Marshal(sequences))(t))
-	cmd := e2e.Command(t, e2e.Python, "clients/differential.py", file, fmt.Sprint(chance.Uint32()), fmt.Sprint(100*many))
-	out, err := cmd.CombinedOutput()
-	if err != nil || strings.Contains(string(out), "failed") {
-		t.Errorf("%v\n%s", err, out)
+	config := splits.write("")
+	for _, access := range []string{"remap", "advise", "pread", "map"} {
+		t.Run(access, func(t *testing.T) {
+			t.Parallel()
+			m := e2e.Mount(t, "-c", config, "--set", "memory.access="+access, "--set", "memory.page_cache=drop")
+			var sequences [][2]any
+			for _, directory := range slices.Sorted(maps.Keys(settings)) {
+				sequences = append(sequences, [2]any{m.Path(directory), settings[directory]})
+			}
+			file := e2e.Write(t, filepath.Join(t.TempDir(), "sequences.json"), e2e.Must(json.Marshal(sequences))(t))
+			cmd := e2e.Command(t, e2e.Python, "clients/differential.py", file, fmt.Sprint(uint32(seed)), fmt.Sprint(25*many))
+			if out, err := cmd.CombinedOutput(); err != nil || strings.Contains(string(out), "failed") {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
 	}
 }
 
