@@ -474,25 +474,6 @@ func TestPrepareMovesNoDocument(t *testing.T) {
 	}
 }
 
-// The number of processors shows nowhere.
-func TestPrepareOnAnyNumberOfCores(t *testing.T) {
-	inChunks(t, 4<<10, 1<<20)
-	here(t, map[string]string{"a.jsonl": lines(someDocuments(500, 500))})
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	for _, args := range []string{"--by pairs", "--by char"} {
-		var want map[string]string
-		for _, cores := range []int{1, 2, 5} {
-			runtime.GOMAXPROCS(cores)
-			prepared(t, "a.jsonl --shard-tokens 10000 --force --out out "+args)
-			if got := filesOf(t, "out"); want == nil {
-				want = got
-			} else {
-				wantSame(t, got, want)
-			}
-		}
-	}
-}
-
 // golden are the files of three documents, "A", "B" and "CC", by format and the bytes of a token. They end in token 256.
 func golden(width int) map[string]map[string]string {
 	number := func(width int, numbers ...int) (s string) {
@@ -559,9 +540,10 @@ func TestPrepareFormats(t *testing.T) {
 	}
 }
 
-// A run that is interrupted again and again ends with the files of one that is not.
+// A run that is interrupted again and again ends with the files of one that is not, on any number of processors.
 func TestPrepareGoesOn(t *testing.T) {
 	inChunks(t, 4<<10, 1<<20)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	documents := someDocuments(1000, 300)
 	here(t, map[string]string{
 		"a.jsonl.zst": zstandard(lines(documents[:350])), "b.parquet": table(t, documents[350:700]), "c": strings.Join(documents, "\n"), "d/a": "x", "d/b": "", "e.jsonl": lines(documents[700:]),
@@ -572,7 +554,9 @@ func TestPrepareGoesOn(t *testing.T) {
 	} {
 		os.RemoveAll("want")
 		os.RemoveAll("out")
+		runtime.GOMAXPROCS(1)
 		prepared(t, args+" --out want")
+		runtime.GOMAXPROCS(5)
 		rng := rand.New(rand.NewPCG(7, 8))
 		interrupted := 0
 		for {
