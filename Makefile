@@ -15,8 +15,6 @@ TEST = .ci/progress -count=1 -timeout 20m
 # The longest first: then the others run beside it. test/alone waits for all others of test.
 PACKAGES = $(addprefix ./test/,faults commands readers programs stores soak) ./test ./test/alone ./...
 RACED = ./test/faults ./test/readers ./test/stores ./fs/... ./cache/...
-# A mount must not need a second thread to answer its first.
-ONE_THREAD = TestHandleOfNext|TestStandby|TestRestart|TestBackground
 # In inputs, not in seconds: Go before 1.27 may fail when the seconds are over (go.dev/issue/75804).
 FUZZTIME = 50000x
 FUZZ = go test -run '^$$' -fuzzminimizetime 10x -fuzztime
@@ -60,7 +58,6 @@ check:
 	@$(MAKE) --no-print-directory vulnerabilities
 	$(TEST) -race $(RACED)
 	$(TEST) $$(go list $(PACKAGES) | grep -vxF "$$(go list $(RACED))")
-	$(TEST) -exec 'env GOMAXPROCS=1' -run '^($(ONE_THREAD))$$' ./test/readers ./test/faults ./test/commands
 
 # A machine that cannot ask for what is known has nothing to answer for, but it says so.
 vulnerabilities:
