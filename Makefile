@@ -1,4 +1,4 @@
-# make demo    sets up what is missing, builds, and trains a model from a mount
+# make demo    sets up what is missing, builds, and trains a model from a mount; DEMO="--seconds 10" does so for 10 seconds
 # make bench   measures how long a trainer waits for batches, on the demo's tokens; BENCH=--memory measures memory
 # make test    sets up what is missing and runs the tests but for those that take long, in a few minutes
 # make soak    lets those tests run for over two hours that look for leaks, kill what serves and compare all bytes and tokens with
@@ -27,7 +27,7 @@ build:
 demo:
 	@.ci/setup demo
 	@$(MAKE) --no-print-directory build
-	@examples/demo
+	@examples/demo $(DEMO)
 
 bench:
 	@.ci/setup demo
