@@ -1,4 +1,4 @@
-# make demo    sets up what is missing, builds, and trains a model from a mount
+# make demo    sets up what is missing, builds, and trains a model from a mount; DEMO="--seconds 10" does so for 10 seconds
 # make bench   measures how long a trainer waits for batches, on the demo's tokens; BENCH=--memory measures memory
 # make test    sets up what is missing and runs the tests but for those that take long, in a few minutes
 # make soak    lets those tests run for over two hours that look for leaks, kill what serves and compare all bytes and tokens with
@@ -13,10 +13,8 @@ GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.8.0
 # in them has a limit of five minutes; -timeout is for all tests of a package, on a machine with much else to do.
 TEST = .ci/progress -count=1 -timeout 20m
 # The longest first: then the others run beside it. test/alone waits for all others of test.
-PACKAGES = $(addprefix ./test/,faults commands readers stores soak) ./test ./test/alone ./...
-RACED = ./test/faults ./test/stores ./fs/... ./cache/...
-# A mount must not need a second thread to answer its first.
-ONE_THREAD = TestHandleOfNext|TestStandby|TestRestart|TestBackground
+PACKAGES = $(addprefix ./test/,faults commands readers programs stores soak) ./test ./test/alone ./...
+RACED = ./test/faults ./test/readers ./test/stores ./fs/... ./cache/...
 # In inputs, not in seconds: Go before 1.27 may fail when the seconds are over (go.dev/issue/75804).
 FUZZTIME = 50000x
 FUZZ = go test -run '^$$' -fuzzminimizetime 10x -fuzztime
@@ -29,7 +27,7 @@ build:
 demo:
 	@.ci/setup demo
 	@$(MAKE) --no-print-directory build
-	@examples/demo
+	@examples/demo $(DEMO)
 
 bench:
 	@.ci/setup demo
@@ -59,9 +57,7 @@ check:
 	go mod tidy -diff
 	@$(MAKE) --no-print-directory vulnerabilities
 	$(TEST) -race $(RACED)
-	$(TEST) -race -short ./test/readers
 	$(TEST) $$(go list $(PACKAGES) | grep -vxF "$$(go list $(RACED))")
-	$(TEST) -exec 'env GOMAXPROCS=1' -run '^($(ONE_THREAD))$$' ./test/readers ./test/faults ./test/commands
 
 # A machine that cannot ask for what is known has nothing to answer for, but it says so.
 vulnerabilities:
@@ -85,6 +81,5 @@ fuzz:
 bench-compare:
 	@test -n "$(REF)" || { echo "which commit to compare with? make bench-compare REF=HEAD~1" >&2; exit 1; }
 	@dir=$$(mktemp -d) && trap 'git worktree remove --force $$dir/src; rm -rf $$dir' EXIT && \
-	git worktree add -q --detach $$dir/src $(REF) && \
-	go build -C $$dir/src -o $$dir/ref ./cmd/batchfs && go build -o $$dir/now ./cmd/batchfs && \
-	go run ./test/compare $$dir/ref $$dir/now
+	git worktree add -q --detach $$dir/src $(REF) && go build -C $$dir/src -o $$dir/ref ./cmd/batchfs && \
+	BATCHFS_REF=$$dir/ref go test ./test/soak -run '^TestCompare$$' -v -count=1

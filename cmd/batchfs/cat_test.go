@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
+	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
 // Raw output has the main arrays of each batch and nothing else, in one piece or in several.
@@ -29,9 +30,7 @@ func TestWriteBatchesOfSeveralArrays(t *testing.T) {
 				}
 				return nil
 			}
-			if err := writeBatches(&got, batch, read, 7, int64(want.Len())); err != nil {
-				t.Fatal(err)
-			}
+			testfiles.NoError(t, writeBatches(&got, batch, read, 7, int64(want.Len())))
 			if !bytes.Equal(got.Bytes(), want.Bytes()) {
 				t.Errorf("%d columns, %d arrays: %d bytes, want %d others", columns, len(batch.Arrays), got.Len(), want.Len())
 			}

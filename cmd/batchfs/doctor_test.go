@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
 // machine is a root directory with these files, and a doctor who looks at it.
@@ -18,12 +20,8 @@ func machine(t *testing.T, files map[string]string) (d *doctor, said *bytes.Buff
 	d.root = t.TempDir()
 	for name, text := range files {
 		path := filepath.Join(d.root, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		testfiles.NoError(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 	return d, said
 }

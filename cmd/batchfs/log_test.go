@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"batchfs/cmd/batchfs/config"
+	"batchfs/cmd/batchfs/internal/testfiles"
 	"batchfs/internal/wait"
 )
 
@@ -21,9 +22,7 @@ import (
 func TestLogToAFullPipe(t *testing.T) {
 	for _, format := range []string{"text", "json"} {
 		read, write, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, err)
 		defer read.Close()
 		defer write.Close()
 		log, flush := newLog(write, config.Log{Level: "error", Format: format}, "/mnt")
@@ -76,9 +75,7 @@ func TestLogToAHangingFile(t *testing.T) {
 func TestLogToAFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	file, err := openLog(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, err)
 	defer file.Close()
 	log, _ := newLog(file, config.Log{Level: "info", Format: "text"}, "/mnt")
 	for n := range 1000 {

@@ -294,7 +294,7 @@ func TestSlurm(t *testing.T) {
 func TestSlurmRefuses(t *testing.T) {
 	s := newSlurm(t)
 	right := e2e.Content(t, s.config)
-	away := "[store]\nendpoint = \"http://127.0.0.1:1\"\nanonymous = true\n[mount]\ntimeout = \"1s\"\n[splits.train]\ntokens = \"s3://bucket/train.bin\"\n"
+	away := "[store]\nendpoint = \"http://127.0.0.1:1\"\nanonymous = true\n[mount]\ntimeout = \"3s\"\n[splits.train]\ntokens = \"s3://bucket/train.bin\"\n"
 	for wrong, why := range map[string]string{"[batch]\nbatchsize = 4\n": "batchsize", away: "connection refused"} {
 		e2e.Write(t, s.config, wrong)
 		e2e.NoError(t, s.run(t, "prolog"))

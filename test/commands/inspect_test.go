@@ -76,6 +76,8 @@ func TestInspectIsTheFileInTheMount(t *testing.T) {
 	text := e2e.Run(t, "cat", m.Path("many/batch/0.json"))
 	e2e.Equal(t, "rows of a batch of many", strings.Count(text, `"row"`), 65537)
 	e2e.Equal(t, "inspect of many rows", e2e.Run(t, e2e.PlainBatchfs, "inspect", "many", "0", "-c", config, "--json"), text)
+	words := e2e.Run(t, e2e.PlainBatchfs, "inspect", "many", "0", "-c", config)
+	e2e.Equal(t, "rows of many in words", strings.Count(words, "\nrow "), 65537)
 }
 
 // Python finds the files that JSON names, also if their names are not UTF-8; and no name moves the cursor of a terminal.

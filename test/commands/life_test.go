@@ -70,7 +70,7 @@ func TestBackground(t *testing.T) {
 	// A pipe that the caller has open: its reader waits for the end.
 	ended, open, err := os.Pipe()
 	e2e.NoError(t, err)
-	cmd := e2e.Command(t, e2e.Batchfs, "mount", "-d", "-c", config, "--log", log, dir)
+	cmd := e2e.Command(t, "env", "GOMAXPROCS=1", e2e.Batchfs, "mount", "-d", "-c", config, "--log", log, dir)
 	cmd.ExtraFiles = []*os.File{open}
 	said := e2e.Must(cmd.Output())(t)
 	open.Close()

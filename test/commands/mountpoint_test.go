@@ -169,7 +169,7 @@ func TestInterruptedCommands(t *testing.T) {
 		{"inspect", "train", "9", "-c", "/dev/null", "--set", "splits.train.tokens=" + d.Path},
 	} {
 		// Again and again, because which thread of the process reads is chance.
-		for i := range 20 {
+		for i := range 8 {
 			sig := []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[i%2]
 			d.Set(t, e2e.Hang)
 			cmd := e2e.Command(t, e2e.PlainBatchfs, args...)

@@ -62,12 +62,10 @@ func TestPlanIsMeasured(t *testing.T) {
 		ahead       int     // MiB
 		fill        bool    // before the run
 	}{
-		{"order=random", 2, 2, 1, 4, false},
-		{"order=shuffle", 2, 2, 1, 4, false},
+		{"order=random", 4, 1, 1, 4, false},
 		{"order=shuffle shuffle_block=256KiB local_world=2", 2, 2, 1, 4, false},
 		{"order=shuffle shuffle_block=256KiB local_world=2", 2, 2, 1.16, 4, true},
 		{"order=sequential", 2, 2, 1, 4, false},
-		{"order=shuffle", 4, 1, 0.5, 4, false},
 		{"order=shuffle", 2, 2, 0.5, 4, false},
 		{"order=sequential", 2, 2, 0.5, 4, false},
 		{"order=sequential", 2, 2, 0.5, 1, false}, // hardly more than the rows of a step need

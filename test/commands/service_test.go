@@ -132,7 +132,7 @@ func TestUnitReadsStore(t *testing.T) {
 
 	of := settings(service, "RestrictAddressFamilies")
 	without := within(of)
-	without.Args = append(without.Args, append([]string{"mount", "--set", "mount.timeout=1s", t.TempDir()}, args...)...)
+	without.Args = append(without.Args, append([]string{"mount", "--set", "mount.timeout=3s", t.TempDir()}, args...)...)
 	if out, err := without.CombinedOutput(); err == nil || !strings.Contains(string(out), "address family not supported") {
 		t.Errorf("without the drop-in: %v, %s", err, out)
 	}

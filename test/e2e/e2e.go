@@ -177,6 +177,9 @@ func (f LogFile) String() string {
 	return string(text)
 }
 
+// OneThread is exec.Command of a program that runs one goroutine at a time: a mount must not need a second thread to answer its first.
+func OneThread(program string) *exec.Cmd { return exec.Command("env", "GOMAXPROCS=1", program) }
+
 // StartMount starts a process that mounts on a directory. It is stopped at the end of the test.
 func StartMount(t testing.TB, dir string, cmd *exec.Cmd) *Mounted {
 	t.Helper()

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -67,6 +68,18 @@ func StopAndKill(t testing.TB, m *Mounted, worker int) {
 	syscall.Kill(worker, syscall.SIGSTOP)
 	Await(t, "a process that is stopped", func() bool { return stopped(worker) })
 	Kill(t, m, worker)
+}
+
+// Strike kills a worker in one of both ways, or has it replaced by a restart.
+func Strike(t testing.TB, m *Mounted, worker int) {
+	switch rand.IntN(3) {
+	case 0:
+		Kill(t, m, worker)
+	case 1:
+		StopAndKill(t, m, worker)
+	case 2:
+		Run(t, PlainBatchfs, "restart", m.Dir)
+	}
 }
 
 // stopped reports whether every thread of a process is stopped or has ended.

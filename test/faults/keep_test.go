@@ -49,7 +49,7 @@ func TestKilledKeeper(t *testing.T) {
 func TestStandby(t *testing.T) {
 	t.Parallel()
 	config, want := e2e.Small(t, 4)
-	m := e2e.Mount(t, "-c", config)
+	m := e2e.MountProgram(t, e2e.OneThread(e2e.Batchfs), "-c", config)
 	for k, kills := range [][2]bool{{true, false}, {false, true}, {true, true}, {true, false}} {
 		before := m.AwaitStandby(t)
 		var killed []int
@@ -88,7 +88,7 @@ func TestRestart(t *testing.T) {
 	// As an upgrade does: another file at the path of the program.
 	program := filepath.Join(t.TempDir(), "batchfs")
 	e2e.Run(t, "cp", e2e.Batchfs, program)
-	m := e2e.MountProgram(t, exec.Command(program), "-c", config)
+	m := e2e.MountProgram(t, e2e.OneThread(program), "-c", config)
 	next := func(k int) {
 		t.Helper()
 		e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.Read(t, "read", m.Path("train/next"))[0], want[k])

@@ -1,4 +1,4 @@
-// Package readers tests what readers get: batches, by every path and in every language.
+// Package readers tests what readers get that meet: numbers of next, settings in paths, seeks, rights.
 package readers
 
 import (

@@ -109,7 +109,13 @@ func TestBlockSizeOfNext(t *testing.T) {
 
 func TestHandleOfNext(t *testing.T) {
 	config, want := e2e.Small(t, 600)
-	m := e2e.Mount(t, "-c", config)
+	for name, program := range map[string]*exec.Cmd{"one thread": e2e.OneThread(e2e.Batchfs), "threads": exec.Command(e2e.Batchfs)} {
+		t.Run(name, func(t *testing.T) { testHandle(t, e2e.MountProgram(t, program, "-c", config), want) })
+	}
+}
+
+func testHandle(t *testing.T, m *e2e.Mounted, want []string) {
+	t.Helper()
 	next := m.Path("train/next")
 	k := 0
 	expect := func(what string, got ...string) {

@@ -50,15 +50,8 @@ func TestRefusedPaths(t *testing.T) {
 	const invalid, none = "Invalid argument", "No such file or directory"
 	for _, test := range []struct{ path, errno, log string }{
 		{"train/seed=seven", invalid, "seed=seven: seed: must be a whole number from 0 to 9223372036854775807 (got \\\"seven\\\")"},
-		{"train/seed=-1", invalid, "train/seed=-1: seed: must be"},
-		{"train/seed=1,seed=1", invalid, "train/seed=1,seed=1: seed is set twice"},
-		{"train/order=shufle", invalid, "order: must be random, shuffle, sequential, torch or torch-2.6 (got \\\"shufle\\\")"},
-		{"train/batch_size=4096,world=4097", invalid, "batch_size times world must be at most"},
-		{"train/rank=8,world=8", invalid, "train/rank=8,world=8: rank: must be below world, which is 8"},
 		{"train/block_size=60000", invalid, "60000 tokens, need at least block_size+1 = 60001"},
 		{"train/colour=red", none, `unknown setting \"colour\"; must be one of batch_size, block_size`},
-		{"train/tokens=other.bin", none, `unknown setting \"tokens\"`},
-		{"train/=", none, `unknown setting \"\"`},
 		{"train/seed", none, ""},
 		{"train/Next", none, ""},
 		{"train/batch/seed=1", none, ""},

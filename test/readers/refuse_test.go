@@ -18,17 +18,12 @@ func TestRefused(t *testing.T) {
 	at := func(name string) string { return filepath.Join(dir, name) }
 	e2e.Tokens(t, at("good.bin"), 60_000, 2)
 	e2e.Tokens(t, at("short.bin"), 2000, 2)
-	e2e.Write(t, at("empty.bin"), "")
 	e2e.Tokens(t, at("wide.bin"), 70_000, 4)
-	e2e.Write(t, at("array.npy"), append([]byte("\x93NUMPY\x01\x00"), make([]byte, 5000)...))
-	e2e.Write(t, at("odd.bin"), make([]byte, 4097))
 	e2e.Write(t, at("full/file"), "")
 	e2e.Write(t, at("file"), "")
 	e2e.Write(t, at("broken.toml"), []byte("[batch]\nseed = seven\n"))
 	e2e.Tokens(t, at("inside/train.bin"), 60_000, 2)
-	for _, d := range []string{"mnt", "empty"} {
-		e2e.NoError(t, os.Mkdir(at(d), 0o755))
-	}
+	e2e.NoError(t, os.Mkdir(at("mnt"), 0o755))
 	with := func(file string, more ...string) []string {
 		return append([]string{"-c", "/dev/null", "--set", "splits.train.tokens=" + at(file)}, more...)
 	}
@@ -38,24 +33,16 @@ func TestRefused(t *testing.T) {
 		at   string
 		want string
 	}{
-		{"T tokens", with("short.bin", "--set", "batch.block_size=2000"), "mnt", "2000 tokens, need at least block_size+1 = 2001"},
-		{"odd size", with("odd.bin"), "mnt", "odd.bin: 4097 bytes are not a whole number of tokens of 2 bytes"},
-		{"empty", with("empty.bin"), "mnt", "empty.bin is empty"},
 		{"missing", with("none.bin"), "mnt", "none.bin: no such file"},
-		{"directory", with("full"), "mnt", "full is a directory"},
 		{"another width", with("wide.bin"), "mnt", `wide.bin: every second uint16 is at most 1, as in a file of uint32 tokens: say token_dtype = "uint32"`},
-		{"another format", with("array.npy", "--set", "batch.token_dtype=uint16"), "mnt", "array.npy: its .npy header is wrong"},
-		{"another vocabulary", with("good.bin", "--set", "batch.vocab_size=50257"), "mnt", "good.bin: token 50257 is 50257, and tokens must be below vocab_size, which is 50257"},
 		{"a batch that cannot be read", with("wide.bin", "--set", "batch.token_dtype=uint32", "--set", "batch.dtype=uint16", "--set", "batch.order=sequential",
 			"--set", "batch.start=5"), "mnt", "splits.train: a batch could not be read: " + at("wide.bin") + ": token 65536 is 65536, which dtype uint16 cannot hold"},
-		{"no match", with("*.tokens"), "mnt", "which matches none"},
 		{"inside the mountpoint", with("inside/train.bin"), "inside", "is not empty (it holds train.bin)"},
 		{"mountpoint missing", with("good.bin"), "none", "does not exist; make it with: mkdir -p"},
 		{"mountpoint a file", with("good.bin"), "file", "is a file; it must be an empty directory"},
 		{"mountpoint not empty", with("good.bin"), "full", "is not empty (it holds file)"},
 		{"syntax", []string{"-c", at("broken.toml")}, "mnt", "broken.toml:2: "},
 		{"no splits", []string{"-c", "/dev/null"}, "mnt", "no splits"},
-		{"no data", []string{"--data", at("empty")}, "mnt", "has neither train*.bin nor val*.bin"},
 		{"log inside the mountpoint", with("good.bin", "--log", at("mnt/log")), "mnt", "--log: "},
 		{"unknown flag", []string{"--frobnicate"}, "mnt", "unknown flag: --frobnicate"},
 	} {

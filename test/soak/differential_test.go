@@ -23,19 +23,19 @@ import (
 func TestDifferential(t *testing.T) {
 	e2e.Long(t)
 	seed := randomSeed(t)
-	reads, rounds, kills, failed := 0, 0, 0, map[string]int{}
+	reads, rounds, strikes, failed := 0, 0, 0, map[string]int{}
 	for end := time.Now().Add(e2e.Lasting(10*time.Second, 10*time.Minute)); time.Now().Before(end) && !t.Failed(); rounds++ {
 		t.Run(fmt.Sprint(rounds), func(t *testing.T) {
 			chance := rand.New(rand.NewPCG(seed, uint64(rounds)))
 			d := newDifferential(t, chance)
 			d.run(t, chance, perConfiguration)
-			reads, kills = reads+d.reads, kills+d.kills
+			reads, strikes = reads+d.reads, strikes+d.strikes
 			for name, n := range d.failed {
 				failed[name] += n
 			}
 		})
 	}
-	t.Logf("BATCHFS_SEED=%d: %d configurations, %d reads, %d kills, reads failed %v", seed, rounds, reads, kills, failed)
+	t.Logf("BATCHFS_SEED=%d: %d configurations, %d reads, %d strikes, reads failed %v", seed, rounds, reads, strikes, failed)
 	e2e.Equal(t, "kinds of errors of reads", len(failed), 0)
 }
 
@@ -60,7 +60,7 @@ type differential struct {
 	named     map[string]string // the sequence of each path: several may name one
 	file      string            // of sequences
 	reads     int
-	kills     int            // of a worker that could answer reads
+	strikes   int
 	failed    map[string]int // reads, by errno
 }
 
@@ -398,15 +398,11 @@ func (d *differential) run(t *testing.T, chance *rand.Rand, last time.Duration) 
 	for _, r := range readers {
 		r.Ready(t)
 	}
-	restart := func(t testing.TB, m *e2e.Mounted, _ int) { e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir) }
 	for end := time.Now().Add(last); time.Now().Before(end); {
 		time.Sleep(time.Duration(chance.Int64N(int64(time.Second))))
 		if worker := d.m.Worker(t); worker > 0 {
-			how := chance.IntN(4)
-			if how < 2 {
-				d.kills++
-			}
-			[]func(testing.TB, *e2e.Mounted, int){e2e.Kill, e2e.Kill, e2e.StopAndKill, restart}[how](t, d.m, worker)
+			e2e.Strike(t, d.m, worker)
+			d.strikes++
 		}
 	}
 	taken, failures := map[string]map[int]int{}, 0
@@ -457,30 +453,36 @@ func (d *differential) cursors(t *testing.T) map[string]int {
 }
 
 // Rows of any array, and arrays beside the tokens, of any dtype, further axes, files and source, are in every file what a reference
-// computes that shares no code with the program, from any byte on. BATCHFS_SEED repeats a run.
+// computes that shares no code with the program, from any byte on, by every access. BATCHFS_SEED repeats a run.
 func TestArraysAgreeWithReference(t *testing.T) {
-	t.Parallel()
-	chance := rand.New(rand.NewPCG(randomSeed(t), 0))
+	seed := randomSeed(t)
+	chance := rand.New(rand.NewPCG(seed, 0))
 	splits, many := newRandomSplits(t, chance), 10
 	if testing.Short() {
 		many = 4
 	}
-	var sequences [][2]any
+	settings := map[string]keys{} // of each directory
 	for i := range many {
 		name := fmt.Sprintf("split%d", i)
 		split, of := splits.add(name)
 		directory, under := split.path(chance, of)
-		sequences = append(sequences, [2]any{name, of}, [2]any{filepath.Join(name, directory), under})
+		settings[name], settings[filepath.Join(name, directory)] = of, under
 	}
-	m := e2e.Mount(t, "-c", splits.write(""))
-	for i := range sequences {
-		sequences[i][0] = m.Path(sequences[i][0].(string))
-	}
-	file := e2e.Write(t, filepath.Join(t.TempDir(), "sequences.json"), e2e.Must(json.Marshal(sequences))(t))
-	cmd := e2e.Command(t, e2e.Python, "clients/differential.py", file, fmt.Sprint(chance.Uint32()), fmt.Sprint(100*many))
-	out, err := cmd.CombinedOutput()
-	if err != nil || strings.Contains(string(out), "failed") {
-		t.Errorf("%v\n%s", err, out)
+	config := splits.write("")
+	for _, access := range []string{"remap", "advise", "pread", "map"} {
+		t.Run(access, func(t *testing.T) {
+			t.Parallel()
+			m := e2e.Mount(t, "-c", config, "--set", "memory.access="+access, "--set", "memory.page_cache=drop")
+			var sequences [][2]any
+			for _, directory := range slices.Sorted(maps.Keys(settings)) {
+				sequences = append(sequences, [2]any{m.Path(directory), settings[directory]})
+			}
+			file := e2e.Write(t, filepath.Join(t.TempDir(), "sequences.json"), e2e.Must(json.Marshal(sequences))(t))
+			cmd := e2e.Command(t, e2e.Python, "clients/differential.py", file, fmt.Sprint(uint32(seed)), fmt.Sprint(25*many))
+			if out, err := cmd.CombinedOutput(); err != nil || strings.Contains(string(out), "failed") {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
 	}
 }
 

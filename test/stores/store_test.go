@@ -2,6 +2,7 @@ package stores
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"fmt"
@@ -10,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -76,122 +76,94 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// What was fetched is fetched no more: by another worker, after a restart of everything, by another mount.
+// What was fetched is fetched no more: by another worker, by another mount, after a restart of everything, by `cache fill`. Blocks that were
+// overwritten are not served, and neither is a directory that others may write to. prune removes what no mount reads.
 func TestStoreCache(t *testing.T) {
 	e2e.Long(t)
 	t.Parallel()
 	b := e2e.NewBucket(t)
-	const size = 16 * e2e.StoreBlock
-	b.Put(t, "train.bin", e2e.RandomBytes(size))
-	cacheDir := t.TempDir()
-	args := []string{"-c", b.Config(t, "s3://bucket/train.bin", "order = \"shuffle\""), "--set", "store.cache_dir=" + cacheDir}
-	m := e2e.Mount(t, args...)
-	want := e2e.Run(t, "sha256sum", m.Path("train/batches.bin"))
-	want, _, _ = strings.Cut(want, " ")
-	sum := func(m *e2e.Mounted) string { // of more than the page cache of one file
-		t.Helper()
-		e2e.Run(t, "cat", m.Path("train/tokens.bin"))
-		out, _, _ := strings.Cut(e2e.Run(t, "sha256sum", m.Path("train/batches.bin")), " ")
-		return out
-	}
-	e2e.Await(t, "all blocks in the directory", func() bool {
-		kept, _ := filepath.Glob(filepath.Join(cacheDir, "*", "[0-9]*"))
-		return len(kept) >= (size+e2e.StoreBlock-1)/e2e.StoreBlock
-	})
-	for range 3 {
-		e2e.NoError(t, syscall.Kill(e2e.StatusOf(t, m).PID, syscall.SIGKILL))
-		e2e.Equal(t, "after a worker died, the batches have the sum", sum(m), want)
-	}
-	other := e2e.Mount(t, args...)
-	e2e.Equal(t, "another mount has the sum", sum(other), want)
-	m.Stop(t)
-	other.Stop(t)
-	e2e.Equal(t, "after a new mount, the batches have the sum", sum(e2e.Mount(t, args...)), want)
-	e2e.Equal(t, "bytes that were fetched in all", b.Large.Load(), size)
-	status := e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "status"}, args...)...)
-	if !strings.Contains(status, "/bucket/train.bin: 16 blocks") || !strings.Contains(status, "/train: ") {
-		t.Errorf("cache status says:\n%s", status)
-	}
-}
-
-// batchfs cache fills the directory, as far as there is room, and removes what no mount reads. Blocks that were overwritten are not served,
-// and neither is a directory that others may write to.
-func TestCacheCommand(t *testing.T) {
-	e2e.Long(t)
-	t.Parallel()
-	b := e2e.NewBucket(t)
-	data := e2e.RandomBytes(20 * e2e.StoreBlock)
+	const size = 20 * e2e.StoreBlock
+	data := e2e.RandomBytes(size)
 	b.Put(t, "train.bin", data)
 	cacheDir := filepath.Join(t.TempDir(), "absent", "blocks")
-	args := []string{"-c", b.Config(t, "s3://bucket/train.bin", ""), "--set", "store.cache_dir=" + cacheDir}
-	for command, want := range map[string]string{"status": ": 0 bytes of", "prune": ": 0 bytes removed"} {
-		e2e.Says(t, want, append([]string{e2e.PlainBatchfs, "cache", command}, args...)...)
+	args := []string{"-c", b.Config(t, "s3://bucket/train.bin", "order = \"shuffle\""), "--set", "store.cache_dir=" + cacheDir}
+	cache := func(command string, more ...string) []string {
+		return slices.Concat([]string{e2e.PlainBatchfs, "cache", command}, args, more)
 	}
-	e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "fill"}, args...)...)
-	fetched := b.Large.Load()
+	e2e.Says(t, ": 0 bytes of", cache("status")...)
+	e2e.Says(t, ": 0 bytes removed", cache("prune")...)
+	kept := func() []string {
+		return e2e.Must(filepath.Glob(filepath.Join(cacheDir, strings.Repeat("?", 32), "[0-9]*")))(t)
+	}
+	batches := ""
+	reads := func(m *e2e.Mounted) { // more than the page cache of one file
+		t.Helper()
+		e2e.Says(t, fmt.Sprintf("%x", sha256.Sum256(data)), "sha256sum", m.Path("train/tokens.bin"))
+		sum, _, _ := strings.Cut(e2e.Run(t, "sha256sum", m.Path("train/batches.bin")), " ")
+		e2e.Equal(t, "the sum of the batches", sum, cmp.Or(batches, sum))
+		batches = sum
+	}
 	m := e2e.Mount(t, args...)
-	e2e.Run(t, "cat", m.Path("train/batches.bin"))
-	if fetched != 20*e2e.StoreBlock || b.Large.Load() != fetched {
-		t.Errorf("%d bytes were fetched, and %d after that, want %d and none", fetched, b.Large.Load()-fetched, 20*e2e.StoreBlock)
+	reads(m)
+	e2e.Await(t, "all blocks in the directory", func() bool { return len(kept()) >= size/e2e.StoreBlock })
+	for range 3 {
+		e2e.NoError(t, syscall.Kill(e2e.StatusOf(t, m).PID, syscall.SIGKILL))
+		reads(m)
 	}
-	e2e.Says(t, " 0 bytes removed", append([]string{e2e.PlainBatchfs, "cache", "prune"}, args...)...)
-	kept, _ := filepath.Glob(filepath.Join(cacheDir, strings.Repeat("?", 32), "[0-9]*"))
-	for _, block := range kept {
+	other := e2e.Mount(t, args...)
+	reads(other)
+	m.Stop(t)
+	other.Stop(t)
+	m = e2e.Mount(t, args...)
+	reads(m)
+	e2e.Run(t, cache("fill")...)
+	e2e.Equal(t, "bytes that were fetched in all", b.Large.Load(), size)
+	e2e.Says(t, "/bucket/train.bin: 20 blocks", cache("status")...)
+	e2e.Says(t, "/train: ", cache("status")...)
+	e2e.Says(t, " 0 bytes removed", cache("prune")...)
+	for _, block := range kept() {
 		f := e2e.Must(os.OpenFile(block, os.O_WRONLY, 0))(t)
 		e2e.Must(f.Write(make([]byte, e2e.StoreBlock/2)))(t)
 		f.Close()
 	}
-	e2e.Says(t, fmt.Sprintf("%x", sha256.Sum256(data)), "sha256sum", m.Path("train/tokens.bin"))
 	m.Stop(t)
-	if out := e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "prune"}, args...)...); strings.Contains(out, " 0 bytes removed") {
+	m = e2e.Mount(t, args...)
+	reads(m)
+	m.Stop(t)
+	if out := e2e.Run(t, cache("prune")...); strings.Contains(out, " 0 bytes removed") {
 		t.Errorf("prune of what is not mounted says %q", out)
 	}
-	e2e.Fails(t, "is full, or fails", append([]string{e2e.PlainBatchfs, "cache", "fill", "--set", "store.cache_bytes=1000000"}, args...)...)
+	e2e.Fails(t, "is full, or fails", cache("fill", "--set", "store.cache_bytes=1000000")...)
 	e2e.NoError(t, os.Chmod(cacheDir, 0o777))
-	for _, command := range [][]string{{"mount", t.TempDir()}, {"cache", "fill"}, {"cache", "status"}, {"cache", "prune"}} {
-		e2e.Fails(t, cacheDir+": others may write to it", slices.Concat([]string{e2e.PlainBatchfs}, command, args)...)
+	for _, command := range [][]string{slices.Concat([]string{e2e.PlainBatchfs, "mount", t.TempDir()}, args), cache("fill"), cache("status"), cache("prune")} {
+		e2e.Fails(t, cacheDir+": others may write to it", command...)
 	}
 }
 
-// A fault that passes is no error: the store request is tried again. An object that was replaced is ESTALE until it is back.
-func TestStoreFaults(t *testing.T) {
+// An object that was replaced is ESTALE until it is back. With on_change = "follow", it is served from the next batch on.
+func TestStoreReplaced(t *testing.T) {
 	e2e.Long(t)
 	t.Parallel()
 	b := e2e.NewBucket(t)
-	cacheDir := t.TempDir()
-	_, data, check := b.InOrder(t, cacheDir)
+	_, data, check := b.InOrder(t, t.TempDir())
 	e2e.NoError(t, check(0))
-	k := 3
-	for _, fault := range []func(w http.ResponseWriter, r *http.Request) bool{
-		func(w http.ResponseWriter, _ *http.Request) bool { // throttles
-			w.Header().Set("Retry-After", "1")
-			w.WriteHeader(http.StatusServiceUnavailable)
-			return true
-		},
-		e2e.Cut,
-		func(http.ResponseWriter, *http.Request) bool {
-			time.Sleep(200 * time.Millisecond)
-			return false
-		},
-	} {
-		var seen sync.Map // the first request for each block fails
-		b.Fails(func(w http.ResponseWriter, r *http.Request) bool {
-			_, again := seen.LoadOrStore(r.Header.Get("Range"), true)
-			return !again && fault(w, r)
-		})
-		e2e.NoError(t, check(k))
-		k += 3
-	}
-
-	b.Works()
-
-	// other bytes under the same name
 	b.Put(t, "train.bin", e2e.RandomBytes(60*e2e.StoreBlock+2))
-	if err := check(k + 12); err == nil || !strings.Contains(err.Error(), "Stale file handle") {
+	if err := check(12); err == nil || !strings.Contains(err.Error(), "Stale file handle") {
 		t.Errorf("a batch of an object that was replaced: %v, want ESTALE", err)
 	}
 	b.Put(t, "train.bin", data)
-	e2e.Await(t, "the old object is served again", func() bool { return check(k+12) == nil })
+	e2e.Await(t, "the old object is served again", func() bool { return check(12) == nil })
+
+	b.Put(t, "live.bin", bytes.Repeat([]byte{1, 0}, 10*e2e.StoreBlock))
+	m := e2e.Mount(t, "-c", b.Config(t, "s3://bucket/live.bin", "on_change = \"follow\"\norder = \"shuffle\"\ntoken_dtype = \"uint16\""), "--set", "memory.ahead=0")
+	first := func() string {
+		return strings.Fields(e2e.Run(t, "od", "-A", "n", "-t", "u2", "-N", "2", m.Path("train/next")))[0]
+	}
+	if got := first(); got != "1" {
+		t.Fatalf("the first token is %s, want 1", got)
+	}
+	b.Put(t, "live.bin", bytes.Repeat([]byte{2, 0}, 10*e2e.StoreBlock))
+	e2e.Await(t, "the new object is served", func() bool { return first() == "2" })
 }
 
 // Commands take objects as they take files, or say why not.
@@ -295,21 +267,4 @@ func TestStoreOutage(t *testing.T) {
 		k += 15
 	}
 	e2e.Equal(t, "the worker", e2e.StatusOf(t, m).PID, worker)
-}
-
-// With on_change = "follow", an object that was replaced is served from the next batch on.
-func TestStoreFollows(t *testing.T) {
-	e2e.Long(t)
-	t.Parallel()
-	b := e2e.NewBucket(t)
-	b.Put(t, "train.bin", bytes.Repeat([]byte{1, 0}, 10*e2e.StoreBlock))
-	m := e2e.Mount(t, "-c", b.Config(t, "s3://bucket/train.bin", "on_change = \"follow\"\norder = \"shuffle\"\ntoken_dtype = \"uint16\""), "--set", "memory.ahead=0")
-	first := func() string {
-		return strings.Fields(e2e.Run(t, "od", "-A", "n", "-t", "u2", "-N", "2", m.Path("train/next")))[0]
-	}
-	if got := first(); got != "1" {
-		t.Fatalf("the first token is %s, want 1", got)
-	}
-	b.Put(t, "train.bin", bytes.Repeat([]byte{2, 0}, 10*e2e.StoreBlock))
-	e2e.Await(t, "the new object is served", func() bool { return first() == "2" })
 }

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
 func TestLogarithmic(t *testing.T) {
@@ -21,9 +23,7 @@ func TestLogarithmic(t *testing.T) {
 
 func TestUsage(t *testing.T) {
 	u, err := usageOf(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, err)
 	for name, n := range map[string]int64{
 		"rss": u.Resident, "rss_anon": u.RssAnon, "rss_file": u.RssFile,
 	} {
@@ -35,12 +35,8 @@ func TestUsage(t *testing.T) {
 
 func TestPageCache(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens")
-	if err := os.WriteFile(path, make([]byte, 1<<20+1), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(dropPages(path), warmUp(path, unix.FADV_RANDOM)); err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, os.WriteFile(path, make([]byte, 1<<20+1), 0o644))
+	testfiles.NoError(t, errors.Join(dropPages(path), warmUp(path, unix.FADV_RANDOM)))
 	size := int64(1<<20 + os.Getpagesize())
 	if n, err := pageCache(path); err != nil || n != size {
 		t.Errorf("%d bytes in the page cache (%v), want %d", n, err, size)

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
 func TestCharts(t *testing.T) {
@@ -24,13 +26,9 @@ func TestCharts(t *testing.T) {
 	dir := t.TempDir()
 	for _, suffix := range []string{".svg", ".png"} {
 		path := filepath.Join(dir, "charts"+suffix)
-		if err := Save(path, charts...); err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, Save(path, charts...))
 		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, err)
 		if suffix == ".png" {
 			if _, err := png.Decode(bytes.NewReader(data)); err != nil {
 				t.Error(err)

@@ -293,9 +293,7 @@ func TestTokenFiles(t *testing.T) {
 		testfiles.Write(t, map[string]string{filepath.Join(dir, name): ""})
 	}
 	here, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, err)
 	file := filepath.Join(dir, "config.toml")
 	const name = "it's [mine]*/config.toml:2: splits.a.tokens: "
 	for _, test := range []struct {
@@ -326,9 +324,7 @@ func TestTokenFiles(t *testing.T) {
 		}
 		testfiles.Write(t, map[string]string{file: text})
 		c, err := load(file, sets)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, err)
 		got, err := c.Splits[0].Files()
 		for i, path := range test.want {
 			if !filepath.IsAbs(path) {
@@ -354,9 +350,7 @@ func TestTokenFiles(t *testing.T) {
 // FuzzConfig: whatever is accepted is valid, and the error of whatever is not says where it stands.
 func FuzzConfig(f *testing.F) {
 	reference, err := os.ReadFile("../../../config.toml")
-	if err != nil {
-		f.Fatal(err)
-	}
+	testfiles.NoError(f, err)
 	f.Add(string(reference), "splits.val.order=sequential")
 	for _, text := range []string{
 		"", "a = [", "a = \"\"\"\n", "\"a\\u0000b\" = '''\r\n'''", "[[splits.a]]\nx = {y = 1}", "batch = {seed = 1,\n rank = 2}",

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"batchfs/cmd/batchfs/internal/testfiles"
 	"batchfs/sampler"
 )
 
@@ -16,9 +17,7 @@ import (
 func baseSplit(t testing.TB, text string) *Split {
 	t.Helper()
 	c, err := decodeText("[splits.train]\ntokens = 'a.bin'\n" + text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, err)
 	return c.Splits[0]
 }
 
@@ -83,9 +82,7 @@ func TestLongestName(t *testing.T) {
 	base.Split = strings.Repeat("x", 100)
 	longest["batch_size"], longest["order"] = 1, sampler.Shuffle // or the settings do not suit one another
 	s, err := base.With(JoinSettings(longest))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, err)
 	if n := len(s.Name()); n >= 100+1+250 {
 		t.Errorf("%d bytes: %s", n, s.Name())
 	}

@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
 var update = flag.Bool("update", false, "write config.toml, and the list of settings in docs/reading.md")
@@ -72,9 +74,7 @@ func reference() string {
 func matches(t *testing.T, file, got, want string) {
 	t.Helper()
 	if *update {
-		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, os.WriteFile(file, []byte(want), 0o644))
 	} else if got != want {
 		t.Errorf("%s differs from the tables of keys.go: go test ./cmd/batchfs/config -run Reference -update writes it", file)
 	}
@@ -84,9 +84,7 @@ func matches(t *testing.T, file, got, want string) {
 func TestReference(t *testing.T) {
 	const file, page = "../../../config.toml", "../../../docs/reading.md"
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, err)
 	matches(t, file, string(text), reference())
 
 	if text, err = os.ReadFile(page); err != nil {
@@ -106,9 +104,7 @@ func TestReference(t *testing.T) {
 // Every example in config.toml is valid, and what stands there without a # is the default.
 func TestReferenceIsValid(t *testing.T) {
 	c, err := decodeText(reference())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, err)
 	want := Default()
 	if c.Memory != want.Memory || c.Mount != want.Mount || c.Store != want.Store || c.Log != want.Log || c.Mountpoint != "/mnt/batches" || len(c.Splits) != 2 {
 		t.Errorf("it sets\n%+v, the defaults are\n%+v", c, want)

@@ -3,6 +3,8 @@ package config
 import (
 	"fmt"
 	"testing"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
 func TestCanReplace(t *testing.T) {
@@ -27,13 +29,9 @@ func TestCanReplace(t *testing.T) {
 		{train, train + "vocab_size = 65", ""},
 	} {
 		old, err := decodeText(test.old)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, err)
 		now, err := decodeText(test.now)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, err)
 		if got := fmt.Sprint(now.CanReplace(old)); got != test.want && !(test.want == "" && got == "<nil>") {
 			t.Errorf("%q, then %q:\n got %s\nwant %s", test.old, test.now, got, test.want)
 		}

@@ -54,26 +54,6 @@ tokens = "a.bin"
 ` + fmt.Sprintf(arrays, "beside", "a") + source("a") + source("b")})
 }
 
-// Each row of a matrix is what lies in its file at its start.
-func TestOriginsOfRows(t *testing.T) {
-	d := openArrays(t, "")[0]
-	seen := map[string]bool{}
-	for k := range uint64(d.Sequence.BatchesPerEpoch()) {
-		batch := batch(t, d.Sequence.Read, d.Sequence.Batch().Bytes(), k)
-		for j := range 3 {
-			row, err := d.origin(k, j)
-			must(t, err)
-			seen[fmt.Sprint(row.file, row.start)] = true
-			if got, want := testfiles.Bytes(t, row.file, 20*row.start, 20), batch[20*j:][:20]; !bytes.Equal(got, want) {
-				t.Errorf("row %d of batch %d is % x, but element %d of %s is % x", j, k, want, row.start, row.file, got)
-			}
-		}
-	}
-	if len(seen) != 16 {
-		t.Errorf("an epoch has %d rows, of 16", len(seen))
-	}
-}
-
 // An array beside the tokens is part of the data: where it alone changes, no byte of a batch is served any more.
 func TestArrayThatChanges(t *testing.T) {
 	for file, content := range map[string]string{"b.mask": strings.Repeat("\x00", 30), "b.top": strings.Repeat("pot4", 30), "b.bin": strings.Repeat("abcd", 30)} {

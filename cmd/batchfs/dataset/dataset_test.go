@@ -19,12 +19,7 @@ import (
 	"batchfs/sampler"
 )
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testfiles.NoError
 
 // openHere opens the splits of a configuration file of this text in the working directory.
 func openHere(t testing.TB, text string) ([]*Dataset, error) {

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
 // plan runs the command.
@@ -29,12 +31,8 @@ func plan(t *testing.T, args ...string) (out string, err error) {
 func needs(t *testing.T, args ...string) (n Needs) {
 	t.Helper()
 	out, err := plan(t, append([]string{"--json", "--step", "1s"}, args...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal([]byte(out), &n); err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, err)
+	testfiles.NoError(t, json.Unmarshal([]byte(out), &n))
 	return n
 }
 
@@ -114,9 +112,7 @@ func TestPrint(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "plan.svg")
 	out, err := plan(t, "--source", "web=8G:3", "--source", "books=1G:1", "--hosts", "2", "--gpus", "2", "--step", "0.25s", "--bandwidth", "1Gbit",
 		"--requests", "2", "--set", "batch.order=shuffle", "--plot", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, err)
 	for _, word := range []string{"9G tokens, 18.0 GB in 9 objects", "first epoch: bytes a second, peak", "Epochs of each source", "books", "█",
 		"not ok: a host receives", "--bandwidth is 125.0 MB/s", "not ok: all hosts send", "--requests is 2", "shuffle_block", "not ok: all hosts that mount at once"} {
 		if !strings.Contains(out, word) {

@@ -47,9 +47,7 @@ func refused(t testing.TB, args, want string) {
 func readTokens(t testing.TB, path string) []uint16 {
 	t.Helper()
 	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, err)
 	tokens := make([]uint16, len(b)/2)
 	if _, err := binary.Decode(b, binary.LittleEndian, tokens); err != nil || len(b)%2 != 0 {
 		t.Fatalf("%s: %d bytes are no uint16 tokens: %v", path, len(b), err)
@@ -269,14 +267,10 @@ func TestPrepareChangedText(t *testing.T) {
 	here(t, map[string]string{"a": "abc"})
 	for _, now := range []string{"longer", "xyz"} {
 		inputs, err := findInputs([]string{"a"}, nil, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, err)
 		testfiles.Write(t, map[string]string{"a": now})
 		later := time.Now().Add(time.Second)
-		if err := os.Chtimes("a", later, later); err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, os.Chtimes("a", later, later))
 		if _, err := inputs[0].open(nil, 0, func(int) {}); err == nil || !strings.Contains(err.Error(), "a: changed while it was read") {
 			t.Errorf("error %v, want one that says that a changed", err)
 		}

@@ -146,14 +146,10 @@ func table(t testing.TB, documents []string, options ...parquetgo.WriterOption) 
 			t.Fatal(err)
 		}
 		if i%100 == 99 { // a row group
-			if err := w.Flush(); err != nil {
-				t.Fatal(err)
-			}
+			testfiles.NoError(t, w.Flush())
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, w.Close())
 	return b.String()
 }
 
@@ -230,9 +226,7 @@ func TestPrepareInputs(t *testing.T) {
 	want := filesOf(t, "want")
 
 	m, err := vocabulary.Read("want/vocab.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, err)
 	got := map[string]bool{}
 	for _, name := range splits {
 		text := decoded(m, readTokens(t, "want/"+name+".bin"))
@@ -261,9 +255,7 @@ func TestPrepareInputs(t *testing.T) {
 			cmd.SetIn(strings.NewReader(files[name]))
 			cmd.SetOut(io.Discard)
 			cmd.SetArgs(strings.Fields("- --by pairs --out piped --force " + args))
-			if err := cmd.Execute(); err != nil {
-				t.Fatal(err)
-			}
+			testfiles.NoError(t, cmd.Execute())
 			wantSame(t, filesOf(t, "piped"), want)
 		})
 	}
@@ -334,9 +326,7 @@ func TestPreparePages(t *testing.T) {
 			}
 			prepared(t, args)
 			f, err := parquetgo.OpenFile(strings.NewReader(file), int64(len(file)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testfiles.NoError(t, err)
 			column, _ := f.Schema().Lookup("meta", "body")
 			at := int(f.Metadata().RowGroups[0].Columns[column.ColumnIndex].MetaData.DataPageOffset)
 			if name != "none" { // parquet-go allocates nothing by its header
@@ -379,9 +369,7 @@ func TestPrepareGlobs(t *testing.T) {
 		"a.md": "1", "s/b.md": "2", "s/t/c.md": "3", "s/t/d.go": "4", "s/t/u/e.go": "5", ".hidden/f.md": "6", "s/.g.md": "7", "s/t.md": "8",
 		"s/.git/config": "9", "star*": "S", "start": "no", "2.txt": "b", "1.txt": "a", ".0.txt": "c",
 	})
-	if err := cmp.Or(os.Symlink("s", "link"), unix.Mkfifo("s/pipe.md", 0o600)); err != nil { // a pipe is no text, and to open it would wait
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, cmp.Or(os.Symlink("s", "link"), unix.Mkfifo("s/pipe.md", 0o600))) // a pipe is no text, and to open it would wait
 	for args, want := range map[string]string{
 		"s":                              "28345", // t.md before t/c.md: by path
 		"./s/":                           "28345",
@@ -486,25 +474,6 @@ func TestPrepareMovesNoDocument(t *testing.T) {
 	}
 }
 
-// The number of processors shows nowhere.
-func TestPrepareOnAnyNumberOfCores(t *testing.T) {
-	inChunks(t, 4<<10, 1<<20)
-	here(t, map[string]string{"a.jsonl": lines(someDocuments(500, 500))})
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	for _, args := range []string{"--by pairs", "--by char"} {
-		var want map[string]string
-		for _, cores := range []int{1, 2, 5} {
-			runtime.GOMAXPROCS(cores)
-			prepared(t, "a.jsonl --shard-tokens 10000 --force --out out "+args)
-			if got := filesOf(t, "out"); want == nil {
-				want = got
-			} else {
-				wantSame(t, got, want)
-			}
-		}
-	}
-}
-
 // golden are the files of three documents, "A", "B" and "CC", by format and the bytes of a token. They end in token 256.
 func golden(width int) map[string]map[string]string {
 	number := func(width int, numbers ...int) (s string) {
@@ -571,9 +540,10 @@ func TestPrepareFormats(t *testing.T) {
 	}
 }
 
-// A run that is interrupted again and again ends with the files of one that is not.
+// A run that is interrupted again and again ends with the files of one that is not, on any number of processors.
 func TestPrepareGoesOn(t *testing.T) {
 	inChunks(t, 4<<10, 1<<20)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	documents := someDocuments(1000, 300)
 	here(t, map[string]string{
 		"a.jsonl.zst": zstandard(lines(documents[:350])), "b.parquet": table(t, documents[350:700]), "c": strings.Join(documents, "\n"), "d/a": "x", "d/b": "", "e.jsonl": lines(documents[700:]),
@@ -584,7 +554,9 @@ func TestPrepareGoesOn(t *testing.T) {
 	} {
 		os.RemoveAll("want")
 		os.RemoveAll("out")
+		runtime.GOMAXPROCS(1)
 		prepared(t, args+" --out want")
+		runtime.GOMAXPROCS(5)
 		rng := rand.New(rand.NewPCG(7, 8))
 		interrupted := 0
 		for {
@@ -636,9 +608,7 @@ func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
 
 	// Somebody else at work.
 	w, err := openWorkplace("out")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, err)
 	defer w.close()
 	refused(t, "a.jsonl --force"+args, "out/.prepare: another batchfs prepare writes there")
 }
@@ -698,9 +668,7 @@ func TestWordEnd(t *testing.T) {
 			continue
 		}
 		tokenizer, err := open()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, err)
 		e := tokenizer.NewEncoder()
 		for range 20_000 {
 			var b strings.Builder

@@ -50,9 +50,7 @@ func load(t *testing.T, text string) *config.Config {
 	t.Helper()
 	testfiles.Write(t, map[string]string{"config.toml": text})
 	c, err := new(config.Flags).Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, err)
 	return c
 }
 
@@ -62,9 +60,7 @@ func checkAll(t *testing.T, text string) *Report {
 	t.Helper()
 	c := load(t, text)
 	report, err := Check(t.Context(), c.Splits, c.Memory, CheckOptions{}, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, err)
 	if report.OK != (len(report.Problems) == 0) {
 		t.Errorf("ok is %v with %d problems", report.OK, len(report.Problems))
 	}
@@ -173,9 +169,7 @@ func TestCheckContinues(t *testing.T) {
 	c := load(t, small+"[splits.train]\ntokens = ['a.bin', 'b.bin']\n")
 	begin := func() *check {
 		k := &check{size: 8192, stderr: io.Discard}
-		if err := k.open(c.Splits, c.Memory); err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, k.open(c.Splits, c.Memory))
 		k.chooseWindow(0)
 		return k
 	}
@@ -187,9 +181,7 @@ func TestCheckContinues(t *testing.T) {
 		if first.state, _, err = openState(first.key(), true); err != nil {
 			t.Fatal(err)
 		}
-		if err := first.readSegments(t.Context(), segments[:done], terminal.NewProgress(io.Discard, "", 1, terminal.Bytes)); err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, first.readSegments(t.Context(), segments[:done], terminal.NewProgress(io.Discard, "", 1, terminal.Bytes)))
 		first.state.file.WriteString(`{"file":0,"segm`) // as a kill leaves it
 		first.state.file.Close()
 		cancelled, cancel := context.WithCancel(t.Context())
@@ -198,9 +190,7 @@ func TestCheckContinues(t *testing.T) {
 			t.Errorf("cancelled: %v", err)
 		}
 		second := begin()
-		if err := second.readAll(t.Context(), false); err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, second.readAll(t.Context(), false))
 		second.judge()
 		if got := said(&second.report); got != want {
 			t.Errorf("after %d segments: %s", done, got)
@@ -260,6 +250,15 @@ func TestWriteIndex(t *testing.T) {
 	}
 }
 
+// look surveys a file, and returns what it prints.
+func look(t *testing.T, path string, o LookOptions) (s Survey, text string) {
+	t.Helper()
+	testfiles.NoError(t, s.Look(t.Context(), path, o, io.Discard))
+	var out bytes.Buffer
+	s.Print(&out)
+	return s, out.String()
+}
+
 // Look counts every number once, and documents from one end to the next.
 func TestLook(t *testing.T) {
 	t.Chdir(t.TempDir())
@@ -267,10 +266,7 @@ func TestLook(t *testing.T) {
 	testfiles.Write(t, map[string]string{"vocab.json": `{"kind":"char","vocab_size":9,"tokens":["\n","a","b","c","d","e","f","g","h"]}`})
 	o := LookOptions{EOT: 0}
 	o.Open.DType = "uint16"
-	var s Survey
-	if err := s.Look(t.Context(), "a.bin", o, io.Discard); err != nil {
-		t.Fatal(err)
-	}
+	s, text := look(t, "a.bin", o)
 	f := s.Files[0]
 	if f.Tokens != 8 || f.Documents != 3 || f.Largest != uint64(1000) || f.Read != 16 || f.Format != "headerless" || len(f.Samples) != 1 {
 		t.Errorf("%+v", f)
@@ -281,18 +277,15 @@ func TestLook(t *testing.T) {
 	if want := []Bin{{1, 1, 1}, {2, 3, 1}, {4, 7, 1}}; !slices.Equal(s.Lengths, want) {
 		t.Errorf("lengths %v", s.Lengths)
 	}
-	var text bytes.Buffer
-	s.Print(&text)
 	for _, want := range []string{"8 tokens", "3 documents", "largest id 1000\n", `"ef\ng` + "\ufffd" + `1000b\nh"`, "512 to 1023  █████████████▍ 12.5%"} {
-		if !strings.Contains(text.String(), want) {
-			t.Errorf("%s\nlacks %q", &text, want)
+		if !strings.Contains(text, want) {
+			t.Errorf("%s\nlacks %q", text, want)
 		}
 	}
 	o.Open.DType, o.EOT = "int16", -1
 	save(t, "signed.bin", []uint16{5, 0xffff, 6})
-	s = Survey{}
-	if err := s.Look(t.Context(), "signed.bin", o, io.Discard); err != nil || s.Files[0].Largest != int64(6) || s.Numbers[0].Count != 1 {
-		t.Errorf("%v %+v %v", err, s.Files[0], s.Numbers)
+	if s, _ := look(t, "signed.bin", o); s.Files[0].Largest != int64(6) || s.Numbers[0].Count != 1 {
+		t.Errorf("%+v %v", s.Files[0], s.Numbers)
 	}
 }
 
@@ -308,22 +301,16 @@ func TestLookAtFormats(t *testing.T) {
 	header := "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3)}"
 	npy := fmt.Sprintf("\x93NUMPY\x01\x00\x76\x00%-117s\n", header) + strings.Repeat("\x00", 24)
 	testfiles.Write(t, map[string]string{"b.npy": npy, "c.bin": "\x01\x00", "c.bin.index": "\x02\x00\x00\x00\x00\x00\x00\x00"})
-	var s Survey
-	for _, path := range []string{"a.bin", "b.npy"} {
-		o.Open.GuessedDType = path == "b.npy"
-		if err := s.Look(t.Context(), path, o, io.Discard); err != nil {
-			t.Fatal(err)
-		}
-	}
+	s, _ := look(t, "a.bin", o)
 	if f := s.Files[0]; f.Documents != 2 || !f.Indexed || !slices.Equal(s.Lengths, []Bin{{2, 3, 2}}) {
 		t.Errorf("%+v, lengths %v", f, s.Lengths)
 	}
-	var text bytes.Buffer
-	s.Print(&text)
-	if want := "npy, float32, shape [2 3], 24 bytes\n"; s.Files[1].Tokens != 0 || !strings.Contains(text.String(), want) {
-		t.Errorf("%s\nlacks %q", &text, want)
+	o.Open.GuessedDType = true
+	s, text := look(t, "b.npy", o)
+	if want := "npy, float32, shape [2 3], 24 bytes\n"; s.Files[0].Tokens != 0 || !strings.Contains(text, want) {
+		t.Errorf("%s\nlacks %q", text, want)
 	}
-	if err := s.Look(t.Context(), "c.bin", o, io.Discard); err == nil || len(s.Files) != 3 || s.Files[2].Tokens != 1 {
+	if err := s.Look(t.Context(), "c.bin", o, io.Discard); err == nil || len(s.Files) != 2 || s.Files[1].Tokens != 1 {
 		t.Errorf("a wrong index: %v, %+v", err, s.Files)
 	}
 }
@@ -336,24 +323,17 @@ func TestLookSamples(t *testing.T) {
 	t.Chdir(t.TempDir())
 	save(t, "a.bin", []uint16{7})
 	const size = 5 * sampledBlocks * sampledBytes / 4
-	if err := os.Truncate("a.bin", size); err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, os.Truncate("a.bin", size))
 	o := LookOptions{EOT: -1}
 	o.Open.DType = "uint64"
 	for _, o.All = range []bool{false, true} {
-		var s Survey
-		if err := s.Look(t.Context(), "a.bin", o, io.Discard); err != nil {
-			t.Fatal(err)
-		}
+		s, text := look(t, "a.bin", o)
 		want := int64(size)
 		if !o.All {
 			want = sampledBlocks * sampledBytes
 		}
-		var text bytes.Buffer
-		s.Print(&text)
-		if s.Files[0].Read != want || strings.Contains(text.String(), "sample") == o.All {
-			t.Errorf("all %v: %d bytes\n%s", o.All, s.Files[0].Read, &text)
+		if s.Files[0].Read != want || strings.Contains(text, "sample") == o.All {
+			t.Errorf("all %v: %d bytes\n%s", o.All, s.Files[0].Read, text)
 		}
 		var counted int64
 		for _, b := range s.Numbers {

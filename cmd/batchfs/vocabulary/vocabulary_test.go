@@ -21,9 +21,7 @@ func TestReadsWhatItWrote(t *testing.T) {
 	} {
 		m := Manifest{Tokenizer: "x", Splits: map[string]Split{"train": {Tokens: 2, Shards: []Shard{{Name: "train.bin", SHA256: "ab"}}}}, Vocabulary: *v}
 		var text bytes.Buffer
-		if err := m.Write(&text); err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, m.Write(&text))
 		path := filepath.Join(t.TempDir(), FileName)
 		testfiles.Write(t, map[string]string{path: text.String()})
 		if got, err := Read(path); err != nil || !reflect.DeepEqual(got, &m) {
@@ -35,9 +33,7 @@ func TestReadsWhatItWrote(t *testing.T) {
 func TestNoVocabulary(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe") // to open one waits for its writer
-	if err := syscall.Mkfifo(pipe, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, syscall.Mkfifo(pipe, 0o644))
 	for _, path := range []string{filepath.Join(dir, FileName), dir, pipe} {
 		if v, err := Read(path); v != nil || err != nil {
 			t.Errorf("%s: %+v, %v", path, v, err)

@@ -11,16 +11,20 @@ import (
 	"testing"
 )
 
+// NoError ends the test at an error.
+func NoError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Write writes files by their names, and makes their directories.
 func Write(t testing.TB, files map[string]string) {
 	t.Helper()
 	for name, content := range files {
-		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		NoError(t, os.MkdirAll(filepath.Dir(name), 0o755))
+		NoError(t, os.WriteFile(name, []byte(content), 0o644))
 	}
 }
 
@@ -111,9 +115,7 @@ weight = 1
 func Size(t testing.TB, path string) int {
 	t.Helper()
 	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	return int(info.Size())
 }
 
@@ -121,9 +123,7 @@ func Size(t testing.TB, path string) int {
 func Bytes(t testing.TB, path string, at int64, n int) []byte {
 	t.Helper()
 	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	defer f.Close()
 	b := make([]byte, n)
 	n, err = f.ReadAt(b, at)

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
 var made = map[string]*Tokenizer{}
@@ -17,9 +19,7 @@ func named(t testing.TB, name string) *Tokenizer {
 	t.Helper()
 	if made[name] == nil {
 		tokenizer, err := Named(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, err)
 		made[name] = tokenizer
 	}
 	return made[name]
@@ -66,9 +66,7 @@ func TestNamed(t *testing.T) {
 			t.Errorf("%s: token %d is %q, want none", name, want.size, got)
 		}
 		hash := sha256.New()
-		if err := tokenizer.WriteRanks(hash); err != nil {
-			t.Fatal(err)
-		}
+		testfiles.NoError(t, tokenizer.WriteRanks(hash))
 		if hash := fmt.Sprintf("%x", hash.Sum(nil)); hash != want.hash {
 			t.Errorf("%s: SHA-256 %s, want %s", name, hash, want.hash)
 		}

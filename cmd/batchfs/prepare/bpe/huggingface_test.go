@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
 // small returns a tokenizer.json of the bytes and three merges, after edit has changed it.
@@ -30,13 +32,9 @@ func small(t *testing.T, edit func(f, model map[string]any)) string {
 	}
 	edit(f, model)
 	raw, err := json.Marshal(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, err)
 	path := filepath.Join(t.TempDir(), "tokenizer.json")
-	if err := os.WriteFile(path, raw, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testfiles.NoError(t, os.WriteFile(path, raw, 0o600))
 	return path
 }
 

@@ -1,4 +1,4 @@
-package readers
+package programs
 
 import (
 	"fmt"
@@ -134,58 +134,4 @@ func fnv(data []byte) string {
 	h := fnv1a.New64a()
 	h.Write(data)
 	return fmt.Sprintf("%d %016x", len(data), h.Sum64())
-}
-
-// A thousand batches, equal by every path. y is x shifted by one.
-func TestThousandBatches(t *testing.T) {
-	const n, B, T, count = 60_000, 12, 256, 1000
-	dir := t.TempDir()
-	data := e2e.Tokens(t, filepath.Join(dir, "train.bin"), n, 2)
-	config := e2e.Write(t, filepath.Join(dir, "config.toml"), fmt.Appendf(nil, "batch.block_size = %d\nbatch.steps = %d\nsplits.train.tokens = %q\n", T, count, data))
-
-	all := e2e.Cat(t, "train", "-c", config, "--count", fmt.Sprint(count))
-	size := len(all) / count
-	var want []string
-	for k := range count {
-		batch := all[k*size:][:size]
-		want = append(want, e2e.Line(batch))
-		x, y := uint16s(batch[:size/2]), uint16s(batch[size/2:])
-		for j := range B {
-			for i := range T {
-				if x[j*T+i] != x[j*T]+uint16(i) || y[j*T+i] != x[j*T+i]+1 {
-					t.Fatalf("batch %d row %d token %d: x %d, y %d", k, j, i, x[j*T+i], y[j*T+i])
-				}
-			}
-		}
-	}
-
-	for _, access := range []string{"remap", "advise", "pread", "map"} {
-		t.Run(access, func(t *testing.T) {
-			if access == "advise" || access == "map" {
-				e2e.Long(t)
-			}
-			t.Parallel()
-			m := e2e.Mount(t, "-c", config, "--set", "memory.access="+access, "--set", "memory.page_cache=drop")
-			for k, got := range e2e.Read(t, "numbers", m.Path("train/next"), fmt.Sprint(count)) {
-				if got != want[k] {
-					t.Fatalf("batch %d of next is %s, want %s", k, got, want[k])
-				}
-			}
-			for name, command := range map[string]string{
-				"batch/k":     `cd "$1/train/batch" && seq 0 999 | xargs cat`,
-				"batches.bin": `cat "$1/train/batches.bin"`,
-				"batches.npy": `tail -c +4097 "$1/train/batches.npy"`,
-			} {
-				e2e.Equal(t, name+" has the bytes of batchfs cat", e2e.Run(t, "sh", "-c", command, "sh", m.Dir) == string(all), true)
-			}
-		})
-	}
-}
-
-func uint16s(data []byte) []uint16 {
-	v := make([]uint16, len(data)/2)
-	for i := range v {
-		v[i] = uint16(data[2*i]) | uint16(data[2*i+1])<<8
-	}
-	return v
 }

@@ -1,0 +1,108 @@
+package soak
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"batchfs/test/e2e"
+)
+
+const comparedBytes = 2 * 12 * 1024 * 2 // of a batch, x and y
+
+// A compared is a file in a mount, which is read one batch after the other.
+type compared struct {
+	m    *e2e.Mounted
+	file *os.File
+	at   int64 // of batches.bin
+}
+
+// The processor time that a batch takes is at most 1.05 of what it takes with another program, BATCHFS_REF. Both are mounted at once, and
+// read alternately. `make bench-compare` runs this.
+func TestCompare(t *testing.T) {
+	ref := os.Getenv("BATCHFS_REF")
+	if ref == "" {
+		t.Skip("for make bench-compare")
+	}
+	tokens := e2e.Write(t, filepath.Join(t.TempDir(), "train.bin"), make([]byte, 256<<20))
+	for _, access := range []string{"pread", "remap"} {
+		var mounts []*e2e.Mounted
+		for _, program := range []string{ref, e2e.PlainBatchfs} {
+			mounts = append(mounts, e2e.MountProgram(t, exec.Command(program), "-c", "/dev/null", "--set", "splits.train.tokens="+tokens,
+				"--set", "batch.token_dtype=uint16", "--set", "batch.steps=100000000", "--set", "memory.access="+access))
+		}
+		for _, name := range []string{"next", "batches.bin"} {
+			t.Run(access+" "+name, func(t *testing.T) {
+				var both []*compared
+				for _, m := range mounts {
+					file := e2e.Must(os.Open(m.Path("train/" + name)))(t)
+					defer file.Close()
+					both = append(both, &compared{m: m, file: file})
+				}
+				compare(t, both)
+			})
+		}
+	}
+}
+
+// compare fails the test if in 32 of 50 rounds a batch took more than 1.05 of the time: by chance, that happens once in thirty times.
+func compare(t *testing.T, both []*compared) {
+	t.Helper()
+	const rounds, most = 50, 1.05
+	var ratios []float64
+	for round := range rounds + 1 {
+		var cost [2]float64
+		for i := range both {
+			i = (i + round) % 2 // the other one begins each time
+			cost[i] = both[i].cost(t)
+		}
+		if round > 0 { // the first warms up
+			ratios = append(ratios, cost[1]/cost[0])
+		}
+	}
+	slices.Sort(ratios)
+	t.Logf("processor time of the workers for a batch, now over ref: median %.3f, 95%% interval %.3f to %.3f", ratios[rounds/2], ratios[17], ratios[32])
+	if ratios[rounds-32] > most {
+		t.Errorf("more than %v of the time", most)
+	}
+}
+
+// cost reads for a while, and returns the processor time for a batch, in nanoseconds.
+func (c *compared) cost(t *testing.T) float64 {
+	t.Helper()
+	buf, batches := make([]byte, comparedBytes), 0
+	before := c.processorTime(t)
+	for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end); batches++ {
+		e2e.Must(c.file.ReadAt(buf, c.at))(t)
+		if filepath.Base(c.file.Name()) != "next" { // which always begins at 0
+			c.at += comparedBytes
+		}
+	}
+	took := c.processorTime(t) - before
+	unix.Fadvise(int(c.file.Fd()), 0, 0, unix.FADV_DONTNEED) // no batch is read twice
+	return float64(took) / float64(batches)
+}
+
+// processorTime is what the workers have used so far.
+func (c *compared) processorTime(t *testing.T) (sum time.Duration) {
+	t.Helper()
+	for _, worker := range c.m.Workers(t) {
+		threads := e2e.Must(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", worker)))(t)
+		for _, thread := range threads {
+			var ran time.Duration
+			stat, _ := os.ReadFile(thread)
+			fmt.Sscan(string(stat), &ran)
+			sum += ran
+		}
+	}
+	if sum == 0 {
+		t.Fatal("the kernel does not say what processor time a thread took (/proc/PID/schedstat)")
+	}
+	return sum
+}
