@@ -139,7 +139,7 @@ func (s storm) rage(t *testing.T, m *e2e.Mounted, least int, lasts time.Duration
 			t.Fatalf("%d strikes, want %d", strikes, least)
 		}
 		time.Sleep(time.Duration(rand.Int64N(int64(300 * time.Millisecond))))
-		quarter, pid := max(0, 3-int(4*time.Until(end)/lasts)), m.Worker(t)
+		quarter, pid := min(max(0, 3-int(4*time.Until(end)/lasts)), 3), m.Worker(t)
 		keeper[quarter] = max(keeper[quarter], e2e.InProc(m.Cmd.Process.Pid, "VmRSS"))
 		worker[quarter] = max(worker[quarter], e2e.InProc(pid, "VmRSS"))
 		if s.strike != nil && pid > 0 {
