@@ -1,7 +1,6 @@
 package fs
 
 import (
-	"bytes"
 	_ "embed"
 	"strings"
 	"syscall"
@@ -213,12 +212,7 @@ var readme = template.Must(template.New("README").Funcs(template.FuncMap{"dims":
 
 // readmeOf is the file README of a mount.
 func readmeOf(mountpoint string, splits []Sequence) []byte {
-	var text bytes.Buffer
-	err := readme.Execute(&text, map[string]any{"Mountpoint": mountpoint, "Splits": splits})
-	if err != nil {
-		panic(err) // only of a template that does not suit the types
-	}
-	return text.Bytes()
+	return execute(readme, map[string]any{"Mountpoint": mountpoint, "Splits": splits})
 }
 
 func mainNames(s Sequence) string {
