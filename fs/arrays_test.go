@@ -129,8 +129,20 @@ func TestNamesOfArrays(t *testing.T) {
 			t.Errorf("%s has inode %#x", name, i)
 		}
 	}
-	if text := string(tr.readme); !strings.Contains(text, `x, y = numpy.load("/mnt/train/next.npy")`) {
-		t.Errorf("README says\n%s", text)
+	want := []string{`x, y = numpy.load("/mnt/train/next.npy")`}
+	for _, e := range table {
+		name := strings.Replace(e.name, "%", "<array>", 1)
+		if e.in == batchDir {
+			name = "batch/<k>" + name
+		}
+		if !e.kind.isDir() && e.in != rootDir {
+			want = append(want, "\n  "+name+" ")
+		}
+	}
+	for _, want := range want {
+		if text := string(tr.readme); !strings.Contains(text, want) {
+			t.Errorf("README lacks %q:\n%s", want, text)
+		}
 	}
 }
 

@@ -1,7 +1,7 @@
 package fs
 
 import (
-	"encoding/binary"
+	"fmt"
 	"hash/fnv"
 
 	"batchfs/cache/array"
@@ -77,8 +77,7 @@ func (i inode) array() int { return int(i.rest() >> arrayShift) }
 
 func settingsDir(sequence int, dir inode, name string) inode {
 	h := fnv.New64a()
-	binary.Write(h, binary.LittleEndian, uint64(dir))
-	h.Write([]byte(name))
+	fmt.Fprintf(h, "%d/%s", dir, name)
 	return makeInode(splitDir, sequence, h.Sum64()>>24)
 }
 

@@ -1,9 +1,10 @@
 package fs
 
 import (
-	"fmt"
+	_ "embed"
 	"strings"
 	"syscall"
+	"text/template"
 
 	"batchfs/cache/array"
 	"batchfs/fs/header"
@@ -14,7 +15,6 @@ type entry struct {
 	in      kind    // the directories that hold it; 0: the root directory itself
 	name    string  // in such a directory, in batch/ what follows the number, with % for the name of an array; "" for a split
 	content content // and with it, how it is cached
-	about   string  // for the mount's README
 }
 
 // A content is what files of a kind show. s is a file's sequence, or nil for a file of the whole mount.
@@ -29,37 +29,21 @@ var table = []entry{
 	{kind: statusFile, in: rootDir, name: "status.json", content: text{show: (*tree).status}},
 	{kind: splitDir, in: rootDir, content: directory{}},
 
-	{kind: nextRaw, in: splitDir, name: "next", content: batches{which: nextBatch},
-		about: `a fresh batch, one per open. Raw little-endian numbers, in the shape given below.
-Its number is taken at the first read. Keep the file open and read it from offset 0
-again, after its end, for the next one.`},
-	{kind: nextNPY, in: splitDir, name: "next.npy", content: batches{which: nextBatch, format: npy},
-		about: "the same as a NumPy file; takes numbers from the same cursor"},
-	{kind: nextSafe, in: splitDir, name: "next.safetensors", content: batches{which: nextBatch, format: safetensors},
-		about: "the same as named tensors; takes numbers from the same cursor"},
-	{kind: cursorFile, in: splitDir, name: "cursor", content: text{show: (*tree).cursor},
-		about: "the number that next takes next; batchfs seek sets it"},
+	{kind: nextRaw, in: splitDir, name: "next", content: batches{which: nextBatch}},
+	{kind: nextNPY, in: splitDir, name: "next.npy", content: batches{which: nextBatch, format: npy}},
+	{kind: nextSafe, in: splitDir, name: "next.safetensors", content: batches{which: nextBatch, format: safetensors}},
+	{kind: cursorFile, in: splitDir, name: "cursor", content: text{show: (*tree).cursor}},
 	{kind: batchDir, in: splitDir, name: "batch", content: directory{}},
-	{kind: batchRaw, in: batchDir, name: "", content: batches{which: oneBatch},
-		about: "batch number k: any k from 0 on; not listed by ls"},
-	{kind: batchNPY, in: batchDir, name: ".npy", content: batches{which: oneBatch, format: npy},
-		about: "the same as a NumPy file"},
-	{kind: batchSafe, in: batchDir, name: ".safetensors", content: batches{which: oneBatch, format: safetensors},
-		about: "the same as named tensors"},
-	{kind: batchArrayNPY, in: batchDir, name: ".%.npy", content: batches{which: oneBatch, format: npy, oneArray: true},
-		about: "one of the arrays that it has beside the main ones"},
-	{kind: batchJSON, in: batchDir, name: ".json", content: origins{},
-		about: "where each of its rows comes from"},
-	{kind: batchesRaw, in: splitDir, name: "batches.bin", content: batches{which: everyBatch},
-		about: "batches 0 to steps-1 back to back, to be read in order or mapped"},
-	{kind: batchesNPY, in: splitDir, name: "batches.npy", content: batches{which: everyBatch, format: npy},
-		about: "the same as one array"},
-	{kind: batchesArrayNPY, in: splitDir, name: "batches.%.npy", content: batches{which: everyBatch, format: npy, oneArray: true},
-		about: "the arrays of that name of all these batches"},
-	{kind: tokensFile, in: splitDir, name: "tokens.bin", content: tokens{},
-		about: "the split's tokens, of all its files, without headers"},
-	{kind: infoFile, in: splitDir, name: "info.json", content: text{show: (*tree).info, len: (*tree).infoLen},
-		about: "all that decides what the batches hold"},
+	{kind: batchRaw, in: batchDir, name: "", content: batches{which: oneBatch}},
+	{kind: batchNPY, in: batchDir, name: ".npy", content: batches{which: oneBatch, format: npy}},
+	{kind: batchSafe, in: batchDir, name: ".safetensors", content: batches{which: oneBatch, format: safetensors}},
+	{kind: batchArrayNPY, in: batchDir, name: ".%.npy", content: batches{which: oneBatch, format: npy, oneArray: true}},
+	{kind: batchJSON, in: batchDir, name: ".json", content: origins{}},
+	{kind: batchesRaw, in: splitDir, name: "batches.bin", content: batches{which: everyBatch}},
+	{kind: batchesNPY, in: splitDir, name: "batches.npy", content: batches{which: everyBatch, format: npy}},
+	{kind: batchesArrayNPY, in: splitDir, name: "batches.%.npy", content: batches{which: everyBatch, format: npy, oneArray: true}},
+	{kind: tokensFile, in: splitDir, name: "tokens.bin", content: tokens{}},
+	{kind: infoFile, in: splitDir, name: "info.json", content: text{show: (*tree).info, len: (*tree).infoLen}},
 }
 
 // byKind has the entry of each kind, and an empty one for numbers that are none.
@@ -221,41 +205,20 @@ func (i inode) outdated(s Sequence) bool {
 	return i.kind().isNumbered() && i != i.ofVersion(s.Spec().Version) || i.kind().isOfOneArray() && i.array() >= len(s.Spec().Batch.Arrays)
 }
 
+//go:embed readme.tmpl
+var readmeText string
+
+var readme = template.Must(template.New("README").Funcs(template.FuncMap{"dims": header.Dims, "names": mainNames, "beside": beside}).Parse(readmeText))
+
 // readmeOf is the file README of a mount.
 func readmeOf(mountpoint string, splits []Sequence) []byte {
-	b := []byte(`This is batchfs: training batches as files, read-only.
+	return execute(readme, map[string]any{"Mountpoint": mountpoint, "Splits": splits})
+}
 
-Every batch has a number, and batch k of a split never changes. The files of each split:
-
-`)
-	for _, e := range table {
-		if e.about == "" {
-			continue
-		}
-		name := strings.Replace(e.name, "%", "<array>", 1)
-		if e.in == batchDir {
-			name = "batch/<k>" + name
-		}
-		const column = 24
-		b = fmt.Appendf(b, "  %-*s%s\n", column-2, name, strings.ReplaceAll(e.about, "\n", "\n"+strings.Repeat(" ", column)))
+func mainNames(s Sequence) string {
+	var names []string
+	for _, a := range s.Spec().Batch.Arrays[:s.Spec().Batch.Main] {
+		names = append(names, a.Name)
 	}
-	b = append(b, `
-A directory KEY=VALUE,... of a split, not listed by ls, is the split under other settings, with a
-cursor of its own: next in rank=3,world=8 is for the fourth of eight ranks.
-
-`...)
-	for _, s := range splits {
-		main, path := s.Spec().Batch.Stack(), mountpoint+"/"+s.Spec().Name
-		var names []string
-		for _, a := range s.Spec().Batch.Arrays[:s.Spec().Batch.Main] {
-			names = append(names, a.Name)
-		}
-		b = fmt.Appendf(b, "%s: batches of shape (%s), %s, %d bytes\n", path, header.Dims(main.Shape), main.DType, main.Bytes())
-		b = fmt.Appendf(b, "  %s = numpy.load(%q)\n", strings.Join(names, ", "), path+"/next.npy")
-		for _, a := range beside(s) {
-			b = fmt.Appendf(b, "  Beside them, in next.safetensors and batch/<k>.%s.npy: shape (%s), %s\n", a.Name, header.Dims(a.Shape), a.DType)
-		}
-		b = append(b, '\n')
-	}
-	return append(b, "status.json has counters and the last error of each split.\n"...)
+	return strings.Join(names, ", ")
 }

@@ -1,14 +1,16 @@
 package fs
 
 import (
+	"bytes"
+	_ "embed"
 	"fmt"
-	"maps"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
+	"text/template"
 	"time"
 
+	"batchfs/fs/state"
 	"batchfs/internal/jsontext"
 )
 
@@ -117,90 +119,70 @@ func (t *tree) infoLen(i inode) int64 {
 	return s.InfoLen()
 }
 
+//go:embed status.tmpl
+var statusText string
+
+var statusTemplate = template.Must(template.New("status.json").Funcs(template.FuncMap{
+	"quote": func(text string) string { return string(jsontext.Quote(text)) },
+	"wide":  func(n any) string { return fmt.Sprintf("%20d", n) },
+}).Parse(statusText))
+
 func (t *tree) status(inode) []byte {
 	t.makingStatus.Lock()
 	defer t.makingStatus.Unlock()
 	splits, idle := t.countedSplits()
 	mapped, busy := t.o.Remaps()
 	replies, waiting := t.limits.Use()
-	members := []any{
-		"version", t.o.ProgramVersion,
-		"pid", os.Getpid(),
-		"workers", t.shared.Workers.Load(),
-		"uptime_seconds", int64(time.Since(time.Unix(0, t.shared.Began)).Seconds()),
-		"resident_bytes", residentBytes(),
-		"memory", object(2,
-			"budget_bytes", t.o.Budget,
-			"reply_bytes", replies,
-			"ahead_bytes", t.prefetcher.used.Load(),
-			"text_bytes", t.texts.bytes.Load(),
-			"table_bytes", t.o.TableBytes()),
-		"waiting", waiting,
-		"idle_settings", idle,
-		"remap", object(2,
-			"mapped", mapped,
-			"busy", busy,
-			"advice", RemapAdvice(mapped, busy)),
-	}
-	if u := t.o.Store(); u != nil {
-		members = append(members, "store", object(2,
-			"requests", u.Requests,
-			"fetched_bytes", u.Bytes,
-			"hits", u.Hits,
-			"waits", u.Waits,
-			"waited_ms", u.Waited.Milliseconds(),
-			"unkept", u.Unkept,
-			"memory_bytes", u.Memory))
-	}
-	return append(object(0, append(members, "splits", object(2, splits...))...), '\n')
+	return execute(statusTemplate, map[string]any{
+		"Version":  t.o.ProgramVersion,
+		"PID":      os.Getpid(),
+		"Workers":  t.shared.Workers.Load(),
+		"Uptime":   int64(time.Since(time.Unix(0, t.shared.Began)).Seconds()),
+		"Resident": residentBytes(),
+		"Budget":   t.o.Budget,
+		"Replies":  replies,
+		"Ahead":    t.prefetcher.used.Load(),
+		"Texts":    t.texts.bytes.Load(),
+		"Tables":   t.o.TableBytes(),
+		"Waiting":  waiting,
+		"Idle":     idle,
+		"Mapped":   mapped,
+		"Busy":     busy,
+		"Advice":   RemapAdvice(mapped, busy),
+		"Store":    t.o.Store(),
+		"Splits":   splits,
+	})
 }
 
-// object is a JSON object of names and values, which begins on a line of so many spaces. A number is as wide as the widest can be,
-// so that the size of status.json does not change between stat and read because one of them grew.
-func object(indent int, members ...any) []byte {
-	text := []byte("{")
-	for i := 0; i < len(members); i += 2 {
-		if i > 0 {
-			text = append(text, ',')
-		}
-		text = fmt.Appendf(text, "\n%*s%s: ", indent+2, "", jsontext.Quote(members[i].(string)))
-		switch value := members[i+1].(type) {
-		case []byte:
-			text = append(text, value...)
-		case string:
-			text = append(text, jsontext.Quote(value)...)
-		default:
-			text = fmt.Appendf(text, "%20d", value)
-		}
+// execute panics only if a template does not suit its data.
+func execute(text *template.Template, data map[string]any) []byte {
+	var b bytes.Buffer
+	if err := text.Execute(&b, data); err != nil {
+		panic(err)
 	}
-	return fmt.Appendf(text, "\n%*s}", indent, "")
+	return b.Bytes()
 }
 
-// countedSplits returns the members of status.json for splits and for settings in use, and how many settings the kernel has forgotten
-// whose cursor moved.
-func (t *tree) countedSplits() (members []any, idle int) {
-	byName := map[string][]byte{}
+// A countedSplit is a split or settings in use, for status.json.
+type countedSplit struct {
+	*state.Entry
+	LastError string
+}
+
+// countedSplits also returns how many settings the kernel has forgotten whose cursor moved.
+func (t *tree) countedSplits() (byName map[string]countedSplit, idle int) {
+	byName = map[string]countedSplit{}
 	t.sequences.all(func(number int, name, fault string) {
 		entry := &t.shared.Sequences[number]
-		reads, errors := entry.Reads.Load(), entry.Errors.Load()
 		isSplit := number <= t.sequences.splits
 		switch {
 		case !isSplit && entry.Lookups.Load() == 0:
 			idle++
-		case isSplit || entry.Moved() || reads+errors > 0:
-			byName[name] = object(4,
-				"cursor", entry.Next(),
-				"reads", reads,
-				"bytes", entry.Bytes.Load(),
-				"given_back", entry.GivenBack.Load(),
-				"errors", errors,
-				"last_error", fault)
+		case isSplit || entry.Moved() || entry.Reads.Load()+entry.Errors.Load() > 0:
+			byName[name] = countedSplit{entry, fault}
 		}
 	})
-	for _, name := range slices.Sorted(maps.Keys(byName)) {
-		members = append(members, name, byName[name])
-	}
-	return members, idle
+	return byName, idle
 }
 
 // RemapAdvice is the setting that is faster where many reads under access remap find another one mapping, or empty.

@@ -189,20 +189,25 @@ func (t *tree) Lookup(late <-chan struct{}, header *fuse.InHeader, name string, 
 		return fuse.Status(syscall.ENAMETOOLONG)
 	}
 	dir, timeout := inode(header.NodeId), forever
-	if t.isForgotten(dir, t.sequence(dir)) {
+	of := t.sequence(dir)
+	if t.isForgotten(dir, of) {
 		return t.Fault(header.NodeId, errForgotten)
 	}
-	if dir.kind() == splitDir && isSettings(name) {
-		return t.lookupSettings(late, dir, header, name, out)
-	}
-	i := t.lookup(dir, name)
-	s := t.sequence(i) // one for the whole answer, because another may replace it meanwhile
-	if i.kind().isNumbered() && s.Spec().Follows {
-		held, err := t.lookAtFiles(i, late)
+	isOfSettings := dir.kind() == splitDir && isSettings(name)
+	if isOfSettings || of != nil && of.Spec().Follows {
+		held, err := t.lookAtFiles(dir, late)
 		if err != nil {
 			return t.Fault(header.NodeId, err)
 		}
 		defer held.Release()
+	}
+	if isOfSettings {
+		return t.lookupSettings(dir, header, name, out)
+	}
+	i := t.lookup(dir, name)
+	s := t.sequence(i) // one for the whole answer, because another may replace it meanwhile
+	if i.kind().isNumbered() && s.Spec().Follows {
+		var err error
 		if s, err = t.sequences.now(i.sequence(), i.batches()); s == nil { // another error is for Open to tell
 			return t.Fault(header.NodeId, err)
 		}
@@ -213,12 +218,7 @@ func (t *tree) Lookup(late <-chan struct{}, header *fuse.InHeader, name string, 
 	return fuse.OK
 }
 
-func (t *tree) lookupSettings(late <-chan struct{}, dir inode, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	held, err := t.lookAtFiles(dir, late)
-	if err != nil {
-		return t.Fault(header.NodeId, err)
-	}
-	defer held.Release()
+func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	s, number, errno := t.sequences.lookup(dir, name, header.Uid)
 	if errno == 0 {
 		t.entry(settingsDir(number, dir, name), s, forever, out)

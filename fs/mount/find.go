@@ -218,11 +218,9 @@ func (m *Mounted) uses(proc string) (all []string) {
 			all = append(all, "has open "+process.OneLine(path))
 		}
 	}
-	var major, minor uint32
-	fmt.Sscanf(m.Device, "%d:%d", &major, &minor)
 	maps, _ := os.ReadFile(proc + "/maps")
 	for line := range strings.Lines(string(maps)) {
-		if at := strings.Index(line, m.Mountpoint+"/"); at > 0 && strings.Contains(line[:at], fmt.Sprintf(" %02x:%02x ", major, minor)) {
+		if at := strings.Index(line, m.Mountpoint+"/"); at > 0 {
 			all = append(all, "has mapped "+process.OneLine(strings.TrimSpace(line[at:])))
 		}
 	}

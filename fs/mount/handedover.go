@@ -53,12 +53,7 @@ func Adopt(mountpoint string, shared *state.Shared) (*Mounted, error) {
 		return nil, err
 	}
 	shared.HandedOver.Set([]byte(source + " " + mountpoint))
-	return handedOver(source, mountpoint)
-}
-
-func handedOver(source, mountpoint string) (*Mounted, error) {
-	m := &Mounted{Mountpoint: mountpoint, HandedOver: true, Root: "/", Owner: os.Geteuid()}
-	m.setSource(source)
+	m := handedOver(source, mountpoint)
 	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(mountpoint))
 	if err != nil {
 		return nil, fmt.Errorf("cannot list mounts: %w", err)
@@ -71,6 +66,12 @@ func handedOver(source, mountpoint string) (*Mounted, error) {
 	return m, nil
 }
 
+func handedOver(source, mountpoint string) *Mounted {
+	m := &Mounted{Mountpoint: mountpoint, HandedOver: true, Root: "/", Owner: os.Geteuid()}
+	m.setSource(source)
+	return m
+}
+
 // FindHandedOver returns the mount that a path lies in, if it was handed over to a supervisor of this user, or nil. It touches no mount.
 func FindHandedOver(path string) (found *Mounted) {
 	for _, pid := range process.All() {
@@ -81,8 +82,8 @@ func FindHandedOver(path string) (found *Mounted) {
 		if mountpoint == "" || path != mountpoint && !strings.HasPrefix(path, strings.TrimSuffix(mountpoint, "/")+"/") {
 			continue
 		}
-		m, err := handedOver(source, mountpoint)
-		if err == nil && m.Alive() == nil && (found == nil || m.began > found.began) {
+		m := handedOver(source, mountpoint)
+		if m.Alive() == nil && (found == nil || m.began > found.began) {
 			found = m
 		}
 	}

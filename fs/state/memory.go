@@ -47,16 +47,6 @@ func pages(bytes uint64) uint64 {
 	return (bytes + page - 1) / page * page
 }
 
-func newHeader(sections []section) (h header, size uint64) {
-	h = header{Magic: magic, Version: headerVersion}
-	size = pages(uint64(unsafe.Sizeof(h)))
-	for i, s := range sections {
-		h.Sections[i] = extent{size, s.bytes}
-		size += pages(s.bytes)
-	}
-	return h, size
-}
-
 // readHeader returns the header of a file that a user may have forged.
 func readHeader(file *os.File) (h header, err error) {
 	info, err := file.Stat()
@@ -93,7 +83,12 @@ func New() (*os.File, *Shared, error) {
 }
 
 func create(file *os.File, sections []section) (*Shared, error) {
-	h, size := newHeader(sections)
+	h := header{Magic: magic, Version: headerVersion}
+	size := pages(uint64(unsafe.Sizeof(h)))
+	for i, s := range sections {
+		h.Sections[i] = extent{size, s.bytes}
+		size += pages(s.bytes)
+	}
 	text, err := binary.Append(nil, binary.NativeEndian, h)
 	if err == nil {
 		err = file.Truncate(int64(size))

@@ -10,7 +10,6 @@ import (
 	"bytes"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -97,9 +96,9 @@ func (s *Shared) NewConnection() {
 	}
 	s.names.noted.Store(0)
 	s.assigning.id.Store(0)
-	for _, ofRequests := range []section{sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.attempts)} {
-		clear(unsafe.Slice((*byte)(*ofRequests.field), ofRequests.bytes))
-	}
+	clear(s.assignments[:])
+	clear(s.unfinished[:])
+	clear(s.attempts[:])
 }
 
 // Monotonic is the time in nanoseconds, by a clock that all processes of a host share.

@@ -173,17 +173,18 @@ func (s *supervisor) keepSnapshot(file *os.File) {
 
 // Of a restart while another one is under way, both get one outcome.
 func (s *supervisor) restart() {
+	var next *workerProcess
+	var err error
 	switch {
 	case s.next != nil && s.next.isReload:
 		return
 	case !s.ending.IsZero():
-		s.refuse(errors.New("the mount is ending: it was told to stop, and waits for files that are still open"))
-		return
+		err = errors.New("the mount is ending: it was told to stop, and waits for files that are still open")
 	case s.Connection != nil && !s.resends():
-		s.refuse(errors.New("the mount was handed over: before Linux 6.9 it would end with its worker"))
-		return
+		err = errors.New("the mount was handed over: before Linux 6.9 it would end with its worker")
+	default:
+		next, err = s.start(true)
 	}
-	next, err := s.start(true)
 	if err != nil {
 		s.refuse(err)
 		return

@@ -185,7 +185,7 @@ func (s *supervisor) run() error {
 			}
 		}
 		restart := s.Restart
-		if !s.worker.isServing() {
+		if s.worker == nil || !s.worker.serves {
 			restart = nil // until it is
 		}
 		var err error
@@ -240,7 +240,7 @@ func (s *supervisor) received(p *workerProcess, m message) error {
 // ping counts pings and not the time, because this process may have been stopped for a while, and of a ping only what the worker
 // could work.
 func (s *supervisor) ping() error {
-	if !s.worker.isServing() {
+	if s.worker == nil || !s.worker.serves {
 		return nil
 	}
 	if s.silent += s.worker.worked(s.pingEvery); s.silent > s.silentLimit {

@@ -85,9 +85,6 @@ func (p *workerProcess) listen() {
 	close(p.ended)
 }
 
-// isServing says whether there is a worker, and it serves.
-func (p *workerProcess) isServing() bool { return p != nil && p.serves }
-
 // send sends a message. An error means that the process has ended, which its socket tells too.
 func (p *workerProcess) send(text string) error { return fdpass.Send(p.conn, text, nil) }
 
