@@ -347,7 +347,7 @@ func (c *Cache) load(e *entry) {
 	if slot == nil {
 		c.mu.Lock()
 		for slot = c.slot(true); slot == nil; slot = c.slot(true) {
-			c.changed.Wait()
+			c.wait()
 		}
 		c.mu.Unlock()
 	}
@@ -382,7 +382,7 @@ func (c *Cache) loadedFrom(e *entry, spare, bytes []byte) {
 			e.pending = true
 			c.pending = append(c.pending, e)
 			if !c.writing {
-				c.writing = true
+				c.writing, c.began = true, time.Now()
 				go c.write()
 			}
 		} else if c.disk != nil {
@@ -501,13 +501,18 @@ func (c *Cache) write() {
 // stuck reports whether a block waits for the disk, or for the lock of another process, for too long. The caller holds mu.
 func (c *Cache) stuck() bool { return c.writing && time.Since(c.began) > slowest }
 
+// wait waits for a change, or until what is to be written has waited for too long. The caller holds mu.
+func (c *Cache) wait() {
+	defer time.AfterFunc(slowest, c.changed.Broadcast).Stop()
+	c.changed.Wait()
+}
+
 // Flush returns when the directory has what was fetched, or is known not to take it, and frees unused memory.
 func (c *Cache) Flush() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for c.writing && !c.stuck() {
-		time.AfterFunc(slowest, c.changed.Broadcast)
-		c.changed.Wait()
+		c.wait()
 	}
 	c.pending = nil
 	for at := c.recent.Front(); at != nil; {

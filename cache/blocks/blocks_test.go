@@ -338,6 +338,7 @@ func TestSilentDisk(t *testing.T) {
 	o := options(t, 100)
 	var log bytes.Buffer
 	object := s.open(t, o, &log, "a")
+	must(t, os.Mkdir(o.Dir, 0o700))
 	// A filesystem that nothing serves: whatever touches it waits.
 	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	if err == nil {
