@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -97,8 +96,6 @@ func (o *Object) Part(from, to int64) blocks.Part {
 	return blocks.Part{Object: o.blocks, From: from, To: to}
 }
 
-var rangeLists = sync.Pool{New: func() any { return new([]Range) }}
-
 // Read reads block after block. Ranges in rising order fetch each block once.
 func (o *Object) Read(ranges []Range, visit func(int, []byte) error) (err error) {
 	if changed := o.changed.Load(); changed != nil {
@@ -139,17 +136,14 @@ func (o *Object) readAcross(r Range, visit func(int, []byte) error) error {
 // readBlock reads ranges that lie in one block. If its file is not what it was, the block is read anew, also what was visited already.
 func (o *Object) readBlock(block int64, ranges []Range, visit func(int, []byte) error) error {
 	first := block * o.blocks.BlockBytes()
-	list := rangeLists.Get().(*[]Range)
-	defer rangeLists.Put(list)
-	within := (*list)[:0]
-	for _, r := range ranges {
-		within = append(within, Range{r.From - first, r.To - first, r.Index})
+	for i := range ranges {
+		ranges[i].From -= first
+		ranges[i].To -= first
 	}
-	*list = within
 	for try := 1; ; try++ {
 		if f := o.files[block].Load(); f != nil {
 			var refused error
-			err := f.Read(within, func(i int, raw []byte) error {
+			err := f.Read(ranges, func(i int, raw []byte) error {
 				refused = visit(i, raw)
 				return refused
 			})
@@ -169,7 +163,7 @@ func (o *Object) readBlock(block int64, ranges []Range, visit func(int, []byte) 
 		}
 		if b.File == "" {
 			defer b.Release()
-			for _, r := range within {
+			for _, r := range ranges {
 				if err := visit(r.Index, b.Bytes[r.From:r.To]); err != nil {
 					return err
 				}
