@@ -34,7 +34,7 @@ func (r *Remote) newObject(name string, id Identity, sample Sample, drop bool) (
 		return nil, err
 	}
 	o := &Object{name: name, id: id, sample: sample, drop: drop, client: client}
-	o.blocks = cache.Object(client.Endpoint(), at, client.ReadRange, o)
+	o.blocks = cache.Object(client.Endpoint, at, client.ReadRange, o)
 	o.files = make([]atomic.Pointer[file], o.blocks.Blocks())
 	return o, nil
 }

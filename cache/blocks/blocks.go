@@ -47,9 +47,8 @@ type Fetch func(ctx context.Context, o store.Object, off int64, dst []byte) erro
 
 // A Cache keeps blocks of objects. It is safe for concurrent use.
 type Cache struct {
-	o     Options
-	slots int // blocks in memory
-	disk  *disk
+	o    Options
+	disk *disk
 
 	Counts Counts
 
@@ -105,7 +104,7 @@ type entry struct {
 
 // New returns a cache. It touches nothing.
 func New(o Options, log *slog.Logger) *Cache {
-	c := &Cache{o: o, slots: o.Slots(), entries: map[key]*entry{}}
+	c := &Cache{o: o, entries: map[key]*entry{}}
 	c.changed.L = &c.mu
 	if o.Dir != "" {
 		c.disk = &disk{dir: o.Dir, shared: o.Shared, limit: o.Limit, log: log, shares: map[string]*Share{}}
@@ -206,15 +205,12 @@ func (o *Object) Get(index int64) (Block, error) {
 		<-e.done
 	}
 	switch {
-	case e.err != nil:
-		c.release(e)
-		if e.ahead {
-			return o.Get(index) // with all of the time that it may take
-		}
-		return Block{}, e.err
 	case e.bytes == nil:
 		c.release(e)
-		return o.Get(index) // of a file
+		if e.err != nil && !e.ahead {
+			return Block{}, e.err
+		}
+		return o.Get(index) // of a file, or with all of the time that it may take
 	case waited:
 		c.Counts.Waits.Add(1)
 		c.Counts.Waited.Add(int64(time.Since(began)))
@@ -243,7 +239,7 @@ func (o *Object) Want(index int64, t Demand) bool {
 			queued++
 		}
 	}
-	if queued >= c.slots {
+	if queued >= c.o.Slots() {
 		return false
 	}
 	c.enqueue(k, add(nil, t))
@@ -391,7 +387,7 @@ func (c *Cache) slot(now bool) []byte {
 		c.taken++
 		return slot
 	}
-	if c.taken < c.slots {
+	if c.taken < c.o.Slots() {
 		c.taken++
 		return make([]byte, c.o.BlockBytes)
 	}
