@@ -154,13 +154,11 @@ func (a *Array) CheckWindow(w array.Window, p Pass) error {
 		if s.pass.Swap(int64(p)) == int64(p) {
 			continue
 		}
-		if err := a.check(s.blob); err != nil {
-			return err
+		err := a.check(s.blob)
+		if err == nil && s.index != nil {
+			err = a.check(s.index.blob)
 		}
-		if s.index == nil {
-			continue
-		}
-		if err := a.check(s.index.blob); err != nil {
+		if err != nil {
 			return err
 		}
 	}

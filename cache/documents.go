@@ -60,8 +60,8 @@ type index struct {
 	starts    sorted // of sequences
 }
 
-// newIndex returns nil for a file that has no index.
-func newIndex(f File, o Options) (*index, error) {
+// newIndex returns nil for a file that has no index. A search reads that many numbers at a time.
+func newIndex(f File, block int64, o Options) (*index, error) {
 	x := f.Index
 	if x == nil {
 		return nil, nil
@@ -70,7 +70,10 @@ func newIndex(f File, o Options) (*index, error) {
 		return nil, err
 	}
 	file, err := blob.New(x.Path, x.Identity, x.Sample, blob.Pread, o.DropPageCache, o.Remote)
-	return &index{blob: file, ends: x.Ends, tokens: f.Format.Count}, err
+	return &index{
+		blob: file, ends: x.Ends, tokens: f.Format.Count,
+		documents: newSorted(x.Ends.At, x.Ends.Count, block), starts: newSorted(x.Ends.Starts, x.Ends.Sequences, block),
+	}, err
 }
 
 func (x *index) manifest() *Index {
@@ -170,6 +173,17 @@ const (
 	minBlock  = 512
 )
 
+// blockOf is how many numbers a search in the indexes reads at a time.
+func (m Manifest) blockOf() int64 {
+	all := int64(0)
+	for _, f := range m.Files {
+		if x := f.Index; x != nil {
+			all += x.Ends.Count + x.Ends.Sequences
+		}
+	}
+	return (max(all/maxBlocks, 1) + minBlock - 1) / minBlock * minBlock
+}
+
 func newSorted(at, count, block int64) sorted {
 	return sorted{at, count, block, make([]atomic.Int64, (count+block-1)/block)}
 }
@@ -228,21 +242,12 @@ type endsFrom struct {
 
 func newDocuments(a *Array) *Documents {
 	d := &Documents{array: a, first: make([]int64, 1, len(a.shards)+1)}
-	kept := int64(0)
 	for i := range a.shards {
 		count := int64(1)
 		if x := a.shards[i].index; x != nil {
 			count = x.ends.Count
-			kept += x.ends.Count + x.ends.Sequences
 		}
 		d.first = append(d.first, d.first[i]+count)
-	}
-	block := (max(kept/maxBlocks, 1) + minBlock - 1) / minBlock * minBlock
-	for i := range a.shards {
-		if x := a.shards[i].index; x != nil {
-			x.documents = newSorted(x.ends.At, x.ends.Count, block)
-			x.starts = newSorted(x.ends.Starts, x.ends.Sequences, block)
-		}
 	}
 	return d
 }

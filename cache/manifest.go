@@ -184,13 +184,13 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 	if len(a.axes) == 0 {
 		a.vocab = o.VocabSize
 	}
-	var start int64
+	start, block := int64(0), m.blockOf()
 	for i, f := range m.Files {
 		file, err := blob.New(f.Path, f.Identity, f.Sample, o.Access, o.DropPageCache, o.Remote)
 		if err != nil {
 			return nil, err
 		}
-		x, err := newIndex(f, o)
+		x, err := newIndex(f, block, o)
 		if err != nil {
 			return nil, err
 		}

@@ -49,7 +49,7 @@ func TestOpenLooksAtTheContent(t *testing.T) {
 		"text":                  {text, "is text, not tokens: batchfs prepare", true},
 		"npy":                   {behind("\x93NUMPY\x01\x00v\x00"), ".npy header is wrong", false},
 		"llm.c":                 {behind(header(20240520, 1)), "is cut off: its shape is", false},
-		"llm.c for Llama 3":     {behind(header(20240801, 7)), "tokens of 4 bytes, and there are 8984 bytes for them", false},
+		"llm.c for Llama 3":     {behind(header(20240801, 7)), "of uint32, and the file has 8984 bytes for that", false},
 		"evaluation of llm.c":   {behind(header(20240522, 1)), "is a multiple-choice evaluation of llm.c", false},
 		"index of Megatron-LM":  {behind("MMIDIDX\x00\x00\x01"), "name the .bin file beside it", false},
 		"gzip":                  {behind("\x1f\x8b\x08\x00"), "compressed with gzip; decompress it: gunzip FILE", false},

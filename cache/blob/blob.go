@@ -36,7 +36,7 @@ type Blob interface {
 
 	// Read calls visit for each range, in any order, with the range's Index and its bytes, valid during the call only. An error of
 	// visit ends the read and is returned, unless the blob changed, which then explains it. A range may be visited again, if what
-	// was read turned out bad. Read does not keep ranges, which lie within the blob.
+	// was read turned out bad. Read may change ranges, which lie within the blob, and does not keep them.
 	Read(ranges []Range, visit func(index int, raw []byte) error) error
 
 	// Check compares the blob with its Identity, without reading it.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,7 +19,7 @@ type Object struct {
 	drop   bool
 	client *store.Client
 	blocks *blocks.Object
-	files  []atomic.Pointer[file] // of each block, its file, once it was verified
+	files  []atomic.Pointer[file] // of each block, its file, once it was written or verified
 
 	changed atomic.Pointer[ChangedError] // nil, or how: the store has another object there
 	looked  atomic.Int64                 // when Check last had a look whether it still has, as Uptime says
@@ -35,7 +34,7 @@ func (r *Remote) newObject(name string, id Identity, sample Sample, drop bool) (
 		return nil, err
 	}
 	o := &Object{name: name, id: id, sample: sample, drop: drop, client: client}
-	o.blocks = cache.Object(client.Endpoint(), at, client.ReadRange)
+	o.blocks = cache.Object(client.Endpoint, at, client.ReadRange, o)
 	o.files = make([]atomic.Pointer[file], o.blocks.Blocks())
 	return o, nil
 }
@@ -85,7 +84,7 @@ func (o *Object) Want(ranges []Range, t blocks.Demand) (room bool) {
 	size := o.blocks.BlockBytes()
 	for _, r := range ranges {
 		for i := range blocks.Holding(r.From, r.To, size) {
-			if o.files[i].Load() == nil && !o.blocks.Want(i, t) {
+			if !o.Has(i) && !o.blocks.Want(i, t) {
 				return false
 			}
 		}
@@ -96,8 +95,6 @@ func (o *Object) Want(ranges []Range, t blocks.Demand) (room bool) {
 func (o *Object) Part(from, to int64) blocks.Part {
 	return blocks.Part{Object: o.blocks, From: from, To: to}
 }
-
-var rangeLists = sync.Pool{New: func() any { return new([]Range) }}
 
 // Read reads block after block. Ranges in rising order fetch each block once.
 func (o *Object) Read(ranges []Range, visit func(int, []byte) error) (err error) {
@@ -139,17 +136,14 @@ func (o *Object) readAcross(r Range, visit func(int, []byte) error) error {
 // readBlock reads ranges that lie in one block. If its file is not what it was, the block is read anew, also what was visited already.
 func (o *Object) readBlock(block int64, ranges []Range, visit func(int, []byte) error) error {
 	first := block * o.blocks.BlockBytes()
-	list := rangeLists.Get().(*[]Range)
-	defer rangeLists.Put(list)
-	within := (*list)[:0]
-	for _, r := range ranges {
-		within = append(within, Range{r.From - first, r.To - first, r.Index})
+	for i := range ranges {
+		ranges[i].From -= first
+		ranges[i].To -= first
 	}
-	*list = within
 	for try := 1; ; try++ {
 		if f := o.files[block].Load(); f != nil {
 			var refused error
-			err := f.Read(within, func(i int, raw []byte) error {
+			err := f.Read(ranges, func(i int, raw []byte) error {
 				refused = visit(i, raw)
 				return refused
 			})
@@ -158,7 +152,6 @@ func (o *Object) readBlock(block int64, ranges []Range, visit func(int, []byte) 
 				return err
 			}
 			o.files[block].CompareAndSwap(f, nil)
-			o.blocks.Forget(block)
 			if try == maxTries {
 				return err
 			}
@@ -167,31 +160,29 @@ func (o *Object) readBlock(block int64, ranges []Range, visit func(int, []byte) 
 		if err != nil {
 			return o.explain(err)
 		}
-		if b.File == "" {
-			defer b.Release()
-			for _, r := range within {
-				if err := visit(r.Index, b.Bytes[r.From:r.To]); err != nil {
-					return err
-				}
+		if b.Bytes == nil {
+			continue
+		}
+		defer b.Release()
+		for _, r := range ranges {
+			if err := visit(r.Index, b.Bytes[r.From:r.To]); err != nil {
+				return err
 			}
-			return nil
 		}
-		if err := o.keep(block, b); err != nil {
-			return err
-		}
+		return nil
 	}
 }
 
 // maxTries bounds how often a block is fetched for one read, if its file is another one each time.
 const maxTries = 5
 
-func (o *Object) keep(block int64, b blocks.Block) error {
-	id := Identity{Dev: b.Stat.Dev, Ino: b.Stat.Ino, Size: b.Stat.Size, Sec: b.Stat.Sec, Nsec: b.Stat.Nsec}
-	f, err := newFile(b.File, id, Sample{}, stayOpen, o.drop)
-	if err == nil {
+func (o *Object) Has(block int64) bool { return o.files[block].Load() != nil }
+
+func (o *Object) Keep(block int64, path string, s blocks.Stat) {
+	id := Identity{Dev: s.Dev, Ino: s.Ino, Size: s.Size, Sec: s.Sec, Nsec: s.Nsec}
+	if f, err := newFile(path, id, Sample{}, stayOpen, o.drop); err == nil {
 		o.files[block].Store(f)
 	}
-	return err
 }
 
 // explain notes that the store has another object.

@@ -47,9 +47,8 @@ type Fetch func(ctx context.Context, o store.Object, off int64, dst []byte) erro
 
 // A Cache keeps blocks of objects. It is safe for concurrent use.
 type Cache struct {
-	o     Options
-	slots int // blocks in memory
-	disk  *disk
+	o    Options
+	disk *disk
 
 	Counts Counts
 
@@ -105,7 +104,7 @@ type entry struct {
 
 // New returns a cache. It touches nothing.
 func New(o Options, log *slog.Logger) *Cache {
-	c := &Cache{o: o, slots: o.Slots(), entries: map[key]*entry{}}
+	c := &Cache{o: o, entries: map[key]*entry{}}
 	c.changed.L = &c.mu
 	if o.Dir != "" {
 		c.disk = &disk{dir: o.Dir, shared: o.Shared, limit: o.Limit, log: log, shares: map[string]*Share{}}
@@ -114,22 +113,25 @@ func New(o Options, log *slog.Logger) *Cache {
 	return c
 }
 
+// Files are the files of an object's blocks.
+type Files interface {
+	Has(index int64) bool // whether a block is known to have one, which is as it was
+	Keep(index int64, path string, s Stat)
+}
+
 // An Object is an object whose blocks are kept.
 type Object struct {
 	store.Object
 	cache    *Cache
 	identity identity
 	fetch    Fetch
-	onDisk   []atomic.Pointer[Stat] // of each block, its file, once it was written or verified by this process
+	files    Files // that this process wrote or verified
 }
 
 // Object returns an object of the store at an endpoint, for its blocks to be read.
-func (c *Cache) Object(endpoint string, o store.Object, fetch Fetch) *Object {
-	of := &Object{Object: o, cache: c, fetch: fetch, identity: identity{endpoint, o.Bucket, o.Key, o.ETag, o.Size, c.o.BlockBytes}}
-	if c.disk != nil {
-		of.onDisk = make([]atomic.Pointer[Stat], of.Blocks())
-	}
-	return of
+func (c *Cache) Object(endpoint string, o store.Object, fetch Fetch, files Files) *Object {
+	is := identity{endpoint, o.Bucket, o.Key, o.ETag, o.Size, c.o.BlockBytes}
+	return &Object{Object: o, cache: c, identity: is, fetch: fetch, files: files}
 }
 
 // Blocks is the number of blocks.
@@ -155,29 +157,14 @@ func (k key) bounds() (from, to int64) {
 	return from, min(from+k.object.cache.o.BlockBytes, k.object.Size)
 }
 
-// IsOnDisk reports whether this process knows that the directory has a block.
-func (o *Object) IsOnDisk(index int64) bool {
-	return o.onDisk != nil && o.onDisk[index].Load() != nil
+// keep says that the directory has a block.
+func (k key) keep(s *Stat) {
+	k.object.files.Keep(k.index, filepath.Join(k.object.cache.disk.dir, k.path()), *s)
 }
 
-// Forget says that the file of a block is not what it was, or is gone.
-func (o *Object) Forget(index int64) { o.onDisk[index].Store(nil) }
-
-// file returns a block that the directory is known to have.
-func (o *Object) file(index int64) (b Block, ok bool) {
-	if !o.IsOnDisk(index) {
-		return b, false
-	}
-	b.Stat = o.onDisk[index].Load() // or nil, where it was forgotten just now
-	b.File = filepath.Join(o.cache.disk.dir, key{o, index}.path())
-	return b, b.Stat != nil
-}
-
-// A Block is one of an object, until it is released: bytes in memory, or a file that begins with them as long as its Stat is the same.
+// A Block is one of an object, until it is released.
 type Block struct {
-	Bytes []byte
-	File  string
-	Stat  *Stat
+	Bytes []byte // nil: its file has them
 	entry *entry
 }
 
@@ -194,9 +181,9 @@ func (o *Object) Get(index int64) (Block, error) {
 	c.mu.Lock()
 	e := c.entries[k]
 	if e == nil || e.queued {
-		if b, ok := o.file(index); ok {
+		if o.files.Has(index) {
 			c.mu.Unlock()
-			return b, nil
+			return Block{}, nil
 		}
 		if e == nil {
 			e = c.add(k, nil)
@@ -218,15 +205,12 @@ func (o *Object) Get(index int64) (Block, error) {
 		<-e.done
 	}
 	switch {
-	case e.err != nil:
-		c.release(e)
-		if e.ahead {
-			return o.Get(index) // with all of the time that it may take
-		}
-		return Block{}, e.err
 	case e.bytes == nil:
 		c.release(e)
-		return o.Get(index) // of a file
+		if e.err != nil && !e.ahead {
+			return Block{}, e.err
+		}
+		return o.Get(index) // of a file, or with all of the time that it may take
 	case waited:
 		c.Counts.Waits.Add(1)
 		c.Counts.Waited.Add(int64(time.Since(began)))
@@ -246,7 +230,7 @@ func (o *Object) Want(index int64, t Demand) bool {
 		e.needs = add(e.needs, t)
 		return true
 	}
-	if o.IsOnDisk(index) {
+	if o.files.Has(index) {
 		return true
 	}
 	queued := 0 // of the same stream
@@ -255,7 +239,7 @@ func (o *Object) Want(index int64, t Demand) bool {
 			queued++
 		}
 	}
-	if queued >= c.slots {
+	if queued >= c.o.Slots() {
 		return false
 	}
 	c.enqueue(k, add(nil, t))
@@ -282,7 +266,7 @@ func (c *Cache) pump() {
 		if e == nil {
 			return
 		}
-		if e.key.object.IsOnDisk(e.key.index) {
+		if e.key.object.files.Has(e.key.index) {
 			delete(c.entries, e.key)
 		} else {
 			if e.bytes = c.slot(false); e.bytes == nil {
@@ -339,7 +323,7 @@ func (c *Cache) load(e *entry) {
 	e.bytes = nil
 	if c.disk != nil {
 		if found := c.disk.verify(k); found != nil {
-			k.object.onDisk[k.index].Store(found)
+			k.keep(found)
 			c.loadedFrom(e, slot, nil)
 			return
 		}
@@ -347,7 +331,7 @@ func (c *Cache) load(e *entry) {
 	if slot == nil {
 		c.mu.Lock()
 		for slot = c.slot(true); slot == nil; slot = c.slot(true) {
-			c.changed.Wait()
+			c.wait()
 		}
 		c.mu.Unlock()
 	}
@@ -382,7 +366,7 @@ func (c *Cache) loadedFrom(e *entry, spare, bytes []byte) {
 			e.pending = true
 			c.pending = append(c.pending, e)
 			if !c.writing {
-				c.writing = true
+				c.writing, c.began = true, time.Now()
 				go c.write()
 			}
 		} else if c.disk != nil {
@@ -403,7 +387,7 @@ func (c *Cache) slot(now bool) []byte {
 		c.taken++
 		return slot
 	}
-	if c.taken < c.slots {
+	if c.taken < c.o.Slots() {
 		c.taken++
 		return make([]byte, c.o.BlockBytes)
 	}
@@ -485,7 +469,7 @@ func (c *Cache) write() {
 		c.began = time.Now()
 		c.mu.Unlock()
 		if written := c.disk.write(e.key, e.bytes); written != nil {
-			e.key.object.onDisk[e.key.index].Store(written)
+			e.key.keep(written)
 		} else {
 			c.Counts.Full.Add(1)
 		}
@@ -501,13 +485,18 @@ func (c *Cache) write() {
 // stuck reports whether a block waits for the disk, or for the lock of another process, for too long. The caller holds mu.
 func (c *Cache) stuck() bool { return c.writing && time.Since(c.began) > slowest }
 
+// wait waits for a change, or until what is to be written has waited for too long. The caller holds mu.
+func (c *Cache) wait() {
+	defer time.AfterFunc(slowest, c.changed.Broadcast).Stop()
+	c.changed.Wait()
+}
+
 // Flush returns when the directory has what was fetched, or is known not to take it, and frees unused memory.
 func (c *Cache) Flush() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for c.writing && !c.stuck() {
-		time.AfterFunc(slowest, c.changed.Broadcast)
-		c.changed.Wait()
+		c.wait()
 	}
 	c.pending = nil
 	for at := c.recent.Front(); at != nil; {

@@ -13,17 +13,13 @@ import (
 
 // Check returns an error if others than those that the options name may write to the directory.
 func (c *Cache) Check() error {
-	d := c.disk
-	if d == nil || !d.usable() {
+	if c.disk == nil {
 		return nil
 	}
-	err := d.timely(func(func()) error {
-		root, err := d.open()
-		if err == nil {
-			root.Close()
-		}
-		return err
-	})
+	root, err := c.disk.open()
+	if err == nil {
+		root.Close()
+	}
 	if errors.As(err, new(owndir.Refusal)) {
 		return err
 	}
@@ -47,18 +43,6 @@ func (d *disk) open() (*os.Root, error) {
 	}
 	self.Close()
 	return root, nil
-}
-
-// make is open, and makes the directory.
-func (d *disk) make() (*os.Root, error) {
-	root, err := d.open()
-	if !errors.Is(err, fs.ErrNotExist) {
-		return root, err
-	}
-	if err := os.MkdirAll(d.dir, 0o755); err != nil {
-		return nil, err
-	}
-	return d.open() // which takes permissions away
 }
 
 // makeDir makes a directory, in place of whatever else has its name.
@@ -117,7 +101,10 @@ func eachFile(root *os.Root, dir string, do func(info fs.FileInfo)) error {
 
 // locked makes the directory, and calls do while no other process, or goroutine, changes it.
 func (d *disk) locked(do func(root *os.Root) error) error {
-	root, err := d.make()
+	if err := os.MkdirAll(d.dir, 0o755); err != nil {
+		return err
+	}
+	root, err := d.open() // which takes permissions away
 	if err != nil {
 		return err
 	}

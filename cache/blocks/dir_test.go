@@ -209,8 +209,8 @@ func TestHeldLock(t *testing.T) {
 		object.cache.Flush()
 	}
 	kept, shares, err := Usage(o)
-	if n := s.fetched.Load(); n != 3*5 || log.Len() > 0 || err != nil || len(kept) != 1 || kept[0].Blocks != 5 || shares[0].Live {
-		t.Errorf("%d blocks were fetched, want 15; the directory has %+v, %+v (%v); the log:\n%s", n, kept, shares, err, &log)
+	if n := s.fetched.Load(); n > 3*5 || log.Len() > 0 || err != nil || len(kept) != 1 || kept[0].Blocks != 5 || shares[0].Live {
+		t.Errorf("%d blocks were fetched, want 15 at most; the directory has %+v, %+v (%v); the log:\n%s", n, kept, shares, err, &log)
 	}
 	hold.Close()
 	must(t, holder.Wait())

@@ -52,7 +52,7 @@ type disk struct {
 const (
 	// A directory that fails, or is full, is left alone for so long.
 	pauseTime = 30 * time.Second
-	// A disk that does not answer for so long fails.
+	// A disk that does not read four mebibytes in that time fails.
 	slow = 3 * time.Second
 )
 
@@ -139,23 +139,6 @@ func (d *disk) works() {
 	}
 }
 
-// timely is do, or an error if the disk hangs: do calls alive after each step, and took too long for one. do may still run then.
-func (d *disk) timely(do func(alive func()) error) error {
-	done, steps := make(chan error, 1), new(atomic.Int64)
-	go func() { done <- do(func() { steps.Add(1) }) }()
-	for {
-		before := steps.Load()
-		select {
-		case err := <-done:
-			return err
-		case <-time.After(slow):
-			if steps.Load() == before {
-				return fmt.Errorf("%s gives no answer (%w)", d.dir, unix.ETIMEDOUT)
-			}
-		}
-	}
-}
-
 // verify looks for a block in the directory, and reads it whole. It returns nil if there is none. One that is wrong, or that cannot be read, is
 // removed.
 func (d *disk) verify(k key) *Stat {
@@ -164,26 +147,34 @@ func (d *disk) verify(k key) *Stat {
 	}
 	var right *Stat
 	var damage error
-	err := d.timely(func(alive func()) error {
+	done := make(chan error, 1)
+	go func() {
 		root, err := d.open()
 		if err != nil {
-			return err
+			done <- err
+			return
 		}
 		defer root.Close()
-		right, err = k.isIn(root, alive)
-		if errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		if damage = err; errors.Is(err, errWrong) || errors.Is(err, unix.EIO) {
+		right, err = k.isIn(root)
+		if errors.Is(err, errWrong) || errors.Is(err, unix.EIO) {
 			root.RemoveAll(k.path())
 		}
-		return nil
-	})
+		if !errors.Is(err, fs.ErrNotExist) {
+			damage = err
+		}
+		done <- nil
+	}()
+	var err error
+	select {
+	case err = <-done:
+	case <-time.After(slow * time.Duration(max(k.object.BlockBytes()>>22, 1))):
+		err = fmt.Errorf("%s gives no answer (%w)", d.dir, unix.ETIMEDOUT)
+	}
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
 	case err != nil:
-		d.fails(err)
+		if !errors.Is(err, fs.ErrNotExist) {
+			d.fails(err)
+		}
 		return nil
 	case damage != nil:
 		d.log.Warn("a block of the block cache cannot be read: it is fetched again", "file", filepath.Join(d.dir, k.path()), "err", damage)
@@ -195,7 +186,7 @@ func (d *disk) verify(k key) *Stat {
 var errWrong = errors.New("damaged")
 
 // isIn returns what the file of a block is that has the right bytes.
-func (k key) isIn(root *os.Root, alive func()) (*Stat, error) {
+func (k key) isIn(root *os.Root) (*Stat, error) {
 	f, err := openRegular(root, k.path())
 	if err != nil {
 		return nil, err
@@ -206,30 +197,19 @@ func (k key) isIn(root *os.Root, alive func()) (*Stat, error) {
 	if err != nil || before.Size != to-from+trailerBytes {
 		return nil, cmp.Or(err, errWrong)
 	}
-	buf := verifyBuffers.Get().(*[]byte)
-	defer verifyBuffers.Put(buf)
-	sum := uint32(0)
-	for left := to - from; left > 0; {
-		part := (*buf)[:min(left, int64(len(*buf)))]
-		if _, err := io.ReadFull(f, part); err != nil {
-			return nil, err
-		}
-		alive()
-		sum = crc32.Update(sum, castagnoli, part)
-		left -= int64(len(part))
+	sum, last := crc32.New(castagnoli), make([]byte, trailerBytes)
+	if _, err := io.CopyN(sum, f, to-from); err != nil {
+		return nil, err
 	}
-	last := (*buf)[:trailerBytes]
 	if _, err := io.ReadFull(f, last); err != nil {
 		return nil, err
 	}
 	after, err := statOf(f)
-	if err != nil || !bytes.Equal(last, k.trailer(sum)) || after != before {
+	if err != nil || !bytes.Equal(last, k.trailer(sum.Sum32())) || after != before {
 		return nil, cmp.Or(err, errWrong)
 	}
 	return &after, nil
 }
-
-var verifyBuffers = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
 
 // write writes a block, and returns what its file is; or nil if it was not written, because another process has done that, or there is no room.
 func (d *disk) write(k key, block []byte) (written *Stat) {

@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"io"
 	"io/fs"
 	"math"
 	"os"
@@ -25,24 +24,14 @@ const (
 
 // usedIn is the bytes of all blocks, for a caller that holds the lock.
 func usedIn(root *os.Root) (used int64, known bool) {
-	used, err := strconv.ParseInt(readText(root, usedFile), 10, 64)
+	text, _ := root.ReadFile(usedFile)
+	used, err := strconv.ParseInt(string(text), 10, 64)
 	return max(used, 0), err == nil
 }
 
 func (d *disk) setUsed(root *os.Root, n int64) error {
 	root.RemoveAll(usedFile)
 	return d.createWith(root, usedFile, strconv.AppendInt(nil, n, 10))
-}
-
-// readText is what a small file has, or empty.
-func readText(root *os.Root, name string) string {
-	f, err := openRegular(root, name)
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	text, _ := io.ReadAll(f)
-	return string(text)
 }
 
 // measure returns what the directory has, its shares, and how many bytes all blocks are. It removes what is no block, and what processes left
@@ -231,7 +220,7 @@ func usage(root *os.Root, mend bool) (kept []Kept, err error) {
 func usageOf(root *os.Root, dir string, mend bool) Kept {
 	o := Kept{dir: dir, Name: "?", blocks: map[int64]int64{}}
 	var of identity
-	if json.Unmarshal([]byte(readText(root, filepath.Join(dir, objectFile))), &of) == nil {
+	if text, _ := root.ReadFile(filepath.Join(dir, objectFile)); json.Unmarshal(text, &of) == nil {
 		o.Name, o.Size = of.Endpoint+"/"+of.Bucket+"/"+of.Key, of.Size
 	}
 	eachFile(root, dir, func(file fs.FileInfo) {

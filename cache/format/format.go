@@ -217,20 +217,16 @@ func (f *Format) shaped(path string, shape []int64, size int64) error {
 	if len(shape) == 0 {
 		return fmt.Errorf("%s holds a single number, not an array", path)
 	}
-	left := size / int64(f.DType.Size())
-	for _, axis := range shape {
-		if axis <= 0 {
-			return fmt.Errorf("%s: its shape is %d, which has no elements", path, shape)
-		}
-		left /= axis
-	}
-	if left == 0 {
-		return fmt.Errorf("%s is cut off: its shape is %d of %s, and the file has %d bytes for that; is it complete?",
-			path, shape, f.DType, size)
+	if slices.Min(shape) <= 0 {
+		return fmt.Errorf("%s: its shape is %d, which has no elements", path, shape)
 	}
 	f.Count = shape[0]
 	for _, axis := range shape[1:] {
 		f.Axes = append(f.Axes, int(axis))
+	}
+	if f.Fits(path, f.Offset+size) != nil {
+		return fmt.Errorf("%s is cut off: its shape is %d of %s, and the file has %d bytes for that; is it complete?",
+			path, shape, f.DType, size)
 	}
 	if behind := f.Offset + size - f.end(); behind > 0 {
 		return fmt.Errorf("%s has %d bytes behind its array of shape %d of %s; is it complete, and one array alone?", path, behind, shape, f.DType)

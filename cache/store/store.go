@@ -58,7 +58,7 @@ func Parse(name string) (o Object, ok bool) {
 
 // A Client reads the objects of a store. It is safe for concurrent use.
 type Client struct {
-	endpoint string
+	Endpoint string // the URL of the store
 	core     *minio.Core
 	http     *http.Transport
 	creds    *credentials.Credentials // nil: none
@@ -94,7 +94,7 @@ func New(scheme string, o Options) (*Client, error) {
 	if region == "" && !strings.HasSuffix(u.Hostname(), ".amazonaws.com") {
 		region = "us-east-1" // of AWS, the library asks where a bucket is
 	}
-	c := &Client{endpoint: u.Scheme + "://" + u.Host, timeout: o.Timeout, http: newTransport()}
+	c := &Client{Endpoint: u.Scheme + "://" + u.Host, timeout: o.Timeout, http: newTransport()}
 	options := &minio.Options{Secure: u.Scheme == "https", Region: region, MaxRetries: 1, Transport: observed{c}}
 	if o.PathStyle {
 		options.BucketLookup = minio.BucketLookupPath
@@ -108,9 +108,6 @@ func New(scheme string, o Options) (*Client, error) {
 	}
 	return c, nil
 }
-
-// Endpoint is the URL of the store.
-func (c *Client) Endpoint() string { return c.endpoint }
 
 const (
 	maxConnections = 64 // that stay open

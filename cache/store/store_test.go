@@ -487,8 +487,8 @@ func TestEndpoints(t *testing.T) {
 		switch {
 		case err != nil && (test.want != "" || strings.Contains(err.Error(), secret)):
 			t.Errorf("%q: %v", test.endpoint, err)
-		case err == nil && c.Endpoint() != test.want:
-			t.Errorf("%q is %s, want %q", test.endpoint, c.Endpoint(), test.want)
+		case err == nil && c.Endpoint != test.want:
+			t.Errorf("%q is %s, want %q", test.endpoint, c.Endpoint, test.want)
 		}
 	}
 }
