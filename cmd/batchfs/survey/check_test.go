@@ -134,7 +134,7 @@ func TestCheckFindsFaults(t *testing.T) {
 		}, "documents b.bin 0 0 . 0\n"},
 		{"mask", func(t *testing.T, all map[string][]uint16) {
 			os.Truncate("b.mask", 2999)
-		}, "length b.mask 0 -1 b.bin 0\n"},
+		}, "split . 0 0 . 0\n"},
 		{"too short", func(t *testing.T, all map[string][]uint16) {
 			save(t, "val.bin", all["val.bin"][:10])
 		}, "split . 0 0 . 0\n"},
