@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 
@@ -64,7 +65,6 @@ type checked struct {
 	part    *part
 	path    string
 	array   *cache.Array // nil if it cannot be opened
-	id      blob.Identity
 	numbers int64
 	base    int64    // where its numbers begin, counted over all files of main arrays
 	results []result // of its segments
@@ -83,9 +83,9 @@ type check struct {
 	report Report
 	parts  []*part
 	files  []*checked
-	window int64 // of fingerprints, in numbers
-	size   int64 // of a segment, in bytes
-	state  *state
+	window int64    // of fingerprints, in numbers
+	size   int64    // of a segment, in bytes
+	state  *os.File // see openState; nil: nothing is kept
 	stderr io.Writer
 }
 
@@ -148,7 +148,7 @@ func (c *check) open(splits []*config.Split, m config.Memory) error {
 					c.found(f.problem(Unreadable), "%v", err)
 					continue
 				}
-				f.array, f.id, f.numbers, f.base = a, a.Manifest().Files[0].Identity, numbersOf(a), base
+				f.array, f.numbers, f.base = a, numbersOf(a), base
 				c.report.Bytes += a.Bytes()
 				if p.main() {
 					c.report.Tokens += a.Len()

@@ -190,8 +190,8 @@ func TestCheckContinues(t *testing.T) {
 		if err := first.readSegments(t.Context(), segments[:done], terminal.NewProgress(io.Discard, "", 1, terminal.Bytes)); err != nil {
 			t.Fatal(err)
 		}
-		first.state.file.WriteString(`{"file":0,"segm`) // as a kill leaves it
-		first.state.file.Close()
+		first.state.WriteString(`{"file":0,"segm`) // as a kill leaves it
+		first.state.Close()
 		cancelled, cancel := context.WithCancel(t.Context())
 		cancel()
 		if err := begin().readAll(cancelled, false); done < 20 && (err == nil || !strings.Contains(err.Error(), "interrupted")) {
@@ -208,7 +208,7 @@ func TestCheckContinues(t *testing.T) {
 		if resumed := second.report.Resumed; resumed == 0 != (done == 0) || done < 10 && resumed != int64(done*8192) {
 			t.Errorf("after %d segments: %d bytes resumed", done, resumed)
 		}
-		if _, err := os.Stat(second.state.path); err == nil {
+		if _, err := os.Stat(second.state.Name()); err == nil {
 			t.Error("the state of a check that ended is left")
 		}
 	}
