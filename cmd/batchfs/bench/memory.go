@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -102,33 +101,26 @@ func memoryLines(loadings []loading) (resident, cache []chart.Line) {
 	return resident, cache
 }
 
-// printLines prints lines that share their x as a table, with a column for each power of ten and the last x.
+// printLines prints lines that share their x as a table.
 func printLines(out io.Writer, title string, all []chart.Line) {
-	print := func(name string, x, y []float64) {
+	print := func(name string, numbers []float64) {
 		fmt.Fprintf(out, "%-50s", name)
-		for i := range x {
-			if i == len(x)-1 || math.Mod(math.Log10(x[i]), 1) == 0 {
-				fmt.Fprintf(out, "%7.0f", y[i])
-			}
+		for _, n := range numbers {
+			fmt.Fprintf(out, "%7.0f", n)
 		}
 		fmt.Fprintln(out)
 	}
-	print(title, all[0].X, all[0].X)
+	print(title, all[0].X)
 	for _, l := range all {
-		print(l.Name, l.X, l.Y)
+		print(l.Name, l.Y)
 	}
 	fmt.Fprintln(out)
 }
 
-// logarithmic returns 1, 2, 5, 10, 20, 50, … below last, and then last.
-func logarithmic(last int) []int {
-	var stops []int
-	for ten := 1; ten < last; ten *= 10 {
-		for _, n := range []int{ten, 2 * ten, 5 * ten} {
-			if n < last {
-				stops = append(stops, n)
-			}
-		}
+// logarithmic returns the powers of ten below last, and then last.
+func logarithmic(last int) (stops []int) {
+	for n := 1; n < last; n *= 10 {
+		stops = append(stops, n)
 	}
 	return append(stops, last)
 }
