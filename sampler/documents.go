@@ -90,7 +90,7 @@ func newSegmentRows(documents Documents, w window, sums prefixSums, tables *Tabl
 			p := r.packers.Get().(*groupPacker)
 			defer r.packers.Put(p)
 			for g := i; g < groups && errs[i] == nil; g += workers {
-				r.sums[g], errs[i] = r.lay(p, int64(g))
+				r.sums[g], errs[i] = r.load(p, int64(g))
 			}
 		})
 	}
@@ -113,8 +113,8 @@ type groupPacker struct {
 	next   []int32 // of each row of these: one more than where its next segment goes, or 0
 }
 
-// lay reads where the documents of group g lie, cuts them, and lays them into the rows of p.group.
-func (r *segmentRows) lay(p *groupPacker, g int64) (rows int64, err error) {
+// load reads where the documents of group g lie, cuts and packs them. It returns how many rows they have.
+func (r *segmentRows) load(p *groupPacker, g int64) (rows int64, err error) {
 	first := g * groupDocuments
 	n := min(r.documents.Count()-first, groupDocuments)
 	p.bounds, p.bounds[0] = p.bounds[:n+1], 0
@@ -124,23 +124,30 @@ func (r *segmentRows) lay(p *groupPacker, g int64) (rows int64, err error) {
 	}
 	p.rests = p.rests[:0]
 	for i, end := range p.bounds[1:] {
-		if _, rest := r.window.segments(end - p.bounds[i]); rest > 0 {
+		full, rest := r.window.segments(end - p.bounds[i])
+		if rows += full; rest > 0 {
 			p.rests = append(p.rests, rest)
 		}
 	}
-	if p.packer != nil {
-		p.packer.pack(p.rests)
+	if p.packer == nil {
+		return rows + int64(len(p.rests)), nil
 	}
+	p.packer.pack(p.rests)
+	return rows + int64(len(p.packer.count)), nil
+}
+
+// lay lays the documents that were loaded into the rows of p.group.
+func (r *segmentRows) lay(p *groupPacker) {
 	p.next = append(p.next[:0], p.rests...) // as many rows as that at most
 	clear(p.next)
 	p.entries, p.segments = p.entries[:0], p.segments[:0]
+	rows, rest := int64(0), 0
 	begin := func(segments int32) (first int32) {
 		first = int32(len(p.segments))
 		p.entries = append(p.entries, entry{rows, first})
 		p.segments = append(p.segments, make([]groupSegment, segments)...)
 		return first
 	}
-	rest := 0
 	for i, end := range p.bounds[1:] {
 		start := p.bounds[i]
 		full, short := r.window.segments(end - start)
@@ -165,7 +172,6 @@ func (r *segmentRows) lay(p *groupPacker, g int64) (rows int64, err error) {
 		rest++
 	}
 	begin(0)
-	return rows, nil
 }
 
 // at calls visit for each segment of a row, in the order in which they stand there, until it returns false.
@@ -220,9 +226,10 @@ func (r *segmentRows) group(g int64) (*group, error) {
 	}
 	p := r.packers.Get().(*groupPacker)
 	defer r.packers.Put(p)
-	if _, err := r.lay(p, g); err != nil {
+	if _, err := r.load(p, g); err != nil {
 		return nil, fmt.Errorf("documents %d to %d: %w", g*groupDocuments, min((g+1)*groupDocuments, r.documents.Count())-1, err)
 	}
+	r.lay(p)
 	made := &group{slices.Clone(p.entries), slices.Clone(p.segments)}
 	keep(r.tables, &r.made[g], made, 16*int64(len(made.entries)+len(made.segments)))
 	return made, nil

@@ -81,8 +81,7 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 	return hits, nil
 }
 
-// holder is a source as it is for the ranks that may read the token at a position: the ranks of the host in whose share the token lies, or
-// all ranks.
+// holder is a source as it is for the ranks that may read the token at a position: the ranks of the host in whose share the token lies, or all ranks.
 func (q *Sequence) holder(i int, pos int64) (from source, ranks, host int, err error) {
 	from = q.sources[i]
 	ranks, _ = q.together()

@@ -50,12 +50,11 @@ func (m *mixture) rowOf(source int, index uint64) uint64 {
 
 // lastOf returns the index, among a source's rows, of the last one that is not after row. There must be one.
 func (m *mixture) lastOf(source int, row uint64) uint64 {
-	for {
-		if in, index := m.sourceOf(row); in == source {
-			return index
-		}
+	in, index := m.sourceOf(row)
+	for ; in != source; in, index = m.sourceOf(row) {
 		row--
 	}
+	return index
 }
 
 // newShares brings the weights, divided by their sum, to their least common denominator D. If that is above maxPeriod, it rounds them to
@@ -101,9 +100,8 @@ func newShares(weights []float64) ([]int, error) {
 }
 
 // newPattern assigns the rows of a period to sources by earliest pseudo-deadline first, of Baruah, Cohen, Plaxton and Varvel, "Proportionate
-// Progress: A Notion of Fairness in Resource Allocation" (1996). Pick j of a source with share a takes row floor(j*D/a) or a later one, and is due
-// at row ceil((j+1)*D/a)-1. Among the sources whose next pick may take a row, the one whose pick is due first takes it; the first such source on a
-// tie.
+// Progress: A Notion of Fairness in Resource Allocation" (1996). Pick j of a source with share a takes row floor(j*D/a) or a later one, and is due at
+// row ceil((j+1)*D/a)-1. Among the sources whose next pick may take a row, the one whose pick is due first takes it; the first such source on a tie.
 func newPattern(shares []int) []pick {
 	d := 0
 	for _, a := range shares {

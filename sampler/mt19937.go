@@ -119,9 +119,10 @@ func power(n uint64) []uint64 {
 			q.add(spread(uint32(w>>32)), 128*j+64+shift)
 		}
 		for j := len(q) - word - 2; j >= 0; j-- { // 64 terms at once: the gap of 623 below t^mtDegree allows that
-			w := q[j+word]>>bit | q[j+word+1]<<(64-bit)
-			for _, e := range characteristic {
-				q.add(w, 64*j+e)
+			if w := q[j+word]>>bit | q[j+word+1]<<(64-bit); w != 0 {
+				for _, e := range characteristic {
+					q.add(w, 64*j+e)
+				}
 			}
 		}
 		q[word] &= 1<<bit - 1

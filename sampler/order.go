@@ -33,9 +33,8 @@ func (sequential) permute(_, row uint64) uint64 { return row }
 
 func (sequential) inverse(_, window uint64) uint64 { return window }
 
-// random draws row s from the block of Philox4x64-10 at counter (s, 0, 0, 0). Lemire's method ("Fast Random Integer
-// Generation in an Interval", 2019) makes its words uniform over the starts; should it reject all four, the block at
-// (s, 1, 0, 0) follows, and so on.
+// random draws row s from the block of Philox4x64-10 at counter (s, 0, 0, 0). Lemire's method ("Fast Random Integer Generation in an Interval", 2019)
+// makes its words uniform over the starts; should it reject all four, the block at (s, 1, 0, 0) follows, and so on.
 type random struct {
 	windows *windows
 	key     [2]uint64 // the seed, and FNV-1a-64 of the split's name

@@ -65,8 +65,7 @@ func (s span) has(i int) bool { return i >= s.from && i < s.to }
 
 func (s span) empty() bool { return s.from >= s.to }
 
-// overlap returns which of count units have bytes in [0, n). The units are size bytes each, one after the other from byte at
-// on; at may be negative.
+// overlap returns which of count units have bytes in [0, n). The units are size bytes each, one after the other from byte at on; at may be negative.
 func overlap(at, size, count, n int) span {
 	from := min(max(0, -at/size), count)
 	return span{from, min(count, max(from, (n-at+size-1)/size))}
@@ -213,8 +212,7 @@ func (req *request) planRow(k uint64, r row) error {
 	return nil
 }
 
-// planWindows plans the windows for what dst shows of some indexes of a row, which lie side by side in its source. start is where index
-// 0 would be.
+// planWindows plans the windows for what dst shows of some indexes of a row, which lie side by side in its source. start is where index 0 would be.
 func (req *request) planWindows(r row, start int64, indexes span) {
 	q := req.sequence
 	for c, column := range q.parts.columns {

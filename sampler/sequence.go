@@ -1,9 +1,8 @@
 // Package sampler computes batches: batch k of a [Sequence] is a pure function of its tokens, its settings and k. It opens no
 // file and reads no clock.
 //
-// A batch has B rows, numbered across all batches and ranks. A mixture assigns each row to one of the sources of tokens, an
-// order says at which token of that source the row begins, and the row's T+1 tokens are laid out as the arrays of the batch,
-// for example x and y.
+// A batch has B rows, numbered across all batches and ranks. A mixture assigns each row to one of the sources of tokens, an order says at which token
+// of that source the row begins, and the row's T+1 tokens are laid out as the arrays of the batch, for example x and y.
 package sampler
 
 import (
@@ -102,6 +101,7 @@ func (q *Sequence) With(s Settings) (*Sequence, error) {
 func (q *Sequence) countBatches() (least int64, err error) {
 	ranks, _ := q.together()
 	hosts, global := q.World/ranks, int64(q.BatchSize)*int64(ranks)
+	least = math.MaxInt64
 	for host := range hosts {
 		rows := int64(0)
 		for i := range q.sources {
@@ -111,9 +111,7 @@ func (q *Sequence) countBatches() (least int64, err error) {
 			}
 			rows += of.n
 		}
-		if batches := (rows + global - 1) / global; host == 0 || batches < least {
-			least = batches
-		}
+		least = min(least, (rows+global-1)/global)
 	}
 	return least, nil
 }

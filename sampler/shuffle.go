@@ -22,9 +22,8 @@ type permutations struct {
 	last        *atomic.Pointer[streamKeys]
 }
 
-// streamKeys are the words of Philox4x64-10 at counters (epoch, 0, stream, 1), (epoch, 1, stream, 1) and (epoch, 2, stream, 1), which
-// random never uses. The last ones are kept: most reads are of the epoch of the read before, and to draw the keys costs more than
-// the network.
+// streamKeys are the words of Philox4x64-10 at counters (epoch, 0, stream, 1), (epoch, 1, stream, 1) and (epoch, 2, stream, 1), which random never
+// uses. The last ones are kept: most reads are of the epoch of the read before, and to draw the keys costs more than the network.
 type streamKeys struct {
 	epoch, stream uint64
 	k             [12]uint64 // of the rounds, of the coin toss, and one that is not for the network

@@ -49,8 +49,7 @@ type Source struct {
 	Beside    []Array   // as Settings.Arrays
 	Documents Documents // nil: where they end is unknown
 
-	// Groups is what Groups of a sequence of the same source and settings gave. Without it, rows of documents are counted, which takes
-	// a second for some 10^7 documents.
+	// Groups is what Groups of such a sequence gave. Without it, rows of documents are counted: a second for some 10^7 documents.
 	Groups []int64
 
 	Tables *Tables // which sources may share; nil: its own, of up to 64 MiB

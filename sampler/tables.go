@@ -28,8 +28,7 @@ func NewTables(limit int64) *Tables { return &Tables{limit: limit} }
 // defaultTables is the limit in bytes of the tables of a sequence that brings none.
 const defaultTables = 64 << 20
 
-// Bytes is how much memory the tables take: 8 bytes for each file and block size, and some 32 bytes for each document that rows
-// were made of lately.
+// Bytes is how much memory the tables take: 8 bytes for each file and block size, and some 32 bytes for each document that rows were made of lately.
 func (t *Tables) Bytes() int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()

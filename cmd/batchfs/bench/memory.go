@@ -1,13 +1,10 @@
 package bench
 
 import (
-	"cmp"
 	_ "embed"
 	"errors"
 	"fmt"
 	"io"
-	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -25,7 +22,6 @@ var memoryPy string
 type loading struct {
 	Name    string   `json:"name"`
 	how     string   // a function of memory.py
-	file    string   // of tokens, or of a matrix
 	sets    []string // of the mount that it reads; nil: it reads the token file
 	cached  bool     // whether the page cache has the whole file at the beginning, or nothing
 	stops   []int    // the numbers of batches after which samples are taken
@@ -45,10 +41,6 @@ func (o *options) runMemory(s *stage, out io.Writer) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	matrix, err := s.matrix(tokens)
-	if err != nil {
-		return nil, err
-	}
 	loadings := []loading{
 		{Name: "np.memmap kept, in the trainer", how: "kept"},
 		{Name: "np.memmap per batch, in the trainer", how: "per_batch"},
@@ -56,10 +48,6 @@ func (o *options) runMemory(s *stage, out io.Writer) (any, error) {
 	for _, access := range []string{"map", "remap", "advise", "pread"} {
 		loadings = append(loadings, loading{Name: "batchfs " + access, how: "opened", sets: []string{"memory.access=" + access}})
 	}
-	loadings = append(loadings,
-		loading{Name: "np.memmap of a matrix, kept", how: "matrix", file: matrix},
-		loading{Name: "batchfs, rows of a matrix", how: "opened", file: matrix, sets: []string{"splits.train.layout=rows",
-			"splits.train.token_dtype=float32", fmt.Sprintf("splits.train.shape=[%d]", matrixColumns), "splits.train.order=shuffle"}})
 	for i := range loadings {
 		loadings[i].cached, loadings[i].stops = true, logarithmic(o.batches)
 	}
@@ -70,9 +58,7 @@ func (o *options) runMemory(s *stage, out io.Writer) (any, error) {
 		})
 	}
 	for i := range loadings {
-		l := &loadings[i]
-		l.file = cmp.Or(l.file, tokens)
-		if err := o.load(s, l); err != nil {
+		if err := o.load(s, tokens, &loadings[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -88,22 +74,6 @@ func (o *options) runMemory(s *stage, out io.Writer) (any, error) {
 	return loadings, chart.Save(o.plot,
 		chart.Lines("The memmap “leak”, and what ends it", "batches read", "resident memory, MiB", true, resident),
 		chart.Lines("The kernel's page cache, beginning with none of the file", "batches read", "of the file in it, MiB", true, cache))
-}
-
-// matrixColumns is how many float32 a row of the matrix has. With 12 rows a batch has as many bytes as one of tokens.
-const matrixColumns = 1024
-
-// matrix is a file of whole rows: the token file, whose values do not matter, or else a file of about its size.
-func (s *stage) matrix(tokens string) (string, error) {
-	info, err := os.Stat(tokens)
-	if err != nil {
-		return "", err
-	}
-	const row = 4 * matrixColumns
-	if info.Size() >= row && info.Size()%row == 0 {
-		return tokens, nil
-	}
-	return s.tokens("matrix.bin", max(info.Size()/row, 1)*row)
 }
 
 func (l loading) line(name string, bytes func(sample) int64) (line chart.Line) {
@@ -131,51 +101,44 @@ func memoryLines(loadings []loading) (resident, cache []chart.Line) {
 	return resident, cache
 }
 
-// printLines prints lines that share their x as a table, with a column for each power of ten and the last x.
+// printLines prints lines that share their x as a table.
 func printLines(out io.Writer, title string, all []chart.Line) {
-	print := func(name string, x, y []float64) {
+	print := func(name string, numbers []float64) {
 		fmt.Fprintf(out, "%-50s", name)
-		for i := range x {
-			if i == len(x)-1 || math.Mod(math.Log10(x[i]), 1) == 0 {
-				fmt.Fprintf(out, "%7.0f", y[i])
-			}
+		for _, n := range numbers {
+			fmt.Fprintf(out, "%7.0f", n)
 		}
 		fmt.Fprintln(out)
 	}
-	print(title, all[0].X, all[0].X)
+	print(title, all[0].X)
 	for _, l := range all {
-		print(l.Name, l.X, l.Y)
+		print(l.Name, l.Y)
 	}
 	fmt.Fprintln(out)
 }
 
-// logarithmic returns 1, 2, 5, 10, 20, 50, … below last, and then last.
-func logarithmic(last int) []int {
-	var stops []int
-	for ten := 1; ten < last; ten *= 10 {
-		for _, n := range []int{ten, 2 * ten, 5 * ten} {
-			if n < last {
-				stops = append(stops, n)
-			}
-		}
+// logarithmic returns the powers of ten below last, and then last.
+func logarithmic(last int) (stops []int) {
+	for n := 1; n < last; n *= 10 {
+		stops = append(stops, n)
 	}
 	return append(stops, last)
 }
 
-func (o *options) load(s *stage, l *loading) (err error) {
+func (o *options) load(s *stage, tokens string, l *loading) (err error) {
 	fmt.Fprintf(s.stderr, "%s: %d batches\n", l.Name, l.stops[len(l.stops)-1])
-	if err := dropPages(l.file); err != nil {
+	if err := dropPages(tokens); err != nil {
 		return err
 	}
 	if l.cached {
 		// Page by page, as random batches do. Read-ahead makes large folios, and some kernels map a whole folio at one fault.
-		if err := warmUp(l.file, unix.FADV_RANDOM); err != nil {
+		if err := warmUp(tokens, unix.FADV_RANDOM); err != nil {
 			return err
 		}
 	}
-	path, daemonPID := l.file, 0
+	path, daemonPID := tokens, 0
 	if l.sets != nil {
-		d, err := s.mount(l.file, slices.Concat(o.sets, l.sets)...)
+		d, err := s.mount(tokens, slices.Concat(o.sets, l.sets)...)
 		if err != nil {
 			return err
 		}
@@ -196,7 +159,7 @@ func (o *options) load(s *stage, l *loading) (err error) {
 		if err := trainer.read(&a.Batches); err != nil {
 			return fmt.Errorf("%w; does the Python that --python names have NumPy?", err)
 		}
-		if a.PageCache, err = pageCache(l.file); err != nil {
+		if a.PageCache, err = pageCache(tokens); err != nil {
 			return err
 		}
 		if a.Trainer, err = usageOf(trainer.cmd.Process.Pid); err != nil {

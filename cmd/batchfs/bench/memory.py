@@ -19,10 +19,6 @@ def kept():
     return get_batch(data)
 
 
-def matrix():
-    return data[rng.integers(len(data), size=B)]
-
-
 def per_batch():
     return get_batch(np.memmap(path, np.uint16, "r"))
 
@@ -34,8 +30,6 @@ def opened():
 
 if how == "kept":
     data = np.memmap(path, np.uint16, "r")
-if how == "matrix":
-    data = np.memmap(path, np.float32, "r").reshape(-1, 1024)
 
 load, done = globals()[how], 0
 for stop in map(int, stops):

@@ -108,7 +108,7 @@ func TestOpenErrors(t *testing.T) {
 		{one + "order = 'torch'\ntorch_state = 'zip.bin'", notState + "there are 4"},
 		{one + "order = 'torch'\ntorch_state = 'empty.bin'", notState + "there are 0"},
 		{one + "order = 'torch'\ntorch_state = 'big.bin'", notState + "there are 5057"},
-		{one + "order = 'torch'\ntorch_state = 'left.bin'", notState + "bytes 8 to 11 (left) are 0, not 1 to 624"},
+		{one + "order = 'torch'\ntorch_state = 'left.bin'", notState + "bytes 8 to 23 are left = 0, seeded = 1 and next = 0; seeded must not be 0, and left and next must add up to 625"},
 		{one + "order = 'torch'\ntorch_state = 'rng.bin'\nworld = 2",
 			"splits.train: torch_state is that of one rank: set rank = 0 and world = 1, or leave it out (got rank 0 of 2)"},
 

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"batchfs/cache"
 	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/terminal"
@@ -244,7 +245,8 @@ func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Seg
 	if v == nil {
 		return nil
 	}
-	text, err := d.text(source, segment, v)
+	first := min(segment.Len, d.Sequence.BlockSize-segment.At) // the first T of the row
+	text, err := Text(d.mains[source], segment.Start, first, &v.Vocabulary)
 	if err != nil {
 		return err
 	}
@@ -255,16 +257,14 @@ func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Seg
 	return nil
 }
 
-// text decodes the tokens of a segment, up to the first T of the row.
-func (d *Dataset) text(source int, segment sampler.Segment, v *vocabulary.Manifest) (string, error) {
-	tokens := d.mains[source]
-	size := tokens.DType().Size()
-	first := min(segment.Len, d.Sequence.BlockSize-segment.At)
-	if first == 0 {
+// Text decodes n tokens of an array from a position on.
+func Text(tokens *cache.Array, from int64, n int, v *vocabulary.Vocabulary) (string, error) {
+	if n == 0 {
 		return "", nil
 	}
 	var text strings.Builder
-	err := tokens.Read([]array.Window{{Start: segment.Start, Len: first}}, func(_ int, raw []byte) error {
+	size := tokens.DType().Size()
+	err := tokens.Read([]array.Window{{Start: from, Len: n}}, func(_ int, raw []byte) error {
 		text.Reset()
 		for ; len(raw) > 0; raw = raw[size:] {
 			text.WriteString(v.Text(int(min(tokens.DType().Bits(raw), math.MaxInt))))

@@ -121,15 +121,14 @@ func (o *options) open(path string) (*corpus, error) {
 		return nil, err
 	}
 	for i := range c.sources {
-		alone := c.sequence.Settings
-		alone.Weights, alone.Arrays, alone.Order = nil, nil, sampler.Sequential
-		alone.Rank, alone.World, alone.ShuffleBlock, alone.LocalWorld = 0, 1, 0, 1
-		alone.Documents, alone.MaskTargets, alone.Ends = false, false, sampler.EndsUnknown
-		q, err := sampler.New([]sampler.Source{{Main: c.sources[i].arrays[0]}}, alone)
-		if err != nil {
-			return nil, err
+		s := &c.sources[i]
+		for _, run := range s.arrays[0].Runs() {
+			if c.sequence.Layout == sampler.Elements {
+				s.windows += run.Len
+			} else {
+				s.windows += (run.Len - 1) / int64(c.sequence.BlockSize)
+			}
 		}
-		c.sources[i].windows = q.RowsPerEpoch()
 	}
 	return c, nil
 }

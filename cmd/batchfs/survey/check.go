@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 
@@ -41,10 +42,12 @@ const (
 	Zeros      = "zeros"      // a file ends in zeros
 	Duplicate  = "duplicate"  // two files hold the same
 	Overlap    = "overlap"    // tokens stand twice
-	Length     = "length"     // an array beside the tokens has more or fewer elements
 	Documents  = "documents"  // the ends of documents do not increase
-	Unmounted  = "split"      // mount refuses the split
+	Unmounted  = "split"      // mount refuses the split, as where an array beside the tokens has more or fewer elements
 )
+
+// refused are the kinds for which mount refuses a split too.
+var refused = map[string]bool{Unreadable: true, Vocabulary: true, Documents: true}
 
 // A Problem is something that is wrong. Index is the element in the file that it begins at, and Count how many elements it is about.
 type Problem struct {
@@ -62,7 +65,6 @@ type checked struct {
 	part    *part
 	path    string
 	array   *cache.Array // nil if it cannot be opened
-	id      blob.Identity
 	numbers int64
 	base    int64    // where its numbers begin, counted over all files of main arrays
 	results []result // of its segments
@@ -81,9 +83,9 @@ type check struct {
 	report Report
 	parts  []*part
 	files  []*checked
-	window int64 // of fingerprints, in numbers
-	size   int64 // of a segment, in bytes
-	state  *state
+	window int64    // of fingerprints, in numbers
+	size   int64    // of a segment, in bytes
+	state  *os.File // see openState; nil: nothing is kept
 	stderr io.Writer
 }
 
@@ -103,7 +105,7 @@ func Check(ctx context.Context, splits []*config.Split, m config.Memory, o Check
 	}
 	c.judge()
 	for _, s := range splits {
-		if slices.ContainsFunc(c.report.Problems, func(p Problem) bool { return p.Split == s.Split }) {
+		if slices.ContainsFunc(c.report.Problems, func(p Problem) bool { return p.Split == s.Split && refused[p.Kind] }) {
 			continue
 		}
 		if _, err := dataset.OpenSplit(s, m); err != nil {
@@ -146,7 +148,7 @@ func (c *check) open(splits []*config.Split, m config.Memory) error {
 					c.found(f.problem(Unreadable), "%v", err)
 					continue
 				}
-				f.array, f.id, f.numbers, f.base = a, a.Manifest().Files[0].Identity, numbersOf(a), base
+				f.array, f.numbers, f.base = a, numbersOf(a), base
 				c.report.Bytes += a.Bytes()
 				if p.main() {
 					c.report.Tokens += a.Len()
@@ -164,7 +166,6 @@ func (c *check) judge() {
 	for _, f := range c.mains() {
 		c.judgeTokens(f)
 	}
-	c.judgeLengths()
 	c.judgeOverlaps(c.judgeDuplicates())
 }
 

@@ -38,12 +38,12 @@ type result struct {
 // key names the state: it is a hash of everything that the results depend on.
 func (c *check) key() string {
 	sum := sha256.New()
-	fmt.Fprintln(sum, 1, c.size, c.window) // the first is the version of this
+	fmt.Fprintln(sum, 2, c.size, c.window) // the first is the version of this
 	for _, f := range c.files {
-		fmt.Fprintf(sum, "%q %+v %d %q\n", f.path, f.id, f.part.Options.VocabSize, f.part.Name)
+		fmt.Fprintf(sum, "%q %d %q\n", f.path, f.part.Options.VocabSize, f.part.Name)
 		if f.array != nil {
 			m := f.array.Manifest().Files[0]
-			fmt.Fprintf(sum, "%x %+v\n", m.Sample.Sum, m.Format)
+			fmt.Fprintf(sum, "%+v %x %+v\n", m.Identity, m.Sample.Sum, m.Format)
 		}
 	}
 	return fmt.Sprintf("%x", sum.Sum(nil)[:16])
@@ -71,7 +71,7 @@ func (c *check) readAll(ctx context.Context, restart bool) error {
 	state, done, err := openState(c.key(), restart)
 	if err == nil {
 		c.state = state
-		defer state.file.Close()
+		defer state.Close()
 	}
 	for _, r := range done {
 		if r.File < len(c.files) && r.Index < len(c.files[r.File].results) {
@@ -95,7 +95,7 @@ func (c *check) readAll(ctx context.Context, restart bool) error {
 		return err
 	}
 	if c.state != nil {
-		os.Remove(c.state.path) // one that stays is only of use for the same files
+		os.Remove(c.state.Name()) // one that stays is only of use for the same files
 	}
 	return nil
 }
@@ -140,7 +140,7 @@ func (c *check) note(r result) {
 		return
 	}
 	f.results[r.Index] = r
-	if c.state != nil && c.state.add(r) != nil {
+	if c.state != nil && r.keep(c.state) != nil {
 		c.state = nil // its disk is full
 	}
 }

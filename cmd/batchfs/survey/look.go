@@ -8,6 +8,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/internal/jsontext"
@@ -216,23 +217,15 @@ func (s *Survey) countNumbers(f *File, list []uint64) {
 // samplesOf returns the text of a few tokens at the beginning, the middle and the end of a file.
 func samplesOf(a *cache.Array, v *vocabulary.Vocabulary) (samples []Sample, err error) {
 	n := min(64, a.Len())
-	d := decoder{dtype: a.DType()}
 	for _, at := range []int64{0, (a.Len() - n) / 2, a.Len() - n} {
 		if len(samples) > 0 && at <= samples[len(samples)-1].Index {
 			continue
 		}
-		var text strings.Builder
-		err := a.Read([]array.Window{{Start: at, Len: int(n)}}, func(_ int, raw []byte) error {
-			text.Reset()
-			for _, token := range d.decode(raw) {
-				text.WriteString(v.Text(int(token)))
-			}
-			return nil
-		})
+		text, err := dataset.Text(a, at, int(n), v)
 		if err != nil {
 			return nil, err
 		}
-		samples = append(samples, Sample{at, jsontext.String(text.String())})
+		samples = append(samples, Sample{at, jsontext.String(text)})
 	}
 	return samples, nil
 }

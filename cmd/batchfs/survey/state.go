@@ -8,15 +8,9 @@ import (
 	"path/filepath"
 )
 
-// A state keeps what a check has found, so that the next one continues it: a file in the user's cache directory, with a line for
-// each segment that was read. Its name says what is checked, and how.
-type state struct {
-	path string
-	file *os.File
-}
-
-// openState opens the state of a check with this key, and returns what it has. A line that was not written to its end is left out.
-func openState(key string, restart bool) (_ *state, done []result, err error) {
+// openState opens a file that keeps what a check has found, so that the next one continues it, and returns what it has: in the user's cache
+// directory, with a line for each segment that was read. key says what is checked, and how. A line that was not written to its end is left out.
+func openState(key string, restart bool) (state *os.File, done []result, err error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {
 		return nil, nil, err
@@ -25,17 +19,16 @@ func openState(key string, restart bool) (_ *state, done []result, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, nil, err
 	}
-	s := &state{path: filepath.Join(dir, "check-"+key)}
 	flags := os.O_CREATE | os.O_RDWR | os.O_APPEND
 	if restart {
 		flags |= os.O_TRUNC
 	}
-	if s.file, err = os.OpenFile(s.path, flags, 0o600); err != nil {
+	if state, err = os.OpenFile(filepath.Join(dir, "check-"+key), flags, 0o600); err != nil {
 		return nil, nil, err
 	}
-	text, err := io.ReadAll(s.file)
+	text, err := io.ReadAll(state)
 	if err != nil {
-		s.file.Close()
+		state.Close()
 		return nil, nil, err
 	}
 	for line := range bytes.Lines(text) {
@@ -44,15 +37,15 @@ func openState(key string, restart bool) (_ *state, done []result, err error) {
 			done = append(done, r)
 		}
 	}
-	return s, done, nil
+	return state, done, nil
 }
 
-func (s *state) add(r result) error {
+func (r result) keep(state *os.File) error {
 	line, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
 	// A newline before it, too, because the last line may lack its end.
-	_, err = s.file.Write(append(append([]byte{'\n'}, line...), '\n'))
+	_, err = state.Write(append(append([]byte{'\n'}, line...), '\n'))
 	return err
 }
