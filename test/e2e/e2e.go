@@ -87,19 +87,6 @@ func InTime(t testing.TB, what string, took, most time.Duration) {
 // Await waits until a function returns true. It fails the test after Limit.
 var Await = wait.Until
 
-// AwaitNone waits until left returns nothing. It fails the test after limit.
-func AwaitNone(t testing.TB, what string, left func() []string) {
-	t.Helper()
-	for end := time.Now().Add(Limit); ; time.Sleep(5 * time.Millisecond) {
-		switch list := left(); {
-		case len(list) == 0:
-			return
-		case time.Now().After(end):
-			t.Fatalf("%s: %q are left", what, list)
-		}
-	}
-}
-
 // Tokens writes a file of n tokens of width bytes that are their own positions, wrapping.
 func Tokens(t testing.TB, path string, n, width int) string {
 	t.Helper()
