@@ -67,30 +67,30 @@ var tokenizers = func() func(testing.TB) string {
 
 // compareTokens compares a tokenizer with another program on all texts. Runs of one character are up to run long.
 func compareTokens(t *testing.T, tokenizer *bpe.Tokenizer, run int, program ...string) {
-	size, mixes := 256<<10, 200
+	kinds := []iter.Seq[string]{oddTexts(min(run, 10_000)), mixedTexts(200), textsHere(t, 256<<10)}
 	if e2e.InSoak() {
-		size, mixes = 40<<20, 100_000
-	} else {
-		run = min(run, 10_000)
+		kinds = []iter.Seq[string]{oddTexts(run), mixedTexts(100_000), textsHere(t, 40<<20), everyCharacter}
 	}
-	for name, texts := range map[string]iter.Seq[string]{
-		"odd": oddTexts(run), "mixed": mixedTexts(mixes), "of this machine": textsHere(t, size), "characters": everyCharacter,
-	} {
-		if name == "characters" && !e2e.InSoak() {
-			continue
-		}
-		encoder := tokenizer.NewEncoder()
-		n, bytes, different := 0, 0, 0
-		for text, want := range otherTokens(t, texts, program...) {
-			n, bytes = n+1, bytes+len(text)
-			if got := encoder.Append(nil, []byte(text)); !slices.Equal(got, want) {
-				if different++; different <= 5 {
-					t.Errorf("%s: text %d, %s", name, n, difference(tokenizer, got, want))
+	all := func(yield func(string) bool) {
+		for _, texts := range kinds {
+			for text := range texts {
+				if !yield(text) {
+					return
 				}
 			}
 		}
-		t.Logf("%s: %d of %d texts differ, of %d bytes", name, different, n, bytes)
 	}
+	encoder := tokenizer.NewEncoder()
+	n, size, different := 0, 0, 0
+	for text, want := range otherTokens(t, all, program...) {
+		n, size = n+1, size+len(text)
+		if got := encoder.Append(nil, []byte(text)); !slices.Equal(got, want) {
+			if different++; different <= 5 {
+				t.Errorf("text %d, %s", n, difference(tokenizer, got, want))
+			}
+		}
+	}
+	t.Logf("%d of %d texts differ, of %d bytes", different, n, size)
 }
 
 // difference says where two lists of tokens begin to differ.
