@@ -1,3 +1,4 @@
+// Package stores tests mounts whose tokens are objects of a store.
 package stores
 
 import (
@@ -19,6 +20,8 @@ import (
 
 	"batchfs/test/e2e"
 )
+
+func TestMain(m *testing.M) { e2e.Main(m) }
 
 // Batches of objects equal batches of the same files on a local disk: files of every format, as their own libraries wrote them, with documents,
 // arrays beside and several files as one, in every order and with every access, from a directory of blocks and without one.
