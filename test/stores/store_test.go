@@ -162,9 +162,7 @@ func TestStoreReplaced(t *testing.T) {
 	first := func() string {
 		return strings.Fields(e2e.Run(t, "od", "-A", "n", "-t", "u2", "-N", "2", m.Path("train/next")))[0]
 	}
-	if got := first(); got != "1" {
-		t.Fatalf("the first token is %s, want 1", got)
-	}
+	e2e.Equal(t, "the first token", first(), "1")
 	b.Put(t, "live.bin", bytes.Repeat([]byte{2, 0}, 10*e2e.StoreBlock))
 	e2e.Await(t, "the new object is served", func() bool { return first() == "2" })
 }
