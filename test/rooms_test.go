@@ -1,3 +1,5 @@
+// Package test checks the source as a whole: its imports, and what README and the pages say to type. The packages below it mount the built
+// program and read it as users do.
 package test
 
 import (
@@ -7,6 +9,8 @@ import (
 
 	"batchfs/test/e2e"
 )
+
+func TestMain(m *testing.M) { e2e.Main(m) }
 
 // Imports point one way, and each outside package enters in one place.
 func TestRooms(t *testing.T) {

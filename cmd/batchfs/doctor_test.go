@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -19,9 +18,7 @@ func machine(t *testing.T, files map[string]string) (d *doctor, said *bytes.Buff
 	d = newDoctor(said)
 	d.root = t.TempDir()
 	for name, text := range files {
-		path := filepath.Join(d.root, name)
-		testfiles.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		testfiles.NoError(t, os.WriteFile(path, []byte(text), 0o644))
+		testfiles.Write(t, map[string]string{filepath.Join(d.root, name): text})
 	}
 	return d, said
 }

@@ -1,3 +1,4 @@
+// Package alone has the tests that no other may run beside: their namespaces keep a copy of every mount, and they let ordinary users mount.
 package alone
 
 import (
@@ -12,6 +13,8 @@ import (
 
 	"batchfs/test/e2e"
 )
+
+func TestMain(m *testing.M) { e2e.Alone(m) }
 
 // letUsersMount lets ordinary users mount until the end of the test.
 func letUsersMount(t *testing.T) {

@@ -1,3 +1,4 @@
+// Package commands tests the commands, what they print, and how a mount begins and ends.
 package commands
 
 import (
@@ -17,6 +18,8 @@ import (
 
 	"batchfs/test/e2e"
 )
+
+func TestMain(m *testing.M) { e2e.Main(m) }
 
 // However a mount is ended, it leaves neither a mount nor a process.
 func TestEnding(t *testing.T) {

@@ -92,8 +92,8 @@ func unread(t *testing.T, terminal bool) (out *os.File, begin func(to io.Writer)
 // A log without a reader holds up no trainer, whatever is logged, and no successor of a worker that dies, also of one whose
 // crash has much to say. When it is read again, the log continues.
 func TestNobodyReadsTheLog(t *testing.T) {
-	for _, terminal := range []bool{false, true} {
-		t.Run(map[bool]string{false: "pipe", true: "terminal"}[terminal], func(t *testing.T) {
+	for name, terminal := range map[string]bool{"pipe": false, "terminal": true} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			config, want := e2e.Small(t, 4)
 			log, begin := unread(t, terminal)

@@ -67,9 +67,7 @@ func TestPreparedMask(t *testing.T) {
 	reads("lower")
 	e2e.Kill(t, m, m.AwaitWorker(t))
 	reads("lower")
-	if m.Info(t, "train").Fingerprint == first {
-		t.Error("another mask has the same fingerprint")
-	}
+	e2e.Equal(t, "another mask has the same fingerprint", m.Info(t, "train").Fingerprint == first, false)
 	prepare("--field", "prompt", "--force")
 	if _, stderr, err := e2e.Try(t, "cat", m.Path("train/next")); err == nil {
 		t.Error("a batch is read though its mask is gone")

@@ -87,19 +87,6 @@ func InTime(t testing.TB, what string, took, most time.Duration) {
 // Await waits until a function returns true. It fails the test after Limit.
 var Await = wait.Until
 
-// AwaitNone waits until left returns nothing. It fails the test after limit.
-func AwaitNone(t testing.TB, what string, left func() []string) {
-	t.Helper()
-	for end := time.Now().Add(Limit); ; time.Sleep(5 * time.Millisecond) {
-		switch list := left(); {
-		case len(list) == 0:
-			return
-		case time.Now().After(end):
-			t.Fatalf("%s: %q are left", what, list)
-		}
-	}
-}
-
 // Tokens writes a file of n tokens of width bytes that are their own positions, wrapping.
 func Tokens(t testing.TB, path string, n, width int) string {
 	t.Helper()
@@ -125,8 +112,7 @@ func Write[T string | []byte](t testing.TB, path string, data T) string {
 // Content returns what a file has.
 func Content(t testing.TB, path string) []byte {
 	t.Helper()
-	data := Must(os.ReadFile(path))(t)
-	return data
+	return Must(os.ReadFile(path))(t)
 }
 
 // A Mounted is a running `batchfs mount`.
@@ -270,8 +256,7 @@ func (m *Mounted) Stop(t testing.TB) {
 // IsMounted reports whether something is mounted on a directory.
 func IsMounted(t testing.TB, dir string) bool {
 	t.Helper()
-	list := Must(mountinfo.GetMounts(mountinfo.SingleEntryFilter(dir)))(t)
-	return len(list) > 0
+	return len(Must(mountinfo.GetMounts(mountinfo.SingleEntryFilter(dir)))(t)) > 0
 }
 
 // Path returns the path of a file in the mount.
@@ -286,8 +271,7 @@ func (m *Mounted) Cursor(t testing.TB, split string) string {
 // Taken is the number that the next reader of a split takes.
 func (m *Mounted) Taken(t testing.TB, split string) int {
 	t.Helper()
-	n := Must(strconv.Atoi(m.Cursor(t, split)))(t)
-	return n
+	return Must(strconv.Atoi(m.Cursor(t, split)))(t)
 }
 
 // Command is exec.Command of a program that should end soon. One that runs for limit is killed, which fails the test.
@@ -351,8 +335,7 @@ func Cat(t testing.TB, args ...string) []byte {
 // MountsBelow returns the mounts in a directory.
 func MountsBelow(t testing.TB, dir string) []*mountinfo.Info {
 	t.Helper()
-	list := Must(mountinfo.GetMounts(mountinfo.PrefixFilter(dir)))(t)
-	return list
+	return Must(mountinfo.GetMounts(mountinfo.PrefixFilter(dir)))(t)
 }
 
 // NoError ends the test at an error.
@@ -437,8 +420,7 @@ func Take(t testing.TB, m *Mounted, path string) string {
 // ReadPage is the text of a page, whose path begins at the top of the project.
 func ReadPage(t testing.TB, path string) string {
 	t.Helper()
-	text := Must(os.ReadFile(filepath.Join("..", path)))(t)
-	return string(text)
+	return string(Content(t, filepath.Join("..", path)))
 }
 
 // JSON runs a command, and returns the JSON that it prints.

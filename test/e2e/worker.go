@@ -163,7 +163,7 @@ func Processes(text string) (commands []string) {
 // LeavesNothing fails the test if there are mounts or files in a directory, or processes with a text in their commands.
 func LeavesNothing(t testing.TB, dir, text string) {
 	t.Helper()
-	AwaitNone(t, "processes", func() []string { return Processes(text) })
+	Await(t, "the end of all processes with "+text, func() bool { return len(Processes(text)) == 0 })
 	Equal(t, "mounts that are left", len(MountsBelow(t, dir)), 0)
 	if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {
 		t.Errorf("left: %v %v", files, err)

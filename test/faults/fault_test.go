@@ -1,3 +1,4 @@
+// Package faults tests what readers see while files change or fail, and processes die.
 package faults
 
 import (
@@ -10,6 +11,8 @@ import (
 
 	"batchfs/test/e2e"
 )
+
+func TestMain(m *testing.M) { e2e.Main(m) }
 
 // A fault is something that becomes of a token file, of a split of that name.
 type fault struct {

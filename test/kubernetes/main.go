@@ -3,11 +3,9 @@
 package main
 
 import (
-	"bufio"
+	"bytes"
 	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
+	"log"
 	"os"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -15,46 +13,30 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
 func main() {
-	if err := decode(os.Args[1:]); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-}
-
-func decode(files []string) error {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{appsv1.AddToScheme, batchv1.AddToScheme, corev1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			return err
-		}
+		must(add(scheme))
 	}
 	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
 	var all []runtime.Object
-	for _, name := range files {
-		file, err := os.Open(name)
-		if err != nil {
-			return err
-		}
-		documents := yaml.NewYAMLReader(bufio.NewReader(file))
-		for {
-			document, err := documents.Read()
-			if errors.Is(err, io.EOF) {
-				break
-			}
-			if err != nil {
-				return fmt.Errorf("%s: %w", name, err)
-			}
-			object, _, err := decoder.Decode(document, nil, nil)
-			if err != nil {
-				return fmt.Errorf("%s: %w", name, err)
-			}
+	for _, name := range os.Args[1:] {
+		log.SetPrefix(name + ": ")
+		text, err := os.ReadFile(name)
+		must(err)
+		for document := range bytes.SplitSeq(text, []byte("\n---\n")) {
+			object, _, err := decoder.Decode(append(document, '\n'), nil, nil)
+			must(err)
 			all = append(all, object)
 		}
-		file.Close()
 	}
-	return json.NewEncoder(os.Stdout).Encode(all)
+	must(json.NewEncoder(os.Stdout).Encode(all))
+}
+
+func must(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
 }

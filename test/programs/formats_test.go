@@ -59,11 +59,7 @@ func TestDocumentsOfADataDirectory(t *testing.T) {
 for row in np.load(sys.argv[1])[:4, 0]: print(*row)`
 	want := ""
 	for _, row := range []string{"0 7 14", "0 1 8 15", "0 2 9 16", "0 3 10 17"} {
-		want += row
-		for range 21 - len(strings.Fields(row)) {
-			want += " 20"
-		}
-		want += "\n"
+		want += row + strings.Repeat(" 20", 21-len(strings.Fields(row))) + "\n"
 	}
 	for _, split := range []string{"train", "val"} {
 		e2e.Equal(t, split, e2e.Run(t, e2e.Python, "-c", show, m.Path(split+"/batches.cu_seqlens.npy")), want)

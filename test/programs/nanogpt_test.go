@@ -26,29 +26,33 @@ func TestNanoGPT(t *testing.T) {
 	for i := range 65_521 {
 		ramp = binary.LittleEndian.AppendUint16(ramp, uint16(i*i%293))
 	}
-	for name, ramps := range map[string]int{"small": 1, "large": 1<<28/65_521 + 2} { // from 2^28 tokens on a row draws two words
-		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			e2e.Write(t, filepath.Join(dir, "val.bin"), ramp[:10_000])
-			train := e2e.Must(os.Create(filepath.Join(dir, "train.bin")))(t)
-			for range ramps {
-				e2e.Must(train.Write(ramp))(t)
-			}
-			e2e.NoError(t, train.Close()) // mount refuses a file that is open for writing
-			state := filepath.Join(dir, "rng.bin")
-			want := e2e.Run(t, e2e.Python, "clients/nanogpt.py", dir, state)
-			m := e2e.Mount(t, "--data", dir, "--set", "batch.batch_size=6", "--set", "batch.block_size=16",
-				"--set", "batch.order=torch", "--set", "batch.torch_state="+state)
-			code := strings.ReplaceAll(recipe[1], "/mnt/batches", m.Dir)
-			got := e2e.Run(t, e2e.Python, "clients/nanogpt.py", dir, filepath.Join(dir, "again.bin"), code)
-			if got != want || strings.Count(want, "\nval ") != 12 {
-				t.Errorf("the run from the mount:\n%s\nnanoGPT's own:\n%s", got, want)
-			}
-			links := t.TempDir()
-			for _, split := range []string{"train", "val"} {
-				e2e.NoError(t, os.Symlink(m.Path(split+"/tokens.bin"), filepath.Join(links, split+".bin")))
-			}
-			e2e.Equal(t, "the run from tokens.bin", e2e.Run(t, e2e.Python, "clients/nanogpt.py", links, filepath.Join(dir, "linked.bin")), want)
-		})
+	const small, large = 1, 1<<28/65_521 + 2 // from 2^28 tokens on a row draws two words
+	var own, mounted, linked []string        // what clients/nanogpt.py runs, in two processes, as PyTorch takes long to begin
+	for _, ramps := range []int{small, large} {
+		dir, links := t.TempDir(), t.TempDir()
+		e2e.Write(t, filepath.Join(dir, "val.bin"), ramp[:10_000])
+		train := e2e.Must(os.Create(filepath.Join(dir, "train.bin")))(t)
+		for range ramps {
+			e2e.Must(train.Write(ramp))(t)
+		}
+		e2e.NoError(t, train.Close()) // mount refuses a file that is open for writing
+		own = append(own, dir, filepath.Join(dir, "rng.bin"), "")
+		linked = append(linked, links, filepath.Join(links, "rng.bin"), "")
 	}
+	nanoGPT := func(runs []string) string {
+		return e2e.Run(t, append([]string{e2e.Python, "clients/nanogpt.py"}, runs...)...)
+	}
+	want := nanoGPT(own)
+	if strings.Count(want, "\nval ") != 24 {
+		t.Errorf("two runs of nanoGPT: %s", want)
+	}
+	for i := 0; i < len(own); i += 3 {
+		m := e2e.Mount(t, "--data", own[i], "--set", "batch.batch_size=6", "--set", "batch.block_size=16", "--set", "batch.order=torch",
+			"--set", "batch.torch_state="+own[i+1])
+		mounted = append(mounted, own[i], filepath.Join(linked[i], "again.bin"), strings.ReplaceAll(recipe[1], "/mnt/batches", m.Dir))
+		for _, split := range []string{"train", "val"} {
+			e2e.NoError(t, os.Symlink(m.Path(split+"/tokens.bin"), filepath.Join(linked[i], split+".bin")))
+		}
+	}
+	e2e.Equal(t, "the runs from mounts, and from tokens.bin", nanoGPT(append(mounted, linked...)), want+want)
 }

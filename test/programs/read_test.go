@@ -1,3 +1,4 @@
+// Package programs tests what programs and libraries get, in many languages, one after the other.
 package programs
 
 import (
@@ -13,6 +14,8 @@ import (
 
 	"batchfs/test/e2e"
 )
+
+func TestMain(m *testing.M) { e2e.Main(m) }
 
 // Batches of all sizes around one request of the kernel, read in every way that readers are known to read.
 func TestEveryReaderGetsWholeBatches(t *testing.T) {

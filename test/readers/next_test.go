@@ -1,3 +1,4 @@
+// Package readers tests what readers get that meet: numbers of next, settings in paths, seeks, rights.
 package readers
 
 import (
@@ -11,6 +12,8 @@ import (
 
 	"batchfs/test/e2e"
 )
+
+func TestMain(m *testing.M) { e2e.Main(m) }
 
 // Every number of next goes to exactly one of many processes that open it at once.
 func TestEveryNumberGoesToOneReader(t *testing.T) {

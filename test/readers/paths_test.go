@@ -36,9 +36,7 @@ func TestSettingsInPaths(t *testing.T) {
 			e2e.Equal(t, "ls", e2e.Run(t, "ls", m.Path(dir)), e2e.Run(t, "ls", m.Path(split)))
 		})
 	}
-	if got := e2e.Run(t, "sh", "-c", "cd "+m.Dir+" && find . | sort"); got != list {
-		t.Errorf("the mount lists\n%s\nand did list\n%s", got, list)
-	}
+	e2e.Equal(t, "what the mount lists", e2e.Run(t, "sh", "-c", "cd "+m.Dir+" && find . | sort"), list)
 	e2e.Equal(t, "the cursor of train", m.Cursor(t, "train"), "0")
 }
 

@@ -70,11 +70,7 @@ func TestPrepareMemory(t *testing.T) {
 	e2e.ForSoak(t)
 	dir := t.TempDir()
 	texts := filepath.Join(dir, "a.jsonl.zst")
-	size := 64 << 20
-	if e2e.InSoak() {
-		size = 2 << 30
-	}
-	e2e.CompressedLines(t, texts, size)
+	e2e.CompressedLines(t, texts, 2<<30)
 	// The maximum that wait(2) tells begins with the memory of the parent, which is small in Python.
 	const most = `import resource, subprocess, sys
 subprocess.run(sys.argv[1:], check=True, stdout=sys.stderr)

@@ -1,3 +1,4 @@
+// Package soak has the tests that last as long as they are told to: storms, leaks, comparisons with references.
 package soak
 
 import (
@@ -14,6 +15,8 @@ import (
 
 	"batchfs/test/e2e"
 )
+
+func TestMain(m *testing.M) { e2e.Main(m) }
 
 // stormInStore is a configuration of the same tokens in a store that fails every tenth answer. The block cache has room for half of them.
 func stormInStore(t *testing.T) (config string) {

@@ -1,10 +1,9 @@
 package soak
 
 import (
-	"bufio"
+	"bytes"
 	"encoding/binary"
 	"fmt"
-	"io"
 	"io/fs"
 	"iter"
 	"math/rand/v2"
@@ -68,30 +67,30 @@ var tokenizers = func() func(testing.TB) string {
 
 // compareTokens compares a tokenizer with another program on all texts. Runs of one character are up to run long.
 func compareTokens(t *testing.T, tokenizer *bpe.Tokenizer, run int, program ...string) {
-	size, mixes := 256<<10, 200
+	kinds := []iter.Seq[string]{oddTexts(min(run, 10_000)), mixedTexts(200), textsHere(t, 256<<10)}
 	if e2e.InSoak() {
-		size, mixes = 40<<20, 100_000
-	} else {
-		run = min(run, 10_000)
+		kinds = []iter.Seq[string]{oddTexts(run), mixedTexts(100_000), textsHere(t, 40<<20), everyCharacter}
 	}
-	for name, texts := range map[string]iter.Seq[string]{
-		"odd": oddTexts(run), "mixed": mixedTexts(mixes), "of this machine": textsHere(t, size), "characters": everyCharacter,
-	} {
-		if name == "characters" && !e2e.InSoak() {
-			continue
-		}
-		encoder := tokenizer.NewEncoder()
-		n, bytes, different := 0, 0, 0
-		for text, want := range otherTokens(t, texts, program...) {
-			n, bytes = n+1, bytes+len(text)
-			if got := encoder.Append(nil, []byte(text)); !slices.Equal(got, want) {
-				if different++; different <= 5 {
-					t.Errorf("%s: text %d, %s", name, n, difference(tokenizer, got, want))
+	all := func(yield func(string) bool) {
+		for _, texts := range kinds {
+			for text := range texts {
+				if !yield(text) {
+					return
 				}
 			}
 		}
-		t.Logf("%s: %d of %d texts differ, of %d bytes", name, different, n, bytes)
 	}
+	encoder := tokenizer.NewEncoder()
+	n, size, different := 0, 0, 0
+	for text, want := range otherTokens(t, all, program...) {
+		n, size = n+1, size+len(text)
+		if got := encoder.Append(nil, []byte(text)); !slices.Equal(got, want) {
+			if different++; different <= 5 {
+				t.Errorf("text %d, %s", n, difference(tokenizer, got, want))
+			}
+		}
+	}
+	t.Logf("%d of %d texts differ, of %d bytes", different, n, size)
 }
 
 // difference says where two lists of tokens begin to differ.
@@ -112,47 +111,21 @@ func difference(tokenizer *bpe.Tokenizer, got, want []uint32) string {
 // otherTokens yields texts and the tokens that a program has for them.
 func otherTokens(t *testing.T, texts iter.Seq[string], program ...string) iter.Seq2[string, []uint32] {
 	return func(yield func(string, []uint32) bool) {
+		var in, out, said bytes.Buffer
+		for text := range texts {
+			binary.Write(&in, binary.LittleEndian, uint32(len(text)))
+			in.WriteString(text)
+		}
 		cmd := exec.Command(program[0], program[1:]...)
-		var said strings.Builder
-		cmd.Stderr = &said
-		in := e2e.Must(cmd.StdinPipe())(t)
-		out := e2e.Must(cmd.StdoutPipe())(t)
-		e2e.NoError(t, cmd.Start())
-		sent := make(chan struct{})
-		go func() {
-			defer close(sent)
-			defer in.Close()
-			w := bufio.NewWriter(in)
-			defer w.Flush()
-			for text := range texts {
-				binary.Write(w, binary.LittleEndian, uint32(len(text)))
-				if _, err := w.WriteString(text); err != nil {
-					return // the program ended, which the other side sees
-				}
-			}
-		}()
-		defer func() {
-			cmd.Process.Kill() // it has ended, unless the test failed
-			<-sent
-			cmd.Wait()
-		}()
-		r := bufio.NewReader(out)
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = &in, &out, &said
+		if err := cmd.Run(); err != nil {
+			t.Fatalf("%q: %v\n%s", program, err, &said)
+		}
 		for text := range texts {
 			var n uint32
-			stop := e2e.AnswersSoon(t, cmd)
-			err := binary.Read(r, binary.LittleEndian, &n)
-			raw := make([]byte, 4*n)
-			if err == nil {
-				_, err = io.ReadFull(r, raw)
-			}
-			stop()
-			if err != nil {
-				cmd.Process.Kill()
-				cmd.Wait()
-				t.Fatalf("%q: %v\n%s", program, err, said.String())
-			}
+			e2e.NoError(t, binary.Read(&out, binary.LittleEndian, &n))
 			tokens := make([]uint32, n)
-			binary.Decode(raw, binary.LittleEndian, tokens)
+			e2e.NoError(t, binary.Read(&out, binary.LittleEndian, tokens))
 			if !yield(text, tokens) {
 				return
 			}

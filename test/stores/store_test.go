@@ -1,3 +1,4 @@
+// Package stores tests mounts whose tokens are objects of a store.
 package stores
 
 import (
@@ -19,6 +20,8 @@ import (
 
 	"batchfs/test/e2e"
 )
+
+func TestMain(m *testing.M) { e2e.Main(m) }
 
 // Batches of objects equal batches of the same files on a local disk: files of every format, as their own libraries wrote them, with documents,
 // arrays beside and several files as one, in every order and with every access, from a directory of blocks and without one.
@@ -159,9 +162,7 @@ func TestStoreReplaced(t *testing.T) {
 	first := func() string {
 		return strings.Fields(e2e.Run(t, "od", "-A", "n", "-t", "u2", "-N", "2", m.Path("train/next")))[0]
 	}
-	if got := first(); got != "1" {
-		t.Fatalf("the first token is %s, want 1", got)
-	}
+	e2e.Equal(t, "the first token", first(), "1")
 	b.Put(t, "live.bin", bytes.Repeat([]byte{2, 0}, 10*e2e.StoreBlock))
 	e2e.Await(t, "the new object is served", func() bool { return first() == "2" })
 }

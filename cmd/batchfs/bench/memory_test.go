@@ -35,7 +35,7 @@ func TestUsage(t *testing.T) {
 
 func TestPageCache(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens")
-	testfiles.NoError(t, os.WriteFile(path, make([]byte, 1<<20+1), 0o644))
+	testfiles.Write(t, map[string]string{path: strings.Repeat("\x00", 1<<20+1)})
 	testfiles.NoError(t, errors.Join(dropPages(path), warmUp(path, unix.FADV_RANDOM)))
 	size := int64(1<<20 + os.Getpagesize())
 	if n, err := pageCache(path); err != nil || n != size {

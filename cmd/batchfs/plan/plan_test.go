@@ -48,7 +48,7 @@ func said(t *testing.T, n Needs, words ...string) {
 	t.Helper()
 	var all string
 	for _, v := range n.Verdicts {
-		all += map[bool]string{true: "ok: ", false: "not ok: "}[v.OK] + v.Says + "\n"
+		all += fmt.Sprintf("ok %v: %s\n", v.OK, v.Says)
 	}
 	for _, word := range words {
 		if !strings.Contains(all, word) {
@@ -74,7 +74,7 @@ func TestOrders(t *testing.T) {
 		t.Errorf("shuffle_block: %g bytes a second are fetched again in later epochs", n.Later.Mean)
 	}
 	near(t, "seconds in which all hosts mount", n.FleetMount, 60015*512/5500) // 15 lists, and 4 requests of each object
-	said(t, n, "--rank RANK --world 4096 --local-world 8", "not ok: all hosts that mount at once", "1 h 33 min")
+	said(t, n, "--rank RANK --world 4096 --local-world 8", "ok false: all hosts that mount at once", "1 h 33 min")
 	unlimited := append(corpus, "--set", "store.cache_bytes=1000000000000000")
 	n = needs(t, append(unlimited, "--set", "batch.order=shuffle")...)
 	near(t, "shuffle: a host's share", n.ShareBytes, bytes*(1-math.Pow(1-1./512, 2048)))
@@ -93,7 +93,7 @@ func TestCaches(t *testing.T) {
 		near(t, fmt.Sprintf("hits of %.0f bytes", c.Bytes), c.Hits, c.Bytes/n.ShareBytes)
 	}
 	none := needs(t, "--tokens", "10G", "--hosts", "2", "--gpus", "1", "--set", "batch.order=shuffle", "--set", "store.cache_bytes=0", "--epochs", "2")
-	said(t, none, "ok: all hosts that mount at once", "not ok: the block cache", "store.cache_bytes = ")
+	said(t, none, "ok true: all hosts that mount at once", "ok false: the block cache", "store.cache_bytes = ")
 	near(t, "requests without a cache", none.HostRequests, none.StepBlocks*float64(none.Steps))
 }
 

@@ -2,7 +2,6 @@ package bpe
 
 import (
 	"encoding/json"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -34,7 +33,7 @@ func small(t *testing.T, edit func(f, model map[string]any)) string {
 	raw, err := json.Marshal(f)
 	testfiles.NoError(t, err)
 	path := filepath.Join(t.TempDir(), "tokenizer.json")
-	testfiles.NoError(t, os.WriteFile(path, raw, 0o600))
+	testfiles.Write(t, map[string]string{path: string(raw)})
 	return path
 }
 
