@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"batchfs/cache/array"
+	"batchfs/fs"
 )
 
 // Raw output has the main arrays of each batch and nothing else, in one piece or in several.
@@ -29,7 +30,8 @@ func TestWriteBatchesOfSeveralArrays(t *testing.T) {
 				}
 				return nil
 			}
-			if err := writeBatches(&got, batch, read, 7, int64(want.Len())); err != nil {
+			s := &fs.Sequence{Batch: batch, Read: read}
+			if err := writeBatches(&got, catFile(s, "raw"), s, 7, 3); err != nil {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(got.Bytes(), want.Bytes()) {

@@ -79,6 +79,9 @@ func sameArrays(old, now array.Batch) error {
 	return nil
 }
 
+// Shown returns the batches as a mount shows them, for a reader without one. Tokens that change are an error, whatever on_change says.
+func (d *Dataset) Shown() *fs.Sequence { return (&followed{now: d}).sequence(d) }
+
 // sequence returns d, the split or the split under the settings of a path, as a mount shows it.
 func (f *followed) sequence(d *Dataset) *fs.Sequence {
 	origins := sync.OnceValue(d.Origins)
