@@ -1,0 +1,297 @@
+"""Mounts: one for a run, unmounted after it; and files of batches in a mount."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from ._cat import Piped
+from ._program import MountError, PathLike, ReadError, Setting, flags, program, run, said
+from ._split import MAX_BATCHES, Array, Split, fill, sizes, under
+
+# The program gets SIGTERM when the thread that started it ends: when Python is killed, too. It then unmounts.
+_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+_READY = b"stop with Ctrl-C"
+_HEADER = 4096  # of .npy files
+_DESCRIBE_LIMIT = 10.0  # seconds
+
+_HINTS = {
+    errno.ENOTCONN: "the process that kept the mount is gone. Mount again: batches are the same by number",
+    errno.ENOENT: "is a batchfs mounted there?",
+    errno.EACCES: "only the user that mounted can read, unless mount.allow_other is set",
+    errno.ESTALE: "token files changed. Put them back, or mount again. With on_change=follow, read again",
+    errno.ETIMEDOUT: "the token files did not answer within mount.timeout: look at their disk or store",
+    errno.ESHUTDOWN: "the mount is ending",
+}
+
+
+def mount(
+    data: PathLike | None = None,
+    *,
+    config: PathLike | None = None,
+    mountpoint: PathLike | None = None,
+    log: PathLike | None = None,
+    set: Mapping[str, Setting] | None = None,
+    **batch: Setting,
+) -> Mount:
+    """Mounts token files for this process. The mount ends with it, however it ends.
+
+    Args:
+        data: a directory with train.bin and val.bin, or sets of files: see ``batchfs mount --help``.
+        config: a config.toml, beside or instead of data.
+        mountpoint: an empty directory. Default: a new one in the directory for temporary files.
+        log: the file to write the mount's log to. Default: none, but errors quote it.
+        set: any keys of config.toml: ``{"splits.val.order": "sequential", "memory.access": "pread"}``.
+        batch: keys of [batch]: ``batch_size=12, block_size=1024, order="shuffle", seed=7, dtype="int64"``.
+
+    Raises:
+        MountError: it could not be mounted.
+    """
+    args = [program(), "mount", *flags(data, config, batch, set or {}), *(["--log", os.fspath(log)] if log else [])]
+    made = mountpoint is None
+    try:
+        place = tempfile.mkdtemp(prefix="batchfs-") if mountpoint is None else os.path.abspath(mountpoint)
+        stderr: IO[bytes] = tempfile.TemporaryFile()
+    except OSError as e:
+        raise MountError(f"no place for a mount: {e}; set TMPDIR to a directory with room, or name a mountpoint") from e
+    try:
+        child = _start([*args, place], stderr)
+    except BaseException:
+        if made:
+            _remove(place)
+        raise
+    return Mount(place, child, stderr, made)
+
+
+def open(
+    data: PathLike | None = None,
+    *,
+    config: PathLike | None = None,
+    mountpoint: PathLike | None = None,
+    log: PathLike | None = None,
+    set: Mapping[str, Setting] | None = None,
+    **batch: Setting,
+) -> Mount | Piped:
+    """Mounts as `mount` does if this machine can, and else reads the same batches from a pipe, which a warning says.
+
+    A pipe is as fast for a reader in order. Reading in another order starts a process for each jump.
+
+    Raises:
+        MountError: the token files or the settings are wrong.
+    """
+    try:
+        return mount(data, config=config, mountpoint=mountpoint, log=log, set=set, **batch)
+    except MountError as e:
+        piped = Piped(flags(data, config, batch, set or {}))
+        warnings.warn(f"batches are read from pipes, because there is no mount: {e}", RuntimeWarning, stacklevel=2)
+        return piped
+
+
+def split(path: PathLike, *, rank: int | None = None, world: int | None = None, **settings: Setting) -> Split:
+    """Returns a split of a mount that is there: ``batchfs.split("/mnt/batches/train", order="shuffle")``.
+
+    Args:
+        path: the split's directory, with settings or without.
+        rank, world: default: RANK and WORLD_SIZE, where torchrun sets them and the path does not.
+        settings: what a path may set: batch_size (that of a rank), block_size, dtype, layout, order, seed, shuffle_block, steps.
+
+    Raises:
+        MountError: nothing is mounted there, or a setting is refused.
+    """
+    return _split(under(os.path.abspath(path), rank, world, settings))
+
+
+class Mount:
+    """A mount of this process. It is unmounted by `close`, at the end of a ``with``, when it is garbage, or when the process ends.
+
+    Reads that are under way then may finish for mount.grace, 10 seconds by default.
+
+    Attributes:
+        mountpoint: its path.
+    """
+
+    def __init__(self, mountpoint: str, child: subprocess.Popen[bytes], log: IO[bytes], made: bool) -> None:
+        self.mountpoint = mountpoint
+        self._log = log
+        self.close: Callable[[], object] = weakref.finalize(self, _unmount, mountpoint, child, os.getpid(), made)
+        """Unmounts, and returns when nothing is mounted. In a forked process it does nothing."""
+
+    def split(self, name: str, *, rank: int | None = None, world: int | None = None, **settings: Setting) -> Split:
+        """Returns a split, ``m.split("train", order="shuffle")``: see `batchfs.split`."""
+        return _split(os.path.join(self.mountpoint, under(name, rank, world, settings)), self)
+
+    def log(self) -> str:
+        """Returns the end of what the mount logged, unless that is a file."""
+        return said(self._log)
+
+    def __enter__(self) -> Mount:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Files:
+    """Reads batches from files in a mount: batches.bin, and batches.NAME.npy of each array beside x and y."""
+
+    def __init__(self, path: str, info: dict[str, Any]) -> None:
+        self.path = path
+        size = sizes(info)
+        self.main = 2 if info["arrays"][0]["name"] == "x" else 1
+        self.names = ["bin", *(f"{a['name']}.npy" for a in info["arrays"][self.main :])]
+        self.sizes = [sum(size[: self.main]), *size[self.main :]]
+        # Files of all numbers, not of one epoch, whose lengths the kernel can hold.
+        self.steps = min(MAX_BATCHES, 2**62 // max(self.sizes))
+        self.fds: list[int] = []
+        _files.add(self)
+
+    def fill(self, k: int, arrays: list[Array]) -> None:
+        try:
+            if not self.fds:
+                self._open()
+            fd, size = self.fds[0], self.sizes[0]
+            fill(lambda to, done: os.preadv(fd, to, k * size + done), arrays[: self.main], size)
+            for i in range(1, len(self.fds)):
+                self._fill_other(i, k, arrays[self.main + i - 1])
+        except OSError as e:
+            self.close()  # a worker that took over, or new tokens, need it
+            raise ReadError(self._describe(k, e)) from e
+
+    def _fill_other(self, i: int, k: int, array: Array) -> None:
+        fd, size = self.fds[i], self.sizes[i]
+        fill(lambda to, done: os.preadv(fd, to, _HEADER + k * size + done), [array], size)
+
+    def _open(self) -> None:
+        for i, (name, size) in enumerate(zip(self.names, self.sizes)):
+            self.fds.append(os.open(f"{self.path}/steps={self.steps}/batches.{name}", os.O_RDONLY | os.O_CLOEXEC))
+            if os.fstat(self.fds[i]).st_size != (_HEADER if i else 0) + self.steps * size:
+                raise OSError(errno.ESTALE, f"batches.{name} has another size than info.json says")
+
+    def close(self) -> None:
+        while self.fds:
+            os.close(self.fds.pop())
+
+    def _describe(self, k: int, e: OSError) -> str:
+        """Returns what is known of a read that failed."""
+        words = f"batch {k} of {self.path}: {e.strerror}"
+        if (why := self._last_error()) and e.errno != errno.ENOTCONN:
+            words += f": {why}"
+        return f"{words}; {_hint(e)}"
+
+    def _last_error(self) -> str:
+        """Returns the last error of these settings in status.json, or an empty string."""
+        path = Path(self.path, f"steps={self.steps}")
+        for root in path.parents:
+            try:
+                splits: dict[str, Any] = json.loads((root / "status.json").read_text())["splits"]
+            except (OSError, ValueError):
+                continue
+            settings = _settings(path.relative_to(root).parts)
+            failed = {name: _settings(name.split("/")) for name in splits if splits[name]["last_error"]}
+            mine = [name for name in failed if failed[name] <= settings]
+            return splits[max(mine, key=lambda name: len(failed[name]))]["last_error"] if mine else ""
+        return ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "fds": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _files.add(self)
+
+
+_files: weakref.WeakSet[Files] = weakref.WeakSet()
+
+
+def _hint(e: Exception) -> str:
+    return _HINTS.get(e.errno or 0 if isinstance(e, OSError) else 0, "`batchfs doctor` says more")
+
+
+def _settings(parts: Iterable[str]) -> frozenset[str]:
+    return frozenset(setting for part in parts for setting in part.split(","))
+
+
+def _split(path: str, owner: Mount | None = None) -> Split:
+    try:
+        info = json.loads(Path(path, "info.json").read_text())
+    except (OSError, ValueError) as e:
+        # The program reads the same without touching the mount, and has words for what is wrong.
+        _, why = run("cat", path, "--format", "info", timeout=_DESCRIBE_LIMIT)
+        raise MountError(why or f"{path}: {e}; {_hint(e)}") from e
+    return Split(info, Files(path, info), owner)
+
+
+def _start(args: list[str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Starts the program and returns when it serves. A thread starts it and lives as long, because the kernel asks for the thread."""
+    started: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
+
+    def keep() -> None:
+        shim = [sys.executable, "-I", "-S", "-c", _WITH_PARENT, str(os.getpid())]
+        try:  # in a session of its own, which Ctrl-C does not reach: the trainer may go on for a while, to save what it has
+            child = subprocess.Popen(
+                shim + args, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
+            )
+        except OSError as e:
+            started.put(e)
+            return
+        started.put(child)
+        child.wait()
+
+    threading.Thread(target=keep, name="batchfs mount", daemon=True).start()
+    child = started.get()
+    if isinstance(child, OSError):
+        raise MountError(f"the program could not be started: {child}") from child
+    assert child.stdout is not None
+    try:
+        with child.stdout as lines:
+            if any(line.startswith(_READY) for line in lines):
+                return child
+        status = child.wait()
+        raise MountError(said(stderr) or f"batchfs mount ended with status {status}")
+    except BaseException:
+        child.terminate()
+        child.wait()
+        raise
+
+
+def _unmount(mountpoint: str, child: subprocess.Popen[bytes], pid: int, made: bool) -> None:
+    """Ends a mount that process pid made, and waits for it."""
+    if os.getpid() != pid:
+        return
+    for reader in _files:
+        if reader.path.startswith(mountpoint + "/"):
+            reader.close()
+    try:
+        child.terminate()
+        child.wait()
+    except KeyboardInterrupt:
+        child.terminate()  # the second time it does not wait for readers
+        child.wait()
+        raise
+    finally:
+        if child.poll() != 0:  # it was killed, perhaps, and the mount is dead
+            run("unmount", "--force", mountpoint, timeout=_DESCRIBE_LIMIT)
+        if made:
+            _remove(mountpoint)
+
+
+def _remove(directory: str) -> None:
+    with contextlib.suppress(OSError):
+        os.rmdir(directory)
