@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from ._program import MountError, ReadError, Setting, program, run, said
-from ._split import Array, Split, fill, sizes, under
+from ._split import Split, fill_rest, sizes, under
 
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
@@ -69,7 +69,7 @@ class Pipe:
         self.child: _Child | None = None
         _pipes.add(self)
 
-    def fill(self, k: int, arrays: list[Array]) -> None:
+    def fill(self, k: int, arrays: list[Any]) -> None:
         if self.child is None or not 0 <= k - self.child.next <= _SKIP:
             self.close()
             self.child = _Child([*self.args, "--from", str(k)], k, self.directory)
@@ -131,10 +131,12 @@ class _Child:
             fcntl.fcntl(self.stdout, _F_SETPIPE_SZ, _PIPE_BYTES)
         self.close = weakref.finalize(self, _end, process, os.getpid())
 
-    def read(self, arrays: list[Array], size: int) -> None:
+    def read(self, arrays: list[Any], size: int) -> None:
         fd = self.stdout.fileno()
         try:
-            fill(lambda to, done: os.readv(fd, to), arrays, size)
+            done = os.readv(fd, arrays)
+            if done != size:
+                fill_rest(lambda to, _: os.readv(fd, to), arrays, done, size)
         except ReadError as e:
             self.process.wait()
             raise ReadError(f"batch {self.next}: {said(self.stderr) or e}") from e

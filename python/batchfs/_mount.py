@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from ._cat import Piped
 from ._program import MountError, PathLike, ReadError, Setting, flags, program, run, said
-from ._split import MAX_BATCHES, Array, Split, fill, sizes, under
+from ._split import MAX_BATCHES, Split, fill_rest, sizes, under
 
 # The program gets SIGTERM when the thread that started it ends: when Python is killed, too. It then unmounts.
 _WITH_PARENT = """
@@ -154,39 +154,42 @@ class Files:
     def __init__(self, path: str, info: dict[str, Any]) -> None:
         self.path = path
         size = sizes(info)
-        self.main = 2 if info["arrays"][0]["name"] == "x" else 1
-        self.names = ["bin", *(f"{a['name']}.npy" for a in info["arrays"][self.main :])]
-        self.sizes = [sum(size[: self.main]), *size[self.main :]]
-        # Files of all numbers, not of one epoch, whose lengths the kernel can hold.
-        self.steps = min(MAX_BATCHES, 2**62 // max(self.sizes))
-        self.fds: list[int] = []
+        main = 2 if info["arrays"][0]["name"] == "x" else 1
+        # Of each file its name, the bytes of its header and of a batch, and which arrays of a batch it has.
+        self.files = [("bin", 0, sum(size[:main]), slice(0, main))]
+        for i in range(main, len(size)):
+            self.files.append((f"{info['arrays'][i]['name']}.npy", _HEADER, size[i], slice(i, i + 1)))
+        # They are those of all numbers, not of one epoch, as far as the kernel can hold their lengths.
+        self.steps = min(MAX_BATCHES, 2**62 // max(size for _, _, size, _ in self.files))
+        self.open: list[tuple[int, int, int, slice]] = []  # the same, with a descriptor instead of the name
         _files.add(self)
 
-    def fill(self, k: int, arrays: list[Array]) -> None:
+    def fill(self, k: int, arrays: list[Any]) -> None:
         try:
-            if not self.fds:
+            if not self.open:
                 self._open()
-            fd, size = self.fds[0], self.sizes[0]
-            fill(lambda to, done: os.preadv(fd, to, k * size + done), arrays[: self.main], size)
-            for i in range(1, len(self.fds)):
-                self._fill_other(i, k, arrays[self.main + i - 1])
+            for fd, header, size, which in self.open:
+                offset = header + k * size
+                done = os.preadv(fd, arrays[which], offset)
+                if done != size:  # above a mebibyte it may come in parts
+                    fill_rest(lambda to, done, fd=fd, offset=offset: os.preadv(fd, to, offset + done), arrays[which], done, size)
         except OSError as e:
             self.close()  # a worker that took over, or new tokens, need it
             raise ReadError(self._describe(k, e)) from e
 
-    def _fill_other(self, i: int, k: int, array: Array) -> None:
-        fd, size = self.fds[i], self.sizes[i]
-        fill(lambda to, done: os.preadv(fd, to, _HEADER + k * size + done), [array], size)
-
     def _open(self) -> None:
-        for i, (name, size) in enumerate(zip(self.names, self.sizes)):
-            self.fds.append(os.open(f"{self.path}/steps={self.steps}/batches.{name}", os.O_RDONLY | os.O_CLOEXEC))
-            if os.fstat(self.fds[i]).st_size != (_HEADER if i else 0) + self.steps * size:
+        for name, header, size, which in self.files:
+            fd = os.open(f"{self.path}/steps={self.steps}/batches.{name}", os.O_RDONLY | os.O_CLOEXEC)
+            self.open.append((fd, header, size, which))
+            if os.fstat(fd).st_size != header + self.steps * size:
                 raise OSError(errno.ESTALE, f"batches.{name} has another size than info.json says")
 
     def close(self) -> None:
-        while self.fds:
-            os.close(self.fds.pop())
+        while self.open:
+            os.close(self.open.pop()[0])
+
+    def __del__(self) -> None:
+        self.close()
 
     def _describe(self, k: int, e: OSError) -> str:
         """Returns what is known of a read that failed."""
@@ -210,7 +213,7 @@ class Files:
         return ""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "fds": []}
+        return {**self.__dict__, "open": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -31,7 +31,7 @@ class Batch(dict[str, A]):
     """The arrays of one batch by name, which are also attributes: ``batch["x"]`` is ``batch.x``.
 
     The arrays are those of ``Split.names``. x and y have shape (batch_size, block_size), tokens (batch_size, block_size + 1), rows
-    (batch_size, ...); the others what ``Split.info["arrays"]`` says. They are the caller's: nothing else writes to them.
+    (batch_size, ...); the others what ``Split.info["arrays"]`` says. They are the caller's, to keep or change.
     """
 
     def __getattr__(self, name: str) -> A:
@@ -44,8 +44,8 @@ class Batch(dict[str, A]):
 class Reader(Protocol):
     """Where batches are read from. It can be pickled, and used after a fork."""
 
-    def fill(self, k: int, arrays: list[Array]) -> None:
-        """Reads all arrays of batch k. Raises ReadError."""
+    def fill(self, k: int, arrays: list[Any]) -> None:
+        """Reads all arrays of batch k into contiguous arrays of their sizes. Raises ReadError."""
         ...
 
     def close(self) -> None:
@@ -53,21 +53,18 @@ class Reader(Protocol):
         ...
 
 
-def fill(read: Callable[[Sequence[Any], int], int], arrays: Sequence[Array], size: int) -> None:
-    """Fills contiguous arrays, of size bytes in all, with read(buffers, done), which says how many bytes it read.
+def fill_rest(read: Callable[[list[memoryview], int], int], arrays: Sequence[Array], done: int, size: int) -> None:
+    """Fills contiguous arrays of size bytes in all, of which done are there, with read(buffers, done), which returns a count of bytes.
 
     Raises:
-        ReadError: there were fewer bytes.
+        ReadError: there are fewer bytes.
     """
-    done = read(arrays, 0)
-    if done == size:
-        return
     rest = [a.data.cast("B") for a in arrays]
     last = done
     while done < size:
         if last == 0:
             raise ReadError(f"a batch of {size} bytes ended after {done}")
-        while rest and last >= len(rest[0]):
+        while last >= len(rest[0]):
             last -= len(rest.pop(0))
         rest[0] = rest[0][last:]
         last = read(rest, done)
@@ -127,7 +124,7 @@ class Split(Sequence[Batch[Array]]):
     def steps(self, start: int = 0, stop: int | None = None) -> Steps:
         """Returns an iterator over (step, batch) from batch start to before batch stop, or without end.
 
-        It has ``state_dict()`` and ``load_state_dict()``. Its batches are new arrays, which the caller may keep or change.
+        It has ``state_dict()`` and ``load_state_dict()``. Its batches are new arrays, for the caller to keep or change.
         """
         return Steps(self, start, stop)
 
