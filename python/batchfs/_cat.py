@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from ._program import MountError, ReadError, Setting, program, run, said
-from ._split import Split, fill_rest, sizes, under
+from ._split import Split, fill_rest, locate, sizes
 
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
@@ -23,26 +23,28 @@ _SKIP = 256  # batches that are read and dropped, at most, before a new process 
 
 
 class Piped:
-    """Batches without a mount, of the same settings: each reader has a process ``batchfs cat``. It ends with its reader.
-
-    Raises:
-        MountError: the token files or the settings are wrong.
-    """
+    """Batches without a mount, of the same settings: each reader has a process ``batchfs cat``. It ends with its reader."""
 
     def __init__(self, flags: list[str]) -> None:
         self._flags = flags
         self._splits: weakref.WeakSet[Pipe] = weakref.WeakSet()
 
     def split(self, name: str, *, rank: int | None = None, world: int | None = None, **settings: Setting) -> Split:
-        """Returns a split, ``m.split("train", order="shuffle")``: see `batchfs.split`."""
-        path = under(name, rank, world, settings)
-        text, why = run("cat", path, "--format", "info", *self._flags)
-        if why:
-            raise MountError(why)
-        info = json.loads(text)
+        """Returns a split, ``m.split("train", order="shuffle")``: see `batchfs.split`.
+
+        Raises:
+            MountError: the token files or the settings are wrong.
+        """
+        path, info = locate(name, rank, world, settings, self._info)
         reader = Pipe([path, *self._flags], info)
         self._splits.add(reader)
         return Split(info, reader, self)
+
+    def _info(self, path: str) -> dict[str, Any]:
+        text, why = run("cat", path, "--format", "info", *self._flags)
+        if why:
+            raise MountError(why)
+        return json.loads(text)
 
     def close(self) -> None:
         """Ends the processes of its splits."""
@@ -92,6 +94,8 @@ class Pipe:
         """Lets a forked process go on without the pipe of its parent, which ends when the parent closes it."""
         if self.child is not None:
             self.child.stdout.close()
+            self.child.stderr.close()
+            self.child.process.returncode = 0  # it is not this process's to wait for
         self.child = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -129,7 +133,7 @@ class _Child:
         self.process, self.stdout = process, process.stdout
         with contextlib.suppress(OSError):  # it is slower with less
             fcntl.fcntl(self.stdout, _F_SETPIPE_SZ, _PIPE_BYTES)
-        self.close = weakref.finalize(self, _end, process, os.getpid())
+        self.close = weakref.finalize(self, _end, process, self.stderr, os.getpid())
 
     def read(self, arrays: list[Any], size: int) -> None:
         fd = self.stdout.fileno()
@@ -143,8 +147,9 @@ class _Child:
         self.next += 1
 
 
-def _end(process: subprocess.Popen[bytes], pid: int) -> None:
+def _end(process: subprocess.Popen[bytes], stderr: IO[bytes], pid: int) -> None:
     if os.getpid() == pid and process.stdout is not None:
         process.stdout.close()
         process.kill()
         process.wait()
+        stderr.close()

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import queue
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from typing import IO, Any
 
 from ._cat import Piped
 from ._program import MountError, PathLike, ReadError, Setting, flags, program, run, said
-from ._split import MAX_BATCHES, Split, fill_rest, sizes, under
+from ._split import MAX_BATCHES, Split, fill_rest, locate, sizes
 
 # The program gets SIGTERM when the thread that started it ends: when Python is killed, too. It then unmounts.
 _WITH_PARENT = """
@@ -74,6 +75,7 @@ def mount(
     try:
         child = _start([*args, place], stderr)
     except BaseException:
+        stderr.close()
         if made:
             _remove(place)
         raise
@@ -99,6 +101,8 @@ def open(
     try:
         return mount(data, config=config, mountpoint=mountpoint, log=log, set=set, **batch)
     except MountError as e:
+        if not re.search("/dev/fuse|fusermount3|cannot mount", str(e)):
+            raise
         piped = Piped(flags(data, config, batch, set or {}))
         warnings.warn(f"batches are read from pipes, because there is no mount: {e}", RuntimeWarning, stacklevel=2)
         return piped
@@ -115,7 +119,8 @@ def split(path: PathLike, *, rank: int | None = None, world: int | None = None, 
     Raises:
         MountError: nothing is mounted there, or a setting is refused.
     """
-    return _split(under(os.path.abspath(path), rank, world, settings))
+    found, info = locate(os.path.abspath(path), rank, world, settings, _info)
+    return Split(info, Files(found, info))
 
 
 class Mount:
@@ -130,16 +135,17 @@ class Mount:
     def __init__(self, mountpoint: str, child: subprocess.Popen[bytes], log: IO[bytes], made: bool) -> None:
         self.mountpoint = mountpoint
         self._log = log
-        self.close: Callable[[], object] = weakref.finalize(self, _unmount, mountpoint, child, os.getpid(), made)
+        self.close: Callable[[], object] = weakref.finalize(self, _unmount, mountpoint, child, log, os.getpid(), made)
         """Unmounts, and returns when nothing is mounted. In a forked process it does nothing."""
 
     def split(self, name: str, *, rank: int | None = None, world: int | None = None, **settings: Setting) -> Split:
         """Returns a split, ``m.split("train", order="shuffle")``: see `batchfs.split`."""
-        return _split(os.path.join(self.mountpoint, under(name, rank, world, settings)), self)
+        path, info = locate(os.path.join(self.mountpoint, name), rank, world, settings, _info)
+        return Split(info, Files(path, info), self)
 
     def log(self) -> str:
-        """Returns the end of what the mount logged, unless that is a file."""
-        return said(self._log)
+        """Returns the end of what the mount has logged, until it is closed, and unless there is a log file."""
+        return "" if self._log.closed else said(self._log)
 
     def __enter__(self) -> Mount:
         return self
@@ -196,7 +202,7 @@ class Files:
         words = f"batch {k} of {self.path}: {e.strerror}"
         if (why := self._last_error()) and e.errno != errno.ENOTCONN:
             words += f": {why}"
-        return f"{words}; {_hint(e)}"
+        return f"{words}; {_hint(e.errno)}"
 
     def _last_error(self) -> str:
         """Returns the last error of these settings in status.json, or an empty string."""
@@ -223,22 +229,24 @@ class Files:
 _files: weakref.WeakSet[Files] = weakref.WeakSet()
 
 
-def _hint(e: Exception) -> str:
-    return _HINTS.get(e.errno or 0 if isinstance(e, OSError) else 0, "`batchfs doctor` says more")
+def _hint(number: int | None) -> str:
+    return _HINTS.get(number or 0, "`batchfs doctor` says more")
 
 
 def _settings(parts: Iterable[str]) -> frozenset[str]:
     return frozenset(setting for part in parts for setting in part.split(","))
 
 
-def _split(path: str, owner: Mount | None = None) -> Split:
+def _info(path: str) -> dict[str, Any]:
     try:
-        info = json.loads(Path(path, "info.json").read_text())
+        return json.loads(Path(path, "info.json").read_text())
     except (OSError, ValueError) as e:
         # The program reads the same without touching the mount, and has words for what is wrong.
         _, why = run("cat", path, "--format", "info", timeout=_DESCRIBE_LIMIT)
-        raise MountError(why or f"{path}: {e}; {_hint(e)}") from e
-    return Split(info, Files(path, info), owner)
+        number = e.errno if isinstance(e, OSError) else None
+        if number not in (errno.ENOENT, errno.EINVAL) or not why:
+            why = f"{why or f'{path}: {e}'}; {_hint(number)}"
+        raise MountError(why) from e
 
 
 def _start(args: list[str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -274,7 +282,7 @@ def _start(args: list[str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
         raise
 
 
-def _unmount(mountpoint: str, child: subprocess.Popen[bytes], pid: int, made: bool) -> None:
+def _unmount(mountpoint: str, child: subprocess.Popen[bytes], log: IO[bytes], pid: int, made: bool) -> None:
     """Ends a mount that process pid made, and waits for it."""
     if os.getpid() != pid:
         return
@@ -291,6 +299,7 @@ def _unmount(mountpoint: str, child: subprocess.Popen[bytes], pid: int, made: bo
     finally:
         if child.poll() != 0:  # it was killed, perhaps, and the mount is dead
             run("unmount", "--force", mountpoint, timeout=_DESCRIBE_LIMIT)
+        log.close()
         if made:
             _remove(mountpoint)
 

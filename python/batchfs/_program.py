@@ -33,6 +33,8 @@ def program() -> str:
         MountError: there is none.
     """
     if path := os.environ.get("BATCHFS_PROGRAM"):
+        if not os.access(path, os.X_OK):
+            raise MountError(f"BATCHFS_PROGRAM: {path} is no program")
         return path
     user = sysconfig.get_preferred_scheme("user")
     target = os.path.dirname(os.path.dirname(__file__))  # pip install --target

@@ -216,21 +216,35 @@ def sizes(info: dict[str, Any]) -> list[int]:
     return [math.prod(shape) * dtype.itemsize for shape, dtype in specs(info)]
 
 
-def under(name: str, rank: int | None, world: int | None, settings: dict[str, Setting]) -> str:
-    """Returns the path of a split under settings. rank and world are those of torchrun's environment unless somebody gives them.
+def locate(
+    name: str, rank: int | None, world: int | None, settings: dict[str, Setting], describe: Callable[[str], dict[str, Any]]
+) -> tuple[str, dict[str, Any]]:
+    """Returns the path of a split under settings, and what describe says of that path.
+
+    rank and world are those of torchrun's environment unless somebody gives them, and so is local_world where it matters.
 
     Raises:
         ValueError: there is one of rank and world, but not the other.
     """
     if (rank is None) != (world is None):
         raise ValueError("rank and world: give both, or none")
-    parts = itertools.takewhile(lambda part: "=" in part, reversed(name.rstrip("/").split("/")))
-    given = [pair.partition("=")[0] for part in parts for pair in part.split(",")]
-    if rank is None and "RANK" in os.environ and "WORLD_SIZE" in os.environ and "rank" not in given and "world" not in given:
-        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        if world % local == 0 and "local_world" not in given:
-            settings = {"local_world": local, **settings}
-    if rank is not None and world is not None:
-        settings = {**settings, "rank": rank, "world": world}
-    return "/".join(filter(None, [name.rstrip("/"), ",".join(f"{key}={text(value)}" for key, value in settings.items())]))
+    path = _under(name.rstrip("/"), settings)
+    parts = itertools.takewhile(lambda part: "=" in part, reversed(path.split("/")))
+    given = {pair.partition("=")[0] for part in parts for pair in part.split(",")}
+    env = os.environ
+    if rank is None and not given & {"rank", "world"} and "RANK" in env and "WORLD_SIZE" in env:
+        rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
+    if rank is None or world is None:
+        return path, describe(path)
+    shares: dict[str, Setting] = {"rank": rank, "world": world}
+    local = int(env.get("LOCAL_WORLD_SIZE", 1))
+    if local > 1 and world % local == 0 and "local_world" not in given:
+        info = describe(path)
+        if info.get("shuffle_block") and info.get("local_world") == 1:
+            shares["local_world"] = local
+    path = _under(path, shares)
+    return path, describe(path)
+
+
+def _under(path: str, settings: dict[str, Setting]) -> str:
+    return f"{path}/{','.join(f'{key}={text(value)}' for key, value in settings.items())}" if settings else path
