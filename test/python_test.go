@@ -6,9 +6,18 @@ import (
 )
 
 // The tests of the Python package, which mount for themselves.
-func TestPythonPackage(t *testing.T) {
+func TestPythonPackage(t *testing.T) { pythonTests(t, "tests.test_batchfs") }
+
+// The wheel is the same when it is built again, and can be installed and used.
+func TestPythonWheel(t *testing.T) {
+	long(t)
+	pythonTests(t, "tests.test_wheel")
+}
+
+func pythonTests(t *testing.T, module string) {
+	t.Helper()
 	needFUSE(t)
-	cmd := command(t, python, "-m", "unittest", "-v", "tests.test_batchfs")
+	cmd := command(t, python, "-m", "unittest", "-v", module)
 	cmd.Dir, cmd.Env = "../python", append(os.Environ(), "BATCHFS_PROGRAM="+plainBatchfs, "PYTHONDONTWRITEBYTECODE=1")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -33,8 +33,10 @@ _READY = b"stop with Ctrl-C"
 _HEADER = 4096  # of .npy files
 _DESCRIBE_LIMIT = 10.0  # seconds
 
+_GONE = "the process that kept the mount is gone. Mount again: batches are the same by number"
 _HINTS = {
-    errno.ENOTCONN: "the process that kept the mount is gone. Mount again: batches are the same by number",
+    errno.ENOTCONN: _GONE,
+    errno.ECONNABORTED: _GONE,
     errno.ENOENT: "is a batchfs mounted there?",
     errno.EACCES: "only the user that mounted can read, unless mount.allow_other is set",
     errno.ESTALE: "token files changed. Put them back, or mount again. With on_change=follow, read again",
@@ -200,7 +202,7 @@ class Files:
     def _describe(self, k: int, e: OSError) -> str:
         """Returns what is known of a read that failed."""
         words = f"batch {k} of {self.path}: {e.strerror}"
-        if (why := self._last_error()) and e.errno != errno.ENOTCONN:
+        if (why := self._last_error()) and _HINTS.get(e.errno or 0) != _GONE:
             words += f": {why}"
         return f"{words}; {_hint(e.errno)}"
 
