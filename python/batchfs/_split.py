@@ -27,6 +27,10 @@ S = TypeVar("S", bound="Position")
 MAX_BATCHES = 2**40  # numbers of batches are below this
 
 
+class NoArray(KeyError, AttributeError):
+    """A batch has no such array."""
+
+
 class Batch(dict[str, A]):
     """The arrays of one batch by name, which are also attributes: ``batch["x"]`` is ``batch.x``.
 
@@ -34,11 +38,17 @@ class Batch(dict[str, A]):
     (batch_size, ...); the others what ``Split.info["arrays"]`` says. They are the caller's, to keep or change.
     """
 
+    if TYPE_CHECKING:
+        x: A
+        y: A
+    else:  # a third of the time that a small batch takes would be a __getattr__'s
+        x, y = (property(operator.itemgetter(name)) for name in "xy")
+
     def __getattr__(self, name: str) -> A:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"this batch has no array {name}; it has {', '.join(self)}") from None
+        return self[name]
+
+    def __missing__(self, name: str) -> A:
+        raise NoArray(f"this batch has no array {name}; it has {', '.join(self)}")
 
 
 class Reader(Protocol):

@@ -155,6 +155,9 @@ class TestSplit(Case):
             self.assertRaises(IndexError, lambda: train[n])
             self.assertEqual(len([0 for _ in train]), n)
             self.assertRaisesRegex(AttributeError, "it has x, y", lambda: train[0].mask)
+            self.assertRaisesRegex(KeyError, "it has x, y", lambda: train[0]["mask"])
+            self.assertFalse(hasattr(self.m.split("train", layout="tokens")[0], "x"))
+            self.assertTrue(same(pickle.loads(pickle.dumps(train[0])), train[0]))
             for k, batch in train.steps(n - 1, n + 2):  # into the next epoch
                 x, y = self.file(f"train/batch/{k}")
                 self.assertTrue(same(batch, {"x": x, "y": y}))
