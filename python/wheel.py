@@ -61,8 +61,8 @@ def licences(arch: str) -> dict[str, bytes]:
             name, package, top = "go", goroot, goroot
         directory = Path(package)
         while directory.is_relative_to(top):
-            for file in directory.iterdir():
-                if file.is_file() and LICENCE.fullmatch(file.name):
+            for file in [*directory.iterdir(), *directory.glob("licenses/*")]:
+                if file.is_file() and (LICENCE.fullmatch(file.name) or file.parent != directory):
                     found[f"{name}/{file.relative_to(top)}"] = file.read_bytes()
             directory = directory.parent
     return found
