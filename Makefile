@@ -4,6 +4,7 @@
 # make soak    lets those tests run for over two hours that look for leaks, kill what serves and compare all bytes and tokens with
 #              a reference, holds times and memory to their limits, and fuzzes: nothing else should use the machine
 # make check   what CI runs: all tests, with the race detector where goroutines share something, and analysis
+# make wheel   builds the Python package with the program in it, for x86_64 and arm64, in dist/
 # make bench-compare REF=HEAD~1   the processor time that a batch takes, next to that of another commit: before a change of fs, sampler
 #              or cache is merged, while nothing else uses the machine
 
@@ -21,7 +22,7 @@ ONE_THREAD = TestHandleOfNext|TestStandby|TestRestart|TestBackground
 FUZZTIME = 50000x
 FUZZ = go test -run '^$$' -fuzzminimizetime 10x -fuzztime
 
-.PHONY: build demo bench test soak check vulnerabilities fuzz bench-compare
+.PHONY: build demo bench test soak check vulnerabilities fuzz bench-compare wheel
 
 build:
 	go build -o batchfs ./cmd/batchfs
@@ -87,3 +88,6 @@ bench-compare:
 	git worktree add -q --detach $$dir/src $(REF) && \
 	go build -C $$dir/src -o $$dir/ref ./cmd/batchfs && go build -o $$dir/now ./cmd/batchfs && \
 	go run ./test/compare $$dir/ref $$dir/now
+
+wheel:
+	python3 python/wheel.py

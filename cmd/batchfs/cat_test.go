@@ -29,7 +29,7 @@ func TestWriteBatchesOfSeveralArrays(t *testing.T) {
 				}
 				return nil
 			}
-			if err := writeBatches(&got, batch, read, 7, int64(want.Len())); err != nil {
+			if err := writeBatches(&got, catFile(batch, nil, "raw"), batch.Bytes(), read, 7, 3); err != nil {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(got.Bytes(), want.Bytes()) {

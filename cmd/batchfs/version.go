@@ -19,8 +19,14 @@ func versionCommand() *cobra.Command {
 	}
 }
 
+// stamped is the version of a release, which the linker sets.
+var stamped string
+
 // version returns what the build knows of its source: the tag of a release, or the commit.
 func version() string {
+	if stamped != "" {
+		return stamped
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "unknown"
