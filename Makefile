@@ -15,7 +15,7 @@ GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.8.0
 TEST = .ci/progress -count=1 -timeout 20m
 # The longest first: then the others run beside it. test/alone waits for all others of test.
 PACKAGES = $(addprefix ./test/,faults commands readers stores soak) ./test ./test/alone ./...
-RACED = ./test/readers ./test/faults ./test/stores ./fs/... ./cache/...
+RACED = ./test/faults ./test/stores ./fs/... ./cache/...
 # A mount must not need a second thread to answer its first.
 ONE_THREAD = TestHandleOfNext|TestStandby|TestRestart|TestBackground
 # In inputs, not in seconds: Go before 1.27 may fail when the seconds are over (go.dev/issue/75804).
@@ -60,6 +60,7 @@ check:
 	go mod tidy -diff
 	@$(MAKE) --no-print-directory vulnerabilities
 	$(TEST) -race $(RACED)
+	$(TEST) -race -short ./test/readers
 	$(TEST) $$(go list $(PACKAGES) | grep -vxF "$$(go list $(RACED))")
 	$(TEST) -exec 'env GOMAXPROCS=1' -run '^($(ONE_THREAD))$$' ./test/readers ./test/faults ./test/commands
 

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -50,10 +51,7 @@ func TestCopyOfAFileIsTheFile(t *testing.T) {
 			}))
 			must(t, readAll(tokens, ws()))
 		}
-		id, content, err := blob.Open(paths[1], nil, nil)
-		must(t, err)
-		must(t, content.Close())
-		if tokens.Manifest().Files[1].Identity != id {
+		if tokens.Manifest().Files[1].Identity != open(t, paths, o).Manifest().Files[1].Identity {
 			t.Error("the manifest has another identity than the file")
 		}
 	})
@@ -91,16 +89,11 @@ func TestCopiesUnderReaders(t *testing.T) {
 	everyAccess(t, func(t *testing.T, o Options) {
 		paths := files(t, 2, 50_000)
 		tokens := open(t, paths, o)
-		stop := make(chan struct{})
+		var stop atomic.Bool
 		var wg sync.WaitGroup
 		for range 4 {
 			wg.Go(func() {
-				for {
-					select {
-					case <-stop:
-						return
-					default:
-					}
+				for !stop.Load() {
 					if err := errors.Join(readAll(tokens, []array.Window{{Start: 100, Len: 3000}, {Start: 40_000, Len: 10}}), tokens.CheckAll()); err != nil {
 						t.Error(err)
 						return
@@ -112,7 +105,7 @@ func TestCopiesUnderReaders(t *testing.T) {
 			copyOver(t, paths[0], same)
 			must(t, readOne(tokens))
 		}
-		close(stop)
+		stop.Store(true)
 		wait.End(t, "the goroutines", wg.Wait)
 	})
 }

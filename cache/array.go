@@ -20,7 +20,7 @@ import (
 // An Array is kept in one or several files, one after the other. Its elements are tokens, or each is an array of numbers itself.
 // A position counts elements from the first, in the order of the files. It is safe for concurrent use.
 //
-// It has no lock of its own. Read and Release take those of its files, one at a time.
+// It has no lock. Read and Release take the locks of its files, one at a time.
 type Array struct {
 	dtype  array.DType
 	axes   []int // of an element
@@ -32,15 +32,13 @@ type Array struct {
 
 	documents *Documents // nil if Options did not ask, or no file says where they end
 
-	followed []*blob.Object // those whose change must be noticed although nothing is read from the store
-	looked   atomic.Int64   // when the store was asked about one of them, as blob.Uptime says
-	next     atomic.Int64   // counts those
+	followed []*blob.Object // of these the store is asked in turn, one a second
+	asked    atomic.Int64   // how often it was
 
 	changed atomic.Pointer[blob.Blob] // one that was found changed, or could not be looked at, until it is as it was
 	checked atomic.Int64              // when Check last looked at all files, as blob.Uptime says; 0: never
 }
 
-// A shard is one file of elements.
 type shard struct {
 	blob   blob.Blob
 	format format.Format
@@ -50,7 +48,6 @@ type shard struct {
 	pass atomic.Int64 // the last Pass that looked at it
 }
 
-// end is the position behind the shard's last element.
 func (s *shard) end() int64 { return s.start + s.format.Count }
 
 // Len is the number of elements.
@@ -62,7 +59,7 @@ func (a *Array) Bytes() int64 { return a.Len() * a.width }
 // DType is the type of the numbers in the files.
 func (a *Array) DType() array.DType { return a.dtype }
 
-// Axes are the shape of an element, or none for a token. They are not the caller's to change.
+// Axes are the shape of an element, or none for a token. Do not change them.
 func (a *Array) Axes() []int { return a.axes }
 
 // VocabSize is Options.VocabSize, or 0 where elements are no tokens. Read does not compare tokens with it.
@@ -85,7 +82,6 @@ func (a *Array) AllFiles() (paths []string) {
 	return paths
 }
 
-// all yields the files that the array is read from.
 func (a *Array) all() iter.Seq[blob.Blob] {
 	return func(yield func(blob.Blob) bool) {
 		for i := range a.shards {
@@ -97,7 +93,7 @@ func (a *Array) all() iter.Seq[blob.Blob] {
 	}
 }
 
-// Runs are the stretches that windows must stay within, in order and without gaps. They are not the caller's to change.
+// Runs are the stretches that windows must stay within, in order and without gaps. Do not change them.
 func (a *Array) Runs() []array.Run { return a.runs }
 
 // Cut is where the array can be cut nearest to a position: at a multiple of block bytes of a file, or between two files. Elements below
@@ -119,30 +115,23 @@ func (a *Array) Locate(pos int64) array.Place {
 	return array.Place{Path: s.blob.Path(), Index: pos - s.start}
 }
 
-// shard returns file i, or nil if there is no array or no such file.
-func (a *Array) shard(i int) *shard {
-	if a == nil || i >= len(a.shards) {
-		return nil
-	}
-	return &a.shards[i]
-}
-
-// Check looks whether the files are those that were opened, without reading them. It returns a ChangedError for one that is not, or the
-// error of looking, for example of a file that is gone. It looks at all of them once a second, and in between at the one that was last
-// found wrong, if there is one: CheckWindow and CheckAll look at once.
+// Check looks whether the files are those that were opened, without reading them: at all once a second, and in between at one that was
+// found wrong. It returns a ChangedError, or the error of looking, for example of a file that is gone.
 func (a *Array) Check() error {
 	if err := a.checkChanged(); err != nil {
 		return err
 	}
-	a.look()
 	now, last := int64(blob.Uptime()), a.checked.Load()
 	if now-last < int64(time.Second) || !a.checked.CompareAndSwap(last, now) {
 		return nil
 	}
+	if n := int64(len(a.followed)); n > 0 {
+		go a.followed[a.asked.Add(1)%n].Look()
+	}
 	return a.CheckAll()
 }
 
-// CheckAll is Check of all files, at once.
+// CheckAll looks at all files at once.
 func (a *Array) CheckAll() error {
 	for file := range a.all() {
 		if err := a.check(file); err != nil {
@@ -152,17 +141,16 @@ func (a *Array) CheckAll() error {
 	return nil
 }
 
-// A Pass is a series of calls of CheckWindow, which looks at each file once in it.
+// A Pass is a series of calls of CheckWindow that looks at each file once.
 type Pass int64
 
 var passes atomic.Int64
 
-// NewPass begins a series.
 func NewPass() Pass { return Pass(passes.Add(1)) }
 
-// CheckWindow is Check of the files that a window is read from, at once.
+// CheckWindow looks at the files that a window is read from at once.
 func (a *Array) CheckWindow(w array.Window, p Pass) error {
-	for s := range a.inFiles(w) {
+	for s := range a.parts(a.span(w)) {
 		if s.pass.Swap(int64(p)) == int64(p) {
 			continue
 		}
@@ -183,21 +171,10 @@ func (a *Array) CheckWindow(w array.Window, p Pass) error {
 func (a *Array) check(file blob.Blob) error {
 	err := file.Check()
 	if err != nil {
-		changed := file // which would else be allocated in every call
+		changed := file // or each call would allocate
 		a.changed.Store(&changed)
 	}
 	return err
-}
-
-// look asks the store about one of the objects that are followed, now and then. It does not wait.
-func (a *Array) look() {
-	if len(a.followed) == 0 {
-		return
-	}
-	now, last := int64(blob.Uptime()), a.looked.Load()
-	if now-last >= int64(blob.LookEvery) && a.looked.CompareAndSwap(last, now) {
-		go a.followed[int(a.next.Add(1)%int64(len(a.followed)))].Look()
-	}
 }
 
 // checkChanged looks again at a file that was found wrong: the others are of no use until it is put back.
@@ -206,18 +183,17 @@ func (a *Array) checkChanged() error {
 	if s == nil {
 		return nil
 	}
-	if err := (*s).Check(); err != nil {
-		return err
+	err := (*s).Check()
+	if err == nil {
+		a.changed.CompareAndSwap(s, nil)
 	}
-	a.changed.CompareAndSwap(s, nil)
-	return nil
+	return err
 }
 
-// remember returns err, and keeps the file for checkChanged if err says that it has changed.
+// remember returns err, an error of reading a file, after which checkChanged looks at the file if it has changed.
 func (a *Array) remember(file blob.Blob, err error) error {
 	if errors.Is(err, syscall.ESTALE) {
-		changed := file // which would else be allocated in every call
-		a.changed.Store(&changed)
+		a.check(file)
 	}
 	return err
 }
@@ -225,31 +201,23 @@ func (a *Array) remember(file blob.Blob, err error) error {
 // Unwritten returns an error if a process has one of the files open for writing: see [blob.Unwritten].
 func (a *Array) Unwritten() (unknownOf string, err error) { return blob.Unwritten(a.AllFiles()) }
 
-// Release drops what is kept between two reads: mappings, which keep the space of deleted files taken. The next read makes them again.
+// Release drops the mappings and descriptors that are kept between two reads, which keep the space of deleted files taken.
 func (a *Array) Release() {
 	for file := range a.all() {
 		file.Release()
 	}
 }
 
-// shardAt is the shard that holds a position.
 func (a *Array) shardAt(pos int64) *shard { return &a.shards[a.shardNumber(pos)] }
 
 func (a *Array) shardNumber(pos int64) int {
 	return sort.Search(len(a.shards), func(i int) bool { return a.shards[i].start > pos }) - 1
 }
 
-// shardOf is the shard that holds a byte of the array.
-func (a *Array) shardOf(at int64) *shard { return a.shardAt(at / a.width) }
-
-// rangeLists are *[]blob.Range, the ranges of one Read.
 var rangeLists = sync.Pool{New: func() any { return new([]blob.Range) }}
 
-// Read fetches windows and calls visit for each, in any order, with the window's index in ws and its numbers as they stand
-// in the file. raw is valid during the call only. visit may be called again for a window, if what was read turned out bad. Each window
-// must lie within a run. An error of visit ends the read and is returned, unless the file changed, which then explains it.
-//
-// While a file is known to have changed, every read fails with its ChangedError, also one of other files or of no window.
+// Read calls visit for each window, in any order, with its index in ws and its numbers as they stand in the file: see blob.Blob. Each window
+// must lie within a run. While a file is known to have changed, every read fails with its ChangedError, also one of no window.
 func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) error {
 	if err := a.checkChanged(); err != nil || len(ws) == 0 {
 		return err
@@ -258,13 +226,14 @@ func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) err
 	defer rangeLists.Put(list)
 	todo := slices.Grow((*list)[:0], len(ws))
 	for i, w := range ws {
-		todo = append(todo, blob.Range{From: w.Start * a.number, To: (w.Start + int64(w.Len)) * a.number, Index: i}) // bytes of the array, until their file is known
+		from, to := a.span(w)
+		todo = append(todo, blob.Range{From: from, To: to, Index: i}) // bytes of the array, until their file is known
 	}
 	*list = todo
 	// Each file is opened once then, and ranges that lie close together are next to each other.
 	slices.SortFunc(todo, func(a, b blob.Range) int { return cmp.Compare(a.From, b.From) })
 	for len(todo) > 0 {
-		s := a.shardOf(todo[0].From)
+		s := a.shardAt(todo[0].From / a.width)
 		n, end := 0, s.end()*a.width
 		for n < len(todo) && todo[n].To <= end {
 			todo[n] = a.bytes(s, todo[n])
@@ -289,35 +258,29 @@ func (a *Array) bytes(s *shard, r blob.Range) blob.Range {
 	return blob.Range{From: first + r.From, To: first + r.To, Index: r.Index}
 }
 
-// parts are the stretches of bytes of the array [from, to), each with the shard that holds it.
-func (a *Array) parts(from, to int64) iter.Seq2[*shard, blob.Range] {
-	return func(yield func(*shard, blob.Range) bool) {
-		for from < to {
-			s := a.shardOf(from)
-			part := blob.Range{From: from, To: min(to, s.end()*a.width)}
-			if !yield(s, part) {
-				return
-			}
-			from = part.To
-		}
-	}
+// span is the bytes of the array that hold a window.
+func (a *Array) span(w array.Window) (from, to int64) {
+	return w.Start * a.number, (w.Start + int64(w.Len)) * a.number
 }
 
-// inFiles are the parts of a window, as bytes of their files.
-func (a *Array) inFiles(w array.Window) iter.Seq2[*shard, blob.Range] {
+// parts are what files hold of the bytes [from, to) of the array, as bytes of these files. The Index of each is where it begins, from 0 on.
+func (a *Array) parts(from, to int64) iter.Seq2[*shard, blob.Range] {
 	return func(yield func(*shard, blob.Range) bool) {
-		for s, part := range a.parts(w.Start*a.number, (w.Start+int64(w.Len))*a.number) {
+		for at := from; at < to; {
+			s := a.shardAt(at / a.width)
+			part := blob.Range{From: at, To: min(to, s.end()*a.width), Index: int(at - from)}
 			if !yield(s, a.bytes(s, part)) {
 				return
 			}
+			at = part.To
 		}
 	}
 }
 
-// Want says that windows will be read soon, after those of earlier calls, so that what lies in a store is fetched meanwhile. It does not
+// Want says that windows will be read soon, after the windows of earlier calls, so that what lies in a store is fetched meanwhile. It does not
 // wait. It returns false if some of them must be said again later, because there is no room to fetch them yet.
 func (a *Array) Want(w array.Window, t blocks.Demand) (room bool) {
-	for s, r := range a.inFiles(w) {
+	for s, r := range a.parts(a.span(w)) {
 		if o, ok := s.blob.(*blob.Object); ok && !o.Want([]blob.Range{r}, t) {
 			return false
 		}
@@ -325,10 +288,9 @@ func (a *Array) Want(w array.Window, t blocks.Demand) (room bool) {
 	return true
 }
 
-// Blocks calls visit for each block of so many bytes, numbered within its file, that holds some of a window: what is fetched to read it,
-// where the files are objects.
+// Blocks calls visit for each block of size bytes, numbered within its file, that holds some of a window.
 func (a *Array) Blocks(w array.Window, size int64, visit func(file int, block int64)) {
-	for s, r := range a.inFiles(w) {
+	for s, r := range a.parts(a.span(w)) {
 		for block := range blocks.Holding(r.From, r.To, size) {
 			visit(a.shardNumber(s.start), block)
 		}
@@ -352,16 +314,14 @@ func (a *Array) Between(file int, from, to int64) (begin, end int64) {
 }
 
 // IsRemote reports whether some of the array lies in a store.
-func (a *Array) IsRemote() bool {
-	return slices.ContainsFunc(a.AllFiles(), blob.IsRemote)
-}
+func (a *Array) IsRemote() bool { return slices.ContainsFunc(a.AllFiles(), blob.IsRemote) }
 
 // readAcross reads bytes of the array that begin in one shard and end in a later one.
 func (a *Array) readAcross(r blob.Range, visit func(int, []byte) error) error {
 	whole := make([]byte, r.To-r.From)
 	for s, part := range a.parts(r.From, r.To) {
-		err := s.blob.Read([]blob.Range{a.bytes(s, part)}, func(_ int, raw []byte) error {
-			copy(whole[part.From-r.From:], raw)
+		err := s.blob.Read([]blob.Range{part}, func(at int, raw []byte) error {
+			copy(whole[at:], raw)
 			return nil
 		})
 		if err != nil {

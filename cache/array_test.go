@@ -329,32 +329,6 @@ func TestTruncatedWhileItIsRead(t *testing.T) {
 	}
 }
 
-func TestOtherPanicsStay(t *testing.T) {
-	_, elsewhere := mapped(t)
-	var none *array.Window
-	for name, do := range map[string]func(){
-		"panic":           func() { panic("mine") },
-		"nil pointer":     func() { sink += byte(none.Len) },
-		"fault elsewhere": func() { sink += elsewhere[0] },
-	} {
-		t.Run(name, func(t *testing.T) {
-			everyAccess(t, func(t *testing.T, o Options) {
-				if name == "fault elsewhere" && o.Access == blob.Pread {
-					return // nothing is mapped, and the fault ends the process as ever
-				}
-				tokens := open(t, files(t, 2, minMapped), o)
-				defer func() {
-					if recover() == nil {
-						t.Error("the panic was swallowed")
-					}
-				}()
-				err := tokens.Read([]array.Window{{Len: minMapped}}, func(int, []byte) error { do(); return nil })
-				t.Errorf("the panic became %v", err)
-			})
-		})
-	}
-}
-
 func TestVisitEndsTheRead(t *testing.T) {
 	everyAccess(t, func(t *testing.T, o Options) {
 		o.Join = true
@@ -366,33 +340,6 @@ func TestVisitEndsTheRead(t *testing.T) {
 			if err != enough || visits != 1 {
 				t.Errorf("error %v after %d visits", err, visits)
 			}
-		}
-	})
-}
-
-func TestDescriptorsAreClosed(t *testing.T) {
-	everyAccess(t, func(t *testing.T, o Options) {
-		o.Join = true
-		paths := files(t, 2, 5, 5, 5)
-		tokens := open(t, paths, o)
-		read := func(r *rand.Rand) error { return readAll(tokens, anyWindows(r, tokens.Runs())) }
-		must(t, readAll(tokens, []array.Window{{Len: 15}})) // from here on the mappings that stay are there
-		before, r := descriptors(t), rand.New(rand.NewPCG(1, 2))
-		for range rounds(500) {
-			must(t, read(r))
-		}
-		must(t, os.Chtimes(paths[1], longAgo, longAgo.Add(1)))
-		failed := 0
-		for range rounds(500) {
-			if read(r) != nil {
-				failed++
-			}
-			if _, err := Open(append(paths, "missing"), o); err == nil {
-				t.Fatal("a missing file was opened")
-			}
-		}
-		if after := descriptors(t); after > before || failed == 0 {
-			t.Errorf("%d descriptors, were %d, of %d reads after the change %d failed", after, before, rounds(500), failed)
 		}
 	})
 }

@@ -1,8 +1,8 @@
 package cache
 
 import (
+	"cmp"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 	"sort"
@@ -18,7 +18,7 @@ const (
 	FilesAreDocuments = "files" // each file is one document
 )
 
-// An Index is a file that says where the documents of another one end, as it was when it was opened.
+// An Index is a file that says where the documents of another one end, when it was opened.
 type Index struct {
 	Path     []byte
 	Identity blob.Identity
@@ -28,8 +28,7 @@ type Index struct {
 
 const indexFix = "batchfs index %s --eot N makes an index where token N ends each document"
 
-// openIndex opens the index of a file, and adds it to the fingerprint. It returns nil if there is none. previous is for
-// blob.Open.
+// openIndex opens the index of a file, and adds it to the fingerprint. It returns nil if there is none.
 func openIndex(of File, previous blob.Blob, sum *Fingerprint, from *blob.Remote) (*Index, error) {
 	path := string(of.Path)
 	in, err := openBeside(of.Format.IndexOf(path), previous, from)
@@ -37,21 +36,18 @@ func openIndex(of File, previous blob.Blob, sum *Fingerprint, from *blob.Remote)
 		return nil, err
 	}
 	defer in.content.Close()
-	name := in.Path
 	ends, err := in.Ends(of.Format, path, of.Identity.Size)
 	if err != nil {
 		return nil, err
 	}
 	var wrong error
-	sample, err := sum.add(name, in.Size, in.content, func(off int64, block []byte) {
-		if wrong == nil {
-			wrong = ends.Rise(name, off, block)
-		}
+	sample, err := sum.add(in.Path, in.Size, in.content, func(off int64, block []byte) {
+		wrong = cmp.Or(wrong, ends.Rise(in.Path, off, block))
 	})
-	if err = errors.Join(err, wrong); err != nil {
+	if err = cmp.Or(err, wrong); err != nil {
 		return nil, err
 	}
-	return &Index{[]byte(name), in.id, sample, ends}, nil
+	return &Index{[]byte(in.Path), in.id, sample, ends}, nil
 }
 
 // An index says where the documents of a shard end. Whatever the access to the shard, it is read with blob.Pread: a search needs one
@@ -65,9 +61,13 @@ type index struct {
 	starts    sorted // of sequences
 }
 
+// newIndex returns nil for a file that has no index.
 func newIndex(f File, o Options) (*index, error) {
-	x, path := f.Index, string(f.Index.Path)
-	if err := x.Ends.Fits(path, x.Identity.Size); err != nil {
+	x := f.Index
+	if x == nil {
+		return nil, nil
+	}
+	if err := x.Ends.Fits(string(x.Path), x.Identity.Size); err != nil {
 		return nil, err
 	}
 	file, err := blob.New(x.Path, x.Identity, x.Sample, blob.Pread, o.DropPageCache, o.Remote)
@@ -82,34 +82,31 @@ func (x *index) manifest() *Index {
 }
 
 // of finds the document that holds a token, both by their numbers in the shard. It also returns where that document and some behind it end,
-// as far as was read on the way.
-func (x *index) of(token int64) (document int64, p *endsFrom, err error) {
+// if that was read on the way.
+func (x *index) of(token int64) (document int64, ends []int64, err error) {
 	if x.ends.Sequences > 0 {
-		if token, err = x.starts.upper(x.blob, token*x.ends.Width, nil); err != nil {
+		if token, _, err = x.starts.upper(x.blob, token*x.ends.Width); err != nil {
 			return 0, nil, err
 		}
 		token-- // the sequence that holds it
-	} else {
-		p = new(endsFrom)
 	}
-	document, err = x.documents.upper(x.blob, token, p)
-	if err == nil && document >= x.ends.Count {
-		err = fmt.Errorf("%s: no document holds token %d", x.blob.Path(), token)
+	document, ends, err = x.documents.upper(x.blob, token)
+	switch {
+	case err != nil:
+		return 0, nil, err
+	case document >= x.ends.Count:
+		return 0, nil, fmt.Errorf("%s: no document holds token %d", x.blob.Path(), token)
+	case x.ends.Sequences > 0:
+		return document, nil, nil
 	}
-	if err == nil && p != nil {
-		err = x.rising(p.ends[:p.n], document, token)
-	}
-	return document, p, err
+	return document, ends, x.rising(ends, document, token)
 }
 
 // read sets ends to where documents first, first+1, ... of the shard end.
 func (x *index) read(first int64, ends []int64) error {
 	before := min(first, 1) // one more, to compare the first one with
 	all := make([]int64, before+int64(len(ends)))
-	if err := x.blob.Read(x.documents.run(first-before, int64(len(all)), 0, nil), func(_ int, raw []byte) error {
-		unpack(all, raw)
-		return nil
-	}); err != nil {
+	if err := x.documents.read(x.blob, first-before, all); err != nil {
 		return err
 	}
 	if x.ends.Sequences > 0 {
@@ -146,7 +143,7 @@ func (x *index) locate(sequences []int64, first int64) error {
 		case len(runs) > 0 && sequences[i-1] == n-1:
 			runs[len(runs)-1].To += 8
 		default:
-			runs = x.starts.run(n, 1, i, runs)
+			runs = append(runs, x.starts.bytes(n, 1, i))
 		}
 	}
 	starts := slices.Repeat([]int64{x.tokens * x.ends.Width}, len(sequences)) // of the sequence behind the last one, too
@@ -160,15 +157,14 @@ func (x *index) locate(sequences []int64, first int64) error {
 	return err
 }
 
-// unpack sets numbers to those that raw has.
 func unpack(numbers []int64, raw []byte) {
-	for i := range len(raw) / 8 {
+	for i := range min(len(raw)/8, len(numbers)) {
 		numbers[i] = int64(binary.LittleEndian.Uint64(raw[8*i:]))
 	}
 }
 
-// A sorted is count numbers in a file from byte at on, none below the one before it. They stay there: a search reads one block of
-// them, and keeps in memory which number ends each block that a search has looked at.
+// A sorted is count numbers in a file from byte at on, none below the one before it. A search reads one block of them, and keeps in memory
+// the last number of each block that it looked at.
 type sorted struct {
 	at, count int64
 	block     int64          // numbers of a block
@@ -185,66 +181,58 @@ func newSorted(at, count, block int64) sorted {
 	return sorted{at, count, block, make([]atomic.Int64, (count+block-1)/block)}
 }
 
-// run appends to runs the bytes of n numbers from the first on.
-func (n *sorted) run(first, count int64, index int, runs []blob.Range) []blob.Range {
-	from := n.at + 8*first
-	return append(runs, blob.Range{From: from, To: from + 8*count, Index: index})
+func (n *sorted) bytes(first, count int64, index int) blob.Range {
+	return blob.Range{From: n.at + 8*first, To: n.at + 8*(first+count), Index: index}
 }
 
-// upper is how many of the numbers are v or below. It puts some of those above v into p, unless that is nil.
-func (n *sorted) upper(file blob.Blob, v int64, p *endsFrom) (i int64, err error) {
+// read sets numbers to those from the first on.
+func (n *sorted) read(file blob.Blob, first int64, numbers []int64) error {
+	return file.Read([]blob.Range{n.bytes(first, int64(len(numbers)), 0)}, func(_ int, raw []byte) error {
+		unpack(numbers, raw)
+		return nil
+	})
+}
+
+// upper is how many of the numbers are v or below, and up to 16 of those above.
+func (n *sorted) upper(file blob.Blob, v int64) (i int64, above []int64, err error) {
 	block := sort.Search(len(n.last), func(i int) bool {
 		last := n.last[i].Load() - 1
 		if last < 0 && err == nil {
-			last, err = n.readLast(file, i)
+			one := []int64{-1}
+			err = n.read(file, min(int64(i+1)*n.block, n.count)-1, one)
+			last = one[0]
+			n.last[i].Store(max(last, -1) + 1)
 		}
 		return last > v
 	})
 	if err != nil || block == len(n.last) {
-		return n.count, err
+		return n.count, nil, err
 	}
 	first := int64(block) * n.block
-	err = file.Read(n.run(first, min(n.block, n.count-first), 0, nil), func(_ int, raw []byte) error {
+	err = file.Read([]blob.Range{n.bytes(first, min(n.block, n.count-first), 0)}, func(_ int, raw []byte) error {
 		in := sort.Search(len(raw)/8, func(i int) bool { return int64(binary.LittleEndian.Uint64(raw[8*i:])) > v })
-		if i = first + int64(in); p != nil {
-			p.n = min(len(raw)/8-in, len(p.ends))
-			unpack(p.ends[:], raw[8*in:][:8*p.n])
-		}
+		i, above = first+int64(in), make([]int64, min(len(raw)/8-in, 16))
+		unpack(above, raw[8*in:])
 		return nil
 	})
-	return i, err
+	return i, above, err
 }
 
-// readLast reads the last number of block i, and keeps it.
-func (n *sorted) readLast(file blob.Blob, i int) (last int64, err error) {
-	end := min(int64(i+1)*n.block, n.count)
-	err = file.Read(n.run(end-1, 1, 0, nil), func(_ int, raw []byte) error {
-		last = int64(binary.LittleEndian.Uint64(raw))
-		return nil
-	})
-	if err == nil && last >= 0 {
-		n.last[i].Store(last + 1)
-	}
-	return last, err
-}
-
-// Documents say where the documents of an array end. No document crosses from one file into the next. They read what they are
-// asked for from the indexes, and keep a mebibyte of those at most. They are safe for concurrent use.
+// Documents say where the documents of an array end. No document crosses from one file into the next. They read from the indexes, of which
+// they keep a mebibyte at most, and are safe for concurrent use.
 type Documents struct {
 	array *Array
 	first []int64 // number of the first document of each file, and how many there are in all
 
-	recent [64]atomic.Pointer[endsFrom] // what Of read: that of document n is at n modulo 64, for Ends, which is asked next
+	recent [64]atomic.Pointer[endsFrom] // what Of read for document n is at n modulo 64, because Ends is called next
 }
 
-// endsFrom is where n documents from the first on end.
+// endsFrom is where documents from the first on end.
 type endsFrom struct {
 	first int64
-	n     int
-	ends  [16]int64
+	ends  []int64
 }
 
-// newDocuments expects that all files of the array have an index, or are documents.
 func newDocuments(a *Array) *Documents {
 	d := &Documents{array: a, first: make([]int64, 1, len(a.shards)+1)}
 	kept := int64(0)
@@ -279,26 +267,23 @@ func (d *Documents) Of(pos int64) (int64, error) {
 	if s.index == nil {
 		return d.first[i], nil
 	}
-	document, p, err := s.index.of(pos - s.start)
+	document, ends, err := s.index.of(pos - s.start)
 	if err != nil {
 		return 0, d.array.remember(s.index.blob, err)
 	}
 	document += d.first[i]
-	if p != nil {
-		p.first = document
-		for j := range p.n {
-			p.ends[j] += s.start
-		}
-		d.recent[document%int64(len(d.recent))].Store(p)
+	for j := range ends {
+		ends[j] += s.start
 	}
+	d.recent[document%int64(len(d.recent))].Store(&endsFrom{document, ends})
 	return document, nil
 }
 
 // Ends sets ends to the positions behind the last elements of documents first, first+1, ..., which there must be. The error says of
 // a document that it does not end behind the one before it, or ends beyond its file.
 func (d *Documents) Ends(first int64, ends []int64) error {
-	if p := d.recent[first%int64(len(d.recent))].Load(); p != nil && p.first == first && p.n >= len(ends) {
-		copy(ends, p.ends[:])
+	if p := d.recent[first%int64(len(d.recent))].Load(); p != nil && p.first == first && len(p.ends) >= len(ends) {
+		copy(ends, p.ends)
 		return nil
 	}
 	for i := sort.Search(len(d.first), func(i int) bool { return d.first[i] > first }) - 1; len(ends) > 0; i++ {

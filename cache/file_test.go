@@ -2,10 +2,8 @@ package cache
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"unsafe"
 
@@ -63,54 +61,4 @@ func TestOnlyThePagesNeeded(t *testing.T) {
 			t.Errorf("%d pages are in the page cache, want %d", got, want)
 		}
 	})
-}
-
-// A core dump holds no tokens, also where a setting of the kernel includes mapped files.
-func TestMappingsAreNotDumped(t *testing.T) {
-	everyAccess(t, func(t *testing.T, o Options) {
-		tokens := open(t, files(t, 2, 100_000), o)
-		ws := []array.Window{{Start: 0, Len: 1000}, {Start: 50_000, Len: 50_000}}
-		must(t, tokens.Read(ws, func(_ int, raw []byte) error {
-			path, flags := mappingAt(t, uintptr(unsafe.Pointer(&raw[0])))
-			if mapped := path == tokens.Files()[0]; mapped == (o.Access == blob.Pread) {
-				t.Errorf("the tokens are read from %q", path)
-			} else if mapped && !strings.Contains(flags, " dd ") {
-				t.Errorf("the flags of the mapping are %q, want dd among them", flags)
-			}
-			return nil
-		}))
-	})
-}
-
-// mappingAt is the file mapped at an address, if it is one, and the mapping's flags as the kernel abbreviates them.
-func mappingAt(t *testing.T, addr uintptr) (path, flags string) {
-	t.Helper()
-	smaps, err := os.ReadFile("/proc/self/smaps")
-	must(t, err)
-	inside := false
-	for line := range strings.Lines(string(smaps)) {
-		var from, to uintptr
-		fields := strings.Fields(line)
-		if n, _ := fmt.Sscanf(fields[0], "%x-%x", &from, &to); n == 2 {
-			inside, path = from <= addr && addr < to, strings.Join(fields[5:], " ")
-		} else if inside && fields[0] == "VmFlags:" {
-			return path, line
-		}
-	}
-	t.Fatalf("nothing is mapped at %x", addr)
-	return "", ""
-}
-
-// mapped maps a new file of one page and then empties the file: to touch the mapping is a fault.
-func mapped(t testing.TB) (path string, mapping []byte) {
-	t.Helper()
-	path = files(t, 2, os.Getpagesize()/2)[0]
-	f, err := os.Open(path)
-	must(t, err)
-	defer f.Close()
-	mapping, err = unix.Mmap(int(f.Fd()), 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_SHARED)
-	must(t, err)
-	t.Cleanup(func() { unix.Munmap(mapping) })
-	must(t, os.Truncate(path, 0))
-	return path, mapping
 }

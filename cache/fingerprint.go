@@ -12,17 +12,16 @@ import (
 	"batchfs/cache/blob"
 )
 
-// A Fingerprint tells data from other data. It covers the name, the size and a sample of the content of each file that [Open]
-// adds, in the order of the calls. It is not safe for concurrent use.
+// A Fingerprint covers the name, the size and a sample of the content of each file that [Open] adds, in the order of the calls. It is not
+// safe for concurrent use.
 type Fingerprint struct {
 	sum    io.Writer // a hash; or a buffer, for a file that is added to the hash later
 	blocks int64     // of each file
 }
 
-// NewFingerprint returns an empty fingerprint. files is how many files calls of [Open] will add to it; the more there are, the
-// less is sampled of each.
+// NewFingerprint returns an empty fingerprint. files is how many files [Open] will add: the more there are, the less is sampled of each.
 func NewFingerprint(files int) *Fingerprint {
-	return &Fingerprint{sha256.New(), sampleBlocks(files)}
+	return &Fingerprint{sha256.New(), int64(max(2, 64/max(files, 1)))} // few enough to open terabytes at once
 }
 
 // String is the fingerprint of the files added so far in 32 hexadecimal digits: the first half of the SHA-256 of, for each
@@ -44,6 +43,3 @@ func (f *Fingerprint) add(path string, size int64, content io.ReaderAt, look fun
 	}
 	return s, err
 }
-
-// sampleBlocks is how many blocks of each of so many files the fingerprint covers: few enough to open terabytes at once.
-func sampleBlocks(files int) int64 { return int64(max(2, 64/max(files, 1))) }

@@ -12,7 +12,7 @@ import (
 	"batchfs/cache/array"
 )
 
-// fingerprint is that of sources of files, opened one after the other, whether or not their files are joined.
+// fingerprint returns the fingerprint of sources of files, opened one after the other, whether or not their files are joined.
 func fingerprint(t testing.TB, sources ...[]string) string {
 	t.Helper()
 	files := len(slices.Concat(sources...))

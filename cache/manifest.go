@@ -30,22 +30,21 @@ type Options struct {
 
 	Beside string // the name of this array, which lies beside another; empty for the main one of a source
 
-	// GuessedDType says that DType is a guess: Open then refuses files that look like another one, or like text. Reopen ignores it.
+	// GuessedDType says that DType is a guess: Open then refuses files that look like another one, or like text.
 	GuessedDType bool
 
 	Remote *blob.Remote // where objects are read from
 	Follow bool         // Check notices after a while that an object was replaced, although nothing is read from the store
 
-	// Open adds each file to Fingerprint, unless that is nil. Reopen ignores it.
+	// Open adds each file to Fingerprint, unless that is nil.
 	Fingerprint *Fingerprint
 
-	// Previous are the same files before they changed, or nil. With it, Open refuses a file that is being overwritten: see
-	// blob.Open. File i is compared with file i of Previous. Reopen ignores it.
+	// Previous are the same files before they changed, or nil. With it, Open refuses a file that is being overwritten.
 	Previous *Array
 }
 
 // A Manifest describes an array as it was when it was opened. Another process makes the same array of it with Reopen.
-// JSON and gob keep all of it.
+// JSON and gob keep every field.
 type Manifest struct {
 	Files []File // in order
 }
@@ -59,67 +58,41 @@ type File struct {
 	Index    *Index // where its documents end; nil if Options did not ask, or there is none
 }
 
+// atOnce is how many files are opened at the same time: a store takes long to answer.
+const atOnce = 32
+
 // Open checks every file and makes one array of their elements, in the order of paths. The error says what is wrong with which
 // file: that it cannot be read, is no regular file, is empty, ends in the middle of an element, is being overwritten, or is no file
 // of such elements, as far as the blocks tell that the fingerprint covers.
 func Open(paths []string, o Options) (*Array, error) {
 	sum := cmp.Or(o.Fingerprint, NewFingerprint(len(paths)))
 	var m Manifest
-	var wait error // for a file that is being overwritten
-	for i, path := range paths {
-		if len(m.Files) > i {
-			continue
-		}
-		if blob.IsRemote(path) {
-			some, err := openObjects(paths[i:], o, sum)
-			if err != nil {
-				return nil, err
+	for some := range slices.Chunk(paths, atOnce) {
+		files, errs, parts := make([]File, len(some)), make([]error, len(some)), make([]bytes.Buffer, len(some))
+		var all sync.WaitGroup
+		for i, path := range some {
+			var previous *shard
+			if at := len(m.Files) + i; o.Previous != nil && at < len(o.Previous.shards) {
+				previous = &o.Previous.shards[at]
 			}
-			m.Files = append(m.Files, some...)
-			continue
+			all.Go(func() {
+				files[i], errs[i] = openFormat(path, o, previous, &Fingerprint{sum: &parts[i], blocks: sum.blocks})
+			})
 		}
-		f, err := openFormat(path, o, o.Previous.shard(i), sum, wait == nil)
-		if errors.As(err, new(blob.OverwrittenError)) {
-			wait = cmp.Or(wait, err) // after the others were looked at, or those would be waited for later
-		} else if err != nil {
-			return nil, err
+		all.Wait()
+		for i := range some {
+			if errs[i] != nil {
+				return nil, errs[i]
+			}
+			sum.sum.Write(parts[i].Bytes())
 		}
-		m.Files = append(m.Files, f)
-	}
-	if wait != nil {
-		return nil, wait
+		m.Files = append(m.Files, files...)
 	}
 	return Reopen(m, o)
 }
 
-// atOnce is how many objects are opened at the same time.
-const atOnce = 32
-
-// openObjects opens the objects that a list of paths begins with, or the first of many, at the same time.
-func openObjects(paths []string, o Options, sum *Fingerprint) ([]File, error) {
-	n := 1
-	for n < min(len(paths), atOnce) && blob.IsRemote(paths[n]) {
-		n++
-	}
-	files, errs, parts := make([]File, n), make([]error, n), make([]bytes.Buffer, n)
-	var all sync.WaitGroup
-	for i := range n {
-		all.Go(func() {
-			files[i], errs[i] = openFormat(paths[i], o, nil, &Fingerprint{sum: &parts[i], blocks: sum.blocks}, true)
-		})
-	}
-	all.Wait()
-	for i := range n {
-		if errs[i] != nil {
-			return nil, errs[i]
-		}
-		sum.sum.Write(parts[i].Bytes())
-	}
-	return files, nil
-}
-
-// openFormat opens a file. If all is set, it finds where its elements lie and its documents end, and adds it to the fingerprint.
-func openFormat(path string, o Options, previous *shard, sum *Fingerprint, all bool) (file File, err error) {
+// openFormat finds where the elements of a file lie and its documents end, and adds it to the fingerprint.
+func openFormat(path string, o Options, previous *shard, sum *Fingerprint) (file File, err error) {
 	var was, wasIndex blob.Blob
 	if previous != nil {
 		was = previous.blob
@@ -137,9 +110,6 @@ func openFormat(path string, o Options, previous *shard, sum *Fingerprint, all b
 			c.Close()
 		}
 	}()
-	if !all {
-		return file, nil
-	}
 	in := &format.Input{Path: path, Size: id.Size, Content: content, Options: format.Options{
 		Format: o.Format, DType: o.DType, GuessedDType: o.GuessedDType, Axes: o.Axes, Tensor: o.Tensor, Beside: o.Beside,
 	}}
@@ -172,22 +142,21 @@ func openFormat(path string, o Options, previous *shard, sum *Fingerprint, all b
 	return file, err
 }
 
-// An openInput is an input whose content must be closed.
 type openInput struct {
 	format.Input
 	id      blob.Identity
 	content blob.Content
 }
 
-// openBeside opens a file that lies beside another one. It returns nil if there is none. previous is for blob.Open.
+// openBeside opens a file that lies beside another one, or returns nil if there is none.
 func openBeside(path string, previous blob.Blob, from *blob.Remote) (*openInput, error) {
 	id, content, err := blob.Open(path, previous, from)
-	// A store says so of an object that is not there to those who may not list the bucket.
+	// Where a bucket may not be listed, a store answers so for an object that is not there.
 	hidden := blob.IsRemote(path) && errors.Is(err, os.ErrPermission)
-	if errors.Is(err, os.ErrNotExist) || hidden {
+	switch {
+	case errors.Is(err, os.ErrNotExist), hidden:
 		return nil, nil
-	}
-	if err != nil {
+	case err != nil:
 		return nil, err
 	}
 	return &openInput{format.Input{Path: path, Size: id.Size, Content: content}, id, content}, nil
@@ -203,8 +172,8 @@ func (a *Array) Manifest() Manifest {
 	return m
 }
 
-// Reopen makes the array that m describes. It does not look at the files: one that has changed or is gone is an error when it is
-// read or checked. The error of Reopen says that m has no files, or files that cannot be one array.
+// Reopen makes the array that m describes, without a look at the files. The error says that m has no files, or files that cannot be one
+// array.
 func Reopen(m Manifest, o Options) (*Array, error) {
 	if err := m.check(); err != nil {
 		return nil, err
@@ -221,12 +190,11 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 		if err != nil {
 			return nil, err
 		}
-		a.shards[i] = shard{blob: file, format: f.Format, start: start}
-		if f.Index != nil {
-			if a.shards[i].index, err = newIndex(f, o); err != nil {
-				return nil, err
-			}
+		x, err := newIndex(f, o)
+		if err != nil {
+			return nil, err
 		}
+		a.shards[i] = shard{blob: file, format: f.Format, start: start, index: x}
 		if i > 0 && o.Join {
 			a.runs[0].Len += f.Format.Count
 		} else {

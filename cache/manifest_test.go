@@ -86,7 +86,7 @@ func TestReopenRefuses(t *testing.T) {
 		{with(func(f *format.Format) { *f = format.Format{} }), outside},
 		{with(func(f *format.Format) { f.Count = 0 }), outside},
 		{with(func(f *format.Format) { f.Count = -1 }), outside},
-		{with(func(f *format.Format) { f.Count = 11 }), "train.bin: 11 elements of dtype \"uint16\" from byte 0 on " + outside},
+		{with(func(f *format.Format) { f.Count = 11 }), "train.bin: 11 elements of dtype \"uint16\" and shape [] from byte 0 on " + outside},
 		{with(func(f *format.Format) { f.Count = 1 << 62 }), outside},
 		{with(func(f *format.Format) { f.Offset = 1 }), outside},
 		{with(func(f *format.Format) { f.Offset = -2 }), outside},

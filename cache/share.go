@@ -11,7 +11,7 @@ import (
 	"batchfs/cache/blocks"
 )
 
-// A Stretch is elements of an array, from a position to before another.
+// A Stretch is the elements [From, To) of an array.
 type Stretch struct {
 	Array    *Array
 	From, To int64
@@ -22,7 +22,6 @@ func (s Stretch) parts() (elements, indexes []blocks.Part) {
 	a := s.Array
 	for of, r := range a.parts(s.From*a.width, s.To*a.width) {
 		if o, ok := of.blob.(*blob.Object); ok {
-			r = a.bytes(of, r)
 			elements = append(elements, o.Part(r.From, r.To))
 		}
 		if of.index == nil {
@@ -48,18 +47,17 @@ func NewShare(name string, stretches []Stretch) *Share {
 	return blocks.NewShare(name, parts)
 }
 
-// Fetch brings a share, which holds stretches, into the directory of blocks, until there is no more room: each block once, in the order in which
-// windows visits them, until it is told false, and then the rest. It calls progress with the bytes of each block. It ends with the error of ctx
-// when that is cancelled.
+// Fetch brings a share, which holds stretches, into the directory of blocks: each block once, in the order in which windows visits them,
+// until visit returns false, and then the rest. It calls progress with the bytes of each block. The error is ErrNoRoom, or that of ctx.
 func Fetch(ctx context.Context, share *Share, stretches []Stretch, windows func(visit func(*Array, array.Window) bool), progress func(n int64)) error {
 	share.Fill()
-	f := &fetch{ctx: ctx, share: share, progress: progress, seen: map[wantedBlock]bool{}}
+	f := &fetch{ctx: ctx, share: share, progress: progress, seen: map[blocks.Part]bool{}}
 	for _, s := range stretches {
 		_, indexes := s.parts()
 		f.add(indexes...)
 	}
 	windows(func(a *Array, w array.Window) bool {
-		for s, r := range a.inFiles(w) {
+		for s, r := range a.parts(a.span(w)) {
 			if o, ok := s.blob.(*blob.Object); ok {
 				f.add(o.Part(r.From, r.To))
 			}
@@ -76,31 +74,26 @@ func Fetch(ctx context.Context, share *Share, stretches []Stretch, windows func(
 	return f.err
 }
 
-// A fetch is one Fetch.
 type fetch struct {
 	ctx      context.Context
 	share    *Share
 	progress func(n int64)
-	seen     map[wantedBlock]bool
-	wanted   []wantedBlock // that are being fetched, in order
+	seen     map[blocks.Part]bool // of single blocks, as wanted
+	wanted   []blocks.Part        // that are being fetched, in order
 	err      error
-}
-
-type wantedBlock struct {
-	of    *blocks.Object
-	index int64
 }
 
 // add fetches the blocks of parts that it has not seen.
 func (f *fetch) add(parts ...blocks.Part) {
 	for _, p := range parts {
-		for i := range blocks.Holding(p.From, p.To, p.Object.BlockBytes()) {
-			b := wantedBlock{p.Object, i}
+		size := p.Object.BlockBytes()
+		for i := range blocks.Holding(p.From, p.To, size) {
+			b := blocks.Part{Object: p.Object, From: i * size, To: min((i+1)*size, p.Object.Size)}
 			if f.seen[b] || f.err != nil {
 				continue
 			}
 			f.seen[b] = true
-			for len(f.wanted) > 0 && !b.of.Want(i, blocks.Demand{}) {
+			for len(f.wanted) > 0 && !b.Object.Want(i, blocks.Demand{}) {
 				f.next()
 			}
 			f.wanted = append(f.wanted, b)
@@ -108,18 +101,18 @@ func (f *fetch) add(parts ...blocks.Part) {
 	}
 }
 
-// next waits for the first of the blocks that are being fetched.
+// next waits for the first of wanted.
 func (f *fetch) next() {
 	b := f.wanted[0]
 	f.wanted = f.wanted[1:]
-	got, err := b.of.Get(b.index)
+	got, err := b.Object.Get(b.From / b.Object.BlockBytes())
 	if err == nil {
 		got.Release()
-		f.progress(min(b.of.BlockBytes(), b.of.Size-b.index*b.of.BlockBytes()))
+		f.progress(b.To - b.From)
 		f.share.Read()
 		err = context.Cause(f.ctx)
 	}
-	if b.of.Counts().Full.Load() > 0 {
+	if b.Object.Counts().Full.Load() > 0 {
 		err = cmp.Or(err, ErrNoRoom)
 	}
 	f.err = cmp.Or(f.err, err)

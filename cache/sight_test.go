@@ -3,17 +3,14 @@ package cache
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
-	"batchfs/cache/format"
 )
 
 // numbers are n numbers of width bytes below most.
@@ -91,44 +88,4 @@ func TestOpenLooksAtTheContent(t *testing.T) {
 // header is the beginning of a header of llm.c.
 func header(magic, version uint32) string {
 	return string(binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, magic), version))
-}
-
-// In the blocks that the fingerprint covers, a token beyond the vocabulary is found when the file is opened.
-func TestOpenComparesTheVocabulary(t *testing.T) {
-	const n = 300_001
-	for _, width := range []int{2, 4} {
-		for _, test := range []struct {
-			at    int
-			vocab int64
-			found bool
-		}{
-			{0, 65, true}, {n - 1, 65, true}, {n / 2, 65, false}, {0, 0, false}, {0, 66, false}, {0, 1 << 16, false}, {n - 1, 1 << 32, false},
-		} {
-			raw := numbers(n, width, 65)
-			copy(raw[test.at*width:], []byte{65, 0})
-			path := filepath.Join(t.TempDir(), "train.bin")
-			must(t, os.WriteFile(path, raw, 0o600))
-			_, err := Open([]string{path}, Options{DType: unsigned(width), VocabSize: test.vocab})
-			var beyond *array.VocabularyError
-			switch {
-			case !test.found:
-				must(t, err)
-			case !errors.As(err, &beyond), *beyond != array.VocabularyError{Place: array.Place{Path: path, Index: int64(test.at)}, Token: "65", Size: 65}:
-				t.Errorf("token %d of %d bytes is 65: error %v", test.at, width, err)
-			}
-		}
-	}
-}
-
-// No block that is looked at begins within a token by mistake.
-func TestLookBeginsAtATokenAnywhere(t *testing.T) {
-	for _, width := range []int{2, 4} {
-		raw := slices.Repeat([]byte{1, 64, 0, 0}[:width], 5000) // within a token, other numbers begin
-		for size := len(raw) - 16; size < len(raw); size++ {
-			s := format.Inspection{Path: "train.bin", Format: format.Format{DType: unsigned(width), Count: int64(size / width)}, VocabSize: 64<<8 + 2}
-			_, err := blob.NewSample(bytes.NewReader(raw), int64(size), 3, s.Look)
-			must(t, err)
-			must(t, s.Err())
-		}
-	}
 }

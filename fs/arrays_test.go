@@ -36,6 +36,9 @@ func contentOf(s *fake, name string) (content []byte, headerLen int) {
 		steps = s.Steps
 	}
 	fmt.Sscanf(name, "batch/%d", &k)
+	if strings.HasSuffix(name, ".json") {
+		return fmt.Appendf(nil, "%20d\n", k), 0
+	}
 	for _, a := range s.Batch.Arrays {
 		if strings.HasSuffix(name, "."+a.Name+".npy") {
 			shown, size = a, a.Bytes()
@@ -74,7 +77,7 @@ func TestAnyReadIsASlice(t *testing.T) {
 		tr := plant(t, s)
 		names := []string{"next", "next.npy", "next.safetensors", "batches.bin", "batches.npy"}
 		for _, k := range []uint64{0, 3, 1<<arrayShift - 1} {
-			names = append(names, fmt.Sprintf("batch/%d", k), fmt.Sprintf("batch/%d.npy", k), fmt.Sprintf("batch/%d.safetensors", k))
+			names = append(names, fmt.Sprintf("batch/%d", k), fmt.Sprintf("batch/%d.npy", k), fmt.Sprintf("batch/%d.safetensors", k), fmt.Sprintf("batch/%d.json", k))
 			for _, a := range s.Batch.Arrays[s.Batch.Main:] {
 				names = append(names, fmt.Sprintf("batch/%d.%s.npy", k, a.Name))
 			}
@@ -111,8 +114,8 @@ func TestAnyReadIsASlice(t *testing.T) {
 func TestNamesOfArrays(t *testing.T) {
 	tr := plant(t, manyArrays(3))
 	listed := 0
-	for _, e := range tr.entries(tr.find("train")) {
-		if e.inode.kind() == batchesArrayNPY {
+	for _, e := range tr.entries(tr.find("train"), 0) {
+		if inode(e.Ino).kind() == batchesArrayNPY {
 			listed++
 		}
 	}
@@ -126,7 +129,7 @@ func TestNamesOfArrays(t *testing.T) {
 			t.Errorf("%s has inode %#x", name, i)
 		}
 	}
-	if text := string(tr.texts.readme); !strings.Contains(text, `x, y = numpy.load("/mnt/train/next.npy")`) {
+	if text := string(tr.readme); !strings.Contains(text, `x, y = numpy.load("/mnt/train/next.npy")`) {
 		t.Errorf("README says\n%s", text)
 	}
 }

@@ -12,13 +12,11 @@ import (
 // serves the mount agrees with the one before it:
 //
 //	bits 0-4    kind
-//	bits 5-7    version of the tokens, modulo 8, for the files of batch/: the page cache of the old tokens goes with the old
-//	            inode
+//	bits 5-7    in batch/, version of the tokens, modulo 8: the page cache of the old tokens goes with the old inode
 //	bits 8-23   sequence, from 1 on; 0 for what belongs to the whole mount
-//	bits 24-63  batch number, for the files of batch/; version of the tokens, for batches.* and tokens.bin, which stay open
-//	            for long; in a file of one array both have 4 bits less, and the highest 4 say which array of a batch; for
-//	            a directory that was looked up as settings, and for the batch/ in it, a hash of that name: a directory can
-//	            only be in one place
+//	bits 24-63  in batch/, batch number; of batches.* and tokens.bin, which stay open for long, version of the tokens; of a file
+//	            of one array, both with 4 bits less, and the highest 4 say which array of a batch; of a directory that was looked
+//	            up as settings, and of the batch/ in it, a hash of that name: a directory can only be in one place
 type inode uint64
 
 // MaxBatches bounds the numbers of batches: they are below it.
@@ -68,21 +66,15 @@ func (i inode) sequence() int { return int(i >> 8 & (state.MaxSequences - 1)) }
 // rest is the bits 24-63: the batch number, for the files of batch/ that are not of one array.
 func (i inode) rest() uint64 { return uint64(i >> 24) }
 
-// arrayShift is where in the rest of a file of one array its index among the arrays of a batch begins, which are array.Most at most.
+// arrayShift is where in the rest of a file of one array its index among the arrays of a batch begins.
 const arrayShift = 36
 
-// makeArrayInode is makeInode for a file of one array of each batch.
 func makeArrayInode(k kind, sequence, array int, rest uint64) inode {
 	return makeInode(k, sequence, uint64(array)<<arrayShift|rest)
 }
 
-// array is the index among the arrays of a batch, for a file of one array.
 func (i inode) array() int { return int(i.rest() >> arrayShift) }
 
-// withSmallVersion returns i, a file of batch/, with v modulo 8 as its version.
-func (i inode) withSmallVersion(v Version) inode { return i&^0xe0 | inode(v%8<<5) }
-
-// settingsDir is the directory of a sequence that was looked up under a name in dir.
 func settingsDir(sequence int, dir inode, name string) inode {
 	h := fnv.New64a()
 	binary.Write(h, binary.LittleEndian, uint64(dir))

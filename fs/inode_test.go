@@ -1,7 +1,6 @@
 package fs
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"testing"
 
@@ -39,24 +38,5 @@ func TestInodeSaysWhatAFileIs(t *testing.T) {
 		if makeInode(nextRaw, sequence, 0).outdated(now) {
 			t.Fatal("next is outdated")
 		}
-	}
-}
-
-// A directory is in one place: every name that settings are looked up by is another, and the same again is the same.
-func TestInodesOfSettings(t *testing.T) {
-	train, val := makeInode(splitDir, 1, 0), makeInode(splitDir, 2, 0)
-	seen := map[inode]string{train: "train", val: "val"}
-	for _, dir := range []inode{train, val, settingsDir(3, train, "seed=1")} {
-		for i := range 1000 {
-			name := fmt.Sprint("seed=", i)
-			d := settingsDir(3, dir, name)
-			if d.kind() != splitDir || d.sequence() != 3 || d != settingsDir(3, dir, name) || seen[d] != "" {
-				t.Fatalf("%s in %#x is %#x, as is %q", name, dir, d, seen[d])
-			}
-			seen[d] = name
-		}
-	}
-	if settingsDir(3, train, "seed=1") == settingsDir(4, train, "seed=1") {
-		t.Error("two sequences have a directory")
 	}
 }

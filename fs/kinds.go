@@ -3,31 +3,30 @@ package fs
 import (
 	"fmt"
 	"strings"
+	"syscall"
 
 	"batchfs/cache/array"
 	"batchfs/fs/header"
 )
 
-// An entry says all that is special about a kind of files.
 type entry struct {
 	kind    kind
 	in      kind    // the directories that hold it; 0: the root directory itself
-	name    string  // in such a directory; "" for a split, whose name is its own; in batch/, what follows the number; of a file of one array, with % for its name
+	name    string  // in such a directory, in batch/ what follows the number, with % for the name of an array; "" for a split
 	content content // and with it, how it is cached
-	about   string  // for the mount's README: what it is
+	about   string  // for the mount's README
 }
 
-// A content is what files of a kind show.
+// A content is what files of a kind show. s is a file's sequence, or nil for a file of the whole mount.
 type content interface {
-	// size is the size of a file in bytes. s is the file's sequence, or nil for a file of the whole mount.
-	size(t *texts, i inode, s Sequence) int64
+	size(t *tree, i inode, s Sequence) int64
 }
 
 // table has the kinds in the order in which directories list them.
 var table = []entry{
 	{kind: rootDir, content: directory{}},
-	{kind: readmeFile, in: rootDir, name: "README", content: readmeText{}},
-	{kind: statusFile, in: rootDir, name: "status.json", content: statusText{}},
+	{kind: readmeFile, in: rootDir, name: "README", content: text{show: func(t *tree, _ inode) []byte { return t.readme }}},
+	{kind: statusFile, in: rootDir, name: "status.json", content: text{show: (*tree).status}},
 	{kind: splitDir, in: rootDir, content: directory{}},
 
 	{kind: nextRaw, in: splitDir, name: "next", content: batches{which: nextBatch},
@@ -38,7 +37,7 @@ again, after its end, for the next one.`},
 		about: "the same as a NumPy file; takes numbers from the same cursor"},
 	{kind: nextSafe, in: splitDir, name: "next.safetensors", content: batches{which: nextBatch, format: safetensors},
 		about: "the same as named tensors; takes numbers from the same cursor"},
-	{kind: cursorFile, in: splitDir, name: "cursor", content: cursorText{},
+	{kind: cursorFile, in: splitDir, name: "cursor", content: text{show: (*tree).cursor},
 		about: "the number that next takes next; batchfs seek sets it"},
 	{kind: batchDir, in: splitDir, name: "batch", content: directory{}},
 	{kind: batchRaw, in: batchDir, name: "", content: batches{which: oneBatch},
@@ -59,7 +58,7 @@ again, after its end, for the next one.`},
 		about: "the arrays of that name of all these batches"},
 	{kind: tokensFile, in: splitDir, name: "tokens.bin", content: tokens{},
 		about: "the split's tokens, of all its files, without headers"},
-	{kind: infoFile, in: splitDir, name: "info.json", content: infoText{},
+	{kind: infoFile, in: splitDir, name: "info.json", content: text{show: (*tree).info, len: (*tree).infoLen},
 		about: "all that decides what the batches hold"},
 }
 
@@ -73,18 +72,24 @@ var byKind = func() (all [maxKinds]entry) {
 
 func (k kind) entry() *entry { return &byKind[k] }
 
-// batches is what k's files show of batches; the zero value for those that show other things.
+// batches is what k's files show of batches, or the zero value.
 func (k kind) batches() batches {
 	b, _ := k.entry().content.(batches)
 	return b
 }
 
-func (k kind) isDir() bool        { return k.entry().content == directory{} }
+func (k kind) isDir() bool { return k.entry().content == directory{} }
+func (k kind) mode() uint32 {
+	if k.isDir() {
+		return syscall.S_IFDIR
+	}
+	return syscall.S_IFREG
+}
+
 func (k kind) isNext() bool       { return k.batches().which == nextBatch }
 func (k kind) isOfOneArray() bool { return k.batches().oneArray }
-func (k kind) hasHeader() bool    { return k.batches().format != raw }
 
-// isLiveText reports whether the files show a text of the moment in which they are opened. Such texts are never cached.
+// isLiveText reports whether the files show a text of the moment in which they are opened, which is never cached.
 func (k kind) isLiveText() bool {
 	_, is := k.entry().content.(text)
 	return is && k != readmeFile
@@ -98,20 +103,18 @@ func (k kind) isLong() bool { return k.batches().which == everyBatch || k == tok
 
 type directory struct{}
 
-func (directory) size(*texts, inode, Sequence) int64 { return 0 }
+func (directory) size(*tree, inode, Sequence) int64 { return 0 }
 
-// batches shows batches, one after the other, behind a header or none.
 type batches struct {
 	which    which
 	format   format
 	oneArray bool // the array whose index the inode has; else the main ones, or all in a .safetensors file
 }
 
-// which says what batches a file shows.
 type which uint8
 
 const (
-	nextBatch  which = iota + 1 // the one that its handle holds: never cached, because all handles share the page cache
+	nextBatch  which = iota + 1 // the one that its handle holds
 	oneBatch                    // the one whose number is the file's name
 	everyBatch                  // batches 0 to Steps-1
 )
@@ -124,7 +127,7 @@ const (
 	safetensors
 )
 
-func (b batches) size(_ *texts, i inode, s Sequence) int64 {
+func (b batches) size(_ *tree, i inode, s Sequence) int64 {
 	_, size := b.shown(i, s)
 	if b.which == everyBatch {
 		size *= int64(s.Spec().Steps)
@@ -148,10 +151,8 @@ func (b batches) shown(i inode, s Sequence) (from, size int64) {
 	return 0, batch.MainBytes()
 }
 
-// headerBytes is the length of every header.
 const headerBytes = header.Bytes
 
-// header stands before batch k, or before all batches.
 func (b batches) header(i inode, s Sequence, k uint64) []byte {
 	spec := s.Spec()
 	if b.format == safetensors {
@@ -174,23 +175,20 @@ type computed interface {
 	read(i inode, s Sequence, dst []byte, off int64) error
 }
 
-// origins shows the sources of the rows of one batch, whose number is the file's name.
 type origins struct{}
 
-func (origins) size(_ *texts, _ inode, s Sequence) int64 { return s.OriginLen() }
+func (origins) size(_ *tree, _ inode, s Sequence) int64 { return s.OriginLen() }
 
 func (origins) read(i inode, s Sequence, dst []byte, off int64) error {
 	return s.ReadOrigin(dst, i.firstBatch(), off)
 }
 
-// tokens shows the tokens of all files, or what else they hold.
 type tokens struct{}
 
-func (tokens) size(_ *texts, _ inode, s Sequence) int64 { return s.Spec().TokensLen }
+func (tokens) size(_ *tree, _ inode, s Sequence) int64 { return s.Spec().TokensLen }
 
 func (tokens) read(_ inode, s Sequence, dst []byte, off int64) error { return s.ReadTokens(dst, off) }
 
-// firstBatch is the number of the first batch in a numbered file.
 func (i inode) firstBatch() uint64 {
 	switch {
 	case i.kind().isLong():
@@ -201,7 +199,6 @@ func (i inode) firstBatch() uint64 {
 	return i.rest()
 }
 
-// batches is what Sequence.Now takes for a numbered file: its batch, or AllBatches.
 func (i inode) batches() uint64 {
 	if i.kind().isLong() {
 		return array.AllBatches
@@ -209,11 +206,10 @@ func (i inode) batches() uint64 {
 	return i.firstBatch()
 }
 
-// ofVersion returns the inode of the numbered file i at version v of the tokens.
 func (i inode) ofVersion(v Version) inode {
 	switch {
 	case !i.kind().isLong():
-		return i.withSmallVersion(v)
+		return i&^0xe0 | inode(v%8<<5)
 	case i.kind().isOfOneArray():
 		return makeArrayInode(i.kind(), i.sequence(), i.array(), uint64(v))
 	}
@@ -227,45 +223,39 @@ func (i inode) outdated(s Sequence) bool {
 
 // readmeOf is the file README of a mount.
 func readmeOf(mountpoint string, splits []Sequence) []byte {
-	var b strings.Builder
-	b.WriteString(`This is batchfs: training batches as files, read-only.
+	b := []byte(`This is batchfs: training batches as files, read-only.
 
 Every batch has a number, and batch k of a split never changes. The files of each split:
 
 `)
 	for _, e := range table {
-		name := e.name
-		if e.in == batchDir {
-			name = "batch/<k>" + e.name
-		}
-		name = strings.Replace(name, "%", "<array>", 1)
 		if e.about == "" {
 			continue
 		}
+		name := strings.Replace(e.name, "%", "<array>", 1)
+		if e.in == batchDir {
+			name = "batch/<k>" + name
+		}
 		const column = 24
-		fmt.Fprintf(&b, "  %-*s%s\n", column-2, name, strings.ReplaceAll(e.about, "\n", "\n"+strings.Repeat(" ", column)))
+		b = fmt.Appendf(b, "  %-*s%s\n", column-2, name, strings.ReplaceAll(e.about, "\n", "\n"+strings.Repeat(" ", column)))
 	}
-	b.WriteString(`
+	b = append(b, `
 A directory KEY=VALUE,... of a split, not listed by ls, is the split under other settings, with a
 cursor of its own: next in rank=3,world=8 is for the fourth of eight ranks.
 
-`)
+`...)
 	for _, s := range splits {
-		main := s.Spec().Batch.Stack()
-		var names, beside []string
+		main, path := s.Spec().Batch.Stack(), mountpoint+"/"+s.Spec().Name
+		var names []string
 		for _, a := range s.Spec().Batch.Arrays[:s.Spec().Batch.Main] {
 			names = append(names, a.Name)
 		}
-		for _, a := range s.Spec().Batch.Arrays[s.Spec().Batch.Main:] {
-			beside = append(beside, fmt.Sprintf("%s of shape (%s), %s", a.Name, header.Dims(a.Shape), a.DType))
+		b = fmt.Appendf(b, "%s: batches of shape (%s), %s, %d bytes\n", path, header.Dims(main.Shape), main.DType, main.Bytes())
+		b = fmt.Appendf(b, "  %s = numpy.load(%q)\n", strings.Join(names, ", "), path+"/next.npy")
+		for _, a := range beside(s) {
+			b = fmt.Appendf(b, "  Beside them, in next.safetensors and batch/<k>.%s.npy: shape (%s), %s\n", a.Name, header.Dims(a.Shape), a.DType)
 		}
-		path := mountpoint + "/" + s.Spec().Name
-		fmt.Fprintf(&b, "%s: batches of shape (%s), %s, %d bytes\n", path, header.Dims(main.Shape), main.DType, main.Bytes())
-		fmt.Fprintf(&b, "  %s = numpy.load(%q)\n\n", strings.Join(names, ", "), path+"/next.npy")
-		if len(beside) > 0 {
-			fmt.Fprintf(&b, "  In next.safetensors, and each as batch/<k>.<array>.npy: %s\n\n", strings.Join(beside, "; "))
-		}
+		b = append(b, '\n')
 	}
-	b.WriteString("status.json has counters and the last error of each split.\n")
-	return []byte(b.String())
+	return append(b, "status.json has counters and the last error of each split.\n"...)
 }

@@ -34,23 +34,20 @@ func newLimitedLog(log *slog.Logger) *limitedLog {
 
 // limited logs a line, unless the same one was logged a moment ago, or too many others. A later line tells how many were left out.
 func (l *limitedLog) limited(level slog.Level, msg string, args ...any) {
-	if l.admits(fmt.Sprint(msg, args)) {
-		l.Log(context.Background(), level, msg, args...) // without the lock: the log may be slow
-	}
-}
-
-func (l *limitedLog) admits(line string) bool {
+	line := fmt.Sprint(msg, args)
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.logged[line] || !l.limiter.Allow() {
+	leaveOut := l.logged[line] || !l.limiter.Allow()
+	if leaveOut {
 		l.leftOut++
-		return false
 	}
 	if len(l.logged) == 0 {
 		time.AfterFunc(leftOutEvery, l.tellLeftOut)
 	}
 	l.logged[line] = true
-	return true
+	l.mu.Unlock()
+	if !leaveOut {
+		l.Log(context.Background(), level, msg, args...) // without the lock: the log may be slow
+	}
 }
 
 func (l *limitedLog) tellLeftOut() {

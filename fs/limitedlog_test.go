@@ -20,7 +20,9 @@ func TestReadersCannotFloodTheLog(t *testing.T) {
 		var log bytes.Buffer
 		s := counting("train", 1000)
 		s.read = func([]byte, uint64, int64) error { return errors.New("broken") }
-		tr := plantLogging(t, slog.New(slog.NewTextHandler(&log, nil)), s)
+		tr := plant(t, s)
+		to := slog.New(slog.NewTextHandler(&log, nil))
+		tr.log, tr.sequences.log = newLimitedLog(to), newLimitedLog(to)
 		for n := range reads {
 			if _, status := tr.reader(t, "train/batch/1", 0).read(0, 100); status != fuse.EIO {
 				t.Fatal(status)

@@ -2,7 +2,6 @@ package fs
 
 import (
 	"log/slog"
-	"runtime"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -49,12 +48,10 @@ type buffer struct {
 
 const (
 	maxStreams = 256
-	// A reader may be that many batches behind another of the same stream.
-	maxBehind = 64
+	maxBehind  = 64 // batches that a reader may be behind another of the same stream
 )
 
-// lookup notes that batch k of s is read. It returns the stream that k belongs to and, if k was made or is being made, its
-// buffer: the caller unlocks it for reading.
+// lookup notes that batch k of s is read. It returns its stream and, if k was made ahead, its buffer, which the caller RUnlocks.
 func (p *prefetcher) lookup(s Sequence, k uint64) (*stream, *buffer) {
 	if p.batches == 0 {
 		return nil, nil
@@ -68,19 +65,15 @@ func (p *prefetcher) lookup(s Sequence, k uint64) (*stream, *buffer) {
 		}
 	}
 	var b *buffer
-	if len(st.ring) > 0 {
-		b = st.ring[k%uint64(len(st.ring))]
-		if b.number != k {
-			b = nil
-		} else {
-			b.delivered.CompareAndSwap(-1, 0)
-		}
+	if n := uint64(len(st.ring)); n > 0 && st.ring[k%n].number == k {
+		b = st.ring[k%n]
+		b.delivered.CompareAndSwap(-1, 0)
 	}
 	p.mu.Unlock()
 	if b == nil {
 		return st, nil
 	}
-	b.RLock()
+	b.RLock() // may wait for the batch to be made
 	if b.number != k || !b.made {
 		b.RUnlock()
 		return st, nil
@@ -88,8 +81,7 @@ func (p *prefetcher) lookup(s Sequence, k uint64) (*stream, *buffer) {
 	return st, b
 }
 
-// find returns the stream that batch k belongs to, a new one if it follows none. The caller holds mu, as of the functions
-// below.
+// find returns the stream that batch k belongs to, a new one if it follows none. The caller holds mu, as for the next two.
 func (p *prefetcher) find(s Sequence, k uint64) *stream {
 	for i, st := range slices.Backward(p.streams) {
 		if st.sequence == s && st.next <= k+maxBehind && k <= st.next+uint64(p.batches) {
@@ -112,11 +104,10 @@ func (p *prefetcher) dropOldest() {
 	p.streams = slices.Delete(p.streams, 0, 1)
 }
 
-// makeRing gives the last stream as many buffers as there is memory for: for the next batches, and the current one.
 func (p *prefetcher) makeRing(st *stream) {
 	n := min(int64(p.batches)+1, p.bytes/st.size)
+	st.ring = []*buffer{}
 	if n < 2 {
-		st.ring = []*buffer{}
 		return
 	}
 	for p.used+n*st.size > p.bytes {
@@ -130,14 +121,16 @@ func (p *prefetcher) makeRing(st *stream) {
 	}
 }
 
-// fill makes the next batches of a stream, which is of a split, while no request waits.
 func (p *prefetcher) fill(st *stream, split int) {
-	for made := true; made && p.limits.TryAhead(split); {
+	for p.limits.TryAhead(split) {
 		b := p.claim(st)
-		if made = b != nil; made {
+		if b != nil {
 			p.make(st, b)
 		}
 		p.limits.EndAhead(split)
+		if b == nil {
+			return
+		}
 	}
 }
 
@@ -153,21 +146,20 @@ func (p *prefetcher) make(st *stream, b *buffer) {
 }
 
 // readInParts is Read for a whole batch that no request waits for. To read a part of a long row takes memory for that part, so
-// parts are as long as requests. In between, requests have the processor.
+// parts are as long as requests.
 func readInParts(s Sequence, dst []byte, k uint64) error {
-	part := mount.MaxRequest
-	if row := int(s.Spec().Batch.RowBytes(0)); row < part {
-		part -= part % row
-	}
-	for off := 0; off < len(dst); off += part {
-		if off > 0 {
-			runtime.Gosched()
-		}
-		if err := s.Read(dst[off:min(off+part, len(dst))], k, int64(off)); err != nil {
+	for off := 0; off < len(dst); off += mount.MaxRequest {
+		if err := s.Read(dst[off:min(off+mount.MaxRequest, len(dst))], k, int64(off)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func (p *prefetcher) memory() int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.used
 }
 
 // claim returns the buffer for one of the next batches that is neither made nor being made, locked for writing, or nil.
@@ -177,14 +169,9 @@ func (p *prefetcher) claim(st *stream) *buffer {
 	n := uint64(len(st.ring))
 	for k := st.next; k+1 < st.next+n && k < MaxBatches; k++ {
 		b := st.ring[k%n]
-		if b.number == k {
-			continue
-		}
 		part := b.delivered.Load()
-		if part >= 0 && part < st.main && b.number+maxBehind > k {
-			continue // a reader is in the middle
-		}
-		if !b.TryLock() {
+		inTheMiddle := part >= 0 && part < st.main && b.number+maxBehind > k // of being read
+		if b.number == k || inTheMiddle || !b.TryLock() {
 			continue
 		}
 		if b.bytes == nil {

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"errors"
+	"log/slog"
 	"math"
 	"os"
 	"strings"
@@ -17,7 +18,6 @@ import (
 	"batchfs/internal/process"
 )
 
-// OpenRows is 1 for opens that look at token files.
 func (t *tree) OpenRows(node uint64) int64 {
 	if k := inode(node).kind(); k.isNext() || k.isNumbered() || k == infoFile {
 		return 1
@@ -39,7 +39,7 @@ func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.
 	case k.isNext():
 		return t.openNext(i, in, out)
 	case k.isLiveText():
-		out.Fh, out.OpenFlags = t.texts.keep(i), uncached
+		out.Fh, out.OpenFlags = t.openText(i), uncached
 	case k.isNumbered():
 		s, err := t.sequences.now(i.sequence(), i.batches())
 		if err != nil {
@@ -60,7 +60,7 @@ func (t *tree) openNext(i inode, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status
 	}
 	fh, ok := t.handles.Open(i.sequence(), in.Flags&syscall.O_NONBLOCK != 0, in.Unique)
 	if !ok {
-		t.fullLogged.Do(func() { t.log.Error("too many open handles of next: opens fail with ENFILE", "most", state.MaxHandles) })
+		t.log.limited(slog.LevelError, "too many open handles of next: opens fail with ENFILE", "most", state.MaxHandles)
 		return fuse.Status(syscall.ENFILE)
 	}
 	out.Fh, out.OpenFlags = fh, uncached
@@ -76,15 +76,11 @@ func (t *tree) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	}
 }
 
-// ReadRows says how many rows a read reads, and the length of its reply.
 func (t *tree) ReadRows(in *fuse.ReadIn) (rows int64, bytes int) {
 	i := inode(in.NodeId)
 	s := t.sequence(i)
 	if s == nil || i.kind().isLiveText() || i.outdated(s) {
 		return 0, 0
-	}
-	if isUnsuited(s) {
-		return 1, 0
 	}
 	row := s.Spec().Batch.RowBytes(0)
 	if i.kind().isOfOneArray() {
@@ -107,7 +103,7 @@ func (t *tree) Read(late <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Rea
 		}
 		return nil, fuse.EINVAL
 	}
-	if text := t.textOf(late, i, in.Fh, in.Offset); text != nil {
+	if text := t.textOf(i, in.Fh, in.Offset); text != nil {
 		return fuse.ReadResultData(buf[:copy(buf, text[min(in.Offset, uint64(len(text))):])]), fuse.OK
 	}
 	answer, err := t.readArrays(late, i, in, buf)
@@ -117,7 +113,6 @@ func (t *tree) Read(late <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Rea
 	return answer, fuse.OK
 }
 
-// readArrays reads a file that shows batches or tokens.
 func (t *tree) readArrays(late <-chan struct{}, i inode, in *fuse.ReadIn, buf []byte) (result fuse.ReadResult, err error) {
 	s, off := t.sequence(i), int64(in.Offset)
 	if t.isForgotten(i, s) {
@@ -127,12 +122,6 @@ func (t *tree) readArrays(late <-chan struct{}, i inode, in *fuse.ReadIn, buf []
 	// size: a reader of old tokens must get an error, not the end of a shorter new file.
 	if i.kind().isLiveText() || i.kind().isNumbered() && in.Fh != uint64(s.Spec().Version) || i.outdated(s) {
 		return nil, state.ErrOutdated
-	}
-	if isUnsuited(s) {
-		if _, err = t.sequences.now(i.sequence(), array.NoBatch); err == nil {
-			err = state.ErrOutdated
-		}
-		return nil, err
 	}
 	buf = buf[:t.left(i, s, in)]
 	file, isComputed := i.kind().entry().content.(computed)
@@ -151,13 +140,18 @@ func (t *tree) readArrays(late <-chan struct{}, i inode, in *fuse.ReadIn, buf []
 // readNext reads a span of the batch that a handle holds. At the beginning of a batch it takes other tokens where they changed
 // and are followed.
 func (t *tree) readNext(late <-chan struct{}, i inode, in *fuse.ReadIn, span state.Span, buf []byte) (fuse.ReadResult, error) {
-	if i.kind().hasHeader() && span.Off+span.Len <= headerBytes {
+	if i.kind().batches().format != raw && span.Off+span.Len <= headerBytes {
 		// The header alone reads no tokens, which would show that they changed.
 		if _, err := t.sequences.now(i.sequence(), t.shared.Sequences[i.sequence()].Next()); err != nil {
 			return nil, err
 		}
 	}
-	read := readOf(in, span)
+	read := state.Read{
+		ID: in.Unique, FH: in.Fh, Span: span,
+		Thread:  uint64(in.Pid)<<32 | in.LockOwner&math.MaxUint32, // one of them is the same where the other is 0
+		Cut:     span.Len > mount.MaxRequest-maxGap && span.Off+span.Len < span.Size,
+		PastEnd: int64(in.Size) > span.Len,
+	}
 	for try := 1; ; try++ {
 		s := t.sequence(i)
 		if s == nil {
@@ -182,54 +176,12 @@ func (t *tree) readNext(late <-chan struct{}, i inode, in *fuse.ReadIn, span sta
 	}
 }
 
-// readOf is a read of next for package state, without the version.
-func readOf(in *fuse.ReadIn, span state.Span) state.Read {
-	return state.Read{
-		ID: in.Unique, FH: in.Fh, Span: span,
-		Thread:  uint64(in.Pid)<<32 | in.LockOwner&math.MaxUint32, // one of them is the same where the other is 0
-		Cut:     span.Len > mount.MaxRequest-maxGap && span.Off+span.Len < span.Size,
-		PastEnd: int64(in.Size) > span.Len,
-	}
-}
-
 // The first request of a long read(2) is shorter than mount.MaxRequest by up to a page for each iovec.
 var maxGap = 16 * int64(os.Getpagesize())
 
 // Tokens that change so often while they are read are not served.
 const maxTries = 10
 
-// textOf returns what a text shows on a handle to a reader of byte off, and nil for other files.
-func (t *tree) textOf(late <-chan struct{}, i inode, fh, off uint64) []byte {
-	content, isText := i.kind().entry().content.(text)
-	switch {
-	case !isText:
-		return nil
-	case !i.kind().isLiveText():
-		return content.show(&t.texts, i)
-	}
-	if text, ok := t.texts.of(fh); ok {
-		return text
-	}
-	// It was evicted, or another process opened it. The text that is made here may differ.
-	size := fh & (1<<textBits - 1)
-	if off > 0 && off >= size {
-		return []byte{}
-	}
-	if t.isForgotten(i, t.sequence(i)) {
-		return nil
-	}
-	text := content.show(&t.texts, i)
-	if off > 0 && uint64(len(text)) != size {
-		return nil
-	}
-	t.texts.hold(fh, text)
-	if isClosed(late) { // and so may be the handle
-		t.texts.release(fh)
-	}
-	return text
-}
-
-// readBatches answers with len(buf) bytes from byte off on of a file that begins with batch k of s. They lie within the file.
 // The answer may use buf for them.
 func (t *tree) readBatches(i inode, s Sequence, k uint64, off int64, buf []byte) (fuse.ReadResult, error) {
 	failpoint.Hit("read")
@@ -294,10 +246,8 @@ func readShown(s Sequence, dst []byte, k uint64, off, from, shown int64) error {
 
 // logUncached says which program maps next, because the SIGBUS that ends it does not say why.
 func (t *tree) logUncached(i inode, pid uint32) {
-	t.uncachedLogged.Do(func() {
-		comm, _ := os.ReadFile(process.Dir(int(pid)) + "/comm")
-		t.log.Warn("a program maps a file that cannot be mapped, and gets SIGBUS, or calls sendfile with it, and gets EINVAL: "+
-			"it should read the file, or map batch/<k> or batches.npy (logged once)",
-			"file", i.kind().entry().name, "pid", pid, "program", strings.TrimSpace(string(comm)))
-	})
+	comm, _ := os.ReadFile(process.Dir(int(pid)) + "/comm")
+	t.log.limited(slog.LevelWarn, "a program maps a file that cannot be mapped, and gets SIGBUS, or calls sendfile with it, and gets EINVAL: "+
+		"it should read the file, or map batch/<k> or batches.npy",
+		"file", i.kind().entry().name, "pid", pid, "program", strings.TrimSpace(string(comm)))
 }

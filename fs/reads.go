@@ -37,14 +37,12 @@ func (r *reads) assign(read state.Read, late <-chan struct{}) (number uint64, er
 	return number, err
 }
 
-// end notes that a read has an answer.
 func (r *reads) end(id uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.assigned, id)
 }
 
-// giveBack gives the number of a read back, if it has one.
 func (r *reads) giveBack(id uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

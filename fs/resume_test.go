@@ -2,7 +2,6 @@ package fs
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"syscall"
 	"testing"
 
@@ -11,50 +10,6 @@ import (
 	"batchfs/cache/array"
 	"batchfs/fs/state"
 )
-
-// The requests under way when a worker dies are sent again in any order, also of threads that share a handle.
-func TestEverythingComesAgain(t *testing.T) {
-	const size, threads, rounds = 1000, 8, 200
-	s := counting("train", size)
-	tr := plant(t, s)
-	readers := []*reader{tr.reader(t, "train/next", 0), tr.reader(t, "train/next", 0), tr.reader(t, "train/next.npy", 0)}
-	got := map[int]int{}
-	for range rounds {
-		var asked []*reader // that one worker read, of which some were answered
-		for range threads {
-			r := *readers[rand.IntN(2)]
-			asked = append(asked, &r)
-			k := r.batch(t, size)
-			if rand.IntN(2) == 0 {
-				got[k]++
-				asked = asked[:len(asked)-1]
-				continue
-			}
-			r.wanted = k
-		}
-		tr = grow(t, tr.shared, s)
-		for _, r := range readers {
-			r.tree = tr
-		}
-		rand.Shuffle(len(asked), func(i, j int) { asked[i], asked[j] = asked[j], asked[i] })
-		for _, r := range asked {
-			r.tree = tr
-			r.unique |= state.Resent
-			data, status := r.again(0, size)
-			if !status.Ok() {
-				t.Fatal(status)
-			}
-			if k := number(data, size); k != r.wanted {
-				t.Fatalf("a read that took batch %d got batch %d when it came again", r.wanted, k)
-			}
-			got[r.wanted]++
-		}
-		clear(got) // numbers of batches repeat after 251
-	}
-	if c := tr.shared.Sequences[1].Cursor.Load(); c != threads*rounds {
-		t.Errorf("cursor is %d, want %d", c, threads*rounds)
-	}
-}
 
 // The configuration of another mount is refused.
 func TestOtherSplitsAreRefused(t *testing.T) {
@@ -108,12 +63,11 @@ func TestUnsuitedSettingsGoOn(t *testing.T) {
 	under.Name = "train/seed=1"
 	s.with = func(string) (Sequence, error) { return under, nil }
 	tr := plant(t, s)
-	dir := tr.find("train")
-	number := tr.sequences.mustLookUp(t, dir, "seed=1")
+	number := tr.find("train/seed=1").sequence()
 	var open []*reader
 	for _, name := range []string{"next", "next.npy", "next.safetensors", "batch/3", "batch/3.npy", "batch/3.safetensors", "batch/3.json", "batches.bin",
 		"batches.npy", fmt.Sprintf("batch/3.%032d.npy", 15), fmt.Sprintf("batches.%032d.npy", 15)} {
-		open = append(open, tr.readerIn(t, settingsDir(number, dir, "seed=1"), name, 0))
+		open = append(open, tr.reader(t, "train/seed=1/"+name, 0))
 	}
 	for _, arrays := range []array.Batch{oneArray(1000), s.Batch} {
 		unfit := *s
@@ -155,7 +109,6 @@ func TestNamesAreForgottenAfterADeath(t *testing.T) {
 		tr = grow(t, tr.shared, s)
 		for len(tr.sequences.recent) > maxRecent {
 			n := tr.sequences.outdated()
-			tr.sequences.invalidated()
 			if number, ok := known[n]; ok { // as the kernel does when it is told
 				tr.sequences.forget(number, 1)
 				delete(known, n)
@@ -168,8 +121,7 @@ func TestNamesAreForgottenAfterADeath(t *testing.T) {
 	}
 }
 
-// Taking over makes no sequence before one is asked for, and needs no index of settings but to look settings up: reading and
-// forgetting go on while it is made.
+// Taking over makes no sequence before one is asked for, and numbers that were forgotten are used again.
 func TestTakingOverManySettings(t *testing.T) {
 	s := counting("train", 1000)
 	with, made := s.with, 0
@@ -178,71 +130,24 @@ func TestTakingOverManySettings(t *testing.T) {
 		return with(settings)
 	}
 	tr := plant(t, s)
-	tr.sequences.forgetAtOnce()
 	dir := tr.find("train")
-	const many = 20_000
-	number := func(seed int) int { return seed + 2 }
-	for i := range many {
-		if got := tr.sequences.mustLookUp(t, dir, fmt.Sprint("seed=", i)); got != number(i) {
-			t.Fatalf("seed %d has number %d", i, got)
-		}
+	for i := range 100 {
+		tr.sequences.mustLookUp(t, dir, fmt.Sprint("seed=", i))
 	}
 	made = 0
-	q, err := newSequences([]Sequence{s}, tr.shared, Options{Log: tr.log.Logger})
-	if err != nil {
-		t.Fatal(err)
-	}
+	q := grow(t, tr.shared, s).sequences
+	const number = 79
 	for range 2 {
-		if got := q.get(number(77)); got == nil || got.Spec().Name != "train/seed=77" || made != 1 {
+		if got := q.get(number); got == nil || got.Spec().Name != "train/seed=77" || made != 1 {
 			t.Errorf("%v, %d sequences made", got, made)
 		}
 	}
-	q.forget(number(5), 1)
-	if q.get(number(5)) != nil {
-		t.Error("what was forgotten is there")
+	if again := q.mustLookUp(t, dir, "seed=77"); again != number {
+		t.Errorf("seed 77 has number %d now", again)
 	}
-	go q.index()
-	q.forget(number(many-5), 1)
-	q.forget(number(77), 1)
-	again := q.mustLookUp(t, dir, "seed=78")
-	if again != number(78) {
-		t.Errorf("seed 78 has number %d now", again)
-	}
-	free := map[int]bool{}
-	for range 3 {
-		free[q.mustLookUp(t, dir, fmt.Sprint("seed=", many+len(free)))] = true
-	}
-	if !free[number(5)] || !free[number(77)] || !free[number(many-5)] {
-		t.Errorf("numbers %v are used again", free)
+	q.forget(number, 2)
+	if again := q.mustLookUp(t, dir, "seed=100"); again != number {
+		t.Errorf("number %d is used for a new sequence, want %d", again, number)
 	}
 	q.check(t)
-}
-
-// A lookup that is sent again counts once, so that its sequence is forgotten with its files.
-func TestLookupComesAgain(t *testing.T) {
-	s := counting("train", 1000)
-	tr := plant(t, s)
-	dir := tr.find("train")
-	for _, name := range []string{"seed=1", "next"} {
-		in := &fuse.InHeader{NodeId: uint64(dir), Unique: lastUnique.Add(2)}
-		if name == "next" {
-			in.NodeId = uint64(settingsDir(tr.sequences.byName["train/seed=1"], dir, "seed=1"))
-		}
-		for range 3 {
-			if status := tr.Lookup(nil, in, name, &fuse.EntryOut{}); !status.Ok() {
-				t.Fatal(status)
-			}
-			tr = grow(t, tr.shared, s)
-			in.Unique |= state.Resent
-		}
-	}
-	number := tr.sequences.byName["train/seed=1"]
-	if n := tr.shared.Lookups(number); n != 2 {
-		t.Errorf("%d lookups are counted, want 2", n)
-	}
-	tr.Forget(uint64(makeInode(nextRaw, number, 0)), 1)
-	tr.Forget(uint64(settingsDir(number, dir, "seed=1")), 1)
-	if tr.sequences.get(number) != nil {
-		t.Error("the sequence is not forgotten")
-	}
 }

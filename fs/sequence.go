@@ -1,9 +1,6 @@
 package fs
 
 import (
-	"fmt"
-	"syscall"
-
 	"batchfs/cache/array"
 	"batchfs/fs/state"
 )
@@ -50,40 +47,4 @@ type Spec struct {
 	Metadata  map[string]string // of .safetensors files, besides the number of the batch
 	Version   Version           // of its tokens
 	Follows   bool              // Now may return another Sequence
-}
-
-// unsuited stands for the sequence under settings that an earlier worker served and that do not suit the tokens, or the
-// program, any more. Reading it is an error until they suit again.
-type unsuited struct {
-	Sequence // the split
-	settings string
-	spec     Spec
-	err      error
-}
-
-func newUnsuited(split Sequence, name, settings string, err error) *unsuited {
-	spec := *split.Spec()
-	spec.Name = name
-	return &unsuited{Sequence: split, settings: settings, spec: spec, err: fmt.Errorf("%w (%w)", err, syscall.ESTALE)}
-}
-
-func isUnsuited(s Sequence) bool {
-	_, is := s.(*unsuited)
-	return is
-}
-
-func (u *unsuited) Spec() *Spec                   { return &u.spec }
-func (u *unsuited) Info() []byte                  { return []byte("{}\n") }
-func (u *unsuited) InfoLen() int64                { return int64(len(u.Info())) }
-func (u *unsuited) With(string) (Sequence, error) { return nil, u.err }
-
-func (u *unsuited) Now(uint64) (Sequence, error) {
-	split, err := u.Sequence.Now(array.NoBatch)
-	if err != nil {
-		return u, err
-	}
-	if suited, err := split.With(u.settings); err == nil {
-		return suited, nil
-	}
-	return u, u.err
 }

@@ -10,6 +10,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"batchfs/cache/array"
 	"batchfs/fs/state"
 )
 
@@ -18,30 +21,23 @@ import (
 // when the kernel has forgotten all their files, unless their cursor has moved. Names beyond maxRecent are invalidated, oldest
 // first, so that the kernel forgets them; files that are open keep working.
 //
-// The shared state holds what the next worker must know. That worker makes a Sequence of settings at its first use, and indexes the
-// names of settings while it serves, so that taking over costs the same however many there are. Only a lookup of settings waits for
-// the index.
+// The shared state holds what the next worker must know. That worker makes a Sequence of settings at its first use.
 //
 // Lock order: mu, then nothing but the locks of package state.
 type sequences struct {
 	shared   *state.Shared
 	log      *limitedLog // separate, so that bad paths hide no errors
-	quota    int         // of settings that a user may have, except root and owner
-	owner    uint32
+	o        Options
 	splits   int
 	byNumber [state.MaxSequences]atomic.Pointer[Sequence] // nil: not made yet, or no sequence has the number
-	split    [state.MaxSequences]atomic.Uint32            // number of the split that a sequence belongs to
+	split    [state.MaxSequences]atomic.Uint32            // number of the split that a sequence belongs to, or belonged to
 
-	mu      sync.Mutex
-	byName  map[string]int // guarded by mu, as all below, the lookups and names of the shared state, and its faults
-	free    []int          // numbers that were used and are not now
-	ofUser  map[uint32]int // how many settings each user looked up first
-	indexed int            // up to this number, the sequences are in byName or free
-	known   *sync.Cond     // of mu: all are indexed
-	recent  []state.Name   // looked up as settings, oldest first
-	many    *sync.Cond     // of mu: there are more than maxRecent
-
-	fullLogged sync.Once
+	mu     sync.Mutex
+	byName map[string]int // guarded by mu, as all below, the lookups and names of the shared state, and its faults
+	free   []int          // numbers that were used and are not now
+	ofUser map[uint32]int // how many settings each user looked up first
+	recent []state.Name   // looked up as settings, oldest first
+	many   *sync.Cond     // of mu: there are more than maxRecent
 }
 
 const (
@@ -57,7 +53,6 @@ const (
 // maxNameLen is the longest name of a file in bytes, as statfs says.
 const maxNameLen = 255
 
-// newSequences continues from the shared state. Call index afterwards.
 func newSequences(splits []Sequence, shared *state.Shared, o Options) (*sequences, error) {
 	if len(splits) >= state.MaxSequences {
 		return nil, fmt.Errorf("%d splits, more than %d", len(splits), state.MaxSequences-1)
@@ -65,13 +60,12 @@ func newSequences(splits []Sequence, shared *state.Shared, o Options) (*sequence
 	q := &sequences{
 		shared: shared,
 		log:    newLimitedLog(o.Log),
-		quota:  o.SettingsPerUser,
-		owner:  o.UID,
+		o:      o,
 		splits: len(splits),
 		byName: map[string]int{},
 		ofUser: map[uint32]int{},
 	}
-	q.known, q.many = sync.NewCond(&q.mu), sync.NewCond(&q.mu)
+	q.many = sync.NewCond(&q.mu)
 	if shared.SequencesUsed() == 0 {
 		for _, s := range splits {
 			q.add(s, o.UID)
@@ -81,60 +75,40 @@ func newSequences(splits []Sequence, shared *state.Shared, o Options) (*sequence
 	return q, q.resume(splits)
 }
 
-// resume takes over the splits of an earlier worker, which have the first numbers.
 func (q *sequences) resume(splits []Sequence) error {
 	bySplit := map[string]Sequence{}
 	for _, s := range splits {
 		bySplit[s.Spec().Name] = s
 	}
-	q.shared.ResumeLookups()
-	q.recent = q.shared.Names(invalidators)
+	q.recent = q.shared.Names()
+	mounted := 0
 	for number := 1; number <= q.shared.SequencesUsed(); number++ {
-		name := q.shared.Sequences[number].Name()
-		if strings.Contains(name, "/") {
-			break
+		entry := &q.shared.Sequences[number]
+		split, settings, _ := strings.Cut(entry.Name(), "/")
+		s := bySplit[split]
+		switch {
+		case !entry.Used():
+		case settings == "" && s == nil:
+			return fmt.Errorf("split %s is mounted, but the configuration lacks it", split)
+		case settings == "":
+			q.byNumber[number].Store(&s)
+			mounted++
+		case entry.Lookups.Load() == 0 && !entry.Moved(): // the worker was killed before it was counted, or removed
+			q.shared.Remove(number)
 		}
-		s := bySplit[name]
-		if s == nil {
-			return fmt.Errorf("split %s is mounted, but the configuration lacks it", name)
+		if !entry.Used() {
+			q.free = append(q.free, number)
+			continue
 		}
-		q.byName[name] = number
-		q.byNumber[number].Store(&s)
+		q.name(number, entry.Name(), entry.User())
 	}
-	if len(q.byName) < q.splits {
+	if mounted < q.splits {
 		return errors.New("the configuration has splits that are not mounted")
 	}
 	return nil
 }
 
-// index takes over the settings of an earlier worker. It may run while requests are answered, but must run only once.
-func (q *sequences) index() {
-	const atOnce = 64 // then others may have the lock
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.indexed = q.splits
-	for last := q.shared.SequencesUsed(); q.indexed < last; q.indexed++ {
-		if q.indexed%atOnce == 0 {
-			q.mu.Unlock()
-			q.mu.Lock()
-		}
-		number := q.indexed + 1
-		entry := &q.shared.Sequences[number]
-		if entry.Used() && q.shared.Lookups(number) == 0 && !entry.Moved() { // the worker was killed before it was counted, or removed
-			q.shared.Remove(number)
-		}
-		if entry.Used() {
-			q.byName[entry.Name()] = number
-			q.ofUser[entry.User()]++
-		} else {
-			q.free = append(q.free, number)
-		}
-	}
-	q.indexed = state.MaxSequences // also those that will be added
-	q.known.Broadcast()
-}
-
-// get returns the sequence of a number, or nil if there is none, as for number 0.
+// get returns the sequence of a number, or nil if there is none, as for number 0, or if its settings do not suit the tokens any more.
 func (q *sequences) get(number int) Sequence {
 	if s := q.byNumber[number].Load(); s != nil {
 		return *s
@@ -145,15 +119,16 @@ func (q *sequences) get(number int) Sequence {
 	q.mu.Lock()
 	entry := &q.shared.Sequences[number]
 	used, name := entry.Used(), entry.Name()
-	split, settings, _ := strings.Cut(name, "/")
-	of := *q.byNumber[q.byName[split]].Load()
 	q.mu.Unlock()
 	if !used {
 		return nil
 	}
+	of, _ := q.now(q.splitOf(number), array.NoBatch) // readers get the error
+	_, settings, _ := strings.Cut(name, "/")
 	s, err := of.With(settings)
 	if err != nil {
-		s = newUnsuited(of, name, settings, err)
+		q.log.limited(slog.LevelError, "settings that were in use do not suit the tokens any more", "path", name, "err", err)
+		return nil
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -172,102 +147,92 @@ func (q *sequences) add(s Sequence, user uint32) (number int) {
 		return 0
 	}
 	q.shared.Add(number, s.Spec().Name, s.Spec().Start, user)
-	q.ofUser[user]++
 	q.byNumber[number].Store(&s)
-	q.byName[s.Spec().Name] = number
-	q.split[number].Store(uint32(q.byName[splitOf(s.Spec().Name)]))
+	q.name(number, s.Spec().Name, user)
 	return number
 }
 
-// splitOf is the number of the split that a sequence belongs to, or belonged to when it was last used. It is 0 for number 0.
-func (q *sequences) splitOf(number int) int {
-	split := int(q.split[number].Load())
-	if split > 0 || number == 0 {
-		return split
-	}
-	name := splitOf(q.shared.Sequences[number].Name()) // of an earlier worker
-	for split = 1; split < q.splits && q.shared.Sequences[split].Name() != name; split++ {
-	}
-	q.split[number].Store(uint32(split))
-	return split
-}
-
-// splitOf is the split that a name begins with.
-func splitOf(name string) string {
+// name notes the name of a sequence that user looked up. The caller holds mu, or is alone.
+func (q *sequences) name(number int, name string, user uint32) {
 	split, _, _ := strings.Cut(name, "/")
-	return split
+	q.byName[name] = number
+	q.ofUser[user]++
+	q.split[number].Store(uint32(q.byName[split]))
 }
 
-// with returns the sequence of directory dir under the settings in name. It counts no lookup.
-func (q *sequences) with(dir inode, name string) (Sequence, syscall.Errno) {
+// splitOf is the number of the split that a sequence belongs to, or belonged to when it was last used. It is 0 for number 0.
+func (q *sequences) splitOf(number int) int { return int(q.split[number].Load()) }
+
+// lookup returns the sequence of directory dir under the settings in name, and its number, for a user. It counts a lookup.
+func (q *sequences) lookup(dir inode, name string, user uint32) (s Sequence, number int, errno syscall.Errno) {
 	of, _ := q.now(dir.sequence(), 0) // readers get the error
 	if of == nil {
-		return nil, syscall.ESTALE
+		return nil, 0, syscall.ESTALE
 	}
 	s, err := of.With(name)
 	if err != nil {
-		path := of.Spec().Name + "/" + name
-		q.log.limited(slog.LevelWarn, "no such settings", "path", path, "err", err)
+		q.log.limited(slog.LevelWarn, "no such settings", "path", of.Spec().Name+"/"+name, "err", err)
 		if errors.Is(err, syscall.ENOENT) {
-			return nil, syscall.ENOENT
+			return nil, 0, syscall.ENOENT
 		}
-		return nil, syscall.EINVAL
+		return nil, 0, syscall.EINVAL
 	}
-	return s, 0
-}
-
-// acquire returns the number of a sequence that with returned, for request id of a user, and counts a lookup of it. It waits for index.
-func (q *sequences) acquire(s Sequence, dir inode, name string, id uint64, user uint32) (number int, errno syscall.Errno) {
-	q.mu.Lock()
-	for q.indexed < state.MaxSequences {
-		q.known.Wait()
-	}
-	number, known := q.byName[s.Spec().Name]
-	if !known {
-		if user != 0 && user != q.owner && q.ofUser[user] >= q.quota {
-			q.mu.Unlock()
-			q.log.limited(slog.LevelWarn, "a user has as many settings directories as mount.settings_per_user allows: new ones fail with EDQUOT",
-				"uid", user, "settings_per_user", q.quota)
-			return 0, syscall.EDQUOT
-		}
-		number = q.add(s, user)
-	}
-	if number > q.splits {
-		q.shared.CountLookup(number, id)
-	}
-	if number > 0 {
-		looked := state.Name{Dir: uint64(dir), Name: name}
-		q.shared.NoteName(looked)
-		q.recent = append(q.recent, looked)
-	}
-	waiting := len(q.recent)
-	q.mu.Unlock()
-	if waiting > maxRecent {
-		q.many.Signal()
-	}
-	if waiting > tooMany {
+	number, waiting, errno := q.acquire(s, state.Name{Dir: uint64(dir), Name: name}, user)
+	switch {
+	case errno == syscall.EDQUOT:
+		q.log.limited(slog.LevelWarn, "a user has as many settings directories as mount.settings_per_user allows: new ones fail with EDQUOT",
+			"uid", user, "settings_per_user", q.o.SettingsPerUser)
+	case errno == syscall.ENOSPC:
+		q.log.limited(slog.LevelError, "too many settings directories are in use: new ones fail with ENOSPC", "most", state.MaxSequences-1)
+	case waiting > tooMany:
 		time.Sleep(time.Millisecond)
 	}
-	if number == 0 {
-		q.fullLogged.Do(func() {
-			q.log.Error("too many settings directories are in use: new ones fail with ENOSPC", "most", state.MaxSequences-1)
-		})
-		return 0, syscall.ENOSPC
-	}
-	return number, 0
+	return s, number, errno
 }
 
-// countLookup counts a lookup of a file of a sequence, for request id. Splits never end, so theirs are not counted.
-func (q *sequences) countLookup(number int, id uint64) {
+// acquire returns the number of a sequence that was looked up by a name, and how many names the kernel may know.
+func (q *sequences) acquire(s Sequence, name state.Name, user uint32) (number, names int, errno syscall.Errno) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	number, known := q.byName[s.Spec().Name]
+	if !known {
+		if user != 0 && user != q.o.UID && q.ofUser[user] >= q.o.SettingsPerUser {
+			return 0, 0, syscall.EDQUOT
+		}
+		if number = q.add(s, user); number == 0 {
+			return 0, 0, syscall.ENOSPC
+		}
+	}
+	if number > q.splits {
+		q.shared.Sequences[number].Lookups.Add(1)
+	}
+	q.shared.NoteName(name)
+	q.recent = append(q.recent, name)
+	if len(q.recent) > maxRecent {
+		q.many.Signal()
+	}
+	return number, len(q.recent), 0
+}
+
+// countLookup counts a lookup of a file of a sequence. Splits never end, so theirs are not counted.
+func (q *sequences) countLookup(number int) {
 	if number <= q.splits {
 		return
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.shared.CountLookup(number, id)
+	q.shared.Sequences[number].Lookups.Add(1)
 }
 
-// outdated blocks until a name should be invalidated, and returns it. invalidated must follow.
+// invalidate tells the kernel to forget outdated names, until ended is closed. The next worker repeats it.
+func (q *sequences) invalidate(server *fuse.Server, ended <-chan struct{}) {
+	for !isClosed(ended) {
+		n := q.outdated()
+		server.EntryNotify(n.Dir, n.Name) // an error means that the kernel has forgotten it by itself
+	}
+}
+
+// outdated blocks until a name should be invalidated, and returns it.
 func (q *sequences) outdated() (n state.Name) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -278,14 +243,6 @@ func (q *sequences) outdated() (n state.Name) {
 	return n
 }
 
-// invalidated notes that the kernel was told to forget a name.
-func (q *sequences) invalidated() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.shared.ForgetNames(1)
-}
-
-// forget notes that the kernel has forgotten so many lookups of files of a sequence.
 func (q *sequences) forget(number int, lookups uint64) {
 	if number <= q.splits {
 		return
@@ -293,7 +250,7 @@ func (q *sequences) forget(number int, lookups uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	entry := &q.shared.Sequences[number]
-	if q.shared.ForgetLookups(number, lookups) > 0 || !entry.Used() {
+	if entry.Lookups.Add(-lookups) > 0 || !entry.Used() {
 		return
 	}
 	q.byNumber[number].Store(nil) // get makes it again
@@ -301,15 +258,12 @@ func (q *sequences) forget(number int, lookups uint64) {
 		return
 	}
 	q.shared.Remove(number)
-	if number <= q.indexed {
-		delete(q.byName, entry.Name())
-		q.ofUser[entry.User()]--
-		q.free = append(q.free, number)
-	}
+	delete(q.byName, entry.Name())
+	q.ofUser[entry.User()]--
+	q.free = append(q.free, number)
 }
 
-// now looks at the token files of a sequence, as [Sequence.Now] does, and returns the Sequence of the tokens that are there. A changed
-// one replaces that of the number. now returns nil and an error where the kernel has forgotten the sequence.
+// now is [Sequence.Now] for the sequence of a number, for which it keeps a changed one. Where there is none, it returns nil and an error.
 func (q *sequences) now(number int, k uint64) (Sequence, error) {
 	was := q.get(number)
 	if was == nil {
@@ -333,7 +287,7 @@ func (q *sequences) fault(number int, err string) (name string) {
 	return entry.Name()
 }
 
-var errForgotten = fmt.Errorf("the kernel has forgotten the file since (%w)", syscall.ESTALE)
+var errForgotten = fmt.Errorf("the kernel has forgotten the file, or its settings do not suit the tokens any more (%w)", syscall.ESTALE)
 
 // all calls visit for every sequence, without mu.
 func (q *sequences) all(visit func(number int, name, fault string)) {

@@ -3,7 +3,6 @@ package fs
 import (
 	"bytes"
 	"fmt"
-	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -27,17 +26,14 @@ func train(t *testing.T) (q *sequences, dir inode) {
 }
 
 // lookUpBy is a lookup of settings by a user.
-func (q *sequences) lookUpBy(user uint32, dir inode, name string, id uint64) (number int, errno syscall.Errno) {
-	s, errno := q.with(dir, name)
-	if errno != 0 {
-		return 0, errno
-	}
-	return q.acquire(s, dir, name, id, user)
+func (q *sequences) lookUpBy(user uint32, dir inode, name string) (number int, errno syscall.Errno) {
+	_, number, errno = q.lookup(dir, name, user)
+	return number, errno
 }
 
 func (q *sequences) mustLookUp(t *testing.T, dir inode, name string) int {
 	t.Helper()
-	number, errno := q.lookUpBy(0, dir, name, lastUnique.Add(2))
+	number, errno := q.lookUpBy(0, dir, name)
 	if errno != 0 {
 		t.Fatalf("lookup of %s: %v", name, errno)
 	}
@@ -66,30 +62,6 @@ func (q *sequences) check(t *testing.T) {
 			t.Errorf("free number %d: sequence %v, seen before: %v", number, q.get(number), seen[number])
 		}
 		seen[number] = true
-	}
-}
-
-// Equal settings share a number however they are reached, and what is no setting has none.
-func TestNamesOfSettings(t *testing.T) {
-	q, dir := train(t)
-	seven, eight := q.mustLookUp(t, dir, "seed=7"), q.mustLookUp(t, dir, "seed=8")
-	if got := q.mustLookUp(t, settingsDir(eight, dir, "seed=8"), "seed=7"); got != seven {
-		t.Errorf("the same settings by another path have number %d, want %d", got, seven)
-	}
-	if got := q.mustLookUp(t, dir, "seed=own"); got != dir.sequence() {
-		t.Errorf("the split's own settings have number %d, want %d", got, dir.sequence())
-	}
-	for name, want := range map[string]syscall.Errno{"sead=7": syscall.ENOENT, "seed=bad": syscall.EINVAL} {
-		if _, errno := q.lookUpBy(0, dir, name, lastUnique.Add(2)); errno != want {
-			t.Errorf("lookup of %s: %v, want %v", name, errno, want)
-		}
-	}
-	for range 3 { // a split stays
-		q.forget(dir.sequence(), 1)
-		q.forget(0, 1)
-	}
-	if q.get(dir.sequence()) == nil {
-		t.Error("the split is gone")
 	}
 }
 
@@ -126,8 +98,8 @@ func TestNumbersOfSequences(t *testing.T) {
 				}
 			}
 			k.lookups++
-			if number != k.number || q.shared.Lookups(number) != k.lookups || k.moved && !entry.Moved() {
-				t.Fatalf("%s has number %d and %d lookups, want %d and %d", name, number, q.shared.Lookups(number), k.number, k.lookups)
+			if number != k.number || entry.Lookups.Load() != k.lookups || k.moved && !entry.Moved() {
+				t.Fatalf("%s has number %d and %d lookups, want %d and %d", name, number, entry.Lookups.Load(), k.number, k.lookups)
 			}
 		case k == nil:
 		case op < 980:
@@ -160,19 +132,6 @@ func TestNumbersOfSequences(t *testing.T) {
 	}
 }
 
-// A read that failed has moved nothing.
-func TestFailedReadMovesNothing(t *testing.T) {
-	tr := plant(t, counting("train", 1000))
-	number := tr.sequences.mustLookUp(t, tr.find("train"), "seed=failed")
-	fh, _ := tr.handles.Open(number, false, 0)
-	read := state.Read{FH: fh, ID: 1 << 40, Span: state.Span{Off: 0, Len: 1000, Size: 1000}}
-	k, added, _ := tr.handles.AssignBatch(read)
-	tr.handles.GiveBack(read, k, added)
-	if tr.sequences.forget(number, 1); tr.sequences.get(number) != nil {
-		t.Error("kept, and its cursor stands where it began")
-	}
-}
-
 // forgetAtOnce takes the outdated names, so that no lookup waits for them to be invalidated.
 func (q *sequences) forgetAtOnce() {
 	go func() {
@@ -189,7 +148,7 @@ func TestAllNumbersInUse(t *testing.T) {
 	for i := range state.MaxSequences - 2 {
 		numbers = append(numbers, q.mustLookUp(t, dir, fmt.Sprint("seed=", i)))
 	}
-	if _, errno := q.lookUpBy(0, dir, "seed=more", lastUnique.Add(2)); errno != syscall.ENOSPC {
+	if _, errno := q.lookUpBy(0, dir, "seed=more"); errno != syscall.ENOSPC {
 		t.Errorf("lookup of one too many: %v, want ENOSPC", errno)
 	}
 	if got := q.mustLookUp(t, dir, "seed=5"); got != numbers[5] {
@@ -204,50 +163,41 @@ func TestAllNumbersInUse(t *testing.T) {
 
 // A user's settings are bounded, also after a takeover, and leave other users theirs.
 func TestQuotaOfSettings(t *testing.T) {
-	s := counting("train", 100)
 	const quota, owner, greedy, other = 3, 7, 8, 9
-	o := Options{Log: slog.New(slog.DiscardHandler), SettingsPerUser: quota, UID: owner}
+	s := counting("train", 100)
 	tr := plant(t, s)
 	dir := tr.find("train")
-	successor := func() *sequences {
-		q, err := newSequences([]Sequence{s}, tr.shared, o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		q.index()
-		return q
-	}
-	look := func(q *sequences, user uint32, name string, want syscall.Errno) (number int) {
+	var q *sequences
+	look := func(user uint32, name string, want syscall.Errno) (number int) {
 		t.Helper()
-		number, errno := q.lookUpBy(user, dir, name, lastUnique.Add(2))
+		number, errno := q.lookUpBy(user, dir, name)
 		if errno != want {
 			t.Errorf("user %d looks %s up: %v, want %v", user, name, errno, want)
 		}
 		return number
 	}
-	q := successor()
 	var numbers []int
-	for i := range quota {
-		numbers = append(numbers, look(q, greedy, fmt.Sprint("seed=", i), 0))
-	}
 	for range 2 {
-		look(q, greedy, "seed=100", syscall.EDQUOT)
-		look(q, greedy, "seed=0", 0) // which is there
-		look(q, other, "seed=0", 0)
+		q = grow(t, tr.shared, s).sequences
+		q.o.SettingsPerUser, q.o.UID = quota, owner
+		for i := range quota {
+			numbers = append(numbers, look(greedy, fmt.Sprint("seed=", i), 0))
+		}
+		look(greedy, "seed=100", syscall.EDQUOT)
 		for user, seed := range map[uint32]int{0: 1000, owner: 2000} {
 			for i := range quota + 1 {
-				look(q, user, fmt.Sprint("seed=", seed+i), 0)
+				look(user, fmt.Sprint("seed=", seed+i), 0)
 			}
 		}
-		look(q, other, "seed=200", 0)
-		q = successor()
+		look(other, "seed=0", 0) // which is there
+		look(other, "seed=200", 0)
 	}
 	tr.shared.Sequences[numbers[1]].Cursor.Add(1)
-	q.forget(numbers[1], 1)
-	look(q, greedy, "seed=100", syscall.EDQUOT) // a cursor that moved is never forgotten
-	q.forget(numbers[2], 1)
-	look(q, greedy, "seed=100", 0)
-	look(q, greedy, "seed=101", syscall.EDQUOT)
+	q.forget(numbers[1], 2)
+	look(greedy, "seed=100", syscall.EDQUOT) // a cursor that moved is never forgotten
+	q.forget(numbers[2], 2)
+	look(greedy, "seed=100", 0)
+	look(greedy, "seed=101", syscall.EDQUOT)
 	q.check(t)
 }
 
@@ -258,7 +208,7 @@ func TestIdleSettings(t *testing.T) {
 	number := q.mustLookUp(t, tr.find("train"), "seed=5")
 	tr.shared.Sequences[number].Cursor.Add(1)
 	for idle := range 2 {
-		status := tr.status()
+		status := string(tr.status(0))
 		if listed := strings.Contains(status, `"train/seed=5"`); listed != (idle == 0) || !strings.Contains(status, fmt.Sprintf(`"idle_settings": %20d`, idle)) {
 			t.Errorf("with %d idle: %s", idle, status)
 		}
@@ -295,60 +245,6 @@ func TestKernelIsToldToForget(t *testing.T) {
 	q.mustLookUp(t, dir, "seed=last")
 	if p := wait.For(t, "another name to be forgotten", told); p != (state.Name{Dir: uint64(dir), Name: fmt.Sprint("seed=", n-maxRecent)}) {
 		t.Errorf("the next name is %v", p)
-	}
-}
-
-// Lookups and forgets at once leave every number with one name, and free none that is known.
-func TestConcurrentLookupsAndForgets(t *testing.T) {
-	q, dir := train(t)
-	q.forgetAtOnce()
-	const workers, rounds, names = 8, 3000, 12
-	type held struct {
-		number  int
-		lookups uint64
-	}
-	var wg sync.WaitGroup
-	for w := range workers {
-		wg.Go(func() {
-			r := rand.New(rand.NewPCG(1, uint64(w)))
-			mine := map[string]held{}
-			defer func() {
-				for _, h := range mine {
-					q.forget(h.number, h.lookups)
-				}
-			}()
-			for range rounds {
-				name := fmt.Sprint("seed=", r.IntN(names))
-				h := mine[name]
-				if h.lookups > 0 && r.IntN(2) == 0 {
-					n := 1 + r.Uint64N(h.lookups)
-					q.forget(h.number, n)
-					if h.lookups -= n; h.lookups == 0 {
-						delete(mine, name)
-						continue
-					}
-				} else {
-					number, errno := q.lookUpBy(0, dir, name, lastUnique.Add(2))
-					if errno != 0 || h.lookups > 0 && number != h.number {
-						t.Errorf("%s has number %d (%v), and is held as %d", name, number, errno, h.number)
-						return
-					}
-					h = held{number, h.lookups + 1}
-				}
-				mine[name] = h
-				for name, h := range mine {
-					if s := q.get(h.number); s == nil || s.Spec().Name != "train/"+name {
-						t.Errorf("number %d, held as %s, is %v", h.number, name, s)
-						return
-					}
-				}
-			}
-		})
-	}
-	wait.End(t, "the goroutines", wg.Wait)
-	q.check(t)
-	if len(q.byName) != 1 {
-		t.Errorf("%d sequences are left, want the split", len(q.byName))
 	}
 }
 
@@ -519,10 +415,7 @@ func TestRepeatedRequestsUnderChanges(t *testing.T) {
 // A numbered file never shows two versions: what was opened before a change is of no use after it.
 func TestNumberedFilesUnderChanges(t *testing.T) {
 	const size = 6000
-	for changes := range 20 {
-		if changes == 0 {
-			continue
-		}
+	for changes := 1; changes < 20; changes++ {
 		tr, c := followed(t, size)
 		old := map[string]*reader{}
 		for _, path := range []string{
@@ -541,19 +434,13 @@ func TestNumberedFilesUnderChanges(t *testing.T) {
 					t.Errorf("%s, %d changes after it was opened, at %d: %v, %d bytes, want ESTALE", path, changes, off, status, len(data))
 				}
 			}
-			var out fuse.AttrOut
-			in := &fuse.GetAttrIn{}
-			in.NodeId = uint64(r.node)
-			if status := tr.GetAttr(nil, in, &out); changes%8 != 0 && status != fuse.Status(syscall.ESTALE) {
+			in := &fuse.GetAttrIn{InHeader: fuse.InHeader{NodeId: uint64(r.node)}}
+			if status := tr.GetAttr(nil, in, &fuse.AttrOut{}); changes%8 != 0 && status != fuse.Status(syscall.ESTALE) {
 				t.Errorf("attributes of %s, %d changes after it was opened: %v, want ESTALE", path, changes, status)
 			}
 			data, status := tr.reader(t, path, 0).read(0, size)
-			if path == "train/batch/3" {
-				if got, want := c.holding(data), fmt.Sprintf("batch 3 of version %d", changes); !status.Ok() || got != want {
-					t.Errorf("%s opened again: %v, %s, want %s", path, status, got, want)
-				}
-			} else if !status.Ok() {
-				t.Errorf("%s opened again: %v", path, status)
+			if got, want := c.holding(data), fmt.Sprintf("batch 3 of version %d", changes); !status.Ok() || path == "train/batch/3" && got != want {
+				t.Errorf("%s opened again: %v, %s, want %s", path, status, got, want)
 			}
 		}
 	}
@@ -587,15 +474,5 @@ func TestLookupsUnderChanges(t *testing.T) {
 		if i := inode(out.NodeId); i != i.ofVersion(Version(v)) || out.Size != 1000*(5-v%2) {
 			t.Fatalf("batches.bin of generation %d is inode %#x of %d bytes", v, i, out.Size)
 		}
-	}
-}
-
-// Settings are looked up among the tokens that are there.
-func TestSettingsUnderChanges(t *testing.T) {
-	tr, c := followed(t, 1000)
-	c.version.Add(1)
-	number := tr.sequences.mustLookUp(t, tr.find("train"), "seed=own")
-	if s := tr.sequences.get(number); s.Spec().Version != 1 {
-		t.Errorf("settings were looked up in tokens of %d changes, and there was 1", s.Spec().Version)
 	}
 }

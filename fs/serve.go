@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"reflect"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -37,7 +38,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 		giveUp()
 		return fuse.EIO
 	}
-	front := &front{fuse.NewDefaultRawFileSystem()}
+	front := &struct{ fuse.RawFileSystem }{fuse.NewDefaultRawFileSystem()} // the tree takes its place before the first request
 	server, fd, err := handshake(w, front, mountOptions(log, panicked))
 	if err != nil {
 		return err
@@ -61,9 +62,9 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 		return fmt.Errorf("cannot ask the kernel to resend unanswered requests: %w", err)
 	}
 	ended := make(chan struct{})
-	t.start(server, o.Remaps, ended)
+	t.start(server, ended)
 	go func() {
-		w.AnswerPings(func() { guarded.CheckLock(); t.checkLocks() })
+		w.AnswerPings(guarded.CheckLock)
 		stop <- supervise.ErrReplaced
 	}()
 	o.Log.Debug("this process serves", "pid", os.Getpid(), "workers", w.Shared.Workers.Load())
@@ -72,14 +73,13 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 		return err
 	}
 	served := make(chan struct{})
-	go guarded.Run(served)
+	go guarded.Run()
 	go func() {
 		server.Serve()
 		close(served)
 	}()
 	select {
 	case <-served:
-		close(ended)
 		return nil
 	case why := <-stop:
 		guarded.Stop()
@@ -89,34 +89,18 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 	}
 }
 
-// front is what go-fuse serves: its server is made before there is a file system, which begins with the first request.
-type front struct{ fuse.RawFileSystem }
-
-// start starts what runs beside the answers until ended is closed.
-func (t *tree) start(server *fuse.Server, remaps func() (mapped, busy int64), ended <-chan struct{}) {
-	go t.sequences.index()
-	go t.tellRemaps(remaps, ended)
+// start starts what runs beside the answers. It ends with the process; ended is closed when the kernel may not hear it any more.
+func (t *tree) start(server *fuse.Server, ended <-chan struct{}) {
 	for range invalidators {
-		go t.invalidate(server, ended)
+		go t.sequences.invalidate(server, ended)
 	}
-}
-
-// invalidate tells the kernel to forget the names that sequences.outdated returns, until ended is closed.
-func (t *tree) invalidate(server *fuse.Server, ended <-chan struct{}) {
-	for {
-		n := t.sequences.outdated()
-		server.EntryNotify(n.Dir, n.Name) // an error means that the kernel has forgotten it by itself
-		if isClosed(ended) {
-			return // the kernel may not know: the next worker tells it
-		}
-		t.sequences.invalidated()
-	}
+	go t.tellRemaps()
 }
 
 // tellRemaps updates the counters of remaps in the shared state, for commands that must not touch the mount.
-func (t *tree) tellRemaps(remaps func() (mapped, busy int64), ended <-chan struct{}) {
-	for ; !isClosed(ended); time.Sleep(time.Second) {
-		mapped, busy := remaps()
+func (t *tree) tellRemaps() {
+	for ; ; time.Sleep(time.Second) {
+		mapped, busy := t.o.Remaps()
 		t.shared.Remapped.Store(uint64(mapped))
 		t.shared.RemapBusy.Store(uint64(busy))
 	}
@@ -142,8 +126,8 @@ func mountOptions(log *limitedLog, panicked func(any) fuse.Status) *fuse.MountOp
 	}
 }
 
-// handshake makes a server on the connection, and returns the server's own descriptor. The kernel sends INIT once a connection, to
-// the first worker. Each later worker gets the same request over a socket, and must give the same answer.
+// handshake makes a server on the connection, and returns the server's own descriptor. The kernel sends INIT to the first worker
+// alone. Each later worker gets the same request over a socket, and must give the same answer.
 func handshake(w *supervise.Worker, fs fuse.RawFileSystem, o *fuse.MountOptions) (server *fuse.Server, fd int, err error) {
 	buf := make([]byte, 64<<10)
 	first := len(w.Shared.Init.Get()) == 0
@@ -192,9 +176,25 @@ func handshake(w *supervise.Worker, fs fuse.RawFileSystem, o *fuse.MountOptions)
 	return server, pair[1], nil
 }
 
+// residentBuffers makes a server read requests into memory whose first pages are there already. It returns the server's pool of
+// buffers, which go-fuse keeps to itself, and which each garbage collection empties. If a page is missing when a process that is
+// being killed reads a request, the kernel ends that request with EIO; one that it could copy is sent again, to the next worker.
+// Replies need no such care: a handler has just written them.
+func residentBuffers(server *fuse.Server) *sync.Pool {
+	field := reflect.ValueOf(server).Elem().FieldByName("readPool")
+	pool := reflect.NewAt(reflect.TypeFor[sync.Pool](), field.Addr().UnsafePointer()).Interface().(*sync.Pool)
+	allocate := pool.New
+	*pool = sync.Pool{New: func() any { // without the buffer of the first request
+		buf := allocate().([]byte)
+		// The first of these two pages holds all of a READ, the second the rest of a LOOKUP.
+		buf[0], buf[4095] = 0, 0
+		return buf
+	}}
+	return pool
+}
+
 // leave replaces the server's connection, descriptor fd, by /dev/null, and interrupts the threads that read from it, because a
-// request that the kernel is copying when its process dies may fail. Answers go nowhere from then on; the kernel sends those
-// requests again, to the next worker.
+// request that the kernel is copying when its process dies may fail. The kernel sends unanswered requests to the next worker.
 func leave(fd int, served <-chan struct{}) {
 	nobody, err := unix.Open("/dev/null", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err == nil {
@@ -209,22 +209,18 @@ func leave(fd int, served <-chan struct{}) {
 	}
 	select {
 	case <-served:
-	case <-time.After(leaveLimit): // a handler waits for a disk
+	case <-time.After(50 * time.Millisecond): // a handler waits for a disk
 	}
 }
-
-const leaveLimit = 50 * time.Millisecond
 
 // notifyResend is FUSE_NOTIFY_RESEND, of Linux 6.9: the kernel sends every unanswered request again.
 var notifyResend = []byte{0: 16, 4: 7, 15: 0}
 
 // errorReply is the answer to a request that failed.
 func errorReply(id uint64, errno syscall.Errno) []byte {
-	reply := make([]byte, 16)
-	binary.NativeEndian.PutUint32(reply, 16)
-	binary.NativeEndian.PutUint32(reply[4:], uint32(-int32(errno)))
-	binary.NativeEndian.PutUint64(reply[8:], id)
-	return reply
+	reply := binary.NativeEndian.AppendUint32(nil, 16) // its length
+	reply = binary.NativeEndian.AppendUint32(reply, uint32(-int32(errno)))
+	return binary.NativeEndian.AppendUint64(reply, id)
 }
 
 // warnings logs what go-fuse logs.

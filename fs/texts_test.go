@@ -4,10 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"syscall"
 	"testing"
-
-	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
 // What open handles of texts keep is bounded, and each shows its text from beginning to end nevertheless.
@@ -31,57 +28,16 @@ func TestTextsAreBounded(t *testing.T) {
 			if text, status := r.read(off, 100); !status.Ok() || !bytes.Equal(text, want) {
 				t.Errorf("%s/info.json at %d: %q, %v", names[n], off, text, status)
 			}
-			if tr.texts.bytes > maxTextBytes || tr.texts.last.Len() > 1 {
-				t.Fatalf("%d texts of %d bytes are kept", tr.texts.last.Len(), tr.texts.bytes)
+			if tr.texts.bytes > maxTextBytes || len(tr.texts.open) > 1 {
+				t.Fatalf("%d texts of %d bytes are kept", len(tr.texts.open), tr.texts.bytes)
 			}
 		}
 	}
 	for _, r := range readers {
 		r.close()
 	}
-	if tr.texts.bytes != 0 || tr.texts.last.Len() != 0 || len(tr.texts.open) != 0 {
-		t.Errorf("when all are closed, %d bytes of %d texts are kept, for %d handles", tr.texts.bytes, tr.texts.last.Len(), len(tr.texts.open))
-	}
-}
-
-// A text that is longer than all texts may be together is made once, when it is opened.
-func TestTextAboveTheBound(t *testing.T) {
-	s := counting("train", 1000)
-	made := 0
-	s.info = func() []byte {
-		made++
-		return make([]byte, maxTextBytes+1)
-	}
-	s.infoLen = func() int64 { return maxTextBytes + 1 }
-	tr := plant(t, s)
-	if size := tr.size(tr.find("train/info.json"), s); size != maxTextBytes+1 || made > 0 {
-		t.Errorf("its size is %d, and it was made %d times for that", size, made)
-	}
-	r := tr.reader(t, "train/info.json", 0)
-	for off := int64(0); off <= maxTextBytes; off += 1 << 20 {
-		if text, status := r.read(off, 1<<20); !status.Ok() || int64(len(text)) != min(1<<20, maxTextBytes+1-off) {
-			t.Fatalf("at %d: %d bytes, %v", off, len(text), status)
-		}
-	}
-	if made != 1 {
-		t.Errorf("it was made %d times", made)
-	}
-}
-
-// Handles of an earlier worker and of this one are different ones.
-func TestTextHandlesOfWorkersDiffer(t *testing.T) {
-	s := counting("train", 1000)
-	tr := plant(t, s)
-	seen := map[uint64]bool{}
-	for range 5 {
-		for range 3 {
-			fh := tr.reader(t, "train/cursor", 0).fh
-			if seen[fh] {
-				t.Errorf("handle %#x is open twice", fh)
-			}
-			seen[fh] = true
-		}
-		tr = grow(t, tr.shared, s)
+	if tr.texts.bytes != 0 || len(tr.texts.open) != 0 {
+		t.Errorf("when all are closed, %d bytes of %d texts are kept", tr.texts.bytes, len(tr.texts.open))
 	}
 }
 
@@ -110,32 +66,13 @@ func TestStatus(t *testing.T) {
 			Advice       string
 		}
 	}
-	if err := json.Unmarshal([]byte(tr.status()), &status); err != nil || len(status.Splits) != many+1 || visited != many+1 {
+	if err := json.Unmarshal(tr.status(0), &status); err != nil || len(status.Splits) != many+1 || visited != many+1 {
 		t.Errorf("%v: %d sequences, %d visited", err, len(status.Splits), visited)
 	}
 	if status.Remap.Mapped != 3 || status.Remap.Busy != 2 || status.Remap.Advice != `memory.access = "pread"` {
 		t.Errorf("remap: %v", status.Remap)
 	}
-	if !bytes.Contains([]byte(tr.status()), []byte(`"last_error": "/data/\udcff.bin\u001b"`)) {
-		t.Errorf("status.json lacks the path:\n%.2000s", tr.status())
-	}
-}
-
-// Origins are read like batches: the size is the same for each, and nothing is kept for a handle.
-func TestOriginsAreRead(t *testing.T) {
-	tr := plant(t, counting("train", 1000))
-	r := tr.reader(t, "train/batch/17.json", 0)
-	if text, status := r.read(15, 100); !status.Ok() || string(text) != "   17\n" {
-		t.Errorf("%q, %v", text, status)
-	}
-	if text, status := r.read(21, 100); !status.Ok() || len(text) > 0 {
-		t.Errorf("behind the end: %q, %v", text, status)
-	}
-	if len(tr.texts.open) > 0 {
-		t.Error("a text is kept")
-	}
-	r.fh++ // a handle that was opened on other tokens
-	if _, status := r.read(0, 100); status != fuse.Status(syscall.ESTALE) {
-		t.Errorf("of other tokens: %v", status)
+	if !bytes.Contains(tr.status(0), []byte(`"last_error": "/data/\udcff.bin\u001b"`)) {
+		t.Errorf("status.json lacks the path:\n%.2000s", string(tr.status(0)))
 	}
 }

@@ -1,13 +1,12 @@
 // Package fs is the tree of files that a mount shows.
 //
 // A file is an [inode] number: its kind, its sequence and, in batch/, its batch number; kinds.go has an entry for each kind. Every
-// file of batches is an optional header and then the bytes of batches. What a batch holds is decided elsewhere:
-// [Sequence]. Only next, next.npy and next.safetensors keep state per open
-// file; that state is in package state, so that another process can continue from it. [Serve] answers the kernel's requests.
+// file of batches is an optional header and then the bytes of batches, which a [Sequence] decides. Only next, next.npy and
+// next.safetensors keep state per open file; that state is in package state, so that another process can continue from it. [Serve]
+// answers the kernel's requests.
 package fs
 
 import (
-	"container/list"
 	"errors"
 	"log/slog"
 	"strconv"
@@ -29,14 +28,14 @@ type tree struct {
 	shared             *state.Shared
 	handles            *state.Handles
 	sequences          *sequences
+	readme             []byte
 	texts              texts
+	makingStatus       sync.Mutex // held while status.json is made, which may be long: one at a time; before every other lock
 	prefetcher         *prefetcher
+	limits             *guard.Limits
 	reads              reads
 	log                *limitedLog
-	mode               uint32 // of files
-	owner              fuse.Owner
-	uncachedLogged     sync.Once
-	fullLogged         sync.Once
+	o                  Options
 }
 
 // forever is the longest time that the kernel can remember attributes for.
@@ -51,7 +50,7 @@ type Options struct {
 	TextBytes       int64                       // bytes for the texts that open files show
 	TableBytes      func() int64                // memory of the sequences
 	Budget          int64                       // bytes for all of this
-	Store           func() *StoreUse            // nil: nothing lies in a store, as where it returns nil
+	Store           func() *StoreUse            // returns nil where nothing lies in a store
 	Remaps          func() (mapped, busy int64) // reads of token files with a mapping, and those that had none because another read had one
 	Timeout         time.Duration               // within which every request has an answer
 	Mode            uint32                      // permission bits of files; users who may read files may list directories
@@ -70,172 +69,117 @@ type StoreUse struct {
 }
 
 // newTree makes the tree of a mount. It continues from the shared state, in which no other process works any more.
-// sequences.index must follow, and may take a while.
 func newTree(mountpoint string, splits []Sequence, shared *state.Shared, limits *guard.Limits, log *limitedLog, o Options) (*tree, error) {
 	sequences, err := newSequences(splits, shared, o)
 	if err != nil {
 		return nil, err
 	}
-	prefetcher := &prefetcher{batches: o.Ahead, bytes: o.AheadBytes, limits: limits, log: log}
 	handles := state.NewHandles(shared)
 	return &tree{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
 		shared:        shared,
 		handles:       handles,
 		sequences:     sequences,
-		texts: texts{
-			readme: readmeOf(mountpoint, splits), programVersion: o.ProgramVersion, began: time.Unix(0, shared.Began),
-			shared: shared, sequences: sequences, memory: func() memoryUse { return memoryUseOf(o, prefetcher, limits) },
-			most: int(o.TextBytes), open: map[uint64]*list.Element{},
-		},
-		prefetcher: prefetcher,
-		reads:      reads{handles: handles, assigned: map[uint64]assignment{}},
-		log:        log,
-		mode:       o.Mode,
-		owner:      fuse.Owner{Uid: o.UID, Gid: o.GID},
+		readme:        readmeOf(mountpoint, splits),
+		texts:         texts{most: int(o.TextBytes), open: map[uint64][]byte{}},
+		prefetcher:    &prefetcher{batches: o.Ahead, bytes: o.AheadBytes, limits: limits, log: log},
+		limits:        limits,
+		reads:         reads{handles: handles, assigned: map[uint64]assignment{}},
+		log:           log,
+		o:             o,
 	}, nil
 }
 
-// memoryUseOf is the use of each part of the budget, except texts.
-func memoryUseOf(o Options, p *prefetcher, limits *guard.Limits) memoryUse {
-	m := memoryUse{budget: o.Budget, tables: o.TableBytes()}
-	m.mapped, m.busy = o.Remaps()
-	if o.Store != nil {
-		m.store = o.Store()
-	}
-	p.mu.Lock()
-	m.ahead = p.used
-	p.mu.Unlock()
-	m.replies, m.waiting = limits.Use()
-	return m
-}
-
-// checkLocks takes and releases each lock that requests need. It blocks if one is never released.
-func (t *tree) checkLocks() {
-	t.handles.CheckLock()
-	for _, mu := range []*sync.Mutex{&t.sequences.mu, &t.prefetcher.mu, &t.reads.mu, &t.texts.mu} {
-		mu.Lock()
-		mu.Unlock() //lint:ignore SA2001 only whether it can be taken matters
-	}
-}
-
-// Split is the number of the split that a node belongs to, or 0.
 func (t *tree) Split(node uint64) int { return t.sequences.splitOf(inode(node).sequence()) }
 
 // sequence is the sequence of a file, or nil for a file of the whole mount.
 func (t *tree) sequence(i inode) Sequence { return t.sequences.get(i.sequence()) }
 
-// isForgotten says whether i is a file of a sequence, s, that the kernel has forgotten. Only a late handler meets such a file.
+// isForgotten says whether i is a file of a sequence, s, that is gone: see errForgotten.
 func (t *tree) isForgotten(i inode, s Sequence) bool { return s == nil && i.sequence() > 0 }
 
-// A dirEntry is a name in a directory.
-type dirEntry struct {
-	name  string
-	inode inode
-}
-
-// entries are what readdir lists. Batches are without number, and are not listed.
-func (t *tree) entries(dir inode) (list []dirEntry) {
+// entries are the names in a directory. Those in batch/ begin with the number k, which is left out.
+func (t *tree) entries(dir inode, k uint64) []fuse.DirEntry {
+	s := t.sequence(dir)
+	if t.isForgotten(dir, s) {
+		return nil
+	}
+	list := make([]fuse.DirEntry, 0, len(table))
+	add := func(name string, i inode) {
+		list = append(list, fuse.DirEntry{Name: name, Mode: i.kind().mode(), Ino: uint64(i)})
+	}
 	for _, r := range table {
 		switch {
-		case r.in != dir.kind() || r.in == batchDir:
+		case r.in != dir.kind():
 		case r.kind == splitDir:
 			for n := 1; n <= t.sequences.splits; n++ {
-				list = append(list, dirEntry{t.sequences.get(n).Spec().Name, makeInode(splitDir, n, 0)})
+				add(t.sequences.get(n).Spec().Name, makeInode(splitDir, n, 0))
+			}
+		case r.kind.isOfOneArray() && k < 1<<arrayShift:
+			for n, a := range beside(s) {
+				i := makeArrayInode(r.kind, dir.sequence(), s.Spec().Batch.Main+n, k).ofVersion(s.Spec().Version)
+				add(strings.Replace(r.name, "%", a.Name, 1), i)
 			}
 		case r.kind.isOfOneArray():
-			s := t.sequences.get(dir.sequence())
-			for n, a := range beside(s) {
-				i := makeArrayInode(r.kind, dir.sequence(), s.Spec().Batch.Main+n, 0).ofVersion(s.Spec().Version)
-				list = append(list, dirEntry{strings.Replace(r.name, "%", a.Name, 1), i})
-			}
 		case r.kind.isNumbered():
-			list = append(list, dirEntry{r.name, t.numbered(r.kind, dir.sequence(), 0)})
+			add(r.name, makeInode(r.kind, dir.sequence(), k).ofVersion(s.Spec().Version))
 		case r.kind == batchDir:
-			list = append(list, dirEntry{r.name, makeInode(batchDir, dir.sequence(), dir.rest())})
+			add(r.name, makeInode(batchDir, dir.sequence(), dir.rest()))
 		default:
-			list = append(list, dirEntry{r.name, makeInode(r.kind, dir.sequence(), 0)})
+			add(r.name, makeInode(r.kind, dir.sequence(), 0))
 		}
 	}
 	return list
 }
 
-// beside are the arrays of a batch that have files of their own.
 func beside(s Sequence) []array.Array { return s.Spec().Batch.Arrays[s.Spec().Batch.Main:] }
-
-// numbered is the inode of a numbered file of the tokens as they were last seen.
-func (t *tree) numbered(k kind, sequence int, batch uint64) inode {
-	return makeInode(k, sequence, batch).ofVersion(t.sequences.get(sequence).Spec().Version)
-}
 
 // lookup finds a name in a directory, except settings.
 func (t *tree) lookup(dir inode, name string) inode {
+	var k uint64
 	if dir.kind() == batchDir {
-		return t.lookupBatch(dir.sequence(), name)
+		digits := name[:len(name)-len(strings.TrimLeft(name, "0123456789"))]
+		var err error
+		if k, err = strconv.ParseUint(digits, 10, 64); err != nil || k >= MaxBatches || len(digits) > 1 && digits[0] == '0' {
+			return noSuchInode
+		}
+		name = name[len(digits):]
 	}
-	for _, e := range t.entries(dir) {
-		if e.name == name {
-			return e.inode
+	for _, e := range t.entries(dir, k) {
+		if e.Name == name {
+			return inode(e.Ino)
 		}
 	}
 	return noSuchInode
 }
 
-// lookupBatch finds a name in the directory batch of a sequence: a number, and what follows it.
-func (t *tree) lookupBatch(sequence int, name string) inode {
-	digits := name[:len(name)-len(strings.TrimLeft(name, "0123456789"))]
-	k, err := strconv.ParseUint(digits, 10, 64)
-	if err != nil || k >= MaxBatches || strconv.FormatUint(k, 10) != digits {
-		return noSuchInode
-	}
-	for _, r := range table {
-		switch {
-		case r.in != batchDir:
-		case r.kind.isOfOneArray():
-			s := t.sequences.get(sequence)
-			for n, a := range beside(s) {
-				if k < 1<<arrayShift && strings.Replace(r.name, "%", a.Name, 1) == name[len(digits):] {
-					return makeArrayInode(r.kind, sequence, s.Spec().Batch.Main+n, k).ofVersion(s.Spec().Version)
-				}
-			}
-		case r.name == name[len(digits):]:
-			return t.numbered(r.kind, sequence, k)
-		}
-	}
-	return noSuchInode
-}
-
-// size is the size of a file in bytes. s is the file's sequence.
 func (t *tree) size(i inode, s Sequence) int64 {
-	return i.kind().entry().content.size(&t.texts, i, s)
+	return i.kind().entry().content.size(t, i, s)
 }
 
 // The st_blksize of files is what C's stdio reads at once, and what it seeks to a multiple of.
 const (
-	// A page is larger on some machines.
-	stdioBlock = headerBytes
-	// For next: reading its first block again takes a new batch. x or y, or all of a small batch, is larger than this block, so
-	// stdio reads what it was asked for and no more. Files with a header need no such block: their batches begin behind the
-	// first one.
+	stdioBlock = headerBytes // a page is larger on some machines
+	// Reading the first block of next again takes a new batch, so the block is smaller than what one reads from next. Files with a
+	// header need no such block: their batches begin behind the first one.
 	nextBlock = 512
 )
 
 func (t *tree) attributes(i inode, s Sequence, out *fuse.Attr) {
-	*out = fuse.Attr{Ino: uint64(i), Size: uint64(t.size(i, s)), Mode: syscall.S_IFREG | t.mode, Nlink: 1}
+	*out = fuse.Attr{Ino: uint64(i), Size: uint64(t.size(i, s)), Mode: i.kind().mode() | t.o.Mode, Nlink: 1}
 	if i.kind().isDir() {
-		out.Mode, out.Nlink = syscall.S_IFDIR|t.mode|t.mode>>2, 2
+		out.Mode, out.Nlink = out.Mode|t.o.Mode>>2, 2
 	}
 	out.Blocks = (out.Size + 511) / 512
 	out.Blksize = stdioBlock
 	if i.kind() == nextRaw {
 		out.Blksize = nextBlock
 	}
-	out.Owner = t.owner
-	began := t.texts.began
+	out.Owner = fuse.Owner{Uid: t.o.UID, Gid: t.o.GID}
+	began := time.Unix(0, t.shared.Began)
 	out.SetTimes(&began, &began, &began)
 }
 
-// attributesLast is how long the kernel may remember a file's attributes.
 func attributesLast(i inode) time.Duration {
 	if i.kind().isLiveText() {
 		return 0
@@ -243,16 +187,12 @@ func attributesLast(i inode) time.Duration {
 	return forever
 }
 
-func (t *tree) String() string { return "batchfs" }
-
 // LookupRows is 1 for lookups that look at token files: of settings, and of files that change with the tokens.
 func (t *tree) LookupRows(dir uint64, name string) int64 {
 	i := inode(dir)
-	if i.kind() == splitDir && isSettings(name) {
-		return 1
-	}
 	s := t.sequence(i)
-	if s != nil && s.Spec().Follows && (i.kind() == batchDir || t.lookup(i, name).kind().isNumbered()) {
+	follows := s != nil && s.Spec().Follows
+	if i.kind() == splitDir && isSettings(name) || follows && (i.kind() == batchDir || t.lookup(i, name).kind().isNumbered()) {
 		return 1
 	}
 	return 0
@@ -279,17 +219,12 @@ func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out
 		i, timeout = i.ofVersion(s.Spec().Version), 0 // of other tokens it is another file
 	}
 	t.entry(i, s, timeout, out)
-	t.sequences.countLookup(i.sequence(), header.Unique) // last, because what is above may wait
+	t.sequences.countLookup(i.sequence()) // last, because what is above may wait
 	return fuse.OK
 }
 
-// lookupSettings finds the directory of a split under settings.
 func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	s, errno := t.sequences.with(dir, name)
-	if errno != 0 {
-		return fuse.Status(errno)
-	}
-	number, errno := t.sequences.acquire(s, dir, name, header.Unique, header.Uid)
+	s, number, errno := t.sequences.lookup(dir, name, header.Uid)
 	if errno == 0 {
 		t.entry(settingsDir(number, dir, name), s, forever, out)
 	}
@@ -310,7 +245,6 @@ func (t *tree) entry(i inode, s Sequence, timeout time.Duration, out *fuse.Entry
 	out.SetAttrTimeout(attributesLast(i))
 }
 
-// Forget is called when the kernel drops a file that it looked up so many times.
 func (t *tree) Forget(node, lookups uint64) { t.sequences.forget(inode(node).sequence(), lookups) }
 
 func (t *tree) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
@@ -334,12 +268,8 @@ func (t *tree) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryLis
 		up = makeInode(splitDir, dir.sequence(), dir.rest())
 	}
 	list := []fuse.DirEntry{{Name: ".", Mode: syscall.S_IFDIR, Ino: in.NodeId}, {Name: "..", Mode: syscall.S_IFDIR, Ino: uint64(up)}}
-	for _, e := range t.entries(dir) {
-		mode := uint32(syscall.S_IFREG)
-		if e.inode.kind().isDir() {
-			mode = syscall.S_IFDIR
-		}
-		list = append(list, fuse.DirEntry{Name: e.name, Mode: mode, Ino: uint64(e.inode)})
+	if dir.kind() != batchDir { // batches are without number
+		list = append(list, t.entries(dir, 0)...)
 	}
 	for n := int(in.Offset); n < len(list) && out.AddDirEntry(list[n]); n++ {
 	}

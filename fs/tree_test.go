@@ -86,54 +86,42 @@ func counting(name string, batchBytes int64) *fake {
 
 func plant(t testing.TB, sequences ...Sequence) *tree {
 	t.Helper()
-	return plantLogging(t, slog.New(slog.DiscardHandler), sequences...)
-}
-
-func plantLogging(t testing.TB, log *slog.Logger, sequences ...Sequence) *tree {
-	t.Helper()
 	file, shared, err := state.New()
 	if err != nil {
 		t.Fatal(err)
 	}
 	file.Close()
 	t.Cleanup(shared.Close)
-	return growLogging(t, log, shared, sequences...)
+	return grow(t, shared, sequences...)
 }
+
+// maxTextBytes is what the texts of a tree may take in tests.
+const maxTextBytes = 32 << 20
 
 // grow is the tree of a worker that continues from the shared state.
 func grow(t testing.TB, shared *state.Shared, sequences ...Sequence) *tree {
 	t.Helper()
-	return growLogging(t, slog.New(slog.DiscardHandler), shared, sequences...)
-}
-
-// maxTextBytes are those of the trees of tests.
-const maxTextBytes = 32 << 20
-
-func growLogging(t testing.TB, log *slog.Logger, shared *state.Shared, sequences ...Sequence) *tree {
-	t.Helper()
+	log := slog.New(slog.DiscardHandler)
 	o := Options{ProgramVersion: "test", Ahead: 2, AheadBytes: 1 << 20, ReplyBytes: 64 << 20, TextBytes: maxTextBytes,
-		TableBytes: func() int64 { return 0 }, Remaps: func() (int64, int64) { return 3, 2 }, Timeout: time.Minute, Mode: 0o444, Log: log}
+		TableBytes: func() int64 { return 0 }, Remaps: func() (int64, int64) { return 3, 2 }, Store: func() *StoreUse { return nil },
+		Timeout: time.Minute, Mode: 0o444, Log: log}
 	tr, err := newTree("/mnt", sequences, shared, guard.NewLimits(len(sequences), o.ReplyBytes), newLimitedLog(log), o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.sequences.index()
 	return tr
-}
-
-// status is status.json.
-func (t *tree) status() string {
-	return string(statusText{}.show(&t.texts, 0))
 }
 
 // find walks a path from the root.
 func (t *tree) find(path string) inode {
-	return t.findIn(rootInode, path)
-}
-
-func (t *tree) findIn(i inode, path string) inode {
+	i := rootInode
 	for name := range strings.SplitSeq(path, "/") {
-		i = t.lookup(i, name)
+		if isSettings(name) {
+			_, number, _ := t.sequences.lookup(i, name, 0)
+			i = settingsDir(number, i, name)
+		} else {
+			i = t.lookup(i, name)
+		}
 	}
 	return i
 }
@@ -144,22 +132,14 @@ type reader struct {
 	node   inode
 	fh     uint64
 	unique uint64
-	wanted int // the batch that the last read is to give
 }
 
 var lastUnique atomic.Uint64
 
 func (t *tree) reader(tb testing.TB, path string, flags uint32) *reader {
 	tb.Helper()
-	return t.readerIn(tb, rootInode, path, flags)
-}
-
-// readerIn opens a file below a directory.
-func (t *tree) readerIn(tb testing.TB, dir inode, path string, flags uint32) *reader {
-	tb.Helper()
-	r := &reader{tree: t, node: t.findIn(dir, path)}
-	in := &fuse.OpenIn{Flags: flags}
-	in.NodeId = uint64(r.node)
+	r := &reader{tree: t, node: t.find(path)}
+	in := &fuse.OpenIn{InHeader: fuse.InHeader{NodeId: uint64(r.node)}, Flags: flags}
 	var out fuse.OpenOut
 	if status := t.Open(nil, in, &out); !status.Ok() {
 		tb.Fatalf("open %s: %v", path, status)
@@ -175,8 +155,8 @@ func (r *reader) read(off int64, n int) ([]byte, fuse.Status) {
 
 // again repeats a request under the id of the last one.
 func (r *reader) again(off int64, n int) ([]byte, fuse.Status) {
-	in := &fuse.ReadIn{Fh: r.fh, Offset: uint64(off), Size: uint32(n), ReadFlags: fuse.READ_LOCKOWNER}
-	in.NodeId, in.Unique = uint64(r.node), r.unique
+	header := fuse.InHeader{NodeId: uint64(r.node), Unique: r.unique}
+	in := &fuse.ReadIn{InHeader: header, Fh: r.fh, Offset: uint64(off), Size: uint32(n), ReadFlags: fuse.READ_LOCKOWNER}
 	result, status := r.Read(nil, in, make([]byte, n))
 	if !status.Ok() {
 		return nil, status
@@ -223,18 +203,6 @@ func TestNamesOfBatches(t *testing.T) {
 	}
 }
 
-func TestLongNames(t *testing.T) {
-	tr := plant(t, counting("train", 100))
-	for length, want := range map[int]fuse.Status{maxNameLen: fuse.OK, maxNameLen + 1: fuse.Status(syscall.ENAMETOOLONG)} {
-		for dir, name := range map[inode]string{tr.find("train"): "seed=" + strings.Repeat("0", length-5), rootInode: strings.Repeat("x", length)} {
-			status := tr.Lookup(nil, &fuse.InHeader{NodeId: uint64(dir), Unique: lastUnique.Add(2)}, name, &fuse.EntryOut{})
-			if status != want {
-				t.Errorf("a name of %d bytes: %v, want %v", length, status, want)
-			}
-		}
-	}
-}
-
 func TestListedNamesExist(t *testing.T) {
 	tr := plant(t, counting("train", 100), counting("val", 100))
 	for _, dir := range []string{"", "train", "val"} {
@@ -242,48 +210,11 @@ func TestListedNamesExist(t *testing.T) {
 		if dir != "" {
 			d = tr.find(dir)
 		}
-		for _, e := range tr.entries(d) {
-			if i := tr.lookup(d, e.name); i != e.inode || i.kind() == 0 {
-				t.Errorf("%s/%s is listed as %#x and found as %#x", dir, e.name, e.inode, i)
+		for _, e := range tr.entries(d, 0) {
+			if i := tr.lookup(d, e.Name); uint64(i) != e.Ino || i.kind() == 0 {
+				t.Errorf("%s/%s is listed as %#x and found as %#x", dir, e.Name, e.Ino, i)
 			}
 		}
-	}
-}
-
-func TestNextOfOneHandle(t *testing.T) {
-	const size = 10_000
-	tr := plant(t, counting("train", size))
-	r := tr.reader(t, "train/next", 0)
-	cursor := &tr.shared.Sequences[1].Cursor
-	if cursor.Load() != 0 {
-		t.Fatal("open took a number")
-	}
-	if data, _ := r.read(size, 100); len(data) != 0 || cursor.Load() != 0 {
-		t.Error("a read at the end took a number")
-	}
-	for want := range 3 {
-		if got := r.batch(t, size); got != want {
-			t.Errorf("batch %d, want %d", got, want)
-		}
-	}
-	// The same request again, as a kernel sends it to a server that took over.
-	if data, _ := r.again(0, size); number(data, size) != 2 || cursor.Load() != 3 {
-		t.Errorf("a request that came again got batch %d, cursor %d", number(data, size), cursor.Load())
-	}
-	// The last page first, for the size, as C's fseek does: still one batch.
-	r.read(8192, 4096)
-	if got := r.batch(t, size); got != 3 {
-		t.Errorf("after a look at its end, batch %d, want 3", got)
-	}
-	// In pieces out of order, as threads may read one large batch.
-	if got := r.batch(t, size); got != 4 {
-		t.Errorf("batch %d, want 4", got)
-	}
-	for _, off := range []int64{0, 8000, 2000, 6000, 4000} {
-		r.read(off, 2000)
-	}
-	if got := r.batch(t, size); got != 6 {
-		t.Errorf("after a batch in pieces, batch %d, want 6", got)
 	}
 }
 
@@ -307,7 +238,7 @@ func TestNextAfterAnError(t *testing.T) {
 		if _, status := r.read(0, size); status != fuse.Status(test.want) {
 			t.Errorf("%v: status %v, want %v", test.err, status, test.want)
 		}
-		if !strings.Contains(tr.status(), test.err.Error()) {
+		if !strings.Contains(string(tr.status(0)), test.err.Error()) {
 			t.Errorf("status.json does not say %q", test.err)
 		}
 	}
@@ -318,7 +249,7 @@ func TestNextAfterAnError(t *testing.T) {
 	if got := r.batch(t, size); got != 1 {
 		t.Errorf("then the one that failed gets batch %d, want 1", got)
 	}
-	if text := tr.status(); !strings.Contains(text, `"reads":                    2,`) || !strings.Contains(text, `"errors":                    2,`) {
+	if text := string(tr.status(0)); !strings.Contains(text, `"reads":                    2,`) || !strings.Contains(text, `"errors":                    2,`) {
 		t.Errorf("status.json counts otherwise:\n%s", text)
 	}
 
@@ -335,50 +266,6 @@ func TestNextAfterAnError(t *testing.T) {
 	}
 }
 
-// A handle that was opened with O_NONBLOCK takes a number as any other, and gives it back where it was closed within the batch.
-func TestNonblockingHandles(t *testing.T) {
-	const size = 1000
-	tr := plant(t, counting("train", size))
-	cursor, given := &tr.shared.Sequences[1].Cursor, &tr.shared.Sequences[1].GivenBack
-	open := func() *reader { return tr.reader(t, "train/next", syscall.O_NONBLOCK) }
-	open().close()
-	looks := open()
-	looks.read(0, 100)
-	if c := cursor.Load(); c != 1 {
-		t.Errorf("at its first read, the cursor is %d, want 1", c)
-	}
-	looks.close()
-	if c, n := cursor.Load(), given.Load(); c != 0 || n != 1 {
-		t.Errorf("after a look at a batch, the cursor is %d, and %d numbers were given back", c, n)
-	}
-	reads := open()
-	for want := range 3 {
-		if got := reads.batch(t, size); got != want {
-			t.Errorf("batch %d, want %d", got, want)
-		}
-	}
-	reads.close()
-	looks = open()
-	looks.read(0, 100) // batch 3
-	if got := tr.reader(t, "train/next", 0).batch(t, size); got != 4 {
-		t.Errorf("beside one that looks, batch %d, want 4", got)
-	}
-	looks.close()
-	if c, n := cursor.Load(), given.Load(); c != 5 || n != 1 {
-		t.Errorf("after a later number was taken, the cursor is %d, and %d numbers were given back", c, n)
-	}
-	several := []*reader{open(), open(), open()} // that are closed in another order
-	for _, r := range several {
-		r.read(0, 100)
-	}
-	for _, i := range []int{1, 0, 2} {
-		several[i].close()
-	}
-	if c, n := cursor.Load(), given.Load(); c != 5 || n != 4 {
-		t.Errorf("after three looks, the cursor is %d, and %d numbers were given back", c, n)
-	}
-}
-
 // A file that cannot be read fails when it is opened: some programs do not look whether a read failed.
 func TestNextFailsAtOpen(t *testing.T) {
 	s := counting("train", 1000)
@@ -389,8 +276,7 @@ func TestNextFailsAtOpen(t *testing.T) {
 	} {
 		s.now = func(uint64) (Sequence, error) { return s, err }
 		for _, name := range []string{"train/next", "train/next.npy", "train/next.safetensors"} {
-			in := &fuse.OpenIn{}
-			in.NodeId = uint64(tr.find(name))
+			in := &fuse.OpenIn{InHeader: fuse.InHeader{NodeId: uint64(tr.find(name))}}
 			if status := tr.Open(nil, in, &fuse.OpenOut{}); status != want {
 				t.Errorf("%s, %v: %v, want %v", name, err, status, want)
 			}
@@ -408,21 +294,9 @@ func TestNoPageCacheForWhatChanges(t *testing.T) {
 		"train/batch/3.json": fuse.OK, "train/next.safetensors": fuse.EINVAL,
 	} {
 		r := tr.reader(t, path, 0)
-		in := &fuse.ReadIn{Fh: r.fh, Size: 10}
-		in.NodeId = uint64(r.node)
+		in := &fuse.ReadIn{InHeader: fuse.InHeader{NodeId: uint64(r.node)}, Fh: r.fh, Size: 10}
 		if _, status := tr.Read(nil, in, make([]byte, 10)); status != want {
 			t.Errorf("%s: %v, want %v", path, status, want)
-		}
-	}
-}
-
-func TestWritersAreRefused(t *testing.T) {
-	tr := plant(t, counting("train", 1000))
-	for _, flags := range []uint32{syscall.O_WRONLY, syscall.O_RDWR} {
-		in := &fuse.OpenIn{Flags: flags}
-		in.NodeId = uint64(tr.find("train/next"))
-		if status := tr.Open(nil, in, &fuse.OpenOut{}); status != fuse.EROFS {
-			t.Errorf("open with flags %#x: %v", flags, status)
 		}
 	}
 }
@@ -474,4 +348,30 @@ func TestLookupsLookAtFiles(t *testing.T) {
 			t.Errorf("%s: looked at the files of batches %d, want %d", path, looked, want)
 		}
 	}
+}
+
+// A handle that was opened with O_NONBLOCK gives its number back where it is closed within the batch, and no later one was taken.
+func TestNonblockingHandles(t *testing.T) {
+	tr := plant(t, counting("train", 1000))
+	looks := func() *reader {
+		r := tr.reader(t, "train/next", syscall.O_NONBLOCK)
+		r.read(0, 100)
+		return r
+	}
+	expect := func(when string, cursor, givenBack uint64) {
+		t.Helper()
+		entry := &tr.shared.Sequences[1]
+		if c, n := entry.Cursor.Load(), entry.GivenBack.Load(); c != cursor || n != givenBack {
+			t.Errorf("%s, the cursor is %d, and %d numbers were given back, want %d and %d", when, c, n, cursor, givenBack)
+		}
+	}
+	first := looks()
+	expect("at the first read", 1, 0)
+	first.close()
+	expect("after a look at a batch", 0, 1)
+	looks().batch(t, 1000)
+	second := looks()
+	tr.reader(t, "train/next", 0).batch(t, 1000)
+	second.close()
+	expect("after a later number was taken", 3, 1)
 }

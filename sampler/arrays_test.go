@@ -12,40 +12,62 @@ import (
 	"batchfs/cache/array"
 )
 
-// numbered is an array without files: number i of it is salt+i, in the bits that the dtype has. It notes what it is asked for.
-type numbered struct {
-	stub
+// A stub is an array without files: number i of it is salt+i, in the bits that the dtype has. It notes what it is asked for.
+type stub struct {
+	dtype array.DType
 	axes  []int
+	runs  []array.Run
+	vocab int64
 	salt  int64
-	zeros bool  // all numbers are 0 instead
-	bytes int64 // fetched
-	most  int   // of one window
+	list  []int64 // the numbers instead, if it is not nil
+	zeros bool    // all numbers are 0 instead
+	err   error   // of Read
+
+	bytes   int64 // fetched
+	most    int   // bytes of one window
+	windows int   // of one Read
 }
 
-func (n *numbered) Axes() []int { return n.axes }
+func (s *stub) DType() array.DType                  { return s.dtype }
+func (s *stub) Axes() []int                         { return s.axes }
+func (s *stub) VocabSize() int64                    { return s.vocab }
+func (s *stub) Runs() []array.Run                   { return s.runs }
+func (s *stub) Locate(pos int64) array.Place        { return array.Place{Path: "stub", Index: pos} }
+func (s *stub) Cut(pos, _ int64) (end, begin int64) { return pos, pos }
 
-func (n *numbered) Read(ws []array.Window, visit func(int, []byte) error) error {
+func (s *stub) Len() int64 {
+	last := s.runs[len(s.runs)-1]
+	return last.Start + last.Len
+}
+
+func (s *stub) Read(ws []array.Window, visit func(int, []byte) error) error {
+	s.windows = max(s.windows, len(ws))
 	for i, w := range ws {
-		size := w.Len * n.dtype.Size()
-		n.bytes, n.most = n.bytes+int64(size), max(n.most, size)
+		size := w.Len * s.dtype.Size()
+		s.bytes, s.most = s.bytes+int64(size), max(s.most, size)
 		raw := make([]byte, 0, size)
-		for at := range int64(w.Len) {
-			if n.zeros {
-				raw = raw[:size]
-				break
+		switch {
+		case s.zeros:
+			raw = raw[:size]
+		case s.list != nil:
+			for _, number := range s.list[w.Start:][:w.Len] {
+				raw = appendToken(raw, number, s.dtype.Size())
 			}
-			raw = appendToken(raw, n.salt+w.Start+at, n.dtype.Size())
+		default:
+			for at := range int64(w.Len) {
+				raw = appendToken(raw, s.salt+w.Start+at, s.dtype.Size())
+			}
 		}
 		if err := visit(i, raw); err != nil {
 			return err
 		}
 	}
-	return nil
+	return s.err
 }
 
 // newNumbered is an array with one run of so many elements.
-func newNumbered(dtype array.DType, salt, elements int64, axes ...int) *numbered {
-	return &numbered{stub: stub{dtype: dtype, runs: []array.Run{{Name: "array", Len: elements}}}, axes: axes, salt: salt}
+func newNumbered(dtype array.DType, salt, elements int64, axes ...int) *stub {
+	return &stub{dtype: dtype, runs: []array.Run{{Name: "array", Len: elements}}, axes: axes, salt: salt}
 }
 
 // numbersOf is how many numbers an element of an array has.
@@ -74,7 +96,7 @@ func wanted(t testing.TB, q *Sequence, sources []Source, k uint64) (all []byte) 
 				for _, slot := range slots[first : first+count] {
 					for c := range n {
 						if slot >= 0 {
-							put(of.(*numbered).salt + slot*n + c)
+							put(of.(*stub).salt + slot*n + c)
 						} else {
 							put(filler)
 						}
@@ -152,7 +174,7 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 			s.DType = []array.DType{array.Uint32, array.Int32, array.Int64}[r.IntN(3)]
 			s.MaskTargets = s.Layout == XY && s.DType != array.Uint32 && r.IntN(2) == 0
 		}
-		var kinds []*numbered
+		var kinds []*stub
 		for i := range r.IntN(4) {
 			s.Arrays = append(s.Arrays, Beside{fmt.Sprint("beside", i), []At{AtX, AtY}[r.IntN(2)]})
 			kinds = append(kinds, newNumbered(array.DTypes()[r.IntN(len(array.DTypes()))], 0, 0, axes[r.IntN(len(axes))]...))
@@ -227,7 +249,7 @@ func TestReadsFetchWhatIsShown(t *testing.T) {
 // One small array costs its own elements: of the others nothing is read.
 func TestOneArrayReadsItsOwn(t *testing.T) {
 	var sources []Source
-	var all []*numbered
+	var all []*stub
 	for range 2 {
 		tokens, mask := newNumbered(array.Uint16, 0, 1e6), newNumbered(array.Uint8, 0, 1e6)
 		all = append(all, tokens, mask)

@@ -35,7 +35,7 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// What the bytes of a batch cost with arrays beside the tokens and with documents, next to those of x and y alone.
+// What the bytes of a batch cost with arrays beside the tokens and with documents, next to x and y alone.
 func BenchmarkArrays(b *testing.B) {
 	const n = 16 << 20 // tokens
 	tokens := make([]byte, 0, 2*n)
@@ -46,35 +46,26 @@ func BenchmarkArrays(b *testing.B) {
 		}
 		tokens = appendToken(tokens, int64(token), 2)
 	}
-	file := func(name string, raw []byte) []string {
-		path := filepath.Join(b.TempDir(), name)
+	open := func(dtype array.DType, access blob.Access, raw []byte, axes ...int) Array {
+		path := filepath.Join(b.TempDir(), "array.bin")
 		must(b, os.WriteFile(path, raw, 0o600))
-		return []string{path}
-	}
-	open := func(dtype array.DType, raw []byte, axes ...int) Array {
-		a, err := cache.Open(file("array.bin", raw), cache.Options{DType: dtype, Axes: axes, Access: blob.Pread, Beside: "array"})
+		a, err := cache.Open([]string{path}, cache.Options{DType: dtype, Axes: axes, Access: access})
 		must(b, err)
 		return a
 	}
-	mask, top := open(array.Uint8, make([]byte, n)), open(array.Float16, make([]byte, n*8*2), 8)
+	mask, top := open(array.Uint8, blob.Pread, make([]byte, n)), open(array.Float16, blob.Pread, make([]byte, n*8*2), 8)
 	plain := Settings{Split: "train", BatchSize: 12, BlockSize: 1024, DType: array.Uint16, Layout: XY, Order: Random, World: 1}
-	masked, all, documents := plain, plain, plain
-	masked.Arrays = []Beside{{"mask", AtY}}
-	all.Arrays = []Beside{{"mask", AtY}, {"top", AtX}}
+	documents, all := plain, plain
 	documents.Ends, documents.Documents = EndsByToken, true
-	whole := documents
-	whole.Arrays = all.Arrays
-	paths := file("tokens.bin", tokens)
+	all.Ends, all.Documents, all.Arrays = EndsByToken, true, []Beside{{"mask", AtY}, {"top", AtX}}
 	for _, access := range []blob.Access{blob.Remap, blob.Pread} {
-		main, err := cache.Open(paths, cache.Options{DType: array.Uint16, Access: access})
-		must(b, err)
+		main := open(array.Uint16, access, tokens)
 		for _, test := range []struct {
 			name     string
 			settings Settings
 			beside   []Array
 		}{
-			{"plain", plain, nil}, {"mask", masked, []Array{mask}}, {"mask+top", all, []Array{mask, top}},
-			{"documents", documents, nil}, {"mask+top+documents", whole, []Array{mask, top}},
+			{"plain", plain, nil}, {"documents", documents, nil}, {"mask+top+documents", all, []Array{mask, top}},
 		} {
 			b.Run(fmt.Sprintf("%s/%s", access, test.name), func(b *testing.B) {
 				q, err := New([]Source{{Main: main, Beside: test.beside}}, test.settings)
@@ -88,24 +79,6 @@ func BenchmarkArrays(b *testing.B) {
 				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(dst)), "ns/B")
 			})
 		}
-	}
-}
-
-// The sources of the rows of many batches, for which no tokens are read.
-func BenchmarkSource(b *testing.B) {
-	main := Source{Main: newNumbered(array.Uint16, 0, 1<<30)}
-	for _, order := range []Order{Random, Shuffle} {
-		b.Run(string(order), func(b *testing.B) {
-			q, err := New([]Source{main, main}, Settings{Split: "train", BatchSize: 12, BlockSize: 1024, DType: Native, Layout: XY, Order: order,
-				World: 1, Weights: []float64{7, 3}})
-			must(b, err)
-			source := q.Batch().Arrays[2]
-			dst := make([]byte, source.Bytes())
-			b.SetBytes(int64(len(dst)))
-			for k := uint64(0); b.Loop(); k++ {
-				must(b, q.Read(dst, k, source.Offset))
-			}
-		})
 	}
 }
 
@@ -126,7 +99,6 @@ func BenchmarkVocabulary(b *testing.B) {
 	}
 }
 
-// Widening next to a plain copy of as many bytes.
 func BenchmarkConvert(b *testing.B) {
 	raw := make([]byte, 1024*4)
 	for _, c := range []struct {
@@ -143,11 +115,4 @@ func BenchmarkConvert(b *testing.B) {
 			}
 		})
 	}
-	b.Run("copy64", func(b *testing.B) {
-		dst, src := make([]byte, 8*1024), make([]byte, 8*1024)
-		b.SetBytes(8 * 1024)
-		for b.Loop() {
-			copy(dst, src)
-		}
-	})
 }

@@ -2,10 +2,9 @@ package sampler
 
 import "math/bits"
 
-// blocks permutes the R windows of a share, or rows of documents, anew in each epoch of R rows, so that successive rows lie in few places
-// of the source: groups of documents that stay in memory, or blocks of bytes that a host keeps. An epoch cuts the ring of windows into
-// blocks, from a random window on, permutes the blocks, and then permutes the rows within every mixedBlocks blocks. Any row takes the
-// same little memory and time.
+// blocks permutes the R windows of a share, or rows of documents, so that successive rows lie in few places of the source: groups of
+// documents that stay in memory, or blocks of bytes that a host keeps. An epoch cuts the ring of windows into blocks, from a random window
+// on, permutes the blocks, and then permutes the rows within every mixedBlocks blocks.
 type blocks struct {
 	share share
 	n     uint64       // R
@@ -34,7 +33,6 @@ func (o *blocks) start(row uint64) int64 {
 	return o.share.at(int64(o.permute(row/o.n, row%o.n)))
 }
 
-// permute is the i-th row of an epoch.
 func (o *blocks) permute(epoch, i uint64) uint64 {
 	span := i / o.span
 	i = span*o.span + o.within(span).at(epoch, span+1, i%o.span)
@@ -53,7 +51,6 @@ func (o *blocks) inverse(epoch, row uint64) uint64 {
 	return span*o.span + o.within(span).of(epoch, span+1, i%o.span)
 }
 
-// within permutes the rows of a span.
 func (o *blocks) within(span uint64) *permutations {
 	if (span+1)*o.span <= o.n {
 		return &o.rows
@@ -61,7 +58,6 @@ func (o *blocks) within(span uint64) *permutations {
 	return &o.last
 }
 
-// begin is the row at which the first block of an epoch begins.
 func (o *blocks) begin(epoch uint64) uint64 {
 	keys := o.order.keys(epoch, 0)
 	begin, _ := bits.Mul64(keys[rounds+1], o.n)

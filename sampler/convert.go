@@ -9,10 +9,7 @@ import (
 	"batchfs/cache/array"
 )
 
-// convertible reports whether convert can make numbers of dtype to from numbers of dtype from.
-func convertible(from, to array.DType) bool { return from == to || from.IsInteger() && to.IsInteger() }
-
-// convert writes the numbers of raw, which are of dtype from, to dst as dtype to. It returns the index of the first number that
+// convert writes the numbers of raw, which are of dtype from, to dst as dtype to; both are integers, or one dtype. It returns the index of the first number that
 // dtype to cannot hold, or -1. Numbers are never wrapped.
 func convert(dst, raw []byte, to, from array.DType) (bad int) {
 	switch {

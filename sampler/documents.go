@@ -1,11 +1,11 @@
 package sampler
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
 	"sort"
 	"sync"
-	"sync/atomic"
 )
 
 // A Segment is tokens of one document that stand side by side in a row.
@@ -16,20 +16,19 @@ type Segment struct {
 	Document int64 // its number in the source; -1: unknown
 }
 
-// segmentRows are the rows of a source that begin at documents or are packed with them, in the order of their first tokens. Documents are
-// laid into rows in groups, so that a row needs one group only, and only the number of rows of each group is kept.
+// segmentRows are rows made of documents, in the order of their first tokens. Documents are laid into rows in groups, so that a row needs
+// one group only, and only the number of rows of each group is kept.
 type segmentRows struct {
 	documents Documents
 	cut       cut
 	sums      prefixSums // of each group's rows
-	packers   sync.Pool  // of *packer, each for one group at a time
+	packers   sync.Pool  // of *groupPacker, each for one group at a time
 	made      *shelf[*group]
 }
 
-// groupDocuments is the number of documents in a group. Larger groups waste less of a row, and take more memory and time to make.
+// Larger groups waste less of a row, and take more memory and time to make.
 const groupDocuments = 4096
 
-// A cut says how documents become rows.
 type cut struct {
 	rows Rows
 	t    int64 // block size
@@ -51,7 +50,7 @@ func (c cut) segments(n int64) (full int64, rest int32) {
 	return full, rest
 }
 
-// A group is the rows of some documents. It is never written once it is made.
+// A group is never written once it is made.
 type group struct {
 	entries  []entry // by row
 	segments []groupSegment
@@ -70,40 +69,37 @@ type groupSegment struct {
 	document int32 // in the group
 }
 
-// bytes is what the group takes.
-func (g *group) bytes() int64 { return 16 * int64(len(g.entries)+len(g.segments)) }
-
 // newSegmentRows counts the rows of a source, unless sums are what it counted before.
 func newSegmentRows(documents Documents, c cut, sums prefixSums, tables *Tables) (*segmentRows, error) {
 	r := &segmentRows{documents: documents, cut: c, sums: sums}
-	r.packers.New = func() any { return newGroupPacker(c) }
+	r.packers.New = func() any {
+		p := &groupPacker{bounds: make([]int64, groupDocuments+1)}
+		if c.rows == Packed {
+			p.packer = newPacker(int(c.t) + 1)
+		}
+		return p
+	}
 	groups := int((documents.Count() + groupDocuments - 1) / groupDocuments)
 	r.made = newShelf[*group](tables, groups)
 	if len(sums) == groups {
 		return r, nil
 	}
 	r.sums = make(prefixSums, groups)
-	errs := make([]error, min(runtime.GOMAXPROCS(0), groups))
-	var next atomic.Int64
+	workers := min(runtime.GOMAXPROCS(0), groups)
+	errs := make([]error, workers)
 	var counting sync.WaitGroup
-	for i := range errs {
+	for i := range workers {
 		counting.Go(func() {
 			p := r.packers.Get().(*groupPacker)
 			defer r.packers.Put(p)
-			for errs[i] == nil {
-				g := next.Add(1) - 1
-				if g >= int64(groups) {
-					return
-				}
-				r.sums[g], errs[i] = r.load(p, g)
+			for g := i; g < groups && errs[i] == nil; g += workers {
+				r.sums[g], errs[i] = r.load(p, int64(g))
 			}
 		})
 	}
 	counting.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return nil, err
-		}
+	if err := cmp.Or(errs...); err != nil {
+		return nil, err
 	}
 	for g := range r.sums[1:] {
 		r.sums[g+1] += r.sums[g]
@@ -111,24 +107,14 @@ func newSegmentRows(documents Documents, c cut, sums prefixSums, tables *Tables)
 	return r, nil
 }
 
-// rows is the number of rows.
 func (r *segmentRows) rows() int64 { return r.sums[len(r.sums)-1] }
 
-// A groupPacker is what it takes to make a group.
 type groupPacker struct {
 	bounds []int64 // the first token of the group, and the end of each document
 	long   int     // documents with full rows
 	rests  []int32 // lengths of the segments shorter than a row
 	packer *packer // of packed rows, else nil
 	next   []int32 // of each row that is not full: where its next segment goes, or -1
-}
-
-func newGroupPacker(c cut) *groupPacker {
-	p := &groupPacker{bounds: make([]int64, groupDocuments+1)}
-	if c.rows == Packed {
-		p.packer = newPacker(int(c.t) + 1)
-	}
-	return p
 }
 
 // load reads where the documents of group g lie, cuts and packs them. It returns how many rows they have.
@@ -160,7 +146,6 @@ func (r *segmentRows) load(p *groupPacker, g int64) (rows int64, err error) {
 	return rows + int64(p.rowsOfRests()), nil
 }
 
-// rowsOfRests is how many rows the segments take that are shorter than a row.
 func (p *groupPacker) rowsOfRests() int {
 	if p.packer != nil {
 		return len(p.packer.count)
@@ -168,7 +153,6 @@ func (p *groupPacker) rowsOfRests() int {
 	return len(p.rests)
 }
 
-// make makes group g.
 func (r *segmentRows) make(g int64) (*group, error) {
 	p := r.packers.Get().(*groupPacker)
 	defer r.packers.Put(p)
@@ -176,9 +160,9 @@ func (r *segmentRows) make(g int64) (*group, error) {
 		return nil, err
 	}
 	made := &group{entries: make([]entry, 0, p.long+p.rowsOfRests()), segments: make([]groupSegment, 0, p.long+len(p.rests))}
-	p.next = p.next[:0]
-	for range p.rests { // as many rows as that at most
-		p.next = append(p.next, -1)
+	p.next = append(p.next[:0], p.rests...) // as many rows as that at most
+	for i := range p.next {
+		p.next[i] = -1
 	}
 	begin := func(segments int32) (first int32) {
 		first = int32(len(made.segments))
@@ -278,7 +262,6 @@ type place struct {
 	index int
 }
 
-// group returns a group, from memory or newly made.
 func (r *segmentRows) group(g int64) (*group, error) {
 	if found, ok := r.made.get(g); ok {
 		return found, nil
@@ -287,6 +270,6 @@ func (r *segmentRows) group(g int64) (*group, error) {
 	if err != nil {
 		return nil, fmt.Errorf("documents %d to %d: %w", g*groupDocuments, min((g+1)*groupDocuments, r.documents.Count())-1, err)
 	}
-	r.made.put(g, made.bytes(), made)
+	r.made.put(g, 16*int64(len(made.entries)+len(made.segments)), made)
 	return made, nil
 }

@@ -2,11 +2,7 @@ package sampler
 
 import (
 	"crypto/sha256"
-	"encoding/json"
 	"fmt"
-	"os"
-	"slices"
-	"strings"
 	"testing"
 
 	"batchfs/cache/array"
@@ -15,25 +11,7 @@ import (
 // TestGoldenDocuments pins batches with documents for ever, as TestGolden does those without: see there before you run it with -update.
 // Each line is the number of a batch, and the beginning of the sha256 of each of its arrays. test/clients/documents.py has the same.
 func TestGoldenDocuments(t *testing.T) {
-	const path = "testdata/documents.json"
-	raw, err := os.ReadFile(path)
-	must(t, err)
-	var cases []*goldenDocuments
-	must(t, json.Unmarshal(raw, &cases))
-	for i, g := range cases {
-		got := g.compute(t)
-		if *update {
-			g.Batches = got
-		}
-		if !slices.Equal(got, g.Batches) {
-			t.Errorf("case %d: %+v\nnow gives other batches:\n%s\nwant\n%s", i, *g, strings.Join(got, "\n"), strings.Join(g.Batches, "\n"))
-		}
-	}
-	if *update {
-		raw, err := json.MarshalIndent(cases, "", "  ")
-		must(t, err)
-		must(t, os.WriteFile(path, append(raw, '\n'), 0o644))
-	}
+	checkGolden(t, "testdata/documents.json", (*goldenDocuments).compute, func(g *goldenDocuments) *[]string { return &g.Batches })
 }
 
 // goldenDocuments are settings under the names of config.toml. Of each source, document i has 1 + i*i*7919 mod Most tokens. Tokens are
@@ -68,7 +46,7 @@ func (g *goldenDocuments) compute(t *testing.T) (batches []string) {
 			ends = append(ends, end)
 		}
 		source := documented(array.Uint32, ends)
-		source.Main.(*stub).first = first
+		source.Main.(*stub).salt = first
 		first += end
 		sources, weights = append(sources, source), append(weights, 1)
 	}

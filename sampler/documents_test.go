@@ -150,7 +150,7 @@ func TestRowsOfDocuments(t *testing.T) {
 	}
 }
 
-// Ends of documents that nobody should have to read.
+// Ends of documents that no test should read.
 type neverRead struct{ documentEndsAt }
 
 func (neverRead) Ends(int64, []int64) error { return errors.New("read again") }
@@ -168,7 +168,7 @@ func TestEndsByTokenAndByIndex(t *testing.T) {
 		s.MaskTargets = s.Layout == XY && r.IntN(2) == 0
 		var ends documentEndsAt
 		stored := []array.DType{array.Uint8, array.Uint16, array.Uint32, array.Int64}[r.IntN(4)]
-		tokens := &listed{stub: stub{dtype: stored, runs: []array.Run{{Name: "tokens", Len: int64(n)}}}}
+		tokens := newNumbered(stored, 0, int64(n))
 		for i := range int64(n) {
 			tokens.list = append(tokens.list, int64(r.IntN(1+r.IntN(8))))
 			if tokens.list[i] == int64(s.EOT) || i == int64(n-1) {
@@ -197,25 +197,6 @@ func TestEndsByTokenAndByIndex(t *testing.T) {
 			}
 		}
 	}
-}
-
-// A listed stub has these tokens.
-type listed struct {
-	stub
-	list []int64
-}
-
-func (l *listed) Read(ws []array.Window, visit func(int, []byte) error) error {
-	for i, w := range ws {
-		var raw []byte
-		for _, token := range l.list[w.Start:][:w.Len] {
-			raw = appendToken(raw, token, l.dtype.Size())
-		}
-		if err := visit(i, raw); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // The blocks of an epoch are a permutation of all rows, in another order in each, whatever number of rows and groups there is; and rows
@@ -279,12 +260,12 @@ func TestRowsOfDocumentsRefuse(t *testing.T) {
 	}
 }
 
-// What rows of documents waste, and what packing costs, of documents as long as those of the web: log-normal, of 600 tokens on average.
+// What rows of documents waste, and what packing costs, of documents as long as on the web: log-normal, of 600 tokens on average.
 func BenchmarkRowsOfDocuments(b *testing.B) {
 	r := rand.New(rand.NewPCG(1, 2))
 	end, ends := int64(0), documentEndsAt{}
 	for range 64 * groupDocuments {
-		end += logNormal(r, 600)
+		end += max(1, int64(600*math.Exp(1.2*r.NormFloat64()-1.2*1.2/2)))
 		ends = append(ends, end)
 	}
 	for _, T := range []int64{1024, 2048, 8192} {
@@ -299,12 +280,6 @@ func BenchmarkRowsOfDocuments(b *testing.B) {
 			b.ReportMetric(100*(1-float64(end)/float64(rows.rows()*(T+1))), "%padding")
 		})
 	}
-}
-
-// logNormal is the length of a document, with this mean.
-func logNormal(r *rand.Rand, mean float64) int64 {
-	const sigma = 1.2
-	return max(1, int64(mean*math.Exp(sigma*r.NormFloat64()-sigma*sigma/2)))
 }
 
 // recorded keeps what is read of an array.
@@ -343,22 +318,5 @@ func TestWindowsAreWhatIsRead(t *testing.T) {
 		if q.Windows(0, func(int, int, array.Window) bool { return false }) {
 			t.Errorf("rows = %s: goes on when it is told to stop", kind)
 		}
-	}
-}
-
-func BenchmarkPacker(b *testing.B) {
-	r := rand.New(rand.NewPCG(1, 2))
-	for _, slots := range []int{1025, 8193, 1<<20 + 1} {
-		b.Run(fmt.Sprint(slots), func(b *testing.B) {
-			lengths := make([]int32, 4096)
-			for i := range lengths {
-				lengths[i] = 1 + r.Int32N(int32(min(slots, 2000)))
-			}
-			p := newPacker(slots)
-			for b.Loop() {
-				p.pack(lengths)
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(lengths)), "ns/segment")
-		})
 	}
 }

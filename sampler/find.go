@@ -12,16 +12,22 @@ type Hit struct {
 	Index int    // of the token in the row, from 0 to T: see Elements
 }
 
-// Elements are where token index of row j, a Hit's Index, stands in the arrays of its batch. With layout tokens that is
-// tokens[j, index]; with layout xy it is x[j, index] unless index is T, and y[j, index-1] unless index is 0.
-func (q *Sequence) Elements(j, index int) []Element { return q.parts.elements(j, index) }
+// Elements are where token index of row j, a Hit's Index, stands in the arrays of its batch: with layout xy in x[j, index] unless index
+// is T, and in y[j, index-1] unless it is 0.
+func (q *Sequence) Elements(j, index int) (list []Element) {
+	for _, p := range q.parts.list[:q.parts.batch.Main] {
+		if p.name == "rows" {
+			list = append(list, Element{p.name, j, -1})
+		} else if column := index - p.first; column >= 0 && column < p.len {
+			list = append(list, Element{p.name, j, column})
+		}
+	}
+	return list
+}
 
-// Find returns the rows of an epoch that hold the token at position pos of a source, sorted by Row. Rows whose batches have no
-// number are left out. The error is one of reading where documents end.
-//
-// Under the orders shuffle and sequential the rows are computed, and progress is not called. Under the others every row of the
-// epoch is looked at: progress is called every 65,536 rows with how many rows of how many were looked at, and ends the search by
-// returning false. A torch order finds the rows of its own rank only.
+// Find returns the rows of an epoch that hold the token at position pos of a source, sorted by Row; a torch order finds those of its own
+// rank only. Unless the order is shuffle or sequential, it looks at every row: it calls progress every 65,536 rows with how many of how
+// many it has looked at, and stops if that returns false. The error is one of reading where documents end.
 func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows, of int64) bool) (hits []Hit, err error) {
 	from, ranks, host, err := q.holder(source, pos)
 	if err != nil {

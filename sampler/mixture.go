@@ -22,7 +22,6 @@ type mixture struct {
 // A pick is the source of a row, and how many rows of that source stand before it in the period.
 type pick struct{ source, before uint32 }
 
-// newMixture reads a weight as the decimal number that it prints as: 0.7 is 7/10.
 func newMixture(weights []float64) (*mixture, error) {
 	shares, err := newShares(weights)
 	if err != nil {
@@ -63,8 +62,8 @@ func (m *mixture) lastOf(source int, row uint64) uint64 {
 	return n
 }
 
-// newShares brings the weights, divided by their sum, to their least common denominator D. If that is above maxPeriod,
-// it rounds them to maxPeriod-ths by the method of largest remainders.
+// newShares brings the weights, divided by their sum, to their least common denominator D. If that is above maxPeriod, it rounds them to
+// maxPeriod-ths by the method of largest remainders. A weight is the decimal number that it prints as: 0.7 is 7/10.
 func newShares(weights []float64) ([]int, error) {
 	if len(weights) == 0 {
 		return nil, errors.New("a mixture needs at least one source")

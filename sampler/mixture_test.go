@@ -1,7 +1,6 @@
 package sampler
 
 import (
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -12,9 +11,7 @@ import (
 func newTestMixture(t testing.TB, weights ...float64) *mixture {
 	t.Helper()
 	m, err := newMixture(weights)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return m
 }
 
@@ -79,7 +76,7 @@ func TestMixtureShares(t *testing.T) {
 	}
 }
 
-// Every prefix is within one row of the shares; the rows of a source are numbered without a gap; rowOf inverts sourceOf.
+// Every prefix is within one row of the shares; the rows of a source are stub without a gap; rowOf inverts sourceOf.
 func TestMixtureIsProportionate(t *testing.T) {
 	for _, weights := range mixtures() {
 		m := newTestMixture(t, weights...)
@@ -154,24 +151,5 @@ func TestMixtureRefusesWeights(t *testing.T) {
 		if _, err := newMixture(test.weights); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%v: error %v, want %q", test.weights, err, test.want)
 		}
-	}
-}
-
-func manyWeights() (weights []float64) {
-	for i := range 100 {
-		weights = append(weights, 1/float64(i+1))
-	}
-	return weights
-}
-
-func BenchmarkMixturePlace(b *testing.B) {
-	for _, weights := range [][]float64{{0.7, 0.2, 0.1}, manyWeights()} {
-		m := newTestMixture(b, weights...)
-		b.Run(fmt.Sprint("D=", m.period()), func(b *testing.B) {
-			b.ReportAllocs()
-			for row := uint64(0); b.Loop(); row += 0x9E3779B97F4A7C15 { // all over the pattern
-				m.sourceOf(row)
-			}
-		})
 	}
 }

@@ -28,7 +28,6 @@ func seeded(seed uint32) *block {
 	return x
 }
 
-// extend makes the words after the first mtWords.
 func extend(x []uint32) {
 	for i := range x[mtWords:] {
 		y := x[i]&mtUpper | x[i+1]&^mtUpper
@@ -46,7 +45,7 @@ func temper(y uint32) uint32 {
 // blocksPerJump is about how many blocks skip makes in the time of a jump.
 const blocksPerJump = 4096
 
-// skip returns the n-th block after this one. It makes all blocks between.
+// skip returns the n-th block after this one.
 func (x *block) skip(n uint64) *block {
 	var words [2 * mtWords]uint32
 	copy(words[mtWords:], x[:])

@@ -34,13 +34,11 @@ func TestPhiloxKnownAnswers(t *testing.T) {
 	}
 }
 
-// room are windows with n starts: one run of n+1 tokens, T = 1.
+// room are windows with n starts, of T = 1.
 func room(t testing.TB, n int64) *windows {
 	t.Helper()
 	w, err := windowsIn([]array.Run{{Name: "train.bin", Len: n + 1}}, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return w
 }
 
@@ -77,9 +75,7 @@ func TestRandomIsLemireOverPhilox(t *testing.T) {
 func ordered(t testing.TB, s Settings, w *windows) order {
 	t.Helper()
 	o, err := newOrder(s, 0, w.whole())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return o
 }
 

@@ -3,8 +3,8 @@ package sampler
 import "math/bits"
 
 // A packer lays segments of documents into rows of equal length, by best fit decreasing (Ding et al., "Fewer Truncations Improve
-// Language Modeling", 2024): the longest segment first, each into the fullest row that has room for it. It takes the same little
-// time for each segment, whatever the length of a row. It is not safe for concurrent use.
+// Language Modeling", 2024): the longest segment first, each into the fullest row that has room for it. The time for a segment does not
+// depend on the length of a row. It is not safe for concurrent use.
 type packer struct {
 	slots   int     // of a row
 	lengths shelves // segments that are not in a row yet, longest first: by how much shorter than a row they are
@@ -21,8 +21,9 @@ func newPacker(slots int) *packer {
 // laid first. Of rows with equal room, that which a segment was laid into last takes the next.
 func (p *packer) pack(lengths []int32) {
 	p.row, p.count = append(p.row[:0], lengths...), p.count[:0]
-	p.lengths.hold(len(lengths))
-	p.rooms.hold(len(lengths))
+	if len(lengths) > len(p.lengths.below) {
+		p.lengths.below, p.rooms.below = make([]int32, len(lengths)), make([]int32, len(lengths))
+	}
 	for i := len(lengths) - 1; i >= 0; i-- {
 		p.lengths.put(p.slots-int(lengths[i]), int32(i))
 	}
@@ -61,13 +62,6 @@ func newShelves(keys int) shelves {
 		s.levels = append(s.levels, make([]uint64, n))
 	}
 	return s
-}
-
-// hold makes room for items below n.
-func (s *shelves) hold(n int) {
-	if len(s.below) < n {
-		s.below = make([]int32, n)
-	}
 }
 
 func (s *shelves) put(key int, item int32) {

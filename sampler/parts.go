@@ -7,7 +7,7 @@ import (
 	"batchfs/cache/array"
 )
 
-// A part is one array of a batch: what it takes of each row, numbers of one of the source's arrays or numbers that are computed.
+// A part is one array of a batch.
 type part struct {
 	name   string
 	dtype  array.DType
@@ -37,13 +37,13 @@ const (
 // maskedTarget is the target that PyTorch's cross entropy leaves out, unless it is told otherwise.
 const maskedTarget = -100
 
-// parts are the arrays of a batch, one after the other. Nothing else knows which arrays there are.
+// parts are the arrays of a batch. Nothing else knows which arrays there are.
 type parts struct {
 	list     []part
-	batch    array.Batch // the parts as others see them
-	columns  []column    // of the source
-	ends     bool        // some part depends on where documents end
-	computed bool        // putRow has numbers to put
+	batch    array.Batch
+	columns  []column // of the source
+	ends     bool     // some part depends on where documents end
+	computed bool     // putRow has numbers to put
 }
 
 // A column is an array of a source, as all sources have it.
@@ -64,7 +64,7 @@ func columnOf(a Array) column {
 	return column{a.DType(), a.DType().Size(), n}
 }
 
-// newParts are the arrays of a batch under settings, of sources with arrays like these.
+// newParts needs the arrays of one of the sources, which are alike.
 func newParts(s *Settings, arrays []Array, sources int) (parts, error) {
 	var all parts
 	for _, a := range arrays {
@@ -73,7 +73,7 @@ func newParts(s *Settings, arrays []Array, sources int) (parts, error) {
 			return all, fmt.Errorf("%s: elements with %d axes; at most %d can be served", a.Runs()[0].Name, n, MaxAxes)
 		}
 	}
-	if stored := all.columns[0].stored; !convertible(stored, s.DType) {
+	if stored := all.columns[0].stored; stored != s.DType && !(stored.IsInteger() && s.DType.IsInteger()) {
 		return all, fmt.Errorf("numbers of dtype %s cannot be served as %s; leave dtype out, or set it to native", stored, s.DType)
 	}
 	all.list = s.mainParts(arrays[0].Axes())
@@ -100,7 +100,6 @@ func newParts(s *Settings, arrays []Array, sources int) (parts, error) {
 	return all, nil
 }
 
-// mainParts are the main arrays of a batch, of elements with these axes.
 func (s *Settings) mainParts(axes []int) []part {
 	tokens := func(name string, first, n int) part {
 		return part{name: name, dtype: s.DType, first: first, shape: []int{n}, filler: int64(s.EOT)}
@@ -118,7 +117,6 @@ func (s *Settings) mainParts(axes []int) []part {
 	return []part{x, y}
 }
 
-// arrayParts are the arrays beside the main one.
 func (s *Settings) arrayParts(arrays []Array, columns []column) (list []part) {
 	for i, b := range s.Arrays {
 		p := part{name: b.Name, dtype: columns[i+1].stored, column: i + 1, shape: arrays[i+1].Axes()}
@@ -148,7 +146,6 @@ func (all *parts) bytes(rows int) (sum float64) {
 	return sum
 }
 
-// lay lays the parts one after the other. The first main of them are the main arrays of the batch.
 func (all *parts) lay(rows, main int) {
 	var arrays []array.Array
 	for i := range all.list {
@@ -158,7 +155,7 @@ func (all *parts) lay(rows, main int) {
 			p.len *= axis
 		}
 		all.ends = all.ends || p.masked || p.ofDocuments()
-		all.computed = all.computed || p.of != copied && p.of != sourceOfRow
+		all.computed = all.computed || p.of != copied
 		arrays = append(arrays, array.Array{Name: p.name, DType: p.dtype, Shape: slices.Insert(slices.Clone(p.shape), 0, rows)})
 	}
 	all.batch = array.NewBatch(main, arrays...)
@@ -167,10 +164,8 @@ func (all *parts) lay(rows, main int) {
 	}
 }
 
-// ofDocuments says that the part shows where documents end.
 func (p *part) ofDocuments() bool { return p.of == documentEnds || p.of == documentIndex }
 
-// rowBytes is the bytes that the part takes of a row.
 func (p *part) rowBytes() int { return p.len * p.size }
 
 // row is the byte at which row j of the part begins in a buffer in which its batch begins at byte base.
@@ -189,16 +184,4 @@ func (e Element) String() string {
 		return fmt.Sprintf("%s[%d]", e.Array, e.Row)
 	}
 	return fmt.Sprintf("%s[%d, %d]", e.Array, e.Row, e.Column)
-}
-
-// elements are where element index of row j of the main array of a source stands.
-func (all parts) elements(j, index int) (list []Element) {
-	for _, p := range all.list[:all.batch.Main] {
-		if p.name == "rows" {
-			list = append(list, Element{p.name, j, -1})
-		} else if column := index - p.first; column >= 0 && column < p.len {
-			list = append(list, Element{p.name, j, column})
-		}
-	}
-	return list
 }

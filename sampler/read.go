@@ -12,7 +12,7 @@ import (
 	"batchfs/cache/array"
 )
 
-// A request is one Read: which windows it fetches of each array of each source, and where in dst their numbers go.
+// A request is one Read.
 type request struct {
 	sequence *Sequence
 	dst      []byte
@@ -77,9 +77,8 @@ func overlap(at, size, count, n int) span {
 // maxPlanned is how many rows are planned at a time, which bounds the memory of a request for many short rows.
 const maxPlanned = 1 << 10
 
-// Read fills dst with the bytes of batches k, k+1, … one after the other, from byte off of batch k on. off may be beyond that
-// batch. Only the numbers that dst shows are fetched. The error is one of reading the files, says which number the dtype cannot
-// hold or which token is beyond the vocabulary, or that there is no such batch; what is in dst is then undefined.
+// Read fills dst with the bytes of batches k, k+1, … one after the other, from byte off of batch k on. off may be beyond that batch. It
+// fails if files cannot be read, a number does not suit the dtype or the vocabulary, or there is no such batch; dst is then undefined.
 func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	if len(dst) == 0 {
 		return nil
@@ -87,7 +86,7 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	req := requests.Get().(*request)
 	defer requests.Put(req)
 	req.begin(q, dst)
-	defer req.end()
+	defer func() { req.sequence, req.dst = nil, nil }() // the pool must not keep them from the collector
 	size := q.parts.batch.Bytes()
 	k, off = k+uint64(off/size), off%size
 	for base := -int(off); base < len(dst); base, k = base+int(size), k+1 {
@@ -101,8 +100,8 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	return req.fetch()
 }
 
-// Windows calls visit for the windows that batch k needs of each source's arrays, row after row, until it returns false. It returns whether
-// visit never did, and whether it is known where the documents end that rows are made of. There are none beyond the last batch.
+// Windows calls visit for the windows that batch k needs of each source's arrays, row after row, until it returns false. It returns false if
+// visit did, or if it cannot be read where documents end. There are no windows beyond the last batch.
 func (q *Sequence) Windows(k uint64, visit func(source, column int, w array.Window) bool) bool {
 	if k >= MaxBatches {
 		return true
@@ -134,7 +133,6 @@ func (q *Sequence) Windows(k uint64, visit func(source, column int, w array.Wind
 
 var errEnough = errors.New("enough")
 
-// fetch reads what is planned, and begins new plans.
 func (req *request) fetch() error {
 	// An array that dst shows nothing of is read too, for no windows: no batch is served while any file is known to have changed.
 	plans := req.plans
@@ -165,22 +163,12 @@ func (req *request) begin(q *Sequence, dst []byte) {
 	}
 }
 
-// end drops what a request in the pool must not keep from the collector.
-func (req *request) end() { req.sequence, req.dst = nil, nil }
-
-// planBatch plans the rows of batch k, which begins at byte base of dst, that dst shows. Of many it fetches the first ones.
+// planBatch plans the rows that dst shows of batch k, which begins at byte base of dst. It fetches when there are many.
 func (req *request) planBatch(k uint64, base int) error {
 	req.shown = req.shown[:0]
 	for i := range req.sequence.parts.list {
 		p := &req.sequence.parts.list[i]
 		shown := overlap(p.row(base, 0), p.rowBytes(), req.sequence.BatchSize, len(req.dst))
-		if p.of == sourceOfRow { // known without the row's start
-			for j := shown.from; j < shown.to; j++ {
-				source, _ := req.sequence.place(k, j)
-				req.putSame(req.view(p, base, j), int64(source))
-			}
-			continue
-		}
 		for j := shown.from; j < shown.to; j++ {
 			if slices.ContainsFunc(req.shown, func(s span) bool { return s.has(j) }) {
 				continue // it is planned
@@ -200,7 +188,6 @@ func (req *request) planBatch(k uint64, base int) error {
 	return nil
 }
 
-// planRow plans the windows that a row of batch k needs for what dst shows of its parts, and puts what is in no file.
 func (req *request) planRow(k uint64, r row) error {
 	q := req.sequence
 	source, start := q.Start(k, r.j)
@@ -282,13 +269,15 @@ func (req *request) putRow(r row, used int) {
 			req.putSame(v, v.filler)
 		case v.of == tokensOfRow:
 			req.putSame(v, int64(min(used, q.BlockSize)))
+		case v.of == sourceOfRow:
+			req.putSame(v, int64(r.source))
 		case v.ofDocuments() && q.Ends != EndsByToken:
 			req.putDocuments(v, req.ends[r.ends.from:r.ends.to])
 		}
 	}
 }
 
-// endsAfter notes the ends of the documents of a row that begins at a position.
+// endsAfter notes the ends of the documents of a row.
 func (req *request) endsAfter(documents Documents, start int64) error {
 	t := int64(req.sequence.BlockSize)
 	i, err := documents.Of(start)
@@ -320,7 +309,8 @@ func (req *request) copyRow(i int, raw []byte) error {
 	var ends []int
 	if req.column == 0 {
 		if bad := q.sources[r.source].vocab.find(raw); bad >= 0 {
-			return q.beyond(r.source, start+int64(bad), column.text(raw, bad))
+			tokens := q.sources[r.source].arrays[0]
+			return &array.VocabularyError{Place: tokens.Locate(start + int64(bad)), Token: column.text(raw, bad), Size: tokens.VocabSize()}
 		}
 		ends = req.ends[r.ends.from:r.ends.to]
 		if q.parts.ends && q.Ends == EndsByToken {
@@ -361,7 +351,6 @@ func (req *request) put(v view, raw []byte, from column) (bad int) {
 	return bad
 }
 
-// edgeOf is memory for n bytes.
 func (req *request) edgeOf(n int) []byte {
 	if cap(req.edge) < n {
 		req.edge = make([]byte, n)
@@ -407,7 +396,6 @@ func endsIn[N uinteger](ends []int, tokens []N, eot uint64, first int) []int {
 	return ends
 }
 
-// putDocuments puts the numbers of a view of a part that says where documents end.
 func (req *request) putDocuments(v view, ends []int) {
 	t := req.sequence.BlockSize
 	for len(ends) > 0 && ends[len(ends)-1] >= t {
@@ -446,7 +434,6 @@ func (req *request) putDocuments(v view, ends []int) {
 	req.putEdge(v.at+from*v.size, whole)
 }
 
-// putSame puts one number as all of a view.
 func (req *request) putSame(v view, value int64) {
 	if v.empty() {
 		return
@@ -458,12 +445,6 @@ func (req *request) putSame(v view, value int64) {
 		copy(whole[done:], whole[:done])
 	}
 	req.putEdge(v.at+v.from*v.size, whole)
-}
-
-// beyond is the error for the token at a position of a source that is beyond the vocabulary.
-func (q *Sequence) beyond(source int, pos int64, token string) error {
-	tokens := q.sources[source].arrays[0]
-	return &array.VocabularyError{Place: tokens.Locate(pos), Token: token, Size: tokens.VocabSize()}
 }
 
 // overflow is the error for number i of an array of a source.

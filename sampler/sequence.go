@@ -19,9 +19,8 @@ type Sequence struct {
 	batches int64 // BatchesPerEpoch
 }
 
-// New makes the sequence of one or several sources, mixed by Settings.Weights, whose arrays are alike. The error says what
-// has to be changed: a weight, a source with too few tokens for a row, arrays that differ, an order that does not suit the
-// sources, TorchState.
+// New makes the sequence of one or several sources, mixed by Settings.Weights. The error names a weight, a source with too few tokens for a
+// row, arrays that differ, settings that do not suit the sources or each other, or TorchState.
 func New(sources []Source, s Settings) (*Sequence, error) {
 	if s.Weights == nil {
 		s.Weights = []float64{1}
@@ -47,7 +46,6 @@ func New(sources []Source, s Settings) (*Sequence, error) {
 	return blank.With(s)
 }
 
-// alike returns an error unless the arrays of two sources can be mixed.
 func alike(a, b Source, s Settings) error {
 	if len(a.Beside) != len(s.Arrays) || len(b.Beside) != len(s.Arrays) {
 		return fmt.Errorf("sources with %d and %d arrays beside the tokens where there should be %d", len(a.Beside), len(b.Beside), len(s.Arrays))
@@ -62,7 +60,6 @@ func alike(a, b Source, s Settings) error {
 	return nil
 }
 
-// described are the elements of an array in words.
 func described(a Array) string {
 	if len(a.Axes()) == 0 {
 		return string(a.DType())
@@ -70,8 +67,8 @@ func described(a Array) string {
 	return fmt.Sprintf("%s of shape %d", a.DType(), a.Axes())
 }
 
-// With is the sequence of the same sources and weights under other settings; it ignores s.Weights and s.Arrays. Sequences of one block size
-// share what depends on the number of files, so another sequence takes little memory. With fails as New does.
+// With is the sequence of the same sources under other settings; it ignores s.Weights and s.Arrays. Its memory does not depend on the number
+// of files if there is a sequence of the same block size. With fails as New does.
 func (q *Sequence) With(s Settings) (*Sequence, error) {
 	s.Weights, s.Arrays = q.Weights, q.Settings.Arrays
 	if s.DType == Native {
@@ -115,7 +112,6 @@ func (q *Sequence) countBatches() (least int64, err error) {
 	return least, nil
 }
 
-// suits returns an error unless sources can be served under s.
 func (s *Settings) suits(sources []source) error {
 	main := sources[0].arrays[0]
 	tokens := s.Layout != Elements
@@ -150,15 +146,14 @@ func (s *Settings) suits(sources []source) error {
 	return nil
 }
 
-// Batch describes a batch. With layout xy its main arrays are x and y of shape (B, T); with layout tokens it is tokens, of shape
-// (B, T+1); with layout rows it is rows, of shape (B, ...). The others are those beside the tokens; cu_seqlens of shape (B, T+1) and
-// positions of shape (B, T); and, of a mixture, source of shape (B,).
+// Batch describes a batch. Its main arrays are those of the layout. The others are those beside the tokens; cu_seqlens of shape (B, T+1) and
+// positions of shape (B, T); lengths of shape (B,); and, of a mixture, source of shape (B,).
 func (q *Sequence) Batch() array.Batch { return q.parts.batch }
 
 // Stored is the dtype of the main array in the files.
 func (q *Sequence) Stored() array.DType { return q.parts.columns[0].stored }
 
-// RowsPerEpoch is R, the number of disjoint windows of all sources together, of which a host may have a share.
+// RowsPerEpoch is R, the number of disjoint windows of all sources together; with shuffle_block, of the host's share.
 func (q *Sequence) RowsPerEpoch() (n int64) {
 	for _, s := range q.sources {
 		n += s.share.n
@@ -166,8 +161,7 @@ func (q *Sequence) RowsPerEpoch() (n int64) {
 	return n
 }
 
-// Share is the share of source i among all rows, as the fraction rows/of: of the global rows n*of to (n+1)*of-1, for any n, that
-// many are the source's.
+// Share is the share of source i: of the global rows n*of to (n+1)*of-1, for any n, so many rows are the source's.
 func (q *Sequence) Share(i int) (rows, of int) { return q.mixture.shares[i], q.mixture.period() }
 
 // Needed are the elements of source i that an epoch needs, of all ranks that go through it together: those from a position to before another.
@@ -179,8 +173,8 @@ func (q *Sequence) Needed(i int) (from, to int64) {
 	return s.share.at(0), s.share.at(s.share.n-1) + s.windows.len
 }
 
-// BatchesPerEpoch is the least number of batches in which all ranks together have RowsPerEpoch rows. Where hosts have shares, it is the
-// number for the ranks of the host with the smallest share. It is the same for all ranks.
+// BatchesPerEpoch is the least number of batches in which all ranks together have RowsPerEpoch rows, or those of the host with the smallest
+// share. It is the same for all ranks.
 func (q *Sequence) BatchesPerEpoch() int64 { return q.batches }
 
 // Row is the global number of row j of batch k.
@@ -189,7 +183,7 @@ func (q *Sequence) Row(k uint64, j int) uint64 {
 	return k*b*uint64(q.World) + uint64(q.Rank)*b + uint64(j)
 }
 
-// BatchOf is the inverse of Row: the batch, the rank and the row of the batch that have a global number.
+// BatchOf is the inverse of Row.
 func (q *Sequence) BatchOf(row uint64) (k uint64, rank, j int) {
 	b := uint64(q.BatchSize)
 	global := b * uint64(q.World)
@@ -203,16 +197,15 @@ func (q *Sequence) place(k uint64, j int) (source int, index uint64) {
 	return q.mixture.sourceOf(k*b*uint64(ranks) + uint64(q.Rank-host*ranks)*b + uint64(j))
 }
 
-// Start is where row j of batch k begins: a source, counted from 0, and a position among the tokens of that source. For rows that are
-// made of documents start is the number of the row in the source instead: see Segments.
+// Start is where row j of batch k begins: a source, and a position in it. For rows made of documents start is the number of the row in the
+// source instead.
 func (q *Sequence) Start(k uint64, j int) (source int, start int64) {
 	source, index := q.place(k, j)
 	return source, q.sources[source].order.start(index)
 }
 
-// Segments are what row j of batch k is made of: a source, counted from 0, and segments of its documents, from the first token of the row
-// on. A row of Windows is one segment; its Document is the document of its first token. Segments fails if it cannot be read where
-// documents end.
+// Segments are what row j of batch k is made of, in their order there. A row of Windows is one segment; its Document is that of its first
+// token. The error is one of reading where documents end.
 func (q *Sequence) Segments(k uint64, j int) (source int, list []Segment, err error) {
 	source, start := q.Start(k, j)
 	from := q.sources[source]
@@ -230,8 +223,7 @@ func (q *Sequence) Segments(k uint64, j int) (source int, list []Segment, err er
 	return source, []Segment{{start, int(from.windows.len), 0, document}}, err
 }
 
-// Groups are, of each source, how many rows its documents have up to each of their groups; nil for rows of Windows. They are not the
-// caller's to change.
+// Groups are, of each source, how many rows its documents have up to each of their groups; nil for rows of Windows. Do not change them.
 func (q *Sequence) Groups() (all [][]int64) {
 	for _, s := range q.sources {
 		var sums []int64
@@ -243,8 +235,7 @@ func (q *Sequence) Groups() (all [][]int64) {
 	return all
 }
 
-// Epoch is the epoch of row j of batch k, from 0 on. An epoch of a source is as many of its rows as it has disjoint windows, or as a
-// host has of them, whose rows count by themselves then.
+// Epoch is the epoch of row j of batch k: of its source, or of the host's share of its source.
 func (q *Sequence) Epoch(k uint64, j int) uint64 {
 	source, index := q.place(k, j)
 	return index / uint64(q.sources[source].share.n)

@@ -42,8 +42,7 @@ type Settings struct {
 	TorchState  []byte    // what torch.get_rng_state() gives, for the torch orders to start from; nil: from Seed
 }
 
-// together is how many ranks go through an epoch together: all ranks, or the ranks of a host where each host has a share. host is the
-// number of this rank's group of such ranks.
+// together is how many ranks go through an epoch together, all or those of a host, and the number of this rank's host.
 func (s *Settings) together() (ranks, host int) {
 	if s.ShuffleBlock == 0 {
 		return s.World, 0
@@ -77,7 +76,7 @@ const (
 	AtY At = "y" // to y[t]
 )
 
-// Rows says what a row of a batch holds.
+// Rows says what a row holds.
 type Rows string
 
 const (
@@ -87,7 +86,7 @@ const (
 	Packed        Rows = "packed"         // whole documents, as many as fit; a longer one is cut
 )
 
-// ofSegments says that rows are made of segments of documents, so that some are not full.
+// ofSegments says that some rows may not be full.
 func (s *Settings) ofSegments() bool { return s.Rows != "" && s.Rows != Windows }
 
 // MaxPacked bounds the block size of packed rows, because to pack takes memory for each length.

@@ -13,7 +13,6 @@ type share struct {
 	block   int64 // windows of the blocks that are shuffled, or 0
 }
 
-// whole is the share that has all windows.
 func (w *windows) whole() share {
 	s := share{windows: w, n: w.disjoint}
 	if w.segments != nil {
@@ -27,7 +26,8 @@ func (w *windows) whole() share {
 func newShare(w *windows, a Array, bytes int64, host, hosts int) share {
 	_, from := cutAt(a, bytes, host, hosts)
 	to, _ := cutAt(a, bytes, host+1, hosts)
-	s := share{windows: w, from: from, block: max(bytes/(w.step*elementBytes(a)), 1)}
+	column := columnOf(a)
+	s := share{windows: w, from: from, block: max(bytes/(w.step*int64(column.width*column.numbers)), 1)}
 	run, first := w.runAt(from)
 	if s.first = first; from > run.Start {
 		s.head = w.fit(min(to, run.Start+run.Len) - from)
@@ -51,11 +51,6 @@ func cutAt(a Array, bytes int64, host, hosts int) (end, begin int64) {
 	return a.Cut(int64(pos), bytes)
 }
 
-func elementBytes(a Array) int64 {
-	c := columnOf(a)
-	return int64(c.width * c.numbers)
-}
-
 // at is the position of window i.
 func (s *share) at(i int64) int64 {
 	if i < s.head {
@@ -64,8 +59,7 @@ func (s *share) at(i int64) int64 {
 	return s.windows.disjointAt(s.first + i - s.head)
 }
 
-// holding are the windows that have the element at a position, and the index of the element in each: one window, two that share the
-// element, or none.
+// holding are the windows that have the element at a position, and its index in each.
 func (s *share) holding(pos int64) (list []place) {
 	w := s.windows
 	for _, i := range w.holding(pos-s.from, s.head) {

@@ -15,7 +15,7 @@ import (
 	"batchfs/cache/blob"
 )
 
-// A shared is a source of which each of several hosts has a share.
+// A shared is a source that several hosts share.
 type shared struct {
 	lens        []int // elements of the files
 	axes        []int
@@ -158,37 +158,6 @@ func TestSharesOfHosts(t *testing.T) {
 	}
 	if shared < 50 || several < 50 {
 		t.Errorf("only %d sources, with %d cuts, which shows little", shared, several)
-	}
-}
-
-// Of a mixture, each source has its share of a host's rows, and its own stretch of tokens.
-func TestSharesOfMixtures(t *testing.T) {
-	lens := [][]int{{5000}, {900, 2100}}
-	tokens := openSources(t, sourceFiles(t, 2, lens...), cache.Options{DType: array.Uint16, Access: blob.Pread})
-	const b, local, hosts = 4, 2, 3
-	seen := map[[2]int64]int{}
-	for rank := range local * hosts {
-		q, err := New(tokens, Settings{Split: "train", BatchSize: b, BlockSize: 7, DType: Native, Layout: XY, Order: Shuffle, Rank: rank,
-			World: local * hosts, Weights: []float64{3, 1}, ShuffleBlock: 200, LocalWorld: local})
-		must(t, err)
-		var rows [2]int
-		for k := range uint64(2000) {
-			for j := range b {
-				source, start := q.Start(k, j)
-				rows[source]++
-				at := [2]int64{int64(source), start}
-				if host, ok := seen[at]; ok && host != rank/local {
-					t.Fatalf("hosts %d and %d both have the window at %d of source %d", host, rank/local, start, source)
-				}
-				seen[at] = rank / local
-			}
-		}
-		if rows[0] != 3*rows[1] {
-			t.Errorf("rank %d has %d rows of the sources, want 3 to 1", rank, rows)
-		}
-	}
-	if want := 5000/7 + 2100/7 + 900/7 - 2*2; len(seen) < want {
-		t.Errorf("%d windows are read of about %d", len(seen), want)
 	}
 }
 

@@ -19,14 +19,12 @@ func (o *shuffle) start(row uint64) int64 {
 	return o.windows.disjointAt(int64(o.permute(row/o.n, row%o.n)))
 }
 
-// permute is the i-th window of an epoch.
 func (o *shuffle) permute(epoch, i uint64) uint64 { return o.at(epoch, 0, i) }
 
-// inverse is the index of a window in an epoch.
 func (o *shuffle) inverse(epoch, window uint64) uint64 { return o.of(epoch, 0, window) }
 
 // permutations are of the numbers below n, one for each epoch and stream, by an alternating Feistel network with cycle walking (Black
-// and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Any number takes the same little memory and time.
+// and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
 type permutations struct {
 	key         [2]uint64 // as in random
 	n           uint64

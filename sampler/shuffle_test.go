@@ -1,12 +1,8 @@
 package sampler
 
 import (
-	"fmt"
 	"math/rand/v2"
-	"sync"
 	"testing"
-
-	"batchfs/internal/wait"
 )
 
 // shuffled is the order of a split's n windows.
@@ -76,33 +72,5 @@ func TestShufflePermutes(t *testing.T) {
 		if w := o.permute(epoch, i); w >= o.n || o.inverse(epoch, w) != i {
 			t.Fatalf("%d windows, epoch %d: number %d is window %d, which is number %d", o.n, epoch, i, w, o.inverse(epoch, w))
 		}
-	}
-}
-
-// Readers may be in several epochs at once.
-func TestShuffleIsConcurrent(t *testing.T) {
-	const n = 100
-	o := newShuffle([2]uint64{1337, 42}, room(t, n))
-	var readers sync.WaitGroup
-	for reader := range 4 {
-		readers.Go(func() {
-			for row := uint64(reader * n / 2); row < 20*n; row++ {
-				if got, want := o.start(row), newShuffle(o.key, o.windows).start(row); got != want {
-					t.Errorf("row %d starts at %d, want %d", row, got, want)
-				}
-			}
-		})
-	}
-	wait.End(t, "the readers", readers.Wait)
-}
-
-func BenchmarkShuffle(b *testing.B) {
-	for _, n := range []int64{1 << 30, 1<<30 + 1, 100} { // one try of the network a row, two, two and a half
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			o := newShuffle([2]uint64{1337, 42}, room(b, n))
-			for row := uint64(0); b.Loop(); row++ {
-				o.start(row)
-			}
-		})
 	}
 }

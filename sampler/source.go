@@ -10,17 +10,10 @@ import (
 // Array is what a sequence needs of one array of a source. A *cache.Array is one. Positions count from its first element. It must
 // be safe for concurrent use.
 type Array interface {
-	// DType is the type of a number in the files.
-	DType() array.DType
-
-	// Axes are the shape of an element; tokens have none.
-	Axes() []int
-
-	// Len is the number of elements.
-	Len() int64
-
-	// VocabSize bounds the tokens: all are below it. 0: unknown.
-	VocabSize() int64
+	DType() array.DType // of a number in the files
+	Axes() []int        // the shape of an element; tokens have none
+	Len() int64         // elements
+	VocabSize() int64   // all tokens are below it; 0: unknown
 
 	// Runs are the stretches that a row must not leave, in order and without gaps. They never change.
 	Runs() []array.Run
@@ -39,7 +32,7 @@ type Array interface {
 
 // Documents say where the documents of a source end. It must be safe for concurrent use.
 type Documents interface {
-	// Count is the number of documents. Each has an element at least, and they hold all elements.
+	// Count is the number of documents. None is empty, and they hold all elements.
 	Count() int64
 
 	// Of is the number of the document that holds the element at a position.
@@ -62,7 +55,6 @@ type Source struct {
 	Tables *Tables // which sources may share; nil: its own, of up to 64 MiB
 }
 
-// A source is arrays with an order of their own. The mixture says which source each row of a sequence belongs to.
 type source struct {
 	arrays    []Array // the main one, and those beside it
 	documents Documents
@@ -73,7 +65,7 @@ type source struct {
 	order     order
 }
 
-// newSource is a source without settings. The error says which array does not suit the main one.
+// newSource is a source without settings.
 func newSource(from Source, s Settings) (source, error) {
 	main := from.Main
 	for _, beside := range from.Beside {
@@ -94,7 +86,6 @@ func newSource(from Source, s Settings) (source, error) {
 	}, nil
 }
 
-// with is the i-th source of a sequence under settings.
 func (s source) with(settings Settings, i int) (_ source, err error) {
 	if s.windows, err = s.kinds.get(settings.rowKind()); err != nil {
 		return s, err
@@ -107,7 +98,7 @@ func (s source) with(settings Settings, i int) (_ source, err error) {
 	return s, err
 }
 
-// shareOf is the share of a host under settings for which s has windows. The error says that it has none.
+// shareOf needs settings for which s has windows.
 func (s *source) shareOf(settings Settings, host int) (share, error) {
 	if settings.ShuffleBlock == 0 {
 		return s.windows.whole(), nil

@@ -28,7 +28,6 @@ type numberedBlock struct {
 	*block
 }
 
-// newTorch needs one run of tokens, and with a TorchState a world of one rank.
 func newTorch(s Settings, w *windows) (*torch, error) {
 	if len(w.runs) > 1 {
 		return nil, fmt.Errorf("order %s draws from one array of tokens, here are %d: use one file or join = true",

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
-	"fmt"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -118,14 +117,6 @@ func (g *mt19937) untempered() uint32 {
 	}
 	g.i = (i + 1) % 624
 	return x[i]
-}
-
-func (g *mt19937) block() *block {
-	var b block
-	for i := range b {
-		b[i] = g.untempered()
-	}
-	return &b
 }
 
 func (g *mt19937) skip(n int) *mt19937 {
@@ -267,56 +258,4 @@ func TestTorchRandomAccess(t *testing.T) {
 			t.Errorf("%d blocks are kept, not %d at most", n, maxRecent)
 		}
 	}
-}
-
-// A jump is many steps, as the paper has them; and one that no steps can follow is two jumps.
-func TestJump(t *testing.T) {
-	r := rand.New(rand.NewPCG(0, 0))
-	for _, before := range []int{623, 0, 1}[:few(1, 3)] {
-		g := newMT19937(5489).skip(before)
-		first := g.block()
-		want, at := first, uint64(0)
-		for _, n := range []uint64{0, 1, 2, 3, 31, 32, 33, 63, 64, 65, 1000, 4095, 4096, 4097, 10_000_000 / mtWords} {
-			for ; at < n; at++ {
-				want = g.block()
-			}
-			if *first.jump(n) != *want || *first.skip(n) != *want {
-				t.Errorf("after %d words, %d blocks on is elsewhere", before, n)
-			}
-		}
-		for _, most := range []uint64{1 << 14, 1 << 30, 1 << 55, 1 << 63} {
-			a, b := r.Uint64N(most), r.Uint64N(most)
-			if *first.jump(a + b) != *first.jump(a).jump(b) || *first.jump(a + 1) != *first.jump(a).skip(1) {
-				t.Errorf("%d blocks on and %d is not %d, or the next is not %d", a, b, a+b, a+1)
-			}
-		}
-	}
-}
-
-func BenchmarkTorchStart(b *testing.B) {
-	for _, starts := range []int64{1 << 20, 1 << 40} {
-		b.Run(fmt.Sprint(starts), func(b *testing.B) {
-			o := mustTorch(b, Settings{Order: Torch, BatchSize: 12, World: 1}, starts)
-			for row := uint64(0); b.Loop(); row++ {
-				o.start(row)
-			}
-		})
-	}
-}
-
-// A jump by 2^20 blocks, and by as many as there are before the last row of all; and as many steps as blocksPerJump.
-func BenchmarkTorchJump(b *testing.B) {
-	first := seeded(1337).skip(1)
-	for _, n := range []uint64{1 << 20, (1<<64 - 1) / 312} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			for b.Loop() {
-				first.jump(n)
-			}
-		})
-	}
-	b.Run("steps", func(b *testing.B) {
-		for b.Loop() {
-			first.skip(blocksPerJump)
-		}
-	})
 }

@@ -16,7 +16,7 @@ type vocabulary struct {
 	add   uint64 // in each lane, what takes the size to the highest bit; if high, the size without its highest bit
 }
 
-// newVocabulary returns a vocabulary for tokens of a dtype. A size of 0 means that any token may be there.
+// newVocabulary makes a vocabulary of any token if size is 0.
 func newVocabulary(size int64, dtype array.DType) (v vocabulary) {
 	bits := 8 * dtype.Size()
 	if !dtype.IsInteger() || size == 0 || bits < 64 && size>>bits > 0 {
@@ -36,7 +36,7 @@ func newVocabulary(size int64, dtype array.DType) (v vocabulary) {
 // find returns the index of the first token of raw that is not below the size, or -1.
 func (v *vocabulary) find(raw []byte) int {
 	lanes := v.width == 2 || v.width == 4
-	if v.size == 0 || lanes && len(raw) >= 8 && !v.has(as[uint64](raw)) && !v.has(as[uint64](raw[len(raw)-8:])) {
+	if v.size == 0 || lanes && len(raw) >= 64 && !v.has(as[uint64](raw)) && !v.has(as[uint64](raw[len(raw)-64:])) {
 		return -1
 	}
 	switch v.width {
@@ -50,12 +50,12 @@ func (v *vocabulary) find(raw []byte) int {
 	return firstFrom[uint64](v.size, raw)
 }
 
-// firstFrom returns the index of the first token that is size or more, or -1.
 func firstFrom[N uinteger](size uint64, raw []byte) int {
 	return slices.IndexFunc(as[N](raw), func(token N) bool { return uint64(token) >= size })
 }
 
-// has reports whether a lane is not below the size. Only the sum of a lane that is not can overflow into the next one.
+// has reports whether a lane of words is not below the size; words behind the last eight do not count. Only the sum of a lane that is not
+// below can overflow into the next one.
 func (v *vocabulary) has(words []uint64) bool {
 	var found uint64
 	add, rest := v.add, ^v.top
@@ -65,17 +65,11 @@ func (v *vocabulary) has(words []uint64) bool {
 			a, b, c, d, e, f, g, h := words[0], words[1], words[2], words[3], words[4], words[5], words[6], words[7]
 			found |= reaches(a) | reaches(b) | reaches(c) | reaches(d) | reaches(e) | reaches(f) | reaches(g) | reaches(h)
 		}
-		for _, a := range words {
-			found |= reaches(a)
-		}
 	} else {
 		reaches := func(a uint64) uint64 { return a | (a + add) }
 		for ; len(words) >= 8; words = words[8:] {
 			a, b, c, d, e, f, g, h := words[0], words[1], words[2], words[3], words[4], words[5], words[6], words[7]
 			found |= reaches(a) | reaches(b) | reaches(c) | reaches(d) | reaches(e) | reaches(f) | reaches(g) | reaches(h)
-		}
-		for _, a := range words {
-			found |= reaches(a)
 		}
 	}
 	return found&v.top != 0

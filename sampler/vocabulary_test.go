@@ -16,28 +16,22 @@ func TestVocabularyFindsTokens(t *testing.T) {
 		for _, size := range []int64{1, 2, 65, 50_257, most / 2, most/2 + 1, most/2 + 2, most - 1, most} {
 			v := newVocabulary(size, dtype)
 			for n := range 70 {
-				for odd := range 2 { // a window begins anywhere
+				for first := range n + 1 { // the token that is found; n: none
+					odd := random.IntN(2) // a window begins anywhere
 					raw := make([]byte, odd, odd+n*width)
-					for range n {
-						value := random.Int64N(size)
-						if random.IntN(2) == 0 {
-							value = size - 1
+					for i := range n {
+						value := []int64{random.Int64N(size), size - 1}[random.IntN(2)]
+						if i == first || i > first && random.IntN(2) == 0 {
+							value = []int64{size, most, size + random.Int64N(most-size+1)}[random.IntN(3)]
 						}
 						raw = appendToken(raw, value, width)
 					}
-					raw = raw[odd:]
-					if got := v.find(raw); got != -1 {
-						t.Fatalf("%d of %d tokens of %s is not below %d", got, n, dtype, size)
+					want := first
+					if first == n {
+						want = -1
 					}
-					for first := range n {
-						was := [4]byte{}
-						copy(was[:width], raw[first*width:])
-						value := []int64{size, most, size + random.Int64N(most-size+1)}[random.IntN(3)]
-						copy(raw[first*width:], appendToken(nil, value, width))
-						if got := v.find(raw); got != first {
-							t.Fatalf("token %d of %d of %s is %d, and not below %d: %d is found", first, n, dtype, value, size, got)
-						}
-						copy(raw[first*width:], was[:width])
+					if got := v.find(raw[odd:]); got != want {
+						t.Fatalf("size %d of %s: of % x token %d is found, want %d", size, dtype, raw[odd:], got, want)
 					}
 				}
 			}

@@ -14,7 +14,6 @@ import (
 // these are T+1 and T.
 type window struct{ len, step int64 }
 
-// window is what a row takes.
 func (s *Settings) window() window {
 	if s.Layout == Elements {
 		return window{1, 1}
@@ -40,7 +39,6 @@ func (w window) holding(i, count int64) (list []int64) {
 	return list
 }
 
-// windows are the positions in a source at which a window can begin.
 type windows struct {
 	window
 	runs          []array.Run
@@ -96,7 +94,6 @@ func (w *windows) disjointUpTo() prefixSums {
 	return sums
 }
 
-// prefixSums are the running sums of counts.
 type prefixSums []int64
 
 // find returns which count i falls in, and how far.
@@ -108,8 +105,8 @@ func (s prefixSums) find(i int64) (which int, rest int64) {
 	return which, i
 }
 
-// windowKinds are the windows of one source by kind, so that all sequences with rows of one kind share theirs. The collector frees
-// windows that no sequence uses any more. windowKinds are safe for concurrent use.
+// windowKinds are the windows of one source by kind, which all its sequences share. The collector frees windows that no sequence uses any
+// more. windowKinds are safe for concurrent use.
 type windowKinds struct {
 	of      Source
 	counted rowKind // the rows that Source.Groups counts
@@ -138,7 +135,6 @@ func (s *Settings) rowKind() rowKind {
 	return rowKind{window: s.window()}
 }
 
-// get returns the windows of one kind. The error names a run that is too short for one.
 func (k *windowKinds) get(kind rowKind) (*windows, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -179,11 +175,10 @@ func (k *windowKinds) make(kind rowKind) (*windows, error) {
 	return w, nil
 }
 
-// forget drops the entry of windows that were collected, unless they have been made again since.
 func (k *windowKinds) forget(kind rowKind) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.made[kind].Value() == nil {
+	if k.made[kind].Value() == nil { // else they have been made again since
 		delete(k.made, kind)
 	}
 }

@@ -1,7 +1,6 @@
 package sampler
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"sync"
@@ -73,35 +72,6 @@ func TestSequencesShareTheirWindows(t *testing.T) {
 	must(t, err)
 	if same.sources[0].windows != first.sources[0].windows {
 		t.Error("windows that are in use were forgotten")
-	}
-}
-
-// However many ask for a block size at once, while the windows are made and collected. One that there is no room for leaves nothing.
-func TestWindowsAreMadeOnce(t *testing.T) {
-	kinds := newWindowKinds(stubs(array.Uint16, []int64{1000})[0], rowKind{})
-	for range 100 {
-		var together sync.WaitGroup
-		got := make([]*windows, 8)
-		for i := range got {
-			together.Go(func() {
-				w, err := kinds.get(rowKind{window: ofBlock(7)})
-				must(t, err)
-				got[i] = w
-			})
-		}
-		wait.End(t, "the readers", together.Wait)
-		for _, w := range got {
-			if w != got[0] || w.step != 7 {
-				t.Fatalf("windows %p of %d tokens, want %p", w, w.step, got[0])
-			}
-		}
-		clear(got)
-		runtime.GC()
-	}
-	was := len(kinds.made)
-	const want = "shard0.bin: 1000 tokens, need at least block_size+1 = 1001"
-	if _, err := kinds.get(rowKind{window: ofBlock(1000)}); fmt.Sprint(err) != want || len(kinds.made) > was {
-		t.Errorf("error %v, want %s; %d block sizes are known", err, want, len(kinds.made))
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"batchfs/test/e2e"
 )
@@ -88,9 +87,7 @@ func TestREADME(t *testing.T) {
 				t.Fatalf("%s: %v:\n%s\n%s", page, err, code, out)
 			}
 		}
-		if e2e.IsMounted(t, mountpoint) {
-			t.Errorf("%s leaves a mount behind", page)
-		}
+		e2e.NotMounted(t, mountpoint)
 	}
 }
 
@@ -99,8 +96,7 @@ func TestPages(t *testing.T) {
 	if n := strings.Count(e2e.ReadPage(t, "README.md"), "\n"); n > 250 {
 		t.Errorf("README has %d lines", n)
 	}
-	all, err := filepath.Glob("../docs/*.md")
-	e2e.NoError(t, err)
+	all := e2e.Must(filepath.Glob("../docs/*.md"))(t)
 	if named := pages(t); len(named) != len(all)+1 {
 		t.Errorf("README names %s, and docs has %s", named, all)
 	}
@@ -126,75 +122,5 @@ func TestPages(t *testing.T) {
 				t.Errorf("%s: %s has no heading for %s", page, path, link[2])
 			}
 		}
-	}
-}
-
-// batchFile matches a line of shell with a file of batches in a mount.
-var batchFile = regexp.MustCompile(`/(train|val)/(\S+/)?(next|batch/|batches\.)`)
-
-// Where tokens changed or cannot be read, no code of a page has a batch, and each says so.
-func TestREADMEWithoutBatches(t *testing.T) {
-	e2e.Long(t)
-	dir := t.TempDir()
-	e2e.NoError(t, os.Symlink(e2e.PlainBatchfs, filepath.Join(dir, "batchfs")))
-	e2e.Tokens(t, filepath.Join(dir, "data/train.bin"), 60_000, 2)
-	touched, double := e2e.Tokens(t, filepath.Join(dir, "touched.bin"), 60_000, 2), e2e.NewDouble(t, e2e.VersionOf(0, 60_000))
-	driver, err := filepath.Abs("clients/readme.py")
-	e2e.NoError(t, err)
-	for name, fault := range map[string]struct {
-		path  string
-		begin func()
-	}{
-		"touched": {touched, func() { e2e.NoError(t, os.Chtimes(touched, time.Time{}, time.Unix(1, 0))) }},
-		"failing": {double.Path, func() { double.Set(t, e2e.Failing) }},
-	} {
-		t.Run(name, func(t *testing.T) {
-			m := e2e.Mount(t, "--set", "batch.block_size=64", "--set", "splits.train.tokens="+fault.path, "--set", "splits.val.tokens="+fault.path)
-			fault.begin()
-			command := func(args ...string) *exec.Cmd {
-				cmd := e2e.Command(t, args[0], args[1:]...)
-				cmd.Dir = dir
-				cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
-				return cmd
-			}
-			fails := func(args ...string) {
-				t.Helper()
-				if out, err := command(args...).Output(); err == nil {
-					t.Errorf("no error of %q, which prints %q", args, out)
-				}
-			}
-			ran := map[string]int{}
-			var blocks [][2]string
-			for _, page := range pages(t) {
-				blocks = append(blocks, blocksOf(t, page, m.Dir)...)
-			}
-			for _, b := range blocks {
-				language, code := b[0], b[1]
-				switch {
-				case language == "python" && !lacksLibrary(code):
-					out, err := command(e2e.Python, driver, code).CombinedOutput()
-					if err != nil && err.Error() != "signal: bus error" { // in which a mapping ends
-						t.Errorf("%v: %s\n%s", err, out, code)
-					}
-					ran[language]++
-				case language == "c":
-					e2e.Write(t, filepath.Join(dir, "reader.c"), []byte(code))
-					e2e.Run(t, "cc", "-o", filepath.Join(dir, "reader"), filepath.Join(dir, "reader.c"))
-					fails(filepath.Join(dir, "reader"))
-					ran[language]++
-				case language == "sh":
-					for line := range strings.Lines(code) {
-						// Where a row comes from can be told without its tokens.
-						if batchFile.MatchString(line) && !strings.Contains(line, ".json") {
-							fails("bash", "-c", line)
-							ran[language]++
-						}
-					}
-				}
-			}
-			if ran["python"] < 6 || ran["c"] < 1 || ran["sh"] < 3 {
-				t.Errorf("the pages have %v commands that read batches", ran)
-			}
-		})
 	}
 }

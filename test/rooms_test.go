@@ -65,6 +65,8 @@ func TestRooms(t *testing.T) {
 		"gonum.org/v1/plot":              {"cmd/batchfs/chart"},
 		"github.com/minio/minio-go":      {"cache/store"},
 		"github.com/klauspost/compress":  {"cmd/batchfs/prepare"},
+		"github.com/go-json-experiment":  {"cmd/batchfs/prepare"},
+		"github.com/bmatcuk/doublestar":  {"cmd/batchfs/prepare"},
 		"github.com/parquet-go":          {"cmd/batchfs/prepare"},
 		"github.com/andybalholm/brotli":  {"cmd/batchfs/prepare"},
 		"github.com/spf13/cobra":         {"cmd/batchfs", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/plan", "cmd/batchfs/prepare"},

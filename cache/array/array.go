@@ -16,7 +16,6 @@ import (
 // DType is the type of an array's elements, under NumPy's name.
 type DType string
 
-// The dtypes that there are. No other has a size or a name in a format.
 const (
 	Bool     DType = "bool"
 	Uint8    DType = "uint8"
@@ -33,7 +32,6 @@ const (
 	Float64  DType = "float64"
 )
 
-// A dtypeInfo is what has to be known of a dtype.
 type dtypeInfo struct {
 	dtype       DType
 	size        int // bytes of an element
@@ -61,54 +59,44 @@ var dtypes = []dtypeInfo{
 // DTypes are all dtypes.
 func DTypes() []DType {
 	list := make([]DType, len(dtypes))
-	for i := range dtypes {
-		list[i] = dtypes[i].dtype
+	for i, info := range dtypes {
+		list[i] = info.dtype
 	}
 	return list
 }
 
-// FromNumPy returns the dtype with a descr of a .npy header, or "" where there is none. A descr that says the byte order of a
-// single byte has it all the same.
+// find returns the first dtype of which something is true, or "".
+func find(is func(dtypeInfo) bool) DType {
+	if i := slices.IndexFunc(dtypes, is); i >= 0 {
+		return dtypes[i].dtype
+	}
+	return ""
+}
+
+// FromNumPy returns the dtype with a descr of a .npy header, or "". For a single byte, the descr may have any byte order.
 func FromNumPy(descr string) DType {
-	for _, i := range dtypes {
-		if i.numPy == descr || i.size == 1 && len(descr) == 3 && i.numPy[1:] == descr[1:] {
-			return i.dtype
-		}
-	}
-	return ""
+	return find(func(i dtypeInfo) bool {
+		return i.numPy == descr || i.size == 1 && len(descr) == 3 && i.numPy[1:] == descr[1:]
+	})
 }
 
-// FromSafetensors returns the dtype with a name in a safetensors header, or "" where there is none.
+// FromSafetensors returns the dtype with a name in a safetensors header, or "".
 func FromSafetensors(name string) DType {
-	for _, i := range dtypes {
-		if i.safetensors == name {
-			return i.dtype
-		}
-	}
-	return ""
+	return find(func(i dtypeInfo) bool { return i.safetensors == name })
 }
 
-// lookup returns nil for an unknown dtype.
-func (d DType) lookup() *dtypeInfo {
+// info panics for an unknown dtype: a guess would be a wrong size, unnoticed.
+func (d DType) info() *dtypeInfo {
 	for i := range dtypes {
 		if dtypes[i].dtype == d {
 			return &dtypes[i]
 		}
 	}
-	return nil
+	panic(fmt.Sprintf("array: unknown dtype %q", string(d)))
 }
 
-// info panics for an unknown dtype: a guess would be a wrong size, unnoticed.
-func (d DType) info() *dtypeInfo {
-	i := d.lookup()
-	if i == nil {
-		panic(fmt.Sprintf("array: unknown dtype %q", string(d)))
-	}
-	return i
-}
-
-// Known reports whether d is one of the dtypes of this package. The other methods panic for any other, with its name.
-func (d DType) Known() bool { return d.lookup() != nil }
+// Known reports whether d is one of DTypes. The other methods panic for any other, with its name.
+func (d DType) Known() bool { return slices.Contains(DTypes(), d) }
 
 // Size is the size of an element in bytes.
 func (d DType) Size() int { return d.info().size }
@@ -178,21 +166,17 @@ const (
 	AllBatches                     // all files
 )
 
-// A Batch is a list of arrays in the order of their offsets, without gaps: each begins where the one before ends, the first
-// at 0. NewBatch makes it, and it does not change.
-//
-// The first Main arrays, at least one, have one dtype and one shape, so that they are one larger array at the same time:
-// see Stack. That is what a raw file or a .npy file of the batch shows.
+// A Batch is arrays one after the other, the first at offset 0. NewBatch makes it, and it does not change. The first Main arrays, at least
+// one, have one dtype and one shape, so that they are one larger array too, which raw and .npy files show: see Stack.
 type Batch struct {
 	Arrays []Array
 	Main   int
 
-	// Every request asks for these.
 	bytes, mainBytes int64
 	rowBytes         []int64 // of each array
 }
 
-// NewBatch lays arrays one after the other: it sets their offsets. The first main of them are the main arrays.
+// NewBatch sets the offsets of arrays. The first main of them are the main arrays.
 func NewBatch(main int, arrays ...Array) Batch {
 	b := Batch{Arrays: slices.Clone(arrays), Main: main}
 	for i := range b.Arrays {
@@ -215,8 +199,7 @@ func (b Batch) MainBytes() int64 { return b.mainBytes }
 // RowBytes is the size of a row of array i, an element along its first axis.
 func (b Batch) RowBytes(i int) int64 { return b.rowBytes[i] }
 
-// Stack is the main arrays as one array without a name, at offset 0. Its shape is (Main, …), for example (2, B, T) for x and
-// y of shape (B, T); a single main array keeps its own shape. The shape is the caller's to change.
+// Stack is the main arrays as one array: (2, B, T) for x and y of shape (B, T); a single one keeps its own shape. You may change the shape.
 func (b Batch) Stack() Array {
 	first := b.Arrays[0]
 	shape := slices.Clone(first.Shape)

@@ -11,43 +11,40 @@ import (
 type Access string
 
 const (
-	// Remap opens, maps, copies and unmaps in every read, as nanoGPT does, one read at a time. Others use Pread meanwhile. What stays
-	// resident is bounded by one read.
+	// Remap opens, maps, copies and unmaps in every read, one read at a time. Others use Pread meanwhile.
 	Remap Access = "remap"
 	// Advise keeps a mapping and gives back the pages that a read touched.
 	Advise Access = "advise"
 	// Pread opens, reads each window with pread and closes.
 	Pread Access = "pread"
-	// Map keeps a mapping and gives nothing back. The process grows to the size of the file, which is what Map is for.
+	// Map keeps a mapping and gives nothing back: the process grows to the size of the file.
 	Map Access = "map"
 )
 
 // A Blob is a named string of bytes: a local file, or an object in a store. If the bytes under its name change after it was opened, Read and
 // Check return a ChangedError. A Blob is safe for concurrent use.
 type Blob interface {
-	// Path is the name.
 	Path() string
 
-	// Identity is what the blob was when it was opened, or what it is now if its bytes have not changed since.
+	// Identity is that of the blob when it was opened, or the new one of an equal copy.
 	Identity() Identity
 
 	// Sample stands for the bytes: blobs of one size and with the same bytes have equal samples.
 	Sample() Sample
 
-	// Read fetches ranges, which lie within the blob, and calls visit once for each, in any order, with the range's Index and its
-	// bytes. raw is valid during the call only. An error of visit ends the read and is returned, unless the blob changed, which
-	// then explains it. A range may be visited again, if what was read turned out bad. Read does not keep ranges.
+	// Read calls visit for each range, in any order, with the range's Index and its bytes, valid during the call only. An error of
+	// visit ends the read and is returned, unless the blob changed, which then explains it. A range may be visited again, if what
+	// was read turned out bad. Read does not keep ranges, which lie within the blob.
 	Read(ranges []Range, visit func(index int, raw []byte) error) error
 
-	// Check compares the blob with its Identity, without reading it. It returns a ChangedError if they differ, or the error of
-	// looking.
+	// Check compares the blob with its Identity, without reading it.
 	Check() error
 
 	// Release drops what the blob keeps between two reads, such as a mapping. The next read makes it again.
 	Release()
 }
 
-// Content is an open file of a blob, to look at while the blob is being opened.
+// Content is the bytes of a blob that is being opened. It is safe for concurrent use.
 type Content interface {
 	io.ReaderAt
 	io.Closer
@@ -68,7 +65,7 @@ type Identity struct {
 	ETag string // of an object in a store, which has only that and a size
 }
 
-// overwrittenBy reports whether now is the same file, changed other than by appending to it.
+// overwrittenBy reports whether now is the same file, changed in another way than by appending.
 func (was Identity) overwrittenBy(now Identity) bool {
 	return now != was && now.Dev == was.Dev && now.Ino == was.Ino && now.Size <= was.Size
 }
@@ -90,10 +87,8 @@ func (e *ChangedError) Error() string {
 	return fmt.Sprintf("%s has changed since it was opened: %s; put the old file back, or mount again to serve the new one (on_change = \"follow\" does that without a new mount)", e.Path, e.How)
 }
 
-// Is makes every ChangedError an ESTALE.
 func (e *ChangedError) Is(target error) bool { return target == syscall.ESTALE }
 
-// compare returns a ChangedError unless the file at path is still the one that it was.
 func compare(path string, was, now Identity) error {
 	if now == was {
 		return nil

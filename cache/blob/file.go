@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -29,10 +30,9 @@ type file struct {
 
 	staysOpen bool // under Pread
 
-	settles settlement // of what was written over the file
+	settles settlement
 }
 
-// newFile returns the file that had an identity and a sample when it was opened earlier. It makes no system call.
 func newFile(path string, id Identity, sample Sample, access Access, dropPageCache bool) (*file, error) {
 	if strings.IndexByte(path, 0) >= 0 {
 		return nil, fmt.Errorf("%q: %w", path, unix.EINVAL)
@@ -45,10 +45,8 @@ func newFile(path string, id Identity, sample Sample, access Access, dropPageCac
 // openFlags have O_NONBLOCK because opening a named pipe would otherwise wait for its writer.
 const openFlags = unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK
 
-// openFile opens a regular file and returns its identity. The caller closes the content.
-//
-// previous is the file at this path when it was opened last, nil for the first time. openFile refuses a file that is being
-// overwritten in place: its modification time may be set when a write begins, so a read before the end could mix old and new bytes.
+// openFile opens a regular file. It refuses one that, unlike previous, is being overwritten in place: its modification time may be set when
+// a write begins, so a read before the end could mix old and new bytes.
 func openFile(path string, previous Blob) (id Identity, _ Content, err error) {
 	f, err := os.OpenFile(path, openFlags, 0)
 	if err != nil {
@@ -72,7 +70,7 @@ func openFile(path string, previous Blob) (id Identity, _ Content, err error) {
 	if previous != nil {
 		held = leaseFile(f)
 	}
-	id, ctime, err := identifyWithCtime(int(f.Fd()))
+	id, _, err = identify(int(f.Fd()))
 	if held == unwritten {
 		unleaseFile(f)
 	}
@@ -83,7 +81,7 @@ func openFile(path string, previous Blob) (id Identity, _ Content, err error) {
 		if held == written {
 			return id, nil, OverwrittenError(path + " is being overwritten: a process has it open for writing")
 		}
-		if was, ok := previous.(*file); ok && !was.settled(id, ctime) {
+		if was, ok := previous.(*file); ok && !was.settles.settled(id) {
 			return id, nil, OverwrittenError(fmt.Sprintf("%s is being overwritten, or was, and no lease tells which: it is served once it has not "+
 				"changed for %v (a new file that is renamed over the old one is served at once)", path, settleTime))
 		}
@@ -91,20 +89,11 @@ func openFile(path string, previous Blob) (id Identity, _ Content, err error) {
 	return id, f, nil
 }
 
-// identify is the identity of an open file.
-func identify(fd int) (Identity, error) {
-	id, _, err := identifyWithCtime(fd)
-	return id, err
-}
-
-func identifyWithCtime(fd int) (_ Identity, ctime unix.Timespec, err error) {
+// identify returns what an open file is, and how many names it has.
+func identify(fd int) (id Identity, names int, err error) {
 	var st unix.Stat_t
 	err = unix.Fstat(fd, &st)
-	return identityOf(&st), st.Ctim, err
-}
-
-func identityOf(st *unix.Stat_t) Identity {
-	return Identity{Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, Sec: int64(st.Mtim.Sec), Nsec: int64(st.Mtim.Nsec)}
+	return Identity{Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, Sec: int64(st.Mtim.Sec), Nsec: int64(st.Mtim.Nsec)}, int(st.Nlink), err
 }
 
 func (f *file) Path() string { return f.name[:len(f.name)-1] }
@@ -113,10 +102,8 @@ func (f *file) Identity() Identity { return *f.id.Load() }
 
 func (f *file) Sample() Sample { return f.sample }
 
-// cpath is the path as system calls take it.
 func (f *file) cpath() unsafe.Pointer { return unsafe.Pointer(unsafe.StringData(f.name)) }
 
-// failed is the error of an operation on the file.
 func (f *file) failed(op string, err error) error {
 	return &os.PathError{Op: op, Path: f.Path(), Err: err}
 }
@@ -157,26 +144,22 @@ func (f *file) open() (fd int, now Identity, err error) {
 	return fd, now, err
 }
 
-// unchanged compares the open file with what it was, and returns what it is. It is called before a read and after it, so that
-// no read mixes two contents of the file.
-func (f *file) unchanged(fd int, was Identity) (now Identity, err error) {
-	var st unix.Stat_t
-	if err = unix.Fstat(fd, &st); err != nil {
+// unchanged compares the open file with what it was, and returns what it is. It is called before each read and after it.
+func (f *file) unchanged(fd int, was Identity) (Identity, error) {
+	now, names, err := identify(fd)
+	switch {
+	case err != nil:
 		return now, f.failed("stat", err)
-	}
-	now = identityOf(&st)
-	if f.staysOpen && st.Nlink == 0 { // to make room, which it takes as long as it is open
+	case f.staysOpen && names == 0: // to make room, which it takes as long as it is open
 		return now, f.failed("read", unix.ESTALE)
+	case now != was:
+		return now, f.adopt(fd, was, now)
 	}
-	if now != was {
-		err = f.adopt(fd, was, now)
-	}
-	return now, err
+	return now, nil
 }
 
-// adopt makes now the identity of f if the open file is the same one under another number: sshfs numbers files anew, a device
-// has another number after a new mount, and a copy may replace a file. The same file has the same size, time and sample. Else
-// adopt returns a ChangedError.
+// adopt makes now the identity of f if the open file has the same size, time and sample, and else returns a ChangedError: sshfs numbers
+// files anew, a device has another number after a new mount, and a copy may replace a file.
 func (f *file) adopt(fd int, was, now Identity) error {
 	if !was.renumbered(now) || f.sample == (Sample{}) {
 		return compare(f.Path(), was, now)
@@ -185,7 +168,7 @@ func (f *file) adopt(fd int, was, now Identity) error {
 	if err != nil {
 		return f.failed("read", err)
 	}
-	again, err := identify(fd)
+	again, _, err := identify(fd)
 	if err != nil {
 		return f.failed("stat", err)
 	}
@@ -196,26 +179,15 @@ func (f *file) adopt(fd int, was, now Identity) error {
 	return nil
 }
 
-// explain returns why a read failed: err, unless the file changed meanwhile, which then explains it.
-func (f *file) explain(err error, fd int, was Identity) error {
-	if _, changed := f.unchanged(fd, was); changed != nil {
-		return changed
-	}
-	return err
-}
-
 func (f *file) Read(ranges []Range, visit func(int, []byte) error) error {
-	switch f.access {
-	case Pread, Remap:
+	if f.access == Pread || f.access == Remap {
 		return f.readOpened(ranges, visit)
 	}
 	return f.readKept(ranges, visit)
 }
 
-// buffers are *[]byte, the bytes of one range under Pread.
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
-// readOpened opens the file for this read, unless it stays open.
 func (f *file) readOpened(ranges []Range, visit func(int, []byte) error) error {
 	if f.staysOpen {
 		if k, err := f.keep(); err == nil && k.fd >= 0 {
@@ -233,21 +205,19 @@ func (f *file) readOpened(ranges []Range, visit func(int, []byte) error) error {
 	return f.visitUnchanged(fd, was, ranges, visit)
 }
 
-// visitUnchanged visits ranges, or returns the error that says how the file differs from what it was.
 func (f *file) visitUnchanged(fd int, was Identity, ranges []Range, visit func(int, []byte) error) error {
 	visitAll := f.visitCopies
 	if f.access == Remap {
 		visitAll = f.visitRemapped
 	}
-	if err := visitAll(fd, ranges, visit); err != nil {
-		return f.explain(err, fd, was)
+	err := visitAll(fd, ranges, visit)
+	if _, changed := f.unchanged(fd, was); changed != nil {
+		return changed
 	}
-	_, err := f.unchanged(fd, was)
 	return err
 }
 
-// maxJoined is how many bytes visitCopies reads at once of short ranges that lie close together.
-const maxJoined = 16 << 10
+const maxJoined = 16 << 10 // bytes that visitCopies reads at once
 
 // visitCopies visits ranges that it reads one after the other, or several at once where no whole page lies between them.
 func (f *file) visitCopies(fd int, ranges []Range, visit func(int, []byte) error) error {
@@ -289,7 +259,7 @@ func (f *file) visitCopies(fd int, ranges []Range, visit func(int, []byte) error
 	return nil
 }
 
-// pread fills buf, or with RWF_NOWAIT as much of it as the page cache has. It returns how many bytes it read.
+// pread fills buf, or with RWF_NOWAIT the part that the page cache has. It returns how many bytes it read.
 func pread(fd int, buf []byte, off int64, flags int) (n int, err error) {
 	for n < len(buf) {
 		iov := unix.Iovec{Base: &buf[n]}
@@ -315,11 +285,9 @@ func pread(fd int, buf []byte, off int64, flags int) (n int, err error) {
 // meanwhile: none waits, not even where a page fault hangs with the lock held.
 var remapping sync.Mutex
 
-// remapped and unmapped count the reads under Remap that mapped the file, and that found another one mapping.
 var remapped, unmapped atomic.Int64
 
-// Remaps returns how many reads of this process mapped a file under Remap, and how many used pread because another read was mapping
-// one.
+// Remaps returns how many reads under Remap mapped a file, and how many used pread because another read was mapping one.
 func Remaps() (mapped, busy int64) { return remapped.Load(), unmapped.Load() }
 
 const (
@@ -336,7 +304,7 @@ const (
 	maxKept = 1 << 15
 )
 
-// visitRemapped visits ranges in a mapping that it makes, unless another read has one, or the ranges are too short.
+// visitRemapped maps the file, unless another read does, or the ranges are too short.
 func (f *file) visitRemapped(fd int, ranges []Range, visit func(int, []byte) error) error {
 	var size int64
 	for _, r := range ranges {
@@ -352,12 +320,10 @@ func (f *file) visitRemapped(fd int, ranges []Range, visit func(int, []byte) err
 	defer remapping.Unlock()
 	remapped.Add(1)
 	willNeed(fd, ranges)
-	for left := ranges; len(left) > 0; {
-		n := min(len(left), maxRanges)
-		if err := f.visitWhole(fd, left[:n], visit); err != nil {
+	for some := range slices.Chunk(ranges, maxRanges) {
+		if err := f.visitWhole(fd, some, visit); err != nil {
 			return err
 		}
-		left = left[n:]
 	}
 	for _, r := range ranges { // after the unmapping: pages that are mapped stay in the cache
 		f.dropPages(fd, r)
@@ -370,9 +336,6 @@ func (f *file) visitRemapped(fd int, ranges []Range, visit func(int, []byte) err
 func (f *file) visitWhole(fd int, ranges []Range, visit func(int, []byte) error) error {
 	// unix.Mmap would keep a table of mappings under a lock.
 	first, err := unix.MmapPtr(fd, 0, nil, uintptr(f.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_NORESERVE)
-	if err == unix.ENOMEM { // a process that has as many mappings as it may still can read
-		return f.visitCopies(fd, ranges, visit)
-	}
 	if err != nil {
 		return f.failed("mmap", err)
 	}
@@ -400,9 +363,8 @@ func adviseNew(mapping []byte) {
 
 var errFault = errors.New("the mapped file cannot be read there (truncated meanwhile, or an input/output error)")
 
-// visitMapped calls visit with a range of a mapping of the file, whose pages it brings there by an advice, populate. A page that
-// cannot be had (the file was truncated, the disk failed) raises SIGBUS, which becomes an error here; a fault anywhere else stays
-// a panic.
+// visitMapped calls visit with a range of a mapping of the file, whose pages it brings there by an advice, populate. A page that cannot be
+// had (the file was truncated, the disk failed) raises SIGBUS, which becomes an error; a fault anywhere else stays a panic.
 func (f *file) visitMapped(mapping []byte, r Range, populate int, visit func(int, []byte) error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -456,14 +418,13 @@ func (f *file) readKept(ranges []Range, visit func(int, []byte) error) error {
 	return err
 }
 
-// willNeed has the disk read at once what the page cache lacks of the ranges, before they are read one after the other.
+// willNeed has the disk read what the page cache lacks of all ranges at once.
 func willNeed(fd int, ranges []Range) {
 	for _, r := range ranges {
 		unix.Fadvise(fd, r.From, r.To-r.From, unix.FADV_WILLNEED)
 	}
 }
 
-// dropPages gives the kernel's page cache of a range back, if that is wanted.
 func (f *file) dropPages(fd int, r Range) {
 	if f.dropPageCache {
 		from, to := r.pages()
@@ -471,7 +432,6 @@ func (f *file) dropPages(fd int, r Range) {
 	}
 }
 
-// pages is the range widened to whole pages.
 func (r Range) pages() (from, to int64) {
 	page := int64(os.Getpagesize())
 	return r.From &^ (page - 1), (r.To + page - 1) &^ (page - 1)

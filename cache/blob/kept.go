@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A kept is what stays of a file between two reads, until no reader holds it: a mapping of all of it, or a descriptor.
+// A kept is what stays of a file between two reads, until no reader holds it: a mapping of the whole file, or a descriptor.
 type kept struct {
 	id    Identity // of what was opened
 	bytes []byte   // nil under Pread
 	fd    int      // -1 if only the mapping stays
 }
 
-// keptMappings and keptOpen count what stays, of all files. A process may have some more descriptors than maxOpen.
+// A process may have some more descriptors than maxOpen.
 var (
 	keptMappings, keptOpen atomic.Int64
 
@@ -27,9 +27,8 @@ var (
 	}()
 )
 
-// around is the part of the mapping that a page fault in r may have mapped: the kernel also maps cached pages next to the one
-// asked for, and whole large folios, but never more than one page table holds. A kernel that gets all of a page table back
-// (6.14 and later) frees that too.
+// around is the part of the mapping that a page fault in r may have mapped: the kernel also maps cached pages nearby, and whole large folios,
+// but never more than one page table holds. A kernel that gets all of a page table back (6.14 and later) frees that too.
 func (k *kept) around(r Range) []byte {
 	page := int64(os.Getpagesize())
 	table := page * page / 8
@@ -39,8 +38,7 @@ func (k *kept) around(r Range) []byte {
 	return k.bytes[max(from, 0):min(to, int64(len(k.bytes)))]
 }
 
-// keep opens or maps the file at its first read, and again after another one was adopted. The error is ENOMEM if too many files are
-// kept.
+// keep opens or maps the file, unless it is kept already. The error is ENOMEM if too many files are kept.
 func (f *file) keep() (*kept, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -20,7 +20,6 @@ const (
 	unwritten // until unleaseFile
 )
 
-// leaseFile asks for a lease on a file. If it returns unwritten, the lease is held.
 func leaseFile(f *os.File) writers {
 	var fs unix.Statfs_t
 	if unix.Fstatfs(int(f.Fd()), &fs) != nil {
@@ -46,27 +45,25 @@ func unleaseFile(f *os.File) { unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNL
 // longer than most writes, and than the steps of the modification times of network filesystems.
 const settleTime = 2 * time.Second
 
-// A settlement is what a file became that is being overwritten, and since when it has been that.
+// A settlement is what a file became that is being overwritten, and since when.
 type settlement struct {
 	mu    sync.Mutex
 	id    Identity
-	ctime unix.Timespec
 	since time.Duration // as Uptime says
 }
 
-// settled reports whether what was written over the file has been seen unchanged for settleTime.
-func (f *file) settled(id Identity, ctime unix.Timespec) bool {
-	w := &f.settles
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.id != id || w.ctime != ctime {
-		w.id, w.ctime, w.since = id, ctime, Uptime()
+// settled reports whether the file has been seen with this identity for settleTime.
+func (s *settlement) settled(id Identity) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.id != id {
+		s.id, s.since = id, Uptime()
 	}
-	return Uptime()-w.since >= settleTime
+	return Uptime()-s.since >= settleTime
 }
 
-// Unwritten returns an error if a process has one of the files open for writing: through a mapping that was made before, tokens
-// change and the time of the file does not. unknownOf is a file that no lease can be had on, or empty.
+// Unwritten returns an error if a process has one of the files open for writing: through a mapping that was made before, tokens change and
+// the time of the file does not. unknownOf is a file on which no lease can be had, or empty.
 func Unwritten(paths []string) (unknownOf string, err error) {
 	for _, path := range paths {
 		if IsRemote(path) {

@@ -4,12 +4,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 )
 
-// Open opens the blob with a name, looks whether it can be read at any position, and returns its identity and content,
-// which the caller closes. previous is the blob that had this name before, or nil: see openFile.
+// Open opens a blob and returns its identity and content, which the caller closes. previous is the blob that had this name before, or nil:
+// an OverwrittenError says that a file is being overwritten.
 func Open(path string, previous Blob, from *Remote) (Identity, Content, error) {
 	if IsRemote(path) {
 		return from.openObject(path)
@@ -17,8 +16,8 @@ func Open(path string, previous Blob, from *Remote) (Identity, Content, error) {
 	return openFile(path, previous)
 }
 
-// New returns the blob that had an identity and a sample when it was opened earlier. It does not touch it.
-// dropPageCache says that the page cache of a file is given back after every read.
+// New returns the blob that had an identity and a sample when it was opened earlier. It does not touch it. dropPageCache gives the page
+// cache of a file back after every read.
 func New(path []byte, id Identity, sample Sample, access Access, dropPageCache bool, from *Remote) (Blob, error) {
 	if IsRemote(string(path)) {
 		return from.newObject(string(path), id, sample, access, dropPageCache)
@@ -26,12 +25,10 @@ func New(path []byte, id Identity, sample Sample, access Access, dropPageCache b
 	return newFile(string(path), id, sample, access, dropPageCache)
 }
 
-// Resolve returns the absolute paths of the files that patterns name, in the order of the patterns. A pattern is a path or a
-// glob of [filepath.Match], relative to dir unless it is absolute; dir itself is never a glob. The matches of a glob are in
-// alphabetical order. A pattern without wildcards, or one that is the very name of a file, is a path and need not exist.
-// A pattern that begins with s3:// or gs:// names objects, and is a glob of [path.Match] behind the bucket's name.
-//
-// The error says of a pattern that it is no glob, or that it matches no file.
+// Resolve returns the absolute paths of the files that patterns name, in the order of the patterns, those of a glob in alphabetical order.
+// A pattern is a path or a glob of [filepath.Match], relative to dir unless it is absolute; dir itself is never a glob. A pattern without
+// wildcards, or one that is the very name of a file, is a path and need not exist. One that begins with s3:// or gs:// names objects, and is a
+// glob of [path.Match] behind the bucket's name. The error says of a pattern that it is no glob, or that it matches no file.
 func Resolve(dir string, patterns []string, from *Remote) (paths []string, err error) {
 	for _, pattern := range patterns {
 		if IsRemote(pattern) {
@@ -61,11 +58,10 @@ func Resolve(dir string, patterns []string, from *Remote) (paths []string, err e
 		paths = append(paths, matches...)
 	}
 	for i, path := range paths {
-		if IsRemote(path) {
-			continue
-		}
-		if paths[i], err = filepath.Abs(path); err != nil {
-			return nil, err
+		if !IsRemote(path) {
+			if paths[i], err = filepath.Abs(path); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return paths, nil
@@ -73,12 +69,5 @@ func Resolve(dir string, patterns []string, from *Remote) (paths []string, err e
 
 // EscapeGlob returns a glob that matches path and nothing else.
 func EscapeGlob(path string) string {
-	var b []byte
-	for _, c := range []byte(path) {
-		if slices.Contains([]byte(`*?[\`), c) {
-			b = append(b, '\\')
-		}
-		b = append(b, c)
-	}
-	return string(b)
+	return strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `\`, `\\`).Replace(path)
 }

@@ -1,10 +1,8 @@
 package blob
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -47,6 +45,7 @@ func (r *Remote) newObject(name string, id Identity, sample Sample, access Acces
 	return o, nil
 }
 
+// closeRemoved lets go of blocks that were removed from the directory.
 func (o *Object) closeRemoved() (some bool) {
 	for i := range o.files {
 		if f := o.files[i].Load(); f != nil && f.Check() != nil && o.files[i].CompareAndSwap(f, nil) {
@@ -70,17 +69,13 @@ func (o *Object) Check() error {
 		return nil
 	}
 	now, last := int64(Uptime()), o.looked.Load()
-	if now-last > int64(LookEvery) && o.looked.CompareAndSwap(last, now) {
+	if now-last > int64(time.Second) && o.looked.CompareAndSwap(last, now) {
 		go o.Look()
 	}
 	return changed
 }
 
-// LookEvery is how often the store is asked whether an object is still what it was: one that has been replaced, or of the objects of an array
-// that are followed, one after the other.
-const LookEvery = time.Second
-
-// Look asks the store whether it still has the object.
+// Look asks the store whether it still has the object, and notes the answer for Check.
 func (o *Object) Look() {
 	found, err := o.client.Stat(context.Background(), o.blocks.Object)
 	switch {
@@ -100,7 +95,7 @@ func (o *Object) Release() {
 	}
 }
 
-// Want says that ranges will be read soon, after those of earlier calls, and does not wait. It returns false if some of them must be said
+// Want says that ranges will be read soon, after the ranges of earlier calls, and does not wait. It returns false if some of them must be said
 // again later, because there is no room to fetch them yet.
 func (o *Object) Want(ranges []Range, t blocks.Demand) (room bool) {
 	size := o.blocks.BlockBytes()
@@ -114,59 +109,47 @@ func (o *Object) Want(ranges []Range, t blocks.Demand) (room bool) {
 	return true
 }
 
-// Part is bytes of the object.
 func (o *Object) Part(from, to int64) blocks.Part {
 	return blocks.Part{Object: o.blocks, From: from, To: to}
 }
 
-// rangeLists are *[]Range, the ranges of one Read.
 var rangeLists = sync.Pool{New: func() any { return new([]Range) }}
 
-// Read reads block after block, so that none is fetched twice, however few fit in memory.
-func (o *Object) Read(ranges []Range, visit func(int, []byte) error) error {
+// Read reads block after block. Ranges in rising order fetch each block once.
+func (o *Object) Read(ranges []Range, visit func(int, []byte) error) (err error) {
 	if changed := o.changed.Load(); changed != nil {
 		return changed
 	}
-	list := rangeLists.Get().(*[]Range)
-	defer rangeLists.Put(list)
-	parts, size := (*list)[:0], o.blocks.BlockBytes() // parts: of ranges, each in one block
-	for i, r := range ranges {
-		for block := range blocks.Holding(r.From, r.To, size) {
-			parts = append(parts, Range{max(r.From, block*size), min(r.To, (block+1)*size), i})
+	o.Want(ranges, blocks.Demand{}) // all at once, as far as there is room
+	for size := o.blocks.BlockBytes(); len(ranges) > 0 && err == nil; {
+		block, n := ranges[0].From/size, 0
+		for n < len(ranges) && ranges[n].From >= block*size && ranges[n].To <= (block+1)*size {
+			n++
 		}
+		if n > 0 {
+			err = o.readBlock(block, ranges[:n], visit)
+		} else {
+			n, err = 1, o.readAcross(ranges[0], visit)
+		}
+		ranges = ranges[n:]
 	}
-	*list = parts
-	slices.SortFunc(parts, func(a, b Range) int { return cmp.Compare(a.From, b.From) })
-	o.Want(parts, blocks.Demand{}) // all at once, as far as there is room
-	var block int64
-	var whole map[int][]byte // of ranges in several blocks, what was read
-	read := func(i int, raw []byte) error {
-		r := ranges[i]
-		if int64(len(raw)) == r.To-r.From {
-			return visit(r.Index, raw)
-		}
-		if whole == nil {
-			whole = map[int][]byte{}
-		}
-		if whole[i] == nil {
-			whole[i] = make([]byte, r.To-r.From)
-		}
-		copy(whole[i][max(block*size-r.From, 0):], raw)
-		if r.To > (block+1)*size {
+	return err
+}
+
+// readAcross reads a range that lies in several blocks.
+func (o *Object) readAcross(r Range, visit func(int, []byte) error) error {
+	whole, size := make([]byte, r.To-r.From), o.blocks.BlockBytes()
+	for block := range blocks.Holding(r.From, r.To, size) {
+		part := Range{From: max(r.From, block*size), To: min(r.To, (block+1)*size)}
+		err := o.readBlock(block, []Range{part}, func(_ int, raw []byte) error {
+			copy(whole[part.From-r.From:], raw)
 			return nil
-		}
-		return visit(r.Index, whole[i])
-	}
-	for len(parts) > 0 {
-		n := 1
-		for block = parts[0].From / size; n < len(parts) && parts[n].From/size == block; n++ {
-		}
-		if err := o.readBlock(block, parts[:n], read); err != nil {
+		})
+		if err != nil {
 			return err
 		}
-		parts = parts[n:]
 	}
-	return nil
+	return visit(r.Index, whole)
 }
 
 // readBlock reads ranges that lie in one block. If its file is not what it was, the block is read anew, also what was visited already.
@@ -215,10 +198,9 @@ func (o *Object) readBlock(block int64, ranges []Range, visit func(int, []byte) 
 	}
 }
 
-// A file of a block that is another one each time it is read is of no use.
+// maxTries bounds how often a block is fetched for one read, if its file is another one each time.
 const maxTries = 5
 
-// keep makes the file of a block the one that it is read from.
 func (o *Object) keep(block int64, b blocks.Block) error {
 	// A block is small, and there are many: to map one, or to open it, for each row would cost more than the row.
 	access := Pread

@@ -2,7 +2,6 @@ package blob
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"syscall"
 
@@ -22,16 +21,19 @@ func (r *Remote) openObject(name string) (id Identity, _ Content, err error) {
 	if err := cache.Check(); err != nil {
 		return id, nil, err
 	}
-	return Identity{Size: at.Size, ETag: at.ETag}, &objectContent{client: client, at: at, parts: map[int64][]byte{}}, nil
+	c := &objectContent{client: client, at: at}
+	c.head = sync.OnceValues(func() ([]byte, error) {
+		head := make([]byte, min(headBytes, at.Size))
+		return head, c.read(head, 0)
+	})
+	return Identity{Size: at.Size, ETag: at.ETag}, c, nil
 }
 
-// An objectContent is an object that is being opened. Its first bytes are read once, because formats look at them again and again, and are
-// kept, as are samples.
+// An objectContent is an object that is being opened.
 type objectContent struct {
 	client *store.Client
 	at     store.Object
-	head   []byte
-	parts  map[int64][]byte // of fetch, by their first byte
+	head   func() ([]byte, error) // headBytes, which are kept: formats read them again and again
 }
 
 const headBytes = 64 << 10
@@ -42,20 +44,14 @@ func (c *objectContent) ReadAt(b []byte, off int64) (int, error) {
 	if off+int64(len(b)) > c.at.Size {
 		return 0, syscall.EINVAL
 	}
-	if off+int64(len(b)) <= headBytes {
-		if c.head == nil {
-			head := make([]byte, min(headBytes, c.at.Size))
-			if err := c.read(head, 0); err != nil {
-				return 0, err
-			}
-			c.head = head
-		}
-		return copy(b, c.head[off:]), nil
+	if off+int64(len(b)) > headBytes {
+		return len(b), c.read(b, off)
 	}
-	if part := c.parts[off]; len(part) >= len(b) {
-		return copy(b, part), nil
+	head, err := c.head()
+	if err != nil {
+		return 0, err
 	}
-	return len(b), c.read(b, off)
+	return copy(b, head[off:]), nil
 }
 
 func (c *objectContent) read(b []byte, off int64) error {
@@ -63,24 +59,4 @@ func (c *objectContent) read(b []byte, off int64) error {
 		return nil
 	}
 	return c.client.ReadRange(context.Background(), c.at, off, b)
-}
-
-// fetch reads several parts of so many bytes at once, which ReadAt returns then.
-func (c *objectContent) fetch(offs []int64, length int64) error {
-	parts, errs := make([][]byte, len(offs)), make([]error, len(offs))
-	var all sync.WaitGroup
-	for i, off := range offs {
-		if off+length <= headBytes {
-			continue
-		}
-		all.Go(func() {
-			parts[i] = make([]byte, length)
-			errs[i] = c.read(parts[i], off)
-		})
-	}
-	all.Wait()
-	for i, off := range offs {
-		c.parts[off] = parts[i]
-	}
-	return errors.Join(errs...)
 }

@@ -9,8 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DiskReadAhead is how far the kernel reads ahead in the filesystem that a file lies on, in KiB. It is 0 where the kernel does
-// not say, or where there is no such file.
+// DiskReadAhead is how far the kernel reads ahead in the filesystem that a file lies on, in KiB, or 0 where that is unknown.
 func DiskReadAhead(path string) int {
 	var st unix.Stat_t
 	if unix.Stat(path, &st) != nil {

@@ -1,6 +1,7 @@
 package blob
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -16,30 +17,24 @@ import (
 	"batchfs/cache/store"
 )
 
-// A Remote says from which store objects are read, and where their blocks are kept. All that is opened of one Remote shares its
-// connections, and its memory for blocks. It touches nothing before the first object is opened. It is safe for concurrent use,
-// and its exported fields do not change after that.
+// A Remote says from which store objects are read, and where their blocks are kept. All that is opened of one Remote shares its connections
+// and its memory for blocks. It touches nothing before the first object is opened, and is safe for concurrent use.
 type Remote struct {
 	Store  store.Options
 	Blocks blocks.Options
 	Log    *slog.Logger // of a directory of blocks that fails; nil: slog.Default
 
-	mu      sync.Mutex
-	clients map[string]*store.Client // by scheme; guarded by mu, as cache and objects
+	mu      sync.Mutex               // guards the fields below
+	clients map[string]*store.Client // by scheme
 	cache   *blocks.Cache
 	objects []weak.Pointer[Object]
 }
 
-// open returns the client for the objects of a scheme, and the cache of their blocks.
 func (r *Remote) open(scheme string) (*store.Client, *blocks.Cache, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.cache == nil {
-		log := r.Log
-		if log == nil {
-			log = slog.Default()
-		}
-		r.cache, r.clients = blocks.New(r.Blocks, log), map[string]*store.Client{}
+		r.cache, r.clients = blocks.New(r.Blocks, cmp.Or(r.Log, slog.Default())), map[string]*store.Client{}
 		if r.Blocks.Dir != "" {
 			go closeRemoved(weak.Make(r))
 		}
@@ -63,9 +58,14 @@ func closeRemoved(of weak.Pointer[Remote]) {
 		if r == nil {
 			return
 		}
+		r.mu.Lock()
+		r.objects = slices.DeleteFunc(r.objects, func(p weak.Pointer[Object]) bool { return p.Value() == nil })
+		objects := slices.Clone(r.objects)
+		r.mu.Unlock()
 		some := false
-		for _, o := range r.opened() {
-			some = o.closeRemoved() || some
+		for _, p := range objects {
+			o := p.Value()
+			some = o != nil && o.closeRemoved() || some
 		}
 		if some {
 			runtime.GC() // which closes them
@@ -73,21 +73,7 @@ func closeRemoved(of weak.Pointer[Remote]) {
 	}
 }
 
-// opened are the objects in use.
-func (r *Remote) opened() (all []*Object) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.objects = slices.DeleteFunc(r.objects, func(p weak.Pointer[Object]) bool {
-		o := p.Value()
-		if o != nil {
-			all = append(all, o)
-		}
-		return o == nil
-	})
-	return all
-}
-
-// Flush returns when what was fetched of objects lies in their directory, or cannot, and frees the memory that it took.
+// Flush waits until the blocks in memory were written to the directory, and frees that memory.
 func (r *Remote) Flush() {
 	r.mu.Lock()
 	cache := r.cache

@@ -3,10 +3,11 @@ package blob
 import (
 	"crypto/sha256"
 	"io"
+	"sync"
 )
 
-// A Sample tells the content of a file from another content of as many bytes, as far as its blocks tell that the fingerprint
-// covers. Samples are compared with ==. The zero value is of no file.
+// A Sample tells the content of a file from another content of the same size, by the blocks that the fingerprint covers. Compare with ==.
+// The zero value is of no file.
 type Sample struct {
 	Blocks int64 // of the file, unless it is smaller
 	Sum    [sha256.Size]byte
@@ -22,7 +23,6 @@ func NewSample(content io.ReaderAt, size, blocks int64, look func(off int64, blo
 	return Sample{blocks, [sha256.Size]byte(sum.Sum(nil))}, err
 }
 
-// of takes a sample of the same blocks of an open file.
 func (s Sample) of(fd int, size int64) (Sample, error) {
 	return NewSample(descriptor(fd), size, s.Blocks, func(int64, []byte) {})
 }
@@ -32,7 +32,6 @@ type descriptor int
 
 func (fd descriptor) ReadAt(b []byte, off int64) (int, error) { return pread(int(fd), b, off, 0) }
 
-// sampleSize is the bytes of a block of a file that the fingerprint covers.
 const sampleSize = 4096
 
 // sample shows blocks that lie evenly from a file's first byte to its last, or all of a file that is no larger.
@@ -42,22 +41,20 @@ func sample(content io.ReaderAt, size, blocks int64, look func(off int64, block 
 		blocks, length = 1, size
 	}
 	gaps, offs := max(blocks-1, 1), make([]int64, blocks)
+	read, errs := make([][]byte, blocks), make([]error, blocks)
+	var all sync.WaitGroup // at once, because a store takes long to answer
 	for i := range blocks {
 		// (size-length) * i / gaps, which might overflow
 		whole, rest := (size-length)/gaps, (size-length)%gaps
-		offs[i] = whole*i + rest*i/gaps
+		offs[i], read[i] = whole*i+rest*i/gaps, make([]byte, length)
+		all.Go(func() { _, errs[i] = content.ReadAt(read[i], offs[i]) })
 	}
-	if from, ok := content.(*objectContent); ok {
-		if err := from.fetch(offs, length); err != nil {
-			return err
+	all.Wait()
+	for i, off := range offs {
+		if errs[i] != nil {
+			return errs[i]
 		}
-	}
-	block := make([]byte, length)
-	for _, off := range offs {
-		if _, err := content.ReadAt(block, off); err != nil {
-			return err
-		}
-		look(off, block)
+		look(off, read[i])
 	}
 	return nil
 }

@@ -66,7 +66,7 @@ type Cache struct {
 
 // Counts are what readers of blocks met.
 type Counts struct {
-	Hits   atomic.Int64 // reads of a block that was there; blob counts those of files
+	Hits   atomic.Int64 // reads of a block that was there; blob counts reads of files
 	Waits  atomic.Int64 // reads of a block that was fetched meanwhile
 	Waited atomic.Int64 // nanoseconds of those
 	Full   atomic.Int64 // blocks that were not kept, because the directory is full or fails
@@ -241,7 +241,7 @@ func (o *Object) Get(index int64) (Block, error) {
 	return Block{Bytes: e.bytes, entry: e}, nil
 }
 
-// Want says when a block will be wanted, after those of earlier calls. It does not wait. It returns false if there is no room for the
+// Want says when a block will be wanted, after the blocks of earlier calls. It does not wait. It returns false if there is no room for the
 // block yet.
 func (o *Object) Want(index int64, t Demand) bool {
 	c, k := o.cache, key{o, index}

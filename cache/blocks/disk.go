@@ -163,7 +163,7 @@ func (d *disk) timely(do func(alive func()) error) error {
 	}
 }
 
-// verify looks for a block in the directory, and reads all of it. It returns nil if there is none. One that is wrong, or that cannot be read, is
+// verify looks for a block in the directory, and reads it whole. It returns nil if there is none. One that is wrong, or that cannot be read, is
 // removed.
 func (d *disk) verify(k key) *Stat {
 	if !d.usable() {

@@ -150,7 +150,7 @@ type victim struct {
 	read  time.Time // when a share that needs it was last read
 }
 
-// victimsIn are the blocks that no share needs that is in use, those of shares that were read longest ago first.
+// victimsIn are the blocks that no share in use needs. Blocks of the shares that were read longest ago are first.
 func victimsIn(kept []Kept, shares []knownShare, inUse func(knownShare) bool) (victims []victim) {
 	slices.SortFunc(shares, func(a, b knownShare) int { return b.read.Compare(a.read) })
 	var spared []span

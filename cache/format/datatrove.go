@@ -39,14 +39,14 @@ func parseDatatrove(in *Input) (f Format, err error) {
 	if err != nil {
 		return f, err
 	}
-	lines := strings.Split(string(text), "\n")
+	lines := append(strings.Split(string(text), "\n"), "")
 	width := lines[0][strings.LastIndexByte(lines[0], '|')+1:]
 	if f.DType = map[string]array.DType{"2": array.Uint16, "4": array.Uint32}[width]; f.DType == "" {
 		return f, fmt.Errorf("%s: line 1 must end in |2 or |4, the bytes of a token (got %q)", metadata.Path, lines[0])
 	}
-	tokens, err := strconv.ParseUint(append(lines, "")[1], 10, 64)
+	tokens, err := strconv.ParseUint(lines[1], 10, 64)
 	if err != nil {
-		return f, fmt.Errorf("%s: line 2 must be the number of tokens (got %q)", metadata.Path, append(lines, "")[1])
+		return f, fmt.Errorf("%s: line 2 must be the number of tokens (got %q)", metadata.Path, lines[1])
 	}
 	f.Count = int64(tokens)
 	if err := in.lengths(0, tokens, int64(f.DType.Size())); err != nil {

@@ -9,10 +9,9 @@ import (
 // document's last token, as little-endian uint64, as datatrove writes it.
 const IndexSuffix = ".index"
 
-// Ends says where in an index the ends of documents stand: Count little-endian int64 from byte At on, each larger than the one
-// before it. Each is the position behind a document's last element. If there are Sequences, it is the number of the sequence behind
-// the document's last one. Then the first byte of each sequence, in the file of elements, stands as int64 from byte Starts on, and an
-// element has Width bytes.
+// Ends says where in an index the ends of documents stand: Count little-endian int64 from byte At on, in rising order. Each is the position
+// behind a document's last element. If there are Sequences, it is the number of the sequence behind the document's last one, and the first
+// byte of each sequence in the file of elements stands as int64 from byte Starts on. An element has Width bytes.
 type Ends struct {
 	At, Count int64
 

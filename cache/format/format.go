@@ -1,6 +1,7 @@
 package format
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -21,7 +22,6 @@ type Options struct {
 	Beside       string      // the name of an array that lies beside another; empty for the main one
 }
 
-// The formats that differ from others in more than where their elements lie.
 const (
 	Auto       = "auto" // the one that a file shows by itself
 	Headerless = "headerless"
@@ -55,16 +55,7 @@ func (f Format) Numbers() int64 {
 	return n
 }
 
-// end is the byte behind the last element.
 func (f Format) end() int64 { return f.Offset + f.Count*f.Numbers()*int64(f.DType.Size()) }
-
-// element describes an element in words.
-func (f Format) element() string {
-	if len(f.Axes) == 0 {
-		return fmt.Sprintf("dtype %q", f.DType)
-	}
-	return fmt.Sprintf("dtype %q and shape %d", f.DType, f.Axes)
-}
 
 // A parser knows a format that files show by themselves.
 type parser struct {
@@ -108,7 +99,6 @@ func (in *Input) read(off, n int64) ([]byte, error) {
 	return raw, nil
 }
 
-// begins reports whether the file begins with some bytes.
 func (in *Input) begins(with string) (bool, error) {
 	if in.Size < int64(len(with)) {
 		return false, nil
@@ -117,49 +107,56 @@ func (in *Input) begins(with string) (bool, error) {
 	return string(first) == with, err
 }
 
-// format finds where in the file its elements lie. The error says that the file is not what Options says, that it is of no format
-// that is served, or what is wrong with it.
+// Format finds where in the file its elements lie. The error says that the file is not what Options say, or what is wrong with it.
 func (in *Input) Format() (f Format, err error) {
 	if in.Size <= 0 {
 		return f, fmt.Errorf("%s is empty", in.Path)
 	}
-	i := 0
-	for ; i < len(parsers); i++ {
-		if is, err := parsers[i].is(in); err != nil {
+	var found *parser
+	for i := range parsers {
+		is, err := parsers[i].is(in)
+		if err != nil {
 			return f, err
-		} else if is {
+		}
+		if is {
+			found = &parsers[i]
 			break
 		}
 	}
-	asked := in.Options.Format
-	switch auto := asked == "" || asked == Auto; {
-	case i < len(parsers) && (auto || asked == parsers[i].name):
-		if f, err = parsers[i].parse(in); err != nil {
-			return f, err
-		}
-		f.Name = parsers[i].name
-	case i < len(parsers) && (asked != Headerless || !parsers[i].bare):
-		return f, fmt.Errorf("%s %s, so its format is %s (got format = %q); leave format out",
-			in.Path, parsers[i].sign, parsers[i].name, asked)
-	case auto, asked == Headerless:
-		if f, err = in.headerless(); err != nil {
-			return f, err
-		}
+	asked := cmp.Or(in.Options.Format, Auto)
+	switch {
+	case found != nil && (asked == Auto || asked == found.name):
+		f, err = found.parse(in)
+		f.Name = found.name
+	case found != nil && (asked != Headerless || !found.bare):
+		err = fmt.Errorf("%s %s, so its format is %s (got format = %q); leave format out", in.Path, found.sign, found.name, asked)
+	case asked == Auto, asked == Headerless:
+		f, err = in.headerless()
 	default:
-		i := slices.IndexFunc(parsers, func(p parser) bool { return p.name == asked })
-		if i < 0 {
-			return f, fmt.Errorf("format must be one of %s (got %q)", strings.Join(Names(), ", "), asked)
-		}
-		first, err := in.read(0, min(in.Size, firstBytes))
-		if known := formatOf(first); err != nil || known != "" {
-			return f, errors.Join(err, fmt.Errorf("%s is %s", in.Path, known))
-		}
-		return f, fmt.Errorf("%s: format is %s, but a file of that format %s", in.Path, asked, parsers[i].sign)
+		err = in.without(asked)
 	}
-	if err := f.Fits(in.Path, in.Size); err != nil {
-		return f, err
+	return f, cmp.Or(err, f.Fits(in.Path, in.Size), in.agrees(f))
+}
+
+// without is the error of a file that does not show the format that it should have.
+func (in *Input) without(asked string) error {
+	i := slices.IndexFunc(parsers, func(p parser) bool { return p.name == asked })
+	if i < 0 {
+		return fmt.Errorf("format must be one of %s (got %q)", strings.Join(Names(), ", "), asked)
 	}
-	return f, in.agrees(f)
+	if err := in.isForeign(); err != nil {
+		return err
+	}
+	return fmt.Errorf("%s: format is %s, but a file of that format %s", in.Path, asked, parsers[i].sign)
+}
+
+// isForeign returns an error if the first bytes show that the file is of no format that is served.
+func (in *Input) isForeign() error {
+	first, err := in.read(0, min(in.Size, firstBytes))
+	if known := formatOf(first); err == nil && known != "" {
+		return fmt.Errorf("%s is %s", in.Path, known)
+	}
+	return err
 }
 
 // key is the key of the configuration for the dtype of headerless files.
@@ -190,12 +187,8 @@ func (in *Input) agrees(f Format) error {
 
 // headerless is the format of a file that does not show any. The error says if it ends in the middle of an element.
 func (in *Input) headerless() (f Format, err error) {
-	first, err := in.read(0, min(in.Size, firstBytes))
-	if err != nil {
+	if err := in.isForeign(); err != nil {
 		return f, err
-	}
-	if known := formatOf(first); known != "" {
-		return f, fmt.Errorf("%s is %s", in.Path, known)
 	}
 	for _, end := range []string{".index", ".metadata"} {
 		if of, ok := strings.CutSuffix(in.Path, end); ok {
@@ -215,18 +208,17 @@ func (in *Input) headerless() (f Format, err error) {
 	width := f.Numbers() * int64(f.DType.Size())
 	f.Count = in.Size / width
 	switch {
-	case in.Size%width != 0 && f.Axes == nil:
+	case in.Size%width == 0:
+		return f, nil
+	case f.Axes == nil:
 		return f, fmt.Errorf("%s: %d bytes are not a whole number of tokens of %d bytes; is %s right, and is the file complete?",
 			in.Path, in.Size, width, in.key())
-	case in.Size%width != 0:
-		return f, fmt.Errorf("%s: %d bytes are not a whole number of elements of %d bytes, %s of shape %d; are %s and shape right, "+
-			"and is the file complete?", in.Path, in.Size, width, f.DType, f.Axes, in.key())
 	}
-	return f, nil
+	return f, fmt.Errorf("%s: %d bytes are not a whole number of elements of %d bytes, %s of shape %d; are %s and shape right, "+
+		"and is the file complete?", in.Path, in.Size, width, f.DType, f.Axes, in.key())
 }
 
-// shaped sets Axes and Count as the shape of a whole array has them. The error says that there is no first axis, or that the array is empty or
-// has more than size bytes.
+// shaped sets Axes and Count to the shape of a whole array, which must have elements, and at most size bytes.
 func (f *Format) shaped(path string, shape []int64, size int64) error {
 	if len(shape) == 0 {
 		return fmt.Errorf("%s holds a single number, not an array", path)
@@ -249,23 +241,18 @@ func (f *Format) shaped(path string, shape []int64, size int64) error {
 	return nil
 }
 
-// Fits returns an error unless the elements lie within the size bytes of the file at path: a read behind its end would be one
-// of other memory.
+// Fits returns an error unless the elements lie within the size bytes of the file at path: a read behind its end is one of other memory.
 func (f Format) Fits(path string, size int64) error {
-	if f.DType.Known() && f.Offset >= 0 && f.Offset <= size && f.Count >= 1 {
+	if f.DType.Known() && f.Offset >= 0 && f.Offset <= size && f.Count >= 1 && !slices.ContainsFunc(f.Axes, func(n int) bool { return n < 1 }) {
 		left := (size - f.Offset) / int64(f.DType.Size()) / f.Count
 		for _, axis := range f.Axes {
-			if axis < 1 {
-				left = 0
-				break
-			}
 			left /= int64(axis)
 		}
 		if left > 0 {
 			return nil
 		}
 	}
-	return fmt.Errorf("%s: %d elements of %s from byte %d on are not within its %d bytes", path, f.Count, f.element(), f.Offset, size)
+	return fmt.Errorf("%s: %d elements of dtype %q and shape %d from byte %d on are not within its %d bytes", path, f.Count, f.DType, f.Axes, f.Offset, size)
 }
 
 // lengths returns an error unless count numbers of width bytes are all that there is of a file behind a header of so many bytes.
@@ -285,5 +272,4 @@ func (in *Input) lengths(header int64, count uint64, width int64) error {
 	return nil
 }
 
-// firstBytes of a file show what it is.
 const firstBytes = 4096

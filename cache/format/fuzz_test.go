@@ -13,37 +13,21 @@ import (
 	"batchfs/cache/array"
 )
 
-// What testdata/make.py wrote in each format, besides headerless.
-var writtenBy = map[string]struct {
-	name   string // behind a or b
-	tensor string
-	dtype  array.DType
-}{
-	"llm.c":          {"_llmc.bin", "", array.Uint16},
-	"llm.c, Llama 3": {"_llama3.bin", "", array.Uint32},
-	"npy, version 1": {"1.npy", "", array.Uint16},
-	"npy, version 2": {"2.npy", "", array.Uint16},
-	"npy, version 3": {"3.npy", "", array.Uint16},
-	"safetensors":    {".safetensors", "tokens", array.Uint16},
-	"megatron":       {"_text_document.bin", "", array.Uint16},
-	"datatrove":      {".ds", "", array.Uint16},
-}
-
-func testdata(name string) []string {
-	return []string{filepath.Join("../testdata", "a"+name), filepath.Join("../testdata", "b"+name)}
-}
-
 // A file that lost its end, or got another, is no file of its format.
 func TestEveryFormatKnowsItsLength(t *testing.T) {
-	for format, of := range writtenBy {
-		path := testdata(of.name)[0]
-		besides := map[string][]byte{}
-		beside := map[string]string{"megatron": "../testdata/a_text_document.idx", "datatrove": "../testdata/a.ds.metadata"}[format]
-		if beside != "" {
+	for _, of := range []struct{ format, name, beside string }{
+		{"llm.c", "a_llmc.bin", ""}, {"llm.c", "a_llama3.bin", ""}, {"npy", "a1.npy", ""}, {"npy", "a2.npy", ""}, {"npy", "a3.npy", ""},
+		{"safetensors", "a.safetensors", ""}, {"megatron", "a_text_document.bin", "a_text_document.idx"}, {"datatrove", "a.ds", "a.ds.metadata"},
+	} {
+		path, format, besides := "../testdata/"+of.name, of.format, map[string][]byte{}
+		beside := "../testdata/" + of.beside
+		if of.beside != "" {
 			besides[beside] = readFile(t, beside)
 		}
-		name, _, _ := strings.Cut(format, ",")
-		o := Options{Format: name, Tensor: of.tensor}
+		o := Options{Format: format}
+		if format == "safetensors" {
+			o.Tensor = "tokens"
+		}
 		whole := readFile(t, path)
 		for size := range len(whole) + 9 {
 			_, err := inMemory(path, append(slices.Clone(whole), "otherend"...)[:size], o, besides).Format()
@@ -51,7 +35,7 @@ func TestEveryFormatKnowsItsLength(t *testing.T) {
 				t.Errorf("%s: with %d bytes of %d: %v", format, size, len(whole), err)
 			}
 		}
-		if beside == "" {
+		if of.beside == "" {
 			continue
 		}
 		index := besides[beside]
@@ -90,9 +74,7 @@ func seed(f *testing.F, add func(raw []byte), pattern string) {
 	paths, err := filepath.Glob(filepath.Join("../testdata", pattern))
 	must(f, err)
 	for _, path := range paths {
-		raw, err := os.ReadFile(path)
-		must(f, err)
-		add(raw)
+		add(readFile(f, path))
 	}
 	if len(paths) == 0 {
 		f.Fatalf("no %s", pattern)
@@ -103,7 +85,7 @@ func seed(f *testing.F, add func(raw []byte), pattern string) {
 func parsed(t *testing.T, in *Input) {
 	f, err := in.Format()
 	if err != nil {
-		if err.Error() == "" || errorIsOfMachine(err) {
+		if err.Error() == "" || strings.Contains(err.Error(), io.EOF.Error()) { // one of reading behind the end
 			t.Errorf("error %q", err)
 		}
 		return
@@ -112,9 +94,6 @@ func parsed(t *testing.T, in *Input) {
 		t.Errorf("%+v in %d bytes", f, in.Size)
 	}
 }
-
-// errorIsOfMachine reports whether an error is one of reading behind the end.
-func errorIsOfMachine(err error) bool { return strings.Contains(err.Error(), io.EOF.Error()) }
 
 func FuzzNpy(f *testing.F) {
 	seed(f, func(raw []byte) { f.Add(raw) }, "*.npy")

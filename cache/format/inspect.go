@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strings"
 
 	"batchfs/cache/array"
 )
@@ -24,29 +25,25 @@ type Inspection struct {
 	least, most [4]uint16
 }
 
-// minContent is how many bytes show what a file is, where nothing but their values does.
-const minContent = 512
+const minContent = 512 // bytes that show what a file is, where nothing but their values does
 
 const (
-	// maxUpper bounds the upper halves of uint32 tokens: there is no vocabulary of more than a million.
-	maxUpper = 15
-	// negative is the upper half of -1, or of -100: what stands for no token in int32 files.
-	negative = 0xffff
+	maxUpper = 15     // of the upper halves of uint32 tokens: there is no vocabulary of more than a million
+	negative = 0xffff // the upper half of -1, or of -100: what stands for no token in int32 files
 )
 
-// Look takes note of the bytes from off on.
+// Look inspects the bytes from off on.
 func (s *Inspection) Look(off int64, block []byte) {
 	if s.beyond == nil && s.VocabSize > 0 {
 		s.beyond = s.findBeyond(off, block)
 	}
 	if s.Guessed {
-		s.binary = s.binary || bytes.ContainsFunc(block, func(r rune) bool { return r < ' ' && !bytes.ContainsRune([]byte("\t\n\f\r"), r) })
+		s.binary = s.binary || bytes.ContainsFunc(block, func(r rune) bool { return r < ' ' && !strings.ContainsRune("\t\n\f\r", r) })
 		s.measure(off, block)
 		s.bytes += len(block)
 	}
 }
 
-// findBeyond returns the first token of a block that is beyond the vocabulary, or nil.
 func (s *Inspection) findBeyond(off int64, block []byte) *array.VocabularyError {
 	f := s.Format
 	size := int64(f.DType.Size())
@@ -56,16 +53,13 @@ func (s *Inspection) findBeyond(off int64, block []byte) *array.VocabularyError 
 		if at+size > int64(len(block)) {
 			break
 		}
-		token := make([]byte, 8)
-		copy(token, block[at:at+size])
-		if v := binary.LittleEndian.Uint64(token); v >= uint64(s.VocabSize) {
+		if v := f.DType.Bits(block[at:]); v >= uint64(s.VocabSize) {
 			return &array.VocabularyError{Place: array.Place{Path: s.Path, Index: index}, Token: s.Format.DType.Text(v), Size: s.VocabSize}
 		}
 	}
 	return nil
 }
 
-// measure brings least and most up to date.
 func (s *Inspection) measure(off int64, block []byte) {
 	if s.bytes == 0 {
 		s.least = [4]uint16{0xffff, 0xffff, 0xffff, 0xffff}
@@ -80,7 +74,7 @@ func (s *Inspection) measure(off int64, block []byte) {
 	}
 }
 
-// Err is what is wrong with the file, or nil.
+// Err is nil, or says why the file cannot be what it is said to be.
 func (s *Inspection) Err() error {
 	judged := s.Guessed && s.bytes >= minContent
 	switch {

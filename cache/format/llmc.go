@@ -14,7 +14,7 @@ const llmcHeader = 256 * 4
 // MaxLLMC is how many tokens a file of llm.c may have.
 const MaxLLMC = 1<<31 - 1
 
-// An llmcKind is the first two int32 of a header, and what they stand for.
+// An llmcKind is the first two int32 of a header, and the dtype that they mean.
 type llmcKind struct {
 	magic, version uint32
 	dtype          array.DType

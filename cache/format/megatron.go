@@ -118,8 +118,7 @@ func (idx *Input) megatron(path string, size int64) (f Format, ends Ends, err er
 	return f, ends, nil
 }
 
-// contiguous returns an error unless each sequence begins where the one before it ends, from the file's first byte to its last. Of
-// many sequences it looks at some.
+// contiguous returns an error unless sequences lie one after the other, from the file's first byte to its last. It looks at some of many.
 func (idx *Input) contiguous(e Ends, path string, size int64) error {
 	const some, samples = 512, 16
 	count := min(e.Sequences, some)

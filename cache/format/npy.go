@@ -65,7 +65,6 @@ func parseNpy(in *Input) (f Format, err error) {
 	return f, nil
 }
 
-// An npyHeader is what the dictionary of a .npy header says.
 type npyHeader struct {
 	descr   string // "" for a structured dtype
 	fortran bool

@@ -21,7 +21,6 @@ func isSafetensors(in *Input) (bool, error) {
 	return err == nil && binary.LittleEndian.Uint64(first) <= maxSafetensorsHeader && string(first[8:]) == `{"`, err
 }
 
-// A tensor is one of a safetensors header.
 type tensor struct {
 	DType   string   `json:"dtype"`
 	Shape   []int64  `json:"shape"`
@@ -82,18 +81,16 @@ func parseSafetensors(in *Input) (f Format, err error) {
 
 // tensor is the name of the tensor that Options means, one of names.
 func (in *Input) tensor(names []string) (string, error) {
+	some := names[:min(len(names), 20)]
 	switch {
 	case slices.Contains(names, in.Options.Tensor):
 		return in.Options.Tensor, nil
 	case len(names) == 0:
 		return "", fmt.Errorf("%s has no tensors", in.Path)
 	case in.Options.Tensor != "":
-		return "", fmt.Errorf("%s has no tensor %q; it has %q", in.Path, in.Options.Tensor, someOf(names))
+		return "", fmt.Errorf("%s has no tensor %q; it has %q", in.Path, in.Options.Tensor, some)
 	case len(names) > 1:
-		return "", fmt.Errorf("%s has several tensors: say tensor = %q, or which of %q it is", in.Path, names[0], someOf(names))
+		return "", fmt.Errorf("%s has several tensors: say tensor = %q, or which of %q it is", in.Path, names[0], some)
 	}
 	return names[0], nil
 }
-
-// someOf are the first of many names.
-func someOf(names []string) []string { return names[:min(len(names), 20)] }

@@ -64,9 +64,8 @@ type Client struct {
 	creds    *credentials.Credentials // nil: none
 	timeout  time.Duration
 
-	start    time.Time
-	answered atomic.Int64          // when the store did so last, as time.Duration since start
-	away     atomic.Pointer[error] // why it does not, while it does not
+	answered atomic.Pointer[time.Time] // when the store did so last
+	away     atomic.Pointer[error]     // why it does not, while it does not
 
 	// Requests counts those that were sent, also again; Bytes those that came of objects.
 	Requests, Bytes atomic.Int64
@@ -87,12 +86,15 @@ func New(scheme string, o Options) (*Client, error) {
 		u, err = url.Parse("https://" + endpoint)
 	}
 	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.User != nil {
-		return nil, fmt.Errorf(`store.endpoint: must be a URL of a host, as in "https://minio.example.com:9000" (got %q)`, redacted(u, endpoint))
+		if u != nil && u.User != nil {
+			endpoint = u.Redacted()
+		}
+		return nil, fmt.Errorf(`store.endpoint: must be a URL of a host, as in "https://minio.example.com:9000" (got %q)`, endpoint)
 	}
 	if region == "" && !strings.HasSuffix(u.Hostname(), ".amazonaws.com") {
 		region = "us-east-1" // of AWS, the library asks where a bucket is
 	}
-	c := &Client{endpoint: u.Scheme + "://" + u.Host, timeout: o.Timeout, http: newTransport(), start: time.Now()}
+	c := &Client{endpoint: u.Scheme + "://" + u.Host, timeout: o.Timeout, http: newTransport()}
 	options := &minio.Options{Secure: u.Scheme == "https", Region: region, MaxRetries: 1, Transport: observed{c}}
 	if o.PathStyle {
 		options.BucketLookup = minio.BucketLookupPath
@@ -110,14 +112,6 @@ func New(scheme string, o Options) (*Client, error) {
 // Endpoint is the URL of the store.
 func (c *Client) Endpoint() string { return c.endpoint }
 
-// redacted is a URL without what may be a password.
-func redacted(u *url.URL, text string) string {
-	if u != nil && u.User != nil {
-		return u.Redacted()
-	}
-	return text
-}
-
 const (
 	maxConnections = 64 // that stay open
 	connectTime    = 10 * time.Second
@@ -132,7 +126,7 @@ func newTransport() *http.Transport {
 		TLSClientConfig:     &tls.Config{NextProtos: []string{"http/1.1"}},
 		MaxIdleConnsPerHost: maxConnections,
 		IdleConnTimeout:     90 * time.Second,
-		DisableCompression:  true, // the bytes of a range must be those of the object
+		DisableCompression:  true, // a range of the object, and not of its compressed bytes
 	}
 }
 
@@ -255,8 +249,7 @@ func (o Object) answers(info minio.ObjectInfo, got string, from, to int64) error
 
 // unencoded returns an error if the bytes of an object are encoded. Some stores keep aws-chunked, which was the encoding of an upload alone.
 func unencoded(info minio.ObjectInfo) error {
-	switch info.ContentEncoding {
-	case "", "identity", "aws-chunked":
+	if slices.Contains([]string{"", "identity", "aws-chunked"}, info.ContentEncoding) {
 		return nil
 	}
 	return permanent{fmt.Errorf("its Content-Encoding is %q, want none: upload it as it should be read", info.ContentEncoding)}
@@ -274,21 +267,20 @@ const (
 )
 
 // retry calls do until it succeeds, its error is one that stays, or the time is over. An attempt without progress for a quarter of the timeout
-// is given up. The store may ask for a wait as long as that, and for no longer one, so that every read tries more than once, and none
-// depends on what the store said long ago. The error names the object, and says what was wanted of it.
+// is given up. The store may ask for a wait as long as that, and for no longer one. The error names the object, and says what was wanted of it.
 func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx context.Context, progress func()) error) error {
 	if err := c.away.Load(); err != nil {
-		return named(o, what, *err, 0)
+		return o.failed(what, *err)
 	}
-	// A reader's own time, of which this is a part, should not be over before the store's error is known.
+	// The reader's time is longer than this: the store's error should be known before it is over.
 	share := c.timeout / 4
 	began := time.Now()
 	_, hurried := ctx.Deadline() // less time than a store may take
 	ctx, cancel := context.WithTimeout(ctx, 3*share)
 	defer cancel()
-	refreshed := false
+	refreshed := false // the credentials were read again
 	var last error
-	for attempt, wait := 1, firstWait; ; attempt, wait = attempt+1, min(2*wait, longest) {
+	for wait := firstWait; ; wait = min(2*wait, longest) {
 		var asked time.Duration
 		err := c.attempt(context.WithValue(ctx, waitKey{}, &asked), share, do)
 		if err == nil {
@@ -298,41 +290,46 @@ func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx c
 			err = last // which says more than that the time is over
 		}
 		last = err
-		if expired(err) && c.creds != nil && !refreshed {
-			c.creds.Expire() // read them again, and at once
+		code := minio.ToErrorResponse(err).Code
+		if slices.Contains(expired, code) && c.creds != nil && !refreshed {
+			c.creds.Expire()
 			refreshed = true
 			continue
 		}
 		if !passes(err) {
-			return named(o, what, err, attempt)
+			return o.failed(what, err)
 		}
 		select {
 		case <-ctx.Done():
 			if !hurried {
 				c.isAway(began, err, o)
 			}
-			return named(o, what, err, attempt)
+			return o.failed(what, err)
 		case <-time.After(min(max(asked, wait/2+rand.N(wait/2)), share)):
 		}
 	}
 }
 
-// attempt calls do, whose ctx ends when there was no progress for a while.
+// attempt calls do, with a context that ends when there was no progress for the time of a stall.
 func (c *Client) attempt(ctx context.Context, stall time.Duration, do func(ctx context.Context, progress func()) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stalled := fmt.Errorf("nothing came for %v", stall.Round(time.Millisecond))
 	timer := time.AfterFunc(stall, func() { cancel(stalled) })
 	defer timer.Stop()
+	answered := func() {
+		now := time.Now()
+		c.answered.Store(&now)
+	}
 	err := do(ctx, func() {
 		timer.Reset(stall)
-		c.answered.Store(int64(time.Since(c.start)))
+		answered()
 	})
 	if err != nil && context.Cause(ctx) == stalled {
 		return stalled
 	}
 	if !passes(err) {
-		c.answered.Store(int64(time.Since(c.start)))
+		answered()
 	}
 	return err
 }
@@ -341,7 +338,7 @@ func (c *Client) attempt(ctx context.Context, stall time.Duration, do func(ctx c
 // because each would wait in vain for all of its time. Probes ask the store now and then, until it answers.
 func (c *Client) isAway(began time.Time, err error, o Object) {
 	err = fmt.Errorf("the store does not answer: %w", shown(err))
-	if time.Duration(c.answered.Load()) > began.Sub(c.start) || !c.away.CompareAndSwap(nil, &err) {
+	if last := c.answered.Load(); last != nil && last.After(began) || !c.away.CompareAndSwap(nil, &err) {
 		return
 	}
 	go func() {
@@ -358,14 +355,8 @@ func (c *Client) isAway(began time.Time, err error, o Object) {
 	}()
 }
 
-// expired reports whether credentials were good once.
-func expired(err error) bool {
-	switch minio.ToErrorResponse(err).Code {
-	case "ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken":
-		return true
-	}
-	return false
-}
+// expired are the errors for credentials that were good once.
+var expired = []string{"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"}
 
 // passes reports whether there is an error, and it may be gone when it is tried again.
 func passes(err error) bool {
@@ -379,24 +370,19 @@ func passes(err error) bool {
 		return true // of the network
 	}
 	switch code := response.StatusCode; {
-	case code == http.StatusRequestTimeout, code == http.StatusTooManyRequests, code >= 500 && code != http.StatusNotImplemented:
-		return true
-	case code == 0, code == http.StatusOK, code == http.StatusPartialContent:
+	case code == http.StatusRequestTimeout, code == http.StatusTooManyRequests, code >= 500 && code != http.StatusNotImplemented,
+		code == 0, code == http.StatusOK, code == http.StatusPartialContent:
 		return true // an answer that is none
 	}
 	return response.Code == "SlowDown" || response.Code == "RequestTimeout"
 }
 
-// named makes err one that names the object, and says what could not be done with it.
-func named(o Object, what string, err error, attempts int) error {
-	tried := ""
-	if attempts > 1 {
-		tried = fmt.Sprintf(" (tried %d times)", attempts)
-	}
-	return fmt.Errorf("%s: %s: %w%s", o.Name(), what, shown(err), tried)
+// failed is an error that says what could not be done with the object, and why.
+func (o Object) failed(what string, err error) error {
+	return fmt.Errorf("%s: %s: %w", o.Name(), what, shown(err))
 }
 
-// shown is err without the request and its headers.
+// shown is err without the request and its headers, with what helps.
 func shown(err error) error {
 	var response minio.ErrorResponse
 	var request *url.Error
@@ -412,7 +398,6 @@ func shown(err error) error {
 	return err
 }
 
-// explained is an answer of a store, with what helps.
 func explained(r minio.ErrorResponse) error {
 	text := strings.TrimSuffix(strings.TrimSpace(fmt.Sprintf("%d %s: %s", r.StatusCode, r.Code, r.Message)), ":")
 	switch {

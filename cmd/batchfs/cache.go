@@ -54,7 +54,6 @@ It may be deleted at any time, also while batches are served.`,
 	return cmd
 }
 
-// cacheDirCommand is a command of the block cache that a configuration names.
 func cacheDirCommand(name, short string, run func(*cobra.Command, *config.Config) error) *cobra.Command {
 	var flags config.Flags
 	cmd := &cobra.Command{
@@ -77,7 +76,6 @@ func cacheDirCommand(name, short string, run func(*cobra.Command, *config.Config
 	return cmd
 }
 
-// shareInWords says what the block cache has of a share, and who reads that.
 func shareInWords(s blocks.ShareUse) string {
 	readers := strings.Join(s.Readers, ", ")
 	if len(s.Readers) == 0 {

@@ -7,6 +7,7 @@ import (
 
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/survey"
+	"batchfs/cmd/batchfs/terminal"
 )
 
 func checkCommand() *cobra.Command {
@@ -68,7 +69,7 @@ func checkSplits(cmd *cobra.Command, src *config.Flags, paths []string, o survey
 		return err
 	}
 	if asJSON {
-		err = report.JSON(cmd.OutOrStdout())
+		err = terminal.JSON(cmd.OutOrStdout(), report)
 	} else {
 		report.Print(cmd.OutOrStdout())
 	}

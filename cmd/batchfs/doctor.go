@@ -15,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"batchfs/cache/blob"
 	"batchfs/cache/blocks"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
@@ -74,9 +73,8 @@ waits for a mount that hangs.`,
 // A doctor looks at a machine and prints findings.
 type doctor struct {
 	out    io.Writer
-	limit  time.Duration // of one look: behind a dead disk or server, the other looks must still happen
+	limit  time.Duration // of one look, so that the others happen behind a dead disk or server
 	root   string        // of the machine's files: "/" except in tests
-	mounts bool          // this process may mount without a helper
 	config *config.Config
 	wrong  int // findings that need a fix
 }
@@ -84,17 +82,16 @@ type doctor struct {
 const lookLimit = 5 * time.Second
 
 func newDoctor(out io.Writer) *doctor {
-	return &doctor{out: out, limit: lookLimit, root: "/", mounts: mayMount(), config: config.Default()}
+	return &doctor{out: out, limit: lookLimit, root: "/", config: config.Default()}
 }
 
-// mayMount says whether this process has the capability to mount.
+// mayMount says whether this process may mount without a helper.
 func mayMount() bool {
 	var caps [2]unix.CapUserData
 	err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &caps[0])
 	return err == nil && caps[0].Effective&(1<<unix.CAP_SYS_ADMIN) != 0
 }
 
-// configure looks at the configuration, and takes it if it is right.
 func (d *doctor) configure(f *config.Flags) {
 	c := d.config
 	if d.look("configuration", func() (_ string, err error) {
@@ -141,11 +138,9 @@ func (d *doctor) lookAtAll() {
 		d.look("block cache", d.blockCache)
 	}
 	d.look("memory", d.memory)
-	d.look("read-ahead", d.readAhead)
 }
 
-// look prints one finding: what examine returns, a detail or an error that says what is wrong and what helps. It returns whether
-// there was no error.
+// look prints the finding of examine: a detail, or an error that says what is wrong and what helps.
 func (d *doctor) look(what string, examine func() (string, error)) (ok bool) {
 	var detail string
 	ended := make(chan error, 1)
@@ -173,7 +168,6 @@ func errNoAnswer(limit time.Duration) error {
 	return fmt.Errorf("no answer in %v, the disk or the server behind it seems to be stuck; dmesg may say why", limit)
 }
 
-// at returns the path of one of the machine's files.
 func (d *doctor) at(path string) string { return filepath.Join(d.root, path) }
 
 func (d *doctor) device() (string, error) {
@@ -185,13 +179,13 @@ func (d *doctor) device() (string, error) {
 }
 
 func (d *doctor) right() (string, error) {
-	if d.mounts {
+	if mayMount() {
 		return "this user has it", nil
 	}
 	if os.Geteuid() == 0 {
 		return "", errors.New("root has none in this container; give it that: docker run --device /dev/fuse --cap-add SYS_ADMIN")
 	}
-	helper, err := mount.UserMounts(d.at("etc"), d.config.Mount.AllowOther)
+	helper, err := mount.UserMounts(d.at("etc"))
 	if err != nil {
 		return "", err
 	}
@@ -231,13 +225,12 @@ func (d *doctor) mountpoint() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := unix.Access(abs, unix.W_OK); err != nil && !d.mounts {
+	if err := unix.Access(abs, unix.W_OK); err != nil && !mayMount() {
 		return "", fmt.Errorf("%s: fusermount3 mounts only where the user may write; as root, chown %d %s", path, os.Getuid(), path)
 	}
 	return abs + " is an empty directory", nil
 }
 
-// mountedSplits looks at each split of the batchfs at the mountpoint.
 func (d *doctor) mountedSplits() {
 	m, _, err := insideMount(d.config.Mountpoint)
 	if err != nil {
@@ -248,11 +241,11 @@ func (d *doctor) mountedSplits() {
 		d.look("mounted splits", func() (string, error) { return "", err })
 	}
 	for _, s := range splits {
-		d.look("mounted "+s.name, s.look)
+		d.look("mounted "+s.Split, func() (string, error) { return lookFrom(m, s.Split) })
 	}
 }
 
-// access says how token files were read under remap in a mount. It does not touch the mount.
+// access says how token files were read under remap in a mount, and what is faster. It does not touch the mount.
 func access(m *mount.Mounted) (string, error) {
 	shared, err := m.State()
 	if err != nil {
@@ -270,13 +263,10 @@ func remapsInWords(mapped, busy int64) string {
 	return words
 }
 
-// mayNotLook says whether err is but that this user, or a process here, may not look into the memory of a mount's supervisor.
+// mayNotLook says whether err means that this process may not look into the memory of a mount's supervisor.
 func mayNotLook(m *mount.Mounted, err error) bool {
 	return m.AllowOther && errors.Is(err, os.ErrPermission) || errors.Is(err, mount.ErrElsewhere)
 }
-
-// silence is longer than a healthy worker is ever silent: its supervisor pings it every second.
-const silence = 3 * time.Second
 
 // diagnose tells a mount that serves from one that is stuck or dead. It does not touch the mount, unless nothing else tells.
 func diagnose(m *mount.Mounted) (string, error) {
@@ -303,7 +293,7 @@ func diagnose(m *mount.Mounted) (string, error) {
 		return "", fmt.Errorf("%s is mounted: %w", m.Mountpoint, err)
 	}
 	defer shared.Close()
-	if silent := shared.Silent(); silent > silence {
+	if silent := shared.Silent(); silent > 3*time.Second { // its supervisor pings a worker every second
 		return "", fmt.Errorf("%s is stuck: process %d, which serves, has not answered for %v; another takes its place, or else: batchfs restart %[1]s",
 			m.Mountpoint, shared.Worker.Load(), silent.Round(time.Second))
 	}
@@ -335,10 +325,10 @@ func (d *doctor) tokens(s *config.Split) (string, error) {
 	if err != nil {
 		return "", withPermission(err)
 	}
-	return detailOf(opened), nil
+	return opened.Counted(), nil
 }
 
-// withPermission adds to an error of a file that may not be read what helps.
+// withPermission says what helps where a file may not be read.
 func withPermission(err error) error {
 	var path *os.PathError
 	if errors.Is(err, os.ErrPermission) && errors.As(err, &path) {
@@ -347,16 +337,6 @@ func withPermission(err error) error {
 	return err
 }
 
-// detailOf describes the token files of a split.
-func detailOf(d *dataset.Dataset) string {
-	detail := d.Counted()
-	if kib := blob.DiskReadAhead(d.Files()[0]); kib > 0 {
-		detail += fmt.Sprintf(", on a disk that is read %d KiB ahead", kib)
-	}
-	return detail
-}
-
-// blockCache says whether the block cache has room for what is read now.
 func (d *doctor) blockCache() (string, error) {
 	_, shares, err := blocks.Usage(d.config.Remote().Blocks)
 	if err != nil {
@@ -377,10 +357,8 @@ func (d *doctor) blockCache() (string, error) {
 	return cmp.Or(text, "no mount reads it"), nil
 }
 
-// footprint is the memory that the processes of a mount take besides the budget.
-const footprint = 64 << 20
-
 func (d *doctor) memory() (string, error) {
+	const footprint = 64 << 20 // of the processes of a mount, besides the budget
 	need := d.config.Memory.Budget + footprint
 	have := d.available()
 	if have < need {
@@ -390,8 +368,7 @@ func (d *doctor) memory() (string, error) {
 	return fmt.Sprintf("%d MiB are free here, and batchfs takes %d MiB at most", have>>20, need>>20), nil
 }
 
-// available returns the bytes of memory that batchfs can still take: what the machine has available, or less where a control
-// group has less left of its limit.
+// available returns the bytes of memory that the machine has available, or less where a control group has less left.
 func (d *doctor) available() int64 {
 	size := int64(math.MaxInt64)
 	if n, ok := d.number("proc/meminfo", "MemAvailable:"); ok {
@@ -414,7 +391,7 @@ func (d *doctor) available() int64 {
 	return size
 }
 
-// number returns the number behind a name at the beginning of a line in one of the machine's files.
+// number returns the number behind a name at the beginning of a line.
 func (d *doctor) number(file, name string) (n int64, ok bool) {
 	text, _ := os.ReadFile(d.at(file))
 	for line := range strings.Lines(string(text)) {
@@ -425,12 +402,4 @@ func (d *doctor) number(file, name string) (n int64, ok bool) {
 		}
 	}
 	return 0, false
-}
-
-func (d *doctor) readAhead() (string, error) {
-	files, _ := filepath.Glob(d.at("sys/class/bdi/*/read_ahead_kb"))
-	if len(files) > 0 && unix.Access(files[0], unix.W_OK) == nil {
-		return "batches.bin and batches.npy are read 1024 KiB ahead", nil
-	}
-	return "batches.bin and batches.npy are read 128 KiB ahead; root, with a writable /sys, has more", nil
 }

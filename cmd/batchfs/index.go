@@ -31,11 +31,7 @@ The index gets its name when it is complete. One that says otherwise is replaced
 				if err != nil {
 					return err
 				}
-				kept := ""
-				if index.Kept {
-					kept = ", as it says already"
-				}
-				printf(cmd.OutOrStdout(), "%s: %d documents%s\n", index.Path, index.Documents, kept)
+				printf(cmd.OutOrStdout(), "%s: %d documents\n", index.Path, index.Documents)
 			}
 			return nil
 		},

@@ -14,12 +14,12 @@ import (
 	"batchfs/cache/format"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/survey"
+	"batchfs/cmd/batchfs/terminal"
 )
 
 // A fileFlags says how files that are named one by one are opened.
 type fileFlags struct{ format, tensor, dtype string }
 
-// register adds the flags to a command.
 func (f *fileFlags) register(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.format, "format", format.Auto, "`FORMAT` of the files, as the key format")
 	cmd.Flags().StringVar(&f.dtype, "token-dtype", "", "`DTYPE` of the numbers in headerless files, as the key token_dtype (default uint16)")
@@ -27,7 +27,6 @@ func (f *fileFlags) register(cmd *cobra.Command) {
 	cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(format.Names(), cobra.ShellCompDirectiveNoFileComp))
 }
 
-// options are those to open the files with.
 func (f *fileFlags) options() (cache.Options, error) {
 	remote := config.Default().Remote()
 	remote.Blocks.Memory = 16 * remote.Blocks.BlockBytes
@@ -38,7 +37,6 @@ func (f *fileFlags) options() (cache.Options, error) {
 	return o, cmp.Or(mustBe("--format", f.format, format.Names()), mustBe("--token-dtype", o.DType, array.DTypes()))
 }
 
-// mustBe returns an error unless the value of a flag is one of several.
 func mustBe[S ~string](flag string, value S, of []S) error {
 	if slices.Contains(of, value) {
 		return nil
@@ -86,7 +84,7 @@ with --eot: only those that lie within a block are counted in a sample.`,
 			}
 			switch {
 			case len(s.Files) > 0 && asJSON:
-				err = s.JSON(cmd.OutOrStdout())
+				err = terminal.JSON(cmd.OutOrStdout(), s)
 			case len(s.Files) > 0:
 				s.Print(cmd.OutOrStdout())
 			}

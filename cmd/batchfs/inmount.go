@@ -11,8 +11,8 @@ import (
 	"batchfs/fs/mount"
 )
 
-// openSplit opens a split for a command: one in a mount with the settings and files of that mount, or one of the configuration
-// that flags name. A path in a mount is absolute, or leads there from the working directory, and goes before config.toml.
+// openSplit opens a split for a command: one in a mount with its settings and files, or one of the configuration that flags name. A
+// path in a mount is absolute, or leads there from the working directory, and overrides config.toml.
 func openSplit(flags *config.Flags, path string) (*dataset.Dataset, error) {
 	snapshot, below, err := splitInMount(flags, path)
 	switch {
@@ -28,8 +28,7 @@ func openSplit(flags *config.Flags, path string) (*dataset.Dataset, error) {
 	return dataset.OpenPath(c, path)
 }
 
-// configuredSplit returns the split that a path names, as openSplit understands it, with the files that the configuration names, and
-// opens none of them. The settings of the path do not matter.
+// configuredSplit returns the split that a path names, as for openSplit, but opens no file, and leaves out the settings of the path.
 func configuredSplit(flags *config.Flags, path string) (*config.Split, config.Memory, error) {
 	snapshot, below, err := splitInMount(flags, path)
 	if err != nil {
@@ -50,8 +49,7 @@ func configuredSplit(flags *config.Flags, path string) (*config.Split, config.Me
 	return s, c.Memory, err
 }
 
-// splitInMount returns the snapshot of the mount that the path of a split leads into, and the path there, or nil where the path is one
-// of the configuration.
+// splitInMount returns the snapshot of the mount that a path leads into, and the path there, or nil for a path of the configuration.
 func splitInMount(flags *config.Flags, path string) (_ *dataset.Snapshot, below string, err error) {
 	configured := flags.Config != "" || flags.Data != "" || len(flags.Sets) > 0
 	if configured && !filepath.IsAbs(path) {
@@ -68,7 +66,6 @@ func splitInMount(flags *config.Flags, path string) (_ *dataset.Snapshot, below 
 	case m == nil:
 		return nil, "", nil
 	}
-	// Without touching the mount.
 	snapshot, err := snapshotOf(m)
 	if err == nil && below == "" {
 		err = errors.New("name a split in the mount, as in " + filepath.Join(m.Mountpoint, snapshot.Splits[0].Name))
@@ -76,7 +73,6 @@ func splitInMount(flags *config.Flags, path string) (_ *dataset.Snapshot, below 
 	return snapshot, below, err
 }
 
-// snapshotOf reads the snapshot that the supervisor of a mount holds.
 func snapshotOf(m *mount.Mounted) (*dataset.Snapshot, error) {
 	file, err := m.Snapshot()
 	if err != nil {

@@ -69,7 +69,6 @@ that mount.`,
 	return cmd
 }
 
-// findToken prints which batches of an epoch hold a token.
 func findToken(cmd *cobra.Command, d *dataset.Dataset, pos int64, epoch uint64, asJSON bool) error {
 	progress := terminal.NewProgress(cmd.ErrOrStderr(), "looking at rows", 1, terminal.Steps)
 	found, err := d.Find(cmd.Context(), pos, epoch, progress.Set)

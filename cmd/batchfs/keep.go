@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime/debug"
-	"strconv"
 	"syscall"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -63,18 +62,21 @@ func keepCommand() *cobra.Command {
 	return cmd
 }
 
-// keep mounts, unless a connection was handed over, and supervises the workers until the mount ends. file holds the
-// snapshot. keep calls ready when batches can be read for the first time.
+// keep mounts, unless a connection was handed over, and supervises the workers until the mount ends. file holds the snapshot. keep
+// calls ready once, when batches can be read.
 func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, connection, file *os.File, logTo io.Writer, ready func()) error {
 	// The mount must outlive the reader of its output, and writing to a terminal (stty tostop) must not stop it.
 	signal.Ignore(syscall.SIGPIPE, syscall.SIGTTOU)
-	restart, stop := make(chan os.Signal, 1), make(chan os.Signal, 2)
-	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM)
-	signal.Notify(hangups(restart, stop), syscall.SIGHUP)
+	restart, stop := signals()
 	if ctx.Err() != nil {
 		return errors.New("stopped before it was mounted")
 	}
-	program, err := openProgram()
+	path, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	// If a worker dies, the next one runs the same file, even if its path now names another. Only a restart runs the file at the path.
+	program, err := os.Open("/proc/self/exe")
 	if err != nil {
 		return err
 	}
@@ -84,7 +86,11 @@ func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, con
 		Connection: connection,
 		AllowOther: c.Mount.AllowOther,
 		Worker: func(reload bool) *exec.Cmd {
-			cmd := program.worker(reload)
+			cmd := exec.Command(path, "worker", "--reload")
+			if !reload {
+				cmd = exec.Command(fmt.Sprintf("/proc/self/fd/%d", supervise.ExtraFd), "worker")
+				cmd.Args[0], cmd.ExtraFiles = path, []*os.File{program}
+			}
 			cmd.Stderr = logTo
 			return cmd
 		},
@@ -101,9 +107,13 @@ func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, con
 			debug.FreeOSMemory() // what setting up took
 		},
 		Restarted: func(pid int) {
-			if err := program.use(strconv.Itoa(pid)); err != nil {
+			file, err := os.Open(fmt.Sprintf("/proc/%d/exe", pid))
+			if err != nil {
 				log.Warn("cannot open the new worker's program: if the worker dies, the next one runs the old program", "err", err)
+				return
 			}
+			program.Close()
+			program = file
 		},
 		Stopping: func() { daemon.SdNotify(false, daemon.SdNotifyStopping) },
 		Log:      log,
@@ -114,17 +124,20 @@ func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, con
 	return err
 }
 
-// hangups returns a channel for SIGHUP, which means restart; but stop if this process has lost its terminal.
-func hangups(restart, stop chan<- os.Signal) chan<- os.Signal {
+// signals returns the signals to restart and to stop. SIGHUP means restart; but stop if this process has lost its terminal.
+func signals() (restart, stop chan os.Signal) {
+	restart, stop = make(chan os.Signal, 1), make(chan os.Signal, 2)
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM)
+	signal.Notify(hangups, syscall.SIGHUP)
 	hasTerminal := func() bool {
 		tty, err := os.Open("/dev/tty")
 		tty.Close()
 		return err == nil
 	}
 	had := hasTerminal()
-	all := make(chan os.Signal, 1)
 	go func() {
-		for sig := range all {
+		for sig := range hangups {
 			to := restart
 			if had && !hasTerminal() {
 				to = stop
@@ -135,46 +148,5 @@ func hangups(restart, stop chan<- os.Signal) chan<- os.Signal {
 			}
 		}
 	}()
-	return all
-}
-
-// A program is the executable file that workers run. If a worker dies, the next one runs the same file, even if its path now
-// names another file. Only a restart runs the file at the path.
-type program struct {
-	path string
-	file *os.File
-}
-
-func openProgram() (*program, error) {
-	path, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	p := &program{path: path}
-	return p, p.use("self")
-}
-
-// use makes it the file that a process runs, by its name in /proc.
-func (p *program) use(process string) error {
-	file, err := os.Open("/proc/" + process + "/exe")
-	if err != nil {
-		return err
-	}
-	if p.file != nil {
-		p.file.Close()
-	}
-	p.file = file
-	return nil
-}
-
-// worker returns the command of a worker. With reload it runs the file that stands at the path now, which reads the configuration
-// again.
-func (p *program) worker(reload bool) *exec.Cmd {
-	if reload {
-		return exec.Command(p.path, "worker", "--reload")
-	}
-	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", supervise.ExtraFd), "worker")
-	cmd.Args[0] = p.path
-	cmd.ExtraFiles = []*os.File{p.file}
-	return cmd
+	return restart, stop
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,46 +17,38 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// newLog returns the log of a mount to out. The caller calls flush before the process ends.
+// newLog returns the log of a mount to out. Call flush before the process ends.
 func newLog(out io.Writer, o config.Log, mountpoint string) (log *slog.Logger, flush func()) {
 	var level slog.Level
 	level.UnmarshalText([]byte(o.Level)) // config allows no other words
 	w := newLineWriter(out)
-	var handler slog.Handler = slog.NewTextHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: bounded})
+	options := &slog.HandlerOptions{Level: level, ReplaceAttr: printable}
+	var handler slog.Handler = slog.NewTextHandler(w, options)
 	if o.Format == "json" {
-		handler = slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: printable})
+		handler = slog.NewJSONHandler(w, options)
 	}
 	return slog.New(handler).With("mountpoint", mountpoint), w.flush
 }
 
-// maxValue is the most bytes of a value in a log. What is longer is the stack of a panic, whose beginning tells most, so that a line
-// fits into maxLine.
+// maxValue is the most bytes of a value, so that a line fits into maxLine. What is longer is a stack, whose beginning tells most.
 const maxValue = 3 << 10
 
-// bounded cuts a value that is too long.
-func bounded(_ []string, a slog.Attr) slog.Attr {
-	if text := a.Value.String(); len(text) > maxValue {
-		return slog.String(a.Key, text[:maxValue]+"...")
+// printable cuts a value that is too long, and escapes what slog leaves in JSON: control characters above U+007E, and bytes that are
+// not UTF-8.
+func printable(_ []string, a slog.Attr) slog.Attr {
+	text := a.Value.String()
+	shown := terminal.Printable(text[:min(len(text), maxValue)])
+	if shown == text {
+		return a
 	}
-	return a
+	return slog.String(a.Key, shown)
 }
 
-// printable is bounded, and escapes what slog leaves in JSON: control characters above U+007E, and bytes that are not UTF-8.
-func printable(groups []string, a slog.Attr) slog.Attr {
-	a = bounded(groups, a)
-	if text := a.Value.String(); terminal.Printable(text) != text {
-		return slog.String(a.Key, terminal.Printable(text))
-	}
-	return a
-}
-
-// A lineWriter passes lines on to a file that may take none: a pipe that is full, a terminal that is stopped, a disk that hangs. No
-// reader of a mount should wait for its log. Up to maxQueued lines wait for such a file, and further ones are dropped.
-//
-// A line that can be written has been when Write returns, so that it is there before what the program does next, even if it dies.
+// A lineWriter passes lines on to a file that may take none, as a full pipe: no reader of a mount should wait for its log. Up to
+// maxQueued lines wait for such a file, and further ones are dropped. Otherwise a line is written when Write returns, so that it is
+// there even if the program dies next.
 type lineWriter struct {
 	out   io.Writer
-	most  int // bytes of a line
 	queue chan queuedLine
 	late  atomic.Bool // a line was not written in time, and none since
 }
@@ -78,12 +69,7 @@ const (
 )
 
 func newLineWriter(out io.Writer) *lineWriter {
-	w := &lineWriter{out: out, most: maxLine, queue: make(chan queuedLine, maxQueued)}
-	if file, ok := out.(*os.File); ok {
-		if info, err := file.Stat(); err == nil && info.Mode().IsRegular() {
-			w.most = math.MaxInt
-		}
-	}
+	w := &lineWriter{out: out, queue: make(chan queuedLine, maxQueued)}
 	go w.run()
 	return w
 }
@@ -91,8 +77,8 @@ func newLineWriter(out io.Writer) *lineWriter {
 // Write never fails.
 func (w *lineWriter) Write(line []byte) (int, error) {
 	n := len(line)
-	if n > w.most {
-		line = slices.Concat(line[:w.most-1], []byte("\n"))
+	if n > maxLine {
+		line = slices.Concat(line[:maxLine-1], []byte("\n"))
 	}
 	q := queuedLine{slices.Clone(line), make(chan struct{})}
 	select {
@@ -110,8 +96,7 @@ func (w *lineWriter) Write(line []byte) (int, error) {
 	return n, nil
 }
 
-// run writes what is queued. It may hang, in a thread of its own: O_NONBLOCK would be set for everybody who has the file open, as
-// the shell has.
+// run may hang in a write: O_NONBLOCK would be set for every process that has the file open, such as the shell.
 func (w *lineWriter) run() {
 	for q := range w.queue {
 		w.out.Write(q.line)
@@ -135,8 +120,7 @@ func (w *lineWriter) flush() {
 	}
 }
 
-// printed prints an error as main does, without waiting for a standard error that takes nothing. The mount is gone by then, and
-// its processes should not stay.
+// printed prints an error as main does, but does not wait for a standard error that takes nothing.
 func printed(err error) error {
 	if err == nil {
 		return nil
@@ -149,21 +133,17 @@ func printed(err error) error {
 
 func openLog(path string) (*os.File, error) {
 	// To open a named pipe without a reader would block.
-	fd, err := unix.Open(path, unix.O_CREAT|unix.O_WRONLY|unix.O_APPEND|unix.O_CLOEXEC|unix.O_NONBLOCK, 0o644)
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND|unix.O_NONBLOCK, 0o644)
 	switch {
 	case errors.Is(err, unix.ENXIO):
 		return nil, fmt.Errorf("the log: no program reads the named pipe %s; start its reader first, or name a file", path)
 	case err != nil:
-		return nil, fmt.Errorf("the log: %w", &os.PathError{Op: "open", Path: path, Err: err})
-	}
-	if err := unix.SetNonblock(fd, false); err != nil {
-		unix.Close(fd)
 		return nil, fmt.Errorf("the log: %w", err)
 	}
-	return os.NewFile(uintptr(fd), path), nil
+	return file, unix.SetNonblock(int(file.Fd()), false)
 }
 
-// backgroundLog returns the absolute path of the log of a mount in the background: path, or the default if that is empty.
+// backgroundLog returns the absolute path of the log of a mount in the background.
 func backgroundLog(path string) (string, error) {
 	if path != "" {
 		return filepath.Abs(path)

@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"batchfs/cmd/batchfs/config"
 	"batchfs/internal/wait"
 )
@@ -101,30 +99,5 @@ func TestLogIsPrintable(t *testing.T) {
 	}
 	if text := out.String(); strings.ContainsAny(text, "\x1b\u009b\x7f\ufffd") || strings.Count(text, "\n") != 2 {
 		t.Errorf("%q", text)
-	}
-}
-
-func TestLogToANamedPipe(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "pipe")
-	if err := unix.Mkfifo(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := openLog(path); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "no program reads") {
-		t.Errorf("without a reader: %v", err)
-	}
-	reader, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer reader.Close()
-	file, err := openLog(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file.WriteString("line\n")
-	file.Close()
-	line := make([]byte, 10)
-	if n, err := reader.Read(line); string(line[:n]) != "line\n" {
-		t.Errorf("%q, %v", line[:n], err)
 	}
 }

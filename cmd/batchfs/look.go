@@ -1,13 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -18,14 +17,8 @@ import (
 	"batchfs/fs/mount"
 )
 
-// A mountedSplit is a split of a mount. Its look says whether batches of it can be read now.
-type mountedSplit struct {
-	name string
-	look func() (string, error)
-}
-
 // splitsOf returns the splits of a mount as its supervisor knows them. It does not touch the mount.
-func splitsOf(m *mount.Mounted) (splits []mountedSplit, err error) {
+func splitsOf(m *mount.Mounted) ([]*config.Split, error) {
 	snapshot, err := snapshotOf(m)
 	if err != nil {
 		return nil, err
@@ -34,14 +27,8 @@ func splitsOf(m *mount.Mounted) (splits []mountedSplit, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, s := range c.Splits {
-		splits = append(splits, mountedSplit{s.Split, func() (string, error) { return lookFrom(m, s.Split) }})
-	}
-	return splits, nil
+	return c.Splits, nil
 }
-
-// looked is what `look` writes before a detail. Any other text is an error.
-const looked = "ok "
 
 // lookFrom looks at a split of a mount in another process: one that waits for a disk that is gone cannot end. The process runs as the
 // mount's own do, because root can read files that they cannot.
@@ -78,15 +65,12 @@ func lookFrom(m *mount.Mounted, split string) (string, error) {
 		return "", errNoAnswer(lookLimit)
 	}
 	if err := cmd.Wait(); err != nil {
-		return "", fmt.Errorf("the process that looked ended: %w", err)
+		return "", errors.New(cmp.Or(string(text), "the process that looked ended: "+err.Error()))
 	}
-	if detail, ok := strings.CutPrefix(string(text), looked); ok {
-		return detail, nil
-	}
-	return "", errors.New(string(text))
+	return string(text), nil
 }
 
-// lookCommand looks at a split of a mount, for doctor and restart. They start it with a snapshot open.
+// lookCommand looks at a split of a mount, for lookFrom, which starts it with a snapshot open.
 func lookCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "look SPLIT",
@@ -96,9 +80,9 @@ func lookCommand() *cobra.Command {
 			detail, err := lookAt(os.NewFile(3, "snapshot"), args[0])
 			if err != nil {
 				fmt.Fprint(cmd.OutOrStdout(), err)
-				return nil
+				return exitStatus(1)
 			}
-			fmt.Fprint(cmd.OutOrStdout(), looked, detail)
+			fmt.Fprint(cmd.OutOrStdout(), detail)
 			return nil
 		},
 	}
@@ -113,13 +97,16 @@ func lookAt(file *os.File, split string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	i := slices.IndexFunc(c.Splits, func(s *config.Split) bool { return s.Split == split })
-	d, err := snapshot.Readable(c.Splits[i], c.Memory)
+	s, err := c.Named(split)
+	if err != nil {
+		return "", err
+	}
+	d, err := snapshot.Readable(s, c.Memory)
 	if errors.Is(err, os.ErrNotExist) {
 		return "", fmt.Errorf("%w; put the file back, or unmount, and mount again with the files that are there", err)
 	}
 	if err != nil {
 		return "", withPermission(err)
 	}
-	return detailOf(d), nil
+	return d.Counted(), nil
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"runtime/debug"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -90,4 +91,31 @@ A README at the top of every mount says how to read its files.`,
 	root.AddCommand(mountCommand(), unmountCommand(), restartCommand(), seekCommand(), doctorCommand(), keepCommand(), workerCommand(), lookCommand(),
 		catCommand(), inspectCommand(), infoCommand(), checkCommand(), indexCommand(), cacheCommand(), prepare.Command(), bench.Command(), plan.Command(), versionCommand())
 	return root
+}
+
+func versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "version",
+		Short:   "Print the version",
+		Example: "  batchfs version",
+		Args:    cobra.NoArgs,
+		Run: func(cmd *cobra.Command, _ []string) {
+			fmt.Fprintln(cmd.OutOrStdout(), "batchfs", version())
+		},
+	}
+}
+
+// stamped is the version of a release, which the linker sets.
+var stamped string
+
+// version is the tag of a release, or names the commit.
+func version() string {
+	if stamped != "" {
+		return stamped
+	}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	return info.Main.Version
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,7 +36,7 @@ func mountCommand() *cobra.Command {
 mountpoint of the configuration file). Every token file is checked first, and a batch of every split is read.
 
 The command stays in the foreground until it is stopped with Ctrl-C or SIGTERM or the mount is unmounted. With -d it goes
-to the background, and returns 0 only when reads succeed.
+to the background, and returns 0 only when batches can be read.
 
 This process keeps the mount and starts a worker that serves it. If the worker dies or hangs, another takes over, and readers
 do not notice. "batchfs restart" replaces it on purpose.
@@ -116,7 +115,6 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 	}))
 }
 
-// openReadable opens all splits, and reads a batch of each.
 func openReadable(c *config.Config) ([]*dataset.Dataset, error) {
 	splits, err := dataset.Open(c)
 	if err != nil {
@@ -147,7 +145,7 @@ func (f *mountFlags) place(cmd *cobra.Command, c *config.Config) (mountpoint str
 	return mountpoint, connection, err
 }
 
-// mountInBackground starts a process that keeps the mount, and returns when a batch of every split can be read.
+// mountInBackground starts a process that keeps the mount, and returns when it serves.
 func (f *mountFlags) mountInBackground(cmd *cobra.Command, mountpoint string, connection, snapshot *os.File, splits []*dataset.Dataset) error {
 	logFile, err := backgroundLog(f.logFile)
 	if err != nil {
@@ -171,24 +169,12 @@ func (f *mountFlags) mountInBackground(cmd *cobra.Command, mountpoint string, co
 		}
 		return fmt.Errorf("the background process ended before it served: %w; its log is %s", err, logFile)
 	}
-	for _, s := range splits {
-		if connection != nil { // the mountpoint may be another's here
-			break
-		}
-		// A numbered batch, so that no number is taken.
-		first := filepath.Join(mountpoint, s.Split.Split, "batch", fmt.Sprint(s.Split.Start))
-		if err := readable(first); err != nil {
-			daemon.Process.Signal(syscall.SIGTERM)
-			daemon.Wait()
-			return fmt.Errorf("mounted, but a batch could not be read (see %s): %w; unmounted again", logFile, cmp.Or(s.TryRead(), err))
-		}
-	}
 	describe(cmd.OutOrStdout(), mountpoint, splits)
 	printf(cmd.OutOrStdout(), "in the background, process %d, log %s\nstop with: batchfs unmount %s\n", daemon.Process.Pid, logFile, mountpoint)
 	return daemon.Process.Release()
 }
 
-// startKeeper starts a process that keeps the mount. It writes to ready when batches can be read, or why they cannot.
+// startKeeper starts a process that writes to ready when batches can be read, or why they cannot.
 func startKeeper(logFile string, connection, snapshot *os.File) (daemon *exec.Cmd, ready *os.File, err error) {
 	log, err := openLog(logFile)
 	if err != nil {
@@ -217,18 +203,6 @@ func startKeeper(logFile string, connection, snapshot *os.File) (daemon *exec.Cm
 	return daemon, ready, daemon.Start()
 }
 
-// readable returns the error of reading a file's first byte.
-func readable(path string) error {
-	file, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	_, err = file.Read(make([]byte, 1))
-	return err
-}
-
-// describe prints what is served and how to read it.
 func describe(out io.Writer, mountpoint string, splits []*dataset.Dataset) {
 	printf(out, "%s serves\n", mountpoint)
 	for _, s := range splits {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -14,7 +13,6 @@ import (
 	"batchfs/fs/mount"
 )
 
-// directories completes an argument that is a directory.
 var directories = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
 
 // checkMountpoint returns the path, absolute and without symbolic links, of a directory that can be mounted on. It unmounts a
@@ -47,8 +45,10 @@ func checkMountpoint(c *config.Config, logFile string) (string, error) {
 	case !info.IsDir():
 		return "", fmt.Errorf("mountpoint %s is a file; it must be an empty directory", path)
 	}
-	if err := hidesNothing(c, abs, logFile); err != nil {
-		return "", err
+	for _, used := range []struct{ key, file string }{{"store.cache_dir", c.Store.CacheDir}, {"--log", logFile}} {
+		if used.file != "" && inside(abs, used.file) {
+			return "", fmt.Errorf("%s: %s lies in the mountpoint %s, which would hide it", used.key, used.file, path)
+		}
 	}
 	entries, err := os.ReadDir(abs)
 	if err != nil {
@@ -58,28 +58,6 @@ func checkMountpoint(c *config.Config, logFile string) (string, error) {
 		return "", fmt.Errorf("mountpoint %s is not empty (it holds %s); a mount would hide that, choose an empty directory", path, entries[0].Name())
 	}
 	return abs, nil
-}
-
-// hidesNothing returns an error if a mount at a directory would hide a file that it needs.
-func hidesNothing(c *config.Config, dir, logFile string) error {
-	hidden := func(key, file string) error {
-		if file != "" && inside(dir, file) {
-			return fmt.Errorf("%s: %s lies in the mountpoint %s, which would hide it", key, file, c.Mountpoint)
-		}
-		return nil
-	}
-	for _, s := range c.Splits {
-		files, err := s.Files()
-		if err != nil {
-			return err
-		}
-		for _, file := range config.AllFiles(files) {
-			if err := hidden("splits."+s.Split, file); err != nil {
-				return err
-			}
-		}
-	}
-	return cmp.Or(hidden("store.cache_dir", c.Store.CacheDir), hidden("--log", logFile))
 }
 
 // inside says whether a file, which need not exist, lies in dir.
@@ -94,15 +72,12 @@ func inside(dir, file string) bool {
 	return err == nil && strings.HasPrefix(real+"/", strings.TrimSuffix(dir, "/")+"/")
 }
 
-// resolve makes a path absolute and free of symbolic links, as it stands in the kernel's table of mounts. It does not touch the
-// last component where that is a mount, because looking at a dead mount fails.
+// resolve makes a path absolute and free of symbolic links, as the kernel's table of mounts has it. Where that is a mount it does not
+// touch the last component, because looking at a dead mount fails.
 func resolve(path string) (string, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return "", err
-	}
-	if mounted, err := mount.Find(abs); mounted != nil || err != nil {
-		return abs, err
 	}
 	dir, err := filepath.EvalSymlinks(filepath.Dir(abs))
 	if errors.Is(err, os.ErrNotExist) {
@@ -152,7 +127,6 @@ func findMount(path string) (m *mount.Mounted, below string, err error) {
 	return nil, "", nil
 }
 
-// insideMount is findMount with an error where a path lies in no batchfs.
 func insideMount(path string) (m *mount.Mounted, below string, err error) {
 	m, below, err = findMount(path)
 	if err == nil && m == nil {
@@ -161,21 +135,11 @@ func insideMount(path string) (m *mount.Mounted, below string, err error) {
 	return m, below, err
 }
 
-// mountedAt returns the batchfs that is mounted at a path. The error says if there is none.
+// mountedAt returns the batchfs that is mounted at a path.
 func mountedAt(path string) (*mount.Mounted, error) {
-	abs, err := filepath.Abs(path)
-	if err != nil {
-		return nil, err
-	}
-	if m := mount.FindHandedOver(abs); m != nil && m.Mountpoint == abs {
-		return m, nil
-	}
-	if abs, err = resolve(abs); err != nil {
-		return nil, err
-	}
-	m, err := mount.Find(abs)
-	if err == nil && m == nil {
-		err = fmt.Errorf("%s: no batchfs is mounted there", path)
+	m, below, err := insideMount(path)
+	if err == nil && "/"+below != m.Root {
+		return nil, fmt.Errorf("%s: no batchfs is mounted there, but at %s", path, m.Mountpoint)
 	}
 	return m, err
 }

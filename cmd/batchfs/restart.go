@@ -35,12 +35,13 @@ SIGHUP to the process that keeps the mount does the same.`,
 			if err := m.Signal(syscall.SIGHUP); err != nil {
 				return err
 			}
-			for end := time.Now().Add(restartLimit); shared.Restarts.Load() == before; time.Sleep(time.Millisecond) {
+			const limit = 30 * time.Second
+			for end := time.Now().Add(limit); shared.Restarts.Load() == before; time.Sleep(time.Millisecond) {
 				if err := m.Alive(); err != nil {
 					return err
 				}
 				if time.Now().After(end) {
-					return fmt.Errorf("%s: no other process serves after %v; the log of the mount says why", args[0], restartLimit)
+					return fmt.Errorf("%s: no other process serves after %v; the log of the mount says why", args[0], limit)
 				}
 			}
 			if refused := shared.LastRestart.String(); refused != "" {
@@ -49,13 +50,11 @@ SIGHUP to the process that keeps the mount does the same.`,
 			fmt.Fprintf(cmd.OutOrStdout(), "process %d serves %s now\n", shared.Worker.Load(), args[0])
 			splits, err := splitsOf(m)
 			for _, s := range splits {
-				if _, unreadable := s.look(); unreadable != nil {
-					err = errors.Join(err, fmt.Errorf("%s cannot be read: %w", filepath.Join(m.Mountpoint, s.name), unreadable))
+				if _, unreadable := lookFrom(m, s.Split); unreadable != nil {
+					err = errors.Join(err, fmt.Errorf("%s cannot be read: %w", filepath.Join(m.Mountpoint, s.Split), unreadable))
 				}
 			}
 			return err
 		}),
 	}
 }
-
-const restartLimit = 30 * time.Second

@@ -10,7 +10,6 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"batchfs/fs"
 )
@@ -61,11 +60,7 @@ A cursor lives as long as the mount, whichever process serves it.`,
 			if err != nil {
 				return err
 			}
-			stat := info.Sys().(*syscall.Stat_t)
-			if device := fmt.Sprintf("%d:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev)); device != m.Device {
-				return fmt.Errorf("%s: another filesystem was mounted there meanwhile; try again", args[0])
-			}
-			was := shared.Sequences[fs.SequenceOf(stat.Ino)].Seek(number)
+			was := shared.Sequences[fs.SequenceOf(info.Sys().(*syscall.Stat_t).Ino)].Seek(number)
 			fmt.Fprintf(cmd.OutOrStdout(), "next of %s takes batch %d, was %d\n", strings.TrimSuffix(args[0], "/"), number, was)
 			return nil
 		}),

@@ -25,7 +25,7 @@ but to say which; with --force it is unmounted nevertheless, and they get errors
 unmounted, and nothing but a batchfs ever is.
 
 A process with a mount namespace of its own, such as a container, may hold the mount too. It then lives on there, and the error
-says where and how to end it. With --force it ends everywhere at once.
+says how to find it and to end it. With --force it ends everywhere at once.
 
 A mount that was handed over (mount --fd) is not unmounted, but served no more: unmounting is up to whoever mounted.`,
 		Example: `  batchfs unmount /mnt/batches
@@ -54,7 +54,6 @@ A mount that was handed over (mount --fd) is not unmounted, but served no more: 
 	return cmd
 }
 
-// unmount unmounts the batchfs at a path, and waits for its processes to end.
 func unmount(m *mount.Mounted, path string, force bool) error {
 	// Before unmounting: the mount is what names the process.
 	supervisor, err := m.Pidfd()
@@ -73,18 +72,14 @@ func unmount(m *mount.Mounted, path string, force bool) error {
 	if err != nil {
 		return err
 	}
-	if places := m.Places(); len(places) > 0 && !force {
-		return fmt.Errorf("%s is unmounted here, and lives on where it is also mounted:\n%s\nunmount it there, or end it everywhere with: kill %d",
-			path, strings.Join(places, "\n"), m.Supervisor)
-	}
 	if supervisor >= 0 && !ended(supervisor, force) {
-		return fmt.Errorf("%s is unmounted, but process %d, which kept it, has not ended; "+
-			"as root, grep -l ' %s ' /proc/[0-9]*/mountinfo names who may hold it in another mount namespace", path, m.Supervisor, m.Device)
+		return fmt.Errorf("%s is unmounted here, but process %[2]d keeps it: it may be mounted elsewhere too, where as root "+
+			"grep ' %[3]s ' /proc/[0-9]*/mountinfo says; to end it everywhere: kill %[2]d", path, m.Supervisor, m.Device)
 	}
 	return nil
 }
 
-// endHandedOver has the supervisor end the connection of a mount that another process made.
+// endHandedOver ends the connection of a mount that another process made.
 func endHandedOver(out io.Writer, m *mount.Mounted, force bool) error {
 	supervisor, err := m.Pidfd()
 	if err != nil {
@@ -101,11 +96,9 @@ func endHandedOver(out io.Writer, m *mount.Mounted, force bool) error {
 	return nil
 }
 
-const endLimit = 10 * time.Second
-
-// ended waits up to endLimit for a process to end. With force it tells the process to end at once, even if files are open.
+// ended waits up to 10 s for a process to end. With force it tells the process to end at once, even if files are open.
 func ended(pidfd int, force bool) bool {
-	for end := time.Now().Add(endLimit); time.Now().Before(end); {
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
 		if force {
 			unix.PidfdSendSignal(pidfd, unix.SIGTERM, nil, 0)
 		}

@@ -24,7 +24,6 @@ func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)
 // panicked is the exit status of a worker that another worker should replace, because a request panicked.
 const panicked exitStatus = 3
 
-// workerCommand serves a mount for the process that keeps it, which has started this one.
 func workerCommand() *cobra.Command {
 	var reload bool
 	cmd := &cobra.Command{
@@ -99,20 +98,53 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	for _, s := range served {
 		splits = append(splits, newSequence(s))
 	}
+	storeUse := func() *fs.StoreUse {
+		if use, ok := c.Remote().Use(); ok {
+			return (*fs.StoreUse)(&use)
+		}
+		return nil
+	}
 	shares := c.Shares()
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
 		ProgramVersion: version(), Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts,
-		TableBytes: c.Tables.Bytes, Store: func() *fs.StoreUse { return storeUse(c.Remote()) }, Remaps: blob.Remaps, Budget: c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
+		TableBytes: c.Tables.Bytes, Store: storeUse, Remaps: blob.Remaps, Budget: c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
 		Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 	})
 }
 
-// storeUse is what this process has read of objects, or nil if there are none.
-func storeUse(of *blob.Remote) *fs.StoreUse {
-	u, ok := of.Use()
-	if !ok {
-		return nil
+// A sequence is a split, or one under the settings of a path, as package fs takes it.
+type sequence struct {
+	*dataset.Served
+	spec fs.Spec
+}
+
+func newSequence(s *dataset.Served) *sequence {
+	return &sequence{s, fs.Spec{
+		Name:      s.Split.Name(),
+		Batch:     s.Sequence.Batch(),
+		Steps:     s.Steps,
+		Start:     s.Split.Start,
+		TokensLen: s.TokensLen(),
+		Metadata:  s.Metadata(),
+		Version:   fs.Version(s.Version),
+		Follows:   s.Split.OnChange == "follow",
+	}}
+}
+
+func (s *sequence) Spec() *fs.Spec { return &s.spec }
+
+func (s *sequence) Now(k uint64) (fs.Sequence, error) {
+	now, err := s.Served.Now(k)
+	if now == s.Served {
+		return s, err
 	}
-	use := fs.StoreUse(u)
-	return &use
+	return newSequence(now), err
+}
+
+func (s *sequence) With(settings string) (fs.Sequence, error) {
+	other, err := s.Served.With(settings)
+	if err != nil {
+		return nil, err
+	}
+	return newSequence(other), nil
 }

@@ -43,8 +43,7 @@ type FileSystem interface {
 // Lock order: mu, then the locks of GiveBack and Answered.
 type Guard struct {
 	FileSystem
-	o        Options
-	failures failures
+	o Options
 
 	mu       sync.Mutex
 	requests []*request // under way; guarded by mu, as what they hold is, and the attempts of Shared
@@ -79,6 +78,8 @@ const (
 	longWait = time.Second
 	// While so many handlers of a split are stuck, its other requests fail at once.
 	maxStuck = 16
+	// The kernel repeats a failed read for the page cache again and again for some mappings: this leaves it little of a processor.
+	pageCachePause = time.Millisecond
 )
 
 var errExhausted = fmt.Errorf("given up: %d processes ended by themselves while this had no answer", state.MaxAttempts)
@@ -123,7 +124,7 @@ func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (result fus
 		},
 		func() {}) // GiveBack did it
 	if !status.Ok() && ForPageCache(in) {
-		g.failures.pause(in.NodeId, in.Offset)
+		time.Sleep(pageCachePause)
 	}
 	return result, status
 }
@@ -174,7 +175,6 @@ func (g *Guard) begin(header *fuse.InHeader) (*request, error) {
 	return r, nil
 }
 
-// end notes that the handler of a request has ended, and says whether that was late.
 func (g *Guard) end(r *request) (late bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -201,17 +201,10 @@ func (g *Guard) noteAnswer(id uint64) {
 	g.o.Shared.Answered.Add(1)
 }
 
-// Run answers late requests until done is closed.
-func (g *Guard) Run(done <-chan struct{}) {
-	ticker := time.NewTicker(g.o.tick())
-	defer ticker.Stop()
-	for {
-		select {
-		case <-done:
-			return
-		case <-ticker.C:
-			g.tick()
-		}
+// Run answers late requests. It never returns.
+func (g *Guard) Run() {
+	for range time.Tick(g.o.tick()) {
+		g.tick()
 	}
 }
 

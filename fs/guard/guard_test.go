@@ -315,24 +315,6 @@ func TestTooManyWait(t *testing.T) {
 	wait.End(t, "the readers", all.Wait)
 }
 
-// Batches that are made ahead have slots of their own.
-func TestAhead(t *testing.T) {
-	l := NewLimits(1, 0)
-	n := 0
-	for l.TryAhead(1) {
-		n++
-	}
-	if half := shortSlots(1) / 2; int64(n) != half || !l.splits[1].long.slots.TryAcquire(half) {
-		t.Errorf("%d batches at a time", n)
-	}
-	for range n {
-		l.EndAhead(1)
-	}
-	if !l.TryAhead(1) {
-		t.Error("none when all are made")
-	}
-}
-
 func TestFreePages(t *testing.T) {
 	for _, size := range []int{0, 1, 4096, 100_000, 1 << 20} {
 		memory := make([]byte, size+8192)

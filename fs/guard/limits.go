@@ -23,7 +23,6 @@ type Limits struct {
 	maxStuck int
 }
 
-// A split is the limits of one.
 type split struct {
 	short, long class               // requests of up to shortRows, and of more
 	ahead       *semaphore.Weighted // batches that are made ahead at a time
@@ -36,10 +35,6 @@ type split struct {
 type class struct {
 	slots   *semaphore.Weighted // for requests; each may take a thread, which waits for a disk
 	replies *semaphore.Weighted // for bytes of replies
-}
-
-func newClass(slots, replyBytes int64) class {
-	return class{semaphore.NewWeighted(slots), semaphore.NewWeighted(replyBytes)}
 }
 
 const (
@@ -64,7 +59,8 @@ func NewLimits(splits int, replyBytes int64) *Limits {
 	for i := range l.splits {
 		s := &l.splits[i]
 		s.maxReplies = max(2*mount.MaxRequest, replyBytes/n)
-		s.short, s.long = newClass(slots, s.maxReplies/2), newClass(max(1, slots/2), s.maxReplies/2)
+		s.short = class{semaphore.NewWeighted(slots), semaphore.NewWeighted(s.maxReplies / 2)}
+		s.long = class{semaphore.NewWeighted(max(1, slots/2)), semaphore.NewWeighted(s.maxReplies / 2)}
 		s.ahead = semaphore.NewWeighted(max(1, slots/2))
 	}
 	return l
@@ -75,7 +71,6 @@ func shortSlots(n int64) int64 {
 	return max(1, min(allSlots/n, max(maxSlots, 2*int64(runtime.GOMAXPROCS(0)))))
 }
 
-// held is what a request has acquired.
 type held struct {
 	split *split
 	class *class
@@ -83,8 +78,7 @@ type held struct {
 	bytes int64
 }
 
-// acquire waits until a request of so many rows may use the files of a split. The reply has so many bytes, in buf. late ends the
-// wait. The error is ErrLate or errTooMany.
+// acquire waits until a request of so many rows may use the files of a split, or is late. The reply has so many bytes, in buf.
 func (l *Limits) acquire(split int, rows int64, bytes int, buf []byte, late <-chan struct{}) (h held, err error) {
 	s := &l.splits[split]
 	if rows == 0 {
@@ -107,7 +101,6 @@ func (l *Limits) acquire(split int, rows int64, bytes int, buf []byte, late <-ch
 	return h, err
 }
 
-// wait acquires n of a semaphore.
 func (s *split) wait(of *semaphore.Weighted, n int64, buf []byte, late <-chan struct{}) error {
 	if of.TryAcquire(n) {
 		return nil

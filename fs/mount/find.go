@@ -18,9 +18,8 @@ import (
 	"batchfs/internal/process"
 )
 
-// self is the source, in the kernel's table, of a mount that this process keeps, batchfs:PID:BEGAN:NAMESPACE: its id, when it began,
-// in clock ticks since the host did, because ids are used again, and the inode number of the PID namespace in which it has that id.
-// So the supervisor is found without touching the mount.
+// self is the source, in the kernel's table, of a mount that this process keeps, batchfs:PID:BEGAN:NAMESPACE: its id, when it began, in
+// clock ticks since the host did, because ids are used again, and the inode number of its PID namespace.
 func self() (source string, err error) {
 	if foreignProc() {
 		return "", errors.New("/proc is that of another PID namespace than this process is in, and batchfs needs one that shows " +
@@ -36,7 +35,7 @@ func foreignProc() bool {
 	return pid != strconv.Itoa(os.Getpid())
 }
 
-// pidNamespace is the inode number of the PID namespace of this process, or 0 where the kernel does not say.
+// pidNamespace is an inode number, or 0 where the kernel does not say.
 func pidNamespace() uint64 {
 	var st unix.Stat_t
 	unix.Stat("/proc/self/ns/pid", &st)
@@ -111,8 +110,7 @@ var ErrElsewhere = errors.New("the process that keeps the mount is in another PI
 	"run this there, with its /proc")
 
 // Alive returns ErrDead if the supervisor is gone, and ErrElsewhere if processes here have other ids than it knew. Users can forge a
-// mount's source. So the supervisor is gone too if the process that it names is another user's, or does not hold the memory of a mount,
-// as far as this user may look.
+// mount's source: a process of another user, or without the memory of a mount, is no supervisor.
 func (m *Mounted) Alive() error {
 	if err := m.verify(); !errors.Is(err, os.ErrPermission) {
 		return err
@@ -120,7 +118,7 @@ func (m *Mounted) Alive() error {
 	return nil
 }
 
-// verify is Alive for commands that would touch the supervisor: that this user may not look is an error too.
+// verify is Alive, but an error where this user may not look.
 func (m *Mounted) verify() error {
 	if foreignProc() || m.namespace != 0 && m.namespace != pidNamespace() {
 		return ErrElsewhere
@@ -133,13 +131,13 @@ func (m *Mounted) verify() error {
 		return ErrDead
 	}
 	file, err := m.memory(stateMemory)
-	switch {
-	case errors.Is(err, os.ErrPermission):
-		return err
-	case err != nil:
-		return ErrDead
+	if err == nil {
+		return file.Close()
 	}
-	return file.Close()
+	if errors.Is(err, os.ErrPermission) {
+		return err
+	}
+	return ErrDead
 }
 
 // User returns the user and the groups as whom the supervisor, and so its workers, read token files.
@@ -167,7 +165,7 @@ func (m *Mounted) Pidfd() (int, error) {
 	if err != nil {
 		return -1, cmp.Or(m.verify(), ErrDead)
 	}
-	if err := m.verify(); err != nil { // asked last: from now on the id stays that of this process
+	if err := m.verify(); err != nil { // asked last: from now on the id stays with this process
 		unix.Close(fd)
 		return -1, err
 	}
@@ -191,7 +189,7 @@ func (m *Mounted) Dead() bool {
 	}
 }
 
-// Users says in words which processes have something of the mount open, as far as this user may look at them.
+// Users says in words which processes use the mount, as far as this user may look at them.
 func (m *Mounted) Users() (users []string) {
 	for _, pid := range process.All() {
 		for _, use := range m.uses(process.Dir(pid)) {
@@ -204,7 +202,7 @@ func (m *Mounted) Users() (users []string) {
 	return users
 }
 
-// uses are how a process uses files of the mount, and which. No file is touched.
+// uses touches no file of the mount.
 func (m *Mounted) uses(proc string) (all []string) {
 	for link, how := range map[string]string{"cwd": "works in ", "root": "is rooted in "} {
 		path, err := os.Readlink(proc + "/" + link)
@@ -231,46 +229,10 @@ func (m *Mounted) uses(proc string) (all []string) {
 	return slices.Compact(all)
 }
 
-// Places says in words where the filesystem is mounted: here, and in the mount namespaces of other processes, one named for each, as
-// far as this user may look at them.
-func (m *Mounted) Places() (places []string) {
-	ours, _ := os.Readlink("/proc/self/ns/mnt")
-	namespaces := map[string]bool{}
-	for _, pid := range append([]int{os.Getpid()}, process.All()...) { // this one first: another may see the mounts from another root
-		dir := process.Dir(pid)
-		namespace, err := os.Readlink(dir + "/ns/mnt")
-		if err != nil || namespaces[namespace] {
-			continue
-		}
-		file, err := os.Open(dir + "/mountinfo")
-		if err != nil {
-			continue
-		}
-		mounts, err := mountinfo.GetMountsFromReader(file, func(i *mountinfo.Info) (skip, stop bool) {
-			// The source too, because a device that is free again is the next mount's.
-			return fmt.Sprintf("%d:%d", i.Major, i.Minor) != m.Device || i.Source != m.source, false
-		})
-		file.Close()
-		if err != nil {
-			continue
-		}
-		namespaces[namespace] = true
-		for _, i := range mounts {
-			place := "at " + process.OneLine(i.Mountpoint)
-			if namespace != ours {
-				place += " in the mount namespace of " + process.Describe(pid)
-			}
-			places = append(places, place)
-		}
-	}
-	return places
-}
-
-// State maps the state that the supervisor holds, to be looked at; the caller closes it. Only the user that mounted, and root,
-// may.
+// State maps the state that the supervisor holds, to be read; the caller closes it. Only the user that mounted, and root, may.
 func (m *Mounted) State() (*state.Shared, error) { return m.state(os.O_RDONLY, state.Look) }
 
-// WritableState is State for commands that write to it, as state.Entry.Seek does.
+// WritableState is State for commands that write to it.
 func (m *Mounted) WritableState() (*state.Shared, error) { return m.state(os.O_RDWR, state.Map) }
 
 func (m *Mounted) state(flag int, mapped func(*os.File) (*state.Shared, error)) (*state.Shared, error) {
@@ -282,11 +244,9 @@ func (m *Mounted) state(flag int, mapped func(*os.File) (*state.Shared, error)) 
 	return mapped(file)
 }
 
-// Snapshot opens what the supervisor gives to new workers: the file that dataset.ReadSnapshot reads. It is the one of the worker that
-// serves, or of its predecessor until the supervisor receives a newer one. Only the user that mounted, and root, may.
+// Snapshot opens the file that the supervisor gives to new workers. Only the user that mounted, and root, may.
 func (m *Mounted) Snapshot() (*os.File, error) { return m.open("batchfs-snapshot", os.O_RDONLY) }
 
-// open opens a file in memory that the supervisor holds, by its name.
 func (m *Mounted) open(name string, flag int) (*os.File, error) {
 	if err := m.Alive(); err != nil {
 		return nil, err
@@ -309,8 +269,8 @@ func mayNotLook(err error) error {
 
 const stateMemory = "batchfs" // as state.New names it
 
-// memory returns a file in memory that the supervisor holds, opened only to be named (O_PATH). Of several files of the name it is the
-// one that was written first: the others are of workers that do not serve yet.
+// memory returns a file in memory that the supervisor holds, opened only to be named (O_PATH). Of several it is the one that was written
+// first: the others are of workers that do not serve yet.
 func (m *Mounted) memory(name string) (oldest *os.File, err error) {
 	dir := process.Dir(m.Supervisor) + "/fd/"
 	fds, err := os.ReadDir(dir)
@@ -346,8 +306,7 @@ func (m *Mounted) memory(name string) (oldest *os.File, err error) {
 	return oldest, nil
 }
 
-// isMemory says whether a file is a user's own, and has no name: in a mount namespace of theirs, users can give any file the name of
-// one in memory.
+// isMemory tells a user's file in memory from one that has its name in a mount namespace of theirs.
 func isMemory(info os.FileInfo, owner int) bool {
 	stat := info.Sys().(*syscall.Stat_t)
 	return info.Mode().IsRegular() && stat.Nlink == 0 && int(stat.Uid) == owner

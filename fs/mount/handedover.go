@@ -14,8 +14,7 @@ import (
 	"batchfs/internal/process"
 )
 
-// HandedOver returns the connection of a mount that another process made, and handed over as a descriptor. The error says what is
-// wrong with the descriptor, and what helps.
+// HandedOver returns the connection of a mount that another process made and handed over. The error says what helps.
 func HandedOver(fd int) (*os.File, error) {
 	var st unix.Stat_t
 	switch err := unix.Fstat(fd, &st); {
@@ -31,11 +30,7 @@ func HandedOver(fd int) (*os.File, error) {
 	}
 	// The kernel's first request is there when mount(2) returns.
 	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-	n, err := unix.Poll(poll, 0)
-	for err == unix.EINTR {
-		n, err = unix.Poll(poll, 0)
-	}
-	switch {
+	switch n, err := unix.Poll(poll, 0); {
 	case err != nil:
 		return nil, fmt.Errorf("descriptor %d: %w", fd, err)
 	case n > 0 && poll[0].Revents&unix.POLLERR != 0:
@@ -50,8 +45,8 @@ func HandedOver(fd int) (*os.File, error) {
 // ErrServed says that a connection cannot be served from its beginning.
 var ErrServed = errors.New("a process serves this mount already, or did: unmount it, mount again, and hand over the new descriptor")
 
-// Adopt notes in the state of a mount that was handed over that this process is its supervisor. The mountpoint is the path that readers
-// see. It need not exist here, and is not touched.
+// Adopt notes that this process is the supervisor of a mount that was handed over. The mountpoint is the path that readers see, and need
+// not exist here.
 func Adopt(mountpoint string, shared *state.Shared) (*Mounted, error) {
 	source, err := self()
 	if err != nil {
@@ -76,8 +71,7 @@ func handedOver(source, mountpoint string) (*Mounted, error) {
 	return m, nil
 }
 
-// FindHandedOver returns the mount that a path lies in, if it was handed over to a supervisor of this user, or nil. It compares the
-// path with what the supervisor was told, and touches no mount.
+// FindHandedOver returns the mount that a path lies in, if it was handed over to a supervisor of this user, or nil. It touches no mount.
 func FindHandedOver(path string) (found *Mounted) {
 	for _, pid := range process.All() {
 		if info, err := os.Stat(process.Dir(pid)); err != nil || int(info.Sys().(*syscall.Stat_t).Uid) != os.Geteuid() {

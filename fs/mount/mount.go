@@ -1,9 +1,7 @@
 // Package mount makes, finds and ends mounts. It serves nothing.
 //
 // [Connect] mounts, and returns the connection to the kernel. The mount is dead when no process holds the connection any more.
-// Of several processes that mount on a directory at the same time, one wins.
-// [Find] finds a batchfs in the kernel's table of mounts, and its supervisor in /proc, without touching the mount, which may
-// hang.
+// [Find] finds a batchfs in the kernel's table of mounts, and its supervisor in /proc, without touching the mount, which may hang.
 package mount
 
 import (
@@ -15,7 +13,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -23,17 +20,15 @@ import (
 	"batchfs/fs/fdpass"
 )
 
-// fsType is the type of a batchfs in the kernel's table of mounts.
 const fsType = "fuse.batchfs"
 
 // MaxRequest is how many bytes one request carries at most: the kernel's own bound unless it was raised.
 const MaxRequest = 1 << 20
 
-// ReadAhead is how many bytes the kernel reads ahead of a reader in order. More was not faster, and a fault in a mapping reads
-// as much around it.
+// ReadAhead is in bytes. More was not faster, and a fault in a mapping reads as much around it.
 const ReadAhead = MaxRequest
 
-// SetReadAhead sets ReadAhead for a mounted device, "MAJOR:MINOR", or "" if that is not known. Only root may; new mounts have 128 KiB.
+// SetReadAhead sets how far the kernel reads ahead, for a device MAJOR:MINOR, or "" if that is not known. Only root may.
 func SetReadAhead(device string) error {
 	if device == "" {
 		return errors.New("the mount, which was handed over, is not seen from here")
@@ -46,10 +41,9 @@ func SetReadAhead(device string) error {
 	return errors.Join(err, file.Close())
 }
 
-// Connect mounts a FUSE filesystem on an empty directory, to be served later, and returns the mount and the connection (/dev/fuse).
-// The path is absolute and without symbolic links: none is followed. The mount's source in the
-// kernel's table names this process: it is the mount's supervisor. With allowOther, users other than this one may read. The error
-// names what is missing and what helps; nothing is mounted then.
+// Connect mounts on an empty directory, and returns the mount, of which this process is the supervisor, and the connection (/dev/fuse).
+// The path is absolute; no symbolic link in it is followed. With allowOther, other users may read. Of several processes that mount at
+// the same time, one wins. The error names what is missing and what helps; nothing is mounted then.
 func Connect(mountpoint string, allowOther bool) (*Mounted, *os.File, error) {
 	self, err := self()
 	if err != nil {
@@ -77,11 +71,8 @@ func Connect(mountpoint string, allowOther bool) (*Mounted, *os.File, error) {
 	return nil, nil, err
 }
 
-// lockLimit is how long lock waits for another process, which mounts in milliseconds. It is a variable for tests.
-var lockLimit = 10 * time.Second
-
-// lock opens the empty directory at an absolute path and locks it against other processes that would mount there. To close it
-// unlocks it. A batchfs that is mounted there is an error, and is not touched: it may hang.
+// lock opens the empty directory at an absolute path and locks it against other processes that would mount there. A batchfs there is
+// an error, and is not touched: it may hang.
 func lock(mountpoint string) (*os.File, error) {
 	at, err := openPath(mountpoint)
 	if err != nil {
@@ -96,21 +87,10 @@ func lock(mountpoint string) (*os.File, error) {
 		return nil, fmt.Errorf("cannot mount %s: %w", mountpoint, err)
 	}
 	dir := os.NewFile(uintptr(fd), mountpoint)
-	for end := time.Now().Add(lockLimit); ; time.Sleep(10 * time.Millisecond) {
-		if err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != unix.EWOULDBLOCK && err != unix.EINTR {
-			break
-		}
-		if time.Now().After(end) {
-			err = fmt.Errorf("another process is mounting there, or holds a lock on the directory; fuser %s may say which", mountpoint)
-			break
-		}
-	}
-	if err != nil {
-		dir.Close()
-		return nil, fmt.Errorf("cannot mount %s: %w", mountpoint, err)
-	}
-	err = free(mountpoint)
-	if err == nil {
+	if err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		err = fmt.Errorf("cannot mount %s: another process is mounting there, or holds a lock on the directory; fuser %[1]s may say which (%w)",
+			mountpoint, err)
+	} else if err = free(mountpoint); err == nil {
 		if names, _ := dir.Readdirnames(1); len(names) > 0 {
 			err = fmt.Errorf("cannot mount %s: it is not empty (it holds %s)", mountpoint, names[0])
 		}
@@ -122,7 +102,6 @@ func lock(mountpoint string) (*os.File, error) {
 	return dir, nil
 }
 
-// free returns an error if a batchfs is mounted at a path.
 func free(mountpoint string) error {
 	m, err := Find(mountpoint)
 	if err == nil && m != nil {
@@ -146,7 +125,6 @@ func openPath(path string) (fd int, err error) {
 	return fd, err
 }
 
-// connect mounts on a directory.
 func connect(dir *os.File, mountpoint string, self string, allowOther bool) (*os.File, error) {
 	fd, err := OpenDevice("/dev/fuse")
 	if err != nil {
@@ -168,9 +146,24 @@ func connect(dir *os.File, mountpoint string, self string, allowOther bool) (*os
 	return connectAsUser(mountpoint, self, allowOther)
 }
 
+// OpenDevice opens /dev/fuse. The error says what helps.
+func OpenDevice(path string) (fd int, err error) {
+	fd, err = unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
+		return -1, fmt.Errorf("%s: %w; load the kernel module (modprobe fuse), "+
+			"or give the container the device (docker run --device /dev/fuse --cap-add SYS_ADMIN)", path, err)
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		return -1, fmt.Errorf("%s: %w; ordinary hosts let everybody open it: chmod 666 %s, as root", path, err, path)
+	case err != nil:
+		return -1, fmt.Errorf("%s: %w", path, err)
+	}
+	return fd, nil
+}
+
 // connectAsUser lets fusermount3, which is setuid root, mount and send the connection over a socket.
 func connectAsUser(mountpoint string, self string, allowOther bool) (*os.File, error) {
-	helper, err := UserMounts("/etc", allowOther)
+	helper, err := UserMounts("/etc")
 	if err != nil {
 		return nil, err
 	}
@@ -200,6 +193,33 @@ func connectAsUser(mountpoint string, self string, allowOther bool) (*os.File, e
 	return connection, nil
 }
 
+// UserMounts returns the path of fusermount3, through which an ordinary user mounts. The error says what is missing, and what helps. etc is
+// /etc, except in tests.
+func UserMounts(etc string) (helper string, err error) {
+	if helper, err = fusermount(); err != nil {
+		return "", err
+	}
+	var exit *exec.ExitError
+	if err := exec.Command("id", "-un").Run(); errors.As(err, &exit) {
+		return "", fmt.Errorf("fusermount3 needs a name for user id %d, and %s/passwd has none: as root, "+
+			"echo 'trainer:x:%[1]d:%[3]d::/:/bin/sh' >>%[2]s/passwd", os.Getuid(), etc, os.Getgid())
+	}
+	mtab := filepath.Join(etc, "mtab")
+	if _, err := os.Stat(mtab); err != nil {
+		// Without it fusermount3 mounts, and refuses to unmount.
+		return "", fmt.Errorf("fusermount3 needs %s, which minimal systems lack (%w): as root, ln -s /proc/self/mounts %s", mtab, err, mtab)
+	}
+	return helper, nil
+}
+
+func fusermount() (string, error) {
+	helper, err := exec.LookPath("fusermount3")
+	if err != nil {
+		return "", errors.New("mounting needs root, or fusermount3, which is not installed: apt-get install fuse3")
+	}
+	return helper, nil
+}
+
 // Unmount unmounts this mount, wherever its directory was moved, and no other. It is no error if it is gone already. While files
 // are open there, or another filesystem is mounted over it, the error is EBUSY; with force open files do not matter, and their
 // readers get errors.
@@ -226,7 +246,6 @@ func (m *Mounted) Unmount(force bool) error {
 	}
 }
 
-// unmount unmounts this mount, which is at a name in a directory.
 func (m *Mounted) unmount(dir int, name string, force bool) error {
 	flags := unix.UMOUNT_NOFOLLOW
 	if force {
@@ -243,7 +262,7 @@ func (m *Mounted) unmount(dir int, name string, force bool) error {
 	return nil
 }
 
-// isAt says whether a name in a directory leads to this mount. It does not touch the mount.
+// isAt does not touch the mount.
 func (m *Mounted) isAt(dir int, name string) bool {
 	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -13,33 +13,19 @@ func (s *Shared) Exhausted(id uint64) bool {
 	if id&Resent == 0 {
 		return false
 	}
-	var free *attempt
-	for i := range s.attempts {
-		a := &s.attempts[i]
-		if a.id.Load() == id {
-			a.worker.Store(s.Workers.Load())
-			return s.Crashes.Load() >= a.crashes.Load()+MaxAttempts
-		}
-		// A request that the last worker did not get either has an answer, or no reader.
-		if free == nil && (a.id.Load() == 0 || a.worker.Load()+1 < s.Workers.Load()) {
-			free = a
-		}
+	a := s.attempt(id)
+	if a.id.Load() != id { // of two requests that share it, the later one counts
+		a.crashes.Store(s.Crashes.Load())
+		a.id.Store(id)
 	}
-	if free != nil {
-		free.id.Store(0)
-		free.crashes.Store(s.Crashes.Load())
-		free.worker.Store(s.Workers.Load())
-		free.id.Store(id)
-	}
-	return false
+	return s.Crashes.Load() >= a.crashes.Load()+MaxAttempts
 }
 
 // EndAttempts notes that a request was answered.
 func (s *Shared) EndAttempts(id uint64) {
-	if id&Resent == 0 {
-		return
-	}
-	for i := range s.attempts {
-		s.attempts[i].id.CompareAndSwap(id, 0)
+	if id&Resent != 0 {
+		s.attempt(id).id.CompareAndSwap(id, 0)
 	}
 }
+
+func (s *Shared) attempt(id uint64) *attempt { return &s.attempts[id/2%maxAttempts] } // ids are even

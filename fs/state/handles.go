@@ -25,9 +25,7 @@ type Read struct {
 	Span
 }
 
-// Handles assigns handles and batch numbers to the requests of the worker that serves. It is safe for concurrent use.
-//
-// Lock order: mu is taken last, after every lock of package fs.
+// Handles assigns handles and batch numbers to requests. It is safe for concurrent use. Its lock is taken last, after every lock of fs.
 type Handles struct {
 	shared  *Shared
 	mu      sync.Mutex  // serialises slots and numbers: at most one number is half assigned
@@ -59,14 +57,13 @@ func (h *Handles) cursor(s *slot) *atomic.Uint64 {
 	return &h.shared.Sequences[s.sequence.Load()].Cursor
 }
 
-// CheckLock takes and releases the lock. It blocks if a request never releases it.
+// CheckLock blocks if a request never releases the lock.
 func (h *Handles) CheckLock() {
 	h.mu.Lock()
 	h.mu.Unlock() //lint:ignore SA2001 only whether it can be taken matters
 }
 
-// Open takes a slot for a handle of a sequence's next, for request id. Release gives the batch of a tentative handle back.
-// Idempotent: a request that is sent again gets the handle it got first. ok is false when MaxHandles are open.
+// Open opens a handle of a sequence's next, for request id; sent again, the request gets the same one. ok is false when MaxHandles are open.
 func (h *Handles) Open(sequence int, isTentative bool, id uint64) (fh uint64, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -89,12 +86,11 @@ func (h *Handles) Open(sequence int, isTentative bool, id uint64) (fh uint64, ok
 		return 0, false
 	}
 	s := &shared.slots[i]
-	flags := uint64(0)
-	if isTentative {
-		flags = tentative
-	}
 	s.opener.Store(id)
-	s.flags.Store(flags)
+	s.flags.Store(0)
+	if isTentative {
+		s.flags.Store(tentative)
+	}
 	s.number.Store(0)
 	s.holder.Store(0)
 	s.cut.Store(0)
@@ -106,8 +102,8 @@ func (h *Handles) Open(sequence int, isTentative bool, id uint64) (fh uint64, ok
 	return opens*MaxHandles + i, true
 }
 
-// Release frees a handle's slot, unless an earlier request did. A tentative handle gives back the number of a batch that was not
-// delivered whole: programs that look at every file in a directory open next too.
+// Release closes a handle, once. A tentative one gives back the number of a batch that was not delivered whole: programs that look at
+// every file in a directory open next too.
 func (h *Handles) Release(fh uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -141,26 +137,20 @@ var ErrRanges = fmt.Errorf("a batch of next was read in more than %d ranges that
 // ErrOutdated is the error of a reader that is in the middle of a batch whose tokens changed.
 var ErrOutdated = fmt.Errorf("the token files changed while they were read: open the file again, next from its beginning (%w)", syscall.ESTALE)
 
-var errClosed = fmt.Errorf("the handle was closed (%w)", syscall.ESTALE)
-
 // AssignBatch returns which batch a request reads: the batch that the handle holds, or the cursor's next one at the handle's
-// first read, and once each byte of the handle's batch was delivered. added says whether the request delivers bytes that were not
-// delivered before; GiveBack wants to know. Idempotent: a request that is sent again gets the number it got first.
+// first read, and once each byte of the handle's batch was delivered. added, which is for GiveBack, says whether the request delivers
+// bytes that were not delivered before. Sent again, the request gets the number it got first.
 //
-// Bytes count as delivered when they are requested, because the reader may send its next request before the answer is sent. Some
-// bytes of a delivered batch may be read once more: see isAgain.
+// Bytes count as delivered when they are requested, because the reader may send its next request before the answer is sent. The
+// requests into which the kernel cuts a long read(2) get one batch, whatever other threads that share the handle read meanwhile.
 //
-// The kernel cuts a long read(2) into requests, which all get one batch, whatever other threads that share the handle read meanwhile:
-// when another thread reads the beginning, it takes another number.
-//
-// The error is ErrOutdated in the middle of a batch of another version, which can then be read again from its beginning;
-// ErrRanges; or errClosed, because a request that was answered long ago may be sent again.
+// The error is ErrOutdated in the middle of a batch of another version, ErrRanges, or ESTALE for a handle that was closed.
 func (h *Handles) AssignBatch(r Read) (k uint64, added bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s := h.slot(r.FH)
 	if s.isFree(r.FH) {
-		return 0, false, errClosed
+		return 0, false, fmt.Errorf("the handle was closed (%w)", syscall.ESTALE) // sent again, although it was answered long ago
 	}
 	isResent := r.ID&Resent != 0
 	r.ID &^= Resent
@@ -194,8 +184,8 @@ func (h *Handles) AssignBatch(r Read) (k uint64, added bool, err error) {
 	return k, added, err
 }
 
-// findAssigned returns which batch r has, if that is not the one that the slot holds: one that it was assigned before, or the one of
-// its thread's unfinished read. Otherwise isHolders says whether it has read the slot's batch before.
+// findAssigned returns the batch of a request that was sent again, or of its thread's unfinished read, unless the slot holds it. Otherwise
+// isHolders says whether the request has read the slot's batch before.
 func (h *Handles) findAssigned(s *slot, r Read, isResent bool) (another *assignment, isHolders bool, err error) {
 	isHolders = s.holder.Load() == r.ID
 	if isResent {
@@ -220,7 +210,6 @@ func (h *Handles) findAssigned(s *slot, r Read, isResent bool) (another *assignm
 	return another, isHolders, nil
 }
 
-// holdBatch sees to it that the slot holds the batch that r reads.
 func (h *Handles) holdBatch(s *slot, r Read, isHolders bool) error {
 	flags := s.flags.Load()
 	isAnothers := r.Off == 0 && s.cut.Load() != 0 && s.thread.Load() != r.Thread
@@ -232,8 +221,7 @@ func (h *Handles) holdBatch(s *slot, r Read, isHolders bool) error {
 		}
 		h.assign(s, r)
 	case flags>>versionShift == uint64(r.Version):
-	case !h.mayBeginAgain(s, r):
-		s.flags.Or(told)
+	case !h.mayBeginAgain(r):
 		return ErrOutdated
 	default:
 		s.forgetRanges()
@@ -242,17 +230,10 @@ func (h *Handles) holdBatch(s *slot, r Read, isHolders bool) error {
 	return nil
 }
 
-// mayBeginAgain says whether r, of other tokens than what was delivered of the batch, begins the batch again: it reads all that
-// was delivered, or a reader that knows of the change, and read from the beginning on, reads the beginning.
-func (h *Handles) mayBeginAgain(s *slot, r Read) bool {
+// mayBeginAgain says whether r reads all that was delivered of the batch, of other tokens.
+func (h *Handles) mayBeginAgain(r Read) bool {
 	ranges := h.ranges(r.FH)
-	switch {
-	case len(ranges) == 0:
-		return true
-	case len(ranges) > 1 || r.Off > ranges[0].from:
-		return false
-	}
-	return ranges[0].to <= r.end() || s.flags.Load()&told != 0 && r.Off == 0 && ranges[0].from == 0
+	return len(ranges) == 0 || len(ranges) == 1 && r.Off <= ranges[0].from && ranges[0].to <= r.end()
 }
 
 // isAgain says whether r may read a batch that was delivered. C's stdio reads blocks: it may need a part of one, and read the block
@@ -262,7 +243,6 @@ func (s *slot) isAgain(r Read) bool {
 	return off > 0 && (from <= off && uint64(r.end()) <= to || off == to && r.PastEnd && s.lastThread.Load() == r.Thread)
 }
 
-// earlier returns what was assigned to request id before.
 func (h *Handles) earlier(id uint64) *assignment {
 	for i := range h.shared.assignments {
 		if a := &h.shared.assignments[i]; a.id.Load() == id {
@@ -272,7 +252,6 @@ func (h *Handles) earlier(id uint64) *assignment {
 	return nil
 }
 
-// note remembers what was assigned to a request.
 func (h *Handles) note(id, number uint64, version Version) *assignment {
 	a := &h.shared.assignments[h.shared.assigned.Add(1)%maxAssignments]
 	a.id.Store(0)
@@ -284,7 +263,7 @@ func (h *Handles) note(id, number uint64, version Version) *assignment {
 	return a
 }
 
-// assign gives slot s the cursor's number, for request r. It can be cut at any failpoint, and NewHandles completes it.
+// assign gives slot s the cursor's number. NewHandles completes it if the worker dies.
 func (h *Handles) assign(s *slot, r Read) {
 	h.applySeek(s.sequence.Load())
 	p, cursor := &h.shared.assigning, h.cursor(s)
@@ -300,7 +279,6 @@ func (h *Handles) assign(s *slot, r Read) {
 	p.id.Store(0)
 }
 
-// finish notes in slot s the number that is being assigned.
 func (h *Handles) finish(s *slot) {
 	p := &h.shared.assigning
 	id, number, version := p.id.Load(), p.number.Load(), p.version.Load()
@@ -356,37 +334,9 @@ func (h *Handles) GiveBack(r Read, k uint64, added bool) {
 	}
 }
 
-// giveBack lowers the cursor to a number that no handle holds if no later one is held, and further to those below it that were given
-// back while it was held. Handles are closed in any order.
-func (q *Entry) giveBack(number uint64) {
-	for ; q.Cursor.Load() == number+1; number-- {
-		q.Cursor.Store(number)
-		q.GivenBack.Add(1)
-		if !q.takeAbandoned(number) {
-			return
-		}
-	}
-	lowest := &q.abandoned[0] // the numbers after it are held for longest; 0 is free
-	for i := range q.abandoned {
-		if a := &q.abandoned[i]; a.Load() < lowest.Load() {
-			lowest = a
-		}
-	}
-	lowest.Store(number + 1)
-}
-
-// takeAbandoned says whether the number before this one was given back, and forgets it.
-func (q *Entry) takeAbandoned(number uint64) bool {
-	for i := range q.abandoned {
-		if number > 0 && q.abandoned[i].CompareAndSwap(number, 0) {
-			return true
-		}
-	}
-	return false
-}
-
-func (q *Entry) forgetAbandoned() {
-	for i := range q.abandoned {
-		q.abandoned[i].Store(0)
+// giveBack lowers the cursor to a number that no handle holds, unless a later one was taken.
+func (e *Entry) giveBack(number uint64) {
+	if e.Cursor.CompareAndSwap(number+1, number) {
+		e.GivenBack.Add(1)
 	}
 }

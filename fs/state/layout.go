@@ -22,7 +22,6 @@ type Shared struct {
 	manyRanges  *[MaxHandles][2][maxRanges]byteRange // of the slots, where they have more than a few; memory only where they are used
 	assignments *[maxAssignments]assignment
 	unfinished  *[maxUnfinished]unfinished
-	lookups     *lookups
 	names       *names
 	attempts    *[maxAttempts]attempt
 
@@ -34,11 +33,11 @@ type Shared struct {
 func (s *Shared) sections() []section {
 	return []section{
 		sectionAt(&s.mount), sectionAt(&s.Counters), sectionAt(&s.Sequences), sectionAt(&s.slots), sectionAt(&s.manyRanges),
-		sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.lookups), sectionAt(&s.names), sectionAt(&s.attempts),
+		sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.names), sectionAt(&s.attempts),
 	}
 }
 
-// mount is what a mount has one of. A later build adds fields at its end.
+// A later build adds fields at the end.
 type mount struct {
 	Began     int64         // when the mount was made, in nanoseconds since 1970: the time of its files
 	Closing   atomic.Uint32 // not 0: files are opened no more; the supervisor's
@@ -85,7 +84,7 @@ type SequenceCounters struct {
 	_ [32 - 5]uint64 // room for later builds' counters
 }
 
-// NoteBatch notes that batch k is delivered, in part or whole.
+// NoteBatch raises Batches.
 func (c *SequenceCounters) NoteBatch(k uint64) {
 	for was := c.Batches.Load(); was <= k && !c.Batches.CompareAndSwap(was, k+1); was = c.Batches.Load() {
 	}
@@ -99,22 +98,19 @@ type Note struct {
 
 // An Entry is one sequence's share of the state.
 type Entry struct {
-	used    atomic.Uint64 // not 0: there is such a sequence; written last, and cleared first
-	lookups atomic.Uint64 // lookups of its files that the kernel has not forgotten; not counted for splits
-	start   atomic.Uint64 // where the cursor began
-	user    atomic.Uint64 // who looked it up first: a user's id
-	name    [maxName]byte // zeros behind it
-	fault   [512]byte     // the last error, zeros behind it
+	used  atomic.Uint64 // not 0: there is such a sequence; written last, and cleared first
+	start atomic.Uint64 // where the cursor began
+	user  atomic.Uint64 // who looked it up first: a user's id
+	name  [maxName]byte // zeros behind it
+	fault [512]byte     // the last error, zeros behind it
 
-	Cursor    atomic.Uint64               // the number that the next reader of next takes, unless seek is set: see Next
-	seek      atomic.Uint64               // 1 + the number that the cursor should be set to, or 0; commands write it, and the worker clears it
-	abandoned [maxAbandoned]atomic.Uint64 // one more than numbers that were given back while later ones were taken; or 0
-	Waiting   atomic.Int64                // since when its longest request has waited for more than a second, in Monotonic time; or 0
+	Lookups atomic.Uint64 // of its files, that the kernel has not forgotten; not counted for splits
+	Cursor  atomic.Uint64 // the number that the next reader of next takes, unless seek is set: see Next
+	seek    atomic.Uint64 // 1 + the number that the cursor should be set to, or 0; commands write it, and the worker clears it
+	Waiting atomic.Int64  // since when its longest request has waited for more than a second, in Monotonic time; or 0
 
 	SequenceCounters
 }
-
-const maxAbandoned = 8
 
 // A name is a split, of at most 100 bytes, and settings, of less than 200.
 const maxName = 344
@@ -127,7 +123,7 @@ type slot struct {
 	sequence   atomic.Uint64 // its number; 0: the slot is free
 	opener     atomic.Uint64 // id of the request that opened it
 	opens      atomic.Uint64 // how many handles have had the slot, which is part of their numbers
-	flags      atomic.Uint64 // holds, tentative, hasUnfinished, passed, told; from bit versionShift on, the version of its batch's tokens
+	flags      atomic.Uint64 // holds, tentative, hasUnfinished, passed; from bit versionShift on, the version of its batch's tokens
 	number     atomic.Uint64 // of the batch that it holds
 	holder     atomic.Uint64 // id of the request that the number was assigned to
 	size       atomic.Uint64 // of the file
@@ -142,13 +138,12 @@ type slot struct {
 	lists      [2]rangeList  // the ranges of the batch that were delivered
 }
 
-// A rangeList is ranges in ascending order that do not touch.
+// The ranges of a rangeList ascend and do not touch.
 type rangeList struct {
 	n   atomic.Uint64
 	few [fewRanges]byteRange // in use where n <= fewRanges; otherwise manyRanges of the same slot and list is
 }
 
-// A byteRange is bytes of a file.
 type byteRange struct{ from, to int64 }
 
 // A batch is not read on when more than maxRanges ranges were delivered that do not touch.
@@ -167,46 +162,30 @@ type unfinished struct {
 
 const maxUnfinished = 1 << 8
 
-// The bits of slot.flags.
+// Of slot.flags.
 const (
 	holds         = 1 << iota // number is a batch's
 	tentative                 // opened with O_NONBLOCK: a batch that was not delivered whole is given back at close
 	hasUnfinished             // some of its reads may be unfinished
 	passed                    // a seek has moved the cursor since number was assigned: it is not given back
-	told                      // the reader of its batch knows that the tokens are other ones now, and may begin again
 
 	versionShift = 8
 )
 
-// An assignment is a number and the id of the request that it was assigned to. Threads that share a handle can have several requests
-// under way, and the slot knows only the last.
+// An assignment is the number of a request. Threads that share a handle have several requests under way, and the slot knows only the last.
 type assignment struct {
 	id, number, version atomic.Uint64
 }
 
 const maxAssignments = 1 << 10
 
-// An attempt is a request that was sent again and has no answer yet. It is free when id is 0.
+// An attempt is the last request of its place that was sent again and has no answer yet.
 type attempt struct {
-	id      atomic.Uint64 // of the request
+	id      atomic.Uint64 // of the request, or 0
 	crashes atomic.Uint64 // Crashes when it was first sent again
-	worker  atomic.Uint64 // the last worker that got it
 }
 
-// So many requests that were sent again are known at a time.
 const maxAttempts = 1 << 12
-
-// lookups notes for which requests a lookup was counted, so that a request that is sent again counts once.
-type lookups struct {
-	// The count that is being made: request, 0 if none, raises the count of number to wanted.
-	request, number, wanted atomic.Uint64
-
-	made    atomic.Uint64 // counts ever made
-	counted [maxCounted]atomic.Uint64
-}
-
-// So many requests are remembered. One that is sent again later than that counts twice, and its sequence is never forgotten.
-const maxCounted = 1 << 12
 
 // A Name is a name in a directory, as it was looked up.
 type Name struct {
@@ -214,11 +193,9 @@ type Name struct {
 	Name string // at most 255 bytes
 }
 
-// names are the names that were looked up last, in a ring.
 type names struct {
-	noted     atomic.Uint64 // ever; name i is in ring[i%maxNames]
-	forgotten atomic.Uint64 // the names before this one need not be known any more
-	ring      [maxNames]struct {
+	noted atomic.Uint64 // ever; name i is in ring[i%maxNames]
+	ring  [maxNames]struct {
 		dir  atomic.Uint64
 		name [256]byte // zeros behind it
 	}

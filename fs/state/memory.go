@@ -1,7 +1,6 @@
 package state
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -22,7 +21,7 @@ type header struct {
 	Sections [64]extent
 }
 
-// An extent is a part of the file. It begins at a page.
+// An extent begins at a page of the file.
 type extent struct{ Offset, Bytes uint64 }
 
 var (
@@ -42,13 +41,12 @@ func sectionAt[T any](field **T) section {
 	return section{(*unsafe.Pointer)(unsafe.Pointer(field)), uint64(unsafe.Sizeof(**field))}
 }
 
-// pages rounds up to whole pages.
+// pages rounds up.
 func pages(bytes uint64) uint64 {
 	page := uint64(os.Getpagesize())
 	return (bytes + page - 1) / page * page
 }
 
-// newHeader lays out sections of so many bytes. size is the file's.
 func newHeader(sections []section) (h header, size uint64) {
 	h = header{Magic: magic, Version: headerVersion}
 	size = pages(uint64(unsafe.Sizeof(h)))
@@ -72,13 +70,13 @@ func readHeader(file *os.File) (h header, err error) {
 	}
 	for i, s := range h.Sections {
 		if s.Offset%uint64(os.Getpagesize()) != 0 || s.Offset > size || s.Bytes > size-s.Offset {
-			return h, fmt.Errorf("section %d, %d bytes from %d on, is not in a file of %d bytes", i, s.Bytes, s.Offset, size)
+			return h, fmt.Errorf("shared memory: section %d, %d bytes from %d on, is not in a file of %d bytes", i, s.Bytes, s.Offset, size)
 		}
 	}
 	return h, nil
 }
 
-// New makes the shared memory of a mount. The memory lives as long as the file, or a mapping of it.
+// New makes the shared memory of a mount. The memory lives as long as the file, or its last mapping.
 func New() (*os.File, *Shared, error) {
 	fd, err := unix.MemfdCreate("batchfs", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -94,15 +92,16 @@ func New() (*os.File, *Shared, error) {
 	return file, s, nil
 }
 
-// create makes a file of sections of so many bytes, and maps it.
 func create(file *os.File, sections []section) (*Shared, error) {
 	h, size := newHeader(sections)
-	var text bytes.Buffer
-	binary.Write(&text, binary.NativeEndian, h) // a buffer takes everything
-	if err := file.Truncate(int64(size)); err != nil {
-		return nil, fmt.Errorf("shared memory: %w", err)
+	text, err := binary.Append(nil, binary.NativeEndian, h)
+	if err == nil {
+		err = file.Truncate(int64(size))
 	}
-	if _, err := file.WriteAt(text.Bytes(), 0); err != nil {
+	if err == nil {
+		_, err = file.WriteAt(text, 0)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("shared memory: %w", err)
 	}
 	return Map(file)
@@ -117,10 +116,8 @@ func Look(file *os.File) (*Shared, error) { return mapFile(file, unix.PROT_READ)
 // mapFile maps the file's sections as far as this build knows them. What the file lacks is memory of this process, of zeros.
 func mapFile(file *os.File, prot int) (*Shared, error) {
 	h, err := readHeader(file)
-	if errors.Is(err, errLayout) {
+	if err != nil {
 		return nil, err
-	} else if err != nil {
-		return nil, fmt.Errorf("shared memory: %w", err)
 	}
 	s := new(Shared)
 	for _, known := range s.sections() {

@@ -6,16 +6,14 @@ import (
 	"batchfs/fs/failpoint"
 )
 
-// ranges returns the delivered ranges of the batch of handle fh.
 func (h *Handles) ranges(fh uint64) []byteRange {
 	s := h.slot(fh)
 	l := s.current.Load()
 	list := &s.lists[l]
-	if n := list.n.Load(); n > fewRanges {
-		return h.shared.manyRanges[fh%MaxHandles][l][:n]
-	} else {
+	if n := list.n.Load(); n <= fewRanges {
 		return list.few[:n]
 	}
+	return h.shared.manyRanges[fh%MaxHandles][l][:list.n.Load()]
 }
 
 // setRanges replaces the ranges of handle fh. A worker that is killed in it leaves them as they were. The error is ErrRanges.
@@ -40,13 +38,12 @@ func (h *Handles) setRanges(fh uint64, ranges []byteRange) error {
 
 func (s *slot) forgetRanges() { s.lists[s.current.Load()].n.Store(0) }
 
-// isWhole says whether each byte of the batch of handle fh was delivered.
 func (h *Handles) isWhole(fh uint64) bool {
 	ranges := h.ranges(fh)
 	return len(ranges) == 1 && ranges[0] == byteRange{0, int64(h.slot(fh).size.Load())}
 }
 
-// deliver notes that the range of r was delivered. added says whether some of its bytes were not before.
+// deliver says whether some bytes of r were not delivered before.
 func (h *Handles) deliver(r Read) (added bool, err error) {
 	p := byteRange{r.Off, r.end()}
 	h.scratch = h.scratch[:0]
@@ -73,7 +70,6 @@ func (h *Handles) deliver(r Read) (added bool, err error) {
 	return true, h.setRanges(r.FH, h.scratch)
 }
 
-// takeBack notes that the range of r was not delivered.
 func (h *Handles) takeBack(r Read) {
 	h.scratch = h.scratch[:0]
 	for _, old := range h.ranges(r.FH) {

@@ -11,16 +11,14 @@ func (e *Entry) Next() uint64 {
 }
 
 // Seek sets the number that the next reader of next takes, and returns what it was. Readers keep the batches that they hold. Any
-// process may call it, whether a worker is alive or not: the worker that assigns the next number moves the cursor first. Of two
-// seeks the later one holds.
+// process may call it, whether a worker is alive or not: the worker that assigns the next number moves the cursor first.
 func (e *Entry) Seek(number uint64) (was uint64) {
 	was = e.Next()
 	e.seek.Store(number + 1)
 	return was
 }
 
-// applySeek moves a sequence's cursor to where a seek has set it. A worker that dies in it leaves the seek to the next worker,
-// which repeats it. The caller holds mu.
+// applySeek moves a sequence's cursor to where a seek has set it. If the worker dies in it, the next one repeats it. The caller holds mu.
 func (h *Handles) applySeek(sequence uint64) {
 	e := &h.shared.Sequences[sequence]
 	seek := e.seek.Load()
@@ -32,7 +30,6 @@ func (h *Handles) applySeek(sequence uint64) {
 			s.flags.Or(passed) // or giving back what it holds could undo the seek
 		}
 	}
-	e.forgetAbandoned()
 	failpoint.Hit("seek")
 	e.Cursor.Store(seek - 1)
 	failpoint.Hit("sought")

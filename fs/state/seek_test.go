@@ -8,24 +8,6 @@ import (
 	"batchfs/internal/wait"
 )
 
-// A seek is seen at once, and ends with the sequence.
-func TestSeek(t *testing.T) {
-	h := begin(t)
-	e := &h.shared.Sequences[1]
-	if was := e.Seek(100); was != 0 || e.Next() != 100 || !e.Moved() {
-		t.Errorf("the cursor was %d and is %d, moved: %v", was, e.Next(), e.Moved())
-	}
-	if was := e.Seek(0); was != 100 || e.Moved() {
-		t.Errorf("the cursor was %d; where it began, it is moved: %v", was, e.Moved())
-	}
-	e.Seek(9)
-	h.shared.Remove(1)
-	h.shared.Add(1, "train", 3, 0)
-	if e.Next() != 3 {
-		t.Errorf("another sequence of the same number begins at %d", e.Next())
-	}
-}
-
 // Each seek among readers is obeyed at once, no number comes twice, and no more slots are used than there are handles at once.
 func TestSeekAmongReaders(t *testing.T) {
 	h := begin(t)

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Set cuts what does not fit.
+// Set cuts a text that does not fit.
 func (m *Note) Set(b []byte) { m.len.Store(uint64(copy(m.bytes[:], b))) }
 
 // Get returns the bytes in the shared memory itself, none before the first Set.
@@ -38,8 +38,7 @@ func (e *Entry) Fault() string { return getText(e.fault[:]) }
 // SetFault notes the last error. The caller serialises SetFault and Fault.
 func (e *Entry) SetFault(text string) { setText(e.fault[:], text) }
 
-// Moved says whether the cursor is not where it began: such a sequence is never forgotten, because a number must never come
-// twice.
+// Moved says whether the cursor is not where it began: such a sequence is never forgotten, because a number must never come twice.
 func (e *Entry) Moved() bool { return e.Next() != e.start.Load() }
 
 func setText(b []byte, text string) {
@@ -76,9 +75,8 @@ func (s *Shared) Add(number int, name string, start uint64, user uint32) {
 	for _, counter := range []*atomic.Uint64{&q.Reads, &q.Bytes, &q.Errors, &q.GivenBack, &q.Batches} {
 		counter.Store(0)
 	}
-	q.forgetAbandoned()
 	q.Waiting.Store(0)
-	q.lookups.Store(0)
+	q.Lookups.Store(0)
 	setText(q.name[:], name)
 	setText(q.fault[:], "")
 	q.used.Store(1)
@@ -87,8 +85,7 @@ func (s *Shared) Add(number int, name string, start uint64, user uint32) {
 // Remove ends a sequence: its number may begin another.
 func (s *Shared) Remove(number int) { s.Sequences[number].used.Store(0) }
 
-// NewConnection forgets what belongs to the connection that has ended: the kernel knows nothing of its handles and names, and
-// uses its request ids again. Cursors and counters stay.
+// NewConnection forgets the handles, names and requests of the connection that has ended. Cursors and counters stay.
 func (s *Shared) NewConnection() {
 	s.Init.Set(nil)
 	s.InitReply.Set(nil)
@@ -96,16 +93,16 @@ func (s *Shared) NewConnection() {
 		s.slots[i].sequence.Store(0)
 	}
 	for n := range s.SequencesUsed() {
-		s.Sequences[n+1].lookups.Store(0)
+		s.Sequences[n+1].Lookups.Store(0)
 	}
-	s.names.forgotten.Store(s.names.noted.Load())
+	s.names.noted.Store(0)
 	s.assigning.id.Store(0)
-	for _, ofRequests := range []section{sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.lookups), sectionAt(&s.attempts)} {
+	for _, ofRequests := range []section{sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.attempts)} {
 		clear(unsafe.Slice((*byte)(*ofRequests.field), ofRequests.bytes))
 	}
 }
 
-// Monotonic is the time in nanoseconds by a clock that all processes of a host share, and that cannot be set.
+// Monotonic is the time in nanoseconds, by a clock that all processes of a host share.
 func Monotonic() int64 {
 	var now unix.Timespec
 	unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)

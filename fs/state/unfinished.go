@@ -2,7 +2,7 @@ package state
 
 import "batchfs/fs/failpoint"
 
-// noteUnfinished notes that a thread will read batch k from byte cut on, while another thread takes the handle.
+// noteUnfinished: the thread will read batch k from byte cut on, and another thread takes the handle.
 func (h *Handles) noteUnfinished(thread uint64, cut int64, fh, k uint64, version Version) {
 	u := h.findUnfinished(fh, thread)
 	for tries := 0; u == nil; tries++ {
@@ -31,7 +31,7 @@ func (h *Handles) findUnfinished(fh, thread uint64) *unfinished {
 	return nil
 }
 
-// advance notes that the thread makes request r, which has the batch of a, or nil if it has what the handle holds.
+// advance notes request r of the thread, which has the batch of a, or the handle's if a is nil.
 func (u *unfinished) advance(r Read, a *assignment) {
 	if r.Cut && a != nil && a.number.Load() == u.number.Load() {
 		if r.Off == 0 { // sent again, of other tokens perhaps

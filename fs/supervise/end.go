@@ -12,17 +12,15 @@ var (
 	errOver    = errors.New("it was unmounted") // the kernel has closed the connection
 )
 
-// isEnd says whether an error is the end of the mount.
 func isEnd(err error) bool { return errors.Is(err, errStopped) || errors.Is(err, errOver) }
 
-// isGone says whether the kernel has closed the connection: the mount has ended, and every file there is closed.
+// isGone says whether the kernel has closed the connection.
 func (s *supervisor) isGone() bool {
 	poll := []unix.PollFd{{Fd: int32(s.connection.Fd())}}
 	n, err := unix.Poll(poll, 0)
 	return err == nil && n == 1 && poll[0].Revents&unix.POLLERR != 0
 }
 
-// stop begins to unmount. Open files may be read on in the grace period.
 func (s *supervisor) stop() error {
 	if !s.ending.IsZero() {
 		s.Log.Warn("told to stop again: readers get errors")
@@ -31,10 +29,13 @@ func (s *supervisor) stop() error {
 	s.Stopping()
 	s.ending = time.Now().Add(s.Grace)
 	s.shared.Closing.Store(1)
-	return s.tryToEnd()
+	err := s.tryToEnd()
+	if err == nil && !s.isUnmounted && s.Connection == nil {
+		s.Log.Warn("files are still open: they may be read on for a while", "grace", s.Grace)
+	}
+	return err
 }
 
-// tryToEnd unmounts if no file is open, or when the grace period is over.
 func (s *supervisor) tryToEnd() error {
 	if s.Connection != nil { // the process that mounted ends the wait earlier, by unmounting
 		if time.Now().Before(s.ending) {
@@ -57,9 +58,6 @@ func (s *supervisor) tryToEnd() error {
 			s.Log.Warn("files were still open at the end of the grace period: their readers get errors")
 		}
 		return errStopped
-	case !s.isWarned && !s.isUnmounted:
-		s.Log.Warn("files are still open: they may be read on for a while", "grace", s.Grace)
-		s.isWarned = true
 	}
 	return nil
 }

@@ -7,7 +7,6 @@ import (
 	"batchfs/fs/fdpass"
 )
 
-// The messages of supervisor and worker.
 const (
 	msgPrepared = "prepared" // worker: it could serve
 	msgServe    = "serve"    // supervisor: serve, no other worker does any more
@@ -19,13 +18,12 @@ const (
 	msgRefused  = "refused " // worker: it cannot serve; the reason follows
 )
 
-// A message is what one of them sends the other.
 type message struct {
 	text string
 	file *os.File // the snapshot, or nil
 }
 
-// A socket is one end of what a supervisor and a worker talk over. One goroutine at a time may receive.
+// One goroutine at a time may receive from a socket.
 type socket struct {
 	file *os.File
 	buf  [4096]byte
@@ -36,8 +34,6 @@ func (s *socket) send(text string, file *os.File) error {
 	return fdpass.Send(s.file, []byte(text[:min(len(text), len(s.buf))]), file)
 }
 
-var errGone = errors.New("the other process is gone")
-
 // receive waits for a message. It skips a snapshot that lost its file because this process had no free descriptor.
 func (s *socket) receive() (message, error) {
 	for {
@@ -46,7 +42,7 @@ func (s *socket) receive() (message, error) {
 		case err != nil:
 			return message{}, err
 		case n == 0:
-			return message{}, errGone
+			return message{}, errors.New("the other process is gone")
 		case text != msgSnapshot || file != nil:
 			return message{text, file}, nil
 		}

@@ -8,8 +8,8 @@ import (
 	"batchfs/fs/mount"
 )
 
-// replace promotes another worker instead of one that ended or should end, unless the mount is gone. why is for the log; nil
-// stands for how the worker ended. What the machine does to workers is no reason to give up: it is tried until it works.
+// replace promotes another worker in place of one that ended or should end. why is for the log; nil stands for how the worker ended.
+// What the machine does to workers is no reason to give up.
 func (s *supervisor) replace(why error) error {
 	began := time.Now()
 	why = s.endWorker(why)
@@ -33,7 +33,6 @@ func (s *supervisor) replace(why error) error {
 	}
 }
 
-// endWorker ends what is left of the worker, and returns why it ended: why, or else how.
 func (s *supervisor) endWorker(why error) error {
 	s.worker.kill()
 	switch {
@@ -54,7 +53,6 @@ func (s *supervisor) endWorker(why error) error {
 	return why
 }
 
-// drain keeps the last snapshot that the worker published before it ended.
 func (s *supervisor) drain() {
 	for {
 		select {
@@ -71,8 +69,7 @@ func (s *supervisor) drain() {
 	}
 }
 
-// awaitAttempt waits until another worker may be tried, after one that failed. The error is the end of the mount, or that too many
-// workers have failed.
+// awaitAttempt waits until another worker may be tried. The error is the end of the mount, or that too many workers have failed.
 func (s *supervisor) awaitAttempt(failed error) error {
 	if s.attempts++; !errors.As(failed, new(machineError)) {
 		if s.failures++; s.failures > maxFailures {
@@ -88,18 +85,16 @@ func (s *supervisor) awaitAttempt(failed error) error {
 			return err
 		}
 		left := time.Until(over)
-		if left <= 0 {
-			break
+		if left <= 0 && s.resends() {
+			return nil
+		} else if left <= 0 {
+			return s.remount()
 		}
 		time.Sleep(min(left, lookEvery))
 	}
-	if s.resends() {
-		return nil
-	}
-	return s.remount()
 }
 
-// attend does what run does, as far as it needs no worker. The error isEnd at the end of the mount.
+// attend is for waits: it obeys Stop and the end of the mount, which is its error.
 func (s *supervisor) attend() error {
 	select {
 	case <-s.Stop:

@@ -2,7 +2,7 @@ package supervise
 
 import "errors"
 
-// restart begins to replace the worker on purpose, unless that is under way: then both requests get one outcome.
+// Of a restart while another one is under way, both get one outcome.
 func (s *supervisor) restart() {
 	switch {
 	case s.next != nil && s.next.isReload:
@@ -31,13 +31,12 @@ func (s *supervisor) refuse(err error) {
 	s.endRestart(err.Error())
 }
 
-// endRestart notes how a restart ended, for the command that waits for it: why it was refused, or "".
+// endRestart tells the command that waits why the restart was refused, or "".
 func (s *supervisor) endRestart(outcome string) {
 	s.shared.LastRestart.Set([]byte(outcome))
 	s.shared.Restarts.Add(1)
 }
 
-// handOver ends the worker and promotes the one that a restart started.
 func (s *supervisor) handOver() error {
 	old, next := s.worker, s.next
 	if old.socket.send(msgLeave, nil) == nil {
@@ -47,13 +46,9 @@ func (s *supervisor) handOver() error {
 	s.drain()
 	s.next = nil
 	var err error
-	switch {
-	case s.isGone():
-		next.kill()
-		return errOver
-	case s.resends() && s.Snapshot == next.from:
+	if s.resends() && s.Snapshot == next.from {
 		err = s.promote(next)
-	default: // it has a connection that ends now, or an older snapshot
+	} else { // it has a connection that ends now, or an older snapshot
 		next.kill()
 		if !s.resends() {
 			if err := s.remount(); err != nil {
@@ -62,22 +57,16 @@ func (s *supervisor) handOver() error {
 		}
 		err = s.begin(true)
 	}
-	switch {
-	case isEnd(err):
+	if isEnd(err) {
 		return err
-	case err != nil:
+	} else if err != nil {
 		s.endRestart(err.Error())
 		return s.replace(err)
 	}
-	s.restarted()
-	s.standBy()
-	return nil
-}
-
-// restarted notes that the worker of a restart serves.
-func (s *supervisor) restarted() {
 	pid := s.worker.cmd.Process.Pid
 	s.Log.Info("restarted: a new worker serves", "pid", pid)
 	s.Restarted(pid)
 	s.endRestart("")
+	s.standBy()
+	return nil
 }

@@ -9,7 +9,6 @@ import (
 	"batchfs/fs/state"
 )
 
-// start starts a worker, which sends msgPrepared when it could serve.
 func (s *supervisor) start(reload bool) (*workerProcess, error) {
 	p, err := startWorker(s.Worker(reload), s.connection, s.memory, s.Snapshot)
 	if err != nil {
@@ -19,14 +18,14 @@ func (s *supervisor) start(reload bool) (*workerProcess, error) {
 	return p, nil
 }
 
-// begin promotes the standby, or else a new worker, as with reload.
+// begin promotes the standby, or a new worker, as always with reload.
 func (s *supervisor) begin(reload bool) (err error) {
+	if s.next != nil && reload {
+		s.next.kill()
+		s.next = nil
+	}
 	p := s.next
 	s.next = nil
-	if p != nil && reload {
-		p.kill()
-		p = nil
-	}
 	if p == nil {
 		if p, err = s.start(reload); err != nil {
 			return err
@@ -40,7 +39,6 @@ func (s *supervisor) begin(reload bool) (err error) {
 	return s.promote(p)
 }
 
-// promote lets a worker serve that is prepared.
 func (s *supervisor) promote(p *workerProcess) error {
 	s.before = s.shared.Answered.Load()
 	if err := p.socket.send(msgServe, nil); err != nil {
@@ -64,18 +62,15 @@ func (s *supervisor) promote(p *workerProcess) error {
 	return nil
 }
 
-// standBy starts a worker that stands by, because starting one takes long while readers keep every processor busy. Without one,
-// replacing a worker takes longer.
+// standBy starts a standby if there is none: starting one takes long while readers keep every processor busy.
 func (s *supervisor) standBy() {
 	if s.next != nil || !s.ending.IsZero() || !s.resends() {
 		return
 	}
-	next, err := s.start(false)
-	if err != nil {
+	var err error
+	if s.next, err = s.start(false); err != nil {
 		s.Log.Debug("no process stands by", "err", err)
-		return
 	}
-	s.next = next
 }
 
 // resends says whether the kernel sends again what a dead worker left unanswered. Its first request tells.
@@ -85,7 +80,6 @@ func (s *supervisor) resends() bool {
 	return !s.NoResend && len(request) >= flags2+4 && binary.NativeEndian.Uint32(request[flags2:])&hasResend != 0
 }
 
-// receivedNext handles a message of the process that stands by, or that a restart started.
 func (s *supervisor) receivedNext(m message) error {
 	switch {
 	case m.text == msgSnapshot:
@@ -100,7 +94,6 @@ func (s *supervisor) receivedNext(m message) error {
 	return nil
 }
 
-// drop ends the process that was to replace the worker.
 func (s *supervisor) drop(why error) {
 	next := s.next
 	s.next = nil

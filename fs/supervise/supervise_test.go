@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"batchfs/fs/fdpass"
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
 	"batchfs/internal/process"
@@ -372,65 +371,6 @@ func TestWorked(t *testing.T) {
 		}
 		syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
 		p.cmd.Wait()
-	}
-}
-
-// How a process ended is said in words.
-func TestHowAWorkerEnded(t *testing.T) {
-	r := newRun(t, "end")
-	p := r.startOne(t)
-	if err := p.await(msgPrepared, startLimit, nothing); err == nil || err.Error() != "the process that was to serve ended (exit status 0)" {
-		t.Error(err)
-	}
-	r.workersWill("refuse")
-	p = r.startOne(t)
-	if err := p.await(msgPrepared, startLimit, nothing); err == nil || err.Error() != "it does not suit" {
-		t.Error(err)
-	}
-	r.workersWill("serve")
-	p = r.startOne(t)
-	p.kill()
-	if got := p.howEnded(); got != "killed by signal 9" {
-		t.Error(got)
-	}
-	// Of a process whose threads have not all ended, the first thread tells.
-	for script, want := range map[string]string{"kill -QUIT $$": "killed by signal 3", "exit 2": "exit status 2"} {
-		p := &workerProcess{cmd: exec.Command("sh", "-c", script), ended: make(chan struct{})}
-		noError(t, p.cmd.Start())
-		wait.Until(t, "the end", func() bool { _, is := p.isDying(); return is })
-		if got := p.howEnded(); got != want+"; threads of it still wait for a disk" {
-			t.Errorf("%s: %s", script, got)
-		}
-		p.cmd.Wait()
-	}
-}
-
-// A message is received whole, with its file; a long one is cut.
-func TestMessages(t *testing.T) {
-	a, b, err := fdpass.Pair()
-	noError(t, err)
-	defer a.Close()
-	defer b.Close()
-	ours, theirs := &socket{file: a}, &socket{file: b}
-	file, err := os.Open("/proc/version")
-	noError(t, err)
-	defer file.Close()
-	long := strings.Repeat("x", 10_000)
-	for _, err := range []error{ours.send(msgPing, nil), ours.send(msgSnapshot, nil), ours.send(msgSnapshot, file), ours.send(long, nil)} {
-		noError(t, err)
-	}
-	for _, want := range []string{msgPing, msgSnapshot, long[:4096]} { // a snapshot without a file is none
-		m, err := theirs.receive()
-		if err != nil || m.text != want || (m.file != nil) != (want == msgSnapshot) {
-			t.Errorf("%.20q %v %v, want %.20q", m.text, m.file, err, want)
-		}
-		if m.file != nil {
-			m.file.Close()
-		}
-	}
-	syscall.Shutdown(int(a.Fd()), syscall.SHUT_RDWR)
-	if _, err := theirs.receive(); !errors.Is(err, errGone) {
-		t.Errorf("at the end: %v", err)
 	}
 }
 

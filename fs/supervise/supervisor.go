@@ -1,8 +1,8 @@
 // Package supervise keeps a mount while the processes that serve it come and go.
 //
 // [Run] is the supervisor: it mounts, holds the connection to the kernel and the shared state, and serves nothing itself. It
-// runs one worker that serves and one standby, pings the one that serves, and promotes the standby when that worker ends or hangs.
-// On a restart it promotes a new worker. A worker calls [ConnectSupervisor]. They talk in short messages over a socket.
+// runs one worker that serves and one standby, which it promotes when the worker ends or hangs. A worker calls [ConnectSupervisor].
+// They talk in short messages over a socket.
 package supervise
 
 import (
@@ -40,7 +40,7 @@ type Options struct {
 	Log       *slog.Logger
 }
 
-// A supervisor holds a mount while workers come and go. Run's goroutine alone uses it.
+// Run's goroutine alone uses a supervisor.
 type supervisor struct {
 	Options
 	mounted    *mount.Mounted
@@ -65,7 +65,6 @@ type supervisor struct {
 	next *workerProcess // that can replace the worker, or soon will, or nil
 
 	ending      time.Time // end of the grace period; zero: the mount should not end
-	isWarned    bool      // it is logged that files are open
 	isUnmounted bool
 }
 
@@ -115,13 +114,11 @@ func Run(mountpoint string, o Options) error {
 		return err
 	}
 	s := newSupervisor(o, mounted, connection, shared, memory)
-	defer s.close()
+	defer func() { // a remount and a worker replace them
+		s.connection.Close()
+		s.Snapshot.Close()
+	}()
 	return errors.Join(s.serve(), s.detach())
-}
-
-func (s *supervisor) close() {
-	s.connection.Close()
-	s.Snapshot.Close()
 }
 
 // keepThreads makes all the threads that this process will need, which Go keeps. It would end the process, and the mount, if it
@@ -141,7 +138,6 @@ func keepThreads() {
 	made.Wait()
 }
 
-// serve has a worker serve until the mount ends.
 func (s *supervisor) serve() error {
 	defer s.killWorkers()
 	if err := s.begin(false); err != nil {
@@ -201,7 +197,7 @@ func (s *supervisor) run() error {
 	return errOver
 }
 
-// received handles a message of the worker. ok is false at the end of its messages.
+// ok is false at the end of the worker's messages.
 func (s *supervisor) received(m message, ok bool) error {
 	switch {
 	case !ok:
@@ -217,8 +213,8 @@ func (s *supervisor) received(m message, ok bool) error {
 	return nil
 }
 
-// ping asks the worker whether it is well, and sees to it that a process stands by. It counts pings and not the time, because this
-// process may have been stopped for a while, and of a ping only what the worker could work.
+// ping counts pings and not the time, because this process may have been stopped for a while, and of a ping only what the worker
+// could work.
 func (s *supervisor) ping() error {
 	if s.silent += s.worker.worked(s.pingEvery); s.silent > s.silentLimit {
 		s.shared.Crashes.Add(1)
@@ -229,7 +225,6 @@ func (s *supervisor) ping() error {
 	return nil
 }
 
-// look handles what no message tells.
 func (s *supervisor) look() error {
 	_, isDying := s.worker.isDying()
 	switch {

@@ -27,7 +27,7 @@ var ErrReplaced = errors.New("another process serves")
 // ErrPanicked says that a request panicked, and that another process should serve.
 var ErrPanicked = errors.New("a request panicked")
 
-// A Worker is this process as a worker: what its supervisor handed to it, and what it tells the supervisor.
+// A Worker is this process as a worker of its supervisor.
 type Worker struct {
 	Snapshot   *os.File      // what the supervisor had last for a worker to begin from
 	Shared     *state.Shared // of the mount
@@ -36,7 +36,7 @@ type Worker struct {
 	socket *socket
 }
 
-// ConnectSupervisor is for a process that a supervisor has started as a worker. An error was told to the supervisor.
+// ConnectSupervisor is for a process that a supervisor started. An error was told to the supervisor.
 func ConnectSupervisor() (*Worker, error) {
 	for fd := connectionFd; fd <= ExtraFd; fd++ {
 		unix.CloseOnExec(fd)
@@ -64,8 +64,7 @@ func (w *Worker) Publish(snapshot *os.File) error {
 	return w.socket.send(msgSnapshot, snapshot)
 }
 
-// AwaitPromotion tells the supervisor that this process could serve, and waits until it should. The error is ErrReplaced if that
-// will never be.
+// AwaitPromotion waits until this process should serve. The error is ErrReplaced if that will never be.
 func (w *Worker) AwaitPromotion() error {
 	if err := w.socket.send(msgPrepared, nil); err != nil {
 		return err
@@ -78,9 +77,8 @@ func (w *Worker) AwaitPromotion() error {
 	return nil
 }
 
-// dieBefore raises this process's score, by which the kernel chooses whom to kill when memory is short. The worker that serves should
-// die first, which no reader notices, then the standby, and the supervisor last. A process begins with its supervisor's score, and
-// calls this once to stand by and once to serve.
+// dieBefore raises the score by which the kernel chooses whom to kill when memory is short. A process begins with its supervisor's, and
+// calls this once to stand by and once to serve: no reader notices the death of the worker that serves.
 func dieBefore() {
 	const file, step, most = "/proc/self/oom_score_adj", 250, 1000
 	text, _ := os.ReadFile(file)
@@ -92,8 +90,8 @@ func dieBefore() {
 // Serving tells the supervisor that this process serves.
 func (w *Worker) Serving() error { return w.socket.send(msgServing, nil) }
 
-// AnswerPings answers pings until the supervisor tells this process to end, or is gone. It calls check before each answer; check
-// must block while requests cannot be answered.
+// AnswerPings answers pings until the supervisor tells this process to end, or is gone. check must block while requests cannot be
+// answered.
 func (w *Worker) AnswerPings(check func()) {
 	for {
 		m, err := w.socket.receive()

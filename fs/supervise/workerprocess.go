@@ -30,7 +30,6 @@ type workerProcess struct {
 	published  *os.File // the snapshot that it published before it served, or nil
 }
 
-// startWorker starts a worker, which begins from a snapshot.
 func startWorker(cmd *exec.Cmd, connection, memory, snapshot *os.File) (*workerProcess, error) {
 	ours, theirs, err := fdpass.Pair()
 	if err != nil {
@@ -52,7 +51,6 @@ func startWorker(cmd *exec.Cmd, connection, memory, snapshot *os.File) (*workerP
 	return p, nil
 }
 
-// listen receives what the worker sends until the process has ended.
 func (p *workerProcess) listen() {
 	for {
 		m, err := p.socket.receive()
@@ -71,9 +69,8 @@ func errLate(limit time.Duration) error {
 	return fmt.Errorf("the process that was to serve did not get ready within %v", limit)
 }
 
-// worked returns how long this process could work in a while that has passed. If its threads wait for a processor, that is only the
-// processor time that it got; otherwise the whole while, also if it waited for something else. So a busy machine, or a small share of
-// a processor, makes no worker late, and a worker that hangs is late.
+// worked returns how long this process could work in a while that has passed: all of it, or only the processor time that it got if its
+// threads wait for a processor. So a busy machine makes no worker late, and a worker that hangs is late.
 func (p *workerProcess) worked(while time.Duration) time.Duration {
 	stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid))
 	if err != nil {
@@ -87,15 +84,14 @@ func (p *workerProcess) worked(while time.Duration) time.Duration {
 	return while
 }
 
-// isLate is called every lookEvery while a worker gets ready, and says whether that takes it longer than limit.
+// isLate is called every lookEvery while a worker gets ready.
 func (p *workerProcess) isLate(limit time.Duration) bool {
 	p.took += p.worked(lookEvery)
 	return p.took > limit
 }
 
-// await returns nil when a worker that does not serve yet sends what it is expected to. A worker that ends, refuses, or has
-// worked for longer than limit, is killed: the error says why. So is one that waits when meanwhile, which is called now and then,
-// returns an error, which await returns.
+// await waits for a message of a worker that does not serve yet. A worker that ends, refuses, or has worked for longer than limit is
+// killed: the error says why. So is one when meanwhile, which is called now and then, returns an error.
 func (p *workerProcess) await(text string, limit time.Duration, meanwhile func() error) error {
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
@@ -123,7 +119,7 @@ func (p *workerProcess) await(text string, limit time.Duration, meanwhile func()
 	}
 }
 
-// failure kills a worker that sent m instead of what was expected, and says why it cannot serve.
+// failure kills a worker that sent m instead of what was expected.
 func (p *workerProcess) failure(m message) error {
 	p.kill()
 	if reason, refused := strings.CutPrefix(m.text, msgRefused); refused {
@@ -136,45 +132,38 @@ func (p *workerProcess) failure(m message) error {
 	return err
 }
 
-// A machineError is why no worker serves, if the machine is to blame: it is short of memory or of processes. The next worker may
-// find it better.
+// A machineError is why no worker serves if the machine is short of memory or of processes. The next worker may find it better.
 type machineError struct{ error }
 
 // isMachines says whether the machine is to blame for the end of a worker that ended by itself: it was killed as it is when memory
 // runs out; or, before it served, with the status of a Go program that got no thread or no memory.
 func (p *workerProcess) isMachines() bool {
-	status, _ := p.status()
+	status := p.status()
 	return status.Signaled() && status.Signal() == syscall.SIGKILL || status.ExitStatus() == 2 && !p.serves
 }
 
-// howEnded says how a process ended that was killed or has ended by itself.
 func (p *workerProcess) howEnded() string {
-	status, whole := p.status()
-	words := fmt.Sprintf("exit status %d", status.ExitStatus())
-	if status.Signaled() {
-		words = fmt.Sprintf("killed by signal %d", status.Signal())
+	if status := p.status(); status.Signaled() {
+		return fmt.Sprintf("killed by signal %d", status.Signal())
+	} else {
+		return fmt.Sprintf("exit status %d", status.ExitStatus())
 	}
-	if !whole {
-		words += "; threads of it still wait for a disk"
-	}
-	return words
 }
 
-// status is how a process ended that was killed or has ended by itself. whole says whether all its threads have ended.
-func (p *workerProcess) status() (status syscall.WaitStatus, whole bool) {
+// status is how a process ended, or its first thread if others have not.
+func (p *workerProcess) status() syscall.WaitStatus {
 	select {
 	case <-p.ended:
-		return p.cmd.ProcessState.Sys().(syscall.WaitStatus), true
+		return p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	default:
 	}
-	status, isDying := p.isDying()
-	if !isDying {
-		status = syscall.WaitStatus(syscall.SIGKILL)
+	if status, isDying := p.isDying(); isDying {
+		return status
 	}
-	return status, false
+	return syscall.WaitStatus(syscall.SIGKILL)
 }
 
-// isDying says whether the first thread has ended, and how, and others have not.
+// isDying says how the first thread has ended, while others have not.
 func (p *workerProcess) isDying() (syscall.WaitStatus, bool) {
 	stat, err := process.ReadStat(process.Dir(p.cmd.Process.Pid))
 	return stat.Ended, err == nil && stat.State == 'Z'
@@ -187,7 +176,7 @@ const (
 	killedLimit = 20 * time.Second
 )
 
-// kill ends a process, which may be answering requests: no read fails by that.
+// kill may end a process that is answering requests: no read fails by that.
 func (p *workerProcess) kill() {
 	p.cmd.Process.Kill()
 	p.awaitEnd(killedLimit)
@@ -210,7 +199,7 @@ func (p *workerProcess) awaitEnd(limit time.Duration) {
 	}
 }
 
-// hasThread says whether a thread of the process is in one of these states.
+// hasThread says whether a thread is in one of these states.
 func (p *workerProcess) hasThread(states string) bool {
 	pid := p.cmd.Process.Pid
 	return slices.ContainsFunc(process.Threads(pid), func(thread int) bool {

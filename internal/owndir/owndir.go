@@ -1,5 +1,5 @@
-// Package owndir opens directories of one's own. Other users can put nothing into them, and all that is done there is done
-// through an os.Root, so that no link leads out of them.
+// Package owndir opens directories of one's own, into which other users can put nothing. They are used through an os.Root, so that no
+// link leads out of them.
 package owndir
 
 import (
@@ -25,7 +25,7 @@ func Mode(group bool) os.FileMode {
 }
 
 // Self opens the directory of a root itself, to lock it. It must belong to this process's user, and no one else may write to it; one that
-// a group shares may belong to another user, if this process is of its group. Self takes away the permissions that are not those of Mode.
+// a group shares may belong to another user, if this process is of its group. Self takes away the permissions that Mode lacks.
 func Self(root *os.Root, group bool) (*os.File, error) {
 	self, err := root.Open(".")
 	if err != nil {
@@ -61,13 +61,9 @@ func protect(dir *os.File, group bool) error {
 
 // Lock is flock(2), and tries again after a signal.
 func Lock(f *os.File, how int) error {
-	for {
-		switch err := unix.Flock(int(f.Fd()), how); err {
-		case nil:
-			return nil
-		case unix.EINTR:
-		default:
-			return &os.PathError{Op: "flock", Path: f.Name(), Err: err}
-		}
+	err := error(unix.EINTR)
+	for err == unix.EINTR {
+		err = unix.Flock(int(f.Fd()), how)
 	}
+	return os.NewSyscallError("flock "+f.Name(), err)
 }

@@ -28,7 +28,6 @@ func All() []int { return numbers("/proc") }
 // Threads are the ids of a process's threads.
 func Threads(pid int) []int { return numbers(Dir(pid) + "/task") }
 
-// numbers are the names in a directory that are numbers.
 func numbers(dir string) (all []int) {
 	open, err := os.Open(dir)
 	if err != nil {
@@ -51,7 +50,7 @@ func Describe(pid int) string {
 	return fmt.Sprintf("process %d (%s)", pid, OneLine(strings.TrimSpace(string(comm))))
 }
 
-// OneLine escapes what cannot be printed in a name that a user chose, so that it does not look like a message of its own.
+// OneLine escapes what cannot be printed in a name that a user chose.
 func OneLine(name string) string {
 	quoted := strconv.Quote(name)
 	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
@@ -84,17 +83,7 @@ func User(pid int) (*syscall.Credential, error) {
 	return u, nil
 }
 
-// OfThread is the id of the process that a thread belongs to, or -1 where there is no such thread.
-func OfThread(id int) int {
-	status, _ := os.ReadFile(Dir(id) + "/status")
-	_, rest, _ := strings.Cut(string(status), "\nTgid:")
-	process := -1
-	fmt.Sscan(rest, &process)
-	return process
-}
-
-// ReadStat reads the file stat in a directory of /proc: a process's ([Dir]), or a thread's in its task/. The error is os.ReadFile's
-// where there is no such process.
+// ReadStat reads the file stat in a directory of /proc: a process's ([Dir]), or a thread's in its task/.
 func ReadStat(dir string) (Stat, error) {
 	text, err := os.ReadFile(dir + "/stat")
 	if err != nil {
@@ -106,21 +95,12 @@ func ReadStat(dir string) (Stat, error) {
 	if end < 0 || len(fields) < 50 {
 		return Stat{}, fmt.Errorf("%s/stat: %q", dir, text)
 	}
-	began, err := strconv.ParseUint(fields[19], 10, 64)
-	if err != nil {
-		return Stat{}, fmt.Errorf("%s/stat: %w", dir, err)
-	}
-	ended, err := strconv.ParseUint(fields[49], 10, 32)
-	if err != nil {
-		return Stat{}, fmt.Errorf("%s/stat: %w", dir, err)
-	}
-	var ticks time.Duration
-	for _, field := range fields[11:13] { // in programs, in the kernel
-		n, err := strconv.ParseInt(field, 10, 64)
-		if err != nil {
+	var n [4]uint64
+	for i, field := range []int{19, 49, 11, 12} { // when it began, how it ended, ticks in programs, ticks in the kernel
+		if n[i], err = strconv.ParseUint(fields[field], 10, 64); err != nil {
 			return Stat{}, fmt.Errorf("%s/stat: %w", dir, err)
 		}
-		ticks += time.Duration(n)
 	}
-	return Stat{State: fields[0][0], Began: began, Ended: syscall.WaitStatus(ended), CPU: ticks * time.Second / 100}, nil
+	cpu := time.Duration(n[2]+n[3]) * time.Second / 100
+	return Stat{State: fields[0][0], Began: n[0], Ended: syscall.WaitStatus(n[1]), CPU: cpu}, nil
 }

@@ -77,12 +77,7 @@ func TestLists(t *testing.T) {
 	if !slices.Contains(threads, os.Getpid()) {
 		t.Errorf("the first thread is not among %v", threads)
 	}
-	for _, id := range threads {
-		if got := OfThread(id); got != os.Getpid() {
-			t.Errorf("thread %d is of process %d, want %d", id, got, os.Getpid())
-		}
-	}
-	if got := OfThread(-1); got != -1 || len(Threads(1<<30)) > 0 {
-		t.Errorf("no thread is of process %d, and no process has threads %v", got, Threads(1<<30))
+	if none := Threads(1 << 30); len(none) > 0 {
+		t.Errorf("no process has threads %v", none)
 	}
 }

@@ -16,26 +16,6 @@ import (
 	"batchfs/test/e2e"
 )
 
-// installDecoder returns the program that decodes manifests, which is kept in the user's cache directory.
-func installDecoder(t *testing.T) string {
-	t.Helper()
-	dir, err := os.UserCacheDir()
-	e2e.NoError(t, err)
-	program := filepath.Join(dir, "batchfs", "kubernetes-v0.37.2")
-	if _, err := os.Stat(program); err == nil {
-		return program
-	}
-	e2e.NoError(t, os.MkdirAll(filepath.Dir(program), 0o755))
-	building := fmt.Sprintf("%s.%d", program, os.Getpid())
-	cmd := exec.Command("go", "build", "-o", building, ".")
-	cmd.Dir = "kubernetes"
-	if out, err := cmd.CombinedOutput(); err != nil {
-		e2e.Lack(t, "no types of Kubernetes: %v\n%s", err, out)
-	}
-	e2e.NoError(t, os.Rename(building, program))
-	return program
-}
-
 // A container is what the tests look at of one in a manifest.
 type container struct {
 	Name            string
@@ -64,8 +44,7 @@ type podSpec struct {
 // manifests are the pods and the configurations of the manifests, by the kind and name of their objects.
 func manifests(t *testing.T) (pods map[string]podSpec, configs map[string]string) {
 	t.Helper()
-	files, err := filepath.Glob("../deploy/kubernetes/*.yaml")
-	e2e.NoError(t, err)
+	files := e2e.Must(filepath.Glob("../deploy/kubernetes/*.yaml"))(t)
 	var objects []struct {
 		Kind     string
 		Metadata struct{ Name string }
@@ -76,7 +55,7 @@ func manifests(t *testing.T) (pods map[string]podSpec, configs map[string]string
 			Template       struct{ Spec podSpec }
 		}
 	}
-	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, append([]string{installDecoder(t)}, files...)...)), &objects))
+	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, append([]string{e2e.Install(t, "kubernetes-v0.37.2", "kubernetes", ".")}, files...)...)), &objects))
 	pods, configs = map[string]podSpec{}, map[string]string{}
 	for _, o := range objects {
 		name := o.Kind + "/" + o.Metadata.Name
@@ -103,9 +82,7 @@ func TestManifests(t *testing.T) {
 		t.Fatalf("%d pods and %d configurations", len(pods), len(configs))
 	}
 	for name, config := range configs {
-		if !strings.Contains(config, "shuffle_block") {
-			t.Errorf("%s: every node fetches all of the corpus", name)
-		}
+		e2e.Contains(t, name, config, "shuffle_block") // or every node fetches all of the corpus
 	}
 	var fleet struct {
 		Seconds float64 `json:"fleet_mount_seconds"`
@@ -158,9 +135,7 @@ func TestImage(t *testing.T) {
 	dockerfile := string(text)
 	module := e2e.Content(t, "../go.mod")
 	version := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindStringSubmatch(string(module))[1]
-	if !strings.Contains(dockerfile, "FROM golang:"+version+" AS build\n") {
-		t.Errorf("the image is not built with Go %s", version)
-	}
+	e2e.Contains(t, "the Dockerfile", dockerfile, "FROM golang:"+version+" AS build\n")
 
 	root := t.TempDir()
 	for _, copied := range regexp.MustCompile(`(?m)^COPY --from=build (\S+) (\S+)$`).FindAllStringSubmatch(dockerfile, -1) {
@@ -169,11 +144,10 @@ func TestImage(t *testing.T) {
 			build := regexp.MustCompile(`(?m)^RUN (.*go build.*) -o /batchfs (.*)$`).FindStringSubmatch(dockerfile)
 			e2e.Run(t, "sh", "-c", "cd .. && "+build[1]+" -o "+root+copied[2]+" "+build[2])
 		} else {
-			e2e.Write(t, root+copied[2], nil)
+			e2e.Write(t, root+copied[2], "")
 		}
 	}
-	program, err := elf.Open(root + "/usr/local/bin/batchfs")
-	e2e.NoError(t, err)
+	program := e2e.Must(elf.Open(root + "/usr/local/bin/batchfs"))(t)
 	defer program.Close()
 	if slices.ContainsFunc(program.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
 		t.Error("the program is not static")
@@ -188,7 +162,7 @@ func TestImage(t *testing.T) {
 		e2e.NoError(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
 	}
 	for _, device := range []string{"fuse", "null"} { // every container has the second
-		e2e.Write(t, root+"/dev/"+device, nil)
+		e2e.Write(t, root+"/dev/"+device, "")
 	}
 	const node = `
 		root=$0 probe=$1; shift
@@ -208,131 +182,139 @@ func TestImage(t *testing.T) {
 	out := e2e.Run(t, slices.Concat([]string{"unshare", "--mount", "--propagation", "private", "--pid", "--fork", "sh", "-ec", node, root,
 		strings.Join(batchfs.StartupProbe.Exec.Command, " ")}, batchfs.Args)...)
 	want := e2e.Run(t, "sh", "-c", `"$0" cat train --data "$1" --set batch.order=shuffle --set batch.shuffle_block=64MiB | sha256sum`, e2e.PlainBatchfs, root+"/etc/batchfs")
-	if out != want {
-		t.Errorf("it printed %q, want %q", out, want)
-	}
+	e2e.Equal(t, "what it printed", out, want)
 }
 
-// The scripts for Slurm mount for a job, whose tasks read each its share, and unmount after it, however often they run. What is wrong for the
-// job fails the job; only a machine that cannot mount fails the prolog.
-func TestSlurm(t *testing.T) {
+// A slurm runs the scripts for Slurm, in the place of Slurm and of a trainer.
+type slurm struct {
+	root, config, dir, log string
+	want                   string // what the job prints
+}
+
+const job, jobUser = "4711", 1234
+
+// newSlurm copies the scripts, with paths below a directory of the test.
+func newSlurm(t *testing.T) slurm {
+	t.Helper()
 	needNamespaces(t)
 	e2e.NeedRoot(t, "the prolog is root's")
 	root := t.TempDir()
 	e2e.NoError(t, os.Chmod(filepath.Dir(root), 0o755))
 	e2e.NoError(t, os.Chmod(root, 0o755))
 	config, _ := e2e.Small(t, 1)
-	const id, user = "4711", 1234
-	dir, log := root+"/run/batchfs/"+id, root+"/var/log/batchfs/"+id+".log"
-	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
-	scripts, err := filepath.Glob("../deploy/slurm/*")
-	e2e.NoError(t, err)
-	for _, script := range scripts {
+	want := slices.Concat(e2e.Cat(t, "train/rank=0,world=2", "-c", config), e2e.Cat(t, "train/rank=1,world=2", "-c", config))
+	s := slurm{root, config, root + "/run/batchfs/" + job, root + "/var/log/batchfs/" + job + ".log", string(want)}
+	t.Cleanup(func() {
+		syscall.Unmount(s.dir, syscall.MNT_DETACH)
+		if t.Failed() {
+			t.Logf("the log of the job:\n%s", s.said())
+		}
+	})
+	for _, script := range e2e.Must(filepath.Glob("../deploy/slurm/*"))(t) {
 		e2e.Run(t, "sh", "-n", script)
 		if _, err := exec.LookPath("shellcheck"); err == nil {
 			e2e.Run(t, "shellcheck", script)
 		}
-		text := e2e.Content(t, script)
 		there := strings.NewReplacer("/run/batchfs", root+"/run/batchfs", "/var/log/batchfs", root+"/var/log/batchfs",
-			"/etc/batchfs/config.toml", config, "/etc/slurm/batchfs", root, "\nPATH=", "\nPATH="+root+":").Replace(string(text))
-		e2e.Write(t, filepath.Join(root, filepath.Base(script)), []byte(there))
+			"/etc/batchfs/config.toml", config, "/etc/slurm/batchfs", root, "\nPATH=", "\nPATH="+root+":").Replace(string(e2e.Content(t, script)))
+		e2e.Write(t, filepath.Join(root, filepath.Base(script)), there)
 	}
-	// in the place of Slurm and of a trainer
-	e2e.Write(t, root+"/srun", []byte(`#!/bin/sh
+	e2e.Write(t, root+"/srun", `#!/bin/sh
 		task_prolog=${1#--task-prolog=}; shift
 		for SLURM_PROCID in 0 1; do
 			export SLURM_PROCID SLURM_NTASKS=2
 			said=$("$task_prolog" 2>&-) || { echo "$said" | sed -n 's/^print //p'; exit 1; }
 			"$@"
-		done`))
-	e2e.Write(t, root+"/python", []byte("#!/bin/sh\ncat \"${2#--batches=}/batch/0\"\n"))
+		done`)
+	e2e.Write(t, root+"/python", "#!/bin/sh\ncat \"${2#--batches=}/batch/0\"\n")
 	for _, name := range []string{"srun", "python", "task_prolog"} {
 		e2e.NoError(t, os.Chmod(filepath.Join(root, name), 0o755))
 	}
 	e2e.NoError(t, os.Symlink(e2e.Batchfs, root+"/batchfs"))
-	slurm := func(script string) error {
-		t.Helper()
-		_, stderr, err := e2e.Try(t, "env", "-i", "SLURM_JOB_ID="+id, fmt.Sprint("SLURM_JOB_UID=", user), "/bin/sh", filepath.Join(root, script))
-		if stderr != "" {
-			t.Errorf("%s: %s", script, stderr)
-		}
-		return err
-	}
-	said := func() string {
-		text, _ := os.ReadFile(log)
-		return string(text)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the log of the job:\n%s", said())
-		}
-	})
+	return s
+}
 
-	e2e.NoError(t, slurm("prolog"))
-	e2e.NoError(t, slurm("prolog"))
-	want := string(slices.Concat(e2e.Cat(t, "train/rank=0,world=2", "-c", config), e2e.Cat(t, "train/rank=1,world=2", "-c", config)))
-	job := func() (string, error) {
-		return e2e.AsUser(t, user, user, "env", "PATH="+root+":"+os.Getenv("PATH"), "SLURM_JOB_ID="+id, "sh", root+"/train.sbatch")
+// run runs a script as slurmd does. It must print nothing.
+func (s slurm) run(t *testing.T, script string) error {
+	t.Helper()
+	_, stderr, err := e2e.Try(t, "env", "-i", "SLURM_JOB_ID="+job, fmt.Sprint("SLURM_JOB_UID=", jobUser), "/bin/sh", filepath.Join(s.root, script))
+	e2e.Equal(t, script+" said", stderr, "")
+	return err
+}
+
+// train runs the job.
+func (s slurm) train(t *testing.T) (string, error) {
+	return e2e.AsUser(t, jobUser, jobUser, "env", "PATH="+s.root+":"+os.Getenv("PATH"), "SLURM_JOB_ID="+job, "sh", s.root+"/train.sbatch")
+}
+
+// trains fails unless the job gets its batches.
+func (s slurm) trains(t *testing.T) {
+	t.Helper()
+	if got, err := s.train(t); err != nil || got != s.want {
+		t.Errorf("the job: %v, %q, want %q", err, got, s.want)
 	}
-	trains := func() {
-		t.Helper()
-		got, err := job()
-		if err != nil || got != want {
-			t.Errorf("the job: %v, %q, want %q", err, got, want)
-		}
-	}
-	trains()
-	if out, err := e2e.AsUser(t, user+1, user+1, "ls", dir+"/train"); err == nil {
+}
+
+// said is the log of the job.
+func (s slurm) said() string {
+	text, _ := os.ReadFile(s.log)
+	return string(text)
+}
+
+// The scripts for Slurm mount for a job, whose tasks read each its share, and unmount after it, however often they run.
+func TestSlurm(t *testing.T) {
+	s := newSlurm(t)
+	e2e.NoError(t, s.run(t, "prolog"))
+	e2e.NoError(t, s.run(t, "prolog"))
+	s.trains(t)
+	if out, err := e2e.AsUser(t, jobUser+1, jobUser+1, "ls", s.dir+"/train"); err == nil {
 		t.Errorf("another user sees %s", out)
 	}
 	supervisor := func() (pid int) {
-		fmt.Sscanf(e2e.Run(t, "grep", dir, "/proc/self/mounts"), "batchfs:%d:", &pid)
+		fmt.Sscanf(e2e.Run(t, "grep", s.dir, "/proc/self/mounts"), "batchfs:%d:", &pid)
 		return pid
 	}
 	e2e.NoError(t, syscall.Kill(supervisor(), syscall.SIGKILL))
-	e2e.Await(t, "the mount to be dead", func() bool { _, _, err := e2e.Try(t, "ls", dir); return err != nil })
-	e2e.NoError(t, slurm("prolog")) // the job is put back into the queue, and comes again
-	trains()
+	e2e.Await(t, "the mount to be dead", func() bool { _, _, err := e2e.Try(t, "ls", s.dir); return err != nil })
+	e2e.NoError(t, s.run(t, "prolog")) // the job is put back into the queue, and comes again
+	s.trains(t)
 
 	hold := exec.Command("sleep", "infinity") // what a job may leave
-	hold.Dir = dir
-	e2e.NoError(t, hold.Start())
-	defer hold.Wait()
-	defer hold.Process.Kill()
+	hold.Dir = s.dir
+	e2e.Begin(t, hold)
 	keeper := supervisor()
-	e2e.NoError(t, slurm("epilog"))
-	e2e.NoError(t, slurm("epilog"))
-	if _, err := os.Lstat(dir); err == nil || e2e.IsMounted(t, dir) || !e2e.Ended(keeper) {
-		t.Errorf("after the epilog: %v, mounted: %v, ended: %v", err, e2e.IsMounted(t, dir), e2e.Ended(keeper))
+	e2e.NoError(t, s.run(t, "epilog"))
+	e2e.NoError(t, s.run(t, "epilog"))
+	if _, err := os.Lstat(s.dir); err == nil || e2e.IsMounted(t, s.dir) || !e2e.Ended(keeper) {
+		t.Errorf("after the epilog: %v, mounted: %v, ended: %v", err, e2e.IsMounted(t, s.dir), e2e.Ended(keeper))
 	}
+}
 
-	// What is wrong for the job fails the job, and drains no node. When it is mended, the job runs.
-	right := e2e.Content(t, config)
+// What is wrong for the job fails the job, and drains no node. Only a machine that cannot mount is drained.
+func TestSlurmRefuses(t *testing.T) {
+	s := newSlurm(t)
+	right := e2e.Content(t, s.config)
 	away := "[store]\nendpoint = \"http://127.0.0.1:1\"\nanonymous = true\n[mount]\ntimeout = \"1s\"\n[splits.train]\ntokens = \"s3://bucket/train.bin\"\n"
 	for wrong, why := range map[string]string{"[batch]\nbatchsize = 4\n": "batchsize", away: "connection refused"} {
-		e2e.Write(t, config, []byte(wrong))
-		if err := slurm("prolog"); err != nil {
-			t.Errorf("the prolog drains the node, because of %s: %v", why, err)
-		}
-		got, err := job()
-		if err == nil || !strings.Contains(got, why) || !strings.Contains(got, "no batches on ") || !strings.Contains(said(), why) {
+		e2e.Write(t, s.config, wrong)
+		e2e.NoError(t, s.run(t, "prolog"))
+		got, err := s.train(t)
+		if err == nil || !strings.Contains(got, why) || !strings.Contains(got, "no batches on ") || !strings.Contains(s.said(), why) {
 			t.Errorf("the job that has no batches because of %q: %v, %q", why, err, got)
 		}
 	}
-	e2e.Write(t, config, right)
-	e2e.NoError(t, slurm("prolog"))
-	trains()
-	e2e.NoError(t, slurm("epilog"))
+	e2e.Write(t, s.config, right)
+	e2e.NoError(t, s.run(t, "prolog"))
+	s.trains(t)
+	e2e.NoError(t, s.run(t, "epilog"))
 
-	// A machine that cannot mount is drained.
-	script := filepath.Join(root, "prolog")
-	text := e2e.Content(t, script)
-	e2e.Write(t, script, []byte("unshare --mount sh -ec 'mount -t tmpfs dev /dev; : >/dev/null\n"+strings.ReplaceAll(string(text), "'", `'\''`)+"'"))
-	if slurm("prolog") == nil || !strings.Contains(said(), "FIX  /dev/fuse") {
+	script := filepath.Join(s.root, "prolog")
+	text := strings.ReplaceAll(string(e2e.Content(t, script)), "'", `'\''`)
+	e2e.Write(t, script, "unshare --mount sh -ec 'mount -t tmpfs dev /dev; : >/dev/null\n"+text+"'")
+	if s.run(t, "prolog") == nil || !strings.Contains(s.said(), "FIX  /dev/fuse") {
 		t.Error("the prolog of a machine without FUSE succeeds, or does not say why")
 	}
-	e2e.NoError(t, slurm("epilog"))
-	if left, _ := filepath.Glob(dir + "*"); len(left) > 0 {
-		t.Errorf("the epilog leaves %s", left)
-	}
+	e2e.NoError(t, s.run(t, "epilog"))
+	left, _ := filepath.Glob(s.dir + "*")
+	e2e.Equal(t, "files that the epilog leaves", len(left), 0)
 }

@@ -19,8 +19,7 @@ func mountFor(t *testing.T, dir string) *os.File {
 	t.Helper()
 	e2e.NeedFUSE(t)
 	e2e.NeedRoot(t, "only root mounts without a helper")
-	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
-	e2e.NoError(t, err)
+	device := e2e.Must(os.OpenFile("/dev/fuse", os.O_RDWR, 0))(t)
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other", device.Fd())
 	e2e.NoError(t, syscall.Mount("driver", dir, "fuse.driver", syscall.MS_RDONLY|syscall.MS_NOSUID|syscall.MS_NODEV, options))
 	t.Cleanup(func() {
@@ -36,18 +35,12 @@ const without = `umount -l "$0"; exec setpriv --reuid 65534 --regid 65534 --clea
 // handOver starts a batchfs without any rights. It serves a mount that it did not make and cannot see.
 func handOver(t *testing.T, device *os.File, dir string, args ...string) *e2e.Mounted {
 	t.Helper()
-	m := &e2e.Mounted{Dir: dir, Done: make(chan struct{})}
-	m.Cmd = exec.Command("unshare", append([]string{"--mount", "--propagation", "private", "sh", "-c", without, dir, e2e.Batchfs, "mount", "--fd", "3"}, args...)...)
-	m.Cmd.Args = append(m.Cmd.Args, dir)
-	m.Cmd.ExtraFiles = []*os.File{device}
-	m.Start(t)
+	words := []string{"--mount", "--propagation", "private", "sh", "-c", without, dir, e2e.Batchfs, "mount", "--fd", "3"}
+	cmd := exec.Command("unshare", slices.Concat(words, args, []string{dir})...)
+	cmd.ExtraFiles = []*os.File{device}
+	m := e2e.StartMount(t, dir, cmd)
 	device.Close()
-	e2e.Await(t, "a mount that is ready", func() bool {
-		if m.Ended() {
-			t.Fatalf("mount %s ended:\n%s", args, m.Out)
-		}
-		return strings.Contains(m.Out.String(), "stop with Ctrl-C")
-	})
+	m.AwaitReady(t)
 	return m
 }
 
@@ -59,8 +52,7 @@ func TestHandedOver(t *testing.T) {
 	e2e.NoError(t, os.Chmod(filepath.Dir(dir), 0o755))
 	config, want := e2e.Small(t, 9)
 	m := handOver(t, mountFor(t, dir), dir, "-c", config, "--set", "mount.grace=0s")
-	kept, err := os.Open(m.Path("train/batch/1"))
-	e2e.NoError(t, err)
+	kept := e2e.Must(os.Open(m.Path("train/batch/1")))(t)
 	defer kept.Close()
 	for k, batch := range want[:5] {
 		e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.Read(t, "read", m.Path("train/next"))[0], batch)
@@ -143,12 +135,10 @@ func TestHandedOverRefused(t *testing.T) {
 	}
 	refused(nil, "--fd: descriptor 1 is not handed over", "--fd", "1")
 	refused(nil, "--fd: descriptor 99 is not handed over", "--fd", "99")
-	file, err := os.Open(config)
-	e2e.NoError(t, err)
+	file := e2e.Must(os.Open(config))(t)
 	defer file.Close()
 	refused(file, "--fd: descriptor 3 is "+config+"; it must be /dev/fuse", "--fd", "3")
-	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
-	e2e.NoError(t, err)
+	device := e2e.Must(os.OpenFile("/dev/fuse", os.O_RDWR, 0))(t)
 	defer device.Close()
 	refused(device, "nothing is mounted with descriptor 3", "--fd", "3")
 	refused(device, "[fd no-resend]", "--fd", "3", "--no-resend")
@@ -156,8 +146,7 @@ func TestHandedOverRefused(t *testing.T) {
 	dir := t.TempDir()
 	e2e.NoError(t, os.Chmod(filepath.Dir(dir), 0o755))
 	device = mountFor(t, dir)
-	copied, err := syscall.Dup(int(device.Fd()))
-	e2e.NoError(t, err)
+	copied := e2e.Must(syscall.Dup(int(device.Fd())))(t)
 	again := os.NewFile(uintptr(copied), "/dev/fuse")
 	defer again.Close()
 	m := handOver(t, device, dir, "-c", config, "--set", "mount.grace=0s")

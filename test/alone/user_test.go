@@ -22,8 +22,7 @@ func letUsersMount(t *testing.T) {
 	}
 	e2e.NeedRoot(t, "every other test is this one")
 	// On ordinary hosts everybody may open /dev/fuse.
-	info, err := os.Stat("/dev/fuse")
-	e2e.NoError(t, err)
+	info := e2e.Must(os.Stat("/dev/fuse"))(t)
 	e2e.NoError(t, os.Chmod("/dev/fuse", 0o666))
 	t.Cleanup(func() { os.Chmod("/dev/fuse", info.Mode().Perm()) })
 	// And there is an /etc/mtab, which fusermount3 asks whose mount it is.
@@ -44,8 +43,7 @@ func needNamespaces(t testing.TB) {
 // An ordinary user mounts through fusermount3, and another user cannot read there.
 func TestOrdinaryUser(t *testing.T) {
 	letUsersMount(t)
-	home, err := os.MkdirTemp("", "batchfs-user-")
-	e2e.NoError(t, err)
+	home := e2e.Must(os.MkdirTemp("", "batchfs-user-"))(t)
 	t.Cleanup(func() { os.RemoveAll(home) })
 	dir, other := filepath.Join(home, "mnt"), filepath.Join(home, "other")
 	data := e2e.Tokens(t, filepath.Join(home, "train.bin"), 60_000, 2)
@@ -79,8 +77,7 @@ func TestOrdinaryUser(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v: %s", err, said)
 	}
-	keeper, err := strconv.Atoi(regexp.MustCompile(`process (\d+)`).FindStringSubmatch(said)[1])
-	e2e.NoError(t, err)
+	keeper := e2e.Must(strconv.Atoi(regexp.MustCompile(`process (\d+)`).FindStringSubmatch(said)[1]))(t)
 	says("", "cmp", filepath.Join(dir, "train/tokens.bin"), data)
 	log, err := os.ReadFile(filepath.Join(home, "batchfs/batchfs.log"))
 	if err != nil || strings.Count(string(log), "read_ahead_kb") != 1 {
@@ -88,7 +85,7 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 	e2e.Fails(t, "Permission denied", "cat", filepath.Join(dir, "README"))
 	if e2e.Command(t, "grep", "-q", "^ *user_allow_other", "/etc/fuse.conf").Run() != nil {
-		fails("echo user_allow_other >>/etc/fuse.conf", e2e.Batchfs, "mount", "--set", "mount.allow_other=true", "--data", home, other)
+		fails("user_allow_other", e2e.Batchfs, "mount", "--set", "mount.allow_other=true", "--data", home, other)
 	}
 	// Whoever dies.
 	m := &e2e.Mounted{Dir: dir, Cmd: &exec.Cmd{Process: &os.Process{Pid: keeper}}}

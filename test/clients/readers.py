@@ -265,24 +265,6 @@ def unaligned_forks(path, processes, n):
             assert os.wait()[1] == 0
 
 
-@method
-def nonblocking(path, n):
-    for _ in range(int(n)):
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        yield line(until_eof(lambda _: os.read(fd, 100)))
-        os.close(fd)
-
-
-@method
-def nonblocking_part(path):
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    assert len(os.read(fd, 100)) == 100
-    os.close(fd)
-    return "a part"
-
-
-# Parts of a batch in other orders, batch after batch on one open file.
-
 def in_parts(path, n, order):
     """n batches, each in pieces of an eighth."""
     with opened(path) as (fd, size):
@@ -503,6 +485,29 @@ def stretch(path, first, end):
 
 
 @method
+def under_signals(path, n):
+    """Opens and reads a file n times, while signals come as fast as can be, with plain system calls: Python would try again after EINTR."""
+    import ctypes
+    import signal
+    c, size = ctypes.CDLL(None, use_errno=True), os.stat(path).st_size
+    c.pread.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long]
+    c.pread.restype = ctypes.c_ssize_t
+    caught = []
+    signal.signal(signal.SIGALRM, lambda *_: caught.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+    for _ in range(int(n)):
+        fd, data, at = c.open(path.encode(), os.O_RDONLY), ctypes.create_string_buffer(size), 0
+        assert fd >= 0, os.strerror(ctypes.get_errno())
+        while got := c.pread(fd, ctypes.addressof(data) + at, size - at, at):
+            assert got > 0, os.strerror(ctypes.get_errno())
+            at += got
+        os.close(fd)
+        yield line(data.raw[:at])
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert caught, "no signals"
+
+
+@method
 def first_comers(path, processes, n):
     """Processes that at the same moment read, for each i below n, the path with i in place of {}."""
     import multiprocessing
@@ -583,64 +588,6 @@ def writes(directory):
             yield f"{what}: done"
         except OSError as e:
             yield f"{what}: {name_of(e)}"
-
-
-# Other libraries.
-
-def tensors(arrays, metadata):
-    """A line for each tensor, in alphabetical order, and one of JSON for the metadata."""
-    import json
-    for name, array in sorted(arrays.items()):
-        shape = " ".join(map(str, array.shape))
-        yield f"{name} {array.dtype} [{shape}] {line(array.tobytes())}"
-    yield json.dumps(metadata, sort_keys=True, separators=(",", ":"))
-
-
-@method
-def safetensors_file(path):
-    from safetensors import numpy, safe_open
-    with safe_open(path, framework="np") as f:
-        one_by_one = {name: f.get_tensor(name) for name in f.keys()}
-        metadata = f.metadata()
-    loaded = numpy.load_file(path)
-    assert loaded.keys() == one_by_one.keys()
-    assert all((loaded[name] == one_by_one[name]).all() for name in loaded)
-    return tensors(loaded, metadata)
-
-
-@method
-def safetensors_bytes(path):
-    """One read, as next is read."""
-    import json
-    from safetensors import numpy
-    with open(path, "rb") as f:
-        data = f.read()
-    # The library gives the metadata of files only.
-    return tensors(numpy.load(data), json.loads(data[8:8 + int.from_bytes(data[:8], "little")])["__metadata__"])
-
-
-@method
-def nanogpt(path, batch_size, block_size, seed, ranks, n, state):
-    """What nanoGPT's get_batch gives n times of a uint16 file, in each of the ranks, and again from a state of the
-    generator that is saved in the file state after a few other draws. The first line is PyTorch's version."""
-    import numpy as np
-    import torch
-    data, B, T = np.memmap(path, np.uint16, mode="r"), int(batch_size), int(block_size)
-
-    def batches():
-        for _ in range(int(n)):
-            ix = torch.randint(len(data) - T, (B,))
-            x = torch.stack([torch.from_numpy(data[i:i + T].astype(np.int64)) for i in ix])
-            y = torch.stack([torch.from_numpy(data[i + 1:i + 1 + T].astype(np.int64)) for i in ix])
-            yield line(x.numpy().tobytes() + y.numpy().tobytes())
-    yield torch.__version__
-    for rank in range(int(ranks)):
-        torch.manual_seed(int(seed) + rank)
-        yield from batches()
-    torch.randint(1000, (700,))
-    torch.rand(13)
-    torch.get_rng_state().numpy().tofile(state)
-    yield from batches()
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 
 	"batchfs/test/e2e"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // A refusal is one line that names something of its own, not a trace.
@@ -27,8 +28,7 @@ func runBad(t *testing.T, args ...string) (out []byte, ok bool) {
 	cmd := e2e.Command(t, e2e.PlainBatchfs, args...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	pipe, err := cmd.StdoutPipe()
-	e2e.NoError(t, err)
+	pipe := e2e.Must(cmd.StdoutPipe())(t)
 	e2e.NoError(t, cmd.Start())
 	out, _ = io.ReadAll(io.LimitReader(pipe, 1<<16))
 	if len(out) == 1<<16 { // it serves, perhaps for hours
@@ -36,7 +36,7 @@ func runBad(t *testing.T, args ...string) (out []byte, ok bool) {
 		cmd.Wait()
 		return out, true
 	}
-	err = cmd.Wait()
+	err := cmd.Wait()
 	switch code := cmd.ProcessState.ExitCode(); {
 	case trace.MatchString(stderr.String()), code != 0 && code != 1:
 		t.Errorf("%q: %v\n%s", args, err, &stderr)
@@ -44,20 +44,6 @@ func runBad(t *testing.T, args ...string) (out []byte, ok bool) {
 		t.Errorf("%q: not one line: %q", args, &stderr)
 	}
 	return out, err == nil
-}
-
-// inParallel calls f with each number below n, a few at a time.
-func inParallel(n int, f func(i int)) {
-	var all sync.WaitGroup
-	slots := make(chan struct{}, 4)
-	for i := range n {
-		slots <- struct{}{}
-		all.Go(func() {
-			f(i)
-			<-slots
-		})
-	}
-	all.Wait()
 }
 
 // Odd arguments are refused, and help is help.
@@ -91,11 +77,17 @@ func TestOddArguments(t *testing.T) {
 	} {
 		lists = append(lists, strings.Fields(args))
 	}
-	inParallel(len(lists), func(i int) {
-		if _, ok := runBad(t, lists[i]...); ok {
-			t.Errorf("%q: accepted", lists[i])
-		}
-	})
+	var some errgroup.Group
+	some.SetLimit(4)
+	for _, args := range lists {
+		some.Go(func() error {
+			if _, ok := runBad(t, args...); ok {
+				t.Errorf("%q: accepted", args)
+			}
+			return nil
+		})
+	}
+	some.Wait()
 	if _, err := os.Stat(filepath.Join(dir, "o/train.bin")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("prepare has made something: %v", err)
 	}

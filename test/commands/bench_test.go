@@ -25,7 +25,7 @@ func TestBench(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	e2e.LeavesNothing(t, dir)
+	e2e.LeavesNothing(t, dir, dir)
 	var report struct {
 		Host    struct{ Kernel, Go, Python, NumPy, Torch string }
 		NotCold bool `json:"not_cold"`
@@ -71,15 +71,9 @@ func TestBenchInterrupted(t *testing.T) {
 	cmd := benchCommand(t, dir)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	e2e.NoError(t, cmd.Start())
-	done := make(chan struct{})
-	go func() {
-		cmd.Wait()
-		close(done)
-	}()
-	t.Cleanup(func() { cmd.Process.Kill(); <-done })
+	done := e2e.Begin(t, cmd)
 	e2e.Await(t, "a mount", func() bool { return len(e2e.MountsBelow(t, dir)) > 0 })
-	e2e.Await(t, "the end", func() bool { // by somebody impatient
+	e2e.Await(t, "the end", func() bool { // by a user who presses Ctrl-C again and again
 		cmd.Process.Signal(syscall.SIGINT)
 		select {
 		case <-done:
@@ -91,5 +85,5 @@ func TestBenchInterrupted(t *testing.T) {
 	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out.String(), "interrupted") {
 		t.Errorf("exit status %d\n%s", cmd.ProcessState.ExitCode(), &out)
 	}
-	e2e.LeavesNothing(t, dir)
+	e2e.LeavesNothing(t, dir, dir)
 }

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"batchfs/test/e2e"
 )
@@ -19,7 +18,7 @@ func TestDoctor(t *testing.T) {
 	e2e.Write(t, filepath.Join(dir, "config.toml"), []byte("mountpoint = 'mnt'\nsplits.a.tokens = 'data/train.bin'\nsplits.b.tokens = 'none.bin'\n"))
 	e2e.Write(t, filepath.Join(dir, "typo.toml"), []byte("mountpont = \"mnt\"\n"))
 	data, empty, full := filepath.Join(dir, "data"), t.TempDir(), t.TempDir()
-	e2e.Write(t, filepath.Join(full, "precious"), nil)
+	e2e.Write(t, filepath.Join(full, "precious"), "")
 	for _, test := range []struct {
 		args []string
 		fix  []string // of its lines, those to be fixed
@@ -65,69 +64,25 @@ func TestDoctorOfMounts(t *testing.T) {
 	config, _ := e2e.Small(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	keeper := m.Cmd.Process.Pid
-	var out string
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("at last the doctor said\n%s", out)
-		}
-	})
-	says := func(want string) bool {
-		t.Helper()
-		began := time.Now()
-		var err error
-		out, _, err = e2e.Try(t, e2e.PlainBatchfs, "doctor", "-c", config, m.Dir)
-		e2e.InTime(t, "the doctor", time.Since(began), 5*time.Second)
-		return strings.Contains(out, want) && (err == nil) == strings.HasPrefix(want, "ok")
-	}
-	awaitSays := func(want string) {
-		t.Helper()
-		e2e.Await(t, want, func() bool { return says(want) })
-	}
 	healthy := fmt.Sprintf("ok   mountpoint: %s is mounted, served by process ", m.Dir)
-	awaitSays(healthy)
-
+	e2e.AwaitDoctor(t, m.Dir, healthy)
 	e2e.NoError(t, syscall.Kill(keeper, syscall.SIGSTOP))
-	awaitSays(fmt.Sprintf("stuck: process %d, which keeps the mount, is stopped; continue it with: kill -CONT %[1]d", keeper))
+	e2e.AwaitDoctor(t, m.Dir, fmt.Sprintf("stuck: process %d, which keeps the mount, is stopped; continue it with: kill -CONT %[1]d", keeper))
 	e2e.NoError(t, syscall.Kill(keeper, syscall.SIGCONT))
-	awaitSays(healthy)
-
-	if e2e.InSoak() {
-		// The doctor reports a worker that has not answered for 3 s, and after 4 s the keeper replaces it. To leave more time than
-		// that for the question, the keeper is stopped for the first 3 s too.
-		e2e.Await(t, "the doctor to see a process that hangs", func() bool {
-			worker := m.AwaitStandby(t)[0]
-			e2e.NoError(t, syscall.Kill(worker, syscall.SIGSTOP))
-			e2e.NoError(t, syscall.Kill(keeper, syscall.SIGSTOP))
-			time.Sleep(3200 * time.Millisecond)
-			e2e.NoError(t, syscall.Kill(keeper, syscall.SIGCONT))
-			return says(fmt.Sprintf("stuck: process %d, which serves, has not answered for ", worker)) &&
-				strings.Contains(out, "; another takes its place, or else: batchfs restart "+m.Dir)
-		})
-		e2e.Await(t, "a restart", func() bool { // it is refused if the keeper replaces the worker meanwhile
-			_, _, err := e2e.Try(t, e2e.PlainBatchfs, "restart", m.Dir)
-			return err == nil
-		})
-		awaitSays(healthy)
-	}
+	e2e.AwaitDoctor(t, m.Dir, healthy)
 
 	probe := func(path string) error {
 		_, _, err := e2e.Try(t, e2e.PlainBatchfs, "doctor", "--mounted", path)
 		return err
 	}
 	e2e.Await(t, "a probe to succeed", func() bool { return probe(m.Dir) == nil })
-	if probe(t.TempDir()) == nil {
-		t.Error("a probe succeeds where nothing is mounted")
-	}
+	e2e.Equal(t, "a probe succeeds where nothing is mounted", probe(t.TempDir()) == nil, false)
 	e2e.Fails(t, "--mounted takes a MOUNTPOINT", e2e.PlainBatchfs, "doctor", "--mounted")
 
 	e2e.NoError(t, syscall.Kill(keeper, syscall.SIGKILL))
 	m.AwaitEnd(t)
-	if probe(m.Dir) == nil {
-		t.Error("a probe of a dead mount succeeds")
-	}
-	if !says("dead: process " + fmt.Sprint(keeper) + ", which kept the mount, is gone; free it with: batchfs unmount " + m.Dir) {
-		t.Error("the doctor does not see that the mount is dead")
-	}
+	e2e.Equal(t, "a probe of a dead mount succeeds", probe(m.Dir) == nil, false)
+	e2e.AwaitDoctor(t, m.Dir, "dead: process "+fmt.Sprint(keeper)+", which kept the mount, is gone; free it with: batchfs unmount "+m.Dir)
 	e2e.Run(t, e2e.PlainBatchfs, "unmount", m.Dir)
 }
 
@@ -138,21 +93,9 @@ func TestDoctorOfTokens(t *testing.T) {
 	d := e2e.NewDouble(t, e2e.VersionOf(0, 50_000))
 	well := e2e.Tokens(t, filepath.Join(t.TempDir(), "well.bin"), 60_000, 2)
 	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.well.tokens="+well)
-	// says returns whether the doctor has something to fix, and says so.
-	says := func(wants ...string) bool {
-		t.Helper()
-		out, _, err := e2e.Try(t, e2e.PlainBatchfs, "doctor", m.Path("train/rank=1,world=2"))
-		for _, want := range wants {
-			if !strings.Contains(out, want) {
-				t.Logf("%q is not in\n%s", want, out)
-				return false
-			}
-		}
-		return (err == nil) == !strings.Contains(strings.Join(wants, ""), "FIX ")
-	}
-	e2e.Await(t, "a doctor who is content", func() bool {
-		return says("ok   mountpoint: "+m.Dir+" is mounted", "ok   mounted train: 50000 tokens in 1 file: "+d.Path, "ok   mounted well: 60000 tokens in 1 file: "+well)
-	})
+	split := m.Path("train/rank=1,world=2")
+	e2e.AwaitDoctor(t, split, "ok   mountpoint: "+m.Dir+" is mounted", "ok   mounted train: 50000 tokens in 1 file: "+d.Path,
+		"ok   mounted well: 60000 tokens in 1 file: "+well)
 	for _, test := range []struct {
 		mode e2e.Mode
 		want string
@@ -168,10 +111,10 @@ func TestDoctorOfTokens(t *testing.T) {
 			!strings.Contains(stderr, m.Path("train")+" cannot be read: ") || !strings.Contains(stderr, test.want) || strings.Contains(stderr, "well") {
 			t.Errorf("restart: %v %q %q, want %q", err, out, stderr, test.want)
 		}
-		e2e.Await(t, "a doctor who sees it", func() bool { return says("FIX  mounted train: ", test.want, "ok   mounted well: ") })
+		e2e.AwaitDoctor(t, split, "FIX  mounted train: ", test.want, "ok   mounted well: ")
 	}
 	d.Set(t, e2e.Healthy)
-	e2e.Await(t, "a doctor who is content again", func() bool { return says("ok   mounted train: ") })
+	e2e.AwaitDoctor(t, split, "ok   mounted train: ")
 	e2e.Await(t, "a restart", func() bool {
 		_, _, err := e2e.Try(t, e2e.PlainBatchfs, "restart", m.Dir)
 		return err == nil

@@ -1,11 +1,9 @@
 package commands
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -69,22 +67,15 @@ func TestInspectIsTheFileInTheMount(t *testing.T) {
 				name := fmt.Sprintf("%s/batch/%d.json", dir, k)
 				want := e2e.Run(t, append(args, fmt.Sprint(k))...)
 				data := e2e.Content(t, m.Path(name))
-				if string(data) != want {
-					t.Errorf("%s is\n%s\ninspect says\n%s", name, data, want)
-				}
-				if info, err := os.Stat(m.Path(name)); err != nil || info.Size() != int64(len(want)) {
-					t.Errorf("%s: %v, %v, want %d bytes", name, info, err, len(want))
-				}
+				e2e.Equal(t, name, string(data), want)
+				e2e.Equal(t, "the size of "+name, e2e.Must(os.Stat(m.Path(name)))(t).Size(), int64(len(want)))
 			}
 		}
 	}
 
-	if text := e2e.Run(t, "cat", m.Path("many/batch/0.json")); strings.Count(text, `"row"`) != 65537 || !json.Valid([]byte(text)) {
-		t.Errorf("a batch of many rows: %d of them", strings.Count(text, `"row"`))
-	}
-	if out := e2e.Run(t, e2e.PlainBatchfs, "inspect", "many", "0", "-c", config, "--json"); strings.Count(out, `"row"`) != 65537 {
-		t.Errorf("a batch of many rows: %d of them", strings.Count(out, `"row"`))
-	}
+	text := e2e.Run(t, "cat", m.Path("many/batch/0.json"))
+	e2e.Equal(t, "rows of a batch of many", strings.Count(text, `"row"`), 65537)
+	e2e.Equal(t, "inspect of many rows", e2e.Run(t, e2e.PlainBatchfs, "inspect", "many", "0", "-c", config, "--json"), text)
 }
 
 // Python finds the files that JSON names, also if their names are not UTF-8; and no name moves the cursor of a terminal.
@@ -93,8 +84,7 @@ func TestOddNames(t *testing.T) {
 	for _, name := range []string{"train.bin", "val.bin"} {
 		e2e.Tokens(t, filepath.Join(dir, name), 60_000, 2)
 	}
-	config := filepath.Join(filepath.Dir(dir), "config.toml")
-	e2e.Write(t, config, []byte("[splits.train]\ntokens = '*/train.bin'\n[splits.val]\ntokens = '*/val.bin'\n"))
+	config := e2e.Write(t, filepath.Join(filepath.Dir(dir), "config.toml"), []byte("[splits.train]\ntokens = '*/train.bin'\n[splits.val]\ntokens = '*/val.bin'\n"))
 	m := e2e.Mount(t, "-c", config)
 	for _, file := range []string{"info.json", "batch/0.json"} {
 		e2e.Run(t, e2e.Python, "-c", `
@@ -105,7 +95,7 @@ for name in info.get("files", []) + [row["file"] for row in info.get("rows", [])
 	}
 	inspect := []string{e2e.PlainBatchfs, "inspect", m.Path("train")}
 	outputs := []string{m.Out.String(), e2e.Run(t, e2e.PlainBatchfs, "doctor", "-c", config, m.Dir), e2e.Run(t, append(inspect, "0")...)}
-	reader := e2e.StartStorm(t, e2e.Command(t, e2e.Python, "-c", `
+	reader := e2e.StartClient(t, e2e.Command(t, e2e.Python, "-c", `
 import sys
 open("/proc/self/comm", "w").write("\x1b]0;x\x07\nprocess 1")
 f = open(sys.argv[1])
@@ -121,14 +111,5 @@ sys.stdin.read()`, m.Path("train/info.json")))
 		if strings.ContainsAny(text, "\x1b\x07") || text == "" {
 			t.Errorf("%q", text)
 		}
-	}
-}
-
-// The mount lists its files and splits, and nothing else.
-func TestListing(t *testing.T) {
-	config, _ := e2e.Small(t, 1)
-	m := e2e.Mount(t, "-c", config)
-	if got := strings.Fields(e2e.Run(t, "ls", "-a", m.Dir)); !slices.Equal(got, []string{".", "..", "README", "status.json", "train", "val"}) {
-		t.Errorf("%q", got)
 	}
 }

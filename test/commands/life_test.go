@@ -53,9 +53,7 @@ func TestEndingUnderAReader(t *testing.T) {
 	e2e.Fails(t, "busy", e2e.Batchfs, "unmount", m.Dir)
 	m.Cmd.Process.Signal(syscall.SIGTERM)
 	e2e.Await(t, "what is waited for", func() bool { return strings.Contains(m.Out.String(), "still open") })
-	if got := h.Do("read 0 0 1000"); !strings.HasPrefix(got, "256 ") {
-		t.Errorf("the reader got %s", got)
-	}
+	e2e.Contains(t, "the reader", h.Do("read 0 0 1000"), "256 ")
 	h.Do("close")
 	m.AwaitEnd(t)
 	if strings.Contains(m.Out.String(), "their readers get errors") {
@@ -74,43 +72,22 @@ func TestBackground(t *testing.T) {
 	e2e.NoError(t, err)
 	cmd := e2e.Command(t, e2e.Batchfs, "mount", "-d", "-c", config, "--log", log, dir)
 	cmd.ExtraFiles = []*os.File{open}
-	said, err := cmd.Output()
-	e2e.NoError(t, err)
+	said := e2e.Must(cmd.Output())(t)
 	open.Close()
 	ended.SetReadDeadline(time.Now().Add(e2e.Limit))
-	if _, err := io.ReadAll(ended); err != nil {
-		t.Error(err)
-	}
+	e2e.Must(io.ReadAll(ended))(t)
 	out := string(said)
 	e2e.Equal(t, "batch 0", e2e.Read(t, "read", filepath.Join(dir, "train/next"))[0], want[0])
-	pid, err := strconv.Atoi(regexp.MustCompile(`process (\d+)`).FindStringSubmatch(out)[1])
-	e2e.NoError(t, err)
+	pid := e2e.Must(strconv.Atoi(regexp.MustCompile(`process (\d+)`).FindStringSubmatch(out)[1]))(t)
 	if text, err := os.ReadFile(log); err != nil || !strings.Contains(string(text), "mounted") {
 		t.Errorf("log: %v %s", err, text)
 	}
 	e2e.Run(t, e2e.Batchfs, "unmount", dir)
-	if err := syscall.Kill(pid, 0); err == nil {
-		if stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); !strings.Contains(string(stat), ") Z ") {
-			t.Errorf("process %d still runs when unmount has returned", pid)
-		}
-	}
-}
-
-func TestOneThread(t *testing.T) {
-	config, want := e2e.Small(t, 100)
-	cmd := exec.Command(e2e.Batchfs)
-	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
-	m := e2e.MountProgram(t, cmd, "-c", config)
-	for k, got := range e2e.Read(t, "numbers", m.Path("train/next"), "100") {
-		if got != want[k] {
-			t.Fatalf("batch %d is %s, want %s", k, got, want[k])
-		}
-	}
+	e2e.Equal(t, "the process has ended when unmount returns", e2e.Ended(pid), true)
 }
 
 // The kernel reads files of a mount further ahead than it does by itself.
 func TestReadAhead(t *testing.T) {
-	e2e.NeedFUSE(t)
 	e2e.NeedRoot(t, "it is root's to set")
 	m := e2e.Mount(t, "--data", filepath.Dir(e2e.Tokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)))
 	var st syscall.Stat_t
@@ -142,35 +119,27 @@ func TestStackedMounts(t *testing.T) {
 	e2e.Run(t, e2e.Batchfs, "mount", "-d", "-c", config, "--log", filepath.Join(t.TempDir(), "log"), dir)
 	e2e.Equal(t, "batch 0 over a tmpfs", e2e.Read(t, "read", filepath.Join(dir, "train/batch/0"))[0], want[0])
 	under(t)
-	e2e.Write(t, filepath.Join(dir, "precious"), nil)
+	e2e.Write(t, filepath.Join(dir, "precious"), "")
 	e2e.Fails(t, "no batchfs is mounted there", e2e.Batchfs, "unmount", dir)
-	if _, err := os.Stat(filepath.Join(dir, "precious")); err != nil {
-		t.Error(err)
-	}
+	e2e.Must(os.Stat(filepath.Join(dir, "precious")))(t)
 	e2e.NoError(t, syscall.Unmount(dir, 0))
 	e2e.Run(t, e2e.Batchfs, "unmount", dir)
-	if text := e2e.Run(t, "grep", "-c", dir, "/proc/mounts"); strings.TrimSpace(text) != "1" {
-		t.Errorf("%s mounts are left, want the tmpfs", text)
-	}
+	e2e.Equal(t, "mounts that are left, of which one is the tmpfs", e2e.Run(t, "grep", "-c", dir, "/proc/mounts"), "1\n")
 }
 
 // A mount serves though its output has no reader.
 func TestNobodyListens(t *testing.T) {
-	e2e.NeedFUSE(t)
 	config, want := e2e.Small(t, 1)
 	dir := t.TempDir()
 	heard, said, err := os.Pipe()
 	e2e.NoError(t, err)
 	cmd := exec.Command(e2e.Batchfs, "mount", "-c", config, dir)
 	cmd.Stdout, cmd.Stderr = said, said
-	m := &e2e.Mounted{Dir: dir, Cmd: cmd, Done: make(chan struct{})}
-	m.Start(t)
+	m := e2e.StartMount(t, dir, cmd)
 	said.Close()
-	if _, err := heard.Read(make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
+	e2e.Must(heard.Read(make([]byte, 1)))(t)
 	heard.Close()
-	e2e.Try(t, "stat", m.Path("train/colour=red")) // of which the log would say something
+	e2e.Try(t, "stat", m.Path("train/colour=red")) // the log would say so
 	e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])
 }
 

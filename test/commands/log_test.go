@@ -29,7 +29,7 @@ func TestLog(t *testing.T) {
 	} {
 		file := filepath.Join(t.TempDir(), "log")
 		m := e2e.Mount(t, append(test.args, "-c", config, "--log", file, "--set", "log.format=json")...)
-		e2e.Try(t, "stat", m.Path("train/colour=red")) // of which the log says something
+		e2e.Try(t, "stat", m.Path("train/colour=red")) // the log says so
 		m.Stop(t)
 		text := e2e.Content(t, file)
 		if n := strings.Count(string(text), "\n"); n < test.lines || test.lines == 0 && n > 0 {
@@ -70,10 +70,8 @@ func unread(t *testing.T, terminal bool) (out *os.File, begin func(to io.Writer)
 		e2e.NoError(t, unix.Pipe2(ends[:], unix.O_CLOEXEC))
 		read, out := os.NewFile(uintptr(ends[0]), "pipe"), os.NewFile(uintptr(ends[1]), "pipe")
 		t.Cleanup(func() { read.Close() })
-		size, err := unix.FcntlInt(out.Fd(), unix.F_GETPIPE_SZ, 0)
-		e2e.NoError(t, err)
-		_, err = out.Write(make([]byte, size))
-		e2e.NoError(t, err)
+		size := e2e.Must(unix.FcntlInt(out.Fd(), unix.F_GETPIPE_SZ, 0))(t)
+		e2e.Must(out.Write(make([]byte, size)))(t)
 		return out, func(to io.Writer) { go io.Copy(to, read) }
 	}
 	keyboard, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -82,10 +80,8 @@ func unread(t *testing.T, terminal bool) (out *os.File, begin func(to io.Writer)
 	}
 	t.Cleanup(func() { keyboard.Close() })
 	e2e.NoError(t, unix.IoctlSetPointerInt(int(keyboard.Fd()), unix.TIOCSPTLCK, 0))
-	n, err := unix.IoctlGetInt(int(keyboard.Fd()), unix.TIOCGPTN)
-	e2e.NoError(t, err)
-	out, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
-	e2e.NoError(t, err)
+	n := e2e.Must(unix.IoctlGetInt(int(keyboard.Fd()), unix.TIOCGPTN))(t)
+	out = e2e.Must(os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0))(t)
 	e2e.NoError(t, unix.IoctlSetInt(int(out.Fd()), unix.TCXONC, unix.TCOOFF))
 	return out, func(to io.Writer) {
 		e2e.NoError(t, unix.IoctlSetInt(int(out.Fd()), unix.TCXONC, unix.TCOON))
@@ -98,20 +94,17 @@ func unread(t *testing.T, terminal bool) (out *os.File, begin func(to io.Writer)
 func TestNobodyReadsTheLog(t *testing.T) {
 	for _, terminal := range []bool{false, true} {
 		t.Run(map[bool]string{false: "pipe", true: "terminal"}[terminal], func(t *testing.T) {
-			e2e.NeedFUSE(t)
 			t.Parallel()
 			config, want := e2e.Small(t, 4)
 			log, begin := unread(t, terminal)
 			defer log.Close()
-			file, err := os.Create(filepath.Join(t.TempDir(), "out"))
-			e2e.NoError(t, err)
+			file := e2e.Must(os.Create(filepath.Join(t.TempDir(), "out")))(t)
 			defer file.Close()
 			dir := t.TempDir()
 			cmd := exec.Command(e2e.Batchfs, "mount", "-c", config, dir)
 			cmd.Stdout, cmd.Stderr = file, log
-			m := &e2e.Mounted{Dir: dir, Cmd: cmd, Done: make(chan struct{}), Out: e2e.LogFile(file.Name())}
-			m.Start(t)
-			e2e.Await(t, "a mount that is ready", func() bool { return strings.Contains(m.Out.String(), "stop with Ctrl-C") })
+			m := e2e.StartMount(t, dir, cmd)
+			m.AwaitReady(t)
 			for k, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGQUIT, syscall.SIGKILL} {
 				before := m.AwaitStandby(t)[0]
 				e2e.NoError(t, syscall.Kill(before, sig))
@@ -132,7 +125,7 @@ for n in range(1000):
 			e2e.Await(t, "the lines that waited", func() bool { return strings.Count(said.String(), "another goes on") == 3 })
 			e2e.NoError(t, os.Truncate(filepath.Join(filepath.Dir(config), "train.bin"), 1000))
 			e2e.Await(t, "a line of an error", func() bool {
-				e2e.Try(t, "cat", m.Path("train/next")) // an error of which the log says something
+				e2e.Try(t, "cat", m.Path("train/next")) // an error, and the log says so
 				return strings.Contains(said.String(), "a request failed")
 			})
 		})
@@ -141,15 +134,13 @@ for n in range(1000):
 
 // The end of a mount that fails waits for no log.
 func TestNobodyReadsTheEnd(t *testing.T) {
-	e2e.NeedFUSE(t)
 	config, _ := e2e.Small(t, 1)
 	log, _ := unread(t, false)
 	defer log.Close()
 	dir := t.TempDir()
 	cmd := exec.Command(e2e.Batchfs, "mount", "-c", config, dir)
 	cmd.Stdout, cmd.Stderr = log, log
-	m := &e2e.Mounted{Dir: dir, Cmd: cmd, Done: make(chan struct{})}
-	m.Start(t)
+	m := e2e.StartMount(t, dir, cmd)
 	e2e.Await(t, "a mount that serves", func() bool {
 		_, _, err := e2e.Try(t, "head", "-c1", m.Path("train/next"))
 		return err == nil
@@ -168,8 +159,7 @@ func TestLogToANamedPipe(t *testing.T) {
 		args := append([]string{e2e.Batchfs, "mount", "-c", config, "--log", fifo, t.TempDir()}, flags...)
 		e2e.Fails(t, "no program reads the named pipe "+fifo, args...)
 	}
-	reader, err := os.OpenFile(fifo, os.O_RDWR, 0)
-	e2e.NoError(t, err)
+	reader := e2e.Must(os.OpenFile(fifo, os.O_RDWR, 0))(t)
 	defer reader.Close()
 	var said screen
 	go io.Copy(&said, reader)

@@ -31,7 +31,6 @@ for case, is_case in ("upper", (y >= 65) & (y <= 90)), ("lower", (y >= 97) & (y 
 // The command that prepare prints serves the mask that prepare wrote, from any worker, and follows one that is prepared later. x and y are
 // those without it.
 func TestPreparedMask(t *testing.T) {
-	e2e.NeedFUSE(t)
 	dir := t.TempDir()
 	var lines strings.Builder
 	for i := range 400 {
@@ -58,16 +57,8 @@ func TestPreparedMask(t *testing.T) {
 	}
 	reads("upper")
 	want := e2e.Line(e2e.Cat(t, "train", "--data", filepath.Join(dir, "it's sft"), "--set", "splits.train.arrays=[]"))
-	if got := e2e.Read(t, "read", m.Path("train/next"))[0]; got != want {
-		t.Errorf("next is %s, without the mask %s", got, want)
-	}
-	fingerprint := func() string {
-		t.Helper()
-		var info struct{ Fingerprint string }
-		e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, "cat", m.Path("train/info.json"))), &info))
-		return info.Fingerprint
-	}
-	first := fingerprint()
+	e2e.Equal(t, "next, beside a mask", e2e.Take(t, m, "train/next"), want)
+	first := m.Info(t, "train").Fingerprint
 	e2e.Kill(t, m, m.AwaitWorker(t))
 	reads("upper")
 	e2e.Run(t, e2e.Batchfs, "restart", m.Dir)
@@ -76,7 +67,7 @@ func TestPreparedMask(t *testing.T) {
 	reads("lower")
 	e2e.Kill(t, m, m.AwaitWorker(t))
 	reads("lower")
-	if fingerprint() == first {
+	if m.Info(t, "train").Fingerprint == first {
 		t.Error("another mask has the same fingerprint")
 	}
 	prepare("--field", "prompt", "--force")

@@ -1,7 +1,6 @@
 package commands
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
 	"net/http"
@@ -13,6 +12,38 @@ import (
 	"batchfs/test/e2e"
 )
 
+// needs are what plan says.
+type needs struct {
+	Epoch    int     `json:"epoch_steps"`
+	Requests float64 `json:"host_requests"`
+	Bytes    float64 `json:"host_fetched_bytes"`
+	Share    float64 `json:"share_bytes"`
+	Mount    float64 `json:"mount_requests"`
+}
+
+// counts are what a store is asked for: blocks, and other things, with which objects are opened.
+type counts struct{ others, blocks, bytes atomic.Int64 }
+
+func (c *counts) count(_ http.ResponseWriter, r *http.Request) bool {
+	var from, to int64
+	if n, _ := fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-%d", &from, &to); n == 2 && to-from+1 > 64<<10 {
+		c.blocks.Add(1)
+		c.bytes.Add(to - from + 1)
+	} else {
+		c.others.Add(1)
+	}
+	return false
+}
+
+// near fails the test unless a number is within a tenth of what was planned.
+func near(t *testing.T, what string, got, want float64) {
+	t.Helper()
+	t.Logf("%s: %.0f, planned were %.0f", what, got, want)
+	if math.Abs(got-want) > 0.1*want {
+		t.Errorf("%s: not within 10%%", what)
+	}
+}
+
 // What plan says of a host's requests and bytes is what the store then counts, within a tenth: for mounting, and for every order, in the first epoch
 // and in a later one. With a block cache for half of it, blocks that were fetched ahead make room for others, so that some are fetched twice.
 func TestPlanIsMeasured(t *testing.T) {
@@ -20,23 +51,10 @@ func TestPlanIsMeasured(t *testing.T) {
 	b := e2e.NewBucket(t)
 	b.Put(t, "train_0.bin", e2e.RandomBytes(100*e2e.StoreBlock))
 	b.Put(t, "train_1.bin", e2e.RandomBytes(92*e2e.StoreBlock))
-	// What the store is asked for: blocks, and other things, with which objects are opened.
-	var others, blocks, blockBytes atomic.Int64
-	b.Fails(func(_ http.ResponseWriter, r *http.Request) bool {
-		var from, to int64
-		if n, _ := fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-%d", &from, &to); n == 2 && to-from+1 > 64<<10 {
-			blocks.Add(1)
-			blockBytes.Add(to - from + 1)
-		} else {
-			others.Add(1)
-		}
-		return false
-	})
-	var sizes struct {
-		Mount float64 `json:"mount_requests"`
-	}
-	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, e2e.PlainBatchfs, "plan", "--tokens", strconv.Itoa(192*e2e.StoreBlock/2), "--shard-tokens",
-		strconv.Itoa(100*e2e.StoreBlock/2), "--step", "1s", "--json")), &sizes))
+	var c counts
+	b.Fails(c.count)
+	sizes := e2e.JSON[needs](t, e2e.PlainBatchfs, "plan", "--tokens", strconv.Itoa(192*e2e.StoreBlock/2), "--shard-tokens",
+		strconv.Itoa(100*e2e.StoreBlock/2), "--step", "1s", "--json")
 	for _, test := range []struct {
 		batch       string // settings
 		hosts, gpus int
@@ -60,39 +78,23 @@ func TestPlanIsMeasured(t *testing.T) {
 			for _, setting := range append(strings.Fields(test.batch), "block_size=4000", "batch_size=4", fmt.Sprintf("world=%d", test.hosts*test.gpus)) {
 				args = append(args, "--set", "batch."+setting)
 			}
-			type needs struct {
-				Epoch    int     `json:"epoch_steps"`
-				Requests float64 `json:"host_requests"`
-				Bytes    float64 `json:"host_fetched_bytes"`
-				Share    float64 `json:"share_bytes"`
-				Mount    float64 `json:"mount_requests"`
-			}
-			planned := func(epochs int) (n needs) {
+			planned := func(epochs int) needs {
 				t.Helper()
-				out := e2e.Run(t, append([]string{e2e.PlainBatchfs, "plan", "--json", "--step", "1s", "--epochs", strconv.Itoa(epochs),
+				return e2e.JSON[needs](t, append([]string{e2e.PlainBatchfs, "plan", "--json", "--step", "1s", "--epochs", strconv.Itoa(epochs),
 					"--hosts", strconv.Itoa(test.hosts), "--gpus", strconv.Itoa(test.gpus)}, args...)...)
-				e2e.NoError(t, json.Unmarshal([]byte(out), &n))
-				return n
-			}
-			near := func(what string, got, want float64) {
-				t.Helper()
-				t.Logf("%s: %.0f, planned were %.0f", what, got, want)
-				if math.Abs(got-want) > 0.1*want {
-					t.Errorf("%s: not within 10%%", what)
-				}
 			}
 			args = append(args, "--set", fmt.Sprintf("store.cache_bytes=%.0f", math.Ceil(test.share*planned(2).Share)))
 			plans := []needs{planned(1), planned(2)}
-			blocks.Store(0)
-			blockBytes.Store(0)
+			c.blocks.Store(0)
+			c.bytes.Store(0)
 			if test.fill {
 				e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "fill", "--rank", "0", "--world", "4", "--local-world", "2"}, args...)...)
-				near("requests to fill the cache", float64(blocks.Load()), plans[0].Requests)
+				near(t, "requests to fill the cache", float64(c.blocks.Load()), plans[0].Requests)
 			}
-			others.Store(0)
+			c.others.Store(0)
 			m := e2e.Mount(t, args...)
-			near("requests to mount", float64(others.Load()), plans[0].Mount)
-			near("requests to mount, by the sizes alone", float64(others.Load()), sizes.Mount)
+			near(t, "requests to mount", float64(c.others.Load()), plans[0].Mount)
+			near(t, "requests to mount, by the sizes alone", float64(c.others.Load()), sizes.Mount)
 			for i, plan := range plans {
 				files := []string{"cksum"}
 				for k := i * plan.Epoch; k < (i+1)*plan.Epoch; k++ {
@@ -101,8 +103,8 @@ func TestPlanIsMeasured(t *testing.T) {
 					}
 				}
 				e2e.Run(t, files...)
-				near(fmt.Sprintf("requests for blocks, epochs: %d", i+1), float64(blocks.Load()), plan.Requests)
-				near(fmt.Sprintf("bytes, epochs: %d", i+1), float64(blockBytes.Load()), plan.Bytes)
+				near(t, fmt.Sprintf("requests for blocks, epochs: %d", i+1), float64(c.blocks.Load()), plan.Requests)
+				near(t, fmt.Sprintf("bytes, epochs: %d", i+1), float64(c.bytes.Load()), plan.Bytes)
 			}
 		})
 	}

@@ -34,9 +34,7 @@ func TestPrepareDiskFull(t *testing.T) {
 	}
 	e2e.NoError(t, syscall.Mount("tmpfs", out, "tmpfs", syscall.MS_REMOUNT, "size=64m"))
 	e2e.Run(t, append(args, out)...)
-	if e2e.Contents(t, out) != e2e.Contents(t, want) {
-		t.Error("other files than those of a run on a disk with room")
-	}
+	e2e.Equal(t, "the files, beside those of a run on a disk with room", e2e.Contents(t, out), e2e.Contents(t, want))
 }
 
 // prepare works in a directory of its own, and removes only what it made.
@@ -69,8 +67,7 @@ func TestPrepareWorkplace(t *testing.T) {
 			if c.want == "" {
 				e2e.NoError(t, err)
 				for _, name := range []string{".prepare/notes", ".prepare/dir", "train.bin", "vocab.json"} {
-					_, err := os.Lstat(filepath.Join(out, name))
-					e2e.NoError(t, err)
+					e2e.Must(os.Lstat(filepath.Join(out, name)))(t)
 				}
 			} else if want := "batchfs: " + workplace + ": " + c.want; err == nil || !strings.HasPrefix(stderr, want) {
 				t.Errorf("%v: %s, want: %s", err, stderr, want)
@@ -78,9 +75,7 @@ func TestPrepareWorkplace(t *testing.T) {
 			if left, _ := os.ReadDir(out); c.want != "" && len(left) != 2 {
 				t.Errorf("it leaves %v", left)
 			}
-			if mine, _ := os.ReadFile(filepath.Join(victim, "train.bin")); string(mine) != "mine" {
-				t.Errorf("the victim has %q", mine)
-			}
+			e2e.Equal(t, "the victim has", string(e2e.Content(t, filepath.Join(victim, "train.bin"))), "mine")
 		})
 	}
 }
@@ -95,7 +90,7 @@ func TestPrepareReadOnce(t *testing.T) {
 	e2e.NoError(t, syscall.Mkfifo(fifo, 0o600))
 	for input, script := range map[string]string{"-": `printf "$0" | exec "$@"`, fifo: `printf "$0" >"$3" & exec "$@"`} {
 		prepare := []string{e2e.Batchfs, "prepare", input, "--by", "byte", "--val", "0", "--force", "--out", out}
-		e2e.Write(t, busy, nil)
+		e2e.Write(t, busy, "")
 		if err := syscall.Mount("/dev/null", busy, "", syscall.MS_BIND, ""); err != nil {
 			e2e.Lack(t, "no bind mount: %v", err)
 		}
@@ -106,9 +101,7 @@ func TestPrepareReadOnce(t *testing.T) {
 		}
 		e2e.NoError(t, syscall.Unmount(busy, 0))
 		e2e.Run(t, append([]string{"sh", "-c", script, "second"}, prepare...)...)
-		if got, _ := os.ReadFile(busy); string(got) != "s\x00e\x00c\x00o\x00n\x00d\x00" {
-			t.Errorf("%s: tokens %q", input, got)
-		}
+		e2e.Equal(t, input+": the tokens", string(e2e.Content(t, busy)), "s\x00e\x00c\x00o\x00n\x00d\x00")
 	}
 }
 
@@ -135,10 +128,8 @@ func TestPrepareIdle(t *testing.T) {
 			cmd := e2e.Command(t, e2e.Batchfs, append([]string{"prepare", "--by", "byte", "--val", "0", "--out", "out"}, strings.Fields(c.args)...)...)
 			var stderr strings.Builder
 			cmd.Dir, cmd.Stdin, cmd.Stderr = dir, r, &stderr
-			e2e.NoError(t, cmd.Start())
+			ended := e2e.Begin(t, cmd)
 			e2e.NoError(t, r.Close())
-			ended := make(chan error, 1)
-			go func() { ended <- cmd.Wait() }()
 			io.WriteString(w, c.stdin) // an error, if it has ended before
 			if c.sig != nil {
 				e2e.Await(t, "that it has read the text", func() bool {

@@ -19,11 +19,9 @@ import (
 
 // A service manager hears when batches can be read, and when the mount begins to end.
 func TestNotify(t *testing.T) {
-	e2e.NeedFUSE(t)
 	config, want := e2e.Small(t, 1)
 	address := net.UnixAddr{Name: filepath.Join(t.TempDir(), "notify"), Net: "unixgram"}
-	socket, err := net.ListenUnixgram(address.Net, &address)
-	e2e.NoError(t, err)
+	socket := e2e.Must(net.ListenUnixgram(address.Net, &address))(t)
 	defer socket.Close()
 	hear := func(want string) {
 		t.Helper()
@@ -34,9 +32,9 @@ func TestNotify(t *testing.T) {
 		}
 	}
 	dir := t.TempDir()
-	m := &e2e.Mounted{Dir: dir, Cmd: exec.Command(e2e.Batchfs, "mount", "-c", config, dir), Done: make(chan struct{})}
-	m.Cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+address.Name)
-	m.Start(t)
+	cmd := exec.Command(e2e.Batchfs, "mount", "-c", config, dir)
+	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+address.Name)
+	m := e2e.StartMount(t, dir, cmd)
 	hear("READY=1")
 	e2e.Equal(t, "batch 0", e2e.Read(t, "read", m.Path("train/next"))[0], want[0])
 	m.Cmd.Process.Signal(syscall.SIGTERM)
@@ -46,30 +44,20 @@ func TestNotify(t *testing.T) {
 // unit returns the unit that users copy, and its drop-in for stores.
 func unit(t *testing.T) (service, store string) {
 	t.Helper()
-	var texts []string
-	for _, file := range []string{"batchfs.service", "batchfs.service.d/store.conf"} {
-		text := e2e.Content(t, "../examples/"+file)
-		texts = append(texts, string(text))
-	}
-	return texts[0], texts[1]
+	return string(e2e.Content(t, "../examples/batchfs.service")), string(e2e.Content(t, "../examples/batchfs.service.d/store.conf"))
 }
 
 // The unit is one that systemd takes, and its mount can be seen by others. Only with the drop-in has it a network.
 func TestUnit(t *testing.T) {
 	service, store := unit(t)
 	namespace := regexp.MustCompile(`(?m)^(Private|Protect|Dynamic|Bind|Root|Temporary|Inaccessible|ReadOnly|ReadWrite|NoExec|Mount)\w+=`)
-	if option := namespace.FindString(service + store); option != "" {
-		t.Errorf("%s gives the service a mount namespace of its own", option)
-	}
+	e2e.Equal(t, "what gives the service a mount namespace of its own", namespace.FindString(service+store), "")
 	if _, err := exec.LookPath("systemd-analyze"); err != nil {
 		t.Skip(err)
 	}
 	const program = "/usr/local/bin/batchfs"
-	if n := strings.Count(service, program); n != 3 {
-		t.Errorf("%d times %s", n, program)
-	}
-	file := filepath.Join(t.TempDir(), "batchfs.service")
-	e2e.Write(t, file, []byte(strings.ReplaceAll(service, program, e2e.PlainBatchfs)))
+	e2e.Equal(t, "times "+program, strings.Count(service, program), 3)
+	file := e2e.Write(t, filepath.Join(t.TempDir(), "batchfs.service"), []byte(strings.ReplaceAll(service, program, e2e.PlainBatchfs)))
 	for _, network := range []bool{false, true} {
 		if network {
 			e2e.NoError(t, os.Mkdir(file+".d", 0o755))
@@ -114,7 +102,6 @@ func bounded(t *testing.T, unit string) []string {
 
 // What the unit leaves of root's rights is enough.
 func TestUnitsCapabilities(t *testing.T) {
-	e2e.NeedFUSE(t)
 	service, _ := unit(t)
 	words := append(bounded(t, service), e2e.Batchfs)
 	file := e2e.Tokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)
@@ -133,14 +120,9 @@ func TestUnitReadsStore(t *testing.T) {
 	b, home, cacheDir := e2e.NewBucket(t), t.TempDir(), filepath.Join(t.TempDir(), "batchfs")
 	b.Put(t, "train.bin", e2e.RandomBytes(3*e2e.StoreBlock))
 	e2e.Write(t, home+"/.aws/credentials", fmt.Appendf(nil, "[default]\naws_access_key_id = %s\naws_secret_access_key = %s\n", e2e.StoreKey, e2e.StoreSecret))
-	if want := []string{"HOME=/root"}; !slices.Equal(settings(store, "Environment"), want) {
-		t.Errorf("the environment is %s, want %s", settings(store, "Environment"), want)
-	}
-	if want := []string{"batchfs"}; !slices.Equal(settings(store, "CacheDirectory"), want) {
-		t.Errorf("the cache directory is %s, want %s", settings(store, "CacheDirectory"), want)
-	}
-	mode, err := strconv.ParseUint(settings(store, "CacheDirectoryMode")[0], 8, 32)
-	e2e.NoError(t, err)
+	e2e.Equal(t, "the environment", fmt.Sprint(settings(store, "Environment")), "[HOME=/root]")
+	e2e.Equal(t, "the cache directory", fmt.Sprint(settings(store, "CacheDirectory")), "[batchfs]")
+	mode := e2e.Must(strconv.ParseUint(settings(store, "CacheDirectoryMode")[0], 8, 32))(t)
 	e2e.NoError(t, os.Mkdir(cacheDir, os.FileMode(mode)))
 	within := func(families []string) *exec.Cmd {
 		return exec.Command("env", slices.Concat([]string{"-i", "PATH=" + os.Getenv("PATH"), "HOME=" + home, "SSL_CERT_FILE=" + os.Getenv("SSL_CERT_FILE"), e2e.Python, "clients/families.py",

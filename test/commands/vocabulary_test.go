@@ -2,7 +2,6 @@ package commands
 
 import (
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -28,39 +27,19 @@ func TestTokenBeyondVocabulary(t *testing.T) {
 	e2e.Write(t, config, []byte(text))
 	m := e2e.Mount(t, "-c", config)
 
-	var info struct {
-		VocabSize int `json:"vocab_size"`
-	}
-	if err := json.Unmarshal([]byte(e2e.Run(t, "cat", m.Path("train/info.json"))), &info); err != nil || info.VocabSize != 65 {
-		t.Errorf("vocab_size in info.json is %d (%v)", info.VocabSize, err)
-	}
+	e2e.Equal(t, "vocab_size in info.json", m.Info(t, "train").VocabSize, 65)
 	e2e.Read(t, "read", m.Path("train/batch/0"))
 	e2e.Fails(t, "Input/output error", "cat", m.Path("train/batch/1"))
 	want := file + ": token 3000 is 200, and tokens must be below vocab_size, which is 65"
 	e2e.LogAndStatusSay(t, m, want)
 
-	open, err := os.Open(m.Path("train/batch/1"))
-	e2e.NoError(t, err)
+	open := e2e.Must(os.Open(m.Path("train/batch/1")))(t)
 	defer open.Close()
 	e2e.Write(t, config, []byte(text+"vocab_size = 256\n"))
 	e2e.Run(t, e2e.Batchfs, "restart", m.Dir)
 	got := make([]byte, 4096)
 	if _, err := open.ReadAt(got, 0); err != nil || string(got) != string(raw[4096:][:4096]) {
 		t.Errorf("with another vocab_size: %v", err)
-	}
-}
-
-// mount says which files it took, and takes no stray.
-func TestDataNamesItsFiles(t *testing.T) {
-	dir := t.TempDir()
-	for _, name := range []string{"train_000002.bin", "train_000001.bin", "train_old.bin", "val.bin", "val_1.bin"} {
-		e2e.Tokens(t, filepath.Join(dir, name), 60_000, 2)
-	}
-	m := e2e.Mount(t, "--data", dir)
-	for _, want := range []string{
-		"120000 tokens in 2 files: " + dir + "/train_000001.bin, train_000002.bin\n", "60000 tokens in 1 file: " + dir + "/val.bin\n",
-	} {
-		e2e.Contains(t, "the log", m.Out.String(), want)
 	}
 }
 
@@ -78,9 +57,7 @@ func TestCommandsTakeAPathInAMount(t *testing.T) {
 	for _, settings := range []string{"", "/rank=1,world=2", "/seed=9/order=shuffle"} {
 		bytes, origin := e2e.Run(t, "cat", m.Path("train"+settings+"/batch/17")), e2e.Run(t, "cat", m.Path("train"+settings+"/batch/17.json"))
 		for dir, path := range map[string]string{here: m.Path("train") + settings, m.Dir: "train" + settings, "/": filepath.Join(here, "link") + settings} {
-			if in(dir, "cat", path, "--from", "17") != bytes {
-				t.Errorf("cat %s in %s: other bytes", path, dir)
-			}
+			e2e.Equal(t, fmt.Sprintf("cat %s in %s: equal bytes", path, dir), in(dir, "cat", path, "--from", "17") == bytes, true)
 			e2e.Equal(t, fmt.Sprintf("inspect %s in %s", path, dir), in(dir, "inspect", path, "17", "--json"), origin)
 		}
 	}

@@ -24,23 +24,19 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-const gateway = "github.com/versity/versitygw/cmd/versitygw" // of test/versitygw
-
-// installGateway returns an S3 server that is kept in the user's cache directory.
-func installGateway(t testing.TB) string {
+// Install returns a program that is built in a directory below test, and kept in the user's cache directory under a name with its version.
+func Install(t testing.TB, name, dir, pkg string) string {
 	t.Helper()
-	dir, err := os.UserCacheDir()
-	NoError(t, err)
-	program := filepath.Join(dir, "batchfs", "versitygw-v1.8.0")
+	program := filepath.Join(Must(os.UserCacheDir())(t), "batchfs", name)
 	if _, err := os.Stat(program); err == nil {
 		return program
 	}
 	NoError(t, os.MkdirAll(filepath.Dir(program), 0o755))
 	building := fmt.Sprintf("%s.%d", program, os.Getpid())
-	cmd := exec.Command("go", "build", "-o", building, gateway)
-	cmd.Dir = "versitygw"
+	cmd := exec.Command("go", "build", "-o", building, pkg)
+	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {
-		Lack(t, "no S3 server: %v\n%s", err, out)
+		Lack(t, "no %s: %v\n%s", name, err, out)
 	}
 	NoError(t, os.Rename(building, program))
 	return program
@@ -49,7 +45,6 @@ func installGateway(t testing.TB) string {
 // A Bucket is one of a real S3 server, which is reached with TLS through a proxy that can fail.
 type Bucket struct {
 	Url    string
-	Server *httptest.Server // the proxy
 	Client *minio.Client
 	fault  atomic.Pointer[func(w http.ResponseWriter, r *http.Request) bool] // answers a request, or lets it pass
 	Large  atomic.Int64                                                      // bytes that were fetched of blocks
@@ -64,22 +59,15 @@ const (
 )
 
 // NewBucket starts an S3 server and its proxy. Both end with the test.
-func NewBucket(t *testing.T) *Bucket {
+func NewBucket(t testing.TB) *Bucket {
 	t.Helper()
-	program := installGateway(t)
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	NoError(t, err)
+	program := Install(t, "versitygw-v1.8.0", "versitygw", "github.com/versity/versitygw/cmd/versitygw")
+	free := Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	address := free.Addr().String()
 	free.Close()
 	data := t.TempDir()
 	cmd := exec.Command(program, "--access", StoreKey, "--secret", StoreSecret, "--port", address, "--quiet", "posix", data)
-	var said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &said, &said
-	NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-	})
+	Begin(t, cmd)
 	Await(t, "the S3 server", func() bool {
 		conn, err := net.Dial("tcp", address)
 		if err == nil {
@@ -88,8 +76,7 @@ func NewBucket(t *testing.T) *Bucket {
 		return err == nil
 	})
 	b := &Bucket{}
-	b.Client, err = minio.New(address, &minio.Options{Creds: credentials.NewStaticV4(StoreKey, StoreSecret, ""), Region: "us-east-1"})
-	NoError(t, err)
+	b.Client = Must(minio.New(address, &minio.Options{Creds: credentials.NewStaticV4(StoreKey, StoreSecret, ""), Region: "us-east-1"}))(t)
 	NoError(t, b.Client.MakeBucket(context.Background(), "bucket", minio.MakeBucketOptions{}))
 	target, _ := url.Parse("http://" + address)
 	proxy := &httputil.ReverseProxy{
@@ -102,23 +89,23 @@ func NewBucket(t *testing.T) *Bucket {
 		},
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) },
 	}
-	b.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if fault := b.fault.Load(); fault == nil || !(*fault)(w, r) {
 			proxy.ServeHTTP(w, r)
 		}
 	}))
-	b.Server.EnableHTTP2 = true
-	b.Server.StartTLS()
-	t.Cleanup(func() { b.Server.Close() })
-	b.Url = b.Server.URL
-	trust(t, b.Server.Certificate().Raw)
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	b.Url = server.URL
+	trust(t, server.Certificate().Raw)
 	return b
 }
 
 var trusting sync.Once
 
 // trust has all programs that are started from now on trust a certificate, which is the same of all servers of httptest, and know the key.
-func trust(t *testing.T, certificate []byte) {
+func trust(t testing.TB, certificate []byte) {
 	t.Helper()
 	trusting.Do(func() {
 		authorities := filepath.Join(filepath.Dir(Batchfs), "authorities.pem")
@@ -131,10 +118,9 @@ func trust(t *testing.T, certificate []byte) {
 }
 
 // Put stores an object.
-func (b *Bucket) Put(t *testing.T, key string, data []byte) {
+func (b *Bucket) Put(t testing.TB, key string, data []byte) {
 	t.Helper()
-	_, err := b.Client.PutObject(context.Background(), "bucket", key, bytes.NewReader(data), int64(len(data)), minio.PutObjectOptions{})
-	NoError(t, err)
+	Must(b.Client.PutObject(context.Background(), "bucket", key, bytes.NewReader(data), int64(len(data)), minio.PutObjectOptions{}))(t)
 }
 
 // Fails calls fault for each store request. It answers the request and returns true, or lets it pass.
@@ -142,32 +128,18 @@ func (b *Bucket) Fails(fault func(w http.ResponseWriter, r *http.Request) bool) 
 	b.fault.Store(&fault)
 }
 
+// Cut ends the connection of a request without an answer.
+func Cut(w http.ResponseWriter, _ *http.Request) bool {
+	panic(http.ErrAbortHandler)
+}
+
 // Works lets all requests pass again.
 func (b *Bucket) Works() { b.fault.Store(nil) }
 
-// Refuses refuses connections, until accepts accepts them again.
-func (b *Bucket) Refuses() {
-	b.Server.CloseClientConnections()
-	b.Server.Close()
-}
-
-// Accepts accepts connections again after Refuses.
-func (b *Bucket) Accepts(t *testing.T) {
-	t.Helper()
-	again := httptest.NewUnstartedServer(b.Server.Config.Handler)
-	again.Listener.Close()
-	var err error
-	again.Listener, err = net.Listen("tcp", b.Server.Listener.Addr().String())
-	NoError(t, err)
-	again.StartTLS()
-	b.Server = again
-}
-
 // Config writes a configuration of a split train. more is what its table has besides.
-func (b *Bucket) Config(t *testing.T, tokens, more string) string {
+func (b *Bucket) Config(t testing.TB, tokens, more string) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "config.toml")
-	Write(t, path, fmt.Appendf(nil, `
+	return Write(t, filepath.Join(t.TempDir(), "config.toml"), fmt.Sprintf(`
 [batch]
 block_size = 100
 [splits.train]
@@ -178,7 +150,6 @@ endpoint = %q
 path_style = true
 block_bytes = %d
 `, tokens, more, b.Url, StoreBlock))
-	return path
 }
 
 // RandomBytes returns n bytes, the same ones for each n.
@@ -192,12 +163,12 @@ func RandomBytes(n int) []byte {
 }
 
 // InOrder mounts an object of 60 blocks in rows of 100,001 tokens, without prefetch. check reads a batch and compares its bytes.
-func (b *Bucket) InOrder(t *testing.T, cacheDir string) (m *Mounted, data []byte, check func(k int) error) {
+func (b *Bucket) InOrder(t testing.TB, cacheDir string) (m *Mounted, data []byte, check func(k int) error) {
 	t.Helper()
 	data = RandomBytes(60 * StoreBlock)
 	b.Put(t, "train.bin", data)
 	m = Mount(t, "-c", b.Config(t, "s3://bucket/train.bin", "order = \"sequential\"\nlayout = \"tokens\"\nblock_size = 100000\nbatch_size = 1"), "--set",
-		"store.cache_dir="+cacheDir, "--set", "mount.timeout=4s", "--set", "memory.ahead=0", "--set", "memory.ahead_bytes=0")
+		"store.cache_dir="+cacheDir, "--set", "mount.timeout=12s", "--set", "memory.ahead=0", "--set", "memory.ahead_bytes=0")
 	check = func(k int) error {
 		out, said, err := Try(t, "sha256sum", m.Path(fmt.Sprintf("train/batch/%d", k)))
 		if err != nil {

@@ -45,6 +45,14 @@ func Lack(t testing.TB, format string, args ...any) {
 	t.Skipf(format, args...)
 }
 
+// NeedPython skips a test for want of a module of Python.
+func NeedPython(t testing.TB, module string) {
+	t.Helper()
+	if out, err := Command(t, Python, "-c", "import "+module).CombinedOutput(); err != nil {
+		Lack(t, "%s", out)
+	}
+}
+
 // Long skips a slow test under -short, which `make test` sets. `make check` runs every test.
 func Long(t testing.TB) {
 	t.Helper()
@@ -103,22 +111,21 @@ func Tokens(t testing.TB, path string, n, width int) string {
 			buf = binary.LittleEndian.AppendUint32(buf, uint32(i))
 		}
 	}
-	Write(t, path, buf)
-	return path
+	return Write(t, path, buf)
 }
 
-// Write writes a file, and makes its directory.
-func Write(t testing.TB, path string, data []byte) {
+// Write writes a file, makes its directory, and returns the path.
+func Write[T string | []byte](t testing.TB, path string, data T) string {
 	t.Helper()
 	NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
-	NoError(t, os.WriteFile(path, data, 0o644))
+	NoError(t, os.WriteFile(path, []byte(data), 0o644))
+	return path
 }
 
 // Content returns what a file has.
 func Content(t testing.TB, path string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	NoError(t, err)
+	data := Must(os.ReadFile(path))(t)
 	return data
 }
 
@@ -126,8 +133,8 @@ func Content(t testing.TB, path string) []byte {
 type Mounted struct {
 	Dir  string // the mountpoint
 	Cmd  *exec.Cmd
-	Done chan struct{} // closed when the process has ended
-	Out  LogFile       // its standard output and error
+	Done <-chan struct{} // closed when the process has ended
+	Out  LogFile         // its standard output and error
 }
 
 // Mount mounts with the given arguments on a fresh directory. It is unmounted at the end of the test.
@@ -145,17 +152,21 @@ func MountProgram(t testing.TB, cmd *exec.Cmd, args ...string) *Mounted {
 // MountAt is Mount with another program, on a directory.
 func MountAt(t testing.TB, dir string, cmd *exec.Cmd, args ...string) *Mounted {
 	t.Helper()
-	NeedFUSE(t)
-	m := &Mounted{Dir: dir, Cmd: cmd, Done: make(chan struct{})}
-	cmd.Args = append(append(cmd.Args, "mount"), append(args, m.Dir)...)
-	m.Start(t)
+	cmd.Args = append(append(cmd.Args, "mount"), append(args, dir)...)
+	m := StartMount(t, dir, cmd)
+	m.AwaitReady(t)
+	return m
+}
+
+// AwaitReady waits until a mount serves.
+func (m *Mounted) AwaitReady(t testing.TB) {
+	t.Helper()
 	Await(t, "a mount that is ready", func() bool {
 		if m.Ended() {
-			t.Fatalf("mount %s ended:\n%s", args, m.Out)
+			t.Fatalf("%s ended:\n%s", m.Cmd.Args, m.Out)
 		}
 		return strings.Contains(m.Out.String(), "stop with Ctrl-C")
 	})
-	return m
 }
 
 // A LogFile is what a process has printed, to a file: what it says before it answers is there when the answer is.
@@ -166,22 +177,38 @@ func (f LogFile) String() string {
 	return string(text)
 }
 
-// Start starts the process and sees to it that it is stopped at the end of the test.
-func (m *Mounted) Start(t testing.TB) {
+// StartMount starts a process that mounts on a directory. It is stopped at the end of the test.
+func StartMount(t testing.TB, dir string, cmd *exec.Cmd) *Mounted {
 	t.Helper()
-	if m.Cmd.Stdout == nil {
-		file, err := os.CreateTemp(t.TempDir(), "log")
-		NoError(t, err)
+	NeedFUSE(t)
+	m := &Mounted{Dir: dir, Cmd: cmd}
+	if file, ok := cmd.Stdout.(*os.File); ok {
+		m.Out = LogFile(file.Name())
+	} else {
+		file := Must(os.CreateTemp(t.TempDir(), "log"))(t)
 		defer file.Close()
 		m.Out = LogFile(file.Name())
 		m.Cmd.Stdout, m.Cmd.Stderr = file, file
 	}
-	NoError(t, m.Cmd.Start())
+	m.Done = Begin(t, cmd)
 	t.Cleanup(func() { m.Stop(t) })
+	return m
+}
+
+// Begin starts a command, which is killed at the end of the test. The channel is closed when it has ended.
+func Begin(t testing.TB, cmd *exec.Cmd) <-chan struct{} {
+	t.Helper()
+	NoError(t, cmd.Start())
+	ended := make(chan struct{})
 	go func() {
-		m.Cmd.Wait()
-		close(m.Done)
+		cmd.Wait()
+		close(ended)
 	}()
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		<-ended
+	})
+	return ended
 }
 
 // Ended reports whether the process has ended.
@@ -240,8 +267,7 @@ func (m *Mounted) Stop(t testing.TB) {
 // IsMounted reports whether something is mounted on a directory.
 func IsMounted(t testing.TB, dir string) bool {
 	t.Helper()
-	list, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(dir))
-	NoError(t, err)
+	list := Must(mountinfo.GetMounts(mountinfo.SingleEntryFilter(dir)))(t)
 	return len(list) > 0
 }
 
@@ -257,8 +283,7 @@ func (m *Mounted) Cursor(t testing.TB, split string) string {
 // Taken is the number that the next reader of a split takes.
 func (m *Mounted) Taken(t testing.TB, split string) int {
 	t.Helper()
-	n, err := strconv.Atoi(m.Cursor(t, split))
-	NoError(t, err)
+	n := Must(strconv.Atoi(m.Cursor(t, split)))(t)
 	return n
 }
 
@@ -321,32 +346,10 @@ func Cat(t testing.TB, args ...string) []byte {
 }
 
 // MountsBelow returns the mounts in a directory.
-func MountsBelow(t *testing.T, dir string) []*mountinfo.Info {
+func MountsBelow(t testing.TB, dir string) []*mountinfo.Info {
 	t.Helper()
-	list, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	NoError(t, err)
+	list := Must(mountinfo.GetMounts(mountinfo.PrefixFilter(dir)))(t)
 	return list
-}
-
-// LeavesNothing looks for files, mounts and processes that have to do with a directory.
-func LeavesNothing(t *testing.T, dir string) {
-	t.Helper()
-	if list := MountsBelow(t, dir); len(list) > 0 {
-		t.Errorf("%d mounts are left", len(list))
-	}
-	files, err := os.ReadDir(dir)
-	if err != nil || len(files) > 0 {
-		t.Errorf("left: %v %v", files, err)
-	}
-	AwaitNone(t, "processes", func() (left []string) {
-		processes, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-		for _, p := range processes {
-			if command, _ := os.ReadFile(p); bytes.Contains(command, []byte(dir)) {
-				left = append(left, string(command))
-			}
-		}
-		return left
-	})
 }
 
 // NoError ends the test at an error.
@@ -354,6 +357,15 @@ func NoError(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Must returns the first result of a call, and ends the test at an error: Must(os.Open(path))(t).
+func Must[T any](v T, err error) func(t testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		NoError(t, err)
+		return v
 	}
 }
 
@@ -369,11 +381,10 @@ func Soak(n int) int {
 }
 
 // Small is a configuration of batches that fit a request many times over, and the first n batches of train.
-func Small(t *testing.T, n int) (config string, batches []string) {
+func Small(t testing.TB, n int) (config string, batches []string) {
 	t.Helper()
 	dir := t.TempDir()
-	config = filepath.Join(dir, "config.toml")
-	Write(t, config, []byte(`
+	config = Write(t, filepath.Join(dir, "config.toml"), `
 [batch]
 batch_size = 4
 block_size = 16
@@ -382,7 +393,7 @@ tokens = "train.bin"
 [splits.val]
 tokens = "train.bin"
 order = "sequential"
-`))
+`)
 	Tokens(t, filepath.Join(dir, "train.bin"), 60_000, 2)
 	all := Cat(t, "train", "-c", config, "--count", fmt.Sprint(n))
 	size := len(all) / n
@@ -393,24 +404,15 @@ order = "sequential"
 }
 
 // SameSet fails unless got is want in some order.
-func SameSet(t *testing.T, got, want []string) {
+func SameSet(t testing.TB, got, want []string) {
 	t.Helper()
 	got, want = slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want))
 	if len(slices.Compact(slices.Clone(want))) != len(want) {
 		t.Fatal("two of the batches are equal, which shows nothing")
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("%d batches, %d different ones: not each of the %d once", len(got), len(slices.Compact(slices.Clone(got))), len(want))
+		t.Errorf("%d batches, %d different ones: not each of the %d once", len(got), len(slices.Compact(got)), len(want))
 	}
-}
-
-// Sets are the settings of a path in a mount, "train/world=8/rank=3", as flags.
-func Sets(dir string) (flags []string) {
-	split, settings, _ := strings.Cut(dir, "/")
-	for _, setting := range strings.FieldsFunc(settings, func(c rune) bool { return c == '/' || c == ',' }) {
-		flags = append(flags, "--set", "splits."+split+"."+setting)
-	}
-	return flags
 }
 
 // Lines are n batches from the first on, without a mount, as clients/readers.py prints them.
@@ -430,23 +432,36 @@ func Take(t testing.TB, m *Mounted, path string) string {
 }
 
 // ReadPage is the text of a page, whose path begins at the top of the project.
-func ReadPage(t *testing.T, path string) string {
+func ReadPage(t testing.TB, path string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", path))
-	NoError(t, err)
+	text := Must(os.ReadFile(filepath.Join("..", path)))(t)
 	return string(text)
 }
 
-// JSONOf returns a value as JSON.
-func JSONOf(t testing.TB, v any) []byte {
+// JSON runs a command, and returns the JSON that it prints.
+func JSON[T any](t testing.TB, args ...string) (v T) {
 	t.Helper()
-	text, err := json.Marshal(v)
-	NoError(t, err)
-	return text
+	NoError(t, json.Unmarshal([]byte(Run(t, args...)), &v))
+	return v
+}
+
+// An Info is what info.json says.
+type Info struct {
+	DType, Sequence, Fingerprint string
+	Shape                        []int
+	Files                        []string
+	Tokens, Steps, Changes       int
+	VocabSize                    int `json:"vocab_size"`
+}
+
+// Info reads the info.json of a directory of batches.
+func (m *Mounted) Info(t testing.TB, path string) Info {
+	t.Helper()
+	return JSON[Info](t, "cat", m.Path(path+"/info.json"))
 }
 
 // Seek sets a cursor. What `cursor` says is the number at once.
-func (m *Mounted) Seek(t *testing.T, path string, number, was int) {
+func (m *Mounted) Seek(t testing.TB, path string, number, was int) {
 	t.Helper()
 	out := Run(t, PlainBatchfs, "seek", m.Path(path), fmt.Sprint(number))
 	if want := fmt.Sprintf("next of %s takes batch %d, was %d\n", m.Path(path), number, was); out != want {
@@ -493,4 +508,15 @@ func NeedRoot(t testing.TB, why string) {
 	if os.Geteuid() != 0 {
 		t.Skip(why)
 	}
+}
+
+// Nobody is the user that has no rights.
+const Nobody = 65534
+
+// AsUser runs a command as another user, of one group, and returns all that it printed.
+func AsUser(t testing.TB, uid, gid uint32, args ...string) (string, error) {
+	cmd := Command(t, args[0], args[1:]...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid}}
+	out, err := cmd.CombinedOutput()
+	return string(out), err
 }

@@ -20,11 +20,10 @@ var (
 	CReader       string
 	CStorm        string
 	CCrowd        string
-	GoSignals     string
 	Python        string // one that has NumPy
 )
 
-// Main runs the tests of a package beside those of others. Their working directory is test, whichever package it is.
+// Main runs the tests of a package beside other packages. Their working directory is test, whichever package it is.
 func Main(m *testing.M) { os.Exit(run(m, syscall.LOCK_SH)) }
 
 // Alone runs the tests of a package while no others run on this machine.
@@ -69,7 +68,6 @@ func build(dir string) bool {
 	programs := map[*string][2]string{
 		&PlainBatchfs:  {"batchfs", `go build -o "$0" ../cmd/batchfs`},
 		&FaultyBatchfs: {"batchfs-faulty", `go build -tags faults -o "$0" ../cmd/batchfs`},
-		&GoSignals:     {"signals", `go build -o "$0" ./clients/signals`},
 		&CReader:       {"reader", `cc -O2 -Wall -Wextra -o "$0" clients/reader.c`},
 		&CStorm:        {"storm", `cc -O2 -Wall -Wextra -o "$0" clients/storm.c`},
 		&CCrowd:        {"crowd", `cc -O2 -Wall -Wextra -pthread -o "$0" clients/crowd.c`},

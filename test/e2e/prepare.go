@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -13,8 +12,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// writeLines writes about size bytes of jsonl to w, and counts the documents.
-func writeLines(t testing.TB, w io.Writer, size int) (documents int) {
+// CompressedLines writes a .jsonl.zst of about size bytes before compression.
+func CompressedLines(t testing.TB, path string, size int) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(1, 2))
 	var words []string
@@ -25,42 +24,27 @@ func writeLines(t testing.TB, w io.Writer, size int) (documents int) {
 		}
 		words = append(words, string(word))
 	}
-	for written := 0; written < size; documents++ {
+	f := Must(os.Create(path))(t)
+	w := Must(zstd.NewWriter(f, zstd.WithEncoderLevel(zstd.SpeedFastest)))(t)
+	for documents, written := 0, 0; written < size; documents++ {
 		text := fmt.Appendf(nil, "%d", documents)
 		for range rng.IntN(1000) {
 			text = append(append(text, " \n\""[rng.IntN(3)]), words[rng.IntN(len(words))]...)
 		}
-		line, err := json.Marshal(map[string]string{"text": string(text)})
-		NoError(t, err)
-		n, err := w.Write(append(line, '\n'))
-		NoError(t, err)
-		written += n
+		line := Must(json.Marshal(map[string]string{"text": string(text)}))(t)
+		written += Must(w.Write(append(line, '\n')))(t)
 	}
-	return documents
-}
-
-// CompressedLines writes a .jsonl.zst.
-func CompressedLines(t testing.TB, path string, size int) (documents int) {
-	t.Helper()
-	f, err := os.Create(path)
-	NoError(t, err)
-	w, err := zstd.NewWriter(f, zstd.WithEncoderLevel(zstd.SpeedFastest))
-	NoError(t, err)
-	documents = writeLines(t, w, size)
 	NoError(t, w.Close())
 	NoError(t, f.Close())
-	return documents
 }
 
 // Contents are the SHA-256 of all files in a directory.
 func Contents(t testing.TB, dir string) string {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	NoError(t, err)
+	entries := Must(os.ReadDir(dir))(t)
 	h := sha256.New()
 	for _, e := range entries {
-		raw, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		NoError(t, err)
+		raw := Must(os.ReadFile(filepath.Join(dir, e.Name())))(t)
 		fmt.Fprintf(h, "%s %x\n", e.Name(), sha256.Sum256(raw))
 	}
 	return fmt.Sprintf("%x", h.Sum(nil))

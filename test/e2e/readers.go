@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -20,55 +21,74 @@ func VersionOf(v, n int) []byte {
 	return raw
 }
 
-// Start starts a method of clients/readers.py that is told what to do on its standard input.
-func Start(t *testing.T, method, dir string, args ...string) (cmd *exec.Cmd, in io.WriteCloser, out *bufio.Scanner) {
+// A Client is a running program that reads a mount until its standard input ends, and prints "ready" when it has begun.
+type Client struct {
+	Cmd *exec.Cmd
+	In  io.WriteCloser
+	Out *bufio.Reader
+}
+
+// StartClient starts a program. It is killed at the end of the test.
+func StartClient(t testing.TB, cmd *exec.Cmd) *Client {
 	t.Helper()
-	cmd = exec.Command(Python, append([]string{"clients/readers.py", method, dir}, args...)...)
+	c := &Client{Cmd: cmd, In: Must(cmd.StdinPipe())(t), Out: bufio.NewReader(Must(cmd.StdoutPipe())(t))}
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	NoError(t, err)
-	pipe, err := cmd.StdoutPipe()
-	NoError(t, err)
 	NoError(t, cmd.Start())
-	t.Cleanup(func() { cmd.Process.Kill() })
-	return cmd, in, bufio.NewScanner(pipe)
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	return c
+}
+
+// Line returns the next line that the program prints.
+func (c *Client) Line(t testing.TB) string {
+	t.Helper()
+	defer AnswersSoon(t, c.Cmd)()
+	return strings.TrimSuffix(Must(c.Out.ReadString('\n'))(t), "\n")
+}
+
+// Ready waits until the program has begun.
+func (c *Client) Ready(t testing.TB) {
+	t.Helper()
+	Equal(t, fmt.Sprint(c.Cmd.Args), c.Line(t), "ready")
+}
+
+// End ends the program, and returns what it prints then.
+func (c *Client) End(t testing.TB) string {
+	t.Helper()
+	defer AnswersSoon(t, c.Cmd)()
+	c.In.Close()
+	text := Must(io.ReadAll(c.Out))(t)
+	if err := c.Cmd.Wait(); err != nil {
+		t.Errorf("%s: %v\n%s", c.Cmd.Args, err, text)
+	}
+	return string(text)
 }
 
 // Handles is a running clients/readers.py handles.
 type Handles struct {
-	t   *testing.T
-	cmd *exec.Cmd
-	in  io.Writer
-	out *bufio.Scanner
+	*Client
+	t testing.TB
 }
 
 // StartHandles starts a reader for the files of a directory. It ends with the test.
-func StartHandles(t *testing.T, dir string) *Handles {
+func StartHandles(t testing.TB, dir string) *Handles {
 	t.Helper()
-	cmd, in, out := Start(t, "handles", dir)
-	t.Cleanup(func() {
-		defer AnswersSoon(t, cmd)()
-		in.Close()
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("handles: %v", err)
-		}
-	})
-	return &Handles{t, cmd, in, out}
+	c := StartClient(t, exec.Command(Python, "clients/readers.py", "handles", dir))
+	t.Cleanup(func() { c.End(t) })
+	return &Handles{c, t}
 }
 
 // Do runs one command, and returns what the reader prints.
 func (h *Handles) Do(command string, args ...any) string {
 	h.t.Helper()
-	defer AnswersSoon(h.t, h.cmd)()
-	fmt.Fprintf(h.in, command+"\n", args...)
-	if !h.out.Scan() {
-		h.t.Fatalf("%s: the reader ended", fmt.Sprintf(command, args...))
-	}
-	return h.out.Text()
+	fmt.Fprintf(h.In, command+"\n", args...)
+	return h.Line(h.t)
 }
 
 // MountFollowing mounts a file of the given tokens as train, whose changes are followed, with some that stays as val.
-func MountFollowing(t *testing.T, tokens []byte, args ...string) (m *Mounted, file string, settings []string) {
+func MountFollowing(t testing.TB, tokens []byte, args ...string) (m *Mounted, file string, settings []string) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "train.bin")
 	Write(t, file, tokens)

@@ -1,11 +1,8 @@
 package e2e
 
 import (
-	"bufio"
 	"encoding/binary"
 	"fmt"
-	"io"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -34,7 +31,7 @@ func StormTokens(version int) []byte {
 }
 
 // StormConfig is a configuration of them, with more keys of the split.
-func StormConfig(t *testing.T, more string) (config, data string) {
+func StormConfig(t testing.TB, more string) (config, data string) {
 	t.Helper()
 	dir := t.TempDir()
 	config, data = filepath.Join(dir, "config.toml"), filepath.Join(dir, "train.bin")
@@ -62,73 +59,31 @@ dtype = "uint32"
 // BesideOf is the file of the array beside tokens.
 func BesideOf(data string) string { return data + ".at" }
 
-// A StormReader is a running clients/storm.py, or its like in C.
-type StormReader struct {
-	Cmd *exec.Cmd
-	In  io.WriteCloser
-	Out *bufio.Reader
-}
-
 // A StormResult is what readers tell at their end.
 type StormResult struct {
 	Taken   int            // batches of next
-	Missing int            // of them, those that nobody got
+	Missing int            // of them, how many no reader got
 	Failed  map[string]int // reads, by errno
 	Slowest float64        // read, in seconds
 	Reads   int
 }
 
 // StartStorms starts readers of each kind of file of a mount's split train.
-func StartStorms(t testing.TB, m *Mounted) (all []*StormReader) {
+func StartStorms(t testing.TB, m *Mounted) (all []*Client) {
 	t.Helper()
 	for _, way := range []string{"next", "npy", "safetensors", "plain", "nonblocking", "kept", "rows", "numbered", "batches", "mapped", "tokens", "texts",
 		"tensors", "arrays"} {
-		all = append(all, StartStorm(t, exec.Command(Python, "clients/storm.py", way, m.Path("train"))))
+		all = append(all, StartClient(t, exec.Command(Python, "clients/storm.py", way, m.Path("train"))))
 	}
-	all = append(all, StartStorm(t, exec.Command(CStorm, m.Path("train/next"), fmt.Sprint(StormB), fmt.Sprint(StormT), fmt.Sprint(StormBatches))))
+	all = append(all, StartClient(t, exec.Command(CStorm, m.Path("train/next"), fmt.Sprint(StormB), fmt.Sprint(StormT), fmt.Sprint(StormBatches))))
 	for _, r := range all {
 		r.Ready(t)
 	}
 	return all
 }
 
-// StartStorm starts one reader. It is killed at the end of the test.
-func StartStorm(t testing.TB, cmd *exec.Cmd) *StormReader {
-	t.Helper()
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	NoError(t, err)
-	NoError(t, cmd.Start())
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	return &StormReader{cmd, in, bufio.NewReader(out)}
-}
-
-// Ready waits until a reader has begun.
-func (r *StormReader) Ready(t testing.TB) {
-	t.Helper()
-	defer AnswersSoon(t, r.Cmd)()
-	if line, err := r.Out.ReadString('\n'); line != "ready\n" {
-		t.Fatalf("%s: %q %v", r.Cmd.Args, line, err)
-	}
-}
-
-// End ends a reader, and returns what it prints then.
-func (r *StormReader) End(t testing.TB) string {
-	t.Helper()
-	defer AnswersSoon(t, r.Cmd)()
-	r.In.Close()
-	text, err := io.ReadAll(r.Out)
-	NoError(t, err)
-	if err := r.Cmd.Wait(); err != nil {
-		t.Errorf("%s: %v\n%s", r.Cmd.Args, err, text)
-	}
-	return string(text)
-}
-
 // EndStorms ends the readers of a mount. One that got a wrong byte fails the test, and so do two that got one number.
-func EndStorms(t testing.TB, m *Mounted, readers []*StormReader) (got StormResult) {
+func EndStorms(t testing.TB, m *Mounted, readers []*Client) (got StormResult) {
 	t.Helper()
 	got.Failed = map[string]int{}
 	var numbers [StormBatches]int // how many batches of next were at each place of an epoch

@@ -1,11 +1,9 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,27 +23,18 @@ type Status struct {
 }
 
 // StatusOf reads status.json.
-func StatusOf(t *testing.T, m *Mounted) (s Status) {
+func StatusOf(t testing.TB, m *Mounted) Status {
 	t.Helper()
-	NoError(t, json.Unmarshal([]byte(Run(t, "cat", m.Path("status.json"))), &s))
-	return s
+	return JSON[Status](t, "cat", m.Path("status.json"))
 }
 
-// A Burden is the descriptors, threads and memory that a process holds.
-type Burden struct{ Descriptors, Threads, ResidentKiB int }
-
-// BurdenOf returns what the process that serves a mount holds.
-func BurdenOf(t *testing.T, m *Mounted) Burden {
-	t.Helper()
-	pid := m.Worker(t)
-	proc := fmt.Sprintf("/proc/%d/", pid)
-	open, err := os.ReadDir(proc + "fd")
-	NoError(t, err)
-	status, err := os.ReadFile(proc + "status")
-	NoError(t, err)
-	threads, err := strconv.Atoi(regexp.MustCompile(`Threads:\s+(\d+)`).FindStringSubmatch(string(status))[1])
-	NoError(t, err)
-	return Burden{len(open), threads, Resident(pid)}
+// InProc is a number of /proc/PID/status, such as VmRSS in KiB, or 0 if there is no such process.
+func InProc(pid int, name string) (n int) {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if _, rest, ok := strings.Cut(string(status), "\n"+name+":"); ok {
+		fmt.Sscan(rest, &n)
+	}
+	return n
 }
 
 // Ended reports whether a process has ended.
@@ -92,26 +81,6 @@ func stopped(pid int) bool {
 	return true
 }
 
-// Longest is the longest time that a log says it took to replace a process.
-func Longest(t *testing.T, log string) (most time.Duration) {
-	t.Helper()
-	for _, match := range regexp.MustCompile(` after=(\S+)`).FindAllStringSubmatch(log, -1) {
-		took, err := time.ParseDuration(match[1])
-		NoError(t, err)
-		most = max(most, took)
-	}
-	return most
-}
-
-// Resident is what a process has resident, in KiB, or 0 if there is none.
-func Resident(pid int) (kib int) {
-	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if _, rest, ok := strings.Cut(string(status), "VmRSS:"); ok {
-		fmt.Sscan(rest, &kib)
-	}
-	return kib
-}
-
 // Worker is the process that serves, or 0 while there is none.
 func (m *Mounted) Worker(t testing.TB) int {
 	t.Helper()
@@ -134,8 +103,7 @@ func (m *Mounted) AwaitWorker(t testing.TB) (worker int) {
 // Workers are the processes that the keeper has: the one that serves, and then the one that stands by.
 func (m *Mounted) Workers(t testing.TB) (pids []int) {
 	t.Helper()
-	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", m.Cmd.Process.Pid))
-	NoError(t, err)
+	threads := Must(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", m.Cmd.Process.Pid)))(t)
 	for _, children := range threads {
 		text, _ := os.ReadFile(children)
 		for _, field := range strings.Fields(string(text)) {
@@ -157,42 +125,55 @@ func (m *Mounted) AwaitStandby(t testing.TB) (workers []int) {
 	return workers
 }
 
-// FDs are what the keeper has open.
-func (m *Mounted) FDs(t testing.TB) (links []string) {
+// FDs are what a process has open.
+func FDs(t testing.TB, pid int) (links []string) {
 	t.Helper()
-	dir := fmt.Sprintf("/proc/%d/fd/", m.Cmd.Process.Pid)
-	fds, err := os.ReadDir(dir)
-	NoError(t, err)
-	for _, fd := range fds {
+	dir := fmt.Sprintf("/proc/%d/fd/", pid)
+	for _, fd := range Must(os.ReadDir(dir))(t) {
 		link, _ := os.Readlink(dir + fd.Name())
 		links = append(links, link)
 	}
 	return links
 }
 
-// Leftovers are processes of the programs that the tests built, and files in a directory.
-func Leftovers(t testing.TB, dir string) (left []string) {
-	t.Helper()
-	processes, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	NoError(t, err)
-	for _, process := range processes {
-		command, _ := os.ReadFile(process)
-		if strings.HasPrefix(string(command), filepath.Dir(Batchfs)+"/batchfs") {
-			left = append(left, string(command))
+// Processes are the commands of the processes with a text in them.
+func Processes(text string) (commands []string) {
+	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, process := range all {
+		if command, _ := os.ReadFile(process); strings.Contains(string(command), text) {
+			commands = append(commands, string(command))
 		}
 	}
-	files, err := os.ReadDir(dir)
-	NoError(t, err)
-	for _, file := range files {
-		left = append(left, file.Name())
+	return commands
+}
+
+// LeavesNothing fails the test if there are mounts or files in a directory, or processes with a text in their commands.
+func LeavesNothing(t testing.TB, dir, text string) {
+	t.Helper()
+	AwaitNone(t, "processes", func() []string { return Processes(text) })
+	Equal(t, "mounts that are left", len(MountsBelow(t, dir)), 0)
+	if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {
+		t.Errorf("left: %v %v", files, err)
 	}
-	return left
+}
+
+// AwaitDoctor waits until the doctor says each of these texts of a path in a mount. It has something to fix if one of them says FIX, stuck or dead.
+func AwaitDoctor(t testing.TB, path string, wants ...string) {
+	t.Helper()
+	all := strings.Join(wants, "; ")
+	fix := strings.Contains(all, "FIX") || strings.Contains(all, "stuck") || strings.Contains(all, "dead")
+	Await(t, "the doctor to say "+all, func() bool {
+		began := time.Now()
+		out, _, err := Try(t, PlainBatchfs, "doctor", path)
+		InTime(t, "the doctor", time.Since(began), 8*time.Second)
+		return fix == (err != nil) && !slices.ContainsFunc(wants, func(want string) bool { return !strings.Contains(out, want) })
+	})
 }
 
 // LogAndStatusSay fails unless the log and status.json have each of these texts.
-func LogAndStatusSay(t *testing.T, m *Mounted, wants ...string) {
+func LogAndStatusSay(t testing.TB, m *Mounted, wants ...string) {
 	t.Helper()
-	for where, text := range map[string]string{"log": m.Out.String(), "status.json": Run(t, "cat", m.Path("status.json"))} {
+	for where, text := range map[string]string{"the log": m.Out.String(), "status.json": Run(t, "cat", m.Path("status.json"))} {
 		for _, want := range wants {
 			Contains(t, where, text, want)
 		}

@@ -1,11 +1,12 @@
 package faults
 
 import (
-	"encoding/json"
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -40,10 +41,10 @@ type reading struct {
 // startReaders starts to read files of a directory, each in one of the ways of clients/readers.py.
 func startReaders(t *testing.T, dir string, ways ...string) *readers {
 	t.Helper()
-	cmd, in, out := e2e.Start(t, "changing", dir, ways...)
-	r := &readers{ways: ways, in: in, done: make(chan error, 1), round: 1}
+	c := e2e.StartClient(t, exec.Command(e2e.Python, append([]string{"clients/readers.py", "changing", dir}, ways...)...))
+	r := &readers{ways: ways, in: c.In, done: make(chan error, 1), round: 1}
 	go func() {
-		for out.Scan() {
+		for out := bufio.NewScanner(c.Out); out.Scan(); {
 			var l reading
 			round, rest, _ := strings.Cut(out.Text(), " ")
 			fmt.Sscan(round, &l.round)
@@ -52,7 +53,7 @@ func startReaders(t *testing.T, dir string, ways ...string) *readers {
 			r.lines = append(r.lines, l)
 			r.mu.Unlock()
 		}
-		err := cmd.Wait()
+		err := c.Cmd.Wait()
 		r.mu.Lock()
 		r.ended = true
 		r.mu.Unlock()
@@ -61,18 +62,18 @@ func startReaders(t *testing.T, dir string, ways ...string) *readers {
 	return r
 }
 
-// next begins a round.
-func (r *readers) next(t *testing.T, kind string) {
+// next begins a round, and returns when each way has been read n times in it.
+func (r *readers) next(t *testing.T, kind string, n int) {
 	t.Helper()
 	r.round++
-	_, err := fmt.Fprintln(r.in, kind)
-	e2e.NoError(t, err)
+	e2e.Must(fmt.Fprintln(r.in, kind))(t)
+	r.wait(t, n)
 }
 
 // wait returns when each way has been read n times in the current round.
 func (r *readers) wait(t *testing.T, n int) {
 	t.Helper()
-	r.await(t, n, 0, r.round)
+	r.await(t, n, 0)
 }
 
 // more returns when each way has been read n times more.
@@ -81,24 +82,24 @@ func (r *readers) more(t *testing.T, n int) {
 	r.mu.Lock()
 	from := len(r.lines)
 	r.mu.Unlock()
-	r.await(t, n, from, r.round)
+	r.await(t, n, from)
 }
 
-// await returns when there are n lines of each way, in a round, from a line on.
-func (r *readers) await(t *testing.T, n, from, round int) {
+// await returns when there are n lines of each way in the current round, from a line on.
+func (r *readers) await(t *testing.T, n, from int) {
 	t.Helper()
 	seen := map[string]int{}
-	e2e.Await(t, fmt.Sprintf("%d reads of each kind in round %d", n, round), func() bool {
+	e2e.Await(t, fmt.Sprintf("%d reads of each kind in round %d", n, r.round), func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		for ; from < len(r.lines); from++ {
-			if l := r.lines[from]; l.round == round {
+			if l := r.lines[from]; l.round == r.round {
 				seen[l.way]++
 			}
 		}
 		missing := slices.ContainsFunc(r.ways, func(way string) bool { return seen[way] < n })
 		if missing && r.ended {
-			t.Fatalf("the readers ended after %v in round %d", seen, round)
+			t.Fatalf("the readers ended after %v in round %d", seen, r.round)
 		}
 		return !missing
 	})
@@ -121,12 +122,9 @@ type catalogued struct {
 }
 
 // add adds the first n batches that `batchfs cat` gives, as of a version of the tokens.
-func (c catalogue) add(t *testing.T, version string, n int, args ...string) {
+func (c catalogue) add(t *testing.T, version, split string, n int, flags ...string) {
 	t.Helper()
-	all := e2e.Cat(t, append(args, "--count", fmt.Sprint(n))...)
-	size := len(all) / n
-	for k := range n {
-		l := e2e.Line(all[k*size:][:size])
+	for k, l := range e2e.Lines(t, split, 0, n, flags...) {
 		if c[l] == nil {
 			c[l] = &catalogued{k: k}
 		}
@@ -185,10 +183,8 @@ var changes = []struct {
 	}, "another file stands in its place"},
 	// In one write and within a page, or else the file has other sizes meanwhile.
 	{"appended", func(t *testing.T, path string) {
-		f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
-		e2e.NoError(t, err)
-		_, err = f.Write(e2e.VersionOf(1, 1000))
-		e2e.NoError(t, err)
+		f := e2e.Must(os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0))(t)
+		e2e.Must(f.Write(e2e.VersionOf(1, 1000)))(t)
 		e2e.NoError(t, f.Close())
 	}, "402000 bytes, was 400000"},
 	{"truncated", func(t *testing.T, path string) { e2e.NoError(t, os.Truncate(path, 300_000)) }, "300000 bytes, was 400000"},
@@ -197,10 +193,8 @@ var changes = []struct {
 		e2e.NoError(t, os.Chtimes(path, now, now))
 	}, "written to at "},
 	{"overwritten", func(t *testing.T, path string) {
-		f, err := os.OpenFile(path, os.O_WRONLY, 0)
-		e2e.NoError(t, err)
-		_, err = f.Write(e2e.VersionOf(1, changeTokens))
-		e2e.NoError(t, err)
+		f := e2e.Must(os.OpenFile(path, os.O_WRONLY, 0))(t)
+		e2e.Must(f.Write(e2e.VersionOf(1, changeTokens)))(t)
 		e2e.NoError(t, f.Close())
 	}, "written to at "},
 }
@@ -212,29 +206,10 @@ const other = "train/rank=1,seed=7,world=2"
 
 var otherSettings = []string{"--set", "batch.rank=1", "--set", "batch.world=2", "--set", "batch.seed=7"}
 
-// liveInfo is what info.json says of what changes.
-type liveInfo struct {
-	Fingerprint string `json:"fingerprint"`
-	Changes     int    `json:"changes"`
-	Tokens      int    `json:"tokens"`
-	Steps       int    `json:"steps"`
-}
-
-func infoOf(t *testing.T, m *e2e.Mounted) (i liveInfo) {
-	t.Helper()
-	text := e2e.Run(t, "cat", m.Path("train/info.json"))
-	if err := json.Unmarshal([]byte(text), &i); err != nil {
-		t.Fatalf("%v:\n%s", err, text)
-	}
-	return i
-}
-
 // fingerprintOf returns the fingerprint of the split train of a directory.
 func fingerprintOf(t *testing.T, dir string) string {
 	t.Helper()
-	var i liveInfo
-	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, e2e.PlainBatchfs, "inspect", "train", "0", "--json", "--data", dir)), &i))
-	return i.Fingerprint
+	return e2e.JSON[e2e.Info](t, e2e.PlainBatchfs, "inspect", "train", "0", "--json", "--data", dir).Fingerprint
 }
 
 // Whatever happens to a token file whose changes are followed, under whatever reader: a batch is all of the old tokens or all of the new, or ESTALE.
@@ -262,22 +237,18 @@ func TestTokensChangeUnderReaders(t *testing.T) {
 			r := startReaders(t, m.Dir, append(ways, undisturbed)...)
 			r.wait(t, 5)
 			if change.name == "overwritten" {
-				r.next(t, "pause") // while it is written, the file itself is a mix
-				r.wait(t, 1)
+				r.next(t, "pause", 1) // while it is written, the file itself is a mix
 			}
 			change.change(t, file)
-			r.next(t, "go")
-			r.wait(t, 20)
+			r.next(t, "go", 20)
 			changed := r.round
 			now := e2e.Content(t, file)
 			e2e.Write(t, at("new/train.bin"), now)
-			info, log := infoOf(t, m), m.Out.String()
+			info, log := m.Info(t, "train"), m.Out.String()
 			if change.name == "replaced" {
-				r.next(t, "pause")
-				r.wait(t, 1)
+				r.next(t, "pause", 1)
 				e2e.NoError(t, os.Rename(file+".old", file))
-				r.next(t, "go")
-				r.wait(t, 20)
+				r.next(t, "go", 20)
 			}
 			lines := r.finish(t)
 
@@ -285,11 +256,10 @@ func TestTokensChangeUnderReaders(t *testing.T) {
 			for path, rank := range map[string][]string{"train": {}, other: otherSettings} {
 				n := max(m.Taken(t, path), 2000) // more than there are in batches.*
 				for _, v := range []string{"old", "new"} {
-					known.add(t, v, n, slices.Concat([]string{"train", "--data", at(v)}, settings, rank)...)
+					known.add(t, v, "train", n, slices.Concat([]string{"--data", at(v)}, settings, rank)...)
 				}
 			}
-			n := m.Taken(t, "val")
-			known.add(t, "val", n, slices.Concat([]string{"val", "--data", at("live")}, settings)...)
+			known.add(t, "val", "val", m.Taken(t, "val"), append(settings, "--data", at("live"))...)
 			seen := known.judge(t, lines, func(l reading) (versions []string, errno string) {
 				oneRequest := strings.HasPrefix(l.way, "opens:") || strings.HasPrefix(l.way, "keeps:")
 				switch {
@@ -317,95 +287,92 @@ func TestTokensChangeUnderReaders(t *testing.T) {
 	}
 }
 
+// A version of the tokens, its batches and all of them together, as clients/readers.py prints them.
+type version struct {
+	data  []byte
+	lines []string
+	whole string
+}
+
+// shows fails unless each way to open a file of train shows a version, from the daemon and then from the kernel, after so many changes.
+func (v version) shows(t *testing.T, m *e2e.Mounted, changes int) {
+	t.Helper()
+	h := e2e.StartHandles(t, m.Dir)
+	for opened, name := range []string{"batch/0", "batch/3", "batch/17.npy", "batch/19.safetensors", "batches.bin", "batches.npy"} {
+		want, off := v.whole, int64(0)
+		if number, ok := strings.CutPrefix(name, "batch/"); ok {
+			var k int
+			fmt.Sscan(strings.Split(number, ".")[0], &k)
+			want = v.lines[k]
+		}
+		if strings.HasSuffix(name, ".npy") || strings.HasSuffix(name, ".safetensors") {
+			off = 4096
+		}
+		size := e2e.Must(os.Stat(m.Path("train/"+name)))(t).Size() - off
+		h.Do("open train/%s", name)
+		for _, how := range []string{"read", "map", "read", "map"} {
+			e2e.Equal(t, fmt.Sprintf("after %d changes, %s of %s", changes, how, name), h.Do("%s %d %d %d", how, opened, off, size), want)
+		}
+	}
+	info := m.Info(t, "train")
+	e2e.Equal(t, "changes in info.json", info.Changes, changes)
+	e2e.Equal(t, "steps in info.json", info.Steps, len(v.lines))
+	e2e.Says(t, info.Fingerprint, "cat", m.Path("train/batch/3.json"))
+}
+
 // After a change, every way to open a file shows the new data at once, however much of the old the kernel has; and what
 // was opened before shows nothing but the old data, however many changes there have been.
 func TestOpenedBeforeAndAfterAChange(t *testing.T) {
 	t.Parallel()
 	const size = 512
-	long, short := e2e.VersionOf(0, 1_600_000), e2e.VersionOf(1, 100_000)
-	m, file, settings := e2e.MountFollowing(t, long)
-	var lines [2][]string // of the batches of each version
-	var wholes [2]string
-	for v, data := range [][]byte{long, short} {
-		dir := t.TempDir()
-		e2e.Write(t, filepath.Join(dir, "train.bin"), data)
-		args := slices.Concat([]string{"train", "--data", dir}, settings)
-		steps := ((len(data)/2-1)/32 + 3) / 4
-		all := e2e.Cat(t, append(args, "--count", fmt.Sprint(steps))...)
-		for k := range steps {
-			lines[v] = append(lines[v], e2e.Line(all[k*size:][:size]))
-		}
-		wholes[v] = e2e.Line(all)
+	versions := [2]version{{data: e2e.VersionOf(0, 1_600_000)}, {data: e2e.VersionOf(1, 100_000)}}
+	m, file, settings := e2e.MountFollowing(t, versions[0].data)
+	for i := range versions {
+		v := &versions[i]
+		args := append(settings, "--data", filepath.Dir(e2e.Write(t, filepath.Join(t.TempDir(), "train.bin"), v.data)))
+		steps := ((len(v.data)/2-1)/32 + 3) / 4
+		v.lines = e2e.Lines(t, "train", 0, steps, args...)
+		v.whole = e2e.Line(e2e.Cat(t, append(args, "train", "--count", fmt.Sprint(steps))...))
 	}
-	again := e2e.StartHandles(t, m.Dir)
-	opened := 0
-	settled := func(v, changes int) {
-		t.Helper()
-		for range 2 { // from the daemon, and then from the kernel
-			for name, want := range map[string]string{
-				"batch/0": lines[v][0], "batch/3": lines[v][3], "batch/17.npy": lines[v][17], "batch/19.safetensors": lines[v][19],
-				"batches.bin": wholes[v], "batches.npy": wholes[v],
-			} {
-				info, err := os.Stat(m.Path("train/" + name))
-				e2e.NoError(t, err)
-				again.Do("open train/%s", name)
-				off := int64(0)
-				if strings.HasSuffix(name, ".npy") || strings.HasSuffix(name, ".safetensors") {
-					off = 4096
-				}
-				for _, how := range []string{"read", "map"} {
-					e2e.Equal(t, fmt.Sprintf("after %d changes, %s of %s", changes, how, name), again.Do("%s %d %d %d", how, opened, off, info.Size()-off), want)
-				}
-				opened++
-			}
-			got := infoOf(t, m)
-			if got.Changes != changes || got.Steps != len(lines[v]) {
-				t.Errorf("after %d changes info.json has %+v", changes, got)
-			}
-			e2e.Says(t, got.Fingerprint, "cat", m.Path("train/batch/3.json"))
-		}
-	}
-	settled(0, 0)
-	descriptors := e2e.BurdenOf(t, m).Descriptors
+	lines := versions[0].lines
+	versions[0].shows(t, m, 0)
+	worker := m.Worker(t)
+	descriptors := len(e2e.FDs(t, worker))
 	h := e2e.StartHandles(t, m.Dir)
-	const batch3, batches, npy, far, farNPY, next = 0, 1, 2, 3, 4, 5
-	for _, name := range []string{
-		"batch/3", "batches.bin", "batches.npy", "rank=1,world=2/batches.bin", "rank=1,world=2/batches.npy", "next",
-	} {
+	for _, name := range []string{"batch/3", "batches.bin", "batches.npy", "rank=1,world=2/batches.bin", "rank=1,world=2/batches.npy", "next"} {
 		h.Do("open train/%s", name)
 	}
+	const next = 5
 	for k := range 5 {
-		if got := h.Do("read %d 0 %d", next, size); got != lines[0][k] {
-			t.Fatalf("number %d is %s, want %s", k, got, lines[0][k])
-		}
+		e2e.Equal(t, fmt.Sprint("number ", k), h.Do("read %d 0 %d", next, size), lines[k])
 	}
-	h.Do("map %d 0 %d", farNPY, size)
-	end := len(lines[0]) / 2 * size // of batches.* of one of two ranks; as the kernel has not read them
+	end := len(lines) / 2 * size // of batches.* of one of two ranks; as the kernel has not read them
+	h.Do("map 4 0 %d", size)
 	for changes := 1; changes <= 20; changes++ {
-		v := changes % 2
-		e2e.ReplaceFile(t, file, [][]byte{long, short}[v])
+		v := versions[changes%2]
+		e2e.ReplaceFile(t, file, v.data)
 		if changes < 3 || changes == 8 || changes == 20 {
-			settled(v, changes)
+			v.shows(t, m, changes)
 		}
-		e2e.Equal(t, fmt.Sprintf("after %d changes, number %d", changes, 4+changes), h.Do("read %d 0 %d", next, size), lines[v][4+changes])
+		e2e.Equal(t, fmt.Sprintf("after %d changes, number %d", changes, 4+changes), h.Do("read %d 0 %d", next, size), v.lines[4+changes])
 		for what, want := range map[string]string{
-			fmt.Sprintf("read %d 0 %d", batch3, size):                lines[0][3],
-			fmt.Sprintf("read %d %d %d", batches, 3*size, size):      lines[0][3],
-			fmt.Sprintf("map %d %d %d", npy, 4096+3*size, size):      lines[0][3],
-			fmt.Sprintf("read %d %d %d", far, end-size, size):        "",
-			fmt.Sprintf("map %d %d %d", farNPY, end+4096-size, size): "",
+			fmt.Sprintf("read 0 0 %d", size):                lines[3],
+			fmt.Sprintf("read 1 %d %d", 3*size, size):       lines[3],
+			fmt.Sprintf("map 2 %d %d", 4096+3*size, size):   lines[3],
+			fmt.Sprintf("read 3 %d %d", end-size, size):     "",
+			fmt.Sprintf("map 4 %d %d", end+4096-size, size): "",
 		} {
 			got := h.Do("%s", what)
 			stale := got == "errno ESTALE" || got == "errno EFAULT" && strings.HasPrefix(what, "map")
 			// Inodes of batch/ come round again after 8 changes, upon which the kernel gives up the old one.
-			stale = stale || got == "errno EIO" && changes >= 8 && what == fmt.Sprintf("read %d 0 %d", batch3, size)
+			stale = stale || got == "errno EIO" && changes >= 8 && strings.HasPrefix(what, "read 0")
 			if got != want && !stale {
 				t.Errorf("%d changes after it was opened, %s: %s, want %s or ESTALE", changes, what, got, want)
 			}
 		}
 	}
 	// The next garbage collections close what the replaced tokens had.
-	e2e.Await(t, "few open files", func() bool { return e2e.BurdenOf(t, m).Descriptors <= descriptors+20 })
+	e2e.Await(t, "few open files", func() bool { return len(e2e.FDs(t, worker)) <= descriptors+20 })
 }
 
 // Data that cannot be served is an error in words, and is followed as soon as it can.
@@ -431,74 +398,59 @@ func TestFollowingWhatCannotBeServed(t *testing.T) {
 			e2e.Equal(t, fmt.Sprintf("an open next of a file that %s", bad.want), h.Do("read 0 0 512"), "errno ESTALE")
 		}
 		e2e.LogAndStatusSay(t, m, "what is there now cannot be served: splits.train: ", bad.want)
-		if got := infoOf(t, m); got.Changes != 0 || got.Tokens != 50_000 {
+		if got := m.Info(t, "train"); got.Changes != 0 || got.Tokens != 50_000 {
 			t.Errorf("info.json has %+v, want that of the tokens that were served", got)
 		}
 	}
 	e2e.ReplaceFile(t, file, good)
-	all := e2e.Cat(t, slices.Concat([]string{"train", "--data", filepath.Dir(file), "--count", "4"}, settings)...)
-	for k, got := range []string{
-		1: h.Do("read 0 0 512"), 2: e2e.Read(t, "read", m.Path("train/next"))[0], 3: e2e.Read(t, "npload", m.Path("train/batch/3.npy"))[0],
-	} {
-		if k > 0 && got != e2e.Line(all[k*512:][:512]) {
-			t.Errorf("good again, batch %d is %s", k, got)
-		}
-	}
-	if got := infoOf(t, m); got.Changes != 1 || got.Tokens != 60_000 {
+	want := e2e.Lines(t, "train", 0, 3, append(settings, "--data", filepath.Dir(file))...)
+	e2e.Equal(t, "good again, batch 1", h.Do("read 0 0 512"), want[1])
+	e2e.Equal(t, "good again, batch 2", e2e.Take(t, m, "train/next"), want[2])
+	if got := m.Info(t, "train"); got.Changes != 1 || got.Tokens != 60_000 {
 		t.Errorf("info.json has %+v", got)
 	}
 }
 
-// A change of one of 65 files is an error of opening a batch of that file at once, and then one of the split, also
-// to who reads only what lies in the others.
+// A change of one of 65 files is an error of opening a batch of that file at once, and then one of the split, also of reading only what lies in
+// the others. Where changes are followed, it is none.
 func TestOneOfSeveralFilesChanges(t *testing.T) {
+	const third = 400 // a batch of the third file
 	for _, onChange := range []string{"error", "follow"} {
 		t.Run(onChange, func(t *testing.T) {
 			dir := t.TempDir()
 			for i := range 65 {
 				e2e.Write(t, filepath.Join(dir, fmt.Sprintf("train%02d.bin", i)), e2e.VersionOf(i%3, 20_000))
 			}
-			settings := []string{
-				"--data", dir, "--set", "batch.batch_size=4", "--set", "batch.block_size=32", "--set", "batch.order=sequential",
-			}
+			settings := []string{"--data", dir, "--set", "batch.batch_size=4", "--set", "batch.block_size=32", "--set", "batch.order=sequential"}
 			m := e2e.Mount(t, append(settings, "--set", "splits.train.on_change="+onChange)...)
 			h := e2e.StartHandles(t, m.Dir)
 			h.Do("open train/next")
 			h.Do("read 0 0 512")
-			const third = 400 // a batch of the third file
-			before := map[int]string{}
-			for _, k := range []int{0, 1, third} {
-				before[k] = e2e.Read(t, "read", m.Path(fmt.Sprint("train/batch/", k)))[0]
-			}
+			before := e2e.Lines(t, "train", 0, third+1, settings...)
+			e2e.Take(t, m, fmt.Sprint("train/batch/", third))
 			changed := filepath.Join(dir, "train02.bin")
 			e2e.NoError(t, os.Link(changed, changed+".old"))
 			e2e.ReplaceFile(t, changed, e2e.VersionOf(3, 20_000))
-			all := e2e.Cat(t, slices.Concat([]string{"train", "--count", fmt.Sprint(third + 1)}, settings)...)
+			now := e2e.Lines(t, "train", 0, third+1, settings...)
 			f, err := os.Open(m.Path(fmt.Sprint("train/batch/", third)))
 			if f.Close(); onChange == "error" && !errors.Is(err, syscall.ESTALE) || onChange == "follow" && err != nil {
 				t.Errorf("to open a batch of the changed file: %v", err)
 			}
 			for _, k := range []int{0, 1, 2, third} {
-				out, stderr, err := e2e.Try(t, "cat", m.Path(fmt.Sprint("train/batch/", k)))
-				switch {
-				case onChange == "error":
-					if err == nil || !strings.Contains(stderr, "Stale file handle") {
-						t.Errorf("batch %d: %v %s, want ESTALE", k, err, stderr)
-					}
-				case err != nil || out != string(all[k*512:][:512]):
-					t.Errorf("batch %d is not that of the new tokens: %v %s", k, err, stderr)
+				if path := fmt.Sprint("train/batch/", k); onChange == "follow" {
+					e2e.Equal(t, path, e2e.Take(t, m, path), now[k])
+				} else {
+					e2e.Fails(t, "Stale file handle", "cat", m.Path(path))
 				}
 			}
 			if onChange == "follow" {
-				if got := infoOf(t, m); got.Changes != 1 {
-					t.Errorf("info.json has %+v", got)
-				}
+				e2e.Equal(t, "changes in info.json", m.Info(t, "train").Changes, 1)
 				return
 			}
 			e2e.Equal(t, "next, all of whose rows are in another file", h.Do("read 0 0 512"), "errno ESTALE")
 			e2e.NoError(t, os.Rename(changed+".old", changed))
 			for _, k := range []int{0, 1, third} {
-				e2e.Equal(t, fmt.Sprintf("put back, batch %d", k), e2e.Read(t, "read", m.Path(fmt.Sprint("train/batch/", k)))[0], before[k])
+				e2e.Equal(t, fmt.Sprintf("put back, batch %d", k), e2e.Take(t, m, fmt.Sprint("train/batch/", k)), before[k])
 			}
 			e2e.Equal(t, "put back, next goes on with", h.Do("read 0 0 512"), before[1])
 		})
@@ -547,24 +499,14 @@ func TestExpectedFingerprint(t *testing.T) {
 // A mount in the background, which has left the directory that its paths are relative to, finds the new files too.
 func TestFollowingInTheBackground(t *testing.T) {
 	e2e.NeedFUSE(t)
-	for name, args := range map[string][]string{"data": {"--data", "data"}, "config": {"-c", "config.toml"}} {
-		t.Run(name, func(t *testing.T) {
-			dir, mountpoint := t.TempDir(), t.TempDir()
-			file := filepath.Join(dir, "data", "train.bin")
-			e2e.Write(t, file, e2e.VersionOf(0, 20_000))
-			e2e.Write(t, filepath.Join(dir, "config.toml"), []byte("[splits.train]\ntokens = \"data/train*.bin\"\n"))
-			mount := e2e.Command(t, e2e.Batchfs, slices.Concat([]string{"mount", "-d", "--log", filepath.Join(dir, "log")}, args,
-				[]string{"--set", "splits.train.on_change=follow", mountpoint})...)
-			mount.Dir = dir
-			t.Cleanup(func() { syscall.Unmount(mountpoint, syscall.MNT_DETACH) })
-			if out, err := mount.CombinedOutput(); err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
-			e2e.ReplaceFile(t, file, e2e.VersionOf(1, 30_000))
-			want := e2e.Line(e2e.Cat(t, "train", "--data", filepath.Dir(file)))
-			// NumPy reads the header first, and no other reader has noticed the change.
-			e2e.Equal(t, "next.npy", e2e.Read(t, "npload", filepath.Join(mountpoint, "train/next.npy"))[0], want)
-			e2e.Run(t, e2e.Batchfs, "unmount", mountpoint)
-		})
-	}
+	dir, mountpoint := t.TempDir(), t.TempDir()
+	file := e2e.Write(t, filepath.Join(dir, "data", "train.bin"), e2e.VersionOf(0, 20_000))
+	e2e.Write(t, filepath.Join(dir, "config.toml"), "[splits.train]\ntokens = \"data/train*.bin\"\non_change = \"follow\"\n")
+	t.Cleanup(func() { syscall.Unmount(mountpoint, syscall.MNT_DETACH) })
+	e2e.Run(t, "env", "-C", dir, e2e.Batchfs, "mount", "-d", "--log", "log", mountpoint)
+	e2e.ReplaceFile(t, file, e2e.VersionOf(1, 30_000))
+	want := e2e.Lines(t, "train", 0, 1, "--data", filepath.Dir(file))
+	// NumPy reads the header first, and no other reader has noticed the change.
+	e2e.Equal(t, "next.npy", e2e.Read(t, "npload", filepath.Join(mountpoint, "train/next.npy"))[0], want[0])
+	e2e.Run(t, e2e.Batchfs, "unmount", mountpoint)
 }

@@ -65,8 +65,7 @@ func TestFaults(t *testing.T) {
 			dir := t.TempDir()
 			faults := faultsOn(t, dir)
 			splits := []string{"well"}
-			well := filepath.Join(dir, "well.bin")
-			e2e.Write(t, well, e2e.VersionOf(2, changeTokens))
+			well := e2e.Write(t, filepath.Join(dir, "well.bin"), e2e.VersionOf(2, changeTokens))
 			settings := []string{"--set", "memory.access=" + access, "--set", "batch.batch_size=4", "--set", "batch.block_size=500",
 				"--set", "splits.well.tokens=" + well}
 			for _, f := range faults {
@@ -74,7 +73,7 @@ func TestFaults(t *testing.T) {
 				settings = append(settings, "--set", "splits."+f.name+".tokens="+f.path)
 			}
 			m := e2e.Mount(t, settings...)
-			var ways []string // those of the split that stays well first
+			var ways []string // first the ways of the split that stays well
 			for _, s := range splits {
 				ways = append(ways, "keeps:"+s+"/next", "numbered:"+s+"/batch", "preads:"+s+"/batches.bin", "maps:"+s+"/batches.npy")
 			}
@@ -86,22 +85,18 @@ func TestFaults(t *testing.T) {
 				f.begin()
 			}
 			r.more(t, 3)
-			r.next(t, "go")
-			r.wait(t, 6)
+			r.next(t, "go", 6)
 			faulty, during := r.round, e2e.StatusOf(t, m)
-			r.next(t, "pause")
-			r.wait(t, 1)
+			r.next(t, "pause", 1)
 			for _, f := range faults {
 				f.end()
 			}
-			r.next(t, "go")
-			r.wait(t, 6)
+			r.next(t, "go", 6)
 			lines := r.finish(t)
 
 			known := catalogue{}
 			for _, s := range splits {
-				n := m.Taken(t, s)
-				known.add(t, s, max(n, 200), append([]string{s}, settings...)...)
+				known.add(t, s, s, max(m.Taken(t, s), 200), settings...)
 			}
 			of := func(way string) (split string, f fault) {
 				_, file, _ := strings.Cut(way, ":")

@@ -26,8 +26,7 @@ func TestKilledKeeper(t *testing.T) {
 		workers := m.AwaitStandby(t)
 		reader := exec.Command("sleep", "infinity")
 		reader.Dir = m.Dir // which keeps the dead mount busy
-		e2e.NoError(t, reader.Start())
-		t.Cleanup(func() { reader.Process.Kill(); reader.Wait() })
+		e2e.Begin(t, reader)
 		worker(workers[0])
 		m.Cmd.Process.Kill()
 		m.AwaitEnd(t)
@@ -123,9 +122,7 @@ func TestRestart(t *testing.T) {
 		e2e.Write(t, config, []byte(changed))
 		serving := m.Worker(t)
 		e2e.Fails(t, says, e2e.PlainBatchfs, "restart", m.Dir)
-		if m.Worker(t) != serving {
-			t.Errorf("another process serves after a restart with %q was refused", change)
-		}
+		e2e.Equal(t, "the worker after a restart that was refused", m.Worker(t), serving)
 	}
 	next(2)
 
@@ -133,8 +130,7 @@ func TestRestart(t *testing.T) {
 	e2e.NoError(t, os.Remove(config))
 	e2e.NoError(t, os.Remove(program))
 	second := fmt.Sprintf("/proc/%d/exe", m.Worker(t))
-	running, err := os.Stat(second)
-	e2e.NoError(t, err)
+	running := e2e.Must(os.Stat(second))(t)
 	e2e.NoError(t, syscall.Kill(m.AwaitWorker(t), syscall.SIGKILL))
 	next(3)
 	if now, err := os.Stat(fmt.Sprintf("/proc/%d/exe", m.Worker(t))); err != nil || !os.SameFile(running, now) {
@@ -146,10 +142,8 @@ func TestRestart(t *testing.T) {
 
 func sameFile(t *testing.T, a, b string) bool {
 	t.Helper()
-	x, err := os.Stat(a)
-	e2e.NoError(t, err)
-	y, err := os.Stat(b)
-	e2e.NoError(t, err)
+	x := e2e.Must(os.Stat(a))(t)
+	y := e2e.Must(os.Stat(b))(t)
 	return os.SameFile(x, y)
 }
 
@@ -172,9 +166,7 @@ func TestGivingUp(t *testing.T) {
 	if err := reader.Wait(); err == nil || !strings.Contains(says.String(), "not connected") && !strings.Contains(says.String(), "connection abort") {
 		t.Errorf("its reader: %v %s", err, &says)
 	}
-	if e2e.IsMounted(t, m.Dir) || m.Cmd.ProcessState.ExitCode() != 1 {
-		t.Errorf("mounted: %v, exit status %d", e2e.IsMounted(t, m.Dir), m.Cmd.ProcessState.ExitCode())
-	}
+	m.EndsWith(t, 1)
 	for _, want := range []string{"10 processes in a row ended before they had answered a request", "panic: BATCHFS_FAULTS: succeed"} {
 		e2e.Contains(t, "the log", m.Out.String(), want)
 	}
@@ -221,9 +213,7 @@ func TestGrace(t *testing.T) {
 			e2e.Await(t, "the first warning", func() bool { return strings.Contains(m.Out.String(), "still open") })
 			if test.again { // in the other case the grace period may be over by now
 				e2e.Equal(t, "an open after SIGTERM", h.Do("open train/next"), "errno ESHUTDOWN")
-				if got := h.Do("read 1 0 100"); !strings.HasPrefix(got, "100 ") {
-					t.Errorf("a read after SIGTERM: %s", got)
-				}
+				e2e.Contains(t, "a read after SIGTERM", h.Do("read 1 0 100"), "100 ")
 				m.Cmd.Process.Signal(syscall.SIGTERM)
 			}
 			m.AwaitEnd(t)
@@ -242,7 +232,7 @@ func TestGrace(t *testing.T) {
 func TestUnmountSaysWho(t *testing.T) {
 	config, _ := e2e.Small(t, 1)
 	m := e2e.Mount(t, "-c", config)
-	reader := e2e.StartStorm(t, e2e.Command(t, e2e.Python, "-c", `
+	reader := e2e.StartClient(t, e2e.Command(t, e2e.Python, "-c", `
 import mmap, os, sys
 os.chdir(sys.argv[1])
 f = open("train/batch/3", "rb")
@@ -259,9 +249,7 @@ sys.stdin.read()`, m.Dir))
 			t.Errorf("%v: %q is not in\n%s", err, want, stderr)
 		}
 	}
-	if !e2e.IsMounted(t, m.Dir) {
-		t.Error("unmounted under a reader")
-	}
+	e2e.Equal(t, "mounted under a reader", e2e.IsMounted(t, m.Dir), true)
 	e2e.Run(t, e2e.Batchfs, "unmount", "--force", m.Dir)
 	m.EndsWith(t, 0)
 }

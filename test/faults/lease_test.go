@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -27,8 +26,7 @@ func TestOverwrittenWithoutALease(t *testing.T) {
 		t.Skip("no setpriv")
 	}
 	dir := t.TempDir()
-	file := filepath.Join(dir, "train.bin")
-	e2e.Write(t, file, e2e.VersionOf(0, n))
+	file := e2e.Write(t, filepath.Join(dir, "train.bin"), e2e.VersionOf(0, n))
 	e2e.NoError(t, os.Chown(file, owner, owner))
 	m := e2e.MountProgram(t, exec.Command("setpriv", "--bounding-set=-lease", e2e.Batchfs), "--data", dir, "--set", "splits.train.on_change=follow",
 		"--set", "batch.batch_size=4", "--set", "batch.block_size=32")
@@ -50,50 +48,31 @@ func TestOverwrittenWithoutALease(t *testing.T) {
 		}
 		return v
 	}
-	if read() != 0 {
-		t.Fatal("not the old tokens")
-	}
-	if n := strings.Count(m.Out.String(), "no lease can be had on token files"); n != 1 {
-		t.Errorf("the log says %d times that no lease can be had:\n%s", n, m.Out.String())
-	}
+	e2e.Equal(t, "the version that is read", read(), 0)
+	e2e.Equal(t, "times that the log says so", strings.Count(m.Out.String(), "no lease can be had on token files"), 1)
 
-	half, whole := make(chan struct{}), make(chan struct{})
-	goOn := make(chan struct{})
-	go func() {
-		defer close(whole)
-		f, err := os.OpenFile(file, os.O_WRONLY, 0)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer f.Close()
-		fresh, at := e2e.VersionOf(1, n), int64(0)
-		put := func(to int) {
-			for ; at < int64(to); at += 1000 {
-				f.WriteAt(fresh[at:at+1000], at)
-			}
-		}
-		put(n) // bytes: half of the file
-		close(half)
-		for writing := true; writing; time.Sleep(time.Millisecond) { // and it writes on, however slowly the others get on
-			at -= 1000
-			put(n)
+	f := e2e.Must(os.OpenFile(file, os.O_WRONLY, 0))(t)
+	fresh := e2e.VersionOf(1, n)
+	e2e.Must(f.WriteAt(fresh[:n], 0))(t) // half of the file
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() { // it writes on, however slowly the others get on
+		defer close(stopped)
+		for {
+			f.WriteAt(fresh[n-1000:n], n-1000)
 			select {
-			case <-goOn:
-				writing = false
-			default:
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
 			}
 		}
-		put(2 * n)
 	}()
-	<-half
 	for range 50 {
-		if v := read(); v != -1 {
-			t.Errorf("half of the file is new, and a batch of version %d is read", v)
-		}
+		e2e.Equal(t, "while half of the file is new, the version that is read", read(), -1)
 	}
-	close(goOn)
-	<-whole
+	close(stop)
+	<-stopped
+	e2e.Must(f.WriteAt(fresh[n:], n))(t)
+	e2e.NoError(t, f.Close())
 	e2e.Await(t, "the new tokens", func() bool { return read() == 1 })
 }
 
@@ -105,21 +84,14 @@ func TestOpenForWriting(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			mountpoint, file := t.TempDir(), e2e.Tokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)
 			t.Cleanup(func() { syscall.Unmount(mountpoint, syscall.MNT_DETACH) })
-			f, err := os.OpenFile(file, os.O_RDWR, 0)
-			e2e.NoError(t, err)
+			f := e2e.Must(os.OpenFile(file, os.O_RDWR, 0))(t)
 			end := f.Close
 			if how == "mapped" {
-				mapping, err := unix.Mmap(int(f.Fd()), 0, 120_000, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-				e2e.NoError(t, err)
+				mapping := e2e.Must(unix.Mmap(int(f.Fd()), 0, 120_000, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))(t)
 				e2e.NoError(t, f.Close())
 				end = func() error { return unix.Munmap(mapping) }
 			}
-			ended := false
-			defer func() {
-				if !ended {
-					end()
-				}
-			}()
+			defer end()
 			for _, background := range []string{"-d", "--no-resend"} {
 				_, stderr, err := e2e.Try(t, e2e.Batchfs, "mount", background, "--data", filepath.Dir(file), mountpoint)
 				if err == nil || !strings.Contains(stderr, "splits.train: "+file+" is open for writing") || !strings.Contains(stderr, `mode="r"`) {
@@ -128,11 +100,9 @@ func TestOpenForWriting(t *testing.T) {
 			}
 			e2e.Cat(t, "train", "--data", filepath.Dir(file))
 			e2e.Run(t, e2e.Batchfs, "inspect", "train", "0", "--data", filepath.Dir(file))
-			ended = true
 			e2e.NoError(t, end())
 			m := e2e.Mount(t, "--data", filepath.Dir(file))
-			again, err := os.OpenFile(file, os.O_RDWR, 0)
-			e2e.NoError(t, err)
+			again := e2e.Must(os.OpenFile(file, os.O_RDWR, 0))(t)
 			defer again.Close()
 			e2e.Run(t, e2e.Batchfs, "restart", m.Dir)
 			e2e.Run(t, "head", "-c1", m.Path("train/next"))
@@ -144,22 +114,20 @@ func TestOpenForWriting(t *testing.T) {
 func TestCopyInPlace(t *testing.T) {
 	for _, onChange := range []string{"error", "follow"} {
 		t.Run(onChange, func(t *testing.T) {
-			file := filepath.Join(t.TempDir(), "train.bin")
-			e2e.Write(t, file, e2e.VersionOf(0, changeTokens))
+			file := e2e.Write(t, filepath.Join(t.TempDir(), "train.bin"), e2e.VersionOf(0, changeTokens))
 			settings := []string{"--data", filepath.Dir(file), "--set", "batch.batch_size=4", "--set", "batch.block_size=32"}
 			m := e2e.Mount(t, append(settings, "--set", "splits.train.on_change="+onChange)...)
-			all := e2e.Cat(t, append([]string{"train", "--count", "40"}, settings...)...)
+			want := e2e.Lines(t, "train", 0, 5, settings...)
 			h := e2e.StartHandles(t, m.Dir)
 			h.Do("open train/next")
 			h.Do("open train/batches.bin")
 			k := 0
 			step := func() {
 				t.Helper()
-				want := e2e.Line(all[k*512:][:512])
-				for _, read := range []string{"read 0 0 512", "read 1 " + strconv.Itoa(k*512) + " 512"} {
-					e2e.Equal(t, read, h.Do("%s", read), want)
+				for _, read := range []string{"read 0 0 512", fmt.Sprintf("read 1 %d 512", k*512)} {
+					e2e.Equal(t, read, h.Do("%s", read), want[k])
 				}
-				e2e.Equal(t, fmt.Sprintf("batch/%d", k), e2e.Read(t, "read", m.Path("train/batch/"+strconv.Itoa(k)))[0], want)
+				e2e.Equal(t, fmt.Sprintf("batch/%d", k), e2e.Take(t, m, fmt.Sprint("train/batch/", k)), want[k])
 				k++
 			}
 			step()
@@ -170,21 +138,20 @@ func TestCopyInPlace(t *testing.T) {
 			}
 			e2e.NoError(t, syscall.Kill(m.AwaitWorker(t), syscall.SIGKILL)) // another one does as well
 			step()
-			if got := infoOf(t, m); got.Changes != 0 || strings.Contains(m.Out.String(), "changed") {
+			if got := m.Info(t, "train"); got.Changes != 0 || strings.Contains(m.Out.String(), "changed") {
 				t.Errorf("%d changes, and the log says\n%s", got.Changes, m.Out)
 			}
 
-			was, err := os.Stat(file)
-			e2e.NoError(t, err)
+			was := e2e.Must(os.Stat(file))(t)
 			raw := e2e.VersionOf(0, changeTokens)
 			raw[0]++
 			e2e.Write(t, file+".new", raw)
 			e2e.NoError(t, os.Chtimes(file+".new", was.ModTime(), was.ModTime()))
 			e2e.NoError(t, os.Rename(file+".new", file))
 			if onChange == "follow" {
-				e2e.Await(t, "another file to be noticed", func() bool { return infoOf(t, m).Changes == 1 })
-			} else if _, stderr, err := e2e.Try(t, "cat", m.Path("train/batch/30")); err == nil || !strings.Contains(stderr, "Stale file handle") {
-				t.Errorf("another file of the same time: %v %s", err, stderr)
+				e2e.Await(t, "another file to be noticed", func() bool { return m.Info(t, "train").Changes == 1 })
+			} else {
+				e2e.Fails(t, "Stale file handle", "cat", m.Path("train/batch/30"))
 			}
 		})
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -11,8 +12,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Who reads tokens that do not come gets an error in time, again and again, while other splits are read as ever; when they come
-// again, so do the batches, none of them left out.
+// Readers of tokens that do not come get an error in time, again and again, while other splits are read as ever. When they come again, so do the
+// batches, and none of them is left out.
 func TestTimeLimit(t *testing.T) {
 	t.Parallel()
 	for _, access := range []string{"pread", "remap", "advise"} {
@@ -22,55 +23,21 @@ func TestTimeLimit(t *testing.T) {
 			}
 			const readers = 30              // more than may be stuck
 			const timeout = 3 * time.Second // also on a busy machine, reads that do not hang take less
-			content := e2e.VersionOf(0, 2_000_000)
-			d, intact := e2e.NewDouble(t, content), filepath.Join(t.TempDir(), "well.bin")
-			e2e.Write(t, intact, e2e.VersionOf(2, changeTokens))
+			d := e2e.NewDouble(t, e2e.VersionOf(0, 2_000_000))
+			intact := e2e.Write(t, filepath.Join(t.TempDir(), "well.bin"), e2e.VersionOf(2, changeTokens))
 			flags := []string{"-c", "/dev/null", "--set", "splits.train.tokens=" + d.Path, "--set", "splits.well.tokens=" + intact, "--set", "memory.access=" + access}
 			m := e2e.Mount(t, append(flags, "--set", fmt.Sprint("mount.timeout=", timeout))...)
 			want := e2e.Lines(t, "train", 0, readers+3, flags...)
-			reads := func(name string) string { return e2e.Read(t, "read", m.Path(name))[0] }
-			if got := reads("train/next"); got != want[0] {
-				t.Fatalf("batch 0 is %s, want %s", got, want[0])
-			}
+			e2e.Equal(t, "batch 0", e2e.Take(t, m, "train/next"), want[0])
 			serving := m.Worker(t)
 
 			r := startReaders(t, m.Dir, "keeps:well/next", "numbered:well/batch", "preads:well/batches.bin", "maps:well/batches.npy")
 			d.Set(t, e2e.Hang)
-			type result struct {
-				file, says string
-				took       time.Duration
-			}
-			results := make(chan result)
-			for i := range readers {
-				go func() {
-					file := []string{"next", "next.npy", fmt.Sprint("batch/", 100+i), "batches.bin", fmt.Sprintf("seed=%d/next", i), "info.json"}[i%6]
-					began := time.Now()
-					out, _ := e2e.Command(t, "head", "-c", "5000", m.Path("train/"+file)).CombinedOutput()
-					results <- result{file, string(out), time.Since(began)}
-				}()
-			}
-			var slowest result
-			for range readers {
-				got := <-results
-				failed := strings.Contains(got.says, "Connection timed out") || strings.Contains(got.says, "Input/output error")
-				if !failed && got.file != "info.json" {
-					t.Errorf("%s: %.80q", got.file, got.says)
-				}
-				if got.took > slowest.took {
-					slowest = got
-				}
-			}
-			e2e.InTime(t, slowest.file, slowest.took, 3*timeout) // the kernel asks twice for what it reads ahead
-			from := time.Now()
+			began := time.Now()
+			readInVain(t, m, readers)
+			e2e.InTime(t, "the slowest error", time.Since(began), 3*timeout) // the kernel asks twice for what it reads ahead
 			r.more(t, 10)
-			e2e.InTime(t, "10 reads of each kind of another split", time.Since(from), 5*time.Second)
-			doctorSays := func(want string, well bool) bool {
-				out, _, err := e2e.Try(t, e2e.PlainBatchfs, "doctor", "--set", "splits.well.tokens="+intact, "-c", "/dev/null", m.Dir)
-				return strings.Contains(out, want) && (err == nil) == well
-			}
-			e2e.Await(t, "the doctor to see that", func() bool {
-				return doctorSays("train is stuck: its token files have not answered for", false)
-			})
+			e2e.AwaitDoctor(t, m.Dir, "train is stuck: its token files have not answered for")
 			gaveUp := fmt.Sprint("gave no answer within ", timeout)
 			if s := e2e.StatusOf(t, m); !strings.Contains(s.Splits["train"].LastError, gaveUp) || s.Splits["well"].Errors > 0 {
 				t.Errorf("%+v", s.Splits)
@@ -95,36 +62,45 @@ func TestTimeLimit(t *testing.T) {
 				t.Errorf("cursor is %d after one batch and %d errors", cursor, readers/3)
 			}
 			for k := cursor; k < cursor+2; k++ {
-				e2e.Equal(t, fmt.Sprintf("batch %d", k), reads("train/next"), want[k])
+				e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.Take(t, m, "train/next"), want[k])
 			}
-			if m.Worker(t) != serving {
-				t.Errorf("process %d serves, and %d did", m.Worker(t), serving)
-			}
-			e2e.Await(t, "the doctor to see that all is well", func() bool { return doctorSays("is mounted, served by process ", true) })
+			e2e.Equal(t, "the worker", m.Worker(t), serving)
+			e2e.AwaitDoctor(t, m.Dir, "is mounted, served by process ")
 		})
 	}
+}
+
+// readInVain reads files of train that give no answer, n at once, each of which must fail, but for info.json, which may have one.
+func readInVain(t *testing.T, m *e2e.Mounted, n int) {
+	t.Helper()
+	var all sync.WaitGroup
+	for i := range n {
+		file := []string{"next", "next.npy", fmt.Sprint("batch/", 100+i), "batches.bin", fmt.Sprintf("seed=%d/next", i), "info.json"}[i%6]
+		all.Go(func() {
+			out, _ := e2e.Command(t, "head", "-c", "5000", m.Path("train/"+file)).CombinedOutput()
+			failed := strings.Contains(string(out), "Connection timed out") || strings.Contains(string(out), "Input/output error")
+			if !failed && file != "info.json" {
+				t.Errorf("%s: %.80q", file, out)
+			}
+		})
+	}
+	all.Wait()
 }
 
 // A mount whose worker cannot even be killed, as it waits for a disk, has another; and it ends.
 func TestUnkillable(t *testing.T) {
 	t.Parallel()
 	d := e2e.NewDouble(t, e2e.VersionOf(0, 2_000_000))
-	well := filepath.Join(t.TempDir(), "well.bin")
-	e2e.Write(t, well, e2e.VersionOf(2, changeTokens))
+	well := e2e.Write(t, filepath.Join(t.TempDir(), "well.bin"), e2e.VersionOf(2, changeTokens))
 	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.well.tokens="+well, "--set", "mount.grace=1s", "--set", "mount.timeout=1h")
 	d.Set(t, e2e.Hang)
-	reader := e2e.Command(t, "cat", m.Path("train/next"))
-	e2e.NoError(t, reader.Start())
-	ended := make(chan error, 1)
-	go func() { ended <- reader.Wait() }()
+	ended := e2e.Begin(t, e2e.Command(t, "cat", m.Path("train/next")))
 	d.Await(t, 1)
 	first := e2e.StatusOf(t, m).PID // of its threads, any may be the one that cannot end
 	e2e.Fails(t, "train cannot be read: no answer in ", e2e.PlainBatchfs, "restart", m.Dir)
-	if e2e.StatusOf(t, m).PID == first {
-		t.Error("the same process serves")
-	}
+	e2e.Equal(t, "the same process serves", e2e.StatusOf(t, m).PID == first, false)
 	e2e.Read(t, "read", m.Path("well/next"))
-	d.Await(t, 3) // the same read, in both processes, and that of the restart
+	d.Await(t, 3) // the same read, in both processes, and one of the restart
 	began := time.Now()
 	e2e.Run(t, e2e.PlainBatchfs, "unmount", "--force", m.Dir)
 	wait.For(t, "the end", ended)

@@ -77,8 +77,7 @@ func TestNoProcesses(t *testing.T) {
 	config, _ := e2e.StormConfig(t, "")
 	m := e2e.MountProgram(t, g.command(e2e.PlainBatchfs), "-c", config)
 	readers := e2e.StartStorms(t, m)
-	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", m.Cmd.Process.Pid))
-	e2e.NoError(t, err)
+	threads := e2e.Must(os.ReadDir(fmt.Sprintf("/proc/%d/task", m.Cmd.Process.Pid)))(t)
 	const says = "the machine starts none or kills it"
 	for i, most := range []int{1, len(threads) + 3} { // none, and some that have too few threads
 		workers := m.AwaitStandby(t)
@@ -98,9 +97,7 @@ func TestNoProcesses(t *testing.T) {
 	if failed := got.Failed["EIO"]; len(got.Failed) > 1 || failed > 1 || got.Missing > failed {
 		t.Error(got)
 	}
-	if n := strings.Count(m.Out.String(), says); n != 2 {
-		t.Errorf("the log says %d times what is wrong:\n%s", n, m.Out)
-	}
+	e2e.Equal(t, "times that the log says what is wrong", strings.Count(m.Out.String(), says), 2)
 }
 
 // A worker that gets a hundredth of a processor is not late.
@@ -117,48 +114,12 @@ func TestNoProcessor(t *testing.T) {
 		worker := m.Worker(t)
 		e2e.StopAndKill(t, m, worker) // one that is only killed, and waits for a processor, may still take the request, which then fails
 		e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.Take(t, m, "train/next"), want[k])
-		if m.Worker(t) == worker {
-			t.Error("the killed process serves")
-		}
+		e2e.Equal(t, "the killed process serves", m.Worker(t) == worker, false)
 	}
 	g.limit(t, "cpu.max", "100000 100000")
 	e2e.Equal(t, "batch 3", e2e.Take(t, m, "train/next"), want[3])
 	if text := m.Out.String(); strings.Contains(text, "did not") {
 		t.Errorf("a process was late:\n%s", text)
-	}
-}
-
-// When memory runs out, the kernel chooses the worker first, then the standby, and the supervisor last, also after a takeover and a
-// restart.
-func TestWhoDiesFirst(t *testing.T) {
-	t.Parallel()
-	config, _ := e2e.Small(t, 1)
-	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", config)
-	score := func(pid int) int {
-		text := make([]byte, 100) // read at once: it may change between two reads
-		file, err := os.Open(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
-		e2e.NoError(t, err)
-		defer file.Close()
-		size, err := file.Read(text)
-		e2e.NoError(t, err)
-		n, err := strconv.Atoi(strings.TrimSpace(string(text[:size])))
-		e2e.NoError(t, err)
-		return n
-	}
-	own := score(os.Getpid())
-	for what, do := range map[string]func(worker int){
-		"a mount":   func(int) {},
-		"a death":   func(worker int) { e2e.Kill(t, m, worker) },
-		"a restart": func(int) { e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir) },
-	} {
-		worker := m.Worker(t)
-		do(worker)
-		e2e.Await(t, "the next worker", func() bool { return what == "a mount" || m.Worker(t) != worker })
-		scores := func() [3]int {
-			workers := m.AwaitStandby(t)
-			return [3]int{score(m.Cmd.Process.Pid), score(workers[1]), score(workers[0])}
-		}
-		e2e.Await(t, what+": the scores", func() bool { return scores() == [3]int{own, min(own+250, 1000), min(own+500, 1000)} })
 	}
 }
 

@@ -34,19 +34,15 @@ print(len(arrays), "arrays")
 
 // Rows of what NumPy writes are NumPy's, whatever the dtype, the further axes and the version of the format.
 func TestRowsOfNumPyFiles(t *testing.T) {
-	e2e.NeedFUSE(t)
 	dir := t.TempDir()
 	config := "[batch]\nlayout = 'rows'\nbatch_size = 1\norder = 'sequential'\n" + e2e.Run(t, e2e.Python, "-c", npyRows, dir, "")
 	e2e.Write(t, filepath.Join(dir, "config.toml"), []byte(config))
 	m := e2e.Mount(t, "-c", filepath.Join(dir, "config.toml"))
-	if got := e2e.Run(t, e2e.Python, "-c", npyRows, dir, m.Dir); got != "36 arrays\n" {
-		t.Error(got)
-	}
+	e2e.Says(t, "36 arrays", e2e.Python, "-c", npyRows, dir, m.Dir)
 }
 
 // What datatrove and Megatron-LM wrote mounts by its name alone, and a worker that was not there when it was opened knows its documents.
 func TestDocumentsOfADataDirectory(t *testing.T) {
-	e2e.NeedFUSE(t)
 	dir := t.TempDir()
 	for from, to := range map[string]string{
 		"a.ds": "train_00000.ds", "a.ds.index": "train_00000.ds.index", "a.ds.metadata": "train_00000.ds.metadata",
@@ -72,7 +68,15 @@ for row in np.load(sys.argv[1])[:4, 0]: print(*row)`
 	for _, split := range []string{"train", "val"} {
 		e2e.Equal(t, split, e2e.Run(t, e2e.Python, "-c", show, m.Path(split+"/batches.cu_seqlens.npy")), want)
 	}
-	if err := e2e.Command(t, "cmp", m.Path("train/batches.bin"), m.Path("val/batches.bin")).Run(); err != nil {
-		t.Error(err)
-	}
+	e2e.Run(t, "cmp", m.Path("train/batches.bin"), m.Path("val/batches.bin"))
+}
+
+// The example of fine-tuning learns where its mask says, and nowhere else.
+func TestFinetuneExample(t *testing.T) {
+	e2e.Long(t)
+	dir := t.TempDir()
+	example := "../examples/finetune_numpy.py"
+	e2e.Run(t, e2e.Python, example, "--write", dir)
+	m := e2e.Mount(t, "-c", filepath.Join(dir, "config.toml"))
+	t.Log(e2e.Run(t, e2e.Python, example, m.Dir))
 }

@@ -131,45 +131,18 @@ func TestLanguages(t *testing.T) {
 			if l.build != nil {
 				e2e.Run(t, l.build...)
 			}
-			seed := 1000 * number
-			// read reads a file n times with a cursor of its own, which dir has. said is of a program that failed.
-			read := func(way, split, settings string, n int) (dir, out, said string) {
-				t.Helper()
-				seed++
-				dir = fmt.Sprintf("%s/%s,seed=%d", split, settings, seed)
-				name, file, _ := strings.Cut(way, ":")
-				size := strings.TrimSpace(e2e.Run(t, "stat", "-c", "%s", m.Path(dir+"/next")))
-				out, stderr, err := e2e.Try(t, append(l.command, name, m.Path(dir+"/"+cmp.Or(file, "next")), fmt.Sprint(n), size)...)
-				if err != nil {
-					said = fmt.Sprint(err, ": ", stderr)
-				}
-				return dir, out, said
-			}
-			gets := func(way, settings string, taken int) {
-				t.Helper()
-				dir, got, said := read(way, "train", settings, reads)
-				want := []string{"cat"}
-				for i := range reads {
-					want = append(want, m.Path(fmt.Sprintf("%s/batch/%d", dir, i%taken)))
-				}
-				if got != e2e.Run(t, want...) || said != "" {
-					t.Errorf("%s, %s: %d bytes, not batches %q %s", way, settings, len(got), want[1:], said)
-				}
-				if c := m.Cursor(t, dir); c != fmt.Sprint(taken) {
-					t.Errorf("%s, %s: the cursor is at %s, want %d", way, settings, c, taken)
-				}
-			}
+			p := &program{language: l, m: m, seed: 1000 * number}
 			for way := range strings.FieldsSeq(l.tells + " " + l.misses + " " + l.hides + " " + l.blind) {
-				gets(way, small, reads)
-				gets(way, medium, reads)
+				p.gets(t, way, small, reads, reads)
+				p.gets(t, way, medium, reads, reads)
 			}
 			for way := range strings.FieldsSeq(l.repeats) {
-				gets(way, small, 1)
+				p.gets(t, way, small, reads, 1)
 			}
 			for way := range strings.FieldsSeq(l.tiny) {
-				gets(way, tiny, 1)
+				p.gets(t, way, tiny, reads, 1)
 			}
-			faults := []struct {
+			for _, f := range []struct {
 				split, settings string
 				size            int // of a batch, in bytes
 				tell, hide      string
@@ -178,20 +151,53 @@ func TestLanguages(t *testing.T) {
 				{"touched", medium, 2 * 12 * 1024 * 2, l.tells + " " + l.misses + " " + l.hides + " " + l.repeats + " " + l.refused, l.blind},
 				{"none", medium, 2 * 12 * 1024 * 2, l.tells + " " + l.misses + " " + l.repeats + " " + l.refused, l.hides + " " + l.blind},
 				{"part", large, 2 * 1024 * 1024 * 2, l.tells + " " + l.repeats + " " + l.refused, l.misses + " " + l.hides + " " + l.blind},
-			}
-			for _, f := range faults {
+			} {
 				for way := range strings.FieldsSeq(f.tell) {
 					// Where a part can be read, a program may get that part and no error.
-					if _, out, said := read(way, f.split, f.settings, 1); len(out) >= f.size || said == "" && f.split != "part" {
+					if _, out, said := p.read(t, way, f.split, f.settings, 1); len(out) >= f.size || said == "" && f.split != "part" {
 						t.Errorf("%s of %s: %d bytes, and the error %q", way, f.split, len(out), said)
 					}
 				}
 				for way := range strings.FieldsSeq(f.hide) {
-					if _, _, said := read(way, f.split, f.settings, 1); said != "" {
-						t.Errorf("%s of %s fails, and README says that it does not: %s", way, f.split, said)
-					}
+					_, _, said := p.read(t, way, f.split, f.settings, 1)
+					e2e.Equal(t, way+" of "+f.split+", which hides it", said, "")
 				}
 			}
 		})
 	}
+}
+
+// A program of a language reads a mount, each time with a cursor of its own.
+type program struct {
+	language
+	m    *e2e.Mounted
+	seed int // of the last cursor
+}
+
+// read reads a file n times, with the cursor of the directory dir. said is of a program that failed.
+func (p *program) read(t *testing.T, way, split, settings string, n int) (dir, out, said string) {
+	t.Helper()
+	p.seed++
+	dir = fmt.Sprintf("%s/%s,seed=%d", split, settings, p.seed)
+	name, file, _ := strings.Cut(way, ":")
+	size := strings.TrimSpace(e2e.Run(t, "stat", "-c", "%s", p.m.Path(dir+"/next")))
+	out, stderr, err := e2e.Try(t, append(p.command, name, p.m.Path(dir+"/"+cmp.Or(file, "next")), fmt.Sprint(n), size)...)
+	if err != nil {
+		said = fmt.Sprint(err, ": ", stderr)
+	}
+	return dir, out, said
+}
+
+// gets fails unless n reads get the first batches, again and again, and take so many numbers.
+func (p *program) gets(t *testing.T, way, settings string, n, taken int) {
+	t.Helper()
+	dir, got, said := p.read(t, way, "train", settings, n)
+	want := []string{"cat"}
+	for i := range n {
+		want = append(want, p.m.Path(fmt.Sprintf("%s/batch/%d", dir, i%taken)))
+	}
+	if got != e2e.Run(t, want...) || said != "" {
+		t.Errorf("%s, %s: %d bytes, not batches %q %s", way, settings, len(got), want[1:], said)
+	}
+	e2e.Equal(t, fmt.Sprintf("%s, %s: the cursor", way, settings), p.m.Taken(t, dir), taken)
 }

@@ -17,9 +17,7 @@ var nanoGPTBlock = regexp.MustCompile("(?ms)^```python\n(# nanoGPT.*?)^```$")
 // included, and has the same losses. So has one that was not changed, whose data directory has links to files tokens.bin of a mount.
 func TestNanoGPT(t *testing.T) {
 	e2e.Long(t)
-	if out, err := e2e.Command(t, e2e.Python, "-c", "import torch").CombinedOutput(); err != nil {
-		e2e.Lack(t, "no PyTorch: %s", out)
-	}
+	e2e.NeedPython(t, "torch")
 	recipe := nanoGPTBlock.FindStringSubmatch(e2e.ReadPage(t, "docs/runs.md"))
 	if recipe == nil {
 		t.Fatal("docs/runs.md has no block that begins with # nanoGPT")
@@ -32,11 +30,9 @@ func TestNanoGPT(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			e2e.Write(t, filepath.Join(dir, "val.bin"), ramp[:10_000])
-			train, err := os.Create(filepath.Join(dir, "train.bin"))
-			e2e.NoError(t, err)
+			train := e2e.Must(os.Create(filepath.Join(dir, "train.bin")))(t)
 			for range ramps {
-				_, err := train.Write(ramp)
-				e2e.NoError(t, err)
+				e2e.Must(train.Write(ramp))(t)
 			}
 			e2e.NoError(t, train.Close()) // mount refuses a file that is open for writing
 			state := filepath.Join(dir, "rng.bin")
@@ -52,9 +48,7 @@ func TestNanoGPT(t *testing.T) {
 			for _, split := range []string{"train", "val"} {
 				e2e.NoError(t, os.Symlink(m.Path(split+"/tokens.bin"), filepath.Join(links, split+".bin")))
 			}
-			if got := e2e.Run(t, e2e.Python, "clients/nanogpt.py", links, filepath.Join(dir, "linked.bin")); got != want {
-				t.Errorf("the run from tokens.bin:\n%s\nnanoGPT's own:\n%s", got, want)
-			}
+			e2e.Equal(t, "the run from tokens.bin", e2e.Run(t, e2e.Python, "clients/nanogpt.py", links, filepath.Join(dir, "linked.bin")), want)
 		})
 	}
 }

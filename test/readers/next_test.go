@@ -2,7 +2,6 @@ package readers
 
 import (
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -22,24 +21,16 @@ func TestEveryNumberGoesToOneReader(t *testing.T) {
 	}
 	config, batches := e2e.Small(t, processes*opens)
 	m := e2e.Mount(t, "-c", config)
-	readers := make([]*exec.Cmd, processes)
-	outs := make([]strings.Builder, processes)
+	var readers [processes]*e2e.Client
 	for i := range readers {
-		readers[i] = e2e.Command(t, e2e.Python, "clients/readers.py", "numbers", m.Path("train/next"), fmt.Sprint(opens))
-		readers[i].Stdout, readers[i].Stderr = &outs[i], os.Stderr
-		e2e.NoError(t, readers[i].Start())
+		readers[i] = e2e.StartClient(t, exec.Command(e2e.Python, "clients/readers.py", "numbers", m.Path("train/next"), fmt.Sprint(opens)))
 	}
 	var got []string
-	for i, r := range readers {
-		if err := r.Wait(); err != nil {
-			t.Error(err)
-		}
-		got = append(got, strings.Split(strings.TrimSpace(outs[i].String()), "\n")...)
+	for _, r := range readers {
+		got = append(got, strings.Split(strings.TrimSpace(r.End(t)), "\n")...)
 	}
 	e2e.SameSet(t, got, batches)
-	if c := m.Cursor(t, "train"); c != fmt.Sprint(processes*opens) {
-		t.Errorf("cursor is %s", c)
-	}
+	e2e.Equal(t, "the cursor", m.Taken(t, "train"), processes*opens)
 }
 
 func TestLookingTakesNothing(t *testing.T) {
@@ -60,32 +51,11 @@ func TestLookingTakesNothing(t *testing.T) {
 	e2e.Await(t, "after file, a cursor of 0", func() bool { return m.Cursor(t, "train") == "0" })
 }
 
-// A program that opens next with O_NONBLOCK, as Haskell's, Racket's and Bun's do, takes a number as any other.
-func TestNonblockingReaders(t *testing.T) {
-	config, want := e2e.Small(t, 30)
-	m := e2e.Mount(t, "-c", config)
-	next := m.Path("train/next")
-	got := e2e.Read(t, "nonblocking", next, "10")
-	got = append(got, e2e.Read(t, "read", next)...)
-	got = append(got, e2e.Read(t, "nonblocking", next, "5")...)
-	e2e.SameSet(t, got, want[:16])
-	e2e.Read(t, "nonblocking_part", next)
-	e2e.Await(t, "the batch that was read in part goes to the next reader", func() bool { return m.Cursor(t, "train") == "16" })
-	if got := e2e.Read(t, "read", next); got[0] != want[16] {
-		t.Errorf("after a batch that was read in part: %s, want batch 16, %s", got, want[16])
-	}
-	e2e.Contains(t, "status.json", e2e.Run(t, "cat", m.Path("status.json")), fmt.Sprintf(`"given_back": %20d`, 1))
-}
-
 // Rows may be read in any order, and twice; and stdio asks for no more than it is asked for.
 func TestEachByteOnce(t *testing.T) {
 	config, _ := e2e.Small(t, 1)
 	larger := []string{"-c", config, "--set", "batch.batch_size=48"} // x is several blocks of stdio
-	all := e2e.Cat(t, append([]string{"train", "--count", "20"}, larger...)...)
-	var want []string
-	for k := range 20 {
-		want = append(want, e2e.Line(all[k*len(all)/20:][:len(all)/20]))
-	}
+	want := e2e.Lines(t, "train", 0, 20, larger...)
 	m := e2e.Mount(t, larger...)
 	for _, way := range []string{"backwards", "rows_twice", "odd_rows_first", "fromfile_x_then_y", "stdio_rewind"} {
 		t.Run(way, func(t *testing.T) {
@@ -104,13 +74,9 @@ func TestSharedHandlesOfLargeBatches(t *testing.T) {
 	const most = 4 * 20
 	config, _ := e2e.Small(t, 1)
 	for _, size := range []int{256, 512, 640} { // KiB of x
-		set := []string{"--set", "batch.batch_size=256", "--set", fmt.Sprintf("batch.block_size=%d", 2*size)}
-		all := e2e.Cat(t, append([]string{"train", "-c", config, "--count", fmt.Sprint(most)}, set...)...)
-		var want []string
-		for k := range most {
-			want = append(want, e2e.Line(all[k*len(all)/most:][:len(all)/most]))
-		}
-		m := e2e.Mount(t, append([]string{"-c", config}, set...)...)
+		set := []string{"-c", config, "--set", "batch.batch_size=256", "--set", fmt.Sprintf("batch.block_size=%d", 2*size)}
+		want := e2e.Lines(t, "train", 0, most, set...)
+		m := e2e.Mount(t, set...)
 		for _, way := range []string{"unaligned_threads", "unaligned_forks"} {
 			from, _ := strconv.Atoi(m.Cursor(t, "train"))
 			e2e.SameSet(t, e2e.Read(t, way, m.Path("train/next"), "4", "10"), want[from:][:40])

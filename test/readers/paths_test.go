@@ -1,27 +1,12 @@
 package readers
 
 import (
-	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
 
 	"batchfs/test/e2e"
 )
-
-// cursors are those that status.json has, by sequence.
-func cursors(t testing.TB, m *e2e.Mounted) map[string]int {
-	t.Helper()
-	var status struct {
-		Splits map[string]struct{ Cursor int }
-	}
-	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, "cat", m.Path("status.json"))), &status))
-	list := map[string]int{}
-	for name, split := range status.Splits {
-		list[name] = split.Cursor
-	}
-	return list
-}
 
 // Under the settings of a path there are the files of a split, and batches are what the same settings give elsewhere.
 func TestSettingsInPaths(t *testing.T) {
@@ -33,16 +18,14 @@ func TestSettingsInPaths(t *testing.T) {
 		"val/batch_size=2/dtype=uint32,seed=5/layout=tokens/order=torch/start=3,steps=2",
 	} {
 		t.Run(dir, func(t *testing.T) {
-			split, _, _ := strings.Cut(dir, "/")
-			flags := append([]string{"-c", config}, e2e.Sets(dir)...)
-			start := 0
-			if _, after, ok := strings.Cut(dir, "start="); ok {
-				fmt.Sscan(strings.Split(after, ",")[0], &start)
+			split, settings, _ := strings.Cut(dir, "/")
+			flags, start := []string{"-c", config}, 0
+			for _, setting := range strings.FieldsFunc(settings, func(c rune) bool { return c == '/' || c == ',' }) {
+				flags = append(flags, "--set", "splits."+split+"."+setting)
+				fmt.Sscanf(setting, "start=%d", &start)
 			}
-			if got := m.Cursor(t, dir); got != fmt.Sprint(start) {
-				t.Errorf("the cursor is %s at first", got)
-			}
-			if _, used := cursors(t, m)[dir]; used {
+			e2e.Equal(t, "the cursor at first", m.Cursor(t, dir), fmt.Sprint(start))
+			if _, used := e2e.StatusOf(t, m).Splits[dir]; used {
 				t.Error("status.json has a sequence that was looked at")
 			}
 			for _, want := range e2e.Lines(t, split, start, 3, flags...) {
@@ -92,9 +75,7 @@ func TestRefusedPaths(t *testing.T) {
 		}
 		logged = append(logged, test.log)
 	}
-	if got := cursors(t, m); len(got) != 2 {
-		t.Errorf("status.json has %v", got)
-	}
+	e2e.Equal(t, "the sequences in status.json", len(e2e.StatusOf(t, m).Splits), 2)
 	m.Stop(t) // after which the log is here in full
 	for _, text := range logged {
 		e2e.Contains(t, "the log", m.Out.String(), text)
@@ -111,9 +92,6 @@ func TestRaceToSettings(t *testing.T) {
 	config, _ := e2e.Small(t, 1)
 	m := e2e.Mount(t, "-c", config)
 	got := e2e.Read(t, "first_comers", m.Path("train/seed={},rank=0/next"), fmt.Sprint(processes), fmt.Sprint(n))
-	if len(got) != processes*n {
-		t.Fatalf("%d batches", len(got))
-	}
 	for seed := range n {
 		want := e2e.Lines(t, "train", 0, processes, "-c", config, "--set", fmt.Sprintf("splits.train.seed=%d", seed))
 		e2e.SameSet(t, got[seed*processes:][:processes], want)

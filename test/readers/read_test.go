@@ -36,8 +36,7 @@ func TestEveryReaderGetsWholeBatches(t *testing.T) {
 	for _, s := range sizes {
 		fmt.Fprintf(&config, "[splits.%s]\ntokens = %q\nbatch_size = %d\nblock_size = %d\nlayout = %q\nsteps = %d\n", s.name, data, s.b, s.t, s.layout, s.steps)
 	}
-	file := filepath.Join(dir, "config.toml")
-	e2e.Write(t, file, []byte(config.String()))
+	file := e2e.Write(t, filepath.Join(dir, "config.toml"), []byte(config.String()))
 	m := e2e.Mount(t, "-c", file)
 
 	for _, s := range sizes {
@@ -48,77 +47,69 @@ func TestEveryReaderGetsWholeBatches(t *testing.T) {
 			t.Parallel()
 			all := e2e.Cat(t, s.name, "-c", file, "--count", fmt.Sprint(s.steps))
 			npy := e2e.Cat(t, s.name, "-c", file, "--count", fmt.Sprint(s.steps), "--format", "npy")
-			if len(all) != s.steps*s.bytes {
-				t.Fatalf("%d batches are %d bytes, want %d each", s.steps, len(all), s.bytes)
-			}
-			batch := func(k int) []byte { return all[k*s.bytes : (k+1)*s.bytes] }
+			e2e.Equal(t, "bytes of all batches", len(all), s.steps*s.bytes)
+			second := all[s.bytes:][:s.bytes]
 			path := func(name string) string { return m.Path(s.name + "/" + name) }
 			for name, size := range map[string]int{"next": s.bytes, "batch/0": s.bytes, "batches.bin": len(all), "batches.npy": len(npy)} {
-				if info, err := os.Stat(path(name)); err != nil || info.Size() != int64(size) {
-					t.Errorf("size of %s is %v (%v), want %d", name, info.Size(), err, size)
-				}
+				e2e.Equal(t, "the size of "+name, e2e.Must(os.Stat(path(name)))(t).Size(), int64(size))
 			}
-
-			want := func(reader, got, want string) {
-				t.Helper()
-				if got != want {
-					t.Errorf("%s: got %s, want %s", reader, got, want)
-				}
-			}
-			// Numbered files, with and without the page cache.
-			files := map[string][]byte{"batch/1": batch(1), "batches.bin": all, "batches.npy": npy}
-			for name, data := range files {
-				whole := e2e.Line(data)
-				for method, got := range readEach(t, path(name), "read", "readinto", "pread", "fromfile", "memmap", "mmap_shared",
-					"mmap_private", "sendfile", "copyfile", "head_then_rest", "rewind") {
-					want(method+" "+name, got, whole)
-				}
-				copied := filepath.Join(t.TempDir(), "copy")
-				for _, command := range []string{
-					`cat "$1" >"$2"`, `cp "$1" "$2"`, `dd if="$1" of="$2" bs=4k status=none`, `tail -c +1 "$1" >"$2"`,
-				} {
-					e2e.Run(t, "sh", "-c", command, "sh", path(name), copied)
-					copy := e2e.Content(t, copied)
-					want(command, e2e.Line(copy), whole)
-				}
-				tail := e2e.Run(t, "tail", "-c", "777", path(name))
-				want("tail -c", e2e.Line([]byte(tail)), e2e.Line(data[len(data)-777:]))
-				sum := fnv(data)
-				for _, chunk := range []string{"0", "4096", "1000003"} {
-					want("reader.c "+chunk, strings.TrimSpace(e2e.Run(t, e2e.CReader, path(name), chunk, "3")), sum)
-				}
-			}
+			readFile(t, path("batch/1"), second)
+			readFile(t, path("batches.bin"), all)
+			readFile(t, path("batches.npy"), npy)
 			// .npy files through NumPy.
-			for name, data := range map[string][]byte{"batch/1.npy": batch(1), "batches.npy": all} {
+			for name, data := range map[string][]byte{"batch/1.npy": second, "batches.npy": all} {
 				for method, got := range readEach(t, path(name), "npload", "npload_mmap") {
-					want(method+" "+name, got, e2e.Line(data))
+					e2e.Equal(t, method+" "+name, got, e2e.Line(data))
 				}
 			}
-
-			// next: every read of the whole takes the following number, whatever the way and the name.
-			k := 0
-			next := func() []byte { k++; return e2e.Cat(t, s.name, "-c", file, "--from", fmt.Sprint(k-1)) }
-			for method, got := range readEach(t, path("next"), "read", "readinto", "pread", "fromfile", "copyfile", "head_then_rest", "rewind") {
-				want(method+" next", got, e2e.Line(next()))
-			}
-			want("npload next.npy", e2e.Read(t, "npload", path("next.npy"))[0], e2e.Line(next()))
-			for _, got := range e2e.Read(t, "pread_kept", path("next"), "3") {
-				want("pread_kept next", got, e2e.Line(next()))
-			}
-			want("reader.c next", strings.TrimSpace(e2e.Run(t, e2e.CReader, path("next"), "0", "1")), fnv(next()))
-			want("reader.c next in pages", strings.TrimSpace(e2e.Run(t, e2e.CReader, path("next"), "4096", "5")), fnv(next()))
-			want("dd next", e2e.Line([]byte(e2e.Run(t, "dd", "if="+path("next"), "bs=4k", "status=none"))), e2e.Line(next()))
-			want("tail next", e2e.Line([]byte(e2e.Run(t, "tail", "-c", "99", path("next")))), e2e.Line(next()[s.bytes-99:]))
-			want("head next", e2e.Line([]byte(e2e.Run(t, "head", "-c", "100", path("next")))), e2e.Line(next()[:100]))
-			if got := m.Cursor(t, s.name); got != fmt.Sprint(k) {
-				t.Errorf("cursor is %s after %d batches", got, k)
-			}
-			// A file that changes from open to open has no page cache: no shared mapping, and sendfile has to be told.
-			errnos := map[string]string{"mmap_shared": "errno ENODEV", "memmap": "errno ENODEV", "sendfile": "errno EINVAL"}
-			for method, got := range readEach(t, path("next"), slices.Collect(maps.Keys(errnos))...) {
-				want(method+" of next", got, errnos[method])
-			}
+			readNext(t, m, s.name, file)
 		})
+	}
+}
+
+// readFile reads a file in every way, with and without the page cache.
+func readFile(t *testing.T, path string, data []byte) {
+	t.Helper()
+	whole := e2e.Line(data)
+	for method, got := range readEach(t, path, "read", "readinto", "pread", "fromfile", "memmap", "mmap_shared", "mmap_private", "sendfile", "copyfile",
+		"head_then_rest", "rewind") {
+		e2e.Equal(t, method+" "+path, got, whole)
+	}
+	copied := filepath.Join(t.TempDir(), "copy")
+	for _, command := range []string{`cat "$1" >"$2"`, `cp "$1" "$2"`, `dd if="$1" of="$2" bs=4k status=none`, `tail -c +1 "$1" >"$2"`} {
+		e2e.Run(t, "sh", "-c", command, "sh", path, copied)
+		e2e.Equal(t, command, e2e.Line(e2e.Content(t, copied)), whole)
+	}
+	e2e.Equal(t, "tail -c", e2e.Run(t, "tail", "-c", "777", path) == string(data[len(data)-777:]), true)
+	for _, chunk := range []string{"0", "4096", "1000003"} {
+		e2e.Says(t, fnv(data), e2e.CReader, path, chunk, "3")
+	}
+}
+
+// readNext reads next of a split in every way: every read of the whole takes the following number, whatever the way and the name.
+func readNext(t *testing.T, m *e2e.Mounted, split, config string) {
+	t.Helper()
+	k := 0
+	next := func() []byte { k++; return e2e.Cat(t, split, "-c", config, "--from", fmt.Sprint(k-1)) }
+	path := m.Path(split + "/next")
+	for method, got := range readEach(t, path, "read", "readinto", "pread", "fromfile", "copyfile", "head_then_rest", "rewind") {
+		e2e.Equal(t, method+" next", got, e2e.Line(next()))
+	}
+	e2e.Equal(t, "npload next.npy", e2e.Read(t, "npload", path+".npy")[0], e2e.Line(next()))
+	for _, got := range e2e.Read(t, "pread_kept", path, "3") {
+		e2e.Equal(t, "pread_kept next", got, e2e.Line(next()))
+	}
+	e2e.Says(t, fnv(next()), e2e.CReader, path, "0", "1")
+	e2e.Says(t, fnv(next()), e2e.CReader, path, "4096", "5")
+	e2e.Equal(t, "dd next", e2e.Line([]byte(e2e.Run(t, "dd", "if="+path, "bs=4k", "status=none"))), e2e.Line(next()))
+	tail, head := e2e.Run(t, "tail", "-c", "99", path), e2e.Run(t, "head", "-c", "100", path)
+	e2e.Equal(t, "tail next", strings.HasSuffix(string(next()), tail), true)
+	e2e.Equal(t, "head next", strings.HasPrefix(string(next()), head), true)
+	e2e.Equal(t, "the cursor", m.Taken(t, split), k)
+	// A file that changes from open to open has no page cache: no shared mapping, and sendfile has to be told.
+	errnos := map[string]string{"mmap_shared": "errno ENODEV", "memmap": "errno ENODEV", "sendfile": "errno EINVAL"}
+	for method, got := range readEach(t, path, slices.Collect(maps.Keys(errnos))...) {
+		e2e.Equal(t, method+" of next", got, errnos[method])
 	}
 }
 
@@ -150,8 +141,7 @@ func TestThousandBatches(t *testing.T) {
 	const n, B, T, count = 60_000, 12, 256, 1000
 	dir := t.TempDir()
 	data := e2e.Tokens(t, filepath.Join(dir, "train.bin"), n, 2)
-	config := filepath.Join(dir, "config.toml")
-	e2e.Write(t, config, fmt.Appendf(nil, "batch.block_size = %d\nbatch.steps = %d\nsplits.train.tokens = %q\n", T, count, data))
+	config := e2e.Write(t, filepath.Join(dir, "config.toml"), fmt.Appendf(nil, "batch.block_size = %d\nbatch.steps = %d\nsplits.train.tokens = %q\n", T, count, data))
 
 	all := e2e.Cat(t, "train", "-c", config, "--count", fmt.Sprint(count))
 	size := len(all) / count
@@ -186,9 +176,7 @@ func TestThousandBatches(t *testing.T) {
 				"batches.bin": `cat "$1/train/batches.bin"`,
 				"batches.npy": `tail -c +4097 "$1/train/batches.npy"`,
 			} {
-				if got := e2e.Run(t, "sh", "-c", command, "sh", m.Dir); got != string(all) {
-					t.Errorf("%s: %d bytes that differ from the %d of batchfs cat", name, len(got), len(all))
-				}
+				e2e.Equal(t, name+" has the bytes of batchfs cat", e2e.Run(t, "sh", "-c", command, "sh", m.Dir) == string(all), true)
 			}
 		})
 	}

@@ -18,12 +18,12 @@ func TestRefused(t *testing.T) {
 	at := func(name string) string { return filepath.Join(dir, name) }
 	e2e.Tokens(t, at("good.bin"), 60_000, 2)
 	e2e.Tokens(t, at("short.bin"), 2000, 2)
-	e2e.Write(t, at("empty.bin"), nil)
+	e2e.Write(t, at("empty.bin"), "")
 	e2e.Tokens(t, at("wide.bin"), 70_000, 4)
 	e2e.Write(t, at("array.npy"), append([]byte("\x93NUMPY\x01\x00"), make([]byte, 5000)...))
 	e2e.Write(t, at("odd.bin"), make([]byte, 4097))
-	e2e.Write(t, at("full/file"), nil)
-	e2e.Write(t, at("file"), nil)
+	e2e.Write(t, at("full/file"), "")
+	e2e.Write(t, at("file"), "")
 	e2e.Write(t, at("broken.toml"), []byte("[batch]\nseed = seven\n"))
 	e2e.Tokens(t, at("inside/train.bin"), 60_000, 2)
 	for _, d := range []string{"mnt", "empty"} {
@@ -32,7 +32,7 @@ func TestRefused(t *testing.T) {
 	with := func(file string, more ...string) []string {
 		return append([]string{"-c", "/dev/null", "--set", "splits.train.tokens=" + at(file)}, more...)
 	}
-	tests := []struct {
+	for _, test := range []struct {
 		name string
 		args []string
 		at   string
@@ -49,7 +49,7 @@ func TestRefused(t *testing.T) {
 		{"a batch that cannot be read", with("wide.bin", "--set", "batch.token_dtype=uint32", "--set", "batch.dtype=uint16", "--set", "batch.order=sequential",
 			"--set", "batch.start=5"), "mnt", "splits.train: a batch could not be read: " + at("wide.bin") + ": token 65536 is 65536, which dtype uint16 cannot hold"},
 		{"no match", with("*.tokens"), "mnt", "which matches none"},
-		{"inside the mountpoint", with("inside/train.bin"), "inside", "lies in the mountpoint"},
+		{"inside the mountpoint", with("inside/train.bin"), "inside", "is not empty (it holds train.bin)"},
 		{"mountpoint missing", with("good.bin"), "none", "does not exist; make it with: mkdir -p"},
 		{"mountpoint a file", with("good.bin"), "file", "is a file; it must be an empty directory"},
 		{"mountpoint not empty", with("good.bin"), "full", "is not empty (it holds file)"},
@@ -58,8 +58,7 @@ func TestRefused(t *testing.T) {
 		{"no data", []string{"--data", at("empty")}, "mnt", "has neither train*.bin nor val*.bin"},
 		{"log inside the mountpoint", with("good.bin", "--log", at("mnt/log")), "mnt", "--log: "},
 		{"unknown flag", []string{"--frobnicate"}, "mnt", "unknown flag: --frobnicate"},
-	}
-	for _, test := range tests {
+	} {
 		t.Run(test.name, func(t *testing.T) {
 			for _, background := range [][]string{nil, {"-d", "--log", at("log")}} {
 				args := slices.Concat([]string{e2e.Batchfs, "mount"}, background, test.args, []string{at(test.at)})
@@ -75,21 +74,13 @@ func TestRefused(t *testing.T) {
 		})
 	}
 
-	t.Run("already mounted", func(t *testing.T) {
-		m := e2e.Mount(t, with("good.bin")...)
-		e2e.Fails(t, "already mounted", append([]string{e2e.Batchfs, "mount"}, append(with("good.bin"), m.Dir)...)...)
-	})
-	t.Run("unmount of something else", func(t *testing.T) {
-		for _, path := range []string{"/proc", at("mnt"), at("none"), at("no/such/dir")} {
-			e2e.Fails(t, "no batchfs is mounted there", e2e.Batchfs, "unmount", path)
-		}
-	})
-	t.Run("T+1 tokens", func(t *testing.T) {
-		m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+e2e.Tokens(t, at("just.bin"), 2001, 2), "--set", "batch.block_size=2000", "--set", "batch.batch_size=1")
-		got := e2e.Read(t, "read", m.Path("train/next"))[0]
-		data := e2e.Content(t, at("just.bin"))
-		if want := e2e.Line(append(data[:4000:4000], data[2:]...)); got != want {
-			t.Errorf("got %s, want %s", got, want)
-		}
-	})
+	m := e2e.Mount(t, with("good.bin")...)
+	e2e.Fails(t, "already mounted", append([]string{e2e.Batchfs, "mount"}, append(with("good.bin"), m.Dir)...)...)
+	for _, path := range []string{"/proc", at("mnt"), at("none"), at("no/such/dir")} {
+		e2e.Fails(t, "no batchfs is mounted there", e2e.Batchfs, "unmount", path)
+	}
+	// T+1 tokens are enough.
+	m = e2e.Mount(t, with("short.bin", "--set", "batch.block_size=1999", "--set", "batch.batch_size=1")...)
+	data := e2e.Content(t, at("short.bin"))
+	e2e.Equal(t, "next", e2e.Take(t, m, "train/next"), e2e.Line(append(data[:3998:3998], data[2:]...)))
 }

@@ -12,7 +12,6 @@ import (
 
 // Only the user that mounts reads, unless others are allowed, and then as far as mode, uid and gid let them.
 func TestOtherUsers(t *testing.T) {
-	e2e.NeedFUSE(t)
 	e2e.NeedRoot(t, "only root can be several users")
 	config, _ := e2e.Small(t, 1)
 	const owner, group = 1234, 4321

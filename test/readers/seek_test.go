@@ -17,9 +17,7 @@ func TestSeek(t *testing.T) {
 	m := e2e.Mount(t, "-c", config)
 	next := func(path string, number int) {
 		t.Helper()
-		if got, want := e2e.Read(t, "read", m.Path(path+"/next"))[0], e2e.Read(t, "read", m.Path(fmt.Sprintf("%s/batch/%d", path, number)))[0]; got != want {
-			t.Errorf("next of %s is %s, want batch %d: %s", path, got, number, want)
-		}
+		e2e.Equal(t, "next of "+path, e2e.Take(t, m, path+"/next"), e2e.Take(t, m, fmt.Sprintf("%s/batch/%d", path, number)))
 	}
 	next("train", 0)
 	m.Seek(t, "train", 1000, 1)

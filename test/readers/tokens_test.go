@@ -57,9 +57,7 @@ weight = 2
 		}
 		for _, path := range []string{"/tokens.bin", "/rank=1,world=2,dtype=int32/tokens.bin"} {
 			for method, got := range readEach(t, m.Path(test.split+path), "readinto", "pread", "sendfile", "copyfile", "mmap_shared", "mmap_private") {
-				if got != e2e.Line(want) {
-					t.Errorf("%s of %s%s: %s, want %s", method, test.split, path, got, e2e.Line(want))
-				}
+				e2e.Equal(t, method+" of "+test.split+path, got, e2e.Line(want))
 			}
 		}
 	}

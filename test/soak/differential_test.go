@@ -1,6 +1,7 @@
 package soak
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -35,9 +36,7 @@ func TestDifferential(t *testing.T) {
 		})
 	}
 	t.Logf("BATCHFS_SEED=%d: %d configurations, %d reads, %d kills, reads failed %v", seed, rounds, reads, kills, failed)
-	if len(failed) > 0 {
-		t.Error("reads failed")
-	}
+	e2e.Equal(t, "kinds of errors of reads", len(failed), 0)
 }
 
 // randomSeed returns BATCHFS_SEED, or another seed each time. It logs which.
@@ -45,9 +44,7 @@ func randomSeed(t testing.TB) uint64 {
 	t.Helper()
 	seed := rand.Uint64()
 	if text := os.Getenv("BATCHFS_SEED"); text != "" {
-		var err error
-		seed, err = strconv.ParseUint(text, 10, 64)
-		e2e.NoError(t, err)
+		seed = e2e.Must(strconv.ParseUint(text, 10, 64))(t)
 	}
 	t.Logf("BATCHFS_SEED=%d", seed)
 	return seed
@@ -90,7 +87,7 @@ func newDifferential(t *testing.T, chance *rand.Rand) *differential {
 		}
 	}
 	d.file = filepath.Join(t.TempDir(), "sequences.json")
-	e2e.Write(t, d.file, e2e.JSONOf(t, d.sequences))
+	e2e.Write(t, d.file, e2e.Must(json.Marshal(d.sequences))(t))
 	return d
 }
 
@@ -124,7 +121,7 @@ func tableOf(t testing.TB, head string, of keys) string {
 	t.Helper()
 	text := head + "\n"
 	for _, key := range slices.Sorted(maps.Keys(of)) {
-		text += fmt.Sprintf("%s = %s\n", key, e2e.JSONOf(t, of[key])) // of these values, JSON is TOML
+		text += fmt.Sprintf("%s = %s\n", key, e2e.Must(json.Marshal(of[key]))(t)) // of these values, JSON is TOML
 	}
 	return text
 }
@@ -151,22 +148,20 @@ func (r *randomSplits) write(more string) string {
 	return path
 }
 
-// file makes a file of elements that size is in bytes of, with what fill writes over random bytes, if it is not nil.
+// file makes a file of n elements of size bytes, with what fill writes over random bytes, if it is not nil.
 func (r *randomSplits) file(n, size int, fill func(element []byte)) string {
 	r.t.Helper()
 	r.files++
-	path, data := filepath.Join(r.dir, fmt.Sprintf("%d.bin", r.files)), make([]byte, n*size)
-	for i := range n {
-		element := data[i*size:][:size]
-		for j := range element {
-			element[j] = byte(r.chance.Uint32())
-		}
-		if fill != nil {
+	data := make([]byte, n*size)
+	for i := range data {
+		data[i] = byte(r.chance.Uint32())
+	}
+	if fill != nil {
+		for element := range slices.Chunk(data, size) {
 			fill(element)
 		}
 	}
-	e2e.Write(r.t, path, data)
-	return path
+	return e2e.Write(r.t, filepath.Join(r.dir, fmt.Sprintf("%d.bin", r.files)), data)
 }
 
 // widths are the dtypes, and the bytes of a number of each.
@@ -175,8 +170,23 @@ var widths = map[string]int{
 	"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
 }
 
+// integers are what a path may set dtype to, for numbers that are below 128.
+var integers = []any{"native", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"}
+
 func (r *randomSplits) dtype() string {
 	return slices.Sorted(maps.Keys(widths))[r.chance.IntN(len(widths))]
+}
+
+// bytesOf are the bytes of an element of a shape, which may be nil.
+func bytesOf(dtype string, shape any) int {
+	n, axes := widths[dtype], []int(nil)
+	if shape != nil {
+		axes = shape.([]int)
+	}
+	for _, axis := range axes {
+		n *= axis
+	}
+	return n
 }
 
 // numbers returns what writes bool values over the bytes of a dtype, which may have no others, and nil for other dtypes.
@@ -191,175 +201,150 @@ func numbers(dtype string) func([]byte) {
 	}
 }
 
-// A randomSplit says what settings in a path may be.
+// A randomSplit has the settings of a split, what settings in a path may be, and what its files hold.
 type randomSplit struct {
-	isTorch         bool
 	layouts, dtypes []any
 	leastBlock      int
 	batch           keys
+	rowLen          int                  // elements
+	size            int                  // of an element, in bytes
+	fill            func(element []byte) // may be nil
+}
+
+// tokens returns a split of tokens.
+func (r *randomSplits) tokens() randomSplit {
+	chance := r.chance
+	dtype := oneOf(chance, "uint8", "uint16", "uint16", "int16", "uint32", "uint32", "int32", "uint64", "int64").(string)
+	s := randomSplit{layouts: []any{"xy", "tokens"}, dtypes: []any{"native", "uint16", "uint32", "int32", "uint64", "int64"}, size: widths[dtype]}
+	most := 50_000
+	// Blocks of one token too, but of tokens of many kinds: batches should differ.
+	if dtype == "uint8" || dtype == "int16" || chance.IntN(4) == 0 {
+		most, s.dtypes, s.leastBlock = 100, integers, 16
+	}
+	s.rowLen = s.leastBlock + 1 + chance.IntN(400)
+	s.fill = func(token []byte) {
+		clear(token)
+		n := chance.IntN(most)
+		token[0] = byte(n)
+		if len(token) > 1 {
+			token[1] = byte(n >> 8)
+		}
+	}
+	s.batch = keys{"batch_size": 1 + chance.IntN(12), "block_size": s.rowLen, "token_dtype": dtype}
+	if chance.IntN(3) == 0 {
+		s.batch["eot"], s.batch["documents"] = chance.IntN(100), chance.IntN(3) > 0
+		if chance.IntN(2) == 0 {
+			s.batch["mask_targets"] = true
+			s.layouts, s.dtypes = []any{"xy"}, []any{"int32", "int64"}
+		}
+	}
+	return s
+}
+
+// rows returns a split of rows of a matrix.
+func (r *randomSplits) rows() randomSplit {
+	chance, dtype := r.chance, r.dtype()
+	shape := oneOf(chance, []int{64}, []int{8, 8}, []int{2, 3, 11}, []int{1, 1000})
+	s := randomSplit{layouts: []any{"rows"}, dtypes: []any{"native"}, rowLen: 1, size: bytesOf(dtype, shape), fill: numbers(dtype)}
+	// Of fewer rows, two batches that next may give at about the same time would be equal.
+	s.batch = keys{"batch_size": 4 + chance.IntN(12), "block_size": 1 + chance.IntN(400), "token_dtype": dtype, "shape": shape}
+	if strings.Contains(dtype, "int") && chance.IntN(2) == 0 { // numbers that each integer dtype holds
+		s.dtypes = integers
+		s.fill = func(element []byte) {
+			for i := range element {
+				if element[i] &= 127; i%widths[dtype] > 0 {
+					element[i] = 0
+				}
+			}
+		}
+	}
+	return s
 }
 
 // world is how many ranks read a split.
 const world = 3
 
+// filesOf makes files of a split, or of a source of one, and of arrays beside them.
+func (r *randomSplits) filesOf(s randomSplit, beside []keys) (files []string, arrays []keys) {
+	r.t.Helper()
+	chance, elements := r.chance, 0
+	add := func(n int) { files, elements = append(files, r.file(n, s.size, s.fill)), elements+n }
+	if s.layouts[0] != "rows" {
+		for range 1 + chance.IntN(5) {
+			add(s.rowLen + 1 + chance.IntN(5000))
+		}
+	}
+	for range 1 + chance.IntN(2) {
+		add(s.batch["batch_size"].(int) * s.rowLen * world * 80)
+	}
+	arrays = []keys{}
+	for _, kind := range beside {
+		dtype := kind["dtype"].(string)
+		size, fill := bytesOf(dtype, kind["shape"]), numbers(dtype)
+		// As many files as the tokens have would have to have their sizes. The last of them ends the array.
+		var of []string
+		left := elements
+		for range files {
+			n := 1 + chance.IntN(left/2)
+			of, left = append(of, r.file(n, size, fill)), left-n
+		}
+		array := maps.Clone(kind)
+		array["files"] = append(of, r.file(left, size, fill))
+		arrays = append(arrays, array)
+	}
+	return files, arrays
+}
+
 // add adds a split, and returns it with its settings as the reference calls them.
 func (r *randomSplits) add(name string) (split randomSplit, settings keys) {
 	r.t.Helper()
-	chance, t := r.chance, r.t
-	of := func(values ...any) any { return oneOf(chance, values...) }
-	// Blocks of one token too, but of tokens of many kinds: batches should differ.
-	dtype, block := of("uint8", "uint16", "uint16", "int16", "uint32", "uint32", "int32", "uint64", "int64").(string), 1+chance.IntN(400)
-	few := dtype == "uint8" || dtype == "int16" || chance.IntN(4) == 0
-	if few {
-		block += 16
+	chance := r.chance
+	split = r.tokens()
+	if chance.IntN(3) == 0 {
+		split = r.rows()
 	}
-	batch := keys{"batch_size": 1 + chance.IntN(12), "block_size": block, "seed": chance.IntN(1000),
-		"order": of("random", "shuffle", "sequential", "torch", "torch-2.6")}
-	// Of fewer rows, two batches that next may give at about the same time would be equal.
-	rowLen, shape := batch["block_size"].(int), []int(nil)
-	rows := chance.IntN(3) == 0
-	if rows {
-		batch["batch_size"] = 4 + chance.IntN(12)
-		rowLen, shape = 1, of([]int{64}, []int{8, 8}, []int{2, 3, 11}, []int{1, 1000}).([]int)
-	}
-	least := batch["batch_size"].(int) * rowLen * world * 80
-
-	var width int
-	var fill func([]byte)
-	integers := []any{"native", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"}
-	switch {
-	case rows:
-		dtype := r.dtype()
-		batch["token_dtype"], batch["shape"], batch["layout"] = dtype, shape, "rows"
-		width, fill = widths[dtype], numbers(dtype)
-		split.layouts, split.dtypes = []any{"rows"}, []any{"native"}
-		for _, axis := range shape {
-			width *= axis
-		}
-		if !strings.Contains(dtype, "int") {
-			break
-		}
-		// Numbers that each integer dtype holds, or any.
-		if chance.IntN(2) == 0 {
-			split.dtypes = integers
-			size := widths[dtype]
-			fill = func(element []byte) {
-				for i := range element {
-					if element[i] &= 127; i%size > 0 {
-						element[i] = 0
-					}
-				}
-			}
-		}
-	default:
-		width = widths[dtype]
-		most := 50_000
-		split.dtypes = []any{"native", "uint16", "uint32", "int32", "uint64", "int64"}
-		if few {
-			most, split.dtypes, split.leastBlock = 100, integers, 16
-		}
-		batch["token_dtype"], split.layouts = dtype, []any{"xy", "tokens"}
-		fill = func(token []byte) {
-			clear(token)
-			n := chance.IntN(most)
-			token[0] = byte(n)
-			if width > 1 {
-				token[1] = byte(n >> 8)
-			}
-		}
-		if chance.IntN(3) == 0 {
-			batch["eot"], batch["documents"] = chance.IntN(100), chance.IntN(3) > 0
-			if chance.IntN(2) == 0 {
-				batch["mask_targets"] = true
-				split.layouts, split.dtypes = []any{"xy"}, []any{"int32", "int64"}
-			}
-		}
-		batch["layout"] = of(split.layouts...)
-	}
-	batch["dtype"] = of(split.dtypes...)
-
-	isTorch := strings.HasPrefix(batch["order"].(string), "torch")
-	shards := func() (files []string, elements int) {
-		add := func(n int) { files, elements = append(files, r.file(n, width, fill)), elements+n }
-		if !rows {
-			for range 1 + chance.IntN(5) {
-				add(batch["block_size"].(int) + 1 + chance.IntN(5000))
-			}
-		}
-		add(least)
-		if chance.IntN(2) == 0 {
-			add(least)
-		}
-		return files, elements
-	}
-	// Arrays beside are cut into files of any size. As many files as the tokens have would have to have their sizes.
-	var kinds []keys
+	order := oneOf(chance, "random", "shuffle", "sequential", "torch", "torch-2.6").(string)
+	batch, isTorch := split.batch, strings.HasPrefix(order, "torch")
+	batch["order"], batch["seed"] = order, chance.IntN(1000)
+	batch["layout"], batch["dtype"] = oneOf(chance, split.layouts...), oneOf(chance, split.dtypes...)
+	var beside []keys
 	if chance.IntN(3) > 0 {
 		for i := range 1 + chance.IntN(3) {
-			kind := keys{"name": fmt.Sprintf("beside_%d", i), "at": of("x", "y"), "dtype": r.dtype()}
+			kind := keys{"name": fmt.Sprintf("beside_%d", i), "at": oneOf(chance, "x", "y"), "dtype": r.dtype()}
 			if chance.IntN(2) == 0 {
-				kind["shape"] = of([]int{1}, []int{5}, []int{2, 3}, []int{3, 1, 2})
+				kind["shape"] = oneOf(chance, []int{1}, []int{5}, []int{2, 3}, []int{3, 1, 2})
 			}
-			kinds = append(kinds, kind)
+			beside = append(beside, kind)
 		}
 	}
-	beside := func(elements, others int) []keys {
-		list := []keys{}
-		for _, kind := range kinds {
-			dtype := kind["dtype"].(string)
-			size := widths[dtype]
-			for _, axis := range sliceOf(kind["shape"]) {
-				size *= axis
-			}
-			array := maps.Clone(kind)
-			var files []string
-			left := elements
-			for range others {
-				n := 1 + chance.IntN(left/2)
-				files, left = append(files, r.file(n, size, numbers(dtype))), left-n
-			}
-			array["files"] = append(files, r.file(left, size, numbers(dtype)))
-			list = append(list, array)
-		}
-		return list
-	}
-
-	settings = keys{"split": name}
-	maps.Copy(settings, batch)
-	var tables []string
-	arrays := func(head string, list []keys) {
-		for _, array := range list {
-			tables = append(tables, tableOf(t, head, array))
+	settings = maps.Clone(batch)
+	settings["split"] = name
+	var tables string
+	table := func(head string, list ...keys) {
+		for _, of := range list {
+			tables += tableOf(r.t, fmt.Sprintf("[[splits.%s.%s]]", name, head), of)
 		}
 	}
 	if chance.IntN(3) == 0 && !isTorch {
 		var sources []keys
 		for range 2 + chance.IntN(2) {
-			files, elements := shards()
-			source := keys{"tokens": files, "weight": float64(1+chance.IntN(9)) / 10}
-			list := beside(elements, len(files))
-			tables = append(tables, tableOf(t, fmt.Sprintf("[[splits.%s.sources]]", name), source))
-			arrays(fmt.Sprintf("[[splits.%s.sources.arrays]]", name), list)
-			sources = append(sources, keys{"files": files, "weight": source["weight"], "arrays": list})
+			files, arrays := r.filesOf(split, beside)
+			weight := float64(1+chance.IntN(9)) / 10
+			table("sources", keys{"tokens": files, "weight": weight})
+			table("sources.arrays", arrays...)
+			sources = append(sources, keys{"files": files, "weight": weight, "arrays": arrays})
 		}
 		settings["sources"] = sources
 	} else {
-		files, elements := shards()
+		files, arrays := r.filesOf(split, beside)
 		if isTorch && len(files) > 1 || chance.IntN(2) == 0 {
 			batch["join"], settings["join"] = true, true
 		}
-		list := beside(elements, len(files))
-		arrays(fmt.Sprintf("[[splits.%s.arrays]]", name), list)
-		batch["tokens"], settings["files"], settings["arrays"] = files, files, list
+		table("arrays", arrays...)
+		batch["tokens"], settings["files"], settings["arrays"] = files, files, arrays
 	}
-	r.config += tableOf(t, fmt.Sprintf("[splits.%s]", name), batch) + strings.Join(tables, "")
-	split.isTorch, split.batch = isTorch, batch
+	r.config += tableOf(r.t, fmt.Sprintf("[splits.%s]", name), batch) + tables
 	return split, settings
-}
-
-func sliceOf(shape any) []int {
-	list, _ := shape.([]int)
-	return list
 }
 
 // path is a random directory of settings, in one name or in two, and the settings of the sequence there.
@@ -382,7 +367,7 @@ func (s randomSplit) path(chance *rand.Rand, of keys) (directory string, under k
 		func() { set("layout", oneOf(chance, s.layouts...)) },
 		func() { set("dtype", oneOf(chance, s.dtypes...)) },
 		func() {
-			if !s.isTorch {
+			if !strings.HasPrefix(fmt.Sprint(s.batch["order"]), "torch") {
 				set("order", oneOf(chance, "random", "shuffle", "sequential"))
 			}
 		},
@@ -406,9 +391,9 @@ func (s randomSplit) path(chance *rand.Rand, of keys) (directory string, under k
 func (d *differential) run(t *testing.T, chance *rand.Rand, last time.Duration) {
 	t.Helper()
 	before := d.cursors(t)
-	var readers []*e2e.StormReader
+	var readers []*e2e.Client
 	for range 4 {
-		readers = append(readers, e2e.StartStorm(t, exec.Command(e2e.Python, "clients/differential.py", d.file, fmt.Sprint(chance.Uint32()))))
+		readers = append(readers, e2e.StartClient(t, exec.Command(e2e.Python, "clients/differential.py", d.file, fmt.Sprint(chance.Uint32()))))
 	}
 	for _, r := range readers {
 		r.Ready(t)
@@ -462,8 +447,7 @@ func (d *differential) cursors(t *testing.T) map[string]int {
 	t.Helper()
 	all := map[string]int{}
 	for path, of := range d.named {
-		n, err := strconv.Atoi(strings.TrimSpace(e2e.Run(t, "cat", filepath.Join(path, "cursor"))))
-		e2e.NoError(t, err)
+		n := e2e.Must(strconv.Atoi(strings.TrimSpace(e2e.Run(t, "cat", filepath.Join(path, "cursor")))))(t)
 		if other, known := all[of]; known && other != n {
 			t.Errorf("%s: cursor %d, and another directory of this sequence shows %d", path, n, other)
 		}
@@ -492,8 +476,7 @@ func TestArraysAgreeWithReference(t *testing.T) {
 	for i := range sequences {
 		sequences[i][0] = m.Path(sequences[i][0].(string))
 	}
-	file := filepath.Join(t.TempDir(), "sequences.json")
-	e2e.Write(t, file, e2e.JSONOf(t, sequences))
+	file := e2e.Write(t, filepath.Join(t.TempDir(), "sequences.json"), e2e.Must(json.Marshal(sequences))(t))
 	cmd := e2e.Command(t, e2e.Python, "clients/differential.py", file, fmt.Sprint(chance.Uint32()), fmt.Sprint(100*many))
 	out, err := cmd.CombinedOutput()
 	if err != nil || strings.Contains(string(out), "failed") {
@@ -504,7 +487,5 @@ func TestArraysAgreeWithReference(t *testing.T) {
 // The reference is itself held to published numbers, to what PyTorch drew and to the golden file.
 func TestReference(t *testing.T) {
 	e2e.Long(t)
-	if got := e2e.Run(t, e2e.Python, "clients/reference.py", "--selftest"); got != "ok\n" {
-		t.Error(got)
-	}
+	e2e.Equal(t, "the self-test", e2e.Run(t, e2e.Python, "clients/reference.py", "--selftest"), "ok\n")
 }

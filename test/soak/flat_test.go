@@ -4,12 +4,14 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os/exec"
-	"strings"
 	"testing"
 	"time"
 
 	"batchfs/test/e2e"
 )
+
+// A burden is the descriptors, threads and KiB of memory that a process holds.
+type burden struct{ Descriptors, Threads, ResidentKiB int }
 
 // staysFlat calls do once to warm up, and then until one call adds nothing to what the worker holds. A leak grows with every
 // call. What Go adds by itself does not: threads for calls that block at the same moment, and heap between collections.
@@ -17,13 +19,17 @@ func staysFlat(t *testing.T, m *e2e.Mounted, do func()) {
 	t.Helper()
 	do()
 	for again := 1; ; again++ {
-		before := e2e.BurdenOf(t, m)
+		worker := m.Worker(t)
+		held := func() burden {
+			return burden{len(e2e.FDs(t, worker)), e2e.InProc(worker, "Threads"), e2e.InProc(worker, "VmRSS")}
+		}
+		before := held()
 		began := time.Now()
 		do()
 		took := time.Since(began)
-		var after e2e.Burden
+		var after burden
 		e2e.Await(t, fmt.Sprintf("%d descriptors, as before", before.Descriptors), func() bool {
-			after = e2e.BurdenOf(t, m) // the kernel reports closed files a little later
+			after = held() // the kernel reports closed files a little later
 			return after.Descriptors <= before.Descriptors
 		})
 		t.Logf("%+v, then %+v after %v", before, after, took)
@@ -81,17 +87,11 @@ func TestKilledReaders(t *testing.T) {
 	e2e.Run(t, e2e.Batchfs, "unmount", m.Dir)
 }
 
-// Signals that Go sends itself, which the kernel reports with INTERRUPT, are no reason to fail a read.
-func TestGoReaderUnderSignals(t *testing.T) {
-	const goroutines = 8
-	n := e2e.Soak(30)
+// Signals, such as Go sends itself, which the kernel reports with INTERRUPT, are no reason to fail a read.
+func TestReaderUnderSignals(t *testing.T) {
+	n := e2e.Soak(100)
 	config, _ := e2e.Small(t, 1)
 	flags := []string{"-c", config, "--set", "batch.batch_size=32", "--set", "batch.block_size=8192"}
 	m := e2e.Mount(t, flags...)
-	out, stderr, err := e2e.Try(t, e2e.GoSignals, m.Path("train/next"), fmt.Sprint(goroutines), fmt.Sprint(n))
-	if err != nil {
-		t.Fatalf("%v %s", err, stderr)
-	}
-	t.Log(strings.TrimSpace(stderr))
-	e2e.SameSet(t, strings.Split(strings.TrimSpace(out), "\n"), e2e.Lines(t, "train", 0, goroutines*n, flags...))
+	e2e.SameSet(t, e2e.Read(t, "under_signals", m.Path("train/next"), fmt.Sprint(n)), e2e.Lines(t, "train", 0, n, flags...))
 }

@@ -9,8 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
-	"strconv"
 	"testing"
 
 	"batchfs/test/e2e"
@@ -68,15 +66,13 @@ func TestElementsLargerThanTheBudget(t *testing.T) {
 	e2e.ForSoak(t)
 	const elements, bytes = 8, 64 << 20
 	path := filepath.Join(t.TempDir(), "matrices.bin")
-	file, err := os.Create(path)
-	e2e.NoError(t, err)
+	file := e2e.Must(os.Create(path))(t)
 	defer file.Close()
 	e2e.NoError(t, file.Truncate(elements*bytes))
 	for i := range elements { // all else are holes
 		number := binary.LittleEndian.AppendUint32(nil, math.Float32bits(float32(i)))
 		for _, at := range []int64{0, bytes - 4} {
-			_, err := file.WriteAt(number, int64(i)*bytes+at)
-			e2e.NoError(t, err)
+			e2e.Must(file.WriteAt(number, int64(i)*bytes+at))(t)
 		}
 	}
 	e2e.NoError(t, file.Close()) // a file that is open for writing is refused
@@ -96,9 +92,7 @@ for name in ["next.npy", "next.npy", "batch/0.npy", "batch/1.npy", "batch/2.npy"
         assert rows[0, 0, 0] == origin["start"], (rows, origin)
 `
 		e2e.Run(t, e2e.Python, "-c", code, m.Path("train"))
-		text := e2e.Content(t, fmt.Sprintf("/proc/%d/status", m.Worker(t)))
-		peak, err := strconv.Atoi(regexp.MustCompile(`VmHWM:\s+(\d+)`).FindStringSubmatch(string(text))[1])
-		e2e.NoError(t, err)
+		peak := e2e.InProc(m.Worker(t), "VmHWM")
 		t.Logf("%s: a worker took %d MiB at most", access, peak>>10)
 		// The budget, and the memory that every worker takes.
 		if peak > (32+40)<<10 {
@@ -121,9 +115,7 @@ func TestMatrixExample(t *testing.T) {
 	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "--set", "splits.train.tokens="+path, "--set", "splits.train.layout=rows",
 		"--set", "splits.train.token_dtype=float32", "--set", fmt.Sprintf("splits.train.shape=[%d]", columns),
 		"--set", "batch.order=shuffle", "--set", "batch.batch_size=64")
-	before := e2e.Resident(m.Worker(t))
 	said := e2e.Run(t, e2e.Python, "../examples/matrix_numpy.py", path, m.Dir)
-	t.Logf("%sthe worker grew by %d MiB", said, (e2e.Resident(m.Worker(t))-before)>>10)
 	var mounted, mapped int
 	if n, err := fmt.Sscanf(said, fmt.Sprintf("the mount: %d rows once each, memory grew by %%d MiB\nnp.memmap: %[1]d rows once each, memory grew by %%d MiB", rows), &mounted, &mapped); n < 2 {
 		t.Fatalf("%v: %s", err, said)

@@ -2,11 +2,11 @@ package soak
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -75,38 +75,13 @@ func TestPrepareMemory(t *testing.T) {
 		size = 2 << 30
 	}
 	e2e.CompressedLines(t, texts, size)
-	most, out, err := mostResident(t, "prepare", texts, "--by", "byte", "--out", filepath.Join(dir, "out"))
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	t.Logf("%d MiB resident at most", most)
-	if most > 500 {
-		t.Errorf("%d MiB resident", most)
-	}
-}
-
-// mostResident runs a command, and returns how many MiB it had resident at most, and what it said.
-func mostResident(t testing.TB, args ...string) (most int, said string, err error) {
-	t.Helper()
-	cmd := e2e.Command(t, e2e.PlainBatchfs, args...)
-	var out strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &out
-	e2e.NoError(t, cmd.Start())
-	ended := make(chan error)
-	go func() { ended <- cmd.Wait() }()
-	// Not the maximum that wait(2) tells: it begins with the memory of this process, which may be large.
-	for {
-		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
-		if _, rest, ok := strings.Cut(string(status), "VmHWM:"); ok {
-			var kib int
-			fmt.Sscan(rest, &kib)
-			most = max(most, kib>>10)
-		}
-		select {
-		case err := <-ended:
-			return most, out.String(), err
-		case <-time.After(5 * time.Millisecond):
-		}
+	// The maximum that wait(2) tells begins with the memory of the parent, which is small in Python.
+	const most = `import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=sys.stderr)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)`
+	out := e2e.Run(t, e2e.Python, "-c", most, e2e.PlainBatchfs, "prepare", texts, "--by", "byte", "--out", filepath.Join(dir, "out"))
+	if mib := e2e.Must(strconv.Atoi(strings.TrimSpace(out)))(t); mib > 500 {
+		t.Errorf("%d MiB resident", mib)
 	}
 }
 
@@ -119,18 +94,12 @@ func TestPrepareManyFiles(t *testing.T) {
 	}
 	dir := t.TempDir()
 	for i := range n {
-		if i%1000 == 0 {
-			e2e.NoError(t, os.MkdirAll(filepath.Join(dir, "texts", fmt.Sprint(i/1000)), 0o755))
-		}
-		e2e.NoError(t, os.WriteFile(filepath.Join(dir, "texts", fmt.Sprint(i/1000), fmt.Sprint(i)), fmt.Appendf(nil, "text %d\n", i), 0o644))
+		e2e.Write(t, filepath.Join(dir, "texts", fmt.Sprint(i/1000), fmt.Sprint(i)), fmt.Sprintf("text %d\n", i))
 	}
 	e2e.Run(t, e2e.Batchfs, "prepare", filepath.Join(dir, "texts"), "--by", "byte", "--out", filepath.Join(dir, "out"))
-	raw := e2e.Content(t, filepath.Join(dir, "out", "vocab.json"))
-	var m struct {
+	type manifest struct {
 		Splits map[string]struct{ Documents int }
 	}
-	e2e.NoError(t, json.Unmarshal(raw, &m))
-	if got := m.Splits["train"].Documents + m.Splits["val"].Documents; got != n {
-		t.Errorf("%d documents of %d files", got, n)
-	}
+	m := e2e.JSON[manifest](t, "cat", filepath.Join(dir, "out", "vocab.json"))
+	e2e.Equal(t, "documents", m.Splits["train"].Documents+m.Splits["val"].Documents, n)
 }

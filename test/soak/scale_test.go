@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -16,7 +15,7 @@ import (
 // Looking up settings without end costs no memory, and what is in use among them stays what it is.
 func TestManySettings(t *testing.T) {
 	e2e.ForSoak(t)
-	const first, warm, most = 1000, 20_000, 8 << 10 // KiB, of which the garbage collector takes some more or less
+	const first, warm, most = 1000, 20_000, 8 << 10 // KiB; the garbage collector takes some more or less
 	n := e2e.Soak(100_000)
 	config, _ := e2e.Small(t, 1)
 	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), "-c", config)
@@ -26,17 +25,15 @@ func TestManySettings(t *testing.T) {
 	for range 3 {
 		e2e.Run(t, "cat", m.Path("train/seed=6/next"))
 	}
-	looks := func(first, n int) (aSecond int) {
+	looks := func(first, n int) int { // a second
 		text := e2e.Read(t, "looks", m.Path("train"), fmt.Sprint(first), fmt.Sprint(first+n), "8")[0]
-		aSecond, err := strconv.Atoi(text)
-		e2e.NoError(t, err)
-		return aSecond
+		return e2e.Must(strconv.Atoi(text))(t)
 	}
 	looks(first, warm)
 	for looked := warm; ; looked += n {
-		before := e2e.Resident(m.Worker(t))
+		before := e2e.InProc(m.Worker(t), "VmRSS")
 		aSecond := looks(first+looked, n)
-		after := e2e.Resident(m.Worker(t))
+		after := e2e.InProc(m.Worker(t), "VmRSS")
 		t.Logf("%d settings, %d a second: VmRSS %d KiB after %d, %d KiB after all", n, aSecond, before, looked, after)
 		if after-before <= most {
 			break
@@ -61,8 +58,7 @@ func TestReady(t *testing.T) {
 	for i := range shards {
 		e2e.Tokens(t, filepath.Join(dir, "shards", fmt.Sprintf("%05d.bin", i)), 65, 2)
 	}
-	terabyte := filepath.Join(dir, "terabyte.bin")
-	e2e.Write(t, terabyte, nil)
+	terabyte := e2e.Write(t, filepath.Join(dir, "terabyte.bin"), "")
 	if err := os.Truncate(terabyte, 1<<40); err != nil {
 		e2e.Lack(t, "no file of a terabyte here: %v", err)
 	}
@@ -83,13 +79,11 @@ func TestReady(t *testing.T) {
 				if order == "random" {
 					e2e.Run(t, e2e.CReader, m.Path("train/next"), "0", "0", "10000")
 				}
-				if kib := e2e.Resident(m.Worker(t)); e2e.InSoak() && kib > 64<<10 {
+				if kib := e2e.InProc(m.Worker(t), "VmRSS"); e2e.InSoak() && kib > 64<<10 {
 					t.Errorf("%d KiB resident", kib)
 				}
 				for _, file := range []string{"next", "batch/0", "batch/1099511627775"} {
-					if got := e2e.Take(t, m, "train/"+file); !strings.HasPrefix(got, fmt.Sprint(2*12*64*2)+" ") {
-						t.Errorf("%s is %s", file, got)
-					}
+					e2e.Contains(t, file, e2e.Take(t, m, "train/"+file), fmt.Sprint(2*12*64*2)+" ")
 				}
 			})
 		}

@@ -2,7 +2,6 @@ package soak
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -39,10 +38,7 @@ block_bytes = %d
 		case 0:
 			w.WriteHeader(http.StatusServiceUnavailable)
 		case 1:
-			conn, _, err := http.NewResponseController(w).Hijack()
-			if err == nil {
-				conn.Close()
-			}
+			return e2e.Cut(w, nil)
 		case 2: // breaks off
 			w.Header().Set("Content-Length", "1000")
 			w.Write([]byte("less"))
@@ -57,17 +53,20 @@ block_bytes = %d
 	return config
 }
 
+// A storm is what happens to the process that serves a mount while it is read in every way.
+type storm struct {
+	name    string
+	program string
+	args    []string
+	faults  string
+	strike  func(t testing.TB, m *e2e.Mounted, worker int)
+	mayFail bool // reads
+}
+
 // Whatever happens to the process that serves, its readers get the right bytes, and every number of next goes to one read.
 func TestStorm(t *testing.T) {
 	onDisk, _ := e2e.StormConfig(t, "")
-	for _, storm := range []struct {
-		name    string
-		program string
-		args    []string
-		faults  string
-		strike  func(t testing.TB, m *e2e.Mounted, worker int)
-		mayFail bool // reads
-	}{
+	for _, s := range []storm{
 		{"kill", e2e.PlainBatchfs, nil, "", e2e.Kill, false},
 		{"kill between steps", e2e.FaultyBatchfs, nil, "open:kill:9000 want:kill:9000 ask:kill:9000 note:kill:9000 noted:kill:9000 number:kill:9000 " +
 			"holder:kill:9000 listed:kill:9000 delivered:kill:9000 taken:kill:9000 count:kill:9000", nil, false},
@@ -79,12 +78,12 @@ func TestStorm(t *testing.T) {
 		{"store", e2e.PlainBatchfs, nil, "", e2e.Kill, false},
 		{"changes", e2e.PlainBatchfs, nil, "", changeAndKill, true},
 	} {
-		t.Run(storm.name, func(t *testing.T) {
-			if storm.name != "kill" {
+		t.Run(s.name, func(t *testing.T) {
+			if s.name != "kill" {
 				e2e.Long(t)
 			}
 			config, slowest, least, lasts := onDisk, time.Second, 12, 90*time.Second // least strikes
-			switch storm.name {
+			switch s.name {
 			case "store":
 				config, slowest = stormInStore(t), 10*time.Second
 			case "changes":
@@ -95,61 +94,63 @@ func TestStorm(t *testing.T) {
 					least = 1000
 				}
 			}
-			cmd, temporary := exec.Command(storm.program), t.TempDir()
-			cmd.Env = append(os.Environ(), "BATCHFS_FAULTS="+storm.faults, "TMPDIR="+temporary)
-			m := e2e.MountProgram(t, cmd, append(storm.args, "-c", config, "--set", "memory.access=pread")...)
-			standsBy := len(storm.args) == 0
-			if standsBy {
+			cmd, temporary := exec.Command(s.program), t.TempDir()
+			cmd.Env = append(os.Environ(), "BATCHFS_FAULTS="+s.faults, "TMPDIR="+temporary)
+			m := e2e.MountProgram(t, cmd, append(s.args, "-c", config, "--set", "memory.access=pread")...)
+			if len(s.args) == 0 {
 				m.AwaitStandby(t)
 			}
-			fds := len(m.FDs(t))
+			keeper := m.Cmd.Process.Pid
+			fds := len(e2e.FDs(t, keeper))
 			skippedBySeeks = 0
 			readers := e2e.StartStorms(t, m)
-			strikes, end := 0, time.Now().Add(e2e.Lasting(0, lasts))
-			var keeper, worker [4]int // the most that each had resident in each quarter of the time, in KiB
-			for last := end.Add(4 * e2e.Limit); strikes < least || time.Now().Before(end); {
-				if time.Now().After(last) {
-					t.Fatalf("%d strikes, want %d", strikes, least)
-				}
-				time.Sleep(time.Duration(rand.Int64N(int64(500 * time.Millisecond))))
-				quarter := max(0, 3-int(4*time.Until(end)/lasts))
-				pid := m.Worker(t)
-				keeper[quarter], worker[quarter] = max(keeper[quarter], e2e.Resident(m.Cmd.Process.Pid)), max(worker[quarter], e2e.Resident(pid))
-				if storm.strike != nil && pid > 0 {
-					storm.strike(t, m, pid)
-					strikes++
-				} else if storm.strike == nil {
-					strikes = strings.Count(m.Out.String(), "another goes on")
-				}
-			}
+			strikes := s.rage(t, m, least, lasts)
 			got := e2e.EndStorms(t, m, readers)
 			got.Missing -= skippedBySeeks
 			failed := 0
 			for _, n := range got.Failed {
 				failed += n
 			}
-			t.Logf("%d strikes, %s; replaced within %v at most; KiB resident in each quarter: keeper %v, worker %v",
-				strikes, got, e2e.Longest(t, m.Out.String()), keeper, worker)
-			if failed > 0 && !storm.mayFail || got.Missing > failed || storm.name == "changes" && got.Failed["EIO"]+got.Failed["EFAULT"] > 2*strikes {
+			t.Logf("%d strikes, %s", strikes, got)
+			if failed > 0 && !s.mayFail || got.Missing > failed || s.name == "changes" && got.Failed["EIO"]+got.Failed["EFAULT"] > 2*strikes {
 				t.Error(got)
 			}
-			if e2e.InSoak() && lasts > time.Hour/4 && (keeper[3] > keeper[1]+4<<10 || worker[3] > worker[1]+16<<10) { // a few minutes show nothing
-				t.Error("memory grew")
-			}
 			e2e.InTime(t, "the slowest read", time.Duration(got.Slowest*float64(time.Second)), slowest)
-			if standsBy {
+			if len(s.args) == 0 {
 				m.AwaitStandby(t)
 			}
-			e2e.AwaitNone(t, fmt.Sprintf("the keeper had %d descriptors", fds), func() (more []string) {
-				if links := m.FDs(t); len(links) > fds {
-					return links
-				}
-				return nil
-			})
+			e2e.Await(t, fmt.Sprintf("%d descriptors of the keeper", fds), func() bool { return len(e2e.FDs(t, keeper)) <= fds })
 			m.Stop(t)
-			e2e.AwaitNone(t, "after the end", func() []string { return e2e.Leftovers(t, temporary) })
+			e2e.LeavesNothing(t, temporary, filepath.Dir(e2e.Batchfs)+"/batchfs")
 		})
 	}
+}
+
+// rage strikes so often at least, and in a soak so long. It fails the test if the processes grow in that time.
+func (s storm) rage(t *testing.T, m *e2e.Mounted, least int, lasts time.Duration) (strikes int) {
+	t.Helper()
+	var keeper, worker [4]int // the most that each had resident in each quarter of the time, in KiB
+	end := time.Now().Add(e2e.Lasting(0, lasts))
+	for last := end.Add(4 * e2e.Limit); strikes < least || time.Now().Before(end); {
+		if time.Now().After(last) {
+			t.Fatalf("%d strikes, want %d", strikes, least)
+		}
+		time.Sleep(time.Duration(rand.Int64N(int64(500 * time.Millisecond))))
+		quarter, pid := max(0, 3-int(4*time.Until(end)/lasts)), m.Worker(t)
+		keeper[quarter] = max(keeper[quarter], e2e.InProc(m.Cmd.Process.Pid, "VmRSS"))
+		worker[quarter] = max(worker[quarter], e2e.InProc(pid, "VmRSS"))
+		if s.strike != nil && pid > 0 {
+			s.strike(t, m, pid)
+			strikes++
+		} else if s.strike == nil {
+			strikes = strings.Count(m.Out.String(), "another goes on")
+		}
+	}
+	t.Logf("KiB resident in each quarter: keeper %v, worker %v", keeper, worker)
+	if e2e.InSoak() && lasts > time.Hour/4 && (keeper[3] > keeper[1]+4<<10 || worker[3] > worker[1]+16<<10) { // a few minutes show nothing
+		t.Error("memory grew")
+	}
+	return strikes
 }
 
 // seekAndKill moves the cursor of train on by a few epochs, and kills the worker about then.
@@ -171,9 +172,8 @@ var skippedBySeeks int
 
 // changeAndKill puts another version in the place of the tokens or of the array beside them, and kills the worker, or the one that stands by too.
 func changeAndKill(t testing.TB, m *e2e.Mounted, worker int) {
-	var info struct{ Files []string }
-	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, "cat", m.Path("train/info.json"))), &info))
-	file := []string{info.Files[0], e2e.BesideOf(info.Files[0])}[rand.IntN(2)]
+	data := m.Info(t, "train").Files[0]
+	file := []string{data, e2e.BesideOf(data)}[rand.IntN(2)]
 	e2e.ReplaceFile(t, file, e2e.StormTokens(rand.IntN(6)))
 	if workers := m.Workers(t); rand.IntN(4) == 0 {
 		e2e.Kill(t, m, workers[len(workers)-1])

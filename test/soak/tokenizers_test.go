@@ -3,7 +3,6 @@ package soak
 import (
 	"bufio"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"io"
 	"io/fs"
@@ -29,10 +28,8 @@ func TestTokensOfTiktoken(t *testing.T) {
 	dir := tokenizers(t)
 	for _, name := range []string{"gpt2", "cl100k", "o200k"} {
 		t.Run(name, func(t *testing.T) {
-			tokenizer, err := bpe.Named(name)
-			e2e.NoError(t, err)
-			ranks, err := os.Create(filepath.Join(t.TempDir(), strings.Replace(name, "gpt2", "r50k", 1)+"_base.tiktoken"))
-			e2e.NoError(t, err)
+			tokenizer := e2e.Must(bpe.Named(name))(t)
+			ranks := e2e.Must(os.Create(filepath.Join(t.TempDir(), strings.Replace(name, "gpt2", "r50k", 1)+"_base.tiktoken")))(t)
 			defer ranks.Close()
 			e2e.NoError(t, tokenizer.WriteRanks(ranks))
 			compareTokens(t, tokenizer, 100_000, filepath.Join(dir, "bin/python"), "clients/tokens.py", "tiktoken", ranks.Name())
@@ -47,8 +44,7 @@ func TestTokensOfTokenizers(t *testing.T) {
 	for name, run := range map[string]int{"llama3": 100_000, "qwen3": 100_000, "gpt35turbo": 100_000, "gpt4o": 1000} { // whose expression takes it n² steps
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(dir, name+".json")
-			tokenizer, err := bpe.ReadHuggingFace(path)
-			e2e.NoError(t, err)
+			tokenizer := e2e.Must(bpe.ReadHuggingFace(path))(t)
 			compareTokens(t, tokenizer, run, filepath.Join(dir, "bin/python"), "clients/tokens.py", "tokenizers", path)
 		})
 	}
@@ -119,10 +115,8 @@ func otherTokens(t *testing.T, texts iter.Seq[string], program ...string) iter.S
 		cmd := exec.Command(program[0], program[1:]...)
 		var said strings.Builder
 		cmd.Stderr = &said
-		in, err := cmd.StdinPipe()
-		e2e.NoError(t, err)
-		out, err := cmd.StdoutPipe()
-		e2e.NoError(t, err)
+		in := e2e.Must(cmd.StdinPipe())(t)
+		out := e2e.Must(cmd.StdoutPipe())(t)
 		e2e.NoError(t, cmd.Start())
 		sent := make(chan struct{})
 		go func() {
@@ -252,38 +246,4 @@ func textsHere(t *testing.T, size int) iter.Seq[string] {
 			})
 		}
 	}
-}
-
-// Both encode the same texts to the same tokens, or the bench fails.
-func TestBenchTokenize(t *testing.T) {
-	e2e.Long(t)
-	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "bench.json")
-	cmd := e2e.Command(t, e2e.PlainBatchfs, "bench", "--python", filepath.Join(tokenizers(t), "bin/python"), "--dir", dir, "--rounds", "1",
-		"--tokenize="+filepath.Join(strings.TrimSpace(e2e.Run(t, "go", "env", "GOROOT")), "src/net"), "--json", file)
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	e2e.LeavesNothing(t, dir)
-	var encodings []struct {
-		Library string
-		Tokens  int
-		Seconds float64
-	}
-	text, err := os.ReadFile(file)
-	if err == nil {
-		err = json.Unmarshal(text, &encodings)
-	}
-	e2e.NoError(t, err)
-	seconds := map[string]float64{}
-	for _, e := range encodings {
-		if e.Tokens < 100_000 || e.Seconds <= 0 {
-			t.Errorf("%+v", e)
-		}
-		seconds[e.Library] += e.Seconds
-	}
-	if ratio := seconds["tiktoken"] / seconds["batchfs"]; e2e.InSoak() && ratio < 3 || ratio == 0 {
-		t.Errorf("%.1f times as fast as tiktoken, want 3", ratio)
-	}
-	t.Logf("%s", out)
 }

@@ -30,8 +30,7 @@ func TestStore(t *testing.T) {
 		e2e.Write(t, filepath.Join(dir, name), data)
 		b.Put(t, "corpus/"+name, data)
 	}
-	written, err := filepath.Glob("../cache/testdata/[ab]*.*")
-	e2e.NoError(t, err)
+	written := e2e.Must(filepath.Glob("../cache/testdata/[ab]*.*"))(t)
 	for _, file := range written {
 		data := e2e.Content(t, file)
 		put(filepath.Base(file), data)
@@ -108,9 +107,7 @@ func TestStoreCache(t *testing.T) {
 	m.Stop(t)
 	other.Stop(t)
 	e2e.Equal(t, "after a new mount, the batches have the sum", sum(e2e.Mount(t, args...)), want)
-	if n := b.Large.Load(); n != size {
-		t.Errorf("%d bytes were fetched of %d in all, want each once", n, size)
-	}
+	e2e.Equal(t, "bytes that were fetched in all", b.Large.Load(), size)
 	status := e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "status"}, args...)...)
 	if !strings.Contains(status, "/bucket/train.bin: 16 blocks") || !strings.Contains(status, "/train: ") {
 		t.Errorf("cache status says:\n%s", status)
@@ -140,15 +137,11 @@ func TestCacheCommand(t *testing.T) {
 	e2e.Says(t, " 0 bytes removed", append([]string{e2e.PlainBatchfs, "cache", "prune"}, args...)...)
 	kept, _ := filepath.Glob(filepath.Join(cacheDir, strings.Repeat("?", 32), "[0-9]*"))
 	for _, block := range kept {
-		f, err := os.OpenFile(block, os.O_WRONLY, 0)
-		e2e.NoError(t, err)
-		_, err = f.Write(make([]byte, e2e.StoreBlock/2))
-		e2e.NoError(t, err)
+		f := e2e.Must(os.OpenFile(block, os.O_WRONLY, 0))(t)
+		e2e.Must(f.Write(make([]byte, e2e.StoreBlock/2)))(t)
 		f.Close()
 	}
-	if out := e2e.Run(t, "sha256sum", m.Path("train/tokens.bin")); !strings.HasPrefix(out, fmt.Sprintf("%x", sha256.Sum256(data))) {
-		t.Error("blocks that were overwritten are served")
-	}
+	e2e.Says(t, fmt.Sprintf("%x", sha256.Sum256(data)), "sha256sum", m.Path("train/tokens.bin"))
 	m.Stop(t)
 	if out := e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "prune"}, args...)...); strings.Contains(out, " 0 bytes removed") {
 		t.Errorf("prune of what is not mounted says %q", out)
@@ -169,18 +162,14 @@ func TestStoreFaults(t *testing.T) {
 	_, data, check := b.InOrder(t, cacheDir)
 	e2e.NoError(t, check(0))
 	k := 3
-	for name, fault := range map[string]func(w http.ResponseWriter, r *http.Request) bool{
-		"throttled": func(w http.ResponseWriter, _ *http.Request) bool {
+	for _, fault := range []func(w http.ResponseWriter, r *http.Request) bool{
+		func(w http.ResponseWriter, _ *http.Request) bool { // throttles
 			w.Header().Set("Retry-After", "1")
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return true
 		},
-		"cut": func(w http.ResponseWriter, _ *http.Request) bool {
-			conn, _, _ := http.NewResponseController(w).Hijack()
-			conn.Close()
-			return true
-		},
-		"slow": func(http.ResponseWriter, *http.Request) bool {
+		e2e.Cut,
+		func(http.ResponseWriter, *http.Request) bool {
 			time.Sleep(200 * time.Millisecond)
 			return false
 		},
@@ -190,9 +179,7 @@ func TestStoreFaults(t *testing.T) {
 			_, again := seen.LoadOrStore(r.Header.Get("Range"), true)
 			return !again && fault(w, r)
 		})
-		if err := check(k); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		e2e.NoError(t, check(k))
 		k += 3
 	}
 
@@ -240,11 +227,8 @@ func TestStoreCommands(t *testing.T) {
 	} {
 		e2e.Says(t, test.says, append(batchfs, strings.Fields(test.args)...)...)
 	}
-	if e2e.Run(t, "cat", m.Path("train/tokens.bin")) != string(data) {
-		t.Error("tokens.bin has other bytes than the object")
-	}
-	kept, err := b.Client.StatObject(context.Background(), "bucket", "train.bin", minio.StatObjectOptions{})
-	e2e.NoError(t, err)
+	e2e.Equal(t, "tokens.bin", e2e.Take(t, m, "train/tokens.bin"), e2e.Line(data))
+	kept := e2e.Must(b.Client.StatObject(context.Background(), "bucket", "train.bin", minio.StatObjectOptions{}))(t)
 	b.Fails(func(w http.ResponseWriter, r *http.Request) bool { // a HEAD that is short
 		w.Header().Set("ETag", kept.ETag)
 		w.Header().Set("Last-Modified", kept.LastModified.Format(http.TimeFormat))
@@ -280,51 +264,37 @@ func TestStoreOutage(t *testing.T) {
 	m, _, check := b.InOrder(t, t.TempDir())
 	e2e.Await(t, "the first batch", func() bool { return check(0) == nil })
 	worker := e2e.StatusOf(t, m).PID
-	for i, kind := range []string{"refuses", "silent"} {
-		k := 5 + 15*i
-		if kind == "refuses" {
-			b.Refuses()
-		} else {
-			b.Fails(func(_ http.ResponseWriter, r *http.Request) bool {
-				<-r.Context().Done()
-				return true
-			})
-		}
-		if check(k) == nil {
-			t.Errorf("%s: a batch that nobody has was read while the store is away", kind)
-		}
+	k := 5
+	for kind, fault := range map[string]func(http.ResponseWriter, *http.Request) bool{
+		"cut": e2e.Cut,
+		"silent": func(_ http.ResponseWriter, r *http.Request) bool {
+			<-r.Context().Done()
+			return true
+		},
+	} {
+		b.Fails(fault)
+		e2e.Equal(t, "a batch is read that is not kept", check(k) == nil, false)
 		slowest := time.Duration(0)
 		for n, end := 0, time.Now().Add(e2e.Lasting(0, time.Minute)); n < 10 || time.Now().Before(end); n++ {
 			began := time.Now()
-			if check(k+3*(n%3)) == nil {
-				t.Errorf("%s: a batch that nobody has was read while the store is away", kind)
-			}
+			e2e.Equal(t, "a batch is read that is not kept", check(k+3*(n%3)) == nil, false)
 			slowest = max(slowest, time.Since(began))
-			if err := check(0); err != nil {
-				t.Errorf("%s: a batch that is kept: %v", kind, err)
-			}
+			e2e.NoError(t, check(0)) // which is kept
 		}
 		e2e.InTime(t, kind+": an error while it is known that the store is away", slowest, time.Second)
 		last := e2e.StatusOf(t, m).Splits["train"].LastError
 		for _, word := range []string{"s3://bucket/train.bin", "bytes ", "does not answer"} {
-			if !strings.Contains(last, word) {
-				t.Errorf("%s: the error %q does not say %q", kind, last, word)
-			}
+			e2e.Contains(t, kind+": the error", last, word)
 		}
 		if strings.Contains(last+m.Out.String(), e2e.StoreSecret) {
 			t.Errorf("%s: the log, or status.json, has the secret", kind)
 		}
-		if kind == "refuses" {
-			b.Accepts(t)
-		} else {
-			b.Works()
-		}
+		b.Works()
 		e2e.Await(t, "a batch after the store is back", func() bool { return check(k) == nil })
 		e2e.NoError(t, check(k+6))
+		k += 15
 	}
-	if now := e2e.StatusOf(t, m).PID; now != worker {
-		t.Errorf("worker %d serves, was %d", now, worker)
-	}
+	e2e.Equal(t, "the worker", e2e.StatusOf(t, m).PID, worker)
 }
 
 // With on_change = "follow", an object that was replaced is served from the next batch on.

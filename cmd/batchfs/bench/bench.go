@@ -18,7 +18,6 @@ import (
 	"batchfs/cmd/batchfs/chart"
 )
 
-// options are the flags of the command.
 type options struct {
 	tokens   string // file; empty: one is made
 	dir      string // for temporary files

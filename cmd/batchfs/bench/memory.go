@@ -27,7 +27,7 @@ type loading struct {
 	how     string   // a function of memory.py
 	file    string   // of tokens, or of a matrix
 	sets    []string // of the mount that it reads; nil: it reads the token file
-	cached  bool     // whether the page cache has all of the file at the beginning, or none of it
+	cached  bool     // whether the page cache has the whole file at the beginning, or nothing
 	stops   []int    // the numbers of batches after which samples are taken
 	Samples []sample `json:"samples"`
 }
@@ -106,7 +106,6 @@ func (s *stage) matrix(tokens string) (string, error) {
 	return s.tokens("matrix.bin", max(info.Size()/row, 1)*row)
 }
 
-// line returns MiB against batches.
 func (l loading) line(name string, bytes func(sample) int64) (line chart.Line) {
 	line.Name = name
 	for _, a := range l.Samples {
@@ -163,7 +162,6 @@ func logarithmic(last int) []int {
 	return append(stops, last)
 }
 
-// load runs a loading and takes its samples.
 func (o *options) load(s *stage, l *loading) (err error) {
 	fmt.Fprintf(s.stderr, "%s: %d batches\n", l.Name, l.stops[len(l.stops)-1])
 	if err := dropPages(l.file); err != nil {

@@ -98,7 +98,6 @@ func (b *bench) files(o *options) (err error) {
 	return err
 }
 
-// play runs every way of a scene in every round, in random order.
 func (b *bench) play(sc *scene) error {
 	bar := b.progress(fmt.Sprintf("%s: %d ways to get batches, %d rounds", sc.Name, len(sc.Ways), sc.rounds), int64(len(sc.Ways)*sc.rounds), terminal.Steps)
 	defer bar.Finish()

@@ -8,7 +8,6 @@ import (
 	"strings"
 )
 
-// A report is everything that a bench measured.
 type report struct {
 	Host    host     `json:"host"`
 	NotCold bool     `json:"not_cold"` // the file stayed in the page cache, as on a tmpfs

@@ -37,7 +37,6 @@ type way struct {
 	waits []float64 // of all rounds
 }
 
-// scenes returns the scenes of a bench.
 func (o *options) scenes(torch bool) []*scene {
 	scenes := []*scene{
 		{Name: "back to back", rounds: 5, steps: 1 << 20, seconds: 0.12},
@@ -85,7 +84,6 @@ func (sc *scene) figure(waits []float64) float64 {
 	return quantile(means, 0.5)
 }
 
-// sum fills in the statistics of the ways.
 func (sc *scene) sum() {
 	for _, r := range sc.Ways {
 		r.Figure, r.Low, r.High = quantile(r.Rounds, 0.5), slices.Min(r.Rounds), slices.Max(r.Rounds)

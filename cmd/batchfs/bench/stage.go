@@ -64,7 +64,6 @@ func (s *stage) given(path string, bytes int64) (string, error) {
 	return filepath.Abs(path)
 }
 
-// tokens writes a file of random uint16 tokens.
 func (s *stage) tokens(name string, bytes int64) (path string, err error) {
 	bar := s.progress(fmt.Sprintf("making a file of %d MiB", bytes>>20), bytes, terminal.Bytes)
 	defer bar.Finish()

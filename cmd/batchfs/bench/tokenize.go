@@ -36,7 +36,6 @@ type encoding struct {
 	Checksum   uint32  `json:"checksum"`
 }
 
-// runTokenize measures how fast one core encodes texts, next to the libraries that Python has.
 func (o *options) runTokenize(s *stage, out io.Writer) (any, error) {
 	fmt.Fprintf(s.stderr, "reading texts below %s\n", o.tokenize)
 	texts, size, err := readTexts(o.tokenize)

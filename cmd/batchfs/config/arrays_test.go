@@ -83,13 +83,13 @@ func TestErrorsOfArrays(t *testing.T) {
 		array(`name = "`+strings.Repeat("a", 33)+`"`, files):       `config.toml:4: splits.train.arrays.0.name: must be 1 to 32 letters`,
 		array(name, files, "[[splits.train.arrays]]", name, files): `config.toml:3: splits.train.arrays: two arrays have the name "mask"`,
 		array(eleven[1:]...):                                       `config.toml:3: splits.train.arrays: at most 10 arrays beside the tokens (got 11)`,
-		"[splits.train]\ntokens = \"a.bin\"\narrays = 3":           `config.toml:3: splits.train.arrays: must be tables, each [[splits.train.arrays]], or a list [{name = "mask", files = "mask.npy"}] (got 3)`,
-		"[splits.train.arrays]\nname = 3":                          `config.toml:1: splits.train.arrays: must be tables, each [[splits.train.arrays]]`,
+		"[splits.train]\ntokens = \"a.bin\"\narrays = 3":           `config.toml:3: splits.train.arrays: must be a list of tables, as in [{name = "mask", files = "mask.npy"}] (got 3)`,
+		"[splits.train.arrays]\nname = 3":                          `config.toml:1: splits.train.arrays: must be a list of tables`,
 
 		source(name, files, `at = "z"`): `config.toml:7: splits.train.sources.0.arrays.0.at: must be x or y (got "z")`,
 		source(name, files, "[[splits.train.sources]]", `tokens = "b.bin"`, "weight = 1", "[[splits.train.sources.arrays]]", name, files, `at = 1`):   `config.toml:13: splits.train.sources.1.arrays.0.at: must be x or y (got 1)`,
-		source(name, files, "[[splits.train.sources]]", `tokens = "b.bin"`, "weight = 1"):                                                             `config.toml:1: splits.train.sources: source 1 has 0 arrays, source 0 has 1: all sources must have the same arrays in the same order`,
-		source(name, files, "[[splits.train.sources]]", `tokens = "b.bin"`, "weight = 1", "[[splits.train.sources.arrays]]", `name = "mask2"`, files): `config.toml:1: splits.train.sources: source 1 has array "mask2" at y where source 0 has "mask" at y`,
+		source(name, files, "[[splits.train.sources]]", `tokens = "b.bin"`, "weight = 1"):                                                             `config.toml:1: splits.train.sources: source 1 has the arrays [], source 0 has [mask at y]: all sources must have the same in the same order`,
+		source(name, files, "[[splits.train.sources]]", `tokens = "b.bin"`, "weight = 1", "[[splits.train.sources.arrays]]", `name = "mask2"`, files): `config.toml:1: splits.train.sources: source 1 has the arrays [mask2 at y], source 0 has [mask at y]`,
 		source(name, files, "[[splits.train.arrays]]", name, files):                                                                                   `config.toml:7: splits.train.arrays: split train has sources: name the arrays beside the tokens of each, in [[splits.train.sources.arrays]]`,
 	} {
 		refused(t, want, text)

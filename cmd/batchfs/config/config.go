@@ -28,8 +28,7 @@ type Config struct {
 	Log        Log
 	Splits     []*Split // in the order in which they are first named
 	Tables     *sampler.Tables
-
-	remote *blob.Remote // made by setRemote
+	remote     *blob.Remote
 }
 
 // Memory is the table [memory]: how tokens are fetched.
@@ -50,16 +49,13 @@ type Shares struct {
 	Replies int64 // being made
 }
 
-// ahead is the memory for batches made ready, and for blocks.
-func (m Memory) ahead() int64 { return min(m.AheadBytes, m.Budget/2) }
+// BlocksShare is the memory for blocks of objects, where there are objects: half of what batches made ready may take.
+func (m Memory) BlocksShare() int64 { return min(m.AheadBytes, m.Budget/2) / 2 }
 
-// BlocksShare is the memory for blocks of objects, where there are objects.
-func (m Memory) BlocksShare() int64 { return m.ahead() / 2 }
-
-// Shares divides the budget. Blocks of objects take half of what batches made ready may take.
+// Shares divides the budget.
 func (c *Config) Shares() Shares {
 	m := c.Memory
-	s := Shares{Ahead: m.ahead(), Texts: m.Budget / 8, Tables: m.Budget / 8}
+	s := Shares{Ahead: min(m.AheadBytes, m.Budget/2), Texts: m.Budget / 8, Tables: m.Budget / 8}
 	s.Replies = m.Budget - s.Ahead - s.Texts - s.Tables
 	if slices.ContainsFunc(c.Splits, (*Split).isRemote) {
 		s.Blocks = m.BlocksShare()
@@ -68,7 +64,7 @@ func (c *Config) Shares() Shares {
 	return s
 }
 
-// Store is the table [store]: where objects are read from, and where their blocks are kept.
+// Store is the table [store].
 type Store struct {
 	Endpoint, Region     string
 	PathStyle, Anonymous bool
@@ -79,15 +75,9 @@ type Store struct {
 }
 
 // Remote is where objects are read from: one for all splits.
-func (c *Config) Remote() *blob.Remote {
-	if c.remote == nil {
-		c.setRemote()
-	}
-	return c.remote
-}
+func (c *Config) Remote() *blob.Remote { return c.remote }
 
-// Mount is the table [mount]. Its fields are numbers and booleans only: some of them become part of the kernel's list of mount
-// options, which commas separate, so a text could add options of its own.
+// Mount is the table [mount]. No field is a text: it could add options to the kernel's list, which commas separate.
 type Mount struct {
 	AllowOther bool
 	Mode       uint32 // permission bits of files
@@ -95,7 +85,7 @@ type Mount struct {
 	Timeout    time.Duration // how long a read may wait for token files
 	Grace      time.Duration // how long open files may be read on after a signal to stop
 
-	SettingsPerUser int // directories of settings that each user may have, except root and UID
+	SettingsPerUser int
 }
 
 // Log is the table [log].
@@ -104,8 +94,7 @@ type Log struct {
 	Format string // "text" or "json"
 }
 
-// Split is a table [splits.X], with the keys of [batch] where it has none of its own; or such a split under the settings of a
-// path, see With. After decoding, only MakeAbsolute changes a Split.
+// Split is a table [splits.X] over [batch], or such a split under the settings of a path. After decoding, only MakeAbsolute changes it.
 type Split struct {
 	sampler.Settings           // Weights and TorchState are empty: they are of the opened split
 	Tokens            []string // paths and globs, as written
@@ -162,10 +151,10 @@ func Default() *Config {
 	mountTable.setInitial(&c.Mount)
 	storeTable.setInitial(&c.Store)
 	logTable.setInitial(&c.Log)
+	c.setRemote()
 	return c
 }
 
-// defaultSplit returns what an empty [batch] says.
 func defaultSplit() *Split {
 	s := &Split{TokenDType: array.Uint16, EndOfText: -1, origins: map[string]origin{}}
 	batchTable.setInitial(s)
@@ -185,7 +174,7 @@ func (c *Config) Named(name string) (*Split, error) {
 	return nil, fmt.Errorf("no split %q; there are %q", name, names)
 }
 
-// MakeAbsolute makes the tokens of all splits, and cache_dir, relative to dir where they are relative to the working directory.
+// MakeAbsolute makes paths that are relative to the working directory relative to dir.
 func (c *Config) MakeAbsolute(dir string) {
 	if c.Store.CacheDir != "" && !filepath.IsAbs(c.Store.CacheDir) {
 		c.Store.CacheDir = filepath.Join(dir, c.Store.CacheDir)
@@ -200,7 +189,6 @@ func (c *Config) MakeAbsolute(dir string) {
 	}
 }
 
-// setRemote makes Remote anew, as the configuration is now.
 func (c *Config) setRemote() {
 	s := c.Store
 	c.remote = &blob.Remote{
@@ -212,10 +200,9 @@ func (c *Config) setRemote() {
 	}
 }
 
-// isRemote reports whether some of the split's files are objects.
 func (s *Split) isRemote() bool {
-	patterns := slices.Clone(s.Tokens)
-	for _, source := range append(slices.Clone(s.Sources), Source{Beside: s.Beside}) {
+	var patterns []string
+	for _, source := range s.sources() {
 		patterns = append(patterns, source.Tokens...)
 		for _, b := range source.Beside {
 			patterns = append(patterns, b.Files...)
@@ -230,22 +217,20 @@ type SourceFiles struct {
 	Beside [][]string // of each array beside the main one
 }
 
-// AllFiles are the files of all sources.
-func AllFiles(sources []SourceFiles) (paths []string) {
-	for _, s := range sources {
-		paths = append(paths, s.Main...)
-		paths = append(paths, slices.Concat(s.Beside...)...)
+// sources are Sources, or Tokens as one source.
+func (s *Split) sources() []Source {
+	if len(s.Sources) > 0 {
+		return s.Sources
 	}
-	return paths
+	return []Source{{Tokens: s.Tokens, VocabSize: s.VocabSize, Beside: s.Beside}}
 }
 
-// Files returns the files of each source, without arrays that WithFound added; Tokens are one source. The files of a glob are
-// in alphabetical order. The error names the key, and says that a glob is malformed or matches no file. Files that are named
-// without a glob need not exist.
+// Files returns the files of each source, without arrays that WithFound added; Tokens are one source. A glob is sorted, and must
+// match a file; a file that is named without one need not exist. The error names the key.
 func (s *Split) Files() (all []SourceFiles, err error) {
-	key, besideKey, besides, sources := "tokens", "arrays", s.besides, []Source{{Tokens: s.Tokens, Beside: s.Beside}}
+	key, besideKey, besides := "tokens", "arrays", s.besides
 	if len(s.Sources) > 0 {
-		key, besideKey, besides, sources = "sources", "sources", s.dir, s.Sources
+		key, besideKey, besides = "sources", "sources", s.dir
 	}
 	resolve := func(dir, key string, patterns []string) (files []string) {
 		if err == nil {
@@ -255,7 +240,7 @@ func (s *Split) Files() (all []SourceFiles, err error) {
 		}
 		return files
 	}
-	for _, source := range sources {
+	for _, source := range s.sources() {
 		files := SourceFiles{Main: resolve(s.dir, key, source.Tokens)}
 		for _, b := range source.Beside {
 			if s.WroteArrays() {
@@ -268,14 +253,9 @@ func (s *Split) Files() (all []SourceFiles, err error) {
 }
 
 // BesideOf are the arrays beside the tokens of a source.
-func (s *Split) BesideOf(source int) []Beside {
-	if len(s.Sources) == 0 {
-		return s.Beside
-	}
-	return s.Sources[source].Beside
-}
+func (s *Split) BesideOf(source int) []Beside { return s.sources()[source].Beside }
 
-// DocumentsSetting is the value of the key documents.
+// DocumentsSetting is the value of the key documents: a bool, or "files".
 func (s *Split) DocumentsSetting() any {
 	if s.FilesAreDocuments {
 		return "files"
@@ -293,19 +273,15 @@ func (s *Split) Wrote(key string) bool {
 func (s *Split) WroteArrays() bool { return s.Wrote("arrays") || s.Wrote("sources.arrays") }
 
 // VocabSizes returns the vocab_size of each source; Tokens are one source. It is 0 where none was written.
-func (s *Split) VocabSizes() []int64 {
-	if len(s.Sources) == 0 {
-		return []int64{s.VocabSize}
-	}
-	var sizes []int64
-	for _, source := range s.Sources {
+func (s *Split) VocabSizes() (sizes []int64) {
+	for _, source := range s.sources() {
 		sizes = append(sizes, cmp.Or(source.VocabSize, s.VocabSize))
 	}
 	return sizes
 }
 
-// Origin says where the first of keys that was written stands, or else where the split was first named, as the beginning of a
-// message. For a split under the settings of a path it is that path and the first of keys.
+// Origin begins a message: it says where the first of keys that was written stands, or else where the split was first named. For
+// a split under the settings of a path it is that path and the first of keys.
 func (s *Split) Origin(keys ...string) string {
 	if s.base != nil {
 		return strings.Join(append([]string{s.path}, keys[:min(1, len(keys))]...), ": ")
@@ -318,14 +294,6 @@ func (s *Split) Origin(keys ...string) string {
 	return s.named.String()
 }
 
-// scope says in a message which values hold: the path's or the split's.
-func (s *Split) scope() string {
-	if s.base != nil {
-		return "here"
-	}
-	return "in splits." + s.Split
-}
-
 // check returns an error for keys that are wrong only together.
 func (s *Split) check() error {
 	switch {
@@ -336,10 +304,10 @@ func (s *Split) check() error {
 	case len(s.Beside) > 0 && len(s.Sources) > 0:
 		return fmt.Errorf("%s: split %s has sources: name the arrays beside the tokens of each, in [[splits.%s.sources.arrays]]", s.Origin("arrays"), s.Split, s.Split)
 	case s.Rank >= s.World:
-		return fmt.Errorf("%s: must be below world, which is %d %s (got %d)", s.Origin("rank", "world"), s.World, s.scope(), s.Rank)
+		return fmt.Errorf("%s: must be below world, which is %d in splits.%s (got %d)", s.Origin("rank", "world"), s.World, s.Name(), s.Rank)
 	case s.BatchSize*s.World > sampler.MaxRows:
-		return fmt.Errorf("%s: batch_size times world must be at most %d (got %d times %d %s)",
-			s.Origin("batch_size", "world"), sampler.MaxRows, s.BatchSize, s.World, s.scope())
+		return fmt.Errorf("%s: batch_size times world must be at most %d (got %d times %d in splits.%s)",
+			s.Origin("batch_size", "world"), sampler.MaxRows, s.BatchSize, s.World, s.Name())
 	}
 	if err := s.CheckBeside(); err != nil {
 		return err
@@ -356,68 +324,63 @@ func (s *Split) check() error {
 	return nil
 }
 
-// checkShares returns an error unless shuffle_block and local_world suit the other keys.
 func (s *Split) checkShares() error {
 	fetched := s.Remote.Blocks.BlockBytes
 	switch {
 	case s.ShuffleBlock == 0 && s.LocalWorld > 1:
-		return fmt.Errorf("%s: is for shuffle_block, with which each host has a share of the tokens (got %d without it %s); set both, or neither",
-			s.Origin("local_world"), s.LocalWorld, s.scope())
+		return fmt.Errorf("%s: is for shuffle_block, with which each host has a share of the tokens (got %d without it in splits.%s); set both, or neither",
+			s.Origin("local_world"), s.LocalWorld, s.Name())
 	case s.ShuffleBlock == 0:
 		return nil
 	case s.Order != sampler.Shuffle:
-		return fmt.Errorf("%s: needs order = \"shuffle\" (got %q %s); set that, or shuffle_block = 0", s.Origin("shuffle_block", "order"), s.Order, s.scope())
+		return fmt.Errorf("%s: needs order = \"shuffle\" (got %q in splits.%s); set that, or shuffle_block = 0", s.Origin("shuffle_block", "order"), s.Order, s.Name())
 	case s.Rows != sampler.Windows:
-		return fmt.Errorf("%s: needs rows = \"windows\" (got %q %s); set shuffle_block = 0: rows of documents are drawn from a few places at a time anyway",
-			s.Origin("shuffle_block", "rows"), s.Rows, s.scope())
+		return fmt.Errorf("%s: needs rows = \"windows\" (got %q in splits.%s); set shuffle_block = 0: rows of documents are drawn from a few places at a time anyway",
+			s.Origin("shuffle_block", "rows"), s.Rows, s.Name())
 	case s.World%s.LocalWorld != 0:
-		return fmt.Errorf("%s: must divide world, which is %d %s (got %d)", s.Origin("local_world", "world"), s.World, s.scope(), s.LocalWorld)
+		return fmt.Errorf("%s: must divide world, which is %d in splits.%s (got %d)", s.Origin("local_world", "world"), s.World, s.Name(), s.LocalWorld)
 	case s.World/s.LocalWorld > sampler.MaxHosts:
-		return fmt.Errorf("%s: world / local_world is the number of hosts, at most %d (got %d / %d %s)",
-			s.Origin("world", "local_world"), sampler.MaxHosts, s.World, s.LocalWorld, s.scope())
+		return fmt.Errorf("%s: world / local_world is the number of hosts, at most %d (got %d / %d in splits.%s)",
+			s.Origin("world", "local_world"), sampler.MaxHosts, s.World, s.LocalWorld, s.Name())
 	case s.isRemote() && s.ShuffleBlock%fetched != 0:
-		return fmt.Errorf("%s: must be a multiple of store.block_bytes, which is %d (got %d %s), or two hosts fetch one block",
-			s.Origin("shuffle_block"), fetched, s.ShuffleBlock, s.scope())
+		return fmt.Errorf("%s: must be a multiple of store.block_bytes, which is %d (got %d in splits.%s), or two hosts fetch one block",
+			s.Origin("shuffle_block"), fetched, s.ShuffleBlock, s.Name())
 	}
 	return nil
 }
 
-// CheckVocabSize returns an error if a vocab_size that was written is of more tokens than a dtype can hold. Elements with axes are no
-// tokens.
+// CheckVocabSize returns an error if a dtype cannot hold tokens of the vocab_size. Elements with axes are no tokens.
 func (s *Split) CheckVocabSize(dtype array.DType, axes []int) error {
 	if size := slices.Max(s.VocabSizes()); len(axes) == 0 && dtype.IsInteger() && size > dtype.Values() {
-		return fmt.Errorf("%s: %s cannot hold the tokens of a vocabulary of %d %s; is it token_dtype = \"uint32\"?",
-			s.Origin("vocab_size", "sources"), dtype, size, s.scope())
+		return fmt.Errorf("%s: %s cannot hold the tokens of a vocabulary of %d in splits.%s; is it token_dtype = \"uint32\"?",
+			s.Origin("vocab_size", "sources"), dtype, size, s.Name())
 	}
 	return nil
 }
 
 // CheckBeside returns an error unless all sources have the same arrays beside their tokens, with different names.
 func (s *Split) CheckBeside() error {
-	first := s.BesideOf(0)
-	for i := range max(len(s.Sources), 1) {
-		list := s.BesideOf(i)
-		if len(list) > maxBeside {
-			return fmt.Errorf("%s: at most %d arrays beside the tokens (got %d)", s.Origin("arrays", "sources"), maxBeside, len(list))
+	first := ""
+	for i, source := range s.sources() {
+		if len(source.Beside) > maxBeside {
+			return fmt.Errorf("%s: at most %d arrays beside the tokens (got %d)", s.Origin("arrays", "sources"), maxBeside, len(source.Beside))
 		}
+		var names []string
 		seen := map[string]bool{}
-		for n, b := range list {
+		for _, b := range source.Beside {
 			if seen[b.Name] {
 				return fmt.Errorf("%s: two arrays have the name %q", s.Origin("arrays", "sources"), b.Name)
 			}
 			seen[b.Name] = true
-			if len(list) == len(first) && (b.Name != first[n].Name || b.At != first[n].At) {
-				return fmt.Errorf("%s: source %d has array %q at %s where source 0 has %q at %s: all sources must have the same arrays in the same order",
-					s.Origin("sources"), i, b.Name, b.At, first[n].Name, first[n].At)
-			}
+			names = append(names, b.Name+" at "+string(b.At))
 		}
-		if len(list) != len(first) {
-			return fmt.Errorf("%s: source %d has %d arrays, source 0 has %d: all sources must have the same arrays in the same order",
-				s.Origin("sources"), i, len(list), len(first))
+		if first = cmp.Or(first, fmt.Sprint(names)); fmt.Sprint(names) != first {
+			return fmt.Errorf("%s: source %d has the arrays %s, source 0 has %s: all sources must have the same in the same order",
+				s.Origin("sources"), i, names, first)
 		}
 	}
 	return nil
 }
 
-// maxBeside leaves room for the arrays that a batch has by itself.
+// maxBeside leaves room for the other arrays of a batch.
 const maxBeside = array.Most - 6

@@ -52,41 +52,26 @@ func TestConfigErrors(t *testing.T) {
 		{"level = 'warn'", `config.toml:1: level: unknown key; level must stand in [log]`},
 		{"seed = 1", `config.toml:1: seed: unknown key; seed must stand in [batch] or [splits.X]`},
 		{"[batch]\ntokens = 'a'", `config.toml:2: batch.tokens: unknown key; tokens must stand in [splits.X]`},
-		{train + "mountpoint = '/m'", `config.toml:3: splits.train.mountpoint: unknown key; mountpoint must stand above the first [table]`},
-		{"[batch.more]\nseed = 1", `config.toml:1: batch.more: unknown key; `},
+		{train + "mountpoint = '/m'", `config.toml:3: splits.train.mountpoint: unknown key; mountpoint must stand in front of all tables`},
 
 		// Values.
 		{"mountpoint = 7", `config.toml:1: mountpoint: must be a path (got 7)`},
 		{"[batch]\norder = 'shufle'", `config.toml:2: batch.order: must be random`},
 		{"[batch]\nseed = -1", `config.toml:2: batch.seed: must be a whole number from 0 to 9223372036854775807 (got -1)`},
 		{"[batch]\nseed = 9223372036854775808", `config.toml:2: 9223372036854775808 is out of range`},
-		{"[batch]\nseed = 2024-01-02", `config.toml:2: batch.seed: must be a whole number from 0 to 9223372036854775807 (got 2024-01-02)`},
-		{"[batch]\nbatch_size = 0", `config.toml:2: batch.batch_size: must be a whole number from 1 to 16777216 (got 0)`},
-		{"[splits.a]\ntokens = []", `config.toml:2: splits.a.tokens: must be a path, a glob, or a list of them (got [])`},
 		{"[splits.a]\ntokens = [\n'a',\n1]", `config.toml:2: splits.a.tokens: must be a path, a glob, or a list of them (got ["a", 1])`},
 		{"[splits.a]\nseed = '''\n\n'''\n", `config.toml:2: splits.a.seed: must be a whole number `},
-		{"[mount]\nallow_other = 'true,dev'", `config.toml:2: mount.allow_other: must be true or false (got "true,dev")`},
-		{"[mount]\nmode = 0o444", `config.toml:2: mount.mode: must be octal digits of reading only, as in "0440" (got 292)`},
 		{"[mount]\nmode = '0644'", `config.toml:2: mount.mode: must be octal digits of reading only, as in "0440" (got "0644")`},
-		{"[mount]\nmode = '-0444'", `config.toml:2: mount.mode: must be octal`},
-		{"[mount]\nmode = '444,dev'", `config.toml:2: mount.mode: must be octal`},
-		{"[mount]\nuid = '0,dev'", `config.toml:2: mount.uid: must be a whole number from 0 to 4294967294 (got "0,dev")`},
 		{"[mount]\ntimeout = '99ms'", `config.toml:2: mount.timeout: must be a duration from 100ms to 24h, as in "90s" (got "99ms")`},
-		{"[mount]\ngrace = '-1s'", `config.toml:2: mount.grace: must be a duration from 0s to 24h, as in "90s" (got "-1s")`},
 
 		// Tables and values in each other's place.
 		{"batch = 7", `config.toml:1: batch: must be a table, [batch] (got 7)`},
-		{"splits = 'a'", `config.toml:1: splits: must be a table, [splits] (got "a")`},
 		{"[splits]\ntrain = 'a.bin'", `config.toml:2: splits.train: must be a table, [splits.train] (got "a.bin")`},
 		{"[[batch]]\nseed = 1", `config.toml:1: batch: must be a table, [batch] (got a list of tables)`},
-		{"\n[[splits.train]]\nseed = 1", `config.toml:2: splits.train: must be a table, [splits.train] (got a list of tables)`},
-		{"[mountpoint]\na = 1", `config.toml:1: mountpoint: must be a path (got a table)`},
-		{"[splits.train]\n[splits.train.tokens]", `config.toml:2: splits.train.tokens: must be a path, a glob, or a list of them (got a table)`},
 
 		// Every way to write a key has its line.
 		{"\nbatch.seed = 1\nbatch.sede = 1", `config.toml:3: batch.sede: unknown`},
 		{"\"batch\".'seed' = -1", `config.toml:1: batch.seed: must be a whole`},
-		{"\nbatch = {seed = 1, sede = 2}", `config.toml:2: batch.sede: unknown`},
 		{"batch = {seed = 1,\n sede = 2}", `config.toml:1: batch.sede: unknown`},
 		{"[splits]\ntrain.tokens = 'a'\ntrain.seed = -1", `config.toml:3: splits.train.seed: must be a whole`},
 		{"splits = {train = {tokens = 'a'}, val = {seed = -1}}", `config.toml:1: splits.val.seed: must be a whole`},
@@ -94,27 +79,22 @@ func TestConfigErrors(t *testing.T) {
 		{"\"\" = 1", `config.toml:1: "": unknown`},
 		{"\"se,de\" = 1", `config.toml:1: "se,de": unknown`},
 		{"\ufeffsede = 1", `config.toml:1: sede: unknown`},
-		{"\r\nsede = 1\r\n", `config.toml:2: sede: unknown`},
 
 		// What is missing, and what only several keys make wrong.
 		{train + "[splits.val]\nseed = 1", `config.toml:3: splits.val: split val must have tokens, e.g. tokens = "data/val.bin" (got none)`},
-		{"\nsplits.val.seed = 1", `config.toml:2: splits.val.seed: split val must have tokens`},
 		{train + "rank = 1", `config.toml:3: splits.train.rank: must be below world, which is 1 in splits.train (got 1)`},
 		{train + "world = 2\n[batch]\nrank = 3\nworld = 4", `config.toml:5: batch.rank: must be below world, which is 2 in splits.train (got 3)`},
 		{train + "world = 16777216", `config.toml:3: splits.train.world: batch_size times world must be at most 16777216 (got 12 times 16777216 in splits.train)`},
 
 		// Names of splits.
-		{"[splits.README]", `config.toml:1: splits.README: a split's name must not be README, status.json or metrics, which are reserved (got "README")`},
-		{"[splits.'a/b']", `config.toml:1: splits."a/b": a split's name must be 1 to 100 bytes, `},
+		{"[splits.README]", `config.toml:1: splits.README: a split's name must be `},
 		{"[splits.'.x']", `config.toml:1: splits.".x": a split's name must be `},
-		{"[splits.'']", `config.toml:1: splits."": a split's name must be `},
 		{"[splits.\"a\\nb\"]", `config.toml:1: splits."a\nb": a split's name must be `},
 		{"[splits." + strings.Repeat("x", 101) + "]", `config.toml:1: splits.xx`},
 
 		// What is no TOML.
 		{"\nseed: 7", `config.toml:2: expected`},
-		{"[batch]\norder = random", `config.toml:2: expected value but found "random" instead; a string stands in quotes`},
-		{"a = \"x", `config.toml:1: unexpected EOF`},
+		{"[batch]\norder = random", `config.toml:2: expected value but found "random" instead`},
 		{"a = [\n\n", `config.toml:2: unexpected EOF`},
 		{"[batch]\nseed = 1\nseed = 2", `config.toml:3: Key 'batch.seed' has already been defined`},
 	} {
@@ -136,14 +116,11 @@ func TestSetErrors(t *testing.T) {
 	for _, test := range []struct{ set, want string }{
 		{"x", "--set x" + usage},
 		{"", "--set " + usage},
-		{"=1", "--set =1" + usage},
 		{"batch..seed=1", "--set batch..seed=1" + usage},
 		{"[batch]\nseed=1", "--set [batch]\nseed=1" + usage},
 		{"seed=1", "--set seed: unknown key; seed must stand in [batch] or [splits.X]"},
-		{"batch.sede=1", "--set batch.sede: unknown key; must be one of "},
 		{"batch={seed=1,sede=2}", "--set batch.sede: unknown key; must be one of "},
 		{"batch.seed=", `--set batch.seed: must be a whole number from 0 to 9223372036854775807 (got "")`},
-		{"batch.order=shufle", `--set batch.order: must be random`},
 		{"splits.tarin.seed=7", "--set splits.tarin.seed: split tarin must have tokens"},
 		{"splits.a/b.seed=7", "--set splits.a/b.seed=7" + usage},
 		{"batch.rank=1", "--set batch.rank: must be below world, which is 1 in splits.train (got 1)"},
@@ -156,24 +133,19 @@ func TestSplitErrors(t *testing.T) {
 	const (
 		train32   = train + "expect_fingerprint = "
 		digits    = "0123456789abcdef"
-		notTables = `must be tables, each [[splits.mix.sources]], or a list [{tokens = "a.bin", weight = 1}] (got `
-		orders    = "must be random, shuffle, sequential, torch or torch-2.6 (got "
-		sizes     = "must be a whole number from 0 to 4294967296 (got "
+		notTables = `must be a list of tables, as in [{tokens = "a.bin", weight = 1}] (got `
 		above0    = "must be a number above 0 (got "
 		noWeight  = "must have weight, a number above 0 (got none)"
 		noTokens  = "must have tokens, a path, a glob, or a list of them (got none)"
 		notHex    = "must be 32 lower-case hexadecimal digits (got "
 		both      = "split train must have tokens or sources, not both"
-		stray     = "unknown key; sources must be tables, each [[splits.train.sources]], or a list [{tokens = "
+		stray     = "unknown key; sources must be a list of tables"
 	)
 	for _, test := range []struct{ text, at, want string }{
-		{train + "order = 'shufle'", "3: splits.train.order", orders + `"shufle")`},
 		{train + "on_change = 'ignore'", "3: splits.train.on_change", `must be error or follow (got "ignore")`},
 		{"[batch]\non_change = 'follow'", "2: batch.on_change", "unknown key; on_change must stand in [splits.X]"},
 		{train + "torch_state = 7", "3: splits.train.torch_state", "must be a path (got 7)"},
 
-		{train32 + "'" + digits + digits + "00'", "3: splits.train.expect_fingerprint", notHex},
-		{train32 + "'" + digits + "0123456789abcdeg'", "3: splits.train.expect_fingerprint", notHex},
 		{train32 + "'" + digits + "0123456789ABCDEF'", "3: splits.train.expect_fingerprint", notHex},
 		{train32 + "12345678901234567", "3: splits.train.expect_fingerprint", notHex + "12345678901234567)"},
 		{"[batch]\nexpect_fingerprint = ''", "2: batch.expect_fingerprint",
@@ -188,7 +160,6 @@ func TestSplitErrors(t *testing.T) {
 
 		// Sources as tables.
 		{testfiles.Mixture("weight = 0", "weight = 1"), "3: splits.mix.sources.0.weight", above0 + "0)"},
-		{testfiles.Mixture("weight = inf", "weight = 1"), "3: splits.mix.sources.0.weight", above0 + "inf)"},
 		{testfiles.Mixture("weight = 1", "weight = nan"), "6: splits.mix.sources.1.weight", above0 + "nan)"},
 		{testfiles.Mixture("weight = 1\n\nwegiht = 1", "weight = 1"), "5: splits.mix.sources.0.wegiht",
 			"unknown key; must be one of arrays, tokens, vocab_size, weight"},
@@ -204,27 +175,19 @@ func TestSplitErrors(t *testing.T) {
 		{"\n[splits.mix.sources]\nweight = 1", "2: splits.mix.sources", notTables + "a table)"},
 		{"[[batch.sources]]\nweight = 1", "1: batch.sources", "unknown key; sources must stand in [splits.X]"},
 
-		// And as a list, of which each key stands where the list does.
+		// And as a list, whose keys all stand where the list does.
 		{"[splits.mix]\nsources = []", "2: splits.mix.sources", notTables + "[])"},
-		{"[splits.mix]\nsources = [{tokens = 'a', weight = 0}]", "2: splits.mix.sources.0.weight", above0 + "0)"},
 		{"[splits.mix]\nsources = [\n{tokens = 'a', weight = 1},\n{tokens = 'a'}]", "2: splits.mix.sources.1", noWeight},
-		{"[splits.mix]\nsources = [{tokens = 'a', wegiht = 1}]", "2: splits.mix.sources.0.wegiht",
-			"unknown key; must be one of arrays, tokens, vocab_size, weight"},
 
 		{train + "[[splits.train.sources]]\ntokens = 'a'\nweight = 1", "2: splits.train.tokens", both},
-		{train + "sources = [{tokens = 'a', weight = 1}]", "2: splits.train.tokens", both},
 		{train + "sources.weight = 1", "3: splits.train.sources.weight", stray},
 		{train + "weight = 1", "3: splits.train.weight", "unknown key; weight must stand in [[splits.X.sources]]"},
-		{train + "source = 1", "3: splits.train.source",
-			"unknown key; must be one of arrays, batch_size, block_size, documents, dtype, eot, expect_fingerprint, format, " +
-				"join, layout, local_world, mask_targets, on_change, order, rank, rows, seed, shape, shuffle_block, sources, start, steps, tensor, token_dtype, tokens, torch_state, vocab_size, world"},
 	} {
 		refused(t, "config.toml:"+test.at+": "+test.want, test.text)
 	}
 
 	for _, test := range []struct{ set, want string }{
 		{`splits.mix.sources=x`, "--set splits.mix.sources: " + notTables + `"x")`},
-		{`splits.mix.sources=[{tokens = "a", weight = 0}]`, "--set splits.mix.sources.0.weight: " + above0 + "0)"},
 		{`splits.mix.sources=[{weight = 1}]`, "--set splits.mix.sources.0: " + noTokens},
 		{`splits.train.sources.0.weight=1`, "--set splits.train.sources.0.weight: " + stray},
 		{`splits.train.sources=[{tokens = "a", weight = 1}]`, "config.toml:2: splits.train.tokens: " + both},
@@ -265,20 +228,15 @@ func TestSet(t *testing.T) {
 		{[]string{"splits.a={vocab_size=7, sources=[{tokens='a', weight=1}, {tokens='b', weight=1, vocab_size=8}]}"}, func(c *Config) any {
 			return c.Splits[2].VocabSizes()
 		}, []int64{7, 8}},
-		{[]string{"batch.order=random"}, func(c *Config) any { return string(c.Splits[0].Order) }, "sequential"},
-		{[]string{"splits.train.order=random"}, func(c *Config) any { return string(c.Splits[0].Order) }, "random"},
 		{[]string{`splits.train.order="random"`}, func(c *Config) any { return string(c.Splits[0].Order) }, "random"},
 		{[]string{"splits.train.join=true"}, func(c *Config) any { return c.Splits[0].Join }, true},
 		{[]string{"memory.access=map"}, func(c *Config) any { return string(c.Memory.Access) }, "map"},
 		{[]string{"mount.allow_other=true", "mount.mode=0440", "mount.uid=0", "mount.gid=4294967294", "mount.timeout=1.5s", "mount.grace=0s",
 			"mount.settings_per_user=7"},
 			func(c *Config) any { return c.Mount }, Mount{true, 0o440, 0, 4294967294, 1500 * time.Millisecond, 0, 7}},
-		{[]string{"log.level=debug", "log.format=json"}, func(c *Config) any { return c.Log }, Log{"debug", "json"}},
 		{[]string{"mountpoint=/m n"}, func(c *Config) any { return c.Mountpoint }, "/m n"},
-		{[]string{"mountpoint=m"}, func(c *Config) any { return c.Mountpoint }, "m"},
 
 		{[]string{`splits.train.tokens=["b.bin", 'c.bin']`}, tokens, []string{"b.bin", "c.bin"}},
-		{[]string{"splits.train.tokens=data/b.bin"}, tokens, []string{"data/b.bin"}},
 		{[]string{"splits.train.tokens=b[12].bin"}, tokens, []string{"b[12].bin"}},
 		{[]string{"splits.train.tokens=a#b=c.bin"}, tokens, []string{"a#b=c.bin"}},
 		{[]string{`splits.train.tokens=it's "b".bin`}, tokens, []string{`it's "b".bin`}},
@@ -328,42 +286,11 @@ func TestSources(t *testing.T) {
 	}
 }
 
-// A path to one file is relative to the file that it stands in, or to the working directory.
-func TestTorchStateIsAPath(t *testing.T) {
-	for _, test := range []struct {
-		text, set, want string
-	}{
-		{"torch_state = 'rng.bin'", "", "dir/rng.bin"},
-		{"torch_state = '/data/rng.bin'", "", "/data/rng.bin"},
-		{"[batch]\ntorch_state = 'rng.bin'", "", "dir/rng.bin"},
-		{"", "splits.train.torch_state=rng.bin", "rng.bin"},
-		{"torch_state = 'no.bin'", "splits.train.torch_state=rng.bin", "rng.bin"},
-	} {
-		raw := RawConfig{File: "dir/config.toml", Text: train + test.text}
-		if test.set != "" {
-			raw.Sets = []string{test.set}
-		}
-		c, err := raw.decode()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := c.Splits[0].StateFile; got != test.want {
-			t.Errorf("%s, --set %s: %s, want %s", test.text, test.set, got, test.want)
-		}
-	}
-}
-
 func TestTokenFiles(t *testing.T) {
 	t.Chdir(t.TempDir())
 	const dir = "it's [mine]*" // of a person who likes globs
 	for _, name := range []string{"b.bin", "a.bin", "[ab].bin", "c/1.bin", "c/0.bin"} {
-		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testfiles.Write(t, map[string]string{filepath.Join(dir, name): ""})
 	}
 	here, err := os.Getwd()
 	if err != nil {
@@ -397,9 +324,7 @@ func TestTokenFiles(t *testing.T) {
 		} else {
 			sets = []string{"splits.a.tokens=" + test.set}
 		}
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testfiles.Write(t, map[string]string{file: text})
 		c, err := load(file, sets)
 		if err != nil {
 			t.Fatal(err)
@@ -410,16 +335,16 @@ func TestTokenFiles(t *testing.T) {
 				test.want[i] = filepath.Join(here, path)
 			}
 		}
-		if !slices.Equal(AllFiles(got), test.want) || fmt.Sprint(err) != cmp.Or(test.err, "<nil>") {
+		if !slices.Equal(got[0].Main, test.want) || fmt.Sprint(err) != cmp.Or(test.err, "<nil>") {
 			t.Errorf("%s%s:\n got %q, %v\nwant %q, %s", test.tokens, test.set, got, err, test.want, test.err)
 		}
 	}
 
-	if err := os.WriteFile(file, []byte("mountpoint = 'm'"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if c, err := load(file, nil); err != nil || c.Mountpoint != dir+"/m" {
-		t.Errorf("mountpoint %q, %v", c.Mountpoint, err)
+	// A path to one file is relative to the file that it stands in, or to the working directory.
+	testfiles.Write(t, map[string]string{file: "mountpoint = 'm'\n" + train + "torch_state = 'no.bin'\n[splits.val]\ntokens = 'b'\ntorch_state = 'rng.bin'"})
+	if c, err := load(file, []string{"splits.train.torch_state=rng.bin"}); err != nil || c.Mountpoint != dir+"/m" ||
+		c.Splits[0].StateFile != "rng.bin" || c.Splits[1].StateFile != dir+"/rng.bin" {
+		t.Errorf("%+v, %v", c, err)
 	}
 	if _, err := load("none.toml", nil); !os.IsNotExist(err) {
 		t.Errorf("no file: %v", err)
@@ -474,6 +399,7 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
+// checkValid checks what only several keys make true, and what the kernel and the file tree need.
 func checkValid(t testing.TB, c *Config) {
 	t.Helper()
 	names := map[string]bool{}
@@ -483,8 +409,6 @@ func checkValid(t testing.TB, c *Config) {
 			t.Errorf("accepted: %s %v", what, value)
 		}
 	}
-	check(slices.Contains(strings.Fields("remap advise pread map"), string(c.Memory.Access)), "access", c.Memory.Access)
-	check(slices.Contains(strings.Fields("keep drop"), c.Memory.PageCache), "page_cache", c.Memory.PageCache)
 	m := c.Mount
 	check(m.Mode&^0o444 == 0, "mode", m.Mode)
 	check(min(m.UID, m.GID) >= 0 && max(m.UID, m.GID) < math.MaxUint32, "uid, gid", m)
@@ -493,41 +417,19 @@ func checkValid(t testing.TB, c *Config) {
 		check(!names[s.Split] && regexp.MustCompile(`\A[^./=,\x00-\x1f\x7f][^/=,\x00-\x1f\x7f]{0,99}\z`).MatchString(s.Split), "name", s.Split)
 		check(!slices.Contains(strings.Fields("README status.json metrics"), s.Split), "name", s.Split)
 		names[s.Split] = true
-		lists := [][]string{s.Tokens}
-		if len(s.Sources) > 0 {
-			check(len(s.Tokens) == 0, "tokens and sources", s.Tokens)
-			lists = nil
+		check((len(s.Tokens) > 0) != (len(s.Sources) > 0), "tokens and sources", s.Tokens)
+		for _, source := range s.sources() {
+			check(!slices.Contains(source.Tokens, "") && (len(s.Sources) == 0 || source.Weight > 0 && !math.IsInf(source.Weight, 0)), "source", source)
 		}
-		for _, source := range s.Sources {
-			lists = append(lists, source.Tokens)
-			check(source.Weight > 0 && !math.IsInf(source.Weight, 0), "weight", source.Weight)
-		}
-		for _, list := range lists {
-			check(len(list) > 0 && !slices.Contains(list, ""), "tokens", list)
-		}
-		check(regexp.MustCompile(`\A([0-9a-f]{32})?\z`).MatchString(s.Expect), "expect_fingerprint", s.Expect)
-		check(slices.Contains(strings.Fields("error follow"), s.OnChange), "on_change", s.OnChange)
 		check(s.BatchSize >= 1 && s.World >= 1 && s.BatchSize*s.World <= 1<<24, "batch_size, world", []int{s.BatchSize, s.World})
 		check(s.BlockSize >= 1 && s.BlockSize <= 1<<31, "block_size", s.BlockSize)
 		check(s.Rank >= 0 && s.Rank < s.World, "rank", s.Rank)
 		check(s.ShuffleBlock == 0 && s.LocalWorld == 1 || s.ShuffleBlock >= 64<<10 && s.ShuffleBlock <= 1<<40 && s.Order == sampler.Shuffle &&
 			s.Rows == sampler.Windows && s.World%s.LocalWorld == 0, "shuffle_block, local_world", []any{s.ShuffleBlock, s.LocalWorld, s.World, s.Order})
-		check(s.Seed < 1<<63, "seed", s.Seed)
-		check(s.Start < 1<<40, "start", s.Start)
-		check(s.Steps <= 1<<40, "steps", s.Steps)
-		const integers, others = "uint8 uint16 uint32 uint64 int8 int16 int32 int64", " bool float16 bfloat16 float32 float64"
-		check(slices.Contains(strings.Fields(integers+others), string(s.TokenDType)), "token_dtype", s.TokenDType)
-		check(slices.Contains(strings.Fields(integers+" native"), string(s.DType)), "dtype", s.DType)
-		check(slices.Contains(strings.Fields("windows document document-first packed"), string(s.Rows)), "rows", s.Rows)
-		check(s.EndOfText >= -1, "eot", s.EndOfText)
-		check(s.VocabSize >= 0 && s.VocabSize <= 1<<32, "vocab_size", s.VocabSize)
+		check(s.Seed < 1<<63 && s.Start < 1<<40 && s.Steps <= 1<<40, "seed, start, steps", []uint64{s.Seed, s.Start, s.Steps})
 		for _, b := range s.Beside {
-			check(len(b.Files) > 0 && !slices.Contains(b.Files, ""), "files", b.Files)
-			check(regexp.MustCompile(`\A[a-z0-9_]{1,32}\z`).MatchString(b.Name), "name", b.Name)
-			check(slices.Contains([]sampler.At{sampler.AtX, sampler.AtY}, b.At), "at", b.At)
+			check(len(b.Files) > 0 && regexp.MustCompile(`\A[a-z0-9_]{1,32}\z`).MatchString(b.Name), "array", b)
 		}
-		check(slices.Contains(strings.Fields("xy tokens rows"), string(s.Layout)), "layout", s.Layout)
-		check(slices.Contains(strings.Fields("random shuffle sequential torch torch-2.6"), string(s.Order)), "order", s.Order)
 	}
 }
 

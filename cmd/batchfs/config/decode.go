@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -13,15 +14,13 @@ import (
 	"batchfs/sampler"
 )
 
-// RawConfig is a configuration as it was written: the text of a file, and --set arguments over it. It can be kept, and decoded
-// again without the file. Its fields are exported for encoders.
+// RawConfig is a configuration as it was written: the text of a file, and --set arguments over it.
 type RawConfig struct {
 	File, Text string // both are empty where there is no file
 	Sets       []string
 }
 
-// Decode returns the configuration, which has at least one split. The error names the key that is wrong, where it stands, and
-// what it must be.
+// Decode returns the configuration, which has at least one split. The error names the key that is wrong, its line, and the rule.
 func (r RawConfig) Decode() (*Config, error) {
 	c, err := r.decode()
 	if err == nil && len(c.Splits) == 0 {
@@ -39,14 +38,14 @@ func (r RawConfig) decode() (*Config, error) {
 	for _, inSplits := range []bool{false, true} { // each split begins with the values of [batch]
 		for _, d := range docs {
 			for _, k := range d.keys {
-				if (k[0] == "splits") != inSplits {
-					continue
-				}
-				if err := c.decodeKey(d, k, batch); err != nil {
-					return nil, err
+				if (k[0] == "splits") == inSplits {
+					err = cmp.Or(err, c.decodeKey(d, k, batch))
 				}
 			}
 		}
+	}
+	if err != nil {
+		return nil, err
 	}
 	c.setRemote()
 	c.Tables = sampler.NewTables(c.Shares().Tables)
@@ -60,7 +59,7 @@ func (r RawConfig) decode() (*Config, error) {
 	return c, nil
 }
 
-// documents are the file, and the --set arguments, each of which overrides what stands before it.
+// documents are the file and the --set arguments; each overrides those before it.
 func (r RawConfig) documents() (docs []*document, err error) {
 	if r.File != "" {
 		d, err := parse(r.File, r.Text)
@@ -79,7 +78,6 @@ func (r RawConfig) documents() (docs []*document, err error) {
 	return docs, nil
 }
 
-// settle sets what follows from several keys.
 func (s *Split) settle() {
 	s.Settings.Arrays = nil
 	for _, b := range s.BesideOf(0) {
@@ -95,8 +93,8 @@ func (s *Split) settle() {
 	s.EOT = uint64(max(s.EndOfText, 0))
 }
 
-// WithFound returns the split with what lies beside its files where the configuration says nothing: the last token of each document, or
-// -1, where the split asks for documents, and arrays of each source.
+// WithFound returns the split with what lies beside its files where the configuration says nothing: the last token of a document, or
+// -1, and arrays of each source.
 func (s *Split) WithFound(eot int64, arrays [][]Beside) *Split {
 	n := *s
 	if !s.Wrote("eot") && s.Ends != sampler.EndsUnknown {
@@ -145,7 +143,7 @@ func (c *Config) decodeKey(d *document, k toml.Key, batch *Split) error {
 		return c.split(at, batch).decodeKey(at, v)
 	case len(k) > 3 && k[0] == "splits" && (k[2] == "sources" || k[2] == "arrays"):
 		if tables(d.value(k[:3])) == nil { // as in sources.weight = 1
-			return fmt.Errorf("%s: unknown key; %s must be %s", at, k[2], listRule(k[:3]))
+			return fmt.Errorf("%s: unknown key; %s must be %s", at, k[2], listRules[k[2]])
 		}
 		return nil // set with the list
 	}
@@ -166,41 +164,33 @@ func (s *Split) decodeKey(at origin, v any) error {
 	return setKey(at, v, s, s.origins, &batchTable, &splitTable)
 }
 
-// checkName refuses names of splits that could not be directories of the mount, or would be ambiguous in a path.
 func checkName(name string) error {
 	switch {
-	case name == "", len(name) > 100, strings.HasPrefix(name, "."), strings.ContainsAny(name, "/=,"), strings.ContainsFunc(name, unicode.IsControl):
-		return fmt.Errorf("a split's name must be 1 to 100 bytes, without / = , and control characters, and not begin with a dot (got %q)", name)
-	case slices.Contains([]string{"README", "status.json", "metrics"}, name):
-		return fmt.Errorf("a split's name must not be README, status.json or metrics, which are reserved (got %q)", name)
+	case name == "", len(name) > 100, strings.HasPrefix(name, "."), strings.ContainsAny(name, "/=,"), strings.ContainsFunc(name, unicode.IsControl),
+		name == "README", name == "status.json", name == "metrics":
+		return fmt.Errorf("a split's name must be 1 to 100 bytes, without / = , and control characters, not begin with a dot, and not be README, "+
+			"status.json or metrics (got %q)", name)
 	}
 	return nil
 }
 
-// split returns the split that a key names. One that is named for the first time begins as a copy of [batch].
+// split returns the split that a key names: at first a copy of [batch].
 func (c *Config) split(at origin, batch *Split) *Split {
-	name := at.key[1]
-	for _, s := range c.Splits {
-		if s.Split == name {
-			return s
-		}
+	if s, err := c.Named(at.key[1]); err == nil {
+		return s
 	}
 	s := *batch
-	s.Split, s.named, s.origins = name, at, maps.Clone(batch.origins)
+	s.Split, s.named, s.origins = at.key[1], at, maps.Clone(batch.origins)
 	c.Splits = append(c.Splits, &s)
 	return &s
 }
 
-// listRule says how to write a list of tables.
-func listRule(k toml.Key) string {
-	example := `{tokens = "a.bin", weight = 1}`
-	if k[len(k)-1] == "arrays" {
-		example = `{name = "mask", files = "mask.npy"}`
-	}
-	return fmt.Sprintf("tables, each [[%s]], or a list [%s]", withoutIndexes(k), example)
+// listRules say how to write lists of tables.
+var listRules = map[string]string{
+	"sources": `a list of tables, as in [{tokens = "a.bin", weight = 1}]`,
+	"arrays":  `a list of tables, as in [{name = "mask", files = "mask.npy"}]`,
 }
 
-// setSources sets the sources from a list of tables, which replaces an earlier list.
 func (s *Split) setSources(at origin, v any) (err error) {
 	s.origins["sources"] = at
 	delete(s.origins, "sources.arrays")
@@ -218,7 +208,7 @@ func (s *Split) setSources(at origin, v any) (err error) {
 	return nil
 }
 
-// setBeside sets arrays beside tokens from a list of tables. An empty one says that there are none.
+// setBeside sets arrays beside tokens from a list of tables, which may be empty.
 func setBeside(at origin, v any, list *[]Beside) (err error) {
 	if none, ok := v.([]any); ok && len(none) == 0 {
 		*list = []Beside{}
@@ -228,11 +218,11 @@ func setBeside(at origin, v any, list *[]Beside) (err error) {
 	return err
 }
 
-// decodeTables decodes a list of tables, each of which must have some keys.
+// decodeTables decodes a list of tables, each of which needs the keys in must.
 func decodeTables[C any](at origin, v any, keys *table, must ...string) (all []C, err error) {
 	list := tables(v)
 	if len(list) == 0 {
-		return nil, fmt.Errorf("%s: must be %s (got %s)", at, listRule(at.key), show(v))
+		return nil, fmt.Errorf("%s: must be %s (got %s)", at, listRules[at.key[len(at.key)-1]], show(v))
 	}
 	for i, table := range list {
 		var c C
@@ -253,8 +243,7 @@ func decodeTables[C any](at origin, v any, keys *table, must ...string) (all []C
 	return all, nil
 }
 
-// setKey sets the field of c that belongs to a key, which must be in one of some tables. It keeps the key's origin in origins, unless
-// that is nil.
+// setKey sets the field of c for a key, which must be in one of some tables, and keeps its origin in origins, unless that is nil.
 func setKey(at origin, v any, c any, origins map[string]origin, known ...*table) error {
 	name := at.key[len(at.key)-1]
 	var names []string
@@ -281,22 +270,17 @@ func setKey(at origin, v any, c any, origins map[string]origin, known ...*table)
 	return unknownKey(at, names)
 }
 
-// unknownKey returns the error for a key that its table does not have. It names the table that has the key, or else lists
-// names, the keys of this table.
+// unknownKey is the error for a key that its table does not have: it names the table that has the key, or else lists this table's names.
 func unknownKey(at origin, names []string) error {
 	name := at.key[len(at.key)-1]
 	for _, t := range allTables {
-		if t.find(name) == nil {
-			continue
-		}
-		home := "in " + t.name
-		switch t {
-		case &topTable:
-			home = "above the first [table]"
-		case &batchTable:
+		home := t.name
+		if t == &batchTable {
 			home += " or [splits.X]"
 		}
-		return fmt.Errorf("%s: unknown key; %s must stand %s", at, name, home)
+		if t.find(name) != nil {
+			return fmt.Errorf("%s: unknown key; %s must stand in %s", at, name, home)
+		}
 	}
 	return fmt.Errorf("%s: unknown key; must be one of %s", at, strings.Join(names, ", "))
 }

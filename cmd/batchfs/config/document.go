@@ -25,13 +25,17 @@ type origin struct {
 	key toml.Key
 }
 
-// inner is the origin of a key within a table.
 func (o origin) inner(names ...string) origin {
 	return origin{o.doc, append(slices.Clone(o.key), names...)}
 }
 
 // String names the key and where it stands, as the beginning of a message.
-func (o origin) String() string { return o.doc.describe(o.key) }
+func (o origin) String() string {
+	if o.doc.name == "" {
+		return "--set " + o.key.String()
+	}
+	return fmt.Sprintf("%s:%d: %s", o.doc.name, o.doc.line(o.key), o.key)
+}
 
 func parse(name, text string) (*document, error) {
 	text = strings.TrimPrefix(text, "\ufeff") // the decoder's positions do not count it
@@ -39,11 +43,9 @@ func parse(name, text string) (*document, error) {
 	meta, err := toml.Decode(text, &d.tree)
 	var syntax toml.ParseError
 	if errors.As(err, &syntax) {
-		hint := ""
-		if strings.HasPrefix(syntax.Message, "expected value but found") {
-			hint = "; a string stands in quotes"
-		}
-		return nil, fmt.Errorf("%s:%d: %s%s", name, d.lineOfError(syntax), syntax.Message, hint)
+		// The decoder's line is the last one of a string of several lines, and one too low at the end of the text.
+		line := 1 + strings.Count(text[:min(max(syntax.Position.Start, 0), len(text))], "\n")
+		return nil, fmt.Errorf("%s:%d: %s", name, line, syntax.Message)
 	}
 	d.keys = meta.Keys()
 	return d, err
@@ -67,28 +69,24 @@ func parseSet(arg string) (*document, error) {
 	return unquoted, nil
 }
 
-// value returns the value of a key, or nil.
 func (d *document) value(k toml.Key) any {
 	var v any = d.tree
 	for _, name := range k {
-		if list := tables(v); list != nil {
-			i, err := strconv.Atoi(name)
-			if err != nil || i >= len(list) {
-				return nil
-			}
-			v = list[i]
+		if table, ok := v.(map[string]any); ok {
+			v = table[name]
 			continue
 		}
-		table, ok := v.(map[string]any)
-		if !ok {
+		list := tables(v)
+		i, err := strconv.Atoi(name)
+		if err != nil || i >= len(list) {
 			return nil
 		}
-		v = table[name]
+		v = list[i]
 	}
 	return v
 }
 
-// tables returns the tables of a value that is a list of tables, and nil for any other value.
+// tables returns a list of tables, and nil for any other value.
 func tables(value any) (list []map[string]any) {
 	if list, ok := value.([]map[string]any); ok {
 		return list
@@ -104,7 +102,7 @@ func tables(value any) (list []map[string]any) {
 	return list
 }
 
-// relative makes a path in the document one that this process can open: paths in a file are relative to the file.
+// relative is a path in the document for this process: in a file, paths are relative to the file.
 func (d *document) relative(path string) string {
 	if d.name == "" || filepath.IsAbs(path) {
 		return path
@@ -112,19 +110,8 @@ func (d *document) relative(path string) string {
 	return filepath.Join(filepath.Dir(d.name), path)
 }
 
-// describe names a key and where it stands, as the beginning of a message.
-func (d *document) describe(k toml.Key) string {
-	if d.name == "" {
-		return "--set " + k.String()
-	}
-	if line := d.line(k); line > 0 {
-		return fmt.Sprintf("%s:%d: %s", d.name, line, k)
-	}
-	return fmt.Sprintf("%s: %s", d.name, k)
-}
-
-// line returns the line on which the statement begins that sets a key, or 0. It is the one behind the longest beginning of the text
-// that is TOML without the key.
+// line returns the line on which the statement that sets a key begins: it is behind the longest beginning of the text that is TOML
+// without the key.
 func (d *document) line(k toml.Key) int {
 	for len(k) > 1 && d.value(k) == nil { // within a value
 		k = k[:len(k)-1]
@@ -141,27 +128,9 @@ func (d *document) line(k toml.Key) int {
 			begin = lines + 1
 		}
 	}
-	return 0
+	return begin
 }
 
-// withoutIndexes returns a key of a split without the indexes of tables in lists.
-func withoutIndexes(k toml.Key) (names toml.Key) {
-	for i, name := range k {
-		if i < 3 || strings.Trim(name, "0123456789") != "" {
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
-// lineOfError counts lines itself: the decoder's number is the last line of a string of several lines, and one too low at
-// the end of the text.
-func (d *document) lineOfError(e toml.ParseError) int {
-	start := min(max(e.Position.Start, 0), len(d.text))
-	return 1 + strings.Count(d.text[:start], "\n")
-}
-
-// show returns a value as it would stand in the file.
 func show(v any) string {
 	switch v := v.(type) {
 	case string:

@@ -15,14 +15,14 @@ import (
 	"batchfs/cache/blob"
 )
 
-// Flags say where the configuration of a command comes from. Its fields are exported for encoders.
+// Flags say where the configuration of a command comes from.
 type Flags struct {
 	Config string   // the file
 	Data   string   // a directory of token files, over the file
 	Sets   []string // key=value, over the file
 }
 
-// ErrNothingNamed is the error of Read where the flags name nothing to serve and the working directory has no config.toml.
+// ErrNothingNamed is an error of Read.
 var ErrNothingNamed = errors.New("nothing to serve: there is no config.toml here; name one with -c, or a directory with " +
 	"train.bin and val.bin with --data")
 
@@ -37,7 +37,7 @@ func (f *Flags) Register(cmd *cobra.Command) {
 }
 
 // Read reads the configuration as it is written. Where the flags name nothing, it reads config.toml of the working directory, and
-// sets Config to that, so that reading again reads the same file. The error may be ErrNothingNamed.
+// sets Config, so that reading again reads the same file; without such a file the error is ErrNothingNamed.
 func (f *Flags) Read() (RawConfig, error) {
 	sets := f.Sets
 	switch {
@@ -82,24 +82,19 @@ func dataSets(dir string) (sets []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	var strays []string
 	for _, name := range []string{"train", "val"} {
-		pattern, others, err := dataPattern(name, entries)
+		pattern, err := dataPattern(name, entries)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", dir, err)
 		}
-		strays = append(strays, others...)
 		if pattern != "" {
 			sets = append(sets, fmt.Sprintf("splits.%s.tokens=%s", name, filepath.Join(blob.EscapeGlob(dir), pattern)))
 		}
 	}
-	switch {
-	case len(sets) > 0:
-		return sets, nil
-	case len(strays) > 0:
-		return nil, fmt.Errorf("%s: %q: %s", dir, strays, dataRule)
+	if len(sets) == 0 {
+		return nil, fmt.Errorf("%s has neither train*.bin nor val*.bin: %s, or make them with batchfs prepare TEXT --out %s", dir, dataRule, dir)
 	}
-	return nil, fmt.Errorf("%s has neither train*.bin nor val*.bin; batchfs prepare TEXT --out %s makes them", dir, dir)
+	return sets, nil
 }
 
 const dataRule = "--data takes train.bin, or else train with a number, as in train_000001.bin or fineweb_train_000001.bin, or with what " +
@@ -113,9 +108,8 @@ const dataName = `^((?:.*[-_.])?%s)((?:[-_.]*(?:of)?[-_.]*[0-9]+)*)((?:_text|_co
 var digits = regexp.MustCompile(`[0-9]+`)
 
 // dataPattern returns a glob for the token files of a split among the files of a directory: NAME.bin, .npy or .ds where there is one,
-// or else the set of files with the name. It is "" if there are none; strays are files that only look like them. The error says that
-// there are two sets, or that the glob would match another file, too.
-func dataPattern(name string, entries []os.DirEntry) (glob string, strays []string, err error) {
+// or else the set of files with the name, or "". The error says that there are two sets, or that the glob would match another file.
+func dataPattern(name string, entries []os.DirEntry) (glob string, err error) {
 	shape := regexp.MustCompile(fmt.Sprintf(dataName, name))
 	var exact, kind string // kind is what the files of one set have in common
 	var set, others []string
@@ -124,14 +118,11 @@ func dataPattern(name string, entries []os.DirEntry) (glob string, strays []stri
 		parts := shape.FindStringSubmatch(file)
 		if parts == nil {
 			others = append(others, file)
-			if strings.HasPrefix(file, name) && slices.Contains(dataEndings, filepath.Ext(file)) {
-				strays = append(strays, file)
-			}
 			continue
 		}
 		if name+parts[4] == file {
 			if exact != "" {
-				return "", nil, fmt.Errorf("is it %s or %s? %s", exact, file, dataRule)
+				return "", fmt.Errorf("is it %s or %s? %s", exact, file, dataRule)
 			}
 			exact = file
 			continue
@@ -148,15 +139,12 @@ func dataPattern(name string, entries []os.DirEntry) (glob string, strays []stri
 		}
 	}
 	if exact != "" {
-		return blob.EscapeGlob(exact), nil, nil
+		return blob.EscapeGlob(exact), nil
 	}
 	for _, file := range others {
 		if ok, _ := filepath.Match(glob, file); ok {
 			err = cmp.Or(err, fmt.Errorf("is %s to be served, too? %s", file, dataRule))
 		}
 	}
-	return glob, strays, err
+	return glob, err
 }
-
-// dataEndings are the endings of token files.
-var dataEndings = []string{".bin", ".npy", ".ds"}

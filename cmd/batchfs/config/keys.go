@@ -3,8 +3,6 @@ package config
 import (
 	"math"
 	"slices"
-	"strings"
-	"sync"
 	"time"
 
 	"batchfs/cache/array"
@@ -13,9 +11,9 @@ import (
 	"batchfs/sampler"
 )
 
-// A table is one table of config.toml. Its keys stand in the order in which the file shows them.
+// A table is one table of config.toml, with its keys in the order of that file.
 type table struct {
-	name string // in brackets, as in config.toml; empty above the first table
+	name string // in brackets, as in config.toml
 	what string
 	keys []key
 }
@@ -33,7 +31,6 @@ type key struct {
 	when    string // to change it, and what else to know
 }
 
-// find returns the key with a name, or nil.
 func (t *table) find(name string) *key {
 	if i := slices.IndexFunc(t.keys, func(k key) bool { return k.name == name }); i >= 0 {
 		return &t.keys[i]
@@ -41,7 +38,7 @@ func (t *table) find(name string) *key {
 	return nil
 }
 
-// setInitial sets the fields of c, which the table is decoded to, to the defaults.
+// setInitial sets the fields of c to the defaults.
 func (t *table) setInitial(c any) {
 	for _, k := range t.keys {
 		switch v := k.initial.(type) {
@@ -57,13 +54,12 @@ func (t *table) setInitial(c any) {
 // allTables are the tables of config.toml, in the order of config.toml. A key that stands in two belongs to the first, for messages.
 var allTables = []*table{&topTable, &batchTable, &splitTable, &sourceTable, &arrayTable, &memoryTable, &mountTable, &storeTable, &logTable}
 
-var topTable = table{keys: []key{
+var topTable = table{name: "front of all tables", keys: []key{
 	{name: "mountpoint", example: "/mnt/batches", isFile: true, kind: text(func(c *Config) *string { return &c.Mountpoint }, "a path"),
 		what: "An empty directory to mount on",
 		when: "`batchfs mount MOUNTPOINT` overrides it."},
 }}
 
-// batchTable has the keys of [batch], which [splits.X] may have too.
 var batchTable = table{name: "[batch]", what: "What a batch is, for all splits. " +
 	"[splits.X] may have these keys too, and overrides [batch] and --set batch.KEY.", keys: []key{
 	{name: "batch_size", initial: 12, inPath: true, kind: whole(func(c *Split) *int { return &c.BatchSize }, 1, sampler.MaxRows),
@@ -138,7 +134,6 @@ var batchTable = table{name: "[batch]", what: "What a batch is, for all splits. 
 		when: "Set it for a length of your own. Default: one epoch; with shuffle_block, of the host with the fewest batches."},
 }}
 
-// splitTable has the keys that only [splits.X] may have.
 var splitTable = table{name: "[splits.X]", what: "A directory X of the mount, any number of them. Besides the keys of [batch] it may have these.", keys: []key{
 	{name: "tokens", example: "data/train.bin", kind: paths(func(c *Split) *[]string { return &c.Tokens }),
 		what: "The files that hold the tokens, one array in this order; a glob is sorted",
@@ -156,7 +151,6 @@ var splitTable = table{name: "[splits.X]", what: "A directory X of the mount, an
 	{name: "arrays", what: "Arrays beside the tokens, with an element for each: a table for each array"},
 }}
 
-// sourceTable has the keys of [[splits.X.sources]], which must have tokens and weight.
 var sourceTable = table{name: "[[splits.X.sources]]", what: "A source of a mixture, which a split has instead of tokens. Of any n rows from the first on, " +
 	"each has its share, to within one row,\nand goes through its own tokens in its own epochs.", keys: []key{
 	{name: "tokens", example: "data/web-*.bin", kind: paths(func(c *Source) *[]string { return &c.Tokens }), what: "As in [splits.X]"},
@@ -168,7 +162,6 @@ var sourceTable = table{name: "[[splits.X.sources]]", what: "A source of a mixtu
 	{name: "arrays", what: "[[splits.X.sources.arrays]], the same for each source"},
 }}
 
-// arrayTable has the keys of [[splits.X.arrays]], which must have name and files.
 var arrayTable = table{name: "[[splits.X.arrays]]", what: "An array beside the tokens, with an element for each: a loss mask, weights, a teacher's logits. " +
 	"Default: those that the vocab.json of\nbatchfs prepare names, such as its mask; arrays = [] serves none. Of a source: [[splits.X.sources.arrays]].", keys: []key{
 	{name: "name", example: "mask", kind: arrayName, what: "Its name in a batch"},
@@ -260,13 +253,6 @@ var logTable = table{name: "[log]", what: "What is written to standard error, or
 	{name: "format", initial: "text", kind: word(func(c *Log) *string { return &c.Format }, "text", "json"),
 		what: "How a line looks, key=value or an object", when: "Set json for a collector of logs."},
 }}
-
-// pathKeys are the keys that a path may set, sorted by name.
-var pathKeys = sync.OnceValue(func() []key {
-	keys := slices.DeleteFunc(slices.Clone(batchTable.keys), func(k key) bool { return !k.inPath })
-	slices.SortFunc(keys, func(a, b key) int { return strings.Compare(a.name, b.name) })
-	return keys
-})
 
 // NewBeside returns an array at the targets, of headerless files. It is not ok if no configuration could have such a name or dtype.
 func NewBeside(name, dtype string) (b Beside, ok bool) {

@@ -19,7 +19,6 @@ type kind struct {
 	get  func(c any) any
 }
 
-// kindOf returns the kind of values that parse takes.
 func kindOf[C, F any](field func(*C) *F, rule string, parse func(value any) (F, bool)) kind {
 	return kind{
 		rule: rule,
@@ -53,20 +52,17 @@ func text[C any](field func(*C) *string, rule string) kind {
 	})
 }
 
-// word is one of several words.
 func word[C any, S ~string](field func(*C) *S, words ...S) kind {
-	names := make([]string, len(words))
-	for i, s := range words {
-		names[i] = string(s)
+	rule := string(words[0])
+	for _, s := range words[1 : len(words)-1] {
+		rule += ", " + string(s)
 	}
-	last := len(names) - 1
-	return kindOf(field, strings.Join(names[:last], ", ")+" or "+names[last], func(value any) (S, bool) {
+	return kindOf(field, rule+" or "+string(words[len(words)-1]), func(value any) (S, bool) {
 		s, ok := value.(string)
-		return S(s), ok && slices.Contains(names, s)
+		return S(s), ok && slices.Contains(words, S(s))
 	})
 }
 
-// integers are the dtypes that numbers can be converted to.
 func integers() []array.DType {
 	return slices.DeleteFunc(array.DTypes(), func(d array.DType) bool { return !d.IsInteger() })
 }
@@ -80,10 +76,8 @@ func duration[C any](field func(*C) *time.Duration, least, most time.Duration) k
 	})
 }
 
-const pathsRule = "a path, a glob, or a list of them"
-
 func paths[C any](field func(*C) *[]string) kind {
-	return kindOf(field, pathsRule, func(value any) (list []string, ok bool) {
+	return kindOf(field, "a path, a glob, or a list of them", func(value any) (list []string, ok bool) {
 		values, isList := value.([]any)
 		if !isList {
 			values = []any{value}
@@ -99,13 +93,10 @@ func paths[C any](field func(*C) *[]string) kind {
 	})
 }
 
-// maxNumbers bounds the numbers of an element.
-const maxNumbers = 1 << 31
-
 // shape is the shape of an element of an array.
 func shape[C any](field func(*C) *[]int) kind {
-	rule := fmt.Sprint("a list of whole numbers from 1 on, with a product of ", maxNumbers, " at most")
-	return kindOf(field, rule, func(value any) (shape []int, ok bool) {
+	const maxNumbers = 1 << 31
+	return kindOf(field, fmt.Sprint("a list of whole numbers from 1 on, with a product of ", maxNumbers, " at most"), func(value any) (shape []int, ok bool) {
 		values, ok := value.([]any)
 		numbers := int64(1)
 		for _, v := range values {
@@ -120,7 +111,7 @@ func shape[C any](field func(*C) *[]int) kind {
 	})
 }
 
-// size is a number of bytes, or 0. A path shows it as the shortest text that is the same.
+// size is a number of bytes, or 0. A path shows the shortest text for it.
 func size[C any](field func(*C) *int64, least, most int64) kind {
 	rule := fmt.Sprintf(`0, or a size from %s to %s, as in "64MiB", or that in bytes`, sizeText(least), sizeText(most))
 	k := kindOf(field, rule, func(value any) (int64, bool) {

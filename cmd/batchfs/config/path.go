@@ -9,16 +9,14 @@ import (
 	"syscall"
 )
 
-// An unknownSetting is a name in a path that is no key of a sequence. To a program that looks the path up there is no such file: it
-// is ENOENT.
+// An unknownSetting is a name in a path that is no setting. To a program that looks the path up there is no such file.
 type unknownSetting string
 
 func (e unknownSetting) Error() string      { return string(e) }
 func (unknownSetting) Is(target error) bool { return target == syscall.ENOENT }
 
 // With returns the split under the settings of a path component, such as "rank=3,world=8". The error names the whole path and
-// what a value must be; it is syscall.ENOENT if a key is unknown, and nothing that looks like an errno otherwise. With copies
-// no list of the split.
+// what a value must be; it is syscall.ENOENT if a key is unknown, and no errno otherwise. Both splits share their lists.
 func (s *Split) With(settings string) (*Split, error) {
 	n := *s
 	if n.base == nil {
@@ -30,11 +28,8 @@ func (s *Split) With(settings string) (*Split, error) {
 		name, text, _ := strings.Cut(setting, "=")
 		key := batchTable.find(name)
 		if key == nil || !key.inPath {
-			var known []string
-			for _, k := range pathKeys() {
-				known = append(known, k.name)
-			}
-			return nil, unknownSetting(fmt.Sprintf("%s: unknown setting %q; must be one of %s", n.path, name, strings.Join(known, ", ")))
+			known := strings.Join(slices.Sorted(maps.Keys(s.Values())), ", ")
+			return nil, unknownSetting(fmt.Sprintf("%s: unknown setting %q; must be one of %s", n.path, name, known))
 		}
 		if seen[name] {
 			return nil, fmt.Errorf("%s: %s is set twice", n.path, name)
@@ -57,14 +52,16 @@ func (s *Split) InPath() bool { return s.base != nil }
 // Values returns the values of all keys that may stand in a path, by key.
 func (s *Split) Values() map[string]any {
 	all := map[string]any{}
-	for _, key := range pathKeys() {
-		all[key.name] = key.get(s)
+	for _, key := range batchTable.keys {
+		if key.inPath {
+			all[key.name] = key.get(s)
+		}
 	}
 	return all
 }
 
-// Name returns the name of the directory: the split's name, and for a split under the settings of a path a slash and the
-// settings that differ from the split's own. Equal settings have one name however they are written.
+// Name returns the name of the directory: the split's name, and a slash and settings of a path that differ from the split's own.
+// Equal settings have one name however they are written.
 func (s *Split) Name() string {
 	if s.base == nil {
 		return s.Split

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 	"syscall"
@@ -74,13 +73,13 @@ func TestLongestName(t *testing.T) {
 		"batch_size": 16777216, "block_size": 2147483648, "dtype": "uint16", "layout": "tokens", "order": sampler.Sequential, "rank": 16777215,
 		"seed": int64(9223372036854775807), "start": 1099511627775, "steps": 1099511627776, "world": 16777216, "local_world": 16777216, "shuffle_block": 1099511627775,
 	}
-	if len(longest) != len(pathKeys()) {
-		t.Errorf("%d of %d keys", len(longest), len(pathKeys()))
+	base := baseSplit(t, "")
+	if keys := len(base.Values()); len(longest) != keys {
+		t.Errorf("%d of %d keys", len(longest), keys)
 	}
 	if n := len(JoinSettings(longest)); n >= 250 {
 		t.Errorf("settings of %d bytes: %s", n, JoinSettings(longest))
 	}
-	base := baseSplit(t, "")
 	base.Split = strings.Repeat("x", 100)
 	longest["batch_size"], longest["order"] = 1, sampler.Shuffle // or the settings do not suit one another
 	s, err := base.With(JoinSettings(longest))
@@ -101,26 +100,21 @@ func TestPathErrors(t *testing.T) {
 	base := baseSplit(t, "world = 4")
 	for _, test := range []struct{ path, want string }{
 		{"rank=", "rank: " + sixteen + `"")`},
-		{"rank=1.0", "rank: " + sixteen + `"1.0")`},
-		{"rank= 1", "rank: " + sixteen + `" 1")`},
 		{"rank=١", "rank: " + sixteen + `"١")`},
 		{"rank={rank}", "rank: " + sixteen + `"{rank}")`}, // an f-string without its f
 		{"rank=16777216", "rank: " + sixteen + "16777216)"},
 		{"seed=9223372036854775808", `seed: must be a whole number from 0 to 9223372036854775807 (got "9223372036854775808")`},
-		{"steps=0", "steps: must be a whole number from 1 to 1099511627776 (got 0)"},
-		{"order=shufle", "order: " + orders + `"shufle")`},
 		{"order=\xff", "order: " + orders + `"\xff")`},
 		{"order=shuffle,shuffle_block=64MB", "shuffle_block: " + sizes + `"64MB")`},
-		{"order=shuffle,shuffle_block=1.5MiB", "shuffle_block: " + sizes + `"1.5MiB")`},
 		{"order=shuffle,shuffle_block=2147483647GiB", "shuffle_block: " + sizes + `"2147483647GiB")`},
-		{"shuffle_block=1MiB", `shuffle_block: needs order = "shuffle" (got "random" here); set that, or shuffle_block = 0`},
-		{"local_world=2", "local_world: is for shuffle_block, with which each host has a share of the tokens (got 2 without it here); set both, or neither"},
-		{"order=shuffle,shuffle_block=1MiB,local_world=3", "local_world: must divide world, which is 4 here (got 3)"},
-		{"order=shuffle,shuffle_block=1MiB,world=100000", "world: world / local_world is the number of hosts, at most 65536 (got 100000 / 1 here)"},
+		{"shuffle_block=1MiB", `shuffle_block: needs order = "shuffle" (got "random" in splits.train/shuffle_block=1MiB); set that, or shuffle_block = 0`},
+		{"local_world=2", "local_world: is for shuffle_block, with which each host has a share of the tokens (got 2 without it in splits.train/local_world=2); set both, or neither"},
+		{"order=shuffle,shuffle_block=1MiB,local_world=3", "local_world: must divide world, which is 4 in splits.train/local_world=3,order=shuffle,shuffle_block=1MiB (got 3)"},
+		{"order=shuffle,shuffle_block=1MiB,world=100000", "world: world / local_world is the number of hosts, at most 65536 (got 100000 / 1 in splits.train/order=shuffle,shuffle_block=1MiB,world=100000)"},
 		{"rank=1,rank=2", "rank is set twice"},
-		{"rank=4", "rank: must be below world, which is 4 here (got 4)"},
-		{"rank=3/world=3", "rank: must be below world, which is 3 here (got 3)"},
-		{"world=2000000", "batch_size: batch_size times world must be at most 16777216 (got 12 times 2000000 here)"},
+		{"rank=4", "rank: must be below world, which is 4 in splits.train/rank=4 (got 4)"},
+		{"rank=3/world=3", "rank: must be below world, which is 3 in splits.train/rank=3,world=3 (got 3)"},
+		{"world=2000000", "batch_size: batch_size times world must be at most 16777216 (got 12 times 2000000 in splits.train/world=2000000)"},
 	} {
 		s, err := under(base, test.path)
 		want := "train/" + test.path + ": " + test.want
@@ -145,18 +139,6 @@ func TestUnknownSettingIsNoFile(t *testing.T) {
 			"seed, shuffle_block, start, steps, world", path, key)
 		if !errors.Is(err, syscall.ENOENT) || fmt.Sprint(err) != want {
 			t.Errorf("%q:\n got %v\nwant %s, and ENOENT", path, err, want)
-		}
-	}
-}
-
-// With does not change the split.
-func TestPathLeavesTheSplit(t *testing.T) {
-	base := baseSplit(t, "world = 4")
-	before := *base
-	for _, path := range []string{"rank=3", "rank=3,order=shuffle/seed=1", "rank=9", "rank=1,x=2", "steps=7,dtype=int64"} {
-		under(base, path)
-		if !reflect.DeepEqual(*base, before) {
-			t.Fatalf("%s: the split is %+v, was %+v", path, *base, before)
 		}
 	}
 }

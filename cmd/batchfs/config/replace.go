@@ -7,8 +7,7 @@ import (
 	"slices"
 )
 
-// CanReplace returns an error that names the first difference, unless c may replace old, the configuration of a mount, under
-// its readers: every file and every batch stays what it is.
+// CanReplace returns an error that names the first difference that would change a file or a batch of the mount of old.
 func (c *Config) CanReplace(old *Config) error {
 	const fix = "unmount, and mount again, to change it"
 	for _, k := range mountTable.keys {
@@ -17,11 +16,11 @@ func (c *Config) CanReplace(old *Config) error {
 		}
 	}
 	for _, oldSplit := range old.Splits {
-		i := slices.IndexFunc(c.Splits, func(s *Split) bool { return s.Split == oldSplit.Split })
-		if i < 0 {
+		split, err := c.Named(oldSplit.Split)
+		if err != nil {
 			return fmt.Errorf("splits.%s is mounted, and the configuration has it no more; %s", oldSplit.Split, fix)
 		}
-		now, then := c.Splits[i].fixedByMount(), oldSplit.fixedByMount()
+		now, then := split.fixedByMount(), oldSplit.fixedByMount()
 		for _, key := range slices.Sorted(maps.Keys(then)) {
 			if !reflect.DeepEqual(now[key], then[key]) {
 				return fmt.Errorf("splits.%s.%s is %v in the mount, and the configuration has %v; %s", oldSplit.Split, key, then[key], now[key], fix)
@@ -34,8 +33,8 @@ func (c *Config) CanReplace(old *Config) error {
 	return nil
 }
 
-// fixedByMount returns the settings of a split that cannot change while it is mounted. vocab_size can: it decides whether a batch
-// is an error, not what is in it.
+// fixedByMount returns the settings that cannot change while a split is mounted. vocab_size can: it decides whether a batch is an
+// error, not what is in it.
 func (s *Split) fixedByMount() map[string]any {
 	sources := slices.Clone(s.Sources)
 	for i := range sources {

@@ -39,26 +39,15 @@ func newLookahead(d *Dataset) *lookahead {
 // reads notes that a reader is at batch k, and does not wait.
 func (l *lookahead) reads(k uint64) {
 	l.by.Pass(k)
-	if !l.mu.TryLock() { // another reader's look is as good
-		return
+	if l.mu.TryLock() { // else another reader's look is as good
+		go func() {
+			defer l.mu.Unlock()
+			l.from(k)
+		}()
 	}
-	if l.isFar(k) {
-		l.last = k
-		l.mu.Unlock()
-		return
-	}
-	go func() {
-		defer l.mu.Unlock()
-		l.from(k)
-	}()
 }
 
 func (d *Dataset) isRemote() bool { return slices.ContainsFunc(d.arrays, (*cache.Array).IsRemote) }
-
-// isFar reports whether enough is wanted already beyond batch k, for a reader in order.
-func (l *lookahead) isFar(k uint64) bool {
-	return k+inOrder >= l.last && k <= l.last+inOrder && l.next > k+l.most/2 && l.next <= k+l.most+inOrder
-}
 
 // from wants the blocks of batches from k on, nearest first, until there is no more room.
 func (l *lookahead) from(k uint64) {
@@ -71,8 +60,8 @@ func (l *lookahead) from(k uint64) {
 		l.next = k
 	}
 	for ; l.next < k+l.most; l.next++ {
-		turn := blocks.Demand{By: &l.by, Batch: l.next}
-		room := l.d.Sequence.Windows(l.next, func(source, column int, w array.Window) bool { return l.d.sources[source][column].Want(w, turn) })
+		demand := blocks.Demand{By: &l.by, Batch: l.next}
+		room := l.d.Sequence.Windows(l.next, func(source, column int, w array.Window) bool { return l.d.sources[source][column].Want(w, demand) })
 		if !room {
 			return
 		}

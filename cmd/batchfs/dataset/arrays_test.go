@@ -62,9 +62,7 @@ func TestOriginsOfRows(t *testing.T) {
 		batch := batch(t, d.Sequence.Read, d.Sequence.Batch().Bytes(), k)
 		for j := range 3 {
 			row, err := d.origin(k, j)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			seen[fmt.Sprint(row.file, row.start)] = true
 			if got, want := testfiles.Bytes(t, row.file, 20*row.start, 20), batch[20*j:][:20]; !bytes.Equal(got, want) {
 				t.Errorf("row %d of batch %d is % x, but element %d of %s is % x", j, k, want, row.start, row.file, got)
@@ -98,36 +96,25 @@ func TestArrayThatChanges(t *testing.T) {
 
 // Tokens of any dtype have a text; rows of numbers have none.
 func TestTextOfAnyTokens(t *testing.T) {
-	for _, test := range []struct{ keys, want string }{
-		{"token_dtype = 'uint8'\nvocab_size = 256", "\n    abc\n"},
-		{"token_dtype = 'int64'", "\n    abc\n"},
-		{"token_dtype = 'int16'", "\n    abc\n"},
-		{"token_dtype = 'float32'\nlayout = 'rows'", ""},
+	for _, test := range []struct {
+		dtype array.DType
+		keys  string
+		text  bool
+	}{
+		{array.Uint8, "vocab_size = 256", true}, {array.Int64, "", true}, {array.Int16, "", true}, {array.Float32, "layout = 'rows'", false},
 	} {
-		t.Run(test.keys, func(t *testing.T) {
-			t.Chdir(t.TempDir())
-			width := 1
-			switch {
-			case strings.Contains(test.keys, "64"):
-				width = 8
-			case strings.Contains(test.keys, "16"):
-				width = 2
-			case strings.Contains(test.keys, "32"):
-				width = 4
-			}
-			var raw []byte
-			for i := range 4 {
-				raw = append(raw, append([]byte{byte(i % 3)}, make([]byte, width-1)...)...)
-			}
-			testfiles.Write(t, map[string]string{"a.bin": string(raw), "vocab.json": chars})
-			d := mustOpen(t, "[splits.train]\ntokens = 'a.bin'\nbatch_size = 1\nblock_size = 3\norder = 'sequential'\n"+test.keys)[0]
-			var out bytes.Buffer
-			if err := d.Describe(&out, 0); err != nil {
-				t.Fatal(err)
-			}
-			if got := out.String(); !strings.Contains(got, "row 0") || strings.Contains(got, "\n    ") != (test.want != "") || !strings.Contains(got, test.want) {
-				t.Errorf("%s", got)
-			}
-		})
+		t.Chdir(t.TempDir())
+		var raw []byte
+		for i := range 4 {
+			raw = append(raw, append([]byte{byte(i % 3)}, make([]byte, test.dtype.Size()-1)...)...)
+		}
+		testfiles.Write(t, map[string]string{"a.bin": string(raw), "vocab.json": chars})
+		d := mustOpen(t, fmt.Sprintf("[splits.train]\ntokens = 'a.bin'\nbatch_size = 1\nblock_size = 3\norder = 'sequential'\ntoken_dtype = '%s'\n%s",
+			test.dtype, test.keys))[0]
+		var out bytes.Buffer
+		must(t, d.Describe(&out, 0))
+		if got := out.String(); !strings.Contains(got, "row 0") || strings.Contains(got, "\n    abc\n") != test.text {
+			t.Errorf("%s: %s", test.dtype, got)
+		}
 	}
 }

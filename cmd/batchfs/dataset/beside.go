@@ -32,13 +32,13 @@ type hint struct {
 	Arrays [][]config.Beside // of each source; nil where the configuration has the key
 }
 
-// apply returns a split that knows what the hint says of documents and arrays, and nothing of what another hint said.
+// apply returns a split that knows what this hint says of documents and arrays, and nothing of another one.
 func (h hint) apply(s *config.Split) *config.Split { return s.WithFound(h.EOT-1, h.Arrays) }
 
 const noArrays = "make the files again with batchfs prepare, name others in arrays, or set arrays = [] to serve none"
 
-// besideFiles returns what vocab.json says beside the files of sources without a vocab_size. Where all sources have one, a vocab.json that
-// cannot be used is no error, and only its other fields count.
+// besideFiles returns what vocab.json says beside the files of sources without a vocab_size. If all have one, a vocab.json that cannot be
+// used is no error, and only its other fields count.
 func besideFiles(s *config.Split, files []config.SourceFiles) (h hint, err error) {
 	var all, guessed []string
 	for i, written := range s.VocabSizes() {

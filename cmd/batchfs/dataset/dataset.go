@@ -9,7 +9,6 @@ package dataset
 import (
 	"cmp"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"slices"
@@ -21,8 +20,8 @@ import (
 	"batchfs/sampler"
 )
 
-// A Dataset is a split whose token files are open and checked; or such a split under the settings of a path, which shares
-// everything with the split that depends on the files. It does not change, and is safe for concurrent use.
+// A Dataset is a split whose token files are open and checked, maybe under the settings of a path. It does not change, and is safe for
+// concurrent use.
 type Dataset struct {
 	Split    *config.Split     // its TorchState is set if the configuration names a file
 	Sequence *sampler.Sequence // the batches
@@ -39,7 +38,7 @@ type Dataset struct {
 	unleased    string    // a file whose writers Unwritten could not find out, or empty
 }
 
-// Open opens and checks the token files of all splits.
+// Open opens all splits: see [OpenSplit].
 func Open(c *config.Config) ([]*Dataset, error) {
 	var all []*Dataset
 	for _, s := range c.Splits {
@@ -112,8 +111,7 @@ func open(s *config.Split, m config.Memory, previous [][]*cache.Array) (*Dataset
 	return newDataset(s, sources, h, fingerprint.String(), nil)
 }
 
-// newDataset binds tokens to a split's settings. groups are what Groups of its Sequence gave before, or nil. It fails on a wrong
-// fingerprint, too few tokens, or a torch_state that cannot be used.
+// newDataset binds tokens to a split's settings. groups are what Groups of its Sequence gave before, or nil.
 func newDataset(s *config.Split, sources [][]*cache.Array, h hint, fingerprint string, groups [][]int64) (*Dataset, error) {
 	d := &Dataset{sources: sources, arrays: slices.Concat(sources...), hint: h, fingerprint: fingerprint, groups: groups}
 	for _, arrays := range sources {
@@ -134,7 +132,7 @@ func (d *Dataset) bind(split *config.Split) (err error) {
 	}
 	// Read once: a trainer may write to the file later, and that must not change the batches of a mount.
 	if s.StateFile != "" && s.TorchState == nil {
-		if s.TorchState, err = readState(s.StateFile); err != nil {
+		if s.TorchState, err = os.ReadFile(s.StateFile); err != nil {
 			return fmt.Errorf("torch_state: %w", err)
 		}
 	}
@@ -158,7 +156,6 @@ func (d *Dataset) bind(split *config.Split) (err error) {
 	return d.countSteps()
 }
 
-// samplerSource is source i as package sampler takes it.
 func (d *Dataset) samplerSource(i int) (from sampler.Source, err error) {
 	main := d.mains[i]
 	from.Main, from.Tables = main, d.Split.Tables
@@ -171,32 +168,16 @@ func (d *Dataset) samplerSource(i int) (from sampler.Source, err error) {
 	if documents := main.Documents(); documents != nil {
 		from.Documents = documents
 	} else if d.Split.Ends == sampler.EndsByIndex {
-		return from, noDocuments(main.Files()[0], d.Split.Rows)
+		ways := `documents = "files" makes each file one; batchfs index FILE --eot N makes an index where token N ends each document`
+		if d.Split.Rows == sampler.Windows {
+			ways = "eot = N says which token ends each document; " + ways
+		}
+		return from, fmt.Errorf("nothing says where the documents of %s end: %s", main.Files()[0], ways)
 	}
 	for _, beside := range d.sources[i][1:] {
 		from.Beside = append(from.Beside, beside)
 	}
 	return from, nil
-}
-
-// noDocuments is the error for a token file without an index of documents.
-func noDocuments(file string, rows sampler.Rows) error {
-	ways := `documents = "files" makes each file one; batchfs index FILE --eot N makes an index where token N ends each document`
-	if rows == sampler.Windows {
-		ways = "eot = N says which token ends each document; " + ways
-	}
-	return fmt.Errorf("nothing says where the documents of %s end: %s", file, ways)
-}
-
-// readState reads a file of the size that torch.get_rng_state() gives. It reads a little more, so that the error about a longer
-// file can tell its size.
-func readState(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, 1<<16))
 }
 
 func (d *Dataset) countSteps() error {
@@ -210,8 +191,8 @@ func (d *Dataset) countSteps() error {
 	return nil
 }
 
-// With returns the dataset under the settings of a path component, such as "rank=3,world=8". It takes the same small amount of
-// memory however many token files there are. The error is syscall.ENOENT if a setting is unknown.
+// With returns the dataset under the settings of a path component, such as "rank=3,world=8". Its memory does not depend on the number of
+// files. The error is syscall.ENOENT if a setting is unknown.
 func (d *Dataset) With(settings string) (*Dataset, error) {
 	s, err := d.Split.With(settings)
 	if err != nil {
@@ -253,7 +234,7 @@ func (d *Dataset) Files() (paths []string) {
 	return paths
 }
 
-// allFiles returns the paths of the files of all arrays, and of the indexes of their documents.
+// allFiles are those of all arrays, and the indexes of their documents.
 func (d *Dataset) allFiles() (paths []string) {
 	for _, a := range d.arrays {
 		paths = append(paths, a.AllFiles()...)
@@ -264,8 +245,7 @@ func (d *Dataset) allFiles() (paths []string) {
 // Arrays returns the arrays of each source, the main one first.
 func (d *Dataset) Arrays() [][]*cache.Array { return d.sources }
 
-// TryRead reads the beginning of the first batch that next gives, up to 1 MiB. The error says in words what readers of a mount
-// get as an errno.
+// TryRead reads the beginning of the first batch that next gives, up to 1 MiB.
 func (d *Dataset) TryRead() error {
 	defer d.release()
 	return d.Sequence.Read(make([]byte, min(d.Sequence.Batch().Bytes(), 1<<20)), d.Split.Start, 0)
@@ -284,14 +264,13 @@ func (d *Dataset) Unwritten() error {
 	return nil
 }
 
-// release frees what is kept of the files between two reads.
 func (d *Dataset) release() {
 	for _, a := range d.arrays {
 		a.Release()
 	}
 }
 
-// check looks whether the files are still those that were opened: at all of them once a second.
+// check looks at all files once a second.
 func (d *Dataset) check() error {
 	for _, a := range d.arrays {
 		if err := a.Check(); err != nil {

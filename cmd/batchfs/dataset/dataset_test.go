@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -20,21 +19,27 @@ import (
 	"batchfs/sampler"
 )
 
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // openHere opens the splits of a configuration file of this text in the working directory.
 func openHere(t testing.TB, text string) ([]*Dataset, error) {
 	t.Helper()
 	testfiles.Write(t, map[string]string{"config.toml": text})
 	c, err := new(config.Flags).Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return Open(c)
 }
 
 func mustOpen(t testing.TB, text string) []*Dataset {
 	t.Helper()
-	testfiles.Write(t, map[string]string{"config.toml": text})
-	return mustOpenConfig(t)
+	all, err := openHere(t, text)
+	must(t, err)
+	return all
 }
 
 func mustOpenConfig(t testing.TB) []*Dataset {
@@ -45,22 +50,16 @@ func mustOpenConfig(t testing.TB) []*Dataset {
 func openFlags(t testing.TB, flags config.Flags) []*Dataset {
 	t.Helper()
 	c, err := flags.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	all, err := Open(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return all
 }
 
 func batch(t testing.TB, read func([]byte, uint64, int64) error, size int64, k uint64) []byte {
 	t.Helper()
 	b := make([]byte, size)
-	if err := read(b, k, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, read(b, k, 0))
 	return b
 }
 
@@ -134,9 +133,7 @@ func TestOpenErrors(t *testing.T) {
 func abs(t testing.TB, path string) string {
 	t.Helper()
 	path, err := filepath.Abs(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return path
 }
 
@@ -160,9 +157,8 @@ func TestLabelIsAPath(t *testing.T) {
 			there, err := withPath(newServed(d, nil), path)
 			if err != nil && d.Split.Order == "torch-2.6" {
 				continue // which a state is of
-			} else if err != nil {
-				t.Fatal(err)
 			}
+			must(t, err)
 			name, settings, _ := strings.Cut(there.label(), "/")
 			if name != d.Split.Split || len(settings) > 255 {
 				t.Errorf("%s/%s: label %s", d.Split.Split, path, there.label())
@@ -176,39 +172,6 @@ func TestLabelIsAPath(t *testing.T) {
 				sameBatches(t, there.label(), back, there.Dataset, there.Sequence.Batch().Bytes())
 			}
 		}
-	}
-}
-
-// Settings in a path cost the same memory however many files there are: the kernel remembers many such paths.
-func TestPathsCostTheSame(t *testing.T) {
-	const paths = 1000
-	var bytes []uint64 // of one path
-	for _, files := range []int{2, 2000} {
-		t.Chdir(t.TempDir())
-		names := map[string]int{}
-		for i := range files {
-			names[fmt.Sprintf("%04d.bin", i)] = 9
-		}
-		testfiles.Positions(t, names)
-		s := follow(t, testfiles.Small+"[splits.train]\ntokens = '*.bin'")
-		kept := make([]*Served, paths)
-		var before, after runtime.MemStats
-		runtime.GC()
-		runtime.ReadMemStats(&before)
-		for i := range kept {
-			var err error
-			if kept[i], err = s.With(fmt.Sprintf("seed=%d,rank=3,world=8", i)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		runtime.GC()
-		runtime.ReadMemStats(&after)
-		runtime.KeepAlive(kept)
-		runtime.KeepAlive(s)
-		bytes = append(bytes, (after.HeapAlloc-before.HeapAlloc)/paths)
-	}
-	if bytes[1] > bytes[0]+200 {
-		t.Errorf("%d bytes for a path with 2 files, %d with 2000", bytes[0], bytes[1])
 	}
 }
 
@@ -258,19 +221,13 @@ func TestCannotFollow(t *testing.T) {
 		testfiles.Positions(t, map[string]int{"a.bin": 50})
 		s := follow(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = '"+test.onChange+"'")
 		s, err := withPath(s, test.path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename("a.bin", "kept.bin"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, os.Rename("a.bin", "kept.bin"))
 		testfiles.Positions(t, map[string]int{"a.bin": test.tokens})
 		if now, err := s.Now(array.AllBatches); now != s || !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%+v: error %v", test, err)
 		}
-		if err := os.Rename("kept.bin", "a.bin"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Rename("kept.bin", "a.bin"))
 		now := mustNow(t, s)
 		batch(t, now.Read, now.Sequence.Batch().Bytes(), 3)
 	}
@@ -309,9 +266,7 @@ func TestOrigins(t *testing.T) {
 				batch := batch(t, d.Sequence.Read, d.Sequence.Batch().MainBytes(), k)
 				for j := range 3 {
 					row, err := d.origin(k, j)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					if want := uint64(given[row.source] / windows[row.source]); row.row != next || row.epoch != want {
 						t.Errorf("%s: row %d of epoch %d, want row %d of epoch %d", d.label(), row.row, row.epoch, next, want)
 					}
@@ -336,49 +291,29 @@ func TestOrigins(t *testing.T) {
 
 // The file of origins is JSON with the origin of each row. Its size is the same for each batch, and any read is a slice of the whole.
 func TestOriginsOfAnyBytes(t *testing.T) {
-	type row struct {
-		Row    uint64
-		Epoch  uint64
-		File   string
-		Start  int64
-		Source *int
+	decoded := func(text []byte) (v any) {
+		decoder := json.NewDecoder(bytes.NewReader(text))
+		decoder.UseNumber()
+		must(t, decoder.Decode(&v))
+		return v
 	}
 	for _, d := range openMany(t) {
 		origins := d.Origins()
 		for _, k := range []uint64{0, 7, 1<<40 - 1} {
 			whole := originsOf(d, k)
-			var got struct {
-				Batch                 uint64
-				Sequence, Fingerprint string
-				Settings              map[string]any
-				Rows                  []row
-			}
-			decoder := json.NewDecoder(bytes.NewReader(whole))
-			decoder.DisallowUnknownFields()
-			if err := decoder.Decode(&got); err != nil {
-				t.Fatalf("%s: %v:\n%s", d.label(), err, whole)
-			}
-			var settings map[string]any
-			if err := json.Unmarshal(indented(d.settings()), &settings); err != nil {
-				t.Fatal(err)
-			}
-			if got.Batch != k || got.Sequence != d.label() || got.Fingerprint != d.fingerprint || !reflect.DeepEqual(got.Settings, settings) {
-				t.Errorf("%s: batch %d is %+v", d.label(), k, got)
-			}
-			var want []row
+			want := map[string]any{"batch": k, "sequence": d.label(), "fingerprint": d.fingerprint, "settings": d.settings()}
+			var rows []map[string]any
 			for j := range d.Sequence.BatchSize {
 				o, err := d.origin(k, j)
-				if err != nil {
-					t.Fatal(err)
-				}
-				r := row{o.row, o.epoch, o.file, o.start, nil}
+				must(t, err)
+				rows = append(rows, map[string]any{"row": o.row, "epoch": o.epoch, "file": o.file, "start": o.start})
 				if len(d.Split.Sources) > 0 {
-					r.Source = &o.source
+					rows[j]["source"] = o.source
 				}
-				want = append(want, r)
 			}
-			if !reflect.DeepEqual(got.Rows, want) {
-				t.Errorf("%s: batch %d has the rows %+v, want %+v", d.label(), k, got.Rows, want)
+			want["rows"] = rows
+			if text := indented(want); !reflect.DeepEqual(decoded(whole), decoded(text)) {
+				t.Errorf("%s: batch %d is\n%s, want\n%s", d.label(), k, whole, text)
 			}
 			for off := range len(whole) {
 				for _, n := range []int{1, 100, len(whole)} {

@@ -49,7 +49,7 @@ func (d *Dataset) Metadata() map[string]string {
 	return map[string]string{"sequence": d.label(), "fingerprint": d.fingerprint}
 }
 
-// Info returns the content of info.json: everything that decides the bytes of the batches, and their sizes.
+// Info returns the content of info.json.
 func (d *Dataset) Info() []byte {
 	batch := d.Sequence.Batch()
 	all := d.settings()
@@ -77,7 +77,6 @@ func (d *Dataset) Info() []byte {
 	return indented(all)
 }
 
-// sourceInfos describes the sources of a mixture.
 func (d *Dataset) sourceInfos() (list []map[string]any) {
 	for i, source := range d.Split.Sources {
 		main := d.mains[i]
@@ -126,7 +125,7 @@ func jsonTexts(paths []string) []jsontext.String {
 	return texts
 }
 
-// vocabSize bounds the tokens of all sources: they are below it. It is 0 unless it is known of every source.
+// vocabSize bounds the tokens of all sources. It is 0 unless it is known of every source.
 func (d *Dataset) vocabSize() (size int64) {
 	for _, main := range d.mains {
 		if main.VocabSize() == 0 {
@@ -150,7 +149,6 @@ func (d *Dataset) Summary() string {
 		d.Split.Split, stack.Shape, stack.DType, batch.MainBytes(), q.Order, d.inBlocks(), q.Seed, beside, d.Counted())
 }
 
-// inBlocks says in words what shuffle_block does to the order.
 func (d *Dataset) inBlocks() (text string) {
 	q := d.Sequence
 	if q.ShuffleBlock == 0 {
@@ -163,7 +161,7 @@ func (d *Dataset) inBlocks() (text string) {
 	return text
 }
 
-// Counted says in words how many tokens there are, or rows, and in how many files: it names the first and the last.
+// Counted says in words how many tokens or rows there are, and names the first and the last file.
 func (d *Dataset) Counted() string {
 	what, files := "tokens", d.Files()
 	if d.Sequence.Layout == sampler.Elements {
@@ -182,7 +180,6 @@ func (d *Dataset) Counted() string {
 	return fmt.Sprintf("%d %s in %d files: %s, ..., %s", d.Len(), what, len(files), first, last)
 }
 
-// settings returns, by key, what decides the content of batches.
 func (d *Dataset) settings() map[string]any {
 	all := d.identity()
 	all["split"], all["join"], all["token_dtype"] = d.Split.Split, d.Split.Join, d.Sequence.Stored()
@@ -192,8 +189,7 @@ func (d *Dataset) settings() map[string]any {
 	return all
 }
 
-// Describe writes the origin of each row of batch k for people, and its text if a vocabulary lies beside the token file. k is below
-// sampler.MaxBatches.
+// Describe writes the origin of each row of batch k for people, and its text if a vocabulary lies beside the token file.
 func (d *Dataset) Describe(out io.Writer, k uint64) error {
 	vocabularies := map[string]*vocabulary.Manifest{} // by directory
 	fmt.Fprintf(out, "batch %d of %s\nfingerprint %s\n", k, d.label(), d.fingerprint)

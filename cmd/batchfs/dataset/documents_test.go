@@ -63,13 +63,9 @@ func TestOriginsOfDocuments(t *testing.T) {
 					Pieces          int
 				}
 			}
-			if err := json.Unmarshal(originsOf(d, k), &got); err != nil {
-				t.Fatal(err)
-			}
+			must(t, json.Unmarshal(originsOf(d, k), &got))
 			var text bytes.Buffer
-			if err := d.Describe(&text, k); err != nil {
-				t.Fatal(err)
-			}
+			must(t, d.Describe(&text, k))
 			x := batch(t, d.Sequence.Read, d.Sequence.Batch().MainBytes(), k)
 			for j, row := range got.Rows {
 				first := uint64(binary.LittleEndian.Uint32(x[4*8*j:]))
@@ -86,9 +82,7 @@ func TestOriginsOfDocuments(t *testing.T) {
 					t.Errorf("%s: %d pieces", d.Split.Split, row.Pieces)
 				}
 				found, err := d.Find(t.Context(), int64(first), row.Epoch, func(int64, int64) {})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				if words := fmt.Sprintf(`"batch": %d,`, k); !strings.Contains(string(found.JSON()), words) {
 					t.Errorf("%s: token %d of batch %d is found in %s", d.Split.Split, first, k, found.JSON())
 				}
@@ -103,14 +97,10 @@ func TestSnapshotKeepsCounts(t *testing.T) {
 	want := mustOpenConfig(t)
 	s := take(t)
 	c, err := s.Config()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s.Splits[0].Groups[0][0]--
 	d, err := s.open(c.Splits[0], config.Memory{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got, counted := d.Sequence.RowsPerEpoch(), want[0].Sequence.RowsPerEpoch(); got != counted-1 {
 		t.Errorf("%d rows, want %d: they were counted again", got, counted-1)
 	}

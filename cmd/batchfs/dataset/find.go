@@ -66,7 +66,7 @@ func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress fu
 	return f, nil
 }
 
-// JSON returns f for programs.
+// JSON is for programs.
 func (f *Found) JSON() []byte { return indented(f) }
 
 // Print writes f for people.

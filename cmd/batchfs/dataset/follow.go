@@ -23,9 +23,8 @@ type followed struct {
 	now        *Dataset // guarded by mu
 }
 
-// current returns the split with its files as they are now. It looks at the files of batch k of d, as checkBatch does, and at all of
-// them once a second. The error is syscall.ESTALE if they changed and the split does not follow that, or cannot be served from the new
-// files; the dataset is the old one then.
+// current returns the split with its files as they are now. It looks at the files of batch k of d, as checkBatch does, and at all of them
+// once a second. If the split does not follow a change, or cannot, current returns the old dataset and syscall.ESTALE.
 func (f *followed) current(d *Dataset, k uint64) (*Dataset, error) {
 	f.mu.Lock()
 	old := f.now

@@ -15,9 +15,7 @@ import (
 func library(t testing.TB) string {
 	t.Helper()
 	dir, err := filepath.Abs("../../../cache/testdata")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return dir
 }
 
@@ -49,9 +47,7 @@ func TestDocumentsOfFormats(t *testing.T) {
 	t.Chdir(t.TempDir())
 	read := func(name string) []byte {
 		raw, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return raw
 	}
 	testfiles.Write(t, map[string]string{"a.bin": string(read("a.bin")), "a.bin.index": string(read("a.ds.index"))})

@@ -73,21 +73,13 @@ func TestArraysBesideTokens(t *testing.T) {
 // A configuration that names arrays goes before vocab.json, and its paths are relative to the file that has them, wherever the tokens are named.
 func TestConfiguredArraysGoBeforeFoundOnes(t *testing.T) {
 	writePrepared(t)
-	if err := os.Mkdir("config", 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir("config", 0o755))
 	testfiles.Write(t, map[string]string{"config/c.toml": two + "[splits.train]\n" + mask("'../ones.bin'")})
-	if err := os.Rename("sft/a.bin", "sft/train.bin"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename("sft/a.bin", "sft/train.bin"))
 	c, err := (&config.Flags{Config: "config/c.toml", Data: "sft"}).Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	all, err := Open(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b := all[0].Sequence.Batch()
 	got := batch(t, all[0].Sequence.Read, b.Bytes(), 0)
 	if a := b.Arrays[len(b.Arrays)-1]; a.Name != "mask" || !bytes.Equal(got[a.Offset:], bytes.Repeat([]byte{1}, 8)) {
@@ -106,8 +98,8 @@ func TestArraysBesideTokensThatDoNotSuit(t *testing.T) {
 		"tokens = 'outside/a.bin'":                           {"vocab.json beside " + abs(t, "outside/a.bin"), `"../mask of uint8" that no split can have`},
 		"tokens = ['sft/a.bin', 'plain/a.bin']":              {`["mask of uint8"] beside ` + abs(t, "sft/a.bin"), "[] beside " + abs(t, "plain/a.bin")},
 		"tokens = ['plain/a.bin', 'sft/a.bin']":              {"[] beside " + abs(t, "plain/a.bin"), `["mask of uint8"] beside ` + abs(t, "sft/a.bin")},
-		mixture("'sft/a.bin'\n", "'plain/a.bin'\n"):          {"source 1 has 0 arrays, source 0 has 1"},
-		mixture("'sft/a.bin'\n", "'weights/a.bin'\n"):        {`source 1 has array "weights" at y where source 0 has "mask" at y`},
+		mixture("'sft/a.bin'\n", "'plain/a.bin'\n"):          {"source 1 has the arrays [], source 0 has [mask at y]"},
+		mixture("'sft/a.bin'\n", "'weights/a.bin'\n"):        {"source 1 has the arrays [weights at y], source 0 has [mask at y]"},
 	} {
 		_, err := openHere(t, two+strings.Replace("[splits.a]\n"+text, "[splits.a]\n[[", "[[", 1))
 		for _, part := range append(want, "splits.a: ", fix) {
@@ -130,18 +122,12 @@ func TestFollowOtherVocabulary(t *testing.T) {
 		testfiles.Write(t, map[string]string{
 			"ends/a.bin": strings.Repeat("\x00\x00\x01\x00\x02\x00", 40), "ends/vocab.json": `{"eot": 1, "eot_at": "end", ` + chars[1:],
 		})
-		if err := os.Rename(test.from, "data"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Rename(test.from, "data"))
 		s := follow(t, two+"[splits.a]\ntokens = 'data/a.bin'\non_change = 'follow'\n"+test.keys)
 		// The tokens are the same, and a file of the same size, time and contents would be taken for a copy of the old one.
-		if err := os.Chtimes(test.to+"/a.bin", time.Time{}, time.Now().Add(time.Hour)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chtimes(test.to+"/a.bin", time.Time{}, time.Now().Add(time.Hour)))
 		for _, name := range []string{"vocab.json", "a.bin", "a.mask.bin"} {
-			if err := os.Rename(test.to+"/"+name, "data/"+name); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Rename(test.to+"/"+name, "data/"+name))
 		}
 		if _, err := s.Now(0); !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s for %s: error %v, want %s", test.to, test.from, err, test.want)

@@ -10,7 +10,6 @@ import (
 	"batchfs/sampler"
 )
 
-// A rowOrigin is the origin of a row of a batch.
 type rowOrigin struct {
 	row      uint64 // global number
 	epoch    uint64
@@ -20,7 +19,7 @@ type rowOrigin struct {
 	segments []sampler.Segment
 }
 
-// origin returns the origin of row j of batch k. It may read an index of documents, and fail.
+// origin fails if an index of documents cannot be read.
 func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
 	r = rowOrigin{row: d.Sequence.Row(k, j), epoch: d.Sequence.Epoch(k, j)}
 	if r.source, r.segments, err = d.Sequence.Segments(k, j); err == nil {
@@ -30,10 +29,8 @@ func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
 	return r, err
 }
 
-// Origins are the files batch/<k>.json of a dataset. For each row of batch k they give its number among all rows, its epoch, its file
-// and source, and the index in the file of its first token; where an index of documents is known, also the number of the
-// first token's document, and how many segments of documents a row has. Every row takes a line of the same width, so that
-// any part of the file can be made by itself, and the size is known.
+// Origins are the files batch/<k>.json of a dataset. Every row takes a line of the same width, so that any part of the file can be made by
+// itself, and the size is known.
 type Origins struct {
 	d     *Dataset
 	head  []byte // of the file, behind the number of the batch
@@ -45,7 +42,7 @@ const (
 	originsLast  = "  ]\n}\n"
 )
 
-// Origins returns the origins of the rows of d's batches.
+// Origins returns the files of d.
 func (d *Dataset) Origins() *Origins {
 	const behind = "\n}\n"
 	head := indented(map[string]any{"sequence": d.label(), "fingerprint": d.fingerprint, "settings": d.settings()})
@@ -83,8 +80,7 @@ func (o *Origins) Len() int64 {
 
 func (o *Origins) first(k uint64) []byte { return fmt.Appendf(nil, originsFirst, k) }
 
-// Read fills dst with what the file of batch k holds from byte off on, within its length. k is below sampler.MaxBatches. It may
-// read an index of documents, and fail.
+// Read fills dst with what the file of batch k holds from byte off on, within its length. It fails if an index of documents cannot be read.
 func (o *Origins) Read(dst []byte, k uint64, off int64) error {
 	take := func(part []byte) {
 		if off >= int64(len(part)) {

@@ -57,7 +57,7 @@ func partsOf(s *config.Split, m config.Memory) (*config.Split, []Part, hint, err
 	return s, parts, h, nil
 }
 
-// options returns how to open array n of source i of a split; 0 is the main one. h is what vocab.json says.
+// options returns how to open array n of source i; 0 is the main one.
 func options(s *config.Split, m config.Memory, i, n int, h hint) cache.Options {
 	o := cache.Options{Remote: s.Remote, Follow: s.OnChange == "follow", Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop"}
 	if n == 0 {

@@ -26,9 +26,7 @@ on_change = "follow"
 `})
 	s := take(t)
 	c, err := s.Config()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	readable := func(split string) string {
 		i := slices.IndexFunc(c.Splits, func(s *config.Split) bool { return s.Split == split })
 		d, err := s.Readable(c.Splits[i], c.Memory)

@@ -58,7 +58,7 @@ func (s *Served) OriginLen() int64 { return s.origins().Len() }
 // InfoLen is the length of info.json.
 func (s *Served) InfoLen() int64 { return s.infoLen() }
 
-// With returns the split under the settings of a path: see [Dataset.With].
+// With is as [Dataset.With].
 func (s *Served) With(settings string) (*Served, error) {
 	d, err := s.Dataset.With(settings)
 	if err != nil {

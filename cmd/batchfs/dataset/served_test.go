@@ -162,7 +162,5 @@ func mustNow(t *testing.T, s *Served) *Served {
 func replace(t *testing.T, file, content string) {
 	t.Helper()
 	testfiles.Write(t, map[string]string{"new": content})
-	if err := os.Rename("new", file); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename("new", file))
 }

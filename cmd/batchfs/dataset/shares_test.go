@@ -31,9 +31,7 @@ func TestSharesAreDescribed(t *testing.T) {
 			Batches  int64  `json:"batches_per_epoch"`
 			Steps    int64
 		}
-		if err := json.Unmarshal(host.Info(), &info); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal(host.Info(), &info))
 		if rows += info.Rows; info.Block != "128KiB" || info.Local != 2 || info.Steps != info.Batches || !strings.Contains(info.Sequence, "local_world=2") ||
 			!strings.Contains(info.Sequence, "shuffle_block=128KiB") {
 			t.Errorf("rank %d: %+v", rank, info)
@@ -72,9 +70,7 @@ func TestOtherMachines(t *testing.T) {
 			for k := from; k < to; k++ {
 				for j := range q.Sequence.BatchSize {
 					row, err := q.origin(k, j)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					if row.epoch == 0 {
 						counts[window{row.file, row.start}]++
 					}

@@ -40,8 +40,7 @@ type splitSnapshot struct {
 	Groups      [][]int64 // rows of the groups of documents of each source, so that no worker counts them again
 }
 
-// NewSnapshot returns the snapshot of a mount. raw is what flags read in the working directory, and datasets are all of its
-// splits.
+// NewSnapshot needs what flags read in the working directory, and all splits.
 func NewSnapshot(mountpoint string, flags config.Flags, raw config.RawConfig, datasets []*Dataset) (*Snapshot, error) {
 	dir, err := unix.Getwd() // unlike os.Getwd, it works in a directory that may not be entered
 	if err != nil {
@@ -88,7 +87,7 @@ func (s *Snapshot) File() (*os.File, error) {
 	return file, nil
 }
 
-// ReadSnapshot reads a file that File made. It leaves the file's offset alone, which other processes share.
+// ReadSnapshot leaves the file's offset alone, which other processes share.
 func ReadSnapshot(file *os.File) (*Snapshot, error) {
 	info, err := file.Stat()
 	if err != nil {
@@ -108,8 +107,8 @@ func (s *Snapshot) Config() (*config.Config, error) {
 	return c, nil
 }
 
-// Reload returns the snapshot with the configuration as it is written now. It enters the directory that the command was given
-// in. The error says what cannot change while it is mounted.
+// Reload returns the snapshot with the configuration as it is written now. It enters the directory of the command. The error says what
+// cannot change in a mount.
 func (s *Snapshot) Reload() (*Snapshot, error) {
 	old, err := s.Config()
 	if err != nil {
@@ -142,9 +141,8 @@ func (s *Snapshot) Warn(c *config.Config, log *slog.Logger) {
 	}
 }
 
-// Sequences returns the splits of c, the configuration of the snapshot, as a mount shows them, with the data of the snapshot:
-// the token files are not opened until a batch is read. Each follows its files as the configuration says. Before other tokens are
-// read, publish gets a snapshot for later workers, which it closes; s changes too.
+// Sequences returns the splits of c, the configuration of the snapshot, as a mount shows them. Token files are opened when a batch is read.
+// Before other tokens are read, publish gets a snapshot for later workers, which it closes; s changes too.
 func (s *Snapshot) Sequences(c *config.Config, log *slog.Logger, publish func(*os.File) error) ([]*Served, error) {
 	var mu sync.Mutex
 	changed := func(d *Dataset) error {
@@ -170,8 +168,7 @@ func (s *Snapshot) Sequences(c *config.Config, log *slog.Logger, publish func(*o
 	return all, nil
 }
 
-// OpenPath opens one split of a mount by its path there, as the package's OpenPath does, with the data of the snapshot: its batches
-// are those that the mount serves, or an error where the mount has one.
+// OpenPath opens one split by its path in the mount, with the data of the snapshot: its batches are those that the mount serves.
 func (s *Snapshot) OpenPath(path string) (*Dataset, error) {
 	c, err := s.Config()
 	if err != nil {
@@ -180,7 +177,6 @@ func (s *Snapshot) OpenPath(path string) (*Dataset, error) {
 	return openPath(c, path, s.open)
 }
 
-// open returns a split with the data of the snapshot.
 func (s *Snapshot) open(split *config.Split, m config.Memory) (*Dataset, error) {
 	i := slices.IndexFunc(s.Splits, func(data splitSnapshot) bool { return data.Name == split.Split })
 	if i < 0 {

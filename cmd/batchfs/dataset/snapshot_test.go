@@ -24,13 +24,9 @@ func take(t testing.TB) *Snapshot {
 func takeWith(t testing.TB, flags config.Flags) *Snapshot {
 	t.Helper()
 	raw, err := flags.Read()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s, err := NewSnapshot("/mnt", flags, raw, openFlags(t, flags))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return handOver(t, s)
 }
 
@@ -38,9 +34,7 @@ func takeWith(t testing.TB, flags config.Flags) *Snapshot {
 func handOver(t testing.TB, s *Snapshot) *Snapshot {
 	t.Helper()
 	file, err := s.File()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return readAndClose(t, file)
 }
 
@@ -48,9 +42,7 @@ func readAndClose(t testing.TB, file *os.File) *Snapshot {
 	t.Helper()
 	defer file.Close()
 	s, err := ReadSnapshot(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s
 }
 
@@ -58,13 +50,9 @@ func readAndClose(t testing.TB, file *os.File) *Snapshot {
 func serve(t testing.TB, s *Snapshot, publish func(*os.File) error) []*Served {
 	t.Helper()
 	c, err := s.Config()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	all, err := s.Sequences(c, slog.New(slog.DiscardHandler), publish)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return all
 }
 
@@ -84,9 +72,7 @@ func same(t testing.TB, a, b *Served) {
 func TestSnapshotWithoutFiles(t *testing.T) {
 	openMany(t)
 	s := take(t)
-	if err := os.Rename("a.bin", "moved.bin"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename("a.bin", "moved.bin"))
 	q := serve(t, s, nil)[0]
 	if err := q.Read(make([]byte, 10), 0, 0); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a read: %v", err)
@@ -125,17 +111,13 @@ func TestChangeIsPublished(t *testing.T) {
 func TestSnapshotOpenPath(t *testing.T) {
 	want := openMany(t)
 	s := take(t)
-	if err := os.Remove("config.toml"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove("config.toml"))
 	for i, path := range []string{"random", "shuffle/seed=9,rank=0"} {
 		if i == 1 {
 			want[1] = mustWith(t, want[1], "seed=9,rank=0")
 		}
 		d, err := s.OpenPath(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for k := range uint64(5) {
 			if got, want := originsOf(d, k), originsOf(want[i], k); !bytes.Equal(got, want) {
 				t.Errorf("%s: batch %d is\n%s, want\n%s", path, k, got, want)
@@ -144,9 +126,7 @@ func TestSnapshotOpenPath(t *testing.T) {
 	}
 	testfiles.Positions(t, map[string]int{"a.bin": 60})
 	d, err := s.OpenPath("random")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := d.TryRead(); !errors.Is(err, syscall.ESTALE) {
 		t.Errorf("after a change: %v", err)
 	}

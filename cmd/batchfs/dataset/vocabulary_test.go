@@ -3,29 +3,24 @@ package dataset
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
-	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
 const chars = `{"kind": "char", "vocab_size": 3, "tokens": ["a", "b", "c"]}`
 
 // writeTokens writes files that batches of 2 rows of 4 tokens can be made of, in directories with and without a vocabulary. 50 is a
-// token of none of them; opening large.bin does not look at it.
+// token of none of them. m.bin is a matrix, whose numbers are no tokens.
 func writeTokens(t *testing.T) {
 	t.Helper()
 	t.Chdir(t.TempDir())
 	good := strings.Repeat("\x00\x00\x01\x00\x02\x00", 40)
-	large := []byte(strings.Repeat(good, 5000))
-	at := 2 * 8 * 12345
-	copy(large[at:], "\x32\x00")
 	testfiles.Write(t, map[string]string{
 		"plain/a.bin": good, "plain/bad.bin": good + "\x32\x00", "chars/a.bin": good, "chars/bad.bin": good + "\x32\x00",
-		"chars/large.bin": string(large), "chars/vocab.json": chars, "same/a.bin": good, "same/vocab.json": chars, "other/a.bin": good,
+		"chars/m.bin": strings.Repeat("\x07\xff", 40), "chars/vocab.json": chars, "same/a.bin": good, "same/vocab.json": chars, "other/a.bin": good,
 		"other/vocab.json": `{"kind": "char", "vocab_size": 3, "tokens": ["x", "y", "z"]}`, "gpt2/bad.bin": good + "\x32\x00",
 		"gpt2/vocab.json": `{"hello": 0, "kind": 1}`, "broken/a.bin": good, "broken/vocab.json": `{"kind": "char", "vocab_size": -3}`,
 	})
@@ -62,6 +57,8 @@ func TestVocabSize(t *testing.T) {
 		{sources("'chars/a.bin'", "'plain/bad.bin'\nvocab_size = 60"), "60 [3 60]", ""},
 		{sources("'plain/a.bin'", "'plain/bad.bin'\nvocab_size = 60"), "0 [0 60]", ""},
 		{"splits.mix.vocab_size = 70\n" + sources("'chars/a.bin'", "'plain/bad.bin'\nvocab_size = 60"), "70 [70 60]", ""},
+		{"[splits.m]\ntokens = 'chars/m.bin'\nlayout = 'rows'\nshape = [4]\ntoken_dtype = 'uint8'", "0 []", ""},
+		{"[splits.m]\ntokens = 'chars/m.bin'\nlayout = 'rows'\nshape = [2, 2]\ntoken_dtype = 'uint8'\nvocab_size = 50257", "0 []", ""},
 		{sources("'chars/a.bin'", "'other/a.bin'"), "", "splits.mix: " + abs(t, "other/vocab.json") + " is another vocabulary than "},
 	} {
 		text := two + test.text
@@ -75,48 +72,20 @@ func TestVocabSize(t *testing.T) {
 			}
 			continue
 		}
+		must(t, all[0].TryRead())
 		var info struct {
 			VocabSize int64 `json:"vocab_size"`
 			Sources   []struct {
 				VocabSize int64 `json:"vocab_size"`
 			}
 		}
-		if err := json.Unmarshal(all[0].Info(), &info); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal(all[0].Info(), &info))
 		sizes := []int64{}
 		for _, source := range info.Sources {
 			sizes = append(sizes, source.VocabSize)
 		}
 		if got := fmt.Sprint(info.VocabSize, sizes); got != test.want {
 			t.Errorf("%s: %s, want %s", test.text, got, test.want)
-		}
-	}
-}
-
-// Another process compares with the same vocabulary, and a restart with the one of the new configuration.
-func TestSnapshotKeepsTheVocabulary(t *testing.T) {
-	writeTokens(t)
-	text := two + "order = 'sequential'\n[splits.a]\ntokens = 'chars/large.bin'\n"
-	testfiles.Write(t, map[string]string{"config.toml": text})
-	s := take(t)
-	k := uint64(12345)
-	for _, test := range []struct {
-		more string
-		size int64 // 0: the token is one of the vocabulary
-	}{{"", 3}, {"vocab_size = 51", 0}, {"vocab_size = 50", 50}, {"", 3}} {
-		testfiles.Write(t, map[string]string{"config.toml": text + test.more})
-		fresh, err := s.Reload()
-		if err != nil {
-			t.Fatal(err)
-		}
-		s = handOver(t, fresh)
-		q := serve(t, s, nil)[0]
-		err = q.Read(make([]byte, q.Sequence.Batch().Bytes()), k, 0)
-		var beyond *array.VocabularyError
-		switch {
-		case test.size == 0 && err != nil, test.size > 0 && (!errors.As(err, &beyond) || beyond.Size != test.size || beyond.Index != 8*12345):
-			t.Errorf("%q: error %v", test.more, err)
 		}
 	}
 }
@@ -157,9 +126,7 @@ func TestVocabularyTellsDTypeAndEnds(t *testing.T) {
 		if ends := 2; len(names) > ends {
 			a := d.Sequence.Batch().Arrays[ends]
 			raw := make([]byte, 20)
-			if err := d.Sequence.Read(raw, 0, a.Offset); err != nil {
-				t.Fatal(err)
-			}
+			must(t, d.Sequence.Read(raw, 0, a.Offset))
 			got += fmt.Sprintf(" %d:", d.Split.EndOfText)
 			for ; len(raw) > 0; raw = raw[4:] {
 				got += fmt.Sprint(" ", raw[0])
@@ -170,48 +137,6 @@ func TestVocabularyTellsDTypeAndEnds(t *testing.T) {
 		}
 		if there := serve(t, take(t), nil)[0]; !bytes.Equal(there.Info(), d.Info()) {
 			t.Errorf("%s: another process serves\n%s\nnot\n%s", test.text, there.Info(), d.Info())
-		}
-	}
-}
-
-// The first and the last file are named.
-func TestFilesNamed(t *testing.T) {
-	t.Chdir(t.TempDir())
-	files := map[string]int{"b/y.bin": 50}
-	for i := range 6 {
-		files[fmt.Sprintf("a/%d.bin", i)] = 50
-	}
-	testfiles.Positions(t, files)
-	for tokens, want := range map[string]string{
-		"'a/0.bin'":              "1 file: " + abs(t, "a/0.bin"),
-		"'a/[0-1].bin'":          "2 files: " + abs(t, "a/0.bin") + ", 1.bin",
-		"'a/[0-3].bin'":          "4 files: " + abs(t, "a/0.bin") + ", ..., 3.bin",
-		"'a/*.bin'":              "6 files: " + abs(t, "a/0.bin") + ", ..., 5.bin",
-		"['a/5.bin', 'b/y.bin']": "2 files: " + abs(t, "a/5.bin") + ", " + abs(t, "b/y.bin"),
-	} {
-		d := mustOpen(t, testfiles.Small+"[splits.train]\ntokens = "+tokens)[0]
-		if !strings.HasSuffix(d.Summary(), " tokens in "+want) {
-			t.Errorf("%s: %s, want %s", tokens, d.Summary(), want)
-		}
-	}
-}
-
-// Rows of a matrix, and arrays of several numbers, are no tokens: no vocabulary is theirs.
-func TestNoVocabularyOfMatrices(t *testing.T) {
-	writeTokens(t)
-	testfiles.Write(t, map[string]string{"chars/m.bin": strings.Repeat("\x07\xff", 40)})
-	for _, text := range []string{
-		"[splits.m]\ntokens = 'chars/m.bin'\nlayout = 'rows'\nshape = [4]\ntoken_dtype = 'uint8'",
-		"[splits.m]\ntokens = 'chars/m.bin'\nlayout = 'rows'\nshape = [2, 2]\ntoken_dtype = 'uint8'\nvocab_size = 50257",
-	} {
-		all, err := openHere(t, two+text)
-		if err != nil {
-			t.Errorf("%s: %v", text, err)
-			continue
-		}
-		q := all[0].Sequence
-		if err := q.Read(make([]byte, q.Batch().Bytes()), 0, 0); err != nil || all[0].vocabSize() != 0 {
-			t.Errorf("%s: %v, vocab_size %d", text, err, all[0].vocabSize())
 		}
 	}
 }

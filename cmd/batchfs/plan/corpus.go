@@ -18,7 +18,6 @@ import (
 // A corpus is what a run reads: sources, under the settings of all its ranks.
 type corpus struct {
 	sequence *sampler.Sequence // of rank 0
-	split    *config.Split
 	sources  []source
 	blocks   blocks.Options // of each host; its Limit is 0 where there is no directory
 	hosts    int
@@ -152,7 +151,6 @@ func onlyWindows(s *config.Split) error {
 	return nil
 }
 
-// find opens a split of the configuration.
 func (c *corpus) find(from *config.Config, path string) error {
 	before, _ := from.Remote().Use()
 	d, err := dataset.OpenPath(from, path)
@@ -169,7 +167,7 @@ func (c *corpus) find(from *config.Config, path string) error {
 		c.blocks.Limit = 0
 	}
 	after, _ := from.Remote().Use()
-	c.split, c.sequence, c.opened = d.Split, d.Sequence, int(after.Requests-before.Requests)
+	c.sequence, c.opened = d.Sequence, int(after.Requests-before.Requests)
 	for i, arrays := range d.Arrays() {
 		name := d.Split.Split
 		if len(d.Split.Sources) > 0 {
@@ -205,7 +203,6 @@ func (c *corpus) imagine(from *config.Config, sizes []size) error {
 		sources = append(sources, sampler.Source{Main: array})
 		c.sources = append(c.sources, source{name: s.name, arrays: []*cache.Array{array}})
 	}
-	c.split = split
 	c.sequence, err = sampler.New(sources, settings)
 	return err
 }

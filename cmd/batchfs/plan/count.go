@@ -24,7 +24,6 @@ type count struct {
 	touches           []touch
 }
 
-// blockBytes is the mean size of a block.
 func (n *count) blockBytes() float64 { return float64(n.bytes) / float64(n.blocks) }
 
 // A touch says that hosts need a block that is not in their memory. It stands for others: for so many of each host.

@@ -123,7 +123,6 @@ func (o *options) needs(c *corpus, n *count, epoch, steps uint64, limits limits)
 	return needs
 }
 
-// fetch sets what a host fetches from the store.
 func (n *Needs) fetch(counted *count) {
 	bins := min(parts, n.EpochSteps)
 	timeline := make([]Traffic, (counted.steps+n.EpochSteps-1)/n.EpochSteps*bins)
@@ -157,7 +156,6 @@ func (n *Needs) fetch(counted *count) {
 	}
 }
 
-// keep sets what a host needs of its disk.
 func (n *Needs) keep(counted *count) {
 	again := 0.0
 	for _, t := range counted.touches {
@@ -196,8 +194,11 @@ func (n *Needs) open(c *corpus, counted *count, latency float64, limits limits) 
 
 // judge says what is within its limit, and what helps where it is not.
 func (n *Needs) judge(c *corpus, latency float64, limits limits) {
-	say := func(ok bool, format string, args ...any) {
-		n.Verdicts = append(n.Verdicts, Verdict{ok, fmt.Sprintf(format, args...)})
+	say := func(ok bool, text, help string) {
+		if !ok {
+			text += ": " + help
+		}
+		n.Verdicts = append(n.Verdicts, Verdict{ok, text})
 	}
 	peak, most := max(n.First.Peak, n.Later.Peak), max(n.First.Most, n.Later.Most)
 	nearer, keep, fill := n.help(c)
@@ -205,50 +206,32 @@ func (n *Needs) judge(c *corpus, latency float64, limits limits) {
 	if c.sequence.Layout == sampler.XY {
 		used /= 2 // x and y are the same tokens
 	}
-	if waste := n.First.Mean / used; waste > 2 {
-		say(false, "the store sends %s bytes for each that trainers read, because a block has few rows of a batch: %s", short(waste), nearer)
-	} else {
-		say(true, "the store sends %s bytes for each that trainers read", short(waste))
-	}
+	waste := n.First.Mean / used
+	say(waste <= 2, fmt.Sprintf("the store sends %s bytes for each that trainers read", short(waste)), "a block has few rows of a batch: "+nearer)
 	if !math.IsInf(limits.bandwidth, 1) {
-		if peak > limits.bandwidth {
-			say(false, "a host receives %s/s at its peak, and --bandwidth is %s/s: %s, or %s",
-				rate(peak), rate(limits.bandwidth), fill, nearer)
-		} else {
-			say(true, "a host receives %s/s at its peak, %s of --bandwidth", rate(peak), percent(peak/limits.bandwidth))
-		}
+		say(peak <= limits.bandwidth, fmt.Sprintf("a host receives %s/s at its peak, and --bandwidth is %s/s", rate(peak), rate(limits.bandwidth)),
+			fill+", or "+nearer)
 	}
-	if all := most * float64(c.hosts); all > limits.requests {
-		say(false, "all hosts send %s requests a second at their peak, and --requests is %s: set store.block_bytes above %d, spread the objects over more prefixes, or %s",
-			short(all), short(limits.requests), n.BlockBytes, nearer)
-	} else {
-		say(true, "all hosts send %s requests a second at their peak, %s of --requests", short(all), percent(all/limits.requests))
-	}
+	all := most * float64(c.hosts)
+	say(all <= limits.requests, fmt.Sprintf("all hosts send %s requests a second at their peak, and --requests is %s", short(all), short(limits.requests)),
+		fmt.Sprintf("set store.block_bytes above %d, spread the objects over more prefixes, or %s", n.BlockBytes, nearer))
 	mounting := fmt.Sprintf("all hosts that mount at once, also anew after a reboot, send %s requests, which takes %s with --requests %s",
 		short(float64(n.MountRequests)*float64(c.hosts)), lasting(n.FleetMount), short(limits.requests))
-	if n.FleetMount > n.MountSeconds+60 {
-		say(false, "%s, and one alone takes %s: make objects of more tokens, or mount some hosts after others", mounting, lasting(n.MountSeconds))
-	} else {
-		say(true, "%s", mounting)
-	}
+	say(n.FleetMount <= n.MountSeconds+60, mounting,
+		fmt.Sprintf("one alone takes %s; make objects of more tokens, or mount some hosts after others", lasting(n.MountSeconds)))
 	// While a request takes its time, so many must be under way.
 	under, atOnce := most*latency, float64(c.blocks.AtOnce())
-	switch ahead := int64(math.Ceil(under)) * n.BlockBytes * 2; {
-	case under <= atOnce:
-		say(true, "%s blocks are under way at the peak, of %s that may be", short(under), short(atOnce))
-	case under <= 32:
-		say(false, "%s blocks must be under way at the peak, and %s may be: set memory.ahead_bytes = %d, and memory.budget to twice that", short(under), short(atOnce), ahead)
-	default:
-		say(false, "%s blocks must be under way at the peak, and 32 may be at most: trainers will wait for the store; %s, or %s", short(under), fill, nearer)
+	help := fmt.Sprintf("set memory.ahead_bytes = %d, and memory.budget to twice that", int64(math.Ceil(under))*n.BlockBytes*2)
+	if under > 32 {
+		help = fmt.Sprintf("32 may be at most, and trainers will wait for the store; %s, or %s", fill, nearer)
 	}
-	switch {
-	case float64(n.CacheBytes) >= n.ShareBytes:
-		say(true, "store.cache_bytes has room for all that a host needs, %s", rate(n.ShareBytes))
-	case n.Epochs > 1:
-		say(false, "the block cache has room for %s of what a host needs: %s", percent(float64(n.CacheBytes)/n.ShareBytes), keep)
+	say(under <= atOnce, fmt.Sprintf("%s blocks are under way at the peak, and %s may be", short(under), short(atOnce)), help)
+	if fits := float64(n.CacheBytes) >= n.ShareBytes; fits || n.Epochs > 1 {
+		room := min(float64(n.CacheBytes)/max(n.ShareBytes, 1), 1)
+		say(fits, fmt.Sprintf("the block cache has room for %s of what a host needs, %s", percent(room), rate(n.ShareBytes)), keep)
 	}
 	if float64(n.MountRequests) > n.HostRequests {
-		say(false, "more requests open the objects than read them, %d of a host: make objects of more tokens", n.MountRequests)
+		say(false, fmt.Sprintf("more requests open the objects than read them, %d of a host", n.MountRequests), "make objects of more tokens")
 	}
 }
 
@@ -268,5 +251,4 @@ func (n *Needs) help(c *corpus) (nearer, keep, fill string) {
 	return nearer, keep, fill
 }
 
-// rate is a number of bytes in words.
 func rate(bytes float64) string { return terminal.Size(int64(bytes)) }

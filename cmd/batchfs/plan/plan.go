@@ -1,6 +1,6 @@
 // Package plan has the command `batchfs plan`, which says what a run will need of the network, the store and the disks of its hosts.
 //
-// It makes the sequences of all ranks over a corpus whose sizes alone are known, or over that of a configuration, and counts
+// It makes the sequences of all ranks over a corpus whose sizes alone are known, or over the corpus of a configuration, and counts
 // the blocks that their batches lie in (count.go): with the sampler that picks the rows of a mount, and the function with which the block
 // cache finds the blocks of a row. From these counts it computes rates, sizes and prices (needs.go).
 package plan
@@ -21,7 +21,6 @@ import (
 	"batchfs/sampler"
 )
 
-// options are the flags of the command.
 type options struct {
 	config      config.Flags
 	tokens      string
@@ -123,7 +122,6 @@ func (o *options) run(cmd *cobra.Command, args []string) error {
 	return e.Encode(n)
 }
 
-// check returns an error for flags that are wrong, whatever the configuration.
 func (o *options) check(args []string) error {
 	switch {
 	case len(args) > 0 && (o.tokens != "" || len(o.sources) > 0):
@@ -148,7 +146,6 @@ func (o *options) check(args []string) error {
 	return chart.Check(o.plot)
 }
 
-// plan counts, and computes what the run needs.
 func (o *options) plan(ctx context.Context, path string, progress func(more float64)) (*Needs, error) {
 	limits := limits{bandwidth: math.Inf(1)}
 	var err error

@@ -25,7 +25,7 @@ func plan(t *testing.T, args ...string) (out string, err error) {
 	return text.String(), err
 }
 
-// needs are those of a run with steps of a second.
+// needs returns what a run with steps of a second needs.
 func needs(t *testing.T, args ...string) (n Needs) {
 	t.Helper()
 	out, err := plan(t, append([]string{"--json", "--step", "1s"}, args...)...)

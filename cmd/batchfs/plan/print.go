@@ -12,7 +12,6 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 )
 
-// print prints the needs for people: tables, pictures, and what is within its limit.
 func (n *Needs) print(out io.Writer) {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%s tokens, %s in %s objects and %s blocks of %s\n", short(float64(n.Tokens)), terminal.Size(n.Bytes), short(float64(n.Objects)),
@@ -53,7 +52,6 @@ func (n *Needs) print(out io.Writer) {
 	io.WriteString(out, terminal.Printable(text.String()))
 }
 
-// printRates prints the table of what a host and all hosts need.
 func (n *Needs) printRates(out io.Writer) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	defer w.Flush()
@@ -80,9 +78,8 @@ func (n *Needs) printRates(out io.Writer) {
 	line("block cache for all that a host needs", n.ShareBytes, rate)
 }
 
-// charts draw what changes during the run, and what a cache is worth.
 func (n *Needs) charts() []chart.Chart {
-	rate, hits := chart.Line{Name: "a host"}, chart.Line{Name: "hits"}
+	var rate, hits chart.Line
 	for _, m := range n.Timeline {
 		rate.X, rate.Y = append(rate.X, float64(m.Step)), append(rate.Y, m.Bytes/1e6)
 	}
@@ -91,7 +88,7 @@ func (n *Needs) charts() []chart.Chart {
 		hits.X, hits.Y = append(hits.X, c.Bytes/1e9), append(hits.Y, 100*c.Hits)
 	}
 	return []chart.Chart{
-		chart.Lines("From the store", "steps", "MB a second", false, []chart.Line{rate}),
+		chart.Lines("From the store to a host", "steps", "MB a second", false, []chart.Line{rate}),
 		chart.Lines("Blocks that later epochs find in the block cache", "its size, GB", "%", false, []chart.Line{hits}),
 	}
 }

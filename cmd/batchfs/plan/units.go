@@ -40,7 +40,6 @@ func short(v float64) string {
 	return fmt.Sprintf("%.3g%s", v, units[power])
 }
 
-// percent is a share in words.
 func percent(share float64) string {
 	if share > 0 && share < 0.0995 {
 		return fmt.Sprintf("%.2g%%", 100*share)

@@ -21,7 +21,6 @@ type field struct {
 	mask byte     // of its tokens
 }
 
-// A coding says how documents become tokens.
 type coding struct {
 	tokenizer
 	width    int // of a token, in bytes
@@ -41,14 +40,12 @@ type encoded struct {
 	ends   []int64 // of documents, in tokens
 }
 
-// A worker encodes one batch after the other.
 type worker struct {
 	*coding
 	encoder
 	scratch []uint32
 }
 
-// run encodes batches until there are none.
 func (c *coding) run(batches <-chan *batch) {
 	w := &worker{coding: c, encoder: c.NewEncoder()}
 	for b := range batches {
@@ -114,24 +111,17 @@ func (w *worker) lines(b *batch, c *chunk) error {
 		if len(bytes.TrimSpace(line)) == 0 {
 			continue
 		}
-		if !utf8.Valid(line) { // the decoder would replace it
-			if !w.replace {
-				return fmt.Errorf("line %d: not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace", number, invalid(line))
-			}
-			line = replaceInvalid(line)
+		if !w.replace && !utf8.Valid(line) {
+			return fmt.Errorf("line %d: not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace", number, invalid(line))
 		}
 		texts := make([][]byte, len(w.fields))
-		var err error
 		for i, f := range w.fields {
-			texts[i], err = textOf(line, f.path)
-			if err != nil {
-				break
+			var err error
+			if texts[i], err = textOf(line, f.path); err != nil {
+				return fmt.Errorf("line %d: %w", number, err)
 			}
 		}
-		if err == nil {
-			err = w.document(b, texts)
-		}
-		if err != nil {
+		if err := w.document(b, texts); err != nil {
 			return fmt.Errorf("line %d: %w", number, err)
 		}
 	}
@@ -195,16 +185,12 @@ func (w *worker) append(out *encoded, t []byte, mask byte) error {
 }
 
 func (w *worker) put(out *encoded, tokens []uint32, mask byte) {
-	at := len(out.tokens)
-	out.tokens = slices.Grow(out.tokens, len(tokens)*w.width)[:at+len(tokens)*w.width]
-	to := out.tokens[at:]
-	if w.width == 2 {
-		for i, token := range tokens {
-			binary.LittleEndian.PutUint16(to[2*i:], uint16(token))
-		}
-	} else {
-		for i, token := range tokens {
-			binary.LittleEndian.PutUint32(to[4*i:], token)
+	out.tokens = slices.Grow(out.tokens, len(tokens)*w.width)
+	for _, token := range tokens {
+		if w.width == 2 {
+			out.tokens = binary.LittleEndian.AppendUint16(out.tokens, uint16(token))
+		} else {
+			out.tokens = binary.LittleEndian.AppendUint32(out.tokens, token)
 		}
 	}
 	if w.masked {
@@ -236,18 +222,18 @@ func (c *coding) inVal(t []byte) bool {
 	return float64(binary.BigEndian.Uint64(sum[:])>>11)/(1<<53) < c.val
 }
 
-// valid returns a text in valid UTF-8, and -1, or the first byte that is not.
+// valid returns a text in valid UTF-8, each other byte replaced by U+FFFD, and -1, or the first byte that may not be replaced.
 func (c *coding) valid(t []byte) ([]byte, int) {
 	switch {
 	case c.any || utf8.Valid(t):
 		return t, -1
 	case c.replace:
-		return replaceInvalid(t), -1
+		return []byte(string([]rune(string(t)))), -1
 	}
 	return nil, invalid(t)
 }
 
-// invalid is the first byte of a text that is not valid UTF-8.
+// invalid returns the first byte of a text that is not valid UTF-8.
 func invalid(t []byte) int {
 	for i := 0; ; {
 		r, size := utf8.DecodeRune(t[i:])
@@ -257,9 +243,6 @@ func invalid(t []byte) int {
 		i += size
 	}
 }
-
-// replaceInvalid replaces each byte that is not valid UTF-8 by U+FFFD.
-func replaceInvalid(t []byte) []byte { return []byte(string([]rune(string(t)))) }
 
 // running are the goroutines of pipeline. After an error they may outlive it.
 var running sync.WaitGroup

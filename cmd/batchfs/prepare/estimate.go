@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"io"
 	"unicode/utf8"
-
-	"batchfs/cmd/batchfs/vocabulary"
 )
 
 const places = 16 // samples, at most
@@ -52,12 +50,8 @@ func (o *options) estimate(ctx context.Context, out io.Writer, inputs []*input, 
 		tokens += share * float64(s.tokens)
 		documents += share * float64(s.documents)
 	}
-	dtype := fmt.Sprintf("uint%d", 8*c.width)
-	if c.Name() == vocabulary.Char {
-		dtype = "uint16, unless there are more than 65536 characters"
-	}
-	_, err := fmt.Fprintf(out, "about %.4g tokens in %.4g documents, %.4g bytes (%s): %d files of %d bytes, %.2g%% looked at\n",
-		tokens, documents+float64(texts), tokens*float64(c.width), dtype, len(inputs), all, 100*float64(bytes)/float64(max(all, 1)))
+	_, err := fmt.Fprintf(out, "about %.4g tokens in %.4g documents, %.4g bytes (uint%d): %d files of %d bytes, %.2g%% looked at\n",
+		tokens, documents+float64(texts), tokens*float64(c.width), 8*c.width, len(inputs), all, 100*float64(bytes)/float64(max(all, 1)))
 	return err
 }
 
@@ -107,7 +101,6 @@ type sample struct {
 	documents int // lines and rows
 }
 
-// takeSample encodes about so many bytes of text.
 func takeSample(ctx context.Context, inputs []*input, from position, c *coding, most int) (sample, error) {
 	s := sample{from: from, bytes: -int(from.Offset)} // which reader counts too
 	w := &worker{coding: c, encoder: c.NewEncoder()}

@@ -2,6 +2,7 @@ package prepare
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -10,7 +11,6 @@ import (
 	tokenfile "batchfs/cache/format"
 )
 
-// A format says what a shard of token files is.
 type format struct {
 	extension string
 	header    func(tokens int64, width int) []byte // always of one length; nil for none
@@ -48,7 +48,6 @@ func megatronIndex(dir *os.Root, name string, s shard) error {
 	})
 }
 
-// eachDocument calls visit with where each document begins and ends.
 func eachDocument(dir *os.Root, ends string, visit func(start, end uint64) error) error {
 	f, err := dir.Open(ends)
 	if err != nil {
@@ -87,15 +86,5 @@ func create(dir *os.Root, name string, write func(*bufio.Writer) error) error {
 		return err
 	}
 	w := bufio.NewWriterSize(f, 1<<16)
-	err = write(w)
-	if err == nil {
-		err = w.Flush()
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if closed := f.Close(); err == nil {
-		err = closed
-	}
-	return err
+	return cmp.Or(write(w), w.Flush(), f.Sync(), f.Close())
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bmatcuk/doublestar/v4"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 )
@@ -25,7 +26,6 @@ const (
 	parquet kind = "parquet" // a document in each row
 )
 
-// kindOf tells a file's kind by its name.
 func kindOf(path string) kind {
 	name := strings.ToLower(path)
 	switch filepath.Ext(strings.TrimSuffix(strings.TrimSuffix(name, ".gz"), ".zst")) {
@@ -47,9 +47,6 @@ type input struct {
 // once reports an input that can be read only once, such as a pipe.
 func (in *input) once() bool { return in.info == nil || !in.info.Mode().IsRegular() }
 
-// readOnce reports whether any input can be read only once. A run of such inputs has no checkpoint: they have other text the next time.
-func readOnce(inputs []*input) bool { return slices.ContainsFunc(inputs, (*input).once) }
-
 // size is the number of bytes that will be read, or 0 where that is unknown.
 func (in *input) size() int64 {
 	if in.once() {
@@ -58,15 +55,14 @@ func (in *input) size() int64 {
 	return in.info.Size()
 }
 
-// isURL reports whether a name is a URL.
 func isURL(name string) bool { return strings.Contains(name, "://") }
 
 // findInputs resolves the arguments of the command, in their order. Files found below directories are left out unless one of the
 // include patterns matches, if there are any. as is the kind of all, or empty where names tell.
 func findInputs(args, include []string, as kind) ([]*input, error) {
 	for _, pattern := range include {
-		if _, err := filepath.Match(pattern, ""); err != nil {
-			return nil, fmt.Errorf("--include %s: %w", pattern, err)
+		if !doublestar.ValidatePathPattern(pattern) {
+			return nil, fmt.Errorf("--include %s: %w", pattern, doublestar.ErrBadPattern)
 		}
 	}
 	var paths []string
@@ -115,71 +111,46 @@ func findInputs(args, include []string, as kind) ([]*input, error) {
 	return inputs, nil
 }
 
-// glob returns the files that a pattern matches, sorted. An element ** stands for any number of directories, or none. Names
+// glob returns the files and directories that a pattern matches, sorted. An element ** stands for any number of directories, or none. Names
 // that begin with "." match only elements that do, as in a shell.
 func glob(pattern string) ([]string, error) {
-	if _, err := filepath.Match(pattern, ""); err != nil {
-		return nil, err
+	options := []doublestar.GlobOption{doublestar.WithNoHidden(), doublestar.WithNoFollow(), doublestar.WithFailOnIOErrors()}
+	if strings.Contains(pattern, "**") { // which matches the files of its directories too
+		options = append(options, doublestar.WithFilesOnly())
 	}
-	elements := strings.Split(filepath.Clean(pattern), "/")
-	if !slices.Contains(elements, "**") {
-		names, err := filepath.Glob(pattern)
-		if !strings.HasPrefix(filepath.Base(pattern), ".") { // as a shell does, and Glob does not
-			names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(filepath.Base(name), ".") })
-		}
-		return names, err
-	}
-	first := slices.Index(elements, "**")
-	roots := []string{"."}
-	if first > 0 {
-		var err error
-		if roots, err = filepath.Glob(strings.Join(elements[:first], "/")); err != nil {
-			return nil, err
-		}
-		roots = slices.DeleteFunc(roots, func(root string) bool { info, err := os.Stat(root); return err != nil || !info.IsDir() })
-	}
-	var names []string
-	for _, root := range roots {
-		below, err := walk(root, func(path string) bool { return matches(elements[first:], strings.Split(path, "/")) })
-		if err != nil {
-			return nil, err
-		}
-		names = append(names, below...)
-	}
-	return names, nil
-}
-
-// matches compares the elements of a path with those of a pattern that is well formed.
-func matches(pattern, path []string) bool {
-	switch {
-	case len(pattern) == 0:
-		return len(path) == 0
-	case pattern[0] == "**":
-		return matches(pattern[1:], path) || len(path) > 0 && matches(pattern, path[1:])
-	case len(path) == 0:
-		return false
-	}
-	ok, _ := filepath.Match(pattern[0], path[0])
-	return ok && matches(pattern[1:], path[1:])
+	names, err := doublestar.FilepathGlob(pattern, options...)
+	names = slices.DeleteFunc(names, func(name string) bool { // to open a pipe that happens to lie there would wait for a writer
+		info, err := os.Stat(name)
+		return err == nil && !info.Mode().IsRegular() && !info.IsDir()
+	})
+	slices.Sort(names)
+	return names, err
 }
 
 // filesBelow returns the regular files below a directory that are included, sorted by path, or the name itself if it is no
 // directory.
-func filesBelow(name string, include []string) ([]string, error) {
+func filesBelow(name string, include []string) (paths []string, err error) {
 	if name == "-" {
 		return []string{name}, nil
 	}
 	if info, err := os.Stat(name); err != nil || !info.IsDir() {
 		return []string{filepath.Clean(name)}, err
 	}
-	paths, err := walk(name, func(path string) bool {
-		return len(include) == 0 || slices.ContainsFunc(include, func(pattern string) bool {
-			if !strings.Contains(pattern, "/") {
-				pattern = "**/" + pattern
+	root := strings.TrimSuffix(name, "/") + "/" // the slash takes WalkDir through a symbolic link
+	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case path != root && strings.HasPrefix(d.Name(), "."):
+			if d.IsDir() {
+				return fs.SkipDir
 			}
-			return matches(strings.Split(pattern, "/"), strings.Split(path, "/"))
-		})
+		case d.Type().IsRegular() && included(strings.TrimPrefix(path, root), include):
+			paths = append(paths, filepath.Clean(path))
+		}
+		return nil
 	})
+	slices.Sort(paths) // WalkDir has a/x before a.txt
 	switch {
 	case err == nil && len(paths) == 0 && len(include) > 0:
 		err = fmt.Errorf("%s: no file below it that --include %s matches", name, strings.Join(include, " --include "))
@@ -189,28 +160,16 @@ func filesBelow(name string, include []string) ([]string, error) {
 	return paths, err
 }
 
-// walk returns the regular files below a directory whose path from there is wanted, sorted by path.
-func walk(dir string, wanted func(path string) bool) ([]string, error) {
-	var paths []string
-	root := strings.TrimSuffix(dir, "/") + "/" // the slash takes WalkDir through a symbolic link
-	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case path != root && strings.HasPrefix(d.Name(), "."):
-			if d.IsDir() {
-				return fs.SkipDir
-			}
-		case d.Type().IsRegular() && wanted(strings.TrimPrefix(path, root)):
-			paths = append(paths, filepath.Clean(path))
+// included reports whether any of the patterns matches a path, or its last element if it has no slash.
+func included(path string, patterns []string) bool {
+	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(pattern string) bool {
+		if !strings.Contains(pattern, "/") {
+			pattern = "**/" + pattern
 		}
-		return nil
+		return doublestar.PathMatchUnvalidated(pattern, path)
 	})
-	slices.Sort(paths) // WalkDir has a/x before a.txt
-	return paths, err
 }
 
-// digest is a SHA-256 over the names, sizes and times of all inputs. Equal ones are taken for the same inputs.
 func digest(inputs []*input) string {
 	h := sha256.New()
 	for _, in := range inputs {
@@ -290,7 +249,6 @@ func (s *stream) decompress(raw io.Reader, offset int64, t tally) error {
 	return err
 }
 
-// unchanged fails if the file is not what was found.
 func (s *stream) unchanged() error {
 	if s.file == nil || s.in.once() {
 		return nil

@@ -66,22 +66,18 @@ A TEXT is a file, a directory (every file below it, sorted by path), a glob, in
 which ** stands for any directories, or - for standard input. In directories and
 globs, names that begin with "." are left out; in directories, so are symbolic
 links and what no --include matches. A document is a file, a line of a .jsonl or
-.ndjson file, or a row of a .parquet file. Any of them may be compressed (gzip,
-zstd). An empty document is left out.
+.ndjson file, or a row of a .parquet file, compressed (gzip, zstd) or not.
 
 A token is a character, numbered in the sorted set of the documents' Unicode code
-points; a byte; or what a vocabulary of byte pairs says, exactly as tiktoken or
-tokenizers do: that of GPT-2, of GPT-4 (cl100k), of GPT-4o (o200k), or that of a
-tokenizer.json. The names of special tokens are text like any other. Nothing is
-normalised, unless the tokenizer.json says so: a \r stays a \r. A byte order mark
-at the beginning of a file is dropped.
+points; a byte; or a byte pair of GPT-2, GPT-4 (cl100k), GPT-4o (o200k) or a
+tokenizer.json, exactly as tiktoken or tokenizers have them. The names of special
+tokens are text like any other, and only a tokenizer.json normalises text.
 
 val gets documents chosen by a hash of the beginning of their text, so that more
 files move none from train to val or back. Of one file of text, it gets the end.
 
-All processors work, and the files are the same however many there are. Memory is
-bounded: a line, a row, or a text without the end of a word may have 64 MiB, a
-page of parquet 256 MiB.
+A line, a row, or a text without the end of a word may have 64 MiB, and a page of
+parquet 256 MiB.
 
 DIR gets its files when all are complete. A run that was interrupted, killed, or
 ended by a full disk continues where it was when the same command is given again.`,
@@ -195,7 +191,6 @@ func (o *options) coding() (*coding, error) {
 	return c, nil
 }
 
-// use makes t the tokenizer.
 func (c *coding) use(t tokenizer, eot string) {
 	c.tokenizer, c.width, c.eot = t, 2, -1
 	if t.Size() > 1<<16 {
@@ -219,7 +214,7 @@ func (o *options) begin(w *workplace, inputs []*input) (*state, error) {
 		case s.Settings != begin.Settings:
 			then, _ := json.Marshal(s.Settings)
 			err = fmt.Errorf("%s is of an unfinished run with other options: repeat those, or give --force to begin again: %s", w.dir.Name(), then)
-		case s.Inputs != begin.Inputs || readOnce(inputs):
+		case s.Inputs != begin.Inputs:
 			err = fmt.Errorf("%s is of an unfinished run, and since then the texts, or their sizes or modification times, are others: "+
 				"restore them, or give --force to begin again", w.dir.Name())
 		default:
@@ -302,7 +297,7 @@ func (o *options) run(ctx context.Context, w *workplace, s *state, inputs []*inp
 		defer written[i].close()
 	}
 	checkpoint := func(at position) error {
-		if readOnce(inputs) {
+		if slices.ContainsFunc(inputs, (*input).once) { // it has other text the next time
 			return nil
 		}
 		s.Position = at
@@ -384,25 +379,21 @@ func (o *options) count(ctx context.Context, r *reader, c *coding) error {
 		return nil
 	}
 	for _, in := range r.inputs {
-		switch {
-		case in.once() && o.By == vocabulary.Char:
-			return fmt.Errorf("%s: is not a regular file, and --by char reads a text twice: save it to a file first", in.path)
-		case in.once():
-			return fmt.Errorf("%s: is not a regular file, and val is the end of a single text, which is read twice: save it to a file first, or give --val 0", in.path)
+		if in.once() {
+			return fmt.Errorf("%s: is not a regular file, and --by char, or val at the end of a single text, reads it twice: save it to a file first, or give another --by and --val 0", in.path)
 		}
 	}
 	progress := o.progress("counting", r.inputs, position{})
 	defer progress.Finish()
 	r.tally = progress.Add
 	counting := *c
-	characters := new(counter)
+	seen := new(counter)
 	if !c.any {
-		counting.use(characters, "none")
+		counting.use(seen, "none")
 	}
 	counting.val = 0
 	var tokens int64
-	r.inVal = counting.inVal
-	r.cut = counting.cut
+	r.inVal, r.cut = counting.inVal, counting.cut
 	err := pipeline(ctx, r, position{}, counting.run, func(b *batch) error {
 		tokens += int64(len(b.out[0].tokens) / counting.width)
 		return nil
@@ -412,18 +403,14 @@ func (o *options) count(ctx context.Context, r *reader, c *coding) error {
 	}
 	r.inVal, r.cut = c.inVal, c.cut
 	if o.By == vocabulary.Char {
-		c.use(newCharacters(characters.runes()), o.EOT)
+		c.use(seen.characters(), o.EOT)
 	}
 	if !single {
 		return nil
 	}
 	train := int64(float64(tokens) * (1 - o.Val)) // nanoGPT's int(n*0.9): 1-0.1 is 0.9 to the last bit
 	if train == 0 || train == tokens {
-		what := "characters"
-		if c.any {
-			what = "bytes"
-		}
-		return fmt.Errorf("--val: %v of %d %s leaves %d for train and %d for val: give more text or another fraction", o.Val, tokens, what, train, tokens-train)
+		return fmt.Errorf("--val: %v of %d leaves %d for train and %d for val: give more text or another fraction", o.Val, tokens, train, tokens-train)
 	}
 	if r.tail, err = o.offset(r.inputs[0], c, train); err != nil {
 		return fmt.Errorf("%s: %w", r.inputs[0].path, err)
@@ -471,7 +458,6 @@ func (o *options) progress(what string, inputs []*input, from position) *termina
 	return p
 }
 
-// manifest writes vocab.json.
 func (o *options) manifest(w *workplace, c *coding, sums [len(splits)]vocabulary.Split) error {
 	m := vocabulary.Manifest{
 		Tokenizer: c.Name(), Format: o.Format,
@@ -501,7 +487,6 @@ func (o *options) manifest(w *workplace, c *coding, sums [len(splits)]vocabulary
 	return create(w.dir, manifestName, func(out *bufio.Writer) error { return m.Write(out) })
 }
 
-// report says what DIR has now.
 func (o *options) report(out io.Writer) error {
 	dir := filepath.Clean(o.out)
 	m, err := vocabulary.Read(filepath.Join(dir, manifestName))

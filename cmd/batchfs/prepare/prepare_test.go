@@ -4,8 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"errors"
-	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,12 +17,11 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// runPrepare runs the command in a directory of its own that holds files, and returns what it said.
-func runPrepare(t testing.TB, files map[string]string, args ...string) (string, error) {
+// here makes a directory of its own for the test, with these files.
+func here(t testing.TB, files map[string]string) {
 	t.Helper()
 	t.Chdir(t.TempDir())
 	testfiles.Write(t, files)
-	return prepareHere(t.Context(), args...)
 }
 
 func prepareHere(ctx context.Context, args ...string) (string, error) {
@@ -36,6 +34,14 @@ func prepareHere(ctx context.Context, args ...string) (string, error) {
 	err := cmd.ExecuteContext(ctx)
 	running.Wait() // tests change what it reads
 	return stdout.String() + stderr.String(), err
+}
+
+// refused runs the command, which must fail with an error that says so.
+func refused(t testing.TB, args, want string) {
+	t.Helper()
+	if said, err := prepareHere(t.Context(), strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("prepare %s: error %v (said %q), want one that says: %s", args, err, said, want)
+	}
 }
 
 func readTokens(t testing.TB, path string) []uint16 {
@@ -95,24 +101,14 @@ func checkPrepared(t *testing.T, text string) {
 // wantLeft checks that prepare left exactly these names in out.
 func wantLeft(t testing.TB, want ...string) {
 	t.Helper()
-	entries, err := os.ReadDir("out")
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	if !slices.Equal(names, want) {
+	if names := slices.Sorted(maps.Keys(filesOf(t, "out"))); !slices.Equal(names, want) {
 		t.Errorf("out holds %q, want %q", names, want)
 	}
 }
 
 func TestPrepareGolden(t *testing.T) {
-	said, err := runPrepare(t, map[string]string{"a.txt": "ba<é\nb\"aab"}, "a.txt", "--out", "out")
-	if err != nil {
-		t.Fatal(err)
-	}
+	here(t, map[string]string{"a.txt": "ba<é\nb\"aab"})
+	said := prepared(t, "a.txt --out out")
 	for name, want := range map[string]string{
 		"train.bin": "\x04\x00\x03\x00\x02\x00\x05\x00\x00\x00\x04\x00\x01\x00\x03\x00\x03\x00",
 		"val.bin":   "\x04\x00",
@@ -176,14 +172,9 @@ func TestPrepareBytes(t *testing.T) {
 	for i := range 1000 {
 		text = append(text, byte(i*7))
 	}
-	if _, err := runPrepare(t, map[string]string{"a": string(text)}, "a", "--by", "byte", "--val", "0.25", "--out", "out"); err != nil {
-		t.Fatal(err)
-	}
-	train, val := readTokens(t, "out/train.bin"), readTokens(t, "out/val.bin")
-	if len(train) != 750 {
-		t.Errorf("train has %d tokens, want 750", len(train))
-	}
-	for i, id := range slices.Concat(train, val) {
+	here(t, map[string]string{"a": string(text)})
+	prepared(t, "a --by byte --val 0.25 --out out")
+	for i, id := range slices.Concat(readTokens(t, "out/train.bin")[:750], readTokens(t, "out/val.bin")) {
 		if id != uint16(text[i]) {
 			t.Fatalf("token %d is %d, want the byte's value %d", i, id, text[i])
 		}
@@ -193,29 +184,16 @@ func TestPrepareBytes(t *testing.T) {
 	}
 }
 
-// different returns n different characters.
-func different(n int) string {
-	var b strings.Builder
-	for r := rune(0x10000); n > 0; r, n = r+1, n-1 {
-		b.WriteRune(r)
-	}
-	return b.String()
-}
-
-// Tokens of more than 65536 kinds have 4 bytes.
+// 65536 characters are numbered by 2 bytes, and more by 4.
 func TestPrepareLargeVocabulary(t *testing.T) {
-	text := different(1 << 16)
-	if _, err := runPrepare(t, map[string]string{"a": text, "b": text + "b"}, "a", "--out", "out"); err != nil {
-		t.Fatal(err)
+	var text []rune
+	for r := rune(0x10000); r < 0x20000; r++ {
+		text = append(text, r)
 	}
-	checkPrepared(t, text)
-	said, err := prepareHere(t.Context(), "b", "--out", "large", "--val", "0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if want := "next: batchfs mount --data large MOUNTPOINT\n"; !strings.HasSuffix(said, want) {
-		t.Errorf("said %q, want %q at the end", said, want)
-	}
+	here(t, map[string]string{"a": string(text), "b": string(text) + "b"})
+	prepared(t, "a --out out")
+	checkPrepared(t, string(text))
+	prepared(t, "b --out large --val 0")
 	if got := testfiles.Bytes(t, "large/train.bin", 4*(1<<16), 4); string(got) != "\x00\x00\x00\x00" {
 		t.Errorf("the last token is %x, want 0, the first character's", got)
 	}
@@ -228,8 +206,8 @@ func TestPrepareErrors(t *testing.T) {
 		want string
 	}{
 		"invalid":         {"é\xff", "a", "a: not valid UTF-8 at byte 2: convert it to UTF-8, or use --invalid replace, or --by byte"},
-		"empty":           {"", "a", "--val: 0.1 of 0 characters leaves 0 for train and 0 for val: give more text"},
-		"short":           {"x", "a", "--val: 0.1 of 1 characters leaves 0 for train and 1 for val: give more text"},
+		"empty":           {"", "a", "--val: 0.1 of 0 leaves 0 for train and 0 for val: give more text"},
+		"short":           {"x", "a", "--val: 0.1 of 1 leaves 0 for train and 1 for val: give more text"},
 		"no val":          {"abc", "a --val 1e-17", "leaves 3 for train and 0 for val"},
 		"missing":         {"abc", "b", "b: no such file"},
 		"glob":            {"abc", "a *.txt", "*.txt: matches no file"},
@@ -255,18 +233,15 @@ func TestPrepareErrors(t *testing.T) {
 		"not gzip":        {"\x1f\x8babcdefghijkl", "a", "a: gzip: invalid header"},
 		"not zstd":        {"\x28\xb5\x2f\xfd\xff\xff", "a", "a: "},
 		"not parquet":     {"abc", "a --as parquet", "a: "},
-		"standard input":  {"abc", "-", "-: is not a regular file, and --by char reads a text twice: save it to a file first"},
-		"piped text":      {"abc", "- --by byte", "val is the end of a single text, which is read twice: save it to a file first, or give --val 0"},
+		"standard input":  {"abc", "-", "-: is not a regular file, and --by char, or val at the end of a single text, reads it twice: save it to a file first"},
+		"piped text":      {"abc", "- --by byte", "-: is not a regular file, and --by char, or val at the end"},
 		"no out":          {"abc", "a --out=", "--out: name the directory"},
 		"out a file":      {"abc", "a --out a", "--out: "},
 	} {
 		t.Run(name, func(t *testing.T) {
-			args := append([]string{"--out", "out"}, strings.Fields(c.args)...)
-			_, err := runPrepare(t, map[string]string{"a": c.text, ".hidden": "abc", "empty/.hidden": "abc",
-				"lines.jsonl": "{\"text\": \"a\", \"meta\": {}}\n\n{\"text\": null}\n{\"text\": \"cut"}, args...)
-			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("error %v, want one that says: %s", err, c.want)
-			}
+			here(t, map[string]string{"a": c.text, ".hidden": "abc", "empty/.hidden": "abc",
+				"lines.jsonl": "{\"text\": \"a\", \"meta\": {}}\n\n{\"text\": null}\n{\"text\": \"cut"})
+			refused(t, "--out out "+c.args, c.want)
 			wantLeft(t)
 		})
 	}
@@ -275,48 +250,36 @@ func TestPrepareErrors(t *testing.T) {
 func TestPrepareForce(t *testing.T) {
 	for _, name := range []string{"train.bin", "val.bin", "vocab.json"} {
 		t.Run(name, func(t *testing.T) {
-			_, err := runPrepare(t, map[string]string{"a": "abc", "bad": "abc\xff", "out/" + name: "mine", "out/other": "mine"}, "a", "--out", "out")
-			if err == nil || !strings.Contains(err.Error(), "out/"+name+": exists: give --force") {
-				t.Errorf("error %v, want one that names out/%s and --force", err, name)
-			}
-			if _, err := prepareHere(t.Context(), "bad", "--out", "out", "--force"); err == nil {
-				t.Error("no error for a text that is not UTF-8")
-			}
+			here(t, map[string]string{"a": "abc", "bad": "abc\xff", "out/" + name: "mine", "out/other": "mine"})
+			refused(t, "a --out out", "out/"+name+": exists: give --force")
+			refused(t, "bad --out out --force", "not valid UTF-8")
+			refused(t, "out --out out --force", "out/"+name+": is a text and would be written too")
 			if got, _ := os.ReadFile("out/" + name); string(got) != "mine" {
 				t.Errorf("out/%s is now %q", name, got)
 			}
-			_, err = prepareHere(t.Context(), "out", "--out", "out", "--force")
-			if err == nil || !strings.Contains(err.Error(), "out/"+name+": is a text and would be written too") {
-				t.Errorf("error %v, want one that says that out/%s is a text too", err, name)
-			}
-			if _, err = prepareHere(t.Context(), "a", "--out", "out", "--force"); err != nil {
-				t.Fatal(err)
-			}
+			prepared(t, "a --out out --force")
 			checkPrepared(t, "abc")
 			wantLeft(t, "other", "train.bin", "val.bin", "vocab.json")
 		})
 	}
 }
 
-// A text that is not what it was when it was found is an error.
+// A text that is not what it was when it was found is an error, also if it is as long.
 func TestPrepareChangedText(t *testing.T) {
-	for name, now := range map[string]string{"new character": "abz", "longer": "abcabc", "shorter": "ab", "not UTF-8": "ab\xff", "same": "abc"} {
-		t.Run(name, func(t *testing.T) {
-			t.Chdir(t.TempDir())
-			testfiles.Write(t, map[string]string{"a": "abc"})
-			inputs, err := findInputs([]string{"a"}, nil, "")
-			if err != nil {
-				t.Fatal(err)
-			}
-			testfiles.Write(t, map[string]string{"a": now})
-			later := time.Now().Add(time.Second)
-			if err := os.Chtimes("a", later, later); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := inputs[0].open(nil, 0, func(int) {}); err == nil || !strings.Contains(err.Error(), "a: changed while it was read") {
-				t.Errorf("error %v, want one that says that a changed", err)
-			}
-		})
+	here(t, map[string]string{"a": "abc"})
+	for _, now := range []string{"longer", "xyz"} {
+		inputs, err := findInputs([]string{"a"}, nil, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		testfiles.Write(t, map[string]string{"a": now})
+		later := time.Now().Add(time.Second)
+		if err := os.Chtimes("a", later, later); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := inputs[0].open(nil, 0, func(int) {}); err == nil || !strings.Contains(err.Error(), "a: changed while it was read") {
+			t.Errorf("error %v, want one that says that a changed", err)
+		}
 	}
 }
 
@@ -333,7 +296,8 @@ func FuzzPrepare(f *testing.F) {
 		f.Add(strings.Repeat("ab", n)[:n])
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		_, err := runPrepare(t, map[string]string{"a": text}, "a", "--out", "out")
+		here(t, map[string]string{"a": text})
+		_, err := prepareHere(t.Context(), "a", "--out", "out")
 		if valid := utf8.ValidString(text) && utf8.RuneCountInString(text) > 1; valid != (err == nil) {
 			t.Fatalf("%q: error %v", text, err)
 		} else if valid {

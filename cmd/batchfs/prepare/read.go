@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -29,7 +30,7 @@ type position struct {
 	Val    bool  `json:"val"`
 }
 
-// A chunk is what one worker encodes at a time: whole lines of jsonl, one row, or a text or a part of it.
+// A chunk is what one worker encodes at a time: whole lines of jsonl, one row, a text, or a part of a text.
 type chunk struct {
 	text         []byte
 	in           *input
@@ -67,16 +68,12 @@ type reader struct {
 	stopped error // the error of emit
 }
 
-// read reads everything from a position on.
 func (r *reader) read(from position) error {
 	r.batch, r.buf = new(batch), make([]byte, 0, chunkSize)
 	for ; from.Input < len(r.inputs); from = (position{Input: from.Input + 1}) {
 		in := r.inputs[from.Input]
 		read, offset := r.readText, from.Offset
-		switch in.kind {
-		case jsonl:
-			read = r.readLines
-		case parquet:
+		if in.kind == parquet {
 			read, offset = r.readRows, 0
 		}
 		s, err := in.open(r.stdin, offset, r.tally)
@@ -98,7 +95,7 @@ func (r *reader) read(from position) error {
 	return r.emit(r.batch)
 }
 
-// add appends a chunk to the batch, which ends at a position, and emits a batch that is large enough.
+// add appends a chunk that ends at a position, and emits a batch that is large enough.
 func (r *reader) add(c chunk, end position) error {
 	c.text = bytes.Clone(c.text)
 	r.batch.chunks = append(r.batch.chunks, c)
@@ -113,49 +110,44 @@ func (r *reader) add(c chunk, end position) error {
 	return r.stopped
 }
 
-// fill reads until buf holds n bytes, or reports the end.
-func (r *reader) fill(s io.Reader, n int) (end bool, err error) {
-	for len(r.buf) < n {
-		if cap(r.buf) < n {
-			r.buf = append(make([]byte, 0, n), r.buf...)
-		}
-		read, err := s.Read(r.buf[len(r.buf):n])
+// fill reads until buf holds n bytes, or reports the end. It drops a byte order mark at the beginning of the input.
+func (r *reader) fill(s io.Reader, at *position, n int) (end bool, err error) {
+	r.buf = slices.Grow(r.buf, max(0, n-len(r.buf)))
+	for len(r.buf) < n && err == nil {
+		var read int
+		read, err = s.Read(r.buf[len(r.buf):n])
 		r.buf = r.buf[:len(r.buf)+read]
-		if err == io.EOF {
-			return true, nil
-		}
-		if err != nil {
-			return false, err
-		}
 	}
-	return false, nil
-}
-
-// fillFrom is fill for an input that is at a position. It drops a byte order mark at the beginning.
-func (r *reader) fillFrom(s *stream, at *position, n int) (end bool, err error) {
-	end, err = r.fill(s, n)
-	if err == nil && at.Offset == 0 && bytes.HasPrefix(r.buf, byteOrderMark) {
+	if at.Offset == 0 && bytes.HasPrefix(r.buf, byteOrderMark) {
 		r.drop(len(byteOrderMark))
 		at.Offset = int64(len(byteOrderMark))
 	}
-	return end, err
+	if err == io.EOF {
+		return true, nil
+	}
+	return false, err
 }
 
-// drop removes n bytes from the front of buf.
 func (r *reader) drop(n int) { r.buf = r.buf[:copy(r.buf, r.buf[n:])] }
 
+// readText reads a text, or lines of jsonl, in parts that can be encoded one without the other.
 func (r *reader) readText(s *stream, at position) error {
 	r.buf = r.buf[:0]
+	lines := s.in.kind == jsonl
 	for want := chunkSize; ; {
-		end, err := r.fillFrom(s, &at, want)
+		end, err := r.fill(s, &at, want)
 		if err != nil {
 			return err
 		}
-		if !at.Within {
+		if !lines && !at.Within {
 			at.Val = r.tail > 0 && at.Offset >= r.tail || r.tail == 0 && r.inVal(r.buf)
 		}
 		n := len(r.buf)
-		if !end {
+		switch {
+		case end:
+		case lines:
+			n = bytes.LastIndexByte(r.buf, '\n') + 1
+		default:
 			n = r.cut(r.buf)
 		}
 		c := chunk{in: s.in, at: at, begins: !at.Within, ends: end}
@@ -166,53 +158,27 @@ func (r *reader) readText(s *stream, at position) error {
 		switch {
 		case n == 0 && c.begins && end: // an empty text
 			return nil
-		case n == 0 && !c.ends && want >= maxLine:
-			return fmt.Errorf("%d bytes from byte %d on without the end of a word, which is more than is held in memory: break it into lines", maxLine, at.Offset)
-		case n == 0 && !c.ends:
+		case n == 0 && !c.ends && want < maxLine:
 			want *= 2
 			continue
+		case n == 0 && !c.ends && lines:
+			return fmt.Errorf("line %d has more than %d bytes, the most that is held in memory: shorten it", at.Line+1, maxLine)
+		case n == 0 && !c.ends:
+			return fmt.Errorf("%d bytes from byte %d on without the end of a word, which is more than is held in memory: break it into lines", maxLine, at.Offset)
 		}
 		c.text = r.buf[:n]
 		at.Offset += int64(n)
-		at.Within = !c.ends
+		if lines {
+			at.Line += int64(bytes.Count(c.text, []byte("\n")))
+		} else {
+			at.Within = !c.ends
+		}
 		next := at
 		last := end && n == len(r.buf)
 		if last {
 			next = position{Input: at.Input + 1}
 		}
 		if err := r.add(c, next); err != nil || last {
-			return err
-		}
-		r.drop(n)
-		want = chunkSize
-	}
-}
-
-func (r *reader) readLines(s *stream, at position) error {
-	r.buf = r.buf[:0]
-	for want := chunkSize; ; {
-		end, err := r.fillFrom(s, &at, want)
-		if err != nil {
-			return err
-		}
-		n := bytes.LastIndexByte(r.buf, '\n') + 1
-		if end {
-			n = len(r.buf)
-		}
-		if n == 0 && !end {
-			if want >= maxLine {
-				return fmt.Errorf("line %d has more than %d bytes, the most that is held in memory: shorten it", at.Line+1, maxLine)
-			}
-			want *= 2
-			continue
-		}
-		c := chunk{text: r.buf[:n], in: s.in, at: at}
-		at.Offset += int64(n)
-		at.Line += int64(bytes.Count(c.text, []byte("\n")))
-		if end {
-			return r.add(c, position{Input: at.Input + 1})
-		}
-		if err := r.add(c, at); err != nil {
 			return err
 		}
 		r.drop(n)
@@ -272,7 +238,6 @@ func (r *reader) readRows(s *stream, at position) (err error) {
 	return nil
 }
 
-// textColumn returns the index of the column to read.
 func (r *reader) textColumn(f *parquetgo.File, name string) (int, error) {
 	column, ok := f.Schema().Lookup(r.column...)
 	switch {
@@ -337,15 +302,14 @@ func (r *reader) spool(s *stream) (*os.File, int64, error) {
 
 // runeEnd is how much of a text is whole characters.
 func runeEnd(text []byte) int {
-	for n := 1; n <= utf8.UTFMax && n <= len(text); n++ {
-		if tail := text[len(text)-n:]; utf8.RuneStart(tail[0]) {
-			if !utf8.FullRune(tail) {
-				return len(text) - n
-			}
-			break
-		}
+	last := max(0, len(text)-1)
+	for last > max(0, len(text)-utf8.UTFMax) && !utf8.RuneStart(text[last]) {
+		last--
 	}
-	return len(text)
+	if utf8.FullRune(text[last:]) {
+		return len(text)
+	}
+	return last
 }
 
 // wordEnd is how much of a text can be encoded without the rest, or 0: up to a space between two letters, or a line end before a

@@ -15,7 +15,6 @@ import (
 // splits are the names of what documents are divided into.
 var splits = [...]string{"train", "val"}
 
-// output is how all splits are written.
 type output struct {
 	dir       *os.Root
 	format    format
@@ -48,26 +47,23 @@ func (s *split) shardName() string {
 	return fmt.Sprintf("%s_%06d%s", s.name, len(s.Shards)+1, s.format.extension)
 }
 
-// names are the names of the shard's files; "" where there is none.
-func (s *split) names() (names [3]string) {
-	name := s.shardName()
-	names[0] = name
-	if s.format.finish != nil {
-		names[1] = s.format.ends(name)
-	}
-	if s.masked {
-		names[2] = maskPath(name)
-	}
-	return names
-}
-
 // maskPath is where the loss mask of a shard is.
 func maskPath(path string) string { return path[:len(path)-len(filepath.Ext(path))] + ".mask.bin" }
 
-// open opens the files of the next shard, cut to what the checkpoint has of them.
+// open opens the files of the next shard, cut to what the checkpoint has of them, unless they are open.
 func (s *split) open() error {
+	if s.files[0] != nil {
+		return nil
+	}
+	names := [3]string{s.shardName()}
+	if s.format.finish != nil {
+		names[1] = s.format.ends(names[0])
+	}
+	if s.masked {
+		names[2] = maskPath(names[0])
+	}
 	sizes := [3]int64{int64(len(s.header())) + s.Tokens*int64(s.width), 8 * s.Documents, s.Tokens}
-	for i, name := range s.names() {
+	for i, name := range names {
 		if name == "" {
 			continue
 		}
@@ -142,25 +138,22 @@ func (s *split) write(e encoded) (completed bool, err error) {
 
 // put appends the first n tokens, in which so many documents end, to the shard.
 func (s *split) put(e encoded, n int64, documents int) error {
-	if s.files[0] == nil {
-		if err := s.open(); err != nil {
-			return err
-		}
-	}
-	if _, err := s.files[0].Write(e.tokens[:n*int64(s.width)]); err != nil {
+	if err := s.open(); err != nil {
 		return err
 	}
-	if s.format.finish != nil {
-		var raw []byte
-		for _, end := range e.ends[:documents] {
-			raw = binary.LittleEndian.AppendUint64(raw, uint64(s.Tokens+end))
-		}
-		if _, err := s.files[1].Write(raw); err != nil {
-			return err
-		}
+	var ends []byte
+	for _, end := range e.ends[:documents] {
+		ends = binary.LittleEndian.AppendUint64(ends, uint64(s.Tokens+end))
 	}
+	parts := [...][]byte{e.tokens[:n*int64(s.width)], ends, nil}
 	if s.masked {
-		if _, err := s.files[2].Write(e.mask[:n]); err != nil {
+		parts[2] = e.mask[:n]
+	}
+	for i, raw := range parts {
+		if s.files[i] == nil {
+			continue
+		}
+		if _, err := s.files[i].Write(raw); err != nil {
 			return err
 		}
 	}
@@ -169,7 +162,6 @@ func (s *split) put(e encoded, n int64, documents int) error {
 	return nil
 }
 
-// sync lets a checkpoint rely on what was written.
 func (s *split) sync() error {
 	for _, f := range s.files {
 		if f != nil {
@@ -186,10 +178,8 @@ func (s *split) complete() error {
 	if s.Tokens == 0 {
 		return nil
 	}
-	if s.files[0] == nil { // all of it was written before an interruption
-		if err := s.open(); err != nil {
-			return err
-		}
+	if err := s.open(); err != nil { // all of it may have been written before an interruption
+		return err
 	}
 	if _, err := s.files[0].WriteAt(s.header(), 0); err != nil {
 		return err

@@ -95,7 +95,6 @@ func (w *workplace) close() {
 	w.out.Close()
 }
 
-// clear removes what another run left.
 func (w *workplace) clear() error {
 	names, err := w.names()
 	for _, name := range names {
@@ -106,7 +105,7 @@ func (w *workplace) clear() error {
 	return err
 }
 
-// names are those of all files that prepare made in the workplace.
+// names returns the names of all files that prepare made in the workplace.
 func (w *workplace) names() ([]string, error) {
 	dir, err := w.dir.Open(".")
 	if err != nil {
@@ -133,7 +132,6 @@ func (w *workplace) load() (*state, error) {
 	return s, nil
 }
 
-// save makes s the checkpoint.
 func (w *workplace) save(s *state) error {
 	err := create(w.dir, stateName+".new", func(out *bufio.Writer) error { return json.NewEncoder(out).Encode(s) })
 	if err == nil {

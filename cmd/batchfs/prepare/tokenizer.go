@@ -2,6 +2,7 @@ package prepare
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -25,7 +26,7 @@ type encoder interface {
 	Append(tokens []uint32, text []byte) []uint32
 }
 
-// tokenizers are those that --by names. That of char counts: the texts decide which characters there are.
+// tokenizers are those that --by names. The tokenizer of char counts: the texts decide which characters there are.
 var tokenizers = map[string]func() (tokenizer, error){
 	vocabulary.Char: func() (tokenizer, error) { return new(counter), nil },
 	vocabulary.Byte: func() (tokenizer, error) { return byteTokenizer{}, nil },
@@ -51,12 +52,10 @@ func bytePairs(t *bpe.Tokenizer, err error) (tokenizer, error) {
 	return bpeTokenizer{t}, nil
 }
 
-// bpeTokenizer is a vocabulary of byte pairs.
 type bpeTokenizer struct{ *bpe.Tokenizer }
 
 func (t bpeTokenizer) NewEncoder() encoder { return t.Tokenizer.NewEncoder() }
 
-// byteTokenizer takes bytes for tokens.
 type byteTokenizer struct{}
 
 func (byteTokenizer) Name() string              { return vocabulary.Byte }
@@ -75,19 +74,8 @@ func (byteTokenizer) Append(tokens []uint32, text []byte) []uint32 {
 
 // characters numbers a sorted set of characters, from 0.
 type characters struct {
-	ids   [utf8.MaxRune + 1]uint32
-	runes []rune // sorted
-}
-
-func newCharacters(runes []rune) *characters {
-	c := &characters{runes: runes}
-	for r := range c.ids {
-		c.ids[r] = uint32(len(runes)) // no token: it is not in the set
-	}
-	for id, r := range runes {
-		c.ids[r] = uint32(id)
-	}
-	return c
+	ids   [utf8.MaxRune + 1]uint32 // math.MaxUint32 of those that are not in the set
+	runes []rune                   // sorted
 }
 
 func (*characters) Name() string                { return vocabulary.Char }
@@ -122,13 +110,15 @@ func (c *counter) Append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-// runes are the characters that were seen, sorted.
-func (c *counter) runes() []rune {
-	var runes []rune
+// characters are those that were seen.
+func (c *counter) characters() *characters {
+	found := new(characters)
 	for r := range c.seen {
+		found.ids[r] = math.MaxUint32
 		if c.seen[r].Load() {
-			runes = append(runes, rune(r))
+			found.ids[r] = uint32(len(found.runes))
+			found.runes = append(found.runes, rune(r))
 		}
 	}
-	return runes
+	return found
 }

@@ -2,7 +2,6 @@ package survey
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -59,7 +58,6 @@ type Problem struct {
 	Message    jsontext.String `json:"message"`
 }
 
-// A checked is a file under check.
 type checked struct {
 	part    *part
 	path    string
@@ -68,10 +66,9 @@ type checked struct {
 	numbers int64
 	base    int64    // where its numbers begin, counted over all files of main arrays
 	results []result // of its segments
-	failed  bool     // some of it could not be read
+	failed  bool     // a part could not be read
 }
 
-// A part is an array of a source under check.
 type part struct {
 	dataset.Part
 	split string
@@ -80,7 +77,6 @@ type part struct {
 
 func (p *part) main() bool { return p.Name == "" }
 
-// A check is one under way.
 type check struct {
 	report Report
 	parts  []*part
@@ -91,8 +87,8 @@ type check struct {
 	stderr io.Writer
 }
 
-// Check reads all files of splits. It shows on stderr how much it has read. What is wrong with files is in the report; the error
-// says that the splits cannot be checked, or that ctx ended the check, which the next one then continues.
+// Check reads all files of splits. What is wrong with files is in the report; the error says that the splits cannot be checked, or
+// that ctx ended the check, which the next one then continues. stderr shows progress.
 func Check(ctx context.Context, splits []*config.Split, m config.Memory, o CheckOptions, stderr io.Writer) (*Report, error) {
 	c := &check{size: segmentBytes, stderr: stderr, report: Report{Splits: []string{}, Problems: []Problem{}}}
 	if err := c.open(splits, m); err != nil {
@@ -118,18 +114,16 @@ func Check(ctx context.Context, splits []*config.Split, m config.Memory, o Check
 	return &c.report, nil
 }
 
-// found adds a problem.
 func (c *check) found(p Problem, format string, args ...any) {
 	p.Message = jsontext.String(fmt.Sprintf(format, args...))
 	c.report.Problems = append(c.report.Problems, p)
 }
 
-// problem begins one of a file.
 func (f *checked) problem(kind string) Problem {
 	return Problem{Kind: kind, Split: f.part.split, File: jsontext.String(f.path)}
 }
 
-// open opens all files. Each is an array by itself, so that one that is bad does not hide the others.
+// open opens each file as an array by itself, so that a bad one does not hide the others.
 func (c *check) open(splits []*config.Split, m config.Memory) error {
 	var base int64
 	for _, s := range splits {
@@ -166,20 +160,12 @@ func (c *check) open(splits []*config.Split, m config.Memory) error {
 	return nil
 }
 
-// judge finds the problems that the results show.
 func (c *check) judge() {
 	for _, f := range c.mains() {
 		c.judgeTokens(f)
 	}
 	c.judgeLengths()
 	c.judgeOverlaps(c.judgeDuplicates())
-}
-
-// JSON writes r for programs.
-func (r *Report) JSON(out io.Writer) error {
-	enc := json.NewEncoder(out)
-	enc.SetIndent("", "  ")
-	return enc.Encode(r)
 }
 
 // Print writes r for people.
@@ -189,15 +175,11 @@ func (r *Report) Print(out io.Writer) {
 	}
 	files, tokens := terminal.Count(int64(r.Files), "file", "files"), terminal.Count(r.Tokens, "token", "tokens")
 	fmt.Fprintf(out, "%s: %s, %s, %s read", strings.Join(r.Splits, ", "), files, tokens, terminal.Size(r.Bytes))
-	if r.Resumed > 0 {
-		fmt.Fprintf(out, " (%s of them before this check continued)", terminal.Size(r.Resumed))
-	}
 	result := "nothing is wrong"
 	if !r.OK {
 		result = terminal.Count(int64(len(r.Problems)), "problem", "problems")
 	}
-	fmt.Fprintf(out, ": %s\n", result)
-	fmt.Fprintf(out, "looked for runs of %d tokens or more that stand twice\n", r.CommonRun)
+	fmt.Fprintf(out, ": %s\nlooked for runs of %d tokens or more that stand twice\n", result, r.CommonRun)
 	if !r.Compared {
 		fmt.Fprintln(out, "compared no token with a vocabulary: nothing says how large it is; set vocab_size")
 	}

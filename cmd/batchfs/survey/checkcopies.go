@@ -20,7 +20,7 @@ const (
 	maxPrints = 1 << 21
 )
 
-// mains are the files of main arrays that can be opened.
+// mains are the main arrays that can be opened.
 func (c *check) mains() []*checked {
 	return slices.DeleteFunc(slices.Clone(c.files), func(f *checked) bool { return f.array == nil || !f.part.main() })
 }
@@ -39,7 +39,7 @@ func (c *check) chooseWindow(run int64) {
 	c.report.CommonRun = run
 }
 
-// judgeDuplicates looks for main arrays that hold the same. It returns the first with the content of each.
+// judgeDuplicates looks for main arrays that hold the same, and returns the first with the content of each.
 func (c *check) judgeDuplicates() (same map[*checked]*checked) {
 	first := map[string]*checked{} // by content
 	same = map[*checked]*checked{}
@@ -63,7 +63,8 @@ func (c *check) judgeDuplicates() (same map[*checked]*checked) {
 		p := f.problem(Duplicate)
 		p.Count, p.Other = f.array.Len(), jsontext.String(of.path)
 		if f.path == of.path {
-			c.found(p, "%s is named twice, in %s and in %s; leave it out of one", f.path, where(of), where(f))
+			c.found(p, "%s is named twice, in source %d of splits.%s and in source %d of splits.%s; leave it out of one",
+				f.path, of.part.Source, of.part.split, f.part.Source, f.part.split)
 		} else {
 			c.found(p, "%s holds the same as %s; leave one of them out", f.path, of.path)
 		}
@@ -71,7 +72,7 @@ func (c *check) judgeDuplicates() (same map[*checked]*checked) {
 	return same
 }
 
-// judgeOverlaps looks for runs of numbers that stand twice, but not in files that are the same.
+// judgeOverlaps looks for runs of numbers that stand twice, except in files that are the same.
 func (c *check) judgeOverlaps(same map[*checked]*checked) {
 	files := c.mains()
 	var starts []int64
@@ -104,11 +105,6 @@ func (c *check) judgeOverlaps(same map[*checked]*checked) {
 		}
 		c.found(p, "%s: the %d elements from number %d on are those of %s from number %d on%s", b.path, p.Count, p.Index, a.path, p.OtherIndex, elsewhere)
 	}
-}
-
-// where says in words which files a file is one of.
-func where(f *checked) string {
-	return fmt.Sprintf("source %d of splits.%s", f.part.Source, f.part.split)
 }
 
 // extend makes a common run of two files as long as it is. It is longer than it shows by fewer than w numbers on each side.

@@ -17,7 +17,7 @@ func (c *check) checkDocuments(ctx context.Context) error {
 		o.Access, o.VocabSize, o.Documents = blob.Pread, 0, cache.DocumentsIndexed
 		a, err := cache.Open([]string{f.path}, o)
 		if err == nil && a.Documents() != nil {
-			err = readEnds(ctx, a.Documents(), 0, a.Documents().Count(), func([]int64) {})
+			err = readEnds(ctx, a.Documents(), a.Documents().Count(), func([]int64) {})
 		}
 		if ctx.Err() != nil {
 			return errInterrupted

@@ -15,26 +15,21 @@ func (c *check) judgeLengths() {
 		if !known || !knownHere || mains == here {
 			continue
 		}
-		// Where the files correspond, the first that differs says more than the sum.
-		for i, f := range p.files {
-			if of := main.files[min(i, len(main.files)-1)]; len(p.files) == len(main.files) && f.array.Len() != of.array.Len() {
-				problem := f.problem(Length)
-				problem.Count, problem.Other = f.array.Len()-of.array.Len(), jsontext.String(of.path)
-				c.found(problem, "%s: array %s has %d elements, but there are %d in %s: it must have one for each of them",
-					f.path, p.Name, f.array.Len(), of.array.Len(), of.path)
-				here = mains
+		f, of, rest := p.files[0], main.files[0], " and the files after it"
+		if len(p.files) == len(main.files) { // the first that differs says more than the sums
+			i := 0
+			for p.files[i].array.Len() == main.files[i].array.Len() {
+				i++
 			}
+			f, of, rest = p.files[i], main.files[i], ""
+			here, mains = f.array.Len(), of.array.Len()
 		}
-		if here != mains {
-			problem := p.files[0].problem(Length)
-			problem.Count, problem.Other = here-mains, jsontext.String(main.files[0].path)
-			c.found(problem, "splits.%s: array %s has %d elements in all its files, but there are %d in those that it lies beside: it must have one for each of them",
-				p.split, p.Name, here, mains)
-		}
+		problem := f.problem(Length)
+		problem.Count, problem.Other = here-mains, jsontext.String(of.path)
+		c.found(problem, "%s%s: array %s has %d elements, but there are %d in %s%[2]s: it must have one for each of them", f.path, rest, p.Name, here, mains, of.path)
 	}
 }
 
-// elements is how many elements all files have together, if that is known.
 func (p *part) elements() (n int64, known bool) {
 	for _, f := range p.files {
 		if f.array == nil {

@@ -4,8 +4,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
-	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"sync/atomic"
@@ -16,14 +16,12 @@ import (
 // segmentBytes is how much of a file is checked at a time, and noted in the state.
 const segmentBytes = 16 << 20
 
-// A segment is some numbers of a file.
 type segment struct {
 	file     int // of check.files
 	index    int // of the segment in the file
 	from, to int64
 }
 
-// A result is what is known of a segment that was read.
 type result struct {
 	File   int    `json:"file"`
 	Index  int    `json:"segment"`
@@ -51,7 +49,6 @@ func (c *check) key() string {
 	return fmt.Sprintf("%x", sum.Sum(nil)[:16])
 }
 
-// segments are the segments of all files.
 func (c *check) segments() (all []segment) {
 	for i, f := range c.files {
 		if f.array == nil {
@@ -68,14 +65,13 @@ func (c *check) segments() (all []segment) {
 	return all
 }
 
-// readAll reads all segments that the state does not know.
 func (c *check) readAll(ctx context.Context, restart bool) error {
 	todo := c.segments()
 	// Without a state, as where there is no home directory, a check that is interrupted begins again.
 	state, done, err := openState(c.key(), restart)
 	if err == nil {
 		c.state = state
-		defer state.close()
+		defer state.file.Close()
 	}
 	for _, r := range done {
 		if r.File < len(c.files) && r.Index < len(c.files[r.File].results) {
@@ -93,10 +89,13 @@ func (c *check) readAll(ctx context.Context, restart bool) error {
 	progress := terminal.NewProgress(c.stderr, "checking", c.report.Bytes-c.report.Resumed, terminal.Bytes)
 	defer progress.Finish()
 	if err := c.readSegments(ctx, todo, progress); err != nil {
+		if c.state != nil {
+			err = fmt.Errorf("%w; the same command continues where this one was", err)
+		}
 		return err
 	}
 	if c.state != nil {
-		c.state.remove()
+		os.Remove(c.state.path) // one that stays is only of use for the same files
 	}
 	return nil
 }
@@ -121,24 +120,16 @@ func (c *check) readSegments(ctx context.Context, todo []segment, progress *term
 		select {
 		case r := <-results:
 			if ctx.Err() != nil {
-				return c.interrupted()
+				return errInterrupted
 			}
 			c.note(r)
 		case <-ctx.Done():
-			return c.interrupted()
+			return errInterrupted
 		}
 	}
 	return nil
 }
 
-func (c *check) interrupted() error {
-	if c.state == nil {
-		return errInterrupted
-	}
-	return errors.New("interrupted; the same command continues where this one was")
-}
-
-// note keeps the result of a segment.
 func (c *check) note(r result) {
 	f := c.files[r.File]
 	if r.err != nil {
@@ -154,7 +145,6 @@ func (c *check) note(r result) {
 	}
 }
 
-// read reads a segment.
 func (c *check) read(ctx context.Context, s segment, progress *terminal.Progress) result {
 	f := c.files[s.file]
 	r := result{File: s.file, Index: s.index}

@@ -3,16 +3,15 @@ package survey
 import (
 	"fmt"
 
-	"batchfs/cmd/batchfs/terminal"
-
 	"batchfs/cache/array"
+	"batchfs/cmd/batchfs/terminal"
 )
 
 // minZeros is how many bytes of zeros at the end of a file are a problem: files that were made in their full size and not written
 // to the end have them.
 const minZeros = 4096
 
-// endingZeros is how many numbers at the end of list are 0, together with the zeros before list if it has nothing else.
+// endingZeros counts the zeros at the end of list, and those before list if it has nothing else.
 func endingZeros(list []uint64, before int64) int64 {
 	for i := len(list) - 1; i >= 0; i-- {
 		if list[i] != 0 {
@@ -37,7 +36,6 @@ func (r *result) compare(list []uint64, at int64, vocab uint64, dtype array.DTyp
 	}
 }
 
-// judgeTokens judges the tokens of a file by themselves.
 func (c *check) judgeTokens(f *checked) {
 	p := f.problem(Vocabulary)
 	token := ""

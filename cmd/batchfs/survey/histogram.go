@@ -24,7 +24,7 @@ const below0 = 65
 
 func (h *histogram) add(n uint64) { h[bits.Len64(n)]++ }
 
-// bins are those from the first to the last that counted something.
+// bins are those from the first to the last that is not empty.
 func (h *histogram) bins() []Bin {
 	all := []Bin{{math.MinInt64, 0, h[below0]}, {0, 0, h[0]}}
 	for i, count := range h[1:below0] {
@@ -39,7 +39,6 @@ func (h *histogram) bins() []Bin {
 	return all
 }
 
-// label names the numbers of the bin.
 func (b Bin) label() string {
 	switch {
 	case b.From < 0:
@@ -58,10 +57,7 @@ func drawBins(out io.Writer, bins []Bin) {
 		most, all, labels = max(most, b.Count), all+b.Count, max(labels, len(b.label()))
 	}
 	for _, b := range bins {
-		share := fmt.Sprintf("%.1f%%", 100*float64(b.Count)/float64(all))
-		if share == "0.0%" {
-			share = fmt.Sprint(b.Count)
-		}
-		fmt.Fprintf(out, "  %*s  %s %s\n", labels, b.label(), terminal.Bar(float64(b.Count), float64(most)), share)
+		share, bar := 100*float64(b.Count)/float64(all), terminal.Bar(float64(b.Count), float64(most))
+		fmt.Fprintf(out, "  %*s  %s %.3g%%\n", labels, b.label(), bar, share)
 	}
 }

@@ -23,12 +23,10 @@ import (
 type Index struct {
 	Path      string
 	Documents int64
-	Kept      bool // it was there already, the same
 }
 
 // WriteIndex writes path.index beside a token file: for each document the number of tokens up to its end, as little-endian uint64,
-// in the layout of datatrove. A document ends with the token eot, or with the file. The index gets its name when it is complete.
-// One that differs is replaced only with force.
+// in the layout of datatrove. A document ends with the token eot, or with the file. An index that differs is replaced with force only.
 func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, force bool, stderr io.Writer) (index Index, err error) {
 	if blob.IsRemote(path) {
 		return index, fmt.Errorf("%s: an index lies beside its token file, and batchfs writes nothing to a store: write it beside a copy of the "+
@@ -53,7 +51,8 @@ func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, fo
 		return index, fmt.Errorf("%s: its tokens are %s, which cannot be %d; is --eot right?", path, a.DType(), eot)
 	}
 	index.Path = path + format.IndexSuffix
-	tmp, err := createBeside(index.Path)
+	hidden := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s-%d", filepath.Base(index.Path), os.Getpid()))
+	tmp, err := os.OpenFile(hidden, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o666)
 	if err != nil {
 		return index, err
 	}
@@ -70,7 +69,6 @@ func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, fo
 	there, err := sumOf(index.Path)
 	switch {
 	case err == nil && bytes.Equal(there, sum.Sum(nil)):
-		index.Kept = true
 		return index, nil
 	case err == nil && !force:
 		return index, fmt.Errorf("%s exists, and says otherwise where documents end; --force replaces it", index.Path)
@@ -80,13 +78,6 @@ func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, fo
 	return index, os.Rename(tmp.Name(), index.Path)
 }
 
-// createBeside makes a file in the directory of path, with the permissions of a new one.
-func createBeside(path string) (*os.File, error) {
-	name := fmt.Sprintf(".%s-%d", filepath.Base(path), os.Getpid())
-	return os.OpenFile(filepath.Join(filepath.Dir(path), name), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o666)
-}
-
-// writeEnds writes where the documents of an array end.
 func writeEnds(ctx context.Context, w io.Writer, a *cache.Array, eot int64, path string, stderr io.Writer) (documents int64, err error) {
 	progress := terminal.NewProgress(stderr, path, a.Bytes(), terminal.Bytes)
 	defer progress.Finish()
@@ -117,7 +108,6 @@ func writeEnds(ctx context.Context, w io.Writer, a *cache.Array, eot int64, path
 	return documents, err
 }
 
-// sumOf is the SHA-256 of a file.
 func sumOf(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -2,7 +2,6 @@ package survey
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -40,7 +39,6 @@ type File struct {
 	Samples   []Sample        `json:"samples,omitempty"`
 
 	largest uint64
-	empty   bool // no number so far
 }
 
 // A Sample is the text of a few tokens.
@@ -78,7 +76,7 @@ const (
 	sampledBytes  = 4 << 20
 )
 
-// Look reads a sample of a file, or all of it, and adds what it holds to s. It shows on stderr how much it has read. If only the index
+// Look reads a sample of a file, or the whole file, and adds what it holds to s. It shows on stderr how much it has read. If only the index
 // of the documents is wrong, it adds the rest and returns an error.
 func (s *Survey) Look(ctx context.Context, path string, o LookOptions, stderr io.Writer) (err error) {
 	asked := o.EOT >= 0
@@ -97,7 +95,10 @@ func (s *Survey) Look(ctx context.Context, path string, o LookOptions, stderr io
 		o.EOT = -1
 	}
 	f := &File{
-		Path: jsontext.String(path), Format: a.Manifest().Files[0].Format.Name, DType: a.DType(), Shape: []int64{a.Len()}, Bytes: a.Bytes(), empty: true,
+		Path: jsontext.String(path), Format: a.Manifest().Files[0].Format.Name, DType: a.DType(), Shape: []int64{a.Len()}, Bytes: a.Bytes(),
+	}
+	if f.DType.IsSigned() {
+		f.largest = 1 << 63 // the least
 	}
 	for _, axis := range a.Axes() {
 		f.Shape = append(f.Shape, int64(axis))
@@ -122,7 +123,7 @@ func (s *Survey) Look(ctx context.Context, path string, o LookOptions, stderr io
 	return wrong
 }
 
-// countDocuments counts the documents that the index of a file knows, if it has one.
+// countDocuments counts the documents in the index of a file, if it has one.
 func (s *Survey) countDocuments(ctx context.Context, f *File, path string, o LookOptions) error {
 	o.Open.Documents = cache.DocumentsIndexed
 	a, err := cache.Open([]string{path}, o.Open)
@@ -130,32 +131,19 @@ func (s *Survey) countDocuments(ctx context.Context, f *File, path string, o Loo
 		return err
 	}
 	f.Documents, f.Indexed = a.Documents().Count(), true
-	block, blocks := f.Documents, int64(1)
-	if most := int64(sampledBlocks * endsBlock); !o.All && f.Documents > most {
-		block, blocks, s.lengthsSampled = endsBlock, sampledBlocks, true
+	n := f.Documents
+	if most := int64(sampledBlocks * endsBlock); !o.All && n > most {
+		n, s.lengthsSampled = most, true
 	}
-	for i := range blocks {
-		from := (f.Documents - block) / max(blocks-1, 1) * i
-		before := int64(-1) // where the document before the first one ends
-		err := readEnds(ctx, a.Documents(), max(from-1, 0), from+block, func(ends []int64) {
-			if from == 0 && before < 0 {
-				before = 0
-			}
-			for _, end := range ends {
-				if before >= 0 {
-					s.lengths.add(uint64(end - before))
-				}
-				before = end
-			}
-		})
-		if err != nil {
-			return err
+	before := int64(0) // where the document before ends
+	return readEnds(ctx, a.Documents(), n, func(ends []int64) {
+		for _, end := range ends {
+			s.lengths.add(uint64(end - before))
+			before = end
 		}
-	}
-	return nil
+	})
 }
 
-// count reads a file.
 func (s *Survey) count(ctx context.Context, f *File, a *cache.Array, o LookOptions, stderr io.Writer) error {
 	numbers, size := numbersOf(a), int64(a.DType().Size())
 	block, blocks, gap := numbers, int64(1), int64(0)
@@ -205,7 +193,6 @@ func (s *Survey) count(ctx context.Context, f *File, a *cache.Array, o LookOptio
 	return nil
 }
 
-// countNumbers counts integers.
 func (s *Survey) countNumbers(f *File, list []uint64) {
 	isSigned := f.DType.IsSigned()
 	for _, v := range list {
@@ -214,12 +201,9 @@ func (s *Survey) countNumbers(f *File, list []uint64) {
 		} else {
 			s.numbers.add(v)
 		}
-		switch {
-		case f.empty:
-			f.largest, f.empty = v, false
-		case isSigned:
+		if isSigned {
 			f.largest = uint64(max(int64(f.largest), int64(v)))
-		default:
+		} else {
 			f.largest = max(f.largest, v)
 		}
 	}
@@ -229,12 +213,9 @@ func (s *Survey) countNumbers(f *File, list []uint64) {
 	}
 }
 
-// sampleTokens is how many tokens a sample has.
-const sampleTokens = 64
-
-// samplesOf returns the text of tokens at the beginning, the middle and the end of a file.
+// samplesOf returns the text of a few tokens at the beginning, the middle and the end of a file.
 func samplesOf(a *cache.Array, v *vocabulary.Vocabulary) (samples []Sample, err error) {
-	n := min(sampleTokens, a.Len())
+	n := min(64, a.Len())
 	d := decoder{dtype: a.DType()}
 	for _, at := range []int64{0, (a.Len() - n) / 2, a.Len() - n} {
 		if len(samples) > 0 && at <= samples[len(samples)-1].Index {
@@ -254,13 +235,6 @@ func samplesOf(a *cache.Array, v *vocabulary.Vocabulary) (samples []Sample, err 
 		samples = append(samples, Sample{at, jsontext.String(text.String())})
 	}
 	return samples, nil
-}
-
-// JSON writes s for programs.
-func (s *Survey) JSON(out io.Writer) error {
-	enc := json.NewEncoder(out)
-	enc.SetIndent("", "  ")
-	return enc.Encode(s)
 }
 
 // Print writes s for people.
@@ -289,9 +263,8 @@ func (s *Survey) Print(out io.Writer) {
 	io.WriteString(out, terminal.Printable(text.String()))
 }
 
-// print writes what a file holds.
 func (f *File) print(out io.Writer) {
-	fmt.Fprintf(out, "%s\n  %s, %s, shape %s, %s\n", f.Path, f.Format, f.DType, shapeText(f.Shape), terminal.Size(f.Bytes))
+	fmt.Fprintf(out, "%s\n  %s, %s, shape %d, %s\n", f.Path, f.Format, f.DType, f.Shape, terminal.Size(f.Bytes))
 	sample := ""
 	if f.Read < f.Bytes {
 		sample = fmt.Sprintf(" in a sample of %s (%.2g%%)", terminal.Size(f.Read), 100*float64(f.Read)/float64(f.Bytes))
@@ -313,14 +286,4 @@ func (f *File) print(out io.Writer) {
 	for _, s := range f.Samples {
 		fmt.Fprintf(out, "  from token %d on: %q\n", s.Index, s.Text)
 	}
-}
-
-// shapeText is a shape as NumPy writes it.
-func shapeText(shape []int64) string {
-	text := strings.Join(strings.Fields(fmt.Sprint(shape)), ", ")
-	text = strings.Trim(text, "[]")
-	if len(shape) == 1 {
-		text += ","
-	}
-	return "(" + text + ")"
 }

@@ -15,14 +15,13 @@ import (
 // blockSize bounds the bytes of a read.
 const blockSize = 1 << 20
 
-// numbersOf is how many numbers an array holds; an element may have several.
+// numbersOf counts the numbers of an array; an element may have several.
 func numbersOf(a *cache.Array) int64 { return a.Bytes() / int64(a.DType().Size()) }
 
-// perElement is how many numbers an element has.
 func perElement(a *cache.Array) int64 { return numbersOf(a) / a.Len() }
 
-// read calls visit with the bytes of numbers [from, to) of an array, block after block, and with the index of each block's first
-// number. raw is valid during the call only.
+// read calls visit with numbers [from, to) of an array, block after block, and the index of each block's first number. raw is valid
+// during the call only.
 func read(ctx context.Context, a *cache.Array, from, to int64, visit func(at int64, raw []byte) error) error {
 	block := int64(blockSize / a.DType().Size())
 	var raw []byte
@@ -46,17 +45,16 @@ func read(ctx context.Context, a *cache.Array, from, to int64, visit func(at int
 
 var errInterrupted = errors.New("interrupted")
 
-// endsBlock is how many ends of documents are read at a time.
-const endsBlock = blockSize / 8
+const endsBlock = blockSize / 8 // ends of documents in a block
 
-// readEnds calls visit with where documents [from, to) end, block after block. The ends are valid during the call only.
-func readEnds(ctx context.Context, d *cache.Documents, from, to int64, visit func(ends []int64)) error {
-	ends := make([]int64, min(endsBlock, to-from))
-	for at := from; at < to; at += endsBlock {
+// readEnds calls visit with where the first n documents end, block after block. The ends are valid during the call only.
+func readEnds(ctx context.Context, d *cache.Documents, n int64, visit func(ends []int64)) error {
+	ends := make([]int64, min(endsBlock, n))
+	for at := int64(0); at < n; at += endsBlock {
 		if ctx.Err() != nil {
 			return errInterrupted
 		}
-		ends = ends[:min(endsBlock, to-at)]
+		ends = ends[:min(endsBlock, n-at)]
 		if err := d.Ends(at, ends); err != nil {
 			return err
 		}
@@ -72,7 +70,7 @@ type decoder struct {
 	list  []uint64
 }
 
-// decode returns the numbers of raw. They are valid until the next call.
+// decode returns numbers that are valid until the next call.
 func (d *decoder) decode(raw []byte) []uint64 {
 	size := d.dtype.Size()
 	d.list = slices.Grow(d.list[:0], len(raw)/size)[:len(raw)/size]
@@ -102,5 +100,4 @@ func (d *decoder) decode(raw []byte) []uint64 {
 	return d.list
 }
 
-// isTokens says whether an array can hold tokens.
 func isTokens(a *cache.Array) bool { return a.DType().IsInteger() && len(a.Axes()) == 0 }

@@ -37,7 +37,6 @@ type print struct {
 // base is odd, so that the hash depends on all bits of all numbers.
 const base = 0x9e3779b97f4a7c15
 
-// newWinnower returns one for a stream whose first number has a position.
 func newWinnower(w, first int64) *winnower {
 	z := &winnower{w: w, last: make([]uint64, w), lead: 1, first: first, picked: -1}
 	for range w {
@@ -65,7 +64,6 @@ func (z *winnower) add(numbers []uint64, prints []print) []print {
 	return z.pass(z.first+n-z.w+1, prints)
 }
 
-// look takes notice of a run with a small hash.
 func (z *winnower) look(run print, prints []print) []print {
 	prints = z.pass(run.At, prints)
 	if len(z.queue) > 0 && z.queue[0].At <= run.At-z.w {
@@ -82,7 +80,7 @@ func (z *winnower) look(run print, prints []print) []print {
 	return z.pick(prints)
 }
 
-// pass picks what is the least of w runs that begin before a position.
+// pass picks the least of w runs that begin before a position.
 func (z *winnower) pass(at int64, prints []print) []print {
 	for len(z.queue) > 0 && z.queue[0].At < at-z.w {
 		z.queue = slices.Delete(z.queue, 0, 1)
@@ -91,7 +89,6 @@ func (z *winnower) pass(at int64, prints []print) []print {
 	return prints
 }
 
-// pick picks the first of the queue, unless it was picked before.
 func (z *winnower) pick(prints []print) []print {
 	if len(z.queue) > 0 && z.queue[0].At != z.picked {
 		z.picked = z.queue[0].At

@@ -1,8 +1,8 @@
-// Package terminal is for text that people read: it detects a terminal, shows progress on it, escapes control characters, writes sizes and
-// draws bars.
+// Package terminal writes what commands print: progress, sizes, bars and JSON, without control characters.
 package terminal
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"math"
@@ -23,8 +23,8 @@ func Is(out io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// Printable returns text with an escape in place of each control character but newline and tab, as \x1b or \u0085, and of each
-// byte that is not UTF-8, as \xff, so that text from others cannot move the cursor, or change the title of the window.
+// Printable escapes control characters except newline and tab, as \x1b or \u0085, and bytes that are not UTF-8, as \xff, so that
+// text from others cannot move the cursor, or change the title of the window.
 func Printable(text string) string {
 	var b strings.Builder
 	for i, r := range text {
@@ -40,6 +40,13 @@ func Printable(text string) string {
 		}
 	}
 	return b.String()
+}
+
+// JSON writes v for programs, indented.
+func JSON(out io.Writer, v any) error {
+	enc := json.NewEncoder(out)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
 }
 
 // Size is a number of bytes in words.
@@ -60,15 +67,13 @@ func Count(n int64, one, several string) string {
 	return fmt.Sprintf("%d %s", n, several)
 }
 
-// barWidth is the number of columns of the longest bar.
-const barWidth = 40
-
-// Bar draws n, where most is the longest bar. What is not 0 has an eighth of a column at least.
+// Bar draws n, where most is a bar of 40 columns. What is not 0 has an eighth of a column at least.
 func Bar(n, most float64) string {
+	const width = 40
 	if n <= 0 {
 		return ""
 	}
-	eighths := int(math.Ceil(8 * barWidth * n / most))
+	eighths := int(math.Ceil(8 * width * n / most))
 	return strings.Repeat("█", eighths/8) + strings.TrimSpace(string([]rune(" ▏▎▍▌▋▊▉")[eighths%8]))
 }
 
@@ -83,8 +88,7 @@ const (
 	Bytes Unit = true
 )
 
-// NewProgress begins a progress bar on out, described by what, for total units of work. Nothing is shown where out is not a
-// terminal.
+// NewProgress begins a progress bar on out for total units of work. Nothing is shown where out is no terminal.
 func NewProgress(out io.Writer, what string, total int64, unit Unit) *Progress {
 	return &Progress{progressbar.NewOptions64(total,
 		progressbar.OptionSetDescription(what),

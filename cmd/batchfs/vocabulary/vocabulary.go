@@ -1,5 +1,5 @@
-// Package vocabulary reads and writes vocab.json, the file beside prepared token files that says which piece of text each
-// token stands for, how the files were made, and what they are.
+// Package vocabulary reads and writes vocab.json, the file beside prepared token files that says what text each token stands for, how
+// the files were made, and what they are.
 package vocabulary
 
 import (
@@ -66,8 +66,7 @@ type Array struct {
 	DType string `json:"dtype"`
 }
 
-// Read reads a vocab.json. It returns nil and no error where there is no regular file, or one of another program: GPT-2's
-// vocabulary has the same name.
+// Read returns nil and no error where there is no regular file, or one of another program: GPT-2's vocabulary has the same name.
 func Read(path string) (*Manifest, error) {
 	if info, err := os.Stat(path); errors.Is(err, os.ErrNotExist) || err == nil && !info.Mode().IsRegular() {
 		return nil, nil
@@ -98,8 +97,8 @@ func (m *Manifest) Write(w io.Writer) error {
 	return enc.Encode(m)
 }
 
-// Of returns the one vocabulary that lies beside token files, or nil where none does, and by its path each shard beside one of them that has
-// arrays. The error says that there is another vocabulary beside another file, or is one of Read; the shards are all the same.
+// Of returns the one vocabulary beside token files, or nil, and by its path each shard that has arrays. If there are two vocabularies, or
+// one cannot be read, the shards are returned with the error.
 func Of(files []string) (v *Vocabulary, shards map[string]Shard, err error) {
 	var path string           // of v
 	read := map[string]bool{} // by directory
@@ -136,7 +135,7 @@ func Of(files []string) (v *Vocabulary, shards map[string]Shard, err error) {
 	return v, shards, err
 }
 
-// Text returns what a token stands for. A token that is not in the vocabulary is shown as U+FFFD and its number.
+// Text returns what a token stands for: U+FFFD and its number for one that is not in the vocabulary.
 func (v *Vocabulary) Text(token int) string {
 	switch {
 	case v.Kind == Byte && uint(token) < 256:

@@ -3,12 +3,13 @@ package vocabulary
 import (
 	"bytes"
 	"fmt"
-	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"syscall"
 	"testing"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
 func TestReadsWhatItWrote(t *testing.T) {
@@ -24,9 +25,7 @@ func TestReadsWhatItWrote(t *testing.T) {
 			t.Fatal(err)
 		}
 		path := filepath.Join(t.TempDir(), FileName)
-		if err := os.WriteFile(path, text.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testfiles.Write(t, map[string]string{path: text.String()})
 		if got, err := Read(path); err != nil || !reflect.DeepEqual(got, &m) {
 			t.Errorf("%+v is read as %+v, %v", m, got, err)
 		}
@@ -49,20 +48,10 @@ func TestNoVocabulary(t *testing.T) {
 // Token files in any directories have one vocabulary, or none.
 func TestOf(t *testing.T) {
 	dir := t.TempDir()
-	write := func(name, text string) {
-		path := filepath.Join(dir, name, FileName)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
 	const chars = `{"kind": "char", "vocab_size": 1, "tokens": ["%s"]}`
-	write("a", fmt.Sprintf(chars, "a"))
-	write("again", fmt.Sprintf(chars, "a"))
-	write("b", fmt.Sprintf(chars, "b"))
-	write("gpt2", `{"a": 0}`)
+	for name, text := range map[string]string{"a": fmt.Sprintf(chars, "a"), "again": fmt.Sprintf(chars, "a"), "b": fmt.Sprintf(chars, "b"), "gpt2": `{"a": 0}`} {
+		testfiles.Write(t, map[string]string{filepath.Join(dir, name, FileName): text})
+	}
 	for _, test := range []struct {
 		files string
 		size  int    // 0: there is none

@@ -100,8 +100,7 @@ func (t *Tokenizer) NewEncoder() *Encoder { return &Encoder{t: t} }
 // Append appends the tokens of a text. The names of special tokens are text like any other. That is tiktoken's encode_ordinary;
 // of tokenizers, it is encode(text, add_special_tokens=False) with encode_special_tokens set.
 //
-// It needs memory for the text's tokens, and 40 times the length of the longest piece. It panics at a piece of 2 GiB; a text may be
-// longer.
+// It needs memory for the text's tokens, and 40 times the length of the longest piece, which must be below 2 GiB.
 func (e *Encoder) Append(tokens []uint32, text []byte) []uint32 {
 	for text, token := range e.t.added[0].split(text) {
 		if e.t.normalize != nil {

@@ -6,25 +6,27 @@ import (
 	"unicode/utf8"
 )
 
-// A class is what the expressions tell characters apart by.
+// A class is what the expressions tell characters apart by: one bit of the eight.
 type class uint8
 
 const (
-	other    class = iota // also a byte that is not UTF-8
-	space                 // \s but for \r and \n
-	newline               // \r and \n
-	number                // \p{N}
-	upper                 // \p{Lu} \p{Lt}
-	lower                 // \p{Ll}
-	caseless              // \p{Lm} \p{Lo}: both upper and lower, for o200k
-	mark                  // \p{M}: the same, but no letter
+	other    class = 1 << iota // also a byte that is not UTF-8
+	space                      // \s without \r and \n
+	newline                    // \r and \n
+	number                     // \p{N}
+	upper                      // \p{Lu} \p{Lt}
+	lower                      // \p{Ll}
+	caseless                   // \p{Lm} \p{Lo}
+	mark                       // \p{M}
+
+	spaces  = space | newline
+	letters = upper | lower | caseless
+	others  = other | mark            // [^\s\p{L}\p{N}]
+	uppers  = upper | caseless | mark // o200k's [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]
+	lowers  = lower | caseless | mark // o200k's [\p{Ll}\p{Lm}\p{Lo}\p{M}]
 )
 
-func (c class) isSpace() bool  { return c == space || c == newline }
-func (c class) isLetter() bool { return upper <= c && c <= caseless }
-func (c class) isOther() bool  { return c == other || c == mark }     // [^\s\p{L}\p{N}]
-func (c class) isUpper() bool  { return c == upper || c >= caseless } // o200k's [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]
-func (c class) isLower() bool  { return c >= lower }                  // o200k's [\p{Ll}\p{Lm}\p{Lo}\p{M}]
+func (c class) in(several class) bool { return c&several != 0 }
 
 // classes has the class of each character, once fillClasses was called: a mebibyte that other commands do not need.
 var classes [utf8.MaxRune + 1]class
@@ -35,6 +37,7 @@ var fillClasses = sync.OnceFunc(func() {
 			classes[r] = c
 		}
 	}
+	fill(0, utf8.MaxRune, 1, other)
 	for table, c := range map[*unicode.RangeTable]class{
 		unicode.White_Space: space, unicode.N: number, unicode.M: mark,
 		unicode.Lu: upper, unicode.Lt: upper, unicode.Ll: lower, unicode.Lm: caseless, unicode.Lo: caseless,

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// ReadHuggingFace returns the tokenizer of a tokenizer.json, if it is a byte-level BPE as those of GPT-2, Llama 3, Qwen and GPT-4o.
+// ReadHuggingFace returns the tokenizer of a tokenizer.json, if it is a byte-level BPE, as GPT-2, Llama 3, Qwen and GPT-4o have.
 // What would need other code is an error that names it.
 //
 // It encodes as tokenizers does with add_special_tokens=False, whatever the file says of truncation, padding and of tokens to put
@@ -70,7 +70,6 @@ type stage struct {
 	UseRegex       *bool  `json:"use_regex"`
 }
 
-// steps returns the things of a sequence.
 func (s *stage) steps() []stage {
 	if s == nil {
 		return nil
@@ -107,10 +106,8 @@ func (f *tokenizerFile) tokenizer(path string) (*Tokenizer, error) {
 		return nil, fmt.Errorf("model.type is %q: only byte-level BPE is known", m.Type)
 	case m.Dropout != 0:
 		return nil, fmt.Errorf("model.dropout is %v, which makes tokens random: set it to null", m.Dropout)
-	case m.Prefix != "":
-		return nil, fmt.Errorf("model.continuing_subword_prefix is %q: only byte-level BPE, which has none, is known", m.Prefix)
-	case m.Suffix != "":
-		return nil, fmt.Errorf("model.end_of_word_suffix is %q: only byte-level BPE, which has none, is known", m.Suffix)
+	case m.Prefix != "" || m.Suffix != "":
+		return nil, fmt.Errorf("model.continuing_subword_prefix is %q and end_of_word_suffix %q: only byte-level BPE, which has none, is known", m.Prefix, m.Suffix)
 	}
 	fillClasses() // which normalizing needs
 	t := &Tokenizer{name: path}
@@ -144,7 +141,6 @@ func (f *tokenizerFile) tokenizer(path string) (*Tokenizer, error) {
 	return t, err
 }
 
-// vocabulary reads the bytes of all tokens of the model.
 func (f *tokenizerFile) vocabulary(t *Tokenizer) error {
 	alphabet := byteAlphabet()
 	for text, token := range f.Model.Vocab {

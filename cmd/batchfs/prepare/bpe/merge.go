@@ -1,10 +1,6 @@
 package bpe
 
-import (
-	"fmt"
-	"math"
-	"math/bits"
-)
+import "math/bits"
 
 // merges are the pairs of tokens that a vocabulary joins: a hash table with open addressing, which is less than half full.
 type merges struct {
@@ -105,11 +101,8 @@ type link struct {
 }
 
 // appendLong takes the merges from a queue, in time n log n: there are pieces of a hundred thousand spaces. The queue may hold
-// merges that an earlier one made impossible; their rank is no longer the link's. It panics if a position does not fit a link.
+// merges that an earlier one made impossible; their rank is no longer the link's.
 func appendLong(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
-	if len(piece) > math.MaxInt32 {
-		panic(fmt.Sprintf("bpe: %d bytes without the end of a word, which may have up to %d: give the text in parts", len(piece), math.MaxInt32))
-	}
 	links := make([]link, len(piece))
 	var q queue
 	look := func(i int32) {

@@ -10,8 +10,8 @@ import (
 	"io"
 )
 
-// The vocabularies of tiktoken, each token as a byte with its length and then its bytes, in order of rank. TestVocabularies compares
-// their checksums with those that tiktoken expects, and can write them anew.
+// The vocabularies of tiktoken, each token as a byte with its length and then its bytes, in order of rank. TestNamed compares
+// their checksums with those that tiktoken expects.
 //
 //go:embed gpt2.gz cl100k.gz o200k.gz
 var vocabularies embed.FS

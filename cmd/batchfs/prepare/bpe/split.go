@@ -2,13 +2,24 @@ package bpe
 
 import "unicode/utf8"
 
-// classAt returns the class and the length of the character at i.
 func classAt(text []byte, i int) (class, int) {
 	if b := text[i]; b < utf8.RuneSelf {
 		return classes[b], 1
 	}
 	r, n := utf8.DecodeRune(text[i:])
 	return classes[r], n
+}
+
+// run returns the end of the characters from i on that are of these classes.
+func run(text []byte, i int, these class) int {
+	for i < len(text) {
+		c, n := classAt(text, i)
+		if !c.in(these) {
+			break
+		}
+		i += n
+	}
+	return i
 }
 
 // An expression says how to split text. A piece begins at text[i], and next returns its end. It looks only at what follows,
@@ -61,14 +72,14 @@ func nextGPT2(text []byte, i int) int {
 		c, n = classAt(text, from)
 	}
 	switch {
-	case c.isLetter():
-		return letters(text, from+n)
+	case c.in(letters):
+		return run(text, from+n, letters)
 	case c == number:
-		return numbers(text, from+n, len(text))
-	case c.isOther():
-		return others(text, from+n)
+		return run(text, from+n, number)
+	case c.in(others):
+		return run(text, from+n, others)
 	}
-	end, last, _ := spaces(text, i)
+	end, last, _ := whiteSpace(text, i)
 	if end < len(text) && last > i {
 		return last
 	}
@@ -83,14 +94,14 @@ func nextWord(text []byte, i, digits int, trailing bool) int {
 	}
 	c, n := classAt(text, i)
 	switch {
-	case c.isLetter():
-		return letters(text, i+n)
+	case c.in(letters):
+		return run(text, i+n, letters)
 	case c == number:
 		return numbers(text, i+n, digits-1)
 	}
 	if c != newline && i+n < len(text) {
-		if after, m := classAt(text, i+n); after.isLetter() {
-			return letters(text, i+n+m)
+		if after, m := classAt(text, i+n); after.in(letters) {
+			return run(text, i+n+m, letters)
 		}
 	}
 	if end := symbols(text, i, c, n); end > i {
@@ -124,63 +135,38 @@ func nextCased(text []byte, i, digits int, contractions bool) int {
 // character before the word if it can, else without, and the second half only if both fail for the first. It returns i if
 // nothing matches.
 func casedWord(text []byte, i int, c class, n int) int {
-	before := c.isSpace() || c.isOther() // the first character can be the one before the word
-	inWord := c.isUpper() || c.isLower() // it can be the word's own: a mark can be both
+	before := c.in(spaces | others) // the first character can be the one before the word
 	if before {
 		if end := lowerWord(text, i+n); end > i+n {
 			return end
 		}
 	}
-	if inWord {
-		if end := lowerWord(text, i); end > i {
-			return end
-		}
+	if end := lowerWord(text, i); end > i { // a mark can be the word's own too
+		return end
 	}
 	// There is no lower letter, so upper ones are all that is left.
 	if before {
-		if end := uppers(text, i+n); end > i+n {
+		if end := run(text, i+n, uppers); end > i+n {
 			return end
 		}
 	}
-	if inWord {
-		return uppers(text, i)
-	}
-	return i
+	return run(text, i, uppers)
 }
 
 // lowerWord matches `[UPPER]*[LOWER]+`, or returns i.
 func lowerWord(text []byte, i int) int {
-	end := i // of the last character so far that is both
-	at := i
-	for at < len(text) {
-		c, n := classAt(text, at)
-		if !c.isUpper() {
-			if !c.isLower() {
-				return end
-			}
-			for at += n; at < len(text); at += n {
-				if c, n = classAt(text, at); !c.isLower() {
-					break
-				}
-			}
-			return at
-		}
-		if at += n; c.isLower() {
-			end = at // [UPPER]* could leave it to [LOWER]+
-		}
+	at := run(text, i, uppers)
+	if end := run(text, at, lowers); end > at {
+		return end
 	}
-	return end
-}
-
-func uppers(text []byte, i int) int {
-	for i < len(text) {
-		c, n := classAt(text, i)
-		if !c.isUpper() {
+	for at > i { // [UPPER]* leaves its last character that is both to [LOWER]+
+		last, n := utf8.DecodeLastRune(text[:at])
+		if classes[last].in(lowers) {
 			break
 		}
-		i += n
+		at -= n
 	}
-	return i
+	return at
 }
 
 // contraction returns the length of `'s|'t|'re|'ve|'m|'ll|'d` at i, or 0. Without regard to case, ſ is an s.
@@ -211,18 +197,6 @@ func contraction(text []byte, i int, anyCase bool) int {
 	return 0
 }
 
-// letters returns the end of `\p{L}*`.
-func letters(text []byte, i int) int {
-	for i < len(text) {
-		c, n := classAt(text, i)
-		if !c.isLetter() {
-			break
-		}
-		i += n
-	}
-	return i
-}
-
 // numbers returns the end of `\p{N}{0,most}`.
 func numbers(text []byte, i, most int) int {
 	for ; i < len(text) && most > 0; most-- {
@@ -235,25 +209,13 @@ func numbers(text []byte, i, most int) int {
 	return i
 }
 
-// others returns the end of `[^\s\p{L}\p{N}]*`.
-func others(text []byte, i int) int {
-	for i < len(text) {
-		c, n := classAt(text, i)
-		if !c.isOther() {
-			break
-		}
-		i += n
-	}
-	return i
-}
-
 // symbols matches ` ?[^\s\p{L}\p{N}]+`, whose first character is of class c and n bytes, or returns i.
 func symbols(text []byte, i int, c class, n int) int {
-	if c.isOther() {
-		return others(text, i+n)
+	if c.in(others) {
+		return run(text, i+n, others)
 	}
 	if text[i] == ' ' && i+1 < len(text) {
-		if end := others(text, i+1); end > i+1 {
+		if end := run(text, i+1, others); end > i+1 {
 			return end
 		}
 	}
@@ -268,11 +230,11 @@ func newlines(text []byte, i int, more byte) int {
 	return i
 }
 
-// spaces returns the end of `\s+`, where its last character begins, and the end of the last newline in it, or 0.
-func spaces(text []byte, i int) (end, last, line int) {
+// whiteSpace returns the end of `\s+`, where its last character begins, and the end of the last newline in it, or 0.
+func whiteSpace(text []byte, i int) (end, last, line int) {
 	for i < len(text) {
 		c, n := classAt(text, i)
-		if !c.isSpace() {
+		if !c.in(spaces) {
 			break
 		}
 		last = i
@@ -286,7 +248,7 @@ func spaces(text []byte, i int) (end, last, line int) {
 // spacePiece matches `\s*[\r\n]+|\s+(?!\S)|\s+`, with `\s+$|` before it if trailing: white space up to its last newline, or all but
 // the last character, which belongs to what follows.
 func spacePiece(text []byte, i int, trailing bool) int {
-	switch end, last, line := spaces(text, i); {
+	switch end, last, line := whiteSpace(text, i); {
 	case trailing && end == len(text):
 		return end
 	case line > 0:

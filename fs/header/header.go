@@ -1,0 +1,58 @@
+// Package header makes the headers of files of batches.
+package header
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"strings"
+
+	"batchfs/cache/array"
+)
+
+// Bytes is how long every header is: a page, so that a mapped array is aligned, and C's fseek to the array does not read the
+// beginning of the file again, which for next would be the next batch.
+const Bytes = 4096
+
+// NPY is the header of a .npy file, version 1.0, of an array in C order of little-endian numbers, of one dimension or more.
+// Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+func NPY(dtype array.DType, shape ...int) []byte {
+	tuple := Dims(shape)
+	if len(shape) == 1 {
+		tuple += ","
+	}
+	dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", dtype.NumPy(), tuple)
+	const prefix = 10 // magic, version, length of the rest
+	dict += strings.Repeat(" ", Bytes-prefix-len(dict)-1) + "\n"
+	return append(binary.LittleEndian.AppendUint16([]byte("\x93NUMPY\x01\x00"), uint16(len(dict))), dict...)
+}
+
+// Dims is a shape as NumPy writes it, without parentheses.
+func Dims(shape []int) string {
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(shape), " ", ", "), "[]")
+}
+
+// Safetensors is the header of a .safetensors file of batch k: the length of the rest as a little-endian uint64, then JSON that names
+// the tensors, padded with spaces. metadata is what the JSON says besides the number of the batch.
+// Format: https://huggingface.co/docs/safetensors
+func Safetensors(batch array.Batch, metadata map[string]string, k uint64) []byte {
+	type tensor struct {
+		DType   string   `json:"dtype"`
+		Shape   []int    `json:"shape"`
+		Offsets [2]int64 `json:"data_offsets"`
+	}
+	all := map[string]string{"batch": fmt.Sprint(k)}
+	maps.Copy(all, metadata)
+	header := map[string]any{"__metadata__": all}
+	for _, a := range batch.Arrays {
+		header[a.Name] = tensor{a.DType.Safetensors(), a.Shape, [2]int64{a.Offset, a.Offset + a.Bytes()}}
+	}
+	text, err := json.Marshal(header)
+	if err != nil {
+		panic(err) // only of types that JSON does not have
+	}
+	const prefix = 8
+	padding := strings.Repeat(" ", Bytes-prefix-len(text))
+	return append(append(binary.LittleEndian.AppendUint64(nil, Bytes-prefix), text...), padding...)
+}
