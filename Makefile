@@ -5,6 +5,8 @@
 #              a reference, holds times and memory to their limits, and fuzzes: nothing else should use the machine
 # make check   what CI runs: all tests, with the race detector where goroutines share something, and analysis
 # make wheel   builds the Python package with the program in it, for x86_64 and arm64, in dist/
+# make release    makes all that is published, in dist/release: wheels, tarballs, packages of Debian and RPM, and the context of the image
+# make packages   does that, and installs and uses each where there is nothing else
 # make bench-compare REF=HEAD~1   the processor time that a batch takes, next to that of another commit: before a change of fs, sampler
 #              or cache is merged, while nothing else uses the machine
 
@@ -22,7 +24,7 @@ ONE_THREAD = TestHandleOfNext|TestStandby|TestRestart|TestBackground
 FUZZTIME = 50000x
 FUZZ = go test -run '^$$' -fuzzminimizetime 10x -fuzztime
 
-.PHONY: build demo bench test soak check vulnerabilities fuzz bench-compare wheel
+.PHONY: build demo bench test soak check vulnerabilities fuzz bench-compare wheel release packages
 
 build:
 	go build -o batchfs ./cmd/batchfs
@@ -92,3 +94,10 @@ bench-compare:
 
 wheel:
 	python3 python/wheel.py
+
+release:
+	deploy/release/release
+
+packages: release
+	@.ci/setup packages
+	deploy/release/packages
