@@ -4,6 +4,9 @@
 # make soak    lets those tests run for over two hours that look for leaks, kill what serves and compare all bytes and tokens with
 #              a reference, holds times and memory to their limits, and fuzzes: nothing else should use the machine
 # make check   what CI runs: all tests, with the race detector where goroutines share something, and analysis
+# make wheel   builds the Python package with the program in it, for x86_64 and arm64, in dist/
+# make release    makes all that is published, in dist/release: wheels, tarballs, packages of Debian and RPM, and the context of the image
+# make packages   does that, and installs and uses each where there is nothing else
 # make bench-compare REF=HEAD~1   the processor time that a batch takes, next to that of another commit: before a change of fs, sampler
 #              or cache is merged, while nothing else uses the machine
 
@@ -20,7 +23,7 @@ RACED = $(addprefix ./test/,faults stores readers) ./fs/... ./cache/...
 FUZZTIME = 50000x
 FUZZ = go test -run '^$$' -fuzzminimizetime 10x -fuzztime
 
-.PHONY: build demo bench test soak check vulnerabilities fuzz bench-compare
+.PHONY: build demo bench test soak check vulnerabilities fuzz bench-compare wheel release packages
 
 build:
 	go build -o batchfs ./cmd/batchfs
@@ -84,3 +87,13 @@ bench-compare:
 	@dir=$$(mktemp -d) && trap 'git worktree remove --force $$dir/src; rm -rf $$dir' EXIT && \
 	git worktree add -q --detach $$dir/src $(REF) && go build -C $$dir/src -o $$dir/ref ./cmd/batchfs && \
 	BATCHFS_REF=$$dir/ref go test ./test/soak -run '^TestCompare$$' -v -count=1
+
+wheel:
+	python3 python/wheel.py
+
+release:
+	deploy/release/release
+
+packages: release
+	@.ci/setup packages
+	deploy/release/packages

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -23,29 +25,42 @@ func catCommand() *cobra.Command {
 		Use:   "cat SPLIT",
 		Short: "Write batches to standard output, without a mount",
 		Long: `Write batches to standard output: the bytes that a mount under the same settings shows as batch/<k>, one batch after
-the other. With --format npy they are one array whose first dimension counts the batches, as in batches.npy.
+the other. With --format npy they are one array whose first dimension counts the batches, as in batches.npy. With --format
+safetensors each batch has all its arrays, as in batch/<k>.safetensors. With --format info no batch is written but info.json.
+
+With --count 0 it writes until nobody reads: a trainer without /dev/fuse reads its batches from a pipe.
 
 SPLIT is one of the configuration, with settings or without, or the path of one in a mount, which is then read with the
 settings of that mount.`,
 		Example: `  batchfs cat train --from 1000 | xxd | head
   batchfs cat /mnt/batches/train/rank=3,world=8 --from 1000 | sha256sum
   batchfs cat val --data data --count 20 --format npy >val.npy
-  batchfs cat train --from 7 --set batch.dtype=int64 | sha256sum`,
+  batchfs cat train --from 7 --set batch.dtype=int64 | sha256sum
+  batchfs cat train --data data --from 1000 --count 0 | trainer`,
 		Args: cobra.ExactArgs(1),
 		RunE: atOnce(func(cmd *cobra.Command, args []string) error {
 			d, err := openSplit(&src, args[0])
 			if err != nil {
 				return err
 			}
-			if format != "raw" && format != "npy" {
-				return fmt.Errorf("--format: must be raw or npy (got %q)", format)
+			if !slices.Contains(catFormats, format) {
+				return fmt.Errorf("--format: must be one of %s (got %q)", strings.Join(catFormats, ", "), format)
 			}
-			batch := d.Sequence.Batch()
-			size := uint64(batch.MainBytes())
-			if count < 1 || from >= sampler.MaxBatches || count > sampler.MaxBatches-from || count > math.MaxInt64/size {
+			s := d.Served()
+			batch := s.Sequence.Batch()
+			out := cmd.OutOrStdout()
+			if format == "info" {
+				_, err := out.Write(s.Info())
+				return err
+			}
+			f := catFile(batch, s.Metadata(), format)
+			most := min(sampler.MaxBatches-min(from, sampler.MaxBatches), math.MaxInt64/f.bytes())
+			if count == 0 && format != "npy" {
+				count = most
+			}
+			if count < 1 || count > most {
 				return fmt.Errorf("--from %d --count %d: there must be at least one batch, and numbers end at %d", from, count, uint64(sampler.MaxBatches-1))
 			}
-			out := cmd.OutOrStdout()
 			if terminal.Is(out) {
 				return errors.New("batches are binary and standard output is a terminal: redirect it to a file, or pipe it into xxd")
 			}
@@ -55,27 +70,50 @@ settings of that mount.`,
 					return err
 				}
 			}
-			return writeBatches(out, batch, d.Sequence.Read, from, int64(count*size))
+			return writeBatches(out, f, batch.Bytes(), s.Read, from, count)
 		}),
 	}
 	src.Register(cmd)
 	cmd.Flags().Uint64Var(&from, "from", 0, "number of the first batch")
-	cmd.Flags().Uint64Var(&count, "count", 1, "how many batches")
-	cmd.Flags().StringVar(&format, "format", "raw", "raw, or npy: a NumPy file of shape (count, ...)")
-	cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"raw", "npy"}, cobra.ShellCompDirectiveNoFileComp))
+	cmd.Flags().Uint64Var(&count, "count", 1, "how many batches; 0: without end")
+	cmd.Flags().StringVar(&format, "format", "raw", "raw, npy (a NumPy file of shape (count, ...)), safetensors, or info")
+	cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(catFormats, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
-// writeBatches writes the first n bytes of the main arrays of batches from, from+1, …, which read reads as a sampler.Sequence does.
-func writeBatches(out io.Writer, batch array.Batch, read func(dst []byte, k uint64, off int64) error,
-	from uint64, n int64) error {
-	shown, size := batch.MainBytes(), batch.Bytes()
+var catFormats = []string{"raw", "npy", "safetensors", "info"}
+
+// A batchFile is what is written of each batch: a header, or none, and the first bytes of its arrays.
+type batchFile struct {
+	header      func(k uint64) []byte
+	headerBytes int
+	shown       int64
+}
+
+func (f batchFile) bytes() uint64 { return uint64(f.headerBytes) + uint64(f.shown) }
+
+func catFile(batch array.Batch, metadata map[string]string, format string) batchFile {
+	if format != "safetensors" {
+		return batchFile{shown: batch.MainBytes()}
+	}
+	return batchFile{header: func(k uint64) []byte { return header.Safetensors(batch, metadata, k) }, headerBytes: header.Bytes, shown: batch.Bytes()}
+}
+
+// writeBatches writes batches from, from+1, …, of size bytes each, which read reads as a sampler.Sequence does.
+func writeBatches(out io.Writer, f batchFile, size int64, read func(dst []byte, k uint64, off int64) error, from, count uint64) error {
+	n := int64(count) * f.shown
+	whole := f.header == nil && f.shown == size // then one read may be of several batches
 	buf := make([]byte, min(n, 1<<20))
 	for off := int64(0); off < n; {
 		part := buf[:min(int64(len(buf)), n-off)]
-		k, at := from+uint64(off/shown), off%shown
-		if shown < size { // other arrays lie between these and the next batch
-			part = part[:min(int64(len(part)), shown-at)]
+		k, at := from+uint64(off/f.shown), off%f.shown
+		if !whole {
+			part = part[:min(int64(len(part)), f.shown-at)]
+		}
+		if f.header != nil && at == 0 {
+			if _, err := out.Write(f.header(k)); err != nil {
+				return err
+			}
 		}
 		if err := read(part, k, at); err != nil {
 			return err

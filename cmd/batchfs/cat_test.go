@@ -30,7 +30,7 @@ func TestWriteBatchesOfSeveralArrays(t *testing.T) {
 				}
 				return nil
 			}
-			testfiles.NoError(t, writeBatches(&got, batch, read, 7, int64(want.Len())))
+			testfiles.NoError(t, writeBatches(&got, catFile(batch, nil, "raw"), batch.Bytes(), read, 7, 3))
 			if !bytes.Equal(got.Bytes(), want.Bytes()) {
 				t.Errorf("%d columns, %d arrays: %d bytes, want %d others", columns, len(batch.Arrays), got.Len(), want.Len())
 			}

@@ -105,8 +105,14 @@ func versionCommand() *cobra.Command {
 	}
 }
 
+// stamped is the version of a release, which the linker sets.
+var stamped string
+
 // version is the tag of a release, or names the commit.
 func version() string {
+	if stamped != "" {
+		return stamped
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "unknown"

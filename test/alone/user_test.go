@@ -82,7 +82,7 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 	keeper := e2e.Must(strconv.Atoi(regexp.MustCompile(`process (\d+)`).FindStringSubmatch(said)[1]))(t)
 	says("", "cmp", filepath.Join(dir, "train/tokens.bin"), data)
-	log, err := os.ReadFile(filepath.Join(home, "batchfs/batchfs.log"))
+	log, err := os.ReadFile(filepath.Join(home, "batchfs", "batchfs.log"))
 	if err != nil || strings.Count(string(log), "read_ahead_kb") != 1 {
 		t.Errorf("%v: the log does not say once that reading ahead is root's to set:\n%s", err, log)
 	}

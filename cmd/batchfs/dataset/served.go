@@ -34,6 +34,9 @@ func newServed(d *Dataset, by *followed) *Served {
 	return s
 }
 
+// Served returns the split as a mount shows it, for a reader without a mount. Token files that change are an error, whatever on_change says.
+func (d *Dataset) Served() *Served { return newServed(d, &followed{now: d}) }
+
 // Read fills dst with the bytes of batches k, k+1, … one after the other, from byte off of batch k on. Of objects, it has fetched what the
 // batches need that follow.
 func (s *Served) Read(dst []byte, k uint64, off int64) error {

@@ -95,7 +95,7 @@ ended by a full disk continues where it was when the same command is given again
 	f.StringVar(&o.out, "out", "", "write to this `DIR`, made if missing (required)")
 	f.StringVar(&o.By, "by", vocabulary.Char, "what a token is: `char|byte|gpt2|cl100k|o200k|FILE`, a tokenizer.json of Hugging Face")
 	f.StringVar((*string)(&o.As), "as", "", "what the files are, whatever their names say: `text|jsonl|parquet`")
-	f.StringArrayVar(&o.include, "include", nil, "of directories, take the files that match this `PATTERN`, as '*.md' or 'src/**/*.go'")
+	f.StringArrayVar(&o.include, "include", nil, "of directories, take the files that match this `PATTERN`, as '*.md', in which ** stands for any directories")
 	f.StringVar(&o.Field, "field", "text", "the `FIELD` of a line, or column, that holds the text; dots lead into it")
 	f.StringVar(&o.Mask, "mask", "", "take these `FIELD:MASK,...` of each line, and write their masks, 0 or 1, to NAME.mask.bin, a byte for each token")
 	f.StringVar(&o.Invalid, "invalid", "error", "what to do about text that is not UTF-8: `error|replace`")

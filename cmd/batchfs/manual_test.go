@@ -1,0 +1,79 @@
+package main
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
+)
+
+var manual = flag.String("manual", "", "write the manual pages and the completions of shells below this directory, as below /usr")
+
+// The manual pages and the completions are made from the commands. What this test writes is what a release has.
+func TestManual(t *testing.T) {
+	usr := *manual
+	if usr == "" {
+		usr = t.TempDir()
+	}
+	path := func(name string) string {
+		path := filepath.Join(usr, name)
+		noError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		return path
+	}
+	root := rootCommand()
+	noError(t, root.GenBashCompletionFileV2(path("share/bash-completion/completions/batchfs"), true))
+	noError(t, root.GenZshCompletionFile(path("share/zsh/site-functions/_batchfs")))
+	noError(t, root.GenFishCompletionFile(path("share/fish/vendor_completions.d/batchfs.fish"), true))
+
+	marked := escapeMarkdown(root)
+	root.DisableAutoGenTag = true
+	pages := filepath.Dir(path("share/man/man1/any"))
+	noError(t, doc.GenManTree(root, &doc.GenManHeader{Section: "1", Source: "batchfs", Manual: "batchfs"}, pages))
+	for command, words := range marked {
+		page, err := os.ReadFile(filepath.Join(pages, strings.ReplaceAll(command, " ", "-")+".1"))
+		noError(t, err)
+		shown := strings.NewReplacer(`\&`, "", `\`, "").Replace(string(page))
+		for _, word := range words {
+			if !strings.Contains(shown, word) {
+				t.Errorf("the manual page of %s has %s in another form: it would be Markdown", command, word)
+			}
+		}
+	}
+}
+
+var markdown = regexp.MustCompile("[`*_<>]")
+
+// escapeMarkdown escapes the texts of a command and of those below it, because manual pages are made of Markdown. It returns the words with
+// what would be Markdown, by command.
+func escapeMarkdown(cmd *cobra.Command) map[string][]string {
+	marked := map[string][]string{}
+	if cmd.Hidden {
+		return marked
+	}
+	for _, text := range []string{cmd.Long, cmd.Example, cmd.Flags().FlagUsages()} {
+		for word := range strings.FieldsSeq(text) {
+			if markdown.MatchString(word) {
+				marked[cmd.CommandPath()] = append(marked[cmd.CommandPath()], word)
+			}
+		}
+	}
+	cmd.Long = markdown.ReplaceAllString(cmd.Long, `\$0`) // an example is code, and flags have nothing to escape
+	for _, c := range cmd.Commands() {
+		for command, words := range escapeMarkdown(c) {
+			marked[command] = words
+		}
+	}
+	return marked
+}
+
+func noError(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,12 @@
+"""Runs the program: ``python -m batchfs doctor`` is ``batchfs doctor``."""
+
+import os
+import sys
+
+from ._program import Error, program
+
+try:
+    path = program()
+except Error as e:
+    sys.exit(f"batchfs: {e}")
+os.execv(path, ["batchfs", *sys.argv[1:]])

@@ -1,0 +1,82 @@
+"""The batchfs program: where it is, its arguments, and the errors that it and the package give."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Mapping
+from typing import IO, TypeAlias
+
+Setting: TypeAlias = "str | int | float | bool | list[str]"
+PathLike: TypeAlias = "str | os.PathLike[str]"
+
+
+class Error(Exception):
+    """What batchfs raises. The text says what happened and what to do."""
+
+
+class MountError(Error):
+    """There is no mount to read from: it could not be made, or it is gone."""
+
+
+class ReadError(Error):
+    """A batch, or what describes the batches, could not be read. The cause is the OSError, if there was one."""
+
+
+def program() -> str:
+    """Returns the path of the batchfs program: BATCHFS_PROGRAM, or that of this package, or one on the PATH.
+
+    Raises:
+        MountError: there is none.
+    """
+    if path := os.environ.get("BATCHFS_PROGRAM"):
+        if not os.access(path, os.X_OK):
+            raise MountError(f"BATCHFS_PROGRAM: {path} is no program")
+        return path
+    user = sysconfig.get_preferred_scheme("user")
+    target = os.path.dirname(os.path.dirname(__file__))  # pip install --target
+    for scripts in (sysconfig.get_path("scripts"), sysconfig.get_path("scripts", user), os.path.join(target, "bin")):
+        path = os.path.join(scripts, "batchfs")
+        if os.access(path, os.X_OK):
+            return path
+    if path := shutil.which("batchfs"):
+        return path
+    raise MountError("there is no program batchfs: pip install --force-reinstall batchfs, or set BATCHFS_PROGRAM to its path")
+
+
+def flags(data: PathLike | None, config: PathLike | None, settings: Mapping[str, Setting], keys: Mapping[str, Setting]) -> list[str]:
+    """Returns the flags that say what to serve. settings are keys of [batch]; keys are any of config.toml, with their tables."""
+    args: list[str] = []
+    if config is not None:
+        args += ["-c", os.fspath(config)]
+    if data is not None:
+        args += ["--data", os.fspath(data)]
+    for key, value in {**{f"batch.{key}": value for key, value in settings.items()}, **keys}.items():
+        args += ["--set", f"{key}={text(value)}"]
+    return args
+
+
+def text(value: Setting) -> str:
+    """Returns a value as --set and paths in a mount take it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def said(log: IO[bytes], most: int = 2000) -> str:
+    """Returns the end of what the program wrote to a file: its error, if it ended with one."""
+    log.seek(max(log.seek(0, os.SEEK_END) - most, 0))
+    return log.read().decode(errors="replace").strip().rpartition("batchfs: ")[2]
+
+
+def run(*args: str, timeout: float | None = None) -> tuple[bytes, str]:
+    """Runs the program and returns its output and its error, which is empty if it succeeded."""
+    try:
+        done = subprocess.run([program(), *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        return b"", f"batchfs {args[0]} gave no answer in {timeout} seconds"
+    if done.returncode == 0:
+        return done.stdout, ""
+    why = done.stderr.decode(errors="replace").strip().removeprefix("batchfs: ")
+    return done.stdout, why or f"batchfs {args[0]} ended with status {done.returncode}"

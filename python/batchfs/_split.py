@@ -1,0 +1,260 @@
+"""A split of batches: a sequence, its steps in order, and their state."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeAlias, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from ._program import Error, ReadError, Setting, text
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._torch import TorchSteps
+
+Array: TypeAlias = npt.NDArray[Any]
+A = TypeVar("A")
+S = TypeVar("S", bound="Position")
+
+MAX_BATCHES = 2**40  # numbers of batches are below this
+
+
+class NoArray(KeyError, AttributeError):
+    """A batch has no such array."""
+
+
+class Batch(dict[str, A]):
+    """The arrays of one batch by name, which are also attributes: ``batch["x"]`` is ``batch.x``.
+
+    The arrays are those of ``Split.names``. x and y have shape (batch_size, block_size), tokens (batch_size, block_size + 1), rows
+    (batch_size, ...); the others what ``Split.info["arrays"]`` says. They are the caller's, to keep or change.
+    """
+
+    if TYPE_CHECKING:
+        x: A
+        y: A
+    else:  # a third of the time that a small batch takes would be a __getattr__'s
+        x, y = (property(operator.itemgetter(name)) for name in "xy")
+
+    def __getattr__(self, name: str) -> A:
+        return self[name]
+
+    def __missing__(self, name: str) -> A:
+        raise NoArray(f"this batch has no array {name}; it has {', '.join(self)}")
+
+
+class Reader(Protocol):
+    """Where batches are read from. It can be pickled, and used after a fork."""
+
+    def fill(self, k: int, arrays: list[Any]) -> None:
+        """Reads all arrays of batch k into contiguous arrays of their sizes. Raises ReadError."""
+        ...
+
+    def close(self) -> None:
+        """Frees what is open. The next fill opens it again."""
+        ...
+
+
+def fill_rest(read: Callable[[list[memoryview], int], int], arrays: Sequence[Array], done: int, size: int) -> None:
+    """Fills contiguous arrays of size bytes in all, of which done are there, with read(buffers, done), which returns a count of bytes.
+
+    Raises:
+        ReadError: there are fewer bytes.
+    """
+    rest = [a.data.cast("B") for a in arrays]
+    last = done
+    while done < size:
+        if last == 0:
+            raise ReadError(f"a batch of {size} bytes ended after {done}")
+        while last >= len(rest[0]):
+            last -= len(rest.pop(0))
+        rest[0] = rest[0][last:]
+        last = read(rest, done)
+        done += last
+
+
+class Split(Sequence[Batch[Array]]):
+    """The batches of a split under its settings: ``train[k]`` is batch k, and ``len(train)`` the batches of an epoch.
+
+    It can be pickled and used in other processes, forked or spawned.
+
+    Attributes:
+        info: what the mount's info.json says: tokens, shapes, order, seed, files and others.
+        names: the names of a batch's arrays, x and y first.
+        fingerprint: that of the tokens, 32 hexadecimal digits.
+    """
+
+    def __init__(self, info: dict[str, Any], reader: Reader, owner: object = None) -> None:
+        self.info = info
+        self.names: list[str] = [a["name"] for a in info["arrays"]]
+        self.fingerprint: str = info["fingerprint"]
+        self.specs = specs(info)
+        self.reader = reader
+        self._owner = owner  # a mount lives as long as its splits
+
+    def __len__(self) -> int:
+        return int(self.info["steps"])
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Batch[Array]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Batch[Array]]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Batch[Array] | list[Batch[Array]]:
+        """Returns a batch by number, from 0 to len - 1, or a list of them. `steps` goes beyond, to further epochs.
+
+        Raises:
+            IndexError: there is no such batch.
+            ReadError: it cannot be read.
+        """
+        if isinstance(index, slice):
+            return [self.read(k) for k in range(*index.indices(len(self)))]
+        k = operator.index(index)
+        if not -len(self) <= k < len(self):
+            raise IndexError(f"batch {k} of {len(self)}; steps() goes on with the next epoch")
+        return self.read(k % len(self))
+
+    def read(self, k: int) -> Batch[Array]:
+        """Returns batch k, for any k from 0 to 2**40 - 1, whatever the length.
+
+        Raises:
+            ReadError: it cannot be read.
+        """
+        arrays = [np.empty(shape, dtype) for shape, dtype in self.specs]
+        self.reader.fill(k, arrays)
+        return Batch(zip(self.names, arrays))
+
+    def steps(self, start: int = 0, stop: int | None = None) -> Steps:
+        """Returns an iterator over (step, batch) from batch start to before batch stop, or without end.
+
+        It has ``state_dict()`` and ``load_state_dict()``. Its batches are new arrays, for the caller to keep or change.
+        """
+        return Steps(self, start, stop)
+
+    def torch(self, device: torch.device | str | None = None, start: int = 0, stop: int | None = None) -> TorchSteps:
+        """Returns `steps` whose batches are tensors on a device (default: cuda if there is one, else cpu).
+
+        x, y and tokens are int64, the other arrays of their own dtype. For CUDA the next batch is read into pinned memory, sent and
+        made int64 there while the GPU works on this one.
+        """
+        from . import _torch
+
+        return _torch.steps(self, device, start, stop)
+
+    def close(self) -> None:
+        """Closes open files. Reading opens them again."""
+        self.reader.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_owner": None}
+
+    def __repr__(self) -> str:
+        return f"<batchfs split {self.info['sequence']}, {len(self)} batches an epoch>"
+
+
+class Position:
+    """Where a reader in order is: iterators over the steps of a split share its state.
+
+    ``state_dict()`` is {"step": the number of the next batch, "fingerprint": that of the tokens}.
+    """
+
+    def __init__(self, split: Split, start: int, stop: int | None) -> None:
+        if not 0 <= start <= MAX_BATCHES:
+            raise ValueError(f"start must be from 0 to 2**40 (got {start})")
+        self.split = split
+        self.stop = MAX_BATCHES if stop is None else min(stop, MAX_BATCHES)
+        self.step = start
+        self.worker, self.workers = 0, 1
+
+    def __iter__(self: S) -> S:
+        """Returns itself. In a worker of PyTorch's DataLoader it then gives every n-th batch, of n workers."""
+        torch = sys.modules.get("torch")
+        worker = torch.utils.data.get_worker_info() if torch else None
+        self.worker, self.workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state to save: the batch that was given last is done."""
+        return {"step": self.step, "fingerprint": self.split.fingerprint}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues from a state that was saved, on this mount or another of the same tokens.
+
+        Raises:
+            Error: the state is of other tokens.
+        """
+        there = state_dict["fingerprint"]
+        if there != self.split.fingerprint:
+            raise Error(
+                f"the state is of tokens with the fingerprint {there}, and {self.split.info['split']} has {self.split.fingerprint}: mount "
+                f'the tokens that the run began with, or go on with these on purpose: steps({state_dict["step"]})'
+            )
+        self.step = int(state_dict["step"])
+
+
+class Steps(Position, Iterator[tuple[int, Batch[Array]]]):
+    """Iterator over (step, batch): see `Split.steps`."""
+
+    def __init__(self, split: Split, start: int, stop: int | None) -> None:
+        super().__init__(split, start, stop)
+        if torch := sys.modules.get("torch"):
+            torch.utils.data.IterableDataset.register(Steps)  # it is an ABC: DataLoader asks isinstance
+
+    def __next__(self) -> tuple[int, Batch[Array]]:
+        k = self.step + self.worker
+        if k >= self.stop:
+            raise StopIteration
+        batch = self.split.read(k)
+        self.step += self.workers
+        return k, batch
+
+
+def specs(info: dict[str, Any]) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Returns the shapes and dtypes of the arrays of a batch."""
+    return [(tuple(a["shape"]), np.dtype("uint16" if a["dtype"] == "bfloat16" else a["dtype"])) for a in info["arrays"]]
+
+
+def sizes(info: dict[str, Any]) -> list[int]:
+    """Returns the bytes of the arrays of a batch."""
+    return [math.prod(shape) * dtype.itemsize for shape, dtype in specs(info)]
+
+
+def locate(
+    name: str, rank: int | None, world: int | None, settings: dict[str, Setting], describe: Callable[[str], dict[str, Any]]
+) -> tuple[str, dict[str, Any]]:
+    """Returns the path of a split under settings, and what describe says of that path.
+
+    rank and world are those of torchrun's environment unless somebody gives them, and so is local_world where it matters.
+
+    Raises:
+        ValueError: there is one of rank and world, but not the other.
+    """
+    if (rank is None) != (world is None):
+        raise ValueError("rank and world: give both, or none")
+    path = _under(name.rstrip("/"), settings)
+    parts = itertools.takewhile(lambda part: "=" in part, reversed(path.split("/")))
+    given = {pair.partition("=")[0] for part in parts for pair in part.split(",")}
+    env = os.environ
+    if rank is None and not given & {"rank", "world"} and "RANK" in env and "WORLD_SIZE" in env:
+        rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
+    if rank is None or world is None:
+        return path, describe(path)
+    shares: dict[str, Setting] = {"rank": rank, "world": world}
+    local = int(env.get("LOCAL_WORLD_SIZE", 1))
+    if local > 1 and world % local == 0 and "local_world" not in given:
+        info = describe(path)
+        if info.get("shuffle_block") and info.get("local_world") == 1:
+            shares["local_world"] = local
+    path = _under(path, shares)
+    return path, describe(path)
+
+
+def _under(path: str, settings: dict[str, Setting]) -> str:
+    return f"{path}/{','.join(f'{key}={text(value)}' for key, value in settings.items())}" if settings else path

@@ -1,0 +1,502 @@
+"""Tests of the package against real mounts. BATCHFS_PROGRAM names the program; test/python_test.go runs them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import unittest
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+HERE = Path(__file__).resolve()
+sys.path.insert(0, str(HERE.parents[1]))
+
+import batchfs
+from batchfs._mount import Files
+from batchfs._split import fill_rest
+
+LIMIT = 300  # seconds, for whatever is waited for
+B, T = 4, 32
+has_torch = importlib.util.find_spec("torch") is not None
+has_torchdata = importlib.util.find_spec("torchdata") is not None
+
+
+def make_data(directory: Path, tokens: int = 150_000) -> str:
+    """Writes tokens, and for each of them a byte of a mask and three float32, and a config.toml that serves them."""
+    directory.mkdir(parents=True, exist_ok=True)
+    np.arange(tokens).astype(np.uint16).tofile(directory / "train.bin")
+    (np.arange(tokens) % 7).astype(np.uint8).tofile(directory / "mask.bin")
+    np.arange(3 * tokens, dtype=np.float32).tofile(directory / "weights.bin")
+    config = directory / "config.toml"
+    config.write_text(f"""
+        batch.batch_size = {B}
+        batch.block_size = {T}
+        [splits.train]
+        tokens = "train.bin"
+        [splits.more]
+        tokens = "train.bin"
+        arrays = [{{name = "mask", files = "mask.bin", dtype = "uint8"}}, {{name = "w", files = "weights.bin", dtype = "float32", shape = [3]}}]
+        [splits.rows]
+        tokens = "weights.bin"
+        token_dtype = "bfloat16"
+        shape = [5]
+        layout = "rows"
+    """)
+    return str(config)
+
+
+def mounts() -> set[str]:
+    return {line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if " fuse.batchfs " in line}
+
+
+def wait_until(what: str, done: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT
+    while not done():
+        if time.monotonic() > end:
+            raise AssertionError(f"{what}: not within {LIMIT} seconds")
+        time.sleep(0.01)
+
+
+def python(code: str, *args: str, **env: str) -> subprocess.Popen[str]:
+    """Starts another Python that has the package, and data as the directory of this test's tokens."""
+    code = f"import os, sys, signal; sys.path.insert(0, {str(HERE.parents[1])!r}); import batchfs\n" + textwrap.dedent(code)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env}
+    )
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return list(a) == list(b) and all(np.array_equal(np.asarray(a[name]), np.asarray(b[name])) for name in a)
+
+
+def numbers(split: batchfs.Split, ks: range, queue: Any) -> None:
+    queue.put([split.read(k) for k in ks])
+
+
+class Case(unittest.TestCase):
+    """A test with a mount of its class, of tokens that are their own positions."""
+
+    directory: tempfile.TemporaryDirectory[str]
+    config: str
+    m: batchfs.Mount
+    piped: batchfs.Piped
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.directory = tempfile.TemporaryDirectory()
+        cls.config = make_data(Path(cls.directory.name))
+        cls.m = batchfs.mount(config=cls.config)
+        cls.piped = batchfs.Piped(["-c", cls.config])
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        cls.m.close()
+        cls.piped.close()
+        cls.directory.cleanup()
+
+    def both(self, name: str, **settings: Any) -> list[batchfs.Split]:
+        """Returns a split as a mount and as a pipe have it."""
+        return [self.m.split(name, **settings), self.piped.split(name, **settings)]
+
+
+class TestSplit(Case):
+    def file(self, name: str) -> Any:
+        return np.load(f"{self.m.mountpoint}/{name}.npy")
+
+    def test_batches_are_those_of_files(self) -> None:
+        for train in self.both("train", order="shuffle"):
+            for k in (0, 1, 5, 3, len(train) - 1):
+                x, y = self.file(f"train/order=shuffle/batch/{k}")
+                self.assertTrue(same(train[k], {"x": x, "y": y}), k)
+                self.assertTrue((train[k].x[:, 1:] == train[k].y[:, :-1]).all())
+                self.assertEqual((train[k].x.shape, train[k].x.dtype), ((B, T), np.uint16))
+
+    def test_all_arrays_are_of_one_batch(self) -> None:
+        for more in self.both("more"):
+            self.assertEqual(more.names, ["x", "y", "w", "mask"])
+            for k, batch in more.steps(2, 6):
+                self.assertTrue(same(batch, more[k]))
+                at = (batch.w[..., 0] / 3).astype(int)
+                self.assertTrue((batch.y == at % 65536).all() and (batch.mask == at % 7).all())
+                self.assertTrue(np.array_equal(batch.mask, self.file(f"more/batch/{k}.mask")))
+
+    def test_layouts_and_dtypes(self) -> None:
+        for tokens in self.both("train", layout="tokens", dtype="int64"):
+            self.assertEqual((tokens[3].tokens.shape, tokens[3].tokens.dtype), ((B, T + 1), np.int64))
+        for rows in self.both("rows"):
+            self.assertTrue(np.array_equal(rows[2].rows, self.file("rows/batch/2")))
+
+    def test_batches_above_a_mebibyte(self) -> None:
+        for big in self.both("train", batch_size=300, block_size=3000):
+            x, y = self.file("train/batch_size=300,block_size=3000/batch/2")
+            self.assertTrue(same(big.read(2), {"x": x, "y": y}))
+
+    def test_sequence(self) -> None:
+        for train in self.both("train"):
+            n = len(train)
+            self.assertEqual(n, train.info["batches_per_epoch"])
+            self.assertTrue(same(train[-1], train[n - 1]))
+            self.assertTrue(same(train[np.int64(2)], train[2]))
+            self.assertEqual([int(b.x[0, 0]) for b in train[1:4]], [int(train[k].x[0, 0]) for k in (1, 2, 3)])
+            self.assertRaises(IndexError, lambda: train[n])
+            self.assertEqual(len([0 for _ in train]), n)
+            self.assertRaisesRegex(AttributeError, "it has x, y", lambda: train[0].mask)
+            self.assertRaisesRegex(KeyError, "it has x, y", lambda: train[0]["mask"])
+            self.assertFalse(hasattr(self.m.split("train", layout="tokens")[0], "x"))
+            self.assertTrue(same(pickle.loads(pickle.dumps(train[0])), train[0]))
+            for k, batch in train.steps(n - 1, n + 2):  # into the next epoch
+                x, y = self.file(f"train/batch/{k}")
+                self.assertTrue(same(batch, {"x": x, "y": y}))
+
+    def test_batches_are_the_callers(self) -> None:
+        train = self.m.split("train")
+        kept = [batch for _, batch in train.steps(0, 20)]
+        self.assertTrue(all(same(batch, train[k]) for k, batch in enumerate(kept)))
+        kept[0].x[:] = 0
+
+    def test_ranks(self) -> None:
+        seen: list[int] = []
+        for rank in range(3):
+            with mock.patch.dict(os.environ, {"RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}):
+                for by_env in self.both("train", order="sequential"):
+                    given = self.m.split("train", order="sequential", rank=rank, world=3)
+                    self.assertTrue(same(by_env[1], given[1]))
+                    seen += given[1].x[:, 0].tolist()
+                # what the path says goes before it
+                one = batchfs.split(f"{self.m.mountpoint}/train/rank=0,world=1/order=sequential")
+                self.assertEqual(one.info["world"], 1)
+        self.assertEqual(sorted(set(seen)), [T * i for i in range(3 * B, 6 * B)])
+        self.assertRaises(ValueError, lambda: self.m.split("train", rank=1))
+
+    def test_hosts(self) -> None:
+        with mock.patch.dict(os.environ, {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}):
+            for train in self.both("train", order="shuffle", shuffle_block="64KiB", batch_size=1):
+                self.assertEqual((train.info["rank"], train.info["world"], train.info["local_world"]), (3, 4, 2))
+
+    def test_existing_mount(self) -> None:
+        train = batchfs.split(f"{self.m.mountpoint}/train", order="shuffle", seed=7)
+        self.assertTrue(same(train[3], self.piped.split("train", order="shuffle", seed=7)[3]))
+
+
+class TestState(Case):
+    def test_resume(self) -> None:
+        for train in self.both("train"):
+            steps = train.steps(5)
+            done = [next(steps) for _ in range(3)]
+            state = steps.state_dict()
+            self.assertEqual(state, {"step": 8, "fingerprint": train.fingerprint})
+            again = train.steps()
+            again.load_state_dict(state)
+            self.assertEqual([k for k, _ in done] + [next(again)[0]], [5, 6, 7, 8])
+            other = pickle.loads(pickle.dumps(again))
+            self.assertTrue(same(next(other)[1], train[9]))
+
+    def test_other_tokens_are_refused(self) -> None:
+        steps = self.m.split("train").steps()
+        state = {**steps.state_dict(), "fingerprint": "0" * 32}
+        with self.assertRaisesRegex(batchfs.Error, "mount the tokens that the run began with"):
+            steps.load_state_dict(state)
+
+
+class TestProcesses(Case):
+    def test_fork_and_spawn(self) -> None:
+        for train in self.both("more"):
+            steps = train.steps()
+            next(steps)
+            for method in ("fork", "spawn"):
+                context: Any = multiprocessing.get_context(method)
+                queue = context.Queue()
+                child = context.Process(target=numbers, args=(train, range(4), queue))
+                child.start()
+                got = queue.get(timeout=LIMIT)
+                child.join()
+                self.assertTrue(all(same(batch, train.read(k)) for k, batch in enumerate(got)))
+            self.assertEqual(next(steps)[0], 1)
+            self.assertTrue(same(next(steps)[1], train[2]))
+
+    @unittest.skipUnless(has_torch, "no torch")
+    def test_workers_share(self) -> None:
+        from torch.utils.data import DataLoader
+
+        for train in self.both("more"):
+            for workers in (0, 2):
+                loader: Any = DataLoader(train.steps(2, 13), batch_size=None, num_workers=workers)  # pyright: ignore
+                got: list[Any] = list(loader)
+                self.assertEqual([int(k) for k, _ in got], list(range(2, 13)))
+                self.assertTrue(all(same(batch, train[int(k)]) for k, batch in got))
+                loader = DataLoader(train, batch_size=None, num_workers=workers)  # pyright: ignore
+                self.assertTrue(all(same(batch, train[k]) for k, batch in zip(range(5), loader)))
+
+    @unittest.skipUnless(has_torchdata, "no torchdata")
+    def test_stateful_workers(self) -> None:
+        StatefulDataLoader: Any = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
+
+        train = self.m.split("train")
+        for workers in (0, 2):
+            whole: list[int] = [int(k) for k, _ in StatefulDataLoader(train.steps(3, 15), batch_size=None, num_workers=workers)]
+            loader: Any = StatefulDataLoader(train.steps(3, 15), batch_size=None, num_workers=workers)
+            read = iter(loader)
+            begun = [int(next(read)[0]) for _ in range(5)]
+            state = loader.state_dict()
+            del read
+            loader = StatefulDataLoader(train.steps(3, 15), batch_size=None, num_workers=workers)
+            loader.load_state_dict(state)
+            self.assertEqual(begun + [int(k) for k, _ in loader], whole)
+            self.assertEqual(whole, list(range(3, 15)))
+
+    @unittest.skipUnless(has_torch, "no torch")
+    def test_tensors(self) -> None:
+        import torch
+
+        for more in self.both("more"):
+            steps = more.torch("cpu", 1, 4)
+            for k, batch in steps:
+                self.assertEqual([batch[name].dtype for name in batch], [torch.int64, torch.int64, torch.float32, torch.uint8])
+                self.assertTrue(same(batch, more[k]))
+            self.assertEqual(steps.state_dict()["step"], 4)
+        rows = self.m.split("rows")
+        self.assertEqual(next(rows.torch("cpu"))[1].rows.dtype, torch.bfloat16)
+        if torch.cuda.is_available():
+            train = self.m.split("more")
+            for k, batch in train.torch("cuda", 1, 40):
+                self.assertTrue(same({name: batch[name].cpu() for name in batch}, train.read(k)))
+
+
+class Place(unittest.TestCase):
+    """A test with a directory of its own, which has tokens and a mountpoint."""
+
+    def setUp(self) -> None:
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = Path(directory.name)
+        self.config = make_data(self.directory / "data")
+        self.place = self.directory / "mnt"
+        self.place.mkdir()
+
+    def mounted(self) -> bool:
+        return str(self.place) in mounts()
+
+
+class TestLife(Place):
+    """What is mounted, and what runs, when a process ends."""
+
+    def ends(self, code: str, status: int) -> None:
+        """Runs code after a mount, and expects a status and that nothing is mounted soon."""
+        process = python(
+            f"m = batchfs.mount(config={self.config!r}, mountpoint={str(self.place)!r}, set={{'mount.grace': '1s'}})\n"
+            f"train = m.split('train'); first = train[0]\n{textwrap.dedent(code)}"
+        )
+        out, err = process.communicate(timeout=LIMIT)
+        self.assertEqual(process.returncode, status, out + err)
+        wait_until("an unmount", lambda: not self.mounted())
+        self.assertTrue(self.place.is_dir())
+
+    def test_ends_of_a_process(self) -> None:
+        self.ends("pass", 0)
+        self.ends("sys.exit(3)", 3)
+        self.ends("raise KeyboardInterrupt", -signal.SIGINT)
+        self.ends("os._exit(4)", 4)
+        self.ends("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM)
+        self.ends("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL)
+
+    def test_killed_beside_a_forked_process(self) -> None:
+        """A forked process that reads, and outlives its parent, does not keep the mount."""
+        self.ends(
+            """
+            ready, told = os.pipe()
+            if os.fork() == 0:
+                held = open(m.mountpoint + '/train/batch/1', 'rb'); held.read(1); os.write(told, b'.')
+                sys.stdout.close(); os.close(1); os.close(2)
+                signal.pause()
+            os.read(ready, 1)
+            os.kill(os.getpid(), signal.SIGKILL)
+            """,
+            -signal.SIGKILL,
+        )
+
+    def test_with_unmounts(self) -> None:
+        m = batchfs.mount(config=self.config, mountpoint=self.place)
+        train = m.split("train")
+        with self.assertRaises(ZeroDivisionError), m:
+            copy = pickle.loads(pickle.dumps(train))
+            self.assertTrue(same(train[1], copy[1]))
+            if os.fork() == 0:
+                m.close()  # which is not this process's to do
+                os._exit(0)
+            os.wait()
+            self.assertTrue(self.mounted())
+            _ = 1 / 0
+        self.assertFalse(self.mounted())
+        self.assertRaisesRegex(batchfs.ReadError, "is a batchfs mounted there", lambda: train[2])
+        m.close()
+
+    def test_mounts_of_its_own(self) -> None:
+        """Mounts of other threads and of garbage: the first lives on after its thread, and the second does not."""
+        made: list[batchfs.Mount] = []
+        thread = threading.Thread(target=lambda: made.append(batchfs.mount(config=self.config)))
+        thread.start()
+        thread.join()
+        train = batchfs.mount(config=self.config).split("train")  # which keeps its mount
+        self.assertTrue(same(train[5], made[0].split("train")[5]))
+        places = [made[0].mountpoint, str(Path(train.reader.path).parent) if isinstance(train.reader, Files) else ""]
+        self.assertLessEqual(set(places), mounts())
+        del train
+        self.assertEqual(set(places) & mounts(), {places[0]})
+        made[0].close()
+        self.assertFalse(any(map(os.path.exists, places)))
+
+    def test_pipes_end(self) -> None:
+        process = python(f"""
+            p = batchfs.Piped(['-c', {self.config!r}]).split('train'); p[0]
+            print(p.reader.child.process.pid, flush=True)
+            sys.stdin.read() if False else signal.pause()
+        """)
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        process.kill()
+        process.communicate()
+        wait_until("the end of batchfs cat", lambda: not Path(f"/proc/{child}").exists() or " Z " in Path(f"/proc/{child}/stat").read_text())
+
+    def test_program(self) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "batchfs", "version"], cwd=HERE.parents[1], capture_output=True, text=True, check=True
+        )
+        self.assertRegex(done.stdout, "^batchfs ")
+
+
+class TestErrors(Place):
+    def refused(self, words: str, **args: Any) -> None:
+        with self.assertRaisesRegex(batchfs.MountError, words):
+            batchfs.mount(**args)
+
+    def test_refused(self) -> None:
+        self.refused("no such file", data=self.directory / "none")
+        self.refused("batch_size: must be a whole number", config=self.config, batch_size=0)
+        self.refused("unknown key|must be one of", config=self.config, set={"memory.acces": "pread"})
+        self.refused("does not exist", config=self.config, mountpoint=self.directory / "none")
+        self.refused("lies in the mountpoint", config=self.config, mountpoint=self.directory / "data")
+        with batchfs.mount(config=self.config, mountpoint=self.place) as m:
+            self.refused("already mounted there; batchfs unmount", config=self.config, mountpoint=self.place)
+            with self.assertRaisesRegex(batchfs.MountError, 'no split "test"'):
+                m.split("test")
+            with self.assertRaisesRegex(batchfs.MountError, "rank: must be below world"):
+                m.split("train", rank=3, world=3)
+        with self.assertRaisesRegex(batchfs.MountError, "no batchfs is mounted there"):
+            batchfs.split(self.place / "train")
+        with mock.patch.object(tempfile, "tempdir", str(self.directory / "none")):
+            with self.assertRaisesRegex(batchfs.MountError, "set TMPDIR"):
+                batchfs.mount(config=self.config)
+        with mock.patch.dict(os.environ, {"BATCHFS_PROGRAM": str(self.directory / "none")}):
+            with self.assertRaisesRegex(batchfs.Error, "none"):
+                batchfs.mount(config=self.config)
+
+    def test_changed_tokens(self) -> None:
+        with batchfs.mount(config=self.config) as m:
+            train, piped = m.split("train"), batchfs.Piped(["-c", self.config]).split("train")
+            batch = train[1]
+            self.assertTrue(same(piped[1], batch))
+            np.ones(9000, np.uint16).tofile(self.directory / "new")
+            os.rename(self.directory / "new", self.directory / "data/train.bin")
+            with self.assertRaisesRegex(batchfs.ReadError, "batch 190 of .*train.bin.*(changed|token file).*Put them back"):
+                train.read(190)
+            with self.assertRaisesRegex(batchfs.ReadError, "train.bin"):
+                for k in range(2, 100_000):  # what is in the pipe is of the old tokens
+                    piped.read(k)
+
+    def test_dead_mount(self) -> None:
+        m = batchfs.mount(config=self.config, mountpoint=self.place)
+        train = m.split("train")
+        first = train[0]
+        keeper = next(p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_keeper(p, str(self.place)))
+        os.kill(keeper, signal.SIGKILL)
+        with self.assertRaisesRegex(batchfs.ReadError, "batch 199 .*Mount again"):
+            while True:
+                train.read(199)
+                train.close()
+        with self.assertRaisesRegex(batchfs.MountError, "ount again|unmount"):
+            m.split("train", seed=1)
+        m.close()
+        self.assertFalse(self.mounted())
+        with batchfs.mount(config=self.config, mountpoint=self.place) as m:
+            self.assertTrue(same(m.split("train")[0], first))
+
+    def test_open_without_a_mount(self) -> None:
+        with batchfs.open(config=self.config) as m:
+            self.assertIsInstance(m, batchfs.Mount)
+            want = m.split("train")[3]
+            with mock.patch.object(batchfs._mount, "mount", side_effect=batchfs.MountError("cannot mount")):  # pyright: ignore
+                with self.assertWarnsRegex(RuntimeWarning, "read from pipes, because there is no mount: cannot"):
+                    with batchfs.open(config=self.config) as p:
+                        self.assertIsInstance(p, batchfs.Piped)
+                        self.assertTrue(same(p.split("train")[3], want))
+        with self.assertRaisesRegex(batchfs.MountError, "no such file"):
+            batchfs.open(self.directory / "none")
+
+    @unittest.skipUnless(os.geteuid() == 0, "hiding /dev/fuse needs root")
+    def test_without_fuse(self) -> None:
+        code = f"""
+            with batchfs.open(config={self.config!r}) as p:
+                for step, batch in p.split('train').steps(3, 5):
+                    print(step, batch.x.shape)
+        """
+        with mock.patch.object(sys, "executable", self.without("mount --bind /dev/null /dev/fuse")):
+            process = python(code)
+        out, err = process.communicate(timeout=LIMIT)
+        self.assertEqual(out, f"3 ({B}, {T})\n4 ({B}, {T})\n", err)
+        self.assertRegex(err, "RuntimeWarning: batches are read from pipes")
+
+    def without(self, command: str) -> str:
+        """Returns a program that is this Python in a mount namespace where a command was run."""
+        program = self.directory / "python"
+        program.write_text(f"#!/bin/sh\nexec unshare -m sh -c '{command}; exec \"$0\" \"$@\"' {sys.executable} \"$@\"\n")
+        program.chmod(0o755)
+        return str(program)
+
+    def test_reads_in_parts(self) -> None:
+        """Bytes that come in any parts fill all arrays, and too few are an error."""
+        data = np.random.default_rng(1).integers(0, 256, 100, np.uint8)
+        for part in (1, 7, 60, 100):
+            for size in (100, 99):
+
+                def read(to: list[memoryview], done: int) -> int:
+                    left = data[done : min(done + part, size)].tobytes()
+                    count = len(left)
+                    for view in to:
+                        n = min(len(view), len(left))
+                        view[:n], left = left[:n], left[n:]
+                    return count
+
+                arrays = [np.zeros((2, 10), np.int16), np.zeros(60, np.uint8)]
+                first = read([a.data.cast("B") for a in arrays], 0)
+                if size < 100:
+                    with self.assertRaisesRegex(batchfs.ReadError, "ended after 99"):
+                        fill_rest(read, arrays, first, 100)
+                    continue
+                fill_rest(read, arrays, first, 100)
+                self.assertEqual(b"".join(a.tobytes() for a in arrays), data.tobytes())
+
+
+def is_keeper(pid: int, mountpoint: str) -> bool:
+    try:
+        args = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"mount" in args and mountpoint.encode() in args
+
+
+if __name__ == "__main__":
+    unittest.main()
