@@ -15,6 +15,8 @@ import (
 	"github.com/bmatcuk/doublestar/v4"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
+	"golang.org/x/text/encoding"
+	"golang.org/x/text/transform"
 )
 
 // A kind is what a file of documents looks like, once it is decompressed.
@@ -53,6 +55,28 @@ func (in *input) size() int64 {
 		return 0
 	}
 	return in.info.Size()
+}
+
+// sizes is the number of bytes of inputs.
+func sizes(inputs []*input) (all int64) {
+	for _, in := range inputs {
+		all += in.size()
+	}
+	return all
+}
+
+// invalid reads the whole input, and reports whether it is not UTF-8.
+func (in *input) invalid() (bool, error) {
+	s, err := in.open(nil, 0, func(int) {})
+	if err != nil {
+		return false, err
+	}
+	defer s.Close()
+	_, err = io.Copy(io.Discard, transform.NewReader(s, encoding.UTF8Validator))
+	if errors.Is(err, encoding.ErrInvalidUTF8) {
+		return true, nil
+	}
+	return false, err
 }
 
 func isURL(name string) bool { return strings.Contains(name, "://") }

@@ -2,7 +2,6 @@ package prepare
 
 import (
 	"fmt"
-	"io"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -12,22 +11,60 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
+// say prints a line. Names of files and tokens are others' text.
+func (o *options) say(format string, args ...any) error {
+	_, err := fmt.Fprintln(o.out, terminal.Printable(fmt.Sprintf(format, args...)))
+	return err
+}
+
+// sayTokens is the first line of a run: it is printed before anything is looked for or read.
+func (o *options) sayTokens(c *coding) {
+	switch {
+	case c.eot >= 0 && c.eotFirst:
+		o.say("tokens of %s: %s (%d) begins each document", o.By, c.Bytes(uint32(c.eot)), c.eot)
+	case c.eot >= 0:
+		o.say("tokens of %s: %s (%d) ends each document", o.By, c.Bytes(uint32(c.eot)), c.eot)
+	default:
+		o.say("tokens of %s: no token separates documents", o.By)
+	}
+}
+
+// warnOfNoEOT warns where documents run into one another, and --eot does not say so.
+func (o *options) warnOfNoEOT(inputs []*input, c *coding) {
+	if c.eot >= 0 || o.EOT == "none" || len(inputs) == 1 && inputs[0].kind == text {
+		return
+	}
+	way := "only the index beside a file says where they end"
+	if _, ok := c.tokenizer.(bpeTokenizer); ok {
+		way = "name one with --eot-token"
+	}
+	o.say("warning: %s has no end-of-text token that is known, so documents run into one another: %s", o.By, way)
+}
+
+// sayContinuing tells a run that continues from one that begins.
+func (o *options) sayContinuing(s *state, inputs []*input) {
+	if s.Position != (position{}) {
+		all := sizes(inputs)
+		o.say("continuing at %d%% of %s", 100*s.Position.Read/max(all, 1), terminal.Size(all))
+	}
+}
+
 // progress shows how much of all inputs is done, from a position on.
 func (o *options) progress(what string, inputs []*input, from position) *terminal.Progress {
-	var all, done int64
-	for i, in := range inputs {
-		all += in.size()
-		if i < from.Input {
-			done += in.size()
-		}
+	all := sizes(inputs)
+	if all == 0 {
+		all = -1
 	}
 	p := terminal.NewProgress(o.err, what, all, terminal.Bytes)
-	p.Add(int(done))
+	p.Add(int(sizes(inputs[:from.Input])))
+	if !terminal.Is(o.err) {
+		p.Lines(o.out)
+	}
 	return p
 }
 
-func (o *options) report(out io.Writer) error {
-	dir := filepath.Clean(o.out)
+func (o *options) report() error {
+	dir := filepath.Clean(o.dir)
 	m, err := vocabulary.Read(filepath.Join(dir, manifestName))
 	if err != nil {
 		return err
@@ -36,22 +73,23 @@ func (o *options) report(out io.Writer) error {
 		switch split := m.Splits[name]; len(split.Shards) {
 		case 0:
 		case 1:
-			fmt.Fprintf(out, "%s/%s: %d tokens\n", dir, split.Shards[0].Name, split.Tokens)
+			o.say("%s/%s: %d tokens", dir, split.Shards[0].Name, split.Tokens)
 		default:
-			fmt.Fprintf(out, "%s/%s to %s: %d tokens in %d shards\n", dir, split.Shards[0].Name, split.Shards[len(split.Shards)-1].Name,
-				split.Tokens, len(split.Shards))
+			o.say("%s/%s to %s: %d tokens in %d shards", dir, split.Shards[0].Name, split.Shards[len(split.Shards)-1].Name, split.Tokens, len(split.Shards))
 		}
 	}
+	if left := m.LeftOut; left != nil {
+		o.say("left out, as not UTF-8: %s; the first is %s", terminal.Count(left.Documents, "document", "documents"), left.First)
+	}
 	if m.Kind == vocabulary.BPE {
-		fmt.Fprintf(out, "%s/vocab.json: vocabulary of %d tokens of %s\n", dir, m.Size, m.Tokenizer)
+		o.say("%s/vocab.json: vocabulary of %d tokens of %s", dir, m.Size, m.Tokenizer)
 	} else {
-		fmt.Fprintf(out, "%s/vocab.json: vocabulary of %d %ss\n", dir, m.Size, m.Kind)
+		o.say("%s/vocab.json: vocabulary of %d %ss", dir, m.Size, m.Kind)
 	}
 	if !regexp.MustCompile(`^[\w./-]+$`).MatchString(dir) {
 		dir = "'" + strings.ReplaceAll(dir, "'", `'\''`) + "'"
 	}
-	_, err = fmt.Fprintf(out, "next: batchfs mount --data %s%s MOUNTPOINT\n", dir, suiting(m))
-	return err
+	return o.say("next: batchfs mount --data %s%s MOUNTPOINT", dir, suiting(m))
 }
 
 // suiting are the options of mount for files that are too short for the default block_size.

@@ -39,7 +39,15 @@ type Manifest struct {
 	Tokenizer string           `json:"tokenizer"` // as for batchfs prepare --by
 	Format    string           `json:"format"`
 	Splits    map[string]Split `json:"splits"`
+	Run       string           `json:"run,omitempty"`      // a digest of the options and the texts: those of the same run have the same
+	LeftOut   *LeftOut         `json:"left_out,omitempty"` // of the texts
 	Vocabulary
+}
+
+// LeftOut is documents that are not valid UTF-8.
+type LeftOut struct {
+	Documents int64  `json:"documents"`
+	First     string `json:"first"` // where the first of them is
 }
 
 // Split is the token files of a split.
