@@ -112,13 +112,12 @@ type sample struct {
 }
 
 func takeSample(ctx context.Context, inputs []*input, from position, c *coding, most int) (sample, error) {
-	s := sample{from: from, bytes: -int(from.Offset)} // which reader counts too
+	s := sample{from: from}
 	w := &worker{coding: c, encoder: c.NewEncoder()}
 	enough := errors.New("enough")
 	size := 0
 	r := &reader{
 		inputs: inputs, column: c.fields[0].names(), inVal: c.inVal, cut: c.cut, whole: c.skip && !c.any,
-		tally: func(n int) { s.bytes += n },
 		emit: func(b *batch) error {
 			if err := cmp.Or(ctx.Err(), w.batch(b)); err != nil {
 				return err
@@ -139,6 +138,7 @@ func takeSample(ctx context.Context, inputs []*input, from position, c *coding, 
 		},
 	}
 	err := r.read(from)
+	s.bytes = int(r.bytes - sizes(inputs[:from.Input]) - from.Offset)
 	switch {
 	case err == enough:
 		err = nil

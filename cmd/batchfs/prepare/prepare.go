@@ -421,7 +421,6 @@ func (o *options) complete(ctx context.Context, w *workplace, s *state, inputs [
 func (o *options) encode(ctx context.Context, r *reader, s *state, c *coding, written [len(splits)]*split, checkpoint func(position) error) error {
 	progress := o.progress("encoding", r.inputs, s.Position)
 	defer progress.Finish()
-	r.tally = progress.Add
 	var tokens int64
 	began := time.Now()
 	next := began.Add(time.Second)
@@ -436,6 +435,7 @@ func (o *options) encode(ctx context.Context, r *reader, s *state, c *coding, wr
 			}
 			save = save || completed
 		}
+		progress.upTo(b.end)
 		progress.Describe(fmt.Sprintf("encoding, %.2f million tokens/s", float64(tokens)/1e6/time.Since(began).Seconds()))
 		if !save {
 			return nil
@@ -459,7 +459,6 @@ func (o *options) count(ctx context.Context, r *reader, c *coding) error {
 	}
 	progress := o.progress("counting", r.inputs, position{})
 	defer progress.Finish()
-	r.tally = progress.Add
 	counting := *c
 	seen := new(counter)
 	if !c.any {
@@ -470,6 +469,7 @@ func (o *options) count(ctx context.Context, r *reader, c *coding) error {
 	r.inVal, r.cut = counting.inVal, counting.cut
 	err := pipeline(ctx, r, position{}, counting.run, func(b *batch) error {
 		tokens += int64(len(b.out[0].tokens) / counting.width)
+		progress.upTo(b.end)
 		return nil
 	})
 	if err != nil {

@@ -49,18 +49,28 @@ func (o *options) sayContinuing(s *state, inputs []*input) {
 	}
 }
 
-// progress shows how much of all inputs is done, from a position on.
-func (o *options) progress(what string, inputs []*input, from position) *terminal.Progress {
+// A progress shows how much of all inputs is done.
+type progress struct {
+	*terminal.Progress
+	done int64
+}
+
+func (o *options) progress(what string, inputs []*input, from position) *progress {
 	all := sizes(inputs)
-	if all == 0 {
+	if all == 0 { // a pipe
 		all = -1
 	}
-	p := terminal.NewProgress(o.err, what, all, terminal.Bytes)
-	p.Add(int(sizes(inputs[:from.Input])))
+	p := &progress{Progress: terminal.NewProgress(o.err, what, all, terminal.Bytes)}
+	p.upTo(from)
 	if !terminal.Is(o.err) {
 		p.Lines(o.out)
 	}
 	return p
+}
+
+func (p *progress) upTo(at position) {
+	p.Add(int(at.Read - p.done))
+	p.done = at.Read
 }
 
 func (o *options) report() error {

@@ -68,7 +68,6 @@ type reader struct {
 	column  []string // the names, one in another, of the column of a parquet file
 	stdin   io.Reader
 	scratch string // a directory for what must be decompressed to a file
-	tally   tally  // is told what is read
 	bytes   int64  // that were read of all inputs, as they are on the disk
 
 	whole bool                   // a text is left out unless all of it is UTF-8
@@ -113,10 +112,7 @@ func (r *reader) read(from position) error {
 	return r.emit(r.batch)
 }
 
-func (r *reader) count(n int) {
-	r.bytes += int64(n)
-	r.tally(n)
-}
+func (r *reader) count(n int) { r.bytes += int64(n) }
 
 // add appends a chunk that ends at a position, and emits a batch that is large enough.
 func (r *reader) add(c chunk, end position) error {
@@ -240,6 +236,11 @@ func (r *reader) readRows(s *stream, at position) (err error) {
 	if err != nil {
 		return err
 	}
+	bytes := float64(s.in.size()) / float64(f.NumRows()) // of a row
+	if s.compressed {
+		bytes = 0 // all were counted
+	}
+	r.count(int(bytes * float64(at.Offset)))
 	row := int64(0)
 	for i, group := range f.RowGroups() {
 		if row+group.NumRows() <= at.Offset {
@@ -253,10 +254,6 @@ func (r *reader) readRows(s *stream, at position) (err error) {
 			return err
 		}
 		row += group.NumRows()
-		bytes := float64(s.in.size()) / float64(f.NumRows())
-		if s.compressed {
-			bytes = 0 // all were counted
-		}
 		err := r.readPages(s.in, pages, &at, bytes)
 		pages.Close()
 		if chunk.err != nil {

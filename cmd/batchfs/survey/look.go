@@ -216,25 +216,31 @@ func (s *Survey) countNumbers(f *File, list []uint64) {
 // samplesOf returns the text of a few tokens at the beginning, the middle and the end of a file.
 func samplesOf(a *cache.Array, v *vocabulary.Vocabulary) (samples []Sample, err error) {
 	n := min(64, a.Len())
-	d := decoder{dtype: a.DType()}
 	for _, at := range []int64{0, (a.Len() - n) / 2, a.Len() - n} {
 		if len(samples) > 0 && at <= samples[len(samples)-1].Index {
 			continue
 		}
-		var text strings.Builder
-		err := a.Read([]array.Window{{Start: at, Len: int(n)}}, func(_ int, raw []byte) error {
-			text.Reset()
-			for _, token := range d.decode(raw) {
-				text.WriteString(v.Text(int(token)))
-			}
-			return nil
-		})
+		text, err := textAt(a, v, at, n)
 		if err != nil {
 			return nil, err
 		}
-		samples = append(samples, Sample{at, jsontext.String(text.String())})
+		samples = append(samples, Sample{at, jsontext.String(text)})
 	}
 	return samples, nil
+}
+
+// textAt returns the text of n tokens.
+func textAt(a *cache.Array, v *vocabulary.Vocabulary, at, n int64) (string, error) {
+	var text strings.Builder
+	d := decoder{dtype: a.DType()}
+	err := a.Read([]array.Window{{Start: at, Len: int(n)}}, func(_ int, raw []byte) error {
+		text.Reset()
+		for _, token := range d.decode(raw) {
+			text.WriteString(v.Text(int(token)))
+		}
+		return nil
+	})
+	return text.String(), err
 }
 
 // Print writes s for people.
