@@ -28,7 +28,7 @@ func TestMistakes(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]string{
-		"cache status --data data --set batch.token_dtype=uint32 --set store.cache_dir=not/there": "/not/there: 0 bytes of ",
+		"cache status --data data --set batch.token_dtype=uint32 --set store.cache_dir=not/there": "not/there: 0 bytes of ",
 		"version": "batchfs v",
 	} {
 		if out, err := runHere(t.Context(), rootCommand(), strings.Fields(args)...); err != nil || !strings.Contains(out, want) {

@@ -142,7 +142,6 @@ func TestPrepareGolden(t *testing.T) {
    ]
   }
  },
- "run": "",
  "kind": "char",
  "vocab_size": 6,
  "token_dtype": "uint16",
