@@ -53,12 +53,11 @@ func TestPrepareSpecial(t *testing.T) {
 		special int // tokens of the text
 		said    string
 	}{
-		"--by cl100k":                                        {0, "tokens of cl100k: <|endoftext|> (100257) ends each document\n"},
-		"--by cl100k --special --eot begin":                  {2, "tokens of cl100k: <|endoftext|> (100257) begins each document\n"},
-		"--by cl100k --special --eot-token <|endofprompt|>":  {2, "tokens of cl100k: <|endofprompt|> (100276) ends each document\n"},
-		"--by cl100k --special --eot none":                   {2, "tokens of cl100k: no token separates documents\nout/train.bin"},
-		"--by byte":                                          {0, "tokens of byte: no token separates documents\nwarning: byte has no end-of-text token that is known, so"},
-		"--by cl100k --eot-token <|endofprompt|> --eot none": {0, "tokens of cl100k: no token separates documents\nout/train.bin"},
+		"--by cl100k":                                       {0, "tokens of cl100k: <|endoftext|> (100257) ends each document\n"},
+		"--by cl100k --special --eot begin":                 {2, "tokens of cl100k: <|endoftext|> (100257) begins each document\n"},
+		"--by cl100k --special --eot-token <|endofprompt|>": {2, "tokens of cl100k: <|endofprompt|> (100276) ends each document\n"},
+		"--by byte --eot none":                              {0, "tokens of byte: no token separates documents\nout/train.bin"},
+		"--by byte":                                         {0, "tokens of byte: no token separates documents\nwarning: byte has no end-of-text token that is known, so"},
 	} {
 		said := prepared(t, "a.jsonl --val 0 --out out --force "+args)
 		special := 0
