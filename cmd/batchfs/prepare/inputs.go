@@ -11,12 +11,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/bmatcuk/doublestar/v4"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
-	"golang.org/x/text/encoding"
-	"golang.org/x/text/transform"
 )
 
 // A kind is what a file of documents looks like, once it is decompressed.
@@ -72,11 +71,24 @@ func (in *input) invalid() (bool, error) {
 		return false, err
 	}
 	defer s.Close()
-	_, err = io.Copy(io.Discard, transform.NewReader(s, encoding.UTF8Validator))
-	if errors.Is(err, encoding.ErrInvalidUTF8) {
-		return true, nil
+	buf, kept := make([]byte, 1<<16), 0 // kept is the beginning of a character
+	for {
+		n, err := s.Read(buf[kept:])
+		text := buf[:kept+n]
+		end := runeEnd(text)
+		if err == io.EOF {
+			end = len(text)
+		}
+		switch {
+		case err != nil && err != io.EOF:
+			return false, err
+		case !utf8.Valid(text[:end]):
+			return true, nil
+		case err == io.EOF:
+			return false, nil
+		}
+		kept = copy(buf, text[end:])
 	}
-	return false, err
 }
 
 func isURL(name string) bool { return strings.Contains(name, "://") }
