@@ -104,7 +104,7 @@ func (w *worker) row(b *batch, c *chunk) error {
 	case bad >= 0:
 		return fmt.Errorf("row %d: not valid UTF-8 at byte %d: use --invalid replace or skip, or --by byte", c.at.Offset+1, bad)
 	}
-	return w.document(b, []masked{{t, w.fields[0].mask}})
+	return w.document(b, []maskedText{{t, w.fields[0].mask}})
 }
 
 func (w *worker) lines(b *batch, c *chunk) error {
@@ -133,7 +133,7 @@ func (w *worker) lines(b *batch, c *chunk) error {
 }
 
 // document encodes the texts of a whole document. One without text is left out.
-func (w *worker) document(b *batch, texts []masked) error {
+func (w *worker) document(b *batch, texts []maskedText) error {
 	var all []byte
 	for _, t := range texts {
 		all = append(all, t.text...)

@@ -59,19 +59,20 @@ func (f field) names() (names []string) {
 	return names
 }
 
-// A masked is a text of a document, and the mask of its tokens.
-type masked struct {
+// A maskedText is a text of a document, and the mask of its tokens.
+type maskedText struct {
 	text []byte
 	mask byte
 }
 
 // texts appends the texts of a line, in the order of the fields. Fields that lead into one list are taken together, element by element. Of
 // several that lead to the same text, the mask is that of the first whose conditions hold, or 0.
-func (c *coding) texts(list []masked, line []byte) ([]masked, error) {
+func (c *coding) texts(list []maskedText, line []byte) ([]maskedText, error) {
 	return c.choose(list, line, c.fields, 0)
 }
 
-func (c *coding) choose(list []masked, value jsontext.Value, fields []field, depth int) (_ []masked, err error) {
+// choose appends the texts that fields lead to from a value, which they have led to down to a depth of their paths.
+func (c *coding) choose(list []maskedText, value jsontext.Value, fields []field, depth int) (_ []maskedText, err error) {
 	for len(fields) > 0 && err == nil {
 		n := together(fields, depth)
 		group := fields[:n]
@@ -79,7 +80,7 @@ func (c *coding) choose(list []masked, value jsontext.Value, fields []field, dep
 		if depth == len(group[0].path) {
 			var text []byte
 			if text, err = textOf(value, group[0].path[depth-1].text); err == nil {
-				list = append(list, masked{text, maskOf(group)})
+				list = append(list, maskedText{text, maskOf(group)})
 			}
 			continue
 		}
@@ -113,7 +114,7 @@ func (f field) follow(value jsontext.Value, depth int) (inner jsontext.Value, er
 
 // chooseElements appends the texts of the elements of a list. Elements for which a condition of --field does not hold have none; of --mask, theirs
 // have mask 0.
-func (c *coding) chooseElements(list []masked, value jsontext.Value, group []field, depth int) ([]masked, error) {
+func (c *coding) chooseElements(list []maskedText, value jsontext.Value, group []field, depth int) ([]maskedText, error) {
 	all, err := elements(value)
 	if err != nil {
 		return nil, fmt.Errorf("field %s %w", group[0].path[depth].text, err)

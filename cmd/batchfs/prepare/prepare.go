@@ -103,6 +103,11 @@ ended by a full disk continues where it was when the same command is given again
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.prepare(cmd, args) },
 	}
+	o.register(cmd)
+	return cmd
+}
+
+func (o *options) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.dir, "out", "", "write to this `DIR`, made if missing (required)")
 	f.StringVar(&o.By, "by", vocabulary.Char, "what a token is: `char|byte|gpt2|cl100k|o200k|FILE`, a tokenizer.json of Hugging Face")
@@ -120,7 +125,6 @@ ended by a full disk continues where it was when the same command is given again
 	f.Int64Var(&o.ShardTokens, "shard-tokens", 0, "write shards of this `NUMBER` of tokens, as train_000001.bin; 0 for one (default 100000000 for llm.c)")
 	f.BoolVar(&o.force, "force", false, "replace the token files and vocab.json in DIR")
 	f.BoolVar(&o.dryRun, "dry-run", false, "say about how many tokens there will be, from samples, and write nothing")
-	return cmd
 }
 
 func (o *options) prepare(cmd *cobra.Command, args []string) error {

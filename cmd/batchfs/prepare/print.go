@@ -83,9 +83,10 @@ func (o *options) report() error {
 		switch split := m.Splits[name]; len(split.Shards) {
 		case 0:
 		case 1:
-			o.say("%s/%s: %d tokens", dir, split.Shards[0].Name, split.Tokens)
+			o.say("%s/%s: %d tokens%s", dir, split.Shards[0].Name, split.Tokens, maskInWords(split))
 		default:
-			o.say("%s/%s to %s: %d tokens in %d shards", dir, split.Shards[0].Name, split.Shards[len(split.Shards)-1].Name, split.Tokens, len(split.Shards))
+			o.say("%s/%s to %s: %d tokens in %d shards%s", dir, split.Shards[0].Name, split.Shards[len(split.Shards)-1].Name,
+				split.Tokens, len(split.Shards), maskInWords(split))
 		}
 	}
 	if left := m.LeftOut; left != nil {
@@ -100,6 +101,18 @@ func (o *options) report() error {
 		dir = "'" + strings.ReplaceAll(dir, "'", `'\''`) + "'"
 	}
 	return o.say("next: batchfs mount --data %s%s MOUNTPOINT", dir, suiting(m))
+}
+
+// maskInWords is how many tokens of a split a trainer should learn, if there is a mask.
+func maskInWords(split vocabulary.Split) string {
+	ones := int64(0)
+	for _, shard := range split.Shards {
+		if len(shard.Arrays) == 0 {
+			return ""
+		}
+		ones += shard.MaskOnes
+	}
+	return fmt.Sprintf(", %d with mask 1", ones)
 }
 
 // suiting are the options of mount for files that are too short for the default block_size.

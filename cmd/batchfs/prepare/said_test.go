@@ -2,6 +2,7 @@ package prepare
 
 import (
 	"encoding/binary"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -26,10 +27,13 @@ func TestPrepareLists(t *testing.T) {
 		"--mask m[role=user].text:0,m.*.text:1,s:0":           {"UAATBS", "011110"},
 		"--mask m[role=tool].role:1,m[role=assistant].text:1": {"userUassistantAAassistanttoolTassistantB", "0000" + "0" + "000000000" + "11" + "000000000" + "1111" + "0" + "000000000" + "1"},
 	} {
-		prepared(t, "a.jsonl --by byte --val 0 --out out --force "+args)
+		said := prepared(t, "a.jsonl --by byte --val 0 --out out --force "+args)
 		mask := strings.NewReplacer("\x00", "0", "\x01", "1").Replace(filesOf(t, "out")["train.mask.bin"])
 		if got := decoded(readManifest(t), readTokens(t, "out/train.bin")); got != want.text || mask != want.mask {
 			t.Errorf("%s: %q with mask %s, want %q with %s", args, got, mask, want.text, want.mask)
+		}
+		if line := fmt.Sprintf("tokens, %d with mask 1\n", strings.Count(mask, "1")); strings.Contains(said, line) != (mask != "") {
+			t.Errorf("%s: said %q, want %q", args, said, line)
 		}
 	}
 	for args, want := range map[string]string{

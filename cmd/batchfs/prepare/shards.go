@@ -1,6 +1,7 @@
 package prepare
 
 import (
+	"bytes"
 	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
@@ -38,6 +39,7 @@ type splitState struct {
 	Shards    []vocabulary.Shard `json:"shards"`    // that are complete
 	Tokens    int64              `json:"tokens"`    // of the next one
 	Documents int64              `json:"documents"` // that end there
+	MaskOnes  int64              `json:"mask_ones"` // of its tokens
 }
 
 // shardName is the name of the shard that is written. mount --data knows both forms.
@@ -158,6 +160,7 @@ func (s *split) put(e encoded, n int64, documents int) error {
 	}
 	s.Tokens += n
 	s.Documents += int64(documents)
+	s.MaskOnes += int64(bytes.Count(parts[2], []byte{1}))
 	return nil
 }
 
@@ -199,6 +202,7 @@ func (s *split) complete() error {
 	s.close()
 	done := vocabulary.Shard{Name: name, Tokens: s.Tokens, Documents: s.Documents, SHA256: fmt.Sprintf("%x", hash.Sum(nil))}
 	if s.masked {
+		done.MaskOnes = s.MaskOnes
 		done.Arrays = []vocabulary.Array{{Name: "mask", File: maskPath(name), DType: "uint8"}}
 	}
 	s.splitState = splitState{Shards: append(s.Shards, done)}

@@ -64,7 +64,8 @@ type Shard struct {
 	Documents int64  `json:"documents"` // that end there
 	SHA256    string `json:"sha256"`    // of the file
 
-	Arrays []Array `json:"arrays,omitempty"` // beside it
+	Arrays   []Array `json:"arrays,omitempty"`    // beside it
+	MaskOnes int64   `json:"mask_ones,omitempty"` // of a mask among them
 }
 
 // An Array has one number for each token of a shard, in a headerless file.
