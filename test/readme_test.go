@@ -40,7 +40,7 @@ func blocksOf(t *testing.T, page, mountpoint string) (blocks [][2]string) {
 	return blocks
 }
 
-var library = regexp.MustCompile(`(?m)^(?:import|from) (torch|safetensors)`)
+var library = regexp.MustCompile(`(?m)^(?:import|from) (torch|safetensors|transformers)`)
 
 // lacksLibrary reports whether code of a page imports what is not installed here.
 func lacksLibrary(code string) bool {
@@ -74,7 +74,7 @@ func TestREADME(t *testing.T) {
 				cmd = e2e.Command(t, "bash", "-euo", "pipefail", "-c", code)
 			case language == "python":
 				if lacksLibrary(code) {
-					code = "compile('''" + code + "''', 'page', 'exec')"
+					code = "compile(r'''" + code + "''', 'page', 'exec')"
 				}
 				cmd = e2e.Command(t, e2e.Python, "-c", code)
 			case language == "c":

@@ -115,7 +115,7 @@ var magics = []struct{ first, is string }{
 	{"\x04\x22\x4d\x18", "compressed with lz4; decompress it: unlz4 FILE"},
 	{"PK\x03\x04", "a zip archive, as .npz and .pt files are, not tokens; write the elements of an array in it alone, as NumPy's tofile does"},
 	{"7z\xbc\xaf\x27\x1c", "a 7z archive, not tokens; extract the files"},
-	{"PAR1", "a Parquet file, not headerless tokens; write its column of tokens alone, as NumPy's tofile does"},
+	{"PAR1", "a Parquet file, not tokens; batchfs prepare makes tokens of its column of text, which --field names; write a column of tokens alone, as NumPy's tofile does"},
 	{"ARROW1\x00\x00", "an Arrow file, not headerless tokens; write its column of tokens alone, as NumPy's tofile does"},
 	{"\x89HDF\r\n\x1a\n", "an HDF5 file, not headerless tokens; write a data set of it alone, as NumPy's tofile does"},
 	{"SQLite format 3\x00", "an SQLite database, not tokens"},

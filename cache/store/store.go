@@ -86,8 +86,8 @@ func New(scheme string, o Options) (*Client, error) {
 		u, err = url.Parse("https://" + endpoint)
 	}
 	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.User != nil {
-		if u != nil && u.User != nil {
-			endpoint = u.Redacted()
+		if at := strings.LastIndexByte(endpoint, '@'); at >= 0 { // behind a password
+			endpoint = "xxxxx" + endpoint[at:]
 		}
 		return nil, fmt.Errorf(`store.endpoint: must be a URL of a host, as in "https://minio.example.com:9000" (got %q)`, endpoint)
 	}

@@ -482,6 +482,9 @@ func TestEndpoints(t *testing.T) {
 		{"s3", "ftp://minio", ""},
 		{"s3", "https://minio/path", ""},
 		{"s3", "https://user:" + secret + "@minio", ""},
+		{"s3", "https://user:" + secret + "@mi nio", ""},
+		{"s3", "https://user:" + secret + "/@minio:90x", ""},
+		{"s3", "user:%zz" + secret + "@minio", ""},
 	} {
 		c, err := New(test.scheme, Options{Endpoint: test.endpoint})
 		switch {

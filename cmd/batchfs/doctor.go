@@ -132,7 +132,7 @@ func (d *doctor) lookAtAll() {
 		d.look("access", func() (string, error) { return access(m) })
 	}
 	for _, s := range d.config.Splits {
-		d.look("splits."+s.Split, func() (string, error) { return d.tokens(s) })
+		d.lookBehind(behind(s), "splits."+s.Split, func() (string, error) { return d.tokens(s) })
 	}
 	if d.config.Store.CacheDir != "" {
 		d.look("block cache", d.blockCache)
@@ -142,6 +142,24 @@ func (d *doctor) lookAtAll() {
 
 // look prints the finding of examine: a detail, or an error that says what is wrong and what helps.
 func (d *doctor) look(what string, examine func() (string, error)) (ok bool) {
+	return d.lookBehind(onDisk, what, examine)
+}
+
+// What may not answer, and what helps.
+const (
+	onDisk  = "the disk or the server behind it seems to be stuck; dmesg may say why"
+	inStore = "its store, or the network on the way there, seems to be down; look at store.endpoint"
+)
+
+// behind is what lies behind the files of a split.
+func behind(s *config.Split) string {
+	if s.IsRemote() {
+		return inStore
+	}
+	return onDisk
+}
+
+func (d *doctor) lookBehind(behind, what string, examine func() (string, error)) (ok bool) {
 	var detail string
 	ended := make(chan error, 1)
 	go func() {
@@ -153,7 +171,7 @@ func (d *doctor) look(what string, examine func() (string, error)) (ok bool) {
 	select {
 	case err = <-ended:
 	case <-time.After(d.limit):
-		err = errNoAnswer(d.limit)
+		err = errNoAnswer(d.limit, behind)
 	}
 	if err == nil {
 		printf(d.out, "ok   %s: %s\n", what, detail)
@@ -164,8 +182,8 @@ func (d *doctor) look(what string, examine func() (string, error)) (ok bool) {
 	return false
 }
 
-func errNoAnswer(limit time.Duration) error {
-	return fmt.Errorf("no answer in %v, the disk or the server behind it seems to be stuck; dmesg may say why", limit)
+func errNoAnswer(limit time.Duration, behind string) error {
+	return fmt.Errorf("no answer in %v, %s", limit, behind)
 }
 
 func (d *doctor) at(path string) string { return filepath.Join(d.root, path) }
@@ -241,7 +259,7 @@ func (d *doctor) mountedSplits() {
 		d.look("mounted splits", func() (string, error) { return "", err })
 	}
 	for _, s := range splits {
-		d.look("mounted "+s.Split, func() (string, error) { return lookFrom(m, s.Split) })
+		d.lookBehind(behind(s), "mounted "+s.Split, func() (string, error) { return lookFrom(m, s) })
 	}
 }
 
@@ -297,13 +315,8 @@ func diagnose(m *mount.Mounted) (string, error) {
 		return "", fmt.Errorf("%s is stuck: process %d, which serves, has not answered for %v; another takes its place, or else: batchfs restart %[1]s",
 			m.Mountpoint, shared.Worker.Load(), silent.Round(time.Second))
 	}
-	var stuck []string
-	for name, waiting := range shared.Waiting() {
-		stuck = append(stuck, fmt.Sprintf("%s is stuck: its token files have not answered for %v", name, waiting.Round(time.Second)))
-	}
-	if len(stuck) > 0 {
-		slices.Sort(stuck)
-		return "", fmt.Errorf("%s; check their disk or server: dmesg may say more. Other splits are not affected", strings.Join(stuck, "; "))
+	if err := stuckSplits(m, shared.Waiting()); err != nil {
+		return "", err
 	}
 	detail := fmt.Sprintf("%s is mounted, served by process %d", m.Mountpoint, shared.Worker.Load())
 	for n := range shared.SequencesUsed() {
@@ -317,9 +330,28 @@ func diagnose(m *mount.Mounted) (string, error) {
 	return detail, nil
 }
 
+// stuckSplits says which sequences have waited for their token files for how long, and what lies behind those.
+func stuckSplits(m *mount.Mounted, waiting map[string]time.Duration) error {
+	if len(waiting) == 0 {
+		return nil
+	}
+	of := map[string]string{}
+	splits, _ := splitsOf(m) // which another user may not know
+	for _, s := range splits {
+		of[s.Split] = behind(s)
+	}
+	var stuck []string
+	for name, since := range waiting {
+		split, _, _ := strings.Cut(name, "/")
+		stuck = append(stuck, fmt.Sprintf("%s is stuck: its token files have not answered for %v: %s", name, since.Round(time.Second), cmp.Or(of[split], onDisk)))
+	}
+	slices.Sort(stuck)
+	return fmt.Errorf("%s. Other splits are not affected", strings.Join(stuck, "; "))
+}
+
 func (d *doctor) tokens(s *config.Split) (string, error) {
 	opened, err := dataset.OpenSplit(s, d.config.Memory)
-	if errors.Is(err, os.ErrNotExist) {
+	if errors.Is(err, os.ErrNotExist) && !s.IsRemote() {
 		return "", fmt.Errorf("%w; batchfs prepare makes token files of text", err)
 	}
 	if err != nil {

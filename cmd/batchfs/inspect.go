@@ -18,12 +18,13 @@ func inspectCommand() *cobra.Command {
 	var asJSON bool
 	var find int64
 	var epoch uint64
+	var chars int
 	cmd := &cobra.Command{
 		Use:   "inspect SPLIT K",
 		Short: "Say where the rows of a batch come from, or which batches hold a token",
 		Long: `Inspect says where each row of batch K comes from: its number among all rows, its epoch, the file and the index of its
-first token there; and its text, if a vocab.json of batchfs prepare lies beside the token file. With --json it is what
-a mount shows as batch/<k>.json.
+first token there; and the beginning of its text, if a vocab.json of batchfs prepare lies beside the token file; --chars says how
+much of it. With --json it is what a mount shows as batch/<k>.json.
 
 With --find it says which batches of an epoch hold a token: that at TOKEN_INDEX of all the split's tokens, in the order of
 the files in info.json. For the orders shuffle and sequential that is computed, for the others every row of the epoch is
@@ -59,11 +60,12 @@ that mount.`,
 			case asJSON:
 				return d.Origins().Write(cmd.OutOrStdout(), k)
 			}
-			return d.Describe(cmd.OutOrStdout(), k)
+			return d.Describe(cmd.OutOrStdout(), k, chars)
 		}),
 	}
 	src.Register(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().IntVar(&chars, "chars", 200, "show up to this `NUMBER` of characters of the text of each row, or document in it")
 	cmd.Flags().Int64Var(&find, "find", 0, "say which batches hold the token at this `TOKEN_INDEX`")
 	cmd.Flags().Uint64Var(&epoch, "epoch", 0, "with --find: of this epoch")
 	return cmd

@@ -32,7 +32,7 @@ func splitsOf(m *mount.Mounted) ([]*config.Split, error) {
 
 // lookFrom looks at a split of a mount in another process: one that waits for a disk that is gone cannot end. The process runs as the
 // mount's own do, because root can read files that they cannot.
-func lookFrom(m *mount.Mounted, split string) (string, error) {
+func lookFrom(m *mount.Mounted, split *config.Split) (string, error) {
 	user, err := m.User()
 	if err != nil {
 		return "", err
@@ -47,7 +47,7 @@ func lookFrom(m *mount.Mounted, split string) (string, error) {
 		return "", err
 	}
 	defer said.Close()
-	cmd := exec.Command("/proc/self/exe", "look", split) // that user may not be able to follow the path of the program
+	cmd := exec.Command("/proc/self/exe", "look", split.Split) // that user may not be able to follow the path of the program
 	cmd.Stdout, cmd.ExtraFiles = child, []*os.File{snapshot}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // doctor may end first
 	if int(user.Uid) != os.Geteuid() {
@@ -62,7 +62,7 @@ func lookFrom(m *mount.Mounted, split string) (string, error) {
 	text, err := io.ReadAll(said)
 	if err != nil {
 		cmd.Process.Kill() // and not waited for
-		return "", errNoAnswer(lookLimit)
+		return "", errNoAnswer(lookLimit, behind(split))
 	}
 	if err := cmd.Wait(); err != nil {
 		return "", errors.New(cmp.Or(string(text), "the process that looked ended: "+err.Error()))

@@ -108,14 +108,16 @@ func versionCommand() *cobra.Command {
 // stamped is the version of a release, which the linker sets.
 var stamped string
 
+// unreleased is the version of a build that knows neither its tag nor its commit.
+const unreleased = "v0.1.0-dev"
+
 // version is the tag of a release, or names the commit.
 func version() string {
 	if stamped != "" {
 		return stamped
 	}
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
+		return info.Main.Version
 	}
-	return info.Main.Version
+	return unreleased
 }

@@ -48,7 +48,7 @@ such as allow_other, are those of the other process. So is unmounting: at the en
   batchfs mount -c config.toml -d
   batchfs mount -c config.toml --set batch.seed=7 --set splits.val.order=sequential /mnt/batches
   batchfs mount -c config.toml --fd 3 /mnt/batches`,
-		Args:              cobra.MaximumNArgs(1),
+		Args:              aMountpoint,
 		RunE:              f.mount,
 		ValidArgsFunction: directories,
 	}
@@ -61,6 +61,18 @@ such as allow_other, are those of the other process. So is unmounting: at the en
 	cmd.Flags().IntVar(&f.fd, "fd", -1, "do not mount: serve the mount that was made with /dev/fuse open as this descriptor")
 	cmd.MarkFlagsMutuallyExclusive("fd", "no-resend") // there would be no new mount
 	return cmd
+}
+
+// aMountpoint refuses what does not belong in the place of MOUNTPOINT.
+func aMountpoint(_ *cobra.Command, args []string) error {
+	if len(args) < 2 {
+		return nil
+	}
+	if info, err := os.Stat(args[0]); err == nil && info.IsDir() && len(args) == 2 {
+		return fmt.Errorf("mount takes a MOUNTPOINT alone: name the directory of token files with --data: batchfs mount --data %s %s", args[0], args[1])
+	}
+	return fmt.Errorf("mount takes a MOUNTPOINT alone (got %q): name a directory of token files with --data; "+
+		"batchfs prepare makes them of text, and of the column of a Parquet file that --field names", args)
 }
 
 func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {

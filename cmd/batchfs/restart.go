@@ -50,7 +50,7 @@ SIGHUP to the process that keeps the mount does the same.`,
 			fmt.Fprintf(cmd.OutOrStdout(), "process %d serves %s now\n", shared.Worker.Load(), args[0])
 			splits, err := splitsOf(m)
 			for _, s := range splits {
-				if _, unreadable := lookFrom(m, s.Split); unreadable != nil {
+				if _, unreadable := lookFrom(m, s); unreadable != nil {
 					err = errors.Join(err, fmt.Errorf("%s cannot be read: %w", filepath.Join(m.Mountpoint, s.Split), unreadable))
 				}
 			}

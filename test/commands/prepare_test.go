@@ -1,6 +1,7 @@
 package commands
 
 import (
+	"bufio"
 	"cmp"
 	"io"
 	"os"
@@ -103,6 +104,34 @@ func TestPrepareReadOnce(t *testing.T) {
 		e2e.Run(t, append([]string{"sh", "-c", script, "second"}, prepare...)...)
 		e2e.Equal(t, input+": the tokens", string(e2e.Content(t, busy)), "s\x00e\x00c\x00o\x00n\x00d\x00")
 	}
+}
+
+// A run says what it does before it has read anything, and how far it is while its input stands still.
+func TestPrepareSaysHowFar(t *testing.T) {
+	t.Parallel()
+	r, w, err := os.Pipe()
+	e2e.NoError(t, err)
+	defer w.Close()
+	cmd := e2e.Command(t, e2e.Batchfs, "prepare", "-", "--as", "jsonl", "--by", "byte", "--val", "0", "--out", filepath.Join(t.TempDir(), "out"))
+	cmd.Stdin = r
+	lines := bufio.NewScanner(e2e.Must(cmd.StdoutPipe())(t))
+	e2e.NoError(t, cmd.Start())
+	e2e.NoError(t, r.Close())
+	stop := e2e.AnswersSoon(t, cmd)
+	defer stop()
+	for _, want := range []string{"tokens of byte: no token separates documents", "warning: byte has no end-of-text token", "encoding: 0 bytes"} {
+		if !lines.Scan() || !strings.HasPrefix(lines.Text(), want) {
+			t.Fatalf("%q, %v, want %q", lines.Text(), lines.Err(), want)
+		}
+	}
+	io.WriteString(w, "{\"text\": \"abc\"}\n")
+	e2e.NoError(t, w.Close())
+	for lines.Scan() && !strings.HasSuffix(lines.Text(), "train.bin: 3 tokens") {
+	}
+	e2e.Equal(t, "the tokens are said", strings.HasSuffix(lines.Text(), "train.bin: 3 tokens"), true)
+	for lines.Scan() {
+	}
+	e2e.NoError(t, cmd.Wait())
 }
 
 // Whatever an input waits for, prepare ends at the first signal, and at once when something else fails.

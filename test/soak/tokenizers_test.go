@@ -40,11 +40,35 @@ func TestTokensOfTiktoken(t *testing.T) {
 func TestTokensOfTokenizers(t *testing.T) {
 	e2e.Long(t)
 	dir := tokenizers(t)
-	for name, run := range map[string]int{"llama3": 100_000, "qwen3": 100_000, "gpt35turbo": 100_000, "gpt4o": 1000} { // whose expression takes it n² steps
+	for name, run := range map[string]int{"llama3_1": 100_000, "qwen3": 100_000, "gpt35turbo": 100_000, "gpt4o": 1000} { // whose expression takes it n² steps
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(dir, name+".json")
 			tokenizer := e2e.Must(bpe.ReadHuggingFace(path))(t)
 			compareTokens(t, tokenizer, run, filepath.Join(dir, "bin/python"), "clients/tokens.py", "tokenizers", path)
+		})
+	}
+}
+
+// Conversations that a public chat template renders have the tokens of the whole conversation, and a mask on exactly the assistant's turns.
+func TestTokensOfChats(t *testing.T) {
+	e2e.Long(t)
+	dir := tokenizers(t)
+	n := 1000
+	if e2e.InSoak() {
+		n = 10_000
+	}
+	for _, name := range []string{"llama3_1", "qwen3", "mistral_nemo"} {
+		t.Run(name, func(t *testing.T) {
+			out, tokenizer := t.TempDir(), filepath.Join(dir, name+".json")
+			e2e.Run(t, filepath.Join(dir, "bin/python"), "clients/chat.py", tokenizer, filepath.Join(dir, name+".config.json"), fmt.Sprint(n), out)
+			e2e.Run(t, e2e.Batchfs, "prepare", filepath.Join(out, "chat.jsonl"), "--by", tokenizer, "--special", "--eot", "none", "--val", "0",
+				"--mask", "turns[role=assistant].text:1", "--out", filepath.Join(out, "data"))
+			for _, file := range []string{"train.bin", "train.mask.bin", "train.bin.index"} {
+				got, want := e2e.Content(t, filepath.Join(out, "data", file)), e2e.Content(t, filepath.Join(out, "want", file))
+				if !bytes.Equal(got, want) {
+					t.Errorf("%s: %d bytes differ from the %d wanted", file, len(got), len(want))
+				}
+			}
 		})
 	}
 }

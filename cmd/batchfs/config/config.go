@@ -57,7 +57,7 @@ func (c *Config) Shares() Shares {
 	m := c.Memory
 	s := Shares{Ahead: min(m.AheadBytes, m.Budget/2), Texts: m.Budget / 8, Tables: m.Budget / 8}
 	s.Replies = m.Budget - s.Ahead - s.Texts - s.Tables
-	if slices.ContainsFunc(c.Splits, (*Split).isRemote) {
+	if slices.ContainsFunc(c.Splits, (*Split).IsRemote) {
 		s.Blocks = m.BlocksShare()
 		s.Ahead -= s.Blocks
 	}
@@ -200,7 +200,8 @@ func (c *Config) setRemote() {
 	}
 }
 
-func (s *Split) isRemote() bool {
+// IsRemote says whether some files of the split are objects in a store.
+func (s *Split) IsRemote() bool {
 	var patterns []string
 	for _, source := range s.sources() {
 		patterns = append(patterns, source.Tokens...)
@@ -342,7 +343,7 @@ func (s *Split) checkShares() error {
 	case s.World/s.LocalWorld > sampler.MaxHosts:
 		return fmt.Errorf("%s: world / local_world is the number of hosts, at most %d (got %d / %d in splits.%s)",
 			s.Origin("world", "local_world"), sampler.MaxHosts, s.World, s.LocalWorld, s.Name())
-	case s.isRemote() && s.ShuffleBlock%fetched != 0:
+	case s.IsRemote() && s.ShuffleBlock%fetched != 0:
 		return fmt.Errorf("%s: must be a multiple of store.block_bytes, which is %d (got %d in splits.%s), or two hosts fetch one block",
 			s.Origin("shuffle_block"), fetched, s.ShuffleBlock, s.Name())
 	}

@@ -79,6 +79,10 @@ func dataSets(dir string) (sets []string, err error) {
 			"--set splits.train.tokens=%s/train*.bin", dir, strings.TrimSuffix(dir, "/"))
 	}
 	entries, err := os.ReadDir(dir)
+	if info, statErr := os.Stat(dir); statErr == nil && !info.IsDir() {
+		return nil, fmt.Errorf("--data %s: is a file: name the directory of token files; of text, batchfs prepare %[1]s --out DIR makes some, "+
+			"and of a column of Parquet if --field names it", dir)
+	}
 	if err != nil {
 		return nil, err
 	}

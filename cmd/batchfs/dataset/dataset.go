@@ -169,10 +169,11 @@ func (d *Dataset) samplerSource(i int) (from sampler.Source, err error) {
 		from.Documents = documents
 	} else if d.Split.Ends == sampler.EndsByIndex {
 		ways := `documents = "files" makes each file one; batchfs index FILE --eot N makes an index where token N ends each document`
+		needs := fmt.Sprintf("rows = %q needs documents", d.Split.Rows)
 		if d.Split.Rows == sampler.Windows {
-			ways = "eot = N says which token ends each document; " + ways
+			needs, ways = "documents need their ends", "eot = N says which token ends each document; "+ways
 		}
-		return from, fmt.Errorf("nothing says where the documents of %s end: %s", main.Files()[0], ways)
+		return from, fmt.Errorf("%s, and nothing says where the documents of %s end: %s", needs, main.Files()[0], ways)
 	}
 	for _, beside := range d.sources[i][1:] {
 		from.Beside = append(from.Beside, beside)

@@ -74,8 +74,25 @@ func (d *Dataset) Info() []byte {
 	}
 	if len(d.Split.Sources) > 0 {
 		all["sources"] = d.sourceInfos()
+	} else if d.Sequence.Order == sampler.Sequential || d.Sequence.Order == sampler.Shuffle {
+		batch, rows := d.epochEnd()
+		all["epoch_ends"] = map[string]any{"batch": batch, "rows": rows}
 	}
 	return indented(all)
+}
+
+// epochEnd is the batch in which the first epoch ends, and how many of its rows are that epoch's; the others begin the next one.
+func (d *Dataset) epochEnd() (batch uint64, rows int) {
+	q := d.Sequence
+	ranks := q.World // that go through an epoch together
+	if q.ShuffleBlock > 0 {
+		ranks = q.LocalWorld
+	}
+	batch = uint64(q.RowsPerEpoch()-1) / uint64(q.BatchSize*ranks)
+	for rows < q.BatchSize && q.Epoch(batch, rows) == 0 {
+		rows++
+	}
+	return batch, rows
 }
 
 func (d *Dataset) sourceInfos() (list []map[string]any) {
@@ -190,8 +207,9 @@ func (d *Dataset) settings() map[string]any {
 	return all
 }
 
-// Describe writes the origin of each row of batch k for people, and its text if a vocabulary lies beside the token file.
-func (d *Dataset) Describe(out io.Writer, k uint64) error {
+// Describe writes the origin of each row of batch k for people, and up to so many characters of the text of each segment if a vocabulary
+// lies beside the token file.
+func (d *Dataset) Describe(out io.Writer, k uint64, chars int) error {
 	vocabularies := map[string]*vocabulary.Manifest{} // by directory
 	fmt.Fprintf(out, "batch %d of %s\nfingerprint %s\n", k, d.label(), d.fingerprint)
 	for j := range d.Sequence.BatchSize {
@@ -212,7 +230,7 @@ func (d *Dataset) Describe(out io.Writer, k uint64) error {
 			if several {
 				fmt.Fprintf(out, "  from index %d on, ", segment.At)
 			}
-			if err := d.describeSegment(out, row.source, segment, vocabularies); err != nil {
+			if err := d.describeSegment(out, row.source, segment, chars, vocabularies); err != nil {
 				return err
 			}
 		}
@@ -221,7 +239,7 @@ func (d *Dataset) Describe(out io.Writer, k uint64) error {
 }
 
 // describeSegment writes the origin of a segment of a row, and its text. It adds a vocabulary that it reads to vocabularies.
-func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Segment, vocabularies map[string]*vocabulary.Manifest) (err error) {
+func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Segment, chars int, vocabularies map[string]*vocabulary.Manifest) (err error) {
 	at := d.mains[source].Locate(segment.Start)
 	if d.Sequence.Rows != sampler.Windows {
 		fmt.Fprintf(out, "%d tokens of ", segment.Len)
@@ -250,11 +268,23 @@ func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Seg
 	if err != nil {
 		return err
 	}
+	text = beginning(text, chars)
 	if terminal.Is(out) {
 		text = terminal.Printable(text)
 	}
 	fmt.Fprintf(out, "    %s\n", strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n    "))
 	return nil
+}
+
+// beginning is so many characters of a text, and … where there are more.
+func beginning(text string, chars int) string {
+	n := 0
+	for i := range text {
+		if n++; n > chars {
+			return text[:i] + "…"
+		}
+	}
+	return text
 }
 
 // Text decodes n tokens of an array from a position on.

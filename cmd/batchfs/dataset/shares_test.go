@@ -104,3 +104,41 @@ func TestOtherMachines(t *testing.T) {
 		}
 	}
 }
+
+// epoch_ends tells the rows of the first epoch from those that begin the next one: the ranks that go through an epoch together read each of
+// its rows once.
+func TestEpochEnds(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Positions(t, map[string]int{"a.bin": 50_003, "b.bin": 34_001})
+	d := mustOpen(t, testfiles.Small+"[splits.train]\ntokens = ['a.bin', 'b.bin']")[0]
+	for settings, together := range map[string]int{
+		"order=sequential": 4, "order=shuffle": 4, "order=shuffle,batch_size=7": 4, "order=shuffle,shuffle_block=64KiB,local_world=2": 2,
+	} {
+		read := int64(0)
+		for rank := range 4 {
+			q := mustWith(t, d, fmt.Sprintf("%s,world=4,rank=%d", settings, rank)).Sequence
+			var info struct {
+				Rows int64 `json:"rows_per_epoch"`
+				Ends struct {
+					Batch uint64
+					Rows  int
+				} `json:"epoch_ends"`
+			}
+			must(t, json.Unmarshal(mustWith(t, d, fmt.Sprintf("%s,world=4,rank=%d", settings, rank)).Info(), &info))
+			for j := range q.BatchSize {
+				if first := q.Epoch(info.Ends.Batch, j) == 0; first != (j < info.Ends.Rows) || q.Epoch(info.Ends.Batch+1, j) != 1 {
+					t.Errorf("%s, rank %d: row %d of batch %d, and epoch_ends is %+v", settings, rank, j, info.Ends.Batch, info.Ends)
+				}
+			}
+			if read += int64(info.Ends.Batch)*int64(q.BatchSize) + int64(info.Ends.Rows); rank%together == together-1 {
+				if read != info.Rows {
+					t.Errorf("%s: up to rank %d, %d rows are read of %d", settings, rank, read, info.Rows)
+				}
+				read = 0
+			}
+		}
+	}
+	if info := string(mustWith(t, d, "order=random").Info()); strings.Contains(info, "epoch_ends") {
+		t.Errorf("random draws with replacement, and its epochs have no end: %s", info)
+	}
+}

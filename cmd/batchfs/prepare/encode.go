@@ -15,12 +15,6 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// A field is a text of a line of jsonl, or of a row.
-type field struct {
-	path []string // names, one in another
-	mask byte     // of its tokens
-}
-
 type coding struct {
 	tokenizer
 	width    int // of a token, in bytes
@@ -29,6 +23,7 @@ type coding struct {
 	eot      int64 // the token that separates documents, or -1
 	eotFirst bool  // it begins documents, and does not end them
 	replace  bool  // what is not UTF-8 becomes U+FFFD
+	skip     bool  // a document that is not UTF-8 is left out
 	any      bool  // text need not be UTF-8
 	val      float64
 }
@@ -76,8 +71,12 @@ func (w *worker) batch(b *batch) error {
 
 func (w *worker) text(b *batch, c *chunk) error {
 	t, bad := w.valid(c.text)
-	if bad >= 0 {
-		return fmt.Errorf("not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace, or --by byte", c.at.Offset+int64(bad))
+	switch {
+	case w.skip && (bad >= 0 || c.invalid):
+		b.leaveOut(c.in.path)
+		return nil
+	case bad >= 0:
+		return fmt.Errorf("not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip, or --by byte", c.at.Offset+int64(bad))
 	}
 	out := &b.out[0]
 	if c.at.Val {
@@ -98,10 +97,14 @@ func (w *worker) text(b *batch, c *chunk) error {
 
 func (w *worker) row(b *batch, c *chunk) error {
 	t, bad := w.valid(c.text)
-	if bad >= 0 {
-		return fmt.Errorf("row %d: not valid UTF-8 at byte %d: use --invalid replace, or --by byte", c.at.Offset+1, bad)
+	switch {
+	case w.skip && bad >= 0:
+		b.leaveOut(fmt.Sprintf("row %d of %s", c.at.Offset+1, c.in.path))
+		return nil
+	case bad >= 0:
+		return fmt.Errorf("row %d: not valid UTF-8 at byte %d: use --invalid replace or skip, or --by byte", c.at.Offset+1, bad)
 	}
-	return w.document(b, [][]byte{t})
+	return w.document(b, []maskedText{{t, w.fields[0].mask}})
 }
 
 func (w *worker) lines(b *batch, c *chunk) error {
@@ -112,42 +115,43 @@ func (w *worker) lines(b *batch, c *chunk) error {
 			continue
 		}
 		if !w.replace && !utf8.Valid(line) {
-			return fmt.Errorf("line %d: not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace", number, invalid(line))
-		}
-		texts := make([][]byte, len(w.fields))
-		for i, f := range w.fields {
-			var err error
-			if texts[i], err = textOf(line, f.path); err != nil {
-				return fmt.Errorf("line %d: %w", number, err)
+			if w.skip {
+				b.leaveOut(fmt.Sprintf("line %d of %s", number, c.in.path))
+				continue
 			}
+			return fmt.Errorf("line %d: not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip", number, invalid(line))
 		}
-		if err := w.document(b, texts); err != nil {
+		texts, err := w.texts(nil, line)
+		if err == nil {
+			err = w.document(b, texts)
+		}
+		if err != nil {
 			return fmt.Errorf("line %d: %w", number, err)
 		}
 	}
 	return nil
 }
 
-// document encodes a whole document, of one text for each field. One without text is left out.
-func (w *worker) document(b *batch, texts [][]byte) error {
-	size := 0
+// document encodes the texts of a whole document. One without text is left out.
+func (w *worker) document(b *batch, texts []maskedText) error {
+	var all []byte
 	for _, t := range texts {
-		size += len(t)
+		all = append(all, t.text...)
 	}
-	if size == 0 {
+	if len(all) == 0 {
 		return nil
 	}
 	out := &b.out[0]
-	if w.inVal(bytes.Join(texts, nil)) {
+	if w.inVal(all) {
 		out = &b.out[1]
 	}
 	w.begin(out)
-	for i, t := range texts {
-		if err := w.append(out, t, w.fields[i].mask); err != nil {
+	for _, t := range texts {
+		if err := w.append(out, t.text, t.mask); err != nil {
 			return err
 		}
 	}
-	w.end(out, w.fields[len(w.fields)-1].mask)
+	w.end(out, texts[len(texts)-1].mask)
 	return nil
 }
 

@@ -7,14 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"unicode/utf8"
+
+	"batchfs/cmd/batchfs/terminal"
 )
 
 const places = 16 // samples, at most
 
 // estimate says about how many tokens there will be. It encodes samples that begin at places evenly spaced over the bytes of all
 // inputs, and takes the bytes up to the next place for such as the sample.
-func (o *options) estimate(ctx context.Context, out io.Writer, inputs []*input, c *coding) error {
+func (o *options) estimate(ctx context.Context, inputs []*input, c *coding) error {
 	var all int64
 	texts := 0 // which are documents
 	for _, in := range inputs {
@@ -50,9 +53,16 @@ func (o *options) estimate(ctx context.Context, out io.Writer, inputs []*input, 
 		tokens += share * float64(s.tokens)
 		documents += share * float64(s.documents)
 	}
-	_, err := fmt.Fprintf(out, "about %.4g tokens in %.4g documents, %.4g bytes (uint%d): %d files of %d bytes, %.2g%% looked at\n",
-		tokens, documents+float64(texts), tokens*float64(c.width), 8*c.width, len(inputs), all, 100*float64(bytes)/float64(max(all, 1)))
+	_, err := fmt.Fprintf(o.out, "about %d tokens in %d documents, %s (uint%d): %s of %s, %.3g%% looked at\n",
+		round(tokens), round(documents+float64(texts)), terminal.Size(round(tokens*float64(c.width))), 8*c.width,
+		terminal.Count(int64(len(inputs)), "file", "files"), terminal.Size(all), 100*float64(bytes)/float64(max(all, 1)))
 	return err
+}
+
+// round returns a number with four digits that are not 0, as an estimate has no more.
+func round(x float64) int64 {
+	unit := math.Pow(10, math.Max(0, math.Floor(math.Log10(math.Max(x, 1)))-3))
+	return int64(math.Round(x/unit) * unit)
 }
 
 // place returns a position near a byte of all inputs. It is at the beginning of a file that is compressed, or parquet; of another, at
@@ -102,13 +112,12 @@ type sample struct {
 }
 
 func takeSample(ctx context.Context, inputs []*input, from position, c *coding, most int) (sample, error) {
-	s := sample{from: from, bytes: -int(from.Offset)} // which reader counts too
+	s := sample{from: from}
 	w := &worker{coding: c, encoder: c.NewEncoder()}
 	enough := errors.New("enough")
 	size := 0
 	r := &reader{
-		inputs: inputs, column: c.fields[0].path, inVal: c.inVal, cut: c.cut,
-		tally: func(n int) { s.bytes += n },
+		inputs: inputs, column: c.fields[0].names(), inVal: c.inVal, cut: c.cut, whole: c.skip && !c.any,
 		emit: func(b *batch) error {
 			if err := cmp.Or(ctx.Err(), w.batch(b)); err != nil {
 				return err
@@ -129,6 +138,7 @@ func takeSample(ctx context.Context, inputs []*input, from position, c *coding, 
 		},
 	}
 	err := r.read(from)
+	s.bytes = int(r.bytes - sizes(inputs[:from.Input]) - from.Offset)
 	switch {
 	case err == enough:
 		err = nil

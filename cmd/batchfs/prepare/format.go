@@ -16,8 +16,8 @@ type format struct {
 	header    func(tokens int64, width int) []byte // always of one length; nil for none
 	most      int64                                // tokens of a shard; 0 for any number
 
-	// Formats with documents have shards of whole ones. ends is the name, for that of a shard, of a file of 64-bit numbers: after
-	// how many tokens each document ends. finish writes what else belongs to a shard.
+	// ends is the name, for that of a shard, of a file of 64-bit numbers: after how many tokens each document ends. finish writes what
+	// else belongs to a shard; formats that have it have shards of whole documents.
 	ends   func(name string) string
 	finish func(dir *os.Root, name string, s shard) error
 }
@@ -30,11 +30,11 @@ type shard struct {
 }
 
 var formats = map[string]format{
-	"headerless": {extension: ".bin"},
-	"llm.c":      {extension: ".bin", header: tokenfile.LLMCHeader, most: tokenfile.MaxLLMC},
-	"npy":        {extension: ".npy", header: tokenfile.NpyHeader},
+	"headerless": {extension: ".bin", ends: indexOf},
+	"llm.c":      {extension: ".bin", ends: indexOf, header: tokenfile.LLMCHeader, most: tokenfile.MaxLLMC},
+	"npy":        {extension: ".npy", ends: indexOf, header: tokenfile.NpyHeader},
 	"megatron":   {extension: ".bin", ends: megatronEnds, finish: megatronIndex},
-	"datatrove":  {extension: ".ds", ends: datatroveEnds, finish: datatroveMetadata},
+	"datatrove":  {extension: ".ds", ends: indexOf, finish: datatroveMetadata},
 }
 
 // megatronEnds is a file that stays in the working directory.
@@ -70,7 +70,7 @@ func eachDocument(dir *os.Root, ends string, visit func(start, end uint64) error
 	}
 }
 
-func datatroveEnds(name string) string { return name + tokenfile.IndexSuffix }
+func indexOf(name string) string { return name + tokenfile.IndexSuffix }
 
 func datatroveMetadata(dir *os.Root, name string, s shard) error {
 	return create(dir, name+tokenfile.MetadataSuffix, func(w *bufio.Writer) error {

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/bmatcuk/doublestar/v4"
 	"github.com/klauspost/compress/gzip"
@@ -53,6 +54,41 @@ func (in *input) size() int64 {
 		return 0
 	}
 	return in.info.Size()
+}
+
+// sizes is the number of bytes of inputs.
+func sizes(inputs []*input) (all int64) {
+	for _, in := range inputs {
+		all += in.size()
+	}
+	return all
+}
+
+// invalid reads the whole input, and reports whether it is not UTF-8.
+func (in *input) invalid() (bool, error) {
+	s, err := in.open(nil, 0, func(int) {})
+	if err != nil {
+		return false, err
+	}
+	defer s.Close()
+	buf, kept := make([]byte, 1<<16), 0 // kept is the beginning of a character
+	for {
+		n, err := s.Read(buf[kept:])
+		text := buf[:kept+n]
+		end := runeEnd(text)
+		if err == io.EOF {
+			end = len(text)
+		}
+		switch {
+		case err != nil && err != io.EOF:
+			return false, err
+		case !utf8.Valid(text[:end]):
+			return true, nil
+		case err == io.EOF:
+			return false, nil
+		}
+		kept = copy(buf, text[end:])
+	}
 }
 
 func isURL(name string) bool { return strings.Contains(name, "://") }

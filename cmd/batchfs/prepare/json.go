@@ -6,23 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// textOf returns the text of a field of a JSON object. null is an empty text. Of equal names, the last one counts. A byte that is not
-// UTF-8 becomes U+FFFD, and so does a surrogate without its other half.
-func textOf(object []byte, path []string) (text []byte, err error) {
-	value := jsontext.Value(object)
-	for i, name := range path {
-		if value, err = member(value, name); err != nil {
-			return nil, fmt.Errorf("is no JSON object: %w", err)
-		}
-		if value == nil {
-			return nil, fmt.Errorf("has no field %s: name one with --field or --mask", strings.Join(path[:i+1], "."))
-		}
-	}
+// textOf returns the text that a value is, where name leads. null is an empty text. A byte that is not UTF-8 becomes U+FFFD, and so does a
+// surrogate without its other half.
+func textOf(value jsontext.Value, name string) (text []byte, err error) {
 	switch value.Kind() {
 	case jsontext.KindNull:
 		return nil, nil
@@ -30,10 +20,41 @@ func textOf(object []byte, path []string) (text []byte, err error) {
 		text, _ = jsontext.AppendUnquote(nil, value) // the error only says that something became U+FFFD
 		return text, nil
 	}
-	return nil, fmt.Errorf("field %s is no text: it is %.20s", strings.Join(path, "."), value)
+	return nil, fmt.Errorf("field %s is no text: it is %.20s", name, value)
 }
 
-// member reads a whole object, and returns the value of a name, or nil.
+// isValue reports whether a value is a string, a number or a word, as it is written in a condition.
+func isValue(value jsontext.Value, want string) bool {
+	if value.Kind() == jsontext.KindString {
+		text, _ := jsontext.AppendUnquote(nil, value)
+		return string(text) == want
+	}
+	return string(value) == want
+}
+
+// elements returns the elements of a list. null is an empty list.
+func elements(value jsontext.Value) (all []jsontext.Value, err error) {
+	switch value.Kind() {
+	case jsontext.KindNull:
+		return nil, nil
+	case jsontext.KindBeginArray:
+	default:
+		return nil, fmt.Errorf("is no list: it is %.20s", value)
+	}
+	d := jsontext.NewDecoder(bytes.NewBuffer(value), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+	d.ReadToken()
+	for d.PeekKind() != jsontext.KindEndArray {
+		next, err := d.ReadValue()
+		if err != nil {
+			return nil, err
+		}
+		end := d.InputOffset()
+		all = append(all, value[end-int64(len(next)):end])
+	}
+	return all, nil
+}
+
+// member reads a whole object, and returns the value of a name, or nil. Of equal names, the last one counts.
 func member(object jsontext.Value, name string) (value jsontext.Value, err error) {
 	d := jsontext.NewDecoder(bytes.NewBuffer(object), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 	if begin, err := d.ReadToken(); err != nil || begin.Kind() != jsontext.KindBeginObject {

@@ -22,9 +22,16 @@ func FuzzTextOf(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, line []byte, dotted string) {
+		if strings.ContainsAny(dotted, "*[") {
+			t.Skip("leads into a list")
+		}
 		path := strings.Split(dotted, ".")
-		text, err := textOf(line, path)
-		var want string
+		c := coding{fields: []field{newField(dotted, 0)}}
+		texts, err := c.texts(nil, line)
+		var text, want string
+		if err == nil {
+			text = string(texts[0].text)
+		}
 		raw, ok := json.RawMessage(line), true
 		for _, name := range path {
 			var object map[string]json.RawMessage
@@ -32,7 +39,7 @@ func FuzzTextOf(f *testing.F) {
 			raw = object[name]
 		}
 		ok = ok && json.Unmarshal(raw, &want) == nil
-		if ok != (err == nil) || ok && string(text) != want {
+		if ok != (err == nil) || ok && text != want {
 			t.Errorf("%s of %s: %q (%v), and encoding/json %q (%v)", dotted, line, text, err, want, ok)
 		}
 	})

@@ -10,6 +10,7 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,7 +25,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
@@ -34,8 +34,10 @@ type settings struct {
 	As          kind    `json:"as"`
 	Field       string  `json:"field"`
 	Mask        string  `json:"mask"`
+	Special     bool    `json:"special"`
 	Invalid     string  `json:"invalid"`
 	EOT         string  `json:"eot"`
+	EOTToken    string  `json:"eot_token"`
 	Val         float64 `json:"val"`
 	Format      string  `json:"format"`
 	ShardTokens int64   `json:"shard_tokens"`
@@ -43,13 +45,14 @@ type settings struct {
 
 type options struct {
 	settings
-	out     string
+	dir     string
 	include []string
 	force   bool
 	dryRun  bool
 
 	stdin io.Reader
-	err   io.Writer // where progress is shown
+	out   io.Writer
+	err   io.Writer // where a progress bar is shown
 }
 
 // Command returns `batchfs prepare`.
@@ -71,10 +74,18 @@ links and what no --include matches. A document is a file, a line of a .jsonl or
 A token is a character, numbered in the sorted set of the documents' Unicode code
 points; a byte; or a byte pair of GPT-2, GPT-4 (cl100k), GPT-4o (o200k) or a
 tokenizer.json, exactly as tiktoken or tokenizers have them. The names of special
-tokens are text like any other, and only a tokenizer.json normalises text.
+tokens are text like any other, unless you say --special, and only a
+tokenizer.json normalises text.
+
+A FIELD is a path into a line: meta.body, or messages.*.content for a text of each
+element of a list, or messages[role=user].content for elements with that value.
+In --mask, a list has all its texts in their order: those that no part names have
+mask 0. Of several parts that name a text, the first counts.
 
 val gets documents chosen by a hash of the beginning of their text, so that more
 files move none from train to val or back. Of one file of text, it gets the end.
+
+Beside each file, FILE.index says where its documents end.
 
 A line, a row, or a text without the end of a word may have 64 MiB, and a page of
 parquet 256 MiB.
@@ -85,49 +96,66 @@ ended by a full disk continues where it was when the same command is given again
   batchfs prepare input.txt --by gpt2 --out data
   batchfs prepare 'web/**/*.jsonl.zst' --val 0.0005 --shard-tokens 100000000 --out data
   batchfs prepare project/ --include '*.go' --include '*.md' --out data
-  batchfs prepare chat.jsonl --mask prompt:0,completion:1 --by byte --out data
+  batchfs prepare sft.jsonl --mask prompt:0,completion:1 --by byte --out data
+  batchfs prepare chat.jsonl --mask 'turns[role=assistant].text:1' --by tokenizer.json --special --out data
   curl https://example.org/book.gz | batchfs prepare - --by byte --val 0 --out data
   batchfs prepare wiki.parquet --field article.body --dry-run`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.prepare(cmd, args) },
 	}
+	o.register(cmd)
+	return cmd
+}
+
+func (o *options) register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.out, "out", "", "write to this `DIR`, made if missing (required)")
+	f.StringVar(&o.dir, "out", "", "write to this `DIR`, made if missing (required)")
 	f.StringVar(&o.By, "by", vocabulary.Char, "what a token is: `char|byte|gpt2|cl100k|o200k|FILE`, a tokenizer.json of Hugging Face")
 	f.StringVar((*string)(&o.As), "as", "", "what the files are, whatever their names say: `text|jsonl|parquet`")
 	f.StringArrayVar(&o.include, "include", nil, "of directories, take the files that match this `PATTERN`, as '*.md', in which ** stands for any directories")
 	f.StringVar(&o.Field, "field", "text", "the `FIELD` of a line, or column, that holds the text; dots lead into it")
-	f.StringVar(&o.Mask, "mask", "", "take these `FIELD:MASK,...` of each line, and write their masks, 0 or 1, to NAME.mask.bin, a byte for each token")
-	f.StringVar(&o.Invalid, "invalid", "error", "what to do about text that is not UTF-8: `error|replace`")
-	f.StringVar(&o.EOT, "eot", "end", "where the end-of-text token goes, if the tokenizer has one: `end|begin|none` of each document")
+	f.StringVar(&o.Mask, "mask", "", "take these `FIELD:MASK,...` of each line, such as prompt:0,completion:1 or messages[role=assistant].content:1, and write their masks "+
+		"to NAME.mask.bin, a byte for each token")
+	f.BoolVar(&o.Special, "special", false, "encode the names of special tokens in the texts as those tokens, as for rendered chats")
+	f.StringVar(&o.Invalid, "invalid", "error", "what to do about text that is not UTF-8: `error|replace|skip`; skip leaves out the file, line or row")
+	f.StringVar(&o.EOT, "eot", "end", "where the end-of-text token goes, if there is one: `end|begin|none` of each document")
+	f.StringVar(&o.EOTToken, "eot-token", "", "the `NAME` of the special token that is it, such as '<|im_end|>' (default: the tokenizer's own, if it is known)")
 	f.Float64Var(&o.Val, "val", 0.1, "this `FRACTION` goes to val; 0 for no val")
 	f.StringVar(&o.Format, "format", "headerless", "how to write tokens: `headerless|llm.c|megatron|datatrove|npy`")
 	f.Int64Var(&o.ShardTokens, "shard-tokens", 0, "write shards of this `NUMBER` of tokens, as train_000001.bin; 0 for one (default 100000000 for llm.c)")
 	f.BoolVar(&o.force, "force", false, "replace the token files and vocab.json in DIR")
 	f.BoolVar(&o.dryRun, "dry-run", false, "say about how many tokens there will be, from samples, and write nothing")
-	return cmd
 }
 
 func (o *options) prepare(cmd *cobra.Command, args []string) error {
-	o.stdin, o.err = cmd.InOrStdin(), cmd.ErrOrStderr()
+	o.stdin, o.out, o.err = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 	c, err := o.coding()
 	if err != nil {
 		return err
 	}
+	switch {
+	case o.dir == "" && !o.dryRun:
+		return errors.New("--out: name the directory to write, such as --out data")
+	case isURL(o.dir):
+		return fmt.Errorf("--out %s: name a directory of this machine: batchfs writes nothing to a store; upload the files when they are complete", o.dir)
+	}
+	o.sayTokens(c)
 	inputs, err := findInputs(args, o.include, o.As)
+	if err == nil {
+		err = o.suits(inputs, c)
+	}
 	if err != nil {
 		return err
 	}
+	o.warnOfNoEOT(inputs, c)
 	if o.dryRun {
-		return o.estimate(cmd.Context(), cmd.OutOrStdout(), inputs, c)
+		return o.estimate(cmd.Context(), inputs, c)
 	}
-	if o.out == "" {
-		return errors.New("--out: name the directory to write, such as --out data")
+	if !o.force && o.finished(inputs) {
+		o.say("%s is complete: the same command made it of the same texts", o.dir)
+		return o.report()
 	}
-	if isURL(o.out) {
-		return fmt.Errorf("--out %s: name a directory of this machine: batchfs writes nothing to a store; upload the files when they are complete", o.out)
-	}
-	w, err := openWorkplace(o.out)
+	w, err := openWorkplace(o.dir)
 	if err != nil {
 		return err
 	}
@@ -137,7 +165,8 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	if !s.Complete {
-		if err := o.run(cmd.Context(), w, s, inputs, c); err != nil {
+		o.sayContinuing(s, inputs)
+		if err := o.complete(cmd.Context(), w, s, inputs, c); err != nil {
 			if w.kept {
 				err = fmt.Errorf("%w; the same command continues from what is done", err)
 			}
@@ -145,22 +174,22 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 		}
 	}
 	if err := w.publish(s); err != nil {
-		return fmt.Errorf("--out %s: %w", o.out, err)
+		return fmt.Errorf("--out %s: %w", o.dir, err)
 	}
-	return o.report(cmd.OutOrStdout())
+	return o.report()
 }
 
 // coding checks the options, and returns what they say about tokens.
 func (o *options) coding() (*coding, error) {
-	c := &coding{eot: -1, eotFirst: o.EOT == "begin", replace: o.Invalid == "replace", any: o.By == vocabulary.Byte, val: o.Val}
+	c := &coding{eot: -1, eotFirst: o.EOT == "begin", replace: o.Invalid == "replace", skip: o.Invalid == "skip", any: o.By == vocabulary.Byte, val: o.Val}
 	_, known := formats[o.Format]
 	switch {
 	case !(o.Val >= 0 && o.Val < 1): // so put, it refuses NaN too
 		return nil, fmt.Errorf("--val: must be 0 or more and below 1, such as 0.1 (got %v)", o.Val)
 	case !slices.Contains([]kind{"", text, jsonl, parquet}, o.As):
 		return nil, fmt.Errorf("--as: must be text, jsonl or parquet (got %q)", o.As)
-	case !slices.Contains([]string{"error", "replace"}, o.Invalid):
-		return nil, fmt.Errorf("--invalid: must be error or replace (got %q)", o.Invalid)
+	case !slices.Contains([]string{"error", "replace", "skip"}, o.Invalid):
+		return nil, fmt.Errorf("--invalid: must be error, replace or skip (got %q)", o.Invalid)
 	case !slices.Contains([]string{"end", "begin", "none"}, o.EOT):
 		return nil, fmt.Errorf("--eot: must be end, begin or none (got %q)", o.EOT)
 	case !known:
@@ -171,24 +200,42 @@ func (o *options) coding() (*coding, error) {
 	if o.Format == "llm.c" && o.ShardTokens == 0 {
 		o.ShardTokens = 100_000_000
 	}
-	t, err := tokenizerNamed(o.By)
+	t, err := o.tokenizer()
 	if err != nil {
 		return nil, err
 	}
 	c.use(t, o.EOT)
-	c.fields = []field{{path: strings.Split(o.Field, ".")}}
+	c.fields = []field{newField(o.Field, 0)}
 	if o.Mask != "" {
-		c.fields = nil
-		for part := range strings.SplitSeq(o.Mask, ",") {
-			name, mask, _ := strings.Cut(part, ":")
-			if name == "" || mask != "0" && mask != "1" {
-				return nil, fmt.Errorf("--mask: must be fields with 0 or 1, such as prompt:0,completion:1 (got %q)", o.Mask)
-			}
-			c.fields = append(c.fields, field{strings.Split(name, "."), mask[0] - '0'})
-		}
 		c.masked = true
+		c.fields, err = maskFields(o.Mask)
 	}
-	return c, nil
+	return c, err
+}
+
+func maskFields(list string) (fields []field, err error) {
+	for part := range strings.SplitSeq(list, ",") {
+		at := max(strings.LastIndex(part, ":"), 0)
+		name, mask := part[:at], part[at:]
+		if name == "" || mask != ":0" && mask != ":1" {
+			return nil, fmt.Errorf("--mask: must be fields with 0 or 1, such as prompt:0,completion:1 or messages[role=assistant].content:1 (got %q)", list)
+		}
+		fields = append(fields, newField(name, mask[1]-'0'))
+	}
+	return fields, nil
+}
+
+// suits refuses texts that the options are not for.
+func (o *options) suits(inputs []*input, c *coding) error {
+	for _, in := range inputs {
+		switch {
+		case in.kind == parquet && (len(c.fields) > 1 || c.fields[0].inList()):
+			return fmt.Errorf("%s: of a parquet file, one column of text is read: write the rows as lines of .jsonl for %s", in.path, cmp.Or(o.Mask, o.Field))
+		case in.kind == text && in.once() && c.skip:
+			return fmt.Errorf("%s: is not a regular file, and --invalid skip reads a text twice: save it to a file first", in.path)
+		}
+	}
+	return nil
 }
 
 func (c *coding) use(t tokenizer, eot string) {
@@ -201,13 +248,43 @@ func (c *coding) use(t tokenizer, eot string) {
 	}
 }
 
-// begin returns where to begin: at the last checkpoint, if there is one of the same command.
-func (o *options) begin(w *workplace, inputs []*input) (*state, error) {
+// digest stands for the texts, and for the tokenizer's file if there is one.
+func (o *options) digest(inputs []*input) string {
 	all := inputs
-	if info, err := os.Stat(o.By); err == nil { // a tokenizer's file
+	if info, err := os.Stat(o.By); err == nil {
 		all = append(slices.Clip(inputs), &input{path: o.By, info: info})
 	}
-	begin := &state{Settings: o.settings, Inputs: digest(all)}
+	return digest(all)
+}
+
+// run stands for a run, so that the same command knows its files; it is empty where the texts can be read only once.
+func (o *options) run(inputs []*input) string {
+	if slices.ContainsFunc(inputs, (*input).once) {
+		return ""
+	}
+	settings, _ := json.Marshal(o.settings)
+	return fmt.Sprintf("%x", sha256.Sum256(append(settings, o.digest(inputs)...)))
+}
+
+// finished reports whether DIR holds the files of the same run.
+func (o *options) finished(inputs []*input) bool {
+	m, err := vocabulary.Read(filepath.Join(o.dir, manifestName))
+	if err != nil || m == nil || m.Run == "" || m.Run != o.run(inputs) {
+		return false
+	}
+	for _, split := range m.Splits {
+		for _, shard := range split.Shards {
+			if _, err := os.Stat(filepath.Join(o.dir, shard.Name)); err != nil {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// begin returns where to begin: at the last checkpoint, if there is one of the same command.
+func (o *options) begin(w *workplace, inputs []*input) (*state, error) {
+	begin := &state{Settings: o.settings, Inputs: o.digest(inputs)}
 	s, err := w.load()
 	if s != nil {
 		switch {
@@ -235,16 +312,16 @@ func (o *options) begin(w *workplace, inputs []*input) (*state, error) {
 const manifestName = vocabulary.FileName
 
 // tokenFile matches the names of files that prepare writes for a split; its first group is the name of the shard without suffix.
-var tokenFile = regexp.MustCompile(`^((?:train|val)(?:_\d+)?)(?:\.mask\.bin|\.bin|\.idx|\.npy|\.ds|\.ds\.index|\.ds\.metadata)$`)
+var tokenFile = regexp.MustCompile(`^((?:train|val)(?:_\d+)?)(?:\.mask\.bin|\.bin|\.idx|\.npy|\.ds|\.(?:bin|npy|ds)\.index|\.ds\.metadata)$`)
 
 // stale returns the token files of an earlier run in DIR. It fails if there is anything that may not be replaced.
 func (o *options) stale(inputs []*input) ([]string, error) {
-	entries, err := os.ReadDir(o.out)
+	entries, err := os.ReadDir(o.dir)
 	if err != nil {
 		return nil, fmt.Errorf("--out: %w", err)
 	}
 	old := map[string]bool{}
-	if m, err := vocabulary.Read(filepath.Join(o.out, manifestName)); err == nil && m != nil {
+	if m, err := vocabulary.Read(filepath.Join(o.dir, manifestName)); err == nil && m != nil {
 		for _, split := range m.Splits {
 			for _, shard := range split.Shards {
 				if match := tokenFile.FindStringSubmatch(shard.Name); match != nil {
@@ -259,7 +336,7 @@ func (o *options) stale(inputs []*input) ([]string, error) {
 		if match == nil && e.Name() != manifestName {
 			continue
 		}
-		path := filepath.Join(o.out, e.Name())
+		path := filepath.Join(o.dir, e.Name())
 		info, err := os.Stat(path)
 		if err != nil {
 			return nil, fmt.Errorf("--out: %w", err)
@@ -284,9 +361,9 @@ func (o *options) stale(inputs []*input) ([]string, error) {
 	return stale, nil
 }
 
-// run goes from a state to a complete one.
-func (o *options) run(ctx context.Context, w *workplace, s *state, inputs []*input, c *coding) error {
-	r := &reader{inputs: inputs, column: c.fields[0].path, stdin: o.stdin, scratch: w.dir.Name(), inVal: c.inVal, cut: c.cut}
+// complete goes from a state to a complete one.
+func (o *options) complete(ctx context.Context, w *workplace, s *state, inputs []*input, c *coding) error {
+	r := &reader{inputs: inputs, column: c.fields[0].names(), stdin: o.stdin, scratch: w.dir.Name(), inVal: c.inVal, cut: c.cut, whole: c.skip && !c.any}
 	if err := o.count(ctx, r, c); err != nil {
 		return err
 	}
@@ -309,7 +386,7 @@ func (o *options) run(ctx context.Context, w *workplace, s *state, inputs []*inp
 		}
 		return w.save(s)
 	}
-	if err := o.encode(ctx, r, s.Position, c, written, checkpoint); err != nil {
+	if err := o.encode(ctx, r, s, c, written, checkpoint); err != nil {
 		return err
 	}
 	var sums [len(splits)]vocabulary.Split
@@ -328,7 +405,7 @@ func (o *options) run(ctx context.Context, w *workplace, s *state, inputs []*inp
 		return fmt.Errorf("--val: %v of %d documents leaves %d tokens for train and %d for val: give more text or another fraction",
 			o.Val, train.Documents+val.Documents, train.Tokens, val.Tokens)
 	}
-	if err := o.manifest(w, c, sums); err != nil {
+	if err := o.manifest(w, c, sums, s, inputs); err != nil {
 		return err
 	}
 	stale, err := o.stale(inputs)
@@ -344,16 +421,16 @@ func (o *options) run(ctx context.Context, w *workplace, s *state, inputs []*inp
 	return checkpoint(position{Input: len(inputs)})
 }
 
-// encode writes the tokens of what r reads from a position on, and now and then a checkpoint.
-func (o *options) encode(ctx context.Context, r *reader, from position, c *coding, written [len(splits)]*split, checkpoint func(position) error) error {
-	progress := o.progress("encoding", r.inputs, from)
+// encode writes the tokens of what r reads from the position of a state on, and checkpoints: the first after a second, and then every ten.
+func (o *options) encode(ctx context.Context, r *reader, s *state, c *coding, written [len(splits)]*split, checkpoint func(position) error) error {
+	progress := o.progress("encoding", r.inputs, s.Position)
 	defer progress.Finish()
-	r.tally = progress.Add
 	var tokens int64
 	began := time.Now()
-	last := began
-	return pipeline(ctx, r, from, c.run, func(b *batch) error {
-		save := time.Since(last) > 10*time.Second
+	next := began.Add(time.Second)
+	return pipeline(ctx, r, s.Position, c.run, func(b *batch) error {
+		save := time.Now().After(next)
+		s.leaveOut(b.leftOut)
 		for i, split := range written {
 			tokens += int64(len(b.out[i].tokens) / c.width)
 			completed, err := split.write(b.out[i])
@@ -362,11 +439,12 @@ func (o *options) encode(ctx context.Context, r *reader, from position, c *codin
 			}
 			save = save || completed
 		}
+		progress.upTo(b.end)
 		progress.Describe(fmt.Sprintf("encoding, %.2f million tokens/s", float64(tokens)/1e6/time.Since(began).Seconds()))
 		if !save {
 			return nil
 		}
-		last = time.Now()
+		next = time.Now().Add(10 * time.Second)
 		return checkpoint(b.end)
 	})
 }
@@ -385,7 +463,6 @@ func (o *options) count(ctx context.Context, r *reader, c *coding) error {
 	}
 	progress := o.progress("counting", r.inputs, position{})
 	defer progress.Finish()
-	r.tally = progress.Add
 	counting := *c
 	seen := new(counter)
 	if !c.any {
@@ -396,6 +473,7 @@ func (o *options) count(ctx context.Context, r *reader, c *coding) error {
 	r.inVal, r.cut = counting.inVal, counting.cut
 	err := pipeline(ctx, r, position{}, counting.run, func(b *batch) error {
 		tokens += int64(len(b.out[0].tokens) / counting.width)
+		progress.upTo(b.end)
 		return nil
 	})
 	if err != nil {
@@ -444,23 +522,9 @@ func (o *options) offset(in *input, c *coding, n int64) (int64, error) {
 	return at, nil
 }
 
-// progress shows how much of all inputs is done, from a position on.
-func (o *options) progress(what string, inputs []*input, from position) *terminal.Progress {
-	var all, done int64
-	for i, in := range inputs {
-		all += in.size()
-		if i < from.Input {
-			done += in.size()
-		}
-	}
-	p := terminal.NewProgress(o.err, what, all, terminal.Bytes)
-	p.Add(int(done))
-	return p
-}
-
-func (o *options) manifest(w *workplace, c *coding, sums [len(splits)]vocabulary.Split) error {
+func (o *options) manifest(w *workplace, c *coding, sums [len(splits)]vocabulary.Split, s *state, inputs []*input) error {
 	m := vocabulary.Manifest{
-		Tokenizer: c.Name(), Format: o.Format,
+		Tokenizer: c.Name(), Format: o.Format, Run: o.run(inputs), LeftOut: s.LeftOut,
 		Splits:     map[string]vocabulary.Split{},
 		Vocabulary: vocabulary.Vocabulary{Kind: c.Name(), Size: int(c.Size()), TokenDType: "uint" + strconv.Itoa(8*c.width), EOTAt: "none"},
 	}
@@ -485,51 +549,4 @@ func (o *options) manifest(w *workplace, c *coding, sums [len(splits)]vocabulary
 		}
 	}
 	return create(w.dir, manifestName, func(out *bufio.Writer) error { return m.Write(out) })
-}
-
-func (o *options) report(out io.Writer) error {
-	dir := filepath.Clean(o.out)
-	m, err := vocabulary.Read(filepath.Join(dir, manifestName))
-	if err != nil {
-		return err
-	}
-	for _, name := range splits {
-		switch split := m.Splits[name]; len(split.Shards) {
-		case 0:
-		case 1:
-			fmt.Fprintf(out, "%s/%s: %d tokens\n", dir, split.Shards[0].Name, split.Tokens)
-		default:
-			fmt.Fprintf(out, "%s/%s to %s: %d tokens in %d shards\n", dir, split.Shards[0].Name, split.Shards[len(split.Shards)-1].Name,
-				split.Tokens, len(split.Shards))
-		}
-	}
-	if m.Kind == vocabulary.BPE {
-		fmt.Fprintf(out, "%s/vocab.json: vocabulary of %d tokens of %s\n", dir, m.Size, m.Tokenizer)
-	} else {
-		fmt.Fprintf(out, "%s/vocab.json: vocabulary of %d %ss\n", dir, m.Size, m.Kind)
-	}
-	if !regexp.MustCompile(`^[\w./-]+$`).MatchString(dir) {
-		dir = "'" + strings.ReplaceAll(dir, "'", `'\''`) + "'"
-	}
-	_, err = fmt.Fprintf(out, "next: batchfs mount --data %s%s MOUNTPOINT\n", dir, suiting(m))
-	return err
-}
-
-// suiting are the options of mount for files that are too short for the default block_size.
-func suiting(m *vocabulary.Manifest) (options string) {
-	const most = 1024
-	block := int64(most)
-	for _, name := range splits {
-		split := m.Splits[name]
-		if len(split.Shards) > 1 && slices.ContainsFunc(split.Shards, func(s vocabulary.Shard) bool { return s.Tokens <= most }) {
-			options += " --set splits." + name + ".join=true"
-		}
-		for split.Tokens > 1 && split.Tokens <= block {
-			block /= 2
-		}
-	}
-	if block < most {
-		options += fmt.Sprintf(" --set batch.block_size=%d", block)
-	}
-	return options
 }

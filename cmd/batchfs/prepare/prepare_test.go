@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -110,6 +109,8 @@ func TestPrepareGolden(t *testing.T) {
 	for name, want := range map[string]string{
 		"train.bin": "\x04\x00\x03\x00\x02\x00\x05\x00\x00\x00\x04\x00\x01\x00\x03\x00\x03\x00",
 		"val.bin":   "\x04\x00",
+
+		"train.bin.index": "\x09\x00\x00\x00\x00\x00\x00\x00",
 		"vocab.json": `{
  "tokenizer": "char",
  "format": "headerless",
@@ -154,15 +155,15 @@ func TestPrepareGolden(t *testing.T) {
 }
 `,
 	} {
-		if got, err := os.ReadFile(filepath.Join("out", name)); err != nil || string(got) != want {
-			t.Errorf("%s is %q (%v), want %q", name, got, err, want)
+		if got := filesOf(t, "out")[name]; got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
 		}
 	}
 	if want := "out/train.bin: 9 tokens\nout/val.bin: 1 tokens\nout/vocab.json: vocabulary of 6 chars\n" +
-		"next: batchfs mount --data out --set batch.block_size=8 MOUNTPOINT\n"; said != want {
-		t.Errorf("said %q, want %q", said, want)
+		"next: batchfs mount --data out --set batch.block_size=8 MOUNTPOINT\n"; !strings.HasSuffix(said, "\n"+want) {
+		t.Errorf("said %q, want at the end %q", said, want)
 	}
-	wantLeft(t, "train.bin", "val.bin", "vocab.json")
+	wantLeft(t, "train.bin", "train.bin.index", "val.bin", "val.bin.index", "vocab.json")
 }
 
 func TestPrepareBytes(t *testing.T) {
@@ -203,7 +204,7 @@ func TestPrepareErrors(t *testing.T) {
 		args string
 		want string
 	}{
-		"invalid":         {"é\xff", "a", "a: not valid UTF-8 at byte 2: convert it to UTF-8, or use --invalid replace, or --by byte"},
+		"invalid":         {"é\xff", "a", "a: not valid UTF-8 at byte 2: convert it to UTF-8, or use --invalid replace or skip, or --by byte"},
 		"empty":           {"", "a", "--val: 0.1 of 0 leaves 0 for train and 0 for val: give more text"},
 		"short":           {"x", "a", "--val: 0.1 of 1 leaves 0 for train and 1 for val: give more text"},
 		"no val":          {"abc", "a --val 1e-17", "leaves 3 for train and 0 for val"},
@@ -216,16 +217,16 @@ func TestPrepareErrors(t *testing.T) {
 		"by":              {"abc", "a --by word", `--by: must be char, byte, gpt2, cl100k, o200k or the path of a tokenizer.json (got "word")`},
 		"val 1":           {"abc", "a --val 1", "--val: must be 0 or more and below 1, such as 0.1 (got 1)"},
 		"as":              {"abc", "a --as csv", `--as: must be text, jsonl or parquet (got "csv")`},
-		"invalid option":  {"abc", "a --invalid drop", `--invalid: must be error or replace (got "drop")`},
+		"invalid option":  {"abc", "a --invalid drop", `--invalid: must be error, replace or skip (got "drop")`},
 		"eot":             {"abc", "a --eot middle", `--eot: must be end, begin or none (got "middle")`},
 		"format":          {"abc", "a --format zip", `--format: must be headerless, llm.c, megatron, datatrove or npy (got "zip")`},
 		"shard-tokens":    {"abc", "a --shard-tokens -1", "--shard-tokens: must be 0 or more (got -1)"},
-		"mask":            {"abc", "a --mask a:2", `--mask: must be fields with 0 or 1, such as prompt:0,completion:1 (got "a:2")`},
+		"mask":            {"abc", "a --mask a:2", `--mask: must be fields with 0 or 1, such as prompt:0,completion:1 or messages[role=assistant].content:1 (got "a:2")`},
 		"include":         {"abc", "empty --include [", "--include [: syntax error in pattern"},
 		"no include":      {"abc", "a empty --include *.md", "empty: no file below it that --include *.md matches"},
 		"no val document": {"abc", "a lines.jsonl --as text --val 1e-17", "of 2 documents leaves "},
 		"no field":        {"abc", "lines.jsonl --field meta.body", "lines.jsonl: line 1: has no field meta.body: name one with --field"},
-		"no object":       {"abc", "lines.jsonl --field text.body", "lines.jsonl: line 1: is no JSON object: "},
+		"no object":       {"abc", "lines.jsonl --field text.body", "lines.jsonl: line 1: text is no JSON object: "},
 		"no text":         {"abc", "lines.jsonl --field meta", "lines.jsonl: line 1: field meta is no text: "},
 		"bad line":        {"abc", "lines.jsonl", "lines.jsonl: line 4: is no JSON object: "},
 		"not gzip":        {"\x1f\x8babcdefghijkl", "a", "a: gzip: invalid header"},
@@ -257,7 +258,7 @@ func TestPrepareForce(t *testing.T) {
 			}
 			prepared(t, "a --out out --force")
 			checkPrepared(t, "abc")
-			wantLeft(t, "other", "train.bin", "val.bin", "vocab.json")
+			wantLeft(t, "other", "train.bin", "train.bin.index", "val.bin", "val.bin.index", "vocab.json")
 		})
 	}
 }

@@ -2,6 +2,7 @@ package prepare
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -11,6 +12,8 @@ import (
 	"unicode/utf8"
 
 	parquetgo "github.com/parquet-go/parquet-go"
+
+	"batchfs/cmd/batchfs/vocabulary"
 )
 
 // Tests make these smaller.
@@ -28,6 +31,7 @@ type position struct {
 	Line   int64 `json:"line"`   // of jsonl: how many came before
 	Within bool  `json:"within"` // a document, which is in val or not
 	Val    bool  `json:"val"`
+	Read   int64 `json:"read"` // bytes of all inputs, as they are on the disk
 }
 
 // A chunk is what one worker encodes at a time: whole lines of jsonl, one row, a text, or a part of a text.
@@ -36,6 +40,7 @@ type chunk struct {
 	in           *input
 	at           position // where it begins
 	begins, ends bool     // of a text: whether its document does
+	invalid      bool     // the whole text is left out, as it is not UTF-8
 }
 
 // A batch is chunks that are encoded together.
@@ -47,7 +52,14 @@ type batch struct {
 	slots int // that it takes of what may be under way
 	out   [len(splits)]encoded
 	err   error
-	done  chan struct{} // closed when out and err are there
+	done  chan struct{} // closed when out, err and leftOut are there
+
+	leftOut vocabulary.LeftOut
+}
+
+func (b *batch) leaveOut(what string) {
+	b.leftOut.First = cmp.Or(b.leftOut.First, what)
+	b.leftOut.Documents++
 }
 
 // A reader cuts inputs into batches.
@@ -56,8 +68,9 @@ type reader struct {
 	column  []string // the names, one in another, of the column of a parquet file
 	stdin   io.Reader
 	scratch string // a directory for what must be decompressed to a file
-	tally   tally
+	bytes   int64  // that were read of all inputs, as they are on the disk
 
+	whole bool                   // a text is left out unless all of it is UTF-8
 	cut   func(text []byte) int  // how much of a text can be encoded without the rest
 	inVal func(text []byte) bool // of a text that begins so
 	tail  int64                  // of a single text, val begins at this offset; 0 if inVal says
@@ -70,13 +83,16 @@ type reader struct {
 
 func (r *reader) read(from position) error {
 	r.batch, r.buf = new(batch), make([]byte, 0, chunkSize)
+	before := sizes(r.inputs[:from.Input])
 	for ; from.Input < len(r.inputs); from = (position{Input: from.Input + 1}) {
 		in := r.inputs[from.Input]
+		r.bytes = before
+		before += in.size()
 		read, offset := r.readText, from.Offset
 		if in.kind == parquet {
 			read, offset = r.readRows, 0
 		}
-		s, err := in.open(r.stdin, offset, r.tally)
+		s, err := in.open(r.stdin, offset, r.count)
 		if err != nil {
 			return err
 		}
@@ -91,15 +107,19 @@ func (r *reader) read(from position) error {
 			return fmt.Errorf("%s: %w", in.path, err)
 		}
 	}
+	from.Read = before
 	r.batch.end = from
 	return r.emit(r.batch)
 }
+
+func (r *reader) count(n int) { r.bytes += int64(n) }
 
 // add appends a chunk that ends at a position, and emits a batch that is large enough.
 func (r *reader) add(c chunk, end position) error {
 	c.text = bytes.Clone(c.text)
 	r.batch.chunks = append(r.batch.chunks, c)
 	r.batch.size += len(c.text)
+	end.Read = r.bytes
 	r.batch.end = end
 	if r.batch.size < chunkSize/2 && len(r.batch.chunks) < 1<<14 {
 		return nil
@@ -151,6 +171,13 @@ func (r *reader) readText(s *stream, at position) error {
 			n = r.cut(r.buf)
 		}
 		c := chunk{in: s.in, at: at, begins: !at.Within, ends: end}
+		if r.whole && !lines && c.begins && !end {
+			if c.invalid, err = s.in.invalid(); err != nil {
+				return err
+			} else if c.invalid {
+				return r.add(c, position{Input: at.Input + 1})
+			}
+		}
 		if at.Offset < r.tail && r.tail <= at.Offset+int64(n) { // here train ends
 			n = int(r.tail - at.Offset)
 			c.ends = true
@@ -209,6 +236,11 @@ func (r *reader) readRows(s *stream, at position) (err error) {
 	if err != nil {
 		return err
 	}
+	bytes := float64(s.in.size()) / float64(f.NumRows()) // of a row
+	if s.compressed {
+		bytes = 0 // all were counted
+	}
+	r.count(int(bytes * float64(at.Offset)))
 	row := int64(0)
 	for i, group := range f.RowGroups() {
 		if row+group.NumRows() <= at.Offset {
@@ -222,10 +254,6 @@ func (r *reader) readRows(s *stream, at position) (err error) {
 			return err
 		}
 		row += group.NumRows()
-		bytes := float64(s.in.size()) / float64(f.NumRows())
-		if s.compressed {
-			bytes = 0 // all were counted
-		}
 		err := r.readPages(s.in, pages, &at, bytes)
 		pages.Close()
 		if chunk.err != nil {
@@ -269,7 +297,7 @@ func (r *reader) readPages(in *input, pages parquetgo.Pages, at *position, bytes
 			if n, err = from.ReadValues(values[:]); err != nil && err != io.EOF {
 				return err
 			}
-			r.tally(int(bytes * float64(n)))
+			r.count(int(bytes * float64(n)))
 			for _, value := range values[:n] {
 				c := chunk{text: value.ByteArray(), in: in, at: *at, begins: true, ends: true}
 				at.Offset++

@@ -1,6 +1,8 @@
 package prepare
 
 import (
+	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
@@ -29,7 +31,7 @@ type split struct {
 	*output
 	name string
 	splitState
-	files [3]*os.File // of the shard being written: tokens, ends of documents, mask; nil where there is none
+	files [3]*os.File // of the shard being written: tokens, ends of documents, and mask if there is one
 }
 
 // splitState is what a checkpoint has of a split.
@@ -37,6 +39,7 @@ type splitState struct {
 	Shards    []vocabulary.Shard `json:"shards"`    // that are complete
 	Tokens    int64              `json:"tokens"`    // of the next one
 	Documents int64              `json:"documents"` // that end there
+	MaskOnes  int64              `json:"mask_ones"` // of its tokens
 }
 
 // shardName is the name of the shard that is written. mount --data knows both forms.
@@ -56,9 +59,7 @@ func (s *split) open() error {
 		return nil
 	}
 	names := [3]string{s.shardName()}
-	if s.format.finish != nil {
-		names[1] = s.format.ends(names[0])
-	}
+	names[1] = s.format.ends(names[0])
 	if s.masked {
 		names[2] = maskPath(names[0])
 	}
@@ -159,6 +160,7 @@ func (s *split) put(e encoded, n int64, documents int) error {
 	}
 	s.Tokens += n
 	s.Documents += int64(documents)
+	s.MaskOnes += int64(bytes.Count(parts[2], []byte{1}))
 	return nil
 }
 
@@ -184,7 +186,7 @@ func (s *split) complete() error {
 	if _, err := s.files[0].WriteAt(s.header(), 0); err != nil {
 		return err
 	}
-	if err := s.sync(); err != nil {
+	if err := cmp.Or(s.endLast(), s.sync()); err != nil {
 		return err
 	}
 	name := s.shardName()
@@ -200,10 +202,26 @@ func (s *split) complete() error {
 	s.close()
 	done := vocabulary.Shard{Name: name, Tokens: s.Tokens, Documents: s.Documents, SHA256: fmt.Sprintf("%x", hash.Sum(nil))}
 	if s.masked {
+		done.MaskOnes = s.MaskOnes
 		done.Arrays = []vocabulary.Array{{Name: "mask", File: maskPath(name), DType: "uint8"}}
 	}
 	s.splitState = splitState{Shards: append(s.Shards, done)}
 	return nil
+}
+
+// endLast ends in this shard the document that continues in the next one: a reader takes each file by itself.
+func (s *split) endLast() error {
+	var last [8]byte
+	if s.Documents > 0 {
+		if _, err := s.files[1].ReadAt(last[:], 8*(s.Documents-1)); err != nil {
+			return err
+		}
+	}
+	if binary.LittleEndian.Uint64(last[:]) == uint64(s.Tokens) {
+		return nil
+	}
+	_, err := s.files[1].WriteAt(binary.LittleEndian.AppendUint64(nil, uint64(s.Tokens)), 8*s.Documents)
+	return err
 }
 
 func (s *split) close() {

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 
+	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/internal/owndir"
 )
 
@@ -36,9 +37,19 @@ type state struct {
 	Inputs   string                  `json:"inputs"` // their digest
 	Position position                `json:"position"`
 	Splits   [len(splits)]splitState `json:"splits"`
+	LeftOut  *vocabulary.LeftOut     `json:"left_out,omitempty"`
 
 	Complete bool     `json:"complete"` // the files need only be moved to DIR
 	Stale    []string `json:"stale"`    // files of DIR to remove then
+}
+
+func (s *state) leaveOut(more vocabulary.LeftOut) {
+	if s.LeftOut == nil && more.Documents > 0 {
+		s.LeftOut = &vocabulary.LeftOut{First: more.First}
+	}
+	if more.Documents > 0 {
+		s.LeftOut.Documents += more.Documents
+	}
 }
 
 // made matches the names of all files that prepare writes in a workplace. Nothing else is removed there, or moved to DIR.

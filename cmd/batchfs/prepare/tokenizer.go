@@ -1,7 +1,9 @@
 package prepare
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -35,26 +37,59 @@ var tokenizers = map[string]func() (tokenizer, error){
 	"o200k":         func() (tokenizer, error) { return bytePairs(bpe.Named("o200k")) },
 }
 
-func tokenizerNamed(by string) (tokenizer, error) {
-	if open, ok := tokenizers[by]; ok {
-		return open()
+// tokenizer returns what --by, --special and --eot-token name.
+func (s *settings) tokenizer() (tokenizer, error) {
+	open, ok := tokenizers[s.By]
+	if !ok && !strings.HasSuffix(s.By, ".json") {
+		return nil, fmt.Errorf("--by: must be char, byte, gpt2, cl100k, o200k or the path of a tokenizer.json (got %q)", s.By)
 	}
-	if !strings.HasSuffix(by, ".json") {
-		return nil, fmt.Errorf("--by: must be char, byte, gpt2, cl100k, o200k or the path of a tokenizer.json (got %q)", by)
+	if !ok {
+		open = func() (tokenizer, error) { return bytePairs(bpe.ReadHuggingFace(s.By)) }
 	}
-	return bytePairs(bpe.ReadHuggingFace(by))
+	t, err := open()
+	if err != nil || !s.Special && s.EOTToken == "" {
+		return t, err
+	}
+	pairs, ok := t.(bpeTokenizer)
+	if !ok {
+		return nil, fmt.Errorf("--special, --eot-token: %s has no special tokens: give a tokenizer that has some with --by", s.By)
+	}
+	if _, ok := pairs.Special()[s.EOTToken]; !ok && s.EOTToken != "" {
+		return nil, fmt.Errorf("--eot-token: %s has no special token %q: name one of %q", s.By, s.EOTToken, someNames(pairs.Special()))
+	}
+	pairs.end = s.EOTToken
+	if s.Special {
+		pairs.Tokenizer = pairs.WithSpecial()
+	}
+	return pairs, nil
+}
+
+// someNames are those of a few special tokens.
+func someNames(special map[string]uint32) []string {
+	names := slices.SortedFunc(maps.Keys(special), func(a, b string) int { return cmp.Compare(special[a], special[b]) })
+	return names[:min(8, len(names))]
 }
 
 func bytePairs(t *bpe.Tokenizer, err error) (tokenizer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--by: %w", err)
 	}
-	return bpeTokenizer{t}, nil
+	return bpeTokenizer{Tokenizer: t}, nil
 }
 
-type bpeTokenizer struct{ *bpe.Tokenizer }
+type bpeTokenizer struct {
+	*bpe.Tokenizer
+	end string // of documents, unless it is the tokenizer's own
+}
 
 func (t bpeTokenizer) NewEncoder() encoder { return t.Tokenizer.NewEncoder() }
+
+func (t bpeTokenizer) EndOfText() (uint32, bool) {
+	if t.end == "" {
+		return t.Tokenizer.EndOfText()
+	}
+	return t.Special()[t.end], true
+}
 
 type byteTokenizer struct{}
 

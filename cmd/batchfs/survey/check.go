@@ -1,6 +1,7 @@
 package survey
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -13,6 +14,7 @@ import (
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
+	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/internal/jsontext"
 )
 
@@ -33,6 +35,8 @@ type Report struct {
 	CommonRun int64     `json:"common_run"` // every run of so many tokens that stands twice is found
 	Compared  bool      `json:"vocabulary_known"`
 	Problems  []Problem `json:"problems"`
+
+	Repeated map[string]float64 `json:"repeated,omitempty"` // by split: the share of its elements that stand twice, or in another split before it
 }
 
 // The kinds of problems.
@@ -59,6 +63,7 @@ type Problem struct {
 	Other      jsontext.String `json:"other,omitempty"` // the file that it is compared with
 	OtherIndex int64           `json:"other_index"`
 	Message    jsontext.String `json:"message"`
+	Text       jsontext.String `json:"text,omitempty"` // of tokens that stand twice: how they begin
 }
 
 type checked struct {
@@ -167,13 +172,45 @@ func (c *check) judge() {
 		c.judgeTokens(f)
 	}
 	c.judgeOverlaps(c.judgeDuplicates())
+	c.countRepeated()
+}
+
+// countRepeated says which share of each split stands twice, and how each such run begins.
+func (c *check) countRepeated() {
+	all, repeated := map[string]int64{}, map[string]int64{}
+	for _, f := range c.mains() {
+		all[f.part.split] += f.array.Len()
+		var runs []*Problem
+		for i := range c.report.Problems {
+			if p := &c.report.Problems[i]; p.Split == f.part.split && string(p.File) == f.path && (p.Kind == Overlap || p.Kind == Duplicate) {
+				runs = append(runs, p)
+			}
+		}
+		if len(runs) == 0 {
+			continue
+		}
+		v, _, _ := vocabulary.Of([]string{f.path}) // an error has been said where the split was opened
+		slices.SortFunc(runs, func(a, b *Problem) int { return cmp.Compare(a.Index, b.Index) })
+		end := int64(0)
+		for _, p := range runs {
+			repeated[f.part.split] += max(0, p.Index+p.Count-max(p.Index, end))
+			end = max(end, p.Index+p.Count)
+			if v != nil && isTokens(f.array) {
+				text, _ := dataset.Text(f.array, p.Index, int(min(32, p.Count)), v) // an error has its own problem
+				p.Text = jsontext.String(text)
+			}
+		}
+	}
+	for split, n := range repeated {
+		if c.report.Repeated == nil {
+			c.report.Repeated = map[string]float64{}
+		}
+		c.report.Repeated[split] = float64(n) / float64(all[split])
+	}
 }
 
 // Print writes r for people.
 func (r *Report) Print(out io.Writer) {
-	for _, p := range r.Problems {
-		fmt.Fprintln(out, terminal.Printable(string(p.Message)))
-	}
 	files, tokens := terminal.Count(int64(r.Files), "file", "files"), terminal.Count(r.Tokens, "token", "tokens")
 	fmt.Fprintf(out, "%s: %s, %s, %s read", strings.Join(r.Splits, ", "), files, tokens, terminal.Size(r.Bytes))
 	result := "nothing is wrong"
@@ -183,5 +220,16 @@ func (r *Report) Print(out io.Writer) {
 	fmt.Fprintf(out, ": %s\nlooked for runs of %d tokens or more that stand twice\n", result, r.CommonRun)
 	if !r.Compared {
 		fmt.Fprintln(out, "compared no token with a vocabulary: nothing says how large it is; set vocab_size")
+	}
+	for _, split := range r.Splits {
+		if share := r.Repeated[split]; share > 0 {
+			fmt.Fprintf(out, "%.3g%% of %s stands twice\n", 100*share, split)
+		}
+	}
+	for _, p := range r.Problems {
+		fmt.Fprintln(out, terminal.Printable(string(p.Message)))
+		if p.Text != "" {
+			fmt.Fprintf(out, "    %q\n", string(p.Text))
+		}
 	}
 }

@@ -84,6 +84,25 @@ func TestCheckOfGoodFiles(t *testing.T) {
 	}
 }
 
+// A report begins with its sum: which share of a split stands twice. Then each fault has a line, and a line of its text.
+func TestCheckSumsUp(t *testing.T) {
+	all := texts(t, map[string]int{"a.bin": 5000, "val.bin": 1000})
+	copy(all["val.bin"][100:], all["a.bin"][3001:3901])
+	save(t, "val.bin", all["val.bin"])
+	testfiles.Write(t, map[string]string{"vocab.json": `{"kind": "byte", "vocab_size": 256}`})
+	r := checkAll(t, small+"[splits.train]\ntokens = 'a.bin'\n[splits.val]\ntokens = 'val.bin'\n")
+	var out strings.Builder
+	r.Print(&out)
+	text := ""
+	for _, v := range all["a.bin"][3001:3033] {
+		text += string(rune(v))
+	}
+	lines := strings.Split(out.String(), "\n")
+	if len(lines) != 6 || !strings.HasSuffix(lines[0], ": 1 problem") || lines[2] != "90% of val stands twice" || lines[4] != fmt.Sprintf("    %q", text) {
+		t.Errorf("%q, want %q", lines, text)
+	}
+}
+
 // Each fault is found, at its place.
 func TestCheckFindsFaults(t *testing.T) {
 	for _, test := range []struct {

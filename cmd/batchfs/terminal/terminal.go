@@ -9,6 +9,8 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -78,7 +80,12 @@ func Bar(n, most float64) string {
 }
 
 // Progress shows how much of some work is done.
-type Progress struct{ bar *progressbar.ProgressBar }
+type Progress struct {
+	bar         *progressbar.ProgressBar
+	done, total atomic.Int64
+	finished    chan struct{}
+	lines       sync.WaitGroup
+}
 
 // A Unit is what a [Progress] counts.
 type Unit bool
@@ -88,9 +95,9 @@ const (
 	Bytes Unit = true
 )
 
-// NewProgress begins a progress bar on out for total units of work. Nothing is shown where out is no terminal.
+// NewProgress begins a progress bar on out for total units of work; -1 is unknown. Nothing is shown where out is no terminal.
 func NewProgress(out io.Writer, what string, total int64, unit Unit) *Progress {
-	return &Progress{progressbar.NewOptions64(total,
+	p := &Progress{finished: make(chan struct{}), bar: progressbar.NewOptions64(total,
 		progressbar.OptionSetDescription(what),
 		progressbar.OptionSetWriter(out),
 		progressbar.OptionShowBytes(unit == Bytes),
@@ -98,13 +105,39 @@ func NewProgress(out io.Writer, what string, total int64, unit Unit) *Progress {
 		progressbar.OptionThrottle(100*time.Millisecond),
 		progressbar.OptionClearOnFinish(),
 	)}
+	p.total.Store(total)
+	return p
+}
+
+// Lines also writes the progress of bytes to out in lines, for a log: the first after a second, then ever more rarely, but every minute.
+func (p *Progress) Lines(out io.Writer) {
+	p.lines.Go(func() {
+		for wait := time.Second; ; wait = min(2*wait, time.Minute) {
+			select {
+			case <-p.finished:
+				return
+			case <-time.After(wait):
+			}
+			done, total := p.done.Load(), p.total.Load()
+			if total > 0 {
+				fmt.Fprintf(out, "%s: %d%% of %s\n", p.bar.State().Description, 100*min(done, total)/total, Size(total))
+			} else {
+				fmt.Fprintf(out, "%s: %s\n", p.bar.State().Description, Size(done))
+			}
+		}
+	})
 }
 
 // Add counts n more units as done.
-func (p *Progress) Add(n int) { p.bar.Add(n) }
+func (p *Progress) Add(n int) {
+	p.done.Add(int64(n))
+	p.bar.Add(n)
+}
 
 // Set replaces how many units are done, and how many there are in total.
 func (p *Progress) Set(done, total int64) {
+	p.done.Store(done)
+	p.total.Store(total)
 	p.bar.ChangeMax64(total)
 	p.bar.Set64(done)
 }
@@ -112,5 +145,9 @@ func (p *Progress) Set(done, total int64) {
 // Describe replaces what the work is called.
 func (p *Progress) Describe(what string) { p.bar.Describe(what) }
 
-// Finish removes the bar from the terminal.
-func (p *Progress) Finish() { p.bar.Finish() }
+// Finish removes the bar from the terminal, and ends the lines. It is called once.
+func (p *Progress) Finish() {
+	close(p.finished)
+	p.lines.Wait()
+	p.bar.Finish()
+}

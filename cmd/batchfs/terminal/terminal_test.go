@@ -1,7 +1,9 @@
 package terminal
 
 import (
+	"bufio"
 	"bytes"
+	"io"
 	"testing"
 )
 
@@ -13,6 +15,21 @@ func TestProgressIsNotShownElsewhere(t *testing.T) {
 	p.Finish()
 	if out.Len() > 0 || Is(&out) {
 		t.Errorf("%q, terminal %v", out.String(), Is(&out))
+	}
+}
+
+// Where no bar is shown, lines say how far the work is, also while it stands still.
+func TestProgressInLines(t *testing.T) {
+	for total, want := range map[int64]string{2000: "working: 30% of 2.0 kB\n", -1: "working: 600 bytes\n"} {
+		r, w := io.Pipe()
+		p := NewProgress(io.Discard, "working", total, Bytes)
+		p.Add(600)
+		p.Lines(w)
+		if line, err := bufio.NewReader(r).ReadString('\n'); line != want {
+			t.Errorf("%q, %v, want %q", line, err, want)
+		}
+		r.Close() // which ends a write
+		p.Finish()
 	}
 }
 

@@ -39,7 +39,15 @@ type Manifest struct {
 	Tokenizer string           `json:"tokenizer"` // as for batchfs prepare --by
 	Format    string           `json:"format"`
 	Splits    map[string]Split `json:"splits"`
+	Run       string           `json:"run,omitempty"`      // a digest of the options and the texts: those of the same run have the same
+	LeftOut   *LeftOut         `json:"left_out,omitempty"` // of the texts
 	Vocabulary
+}
+
+// LeftOut is documents that are not valid UTF-8.
+type LeftOut struct {
+	Documents int64  `json:"documents"`
+	First     string `json:"first"` // where the first of them is
 }
 
 // Split is the token files of a split.
@@ -56,7 +64,8 @@ type Shard struct {
 	Documents int64  `json:"documents"` // that end there
 	SHA256    string `json:"sha256"`    // of the file
 
-	Arrays []Array `json:"arrays,omitempty"` // beside it
+	Arrays   []Array `json:"arrays,omitempty"`    // beside it
+	MaskOnes int64   `json:"mask_ones,omitempty"` // of a mask among them
 }
 
 // An Array has one number for each token of a shard, in a headerless file.

@@ -11,7 +11,8 @@
 //
 // Most pieces are common words. An [Encoder] remembers the tokens of short pieces, so that few are merged.
 //
-// A special token, such as <|endoftext|>, stands for no text. A text that says "<|endoftext|>" is encoded like any other text.
+// A special token, such as <|endoftext|>, stands for no text. A text that says "<|endoftext|>" is encoded like any other text, unless the
+// tokenizer is one of [Tokenizer.WithSpecial].
 //
 // All bytes can be encoded, also those that are not UTF-8: each of them counts as a symbol. Decoding gives the text back, but
 // for tokenizers that normalize it (Qwen's, to NFC).
@@ -34,8 +35,9 @@ type Tokenizer struct {
 	whole     map[string]uint32            // pieces that are one token, whatever the merges say
 	merges    merges
 	special   map[string]uint32
-	end       string    // the special token between documents, or ""
-	added     [2]*added // tokens to find before text is split: as the text is, and then as it is normalized
+	end       string                   // the special token between documents, or ""
+	named     [2]map[string]addedToken // tokens with a text of their own: in a text as it is, and then as it is normalized
+	added     [2]*added                // those to find before text is split
 }
 
 // finish adds the tokens that text is searched for before it is split, and makes the tables.
@@ -51,7 +53,7 @@ func (t *Tokenizer) finish(pairs []pair, added [2]map[string]addedToken) error {
 		return fmt.Errorf("no token stands for the byte %#02x: only byte-level vocabularies can encode all text", b)
 	}
 	t.merges = newMerges(pairs)
-	t.special = map[string]uint32{}
+	t.special, t.named = map[string]uint32{}, added
 	for i, texts := range added {
 		t.added[i] = newAdded(texts)
 		for text, token := range texts {
@@ -77,6 +79,23 @@ func (t *Tokenizer) EndOfText() (uint32, bool) {
 	token, ok := t.special[t.end]
 	return token, ok
 }
+
+// WithSpecial returns the tokenizer that encodes the name of a special token in a text as that token, as chat templates need. That is tiktoken's
+// encode(text, allowed_special="all"), and what tokenizers does unless encode_special_tokens is set.
+func (t *Tokenizer) WithSpecial() *Tokenizer {
+	with := *t
+	for i, tokens := range t.named {
+		found := map[string]addedToken{}
+		for text, token := range tokens {
+			found[text] = addedToken{token: token.token}
+		}
+		with.added[i] = newAdded(found)
+	}
+	return &with
+}
+
+// Special returns the number of each special token, by its name.
+func (t *Tokenizer) Special() map[string]uint32 { return t.special }
 
 // Bytes returns what a token stands for. It is the name of a special token, and nothing if there is no such token. A character
 // can be in several tokens, so the bytes of one token need not be UTF-8.

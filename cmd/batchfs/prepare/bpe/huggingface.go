@@ -1,6 +1,7 @@
 package bpe
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,7 +21,8 @@ func ReadHuggingFace(path string) (*Tokenizer, error) {
 		return nil, err
 	}
 	var f tokenizerFile
-	if err := json.Unmarshal(raw, &f); err != nil {
+	err = json.Unmarshal(raw, &f)
+	if other := f.Model.Type != "" && f.Model.Type != "BPE"; err != nil && !other { // other models have another vocab
 		return nil, fmt.Errorf("%s: no tokenizer.json of Hugging Face: %w", path, err)
 	}
 	t, err := f.tokenizer(path)
@@ -103,7 +105,7 @@ func (f *tokenizerFile) tokenizer(path string) (*Tokenizer, error) {
 	m := &f.Model
 	switch {
 	case m.Type != "BPE" && (m.Type != "" || m.Merges == nil):
-		return nil, fmt.Errorf("model.type is %q: only byte-level BPE is known", m.Type)
+		return nil, fmt.Errorf("model %s is not known, only byte-level BPE is: encode with tokenizers in Python, and mount the tokens that it gives", cmp.Or(m.Type, "without a type"))
 	case m.Dropout != 0:
 		return nil, fmt.Errorf("model.dropout is %v, which makes tokens random: set it to null", m.Dropout)
 	case m.Prefix != "" || m.Suffix != "":

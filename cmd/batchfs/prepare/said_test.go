@@ -1,0 +1,142 @@
+package prepare
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/cmd/batchfs/vocabulary"
+)
+
+// Texts within lists are taken in the order of the list, each once. A mask is on exactly the texts that its conditions name.
+func TestPrepareLists(t *testing.T) {
+	here(t, map[string]string{"a.jsonl": `{"s": "S", "m": [{"role": "user", "text": "U"}, ` +
+		`{"role": "assistant", "text": "AA", "weight": 1, "parts": [{"t": "x"}, {"t": "y"}]}, {"role": "assistant", "text": null, "weight": 0, "parts": []}, ` +
+		`{"role": "tool", "text": "T"}, {"role": "assistant", "text": "B", "weight": 0}], "l": ["p", "q"], "none": null}`})
+	for args, want := range map[string]struct{ text, mask string }{
+		"--field m.*.text":                                    {"UAATB", ""},
+		"--field m[role=assistant].text":                      {"AAB", ""},
+		"--field m[weight=1].parts.*.t":                       {"xy", ""},
+		"--field l.*":                                         {"pq", ""},
+		"--mask m[role=assistant].text:1":                     {"UAATB", "01101"},
+		"--mask m.*.text:1":                                   {"UAATB", "11111"},
+		"--mask s:1,m[weight=1].text:1,none.*:1":              {"SUAATB", "101100"},
+		"--mask m[role=user].text:0,m.*.text:1,s:0":           {"UAATBS", "011110"},
+		"--mask m[role=tool].role:1,m[role=assistant].text:1": {"userUassistantAAassistanttoolTassistantB", "0000" + "0" + "000000000" + "11" + "000000000" + "1111" + "0" + "000000000" + "1"},
+	} {
+		said := prepared(t, "a.jsonl --by byte --val 0 --out out --force "+args)
+		mask := strings.NewReplacer("\x00", "0", "\x01", "1").Replace(filesOf(t, "out")["train.mask.bin"])
+		if got := decoded(readManifest(t), readTokens(t, "out/train.bin")); got != want.text || mask != want.mask {
+			t.Errorf("%s: %q with mask %s, want %q with %s", args, got, mask, want.text, want.mask)
+		}
+		if line := fmt.Sprintf("tokens, %d with mask 1\n", strings.Count(mask, "1")); strings.Contains(said, line) != (mask != "") {
+			t.Errorf("%s: said %q, want %q", args, said, line)
+		}
+	}
+	for args, want := range map[string]string{
+		"--field m.text":        "line 1: m is a list: for texts of all its elements, write m.*.text",
+		"--field s.*":           `line 1: field s.* is no list: it is "S"`,
+		"--field m.*.other":     "line 1: has no field m.*.other: name one with --field or --mask",
+		"--field l[role=a].b":   "line 1: field l[role=a] is no list of JSON objects",
+		"--mask m[role=a].text": "--mask: must be fields with 0 or 1",
+		"--special":             "--special, --eot-token: byte has no special tokens",
+	} {
+		refused(t, "a.jsonl --by byte --val 0 --out out --force "+args, want)
+	}
+	testfiles.Write(t, map[string]string{"a.parquet": table(t, []string{"a"})})
+	refused(t, "a.parquet --mask text:0,meta.body:1 --by byte --out out --force", "a.parquet: of a parquet file, one column of text is read: write the rows as lines of .jsonl")
+}
+
+// The names of special tokens are text, or with --special those tokens. A run names the token that separates documents, and warns where there is none.
+func TestPrepareSpecial(t *testing.T) {
+	here(t, map[string]string{"a.jsonl": "{\"text\": \"a<|endoftext|>b<|endofprompt|>\"}\n"})
+	for args, want := range map[string]struct {
+		special int // tokens of the text
+		said    string
+	}{
+		"--by cl100k":                                       {0, "tokens of cl100k: <|endoftext|> (100257) ends each document\n"},
+		"--by cl100k --special --eot begin":                 {2, "tokens of cl100k: <|endoftext|> (100257) begins each document\n"},
+		"--by cl100k --special --eot-token <|endofprompt|>": {2, "tokens of cl100k: <|endofprompt|> (100276) ends each document\n"},
+		"--by byte --eot none":                              {0, "tokens of byte: no token separates documents\nout/train.bin"},
+		"--by byte":                                         {0, "tokens of byte: no token separates documents\nwarning: byte has no end-of-text token that is known, so"},
+	} {
+		said := prepared(t, "a.jsonl --val 0 --out out --force "+args)
+		special := 0
+		if m := readManifest(t); m.TokenDType == "uint32" {
+			raw := []byte(filesOf(t, "out")["train.bin"])
+			for ; len(raw) > 0; raw = raw[4:] {
+				if binary.LittleEndian.Uint32(raw) >= 100257 {
+					special++
+				}
+			}
+			if m.EOT != nil {
+				special--
+			}
+		}
+		if special != want.special || !strings.HasPrefix(said, want.said) {
+			t.Errorf("%s: %d special tokens, want %d; said %q, want %q", args, special, want.special, said, want.said)
+		}
+	}
+	refused(t, "a.jsonl --by cl100k --eot-token <|eot|> --out out --force", `--eot-token: cl100k has no special token "<|eot|>": name one of ["<|endoftext|>"`)
+}
+
+// --invalid skip leaves out the file, the line or the row, and counts it, however long it is.
+func TestPrepareLeavesOut(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
+	here(t, map[string]string{
+		"d/0": "first", "d/1": strings.Repeat("é", 1<<14) + "\xff", "d/2": "\xffx", "d/3.gz": gzipped(strings.Repeat("x ", 1<<14) + "\xe6"), "d/4": "last",
+		"d/5.jsonl": "{\"text\": \"\xff\"}\n{\"text\": \"ok\"}\n", "d/6.parquet": table(t, []string{"a", "b\xff"}),
+	})
+	said := prepared(t, "d --by pairs --val 0 --invalid skip --out out")
+	text := decoded(readManifest(t), readTokens(t, "out/train.bin"))
+	if want := "first<|endoftext|>last<|endoftext|>ok<|endoftext|>a<|endoftext|>"; text != want || !strings.Contains(said, "left out, as not UTF-8: 5 documents; the first is d/1\n") {
+		t.Errorf("tokens say %q, want %q; said %q", text, want, said)
+	}
+	if m := readManifest(t); *m.LeftOut != (vocabulary.LeftOut{Documents: 5, First: "d/1"}) {
+		t.Errorf("vocab.json has left out %+v", m.LeftOut)
+	}
+	refused(t, "- --by pairs --val 0 --invalid skip --out out2", "-: is not a regular file, and --invalid skip reads a text twice")
+}
+
+// A run that continues says where, and a finished one that it is complete, as long as the texts and the options are the same.
+func TestPrepareSaysWhatItDoes(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
+	documents := someDocuments(400, 300)
+	here(t, map[string]string{"a.jsonl": lines(documents[:200]), "b.jsonl": lines(documents[200:]) + "no JSON\n"})
+	const args = "a.jsonl b.jsonl --by pairs --shard-tokens 5000 --out out"
+	refused(t, args, "; the same command continues from what is done")
+	said, _ := prepareHere(t.Context(), strings.Fields(args)...)
+	if percent := strings.Index(said, "\ncontinuing at 9"); percent < 0 || !strings.Contains(said[percent:], "% of ") {
+		t.Errorf("a run that failed near the end says then: %q", said)
+	}
+	testfiles.Write(t, map[string]string{"b.jsonl": lines(documents[200:])})
+	prepared(t, args+" --force")
+	files := filesOf(t, "out")
+	if said := prepared(t, args); !strings.Contains(said, "\nout is complete: the same command made it of the same texts\nout/train_000001.bin to ") {
+		t.Errorf("a finished run says %q", said)
+	}
+	wantSame(t, filesOf(t, "out"), files)
+	refused(t, args+" --eot begin", ": exists: give --force")
+	testfiles.Write(t, map[string]string{"b.jsonl": lines(documents[200:399])})
+	refused(t, args, ": exists: give --force")
+}
+
+// A document that two shards share has an end in each.
+func TestPrepareIndexOfShards(t *testing.T) {
+	here(t, map[string]string{"a.jsonl": lines([]string{"A", "BBBBBBBBBB", "C"})})
+	prepared(t, "a.jsonl --by pairs --val 0 --shard-tokens 4 --out out") // A| BBBB BBBB BB| C|
+	for name, want := range map[string][]byte{"1": {2, 4}, "2": {4}, "3": {4}, "4": {1, 3}} {
+		var ends []byte
+		for i, b := range []byte(filesOf(t, "out")["train_00000"+name+".bin.index"]) {
+			if i%8 == 0 {
+				ends = append(ends, b)
+			}
+		}
+		if !slices.Equal(ends, want) {
+			t.Errorf("shard %s: documents end at %v, want %v", name, ends, want)
+		}
+	}
+}
