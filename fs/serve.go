@@ -17,10 +17,10 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
-	"batchfs/fs/failpoint"
 	"batchfs/fs/guard"
 	"batchfs/fs/mount"
 	"batchfs/fs/supervise"
+	"batchfs/internal/failpoint"
 	"batchfs/internal/process"
 )
 
