@@ -11,10 +11,10 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"batchfs/cache/array"
-	"batchfs/fs/failpoint"
 	"batchfs/fs/guard"
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
+	"batchfs/internal/failpoint"
 	"batchfs/internal/process"
 )
 

@@ -17,10 +17,10 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
-	"batchfs/fs/failpoint"
 	"batchfs/fs/guard"
 	"batchfs/fs/mount"
 	"batchfs/fs/supervise"
+	"batchfs/internal/failpoint"
 	"batchfs/internal/process"
 )
 
@@ -63,12 +63,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 		go t.sequences.invalidate(server)
 	}
 	go func() {
-		w.AnswerPings(func() {
-			guarded.CheckLock()
-			mapped, busy := o.Remaps() // for commands that must not touch the mount
-			w.Shared.Remapped.Store(uint64(mapped))
-			w.Shared.RemapBusy.Store(uint64(busy))
-		})
+		t.answerPings(w, guarded)
 		stop <- supervise.ErrReplaced
 	}()
 	o.Log.Debug("this process serves", "pid", os.Getpid(), "workers", w.Shared.Workers.Load())
@@ -90,6 +85,16 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 		leave(fd, served)
 		return why
 	}
+}
+
+// answerPings notes at each ping what commands look at that must not touch the mount.
+func (t *tree) answerPings(w *supervise.Worker, guarded *guard.Guard) {
+	w.AnswerPings(func() {
+		guarded.CheckLock()
+		mapped, busy := t.o.Remaps()
+		t.shared.Remapped.Store(uint64(mapped))
+		t.shared.RemapBusy.Store(uint64(busy))
+	})
 }
 
 func mountOptions(log *slog.Logger, panicked func(any) fuse.Status) *fuse.MountOptions {

@@ -15,10 +15,12 @@ func TestMain(m *testing.M) { e2e.Main(m) }
 // Imports point one way, and each outside package enters in one place.
 func TestRooms(t *testing.T) {
 	allowed := map[string][]string{ // what each package may import of ours
-		"internal/jsontext": nil,
-		"internal/owndir":   nil,
-		"internal/process":  nil,
-		"internal/wait":     nil,
+		"internal/failpoint": nil,
+		"internal/fdpass":    nil,
+		"internal/jsontext":  nil,
+		"internal/owndir":    nil,
+		"internal/process":   nil,
+		"internal/wait":      nil,
 
 		"cache/array":  nil,
 		"cache/store":  nil,
@@ -28,14 +30,12 @@ func TestRooms(t *testing.T) {
 		"cache":        {"cache/array", "cache/blob", "cache/blocks", "cache/format"},
 		"sampler":      {"cache/array"},
 
-		"fs/failpoint": nil,
-		"fs/fdpass":    nil,
 		"fs/header":    {"cache/array"},
-		"fs/state":     {"fs/failpoint"},
-		"fs/mount":     {"fs/fdpass", "fs/state", "internal/process"},
-		"fs/supervise": {"fs/fdpass", "fs/mount", "fs/state", "internal/process"},
+		"fs/state":     {"internal/failpoint"},
+		"fs/mount":     {"fs/state", "internal/fdpass", "internal/process"},
+		"fs/supervise": {"fs/mount", "fs/state", "internal/fdpass", "internal/process"},
 		"fs/guard":     {"fs/mount", "fs/state"},
-		"fs": {"cache/array", "fs/failpoint", "fs/guard", "fs/header", "fs/mount", "fs/state", "fs/supervise", "internal/jsontext",
+		"fs": {"cache/array", "fs/guard", "fs/header", "fs/mount", "fs/state", "fs/supervise", "internal/failpoint", "internal/jsontext",
 			"internal/process"},
 
 		"cmd/batchfs/internal/testfiles": nil,

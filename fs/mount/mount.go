@@ -17,7 +17,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
-	"batchfs/fs/fdpass"
+	"batchfs/internal/fdpass"
 )
 
 const fsType = "fuse.batchfs"

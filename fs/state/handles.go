@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"batchfs/fs/failpoint"
+	"batchfs/internal/failpoint"
 )
 
 // A Span is the part of a file that a request reads: Len bytes from Off on, of a file of Size bytes.

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"batchfs/fs/failpoint"
+	"batchfs/internal/failpoint"
 )
 
 // begin is the handles of a mount with one sequence, number 1.

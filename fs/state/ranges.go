@@ -3,7 +3,7 @@ package state
 import (
 	"slices"
 
-	"batchfs/fs/failpoint"
+	"batchfs/internal/failpoint"
 )
 
 func (h *Handles) ranges(fh uint64) []byteRange {

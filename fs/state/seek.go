@@ -1,6 +1,6 @@
 package state
 
-import "batchfs/fs/failpoint"
+import "batchfs/internal/failpoint"
 
 // Next is the number that the next reader of next takes.
 func (e *Entry) Next() uint64 {

@@ -1,6 +1,6 @@
 package state
 
-import "batchfs/fs/failpoint"
+import "batchfs/internal/failpoint"
 
 // noteUnfinished: the thread will read batch k from byte cut on, and another thread takes the handle.
 func (h *Handles) noteUnfinished(thread uint64, cut int64, fh, k uint64, version Version) {

@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"batchfs/fs/fdpass"
 	"batchfs/fs/state"
+	"batchfs/internal/fdpass"
 )
 
 // The descriptors that a supervisor hands to a worker.

@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"batchfs/fs/fdpass"
+	"batchfs/internal/fdpass"
 	"batchfs/internal/process"
 )
 
