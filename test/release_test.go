@@ -1,6 +1,7 @@
 package test
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,6 +27,8 @@ func TestReleaseVersion(t *testing.T) {
 	if !regexp.MustCompile(`^\d+\.\d+\.\d+( \(unreleased\))?$`).MatchString(version) {
 		t.Errorf("CHANGELOG.md begins with %q", version)
 	}
+	number, _, _ := strings.Cut(version, " ")
+	e2e.Contains(t, "the version of a build without a tag", string(e2e.ReadPage(t, "cmd/batchfs/main.go")), fmt.Sprintf(`"v%s-dev"`, number))
 	dir := copyOfSource(t)
 	e2e.Run(t, "git", "-C", dir, "tag", "v98.7.6")
 	_, stderr, err := e2e.Try(t, filepath.Join(dir, "deploy/release/release"))
