@@ -63,11 +63,12 @@ check:
 	$(TEST) -vet=off -race $(RACED)
 	$(TEST) -vet=off $$(go list $(PACKAGES) | grep -vxF "$$(go list $(RACED))")
 
-# A machine that cannot ask for what is known has nothing to answer for, but it says so.
+# A machine that cannot ask for what is known has nothing to answer for, but it says so. Only where a module has a vulnerability, the code is
+# searched for calls of it, which takes long.
 vulnerabilities:
-	@said=$$(go run $(GOVULNCHECK) -test ./... 2>&1) && echo "$$said" || case $$said in \
+	@said=$$(go run $(GOVULNCHECK) -C cmd/batchfs -scan module 2>&1) && echo "$$said" || case $$said in \
 	*"fetching vulnerabilities:"*) echo "NOT CHECKED for known vulnerabilities, whose database cannot be reached from here: $$said" ;; \
-	*) echo "$$said"; exit 1 ;; \
+	*) go run $(GOVULNCHECK) -test ./... ;; \
 	esac
 
 fuzz:

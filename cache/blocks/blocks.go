@@ -468,15 +468,18 @@ func (c *Cache) write() {
 		e.refs++
 		c.began = time.Now()
 		c.mu.Unlock()
-		if written := c.disk.write(e.key, e.bytes); written != nil {
+		written := c.disk.write(e.key, e.bytes)
+		c.mu.Lock()
+		e.pending = false
+		if written != nil { // and readers read the file
 			e.key.keep(written)
+			e.read, e.needs = true, nil
 		} else {
 			c.Counts.Full.Add(1)
 		}
+		c.mu.Unlock()
 		c.release(e)
 		c.mu.Lock()
-		e.pending = false
-		c.changed.Broadcast()
 	}
 	c.writing = false
 	c.changed.Broadcast()
