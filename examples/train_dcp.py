@@ -37,12 +37,11 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 def state():
     model_state, optimizer_state = get_state_dict(model, optimizer)
-    # In one piece, because DCP loads only the keys that a loader has before its first batch. All ranks are at the same number.
-    return {"model": model_state, "optimizer": optimizer_state, "loader": pickle.dumps(loader.state_dict())}
+    return {"model": model_state, "optimizer": optimizer_state}
 
 
 if saved := sorted(Path("checkpoints").glob("*/.metadata")):  # which is written last
-    loaded = state()
+    loaded = {**state(), "loader": b""}
     dcp.load(loaded, checkpoint_id=saved[-1].parent)
     set_state_dict(model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
     loader.load_state_dict(pickle.loads(loaded["loader"]))
@@ -56,6 +55,7 @@ for step, batch in loader:
     if rank == 0:
         print(f"step {step}: loss {loss.item() / world}", flush=True)
     if (step + 1) % 20 == 0:
-        dcp.save(state(), checkpoint_id=f"checkpoints/{step + 1:08}")
+        # Pickled, because DCP loads only keys that are there before, and a loader gets its keys with its first batch. It is the same on all ranks.
+        dcp.save({**state(), "loader": pickle.dumps(loader.state_dict())}, checkpoint_id=f"checkpoints/{step + 1:08}")
 
 dist.destroy_process_group()

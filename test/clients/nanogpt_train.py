@@ -31,12 +31,12 @@ def loss_of(x, y):
 def evaluate():
     model.eval()
     for split in "train", "val":
-        losses = [loss_of(*get_batch(split)).item() for _ in range(eval_iters)]  # noqa: F821
+        losses = [loss_of(*get_batch(split)).item() for _ in range(eval_iters)]
         print(f"step {iter_num} {split}: loss {sum(losses)}")
     model.train()
 
 
-batch = get_batch("train")  # noqa: F821
+batch = get_batch("train")
 while iter_num < max_iters:
     if iter_num % eval_interval == 0:
         evaluate()
@@ -45,7 +45,7 @@ while iter_num < max_iters:
             os.replace("ckpt.tmp", "ckpt.pt")
     for _ in range(gradient_accumulation_steps):
         loss = loss_of(*batch) / gradient_accumulation_steps
-        batch = get_batch("train")  # noqa: F821
+        batch = get_batch("train")
         loss.backward()
     optimizer.step()
     optimizer.zero_grad()
