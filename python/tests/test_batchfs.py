@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
 import batchfs
-from batchfs._mount import Files
+from batchfs._files import Files
 from batchfs._split import fill_rest
 
 LIMIT = 300  # seconds, for whatever is waited for
