@@ -30,9 +30,10 @@ Every exception is an `Error` whose text says what happened and what to do: `Mou
 ``python -m batchfs`` runs the program: ``python -m batchfs doctor``, ``prepare``, ``inspect`` and others.
 """
 
+from ._batch import Array, Batch
 from ._cat import Piped
 from ._mount import Mount, mount, open, split
 from ._program import Error, MountError, ReadError
-from ._split import Array, Batch, Split, Steps
+from ._split import Split, Steps
 
 __all__ = ["Array", "Batch", "Error", "Mount", "MountError", "Piped", "ReadError", "Split", "Steps", "mount", "open", "split"]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
-import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ._batch import Place
 from ._program import ReadError
-from ._split import MAX_BATCHES, fill_rest, sizes
+from ._split import MAX_BATCHES, fill_rest
 
-_HEADER = 4096  # of .npy files
+_NPY_HEADER = 4096
 
 _GONE = "the process that kept the mount is gone. Mount again: batches are the same by number"
 _HINTS = {
@@ -30,45 +30,35 @@ _HINTS = {
 class Files:
     """Reads batches from files in a mount: batches.bin, and batches.NAME.npy of each array beside x and y."""
 
-    def __init__(self, path: str, info: dict[str, Any]) -> None:
+    def __init__(self, path: str, places: list[Place]) -> None:
         self.path = path
-        size = sizes(info)
-        main = 2 if info["arrays"][0]["name"] == "x" else 1
-        # Of each file its name, the bytes of its header and of a batch, and which arrays of a batch it has.
-        self.files = [("bin", 0, sum(size[:main]), slice(0, main))]
-        for i in range(main, len(size)):
-            self.files.append((f"{info['arrays'][i]['name']}.npy", _HEADER, size[i], slice(i, i + 1)))
-        # They are those of all numbers, not of one epoch, as far as the kernel can hold their lengths.
-        self.steps = min(MAX_BATCHES, 2**62 // max(size for _, _, size, _ in self.files))
-        self.open: list[tuple[int, int, int, slice]] = []  # the same, with a descriptor instead of the name
-        files.add(self)
+        main, *others = places[1:] if places[0].name == "x" else places
+        # Of each file its name, the bytes of its header, and those of a batch.
+        self.files = [("batches.bin", 0, main.end)]
+        self.files += [(f"batches.{p.name}.npy", _NPY_HEADER, p.end - p.start) for p in others]
+        # With so many steps the files have all epochs, as far as the kernel can hold their lengths.
+        self.steps = min(MAX_BATCHES, 2**62 // max(size for _, _, size in self.files))
+        self.open: list[_File] = []
 
-    def fill(self, k: int, arrays: list[Any]) -> None:
+    def fill(self, k: int, buffers: list[memoryview]) -> None:
         try:
-            if not self.open:
-                self._open()
-            for fd, header, size, which in self.open:
-                offset = header + k * size
-                done = os.preadv(fd, arrays[which], offset)
-                if done != size:  # above a mebibyte it may come in parts
-                    fill_rest(lambda to, done, fd=fd, offset=offset: os.preadv(fd, to, offset + done), arrays[which], done, size)
+            for file in self.open or self._open():
+                to = [buffers[file.index]]
+                at = file.header + k * file.size
+                done = os.preadv(file.fd, to, at)
+                if done != file.size:  # above a mebibyte a read may return a part
+                    fill_rest(lambda to, done, fd=file.fd, at=at: os.preadv(fd, to, at + done), to, done, file.size)
         except OSError as e:
             self.close()  # a worker that took over, or new tokens, need it
             raise ReadError(self._describe(k, e)) from e
 
-    def _open(self) -> None:
-        for name, header, size, which in self.files:
-            fd = os.open(f"{self.path}/steps={self.steps}/batches.{name}", os.O_RDONLY | os.O_CLOEXEC)
-            self.open.append((fd, header, size, which))
-            if os.fstat(fd).st_size != header + self.steps * size:
-                raise OSError(errno.ESTALE, f"batches.{name} has another size than info.json says")
+    def _open(self) -> list[_File]:
+        directory = f"{self.path}/steps={self.steps}"
+        self.open = [_File(i, f"{directory}/{name}", self.steps, header, size) for i, (name, header, size) in enumerate(self.files)]
+        return self.open
 
     def close(self) -> None:
-        while self.open:
-            os.close(self.open.pop()[0])
-
-    def __del__(self) -> None:
-        self.close()
+        self.open = []  # a thread that reads one has it until it has read
 
     def _describe(self, k: int, e: OSError) -> str:
         """Returns what is known of a read that failed."""
@@ -94,15 +84,24 @@ class Files:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "open": []}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        files.add(self)
 
+class _File:
+    """An open file, until it is garbage."""
 
-files: weakref.WeakSet[Files] = weakref.WeakSet()
+    def __init__(self, index: int, path: str, steps: int, header: int, size: int) -> None:
+        self.index, self.header, self.size = index, header, size
+        self.fd = -1
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if os.fstat(self.fd).st_size != header + steps * size:
+            raise OSError(errno.ESTALE, f"{os.path.basename(path)} has another size than info.json says")
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
 
 
 def hint(number: int | None) -> str:
+    """Returns what to do about an errno of a mount."""
     return _HINTS.get(number or 0, "`batchfs doctor` says more")
 
 

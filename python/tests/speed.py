@@ -16,6 +16,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import batchfs
+from batchfs._files import Files
 
 STEPS, ROUNDS = 100, 60
 
@@ -31,7 +32,7 @@ def main(batch_size: int, block_size: int) -> None:
         np.arange(8 << 20, dtype=np.uint16).tofile(f"{data}/train.bin")
         with batchfs.mount(data, batch_size=batch_size, block_size=block_size, set={"memory.access": "pread"}) as m:
             train = m.split("train")
-            assert isinstance(train.reader, batchfs._files.Files)  # pyright: ignore
+            assert isinstance(train.reader, Files)
             fd = os.open(f"{m.mountpoint}/train/steps={train.reader.steps}/batches.bin", os.O_RDONLY)
             buffer = np.empty((2, batch_size, block_size), np.uint16)
 
