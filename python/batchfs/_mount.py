@@ -174,6 +174,7 @@ def _start(args: list[str], log: Log) -> subprocess.Popen[bytes]:
 def _unmount(mountpoint: str, made: bool, process: subprocess.Popen[bytes], parent: int, readers: Iterable[Files]) -> None:
     """Ends a mount that the process parent made, and waits for it."""
     if os.getpid() != parent:
+        process.returncode = 0  # it is not this process's to wait for
         return
     for reader in readers:
         reader.close()

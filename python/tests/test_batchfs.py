@@ -167,9 +167,10 @@ class TestSplit(Case):
         kept = [batch for _, batch in train.steps(0, 20)]
         self.assertTrue(all(same(batch, train[k]) for k, batch in enumerate(kept)))
         kept[0].x[:] = 0
-        for keep in (lambda batch: batch.y, lambda batch: batch.y[1:, ::2].T, lambda batch: memoryview(batch.y)):  # a view alone
-            views = [(k, keep(batch)) for k, batch in train.steps(0, 20) if k % 3]
-            self.assertTrue(all(np.array_equal(view, keep(train[k])) for k, view in views))
+        views: list[Callable[[Any], Any]] = [lambda y: y, lambda y: y[1:, ::2].T, memoryview]
+        for view in views:  # with which the memory of the batch is in use
+            some = [(k, view(batch.y)) for k, batch in train.steps(0, 20) if k % 3]
+            self.assertTrue(all(np.array_equal(y, view(train[k].y)) for k, y in some))
 
     def test_ranks(self) -> None:
         seen: list[int] = []
@@ -362,11 +363,29 @@ class TestLife(Place):
         made[0].close()
         self.assertFalse(any(map(os.path.exists, places)))
 
+    def test_two_runs(self) -> None:
+        """Runs on one machine have mounts of their own."""
+        code = f"""
+            signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGUSR1}})
+            with batchfs.mount(config={self.config!r}) as m:
+                print(m.mountpoint, m.split('train')[5].x.sum(), flush=True)
+                signal.sigwait({{signal.SIGUSR1}})
+        """
+        runs = [python(code) for _ in range(2)]
+        said = [run.stdout.readline().split() for run in runs if run.stdout]
+        self.assertEqual(len({place for place, _ in said} & mounts()), 2)
+        self.assertEqual(said[0][1], said[1][1])
+        for run in runs:
+            run.send_signal(signal.SIGUSR1)
+            _, err = run.communicate(timeout=LIMIT)
+            self.assertEqual(run.returncode, 0, err)
+        self.assertFalse(any(os.path.exists(place) for place, _ in said))
+
     def test_pipes_end(self) -> None:
         process = python(f"""
             p = batchfs.Piped(['-c', {self.config!r}]).split('train'); p[0]
-            print(p.reader.child.process.pid, flush=True)
-            sys.stdin.read() if False else signal.pause()
+            print(p.reader.cat.process.pid, flush=True)
+            signal.pause()
         """)
         assert process.stdout is not None
         child = int(process.stdout.readline())
@@ -451,23 +470,63 @@ class TestErrors(Place):
 
     @unittest.skipUnless(os.geteuid() == 0, "hiding /dev/fuse needs root")
     def test_without_fuse(self) -> None:
-        code = f"""
+        out, err = self.elsewhere(
+            f"""
             with batchfs.open(config={self.config!r}) as p:
                 for step, batch in p.split('train').steps(3, 5):
                     print(step, batch.x.shape)
-        """
-        with mock.patch.object(sys, "executable", self.without("mount -t tmpfs dev /dev; mknod -m 666 /dev/null c 1 3; mknod -m 666 /dev/urandom c 1 9")):
-            process = python(code)
-        out, err = process.communicate(timeout=LIMIT)
+            """,
+            "mount -t tmpfs dev /dev; mknod -m 666 /dev/null c 1 3; mknod -m 666 /dev/urandom c 1 9",
+        )
         self.assertEqual(out, f"3 ({B}, {T})\n4 ({B}, {T})\n", err)
-        self.assertRegex(err, "RuntimeWarning: batches are read from pipes")
+        self.assertRegex(err, "RuntimeWarning: batches are read from pipes.*/dev/fuse.*modprobe fuse")
 
-    def without(self, command: str) -> str:
-        """Returns a program that is this Python in a mount namespace where a command was run."""
+    @unittest.skipUnless(os.geteuid() == 0, "giving up what root may needs root")
+    def test_no_permission(self) -> None:
+        out, err = self.elsewhere(
+            f"""
+            try:
+                batchfs.mount(config={self.config!r})
+            except batchfs.MountError as e:
+                print(e)
+            with batchfs.open(config={self.config!r}) as p:
+                print(p.split('train')[1].x.shape)
+            os.chmod({str(self.directory / "data/mask.bin")!r}, 0)
+            try:
+                batchfs.open(config={self.config!r}).split('more')
+            except batchfs.MountError as e:
+                print(e)
+            """,
+            run="setpriv --bounding-set -all --inh-caps -all",
+        )
+        self.assertRegex(out, f"fusermount3.*\n\\({B}, {T}\\)\n.*mask.bin: permission denied", err)
+
+    @unittest.skipUnless(os.geteuid() == 0, "a full disk needs root")
+    def test_full_disk(self) -> None:
+        """Only a place for a mountpoint is missed. A log in a file would be lost."""
+        out, err = self.elsewhere(
+            f"""
+            import tempfile
+            tempfile.tempdir = {str(self.directory / "full")!r}
+            try:
+                batchfs.mount(config={self.config!r})
+            except batchfs.MountError as e:
+                print(e)
+            with batchfs.mount(config={self.config!r}, mountpoint={str(self.place)!r}) as m:
+                print(m.split('train')[1].x.shape)
+                print('mounted' in m.log())
+            """,
+            f"mkdir {self.directory}/full; mount -t tmpfs -o nr_inodes=1 none {self.directory}/full",
+        )
+        self.assertRegex(out, f"No space left on device.*set TMPDIR.*name a mountpoint\n\\({B}, {T}\\)\nTrue\n", err)
+
+    def elsewhere(self, code: str, before: str = "true", run: str = "") -> tuple[str, str]:
+        """Returns what Python prints in a mount namespace of its own, after a command of the shell, and run by another program."""
         program = self.directory / "python"
-        program.write_text(f"#!/bin/sh\nexec unshare -m sh -c '{command}; exec \"$0\" \"$@\"' {sys.executable} \"$@\"\n")
+        program.write_text(f"#!/bin/sh\nexec unshare -m sh -c '{before}; exec {run} \"$0\" \"$@\"' {sys.executable} \"$@\"\n")
         program.chmod(0o755)
-        return str(program)
+        with mock.patch.object(sys, "executable", str(program)):
+            return python(code).communicate(timeout=LIMIT)
 
     def test_reads_in_parts(self) -> None:
         """Bytes that come in any parts fill all arrays, and too few are an error."""
