@@ -274,10 +274,42 @@ class TestProcesses(Case):
             self.assertEqual(steps.state_dict()["step"], 4)
         rows = self.m.split("rows")
         self.assertEqual(next(rows.torch("cpu"))[1].rows.dtype, torch.bfloat16)
+
+    @unittest.skipUnless(has_torch, "no torch")
+    def test_sending(self) -> None:
+        """A batch is sent while the one before it is in use, and its memory is filled again when it has been sent."""
+        import torch
+
+        more = self.m.split("more")
         if torch.cuda.is_available():
-            train = self.m.split("more")
-            for k, batch in train.torch("cuda", 1, 40):
-                self.assertTrue(same({name: batch[name].cpu() for name in batch}, train.read(k)))
+            for k, batch in more.torch("cuda", 1, 40):
+                self.assertTrue(same({name: batch[name].cpu() for name in batch}, more.read(k)))
+            return
+        # Without CUDA the code runs with what notes the calls, and copies in place of sending.
+        from batchfs._torch import CudaSteps, Tensors
+
+        class Copied(CudaSteps):
+            def batch(self, raw: torch.Tensor) -> Tensors:
+                return super().batch(raw.clone())
+
+        cuda, empty, other = mock.MagicMock(), torch.empty, self.m.split("more")
+        pinned = mock.patch.object(torch, "empty", lambda *args, pin_memory, **kwargs: empty(*args, **kwargs))  # pyright: ignore
+        fill = mock.patch.object(more.reader, "fill", side_effect=more.reader.fill)
+        with mock.patch.object(torch, "cuda", cuda), pinned, mock.patch.object(torch.Tensor, "record_stream"), fill as read:
+            cuda.Event.return_value = cuda.event
+            cuda.attach_mock(read, "read")
+            steps = Copied(more, torch.device("cpu"), 1, 20)
+            seen: list[int] = []
+            for k, batch in steps:
+                seen.append(k)
+                self.assertTrue(same(batch, other.read(k)))
+                self.assertEqual(read.call_args[0][0], min(k + 1, 19))
+                if k == 10:
+                    steps.load_state_dict({**steps.state_dict(), "step": 15})
+        self.assertEqual(seen, [*range(1, 11), *range(15, 20)])
+        calls = [name for name, _, _ in cuda.mock_calls if name in ("event.synchronize", "read", "event.record")]
+        self.assertEqual(calls, ["event.synchronize", "read", "event.record"] * (len(seen) + 1))
+        self.assertEqual([name for name, _, _ in cuda.mock_calls].count("current_stream().wait_event"), len(seen))
 
 
 class Place(unittest.TestCase):
