@@ -141,7 +141,7 @@ class Position:
             raise ValueError(f"start must be from 0 to 2**40 (got {start})")
         self.split = split
         self.stop = MAX_BATCHES if stop is None else min(stop, MAX_BATCHES)
-        self.step = start
+        self.step: int = start
         self.worker, self.workers = 0, 1
 
     def __iter__(self: S) -> S:

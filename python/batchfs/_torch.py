@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
-from ._batch import Batch, Memory
+from ._batch import Batch, Memory, Place
 from ._split import Position, Split
 
 Tensors = Batch[torch.Tensor]
 
 _BUFFERS = 3  # one is filled, one is sent, and one was sent
+_TOKENS = ("y", "tokens")
 _SIGNED = {"uint16": torch.int16, "uint32": torch.int32, "uint64": torch.int64}
 _MASKS = {"uint16": 0xFFFF, "uint32": 0xFFFFFFFF}
 
@@ -30,29 +32,48 @@ class TorchSteps(Position, Iterator[tuple[int, Tensors]]):
         super().__init__(split, start, stop)
         self.device = device
         self.bytes = split.places[-1].end
+        self.host = torch.empty(self.bytes, dtype=torch.uint8)
+        self.memory = Memory(split.places, self.host.numpy())
+        self.parts = self.parts_of(self.host)
 
     def __next__(self) -> tuple[int, Tensors]:
         k = self.step + self.worker
         if k >= self.stop:
             raise StopIteration
-        host = torch.empty(self.bytes, dtype=torch.uint8)
-        self.split.reader.fill(k, Memory(self.split.places, host.numpy()).buffers)
+        self.split.reader.fill(k, self.memory.buffers)
         self.step += self.workers
-        return k, self.batch(host.to(self.device))
+        if self.device.type == "cpu":
+            return k, self.batch(self.parts, copy=True)
+        return k, self.batch(self.parts_of(self.host.to(self.device)))
 
-    def batch(self, raw: torch.Tensor) -> Tensors:
-        """Returns the tensors of a batch that lie in raw, with tokens as int64, which do not."""
+    def parts_of(self, raw: torch.Tensor) -> list[tuple[Place, torch.Tensor]]:
+        """Returns the tensors in the bytes of a batch: x and y as one, whose place is that of y; and each other array."""
+        places = self.split.places
+        parts: list[tuple[Place, torch.Tensor]] = []
+        for p in places[1:] if places[0].name == "x" else places:
+            kind = _SIGNED.get(p.kind) if p.name in _TOKENS else None
+            start, shape = (0, (2, *p.shape)) if p.name == "y" else (p.start, p.shape)
+            parts.append((p, raw[start : p.end].view(kind or getattr(torch, p.kind)).view(shape)))
+        return parts
+
+    def batch(self, parts: list[tuple[Place, torch.Tensor]], copy: bool = False) -> Tensors:
+        """Returns a batch of parts, with tokens as int64. With copy it shares no memory with them."""
         batch: Tensors = Batch()
-        for name, kind, _, shape, start, end in self.split.places:
-            tensor = raw[start:end]
-            if name in ("x", "y", "tokens"):
-                tensor = tensor.view(_SIGNED.get(kind) or getattr(torch, kind)).to(torch.int64)
-                if kind in _MASKS:
-                    tensor &= _MASKS[kind]
+        for place, tensor in parts:
+            if place.name in _TOKENS:
+                tensor = tensor.to(torch.int64, copy=copy)
+                if place.kind in _MASKS:
+                    tensor &= _MASKS[place.kind]
+            elif copy:
+                tensor = tensor.clone()
+            if place.name == "y":
+                batch["x"], batch["y"] = tensor
             else:
-                tensor = tensor.view(getattr(torch, kind))
-            batch[name] = tensor.view(shape)
+                batch[place.name] = tensor
         return batch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.split, self.device, self.step, self.stop)
 
 
 class CudaSteps(TorchSteps):
@@ -85,7 +106,7 @@ class CudaSteps(TorchSteps):
         buffer.sent.synchronize()
         self.split.reader.fill(k, buffer.memory.buffers)
         with torch.cuda.stream(self.stream):
-            batch = self.batch(buffer.host.to(self.device, non_blocking=True))
+            batch = self.batch(self.parts_of(buffer.host.to(self.device, non_blocking=True)))
             buffer.sent = torch.cuda.Event()
             buffer.sent.record(self.stream)
         self.sent.append((k, batch, buffer.sent))

@@ -286,14 +286,14 @@ class TestProcesses(Case):
                 self.assertTrue(same({name: batch[name].cpu() for name in batch}, more.read(k)))
             return
         # Without CUDA the code runs with what notes the calls, and copies in place of sending.
-        from batchfs._torch import CudaSteps, Tensors
+        from batchfs._torch import CudaSteps
 
         class Copied(CudaSteps):
-            def batch(self, raw: torch.Tensor) -> Tensors:
-                return super().batch(raw.clone())
+            def parts_of(self, raw: torch.Tensor) -> Any:
+                return super().parts_of(raw.clone())
 
         cuda, empty, other = mock.MagicMock(), torch.empty, self.m.split("more")
-        pinned = mock.patch.object(torch, "empty", lambda *args, pin_memory, **kwargs: empty(*args, **kwargs))  # pyright: ignore
+        pinned = mock.patch.object(torch, "empty", lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs))  # pyright: ignore
         fill = mock.patch.object(more.reader, "fill", side_effect=more.reader.fill)
         with mock.patch.object(torch, "cuda", cuda), pinned, mock.patch.object(torch.Tensor, "record_stream"), fill as read:
             cuda.Event.return_value = cuda.event
