@@ -33,7 +33,7 @@ class Batch(dict[str, A]):
         x: A
         y: A
     else:  # a third of the time that a small batch takes would be a __getattr__'s
-        x, y = (property(operator.itemgetter(name)) for name in "xy")
+        x, y = (property(operator.itemgetter(name), doc=f"batch[{name!r}]") for name in "xy")
 
     def __getattr__(self, name: str) -> A:
         return self[name]

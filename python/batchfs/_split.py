@@ -89,7 +89,7 @@ class Split(Sequence[Batch[Array]]):
             return [self.read(k) for k in range(*index.indices(len(self)))]
         k = operator.index(index)
         if not -len(self) <= k < len(self):
-            raise IndexError(f"batch {k} of {len(self)}; steps() goes on with the next epoch")
+            raise IndexError(f"batch {k} of {len(self)}; steps() continues with the next epoch")
         return self.read(k % len(self))
 
     def read(self, k: int) -> Batch[Array]:
@@ -202,7 +202,7 @@ def locate(
 ) -> tuple[str, dict[str, Any]]:
     """Returns the path of a split under settings, and what describe says of that path.
 
-    rank and world are those of torchrun's environment unless somebody gives them, and so is local_world where it matters.
+    rank and world are those of torchrun's environment unless they are given, and so is local_world where it matters.
 
     Raises:
         ValueError: there is one of rank and world, but not the other.
