@@ -63,7 +63,7 @@ func TestCacheServesShares(t *testing.T) {
 	s := newShares(t)
 	e2e.Equal(t, "bytes that fill fetched", s.fetched(func() { s.fill(t, room) }), share)
 	m := e2e.Mount(t, s.with(room)...) // which tries rank 0
-	for i := range 12 {
+	for i := range 20 {
 		number, most := (3+i+i*i/3)%hosts, int64(share*11/10)
 		if i == 0 {
 			most = 0
