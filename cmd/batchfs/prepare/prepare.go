@@ -2,8 +2,8 @@
 //
 // A reader (read.go) cuts the inputs (inputs.go) into batches of about a mebibyte. Workers decode (json.go) and encode (encode.go)
 // them with a tokenizer (tokenizer.go). Each batch then goes, in the order of the inputs, to the shards of train and val
-// (shards.go), in a format (format.go). Now and then a checkpoint (state.go) says which position of the inputs the shards have
-// come to.
+// (shards.go), in a format (format.go). A run (run.go) does all that; now and then a checkpoint (state.go) says which position of the
+// inputs the shards have come to.
 package prepare
 
 import (

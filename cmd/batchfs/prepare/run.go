@@ -133,7 +133,8 @@ func (o *options) stale(inputs []*input) ([]string, error) {
 
 // complete goes from a state to a complete one.
 func (o *options) complete(ctx context.Context, w *workplace, s *state, inputs []*input, c *coding) error {
-	r := &reader{inputs: inputs, column: c.fields[0].names(), stdin: o.stdin, scratch: w.dir.Name(), inVal: c.inVal, cut: c.cut, whole: c.skip && !c.any}
+	r := newReader(inputs, c)
+	r.stdin, r.scratch = o.stdin, w.dir.Name()
 	if err := o.count(ctx, r, c); err != nil {
 		return err
 	}
