@@ -66,6 +66,11 @@ def places(info: dict[str, Any]) -> list[Place]:
     return found
 
 
+def parts(places: list[Place]) -> list[Place]:
+    """Returns what of a batch is read on its own. x and y, which are read at once, are the part of y: it ends where they do."""
+    return places[1:] if places[0].name == "x" else places
+
+
 class Memory:
     """Bytes for a batch.
 
@@ -78,7 +83,7 @@ class Memory:
     def __init__(self, places: list[Place], raw: Array | None = None) -> None:
         self.raw: Array = np.empty(places[-1].end, np.uint8) if raw is None else raw
         self._arrays = [(p.name, np.ndarray(p.shape, p.dtype, self.raw, p.start)) for p in places]
-        main, *others = places[1:] if places[0].name == "x" else places
+        main, *others = parts(places)
         self.buffers = [self.raw.data[: main.end], *(self.raw.data[p.start : p.end] for p in others)]
         self.references = sys.getrefcount(self.raw)
 

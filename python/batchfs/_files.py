@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ._batch import Place
+from ._batch import Place, parts
 from ._program import ReadError
 from ._split import MAX_BATCHES, fill_rest
 
@@ -32,7 +32,7 @@ class Files:
 
     def __init__(self, path: str, places: list[Place]) -> None:
         self.path = path
-        main, *others = places[1:] if places[0].name == "x" else places
+        main, *others = parts(places)
         # Of each file its name, the bytes of its header, and those of a batch.
         self.files = [("batches.bin", 0, main.end)]
         self.files += [(f"batches.{p.name}.npy", _NPY_HEADER, p.end - p.start) for p in others]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ._batch import Batch, Memory, Place
+from ._batch import Batch, Memory, Place, parts
 from ._split import Position, Split
 
 Tensors = Batch[torch.Tensor]
@@ -48,13 +48,12 @@ class TorchSteps(Position, Iterator[tuple[int, Tensors]]):
 
     def parts_of(self, raw: torch.Tensor) -> list[tuple[Place, torch.Tensor]]:
         """Returns the tensors in the bytes of a batch: x and y as one, whose place is that of y; and each other array."""
-        places = self.split.places
-        parts: list[tuple[Place, torch.Tensor]] = []
-        for p in places[1:] if places[0].name == "x" else places:
+        tensors: list[tuple[Place, torch.Tensor]] = []
+        for p in parts(self.split.places):
             kind = _SIGNED.get(p.kind) if p.name in _TOKENS else None
             start, shape = (0, (2, *p.shape)) if p.name == "y" else (p.start, p.shape)
-            parts.append((p, raw[start : p.end].view(kind or getattr(torch, p.kind)).view(shape)))
-        return parts
+            tensors.append((p, raw[start : p.end].view(kind or getattr(torch, p.kind)).view(shape)))
+        return tensors
 
     def batch(self, parts: list[tuple[Place, torch.Tensor]], copy: bool = False) -> Tensors:
         """Returns a batch of parts, with tokens as int64. With copy it shares no memory with them."""
