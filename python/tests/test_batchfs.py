@@ -17,6 +17,7 @@ import time
 import unittest
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 from unittest import mock
 
@@ -75,7 +76,7 @@ def python(code: str, *args: str, **env: str) -> subprocess.Popen[str]:
     """Starts another Python that has the package, and data as the directory of this test's tokens."""
     code = f"import os, sys, signal; sys.path.insert(0, {str(HERE.parents[1])!r}); import batchfs\n" + textwrap.dedent(code)
     return subprocess.Popen(
-        [sys.executable, "-c", code, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env}
+        [sys.executable, "-c", code, *args], stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, env={**os.environ, **env}
     )
 
 
@@ -398,18 +399,16 @@ class TestLife(Place):
     def test_two_runs(self) -> None:
         """Runs on one machine have mounts of their own."""
         code = f"""
-            signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGUSR1}})
             with batchfs.mount(config={self.config!r}) as m:
                 print(m.mountpoint, m.split('train')[5].x.sum(), flush=True)
-                signal.sigwait({{signal.SIGUSR1}})
+                sys.stdin.readline()
         """
         runs = [python(code) for _ in range(2)]
         said = [run.stdout.readline().split() for run in runs if run.stdout]
         self.assertEqual(len({place for place, _ in said} & mounts()), 2)
         self.assertEqual(said[0][1], said[1][1])
         for run in runs:
-            run.send_signal(signal.SIGUSR1)
-            _, err = run.communicate(timeout=LIMIT)
+            _, err = run.communicate("\n", timeout=LIMIT)
             self.assertEqual(run.returncode, 0, err)
         self.assertFalse(any(os.path.exists(place) for place, _ in said))
 
