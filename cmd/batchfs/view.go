@@ -1,0 +1,75 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+
+	"github.com/spf13/cobra"
+
+	"batchfs/cmd/batchfs/config"
+	"batchfs/cmd/batchfs/view"
+)
+
+func viewCommand() *cobra.Command {
+	var src config.Flags
+	var by string
+	var port uint16
+	cmd := &cobra.Command{
+		Use:   "view [SPLIT]...",
+		Short: "Show batches in a browser, as a trainer gets them",
+		Long: `View serves a page for a browser and prints its address. The page shows batch K with its rows as text, token by token: what is
+not trained on, where documents end, and where each token is from. Keys step through the batches; ? lists the keys. A text or a position
+leads to the batches that hold it, as inspect --find does. Two splits, or one under two settings, stand side by side.
+
+The text is that of a vocab.json of batchfs prepare beside the token files, or of the tokenizer that --by names; without one the page shows
+numbers. Only 127.0.0.1 is served, and only who knows the address. To see the page from another machine, forward a port:
+ssh -L 8000:127.0.0.1:8000 HOST, and --port 8000.
+
+SPLIT is one of the configuration, with settings or without, or the path of one in a mount; without any, all splits are shown.`,
+		Example: `  batchfs view --data data
+  batchfs view train train/order=shuffle --data data --port 8000
+  batchfs view /mnt/batches/train /mnt/batches/train/rank=3,world=8
+  batchfs view --data fineweb --by gpt2`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			err := atOnce(func(*cobra.Command, []string) error { return serveView(cmd.OutOrStdout(), &src, args, by, port) })(cmd, args)
+			if cmd.Context().Err() != nil { // Ctrl-C is how it ends
+				return nil
+			}
+			return err
+		},
+	}
+	src.Register(cmd)
+	cmd.Flags().StringVar(&by, "by", "", "the `TOKENIZER` that made the tokens: gpt2, cl100k, o200k or the path of a tokenizer.json")
+	cmd.Flags().Uint16Var(&port, "port", 0, "serve on this port (default: one that is free)")
+	return cmd
+}
+
+func serveView(out io.Writer, src *config.Flags, paths []string, by string, port uint16) error {
+	if len(paths) == 0 {
+		c, err := src.Load()
+		if err != nil {
+			return err
+		}
+		for _, s := range c.Splits {
+			paths = append(paths, s.Split)
+		}
+	}
+	page := view.New()
+	for _, path := range paths {
+		d, err := openSplit(src, path)
+		if err == nil {
+			err = page.Add(path, d, by)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+	if err != nil {
+		return fmt.Errorf("--port: %w", err)
+	}
+	fmt.Fprintln(out, page.Address(listener))
+	return http.Serve(listener, page)
+}

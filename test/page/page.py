@@ -1,0 +1,269 @@
+"""Shows the page of batchfs view in a browser, and checks it: page.py BATCHFS [PICTURES], where PICTURES is a directory for pictures."""
+
+import base64
+import http.client
+import json
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import urllib.parse
+
+from browser import Browser
+
+BATCHFS = os.path.abspath(sys.argv[1])
+PICTURES = os.path.abspath(sys.argv[2]) if len(sys.argv) > 2 else None
+HOSTILE = ["<script>window.ran = 1</script>", "<img src=x onerror='window.ran = 1'>", "\x1b[31m", "\x00", "\u202eabc", "\u05e9\u05dc\u05d5\u05dd",
+           "\r\n", "\u200b", "'\"><svg onload=window.ran=1>", "javascript:window.ran=1", "&lt;b&gt;", "a" * 5000, "\U0001f469\u200d\U0001f467",
+           b"\xf0\x9f", b"\x98\x80", b"\xff\xfe", b"", b"\xe6\x97", b"\xa5"]
+
+
+class Served:
+    """A batchfs view with arguments, and its page in the browser."""
+
+    def __init__(self, *args):
+        self.process = subprocess.Popen([BATCHFS, "view", *args], stdout=subprocess.PIPE, text=True)
+        self.address = self.process.stdout.readline().strip()
+        assert self.address.startswith("http://127.0.0.1:"), args
+
+    def __enter__(self):
+        browser.open(self.address)
+        return self
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGINT)
+        assert self.process.wait(60) == 0, "Ctrl-C ends it"
+
+    def get(self, path="", **headers):
+        """The status and the bytes of an answer."""
+        url = urllib.parse.urlsplit(self.address)
+        connection = http.client.HTTPConnection(url.hostname, url.port)
+        connection.request("GET", headers.pop("path", url.path + path), headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
+def make_data():
+    """Splits of text as bytes, of chats with masks, of hostile tokens, and of numbers."""
+    draw = random.Random(1)
+    words = "the of a batch row token reads kernel mount where file trainer number epoch shard and opens seed it in one".split()
+    sentence = lambda n: " ".join(draw.choice(words) for _ in range(n)).capitalize() + ". "
+    with open("book.txt", "w") as f:
+        f.writelines(sentence(draw.randrange(4, 20)) + ("\n" if draw.random() < 0.3 else "") for _ in range(6000))
+    with open("chat.jsonl", "w") as f:
+        for _ in range(2500):
+            prompt, answer = "Question: " + sentence(draw.randrange(6, 25)), "\nAnswer: " + "".join(sentence(9) for _ in range(draw.randrange(1, 12)))
+            f.write(json.dumps({"prompt": prompt, "completion": answer}) + "\n")
+    for args in (["book.txt", "--by", "gpt2", "--out", "book"], ["chat.jsonl", "--by", "gpt2", "--mask", "prompt:0,completion:1", "--out", "chat"]):
+        subprocess.run([BATCHFS, "prepare", *args], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    os.mkdir("hostile")
+    tokens = [t if isinstance(t, bytes) else t.encode() for t in HOSTILE]
+    with open("hostile/train.bin", "wb") as f:
+        f.write(struct.pack(f"<{40 * len(tokens)}H", *range(len(tokens)), *[i % len(tokens) for i in range(39 * len(tokens))]))
+    with open("hostile/vocab.json", "w") as f:
+        json.dump({"kind": "bpe", "vocab_size": len(tokens), "token_dtype": "uint16", "token_bytes": [base64.b64encode(t).decode() for t in tokens]}, f)
+    with open("matrix.bin", "wb") as f:
+        f.write(struct.pack("<4000f", *[i / 8 for i in range(4000)]))
+    with open("mixed.toml", "w") as f:
+        f.write("batch.block_size = 128\n[splits.mix]\norder = 'shuffle'\narrays = []\n[[splits.mix.sources]]\ntokens = 'book/train.bin'\nweight = 3\n"
+                "[[splits.mix.sources]]\ntokens = 'chat/train.bin'\nweight = 1\n")
+
+
+def picture(name):
+    """Four pictures of the page: wide and narrow, light and dark."""
+    if not PICTURES:
+        return
+    for width, height in (1440, 900), (480, 900):
+        for dark in False, True:
+            browser.size(width, height, dark)
+            browser.picture(f"{PICTURES}/{name}-{width}-{'dark' if dark else 'light'}.png")
+    browser.size(1440, 900)
+
+
+def text_of(row):
+    return browser.js(f"document.querySelector('.row[data-j=\"{row}\"] .text').textContent")
+
+
+def below(name):
+    """What the line at the bottom says under a name."""
+    return browser.js(f"[...document.querySelectorAll('footer div')].find(e => e.firstChild?.textContent === {json.dumps(name)})?.lastChild.textContent")
+
+
+def check_steps():
+    with Served("--data", "book", "--set", "batch.block_size=256", "--set", "batch.order=shuffle", "train") as view:
+        assert browser.js("document.querySelectorAll('.row').length") >= 3
+        picture("text")
+        first = text_of(0)
+        browser.key("ArrowRight")
+        browser.drawn()
+        assert text_of(0) != first and browser.js("document.querySelector('#k').value") == "1"
+        batch = json.loads(view.get("rows?s=0&k=1&n=1&len=256")[1])[0]
+        assert text_of(0).replace("↵", "").startswith("".join(batch["text"])[:100].replace("\n", "")), (text_of(0), batch)
+        browser.key("ArrowRight", shift=True)
+        browser.key("ArrowLeft")
+        browser.drawn()
+        assert browser.js("document.querySelector('#k').value") == "10"
+        for _ in range(10):
+            browser.key("ArrowLeft")
+        browser.key("ArrowLeft")
+        browser.drawn()
+        assert text_of(0) == first, "batch 0 is what it was, and there is none before"
+        browser.key("g")
+        browser.type("150")
+        browser.key("Enter")
+        browser.drawn()
+        assert browser.js("document.title").startswith("batch 150 ")
+        browser.wait("location.hash === '#150'")
+        row, token = view.get("rows?s=0&k=150&from=2&n=1&len=9")[1], 5
+        ids = struct.unpack("<9H", base64.b64decode(json.loads(row)[0]["arrays"]["x"]))
+        browser.key("ArrowDown", "ArrowDown", *"." * token)
+        browser.drawn()
+        assert (below("token"), below("at")) == (str(ids[token]), f"x[2, {token}]"), (below("token"), below("at"), ids)
+        assert below("target").startswith(str(ids[token + 1]))
+        browser.key("Enter")
+        browser.drawn()
+        assert browser.js("document.querySelectorAll('.row.open .token').length") == 257, "all of x, and the last of y"
+        picture("open")
+        browser.key("Escape")
+        browser.drawn()
+        assert not browser.js("document.querySelector('.row.open')")
+
+
+def check_documents():
+    settings = ["batch.rows=packed", "batch.block_size=512", "batch.documents=true"]
+    with Served("--data", "chat", *[a for s in settings for a in ("--set", s)], "train") as view:
+        rows = json.loads(view.get("rows?s=0&k=0&n=12&len=513")[1])
+        j = next(j for j, r in enumerate(rows) if len(r["segments"]) > 1)
+        browser.key(*["ArrowDown"] * j, "Enter")
+        browser.drawn()
+        begins = [s["at"] for s in rows[j]["segments"]]
+        assert browser.js("document.querySelectorAll('.row.open .border').length") == len(begins) - 1
+        mask = base64.b64decode(rows[j]["arrays"]["mask"])
+        filled = rows[j]["segments"][-1]["at"] + rows[j]["segments"][-1]["len"]
+        want = [0] + [i for i in range(1, filled) if not mask[i - 1]]
+        assert browser.js("[...document.querySelectorAll('.row.open .masked')].map(e => +e.dataset.i)") == want
+        browser.key("]")
+        browser.drawn()
+        assert below("at") == f"x[{j}, {begins[1]}]" and below("document") == f"{rows[j]['segments'][1]['document']:,}"
+        browser.key("Enter")
+        browser.key("Home")
+        picture("packed")
+    with Served("-c", "mixed.toml") as view:
+        assert browser.js("new Set([...document.querySelectorAll('.source')].map(e => e.style.background)).size") == 2
+        picture("mixture")
+
+
+def check_search():
+    with Served("--data", "book", "--set", "batch.block_size=64", "--set", "batch.order=shuffle", "train") as view:
+        browser.key("/")
+        browser.type("trainer number")
+        browser.key("Enter")
+        browser.wait("document.querySelectorAll('.hit').length >= 20")
+        browser.key("ArrowDown", "Enter")
+        browser.wait("document.querySelector('.batches button')")
+        browser.wait("document.querySelector('.row.open .token.at')")
+        picture("search")
+        shown = browser.js("document.querySelector('.row.open .text').textContent")
+        assert "rainer number" in shown, shown
+        browser.key("Escape", "/")
+        browser.type("@1234")
+        browser.key("Enter")
+        browser.wait("document.querySelectorAll('.hit').length === 1 && document.querySelector('.batches button') && document.querySelector('.row.open .at')")
+        finds = json.loads(view.get("find?s=0&pos=1234&epoch=0")[1])["finds"]
+        assert browser.js("document.querySelector('#k').value") == str(finds[0]["batch"])
+        browser.wait("[...document.querySelectorAll('footer div')].some(e => e.textContent === 'position1,234')")
+
+
+def check_beside():
+    with Served("--data", "book", "--set", "batch.block_size=128", "train", "train/order=sequential", "val"):
+        browser.key("s")
+        browser.drawn()
+        browser.wait("document.querySelectorAll('section').length === 2 && [...document.querySelectorAll('section')].every(s => s.querySelector('.token'))")
+        browser.key("ArrowRight", "w", "ArrowDown", ".")
+        browser.drawn()
+        assert browser.js("document.querySelectorAll('section')[1].querySelector('.row.here .token.at') !== null")
+        assert below("position") == f"{128 * 13 + 1:,}", "batch 1 of the second is in order"
+        picture("beside")
+        browser.key("s")
+        browser.drawn()
+        assert browser.js("document.querySelectorAll('section').length") == 1
+
+
+def check_hostile():
+    with Served("--data", "hostile", "--set", "batch.block_size=60", "--set", "batch.order=sequential", "train"):
+        browser.key("Enter")
+        browser.drawn()
+        browser.key(*"." * 20)
+        shown = browser.js("document.querySelector('.row.open .text').textContent")
+        for text in "<script>window.ran = 1</script>", "onerror='window.ran = 1'>", "<svg onload=window.ran=1>", "&lt;b&gt;", "U+202Eabc", "U+200B", "\u05e9\u05dc\u05d5\u05dd", "\U0001f600", "FFFE", "\u65e5":
+            assert text in shown, (text, shown)
+        assert browser.js("document.querySelectorAll('.rows :is(script, img, svg, b b)').length") == 0
+        assert browser.js("window.ran") is None
+        picture("hostile")
+
+
+def check_numbers():
+    with Served("--set", "splits.train.tokens=matrix.bin", "--set", "batch.token_dtype=float32", "--set", "splits.train.shape=[10,4]",
+                "--set", "batch.layout=rows", "--set", "batch.dtype=native", "--set", "batch.order=sequential", "train"):
+        browser.key("ArrowDown", ".", ".", ".")
+        browser.drawn()
+        assert browser.js("[...document.querySelectorAll('.row[data-j=\"1\"] .token')].slice(0, 4).map(e => e.textContent).join()") == "5,5.125,5.25,5.375"
+        assert below("number") == "3 of rows[1]" and "rows float32 (12, 10, 4)" in browser.js("document.querySelector('.facts').textContent")
+        picture("numbers")
+
+
+def check_many_rows():
+    with Served("--data", "chat", "--set", "batch.batch_size=65536", "--set", "batch.block_size=1024", "train"):
+        frames = browser.js("""new Promise(done => {
+            const list = document.querySelector('.list'), times = []; let last = performance.now()
+            const frame = now => { times.push(now - last); last = now; list.scrollTop += 60; times.length < 120 ? requestAnimationFrame(frame) : done(times) }
+            requestAnimationFrame(frame) })""")
+        browser.drawn()
+        print(f"65,536 rows: 120 frames of scrolling take {sum(frames) / 120:.0f} ms each, the slowest {max(frames):.0f} ms")
+        browser.key("End")
+        browser.wait("document.querySelector('.row[data-j=\"65535\"] .token')")
+        assert browser.js("document.querySelectorAll('.row').length") < 40, "only what is seen is drawn"
+        assert browser.js("performance.getEntriesByType('resource').filter(e => e.name.includes('/rows?')).length") < 60, "only that is asked for"
+        browser.key("ArrowUp", "ArrowRight")
+        browser.drawn()
+        assert browser.js("document.querySelector('.row.here').dataset.j") == "65534"
+        picture("many")
+
+
+def check_who():
+    with Served("--data", "book", "train") as view:
+        host = view.address.split("/")[2]
+        for headers, want in [({}, 200), ({"Host": "localhost:1"}, 200), ({"Host": "example.org"}, 403), ({"Host": f"batches.example:{host.split(':')[1]}"}, 403),
+                              ({"Origin": "http://example.org"}, 403), ({"Origin": "null"}, 403), ({"Origin": f"http://{host}"}, 200), ({"path": "/"}, 403), ({"path": "/WRONG/"}, 403)]:
+            for path in "", "sequences", "rows?n=1&len=1":
+                if "path" in headers:
+                    headers = {"path": headers["path"].rstrip("/") + "/" + path}
+                status, body = view.get(path, **headers)
+                assert status == want and (status == 200 or b"batch" not in body.replace(b"batchfs view", b"")), (headers, status, body)
+        browser.js("window.elsewhere = fetch('http://127.0.0.1:1/').catch(e => String(e)), 1")
+        assert "Failed" in browser.js("window.elsewhere")
+        assert "TrustedHTML" in browser.js("(() => { try { document.body.innerHTML = 'x' } catch (e) { return String(e) } })()")
+
+
+with tempfile.TemporaryDirectory() as work:
+    os.chdir(work)
+    if PICTURES:
+        os.makedirs(PICTURES, exist_ok=True)
+    make_data()
+    browser = Browser()
+    try:
+        browser.size(1440, 900)
+        for check in check_steps, check_documents, check_search, check_beside, check_hostile, check_numbers, check_many_rows:
+            check()
+            print("ok", check.__name__.removeprefix("check_"))
+        faults = [e for e in browser.events if e["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")]
+        assert not faults, faults
+        foreign = {e["params"]["request"]["url"].split("/")[2] for e in browser.events if e["method"] == "Network.requestWillBeSent" and "//" in e["params"]["request"]["url"]}
+        assert all(host.startswith("127.0.0.1:") for host in foreign), foreign
+        check_who()
+        print("ok who")
+    finally:
+        browser.close()
