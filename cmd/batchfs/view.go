@@ -56,11 +56,14 @@ func serveView(out io.Writer, src *config.Flags, paths []string, by string, port
 			paths = append(paths, s.Split)
 		}
 	}
-	page := view.New()
+	page, err := view.New(by)
+	if err != nil {
+		return err
+	}
 	for _, path := range paths {
 		d, err := openSplit(src, path)
 		if err == nil {
-			err = page.Add(path, d, by)
+			err = page.Add(path, d)
 		}
 		if err != nil {
 			return err

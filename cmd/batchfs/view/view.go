@@ -31,6 +31,7 @@ var files embed.FS
 // A View serves the page. It is safe for concurrent use once all sequences are added.
 type View struct {
 	key       string // in the address
+	named     textOf // of all tokens; nil: see Add
 	sequences []sequence
 }
 
@@ -44,35 +45,11 @@ type sequence struct {
 // A textOf says what text a token stands for.
 type textOf func(token uint64) string
 
-// New makes a page. It shows nothing but what is added.
-func New() *View { return &View{key: rand.Text()} }
-
-// Add adds a sequence under a name. by names the tokenizer that made its tokens, as for batchfs prepare; if it is empty, the vocab.json
-// beside the token files says what tokens stand for.
-func (v *View) Add(name string, d *dataset.Dataset, by string) error {
-	s := sequence{name: name, data: d}
-	for _, arrays := range d.Arrays() {
-		var text textOf
-		var err error
-		if d.Sequence.Layout != sampler.Elements { // numbers have no text
-			text, err = tokenizer(by, arrays[0].Files())
-		}
-		if err != nil {
-			return err
-		}
-		s.texts = append(s.texts, text)
-	}
-	v.sequences = append(v.sequences, s)
-	return nil
-}
-
-func tokenizer(by string, files []string) (textOf, error) {
+// New makes a page, which shows nothing but what is added. by is empty, or names the tokenizer of all tokens, as for batchfs prepare.
+func New(by string) (*View, error) {
+	v := &View{key: rand.Text()}
 	if by == "" {
-		beside, _, err := vocabulary.Of(files)
-		if beside == nil {
-			return nil, err
-		}
-		return func(token uint64) string { return beside.Text(int(min(token, math.MaxInt))) }, nil
+		return v, nil
 	}
 	open := bpe.Named
 	if strings.HasSuffix(by, ".json") {
@@ -82,9 +59,28 @@ func tokenizer(by string, files []string) (textOf, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--by: %w", err)
 	}
-	return func(token uint64) string {
+	v.named = func(token uint64) string {
 		return cmp.Or(string(t.Bytes(uint32(min(token, math.MaxUint32)))), fmt.Sprintf("\ufffd%d", token))
-	}, nil
+	}
+	return v, nil
+}
+
+// Add adds a sequence under a name. Without a tokenizer, the vocab.json beside the token files says what tokens stand for.
+func (v *View) Add(name string, d *dataset.Dataset) error {
+	s := sequence{name: name, data: d, texts: make([]textOf, len(d.Arrays()))}
+	for i, arrays := range d.Arrays() {
+		switch beside, _, err := vocabulary.Of(arrays[0].Files()); {
+		case d.Sequence.Layout == sampler.Elements: // numbers have no text
+		case v.named != nil:
+			s.texts[i] = v.named
+		case err != nil:
+			return err
+		case beside != nil:
+			s.texts[i] = func(token uint64) string { return beside.Text(int(min(token, math.MaxInt))) }
+		}
+	}
+	v.sequences = append(v.sequences, s)
+	return nil
 }
 
 // Address is where the page is, if it is served on a listener.

@@ -23,9 +23,10 @@ func open(t *testing.T, flags config.Flags) (*View, []*dataset.Dataset) {
 	testfiles.NoError(t, err)
 	all, err := dataset.Open(c)
 	testfiles.NoError(t, err)
-	v := New()
+	v, err := New("")
+	testfiles.NoError(t, err)
 	for _, d := range all {
-		testfiles.NoError(t, v.Add(d.Split.Split, d, ""))
+		testfiles.NoError(t, v.Add(d.Split.Split, d))
 	}
 	return v, all
 }
