@@ -13,6 +13,7 @@ import time
 import urllib.request
 
 KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Enter": 13, "Escape": 27, "Home": 36, "End": 35, "Tab": 9}
+FRAMES = 4  # in which a page that was resized, and that got an answer, is drawn again
 
 
 class Browser:
@@ -74,7 +75,7 @@ class Browser:
         assert "exceptionDetails" not in answer, (code, answer)
         return answer["result"].get("value")
 
-    def wait(self, code, limit=60):
+    def wait(self, code, limit=20):
         """Waits until an expression is true, and returns it."""
         end = time.monotonic() + limit
         while not (value := self.js(code)):
@@ -85,6 +86,7 @@ class Browser:
     def size(self, width, height, dark=False):
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.wait(f"innerWidth === {width}")
 
     def open(self, address):
         self.call("Page.navigate", url="about:blank")
@@ -94,7 +96,7 @@ class Browser:
     def drawn(self):
         """Waits until all rows that are seen are drawn."""
         self.wait("document.querySelector('.row .token') && !document.querySelector('.row.stale') && "
-                  "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(!document.querySelector('.row.stale')))))")
+                  f"new Promise(done => {{ const frame = n => n ? requestAnimationFrame(() => frame(n - 1)) : done(!document.querySelector('.row.stale')); frame({FRAMES}) }})")
 
     def key(self, *keys, shift=False):
         for key in keys:

@@ -81,6 +81,7 @@ def picture(name):
             browser.size(width, height, dark)
             browser.picture(f"{PICTURES}/{name}-{width}-{'dark' if dark else 'light'}.png")
     browser.size(1440, 900)
+    browser.drawn()
 
 
 def text_of(row):
