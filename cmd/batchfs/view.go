@@ -5,6 +5,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -33,7 +35,9 @@ SPLIT is one of the configuration, with settings or without, or the path of one 
   batchfs view /mnt/batches/train /mnt/batches/train/rank=3,world=8
   batchfs view --data fineweb --by gpt2`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			err := atOnce(func(*cobra.Command, []string) error { return serveView(cmd.OutOrStdout(), &src, args, by, port) })(cmd, args)
+			err := atOnce(func(*cobra.Command, []string) error {
+				return serveView(cmd.OutOrStdout(), cmd.ErrOrStderr(), &src, args, by, port)
+			})(cmd, args)
 			if cmd.Context().Err() != nil { // Ctrl-C is how it ends
 				return nil
 			}
@@ -46,7 +50,7 @@ SPLIT is one of the configuration, with settings or without, or the path of one 
 	return cmd
 }
 
-func serveView(out io.Writer, src *config.Flags, paths []string, by string, port uint16) error {
+func serveView(out, hints io.Writer, src *config.Flags, paths []string, by string, port uint16) error {
 	if len(paths) == 0 {
 		c, err := src.Load()
 		if err != nil {
@@ -71,8 +75,13 @@ func serveView(out io.Writer, src *config.Flags, paths []string, by string, port
 	}
 	listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
 	if err != nil {
-		return fmt.Errorf("--port: %w", err)
+		return fmt.Errorf("--port: %w; without --port, one that is free is taken", err)
 	}
 	fmt.Fprintln(out, page.Address(listener))
+	fmt.Fprintln(hints, "open this address in a browser; Ctrl-C ends the page")
+	if from := strings.Fields(os.Getenv("SSH_CONNECTION")); len(from) == 4 { // the address of this machine is the third
+		p := listener.Addr().(*net.TCPAddr).Port
+		fmt.Fprintf(hints, "the browser is on another machine? There, first: ssh -N -L %d:127.0.0.1:%d %s\n", p, p, from[2])
+	}
 	return http.Serve(listener, page)
 }

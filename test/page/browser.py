@@ -75,10 +75,10 @@ class Browser:
         assert "exceptionDetails" not in answer, (code, answer)
         return answer["result"].get("value")
 
-    def wait(self, code, limit=20):
+    def wait(self, code, limit=60):
         """Waits until an expression is true, and returns it."""
         end = time.monotonic() + limit
-        while not (value := self.js(code)):
+        while not (value := self.js(f"Promise.resolve({code}).then(v => v instanceof Node || v)")):
             assert time.monotonic() < end, f"not true within {limit} s: {code}"
             time.sleep(0.02)
         return value

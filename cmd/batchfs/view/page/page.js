@@ -92,14 +92,15 @@ class Panel {
     this.length = this.tokens ? q.block_size + 1 : q.arrays[0].shape.slice(1).reduce((a, b) => a * b, 1)
     this.masks = q.arrays.filter(a => a.files && /mask/.test(a.name) && a.shape.length === 2)
     const kinds = Object.entries(Object.groupBy(q.arrays, a => `${a.dtype} (${a.shape.join(", ")})`)).map(([kind, all]) => [all.map(a => a.name).join(", "), kind])
-    const facts = [["order", q.order], ["seed", q.seed], ...kinds, [this.tokens ? "tokens" : "rows", count(q.tokens)], ["batches an epoch", count(q.batches_per_epoch)]]
+    const facts = [["order", q.order], ["seed", q.seed], ...kinds, [this.tokens ? "tokens" : "rows", count(q.tokens)], ["batches an epoch", count(q.batches_per_epoch)],
+      ...this.tokens && !this.text ? [["text", "--by names the tokenizer"]] : []]
     this.$facts.replaceChildren(...facts.map(([name, value]) => make("span", "", `${name} `, make("b", "", String(value)))))
     this.$facts.title = `${q.sequence}\nfingerprint ${q.fingerprint}`
     changed()
   }
 
   // Rows have one height, but for the one that is open. If all are taller than an element may be, scrolling by a pixel moves by several.
-  get height() { return state.lines * LINE + (this.tokens ? 30 : 20) + (narrow.matches ? 20 : 0) }
+  get height() { return state.lines * LINE + (this.tokens ? 30 : 20) + (narrow.matches ? 18 : 0) }
   get width() { return Math.max(20, Math.floor((this.$list.clientWidth - (narrow.matches ? 24 : 182)) / 7.83)) }
   get total() { return this.info.batch_size * this.height + this.extra }
   get extra() { return this.open ? this.open.height - this.height : 0 }
@@ -139,6 +140,7 @@ class Panel {
     this.chars = state.lines * this.width
     this.columns = Math.min(this.length, PIECE, Math.max(64, 2 ** Math.ceil(Math.log2(this.chars / 2))))
     this.$rows.style.height = `${Math.min(this.total, TALLEST)}px`
+    this.$rows.style.setProperty("--lines", state.lines)
     const y = this.y, first = this.rowAt(y), last = this.rowAt(y + this.$list.clientHeight)
     let failed
     for (const [j, d] of this.drawn) if (j < first || j > last) d.el.remove(), this.drawn.delete(j)
@@ -174,15 +176,16 @@ class Panel {
     const strip = make("div", "strip", ...r.segments.map(() => make("i", "")), make("i", "padding"))
     ;[...strip.children].forEach((e, n) => { e.style.flexGrow = n < r.segments.length ? r.segments[n].len : this.length - 1 - r.end })
     if (r.end >= this.length - 1) strip.lastChild.remove()
+    strip.classList.toggle("plain", strip.children.length === 1)
     const body = make("div", "body", ...this.tokens ? [strip] : [], this.line(r, open), ...open ? [this.numbers(r)] : [])
     const el = Object.assign(make("div", open ? "row open" : "row", from, body), { role: "listitem" })
     el.dataset.j = j
     return el
   }
 
-  // masked says whether no loss is counted where token i is the target.
+  // masked says whether no loss is counted where token i is the target. The first of a row is no target, and is shown like the second.
   masked(r, i) {
-    if (i === 0) return this.masks.length > 0 || this.info.mask_targets
+    i = Math.max(i, 1)
     return r.arrays.y?.[i - 1 - r.at] < 0 || this.masks.some(a => r.arrays[a.name][i - (a.at === "x" ? 0 : 1) - r.at] === 0)
   }
 
