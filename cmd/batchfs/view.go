@@ -2,11 +2,8 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"net"
 	"net/http"
-	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -26,8 +23,7 @@ not trained on, where documents end, and where each token is from. Keys step thr
 leads to the batches that hold it, as inspect --find does. Two splits, or one under two settings, stand side by side.
 
 The text is that of a vocab.json of batchfs prepare beside the token files, or of the tokenizer that --by names; without one the page shows
-numbers. Only 127.0.0.1 is served, and only who knows the address. To see the page from another machine, forward a port:
-ssh -L 8000:127.0.0.1:8000 HOST, and --port 8000.
+numbers. Only 127.0.0.1 is served, and only who knows the address. A browser on another machine needs a port that is forwarded, as by ssh -L.
 
 SPLIT is one of the configuration, with settings or without, or the path of one in a mount; without any, all splits are shown.`,
 		Example: `  batchfs view --data data
@@ -35,9 +31,7 @@ SPLIT is one of the configuration, with settings or without, or the path of one 
   batchfs view /mnt/batches/train /mnt/batches/train/rank=3,world=8
   batchfs view --data fineweb --by gpt2`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			err := atOnce(func(*cobra.Command, []string) error {
-				return serveView(cmd.OutOrStdout(), cmd.ErrOrStderr(), &src, args, by, port)
-			})(cmd, args)
+			err := atOnce(func(cmd *cobra.Command, args []string) error { return serveView(cmd, &src, args, by, port) })(cmd, args)
 			if cmd.Context().Err() != nil { // Ctrl-C is how it ends
 				return nil
 			}
@@ -50,7 +44,7 @@ SPLIT is one of the configuration, with settings or without, or the path of one 
 	return cmd
 }
 
-func serveView(out, hints io.Writer, src *config.Flags, paths []string, by string, port uint16) error {
+func serveView(cmd *cobra.Command, src *config.Flags, paths []string, by string, port uint16) error {
 	if len(paths) == 0 {
 		c, err := src.Load()
 		if err != nil {
@@ -77,11 +71,8 @@ func serveView(out, hints io.Writer, src *config.Flags, paths []string, by strin
 	if err != nil {
 		return fmt.Errorf("--port: %w; without --port, one that is free is taken", err)
 	}
-	fmt.Fprintln(out, page.Address(listener))
-	fmt.Fprintln(hints, "open this address in a browser; Ctrl-C ends the page")
-	if from := strings.Fields(os.Getenv("SSH_CONNECTION")); len(from) == 4 { // the address of this machine is the third
-		p := listener.Addr().(*net.TCPAddr).Port
-		fmt.Fprintf(hints, "the browser is on another machine? There, first: ssh -N -L %d:127.0.0.1:%d %s\n", p, p, from[2])
-	}
+	fmt.Fprintln(cmd.OutOrStdout(), page.Address(listener))
+	fmt.Fprintf(cmd.ErrOrStderr(), "open this address in a browser; Ctrl-C ends the page\n"+
+		"from another machine, forward the port there first: ssh -N -L %[1]d:127.0.0.1:%[1]d HOST\n", listener.Addr().(*net.TCPAddr).Port)
 	return http.Serve(listener, page)
 }

@@ -25,7 +25,7 @@ class Served:
     """A batchfs view with arguments, and its page in the browser."""
 
     def __init__(self, *args):
-        self.process = subprocess.Popen([BATCHFS, "view", *args], stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen([BATCHFS, "view", *args], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         self.address = self.process.stdout.readline().strip()
         assert self.address.startswith("http://127.0.0.1:"), args
 
@@ -34,6 +34,8 @@ class Served:
         return self
 
     def __exit__(self, *_):
+        browser.call("Page.navigate", url="about:blank")
+        browser.wait("location.href === 'about:blank'")
         self.process.send_signal(signal.SIGINT)
         assert self.process.wait(60) == 0, "Ctrl-C ends it"
 
@@ -216,22 +218,94 @@ def check_numbers():
         picture("numbers")
 
 
+def check_tokenizer():
+    tokens = "id: tokenizer.json".encode() * 99
+    os.mkdir("foreign")
+    with open("foreign/train.bin", "wb") as f:
+        f.write(struct.pack(f"<{len(tokens)}H", *tokens))
+    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]  # the characters that stand for bytes: these for themselves
+    others = iter(range(256, 512))
+    alphabet = {chr(b if b in printed else next(others)): b for b in range(256)}
+    with open("foreign/tokenizer.json", "w") as f:
+        json.dump({"model": {"type": "BPE", "vocab": alphabet, "merges": []}, "added_tokens": [],
+                   "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}}, f)
+    with Served("--data", "foreign", "--set", "batch.order=sequential", "--set", "batch.block_size=36", "train"):
+        assert text_of(0).startswith("1051005832"), "without a tokenizer, numbers"
+        assert "--by names the tokenizer" in browser.js("document.querySelector('.facts').textContent")
+        picture("unknown")
+    with Served("--data", "foreign", "--by", "foreign/tokenizer.json", "--set", "batch.order=sequential", "--set", "batch.block_size=36", "train"):
+        assert text_of(0) == "id: tokenizer.jsonid: tokenizer.jsoni"
+
+
+def check_mounts():
+    os.mkdir("mount")
+    mount = subprocess.Popen([BATCHFS, "mount", "--data", "book", "mount"], stderr=subprocess.PIPE, text=True)
+    try:
+        next(line for line in mount.stderr if "mounted" in line)
+        with Served("mount/train", "mount/val", "mount/train/seed=3") as view:
+            assert [s["name"] for s in json.loads(view.get("sequences")[1])] == ["mount/train", "mount/val", "mount/train/seed=3"]
+            with open("mount/train/batch/0", "rb") as f:
+                want = f.read(512)
+            assert base64.b64decode(json.loads(view.get("rows?n=1&len=256")[1])[0]["arrays"]["x"]) == want
+    finally:
+        mount.send_signal(signal.SIGINT)
+        mount.communicate(timeout=60)
+
+
+def check_keyboard():
+    with Served("--data", "chat", "--set", "splits.train.world=2"):
+        reached = set()
+        for _ in range(12):
+            browser.key("Tab")
+            reached.add(browser.js("document.activeElement.id || document.activeElement.className"))
+        assert reached >= {"back", "k", "forward", "scrub", "text", "beside", "help", "split", "rank", "list"}, reached
+        browser.key("Escape", "?")
+        assert browser.js("document.querySelector('#keys').open")
+        picture("keys")
+        browser.key("Escape")
+        assert not browser.js("document.querySelector('#keys').open")
+        browser.key("ArrowRight")
+        browser.drawn()
+        assert browser.js("document.querySelector('#k').value") == "1", "the rows have the keys again"
+
+
+# What a scroll by n frames makes the page draw: the most elements there were, how many rows were made, and how often a part of the list was bare.
+SCROLL = """(async () => {
+    const list = document.querySelector('.list'), rows = list.firstElementChild, seen = {nodes: 0, rows: 0, made: 0, bare: 0, frames: 0}
+    const watch = new MutationObserver(all => { for (const m of all) seen.made += m.addedNodes.length })
+    watch.observe(rows, {childList: true})
+    for (const by of [...Array(90).fill(60), ...Array(30).fill(2000)]) {
+        list.scrollTop += by
+        await new Promise(requestAnimationFrame)
+        await new Promise(done => setTimeout(done))
+        const box = list.getBoundingClientRect(), drawn = [...rows.children].map(e => e.getBoundingClientRect())
+        seen.bare += Math.min(...drawn.map(r => r.top)) > box.top + 1 || Math.max(...drawn.map(r => r.bottom)) < box.bottom - 1
+        seen.nodes = Math.max(seen.nodes, rows.querySelectorAll('*').length)
+        seen.rows = Math.max(seen.rows, rows.children.length)
+        seen.frames++
+    }
+    return seen
+})()"""
+
+
 def check_many_rows():
-    with Served("--data", "chat", "--set", "batch.batch_size=65536", "--set", "batch.block_size=1024", "train"):
-        frames = browser.js("""new Promise(done => {
-            const list = document.querySelector('.list'), times = []; let last = performance.now()
-            const frame = now => { times.push(now - last); last = now; list.scrollTop += 60; times.length < 120 ? requestAnimationFrame(frame) : done(times) }
-            requestAnimationFrame(frame) })""")
-        browser.drawn()
-        print(f"65,536 rows: 120 frames of scrolling take {sum(frames) / 120:.0f} ms each, the slowest {max(frames):.0f} ms")
-        browser.key("End")
-        browser.wait("document.querySelector('.row[data-j=\"65535\"] .token')")
-        assert browser.js("document.querySelectorAll('.row').length") < 40, "only what is seen is drawn"
-        assert browser.js("performance.getEntriesByType('resource').filter(e => e.name.includes('/rows?')).length") < 60, "only that is asked for"
-        browser.key("ArrowUp", "ArrowRight")
-        browser.drawn()
-        assert browser.js("document.querySelector('.row.here').dataset.j") == "65534"
-        picture("many")
+    seen = []
+    for rows in 512, 65536:
+        with Served("--data", "chat", "--set", f"batch.batch_size={rows}", "--set", "batch.block_size=1024", "train"):
+            seen.append(browser.js(SCROLL))
+            browser.drawn()
+            browser.key("End")
+            browser.wait(f"document.querySelector('.row[data-j=\"{rows - 1}\"] .token')")
+            assert browser.js("performance.getEntriesByType('resource').filter(e => e.name.includes('/rows?')).length") < 90, "only what is seen is asked for"
+            browser.key("ArrowUp", "ArrowRight")
+            browser.drawn()
+            assert browser.js("document.querySelector('.row.here').dataset.j") == str(rows - 2)
+            if rows == 65536:
+                picture("many")
+    few, many = seen
+    print(f"120 frames of scrolling, 512 and 65,536 rows: {few}, {many}")
+    assert many["bare"] == 0 and many["rows"] < 15, "each frame has all rows that are seen, and no others"
+    assert many["nodes"] < 2 * few["nodes"] and many["made"] < 2 * few["made"] + 100, "many rows take no more to draw than few"
 
 
 def check_who():
@@ -255,7 +329,7 @@ with tempfile.TemporaryDirectory() as work:
     browser = Browser()
     try:
         browser.size(1440, 900)
-        for check in check_steps, check_documents, check_search, check_beside, check_hostile, check_numbers, check_many_rows:
+        for check in check_steps, check_documents, check_search, check_beside, check_hostile, check_numbers, check_tokenizer, check_mounts, check_keyboard, check_many_rows:
             check()
             print("ok", check.__name__.removeprefix("check_"))
         faults = [e for e in browser.events if e["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")]

@@ -40,6 +40,7 @@ type sequence struct {
 	name  string // as it was asked for
 	data  *dataset.Dataset
 	texts []textOf // of each source; nil: unknown
+	eot   *uint32  // the last token of each document; nil: unknown
 }
 
 // A textOf says what text a token stands for.
@@ -77,6 +78,9 @@ func (v *View) Add(name string, d *dataset.Dataset) error {
 			return err
 		case beside != nil:
 			s.texts[i] = func(token uint64) string { return beside.Text(int(min(token, math.MaxInt))) }
+			if beside.EOTAt == "end" {
+				s.eot = beside.EOT
+			}
 		}
 	}
 	v.sequences = append(v.sequences, s)
@@ -148,7 +152,7 @@ func (v *View) answer(r *http.Request, what string) (any, error) {
 	var all []map[string]any
 	for _, s := range v.sequences {
 		known := slices.ContainsFunc(s.texts, func(text textOf) bool { return text != nil })
-		all = append(all, map[string]any{"name": s.name, "text": known, "info": json.RawMessage(s.data.Info())})
+		all = append(all, map[string]any{"name": s.name, "text": known, "eot": s.eot, "info": json.RawMessage(s.data.Info())})
 	}
 	return all, nil
 }

@@ -9,6 +9,7 @@ let sequences = []
 
 const narrow = matchMedia("(max-width: 760px)")
 const count = n => n.toLocaleString("en")
+const button = (text, onclick) => Object.assign(make("button", "", text), { onclick })
 
 // ask sends a request once. The answer gets a value or an error, and is drawn then.
 function ask(path, params) {
@@ -25,14 +26,11 @@ function ask(path, params) {
   return answer
 }
 
-function make(tag, name, ...children) {
-  const e = document.createElement(tag)
-  e.className = name
+function make(tag, className, ...children) {
+  const e = Object.assign(document.createElement(tag), { className })
   e.append(...children)
   return e
 }
-
-const button = (text, onclick) => Object.assign(make("button", "", text), { onclick })
 
 // spell appends a text. Control and format characters, and bytes that are no UTF-8, which are sent as U+DC80 to U+DCFF, become their numbers.
 function spell(parent, text, breaks) {
@@ -83,7 +81,7 @@ class Panel {
   // use shows a sequence, as a rank gets it. open is the row that is shown in full, {j, at, height}: which, the first token drawn, pixels.
   use(s, rank = sequences[s].info.rank) {
     const q = sequences[s].info
-    Object.assign(this, { s, rank, info: q, name: sequences[s].name, text: sequences[s].text, open: null })
+    Object.assign(this, { s, rank, info: q, name: sequences[s].name, text: sequences[s].text, eot: q.eot ?? sequences[s].eot, open: null })
     this.$split.value = s
     this.$rank.hidden = q.world === 1
     this.$rank.replaceChildren(...Array.from({ length: Math.min(q.world, 4096) }, (_, r) => new Option(`rank ${r} of ${q.world}`, r)))
@@ -93,7 +91,7 @@ class Panel {
     this.masks = q.arrays.filter(a => a.files && /mask/.test(a.name) && a.shape.length === 2)
     const kinds = Object.entries(Object.groupBy(q.arrays, a => `${a.dtype} (${a.shape.join(", ")})`)).map(([kind, all]) => [all.map(a => a.name).join(", "), kind])
     const facts = [["order", q.order], ["seed", q.seed], ...kinds, [this.tokens ? "tokens" : "rows", count(q.tokens)], ["batches an epoch", count(q.batches_per_epoch)],
-      ...this.tokens && !this.text ? [["text", "--by names the tokenizer"]] : []]
+      ...this.tokens && !this.text ? [["no text:", "--by names the tokenizer"]] : []]
     this.$facts.replaceChildren(...facts.map(([name, value]) => make("span", "", `${name} `, make("b", "", String(value)))))
     this.$facts.title = `${q.sequence}\nfingerprint ${q.fingerprint}`
     changed()
@@ -129,9 +127,11 @@ class Panel {
     r.at = at
     r.ids = [...r.arrays[this.info.arrays[0].name]]
     if (y && at + len > this.info.block_size && y.at(-1) >= 0) r.ids.push(y.at(-1))
+    const windows = this.tokens && (this.info.rows ?? "windows") === "windows"
+    r.whole = !windows || at + r.ids.length >= this.length // then all its documents are known
     r.end = this.tokens ? r.segments.at(-1).at + r.segments.at(-1).len : Infinity // padding follows
-    if (!this.tokens || this.info.rows && this.info.rows !== "windows") return
-    const begins = [0, ...r.ids.keys().filter(n => n > 0 && (positions ? positions[n] === 0 : r.ids[n - 1] === this.info.eot)).map(n => at + n)]
+    if (!windows) return
+    const begins = [0, ...r.ids.keys().filter(n => n > 0 && (positions ? positions[n] === 0 : r.ids[n - 1] === this.eot)).map(n => at + n)]
     r.segments = begins.map((i, n) => ({ ...s, at: i, start: s.start + i, len: (begins[n + 1] ?? s.len) - i, document: s.document < 0 || at > 0 ? -1 : s.document + n }))
   }
 
@@ -168,15 +168,15 @@ class Panel {
   }
 
   make(j, r, open) {
-    const s = r.segments[0], file = make("span", "", s.file.split("/").pop()), dot = make("i", "source")
+    const s = r.segments[0], file = make("span", "", s.file.split("/").slice(this.info.sources ? -2 : -1).join("/")), dot = make("i", "source")
     if (this.info.sources) file.prepend(dot)
     dot.style.background = `oklch(68% .15 ${250 + 67 * r.source})`
     const from = make("div", "from", make("b", "", String(j), make("small", "", ` epoch ${r.epoch}`)), file, make("span", "", `from ${count(s.start)}`))
-    if (s.document >= 0) from.append(make("span", "", r.segments.length > 1 ? `${r.segments.length} documents` : `document ${count(s.document)}`))
+    if (s.document >= 0) from.append(make("span", "", r.segments.length > 1 ? `${r.segments.length}${r.whole ? "" : "+"} documents` : `document ${count(s.document)}`))
     const strip = make("div", "strip", ...r.segments.map(() => make("i", "")), make("i", "padding"))
     ;[...strip.children].forEach((e, n) => { e.style.flexGrow = n < r.segments.length ? r.segments[n].len : this.length - 1 - r.end })
     if (r.end >= this.length - 1) strip.lastChild.remove()
-    strip.classList.toggle("plain", strip.children.length === 1)
+    strip.classList.toggle("plain", strip.children.length === 1 || !r.whole)
     const body = make("div", "body", ...this.tokens ? [strip] : [], this.line(r, open), ...open ? [this.numbers(r)] : [])
     const el = Object.assign(make("div", open ? "row open" : "row", from, body), { role: "listitem" })
     el.dataset.j = j
@@ -195,12 +195,12 @@ class Panel {
     for (let n = open ? this.open.at - r.at : 0; n < r.ids.length; n++) {
       const i = r.at + n
       if (i >= r.end || !open && chars > this.chars) break
-      if (i > 0 && begins.has(i)) out.append(make("span", "border", begins.get(i) < 0 ? "document" : `document ${count(begins.get(i))}`))
+      if (i > 0 && begins.has(i)) out.append(make("span", "border", begins.get(i) < 0 ? "" : `document ${count(begins.get(i))}`))
       const token = make("span", `token t${i % 5}`), text = r.text ? r.text[n] : String(r.ids[n])
       token.dataset.i = i
       token.classList.toggle("masked", this.tokens && this.masked(r, i))
       out.append(spell(token, text.slice(0, 400), open))
-      chars += text.length + (r.text ? 0 : 1)
+      chars += r.text ? text.length : Math.max(8, text.length + 2)
     }
     if (!open && chars > this.chars) out.classList.add("more")
     else if (r.at + r.ids.length >= r.end && r.end < this.length - 1) out.append(make("span", "padding", `padding: ${count(this.length - 1 - r.end)}`))
@@ -210,10 +210,8 @@ class Panel {
   // numbers are the arrays of an open row, and buttons to its other tokens.
   numbers(r) {
     const list = make("dl", "numbers"), { j, at } = this.open, end = Math.min(at + PIECE, this.length)
-    for (const a of this.info.arrays) {
-      const all = r.arrays[a.name]
-      list.append(make("dt", "", `${a.name} ${a.dtype} (${a.shape.slice(1).join(", ")})`), make("dd", "", all.slice(0, 100).join(" ")))
-    }
+    for (const a of this.info.arrays)
+      list.append(make("dt", "", `${a.name} ${a.dtype} (${a.shape.slice(1).join(", ")})`), make("dd", "", r.arrays[a.name].slice(0, 100).join(" ")))
     const pages = [button("‹", () => this.toggle(j, Math.max(0, at - PIECE))), " ", button("›", () => this.toggle(j, Math.min(end, this.length - 1)))]
     if (this.length > PIECE) list.append(make("dt", "", ...pages), make("dd", "", `${count(at)} to ${count(end - 1)} of ${count(this.length)}`))
     return list
@@ -248,7 +246,7 @@ function tell(panel, j, i) {
   const s = r.segments.findLast(s => s.at <= i), y = r.arrays.y?.[n], name = q.arrays[0].name
   if (panel.tokens) {
     all.push(part("token", String(r.ids[n])), part("at", i < q.block_size || name !== "x" ? `${name}[${j}, ${i}]` : `y[${j}, ${i - 1}]`))
-    if (y !== undefined) all.push(part("target", y < 0 ? "none, masked" : make("span", "", `${y} `, spell(make("span", "soft"), r.text?.[n + 1]?.slice(0, 40) ?? ""))))
+    if (y !== undefined) all.push(part(panel.masked(r, i + 1) ? "target, masked" : "target", y < 0 ? "none" : make("span", "", `${y} `, spell(make("span", "soft"), r.text?.[n + 1]?.slice(0, 40) ?? ""))))
     if (i >= r.end) all.push(part("", "padding"))
     else all.push(part("position", count(s.start + i - s.at)), ...s.document >= 0 ? [part("document", count(s.document))] : [], part("file", s.file, "wide"))
   } else all.push(part("number", `${i} of ${name}[${j}]`), part("row", `${count(s.start)} of ${s.file}`, "wide"))
@@ -259,14 +257,11 @@ function tell(panel, j, i) {
   $("token").replaceChildren(...all)
 }
 
-let waiting = false
-function soon() {
-  if (!waiting) requestAnimationFrame(draw)
-  waiting = true
-}
+let waiting = 0
+const soon = () => { waiting ||= requestAnimationFrame(draw) }
 
 function draw() {
-  waiting = false
+  waiting = 0
   const panel = state.panels[0]
   if (!panel) return
   const q = panel.info, epoch = state.k / q.batches_per_epoch, wide = panel.text && q.vocab_size > 300 ? 4.5 : 1.1 // characters of a token
@@ -380,8 +375,6 @@ const keys = {
   ",": (p, at) => p.go(at.j, at.i - 1),
   "]": (p, at) => p.go(at.j, p.rowsOf(at.j).r?.segments.find(s => s.at > at.i)?.at ?? at.i),
   "[": (p, at) => p.go(at.j, p.rowsOf(at.j).r?.segments.findLast(s => s.at < at.i)?.at ?? 0),
-  "+": () => { state.lines = Math.min(40, state.lines + 1); soon() },
-  "-": () => { state.lines = Math.max(2, state.lines - 1); soon() },
   g: () => $("k").select(),
   "/": () => $("text").select(),
   s: beside,
@@ -397,7 +390,7 @@ const keys = {
 }
 
 addEventListener("keydown", e => {
-  const press = keys[e.key === "=" ? "+" : e.key], p = state.active
+  const press = keys[e.key], p = state.active
   const typing = e.target.matches("input, select") && e.key !== "Escape", pressing = e.target.matches("button") && e.key === "Enter"
   if (!press || !p || typing || pressing || e.ctrlKey || e.metaKey || e.altKey || $("keys").open) return
   e.preventDefault()
