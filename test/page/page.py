@@ -15,6 +15,7 @@ import urllib.parse
 from browser import Browser
 
 BATCHFS = os.path.abspath(sys.argv[1])
+DOCS = os.path.abspath(os.path.join(os.path.dirname(__file__), "../../docs"))
 PICTURES = os.path.abspath(sys.argv[2]) if len(sys.argv) > 2 else None
 HOSTILE = ["<script>window.ran = 1</script>", "<img src=x onerror='window.ran = 1'>", "\x1b[31m", "\x00", "\u202eabc", "\u05e9\u05dc\u05d5\u05dd",
            "\r\n", "\u200b", "'\"><svg onload=window.ran=1>", "javascript:window.ran=1", "&lt;b&gt;", "a" * 5000, "\U0001f469\u200d\U0001f467",
@@ -288,6 +289,28 @@ SCROLL = """(async () => {
 })()"""
 
 
+def check_docs():
+    """The picture of docs/reading.md: questions and answers made of the pages of docs."""
+    if not PICTURES:
+        return
+    with open("docs.jsonl", "w") as f:
+        for page in sorted(os.listdir(DOCS)):
+            for section in open(f"{DOCS}/{page}", encoding="utf-8").read().split("\n## ")[1:] if page.endswith(".md") else []:
+                heading, text = section.split("\n", 1)
+                text = [p for p in text.split("\n\n") if p.strip() and p.strip()[0].isalpha()][:2]
+                if text:
+                    f.write(json.dumps({"prompt": f"User: {heading}?\nAssistant:", "completion": " " + "\n".join(p.strip() for p in text)}) + "\n")
+    subprocess.run([BATCHFS, "prepare", "docs.jsonl", "--by", "gpt2", "--mask", "prompt:0,completion:1", "--out", "chats"], check=True, capture_output=True)
+    settings = ["batch.rows=packed", "batch.block_size=256", "batch.batch_size=4", "batch.documents=true", "batch.seed=3"]
+    with Served("--data", "chats", *[a for s in settings for a in ("--set", s)]):
+        browser.key("ArrowRight", "ArrowDown", *"." * 12)
+        browser.size(1180, 640)
+        browser.drawn()
+        browser.js("document.querySelector('footer .wide').lastChild.data = '/data/chats/train.bin'")
+        browser.picture(f"{PICTURES}/docs.png")
+        browser.size(1440, 900)
+
+
 def check_many_rows():
     seen = []
     for rows in 512, 65536:
@@ -329,7 +352,7 @@ with tempfile.TemporaryDirectory() as work:
     browser = Browser()
     try:
         browser.size(1440, 900)
-        for check in check_steps, check_documents, check_search, check_beside, check_hostile, check_numbers, check_tokenizer, check_mounts, check_keyboard, check_many_rows:
+        for check in check_steps, check_documents, check_search, check_beside, check_hostile, check_numbers, check_tokenizer, check_mounts, check_keyboard, check_docs, check_many_rows:
             check()
             print("ok", check.__name__.removeprefix("check_"))
         faults = [e for e in browser.events if e["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")]
