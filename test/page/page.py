@@ -155,6 +155,17 @@ def check_documents():
         browser.key("Enter")
         browser.key("Home")
         picture("packed")
+        filled = lambda r: r["segments"][-1]["at"] + r["segments"][-1]["len"]
+        k, j, end = next((k, j, filled(r)) for k in range(33) for j, r in enumerate(json.loads(view.get(f"rows?s=0&k={k}&n=12&len=513")[1])) if filled(r) < 512)
+        browser.key("g")
+        browser.type(str(k))
+        browser.key("Enter", *["ArrowDown"] * j, "Enter")
+        browser.wait(f"document.querySelector('.row.open[data-j=\"{j}\"] .text .padding')?.textContent === 'padding: {512 - end}'")
+        assert browser.js("document.querySelector('.row.open .strip').lastChild.className") == "padding"
+        browser.drawn()
+        browser.wait("""(() => { const [row, list] = ['.row.open', '.list'].map(name => document.querySelector(name).getBoundingClientRect())
+            return row.top >= list.top && row.bottom <= list.bottom + 1 })()""")  # the open row is in sight
+        picture("padding")
     with Served("-c", "mixed.toml") as view:
         assert browser.js("new Set([...document.querySelectorAll('.source')].map(e => e.style.background)).size") == 2
         picture("mixture")
@@ -176,6 +187,7 @@ def check_search():
         browser.type("@1234")
         browser.key("Enter")
         browser.wait("document.querySelectorAll('.hit').length === 1 && document.querySelector('.batches button') && document.querySelector('.row.open .at')")
+        browser.drawn()
         finds = json.loads(view.get("find?s=0&pos=1234&epoch=0")[1])["finds"]
         assert browser.js("document.querySelector('#k').value") == str(finds[0]["batch"])
         browser.wait("[...document.querySelectorAll('footer div')].some(e => e.textContent === 'position1,234')")

@@ -159,10 +159,10 @@ class Panel {
       const here = state.at.panel === this && state.at.j === j, token = here && d.el.querySelector(`[data-i="${state.at.i}"]`)
       d.el.classList.toggle("here", here)
       token?.classList?.add("at")
-      if (token && open && state.at.follow) token.scrollIntoView({ block: "nearest" }), state.at.follow = false
       d.el.style.height = open ? "" : `${this.height}px`
-      if (open && r && this.open.height !== d.el.offsetHeight) this.open.height = d.el.offsetHeight, soon()
       d.el.style.transform = `translateY(${this.top(j) - y + this.$list.scrollTop}px)`
+      if (open && r && this.open.height !== d.el.offsetHeight) this.open.height = d.el.offsetHeight, soon()
+      else if (token && open && state.at.follow) [d.el, token].forEach(e => e.scrollIntoView({ block: "nearest" })), state.at.follow = false
     }
     this.el.querySelector(".error").textContent = failed ?? ""
   }
