@@ -1,6 +1,7 @@
 # make demo    sets up what is missing, builds, and trains a model from a mount; DEMO="--seconds 10" does so for 10 seconds
 # make bench   measures how long a trainer waits for batches, on the demo's tokens; BENCH=--memory measures memory
 # make test    sets up what is missing and runs the tests but for those that take long, in a few minutes
+# make page    shows the page of batchfs view in a browser without a window, checks it, and leaves pictures of it in PICTURES
 # make soak    lets those tests run for over two hours that look for leaks, kill what serves and compare all bytes and tokens with
 #              a reference, holds times and memory to their limits, and fuzzes: nothing else should use the machine
 # make check   what CI runs: all tests, with the race detector where goroutines share something, and analysis
@@ -24,7 +25,7 @@ RACED = $(addprefix ./test/,faults stores readers) ./fs/... ./cache/...
 FUZZTIME = 50000x
 FUZZ = go test -run '^$$' -fuzzminimizetime 10x -fuzztime
 
-.PHONY: build demo bench test soak check vulnerabilities fuzz bench-compare wheel recipes release packages
+.PHONY: build demo bench test page soak check vulnerabilities fuzz bench-compare wheel recipes release packages
 
 build:
 	go build -o batchfs ./cmd/batchfs
@@ -43,6 +44,11 @@ bench:
 test:
 	@.ci/setup test
 	$(TEST) -short $(PACKAGES)
+
+page:
+	@.ci/setup page
+	@$(MAKE) --no-print-directory build
+	python3 test/page/page.py ./batchfs $(PICTURES)
 
 # What is held to times and memory outside test/soak.
 LIMITS = TestStoreOutage|TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestInterruptedCommands|TestCrowd|TestNoMemory

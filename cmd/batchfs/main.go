@@ -89,7 +89,7 @@ A README at the top of every mount says how to read its files.`,
 	}
 	root.SetVersionTemplate("batchfs {{.Version}}\n")
 	root.AddCommand(mountCommand(), unmountCommand(), restartCommand(), seekCommand(), doctorCommand(), keepCommand(), workerCommand(), lookCommand(),
-		catCommand(), inspectCommand(), infoCommand(), checkCommand(), indexCommand(), cacheCommand(), prepare.Command(), bench.Command(), plan.Command(), versionCommand())
+		catCommand(), inspectCommand(), viewCommand(), infoCommand(), checkCommand(), indexCommand(), cacheCommand(), prepare.Command(), bench.Command(), plan.Command(), versionCommand())
 	return root
 }
 

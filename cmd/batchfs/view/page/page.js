@@ -1,0 +1,414 @@
+// The page of batchfs view. What tokens hold is set as text, never as HTML. Each panel shows the rows of one batch of one sequence; only rows
+// that are seen are asked for and drawn.
+
+const $ = id => document.getElementById(id)
+const LINE = 22, CHUNK = 32, PIECE = 4096, TALLEST = 1e7 // pixels; rows of a request; tokens of an open row that are drawn; pixels
+const state = { k: 0, lines: 0, panels: [], active: null, at: null } // at: the token that is pointed at, {panel, j, i}
+const answers = new Map() // by URL, the last one that was used at the end
+let sequences = []
+
+const narrow = matchMedia("(max-width: 760px)")
+const count = n => n.toLocaleString("en")
+const button = (text, onclick) => Object.assign(make("button", "", text), { onclick })
+
+// ask sends a request once. The answer gets a value or an error, and is drawn then.
+function ask(path, params) {
+  const url = `${path}?${new URLSearchParams(params)}`
+  let answer = answers.get(url)
+  if (!answer) {
+    answer = {}
+    const read = async r => r.ok ? { value: await r.json() } : { error: await r.text() }
+    answer.done = fetch(url).then(read).catch(e => ({ error: `${e}: has batchfs view ended?` })).then(got => { soon(); return Object.assign(answer, got) })
+  }
+  answers.delete(url)
+  answers.set(url, answer)
+  if (answers.size > 150) answers.delete(answers.keys().next().value)
+  return answer
+}
+
+function make(tag, className, ...children) {
+  const e = Object.assign(document.createElement(tag), { className })
+  e.append(...children)
+  return e
+}
+
+// spell appends a text. Control and format characters, and bytes that are no UTF-8, which are sent as U+DC80 to U+DCFF, become their numbers.
+function spell(parent, text, breaks) {
+  const hex = n => n.toString(16).toUpperCase().padStart(n < 256 ? 2 : 4, "0")
+  for (const [part, odd] of text.matchAll(/([\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}\p{Co}\p{Cn}])|[^\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}\p{Co}\p{Cn}]+/gu)) {
+    const code = part.codePointAt(0)
+    if (!odd) parent.append(part)
+    else if (odd === "\n" || odd === "\t") parent.append(make("span", "white", odd === "\t" ? "⇥" : "↵"), odd === "\t" || breaks ? odd : "")
+    else parent.append(make("span", "chip", code < 256 ? hex(code) : code >> 8 === 0xdc ? hex(code & 255) : `U+${hex(code)}`))
+  }
+  return parent
+}
+
+const views = {
+  bool: Uint8Array, uint8: Uint8Array, int8: Int8Array, uint16: Uint16Array, int16: Int16Array, uint32: Uint32Array, int32: Int32Array,
+  uint64: BigUint64Array, int64: BigInt64Array, float16: globalThis.Float16Array ?? Uint16Array, bfloat16: Uint16Array, float32: Float32Array, float64: Float64Array,
+}
+const digits = { float16: 4, bfloat16: 3, float32: 7, float64: 15 }
+
+// numbersOf are the numbers of an array that is sent in base64. An integer that JavaScript would round stays a BigInt.
+function numbersOf(dtype, base64) {
+  let all = new views[dtype](Uint8Array.from(atob(base64 ?? ""), c => c.charCodeAt(0)).buffer)
+  if (dtype === "bfloat16") all = new Float32Array(Uint32Array.from(all, bits => bits << 16).buffer)
+  return Array.from(all, n => dtype in digits ? Number(n.toPrecision(digits[dtype])) : Number.isSafeInteger(Number(n)) ? Number(n) : n)
+}
+
+class Panel {
+  constructor([s, rank]) {
+    this.el = $("panel").content.firstElementChild.cloneNode(true)
+    for (const name of ["split", "rank", "facts", "list", "rows"]) this["$" + name] = this.el.querySelector("." + name)
+    this.drawn = new Map() // elements by row, {el, key}
+    this.$split.append(...sequences.map((q, i) => new Option(q.name, i)))
+    this.$split.onchange = () => this.use(+this.$split.value)
+    this.$rank.onchange = () => this.use(this.s, +this.$rank.value)
+    this.$list.onscroll = this.$list.onpointerleave = soon
+    this.el.addEventListener("focusin", () => { state.active = this })
+    const under = use => e => { // calls use with the row and the token that are under the pointer
+      const [j, i] = [".row", ".token"].map((name, n) => e.target.closest(name)?.dataset["ji"[n]])
+      if (j) use(+j, +(i ?? 0), i)
+    }
+    this.$list.onpointermove = under((j, i, on) => { if (on) tell(this, j, i) })
+    this.$list.onclick = under((j, i) => this.go(j, i, true))
+    this.$list.ondblclick = under(j => this.toggle(j))
+    new ResizeObserver(soon).observe(this.$list)
+    this.use(s, rank)
+  }
+
+  // use shows a sequence, as a rank gets it. open is the row that is shown in full, {j, at, height}: which, the first token drawn, pixels.
+  use(s, rank = sequences[s].info.rank) {
+    const q = sequences[s].info
+    Object.assign(this, { s, rank, info: q, name: sequences[s].name, text: sequences[s].text, eot: q.eot ?? sequences[s].eot, open: null })
+    this.$split.value = s
+    this.$rank.hidden = q.world === 1
+    this.$rank.replaceChildren(...Array.from({ length: Math.min(q.world, 4096) }, (_, r) => new Option(`rank ${r} of ${q.world}`, r)))
+    this.$rank.value = rank
+    this.tokens = q.layout !== "rows"
+    this.length = this.tokens ? q.block_size + 1 : q.arrays[0].shape.slice(1).reduce((a, b) => a * b, 1)
+    this.masks = q.arrays.filter(a => a.files && /mask/.test(a.name) && a.shape.length === 2)
+    const kinds = Object.entries(Object.groupBy(q.arrays, a => `${a.dtype} (${a.shape.join(", ")})`)).map(([kind, all]) => [all.map(a => a.name).join(", "), kind])
+    const facts = [["order", q.order], ["seed", q.seed], ...kinds, [this.tokens ? "tokens" : "rows", count(q.tokens)], ["batches an epoch", count(q.batches_per_epoch)],
+      ...this.tokens && !this.text ? [["no text:", "--by names the tokenizer"]] : []]
+    this.$facts.replaceChildren(...facts.map(([name, value]) => make("span", "", `${name} `, make("b", "", String(value)))))
+    this.$facts.title = `${q.sequence}\nfingerprint ${q.fingerprint}`
+    changed()
+  }
+
+  // Rows have one height, but for the one that is open. If all are taller than an element may be, scrolling by a pixel moves by several.
+  get height() { return state.lines * LINE + (this.tokens ? 30 : 20) + (narrow.matches ? 18 : 0) }
+  get width() { return Math.max(20, Math.floor((this.$list.clientWidth - (narrow.matches ? 24 : 182)) / 7.83)) }
+  get total() { return this.info.batch_size * this.height + this.extra }
+  get extra() { return this.open ? this.open.height - this.height : 0 }
+  get scale() { const seen = this.$list.clientHeight; return this.total > TALLEST ? (this.total - seen) / (TALLEST - seen) : 1 }
+  get y() { return this.$list.scrollTop * this.scale }
+  top(j) { return j * this.height + (this.open && j > this.open.j ? this.extra : 0) }
+  rowAt(y) {
+    if (this.open && y > this.top(this.open.j)) y = Math.max(this.top(this.open.j), y - this.extra)
+    return Math.max(0, Math.min(this.info.batch_size - 1, Math.floor(y / this.height)))
+  }
+
+  // rowsOf is the answer that has a row. An open row has one token more before those that are drawn, which says whether the first is masked.
+  rowsOf(j, k = state.k) {
+    const open = this.open?.j === j
+    const p = open ? { from: j, n: 1, at: Math.max(0, this.open.at - 1), len: PIECE + 1 } : { from: j - j % CHUNK, n: CHUNK, at: 0, len: this.columns }
+    const answer = ask("rows", { s: this.s, rank: this.rank, k, ...p })
+    if (!answer.read) answer.value?.forEach(r => this.read(r, p.at, p.len))
+    answer.read ||= answer.value
+    return { answer, r: answer.value?.[j - p.from] }
+  }
+
+  // read makes numbers of the arrays of a row, and cuts a window of several documents where they end.
+  read(r, at, len) {
+    for (const a of this.info.arrays) r.arrays[a.name] = numbersOf(a.dtype, r.arrays[a.name])
+    const { y, positions } = r.arrays, [s] = r.segments
+    r.at = at
+    r.ids = [...r.arrays[this.info.arrays[0].name]]
+    if (y && at + len > this.info.block_size && y.at(-1) >= 0) r.ids.push(y.at(-1))
+    const windows = this.tokens && (this.info.rows ?? "windows") === "windows"
+    r.whole = !windows || at + r.ids.length >= this.length // then all its documents are known
+    r.end = this.tokens ? r.segments.at(-1).at + r.segments.at(-1).len : Infinity // padding follows
+    if (!windows) return
+    const begins = [0, ...r.ids.keys().filter(n => n > 0 && (positions ? positions[n] === 0 : r.ids[n - 1] === this.eot)).map(n => at + n)]
+    r.segments = begins.map((i, n) => ({ ...s, at: i, start: s.start + i, len: (begins[n + 1] ?? s.len) - i, document: s.document < 0 || at > 0 ? -1 : s.document + n }))
+  }
+
+  // draw shows the rows that are seen. Those of another batch stay, pale, until the answer is there.
+  draw() {
+    this.chars = state.lines * this.width
+    this.columns = Math.min(this.length, PIECE, Math.max(64, 2 ** Math.ceil(Math.log2(this.chars / 2))))
+    this.$rows.style.height = `${Math.min(this.total, TALLEST)}px`
+    this.$rows.style.setProperty("--lines", state.lines)
+    const y = this.y, first = this.rowAt(y), last = this.rowAt(y + this.$list.clientHeight)
+    let failed
+    for (const [j, d] of this.drawn) if (j < first || j > last) d.el.remove(), this.drawn.delete(j)
+    this.$rows.querySelector(".at")?.classList.remove("at")
+    for (let j = first; j <= last; j++) {
+      const { answer, r } = this.rowsOf(j), open = this.open?.j === j
+      const key = [this.s, this.rank, state.k, this.chars, open && this.open.at, !r].join()
+      let d = this.drawn.get(j)
+      if (d?.key !== key && (r || !d)) {
+        d?.el.remove()
+        this.drawn.set(j, d = { key, el: r ? this.make(j, r, open) : make("div", "row") })
+        this.$rows.append(d.el)
+      }
+      failed ||= answer.error
+      d.el.classList.toggle("stale", !r)
+      const here = state.at.panel === this && state.at.j === j, token = here && d.el.querySelector(`[data-i="${state.at.i}"]`)
+      d.el.classList.toggle("here", here)
+      token?.classList?.add("at")
+      d.el.style.height = open ? "" : `${this.height}px`
+      d.el.style.transform = `translateY(${this.top(j) - y + this.$list.scrollTop}px)`
+      if (open && r && this.open.height !== d.el.offsetHeight) this.open.height = d.el.offsetHeight, soon()
+      else if (token && open && state.at.follow) [d.el, token].forEach(e => e.scrollIntoView({ block: "nearest" })), state.at.follow = false
+    }
+    this.el.querySelector(".error").textContent = failed ?? ""
+  }
+
+  make(j, r, open) {
+    const s = r.segments[0], file = make("span", "", s.file.split("/").slice(this.info.sources ? -2 : -1).join("/")), dot = make("i", "source")
+    if (this.info.sources) file.prepend(dot)
+    dot.style.background = `oklch(68% .15 ${250 + 67 * r.source})`
+    const from = make("div", "from", make("b", "", String(j), make("small", "", ` epoch ${r.epoch}`)), file, make("span", "", `from ${count(s.start)}`))
+    if (s.document >= 0) from.append(make("span", "", r.segments.length > 1 ? `${r.segments.length}${r.whole ? "" : "+"} documents` : `document ${count(s.document)}`))
+    const strip = make("div", "strip", ...r.segments.map(() => make("i", "")), make("i", "padding"))
+    ;[...strip.children].forEach((e, n) => { e.style.flexGrow = n < r.segments.length ? r.segments[n].len : this.length - 1 - r.end })
+    if (r.end >= this.length - 1) strip.lastChild.remove()
+    strip.classList.toggle("plain", strip.children.length === 1 || !r.whole)
+    const body = make("div", "body", ...this.tokens ? [strip] : [], this.line(r, open), ...open ? [this.numbers(r)] : [])
+    const el = Object.assign(make("div", open ? "row open" : "row", from, body), { role: "listitem" })
+    el.dataset.j = j
+    return el
+  }
+
+  // masked says whether no loss is counted where token i is the target. The first of a row is no target, and is shown like the second.
+  masked(r, i) {
+    i = Math.max(i, 1)
+    return r.arrays.y?.[i - 1 - r.at] < 0 || this.masks.some(a => r.arrays[a.name][i - (a.at === "x" ? 0 : 1) - r.at] === 0)
+  }
+
+  line(r, open) {
+    const out = make("div", r.text ? "text" : "text number"), begins = new Map(r.segments.map(s => [s.at, s.document]))
+    let chars = 0
+    for (let n = open ? this.open.at - r.at : 0; n < r.ids.length; n++) {
+      const i = r.at + n
+      if (i >= r.end || !open && chars > this.chars) break
+      if (i > 0 && begins.has(i)) out.append(make("span", "border", begins.get(i) < 0 ? "" : `document ${count(begins.get(i))}`))
+      const token = make("span", `token t${i % 5}`), text = r.text ? r.text[n] : String(r.ids[n])
+      token.dataset.i = i
+      token.classList.toggle("masked", this.tokens && this.masked(r, i))
+      out.append(spell(token, text.slice(0, 400), open))
+      chars += r.text ? text.length : Math.max(8, text.length + 2)
+    }
+    if (!open && chars > this.chars) out.classList.add("more")
+    else if (r.at + r.ids.length >= r.end && r.end < this.length - 1) out.append(make("span", "padding", `padding: ${count(this.length - 1 - r.end)}`))
+    return out
+  }
+
+  // numbers are the arrays of an open row, and buttons to its other tokens.
+  numbers(r) {
+    const list = make("dl", "numbers"), { j, at } = this.open, end = Math.min(at + PIECE, this.length)
+    for (const a of this.info.arrays)
+      list.append(make("dt", "", `${a.name} ${a.dtype} (${a.shape.slice(1).join(", ")})`), make("dd", "", r.arrays[a.name].slice(0, 100).join(" ")))
+    const pages = [button("‹", () => this.toggle(j, Math.max(0, at - PIECE))), " ", button("›", () => this.toggle(j, Math.min(end, this.length - 1)))]
+    if (this.length > PIECE) list.append(make("dt", "", ...pages), make("dd", "", `${count(at)} to ${count(end - 1)} of ${count(this.length)}`))
+    return list
+  }
+
+  // toggle opens a row at the piece that has a token, or closes it.
+  toggle(j, i) {
+    const at = Math.floor((i ?? 0) / PIECE) * PIECE
+    this.open = this.open?.j === j && i === undefined ? null : { j, at, height: this.height }
+    this.go(j, i ?? (this.open ? state.at.i : 0))
+  }
+
+  // go points at a token, and scrolls there unless it is under the pointer.
+  go(j, i, still) {
+    j = Math.max(0, Math.min(j, this.info.batch_size - 1))
+    i = Math.max(0, Math.min(i, this.length - 1))
+    state.at = { panel: this, j, i, follow: !still }
+    if (this.open?.j === j && (i < this.open.at || i >= this.open.at + PIECE)) this.open.at = Math.floor(i / PIECE) * PIECE
+    if (i > 0 && this.open?.j !== j && this.drawn.get(j)?.el.querySelector(`[data-i="${i}"]`) === null) return this.toggle(j, i)
+    const top = this.top(j), behind = top + Math.min(this.open?.j === j ? this.open.height : this.height, this.$list.clientHeight)
+    if (!still) this.$list.scrollTop = Math.min(top, Math.max(this.y, behind - this.$list.clientHeight)) / this.scale
+    soon()
+  }
+}
+
+// tell shows at the bottom what is known of a token.
+function tell(panel, j, i) {
+  const { r } = panel.rowsOf(j), q = panel.info, n = i - r?.at
+  if (r?.ids[n] === undefined) return
+  const part = (name, value, kind = "") => make("div", kind, make("small", "", name), value)
+  const all = [make("div", "what", spell(make("span", `token t${i % 5}`), r.text ? r.text[n].slice(0, 200) || "…" : String(r.ids[n])))]
+  const s = r.segments.findLast(s => s.at <= i), y = r.arrays.y?.[n], name = q.arrays[0].name
+  if (panel.tokens) {
+    all.push(part("token", String(r.ids[n])), part("at", i < q.block_size || name !== "x" ? `${name}[${j}, ${i}]` : `y[${j}, ${i - 1}]`))
+    if (y !== undefined) all.push(part(panel.masked(r, i + 1) ? "target, masked" : "target", y < 0 ? "none" : make("span", "", `${y} `, spell(make("span", "soft"), r.text?.[n + 1]?.slice(0, 40) ?? ""))))
+    if (i >= r.end) all.push(part("", "padding"))
+    else all.push(part("position", count(s.start + i - s.at)), ...s.document >= 0 ? [part("document", count(s.document))] : [], part("file", s.file, "wide"))
+  } else all.push(part("number", `${i} of ${name}[${j}]`), part("row", `${count(s.start)} of ${s.file}`, "wide"))
+  for (const a of q.arrays.filter(a => a.shape.length < 3 && !["x", "y", "tokens", "rows", "cu_seqlens"].includes(a.name))) {
+    const value = r.arrays[a.name][a.shape.length > 1 ? n : 0]
+    if (value !== undefined) all.push(part(a.name, String(value)))
+  }
+  $("token").replaceChildren(...all)
+}
+
+let waiting = 0
+const soon = () => { waiting ||= requestAnimationFrame(draw) }
+
+function draw() {
+  waiting = 0
+  const panel = state.panels[0]
+  if (!panel) return
+  const q = panel.info, epoch = state.k / q.batches_per_epoch, wide = panel.text && q.vocab_size > 300 ? 4.5 : 1.1 // characters of a token
+  state.lines ||= Math.max(3, Math.min(6, Math.ceil(panel.length * wide / panel.width)))
+  for (const p of state.panels) p.draw()
+  tell(state.at.panel, state.at.j, state.at.i)
+  $("scrub").max = Math.max(q.steps - 1, state.k)
+  $("scrub").value = state.k
+  if (document.activeElement !== $("k")) $("k").value = state.k
+  $("share").textContent = `epoch ${count(Math.floor(epoch))} · ${Math.floor(100 * (epoch % 1))}%`
+  document.title = `batch ${state.k} · ${state.panels.map(p => p.name).join(" | ")} · batchfs`
+}
+
+let resting // a timer: browsers bound how often an address may change
+function changed() {
+  for (const [url, a] of answers) if (a.error) answers.delete(url)
+  clearTimeout(resting)
+  resting = setTimeout(() => {
+    history.replaceState(null, "", `#${state.k}`)
+    for (const p of state.panels) for (const k of [state.k + 1, state.k - 1]) if (k >= 0 && !p.open) p.rowsOf(p.rowAt(p.y), k)
+  }, 200)
+  soon()
+}
+
+function step(k) {
+  state.k = Math.max(0, Math.min(k || 0, 2 ** 40 - 1))
+  changed()
+}
+
+// arrange shows sequences, each as a rank gets it: one, or two side by side.
+function arrange(...shown) {
+  state.panels = shown.map(one => new Panel(one))
+  state.active = state.panels[0]
+  state.at = { panel: state.active, j: 0, i: 0 }
+  state.lines = 0
+  $("panels").replaceChildren(...state.panels.map(p => p.el))
+  $("beside").setAttribute("aria-pressed", shown.length > 1)
+  $("found").hidden = true
+  $("text").placeholder = state.active.text ? "Search text, or @position" : "@position"
+  state.active.$list.focus()
+}
+
+// beside shows a second sequence, or another rank of the only one; or one panel again.
+function beside() {
+  const [a, b] = state.panels, next = (a.s + 1) % sequences.length
+  if (b) arrange([a.s, a.rank])
+  else if (!$("beside").hidden) arrange([a.s, a.rank], [next, next === a.s ? (a.rank + 1) % a.info.world : undefined])
+}
+
+let searches = 0 // how many have begun: an older one ends
+
+// search lists where a text is, or leads to a position.
+async function search(text, from = 0) {
+  const mine = ++searches, panel = state.active, position = text.match(/^@?\s*([\d,]+)$/)
+  if (from === 0) $("hits").replaceChildren()
+  $("found").hidden = false
+  $("more").hidden = true
+  $("status").textContent = ""
+  if (position && (text.startsWith("@") || !panel.text)) return list(panel, { pos: +position[1].replaceAll(",", ""), before: "", after: "" }, "").click()
+  for (let hits = 0; from < panel.info.tokens && hits < 20;) {
+    $("status").textContent = `${Math.floor(100 * from / panel.info.tokens)}% searched`
+    const { value, error } = await ask("search", { s: panel.s, text, from }).done
+    if (mine !== searches) return
+    if (error) return $("status").textContent = error
+    value.hits.forEach(hit => list(panel, hit, text))
+    hits += value.hits.length
+    from = value.next
+  }
+  const part = from < panel.info.tokens ? ` in the first ${(100 * from / panel.info.tokens).toFixed(1)}%` : ""
+  $("status").textContent = `${$("hits").children.length || "none"} found${part}`
+  $("more").hidden = !part
+  $("more").onclick = () => search(text, from)
+  $("hits").querySelector("button")?.focus()
+}
+
+// list adds something that was found, and returns its button.
+function list(panel, hit, text) {
+  const go = button("", () => lead(panel, hit.pos, box)), box = make("div", "hit", go), whole = text => text.replace(/^[\udc80-\udcff]+|[\udc80-\udcff]+$/gu, "")
+  const [before, found, after] = [whole(hit.before), text, whole(hit.after)].map(text => spell(make("span", ""), text))
+  go.append(make("div", "text", before, make("mark", "", found), after), make("small", "", `position ${count(hit.pos)}`))
+  $("hits").append(box)
+  return go
+}
+
+// lead goes to the first batch that holds a token, and lists all.
+async function lead(panel, pos, box) {
+  box.querySelector(".batches")?.remove()
+  const out = make("div", "batches", "looking at batches …")
+  box.append(out)
+  const { value, error } = await ask("find", { s: panel.s, rank: panel.rank, pos, epoch: parseInt($("epoch").value) || 0 }).done
+  if (error) return out.textContent = error
+  const go = f => {
+    if (f.rank !== panel.rank) panel.use(panel.s, f.rank)
+    step(f.batch)
+    panel.toggle(f.j, f.index)
+  }
+  const name = f => `batch ${count(f.batch)}${panel.info.world > 1 ? `, rank ${f.rank}` : ""}, row ${f.j}`
+  out.replaceChildren(...value.finds.slice(0, 100).map(f => button(name(f), () => go(f))), value.finds.length ? "" : `in no batch of epoch ${value.epoch}`)
+  if (value.finds.length) go(value.finds[0])
+}
+
+const keys = {
+  ArrowRight: (p, at, e) => step(state.k + (e.shiftKey ? 10 : 1)),
+  ArrowLeft: (p, at, e) => step(state.k - (e.shiftKey ? 10 : 1)),
+  ArrowDown: (p, at) => p.go(at.j + 1, 0),
+  ArrowUp: (p, at) => p.go(at.j - 1, 0),
+  Home: p => p.go(0, 0),
+  End: p => p.go(Infinity, 0),
+  Enter: (p, at) => p.toggle(at.j),
+  ".": (p, at) => p.go(at.j, at.i + 1),
+  ",": (p, at) => p.go(at.j, at.i - 1),
+  "]": (p, at) => p.go(at.j, p.rowsOf(at.j).r?.segments.find(s => s.at > at.i)?.at ?? at.i),
+  "[": (p, at) => p.go(at.j, p.rowsOf(at.j).r?.segments.findLast(s => s.at < at.i)?.at ?? 0),
+  g: () => $("k").select(),
+  "/": () => $("text").select(),
+  s: beside,
+  w: p => (state.panels.find(other => other !== p) ?? p).$list.focus(),
+  "?": () => $("keys").showModal(),
+  Escape: p => {
+    if ($("found").hidden) p.open = null
+    $("found").hidden = true
+    searches++
+    p.$list.focus()
+    soon()
+  },
+}
+
+addEventListener("keydown", e => {
+  const press = keys[e.key], p = state.active
+  const typing = e.target.matches("input, select") && e.key !== "Escape", pressing = e.target.matches("button") && e.key === "Enter"
+  if (!press || !p || typing || pressing || e.ctrlKey || e.metaKey || e.altKey || $("keys").open) return
+  e.preventDefault()
+  const hit = e.target.closest(".hit"), next = { ArrowDown: hit?.nextSibling, ArrowUp: hit?.previousSibling }[e.key]
+  if (hit && next !== undefined) next?.querySelector("button").focus()
+  else press(p, state.at.panel === p ? state.at : { j: p.rowAt(p.y), i: 0 }, e)
+})
+
+$("back").onclick = () => step(state.k - 1)
+$("forward").onclick = () => step(state.k + 1)
+$("scrub").oninput = () => step(+$("scrub").value)
+$("step").onsubmit = e => { e.preventDefault(); step(parseInt($("k").value.replaceAll(/[,\s]/g, ""))); state.active.$list.focus() }
+$("search").onsubmit = e => { e.preventDefault(); if ($("text").value) search($("text").value) }
+$("beside").onclick = beside
+$("help").onclick = keys["?"]
+$("close").onclick = () => keys.Escape(state.active)
+
+sequences = (await ask("sequences", {}).done).value
+step(+location.hash.slice(1) || sequences[0].info.start)
+$("beside").hidden = sequences.length === 1 && sequences[0].info.world === 1
+arrange([0])

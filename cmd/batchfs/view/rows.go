@@ -1,0 +1,112 @@
+package view
+
+import (
+	"math"
+	"slices"
+	"unicode/utf8"
+
+	"batchfs/cache/array"
+	"batchfs/internal/jsontext"
+	"batchfs/sampler"
+)
+
+// Bounds of one answer.
+const (
+	maxNumbers = 1 << 19 // of an array, in all rows
+	maxTokens  = 1 << 13 // of a row
+)
+
+type row struct {
+	Epoch    uint64            `json:"epoch"`
+	Source   int               `json:"source"`
+	Segments []segment         `json:"segments"`
+	Text     []jsontext.String `json:"text"`   // of tokens: those of x and the last of y, unless that is masked
+	Arrays   map[string][]byte `json:"arrays"` // the numbers of each array of the batch
+}
+
+// A segment is tokens that stand side by side in a row and in their file.
+type segment struct {
+	At       int             `json:"at"` // index in the row
+	Len      int             `json:"len"`
+	Document int64           `json:"document"` // of its first token; -1: unknown
+	File     jsontext.String `json:"file"`
+	Start    int64           `json:"start"` // index in the file
+}
+
+// rows are rows from, from+1, … of batch k, n of them at most, and of each up to len tokens from at on.
+func (s *sequence) rows(q map[string]int64) (list []row, err error) {
+	from, at, tokens := q["from"], min(q["at"], math.MaxInt32), max(min(q["len"], maxTokens), 1)
+	for j := from; j < int64(s.data.Sequence.BatchSize) && j-from < min(q["n"], maxNumbers/tokens); j++ {
+		row, err := s.row(uint64(q["k"]), int(j), int(at), int(tokens))
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, row)
+	}
+	return list, nil
+}
+
+func (s *sequence) row(k uint64, j, at, n int) (r row, err error) {
+	q := s.data.Sequence
+	r = row{Epoch: q.Epoch(k, j), Arrays: map[string][]byte{}}
+	source, parts, err := q.Segments(k, j)
+	if err != nil {
+		return r, err
+	}
+	r.Source = source
+	for _, p := range parts {
+		at := s.data.Arrays()[source][0].Locate(p.Start)
+		r.Segments = append(r.Segments, segment{At: p.At, Len: p.Len, Document: p.Document, File: jsontext.String(at.Path), Start: at.Index})
+	}
+	arrays := q.Batch().Arrays
+	for i, a := range arrays {
+		if r.Arrays[a.Name], err = read(q, i, k, j, at, n); err != nil {
+			return r, err
+		}
+	}
+	if text := s.texts[r.Source]; text != nil {
+		main, dtype := r.Arrays[arrays[0].Name], arrays[0].DType
+		if y := r.Arrays["y"]; q.Layout == sampler.XY && at+n > q.BlockSize && len(y) > 0 {
+			if last := y[len(y)-dtype.Size():]; dtype.Text(dtype.Bits(last))[0] != '-' {
+				main = slices.Concat(main, last)
+			}
+		}
+		r.Text = textsOf(text, dtype, main)
+	}
+	return r, nil
+}
+
+// read is up to n numbers of row j of array i of a batch, from one on.
+func read(q *sampler.Sequence, i int, k uint64, j, at, n int) ([]byte, error) {
+	batch := q.Batch()
+	a, size, width := batch.Arrays[i], batch.RowBytes(i), batch.Arrays[i].DType.Size()
+	if len(a.Shape) == 1 {
+		at = 0
+	}
+	from := int64(at) * int64(width)
+	raw := make([]byte, max(min(int64(n*width), size-from), 0))
+	if len(raw) == 0 {
+		return nil, nil
+	}
+	return raw, q.Read(raw, k, a.Offset+int64(j)*size+from)
+}
+
+// textsOf are the texts of tokens. A character that several tokens make is in the text of the first. Bytes that make none stay bytes.
+func textsOf(text textOf, dtype array.DType, raw []byte) (list []jsontext.String) {
+	var all []byte
+	var ends []int
+	for ; len(raw) > 0; raw = raw[dtype.Size():] {
+		all = append(all, text(dtype.Bits(raw))...)
+		ends = append(ends, len(all))
+	}
+	at := 0
+	for _, end := range ends {
+		from := at
+		for at < end {
+			_, size := utf8.DecodeRune(all[at:])
+			at += size
+		}
+		list = append(list, jsontext.String(all[from:at]))
+	}
+	return list
+}
