@@ -11,6 +11,7 @@ import (
 
 	"batchfs/fs/guard"
 	"batchfs/fs/mount"
+	"batchfs/fs/state"
 )
 
 // A prefetcher makes batches before they are requested: those that follow a batch that was read in order, by number or through
@@ -182,6 +183,7 @@ type reply struct {
 	parts      [2][]byte
 	buf        []byte // of go-fuse
 	split      int
+	reading    state.Reading
 	prefetcher *prefetcher
 	stream     *stream // may be nil
 	buffer     *buffer // that the second part lies in, or nil
@@ -200,6 +202,7 @@ func (r *reply) Done() {
 	done := *r
 	*r = reply{}
 	replies.Put(r)
+	done.reading.End()
 	if done.buffer != nil {
 		done.buffer.delivered.Add(int64(len(done.parts[1])))
 		done.buffer.RUnlock()

@@ -266,6 +266,7 @@ func (q *sequences) now(number int, k uint64) (Sequence, error) {
 	if held := q.byNumber[number].Load(); s != was && held != nil && *held == was {
 		fresh := s // allocated only here
 		q.byNumber[number].CompareAndSwap(held, &fresh)
+		q.shared.SetFingerprint(number, s.Spec().Metadata["fingerprint"])
 	}
 	return s, err
 }

@@ -59,6 +59,8 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 	if _, err := unix.Write(w.Connection, notifyResend); err != nil && err != unix.EINVAL {
 		return fmt.Errorf("cannot ask the kernel to resend unanswered requests: %w", err)
 	}
+	w.Shared.SetProgram(o.ProgramVersion)
+	go t.noteCache()
 	for range invalidators {
 		go t.sequences.invalidate(server)
 	}
@@ -94,7 +96,30 @@ func (t *tree) answerPings(w *supervise.Worker, guarded *guard.Guard) {
 		mapped, busy := t.o.Remaps()
 		t.shared.Remapped.Store(uint64(mapped))
 		t.shared.RemapBusy.Store(uint64(busy))
+		t.noteGauges()
 	})
+}
+
+func (t *tree) noteGauges() {
+	g := &t.shared.Gauges
+	replies, waiting := t.limits.Use()
+	g.Waiting.Store(int64(waiting))
+	g.Replies.Store(replies)
+	g.Ahead.Store(t.prefetcher.used.Load())
+	g.Texts.Store(t.texts.bytes.Load())
+	g.Tables.Store(t.o.TableBytes())
+	g.Budget.Store(t.o.Budget)
+	if use := t.o.Store(); use != nil {
+		g.Blocks.Store(use.Memory)
+	}
+}
+
+// noteCache notes how full the directory of blocks is. No ping waits for its disk.
+func (t *tree) noteCache() {
+	t.shared.Gauges.CacheLimit.Store(t.o.CacheLimit)
+	for ; t.o.CacheLimit > 0; time.Sleep(5 * time.Second) {
+		t.shared.Gauges.CacheUsed.Store(t.o.CacheUsed())
+	}
 }
 
 func mountOptions(log *slog.Logger, panicked func(any) fuse.Status) *fuse.MountOptions {

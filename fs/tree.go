@@ -50,6 +50,8 @@ type Options struct {
 	TableBytes      func() int64                // memory of the sequences
 	Budget          int64                       // bytes for all of this
 	Store           func() *StoreUse            // returns nil where nothing lies in a store
+	CacheUsed       func() int64                // bytes of the directory of blocks, of all mounts that have it
+	CacheLimit      int64                       // and its bound; 0: there is none
 	Remaps          func() (mapped, busy int64) // reads of token files with a mapping, and those that had none because another read had one
 	Timeout         time.Duration               // within which every request has an answer
 	Mode            uint32                      // permission bits of files; users who may read files may list directories
@@ -58,7 +60,7 @@ type Options struct {
 	Log             *slog.Logger
 }
 
-// A StoreUse is what this process has read of objects in stores, for status.json.
+// A StoreUse is what the workers have read of objects in stores, for status.json. Memory is of this process.
 type StoreUse struct {
 	Requests, Bytes int64 // sent, and fetched
 	Hits, Waits     int64 // blocks that were there when they were read, and that were fetched meanwhile
@@ -72,6 +74,9 @@ func newTree(mountpoint string, splits []Sequence, shared *state.Shared, limits 
 	sequences, err := newSequences(splits, shared, o)
 	if err != nil {
 		return nil, err
+	}
+	for n, s := range splits {
+		shared.SetFingerprint(n+1, s.Spec().Metadata["fingerprint"])
 	}
 	return &tree{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),

@@ -52,7 +52,7 @@ func TestRooms(t *testing.T) {
 		"cmd/batchfs/bench": {"cache/blob", "cmd/batchfs/chart", "cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal"},
 		"cmd/batchfs/survey": {"cache", "cache/array", "cache/blob", "cache/format", "cmd/batchfs/config", "cmd/batchfs/dataset",
 			"cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "internal/jsontext"},
-		"cmd/batchfs": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/format", "cmd/batchfs/bench", "cmd/batchfs/config",
+		"cmd/batchfs": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/format", "cache/store", "cmd/batchfs/bench", "cmd/batchfs/config",
 			"cmd/batchfs/dataset", "cmd/batchfs/plan", "cmd/batchfs/prepare", "cmd/batchfs/survey", "cmd/batchfs/terminal", "fs", "fs/header",
 			"fs/mount", "fs/supervise", "sampler"},
 	}

@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"batchfs/cache/blob"
+	"batchfs/cache/blocks"
+	"batchfs/cache/store"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/fs"
 	"batchfs/fs/supervise"
@@ -90,6 +92,7 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	log, flush := newLog(os.Stderr, c.Log, snapshot.Mountpoint)
 	defer flush()
 	c.Remote().Log = log
+	c.Remote().Store.Counts, c.Remote().Blocks.Counts = (*store.Counts)(&w.Shared.Store), (*blocks.Counts)(&w.Shared.Blocks)
 	served, err := snapshot.Sequences(c, log, w.Publish)
 	if err != nil {
 		return err
@@ -104,10 +107,13 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 		}
 		return nil
 	}
-	shares := c.Shares()
+	shares, cacheLimit := c.Shares(), int64(0)
+	if c.Store.CacheDir != "" {
+		cacheLimit = c.Store.CacheBytes
+	}
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
 		ProgramVersion: version(), Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts,
-		TableBytes: c.Tables.Bytes, Store: storeUse, Remaps: blob.Remaps, Budget: c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
+		TableBytes: c.Tables.Bytes, Store: storeUse, CacheUsed: c.Remote().CacheUsed, CacheLimit: cacheLimit, Remaps: blob.Remaps, Budget: c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
 		Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 	})
 }
