@@ -27,6 +27,7 @@ var table = []entry{
 	{kind: rootDir, content: directory{}},
 	{kind: readmeFile, in: rootDir, name: "README", content: text{show: func(t *tree, _ inode) []byte { return t.readme }}},
 	{kind: statusFile, in: rootDir, name: "status.json", content: text{show: (*tree).status}},
+	{kind: metricsFile, in: rootDir, name: "metrics", content: text{show: (*tree).metrics}},
 	{kind: splitDir, in: rootDir, content: directory{}},
 
 	{kind: nextRaw, in: splitDir, name: "next", content: batches{which: nextBatch}},

@@ -60,6 +60,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 		return fmt.Errorf("cannot ask the kernel to resend unanswered requests: %w", err)
 	}
 	w.Shared.SetProgram(o.ProgramVersion)
+	t.noteGauges()
 	go t.noteCache()
 	for range invalidators {
 		go t.sequences.invalidate(server)

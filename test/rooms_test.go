@@ -35,7 +35,8 @@ func TestRooms(t *testing.T) {
 		"fs/mount":     {"fs/state", "internal/fdpass", "internal/process"},
 		"fs/supervise": {"fs/mount", "fs/state", "internal/fdpass", "internal/process"},
 		"fs/guard":     {"fs/mount", "fs/state"},
-		"fs": {"cache/array", "fs/guard", "fs/header", "fs/mount", "fs/state", "fs/supervise", "internal/failpoint", "internal/jsontext",
+		"fs/metrics":   {"fs/state", "internal/process"},
+		"fs": {"cache/array", "fs/guard", "fs/header", "fs/metrics", "fs/mount", "fs/state", "fs/supervise", "internal/failpoint", "internal/jsontext",
 			"internal/process"},
 
 		"cmd/batchfs/internal/testfiles": nil,
@@ -54,7 +55,7 @@ func TestRooms(t *testing.T) {
 			"cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "internal/jsontext"},
 		"cmd/batchfs": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/format", "cache/store", "cmd/batchfs/bench", "cmd/batchfs/config",
 			"cmd/batchfs/dataset", "cmd/batchfs/plan", "cmd/batchfs/prepare", "cmd/batchfs/survey", "cmd/batchfs/terminal", "fs", "fs/header",
-			"fs/mount", "fs/supervise", "sampler"},
+			"fs/metrics", "fs/mount", "fs/state", "fs/supervise", "sampler"},
 	}
 	home := map[string][]string{ // where the packages of an outside module enter
 		"github.com/hanwen/go-fuse":      {"fs", "fs/guard"},
@@ -63,6 +64,7 @@ func TestRooms(t *testing.T) {
 		"golang.org/x/sync":              {"fs/guard"},
 		"golang.org/x/text":              {"cmd/batchfs/prepare/bpe"},
 		"github.com/schollz/progressbar": {"cmd/batchfs/terminal"},
+		"github.com/prometheus":          {"fs/metrics"},
 		"golang.org/x/term":              {"cmd/batchfs/terminal"},
 		"github.com/coreos/go-systemd":   {"cmd/batchfs"},
 		"gonum.org/v1/plot":              {"cmd/batchfs/chart"},

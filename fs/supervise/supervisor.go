@@ -37,9 +37,9 @@ type Options struct {
 	Grace    time.Duration    // how long open files may be read on when the mount ends
 	NoResend bool             // do as on kernels that do not send again what a dead worker left unanswered
 
-	Serving   func()        // called when batches can be read for the first time
-	Restarted func(pid int) // called when a worker serves that a restart started
-	Stopping  func()        // called when the mount begins to end
+	Serving   func(*state.Shared) // called when batches can be read for the first time
+	Restarted func(pid int)       // called when a worker serves that a restart started
+	Stopping  func()              // called when the mount begins to end
 	Log       *slog.Logger
 }
 

@@ -1,0 +1,222 @@
+// Package metrics shows what the processes of a mount count, in the text format of Prometheus: in the mount's file metrics, and over HTTP.
+// It reads the shared memory alone, so any process of the mount may serve it, and nothing is lost when a worker dies.
+package metrics
+
+import (
+	"bytes"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"batchfs/fs/state"
+	"batchfs/internal/process"
+)
+
+// Handler answers each request with the metrics of that moment.
+func Handler(shared *state.Shared) http.Handler {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collector{shared})
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
+}
+
+// A file's size should not change between stat and read because a number grew: it is a multiple of this.
+const step = 4096
+
+// Text is what Handler answers, and empty lines behind it.
+func Text(shared *state.Shared) []byte {
+	w := page{header: http.Header{}}
+	Handler(shared).ServeHTTP(&w, &http.Request{Method: http.MethodGet, Header: http.Header{}})
+	return append(w.Bytes(), bytes.Repeat([]byte("\n"), step-w.Len()%step)...)
+}
+
+type page struct {
+	bytes.Buffer
+	header http.Header
+}
+
+func (p *page) Header() http.Header { return p.header }
+func (p *page) WriteHeader(int)     {}
+
+type collector struct{ *state.Shared }
+
+// A metric has one value of a mount, or one of each sequence.
+type metric[T any] struct {
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value func(T) float64
+}
+
+func describe(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("batchfs_"+name, help, labels, nil)
+}
+
+func counter[T any](name, help string, value func(T) float64, labels ...string) metric[T] {
+	return metric[T]{describe(name+"_total", help, labels...), prometheus.CounterValue, value}
+}
+
+func gauge[T any](name, help string, value func(T) float64, labels ...string) metric[T] {
+	return metric[T]{describe(name, help, labels...), prometheus.GaugeValue, value}
+}
+
+type shared = *state.Shared
+
+var ofMount = []metric[shared]{
+	gauge("start_time_seconds", "When the mount was made, in seconds since 1970.", func(s shared) float64 { return seconds(s.Began) }),
+	gauge("worker_silent_seconds", "How long ago the worker last answered its supervisor.", func(s shared) float64 { return s.Silent().Seconds() }),
+	counter("requests", "Requests of the kernel that were answered.", func(s shared) float64 { return float64(s.Answered.Load()) }),
+	counter("takeovers", "How often another worker took over.", func(s shared) float64 { return float64(max(s.Workers.Load(), 1) - 1) }),
+	counter("worker_crashes", "Workers that ended by themselves, or hung.", func(s shared) float64 { return float64(s.Crashes.Load()) }),
+	gauge("requests_waiting", "Requests that wait because others use token files.", func(s shared) float64 { return float64(s.Gauges.Waiting.Load()) }),
+	gauge("longest_wait_seconds", "How long the longest request has waited for token files, if for more than a second.", longestWait),
+	gauge("memory_budget_bytes", "The setting memory.budget.", func(s shared) float64 { return float64(s.Gauges.Budget.Load()) }),
+	gauge("cache_bytes", "Bytes in the directory of blocks, of all mounts that have it.", func(s shared) float64 { return float64(s.Gauges.CacheUsed.Load()) }),
+	gauge("cache_limit_bytes", "The setting store.cache_bytes; 0 without a directory of blocks.", func(s shared) float64 { return float64(s.Gauges.CacheLimit.Load()) }),
+	counter("cache_hits", "Reads of blocks that were there.", func(s shared) float64 { return float64(s.Blocks.Hits.Load()) }),
+	counter("cache_waits", "Reads of blocks that were fetched meanwhile.", func(s shared) float64 { return float64(s.Blocks.Waits.Load()) }),
+	counter("cache_wait_seconds", "How long these waited.", func(s shared) float64 { return seconds(s.Blocks.Waited.Load()) }),
+	counter("cache_unkept_blocks", "Blocks that the directory of blocks had no room for, or failed to keep.", func(s shared) float64 { return float64(s.Blocks.Full.Load()) }),
+	counter("store_fetched_bytes", "Bytes of objects that were fetched.", func(s shared) float64 { return float64(s.Store.Bytes.Load()) }),
+	counter("store_retries", "Attempts after one that failed.", func(s shared) float64 { return float64(s.Store.Retries.Load()) }),
+	counter("store_errors", "Requests to stores that were answered with 429 or 5xx, or not at all.", func(s shared) float64 { return float64(s.Store.Errors.Load()) }),
+}
+
+var ofSequence = []metric[*state.Entry]{
+	gauge("cursor", "The number of the batch that the next reader of next takes.", func(e *state.Entry) float64 { return float64(e.Next()) }, sequenceLabels...),
+	counter("batches", "Batches that readers began to get.", func(e *state.Entry) float64 { return float64(e.Begun.Load()) }, sequenceLabels...),
+	counter("reads", "Requests that were answered with batches.", func(e *state.Entry) float64 { return float64(e.Reads.Load()) }, sequenceLabels...),
+	counter("ready_reads", "Of these, those of batches that were ready.", func(e *state.Entry) float64 { return float64(e.Ready.Load()) }, sequenceLabels...),
+	counter("read_bytes", "Bytes of batches that readers got.", func(e *state.Entry) float64 { return float64(e.Bytes.Load()) }, sequenceLabels...),
+	counter("read_gap_seconds", "Time of readers of next between an answer and their next request.", func(e *state.Entry) float64 { return seconds(e.Gap.Load()) }, sequenceLabels...),
+	counter("given_back", "Batch numbers that went back to the cursor.", func(e *state.Entry) float64 { return float64(e.GivenBack.Load()) }, sequenceLabels...),
+	errorsOf,
+}
+
+var (
+	sequenceLabels = []string{"split", "settings"}
+	errorsOf       = counter("read_errors", "Requests that were answered with an error.", func(e *state.Entry) float64 { return float64(e.Errors.Load()) }, sequenceLabels...)
+	buildInfo      = describe("build_info", "The version that serves.", "version")
+	splitInfo      = describe("split_info", "The fingerprint of the tokens of a split.", "split", "fingerprint")
+	partOfMemory   = describe("memory_bytes", "Memory of the worker, by what for.", "part")
+	resident       = describe("process_resident_memory_bytes", "Resident memory of the mount's processes.", "process")
+	storeDuration  = describe("store_request_duration_seconds", "From a request to a store to the head of its answer.")
+	readWait       = describe("read_wait_seconds", "How long requests for next waited, from when the worker read them until they were answered.", sequenceLabels...)
+	leftOut        = describe("sequences_left_out", "Directories of settings that are open and have no metrics, because there are so many.")
+)
+
+func seconds[N int64 | uint64](nanoseconds N) float64 {
+	return float64(nanoseconds) / float64(time.Second)
+}
+
+func longestWait(s shared) (longest float64) {
+	for _, d := range s.Waiting() {
+		longest = max(longest, d.Seconds())
+	}
+	return longest
+}
+
+// Describe sends nothing: what there is depends on the mount.
+func (collector) Describe(chan<- *prometheus.Desc) {}
+
+func (c collector) Collect(to chan<- prometheus.Metric) {
+	send := func(desc *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(desc, kind, value, labels...)
+	}
+	for _, m := range ofMount {
+		send(m.desc, m.kind, m.value(c.Shared))
+	}
+	send(buildInfo, prometheus.GaugeValue, 1, c.Program())
+	g := &c.Gauges
+	for part, bytes := range map[string]int64{
+		"replies": g.Replies.Load(), "ahead": g.Ahead.Load(), "texts": g.Texts.Load(), "tables": g.Tables.Load(), "blocks": g.Blocks.Load(),
+	} {
+		send(partOfMemory, prometheus.GaugeValue, float64(bytes), part)
+	}
+	for _, p := range Processes(c.Shared) {
+		send(resident, prometheus.GaugeValue, float64(p.Resident), p.Name)
+	}
+	to <- histogram(storeDuration, seconds(c.Store.Nanos.Load()), len(c.Store.Buckets), func(i int) (float64, uint64) {
+		return (time.Millisecond << i).Seconds(), c.Store.Buckets[i].Load()
+	})
+	c.collectSequences(to, send)
+}
+
+// maxSequences bounds the sequences that have metrics.
+const maxSequences = 1000
+
+func (c collector) collectSequences(to chan<- prometheus.Metric, send func(*prometheus.Desc, prometheus.ValueType, float64, ...string)) {
+	send(errorsOf.desc, errorsOf.kind, errorsOf.value(&c.Sequences[0]), "", "")
+	open := Open(c.Shared)
+	for _, s := range open[:min(len(open), maxSequences)] {
+		if s.Settings == "" {
+			send(splitInfo, prometheus.GaugeValue, 1, s.Split, c.Fingerprint(s.Number))
+		}
+		for _, m := range ofSequence {
+			send(m.desc, m.kind, m.value(s.Entry), s.Split, s.Settings)
+		}
+		w := &s.Waits
+		to <- histogram(readWait, seconds(w.Sum.Load()), len(w.Buckets), func(i int) (float64, uint64) {
+			return state.WaitBounds[min(i, len(state.WaitBounds)-1)].Seconds(), w.Buckets[i].Load()
+		}, s.Split, s.Settings)
+	}
+	send(leftOut, prometheus.GaugeValue, float64(max(len(open)-maxSequences, 0)))
+}
+
+// histogram has every second bound of some buckets, of which the last has none.
+func histogram(desc *prometheus.Desc, sum float64, buckets int, bucket func(i int) (bound float64, n uint64), labels ...string) prometheus.Metric {
+	total, below := uint64(0), map[float64]uint64{}
+	for i := range buckets {
+		bound, n := bucket(i)
+		if total += n; i%2 == 1 && i < buckets-1 {
+			below[bound] = total
+		}
+	}
+	return prometheus.MustNewConstHistogram(desc, total, sum, below, labels...)
+}
+
+// A Sequence is one that is open: a split, or one under settings whose files the kernel knows.
+type Sequence struct {
+	*state.Entry
+	Number          int
+	Split, Settings string
+}
+
+// Open are the sequences that are open. Another process may add and remove some meanwhile, so no two have one name.
+func Open(shared *state.Shared) (open []Sequence) {
+	seen := map[string]bool{}
+	for n := range shared.SequencesUsed() {
+		e := &shared.Sequences[n+1]
+		name := strings.ToValidUTF8(e.Name(), "?")
+		split, settings, inPath := strings.Cut(name, "/")
+		if !e.Used() || seen[name] || inPath && e.Lookups.Load() == 0 {
+			continue
+		}
+		seen[name] = true
+		open = append(open, Sequence{e, n + 1, split, settings})
+	}
+	return open
+}
+
+// A Process is one of a mount.
+type Process struct {
+	Name     string `json:"name"`
+	PID      int    `json:"pid"`
+	Resident int64  `json:"resident_bytes"`
+}
+
+// Processes are those of a mount that live.
+func Processes(shared *state.Shared) (all []Process) {
+	seen := map[int64]bool{0: true}
+	for _, p := range []struct {
+		name string
+		pid  int64
+	}{{"supervisor", shared.Supervisor.Load()}, {"worker", shared.Worker.Load()}, {"standby", shared.Standby.Load()}} {
+		if bytes := process.Resident(int(p.pid)); bytes > 0 && !seen[p.pid] {
+			seen[p.pid] = true
+			all = append(all, Process{p.name, int(p.pid), bytes})
+		}
+	}
+	return all
+}
