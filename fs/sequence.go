@@ -39,12 +39,13 @@ type Sequence interface {
 
 // A Spec is what a Sequence is called and consists of.
 type Spec struct {
-	Name      string            // path of its directory: a split, and the settings that differ from the split's own: "train/rank=3,world=8"
-	Batch     array.Batch       // the arrays of one batch, no more than array.Most
-	Steps     uint64            // batches in batches.bin and batches.npy
-	Start     uint64            // first number that next takes
-	TokensLen int64             // of tokens.bin, in bytes
-	Metadata  map[string]string // of .safetensors files, besides the number of the batch
-	Version   Version           // of its tokens
-	Follows   bool              // Now may return another Sequence
+	Name         string            // path of its directory: a split, and the settings that differ from the split's own: "train/rank=3,world=8"
+	Batch        array.Batch       // the arrays of one batch, no more than array.Most
+	Steps        uint64            // batches in batches.bin and batches.npy
+	Start        uint64            // first number that next takes
+	EpochBatches uint64            // in an epoch; 0: there are none
+	TokensLen    int64             // of tokens.bin, in bytes
+	Metadata     map[string]string // of .safetensors files, besides the number of the batch
+	Version      Version           // of its tokens
+	Follows      bool              // Now may return another Sequence
 }

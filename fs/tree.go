@@ -43,6 +43,7 @@ const forever = time.Duration(1<<31) * time.Second
 // Options are what a mount depends on besides its sequences.
 type Options struct {
 	ProgramVersion  string                      // for status.json
+	LogFile         string                      // where Log goes, or empty
 	Ahead           int                         // batches made before they are requested, for each reader of next* or batch/<k> in order
 	AheadBytes      int64                       // bytes for all of these
 	ReplyBytes      int64                       // bytes for replies, besides batches made ahead
@@ -74,9 +75,6 @@ func newTree(mountpoint string, splits []Sequence, shared *state.Shared, limits 
 	sequences, err := newSequences(splits, shared, o)
 	if err != nil {
 		return nil, err
-	}
-	for n, s := range splits {
-		shared.SetFingerprint(n+1, s.Spec().Metadata["fingerprint"])
 	}
 	return &tree{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
@@ -218,13 +216,19 @@ func (t *tree) Lookup(late <-chan struct{}, header *fuse.InHeader, name string, 
 		}
 		i, timeout = i.ofVersion(s.Spec().Version), 0 // of other tokens it is another file
 	}
+	if i == noSuchInode {
+		t.noteBadName(dir, name, t.whyNot(dir, name))
+	}
 	t.entry(i, s, timeout, out)
 	t.sequences.countLookup(i.sequence()) // last, because what is above may wait
 	return fuse.OK
 }
 
 func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	s, number, errno := t.sequences.lookup(dir, name, header.Uid)
+	s, number, errno, err := t.sequences.lookup(dir, name, header.Uid)
+	if err != nil {
+		t.noteBadName(dir, name, err.Error())
+	}
 	if errno == 0 {
 		t.entry(settingsDir(number, dir, name), s, forever, out)
 	}

@@ -117,7 +117,7 @@ func (t *tree) find(path string) inode {
 	i := rootInode
 	for name := range strings.SplitSeq(path, "/") {
 		if isSettings(name) {
-			_, number, _ := t.sequences.lookup(i, name, 0)
+			_, number, _, _ := t.sequences.lookup(i, name, 0)
 			i = settingsDir(number, i, name)
 		} else {
 			i = t.lookup(i, name)

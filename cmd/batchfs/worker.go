@@ -97,10 +97,6 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	if err != nil {
 		return err
 	}
-	var splits []fs.Sequence
-	for _, s := range served {
-		splits = append(splits, newSequence(s))
-	}
 	storeUse := func() *fs.StoreUse {
 		if use, ok := c.Remote().Use(); ok {
 			return (*fs.StoreUse)(&use)
@@ -111,11 +107,18 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	if c.Store.CacheDir != "" {
 		cacheLimit = c.Store.CacheBytes
 	}
-	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
-		ProgramVersion: version(), Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts,
+	return fs.Serve(w, snapshot.Mountpoint, sequencesOf(served), fs.Options{
+		ProgramVersion: version(), LogFile: snapshot.Log, Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts,
 		TableBytes: c.Tables.Bytes, Store: storeUse, CacheUsed: c.Remote().CacheUsed, CacheLimit: cacheLimit, Remaps: blob.Remaps, Budget: c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
 		Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 	})
+}
+
+func sequencesOf(served []*dataset.Served) (all []fs.Sequence) {
+	for _, s := range served {
+		all = append(all, newSequence(s))
+	}
+	return all
 }
 
 // A sequence is a split, or one under the settings of a path, as package fs takes it.
@@ -126,14 +129,15 @@ type sequence struct {
 
 func newSequence(s *dataset.Served) *sequence {
 	return &sequence{s, fs.Spec{
-		Name:      s.Split.Name(),
-		Batch:     s.Sequence.Batch(),
-		Steps:     s.Steps,
-		Start:     s.Split.Start,
-		TokensLen: s.TokensLen(),
-		Metadata:  s.Metadata(),
-		Version:   fs.Version(s.Version),
-		Follows:   s.Split.OnChange == "follow",
+		Name:         s.Split.Name(),
+		Batch:        s.Sequence.Batch(),
+		Steps:        s.Steps,
+		Start:        s.Split.Start,
+		EpochBatches: s.EpochBatches(),
+		TokensLen:    s.TokensLen(),
+		Metadata:     s.Metadata(),
+		Version:      fs.Version(s.Version),
+		Follows:      s.Split.OnChange == "follow",
 	}}
 }
 

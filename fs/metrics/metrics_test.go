@@ -40,7 +40,7 @@ func lint(t testing.TB, text []byte) {
 func TestText(t *testing.T) {
 	shared := newShared(t, "train", "val", "train/rank=3,world=8", "train/rank=4,world=8", "a\"b\\c\nd", "\xff", "\xfe")
 	shared.Sequences[4].Lookups.Store(0) // the kernel has forgotten it
-	shared.SetFingerprint(1, "0123")
+	shared.Describe(1, "0123", 0)
 	shared.SetProgram("v9")
 	shared.Workers.Store(3)
 	shared.Sequences[1].Begun.Store(17)

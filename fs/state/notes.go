@@ -1,6 +1,9 @@
 package state
 
-import "sync/atomic"
+import (
+	"slices"
+	"sync/atomic"
+)
 
 // A BadName is a path that has no file, and why.
 type BadName struct{ Path, Why string }
@@ -14,8 +17,11 @@ type badNames struct {
 	}
 }
 
-// NoteBadName notes that a path was looked up that has no file. The caller serialises calls, as of BadNames in the process that serves.
+// NoteBadName notes that a path was looked up that has no file, once while it is among the last ones. The caller serialises calls, as of BadNames in the process that serves.
 func (s *Shared) NoteBadName(n BadName) {
+	if slices.ContainsFunc(s.BadNames(), func(b BadName) bool { return b.Path == n.Path }) {
+		return
+	}
 	at := &s.badNames.ring[s.badNames.noted.Load()%uint64(len(s.badNames.ring))]
 	setText(at.path[:], n.Path)
 	setText(at.why[:], n.Why)
@@ -32,17 +38,22 @@ func (s *Shared) BadNames() (last []BadName) {
 	return last
 }
 
-// A described sequence is what its tokens and settings are called. Only those of splits are noted.
+// A described sequence is what the worker knows of its tokens.
 type described struct {
-	fingerprint [64]byte // of the tokens, zeros behind it
+	fingerprint  [64]byte      // zeros behind it
+	epochBatches atomic.Uint64 // 0: its order has no epochs
 }
 
-// Fingerprint is that of the tokens of a split, or empty.
-func (s *Shared) Fingerprint(split int) string { return getText(s.described[split].fingerprint[:]) }
+// Fingerprint is that of the tokens of a sequence, or empty.
+func (s *Shared) Fingerprint(sequence int) string { return getText(s.described[sequence].fingerprint[:]) }
 
-// SetFingerprint notes it.
-func (s *Shared) SetFingerprint(split int, text string) {
-	copy(s.described[split].fingerprint[:], text) // all have one length
+// EpochBatches is how many batches an epoch of a sequence has, or 0 if its order has none.
+func (s *Shared) EpochBatches(sequence int) uint64 { return s.described[sequence].epochBatches.Load() }
+
+// Describe notes both.
+func (s *Shared) Describe(sequence int, fingerprint string, epochBatches uint64) {
+	copy(s.described[sequence].fingerprint[:], fingerprint) // all have one length
+	s.described[sequence].epochBatches.Store(epochBatches)
 }
 
 // Program is the version of batchfs that serves.

@@ -1,0 +1,181 @@
+package top
+
+import (
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"batchfs/cmd/batchfs/terminal"
+)
+
+// A line is one of the screen: its text, and whether it is bad news.
+type line struct {
+	text  string
+	isBad bool
+}
+
+// waitsTooLong is the part of its time from which on a reader that waits is bad news.
+const waitsTooLong = 0.05
+
+// lines are the view of a frame. history has the batches a second of each sequence in the last minute, by mountpoint and name.
+func (f *frame) lines(history map[string][]float64) []line {
+	all := []line{f.headline()}
+	for _, m := range f.mounts {
+		all = append(all, line{}, m.line())
+		if m.Processes == nil {
+			continue
+		}
+		if m.Requests > 0 {
+			all = append(all, m.storeLine())
+		}
+		all = append(all, line{text: fmt.Sprintf("  %-22s %9s %9s %8s %8s %6s %10s %6s  %s",
+			"SEQUENCE", "BATCHES/S", "MB/S", "WAIT", "P99", "READY", "CURSOR", "EPOCH", "LAST MINUTE")})
+		for _, s := range m.Sequences {
+			all = append(all, s.lines(history[m.Mountpoint+"\x00"+s.Name])...)
+		}
+	}
+	return all
+}
+
+// headline answers whether training waits for data.
+func (f *frame) headline() line {
+	const question = "Is training waiting for data? "
+	var worst *Reader
+	var of string
+	numbered := false
+	for _, m := range f.mounts {
+		for _, s := range m.Sequences {
+			numbered = numbered || s.Rates != nil && s.Rates.Bytes > 0 && len(s.Readers) == 0
+			for _, r := range s.Readers {
+				if r.WaitedShare != nil && (worst == nil || *r.WaitedShare > *worst.WaitedShare) {
+					worst, of = r, m.Mountpoint+"/"+s.Name
+				}
+			}
+		}
+	}
+	switch {
+	case worst == nil && numbered:
+		return line{text: question + "Not visible: numbered files are read, and the kernel's page cache answers"}
+	case worst == nil:
+		return line{text: question + "No process reads next"}
+	}
+	answer, bad := "No", *worst.WaitedShare > waitsTooLong
+	if bad {
+		answer = "YES"
+	}
+	return line{fmt.Sprintf("%s%s: %s of its time, %s (process %d), %s/next", question, answer, percent(worst.WaitedShare), worst.Command, worst.PID, of), bad}
+}
+
+func (m *Mount) line() line {
+	text := fmt.Sprintf("%s  %s", m.Mountpoint, m.State)
+	if m.Processes == nil {
+		return line{text, m.State == "dead"}
+	}
+	text += fmt.Sprintf("  up %v  %s  takeovers %d  waiting %d  memory", (time.Duration(m.Uptime) * time.Second), m.Version, m.Takeovers, m.Waiting)
+	for _, p := range m.Processes {
+		text += fmt.Sprintf("  %s %s", p.Name, terminal.Size(p.Resident))
+	}
+	return line{text, m.State != "serving"}
+}
+
+func (m *Mount) storeLine() line {
+	var served uint64
+	for _, s := range m.Sequences {
+		served += s.Bytes
+	}
+	text := fmt.Sprintf("  store: fetched %s, %s of what was read; blocks there %s", terminal.Size(m.Fetched),
+		percent(share(float64(m.Fetched), float64(served))), percent(share(float64(m.Hits), float64(m.Hits+m.Waits))))
+	if m.CacheLimit > 0 {
+		text += fmt.Sprintf("; kept %s of %s", terminal.Size(m.CacheUsed), terminal.Size(m.CacheLimit))
+	}
+	if m.Unkept > 0 {
+		text += fmt.Sprintf("; %d blocks found no room", m.Unkept)
+	}
+	return line{text, m.Unkept > 0}
+}
+
+func (s *Sequence) lines(history []float64) []line {
+	r, epoch := s.Rates, "-"
+	if r == nil {
+		r = &Rates{}
+	}
+	if s.Epoch != nil {
+		epoch = fmt.Sprintf("%.2f", *s.Epoch)
+	}
+	all := []line{{text: fmt.Sprintf("  %-22s %9.1f %9.1f %8s %8s %6s %10d %6s  %s",
+		s.Name, r.Batches, r.Bytes/1e6, short(r.WaitMedian), short(r.WaitP99), percent(r.Ready), s.Cursor, epoch, sparkline(history))}}
+	for _, reader := range s.Readers {
+		text := fmt.Sprintf("    %s (process %d) waits %s of its time", reader.Command, reader.PID, percent(reader.WaitedShare))
+		all = append(all, line{text, reader.WaitedShare != nil && *reader.WaitedShare > waitsTooLong})
+	}
+	if len(s.Readers) == 0 && r.Bytes > 0 {
+		all = append(all, line{text: "    reads of numbered files: what their readers wait is not visible"})
+	}
+	if s.Errors > 0 {
+		all = append(all, line{fmt.Sprintf("    %d errors, the last one: %s", s.Errors, s.Fault), true})
+	}
+	return all
+}
+
+func percent(part *float64) string {
+	if part == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f%%", 100**part)
+}
+
+// short is a time in three digits.
+func short(seconds *float64) string {
+	if seconds == nil {
+		return "-"
+	}
+	switch s := *seconds; {
+	case s < 1e-3:
+		return fmt.Sprintf("%.0fµs", s*1e6)
+	case s < 1:
+		return fmt.Sprintf("%.1fms", s*1e3)
+	default:
+		return fmt.Sprintf("%.1fs", s)
+	}
+}
+
+// sparkline draws values next to the largest of them.
+func sparkline(values []float64) string {
+	const bars = "▁▂▃▄▅▆▇█"
+	most := 0.0
+	for _, v := range values {
+		most = max(most, v)
+	}
+	var b strings.Builder
+	for _, v := range values {
+		if most == 0 || v <= 0 {
+			b.WriteByte(' ')
+			continue
+		}
+		b.WriteRune([]rune(bars)[min(int(8*v/most), 7)])
+	}
+	return b.String()
+}
+
+// screen is lines from one on, as many as fit, without control characters; red is written around bad news.
+func screen(all []line, from, width, height int, red, plain string) string {
+	var b strings.Builder
+	for i, l := range all[min(from, len(all)):] {
+		if i == height {
+			break
+		}
+		if i > 0 {
+			b.WriteByte('\n')
+		}
+		text := strings.ReplaceAll(terminal.Printable(l.text), "\n", `\n`)
+		if utf8.RuneCountInString(text) > width {
+			text = string([]rune(text)[:max(width-1, 0)]) + "…"
+		}
+		if l.isBad {
+			text = red + text + plain
+		}
+		b.WriteString(text)
+	}
+	return b.String()
+}
