@@ -60,7 +60,6 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 		return fmt.Errorf("cannot ask the kernel to resend unanswered requests: %w", err)
 	}
 	w.Shared.SetProgram(o.ProgramVersion)
-	t.noteGauges()
 	go t.noteCache()
 	for range invalidators {
 		go t.sequences.invalidate(server)
@@ -97,22 +96,9 @@ func (t *tree) answerPings(w *supervise.Worker, guarded *guard.Guard) {
 		mapped, busy := t.o.Remaps()
 		t.shared.Remapped.Store(uint64(mapped))
 		t.shared.RemapBusy.Store(uint64(busy))
-		t.noteGauges()
+		_, waiting := t.limits.Use()
+		t.shared.Gauges.Waiting.Store(int64(waiting))
 	})
-}
-
-func (t *tree) noteGauges() {
-	g := &t.shared.Gauges
-	replies, waiting := t.limits.Use()
-	g.Waiting.Store(int64(waiting))
-	g.Replies.Store(replies)
-	g.Ahead.Store(t.prefetcher.used.Load())
-	g.Texts.Store(t.texts.bytes.Load())
-	g.Tables.Store(t.o.TableBytes())
-	g.Budget.Store(t.o.Budget)
-	if use := t.o.Store(); use != nil {
-		g.Blocks.Store(use.Memory)
-	}
 }
 
 // noteCache notes how full the directory of blocks is. No ping waits for its disk.

@@ -10,7 +10,6 @@ import (
 	"text/template"
 	"time"
 
-	"batchfs/fs/metrics"
 	"batchfs/fs/state"
 	"batchfs/internal/jsontext"
 	"batchfs/internal/process"
@@ -167,7 +166,7 @@ func (t *tree) badNames() []state.BadName {
 func (t *tree) metrics(inode) []byte {
 	t.makingStatus.Lock()
 	defer t.makingStatus.Unlock()
-	return metrics.Text(t.shared)
+	return t.o.Metrics(t.shared)
 }
 
 // execute panics only if a template does not suit its data.

@@ -50,6 +50,7 @@ type Options struct {
 	TextBytes       int64                       // bytes for the texts that open files show
 	TableBytes      func() int64                // memory of the sequences
 	Budget          int64                       // bytes for all of this
+	Metrics         func(*state.Shared) []byte  // the content of the file metrics
 	Store           func() *StoreUse            // returns nil where nothing lies in a store
 	CacheUsed       func() int64                // bytes of the directory of blocks, of all mounts that have it
 	CacheLimit      int64                       // and its bound; 0: there is none

@@ -1,33 +1,41 @@
 package fs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"batchfs/fs/guard"
 	"batchfs/fs/state"
 )
 
-// whyNot says what is wrong with a name that a directory of this kind lacks. Of arrays and splits it has names.
-func whyNot(dir kind, name string, names []string) string {
-	there := "there are " + strings.Join(names, ", ")
-	if dir != batchDir {
-		switch {
-		case isSettings(name):
-			return fmt.Sprintf("%q are settings, which belong in the directory of a split, as in train/%[1]s", name)
-		case dir == rootDir:
-			return fmt.Sprintf("no split and no file is called %q: %s", name, there)
+// whyNot says what is wrong with a name that a directory lacks.
+func (t *tree) whyNot(dir inode, name string) string {
+	var names []string
+	for _, e := range t.entries(dir, 0) {
+		if e.Name != "" { // as a batch has behind its number
+			names = append(names, e.Name)
 		}
-		return fmt.Sprintf("no file is called %q: %s, and settings, as in seed=1", name, there)
 	}
+	there := strings.Join(names, ", ")
 	digits := name[:len(name)-len(strings.TrimLeft(name, "0123456789"))]
 	k, err := strconv.ParseUint(digits, 10, 64)
 	switch {
+	case dir.kind() != batchDir && isSettings(name):
+		return fmt.Sprintf("%q are settings, which belong in the directory of a split, as in train/%[1]s", name)
+	case dir.kind() == rootDir:
+		return fmt.Sprintf("no split and no file is called %q: there are %s", name, there)
+	case dir.kind() == splitDir:
+		return fmt.Sprintf("no file is called %q: there are %s, and settings, as in seed=1", name, there)
+	case dir.kind() != batchDir:
+		return fmt.Sprintf("%q stands below a file", name)
 	case digits == "":
 		return fmt.Sprintf("%q does not begin with the number of a batch, as in 17 or 17.npy", name)
 	case err != nil || k >= MaxBatches:
@@ -35,17 +43,7 @@ func whyNot(dir kind, name string, names []string) string {
 	case len(digits) > 1 && digits[0] == '0':
 		return fmt.Sprintf("%s begins with a zero: say %d", digits, k)
 	}
-	return fmt.Sprintf("%q does not follow the number of a batch: %s do, or nothing", name[len(digits):], strings.Join(names, ", "))
-}
-
-// whyNot says what is wrong with a name that dir lacks.
-func (t *tree) whyNot(dir inode, name string) string {
-	var names []string
-	for _, e := range t.entries(dir, 0) {
-		names = append(names, e.Name)
-	}
-	names = slices.DeleteFunc(names, func(name string) bool { return name == "" })
-	return whyNot(dir.kind(), name, names)
+	return fmt.Sprintf("%q does not follow the number of a batch: %s do, or nothing", name[len(digits):], there)
 }
 
 // noteBadName notes a name that was looked up, for status.json. Names that begin with a dot are those of programs that look for their own
@@ -80,30 +78,20 @@ func Why(path string, splits []Sequence) error {
 	if err != nil {
 		return err
 	}
-	i := rootInode
+	node := uint64(rootInode)
 	for name := range strings.FieldsFuncSeq(path, func(r rune) bool { return r == '/' }) {
-		if !i.kind().isDir() {
-			return fmt.Errorf("%s is below a file", name)
-		}
-		if i.kind() == splitDir && isSettings(name) {
-			s, err := t.sequence(i).With(name)
-			if err != nil {
-				return err
-			}
-			number, errno := t.sequences.acquire(s, state.Name{Name: name}, 0)
-			if errno != 0 {
-				return errno
-			}
-			i = settingsDir(number, i, name)
+		var found fuse.EntryOut
+		status := t.Lookup(nil, &fuse.InHeader{NodeId: node}, name, &found)
+		if status.Ok() && found.NodeId != 0 {
+			node = found.NodeId
 			continue
 		}
-		found := t.lookup(i, name)
-		if found == noSuchInode {
-			return errors.New(t.whyNot(i, name))
+		if bad := shared.BadNames(); len(bad) > 0 {
+			return errors.New(bad[0].Why)
 		}
-		i = found
+		return fmt.Errorf("%s: %w", name, cmp.Or(syscall.Errno(status), syscall.ENOENT))
 	}
-	return t.tryBatch(i)
+	return t.tryBatch(inode(node))
 }
 
 // tryBatch reads the first batch of a file of batches.

@@ -21,7 +21,7 @@ import (
 
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
-	"batchfs/fs/metrics"
+	"batchfs/cmd/batchfs/metrics"
 	"batchfs/fs/state"
 	"batchfs/fs/supervise"
 )

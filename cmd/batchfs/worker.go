@@ -14,6 +14,7 @@ import (
 	"batchfs/cache/blocks"
 	"batchfs/cache/store"
 	"batchfs/cmd/batchfs/dataset"
+	"batchfs/cmd/batchfs/metrics"
 	"batchfs/fs"
 	"batchfs/fs/supervise"
 )
@@ -108,7 +109,7 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 		cacheLimit = c.Store.CacheBytes
 	}
 	return fs.Serve(w, snapshot.Mountpoint, sequencesOf(served), fs.Options{
-		ProgramVersion: version(), LogFile: snapshot.Log, Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts,
+		ProgramVersion: version(), LogFile: snapshot.Log, Metrics: metrics.Text, Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts,
 		TableBytes: c.Tables.Bytes, Store: storeUse, CacheUsed: c.Remote().CacheUsed, CacheLimit: cacheLimit, Remaps: blob.Remaps, Budget: c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
 		Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 	})

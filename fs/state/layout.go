@@ -81,7 +81,7 @@ type Counters struct {
 	Blocks BlockCounters
 	Gauges Gauges
 
-	_ [256 - 4 - 22 - 4 - 9]uint64 // room for later builds' counters
+	_ [256 - 4 - 22 - 4 - 3]uint64 // room for later builds' counters
 }
 
 // StoreCounters count the requests to stores of all workers. They are the counts of package store.
@@ -102,11 +102,10 @@ type BlockCounters struct {
 	Full   atomic.Int64 // blocks that were not kept
 }
 
-// Gauges are what the worker that serves notes every second. Bytes, where nothing else is said.
+// Gauges are what the worker that serves notes every few seconds.
 type Gauges struct {
-	Waiting                                       atomic.Int64 // requests that wait for others
-	Replies, Ahead, Texts, Tables, Blocks, Budget atomic.Int64 // memory, and its bound
-	CacheUsed, CacheLimit                         atomic.Int64 // of the directory of blocks
+	Waiting               atomic.Int64 // requests that wait for others
+	CacheUsed, CacheLimit atomic.Int64 // bytes of the directory of blocks, and its bound; 0: there is none
 }
 
 // SequenceCounters are the counters of a sequence. They outlive workers.
@@ -119,9 +118,10 @@ type SequenceCounters struct {
 	Begun     atomic.Uint64 // batches whose first byte was delivered
 	Ready     atomic.Uint64 // of Reads, those of batches that were made ahead
 	Gap       atomic.Int64  // nanoseconds from an answer to a reader of next to its next request
+	Waited    atomic.Int64  // nanoseconds that readers of next waited for answers, from their second request on
 	Waits     Waits         // of requests for next
 
-	_ [32 - 8 - 23]uint64 // room for later builds' counters
+	_ [32 - 9 - 23]uint64 // room for later builds' counters
 }
 
 // NoteBatch raises Batches.

@@ -45,7 +45,9 @@ type described struct {
 }
 
 // Fingerprint is that of the tokens of a sequence, or empty.
-func (s *Shared) Fingerprint(sequence int) string { return getText(s.described[sequence].fingerprint[:]) }
+func (s *Shared) Fingerprint(sequence int) string {
+	return getText(s.described[sequence].fingerprint[:])
+}
 
 // EpochBatches is how many batches an epoch of a sequence has, or 0 if its order has none.
 func (s *Shared) EpochBatches(sequence int) uint64 { return s.described[sequence].epochBatches.Load() }

@@ -25,7 +25,7 @@ func (w *Waits) note(d time.Duration) {
 	w.Buckets[min(bits.Len64(uint64(d)/2000), len(w.Buckets)-1)].Add(1)
 }
 
-// A Reader is a thread that reads next: what its requests waited, and how long it took between them. It has the slot of its handle, and
+// A Reader is a thread that reads next: what its requests waited, from the second on, and how long it took between them. It has the slot of its handle, and
 // keeps it when it opens next again.
 type Reader struct {
 	Sequence atomic.Uint64 // its number; 0: nothing has read here
@@ -49,20 +49,22 @@ type Reading struct {
 	reader *Reader
 	entry  *Entry
 	began  int64
+	again  bool // the reader has read before
 }
 
 // BeginReading notes that request id of a thread begins. A request that is sent again began when it was sent first.
 func (s *Shared) BeginReading(sequence int, fh uint64, thread uint32, id uint64) Reading {
-	r := Reading{&s.readers[fh%MaxHandles], &s.Sequences[sequence], Monotonic()}
+	r := Reading{reader: &s.readers[fh%MaxHandles], entry: &s.Sequences[sequence], began: Monotonic()}
 	if r.reader.Thread.Load() != uint64(thread) {
 		r.reader.Thread.Store(uint64(thread))
 	}
 	switch since := r.reader.since.Swap(-r.began); {
 	case since > 0:
+		r.again = true
 		r.reader.Gap.Add(r.began - since)
 		r.entry.Gap.Add(r.began - since)
 	case since < 0 && id&Resent != 0:
-		r.began = -since
+		r.began, r.again = -since, true
 		r.reader.since.Store(since)
 	}
 	return r
@@ -75,7 +77,10 @@ func (r Reading) End() {
 	}
 	now := Monotonic()
 	r.reader.since.Store(now)
-	r.reader.Waited.Add(now - r.began)
+	if r.again {
+		r.reader.Waited.Add(now - r.began)
+		r.entry.Waited.Add(now - r.began)
+	}
 	r.entry.Waits.note(time.Duration(now - r.began))
 }
 

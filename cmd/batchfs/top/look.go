@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"batchfs/fs/metrics"
+	"batchfs/cmd/batchfs/metrics"
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
 	"batchfs/internal/process"

@@ -3,6 +3,8 @@ package metrics
 import (
 	"bytes"
 	"fmt"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -95,5 +97,29 @@ func BenchmarkText(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		Text(shared)
+	}
+}
+
+// The alerts and the dashboard name no metric that there is not.
+func TestDeployedNames(t *testing.T) {
+	names := regexp.MustCompile(`batchfs_[a-z_]+`)
+	known := map[string]bool{}
+	for _, name := range names.FindAllString(string(Text(newShared(t, "train"))), -1) {
+		known[name] = true
+	}
+	for _, file := range []string{"alerts.yaml", "dashboard.json"} {
+		text, err := os.ReadFile("../../../deploy/prometheus/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		used := names.FindAllString(string(text), -1)
+		if len(used) < 10 {
+			t.Errorf("%s names %q", file, used)
+		}
+		for _, name := range used {
+			if !known[name] {
+				t.Errorf("%s: there is no metric %s", file, name)
+			}
+		}
 	}
 }

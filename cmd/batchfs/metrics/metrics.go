@@ -71,7 +71,6 @@ var ofMount = []metric[shared]{
 	counter("worker_crashes", "Workers that ended by themselves, or hung.", func(s shared) float64 { return float64(s.Crashes.Load()) }),
 	gauge("requests_waiting", "Requests that wait because others use token files.", func(s shared) float64 { return float64(s.Gauges.Waiting.Load()) }),
 	gauge("longest_wait_seconds", "How long the longest request has waited for token files, if for more than a second.", longestWait),
-	gauge("memory_budget_bytes", "The setting memory.budget.", func(s shared) float64 { return float64(s.Gauges.Budget.Load()) }),
 	gauge("cache_bytes", "Bytes in the directory of blocks, of all mounts that have it.", func(s shared) float64 { return float64(s.Gauges.CacheUsed.Load()) }),
 	gauge("cache_limit_bytes", "The setting store.cache_bytes; 0 without a directory of blocks.", func(s shared) float64 { return float64(s.Gauges.CacheLimit.Load()) }),
 	counter("cache_hits", "Reads of blocks that were there.", func(s shared) float64 { return float64(s.Blocks.Hits.Load()) }),
@@ -89,7 +88,8 @@ var ofSequence = []metric[*state.Entry]{
 	counter("reads", "Requests that were answered with batches.", func(e *state.Entry) float64 { return float64(e.Reads.Load()) }, sequenceLabels...),
 	counter("ready_reads", "Of these, those of batches that were ready.", func(e *state.Entry) float64 { return float64(e.Ready.Load()) }, sequenceLabels...),
 	counter("read_bytes", "Bytes of batches that readers got.", func(e *state.Entry) float64 { return float64(e.Bytes.Load()) }, sequenceLabels...),
-	counter("read_gap_seconds", "Time of readers of next between an answer and their next request.", func(e *state.Entry) float64 { return seconds(e.Gap.Load()) }, sequenceLabels...),
+	counter("reader_wait_seconds", "Time in which readers of next waited for answers, from their second request on.", func(e *state.Entry) float64 { return seconds(e.Waited.Load()) }, sequenceLabels...),
+	counter("reader_gap_seconds", "Time of readers of next between an answer and their next request.", func(e *state.Entry) float64 { return seconds(e.Gap.Load()) }, sequenceLabels...),
 	counter("given_back", "Batch numbers that went back to the cursor.", func(e *state.Entry) float64 { return float64(e.GivenBack.Load()) }, sequenceLabels...),
 	errorsOf,
 }
@@ -99,7 +99,6 @@ var (
 	errorsOf       = counter("read_errors", "Requests that were answered with an error.", func(e *state.Entry) float64 { return float64(e.Errors.Load()) }, sequenceLabels...)
 	buildInfo      = describe("build_info", "The version that serves.", "version")
 	splitInfo      = describe("split_info", "The fingerprint of the tokens of a split.", "split", "fingerprint")
-	partOfMemory   = describe("memory_bytes", "Memory of the worker, by what for.", "part")
 	resident       = describe("process_resident_memory_bytes", "Resident memory of the mount's processes.", "process")
 	storeDuration  = describe("store_request_duration_seconds", "From a request to a store to the head of its answer.")
 	readWait       = describe("read_wait_seconds", "How long requests for next waited, from when the worker read them until they were answered.", sequenceLabels...)
@@ -128,12 +127,6 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 		send(m.desc, m.kind, m.value(c.Shared))
 	}
 	send(buildInfo, prometheus.GaugeValue, 1, c.Program())
-	g := &c.Gauges
-	for part, bytes := range map[string]int64{
-		"replies": g.Replies.Load(), "ahead": g.Ahead.Load(), "texts": g.Texts.Load(), "tables": g.Tables.Load(), "blocks": g.Blocks.Load(),
-	} {
-		send(partOfMemory, prometheus.GaugeValue, float64(bytes), part)
-	}
 	for _, p := range Processes(c.Shared) {
 		send(resident, prometheus.GaugeValue, float64(p.Resident), p.Name)
 	}
