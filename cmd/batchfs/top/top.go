@@ -2,9 +2,12 @@ package top
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	tea "charm.land/bubbletea/v2"
@@ -65,7 +68,9 @@ Keys: up and down scroll, q ends. Where the output is no terminal, each line is 
 // every is how often mounts are looked at.
 const every = time.Second
 
+// printLines ends without an error when its output is read no more.
 func printLines(cmd *cobra.Command, then *frame, look func() (*frame, error)) error {
+	signal.Ignore(syscall.SIGPIPE)
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
@@ -79,7 +84,9 @@ func printLines(cmd *cobra.Command, then *frame, look func() (*frame, error)) er
 			return err
 		}
 		now.rate(then)
-		if err := printJSON(cmd.OutOrStdout(), now); err != nil {
+		if err := printJSON(cmd.OutOrStdout(), now); errors.Is(err, syscall.EPIPE) {
+			return nil
+		} else if err != nil {
 			return err
 		}
 		then = now
@@ -156,7 +163,7 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	return m, nil
 }
 
-func (m *model) lines() []line { return m.frames[len(m.frames)-1].lines(m.history) }
+func (m *model) lines() []line { return m.frames[len(m.frames)-1].lines(m.history, m.width) }
 
 func (m *model) View() tea.View {
 	v := tea.NewView(screen(m.lines(), m.from, m.width, m.height, "\x1b[31m", "\x1b[0m"))

@@ -18,21 +18,24 @@ type line struct {
 // waitsTooLong is the part of its time from which on a reader that waits is bad news.
 const waitsTooLong = 0.05
 
-// lines are the view of a frame. history has the batches a second of each sequence in the last minute, by mountpoint and name.
-func (f *frame) lines(history map[string][]float64) []line {
+// lines are the view of a frame in so many columns. history has the batches a second of each sequence in the last minute, by mountpoint and name.
+func (f *frame) lines(history map[string][]float64, width int) []line {
 	all := []line{f.headline()}
+	name := min(max(width-68, 12), 40)
 	for _, m := range f.mounts {
-		all = append(all, line{}, m.line())
+		all = append(all, line{}, line{fmt.Sprintf("%s  %s", m.Mountpoint, m.State), m.State == "dead" || m.State == "stuck"})
 		if m.Processes == nil {
 			continue
 		}
+		all = append(all, m.line())
 		if m.Requests > 0 {
 			all = append(all, m.storeLine())
 		}
-		all = append(all, line{text: fmt.Sprintf("  %-22s %9s %9s %8s %8s %6s %10s %6s  %s",
-			"SEQUENCE", "BATCHES/S", "MB/S", "WAIT", "P99", "READY", "CURSOR", "EPOCH", "LAST MINUTE")})
+		all = append(all, line{text: fmt.Sprintf("  %-*s %8s %7s %7s %7s %6s %9s %6s %s",
+			name, "SEQUENCE", "BATCH/S", "MB/S", "WAIT", "P99", "READY", "CURSOR", "EPOCH", "MINUTE")})
 		for _, s := range m.Sequences {
-			all = append(all, s.lines(history[m.Mountpoint+"\x00"+s.Name])...)
+			past := history[m.Mountpoint+"\x00"+s.Name]
+			all = append(all, s.lines(name, past[max(0, len(past)-max(width-60-name, 0)):])...)
 		}
 	}
 	return all
@@ -68,15 +71,11 @@ func (f *frame) headline() line {
 }
 
 func (m *Mount) line() line {
-	text := fmt.Sprintf("%s  %s", m.Mountpoint, m.State)
-	if m.Processes == nil {
-		return line{text, m.State == "dead"}
-	}
-	text += fmt.Sprintf("  up %v  %s  takeovers %d  waiting %d  memory", (time.Duration(m.Uptime) * time.Second), m.Version, m.Takeovers, m.Waiting)
+	text := fmt.Sprintf("  up %v, %d takeovers, %d requests wait;", time.Duration(m.Uptime)*time.Second, m.Takeovers, m.Waiting)
 	for _, p := range m.Processes {
-		text += fmt.Sprintf("  %s %s", p.Name, terminal.Size(p.Resident))
+		text += fmt.Sprintf(" %s %s", p.Name, terminal.Size(p.Resident))
 	}
-	return line{text, m.State != "serving"}
+	return line{text, m.Waiting > 0}
 }
 
 func (m *Mount) storeLine() line {
@@ -95,7 +94,7 @@ func (m *Mount) storeLine() line {
 	return line{text, m.Unkept > 0}
 }
 
-func (s *Sequence) lines(history []float64) []line {
+func (s *Sequence) lines(name int, history []float64) []line {
 	r, epoch := s.Rates, "-"
 	if r == nil {
 		r = &Rates{}
@@ -103,8 +102,8 @@ func (s *Sequence) lines(history []float64) []line {
 	if s.Epoch != nil {
 		epoch = fmt.Sprintf("%.2f", *s.Epoch)
 	}
-	all := []line{{text: fmt.Sprintf("  %-22s %9.1f %9.1f %8s %8s %6s %10d %6s  %s",
-		s.Name, r.Batches, r.Bytes/1e6, short(r.WaitMedian), short(r.WaitP99), percent(r.Ready), s.Cursor, epoch, sparkline(history))}}
+	all := []line{{text: fmt.Sprintf("  %-*s %8.1f %7.1f %7s %7s %6s %9d %6s %s",
+		name, shortened(s.Name, name), r.Batches, r.Bytes/1e6, short(r.WaitMedian), short(r.WaitP99), percent(r.Ready), s.Cursor, epoch, sparkline(history))}}
 	for _, reader := range s.Readers {
 		text := fmt.Sprintf("    %s (process %d) waits %s of its time", reader.Command, reader.PID, percent(reader.WaitedShare))
 		all = append(all, line{text, reader.WaitedShare != nil && *reader.WaitedShare > waitsTooLong})
@@ -116,6 +115,14 @@ func (s *Sequence) lines(history []float64) []line {
 		all = append(all, line{fmt.Sprintf("    %d errors, the last one: %s", s.Errors, s.Fault), true})
 	}
 	return all
+}
+
+// shortened is a text in so many columns, if each rune takes one.
+func shortened(text string, width int) string {
+	if utf8.RuneCountInString(text) <= width {
+		return text
+	}
+	return string([]rune(text)[:max(width-1, 0)]) + "…"
 }
 
 func percent(part *float64) string {
@@ -169,9 +176,7 @@ func screen(all []line, from, width, height int, red, plain string) string {
 			b.WriteByte('\n')
 		}
 		text := strings.ReplaceAll(terminal.Printable(l.text), "\n", `\n`)
-		if utf8.RuneCountInString(text) > width {
-			text = string([]rune(text)[:max(width-1, 0)]) + "…"
-		}
+		text = shortened(text, width)
 		if l.isBad {
 			text = red + text + plain
 		}
