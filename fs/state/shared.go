@@ -87,6 +87,7 @@ func (s *Shared) NewConnection() {
 	s.InitReply.Set(nil)
 	for i := range s.slotsUsed.Load() {
 		s.slots[i].sequence.Store(0)
+		s.readers[i].since.Store(0)
 	}
 	for n := range s.SequencesUsed() {
 		s.Sequences[n+1].Lookups.Store(0)

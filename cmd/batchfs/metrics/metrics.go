@@ -183,7 +183,7 @@ func Open(shared *state.Shared) (open []Sequence) {
 		e := &shared.Sequences[n+1]
 		name := strings.ToValidUTF8(e.Name(), "?")
 		split, settings, inPath := strings.Cut(name, "/")
-		if !e.Used() || seen[name] || inPath && e.Lookups.Load() == 0 {
+		if !e.Used() || name == "" || seen[name] || inPath && e.Lookups.Load() == 0 {
 			continue
 		}
 		seen[name] = true

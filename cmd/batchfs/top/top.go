@@ -53,7 +53,7 @@ Keys: up and down scroll, q ends. Where the output is no terminal, each line is 
 			}
 			m := &model{look: look, history: map[string][]float64{}, width: 80, height: 24}
 			m.add(first)
-			_, err = tea.NewProgram(m, tea.WithContext(cmd.Context()), tea.WithFPS(10), tea.WithoutSignalHandler()).Run()
+			_, err = tea.NewProgram(m, tea.WithContext(cmd.Context()), tea.WithFPS(5), tea.WithoutSignalHandler()).Run()
 			if cmd.Context().Err() != nil { // a signal
 				err = nil
 			}
