@@ -163,7 +163,7 @@ func backgroundLog(path, mountpoint string) (string, error) {
 		return "", fmt.Errorf("no place for the log: %w; name a file with --log", err)
 	}
 	name := strings.ReplaceAll(strings.Trim(mountpoint, "/"), "/", "-")
-	if len(name) > 200 || strings.Contains(mountpoint, "-") { // of which another mountpoint may have the same
+	if len(name) > 200 || strings.Contains(mountpoint, "-") { // too long, or the same as of another mountpoint
 		sum := fnv.New64a()
 		io.WriteString(sum, mountpoint)
 		name = fmt.Sprintf("%s-%x", name[max(0, len(name)-200):], sum.Sum64())

@@ -90,8 +90,8 @@ A README at the top of every mount says how to read its files.`,
 	}
 	root.SetVersionTemplate("batchfs {{.Version}}\n")
 	root.AddCommand(mountCommand(), unmountCommand(), restartCommand(), seekCommand(), doctorCommand(), keepCommand(), workerCommand(), lookCommand(),
-		catCommand(), inspectCommand(), infoCommand(), checkCommand(), indexCommand(), cacheCommand(), prepare.Command(), bench.Command(), plan.Command(), top.Command(),
-		listCommand(), whyCommand(), versionCommand())
+		catCommand(), inspectCommand(), infoCommand(), checkCommand(), indexCommand(), cacheCommand(), prepare.Command(), bench.Command(), plan.Command(),
+		top.Command(), listCommand(), whyCommand(), versionCommand())
 	return root
 }
 

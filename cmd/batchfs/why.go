@@ -1,26 +1,27 @@
 package main
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
-	"log/slog"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"batchfs/fs"
-	"batchfs/fs/mount"
+	"batchfs/fs/state"
 )
 
 func whyCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "why PATH",
 		Short: "Say why a path in a mount cannot be read",
-		Long: `Look a path in a mount up again, and read its first batch, outside of the mount. Where that fails the exit status is 1, and the
-error says what a program was told as ENOENT, EINVAL, ESTALE or EIO. It is also said what last failed there, and where the log is.
+		Long: `Open a path in a mount, and read its first bytes, except of next, which would take a batch. Where that fails the exit status is 1, and
+the error says what a program is told as ENOENT, EINVAL, ESTALE or EIO. Only the user that mounted, and root, may.
 
-status.json of a mount has the last ten names that were not there.`,
+status.json of a mount has the last ten names that were not there, and names its log.`,
 		Example: "  batchfs why /mnt/batches/train/rank=8,world=8/next",
 		Args:    cobra.ExactArgs(1),
 		RunE: atOnce(func(cmd *cobra.Command, args []string) error {
@@ -28,29 +29,16 @@ status.json of a mount has the last ten names that were not there.`,
 			if err != nil {
 				return err
 			}
-			if _, err := diagnose(m); err != nil {
+			if _, err := diagnose(m); err != nil { // to open a file could hang
 				return err
 			}
-			snapshot, err := snapshotOf(m)
+			shared, err := m.State()
 			if err != nil {
 				return err
 			}
-			c, err := snapshot.Config()
-			if err != nil {
-				return err
-			}
-			served, err := snapshot.Sequences(c, slog.New(slog.DiscardHandler), (*os.File).Close)
-			if err != nil {
-				return err
-			}
-			if fault := lastFault(m, below); fault != "" {
-				printf(cmd.OutOrStdout(), "the last error of %s was: %s\n", args[0], fault)
-			}
-			if snapshot.Log != "" {
-				printf(cmd.OutOrStdout(), "the log is %s\n", snapshot.Log)
-			}
-			if err := fs.Why(below, sequencesOf(served)); err != nil {
-				return fmt.Errorf("%s: %w", args[0], err)
+			defer shared.Close()
+			if err := tryRead(args[0]); err != nil {
+				return fmt.Errorf("%s: %s (%w)", args[0], cmp.Or(badName(shared, below), lastFault(shared, below), namesBeside(args[0])), err)
 			}
 			printf(cmd.OutOrStdout(), "%s can be read\n", args[0])
 			return nil
@@ -58,14 +46,34 @@ status.json of a mount has the last ten names that were not there.`,
 	}
 }
 
-// lastFault is the last error of the sequence that a path in a mount leads to, as the shared memory has it.
-func lastFault(m *mount.Mounted, below string) string {
-	shared, err := m.State()
+func tryRead(path string) error {
+	file, err := os.Open(path)
 	if err != nil {
-		return ""
+		return errors.Unwrap(err) // without the path
 	}
-	defer shared.Close()
-	longest, fault := 0, ""
+	defer file.Close()
+	if info, err := file.Stat(); err != nil || info.IsDir() || strings.HasPrefix(filepath.Base(path), "next") {
+		return err
+	}
+	if _, err = file.Read(make([]byte, 64<<10)); err == io.EOF {
+		return nil
+	}
+	return errors.Unwrap(err)
+}
+
+// badName says what was wrong with a name on the way to a path in the mount, or "".
+func badName(shared *state.Shared, below string) string {
+	for _, bad := range shared.BadNames() {
+		if strings.HasPrefix(filepath.Clean(below)+"/", bad.Path+"/") {
+			return bad.Why
+		}
+	}
+	return ""
+}
+
+// lastFault is the last error of the sequence that a path in the mount leads to, or "".
+func lastFault(shared *state.Shared, below string) (fault string) {
+	longest := 0
 	for n := range shared.SequencesUsed() {
 		e := &shared.Sequences[n+1]
 		if name := e.Name(); e.Used() && len(name) > longest && strings.HasPrefix(filepath.Clean(below)+"/", name+"/") {
@@ -73,4 +81,16 @@ func lastFault(m *mount.Mounted, below string) string {
 		}
 	}
 	return fault
+}
+
+// namesBeside are the names in the last directory of a path that there is: the kernel remembers which are not there, and asks no more.
+func namesBeside(path string) string {
+	var names []string
+	for dir := filepath.Dir(path); names == nil && dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+	}
+	return "there are " + strings.Join(names, ", ")
 }

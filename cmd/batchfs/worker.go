@@ -104,22 +104,21 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 		}
 		return nil
 	}
+	var splits []fs.Sequence
+	for _, s := range served {
+		splits = append(splits, newSequence(s))
+	}
 	shares, cacheLimit := c.Shares(), int64(0)
 	if c.Store.CacheDir != "" {
 		cacheLimit = c.Store.CacheBytes
 	}
-	return fs.Serve(w, snapshot.Mountpoint, sequencesOf(served), fs.Options{
-		ProgramVersion: version(), LogFile: snapshot.Log, Metrics: metrics.Text, Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts,
-		TableBytes: c.Tables.Bytes, Store: storeUse, CacheUsed: c.Remote().CacheUsed, CacheLimit: cacheLimit, Remaps: blob.Remaps, Budget: c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
+	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
+		ProgramVersion: version(), LogFile: snapshot.Log, Metrics: metrics.Text,
+		Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts,
+		TableBytes: c.Tables.Bytes, Store: storeUse, CacheUsed: c.Remote().CacheUsed, CacheLimit: cacheLimit, Remaps: blob.Remaps,
+		Budget: c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
 		Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 	})
-}
-
-func sequencesOf(served []*dataset.Served) (all []fs.Sequence) {
-	for _, s := range served {
-		all = append(all, newSequence(s))
-	}
-	return all
 }
 
 // A sequence is a split, or one under the settings of a path, as package fs takes it.

@@ -116,7 +116,7 @@ type SequenceCounters struct {
 	GivenBack atomic.Uint64 // numbers that went back to the cursor: see Handles.GiveBack and Release
 	Batches   atomic.Uint64 // one more than the highest batch that was delivered, in part or whole; 0: none was
 	Begun     atomic.Uint64 // batches whose first byte was delivered
-	Ready     atomic.Uint64 // of Reads, those of batches that were made ahead
+	Ready     atomic.Uint64 // requests answered with batches that were made ahead
 	Gap       atomic.Int64  // nanoseconds from an answer to a reader of next to its next request
 	Waited    atomic.Int64  // nanoseconds that readers of next waited for answers, from their second request on
 	Waits     Waits         // of requests for next

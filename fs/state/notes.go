@@ -17,7 +17,8 @@ type badNames struct {
 	}
 }
 
-// NoteBadName notes that a path was looked up that has no file, once while it is among the last ones. The caller serialises calls, as of BadNames in the process that serves.
+// NoteBadName notes that a path was looked up that has no file, unless it is among the last ones. The caller serialises calls, as of
+// BadNames in the process that serves.
 func (s *Shared) NoteBadName(n BadName) {
 	if slices.ContainsFunc(s.BadNames(), func(b BadName) bool { return b.Path == n.Path }) {
 		return
@@ -44,7 +45,7 @@ type described struct {
 	epochBatches atomic.Uint64 // 0: its order has no epochs
 }
 
-// Fingerprint is that of the tokens of a sequence, or empty.
+// Fingerprint is the fingerprint of a sequence's tokens, or empty.
 func (s *Shared) Fingerprint(sequence int) string {
 	return getText(s.described[sequence].fingerprint[:])
 }

@@ -9,7 +9,7 @@ import (
 // Waits count how long requests waited, from when a worker read them until it had answered.
 type Waits struct {
 	Sum     atomic.Int64                       // nanoseconds
-	Buckets [len(WaitBounds) + 1]atomic.Uint64 // the first are those below WaitBounds, the last all others
+	Buckets [len(WaitBounds) + 1]atomic.Uint64 // waits below each of WaitBounds, and all others
 }
 
 // WaitBounds are 2 µs, 4 µs, … 2.1 s.
@@ -25,8 +25,8 @@ func (w *Waits) note(d time.Duration) {
 	w.Buckets[min(bits.Len64(uint64(d)/2000), len(w.Buckets)-1)].Add(1)
 }
 
-// A Reader is a thread that reads next: what its requests waited, from the second on, and how long it took between them. It has the slot of its handle, and
-// keeps it when it opens next again.
+// A Reader is a thread that reads next: how long its requests waited, from the second on, and how long it took between them. It has the slot of
+// its handle, and keeps it when it opens next again.
 type Reader struct {
 	Sequence atomic.Uint64 // its number; 0: nothing has read here
 	Thread   atomic.Uint64 // its id
@@ -41,7 +41,7 @@ func (r *Reader) Since() (waits bool, d time.Duration) {
 	return since < 0, time.Duration(Monotonic() - max(since, -since))
 }
 
-// Readers are those of the slots that were ever used. Where there is none, its Sequence is 0.
+// Readers are the readers of all slots that were ever used. Where there is none, its Sequence is 0.
 func (s *Shared) Readers() []Reader { return s.readers[:s.slotsUsed.Load()] }
 
 // A Reading is a request for bytes of next. The zero value is of another file.
@@ -88,7 +88,7 @@ func (r Reading) End() {
 func (s *Shared) EndFailed(fh uint64) { s.readers[fh%MaxHandles].since.Store(Monotonic()) }
 
 // pickSlot returns where in free, which is not empty, a slot stands that the same thread had for the same sequence, or else the last one.
-// It looks at a few: more readers than that, each of which opens next for each batch, may be taken for each other.
+// It looks at a few: if more readers than that open next for each batch, they may be taken for each other.
 func (h *Handles) pickSlot(sequence int, thread uint32) int {
 	last := len(h.free) - 1
 	for i := last; i >= max(0, last-63); i-- {

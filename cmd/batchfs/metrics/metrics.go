@@ -42,6 +42,11 @@ func (p *page) WriteHeader(int)     {}
 
 type collector struct{ *state.Shared }
 
+type (
+	shared = *state.Shared
+	entry  = *state.Entry
+)
+
 // A metric has one value of a mount, or one of each sequence.
 type metric[T any] struct {
 	desc  *prometheus.Desc
@@ -53,55 +58,59 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("batchfs_"+name, help, labels, nil)
 }
 
-func counter[T any](name, help string, value func(T) float64, labels ...string) metric[T] {
-	return metric[T]{describe(name+"_total", help, labels...), prometheus.CounterValue, value}
+func gauge[T any, N int64 | uint64 | float64](name, help string, value func(T) N) metric[T] {
+	var labels []string
+	if _, isOfSequence := any(*new(T)).(entry); isOfSequence {
+		labels = sequenceLabels
+	}
+	return metric[T]{describe(name, help, labels...), prometheus.GaugeValue, func(of T) float64 { return float64(value(of)) }}
 }
 
-func gauge[T any](name, help string, value func(T) float64, labels ...string) metric[T] {
-	return metric[T]{describe(name, help, labels...), prometheus.GaugeValue, value}
+func counter[T any, N int64 | uint64 | float64](name, help string, value func(T) N) metric[T] {
+	m := gauge(name+"_total", help, value)
+	m.kind = prometheus.CounterValue
+	return m
 }
-
-type shared = *state.Shared
 
 var ofMount = []metric[shared]{
 	gauge("start_time_seconds", "When the mount was made, in seconds since 1970.", func(s shared) float64 { return seconds(s.Began) }),
 	gauge("worker_silent_seconds", "How long ago the worker last answered its supervisor.", func(s shared) float64 { return s.Silent().Seconds() }),
-	counter("requests", "Requests of the kernel that were answered.", func(s shared) float64 { return float64(s.Answered.Load()) }),
-	counter("takeovers", "How often another worker took over.", func(s shared) float64 { return float64(max(s.Workers.Load(), 1) - 1) }),
-	counter("worker_crashes", "Workers that ended by themselves, or hung.", func(s shared) float64 { return float64(s.Crashes.Load()) }),
-	gauge("requests_waiting", "Requests that wait because others use token files.", func(s shared) float64 { return float64(s.Gauges.Waiting.Load()) }),
+	counter("requests", "Requests of the kernel that were answered.", func(s shared) uint64 { return s.Answered.Load() }),
+	counter("takeovers", "How often another worker took over.", func(s shared) uint64 { return max(s.Workers.Load(), 1) - 1 }),
+	counter("worker_crashes", "Workers that ended by themselves, or hung.", func(s shared) uint64 { return s.Crashes.Load() }),
+	gauge("requests_waiting", "Requests that wait because others use token files.", func(s shared) int64 { return s.Gauges.Waiting.Load() }),
 	gauge("longest_wait_seconds", "How long the longest request has waited for token files, if for more than a second.", longestWait),
-	gauge("cache_bytes", "Bytes in the directory of blocks, of all mounts that have it.", func(s shared) float64 { return float64(s.Gauges.CacheUsed.Load()) }),
-	gauge("cache_limit_bytes", "The setting store.cache_bytes; 0 without a directory of blocks.", func(s shared) float64 { return float64(s.Gauges.CacheLimit.Load()) }),
-	counter("cache_hits", "Reads of blocks that were there.", func(s shared) float64 { return float64(s.Blocks.Hits.Load()) }),
-	counter("cache_waits", "Reads of blocks that were fetched meanwhile.", func(s shared) float64 { return float64(s.Blocks.Waits.Load()) }),
+	gauge("cache_bytes", "Bytes in the directory of blocks, of all its mounts.", func(s shared) int64 { return s.Gauges.CacheUsed.Load() }),
+	gauge("cache_limit_bytes", "store.cache_bytes; 0 without a directory of blocks.", func(s shared) int64 { return s.Gauges.CacheLimit.Load() }),
+	counter("cache_hits", "Reads of blocks that were there.", func(s shared) int64 { return s.Blocks.Hits.Load() }),
+	counter("cache_waits", "Reads of blocks that were fetched meanwhile.", func(s shared) int64 { return s.Blocks.Waits.Load() }),
 	counter("cache_wait_seconds", "How long these waited.", func(s shared) float64 { return seconds(s.Blocks.Waited.Load()) }),
-	counter("cache_unkept_blocks", "Blocks that the directory of blocks had no room for, or failed to keep.", func(s shared) float64 { return float64(s.Blocks.Full.Load()) }),
-	counter("store_fetched_bytes", "Bytes of objects that were fetched.", func(s shared) float64 { return float64(s.Store.Bytes.Load()) }),
-	counter("store_retries", "Attempts after one that failed.", func(s shared) float64 { return float64(s.Store.Retries.Load()) }),
-	counter("store_errors", "Requests to stores that were answered with 429 or 5xx, or not at all.", func(s shared) float64 { return float64(s.Store.Errors.Load()) }),
+	counter("cache_unkept_blocks", "Blocks for which the directory had no room, or that it failed to keep.", func(s shared) int64 { return s.Blocks.Full.Load() }),
+	counter("store_fetched_bytes", "Bytes of objects that were fetched.", func(s shared) int64 { return s.Store.Bytes.Load() }),
+	counter("store_retries", "Attempts after one that failed.", func(s shared) int64 { return s.Store.Retries.Load() }),
+	counter("store_errors", "Requests to stores with an answer of 429 or 5xx, or none.", func(s shared) int64 { return s.Store.Errors.Load() }),
 }
 
-var ofSequence = []metric[*state.Entry]{
-	gauge("cursor", "The number of the batch that the next reader of next takes.", func(e *state.Entry) float64 { return float64(e.Next()) }, sequenceLabels...),
-	counter("batches", "Batches that readers began to get.", func(e *state.Entry) float64 { return float64(e.Begun.Load()) }, sequenceLabels...),
-	counter("reads", "Requests that were answered with batches.", func(e *state.Entry) float64 { return float64(e.Reads.Load()) }, sequenceLabels...),
-	counter("ready_reads", "Of these, those of batches that were ready.", func(e *state.Entry) float64 { return float64(e.Ready.Load()) }, sequenceLabels...),
-	counter("read_bytes", "Bytes of batches that readers got.", func(e *state.Entry) float64 { return float64(e.Bytes.Load()) }, sequenceLabels...),
-	counter("reader_wait_seconds", "Time in which readers of next waited for answers, from their second request on.", func(e *state.Entry) float64 { return seconds(e.Waited.Load()) }, sequenceLabels...),
-	counter("reader_gap_seconds", "Time of readers of next between an answer and their next request.", func(e *state.Entry) float64 { return seconds(e.Gap.Load()) }, sequenceLabels...),
-	counter("given_back", "Batch numbers that went back to the cursor.", func(e *state.Entry) float64 { return float64(e.GivenBack.Load()) }, sequenceLabels...),
+var ofSequence = []metric[entry]{
+	gauge("cursor", "The number of the batch that the next reader of next takes.", entry.Next),
+	counter("batches", "Batches that readers began to get.", func(e entry) uint64 { return e.Begun.Load() }),
+	counter("reads", "Requests that were answered with batches.", func(e entry) uint64 { return e.Reads.Load() }),
+	counter("ready_reads", "Requests that were answered with batches that were ready.", func(e entry) uint64 { return e.Ready.Load() }),
+	counter("read_bytes", "Bytes of batches that readers got.", func(e entry) uint64 { return e.Bytes.Load() }),
+	counter("reader_wait_seconds", "How long readers of next waited, from their second request on.", func(e entry) float64 { return seconds(e.Waited.Load()) }),
+	counter("reader_gap_seconds", "How long readers of next did something else in between.", func(e entry) float64 { return seconds(e.Gap.Load()) }),
+	counter("given_back", "Batch numbers that went back to the cursor.", func(e entry) uint64 { return e.GivenBack.Load() }),
 	errorsOf,
 }
 
 var (
 	sequenceLabels = []string{"split", "settings"}
-	errorsOf       = counter("read_errors", "Requests that were answered with an error.", func(e *state.Entry) float64 { return float64(e.Errors.Load()) }, sequenceLabels...)
+	errorsOf       = counter("read_errors", "Requests that were answered with an error.", func(e entry) uint64 { return e.Errors.Load() })
 	buildInfo      = describe("build_info", "The version that serves.", "version")
 	splitInfo      = describe("split_info", "The fingerprint of the tokens of a split.", "split", "fingerprint")
 	resident       = describe("process_resident_memory_bytes", "Resident memory of the mount's processes.", "process")
 	storeDuration  = describe("store_request_duration_seconds", "From a request to a store to the head of its answer.")
-	readWait       = describe("read_wait_seconds", "How long requests for next waited, from when the worker read them until they were answered.", sequenceLabels...)
+	readWait       = describe("read_wait_seconds", "How long requests for next waited in the worker until they were answered.", sequenceLabels...)
 	leftOut        = describe("sequences_left_out", "Directories of settings that are open and have no metrics, because there are so many.")
 )
 
@@ -157,7 +166,7 @@ func (c collector) collectSequences(to chan<- prometheus.Metric, send func(*prom
 	send(leftOut, prometheus.GaugeValue, float64(max(len(open)-maxSequences, 0)))
 }
 
-// histogram has every second bound of some buckets, of which the last has none.
+// histogram has every second bound of some buckets; the last bucket has none.
 func histogram(desc *prometheus.Desc, sum float64, buckets int, bucket func(i int) (bound float64, n uint64), labels ...string) prometheus.Metric {
 	total, below := uint64(0), map[float64]uint64{}
 	for i := range buckets {
@@ -199,7 +208,7 @@ type Process struct {
 	Resident int64  `json:"resident_bytes"`
 }
 
-// Processes are those of a mount that live.
+// Processes are the processes of a mount that live.
 func Processes(shared *state.Shared) (all []Process) {
 	seen := map[int64]bool{0: true}
 	for _, p := range []struct {

@@ -22,7 +22,7 @@ type Rates struct {
 	Waited     *float64 `json:"waited_share"` // of the reader of next that waited most; nil: not visible
 }
 
-// rate compares all sequences with those of an earlier frame.
+// rate compares all sequences with what they were in an earlier frame.
 func (f *frame) rate(then *frame) {
 	earlier := map[string]*Sequence{}
 	for _, m := range then.mounts {
