@@ -85,7 +85,9 @@ func (p *prefetcher) lookup(s Sequence, k uint64) (*stream, *buffer) {
 func (p *prefetcher) find(s Sequence, k uint64) *stream {
 	for i, st := range slices.Backward(p.streams) {
 		if st.sequence == s && st.next <= k+maxBehind && k <= st.next+uint64(p.batches) {
-			p.streams = append(slices.Delete(p.streams, i, i+1), st)
+			if i < len(p.streams)-1 {
+				p.streams = append(slices.Delete(p.streams, i, i+1), st)
+			}
 			return st
 		}
 	}
