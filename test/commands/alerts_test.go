@@ -15,7 +15,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-const alerts = "../../deploy/prometheus/alerts.yaml"
+const alerts = "../deploy/prometheus/alerts.yaml"
 
 func promtool(t *testing.T, args ...string) {
 	t.Helper()
@@ -52,7 +52,7 @@ func series(instance string, was, are map[string]float64) (text string) {
 		if !strings.HasSuffix(labels, "}") {
 			labels += "}"
 		}
-		text += fmt.Sprintf("    - {series: %s, values: \"%v+%vx120\"}\n", strconv.Quote(labels), was[name], (value-was[name])/120)
+		text += fmt.Sprintf("    - {series: %s, values: \"%.9f%+.9fx120\"}\n", strconv.Quote(labels), was[name], (value-was[name])/120)
 	}
 	return text
 }

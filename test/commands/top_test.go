@@ -141,6 +141,7 @@ func TestListOfMounts(t *testing.T) {
 	e2e.Await(t, "a dead one", row(dead, "dead"))
 	e2e.Await(t, "one that serves beside it", row(serving, "serving"))
 	e2e.Equal(t, "top of the dead one", seconds(t, dead.Dir)().State, "dead")
+	e2e.Run(t, e2e.Batchfs, "unmount", dead.Dir)
 	e2e.Fails(t, "no batchfs is mounted there", e2e.Batchfs, "top", t.TempDir())
 }
 

@@ -95,7 +95,7 @@ func TestScreen(t *testing.T) {
 		}
 	}
 	red := screen(now.lines(history, 200), 0, 200, 60, "<", ">")
-	for _, want := range []string{"<Is training waiting for data? YES", "<    3 errors, the last one: first", " ▂▄█", "<  store: fetched 5.0 MB, 250.0% of what was read"} {
+	for _, want := range []string{"<Is training waiting for data? YES", "<    3 errors, the last one: first", " ▃▅█", "<  store: fetched 5.0 MB, 250.0% of what was read"} {
 		if !strings.Contains(red, want) {
 			t.Errorf("no %q in\n%s", want, red)
 		}
