@@ -221,16 +221,27 @@ func (t *tree) readBatches(i inode, s Sequence, reading state.Reading, k uint64,
 	if answer.buffer != nil {
 		entry.Ready.Add(1)
 	}
-	if n := int64(len(rest)); n > 0 {
-		last := (off + n - 1) / shown
-		entry.NoteBatch(k + uint64(last))
-		if off == 0 {
-			entry.Begun.Add(uint64(last + 1))
-		} else if begun := last - (off-1)/shown; begun > 0 {
-			entry.Begun.Add(uint64(begun))
-		}
+	if end := off + int64(len(rest)); end > off {
+		t.countBatches(i, s, k+uint64((off+shown-1)/shown), k+uint64((end-1)/shown))
 	}
 	return answer, nil
+}
+
+// countBatches counts the batches from first to last, of which the last is delivered in part or whole, and the others from their first byte on.
+// Where a request begins and ends within a batch, first is behind last.
+func (t *tree) countBatches(i inode, s Sequence, first, last uint64) {
+	entry := &t.shared.Sequences[i.sequence()]
+	entry.NoteBatch(last)
+	if first > last {
+		return
+	}
+	entry.Begun.Add(last + 1 - first)
+	counts := &t.shared.Sources[t.sequences.splitOf(i.sequence())]
+	for source := range s.Spec().Sources {
+		for k := first; k <= last; k++ {
+			counts[min(source, state.MaxSources-1)].Rows.Add(s.RowsOf(source, k))
+		}
+	}
 }
 
 // isCurrent says whether a buffer with batch k of s holds it of the tokens as they are now.

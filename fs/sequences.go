@@ -152,7 +152,7 @@ func (q *sequences) add(s Sequence, user uint32) (number int) {
 }
 
 func (q *sequences) describe(number int, s Sequence) {
-	q.shared.Describe(number, s.Spec().Metadata["fingerprint"], s.Spec().EpochBatches)
+	q.shared.Describe(number, s.Spec().Metadata["fingerprint"], s.Spec().EpochBatches, s.Spec().Sources)
 }
 
 // name notes the name of a sequence that user looked up. The caller holds mu, or is alone.

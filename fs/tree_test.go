@@ -39,9 +39,11 @@ type fake struct {
 
 type spec = Spec
 
-func (f *fake) Spec() *Spec                                      { return &f.spec }
-func (f *fake) Read(dst []byte, k uint64, off int64) error       { return f.read(dst, k, off) }
-func (f *fake) ReadTokens([]byte, int64) error                   { return syscall.ENOSYS }
+func (f *fake) Spec() *Spec                                { return &f.spec }
+func (f *fake) Read(dst []byte, k uint64, off int64) error { return f.read(dst, k, off) }
+func (f *fake) ReadTokens([]byte, int64) error             { return syscall.ENOSYS }
+func (f *fake) RowsOf(source int, k uint64) uint64         { return k + uint64(source) }
+
 func (f *fake) ReadOrigin(dst []byte, k uint64, off int64) error { return f.readOrigin(dst, k, off) }
 func (f *fake) OriginLen() int64                                 { return f.originLen() }
 func (f *fake) Info() []byte                                     { return f.info() }

@@ -134,6 +134,7 @@ func newSequence(s *dataset.Served) *sequence {
 		Steps:        s.Steps,
 		Start:        s.Split.Start,
 		EpochBatches: s.EpochBatches(),
+		Sources:      s.Shares(),
 		TokensLen:    s.TokensLen(),
 		Metadata:     s.Metadata(),
 		Version:      fs.Version(s.Version),

@@ -95,6 +95,32 @@ print(taken, flush=True)`, m.Path("train/next"), filepath.Join(filepath.Dir(conf
 	e2e.Contains(t, "metrics", text, fmt.Sprintf("batchfs_takeovers_total %d\n", kills))
 }
 
+// The rows of each source of a mixture are counted, whatever settings they are read under and whichever worker serves.
+func TestSourceRows(t *testing.T) {
+	t.Parallel()
+	dir, config := t.TempDir(), "[batch]\nbatch_size = 7\nblock_size = 16\n[splits.train]\n"
+	for i, weight := range []int{7, 2, 1} {
+		file := e2e.Tokens(t, filepath.Join(dir, fmt.Sprintf("%d.bin", i)), 1000, 2)
+		config += fmt.Sprintf("[[splits.train.sources]]\ntokens = %q\nweight = %d\n", file, weight)
+	}
+	m := e2e.Mount(t, "-c", e2e.Write(t, filepath.Join(dir, "config.toml"), config))
+	for round := range 3 {
+		for range 10 {
+			e2e.Run(t, "cat", m.Path("train/next"))
+		}
+		for k := 5 * round; k < 5*(round+1); k++ { // 7 rows of each rank
+			e2e.Run(t, "cat", m.Path(fmt.Sprintf("train/rank=0,world=2/batch/%d", k)), m.Path(fmt.Sprintf("train/rank=1,world=2/batch/%d.npy", k)))
+		}
+		e2e.Kill(t, m, m.AwaitStandby(t)[0])
+	}
+	metrics := scrape(t, m)
+	for i, want := range []float64{7, 2, 1} {
+		labels := fmt.Sprintf(`{source="%d",split="train"}`, i)
+		e2e.Equal(t, "rows of source"+labels, metrics["batchfs_source_rows_total"+labels], 3*2*7*want)
+		e2e.Equal(t, "its share", metrics["batchfs_source_share_ratio"+labels], want/10)
+	}
+}
+
 // Metrics over HTTP are the same as in the mount's file, also while no worker serves; no other path is, and a port that is taken is refused.
 func TestMetricsListen(t *testing.T) {
 	config, _ := e2e.Small(t, 1)

@@ -89,6 +89,15 @@ func (d *Dataset) EpochBatches() uint64 {
 	return uint64(d.Sequence.BatchesPerEpoch())
 }
 
+// Shares are the part of the rows that each source of a mixture has, or nil.
+func (d *Dataset) Shares() (list []float64) {
+	for i := range d.Split.Sources {
+		rows, of := d.Sequence.Share(i)
+		list = append(list, float64(rows)/float64(of))
+	}
+	return list
+}
+
 // epochEnd is the batch in which the first epoch ends, and how many of its rows are that epoch's; the others begin the next one.
 func (d *Dataset) epochEnd() (batch uint64, rows int) {
 	q := d.Sequence

@@ -5,6 +5,7 @@ package metrics
 import (
 	"bytes"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -111,6 +112,8 @@ var (
 	resident       = describe("process_resident_memory_bytes", "Resident memory of the mount's processes.", "process")
 	storeDuration  = describe("store_request_duration_seconds", "From a request to a store to the head of its answer.")
 	readWait       = describe("read_wait_seconds", "How long requests for next waited in the worker until they were answered.", sequenceLabels...)
+	sourceRows     = describe("source_rows_total", "Rows of batches that readers began to get, of each source of a mixture.", "split", "source")
+	sourceShare    = describe("source_share_ratio", "The part of the rows that a source should have.", "split", "source")
 	leftOut        = describe("sequences_left_out", "Directories of settings that are open and have no metrics, because there are so many.")
 )
 
@@ -154,6 +157,13 @@ func (c collector) collectSequences(to chan<- prometheus.Metric, send func(*prom
 	for _, s := range open[:min(len(open), maxSequences)] {
 		if s.Settings == "" {
 			send(splitInfo, prometheus.GaugeValue, 1, s.Split, c.Fingerprint(s.Number))
+			for i := range c.Sources[s.Number] {
+				of, number := &c.Sources[s.Number][i], strconv.Itoa(i)
+				if share := of.Share(); share > 0 {
+					send(sourceRows, prometheus.CounterValue, float64(of.Rows.Load()), s.Split, number)
+					send(sourceShare, prometheus.GaugeValue, share, s.Split, number)
+				}
+			}
 		}
 		for _, m := range ofSequence {
 			send(m.desc, m.kind, m.value(s.Entry), s.Split, s.Settings)
