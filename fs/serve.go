@@ -60,7 +60,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 		return fmt.Errorf("cannot ask the kernel to resend unanswered requests: %w", err)
 	}
 	w.Shared.SetProgram(o.ProgramVersion)
-	go t.noteCache()
+	go o.NoteCache(&w.Shared.Gauges)
 	for range invalidators {
 		go t.sequences.invalidate(server)
 	}
@@ -99,14 +99,6 @@ func (t *tree) answerPings(w *supervise.Worker, guarded *guard.Guard) {
 		_, waiting := t.limits.Use()
 		t.shared.Gauges.Waiting.Store(int64(waiting))
 	})
-}
-
-// noteCache notes how full the directory of blocks is. No ping waits for its disk.
-func (t *tree) noteCache() {
-	t.shared.Gauges.CacheLimit.Store(t.o.CacheLimit)
-	for ; t.o.CacheLimit > 0; time.Sleep(5 * time.Second) {
-		t.shared.Gauges.CacheUsed.Store(t.o.CacheUsed())
-	}
 }
 
 func mountOptions(log *slog.Logger, panicked func(any) fuse.Status) *fuse.MountOptions {

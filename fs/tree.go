@@ -52,8 +52,7 @@ type Options struct {
 	Budget          int64                       // bytes for all of this
 	Metrics         func(*state.Shared) []byte  // the content of the file metrics
 	Store           func() *StoreUse            // returns nil where nothing lies in a store
-	CacheUsed       func() int64                // bytes of the directory of blocks, of all mounts that have it
-	CacheLimit      int64                       // and its bound; 0: there is none
+	NoteCache       func(*state.Gauges)         // runs while this process serves, and notes how full the directory of blocks is
 	Remaps          func() (mapped, busy int64) // reads of token files with a mapping, and those that had none because another read had one
 	Timeout         time.Duration               // within which every request has an answer
 	Mode            uint32                      // permission bits of files; users who may read files may list directories

@@ -77,17 +77,6 @@ func (r *Remote) Use() (u RemoteUse, ok bool) {
 	return u, true
 }
 
-// CacheUsed is the bytes of the blocks in the directory of blocks. It may wait for a disk.
-func (r *Remote) CacheUsed() int64 {
-	r.mu.Lock()
-	cache := r.cache
-	r.mu.Unlock()
-	if cache == nil {
-		return 0
-	}
-	return cache.Used()
-}
-
 // IsRemote reports whether a name means an object, not the path of a file.
 func IsRemote(name string) bool {
 	_, ok := store.Parse(name)

@@ -29,17 +29,6 @@ func usedIn(root *os.Root) (used int64, known bool) {
 	return max(used, 0), err == nil
 }
 
-// Used is the bytes of all blocks in a cache's directory, as its processes agree, or 0.
-func (c *Cache) Used() (n int64) {
-	if c.disk != nil {
-		if root, err := os.OpenRoot(c.disk.dir); err == nil {
-			n, _ = usedIn(root)
-			root.Close()
-		}
-	}
-	return n
-}
-
 func (d *disk) setUsed(root *os.Root, n int64) error {
 	root.RemoveAll(usedFile)
 	return d.createWith(root, usedFile, strconv.AppendInt(nil, n, 10))

@@ -83,7 +83,7 @@ type Counters struct {
 	Blocks BlockCounters
 	Gauges Gauges
 
-	_ [256 - 4 - 22 - 4 - 3]uint64 // room for later builds' counters
+	_ [256 - 4 - 22 - 4 - 7]uint64 // room for later builds' counters
 }
 
 // StoreCounters count the requests to stores of all workers. They are the counts of package store.
@@ -106,8 +106,12 @@ type BlockCounters struct {
 
 // Gauges are what the worker that serves notes every few seconds.
 type Gauges struct {
-	Waiting               atomic.Int64 // requests that wait for others
-	CacheUsed, CacheLimit atomic.Int64 // bytes of the directory of blocks, and its bound; 0: there is none
+	Waiting atomic.Int64 // requests that wait for others
+
+	// Bytes of the directory of blocks, of all mounts that have it; 0: there is none.
+	CacheUsed, CacheLimit  atomic.Int64 // of its blocks, and store.cache_bytes
+	CacheNeeded, CacheKept atomic.Int64 // of the blocks that an epoch of all its readers needs, and of those of them that are there
+	CacheFree, CacheDisk   atomic.Int64 // that its disk has for this user, and of its disk
 }
 
 // SequenceCounters are the counters of a sequence. They outlive workers.

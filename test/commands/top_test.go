@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -113,7 +112,7 @@ func TestSourceRows(t *testing.T) {
 		}
 		e2e.Kill(t, m, m.AwaitStandby(t)[0])
 	}
-	metrics := scrape(t, m)
+	metrics := samples(t, string(e2e.Content(t, m.Path("metrics"))))
 	for i, want := range []float64{7, 2, 1} {
 		labels := fmt.Sprintf(`{source="%d",split="train"}`, i)
 		e2e.Equal(t, "rows of source"+labels, metrics["batchfs_source_rows_total"+labels], 3*2*7*want)
@@ -125,25 +124,18 @@ func TestSourceRows(t *testing.T) {
 func TestMetricsListen(t *testing.T) {
 	config, _ := e2e.Small(t, 1)
 	m := e2e.Mount(t, "-c", config, "--set", "mount.metrics_listen=127.0.0.1:0")
-	url := regexp.MustCompile(`http://127\.0\.0\.1:\d+`).FindString(m.Out.String())
-	get := func(path string) (int, string) {
-		t.Helper()
-		response, err := http.Get(url + path)
-		e2e.NoError(t, err)
-		defer response.Body.Close()
-		return response.StatusCode, string(e2e.Must(io.ReadAll(response.Body))(t))
-	}
 	worker := m.Worker(t)
 	e2e.NoError(t, syscall.Kill(worker, syscall.SIGSTOP))
-	status, text := get("/metrics")
+	status, text, err := fetch(t, m, "/metrics")
 	e2e.NoError(t, syscall.Kill(worker, syscall.SIGCONT))
+	e2e.NoError(t, err)
 	e2e.Equal(t, "the status", status, http.StatusOK)
 	names := regexp.MustCompile(`(?m)^# TYPE .*$`)
 	e2e.SameSet(t, names.FindAllString(text, -1), names.FindAllString(string(e2e.Content(t, m.Path("metrics"))), -1))
-	if status, _ := get("/"); status != http.StatusNotFound {
+	if status, _, _ := fetch(t, m, "/"); status != http.StatusNotFound {
 		t.Errorf("/ is answered with %d", status)
 	}
-	address := strings.TrimPrefix(url, "http://")
+	address := strings.TrimPrefix(listening.FindString(m.Out.String()), "http://")
 	e2e.Fails(t, "mount.metrics_listen: listen tcp "+address, e2e.Batchfs, "mount", "-c", config, "--set", "mount.metrics_listen="+address, t.TempDir())
 }
 

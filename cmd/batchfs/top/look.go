@@ -34,6 +34,8 @@ type Mount struct {
 	Unkept     int64             `json:"cache_unkept_blocks"`
 	CacheUsed  int64             `json:"cache_bytes"`
 	CacheLimit int64             `json:"cache_limit_bytes"`
+	Needed     int64             `json:"cache_needed_bytes"` // by an epoch of its readers
+	Kept       int64             `json:"cache_kept_bytes"`   // of these
 	Processes  []metrics.Process `json:"processes,omitempty"`
 	Sequences  []*Sequence       `json:"sequences,omitempty"`
 }
@@ -134,6 +136,7 @@ func (w *watched) look() *Mount {
 	m.Fetched, m.Requests = s.Store.Bytes.Load(), s.Store.Requests.Load()
 	m.Hits, m.Waits, m.Unkept = s.Blocks.Hits.Load(), s.Blocks.Waits.Load(), s.Blocks.Full.Load()
 	m.CacheUsed, m.CacheLimit = s.Gauges.CacheUsed.Load(), s.Gauges.CacheLimit.Load()
+	m.Needed, m.Kept = s.Gauges.CacheNeeded.Load(), s.Gauges.CacheKept.Load()
 	m.Processes = metrics.Processes(s)
 	readers := readersOf(s)
 	for _, open := range metrics.Open(s) {

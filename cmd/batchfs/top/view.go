@@ -29,7 +29,7 @@ func (f *frame) lines(history map[string][]float64, width int) []line {
 		}
 		all = append(all, m.line())
 		if m.Requests > 0 {
-			all = append(all, m.storeLine())
+			all = append(all, m.storeLines()...)
 		}
 		all = append(all, line{text: fmt.Sprintf("  %-*s %8s %7s %7s %7s %6s %9s %6s %s",
 			name, "SEQUENCE", "BATCH/S", "MB/S", "WAIT", "P99", "READY", "CURSOR", "EPOCH", "MINUTE")})
@@ -78,20 +78,22 @@ func (m *Mount) line() line {
 	return line{text, m.Waiting > 0}
 }
 
-func (m *Mount) storeLine() line {
+func (m *Mount) storeLines() []line {
 	var served uint64
 	for _, s := range m.Sequences {
 		served += s.Bytes
 	}
-	text := fmt.Sprintf("  store: fetched %s, %s of what was read; blocks there %s", terminal.Size(m.Fetched),
+	text := fmt.Sprintf("  store: fetched %s, %s of what was read; blocks were there in %s of reads", terminal.Size(m.Fetched),
 		percent(share(float64(m.Fetched), float64(served))), percent(share(float64(m.Hits), float64(m.Hits+m.Waits))))
-	if m.CacheLimit > 0 {
-		text += fmt.Sprintf("; kept %s of %s", terminal.Size(m.CacheUsed), terminal.Size(m.CacheLimit))
+	if m.CacheLimit == 0 {
+		return []line{{text: text}}
 	}
+	kept := fmt.Sprintf("  cache: %s of what an epoch needs is kept, %s; %s of %s used", percent(share(float64(m.Kept), float64(m.Needed))),
+		terminal.Size(m.Needed), terminal.Size(m.CacheUsed), terminal.Size(m.CacheLimit))
 	if m.Unkept > 0 {
-		text += fmt.Sprintf("; %d blocks found no room", m.Unkept)
+		kept += fmt.Sprintf("; %d found no room", m.Unkept)
 	}
-	return line{text, m.Unkept > 0}
+	return []line{{text: text}, {kept, m.Unkept > 0}}
 }
 
 func (s *Sequence) lines(name int, history []float64) []line {

@@ -24,7 +24,7 @@ func twoFrames(waited float64, readers ...*Reader) (then, now *frame) {
 			s.Readers = append(s.Readers, &at)
 		}
 		return &frame{time.Unix(int64(second), 0), []*Mount{
-			{Mountpoint: "/mnt/a", State: "serving", Version: "v1", Requests: 3, Fetched: 5e6, Unkept: 1, CacheLimit: 1e9,
+			{Mountpoint: "/mnt/a", State: "serving", Version: "v1", Requests: 3, Fetched: 5e6, Unkept: 1, CacheLimit: 1e9, Needed: 4e9, Kept: 3e9,
 				Processes: []metrics.Process{{Name: "worker", PID: 7, Resident: 3e7}}, Sequences: []*Sequence{s}},
 			{Mountpoint: "/mnt/dead\x1b[2J" + strings.Repeat("é", 300), State: "dead"},
 		}}
@@ -95,7 +95,7 @@ func TestScreen(t *testing.T) {
 		}
 	}
 	red := screen(now.lines(history, 200), 0, 200, 60, "<", ">")
-	for _, want := range []string{"<Is training waiting for data? YES", "<    3 errors, the last one: first", " ▃▅█", "<  store: fetched 5.0 MB, 250.0% of what was read"} {
+	for _, want := range []string{"<Is training waiting for data? YES", "<    3 errors, the last one: first", " ▃▅█", "  store: fetched 5.0 MB, 250.0% of what was read", "<  cache: 75.0% of what an epoch needs is kept"} {
 		if !strings.Contains(red, want) {
 			t.Errorf("no %q in\n%s", want, red)
 		}
