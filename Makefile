@@ -45,7 +45,7 @@ test:
 	$(TEST) -short $(PACKAGES)
 
 # What is held to times and memory outside test/soak.
-LIMITS = TestStoreOutage|TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestInterruptedCommands|TestCrowd|TestNoMemory
+LIMITS = TestStoreOutage|TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestInterruptedCommands|TestCrowd|TestNoMemory|TestTop
 
 soak:
 	@.ci/setup test

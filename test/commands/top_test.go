@@ -72,7 +72,7 @@ print(taken, flush=True)`, m.Path("train/next"), filepath.Join(filepath.Dir(conf
 		s := next().Sequences[0]
 		return s.Name == "train" && s.Batches > 0 && len(s.Readers) == 1 && s.Readers[0].Command != "" && s.Readers[0].WaitedShare != nil
 	})
-	const kills = 10
+	kills := e2e.Soak(10)
 	for range kills {
 		worker := m.AwaitStandby(t)[0]
 		e2e.Kill(t, m, worker)
