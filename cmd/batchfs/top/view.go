@@ -2,6 +2,7 @@ package top
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -67,13 +68,13 @@ func (f *frame) headline() line {
 	if bad {
 		answer = "YES"
 	}
-	return line{fmt.Sprintf("%s%s: %s of its time, %s (process %d), %s/next", question, answer, percent(worst.WaitedShare), worst.Command, worst.PID, of), bad}
+	return line{fmt.Sprintf("%s%s: %s %d waits %s, %s/next", question, answer, worst.Command, worst.PID, percent(worst.WaitedShare), of), bad}
 }
 
 func (m *Mount) line() line {
-	text := fmt.Sprintf("  up %v, %d takeovers, %d requests wait;", time.Duration(m.Uptime)*time.Second, m.Takeovers, m.Waiting)
+	text := fmt.Sprintf("  up %v, takeovers %d, waiting %d, MB:", time.Duration(m.Uptime)*time.Second, m.Takeovers, m.Waiting)
 	for _, p := range m.Processes {
-		text += fmt.Sprintf(" %s %s", p.Name, terminal.Size(p.Resident))
+		text += fmt.Sprintf(" %s %d", p.Name, p.Resident/1e6)
 	}
 	return line{text, m.Waiting > 0}
 }
@@ -83,12 +84,12 @@ func (m *Mount) storeLines() []line {
 	for _, s := range m.Sequences {
 		served += s.Bytes
 	}
-	text := fmt.Sprintf("  store: fetched %s, %s of what was read; blocks were there in %s of reads", terminal.Size(m.Fetched),
+	text := fmt.Sprintf("  store: fetched %s, %s of what was read; %s of blocks were there", terminal.Size(m.Fetched),
 		percent(share(float64(m.Fetched), float64(served))), percent(share(float64(m.Hits), float64(m.Hits+m.Waits))))
 	if m.CacheLimit == 0 {
 		return []line{{text: text}}
 	}
-	kept := fmt.Sprintf("  cache: %s of what an epoch needs is kept, %s; %s of %s used", percent(share(float64(m.Kept), float64(m.Needed))),
+	kept := fmt.Sprintf("  cache: %s of %s needed is kept; %s of %s", percent(share(float64(m.Kept), float64(m.Needed))),
 		terminal.Size(m.Needed), terminal.Size(m.CacheUsed), terminal.Size(m.CacheLimit))
 	if m.Unkept > 0 {
 		kept += fmt.Sprintf("; %d found no room", m.Unkept)
@@ -104,10 +105,15 @@ func (s *Sequence) lines(name int, history []float64) []line {
 	if s.Epoch != nil {
 		epoch = fmt.Sprintf("%.2f", *s.Epoch)
 	}
-	all := []line{{text: fmt.Sprintf("  %-*s %8.1f %7.1f %7s %7s %6s %9d %6s %s",
-		name, shortened(s.Name, name), r.Batches, r.Bytes/1e6, short(r.WaitMedian), short(r.WaitP99), percent(r.Ready), s.Cursor, epoch, sparkline(history))}}
+	var all []line
+	shown := s.Name
+	if utf8.RuneCountInString(shown) > name {
+		all, shown = []line{{text: "  " + shown}}, ""
+	}
+	all = append(all, line{text: fmt.Sprintf("  %-*s %8.1f %7.1f %7s %7s %6s %9d %6s %s",
+		name, shown, r.Batches, r.Bytes/1e6, short(r.WaitMedian), short(r.WaitP99), percent(r.Ready), s.Cursor, epoch, sparkline(history))})
 	for _, reader := range s.Readers {
-		text := fmt.Sprintf("    %s (process %d) waits %s of its time", reader.Command, reader.PID, percent(reader.WaitedShare))
+		text := fmt.Sprintf("    %s %d waits %s of its time", reader.Command, reader.PID, percent(reader.WaitedShare))
 		all = append(all, line{text, reader.WaitedShare != nil && *reader.WaitedShare > waitsTooLong})
 	}
 	if len(s.Readers) == 0 && r.Bytes > 0 {
@@ -167,10 +173,10 @@ func sparkline(values []float64) string {
 	return b.String()
 }
 
-// screen is lines from one on, as many as fit, without control characters; red is written around bad news.
+// screen is the first line, and others from one on, as many as fit, without control characters; red is written around bad news.
 func screen(all []line, from, width, height int, red, plain string) string {
 	var b strings.Builder
-	for i, l := range all[min(from, len(all)):] {
+	for i, l := range slices.Concat(all[:1], all[min(1+from, len(all)):]) {
 		if i == height {
 			break
 		}

@@ -42,9 +42,9 @@ func TestHeadline(t *testing.T) {
 		want    string
 		isBad   bool
 	}{
-		{0.01, []*Reader{python}, "No: 1.0% of its time, python (process 12), /mnt/a/train/next", false},
-		{0.4, []*Reader{python}, "YES: 40.0% of its time", true},
-		{0, []*Reader{python}, "No: 0.0%", false},
+		{0.01, []*Reader{python}, "No: python 12 waits 1.0%, /mnt/a/train/next", false},
+		{0.4, []*Reader{python}, "YES: python 12 waits 40.0%", true},
+		{0, []*Reader{python}, "No: python 12 waits 0.0%", false},
 		{0, nil, "Not visible", false},
 	} {
 		_, now := twoFrames(test.waited, test.readers...)
@@ -95,7 +95,7 @@ func TestScreen(t *testing.T) {
 		}
 	}
 	red := screen(now.lines(history, 200), 0, 200, 60, "<", ">")
-	for _, want := range []string{"<Is training waiting for data? YES", "<    3 errors, the last one: first", " ▃▅█", "  store: fetched 5.0 MB, 250.0% of what was read", "<  cache: 75.0% of what an epoch needs is kept"} {
+	for _, want := range []string{"<Is training waiting for data? YES", "<    3 errors, the last one: first", " ▃▅█", "  store: fetched 5.0 MB, 250.0% of what was read", "<  cache: 75.0% of 4.0 GB needed is kept"} {
 		if !strings.Contains(red, want) {
 			t.Errorf("no %q in\n%s", want, red)
 		}
