@@ -1,6 +1,7 @@
 package commands
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -145,7 +146,37 @@ func (w *watch) inStore(faulty bool, split string, args ...string) *e2e.Mounted 
 // inOrder reads all of a block while it is in memory.
 const inOrder = "layout = \"tokens\"\norder = \"sequential\"\nbatch_size = 12"
 
-// What is really wrong with a mount fires the alert for that, and no other one: the rules are evaluated on what the mount counted.
+// dashboard are the expressions of the dashboard, for all jobs.
+func dashboard(t *testing.T) (expressions []string) {
+	var d struct {
+		Panels []struct{ Targets []struct{ Expr string } }
+	}
+	e2e.NoError(t, json.Unmarshal(e2e.Content(t, dashboardFile), &d))
+	for _, p := range d.Panels {
+		for _, target := range p.Targets {
+			expressions = append(expressions, strings.NewReplacer(`="$job"`, `=~".+"`, "$instance", ".+", "$__rate_interval", "5m", "$__range", "1h").Replace(target.Expr))
+		}
+	}
+	return expressions
+}
+
+const dashboardFile = "../deploy/prometheus/dashboard.json"
+
+// The dashboard has what Grafana's schema has, and no more.
+func TestDashboard(t *testing.T) {
+	e2e.Long(t)
+	t.Parallel()
+	tools, said, err := e2e.Try(t, "../.ci/grafana")
+	if err != nil {
+		e2e.Lack(t, "Grafana's schema: %v: %s", err, said)
+	}
+	dir := strings.TrimSpace(tools)
+	program := fmt.Sprintf("import type { Dashboard } from %q;\nconst d: Dashboard = %s;\n", dir+"/dashboard", e2e.Content(t, dashboardFile))
+	e2e.Run(t, "node", dir+"/tsc", "--noEmit", "--strict", "--module", "nodenext", e2e.Write(t, filepath.Join(t.TempDir(), "dashboard.ts"), program))
+}
+
+// What is really wrong with a mount fires the alert for that, and no other one: the rules are evaluated on what the mount counted. The same shows
+// in each panel of the dashboard.
 func TestAlerts(t *testing.T) {
 	e2e.Long(t)
 	t.Parallel()
@@ -160,7 +191,7 @@ func TestAlerts(t *testing.T) {
 		firing []string
 	}{
 		"well": {cause: func(w *watch) {
-			m, _ := w.small(e2e.Batchfs)
+			m := w.mount(e2e.Batchfs, "-c", mixture(w, 3, 1))
 			w.during(m, func() { w.read(m, 5, 0.5) })
 		}},
 		"batchfs": {firing: []string{"Gone"}, cause: func(w *watch) {
@@ -262,6 +293,9 @@ func TestAlerts(t *testing.T) {
 			})
 		}
 	})
+	for _, expression := range dashboard(t) {
+		fmt.Fprintf(&want, "  - {expr: %q, eval_time: 119m, exp_samples: [{value: 1}]}\n", "count("+expression+") > bool 0")
+	}
 	e2e.Run(t, promtool, "test", "rules", e2e.Write(t, filepath.Join(t.TempDir(), "test.yaml"), fmt.Sprintf(`rule_files: [%q]
 evaluation_interval: 1m
 tests:

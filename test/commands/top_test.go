@@ -94,15 +94,20 @@ print(taken, flush=True)`, m.Path("train/next"), filepath.Join(filepath.Dir(conf
 	e2e.Contains(t, "metrics", text, fmt.Sprintf("batchfs_takeovers_total %d\n", kills))
 }
 
+// mixture is a configuration of batches of 7 rows.
+func mixture(t testing.TB, weights ...int) (config string) {
+	dir, text := t.TempDir(), "[batch]\nbatch_size = 7\nblock_size = 16\n[splits.train]\n"
+	for i, weight := range weights {
+		file := e2e.Tokens(t, filepath.Join(dir, fmt.Sprintf("%d.bin", i)), 1000, 2)
+		text += fmt.Sprintf("[[splits.train.sources]]\ntokens = %q\nweight = %d\n", file, weight)
+	}
+	return e2e.Write(t, filepath.Join(dir, "config.toml"), text)
+}
+
 // The rows of each source of a mixture are counted, whatever settings they are read under and whichever worker serves.
 func TestSourceRows(t *testing.T) {
 	t.Parallel()
-	dir, config := t.TempDir(), "[batch]\nbatch_size = 7\nblock_size = 16\n[splits.train]\n"
-	for i, weight := range []int{7, 2, 1} {
-		file := e2e.Tokens(t, filepath.Join(dir, fmt.Sprintf("%d.bin", i)), 1000, 2)
-		config += fmt.Sprintf("[[splits.train.sources]]\ntokens = %q\nweight = %d\n", file, weight)
-	}
-	m := e2e.Mount(t, "-c", e2e.Write(t, filepath.Join(dir, "config.toml"), config))
+	m := e2e.Mount(t, "-c", mixture(t, 7, 2, 1))
 	for round := range 3 {
 		for range 10 {
 			e2e.Run(t, "cat", m.Path("train/next"))
