@@ -2,10 +2,10 @@ package fs
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
-
-	"batchfs/fs/state"
+	"sync"
 )
 
 // whyNot says what is wrong with a name that a directory lacks.
@@ -36,8 +36,21 @@ func (t *tree) whyNot(dir inode, name string) string {
 	return fmt.Sprintf("%q does not follow the number of a batch: %s do, or nothing", name[len(digits):], there)
 }
 
-// noteBadName notes a name that was looked up, for status.json. Programs look for names that begin with a dot, such as .git,
-// everywhere.
+// badNames are the last ten names that were looked up in this worker and have no file, the latest first.
+type badNames struct {
+	mu   sync.Mutex
+	last []badName // replaced, never written
+}
+
+type badName struct{ Path, Why string }
+
+func (n *badNames) latest() []badName {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.last
+}
+
+// noteBadName notes a name for status.json. Programs look for names that begin with a dot, such as .git, everywhere.
 func (t *tree) noteBadName(dir inode, name, why string) {
 	if strings.HasPrefix(name, ".") {
 		return
@@ -49,7 +62,10 @@ func (t *tree) noteBadName(dir inode, name, why string) {
 			path = s.Spec().Name + "/batch/" + name
 		}
 	}
-	t.sequences.mu.Lock()
-	defer t.sequences.mu.Unlock()
-	t.shared.NoteBadName(state.BadName{Path: path, Why: why})
+	n := &t.badNames
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !slices.ContainsFunc(n.last, func(b badName) bool { return b.Path == path }) {
+		n.last = append([]badName{{path, why}}, n.last[:min(len(n.last), 9)]...)
+	}
 }

@@ -152,15 +152,9 @@ func (t *tree) status(inode) []byte {
 		"Advice":   RemapAdvice(mapped, busy),
 		"Store":    t.o.Store(),
 		"Log":      t.o.LogFile,
-		"BadNames": t.badNames(),
+		"BadNames": t.badNames.latest(),
 		"Splits":   splits,
 	})
-}
-
-func (t *tree) badNames() []state.BadName {
-	t.sequences.mu.Lock()
-	defer t.sequences.mu.Unlock()
-	return t.shared.BadNames()
 }
 
 func (t *tree) metrics(inode) []byte {

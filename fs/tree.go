@@ -30,6 +30,7 @@ type tree struct {
 	sequences          *sequences
 	readme             []byte
 	texts              texts
+	badNames           badNames
 	makingStatus       sync.Mutex // held while status.json or metrics is made, which may be long: one at a time; before every other lock
 	prefetcher         *prefetcher
 	limits             *guard.Limits

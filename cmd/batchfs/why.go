@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"batchfs/fs/state"
+	"batchfs/fs/mount"
 )
 
 func whyCommand() *cobra.Command {
@@ -19,7 +20,7 @@ func whyCommand() *cobra.Command {
 		Use:   "why PATH",
 		Short: "Say why a path in a mount cannot be read",
 		Long: `Open a path in a mount, and read its first bytes, except of next, which would take a batch. Where that fails the exit status is 1, and
-the error says what a program is told as ENOENT, EINVAL, ESTALE or EIO. Only the user that mounted, and root, may.
+the error says what a program is told as ENOENT, EINVAL, ESTALE or EIO.
 
 status.json of a mount has the last ten names that were not there, and names its log.`,
 		Example: "  batchfs why /mnt/batches/train/rank=8,world=8/next",
@@ -32,13 +33,8 @@ status.json of a mount has the last ten names that were not there, and names its
 			if _, err := diagnose(m); err != nil { // to open a file could hang
 				return err
 			}
-			shared, err := m.State()
-			if err != nil {
-				return err
-			}
-			defer shared.Close()
 			if err := tryRead(args[0]); err != nil {
-				return fmt.Errorf("%s: %s (%w)", args[0], cmp.Or(badName(shared, below), lastFault(shared, below), namesBeside(args[0])), err)
+				return fmt.Errorf("%s: %s (%w)", args[0], cmp.Or(noted(m, filepath.Clean(below)+"/"), namesBeside(args[0])), err)
 			}
 			printf(cmd.OutOrStdout(), "%s can be read\n", args[0])
 			return nil
@@ -61,26 +57,28 @@ func tryRead(path string) error {
 	return errors.Unwrap(err)
 }
 
-// badName says what was wrong with a name on the way to a path in the mount, or "".
-func badName(shared *state.Shared, below string) string {
-	for _, bad := range shared.BadNames() {
-		if strings.HasPrefix(filepath.Clean(below)+"/", bad.Path+"/") {
+// noted is what status.json says of a name on the way to a path in the mount, or of the sequence that the path leads to, or "".
+func noted(m *mount.Mounted, below string) (why string) {
+	var status struct {
+		BadNames []struct{ Path, Why string } `json:"bad_names"`
+		Splits   map[string]struct {
+			LastError string `json:"last_error"`
+		}
+	}
+	text, _ := os.ReadFile(filepath.Join(m.Mountpoint, "status.json"))
+	json.Unmarshal(text, &status) // where it cannot be read, it says nothing
+	for _, bad := range status.BadNames {
+		if strings.HasPrefix(below, bad.Path+"/") {
 			return bad.Why
 		}
 	}
-	return ""
-}
-
-// lastFault is the last error of the sequence that a path in the mount leads to, or "".
-func lastFault(shared *state.Shared, below string) (fault string) {
-	longest := 0
-	for n := range shared.SequencesUsed() {
-		e := &shared.Sequences[n+1]
-		if name := e.Name(); e.Used() && len(name) > longest && strings.HasPrefix(filepath.Clean(below)+"/", name+"/") {
-			longest, fault = len(name), e.Fault()
+	longest := ""
+	for name, s := range status.Splits {
+		if strings.HasPrefix(below, name+"/") && len(name) > len(longest) {
+			longest, why = name, s.LastError
 		}
 	}
-	return fault
+	return why
 }
 
 // namesBeside are the names in the last directory of a path that there is: the kernel remembers which are not there, and asks no more.

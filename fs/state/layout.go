@@ -25,7 +25,6 @@ type Shared struct {
 	names       *names
 	attempts    *[maxAttempts]attempt
 	readers     *[MaxHandles]Reader // of the slots
-	badNames    *badNames
 	described   *[MaxSequences]described
 	// Of each split, by number, what its batches had of each source of a mixture. The last one counts the rows of all further sources too.
 	Sources *[MaxSequences][MaxSources]SourceRows
@@ -39,7 +38,7 @@ func (s *Shared) sections() []section {
 	return []section{
 		sectionAt(&s.mount), sectionAt(&s.Counters), sectionAt(&s.Sequences), sectionAt(&s.slots), sectionAt(&s.manyRanges),
 		sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.names), sectionAt(&s.attempts),
-		sectionAt(&s.readers), sectionAt(&s.badNames), sectionAt(&s.described), sectionAt(&s.Sources),
+		sectionAt(&s.readers), sectionAt(&s.described), sectionAt(&s.Sources),
 	}
 }
 
