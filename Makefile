@@ -51,7 +51,7 @@ page:
 	python3 test/page/page.py ./batchfs $(PICTURES)
 
 # What is held to times and memory outside test/soak.
-LIMITS = TestStoreOutage|TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestInterruptedCommands|TestCrowd|TestNoMemory
+LIMITS = TestStoreOutage|TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestInterruptedCommands|TestCrowd|TestNoMemory|TestTop
 
 soak:
 	@.ci/setup test

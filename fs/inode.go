@@ -27,22 +27,23 @@ const MaxBatches = array.MaxBatches
 type kind uint8
 
 const (
-	rootDir    kind = 1 // with all else 0 this is FUSE's root, inode 1
-	readmeFile kind = 2
-	statusFile kind = 3
-	splitDir   kind = 8
-	batchDir   kind = 9
-	nextRaw    kind = 10
-	nextNPY    kind = 11
-	cursorFile kind = 12
-	infoFile   kind = 13
-	batchRaw   kind = 14
-	batchNPY   kind = 15
-	batchesRaw kind = 16
-	batchesNPY kind = 17
-	nextSafe   kind = 18
-	batchSafe  kind = 19
-	batchJSON  kind = 20
+	rootDir     kind = 1 // with all else 0 this is FUSE's root, inode 1
+	readmeFile  kind = 2
+	statusFile  kind = 3
+	metricsFile kind = 4
+	splitDir    kind = 8
+	batchDir    kind = 9
+	nextRaw     kind = 10
+	nextNPY     kind = 11
+	cursorFile  kind = 12
+	infoFile    kind = 13
+	batchRaw    kind = 14
+	batchNPY    kind = 15
+	batchesRaw  kind = 16
+	batchesNPY  kind = 17
+	nextSafe    kind = 18
+	batchSafe   kind = 19
+	batchJSON   kind = 20
 
 	batchArrayNPY   kind = 21
 	batchesArrayNPY kind = 22

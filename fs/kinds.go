@@ -27,6 +27,7 @@ var table = []entry{
 	{kind: rootDir, content: directory{}},
 	{kind: readmeFile, in: rootDir, name: "README", content: text{show: func(t *tree, _ inode) []byte { return t.readme }}},
 	{kind: statusFile, in: rootDir, name: "status.json", content: text{show: (*tree).status}},
+	{kind: metricsFile, in: rootDir, name: "metrics", content: text{show: (*tree).metrics}},
 	{kind: splitDir, in: rootDir, content: directory{}},
 
 	{kind: nextRaw, in: splitDir, name: "next", content: batches{which: nextBatch}},
@@ -56,11 +57,16 @@ var byKind = func() (all [maxKinds]entry) {
 
 func (k kind) entry() *entry { return &byKind[k] }
 
+// batchesOf has the contents that are batches, because each read looks at its own several times.
+var batchesOf = func() (all [maxKinds]batches) {
+	for _, e := range table {
+		all[e.kind], _ = e.content.(batches)
+	}
+	return all
+}()
+
 // batches is what k's files show of batches, or the zero value.
-func (k kind) batches() batches {
-	b, _ := k.entry().content.(batches)
-	return b
-}
+func (k kind) batches() batches { return batchesOf[k] }
 
 func (k kind) isDir() bool { return k.entry().content == directory{} }
 func (k kind) mode() uint32 {

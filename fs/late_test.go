@@ -108,7 +108,7 @@ func TestLateHandlerOfAForgottenFile(t *testing.T) {
 	s.with = func(string) (Sequence, error) { return other, nil }
 	tr := plant(t, s)
 	number := tr.sequences.mustLookUp(t, tr.find("train"), "seed=1")
-	fh, _ := tr.handles.Open(number, false, 4)
+	fh, _ := tr.handles.Open(number, 0, false, 4)
 	other.now = func(uint64) (Sequence, error) { // meanwhile
 		tr.handles.Release(fh)
 		tr.sequences.forget(number, 1)

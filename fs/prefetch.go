@@ -11,6 +11,7 @@ import (
 
 	"batchfs/fs/guard"
 	"batchfs/fs/mount"
+	"batchfs/fs/state"
 )
 
 // A prefetcher makes batches before they are requested: those that follow a batch that was read in order, by number or through
@@ -84,7 +85,9 @@ func (p *prefetcher) lookup(s Sequence, k uint64) (*stream, *buffer) {
 func (p *prefetcher) find(s Sequence, k uint64) *stream {
 	for i, st := range slices.Backward(p.streams) {
 		if st.sequence == s && st.next <= k+maxBehind && k <= st.next+uint64(p.batches) {
-			p.streams = append(slices.Delete(p.streams, i, i+1), st)
+			if i < len(p.streams)-1 {
+				p.streams = append(slices.Delete(p.streams, i, i+1), st)
+			}
 			return st
 		}
 	}
@@ -182,6 +185,7 @@ type reply struct {
 	parts      [2][]byte
 	buf        []byte // of go-fuse
 	split      int
+	reading    state.Reading
 	prefetcher *prefetcher
 	stream     *stream // may be nil
 	buffer     *buffer // that the second part lies in, or nil
@@ -200,6 +204,7 @@ func (r *reply) Done() {
 	done := *r
 	*r = reply{}
 	replies.Put(r)
+	done.reading.End()
 	if done.buffer != nil {
 		done.buffer.delivered.Add(int64(len(done.parts[1])))
 		done.buffer.RUnlock()

@@ -58,7 +58,7 @@ func (t *tree) openNext(i inode, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status
 	if _, err := t.sequences.now(i.sequence(), t.shared.Sequences[i.sequence()].Next()); err != nil {
 		return t.Fault(in.NodeId, err)
 	}
-	fh, ok := t.handles.Open(i.sequence(), in.Flags&syscall.O_NONBLOCK != 0, in.Unique)
+	fh, ok := t.handles.Open(i.sequence(), in.Pid, in.Flags&syscall.O_NONBLOCK != 0, in.Unique)
 	if !ok {
 		t.log.limited(slog.LevelError, "too many open handles of next: opens fail with ENFILE", "most", state.MaxHandles)
 		return fuse.Status(syscall.ENFILE)
@@ -94,6 +94,9 @@ func (t *tree) Read(late <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Rea
 	}
 	answer, err := t.readArrays(late, i, in, buf)
 	if err != nil {
+		if i.kind().isNext() {
+			t.shared.EndFailed(in.Fh)
+		}
 		return nil, t.Fault(in.NodeId, err)
 	}
 	return answer, fuse.OK
@@ -111,6 +114,10 @@ func (t *tree) readArrays(late <-chan struct{}, i inode, in *fuse.ReadIn, buf []
 	}
 	size := t.size(i, s)
 	dst := buf[:min(int64(in.Size), max(size-off, 0))]
+	var reading state.Reading
+	if i.kind().isNext() && len(dst) > 0 {
+		reading = t.shared.BeginReading(i.sequence(), in.Fh, in.Pid, in.Unique)
+	}
 	row := s.Spec().Batch.RowBytes(0)
 	if i.kind().isOfOneArray() {
 		row = s.Spec().Batch.RowBytes(i.array())
@@ -127,16 +134,16 @@ func (t *tree) readArrays(late <-chan struct{}, i inode, in *fuse.ReadIn, buf []
 	case isComputed:
 		err = file.read(i, s, dst, off)
 	case i.kind().isNext():
-		return t.readNext(late, i, in, state.Span{Off: off, Len: int64(len(dst)), Size: size}, dst)
+		return t.readNext(late, i, in, reading, state.Span{Off: off, Len: int64(len(dst)), Size: size}, dst)
 	default:
-		return t.readBatches(i, s, i.firstBatch(), off, dst)
+		return t.readBatches(i, s, reading, i.firstBatch(), off, dst)
 	}
 	return fuse.ReadResultData(dst), err
 }
 
 // readNext reads a span of the batch that a handle holds. At the beginning of a batch it takes other tokens where they changed
 // and are followed.
-func (t *tree) readNext(late <-chan struct{}, i inode, in *fuse.ReadIn, span state.Span, buf []byte) (fuse.ReadResult, error) {
+func (t *tree) readNext(late <-chan struct{}, i inode, in *fuse.ReadIn, reading state.Reading, span state.Span, buf []byte) (fuse.ReadResult, error) {
 	if i.kind().batches().format != raw && span.Off+span.Len <= headerBytes {
 		// The header alone reads no tokens, which would show that they changed.
 		if _, err := t.sequences.now(i.sequence(), t.shared.Sequences[i.sequence()].Next()); err != nil {
@@ -159,7 +166,7 @@ func (t *tree) readNext(late <-chan struct{}, i inode, in *fuse.ReadIn, span sta
 		if err != nil {
 			return nil, err
 		}
-		answer, err := t.readBatches(i, s, k, span.Off, buf)
+		answer, err := t.readBatches(i, s, reading, k, span.Off, buf)
 		if err == nil {
 			return answer, nil
 		}
@@ -180,7 +187,7 @@ var maxGap = 16 * int64(os.Getpagesize())
 const maxTries = 10
 
 // The answer may use buf for them.
-func (t *tree) readBatches(i inode, s Sequence, k uint64, off int64, buf []byte) (fuse.ReadResult, error) {
+func (t *tree) readBatches(i inode, s Sequence, reading state.Reading, k uint64, off int64, buf []byte) (fuse.ReadResult, error) {
 	failpoint.Hit("read")
 	answer := replies.Get().(*reply)
 	rest, file := buf, i.kind().batches()
@@ -192,7 +199,7 @@ func (t *tree) readBatches(i inode, s Sequence, k uint64, off int64, buf []byte)
 		off -= headerBytes
 	}
 	from, shown := file.shown(i, s)
-	answer.prefetcher, answer.buf, answer.split = t.prefetcher, buf, t.sequences.splitOf(i.sequence())
+	answer.prefetcher, answer.buf, answer.split, answer.reading = t.prefetcher, buf, t.sequences.splitOf(i.sequence()), reading
 	if len(rest) > 0 && file.which != everyBatch {
 		answer.stream, answer.buffer = t.prefetcher.lookup(s, k)
 	}
@@ -211,10 +218,30 @@ func (t *tree) readBatches(i inode, s Sequence, k uint64, off int64, buf []byte)
 	entry := &t.shared.Sequences[i.sequence()]
 	entry.Reads.Add(1)
 	entry.Bytes.Add(uint64(len(buf)))
-	if n := int64(len(rest)); n > 0 {
-		entry.NoteBatch(k + uint64((off+n-1)/shown))
+	if answer.buffer != nil {
+		entry.Ready.Add(1)
+	}
+	if end := off + int64(len(rest)); end > off {
+		t.countBatches(i, s, k+uint64((off+shown-1)/shown), k+uint64((end-1)/shown))
 	}
 	return answer, nil
+}
+
+// countBatches counts the batches from first to last, of which the last is delivered in part or whole, and the others from their first byte on.
+// Where a request begins and ends within a batch, first is behind last.
+func (t *tree) countBatches(i inode, s Sequence, first, last uint64) {
+	entry := &t.shared.Sequences[i.sequence()]
+	entry.NoteBatch(last)
+	if first > last {
+		return
+	}
+	entry.Begun.Add(last + 1 - first)
+	counts := &t.shared.Sources[t.sequences.splitOf(i.sequence())]
+	for source := range s.Spec().Sources {
+		for k := first; k <= last; k++ {
+			counts[min(source, state.MaxSources-1)].Rows.Add(s.RowsOf(source, k))
+		}
+	}
 }
 
 // isCurrent says whether a buffer with batch k of s holds it of the tokens as they are now.

@@ -27,6 +27,8 @@ type Sequence interface {
 	Info() []byte   // info.json
 	InfoLen() int64 // its length, which is computed once
 
+	RowsOf(source int, k uint64) uint64 // how many rows of batch k are of a source, where Spec has Sources
+
 	// Now looks at the token files: at those that batch k is read from, and at all of them once a second. With array.NoBatch it looks
 	// at no file more, with array.AllBatches at all. It returns this Sequence, or the one of the new tokens if the files changed and
 	// Spec.Follows is set; or this one and an error.
@@ -39,12 +41,14 @@ type Sequence interface {
 
 // A Spec is what a Sequence is called and consists of.
 type Spec struct {
-	Name      string            // path of its directory: a split, and the settings that differ from the split's own: "train/rank=3,world=8"
-	Batch     array.Batch       // the arrays of one batch, no more than array.Most
-	Steps     uint64            // batches in batches.bin and batches.npy
-	Start     uint64            // first number that next takes
-	TokensLen int64             // of tokens.bin, in bytes
-	Metadata  map[string]string // of .safetensors files, besides the number of the batch
-	Version   Version           // of its tokens
-	Follows   bool              // Now may return another Sequence
+	Name         string            // path of its directory: a split, and the settings that differ from the split's own: "train/rank=3,world=8"
+	Batch        array.Batch       // the arrays of one batch, no more than array.Most
+	Steps        uint64            // batches in batches.bin and batches.npy
+	Start        uint64            // first number that next takes
+	EpochBatches uint64            // in an epoch; 0: there are none
+	Sources      []float64         // of a mixture, the part of the rows that each source has; or nil
+	TokensLen    int64             // of tokens.bin, in bytes
+	Metadata     map[string]string // of .safetensors files, besides the number of the batch
+	Version      Version           // of its tokens
+	Follows      bool              // Now may return another Sequence
 }

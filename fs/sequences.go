@@ -89,6 +89,7 @@ func (q *sequences) resume(splits []Sequence) error {
 			return fmt.Errorf("split %s is mounted, but the configuration lacks it", split)
 		case settings == "":
 			q.byNumber[number].Store(&s)
+			q.describe(number, s)
 			mounted++
 		case entry.Lookups.Load() == 0 && !entry.Moved(): // the worker was killed before it was counted, or removed
 			q.shared.Remove(number)
@@ -145,8 +146,13 @@ func (q *sequences) add(s Sequence, user uint32) (number int) {
 	}
 	q.shared.Add(number, s.Spec().Name, s.Spec().Start, user)
 	q.byNumber[number].Store(&s)
+	q.describe(number, s)
 	q.name(number, s.Spec().Name, user)
 	return number
+}
+
+func (q *sequences) describe(number int, s Sequence) {
+	q.shared.Describe(number, s.Spec().Metadata["fingerprint"], s.Spec().EpochBatches, s.Spec().Sources)
 }
 
 // name notes the name of a sequence that user looked up. The caller holds mu, or is alone.
@@ -160,19 +166,19 @@ func (q *sequences) name(number int, name string, user uint32) {
 // splitOf is the number of the split that a sequence belongs to, or belonged to when it was last used. It is 0 for number 0.
 func (q *sequences) splitOf(number int) int { return int(q.split[number].Load()) }
 
-// lookup returns the sequence of directory dir under the settings in name, and its number, for a user. It counts a lookup.
-func (q *sequences) lookup(dir inode, name string, user uint32) (s Sequence, number int, errno syscall.Errno) {
+// lookup returns the sequence of directory dir under the settings in name, and its number, for a user. It counts a lookup. err says what is wrong
+// with the settings.
+func (q *sequences) lookup(dir inode, name string, user uint32) (s Sequence, number int, errno syscall.Errno, err error) {
 	of, _ := q.now(dir.sequence(), 0) // readers get the error
 	if of == nil {
-		return nil, 0, syscall.ESTALE
+		return nil, 0, syscall.ESTALE, nil
 	}
-	s, err := of.With(name)
-	if err != nil {
+	if s, err = of.With(name); err != nil {
 		q.log.limited(slog.LevelWarn, "no such settings", "path", of.Spec().Name+"/"+name, "err", err)
 		if errors.Is(err, syscall.ENOENT) {
-			return nil, 0, syscall.ENOENT
+			return nil, 0, syscall.ENOENT, err
 		}
-		return nil, 0, syscall.EINVAL
+		return nil, 0, syscall.EINVAL, err
 	}
 	number, errno = q.acquire(s, state.Name{Dir: uint64(dir), Name: name}, user)
 	switch errno {
@@ -182,7 +188,7 @@ func (q *sequences) lookup(dir inode, name string, user uint32) (s Sequence, num
 	case syscall.ENOSPC:
 		q.log.limited(slog.LevelError, "too many settings directories are in use: new ones fail with ENOSPC", "most", state.MaxSequences-1)
 	}
-	return s, number, errno
+	return s, number, errno, nil
 }
 
 // acquire returns the number of a sequence that was looked up by a name.
@@ -266,6 +272,7 @@ func (q *sequences) now(number int, k uint64) (Sequence, error) {
 	if held := q.byNumber[number].Load(); s != was && held != nil && *held == was {
 		fresh := s // allocated only here
 		q.byNumber[number].CompareAndSwap(held, &fresh)
+		q.describe(number, s)
 	}
 	return s, err
 }

@@ -27,7 +27,7 @@ func train(t *testing.T) (q *sequences, dir inode) {
 
 // lookUpBy is a lookup of settings by a user.
 func (q *sequences) lookUpBy(user uint32, dir inode, name string) (number int, errno syscall.Errno) {
-	_, number, errno = q.lookup(dir, name, user)
+	_, number, errno, _ = q.lookup(dir, name, user)
 	return number, errno
 }
 

@@ -59,6 +59,8 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 	if _, err := unix.Write(w.Connection, notifyResend); err != nil && err != unix.EINVAL {
 		return fmt.Errorf("cannot ask the kernel to resend unanswered requests: %w", err)
 	}
+	w.Shared.SetProgram(o.ProgramVersion)
+	go o.NoteCache(&w.Shared.Gauges)
 	for range invalidators {
 		go t.sequences.invalidate(server)
 	}
@@ -94,6 +96,8 @@ func (t *tree) answerPings(w *supervise.Worker, guarded *guard.Guard) {
 		mapped, busy := t.o.Remaps()
 		t.shared.Remapped.Store(uint64(mapped))
 		t.shared.RemapBusy.Store(uint64(busy))
+		_, waiting := t.limits.Use()
+		t.shared.Gauges.Waiting.Store(int64(waiting))
 	})
 }
 

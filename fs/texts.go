@@ -12,6 +12,7 @@ import (
 
 	"batchfs/fs/state"
 	"batchfs/internal/jsontext"
+	"batchfs/internal/process"
 )
 
 // texts are what each open handle of a live text shows. Beyond most bytes all is dropped, and made again when such a handle is read,
@@ -138,7 +139,7 @@ func (t *tree) status(inode) []byte {
 		"PID":      os.Getpid(),
 		"Workers":  t.shared.Workers.Load(),
 		"Uptime":   int64(time.Since(time.Unix(0, t.shared.Began)).Seconds()),
-		"Resident": residentBytes(),
+		"Resident": process.Resident(os.Getpid()),
 		"Budget":   t.o.Budget,
 		"Replies":  replies,
 		"Ahead":    t.prefetcher.used.Load(),
@@ -150,8 +151,16 @@ func (t *tree) status(inode) []byte {
 		"Busy":     busy,
 		"Advice":   RemapAdvice(mapped, busy),
 		"Store":    t.o.Store(),
+		"Log":      t.o.LogFile,
+		"BadNames": t.badNames.latest(),
 		"Splits":   splits,
 	})
+}
+
+func (t *tree) metrics(inode) []byte {
+	t.makingStatus.Lock()
+	defer t.makingStatus.Unlock()
+	return t.o.Metrics(t.shared)
 }
 
 // execute panics only if a template does not suit its data.
@@ -191,11 +200,4 @@ func RemapAdvice(mapped, busy int64) string {
 		return `memory.access = "pread"`
 	}
 	return ""
-}
-
-func residentBytes() int64 {
-	statm, _ := os.ReadFile("/proc/self/statm")
-	var size, pages int64
-	fmt.Sscan(string(statm), &size, &pages)
-	return pages * int64(os.Getpagesize())
 }

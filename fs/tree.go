@@ -30,7 +30,8 @@ type tree struct {
 	sequences          *sequences
 	readme             []byte
 	texts              texts
-	makingStatus       sync.Mutex // held while status.json is made, which may be long: one at a time; before every other lock
+	badNames           badNames
+	makingStatus       sync.Mutex // held while status.json or metrics is made, which may be long: one at a time; before every other lock
 	prefetcher         *prefetcher
 	limits             *guard.Limits
 	log                *limitedLog
@@ -43,13 +44,16 @@ const forever = time.Duration(1<<31) * time.Second
 // Options are what a mount depends on besides its sequences.
 type Options struct {
 	ProgramVersion  string                      // for status.json
+	LogFile         string                      // where Log goes, or empty
 	Ahead           int                         // batches made before they are requested, for each reader of next* or batch/<k> in order
 	AheadBytes      int64                       // bytes for all of these
 	ReplyBytes      int64                       // bytes for replies, besides batches made ahead
 	TextBytes       int64                       // bytes for the texts that open files show
 	TableBytes      func() int64                // memory of the sequences
 	Budget          int64                       // bytes for all of this
+	Metrics         func(*state.Shared) []byte  // the content of the file metrics
 	Store           func() *StoreUse            // returns nil where nothing lies in a store
+	NoteCache       func(*state.Gauges)         // runs while this process serves, and notes how full the directory of blocks is
 	Remaps          func() (mapped, busy int64) // reads of token files with a mapping, and those that had none because another read had one
 	Timeout         time.Duration               // within which every request has an answer
 	Mode            uint32                      // permission bits of files; users who may read files may list directories
@@ -58,7 +62,7 @@ type Options struct {
 	Log             *slog.Logger
 }
 
-// A StoreUse is what this process has read of objects in stores, for status.json.
+// A StoreUse is what the workers have read of objects in stores, for status.json. Memory is of this process.
 type StoreUse struct {
 	Requests, Bytes int64 // sent, and fetched
 	Hits, Waits     int64 // blocks that were there when they were read, and that were fetched meanwhile
@@ -213,13 +217,19 @@ func (t *tree) Lookup(late <-chan struct{}, header *fuse.InHeader, name string, 
 		}
 		i, timeout = i.ofVersion(s.Spec().Version), 0 // of other tokens it is another file
 	}
+	if i == noSuchInode {
+		t.noteBadName(dir, name, t.whyNot(dir, name))
+	}
 	t.entry(i, s, timeout, out)
 	t.sequences.countLookup(i.sequence()) // last, because what is above may wait
 	return fuse.OK
 }
 
 func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	s, number, errno := t.sequences.lookup(dir, name, header.Uid)
+	s, number, errno, err := t.sequences.lookup(dir, name, header.Uid)
+	if err != nil {
+		t.noteBadName(dir, name, err.Error())
+	}
 	if errno == 0 {
 		t.entry(settingsDir(number, dir, name), s, forever, out)
 	}

@@ -39,9 +39,11 @@ type fake struct {
 
 type spec = Spec
 
-func (f *fake) Spec() *Spec                                      { return &f.spec }
-func (f *fake) Read(dst []byte, k uint64, off int64) error       { return f.read(dst, k, off) }
-func (f *fake) ReadTokens([]byte, int64) error                   { return syscall.ENOSYS }
+func (f *fake) Spec() *Spec                                { return &f.spec }
+func (f *fake) Read(dst []byte, k uint64, off int64) error { return f.read(dst, k, off) }
+func (f *fake) ReadTokens([]byte, int64) error             { return syscall.ENOSYS }
+func (f *fake) RowsOf(source int, k uint64) uint64         { return k + uint64(source) }
+
 func (f *fake) ReadOrigin(dst []byte, k uint64, off int64) error { return f.readOrigin(dst, k, off) }
 func (f *fake) OriginLen() int64                                 { return f.originLen() }
 func (f *fake) Info() []byte                                     { return f.info() }
@@ -104,6 +106,7 @@ func grow(t testing.TB, shared *state.Shared, sequences ...Sequence) *tree {
 	log := slog.New(slog.DiscardHandler)
 	o := Options{ProgramVersion: "test", Ahead: 2, AheadBytes: 1 << 20, ReplyBytes: 64 << 20, TextBytes: maxTextBytes,
 		TableBytes: func() int64 { return 0 }, Remaps: func() (int64, int64) { return 3, 2 }, Store: func() *StoreUse { return nil },
+		Metrics: func(*state.Shared) []byte { return nil },
 		Timeout: time.Minute, Mode: 0o444, Log: log}
 	tr, err := newTree("/mnt", sequences, shared, guard.NewLimits(len(sequences), o.ReplyBytes), newLimitedLog(log), o)
 	if err != nil {
@@ -117,7 +120,7 @@ func (t *tree) find(path string) inode {
 	i := rootInode
 	for name := range strings.SplitSeq(path, "/") {
 		if isSettings(name) {
-			_, number, _ := t.sequences.lookup(i, name, 0)
+			_, number, _, _ := t.sequences.lookup(i, name, 0)
 			i = settingsDir(number, i, name)
 		} else {
 			i = t.lookup(i, name)

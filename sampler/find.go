@@ -41,7 +41,11 @@ func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows,
 		row := q.mixture.rowOf(source, index)
 		return row/own*all + uint64(host)*own + row%own
 	}
-	last := q.mixture.lastOf(source, MaxBatches*own-1)
+	end := MaxBatches*own - 1
+	last := q.mixture.before(source, end) // of the source's rows
+	if of, _ := q.mixture.sourceOf(end); of != source {
+		last--
+	}
 	if epoch > last/r {
 		return nil, nil // after the last batch
 	}

@@ -9,14 +9,15 @@ import (
 	"strconv"
 )
 
-// maxPeriod bounds D, the rows of a mixture's period: the longest pattern is 8 MiB.
+// maxPeriod bounds D, the rows of a mixture's period: the longest pattern is 8 MiB, and its rows by source 4 MiB.
 const maxPeriod = 1 << 20
 
 // A mixture assigns each row to one of several sources. Of the first n rows, for any n, a source with share a has n*a/D to within less than one. A
 // mixture is never written once it is made.
 type mixture struct {
-	shares  []int  // of each source: its rows in a period
-	pattern []pick // of each row of a period
+	shares  []int      // of each source: its rows in a period
+	pattern []pick     // of each row of a period
+	rows    [][]uint32 // of each source: which rows of a period are its
 }
 
 // A pick is the source of a row, and how many rows of that source stand before it in the period.
@@ -27,7 +28,14 @@ func newMixture(weights []float64) (*mixture, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &mixture{shares, newPattern(shares)}, nil
+	m := &mixture{shares: shares, pattern: newPattern(shares)}
+	for _, a := range shares {
+		m.rows = append(m.rows, make([]uint32, 0, a))
+	}
+	for row, t := range m.pattern {
+		m.rows[t.source] = append(m.rows[t.source], uint32(row))
+	}
+	return m, nil
 }
 
 // sourceOf is the source of a row, and how many rows of that source stand before it.
@@ -37,24 +45,20 @@ func (m *mixture) sourceOf(row uint64) (source int, index uint64) {
 	return int(t.source), row/d*uint64(m.shares[t.source]) + uint64(t.before)
 }
 
-// rowOf is the inverse of sourceOf, in O(D/a) for a source with share a.
+// rowOf is the inverse of sourceOf.
 func (m *mixture) rowOf(source int, index uint64) uint64 {
-	d, a := uint64(len(m.pattern)), uint64(m.shares[source])
-	t := pick{uint32(source), uint32(index % a)}
-	p := uint64(t.before) * d / a
-	for m.pattern[p] != t {
-		p++
-	}
-	return index/a*d + p
+	a := uint64(m.shares[source])
+	return index/a*uint64(len(m.pattern)) + uint64(m.rows[source][index%a])
 }
 
-// lastOf returns the index, among a source's rows, of the last one that is not after row. There must be one.
-func (m *mixture) lastOf(source int, row uint64) uint64 {
-	in, index := m.sourceOf(row)
-	for ; in != source; in, index = m.sourceOf(row) {
-		row--
+// before is how many of the first n rows are a source's. Of a period's first rows they are n*a/D, rounded down or up.
+func (m *mixture) before(source int, n uint64) uint64 {
+	d, a := uint64(len(m.pattern)), uint64(m.shares[source])
+	least := n % d * a / d
+	if uint64(m.rows[source][least]) < n%d {
+		least++
 	}
-	return index
+	return n/d*a + least
 }
 
 // newShares brings the weights, divided by their sum, to their least common denominator D. If that is above maxPeriod, it rounds them to

@@ -76,12 +76,15 @@ func TestMixtureShares(t *testing.T) {
 	}
 }
 
-// Every prefix is within one row of the shares; the rows of a source are stub without a gap; rowOf inverts sourceOf.
+// Every prefix is within one row of the shares; the rows of a source are stub without a gap; rowOf inverts sourceOf, and before counts.
 func TestMixtureIsProportionate(t *testing.T) {
 	for _, weights := range mixtures() {
 		m := newTestMixture(t, weights...)
 		d, count := len(m.pattern), make([]int, len(weights))
 		within := func(source, n int) {
+			if before := m.before(source, uint64(n)); before != uint64(count[source]) {
+				t.Fatalf("%v: %d of the first %d rows are source %d's, want %d", weights, before, n, source, count[source])
+			}
 			if lag := n*m.shares[source] - count[source]*d; lag <= -d || lag >= d {
 				t.Fatalf("%v: %d of the first %d rows are source %d's", weights, count[source], n, source)
 			}

@@ -197,9 +197,19 @@ func (q *Sequence) BatchOf(row uint64) (k uint64, rank, j int) {
 
 // place is the source of row j of batch k, and its number among the rows of that source which go through an epoch together.
 func (q *Sequence) place(k uint64, j int) (source int, index uint64) {
+	return q.mixture.sourceOf(q.first(k) + uint64(j))
+}
+
+// first is the number of batch k's first row among those of the ranks that go through an epoch together.
+func (q *Sequence) first(k uint64) uint64 {
 	ranks, host := q.together()
 	b := uint64(q.BatchSize)
-	return q.mixture.sourceOf(k*b*uint64(ranks) + uint64(q.Rank-host*ranks)*b + uint64(j))
+	return k*b*uint64(ranks) + uint64(q.Rank-host*ranks)*b
+}
+
+// RowsOf is how many rows of batch k are of a source.
+func (q *Sequence) RowsOf(source int, k uint64) uint64 {
+	return q.mixture.before(source, q.first(k)+uint64(q.BatchSize)) - q.mixture.before(source, q.first(k))
 }
 
 // Start is where row j of batch k begins: a source, and a position in it. For rows made of documents start is the number of the row in the

@@ -71,7 +71,7 @@ func TestRanksHaveTheRowsOfTheSources(t *testing.T) {
 					must(t, err)
 					ranks = append(ranks, q)
 				}
-				have := make([]int, len(weights))
+				have, inBatch := make([]int, len(weights)), []uint64(nil)
 				for n := range 1000 {
 					k, rank, j := ranks[0].BatchOf(uint64(n))
 					q := ranks[rank]
@@ -81,6 +81,16 @@ func TestRanksHaveTheRowsOfTheSources(t *testing.T) {
 					if want := begin(alone[source], index, 0); at != want || q.Row(k, j) != uint64(n) || q.Epoch(k, j) != epoch {
 						t.Fatalf("%+v: row %d of batch %d begins at %d of source %d in epoch %d, want its row %d, at %d in epoch %d",
 							q.Settings, j, k, at, source, q.Epoch(k, j), index, want, epoch)
+					}
+					if j == 0 {
+						inBatch = make([]uint64, len(weights))
+					}
+					if inBatch[source]++; j == batchSize-1 {
+						for source, rows := range inBatch {
+							if got := q.RowsOf(source, k); got != rows {
+								t.Fatalf("%+v: %d rows of batch %d are of source %d, want %d", q.Settings, got, k, source, rows)
+							}
+						}
 					}
 					have[source]++
 				}

@@ -41,6 +41,7 @@ func TestRooms(t *testing.T) {
 		"cmd/batchfs/internal/testfiles": nil,
 		"cmd/batchfs/chart":              nil,
 		"cmd/batchfs/terminal":           nil,
+		"cmd/batchfs/metrics":            {"fs/state", "internal/process"},
 		"cmd/batchfs/vocabulary":         nil,
 		"cmd/batchfs/config":             {"cache/array", "cache/blob", "cache/blocks", "cache/format", "cache/store", "sampler"},
 		"cmd/batchfs/dataset": {"cache", "cache/array", "cache/blob", "cache/blocks", "cmd/batchfs/config", "cmd/batchfs/terminal",
@@ -49,14 +50,15 @@ func TestRooms(t *testing.T) {
 		"cmd/batchfs/prepare":     {"cache/format", "cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "internal/owndir"},
 		"cmd/batchfs/plan": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/format", "cmd/batchfs/chart", "cmd/batchfs/config",
 			"cmd/batchfs/dataset", "cmd/batchfs/terminal", "sampler"},
+		"cmd/batchfs/top":   {"cmd/batchfs/metrics", "cmd/batchfs/terminal", "fs/mount", "fs/state", "internal/process"},
 		"cmd/batchfs/bench": {"cache/blob", "cmd/batchfs/chart", "cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal"},
 		"cmd/batchfs/survey": {"cache", "cache/array", "cache/blob", "cache/format", "cmd/batchfs/config", "cmd/batchfs/dataset",
 			"cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "internal/jsontext"},
 		"cmd/batchfs/view": {"cache", "cache/array", "cmd/batchfs/dataset", "cmd/batchfs/prepare/bpe", "cmd/batchfs/vocabulary", "internal/jsontext",
 			"sampler"},
-		"cmd/batchfs": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/format", "cmd/batchfs/bench", "cmd/batchfs/config",
-			"cmd/batchfs/dataset", "cmd/batchfs/plan", "cmd/batchfs/prepare", "cmd/batchfs/survey", "cmd/batchfs/terminal", "cmd/batchfs/view", "fs",
-			"fs/header", "fs/mount", "fs/supervise", "sampler"},
+		"cmd/batchfs": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/format", "cache/store", "cmd/batchfs/bench", "cmd/batchfs/config",
+			"cmd/batchfs/dataset", "cmd/batchfs/metrics", "cmd/batchfs/plan", "cmd/batchfs/prepare", "cmd/batchfs/survey", "cmd/batchfs/terminal",
+			"cmd/batchfs/top", "cmd/batchfs/view", "fs", "fs/header", "fs/mount", "fs/state", "fs/supervise", "sampler"},
 	}
 	home := map[string][]string{ // where the packages of an outside module enter
 		"github.com/hanwen/go-fuse":      {"fs", "fs/guard"},
@@ -65,6 +67,8 @@ func TestRooms(t *testing.T) {
 		"golang.org/x/sync":              {"fs/guard"},
 		"golang.org/x/text":              {"cmd/batchfs/prepare/bpe"},
 		"github.com/schollz/progressbar": {"cmd/batchfs/terminal"},
+		"github.com/prometheus":          {"cmd/batchfs/metrics"},
+		"charm.land/bubbletea":           {"cmd/batchfs/top"},
 		"golang.org/x/term":              {"cmd/batchfs/terminal"},
 		"github.com/coreos/go-systemd":   {"cmd/batchfs"},
 		"gonum.org/v1/plot":              {"cmd/batchfs/chart"},
@@ -74,7 +78,7 @@ func TestRooms(t *testing.T) {
 		"github.com/bmatcuk/doublestar":  {"cmd/batchfs/prepare"},
 		"github.com/parquet-go":          {"cmd/batchfs/prepare"},
 		"github.com/andybalholm/brotli":  {"cmd/batchfs/prepare"},
-		"github.com/spf13/cobra":         {"cmd/batchfs", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/plan", "cmd/batchfs/prepare"},
+		"github.com/spf13/cobra":         {"cmd/batchfs", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/plan", "cmd/batchfs/prepare", "cmd/batchfs/top"},
 	}
 	for line := range strings.Lines(e2e.Run(t, "go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "batchfs/...")) {
 		of := strings.Fields(line)

@@ -31,6 +31,7 @@ func (r *Remote) open(scheme string) (*store.Client, *blocks.Cache, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.cache == nil {
+		r.Store.Counts, r.Blocks.Counts = cmp.Or(r.Store.Counts, new(store.Counts)), cmp.Or(r.Blocks.Counts, new(blocks.Counts))
 		r.cache, r.clients = blocks.New(r.Blocks, cmp.Or(r.Log, slog.Default())), map[string]*store.Client{}
 	}
 	if r.clients[scheme] == nil {
@@ -53,7 +54,7 @@ func (r *Remote) Flush() {
 	}
 }
 
-// RemoteUse is what was read of objects.
+// RemoteUse is what was read of objects, by all processes that have the same Counts.
 type RemoteUse struct {
 	Requests, Bytes int64 // sent to stores, and fetched from them
 	Hits, Waits     int64 // reads of blocks that were there, and of blocks that were not
@@ -62,19 +63,17 @@ type RemoteUse struct {
 	Memory          int64 // bytes
 }
 
-// Use returns what was read so far. ok is false if no object was opened.
+// Use returns what was read so far. ok is false if this process opened no object.
 func (r *Remote) Use() (u RemoteUse, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.cache == nil {
 		return u, false
 	}
-	c := &r.cache.Counts
+	c, s := r.Blocks.Counts, r.Store.Counts
 	u.Hits, u.Waits, u.Waited, u.Unkept = c.Hits.Load(), c.Waits.Load(), time.Duration(c.Waited.Load()), c.Full.Load()
+	u.Requests, u.Bytes = s.Requests.Load(), s.Bytes.Load()
 	u.Memory = r.cache.MemoryBytes()
-	for _, client := range r.clients {
-		u.Requests, u.Bytes = u.Requests+client.Requests.Load(), u.Bytes+client.Bytes.Load()
-	}
 	return u, true
 }
 

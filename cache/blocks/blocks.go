@@ -8,6 +8,7 @@
 package blocks
 
 import (
+	"cmp"
 	"container/list"
 	"context"
 	"iter"
@@ -31,6 +32,8 @@ type Options struct {
 
 	// Ahead bounds the fetch of a block that no reader waits for yet: while the store is away, it must not hold memory for long.
 	Ahead time.Duration
+
+	Counts *Counts // of all reads; nil: each cache has its own
 }
 
 // Slots is how many blocks are in memory at most.
@@ -50,7 +53,7 @@ type Cache struct {
 	o    Options
 	disk *disk
 
-	Counts Counts
+	counts *Counts
 
 	mu      sync.Mutex
 	changed sync.Cond      // a slot may be free, or what waited is written; its lock is mu
@@ -64,7 +67,7 @@ type Cache struct {
 	began   time.Time      // when it began with the one that it is at
 }
 
-// Counts are what readers of blocks met.
+// Counts are what readers of blocks met. Several processes may add to them.
 type Counts struct {
 	Hits   atomic.Int64 // reads of a block that was there; blob counts reads of files
 	Waits  atomic.Int64 // reads of a block that was fetched meanwhile
@@ -104,7 +107,7 @@ type entry struct {
 
 // New returns a cache. It touches nothing.
 func New(o Options, log *slog.Logger) *Cache {
-	c := &Cache{o: o, entries: map[key]*entry{}}
+	c := &Cache{o: o, entries: map[key]*entry{}, counts: cmp.Or(o.Counts, new(Counts))}
 	c.changed.L = &c.mu
 	if o.Dir != "" {
 		c.disk = &disk{dir: o.Dir, shared: o.Shared, limit: o.Limit, log: log, shares: map[string]*Share{}}
@@ -138,7 +141,7 @@ func (o *Object) Blocks() int64 { return (o.Size + o.cache.o.BlockBytes - 1) / o
 func (o *Object) BlockBytes() int64 { return o.cache.o.BlockBytes }
 
 // Counts are the counts of the object's cache.
-func (o *Object) Counts() *Counts { return &o.cache.Counts }
+func (o *Object) Counts() *Counts { return o.cache.counts }
 
 // Holding are the blocks of so many bytes that hold the bytes [from, to) of an object.
 func Holding(from, to, size int64) iter.Seq[int64] {
@@ -224,10 +227,10 @@ func (o *Object) Get(index int64) (Block, error) {
 		}
 		return o.Get(index) // of a file, or with all of the time that it may take
 	case waited:
-		c.Counts.Waits.Add(1)
-		c.Counts.Waited.Add(int64(time.Since(began)))
+		c.counts.Waits.Add(1)
+		c.counts.Waited.Add(int64(time.Since(began)))
 	default:
-		c.Counts.Hits.Add(1)
+		c.counts.Hits.Add(1)
 	}
 	return Block{Bytes: e.bytes, entry: e}, nil
 }
@@ -382,7 +385,7 @@ func (c *Cache) loadedFrom(e *entry, spare, bytes []byte) {
 				go c.write()
 			}
 		} else if c.disk != nil {
-			c.Counts.Full.Add(1)
+			c.counts.Full.Add(1)
 		}
 	}
 	close(e.done)
@@ -418,7 +421,7 @@ func (c *Cache) slot(now bool) []byte {
 	}
 	if victim.pending {
 		c.pending = slices.DeleteFunc(c.pending, func(e *entry) bool { return e == victim })
-		c.Counts.Full.Add(1)
+		c.counts.Full.Add(1)
 	}
 	c.remove(victim)
 	if needs := later(victim.needs); len(needs) > 0 {
@@ -483,7 +486,7 @@ func (c *Cache) write() {
 		if written := c.disk.write(e.key, e.bytes); written != nil {
 			e.key.object.onDisk[e.key.index].Store(written)
 		} else {
-			c.Counts.Full.Add(1)
+			c.counts.Full.Add(1)
 		}
 		c.release(e)
 		c.mu.Lock()

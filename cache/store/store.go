@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/bits"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -33,6 +34,26 @@ type Options struct {
 	PathStyle bool   // the bucket stands in the path of a URL, not in the name of the host
 	Anonymous bool   // without credentials
 	Timeout   time.Duration
+	Counts    *Counts // of all that is sent; nil: each client has its own
+}
+
+// Counts count requests. Several processes may add to them.
+type Counts struct {
+	Requests atomic.Int64      // sent, also again
+	Bytes    atomic.Int64      // that came of objects
+	Retries  atomic.Int64      // attempts after one that failed
+	Errors   atomic.Int64      // requests with an answer of 429 or 5xx, or none
+	Nanos    atomic.Int64      // until the head of an answer
+	Buckets  [17]atomic.Uint64 // of these times: below 1 ms, 2 ms, … 32.8 s, and all others
+}
+
+func (c *Counts) note(took time.Duration, failed bool) {
+	c.Requests.Add(1)
+	c.Nanos.Add(int64(took))
+	c.Buckets[min(bits.Len64(uint64(took.Milliseconds())), len(c.Buckets)-1)].Add(1)
+	if failed {
+		c.Errors.Add(1)
+	}
 }
 
 // An Object is one object as it was when Stat looked. ETag tells its content from what was, or will be, under its name.
@@ -67,8 +88,7 @@ type Client struct {
 	answered atomic.Pointer[time.Time] // when the store did so last
 	away     atomic.Pointer[error]     // why it does not, while it does not
 
-	// Requests counts those that were sent, also again; Bytes those that came of objects.
-	Requests, Bytes atomic.Int64
+	counts *Counts
 }
 
 // ErrChanged is the error of a read of an object that has been replaced since.
@@ -94,7 +114,7 @@ func New(scheme string, o Options) (*Client, error) {
 	if region == "" && !strings.HasSuffix(u.Hostname(), ".amazonaws.com") {
 		region = "us-east-1" // of AWS, the library asks where a bucket is
 	}
-	c := &Client{Endpoint: u.Scheme + "://" + u.Host, timeout: o.Timeout, http: newTransport()}
+	c := &Client{Endpoint: u.Scheme + "://" + u.Host, timeout: o.Timeout, http: newTransport(), counts: cmp.Or(o.Counts, new(Counts))}
 	options := &minio.Options{Secure: u.Scheme == "https", Region: region, MaxRetries: 1, Transport: observed{c}}
 	if o.PathStyle {
 		options.BucketLookup = minio.BucketLookupPath
@@ -133,8 +153,9 @@ type observed struct{ *Client }
 type waitKey struct{} // of a *time.Duration in a context
 
 func (o observed) RoundTrip(req *http.Request) (*http.Response, error) {
-	o.Requests.Add(1)
+	began := time.Now()
 	resp, err := o.http.RoundTrip(req)
+	o.counts.note(time.Since(began), err != nil || resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode >= 500)
 	if wait, ok := req.Context().Value(waitKey{}).(*time.Duration); ok && err == nil {
 		if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && seconds > 0 {
 			*wait = time.Duration(seconds) * time.Second
@@ -209,7 +230,7 @@ func (c *Client) ReadRange(ctx context.Context, o Object, off int64, dst []byte)
 		for done < len(dst) {
 			n, err := body.Read(dst[done:])
 			done += n
-			c.Bytes.Add(int64(n))
+			c.counts.Bytes.Add(int64(n))
 			if n > 0 {
 				progress()
 			}
@@ -299,6 +320,7 @@ func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx c
 			}
 			return o.failed(what, err)
 		case <-time.After(min(max(asked, wait/2+rand.N(wait/2)), share)):
+			c.counts.Retries.Add(1)
 		}
 	}
 }

@@ -5,17 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
 	"runtime/debug"
 	"syscall"
+	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
+	"batchfs/cmd/batchfs/metrics"
+	"batchfs/fs/state"
 	"batchfs/fs/supervise"
 )
 
@@ -71,6 +78,13 @@ func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, con
 	if ctx.Err() != nil {
 		return errors.New("stopped before it was mounted")
 	}
+	listener, err := listenForMetrics(c.Mount.MetricsListen)
+	if err != nil {
+		return err
+	}
+	if listener != nil {
+		defer listener.Close()
+	}
 	path, err := os.Executable()
 	if err != nil {
 		return err
@@ -99,10 +113,13 @@ func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, con
 		Stop:     stop,
 		Grace:    c.Mount.Grace,
 		NoResend: snapshot.NoResend,
-		Serving: func() {
+		Serving: func(shared *state.Shared) {
 			daemon.SdNotify(false, daemon.SdNotifyReady)
 			log.Info("mounted", "version", version(), "pid", os.Getpid())
 			snapshot.Warn(c, log)
+			if listener != nil {
+				go serveMetrics(listener, shared, log)
+			}
 			ready()
 			debug.FreeOSMemory() // what setting up took
 		},
@@ -122,6 +139,27 @@ func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, con
 		log.Info("unmounted")
 	}
 	return err
+}
+
+// listenForMetrics returns nil where no address is set.
+func listenForMetrics(address netip.AddrPort) (net.Listener, error) {
+	if !address.IsValid() {
+		return nil, nil
+	}
+	listener, err := net.Listen("tcp", address.String())
+	if err != nil {
+		return nil, fmt.Errorf("mount.metrics_listen: %w; set a free port of this machine", err)
+	}
+	return listener, nil
+}
+
+// serveMetrics serves them from the supervisor, which outlives workers.
+func serveMetrics(listener net.Listener, shared *state.Shared, log *slog.Logger) {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", metrics.Handler(shared))
+	server := http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn)}
+	log.Info("metrics are served", "url", fmt.Sprintf("http://%s/metrics", listener.Addr()))
+	server.Serve(listener)
 }
 
 // signals returns the signals to restart and to stop. SIGHUP means restart; but stop if this process has lost its terminal.

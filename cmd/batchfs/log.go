@@ -3,11 +3,13 @@ package main
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -143,8 +145,8 @@ func openLog(path string) (*os.File, error) {
 	return file, unix.SetNonblock(int(file.Fd()), false)
 }
 
-// backgroundLog returns the absolute path of the log of a mount in the background.
-func backgroundLog(path string) (string, error) {
+// backgroundLog returns the absolute path of the log of a mount in the background. By default each mountpoint has its own: mnt-batches.log.
+func backgroundLog(path, mountpoint string) (string, error) {
 	if path != "" {
 		return filepath.Abs(path)
 	}
@@ -160,5 +162,11 @@ func backgroundLog(path string) (string, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fmt.Errorf("no place for the log: %w; name a file with --log", err)
 	}
-	return filepath.Join(dir, "batchfs.log"), nil
+	name := strings.ReplaceAll(strings.Trim(mountpoint, "/"), "/", "-")
+	if len(name) > 200 || strings.Contains(mountpoint, "-") { // too long, or the same as of another mountpoint
+		sum := fnv.New64a()
+		io.WriteString(sum, mountpoint)
+		name = fmt.Sprintf("%s-%x", name[max(0, len(name)-200):], sum.Sum64())
+	}
+	return filepath.Join(dir, name+".log"), nil
 }

@@ -19,6 +19,7 @@ import (
 	"batchfs/cmd/batchfs/plan"
 	"batchfs/cmd/batchfs/prepare"
 	"batchfs/cmd/batchfs/terminal"
+	"batchfs/cmd/batchfs/top"
 )
 
 // The kernel gives signals to the first thread of a process. While that reads a disk that does not answer, it would take none, and the
@@ -89,7 +90,8 @@ A README at the top of every mount says how to read its files.`,
 	}
 	root.SetVersionTemplate("batchfs {{.Version}}\n")
 	root.AddCommand(mountCommand(), unmountCommand(), restartCommand(), seekCommand(), doctorCommand(), keepCommand(), workerCommand(), lookCommand(),
-		catCommand(), inspectCommand(), viewCommand(), infoCommand(), checkCommand(), indexCommand(), cacheCommand(), prepare.Command(), bench.Command(), plan.Command(), versionCommand())
+		catCommand(), inspectCommand(), viewCommand(), infoCommand(), checkCommand(), indexCommand(), cacheCommand(), prepare.Command(),
+		bench.Command(), plan.Command(), top.Command(), listCommand(), whyCommand(), versionCommand())
 	return root
 }
 

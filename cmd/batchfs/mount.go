@@ -57,7 +57,7 @@ such as allow_other, are those of the other process. So is unmounting: at the en
 	f.Register(cmd)
 	cmd.Flags().BoolVarP(&f.background, "background", "d", false, "go to the background when batches can be read")
 	cmd.Flags().StringVar(&f.logFile, "log", "",
-		"write the log to this `file` (default: standard error; with -d, batchfs/batchfs.log in the user's state directory)")
+		"write the log to this `file` (default: standard error; with -d, one for each mount, in batchfs in the user's state directory)")
 	cmd.Flags().BoolVar(&f.noResend, "no-resend", false,
 		"do as on Linux before 6.9: if the worker dies, readers get errors, and there is a new mount at once")
 	cmd.Flags().IntVar(&f.fd, "fd", -1, "do not mount: serve the mount that was made with /dev/fuse open as this descriptor")
@@ -110,13 +110,16 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	snapshot.NoResend = f.noResend
+	if snapshot.Log, err = f.logPath(mountpoint); err != nil {
+		return err
+	}
 	file, err := snapshot.File()
 	if err != nil {
 		return err
 	}
 	defer file.Close()
 	if f.background {
-		return f.mountInBackground(cmd, mountpoint, connection, file, splits)
+		return f.mountInBackground(cmd, snapshot, connection, file, splits)
 	}
 	logTo := cmd.ErrOrStderr()
 	if f.logFile != "" {
@@ -132,6 +135,17 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 		describe(out, mountpoint, splits)
 		printf(out, "stop with Ctrl-C, or: batchfs unmount %s\n", mountpoint)
 	}))
+}
+
+// logPath is the absolute path of the log, or empty for standard error.
+func (f *mountFlags) logPath(mountpoint string) (string, error) {
+	if f.background {
+		return backgroundLog(f.logFile, mountpoint)
+	}
+	if f.logFile == "" {
+		return "", nil
+	}
+	return filepath.Abs(f.logFile)
 }
 
 // endWith sends this process SIGTERM when its parent has ended. The kernel would do so too early (PR_SET_PDEATHSIG): when the thread of
@@ -174,12 +188,9 @@ func (f *mountFlags) place(cmd *cobra.Command, c *config.Config) (mountpoint str
 }
 
 // mountInBackground starts a process that keeps the mount, and returns when it serves.
-func (f *mountFlags) mountInBackground(cmd *cobra.Command, mountpoint string, connection, snapshot *os.File, splits []*dataset.Dataset) error {
-	logFile, err := backgroundLog(f.logFile)
-	if err != nil {
-		return err
-	}
-	daemon, ready, err := startKeeper(logFile, connection, snapshot)
+func (f *mountFlags) mountInBackground(cmd *cobra.Command, snapshot *dataset.Snapshot, connection, file *os.File, splits []*dataset.Dataset) error {
+	logFile, mountpoint := snapshot.Log, snapshot.Mountpoint
+	daemon, ready, err := startKeeper(logFile, connection, file)
 	if err != nil {
 		return err
 	}

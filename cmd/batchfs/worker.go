@@ -7,12 +7,18 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"batchfs/cache/blob"
+	"batchfs/cache/blocks"
+	"batchfs/cache/store"
 	"batchfs/cmd/batchfs/dataset"
+	"batchfs/cmd/batchfs/metrics"
 	"batchfs/fs"
+	"batchfs/fs/state"
 	"batchfs/fs/supervise"
 )
 
@@ -90,13 +96,10 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	log, flush := newLog(os.Stderr, c.Log, snapshot.Mountpoint)
 	defer flush()
 	c.Remote().Log = log
+	c.Remote().Store.Counts, c.Remote().Blocks.Counts = (*store.Counts)(&w.Shared.Store), (*blocks.Counts)(&w.Shared.Blocks)
 	served, err := snapshot.Sequences(c, log, w.Publish)
 	if err != nil {
 		return err
-	}
-	var splits []fs.Sequence
-	for _, s := range served {
-		splits = append(splits, newSequence(s))
 	}
 	storeUse := func() *fs.StoreUse {
 		if use, ok := c.Remote().Use(); ok {
@@ -104,12 +107,48 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 		}
 		return nil
 	}
+	var splits []fs.Sequence
+	for _, s := range served {
+		splits = append(splits, newSequence(s))
+	}
 	shares := c.Shares()
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
-		ProgramVersion: version(), Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts,
-		TableBytes: c.Tables.Bytes, Store: storeUse, Remaps: blob.Remaps, Budget: c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
+		ProgramVersion: version(), LogFile: snapshot.Log, Metrics: metrics.Text,
+		Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts,
+		TableBytes: c.Tables.Bytes, Store: storeUse, Remaps: blob.Remaps,
+		NoteCache: func(to *state.Gauges) { noteCache(c.Remote().Blocks, to) },
+		Budget:    c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
 		Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 	})
+}
+
+// noteCache notes every few seconds how full a directory of blocks is. It lists all blocks, for a hundredth of the time at most.
+func noteCache(o blocks.Options, to *state.Gauges) {
+	for o.Dir != "" {
+		began := time.Now()
+		kept, shares, err := blocks.Usage(o)
+		if err == nil {
+			var used, needed, there int64
+			for _, object := range kept {
+				used += object.Bytes
+			}
+			for _, s := range shares {
+				if s.Live {
+					needed, there = needed+s.Needed, there+s.Kept
+				}
+			}
+			to.CacheUsed.Store(used)
+			to.CacheNeeded.Store(needed)
+			to.CacheKept.Store(there)
+			to.CacheLimit.Store(o.Limit)
+		}
+		var disk unix.Statfs_t
+		if unix.Statfs(o.Dir, &disk) == nil {
+			to.CacheFree.Store(int64(disk.Bavail) * disk.Bsize)
+			to.CacheDisk.Store(int64(disk.Blocks) * disk.Bsize)
+		}
+		time.Sleep(max(5*time.Second, 100*time.Since(began)))
+	}
 }
 
 // A sequence is a split, or one under the settings of a path, as package fs takes it.
@@ -120,14 +159,16 @@ type sequence struct {
 
 func newSequence(s *dataset.Served) *sequence {
 	return &sequence{s, fs.Spec{
-		Name:      s.Split.Name(),
-		Batch:     s.Sequence.Batch(),
-		Steps:     s.Steps,
-		Start:     s.Split.Start,
-		TokensLen: s.TokensLen(),
-		Metadata:  s.Metadata(),
-		Version:   fs.Version(s.Version),
-		Follows:   s.Split.OnChange == "follow",
+		Name:         s.Split.Name(),
+		Batch:        s.Sequence.Batch(),
+		Steps:        s.Steps,
+		Start:        s.Split.Start,
+		EpochBatches: s.EpochBatches(),
+		Sources:      s.Shares(),
+		TokensLen:    s.TokensLen(),
+		Metadata:     s.Metadata(),
+		Version:      fs.Version(s.Version),
+		Follows:      s.Split.OnChange == "follow",
 	}}
 }
 

@@ -41,6 +41,7 @@ type Guard struct {
 
 	mu       sync.Mutex
 	requests []*request // under way; guarded by mu, as what they hold is, and the attempts of Shared
+	free     []*request // that were used and are not now; guarded by mu
 	stopped  bool       // nothing is answered any more; guarded by mu
 }
 
@@ -62,8 +63,6 @@ type request struct {
 	late     chan struct{} // closed when it was answered in its handler's place
 	expired  bool          // late is closed
 }
-
-var requests = sync.Pool{New: func() any { return &request{late: make(chan struct{})} }}
 
 const (
 	// Shared shows splits whose requests wait for so long.
@@ -143,10 +142,21 @@ func (g *Guard) begin(header *fuse.InHeader) (*request, error) {
 		g.noteAnswer(id)
 		return nil, errExhausted
 	}
-	r := requests.Get().(*request)
+	r := g.unused()
 	*r = request{id: id, node: header.NodeId, split: split, index: len(g.requests), late: r.late}
 	g.requests = append(g.requests, r)
 	return r, nil
+}
+
+// unused returns a request whose channel is open. The caller holds mu.
+func (g *Guard) unused() *request {
+	last := len(g.free) - 1
+	if last < 0 {
+		return &request{late: make(chan struct{})}
+	}
+	r := g.free[last]
+	g.free = g.free[:last]
+	return r
 }
 
 func (g *Guard) end(r *request) (late bool) {
@@ -162,7 +172,7 @@ func (g *Guard) end(r *request) (late bool) {
 	}
 	g.Answered(r.id)
 	g.noteAnswer(r.id)
-	requests.Put(r)
+	g.free = append(g.free, r)
 	return false
 }
 

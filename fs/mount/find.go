@@ -66,6 +66,21 @@ func Find(mountpoint string) (*Mounted, error) {
 	return mounts[len(mounts)-1], nil // a later one hides an earlier one, or is nil
 }
 
+// All are the mounts of this machine, those that were handed over to supervisors of this user too. Of several at one path, only the last is seen.
+func All() (all []*Mounted, err error) {
+	found, err := find(func(i *mountinfo.Info) bool { return i.FSType == fsType && i.Root == "/" })
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range append(found, handedOverMounts()...) {
+		isSame := func(other *Mounted) bool { return other.Mountpoint == m.Mountpoint }
+		if m != nil {
+			all = append(slices.DeleteFunc(all, isSame), m)
+		}
+	}
+	return all, nil
+}
+
 // Now returns the mount as it is now: its directory may have been moved. It is nil if the mount is gone.
 func (m *Mounted) Now() (*Mounted, error) {
 	mounts, err := find(func(i *mountinfo.Info) bool { return i.FSType == fsType && i.ID == m.id && i.Source == m.source })

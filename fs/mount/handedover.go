@@ -74,20 +74,27 @@ func handedOver(source, mountpoint string) *Mounted {
 
 // FindHandedOver returns the mount that a path lies in, if it was handed over to a supervisor of this user, or nil. It touches no mount.
 func FindHandedOver(path string) (found *Mounted) {
+	for _, m := range handedOverMounts() {
+		isIn := path == m.Mountpoint || strings.HasPrefix(path, strings.TrimSuffix(m.Mountpoint, "/")+"/")
+		if isIn && (found == nil || m.began > found.began) {
+			found = m
+		}
+	}
+	return found
+}
+
+// handedOverMounts are those that were handed over to supervisors of this user that live.
+func handedOverMounts() (all []*Mounted) {
 	for _, pid := range process.All() {
 		if info, err := os.Stat(process.Dir(pid)); err != nil || int(info.Sys().(*syscall.Stat_t).Uid) != os.Geteuid() {
 			continue
 		}
 		source, mountpoint, _ := strings.Cut(handedOverTo(pid), " ")
-		if mountpoint == "" || path != mountpoint && !strings.HasPrefix(path, strings.TrimSuffix(mountpoint, "/")+"/") {
-			continue
-		}
-		m := handedOver(source, mountpoint)
-		if m.Alive() == nil && (found == nil || m.began > found.began) {
-			found = m
+		if m := handedOver(source, mountpoint); mountpoint != "" && m.Alive() == nil {
+			all = append(all, m)
 		}
 	}
-	return found
+	return all
 }
 
 // handedOverTo returns what Adopt noted in the state that a process of this user holds, or "".

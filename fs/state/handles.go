@@ -2,6 +2,7 @@ package state
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -32,7 +33,7 @@ type Handles struct {
 	free    []uint32    // slots that were used and are not now; guarded by mu
 	scratch []byteRange // guarded by mu
 
-	underWay map[uint64]underWay // reads that have no answer yet, by the ids of their requests; guarded by mu
+	underWay []underWay // reads that have no answer yet, no more than fs lets use token files at a time; guarded by mu
 }
 
 // An underWay is a read and what it was assigned.
@@ -44,7 +45,7 @@ type underWay struct {
 
 // NewHandles continues with what is in the shared memory, in which no other process works any more.
 func NewHandles(shared *Shared) *Handles {
-	h := &Handles{shared: shared, underWay: map[uint64]underWay{}}
+	h := &Handles{shared: shared}
 	for i := range shared.slotsUsed.Load() {
 		if shared.slots[i].sequence.Load() == 0 {
 			h.free = append(h.free, uint32(i))
@@ -66,8 +67,8 @@ func (h *Handles) cursor(s *slot) *atomic.Uint64 {
 	return &h.shared.Sequences[s.sequence.Load()].Cursor
 }
 
-// Open opens a handle of a sequence's next, for request id; sent again, the request gets the same one. ok is false when MaxHandles are open.
-func (h *Handles) Open(sequence int, isTentative bool, id uint64) (fh uint64, ok bool) {
+// Open opens a handle of a sequence's next, for request id of a thread; sent again, the request gets the same one. ok is false when MaxHandles are open.
+func (h *Handles) Open(sequence int, thread uint32, isTentative bool, id uint64) (fh uint64, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	shared := h.shared
@@ -82,7 +83,9 @@ func (h *Handles) Open(sequence int, isTentative bool, id uint64) (fh uint64, ok
 	var i uint64
 	switch n := len(h.free); {
 	case n > 0:
-		i, h.free = uint64(h.free[n-1]), h.free[:n-1]
+		at := h.pickSlot(sequence, thread)
+		i = uint64(h.free[at])
+		h.free[at], h.free = h.free[n-1], h.free[:n-1]
 	case shared.slotsUsed.Load() < MaxHandles:
 		i = shared.slotsUsed.Add(1) - 1
 	default:
@@ -99,6 +102,7 @@ func (h *Handles) Open(sequence int, isTentative bool, id uint64) (fh uint64, ok
 	s.cut.Store(0)
 	s.counted.Store(0)
 	s.forgetRanges()
+	shared.readers[i].beginReader(sequence, thread)
 	opens := s.opens.Add(1)
 	failpoint.Hit("open")
 	s.sequence.Store(uint64(sequence))
@@ -162,7 +166,7 @@ func (h *Handles) AssignBatch(r Read, late <-chan struct{}) (k uint64, err error
 	}
 	k, added, err := h.assignBatch(r)
 	if err == nil {
-		h.underWay[r.ID] = underWay{r, k, added}
+		h.underWay = append(h.underWay, underWay{r, k, added})
 	}
 	return k, err
 }
@@ -319,7 +323,7 @@ func (h *Handles) finish(s *slot) {
 func (h *Handles) Answered(id uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	delete(h.underWay, id)
+	h.endRead(id)
 }
 
 // GiveBack notes that a request has failed, even if its handler still runs: what it added was not delivered. A batch that no other request
@@ -327,10 +331,20 @@ func (h *Handles) Answered(id uint64) {
 func (h *Handles) GiveBack(id uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if r, ok := h.underWay[id]; ok {
-		delete(h.underWay, id)
+	if r, ok := h.endRead(id); ok {
 		h.giveBack(r.Read, r.number, r.added)
 	}
+}
+
+// endRead removes a read that is under way. The caller holds mu.
+func (h *Handles) endRead(id uint64) (r underWay, ok bool) {
+	i := slices.IndexFunc(h.underWay, func(r underWay) bool { return r.ID == id })
+	if i < 0 {
+		return r, false
+	}
+	r, last := h.underWay[i], len(h.underWay)-1
+	h.underWay[i], h.underWay = h.underWay[last], h.underWay[:last]
+	return r, true
 }
 
 func (h *Handles) giveBack(r Read, k uint64, added bool) {

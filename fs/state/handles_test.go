@@ -68,7 +68,7 @@ func TestEveryCut(t *testing.T) {
 	all := points(func() {
 		h := begin(t)
 		h.shared.Sequences[1].Seek(first)
-		fh, _ := h.Open(1, false, 1)
+		fh, _ := h.Open(1, 0, false, 1)
 		h.read(fh, 2, whole, 0)
 	})
 	if len(all) < 10 {
@@ -94,7 +94,7 @@ func TestEveryCut(t *testing.T) {
 				var handles []uint64
 				for range 3 {
 					ask(func(id uint64) {
-						fh, ok := h.Open(1, false, id)
+						fh, ok := h.Open(1, 0, false, id)
 						if !ok {
 							t.Fatal("no slot")
 						}
@@ -136,23 +136,23 @@ func TestTooManyHandles(t *testing.T) {
 	seen := map[uint64]bool{}
 	var last uint64
 	for range MaxHandles {
-		fh, ok := h.Open(1, false, 0)
+		fh, ok := h.Open(1, 0, false, 0)
 		last = fh
 		if !ok || seen[fh] {
 			t.Fatalf("handle %d: %v, seen %v", fh, ok, seen[fh])
 		}
 		seen[fh] = true
 	}
-	if _, ok := h.Open(1, false, 0); ok {
+	if _, ok := h.Open(1, 0, false, 0); ok {
 		t.Error("a slot too many")
 	}
 	h.Release(last)
-	fh, ok := h.Open(1, false, 0)
+	fh, ok := h.Open(1, 0, false, 0)
 	if !ok || seen[fh] || h.slot(fh) != h.slot(last) {
 		t.Errorf("after a release: %d %v", fh, ok)
 	}
 	h.Release(last) // again, as another process may be asked to
-	if _, ok := h.Open(1, false, 0); ok {
+	if _, ok := h.Open(1, 0, false, 0); ok {
 		t.Error("a slot was released that another handle has")
 	}
 }

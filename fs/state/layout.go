@@ -24,6 +24,10 @@ type Shared struct {
 	unfinished  *[maxUnfinished]unfinished
 	names       *names
 	attempts    *[maxAttempts]attempt
+	readers     *[MaxHandles]Reader // of the slots
+	described   *[MaxSequences]described
+	// Of each split, by number, what its batches had of each source of a mixture. The last one counts the rows of all further sources too.
+	Sources *[MaxSequences][MaxSources]SourceRows
 
 	base  unsafe.Pointer // of the mapping
 	bytes uintptr
@@ -34,6 +38,7 @@ func (s *Shared) sections() []section {
 	return []section{
 		sectionAt(&s.mount), sectionAt(&s.Counters), sectionAt(&s.Sequences), sectionAt(&s.slots), sectionAt(&s.manyRanges),
 		sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.names), sectionAt(&s.attempts),
+		sectionAt(&s.readers), sectionAt(&s.described), sectionAt(&s.Sources),
 	}
 }
 
@@ -61,6 +66,9 @@ type mount struct {
 	slotsUsed      atomic.Uint64 // slots ever used
 	assigned       atomic.Uint64 // assignments ever noted
 	everUnfinished atomic.Uint64
+
+	Supervisor, Standby atomic.Int64 // the ids of these processes, up to a second ago; the supervisor's
+	program             [64]byte     // the version of the worker, zeros behind it
 }
 
 // Counters of a mount outlive its workers.
@@ -70,7 +78,39 @@ type Counters struct {
 	// Reads under access remap that mapped a file, and that found another one mapping, of the worker that serves, up to a second ago.
 	Remapped, RemapBusy atomic.Uint64
 
-	_ [256 - 4]uint64 // room for later builds' counters
+	Store  StoreCounters
+	Blocks BlockCounters
+	Gauges Gauges
+
+	_ [256 - 4 - 22 - 4 - 7]uint64 // room for later builds' counters
+}
+
+// StoreCounters count the requests to stores of all workers. They are the counts of package store.
+type StoreCounters struct {
+	Requests atomic.Int64      // sent, also again
+	Bytes    atomic.Int64      // fetched
+	Retries  atomic.Int64      // attempts after one that failed
+	Errors   atomic.Int64      // those with an answer of 429 or 5xx, or none
+	Nanos    atomic.Int64      // until the head of an answer
+	Buckets  [17]atomic.Uint64 // of these times: below 1 ms, 2 ms, … 32.8 s, and all others
+}
+
+// BlockCounters count reads of blocks by all workers. They are the counts of package blocks.
+type BlockCounters struct {
+	Hits   atomic.Int64 // reads of a block that was there
+	Waits  atomic.Int64 // reads of a block that was fetched meanwhile
+	Waited atomic.Int64 // nanoseconds of those
+	Full   atomic.Int64 // blocks that were not kept
+}
+
+// Gauges are what the worker that serves notes every few seconds.
+type Gauges struct {
+	Waiting atomic.Int64 // requests that wait for others
+
+	// Bytes of the directory of blocks, of all mounts that have it; 0: there is none.
+	CacheUsed, CacheLimit  atomic.Int64 // of its blocks, and store.cache_bytes
+	CacheNeeded, CacheKept atomic.Int64 // of the blocks that an epoch of all its readers needs, and of those of them that are there
+	CacheFree, CacheDisk   atomic.Int64 // that its disk has for this user, and of its disk
 }
 
 // SequenceCounters are the counters of a sequence. They outlive workers.
@@ -80,8 +120,13 @@ type SequenceCounters struct {
 	Errors    atomic.Uint64 // requests answered with an error
 	GivenBack atomic.Uint64 // numbers that went back to the cursor: see Handles.GiveBack and Release
 	Batches   atomic.Uint64 // one more than the highest batch that was delivered, in part or whole; 0: none was
+	Begun     atomic.Uint64 // batches whose first byte was delivered
+	Ready     atomic.Uint64 // requests answered with batches that were made ahead
+	Gap       atomic.Int64  // nanoseconds from an answer to a reader of next to its next request
+	Waited    atomic.Int64  // nanoseconds that readers of next waited for answers, from their second request on
+	Waits     Waits         // of requests for next
 
-	_ [32 - 5]uint64 // room for later builds' counters
+	_ [32 - 9 - 23]uint64 // room for later builds' counters
 }
 
 // NoteBatch raises Batches.

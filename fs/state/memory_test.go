@@ -113,7 +113,7 @@ func TestForgedHeader(t *testing.T) {
 	}{
 		"an earlier layout": {func(h *header) { *h = header{Magic: [8]byte{10}} }, true},
 		"a later version":   {func(h *header) { h.Version++ }, true},
-		"beyond the end":    {func(h *header) { h.Sections[8].Bytes += 1 << 20 }, false},
+		"beyond the end":    {func(h *header) { h.Sections[len(new(Shared).sections())-1].Bytes += 1 << 30 }, false},
 		"without end":       {func(h *header) { h.Sections[2].Bytes = 1<<64 - 1 }, false},
 		"in no page":        {func(h *header) { h.Sections[2].Offset++ }, false},
 		"far away":          {func(h *header) { h.Sections[20].Offset = 1 << 63 }, false},

@@ -37,7 +37,7 @@ func (s *steps) run(t *testing.T, i int, st step) {
 	s.ids += 2
 	fh, isOpen := s.handles[st.fh]
 	if !isOpen && st.do != "seek" {
-		fh, _ = s.h.Open(1, st.looks, s.ids)
+		fh, _ = s.h.Open(1, 0, st.looks, s.ids)
 		s.handles[st.fh] = fh
 		s.ids += 2
 	}

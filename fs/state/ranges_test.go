@@ -12,7 +12,7 @@ import (
 func TestPieces(t *testing.T) {
 	const size = 200
 	h := begin(t)
-	fh, _ := h.Open(1, false, 1)
+	fh, _ := h.Open(1, 0, false, 1)
 	s := h.slot(fh)
 	s.size.Store(size)
 	var table [size]bool
@@ -48,7 +48,7 @@ func (h *Handles) covers(fh uint64, at int64) bool {
 
 func TestTooManyPieces(t *testing.T) {
 	h := begin(t)
-	fh, _ := h.Open(1, false, 1)
+	fh, _ := h.Open(1, 0, false, 1)
 	const size = 1000
 	for i := range int64(maxRanges + 1) {
 		_, _, err := h.assignBatch(Read{FH: fh, ID: uint64(i + 2), Span: Span{2 * i, 1, size}})
@@ -72,7 +72,7 @@ func TestCutReads(t *testing.T) {
 	const threads, rounds = 4, 5
 	run := func(t *testing.T, random *rand.Rand, point string, nth int) {
 		h := begin(t)
-		fh, _ := h.Open(1, false, 1)
+		fh, _ := h.Open(1, 0, false, 1)
 		id, dead := uint64(2), point == ""
 		next, batch, left := [threads]int{}, [threads]uint64{}, [threads]int{}
 		for i := range left {

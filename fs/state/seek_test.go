@@ -15,7 +15,7 @@ func TestSeekAmongReaders(t *testing.T) {
 	got := make([][]uint64, readers+1)
 	read := func(reader, n int) uint64 {
 		id := uint64(reader*stride+n+1) * 4
-		fh, _ := h.Open(1, false, id)
+		fh, _ := h.Open(1, 0, false, id)
 		defer h.Release(fh)
 		k, _ := h.AssignBatch(Read{ID: id + 2, FH: fh, Span: Span{0, 10, 10}}, nil)
 		h.Answered(id + 2)

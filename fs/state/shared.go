@@ -8,7 +8,6 @@ package state
 
 import (
 	"bytes"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -71,9 +70,7 @@ func (s *Shared) Add(number int, name string, start uint64, user uint32) {
 	q.seek.Store(0)
 	q.start.Store(start)
 	q.user.Store(uint64(user))
-	for _, counter := range []*atomic.Uint64{&q.Reads, &q.Bytes, &q.Errors, &q.GivenBack, &q.Batches} {
-		counter.Store(0)
-	}
+	q.SequenceCounters = SequenceCounters{}
 	q.Waiting.Store(0)
 	q.Lookups.Store(0)
 	setText(q.name[:], name)
@@ -90,6 +87,7 @@ func (s *Shared) NewConnection() {
 	s.InitReply.Set(nil)
 	for i := range s.slotsUsed.Load() {
 		s.slots[i].sequence.Store(0)
+		s.readers[i].since.Store(0)
 	}
 	for n := range s.SequencesUsed() {
 		s.Sequences[n+1].Lookups.Store(0)
@@ -101,12 +99,18 @@ func (s *Shared) NewConnection() {
 	clear(s.attempts[:])
 }
 
-// Monotonic is the time in nanoseconds, by a clock that all processes of a host share.
-func Monotonic() int64 {
+// Monotonic is the time in nanoseconds, by a clock that all processes of a host share. Go's own reads the same clock without a system call.
+func Monotonic() int64 { return began.clock + int64(time.Since(began.time)) }
+
+var began = func() (b struct {
+	time  time.Time
+	clock int64
+}) {
 	var now unix.Timespec
 	unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
-	return now.Nano()
-}
+	b.time, b.clock = time.Now(), now.Nano()
+	return b
+}()
 
 // Silent is how long ago the worker last answered the supervisor, which asks every second.
 func (s *Shared) Silent() time.Duration { return time.Duration(Monotonic() - s.Heartbeat.Load()) }

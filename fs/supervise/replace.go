@@ -64,7 +64,7 @@ func (s *supervisor) serving() {
 	}
 	switch {
 	case isFirst:
-		s.Serving()
+		s.Serving(s.shared)
 	case p.isReload:
 		s.Log.Info("restarted: a new worker serves", "pid", pid)
 		s.Restarted(pid)

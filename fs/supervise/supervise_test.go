@@ -121,7 +121,7 @@ func newRun(t *testing.T, how string) *run {
 			return cmd
 		},
 		Snapshot: snapshot, Restart: r.restart, Stop: r.stop, Grace: time.Minute,
-		Serving: func() {}, Restarted: func(int) {}, Stopping: func() {},
+		Serving: func(*state.Shared) {}, Restarted: func(int) {}, Stopping: func() {},
 		Log: slog.New(slog.NewTextHandler(r.log, nil)),
 	}, &mount.Mounted{Mountpoint: t.TempDir()}, write, shared, memory)
 	r.backOff, r.pingEvery = time.Microsecond, 100*time.Millisecond

@@ -37,9 +37,9 @@ type Options struct {
 	Grace    time.Duration    // how long open files may be read on when the mount ends
 	NoResend bool             // do as on kernels that do not send again what a dead worker left unanswered
 
-	Serving   func()        // called when batches can be read for the first time
-	Restarted func(pid int) // called when a worker serves that a restart started
-	Stopping  func()        // called when the mount begins to end
+	Serving   func(*state.Shared) // called when batches can be read for the first time
+	Restarted func(pid int)       // called when a worker serves that a restart started
+	Stopping  func()              // called when the mount begins to end
 	Log       *slog.Logger
 }
 
@@ -118,6 +118,7 @@ func Run(mountpoint string, o Options) error {
 	if err != nil {
 		return err
 	}
+	shared.Supervisor.Store(int64(os.Getpid()))
 	s := newSupervisor(o, mounted, connection, shared, memory)
 	defer func() { // a remount and a worker replace them
 		s.connection.Close()
@@ -240,6 +241,9 @@ func (s *supervisor) received(p *workerProcess, m message) error {
 // ping counts pings and not the time, because this process may have been stopped for a while, and of a ping only what the worker
 // could work.
 func (s *supervisor) ping() error {
+	if s.next != nil {
+		s.shared.Standby.Store(int64(s.next.cmd.Process.Pid))
+	}
 	if s.worker == nil || !s.worker.serves {
 		return nil
 	}

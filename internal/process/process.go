@@ -104,3 +104,11 @@ func ReadStat(dir string) (Stat, error) {
 	cpu := time.Duration(n[2]+n[3]) * time.Second / 100
 	return Stat{State: fields[0][0], Began: n[0], Ended: syscall.WaitStatus(n[1]), CPU: cpu}, nil
 }
+
+// Resident is the resident memory of a process in bytes, or 0 where there is none.
+func Resident(pid int) int64 {
+	statm, _ := os.ReadFile(Dir(pid) + "/statm")
+	var size, pages int64
+	fmt.Sscan(string(statm), &size, &pages)
+	return pages * int64(os.Getpagesize())
+}

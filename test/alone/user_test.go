@@ -82,7 +82,9 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 	keeper := e2e.Must(strconv.Atoi(regexp.MustCompile(`process (\d+)`).FindStringSubmatch(said)[1]))(t)
 	says("", "cmp", filepath.Join(dir, "train/tokens.bin"), data)
-	log, err := os.ReadFile(filepath.Join(home, "batchfs", "batchfs.log"))
+	logs, _ := filepath.Glob(filepath.Join(home, "batchfs", "*.log"))
+	e2e.Equal(t, "logs of one mount", len(logs), 1)
+	log, err := os.ReadFile(logs[0])
 	if err != nil || strings.Count(string(log), "read_ahead_kb") != 1 {
 		t.Errorf("%v: the log does not say once that reading ahead is root's to set:\n%s", err, log)
 	}

@@ -6,6 +6,7 @@ package config
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -86,6 +87,7 @@ type Mount struct {
 	Grace      time.Duration // how long open files may be read on after a signal to stop
 
 	SettingsPerUser int
+	MetricsListen   netip.AddrPort // not valid: none
 }
 
 // Log is the table [log].

@@ -2,6 +2,7 @@ package config
 
 import (
 	"math"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -214,6 +215,9 @@ var mountTable = table{name: "[mount]", what: "The mount itself. `batchfs restar
 	{name: "grace", initial: "10s", kind: duration(func(c *Mount) *time.Duration { return &c.Grace }, 0, 24*time.Hour),
 		what: "How long open files may be read when the mount is told to stop",
 		when: "Raise it to the time of an epoch to let readers finish."},
+	{name: "metrics_listen", example: "127.0.0.1:9137", kind: address(func(c *Mount) *netip.AddrPort { return &c.MetricsListen }),
+		what: "Where metrics are served over HTTP, at /metrics, for Prometheus",
+		when: "Set it to collect them from outside; the file metrics of the mount has them too. Whoever reaches the address reads them."},
 }}
 
 var storeTable = table{name: "[store]", what: "Object storage, for tokens named s3://bucket/key or gs://bucket/key. " +

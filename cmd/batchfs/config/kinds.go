@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -49,6 +50,14 @@ func text[C any](field func(*C) *string, rule string) kind {
 	return kindOf(field, rule, func(value any) (string, bool) {
 		s, ok := value.(string)
 		return s, ok && s != ""
+	})
+}
+
+func address[C any](field func(*C) *netip.AddrPort) kind {
+	return kindOf(field, `an IP address and a port, as in "127.0.0.1:9137"`, func(value any) (netip.AddrPort, bool) {
+		s, ok := value.(string)
+		a, err := netip.ParseAddrPort(s)
+		return a, ok && err == nil
 	})
 }
 

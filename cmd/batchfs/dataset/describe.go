@@ -81,6 +81,23 @@ func (d *Dataset) Info() []byte {
 	return indented(all)
 }
 
+// EpochBatches is how many batches an epoch has, or 0 where the order, or a mixture, has none.
+func (d *Dataset) EpochBatches() uint64 {
+	if len(d.Split.Sources) > 0 || d.Sequence.Order != sampler.Sequential && d.Sequence.Order != sampler.Shuffle {
+		return 0
+	}
+	return uint64(d.Sequence.BatchesPerEpoch())
+}
+
+// Shares are the part of the rows that each source of a mixture has, or nil.
+func (d *Dataset) Shares() (list []float64) {
+	for i := range d.Split.Sources {
+		rows, of := d.Sequence.Share(i)
+		list = append(list, float64(rows)/float64(of))
+	}
+	return list
+}
+
 // epochEnd is the batch in which the first epoch ends, and how many of its rows are that epoch's; the others begin the next one.
 func (d *Dataset) epochEnd() (batch uint64, rows int) {
 	q := d.Sequence

@@ -52,6 +52,9 @@ func (s *Served) ReadOrigin(dst []byte, k uint64, off int64) error {
 	return s.origins().Read(dst, k, off)
 }
 
+// RowsOf is how many rows of batch k are of a source.
+func (s *Served) RowsOf(source int, k uint64) uint64 { return s.Sequence.RowsOf(source, k) }
+
 // OriginLen is the length of batch/<k>.json.
 func (s *Served) OriginLen() int64 { return s.origins().Len() }
 

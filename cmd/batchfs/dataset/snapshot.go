@@ -25,6 +25,7 @@ type Snapshot struct {
 	Flags      config.Flags     // to read the configuration again with
 	Raw        config.RawConfig // the configuration
 	NoResend   bool             // see supervise.Options
+	Log        string           // the file that the mount's log goes to, or empty
 	Splits     []splitSnapshot
 }
 

@@ -1,0 +1,44 @@
+package main
+
+import (
+	"fmt"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"batchfs/cmd/batchfs/terminal"
+	"batchfs/cmd/batchfs/top"
+)
+
+func listCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "list",
+		Short:   "List the mounts of this machine",
+		Long:    "List every batchfs that is mounted here, in whatever state it is. No mount is touched, so one that hangs does not hold this up.",
+		Example: "  batchfs list",
+		Args:    cobra.NoArgs,
+		RunE: atOnce(func(cmd *cobra.Command, _ []string) error {
+			mounts, err := top.Look("")
+			if err != nil {
+				return err
+			}
+			if len(mounts) == 0 {
+				printf(cmd.OutOrStdout(), "no batchfs is mounted\n")
+				return nil
+			}
+			table := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+			defer table.Flush()
+			fmt.Fprintln(table, "MOUNTPOINT\tSTATE\tSUPERVISOR\tUSER\tUP\tVERSION\tSEQUENCES\tMEMORY")
+			for _, m := range mounts {
+				up := ""
+				if m.Uptime > 0 {
+					up = time.Duration(m.Uptime * float64(time.Second)).Round(time.Second).String()
+				}
+				fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%s\t%s\t%d\t%s\n", terminal.Printable(m.Mountpoint), m.State, m.Supervisor, m.User, up,
+					m.Version, len(m.Sequences), terminal.Size(m.Resident()))
+			}
+			return nil
+		}),
+	}
+}

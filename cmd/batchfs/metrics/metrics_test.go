@@ -1,0 +1,128 @@
+package metrics
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+
+	"batchfs/fs/state"
+)
+
+func newShared(t testing.TB, names ...string) *state.Shared {
+	t.Helper()
+	file, shared, err := state.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file.Close()
+	t.Cleanup(shared.Close)
+	for _, name := range names {
+		n := shared.NewNumber()
+		shared.Add(n, name, 0, 0)
+		shared.Sequences[n].Lookups.Store(1)
+	}
+	return shared
+}
+
+// lint parses a text as Prometheus does, and applies the rules for names.
+func lint(t testing.TB, text []byte) {
+	t.Helper()
+	problems, err := promlint.New(bytes.NewReader(text)).Lint()
+	if err != nil || len(problems) > 0 {
+		t.Errorf("%v, %v in\n%s", err, problems, text)
+	}
+}
+
+// What is counted is what is shown, whatever names there are.
+func TestText(t *testing.T) {
+	shared := newShared(t, "train", "val", "train/rank=3,world=8", "train/rank=4,world=8", "a\"b\\c\nd", "\xff", "\xfe")
+	shared.Sequences[4].Lookups.Store(0) // the kernel has forgotten it
+	shared.Describe(1, "0123", 0, []float64{0.75, 0.25})
+	shared.Sources[1][1].Rows.Store(4)
+	shared.SetProgram("v9")
+	shared.Workers.Store(3)
+	shared.Sequences[1].Begun.Store(17)
+	shared.Sequences[3].Cursor.Store(5)
+	fh := uint64(0)
+	for range 4 {
+		shared.BeginReading(1, fh, 1, 2).End()
+	}
+	shared.Store.Buckets[16].Store(2)
+	text := Text(shared)
+	lint(t, text)
+	if len(text)%step != 0 {
+		t.Errorf("%d bytes, want a multiple of %d", len(text), step)
+	}
+	for _, want := range []string{
+		`batchfs_build_info{version="v9"} 1`, `batchfs_takeovers_total 2`, `batchfs_split_info{fingerprint="0123",split="train"} 1`,
+		`batchfs_source_rows_total{source="1",split="train"} 4`, `batchfs_source_share_ratio{source="0",split="train"} 0.75`,
+		`batchfs_batches_total{settings="",split="train"} 17`, `batchfs_cursor{settings="rank=3,world=8",split="train"} 5`,
+		`batchfs_read_wait_seconds_count{settings="",split="train"} 4`, `batchfs_store_request_duration_seconds_bucket{le="32.768"} 0`,
+		`batchfs_store_request_duration_seconds_count 2`, `split="?"`,
+	} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("no %s in\n%s", want, text)
+		}
+	}
+	if strings.Contains(string(text), "rank=4") {
+		t.Error("settings that are not open have metrics")
+	}
+}
+
+// However many settings are open, the metrics are bounded.
+func TestManySequences(t *testing.T) {
+	var names []string
+	for i := range 1500 {
+		names = append(names, fmt.Sprintf("train/seed=%d", i))
+	}
+	text := Text(newShared(t, names...))
+	lint(t, text)
+	if n := strings.Count(string(text), "batchfs_cursor{"); n != maxSequences {
+		t.Errorf("%d sequences have metrics, want %d", n, maxSequences)
+	}
+	if !strings.Contains(string(text), "batchfs_sequences_left_out 500\n") {
+		t.Error("it is not said that 500 were left out")
+	}
+}
+
+func BenchmarkText(b *testing.B) {
+	var names []string
+	for i := range maxSequences {
+		names = append(names, fmt.Sprintf("train/seed=%d", i))
+	}
+	shared := newShared(b, names...)
+	b.ReportAllocs()
+	for b.Loop() {
+		Text(shared)
+	}
+}
+
+// The alerts and the dashboard name no metric that there is not.
+func TestDeployedNames(t *testing.T) {
+	names := regexp.MustCompile(`batchfs_[a-z_]+`)
+	shared, known := newShared(t, "train"), map[string]bool{}
+	shared.Worker.Store(int64(os.Getpid()))
+	for _, name := range names.FindAllString(string(Text(shared)), -1) {
+		known[name] = true
+	}
+	for _, file := range []string{"alerts.yaml", "dashboard.json"} {
+		text, err := os.ReadFile("../../../deploy/prometheus/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		used := names.FindAllString(string(text), -1)
+		if len(used) < 10 {
+			t.Errorf("%s names %q", file, used)
+		}
+		for _, name := range used {
+			if !known[name] {
+				t.Errorf("%s: there is no metric %s", file, name)
+			}
+		}
+	}
+}

@@ -1,0 +1,224 @@
+// Package top shows the mounts of a machine: batchfs top and batchfs list. It looks at their shared memory and at /proc, and touches no mount.
+package top
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"batchfs/cmd/batchfs/metrics"
+	"batchfs/fs/mount"
+	"batchfs/fs/state"
+	"batchfs/internal/process"
+)
+
+// A Mount is a batchfs as it was at one moment. Of one that this user may not look into, or that is dead, only the first fields are known.
+type Mount struct {
+	Mountpoint string `json:"mountpoint"`
+	State      string `json:"state"` // serving, stuck, dead, elsewhere or closed (to this user)
+	Supervisor int    `json:"supervisor"`
+	User       int    `json:"user"`
+
+	Version    string            `json:"version,omitempty"`
+	Uptime     float64           `json:"uptime_seconds,omitempty"`
+	Takeovers  uint64            `json:"takeovers"`
+	Waiting    int64             `json:"requests_waiting"`
+	Fetched    int64             `json:"fetched_bytes"`
+	Requests   int64             `json:"store_requests"`
+	Hits       int64             `json:"cache_hits"`
+	Waits      int64             `json:"cache_waits"`
+	Unkept     int64             `json:"cache_unkept_blocks"`
+	CacheUsed  int64             `json:"cache_bytes"`
+	CacheLimit int64             `json:"cache_limit_bytes"`
+	Needed     int64             `json:"cache_needed_bytes"` // by an epoch of its readers
+	Kept       int64             `json:"cache_kept_bytes"`   // of these
+	Processes  []metrics.Process `json:"processes,omitempty"`
+	Sequences  []*Sequence       `json:"sequences,omitempty"`
+}
+
+// Resident is the memory of all processes of the mount.
+func (m *Mount) Resident() (n int64) {
+	for _, p := range m.Processes {
+		n += p.Resident
+	}
+	return n
+}
+
+// A Sequence is one that is open in a mount. Rates says what happened since an earlier look.
+type Sequence struct {
+	Name    string    `json:"name"`
+	Cursor  uint64    `json:"cursor"`
+	Epoch   *float64  `json:"epoch"` // at the cursor; nil: the order has none
+	Batches uint64    `json:"batches"`
+	Bytes   uint64    `json:"bytes"`
+	Reads   uint64    `json:"reads"`
+	Ready   uint64    `json:"ready_reads"`
+	Errors  uint64    `json:"errors"`
+	Fault   string    `json:"last_error,omitempty"`
+	Readers []*Reader `json:"readers"` // of next: others are not visible
+	Rates   *Rates    `json:"rates,omitempty"`
+	waits   [len(state.WaitBounds) + 1]uint64
+}
+
+// A Reader is a process that reads next.
+type Reader struct {
+	PID         int      `json:"pid"`
+	Command     string   `json:"command"`
+	Waited      float64  `json:"waited_seconds"`
+	Gap         float64  `json:"gap_seconds"`
+	WaitedShare *float64 `json:"waited_share"` // of the time since an earlier look; nil: not known
+}
+
+// Look looks at the mounts of this machine, or at the one at a path.
+func Look(mountpoint string) ([]*Mount, error) {
+	var w watcher
+	defer w.close()
+	return w.look(mountpoint)
+}
+
+// A watcher looks again and again. What costs more, it does every few seconds: to find mounts, and to map their memory.
+type watcher struct {
+	found  []*watched
+	listed time.Time
+}
+
+type watched struct {
+	*mount.Mounted
+	shared *state.Shared // nil where err is not
+	err    error
+}
+
+const listEvery = 5 * time.Second
+
+func (w *watcher) close() {
+	for _, m := range w.found {
+		if m.shared != nil {
+			m.shared.Close()
+		}
+	}
+	w.found = nil
+}
+
+func (w *watcher) look(mountpoint string) (mounts []*Mount, err error) {
+	if time.Since(w.listed) > listEvery {
+		w.close()
+		all, err := mount.All()
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range all {
+			if mountpoint == "" || m.Mountpoint == mountpoint {
+				shared, err := m.State()
+				w.found = append(w.found, &watched{m, shared, err})
+			}
+		}
+		w.listed = time.Now()
+	}
+	for _, m := range w.found {
+		mounts = append(mounts, m.look())
+	}
+	slices.SortFunc(mounts, func(a, b *Mount) int { return strings.Compare(a.Mountpoint, b.Mountpoint) })
+	return mounts, nil
+}
+
+func (w *watched) look() *Mount {
+	m := &Mount{Mountpoint: w.Mountpoint, State: w.state(), Supervisor: w.Supervisor, User: w.Owner}
+	s := w.shared
+	if s == nil || m.State == "dead" {
+		return m
+	}
+	m.Version, m.Uptime = s.Program(), time.Since(time.Unix(0, s.Began)).Seconds()
+	m.Takeovers, m.Waiting = max(s.Workers.Load(), 1)-1, s.Gauges.Waiting.Load()
+	m.Fetched, m.Requests = s.Store.Bytes.Load(), s.Store.Requests.Load()
+	m.Hits, m.Waits, m.Unkept = s.Blocks.Hits.Load(), s.Blocks.Waits.Load(), s.Blocks.Full.Load()
+	m.CacheUsed, m.CacheLimit = s.Gauges.CacheUsed.Load(), s.Gauges.CacheLimit.Load()
+	m.Needed, m.Kept = s.Gauges.CacheNeeded.Load(), s.Gauges.CacheKept.Load()
+	m.Processes = metrics.Processes(s)
+	readers := readersOf(s)
+	for _, open := range metrics.Open(s) {
+		m.Sequences = append(m.Sequences, sequenceOf(s, open, readers[open.Number]))
+	}
+	return m
+}
+
+func (w *watched) state() string {
+	err := cmp.Or(w.Alive(), w.err)
+	switch {
+	case errors.Is(err, mount.ErrElsewhere):
+		return "elsewhere"
+	case errors.Is(err, os.ErrPermission):
+		return "closed"
+	case err != nil:
+		return "dead"
+	case w.Stopped(), w.shared.Silent() > 3*time.Second, len(w.shared.Waiting()) > 0:
+		return "stuck"
+	}
+	return "serving"
+}
+
+func sequenceOf(shared *state.Shared, open metrics.Sequence, readers []*Reader) *Sequence {
+	s := &Sequence{
+		Name: strings.TrimSuffix(open.Split+"/"+open.Settings, "/"), Cursor: open.Next(), Batches: open.Begun.Load(), Bytes: open.Bytes.Load(),
+		Reads: open.Reads.Load(), Ready: open.Ready.Load(), Errors: open.Errors.Load(), Fault: open.Fault(), Readers: readers,
+	}
+	if batches := shared.EpochBatches(open.Number); batches > 0 {
+		epoch := float64(s.Cursor) / float64(batches)
+		s.Epoch = &epoch
+	}
+	for i := range s.waits {
+		s.waits[i] = open.Waits.Buckets[i].Load()
+	}
+	return s
+}
+
+// A reader that has ended is shown for so long.
+const lingers = 5 * time.Second
+
+// readersOf are the processes that read next, by the numbers of their sequences. The threads of a process are one reader.
+func readersOf(shared *state.Shared) map[int][]*Reader {
+	all := map[int][]*Reader{}
+	slots := shared.Readers()
+	for i := range slots {
+		slot := &slots[i]
+		number, thread := int(slot.Sequence.Load()), int(slot.Thread.Load())
+		waits, since := slot.Since()
+		pid, command := processOf(thread)
+		if number == 0 || command == "" && since > lingers {
+			continue
+		}
+		at := slices.IndexFunc(all[number], func(r *Reader) bool { return r.PID == pid })
+		if at < 0 {
+			at, all[number] = len(all[number]), append(all[number], &Reader{PID: pid, Command: command})
+		}
+		r := all[number][at]
+		r.Waited += time.Duration(slot.Waited.Load()).Seconds()
+		r.Gap += time.Duration(slot.Gap.Load()).Seconds()
+		if waits {
+			r.Waited += since.Seconds()
+		} else {
+			r.Gap += since.Seconds()
+		}
+	}
+	return all
+}
+
+// processOf returns the process of a thread, and its command, or "" if there is none, or it is in another PID namespace.
+func processOf(thread int) (pid int, command string) {
+	status, err := os.ReadFile(process.Dir(thread) + "/status")
+	if err != nil {
+		return thread, ""
+	}
+	pid = thread
+	for line := range strings.Lines(string(status)) {
+		if name, value, _ := strings.Cut(line, ":"); name == "Tgid" {
+			fmt.Sscan(value, &pid)
+		} else if name == "Name" {
+			command = process.OneLine(strings.TrimSpace(value))
+		}
+	}
+	return pid, command
+}

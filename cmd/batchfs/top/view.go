@@ -1,0 +1,194 @@
+package top
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"batchfs/cmd/batchfs/terminal"
+)
+
+// A line is one of the screen: its text, and whether it is bad news.
+type line struct {
+	text  string
+	isBad bool
+}
+
+// waitsTooLong is the part of its time from which on a reader that waits is bad news.
+const waitsTooLong = 0.05
+
+// lines are the view of a frame in so many columns. history has the batches a second of each sequence in the last minute, by mountpoint and name.
+func (f *frame) lines(history map[string][]float64, width int) []line {
+	all := []line{f.headline()}
+	name := min(max(width-68, 12), 40)
+	for _, m := range f.mounts {
+		all = append(all, line{}, line{fmt.Sprintf("%s  %s", m.Mountpoint, m.State), m.State == "dead" || m.State == "stuck"})
+		if m.Processes == nil {
+			continue
+		}
+		all = append(all, m.line())
+		if m.Requests > 0 {
+			all = append(all, m.storeLines()...)
+		}
+		all = append(all, line{text: fmt.Sprintf("  %-*s %8s %7s %7s %7s %6s %9s %6s %s",
+			name, "SEQUENCE", "BATCH/S", "MB/S", "WAIT", "P99", "READY", "CURSOR", "EPOCH", "MINUTE")})
+		for _, s := range m.Sequences {
+			past := history[m.Mountpoint+"\x00"+s.Name]
+			all = append(all, s.lines(name, past[max(0, len(past)-max(width-60-name, 0)):])...)
+		}
+	}
+	return all
+}
+
+// headline answers whether training waits for data.
+func (f *frame) headline() line {
+	const question = "Is training waiting for data? "
+	var worst *Reader
+	var of string
+	numbered := false
+	for _, m := range f.mounts {
+		for _, s := range m.Sequences {
+			numbered = numbered || s.Rates != nil && s.Rates.Bytes > 0 && len(s.Readers) == 0
+			for _, r := range s.Readers {
+				if r.WaitedShare != nil && (worst == nil || *r.WaitedShare > *worst.WaitedShare) {
+					worst, of = r, m.Mountpoint+"/"+s.Name
+				}
+			}
+		}
+	}
+	switch {
+	case worst == nil && numbered:
+		return line{text: question + "Not visible: numbered files are read, and the kernel's page cache answers"}
+	case worst == nil:
+		return line{text: question + "No process reads next"}
+	}
+	answer, bad := "No", *worst.WaitedShare > waitsTooLong
+	if bad {
+		answer = "YES"
+	}
+	return line{fmt.Sprintf("%s%s: %s %d waits %s, %s/next", question, answer, worst.Command, worst.PID, percent(worst.WaitedShare), of), bad}
+}
+
+func (m *Mount) line() line {
+	text := fmt.Sprintf("  up %v, takeovers %d, waiting %d, MB:", time.Duration(m.Uptime)*time.Second, m.Takeovers, m.Waiting)
+	for _, p := range m.Processes {
+		text += fmt.Sprintf(" %s %d", p.Name, p.Resident/1e6)
+	}
+	return line{text, m.Waiting > 0}
+}
+
+func (m *Mount) storeLines() []line {
+	var served uint64
+	for _, s := range m.Sequences {
+		served += s.Bytes
+	}
+	text := fmt.Sprintf("  store: fetched %s, %s of what was read; %s of blocks were there", terminal.Size(m.Fetched),
+		percent(share(float64(m.Fetched), float64(served))), percent(share(float64(m.Hits), float64(m.Hits+m.Waits))))
+	if m.CacheLimit == 0 {
+		return []line{{text: text}}
+	}
+	kept := fmt.Sprintf("  cache: %s of %s needed is kept; %s of %s", percent(share(float64(m.Kept), float64(m.Needed))),
+		terminal.Size(m.Needed), terminal.Size(m.CacheUsed), terminal.Size(m.CacheLimit))
+	if m.Unkept > 0 {
+		kept += fmt.Sprintf("; %d found no room", m.Unkept)
+	}
+	return []line{{text: text}, {kept, m.Unkept > 0}}
+}
+
+func (s *Sequence) lines(name int, history []float64) []line {
+	r, epoch := s.Rates, "-"
+	if r == nil {
+		r = &Rates{}
+	}
+	if s.Epoch != nil {
+		epoch = fmt.Sprintf("%.2f", *s.Epoch)
+	}
+	var all []line
+	shown := s.Name
+	if utf8.RuneCountInString(shown) > name {
+		all, shown = []line{{text: "  " + shown}}, ""
+	}
+	all = append(all, line{text: fmt.Sprintf("  %-*s %8.1f %7.1f %7s %7s %6s %9d %6s %s",
+		name, shown, r.Batches, r.Bytes/1e6, short(r.WaitMedian), short(r.WaitP99), percent(r.Ready), s.Cursor, epoch, sparkline(history))})
+	for _, reader := range s.Readers {
+		text := fmt.Sprintf("    %s %d waits %s of its time", reader.Command, reader.PID, percent(reader.WaitedShare))
+		all = append(all, line{text, reader.WaitedShare != nil && *reader.WaitedShare > waitsTooLong})
+	}
+	if len(s.Readers) == 0 && r.Bytes > 0 {
+		all = append(all, line{text: "    reads of numbered files: what their readers wait is not visible"})
+	}
+	if s.Errors > 0 {
+		all = append(all, line{fmt.Sprintf("    %d errors, the last one: %s", s.Errors, s.Fault), true})
+	}
+	return all
+}
+
+// shortened is a text in so many columns, if each rune takes one.
+func shortened(text string, width int) string {
+	if utf8.RuneCountInString(text) <= width {
+		return text
+	}
+	return string([]rune(text)[:max(width-1, 0)]) + "…"
+}
+
+func percent(part *float64) string {
+	if part == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f%%", 100**part)
+}
+
+// short is a time in three digits.
+func short(seconds *float64) string {
+	if seconds == nil {
+		return "-"
+	}
+	switch s := *seconds; {
+	case s < 1e-3:
+		return fmt.Sprintf("%.0fµs", s*1e6)
+	case s < 1:
+		return fmt.Sprintf("%.1fms", s*1e3)
+	default:
+		return fmt.Sprintf("%.1fs", s)
+	}
+}
+
+// sparkline draws values next to the largest of them.
+func sparkline(values []float64) string {
+	const bars = "▁▂▃▄▅▆▇█"
+	most := 0.0
+	for _, v := range values {
+		most = max(most, v)
+	}
+	var b strings.Builder
+	for _, v := range values {
+		if most == 0 || v <= 0 {
+			b.WriteByte(' ')
+			continue
+		}
+		b.WriteRune([]rune(bars)[min(int(8*v/most), 7)])
+	}
+	return b.String()
+}
+
+// screen is the first line, and others from one on, as many as fit, without control characters; red is written around bad news.
+func screen(all []line, from, width, height int, red, plain string) string {
+	var b strings.Builder
+	for i, l := range slices.Concat(all[:1], all[min(1+from, len(all)):]) {
+		if i == height {
+			break
+		}
+		if i > 0 {
+			b.WriteByte('\n')
+		}
+		text := strings.ReplaceAll(terminal.Printable(l.text), "\n", `\n`)
+		text = shortened(text, width)
+		if l.isBad {
+			text = red + text + plain
+		}
+		b.WriteString(text)
+	}
+	return b.String()
+}

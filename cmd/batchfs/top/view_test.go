@@ -1,0 +1,123 @@
+package top
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"batchfs/cmd/batchfs/metrics"
+	"batchfs/fs/state"
+)
+
+// twoFrames are two looks, a second apart, at a mount whose reader waited for a part of that second, beside a dead mount.
+func twoFrames(waited float64, readers ...*Reader) (then, now *frame) {
+	look := func(second int) *frame {
+		s := &Sequence{Name: "train", Cursor: uint64(50 * second), Batches: uint64(50 * second), Bytes: uint64(1e6 * second), Reads: uint64(50 * second)}
+		s.waits[5] = uint64(49 * second) // from 32 to 64 µs
+		s.waits[15] = uint64(second)
+		for _, r := range readers {
+			at := *r
+			at.Waited, at.Gap = waited*float64(second), (1-waited)*float64(second)
+			s.Readers = append(s.Readers, &at)
+		}
+		return &frame{time.Unix(int64(second), 0), []*Mount{
+			{Mountpoint: "/mnt/a", State: "serving", Version: "v1", Requests: 3, Fetched: 5e6, Unkept: 1, CacheLimit: 1e9, Needed: 4e9, Kept: 3e9,
+				Processes: []metrics.Process{{Name: "worker", PID: 7, Resident: 3e7}}, Sequences: []*Sequence{s}},
+			{Mountpoint: "/mnt/dead\x1b[2J" + strings.Repeat("é", 300), State: "dead"},
+		}}
+	}
+	then, now = look(1), look(2)
+	now.rate(then)
+	return then, now
+}
+
+func TestHeadline(t *testing.T) {
+	python := &Reader{PID: 12, Command: "python"}
+	for _, test := range []struct {
+		waited  float64
+		readers []*Reader
+		want    string
+		isBad   bool
+	}{
+		{0.01, []*Reader{python}, "No: python 12 waits 1.0%, /mnt/a/train/next", false},
+		{0.4, []*Reader{python}, "YES: python 12 waits 40.0%", true},
+		{0, []*Reader{python}, "No: python 12 waits 0.0%", false},
+		{0, nil, "Not visible", false},
+	} {
+		_, now := twoFrames(test.waited, test.readers...)
+		if got := now.headline(); !strings.Contains(got.text, test.want) || got.isBad != test.isBad {
+			t.Errorf("%+v: %+v", test, got)
+		}
+	}
+	if got := (&frame{}).headline(); !strings.Contains(got.text, "No process reads next") {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestRates(t *testing.T) {
+	_, now := twoFrames(0.25, &Reader{PID: 12, Command: "python"})
+	r := now.mounts[0].Sequences[0].Rates
+	if r.Batches != 50 || r.Bytes != 1e6 || *r.Ready != 0 || math.Abs(*r.Waited-0.25) > 1e-9 {
+		t.Errorf("%+v", r)
+	}
+	if m, p := *r.WaitMedian, *r.WaitP99; m < 32e-6 || m > 64e-6 || p < m || p > state.WaitBounds[15].Seconds() {
+		t.Errorf("median %v, p99 %v", m, p)
+	}
+	if quantile(make([]uint64, 22), 0.5) != nil {
+		t.Error("of nothing there is a median")
+	}
+}
+
+// Whatever the terminal's size, each line fits, and names of others move no cursor.
+func TestScreen(t *testing.T) {
+	_, now := twoFrames(0.4, &Reader{PID: 12, Command: "python"}, &Reader{PID: 13, Command: strings.Repeat("x", 500)})
+	now.mounts[0].Sequences[0].Errors, now.mounts[0].Sequences[0].Fault = 3, "first\nsecond\x07"
+	for range 40 {
+		now.mounts[0].Sequences = append(now.mounts[0].Sequences, &Sequence{Name: "train/seed=1"})
+	}
+	history := map[string][]float64{"/mnt/a\x00train": {0, 1, 2, 4}}
+	for _, size := range [][2]int{{80, 24}, {200, 60}, {1, 1}, {0, 0}} {
+		all := now.lines(history, size[0])
+		for _, from := range []int{0, 7, len(all), len(all) + 3} {
+			shown := screen(all, from, size[0], size[1], "", "")
+			lines := strings.Split(shown, "\n")
+			if len(lines) > max(size[1], 1) {
+				t.Errorf("%v: %d lines", size, len(lines))
+			}
+			for _, l := range lines {
+				if n := utf8.RuneCountInString(l); n > max(size[0], 1) || strings.ContainsAny(l, "\x1b\x07") {
+					t.Errorf("%v: %d columns: %q", size, n, l)
+				}
+			}
+		}
+	}
+	red := screen(now.lines(history, 200), 0, 200, 60, "<", ">")
+	for _, want := range []string{"<Is training waiting for data? YES", "<    3 errors, the last one: first", " ▃▅█", "  store: fetched 5.0 MB, 250.0% of what was read", "<  cache: 75.0% of 4.0 GB needed is kept"} {
+		if !strings.Contains(red, want) {
+			t.Errorf("no %q in\n%s", want, red)
+		}
+	}
+}
+
+// The model keeps a minute, and scrolls no further than its last line.
+func TestModel(t *testing.T) {
+	second := 0
+	m := &model{history: map[string][]float64{}, width: 80, height: 5, look: func() (*frame, error) {
+		second++
+		return &frame{time.Unix(int64(second), 0), []*Mount{{Mountpoint: "/m", State: "serving", Processes: []metrics.Process{{Name: "worker"}},
+			Sequences: []*Sequence{{Name: "train", Batches: uint64(10 * second)}}}}}, nil
+	}}
+	for range 100 {
+		f, _ := m.look()
+		m.add(f)
+	}
+	if h := m.history["/m\x00train"]; len(h) != inHistory || h[0] != 10 || len(m.frames) != inWindow {
+		t.Errorf("%d in history, %d frames: %v", len(h), len(m.frames), h)
+	}
+	if v := m.View(); !v.AltScreen || strings.Count(v.Content, "\n") != 3 && strings.Count(v.Content, "\n") != 4 {
+		t.Errorf("%q", fmt.Sprint(v.Content))
+	}
+}

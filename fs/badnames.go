@@ -1,0 +1,71 @@
+package fs
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// whyNot says what is wrong with a name that a directory lacks.
+func (t *tree) whyNot(dir inode, name string) string {
+	var names []string
+	for _, e := range t.entries(dir, 0) {
+		if e.Name != "" { // as a batch has behind its number
+			names = append(names, e.Name)
+		}
+	}
+	there := strings.Join(names, ", ")
+	digits := name[:len(name)-len(strings.TrimLeft(name, "0123456789"))]
+	k, err := strconv.ParseUint(digits, 10, 64)
+	switch {
+	case dir.kind() != batchDir && isSettings(name):
+		return fmt.Sprintf("%q are settings, which belong in the directory of a split, as in train/%[1]s", name)
+	case dir.kind() == rootDir:
+		return fmt.Sprintf("no split and no file is called %q: there are %s", name, there)
+	case dir.kind() == splitDir:
+		return fmt.Sprintf("no file is called %q: there are %s, and settings, as in seed=1", name, there)
+	case digits == "":
+		return fmt.Sprintf("%q does not begin with the number of a batch, as in 17 or 17.npy", name)
+	case err != nil || k >= MaxBatches:
+		return fmt.Sprintf("%s is no number of a batch: they are below %d", digits, uint64(MaxBatches))
+	case len(digits) > 1 && digits[0] == '0':
+		return fmt.Sprintf("%s begins with a zero: say %d", digits, k)
+	}
+	return fmt.Sprintf("%q does not follow the number of a batch: %s do, or nothing", name[len(digits):], there)
+}
+
+// badNames are the last ten names that were looked up in this worker and have no file, the latest first.
+type badNames struct {
+	mu   sync.Mutex
+	last []badName // replaced, never written
+}
+
+type badName struct{ Path, Why string }
+
+func (n *badNames) latest() []badName {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.last
+}
+
+// noteBadName notes a name for status.json. Programs look for names that begin with a dot, such as .git, everywhere.
+func (t *tree) noteBadName(dir inode, name, why string) {
+	if strings.HasPrefix(name, ".") {
+		return
+	}
+	path := name
+	if s := t.sequence(dir); s != nil {
+		path = s.Spec().Name + "/" + name
+		if dir.kind() == batchDir {
+			path = s.Spec().Name + "/batch/" + name
+		}
+	}
+	n := &t.badNames
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !slices.ContainsFunc(n.last, func(b badName) bool { return b.Path == path }) {
+		n.last = append([]badName{{path, why}}, n.last[:min(len(n.last), 9)]...)
+	}
+}

@@ -1,0 +1,309 @@
+package commands
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"batchfs/test/e2e"
+)
+
+// sample is a line of metrics: a name, its labels, and a value.
+var sample = regexp.MustCompile(`(?m)^(batchfs_\w+)(?:(\{.*\}))? (\S+)$`)
+
+// samples are the metrics in a text, by name and labels.
+func samples(t *testing.T, text string) map[string]float64 {
+	t.Helper()
+	all := map[string]float64{}
+	for _, s := range sample.FindAllStringSubmatch(text, -1) {
+		all[s[1]+s[2]] = e2e.Must(strconv.ParseFloat(s[3], 64))(t)
+	}
+	return all
+}
+
+// fetch reads metrics over HTTP, as Prometheus does.
+func fetch(t *testing.T, m *e2e.Mounted, path string) (status int, text string, err error) {
+	t.Helper()
+	response, err := http.Get(listening.FindString(m.Out.String()) + path)
+	if err != nil {
+		return 0, "", err
+	}
+	defer response.Body.Close()
+	return response.StatusCode, string(e2e.Must(io.ReadAll(response.Body))(t)), nil
+}
+
+var listening = regexp.MustCompile(`http://127\.0\.0\.1:\d+`)
+
+// A watch collects what Prometheus would store of the mounts of a job.
+type watch struct {
+	*testing.T
+	job    string
+	mu     *sync.Mutex
+	series *strings.Builder // guarded by mu, as it is shared by all jobs
+}
+
+// mount mounts with a program of ours, and has its metrics served.
+func (w *watch) mount(program string, args ...string) *e2e.Mounted {
+	w.Helper()
+	return e2e.MountProgram(w, exec.Command(program), append(args, "--set", "mount.metrics_listen=127.0.0.1:0")...)
+}
+
+// scrape is nil where nothing answers.
+func (w *watch) scrape(m *e2e.Mounted) map[string]float64 {
+	if _, text, err := fetch(w.T, m, "/metrics"); err == nil {
+		return samples(w.T, text)
+	}
+	return nil
+}
+
+// during scrapes before and after what is done with a mount, which then does the same for two hours.
+func (w *watch) during(m *e2e.Mounted, do func()) {
+	was, began := w.scrape(m), time.Now()
+	do()
+	are, minutes := w.scrape(m), time.Since(began).Minutes()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	line := func(name, labels, values string) {
+		labels = strings.TrimSuffix(fmt.Sprintf("{job=%q,instance=%q,", w.job, m.Dir)+strings.TrimPrefix(labels, "{"), ",")
+		fmt.Fprintf(w.series, "    - {series: %s, values: %q}\n", strconv.Quote(name+strings.TrimSuffix(labels, "}")+"}"), values)
+	}
+	line("up", "", map[bool]string{true: "1x120", false: "0x120"}[are != nil])
+	counter := regexp.MustCompile(`_(total|bucket|count|sum)$`)
+	for key, value := range are {
+		name, labels := key, ""
+		if at := strings.Index(key, "{"); at >= 0 {
+			name, labels = key[:at], key[at:]
+		}
+		if counter.MatchString(name) {
+			line(name, labels, fmt.Sprintf("%.9f%+.9fx120", was[key], (value-was[key])/minutes))
+		} else {
+			line(name, labels, fmt.Sprintf("%.9fx120", value))
+		}
+	}
+}
+
+// until waits for a metric.
+func (w *watch) until(m *e2e.Mounted, name string, holds func(value float64) bool) {
+	w.Helper()
+	e2e.Await(w, name, func() bool { return holds(w.scrape(m)[name]) })
+}
+
+func isPositive(value float64) bool { return value > 0 }
+
+// read reads next so often, and does something else for some seconds in between.
+func (w *watch) read(m *e2e.Mounted, times int, seconds float64) {
+	w.Helper()
+	e2e.Run(w, e2e.Python, "-c", `
+import os, sys, time
+fd = os.open(sys.argv[1], os.O_RDONLY)
+size = os.fstat(fd).st_size
+for _ in range(int(sys.argv[2])):
+    assert len(os.pread(fd, size, 0)) == size
+    time.sleep(float(sys.argv[3]))`, m.Path("train/next"), fmt.Sprint(times), fmt.Sprint(seconds))
+}
+
+// small mounts a few local tokens.
+func (w *watch) small(program string) (m *e2e.Mounted, tokens string) {
+	w.Helper()
+	config, _ := e2e.Small(w, 1)
+	return w.mount(program, "-c", config), filepath.Join(filepath.Dir(config), "train.bin")
+}
+
+// inStore mounts 30 blocks of a store with a few of them in memory. faulty makes every eighth answer one of 503.
+func (w *watch) inStore(faulty bool, split string, args ...string) *e2e.Mounted {
+	w.Helper()
+	b := e2e.NewBucket(w)
+	b.Put(w, "train.bin", e2e.RandomBytes(30*e2e.StoreBlock))
+	config := b.Config(w, "s3://bucket/train.bin", split)
+	m := w.mount(e2e.Batchfs, append(args, "-c", config, "--set", "memory.ahead_bytes=1048576")...)
+	var requests atomic.Int64
+	if faulty {
+		b.Fails(func(out http.ResponseWriter, _ *http.Request) bool {
+			if requests.Add(1)%8 != 0 {
+				return false
+			}
+			out.WriteHeader(http.StatusServiceUnavailable)
+			return true
+		})
+	}
+	return m
+}
+
+// inOrder reads all of a block while it is in memory.
+const inOrder = "layout = \"tokens\"\norder = \"sequential\"\nbatch_size = 12"
+
+// dashboard are the expressions of the dashboard, for all jobs.
+func dashboard(t *testing.T) (expressions []string) {
+	var d struct {
+		Panels []struct{ Targets []struct{ Expr string } }
+	}
+	e2e.NoError(t, json.Unmarshal(e2e.Content(t, dashboardFile), &d))
+	for _, p := range d.Panels {
+		for _, target := range p.Targets {
+			expressions = append(expressions, strings.NewReplacer(`="$job"`, `=~".+"`, "$instance", ".+", "$__rate_interval", "5m", "$__range", "1h").Replace(target.Expr))
+		}
+	}
+	return expressions
+}
+
+const dashboardFile = "../deploy/prometheus/dashboard.json"
+
+// The dashboard has what Grafana's schema has, and no more.
+func TestDashboard(t *testing.T) {
+	e2e.Long(t)
+	t.Parallel()
+	tools, said, err := e2e.Try(t, "../.ci/grafana")
+	if err != nil {
+		e2e.Lack(t, "Grafana's schema: %v: %s", err, said)
+	}
+	dir := strings.TrimSpace(tools)
+	program := fmt.Sprintf("import type { Dashboard } from %q;\nconst d: Dashboard = %s;\n", dir+"/dashboard", e2e.Content(t, dashboardFile))
+	e2e.Run(t, "node", dir+"/tsc", "--noEmit", "--strict", "--module", "nodenext", e2e.Write(t, filepath.Join(t.TempDir(), "dashboard.ts"), program))
+}
+
+// What is really wrong with a mount fires the alert for that, and no other one: the rules are evaluated on what the mount counted. The same shows
+// in each panel of the dashboard.
+func TestAlerts(t *testing.T) {
+	e2e.Long(t)
+	t.Parallel()
+	promtool, err := exec.LookPath("promtool")
+	if err != nil {
+		e2e.Lack(t, "promtool, of the package prometheus: %v", err)
+	}
+	const rules = "../deploy/prometheus/alerts.yaml"
+	e2e.Run(t, promtool, "check", "rules", rules)
+	states := map[string]struct {
+		cause  func(w *watch)
+		firing []string
+	}{
+		"well": {cause: func(w *watch) {
+			m := w.mount(e2e.Batchfs, "-c", mixture(w, 3, 1))
+			w.during(m, func() { w.read(m, 5, 0.5) })
+		}},
+		"batchfs": {firing: []string{"Gone"}, cause: func(w *watch) {
+			m, _ := w.small(e2e.Batchfs)
+			w.during(m, func() {
+				e2e.NoError(w, m.Cmd.Process.Signal(syscall.SIGKILL))
+				e2e.Await(w, "no answer", func() bool { return w.scrape(m) == nil })
+			})
+			e2e.Run(w, e2e.Batchfs, "unmount", m.Dir)
+		}},
+		"waits": {firing: []string{"TrainingWaits"}, cause: func(w *watch) {
+			m, _ := w.small(e2e.Batchfs)
+			w.during(m, func() { w.read(m, 2000, 0) })
+		}},
+		"fails": {firing: []string{"Errors"}, cause: func(w *watch) {
+			m, tokens := w.small(e2e.Batchfs)
+			w.during(m, func() {
+				e2e.NoError(w, os.Truncate(tokens, 1000))
+				e2e.Fails(w.T, "Stale", "cat", m.Path("train/next"))
+			})
+		}},
+		"crowded": {firing: []string{"RequestsWait"}, cause: func(w *watch) {
+			d := e2e.NewDouble(w, e2e.RandomBytes(1<<20))
+			m := w.mount(e2e.Batchfs, "-c", e2e.Write(w, filepath.Join(w.TempDir(), "config.toml"), fmt.Sprintf("[splits.train]\ntokens = %q\n", d.Path)))
+			d.Set(w, e2e.Hang)
+			w.during(m, func() {
+				for k := range 50 {
+					e2e.Begin(w, e2e.Command(w, "cat", m.Path(fmt.Sprintf("train/batch/%d", k))))
+				}
+				w.until(m, "batchfs_requests_waiting", isPositive)
+			})
+			d.Set(w, e2e.Healthy)
+		}},
+		"dies": {firing: []string{"WorkersDie"}, cause: func(w *watch) {
+			m, _ := w.small(e2e.Batchfs)
+			w.during(m, func() {
+				e2e.NoError(w, syscall.Kill(m.Worker(w), syscall.SIGQUIT))
+				w.until(m, "batchfs_worker_crashes_total", isPositive)
+			})
+		}},
+		"refused": {firing: []string{"StoreFails"}, cause: func(w *watch) {
+			m := w.inStore(true, inOrder)
+			w.during(m, func() { e2e.Run(w, "cat", m.Path("train/batches.bin")) })
+		}},
+		"half": {firing: []string{"CacheThrashes", "CacheNearlyFull"}, cause: func(w *watch) {
+			m := w.inStore(false, inOrder, "--set", "store.cache_dir="+w.TempDir(), "--set", fmt.Sprintf("store.cache_bytes=%d", 15*(e2e.StoreBlock+4096)))
+			e2e.Run(w, "cat", m.Path("train/seed=1/batches.bin"))
+			w.during(m, func() {
+				e2e.Run(w, "cat", m.Path("train/seed=2/batches.bin"))
+				w.until(m, "batchfs_cache_kept_bytes", isPositive)
+			})
+		}},
+		"random": {firing: []string{"FetchedTwice"}, cause: func(w *watch) {
+			m := w.inStore(false, "order = \"random\"\nbatch_size = 1")
+			w.during(m, func() { e2e.Run(w, "head", "-c", "100000", m.Path("train/batches.bin")) })
+		}},
+		"differ": {firing: []string{"HostsDiffer"}, cause: func(w *watch) {
+			m, _ := w.small(e2e.Batchfs)
+			config, _ := e2e.Small(w, 1)
+			e2e.Tokens(w, filepath.Join(filepath.Dir(config), "train.bin"), 50_000, 2)
+			another := w.mount(e2e.Batchfs, "-c", config)
+			w.during(m, func() {})
+			w.during(another, func() {})
+		}},
+		"versions": {firing: []string{"HostsDiffer"}, cause: func(w *watch) {
+			later := filepath.Join(w.TempDir(), "batchfs")
+			e2e.Run(w, "go", "build", "-ldflags", "-X main.stamped=v9", "-o", later, "../cmd/batchfs")
+			for _, program := range []string{e2e.Batchfs, later} {
+				m, _ := w.small(program)
+				w.during(m, func() {})
+			}
+		}},
+	}
+	if os.Geteuid() == 0 { // may mount a disk
+		disk := states["well"]
+		disk.firing = []string{"CacheNearlyFull"}
+		disk.cause = func(w *watch) {
+			dir := w.TempDir()
+			e2e.NoError(w, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=4m,mode=700"))
+			w.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+			m := w.inStore(false, inOrder, "--set", "store.cache_dir="+dir)
+			w.during(m, func() {
+				e2e.Run(w, "cat", m.Path("train/batches.bin"))
+				w.until(m, "batchfs_cache_kept_bytes", func(kept float64) bool { return kept > 30*e2e.StoreBlock })
+			})
+		}
+		states["disk"] = disk
+	}
+	var series, want strings.Builder
+	var mu sync.Mutex
+	t.Run("states", func(t *testing.T) {
+		for job, state := range states {
+			for _, name := range state.firing {
+				fmt.Fprintf(&want, "    - {labels: '{alertname=\"Batchfs%s\", job=%q}', value: 1}\n", name, job)
+			}
+			t.Run(job, func(t *testing.T) {
+				t.Parallel()
+				state.cause(&watch{t, job, &mu, &series})
+			})
+		}
+	})
+	for _, expression := range dashboard(t) {
+		fmt.Fprintf(&want, "  - {expr: %q, eval_time: 119m, exp_samples: [{value: 1}]}\n", "count("+expression+") > bool 0")
+	}
+	e2e.Run(t, promtool, "test", "rules", e2e.Write(t, filepath.Join(t.TempDir(), "test.yaml"), fmt.Sprintf(`rule_files: [%q]
+evaluation_interval: 1m
+tests:
+- interval: 1m
+  input_series:
+%s  promql_expr_test:
+  - expr: group by (alertname, job) (ALERTS{alertstate="firing"})
+    eval_time: 119m
+    exp_samples:
+%s`, e2e.Must(filepath.Abs(rules))(t), series.String(), want.String())))
+}
