@@ -8,9 +8,14 @@ softmax over the next one. Unless it beats a table of bigram counts by 10 %, exi
 """
 import argparse
 import json
+import os
+import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+# Such small matrices are multiplied as fast on one core. OpenBLAS would take all of them, also from the process that makes batches.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -18,6 +23,7 @@ parser.add_argument("mountpoint")
 parser.add_argument("vocab", help="the vocab.json that batchfs prepare wrote")
 parser.add_argument("--seconds", type=float, default=30, help="how long to train (default: 30), and for 600 steps or more")
 args = parser.parse_args()
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
 
 info = json.load(open(f"{args.mountpoint}/train/info.json"))
 tokens = json.load(open(args.vocab))["tokens"]
@@ -30,8 +36,7 @@ rng = np.random.default_rng(1337)
 
 
 def get_batch(split):
-    with open(f"{args.mountpoint}/{split}/next", "rb") as f:  # every open is a fresh batch
-        x, y = np.frombuffer(f.read(), info["dtype"]).reshape(2, B, T).astype(int)
+    x, y = np.load(f"{args.mountpoint}/{split}/next.npy").astype(int)  # every open is a fresh batch
     return x, y[:, C - 1:].ravel()  # (B, T), (B*L,)
 
 
@@ -86,31 +91,64 @@ def val_loss(predict):
     return np.mean([cross_entropy(predict(x), y) for x, y in val])
 
 
-# what to beat: how often each character comes, and how often after the one before it
-counts = np.zeros((V, V))
-for _ in range(1 + 400_000 // (B * T)):
-    x, y = get_batch("train")
-    np.add.at(counts, (x[:, C - 1:].ravel(), y), 1)
+def resident():
+    """Returns how many MB of memory the process that serves the mount has."""
+    with open(f"{args.mountpoint}/status.json") as f:
+        return json.load(f)["resident_bytes"] / 1e6
+
+
+# What to beat: how often each character follows each other one. batches.bin is batches back to back: here 100 MB, a MB at a time.
+some = 1_000_000 // info["batch_bytes"]
+counts = np.zeros(V * V)
+memory = []
+with open(f"{args.mountpoint}/train/steps={100 * some}/batches.bin", "rb") as f:
+    for _ in range(100):
+        xy = np.frombuffer(f.read(some * info["batch_bytes"]), info["dtype"]).reshape(some, 2, B * T).astype(int)
+        counts += np.bincount((xy[:, 0] * V + xy[:, 1]).ravel(), minlength=V * V)
+        memory.append(resident())
+counts = counts.reshape(V, V)
 unigram = (counts.sum(0) + 1) / (counts.sum() + V)  # (V,)
 bigram = (counts + 8 * unigram) / (counts.sum(1, keepdims=True) + 8)  # (V, V)
-unigram_loss = val_loss(lambda x: np.tile(unigram, (B * L, 1)))
 bigram_loss = val_loss(lambda x: bigram[x[:, C - 1:].ravel()])
-print(f"{info['tokens']:,} characters of {V} kinds, batches of (B={B}, T={T}), "
-      f"a model of {sum(w.size for w in params):,} weights")
-print(f"val loss in nats/char: unigram {unigram_loss:.3f}, bigram {bigram_loss:.3f}", flush=True)
+
+width, height, lowest, row_height = 48, 6, 1, 0.5  # of the chart, in columns, rows, nats, nats
+sums, numbers = np.zeros(width), np.zeros(width)   # of the losses of each column
+live = sys.stdout.isatty()
+
+
+def draw(done):
+    """Draws the loss: in a terminal often, over what was drawn before; elsewhere once, when the training is done."""
+    if not live and done < 1:
+        return
+    if live and drawn > start:
+        print(f"\x1b[{height + 1}A", end="")  # up to the first row
+    loss = sums / np.maximum(numbers, 1)
+    for i in reversed(range(height)):
+        bottom = lowest + i * row_height
+        eighths = 8 * np.clip((loss - bottom) / row_height, 0, 1)
+        row = "".join(" ▁▂▃▄▅▆▇█"[round(n)] for n in eighths)
+        if bottom <= bigram_loss < bottom + row_height:
+            row = row.replace(" ", "·") + " counting pairs"
+        print(f"{'loss' if i == height - 1 else '':7} {bottom:.1f} {row}")
+    print(f"   step {step:4}: {1e3 * (now - start) / step:4.1f} ms each, {100 * waited / (now - start):3.1f}% of it waiting for a batch", flush=True)
+
 
 m = [np.zeros_like(w) for w in params]
 v = [np.zeros_like(w) for w in params]
 least = 600  # steps, which take longer on a busy machine
-step, done = 0, 0.0  # done: the share of the training that is over, which the learning rate follows
-losses, waits = [], []
-start = reported = time.perf_counter()
+step, done, waited = 0, 0.0, 0.0  # done: the share of the training that is over, which the learning rate follows
+reader = ThreadPoolExecutor(1)    # reads the next batch during a step, as trainers on a GPU do
+following = reader.submit(get_batch, "train")
+start = drawn = time.perf_counter()
 while done < 1:
     before = time.perf_counter()
-    x, y = get_batch("train")
-    waits.append(time.perf_counter() - before)
+    x, y = following.result()
+    waited += time.perf_counter() - before
+    following = reader.submit(get_batch, "train")
     acts, p = forward(x)
-    losses.append(cross_entropy(p, y))
+    column = int(done * width)
+    sums[column] += cross_entropy(p, y)
+    numbers[column] += 1
     step += 1
     lr = lr_max * min(step / warmup, 1 - done)
     for w, g, m1, m2 in zip(params, backward(x, y, acts, p), m, v):  # Adam
@@ -119,19 +157,20 @@ while done < 1:
         w -= lr * m1 / (1 - beta1 ** step) / (np.sqrt(m2 / (1 - beta2 ** step)) + 1e-8)
     now = time.perf_counter()
     done = min((now - start) / args.seconds, step / least)
-    if now - reported > 3 or done >= 1:
-        loss = val_loss(lambda x: forward(x)[1])
-        print(f"step {step}: train loss {np.mean(losses):.3f}, val loss {loss:.3f}, "
-              f"{1e3 * (now - reported) / len(losses):.1f} ms per step, "
-              f"{1e6 * np.mean(waits):.0f} µs of it waiting for data", flush=True)
-        losses, waits, reported = [], [], time.perf_counter()
+    if now - drawn > 0.5 or done >= 1:
+        draw(done)
+        drawn = now
 
-print(f"val loss {loss:.3f}: unigram {unigram_loss:.3f}, bigram {bigram_loss:.3f}", flush=True)
+read = (100 * some + len(val) + step) * info["batch_bytes"] / 1e6
+print(f"   memory of batchfs: {memory[9]:.0f} MB after 10 MB of batches, {resident():.0f} MB after {read:.0f} MB")
+loss = val_loss(lambda x: forward(x)[1])
 if loss > 0.9 * bigram_loss:
-    sys.exit(f"not 10 % below the bigram table after {step} steps: more --seconds?")
+    sys.exit(f"val loss {loss:.3f} is not 10 % below that of counting pairs, {bigram_loss:.3f}, after {step} steps: more --seconds?")
 
 text = list(val[0][0][0, :C])
-for _ in range(400):
+for _ in range(300):
     p = forward(np.array([text[-C:]]))[1][0] ** 1.25  # temperature 0.8
     text.append(rng.choice(V, p=p / p.sum()))
-print("a sample:", "".join(tokens[i] for i in text), sep="\n")
+lines = "".join(tokens[i] for i in text).expandtabs(4).splitlines()
+print(f"   val loss {loss:.2f} (counting pairs of characters: {bigram_loss:.2f}); the model writes:")
+print(*[f"       {line[:72]}" for line in lines if len(line) > 20][:2], sep="\n")
