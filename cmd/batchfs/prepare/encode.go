@@ -134,15 +134,15 @@ func (w *worker) lines(b *batch, c *chunk) error {
 
 // document encodes the texts of a whole document. One without text is left out.
 func (w *worker) document(b *batch, texts []maskedText) error {
-	var all []byte
+	var head []byte // of all of its text
 	for _, t := range texts {
-		all = append(all, t.text...)
+		head = append(head, t.text[:min(len(t.text), headSize)]...)
 	}
-	if len(all) == 0 {
+	if len(head) == 0 {
 		return nil
 	}
 	out := &b.out[0]
-	if w.inVal(all) {
+	if w.inVal(head) {
 		out = &b.out[1]
 	}
 	w.begin(out)
@@ -189,12 +189,16 @@ func (w *worker) append(out *encoded, t []byte, mask byte) error {
 }
 
 func (w *worker) put(out *encoded, tokens []uint32, mask byte) {
-	out.tokens = slices.Grow(out.tokens, len(tokens)*w.width)
-	for _, token := range tokens {
-		if w.width == 2 {
-			out.tokens = binary.LittleEndian.AppendUint16(out.tokens, uint16(token))
-		} else {
-			out.tokens = binary.LittleEndian.AppendUint32(out.tokens, token)
+	at := len(out.tokens)
+	out.tokens = slices.Grow(out.tokens, len(tokens)*w.width)[:at+len(tokens)*w.width]
+	to := out.tokens[at:]
+	if w.width == 2 {
+		for i, token := range tokens {
+			binary.LittleEndian.PutUint16(to[2*i:], uint16(token))
+		}
+	} else {
+		for i, token := range tokens {
+			binary.LittleEndian.PutUint32(to[4*i:], token)
 		}
 	}
 	if w.masked {
@@ -216,13 +220,15 @@ func (c *coding) cut(t []byte) int {
 // valKey makes the choice of documents for val independent of other uses of their hash. Another key chooses others.
 const valKey = "batchfs: documents for val\x00"
 
-// inVal chooses documents for val by the first 64 KiB of their text: other documents, names and places do not matter, and copies
+const headSize = 64 << 10
+
+// inVal chooses documents for val by the first headSize bytes of their text: other documents, names and places do not matter, and copies
 // of a text fall on the same side.
 func (c *coding) inVal(t []byte) bool {
 	if c.val == 0 {
 		return false
 	}
-	sum := sha256.Sum256(append([]byte(valKey), t[:min(len(t), 1<<16)]...))
+	sum := sha256.Sum256(append([]byte(valKey), t[:min(len(t), headSize)]...))
 	return float64(binary.BigEndian.Uint64(sum[:])>>11)/(1<<53) < c.val
 }
 

@@ -1,6 +1,9 @@
 package bpe
 
-import "math/bits"
+import (
+	"math/bits"
+	"slices"
+)
 
 // merges are the pairs of tokens that a vocabulary joins: a hash table with open addressing, which is less than half full.
 type merges struct {
@@ -67,19 +70,15 @@ func (w *merger) append(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
 		w.tokens[i] = t.bytes[b]
 	}
 	for i := range n - 1 {
-		w.merges[i] = t.merges.find(w.tokens[i], w.tokens[i+1])
+		w.merges[i] = t.byteMerges[uint16(piece[i])<<8|uint16(piece[i+1])]
 	}
 	w.merges[n-1] = noMerge
 	for {
-		at, first := 0, noMerge
-		for i, merge := range w.merges[:n] {
-			if merge < first {
-				at, first = i, merge
-			}
-		}
+		first := slices.Min(w.merges[:n]) // without a branch, which an index would need
 		if first == noMerge {
 			return append(tokens, w.tokens[:n]...)
 		}
+		at := slices.Index(w.merges[:n], first)
 		w.tokens[at] = uint32(first)
 		copy(w.tokens[at+1:], w.tokens[at+2:n])
 		copy(w.merges[at:], w.merges[at+1:n])

@@ -39,7 +39,7 @@ func Named(name string) (*Tokenizer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the vocabulary of %s: %w", name, err)
 	}
-	t := &Tokenizer{name: name, next: p.expression.next, tokens: tokens, end: endOfText, whole: make(map[string]uint32, len(tokens))}
+	t := &Tokenizer{name: name, expression: p.expression, tokens: tokens, end: endOfText, whole: make(map[string]uint32, len(tokens))}
 	for token, text := range tokens {
 		t.whole[text] = uint32(token)
 	}

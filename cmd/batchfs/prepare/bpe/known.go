@@ -1,0 +1,101 @@
+package bpe
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"reflect"
+	"slices"
+	"syscall"
+)
+
+const (
+	short    = 15 // bytes of a piece that an entry holds; the sixteenth is their number
+	few      = 4  // tokens that an entry holds
+	setBits  = 19
+	mostRest = 1 << 16
+)
+
+// known are the tokens of pieces that were met before.
+type known struct {
+	sets [][2]entry          // by hash, each a line of the processor's cache
+	rest map[string][]uint32 // of pieces that are longer, or have more tokens, than an entry holds
+}
+
+// An entry is a short piece and its tokens. A piece is compared as two numbers, which hold its bytes and their number, so an entry is
+// never another piece's.
+type entry struct {
+	low, high uint64 // the highest four bits are the number of tokens
+	tokens    [few]uint32
+}
+
+func (e *entry) is(low, high uint64) bool { return (e.low^low)|(e.high^high)<<4 == 0 }
+
+func newKnown() known {
+	k := known{sets: make([][2]entry, 1<<setBits), rest: map[string][]uint32{}}
+	// In pages of 4 KiB, most look-ups would wait for a page's address as well. It is only advice.
+	sets := reflect.ValueOf(k.sets)
+	syscall.Syscall(syscall.SYS_MADVISE, sets.Pointer(), uintptr(sets.Len())*sets.Type().Elem().Size(), syscall.MADV_HUGEPAGE)
+	return k
+}
+
+// shortMasks are those of the bytes of a piece, by their number.
+var shortMasks = func() (masks [short + 1]struct{ low, high uint64 }) {
+	for n := range masks {
+		masks[n].low, masks[n].high = 1<<(8*min(n, 8))-1, 1<<(8*max(n-8, 0))-1
+	}
+	return masks
+}()
+
+// shortPiece returns a piece of up to 15 bytes as two numbers.
+func shortPiece(text []byte, i, end int) (low, high uint64) {
+	var raw *[16]byte
+	if i+16 <= len(text) {
+		raw = (*[16]byte)(text[i:])
+	} else {
+		raw = new([16]byte)
+		copy(raw[:], text[i:])
+	}
+	n := end - i
+	low, high = binary.LittleEndian.Uint64(raw[:]), binary.LittleEndian.Uint64(raw[8:])
+	return low & shortMasks[n].low, high&shortMasks[n].high | uint64(n)<<56
+}
+
+// set returns where a short piece is, if it is known.
+func (k *known) set(low, high uint64) *[2]entry {
+	over, under := bits.Mul64(low^0x9e3779b97f4a7c15, high^0xd1b54a32d192ed03)
+	return &k.sets[(over^under)>>(64-setBits)]
+}
+
+// find returns the entry of the piece text[i:end], or nil.
+func (k *known) find(text []byte, i, end int) *entry {
+	if end-i > short {
+		return nil
+	}
+	low, high := shortPiece(text, i, end)
+	set := k.set(low, high)
+	way := 0
+	if set[1].is(low, high) { // a number that depends on it, so that it is no branch
+		way = 1
+	}
+	if found := &set[way&1]; found.is(low, high) {
+		return found
+	}
+	return nil
+}
+
+// add remembers the tokens of the piece text[i:end].
+func (k *known) add(text []byte, i, end int, tokens []uint32) {
+	switch {
+	case end-i <= short && len(tokens) <= few:
+		low, high := shortPiece(text, i, end)
+		set := k.set(low, high)
+		set[1] = set[0]
+		set[0] = entry{low: low, high: high | uint64(len(tokens))<<60}
+		copy(set[0].tokens[:], tokens)
+	case end-i <= longest:
+		if len(k.rest) == mostRest {
+			clear(k.rest)
+		}
+		k.rest[string(text[i:end])] = slices.Clone(tokens)
+	}
+}
