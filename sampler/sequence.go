@@ -163,6 +163,9 @@ func (q *Sequence) RowsPerEpoch() (n int64) {
 	return n
 }
 
+// WindowsOf is how many disjoint windows source i has, in the shares of all hosts together.
+func (q *Sequence) WindowsOf(i int) int64 { return q.sources[i].windows.disjoint }
+
 // Share is the share of source i: of the global rows n*of to (n+1)*of-1, for any n, so many rows are the source's.
 func (q *Sequence) Share(i int) (rows, of int) { return q.mixture.shares[i], len(q.mixture.pattern) }
 

@@ -62,6 +62,7 @@ func TestREADME(t *testing.T) {
 	e2e.Write(t, filepath.Join(dir, "config.toml"), config)
 	e2e.Write(t, filepath.Join(dir, "book.txt"), []byte(strings.Repeat("It was the best of times, it was the worst of times.\n", 3000)))
 	e2e.NoError(t, os.Symlink(e2e.Batchfs, filepath.Join(dir, "bin/batchfs")))
+	python := e2e.Must(filepath.Abs("../python"))(t)
 
 	for _, page := range pages(t) {
 		for _, b := range blocksOf(t, page, mountpoint) {
@@ -82,7 +83,8 @@ func TestREADME(t *testing.T) {
 				cmd = e2e.Command(t, "sh", "-c", "cc -Wall -Wextra -Werror -o reader reader.c && ./reader")
 			}
 			cmd.Dir = dir
-			cmd.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"), "XDG_STATE_HOME="+dir)
+			cmd.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"), "XDG_STATE_HOME="+dir,
+				"PYTHONPATH="+python, "PYTHONDONTWRITEBYTECODE=1")
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Fatalf("%s: %v:\n%s\n%s", page, err, code, out)
 			}

@@ -19,7 +19,7 @@ type Object struct {
 	drop   bool
 	client *store.Client
 	blocks *blocks.Object
-	files  []atomic.Pointer[file] // of each block, its file, once it was written or verified
+	files  []atomic.Pointer[file] // of each block, its file, once it was verified
 
 	changed atomic.Pointer[ChangedError] // nil, or how: the store has another object there
 	looked  atomic.Int64                 // when Check last had a look whether it still has, as Uptime says
@@ -34,7 +34,7 @@ func (r *Remote) newObject(name string, id Identity, sample Sample, drop bool) (
 		return nil, err
 	}
 	o := &Object{name: name, id: id, sample: sample, drop: drop, client: client}
-	o.blocks = cache.Object(client.Endpoint, at, client.ReadRange, o)
+	o.blocks = cache.Object(client.Endpoint, at, client.ReadRange)
 	o.files = make([]atomic.Pointer[file], o.blocks.Blocks())
 	return o, nil
 }
@@ -84,7 +84,7 @@ func (o *Object) Want(ranges []Range, t blocks.Demand) (room bool) {
 	size := o.blocks.BlockBytes()
 	for _, r := range ranges {
 		for i := range blocks.Holding(r.From, r.To, size) {
-			if !o.Has(i) && !o.blocks.Want(i, t) {
+			if o.files[i].Load() == nil && !o.blocks.Want(i, t) {
 				return false
 			}
 		}
@@ -152,6 +152,7 @@ func (o *Object) readBlock(block int64, ranges []Range, visit func(int, []byte) 
 				return err
 			}
 			o.files[block].CompareAndSwap(f, nil)
+			o.blocks.Forget(block)
 			if try == maxTries {
 				return err
 			}
@@ -160,29 +161,31 @@ func (o *Object) readBlock(block int64, ranges []Range, visit func(int, []byte) 
 		if err != nil {
 			return o.explain(err)
 		}
-		if b.Bytes == nil {
-			continue
-		}
-		defer b.Release()
-		for _, r := range ranges {
-			if err := visit(r.Index, b.Bytes[r.From:r.To]); err != nil {
-				return err
+		if b.File == "" {
+			defer b.Release()
+			for _, r := range ranges {
+				if err := visit(r.Index, b.Bytes[r.From:r.To]); err != nil {
+					return err
+				}
 			}
+			return nil
 		}
-		return nil
+		if err := o.keep(block, b); err != nil {
+			return err
+		}
 	}
 }
 
 // maxTries bounds how often a block is fetched for one read, if its file is another one each time.
 const maxTries = 5
 
-func (o *Object) Has(block int64) bool { return o.files[block].Load() != nil }
-
-func (o *Object) Keep(block int64, path string, s blocks.Stat) {
-	id := Identity{Dev: s.Dev, Ino: s.Ino, Size: s.Size, Sec: s.Sec, Nsec: s.Nsec}
-	if f, err := newFile(path, id, Sample{}, stayOpen, o.drop); err == nil {
+func (o *Object) keep(block int64, b blocks.Block) error {
+	id := Identity{Dev: b.Stat.Dev, Ino: b.Stat.Ino, Size: b.Stat.Size, Sec: b.Stat.Sec, Nsec: b.Stat.Nsec}
+	f, err := newFile(b.File, id, Sample{}, stayOpen, o.drop)
+	if err == nil {
 		o.files[block].Store(f)
 	}
+	return err
 }
 
 // explain notes that the store has another object.

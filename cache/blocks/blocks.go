@@ -113,25 +113,22 @@ func New(o Options, log *slog.Logger) *Cache {
 	return c
 }
 
-// Files are the files of an object's blocks.
-type Files interface {
-	Has(index int64) bool // whether a block is known to have one, which is as it was
-	Keep(index int64, path string, s Stat)
-}
-
 // An Object is an object whose blocks are kept.
 type Object struct {
 	store.Object
 	cache    *Cache
 	identity identity
 	fetch    Fetch
-	files    Files // that this process wrote or verified
+	onDisk   []atomic.Pointer[Stat] // of each block, its file, once it was written or verified by this process
 }
 
 // Object returns an object of the store at an endpoint, for its blocks to be read.
-func (c *Cache) Object(endpoint string, o store.Object, fetch Fetch, files Files) *Object {
-	is := identity{endpoint, o.Bucket, o.Key, o.ETag, o.Size, c.o.BlockBytes}
-	return &Object{Object: o, cache: c, identity: is, fetch: fetch, files: files}
+func (c *Cache) Object(endpoint string, o store.Object, fetch Fetch) *Object {
+	of := &Object{Object: o, cache: c, fetch: fetch, identity: identity{endpoint, o.Bucket, o.Key, o.ETag, o.Size, c.o.BlockBytes}}
+	if c.disk != nil {
+		of.onDisk = make([]atomic.Pointer[Stat], of.Blocks())
+	}
+	return of
 }
 
 // Blocks is the number of blocks.
@@ -157,14 +154,29 @@ func (k key) bounds() (from, to int64) {
 	return from, min(from+k.object.cache.o.BlockBytes, k.object.Size)
 }
 
-// keep says that the directory has a block.
-func (k key) keep(s *Stat) {
-	k.object.files.Keep(k.index, filepath.Join(k.object.cache.disk.dir, k.path()), *s)
+// IsOnDisk reports whether this process knows that the directory has a block.
+func (o *Object) IsOnDisk(index int64) bool {
+	return o.onDisk != nil && o.onDisk[index].Load() != nil
 }
 
-// A Block is one of an object, until it is released.
+// Forget says that the file of a block is not what it was, or is gone.
+func (o *Object) Forget(index int64) { o.onDisk[index].Store(nil) }
+
+// file returns a block that the directory is known to have.
+func (o *Object) file(index int64) (b Block, ok bool) {
+	if !o.IsOnDisk(index) {
+		return b, false
+	}
+	b.Stat = o.onDisk[index].Load() // or nil, where it was forgotten just now
+	b.File = filepath.Join(o.cache.disk.dir, key{o, index}.path())
+	return b, b.Stat != nil
+}
+
+// A Block is one of an object, until it is released: bytes in memory, or a file that begins with them as long as its Stat is the same.
 type Block struct {
-	Bytes []byte // nil: its file has them
+	Bytes []byte
+	File  string
+	Stat  *Stat
 	entry *entry
 }
 
@@ -181,9 +193,9 @@ func (o *Object) Get(index int64) (Block, error) {
 	c.mu.Lock()
 	e := c.entries[k]
 	if e == nil || e.queued {
-		if o.files.Has(index) {
+		if b, ok := o.file(index); ok {
 			c.mu.Unlock()
-			return Block{}, nil
+			return b, nil
 		}
 		if e == nil {
 			e = c.add(k, nil)
@@ -230,7 +242,7 @@ func (o *Object) Want(index int64, t Demand) bool {
 		e.needs = add(e.needs, t)
 		return true
 	}
-	if o.files.Has(index) {
+	if o.IsOnDisk(index) {
 		return true
 	}
 	queued := 0 // of the same stream
@@ -266,7 +278,7 @@ func (c *Cache) pump() {
 		if e == nil {
 			return
 		}
-		if e.key.object.files.Has(e.key.index) {
+		if e.key.object.IsOnDisk(e.key.index) {
 			delete(c.entries, e.key)
 		} else {
 			if e.bytes = c.slot(false); e.bytes == nil {
@@ -323,7 +335,7 @@ func (c *Cache) load(e *entry) {
 	e.bytes = nil
 	if c.disk != nil {
 		if found := c.disk.verify(k); found != nil {
-			k.keep(found)
+			k.object.onDisk[k.index].Store(found)
 			c.loadedFrom(e, slot, nil)
 			return
 		}
@@ -469,7 +481,7 @@ func (c *Cache) write() {
 		c.began = time.Now()
 		c.mu.Unlock()
 		if written := c.disk.write(e.key, e.bytes); written != nil {
-			e.key.keep(written)
+			e.key.object.onDisk[e.key.index].Store(written)
 		} else {
 			c.Counts.Full.Add(1)
 		}

@@ -57,18 +57,11 @@ func (s *source) fetch(_ context.Context, _ store.Object, off int64, dst []byte)
 	return nil
 }
 
-// files are paths by block.
-type files struct{ sync.Map }
-
-func (f *files) Has(i int64) bool { _, ok := f.Load(i); return ok }
-
-func (f *files) Keep(i int64, path string, _ Stat) { f.Store(i, path) }
-
 // open returns an object of a cache, as one process has it.
 func (s *source) open(t *testing.T, o Options, log io.Writer, name string) *Object {
 	c := New(o, slog.New(slog.NewTextHandler(log, nil)))
 	t.Cleanup(c.Flush)
-	return c.Object("http://store", store.Object{Scheme: "s3", Bucket: "bucket", Key: name, ETag: "1", Size: int64(len(s.content))}, s.fetch, new(files))
+	return c.Object("http://store", store.Object{Scheme: "s3", Bucket: "bucket", Key: name, ETag: "1", Size: int64(len(s.content))}, s.fetch)
 }
 
 // check reads a block, and compares all of it.
@@ -87,10 +80,9 @@ func (s *source) compare(o *Object, i int64) error {
 	defer b.Release()
 	from, to := key{o, i}.bounds()
 	got := b.Bytes
-	if got == nil {
-		path, _ := o.files.(*files).Load(i)
-		if got, err = os.ReadFile(path.(string)); err != nil { // as package cache does
-			o.files.(*files).Delete(i)
+	if b.File != "" {
+		if got, err = os.ReadFile(b.File); err != nil { // as package cache does
+			o.Forget(i)
 			return s.compare(o, i)
 		}
 		got = got[:to-from]

@@ -13,13 +13,17 @@ import (
 
 // Check returns an error if others than those that the options name may write to the directory.
 func (c *Cache) Check() error {
-	if c.disk == nil {
+	d := c.disk
+	if d == nil || !d.usable() {
 		return nil
 	}
-	root, err := c.disk.open()
-	if err == nil {
-		root.Close()
-	}
+	err := d.timely(slow, func() error {
+		root, err := d.open()
+		if err == nil {
+			root.Close()
+		}
+		return err
+	})
 	if errors.As(err, new(owndir.Refusal)) {
 		return err
 	}

@@ -217,7 +217,7 @@ func TestHeldLock(t *testing.T) {
 	wait.Until(t, "the share is noted as read", func() bool {
 		_, shares, err = Usage(o)
 		must(t, err)
-		return shares[0].Live
+		return len(shares) > 0 && shares[0].Live
 	})
 	if removed, err := Prune(o); err != nil || removed != 0 {
 		t.Errorf("Prune removed %d bytes (%v) of what is read", removed, err)

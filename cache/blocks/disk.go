@@ -139,6 +139,18 @@ func (d *disk) works() {
 	}
 }
 
+// timely is do, or an error if the disk hangs. do may still run then.
+func (d *disk) timely(limit time.Duration, do func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- do() }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(limit):
+		return fmt.Errorf("%s gives no answer (%w)", d.dir, unix.ETIMEDOUT)
+	}
+}
+
 // verify looks for a block in the directory, and reads it whole. It returns nil if there is none. One that is wrong, or that cannot be read, is
 // removed.
 func (d *disk) verify(k key) *Stat {
@@ -147,34 +159,26 @@ func (d *disk) verify(k key) *Stat {
 	}
 	var right *Stat
 	var damage error
-	done := make(chan error, 1)
-	go func() {
+	err := d.timely(slow*time.Duration(max(k.object.BlockBytes()>>22, 1)), func() error {
 		root, err := d.open()
 		if err != nil {
-			done <- err
-			return
+			return err
 		}
 		defer root.Close()
 		right, err = k.isIn(root)
-		if errors.Is(err, errWrong) || errors.Is(err, unix.EIO) {
+		if errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if damage = err; errors.Is(err, errWrong) || errors.Is(err, unix.EIO) {
 			root.RemoveAll(k.path())
 		}
-		if !errors.Is(err, fs.ErrNotExist) {
-			damage = err
-		}
-		done <- nil
-	}()
-	var err error
-	select {
-	case err = <-done:
-	case <-time.After(slow * time.Duration(max(k.object.BlockBytes()>>22, 1))):
-		err = fmt.Errorf("%s gives no answer (%w)", d.dir, unix.ETIMEDOUT)
-	}
+		return nil
+	})
 	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
 	case err != nil:
-		if !errors.Is(err, fs.ErrNotExist) {
-			d.fails(err)
-		}
+		d.fails(err)
 		return nil
 	case damage != nil:
 		d.log.Warn("a block of the block cache cannot be read: it is fetched again", "file", filepath.Join(d.dir, k.path()), "err", damage)

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -25,6 +26,7 @@ type mountFlags struct {
 	logFile    string
 	noResend   bool
 	fd         int
+	parent     int
 }
 
 func mountCommand() *cobra.Command {
@@ -59,7 +61,9 @@ such as allow_other, are those of the other process. So is unmounting: at the en
 	cmd.Flags().BoolVar(&f.noResend, "no-resend", false,
 		"do as on Linux before 6.9: if the worker dies, readers get errors, and there is a new mount at once")
 	cmd.Flags().IntVar(&f.fd, "fd", -1, "do not mount: serve the mount that was made with /dev/fuse open as this descriptor")
+	cmd.Flags().IntVar(&f.parent, "parent", 0, "end as after SIGTERM when the process `pid`, which started this one, has ended")
 	cmd.MarkFlagsMutuallyExclusive("fd", "no-resend") // there would be no new mount
+	cmd.MarkFlagsMutuallyExclusive("parent", "background")
 	return cmd
 }
 
@@ -76,6 +80,9 @@ func aMountpoint(_ *cobra.Command, args []string) error {
 }
 
 func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
+	if f.parent != 0 {
+		go endWith(f.parent)
+	}
 	raw, err := f.Read()
 	if err != nil {
 		return err
@@ -125,6 +132,15 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 		describe(out, mountpoint, splits)
 		printf(out, "stop with Ctrl-C, or: batchfs unmount %s\n", mountpoint)
 	}))
+}
+
+// endWith sends this process SIGTERM when its parent has ended. The kernel would do so too early (PR_SET_PDEATHSIG): when the thread of
+// the parent ends that started this process.
+func endWith(parent int) {
+	for os.Getppid() == parent {
+		time.Sleep(time.Second)
+	}
+	syscall.Kill(os.Getpid(), syscall.SIGTERM)
 }
 
 func openReadable(c *config.Config) ([]*dataset.Dataset, error) {

@@ -9,7 +9,7 @@ A run mounts its data, reads batches in order, and unmounts at the end, whatever
         for step, batch in train.steps(start):             # start: the steps that are done
             loss = train_step(batch.x, batch.y)            # NumPy arrays of shape (12, 1024)
 
-    train = batchfs.split("/mnt/batches/train")            # a mount that somebody else made
+    train = batchfs.split("/mnt/batches/train")            # a mount that is there already
     m = batchfs.open("data", batch_size=12)                # mounts if it can, and else reads a pipe
 
 Batch k is a function of the tokens, the settings and k, so the number of the next step is all there is to save.
@@ -24,15 +24,18 @@ iterable dataset; their workers share the numbers, and none is read twice. `Spli
 all others that the split has, such as mask, positions, cu_seqlens and source. Tokens have the dtype of their files (uint16 for most),
 or ``dtype="int64"``. bfloat16 numbers are uint16 in NumPy, which shows their bits.
 
-Every exception is an `Error` whose text says what happened and what to do: `MountError` when there is no mount to read from,
-`ReadError` when a batch cannot be read. Wrong data never looks like a batch.
+What can go wrong with data or a machine is an `Error`, whose text says what happened and what to do: `MountError` when there is no mount
+to read from, `ReadError` when a batch cannot be read. Wrong data never looks like a batch.
+
+Threads may read one split, each with steps of its own. A fork may, too.
 
 ``python -m batchfs`` runs the program: ``python -m batchfs doctor``, ``prepare``, ``inspect`` and others.
 """
 
+from ._batch import Array, Batch
 from ._cat import Piped
 from ._mount import Mount, mount, open, split
 from ._program import Error, MountError, ReadError
-from ._split import Array, Batch, Split, Steps
+from ._split import Split, Steps
 
 __all__ = ["Array", "Batch", "Error", "Mount", "MountError", "Piped", "ReadError", "Split", "Steps", "mount", "open", "split"]

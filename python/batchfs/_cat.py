@@ -7,14 +7,13 @@ import fcntl
 import json
 import os
 import subprocess
-import tempfile
+import threading
 import weakref
 from typing import IO, Any
 
-import numpy as np
-
-from ._program import MountError, ReadError, Setting, program, run, said
-from ._split import Split, fill_rest, locate, sizes
+from ._batch import Place, places
+from ._program import Log, MountError, ReadError, Setting, program, run
+from ._split import Split, fill_rest, locate
 
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
@@ -23,11 +22,11 @@ _SKIP = 256  # batches that are read and dropped, at most, before a new process 
 
 
 class Piped:
-    """Batches without a mount, of the same settings: each reader has a process ``batchfs cat``. It ends with its reader."""
+    """What `batchfs.open` returns where nothing can be mounted: each split reads the pipe of a process ``batchfs cat`` of its own."""
 
     def __init__(self, flags: list[str]) -> None:
         self._flags = flags
-        self._splits: weakref.WeakSet[Pipe] = weakref.WeakSet()
+        self._readers: weakref.WeakSet[Pipe] = weakref.WeakSet()
 
     def split(self, name: str, *, rank: int | None = None, world: int | None = None, **settings: Setting) -> Split:
         """Returns a split, ``m.split("train", order="shuffle")``: see `batchfs.split`.
@@ -36,8 +35,8 @@ class Piped:
             MountError: the token files or the settings are wrong.
         """
         path, info = locate(name, rank, world, settings, self._info)
-        reader = Pipe([path, *self._flags], info)
-        self._splits.add(reader)
+        reader = Pipe([path, *self._flags], places(info))
+        self._readers.add(reader)
         return Split(info, reader, self)
 
     def _info(self, path: str) -> dict[str, Any]:
@@ -47,8 +46,8 @@ class Piped:
         return json.loads(text)
 
     def close(self) -> None:
-        """Ends the processes of its splits."""
-        for reader in self._splits:
+        """Ends the processes."""
+        for reader in self._readers:
             reader.close()
 
     def __enter__(self) -> Piped:
@@ -59,73 +58,58 @@ class Piped:
 
 
 class Pipe:
-    """Reads batches from the output of ``batchfs cat``, in order. Another order starts the process again."""
+    """Reads batches from the output of ``batchfs cat``. A jump starts the program again, and so does the first read in another process."""
 
-    def __init__(self, args: list[str], info: dict[str, Any]) -> None:
-        size = sizes(info)
-        self.size = sum(size)
+    def __init__(self, args: list[str], places: list[Place]) -> None:
+        self.size = sum(p.end - p.start for p in places)
         # x and y alone need no header.
-        self.header = 0 if [a["name"] for a in info["arrays"]] in (["x", "y"], ["tokens"], ["rows"]) else _HEADER
+        self.header = 0 if [p.name for p in places] in (["x", "y"], ["tokens"], ["rows"]) else _HEADER
         self.args = ["cat", *args, "--count", "0", "--format", "safetensors" if self.header else "raw"]
         self.directory = os.getcwd()  # which paths in the arguments are relative to
-        self.child: _Child | None = None
-        _pipes.add(self)
+        self.cat: _Cat | None = None
+        self.lock = threading.Lock()  # one thread reads at a time
 
-    def fill(self, k: int, arrays: list[Any]) -> None:
-        if self.child is None or not 0 <= k - self.child.next <= _SKIP:
-            self.close()
-            self.child = _Child([*self.args, "--from", str(k)], k, self.directory)
-        header = [np.empty(self.header, np.uint8)] if self.header else []
-        while self.child.next <= k:
+    def fill(self, k: int, buffers: list[memoryview]) -> None:
+        header = [memoryview(bytearray(self.header))] if self.header else []
+        with self.lock:
+            if self.cat is None or self.cat.parent != os.getpid() or not 0 <= k - self.cat.next <= _SKIP:
+                self._end()
+                self.cat = _Cat([*self.args, "--from", str(k)], k, self.directory)
             try:
-                self.child.read([*header, *arrays], self.header + self.size)
-            except ReadError:
-                self.close()
+                while self.cat.next <= k:
+                    self.cat.read([*header, *buffers], self.header + self.size)
+            except BaseException:  # the pipe may be in the middle of a batch
+                self._end()
                 raise
         if header and b'"batch":"%d"' % k not in header[0].tobytes():
             raise ReadError(f"batchfs cat gave another batch than {k}: is the program of another version?")
 
-    def close(self) -> None:
-        if self.child is not None:
-            self.child.close()
-        self.child = None
+    def _end(self) -> None:
+        if self.cat is not None:
+            self.cat.end()
+        self.cat = None
 
-    def forget(self) -> None:
-        """Lets a forked process go on without the pipe of its parent, which ends when the parent closes it."""
-        if self.child is not None:
-            self.child.stdout.close()
-            self.child.stderr.close()
-            self.child.process.returncode = 0  # it is not this process's to wait for
-        self.child = None
+    def close(self) -> None:
+        with self.lock:
+            self._end()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "child": None}
+        return {**self.__dict__, "cat": None, "lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        _pipes.add(self)
+        self.__dict__.update(state, lock=threading.Lock())
 
 
-_pipes: weakref.WeakSet[Pipe] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for pipe in _pipes:
-        pipe.forget()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-class _Child:
-    """A process that writes batches next, next + 1, … It ends when its pipe is closed: when this process is killed, too."""
+class _Cat:
+    """A program that writes batches next, next + 1, …, until `end`. It also ends when no process has the pipe any more."""
 
     def __init__(self, args: list[str], first: int, directory: str) -> None:
         self.next = first
+        self.parent = os.getpid()
+        self.log = Log()
         try:
-            self.stderr: IO[bytes] = tempfile.TemporaryFile()
             process = subprocess.Popen(
-                [program(), *args], bufsize=0, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.stderr, cwd=directory
+                [program(), *args], bufsize=0, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.log.fd, cwd=directory
             )
         except OSError as e:
             raise ReadError(f"batchfs cat could not be started: {e}") from e
@@ -133,23 +117,24 @@ class _Child:
         self.process, self.stdout = process, process.stdout
         with contextlib.suppress(OSError):  # it is slower with less
             fcntl.fcntl(self.stdout, _F_SETPIPE_SZ, _PIPE_BYTES)
-        self.close = weakref.finalize(self, _end, process, self.stderr, os.getpid())
+        self.end = weakref.finalize(self, _end, process, self.stdout, self.parent)
 
-    def read(self, arrays: list[Any], size: int) -> None:
+    def read(self, buffers: list[memoryview], size: int) -> None:
         fd = self.stdout.fileno()
         try:
-            done = os.readv(fd, arrays)
+            done = os.readv(fd, buffers)
             if done != size:
-                fill_rest(lambda to, _: os.readv(fd, to), arrays, done, size)
+                fill_rest(lambda to, _: os.readv(fd, to), buffers, done, size)
         except ReadError as e:
             self.process.wait()
-            raise ReadError(f"batch {self.next}: {said(self.stderr) or e}") from e
+            raise ReadError(f"batch {self.next}: {self.log.end() or e}") from e
         self.next += 1
 
 
-def _end(process: subprocess.Popen[bytes], stderr: IO[bytes], pid: int) -> None:
-    if os.getpid() == pid and process.stdout is not None:
-        process.stdout.close()
-        process.kill()
-        process.wait()
-        stderr.close()
+def _end(process: subprocess.Popen[bytes], stdout: IO[bytes], parent: int) -> None:
+    stdout.close()
+    if os.getpid() != parent:
+        process.returncode = 0  # it is not this process's to wait for
+        return
+    process.kill()
+    process.wait()

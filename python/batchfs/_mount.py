@@ -1,4 +1,4 @@
-"""Mounts: one for a run, unmounted after it; and files of batches in a mount."""
+"""Mounts: one for a run, unmounted after it."""
 
 from __future__ import annotations
 
@@ -6,43 +6,23 @@ import contextlib
 import errno
 import json
 import os
-import queue
 import re
 import subprocess
-import sys
 import tempfile
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from ._batch import places
 from ._cat import Piped
-from ._program import MountError, PathLike, ReadError, Setting, flags, program, run, said
-from ._split import MAX_BATCHES, Split, fill_rest, locate, sizes
+from ._files import Files, hint
+from ._program import Log, MountError, PathLike, Setting, flags, program, run
+from ._split import Split, locate
 
-# The program gets SIGTERM when the thread that started it ends: when Python is killed, too. It then unmounts.
-_WITH_PARENT = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
 _READY = b"stop with Ctrl-C"
-_HEADER = 4096  # of .npy files
 _DESCRIBE_LIMIT = 10.0  # seconds
-
-_GONE = "the process that kept the mount is gone. Mount again: batches are the same by number"
-_HINTS = {
-    errno.ENOTCONN: _GONE,
-    errno.ECONNABORTED: _GONE,
-    errno.ENOENT: "is a batchfs mounted there?",
-    errno.EACCES: "only the user that mounted can read, unless mount.allow_other is set",
-    errno.ESTALE: "token files changed. Put them back, or mount again. With on_change=follow, read again",
-    errno.ETIMEDOUT: "the token files did not answer within mount.timeout: look at their disk or store",
-    errno.ESHUTDOWN: "the mount is ending",
-}
 
 
 def mount(
@@ -67,21 +47,14 @@ def mount(
     Raises:
         MountError: it could not be mounted.
     """
-    args = [program(), "mount", *flags(data, config, batch, set or {}), *(["--log", os.fspath(log)] if log else [])]
-    made = mountpoint is None
+    args = [*flags(data, config, batch, set or {}), *(["--log", os.fspath(log)] if log else [])]
+    if mountpoint is not None:
+        return Mount(os.path.abspath(mountpoint), False, args)
     try:
-        place = tempfile.mkdtemp(prefix="batchfs-") if mountpoint is None else os.path.abspath(mountpoint)
-        stderr: IO[bytes] = tempfile.TemporaryFile()
+        place = tempfile.mkdtemp(prefix="batchfs-")
     except OSError as e:
         raise MountError(f"no place for a mount: {e}; set TMPDIR to a directory with room, or name a mountpoint") from e
-    try:
-        child = _start([*args, place], stderr)
-    except BaseException:
-        stderr.close()
-        if made:
-            _remove(place)
-        raise
-    return Mount(place, child, stderr, made)
+    return Mount(place, True, args)
 
 
 def open(
@@ -103,7 +76,7 @@ def open(
     try:
         return mount(data, config=config, mountpoint=mountpoint, log=log, set=set, **batch)
     except MountError as e:
-        if not re.search("/dev/fuse|fusermount3|cannot mount", str(e)):
+        if not re.search("/dev/fuse|fusermount3|cannot mount .*: (no such device|function not implemented)", str(e)):
             raise
         piped = Piped(flags(data, config, batch, set or {}))
         warnings.warn(f"batches are read from pipes, because there is no mount: {e}", RuntimeWarning, stacklevel=2)
@@ -122,7 +95,7 @@ def split(path: PathLike, *, rank: int | None = None, world: int | None = None, 
         MountError: nothing is mounted there, or a setting is refused.
     """
     found, info = locate(os.path.abspath(path), rank, world, settings, _info)
-    return Split(info, Files(found, info))
+    return Split(info, Files(found, places(info)))
 
 
 class Mount:
@@ -134,109 +107,35 @@ class Mount:
         mountpoint: its path.
     """
 
-    def __init__(self, mountpoint: str, child: subprocess.Popen[bytes], log: IO[bytes], made: bool) -> None:
+    def __init__(self, mountpoint: str, made: bool, args: list[str]) -> None:
         self.mountpoint = mountpoint
-        self._log = log
-        self.close: Callable[[], object] = weakref.finalize(self, _unmount, mountpoint, child, log, os.getpid(), made)
+        self._log = Log()
+        self._readers: weakref.WeakSet[Files] = weakref.WeakSet()
+        try:
+            process = _start(["--parent", str(os.getpid()), *args, mountpoint], self._log)
+        except BaseException:
+            if made:
+                _remove(mountpoint)
+            raise
+        self.close: Callable[[], object] = weakref.finalize(self, _unmount, mountpoint, made, process, os.getpid(), self._readers)
         """Unmounts, and returns when nothing is mounted. In a forked process it does nothing."""
 
     def split(self, name: str, *, rank: int | None = None, world: int | None = None, **settings: Setting) -> Split:
         """Returns a split, ``m.split("train", order="shuffle")``: see `batchfs.split`."""
         path, info = locate(os.path.join(self.mountpoint, name), rank, world, settings, _info)
-        return Split(info, Files(path, info), self)
+        reader = Files(path, places(info))
+        self._readers.add(reader)
+        return Split(info, reader, self)
 
     def log(self) -> str:
-        """Returns the end of what the mount has logged, until it is closed, and unless there is a log file."""
-        return "" if self._log.closed else said(self._log)
+        """Returns the end of what the mount has logged, unless there is a log file."""
+        return self._log.end()
 
     def __enter__(self) -> Mount:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class Files:
-    """Reads batches from files in a mount: batches.bin, and batches.NAME.npy of each array beside x and y."""
-
-    def __init__(self, path: str, info: dict[str, Any]) -> None:
-        self.path = path
-        size = sizes(info)
-        main = 2 if info["arrays"][0]["name"] == "x" else 1
-        # Of each file its name, the bytes of its header and of a batch, and which arrays of a batch it has.
-        self.files = [("bin", 0, sum(size[:main]), slice(0, main))]
-        for i in range(main, len(size)):
-            self.files.append((f"{info['arrays'][i]['name']}.npy", _HEADER, size[i], slice(i, i + 1)))
-        # They are those of all numbers, not of one epoch, as far as the kernel can hold their lengths.
-        self.steps = min(MAX_BATCHES, 2**62 // max(size for _, _, size, _ in self.files))
-        self.open: list[tuple[int, int, int, slice]] = []  # the same, with a descriptor instead of the name
-        _files.add(self)
-
-    def fill(self, k: int, arrays: list[Any]) -> None:
-        try:
-            if not self.open:
-                self._open()
-            for fd, header, size, which in self.open:
-                offset = header + k * size
-                done = os.preadv(fd, arrays[which], offset)
-                if done != size:  # above a mebibyte it may come in parts
-                    fill_rest(lambda to, done, fd=fd, offset=offset: os.preadv(fd, to, offset + done), arrays[which], done, size)
-        except OSError as e:
-            self.close()  # a worker that took over, or new tokens, need it
-            raise ReadError(self._describe(k, e)) from e
-
-    def _open(self) -> None:
-        for name, header, size, which in self.files:
-            fd = os.open(f"{self.path}/steps={self.steps}/batches.{name}", os.O_RDONLY | os.O_CLOEXEC)
-            self.open.append((fd, header, size, which))
-            if os.fstat(fd).st_size != header + self.steps * size:
-                raise OSError(errno.ESTALE, f"batches.{name} has another size than info.json says")
-
-    def close(self) -> None:
-        while self.open:
-            os.close(self.open.pop()[0])
-
-    def __del__(self) -> None:
-        self.close()
-
-    def _describe(self, k: int, e: OSError) -> str:
-        """Returns what is known of a read that failed."""
-        words = f"batch {k} of {self.path}: {e.strerror}"
-        if (why := self._last_error()) and _HINTS.get(e.errno or 0) != _GONE:
-            words += f": {why}"
-        return f"{words}; {_hint(e.errno)}"
-
-    def _last_error(self) -> str:
-        """Returns the last error of these settings in status.json, or an empty string."""
-        path = Path(self.path, f"steps={self.steps}")
-        for root in path.parents:
-            try:
-                splits: dict[str, Any] = json.loads((root / "status.json").read_text())["splits"]
-            except (OSError, ValueError):
-                continue
-            settings = _settings(path.relative_to(root).parts)
-            failed = {name: _settings(name.split("/")) for name in splits if splits[name]["last_error"]}
-            mine = [name for name in failed if failed[name] <= settings]
-            return splits[max(mine, key=lambda name: len(failed[name]))]["last_error"] if mine else ""
-        return ""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "open": []}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        _files.add(self)
-
-
-_files: weakref.WeakSet[Files] = weakref.WeakSet()
-
-
-def _hint(number: int | None) -> str:
-    return _HINTS.get(number or 0, "`batchfs doctor` says more")
-
-
-def _settings(parts: Iterable[str]) -> frozenset[str]:
-    return frozenset(setting for part in parts for setting in part.split(","))
 
 
 def _info(path: str) -> dict[str, Any]:
@@ -247,61 +146,48 @@ def _info(path: str) -> dict[str, Any]:
         _, why = run("cat", path, "--format", "info", timeout=_DESCRIBE_LIMIT)
         number = e.errno if isinstance(e, OSError) else None
         if number not in (errno.ENOENT, errno.EINVAL) or not why:
-            why = f"{why or f'{path}: {e}'}; {_hint(number)}"
+            why = f"{why or f'{path}: {e}'}; {hint(number)}"
         raise MountError(why) from e
 
 
-def _start(args: list[str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Starts the program and returns when it serves. A thread starts it and lives as long, because the kernel asks for the thread."""
-    started: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
-
-    def keep() -> None:
-        shim = [sys.executable, "-I", "-S", "-c", _WITH_PARENT, str(os.getpid())]
-        try:  # in a session of its own, which Ctrl-C does not reach: the trainer may go on for a while, to save what it has
-            child = subprocess.Popen(
-                shim + args, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
-            )
-        except OSError as e:
-            started.put(e)
-            return
-        started.put(child)
-        child.wait()
-
-    threading.Thread(target=keep, name="batchfs mount", daemon=True).start()
-    child = started.get()
-    if isinstance(child, OSError):
-        raise MountError(f"the program could not be started: {child}") from child
-    assert child.stdout is not None
+def _start(args: list[str], log: Log) -> subprocess.Popen[bytes]:
+    """Starts the program and returns when it serves."""
+    try:  # in a session of its own, which Ctrl-C does not reach: the trainer may go on for a while, to save what it has
+        process = subprocess.Popen(
+            [program(), "mount", *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log.fd, start_new_session=True
+        )
+    except OSError as e:
+        raise MountError(f"the program could not be started: {e}") from e
+    assert process.stdout is not None
     try:
-        with child.stdout as lines:
+        with process.stdout as lines:
             if any(line.startswith(_READY) for line in lines):
-                return child
-        status = child.wait()
-        raise MountError(said(stderr) or f"batchfs mount ended with status {status}")
+                return process
+        status = process.wait()
+        raise MountError(log.end() or f"batchfs mount ended with status {status}")
     except BaseException:
-        child.terminate()
-        child.wait()
+        process.terminate()
+        process.wait()
         raise
 
 
-def _unmount(mountpoint: str, child: subprocess.Popen[bytes], log: IO[bytes], pid: int, made: bool) -> None:
-    """Ends a mount that process pid made, and waits for it."""
-    if os.getpid() != pid:
+def _unmount(mountpoint: str, made: bool, process: subprocess.Popen[bytes], parent: int, readers: Iterable[Files]) -> None:
+    """Ends a mount that the process parent made, and waits for it."""
+    if os.getpid() != parent:
+        process.returncode = 0  # it is not this process's to wait for
         return
-    for reader in _files:
-        if reader.path.startswith(mountpoint + "/"):
-            reader.close()
+    for reader in readers:
+        reader.close()
     try:
-        child.terminate()
-        child.wait()
+        process.terminate()
+        process.wait()
     except KeyboardInterrupt:
-        child.terminate()  # the second time it does not wait for readers
-        child.wait()
+        process.terminate()  # the second time it does not wait for readers
+        process.wait()
         raise
     finally:
-        if child.poll() != 0:  # it was killed, perhaps, and the mount is dead
+        if process.poll() != 0:  # it was killed, perhaps, and the mount is dead
             run("unmount", "--force", mountpoint, timeout=_DESCRIBE_LIMIT)
-        log.close()
         if made:
             _remove(mountpoint)
 

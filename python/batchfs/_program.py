@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sysconfig
 from collections.abc import Mapping
-from typing import IO, TypeAlias
+from typing import TypeAlias
 
 Setting: TypeAlias = "str | int | float | bool | list[str]"
 PathLike: TypeAlias = "str | os.PathLike[str]"
@@ -64,10 +64,19 @@ def text(value: Setting) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def said(log: IO[bytes], most: int = 2000) -> str:
-    """Returns the end of what the program wrote to a file: its error, if it ended with one."""
-    log.seek(max(log.seek(0, os.SEEK_END) - most, 0))
-    return log.read().decode(errors="replace").strip().rpartition("batchfs: ")[2]
+class Log:
+    """What a program writes to standard error. It is in memory, because a full disk would lose it."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("batchfs")
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+    def end(self, most: int = 2000) -> str:
+        """Returns its last bytes; and only the error, if the program ended with one."""
+        start = max(os.fstat(self.fd).st_size - most, 0)
+        return os.pread(self.fd, most, start).decode(errors="replace").strip().rpartition("batchfs: ")[2]
 
 
 def run(*args: str, timeout: float | None = None) -> tuple[bytes, str]:

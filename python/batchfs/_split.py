@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import math
 import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeVar, overload
 
-import numpy as np
-import numpy.typing as npt
-
+from ._batch import Array, Batch, Memory, places
 from ._program import Error, ReadError, Setting, text
 
 if TYPE_CHECKING:
@@ -20,42 +17,16 @@ if TYPE_CHECKING:
 
     from ._torch import TorchSteps
 
-Array: TypeAlias = npt.NDArray[Any]
-A = TypeVar("A")
 S = TypeVar("S", bound="Position")
 
 MAX_BATCHES = 2**40  # numbers of batches are below this
 
 
-class NoArray(KeyError, AttributeError):
-    """A batch has no such array."""
-
-
-class Batch(dict[str, A]):
-    """The arrays of one batch by name, which are also attributes: ``batch["x"]`` is ``batch.x``.
-
-    The arrays are those of ``Split.names``. x and y have shape (batch_size, block_size), tokens (batch_size, block_size + 1), rows
-    (batch_size, ...); the others what ``Split.info["arrays"]`` says. They are the caller's, to keep or change.
-    """
-
-    if TYPE_CHECKING:
-        x: A
-        y: A
-    else:  # a third of the time that a small batch takes would be a __getattr__'s
-        x, y = (property(operator.itemgetter(name)) for name in "xy")
-
-    def __getattr__(self, name: str) -> A:
-        return self[name]
-
-    def __missing__(self, name: str) -> A:
-        raise NoArray(f"this batch has no array {name}; it has {', '.join(self)}")
-
-
 class Reader(Protocol):
     """Where batches are read from. It can be pickled, and used after a fork."""
 
-    def fill(self, k: int, arrays: list[Any]) -> None:
-        """Reads all arrays of batch k into contiguous arrays of their sizes. Raises ReadError."""
+    def fill(self, k: int, buffers: list[memoryview]) -> None:
+        """Reads batch k into `Memory.buffers`. Raises ReadError."""
         ...
 
     def close(self) -> None:
@@ -63,13 +34,13 @@ class Reader(Protocol):
         ...
 
 
-def fill_rest(read: Callable[[list[memoryview], int], int], arrays: Sequence[Array], done: int, size: int) -> None:
-    """Fills contiguous arrays of size bytes in all, of which done are there, with read(buffers, done), which returns a count of bytes.
+def fill_rest(read: Callable[[list[memoryview], int], int], buffers: list[memoryview], done: int, size: int) -> None:
+    """Fills buffers of size bytes in all, of which done are there, with read(buffers, done), which returns a count of bytes.
 
     Raises:
         ReadError: there are fewer bytes.
     """
-    rest = [a.data.cast("B") for a in arrays]
+    rest = [*buffers]
     last = done
     while done < size:
         if last == 0:
@@ -96,7 +67,7 @@ class Split(Sequence[Batch[Array]]):
         self.info = info
         self.names: list[str] = [a["name"] for a in info["arrays"]]
         self.fingerprint: str = info["fingerprint"]
-        self.specs = specs(info)
+        self.places = places(info)
         self.reader = reader
         self._owner = owner  # a mount lives as long as its splits
 
@@ -118,7 +89,7 @@ class Split(Sequence[Batch[Array]]):
             return [self.read(k) for k in range(*index.indices(len(self)))]
         k = operator.index(index)
         if not -len(self) <= k < len(self):
-            raise IndexError(f"batch {k} of {len(self)}; steps() goes on with the next epoch")
+            raise IndexError(f"batch {k} of {len(self)}; steps() continues with the next epoch")
         return self.read(k % len(self))
 
     def read(self, k: int) -> Batch[Array]:
@@ -127,9 +98,9 @@ class Split(Sequence[Batch[Array]]):
         Raises:
             ReadError: it cannot be read.
         """
-        arrays = [np.empty(shape, dtype) for shape, dtype in self.specs]
-        self.reader.fill(k, arrays)
-        return Batch(zip(self.names, arrays))
+        memory = Memory(self.places)
+        self.reader.fill(k, memory.buffers)
+        return memory.batch()
 
     def steps(self, start: int = 0, stop: int | None = None) -> Steps:
         """Returns an iterator over (step, batch) from batch start to before batch stop, or without end.
@@ -170,7 +141,7 @@ class Position:
             raise ValueError(f"start must be from 0 to 2**40 (got {start})")
         self.split = split
         self.stop = MAX_BATCHES if stop is None else min(stop, MAX_BATCHES)
-        self.step = start
+        self.step: int = start
         self.worker, self.workers = 0, 1
 
     def __iter__(self: S) -> S:
@@ -206,24 +177,24 @@ class Steps(Position, Iterator[tuple[int, Batch[Array]]]):
         super().__init__(split, start, stop)
         if torch := sys.modules.get("torch"):
             torch.utils.data.IterableDataset.register(Steps)  # it is an ABC: DataLoader asks isinstance
+        # Memory of the last two batches. A loop has dropped the older by now, and new memory would take a fifth of the time.
+        self._older: Memory | None = None
+        self._newer: Memory | None = None
 
     def __next__(self) -> tuple[int, Batch[Array]]:
         k = self.step + self.worker
         if k >= self.stop:
             raise StopIteration
-        batch = self.split.read(k)
+        memory = self._older
+        if memory is None or sys.getrefcount(memory.raw) != memory.references:
+            memory = Memory(self.split.places)
+        self._older, self._newer = self._newer, memory
+        self.split.reader.fill(k, memory.buffers)
         self.step += self.workers
-        return k, batch
+        return k, memory.batch()
 
-
-def specs(info: dict[str, Any]) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Returns the shapes and dtypes of the arrays of a batch."""
-    return [(tuple(a["shape"]), np.dtype("uint16" if a["dtype"] == "bfloat16" else a["dtype"])) for a in info["arrays"]]
-
-
-def sizes(info: dict[str, Any]) -> list[int]:
-    """Returns the bytes of the arrays of a batch."""
-    return [math.prod(shape) * dtype.itemsize for shape, dtype in specs(info)]
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_older": None, "_newer": None}
 
 
 def locate(
@@ -231,7 +202,7 @@ def locate(
 ) -> tuple[str, dict[str, Any]]:
     """Returns the path of a split under settings, and what describe says of that path.
 
-    rank and world are those of torchrun's environment unless somebody gives them, and so is local_world where it matters.
+    rank and world are those of torchrun's environment unless they are given, and so is local_world where it matters.
 
     Raises:
         ValueError: there is one of rank and world, but not the other.

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
-import numpy as np
 import torch
 
-from ._split import Array, Batch, Position, Split, sizes
+from ._batch import Batch, Memory, Place, parts
+from ._split import Position, Split
 
 Tensors = Batch[torch.Tensor]
 
-_ALIGNMENT = 64
 _BUFFERS = 3  # one is filled, one is sent, and one was sent
+_TOKENS = ("y", "tokens")
 _SIGNED = {"uint16": torch.int16, "uint32": torch.int32, "uint64": torch.int64}
 _MASKS = {"uint16": 0xFFFF, "uint32": 0xFFFFFFFF}
 
@@ -30,41 +31,48 @@ class TorchSteps(Position, Iterator[tuple[int, Tensors]]):
     def __init__(self, split: Split, device: torch.device, start: int, stop: int | None) -> None:
         super().__init__(split, start, stop)
         self.device = device
-        self.sizes = sizes(split.info)
-        self.offsets: list[int] = []
-        self.bytes = 0
-        for size in self.sizes:
-            self.offsets.append(self.bytes)
-            self.bytes += -(-size // _ALIGNMENT) * _ALIGNMENT
+        self.bytes = split.places[-1].end
+        self.host = torch.empty(self.bytes, dtype=torch.uint8)
+        self.memory = Memory(split.places, self.host.numpy())
+        self.parts = self.parts_of(self.host)
 
     def __next__(self) -> tuple[int, Tensors]:
         k = self.step + self.worker
         if k >= self.stop:
             raise StopIteration
-        host = torch.empty(self.bytes, dtype=torch.uint8)
-        self.split.reader.fill(k, self.arrays(host))
+        self.split.reader.fill(k, self.memory.buffers)
         self.step += self.workers
-        return k, self.batch(host.to(self.device))
+        if self.device.type == "cpu":
+            return k, self.batch(self.parts, copy=True)
+        return k, self.batch(self.parts_of(self.host.to(self.device)))
 
-    def arrays(self, host: torch.Tensor) -> list[Array]:
-        """Returns the arrays of a batch that lie in a buffer of bytes."""
-        raw: Array = host.numpy()
-        return [np.ndarray(shape, dtype, raw, offset) for (shape, dtype), offset in zip(self.split.specs, self.offsets)]
+    def parts_of(self, raw: torch.Tensor) -> list[tuple[Place, torch.Tensor]]:
+        """Returns the tensors in the bytes of a batch: x and y as one, whose place is that of y; and each other array."""
+        tensors: list[tuple[Place, torch.Tensor]] = []
+        for p in parts(self.split.places):
+            kind = _SIGNED.get(p.kind) if p.name in _TOKENS else None
+            start, shape = (0, (2, *p.shape)) if p.name == "y" else (p.start, p.shape)
+            tensors.append((p, raw[start : p.end].view(kind or getattr(torch, p.kind)).view(shape)))
+        return tensors
 
-    def batch(self, raw: torch.Tensor) -> Tensors:
-        """Returns the tensors of a batch that lie in a buffer of bytes, with tokens as int64, which do not."""
+    def batch(self, parts: list[tuple[Place, torch.Tensor]], copy: bool = False) -> Tensors:
+        """Returns a batch of parts, with tokens as int64. With copy it shares no memory with them."""
         batch: Tensors = Batch()
-        for array, offset, size in zip(self.split.info["arrays"], self.offsets, self.sizes):
-            name, dtype = array["name"], array["dtype"]
-            tensor = raw[offset : offset + size]
-            if name in ("x", "y", "tokens"):
-                tensor = tensor.view(_SIGNED.get(dtype) or getattr(torch, dtype)).to(torch.int64)
-                if dtype in _MASKS:
-                    tensor &= _MASKS[dtype]
+        for place, tensor in parts:
+            if place.name in _TOKENS:
+                tensor = tensor.to(torch.int64, copy=copy)
+                if place.kind in _MASKS:
+                    tensor &= _MASKS[place.kind]
+            elif copy:
+                tensor = tensor.clone()
+            if place.name == "y":
+                batch["x"], batch["y"] = tensor
             else:
-                tensor = tensor.view(getattr(torch, dtype))
-            batch[name] = tensor.view(array["shape"])
+                batch[place.name] = tensor
         return batch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.split, self.device, self.step, self.stop)
 
 
 class CudaSteps(TorchSteps):
@@ -73,8 +81,7 @@ class CudaSteps(TorchSteps):
     def __init__(self, split: Split, device: torch.device, start: int, stop: int | None) -> None:
         super().__init__(split, device, start, stop)
         self.stream = torch.cuda.Stream(device)
-        self.hosts = deque(torch.empty(self.bytes, dtype=torch.uint8, pin_memory=True) for _ in range(_BUFFERS))
-        self.events = deque(torch.cuda.Event() for _ in range(_BUFFERS))
+        self.buffers = deque(_Buffer(split, self.bytes) for _ in range(_BUFFERS))
         self.sent: deque[tuple[int, Tensors, torch.cuda.Event]] = deque()
 
     def __next__(self) -> tuple[int, Tensors]:
@@ -84,9 +91,9 @@ class CudaSteps(TorchSteps):
             self.send(k)
         if not self.sent:
             raise StopIteration
-        k, batch, event = self.sent.popleft()
+        k, batch, sent = self.sent.popleft()
         now = torch.cuda.current_stream(self.device)
-        now.wait_event(event)
+        now.wait_event(sent)
         for tensor in batch.values():
             tensor.record_stream(now)  # its memory is of the other stream
         self.step = k + 1
@@ -94,12 +101,21 @@ class CudaSteps(TorchSteps):
 
     def send(self, k: int) -> None:
         """Reads batch k and sends it, with the buffer that was sent longest ago."""
-        host, event = self.hosts[0], self.events[0]
-        event.synchronize()
-        self.split.reader.fill(k, self.arrays(host))
+        buffer = self.buffers[0]
+        buffer.sent.synchronize()
+        self.split.reader.fill(k, buffer.memory.buffers)
         with torch.cuda.stream(self.stream):
-            batch = self.batch(host.to(self.device, non_blocking=True))
-            event.record(self.stream)
-        self.sent.append((k, batch, event))
-        self.hosts.rotate(-1)
-        self.events.rotate(-1)
+            batch = self.batch(self.parts_of(buffer.host.to(self.device, non_blocking=True)))
+            buffer.sent = torch.cuda.Event()
+            buffer.sent.record(self.stream)
+        self.sent.append((k, batch, buffer.sent))
+        self.buffers.rotate(-1)
+
+
+class _Buffer:
+    """Pinned memory, and when it was last sent."""
+
+    def __init__(self, split: Split, size: int) -> None:
+        self.host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        self.memory = Memory(split.places, self.host.numpy())
+        self.sent = torch.cuda.Event()

@@ -1,7 +1,7 @@
 """Times Split.steps beside the same read by hand, in one run: python3 python/tests/speed.py [BATCH_SIZE BLOCK_SIZE]
 
-They take turns. "new" are batches that the kernel does not have yet, as in training; "cached" it has. The quarter of the rounds that
-were fastest counts, because other processes use the machine.
+They take turns. "new" are batches that the kernel does not have yet, as in training; "cached" it has. The sixteenth of the rounds that
+was fastest counts, because other processes use the machine.
 """
 
 import os
@@ -16,8 +16,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import batchfs
+from batchfs._files import Files
 
-STEPS, ROUNDS = 100, 60
+STEPS, ROUNDS = 100, 160
 
 
 def timed(read: Callable[[int], None], first: int) -> float:
@@ -28,10 +29,10 @@ def timed(read: Callable[[int], None], first: int) -> float:
 
 def main(batch_size: int, block_size: int) -> None:
     with tempfile.TemporaryDirectory() as data:
-        np.arange(8 << 20, dtype=np.uint16).tofile(f"{data}/train.bin")
+        np.arange(32 << 20, dtype=np.uint16).tofile(f"{data}/train.bin")
         with batchfs.mount(data, batch_size=batch_size, block_size=block_size, set={"memory.access": "pread"}) as m:
             train = m.split("train")
-            assert isinstance(train.reader, batchfs._mount.Files)  # pyright: ignore
+            assert isinstance(train.reader, Files)
             fd = os.open(f"{m.mountpoint}/train/steps={train.reader.steps}/batches.bin", os.O_RDONLY)
             buffer = np.empty((2, batch_size, block_size), np.uint16)
 
@@ -51,7 +52,7 @@ def main(batch_size: int, block_size: int) -> None:
                     for i, read in enumerate(took):
                         first = (2 * turn + i) * STEPS if what == "new" else 0
                         took[read].append(timed(read, first))
-                best = [sum(sorted(times)[: ROUNDS // 4]) / (ROUNDS // 4) for times in took.values()]
+                best = [sum(sorted(times)[: ROUNDS // 16]) / (ROUNDS // 16) for times in took.values()]
                 print(f"{batch_size}x{block_size} {what}: by hand {best[0]:.1f} us a batch, steps {best[1]:.1f}: {best[1] / best[0]:.2f}")
             os.close(fd)
 

@@ -17,6 +17,7 @@ import time
 import unittest
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 from unittest import mock
 
@@ -26,7 +27,7 @@ HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
 import batchfs
-from batchfs._mount import Files
+from batchfs._files import Files
 from batchfs._split import fill_rest
 
 LIMIT = 300  # seconds, for whatever is waited for
@@ -75,7 +76,7 @@ def python(code: str, *args: str, **env: str) -> subprocess.Popen[str]:
     """Starts another Python that has the package, and data as the directory of this test's tokens."""
     code = f"import os, sys, signal; sys.path.insert(0, {str(HERE.parents[1])!r}); import batchfs\n" + textwrap.dedent(code)
     return subprocess.Popen(
-        [sys.executable, "-c", code, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env}
+        [sys.executable, "-c", code, *args], stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, env={**os.environ, **env}
     )
 
 
@@ -167,6 +168,10 @@ class TestSplit(Case):
         kept = [batch for _, batch in train.steps(0, 20)]
         self.assertTrue(all(same(batch, train[k]) for k, batch in enumerate(kept)))
         kept[0].x[:] = 0
+        views: list[Callable[[Any], Any]] = [lambda y: y, lambda y: y[1:, ::2].T, memoryview]
+        for view in views:  # with which the memory of the batch is in use
+            some = [(k, view(batch.y)) for k, batch in train.steps(0, 20) if k % 3]
+            self.assertTrue(all(np.array_equal(y, view(train[k].y)) for k, y in some))
 
     def test_ranks(self) -> None:
         seen: list[int] = []
@@ -270,10 +275,42 @@ class TestProcesses(Case):
             self.assertEqual(steps.state_dict()["step"], 4)
         rows = self.m.split("rows")
         self.assertEqual(next(rows.torch("cpu"))[1].rows.dtype, torch.bfloat16)
+
+    @unittest.skipUnless(has_torch, "no torch")
+    def test_sending(self) -> None:
+        """A batch is sent while the one before it is in use, and its memory is filled again when it has been sent."""
+        import torch
+
+        more = self.m.split("more")
         if torch.cuda.is_available():
-            train = self.m.split("more")
-            for k, batch in train.torch("cuda", 1, 40):
-                self.assertTrue(same({name: batch[name].cpu() for name in batch}, train.read(k)))
+            for k, batch in more.torch("cuda", 1, 40):
+                self.assertTrue(same({name: batch[name].cpu() for name in batch}, more.read(k)))
+            return
+        # Without CUDA the code runs with what notes the calls, and copies in place of sending.
+        from batchfs._torch import CudaSteps
+
+        class Copied(CudaSteps):
+            def parts_of(self, raw: torch.Tensor) -> Any:
+                return super().parts_of(raw.clone())
+
+        cuda, empty, other = mock.MagicMock(), torch.empty, self.m.split("more")
+        pinned = mock.patch.object(torch, "empty", lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs))  # pyright: ignore
+        fill = mock.patch.object(more.reader, "fill", side_effect=more.reader.fill)
+        with mock.patch.object(torch, "cuda", cuda), pinned, mock.patch.object(torch.Tensor, "record_stream"), fill as read:
+            cuda.Event.return_value = cuda.event
+            cuda.attach_mock(read, "read")
+            steps = Copied(more, torch.device("cpu"), 1, 20)
+            seen: list[int] = []
+            for k, batch in steps:
+                seen.append(k)
+                self.assertTrue(same(batch, other.read(k)))
+                self.assertEqual(read.call_args[0][0], min(k + 1, 19))
+                if k == 10:
+                    steps.load_state_dict({**steps.state_dict(), "step": 15})
+        self.assertEqual(seen, [*range(1, 11), *range(15, 20)])
+        calls = [name for name, _, _ in cuda.mock_calls if name in ("event.synchronize", "read", "event.record")]
+        self.assertEqual(calls, ["event.synchronize", "read", "event.record"] * (len(seen) + 1))
+        self.assertEqual([name for name, _, _ in cuda.mock_calls].count("current_stream().wait_event"), len(seen))
 
 
 class Place(unittest.TestCase):
@@ -359,11 +396,27 @@ class TestLife(Place):
         made[0].close()
         self.assertFalse(any(map(os.path.exists, places)))
 
+    def test_two_runs(self) -> None:
+        """Runs on one machine have mounts of their own."""
+        code = f"""
+            with batchfs.mount(config={self.config!r}) as m:
+                print(m.mountpoint, m.split('train')[5].x.sum(), flush=True)
+                sys.stdin.readline()
+        """
+        runs = [python(code) for _ in range(2)]
+        said = [run.stdout.readline().split() for run in runs if run.stdout]
+        self.assertEqual(len({place for place, _ in said} & mounts()), 2)
+        self.assertEqual(said[0][1], said[1][1])
+        for run in runs:
+            _, err = run.communicate("\n", timeout=LIMIT)
+            self.assertEqual(run.returncode, 0, err)
+        self.assertFalse(any(os.path.exists(place) for place, _ in said))
+
     def test_pipes_end(self) -> None:
         process = python(f"""
             p = batchfs.Piped(['-c', {self.config!r}]).split('train'); p[0]
-            print(p.reader.child.process.pid, flush=True)
-            sys.stdin.read() if False else signal.pause()
+            print(p.reader.cat.process.pid, flush=True)
+            signal.pause()
         """)
         assert process.stdout is not None
         child = int(process.stdout.readline())
@@ -388,7 +441,7 @@ class TestErrors(Place):
         self.refused("batch_size: must be a whole number", config=self.config, batch_size=0)
         self.refused("unknown key|must be one of", config=self.config, set={"memory.acces": "pread"})
         self.refused("does not exist", config=self.config, mountpoint=self.directory / "none")
-        self.refused("lies in the mountpoint", config=self.config, mountpoint=self.directory / "data")
+        self.refused("is not empty", config=self.config, mountpoint=self.directory / "data")
         with batchfs.mount(config=self.config, mountpoint=self.place) as m:
             self.refused("already mounted there; batchfs unmount", config=self.config, mountpoint=self.place)
             with self.assertRaisesRegex(batchfs.MountError, 'no split "test"'):
@@ -438,7 +491,7 @@ class TestErrors(Place):
         with batchfs.open(config=self.config) as m:
             self.assertIsInstance(m, batchfs.Mount)
             want = m.split("train")[3]
-            with mock.patch.object(batchfs._mount, "mount", side_effect=batchfs.MountError("cannot mount")):  # pyright: ignore
+            with mock.patch.object(batchfs._mount, "mount", side_effect=batchfs.MountError("cannot mount /x: no such device")):  # pyright: ignore
                 with self.assertWarnsRegex(RuntimeWarning, "read from pipes, because there is no mount: cannot"):
                     with batchfs.open(config=self.config) as p:
                         self.assertIsInstance(p, batchfs.Piped)
@@ -448,23 +501,65 @@ class TestErrors(Place):
 
     @unittest.skipUnless(os.geteuid() == 0, "hiding /dev/fuse needs root")
     def test_without_fuse(self) -> None:
-        code = f"""
+        out, err = self.elsewhere(
+            f"""
             with batchfs.open(config={self.config!r}) as p:
                 for step, batch in p.split('train').steps(3, 5):
                     print(step, batch.x.shape)
-        """
-        with mock.patch.object(sys, "executable", self.without("mount --bind /dev/null /dev/fuse")):
-            process = python(code)
-        out, err = process.communicate(timeout=LIMIT)
+            """,
+            "mount -t tmpfs dev /dev; mknod -m 666 /dev/null c 1 3; mknod -m 666 /dev/urandom c 1 9",
+        )
         self.assertEqual(out, f"3 ({B}, {T})\n4 ({B}, {T})\n", err)
-        self.assertRegex(err, "RuntimeWarning: batches are read from pipes")
+        self.assertRegex(err, "RuntimeWarning: batches are read from pipes.*/dev/fuse.*modprobe fuse")
 
-    def without(self, command: str) -> str:
-        """Returns a program that is this Python in a mount namespace where a command was run."""
+    @unittest.skipUnless(os.geteuid() == 0, "giving up what root may needs root")
+    def test_no_permission(self) -> None:
+        out, err = self.elsewhere(
+            f"""
+            try:
+                batchfs.mount(config={self.config!r})
+            except batchfs.MountError as e:
+                print(e)
+            with batchfs.open(config={self.config!r}) as p:
+                print(p.split('train')[1].x.shape)
+            os.chmod({str(self.directory / "data/mask.bin")!r}, 0)
+            try:
+                batchfs.open(config={self.config!r}).split('more')
+            except batchfs.MountError as e:
+                print(e)
+            """,
+            run="setpriv --bounding-set -all --inh-caps -all",
+        )
+        self.assertRegex(out, f"fusermount3.*\n\\({B}, {T}\\)\n.*mask.bin: permission denied", err)
+
+    @unittest.skipUnless(os.geteuid() == 0, "a full disk needs root")
+    def test_full_disk(self) -> None:
+        """Only a place for a mountpoint is missed. A log in a file would be lost."""
+        out, err = self.elsewhere(
+            f"""
+            import tempfile
+            tempfile.tempdir = {str(self.directory / "full")!r}
+            try:
+                batchfs.mount(config={self.config!r})
+            except batchfs.MountError as e:
+                print(e)
+            with batchfs.mount(config={self.config!r}, mountpoint={str(self.place)!r}) as m:
+                print(m.split('train')[1].x.shape)
+                print('mounted' in m.log())
+            """,
+            f"mkdir {self.directory}/full; mount -t tmpfs -o nr_inodes=1 none {self.directory}/full",
+        )
+        self.assertRegex(out, f"No space left on device.*set TMPDIR.*name a mountpoint\n\\({B}, {T}\\)\nTrue\n", err)
+
+    def elsewhere(self, code: str, before: str = "true", run: str = "") -> tuple[str, str]:
+        """Returns what Python prints in a mount namespace of its own, after a command of the shell, and run by another program."""
+        if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0:
+            self.skipTest("no mount namespace can be made, as in a chroot")
         program = self.directory / "python"
-        program.write_text(f"#!/bin/sh\nexec unshare -m sh -c '{command}; exec \"$0\" \"$@\"' {sys.executable} \"$@\"\n")
+        program.write_text(f"#!/bin/sh\nexec unshare -m sh -c '{before}; exec {run} \"$0\" \"$@\"' {sys.executable} \"$@\"\n")
         program.chmod(0o755)
-        return str(program)
+        with mock.patch.object(sys, "executable", str(program)):
+            return python(code).communicate(timeout=LIMIT)
 
     def test_reads_in_parts(self) -> None:
         """Bytes that come in any parts fill all arrays, and too few are an error."""
@@ -480,8 +575,8 @@ class TestErrors(Place):
                         view[:n], left = left[:n], left[n:]
                     return count
 
-                arrays = [np.zeros((2, 10), np.int16), np.zeros(60, np.uint8)]
-                first = read([a.data.cast("B") for a in arrays], 0)
+                arrays = [memoryview(bytearray(40)), memoryview(bytearray(60))]
+                first = read([*arrays], 0)
                 if size < 100:
                     with self.assertRaisesRegex(batchfs.ReadError, "ended after 99"):
                         fill_rest(read, arrays, first, 100)

@@ -64,7 +64,7 @@ func TestOddArguments(t *testing.T) {
 		"nonsense", "--config", "mount -c", "mount -c " + config, "mount --set", "mount --set x " + dir, "mount -c " + dir + " " + dir,
 		"mount -c " + config + " -c " + config + " " + file, "mount --ready-fd 3x " + dir, "mount -c /dev/zero/x " + dir,
 		"mount --log /none/log -c " + config + " " + dir, "unmount /", "unmount " + file, "unmount /none/none", "unmount ''",
-		"doctor /none -c /none", "cat", "cat train -c " + config + " --count -1", "cat train -c " + config + " --count 0",
+		"doctor /none -c /none", "cat", "cat train -c " + config + " --count -1",
 		"cat train -c " + config + " --count 18446744073709551615", "cat train -c " + config + " --from 1099511627776",
 		"cat train -c " + config + " --from x", "cat train -c " + config + " --format xml", "cat nosplit -c " + config, "cat / -c " + config,
 		"cat train/ -c /none", "cat train/rank=-1 -c " + config, "inspect train -c " + config, "inspect train x -c " + config,

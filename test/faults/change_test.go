@@ -240,7 +240,7 @@ func TestTokensChangeUnderReaders(t *testing.T) {
 				r.next(t, "pause", 1) // while it is written, the file itself is a mix
 			}
 			change.change(t, file)
-			r.next(t, "go", 20)
+			r.next(t, "go", 10)
 			changed := r.round
 			now := e2e.Content(t, file)
 			e2e.Write(t, at("new/train.bin"), now)
@@ -248,7 +248,7 @@ func TestTokensChangeUnderReaders(t *testing.T) {
 			if change.name == "replaced" {
 				r.next(t, "pause", 1)
 				e2e.NoError(t, os.Rename(file+".old", file))
-				r.next(t, "go", 20)
+				r.next(t, "go", 10)
 			}
 			lines := r.finish(t)
 

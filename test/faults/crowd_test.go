@@ -29,9 +29,9 @@ func TestCrowd(t *testing.T) {
 	const n, budget = 300, 64 // MiB
 	dir := t.TempDir()
 	file := e2e.Tokens(t, filepath.Join(dir, "train.bin"), 8<<20, 2)
-	flags := []string{"-c", "/dev/null", "--set", "splits.train.tokens=" + file, "--set", fmt.Sprint("memory.budget=", budget<<20), "--set", "mount.timeout=5s"}
+	flags := []string{"-c", "/dev/null", "--set", "splits.train.tokens=" + file, "--set", fmt.Sprint("memory.budget=", budget<<20), "--set", "mount.timeout=15s"}
 	m := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), flags...)
-	want := e2e.Lines(t, "train", 0, 20, flags...)
+	want := e2e.Lines(t, "train", 0, 8, flags...)
 	serving, before := m.Worker(t), e2e.InProc(m.Worker(t), "Threads")
 	for name, paths := range map[string][]string{
 		"large batches": {m.Path("train/batch_size=512/next")},
@@ -77,7 +77,7 @@ func TestCrowdOfAHangingSplit(t *testing.T) {
 	end := startCrowd(t, len(paths), 49152, paths...)
 	d.Set(t, e2e.Hang)
 	e2e.Await(t, "many reads that wait", func() bool { return e2e.StatusOf(t, m).Waiting >= 600 })
-	for k := range 50 {
+	for k := range 20 {
 		e2e.Take(t, m, fmt.Sprint("well/batch/", k))
 		e2e.Take(t, m, "well/batches.bin")
 	}

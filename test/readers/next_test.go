@@ -17,11 +17,7 @@ func TestMain(m *testing.M) { e2e.Main(m) }
 
 // Every number of next goes to exactly one of many processes that open it at once.
 func TestEveryNumberGoesToOneReader(t *testing.T) {
-	const processes = 16
-	opens := 500
-	if testing.Short() {
-		opens = 100
-	}
+	const processes, opens = 16, 150
 	config, batches := e2e.Small(t, processes*opens)
 	m := e2e.Mount(t, "-c", config)
 	var readers [processes]*e2e.Client

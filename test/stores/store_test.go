@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -61,7 +62,7 @@ func TestStore(t *testing.T) {
 	for _, access := range []string{"remap", "advise", "pread", "map"} {
 		t.Run(access, func(t *testing.T) {
 			args := []string{"--set", "memory.access=" + access, "--set", "batch.batch_size=3", "--set", "batch.block_size=7"}
-			local := e2e.Mount(t, append(args, "-c", config(dir))...)
+			local := e2e.MountProgram(t, exec.Command(e2e.PlainBatchfs), append(args, "-c", config(dir))...)
 			if access != "pread" {
 				args = append(args, "--set", "store.cache_dir="+t.TempDir())
 			}

@@ -121,14 +121,7 @@ func (o *options) open(path string) (*corpus, error) {
 		return nil, err
 	}
 	for i := range c.sources {
-		s := &c.sources[i]
-		for _, run := range s.arrays[0].Runs() {
-			if c.sequence.Layout == sampler.Elements {
-				s.windows += run.Len
-			} else {
-				s.windows += (run.Len - 1) / int64(c.sequence.BlockSize)
-			}
-		}
+		c.sources[i].windows = c.sequence.WindowsOf(i)
 	}
 	return c, nil
 }

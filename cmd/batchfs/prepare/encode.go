@@ -134,15 +134,15 @@ func (w *worker) lines(b *batch, c *chunk) error {
 
 // document encodes the texts of a whole document. One without text is left out.
 func (w *worker) document(b *batch, texts []maskedText) error {
-	var head []byte // of all of its text
+	var beginning []byte
 	for _, t := range texts {
-		head = append(head, t.text[:min(len(t.text), headSize)]...)
+		beginning = append(beginning, t.text[:min(len(t.text), valBytes-len(beginning))]...)
 	}
-	if len(head) == 0 {
+	if len(beginning) == 0 {
 		return nil
 	}
 	out := &b.out[0]
-	if w.inVal(head) {
+	if w.inVal(beginning) {
 		out = &b.out[1]
 	}
 	w.begin(out)
@@ -220,15 +220,15 @@ func (c *coding) cut(t []byte) int {
 // valKey makes the choice of documents for val independent of other uses of their hash. Another key chooses others.
 const valKey = "batchfs: documents for val\x00"
 
-const headSize = 64 << 10
+const valBytes = 1 << 16 // of a document that the choice depends on
 
-// inVal chooses documents for val by the first headSize bytes of their text: other documents, names and places do not matter, and copies
+// inVal chooses documents for val by the first valBytes of their text: other documents, names and places do not matter, and copies
 // of a text fall on the same side.
 func (c *coding) inVal(t []byte) bool {
 	if c.val == 0 {
 		return false
 	}
-	sum := sha256.Sum256(append([]byte(valKey), t[:min(len(t), headSize)]...))
+	sum := sha256.Sum256(append([]byte(valKey), t[:min(len(t), valBytes)]...))
 	return float64(binary.BigEndian.Uint64(sum[:])>>11)/(1<<53) < c.val
 }
 

@@ -116,26 +116,24 @@ func takeSample(ctx context.Context, inputs []*input, from position, c *coding, 
 	w := &worker{coding: c, encoder: c.NewEncoder()}
 	enough := errors.New("enough")
 	size := 0
-	r := &reader{
-		inputs: inputs, column: c.fields[0].names(), inVal: c.inVal, cut: c.cut, whole: c.skip && !c.any,
-		emit: func(b *batch) error {
-			if err := cmp.Or(ctx.Err(), w.batch(b)); err != nil {
-				return err
+	r := newReader(inputs, c)
+	r.emit = func(b *batch) error {
+		if err := cmp.Or(ctx.Err(), w.batch(b)); err != nil {
+			return err
+		}
+		for _, e := range b.out {
+			s.tokens += len(e.tokens) / c.width
+			s.documents += len(e.ends)
+		}
+		for _, c := range b.chunks {
+			if c.in.kind == text && c.ends {
+				s.documents--
 			}
-			for _, e := range b.out {
-				s.tokens += len(e.tokens) / c.width
-				s.documents += len(e.ends)
-			}
-			for _, c := range b.chunks {
-				if c.in.kind == text && c.ends {
-					s.documents--
-				}
-			}
-			if size += b.size; size >= most {
-				return enough
-			}
-			return nil
-		},
+		}
+		if size += b.size; size >= most {
+			return enough
+		}
+		return nil
 	}
 	err := r.read(from)
 	s.bytes = int(r.bytes - sizes(inputs[:from.Input]) - from.Offset)

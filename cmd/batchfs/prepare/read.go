@@ -81,6 +81,11 @@ type reader struct {
 	stopped error // the error of emit
 }
 
+// newReader reads the inputs as they are to be encoded. Standard input also needs stdin, and a parquet file that is compressed scratch.
+func newReader(inputs []*input, c *coding) *reader {
+	return &reader{inputs: inputs, column: c.fields[0].names(), inVal: c.inVal, cut: c.cut, whole: c.skip && !c.any}
+}
+
 func (r *reader) read(from position) error {
 	r.batch, r.buf = new(batch), make([]byte, 0, chunkSize)
 	before := sizes(r.inputs[:from.Input])

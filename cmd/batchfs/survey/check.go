@@ -177,15 +177,18 @@ func (c *check) judge() {
 
 // countRepeated says which share of each split stands twice, and how each such run begins.
 func (c *check) countRepeated() {
+	type file struct{ split, path string }
+	twice := map[file][]*Problem{}
+	for i := range c.report.Problems {
+		if p := &c.report.Problems[i]; p.Kind == Overlap || p.Kind == Duplicate {
+			of := file{p.Split, string(p.File)}
+			twice[of] = append(twice[of], p)
+		}
+	}
 	all, repeated := map[string]int64{}, map[string]int64{}
 	for _, f := range c.mains() {
 		all[f.part.split] += f.array.Len()
-		var runs []*Problem
-		for i := range c.report.Problems {
-			if p := &c.report.Problems[i]; p.Split == f.part.split && string(p.File) == f.path && (p.Kind == Overlap || p.Kind == Duplicate) {
-				runs = append(runs, p)
-			}
-		}
+		runs := twice[file{f.part.split, f.path}]
 		if len(runs) == 0 {
 			continue
 		}

@@ -1,0 +1,273 @@
+package prepare
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/cmd/batchfs/vocabulary"
+)
+
+// Where the end-of-text token goes, and what a loss mask says.
+func TestPrepareEOTAndMask(t *testing.T) {
+	here(t, map[string]string{
+		"a.jsonl": `{"text": "AB", "m": {"p": "Q", "c": "XY"}}` + "\n" + `{"text": "", "m": {"p": "", "c": null}}` + "\n" + `{"text": "C", "m": {"p": "", "c": "Z"}}`,
+	})
+	const e = pairsEOT
+	for args, want := range map[string]struct {
+		tokens []uint16
+		mask   string
+	}{
+		"--eot end":                           {[]uint16{'A', 'B', e, 'C', e}, ""},
+		"--eot begin":                         {[]uint16{e, 'A', 'B', e, 'C'}, ""},
+		"--eot none":                          {[]uint16{'A', 'B', 'C'}, ""},
+		"--mask m.p:0,m.c:1":                  {[]uint16{'Q', 'X', 'Y', e, 'Z', e}, "\x00\x01\x01\x01\x01\x01"},
+		"--mask m.c:1,m.p:0 --eot begin":      {[]uint16{e, 'X', 'Y', 'Q', e, 'Z'}, "\x00\x01\x01\x00\x00\x01"},
+		"--mask m.p:0,m.c:1 --shard-tokens 4": {[]uint16{'Q', 'X', 'Y', e}, "\x00\x01\x01\x01"},
+	} {
+		os.RemoveAll("out")
+		prepared(t, "a.jsonl --by pairs --val 0 --out out "+args)
+		name := "out/train"
+		if strings.Contains(args, "shard") {
+			name += "_000001"
+		}
+		if got := readTokens(t, name+".bin"); !slices.Equal(got, want.tokens) {
+			t.Errorf("%s: tokens %v, want %v", args, got, want.tokens)
+		}
+		if got, _ := os.ReadFile(name + ".mask.bin"); string(got) != want.mask {
+			t.Errorf("%s: mask %x, want %x", args, got, want.mask)
+		}
+		var arrays []vocabulary.Array
+		if want.mask != "" {
+			arrays = []vocabulary.Array{{Name: "mask", File: filepath.Base(name) + ".mask.bin", DType: "uint8"}}
+		}
+		if got := readManifest(t).Splits["train"].Shards[0].Arrays; !slices.Equal(got, arrays) {
+			t.Errorf("%s: vocab.json has arrays %v, want %v", args, got, arrays)
+		}
+	}
+	prepared(t, "a.jsonl --by pairs --val 0 --out out --force") // over files with a mask, or without
+	prepared(t, "a.jsonl --by pairs --val 0 --out out --force --mask m.p:0,m.c:1")
+	prepared(t, "a.jsonl --by pairs --val 0 --out out --force")
+	wantLeft(t, "train.bin", "train.bin.index", "vocab.json")
+	if got := readManifest(t).Splits["train"].Shards[0].Arrays; got != nil {
+		t.Errorf("without a mask, vocab.json has %v", got)
+	}
+}
+
+// More files, and other places of them, move no document between train and val.
+func TestPrepareMovesNoDocument(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
+	documents := someDocuments(300, 200)
+	here(t, map[string]string{"few.jsonl": lines(documents[:100]), "new/most.jsonl.gz": gzipped(lines(documents))})
+	inVal := func(args string) []string {
+		prepared(t, args+" --by pairs --val 0.2 --force --out out")
+		text := decoded(readManifest(t), readTokens(t, "out/val.bin"))
+		return strings.Split(strings.TrimSuffix(text, "<|endoftext|>"), "<|endoftext|>")
+	}
+	few, all := inVal("few.jsonl"), inVal("new")
+	for _, d := range documents[:100] {
+		if slices.Contains(few, d) != slices.Contains(all, d) {
+			t.Errorf("%.20q... moved", d)
+		}
+	}
+	if len(few) < 5 || len(all) < 30 {
+		t.Errorf("val has %d documents of 100, and %d of 300", len(few), len(all))
+	}
+}
+
+// golden are the files of three documents, "A", "B" and "CC", by format and the bytes of a token. They end in token 256.
+func golden(width int) map[string]map[string]string {
+	number := func(width int, numbers ...int) (s string) {
+		for _, n := range numbers {
+			s += string(binary.LittleEndian.AppendUint64(nil, uint64(n))[:width])
+		}
+		return s
+	}
+	tokens := number(width, 'A', 256, 'B', 256, 'C', 'C', 256)
+	magic, version, code := 20240520, 1, "\x08"
+	if width == 4 {
+		magic, version, code = 20240801, 7, "\x04"
+	}
+	index := number(8, 2, 4, 7)
+	dict := fmt.Sprintf("{'descr': '<u%d', 'fortran_order': False, 'shape': (7,), }", width)
+	return map[string]map[string]string{
+		"headerless": {"train.bin": tokens, "train.bin.index": index},
+		"llm.c":      {"train_000001.bin": number(4, magic, version, 7) + strings.Repeat("\x00", 4*253) + tokens, "train_000001.bin.index": index},
+		"npy":        {"train.npy": fmt.Sprintf("\x93NUMPY\x01\x00\x76\x00%-117s\n", dict) + tokens, "train.npy.index": index},
+		"megatron": {"train.bin": tokens, "train.idx": "MMIDIDX\x00\x00" + number(8, 1) + code + number(8, 3, 4) +
+			number(4, 2, 2, 3) + number(8, 0, 2*width, 4*width) + number(8, 0, 1, 2, 3)},
+		"datatrove": {"train.ds": tokens, "train.ds.index": index, "train.ds.metadata": fmt.Sprintf("pairs|%d\n7\n7 tokens", width)},
+	}
+}
+
+// Each format is what its readers expect, and many shards hold together what one holds.
+func TestPrepareFormats(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
+	documents := someDocuments(100, 300)
+	here(t, map[string]string{"a.jsonl": lines(documents), "few.jsonl": lines([]string{"A", "B", "CC"})})
+	var want []byte
+	for _, d := range documents {
+		for _, token := range append(pairs{}.Append(nil, []byte(d)), pairsEOT) {
+			want = binary.LittleEndian.AppendUint16(want, uint16(token))
+		}
+	}
+	headers := map[string]int{"llm.c": 1024, "npy": 128}
+	for format := range golden(2) {
+		for by, width := range map[string]int{"pairs": 2, "large": 4} {
+			os.RemoveAll("out")
+			prepared(t, fmt.Sprintf("few.jsonl --by %s --val 0 --format %s --out out", by, format))
+			got := filesOf(t, "out")
+			delete(got, "vocab.json")
+			wantSame(t, got, golden(width)[format])
+		}
+		os.RemoveAll("out")
+		prepared(t, "a.jsonl --by pairs --val 0 --shard-tokens 4000 --out out --format "+format)
+		files, split := filesOf(t, "out"), readManifest(t).Splits["train"]
+		var got []byte
+		var tokens, ends int64
+		for i, shard := range split.Shards {
+			raw := files[shard.Name]
+			if !strings.HasPrefix(shard.Name, fmt.Sprintf("train_%06d.", i+1)) || fmt.Sprintf("%x", sha(raw)) != shard.SHA256 {
+				t.Errorf("%s: shard %d is %s, with another SHA-256 or name", format, i, shard.Name)
+			}
+			if whole := format == "megatron" || format == "datatrove"; !whole && i+1 < len(split.Shards) && shard.Tokens != 4000 {
+				t.Errorf("%s: %s has %d tokens", format, shard.Name, shard.Tokens)
+			}
+			got = append(got, raw[headers[format]:]...)
+			tokens, ends = tokens+shard.Tokens, ends+shard.Documents
+		}
+		if !bytes.Equal(got, want) || tokens != int64(len(want)/2) || split.Tokens != tokens || ends != int64(len(documents)) || split.Documents != ends || len(split.Shards) < 2 {
+			t.Errorf("%s: %d bytes, %d tokens, %d documents in %d shards, want %d bytes", format, len(got), tokens, ends, len(split.Shards), len(want))
+		}
+	}
+}
+
+// A run that is interrupted again and again ends with the files of one that is not, on any number of processors.
+func TestPrepareGoesOn(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	documents := someDocuments(1000, 300)
+	here(t, map[string]string{
+		"a.jsonl.zst": zstandard(lines(documents[:350])), "b.parquet": table(t, documents[350:700]), "c": strings.Join(documents, "\n"), "d/a": "x", "d/b": "", "e.jsonl": lines(documents[700:]),
+	})
+	for _, args := range []string{
+		"a.jsonl.zst b.parquet c d e.jsonl --shard-tokens 20000 --by pairs", "a.jsonl.zst b.parquet e.jsonl --shard-tokens 20000 --by char --format megatron",
+		"a.jsonl.zst e.jsonl --shard-tokens 30000 --by large --format llm.c --mask text:0,meta.body:1 --eot begin", "c --shard-tokens 30000 --by pairs --format npy",
+	} {
+		os.RemoveAll("want")
+		os.RemoveAll("out")
+		runtime.GOMAXPROCS(1)
+		prepared(t, args+" --out want")
+		runtime.GOMAXPROCS(5)
+		rng := rand.New(rand.NewPCG(7, 8))
+		interrupted := 0
+		for {
+			ctx, cancel := context.WithCancel(t.Context())
+			stop := time.AfterFunc(time.Duration(rng.IntN(1+20*interrupted))*time.Millisecond, cancel)
+			_, err := prepareHere(ctx, append(strings.Fields(args), "--out", "out")...)
+			stop.Stop()
+			cancel()
+			if err == nil {
+				break
+			}
+			if !strings.HasPrefix(err.Error(), "interrupted") {
+				t.Fatalf("%s: %v", args, err)
+			}
+			interrupted++
+		}
+		wantSame(t, filesOf(t, "out"), filesOf(t, "want"))
+	}
+}
+
+func sha(s string) [32]byte { return sha256.Sum256([]byte(s)) }
+
+// What a run left is continued by the same command only, unless --force begins again.
+func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
+	documents := someDocuments(300, 300)
+	here(t, map[string]string{"a.jsonl": lines(documents), "b.jsonl": lines(documents[:200]) + "no JSON\n", "c.jsonl": lines(documents[:10])})
+	const args = " --by pairs --shard-tokens 5000 --out out"
+	unfinished := func() {
+		t.Helper()
+		testfiles.Write(t, map[string]string{"b.jsonl": lines(documents[:200]) + "no JSON\n"})
+		os.RemoveAll("out")
+		refused(t, "b.jsonl"+args, "; the same command continues from what is done")
+		wantLeft(t, ".prepare")
+	}
+	for other, want := range map[string]string{
+		"b.jsonl --eot begin":    "out/.prepare is of an unfinished run with other options: repeat those, or give --force to begin again: {\"by\":\"pairs\",",
+		"c.jsonl":                "out/.prepare is of an unfinished run, and since then the texts, or their sizes or modification times, are others",
+		"b.jsonl --include *.md": "line 201: is no JSON object", // which only directories heed
+	} {
+		unfinished()
+		refused(t, other+args, want)
+		wantLeft(t, ".prepare")
+	}
+	prepared(t, "c.jsonl --val 0 --force"+args)
+	os.RemoveAll("want")
+	prepared(t, "c.jsonl --val 0 --by pairs --shard-tokens 5000 --out want")
+	wantSame(t, filesOf(t, "out"), filesOf(t, "want"))
+
+	// Somebody else at work.
+	w, err := openWorkplace("out")
+	testfiles.NoError(t, err)
+	defer w.close()
+	refused(t, "a.jsonl --force"+args, "out/.prepare: another batchfs prepare writes there")
+}
+
+// A mount never sees shards of two runs as one split.
+func TestPrepareForceRemovesOldShards(t *testing.T) {
+	inChunks(t, 4<<10, 1<<20)
+	documents := someDocuments(100, 300)
+	here(t, map[string]string{"many.jsonl": lines(documents), "few.jsonl": lines(documents[:50])})
+	prepared(t, "many.jsonl --by pairs --shard-tokens 2000 --format megatron --mask text:1 --out out")
+	testfiles.Write(t, map[string]string{"out/notes": "mine"})
+	prepared(t, "few.jsonl --by pairs --shard-tokens 2000 --out out --force")
+	prepared(t, "few.jsonl --by pairs --shard-tokens 2000 --out want")
+	want := filesOf(t, "want")
+	want["notes"] = "mine"
+	wantSame(t, filesOf(t, "out"), want)
+	prepared(t, "few.jsonl --by pairs --out out --force")
+	wantLeft(t, "notes", "train.bin", "train.bin.index", "val.bin", "val.bin.index", "vocab.json")
+
+	testfiles.Write(t, map[string]string{"out/train_000009.bin": "mine"})
+	refused(t, "few.jsonl --by pairs --out out --force",
+		"out/train_000009.bin: is no file of the vocab.json there, and would be mixed with the new ones: move it away")
+	wantLeft(t, "notes", "train.bin", "train.bin.index", "train_000009.bin", "val.bin", "val.bin.index", "vocab.json")
+}
+
+// What --dry-run says is near what there is, also where the end of a file is unlike its beginning, and nothing is written.
+func TestPrepareDryRun(t *testing.T) {
+	inChunks(t, 64<<10, 1<<20)
+	even := lines(someDocuments(6000, 300))
+	documents := someDocuments(24_000, 300)
+	for i := range documents[8000:] {
+		documents[8000+i] = fmt.Sprint(i) + strings.Repeat(" 1234 é ü", 40)
+	}
+	here(t, map[string]string{"a.jsonl": lines(documents), "a.txt": strings.Join(documents, "\n"), "b/short.txt": "a few words",
+		"a.jsonl.zst": zstandard(even), "a.jsonl.gz": gzipped(even), "a.parquet": table(t, someDocuments(6000, 300))})
+	for _, args := range []string{"a.jsonl", "a.txt", "b a.txt", "a.txt --eot begin", "a.jsonl.zst", "a.jsonl.gz", "a.parquet"} {
+		var got, n float64
+		os.RemoveAll("out")
+		said := prepared(t, args+" --by pairs --dry-run")
+		_, about, _ := strings.Cut(said, "\nabout ")
+		fmt.Sscanf(about, "%g tokens in %g documents", &got, &n)
+		wantLeft(t)
+		prepared(t, args+" --by pairs --val 0 --out out")
+		split := readManifest(t).Splits["train"]
+		if tokens, documents := float64(split.Tokens), float64(split.Documents); got < 0.8*tokens || got > 1.2*tokens || n < 0.8*documents || n > 1.2*documents {
+			t.Errorf("%s: said %q, want about %g tokens and %g documents", args, said, tokens, documents)
+		}
+	}
+}

@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""Fine-tune a Hugging Face model on packed documents with a loss mask. The same command again resumes a run that was killed.
+
+    batchfs prepare chat.jsonl --mask prompt:0,completion:1 --by byte --format datatrove --out data
+    python3 examples/finetune_transformers.py
+
+A row holds whole documents. Attention stays within each, and the loss counts completions alone.
+"""
+import os
+
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+import batchfs
+
+documents = {"rows": "packed", "documents": True, "mask_targets": True}
+train = batchfs.open("data", batch_size=4, block_size=128, dtype="int64", **documents).split("train", order="shuffle")
+batches = train.torch(stop=60)
+
+torch.manual_seed(1337)
+# With a cache, which is the default, the model overlooks positions that begin again, and attends to the documents before.
+size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+config = LlamaConfig(vocab_size=train.info["vocab_size"], use_cache=False, **size)
+# On a GPU, in bfloat16: "flash_attention_2".
+model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(batches.device)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+if os.path.exists("checkpoint.pt"):
+    checkpoint = torch.load("checkpoint.pt")
+    model.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    batches.load_state_dict(checkpoint["batches"])
+
+for step, batch in batches:
+    # All rows as one, which flash_attention_2 needs. Where positions begin again, it begins a sequence, and sdpa a block of its mask.
+    x, y, mask, positions = (batch[name].reshape(1, -1) for name in ("x", "y", "mask", "positions"))
+    logits = model(input_ids=x, position_ids=positions.long()).logits
+    # y is the next token already: the model's own loss would shift it once more. It is -100 where a document ends.
+    loss = F.cross_entropy(logits[0], y[0].masked_fill(mask[0] == 0, -100))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(f"step {step}: loss {loss.item()}", flush=True)
+    if (step + 1) % 20 == 0:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "batches": batches.state_dict()}
+        torch.save(state, "checkpoint.tmp")
+        os.replace("checkpoint.tmp", "checkpoint.pt")

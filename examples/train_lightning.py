@@ -1,0 +1,44 @@
+#!/usr/bin/env python3
+"""Train with Lightning. The same command again resumes a run that was killed.
+
+    batchfs mount -d --data data /mnt/batches
+    python3 examples/train_lightning.py /mnt/batches/train
+"""
+import sys
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+import batchfs
+
+
+class Batches(L.LightningDataModule):
+    # Lightning fetches a batch ahead, so the state_dict of a loader would be a batch too far. The number of steps that are done is right, and
+    # is loaded before the first batch is asked for. A generator has no sampler that Lightning could replace on several GPUs.
+    def train_dataloader(self):
+        t = self.trainer
+        train = batchfs.split(sys.argv[1], order="shuffle", batch_size=12, block_size=64, rank=t.global_rank, world=t.world_size)
+        for _, batch in train.torch(t.strategy.root_device, t.global_step * t.accumulate_grad_batches):
+            yield batch
+
+
+class Model(L.LightningModule):
+    def __init__(self, V=256):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Embedding(V, 256), torch.nn.GELU(), torch.nn.Linear(256, V))
+
+    def training_step(self, batch):
+        loss = F.cross_entropy(self.layers(batch.x).flatten(0, 1), batch.y.flatten())
+        print(f"step {self.global_step}: loss {loss.item()}", flush=True)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+
+L.seed_everything(1337)
+saved = ModelCheckpoint("checkpoints", every_n_train_steps=20, save_last=True)
+trainer = L.Trainer(max_steps=60, callbacks=[saved], logger=False, enable_progress_bar=False)
+trainer.fit(Model(), datamodule=Batches(), ckpt_path="last")

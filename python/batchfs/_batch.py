@@ -1,0 +1,95 @@
+"""A batch, and the memory that it is read into."""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+A = TypeVar("A")
+
+_ALIGNMENT = 64  # bytes
+
+
+class NoArray(KeyError, AttributeError):
+    """A batch has no such array."""
+
+
+class Batch(dict[str, A]):
+    """The arrays of one batch by name, which are also attributes: ``batch["x"]`` is ``batch.x``.
+
+    The arrays are those of ``Split.names``. x and y have shape (batch_size, block_size), tokens (batch_size, block_size + 1), rows
+    (batch_size, ...); the others what ``Split.info["arrays"]`` says. They are the caller's, to keep or change.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        x: A
+        y: A
+    else:  # a third of the time that a small batch takes would be a __getattr__'s
+        x, y = (property(operator.itemgetter(name), doc=f"batch[{name!r}]") for name in "xy")
+
+    def __getattr__(self, name: str) -> A:
+        return self[name]
+
+    def __missing__(self, name: str) -> A:
+        raise NoArray(f"this batch has no array {name}; it has {', '.join(self)}")
+
+
+class Place(NamedTuple):
+    """Where an array of a batch lies in memory."""
+
+    name: str
+    kind: str  # the dtype as info.json names it: NumPy has no bfloat16
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def places(info: dict[str, Any]) -> list[Place]:
+    """Returns the places of a batch's arrays. y follows x at once, as in a file."""
+    found: list[Place] = []
+    end = 0
+    for array in info["arrays"]:
+        name, kind, shape = array["name"], array["dtype"], tuple(array["shape"])
+        dtype = np.dtype("uint16" if kind == "bfloat16" else kind)
+        start = end if name == "y" else -(-end // _ALIGNMENT) * _ALIGNMENT
+        end = start + math.prod(shape) * dtype.itemsize
+        found.append(Place(name, kind, dtype, shape, start, end))
+    return found
+
+
+def parts(places: list[Place]) -> list[Place]:
+    """Returns what of a batch is read on its own. x and y, which are read at once, are the part of y: it ends where they do."""
+    return places[1:] if places[0].name == "x" else places
+
+
+class Memory:
+    """Bytes for a batch.
+
+    Attributes:
+        raw: the bytes. An array that lies there, and every view of one, refers to raw.
+        references: what sys.getrefcount says of raw while there is no such array but those here: then raw can be filled again.
+        buffers: the parts of raw that are read: x and y together, or tokens, or rows; and each other array.
+    """
+
+    def __init__(self, places: list[Place], raw: Array | None = None) -> None:
+        self.raw: Array = np.empty(places[-1].end, np.uint8) if raw is None else raw
+        self._arrays = [(p.name, np.ndarray(p.shape, p.dtype, self.raw, p.start)) for p in places]
+        main, *others = parts(places)
+        self.buffers = [self.raw.data[: main.end], *(self.raw.data[p.start : p.end] for p in others)]
+        self.references = sys.getrefcount(self.raw)
+
+    def batch(self) -> Batch[Array]:
+        """Returns new arrays that lie here."""
+        batch: Batch[Array] = Batch()
+        for name, array in self._arrays:  # Batch(zip(…)) takes twice the time
+            batch[name] = array[...]
+        return batch

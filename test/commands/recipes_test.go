@@ -1,0 +1,166 @@
+package commands
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"batchfs/internal/process"
+	"batchfs/test/e2e"
+)
+
+// A recipe is an example that trains with a framework until it is killed, and then resumes.
+type recipe struct {
+	file   string
+	runner []string // what Python runs the file with
+	split  bool     // it reads a mount that is there, whose split is its argument
+	more   string   // code that checks what the recipe did, after it
+}
+
+var (
+	torchrun = []string{"-m", "torch.distributed.run", "--nproc-per-node", "2"}
+	recipes  = []recipe{
+		{file: "train_torch.py"},
+		{file: "train_torchrun.py", runner: torchrun, split: true},
+		{file: "train_transformers.py", split: true},
+		{file: "train_lightning.py", split: true},
+		{file: "train_dcp.py", runner: torchrun, split: true},
+		{file: "train_jax.py"},
+		{file: "finetune_transformers.py", more: alone},
+		{file: "nanogpt.py", runner: []string{"clients/nanogpt_train.py"}},
+	}
+)
+
+// alone fails unless the last batch has the logits of each document without the others, and unless a loss was taken of completions alone.
+const alone = `
+begins = (positions[0] == 0).nonzero().flatten().tolist() + [positions.numel()]
+with torch.no_grad():
+    together = model(input_ids=x, position_ids=positions.long()).logits[0]
+    for begin, end in zip(begins, begins[1:]):
+        torch.testing.assert_close(model(input_ids=x[:, begin:end]).logits[0], together[begin:end])
+        document = bytes(x[0, begin:end].tolist())
+        counted = mask[0, begin:end - 1].nonzero().flatten() + 1
+        assert bytes(x[0, begin + counted].tolist()) == document.partition(b">")[2], document
+`
+
+// A recipe that is killed in the middle, and started again, has the losses of one that is not, to the last bit. `make recipes` runs them all,
+// with the real frameworks.
+func TestRecipes(t *testing.T) {
+	t.Parallel()
+	e2e.NeedFUSE(t)
+	e2e.NeedPython(t, "torch")
+	for _, r := range recipes {
+		t.Run(r.file, func(t *testing.T) {
+			if r.file != "train_torch.py" && os.Getenv("BATCHFS_RECIPES") != "1" {
+				t.Skip("for make recipes")
+			}
+			data := makeCorpus(t, strings.HasPrefix(r.file, "finetune"))
+			var args []string
+			if r.split {
+				args = []string{e2e.Mount(t, "--data", data).Path("train")}
+			}
+			whole, inParts := r.copyTo(t, data), r.copyTo(t, data)
+			want := r.train(t, whole, "", args...)
+			killed := r.train(t, inParts, "step 42:", args...) // it saves at 20, perhaps in the background, and at 40
+			resumed := r.train(t, inParts, "", args...)
+			t.Logf("%d losses, %d before the kill, %d after it", len(want), len(killed), len(resumed))
+			if len(killed) == len(want) || len(resumed) == 0 || len(resumed) == len(want) {
+				t.Error("the run was not killed and resumed in the middle")
+			}
+			for step, loss := range want {
+				for _, got := range []map[string]string{killed, resumed} {
+					if other, ok := got[step]; ok && other != loss {
+						t.Errorf("step %s: loss %s, and %s in the run that was killed", step, loss, other)
+					}
+				}
+				if killed[step] == "" && resumed[step] == "" {
+					t.Errorf("step %s was left out", step)
+				}
+			}
+		})
+	}
+}
+
+// makeCorpus makes token files: text, or prompts with their completions.
+func makeCorpus(t *testing.T, prompts bool) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	text, flags := "../docs", []string{"--by", "byte", "--out", dir}
+	if prompts {
+		var lines strings.Builder
+		for i := range 2000 {
+			fmt.Fprintf(&lines, `{"prompt": "%d>", "completion": "%d\n"}`+"\n", i*7919, i*7919*3)
+		}
+		text = e2e.Write(t, filepath.Join(t.TempDir(), "sums.jsonl"), lines.String())
+		flags = append(flags, "--mask", "prompt:0,completion:1", "--format", "datatrove")
+	}
+	e2e.Run(t, append([]string{e2e.PlainBatchfs, "prepare", text}, flags...)...)
+	return dir
+}
+
+// copyTo copies the recipe to a directory of its own, in which it finds data and keeps its checkpoints.
+func (r recipe) copyTo(t *testing.T, data string) (path string) {
+	t.Helper()
+	dir := t.TempDir()
+	e2e.NoError(t, os.Symlink(data, filepath.Join(dir, "data")))
+	return e2e.Write(t, filepath.Join(dir, r.file), string(e2e.Content(t, "../examples/"+r.file))+r.more)
+}
+
+var lossOfStep = regexp.MustCompile(`^step (\d+.*): loss ([0-9.]+)$`)
+
+// train runs the copy of a recipe and returns the losses that it prints, by step. All its processes are killed when it prints a line that
+// begins with until.
+func (r recipe) train(t *testing.T, path, until string, args ...string) (losses map[string]string) {
+	t.Helper()
+	here := e2e.Must(os.Getwd())(t)
+	command := append(append(append([]string{}, r.runner...), path), args...)
+	if r.runner != nil && strings.HasSuffix(r.runner[0], ".py") {
+		command[0] = filepath.Join(here, command[0])
+	}
+	cmd := e2e.Command(t, e2e.Python, command...)
+	cmd.Dir = filepath.Dir(path)
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(here, "../python"), "BATCHFS_PROGRAM="+e2e.PlainBatchfs, "TMPDIR="+cmd.Dir,
+		"OMP_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1", "HF_HUB_OFFLINE=1", "JAX_PLATFORMS=cpu")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	// The socket holds a few lines that were not read. So the run waits, and cannot end before it is killed.
+	ends := e2e.Must(syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0))(t)
+	ours, theirs := os.NewFile(uintptr(ends[0]), "ours"), os.NewFile(uintptr(ends[1]), "theirs")
+	defer ours.Close()
+	e2e.NoError(t, syscall.SetsockoptInt(ends[1], syscall.SOL_SOCKET, syscall.SO_SNDBUF, 1))
+	cmd.Stdout = theirs
+	e2e.NoError(t, cmd.Start())
+	theirs.Close()
+	lines := bufio.NewScanner(ours)
+	losses = map[string]string{}
+	killed := false
+	for lines.Scan() {
+		if m := lossOfStep.FindStringSubmatch(lines.Text()); m != nil {
+			losses[m[1]] = m[2]
+		}
+		if until != "" && strings.HasPrefix(lines.Text(), until) {
+			killRunners(path)
+			killed = true
+		}
+	}
+	if err := cmd.Wait(); (until != "") != killed || killed == (err == nil) {
+		t.Fatalf("%s ended with %v after %d steps\n%s", r.file, err, len(losses), &stderr)
+	}
+	e2e.Await(t, "the end of the mounts of the recipe", func() bool { return len(e2e.MountsBelow(t, cmd.Dir)) == 0 })
+	return losses
+}
+
+// killRunners kills the processes that run a recipe: ranks and workers too, but not the mount that one of them made.
+func killRunners(path string) {
+	for _, pid := range process.All() {
+		if command, _ := os.ReadFile(process.Dir(pid) + "/cmdline"); strings.Contains(string(command), path) {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+}
