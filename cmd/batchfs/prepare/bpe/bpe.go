@@ -114,6 +114,7 @@ type Encoder struct {
 	t     *Tokenizer
 	known known
 	ends  [256]int // of pieces
+	asked [256]asked
 	merge merger
 }
 
@@ -141,13 +142,15 @@ func (e *Encoder) Append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-// append splits many pieces, and then looks them up. So the processor waits for several at once that are not in its caches.
+// append splits many pieces, then asks for their entries, and then looks at them. So the processor waits for several at once that are
+// not in its caches.
 func (e *Encoder) append(tokens []uint32, text []byte) []uint32 {
 	for i := 0; i < len(text); {
 		ends := e.ends[:e.t.many(text, i, e.ends[:])]
+		e.known.ask(e.asked[:len(ends)], text, i, ends)
 		tokens = slices.Grow(tokens, few*len(ends))
 		for j, end := range ends {
-			if found := e.known.find(text, i, end); found != nil {
+			if found := e.known.find(&e.asked[j]); found != nil {
 				n := len(tokens)
 				copy(tokens[n:n+few], found.tokens[:])
 				tokens = tokens[:n+int(found.high>>60)]

@@ -17,7 +17,8 @@ const (
 
 // known are the tokens of pieces that were met before.
 type known struct {
-	sets [][2]entry          // by hash, each a line of the processor's cache
+	sets [][2]entry // by hash, each a line of the processor's cache
+	seen uint64
 	rest map[string][]uint32 // of pieces that are longer, or have more tokens, than an entry holds
 }
 
@@ -61,23 +62,42 @@ func shortPiece(text []byte, i, end int) (low, high uint64) {
 }
 
 // set returns where a short piece is, if it is known.
-func (k *known) set(low, high uint64) *[2]entry {
+func (k *known) set(low, high uint64) int {
 	over, under := bits.Mul64(low^0x9e3779b97f4a7c15, high^0xd1b54a32d192ed03)
-	return &k.sets[(over^under)>>(64-setBits)]
+	return int((over ^ under) >> (64 - setBits))
+}
+
+// An asked piece is one to find.
+type asked struct {
+	low, high uint64
+	set       int
+}
+
+// ask
+func (k *known) ask(all []asked, text []byte, i int, ends []int) {
+	seen := uint64(0)
+	for j, end := range ends {
+		a := &all[j]
+		if end-i > short {
+			a.low, a.high, a.set = 0, 1, 0
+		} else {
+			a.low, a.high = shortPiece(text, i, end)
+			a.set = k.set(a.low, a.high)
+			seen ^= k.sets[a.set][0].low
+		}
+		i = end
+	}
+	k.seen = seen
 }
 
 // find returns the entry of the piece text[i:end], or nil.
-func (k *known) find(text []byte, i, end int) *entry {
-	if end-i > short {
-		return nil
-	}
-	low, high := shortPiece(text, i, end)
-	set := k.set(low, high)
+func (k *known) find(a *asked) *entry {
+	set := &k.sets[a.set]
 	way := 0
-	if set[1].is(low, high) { // a number that depends on it, so that it is no branch
+	if set[1].is(a.low, a.high) { // a number that depends on it, so that it is no branch
 		way = 1
 	}
-	if found := &set[way&1]; found.is(low, high) {
+	if found := &set[way&1]; found.is(a.low, a.high) {
 		return found
 	}
 	return nil
@@ -88,7 +108,7 @@ func (k *known) add(text []byte, i, end int, tokens []uint32) {
 	switch {
 	case end-i <= short && len(tokens) <= few:
 		low, high := shortPiece(text, i, end)
-		set := k.set(low, high)
+		set := &k.sets[k.set(low, high)]
 		set[1] = set[0]
 		set[0] = entry{low: low, high: high | uint64(len(tokens))<<60}
 		copy(set[0].tokens[:], tokens)
