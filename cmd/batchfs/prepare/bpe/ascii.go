@@ -14,10 +14,16 @@ func fillASCII() {
 	for b := range utf8.RuneSelf {
 		for quarter, in := range []bool{classes[b].in(letters), classes[b] == number, classes[b].in(spaces), b == ' '} {
 			if in {
-				asciiSets[b] |= 1 << (16*quarter + 15)
+				asciiSets[b] |= 1 << (16 * quarter)
 			}
 		}
 	}
+}
+
+// eightSets returns the sets of eight bytes, the first in the lowest bit of each quarter. A loop would take half as long again.
+func eightSets(b uint64) uint64 {
+	return asciiSets[byte(b)] | asciiSets[byte(b>>8)]<<1 | asciiSets[byte(b>>16)]<<2 | asciiSets[byte(b>>24)]<<3 |
+		asciiSets[byte(b>>32)]<<4 | asciiSets[byte(b>>40)]<<5 | asciiSets[byte(b>>48)]<<6 | asciiSets[byte(b>>56)]<<7
 }
 
 // startsGPT2 returns the set of bytes, among the next 64 or up to what is not ASCII, at which a piece begins, as bits. A piece begins at
@@ -27,14 +33,11 @@ func startsGPT2(text []byte) uint64 {
 	var letter, digit, space, blank uint64
 	n := 0
 	for ; n < 64 && n+16 <= len(text); n += 16 {
-		group := text[n : n+16]
-		if (binary.LittleEndian.Uint64(group)|binary.LittleEndian.Uint64(group[8:]))&notASCII != 0 {
+		low, high := binary.LittleEndian.Uint64(text[n:]), binary.LittleEndian.Uint64(text[n+8:])
+		if (low|high)&notASCII != 0 {
 			break
 		}
-		var sets uint64
-		for _, b := range group { // the first byte ends as the lowest bit of each quarter
-			sets = sets>>1 | asciiSets[b]
-		}
+		sets := eightSets(low) | eightSets(high)<<8
 		letter |= sets & 0xffff << n
 		digit |= sets >> 16 & 0xffff << n
 		space |= sets >> 32 & 0xffff << n
@@ -62,12 +65,12 @@ func splitGPT2(text []byte, i int, ends []int) int {
 		}
 		for ; starts != 0 && n < len(ends); n++ {
 			end := first + bits.TrailingZeros64(starts)
+			starts &= starts - 1
 			if text[i] == '\'' {
 				if m := contraction(text, i, false); m > 0 {
-					end = i + m
+					end, starts = i+m, 0
 				}
 			}
-			starts &^= 1<<uint(end-first+1) - 1
 			ends[n], i = end, end
 		}
 	}
