@@ -31,8 +31,8 @@ type Tokenizer struct {
 	normalize  func(text []byte) []byte // nil: text is encoded as it is
 	tokens     []string                 // the bytes of each token; "" for a number that is no token
 	bytes      [256]uint32              // the token of each byte
-	whole      map[string]uint32        // pieces that are one token, whatever the merges say
-	merges     merges
+	whole      map[string]uint32        // pieces that are one token, whatever the merges say; nil if they say the same
+	merges     *merges
 	byteMerges *[1 << 16]uint64 // the merge of any two bytes, or noMerge: merges would be searched for these most
 	special    map[string]uint32
 	end        string                   // the special token between documents, or ""
@@ -150,12 +150,12 @@ func (e *Encoder) append(tokens []uint32, text []byte) []uint32 {
 		e.known.ask(e.asked[:len(ends)], text, i, ends)
 		tokens = slices.Grow(tokens, few*len(ends))
 		for j, end := range ends {
-			if found := e.known.find(&e.asked[j]); found != nil {
+			if found := e.known.find(&e.asked[j]); found != nil && found.high>>60 <= few {
 				n := len(tokens)
 				copy(tokens[n:n+few], found.tokens[:])
 				tokens = tokens[:n+int(found.high>>60)]
 			} else {
-				tokens = slices.Grow(e.learn(tokens, text, i, end), few*(len(ends)-j))
+				tokens = slices.Grow(e.learn(tokens, text[i:end], found != nil), few*(len(ends)-j))
 			}
 			i = end
 		}
@@ -163,13 +163,15 @@ func (e *Encoder) append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-// learn appends the tokens of a piece that has no entry, and remembers them.
-func (e *Encoder) learn(tokens []uint32, text []byte, i, end int) []uint32 {
-	if rest, ok := e.known.rest[string(text[i:end])]; ok {
-		return append(tokens, rest...)
+// learn appends the tokens of a piece that has no entry, or one without tokens, and remembers them.
+func (e *Encoder) learn(tokens []uint32, piece []byte, met bool) []uint32 {
+	if met || len(piece) > short {
+		if rest, ok := e.known.rest[string(piece)]; ok {
+			return append(tokens, rest...)
+		}
 	}
 	before := len(tokens)
-	tokens = e.merge.append(tokens, e.t, text[i:end])
-	e.known.add(text, i, end, tokens[before:])
+	tokens = e.merge.append(tokens, e.t, piece)
+	e.known.add(piece, tokens[before:])
 	return tokens
 }

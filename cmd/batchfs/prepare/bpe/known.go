@@ -25,7 +25,7 @@ type known struct {
 // An entry is a short piece and its tokens. A piece is compared as two numbers, which hold its bytes and their number, so an entry is
 // never another piece's.
 type entry struct {
-	low, high uint64 // the highest four bits are the number of tokens
+	low, high uint64 // the highest four bits are the number of tokens; if more than few, those are in rest
 	tokens    [few]uint32
 }
 
@@ -103,19 +103,19 @@ func (k *known) find(a *asked) *entry {
 	return nil
 }
 
-// add remembers the tokens of the piece text[i:end].
-func (k *known) add(text []byte, i, end int, tokens []uint32) {
-	switch {
-	case end-i <= short && len(tokens) <= few:
-		low, high := shortPiece(text, i, end)
+// add remembers the tokens of a piece.
+func (k *known) add(piece []byte, tokens []uint32) {
+	if len(piece) <= short {
+		low, high := shortPiece(piece, 0, len(piece))
 		set := &k.sets[k.set(low, high)]
 		set[1] = set[0]
-		set[0] = entry{low: low, high: high | uint64(len(tokens))<<60}
+		set[0] = entry{low: low, high: high | uint64(min(len(tokens), few+1))<<60}
 		copy(set[0].tokens[:], tokens)
-	case end-i <= longest:
+	}
+	if len(piece) <= longest && (len(piece) > short || len(tokens) > few) {
 		if len(k.rest) == mostRest {
 			clear(k.rest)
 		}
-		k.rest[string(text[i:end])] = slices.Clone(tokens)
+		k.rest[string(piece)] = slices.Clone(tokens)
 	}
 }
