@@ -2,24 +2,34 @@ package bpe
 
 import "unicode/utf8"
 
-func classAt(text []byte, i int) (class, int) {
-	if b := text[i]; b < utf8.RuneSelf {
-		return classes[b], 1
+// classAt returns the class of the character at i, and its length. It is just small enough to be inlined.
+func classAt(text []byte, i int) (c class, n int) {
+	if c, n = classes[text[i]], 1; text[i] >= utf8.RuneSelf {
+		c, n = classOfRune(text, i)
 	}
+	return
+}
+
+func classOfRune(text []byte, i int) (class, int) {
 	r, n := utf8.DecodeRune(text[i:])
 	return classes[r], n
 }
 
 // run returns the end of the characters from i on that are of these classes.
 func run(text []byte, i int, these class) int {
-	for i < len(text) {
-		c, n := classAt(text, i)
+	for {
+		for i < len(text) && text[i] < utf8.RuneSelf && classes[text[i]].in(these) { // most are ASCII
+			i++
+		}
+		if i == len(text) || text[i] < utf8.RuneSelf {
+			return i
+		}
+		c, n := classOfRune(text, i)
 		if !c.in(these) {
-			break
+			return i
 		}
 		i += n
 	}
-	return i
 }
 
 // An expression says how to split text. A piece begins at text[i], and next returns its end. It looks only at what follows,
