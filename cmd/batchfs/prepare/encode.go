@@ -50,6 +50,7 @@ func (c *coding) run(batches <-chan *batch) {
 }
 
 func (w *worker) batch(b *batch) error {
+	b.out[0].tokens = make([]byte, 0, b.size) // about what they take
 	for i := range b.chunks {
 		c := &b.chunks[i]
 		var err error
