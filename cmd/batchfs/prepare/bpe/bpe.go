@@ -111,11 +111,11 @@ func (t *Tokenizer) Bytes(token uint32) []byte {
 
 // An Encoder encodes texts, one at a time: each goroutine needs its own. It takes 32 MiB, and about 10 MiB more for long pieces.
 type Encoder struct {
-	t     *Tokenizer
-	known known
-	ends  [256]int // of pieces
-	asked [256]asked
-	merge merger
+	t       *Tokenizer
+	known   known
+	ends    [256]int // of pieces
+	lookups [256]lookup
+	merge   merger
 }
 
 // NewEncoder returns an encoder that has seen no text.
@@ -142,15 +142,14 @@ func (e *Encoder) Append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-// append splits many pieces, then asks for their entries, and then looks at them. So the processor waits for several at once that are
-// not in its caches.
+// append splits many pieces, then looks all of them up, and then appends their tokens.
 func (e *Encoder) append(tokens []uint32, text []byte) []uint32 {
 	for i := 0; i < len(text); {
 		ends := e.ends[:e.t.many(text, i, e.ends[:])]
-		e.known.ask(e.asked[:len(ends)], text, i, ends)
+		e.known.begin(e.lookups[:len(ends)], text, i, ends)
 		tokens = slices.Grow(tokens, few*len(ends))
 		for j, end := range ends {
-			if found := e.known.find(&e.asked[j]); found != nil && found.high>>60 <= few {
+			if found := e.known.find(&e.lookups[j]); found != nil && found.high>>60 <= few {
 				n := len(tokens)
 				copy(tokens[n:n+few], found.tokens[:])
 				tokens = tokens[:n+int(found.high>>60)]

@@ -70,6 +70,15 @@ func TestNamed(t *testing.T) {
 		if hash := fmt.Sprintf("%x", hash.Sum(nil)); hash != want.hash {
 			t.Errorf("%s: SHA-256 %s, want %s", name, hash, want.hash)
 		}
+		var w merger
+		for token, text := range tokenizer.tokens { // or whole would be needed
+			if _, special := tokenizer.special[text]; text == "" || special {
+				continue
+			}
+			if got := w.append(nil, tokenizer, []byte(text)); !slices.Equal(got, []uint32{uint32(token)}) {
+				t.Errorf("%s: %q merges to %d, want %d", name, text, got, token)
+			}
+		}
 	}
 	if _, err := Named("gpt5"); err == nil || !strings.Contains(err.Error(), "gpt5") || !strings.Contains(err.Error(), "o200k") {
 		t.Errorf("gpt5: %v", err)

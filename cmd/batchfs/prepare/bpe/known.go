@@ -12,13 +12,13 @@ const (
 	short    = 15 // bytes of a piece that an entry holds; the sixteenth is their number
 	few      = 4  // tokens that an entry holds
 	setBits  = 19
-	mostRest = 1 << 16
+	mostRest = 1 << 16 // pieces
 )
 
 // known are the tokens of pieces that were met before.
 type known struct {
-	sets [][2]entry // by hash, each a line of the processor's cache
-	seen uint64
+	sets [][2]entry          // by hash, each a line of the processor's cache
+	read uint64              // unused: without it, the compiler would leave out what begin reads
 	rest map[string][]uint32 // of pieces that are longer, or have more tokens, than an entry holds
 }
 
@@ -61,43 +61,44 @@ func shortPiece(text []byte, i, end int) (low, high uint64) {
 	return low & shortMasks[n].low, high&shortMasks[n].high | uint64(n)<<56
 }
 
-// set returns where a short piece is, if it is known.
+// set returns the index of the set where a short piece is, if it is known.
 func (k *known) set(low, high uint64) int {
 	over, under := bits.Mul64(low^0x9e3779b97f4a7c15, high^0xd1b54a32d192ed03)
 	return int((over ^ under) >> (64 - setBits))
 }
 
-// An asked piece is one to find.
-type asked struct {
+// A lookup is a piece to find, and the set in which to look.
+type lookup struct {
 	low, high uint64
 	set       int
 }
 
-// ask
-func (k *known) ask(all []asked, text []byte, i int, ends []int) {
-	seen := uint64(0)
+// begin makes a lookup of each piece from text[i] on, and reads a word of its set. These reads do not depend on each other, so the
+// processor waits for many at once. A loop that also compares would wait for one after the other.
+func (k *known) begin(lookups []lookup, text []byte, i int, ends []int) {
+	read := uint64(0)
 	for j, end := range ends {
-		a := &all[j]
+		l := &lookups[j]
 		if end-i > short {
-			a.low, a.high, a.set = 0, 1, 0
+			*l = lookup{high: 1} // which is no piece's
 		} else {
-			a.low, a.high = shortPiece(text, i, end)
-			a.set = k.set(a.low, a.high)
-			seen ^= k.sets[a.set][0].low
+			l.low, l.high = shortPiece(text, i, end)
+			l.set = k.set(l.low, l.high)
+			read ^= k.sets[l.set][0].low
 		}
 		i = end
 	}
-	k.seen = seen
+	k.read = read
 }
 
-// find returns the entry of the piece text[i:end], or nil.
-func (k *known) find(a *asked) *entry {
-	set := &k.sets[a.set]
+// find returns the entry of a piece, or nil.
+func (k *known) find(l *lookup) *entry {
+	set := &k.sets[l.set]
 	way := 0
-	if set[1].is(a.low, a.high) { // a number that depends on it, so that it is no branch
+	if set[1].is(l.low, l.high) { // a number that depends on it, so that it is no branch
 		way = 1
 	}
-	if found := &set[way&1]; found.is(a.low, a.high) {
+	if found := &set[way&1]; found.is(l.low, l.high) {
 		return found
 	}
 	return nil

@@ -9,7 +9,7 @@ import (
 type merges struct {
 	pairs []pair
 	shift int
-	maybe [1 << (maybeBits - 6)]uint64 // a bit for some hashes: no pair has those without a bit
+	maybe [1 << (maybeBits - 6)]uint64 // a bit for each hash that a pair has: most look-ups are of none, and these bits stay in the caches
 }
 
 type pair struct {
