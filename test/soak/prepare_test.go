@@ -65,6 +65,31 @@ func TestPrepareKilled(t *testing.T) {
 	t.Logf("completed %d times", completed)
 }
 
+// However much text there is, prepare prints its first line soon, on a terminal and elsewhere.
+func TestPrepareFirstLine(t *testing.T) {
+	e2e.Long(t)
+	dir := t.TempDir()
+	text := filepath.Join(dir, "a.txt")
+	e2e.NoError(t, os.WriteFile(text, nil, 0o666))
+	e2e.NoError(t, os.Truncate(text, 8<<30)) // zeros, which take no room
+	const first = `import os, pty, subprocess, sys, time
+reading, writing = pty.openpty() if sys.argv[1] == "terminal" else os.pipe()
+began, line = time.monotonic(), b""
+program = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, stdout=writing, stderr=writing)
+while b"\n" not in line:
+    line += os.read(reading, 4096)
+print(time.monotonic() - began)
+program.kill()
+assert line.startswith(b"tokens of "), line`
+	for _, by := range []string{"char", "gpt2", "o200k"} {
+		for _, where := range []string{"terminal", "pipe"} {
+			out := e2e.Run(t, e2e.Python, "-c", first, where, e2e.Batchfs, "prepare", text, "--by", by, "--out", filepath.Join(dir, by+where))
+			seconds := e2e.Must(strconv.ParseFloat(strings.TrimSpace(out), 64))(t)
+			e2e.InTime(t, "the first line of --by "+by+" in a "+where, time.Duration(seconds*float64(time.Second)), 2*time.Second)
+		}
+	}
+}
+
 // However much text there is, prepare needs the same memory.
 func TestPrepareMemory(t *testing.T) {
 	e2e.ForSoak(t)

@@ -223,7 +223,7 @@ func everyCharacter(yield func(string) bool) {
 }
 
 // textsHere yields up to so many bytes of text: manuals and tables in many languages, and Go's source.
-func textsHere(t *testing.T, size int) iter.Seq[string] {
+func textsHere(t testing.TB, size int) iter.Seq[string] {
 	root := strings.TrimSpace(e2e.Run(t, "go", "env", "GOROOT"))
 	return func(yield func(string) bool) {
 		for _, dir := range []string{"/usr/share", filepath.Join(root, "src")} {

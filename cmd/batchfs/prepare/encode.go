@@ -50,6 +50,7 @@ func (c *coding) run(batches <-chan *batch) {
 }
 
 func (w *worker) batch(b *batch) error {
+	b.out[0].tokens = make([]byte, 0, b.size) // about what they take
 	for i := range b.chunks {
 		c := &b.chunks[i]
 		var err error
@@ -189,12 +190,16 @@ func (w *worker) append(out *encoded, t []byte, mask byte) error {
 }
 
 func (w *worker) put(out *encoded, tokens []uint32, mask byte) {
-	out.tokens = slices.Grow(out.tokens, len(tokens)*w.width)
-	for _, token := range tokens {
-		if w.width == 2 {
-			out.tokens = binary.LittleEndian.AppendUint16(out.tokens, uint16(token))
-		} else {
-			out.tokens = binary.LittleEndian.AppendUint32(out.tokens, token)
+	at := len(out.tokens)
+	out.tokens = slices.Grow(out.tokens, len(tokens)*w.width)[:at+len(tokens)*w.width]
+	to := out.tokens[at:]
+	if w.width == 2 {
+		for i, token := range tokens {
+			binary.LittleEndian.PutUint16(to[2*i:], uint16(token))
+		}
+	} else {
+		for i, token := range tokens {
+			binary.LittleEndian.PutUint32(to[4*i:], token)
 		}
 	}
 	if w.masked {

@@ -206,12 +206,16 @@ func included(path string, patterns []string) bool {
 	})
 }
 
-func digest(inputs []*input) string {
+// digest stands for inputs as they are named, and if times, as they were last modified.
+func digest(inputs []*input, times bool) string {
 	h := sha256.New()
 	for _, in := range inputs {
 		fmt.Fprintf(h, "%s\x00%s\x00", in.path, in.kind)
 		if in.info != nil {
-			fmt.Fprintf(h, "%d %d\n", in.info.Size(), in.info.ModTime().UnixNano())
+			fmt.Fprintf(h, "%d\n", in.info.Size())
+		}
+		if in.info != nil && times {
+			fmt.Fprintf(h, "%d\n", in.info.ModTime().UnixNano())
 		}
 	}
 	return fmt.Sprintf("%x", h.Sum(nil))

@@ -17,7 +17,7 @@ func textOf(value jsontext.Value, name string) (text []byte, err error) {
 	case jsontext.KindNull:
 		return nil, nil
 	case jsontext.KindString:
-		text, _ = jsontext.AppendUnquote(nil, value) // the error only says that something became U+FFFD
+		text, _ = jsontext.AppendUnquote(make([]byte, 0, len(value)), value) // the error only says that something became U+FFFD
 		return text, nil
 	}
 	return nil, fmt.Errorf("field %s is no text: it is %.20s", name, value)

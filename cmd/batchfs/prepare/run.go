@@ -18,28 +18,33 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// digest stands for the texts, and for the tokenizer's file if there is one.
-func (o *options) digest(inputs []*input) string {
-	all := inputs
+// sources are the texts, and the tokenizer's file if there is one.
+func (o *options) sources(inputs []*input) []*input {
 	if info, err := os.Stat(o.By); err == nil {
-		all = append(slices.Clip(inputs), &input{path: o.By, info: info})
+		return append(slices.Clip(inputs), &input{path: o.By, info: info})
 	}
-	return digest(all)
+	return inputs
 }
 
-// run stands for a run, so that the same command knows its files; it is empty where the texts can be read only once.
+// run stands for a run, so that the same command knows its files; it is empty where the texts can be read only once. It is the same on
+// all hosts, so that vocab.json is.
 func (o *options) run(inputs []*input) string {
 	if slices.ContainsFunc(inputs, (*input).once) {
 		return ""
 	}
 	settings, _ := json.Marshal(o.settings)
-	return fmt.Sprintf("%x", sha256.Sum256(append(settings, o.digest(inputs)...)))
+	return fmt.Sprintf("%x", sha256.Sum256(append(settings, digest(o.sources(inputs), false)...)))
 }
 
-// finished reports whether DIR holds the files of the same run.
+// finished reports whether DIR holds the files of the same run, and no text was modified since.
 func (o *options) finished(inputs []*input) bool {
-	m, err := vocabulary.Read(filepath.Join(o.dir, manifestName))
+	path := filepath.Join(o.dir, manifestName)
+	m, err := vocabulary.Read(path)
 	if err != nil || m == nil || m.Run == "" || m.Run != o.run(inputs) {
+		return false
+	}
+	written, err := os.Stat(path)
+	if err != nil || slices.ContainsFunc(o.sources(inputs), func(in *input) bool { return in.info.ModTime().After(written.ModTime()) }) {
 		return false
 	}
 	for _, split := range m.Splits {
@@ -54,7 +59,7 @@ func (o *options) finished(inputs []*input) bool {
 
 // begin returns where to begin: at the last checkpoint, if there is one of the same command.
 func (o *options) begin(w *workplace, inputs []*input) (*state, error) {
-	begin := &state{Settings: o.settings, Inputs: o.digest(inputs)}
+	begin := &state{Settings: o.settings, Inputs: digest(o.sources(inputs), true)}
 	s, err := w.load()
 	if s != nil {
 		switch {

@@ -3,9 +3,11 @@ package prepare
 import (
 	"encoding/binary"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
 	"batchfs/cmd/batchfs/vocabulary"
@@ -119,6 +121,13 @@ func TestPrepareSaysWhatItDoes(t *testing.T) {
 		t.Errorf("a finished run says %q", said)
 	}
 	wantSame(t, filesOf(t, "out"), files)
+	old := time.Now().Add(-time.Hour) // as the same text on another host
+	testfiles.NoError(t, os.Chtimes("a.jsonl", old, old))
+	prepared(t, args+" --force")
+	wantSame(t, filesOf(t, "out"), files)
+	testfiles.NoError(t, os.Chtimes("a.jsonl", time.Time{}, time.Now().Add(time.Hour)))
+	refused(t, args, ": exists: give --force")
+	testfiles.NoError(t, os.Chtimes("a.jsonl", old, old))
 	refused(t, args+" --eot begin", ": exists: give --force")
 	testfiles.Write(t, map[string]string{"b.jsonl": lines(documents[200:399])})
 	refused(t, args, ": exists: give --force")

@@ -5,11 +5,12 @@
 //
 //  1. Split the text into pieces, such as words with the space before them. No token crosses the border of two pieces. Each
 //     vocabulary says with a regular expression where the borders are; split.go has a function written by hand for each of
-//     them, because package regexp has no look-ahead, and regular expressions are where other tokenizers spend their time.
+//     them, because package regexp has no look-ahead, and regular expressions are where other tokenizers spend their time. For
+//     GPT-2, ascii.go has a faster one for ASCII.
 //  2. Begin with a token for each byte of a piece. Join the two neighbours whose pair has the lowest rank, the leftmost of
 //     several, and repeat until no two neighbours are a pair of the vocabulary (merge.go).
 //
-// Most pieces are common words. An [Encoder] remembers the tokens of short pieces, so that few are merged.
+// Most pieces are common words. An [Encoder] remembers the tokens of pieces (known.go), so that few are merged.
 //
 // A special token, such as <|endoftext|>, stands for no text. A text that says "<|endoftext|>" is encoded like any other text, unless the
 // tokenizer is one of [Tokenizer.WithSpecial].
@@ -19,25 +20,24 @@
 package bpe
 
 import (
-	"encoding/binary"
 	"fmt"
-	"math/bits"
 	"slices"
 )
 
 // A Tokenizer is a vocabulary, and how to split text for it. It never changes, so goroutines can share it.
 type Tokenizer struct {
-	name      string
-	next      func(text []byte, i int) int // where the piece that begins at i ends
-	normalize func(text []byte) []byte     // nil: text is encoded as it is
-	tokens    []string                     // the bytes of each token; "" for a number that is no token
-	bytes     [256]uint32                  // the token of each byte
-	whole     map[string]uint32            // pieces that are one token, whatever the merges say
-	merges    merges
-	special   map[string]uint32
-	end       string                   // the special token between documents, or ""
-	named     [2]map[string]addedToken // tokens with a text of their own: in a text as it is, and then as it is normalized
-	added     [2]*added                // those to find before text is split
+	name       string
+	expression                          // how text is split
+	normalize  func(text []byte) []byte // nil: text is encoded as it is
+	tokens     []string                 // the bytes of each token; "" for a number that is no token
+	bytes      [256]uint32              // the token of each byte
+	whole      map[string]uint32        // pieces that are one token, whatever the merges say; nil if they say the same
+	merges     *merges
+	byteMerges *[1 << 16]uint64 // the merge of any two bytes, or noMerge: merges would be searched for these most
+	special    map[string]uint32
+	end        string                   // the special token between documents, or ""
+	named      [2]map[string]addedToken // tokens with a text of their own: in a text as it is, and then as it is normalized
+	added      [2]*added                // those to find before text is split
 }
 
 // finish adds the tokens that text is searched for before it is split, and makes the tables.
@@ -52,7 +52,10 @@ func (t *Tokenizer) finish(pairs []pair, added [2]map[string]addedToken) error {
 	if b := slices.Index(known[:], false); b >= 0 {
 		return fmt.Errorf("no token stands for the byte %#02x: only byte-level vocabularies can encode all text", b)
 	}
-	t.merges = newMerges(pairs)
+	t.merges, t.byteMerges = newMerges(pairs), new([1 << 16]uint64)
+	for i := range t.byteMerges {
+		t.byteMerges[i] = t.merges.find(t.bytes[i>>8], t.bytes[i&0xff])
+	}
 	t.special, t.named = map[string]uint32{}, added
 	for i, texts := range added {
 		t.added[i] = newAdded(texts)
@@ -106,15 +109,17 @@ func (t *Tokenizer) Bytes(token uint32) []byte {
 	return []byte(t.tokens[token])
 }
 
-// An Encoder encodes texts, one at a time: each goroutine needs its own. It takes 8 MiB.
+// An Encoder encodes texts, one at a time: each goroutine needs its own. It takes 32 MiB, and about 10 MiB more for long pieces.
 type Encoder struct {
-	t     *Tokenizer
-	known [1 << knownBits]known
-	merge merger
+	t       *Tokenizer
+	known   known
+	ends    [256]int // of pieces
+	lookups [256]lookup
+	merge   merger
 }
 
 // NewEncoder returns an encoder that has seen no text.
-func (t *Tokenizer) NewEncoder() *Encoder { return &Encoder{t: t} }
+func (t *Tokenizer) NewEncoder() *Encoder { return &Encoder{t: t, known: newKnown()} }
 
 // Append appends the tokens of a text. The names of special tokens are text like any other. That is tiktoken's encode_ordinary;
 // of tokenizers, it is encode(text, add_special_tokens=False) with encode_special_tokens set.
@@ -126,7 +131,7 @@ func (e *Encoder) Append(tokens []uint32, text []byte) []uint32 {
 			text = e.t.normalize(text)
 		}
 		for text, token := range e.t.added[1].split(text) {
-			if tokens = e.pieces(tokens, text); token != none {
+			if tokens = e.append(tokens, text); token != none {
 				tokens = append(tokens, token)
 			}
 		}
@@ -137,61 +142,35 @@ func (e *Encoder) Append(tokens []uint32, text []byte) []uint32 {
 	return tokens
 }
 
-// A known is a short piece and its tokens. Short pieces are compared as two numbers, which hold their bytes and their length, so a
-// known is never another piece's.
-type known struct {
-	low, high uint64
-	n         uint32
-	tokens    [3]uint32
+// append splits many pieces, then looks all of them up, and then appends their tokens.
+func (e *Encoder) append(tokens []uint32, text []byte) []uint32 {
+	for i := 0; i < len(text); {
+		ends := e.ends[:e.t.many(text, i, e.ends[:])]
+		e.known.begin(e.lookups[:len(ends)], text, i, ends)
+		tokens = slices.Grow(tokens, few*len(ends))
+		for j, end := range ends {
+			if found := e.known.find(&e.lookups[j]); found != nil && found.high>>60 <= few {
+				n := len(tokens)
+				copy(tokens[n:n+few], found.tokens[:])
+				tokens = tokens[:n+int(found.high>>60)]
+			} else {
+				tokens = slices.Grow(e.learn(tokens, text[i:end], found != nil), few*(len(ends)-j))
+			}
+			i = end
+		}
+	}
+	return tokens
 }
 
-const (
-	knownBits = 18
-	short     = 15 // bytes; the sixteenth is the length
-)
-
-func (e *Encoder) pieces(tokens []uint32, text []byte) []uint32 {
-	next := e.t.next
-	for i := 0; i < len(text); {
-		end := next(text, i)
-		n := end - i
-		if n > short {
-			tokens = e.merge.append(tokens, e.t, text[i:end])
-			i = end
-			continue
+// learn appends the tokens of a piece that has no entry, or one without tokens, and remembers them.
+func (e *Encoder) learn(tokens []uint32, piece []byte, met bool) []uint32 {
+	if met || len(piece) > short {
+		if rest, ok := e.known.rest[string(piece)]; ok {
+			return append(tokens, rest...)
 		}
-		var low, high uint64
-		if i+16 <= len(text) {
-			low, high = binary.LittleEndian.Uint64(text[i:]), binary.LittleEndian.Uint64(text[i+8:])
-		} else {
-			var last [16]byte
-			copy(last[:], text[i:])
-			low, high = binary.LittleEndian.Uint64(last[:]), binary.LittleEndian.Uint64(last[8:])
-		}
-		if n < 8 {
-			low, high = low&(1<<(8*n)-1), 0
-		} else {
-			high &= 1<<(8*(n-8)) - 1
-		}
-		high |= uint64(n) << 56
-
-		over, under := bits.Mul64(low^0x9e3779b97f4a7c15, high^0xd1b54a32d192ed03)
-		k := &e.known[(over^under)>>(64-knownBits)]
-		if k.low == low && k.high == high {
-			if k.n == 1 {
-				tokens = append(tokens, k.tokens[0])
-			} else {
-				tokens = append(tokens, k.tokens[:k.n]...)
-			}
-		} else {
-			before := len(tokens)
-			tokens = e.merge.append(tokens, e.t, text[i:end])
-			if m := len(tokens) - before; m <= len(k.tokens) {
-				k.low, k.high, k.n = low, high, uint32(m)
-				copy(k.tokens[:], tokens[before:])
-			}
-		}
-		i = end
 	}
+	before := len(tokens)
+	tokens = e.merge.append(tokens, e.t, piece)
+	e.known.add(piece, tokens[before:])
 	return tokens
 }

@@ -70,6 +70,15 @@ func TestNamed(t *testing.T) {
 		if hash := fmt.Sprintf("%x", hash.Sum(nil)); hash != want.hash {
 			t.Errorf("%s: SHA-256 %s, want %s", name, hash, want.hash)
 		}
+		var w merger
+		for token, text := range tokenizer.tokens { // or whole would be needed
+			if _, special := tokenizer.special[text]; text == "" || special {
+				continue
+			}
+			if got := w.append(nil, tokenizer, []byte(text)); !slices.Equal(got, []uint32{uint32(token)}) {
+				t.Errorf("%s: %q merges to %d, want %d", name, text, got, token)
+			}
+		}
 	}
 	if _, err := Named("gpt5"); err == nil || !strings.Contains(err.Error(), "gpt5") || !strings.Contains(err.Error(), "o200k") {
 		t.Errorf("gpt5: %v", err)
@@ -122,11 +131,40 @@ func TestMerge(t *testing.T) {
 	}
 }
 
+// Many pieces at a time are the pieces that one at a time gives, wherever words, contractions and what is not ASCII lie among the 64 bytes.
+func TestSplit(t *testing.T) {
+	fillClasses()
+	random := rand.New(rand.NewPCG(1, 2))
+	parts := []string{"a", "word", "Longest", "7", "2026", " ", " ", "  ", "\n", "\t", "\r\n", "\v", "!", "->", "'", "'s", "'ll", "'S", "\x00", "\x7f", "\x1c", "é", "\u3000", "\xff",
+		strings.Repeat(" ", 61), strings.Repeat("=", 70), strings.Repeat("x", 130)}
+	for range 20_000 {
+		var text []byte
+		few := parts[random.IntN(len(parts)):]
+		for range random.IntN(100) {
+			text = append(text, few[random.IntN(len(few))]...)
+		}
+		ends := make([]int, 1+random.IntN(40))
+		for i := 0; i < len(text); {
+			n := gpt2.many(text, i, ends)
+			for _, end := range ends[:n] {
+				if want := gpt2.next(text, i); end != want {
+					t.Fatalf("%q: the piece at %d ends at %d, want %d", text, i, end, want)
+				}
+				i = end
+			}
+			if n < len(ends) && i < len(text) {
+				t.Fatalf("%q: no piece at %d", text, i)
+			}
+		}
+	}
+}
+
 // FuzzEncode takes any bytes. The pieces are the text, and so are the tokens, which are those that the definition gives each
 // piece.
 func FuzzEncode(f *testing.F) {
 	for _, text := range []string{"", "a\xff\xfe b", "don't I'LL 'ſ", " \n \r\n  x", "HTTPServer'S e\u0301\u0301A", "1234٣Ⅷ //\n/", "\u3000\u00a0\u0085 ",
-		"<|endoftext|>", "👨‍👩‍👧 中文ไทย", strings.Repeat(" \n", 200), "\xf0\x9f", "ǅǅaʰA"} {
+		"<|endoftext|>", "👨‍👩‍👧 中文ไทย", strings.Repeat(" \n", 200), "\xf0\x9f", "ǅǅaʰA",
+		"It's 'south of 1984's\n\n  Eton,\tisn't it?  We'll  see ''s ... and\r\n", strings.Repeat("1", 63) + " x'" + strings.Repeat("-", 63) + "é" + strings.Repeat("0123456789abcdef", 9)} {
 		f.Add([]byte(text))
 	}
 	var encoders []*Encoder

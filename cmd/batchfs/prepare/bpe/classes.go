@@ -53,6 +53,7 @@ var fillClasses = sync.OnceFunc(func() {
 		fill(r.first, r.last, 1, r.class)
 	}
 	classes['\r'], classes['\n'] = newline, newline
+	fillASCII()
 })
 
 // unicode16 are the characters that Unicode 15.1 and 16 added, which tiktoken and tokenizers know and package unicode does not.

@@ -228,7 +228,7 @@ func (f *tokenizerFile) stages(t *Tokenizer) error {
 				return fmt.Errorf("pre_tokenizer Split has the expression %q, which is not known: those of GPT-2, GPT-4, GPT-4o, Llama 3, Qwen and Mistral NeMo are",
 					s.Pattern.Regex)
 			}
-			t.next = expressions[i].next
+			t.expression = expressions[i]
 		case s.Type == "ByteLevel" && !bytes:
 			if s.AddPrefixSpace {
 				return errors.New("pre_tokenizer ByteLevel has add_prefix_space, which is not known: set it to false, and put the space before each text")
@@ -237,7 +237,7 @@ func (f *tokenizerFile) stages(t *Tokenizer) error {
 				if t.next != nil {
 					return errors.New("pre_tokenizer ByteLevel has use_regex after a Split: two expressions, one after the other, are not known")
 				}
-				t.next = gpt2.next
+				t.expression = gpt2
 			}
 			bytes = true
 		default:

@@ -1,11 +1,15 @@
 package bpe
 
-import "math/bits"
+import (
+	"math/bits"
+	"slices"
+)
 
 // merges are the pairs of tokens that a vocabulary joins: a hash table with open addressing, which is less than half full.
 type merges struct {
 	pairs []pair
 	shift int
+	maybe [1 << (maybeBits - 6)]uint64 // a bit for each hash that a pair has: most look-ups are of none, and these bits stay in the caches
 }
 
 type pair struct {
@@ -14,24 +18,29 @@ type pair struct {
 }
 
 const (
-	none    = ^uint32(0) // no token
-	noMerge = ^uint64(0)
+	maybeBits = 20
+	none      = ^uint32(0) // no token
+	noMerge   = ^uint64(0)
 )
 
-func newMerges(pairs []pair) merges {
+func newMerges(pairs []pair) *merges {
 	size := bits.Len(uint(2 * len(pairs)))
-	m := merges{make([]pair, 1<<size), 64 - size}
+	m := &merges{pairs: make([]pair, 1<<size), shift: 64 - size}
 	for _, p := range pairs {
 		*m.place(p.key) = p
+		bit := hash(p.key) >> (64 - maybeBits)
+		m.maybe[bit/64] |= 1 << (bit % 64)
 	}
 	return m
 }
 
 func key(left, right uint32) uint64 { return uint64(left)<<32 | uint64(right) + 1 }
 
+func hash(key uint64) uint64 { return key * 0x9e3779b97f4a7c15 }
+
 // place returns where a key is, or the free place where it would be.
 func (m *merges) place(key uint64) *pair {
-	for i := key * 0x9e3779b97f4a7c15 >> m.shift; ; i = (i + 1) & uint64(len(m.pairs)-1) {
+	for i := hash(key) >> m.shift; ; i = (i + 1) & uint64(len(m.pairs)-1) {
 		if p := &m.pairs[i]; p.key == key || p.key == 0 {
 			return p
 		}
@@ -40,7 +49,11 @@ func (m *merges) place(key uint64) *pair {
 
 // find returns rank<<32 | token of a pair, or noMerge.
 func (m *merges) find(left, right uint32) uint64 {
-	if p := m.place(key(left, right)); p.key != 0 {
+	key := key(left, right)
+	if bit := hash(key) >> (64 - maybeBits); m.maybe[bit/64]>>(bit%64)&1 == 0 {
+		return noMerge
+	}
+	if p := m.place(key); p.key != 0 {
 		return p.merge
 	}
 	return noMerge
@@ -67,19 +80,15 @@ func (w *merger) append(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
 		w.tokens[i] = t.bytes[b]
 	}
 	for i := range n - 1 {
-		w.merges[i] = t.merges.find(w.tokens[i], w.tokens[i+1])
+		w.merges[i] = t.byteMerges[uint16(piece[i])<<8|uint16(piece[i+1])]
 	}
 	w.merges[n-1] = noMerge
 	for {
-		at, first := 0, noMerge
-		for i, merge := range w.merges[:n] {
-			if merge < first {
-				at, first = i, merge
-			}
-		}
+		first := slices.Min(w.merges[:n]) // without a branch, which an index would need
 		if first == noMerge {
 			return append(tokens, w.tokens[:n]...)
 		}
+		at := slices.Index(w.merges[:n], first)
 		w.tokens[at] = uint32(first)
 		copy(w.tokens[at+1:], w.tokens[at+2:n])
 		copy(w.merges[at:], w.merges[at+1:n])

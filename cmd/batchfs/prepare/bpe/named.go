@@ -39,16 +39,17 @@ func Named(name string) (*Tokenizer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the vocabulary of %s: %w", name, err)
 	}
-	t := &Tokenizer{name: name, next: p.expression.next, tokens: tokens, end: endOfText, whole: make(map[string]uint32, len(tokens))}
+	t := &Tokenizer{name: name, expression: p.expression, tokens: tokens, end: endOfText}
+	whole := make(map[string]uint32, len(tokens))
 	for token, text := range tokens {
-		t.whole[text] = uint32(token)
+		whole[text] = uint32(token)
 	}
 	// The published files list tokens without their halves. A token is a merge of any two that are tokens.
 	pairs := make([]pair, 0, 5*len(tokens))
 	for token, text := range tokens {
 		for i := 1; i < len(text); i++ {
-			if left, ok := t.whole[text[:i]]; ok {
-				if right, ok := t.whole[text[i:]]; ok {
+			if left, ok := whole[text[:i]]; ok {
+				if right, ok := whole[text[i:]]; ok {
 					pairs = append(pairs, pair{key(left, right), uint64(token)<<32 | uint64(token)})
 				}
 			}

@@ -2,56 +2,80 @@ package bpe
 
 import "unicode/utf8"
 
-func classAt(text []byte, i int) (class, int) {
-	if b := text[i]; b < utf8.RuneSelf {
-		return classes[b], 1
+// classAt returns the class of the character at i, and its length. It is just small enough to be inlined.
+func classAt(text []byte, i int) (c class, n int) {
+	if c, n = classes[text[i]], 1; text[i] >= utf8.RuneSelf {
+		c, n = classOfRune(text, i)
 	}
+	return
+}
+
+func classOfRune(text []byte, i int) (class, int) {
 	r, n := utf8.DecodeRune(text[i:])
 	return classes[r], n
 }
 
 // run returns the end of the characters from i on that are of these classes.
 func run(text []byte, i int, these class) int {
-	for i < len(text) {
-		c, n := classAt(text, i)
+	for {
+		for i < len(text) && text[i] < utf8.RuneSelf && classes[text[i]].in(these) { // most are ASCII
+			i++
+		}
+		if i == len(text) || text[i] < utf8.RuneSelf {
+			return i
+		}
+		c, n := classOfRune(text, i)
 		if !c.in(these) {
-			break
+			return i
 		}
 		i += n
 	}
-	return i
 }
 
 // An expression says how to split text. A piece begins at text[i], and next returns its end. It looks only at what follows,
 // and it always moves on.
 type expression struct {
-	next func(text []byte, i int) int
-	says []string // in tokenizer.json
+	next  func(text []byte, i int) int
+	says  []string                                 // in tokenizer.json
+	split func(text []byte, i int, ends []int) int // the same for many pieces, and faster, or nil
+}
+
+// many puts into ends where the pieces from text[i] on end, and returns how many those are: all of the text, or as many as ends holds.
+func (x expression) many(text []byte, i int, ends []int) int {
+	if x.split != nil {
+		return x.split(text, i, ends)
+	}
+	n := 0
+	for ; n < len(ends) && i < len(text); n++ {
+		i = x.next(text, i)
+		ends[n] = i
+	}
+	return n
 }
 
 var (
-	gpt2 = expression{nextGPT2, []string{
+	gpt2 = expression{next: nextGPT2, split: splitGPT2, says: []string{
 		`'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`,
 		`'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s`,
 	}}
 	// tiktoken's cl100k leaves the white space that ends a text in one piece.
-	cl100k = expression{func(text []byte, i int) int { return nextWord(text, i, 3, true) }, []string{
+	cl100k = expression{next: func(text []byte, i int) int { return nextWord(text, i, 3, true) }, says: []string{
 		`'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s`,
 	}}
 	// Llama 3 has what cl100k was before it was made faster: there, such white space ends a piece at its last newline.
-	llama3 = expression{func(text []byte, i int) int { return nextWord(text, i, 3, false) }, []string{
+	llama3 = expression{next: func(text []byte, i int) int { return nextWord(text, i, 3, false) }, says: []string{
 		`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
 	}}
-	qwen2 = expression{func(text []byte, i int) int { return nextWord(text, i, 1, false) }, []string{
+	qwen2 = expression{next: func(text []byte, i int) int { return nextWord(text, i, 1, false) }, says: []string{
 		`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
 	}}
-	o200k = expression{func(text []byte, i int) int { return nextCased(text, i, 3, true) }, []string{
+	o200k = expression{next: func(text []byte, i int) int { return nextCased(text, i, 3, true) }, says: []string{
 		`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|` +
 			`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|` +
 			`\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
 	}}
 	// Mistral's, since NeMo.
-	tekken = expression{func(text []byte, i int) int { return nextCased(text, i, 1, false) }, []string{
+	tekken = expression{next: func(text []byte, i int) int { return nextCased(text, i, 1, false) }, says: []string{
 		`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|` +
 			`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|` +
 			`\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
