@@ -67,6 +67,9 @@ func (s span) empty() bool { return s.from >= s.to }
 
 // overlap returns which of count units have bytes in [0, n). The units are size bytes each, one after the other from byte at on; at may be negative.
 func overlap(at, size, count, n int) span {
+	if at >= 0 && at+size*count <= n {
+		return span{0, count} // as most are, without a division
+	}
 	from := min(max(0, -at/size), count)
 	return span{from, min(count, max(from, (n-at+size-1)/size))}
 }

@@ -219,7 +219,7 @@ const maxJoined = 16 << 10 // bytes that visitCopies reads at once
 func (f *file) visitCopies(fd int, ranges []Range, visit func(int, []byte) error) error {
 	buffer := buffers.Get().(*[]byte)
 	defer buffers.Put(buffer)
-	flags := unix.RWF_NOWAIT
+	cached := true
 	for len(ranges) > 0 {
 		from, to, n := ranges[0].From, ranges[0].To, 1
 		for ; n < len(ranges); n++ {
@@ -234,15 +234,15 @@ func (f *file) visitCopies(fd int, ranges []Range, visit func(int, []byte) error
 			*buffer = make([]byte, size)
 		}
 		raw := (*buffer)[:size]
-		got, err := pread(fd, raw, from, flags)
-		if flags != 0 && int64(got) < size {
+		if cached && preadCached(fd, raw, from) < size {
 			// The page cache lacks some of this range, and so probably some of the others.
 			willNeed(fd, ranges)
-			flags = 0
-			_, err = pread(fd, raw, from, flags)
+			cached = false
 		}
-		if err != nil {
-			return f.failed("read", err)
+		if !cached {
+			if err := pread(fd, raw, from); err != nil {
+				return f.failed("read", err)
+			}
 		}
 		for _, r := range ranges[:n] {
 			if err := visit(r.Index, raw[r.From-from:r.To-from]); err != nil {
@@ -255,25 +255,32 @@ func (f *file) visitCopies(fd int, ranges []Range, visit func(int, []byte) error
 	return nil
 }
 
-// pread fills buf, or with RWF_NOWAIT the part that the page cache has. It returns how many bytes it read.
-func pread(fd int, buf []byte, off int64, flags int) (n int, err error) {
-	for n < len(buf) {
-		iov := unix.Iovec{Base: &buf[n]}
-		iov.SetLen(len(buf) - n)
-		at := off + int64(n)
-		// unix.Preadv2 would allocate.
-		got, _, errno := unix.Syscall6(unix.SYS_PREADV2, uintptr(fd), uintptr(unsafe.Pointer(&iov)), 1, uintptr(at), uintptr(at>>32), uintptr(flags))
+func pread(fd int, buf []byte, off int64) error {
+	for len(buf) > 0 {
+		n, err := unix.Pread(fd, buf, off)
 		switch {
-		case errno == unix.EINTR:
+		case err == unix.EINTR:
 			continue
-		case errno != 0:
-			return n, errno
-		case got == 0:
-			return n, io.ErrUnexpectedEOF
+		case err != nil:
+			return err
+		case n == 0:
+			return io.ErrUnexpectedEOF
 		}
-		n += int(got)
+		buf, off = buf[n:], off+int64(n)
 	}
-	return n, nil
+	return nil
+}
+
+// preadCached reads what the page cache has of buf, up to the first gap, and returns its size.
+func preadCached(fd int, buf []byte, off int64) int64 {
+	iov := unix.Iovec{Base: &buf[0]}
+	iov.SetLen(len(buf))
+	// unix.Preadv2 would allocate.
+	n, _, errno := unix.Syscall6(unix.SYS_PREADV2, uintptr(fd), uintptr(unsafe.Pointer(&iov)), 1, uintptr(off), uintptr(off>>32), unix.RWF_NOWAIT)
+	if errno != 0 {
+		return 0
+	}
+	return int64(n)
 }
 
 // remapping is held by the read that maps a file under Remap. An address space has one lock, and each munmap interrupts every

@@ -16,7 +16,12 @@ type Sample struct {
 // A descriptor is an open file to read from.
 type descriptor int
 
-func (fd descriptor) ReadAt(b []byte, off int64) (int, error) { return pread(int(fd), b, off, 0) }
+func (fd descriptor) ReadAt(b []byte, off int64) (int, error) {
+	if err := pread(int(fd), b, off); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
 
 const sampleSize = 4096
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import subprocess
@@ -69,15 +70,16 @@ class Pipe:
         self.cat: _Cat | None = None
         self.lock = threading.Lock()  # one thread reads at a time
 
-    def fill(self, k: int, buffers: list[memoryview]) -> None:
+    def fill(self, k: int, buffers: list[list[memoryview]]) -> None:
         header = [memoryview(bytearray(self.header))] if self.header else []
+        to = [*header, *itertools.chain.from_iterable(buffers)]
         with self.lock:
             if self.cat is None or self.cat.parent != os.getpid() or not 0 <= k - self.cat.next <= _SKIP:
                 self._end()
                 self.cat = _Cat([*self.args, "--from", str(k)], k, self.directory)
             try:
                 while self.cat.next <= k:
-                    self.cat.read([*header, *buffers], self.header + self.size)
+                    self.cat.read(to, self.header + self.size)
             except BaseException:  # the pipe may be in the middle of a batch
                 self._end()
                 raise

@@ -40,11 +40,10 @@ class Files:
         self.steps = min(MAX_BATCHES, 2**62 // max(size for _, _, size in self.files))
         self.open: list[_File] = []
 
-    def fill(self, k: int, buffers: list[memoryview]) -> None:
+    def fill(self, k: int, buffers: list[list[memoryview]]) -> None:
         try:
             for file in self.open or self._open():
-                to = [buffers[file.index]]
-                at = file.header + k * file.size
+                to, at = buffers[file.index], file.header + k * file.size
                 done = os.preadv(file.fd, to, at)
                 if done != file.size:  # above a mebibyte a read may return a part
                     fill_rest(lambda to, done, fd=file.fd, at=at: os.preadv(fd, to, at + done), to, done, file.size)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeVar, overload
 
-from ._batch import Array, Batch, Memory, places
+from ._batch import Array, Batch, Memory, Recycler, places
 from ._program import Error, ReadError, Setting, text
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ MAX_BATCHES = 2**40  # numbers of batches are below this
 class Reader(Protocol):
     """Where batches are read from. It can be pickled, and used after a fork."""
 
-    def fill(self, k: int, buffers: list[memoryview]) -> None:
+    def fill(self, k: int, buffers: list[list[memoryview]]) -> None:
         """Reads batch k into `Memory.buffers`. Raises ReadError."""
         ...
 
@@ -177,24 +177,16 @@ class Steps(Position, Iterator[tuple[int, Batch[Array]]]):
         super().__init__(split, start, stop)
         if torch := sys.modules.get("torch"):
             torch.utils.data.IterableDataset.register(Steps)  # it is an ABC: DataLoader asks isinstance
-        # Memory of the last two batches. A loop has dropped the older by now, and new memory would take a fifth of the time.
-        self._older: Memory | None = None
-        self._newer: Memory | None = None
+        self._recycler = Recycler(split.places)
 
     def __next__(self) -> tuple[int, Batch[Array]]:
         k = self.step + self.worker
         if k >= self.stop:
             raise StopIteration
-        memory = self._older
-        if memory is None or sys.getrefcount(memory.raw) != memory.references:
-            memory = Memory(self.split.places)
-        self._older, self._newer = self._newer, memory
+        memory = self._recycler.memory()
         self.split.reader.fill(k, memory.buffers)
         self.step += self.workers
         return k, memory.batch()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_older": None, "_newer": None}
 
 
 def locate(

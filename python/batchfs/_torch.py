@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
-from ._batch import Batch, Memory, Place, parts
+from ._batch import Array, Batch, Memory, Recycler, parts, places
 from ._split import Position, Split
 
 Tensors = Batch[torch.Tensor]
 
+from_numpy: Callable[[Array], torch.Tensor] = torch.from_numpy  # pyright: ignore
+
 _BUFFERS = 3  # one is filled, one is sent, and one was sent
-_TOKENS = ("y", "tokens")
 _SIGNED = {"uint16": torch.int16, "uint32": torch.int32, "uint64": torch.int64}
+_BITS = {"bfloat16": "int16"}  # which hold what NumPy lacks
 _MASKS = {"uint16": 0xFFFF, "uint32": 0xFFFFFFFF}
 
 
 def steps(split: Split, device: torch.device | str | None, start: int, stop: int | None) -> TorchSteps:
     """Returns what `Split.torch` does."""
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return (CudaSteps if device.type == "cuda" else TorchSteps)(split, device, start, stop)
+    kinds = {"cuda": CudaSteps, "cpu": CPUSteps}
+    return kinds.get(device.type, TorchSteps)(split, device, start, stop)
 
 
 class TorchSteps(Position, Iterator[tuple[int, Tensors]]):
@@ -34,7 +38,6 @@ class TorchSteps(Position, Iterator[tuple[int, Tensors]]):
         self.bytes = split.places[-1].end
         self.host = torch.empty(self.bytes, dtype=torch.uint8)
         self.memory = Memory(split.places, self.host.numpy())
-        self.parts = self.parts_of(self.host)
 
     def __next__(self) -> tuple[int, Tensors]:
         k = self.step + self.worker
@@ -42,37 +45,51 @@ class TorchSteps(Position, Iterator[tuple[int, Tensors]]):
             raise StopIteration
         self.split.reader.fill(k, self.memory.buffers)
         self.step += self.workers
-        if self.device.type == "cpu":
-            return k, self.batch(self.parts, copy=True)
-        return k, self.batch(self.parts_of(self.host.to(self.device)))
+        return k, self.send()
 
-    def parts_of(self, raw: torch.Tensor) -> list[tuple[Place, torch.Tensor]]:
-        """Returns the tensors in the bytes of a batch: x and y as one, whose place is that of y; and each other array."""
-        tensors: list[tuple[Place, torch.Tensor]] = []
-        for p in parts(self.split.places):
-            kind = _SIGNED.get(p.kind) if p.name in _TOKENS else None
-            start, shape = (0, (2, *p.shape)) if p.name == "y" else (p.start, p.shape)
-            tensors.append((p, raw[start : p.end].view(kind or getattr(torch, p.kind)).view(shape)))
-        return tensors
+    def send(self) -> Tensors:
+        """Returns the batch that was read."""
+        return self.batch(self.host.to(self.device))
 
-    def batch(self, parts: list[tuple[Place, torch.Tensor]], copy: bool = False) -> Tensors:
-        """Returns a batch of parts, with tokens as int64. With copy it shares no memory with them."""
+    def batch(self, raw: torch.Tensor) -> Tensors:
+        """Returns a batch of its bytes on the device, with tokens as int64. x and y are made so as one."""
         batch: Tensors = Batch()
-        for place, tensor in parts:
-            if place.name in _TOKENS:
-                tensor = tensor.to(torch.int64, copy=copy)
-                if place.kind in _MASKS:
-                    tensor &= _MASKS[place.kind]
-            elif copy:
-                tensor = tensor.clone()
-            if place.name == "y":
+        for p in parts(self.split.places):
+            is_tokens = p.name in ("y", "tokens")
+            start, shape = (0, (2, *p.shape)) if p.name == "y" else (p.start, p.shape)
+            kind = _SIGNED.get(p.kind) if is_tokens else None
+            tensor = raw[start : p.end].view(kind or getattr(torch, p.kind)).view(shape)
+            if is_tokens:
+                tensor = tensor.to(torch.int64)
+                if p.kind in _MASKS:
+                    tensor &= _MASKS[p.kind]
+            if p.name == "y":
                 batch["x"], batch["y"] = tensor
             else:
-                batch[place.name] = tensor
+                batch[p.name] = tensor
         return batch
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.split, self.device, self.step, self.stop)
+
+
+class CPUSteps(TorchSteps):
+    """TorchSteps on the CPU. NumPy makes tokens int64, in memory that is used again once no tensor lies there."""
+
+    def __init__(self, split: Split, device: torch.device, start: int, stop: int | None) -> None:
+        super().__init__(split, device, start, stop)
+        kinds = {p.name: "int64" if p.name in ("x", "y", "tokens") else _BITS.get(p.kind, p.kind) for p in split.places}
+        self.wide = Recycler(places({"arrays": [{"name": p.name, "dtype": kinds[p.name], "shape": p.shape} for p in split.places]}))
+
+    def send(self) -> Tensors:
+        arrays = self.wide.memory().batch()
+        batch: Tensors = Batch()
+        for p, (name, narrow) in zip(self.split.places, self.memory.arrays):
+            np.copyto(arrays[name], narrow, casting="same_kind")
+            batch[name] = from_numpy(arrays[name])
+            if p.kind in _BITS:
+                batch[name] = batch[name].view(getattr(torch, p.kind))
+        return batch
 
 
 class CudaSteps(TorchSteps):
@@ -88,7 +105,7 @@ class CudaSteps(TorchSteps):
         if self.sent and self.sent[0][0] != self.step:  # a state was loaded
             self.sent.clear()
         for k in range(self.step + len(self.sent), min(self.step + 2, self.stop)):
-            self.send(k)
+            self.prefetch(k)
         if not self.sent:
             raise StopIteration
         k, batch, sent = self.sent.popleft()
@@ -99,13 +116,13 @@ class CudaSteps(TorchSteps):
         self.step = k + 1
         return k, batch
 
-    def send(self, k: int) -> None:
+    def prefetch(self, k: int) -> None:
         """Reads batch k and sends it, with the buffer that was sent longest ago."""
         buffer = self.buffers[0]
         buffer.sent.synchronize()
         self.split.reader.fill(k, buffer.memory.buffers)
         with torch.cuda.stream(self.stream):
-            batch = self.batch(self.parts_of(buffer.host.to(self.device, non_blocking=True)))
+            batch = self.batch(buffer.host.to(self.device, non_blocking=True))
             buffer.sent = torch.cuda.Event()
             buffer.sent.record(self.stream)
         self.sent.append((k, batch, buffer.sent))

@@ -1,15 +1,18 @@
-"""Times Split.steps beside the same read by hand, in one run: python3 python/tests/speed.py [BATCH_SIZE BLOCK_SIZE]
+"""Times Split.steps and Split.torch beside the same reads by hand, in one run: python3 python/tests/speed.py [BATCH_SIZE BLOCK_SIZE]
 
 They take turns. "new" are batches that the kernel does not have yet, as in training; "cached" it has. The sixteenth of the rounds that
 was fastest counts, because other processes use the machine.
 """
 
+import importlib.util
+import itertools
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,12 +22,24 @@ import batchfs
 from batchfs._files import Files
 
 STEPS, ROUNDS = 100, 160
+unread = itertools.count(STEPS, STEPS)  # batches that the kernel does not have yet
 
 
 def timed(read: Callable[[int], None], first: int) -> float:
     begun = time.perf_counter()
     read(first)
     return (time.perf_counter() - begun) / STEPS * 1e6
+
+
+def compare(name: str, by_hand: Callable[[int], None], ours: Callable[[int], None]) -> None:
+    for what in ("new", "cached"):
+        took: dict[Callable[[int], None], list[float]] = {by_hand: [], ours: []}
+        for _ in range(ROUNDS):
+            for read, times in took.items():
+                first = next(unread) if what == "new" else 0
+                times.append(timed(read, first))
+        best = [sum(sorted(times)[: ROUNDS // 16]) / (ROUNDS // 16) for times in took.values()]
+        print(f"{name}, {what}: by hand {best[0]:.1f} us a batch, ours {best[1]:.1f}: {best[1] / best[0]:.2f}")
 
 
 def main(batch_size: int, block_size: int) -> None:
@@ -36,24 +51,34 @@ def main(batch_size: int, block_size: int) -> None:
             fd = os.open(f"{m.mountpoint}/train/steps={train.reader.steps}/batches.bin", os.O_RDONLY)
             buffer = np.empty((2, batch_size, block_size), np.uint16)
 
-            def by_hand(first: int) -> None:
+            def read(k: int) -> Any:
+                if os.preadv(fd, [buffer.data], k * buffer.nbytes) != buffer.nbytes:
+                    raise OSError("short read")
+                return buffer
+
+            def arrays(first: int) -> None:
                 for k in range(first, first + STEPS):
-                    if os.preadv(fd, [buffer.data], k * buffer.nbytes) != buffer.nbytes:
-                        raise OSError("short read")
-                    _x, _y = buffer
+                    _x, _y = read(k)
 
             def steps(first: int) -> None:
                 for _, batch in train.steps(first, first + STEPS):
                     _x, _y = batch.x, batch.y
 
-            for what in ("new", "cached"):
-                took: dict[Callable[[int], None], list[float]] = {by_hand: [], steps: []}
-                for turn in range(ROUNDS):
-                    for i, read in enumerate(took):
-                        first = (2 * turn + i) * STEPS if what == "new" else 0
-                        took[read].append(timed(read, first))
-                best = [sum(sorted(times)[: ROUNDS // 16]) / (ROUNDS // 16) for times in took.values()]
-                print(f"{batch_size}x{block_size} {what}: by hand {best[0]:.1f} us a batch, steps {best[1]:.1f}: {best[1] / best[0]:.2f}")
+            compare(f"{batch_size}x{block_size} steps", arrays, steps)
+            if importlib.util.find_spec("torch") is None:
+                print("there is no torch to compare tensors with")
+                return
+            import torch
+
+            def tensors(first: int) -> None:
+                for k in range(first, first + STEPS):
+                    _x, _y = torch.as_tensor(read(k).astype(np.int64))
+
+            def torch_steps(first: int) -> None:
+                for _, batch in train.torch("cpu", first, first + STEPS):
+                    _x, _y = batch.x, batch.y
+
+            compare(f"{batch_size}x{block_size} torch", tensors, torch_steps)
             os.close(fd)
 
 

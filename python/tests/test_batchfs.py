@@ -273,6 +273,10 @@ class TestProcesses(Case):
                 self.assertEqual([batch[name].dtype for name in batch], [torch.int64, torch.int64, torch.float32, torch.uint8])
                 self.assertTrue(same(batch, more[k]))
             self.assertEqual(steps.state_dict()["step"], 4)
+        more = self.m.split("more")
+        kept = {k: (batch if k % 2 else batch.y[0, 1:]) for k, batch in more.torch("cpu", 0, 8)}
+        for k, batch in kept.items():  # what is still used, in whole or in part, was not written over
+            self.assertTrue(same(batch, more[k]) if isinstance(batch, dict) else np.array_equal(batch, more[k].y[0, 1:]))
         rows = self.m.split("rows")
         self.assertEqual(next(rows.torch("cpu"))[1].rows.dtype, torch.bfloat16)
 
@@ -290,8 +294,8 @@ class TestProcesses(Case):
         from batchfs._torch import CudaSteps
 
         class Copied(CudaSteps):
-            def parts_of(self, raw: torch.Tensor) -> Any:
-                return super().parts_of(raw.clone())
+            def batch(self, raw: torch.Tensor) -> Any:
+                return super().batch(raw.clone())
 
         cuda, empty, other = mock.MagicMock(), torch.empty, self.m.split("more")
         pinned = mock.patch.object(torch, "empty", lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs))  # pyright: ignore
