@@ -107,6 +107,7 @@ func TestDeployedNames(t *testing.T) {
 	names := regexp.MustCompile(`batchfs_[a-z_]+`)
 	shared, known := newShared(t, "train"), map[string]bool{}
 	shared.Worker.Store(int64(os.Getpid()))
+	shared.Describe(1, "", 0, []float64{1})
 	for _, name := range names.FindAllString(string(Text(shared)), -1) {
 		known[name] = true
 	}
