@@ -54,11 +54,17 @@ func NewDouble(t testing.TB, content []byte) *Double {
 	NoError(t, err)
 	t.Cleanup(func() {
 		d.Set(t, Healthy)
-		if err := server.Unmount(); err != nil {
-			t.Errorf("%s: %v", dir, err)
-			// As FUSE takes it, to force is to fail every request that has no answer yet.
-			syscall.Unmount(dir, syscall.MNT_FORCE|syscall.MNT_DETACH)
-		}
+		unmounted := false
+		defer func() {
+			if !unmounted { // as FUSE takes it, to force is to fail every request that has no answer yet
+				syscall.Unmount(dir, syscall.MNT_FORCE|syscall.MNT_DETACH)
+			}
+		}()
+		// A process that was killed with the file open has it until the kernel has ended that process.
+		Await(t, "the unmount of "+dir, func() bool {
+			unmounted = server.Unmount() == nil
+			return unmounted
+		})
 	})
 	return d
 }
