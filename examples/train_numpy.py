@@ -128,7 +128,7 @@ def draw(done):
         eighths = 8 * np.clip((loss - bottom) / row_height, 0, 1)
         row = "".join(" ▁▂▃▄▅▆▇█"[round(n)] for n in eighths)
         if bottom <= bigram_loss < bottom + row_height:
-            row = row.replace(" ", "·") + " counting pairs"
+            row = row.replace(" ", "·") + f" {bigram_loss:.2f} counting pairs"
         print(f"{'loss' if i == height - 1 else '':7} {bottom:.1f} {row}")
     print(f"   step {step:4}: {1e3 * (now - start) / step:4.1f} ms each, {100 * waited / (now - start):3.1f}% of it waiting for a batch", flush=True)
 

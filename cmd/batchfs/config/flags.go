@@ -80,7 +80,8 @@ func dataSets(dir string) (sets []string, err error) {
 	}
 	entries, err := os.ReadDir(dir)
 	if info, statErr := os.Stat(dir); statErr == nil && !info.IsDir() {
-		return nil, fmt.Errorf("--data %s: is a file: name the directory of token files; of text, batchfs prepare %[1]s --out DIR makes some, "+
+		return nil, fmt.Errorf("--data %s: is a file: name the directory of token files; one file of tokens is mounted with "+
+			"--set splits.train.tokens=%[1]s in place of --data; of text, batchfs prepare %[1]s --out DIR makes some, "+
 			"and of a column of Parquet if --field names it", dir)
 	}
 	if err != nil {
@@ -103,7 +104,7 @@ func dataSets(dir string) (sets []string, err error) {
 
 const dataRule = "--data takes train.bin, or else train with a number, as in train_000001.bin or fineweb_train_000001.bin, or with what " +
 	"Megatron-LM adds, as in train_text_document.bin, .npy and .ds as .bin, and val the same way; name other files with " +
-	"--set splits.train.tokens=..."
+	"--set splits.train.tokens=... in place of --data"
 
 // dataName matches the names of token files of a split, given its name: before it may stand a name of the data, and behind it numbers
 // and what Megatron-LM adds.

@@ -178,7 +178,7 @@ func (o *options) complete(ctx context.Context, w *workplace, s *state, inputs [
 	}
 	if train, val := sums[0], sums[1]; train.Tokens == 0 || val.Tokens == 0 && o.Val > 0 {
 		w.kept = false
-		return fmt.Errorf("--val: %v of %d documents leaves %d tokens for train and %d for val: give more text or another fraction",
+		return fmt.Errorf("--val: %v of %d documents leaves %d tokens for train and %d for val, as documents are not divided: give more of them, a larger --val, or --val 0 for none",
 			o.Val, train.Documents+val.Documents, train.Tokens, val.Tokens)
 	}
 	if err := o.manifest(w, c, sums, s, inputs); err != nil {
