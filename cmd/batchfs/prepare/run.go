@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"batchfs/cmd/batchfs/vocabulary"
@@ -36,7 +37,7 @@ func (o *options) run(inputs []*input) string {
 	return fmt.Sprintf("%x", sha256.Sum256(append(settings, digest(o.sources(inputs), false)...)))
 }
 
-// finished reports whether DIR holds the files of the same run, and no text was modified since.
+// finished reports whether DIR holds the files of the same run, and no text was written or replaced since.
 func (o *options) finished(inputs []*input) bool {
 	path := filepath.Join(o.dir, manifestName)
 	m, err := vocabulary.Read(path)
@@ -44,7 +45,7 @@ func (o *options) finished(inputs []*input) bool {
 		return false
 	}
 	written, err := os.Stat(path)
-	if err != nil || slices.ContainsFunc(o.sources(inputs), func(in *input) bool { return in.info.ModTime().After(written.ModTime()) }) {
+	if err != nil || slices.ContainsFunc(o.sources(inputs), func(in *input) bool { return changed(in.info).After(changed(written)) }) {
 		return false
 	}
 	for _, split := range m.Splits {
@@ -56,6 +57,9 @@ func (o *options) finished(inputs []*input) bool {
 	}
 	return true
 }
+
+// changed returns when a file was written, renamed or given other rights: a copy may have an older modification time.
+func changed(info os.FileInfo) time.Time { return time.Unix(info.Sys().(*syscall.Stat_t).Ctim.Unix()) }
 
 // begin returns where to begin: at the last checkpoint, if there is one of the same command.
 func (o *options) begin(w *workplace, inputs []*input) (*state, error) {

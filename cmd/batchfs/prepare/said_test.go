@@ -2,6 +2,7 @@ package prepare
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -11,6 +12,7 @@ import (
 
 	"batchfs/cmd/batchfs/internal/testfiles"
 	"batchfs/cmd/batchfs/vocabulary"
+	"batchfs/internal/wait"
 )
 
 // Texts within lists are taken in the order of the list, each once. A mask is on exactly the texts that its conditions name.
@@ -125,10 +127,16 @@ func TestPrepareSaysWhatItDoes(t *testing.T) {
 	testfiles.NoError(t, os.Chtimes("a.jsonl", old, old))
 	prepared(t, args+" --force")
 	wantSame(t, filesOf(t, "out"), files)
-	testfiles.NoError(t, os.Chtimes("a.jsonl", time.Time{}, time.Now().Add(time.Hour)))
-	refused(t, args, ": exists: give --force")
-	testfiles.NoError(t, os.Chtimes("a.jsonl", old, old))
 	refused(t, args+" --eot begin", ": exists: give --force")
+	testfiles.Write(t, map[string]string{"older.jsonl": strings.ToUpper(lines(documents[:200]))})
+	wait.Until(t, "a time after that of vocab.json", func() bool {
+		testfiles.NoError(t, os.Chtimes("older.jsonl", old, old))
+		older, errOlder := os.Stat("older.jsonl")
+		written, err := os.Stat("out/vocab.json")
+		return errors.Join(errOlder, err) == nil && changed(older).After(changed(written))
+	})
+	testfiles.NoError(t, os.Rename("older.jsonl", "a.jsonl")) // of the same size
+	refused(t, args, ": exists: give --force")
 	testfiles.Write(t, map[string]string{"b.jsonl": lines(documents[200:399])})
 	refused(t, args, ": exists: give --force")
 }
