@@ -93,6 +93,15 @@ func TestREADME(t *testing.T) {
 	}
 }
 
+// The picture of speed has the figures of README's table.
+func TestSpeedPicture(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "speed.svg")
+	e2e.Run(t, "python3", "../examples/pictures", "speed", path)
+	if string(e2e.Content(t, path)) != string(e2e.Content(t, "../examples/speed.svg")) {
+		t.Error("README's table of speed has changed: make pictures draws it again")
+	}
+}
+
 // README is read in two screens, names every page of docs, and no link of a page leads nowhere.
 func TestPages(t *testing.T) {
 	if n := strings.Count(e2e.ReadPage(t, "README.md"), "\n"); n > 250 {
