@@ -2,6 +2,7 @@
 # make bench   measures how long a trainer waits for batches, on the demo's tokens; BENCH=--memory measures memory
 # make test    sets up what is missing and runs the tests but for those that take long, in a few minutes
 # make page    shows the page of batchfs view in a browser without a window, checks it, and leaves pictures of it in PICTURES
+# make pictures   draws README's table of speed as bars, and what batchfs top shows of a mount on /mnt/batches
 # make soak    lets those tests run for over two hours that look for leaks, kill what serves and compare all bytes and tokens with
 #              a reference, holds times and memory to their limits, and fuzzes: nothing else should use the machine
 # make check   what CI runs: all tests, with the race detector where goroutines share something, and analysis
@@ -25,7 +26,7 @@ RACED = $(addprefix ./test/,faults stores readers) ./fs/... ./cache/...
 FUZZTIME = 50000x
 FUZZ = go test -run '^$$' -fuzzminimizetime 10x -fuzztime
 
-.PHONY: build demo bench test page soak check vulnerabilities fuzz bench-compare wheel recipes release packages
+.PHONY: build demo bench test page pictures soak check vulnerabilities fuzz bench-compare wheel recipes release packages
 
 build:
 	go build -o batchfs ./cmd/batchfs
@@ -49,6 +50,14 @@ page:
 	@.ci/setup page
 	@$(MAKE) --no-print-directory build
 	python3 test/page/page.py ./batchfs $(PICTURES)
+
+pictures:
+	@.ci/setup demo
+	@$(MAKE) --no-print-directory build
+	@[ -e demo/data/train.bin ] || examples/prepare
+	mkdir -p /mnt/batches
+	examples/pictures speed examples/speed.svg
+	examples/pictures top examples/top.svg
 
 # What is held to times and memory outside test/soak.
 LIMITS = TestStoreOutage|TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestInterruptedCommands|TestCrowd|TestNoMemory|TestTop

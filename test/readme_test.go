@@ -93,6 +93,55 @@ func TestREADME(t *testing.T) {
 	}
 }
 
+// The demo prints what README shows, but for figures and the curve, in four parts on one screen.
+func TestDemo(t *testing.T) {
+	t.Parallel()
+	e2e.NeedFUSE(t)
+	dir := t.TempDir()
+	for _, d := range []string{"examples", ".ci"} {
+		e2e.NoError(t, os.Mkdir(filepath.Join(dir, d), 0o755))
+	}
+	for _, file := range []string{"examples/demo", "examples/prepare", "examples/train_numpy.py", ".ci/python"} {
+		e2e.NoError(t, os.WriteFile(filepath.Join(dir, file), e2e.Content(t, "../"+file), 0o755))
+	}
+	e2e.NoError(t, os.Symlink(e2e.Batchfs, filepath.Join(dir, "batchfs")))
+	t.Cleanup(func() { syscall.Unmount(filepath.Join(dir, "demo/mnt"), syscall.MNT_DETACH) })
+	out := e2e.Run(t, filepath.Join(dir, "examples/demo"), "--seconds", "1")
+
+	stable := func(text string) string {
+		return regexp.MustCompile(`[0-9.]+|[ ▁▂▃▄▅▆▇█·]+`).ReplaceAllString(text, "")
+	}
+	shown := regexp.MustCompile("(?s)```text\n(.*?)```").FindStringSubmatch(e2e.ReadPage(t, "README.md"))[1]
+	for line := range strings.Lines(shown) {
+		if !strings.Contains(stable(out), stable(line)) {
+			t.Errorf("README shows %q, and the demo prints no such line:\n%s", line, out)
+		}
+	}
+	part := 0
+	for line := range strings.Lines(out) {
+		if n := len([]rune(strings.TrimSuffix(line, "\n"))); n > 80 {
+			t.Errorf("%d columns: %s", n, line)
+		}
+		if line[0] >= '1' && line[0] <= '9' {
+			if part++; line[0] != byte('0'+part) || line[1] != '.' {
+				t.Errorf("part %d begins with %q", part, line)
+			}
+		}
+	}
+	if n := strings.Count(out, "\n"); part != 4 || n > 24 {
+		t.Errorf("%d parts in %d lines:\n%s", part, n, out)
+	}
+}
+
+// The picture of speed has the figures of README's table.
+func TestSpeedPicture(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "speed.svg")
+	e2e.Run(t, "python3", "../examples/pictures", "speed", path)
+	if string(e2e.Content(t, path)) != string(e2e.Content(t, "../examples/speed.svg")) {
+		t.Error("README's table of speed has changed: make pictures draws it again")
+	}
+}
+
 // README is read in two screens, names every page of docs, and no link of a page leads nowhere.
 func TestPages(t *testing.T) {
 	if n := strings.Count(e2e.ReadPage(t, "README.md"), "\n"); n > 250 {
