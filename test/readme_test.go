@@ -107,6 +107,7 @@ func TestDemo(t *testing.T) {
 	e2e.NoError(t, os.Symlink(e2e.Batchfs, filepath.Join(dir, "batchfs")))
 	t.Cleanup(func() { syscall.Unmount(filepath.Join(dir, "demo/mnt"), syscall.MNT_DETACH) })
 	out := e2e.Run(t, filepath.Join(dir, "examples/demo"), "--seconds", "1")
+	out = strings.ReplaceAll(out, e2e.Python, "python3")
 
 	stable := func(text string) string {
 		return regexp.MustCompile(`[0-9.]+|[ ▁▂▃▄▅▆▇█·]+`).ReplaceAllString(text, "")
