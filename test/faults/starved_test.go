@@ -139,10 +139,10 @@ func TestNoMemory(t *testing.T) {
 	deaths := func() int { return strings.Count(m.Out.String(), "killed by signal 9") }
 	for end := time.Now().Add(e2e.Lasting(0, time.Minute)); deaths() == 0 || time.Now().Before(end); {
 		m.AwaitStandby(t)
-		// Together they want more than there is, and each of them less than a worker counts for.
-		var eaters [7]*exec.Cmd
+		// Together they want more than there is. Each of them has more than the supervisor, and less than a worker counts for.
+		var eaters [5]*exec.Cmd
 		for i := range eaters {
-			eaters[i] = g.command(e2e.Python, "-c", fmt.Sprintf("import time\na = b'x' * %d\ntime.sleep(6)", 22*MiB))
+			eaters[i] = g.command(e2e.Python, "-c", fmt.Sprintf("import time\na = b'x' * %d\ntime.sleep(6)", 32*MiB))
 			e2e.NoError(t, eaters[i].Start())
 		}
 		for _, eater := range eaters {
