@@ -162,7 +162,7 @@ class Panel {
       d.el.style.height = open ? "" : `${this.height}px`
       d.el.style.transform = `translateY(${this.top(j) - y + this.$list.scrollTop}px)`
       if (open && r && this.open.height !== d.el.offsetHeight) this.open.height = d.el.offsetHeight, soon()
-      else if (token && open && state.at.follow) [d.el, token].forEach(e => e.scrollIntoView({ block: "nearest" })), state.at.follow = false
+      else if (r && token && open && state.at.follow) [d.el, token].forEach(e => e.scrollIntoView({ block: "nearest" })), state.at.follow = false
     }
     this.el.querySelector(".error").textContent = failed ?? ""
   }
