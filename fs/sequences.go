@@ -152,7 +152,11 @@ func (q *sequences) add(s Sequence, user uint32) (number int) {
 }
 
 func (q *sequences) describe(number int, s Sequence) {
-	q.shared.Describe(number, s.Spec().Metadata["fingerprint"], s.Spec().EpochBatches, s.Spec().Sources)
+	sources := s.Spec().Sources
+	if strings.Contains(s.Spec().Name, "/") {
+		sources = nil // rows are counted of a split, whatever the settings: a KiB of shared memory each
+	}
+	q.shared.Describe(number, s.Spec().Metadata["fingerprint"], s.Spec().EpochBatches, sources)
 }
 
 // name notes the name of a sequence that user looked up. The caller holds mu, or is alone.

@@ -65,6 +65,28 @@ func (q *sequences) check(t *testing.T) {
 	}
 }
 
+// The shares of sources are noted of a split, and take no shared memory of each of its settings.
+func TestSourcesOfSplits(t *testing.T) {
+	mixture := counting("train", 100)
+	mixture.spec.Sources = []float64{0.75, 0.25}
+	with := mixture.with
+	mixture.with = func(settings string) (Sequence, error) {
+		s, err := with(settings)
+		if err == nil {
+			s.Spec().Sources = mixture.spec.Sources
+		}
+		return s, err
+	}
+	tr := plant(t, mixture)
+	split := tr.find("train")
+	settings := tr.sequences.mustLookUp(t, split, "seed=1")
+	for number, want := range map[int]float64{split.sequence(): 0.25, settings: 0} {
+		if got := tr.shared.Sources[number][1].Share(); got != want {
+			t.Errorf("sequence %d: the share of source 1 is %v, want %v", number, got, want)
+		}
+	}
+}
+
 // A sequence has its number while a file is known or once its cursor has moved, also for the worker that serves next. Then the
 // number begins anew with another sequence.
 func TestNumbersOfSequences(t *testing.T) {
