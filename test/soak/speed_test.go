@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/cmd/batchfs/prepare/bpe"
-
 	"batchfs/test/e2e"
 )
 
