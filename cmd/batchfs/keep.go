@@ -118,6 +118,7 @@ func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, con
 			log.Info("mounted", "version", version(), "pid", os.Getpid())
 			snapshot.Warn(c, log)
 			if listener != nil {
+				log.Info("metrics are served", "url", fmt.Sprintf("http://%s/metrics", listener.Addr()))
 				go serveMetrics(listener, shared, log)
 			}
 			ready()
@@ -158,7 +159,6 @@ func serveMetrics(listener net.Listener, shared *state.Shared, log *slog.Logger)
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", metrics.Handler(shared))
 	server := http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn)}
-	log.Info("metrics are served", "url", fmt.Sprintf("http://%s/metrics", listener.Addr()))
 	server.Serve(listener)
 }
 

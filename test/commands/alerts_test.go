@@ -36,17 +36,15 @@ func samples(t *testing.T, text string) map[string]float64 {
 }
 
 // fetch reads metrics over HTTP, as Prometheus does.
-func fetch(t *testing.T, m *e2e.Mounted, path string) (status int, text string, err error) {
+func fetch(t *testing.T, url string) (status int, text string, err error) {
 	t.Helper()
-	response, err := http.Get(listening.FindString(m.Out.String()) + path)
+	response, err := http.Get(url)
 	if err != nil {
 		return 0, "", err
 	}
 	defer response.Body.Close()
 	return response.StatusCode, string(e2e.Must(io.ReadAll(response.Body))(t)), nil
 }
-
-var listening = regexp.MustCompile(`http://127\.0\.0\.1:\d+`)
 
 // A watch collects what Prometheus would store of the mounts of a job.
 type watch struct {
@@ -64,7 +62,7 @@ func (w *watch) mount(program string, args ...string) *e2e.Mounted {
 
 // scrape is nil where nothing answers.
 func (w *watch) scrape(m *e2e.Mounted) map[string]float64 {
-	if _, text, err := fetch(w.T, m, "/metrics"); err == nil {
+	if _, text, err := fetch(w.T, m.Metrics(w)); err == nil {
 		return samples(w.T, text)
 	}
 	return nil
@@ -73,6 +71,9 @@ func (w *watch) scrape(m *e2e.Mounted) map[string]float64 {
 // during scrapes before and after what is done with a mount, which then does the same for two hours.
 func (w *watch) during(m *e2e.Mounted, do func()) {
 	was, began := w.scrape(m), time.Now()
+	if was == nil {
+		w.Fatal("its metrics are not served")
+	}
 	do()
 	are, minutes := w.scrape(m), time.Since(began).Minutes()
 	w.mu.Lock()

@@ -131,16 +131,17 @@ func TestMetricsListen(t *testing.T) {
 	m := e2e.Mount(t, "-c", config, "--set", "mount.metrics_listen=127.0.0.1:0")
 	worker := m.Worker(t)
 	e2e.NoError(t, syscall.Kill(worker, syscall.SIGSTOP))
-	status, text, err := fetch(t, m, "/metrics")
+	url := m.Metrics(t)
+	status, text, err := fetch(t, url)
 	e2e.NoError(t, syscall.Kill(worker, syscall.SIGCONT))
 	e2e.NoError(t, err)
 	e2e.Equal(t, "the status", status, http.StatusOK)
 	names := regexp.MustCompile(`(?m)^# TYPE .*$`)
 	e2e.SameSet(t, names.FindAllString(text, -1), names.FindAllString(string(e2e.Content(t, m.Path("metrics"))), -1))
-	if status, _, _ := fetch(t, m, "/"); status != http.StatusNotFound {
+	if status, _, _ := fetch(t, strings.TrimSuffix(url, "metrics")); status != http.StatusNotFound {
 		t.Errorf("/ is answered with %d", status)
 	}
-	address := strings.TrimPrefix(listening.FindString(m.Out.String()), "http://")
+	address := strings.TrimSuffix(strings.TrimPrefix(url, "http://"), "/metrics")
 	e2e.Fails(t, "mount.metrics_listen: listen tcp "+address, e2e.Batchfs, "mount", "-c", config, "--set", "mount.metrics_listen="+address, t.TempDir())
 }
 

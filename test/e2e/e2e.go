@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -154,6 +155,18 @@ func (m *Mounted) AwaitReady(t testing.TB) {
 		return strings.Contains(m.Out.String(), "stop with Ctrl-C")
 	})
 }
+
+// Metrics is the address of the metrics of a mount with mount.metrics_listen.
+func (m *Mounted) Metrics(t testing.TB) (url string) {
+	t.Helper()
+	Await(t, "the address of its metrics", func() bool {
+		url = metricsURL.FindString(m.Out.String())
+		return url != ""
+	})
+	return url
+}
+
+var metricsURL = regexp.MustCompile(`http://\S+/metrics`)
 
 // A LogFile is what a process has printed, to a file: what it says before it answers is there when the answer is.
 type LogFile string

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -24,7 +23,7 @@ func TestScrape(t *testing.T) {
 import sys
 for seed in range(1000):
     open(f"{sys.argv[1]}/seed={seed}/next", "rb").read()`, m.Path("train"))
-	url := regexp.MustCompile(`http://\S+/metrics`).FindString(m.Out.String())
+	url := m.Metrics(t)
 	scrape := func() {
 		response, err := http.Get(url)
 		e2e.NoError(t, err)
