@@ -87,10 +87,11 @@ func TestStorm(t *testing.T) {
 			if s.name != "strike" {
 				e2e.Long(t)
 			}
-			config, slowest, least, lasts := onDisk, time.Second, 12, 90*time.Second // least strikes
+			config, slowest, least, lasts, apart := onDisk, time.Second, 12, 90*time.Second, 300*time.Millisecond // least strikes, at most so far apart
 			switch s.name {
 			case "store":
-				config, slowest = stormInStore(t), 10*time.Second
+				// A worker lives long enough to connect, and to fetch the blocks of a batch after an answer that failed.
+				config, slowest, apart = stormInStore(t), 10*time.Second, 900*time.Millisecond
 			case "changes":
 				config, _ = e2e.StormConfig(t, "on_change = \"follow\"")
 				lasts = 30 * time.Minute
@@ -108,7 +109,7 @@ func TestStorm(t *testing.T) {
 			keeper := m.Cmd.Process.Pid
 			fds := len(e2e.FDs(t, keeper))
 			readers := e2e.StartStorms(t, m)
-			strikes := s.rage(t, m, least, lasts)
+			strikes := s.rage(t, m, least, lasts, apart)
 			got := e2e.EndStorms(t, m, readers)
 			if s.name == "seek" {
 				got.Missing -= skipped
@@ -132,8 +133,8 @@ func TestStorm(t *testing.T) {
 	}
 }
 
-// rage strikes so often at least, and in a soak so long. It fails the test if the processes grow in that time.
-func (s storm) rage(t *testing.T, m *e2e.Mounted, least int, lasts time.Duration) (strikes int) {
+// rage strikes so often at least, at most so far apart, and in a soak so long. It fails the test if the processes grow in that time.
+func (s storm) rage(t *testing.T, m *e2e.Mounted, least int, lasts, apart time.Duration) (strikes int) {
 	t.Helper()
 	var keeper, worker [4]int // the most that each had resident in each quarter of the time, in KiB
 	end := time.Now().Add(e2e.Lasting(0, lasts))
@@ -141,7 +142,7 @@ func (s storm) rage(t *testing.T, m *e2e.Mounted, least int, lasts time.Duration
 		if time.Now().After(last) {
 			t.Fatalf("%d strikes, want %d", strikes, least)
 		}
-		time.Sleep(time.Duration(rand.Int64N(int64(300 * time.Millisecond))))
+		time.Sleep(time.Duration(rand.Int64N(int64(apart))))
 		quarter, pid := min(max(0, 3-int(4*time.Until(end)/lasts)), 3), m.Worker(t)
 		keeper[quarter] = max(keeper[quarter], e2e.InProc(m.Cmd.Process.Pid, "VmRSS"))
 		worker[quarter] = max(worker[quarter], e2e.InProc(pid, "VmRSS"))
