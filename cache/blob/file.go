@@ -118,15 +118,15 @@ func (f *file) Check() error {
 	if now == was || !was.renumbered(now) {
 		return compare(f.Path(), was, now)
 	}
-	fd, _, err := f.open()
+	fd, _, err := f.openUnchanged()
 	if err != nil {
 		return err
 	}
 	return unix.Close(fd)
 }
 
-// open opens the file again, and checks that it is the one that was opened first, whose identity it now returns.
-func (f *file) open() (fd int, now Identity, err error) {
+// open opens what is at the path now.
+func (f *file) open() (fd int, err error) {
 	cwd, errno := unix.AT_FDCWD, unix.EINTR
 	for errno == unix.EINTR {
 		var n uintptr
@@ -134,7 +134,15 @@ func (f *file) open() (fd int, now Identity, err error) {
 		fd = int(n)
 	}
 	if errno != 0 {
-		return -1, now, f.failed("open", errno)
+		return -1, f.failed("open", errno)
+	}
+	return fd, nil
+}
+
+// openUnchanged is open, and checks that the file is the one that was opened first, whose identity it now returns.
+func (f *file) openUnchanged() (fd int, now Identity, err error) {
+	if fd, err = f.open(); err != nil {
+		return fd, now, err
 	}
 	if now, err = f.unchanged(fd, f.Identity()); err != nil {
 		unix.Close(fd)
@@ -142,7 +150,8 @@ func (f *file) open() (fd int, now Identity, err error) {
 	return fd, now, err
 }
 
-// unchanged compares the open file with what it was, and returns what it is. It is called before each read and after it.
+// unchanged compares the open file with what it was, and returns what it is. It is called after each read: what has not changed by then had
+// not before.
 func (f *file) unchanged(fd int, was Identity) (Identity, error) {
 	now, err := identify(fd)
 	switch {
@@ -191,7 +200,8 @@ func (f *file) Read(ranges []Range, visit func(int, []byte) error) error {
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
 func (f *file) readOpened(ranges []Range, visit func(int, []byte) error) error {
-	fd, was, err := f.open()
+	was := f.Identity()
+	fd, err := f.open()
 	if err != nil {
 		return err
 	}
@@ -275,8 +285,8 @@ func pread(fd int, buf []byte, off int64) error {
 func preadCached(fd int, buf []byte, off int64) int64 {
 	iov := unix.Iovec{Base: &buf[0]}
 	iov.SetLen(len(buf))
-	// unix.Preadv2 would allocate.
-	n, _, errno := unix.Syscall6(unix.SYS_PREADV2, uintptr(fd), uintptr(unsafe.Pointer(&iov)), 1, uintptr(off), uintptr(off>>32), unix.RWF_NOWAIT)
+	// unix.Preadv2 would allocate. RawSyscall6 does not tell the scheduler, because this never waits for the disk.
+	n, _, errno := unix.RawSyscall6(unix.SYS_PREADV2, uintptr(fd), uintptr(unsafe.Pointer(&iov)), 1, uintptr(off), uintptr(off>>32), unix.RWF_NOWAIT)
 	if errno != 0 {
 		return 0
 	}

@@ -74,7 +74,7 @@ func (f *file) keep() (*kept, error) {
 }
 
 func (f *file) openKept() (*kept, error) {
-	fd, now, err := f.open()
+	fd, now, err := f.openUnchanged()
 	if err != nil {
 		return nil, err
 	}

@@ -33,8 +33,11 @@ func (f *followed) current(d *Dataset, k uint64) (*Dataset, error) {
 	if err == nil && d.Version == old.Version {
 		err = d.checkBatch(k)
 	}
+	if err == nil || old.Split.OnChange != "follow" {
+		return old, err
+	}
 	var change *blob.ChangedError
-	if old.Split.OnChange != "follow" || !errors.As(err, &change) {
+	if !errors.As(err, &change) {
 		return old, err
 	}
 	f.mu.Lock()
