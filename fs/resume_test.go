@@ -56,8 +56,8 @@ func TestTextsGoOn(t *testing.T) {
 	}
 }
 
-// Settings that no longer suit the tokens are an error of who reads them, in every file and from any byte on, and keep nobody from
-// serving the rest. Once they suit again, they are served again.
+// A reader under settings that no longer suit the tokens gets an error, in every file and from any byte on, and all other readers are
+// served. Once the settings suit again, they are served again.
 func TestUnsuitedSettingsGoOn(t *testing.T) {
 	s, under := manyArrays(3), manyArrays(3)
 	under.Name = "train/seed=1"

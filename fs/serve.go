@@ -44,8 +44,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 	if err := w.AwaitPromotion(); err != nil {
 		return err
 	}
-	limits := guard.NewLimits(len(splits), o.ReplyBytes)
-	t, err := newTree(mountpoint, splits, w.Shared, limits, log, o)
+	t, err := newTree(mountpoint, splits, w.Shared, guard.NewLimits(len(splits), o.ReplyBytes), log, o)
 	if err != nil {
 		return err
 	}
@@ -56,8 +55,8 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 		failpoint.Hit("succeed")
 	}
 	// Before the first request is read: the kernel must not resend what this process has read.
-	if _, err := unix.Write(w.Connection, notifyResend); err != nil && err != unix.EINVAL {
-		return fmt.Errorf("cannot ask the kernel to resend unanswered requests: %w", err)
+	if err := resend(w.Connection); err != nil {
+		return err
 	}
 	w.Shared.SetProgram(o.ProgramVersion)
 	go o.NoteCache(&w.Shared.Gauges)
@@ -87,6 +86,14 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 		leave(fd, served)
 		return why
 	}
+}
+
+// resend asks the kernel to send the requests again that have no answer. An old kernel cannot.
+func resend(connection int) error {
+	if _, err := unix.Write(connection, notifyResend); err != nil && err != unix.EINVAL {
+		return fmt.Errorf("cannot ask the kernel to resend unanswered requests: %w", err)
+	}
+	return nil
 }
 
 // answerPings notes at each ping what commands look at that must not touch the mount.

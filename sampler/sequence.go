@@ -148,7 +148,7 @@ func (s *Settings) suits(sources []source) error {
 	return nil
 }
 
-// Batch describes a batch. Its main arrays are those of the layout. The others are those beside the tokens; cu_seqlens of shape (B, T+1) and
+// Batch describes a batch. Its main arrays are the layout's. The others lie beside the tokens; cu_seqlens of shape (B, T+1) and
 // positions of shape (B, T); lengths of shape (B,); and, of a mixture, source of shape (B,).
 func (q *Sequence) Batch() array.Batch { return q.parts.batch }
 

@@ -42,7 +42,7 @@ type Settings struct {
 	TorchState  []byte    // what torch.get_rng_state() gives, for the torch orders to start from; nil: from Seed
 }
 
-// together is how many ranks go through an epoch together, all or those of a host, and the number of this rank's host.
+// together is how many ranks go through an epoch together, all of them or a host's, and the number of this rank's host.
 func (s *Settings) together() (ranks, host int) {
 	if s.ShuffleBlock == 0 {
 		return s.World, 0

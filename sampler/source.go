@@ -115,8 +115,8 @@ func (s *source) shareOf(settings Settings, host int) (share, error) {
 	return of, nil
 }
 
-// newOrder is the order of a source. Each source has its own random stream. The name of the stream is that of the split, of one of several
-// sources "split/source", and each host with a share adds "/host3". No split has a name with a slash.
+// newOrder is the order of a source. Each source has its own random stream, which is named after the split, one of several sources
+// "split/source", and each host with a share adds "/host3". No split has a name with a slash.
 func newOrder(s Settings, source int, of share) (order, error) {
 	name, w := s.Split, of.windows
 	if len(s.Weights) > 1 {

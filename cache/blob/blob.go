@@ -28,7 +28,7 @@ const (
 type Blob interface {
 	Path() string
 
-	// Identity is that of the blob when it was opened, or the new one of an equal copy.
+	// Identity is the blob's when it was opened, or the new one of an equal copy.
 	Identity() Identity
 
 	// Sample stands for the bytes: blobs of one size and with the same bytes have equal samples.

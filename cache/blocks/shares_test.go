@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// shareOf is that of a reader of blocks [from, to) of an object. It has been noted that it is read.
+// shareOf is the share of a reader of blocks [from, to) of an object. It has been noted that it is read.
 func shareOf(o *Object, from, to int64) *Share {
 	s := NewShare("reader", []Part{{o, from * blockBytes, to * blockBytes}})
 	s.noted.Store(math.MaxInt64) // not at any time

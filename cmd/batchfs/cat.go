@@ -12,6 +12,7 @@ import (
 
 	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
+	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/fs/header"
 	"batchfs/sampler"
@@ -46,31 +47,12 @@ settings of that mount.`,
 			if !slices.Contains(catFormats, format) {
 				return fmt.Errorf("--format: must be one of %s (got %q)", strings.Join(catFormats, ", "), format)
 			}
-			s := d.Served()
-			batch := s.Sequence.Batch()
-			out := cmd.OutOrStdout()
+			s, out := d.Served(), cmd.OutOrStdout()
 			if format == "info" {
 				_, err := out.Write(s.Info())
 				return err
 			}
-			f := catFile(batch, s.Metadata(), format)
-			most := min(sampler.MaxBatches-min(from, sampler.MaxBatches), math.MaxInt64/f.bytes())
-			if count == 0 && format != "npy" {
-				count = most
-			}
-			if count < 1 || count > most {
-				return fmt.Errorf("--from %d --count %d: there must be at least one batch, and numbers end at %d", from, count, uint64(sampler.MaxBatches-1))
-			}
-			if terminal.Is(out) {
-				return errors.New("batches are binary and standard output is a terminal: redirect it to a file, or pipe it into xxd")
-			}
-			if format == "npy" {
-				stack := batch.Stack()
-				if _, err := out.Write(header.NPY(stack.DType, append([]int{int(count)}, stack.Shape...)...)); err != nil {
-					return err
-				}
-			}
-			return writeBatches(out, f, batch.Bytes(), s.Read, from, count)
+			return cat(out, s, format, from, count)
 		}),
 	}
 	src.Register(cmd)
@@ -82,6 +64,29 @@ settings of that mount.`,
 }
 
 var catFormats = []string{"raw", "npy", "safetensors", "info"}
+
+// cat writes batches from number from on, as many as count says, or, with 0, until the numbers end.
+func cat(out io.Writer, s *dataset.Served, format string, from, count uint64) error {
+	batch := s.Sequence.Batch()
+	f := catFile(batch, s.Metadata(), format)
+	most := min(sampler.MaxBatches-min(from, sampler.MaxBatches), math.MaxInt64/f.bytes())
+	if count == 0 && format != "npy" {
+		count = most
+	}
+	if count < 1 || count > most {
+		return fmt.Errorf("--from %d --count %d: there must be at least one batch, and numbers end at %d", from, count, uint64(sampler.MaxBatches-1))
+	}
+	if terminal.Is(out) {
+		return errors.New("batches are binary and standard output is a terminal: redirect it to a file, or pipe it into xxd")
+	}
+	if format == "npy" {
+		stack := batch.Stack()
+		if _, err := out.Write(header.NPY(stack.DType, append([]int{int(count)}, stack.Shape...)...)); err != nil {
+			return err
+		}
+	}
+	return writeBatches(out, f, batch.Bytes(), s.Read, from, count)
+}
 
 // A batchFile is what is written of each batch: a header, or none, and the first bytes of its arrays.
 type batchFile struct {

@@ -85,12 +85,7 @@ func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, con
 	if listener != nil {
 		defer listener.Close()
 	}
-	path, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	// If a worker dies, the next one runs the same file, even if its path now names another. Only a restart runs the file at the path.
-	program, err := os.Open("/proc/self/exe")
+	program, err := openExecutable()
 	if err != nil {
 		return err
 	}
@@ -100,11 +95,7 @@ func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, con
 		Connection: connection,
 		AllowOther: c.Mount.AllowOther,
 		Worker: func(reload bool) *exec.Cmd {
-			cmd := exec.Command(path, "worker", "--reload")
-			if !reload {
-				cmd = exec.Command(fmt.Sprintf("/proc/self/fd/%d", supervise.ExtraFd), "worker")
-				cmd.Args[0], cmd.ExtraFiles = path, []*os.File{program}
-			}
+			cmd := program.worker(reload)
 			cmd.Stderr = logTo
 			return cmd
 		},
@@ -125,19 +116,50 @@ func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, con
 			debug.FreeOSMemory() // what setting up took
 		},
 		Restarted: func(pid int) {
-			file, err := os.Open(fmt.Sprintf("/proc/%d/exe", pid))
-			if err != nil {
+			if err := program.follow(pid); err != nil {
 				log.Warn("cannot open the new worker's program: if the worker dies, the next one runs the old program", "err", err)
-				return
 			}
-			program.Close()
-			program = file
 		},
 		Stopping: func() { daemon.SdNotify(false, daemon.SdNotifyStopping) },
 		Log:      log,
 	})
 	if err == nil && connection == nil {
 		log.Info("unmounted")
+	}
+	return err
+}
+
+// An executable is the program that workers run.
+type executable struct {
+	path string   // that a restart runs
+	file *os.File // that the next worker runs if one dies, even if path now names another
+}
+
+func openExecutable() (*executable, error) {
+	path, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	file, err := os.Open("/proc/self/exe")
+	return &executable{path, file}, err
+}
+
+// worker is the command of the next worker.
+func (e *executable) worker(restart bool) *exec.Cmd {
+	if restart {
+		return exec.Command(e.path, "worker", "--reload")
+	}
+	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", supervise.ExtraFd), "worker")
+	cmd.Args[0], cmd.ExtraFiles = e.path, []*os.File{e.file}
+	return cmd
+}
+
+// follow has the next workers run the program of a process.
+func (e *executable) follow(pid int) error {
+	file, err := os.Open(fmt.Sprintf("/proc/%d/exe", pid))
+	if err == nil {
+		e.file.Close()
+		e.file = file
 	}
 	return err
 }

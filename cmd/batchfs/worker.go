@@ -72,21 +72,9 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 		// after a million batches as after the first thousands.
 		debug.SetGCPercent(25)
 	}
-	snapshot, err := dataset.ReadSnapshot(w.Snapshot)
+	snapshot, err := readSnapshot(w, reload)
 	if err != nil {
 		return err
-	}
-	if reload {
-		if snapshot, err = snapshot.Reload(); err != nil {
-			return err
-		}
-		file, err := snapshot.File()
-		if err != nil {
-			return err
-		}
-		if err := w.Publish(file); err != nil {
-			return err
-		}
 	}
 	os.Chdir("/")
 	c, err := snapshot.Config()
@@ -120,6 +108,22 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 		Budget:    c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
 		Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 	})
+}
+
+// readSnapshot reads what the supervisor keeps, or, to reload, reads the configuration and the files anew for the supervisor to keep.
+func readSnapshot(w *supervise.Worker, reload bool) (*dataset.Snapshot, error) {
+	snapshot, err := dataset.ReadSnapshot(w.Snapshot)
+	if err != nil || !reload {
+		return snapshot, err
+	}
+	if snapshot, err = snapshot.Reload(); err != nil {
+		return nil, err
+	}
+	file, err := snapshot.File()
+	if err != nil {
+		return nil, err
+	}
+	return snapshot, w.Publish(file)
 }
 
 // noteCache notes every few seconds how full a directory of blocks is. It lists all blocks, for a hundredth of the time at most.

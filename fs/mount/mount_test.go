@@ -154,7 +154,7 @@ func TestForgedMemory(t *testing.T) {
 	}
 }
 
-// The snapshot is that of the supervisor as it is now.
+// The snapshot is what the supervisor keeps now.
 func TestSnapshot(t *testing.T) {
 	m, _, _ := connected(t)
 	if _, err := m.Snapshot(); err == nil || !strings.Contains(err.Error(), "keeps no mount") {

@@ -29,7 +29,7 @@ func (h *Handles) read(fh, id uint64, r Span, version Version) (k uint64, ok boo
 // died is what a worker panics with where a test cuts it off.
 type died string
 
-// cutAt runs f until it comes to a point for the n-th time, and returns whether it did.
+// cutAt runs f until it reaches a point for the n-th time, and returns whether it did.
 func cutAt(point string, n int, f func()) (dead bool) {
 	defer func(was func(string)) { failpoint.Hit = was }(failpoint.Hit)
 	failpoint.Hit = func(at string) {

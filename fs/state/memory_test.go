@@ -18,7 +18,7 @@ func noError(t testing.TB, err error) {
 	}
 }
 
-// made maps a file whose sections have the lengths that change makes of those of this build.
+// made maps a file with this build's sections, whose lengths change has changed.
 func made(t *testing.T, change func(i int, bytes uint64) uint64, more ...section) (*os.File, *Shared) {
 	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "shared"))

@@ -8,7 +8,7 @@ import (
 	"batchfs/internal/wait"
 )
 
-// Each seek among readers is obeyed at once, no number comes twice, and no more slots are used than there are handles at once.
+// Each seek among readers is obeyed at once, no number is given twice, and no more slots are used than there are handles at once.
 func TestSeekAmongReaders(t *testing.T) {
 	h := begin(t)
 	const readers, reads, seeks, stride = 4, 2000, 100, 1_000_000

@@ -82,7 +82,11 @@ func (w *watch) during(m *e2e.Mounted, do func()) {
 		labels = strings.TrimSuffix(fmt.Sprintf("{job=%q,instance=%q,", w.job, m.Dir)+strings.TrimPrefix(labels, "{"), ",")
 		fmt.Fprintf(w.series, "    - {series: %s, values: %q}\n", strconv.Quote(name+strings.TrimSuffix(labels, "}")+"}"), values)
 	}
-	line("up", "", map[bool]string{true: "1x120", false: "0x120"}[are != nil])
+	up := "1x120"
+	if are == nil {
+		up = "0x120"
+	}
+	line("up", "", up)
 	counter := regexp.MustCompile(`_(total|bucket|count|sum)$`)
 	for key, value := range are {
 		name, labels := key, ""

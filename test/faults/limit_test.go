@@ -71,7 +71,7 @@ func TestTimeLimit(t *testing.T) {
 	}
 }
 
-// readInVain reads files of train that give no answer, n at once, each of which must fail, but for info.json, which may have one.
+// readInVain reads files of train that give no answer, n at once, each of which must fail, except info.json, which may have one.
 func readInVain(t *testing.T, m *e2e.Mounted, n int) {
 	t.Helper()
 	var all sync.WaitGroup

@@ -70,7 +70,7 @@ func median(x []float64) float64 {
 	return x[len(x)/2]
 }
 
-// processorTime is how many seconds of it this process has had.
+// processorTime is how many seconds of a processor's time this process has had.
 func processorTime(t testing.TB) float64 {
 	var used unix.Rusage
 	e2e.NoError(t, unix.Getrusage(unix.RUSAGE_SELF, &used))

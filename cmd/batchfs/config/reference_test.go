@@ -22,7 +22,7 @@ tokens = "data/train.bin"      # a file, a glob, or a list of them
 tokens = "data/val.bin"
 order = "sequential"           # a key of [batch], for this split only
 
-# The other keys follow, with their defaults; a # is before those that have none, and before those of [splits.X].
+# The other keys follow, with their defaults. A # stands before a key without a default, and before the keys of [splits.X].
 #
 #   batchfs mount -c config.toml
 #   batchfs mount -c config.toml --set batch.seed=7 --set 'splits.train.tokens=["a.bin", "b.bin"]'

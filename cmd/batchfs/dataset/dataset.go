@@ -235,7 +235,7 @@ func (d *Dataset) Files() (paths []string) {
 	return paths
 }
 
-// allFiles are those of all arrays, and the indexes of their documents.
+// allFiles are the files of all arrays, and the indexes of their documents.
 func (d *Dataset) allFiles() (paths []string) {
 	for _, a := range d.arrays {
 		paths = append(paths, a.AllFiles()...)

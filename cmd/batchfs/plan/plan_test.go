@@ -97,7 +97,7 @@ func TestCaches(t *testing.T) {
 	near(t, "requests without a cache", none.HostRequests, none.StepBlocks*float64(none.Steps))
 }
 
-// Each source goes through its own epochs, and a run of more epochs than are counted goes on like the last of these.
+// Each source goes through its own epochs, and a run of more epochs than are counted is planned like the last of these.
 func TestSources(t *testing.T) {
 	n := needs(t, "--source", "web=8G:3", "--source", "books=1G:1", "--hosts", "2", "--gpus", "2", "--set", "batch.order=shuffle", "--steps", "50000")
 	rows := 50_000. * 12 * 4

@@ -51,7 +51,7 @@ func newField(path string, mask byte) field {
 // inList reports whether the field leads into a list.
 func (f field) inList() bool { return slices.ContainsFunc(f.path, func(s step) bool { return s.list }) }
 
-// names are those of all steps.
+// names are the names of all steps.
 func (f field) names() (names []string) {
 	for _, s := range f.path {
 		names = append(names, s.name)

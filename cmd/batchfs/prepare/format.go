@@ -16,7 +16,7 @@ type format struct {
 	header    func(tokens int64, width int) []byte // always of one length; nil for none
 	most      int64                                // tokens of a shard; 0 for any number
 
-	// ends is the name, for that of a shard, of a file of 64-bit numbers: after how many tokens each document ends. finish writes what
+	// ends names the file, of a shard with a name, that has 64-bit numbers: after how many tokens each document ends. finish writes what
 	// else belongs to a shard; formats that have it have shards of whole documents.
 	ends   func(name string) string
 	finish func(dir *os.Root, name string, s shard) error

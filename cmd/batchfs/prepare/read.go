@@ -193,10 +193,8 @@ func (r *reader) readText(s *stream, at position) error {
 		case n == 0 && !c.ends && want < maxLine:
 			want *= 2
 			continue
-		case n == 0 && !c.ends && lines:
-			return fmt.Errorf("line %d has more than %d bytes, the most that is held in memory: shorten it", at.Line+1, maxLine)
 		case n == 0 && !c.ends:
-			return fmt.Errorf("%d bytes from byte %d on without the end of a word, which is more than is held in memory: break it into lines", maxLine, at.Offset)
+			return tooLong(at, lines)
 		}
 		c.text = r.buf[:n]
 		at.Offset += int64(n)
@@ -216,6 +214,13 @@ func (r *reader) readText(s *stream, at position) error {
 		r.drop(n)
 		want = chunkSize
 	}
+}
+
+func tooLong(at position, lines bool) error {
+	if lines {
+		return fmt.Errorf("line %d has more than %d bytes, the most that is held in memory: shorten it", at.Line+1, maxLine)
+	}
+	return fmt.Errorf("%d bytes from byte %d on without the end of a word, which is more than is held in memory: break it into lines", maxLine, at.Offset)
 }
 
 // readRows reads a column of a parquet file. A row without text is left out.

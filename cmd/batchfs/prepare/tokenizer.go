@@ -64,7 +64,7 @@ func (s *settings) tokenizer() (tokenizer, error) {
 	return pairs, nil
 }
 
-// someNames are those of a few special tokens.
+// someNames are the names of a few special tokens.
 func someNames(special map[string]uint32) []string {
 	names := slices.SortedFunc(maps.Keys(special), func(a, b string) int { return cmp.Compare(special[a], special[b]) })
 	return names[:min(8, len(names))]

@@ -39,7 +39,7 @@ func newKnown() known {
 	return k
 }
 
-// shortMasks are those of the bytes of a piece, by their number.
+// shortMasks mask the bytes of a piece of 0, 1, … bytes.
 var shortMasks = func() (masks [short + 1]struct{ low, high uint64 }) {
 	for n := range masks {
 		masks[n].low, masks[n].high = 1<<(8*min(n, 8))-1, 1<<(8*max(n-8, 0))-1
