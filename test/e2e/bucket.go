@@ -62,10 +62,7 @@ const (
 func NewBucket(t testing.TB) *Bucket {
 	t.Helper()
 	program := Install(t, "versitygw-v1.8.0", "versitygw", "github.com/versity/versitygw/cmd/versitygw")
-	free := Must(net.Listen("tcp", "127.0.0.1:0"))(t)
-	address := free.Addr().String()
-	free.Close()
-	data := t.TempDir()
+	address, data := freeAddress(t), t.TempDir()
 	cmd := exec.Command(program, "--access", StoreKey, "--secret", StoreSecret, "--port", address, "--quiet", "posix", data)
 	Begin(t, cmd)
 	Await(t, "the S3 server", func() bool {
@@ -100,6 +97,20 @@ func NewBucket(t testing.TB) *Bucket {
 	b.Url = server.URL
 	trust(t, server.Certificate().Raw)
 	return b
+}
+
+// freeAddress is one where nothing listens. Its port is below those that the kernel gives to connections, which would take it before a server does.
+func freeAddress(t testing.TB) string {
+	t.Helper()
+	for range 1000 {
+		free, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(20_000)))
+		if err == nil {
+			free.Close()
+			return free.Addr().String()
+		}
+	}
+	t.Fatal("no port is free")
+	return ""
 }
 
 var trusting sync.Once
