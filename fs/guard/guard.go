@@ -7,6 +7,7 @@ package guard
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -41,6 +42,7 @@ type Guard struct {
 
 	mu       sync.Mutex
 	requests []*request // under way; guarded by mu, as what they hold is, and the attempts of Shared
+	expired  int        // of requests, how many were answered in their handlers' place; guarded by mu
 	free     []*request // that were used and are not now; guarded by mu
 	stopped  bool       // nothing is answered any more; guarded by mu
 }
@@ -62,7 +64,11 @@ type request struct {
 	ticks    int           // since it began; not a time, which would count while this process was stopped
 	late     chan struct{} // closed when it was answered in its handler's place
 	expired  bool          // late is closed
+	pages    pages
 }
+
+// pages are the bytes of a file that a request reads for the page cache, or none.
+type pages struct{ from, to uint64 }
 
 const (
 	// Shared shows splits whose requests wait for so long.
@@ -81,25 +87,29 @@ func New(inner FileSystem, o Options) *Guard {
 func (o *Options) tick() time.Duration { return min(o.Timeout/8, longWait/4) }
 
 func (g *Guard) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	return g.answer(header,
+	return g.answer(header, pages{},
 		func(late <-chan struct{}) fuse.Status { return g.FileSystem.Lookup(late, header, name, out) },
 		func() { g.Forget(out.NodeId, 1) })
 }
 
 func (g *Guard) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
-	return g.answer(&in.InHeader,
+	return g.answer(&in.InHeader, pages{},
 		func(late <-chan struct{}) fuse.Status { return g.FileSystem.GetAttr(late, in, out) },
 		func() {})
 }
 
 func (g *Guard) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	return g.answer(&in.InHeader,
+	return g.answer(&in.InHeader, pages{},
 		func(late <-chan struct{}) fuse.Status { return g.FileSystem.Open(late, in, out) },
 		func() { g.Release(nil, &fuse.ReleaseIn{InHeader: in.InHeader, Fh: out.Fh}) })
 }
 
 func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (result fuse.ReadResult, status fuse.Status) {
-	status = g.answer(&in.InHeader,
+	var filled pages
+	if ForPageCache(in) {
+		filled = pages{in.Offset, in.Offset + uint64(in.Size)}
+	}
+	status = g.answer(&in.InHeader, filled,
 		func(late <-chan struct{}) (status fuse.Status) {
 			result, status = g.FileSystem.Read(late, in, buf)
 			return status
@@ -116,8 +126,8 @@ func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (result fus
 func ForPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOWNER == 0 }
 
 // answer handles a request. undo undoes what handle did for a reader that has another answer.
-func (g *Guard) answer(header *fuse.InHeader, handle func(late <-chan struct{}) fuse.Status, undo func()) (status fuse.Status) {
-	r, err := g.begin(header)
+func (g *Guard) answer(header *fuse.InHeader, of pages, handle func(late <-chan struct{}) fuse.Status, undo func()) (status fuse.Status) {
+	r, err := g.begin(header, of)
 	if err != nil {
 		return g.Fault(header.NodeId, err)
 	}
@@ -134,7 +144,7 @@ func (g *Guard) answer(header *fuse.InHeader, handle func(late <-chan struct{}) 
 }
 
 // begin notes that a request begins. It returns an error if the request should not be handled; otherwise end must follow.
-func (g *Guard) begin(header *fuse.InHeader) (*request, error) {
+func (g *Guard) begin(header *fuse.InHeader, of pages) (*request, error) {
 	id, split := header.Unique, g.Split(header.NodeId)
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -142,10 +152,22 @@ func (g *Guard) begin(header *fuse.InHeader) (*request, error) {
 		g.noteAnswer(id)
 		return nil, errExhausted
 	}
+	if g.expired > 0 && g.isAwaited(header.NodeId, of) {
+		g.noteAnswer(id)
+		return nil, g.lateError()
+	}
 	r := g.unused()
-	*r = request{id: id, node: header.NodeId, split: split, index: len(g.requests), late: r.late}
+	*r = request{id: id, node: header.NodeId, split: split, index: len(g.requests), late: r.late, pages: of}
 	g.requests = append(g.requests, r)
 	return r, nil
+}
+
+// isAwaited says whether a late request, whose handler has not ended, reads some of these pages. The kernel asks anew for each reader that
+// waits for them, one after the other, and each would wait for all of its time. The caller holds mu.
+func (g *Guard) isAwaited(node uint64, of pages) bool {
+	return slices.ContainsFunc(g.requests, func(r *request) bool {
+		return r.expired && r.node == node && r.pages.from < of.to && of.from < r.pages.to
+	})
 }
 
 // unused returns a request whose channel is open. The caller holds mu.
@@ -168,6 +190,7 @@ func (g *Guard) end(r *request) (late bool) {
 	g.requests[last] = nil
 	g.requests = g.requests[:last]
 	if r.expired {
+		g.expired--
 		return true // r is not used again: its channel is closed
 	}
 	g.Answered(r.id)
@@ -191,8 +214,12 @@ func (g *Guard) Run() {
 
 func (g *Guard) tick() {
 	for _, node := range g.expire() {
-		g.Fault(node, fmt.Errorf("the token files gave no answer within %v, or readers asked too much of them (%w)", g.o.Timeout, syscall.ETIMEDOUT))
+		g.Fault(node, g.lateError())
 	}
+}
+
+func (g *Guard) lateError() error {
+	return fmt.Errorf("the token files gave no answer within %v, or readers asked too much of them (%w)", g.o.Timeout, syscall.ETIMEDOUT)
 }
 
 // expire answers the requests that have waited too long, and returns their nodes. It shows in the shared state which splits have long kept
@@ -210,6 +237,7 @@ func (g *Guard) expire() (late []uint64) {
 		longest[r.split] = max(longest[r.split], waited)
 		if !r.expired && waited > g.o.Timeout {
 			r.expired = true
+			g.expired++
 			close(r.late)
 			g.GiveBack(r.id)
 			g.o.Answer(r.id, syscall.ETIMEDOUT) // under the lock, so that the handler does not answer before

@@ -171,6 +171,38 @@ func (g *guarding) isIdle(t *testing.T) {
 	}
 }
 
+// A request for pages that a late one still waits for fails at once. Other pages are read, and so are these once the disk answers again.
+func TestLatePages(t *testing.T) {
+	g := newGuarding(t, 2, 0)
+	fill := func(node, offset uint64) fuse.Status {
+		in := &fuse.ReadIn{Fh: 1, Offset: offset, Size: 100}
+		in.NodeId, in.Unique = node, g.id.Add(2)
+		_, status := g.Read(nil, in, make([]byte, 100))
+		return status
+	}
+	release := g.disk.hang()
+	defer release()
+	var all sync.WaitGroup
+	all.Go(func() { fill(1, 1000) })
+	wait.Until(t, "a handler", func() bool { return g.disk.users() == 1 })
+	g.expire()
+	for _, offset := range []uint64{901, 1000, 1099} {
+		if status := fill(1, offset); status != fuse.EIO {
+			t.Errorf("pages from byte %d on: %v", offset, status)
+		}
+	}
+	for _, other := range [][2]uint64{{1, 900}, {1, 1100}, {2, 1000}} {
+		all.Go(func() { fill(other[0], other[1]) })
+	}
+	wait.Until(t, "other handlers", func() bool { return g.disk.users() == 4 })
+	release()
+	wait.End(t, "the handlers", all.Wait)
+	if status := fill(1, 1000); !status.Ok() {
+		t.Errorf("once the disk answers: %v", status)
+	}
+	g.isIdle(t)
+}
+
 // Late requests are answered in their handlers' place, and what the handlers did is undone.
 func TestLateRequests(t *testing.T) {
 	g := newGuarding(t, 1, 0)
@@ -262,7 +294,7 @@ func TestPanic(t *testing.T) {
 func TestExhaustedRequest(t *testing.T) {
 	g := newGuarding(t, 1, 0)
 	for crashes := range state.MaxAttempts + 1 {
-		_, err := g.begin(&fuse.InHeader{NodeId: 1, Unique: 2 | state.Resent})
+		_, err := g.begin(&fuse.InHeader{NodeId: 1, Unique: 2 | state.Resent}, pages{})
 		if exhausted := errors.Is(err, errExhausted); exhausted != (crashes == state.MaxAttempts) {
 			t.Errorf("after %d crashes: %v", crashes, err)
 		}
