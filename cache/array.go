@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"cmp"
 	"errors"
 	"iter"
 	"slices"
@@ -212,8 +211,6 @@ func (a *Array) shardNumber(pos int64) int {
 	return sort.Search(len(a.shards), func(i int) bool { return a.shards[i].start > pos }) - 1
 }
 
-const few = 16 // ranges of one file seldom lie close together
-
 var rangeLists = sync.Pool{New: func() any { return new([]blob.Range) }}
 
 // Read calls visit for each window, in any order, with its index in ws and its numbers as they stand in the file: see blob.Blob. Each window
@@ -230,9 +227,8 @@ func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) err
 		todo = append(todo, blob.Range{From: from, To: to, Index: i}) // bytes of the array, until their file is known
 	}
 	*list = todo
-	if len(a.shards) > 1 || len(todo) > few {
-		// Each file is opened once then, and ranges that lie close together are next to each other.
-		slices.SortFunc(todo, func(a, b blob.Range) int { return cmp.Compare(a.From, b.From) })
+	if len(a.shards) > 1 {
+		blob.SortRanges(todo) // each file is opened once then
 	}
 	for len(todo) > 0 {
 		s := a.shardAt(todo[0].From / a.width)

@@ -1,8 +1,10 @@
 package blob
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -56,6 +58,11 @@ type Content interface {
 type Range struct {
 	From, To int64
 	Index    int
+}
+
+// SortRanges puts ranges in the order in which they begin.
+func SortRanges(ranges []Range) {
+	slices.SortFunc(ranges, func(a, b Range) int { return cmp.Compare(a.From, b.From) })
 }
 
 // An Identity tells a file from another one at the same path, and from the same file before a write. Compare with ==.

@@ -115,7 +115,15 @@ func (f *file) Check() error {
 		return f.failed("stat", errno)
 	}
 	was, now := f.Identity(), Identity{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino, Size: int64(st.Size), Sec: st.Mtime.Sec, Nsec: int64(st.Mtime.Nsec)}
-	if now == was || !was.renumbered(now) {
+	if now != was {
+		return f.checkCopy(was, now)
+	}
+	return nil
+}
+
+// checkCopy returns no error if what is at the path now is an equal copy.
+func (f *file) checkCopy(was, now Identity) error {
+	if !was.renumbered(now) {
 		return compare(f.Path(), was, now)
 	}
 	fd, _, err := f.openUnchanged()
@@ -185,6 +193,9 @@ func (f *file) adopt(fd int, was, now Identity) error {
 }
 
 func (f *file) Read(ranges []Range, visit func(int, []byte) error) error {
+	if f.size < int64(len(ranges))*maxJoined { // some lie so close together that they are read at once
+		SortRanges(ranges)
+	}
 	switch f.access {
 	case Advise, Map:
 		return f.readMapped(ranges, visit)

@@ -96,11 +96,12 @@ func (o *Object) Part(from, to int64) blocks.Part {
 	return blocks.Part{Object: o.blocks, From: from, To: to}
 }
 
-// Read reads block after block. Ranges in rising order fetch each block once.
+// Read reads block after block.
 func (o *Object) Read(ranges []Range, visit func(int, []byte) error) (err error) {
 	if changed := o.changed.Load(); changed != nil {
 		return changed
 	}
+	SortRanges(ranges)              // each block is fetched once then
 	o.Want(ranges, blocks.Demand{}) // all at once, as far as there is room
 	for size := o.blocks.BlockBytes(); len(ranges) > 0 && err == nil; {
 		block, n := ranges[0].From/size, 0

@@ -27,18 +27,23 @@ type followed struct {
 // once a second. If the split does not follow a change, or cannot, current returns the old dataset and syscall.ESTALE.
 func (f *followed) current(d *Dataset, k uint64) (*Dataset, error) {
 	f.mu.Lock()
-	old := f.now
+	now := f.now
 	f.mu.Unlock()
-	err := old.check() // without the lock: a file may give no answer
-	if err == nil && d.Version == old.Version {
+	err := now.check() // without the lock: a file may give no answer
+	if err == nil && d.Version == now.Version {
 		err = d.checkBatch(k)
 	}
-	if err == nil || old.Split.OnChange != "follow" {
-		return old, err
+	if err != nil && now.Split.OnChange == "follow" {
+		return f.follow(now, err)
 	}
+	return now, err
+}
+
+// follow opens the split again if its files have changed, as why says.
+func (f *followed) follow(old *Dataset, why error) (*Dataset, error) {
 	var change *blob.ChangedError
-	if !errors.As(err, &change) {
-		return old, err
+	if !errors.As(why, &change) {
+		return old, why
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
