@@ -16,7 +16,9 @@ import (
 
 // The kernel ends a request with EIO if it cannot add a page to copy it into, as in a process that is being killed.
 func TestBuffersOfRequestsAreResident(t *testing.T) {
-	pool := residentBuffers(fuseServer(t))
+	const kernelsMinimum = 8192 // FUSE_MIN_READ_BUFFER
+	server, _ := fuseServer(t)
+	pool := residentBuffers(server)
 	var bufs [][]byte
 	for range 20 {
 		bufs = append(bufs, pool.Get().([]byte))
@@ -30,15 +32,25 @@ func TestBuffersOfRequestsAreResident(t *testing.T) {
 			if _, _, errno := unix.Syscall(unix.SYS_MINCORE, page, 1, uintptr(unsafe.Pointer(&there))); errno != 0 {
 				t.Fatal("mincore:", errno)
 			}
-			if len(buf) < mount.MaxRequest || there&1 == 0 {
+			if len(buf) < kernelsMinimum || len(buf) > 2*kernelsMinimum || there&1 == 0 {
 				t.Fatalf("a buffer of %d bytes, with byte %d in memory: %v", len(buf), at, there&1 != 0)
 			}
 		}
 	}
 }
 
-// fuseServer is a server on a connection whose other end has sent the first request and nothing else.
-func fuseServer(t *testing.T) *fuse.Server {
+// A request may read far more than it may write.
+func TestMaxPages(t *testing.T) {
+	_, reply := fuseServer(t)
+	setMaxPages(reply)
+	out := (*fuse.InitOut)(unsafe.Pointer(&reply[unsafe.Sizeof(fuse.OutHeader{})]))
+	if int(out.MaxPages)*os.Getpagesize() != mount.MaxRequest || out.MaxWrite != maxWrite || out.Major != 7 {
+		t.Errorf("protocol %d, reads of up to %d pages, writes of up to %d bytes", out.Major, out.MaxPages, out.MaxWrite)
+	}
+}
+
+// fuseServer is a server on a connection whose other end has sent the first request and nothing else, and got an answer.
+func fuseServer(t *testing.T) (server *fuse.Server, reply []byte) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -49,9 +61,14 @@ func fuseServer(t *testing.T) *fuse.Server {
 	if _, err := unix.Write(pair[0], unsafe.Slice((*byte)(unsafe.Pointer(&init)), init.Length)); err != nil {
 		t.Fatal(err)
 	}
-	server, err := fuse.NewServer(fuse.NewDefaultRawFileSystem(), fmt.Sprintf("/dev/fd/%d", pair[1]), &fuse.MountOptions{MaxWrite: mount.MaxRequest})
+	server, err = fuse.NewServer(fuse.NewDefaultRawFileSystem(), fmt.Sprintf("/dev/fd/%d", pair[1]), &fuse.MountOptions{MaxWrite: maxWrite})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return server
+	reply = make([]byte, 4096)
+	n, err := unix.Read(pair[0], reply)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return server, reply[:n]
 }

@@ -110,7 +110,7 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 // memory is the same after a million batches as after the first thousands.
 func collectOften() {
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(25)
+		debug.SetGCPercent(50)
 	}
 }
 
