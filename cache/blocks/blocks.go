@@ -14,7 +14,6 @@ import (
 	"iter"
 	"log/slog"
 	"path/filepath"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,12 +37,6 @@ type Options struct {
 
 // Slots is how many blocks are in memory at most.
 func (o Options) Slots() int { return int(max(o.Memory/o.BlockBytes, 2)) }
-
-// aheadSlots is how many blocks in memory may wait for their readers. The others are for readers that wait.
-func (o Options) aheadSlots() int { return o.Slots() - max(o.Slots()/4, 1) }
-
-// AtOnce is how many blocks are fetched ahead at a time at most.
-func (o Options) AtOnce() int { return min(o.aheadSlots(), maxLoading) }
 
 // Fetch fills dst with the bytes of an object from off on, or returns an error.
 type Fetch func(ctx context.Context, o store.Object, off int64, dst []byte) error
@@ -74,14 +67,6 @@ type Counts struct {
 	Waited atomic.Int64 // nanoseconds of those
 	Full   atomic.Int64 // blocks that were not kept, because the directory is full or fails
 }
-
-const (
-	maxLoading = 32 // blocks fetched ahead at a time
-	// A block that was loaded ahead, and has not been read for so long, is worth no more than others.
-	patience = 30 * time.Second
-	// A block that was not written for so long is not, because others need the memory. None is to be written meanwhile.
-	slowest = 5 * time.Second
-)
 
 // A key names a block.
 type key struct {
@@ -235,96 +220,6 @@ func (o *Object) Get(index int64) (Block, error) {
 	return Block{Bytes: e.bytes, entry: e}, nil
 }
 
-// Want says when a block will be wanted, after the blocks of earlier calls. It does not wait. It returns false if there is no room for the
-// block yet.
-func (o *Object) Want(index int64, t Demand) bool {
-	c, k := o.cache, key{o, index}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if e := c.entries[k]; e != nil {
-		e.needs = add(e.needs, t)
-		return true
-	}
-	if o.IsOnDisk(index) {
-		return true
-	}
-	queued := 0 // of the same stream
-	for _, e := range c.queue {
-		if len(e.needs) > 0 && e.needs[0].by == t.By || len(e.needs) == 0 && t.By == nil {
-			queued++
-		}
-	}
-	if queued >= c.o.Slots() {
-		return false
-	}
-	c.enqueue(k, add(nil, t))
-	c.pump()
-	return true
-}
-
-// enqueue has a block loaded ahead. The caller holds mu.
-func (c *Cache) enqueue(k key, needs []need) {
-	e := c.add(k, needs)
-	e.queued = true
-	c.queue = append(c.queue, e)
-}
-
-func (c *Cache) unqueue(e *entry) {
-	e.queued = false
-	c.queue = slices.DeleteFunc(c.queue, func(of *entry) bool { return of == e })
-}
-
-// pump begins to load blocks that are wanted ahead, while there are slots. The caller holds mu.
-func (c *Cache) pump() {
-	for c.mayLoad() {
-		e := c.nearest()
-		if e == nil {
-			return
-		}
-		if e.key.object.IsOnDisk(e.key.index) {
-			delete(c.entries, e.key)
-		} else {
-			if e.bytes = c.slot(false); e.bytes == nil {
-				return
-			}
-			e.ahead = true
-			go c.load(e)
-		}
-		c.unqueue(e)
-	}
-}
-
-// mayLoad reports whether one more block may be fetched ahead. The caller holds mu.
-func (c *Cache) mayLoad() bool {
-	loading, unread := 0, 0
-	for _, e := range c.entries {
-		if e.ahead && e.at == nil {
-			loading++
-		}
-		if w, _ := e.worth(); w == isAhead && !e.queued {
-			unread++
-		}
-	}
-	return loading < maxLoading && unread < c.o.aheadSlots()
-}
-
-// nearest is the block of the queue that is needed first, or nil. It drops those that are needed no more. The caller holds mu.
-func (c *Cache) nearest() (nearest *entry) {
-	least := uint64(0)
-	c.queue = slices.DeleteFunc(c.queue, func(e *entry) bool {
-		d, ok := next(e.needs)
-		if !ok && len(e.needs) > 0 {
-			delete(c.entries, e.key)
-			return true
-		}
-		if nearest == nil || d < least { // soon, where no stream needs it
-			nearest, least = e, d
-		}
-		return false
-	})
-	return nearest
-}
-
 // add makes an entry. The caller holds mu, and loads it.
 func (c *Cache) add(k key, needs []need) *entry {
 	e := &entry{key: k, done: make(chan struct{}), needs: needs}
@@ -391,143 +286,4 @@ func (c *Cache) loadedFrom(e *entry, spare, bytes []byte) {
 	close(e.done)
 	c.changed.Broadcast()
 	c.pump()
-}
-
-// slot returns memory for a block, or nil if there is none yet. It evicts a block that has no reader, need not be written and was not fetched
-// ahead in vain; unless now is set, because a reader waits, only one that was read. The caller holds mu.
-func (c *Cache) slot(now bool) []byte {
-	if n := len(c.free); n > 0 {
-		slot := c.free[n-1]
-		c.free = c.free[:n-1]
-		c.taken++
-		return slot
-	}
-	if c.taken < c.o.Slots() {
-		c.taken++
-		return make([]byte, c.o.BlockBytes)
-	}
-	var victim *entry
-	var worth int       // of victim: of those that are worth less, the first; of those that are wanted ahead, the one wanted last
-	var distance uint64 // of victim
-	for at := c.recent.Front(); at != nil; at = at.Next() {
-		if e := at.Value.(*entry); e.refs == 0 {
-			if w, d := e.worth(); victim == nil || w < worth || w == worth && w == isWanted && d >= distance {
-				victim, worth, distance = e, w, d
-			}
-		}
-	}
-	if victim == nil || worth >= isPending || !now && worth > isRead {
-		return nil
-	}
-	if victim.pending {
-		c.pending = slices.DeleteFunc(c.pending, func(e *entry) bool { return e == victim })
-		c.counts.Full.Add(1)
-	}
-	c.remove(victim)
-	if needs := later(victim.needs); len(needs) > 0 {
-		c.enqueue(victim.key, needs)
-	}
-	return victim.bytes[:c.o.BlockBytes]
-}
-
-// What a block in memory is worth.
-const (
-	isRead    = iota // no reader is known to need it
-	isPassed         // a stream needed it until just now: a thread may be behind
-	isWanted         // a stream will need it
-	isLate           // to be written: the directory should have it by now
-	isPending        // to be written to the directory
-	isAhead          // fetched, or being fetched, before its reader needs it, who has not read it yet
-)
-
-// worth is what the block is worth, and if it is wanted, after how many batches. The caller holds Cache.mu.
-func (e *entry) worth() (worth int, batches uint64) {
-	d, wanted := next(e.needs)
-	switch {
-	case !e.read && (wanted || len(e.needs) == 0 && (e.at == nil || time.Since(e.loaded) < patience)):
-		return isAhead, d
-	case e.pending && time.Since(e.loaded) < slowest:
-		return isPending, 0
-	case e.pending:
-		return isLate, 0
-	case wanted:
-		return isWanted, d
-	case slices.ContainsFunc(e.needs, need.isPassed):
-		return isPassed, 0
-	}
-	return isRead, 0
-}
-
-// remove takes an entry out of memory. Its slot is the caller's, who holds mu.
-func (c *Cache) remove(e *entry) {
-	c.recent.Remove(e.at)
-	delete(c.entries, e.key)
-}
-
-func (c *Cache) release(e *entry) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if e.refs--; e.refs == 0 {
-		c.changed.Broadcast()
-		c.pump()
-	}
-}
-
-// write writes what is pending to the directory.
-func (c *Cache) write() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for len(c.pending) > 0 {
-		e := c.pending[0]
-		c.pending = c.pending[1:]
-		e.refs++
-		c.began = time.Now()
-		c.mu.Unlock()
-		if written := c.disk.write(e.key, e.bytes); written != nil {
-			e.key.object.onDisk[e.key.index].Store(written)
-		} else {
-			c.counts.Full.Add(1)
-		}
-		c.release(e)
-		c.mu.Lock()
-		e.pending = false
-		c.changed.Broadcast()
-	}
-	c.writing = false
-	c.changed.Broadcast()
-}
-
-// stuck reports whether a block waits for the disk, or for the lock of another process, for too long. The caller holds mu.
-func (c *Cache) stuck() bool { return c.writing && time.Since(c.began) > slowest }
-
-// wait waits for a change, or until what is to be written has waited for too long. The caller holds mu.
-func (c *Cache) wait() {
-	defer time.AfterFunc(slowest, c.changed.Broadcast).Stop()
-	c.changed.Wait()
-}
-
-// Flush returns when the directory has what was fetched, or is known not to take it, and frees unused memory.
-func (c *Cache) Flush() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for c.writing && !c.stuck() {
-		c.wait()
-	}
-	c.pending = nil
-	for at := c.recent.Front(); at != nil; {
-		e := at.Value.(*entry)
-		at = at.Next()
-		if e.refs == 0 {
-			c.remove(e)
-			c.taken--
-		}
-	}
-	c.free = nil
-}
-
-// MemoryBytes is the memory of blocks.
-func (c *Cache) MemoryBytes() int64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return int64(c.taken+len(c.free)) * c.o.BlockBytes
 }
