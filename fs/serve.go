@@ -80,7 +80,9 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 // serve answers requests until the mount ends, or stop says why this process should not.
 func serve(server *fuse.Server, fd int, guarded *guard.Guard, stop <-chan error) error {
 	served := make(chan struct{})
-	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + waitingThreads)
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + waitingThreads)
+	}
 	go guarded.Run()
 	go func() {
 		server.Serve()
