@@ -1,7 +1,7 @@
 package fs
 
 import (
-	"fmt"
+	"log/slog"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -12,12 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/fs/mount"
+	"batchfs/fs/state"
+	"batchfs/fs/supervise"
 )
 
 // The kernel ends a request with EIO if it cannot add a page to copy it into, as in a process that is being killed.
 func TestBuffersOfRequestsAreResident(t *testing.T) {
 	const kernelsMinimum = 8192 // FUSE_MIN_READ_BUFFER
-	server, _ := fuseServer(t)
+	server, _ := shakeHands(t, newShared(t))
 	pool := residentBuffers(server)
 	var bufs [][]byte
 	for range 20 {
@@ -39,36 +41,49 @@ func TestBuffersOfRequestsAreResident(t *testing.T) {
 	}
 }
 
-// A request may read far more than it may write.
-func TestMaxPages(t *testing.T) {
-	_, reply := fuseServer(t)
-	setMaxPages(reply)
-	out := (*fuse.InitOut)(unsafe.Pointer(&reply[unsafe.Sizeof(fuse.OutHeader{})]))
-	if int(out.MaxPages)*os.Getpagesize() != mount.MaxRequest || out.MaxWrite != maxWrite || out.Major != 7 {
-		t.Errorf("protocol %d, reads of up to %d pages, writes of up to %d bytes", out.Major, out.MaxPages, out.MaxWrite)
+// Requests read far more than they may write. A worker allows what the build allowed that mounted.
+func TestHandshake(t *testing.T) {
+	shared := newShared(t)
+	for _, maxWrite := range []uint32{maxWrite, 1 << 20} {
+		server, reply := shakeHands(t, shared)
+		out := initOut(reply)
+		if out.Major != 7 || int(out.MaxPages)*os.Getpagesize() != mount.MaxRequest || out.MaxWrite != maxWrite {
+			t.Errorf("protocol %d, reads of up to %d pages, writes of up to %d bytes", out.Major, out.MaxPages, out.MaxWrite)
+		}
+		if buf := residentBuffers(server).Get().([]byte); len(buf) < int(maxWrite) {
+			t.Errorf("a buffer of %d bytes, for writes of up to %d", len(buf), maxWrite)
+		}
+		out.MaxWrite = 1 << 20
+		shared.InitReply.Set(reply)
 	}
 }
 
-// fuseServer is a server on a connection whose other end has sent the first request and nothing else, and got an answer.
-func fuseServer(t *testing.T) (server *fuse.Server, reply []byte) {
+func newShared(t *testing.T) *state.Shared {
+	memory, shared, err := state.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	memory.Close()
+	return shared
+}
+
+// shakeHands is the handshake of a worker with a kernel that sends its first request, which the first worker answers. It returns the reply.
+func shakeHands(t *testing.T, shared *state.Shared) (*fuse.Server, []byte) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { unix.Close(pair[0]) })
+	t.Cleanup(func() { unix.Close(pair[0]); unix.Close(pair[1]) })
 	init := fuse.InitIn{Major: 7, Minor: 40, MaxReadAhead: 1 << 17}
 	init.Length, init.Opcode, init.Unique = uint32(unsafe.Sizeof(init)), 26, 2
 	if _, err := unix.Write(pair[0], unsafe.Slice((*byte)(unsafe.Pointer(&init)), init.Length)); err != nil {
 		t.Fatal(err)
 	}
-	server, err = fuse.NewServer(fuse.NewDefaultRawFileSystem(), fmt.Sprintf("/dev/fd/%d", pair[1]), &fuse.MountOptions{MaxWrite: maxWrite})
+	w := &supervise.Worker{Shared: shared, Connection: pair[1]}
+	log := slog.New(slog.DiscardHandler)
+	server, _, err := handshake(w, fuse.NewDefaultRawFileSystem(), mountOptions(log, nil))
 	if err != nil {
 		t.Fatal(err)
 	}
-	reply = make([]byte, 4096)
-	n, err := unix.Read(pair[0], reply)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return server, reply[:n]
+	return server, shared.InitReply.Get()
 }

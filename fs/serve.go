@@ -99,7 +99,7 @@ func serve(server *fuse.Server, fd int, guarded *guard.Guard, stop <-chan error)
 }
 
 // Go lets as many threads run as there are processors, and counts one that waits for a request in the kernel among them until it has
-// looked at it twice. Unless some more may run, it looks every 20 microseconds, for a fifth of the processor time that batches take.
+// looked at it twice. Unless some more may run, it looks every 20 microseconds, for up to a sixth of the processor time of batches.
 const waitingThreads = 4
 
 // resend asks the kernel to send the requests again that have no answer. An old kernel cannot.
@@ -168,6 +168,9 @@ func handshake(w *supervise.Worker, fs fuse.RawFileSystem, o *fuse.MountOptions)
 	if _, err := unix.Write(pair[0], w.Shared.Init.Get()); err != nil {
 		return nil, 0, err
 	}
+	if reply := w.Shared.InitReply.Get(); len(reply) > 0 {
+		o.MaxWrite = int(initOut(reply).MaxWrite) // of the build that mounted
+	}
 	server, err = fuse.NewServer(fs, fmt.Sprintf("/dev/fd/%d", pair[1]), o)
 	if err != nil {
 		return nil, 0, err
@@ -177,7 +180,7 @@ func handshake(w *supervise.Worker, fs fuse.RawFileSystem, o *fuse.MountOptions)
 	if err != nil {
 		return nil, 0, err
 	}
-	setMaxPages(buf[:n])
+	initOut(buf[:n]).MaxPages = uint16(mount.MaxRequest / os.Getpagesize()) // go-fuse allows reads no more than writes
 	switch {
 	case first:
 		w.Shared.InitReply.Set(buf[:n])
@@ -198,10 +201,9 @@ func handshake(w *supervise.Worker, fs fuse.RawFileSystem, o *fuse.MountOptions)
 // maxWrite is small because nobody writes here, and go-fuse reads each request into a buffer with room for such a write.
 const maxWrite = 4096
 
-// setMaxPages changes go-fuse's answer to INIT, which lets a request read no more than maxWrite: it may read mount.MaxRequest.
-func setMaxPages(reply []byte) {
-	out := (*fuse.InitOut)(unsafe.Pointer(&reply[unsafe.Sizeof(fuse.OutHeader{})]))
-	out.MaxPages = uint16(mount.MaxRequest / os.Getpagesize())
+// initOut is what an answer to the kernel's first request says.
+func initOut(reply []byte) *fuse.InitOut {
+	return (*fuse.InitOut)(unsafe.Pointer(&reply[unsafe.Sizeof(fuse.OutHeader{})]))
 }
 
 // residentBuffers makes a server read requests into memory whose first pages are there already. It returns the server's pool of

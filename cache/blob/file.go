@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -193,9 +194,6 @@ func (f *file) adopt(fd int, was, now Identity) error {
 }
 
 func (f *file) Read(ranges []Range, visit func(int, []byte) error) error {
-	if f.size < int64(len(ranges))*maxJoined { // some lie so close together that they are read at once
-		SortRanges(ranges)
-	}
 	switch f.access {
 	case Advise, Map:
 		return f.readMapped(ranges, visit)
@@ -238,6 +236,9 @@ const maxJoined = 16 << 10 // bytes that visitCopies reads at once
 
 // visitCopies visits ranges that it reads one after the other, or several at once where no whole page lies between them.
 func (f *file) visitCopies(fd int, ranges []Range, visit func(int, []byte) error) error {
+	if lieClose(ranges) {
+		SortRanges(ranges)
+	}
 	buffer := buffers.Get().(*[]byte)
 	defer buffers.Put(buffer)
 	cached := true
@@ -274,6 +275,15 @@ func (f *file) visitCopies(fd int, ranges []Range, visit func(int, []byte) error
 		ranges = ranges[n:]
 	}
 	return nil
+}
+
+// lieClose says whether several ranges may be read at once, if they are sorted.
+func lieClose(ranges []Range) bool {
+	first, last := int64(math.MaxInt64), int64(0)
+	for _, r := range ranges {
+		first, last = min(first, r.From), max(last, r.From)
+	}
+	return last-first < int64(len(ranges))*maxJoined
 }
 
 func pread(fd int, buf []byte, off int64) error {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -47,6 +48,28 @@ func TestFaultIsAnError(t *testing.T) {
 	})
 	if !errors.Is(err, errFault) || !strings.Contains(err.Error(), path+": byte 101") {
 		t.Errorf("error %v, want a fault at byte 101 of %s", err, path)
+	}
+}
+
+// Ranges that lie so close together that some may be read at once are visited in their order in the file, however large it is. Others are
+// visited as they are asked for, because a reply is written faster in its own order.
+func TestOrderOfVisits(t *testing.T) {
+	path, id := tokens(t, 4<<20)
+	f, err := newFile(path, id, Sample{}, Pread, false)
+	must(t, err)
+	for apart, want := range map[int64][]int{4096: {1, 2, 0, 3}, 1 << 20: {0, 1, 2, 3}} {
+		var ranges []Range
+		for i, at := range []int64{2, 0, 1, 3} {
+			ranges = append(ranges, Range{From: at * apart, To: at*apart + 10, Index: i})
+		}
+		var got []int
+		must(t, f.Read(ranges, func(i int, _ []byte) error {
+			got = append(got, i)
+			return nil
+		}))
+		if !slices.Equal(got, want) {
+			t.Errorf("ranges %d bytes apart are visited as %v, want %v", apart, got, want)
+		}
 	}
 }
 
