@@ -74,7 +74,9 @@ func keepCommand() *cobra.Command {
 func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, connection, file *os.File, logTo io.Writer, ready func()) error {
 	// The mount must outlive the reader of its output, and writing to a terminal (stty tostop) must not stop it.
 	signal.Ignore(syscall.SIGPIPE, syscall.SIGTTOU)
-	collectOften()
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(50) // there is little garbage, and this process lives as long as the mount
+	}
 	restart, stop := signals()
 	if ctx.Err() != nil {
 		return errors.New("stopped before it was mounted")

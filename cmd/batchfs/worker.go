@@ -67,7 +67,6 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 		}
 	}()
 	os.WriteFile("/proc/self/comm", []byte("batchfs"), 0) // the process was started by the number of a descriptor
-	collectOften()
 	snapshot, err := readSnapshot(w, reload)
 	if err != nil {
 		return err
@@ -104,14 +103,6 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 		Budget:    c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
 		Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 	})
-}
-
-// collectOften keeps the heap of a process of a mount small. There is little garbage, so collecting it often costs nothing, and resident
-// memory is the same after a million batches as after the first thousands.
-func collectOften() {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(50)
-	}
 }
 
 // readSnapshot reads what the supervisor keeps, or, to reload, reads the configuration and the files anew for the supervisor to keep.
