@@ -1,0 +1,253 @@
+package blocks
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"batchfs/internal/wait"
+)
+
+func used(t *testing.T, o Options) (n int64) {
+	t.Helper()
+	kept, _, err := Usage(o)
+	must(t, err)
+	for _, o := range kept {
+		n += o.Bytes
+	}
+	return n
+}
+
+// A full directory stays as it is, and is worth as many blocks as it has in each epoch. What no reader needs makes room.
+func TestFull(t *testing.T) {
+	s := newSource(20 * blockBytes)
+	o := options(t, 10)
+	a := s.open(t, o, io.Discard, "a")
+	for range 3 {
+		shareOf(a, 0, 20)
+		readAll(t, s, a)
+		a.cache.Flush()
+	}
+	if n := s.fetched.Load(); n != 20+10+10 {
+		t.Errorf("three epochs fetched %d blocks, want %d", n, 40)
+	}
+	b := s.open(t, o, io.Discard, "b")
+	readAll(t, s, b) // not as a share
+	b.cache.Flush()
+	kept, shares, err := Usage(o)
+	if err != nil || len(kept) != 1 || kept[0].Name != "http://store/bucket/a" || kept[0].Blocks != 10 {
+		t.Errorf("the directory has %+v (%v), want 10 blocks of a", kept, err)
+	}
+	if len(shares) != 1 || !shares[0].Live || shares[0].Needed != 2*o.Limit || shares[0].Kept != o.Limit || shares[0].Enough != 2*o.Limit {
+		t.Errorf("the directory has %+v, want one share of 20 blocks, which has room for 10", shares)
+	}
+	for range 2 {
+		shareOf(b, 0, 20)
+		readAll(t, s, b)
+		b.cache.Flush()
+	}
+	if n := used(t, o); n != o.Limit {
+		t.Errorf("the directory has %d bytes, want %d", n, o.Limit)
+	}
+	before := s.fetched.Load()
+	readAll(t, s, s.open(t, o, io.Discard, "b"))
+	if n := s.fetched.Load() - before; n != 10 {
+		t.Errorf("another epoch of b fetched %d blocks, want 10", n)
+	}
+	if removed, err := Prune(o); err != nil || removed != 0 {
+		t.Errorf("Prune removed %d bytes (%v) of what is read", removed, err)
+	}
+	b.ends()
+	if removed, err := Prune(o); err != nil || removed != o.Limit {
+		t.Errorf("Prune removed %d bytes (%v) of what nobody reads, want %d", removed, err, o.Limit)
+	}
+}
+
+// Whatever becomes of the files, bytes are right.
+func TestDamage(t *testing.T) {
+	s := newSource(10*blockBytes + 5)
+	o := options(t, 100)
+	first := s.open(t, o, io.Discard, "a")
+	readAll(t, s, first)
+	first.cache.Flush()
+	for i, damage := range []func(path string) error{
+		func(path string) error { return os.Truncate(path, 100) },
+		func(path string) error { return os.Truncate(path, 1<<20) },
+		func(path string) error { return os.WriteFile(path, nil, 0o644) },
+		func(path string) error {
+			raw, err := os.ReadFile(path)
+			raw[len(raw)/2] ^= 1
+			return errors.Join(err, os.WriteFile(path, raw, 0o644))
+		},
+		func(path string) error { // another block of the object
+			raw, err := os.ReadFile(filepath.Join(filepath.Dir(path), "9"))
+			return errors.Join(err, os.WriteFile(path, raw, 0o644))
+		},
+		os.Remove,
+		func(path string) error { return os.RemoveAll(filepath.Dir(path)) },
+		func(path string) error { return os.RemoveAll(o.Dir) },
+	} {
+		if err := damage(filepath.Join(o.Dir, key{first, 3}.path())); err != nil {
+			t.Fatal(err)
+		}
+		before := s.fetched.Load()
+		again := s.open(t, o, io.Discard, "a")
+		readAll(t, s, again)
+		again.cache.Flush()
+		want := int64(1)
+		if i >= 6 {
+			want = again.Blocks()
+		}
+		if n := s.fetched.Load() - before; n != want {
+			t.Errorf("damage %d: %d blocks were fetched, want %d", i, n, want)
+		}
+	}
+}
+
+// Processes that die while they write leave nothing that counts, or that is served.
+func TestLeftovers(t *testing.T) {
+	s := newSource(10 * blockBytes)
+	o := options(t, 10)
+	first := s.open(t, o, io.Discard, "a")
+	readAll(t, s, first)
+	first.cache.Flush()
+	if err := os.Remove(filepath.Join(o.Dir, key{first, 4}.path())); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		must(t, os.WriteFile(filepath.Join(o.Dir, fmt.Sprintf("new-%d", rand.Int())), s.content, 0o644))
+	}
+	must(t, os.WriteFile(filepath.Join(o.Dir, "used"), []byte("999999999"), 0o644))
+	again := s.open(t, o, io.Discard, "a")
+	readAll(t, s, again)
+	again.cache.Flush()
+	if left, _ := filepath.Glob(filepath.Join(o.Dir, "new-*")); used(t, o) != o.Limit || len(left) > 0 {
+		t.Errorf("%d bytes are used, want %d; %q are left", used(t, o), o.Limit, left)
+	}
+}
+
+// A disk that does not answer keeps no reader from bytes, and its memory is not used for others meanwhile.
+func TestSilentDisk(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
+	t.Parallel()
+	s := newSource(10 * blockBytes)
+	o := options(t, 100)
+	var log bytes.Buffer
+	object := s.open(t, o, &log, "a")
+	must(t, os.Mkdir(o.Dir, 0o700))
+	// A filesystem that nothing serves: whatever touches it waits.
+	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err == nil {
+		defer fuse.Close()
+		err = syscall.Mount("none", o.Dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse.Fd()))
+	}
+	if err != nil {
+		t.Skipf("no filesystem that hangs: %v", err)
+	}
+	defer syscall.Unmount(o.Dir, syscall.MNT_DETACH)
+	for range 3 {
+		readAll(t, s, object)
+	}
+	object.cache.Flush()
+	if !strings.Contains(log.String(), "gives no answer") {
+		t.Errorf("the log says %q", log.String())
+	}
+	syscall.Unmount(o.Dir, syscall.MNT_DETACH)
+	fuse.Close()
+	object.cache.disk.paused.Store(0)
+	wait.Until(t, "blocks are kept after the disk answers again", func() bool {
+		readAll(t, s, object)
+		return used(t, o) >= 5*(blockBytes+trailerBytes)
+	})
+	readAll(t, s, s.open(t, o, io.Discard, "a"))
+}
+
+// A directory that fails keeps no reader from bytes. It is said once, and what it keeps and can be read is not fetched again. Later it is
+// tried again.
+func TestDirectoryFails(t *testing.T) {
+	const blocks = 40
+	for _, test := range []struct {
+		name       string
+		says       string
+		breakIt    func(t *testing.T, dir string)
+		mend       func(t *testing.T, dir string)
+		fetchAgain int64 // of the blocks that were kept before
+	}{
+		{"full", "no space left",
+			func(t *testing.T, dir string) {
+				if err := os.WriteFile(filepath.Join(dir, "fill"), make([]byte, 32<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
+					t.Fatal(err)
+				}
+			},
+			func(_ *testing.T, dir string) { os.Remove(filepath.Join(dir, "fill")) }, 0},
+		{"read-only", "read-only",
+			func(t *testing.T, dir string) {
+				for _, flags := range []uintptr{syscall.MS_BIND, syscall.MS_BIND | syscall.MS_REMOUNT | syscall.MS_RDONLY} {
+					must(t, syscall.Mount(dir, dir, "", flags, ""))
+				}
+			},
+			func(_ *testing.T, dir string) { syscall.Unmount(dir, syscall.MNT_DETACH) }, 0},
+		{"in the way", "not a directory",
+			func(t *testing.T, dir string) {
+				os.RemoveAll(filepath.Join(dir, "cache"))
+				must(t, os.WriteFile(filepath.Join(dir, "cache"), nil, 0o600))
+			},
+			func(_ *testing.T, dir string) { os.Remove(filepath.Join(dir, "cache")) }, 10},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=16m"); err != nil {
+				t.Skipf("no tmpfs: %v", err)
+			}
+			t.Cleanup(func() {
+				for syscall.Unmount(dir, syscall.MNT_DETACH) == nil { // also one over it
+				}
+			})
+			s := newSource(blocks * blockBytes)
+			o := Options{Dir: filepath.Join(dir, "cache"), Limit: 1 << 30, BlockBytes: blockBytes, Memory: 4 * blockBytes}
+			before := s.open(t, o, io.Discard, "a")
+			for i := range int64(10) {
+				s.check(t, before, i)
+				before.cache.Flush()
+			}
+			s.fetched.Store(0)
+			test.breakIt(t, dir)
+			var said bytes.Buffer
+			after := s.open(t, o, &said, "a")
+			for range 2 {
+				readAll(t, s, after)
+			}
+			for i := range int64(10) {
+				s.check(t, before, i)
+			}
+			after.cache.Flush()
+			if n := s.fetched.Load(); test.fetchAgain == 0 && n > 2*(blocks-10) {
+				t.Errorf("%d blocks were fetched in two rounds, of which the directory has all but %d", n, blocks-10)
+			}
+			if strings.Count(said.String(), "level=WARN") != 1 || !strings.Contains(said.String(), test.says) {
+				t.Errorf("want one warning that says %q, got:\n%s", test.says, said.String())
+			}
+			test.mend(t, dir)
+			after.cache.disk.paused.Store(0) // half a minute later
+			after.cache.disk.full.Store(0)
+			for i := range after.Blocks() {
+				s.check(t, after, i)
+				after.cache.Flush()
+			}
+			s.fetched.Store(0)
+			readAll(t, s, s.open(t, o, io.Discard, "a"))
+			if n := s.fetched.Load(); n != 0 || !strings.Contains(said.String(), "works again") {
+				t.Errorf("%d blocks are not in the directory that works again; the log:\n%s", n, said.String())
+			}
+		})
+	}
+}
