@@ -58,15 +58,6 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
-func newShared(t *testing.T) *state.Shared {
-	memory, shared, err := state.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	memory.Close()
-	return shared
-}
-
 // shakeHands is the handshake of a worker with a kernel that sends its first request, which the first worker answers. It returns the reply.
 func shakeHands(t *testing.T, shared *state.Shared) (*fuse.Server, []byte) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)

@@ -88,13 +88,19 @@ func counting(name string, batchBytes int64) *fake {
 
 func plant(t testing.TB, sequences ...Sequence) *tree {
 	t.Helper()
+	return grow(t, newShared(t), sequences...)
+}
+
+// newShared is the shared state of a mount that nobody serves yet.
+func newShared(t testing.TB) *state.Shared {
+	t.Helper()
 	file, shared, err := state.New()
 	if err != nil {
 		t.Fatal(err)
 	}
 	file.Close()
 	t.Cleanup(shared.Close)
-	return grow(t, shared, sequences...)
+	return shared
 }
 
 // maxTextBytes is what the texts of a tree may take in tests.
