@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ._batch import Place, parts
-from ._program import ReadError
-from ._split import MAX_BATCHES, fill_rest
+from ._batch import parts, places
+from ._program import ReadError, run
+from ._split import fill_rest
 
 _NPY_HEADER = 4096
+_DESCRIBE_LIMIT = 10.0  # seconds
 
 _GONE = "the process that kept the mount is gone. Mount again: batches are the same by number"
 _HINTS = {
@@ -30,17 +31,18 @@ _HINTS = {
 class Files:
     """Reads batches from files in a mount: batches.bin, and batches.NAME.npy of each array beside x and y."""
 
-    def __init__(self, path: str, places: list[Place]) -> None:
+    def __init__(self, path: str, info: dict[str, Any]) -> None:
         self.path = path
-        main, *others = parts(places)
+        main, *others = parts(places(info))
         # Of each file its name, the bytes of its header, and those of a batch.
         self.files = [("batches.bin", 0, main.end)]
         self.files += [(f"batches.{p.name}.npy", _NPY_HEADER, p.end - p.start) for p in others]
-        # With so many steps the files have all epochs, as far as the kernel can hold their lengths.
-        self.steps = min(MAX_BATCHES, 2**62 // max(size for _, _, size in self.files))
+        self.steps: int = info["max_steps"]  # beyond any number of epochs
         self.open: list[_File] = []
 
     def fill(self, k: int, buffers: list[list[memoryview]]) -> None:
+        if k >= self.steps:
+            raise ReadError(f"there is no batch {k}: a file can hold {self.steps} batches of this size")
         try:
             for file in self.open or self._open():
                 to, at = buffers[file.index], file.header + k * file.size
@@ -62,6 +64,8 @@ class Files:
     def _describe(self, k: int, e: OSError) -> str:
         """Returns what is known of a read that failed."""
         words = f"batch {k} of {self.path}: {e.strerror}"
+        if e.errno == errno.EINVAL and (why := reason(f"{self.path}/steps={self.steps}")):
+            return f"{words}: {why}"
         if (why := self._last_error()) and _HINTS.get(e.errno or 0) != _GONE:
             words += f": {why}"
         return f"{words}; {hint(e.errno)}"
@@ -97,6 +101,15 @@ class _File:
     def __del__(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
+
+
+def reason(path: str) -> str:
+    """Returns the program's account of why a split cannot be opened, or an empty string if it can.
+
+    The program uses the settings of the mount without touching the mount, which may hang.
+    """
+    _, why = run("cat", path, "--format", "info", timeout=_DESCRIBE_LIMIT)
+    return why
 
 
 def hint(number: int | None) -> str:

@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ._batch import places
 from ._cat import Piped
-from ._files import Files, hint
+from ._files import Files, hint, reason
 from ._program import Log, MountError, PathLike, Setting, flags, program, run
 from ._split import Split, locate
 
 _READY = b"stop with Ctrl-C"
-_DESCRIBE_LIMIT = 10.0  # seconds
+_UNMOUNT_LIMIT = 10.0  # seconds
 
 
 def mount(
@@ -95,7 +94,7 @@ def split(path: PathLike, *, rank: int | None = None, world: int | None = None, 
         MountError: nothing is mounted there, or a setting is refused.
     """
     found, info = locate(os.path.abspath(path), rank, world, settings, _info)
-    return Split(info, Files(found, places(info)))
+    return Split(info, Files(found, info))
 
 
 class Mount:
@@ -123,7 +122,7 @@ class Mount:
     def split(self, name: str, *, rank: int | None = None, world: int | None = None, **settings: Setting) -> Split:
         """Returns a split, ``m.split("train", order="shuffle")``: see `batchfs.split`."""
         path, info = locate(os.path.join(self.mountpoint, name), rank, world, settings, _info)
-        reader = Files(path, places(info))
+        reader = Files(path, info)
         self._readers.add(reader)
         return Split(info, reader, self)
 
@@ -142,8 +141,7 @@ def _info(path: str) -> dict[str, Any]:
     try:
         return json.loads(Path(path, "info.json").read_text())
     except (OSError, ValueError) as e:
-        # The program reads the same without touching the mount, and has words for what is wrong.
-        _, why = run("cat", path, "--format", "info", timeout=_DESCRIBE_LIMIT)
+        why = reason(path)
         number = e.errno if isinstance(e, OSError) else None
         if number not in (errno.ENOENT, errno.EINVAL) or not why:
             why = f"{why or f'{path}: {e}'}; {hint(number)}"
@@ -187,7 +185,7 @@ def _unmount(mountpoint: str, made: bool, process: subprocess.Popen[bytes], pare
         raise
     finally:
         if process.poll() != 0:  # it was killed, perhaps, and the mount is dead
-            run("unmount", "--force", mountpoint, timeout=_DESCRIBE_LIMIT)
+            run("unmount", "--force", mountpoint, timeout=_UNMOUNT_LIMIT)
         if made:
             _remove(mountpoint)
 

@@ -146,6 +146,28 @@ class TestSplit(Case):
             x, y = self.file("train/batch_size=300,block_size=3000/batch/2")
             self.assertTrue(same(big.read(2), {"x": x, "y": y}))
 
+    def test_powers_of_two(self) -> None:
+        """The files of large batches hold as many as the mount allows, and the last of them can be read."""
+        xy = [(256, 1024, "int64"), (512, 2048, "uint16"), (1024, 2048, "uint16"), (4096, 1024, "int64")]
+        cases: list[tuple[str, dict[str, Any]]] = [("train", {"batch_size": b, "block_size": t, "dtype": d}) for b, t, d in xy]
+        cases += [
+            ("train", {"batch_size": 1024, "block_size": 1023, "dtype": "int64", "layout": "tokens"}),
+            ("rows", {"batch_size": 1 << 20}),
+            ("more", {"batch_size": 512, "block_size": 1024}),
+        ]
+        for name, settings in cases:
+            with self.subTest(name, **settings):
+                mounted, piped = self.both(name, **settings)
+                most = mounted.info["max_steps"]
+                for k in (0, most - 1):
+                    self.assertTrue(same(mounted.read(k), piped.read(k)), k)
+                if most < 2**40:
+                    self.assertRaisesRegex(batchfs.ReadError, f"a file can hold {most} batches", lambda: mounted.read(most))
+                assert isinstance(mounted.reader, Files)
+                mounted.close()
+                mounted.reader.steps = most + 1
+                self.assertRaisesRegex(batchfs.ReadError, "a file can hold; set steps to at most|steps: must be", lambda: mounted.read(0))
+
     def test_sequence(self) -> None:
         for train in self.both("train"):
             n = len(train)

@@ -185,11 +185,16 @@ func (d *Dataset) countSteps() error {
 	if d.Steps = d.Split.Steps; d.Steps == 0 {
 		d.Steps = uint64(d.Sequence.BatchesPerEpoch())
 	}
-	// The last byte of batches.bin must have an offset, and batches.npy has a header before its first byte.
-	if size := d.Sequence.Batch().Bytes(); d.Steps > math.MaxInt64/2/uint64(size) {
-		return fmt.Errorf("%d batches of %d bytes are more than a file can hold; set steps to fewer", d.Steps, size)
+	if most := d.maxSteps(); d.Steps > most {
+		return fmt.Errorf("%d batches of %d bytes are more than a file can hold; set steps to at most %d", d.Steps, d.Sequence.Batch().Bytes(), most)
 	}
 	return nil
+}
+
+// maxSteps returns the largest number of batches that a file can hold. Half of all offsets leaves
+// room for headers.
+func (d *Dataset) maxSteps() uint64 {
+	return min(sampler.MaxBatches, math.MaxInt64/2/uint64(d.Sequence.Batch().Bytes()))
 }
 
 // With returns the dataset under the settings of a path component, such as "rank=3,world=8". Its memory does not depend on the number of

@@ -116,7 +116,7 @@ func TestOpenErrors(t *testing.T) {
 			"splits.train: expect_fingerprint is 0123456789abcdef0123456789abcdef, but that of the files is "},
 		{one + "block_size = 50", "splits.train: " + abs(t, "a.bin") + ": 50 tokens, need at least block_size+1 = 51"},
 		{one + "steps = 1099511627776\nbatch_size = 16777216",
-			"splits.train: 1099511627776 batches of 536870912 bytes are more than a file can hold; set steps to fewer"},
+			"splits.train: 1099511627776 batches of 536870912 bytes are more than a file can hold; set steps to at most 8589934591"},
 	} {
 		_, err := openHere(t, test.text)
 		if (err == nil) != (test.want == "") || err != nil && !strings.HasPrefix(err.Error(), test.want) {
@@ -176,7 +176,7 @@ func TestPathThatCannotBeServed(t *testing.T) {
 		"block_size=50":      abs(t, "a.bin") + ": 50 tokens, need at least block_size+1 = 51",
 		"seed=1/order=torch": "order torch draws from one array of tokens, here are 2: use one file or join = true",
 		"batch_size=8388608,steps=1099511627776": "1099511627776 batches of 268435456 bytes are more than a file can hold; " +
-			"set steps to fewer",
+			"set steps to at most 17179869183",
 	} {
 		var err error
 		there := d

@@ -66,6 +66,7 @@ func (d *Dataset) Info() []byte {
 		"batch_bytes":       batch.MainBytes(),
 		"start":             d.Split.Start,
 		"steps":             d.Steps,
+		"max_steps":         d.maxSteps(),
 		"rows_per_epoch":    d.Sequence.RowsPerEpoch(),
 		"batches_per_epoch": d.Sequence.BatchesPerEpoch(),
 	})
