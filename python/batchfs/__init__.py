@@ -25,7 +25,7 @@ all others that the split has, such as mask, positions, cu_seqlens and source. T
 or ``dtype="int64"``. bfloat16 numbers are uint16 in NumPy, which shows their bits.
 
 What can go wrong with data or a machine is an `Error`, whose text says what happened and what to do: `MountError` when there is no mount
-to read from, `ReadError` when a batch cannot be read. Wrong data never looks like a batch.
+to read from, `ReadError` when a batch cannot be read, `ArgumentError` when an argument is wrong. Wrong data never looks like a batch.
 
 Threads may read one split, each with steps of its own. A fork may, too.
 
@@ -35,7 +35,21 @@ Threads may read one split, each with steps of its own. A fork may, too.
 from ._batch import Array, Batch
 from ._cat import Piped
 from ._mount import Mount, mount, open, split
-from ._program import Error, MountError, ReadError
+from ._program import ArgumentError, Error, MountError, ReadError
 from ._split import Split, Steps
 
-__all__ = ["Array", "Batch", "Error", "Mount", "MountError", "Piped", "ReadError", "Split", "Steps", "mount", "open", "split"]
+__all__ = [
+    "ArgumentError",
+    "Array",
+    "Batch",
+    "Error",
+    "Mount",
+    "MountError",
+    "Piped",
+    "ReadError",
+    "Split",
+    "Steps",
+    "mount",
+    "open",
+    "split",
+]

@@ -10,7 +10,7 @@ import os
 import subprocess
 import threading
 import weakref
-from typing import IO, Any
+from typing import IO, Any, SupportsIndex
 
 from ._batch import Place, places
 from ._program import Log, MountError, ReadError, Setting, program, run
@@ -29,7 +29,7 @@ class Piped:
         self._flags = flags
         self._readers: weakref.WeakSet[Pipe] = weakref.WeakSet()
 
-    def split(self, name: str, *, rank: int | None = None, world: int | None = None, **settings: Setting) -> Split:
+    def split(self, name: str, *, rank: SupportsIndex | None = None, world: SupportsIndex | None = None, **settings: Setting) -> Split:
         """Returns a split, ``m.split("train", order="shuffle")``: see `batchfs.split`.
 
         Raises:

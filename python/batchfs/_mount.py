@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from ._cat import Piped
 from ._files import Files, hint, reason
@@ -82,7 +82,7 @@ def open(
         return piped
 
 
-def split(path: PathLike, *, rank: int | None = None, world: int | None = None, **settings: Setting) -> Split:
+def split(path: PathLike, *, rank: SupportsIndex | None = None, world: SupportsIndex | None = None, **settings: Setting) -> Split:
     """Returns a split of a mount that is there: ``batchfs.split("/mnt/batches/train", order="shuffle")``.
 
     Args:
@@ -119,7 +119,7 @@ class Mount:
         self.close: Callable[[], object] = weakref.finalize(self, _unmount, mountpoint, made, process, os.getpid(), self._readers)
         """Unmounts, and returns when nothing is mounted. In a forked process it does nothing."""
 
-    def split(self, name: str, *, rank: int | None = None, world: int | None = None, **settings: Setting) -> Split:
+    def split(self, name: str, *, rank: SupportsIndex | None = None, world: SupportsIndex | None = None, **settings: Setting) -> Split:
         """Returns a split, ``m.split("train", order="shuffle")``: see `batchfs.split`."""
         path, info = locate(os.path.join(self.mountpoint, name), rank, world, settings, _info)
         reader = Files(path, info)

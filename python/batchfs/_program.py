@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import shutil
 import subprocess
 import sysconfig
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, SupportsIndex, TypeAlias, cast
 
-Setting: TypeAlias = "str | int | float | bool | list[str]"
+Setting: TypeAlias = "str | SupportsIndex | float | bool | list[str]"
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
 
@@ -20,6 +21,10 @@ class Error(Exception):
 
 class MountError(Error):
     """There is no mount to read from: it could not be made, or it is gone."""
+
+
+class ArgumentError(Error, TypeError, ValueError):
+    """An argument, an environment variable or a saved state has a wrong type or value, which the text names."""
 
 
 class ReadError(Error):
@@ -55,13 +60,40 @@ def flags(data: PathLike | None, config: PathLike | None, settings: Mapping[str,
     if data is not None:
         args += ["--data", os.fspath(data)]
     for key, value in {**{f"batch.{key}": value for key, value in settings.items()}, **keys}.items():
-        args += ["--set", f"{key}={text(value)}"]
+        args += ["--set", f"{key}={text(key, value)}"]
     return args
 
 
-def text(value: Setting) -> str:
-    """Returns a value as --set and paths in a mount take it."""
-    return value if isinstance(value, str) else json.dumps(value)
+def integer(name: str, value: SupportsIndex, low: int = -(2**63), high: int = 2**63 - 1) -> int:
+    """Returns an integer of any type as a plain int. Arithmetic with NumPy's would wrap, and change an array in place.
+
+    Raises:
+        ArgumentError: value is not an integer, or not from low to high.
+    """
+    if type(value) is not int:
+        try:
+            value = int(operator.index(value))
+        except TypeError as e:
+            raise ArgumentError(f"{name} must be an integer (got {value!r}, a {type(value).__name__})") from e
+    if not low <= value <= high:
+        raise ArgumentError(f"{name} must be from {low} to {high} (got {value})")
+    return value
+
+
+def text(key: str, value: Setting) -> str:
+    """Returns the value of a setting as --set and paths in a mount take it."""
+    return value if isinstance(value, str) else json.dumps(_plain(key, value))
+
+
+def _plain(key: str, value: Any) -> Any:
+    if isinstance(value, (str, bool, float)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(key, v) for v in cast("list[Any]", value)]
+    try:
+        return integer(key, value)
+    except ArgumentError as e:
+        raise ArgumentError(f"{key} must be text, a number, a bool or a list of these (got {value!r})") from e
 
 
 class Log:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeVar, overload
 
 from ._batch import Array, Batch, Memory, Recycler, places
-from ._program import Error, ReadError, Setting, text
+from ._program import ArgumentError, Error, ReadError, Setting, integer, text
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound="Position")
 
 MAX_BATCHES = 2**40  # numbers of batches are below this
+_MAX_RANKS = 2**24
 
 
 class Reader(Protocol):
@@ -87,29 +87,33 @@ class Split(Sequence[Batch[Array]]):
         """
         if isinstance(index, slice):
             return [self.read(k) for k in range(*index.indices(len(self)))]
-        k = operator.index(index)
+        k = integer("index", index)
         if not -len(self) <= k < len(self):
             raise IndexError(f"batch {k} of {len(self)}; steps() continues with the next epoch")
         return self.read(k % len(self))
 
-    def read(self, k: int) -> Batch[Array]:
+    def read(self, k: SupportsIndex) -> Batch[Array]:
         """Returns batch k, for any k from 0 to 2**40 - 1, whatever the length.
 
         Raises:
-            ReadError: it cannot be read.
+            ArgumentError: k is no integer, or out of range.
+            ReadError: the batch cannot be read.
         """
+        k = integer("k", k, 0, MAX_BATCHES - 1)
         memory = Memory(self.places)
         self.reader.fill(k, memory.buffers)
         return memory.batch()
 
-    def steps(self, start: int = 0, stop: int | None = None) -> Steps:
+    def steps(self, start: SupportsIndex = 0, stop: SupportsIndex | None = None) -> Steps:
         """Returns an iterator over (step, batch) from batch start to before batch stop, or without end.
 
         It has ``state_dict()`` and ``load_state_dict()``. Its batches are new arrays, for the caller to keep or change.
         """
         return Steps(self, start, stop)
 
-    def torch(self, device: torch.device | str | None = None, start: int = 0, stop: int | None = None) -> TorchSteps:
+    def torch(
+        self, device: torch.device | str | None = None, start: SupportsIndex = 0, stop: SupportsIndex | None = None
+    ) -> TorchSteps:
         """Returns `steps` whose batches are tensors on a device (default: cuda if there is one, else cpu).
 
         x, y and tokens are int64, the other arrays of their own dtype. For CUDA the next batch is read into pinned memory, sent and
@@ -136,12 +140,10 @@ class Position:
     ``state_dict()`` is {"step": the number of the next batch, "fingerprint": that of the tokens}.
     """
 
-    def __init__(self, split: Split, start: int, stop: int | None) -> None:
-        if not 0 <= start <= MAX_BATCHES:
-            raise ValueError(f"start must be from 0 to 2**40 (got {start})")
+    def __init__(self, split: Split, start: SupportsIndex, stop: SupportsIndex | None) -> None:
         self.split = split
-        self.stop = MAX_BATCHES if stop is None else min(stop, MAX_BATCHES)
-        self.step: int = start
+        self.step: int = integer("start", start, 0, MAX_BATCHES)
+        self.stop = MAX_BATCHES if stop is None else integer("stop", stop, 0, MAX_BATCHES)
         self.worker, self.workers = 0, 1
 
     def __iter__(self: S) -> S:
@@ -159,21 +161,23 @@ class Position:
         """Continues from a state that was saved, on this mount or another of the same tokens.
 
         Raises:
+            ArgumentError: the state's step is no integer, or out of range.
             Error: the state is of other tokens.
         """
+        step = integer("step in the state", state_dict["step"], 0, MAX_BATCHES)
         there = state_dict["fingerprint"]
         if there != self.split.fingerprint:
             raise Error(
                 f"the state is of tokens with the fingerprint {there}, and {self.split.info['split']} has {self.split.fingerprint}: mount "
-                f'the tokens that the run began with, or go on with these on purpose: steps({state_dict["step"]})'
+                f'the tokens that the run began with, or go on with these on purpose: steps({step})'
             )
-        self.step = int(state_dict["step"])
+        self.step = step
 
 
 class Steps(Position, Iterator[tuple[int, Batch[Array]]]):
     """Iterator over (step, batch): see `Split.steps`."""
 
-    def __init__(self, split: Split, start: int, stop: int | None) -> None:
+    def __init__(self, split: Split, start: SupportsIndex, stop: SupportsIndex | None) -> None:
         super().__init__(split, start, stop)
         if torch := sys.modules.get("torch"):
             torch.utils.data.IterableDataset.register(Steps)  # it is an ABC: DataLoader asks isinstance
@@ -190,27 +194,32 @@ class Steps(Position, Iterator[tuple[int, Batch[Array]]]):
 
 
 def locate(
-    name: str, rank: int | None, world: int | None, settings: dict[str, Setting], describe: Callable[[str], dict[str, Any]]
+    name: str,
+    rank: SupportsIndex | None,
+    world: SupportsIndex | None,
+    settings: dict[str, Setting],
+    describe: Callable[[str], dict[str, Any]],
 ) -> tuple[str, dict[str, Any]]:
     """Returns the path of a split under settings, and what describe says of that path.
 
     rank and world are those of torchrun's environment unless they are given, and so is local_world where it matters.
 
     Raises:
-        ValueError: there is one of rank and world, but not the other.
+        ArgumentError: there is one of rank and world, but not the other, or a number is wrong.
     """
     if (rank is None) != (world is None):
-        raise ValueError("rank and world: give both, or none")
+        raise ArgumentError("rank and world: give both, or none")
     path = _under(name.rstrip("/"), settings)
     parts = itertools.takewhile(lambda part: "=" in part, reversed(path.split("/")))
     given = {pair.partition("=")[0] for part in parts for pair in part.split(",")}
     env = os.environ
     if rank is None and not given & {"rank", "world"} and "RANK" in env and "WORLD_SIZE" in env:
-        rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
+        rank, world = _from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1)
     if rank is None or world is None:
         return path, describe(path)
-    shares: dict[str, Setting] = {"rank": rank, "world": world}
-    local = int(env.get("LOCAL_WORLD_SIZE", 1))
+    world = integer("world", world, 1, _MAX_RANKS)
+    shares: dict[str, Setting] = {"rank": integer("rank", rank, 0, _MAX_RANKS - 1), "world": world}
+    local = _from_environment("LOCAL_WORLD_SIZE", 1) if "LOCAL_WORLD_SIZE" in env else 1
     if local > 1 and world % local == 0 and "local_world" not in given:
         info = describe(path)
         if info.get("shuffle_block") and info.get("local_world") == 1:
@@ -219,5 +228,13 @@ def locate(
     return path, describe(path)
 
 
+def _from_environment(name: str, low: int) -> int:
+    value = os.environ[name]
+    try:
+        return integer(name, int(value), low, _MAX_RANKS)
+    except ValueError as e:
+        raise ArgumentError(f"the environment variable {name} must be a whole number from {low} to {_MAX_RANKS} (got {value!r})") from e
+
+
 def _under(path: str, settings: dict[str, Setting]) -> str:
-    return f"{path}/{','.join(f'{key}={text(value)}' for key, value in settings.items())}" if settings else path
+    return f"{path}/{','.join(f'{key}={text(key, value)}' for key, value in settings.items())}" if settings else path

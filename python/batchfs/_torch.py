@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ _BITS = {"bfloat16": "int16"}  # which hold what NumPy lacks
 _MASKS = {"uint16": 0xFFFF, "uint32": 0xFFFFFFFF}
 
 
-def steps(split: Split, device: torch.device | str | None, start: int, stop: int | None) -> TorchSteps:
+def steps(split: Split, device: torch.device | str | None, start: SupportsIndex, stop: SupportsIndex | None) -> TorchSteps:
     """Returns what `Split.torch` does."""
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     kinds = {"cuda": CudaSteps, "cpu": CPUSteps}
@@ -32,7 +32,7 @@ def steps(split: Split, device: torch.device | str | None, start: int, stop: int
 class TorchSteps(Position, Iterator[tuple[int, Tensors]]):
     """Iterator over (step, batch) with tensors on a device: see `Split.torch`. Each batch is the caller's."""
 
-    def __init__(self, split: Split, device: torch.device, start: int, stop: int | None) -> None:
+    def __init__(self, split: Split, device: torch.device, start: SupportsIndex, stop: SupportsIndex | None) -> None:
         super().__init__(split, start, stop)
         self.device = device
         self.bytes = split.places[-1].end
@@ -76,7 +76,7 @@ class TorchSteps(Position, Iterator[tuple[int, Tensors]]):
 class CPUSteps(TorchSteps):
     """TorchSteps on the CPU. NumPy makes tokens int64, in memory that is used again once no tensor lies there."""
 
-    def __init__(self, split: Split, device: torch.device, start: int, stop: int | None) -> None:
+    def __init__(self, split: Split, device: torch.device, start: SupportsIndex, stop: SupportsIndex | None) -> None:
         super().__init__(split, device, start, stop)
         kinds = {p.name: "int64" if p.name in ("x", "y", "tokens") else _BITS.get(p.kind, p.kind) for p in split.places}
         self.wide = Recycler(places({"arrays": [{"name": p.name, "dtype": kinds[p.name], "shape": p.shape} for p in split.places]}))
@@ -95,7 +95,7 @@ class CPUSteps(TorchSteps):
 class CudaSteps(TorchSteps):
     """TorchSteps that reads the next batch into pinned memory, and sends it on a stream of its own, before it is asked for."""
 
-    def __init__(self, split: Split, device: torch.device, start: int, stop: int | None) -> None:
+    def __init__(self, split: Split, device: torch.device, start: SupportsIndex, stop: SupportsIndex | None) -> None:
         super().__init__(split, device, start, stop)
         self.stream = torch.cuda.Stream(device)
         self.buffers = deque(_Buffer(split, self.bytes) for _ in range(_BUFFERS))

@@ -219,6 +219,92 @@ class TestSplit(Case):
         self.assertTrue(same(train[3], self.piped.split("train", order="shuffle", seed=7)[3]))
 
 
+def integers(k: int) -> list[Any]:
+    """Returns k in every type of integer that can hold it."""
+    names = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+    arrays = [np.array(k, name) for name in names if k <= np.iinfo(name).max]  # without axes
+    found: list[Any] = [*arrays, *(array[()] for array in arrays)]
+    if has_torch:
+        import torch
+
+        kinds = [getattr(torch, name) for name in names]
+        found += [torch.tensor(k, dtype=kind) for kind in kinds if k <= torch.iinfo(kind).max]
+    return found
+
+
+def no_integers() -> list[Any]:
+    found: list[Any] = [3.0, "3", 3 + 0j, b"3", [3], np.float64(3), np.float16(3), np.array(3.0), np.array([3, 4]), np.str_("3")]
+    if has_torch:
+        import torch
+
+        found += [torch.tensor(3.0), torch.tensor([3, 4])]
+    return found
+
+
+class TestArguments(Case):
+    """Each kind of integer gives the batch that the int gives, and anything else an error that names the argument."""
+
+    def test_integers(self) -> None:
+        for train in self.both("train"):
+            for k in (1, 100, 30_000, 2**31 - 2):  # times the bytes of a batch, each is beyond some type
+                want = train.read(k)
+                for value in [*integers(k), *([True] if k == 1 else [])]:
+                    kind = repr(value)
+                    steps = train.steps(value, k + 1)
+                    state = steps.state_dict()
+                    self.assertTrue(type(state["step"]) is int, kind)
+                    self.assertTrue(same(train.read(value), want), kind)
+                    self.assertEqual([int(n) for n, batch in steps if same(batch, want)], [k], kind)
+                    self.assertEqual((state["step"], steps.state_dict()["step"], repr(value)), (k, k + 1, kind), kind)
+                    self.assertEqual(len(list(train.steps(k - 1, value))), 1, kind)
+                    again = train.steps()
+                    again.load_state_dict({**state, "step": value})
+                    self.assertTrue(same(next(again)[1], want), kind)
+            for value in integers(5):
+                batches: list[Any] = [train[value], train[value:6][0]]
+                self.assertTrue(all(same(batch, train[5]) for batch in batches))
+
+    def test_settings(self) -> None:
+        for settings in ({"batch_size": 3, "seed": 3, "rank": 0, "world": 3}, {"rank": 3, "world": 7}):
+            kinds = [{name: value if n == 3 else n for name, n in settings.items()} for value in [3, *integers(3)]]
+            for want, *others in zip(*(self.both("train", **kind) for kind in kinds)):
+                for other in others:
+                    self.assertEqual(other.info, want.info)
+                    self.assertTrue(same(other.read(7), want.read(7)))
+        with batchfs.mount(config=self.config, batch_size=np.int64(3), set={"batch.seed": np.array(3)}) as m:
+            self.assertTrue(same(m.split("train")[7], self.piped.split("train", batch_size=3, seed=3)[7]))
+
+    def test_not_integers(self) -> None:
+        for train, m in zip(self.both("train"), (self.m, self.piped)):
+            for value in no_integers():
+                calls: dict[str, Callable[[], Any]] = {
+                    "k must be": lambda: train.read(value),
+                    "index must": lambda: train[value],
+                    "start must": lambda: train.steps(value),
+                    "stop must": lambda: train.steps(0, value),
+                    "step in the state": lambda: train.steps().load_state_dict({"step": value, "fingerprint": train.fingerprint}),
+                    "rank must": lambda: m.split("train", rank=value, world=9),
+                    "world must": lambda: m.split("train", rank=0, world=value),
+                }
+                if not isinstance(value, str):  # which a setting may be
+                    calls["batch_size"] = lambda: m.split("train", batch_size=value)
+                for words, call in calls.items():
+                    with self.assertRaisesRegex(batchfs.Error, words, msg=repr(value)):
+                        call()
+            for value in (-1, 2**40, np.int8(-1), np.uint64(2**63)):
+                self.assertRaisesRegex(batchfs.Error, "k must be from 0 to", train.read, value)
+            self.assertRaisesRegex(batchfs.Error, "start must be from 0 to", train.steps, -1)
+            self.assertRaisesRegex(batchfs.Error, "stop must be from 0 to", train.steps, 0, np.int64(-1))
+            self.assertRaisesRegex(TypeError, "start must", train.steps, 3.0)
+
+    def test_environment(self) -> None:
+        for env in ({"RANK": "x"}, {"WORLD_SIZE": "2.0"}, {"RANK": "-1"}, {"WORLD_SIZE": "0"}, {"LOCAL_WORLD_SIZE": ""}):
+            with mock.patch.dict(os.environ, {"RANK": "0", "WORLD_SIZE": "4", **env}):
+                for m in (self.m, self.piped):
+                    with self.assertRaisesRegex(batchfs.Error, f"variable {next(iter(env))} must be a whole number"):
+                        m.split("train")
+
+
 class TestState(Case):
     def test_resume(self) -> None:
         for train in self.both("train"):
