@@ -30,6 +30,10 @@ func Main(m *testing.M) { os.Exit(run(m, syscall.LOCK_SH)) }
 func Alone(m *testing.M) { os.Exit(run(m, syscall.LOCK_EX)) }
 
 func run(m *testing.M, lock int) (status int) {
+	if source := os.Getenv(slowFSVariable); source != "" {
+		serveSlowFS(source, os.Getenv(slowFSVariable+"_DIR"))
+		return 0
+	}
 	os.Setenv("GORACE", "atexit_sleep_ms=0") // or every program waits a second at its end
 	dir, err := os.MkdirTemp("", "batchfs-test-")
 	must(err)

@@ -1,0 +1,192 @@
+package e2e
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	gofs "github.com/hanwen/go-fuse/v2/fs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// A SlowFS is a file system that passes every request through to another directory, and delays or interrupts the requests that a
+// test picks. The kernel caches neither its entries nor its attributes. A process of its own serves it, so a test may use it
+// directly.
+//
+// Requests are "lookup", "getattr", "open", "create", "read" or "write". A stat is a lookup for each element of the path below Dir,
+// followed by a getattr.
+type SlowFS struct {
+	Dir string // the mountpoint
+
+	mu     sync.Mutex // guards client
+	client *Client
+}
+
+// NewSlowFS mounts a file system that shows the directory source. It is unmounted at the end of the test, after everything that was
+// mounted later.
+func NewSlowFS(t testing.TB, source string) *SlowFS {
+	t.Helper()
+	NeedFUSE(t)
+	s := &SlowFS{Dir: t.TempDir()}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), slowFSVariable+"="+source, slowFSVariable+"_DIR="+s.Dir)
+	s.client = StartClient(t, cmd)
+	t.Cleanup(func() {
+		s.client.End(t)
+		syscall.Unmount(s.Dir, syscall.MNT_FORCE|syscall.MNT_DETACH) // in case the server could not
+	})
+	s.client.Ready(t)
+	return s
+}
+
+// Delay makes every request of one kind take at least d.
+func (s *SlowFS) Delay(t testing.TB, request string, d time.Duration) {
+	t.Helper()
+	s.tell(t, "delay", request, int64(d), 0)
+}
+
+// Interrupt answers n of every m requests of one kind with EINTR.
+func (s *SlowFS) Interrupt(t testing.TB, request string, n, m int) {
+	t.Helper()
+	s.tell(t, "interrupt", request, int64(n), m)
+}
+
+// Count returns how many requests of one kind there were, including those that were interrupted.
+func (s *SlowFS) Count(t testing.TB, request string) int {
+	t.Helper()
+	return Must(strconv.Atoi(s.tell(t, "count", request, 0, 0)))(t)
+}
+
+func (s *SlowFS) tell(t testing.TB, command, request string, n int64, m int) string {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	Must(fmt.Fprintln(s.client.In, command, request, n, m))(t)
+	return s.client.Line(t)
+}
+
+// slowFSVariable is set in the process that serves a SlowFS, which is the test's program.
+const slowFSVariable = "BATCHFS_TEST_SLOWFS"
+
+// slowServer implements SlowFS in its process.
+type slowServer struct {
+	fuse.RawFileSystem
+
+	mu    sync.Mutex               // guards kinds
+	kinds map[string]slowedRequest // by the name of the request
+}
+
+type slowedRequest struct {
+	delay time.Duration
+	n, m  int // of m requests, n are interrupted
+	count int
+}
+
+// serveSlowFS serves until its standard input ends, and then unmounts.
+func serveSlowFS(source, dir string) {
+	root, err := gofs.NewLoopbackRoot(source)
+	must(err)
+	slow := &slowServer{RawFileSystem: gofs.NewNodeFS(root, &gofs.Options{}), kinds: map[string]slowedRequest{}}
+	server, err := fuse.NewServer(slow, dir, &fuse.MountOptions{FsName: "slow", Name: "slow", DirectMount: true, MaxWrite: 1 << 20, DisableReadDirPlus: true})
+	must(err)
+	go server.Serve()
+	must(server.WaitMount())
+	fmt.Println("ready")
+	for commands := bufio.NewScanner(os.Stdin); commands.Scan(); {
+		fmt.Println(slow.do(commands.Text()))
+	}
+	// A process that was killed has its files open until the kernel has ended it.
+	for began := time.Now(); server.Unmount() != nil && time.Since(began) < Limit; {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// do executes a command of SlowFS.tell, and returns the number of requests of that kind.
+func (s *slowServer) do(command string) int {
+	var verb, name string
+	var n int64
+	var m int
+	_, err := fmt.Fscan(strings.NewReader(command), &verb, &name, &n, &m)
+	must(err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.kinds[name]
+	switch verb {
+	case "delay":
+		r.delay = time.Duration(n)
+	case "interrupt":
+		r.n, r.m = int(n), m
+	}
+	s.kinds[name] = r
+	return r.count
+}
+
+// slow counts a request, waits for as long as it should take, and returns EINTR if it should be interrupted.
+func (s *slowServer) slow(name string) fuse.Status {
+	s.mu.Lock()
+	r := s.kinds[name]
+	r.count++
+	s.kinds[name] = r
+	s.mu.Unlock()
+	time.Sleep(r.delay)
+	if r.m > 0 && r.count%r.m < r.n {
+		return fuse.EINTR
+	}
+	return fuse.OK
+}
+
+func (s *slowServer) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+	if status := s.slow("lookup"); !status.Ok() {
+		return status
+	}
+	return s.RawFileSystem.Lookup(cancel, header, name, out)
+}
+
+func (s *slowServer) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
+	if status := s.slow("getattr"); !status.Ok() {
+		return status
+	}
+	return s.RawFileSystem.GetAttr(cancel, in, out)
+}
+
+func (s *slowServer) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut) fuse.Status {
+	if status := s.slow("getattr"); !status.Ok() {
+		return status
+	}
+	return s.RawFileSystem.Statx(cancel, in, out)
+}
+
+func (s *slowServer) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	if status := s.slow("open"); !status.Ok() {
+		return status
+	}
+	return s.RawFileSystem.Open(cancel, in, out)
+}
+
+func (s *slowServer) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
+	if status := s.slow("create"); !status.Ok() {
+		return status
+	}
+	return s.RawFileSystem.Create(cancel, in, name, out)
+}
+
+func (s *slowServer) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	if status := s.slow("read"); !status.Ok() {
+		return nil, status
+	}
+	return s.RawFileSystem.Read(cancel, in, buf)
+}
+
+func (s *slowServer) Writev(cancel <-chan struct{}, in *fuse.WriteIn, data [][]byte) (uint32, fuse.Status) {
+	if status := s.slow("write"); !status.Ok() {
+		return 0, status
+	}
+	return s.RawFileSystem.Writev(cancel, in, data)
+}
