@@ -273,7 +273,7 @@ func (m *Mounted) open(name string, flag int) (*os.File, error) {
 		return nil, err
 	}
 	defer file.Close()
-	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", file.Fd()), flag, 0)
+	return reopen(file, flag)
 }
 
 func mayNotLook(err error) error {
@@ -282,7 +282,8 @@ func mayNotLook(err error) error {
 
 const stateMemory = "batchfs" // as state.New names it
 
-// memory returns a file in memory that the supervisor holds, opened only to be named (O_PATH).
+// memory returns a file in memory that the supervisor holds, opened only to be named (O_PATH). Another file may have the name of the
+// shared memory, as the log that the Python package makes for a mount does, so that is recognized by its content.
 func (m *Mounted) memory(name string) (*os.File, error) {
 	dir := process.Dir(m.Supervisor) + "/fd/"
 	fds, err := os.ReadDir(dir)
@@ -304,7 +305,7 @@ func (m *Mounted) memory(name string) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		if info, err := file.Stat(); err == nil && isMemory(info, m.Owner) {
+		if isMemory(file, m.Owner) && (name != stateMemory || holdsState(file)) {
 			return file, nil
 		}
 		file.Close()
@@ -312,8 +313,26 @@ func (m *Mounted) memory(name string) (*os.File, error) {
 	return nil, fmt.Errorf("process %d keeps no mount", m.Supervisor)
 }
 
-// isMemory tells a user's file in memory from one that has its name in a mount namespace of theirs.
-func isMemory(info os.FileInfo, owner int) bool {
+// isMemory reports whether a file is in a user's memory. A file in a mount namespace of the user's may have the same name.
+func isMemory(file *os.File, owner int) bool {
+	info, err := file.Stat()
+	if err != nil {
+		return false
+	}
 	stat := info.Sys().(*syscall.Stat_t)
 	return info.Mode().IsRegular() && stat.Nlink == 0 && int(stat.Uid) == owner
+}
+
+// holdsState opens a file in memory, which never blocks.
+func holdsState(memory *os.File) bool {
+	file, err := reopen(memory, os.O_RDONLY)
+	if err != nil {
+		return false
+	}
+	defer file.Close()
+	return state.IsShared(file)
+}
+
+func reopen(file *os.File, flag int) (*os.File, error) {
+	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", file.Fd()), flag, 0)
 }

@@ -66,6 +66,13 @@ func readHeader(file *os.File) (h header, err error) {
 	return h, nil
 }
 
+// IsShared reports whether a file begins like the shared memory of a mount, whichever version made it.
+func IsShared(file *os.File) bool {
+	var begins [len(magic)]byte
+	_, err := file.ReadAt(begins[:], 0)
+	return err == nil && begins == magic
+}
+
 // New makes the shared memory of a mount. The memory lives as long as the file, or its last mapping.
 func New() (*os.File, *Shared, error) {
 	fd, err := unix.MemfdCreate("batchfs", unix.MFD_CLOEXEC)

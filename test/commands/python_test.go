@@ -3,6 +3,7 @@ package commands
 import (
 	"os"
 	"os/exec"
+	"syscall"
 	"testing"
 
 	"batchfs/test/e2e"
@@ -16,6 +17,32 @@ func TestPythonPackage(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
+}
+
+// Every command works on a mount that the package made, whose log is a file in memory too.
+func TestCommandsOnAMountOfPython(t *testing.T) {
+	t.Parallel()
+	e2e.NeedFUSE(t)
+	config, _ := e2e.Small(t, 1)
+	dir := t.TempDir()
+	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+	cmd := e2e.Command(t, e2e.Python, "-c", `
+import batchfs, sys
+with batchfs.mount(config=sys.argv[1], mountpoint=sys.argv[2]):
+    print("ready", flush=True)
+    sys.stdin.read()`, config, dir)
+	cmd.Env = append(os.Environ(), "BATCHFS_PROGRAM="+e2e.Batchfs, "PYTHONPATH=../python", "PYTHONDONTWRITEBYTECODE=1")
+	trainer := e2e.StartClient(t, cmd)
+	trainer.Ready(t)
+	m := &e2e.Mounted{Dir: dir}
+	e2e.Await(t, "list to say that it serves", stateInList(t, dir, "serving"))
+	e2e.Equal(t, "top's state", seconds(t, dir)().State, "serving")
+	e2e.Says(t, "can be read", e2e.Batchfs, "why", m.Path("train/batch/7"))
+	m.Seek(t, "train", 7, 0)
+	e2e.Says(t, "serves "+dir+" now", e2e.Batchfs, "restart", dir)
+	e2e.AwaitDoctor(t, dir, "ok   mountpoint: "+dir+" is mounted, served by process ", "ok   mounted train: ")
+	trainer.End(t)
+	e2e.NotMounted(t, dir)
 }
 
 // The package passes the strictest checks of its types.

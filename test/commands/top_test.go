@@ -145,25 +145,29 @@ func TestMetricsListen(t *testing.T) {
 	e2e.Fails(t, "mount.metrics_listen: listen tcp "+address, e2e.Batchfs, "mount", "-c", config, "--set", "mount.metrics_listen="+address, t.TempDir())
 }
 
+// stateInList returns a function that reports whether list shows a mount in a state.
+func stateInList(t *testing.T, mountpoint, state string) func() bool {
+	return func() bool {
+		for line := range strings.Lines(e2e.Run(t, e2e.Batchfs, "list")) {
+			if fields := strings.Fields(line); fields[0] == mountpoint {
+				return fields[1] == state
+			}
+		}
+		return false
+	}
+}
+
 // list and top see every mount, in whatever state, and touch none.
 func TestListOfMounts(t *testing.T) {
 	t.Parallel()
 	config, _ := e2e.Small(t, 1)
 	serving, dead := e2e.Mount(t, "-c", config), e2e.Mount(t, "-c", config)
-	row := func(m *e2e.Mounted, state string) func() bool {
-		return func() bool {
-			for line := range strings.Lines(e2e.Run(t, e2e.Batchfs, "list")) {
-				if fields := strings.Fields(line); fields[0] == m.Dir {
-					return fields[1] == state
-				}
-			}
-			return false
-		}
-	}
-	e2e.Await(t, "two mounts that serve", func() bool { return row(serving, "serving")() && row(dead, "serving")() })
+	e2e.Await(t, "two mounts that serve", func() bool {
+		return stateInList(t, serving.Dir, "serving")() && stateInList(t, dead.Dir, "serving")()
+	})
 	e2e.NoError(t, dead.Cmd.Process.Signal(syscall.SIGKILL))
-	e2e.Await(t, "a dead one", row(dead, "dead"))
-	e2e.Await(t, "one that serves beside it", row(serving, "serving"))
+	e2e.Await(t, "a dead one", stateInList(t, dead.Dir, "dead"))
+	e2e.Await(t, "one that serves beside it", stateInList(t, serving.Dir, "serving"))
 	e2e.Equal(t, "top of the dead one", seconds(t, dead.Dir)().State, "dead")
 	e2e.Run(t, e2e.Batchfs, "unmount", dead.Dir)
 	e2e.Fails(t, "no batchfs is mounted there", e2e.Batchfs, "top", t.TempDir())
