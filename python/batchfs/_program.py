@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import os
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -13,6 +14,10 @@ from typing import Any, SupportsIndex, TypeAlias, cast
 
 Setting: TypeAlias = "str | SupportsIndex | float | bool | list[str]"
 PathLike: TypeAlias = "str | os.PathLike[str]"
+
+
+_PATH_KEY = re.compile("[a-z_]+")
+_PATH_VALUE = re.compile("[A-Za-z0-9_.-]+")
 
 
 class Error(Exception):
@@ -60,6 +65,8 @@ def flags(data: PathLike | None, config: PathLike | None, settings: Mapping[str,
     if data is not None:
         args += ["--data", os.fspath(data)]
     for key, value in {**{f"batch.{key}": value for key, value in settings.items()}, **keys}.items():
+        if "=" in key:
+            raise ArgumentError(f"{key!r} is not a key of config.toml: it contains an equals sign")
         args += ["--set", f"{key}={text(key, value)}"]
     return args
 
@@ -81,8 +88,22 @@ def integer(name: str, value: SupportsIndex, low: int = -(2**63), high: int = 2*
 
 
 def text(key: str, value: Setting) -> str:
-    """Returns the value of a setting as --set and paths in a mount take it."""
-    return value if isinstance(value, str) else json.dumps(_plain(key, value))
+    """Returns the value of a setting as --set takes it."""
+    words = value if isinstance(value, str) else json.dumps(_plain(key, value))
+    if "\0" in words:
+        raise ArgumentError(f"{key} must not contain a null character (got {words!r})")
+    return words
+
+
+def path_settings(settings: Mapping[str, Setting]) -> str:
+    """Returns settings as a component of a path in a mount. A key or a value that could add a setting or leave the split is refused."""
+    pairs = {key: text(key, value) for key, value in settings.items()}
+    for key, words in pairs.items():
+        if not _PATH_KEY.fullmatch(key):
+            raise ArgumentError(f"{key!r} is not the name of a setting, such as batch_size")
+        if not _PATH_VALUE.fullmatch(words) or words in (".", ".."):
+            raise ArgumentError(f"{key} must be one word or number of letters, digits, '_', '.' and '-' (got {words!r})")
+    return ",".join(f"{key}={words}" for key, words in pairs.items())
 
 
 def _plain(key: str, value: Any) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeVar, overload
 
 from ._batch import Array, Batch, Memory, Recycler, places
-from ._program import ArgumentError, Error, ReadError, Setting, integer, text
+from ._program import ArgumentError, Error, ReadError, Setting, integer, path_settings
 
 if TYPE_CHECKING:
     import torch
@@ -209,7 +209,9 @@ def locate(
     """
     if (rank is None) != (world is None):
         raise ArgumentError("rank and world: give both, or none")
-    path = _under(name.rstrip("/"), settings)
+    path = name.rstrip("/")
+    if settings:
+        path += "/" + path_settings(settings)
     parts = itertools.takewhile(lambda part: "=" in part, reversed(path.split("/")))
     given = {pair.partition("=")[0] for part in parts for pair in part.split(",")}
     env = os.environ
@@ -224,7 +226,7 @@ def locate(
         info = describe(path)
         if info.get("shuffle_block") and info.get("local_world") == 1:
             shares["local_world"] = local
-    path = _under(path, shares)
+    path += "/" + path_settings(shares)
     return path, describe(path)
 
 
@@ -234,7 +236,3 @@ def _from_environment(name: str, low: int) -> int:
         return integer(name, int(value), low, _MAX_RANKS)
     except ValueError as e:
         raise ArgumentError(f"the environment variable {name} must be a whole number from {low} to {_MAX_RANKS} (got {value!r})") from e
-
-
-def _under(path: str, settings: dict[str, Setting]) -> str:
-    return f"{path}/{','.join(f'{key}={text(key, value)}' for key, value in settings.items())}" if settings else path

@@ -7,6 +7,7 @@ import importlib.util
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -296,6 +297,21 @@ class TestArguments(Case):
             self.assertRaisesRegex(batchfs.Error, "start must be from 0 to", train.steps, -1)
             self.assertRaisesRegex(batchfs.Error, "stop must be from 0 to", train.steps, 0, np.int64(-1))
             self.assertRaisesRegex(TypeError, "start must", train.steps, 3.0)
+
+    def test_settings_are_not_paths(self) -> None:
+        """A value cannot add a setting, or lead to another split."""
+        words = ("shuffle,seed=9", "a/b", "a=b", "a\nb", "a\0b", "", ".", "..", "ü", ["a", "b"])
+        wrong: list[dict[str, Any]] = [{"order": word} for word in words]
+        wrong += [{"seed": "3/../../more"}, {"seed": "3\x7f"}, {"seed=9,order": "shuffle"}, {"../more/seed": 9}, {"": 9}]
+        for m in (self.m, self.piped):
+            for settings in wrong:
+                with self.assertRaisesRegex(batchfs.ArgumentError, re.escape(next(iter(settings)))):
+                    m.split("train", **settings)
+            with self.assertRaisesRegex(batchfs.MountError, "order: must be"):
+                m.split("train", order="shufle")
+            self.assertEqual(m.split("train/order=shuffle,seed=9", rank=1, world=2).info["seed"], 9)
+        for settings in ({"seed=9 #": 1}, {"order": "\0"}):
+            self.assertRaisesRegex(batchfs.ArgumentError, "seed|order", batchfs.mount, config=self.config, **settings)
 
     def test_environment(self) -> None:
         for env in ({"RANK": "x"}, {"WORLD_SIZE": "2.0"}, {"RANK": "-1"}, {"WORLD_SIZE": "0"}, {"LOCAL_WORLD_SIZE": ""}):
