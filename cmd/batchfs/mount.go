@@ -22,11 +22,12 @@ import (
 
 type mountFlags struct {
 	config.Flags
-	background bool
-	logFile    string
-	noResend   bool
-	fd         int
-	parent     int
+	background      bool
+	logFile         string
+	noResend        bool
+	fd              int
+	parent          int
+	makesMountpoint bool
 }
 
 func mountCommand() *cobra.Command {
@@ -51,7 +52,7 @@ such as allow_other, are those of the other process. So is unmounting: at the en
   batchfs mount -c config.toml --set batch.seed=7 --set splits.val.order=sequential /mnt/batches
   batchfs mount -c config.toml --fd 3 /mnt/batches`,
 		Args:              aMountpoint,
-		RunE:              f.mount,
+		RunE:              f.run,
 		ValidArgsFunction: directories,
 	}
 	f.Register(cmd)
@@ -62,8 +63,11 @@ such as allow_other, are those of the other process. So is unmounting: at the en
 		"do as on Linux before 6.9: if the worker dies, readers get errors, and there is a new mount at once")
 	cmd.Flags().IntVar(&f.fd, "fd", -1, "do not mount: serve the mount that was made with /dev/fuse open as this descriptor")
 	cmd.Flags().IntVar(&f.parent, "parent", 0, "end as after SIGTERM when the process `pid`, which started this one, has ended")
+	cmd.Flags().BoolVar(&f.makesMountpoint, "make-mountpoint", false, "make the directory MOUNTPOINT, and remove it at the end")
+	cmd.Flags().MarkHidden("make-mountpoint")         // for the Python package
 	cmd.MarkFlagsMutuallyExclusive("fd", "no-resend") // there would be no new mount
 	cmd.MarkFlagsMutuallyExclusive("parent", "background")
+	cmd.MarkFlagsMutuallyExclusive("make-mountpoint", "background")
 	return cmd
 }
 
@@ -79,10 +83,21 @@ func aMountpoint(_ *cobra.Command, args []string) error {
 		"batchfs prepare makes them of text, and of the column of a Parquet file that --field names", args)
 }
 
-func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
+func (f *mountFlags) run(cmd *cobra.Command, args []string) error {
+	if f.makesMountpoint && len(args) == 1 {
+		if err := os.Mkdir(args[0], 0o700); err != nil {
+			return fmt.Errorf("cannot make the mountpoint: %w; set TMPDIR to a directory with room, or name a mountpoint", err)
+		}
+		// The process that asked for the directory may be dead by then, so this one removes it.
+		defer unix.Rmdir(args[0])
+	}
 	if f.parent != 0 {
 		go endWith(f.parent)
 	}
+	return f.mount(cmd, args)
+}
+
+func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 	raw, err := f.Read()
 	if err != nil {
 		return err

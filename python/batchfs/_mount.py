@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import secrets
 import subprocess
 import tempfile
 import warnings
@@ -50,7 +51,7 @@ def mount(
     if mountpoint is not None:
         return Mount(os.path.abspath(mountpoint), False, args)
     try:
-        place = tempfile.mkdtemp(prefix="batchfs-")
+        place = os.path.join(tempfile.gettempdir(), f"batchfs-{secrets.token_hex(8)}")
     except OSError as e:
         raise MountError(f"no place for a mount: {e}; set TMPDIR to a directory with room, or name a mountpoint") from e
     return Mount(place, True, args)
@@ -111,7 +112,9 @@ class Mount:
         self._log = Log()
         self._readers: weakref.WeakSet[Files] = weakref.WeakSet()
         try:
-            process = _start(["--parent", str(os.getpid()), *args, mountpoint], self._log)
+            # The program makes the directory and removes it, because this process may be killed at any time.
+            own = ["--make-mountpoint"] if made else []
+            process = _start(["--parent", str(os.getpid()), *own, *args, mountpoint], self._log)
         except BaseException:
             if made:
                 _remove(mountpoint)

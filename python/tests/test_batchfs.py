@@ -478,6 +478,21 @@ class TestLife(Place):
         self.ends("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM)
         self.ends("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL)
 
+    def test_a_killed_process_leaves_no_directory(self) -> None:
+        places = self.directory / "tmp"
+        places.mkdir()
+        for moment in ("starting", "mounted"):
+            process = python(f"m = batchfs.mount(config={self.config!r}); print('mounted', flush=True); signal.pause()", TMPDIR=str(places))
+            wait_until("a mountpoint", lambda: any(places.iterdir()))
+            if moment == "mounted" and process.stdout:
+                self.assertEqual(process.stdout.readline(), "mounted\n")
+            process.kill()
+            process.communicate(timeout=LIMIT)
+            wait_until(f"no directory of a process that was killed when {moment}", lambda: not any(places.iterdir()))
+        with mock.patch.object(tempfile, "tempdir", str(places)):
+            self.assertRaises(batchfs.MountError, lambda: batchfs.mount(config=self.config, batch_size=0))
+        self.assertEqual([*places.iterdir()], [])
+
     def test_killed_beside_a_forked_process(self) -> None:
         """A forked process that reads, and outlives its parent, does not keep the mount."""
         self.ends(
@@ -677,7 +692,7 @@ class TestErrors(Place):
             """,
             f"mkdir {self.directory}/full; mount -t tmpfs -o nr_inodes=1 none {self.directory}/full",
         )
-        self.assertRegex(out, f"No space left on device.*set TMPDIR.*name a mountpoint\n\\({B}, {T}\\)\nTrue\n", err)
+        self.assertRegex(out, f"(?i)no space left on device.*set TMPDIR.*name a mountpoint\n\\({B}, {T}\\)\nTrue\n", err)
 
     def elsewhere(self, code: str, before: str = "true", run: str = "") -> tuple[str, str]:
         """Returns what Python prints in a mount namespace of its own, after a command of the shell, and run by another program."""
