@@ -295,8 +295,8 @@ func diagnose(m *mount.Mounted) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%s is dead: process %d, which kept the mount, is gone; free it with: batchfs unmount %[1]s", m.Mountpoint, m.Supervisor)
 	}
-	if m.Stopped() {
-		return "", fmt.Errorf("%s is stuck: process %d, which keeps the mount, is stopped; continue it with: kill -CONT %[2]d", m.Mountpoint, m.Supervisor)
+	if err := checkRunning(m); err != nil {
+		return "", err
 	}
 	euid := os.Geteuid()
 	if euid != 0 && euid != m.Owner && !m.AllowOther {
@@ -328,6 +328,14 @@ func diagnose(m *mount.Mounted) (string, error) {
 		detail += fmt.Sprintf("; only user %d may read it, without mount.allow_other", m.Owner)
 	}
 	return detail, nil
+}
+
+// checkRunning returns an error if a signal has stopped the supervisor of a mount, which must be alive.
+func checkRunning(m *mount.Mounted) error {
+	if !m.Stopped() {
+		return nil
+	}
+	return fmt.Errorf("%s is stuck: process %d, which keeps the mount, is stopped; continue it with: kill -CONT %[2]d", m.Mountpoint, m.Supervisor)
 }
 
 // stuckSplits says which sequences have waited for their token files for how long, and what lies behind those.

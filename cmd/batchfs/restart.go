@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -31,13 +32,16 @@ SIGHUP to the process that keeps the mount does the same.`,
 				return err
 			}
 			defer shared.Close()
+			if err := checkRunning(m); err != nil {
+				return err
+			}
 			before := shared.Restarts.Load()
 			if err := m.Signal(syscall.SIGHUP); err != nil {
 				return err
 			}
 			const limit = 30 * time.Second
 			for end := time.Now().Add(limit); shared.Restarts.Load() == before; time.Sleep(time.Millisecond) {
-				if err := m.Alive(); err != nil {
+				if err := cmp.Or(m.Alive(), checkRunning(m)); err != nil {
 					return err
 				}
 				if time.Now().After(end) {

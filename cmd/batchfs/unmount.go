@@ -57,6 +57,13 @@ A mount that was handed over (mount --fd) is not unmounted, but served no more: 
 func unmount(m *mount.Mounted, path string, force bool) error {
 	// Before unmounting: the mount is what names the process.
 	supervisor, err := m.Pidfd()
+	var stopped error
+	if err == nil {
+		stopped = checkRunning(m)
+	}
+	if stopped != nil && !force {
+		return stopped
+	}
 	dead := m.Dead()
 	if err != nil && !errors.Is(err, mount.ErrDead) && !dead {
 		return fmt.Errorf("%s: %w", path, err)
@@ -72,6 +79,10 @@ func unmount(m *mount.Mounted, path string, force bool) error {
 	if err != nil {
 		return err
 	}
+	if stopped != nil {
+		unix.PidfdSendSignal(supervisor, unix.SIGTERM, nil, 0)
+		return fmt.Errorf("%s is unmounted, but process %d, which kept the mount, is stopped; it ends after: kill -CONT %[2]d", path, m.Supervisor)
+	}
 	if supervisor >= 0 && !ended(supervisor, force) {
 		return fmt.Errorf("%s is unmounted here, but process %[2]d keeps it: it may be mounted elsewhere too, where as root "+
 			"grep ' %[3]s ' /proc/[0-9]*/mountinfo says; to end it everywhere: kill %[2]d", path, m.Supervisor, m.Device)
@@ -84,6 +95,9 @@ func endHandedOver(out io.Writer, m *mount.Mounted, force bool) error {
 	supervisor, err := m.Pidfd()
 	if err != nil {
 		return fmt.Errorf("%s: %w", m.Mountpoint, err)
+	}
+	if err := checkRunning(m); err != nil {
+		return err
 	}
 	if err := unix.PidfdSendSignal(supervisor, unix.SIGTERM, nil, 0); err != nil {
 		return fmt.Errorf("process %d, which keeps %s: %w", m.Supervisor, m.Mountpoint, err)

@@ -64,6 +64,28 @@ func TestEndingUnderAReader(t *testing.T) {
 	}
 }
 
+// Commands that need the supervisor say at once that it is stopped, and how to continue it. Only unmount --force does something meanwhile.
+func TestStoppedSupervisor(t *testing.T) {
+	t.Parallel()
+	config, _ := e2e.Small(t, 1)
+	m := e2e.Mount(t, "-c", config)
+	supervisor, workers := m.Cmd.Process.Pid, m.AwaitStandby(t)
+	e2e.NoError(t, syscall.Kill(supervisor, syscall.SIGSTOP))
+	t.Cleanup(func() { syscall.Kill(supervisor, syscall.SIGCONT) })
+	for _, worker := range workers { // without them, to look at the mount hangs
+		e2e.NoError(t, syscall.Kill(worker, syscall.SIGKILL))
+	}
+	stopped := fmt.Sprintf("%s is stuck: process %d, which keeps the mount, is stopped; continue it with: kill -CONT %[2]d", m.Dir, supervisor)
+	for _, args := range [][]string{{"restart", m.Dir}, {"unmount", m.Dir}, {"seek", m.Path("train"), "7"}, {"why", m.Path("train/next")}} {
+		e2e.Fails(t, stopped, append([]string{e2e.Batchfs}, args...)...)
+	}
+	e2e.Equal(t, "it is mounted", e2e.IsMounted(t, m.Dir), true)
+	e2e.Fails(t, fmt.Sprintf("is stopped; it ends after: kill -CONT %d", supervisor), e2e.Batchfs, "unmount", "--force", m.Dir)
+	e2e.NotMounted(t, m.Dir)
+	e2e.NoError(t, syscall.Kill(supervisor, syscall.SIGCONT))
+	m.AwaitEnd(t)
+}
+
 // mount -d returns 0 when, and only when, batches can be read.
 func TestBackground(t *testing.T) {
 	e2e.NeedFUSE(t)
