@@ -15,6 +15,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"batchfs/internal/eintr"
 )
 
 // A file is a Blob on the local machine: a regular file of any filesystem.
@@ -91,7 +93,7 @@ func openFile(path string, previous Blob) (id Identity, _ Content, err error) {
 // identify returns what an open file is.
 func identify(fd int) (Identity, error) {
 	var st unix.Stat_t
-	err := unix.Fstat(fd, &st)
+	err := eintr.Retry(func() error { return unix.Fstat(fd, &st) })
 	return Identity{Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, Sec: int64(st.Mtim.Sec), Nsec: int64(st.Mtim.Nsec)}, err
 }
 
@@ -111,9 +113,12 @@ func (f *file) Check() error {
 	var st unix.Statx_t
 	cwd := unix.AT_FDCWD
 	const mask = unix.STATX_INO | unix.STATX_SIZE | unix.STATX_MTIME
-	_, _, errno := unix.Syscall6(unix.SYS_STATX, uintptr(cwd), uintptr(f.cpath()), 0, mask, uintptr(unsafe.Pointer(&st)), 0)
-	if errno != 0 {
-		return f.failed("stat", errno)
+	err := eintr.Retry(func() error {
+		_, _, errno := unix.Syscall6(unix.SYS_STATX, uintptr(cwd), uintptr(f.cpath()), 0, mask, uintptr(unsafe.Pointer(&st)), 0)
+		return orNil(errno)
+	})
+	if err != nil {
+		return f.failed("stat", err)
 	}
 	was, now := f.Identity(), Identity{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino, Size: int64(st.Size), Sec: st.Mtime.Sec, Nsec: int64(st.Mtime.Nsec)}
 	if now != was {
@@ -136,16 +141,24 @@ func (f *file) checkCopy(was, now Identity) error {
 
 // open opens what is at the path now.
 func (f *file) open() (fd int, err error) {
-	cwd, errno := unix.AT_FDCWD, unix.EINTR
-	for errno == unix.EINTR {
-		var n uintptr
-		n, _, errno = unix.Syscall6(unix.SYS_OPENAT, uintptr(cwd), uintptr(f.cpath()), openFlags, 0, 0, 0)
+	cwd := unix.AT_FDCWD
+	err = eintr.Retry(func() error {
+		n, _, errno := unix.Syscall6(unix.SYS_OPENAT, uintptr(cwd), uintptr(f.cpath()), openFlags, 0, 0, 0)
 		fd = int(n)
-	}
-	if errno != 0 {
-		return -1, f.failed("open", errno)
+		return orNil(errno)
+	})
+	if err != nil {
+		return -1, f.failed("open", err)
 	}
 	return fd, nil
+}
+
+// orNil returns errno as an error, which is nil if errno is 0.
+func orNil(errno unix.Errno) error {
+	if errno == 0 {
+		return nil
+	}
+	return errno
 }
 
 // openUnchanged is open, and checks that the file is the one that was opened first, whose identity it now returns.
@@ -288,10 +301,12 @@ func lieClose(ranges []Range) bool {
 
 func pread(fd int, buf []byte, off int64) error {
 	for len(buf) > 0 {
-		n, err := unix.Pread(fd, buf, off)
+		var n int
+		err := eintr.Retry(func() (err error) {
+			n, err = unix.Pread(fd, buf, off)
+			return err
+		})
 		switch {
-		case err == unix.EINTR:
-			continue
 		case err != nil:
 			return err
 		case n == 0:
@@ -369,7 +384,11 @@ func (f *file) visitRemapped(fd int, ranges []Range, visit func(int, []byte) err
 // page and maps no other.
 func (f *file) visitWhole(fd int, ranges []Range, visit func(int, []byte) error) error {
 	// unix.Mmap would keep a table of mappings under a lock.
-	first, err := unix.MmapPtr(fd, 0, nil, uintptr(f.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+	var first unsafe.Pointer
+	err := eintr.Retry(func() (err error) {
+		first, err = unix.MmapPtr(fd, 0, nil, uintptr(f.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+		return err
+	})
 	if err != nil {
 		return f.failed("mmap", err)
 	}
@@ -382,7 +401,7 @@ func (f *file) visitWhole(fd int, ranges []Range, visit func(int, []byte) error)
 		if from, to := r.pages(); sparse && to-from <= maxCopied {
 			populate = unix.MADV_POPULATE_WRITE
 		}
-		if err := f.visitMapped(mapping, r, populate, visit); err != nil {
+		if err := f.visitMapped(mapping, fd, r, populate, visit); err != nil {
 			return err
 		}
 	}
@@ -395,11 +414,28 @@ func adviseNew(mapping []byte) {
 	unix.Madvise(mapping, unix.MADV_DONTDUMP)
 }
 
-var errFault = errors.New("the mapped file cannot be read there (truncated meanwhile, or an input/output error)")
+// visitMapped calls visit with a range of a mapping of the file, after madvise(2) with the advice populate has mapped its pages. If a
+// page cannot be mapped, it reads the range from fd instead, or from the path if fd is -1: a page fault does not say why it failed,
+// and a file system may merely have interrupted it. The caller must check afterwards that the file has not changed.
+func (f *file) visitMapped(mapping []byte, fd int, r Range, populate int, visit func(int, []byte) error) error {
+	err := f.visitPages(mapping, r, populate, visit)
+	if err != errFault {
+		return err
+	}
+	if fd < 0 {
+		if fd, _, err = f.openUnchanged(); err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+	}
+	return f.visitCopies(fd, []Range{r}, visit)
+}
 
-// visitMapped calls visit with a range of a mapping of the file, whose pages it brings there by an advice, populate. A page that cannot be
-// had (the file was truncated, the disk failed) raises SIGBUS, which becomes an error; a fault anywhere else stays a panic.
-func (f *file) visitMapped(mapping []byte, r Range, populate int, visit func(int, []byte) error) (err error) {
+var errFault = errors.New("a page of the file cannot be mapped")
+
+// visitPages is visitMapped without pread: it returns errFault if a page cannot be mapped, which raises SIGBUS (the file was truncated,
+// the disk failed). A fault anywhere else stays a panic.
+func (f *file) visitPages(mapping []byte, r Range, populate int, visit func(int, []byte) error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		r := recover()
@@ -411,7 +447,7 @@ func (f *file) visitMapped(mapping []byte, r Range, populate int, visit func(int
 		if !ok || fault.Addr() < at || fault.Addr() >= at+uintptr(len(mapping)) {
 			panic(r)
 		}
-		err = fmt.Errorf("%s: byte %d: %w", f.Path(), fault.Addr()-at, errFault)
+		err = errFault
 	}()
 	from, to := r.pages()
 	// A system call makes only its caller wait for the disk (from Linux 5.14 on). During a page fault Go runs little else, and
@@ -438,7 +474,7 @@ func (f *file) readMapped(ranges []Range, visit func(int, []byte) error) error {
 		unix.Madvise(m.bytes[from:min(to, int64(len(m.bytes)))], unix.MADV_WILLNEED)
 	}
 	for i := 0; i < len(ranges) && err == nil; i++ {
-		err = f.visitMapped(m.bytes, ranges[i], unix.MADV_POPULATE_READ, visit)
+		err = f.visitMapped(m.bytes, m.fd, ranges[i], unix.MADV_POPULATE_READ, visit)
 	}
 	if f.access == Advise {
 		for _, r := range ranges {

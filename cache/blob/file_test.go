@@ -2,6 +2,7 @@ package blob
 
 import (
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -33,21 +34,35 @@ func tokens(t testing.TB, bytes int) (path string, id Identity) {
 	return path, id
 }
 
-// A page that cannot be had of a file that has not changed: a failing disk.
-func TestFaultIsAnError(t *testing.T) {
+// A range whose pages cannot be mapped is read with pread, which says what is wrong if the file changed or its disk fails.
+func TestFaultIsReadAgain(t *testing.T) {
 	path, id := tokens(t, os.Getpagesize())
 	f, err := newFile(path, id, Sample{}, Map, false)
 	must(t, err)
 	m, err := f.keep()
 	must(t, err)
+	fd, err := f.open()
+	must(t, err)
+	defer unix.Close(fd)
+	read := func(fd int) (got byte, err error) {
+		err = f.visitMapped(m.bytes, fd, Range{From: 100, To: 102}, unix.MADV_POPULATE_READ, func(_ int, raw []byte) error {
+			got = raw[1]
+			return nil
+		})
+		return got, err
+	}
+	must(t, unix.Mprotect(m.bytes, unix.PROT_NONE))
+	for _, fd := range []int{fd, m.fd} {
+		if got, err := read(fd); got != 101 || err != nil {
+			t.Errorf("byte %d, error %v, want byte 101", got, err)
+		}
+	}
 	must(t, os.Truncate(path, 0))
-	var sink byte
-	err = f.visitMapped(m.bytes, Range{From: 100, To: 102}, unix.MADV_POPULATE_READ, func(_ int, raw []byte) error {
-		sink += raw[1]
-		return nil
-	})
-	if !errors.Is(err, errFault) || !strings.Contains(err.Error(), path+": byte 101") {
-		t.Errorf("error %v, want a fault at byte 101 of %s", err, path)
+	if _, err := read(fd); !errors.Is(err, io.ErrUnexpectedEOF) || !strings.Contains(err.Error(), path) {
+		t.Errorf("error %v, want the end of %s", err, path)
+	}
+	if _, err := read(m.fd); !errors.Is(err, unix.ESTALE) {
+		t.Errorf("error %v, want ESTALE", err)
 	}
 }
 

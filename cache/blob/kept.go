@@ -7,6 +7,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"batchfs/internal/eintr"
 )
 
 // A kept is what stays of a file between two reads, until no reader holds it: a mapping of the whole file, or a descriptor.
@@ -82,7 +84,11 @@ func (f *file) openKept() (*kept, error) {
 		unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM)
 		return &kept{id: now, fd: fd}, nil
 	}
-	bytes, err := unix.Mmap(fd, 0, int(f.size), unix.PROT_READ, unix.MAP_SHARED)
+	var bytes []byte
+	err = eintr.Retry(func() (err error) {
+		bytes, err = unix.Mmap(fd, 0, int(f.size), unix.PROT_READ, unix.MAP_SHARED)
+		return err
+	})
 	if err != nil {
 		unix.Close(fd)
 		return nil, f.failed("mmap", err)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"batchfs/internal/eintr"
 )
 
 // Whether a process has a file open for writing. The kernel refuses a lease while one has, and lets none open the file for writing
@@ -22,10 +24,10 @@ const (
 
 func leaseFile(f *os.File) writers {
 	var fs unix.Statfs_t
-	if unix.Fstatfs(int(f.Fd()), &fs) != nil {
+	if eintr.Retry(func() error { return unix.Fstatfs(int(f.Fd()), &fs) }) != nil {
 		return unknown
 	}
-	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+	err := setLease(f, unix.F_RDLCK)
 	network := slices.Contains([]int64{unix.NFS_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC}, int64(fs.Type))
 	switch {
 	case err == nil && fs.Type == unix.FUSE_SUPER_MAGIC:
@@ -39,7 +41,14 @@ func leaseFile(f *os.File) writers {
 	return unknown
 }
 
-func unleaseFile(f *os.File) { unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK) }
+func unleaseFile(f *os.File) { setLease(f, unix.F_UNLCK) }
+
+func setLease(f *os.File, kind int) error {
+	return eintr.Retry(func() error {
+		_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, kind)
+		return err
+	})
+}
 
 // settleTime is how long a file that was overwritten must stay unchanged before it is read, where its writers are not known. It is
 // longer than most writes, and than the steps of the modification times of network filesystems.

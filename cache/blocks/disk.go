@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"batchfs/internal/eintr"
 )
 
 // A disk is a directory of blocks that all processes of a user, or of a group, share on a host. See dir.go for who may use it.
@@ -109,7 +111,7 @@ type Stat struct {
 
 func statOf(f *os.File) (s Stat, err error) {
 	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+	if err := eintr.Retry(func() error { return unix.Fstat(int(f.Fd()), &st) }); err != nil {
 		return s, &os.PathError{Op: "stat", Path: f.Name(), Err: err}
 	}
 	return Stat{uint64(st.Dev), st.Ino, st.Size, int64(st.Mtim.Sec), int64(st.Mtim.Nsec)}, nil

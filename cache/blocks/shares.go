@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"batchfs/internal/eintr"
 	"batchfs/internal/owndir"
 )
 
@@ -252,5 +253,5 @@ func (d *disk) sharesIn(root *os.Root, tidy bool) (all []KnownShare) {
 
 func isLinked(f *os.File) bool {
 	var st unix.Stat_t
-	return unix.Fstat(int(f.Fd()), &st) == nil && st.Nlink > 0
+	return eintr.Retry(func() error { return unix.Fstat(int(f.Fd()), &st) }) == nil && st.Nlink > 0
 }

@@ -1,0 +1,40 @@
+package faults
+
+import (
+	"fmt"
+	"path/filepath"
+	"testing"
+
+	"batchfs/test/e2e"
+)
+
+// No read fails while the file system that holds the tokens interrupts most requests, including the page faults of a mapping.
+func TestInterruptedFileSystem(t *testing.T) {
+	t.Parallel()
+	const shards, batches = 4, 8
+	source := t.TempDir()
+	for i := range shards {
+		e2e.Write(t, filepath.Join(source, fmt.Sprintf("train-%d.bin", i)), e2e.VersionOf(i, 200_000))
+	}
+	settings := []string{"-c", "/dev/null", "--set", "batch.batch_size=12", "--set"}
+	want := e2e.Lines(t, "train", 0, batches, append(settings, "splits.train.tokens="+source+"/*.bin")...)
+	for _, access := range []string{"remap", "pread", "advise"} {
+		t.Run(access, func(t *testing.T) {
+			t.Parallel()
+			slow := e2e.NewSlowFS(t, source)
+			m := e2e.Mount(t, append(settings, "splits.train.tokens="+slow.Dir+"/*.bin", "--set", "memory.access="+access)...)
+			before := slow.Count(t, "read")
+			for _, request := range []string{"lookup", "getattr", "open"} {
+				slow.Interrupt(t, request, 1, 2)
+			}
+			slow.Interrupt(t, "read", 5, 6) // first the read-ahead, then two attempts to map a page
+			for k := range batches {
+				e2e.Equal(t, fmt.Sprint("batch ", k), e2e.Take(t, m, fmt.Sprint("train/batch/", k)), want[k])
+			}
+			e2e.Equal(t, "errors", e2e.StatusOf(t, m).Splits["train"].Errors, 0)
+			if after := slow.Count(t, "read"); after < before+10*batches {
+				t.Errorf("%d requests read the files, and after %d batches %d: the page cache had most of them", before, batches, after)
+			}
+		})
+	}
+}
