@@ -7,6 +7,8 @@ import (
 	"math/big"
 	"slices"
 	"strconv"
+
+	"batchfs/internal/minheap"
 )
 
 // maxPeriod bounds D, the rows of a mixture's period: the longest pattern is 8 MiB, and its rows by source 4 MiB.
@@ -111,23 +113,25 @@ func newPattern(shares []int) []pick {
 	for _, a := range shares {
 		d += a
 	}
-	type next struct{ pick, from, due int }
-	all := make([]next, len(shares)) // of each source
-	for i, a := range shares {
-		all[i].due = (d - 1) / a
+	// Both heaps hold a row in the upper 32 bits and a source in the lower ones. Each source is in one of them.
+	var waiting minheap.Heap // by the first row that the source's next pick may take
+	var ready minheap.Heap   // by the row at which that pick is due
+	for i := range shares {
+		waiting.Push(uint64(i))
 	}
+	picks := make([]int, len(shares)) // rows that each source has taken
 	pattern := make([]pick, d)
 	for row := range pattern {
-		first, due := 0, math.MaxInt
-		for i := range all {
-			if all[i].from <= row && all[i].due < due {
-				first, due = i, all[i].due
-			}
+		for len(waiting) > 0 && waiting[0]>>32 <= uint64(row) {
+			i := uint32(waiting.Pop())
+			due := ((picks[i]+1)*d - 1) / shares[i]
+			ready.Push(uint64(due)<<32 | uint64(i))
 		}
-		n, a := &all[first], shares[first]
-		pattern[row] = pick{uint32(first), uint32(n.pick)}
-		n.pick++
-		n.from, n.due = n.pick*d/a, ((n.pick+1)*d-1)/a
+		first := uint32(ready.Pop())
+		pattern[row] = pick{first, uint32(picks[first])}
+		picks[first]++
+		from := picks[first] * d / shares[first]
+		waiting.Push(uint64(from)<<32 | uint64(first))
 	}
 	return pattern
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 func newTestMixture(t testing.TB, weights ...float64) *mixture {
@@ -118,7 +119,15 @@ func TestMixtureIsProportionate(t *testing.T) {
 
 // The rule, read word by word.
 func TestMixtureTakesTheRowDueFirst(t *testing.T) {
-	for _, weights := range mixtures() {
+	all, rng := mixtures(), rand.New(rand.NewPCG(3, 4))
+	for range 100 { // of few values, so that many picks are due at the same row
+		weights := make([]float64, 1+rng.IntN(100))
+		for i := range weights {
+			weights[i] = float64(1 + rng.IntN(3))
+		}
+		all = append(all, weights)
+	}
+	for _, weights := range all {
 		m := newTestMixture(t, weights...)
 		d, count := len(m.pattern), make([]int, len(weights))
 		for n := range min(d, 10_000) {
@@ -134,6 +143,26 @@ func TestMixtureTakesTheRowDueFirst(t *testing.T) {
 			}
 			count[want]++
 		}
+	}
+}
+
+// A pattern of the longest period takes about as long for thousands of sources as for a few.
+func TestMixtureOfManySources(t *testing.T) {
+	took := func(sources int) time.Duration {
+		shares := make([]int, sources)
+		for i := range shares {
+			shares[i] = maxPeriod / sources
+		}
+		var times []time.Duration
+		for range 3 {
+			began := time.Now()
+			newPattern(shares)
+			times = append(times, time.Since(began))
+		}
+		return slices.Min(times)
+	}
+	if few, many := took(4), took(4096); many > 50*few {
+		t.Errorf("a pattern of 4096 sources takes %v, of 4 sources %v", many, few)
 	}
 }
 

@@ -3,6 +3,8 @@ package bpe
 import (
 	"math/bits"
 	"slices"
+
+	"batchfs/internal/minheap"
 )
 
 // merges are the pairs of tokens that a vocabulary joins: a hash table with open addressing, which is less than half full.
@@ -113,13 +115,13 @@ type link struct {
 // merges that an earlier one made impossible; their rank is no longer the link's.
 func appendLong(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
 	links := make([]link, len(piece))
-	var q queue
+	var q minheap.Heap // of rank<<32 | position: the lowest rank first, the leftmost of equal ones
 	look := func(i int32) {
 		links[i].merge = noMerge
 		if next := links[i].next; next >= 0 {
 			if merge := t.merges.find(links[i].token, links[next].token); merge != noMerge {
 				links[i].merge = merge
-				q.push(merge&^uint64(none) | uint64(i))
+				q.Push(merge&^uint64(none) | uint64(i))
 			}
 		}
 	}
@@ -131,7 +133,7 @@ func appendLong(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
 		look(int32(i))
 	}
 	for len(q) > 0 {
-		first := q.pop()
+		first := q.Pop()
 		i := int32(uint32(first))
 		if l := &links[i]; l.merge != noMerge && l.merge>>32 == first>>32 {
 			gone := l.next
@@ -150,38 +152,4 @@ func appendLong(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
 		tokens = append(tokens, links[i].token)
 	}
 	return tokens
-}
-
-// A queue is a binary heap of rank<<32 | position: the lowest rank first, and of equals the leftmost.
-type queue []uint64
-
-func (q *queue) push(x uint64) {
-	h := append(*q, x)
-	i := len(h) - 1
-	for parent := (i - 1) / 2; i > 0 && x < h[parent]; parent = (i - 1) / 2 {
-		h[i] = h[parent]
-		i = parent
-	}
-	h[i] = x
-	*q = h
-}
-
-func (q *queue) pop() uint64 {
-	h := *q
-	first, x := h[0], h[len(h)-1]
-	h = h[:len(h)-1]
-	for i := 0; len(h) > 0; {
-		child := 2*i + 1
-		if child+1 < len(h) && h[child+1] < h[child] {
-			child++
-		}
-		if child >= len(h) || x <= h[child] {
-			h[i] = x
-			break
-		}
-		h[i] = h[child]
-		i = child
-	}
-	*q = h
-	return first
 }
