@@ -277,10 +277,15 @@ func (s *Split) WroteArrays() bool { return s.Wrote("arrays") || s.Wrote("source
 
 // VocabSizes returns the vocab_size of each source; Tokens are one source. It is 0 where none was written.
 func (s *Split) VocabSizes() (sizes []int64) {
-	for _, source := range s.sources() {
-		sizes = append(sizes, cmp.Or(source.VocabSize, s.VocabSize))
+	for i := range s.sources() {
+		sizes = append(sizes, s.VocabSizeOf(i))
 	}
 	return sizes
+}
+
+// VocabSizeOf returns the vocab_size of one source, or 0 if none was written.
+func (s *Split) VocabSizeOf(source int) int64 {
+	return cmp.Or(s.sources()[source].VocabSize, s.VocabSize)
 }
 
 // Origin begins a message: it says where the first of keys that was written stands, or else where the split was first named. For
@@ -322,7 +327,7 @@ func (s *Split) check() error {
 		return fmt.Errorf("%s: layout rows has no documents; leave documents out", s.Origin("documents", "layout"))
 	}
 	if s.Wrote("token_dtype") {
-		return s.CheckVocabSize(s.TokenDType, s.Shape)
+		return s.CheckVocabSize(slices.Max(s.VocabSizes()), s.TokenDType, s.Shape)
 	}
 	return nil
 }
@@ -352,9 +357,10 @@ func (s *Split) checkShares() error {
 	return nil
 }
 
-// CheckVocabSize returns an error if a dtype cannot hold tokens of the vocab_size. Elements with axes are no tokens.
-func (s *Split) CheckVocabSize(dtype array.DType, axes []int) error {
-	if size := slices.Max(s.VocabSizes()); len(axes) == 0 && dtype.IsInteger() && size > dtype.Values() {
+// CheckVocabSize returns an error if a dtype cannot hold the tokens of a vocabulary, the largest of VocabSizes. Elements with axes are
+// no tokens.
+func (s *Split) CheckVocabSize(size int64, dtype array.DType, axes []int) error {
+	if len(axes) == 0 && dtype.IsInteger() && size > dtype.Values() {
 		return fmt.Errorf("%s: %s cannot hold the tokens of a vocabulary of %d in splits.%s; is it token_dtype = \"uint32\"?",
 			s.Origin("vocab_size", "sources"), dtype, size, s.Name())
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 
@@ -14,8 +15,8 @@ import (
 // A document is one TOML text: the configuration file, or one --set argument.
 type document struct {
 	text string
-	name string // of the file; empty for --set
-	keys []toml.Key
+	name string     // of the file; empty for --set
+	keys []toml.Key // each once, in the order of the text
 	tree map[string]any
 }
 
@@ -47,7 +48,13 @@ func parse(name, text string) (*document, error) {
 		line := 1 + strings.Count(text[:min(max(syntax.Position.Start, 0), len(text))], "\n")
 		return nil, fmt.Errorf("%s:%d: %s", name, line, syntax.Message)
 	}
-	d.keys = meta.Keys()
+	seen := map[string]bool{} // a key of a list of tables occurs once in each of them
+	for _, k := range meta.Keys() {
+		if text := k.String(); !seen[text] {
+			seen[text] = true
+			d.keys = append(d.keys, k)
+		}
+	}
 	return d, err
 }
 
@@ -110,25 +117,26 @@ func (d *document) relative(path string) string {
 	return filepath.Join(filepath.Dir(d.name), path)
 }
 
-// line returns the line on which the statement that sets a key begins: it is behind the longest beginning of the text that is TOML
-// without the key.
+// line returns the line on which the statement that sets a key begins.
 func (d *document) line(k toml.Key) int {
 	for len(k) > 1 && d.value(k) == nil { // within a value
 		k = k[:len(k)-1]
 	}
-	begin, lines, end := 1, 0, 0
+	begins, end := []int{0}, 0 // of statements, and the end of the last one
 	for line := range strings.Lines(d.text) {
-		lines, end = lines+1, end+len(line)
-		part, err := parse("", d.text[:end])
-		switch {
-		case err != nil:
-		case part.value(k) != nil:
-			return begin
-		default:
-			begin = lines + 1
+		end += len(line)
+		if strings.HasSuffix(strings.TrimSpace(line), ",") && !strings.Contains(line, "#") {
+			continue // No statement ends here, and parsing a long list after each of its lines would take minutes.
+		}
+		if _, err := parse("", d.text[begins[len(begins)-1]:end]); err == nil {
+			begins = append(begins, end)
 		}
 	}
-	return begin
+	setBy := sort.Search(len(begins)-1, func(i int) bool { // the first statement up to which the text has the key
+		part, err := parse("", d.text[:begins[i+1]])
+		return err == nil && part.value(k) != nil
+	})
+	return 1 + strings.Count(d.text[:begins[setBy]], "\n")
 }
 
 func show(v any) string {

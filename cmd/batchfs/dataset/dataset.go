@@ -141,8 +141,9 @@ func (d *Dataset) bind(split *config.Split) (err error) {
 		settings.Weights = append(settings.Weights, source.Weight)
 	}
 	var sources []sampler.Source
+	vocabSize := slices.Max(s.VocabSizes())
 	for i := range d.sources {
-		source, err := d.samplerSource(i)
+		source, err := d.samplerSource(i, vocabSize)
 		if err != nil {
 			return err
 		}
@@ -156,13 +157,13 @@ func (d *Dataset) bind(split *config.Split) (err error) {
 	return d.countSteps()
 }
 
-func (d *Dataset) samplerSource(i int) (from sampler.Source, err error) {
+func (d *Dataset) samplerSource(i int, vocabSize int64) (from sampler.Source, err error) {
 	main := d.mains[i]
 	from.Main, from.Tables = main, d.Split.Tables
 	if d.groups != nil {
 		from.Groups = d.groups[i]
 	}
-	if err := d.Split.CheckVocabSize(main.DType(), main.Axes()); err != nil {
+	if err := d.Split.CheckVocabSize(vocabSize, main.DType(), main.Axes()); err != nil {
 		return from, err
 	}
 	if documents := main.Documents(); documents != nil {

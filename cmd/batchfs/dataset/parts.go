@@ -65,7 +65,7 @@ func options(s *config.Split, m config.Memory, i, n int, h hint) cache.Options {
 		if o.GuessedDType {
 			o.DType = cmp.Or(h.TokenDType, o.DType)
 		}
-		o.VocabSize = cmp.Or(s.VocabSizes()[i], h.VocabSize)
+		o.VocabSize = cmp.Or(s.VocabSizeOf(i), h.VocabSize)
 		switch {
 		case s.Ends == sampler.EndsByIndex && s.FilesAreDocuments:
 			o.Documents = cache.FilesAreDocuments

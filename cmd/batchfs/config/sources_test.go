@@ -1,0 +1,69 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
+)
+
+// manySources are two texts that give a split n sources, as tables and as one list. The last weight ends the text.
+func manySources(n int, last string) (tables, list string) {
+	var t, l strings.Builder
+	for i := range n {
+		weight := "1"
+		if i == n-1 {
+			weight = last
+		}
+		fmt.Fprintf(&t, "[[splits.train.sources]]\ntokens = \"%d.bin\"\nweight = %s\n", i, weight)
+		fmt.Fprintf(&l, "  {tokens = \"%d.bin\", weight = %s, arrays = []},\n", i, weight)
+	}
+	return t.String(), "[splits.train]\nsources = [\n" + l.String() + "]\n"
+}
+
+func BenchmarkDecodeSources(b *testing.B) {
+	for _, n := range []int{500, 4000} {
+		tables, list := manySources(n, "1")
+		for name, text := range map[string]string{"tables": tables, "list": list} {
+			b.Run(fmt.Sprint(name, "/", n), func(b *testing.B) {
+				for b.Loop() {
+					_, err := decodeText(text)
+					testfiles.NoError(b, err)
+				}
+			})
+		}
+	}
+}
+
+// Eight times as many sources take about eight times as long, also to say which line is wrong.
+func TestDecodeManySources(t *testing.T) {
+	took := func(text, want string) time.Duration {
+		var times []time.Duration
+		for range 3 {
+			began := time.Now()
+			_, err := decodeText(text)
+			times = append(times, time.Since(began))
+			if got := fmt.Sprint(err); !strings.HasPrefix(got, want) {
+				t.Fatalf("error %s, want %s", got, want)
+			}
+		}
+		return slices.Min(times)
+	}
+	for _, weight := range []string{"1", "-1"} {
+		fewTables, fewInList := manySources(500, weight)
+		manyTables, manyInList := manySources(4000, weight)
+		wants := []string{"config.toml:1500: ", "config.toml:12000: ", "config.toml:2: "}
+		if weight == "1" {
+			wants = []string{"<nil>", "<nil>", "<nil>"}
+		}
+		if few, many := took(fewTables, wants[0]), took(manyTables, wants[1]); many > 30*few {
+			t.Errorf("weight %s: 4000 tables take %v, 500 take %v", weight, many, few)
+		}
+		if few, many := took(fewInList, wants[2]), took(manyInList, wants[2]); many > 30*few {
+			t.Errorf("weight %s: a list of 4000 takes %v, of 500 %v", weight, many, few)
+		}
+	}
+}
