@@ -45,6 +45,7 @@ func TestRooms(t *testing.T) {
 		"cmd/batchfs/terminal":           nil,
 		"cmd/batchfs/metrics":            {"fs/state", "internal/process"},
 		"cmd/batchfs/vocabulary":         nil,
+		"cmd/batchfs/web":                nil,
 		"cmd/batchfs/config":             {"cache/array", "cache/blob", "cache/blocks", "cache/format", "cache/store", "sampler"},
 		"cmd/batchfs/dataset": {"cache", "cache/array", "cache/blob", "cache/blocks", "cmd/batchfs/config", "cmd/batchfs/terminal",
 			"cmd/batchfs/vocabulary", "internal/jsontext", "sampler"},
@@ -60,7 +61,7 @@ func TestRooms(t *testing.T) {
 			"sampler"},
 		"cmd/batchfs": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/format", "cache/store", "cmd/batchfs/bench", "cmd/batchfs/config",
 			"cmd/batchfs/dataset", "cmd/batchfs/metrics", "cmd/batchfs/plan", "cmd/batchfs/prepare", "cmd/batchfs/survey", "cmd/batchfs/terminal",
-			"cmd/batchfs/top", "cmd/batchfs/view", "fs", "fs/header", "fs/mount", "fs/state", "fs/supervise", "sampler"},
+			"cmd/batchfs/top", "cmd/batchfs/view", "cmd/batchfs/web", "fs", "fs/header", "fs/mount", "fs/state", "fs/supervise", "sampler"},
 	}
 	home := map[string][]string{ // where the packages of an outside module enter
 		"github.com/hanwen/go-fuse":      {"fs", "fs/guard"},

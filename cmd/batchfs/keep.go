@@ -14,7 +14,6 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"syscall"
-	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
@@ -22,6 +21,7 @@ import (
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/metrics"
+	"batchfs/cmd/batchfs/web"
 	"batchfs/fs/state"
 	"batchfs/fs/supervise"
 )
@@ -183,8 +183,7 @@ func listenForMetrics(address netip.AddrPort) (net.Listener, error) {
 func serveMetrics(listener net.Listener, shared *state.Shared, log *slog.Logger) {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", metrics.Handler(shared))
-	server := http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn)}
-	server.Serve(listener)
+	web.Serve(listener, mux, slog.NewLogLogger(log.Handler(), slog.LevelWarn))
 }
 
 // signals returns the signals to restart and to stop. SIGHUP means restart; but stop if this process has lost its terminal.

@@ -3,12 +3,12 @@ package main
 import (
 	"fmt"
 	"net"
-	"net/http"
 
 	"github.com/spf13/cobra"
 
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/view"
+	"batchfs/cmd/batchfs/web"
 )
 
 func viewCommand() *cobra.Command {
@@ -74,5 +74,5 @@ func serveView(cmd *cobra.Command, src *config.Flags, paths []string, by string,
 	fmt.Fprintln(cmd.OutOrStdout(), page.Address(listener))
 	fmt.Fprintf(cmd.ErrOrStderr(), "open this address in a browser; Ctrl-C ends the page\n"+
 		"from another machine, forward the port there first: ssh -N -L %[1]d:127.0.0.1:%[1]d HOST\n", listener.Addr().(*net.TCPAddr).Port)
-	return http.Serve(listener, page)
+	return web.Serve(listener, page, nil)
 }

@@ -4,8 +4,12 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
+	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -143,6 +147,34 @@ func TestMetricsListen(t *testing.T) {
 	}
 	address := strings.TrimSuffix(strings.TrimPrefix(url, "http://"), "/metrics")
 	e2e.Fails(t, "mount.metrics_listen: listen tcp "+address, e2e.Batchfs, "mount", "-c", config, "--set", "mount.metrics_listen="+address, t.TempDir())
+}
+
+// Half-open connections do not keep view or metrics from answering, though there are more than the process may have descriptors. A name
+// that may be another site's is refused.
+func TestServedOverHTTP(t *testing.T) {
+	t.Parallel()
+	config, _ := e2e.Small(t, 1)
+	fewFiles := func() *exec.Cmd { return exec.Command("sh", "-c", `ulimit -n 256; exec "$0" "$@"`, e2e.Batchfs) }
+	view := fewFiles()
+	view.Args = append(view.Args, "view", "-c", config)
+	page := e2e.StartClient(t, view).Line(t)
+	metrics := e2e.MountProgram(t, fewFiles(), "-c", config, "--set", "mount.metrics_listen=127.0.0.1:0").Metrics(t)
+	for _, address := range []string{page, metrics} {
+		where := e2e.Must(url.Parse(address))(t)
+		for range 300 {
+			c := e2e.Must(net.Dial("tcp", where.Host))(t)
+			defer c.Close()
+			e2e.Must(io.WriteString(c, "GET / HT"))(t)
+		}
+		for host, want := range map[string]int{where.Host: http.StatusOK, "localhost": http.StatusOK, "example.org:80": http.StatusForbidden} {
+			r := e2e.Must(http.NewRequest(http.MethodGet, address, nil))(t)
+			r.Host, r.Close = host, true
+			client := http.Client{Timeout: e2e.Limit}
+			response := e2e.Must(client.Do(r))(t)
+			response.Body.Close()
+			e2e.Equal(t, "the status of "+address+" for "+host, response.StatusCode, want)
+		}
+	}
 }
 
 // stateInList returns a function that reports whether list shows a mount in a state.

@@ -1,8 +1,8 @@
 // Package view serves a page for browsers that shows batches as a trainer gets them: their rows as text, where each token is from, and what is
 // not trained on. It reads sequences that are open, and nothing else.
 //
-// Any program of the machine, and any site in a browser there, can send it requests. So its address has a key, and a request must name this
-// machine as its host, and be from no other site.
+// Any program of the machine, and any site in a browser there, can send it requests. So its address has a key, and a request must be from no
+// other site. It must be served with package web, which refuses requests for other hosts.
 package view
 
 import (
@@ -101,11 +101,9 @@ func (v *View) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set(name, value)
 	}
 	key, path, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
-	host, _, _ := net.SplitHostPort(r.Host) // names that others choose may lead here; on any port, because ssh may forward one
-	origin := r.Header.Get("Origin")
-	switch {
-	case host != "127.0.0.1" && host != "localhost", origin != "" && origin != "http://"+r.Host:
-		http.Error(w, "this page is for 127.0.0.1 and localhost alone", http.StatusForbidden)
+	switch origin := r.Header.Get("Origin"); {
+	case origin != "" && origin != "http://"+r.Host:
+		http.Error(w, "this page answers no other site", http.StatusForbidden)
 		return
 	case subtle.ConstantTimeCompare([]byte(key), []byte(v.key)) == 0:
 		http.Error(w, "the address has another key than the one that batchfs view printed", http.StatusForbidden)

@@ -1,0 +1,122 @@
+// Package web serves HTTP to browsers and other programs, and withstands those that send half a request, or requests for another host.
+package web
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Serve answers requests on a listener until it is closed. Errors of connections go to errorLog; nil is standard error.
+func Serve(listener net.Listener, handler http.Handler, errorLog *log.Logger) error {
+	open := connections{busy: map[net.Conn]bool{}}
+	server := http.Server{
+		Handler:           open.track(checkHost(handler)),
+		ReadHeaderTimeout: 5 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		ConnState:         open.note,
+		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connection{}, c) },
+		ErrorLog:          errorLog,
+	}
+	return server.Serve(listener)
+}
+
+// maxConnections bounds the descriptors that clients can take from the process.
+const maxConnections = 64
+
+// connections are those that are open. If there are too many, the oldest one without a request is closed, or else the oldest one.
+type connections struct {
+	mu   sync.Mutex // guards the fields below
+	all  []net.Conn // the oldest first
+	busy map[net.Conn]bool
+}
+
+// A connection is the key of a request's connection in its context.
+type connection struct{}
+
+// note is the server's ConnState.
+func (o *connections) note(c net.Conn, state http.ConnState) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch state {
+	case http.StateNew:
+		if len(o.all) >= maxConnections {
+			o.remove(o.dispensable())
+		}
+		o.all = append(o.all, c)
+	case http.StateClosed, http.StateHijacked:
+		o.remove(c)
+	}
+}
+
+// dispensable is the connection to close for a new one.
+func (o *connections) dispensable() net.Conn {
+	for _, c := range o.all {
+		if !o.busy[c] {
+			return c
+		}
+	}
+	return o.all[0]
+}
+
+func (o *connections) remove(c net.Conn) {
+	if i := slices.Index(o.all, c); i >= 0 {
+		o.all = slices.Delete(o.all, i, i+1)
+		c.Close()
+	}
+}
+
+// track records which connections have a request that handler is answering.
+func (o *connections) track(handler http.Handler) http.Handler {
+	set := func(c net.Conn, busy bool) {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if busy {
+			o.busy[c] = true
+		} else {
+			delete(o.busy, c)
+		}
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c := r.Context().Value(connection{}).(net.Conn)
+		set(c, true)
+		defer set(c, false)
+		handler.ServeHTTP(w, r)
+	})
+}
+
+// checkHost refuses requests of sites whose name leads to this machine only in the browser that shows them (DNS rebinding). A request
+// of this machine must name an IP address, a name that no site can have because it has no dot, or the machine's own name. Other
+// machines may know this one by any name.
+func checkHost(handler http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host := (&url.URL{Host: r.Host}).Hostname()
+		_, notAddress := netip.ParseAddr(host)
+		own, _ := os.Hostname()
+		isOurs := notAddress == nil || host != "" && !strings.Contains(host, ".") || strings.EqualFold(host, own)
+		if !isOurs && isFromHere(r) {
+			http.Error(w, fmt.Sprintf("%q is no name of this machine: use its IP address, localhost or %s", r.Host, own), http.StatusForbidden)
+			return
+		}
+		handler.ServeHTTP(w, r)
+	})
+}
+
+// isFromHere reports whether a request comes from this machine.
+func isFromHere(r *http.Request) bool {
+	from, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return true
+	}
+	to, _ := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	return from.Addr().Unmap().IsLoopback() || to != nil && from.Addr().Unmap() == to.AddrPort().Addr().Unmap()
+}
