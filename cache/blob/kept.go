@@ -18,16 +18,23 @@ type kept struct {
 	fd    int      // -1 if only the mapping stays
 }
 
-// A process may have some more descriptors than maxOpen.
+// All files of the process together keep up to maxKept mappings without a descriptor, and up to maxOpen descriptors. A file beyond
+// that is opened in each read, which takes no longer than a read of a mapping. The bound leaves most descriptors to reads, to
+// connections, and to the rest of the program.
 var (
 	keptMappings, keptOpen atomic.Int64
 
 	maxOpen = func() int64 {
 		var limit unix.Rlimit
-		unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) // or 0
+		unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) // the Go runtime has raised the soft limit to the hard one; 0 after an error
 		return int64(min(limit.Cur/4, 1<<14))
 	}()
 )
+
+// keepsOpen reports whether the file keeps a descriptor between reads: to drop pages from the page cache takes one.
+func (f *file) keepsOpen() bool {
+	return f.access == stayOpen || f.access == Advise && f.dropPageCache
+}
 
 // around is the part of the mapping that a page fault in r may have mapped: the kernel also maps cached pages nearby, and whole large folios,
 // but never more than one page table holds. A kernel that gets all of a page table back (6.14 and later) frees that too.
@@ -49,12 +56,12 @@ func (f *file) keep() (*kept, error) {
 	}
 	f.kept = nil
 	count, most := &keptMappings, int64(maxKept)
-	if f.access == stayOpen {
+	if f.keepsOpen() {
 		count, most = &keptOpen, maxOpen
 	}
 	if count.Add(1) > most {
 		count.Add(-1)
-		return nil, f.failed("open", unix.ENOMEM)
+		return nil, unix.ENOMEM
 	}
 	k, err := f.openKept()
 	if err != nil {
@@ -94,7 +101,7 @@ func (f *file) openKept() (*kept, error) {
 		return nil, f.failed("mmap", err)
 	}
 	adviseNew(bytes)
-	if f.access != Advise || !f.dropPageCache { // which needs the descriptor
+	if !f.keepsOpen() {
 		unix.Close(fd)
 		fd = -1
 	}

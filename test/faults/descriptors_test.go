@@ -1,0 +1,45 @@
+package faults
+
+import (
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"batchfs/test/e2e"
+)
+
+// A mount of more shards than it may have descriptors reads them with every access, and keeps few of them open.
+func TestFewDescriptors(t *testing.T) {
+	t.Parallel()
+	const shards, limit, tokens = 1000, 256, 200
+	dir, all := t.TempDir(), e2e.VersionOf(0, shards*tokens)
+	for i := range shards {
+		e2e.Write(t, filepath.Join(dir, fmt.Sprintf("train-%04d.bin", i)), all[2*tokens*i:][:2*tokens])
+	}
+	settings := []string{"--data", dir, "--set", "batch.batch_size=25", "--set", "batch.block_size=32"}
+	want := ""
+	for _, access := range []string{"remap", "advise", "pread", "map"} {
+		for _, pages := range []string{"keep", "drop"} {
+			t.Run(access+","+pages, func(t *testing.T) {
+				limited := exec.Command("sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, limit), e2e.Batchfs)
+				m := e2e.MountProgram(t, limited, append(settings, "--set", "memory.access="+access, "--set", "memory.page_cache="+pages)...)
+				steps := m.Info(t, "train").Steps
+				if want == "" {
+					want = e2e.Line(e2e.Cat(t, append(settings, "train", "--count", fmt.Sprint(steps))...))
+				}
+				e2e.Equal(t, "an epoch", e2e.Take(t, m, "train/batches.bin"), want)
+				open := 0
+				for _, link := range e2e.FDs(t, m.Worker(t)) {
+					if strings.HasPrefix(link, dir) {
+						open++
+					}
+				}
+				if open > limit/4 {
+					t.Errorf("%d shards stay open, of up to %d", open, limit/4)
+				}
+			})
+		}
+	}
+}
