@@ -189,6 +189,11 @@ type reply struct {
 	prefetcher *prefetcher
 	stream     *stream // may be nil
 	buffer     *buffer // that the second part lies in, or nil
+
+	sequence Sequence
+	number   int    // of the sequence
+	begun    uint64 // first batch whose first byte is in the reply; end if there is none
+	end      uint64 // one more than the last batch that has bytes in the reply, or 0
 }
 
 var replies = sync.Pool{New: func() any { return new(reply) }}

@@ -26,7 +26,7 @@ func (t *tree) Open(late <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fu
 	if k := i.kind(); k.isNext() || k.isNumbered() || k == infoFile {
 		held, err := t.lookAtFiles(i, late)
 		if err != nil {
-			return t.Fault(in.NodeId, err)
+			return t.Fault(&in.InHeader, err)
 		}
 		defer held.Release()
 	}
@@ -43,7 +43,7 @@ func (t *tree) Open(late <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fu
 	case k.isNumbered():
 		s, err := t.sequences.now(i.sequence(), i.batches())
 		if err != nil {
-			return t.Fault(in.NodeId, err)
+			return t.Fault(&in.InHeader, err)
 		}
 		if i.outdated(s) {
 			return fuse.Status(syscall.ESTALE) // upon which the kernel looks the path up again
@@ -56,7 +56,7 @@ func (t *tree) Open(late <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fu
 func (t *tree) openNext(i inode, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	// Some readers do not check whether a read failed.
 	if _, err := t.sequences.now(i.sequence(), t.shared.Sequences[i.sequence()].Next()); err != nil {
-		return t.Fault(in.NodeId, err)
+		return t.Fault(&in.InHeader, err)
 	}
 	fh, ok := t.handles.Open(i.sequence(), in.Pid, in.Flags&syscall.O_NONBLOCK != 0, in.Unique)
 	if !ok {
@@ -97,7 +97,7 @@ func (t *tree) Read(late <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Rea
 		if i.kind().isNext() {
 			t.shared.EndFailed(in.Fh)
 		}
-		return nil, t.Fault(in.NodeId, err)
+		return nil, t.Fault(&in.InHeader, err)
 	}
 	return answer, fuse.OK
 }
@@ -200,6 +200,7 @@ func (t *tree) readBatches(i inode, s Sequence, reading state.Reading, k uint64,
 	}
 	from, shown := file.shown(i, s)
 	answer.prefetcher, answer.buf, answer.split, answer.reading = t.prefetcher, buf, t.sequences.splitOf(i.sequence()), reading
+	answer.sequence, answer.number = s, i.sequence()
 	if len(rest) > 0 && file.which != everyBatch {
 		answer.stream, answer.buffer = t.prefetcher.lookup(s, k)
 	}
@@ -215,32 +216,43 @@ func (t *tree) readBatches(i inode, s Sequence, reading state.Reading, k uint64,
 			return nil, err
 		}
 	}
-	entry := &t.shared.Sequences[i.sequence()]
-	entry.Reads.Add(1)
-	entry.Bytes.Add(uint64(len(buf)))
-	if answer.buffer != nil {
-		entry.Ready.Add(1)
-	}
 	if end := off + int64(len(rest)); end > off {
-		t.countBatches(i, s, k+uint64((off+shown-1)/shown), k+uint64((end-1)/shown))
+		answer.begun, answer.end = k+uint64((off+shown-1)/shown), k+uint64((end-1)/shown)+1
 	}
 	return answer, nil
 }
 
-// countBatches counts the batches from first to last, of which the last is delivered in part or whole, and the others from their first byte on.
-// Where a request begins and ends within a batch, first is behind last.
-func (t *tree) countBatches(i inode, s Sequence, first, last uint64) {
-	entry := &t.shared.Sequences[i.sequence()]
-	entry.NoteBatch(last)
-	if first > last {
+func (t *tree) CountRead(result fuse.ReadResult) {
+	r, ok := result.(*reply)
+	if !ok { // of a file without batches
 		return
 	}
-	entry.Begun.Add(last + 1 - first)
-	counts := &t.shared.Sources[t.sequences.splitOf(i.sequence())]
-	for source := range s.Spec().Sources {
-		for k := first; k <= last; k++ {
-			counts[min(source, state.MaxSources-1)].Rows.Add(s.RowsOf(source, k))
+	entry := &t.shared.Sequences[r.number]
+	entry.Reads.Add(1)
+	entry.Bytes.Add(uint64(len(r.buf)))
+	if r.buffer != nil {
+		entry.Ready.Add(1)
+	}
+	if r.end == 0 {
+		return
+	}
+	entry.NoteBatch(r.end - 1)
+	if r.begun == r.end {
+		return
+	}
+	entry.Begun.Add(r.end - r.begun)
+	counts := &t.shared.Sources[r.split]
+	for source := range r.sequence.Spec().Sources {
+		for k := r.begun; k < r.end; k++ {
+			counts[min(source, state.MaxSources-1)].Rows.Add(r.sequence.RowsOf(source, k))
 		}
+	}
+}
+
+func (t *tree) DiscardRead(result fuse.ReadResult) {
+	if r, ok := result.(*reply); ok {
+		r.reading.Discard()
+		r.reading, r.stream = state.Reading{}, nil // nothing is prefetched either
 	}
 }
 

@@ -284,7 +284,6 @@ func (q *sequences) now(number int, k uint64) (Sequence, error) {
 // fault notes an error of a sequence, and returns its name; of the mount with number 0, which has none.
 func (q *sequences) fault(number int, err string) (name string) {
 	entry := &q.shared.Sequences[number]
-	entry.Errors.Add(1)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	entry.SetFault(err)

@@ -195,13 +195,13 @@ func (t *tree) Lookup(late <-chan struct{}, header *fuse.InHeader, name string, 
 	dir, timeout := inode(header.NodeId), forever
 	of := t.sequence(dir)
 	if t.isForgotten(dir, of) {
-		return t.Fault(header.NodeId, errForgotten)
+		return t.Fault(header, errForgotten)
 	}
 	isOfSettings := dir.kind() == splitDir && isSettings(name)
 	if isOfSettings || of != nil && of.Spec().Follows {
 		held, err := t.lookAtFiles(dir, late)
 		if err != nil {
-			return t.Fault(header.NodeId, err)
+			return t.Fault(header, err)
 		}
 		defer held.Release()
 	}
@@ -213,7 +213,7 @@ func (t *tree) Lookup(late <-chan struct{}, header *fuse.InHeader, name string, 
 	if i.kind().isNumbered() && s.Spec().Follows {
 		var err error
 		if s, err = t.sequences.now(i.sequence(), i.batches()); s == nil { // another error is for Open to tell
-			return t.Fault(header.NodeId, err)
+			return t.Fault(header, err)
 		}
 		i, timeout = i.ofVersion(s.Spec().Version), 0 // of other tokens it is another file
 	}
@@ -289,8 +289,9 @@ func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) 
 func (t *tree) GiveBack(id uint64) { t.handles.GiveBack(id) }
 func (t *tree) Answered(id uint64) { t.handles.Answered(id) }
 
-// Fault turns the error of a request into an errno, and puts its words into the log and status.json.
-func (t *tree) Fault(node uint64, err error) fuse.Status {
+// Fault turns the error of a request into an errno, and puts its words into the log and status.json. A request that timed out and a request
+// that another worker answers again can fail twice, and count once.
+func (t *tree) Fault(header *fuse.InHeader, err error) fuse.Status {
 	if err == state.ErrLate { // its reader has an answer, and the log has that error
 		return fuse.Status(syscall.ETIMEDOUT)
 	}
@@ -300,7 +301,9 @@ func (t *tree) Fault(node uint64, err error) fuse.Status {
 			errno = e
 		}
 	}
-	name := t.sequences.fault(inode(node).sequence(), err.Error())
+	number := inode(header.NodeId).sequence()
+	t.shared.CountFailureOnce(header.Unique, func() { t.shared.Sequences[number].Errors.Add(1) })
+	name := t.sequences.fault(number, err.Error())
 	t.log.limited(slog.LevelError, "a request failed", "sequence", name, "errno", errno.Error(), "err", err)
 	return fuse.Status(errno)
 }

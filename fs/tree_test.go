@@ -172,6 +172,7 @@ func (r *reader) again(off int64, n int) ([]byte, fuse.Status) {
 	}
 	data, _ := result.Bytes(nil)
 	data = bytes.Clone(data)
+	r.CountRead(result)
 	result.Done()
 	return data, status
 }

@@ -29,8 +29,13 @@ type FileSystem interface {
 	GiveBack(id uint64)
 	Answered(id uint64)
 
-	// Fault notes the error of a request, and returns its errno.
-	Fault(node uint64, err error) fuse.Status
+	// CountRead counts what a read delivers. It is called once for each request that is answered in time, before its reply is sent.
+	// DiscardRead is called instead if the request timed out: its reply reaches nobody.
+	CountRead(reply fuse.ReadResult)
+	DiscardRead(reply fuse.ReadResult)
+
+	// Fault counts a request as failed, once, logs the error, and returns its errno.
+	Fault(header *fuse.InHeader, err error) fuse.Status
 }
 
 // A Guard guards a FileSystem.
@@ -89,18 +94,21 @@ func (o *Options) tick() time.Duration { return min(o.Timeout/8, longWait/4) }
 func (g *Guard) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	return g.answer(header, pages{},
 		func(late <-chan struct{}) fuse.Status { return g.FileSystem.Lookup(late, header, name, out) },
+		nil,
 		func() { g.Forget(out.NodeId, 1) })
 }
 
 func (g *Guard) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
 	return g.answer(&in.InHeader, pages{},
 		func(late <-chan struct{}) fuse.Status { return g.FileSystem.GetAttr(late, in, out) },
+		nil,
 		func() {})
 }
 
 func (g *Guard) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	return g.answer(&in.InHeader, pages{},
 		func(late <-chan struct{}) fuse.Status { return g.FileSystem.Open(late, in, out) },
+		nil,
 		func() { g.Release(nil, &fuse.ReleaseIn{InHeader: in.InHeader, Fh: out.Fh}) })
 }
 
@@ -114,7 +122,8 @@ func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (result fus
 			result, status = g.FileSystem.Read(late, in, buf)
 			return status
 		},
-		func() {}) // GiveBack did it
+		func() { g.CountRead(result) },
+		func() { g.DiscardRead(result) }) // GiveBack did the rest
 	if !status.Ok() && ForPageCache(in) {
 		time.Sleep(pageCachePause)
 	}
@@ -125,19 +134,25 @@ func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (result fus
 // that is a read(2) itself: only the latter has a lock owner.
 func ForPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOWNER == 0 }
 
-// answer handles a request. undo undoes what handle did for a reader that has another answer.
-func (g *Guard) answer(header *fuse.InHeader, of pages, handle func(late <-chan struct{}) fuse.Status, undo func()) (status fuse.Status) {
+// answer handles a request. If handle succeeds in time, count counts what it did, unless it is nil; an earlier worker may have counted the
+// same request. If the request timed out, undo undoes what handle did.
+func (g *Guard) answer(header *fuse.InHeader, of pages, handle func(late <-chan struct{}) fuse.Status, count, undo func()) (status fuse.Status) {
 	r, err := g.begin(header, of)
 	if err != nil {
-		return g.Fault(header.NodeId, err)
+		return g.Fault(header, err)
 	}
 	defer func() {
 		if p := recover(); p != nil {
 			g.GiveBack(header.Unique)
 			status = g.o.Panicked(p)
 		}
-		if late := g.end(r); late && status.Ok() {
+		late := g.end(r)
+		switch {
+		case !status.Ok():
+		case late:
 			undo()
+		case count != nil:
+			g.o.Shared.CountOnce(header.Unique, count)
 		}
 	}()
 	return handle(r.late)
@@ -213,8 +228,8 @@ func (g *Guard) Run() {
 }
 
 func (g *Guard) tick() {
-	for _, node := range g.expire() {
-		g.Fault(node, g.lateError())
+	for _, header := range g.expire() {
+		g.Fault(&header, g.lateError())
 	}
 }
 
@@ -222,9 +237,9 @@ func (g *Guard) lateError() error {
 	return fmt.Errorf("the token files gave no answer within %v, or readers asked too much of them (%w)", g.o.Timeout, syscall.ETIMEDOUT)
 }
 
-// expire answers the requests that have waited too long, and returns their nodes. It shows in the shared state which splits have long kept
-// a request waiting.
-func (g *Guard) expire() (late []uint64) {
+// expire answers the requests that have waited too long, and returns their headers. It shows in the shared state which splits have long
+// kept a request waiting.
+func (g *Guard) expire() (late []fuse.InHeader) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.stopped {
@@ -242,7 +257,7 @@ func (g *Guard) expire() (late []uint64) {
 			g.GiveBack(r.id)
 			g.o.Answer(r.id, syscall.ETIMEDOUT) // under the lock, so that the handler does not answer before
 			g.noteAnswer(r.id)
-			late = append(late, r.node)
+			late = append(late, fuse.InHeader{NodeId: r.node, Unique: r.id})
 		}
 	}
 	for split, waited := range longest {

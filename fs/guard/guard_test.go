@@ -31,12 +31,14 @@ type disk struct {
 	faults int
 }
 
-func (d *disk) Split(node uint64) int { return int(node) }
-func (d *disk) GiveBack(id uint64)    { d.note("number of %d", id) }
-func (d *disk) Forget(node, n uint64) { d.note("%d lookups of %d", n, node) }
-func (d *disk) SetDebug(bool)         {}
-func (d *disk) Answered(uint64)       {}
-func (d *disk) Fault(uint64, error) fuse.Status {
+func (d *disk) Split(node uint64) int       { return int(node) }
+func (d *disk) GiveBack(id uint64)          { d.note("number of %d", id) }
+func (d *disk) Forget(node, n uint64)       { d.note("%d lookups of %d", n, node) }
+func (d *disk) SetDebug(bool)               {}
+func (d *disk) Answered(uint64)             {}
+func (d *disk) CountRead(fuse.ReadResult)   { d.note("counted") }
+func (d *disk) DiscardRead(fuse.ReadResult) { d.note("reply") }
+func (d *disk) Fault(*fuse.InHeader, error) fuse.Status {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.faults++
@@ -54,7 +56,7 @@ func (d *disk) note(format string, args ...any) {
 func (d *disk) wait(node uint64, rows int64, buf []byte, late <-chan struct{}) fuse.Status {
 	held, err := d.limits.Acquire(int(node), rows, len(buf), buf, late)
 	if err != nil {
-		return d.Fault(node, err)
+		return d.Fault(nil, err)
 	}
 	defer held.Release()
 	d.mu.Lock()
@@ -231,7 +233,7 @@ func TestLateRequests(t *testing.T) {
 	release()
 	wait.End(t, "the handlers", all.Wait)
 	slices.Sort(g.disk.undone)
-	want := []string{"1 lookups of 77", "handle 88", "number of 2", "number of 4", "number of 6", "number of 8"}
+	want := []string{"1 lookups of 77", "handle 88", "number of 2", "number of 4", "number of 6", "number of 8", "reply"}
 	if !slices.Equal(g.disk.undone, want) {
 		t.Errorf("undone: %q, want %q", g.disk.undone, want)
 	}
@@ -240,6 +242,20 @@ func TestLateRequests(t *testing.T) {
 		t.Errorf("waiting when none is late any more: %v", waiting)
 	}
 	g.isIdle(t)
+}
+
+// A read is counted once, although the worker that counted it died before it had sent the reply.
+func TestReadsAreCountedOnce(t *testing.T) {
+	g := newGuarding(t, 1, 0)
+	for _, read := range []struct {
+		id      uint64
+		counted int // reads so far
+	}{{2, 1}, {2 | state.Resent, 1}, {4 | state.Resent, 2}, {6, 3}} {
+		in := &fuse.ReadIn{InHeader: fuse.InHeader{NodeId: 1, Unique: read.id}, ReadFlags: fuse.READ_LOCKOWNER}
+		if _, status := g.Read(nil, in, nil); !status.Ok() || len(g.disk.undone) != read.counted {
+			t.Errorf("read %#x: %v, %d reads are counted, want %d", read.id, status, len(g.disk.undone), read.counted)
+		}
+	}
 }
 
 // Of a split whose files do not answer, few requests use them. The others wait, and each is answered in time. Another split is not

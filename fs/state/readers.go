@@ -84,6 +84,13 @@ func (r Reading) End() {
 	r.entry.Waits.note(time.Duration(now - r.began))
 }
 
+// Discard ends a request that was answered with an error before its reply was ready.
+func (r Reading) Discard() {
+	if r.reader != nil {
+		r.reader.since.CompareAndSwap(-r.began, Monotonic()) // unless its next request has begun
+	}
+}
+
 // EndFailed notes that a request for a handle of next was answered with an error.
 func (s *Shared) EndFailed(fh uint64) { s.readers[fh%MaxHandles].since.Store(Monotonic()) }
 

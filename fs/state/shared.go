@@ -97,6 +97,7 @@ func (s *Shared) NewConnection() {
 	clear(s.assignments[:])
 	clear(s.unfinished[:])
 	clear(s.attempts[:])
+	clear(s.counted[:])
 }
 
 // Monotonic is the time in nanoseconds, by a clock that all processes of a host share. Go's own reads the same clock without a system call.
