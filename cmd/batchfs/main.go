@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,17 +28,20 @@ import (
 func init() { runtime.LockOSThread() }
 
 func main() {
+	out := terminal.NewOutput(os.Stdout)
 	ended := make(chan error)
-	go func() { ended <- run(os.Args[1:]) }()
+	go func() { ended <- run(os.Args[1:], out) }()
 	err := <-ended
 	var status exitStatus
-	switch {
-	case errors.As(err, &status):
-		os.Exit(int(status))
-	case err != nil:
+	if err != nil && !errors.As(err, &status) {
 		printError(os.Stderr, err)
-		os.Exit(1)
+		status = 1
 	}
+	if lost := out.Close(); lost != nil && !errors.Is(err, lost) {
+		printError(os.Stderr, lost)
+		status = cmp.Or(status, 1)
+	}
+	os.Exit(int(status))
 }
 
 func printError(out io.Writer, err error) { printf(out, "batchfs: %v\n", err) }
@@ -47,13 +51,14 @@ func printf(out io.Writer, format string, args ...any) {
 	io.WriteString(out, terminal.Printable(fmt.Sprintf(format, args...)))
 }
 
-func run(args []string) error {
+func run(args []string, out io.Writer) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	// A second signal ends the process at once.
 	context.AfterFunc(ctx, stop)
 	root := rootCommand()
 	root.SetArgs(args)
+	root.SetOut(out)
 	return root.ExecuteContext(ctx)
 }
 

@@ -71,7 +71,9 @@ func serveView(cmd *cobra.Command, src *config.Flags, paths []string, by string,
 	if err != nil {
 		return fmt.Errorf("--port: %w; without --port, one that is free is taken", err)
 	}
-	fmt.Fprintln(cmd.OutOrStdout(), page.Address(listener))
+	if _, err := fmt.Fprintln(cmd.OutOrStdout(), page.Address(listener)); err != nil {
+		return err
+	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "open this address in a browser; Ctrl-C ends the page\n"+
 		"from another machine, forward the port there first: ssh -N -L %[1]d:127.0.0.1:%[1]d HOST\n", listener.Addr().(*net.TCPAddr).Port)
 	return web.Serve(listener, page, nil)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,7 +20,7 @@ import (
 
 // Is says whether out is a terminal.
 func Is(out io.Writer) bool {
-	f, ok := out.(*os.File)
+	f, ok := out.(interface{ Fd() uintptr })
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 

@@ -1,0 +1,50 @@
+package terminal
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+)
+
+// An Output is standard output. It remembers the first error of a write, and then writes no more, so that a command may write without
+// looking at each error. That nobody reads a pipe is not remembered.
+type Output struct {
+	file *os.File
+	mu   sync.Mutex // guards err; not held during a write, which may block
+	err  error
+}
+
+// NewOutput returns an Output that writes to a file.
+func NewOutput(file *os.File) *Output { return &Output{file: file} }
+
+func (o *Output) Write(p []byte) (int, error) {
+	if err := o.first(nil); err != nil {
+		return 0, err
+	}
+	n, err := o.file.Write(p)
+	return n, o.first(err)
+}
+
+// Fd is the descriptor of the file.
+func (o *Output) Fd() uintptr { return o.file.Fd() }
+
+// Close closes the file, and returns the first error that there was. A network file system may report a full disk only then.
+func (o *Output) Close() error { return o.first(o.file.Close()) }
+
+// first returns the first error, if there is any, and remembers err if it is that.
+func (o *Output) first(err error) error {
+	if errors.Is(err, syscall.EPIPE) {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.err == nil && err != nil {
+		if path := (*os.PathError)(nil); errors.As(err, &path) {
+			err = path.Err
+		}
+		o.err = fmt.Errorf("standard output: %w", err)
+	}
+	return o.err
+}
