@@ -27,7 +27,7 @@ or ``dtype="int64"``. bfloat16 numbers are uint16 in NumPy, which shows their bi
 What can go wrong with data or a machine is an `Error`, whose text says what happened and what to do: `MountError` when there is no mount
 to read from, `ReadError` when a batch cannot be read, `ArgumentError` when an argument is wrong. Wrong data never looks like a batch.
 
-Threads may read one split, each with steps of its own. A fork may, too.
+Threads may share a split, and steps too: each number then goes to one of them. A forked process may read while threads do.
 
 ``python -m batchfs`` runs the program: ``python -m batchfs doctor``, ``prepare``, ``inspect`` and others.
 """

@@ -8,11 +8,11 @@ import itertools
 import json
 import os
 import subprocess
-import threading
 import weakref
 from typing import IO, Any, SupportsIndex
 
 from ._batch import Place, places
+from ._lock import Locked
 from ._program import Log, MountError, ReadError, Setting, program, run
 from ._split import Split, fill_rest, locate
 
@@ -58,17 +58,17 @@ class Piped:
         self.close()
 
 
-class Pipe:
+class Pipe(Locked):
     """Reads batches from the output of ``batchfs cat``. A jump starts the program again, and so does the first read in another process."""
 
     def __init__(self, args: list[str], places: list[Place]) -> None:
+        super().__init__()  # one thread reads at a time
         self.size = sum(p.end - p.start for p in places)
         # x and y alone need no header.
         self.header = 0 if [p.name for p in places] in (["x", "y"], ["tokens"], ["rows"]) else _HEADER
         self.args = ["cat", *args, "--count", "0", "--format", "safetensors" if self.header else "raw"]
         self.directory = os.getcwd()  # which paths in the arguments are relative to
         self.cat: _Cat | None = None
-        self.lock = threading.Lock()  # one thread reads at a time
 
     def fill(self, k: int, buffers: list[list[memoryview]]) -> None:
         header = [memoryview(bytearray(self.header))] if self.header else []
@@ -96,10 +96,7 @@ class Pipe:
             self._end()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "cat": None, "lock": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, lock=threading.Lock())
+        return {**super().__getstate__(), "cat": None}
 
 
 class _Cat:

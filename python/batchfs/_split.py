@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeVar, overload
 
 from ._batch import Array, Batch, Memory, Recycler, places
+from ._lock import Locked
 from ._program import ArgumentError, Error, ReadError, Setting, integer, path_settings
 
 if TYPE_CHECKING:
@@ -134,13 +135,16 @@ class Split(Sequence[Batch[Array]]):
         return f"<batchfs split {self.info['sequence']}, {len(self)} batches an epoch>"
 
 
-class Position:
-    """Where a reader in order is: iterators over the steps of a split share its state.
+class Position(Locked):
+    """The position of an iterator over the steps of a split.
+
+    Threads may share an iterator: its lock gives each number, in order, to one of them.
 
     ``state_dict()`` is {"step": the number of the next batch, "fingerprint": that of the tokens}.
     """
 
     def __init__(self, split: Split, start: SupportsIndex, stop: SupportsIndex | None) -> None:
+        super().__init__()
         self.split = split
         self.step: int = integer("start", start, 0, MAX_BATCHES)
         self.stop = MAX_BATCHES if stop is None else integer("stop", stop, 0, MAX_BATCHES)
@@ -171,7 +175,8 @@ class Position:
                 f"the state is of tokens with the fingerprint {there}, and {self.split.info['split']} has {self.split.fingerprint}: mount "
                 f'the tokens that the run began with, or go on with these on purpose: steps({step})'
             )
-        self.step = step
+        with self.lock:
+            self.step = step
 
 
 class Steps(Position, Iterator[tuple[int, Batch[Array]]]):
@@ -184,13 +189,14 @@ class Steps(Position, Iterator[tuple[int, Batch[Array]]]):
         self._recycler = Recycler(split.places)
 
     def __next__(self) -> tuple[int, Batch[Array]]:
-        k = self.step + self.worker
-        if k >= self.stop:
-            raise StopIteration
-        memory = self._recycler.memory()
-        self.split.reader.fill(k, memory.buffers)
-        self.step += self.workers
-        return k, memory.batch()
+        with self.lock:
+            k = self.step + self.worker
+            if k >= self.stop:
+                raise StopIteration
+            memory = self._recycler.memory()
+            self.split.reader.fill(k, memory.buffers)
+            self.step += self.workers
+            return k, memory.batch()
 
 
 def locate(

@@ -40,12 +40,13 @@ class TorchSteps(Position, Iterator[tuple[int, Tensors]]):
         self.memory = Memory(split.places, self.host.numpy())
 
     def __next__(self) -> tuple[int, Tensors]:
-        k = self.step + self.worker
-        if k >= self.stop:
-            raise StopIteration
-        self.split.reader.fill(k, self.memory.buffers)
-        self.step += self.workers
-        return k, self.send()
+        with self.lock:
+            k = self.step + self.worker
+            if k >= self.stop:
+                raise StopIteration
+            self.split.reader.fill(k, self.memory.buffers)
+            self.step += self.workers
+            return k, self.send()
 
     def send(self) -> Tensors:
         """Returns the batch that was read."""
@@ -102,19 +103,20 @@ class CudaSteps(TorchSteps):
         self.sent: deque[tuple[int, Tensors, torch.cuda.Event]] = deque()
 
     def __next__(self) -> tuple[int, Tensors]:
-        if self.sent and self.sent[0][0] != self.step:  # a state was loaded
-            self.sent.clear()
-        for k in range(self.step + len(self.sent), min(self.step + 2, self.stop)):
-            self.prefetch(k)
-        if not self.sent:
-            raise StopIteration
-        k, batch, sent = self.sent.popleft()
-        now = torch.cuda.current_stream(self.device)
-        now.wait_event(sent)
-        for tensor in batch.values():
-            tensor.record_stream(now)  # its memory is of the other stream
-        self.step = k + 1
-        return k, batch
+        with self.lock:
+            if self.sent and self.sent[0][0] != self.step:  # a state was loaded
+                self.sent.clear()
+            for k in range(self.step + len(self.sent), min(self.step + 2, self.stop)):
+                self.prefetch(k)
+            if not self.sent:
+                raise StopIteration
+            k, batch, sent = self.sent.popleft()
+            now = torch.cuda.current_stream(self.device)
+            now.wait_event(sent)
+            for tensor in batch.values():
+                tensor.record_stream(now)  # its memory is of the other stream
+            self.step = k + 1
+            return k, batch
 
     def prefetch(self, k: int) -> None:
         """Reads batch k and sends it, with the buffer that was sent longest ago."""

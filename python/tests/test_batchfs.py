@@ -31,6 +31,7 @@ import batchfs
 from batchfs._files import Files
 from batchfs._split import fill_rest
 
+ended_only = os.WEXITED | os.WNOHANG | os.WNOWAIT
 LIMIT = 300  # seconds, for whatever is waited for
 B, T = 4, 32
 has_torch = importlib.util.find_spec("torch") is not None
@@ -356,6 +357,65 @@ class TestProcesses(Case):
                 self.assertTrue(all(same(batch, train.read(k)) for k, batch in enumerate(got)))
             self.assertEqual(next(steps)[0], 1)
             self.assertTrue(same(next(steps)[1], train[2]))
+
+    def test_threads_share_steps(self) -> None:
+        n = 4000
+        want = [*self.m.split("train", order="shuffle").steps(0, n)]
+        for train in self.both("train", order="shuffle"):
+            for steps in [train.steps(0, n), *([train.torch("cpu", 0, n)] if has_torch else [])]:
+                got: list[list[tuple[int, Any]]] = []
+
+                def read(steps: Any = steps, got: list[list[tuple[int, Any]]] = got) -> None:
+                    got.append([*steps])
+
+                threads = [threading.Thread(target=read) for _ in range(8)]
+                interval = sys.getswitchinterval()
+                sys.setswitchinterval(1e-6)
+                try:
+                    for thread in threads:
+                        thread.start()
+                    for thread in threads:
+                        thread.join()
+                finally:
+                    sys.setswitchinterval(interval)
+                for own in got:
+                    self.assertEqual([k for k, _ in own], sorted(k for k, _ in own))
+                read_by_all = sorted((pair for own in got for pair in own), key=lambda pair: pair[0])
+                self.assertEqual([k for k, _ in read_by_all], [*range(n)])
+                self.assertTrue(all(same(batch, want[k][1]) for k, batch in read_by_all))
+
+    def test_fork_while_a_thread_reads(self) -> None:
+        for train in self.both("train"):
+            steps, other = train.steps(), self.m.split("train")
+            ended = threading.Event()
+
+            def read(steps: batchfs.Steps = steps, ended: threading.Event = ended) -> None:
+                while not ended.is_set():
+                    next(steps)
+
+            thread = threading.Thread(target=read)
+            thread.start()
+            children: list[int] = []
+            try:
+                for _ in range(50):
+                    before = steps.step
+                    wait_until("another batch", lambda before=before: steps.step > before)
+                    if (child := os.fork()) == 0:
+                        status = 1
+                        try:
+                            k, batch = next(steps)
+                            status = 0 if same(batch, other.read(k)) else 2
+                        finally:
+                            os._exit(status)
+                    children.append(child)
+                wait_until("the end of all children", lambda: all(os.waitid(os.P_PID, c, ended_only) for c in children))
+                self.assertEqual([os.waitstatus_to_exitcode(os.waitpid(children.pop(), 0)[1]) for _ in range(50)], [0] * 50)
+            finally:
+                ended.set()
+                thread.join()
+                for child in children:
+                    os.kill(child, signal.SIGKILL)
+                    os.waitpid(child, 0)
 
     @unittest.skipUnless(has_torch, "no torch")
     def test_workers_share(self) -> None:

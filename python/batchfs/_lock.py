@@ -1,0 +1,37 @@
+"""A lock for objects that threads share and processes copy."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Any
+
+
+class Locked:
+    """An object with a lock.
+
+    In a forked process the lock is free, even if another thread held it during the fork. A copy has a lock of its own.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        _all.add(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        Locked.__init__(self)
+
+
+_all: weakref.WeakSet[Locked] = weakref.WeakSet()
+
+
+def _replace_locks() -> None:
+    for locked in _all:
+        locked.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_replace_locks)
