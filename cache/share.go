@@ -2,7 +2,6 @@ package cache
 
 import (
 	"context"
-	"errors"
 	"sync"
 
 	"batchfs/cache/array"
@@ -43,7 +42,8 @@ func NewShare(name string, stretches []Stretch) *Share {
 }
 
 // Fetch brings a share, which holds stretches, into the directory of blocks: each block once, in the order in which windows visits them,
-// until visit returns false, and then the rest. It calls progress with the bytes of each block. The error is ErrNoRoom, or the cause of ctx.
+// until visit returns false, and then the rest. It calls progress with the bytes of each block. The error is one of [blocks.Object.Keep], or the
+// cause of ctx.
 func Fetch(ctx context.Context, share *Share, stretches []Stretch, windows func(visit func(*Array, array.Window) bool), progress func(n int64)) error {
 	share.Fill()
 	ctx, stop := context.WithCancelCause(ctx)
@@ -63,19 +63,14 @@ func Fetch(ctx context.Context, share *Share, stretches []Stretch, windows func(
 			places <- struct{}{}
 			all.Go(func() {
 				defer func() { <-places }()
-				got, err := b.Object.Get(i)
-				if err != nil {
+				if err := b.Object.Keep(i); err != nil {
 					stop(err)
 					return
 				}
-				got.Release()
 				share.Read()
 				one.Lock()
 				defer one.Unlock()
 				progress(b.To - b.From)
-				if b.Object.Counts().Full.Load() > 0 {
-					stop(ErrNoRoom)
-				}
 			})
 		}
 	}
@@ -93,6 +88,3 @@ func Fetch(ctx context.Context, share *Share, stretches []Stretch, windows func(
 	all.Wait()
 	return context.Cause(ctx)
 }
-
-// ErrNoRoom says that the directory of blocks is full, or fails.
-var ErrNoRoom = errors.New("no more room")

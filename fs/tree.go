@@ -67,7 +67,9 @@ type StoreUse struct {
 	Requests, Bytes int64 // sent, and fetched
 	Hits, Waits     int64 // blocks that were there when they were read, and that were fetched meanwhile
 	Waited          time.Duration
-	Unkept          int64 // blocks for which the block cache had no room, or which it failed to keep
+	Unkept          int64 // fetched blocks for which the block cache had no room
+	Present         int64 // fetched blocks that another process had written first
+	Failed, Slow    int64 // fetched blocks that were not written because the disk of the block cache failed, or was slow
 	Memory          int64 // bytes
 }
 

@@ -31,7 +31,8 @@ func (r *Remote) open(scheme string) (*store.Client, *blocks.Cache, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.cache == nil {
-		r.Store.Counts, r.Blocks.Counts = cmp.Or(r.Store.Counts, new(store.Counts)), cmp.Or(r.Blocks.Counts, new(blocks.Counts))
+		r.Store.Counts = cmp.Or(r.Store.Counts, new(store.Counts))
+		r.Blocks.Counts, r.Blocks.Writes = cmp.Or(r.Blocks.Counts, new(blocks.Counts)), cmp.Or(r.Blocks.Writes, new(blocks.Writes))
 		r.cache, r.clients = blocks.New(r.Blocks, cmp.Or(r.Log, slog.Default())), map[string]*store.Client{}
 	}
 	if r.clients[scheme] == nil {
@@ -59,7 +60,9 @@ type RemoteUse struct {
 	Requests, Bytes int64 // sent to stores, and fetched from them
 	Hits, Waits     int64 // reads of blocks that were there, and of blocks that were not
 	Waited          time.Duration
-	Unkept          int64 // blocks that did not go to the directory
+	Unkept          int64 // fetched blocks for which the directory had no room
+	Present         int64 // fetched blocks that another process had written first
+	Failed, Slow    int64 // fetched blocks that were not written because the directory failed, or was slow
 	Memory          int64 // bytes
 }
 
@@ -72,6 +75,8 @@ func (r *Remote) Use() (u RemoteUse, ok bool) {
 	}
 	c, s := r.Blocks.Counts, r.Store.Counts
 	u.Hits, u.Waits, u.Waited, u.Unkept = c.Hits.Load(), c.Waits.Load(), time.Duration(c.Waited.Load()), c.Full.Load()
+	w := r.Blocks.Writes
+	u.Present, u.Failed, u.Slow = w.Present.Load(), w.Failed.Load(), w.Slow.Load()
 	u.Requests, u.Bytes = s.Requests.Load(), s.Bytes.Load()
 	u.Memory = r.cache.MemoryBytes()
 	return u, true

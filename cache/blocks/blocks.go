@@ -11,6 +11,7 @@ import (
 	"cmp"
 	"container/list"
 	"context"
+	"errors"
 	"iter"
 	"log/slog"
 	"path/filepath"
@@ -33,6 +34,7 @@ type Options struct {
 	Ahead time.Duration
 
 	Counts *Counts // of all reads; nil: each cache has its own
+	Writes *Writes // of all blocks that were fetched; nil: each cache has its own
 }
 
 // Slots is how many blocks are in memory at most.
@@ -47,6 +49,7 @@ type Cache struct {
 	disk *disk
 
 	counts *Counts
+	writes *Writes
 
 	mu      sync.Mutex
 	changed sync.Cond      // a slot may be free, or what waited is written; its lock is mu
@@ -65,7 +68,39 @@ type Counts struct {
 	Hits   atomic.Int64 // reads of a block that was there; blob counts reads of files
 	Waits  atomic.Int64 // reads of a block that was fetched meanwhile
 	Waited atomic.Int64 // nanoseconds of those
-	Full   atomic.Int64 // blocks that were not kept, because the directory is full or fails
+	Full   atomic.Int64 // fetched blocks for which the directory had no room
+}
+
+// Writes count the fetched blocks that this cache did not write to the directory for a reason other than Counts.Full. Several
+// processes may add to them.
+type Writes struct {
+	Present atomic.Int64 // another process had written the block first
+	Failed  atomic.Int64 // the directory could not be written
+	Slow    atomic.Int64 // other blocks needed the memory before the disk had taken this one
+}
+
+// Reasons why a fetched block was not written. Any other error means that the directory fails.
+var (
+	errPresent = errors.New("another process has written the block already")
+	ErrFull    = errors.New("store.cache_dir has no more room")
+	ErrSlow    = errors.New("store.cache_dir is slow, or another process holds its lock: a block waited too long to be written")
+)
+
+// note counts the outcome of writing a block, and returns nil if the directory has the block.
+func (c *Cache) note(outcome error) error {
+	switch {
+	case outcome == nil:
+	case errors.Is(outcome, errPresent):
+		c.writes.Present.Add(1)
+		return nil
+	case errors.Is(outcome, ErrFull):
+		c.counts.Full.Add(1)
+	case errors.Is(outcome, ErrSlow):
+		c.writes.Slow.Add(1)
+	default:
+		c.writes.Failed.Add(1)
+	}
+	return outcome
 }
 
 // A key names a block.
@@ -87,12 +122,13 @@ type entry struct {
 	read    bool          // a reader has asked for it
 	needs   []need        // of streams
 	pending bool          // to be written
+	outcome error         // why the directory does not have it; nil while it is pending
 	at      *list.Element // in recent
 }
 
 // New returns a cache. It touches nothing.
 func New(o Options, log *slog.Logger) *Cache {
-	c := &Cache{o: o, entries: map[key]*entry{}, counts: cmp.Or(o.Counts, new(Counts))}
+	c := &Cache{o: o, entries: map[key]*entry{}, counts: cmp.Or(o.Counts, new(Counts)), writes: cmp.Or(o.Writes, new(Writes))}
 	c.changed.L = &c.mu
 	if o.Dir != "" {
 		c.disk = &disk{dir: o.Dir, shared: o.Shared, limit: o.Limit, log: log, shares: map[string]*Share{}}
@@ -220,6 +256,30 @@ func (o *Object) Get(index int64) (Block, error) {
 	return Block{Bytes: e.bytes, entry: e}, nil
 }
 
+// Keep fetches a block unless the directory has it, and waits until the directory does. The error is the store's, ErrFull, ErrSlow or
+// the disk's.
+func (o *Object) Keep(index int64) error {
+	began, c := time.Now(), o.cache
+	b, err := o.Get(index)
+	if err != nil || b.entry == nil || c.disk == nil {
+		return err
+	}
+	defer b.Release()
+	e := b.entry
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e.outcome != nil && (errors.Is(e.outcome, ErrSlow) || e.loaded.Before(began)) {
+		c.pend(e) // now somebody waits for it, and it may belong to a share that makes room
+	}
+	for e.pending && !c.stuck(patience) {
+		c.wait()
+	}
+	if e.pending {
+		return ErrSlow
+	}
+	return e.outcome
+}
+
 // add makes an entry. The caller holds mu, and loads it.
 func (c *Cache) add(k key, needs []need) *entry {
 	e := &entry{key: k, done: make(chan struct{}), needs: needs}
@@ -231,19 +291,16 @@ func (c *Cache) add(k key, needs []need) *entry {
 func (c *Cache) load(e *entry) {
 	k, slot := e.key, e.bytes
 	e.bytes = nil
-	if c.disk != nil {
-		if found := c.disk.verify(k); found != nil {
-			k.object.onDisk[k.index].Store(found)
-			c.loadedFrom(e, slot, nil)
-			return
+	found := c.find(k)
+	if !found && slot == nil {
+		var waited bool
+		if slot, waited = c.waitForSlot(); waited {
+			found = c.find(k) // another process may have written it
 		}
 	}
-	if slot == nil {
-		c.mu.Lock()
-		for slot = c.slot(true); slot == nil; slot = c.slot(true) {
-			c.wait()
-		}
-		c.mu.Unlock()
+	if found {
+		c.loadedFrom(e, slot, nil)
+		return
 	}
 	from, to := k.bounds()
 	ctx := context.Background()
@@ -259,6 +316,18 @@ func (c *Cache) load(e *entry) {
 	c.loadedFrom(e, nil, slot[:to-from])
 }
 
+// find reports whether the directory has a block.
+func (c *Cache) find(k key) bool {
+	if c.disk == nil {
+		return false
+	}
+	found := c.disk.verify(k)
+	if found != nil {
+		k.object.onDisk[k.index].Store(found)
+	}
+	return found != nil
+}
+
 // loadedFrom ends loading. It takes a slot that is not needed, or the block's bytes.
 func (c *Cache) loadedFrom(e *entry, spare, bytes []byte) {
 	c.mu.Lock()
@@ -272,15 +341,12 @@ func (c *Cache) loadedFrom(e *entry, spare, bytes []byte) {
 	} else {
 		e.bytes, e.loaded = bytes, time.Now()
 		e.at = c.recent.PushBack(e)
-		if c.disk != nil && c.disk.writable() && !c.stuck() {
-			e.pending = true
-			c.pending = append(c.pending, e)
-			if !c.writing {
-				c.writing, c.began = true, time.Now()
-				go c.write()
-			}
-		} else if c.disk != nil {
-			c.counts.Full.Add(1)
+		switch {
+		case c.disk == nil:
+		case c.stuck(slowest):
+			e.outcome = c.note(ErrSlow)
+		default:
+			c.pend(e)
 		}
 	}
 	close(e.done)

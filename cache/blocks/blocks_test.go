@@ -136,6 +136,56 @@ func TestEachBlockIsFetchedOnce(t *testing.T) {
 	}
 }
 
+// outcomes are the counts of blocks that a cache fetched and did not write.
+func (o *Object) outcomes() (full, present, failed, slow int64) {
+	c := o.cache
+	return c.counts.Full.Load(), c.writes.Present.Load(), c.writes.Failed.Load(), c.writes.Slow.Load()
+}
+
+// Processes that fetch the same blocks at the same time keep all of them, and none fetches one again.
+func TestSameBlocksAtOnce(t *testing.T) {
+	const blocks, processes = 4, 3
+	s, o := newSource(blocks*blockBytes), options(t, 100)
+	o.Memory = blocks * blockBytes
+	s.gate = make(chan struct{})
+	var all sync.WaitGroup
+	var objects []*Object
+	var under atomic.Int64
+	for range processes {
+		object := s.open(t, o, io.Discard, "a")
+		fetch := object.fetch
+		object.fetch = func(ctx context.Context, o store.Object, off int64, dst []byte) error {
+			under.Add(1)
+			return fetch(ctx, o, off, dst)
+		}
+		for i := range object.Blocks() {
+			all.Go(func() {
+				if err := object.Keep(i); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		objects = append(objects, object)
+	}
+	wait.Until(t, "fetches of each block by each process", func() bool { return under.Load() == processes*blocks })
+	close(s.gate)
+	wait.End(t, "the processes", all.Wait)
+	present := int64(0)
+	for _, object := range objects {
+		readAll(t, s, object)
+		object.cache.Flush()
+		readAll(t, s, object)
+		full, others, failed, slow := object.outcomes()
+		present += others
+		if full+failed+slow > 0 {
+			t.Errorf("for %d blocks there was no room, %d failed, and %d were slow", full, failed, slow)
+		}
+	}
+	if n := s.fetched.Load(); n != processes*blocks || present != (processes-1)*blocks {
+		t.Errorf("%d blocks were fetched, and %d were there when they were written, want %d and %d", n, present, processes*blocks, (processes-1)*blocks)
+	}
+}
+
 // Memory is bounded, with a directory and without, and a directory that is no directory is as good as none.
 func TestWithoutDirectory(t *testing.T) {
 	s := newSource(40 * blockBytes)

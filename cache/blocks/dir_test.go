@@ -212,6 +212,9 @@ func TestHeldLock(t *testing.T) {
 	if n := s.fetched.Load(); n > 3*5 || log.Len() > 0 || err != nil || len(kept) != 1 || kept[0].Blocks != 5 || shares[0].Live {
 		t.Errorf("%d blocks were fetched, want 15 at most; the directory has %+v, %+v (%v); the log:\n%s", n, kept, shares, err, &log)
 	}
+	if full, _, failed, slow := object.outcomes(); full+failed > 0 || slow == 0 {
+		t.Errorf("for %d blocks there was no room, %d failed, and %d were slow; want slow ones alone", full, failed, slow)
+	}
 	hold.Close()
 	must(t, holder.Wait())
 	wait.Until(t, "the share is noted as read", func() bool {

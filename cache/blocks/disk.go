@@ -42,9 +42,10 @@ type disk struct {
 	limit  int64
 	log    *slog.Logger
 
-	paused atomic.Int64 // nothing is written, or looked for, before that time, in nanoseconds since 1970
-	full   atomic.Int64 // nothing is written before that time
-	failed atomic.Bool  // the log says so
+	paused atomic.Int64          // nothing is written, or looked for, before that time, in nanoseconds since 1970
+	full   atomic.Int64          // nothing is written before that time
+	cause  atomic.Pointer[error] // of the last failure
+	failed atomic.Bool           // the log says so
 
 	mu     sync.Mutex
 	shares map[string]*Share // that this process reads, by file; guarded by mu
@@ -120,10 +121,18 @@ func statOf(f *os.File) (s Stat, err error) {
 // usable reports whether the directory is not being left alone.
 func (d *disk) usable() bool { return time.Now().UnixNano() >= d.paused.Load() }
 
-func (d *disk) writable() bool { return d.usable() && time.Now().UnixNano() >= d.full.Load() }
+// refusal returns why nothing is written to the directory now, or nil.
+func (d *disk) refusal() error {
+	if cause := d.cause.Load(); cause != nil && (!d.usable() || time.Now().UnixNano() < d.full.Load()) {
+		return *cause
+	}
+	return nil
+}
 
 // fails leaves the directory alone for a while, and says so once. Only one that hangs is not read either.
 func (d *disk) fails(err error) {
+	failure := fmt.Errorf("store.cache_dir: %s fails: %w", d.dir, err)
+	d.cause.Store(&failure)
 	pause, without := &d.full, "with what it has"
 	if errors.Is(err, unix.ETIMEDOUT) {
 		pause, without = &d.paused, "without it"
@@ -217,10 +226,10 @@ func (k key) isIn(root *os.Root) (*Stat, error) {
 	return &after, nil
 }
 
-// write writes a block, and returns what its file is; or nil if it was not written, because another process has done that, or there is no room.
-func (d *disk) write(k key, block []byte) (written *Stat) {
-	if !d.writable() {
-		return nil
+// write writes a block, and returns what its file is. The error is errPresent, ErrFull, or what fails.
+func (d *disk) write(k key, block []byte) (written *Stat, err error) {
+	if err := d.refusal(); err != nil {
+		return nil, err
 	}
 	share := d.shareOf(k)
 	try := func() error {
@@ -229,35 +238,34 @@ func (d *disk) write(k key, block []byte) (written *Stat) {
 			return err
 		})
 	}
-	err := try()
-	if errors.Is(err, errFull) {
+	err = try()
+	if errors.Is(err, ErrFull) {
 		if err = d.makeRoom(share, int64(len(block)+trailerBytes)); err == nil {
 			err = try()
 		}
 	}
 	switch {
-	case err == nil:
+	case err == nil, errors.Is(err, errPresent):
 		d.works()
-	case !errors.Is(err, errFull):
+	case !errors.Is(err, ErrFull):
 		d.fails(err)
+		err = *d.cause.Load()
 	}
-	return written
+	return written, err
 }
 
-var errFull = errors.New("full")
-
-// writeIn returns errFull also where it is not known how much the directory has.
+// writeIn also returns ErrFull if it is unknown how much the directory has.
 func (d *disk) writeIn(root *os.Root, share *Share, k key, block []byte) (*Stat, error) {
 	if err := share.noteIn(root); err != nil {
 		return nil, err
 	}
 	if _, err := root.Lstat(k.path()); err == nil {
-		return nil, nil // of another process; it is verified when it is read
+		return nil, errPresent // it is verified when it is read
 	}
 	used, known := usedIn(root)
 	used += int64(len(block) + trailerBytes)
 	if !known || used > d.limit {
-		return nil, errFull
+		return nil, ErrFull
 	}
 	if err := d.describe(root, k.object.identity); err != nil {
 		return nil, err

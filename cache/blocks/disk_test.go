@@ -38,6 +38,12 @@ func TestFull(t *testing.T) {
 	if n := s.fetched.Load(); n != 20+10+10 {
 		t.Errorf("three epochs fetched %d blocks, want %d", n, 40)
 	}
+	if full, _, failed, slow := a.outcomes(); full != 3*10 || failed+slow > 0 {
+		t.Errorf("for %d blocks there was no room, %d failed, and %d were slow; want 30, 0 and 0", full, failed, slow)
+	}
+	if err := a.Keep(19); !errors.Is(err, ErrFull) {
+		t.Errorf("a block that has no room: %v, want ErrFull", err)
+	}
 	b := s.open(t, o, io.Discard, "b")
 	readAll(t, s, b) // not as a share
 	b.cache.Flush()
@@ -232,6 +238,12 @@ func TestDirectoryFails(t *testing.T) {
 			after.cache.Flush()
 			if n := s.fetched.Load(); test.fetchAgain == 0 && n > 2*(blocks-10) {
 				t.Errorf("%d blocks were fetched in two rounds, of which the directory has all but %d", n, blocks-10)
+			}
+			if err := after.Keep(20); err == nil || !strings.Contains(err.Error(), test.says) || !strings.Contains(err.Error(), o.Dir) {
+				t.Errorf("a block that cannot be written: %v, want %q of %s", err, test.says, o.Dir)
+			}
+			if full, _, failed, slow := after.outcomes(); full+slow > 0 || failed == 0 {
+				t.Errorf("for %d blocks there was no room, %d failed, and %d were slow; want failures alone", full, failed, slow)
 			}
 			if strings.Count(said.String(), "level=WARN") != 1 || !strings.Contains(said.String(), test.says) {
 				t.Errorf("want one warning that says %q, got:\n%s", test.says, said.String())

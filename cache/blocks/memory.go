@@ -68,13 +68,24 @@ func (c *Cache) slot(now bool) []byte {
 	}
 	if victim.pending {
 		c.pending = slices.DeleteFunc(c.pending, func(e *entry) bool { return e == victim })
-		c.counts.Full.Add(1)
+		c.note(ErrSlow)
 	}
 	c.remove(victim)
 	if needs := later(victim.needs); len(needs) > 0 {
 		c.enqueue(victim.key, needs)
 	}
 	return victim.bytes[:c.o.BlockBytes]
+}
+
+// waitForSlot returns memory for a block that a reader waits for, and whether it had to wait for that.
+func (c *Cache) waitForSlot() (slot []byte, waited bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for slot = c.slot(true); slot == nil; slot = c.slot(true) {
+		c.wait()
+		waited = true
+	}
+	return slot, waited
 }
 
 // remove takes an entry out of memory. Its slot is the caller's, who holds mu.
@@ -98,6 +109,16 @@ func (c *Cache) wait() {
 	c.changed.Wait()
 }
 
+// pend has a block in memory written to the directory. The caller holds mu.
+func (c *Cache) pend(e *entry) {
+	e.pending, e.outcome = true, nil
+	c.pending = append(c.pending, e)
+	if !c.writing {
+		c.writing, c.began = true, time.Now()
+		go c.write()
+	}
+}
+
 // write writes what is pending to the directory.
 func (c *Cache) write() {
 	c.mu.Lock()
@@ -108,29 +129,31 @@ func (c *Cache) write() {
 		e.refs++
 		c.began = time.Now()
 		c.mu.Unlock()
-		if written := c.disk.write(e.key, e.bytes); written != nil {
+		written, err := c.disk.write(e.key, e.bytes)
+		if err == nil {
 			e.key.object.onDisk[e.key.index].Store(written)
-		} else {
-			c.counts.Full.Add(1)
 		}
 		c.release(e)
 		c.mu.Lock()
-		e.pending = false
+		e.pending, e.outcome = false, c.note(err)
 		c.changed.Broadcast()
 	}
 	c.writing = false
 	c.changed.Broadcast()
 }
 
-// stuck reports whether a block waits for the disk, or for the lock of another process, for too long. The caller holds mu.
-func (c *Cache) stuck() bool { return c.writing && time.Since(c.began) > slowest }
+// stuck reports whether one block has waited longer than limit for the disk, or for the lock of another process. The caller holds mu.
+func (c *Cache) stuck(limit time.Duration) bool { return c.writing && time.Since(c.began) > limit }
 
 // Flush returns when the directory has what was fetched, or is known not to take it, and frees unused memory.
 func (c *Cache) Flush() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for c.writing && !c.stuck() {
+	for c.writing && !c.stuck(slowest) {
 		c.wait()
+	}
+	for _, e := range c.pending {
+		e.pending, e.outcome = false, c.note(ErrSlow)
 	}
 	c.pending = nil
 	for at := c.recent.Front(); at != nil; {

@@ -56,7 +56,7 @@ func (d *disk) measure() (kept []Kept, shares []KnownShare, used int64, err erro
 func (d *disk) makeRoom(s *Share, need int64) error {
 	if s.refused.Load() > 0 {
 		s.refused.Add(-1)
-		return errFull
+		return ErrFull
 	}
 	kept, shares, used, err := d.measure()
 	over := used + need - d.limit
@@ -84,7 +84,7 @@ func (d *disk) makeRoom(s *Share, need int64) error {
 		s.horizon.Store(now)
 	}
 	s.refused.Store(s.Blocks/20 - 1)
-	return errFull
+	return ErrFull
 }
 
 // A victim is a block that may be removed.

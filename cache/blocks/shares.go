@@ -164,7 +164,7 @@ func (s *Share) note() {
 	if s.Needed > d.limit {
 		s.lacks(s.Needed)
 	}
-	if !d.writable() {
+	if d.refusal() != nil {
 		return
 	}
 	if err := d.locked(s.noteIn); err != nil {

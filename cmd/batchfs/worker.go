@@ -79,7 +79,8 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	log, flush := newLog(os.Stderr, c.Log, snapshot.Mountpoint)
 	defer flush()
 	c.Remote().Log = log
-	c.Remote().Store.Counts, c.Remote().Blocks.Counts = (*store.Counts)(&w.Shared.Store), (*blocks.Counts)(&w.Shared.Blocks)
+	c.Remote().Store.Counts = (*store.Counts)(&w.Shared.Store)
+	c.Remote().Blocks.Counts, c.Remote().Blocks.Writes = (*blocks.Counts)(&w.Shared.Blocks), (*blocks.Writes)(&w.Shared.Writes)
 	served, err := snapshot.Sequences(c, log, w.Publish)
 	if err != nil {
 		return err

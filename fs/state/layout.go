@@ -82,8 +82,9 @@ type Counters struct {
 	Store  StoreCounters
 	Blocks BlockCounters
 	Gauges Gauges
+	Writes WriteCounters
 
-	_ [256 - 4 - 22 - 4 - 7]uint64 // room for later builds' counters
+	_ [256 - 4 - 22 - 4 - 7 - 3]uint64 // room for later builds' counters
 }
 
 // StoreCounters count the requests to stores of all workers. They are the counts of package store.
@@ -101,7 +102,15 @@ type BlockCounters struct {
 	Hits   atomic.Int64 // reads of a block that was there
 	Waits  atomic.Int64 // reads of a block that was fetched meanwhile
 	Waited atomic.Int64 // nanoseconds of those
-	Full   atomic.Int64 // blocks that were not kept
+	Full   atomic.Int64 // fetched blocks for which the block cache had no room
+}
+
+// WriteCounters count the fetched blocks that no worker wrote to the block cache, for other reasons. They are the Writes of package
+// blocks.
+type WriteCounters struct {
+	Present atomic.Int64 // another process had written the block first
+	Failed  atomic.Int64 // the directory could not be written
+	Slow    atomic.Int64 // the disk was too slow
 }
 
 // Gauges are what the worker that serves notes every few seconds.

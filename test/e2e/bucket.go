@@ -22,6 +22,7 @@ import (
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
+	"github.com/minio/minio-go/v7/pkg/signer"
 )
 
 // Install returns a program that is built in a directory below test, and kept in the user's cache directory under a name with its version.
@@ -48,6 +49,41 @@ type Bucket struct {
 	Client *minio.Client
 	fault  atomic.Pointer[func(w http.ResponseWriter, r *http.Request) bool] // answers a request, or lets it pass
 	Large  atomic.Int64                                                      // bytes that were fetched of blocks
+
+	mu   sync.Mutex  // guards gets
+	gets map[Get]int // of blocks
+}
+
+// A Get is what a process fetches of an object.
+type Get struct {
+	Client string // AWS_SESSION_TOKEN of the process
+	Object string // /bucket/key
+	Range  string // as in HTTP
+}
+
+// The headers that carry a Get's Client to the proxy, and on from there.
+const (
+	tokenHeader  = "X-Amz-Security-Token"
+	clientHeader = "X-Client"
+)
+
+// ClientOf returns the Client that sends a request.
+func ClientOf(r *http.Request) string { return r.Header.Get(tokenHeader) }
+
+// Gets returns how many bytes of blocks each process has fetched, and the blocks that a process has fetched more than once.
+func (b *Bucket) Gets() (bytes map[string]int64, again []Get) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	bytes = map[string]int64{}
+	for get, n := range b.gets {
+		var from, to int64
+		fmt.Sscanf(get.Range, "bytes=%d-%d", &from, &to)
+		bytes[get.Client] += int64(n) * (to - from + 1)
+		if n > 1 {
+			again = append(again, get)
+		}
+	}
+	return bytes, again
 }
 
 // StoreBlock is the block size of the cache, in bytes.
@@ -72,15 +108,26 @@ func NewBucket(t testing.TB) *Bucket {
 		}
 		return err == nil
 	})
-	b := &Bucket{}
+	b := &Bucket{gets: map[Get]int{}}
 	b.Client = Must(minio.New(address, &minio.Options{Creds: credentials.NewStaticV4(StoreKey, StoreSecret, ""), Region: "us-east-1"}))(t)
 	NoError(t, b.Client.MakeBucket(context.Background(), "bucket", minio.MakeBucketOptions{}))
 	target, _ := url.Parse("http://" + address)
 	proxy := &httputil.ReverseProxy{
-		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target); r.Out.Host = r.In.Host },
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(target)
+			r.Out.Host = r.In.Host
+			if client := ClientOf(r.In); client != "" { // the server knows no such token
+				r.Out.Header.Del(tokenHeader)
+				r.Out = signer.SignV4(*r.Out, StoreKey, StoreSecret, "", "us-east-1")
+				r.Out.Header.Set(clientHeader, client)
+			}
+		},
 		ModifyResponse: func(r *http.Response) error {
 			if r.Request.Method == http.MethodGet && r.ContentLength > 64<<10 {
 				b.Large.Add(r.ContentLength)
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				b.gets[Get{r.Request.Header.Get(clientHeader), r.Request.URL.Path, r.Request.Header.Get("Range")}]++
 			}
 			return nil
 		},

@@ -137,7 +137,7 @@ func TestStoreCache(t *testing.T) {
 	if out := e2e.Run(t, cache("prune")...); strings.Contains(out, " 0 bytes removed") {
 		t.Errorf("prune of what is not mounted says %q", out)
 	}
-	e2e.Fails(t, "is full, or fails", cache("fill", "--set", "store.cache_bytes=1000000")...)
+	e2e.Fails(t, "is full: batches need", cache("fill", "--set", "store.cache_bytes=1000000")...)
 	e2e.NoError(t, os.Chmod(cacheDir, 0o777))
 	for _, command := range [][]string{slices.Concat([]string{e2e.PlainBatchfs, "mount", t.TempDir()}, args), cache("fill"), cache("status"), cache("prune")} {
 		e2e.Fails(t, cacheDir+": others may write to it", command...)

@@ -32,6 +32,8 @@ type Mount struct {
 	Hits       int64             `json:"cache_hits"`
 	Waits      int64             `json:"cache_waits"`
 	Unkept     int64             `json:"cache_unkept_blocks"`
+	Failed     int64             `json:"cache_failed_blocks"`
+	Slow       int64             `json:"cache_slow_blocks"`
 	CacheUsed  int64             `json:"cache_bytes"`
 	CacheLimit int64             `json:"cache_limit_bytes"`
 	Needed     int64             `json:"cache_needed_bytes"` // by an epoch of its readers
@@ -135,6 +137,7 @@ func (w *watched) look() *Mount {
 	m.Takeovers, m.Waiting = max(s.Workers.Load(), 1)-1, s.Gauges.Waiting.Load()
 	m.Fetched, m.Requests = s.Store.Bytes.Load(), s.Store.Requests.Load()
 	m.Hits, m.Waits, m.Unkept = s.Blocks.Hits.Load(), s.Blocks.Waits.Load(), s.Blocks.Full.Load()
+	m.Failed, m.Slow = s.Writes.Failed.Load(), s.Writes.Slow.Load()
 	m.CacheUsed, m.CacheLimit = s.Gauges.CacheUsed.Load(), s.Gauges.CacheLimit.Load()
 	m.Needed, m.Kept = s.Gauges.CacheNeeded.Load(), s.Gauges.CacheKept.Load()
 	m.Processes = metrics.Processes(s)

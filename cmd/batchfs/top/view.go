@@ -91,10 +91,17 @@ func (m *Mount) storeLines() []line {
 	}
 	kept := fmt.Sprintf("  cache: %s of %s needed is kept; %s of %s", percent(share(float64(m.Kept), float64(m.Needed))),
 		terminal.Size(m.Needed), terminal.Size(m.CacheUsed), terminal.Size(m.CacheLimit))
-	if m.Unkept > 0 {
-		kept += fmt.Sprintf("; %d found no room", m.Unkept)
+	unkept := false
+	for _, reason := range []struct {
+		blocks int64
+		text   string
+	}{{m.Unkept, "found no room"}, {m.Failed, "could not be written"}, {m.Slow, "were not written in time: its disk is slow"}} {
+		if reason.blocks > 0 {
+			kept += fmt.Sprintf("; %d %s", reason.blocks, reason.text)
+			unkept = true
+		}
 	}
-	return []line{{text: text}, {kept, m.Unkept > 0}}
+	return []line{{text: text}, {kept, unkept}}
 }
 
 func (s *Sequence) lines(name int, history []float64) []line {

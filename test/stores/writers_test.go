@@ -1,0 +1,124 @@
+package stores
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"batchfs/internal/wait"
+	"batchfs/test/e2e"
+)
+
+// writers is a corpus in a store, and the arguments of commands that read it through one cache directory with room for all blocks.
+type writers struct {
+	*e2e.Bucket
+	data []byte
+	args []string
+}
+
+func newWriters(t *testing.T, cacheDir string, blocks, inMemory int) writers {
+	t.Helper()
+	w := writers{Bucket: e2e.NewBucket(t), data: e2e.RandomBytes(blocks * e2e.StoreBlock)}
+	w.Put(t, "train.bin", w.data)
+	w.args = []string{"-c", w.Config(t, "s3://bucket/train.bin", `order = "shuffle"`),
+		"--set", "store.cache_dir=" + cacheDir, "--set", "store.cache_bytes=1000000000", "--set", fmt.Sprintf("memory.ahead_bytes=%d", 2*inMemory*e2e.StoreBlock)}
+	return w
+}
+
+// program is batchfs as a client of the store that Gets tells from others.
+func (w writers) program(client string) *exec.Cmd {
+	return exec.Command("env", "AWS_SESSION_TOKEN="+client, e2e.Batchfs)
+}
+
+func (w writers) fill(t *testing.T, client string) {
+	t.Helper()
+	_, said, err := e2e.Try(t, append(append(w.program(client).Args, "cache", "fill"), w.args...)...)
+	if err != nil {
+		t.Errorf("%s: %v\n%s", client, err, said)
+	}
+}
+
+// holdUntil holds all requests until n clients wait for an answer.
+func (w writers) holdUntil(n int) {
+	var mu sync.Mutex // guards clients
+	clients, all := map[string]bool{}, make(chan struct{})
+	release := sync.OnceFunc(func() { close(all) })
+	w.Fails(func(_ http.ResponseWriter, r *http.Request) bool {
+		mu.Lock()
+		clients[e2e.ClientOf(r)] = true
+		if len(clients) == n {
+			release()
+		}
+		mu.Unlock()
+		<-all
+		return false
+	})
+}
+
+// keepsAll checks that the mount's cache refused no block.
+func keepsAll(t *testing.T, m *e2e.Mounted) {
+	t.Helper()
+	metrics := e2e.Run(t, "cat", m.Path("metrics"))
+	for _, reason := range []string{"unkept", "failed", "slow"} {
+		e2e.Contains(t, "metrics", metrics, fmt.Sprintf("batchfs_cache_%s_blocks_total 0\n", reason))
+	}
+}
+
+// Two fills and two mounts that share a cold cache all end well. Two of them may fetch the same block, but none fetches a block twice,
+// and none takes a block that another has written for one without room.
+func TestFourWriters(t *testing.T) {
+	e2e.Long(t)
+	t.Parallel()
+	w := newWriters(t, filepath.Join(t.TempDir(), "blocks"), 60, 8)
+	var mounts [2]*e2e.Mounted
+	for i := range mounts {
+		dir := t.TempDir()
+		cmd := w.program(fmt.Sprint("mount", i))
+		cmd.Args = append(append(append(cmd.Args, "mount"), w.args...), dir)
+		mounts[i] = e2e.StartMount(t, dir, cmd)
+	}
+	for _, m := range mounts {
+		m.AwaitReady(t)
+	}
+	w.holdUntil(4)
+	var all sync.WaitGroup
+	for i, m := range mounts {
+		all.Go(func() { w.fill(t, fmt.Sprint("fill", i)) })
+		all.Go(func() {
+			out, said, err := e2e.Try(t, "sha256sum", m.Path("train/tokens.bin"), m.Path("train/batches.bin"))
+			if want := fmt.Sprintf("%x ", sha256.Sum256(w.data)); err != nil || len(out) < len(want) || out[:len(want)] != want {
+				t.Errorf("a mount reads %s%s (%v), want tokens with sum %s", out, said, err, want)
+			}
+		})
+	}
+	wait.End(t, "the four writers", all.Wait)
+	for _, m := range mounts {
+		keepsAll(t, m)
+	}
+	bytes, again := w.Gets()
+	if len(again) > 0 {
+		t.Errorf("fetched again by the same process: %v", again)
+	}
+	t.Logf("bytes fetched: %v", bytes)
+}
+
+// A disk that takes 20 ms for each write makes `cache fill` slow, and is not reported as full.
+func TestSlowCacheDisk(t *testing.T) {
+	e2e.Long(t)
+	t.Parallel()
+	disk := e2e.NewSlowFS(t, t.TempDir())
+	const blocks = 200
+	w := newWriters(t, filepath.Join(disk.Dir, "blocks"), blocks, 100) // to write all those in memory takes longer than one may wait
+	disk.Delay(t, "write", 20*time.Millisecond)
+	w.fill(t, "fill")
+	status := e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "status"}, w.args...)...)
+	e2e.Contains(t, "cache status", status, fmt.Sprintf("/bucket/train.bin: %d blocks", blocks))
+	if writes := disk.Count(t, "write"); writes < blocks {
+		t.Errorf("the slow disk saw %d writes of %d blocks", writes, blocks)
+	}
+}
