@@ -103,7 +103,21 @@ func eachFile(root *os.Root, dir string, do func(info fs.FileInfo)) error {
 	return err
 }
 
-// locked makes the directory, and calls do while no other process, or goroutine, changes it.
+// removeUnfinished removes the block that a process was writing when it was killed, unless another process holds the lock.
+func removeUnfinished(root *os.Root) {
+	if _, err := root.Lstat(unfinishedFile); err != nil {
+		return
+	}
+	if lock, err := root.Open("."); err == nil {
+		defer lock.Close()
+		if owndir.Lock(lock, unix.LOCK_EX|unix.LOCK_NB) == nil {
+			root.RemoveAll(unfinishedFile)
+		}
+	}
+}
+
+// locked makes the directory, and calls do while no other process, or goroutine, changes it. Blocks are written under this lock, so one
+// that is unfinished when the lock is free belongs to a process that was killed, and is removed.
 func (d *disk) locked(do func(root *os.Root) error) error {
 	if err := os.MkdirAll(d.dir, 0o755); err != nil {
 		return err
@@ -121,5 +135,6 @@ func (d *disk) locked(do func(root *os.Root) error) error {
 	if err := owndir.Lock(lock, unix.LOCK_EX); err != nil {
 		return err
 	}
+	root.RemoveAll(unfinishedFile)
 	return do(root)
 }

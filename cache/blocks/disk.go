@@ -3,7 +3,6 @@ package blocks
 import (
 	"bytes"
 	"cmp"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -32,7 +31,7 @@ import (
 //	<object>/object    what the object is, as JSON
 //	shares/<name>      the blocks of a share, as JSON; its time is when it was read last; processes that read it hold a lock on it while they live
 //	used               the bytes of all blocks, as text
-//	new-<name>         a block that is being written
+//	new-block          a block that is being written, or that a process was writing when it died: see locked
 //
 // A process that changes anything of this holds a lock on the directory, for a moment. Any file may be removed at any time. A block that is
 // not what its name says is as good as none: the trailer has a checksum over its bytes and over what it is a block of.
@@ -83,7 +82,10 @@ func (i identity) name() string {
 	return hex.EncodeToString(sum[:16])
 }
 
-const objectFile = "object"
+const (
+	objectFile     = "object"
+	unfinishedFile = "new-block"
+)
 
 // path is where a block lies in the directory.
 func (k key) path() string {
@@ -270,12 +272,11 @@ func (d *disk) writeIn(root *os.Root, share *Share, k key, block []byte) (*Stat,
 	if err := d.describe(root, k.object.identity); err != nil {
 		return nil, err
 	}
-	name := "new-" + rand.Text()
-	f, err := d.create(root, name)
+	f, err := d.create(root, unfinishedFile)
 	if err != nil {
 		return nil, err
 	}
-	defer root.Remove(name) // where it was not renamed
+	defer root.Remove(unfinishedFile) // unless it was renamed
 	defer f.Close()
 	for _, part := range [][]byte{block, k.trailer(crc32.Checksum(block, castagnoli))} {
 		if _, err := f.Write(part); err != nil {
@@ -290,7 +291,7 @@ func (d *disk) writeIn(root *os.Root, share *Share, k key, block []byte) (*Stat,
 	if err := d.setUsed(root, used); err != nil {
 		return nil, err
 	}
-	return &written, root.Rename(name, k.path())
+	return &written, root.Rename(unfinishedFile, k.path())
 }
 
 // describe makes the directory of an object, if there is none.

@@ -169,6 +169,7 @@ func Usage(o Options) (kept []Kept, shares []KnownShare, err error) {
 		return nil, nil, err
 	}
 	defer root.Close()
+	removeUnfinished(root)
 	if kept, err = usage(root, false); err != nil {
 		return nil, nil, err
 	}

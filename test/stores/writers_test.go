@@ -4,9 +4,11 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -120,5 +122,39 @@ func TestSlowCacheDisk(t *testing.T) {
 	e2e.Contains(t, "cache status", status, fmt.Sprintf("/bucket/train.bin: %d blocks", blocks))
 	if writes := disk.Count(t, "write"); writes < blocks {
 		t.Errorf("the slow disk saw %d writes of %d blocks", writes, blocks)
+	}
+}
+
+// A block that a killed process was writing is removed by whatever uses the directory next.
+func TestKilledWriter(t *testing.T) {
+	e2e.Long(t)
+	t.Parallel()
+	source := t.TempDir()
+	disk := e2e.NewSlowFS(t, source)
+	w := newWriters(t, filepath.Join(disk.Dir, "blocks"), 20, 8)
+	unfinished := func() []string { return e2e.Must(filepath.Glob(filepath.Join(source, "blocks", "new-*")))(t) }
+	disk.Delay(t, "write", time.Second)
+	for len(unfinished()) == 0 { // unless the kill came between two blocks
+		cmd := exec.Command(e2e.PlainBatchfs, append([]string{"cache", "fill"}, w.args...)...)
+		ended := e2e.Begin(t, cmd)
+		e2e.Await(t, "a block that is being written", func() bool { return len(unfinished()) > 0 })
+		e2e.NoError(t, cmd.Process.Signal(syscall.SIGKILL))
+		wait.For(t, "the end of the killed process", ended)
+	}
+	disk.Delay(t, "write", 0)
+	left := unfinished()[0]
+	written := e2e.Content(t, left)
+	for _, use := range []struct {
+		name string
+		do   func()
+	}{
+		{"fill", func() { w.fill(t, "") }},
+		{"status", func() { e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "status"}, w.args...)...) }},
+		{"prune", func() { e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "prune"}, w.args...)...) }},
+		{"mount", func() { e2e.Run(t, "cat", e2e.Mount(t, w.args...).Path("train/batch/0")) }},
+	} {
+		e2e.NoError(t, os.WriteFile(left, written, 0o600))
+		use.do()
+		e2e.Equal(t, "unfinished blocks after "+use.name, len(unfinished()), 0)
 	}
 }
