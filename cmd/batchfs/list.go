@@ -35,7 +35,7 @@ func listCommand() *cobra.Command {
 				if m.Uptime > 0 {
 					up = time.Duration(m.Uptime * float64(time.Second)).Round(time.Second).String()
 				}
-				fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%s\t%s\t%d\t%s\n", terminal.Printable(m.Mountpoint), m.State, m.Supervisor, m.User, up,
+				printf(table, "%s\t%s\t%d\t%d\t%s\t%s\t%d\t%s\n", m.Mountpoint, m.State, m.Supervisor, m.User, up,
 					m.Version, len(m.Sequences), terminal.Size(m.Resident()))
 			}
 			return nil

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/cmd/batchfs/config"
-	"batchfs/cmd/batchfs/terminal"
+	"batchfs/internal/printable"
 )
 
 // newLog returns the log of a mount to out. Call flush before the process ends.
@@ -24,7 +24,7 @@ func newLog(out io.Writer, o config.Log, mountpoint string) (log *slog.Logger, f
 	var level slog.Level
 	level.UnmarshalText([]byte(o.Level)) // config allows no other words
 	w := newLineWriter(out)
-	options := &slog.HandlerOptions{Level: level, ReplaceAttr: printable}
+	options := &slog.HandlerOptions{Level: level, ReplaceAttr: printableAttr}
 	var handler slog.Handler = slog.NewTextHandler(w, options)
 	if o.Format == "json" {
 		handler = slog.NewJSONHandler(w, options)
@@ -35,11 +35,11 @@ func newLog(out io.Writer, o config.Log, mountpoint string) (log *slog.Logger, f
 // maxValue is the most bytes of a value, so that a line fits into maxLine. What is longer is a stack, whose beginning tells most.
 const maxValue = 3 << 10
 
-// printable cuts a value that is too long, and escapes what slog leaves in JSON: control characters above U+007E, and bytes that are
-// not UTF-8.
-func printable(_ []string, a slog.Attr) slog.Attr {
+// printableAttr cuts a value that is too long, and escapes what slog leaves in JSON: control characters above U+007E, others that cannot
+// be seen, and bytes that are not UTF-8.
+func printableAttr(_ []string, a slog.Attr) slog.Attr {
 	text := a.Value.String()
-	shown := terminal.Printable(text[:min(len(text), maxValue)])
+	shown := printable.Text(text[:min(len(text), maxValue)])
 	if shown == text {
 		return a
 	}

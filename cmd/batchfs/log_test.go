@@ -86,15 +86,15 @@ func TestLogToAFile(t *testing.T) {
 	}
 }
 
-// Nothing in a log moves the cursor of a terminal.
+// Nothing in a log moves the cursor of a terminal, or changes the direction of a line.
 func TestLogIsPrintable(t *testing.T) {
 	var out bytes.Buffer
 	for _, format := range []string{"text", "json"} {
 		log, flush := newLog(&out, config.Log{Level: "info", Format: format}, "/mnt\x1b\u009b\x7f\xff")
-		log.Info("bad \u009b", "err", fmt.Errorf("\x1b[2J\u009b\x7f\xff"), slog.Group("g", "k", "\u009b"))
+		log.Info("bad \u009b", "err", fmt.Errorf("\x1b[2J\u009b\x7f\xff\u202e"), slog.Group("g", "k", "\u009b"))
 		flush()
 	}
-	if text := out.String(); strings.ContainsAny(text, "\x1b\u009b\x7f\ufffd") || strings.Count(text, "\n") != 2 {
+	if text := out.String(); strings.ContainsAny(text, "\x1b\u009b\x7f\ufffd\u202e") || strings.Count(text, "\n") != 2 {
 		t.Errorf("%q", text)
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"batchfs/cmd/batchfs/prepare"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/top"
+	"batchfs/internal/printable"
 )
 
 // The kernel gives signals to the first thread of a process. While that reads a disk that does not answer, it would take none, and the
@@ -44,12 +45,10 @@ func main() {
 	os.Exit(int(status))
 }
 
-func printError(out io.Writer, err error) { printf(out, "batchfs: %v\n", err) }
+func printError(out io.Writer, err error) { io.WriteString(out, "batchfs: "+printable.Error(err)+"\n") }
 
-// printf prints for people text that may hold names that others chose, such as names of files.
-func printf(out io.Writer, format string, args ...any) {
-	io.WriteString(out, terminal.Printable(fmt.Sprintf(format, args...)))
-}
+// printf prints for people what may name files and mounts of others.
+func printf(out io.Writer, format string, args ...any) { printable.Fprintf(out, format, args...) }
 
 func run(args []string, out io.Writer) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)

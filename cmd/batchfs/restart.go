@@ -51,7 +51,7 @@ SIGHUP to the process that keeps the mount does the same.`,
 			if refused := shared.LastRestart.String(); refused != "" {
 				return errors.New(refused)
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "process %d serves %s now\n", shared.Worker.Load(), args[0])
+			printf(cmd.OutOrStdout(), "process %d serves %s now\n", shared.Worker.Load(), args[0])
 			splits, err := splitsOf(m)
 			for _, s := range splits {
 				if _, unreadable := lookFrom(m, s); unreadable != nil {

@@ -61,7 +61,7 @@ A cursor lives as long as the mount, whichever process serves it.`,
 				return err
 			}
 			was := shared.Sequences[fs.SequenceOf(info.Sys().(*syscall.Stat_t).Ino)].Seek(number)
-			fmt.Fprintf(cmd.OutOrStdout(), "next of %s takes batch %d, was %d\n", strings.TrimSuffix(args[0], "/"), number, was)
+			printf(cmd.OutOrStdout(), "next of %s takes batch %d, was %d\n", strings.TrimSuffix(args[0], "/"), number, was)
 			return nil
 		}),
 	}

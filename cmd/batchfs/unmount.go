@@ -45,7 +45,7 @@ A mount that was handed over (mount --fd) is not unmounted, but served no more: 
 			if err := unmount(m, args[0], force); err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "%s is unmounted\n", args[0])
+			printf(cmd.OutOrStdout(), "%s is unmounted\n", args[0])
 			return nil
 		}),
 		ValidArgsFunction: directories,

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/fs/state"
+	"batchfs/internal/printable"
 	"batchfs/internal/process"
 )
 
@@ -222,7 +223,7 @@ func (m *Mounted) uses(proc string) (all []string) {
 	for link, how := range map[string]string{"cwd": "works in ", "root": "is rooted in "} {
 		path, err := os.Readlink(proc + "/" + link)
 		if err == nil && (path == m.Mountpoint || strings.HasPrefix(path, m.Mountpoint+"/")) {
-			all = append(all, how+process.OneLine(path))
+			all = append(all, how+printable.Name(path))
 		}
 	}
 	fds, _ := os.ReadDir(proc + "/fd")
@@ -230,13 +231,13 @@ func (m *Mounted) uses(proc string) (all []string) {
 		info, _ := os.ReadFile(proc + "/fdinfo/" + fd.Name())
 		if m.has(info) {
 			path, _ := os.Readlink(proc + "/fd/" + fd.Name())
-			all = append(all, "has open "+process.OneLine(path))
+			all = append(all, "has open "+printable.Name(path))
 		}
 	}
 	maps, _ := os.ReadFile(proc + "/maps")
 	for line := range strings.Lines(string(maps)) {
 		if at := strings.Index(line, m.Mountpoint+"/"); at > 0 {
-			all = append(all, "has mapped "+process.OneLine(strings.TrimSpace(line[at:])))
+			all = append(all, "has mapped "+printable.Name(strings.TrimSpace(line[at:])))
 		}
 	}
 	return slices.Compact(all)

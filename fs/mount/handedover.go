@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/fs/state"
+	"batchfs/internal/printable"
 	"batchfs/internal/process"
 )
 
@@ -22,7 +23,7 @@ func HandedOver(fd int) (*os.File, error) {
 		return nil, fmt.Errorf("descriptor %d is not handed over: whoever starts batchfs must leave /dev/fuse open as 3 or higher", fd)
 	case st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != unix.Mkdev(10, 229):
 		what, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
-		return nil, fmt.Errorf("descriptor %d is %s; it must be /dev/fuse, as it was used in mount(2)", fd, process.OneLine(what))
+		return nil, fmt.Errorf("descriptor %d is %s; it must be /dev/fuse, as it was used in mount(2)", fd, printable.Name(what))
 	}
 	unix.CloseOnExec(fd)
 	if err := unix.SetNonblock(fd, false); err != nil { // workers wait in read(2)

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"batchfs/internal/printable"
 )
 
 // Stat is part of what /proc says about a process or a thread.
@@ -47,13 +49,7 @@ func numbers(dir string) (all []int) {
 // Describe names a process for a message: process 12 (python).
 func Describe(pid int) string {
 	comm, _ := os.ReadFile(Dir(pid) + "/comm")
-	return fmt.Sprintf("process %d (%s)", pid, OneLine(strings.TrimSpace(string(comm))))
-}
-
-// OneLine escapes what cannot be printed in a name that a user chose.
-func OneLine(name string) string {
-	quoted := strconv.Quote(name)
-	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
+	return fmt.Sprintf("process %d (%s)", pid, printable.Name(strings.TrimSpace(string(comm))))
 }
 
 // User returns the user whose process it is, and the groups. The error is os.ReadFile's where there is no such process.

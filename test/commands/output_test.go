@@ -1,6 +1,7 @@
 package commands
 
 import (
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -71,4 +72,55 @@ func TestFullDisk(t *testing.T) {
 	e2e.Await(t, "a mount that serves", func() bool { return strings.Contains(stderr.String(), "msg=mounted") })
 	e2e.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	failed(cmd, stderr, ended)
+}
+
+// Names that others chose forge no line of what is printed, and neither reorder it nor reach the terminal as commands to it.
+func TestForgedNames(t *testing.T) {
+	t.Parallel()
+	e2e.NeedFUSE(t)
+	const forged = "data\nFORGED\u202e\x1b[2J\xff"
+	dir := filepath.Join(t.TempDir(), forged)
+	tokens := e2e.Tokens(t, filepath.Join(dir, "train.bin"), 60_000, 2)
+	mountpoint := filepath.Join(dir, "mnt")
+	e2e.NoError(t, os.Mkdir(mountpoint, 0o755))
+	t.Cleanup(func() { syscall.Unmount(mountpoint, syscall.MNT_DETACH) })
+	data := []string{"--data", dir, "--set", "batch.block_size=16"}
+	for _, test := range []struct {
+		args []string
+		want string // the first part of a line, with %s for the directory
+	}{
+		{append(data, "mount", "-d", "--log", filepath.Join(dir, "log"), mountpoint), "%s/mnt serves"},
+		{append(data, "mount", mountpoint), "batchfs: mountpoint "},
+		{[]string{"list"}, "%s/mnt  serving "},
+		{[]string{"doctor", mountpoint}, "ok   mountpoint: %s/mnt is mounted"},
+		{append(data, "doctor", mountpoint), "ok   splits.train: 60000 tokens in 1 file: %s/train.bin"},
+		{[]string{"why", mountpoint}, "%s/mnt can be read"},
+		{[]string{"why", mountpoint + "/none"}, "batchfs: "},
+		{[]string{"seek", mountpoint + "/train", "7"}, "next of %s/mnt/train takes batch 7"},
+		{[]string{"restart", mountpoint}, "process "},
+		{append(data, "inspect", "train", "3"), "row 0: number "},
+		{append(data, "inspect", "train", "--find", "3"), "token 3 of %s/train.bin"},
+		{append(data, "check", "train"), "train: 1 file"},
+		{append(data, "plan", "--step", "1s"), "60k tokens"},
+		{[]string{"info", tokens}, "%s/train.bin"},
+		{[]string{"info", dir + "/none"}, "batchfs: "},
+		{[]string{"index", tokens, "--eot", "7"}, "%s/train.bin.index: "},
+		{[]string{"prepare", dir + "/none", "--out", dir + "/out", "--by", "byte"}, "batchfs: "},
+		{[]string{"unmount", mountpoint}, "%s/mnt is unmounted"},
+		{[]string{"unmount", mountpoint}, "batchfs: "},
+	} {
+		out, stderr, _ := e2e.Try(t, append([]string{e2e.PlainBatchfs}, test.args...)...)
+		text := "\n" + out + stderr
+		if want := "\n" + strings.ReplaceAll(test.want, "%s", filepath.Dir(dir)+`/data\nFORGED\u202e\x1b[2J\xff`); !strings.Contains(text, want) ||
+			strings.Contains(text, "\nFORGED") || strings.ContainsAny(text, "\u202e\x1b\xff") {
+			t.Errorf("%q: %q, want %q", test.args, text, want)
+		}
+		if test.args[0] == "list" {
+			top := seconds(t, mountpoint)
+			e2e.Equal(t, "the mountpoint in JSON", top().Mountpoint, strings.ToValidUTF8(mountpoint, "\ufffd"))
+		}
+	}
+	for _, args := range [][]string{{"info", tokens}, append(data, "check", "train"), append(data, "inspect", "train", "3"), append(data, "inspect", "train", "--find", "3")} {
+		e2e.Equal(t, "JSON of "+args[0], json.Valid([]byte(e2e.Run(t, append(append([]string{e2e.PlainBatchfs}, args...), "--json")...))), true)
+	}
 }

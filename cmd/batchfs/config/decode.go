@@ -24,7 +24,7 @@ type RawConfig struct {
 func (r RawConfig) Decode() (*Config, error) {
 	c, err := r.decode()
 	if err == nil && len(c.Splits) == 0 {
-		err = fmt.Errorf("%s: no splits; at least one is needed, e.g.\n[splits.train]\ntokens = \"data/train.bin\"", r.File)
+		err = fmt.Errorf("%s: no splits; at least one is needed, as in splits.train.tokens = \"data/train.bin\"", r.File)
 	}
 	return c, err
 }

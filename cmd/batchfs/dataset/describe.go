@@ -16,6 +16,7 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/internal/jsontext"
+	"batchfs/internal/printable"
 	"batchfs/sampler"
 )
 
@@ -229,7 +230,7 @@ func (d *Dataset) settings() map[string]any {
 // lies beside the token file.
 func (d *Dataset) Describe(out io.Writer, k uint64, chars int) error {
 	vocabularies := map[string]*vocabulary.Manifest{} // by directory
-	fmt.Fprintf(out, "batch %d of %s\nfingerprint %s\n", k, d.label(), d.fingerprint)
+	printable.Fprintf(out, "batch %d of %s\nfingerprint %s\n", k, d.label(), d.fingerprint)
 	for j := range d.Sequence.BatchSize {
 		row, err := d.origin(k, j)
 		if err != nil {
@@ -262,7 +263,7 @@ func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Seg
 	if d.Sequence.Rows != sampler.Windows {
 		fmt.Fprintf(out, "%d tokens of ", segment.Len)
 	}
-	fmt.Fprintf(out, "%s from token %d on", terminal.Printable(at.Path), at.Index)
+	printable.Fprintf(out, "%s from token %d on", at.Path, at.Index)
 	if segment.Document >= 0 {
 		fmt.Fprintf(out, ", document %d", segment.Document)
 	}
@@ -288,7 +289,7 @@ func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Seg
 	}
 	text = beginning(text, chars)
 	if terminal.Is(out) {
-		text = terminal.Printable(text)
+		text = printable.Text(text)
 	}
 	fmt.Fprintf(out, "    %s\n", strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n    "))
 	return nil

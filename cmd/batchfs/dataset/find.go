@@ -7,8 +7,8 @@ import (
 	"io"
 	"strings"
 
-	"batchfs/cmd/batchfs/terminal"
 	"batchfs/internal/jsontext"
+	"batchfs/internal/printable"
 )
 
 // Found says which batches of an epoch hold a token.
@@ -70,7 +70,7 @@ func (f *Found) JSON() []byte { return indented(f) }
 
 // Print writes f for people.
 func (f *Found) Print(out io.Writer) {
-	fmt.Fprintf(out, "token %d of %s, number %d of split %s, in epoch %d:\n", f.Index, terminal.Printable(string(f.File)), f.pos, f.split, f.Epoch)
+	printable.Fprintf(out, "token %d of %s, number %d of split %s, in epoch %d:\n", f.Index, f.File, f.pos, f.split, f.Epoch)
 	for _, found := range f.Finds {
 		fmt.Fprintf(out, "  batch %d of rank %d: %s, row number %d\n", found.Batch, found.Rank, strings.Join(found.elements, " and "), found.Row)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"batchfs/cmd/batchfs/chart"
 	"batchfs/cmd/batchfs/terminal"
+	"batchfs/internal/printable"
 )
 
 func (n *Needs) print(out io.Writer) {
@@ -28,7 +29,7 @@ func (n *Needs) print(out io.Writer) {
 		w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 		most := slices.MaxFunc(n.Sources, func(a, b Source) int { return cmp.Compare(a.Epochs, b.Epochs) }).Epochs
 		for _, s := range n.Sources {
-			fmt.Fprintf(w, "  %s\t%s tokens\t%s of all rows\t%s %s\n", s.Name, short(float64(s.Tokens)), percent(s.Share), terminal.Bar(s.Epochs, most), short(s.Epochs))
+			fmt.Fprintf(w, "  %s\t%s tokens\t%s of all rows\t%s %s\n", printable.Name(s.Name), short(float64(s.Tokens)), percent(s.Share), terminal.Bar(s.Epochs, most), short(s.Epochs))
 		}
 		w.Flush()
 	}
@@ -47,9 +48,9 @@ func (n *Needs) print(out io.Writer) {
 		if !v.OK {
 			word = "not ok:"
 		}
-		fmt.Fprintf(&text, "%s %s\n", word, v.Says)
+		printable.Fprintf(&text, "%s %s\n", word, v.Says)
 	}
-	io.WriteString(out, terminal.Printable(text.String()))
+	io.WriteString(out, printable.Text(text.String()))
 }
 
 func (n *Needs) printRates(out io.Writer) {

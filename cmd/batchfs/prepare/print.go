@@ -9,11 +9,12 @@ import (
 
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
+	"batchfs/internal/printable"
 )
 
 // say prints a line. Names of files and tokens are others' text.
 func (o *options) say(format string, args ...any) error {
-	_, err := fmt.Fprintln(o.out, terminal.Printable(fmt.Sprintf(format, args...)))
+	_, err := printable.Fprintf(o.out, format+"\n", args...)
 	return err
 }
 

@@ -16,6 +16,7 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/internal/jsontext"
+	"batchfs/internal/printable"
 )
 
 // CheckOptions say how to check.
@@ -215,7 +216,7 @@ func (c *check) countRepeated() {
 // Print writes r for people.
 func (r *Report) Print(out io.Writer) {
 	files, tokens := terminal.Count(int64(r.Files), "file", "files"), terminal.Count(r.Tokens, "token", "tokens")
-	fmt.Fprintf(out, "%s: %s, %s, %s read", strings.Join(r.Splits, ", "), files, tokens, terminal.Size(r.Bytes))
+	printable.Fprintf(out, "%s: %s, %s, %s read", strings.Join(r.Splits, ", "), files, tokens, terminal.Size(r.Bytes))
 	result := "nothing is wrong"
 	if !r.OK {
 		result = terminal.Count(int64(len(r.Problems)), "problem", "problems")
@@ -226,11 +227,11 @@ func (r *Report) Print(out io.Writer) {
 	}
 	for _, split := range r.Splits {
 		if share := r.Repeated[split]; share > 0 {
-			fmt.Fprintf(out, "%.3g%% of %s stands twice\n", 100*share, split)
+			printable.Fprintf(out, "%.3g%% of %s stands twice\n", 100*share, split)
 		}
 	}
 	for _, p := range r.Problems {
-		fmt.Fprintln(out, terminal.Printable(string(p.Message)))
+		printable.Fprintf(out, "%s\n", p.Message)
 		if p.Text != "" {
 			fmt.Fprintf(out, "    %q\n", string(p.Text))
 		}

@@ -17,6 +17,7 @@ import (
 	"batchfs/cache/blob"
 	"batchfs/cache/format"
 	"batchfs/cmd/batchfs/terminal"
+	"batchfs/internal/printable"
 )
 
 // An Index is a file that WriteIndex wrote.
@@ -79,7 +80,7 @@ func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, fo
 }
 
 func writeEnds(ctx context.Context, w io.Writer, a *cache.Array, eot int64, path string, stderr io.Writer) (documents int64, err error) {
-	progress := terminal.NewProgress(stderr, path, a.Bytes(), terminal.Bytes)
+	progress := terminal.NewProgress(stderr, printable.Name(path), a.Bytes(), terminal.Bytes)
 	defer progress.Finish()
 	d, last := decoder{dtype: a.DType()}, int64(0)
 	var ends []byte

@@ -12,6 +12,7 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/internal/jsontext"
+	"batchfs/internal/printable"
 )
 
 // A Survey is what token files hold.
@@ -253,11 +254,11 @@ func (s *Survey) Print(out io.Writer) {
 	}
 	draw(title, sampled, s.Numbers)
 	draw("tokens in a document", s.lengthsSampled, s.Lengths)
-	io.WriteString(out, terminal.Printable(text.String()))
+	io.WriteString(out, text.String())
 }
 
 func (f *File) print(out io.Writer) {
-	fmt.Fprintf(out, "%s\n  %s, %s, shape %d, %s\n", f.Path, f.Format, f.DType, f.Shape, terminal.Size(f.Bytes))
+	printable.Fprintf(out, "%s\n  %s, %s, shape %d, %s\n", f.Path, f.Format, f.DType, f.Shape, terminal.Size(f.Bytes))
 	sample := ""
 	if f.Read < f.Bytes {
 		sample = fmt.Sprintf(" in a sample of %s (%.2g%%)", terminal.Size(f.Read), 100*float64(f.Read)/float64(f.Bytes))

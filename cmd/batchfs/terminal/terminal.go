@@ -1,4 +1,4 @@
-// Package terminal writes what commands print: progress, sizes, bars and JSON, without control characters.
+// Package terminal writes what commands print: progress, sizes, bars and JSON.
 package terminal
 
 import (
@@ -6,13 +6,10 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
@@ -22,25 +19,6 @@ import (
 func Is(out io.Writer) bool {
 	f, ok := out.(interface{ Fd() uintptr })
 	return ok && term.IsTerminal(int(f.Fd()))
-}
-
-// Printable escapes control characters except newline and tab, as \x1b or \u0085, and bytes that are not UTF-8, as \xff, so that
-// text from others cannot move the cursor, or change the title of the window.
-func Printable(text string) string {
-	var b strings.Builder
-	for i, r := range text {
-		_, size := utf8.DecodeRuneInString(text[i:])
-		switch {
-		case r == utf8.RuneError && size == 1:
-			fmt.Fprintf(&b, `\x%02x`, text[i])
-		case unicode.IsControl(r) && r != '\n' && r != '\t':
-			quoted := strconv.QuoteRune(r)
-			b.WriteString(quoted[1 : len(quoted)-1])
-		default:
-			b.WriteRune(r)
-		}
-	}
-	return b.String()
 }
 
 // JSON writes v for programs, indented.

@@ -32,15 +32,3 @@ func TestProgressInLines(t *testing.T) {
 		p.Finish()
 	}
 }
-
-func TestPrintable(t *testing.T) {
-	for text, want := range map[string]string{
-		"a\tb\né":              "a\tb\né",
-		"\x1b[2Jx\r\x00\u0085": `\x1b[2Jx\r\x00\u0085`,
-		"a\xff\xe9\ufffd":      `a\xff\xe9` + "\ufffd",
-	} {
-		if got := Printable(text); got != want {
-			t.Errorf("%q is shown as %q, want %q", text, got, want)
-		}
-	}
-}

@@ -13,6 +13,7 @@ import (
 	"batchfs/cmd/batchfs/metrics"
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
+	"batchfs/internal/printable"
 	"batchfs/internal/process"
 )
 
@@ -220,7 +221,7 @@ func processOf(thread int) (pid int, command string) {
 		if name, value, _ := strings.Cut(line, ":"); name == "Tgid" {
 			fmt.Sscan(value, &pid)
 		} else if name == "Name" {
-			command = process.OneLine(strings.TrimSpace(value))
+			command = printable.Name(strings.TrimSpace(value))
 		}
 	}
 	return pid, command

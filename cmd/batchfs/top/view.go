@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"batchfs/cmd/batchfs/terminal"
+	"batchfs/internal/printable"
 )
 
 // A line is one of the screen: its text, and whether it is bad news.
@@ -190,7 +191,7 @@ func screen(all []line, from, width, height int, red, plain string) string {
 		if i > 0 {
 			b.WriteByte('\n')
 		}
-		text := strings.ReplaceAll(terminal.Printable(l.text), "\n", `\n`)
+		text := printable.Name(l.text)
 		text = shortened(text, width)
 		if l.isBad {
 			text = red + text + plain

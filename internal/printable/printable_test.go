@@ -1,0 +1,56 @@
+package printable
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// What is plain stays as it is, in any script. What is not drawn is escaped.
+func TestName(t *testing.T) {
+	for name, want := range map[string]string{
+		"":                            "",
+		`/mnt/my batches/a\b"c"/100%`: `/mnt/my batches/a\b"c"/100%`,
+		"/données/数据 全角/بيانات/❤️": "/données/数据 全角/بيانات/❤️",
+		"a\tb\nc\rd":                         `a\tb\nc\rd`,
+		"\x1b[2Jx\x00\x7f\u0085\u009b":       `\x1b[2Jx\x00\x7f\u0085\u009b`,
+		"a\xff\xe9\ufffd":                    `a\xff\xe9` + "\ufffd",
+		"a\u202eb\u2066c\u2069\u200f\u061c":  `a\u202eb\u2066c\u2069\u200f\u061c`,
+		"a\u200bb\u200cc\u200dd\ufeff\u00ad": `a\u200bb\u200cc\u200dd\ufeff\u00ad`,
+		"a\u2028b\u2029c\u3164\U000e0041":    `a\u2028b\u2029c\u3164\U000e0041`,
+		"\u0661\u06dd":                       "\u0661\u06dd", // encloses digits, and is seen
+	} {
+		if got := Name(name); got != want {
+			t.Errorf("%q is shown as %s, want %s", name, got, want)
+		}
+	}
+}
+
+// A text keeps its lines and the joiners of its script.
+func TestText(t *testing.T) {
+	for text, want := range map[string]string{
+		"a\tb\né": "a\tb\né",
+		"می\u200cخواهم \U0001f469\u200d\U0001f680": "می\u200cخواهم \U0001f469\u200d\U0001f680",
+		"\x1b[2Jx\r\u202e": `\x1b[2Jx\r\u202e`,
+	} {
+		if got := Text(text); got != want {
+			t.Errorf("%q is shown as %s, want %s", text, got, want)
+		}
+	}
+}
+
+// Neither a name nor an error that is printed begins a line, whatever its type.
+func TestFprintf(t *testing.T) {
+	type path string
+	var out strings.Builder
+	const forged = "a\nbatchfs: all is well\u202e"
+	Fprintf(&out, "%s %s %s %v %d %.1f\n", forged, path(forged), []byte(forged), errors.New(forged), 7, 0.5)
+	const one = `a\nbatchfs: all is well\u202e `
+	if want := strings.Repeat(one, 4) + "7 0.5\n"; out.String() != want {
+		t.Errorf("%q, want %q", out.String(), want)
+	}
+	if got, want := Error(fmt.Errorf("open %s:\n\tno", forged)), "open a\n    batchfs: all is well\\u202e:\n    \tno"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
