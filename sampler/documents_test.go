@@ -250,6 +250,9 @@ func TestRowsOfDocumentsRefuse(t *testing.T) {
 		{source, func(s *Settings) { s.Layout = Elements }, `layout rows has no documents; leave out rows = "packed"`},
 		{source, func(s *Settings) { s.BlockSize = MaxPacked + 1 }, "packed rows need a block_size of 1048576 at most (got 1048577)"},
 		{source, func(s *Settings) { s.EOT = 70_000 }, "rows are filled up with eot, 70000, which dtype uint16 cannot hold"},
+		{Source{Main: newNumbered(array.Float32, 0, 9)}, func(s *Settings) {
+			s.DType, s.Layout, s.Rows, s.Ends, s.MaskTargets = array.Float32, Elements, Windows, EndsByToken, true
+		}, "mask_targets is for y, which layout rows does not have"},
 		{Source{Main: source.Main, Documents: neverRead{documentEndsAt{5, 9}}}, func(*Settings) {}, "read again"},
 	} {
 		s := Settings{BatchSize: 1, BlockSize: 8, DType: array.Uint16, Layout: XY, Order: Random, World: 1, Rows: Packed, Ends: EndsByIndex}

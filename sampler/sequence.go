@@ -122,14 +122,14 @@ func (s *Settings) suits(sources []source) error {
 	switch {
 	case tokens && (len(main.Axes()) > 0 || !main.DType().IsInteger()):
 		return fmt.Errorf("%s holds %s, not tokens; say layout = \"rows\"", main.Runs()[0].Name, described(main))
-	case (s.Documents || s.MaskTargets) && s.Ends == EndsByToken && !holds(main.DType(), s.EOT):
-		return fmt.Errorf("%s: its tokens are %s, which cannot be %d; is eot right?", main.Runs()[0].Name, main.DType(), s.EOT)
 	case s.MaskTargets && s.Layout != XY:
 		return fmt.Errorf("mask_targets is for y, which layout %s does not have; say layout = \"xy\"", s.Layout)
 	case s.MaskTargets && !slices.Contains([]array.DType{array.Int16, array.Int32, array.Int64}, s.DType):
 		return fmt.Errorf("mask_targets sets targets to %d, which dtype %s cannot hold; say dtype = \"int64\"", maskedTarget, s.DType)
 	case !tokens && (s.Documents || s.ofSegments()):
 		return fmt.Errorf("layout rows has no documents; leave out rows = %q and documents", s.Rows)
+	case (s.Documents || s.MaskTargets) && s.Ends == EndsByToken && !holds(main.DType(), s.EOT):
+		return fmt.Errorf("%s: its tokens are %s, which cannot be %d; is eot right?", main.Runs()[0].Name, main.DType(), s.EOT)
 	case s.Rows == Packed && s.BlockSize > MaxPacked:
 		return fmt.Errorf("packed rows need a block_size of %d at most (got %d)", MaxPacked, s.BlockSize)
 	case s.ofSegments() && s.DType.IsInteger() && !holds(s.DType, s.EOT):
