@@ -21,7 +21,7 @@ import (
 func catCommand() *cobra.Command {
 	var src config.Flags
 	var from, count uint64
-	var format string
+	var format, identity string
 	cmd := &cobra.Command{
 		Use:   "cat SPLIT",
 		Short: "Write batches to standard output, without a mount",
@@ -29,7 +29,8 @@ func catCommand() *cobra.Command {
 the other. With --format npy they are one array whose first dimension counts the batches, as in batches.npy. With --format
 safetensors each batch has all its arrays, as in batch/<k>.safetensors. With --format info no batch is written but info.json.
 
-With --count 0 it writes until nobody reads: a trainer without /dev/fuse reads its batches from a pipe.
+With --count 0 it writes until nobody reads: a trainer without /dev/fuse reads its batches from a pipe. If it starts cat
+again, --identity with the identity in info.json makes sure that the batches are still those of the same sequence.
 
 SPLIT is one of the configuration, with settings or without, or the path of one in a mount, which is then read with the
 settings of that mount.`,
@@ -47,6 +48,10 @@ settings of that mount.`,
 			if !slices.Contains(catFormats, format) {
 				return fmt.Errorf("--format: must be one of %s (got %q)", strings.Join(catFormats, ", "), format)
 			}
+			if is := d.Identity(); identity != "" && is != identity {
+				return fmt.Errorf("%s has the identity %s, and --identity is %s: its tokens or its settings have changed; put them back, or open the split "+
+					"again to continue with the new ones", args[0], is, identity)
+			}
 			s, out := d.Served(), cmd.OutOrStdout()
 			if format == "info" {
 				_, err := out.Write(s.Info())
@@ -59,6 +64,7 @@ settings of that mount.`,
 	cmd.Flags().Uint64Var(&from, "from", 0, "number of the first batch")
 	cmd.Flags().Uint64Var(&count, "count", 1, "how many batches; 0: without end")
 	cmd.Flags().StringVar(&format, "format", "raw", "raw, npy (a NumPy file of shape (count, ...)), safetensors, or info")
+	cmd.Flags().StringVar(&identity, "identity", "", "write nothing unless info.json has this identity")
 	cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(catFormats, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }

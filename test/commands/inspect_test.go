@@ -115,3 +115,33 @@ sys.stdin.read()`, m.Path("train/info.json")))
 		}
 	}
 }
+
+// With the identity of a sequence in a mount, cat writes that sequence's batches, and nothing of another one.
+func TestCatOfAnIdentity(t *testing.T) {
+	config, batches := e2e.Small(t, 1)
+	file := filepath.Join(filepath.Dir(config), "train.bin")
+	m := e2e.Mount(t, "-c", config)
+	identity := m.Info(t, "train").Identity
+	cat := func(split, format string) (out, stderr string, err error) {
+		t.Helper()
+		return e2e.Try(t, e2e.PlainBatchfs, "cat", split, "-c", config, "--identity", identity, "--format", format)
+	}
+	refused := func(split string) {
+		t.Helper()
+		for _, format := range []string{"raw", "npy", "safetensors", "info"} {
+			out, stderr, err := cat(split, format)
+			if err == nil || out != "" || !strings.Contains(stderr, "--identity is "+identity) || !strings.Contains(stderr, split+" has the identity ") {
+				t.Errorf("%s --format %s: %v, %q, and %d bytes", split, format, err, stderr, len(out))
+			}
+		}
+	}
+	out, stderr, err := cat("train/steps=7", "raw") // which no batch depends on
+	if e2e.Line([]byte(out)) != batches[0] {
+		t.Errorf("%v, %s: another batch", err, stderr)
+	}
+	e2e.Fails(t, "train/seed=3 has the identity ", e2e.PlainBatchfs, "cat", m.Path("train/seed=3"), "--identity", identity)
+	refused("train/order=shuffle")
+	refused("val")
+	e2e.ReplaceFile(t, file, e2e.StormTokens(1)[:e2e.Must(os.Stat(file))(t).Size()])
+	refused("train")
+}

@@ -286,11 +286,13 @@ func JSON[T any](t testing.TB, args ...string) (v T) {
 
 // An Info is what info.json says.
 type Info struct {
-	DType, Sequence, Fingerprint string
-	Shape                        []int
-	Files                        []string
-	Tokens, Steps, Changes       int
-	VocabSize                    int `json:"vocab_size"`
+	DType, Sequence       string
+	Fingerprint, Identity string
+	Shape                 []int
+	Files                 []string
+	Tokens, Steps         int
+	Changes               int
+	VocabSize             int `json:"vocab_size"`
 }
 
 // Equal fails the test unless what was got is what was wanted. what says of what.

@@ -13,6 +13,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 
 	"batchfs/cache"
 	"batchfs/cache/array"
@@ -32,10 +33,11 @@ type Dataset struct {
 	arrays      []*cache.Array   // of all sources
 	mains       []*cache.Array   // the main one of each source
 	hint        hint
-	fingerprint string    // of the files of all sources
-	files       int       // of all arrays, and of their documents
-	groups      [][]int64 // sampler.Source.Groups of each source, where they are known
-	unleased    string    // a file whose writers Unwritten could not find out, or empty
+	fingerprint string        // of the files of all sources
+	formats     func() string // formatsOf sources
+	files       int           // of all arrays, and of their documents
+	groups      [][]int64     // sampler.Source.Groups of each source, where they are known
+	unleased    string        // a file whose writers Unwritten could not find out, or empty
 }
 
 // Open opens all splits: see [OpenSplit].
@@ -114,6 +116,7 @@ func open(s *config.Split, m config.Memory, previous [][]*cache.Array) (*Dataset
 // newDataset binds tokens to a split's settings. groups are what Groups of its Sequence gave before, or nil.
 func newDataset(s *config.Split, sources [][]*cache.Array, h hint, fingerprint string, groups [][]int64) (*Dataset, error) {
 	d := &Dataset{sources: sources, arrays: slices.Concat(sources...), hint: h, fingerprint: fingerprint, groups: groups}
+	d.formats = sync.OnceValue(func() string { return formatsOf(sources) })
 	for _, arrays := range sources {
 		d.mains = append(d.mains, arrays[0])
 	}

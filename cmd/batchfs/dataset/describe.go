@@ -20,8 +20,8 @@ import (
 	"batchfs/sampler"
 )
 
-// identity returns, by key, the settings that decide the bytes of a batch of given tokens.
-func (d *Dataset) identity() map[string]any {
+// pathSettings returns, by key, the settings of a path that decide the bytes of a batch, and torch_state.
+func (d *Dataset) pathSettings() map[string]any {
 	all := d.Split.Values()
 	delete(all, "start")
 	delete(all, "steps")
@@ -38,7 +38,7 @@ func (d *Dataset) identity() map[string]any {
 
 // label names the sequence by the path that leads to it in a mount of the same tokens under any settings.
 func (d *Dataset) label() string {
-	all := d.identity()
+	all := d.pathSettings()
 	delete(all, "torch_state")
 	if !d.Sequence.DType.IsInteger() {
 		all["dtype"] = sampler.Native // there is no other
@@ -59,6 +59,7 @@ func (d *Dataset) Info() []byte {
 		"sequence":          d.label(),
 		"tokens":            d.Len(),
 		"fingerprint":       d.fingerprint,
+		"identity":          d.Identity(),
 		"files":             jsonTexts(d.Files()),
 		"on_change":         d.Split.OnChange,
 		"changes":           d.Version,
@@ -218,7 +219,7 @@ func (d *Dataset) Counted() string {
 }
 
 func (d *Dataset) settings() map[string]any {
-	all := d.identity()
+	all := d.pathSettings()
 	all["split"], all["join"], all["token_dtype"] = d.Split.Split, d.Split.Join, d.Sequence.Stored()
 	if d.Split.Ends != sampler.EndsUnknown {
 		all["documents"], all["mask_targets"], all["rows"], all["eot"] = d.Split.DocumentsSetting(), d.Split.MaskTargets, d.Split.Rows, d.Split.EndOfText

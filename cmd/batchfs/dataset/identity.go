@@ -1,0 +1,134 @@
+package dataset
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+
+	"batchfs/cache"
+	"batchfs/sampler"
+)
+
+// Identity returns 32 hexadecimal digits that two sequences share if each batch of one has the same bytes as that batch of the other. Under
+// on_change = "follow" it does not depend on the tokens, which may change.
+func (d *Dataset) Identity() string { return digest(d.deciding()) }
+
+// digest hashes a value that JSON always writes the same way. Readers compare digests of different versions of batchfs: what a version
+// hashes must not change as long as the batches do not.
+func digest(v any) string {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // JSON has all types that are hashed
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:16])
+}
+
+// deciding returns everything that decides the bytes of a batch, and nothing else: equal sequences have equal settings here, however they
+// are written.
+func (d *Dataset) deciding() map[string]any {
+	q := d.Sequence
+	all := map[string]any{"order": q.Order, "rank": q.Rank, "world": q.World}
+	var arrays, at, shares []any
+	for _, a := range q.Batch().Arrays {
+		arrays = append(arrays, []any{a.Name, a.DType, a.Shape, a.Offset})
+	}
+	for _, a := range q.Arrays {
+		at = append(at, []any{a.Name, a.At})
+	}
+	for i := range d.Split.Sources {
+		rows, _ := q.Share(i)
+		shares = append(shares, rows)
+	}
+	all["arrays"], all["shares"] = arrays, shares
+	if q.Layout != sampler.Elements {
+		all["at"] = at
+	}
+	if d.Split.OnChange == "follow" {
+		all["files"] = d.interpretation()
+	} else {
+		all["files"] = []any{d.fingerprint, d.formats(), d.Split.Join && d.hasShards()}
+	}
+	d.addOrder(all)
+	d.addDocuments(all)
+	return all
+}
+
+func (d *Dataset) addOrder(all map[string]any) {
+	q := d.Sequence
+	switch q.Order {
+	case sampler.Torch, sampler.Torch26: // each rank draws from a generator of its own
+		delete(all, "rank")
+		delete(all, "world")
+		if q.TorchState != nil {
+			sum := sha256.Sum256(q.TorchState)
+			all["torch_state"] = sum[:]
+		} else {
+			all["seed"] = uint32(q.Seed) + uint32(q.Rank)
+		}
+	case sampler.Random, sampler.Shuffle:
+		all["split"], all["seed"] = q.Split, q.Seed // they name the random stream
+	}
+	if q.ShuffleBlock > 0 {
+		all["shuffle_block"], all["local_world"] = q.ShuffleBlock, q.LocalWorld
+	}
+}
+
+func (d *Dataset) addDocuments(all map[string]any) {
+	q := d.Sequence
+	ofSegments := q.Rows != sampler.Windows
+	if ofSegments {
+		all["rows"] = q.Rows
+	}
+	if !q.Documents && !q.MaskTargets && !ofSegments {
+		return
+	}
+	all["mask_targets"] = q.MaskTargets
+	if q.Ends == sampler.EndsByIndex {
+		all["ends"] = d.Split.DocumentsSetting() == "files"
+	}
+	if q.Ends == sampler.EndsByToken || ofSegments {
+		all["eot"] = q.EOT
+	}
+}
+
+// hasShards reports whether a source has several files, which join makes one.
+func (d *Dataset) hasShards() bool {
+	for _, main := range d.mains {
+		if len(main.Files()) > 1 {
+			return true
+		}
+	}
+	return false
+}
+
+// interpretation returns the settings that say what files hold, as they are written: the files themselves may change.
+func (d *Dataset) interpretation() []any {
+	s := d.Split
+	list := []any{s.Join, s.Tensor, s.TokenDType}
+	for i := range d.sources {
+		for _, b := range s.BesideOf(i) {
+			list = append(list, []any{b.Tensor, b.DType})
+		}
+	}
+	return list
+}
+
+// formatsOf returns a digest of which files belong to which array of which source, and of where the elements lie in each. The fingerprint
+// covers their content alone.
+func formatsOf(sources [][]*cache.Array) string {
+	var all [][][][]any // of sources, arrays, files
+	for _, arrays := range sources {
+		var source [][][]any
+		for _, a := range arrays {
+			var files [][]any
+			for _, f := range a.Manifest().Files {
+				axes := append([]int{}, f.Format.Axes...) // nil and empty are the same, and a snapshot makes one of the other
+				files = append(files, []any{f.Format.Offset, f.Format.Count, f.Format.DType, axes})
+			}
+			source = append(source, files)
+		}
+		all = append(all, source)
+	}
+	return digest(all)
+}

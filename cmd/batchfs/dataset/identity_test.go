@@ -1,0 +1,230 @@
+package dataset
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
+)
+
+// writeIdentityFiles writes what the splits of identityCases serve, in the working directory.
+func writeIdentityFiles(t *testing.T) {
+	t.Helper()
+	t.Chdir(t.TempDir())
+	testfiles.Positions(t, map[string]int{"a.bin": 820, "b.bin": 820, "big.bin": 40_000, "c.bin": 90})
+	var ends []byte
+	for i := range uint64(40) {
+		ends = binary.LittleEndian.AppendUint64(ends, (i+1)*(i+2)/2)
+	}
+	a := string(testfiles.Bytes(t, "a.bin", 0, 4*820))
+	testfiles.Write(t, map[string]string{"a.bin.index": string(ends), "b.bin.index": string(ends), "rng.bin": testfiles.TorchState(0),
+		"other.bin": testfiles.TorchState(40, 1), "a.mask": a[:820], "b.mask": a[820:1640], "two.safetensors": twoTensors(a)})
+}
+
+// twoTensors returns a file with the tensors p and q.
+func twoTensors(data string) string {
+	header := `{"p":{"dtype":"I32","shape":[400],"data_offsets":[0,1600]},"q":{"dtype":"I32","shape":[400],"data_offsets":[1600,3200]}}`
+	return string(binary.LittleEndian.AppendUint64(nil, uint64(len(header)))) + header + data[:3200]
+}
+
+const (
+	ofMask  = "arrays = [{name = 'mask', files = 'a.mask', dtype = 'uint8'}]"
+	shuffle = "order = 'shuffle'"
+	torch   = "order = 'torch'"
+	tensor  = "tokens = 'two.safetensors'\ntoken_dtype = 'int32'\ntensor = 'p'"
+	sources = "sources = [{tokens = 'a.bin', weight = 1}, {tokens = 'b.bin', weight = 3}]"
+	host    = "tokens = 'big.bin'\nshuffle_block = '64KiB'\nworld = 2\n" + shuffle
+)
+
+// identityCases change each key of a split: a line replaces another line of the same key.
+var identityCases = []struct{ key, lines, change string }{
+	{"split", "", "split = 'other'"},
+	{"split", "order = 'sequential'", "split = 'other'"},
+	{"batch_size", "", "batch_size = 4"},
+	{"block_size", "", "block_size = 5"},
+	{"block_size", "layout = 'rows'", "block_size = 5"},
+	{"format", "", "format = 'headerless'"},
+	{"format", tensor, "format = 'safetensors'"},
+	{"tensor", tensor, "tensor = 'q'"},
+	{"token_dtype", "dtype = 'int64'", "token_dtype = 'uint16'"},
+	{"shape", "layout = 'rows'\nshape = [2]", "shape = [4]"},
+	{"vocab_size", "", "vocab_size = 100000"},
+	{"dtype", "", "dtype = 'int64'"},
+	{"dtype", "", "dtype = 'uint32'"},
+	{"layout", "", "layout = 'tokens'"},
+	{"layout", "", "layout = 'rows'"},
+	{"order", "", shuffle},
+	{"order", "", torch},
+	{"seed", "", "seed = 9"},
+	{"seed", shuffle, "seed = 9"},
+	{"seed", "order = 'sequential'", "seed = 9"},
+	{"seed", torch, "seed = 9"},
+	{"seed", torch + "\ntorch_state = 'rng.bin'", "seed = 9"},
+	{"torch_state", torch, "torch_state = 'rng.bin'"},
+	{"torch_state", torch + "\ntorch_state = 'rng.bin'", "torch_state = 'other.bin'"},
+	{"torch_state", "", "torch_state = 'rng.bin'"},
+	{"rank", "world = 4", "rank = 1"},
+	{"rank", torch + "\nworld = 4", "rank = 1"},
+	{"world", "", "world = 4"},
+	{"world", torch, "world = 4"},
+	{"shuffle_block", shuffle, "shuffle_block = '64KiB'"},
+	{"shuffle_block", shuffle + "\nshuffle_block = '64KiB'", "shuffle_block = 65536"},
+	{"local_world", host, "local_world = 2"},
+	{"documents", "eot = 7", "documents = true"},
+	{"documents", "documents = true", "documents = 'files'"},
+	{"eot", "", "eot = 7"},
+	{"eot", "order = 'sequential'\ndocuments = true\neot = 8", "eot = 7"},
+	{"eot", "rows = 'packed'\neot = 8", "eot = 7"},
+	{"mask_targets", "order = 'sequential'\ndtype = 'int64'\neot = 7", "mask_targets = true"},
+	{"rows", "", "rows = 'document'"},
+	{"rows", "rows = 'document'", "rows = 'packed'"},
+	{"start", "", "start = 3"},
+	{"steps", "", "steps = 3"},
+	{"tokens", "", "tokens = 'b.bin'"},
+	{"tokens", "", "tokens = ['a.bin', 'b.bin']"},
+	{"tokens", "tokens = ['a.bin', 'b.bin']", "tokens = '[ab].bin'"},
+	{"join", "", "join = true"},
+	{"join", "tokens = ['a.bin', 'b.bin']", "join = true"},
+	{"expect_fingerprint", "", "expect_fingerprint = 'FINGERPRINT'"},
+	{"sources.tokens", sources, strings.NewReplacer("a.bin", "b.bin", "b.bin", "a.bin").Replace(sources)},
+	{"sources.tokens", "sources = [{tokens = ['a.bin', 'b.bin'], weight = 1}, {tokens = 'c.bin', weight = 1}]",
+		"sources = [{tokens = 'a.bin', weight = 1}, {tokens = ['b.bin', 'c.bin'], weight = 1}]"},
+	{"sources.weight", sources, strings.Replace(sources, "= 1", "= 2", 1)},
+	{"sources.weight", sources, strings.NewReplacer("= 1", "= 2", "= 3", "= 6").Replace(sources)},
+	{"sources.vocab_size", sources, strings.Replace(sources, "= 1", "= 1, vocab_size = 100000", 1)},
+	{"arrays.name", "", ofMask},
+	{"arrays.name", ofMask, strings.Replace(ofMask, "'mask'", "'other'", 1)},
+	{"arrays.files", ofMask, strings.Replace(ofMask, "a.mask", "b.mask", 1)},
+	{"arrays.at", ofMask, strings.Replace(ofMask, "}", ", at = 'x'}", 1)},
+	{"arrays.at", ofMask + "\nlayout = 'rows'", strings.Replace(ofMask, "}", ", at = 'x'}", 1)},
+	{"arrays.format", ofMask, strings.Replace(ofMask, "}", ", format = 'headerless'}", 1)},
+	{"arrays.dtype", ofMask, strings.Replace(ofMask, "uint8", "int8", 1)},
+	{"arrays.shape", "arrays = [{name = 'p', files = 'big.bin', dtype = 'uint8', shape = [4]}]\ntokens = 'big.bin'",
+		"arrays = [{name = 'p', files = 'big.bin', dtype = 'uint8', shape = [2, 2]}]"},
+	{"arrays.tensor", tensor + "\narrays = [{name = 'p', files = 'two.safetensors', tensor = 'p'}]",
+		"arrays = [{name = 'p', files = 'two.safetensors', tensor = 'q'}]"},
+}
+
+// openLines opens a split with these lines, of which a later one replaces an earlier one of the same key.
+func openLines(t *testing.T, lines string) *Dataset {
+	t.Helper()
+	const initial = "split = 'train'\ntokens = 'a.bin'\ntoken_dtype = 'uint32'\nbatch_size = 3\nblock_size = 4\n"
+	all := map[string]string{}
+	for line := range strings.Lines(initial + lines) {
+		if key, value, ok := strings.Cut(strings.TrimSpace(line), " = "); ok {
+			all[key] = value
+		}
+	}
+	split := "[splits." + all["split"] + "]\n"
+	delete(all, "split")
+	if all["sources"] != "" {
+		delete(all, "tokens")
+	}
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		split += key + " = " + all[key] + "\n"
+	}
+	return mustOpen(t, split)[0]
+}
+
+// sequenceOf returns what the batches of a sequence begin with.
+func sequenceOf(t *testing.T, d *Dataset) string {
+	t.Helper()
+	b := d.Sequence.Batch()
+	text := fmt.Sprint(b.Arrays)
+	for k := range uint64(60) {
+		text += string(batch(t, d.Sequence.Read, b.Bytes(), k))
+	}
+	return text
+}
+
+// Two sequences have the same identity exactly when their batches have the same bytes, whichever key they differ in, and however the key
+// is written.
+func TestIdentity(t *testing.T) {
+	covered := map[string]bool{"on_change": true} // TestIdentityOfFollowed
+	keys := keysOfSplits(t)
+	writeIdentityFiles(t)
+	fingerprint := openLines(t, "").fingerprint
+	for _, c := range identityCases {
+		a, b := openLines(t, c.lines), openLines(t, c.lines+"\n"+strings.Replace(c.change, "FINGERPRINT", fingerprint, 1))
+		if got, want := a.Identity() == b.Identity(), sequenceOf(t, a) == sequenceOf(t, b); got != want {
+			t.Errorf("%q and then %q: the identity is the same: %v, and the bytes are: %v", c.lines, c.change, got, want)
+		}
+		covered[c.key] = true
+	}
+	for _, key := range keys {
+		if !covered[key] {
+			t.Errorf("no case changes %s: does it decide what is in a batch?", key)
+		}
+	}
+}
+
+// keysOfSplits returns the keys that config.toml describes, those of sources and arrays behind the name of that list.
+func keysOfSplits(t *testing.T) (keys []string) {
+	t.Helper()
+	text, err := os.ReadFile("../../../config.toml")
+	must(t, err)
+	_, text, _ = bytes.Cut(text, []byte("\n[batch]\n"))
+	text, _, _ = bytes.Cut(text, []byte("\n[memory]\n"))
+	table := ""
+	for _, m := range regexp.MustCompile(`(?m)^(?:# )?(?:\[\[splits\.X\.(\w+)\]\]|(\w+) = .*)$`).FindAllStringSubmatch(string(text), -1) {
+		if m[1] != "" {
+			table = m[1] + "."
+			continue
+		}
+		keys = append(keys, table+m[2])
+	}
+	if len(keys) < 30 {
+		t.Fatalf("config.toml has only the keys %q", keys)
+	}
+	return keys
+}
+
+// Under on_change = "follow" the tokens may change, and the sequence is still the same one.
+func TestIdentityOfFollowed(t *testing.T) {
+	const follow = "on_change = 'follow'\n"
+	identities := func(lines string) (list []string) {
+		writeIdentityFiles(t)
+		for range 2 {
+			list = append(list, openLines(t, lines).Identity())
+			testfiles.Positions(t, map[string]int{"0.bin": 5, "a.bin": 900})
+		}
+		return list
+	}
+	fixed, followed := identities(""), identities(follow)
+	if fixed[0] == fixed[1] || followed[0] != followed[1] {
+		t.Errorf("of other tokens: fixed %q, followed %q", fixed, followed)
+	}
+	for _, line := range []string{"seed = 9", "join = true", "token_dtype = 'int32'\ndtype = 'uint32'"} {
+		if got := identities(follow + line); got[0] == followed[0] {
+			t.Errorf("%s does not change the identity of tokens that are followed", line)
+		}
+	}
+}
+
+// The identity stays what it is: another version of batchfs may serve a mount after a restart, and a mount is another process than cat.
+func TestIdentityIsTheSameElsewhere(t *testing.T) {
+	writeIdentityFiles(t)
+	for lines, want := range map[string]string{
+		sources + "\n" + shuffle:                           "b0f5b5b4706b4b75072a99b2525f4e94",
+		ofMask + "\ndocuments = true\nrank = 1\nworld = 2": "a310d71b2e2b7e404ca46057a0643959",
+		torch + "\ntorch_state = 'rng.bin'":                "0907fdeb8270826560e001bab424350c",
+	} {
+		d := openLines(t, lines)
+		if got := d.Identity(); got != want {
+			t.Errorf("%q has the identity %s, want %s", lines, got, want)
+		}
+		var info struct{ Identity string }
+		must(t, json.Unmarshal(d.Info(), &info))
+		if again := serve(t, take(t), nil)[0].Identity(); again != info.Identity || again != want {
+			t.Errorf("%q: a worker says %s, info.json %s, want %s", lines, again, info.Identity, want)
+		}
+	}
+}
