@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import itertools
-import json
 import os
 import subprocess
 import weakref
 from typing import IO, Any, SupportsIndex
 
-from ._batch import Place, places
+from ._batch import places
 from ._lock import Locked
-from ._program import Log, MountError, ReadError, Setting, program, run
+from ._program import Log, MountError, ReadError, Setting, parse_info, program, run
 from ._split import Split, fill_rest, locate
 
 _PIPE_BYTES = 1 << 20
@@ -27,6 +26,7 @@ class Piped:
 
     def __init__(self, flags: list[str]) -> None:
         self._flags = flags
+        self._directory = os.getcwd()  # paths in the flags are relative to it, wherever the trainer goes later
         self._readers: weakref.WeakSet[Pipe] = weakref.WeakSet()
 
     def split(self, name: str, *, rank: SupportsIndex | None = None, world: SupportsIndex | None = None, **settings: Setting) -> Split:
@@ -36,15 +36,15 @@ class Piped:
             MountError: the token files or the settings are wrong.
         """
         path, info = locate(name, rank, world, settings, self._info)
-        reader = Pipe([path, *self._flags], places(info))
+        reader = Pipe([path, *self._flags], self._directory, info)
         self._readers.add(reader)
         return Split(info, reader, self)
 
     def _info(self, path: str) -> dict[str, Any]:
-        text, why = run("cat", path, "--format", "info", *self._flags)
+        text, why = run("cat", path, "--format", "info", *self._flags, directory=self._directory)
         if why:
             raise MountError(why)
-        return json.loads(text)
+        return parse_info(path, text)
 
     def close(self) -> None:
         """Ends the processes."""
@@ -59,15 +59,20 @@ class Piped:
 
 
 class Pipe(Locked):
-    """Reads batches from the output of ``batchfs cat``. A jump starts the program again, and so does the first read in another process."""
+    """Reads batches from the output of ``batchfs cat``. A jump starts the program again, and so does the first read in another process.
 
-    def __init__(self, args: list[str], places: list[Place]) -> None:
+    A program that is started later fails unless its sequence is still the one that info describes.
+    """
+
+    def __init__(self, args: list[str], directory: str, info: dict[str, Any]) -> None:
         super().__init__()  # one thread reads at a time
-        self.size = sum(p.end - p.start for p in places)
+        arrays = places(info)
+        self.size = sum(p.end - p.start for p in arrays)
         # x and y alone need no header.
-        self.header = 0 if [p.name for p in places] in (["x", "y"], ["tokens"], ["rows"]) else _HEADER
-        self.args = ["cat", *args, "--count", "0", "--format", "safetensors" if self.header else "raw"]
-        self.directory = os.getcwd()  # which paths in the arguments are relative to
+        self.header = 0 if [p.name for p in arrays] in (["x", "y"], ["tokens"], ["rows"]) else _HEADER
+        output = "safetensors" if self.header else "raw"
+        self.args = ["cat", *args, "--count", "0", "--format", output, "--identity", info["identity"]]
+        self.directory = directory
         self.cat: _Cat | None = None
 
     def fill(self, k: int, buffers: list[list[memoryview]]) -> None:

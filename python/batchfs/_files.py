@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from ._batch import parts, places
-from ._program import ReadError, run
+from ._program import MountError, ReadError, parse_info, run
 from ._split import fill_rest
 
 _NPY_HEADER = 4096
 _DESCRIBE_LIMIT = 10.0  # seconds
 
 _GONE = "the process that kept the mount is gone. Mount again: batches are the same by number"
+_SETTINGS = frozenset(
+    "batch_size block_size documents dtype eot join layout local_world mask_targets on_change order rank rows seed shuffle_block split "
+    "token_dtype torch_state world".split()
+)
 _HINTS = {
     errno.ENOTCONN: _GONE,
     errno.ECONNABORTED: _GONE,
@@ -33,6 +37,7 @@ class Files:
 
     def __init__(self, path: str, info: dict[str, Any]) -> None:
         self.path = path
+        self.info = info
         main, *others = parts(places(info))
         # Of each file its name, the bytes of its header, and those of a batch.
         self.files = [("batches.bin", 0, main.end)]
@@ -54,9 +59,27 @@ class Files:
             raise ReadError(self._describe(k, e)) from e
 
     def _open(self) -> list[_File]:
-        directory = f"{self.path}/steps={self.steps}"
-        self.open = [_File(i, f"{directory}/{name}", self.steps, header, size) for i, (name, header, size) in enumerate(self.files)]
+        # Everything is opened through one descriptor: another mount may be made at the path at any time.
+        directory = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._compare(directory)
+            self.open = [_File(i, name, directory, self.steps, header, size) for i, (name, header, size) in enumerate(self.files)]
+        finally:
+            os.close(directory)
         return self.open
+
+    def _compare(self, directory: int) -> None:
+        """Raises ReadError unless the sequence in a directory is the one that info describes."""
+        with open("info.json", "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=directory)) as file:
+            text = file.read()
+        try:
+            now = parse_info(self.path, text)
+        except MountError as e:
+            raise ReadError(str(e)) from e
+        if now["identity"] != self.info["identity"]:
+            raise ReadError(
+                f"another sequence is mounted at {self.path}: {differences(self.info, now)}. To continue with it on purpose, call split() again"
+            )
 
     def close(self) -> None:
         self.open = []  # a thread that reads one has it until it has read
@@ -91,12 +114,12 @@ class Files:
 class _File:
     """An open file, until it is garbage."""
 
-    def __init__(self, index: int, path: str, steps: int, header: int, size: int) -> None:
+    def __init__(self, index: int, name: str, directory: int, steps: int, header: int, size: int) -> None:
         self.index, self.header, self.size = index, header, size
         self.fd = -1
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.fd = os.open(f"steps={steps}/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
         if os.fstat(self.fd).st_size != header + steps * size:
-            raise OSError(errno.ESTALE, f"{os.path.basename(path)} has another size than info.json says")
+            raise OSError(errno.ESTALE, f"{name} has another size than info.json says")
 
     def __del__(self) -> None:
         if self.fd >= 0:
@@ -110,6 +133,16 @@ def reason(path: str) -> str:
     """
     _, why = run("cat", path, "--format", "info", timeout=_DESCRIBE_LIMIT)
     return why
+
+
+def differences(then: dict[str, Any], now: dict[str, Any]) -> str:
+    """Returns in words what makes the sequence of one info.json another than that of the other."""
+    both = [(key, then.get(key, "unset"), now.get(key, "unset")) for key in sorted({*then, *now})]
+    found = [f"{key} was {was} and is {now_is}" for key, was, now_is in both if key in _SETTINGS and was != now_is]
+    found = found or [f"the {key} are others" for key, was, now_is in both if key in ("arrays", "sources") and was != now_is]
+    if then["fingerprint"] != now["fingerprint"] or not found:
+        found.append(f"the tokens are others (their fingerprint was {then['fingerprint']} and is {now['fingerprint']})")
+    return ", ".join(found)
 
 
 def hint(number: int | None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 import secrets
@@ -18,7 +17,7 @@ from typing import Any, SupportsIndex
 
 from ._cat import Piped
 from ._files import Files, hint, reason
-from ._program import Log, MountError, PathLike, Setting, flags, program, run
+from ._program import Log, MountError, PathLike, Setting, flags, parse_info, program, run
 from ._split import Split, locate
 
 _READY = b"stop with Ctrl-C"
@@ -142,12 +141,11 @@ class Mount:
 
 def _info(path: str) -> dict[str, Any]:
     try:
-        return json.loads(Path(path, "info.json").read_text())
-    except (OSError, ValueError) as e:
+        return parse_info(path, Path(path, "info.json").read_bytes())
+    except OSError as e:
         why = reason(path)
-        number = e.errno if isinstance(e, OSError) else None
-        if number not in (errno.ENOENT, errno.EINVAL) or not why:
-            why = f"{why or f'{path}: {e}'}; {hint(number)}"
+        if e.errno not in (errno.ENOENT, errno.EINVAL) or not why:
+            why = f"{why or f'{path}: {e}'}; {hint(e.errno)}"
         raise MountError(why) from e
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import operator
 import os
@@ -117,6 +118,19 @@ def _plain(key: str, value: Any) -> Any:
         raise ArgumentError(f"{key} must be text, a number, a bool or a list of these (got {value!r})") from e
 
 
+def parse_info(path: str, text: bytes) -> dict[str, Any]:
+    """Returns what the info.json of a path says.
+
+    Raises:
+        MountError: it is not that of a batchfs of this version.
+    """
+    with contextlib.suppress(ValueError, TypeError):
+        info = json.loads(text)
+        if "identity" in info:
+            return info
+    raise MountError(f"{path}: info.json has no identity, so another program or an older batchfs made it; upgrade batchfs, and mount again")
+
+
 class Log:
     """What a program writes to standard error. It is in memory, because a full disk would lose it."""
 
@@ -132,10 +146,10 @@ class Log:
         return os.pread(self.fd, most, start).decode(errors="replace").strip().rpartition("batchfs: ")[2]
 
 
-def run(*args: str, timeout: float | None = None) -> tuple[bytes, str]:
-    """Runs the program and returns its output and its error, which is empty if it succeeded."""
+def run(*args: str, timeout: float | None = None, directory: str | None = None) -> tuple[bytes, str]:
+    """Runs the program, in another directory if one is given, and returns its output and its error, which is empty if it succeeded."""
     try:
-        done = subprocess.run([program(), *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False)
+        done = subprocess.run([program(), *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, cwd=directory, check=False)
     except subprocess.TimeoutExpired:
         return b"", f"batchfs {args[0]} gave no answer in {timeout} seconds"
     if done.returncode == 0:

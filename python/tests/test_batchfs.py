@@ -634,6 +634,111 @@ class TestLife(Place):
         self.assertRegex(done.stdout, "^batchfs ")
 
 
+class TestSameSequence(Place):
+    """A split gives batches of the sequence that it was created with, or an error, whatever is mounted or written since."""
+
+    def test_remount(self) -> None:
+        """A reader that goes on after an error notices what is mounted at its path by then."""
+        torch_state = self.directory / "rng.bin"
+        torch_state.write_bytes(b"".join(n.to_bytes(8, "little") for n in (5489, 1 | 1 << 32, 0, *range(1, 625), *(0,) * 5)))
+
+        def mounted(**settings: Any) -> batchfs.Mount:
+            keys = {f"splits.train.{key}": value for key, value in settings.items()}
+            return batchfs.mount(config=self.config, mountpoint=self.place, set={"mount.grace": "1s", **keys})
+
+        with mounted():
+            train = batchfs.split(self.place / "train")
+            first = train.read(1)
+            copy = pickle.loads(pickle.dumps(train))
+        others = {
+            "seed was 1337 and is 9": {"seed": 9},
+            "order was random and is torch, torch_state was unset and is sha256": {"order": "torch", "torch_state": str(torch_state)},
+            "eot was unset and is 7": {"dtype": "int64", "eot": 7, "mask_targets": True},
+            "rank was 0 and is 1, world was 1 and is 2": {"rank": 1, "world": 2},
+            "the tokens are others": {"tokens": str(self.directory / "other/train.bin")},
+        }
+        make_data(self.directory / "other", 150_000)
+        np.roll(np.arange(150_000).astype(np.uint16), 1).tofile(self.directory / "other/train.bin")
+        for words, settings in others.items():
+            self.assertRaisesRegex(batchfs.ReadError, "mounted there|Mount again", train.read, 10**6)  # which no page cache has
+            with mounted(**settings):
+                for reader in (train, copy):
+                    with self.assertRaisesRegex(batchfs.ReadError, f"another sequence is mounted at .*({words}).*call split\\(\\) again"):
+                        reader.read(1)
+                self.assertEqual(train.info["seed"], 1337)
+                batchfs.split(self.place / "train").read(1)
+        with mounted(start=3, steps=7):  # which no batch depends on
+            self.assertTrue(same(train.read(1), first) and same(copy.read(1), first))
+
+    def test_replaced_tokens(self) -> None:
+        """A program that a pipe starts again notices that the tokens were replaced, and that they are put back."""
+        for name, header in (("train", False), ("more", True)):
+            piped = batchfs.Piped(["-c", self.config]).split(name)
+            first, jump = piped.read(0), next(piped.steps(300))[1]
+            tokens, kept = self.directory / "data/train.bin", self.directory / "kept"
+            np.roll(np.fromfile(tokens, np.uint16), 1).tofile(self.directory / "new")
+            os.link(tokens, kept)
+            os.rename(self.directory / "new", tokens)
+            copy = pickle.loads(pickle.dumps(piped))
+            calls: list[Callable[[], Any]] = [lambda: piped.read(0), lambda: copy.read(300), lambda: self.forked(piped)]
+            for call in calls:
+                with self.assertRaisesRegex(batchfs.ReadError, "has the identity .* and --identity is .* put them back, or open the split again"):
+                    call()
+            self.assertEqual(bool(getattr(piped.reader, "header")), header)
+            self.assertFalse(same(batchfs.Piped(["-c", self.config]).split(name).read(0), first))
+            os.rename(kept, tokens)
+            self.assertTrue(same(piped.read(0), first) and same(piped.read(300), jump))
+
+    def forked(self, split: batchfs.Split) -> None:
+        """Reads in a forked process."""
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            pool.apply(split.read, (300,))
+
+    @unittest.skipUnless(has_torch, "no torch")
+    def test_replaced_tokens_under_workers(self) -> None:
+        from torch.utils.data import DataLoader
+
+        piped = batchfs.Piped(["-c", self.config]).split("train")
+        np.roll(np.fromfile(self.directory / "data/train.bin", np.uint16), 1).tofile(self.directory / "new")
+        os.rename(self.directory / "new", self.directory / "data/train.bin")
+        loader: Any = DataLoader(piped.steps(0, 9), batch_size=None, num_workers=2)  # pyright: ignore
+        with self.assertRaisesRegex(batchfs.ReadError, "and --identity is"):
+            list(loader)
+
+    def test_followed_tokens(self) -> None:
+        """Under on_change = "follow" other tokens are not an error."""
+        flags = ["-c", self.config, "--set", "splits.train.on_change=follow"]
+        piped = batchfs.Piped(flags).split("train")
+        first = piped.read(0)
+        np.roll(np.fromfile(self.directory / "data/train.bin", np.uint16), 1).tofile(self.directory / "new")
+        os.rename(self.directory / "new", self.directory / "data/train.bin")
+        now = pickle.loads(pickle.dumps(piped)).read(0)
+        self.assertTrue(same(now, batchfs.Piped(flags).split("train").read(0)) and not same(now, first))
+
+    def test_another_directory(self) -> None:
+        """Relative paths are those of the directory in which a mount or a pipe was opened."""
+        make_data(self.directory / "elsewhere/data")
+        np.ones(9000, np.uint16).tofile(self.directory / "elsewhere/data/train.bin")
+        self.addCleanup(os.chdir, os.getcwd())
+        no_mount = mock.patch.object(batchfs._mount, "mount", side_effect=batchfs.MountError("cannot mount /x: no such device"))  # pyright: ignore
+        for settings in ({"config": "data/config.toml"}, {"set": {"splits.train.tokens": "data/train.bin"}, "batch_size": B, "block_size": T}):
+            os.chdir(self.directory)
+            kinds: Any = settings
+            with batchfs.open(**kinds) as m:
+                with no_mount, self.assertWarns(RuntimeWarning):
+                    p = batchfs.open(**kinds)
+                os.chdir("elsewhere")
+                for opened in (m, p):
+                    train = opened.split("train")
+                    self.assertTrue((np.diff(train.read(1).x.astype(int), axis=1) == 1).all())
+                    self.assertTrue(same(pickle.loads(pickle.dumps(train)).read(300), train.read(300)))
+
+    def test_older_program(self) -> None:
+        (self.directory / "train").mkdir()
+        (self.directory / "train/info.json").write_text('{"fingerprint": ""}')
+        self.assertRaisesRegex(batchfs.MountError, "no identity.*upgrade batchfs", batchfs.split, self.directory / "train")
+
+
 class TestErrors(Place):
     def refused(self, words: str, **args: Any) -> None:
         with self.assertRaisesRegex(batchfs.MountError, words):
