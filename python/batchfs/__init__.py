@@ -18,7 +18,8 @@ Batch k is a function of the tokens, the settings and k, so the number of the ne
 ``batch_size=None``, and Grain's ``MapDataset.source`` take it as it is.
 
 `Split.steps` is an iterator with ``state_dict`` and ``load_state_dict``. PyTorch's DataLoader and StatefulDataLoader take it as an
-iterable dataset; their workers share the numbers, and none is read twice. `Split.torch` gives tensors on a device.
+iterable dataset; their workers share the numbers, and none is read twice. Only the StatefulDataLoader knows the state
+of its workers. `Split.torch` gives tensors on a device.
 
 `Batch` is a dict of arrays whose keys are also attributes: x and y; or tokens (``layout="tokens"``); or rows (``layout="rows"``); and
 all others that the split has, such as mask, positions, cu_seqlens and source. Tokens have the dtype of their files (uint16 for most),

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
 import torch
 
 from ._batch import Array, Batch, Memory, Recycler, parts, places
-from ._split import Position, Split
+from ._program import Error
+from ._split import Position, Split, worker_info
 
 Tensors = Batch[torch.Tensor]
+S = TypeVar("S", bound="TorchSteps")
 
 from_numpy: Callable[[Array], torch.Tensor] = torch.from_numpy  # pyright: ignore
 
@@ -38,6 +40,14 @@ class TorchSteps(Position, Iterator[tuple[int, Tensors]]):
         self.bytes = split.places[-1].end
         self.host = torch.empty(self.bytes, dtype=torch.uint8)
         self.memory = Memory(split.places, self.host.numpy())
+
+    def __iter__(self: S) -> S:
+        if self.device.type != "cpu" and worker_info():
+            raise Error(
+                f"the worker of a DataLoader cannot send batches to {self.device}: read train.torch() without a DataLoader, as it reads ahead "
+                'by itself, or give the DataLoader train.torch("cpu")'
+            )
+        return super().__iter__()
 
     def __next__(self) -> tuple[int, Tensors]:
         with self.lock:
@@ -71,7 +81,9 @@ class TorchSteps(Position, Iterator[tuple[int, Tensors]]):
         return batch
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.split, self.device, self.step, self.stop)
+        state = super().__getstate__()
+        kept = {name: state[name] for name in ("worker", "workers", "shared", "_begun", "_loaded", "_first")}
+        return type(self), (self.split, self.device, self.step, self.stop), kept
 
 
 class CPUSteps(TorchSteps):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -16,6 +18,7 @@ import textwrap
 import threading
 import time
 import unittest
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import PIPE
@@ -88,6 +91,16 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 def numbers(split: batchfs.Split, ks: range, queue: Any) -> None:
     queue.put([split.read(k) for k in ks])
+
+
+def loader_of(dataset: Any, stateful: bool = False, **options: Any) -> Any:
+    module: Any = importlib.import_module("torchdata.stateful_dataloader" if stateful else "torch.utils.data")
+    return (module.StatefulDataLoader if stateful else module.DataLoader)(dataset, batch_size=None, **options)
+
+
+def read_all(loader: Any, most: int | None = None) -> list[Any]:
+    """Returns what a loop over a loader gets, in which it may break after so many."""
+    return [*itertools.islice(loader, most)]
 
 
 class Case(unittest.TestCase):
@@ -418,34 +431,85 @@ class TestProcesses(Case):
                     os.waitpid(child, 0)
 
     @unittest.skipUnless(has_torch, "no torch")
-    def test_workers_share(self) -> None:
-        from torch.utils.data import DataLoader
-
+    def test_workers_of_a_split(self) -> None:
         for train in self.both("more"):
             for workers in (0, 2):
-                loader: Any = DataLoader(train.steps(2, 13), batch_size=None, num_workers=workers)  # pyright: ignore
-                got: list[Any] = list(loader)
-                self.assertEqual([int(k) for k, _ in got], list(range(2, 13)))
-                self.assertTrue(all(same(batch, train[int(k)]) for k, batch in got))
-                loader = DataLoader(train, batch_size=None, num_workers=workers)  # pyright: ignore
-                self.assertTrue(all(same(batch, train[k]) for k, batch in zip(range(5), loader)))
+                got = read_all(loader_of(train, num_workers=workers), 5)
+                self.assertTrue(all(same(batch, train[k]) for k, batch in enumerate(got)))
+
+    @unittest.skipUnless(has_torch, "no torch")
+    def test_workers_share_steps(self) -> None:
+        mounted, piped = self.both("more")
+        ways: list[dict[str, Any]] = [{"num_workers": 2}, {"num_workers": 1, "persistent_workers": True}]
+        ways += [{"num_workers": 2, "persistent_workers": True, "prefetch_factor": 5}]
+        for way, train in itertools.product(ways, (mounted, piped)):
+            for steps in (train.steps(2, 13), train.torch("cpu", 2, 13)):
+                self.loops(steps, multiprocessing_context="fork", **way)
+        # Each of these workers imports torch, which takes seconds.
+        self.loops(mounted.steps(2, 13), multiprocessing_context="spawn", **ways[1])
+        self.loops(piped.torch("cpu", 2, 13), multiprocessing_context="forkserver", **ways[1])
+
+    def loops(self, steps: Any, **options: Any) -> None:
+        """Tests loops over a loader: one that ends early, one that does not, and one after a state was loaded."""
+        train = steps.split
+        with self.subTest(f"{train.reader} {steps}", **options), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+            loader = loader_of(steps, **options)
+            self.assertEqual([int(k) for k, _ in read_all(loader, 5)], [*range(2, 7)])
+            got = read_all(loader)
+            self.assertEqual([int(k) for k, _ in got], [*range(2, 13)])
+            self.assertTrue(all(same(batch, train[int(k)]) for k, batch in got))
+            for unknown in (steps, copy.copy(steps)):
+                self.assertRaisesRegex(batchfs.Error, "StatefulDataLoader", unknown.state_dict)
+            state = {**train.steps(9).state_dict()}
+            steps.load_state_dict(state)
+            self.assertEqual(steps.state_dict(), state)
+            self.assertEqual([int(k) for k, _ in read_all(loader)], [*range(9, 13)])
+            self.assertRaises(batchfs.Error, steps.state_dict)
+            self.assertEqual(next(iter(steps))[0], 9)  # now this process reads
+            self.assertEqual(steps.state_dict()["step"], 10)
+
+    @unittest.skipUnless(has_torch, "no torch")
+    def test_loops_without_workers(self) -> None:
+        for train in self.both("more"):
+            both: list[Any] = [train.steps(2, 13), train.torch("cpu", 2, 13)]
+            for steps in both:
+                loader = loader_of(steps)
+                got: list[tuple[int, Any]] = read_all(loader, 5)
+                self.assertEqual(steps.state_dict()["step"], 7)
+                got += read_all(loader)
+                self.assertEqual([k for k, _ in got], [*range(2, 13)])
+                self.assertTrue(all(same(batch, train[k]) for k, batch in got))
+
+    @unittest.skipUnless(has_torch, "no torch")
+    def test_workers_cannot_send_to_a_device(self) -> None:
+        steps = self.m.split("train").torch("meta")
+        self.assertEqual(next(steps)[1].x.device.type, "meta")
+        with self.assertRaisesRegex(batchfs.Error, r"cannot send batches to meta.*train.torch\(.cpu.\)"):
+            read_all(loader_of(steps, num_workers=1, multiprocessing_context="fork"))
 
     @unittest.skipUnless(has_torchdata, "no torchdata")
     def test_stateful_workers(self) -> None:
-        StatefulDataLoader: Any = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
-
-        train = self.m.split("train")
-        for workers in (0, 2):
-            whole: list[int] = [int(k) for k, _ in StatefulDataLoader(train.steps(3, 15), batch_size=None, num_workers=workers)]
-            loader: Any = StatefulDataLoader(train.steps(3, 15), batch_size=None, num_workers=workers)
-            read = iter(loader)
-            begun = [int(next(read)[0]) for _ in range(5)]
-            state = loader.state_dict()
-            del read
-            loader = StatefulDataLoader(train.steps(3, 15), batch_size=None, num_workers=workers)
-            loader.load_state_dict(state)
-            self.assertEqual(begun + [int(k) for k, _ in loader], whole)
-            self.assertEqual(whole, list(range(3, 15)))
+        """A loop that ends early is resumed by another loader from its state. Every loop of one loader begins at the same step."""
+        fork = {"multiprocessing_context": "fork"}
+        ways: list[dict[str, Any]] = [{}, {"num_workers": 1, **fork}, {"num_workers": 2, **fork}]
+        ways += [{"num_workers": 2, "persistent_workers": True, "prefetch_factor": 5, **fork}]
+        mounted, piped = self.both("train")
+        begins: list[Callable[[], Any]] = [lambda: mounted.steps(3, 15), lambda: piped.torch("cpu", 3, 15)]
+        for begin, way in itertools.product(begins, ways):
+            with self.subTest(f"{begin()}", **way), warnings.catch_warnings(record=True) as warned:
+                loader = loader_of(begin(), stateful=True, **way)
+                got = read_all(loader, 5)
+                state = loader.state_dict()
+                if way:
+                    self.assertEqual([int(k) for k, _ in read_all(loader, 4)], [3, 4, 5, 6])
+                loader = loader_of(begin(), stateful=True, **way)
+                loader.load_state_dict(state)
+                got += read_all(loader)
+                self.assertEqual([int(k) for k, _ in got], [*range(3, 15)])
+                self.assertTrue(all(same(batch, mounted[int(k)]) for k, batch in got))
+            self.assertEqual([str(w.message) for w in warned if "batchfs" in str(w.message)], [])
 
     @unittest.skipUnless(has_torch, "no torch")
     def test_tensors(self) -> None:
