@@ -10,6 +10,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/bits"
 	"math/rand/v2"
@@ -84,11 +85,8 @@ type Client struct {
 	http     *http.Transport
 	creds    *credentials.Credentials // nil: none
 	timeout  time.Duration
-
-	answered atomic.Pointer[time.Time] // when the store did so last
-	away     atomic.Pointer[error]     // why it does not, while it does not
-
-	counts *Counts
+	outages  outages
+	counts   *Counts
 }
 
 // ErrChanged is the error of a read of an object that has been replaced since.
@@ -115,6 +113,7 @@ func New(scheme string, o Options) (*Client, error) {
 		region = "us-east-1" // of AWS, the library asks where a bucket is
 	}
 	c := &Client{Endpoint: u.Scheme + "://" + u.Host, timeout: o.Timeout, http: newTransport(), counts: cmp.Or(o.Counts, new(Counts))}
+	c.outages.probe = c.probe
 	options := &minio.Options{Secure: u.Scheme == "https", Region: region, MaxRetries: 1, Transport: observed{c}}
 	if o.PathStyle {
 		options.BucketLookup = minio.BucketLookupPath
@@ -147,18 +146,19 @@ func newTransport() *http.Transport {
 	}
 }
 
-// observed counts requests, and notes how long the store asks a client to wait.
+// observed counts requests, and notes in their attempt whether the store answered, and how long it asks a client to wait.
 type observed struct{ *Client }
-
-type waitKey struct{} // of a *time.Duration in a context
 
 func (o observed) RoundTrip(req *http.Request) (*http.Response, error) {
 	began := time.Now()
 	resp, err := o.http.RoundTrip(req)
 	o.counts.note(time.Since(began), err != nil || resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode >= 500)
-	if wait, ok := req.Context().Value(waitKey{}).(*time.Duration); ok && err == nil {
-		if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && seconds > 0 {
-			*wait = time.Duration(seconds) * time.Second
+	if a, ok := req.Context().Value(attemptKey{}).(*attempt); ok {
+		if a.answered = err == nil; a.answered {
+			a.heard()
+			if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && seconds > 0 {
+				a.asked = time.Duration(seconds) * time.Second
+			}
 		}
 	}
 	return resp, err
@@ -223,7 +223,6 @@ func (c *Client) ReadRange(ctx context.Context, o Object, off int64, dst []byte)
 			return err
 		}
 		defer body.Close()
-		progress()
 		if err := o.answers(info, header.Get("Content-Range"), from, to); err != nil {
 			return err
 		}
@@ -276,98 +275,130 @@ func (p permanent) Unwrap() error { return p.error }
 
 const (
 	firstWait  = 50 * time.Millisecond
-	firstProbe = 500 * time.Millisecond // of a store that does not answer
+	firstProbe = 500 * time.Millisecond // of something that is down
 	longest    = 5 * time.Second        // wait between two attempts, unless the store asks for more
 )
 
 // retry calls do until it succeeds, its error is one that stays, or the time is over. An attempt without progress for a quarter of the timeout
 // is given up. The store may ask for a wait as long as that, and for no longer one. The error names the object, and says what was wanted of it.
 func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx context.Context, progress func()) error) error {
-	if err := c.away.Load(); err != nil {
-		return o.failed(what, *err)
+	once, err := c.outages.check(c.Endpoint, o)
+	if err != nil {
+		return o.failed(what, err)
 	}
 	// The reader's time is longer than this: the store's error should be known before it is over.
 	share := c.timeout / 4
-	began := time.Now()
 	_, hurried := ctx.Deadline() // less time than a store may take
 	ctx, cancel := context.WithTimeout(ctx, 3*share)
 	defer cancel()
 	refreshed := false // the credentials were read again
-	var last error
+	var last attempt
 	for wait := firstWait; ; wait = min(2*wait, longest) {
-		var asked time.Duration
-		err := c.attempt(context.WithValue(ctx, waitKey{}, &asked), share, do)
-		if err == nil {
+		this := c.attempt(ctx, o, share, do)
+		if this.err == nil {
 			return nil
 		}
-		if ctx.Err() != nil && last != nil {
-			err = last // which says more than that the time is over
+		if ctx.Err() == nil || last.err == nil { // the last one says more than that the time is over
+			last = this
 		}
-		last = err
-		code := minio.ToErrorResponse(err).Code
+		code := minio.ToErrorResponse(last.err).Code
 		if slices.Contains(expired, code) && c.creds != nil && !refreshed {
 			c.creds.Expire()
 			refreshed = true
 			continue
 		}
-		if !passes(err) {
-			return o.failed(what, err)
+		if !passes(last.err) || once && last.culprit == theEndpoint {
+			return o.failed(what, last.err)
 		}
 		select {
 		case <-ctx.Done():
-			if !hurried {
-				c.isAway(began, err, o)
+			if !hurried && ctx.Err() == context.DeadlineExceeded {
+				c.outages.gaveUp(o, last.culprit, shown(last.err), share)
 			}
-			return o.failed(what, err)
-		case <-time.After(min(max(asked, wait/2+rand.N(wait/2)), share)):
+			return o.failed(what, last.err)
+		case <-time.After(min(max(this.asked, wait/2+rand.N(wait/2)), share)):
 			c.counts.Retries.Add(1)
 		}
 	}
 }
 
+// An attempt is how one try of a request ended.
+type attempt struct {
+	err      error
+	culprit  culprit       // if err may pass
+	answered bool          // the last request got an answer, even an error
+	asked    time.Duration // how long the store asks a client to wait
+	heard    func()        // is called for each answer
+}
+
+type attemptKey struct{} // of an *attempt in a context
+
 // attempt calls do, with a context that ends when there was no progress for the time of a stall.
-func (c *Client) attempt(ctx context.Context, stall time.Duration, do func(ctx context.Context, progress func()) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
+func (c *Client) attempt(caller context.Context, o Object, stall time.Duration, do func(ctx context.Context, progress func()) error) (a attempt) {
+	ctx, cancel := context.WithCancelCause(context.WithValue(caller, attemptKey{}, &a))
 	defer cancel(nil)
 	stalled := fmt.Errorf("nothing came for %v", stall.Round(time.Millisecond))
 	timer := time.AfterFunc(stall, func() { cancel(stalled) })
 	defer timer.Stop()
-	answered := func() {
-		now := time.Now()
-		c.answered.Store(&now)
-	}
-	err := do(ctx, func() {
+	a.heard = func() {
 		timer.Reset(stall)
-		answered()
+		c.outages.answered(o)
+	}
+	isUp := false
+	a.err = do(ctx, func() {
+		timer.Reset(stall)
+		if !isUp {
+			c.outages.succeeded(o)
+			isUp = true
+		}
 	})
-	if err != nil && context.Cause(ctx) == stalled {
-		return stalled
+	if a.err != nil && context.Cause(ctx) == stalled {
+		a.err = stalled
 	}
-	if !passes(err) {
-		answered()
+	a.culprit = culpritOf(a.err, a.answered)
+	switch {
+	case a.err != nil && caller.Err() != nil: // this says nothing about the store
+	case !passes(a.err):
+		c.outages.succeeded(o)
+	default:
+		c.outages.failed(o, a.culprit)
 	}
-	return err
+	return a
 }
 
-// isAway notes that the store does not answer, if it has answered no request since the failed read began. From then on all reads fail at once,
-// because each would wait in vain for all of its time. Probes ask the store now and then, until it answers.
-func (c *Client) isAway(began time.Time, err error, o Object) {
-	err = fmt.Errorf("the store does not answer: %w", shown(err))
-	if last := c.answered.Load(); last != nil && last.After(began) || !c.away.CompareAndSwap(nil, &err) {
-		return
-	}
-	go func() {
-		for wait := firstProbe; ; wait = min(2*wait, longest) {
-			time.Sleep(wait + rand.N(wait/2))
-			if !passes(c.attempt(context.Background(), c.timeout/4, func(ctx context.Context, _ func()) error {
-				_, err := c.core.StatObject(ctx, o.Bucket, o.Key, minio.StatObjectOptions{})
-				return err
-			})) {
-				c.away.Store(nil)
-				return
-			}
+// probe asks for objects of a bucket of which something is down, now and then, until nothing is. No reader has to wait, and to fail, for
+// the store to be found again.
+func (c *Client) probe(bucket string) {
+	for wait := firstProbe; ; wait = min(2*wait, longest) {
+		time.Sleep(wait + rand.N(wait/2))
+		objects := c.outages.suspects(bucket)
+		if len(objects) == 0 {
+			return
 		}
-	}()
+		for _, o := range objects {
+			c.attempt(context.Background(), o, c.timeout/4, func(ctx context.Context, _ func()) error { return c.ask(ctx, o) })
+		}
+	}
+}
+
+// ask reads one byte of an object. It may be any byte, because a store can fail to read some parts of an object, and still know its size.
+func (c *Client) ask(ctx context.Context, o Object) error {
+	if o.Size == 0 {
+		_, err := c.core.StatObject(ctx, o.Bucket, o.Key, minio.StatObjectOptions{})
+		return err
+	}
+	var options minio.GetObjectOptions
+	at := rand.N(o.Size)
+	if err := errors.Join(options.SetMatchETag(o.ETag), options.SetRange(at, at)); err != nil {
+		return permanent{err}
+	}
+	body, _, _, err := c.core.GetObject(ctx, o.Bucket, o.Key, options)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	_, err = io.ReadFull(body, make([]byte, 1))
+	return err
 }
 
 // expired are the errors for credentials that were good once.

@@ -31,14 +31,14 @@ const (
 // A fault answers the n-th request, from 1 on, or returns false.
 type fault func(n int, w http.ResponseWriter, r *http.Request) bool
 
-// store answers as a store does that has one object, s3://bucket/a/key, unless fault does.
+// store answers as a store does whose objects all have the same content, unless fault does.
 func store(fault fault) http.Handler {
 	var requests atomic.Int64
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if fault(int(requests.Add(1)), w, r) {
 			return
 		}
-		if r.URL.Path != "/bucket/a/key" {
+		if strings.HasSuffix(r.URL.Path, "/") {
 			answer(w, 404, "NoSuchKey")
 			return
 		}
@@ -295,32 +295,6 @@ func TestLooks(t *testing.T) {
 			t.Errorf("%s %q: %v (%v), want %q", test.header, test.value, found, err, test.says)
 		}
 	}
-}
-
-// A store that answers other reads is not away.
-func TestOneObjectFails(t *testing.T) {
-	simulate(t, time.Minute, func(_ int, w http.ResponseWriter, r *http.Request) bool {
-		if r.URL.Path == "/bucket/bad" {
-			answer(w, 500, "InternalError")
-			return true
-		}
-		return false
-	}, func(t *testing.T, c *Client) {
-		failed := make(chan error)
-		go func() {
-			bad := object
-			bad.Key = "bad"
-			failed <- read(c, bad)
-		}()
-		time.Sleep(time.Second)
-		must(t, read(c, object))
-		if <-failed == nil {
-			t.Error("no error of an object that cannot be read")
-		}
-		if err := read(c, object); err != nil {
-			t.Error(err)
-		}
-	})
 }
 
 // Objects are read from every server of HTTP, with TLS or without, whose certificate the user trusts.

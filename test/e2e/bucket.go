@@ -178,12 +178,30 @@ func trust(t testing.TB, certificate []byte) {
 // Put stores an object.
 func (b *Bucket) Put(t testing.TB, key string, data []byte) {
 	t.Helper()
-	Must(b.Client.PutObject(context.Background(), "bucket", key, bytes.NewReader(data), int64(len(data)), minio.PutObjectOptions{}))(t)
+	b.PutIn(t, "bucket", key, data)
+}
+
+// PutIn stores an object in another bucket, which exists.
+func (b *Bucket) PutIn(t testing.TB, bucket, key string, data []byte) {
+	t.Helper()
+	Must(b.Client.PutObject(context.Background(), bucket, key, bytes.NewReader(data), int64(len(data)), minio.PutObjectOptions{}))(t)
 }
 
 // Fails calls fault for each store request. It answers the request and returns true, or lets it pass.
 func (b *Bucket) Fails(fault func(w http.ResponseWriter, r *http.Request) bool) {
 	b.fault.Store(&fault)
+}
+
+// FailsAt answers requests with a status and the code of an S3 error, if their path begins with prefix: /bucket/ or /bucket/key.
+func (b *Bucket) FailsAt(prefix string, status int, code string) {
+	b.Fails(func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasPrefix(r.URL.Path, prefix) {
+			return false
+		}
+		w.WriteHeader(status)
+		fmt.Fprintf(w, "<Error><Code>%s</Code></Error>", code)
+		return true
+	})
 }
 
 // Cut ends the connection of a request without an answer.

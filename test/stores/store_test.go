@@ -270,3 +270,59 @@ func TestStoreOutage(t *testing.T) {
 	}
 	e2e.Equal(t, "the worker", e2e.StatusOf(t, m).PID, worker)
 }
+
+// An object that fails, or a bucket, takes nothing else down. While it is known to be down, its reads fail immediately, and name it.
+func TestStorePartsFail(t *testing.T) {
+	e2e.Long(t)
+	t.Parallel()
+	b := e2e.NewBucket(t)
+	e2e.NoError(t, b.Client.MakeBucket(context.Background(), "other", minio.MakeBucketOptions{}))
+	data := e2e.RandomBytes(60 * e2e.StoreBlock)
+	b.Put(t, "bad.bin", data)
+	b.Put(t, "good.bin", data)
+	b.PutIn(t, "other", "good.bin", data)
+	const rows = "order = 'sequential'\nlayout = 'tokens'\nblock_size = 100000\nbatch_size = 1\n"
+	m := e2e.Mount(t, "-c", b.Config(t, "s3://bucket/bad.bin", rows+"[splits.sibling]\ntokens = 's3://bucket/good.bin'\n"+rows+
+		"[splits.other]\ntokens = 's3://other/good.bin'\n"+rows),
+		"--set", "mount.timeout=12s", "--set", "memory.ahead=0", "--set", "memory.ahead_bytes=0")
+	k := 0
+	read := func(split string) error { // a batch whose blocks no other batch needs
+		k += 2
+		_, said, err := e2e.Try(t, "cat", m.Path(fmt.Sprintf("%s/batch/%d", split, k)))
+		if err != nil {
+			return fmt.Errorf("%s: %w: %s", split, err, said)
+		}
+		return nil
+	}
+	for _, outage := range []struct {
+		prefix     string
+		status     int
+		code, says string
+		down, well []string
+	}{
+		{"/bucket/bad.bin", 500, "InternalError", "s3://bucket/bad.bin: read bytes ", []string{"train"}, []string{"sibling", "other"}},
+		{"/bucket/", 503, "SlowDown", "the bucket bucket is down: 503 SlowDown", []string{"train", "sibling"}, []string{"other"}},
+	} {
+		b.FailsAt(outage.prefix, outage.status, outage.code)
+		e2e.Equal(t, outage.prefix+": a batch is read from what fails", read("train") == nil, false)
+		began := time.Now()
+		for _, split := range outage.well {
+			for range 2 {
+				e2e.NoError(t, read(split))
+			}
+		}
+		for _, split := range outage.down {
+			e2e.Await(t, "an error that says "+outage.says, func() bool {
+				e2e.Equal(t, outage.prefix+": a batch is read from what is down", read(split) == nil, false)
+				last := e2e.StatusOf(t, m).Splits[split].LastError
+				return strings.Contains(last, outage.says) && strings.Contains(last, "is down: ")
+			})
+		}
+		e2e.InTime(t, outage.prefix+": all reads while something is known to be down", time.Since(began), 5*time.Second)
+		b.Works()
+		for _, split := range outage.down {
+			k = 0
+			e2e.Await(t, "a batch of "+split+" after the outage", func() bool { return read(split) == nil })
+		}
+	}
+}

@@ -1,0 +1,226 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// A failing store answers requests for paths that begin with some prefixes with an error.
+type failing struct {
+	mu       sync.Mutex
+	status   map[string]int // by prefix; 0: the connection is cut
+	requests map[string]int // by bucket
+}
+
+func (f *failing) answer(_ int, w http.ResponseWriter, r *http.Request) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	bucket, _, _ := strings.Cut(r.URL.Path[1:], "/")
+	f.requests[bucket]++
+	for prefix, status := range f.status {
+		if !strings.HasPrefix(r.URL.Path, prefix) {
+			continue
+		}
+		if status == 0 {
+			cut(w)
+		} else {
+			answer(w, status, map[int]string{500: "InternalError", 503: "SlowDown"}[status])
+		}
+		return true
+	}
+	return false
+}
+
+func (f *failing) set(status map[string]int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.status = status
+}
+
+// sentIn returns how many requests are sent to a bucket in some time.
+func (f *failing) sentIn(d time.Duration, bucket string) int {
+	count := func() int {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.requests[bucket]
+	}
+	before := count()
+	time.Sleep(d)
+	return count() - before
+}
+
+// readPath reads an object, and returns how long that took, rounded to seconds.
+func readPath(ctx context.Context, c *Client, path string) (took time.Duration, err error) {
+	o := object
+	o.Bucket, o.Key, _ = strings.Cut(path, "/")
+	began := time.Now()
+	err = c.ReadRange(ctx, o, 10, make([]byte, 20))
+	return time.Since(began).Round(time.Second), err
+}
+
+// An outage fails the reads of what is down, immediately once it is known, and no other reads. When it is over, all is read again.
+func TestOutages(t *testing.T) {
+	for _, test := range []struct {
+		name      string
+		status    map[string]int
+		meanwhile []string          // what is read every second during the first reads
+		early     []string          // these reads fail before the first ones, because they have a second
+		first     []string          // these reads fail after all of their time
+		then      map[string]string // these fail immediately, and say what is down
+		well      []string          // these succeed
+		later     []string          // these succeed once a probe was sent
+	}{
+		{
+			name:   "an object",
+			status: map[string]int{"/bucket/bad": 500},
+			first:  []string{"bucket/bad"},
+			then:   map[string]string{"bucket/bad": "s3://bucket/bad: read bytes 10 to 29: the object is down: 500 InternalError"},
+			well:   []string{"bucket/good", "bucket/better", "other/good"},
+		}, {
+			name:   "two objects of a bucket",
+			status: map[string]int{"/bucket/bad": 500},
+			first:  []string{"bucket/bad1", "bucket/bad2"},
+			then:   map[string]string{"bucket/bad1": "the object is down", "bucket/bad2": "the object is down"},
+			well:   []string{"bucket/good", "other/good"},
+		}, {
+			name:   "several objects of a bucket",
+			status: map[string]int{"/bucket/bad": 500},
+			first:  []string{"bucket/bad1", "bucket/bad2", "bucket/bad3"},
+			then:   map[string]string{"bucket/bad1": "the bucket bucket is down: 500", "bucket/good": "the bucket bucket is down: 500"},
+			well:   []string{"other/good"},
+			later:  []string{"bucket/good"},
+		}, {
+			name:      "several objects of a bucket whose others are read",
+			status:    map[string]int{"/bucket/bad": 500},
+			meanwhile: []string{"bucket/good"},
+			first:     []string{"bucket/bad1", "bucket/bad2", "bucket/bad3"},
+			then:      map[string]string{"bucket/bad1": "the object is down", "bucket/bad2": "the object is down"},
+			well:      []string{"bucket/good", "bucket/better"},
+		}, {
+			name:   "a bucket",
+			status: map[string]int{"/bucket/": 503},
+			first:  []string{"bucket/a"},
+			then:   map[string]string{"bucket/a": "the bucket bucket is down: 503 SlowDown", "bucket/b": "the bucket bucket is down"},
+			well:   []string{"other/a", "other/b"},
+		}, {
+			name:      "an object that is throttled",
+			status:    map[string]int{"/bucket/bad": 503},
+			meanwhile: []string{"bucket/good"},
+			first:     []string{"bucket/bad"},
+			then:      map[string]string{"bucket/bad": "the object is down: 503"},
+			well:      []string{"bucket/good", "bucket/better", "other/good"},
+		}, {
+			name:   "the endpoint",
+			status: map[string]int{"/": 0},
+			first:  []string{"bucket/a"},
+			then:   map[string]string{"bucket/b": "the store http://store does not answer: ", "other/a": "s3://other/a: read bytes 10 to 29: "},
+		}, {
+			name:   "the endpoint, which another bucket missed first",
+			status: map[string]int{"/": 0},
+			early:  []string{"other/a"},
+			first:  []string{"bucket/a"},
+			then:   map[string]string{"bucket/b": "does not answer: ", "other/b": "does not answer: "},
+		}, {
+			name:   "connections for a bucket",
+			status: map[string]int{"/bucket/": 0},
+			first:  []string{"bucket/a"},
+			well:   []string{"other/a", "other/b"},
+			then:   map[string]string{"bucket/b": "the bucket bucket is down: "},
+		}, {
+			name:      "connections for a bucket, while another is read",
+			status:    map[string]int{"/bucket/": 0},
+			meanwhile: []string{"other/a"},
+			first:     []string{"bucket/a"},
+			then:      map[string]string{"bucket/b": "the bucket bucket is down: "},
+			well:      []string{"other/b"},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			store := &failing{requests: map[string]int{}}
+			simulate(t, time.Minute, store.answer, func(t *testing.T, c *Client) {
+				healthy := func(paths ...string) {
+					t.Helper()
+					for _, path := range paths {
+						if took, err := readPath(t.Context(), c, path); err != nil || took > 0 {
+							t.Errorf("%s after %v: %v, want no error immediately", path, took, err)
+						}
+					}
+				}
+				healthy("bucket/good", "other/good")
+				store.set(test.status)
+				end := make(chan struct{})
+				for _, path := range test.meanwhile {
+					go func() {
+						for tick := time.Tick(time.Second); ; <-tick {
+							select {
+							case <-end:
+								return
+							default:
+								healthy(path)
+							}
+						}
+					}()
+				}
+				for _, path := range test.early {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+					if took, err := readPath(ctx, c, path); err == nil || took != time.Second {
+						t.Errorf("%s after %v: %v, want an error after 1s", path, took, err)
+					}
+					cancel()
+				}
+				var all sync.WaitGroup
+				for _, path := range test.first {
+					all.Go(func() {
+						if took, err := readPath(t.Context(), c, path); err == nil || took != 45*time.Second {
+							t.Errorf("%s after %v: %v, want an error after 45s", path, took, err)
+						}
+					})
+				}
+				all.Wait()
+				close(end)
+				healthy(test.well...)
+				for path, says := range test.then {
+					if took, err := readPath(t.Context(), c, path); !strings.Contains(fmt.Sprint(err), says) || took > 0 {
+						t.Errorf("%s after %v: %v, want %q immediately", path, took, err, says)
+					}
+				}
+				if len(test.later) > 0 {
+					time.Sleep(longest)
+				}
+				healthy(test.later...)
+				store.set(nil)
+				time.Sleep(2 * longest)
+				for path := range test.then {
+					healthy(path)
+				}
+				healthy(test.first...)
+			})
+		})
+	}
+}
+
+// However many objects of a bucket are down with it, one probe asks for them.
+func TestOneProbe(t *testing.T) {
+	store := &failing{requests: map[string]int{}}
+	simulate(t, time.Minute, store.answer, func(t *testing.T, c *Client) {
+		store.set(map[string]int{"/bucket/": 503, "/other/": 503})
+		var all sync.WaitGroup
+		for i := range 30 {
+			for _, bucket := range []string{"bucket", "other"} {
+				all.Go(func() { readPath(t.Context(), c, fmt.Sprintf("%s/%d", bucket, i)) })
+			}
+		}
+		all.Wait()
+		for _, bucket := range []string{"bucket", "other"} {
+			if n := store.sentIn(time.Minute, bucket); n < 5 || n > 25 {
+				t.Errorf("%d requests were sent to %s in a minute, want those of one probe", n, bucket)
+			}
+		}
+		store.set(nil)
+	})
+}
