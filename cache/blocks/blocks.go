@@ -12,6 +12,7 @@ import (
 	"container/list"
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"log/slog"
 	"path/filepath"
@@ -83,7 +84,7 @@ type Writes struct {
 var (
 	errPresent = errors.New("another process has written the block already")
 	ErrFull    = errors.New("store.cache_dir has no more room")
-	ErrSlow    = errors.New("store.cache_dir is slow, or another process holds its lock: a block waited too long to be written")
+	ErrSlow    = errors.New("a block could not be written in time: its disk is slow, or another process holds the lock of store.cache_dir")
 )
 
 // note counts the outcome of writing a block, and returns nil if the directory has the block.
@@ -275,7 +276,7 @@ func (o *Object) Keep(index int64) error {
 		c.wait()
 	}
 	if e.pending {
-		return ErrSlow
+		return fmt.Errorf("%s: %w", c.o.Dir, ErrSlow)
 	}
 	return e.outcome
 }
