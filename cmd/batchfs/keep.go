@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -79,7 +78,7 @@ func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, con
 	}
 	restart, stop := signals()
 	if ctx.Err() != nil {
-		return errors.New("stopped before it was mounted")
+		return errInterrupted
 	}
 	listener, err := listenForMetrics(c.Mount.MetricsListen)
 	if err != nil {
@@ -126,6 +125,9 @@ func keep(ctx context.Context, snapshot *dataset.Snapshot, c *config.Config, con
 		Stopping: func() { daemon.SdNotify(false, daemon.SdNotifyStopping) },
 		Log:      log,
 	})
+	if err == supervise.ErrInterrupted {
+		return errInterrupted
+	}
 	if err == nil && connection == nil {
 		log.Info("unmounted")
 	}

@@ -1,4 +1,4 @@
-// Command batchfs mounts token files as training batches. Each subcommand has a file. The subcommands of keep.go,
+// Command batchfs mounts token files as training batches. Each subcommand has a file. The subcommands of open.go, keep.go,
 // worker.go and look.go are hidden, because other subcommands and the supervisor start them.
 package main
 
@@ -61,17 +61,25 @@ func run(args []string, out io.Writer) error {
 	return root.ExecuteContext(ctx)
 }
 
-// atOnce lets a command end at the first signal, whatever it waits for, as for a disk that does not answer.
+var errInterrupted = errors.New("interrupted")
+
+// untilInterrupted runs f and returns its error. At the first signal it returns errInterrupted and leaves f running, which may wait for
+// a disk that does not answer.
+func untilInterrupted(ctx context.Context, f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return errInterrupted
+	}
+}
+
+// atOnce makes a command end at the first signal, whatever it waits for.
 func atOnce(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
-		done := make(chan error, 1)
-		go func() { done <- run(cmd, args) }()
-		select {
-		case err := <-done:
-			return err
-		case <-cmd.Context().Done():
-			return errors.New("interrupted")
-		}
+		return untilInterrupted(cmd.Context(), func() error { return run(cmd, args) })
 	}
 }
 
@@ -93,7 +101,7 @@ A README at the top of every mount says how to read its files.`,
 		SilenceErrors: true,
 	}
 	root.SetVersionTemplate("batchfs {{.Version}}\n")
-	root.AddCommand(mountCommand(), unmountCommand(), restartCommand(), seekCommand(), doctorCommand(), keepCommand(), workerCommand(), lookCommand(),
+	root.AddCommand(mountCommand(), unmountCommand(), restartCommand(), seekCommand(), doctorCommand(), openCommand(), keepCommand(), workerCommand(), lookCommand(),
 		catCommand(), inspectCommand(), viewCommand(), infoCommand(), checkCommand(), indexCommand(), cacheCommand(), prepare.Command(),
 		bench.Command(), plan.Command(), top.Command(), listCommand(), whyCommand(), versionCommand())
 	return root

@@ -17,7 +17,7 @@ func TestMistakes(t *testing.T) {
 	for args, want := range map[string]string{
 		"mount data mnt":             "mount takes a MOUNTPOINT alone: name the directory of token files with --data: batchfs mount --data data mnt",
 		"mount a.parquet mnt":        "batchfs prepare makes them of text, and of the column of a Parquet file that --field names",
-		"mount --data a.parquet mnt": "--data a.parquet: is a file: name the directory of token files; one file of tokens is mounted with --set splits.train.tokens=a.parquet in place of --data; of text, batchfs prepare a.parquet --out DIR makes some",
+		"cat train --data a.parquet": "--data a.parquet: is a file: name the directory of token files; one file of tokens is mounted with --set splits.train.tokens=a.parquet in place of --data; of text, batchfs prepare a.parquet --out DIR makes some",
 		"info a.parquet":             "a.parquet is a Parquet file, not tokens; batchfs prepare makes tokens of its column of text, which --field names",
 		"info s3://bucket/a.bin":     `(got "xxxxx@ho%zz:9000")`,
 		"cat train --data data --set batch.token_dtype=uint32 --set batch.rows=packed": `rows = "packed" needs documents, and nothing says where the documents of`,

@@ -8,7 +8,6 @@ import (
 	"math"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"syscall"
 	"time"
 
@@ -55,13 +54,9 @@ such as allow_other, are those of the other process. So is unmounting: at the en
 		RunE:              f.run,
 		ValidArgsFunction: directories,
 	}
-	f.Register(cmd)
-	cmd.Flags().BoolVarP(&f.background, "background", "d", false, "go to the background when batches can be read")
-	cmd.Flags().StringVar(&f.logFile, "log", "",
-		"write the log to this `file` (default: standard error; with -d, one for each mount, in batchfs in the user's state directory)")
+	f.register(cmd)
 	cmd.Flags().BoolVar(&f.noResend, "no-resend", false,
 		"do as on Linux before 6.9: if the worker dies, readers get errors, and there is a new mount at once")
-	cmd.Flags().IntVar(&f.fd, "fd", -1, "do not mount: serve the mount that was made with /dev/fuse open as this descriptor")
 	cmd.Flags().IntVar(&f.parent, "parent", 0, "end as after SIGTERM when the process `pid`, which started this one, has ended")
 	cmd.Flags().BoolVar(&f.makesMountpoint, "make-mountpoint", false, "make the directory MOUNTPOINT, and remove it at the end")
 	cmd.Flags().MarkHidden("make-mountpoint")         // for the Python package
@@ -69,6 +64,15 @@ such as allow_other, are those of the other process. So is unmounting: at the en
 	cmd.MarkFlagsMutuallyExclusive("parent", "background")
 	cmd.MarkFlagsMutuallyExclusive("make-mountpoint", "background")
 	return cmd
+}
+
+// register adds the flags that decide what is mounted, and where.
+func (f *mountFlags) register(cmd *cobra.Command) {
+	f.Register(cmd)
+	cmd.Flags().BoolVarP(&f.background, "background", "d", false, "go to the background when batches can be read")
+	cmd.Flags().StringVar(&f.logFile, "log", "",
+		"write the log to this `file` (default: standard error; with -d, one for each mount, in batchfs in the user's state directory)")
+	cmd.Flags().IntVar(&f.fd, "fd", -1, "do not mount: serve the mount that was made with /dev/fuse open as this descriptor")
 }
 
 // aMountpoint refuses what does not belong in the place of MOUNTPOINT.
@@ -98,69 +102,58 @@ func (f *mountFlags) run(cmd *cobra.Command, args []string) error {
 }
 
 func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
-	raw, err := f.Read()
-	if err != nil {
+	var s starting
+	if err := untilInterrupted(cmd.Context(), func() error { return s.begin(f, cmd, args) }); err != nil {
 		return err
 	}
-	c, err := raw.Decode()
-	if err != nil {
-		return err
-	}
-	if len(args) == 1 {
-		c.Mountpoint = args[0]
-	}
-	if c.Mountpoint == "" {
-		return errors.New("no mountpoint: name a MOUNTPOINT, or set mountpoint in the configuration file")
-	}
-	mountpoint, connection, err := f.place(cmd, c)
-	if err != nil {
-		return err
-	}
-	splits, err := openReadable(c)
-	if err != nil {
-		return err
-	}
-	snapshot, err := dataset.NewSnapshot(mountpoint, f.Flags, raw, splits)
-	if err != nil {
-		return err
-	}
-	snapshot.NoResend = f.noResend
-	if snapshot.Log, err = f.logPath(mountpoint); err != nil {
-		return err
-	}
-	file, err := snapshot.File()
-	if err != nil {
-		return err
-	}
-	defer file.Close()
+	defer s.file.Close()
 	if f.background {
-		return f.mountInBackground(cmd, snapshot, connection, file, splits)
+		return s.inBackground(cmd)
+	}
+	if s.log != nil {
+		defer s.log.Close()
 	}
 	logTo := cmd.ErrOrStderr()
-	if f.logFile != "" {
-		file, err := openLog(f.logFile)
-		if err != nil {
-			return err
-		}
-		defer file.Close()
-		logTo = file
+	if s.log != nil {
+		logTo = s.log
 	}
 	out := newLineWriter(cmd.OutOrStdout())
-	return printed(keep(cmd.Context(), snapshot, c, connection, file, logTo, func() {
-		describe(out, mountpoint, splits)
-		printf(out, "stop with Ctrl-C, or: batchfs unmount %s\n", mountpoint)
+	return printed(keep(cmd.Context(), s.snapshot, s.config, s.connection, s.file, logTo, func() {
+		s.describe(out)
+		printf(out, "stop with Ctrl-C, or: batchfs unmount %s\n", s.snapshot.Mountpoint)
 	}))
 }
 
-// logPath is the absolute path of the log, or empty for standard error.
-func (f *mountFlags) logPath(mountpoint string) (string, error) {
-	if f.background {
-		return backgroundLog(f.logFile, mountpoint)
+// A starting mount is ready to be kept, by this process or by one in the background.
+type starting struct {
+	connection  *os.File // that was handed over, or nil
+	snapshot    *dataset.Snapshot
+	description []string // of what is served, in lines for people
+	config      *config.Config
+	file        *os.File // with the snapshot
+	log         *os.File // that was named, unless the mount goes to the background; or nil
+}
+
+func (s *starting) begin(f *mountFlags, cmd *cobra.Command, args []string) (err error) {
+	if cmd.Flags().Changed("fd") {
+		if s.connection, err = mount.HandedOver(f.fd); err != nil {
+			return fmt.Errorf("--fd: %w", err)
+		}
 	}
-	if f.logFile == "" {
-		return "", nil
+	if s.snapshot, s.description, err = openInChild(f, args); err != nil {
+		return err
 	}
-	return filepath.Abs(f.logFile)
+	s.snapshot.NoResend = f.noResend
+	if s.config, err = s.snapshot.Config(); err != nil {
+		return err
+	}
+	if !f.background && s.snapshot.Log != "" {
+		if s.log, err = openLog(s.snapshot.Log); err != nil {
+			return err
+		}
+	}
+	s.file, err = s.snapshot.File()
+	return err
 }
 
 // endWith sends this process SIGTERM when its parent has ended. The kernel would do so too early (PR_SET_PDEATHSIG): when the thread of
@@ -172,40 +165,16 @@ func endWith(parent int) {
 	syscall.Kill(os.Getpid(), syscall.SIGTERM)
 }
 
-func openReadable(c *config.Config) ([]*dataset.Dataset, error) {
-	splits, err := dataset.Open(c)
-	if err != nil {
-		return nil, err
+func (s *starting) describe(out io.Writer) {
+	for _, line := range s.description {
+		printf(out, "%s\n", line)
 	}
-	for _, s := range splits {
-		if err := s.Unwritten(); err != nil {
-			return nil, err
-		}
-		if err := s.TryRead(); err != nil {
-			return nil, fmt.Errorf("splits.%s: a batch could not be read: %w", s.Split.Split, err)
-		}
-	}
-	c.Remote().Flush() // the worker finds what was fetched here
-	return splits, nil
 }
 
-// place returns the mountpoint, absolute, and the connection if one was handed over.
-func (f *mountFlags) place(cmd *cobra.Command, c *config.Config) (mountpoint string, connection *os.File, err error) {
-	if !cmd.Flags().Changed("fd") {
-		mountpoint, err = checkMountpoint(c, f.logFile)
-		return mountpoint, nil, err
-	}
-	if connection, err = mount.HandedOver(f.fd); err != nil {
-		return "", nil, fmt.Errorf("--fd: %w", err)
-	}
-	mountpoint, err = filepath.Abs(c.Mountpoint) // and not touched: no worker serves it yet
-	return mountpoint, connection, err
-}
-
-// mountInBackground starts a process that keeps the mount, and returns when it serves.
-func (f *mountFlags) mountInBackground(cmd *cobra.Command, snapshot *dataset.Snapshot, connection, file *os.File, splits []*dataset.Dataset) error {
-	logFile, mountpoint := snapshot.Log, snapshot.Mountpoint
-	daemon, ready, err := startKeeper(logFile, connection, file)
+// inBackground starts a process that keeps the mount, and returns when it serves.
+func (s *starting) inBackground(cmd *cobra.Command) error {
+	logFile, mountpoint := s.snapshot.Log, s.snapshot.Mountpoint
+	daemon, ready, err := startKeeper(logFile, s.connection, s.file)
 	if err != nil {
 		return err
 	}
@@ -216,6 +185,10 @@ func (f *mountFlags) mountInBackground(cmd *cobra.Command, snapshot *dataset.Sna
 	if err != nil {
 		return err
 	}
+	if cmd.Context().Err() != nil {
+		daemon.Wait() // until nothing is mounted
+		return errInterrupted
+	}
 	if string(message) != serving {
 		err := daemon.Wait()
 		if len(message) > 0 {
@@ -223,7 +196,7 @@ func (f *mountFlags) mountInBackground(cmd *cobra.Command, snapshot *dataset.Sna
 		}
 		return fmt.Errorf("the background process ended before it served: %w; its log is %s", err, logFile)
 	}
-	describe(cmd.OutOrStdout(), mountpoint, splits)
+	s.describe(cmd.OutOrStdout())
 	printf(cmd.OutOrStdout(), "in the background, process %d, log %s\nstop with: batchfs unmount %s\n", daemon.Process.Pid, logFile, mountpoint)
 	return daemon.Process.Release()
 }
@@ -255,12 +228,4 @@ func startKeeper(logFile string, connection, snapshot *os.File) (daemon *exec.Cm
 	// The daemon must not hold what the caller has open, such as a pipe for whose end a program waits.
 	unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	return daemon, ready, daemon.Start()
-}
-
-func describe(out io.Writer, mountpoint string, splits []*dataset.Dataset) {
-	printf(out, "%s serves\n", mountpoint)
-	for _, s := range splits {
-		printf(out, "  %s\n", s.Summary())
-	}
-	printf(out, "each open of %s is a fresh batch; %s/README says more\n", filepath.Join(mountpoint, splits[0].Split.Split, "next"), mountpoint)
 }

@@ -7,6 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// ErrInterrupted says that the mount was told to stop before batches could be read. Nothing is mounted any more.
+var ErrInterrupted = errors.New("told to stop before it served")
+
 var (
 	errStopped = errors.New("told to stop")     // the mount ends because a user asked for that
 	errOver    = errors.New("it was unmounted") // the kernel has closed the connection
@@ -23,6 +26,9 @@ func (s *supervisor) stop() error {
 	if !s.ending.IsZero() {
 		s.Log.Warn("told to stop again: readers get errors")
 		return errStopped
+	}
+	if s.began.IsZero() {
+		return errStopped // no file can have been opened yet
 	}
 	s.Stopping()
 	s.ending = time.Now().Add(s.Grace)

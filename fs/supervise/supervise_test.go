@@ -51,6 +51,8 @@ func work(how string) {
 		return
 	case "end":
 		return
+	case "hang":
+		time.Sleep(time.Hour)
 	case "have no thread":
 		os.Exit(2)
 	case "publish":
@@ -254,6 +256,21 @@ func TestRestart(t *testing.T) {
 	noError(t, r.end(t))
 	if text, err := io.ReadAll(io.NewSectionReader(r.Snapshot, 0, 100)); err != nil || string(text) != published {
 		t.Errorf("the snapshot is %q (%v), want %q", text, err, published)
+	}
+}
+
+// A mount that no worker serves yet ends at once when it is told to, without the grace period.
+func TestStopBeforeItServes(t *testing.T) {
+	r := newRun(t, "hang")
+	r.Grace = time.Hour
+	go func() { r.done <- r.serve() }()
+	wait.Until(t, "a worker", func() bool { return len(children()) > 0 })
+	r.stop <- syscall.SIGTERM
+	if err := r.await(t); err != ErrInterrupted {
+		t.Errorf("%v, want: %v", err, ErrInterrupted)
+	}
+	if left := children(); len(left) > 0 {
+		t.Errorf("processes that are left: %v", left)
 	}
 }
 

@@ -98,7 +98,7 @@ func newSupervisor(o Options, mounted *mount.Mounted, connection *os.File, share
 }
 
 // Run mounts at an absolute path and has a worker serve until the mount ends. The error is nil if the mount was unmounted, or Stop
-// asked for its end. Run does not unmount what another process made: when the connection ends, its readers get errors.
+// asked for its end; ErrInterrupted if Stop did so before a worker served. Run does not unmount what another process made: when the connection ends, its readers get errors.
 func Run(mountpoint string, o Options) error {
 	// The kernel kills a worker when the thread that started it ends.
 	runtime.LockOSThread()
@@ -125,7 +125,7 @@ func Run(mountpoint string, o Options) error {
 		s.Snapshot.Close()
 	}()
 	err = s.serve()
-	if busy := s.mounted.Unmount(true); !errors.Is(busy, unix.EBUSY) { // which another filesystem over this one keeps
+	if busy := s.mounted.Unmount(true); busy != nil && !errors.Is(busy, unix.EBUSY) { // which another filesystem over this one keeps
 		err = errors.Join(err, busy)
 	}
 	return err
@@ -152,6 +152,8 @@ func (s *supervisor) serve() error {
 	defer s.killWorkers()
 	err := s.run()
 	switch {
+	case s.began.IsZero() && errors.Is(err, errStopped):
+		return ErrInterrupted
 	case s.began.IsZero():
 		return fmt.Errorf("cannot serve %s: %w", s.mounted.Mountpoint, err)
 	case errors.Is(err, errOver):

@@ -188,3 +188,39 @@ func TestInterruptedCommands(t *testing.T) {
 		}
 	}
 }
+
+// Whatever a mount waits for while it starts, a signal ends it. Nothing stays mounted.
+func TestInterruptedMount(t *testing.T) {
+	d := e2e.NewDouble(t, e2e.VersionOf(0, 500_000))
+	intact := e2e.Write(t, filepath.Join(t.TempDir(), "intact.bin"), e2e.VersionOf(1, 100_000))
+	var text strings.Builder
+	for range 3999 {
+		fmt.Fprintf(&text, "[[splits.train.sources]]\ntokens = %q\nweight = 1\n", intact)
+	}
+	fmt.Fprintf(&text, "[[splits.train.sources]]\ntokens = %q\nweight = 1e6\n", d.Path) // so that the first batch has rows of it
+	config := e2e.Write(t, filepath.Join(t.TempDir(), "config.toml"), text.String())
+	for name, args := range map[string][]string{"foreground": nil, "background": {"-d", "--log", filepath.Join(t.TempDir(), "log")}} {
+		for i, mode := range []e2e.Mode{e2e.Hang, e2e.HangOpen} {
+			t.Run(fmt.Sprint(name, "/", mode), func(t *testing.T) {
+				dir := t.TempDir()
+				d.Set(t, mode)
+				cmd := e2e.Command(t, e2e.PlainBatchfs, append([]string{"mount", "-c", config, dir}, args...)...)
+				var stderr strings.Builder
+				cmd.Stderr = &stderr
+				ended := e2e.Begin(t, cmd)
+				t.Cleanup(func() { d.Set(t, e2e.Healthy) }) // before a process is waited for that cannot end until then
+				d.Await(t, 1)
+				began := time.Now()
+				e2e.NoError(t, cmd.Process.Signal([]syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[i]))
+				wait.For(t, "the end", ended)
+				e2e.InTime(t, "the end", time.Since(began), time.Second)
+				if cmd.ProcessState.ExitCode() != 1 || stderr.String() != "batchfs: interrupted\n" {
+					t.Errorf("%v %s", cmd.ProcessState, &stderr)
+				}
+				e2e.NotMounted(t, dir)
+				d.Set(t, e2e.Healthy)
+				e2e.LeavesNothing(t, dir, dir)
+			})
+		}
+	}
+}

@@ -21,20 +21,21 @@ type Double struct {
 	mu      sync.Mutex
 	turn    *sync.Cond // that mode is another
 	mode    Mode       // guarded by mu
-	hanging int        // reads; guarded by mu
+	hanging int        // reads, and opens; guarded by mu
 }
 
 // A Mode is what becomes of who uses a double.
 type Mode int
 
 const (
-	Healthy Mode = iota
-	Denied       // to open it is EACCES
-	Failing      // to read it is EIO
-	Half         // to read its second half is EIO
-	Gone         // it is not there: ENOENT
-	Shorter      // it has lost its second half
-	Hang         // to read it takes until the mode is another, whatever happens to the reader meanwhile
+	Healthy  Mode = iota
+	Denied        // to open it is EACCES
+	Failing       // to read it is EIO
+	Half          // to read its second half is EIO
+	Gone          // it is not there: ENOENT
+	Shorter       // it has lost its second half
+	Hang          // to read it takes until the mode is another, whatever happens to the reader meanwhile
+	HangOpen      // the same, but to open it
 )
 
 // NewDouble mounts a healthy double. It is unmounted at the end of the test, after what was mounted later than this.
@@ -73,7 +74,7 @@ func NewDouble(t testing.TB, content []byte) *Double {
 // very moment that it begins to hang. A double that hangs is let go before what was mounted earlier is unmounted.
 func (d *Double) Set(t testing.TB, m Mode) {
 	t.Helper()
-	if m == Hang {
+	if m == Hang || m == HangOpen {
 		t.Cleanup(func() { d.Set(t, Healthy) })
 		d.drop(t) // now, as afterwards it would wait for reads that hang
 	}
@@ -81,15 +82,20 @@ func (d *Double) Set(t testing.TB, m Mode) {
 	d.mode = m
 	d.mu.Unlock()
 	d.turn.Broadcast()
-	if m != Hang {
+	if m != Hang && m != HangOpen {
+		Await(t, "the end of what hung", func() bool { // or it would hang again with the next mode
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			return d.hanging == 0
+		})
 		d.drop(t)
 	}
 }
 
-// Await returns when so many reads hang at once.
+// Await returns when so many reads or opens hang at once.
 func (d *Double) Await(t testing.TB, reads int) {
 	t.Helper()
-	Await(t, fmt.Sprintf("%d reads that hang", reads), func() bool {
+	Await(t, fmt.Sprintf("%d that hang", reads), func() bool {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		return d.hanging >= reads
@@ -112,6 +118,18 @@ func (d *Double) now() (m Mode, content []byte) {
 	return d.mode, d.content
 }
 
+// hangWhile waits until the mode is not m, and returns the mode then.
+func (d *Double) hangWhile(m Mode) Mode {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for d.mode == m {
+		d.hanging++
+		d.turn.Wait()
+		d.hanging--
+	}
+	return d.mode
+}
+
 func (d *Double) Getattr(_ context.Context, _ gofs.FileHandle, out *fuse.AttrOut) syscall.Errno {
 	m, content := d.now()
 	if m == Gone {
@@ -122,20 +140,14 @@ func (d *Double) Getattr(_ context.Context, _ gofs.FileHandle, out *fuse.AttrOut
 }
 
 func (d *Double) Open(context.Context, uint32) (gofs.FileHandle, uint32, syscall.Errno) {
-	if m, _ := d.now(); m == Denied {
+	if d.hangWhile(HangOpen) == Denied {
 		return nil, 0, syscall.EACCES
 	}
 	return nil, fuse.FOPEN_KEEP_CACHE, 0
 }
 
 func (d *Double) Read(_ context.Context, _ gofs.FileHandle, dest []byte, off int64) (fuse.ReadResult, syscall.Errno) {
-	d.mu.Lock()
-	d.hanging++
-	for d.mode == Hang {
-		d.turn.Wait()
-	}
-	d.hanging--
-	d.mu.Unlock()
+	d.hangWhile(Hang)
 	m, content := d.now()
 	if m == Failing || m == Half && off+int64(len(dest)) > int64(len(content)/2) {
 		return nil, syscall.EIO
