@@ -3,7 +3,6 @@ package web
 
 import (
 	"context"
-	"fmt"
 	"log"
 	"net"
 	"net/http"
@@ -104,7 +103,7 @@ func checkHost(handler http.Handler) http.Handler {
 		own, _ := os.Hostname()
 		isOurs := notAddress == nil || host != "" && !strings.Contains(host, ".") || strings.EqualFold(host, own)
 		if !isOurs && isFromHere(r) {
-			http.Error(w, fmt.Sprintf("%q is no name of this machine: use its IP address, localhost or %s", r.Host, own), http.StatusForbidden)
+			http.Error(w, "name this machine by an IP address, localhost, or its host name", http.StatusForbidden) // a site may read this
 			return
 		}
 		handler.ServeHTTP(w, r)
