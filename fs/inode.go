@@ -16,7 +16,7 @@ import (
 //	bits 8-23   sequence, from 1 on; 0 for what belongs to the whole mount
 //	bits 24-63  in batch/, batch number; of batches.* and tokens.bin, which stay open for long, version of the tokens; of a file
 //	            of one array, both with 4 bits less, and the highest 4 say which array of a batch; of a directory that was looked
-//	            up as settings, and of the batch/ in it, a hash of that name: a directory can only be in one place
+//	            up as settings, and of the batch/ in it, a hash of its path below the split: a directory can only be in one place
 type inode uint64
 
 // MaxBatches bounds the numbers of batches: they are below it.
@@ -76,9 +76,10 @@ func makeArrayInode(k kind, sequence, array int, rest uint64) inode {
 
 func (i inode) array() int { return int(i.rest() >> arrayShift) }
 
+// settingsDir leaves out the sequence of directory dir, which may end, and begin anew under another number.
 func settingsDir(sequence int, dir inode, name string) inode {
 	h := fnv.New64a()
-	fmt.Fprintf(h, "%d/%s", dir, name)
+	fmt.Fprintf(h, "%d/%s", dir.rest(), name)
 	return makeInode(splitDir, sequence, h.Sum64()>>24)
 }
 

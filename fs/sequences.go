@@ -13,6 +13,7 @@ import (
 
 	"batchfs/cache/array"
 	"batchfs/fs/state"
+	"batchfs/internal/failpoint"
 )
 
 // sequences are the sequences of a mount by number, which is part of inode numbers. The splits have the first numbers, from 1
@@ -35,9 +36,12 @@ type sequences struct {
 	mu     sync.Mutex
 	byName map[string]int // guarded by mu, as all below, the lookups and names of the shared state, and its faults
 	free   []int          // numbers that were used and are not now
-	ofUser map[uint32]int // how many settings each user looked up first
-	told   uint64         // names of the shared state that the kernel was told to forget, or that are lost
-	many   *sync.Cond     // of mu: more than maxRecent are left
+	// Numbers that sequences had before they were retired, the first one first. They begin other sequences when there are no more numbers.
+	retired []int
+	doubts  map[int]*doubt // by number
+	ofUser  map[uint32]int // how many settings each user looked up first
+	told    uint64         // names of the shared state that the kernel was told to forget, or that are lost
+	many    *sync.Cond     // of mu: more than maxRecent are left
 }
 
 const (
@@ -61,9 +65,11 @@ func newSequences(splits []Sequence, shared *state.Shared, o Options) (*sequence
 		o:      o,
 		splits: len(splits),
 		byName: map[string]int{},
+		doubts: map[int]*doubt{},
 		ofUser: map[uint32]int{},
 	}
 	q.many = sync.NewCond(&q.mu)
+	shared.ResumeLookups()
 	if shared.SequencesUsed() == 0 {
 		for _, s := range splits {
 			q.add(s, o.UID)
@@ -95,11 +101,14 @@ func (q *sequences) resume(splits []Sequence) error {
 			q.shared.Remove(number)
 		}
 		if !entry.Used() {
-			q.free = append(q.free, number)
 			continue
 		}
 		q.name(number, entry.Name(), entry.User())
+		if number > q.splits && entry.Lookups.Load() > 0 {
+			q.doubts[number] = &doubt{}
+		}
 	}
+	q.free, q.retired = q.shared.Free()
 	if mounted < q.splits {
 		return errors.New("the configuration has splits that are not mounted")
 	}
@@ -142,7 +151,10 @@ func (q *sequences) add(s Sequence, user uint32) (number int) {
 	if n := len(q.free); n > 0 {
 		number, q.free = q.free[n-1], q.free[:n-1]
 	} else if number = q.shared.NewNumber(); number == 0 {
-		return 0
+		if len(q.retired) == 0 {
+			return 0
+		}
+		number, q.retired = q.retired[0], q.retired[1:]
 	}
 	q.shared.Add(number, s.Spec().Name, s.Spec().Start, user)
 	q.byNumber[number].Store(&s)
@@ -170,9 +182,9 @@ func (q *sequences) name(number int, name string, user uint32) {
 // splitOf is the number of the split that a sequence belongs to, or belonged to when it was last used. It is 0 for number 0.
 func (q *sequences) splitOf(number int) int { return int(q.split[number].Load()) }
 
-// lookup returns the sequence of directory dir under the settings in name, and its number, for a user. It counts a lookup. err says what is wrong
-// with the settings.
-func (q *sequences) lookup(dir inode, name string, user uint32) (s Sequence, number int, errno syscall.Errno, err error) {
+// lookup returns the sequence of directory dir under the settings in name, and its number, for request id of a user. It counts a lookup. err says
+// what is wrong with the settings.
+func (q *sequences) lookup(dir inode, name string, user uint32, id uint64) (s Sequence, number int, errno syscall.Errno, err error) {
 	of, _ := q.now(dir.sequence(), 0) // readers get the error
 	if of == nil {
 		return nil, 0, syscall.ESTALE, nil
@@ -184,7 +196,7 @@ func (q *sequences) lookup(dir inode, name string, user uint32) (s Sequence, num
 		}
 		return nil, 0, syscall.EINVAL, err
 	}
-	number, errno = q.acquire(s, state.Name{Dir: uint64(dir), Name: name}, user)
+	number, errno = q.acquire(s, state.Name{Dir: uint64(dir), Name: name}, user, id)
 	switch errno {
 	case syscall.EDQUOT:
 		q.log.limited(slog.LevelWarn, "a user has as many settings directories as mount.settings_per_user allows: new ones fail with EDQUOT",
@@ -195,8 +207,8 @@ func (q *sequences) lookup(dir inode, name string, user uint32) (s Sequence, num
 	return s, number, errno, nil
 }
 
-// acquire returns the number of a sequence that was looked up by a name.
-func (q *sequences) acquire(s Sequence, name state.Name, user uint32) (number int, errno syscall.Errno) {
+// acquire returns the number of a sequence that request id of a user looked up by a name.
+func (q *sequences) acquire(s Sequence, name state.Name, user uint32, id uint64) (number int, errno syscall.Errno) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	number, known := q.byName[s.Spec().Name]
@@ -209,21 +221,28 @@ func (q *sequences) acquire(s Sequence, name state.Name, user uint32) (number in
 		}
 	}
 	if number > q.splits {
-		q.shared.Sequences[number].Lookups.Add(1)
+		q.shared.NoteDirectory(number, uint64(settingsDir(number, inode(name.Dir), name.Name)))
+		q.count(number, id)
 	}
 	q.shared.NoteName(name)
 	q.many.Signal()
 	return number, 0
 }
 
-// countLookup counts a lookup of a file of a sequence. Splits never end, so theirs are not counted.
-func (q *sequences) countLookup(number int) {
+// countLookup counts request id, a lookup of a file of a sequence. Splits never end, so theirs are not counted.
+func (q *sequences) countLookup(number int, id uint64) {
 	if number <= q.splits {
 		return
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.shared.Sequences[number].Lookups.Add(1)
+	q.count(number, id)
+}
+
+// count counts request id, a lookup of settings or of a file below them. The caller holds mu.
+func (q *sequences) count(number int, id uint64) {
+	q.shared.CountLookup(number, id)
+	q.doubts[number].disturb()
 }
 
 // invalidate tells the kernel to forget outdated names. The next worker repeats it.
@@ -250,20 +269,32 @@ func (q *sequences) forget(number int, lookups uint64) {
 	if number <= q.splits {
 		return
 	}
+	failpoint.Hit("forget")
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	entry := &q.shared.Sequences[number]
-	if entry.Lookups.Add(-lookups) > 0 || !entry.Used() {
+	if !entry.Used() { // it was retired
 		return
 	}
+	q.doubts[number].disturb()
+	if entry.Lookups.Add(-min(lookups, entry.Lookups.Load())) == 0 && q.drop(number) {
+		q.shared.Remove(number)
+		q.free = append(q.free, number)
+	}
+}
+
+// drop drops what this process has of a sequence whose files the kernel has forgotten. It reports whether the sequence ends: not if its cursor has
+// moved. The caller holds mu.
+func (q *sequences) drop(number int) (ends bool) {
+	entry := &q.shared.Sequences[number]
+	delete(q.doubts, number)
 	q.byNumber[number].Store(nil) // get makes it again
 	if entry.Moved() {
-		return
+		return false
 	}
-	q.shared.Remove(number)
 	delete(q.byName, entry.Name())
 	q.ofUser[entry.User()]--
-	q.free = append(q.free, number)
+	return true
 }
 
 // now is [Sequence.Now] for the sequence of a number, for which it keeps a changed one. Where there is none, it returns nil and an error.

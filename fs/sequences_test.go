@@ -27,7 +27,7 @@ func train(t *testing.T) (q *sequences, dir inode) {
 
 // lookUpBy is a lookup of settings by a user.
 func (q *sequences) lookUpBy(user uint32, dir inode, name string) (number int, errno syscall.Errno) {
-	_, number, errno, _ = q.lookup(dir, name, user)
+	_, number, errno, _ = q.lookup(dir, name, user, lastUnique.Add(2))
 	return number, errno
 }
 
@@ -46,8 +46,8 @@ func (q *sequences) check(t *testing.T) {
 	q.mu.Lock()
 	byName, free := maps.Clone(q.byName), slices.Clone(q.free)
 	q.mu.Unlock()
-	if len(byName)+len(free) != q.shared.SequencesUsed() {
-		t.Errorf("%d names and %d free numbers of %d used", len(byName), len(free), q.shared.SequencesUsed())
+	if len(byName)+len(free)+len(q.retired) != q.shared.SequencesUsed() {
+		t.Errorf("%d names, %d free and %d retired numbers of %d used", len(byName), len(free), len(q.retired), q.shared.SequencesUsed())
 	}
 	seen := map[int]bool{}
 	for name, number := range byName {

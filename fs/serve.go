@@ -53,7 +53,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 	guarded := guard.New(t, guard.Options{Splits: len(splits), Shared: w.Shared, Timeout: o.Timeout, Panicked: panicked,
 		Answer: func(id uint64, errno syscall.Errno) { unix.Write(w.Connection, errorReply(id, errno)) }})
 	front.RawFileSystem = guarded
-	if w.Shared.Workers.Add(1) > 1 {
+	if w.Shared.BeginWorker() > 1 {
 		failpoint.Hit("succeed")
 	}
 	// Before the first request is read: the kernel must not resend what this process has read.
@@ -65,6 +65,10 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 	for range invalidators {
 		go t.sequences.invalidate(server)
 	}
+	go t.sequences.reconcile(func(directory uint64) bool {
+		const attributes = -1 // an offset in the file would have the kernel drop pages, and wait for reads of this process
+		return server.InodeNotify(directory, attributes, 0) != fuse.ENOENT
+	})
 	go func() {
 		t.answerPings(w, guarded)
 		stop <- supervise.ErrReplaced

@@ -223,12 +223,12 @@ func (t *tree) Lookup(late <-chan struct{}, header *fuse.InHeader, name string, 
 		t.noteBadName(dir, name, t.whyNot(dir, name))
 	}
 	t.entry(i, s, timeout, out)
-	t.sequences.countLookup(i.sequence()) // last, because what is above may wait
+	t.sequences.countLookup(i.sequence(), header.Unique) // last, because what is above may wait
 	return fuse.OK
 }
 
 func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	s, number, errno, err := t.sequences.lookup(dir, name, header.Uid)
+	s, number, errno, err := t.sequences.lookup(dir, name, header.Uid, header.Unique)
 	if err != nil {
 		t.noteBadName(dir, name, err.Error())
 	}

@@ -126,7 +126,7 @@ func (t *tree) find(path string) inode {
 	i := rootInode
 	for name := range strings.SplitSeq(path, "/") {
 		if isSettings(name) {
-			_, number, _, _ := t.sequences.lookup(i, name, 0)
+			_, number, _, _ := t.sequences.lookup(i, name, 0, lastUnique.Add(2))
 			i = settingsDir(number, i, name)
 		} else {
 			i = t.lookup(i, name)

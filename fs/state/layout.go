@@ -29,6 +29,7 @@ type Shared struct {
 	// Of each split, by number, what its batches had of each source of a mixture. The last one counts the rows of all further sources too.
 	Sources *[MaxSequences][MaxSources]SourceRows
 	counted *[maxCounted]atomic.Uint64 // the requests that were counted last: see CountOnce
+	lookups *lookups
 
 	base  unsafe.Pointer // of the mapping
 	bytes uintptr
@@ -39,7 +40,7 @@ func (s *Shared) sections() []section {
 	return []section{
 		sectionAt(&s.mount), sectionAt(&s.Counters), sectionAt(&s.Sequences), sectionAt(&s.slots), sectionAt(&s.manyRanges),
 		sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.names), sectionAt(&s.attempts),
-		sectionAt(&s.readers), sectionAt(&s.described), sectionAt(&s.Sources), sectionAt(&s.counted),
+		sectionAt(&s.readers), sectionAt(&s.described), sectionAt(&s.Sources), sectionAt(&s.counted), sectionAt(&s.lookups),
 	}
 }
 

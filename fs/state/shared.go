@@ -75,6 +75,7 @@ func (s *Shared) Add(number int, name string, start uint64, user uint32) {
 	q.Lookups.Store(0)
 	setText(q.name[:], name)
 	setText(q.fault[:], "")
+	s.beginLookups(number)
 	q.used.Store(1)
 }
 
@@ -98,6 +99,8 @@ func (s *Shared) NewConnection() {
 	clear(s.unfinished[:])
 	clear(s.attempts[:])
 	clear(s.counted[:])
+	s.lookups.counting.id.Store(0)
+	clear(s.lookups.counted[:])
 }
 
 // Monotonic is the time in nanoseconds, by a clock that all processes of a host share. Go's own reads the same clock without a system call.

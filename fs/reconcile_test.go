@@ -1,0 +1,142 @@
+package fs
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"batchfs/fs/state"
+)
+
+// A kernel looks settings up, as the real one does while workers die: some of their replies and of its FORGETs are lost.
+type kernel struct {
+	tree    *tree
+	train   inode
+	known   map[uint64]string // the settings of each directory that the kernel knows
+	lookups map[uint64]uint64 // the lookups that it has not forgotten
+	replies []fuse.EntryOut   // that were sent, and whose readers have not run since
+	names   map[uint64]string // of replies
+}
+
+// look looks settings up. The reply is lost with a worker's death before it if lost is set, and the request is sent again.
+func (k *kernel) look(t *testing.T, seed int, lost bool) {
+	t.Helper()
+	header := fuse.InHeader{NodeId: uint64(k.train), Unique: lastUnique.Add(2)}
+	name := fmt.Sprint("seed=", seed)
+	var out fuse.EntryOut
+	if status := k.tree.Lookup(nil, &header, name, &out); !status.Ok() {
+		t.Fatal(status)
+	}
+	if lost {
+		k.takeover(t)
+		header.Unique |= state.Resent
+		k.tree.Lookup(nil, &header, name, &out)
+	}
+	k.names[out.NodeId] = name
+	k.replies = append(k.replies, out)
+}
+
+// run lets the readers run whose replies were sent.
+func (k *kernel) run() {
+	for _, out := range k.replies {
+		k.known[out.NodeId] = k.names[out.NodeId]
+		k.lookups[out.NodeId]++
+	}
+	k.replies = nil
+}
+
+func (k *kernel) forget(node uint64, lost bool) {
+	n := k.lookups[node]
+	delete(k.known, node)
+	delete(k.lookups, node)
+	if !lost {
+		k.tree.Forget(node, n)
+	}
+}
+
+func (k *kernel) knows(node uint64) bool { return k.lookups[node] > 0 }
+
+func (k *kernel) takeover(t *testing.T) {
+	k.tree = grow(t, k.tree.shared, k.tree.sequences.get(1))
+}
+
+// Whatever is lost when workers die, the kernel never has a directory of other settings than it looked up, and directories that it does not know
+// are forgotten.
+func TestReconcile(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	tr := plant(t, counting("train", 100))
+	k := &kernel{tree: tr, train: tr.find("train"), known: map[uint64]string{}, lookups: map[uint64]uint64{}, names: map[uint64]string{}}
+	check := func() {
+		t.Helper()
+		for node, name := range k.known {
+			if s := k.tree.sequence(inode(node)); s == nil || s.Spec().Name != "train/"+name {
+				t.Fatalf("the kernel knows %s, which is %v", name, s)
+			}
+		}
+	}
+	anyKnown := func() (node uint64) {
+		for node = range k.known {
+			break
+		}
+		return node
+	}
+	for range 5000 {
+		switch op := random.IntN(100); {
+		case op < 40:
+			k.look(t, random.IntN(200), op < 4)
+			if op%3 > 0 {
+				k.run()
+			}
+		case op < 60 && len(k.known) > 0:
+			k.forget(anyKnown(), op < 50)
+		case op < 62:
+			k.takeover(t)
+		case op < 75:
+			k.tree.sequences.ask(k.knows)
+			k.run() // no reader waits that long
+		}
+		check()
+	}
+	k.run()
+	k.takeover(t)
+	for left := 1; left > 0; {
+		left, _ = k.tree.sequences.ask(k.knows)
+		if left <= len(k.known) {
+			break
+		}
+	}
+	check()
+	k.tree.sequences.check(t)
+	if n := len(k.tree.sequences.byName) - 1; n != len(k.known) {
+		t.Errorf("%d settings directories are left, and the kernel knows %d", n, len(k.known))
+	}
+}
+
+// A number that was retired begins another sequence only when there is no other number.
+func TestRetiredNumbersAreUsedLast(t *testing.T) {
+	s := counting("train", 100)
+	tr := plant(t, s)
+	dir := tr.find("train")
+	lost := tr.sequences.mustLookUp(t, dir, "seed=1000000")
+	tr = grow(t, tr.shared, s)
+	for range asksToRetire {
+		tr.sequences.ask(func(uint64) bool { return false })
+	}
+	if tr.sequences.get(lost) != nil {
+		t.Fatal("the kernel does not know the directory, and it is still there")
+	}
+	q := grow(t, tr.shared, s).sequences
+	for more := true; more; more = tr.shared.SequencesUsed() < state.MaxSequences-1 {
+		if got := q.mustLookUp(t, dir, fmt.Sprint("seed=", tr.shared.SequencesUsed())); got == lost {
+			t.Fatalf("the retired number is used again after %d others", tr.shared.SequencesUsed())
+		}
+		for range min(10_000, state.MaxSequences-2-tr.shared.SequencesUsed()) { // in use
+			tr.shared.NewNumber()
+		}
+	}
+	if got := q.mustLookUp(t, dir, "seed=last"); got != lost {
+		t.Errorf("with no other number left, number %d is used, want %d", got, lost)
+	}
+}

@@ -1,0 +1,106 @@
+package state
+
+import (
+	"slices"
+	"testing"
+)
+
+// settings is the number of a new sequence below split train.
+func settings(s *Shared) int {
+	number := s.NewNumber()
+	s.Add(number, "train/seed=1", 0, 0)
+	return number
+}
+
+// A worker that dies between any two steps of counting a lookup is replaced by one that is sent the same request again: it is counted once.
+func TestLookupsAreCountedOnce(t *testing.T) {
+	all := points(func() { s := begin(t).shared; s.CountLookup(settings(s), 2) })
+	if len(all) < 3 {
+		t.Fatalf("only %d points: %s", len(all), all)
+	}
+	for _, point := range append(all, "after the reply was lost") {
+		s := begin(t).shared
+		number := settings(s)
+		s.CountLookup(number, 2)
+		cutAt(point, 1, func() { s.CountLookup(number, 4) })
+		s.ResumeLookups()
+		s.CountLookup(number, 4|Resent)
+		s.CountLookup(number, 6|Resent)
+		if n := s.Sequences[number].Lookups.Load(); n != 3 {
+			t.Errorf("cut at %q: %d lookups, want 3", point, n)
+		}
+	}
+}
+
+// A request that was counted for a sequence that has ended counts for the one that has its number now.
+func TestLookupsOfANewSequence(t *testing.T) {
+	s := begin(t).shared
+	number := settings(s)
+	s.NoteDirectory(number, 100)
+	s.CountLookup(number, 2)
+	s.Retire(number)
+	s.Add(number, "train/seed=2", 0, 0)
+	s.CountLookup(number, 2|Resent)
+	if n := s.Sequences[number].Lookups.Load(); n != 1 {
+		t.Errorf("%d lookups, want 1", n)
+	}
+}
+
+// The directories of a sequence are known unless there are too many, or a worker of an earlier build, which noted none, has served.
+func TestDirectories(t *testing.T) {
+	s := begin(t).shared
+	number := settings(s)
+	check := func(when string, ok bool, want ...uint64) {
+		t.Helper()
+		if got, isOK := s.Directories(number); isOK != ok || !slices.Equal(got, want) {
+			t.Errorf("%s: directories %v, all: %v", when, got, isOK)
+		}
+	}
+	s.NoteDirectory(number, 100)
+	s.NoteDirectory(number, 200)
+	s.NoteDirectory(number, 100)
+	check("noted", true, 100, 200)
+	s.BeginWorker()
+	s.ResumeLookups()
+	check("for the next worker", true, 100, 200)
+	s.Workers.Add(1) // the earlier build
+	s.ResumeLookups()
+	check("after a worker of an earlier build", false, 100, 200)
+	s.BeginWorker()
+	s.Remove(number)
+	s.Add(number, "train/seed=2", 0, 0)
+	check("of a new sequence", true)
+	for i := range uint64(maxDirectories) {
+		s.NoteDirectory(number, 100+i)
+	}
+	all, _ := s.Directories(number)
+	check("as many as can be noted", true, all...)
+	s.NoteDirectory(number, 200)
+	check("one more", false, all...)
+}
+
+// Numbers that were retired are told from free ones, in their order, also after a worker's death in the middle of it.
+func TestRetire(t *testing.T) {
+	s := begin(t).shared
+	var numbers []int
+	for range 5 {
+		numbers = append(numbers, settings(s))
+	}
+	s.Remove(numbers[0])
+	s.Retire(numbers[3])
+	s.Retire(numbers[1])
+	cutAt("retire", 1, func() { s.Retire(numbers[2]) })
+	if s.Sequences[numbers[2]].Lookups.Load() != 0 {
+		t.Error("a worker that died in the middle of retiring a number left lookups")
+	}
+	s.Remove(numbers[2]) // as the next worker does
+	free, retired := s.Free()
+	if want := []int{numbers[3], numbers[1], numbers[2]}; !slices.Equal(free, numbers[:1]) || !slices.Equal(retired, want) {
+		t.Errorf("free %v, retired %v, want %v and %v", free, retired, numbers[:1], want)
+	}
+	s.Add(numbers[3], "train/seed=3", 0, 0)
+	s.Remove(numbers[3])
+	if free, _ := s.Free(); !slices.Contains(free, numbers[3]) {
+		t.Error("a number is retired after its next sequence, too")
+	}
+}

@@ -1,0 +1,78 @@
+package soak
+
+import (
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"testing"
+	"time"
+
+	"batchfs/test/e2e"
+)
+
+// Workers are killed and replaced while settings are looked up, and while the kernel forgets them. Each lookup finds its own settings, and in the
+// end only the settings directories that are in use are left.
+func TestSettingsAreForgotten(t *testing.T) {
+	t.Parallel()
+	e2e.NeedRoot(t, "only root may have the kernel forget what is not in use")
+	config, _ := e2e.Small(t, 1)
+	cmd := exec.Command(e2e.FaultyBatchfs)
+	cmd.Env = append(os.Environ(), "BATCHFS_FAULTS=counting:kill:3000 added:kill:3000 forget:kill:3000 retire:kill:3000")
+	m := e2e.MountProgram(t, cmd, "-c", config)
+	m.AwaitStandby(t)
+	forget := func() { // what is not in use
+		e2e.Run(t, "mount", "-i", "-o", "remount,ro", m.Dir)
+	}
+	inUse := []string{"block_size=30", "block_size=40", "block_size=50"}
+	user := e2e.StartHandles(t, m.Dir)
+	for _, settings := range inUse {
+		user.Do("open val/%s/batch/1", settings)
+	}
+	lookers := []*e2e.Client{}
+	for range 2 {
+		c := e2e.StartClient(t, exec.Command(e2e.Python, "clients/settings.py", m.Path("val")))
+		c.Ready(t)
+		lookers = append(lookers, c)
+	}
+
+	strikes := 0
+	for end := time.Now().Add(e2e.Lasting(4*time.Second, 30*time.Minute)); time.Now().Before(end) || strikes < 10; {
+		time.Sleep(time.Duration(rand.Int64N(int64(200 * time.Millisecond))))
+		if worker := m.Worker(t); worker > 0 {
+			if rand.IntN(3) == 0 {
+				e2e.Try(t, e2e.PlainBatchfs, "restart", m.Dir) // which fails if the worker dies meanwhile
+			} else {
+				e2e.Kill(t, m, worker)
+			}
+			strikes++
+		}
+		forget()
+	}
+	for _, c := range lookers {
+		e2e.Equal(t, "what was wrong", c.End(t), "\n")
+	}
+
+	ended := time.Now()
+	forget()
+	t.Logf("after %d strikes, the mount has %d settings directories", strikes, len(settingsOf(t, m)))
+	e2e.Await(t, "a mount that has no other settings directories than those in use", func() bool { return slices.Equal(settingsOf(t, m), inUse) })
+	e2e.InTime(t, "forgetting the others", time.Since(ended), time.Minute)
+	for i := range inUse {
+		e2e.Contains(t, "a file in use", user.Do("read %d 0 10", i), "10 ")
+	}
+}
+
+var settingsLine = regexp.MustCompile(`(?m)^batchfs_cursor{settings="(.+)",split="val"}`)
+
+// settingsOf returns the settings of val whose directories a mount has, sorted.
+func settingsOf(t *testing.T, m *e2e.Mounted) (all []string) {
+	t.Helper()
+	metrics, _, _ := e2e.Try(t, "cat", m.Path("metrics")) // which fails if the worker dies meanwhile
+	for _, line := range settingsLine.FindAllStringSubmatch(metrics, -1) {
+		all = append(all, line[1])
+	}
+	slices.Sort(all)
+	return all
+}
