@@ -3,7 +3,7 @@
 # make test    sets up what is missing and runs the tests but for those that take long, in a few minutes
 # make page    shows the page of batchfs view in a browser without a window, checks it, and leaves pictures of it in PICTURES
 # make pictures   draws README's table of speed as bars, and what batchfs top shows of a mount on /mnt/batches
-# make soak    lets those tests run for over two hours that look for leaks, kill what serves and compare all bytes and tokens with
+# make soak    lets those tests run for about three hours that look for leaks, kill what serves and compare all bytes and tokens with
 #              a reference, holds times and memory to their limits, and fuzzes: nothing else should use the machine
 # make check   what CI runs: all tests, with the race detector where goroutines share something, and analysis
 # make wheel   builds the Python package with the program in it, for x86_64 and arm64, in dist/
@@ -65,7 +65,7 @@ LIMITS = TestStoreOutage|TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrac
 
 soak:
 	@.ci/setup test
-	BATCHFS_SOAK=1 go test ./test/soak -v -count=1 -parallel 1 -timeout 3h
+	BATCHFS_SOAK=1 go test ./test/soak -v -count=1 -parallel 1 -timeout 4h
 	BATCHFS_SOAK=1 go test -p 1 ./test/stores ./test/faults ./test/commands -run '^($(LIMITS))$$' -v -count=1 -parallel 1 -timeout 1h
 	@$(MAKE) --no-print-directory fuzz
 	$(FUZZ) 5000000x ./cmd/batchfs/prepare/bpe -fuzz FuzzEncode

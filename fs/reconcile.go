@@ -6,13 +6,16 @@ import (
 	"time"
 )
 
-// A doubt is about a settings directory that the kernel knew when this worker took over. The count of its lookups may be too high, and never too
-// low: the worker before may have died with a FORGET that it had read, or while the kernel copied its reply to a lookup.
+// A doubt is about a settings directory that the kernel knew when this worker took over. The count
+// of its lookups may be too high, and never too low: the worker before may have died with a FORGET
+// that it had read, or while the kernel copied its reply to a lookup.
 //
-// The kernel says whether it knows a directory. If it does not, it knows none of the files in it. But it may not know a directory yet, because
-// the thread that looked it up has not run since the reply was sent, and a FORGET may be under way. So the sequence is retired only if the kernel
-// does not know its directories asksToRetire times in a row, with nothing looked up or forgotten meanwhile. Should the kernel know a file of a
-// retired sequence nevertheless, reading it fails with ESTALE, because the number begins another sequence only after all others were used.
+// The kernel says whether it knows a directory. If it does not, it knows none of the files in it.
+// But it may not know a directory yet, because the thread that looked it up has not run since the
+// reply was sent, and a FORGET may be under way. So the sequence is retired only if the kernel does
+// not know its directories asksToRetire times in a row, with nothing looked up or forgotten
+// meanwhile. Should the kernel know a file of a retired sequence nevertheless, reading it fails
+// with ESTALE, because the number begins another sequence only after all others were used.
 type doubt struct {
 	asked int // how often in a row the kernel knew none of the directories; guarded by sequences.mu
 }
@@ -31,7 +34,8 @@ func (d *doubt) disturb() {
 	}
 }
 
-// reconcile asks the kernel about the directories that are in doubt, until none is. It must run outside requests: knows waits for the kernel.
+// reconcile asks the kernel about the directories that are in doubt, until none is. It must run
+// outside requests: knows waits for the kernel.
 func (q *sequences) reconcile(knows func(directory uint64) bool) {
 	for pause := askPause; ; {
 		time.Sleep(pause)
@@ -47,8 +51,8 @@ func (q *sequences) reconcile(knows func(directory uint64) bool) {
 	}
 }
 
-// ask asks the kernel once about each directory that is in doubt. It returns how many sequences are left in doubt, and how many of these the
-// kernel does not know.
+// ask asks the kernel once about each directory that is in doubt. It returns how many sequences are
+// left in doubt, and how many of these the kernel does not know.
 func (q *sequences) ask(knows func(directory uint64) bool) (left, unknown int) {
 	q.mu.Lock()
 	numbers := slices.Collect(maps.Keys(q.doubts))
@@ -77,7 +81,8 @@ func (q *sequences) beginAsking(number int) []uint64 {
 	return directories
 }
 
-// endAsking retires a sequence if the kernel has long not known it. It reports whether the kernel does not know it, and should be asked again.
+// endAsking retires a sequence if the kernel has long not known it. It reports whether the kernel
+// does not know it, and should be asked again.
 func (q *sequences) endAsking(number int, known bool) (again bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -10,7 +10,8 @@ import (
 	"batchfs/fs/state"
 )
 
-// A kernel looks settings up, as the real one does while workers die: some of their replies and of its FORGETs are lost.
+// A kernel looks settings up, as the real one does while workers die: some of their replies and of
+// its FORGETs are lost.
 type kernel struct {
 	tree    *tree
 	train   inode
@@ -20,7 +21,8 @@ type kernel struct {
 	names   map[uint64]string // of replies
 }
 
-// look looks settings up. The reply is lost with a worker's death before it if lost is set, and the request is sent again.
+// look looks settings up. The reply is lost with a worker's death before it if lost is set, and the
+// request is sent again.
 func (k *kernel) look(t *testing.T, seed int, lost bool) {
 	t.Helper()
 	header := fuse.InHeader{NodeId: uint64(k.train), Unique: lastUnique.Add(2)}
@@ -62,8 +64,8 @@ func (k *kernel) takeover(t *testing.T) {
 	k.tree = grow(t, k.tree.shared, k.tree.sequences.get(1))
 }
 
-// Whatever is lost when workers die, the kernel never has a directory of other settings than it looked up, and directories that it does not know
-// are forgotten.
+// Whatever is lost when workers die, the kernel never has a directory of other settings than it
+// looked up, and directories that it does not know are forgotten.
 func TestReconcile(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	tr := plant(t, counting("train", 100))

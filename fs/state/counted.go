@@ -2,11 +2,13 @@ package state
 
 import "sync/atomic"
 
-// maxCounted is how many requests may begin while a reply is being sent before CountOnce can forget that the reply was counted.
+// maxCounted is how many requests may begin while a reply is being sent before CountOnce can forget
+// that the reply was counted.
 const maxCounted = 1 << 14
 
-// CountOnce calls count, which counts a request that has succeeded. It does not if an earlier worker counted the request, and died before it had
-// sent the reply. A worker that dies within CountOnce may have the request counted twice, but never lost.
+// CountOnce calls count, which counts a request that has succeeded. It does not if an earlier
+// worker counted the request, and died before it had sent the reply. A worker that dies within
+// CountOnce may have the request counted twice, but never lost.
 func (s *Shared) CountOnce(id uint64, count func()) {
 	at := s.countedAt(id)
 	if id&Resent != 0 && at.Load() == id&^Resent {
@@ -16,7 +18,8 @@ func (s *Shared) CountOnce(id uint64, count func()) {
 	at.Store(id &^ Resent)
 }
 
-// CountFailureOnce calls count, which counts a request that has failed, unless it was called for the same request before.
+// CountFailureOnce calls count, which counts a request that has failed, unless it was called for
+// the same request before.
 func (s *Shared) CountFailureOnce(id uint64, count func()) {
 	const failed = 1 // ids are even
 	at := s.countedAt(id)

@@ -2,7 +2,8 @@ package state
 
 import "testing"
 
-// Whatever becomes of a request in one worker after another, it is counted at most once as failed and once as succeeded.
+// Whatever becomes of a request in one worker after another, it is counted at most once as failed
+// and once as succeeded.
 func TestCountOnce(t *testing.T) {
 	_, shared := made(t, func(_ int, bytes uint64) uint64 { return bytes })
 	succeeded, failed := 0, 0

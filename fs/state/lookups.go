@@ -8,8 +8,9 @@ import (
 	"batchfs/internal/failpoint"
 )
 
-// lookups are what the shared memory has of the kernel's lookups, besides how many each Entry has: which requests were counted, and the inode
-// numbers under which the kernel knows the directories of settings.
+// lookups are what the shared memory has of the kernel's lookups, besides how many each Entry has:
+// which requests were counted, and the inode numbers under which the kernel knows the directories
+// of settings.
 type lookups struct {
 	worker   atomic.Uint64 // Workers when a worker last took over that keeps this section
 	counting struct {
@@ -24,17 +25,20 @@ type lookup struct{ id, number atomic.Uint64 }
 
 const maxLookups = 1 << 12
 
-// directories are the directories of one sequence: the kernel may look up "a=1,b=2", "b=2,a=1" and "a=1/b=2", and each has its own inode.
+// directories are the directories of one sequence: the kernel may look up "a=1,b=2", "b=2,a=1" and
+// "a=1/b=2", and each has its own inode.
 type directories struct {
 	complete atomic.Uint64                 // not 0: inodes has every directory that was looked up since the sequence began
 	retired  atomic.Int64                  // when the number was retired, in Monotonic time; or 0
 	inodes   [maxDirectories]atomic.Uint64 // 0: free
 }
 
-// maxDirectories bounds the directories of a sequence that are noted. A sequence that has more is never retired.
+// maxDirectories bounds the directories of a sequence that are noted. A sequence that has more is
+// never retired.
 const maxDirectories = 14
 
-// BeginWorker counts this worker, which is about to serve, and returns how many have served, this one included.
+// BeginWorker counts this worker, which is about to serve, and returns how many have served, this
+// one included.
 func (s *Shared) BeginWorker() uint64 {
 	n := s.Workers.Add(1)
 	s.lookups.worker.Store(n)
@@ -55,8 +59,9 @@ func (s *Shared) ResumeLookups() {
 	l.counting.id.Store(0)
 }
 
-// CountLookup counts a lookup of a file of a sequence, once for each request. A worker may die after it has counted a request, and before the kernel
-// has the reply. The caller serialises calls, as of the methods below, Add and Remove.
+// CountLookup counts a lookup of a file of a sequence, once for each request. A worker may die
+// after it has counted a request, and before the kernel has the reply. The caller serialises calls,
+// as of the methods below, Add and Remove.
 func (s *Shared) CountLookup(number int, id uint64) {
 	if at := s.lookupAt(id); id&Resent != 0 && at.id.Load() == id&^Resent && at.number.Load() == uint64(number) {
 		return
@@ -98,7 +103,8 @@ func (s *Shared) NoteDirectory(number int, inode uint64) {
 	d.complete.Store(0)
 }
 
-// Directories returns all directories under which the kernel may know files of a sequence. ok is false if they are not known.
+// Directories returns all directories under which the kernel may know files of a sequence. ok is
+// false if they are not known.
 func (s *Shared) Directories(number int) (inodes []uint64, ok bool) {
 	d := &s.lookups.directories[number]
 	for i := range d.inodes {
@@ -109,7 +115,8 @@ func (s *Shared) Directories(number int) (inodes []uint64, ok bool) {
 	return inodes, d.complete.Load() != 0
 }
 
-// Retire ends a sequence whose lookups are more than the kernel knows. Its number should begin another only after all others.
+// Retire ends a sequence whose lookups are more than the kernel knows. Its number should begin
+// another only after all others.
 func (s *Shared) Retire(number int) {
 	s.lookups.directories[number].retired.Store(Monotonic())
 	s.Sequences[number].Lookups.Store(0)
@@ -117,8 +124,8 @@ func (s *Shared) Retire(number int) {
 	s.Remove(number)
 }
 
-// Free returns the numbers that were used and are not now: those that may begin another sequence at any time, and those that were retired, the first
-// one first.
+// Free returns the numbers that were used and are not now: those that may begin another sequence at
+// any time, and those that were retired, the first one first.
 func (s *Shared) Free() (free, retired []int) {
 	at := func(number int) int64 { return s.lookups.directories[number].retired.Load() }
 	for number := 1; number <= s.SequencesUsed(); number++ {

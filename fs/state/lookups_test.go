@@ -12,7 +12,8 @@ func settings(s *Shared) int {
 	return number
 }
 
-// A worker that dies between any two steps of counting a lookup is replaced by one that is sent the same request again: it is counted once.
+// A worker that dies between any two steps of counting a lookup is replaced by one that is sent the
+// same request again: it is counted once.
 func TestLookupsAreCountedOnce(t *testing.T) {
 	all := points(func() { s := begin(t).shared; s.CountLookup(settings(s), 2) })
 	if len(all) < 3 {
@@ -32,7 +33,8 @@ func TestLookupsAreCountedOnce(t *testing.T) {
 	}
 }
 
-// A request that was counted for a sequence that has ended counts for the one that has its number now.
+// A request that was counted for a sequence that has ended counts for the one that has its number
+// now.
 func TestLookupsOfANewSequence(t *testing.T) {
 	s := begin(t).shared
 	number := settings(s)
@@ -46,7 +48,8 @@ func TestLookupsOfANewSequence(t *testing.T) {
 	}
 }
 
-// The directories of a sequence are known unless there are too many, or a worker of an earlier build, which noted none, has served.
+// The directories of a sequence are known unless there are too many, or a worker of an earlier
+// build, which noted none, has served.
 func TestDirectories(t *testing.T) {
 	s := begin(t).shared
 	number := settings(s)
@@ -79,7 +82,8 @@ func TestDirectories(t *testing.T) {
 	check("one more", false, all...)
 }
 
-// Numbers that were retired are told from free ones, in their order, also after a worker's death in the middle of it.
+// Numbers that were retired are told from free ones, in their order, also after a worker's death in
+// the middle of it.
 func TestRetire(t *testing.T) {
 	s := begin(t).shared
 	var numbers []int

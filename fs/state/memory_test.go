@@ -83,7 +83,7 @@ func TestLongerSections(t *testing.T) {
 // What a file of an earlier build lacks reads as zero. It can be written, and this process alone sees that.
 func TestShorterSections(t *testing.T) {
 	entry := uint64(unsafe.Sizeof(Entry{}))
-	short := map[int]uint64{1: 8, 2: 2 * entry, 7: 0, 8: 0} // counters, sequences, names, attempts
+	short := map[int]uint64{1: 8, 2: 2 * entry, 7: 0, 8: 0, 12: 0, 13: 0} // counters, sequences, names, attempts, counted, lookups
 	file, s := made(t, func(i int, bytes uint64) uint64 {
 		if n, ok := short[i]; ok {
 			return n
@@ -99,6 +99,15 @@ func TestShorterSections(t *testing.T) {
 	s.Add(MaxSequences-1, "last", 0, 0)
 	if s.NamesNoted() != 1 || s.Sequences[MaxSequences-1].Name() != "last" {
 		t.Error("what was written is lost")
+	}
+	s.NoteDirectory(1, 100)
+	s.CountLookup(1, 2)
+	if _, ok := other.Directories(1); ok {
+		t.Error("another process knows directories that the file has no room for")
+	}
+	other.CountLookup(1, 2|Resent)
+	if n := s.Sequences[1].Lookups.Load(); n != 2 { // too many, which is safe
+		t.Errorf("%d lookups", n)
 	}
 	if other.NamesNoted() != 0 || other.Sequences[MaxSequences-1].Used() {
 		t.Error("another process sees what the file has no room for")

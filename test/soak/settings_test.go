@@ -12,8 +12,9 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Workers are killed and replaced while settings are looked up, and while the kernel forgets them. Each lookup finds its own settings, and in the
-// end only the settings directories that are in use are left.
+// Workers are killed and replaced while settings are looked up, and while the kernel forgets them.
+// Each lookup finds its own settings, and in the end only the settings directories that are in use
+// are left.
 func TestSettingsAreForgotten(t *testing.T) {
 	t.Parallel()
 	e2e.NeedRoot(t, "only root may have the kernel forget what is not in use")
