@@ -11,8 +11,6 @@ import (
 	"slices"
 	"sync"
 	"unicode/utf8"
-
-	"batchfs/cmd/batchfs/vocabulary"
 )
 
 type coding struct {
@@ -175,7 +173,7 @@ func (w *worker) append(out *encoded, t []byte, mask byte) error {
 	for len(t) > 0 {
 		part := t
 		if len(t) > chunkSize {
-			if n := w.cut(t[:chunkSize]); n > 0 {
+			if n := w.Cut(t[:chunkSize]); n > 0 {
 				part = t[:n]
 			}
 		}
@@ -205,17 +203,6 @@ func (w *worker) put(out *encoded, tokens []uint32, mask byte) {
 	if w.masked {
 		out.mask = append(out.mask, bytes.Repeat([]byte{mask}, len(tokens))...)
 	}
-}
-
-// cut is how much of a text can be encoded without the rest.
-func (c *coding) cut(t []byte) int {
-	switch {
-	case c.any:
-		return len(t)
-	case c.Name() == vocabulary.Char:
-		return runeEnd(t)
-	}
-	return wordEnd(t)
 }
 
 // valKey makes the choice of documents for val independent of other uses of their hash. Another key chooses others.

@@ -83,7 +83,7 @@ type reader struct {
 
 // newReader reads the inputs as they are to be encoded. Standard input also needs stdin, and a parquet file that is compressed scratch.
 func newReader(inputs []*input, c *coding) *reader {
-	return &reader{inputs: inputs, column: c.fields[0].names(), inVal: c.inVal, cut: c.cut, whole: c.skip && !c.any}
+	return &reader{inputs: inputs, column: c.fields[0].names(), inVal: c.inVal, cut: c.Cut, whole: c.skip && !c.any}
 }
 
 func (r *reader) read(from position) error {
@@ -351,8 +351,9 @@ func runeEnd(text []byte) int {
 }
 
 // wordEnd is how much of a text can be encoded without the rest, or 0: up to a space between two letters, or a line end before a
-// letter and after anything but space. Each tokenizer splits a text there before it merges anything.
-func wordEnd(text []byte) int {
+// letter and after anything but space. Each tokenizer splits a text there before it merges anything, unless joins says that an added
+// token may hold the bytes on both sides.
+func wordEnd(text []byte, joins func(before, after byte) bool) int {
 	for i := len(text) - 1; i > 0; i-- {
 		if text[i] != ' ' && text[i] != '\n' {
 			continue
@@ -361,9 +362,9 @@ func wordEnd(text []byte) int {
 		after, _ := utf8.DecodeRune(text[i+1:])
 		switch {
 		case !unicode.IsLetter(after):
-		case text[i] == ' ' && unicode.IsLetter(before):
+		case text[i] == ' ' && unicode.IsLetter(before) && !joins(text[i-1], ' '):
 			return i
-		case text[i] == '\n' && !unicode.IsSpace(before):
+		case text[i] == '\n' && !unicode.IsSpace(before) && !joins('\n', text[i+1]):
 			return i + 1
 		}
 	}

@@ -250,7 +250,7 @@ func (o *options) count(ctx context.Context, r *reader, c *coding) error {
 	}
 	counting.val = 0
 	var tokens int64
-	r.inVal, r.cut = counting.inVal, counting.cut
+	r.inVal, r.cut = counting.inVal, counting.Cut
 	err := pipeline(ctx, r, position{}, counting.run, func(b *batch) error {
 		tokens += int64(len(b.out[0].tokens) / counting.width)
 		progress.upTo(b.end)
@@ -259,7 +259,7 @@ func (o *options) count(ctx context.Context, r *reader, c *coding) error {
 	if err != nil {
 		return err
 	}
-	r.inVal, r.cut = c.inVal, c.cut
+	r.inVal, r.cut = c.inVal, c.Cut
 	if o.By == vocabulary.Char {
 		c.use(seen.characters(), o.EOT)
 	}

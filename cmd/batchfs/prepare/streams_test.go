@@ -41,6 +41,10 @@ func (p pairs) Size() int64             { return p.size }
 func (pairs) EndOfText() (uint32, bool) { return pairsEOT, true }
 func (p pairs) NewEncoder() encoder     { return p }
 
+func (pairs) Cut(text []byte) int {
+	return wordEnd(text, func(before, after byte) bool { return false })
+}
+
 func (p pairs) Bytes(token uint32) []byte {
 	switch {
 	case token < 256:
@@ -407,34 +411,149 @@ func TestPrepareGlobs(t *testing.T) {
 	}
 }
 
-// A text that is cut where wordEnd says has the tokens that it has as a whole, with every tokenizer.
-func TestWordEnd(t *testing.T) {
+// writeTokenizers writes a tokenizer.json for GPT-2's, Llama 3's and Qwen's ways to split a text, with tokens for the bytes, a few pairs,
+// and added tokens with spaces and newlines. It returns their names.
+func writeTokenizers(t testing.TB) (names []string) {
+	t.Helper()
+	vocab, merges := map[string]int{}, []string{}
+	other := rune(256) // stands for the next byte that cannot be seen
+	alphabet := map[byte]rune{}
+	for b := range 256 {
+		r := rune(b)
+		if r <= ' ' || 0x7f <= r && r <= 0xa0 || r == 0xad {
+			r, other = other, other+1
+		}
+		vocab[string(r)], alphabet[byte(b)] = b, r
+	}
+	space := string(alphabet[' '])
+	for i, pair := range [][2]string{{"N", "e"}, {"Ne", "w"}, {space, "Y"}, {space + "Y", "o"}, {space, "N"}, {"o", "r"}, {"o", "l"}} {
+		merges = append(merges, pair[0]+" "+pair[1])
+		vocab[pair[0]+pair[1]] = 256 + i
+	}
+	var added []map[string]any
+	for i, content := range addedTokens {
+		added = append(added, map[string]any{"id": 300 + i, "content": content, "special": i%5 == 4, "normalized": i%2 == 1})
+	}
+	byteLevel := map[string]any{"type": "ByteLevel", "add_prefix_space": false, "use_regex": false}
+	split := func(expression string) map[string]any {
+		return map[string]any{"type": "Sequence", "pretokenizers": []any{
+			map[string]any{"type": "Split", "pattern": map[string]string{"Regex": expression}, "behavior": "Isolated"}, byteLevel,
+		}}
+	}
+	const words = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+	for name, stages := range map[string]map[string]any{
+		"gpt2":  {"pre_tokenizer": map[string]any{"type": "ByteLevel", "add_prefix_space": false}},
+		"llama": {"pre_tokenizer": split(fmt.Sprintf(words, "{1,3}"))},
+		"qwen":  {"pre_tokenizer": split(fmt.Sprintf(words, "")), "normalizer": map[string]any{"type": "NFC"}},
+	} {
+		stages["model"] = map[string]any{"type": "BPE", "vocab": vocab, "merges": merges}
+		stages["added_tokens"] = added
+		raw, err := json.Marshal(stages)
+		testfiles.NoError(t, err)
+		testfiles.Write(t, map[string]string{name + ".json": string(raw)})
+		names = append(names, name+".json")
+	}
+	return names
+}
+
+// addedTokens are the texts of added tokens: every fifth is special, and the second, fourth, … are found in normalized text.
+var addedTokens = []string{"New York", "York State", "\n\n\n", "\nCity", "w Y special", ".\nNew", "é x", "K y", "汉 字", "z\n", "  ", "\né", " City", "New", " "}
+
+// open is a tokenizer by its name, with its special tokens found in texts if special.
+func openTokenizer(t testing.TB, by string, special bool) tokenizer {
+	t.Helper()
+	tokenizer, err := (&settings{By: by, Special: special}).tokenizer()
+	testfiles.NoError(t, err)
+	return tokenizer
+}
+
+// somePieces are joined to texts in which words, white space and added tokens begin and end everywhere.
+func somePieces(rng *rand.Rand, n int) string {
 	pieces := []string{" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u3000", "\u2028", "a", "b'", "'s", "'S", "x'll", "Hello", "É", "e\u0301", "\u0301", "汉", "字。", "。",
-		"1", "1234", "½", ".", "...", "/", "//", "_", "\"", "🚀", "👨‍👩‍👧", "ह", "ि", "ŉ", "ſ", "ｱ", "한", "ᄒ", "ᅡ", "\ufeff", "\x00", "ǅ", "ʰ", "<|endoftext|>"}
+		"1", "1234", "½", ".", "...", "/", "//", "_", "\"", "🚀", "👨‍👩‍👧", "ह", "ि", "ŉ", "ſ", "ｱ", "한", "ᄒ", "ᅡ", "\ufeff", "\x00", "ǅ", "ʰ", "<|endoftext|>",
+		"New", " York", "State", "w", " Y", "\u212a", " y", "x", "z", " word word"}
+	var b strings.Builder
+	for range n {
+		if rng.IntN(4) == 0 {
+			b.WriteString(addedTokens[rng.IntN(len(addedTokens))])
+		} else {
+			b.WriteString(pieces[rng.IntN(len(pieces))])
+		}
+	}
+	return b.String()
+}
+
+// A text that is cut where Cut says has the tokens that it has as a whole, with every tokenizer.
+func TestCut(t *testing.T) {
+	t.Chdir(t.TempDir())
+	names := append(writeTokenizers(t), slices.Collect(maps.Keys(tokenizers))...)
 	rng := rand.New(rand.NewPCG(9, 10))
-	for name, open := range tokenizers {
+	for i, name := range append(names, names[:3]...) {
 		if name == vocabulary.Char || name == vocabulary.Byte {
 			continue
 		}
-		tokenizer, err := open()
-		testfiles.NoError(t, err)
-		e := tokenizer.NewEncoder()
+		tokenizer := openTokenizer(t, name, i >= len(names))
+		e, cuts := tokenizer.NewEncoder(), 0
 		for range 20_000 {
-			var b strings.Builder
-			for range 1 + rng.IntN(8) {
-				b.WriteString(pieces[rng.IntN(len(pieces))])
-			}
-			text := []byte(b.String())
+			text := []byte(somePieces(rng, 1+rng.IntN(8)))
 			for end := range text {
-				n := wordEnd(text[:end])
+				n := tokenizer.Cut(text[:end])
 				if n == 0 {
 					continue
 				}
+				cuts++
 				whole, parts := e.Append(nil, text), e.Append(e.Append(nil, text[:n]), text[n:])
 				if !slices.Equal(whole, parts) {
 					t.Fatalf("%s: %q has tokens %v, and %v cut at %d", name, text, whole, parts, n)
 				}
 			}
+		}
+		if cuts < 1000 {
+			t.Errorf("%s: cut %d times", name, cuts)
+		}
+	}
+}
+
+// Texts rich in added tokens have the tokens that they have as a whole, as files and as lines of jsonl, however small chunks are.
+func TestPrepareAddedTokens(t *testing.T) {
+	t.Chdir(t.TempDir())
+	rng := rand.New(rand.NewPCG(11, 12))
+	for _, name := range writeTokenizers(t) {
+		for _, size := range []int{10, 50, 1000} {
+			inChunks(t, size, 1<<20)
+			text := somePieces(rng, 3000)
+			testfiles.Write(t, map[string]string{"a.txt": text, "a.jsonl": lines([]string{text})})
+			for _, special := range []string{"", " --special"} {
+				wantTokens(t, "a.txt --by "+name+special, openTokenizer(t, name, special != ""), text)
+				wantTokens(t, "a.jsonl --by "+name+special, openTokenizer(t, name, special != ""), text)
+			}
+		}
+	}
+}
+
+// wantTokens fails the test unless prepare gives the tokens that a text has as a whole.
+func wantTokens(t testing.TB, args string, tokenizer tokenizer, text string) {
+	t.Helper()
+	prepared(t, args+" --val 0 --eot none --force --out out")
+	var want []uint16
+	for _, token := range tokenizer.NewEncoder().Append(nil, []byte(text)) {
+		want = append(want, uint16(token))
+	}
+	if got := readTokens(t, "out/train.bin"); !slices.Equal(got, want) {
+		t.Errorf("%s: %d tokens that differ from the %d wanted", args, len(got), len(want))
+	}
+}
+
+// An added token that lies across the end of prepare's first chunk stays one token, wherever the chunk ends in it.
+func TestPrepareAddedTokenAcrossChunks(t *testing.T) {
+	t.Chdir(t.TempDir())
+	name := writeTokenizers(t)[0]
+	tokenizer := openTokenizer(t, name, false)
+	for _, token := range []string{"New York", "York State", "\nCity", "\n\n\n"} {
+		for offset := range len(token) + 2 {
+			text := strings.Repeat("words and lines\n", chunkSize/16+1)[:chunkSize-offset] + token + strings.Repeat("x", 100)
+			testfiles.Write(t, map[string]string{"a.txt": text})
+			wantTokens(t, "a.txt --by "+name, tokenizer, text)
 		}
 	}
 }

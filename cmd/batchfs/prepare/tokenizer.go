@@ -20,6 +20,7 @@ type tokenizer interface {
 	Size() int64               // tokens are below it
 	EndOfText() (uint32, bool) // the token that separates documents, if there is one
 	Bytes(token uint32) []byte // what a token stands for
+	Cut(text []byte) int       // length of the beginning that has the same tokens whatever follows; 0 if there is none
 	NewEncoder() encoder
 }
 
@@ -84,6 +85,8 @@ type bpeTokenizer struct {
 
 func (t bpeTokenizer) NewEncoder() encoder { return t.Tokenizer.NewEncoder() }
 
+func (t bpeTokenizer) Cut(text []byte) int { return wordEnd(text, t.Joins) }
+
 func (t bpeTokenizer) EndOfText() (uint32, bool) {
 	if t.end == "" {
 		return t.Tokenizer.EndOfText()
@@ -97,6 +100,7 @@ func (byteTokenizer) Name() string              { return vocabulary.Byte }
 func (byteTokenizer) Size() int64               { return 256 }
 func (byteTokenizer) EndOfText() (uint32, bool) { return 0, false }
 func (byteTokenizer) Bytes(token uint32) []byte { return []byte{byte(token)} }
+func (byteTokenizer) Cut(text []byte) int       { return len(text) }
 func (byteTokenizer) NewEncoder() encoder       { return byteTokenizer{} }
 
 func (byteTokenizer) Append(tokens []uint32, text []byte) []uint32 {
@@ -117,6 +121,7 @@ func (*characters) Name() string                { return vocabulary.Char }
 func (c *characters) Size() int64               { return int64(len(c.runes)) }
 func (*characters) EndOfText() (uint32, bool)   { return 0, false }
 func (c *characters) Bytes(token uint32) []byte { return []byte(string(c.runes[token])) }
+func (*characters) Cut(text []byte) int         { return runeEnd(text) }
 func (c *characters) NewEncoder() encoder       { return c }
 
 func (c *characters) Append(tokens []uint32, text []byte) []uint32 {
@@ -133,6 +138,7 @@ func (*counter) Name() string              { return vocabulary.Char }
 func (*counter) Size() int64               { return 1 }
 func (*counter) EndOfText() (uint32, bool) { return 0, false }
 func (*counter) Bytes(uint32) []byte       { return nil }
+func (*counter) Cut(text []byte) int       { return runeEnd(text) }
 func (c *counter) NewEncoder() encoder     { return c }
 
 func (c *counter) Append(tokens []uint32, text []byte) []uint32 {

@@ -58,7 +58,7 @@ func (t *Tokenizer) finish(pairs []pair, added [2]map[string]addedToken) error {
 	}
 	t.special, t.named = map[string]uint32{}, added
 	for i, texts := range added {
-		t.added[i] = newAdded(texts)
+		t.added[i] = newAdded(texts, i == 1)
 		for text, token := range texts {
 			for uint32(len(t.tokens)) <= token.token {
 				t.tokens = append(t.tokens, "")
@@ -92,7 +92,7 @@ func (t *Tokenizer) WithSpecial() *Tokenizer {
 		for text, token := range tokens {
 			found[text] = addedToken{token: token.token}
 		}
-		with.added[i] = newAdded(found)
+		with.added[i] = newAdded(found, i == 1)
 	}
 	return &with
 }
