@@ -6,9 +6,12 @@ import (
 )
 
 const (
-	// A block that was loaded ahead, and has not been read for so long, is worth no more than others.
+	// patience is how long a prefetched block that has not been read is worth more than others, and
+	// how long Keep lets one write take.
 	patience = 30 * time.Second
-	// A block that was not written for so long is not, because others need the memory. None is to be written meanwhile.
+	// slowest is how long a block may wait to be written before its memory may be used for others.
+	// While one write takes longer than that, no block that was just fetched is queued to be
+	// written.
 	slowest = 5 * time.Second
 )
 
@@ -40,8 +43,10 @@ func (e *entry) worth() (worth int, batches uint64) {
 	return isRead, 0
 }
 
-// slot returns memory for a block, or nil if there is none yet. It evicts a block that has no reader, need not be written and was not fetched
-// ahead in vain; unless now is set, because a reader waits, only one that was read. The caller holds mu.
+// slot returns memory for a block, or nil if there is none yet. It evicts a block without readers,
+// unless the block should still be written or was prefetched and not yet read. If now is false,
+// because no reader waits, it evicts only a block that no reader is known to need. The caller holds
+// mu.
 func (c *Cache) slot(now bool) []byte {
 	if n := len(c.free); n > 0 {
 		slot := c.free[n-1]
@@ -53,9 +58,11 @@ func (c *Cache) slot(now bool) []byte {
 		c.taken++
 		return make([]byte, c.o.BlockBytes)
 	}
+	// The victim is the block that is worth the least; among equals, the least recently wanted one,
+	// or the one that streams will need after the most batches.
 	var victim *entry
-	var worth int       // of victim: of those that are worth less, the first; of those that are wanted ahead, the one wanted last
-	var distance uint64 // of victim
+	var worth int
+	var distance uint64 // batches until a stream needs victim
 	for at := c.recent.Front(); at != nil; at = at.Next() {
 		if e := at.Value.(*entry); e.refs == 0 {
 			if w, d := e.worth(); victim == nil || w < worth || w == worth && w == isWanted && d >= distance {
@@ -77,7 +84,8 @@ func (c *Cache) slot(now bool) []byte {
 	return victim.bytes[:c.o.BlockBytes]
 }
 
-// waitForSlot returns memory for a block that a reader waits for, and whether it had to wait for that.
+// waitForSlot returns memory for a block that a reader waits for, and reports whether it had to
+// wait.
 func (c *Cache) waitForSlot() (slot []byte, waited bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -88,7 +96,7 @@ func (c *Cache) waitForSlot() (slot []byte, waited bool) {
 	return slot, waited
 }
 
-// remove takes an entry out of memory. Its slot is the caller's, who holds mu.
+// remove removes an entry from memory. The caller holds mu, and owns the slot afterwards.
 func (c *Cache) remove(e *entry) {
 	c.recent.Remove(e.at)
 	delete(c.entries, e.key)
@@ -97,19 +105,25 @@ func (c *Cache) remove(e *entry) {
 func (c *Cache) release(e *entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.releaseLocked(e)
+}
+
+// releaseLocked is release for a caller that holds mu.
+func (c *Cache) releaseLocked(e *entry) {
 	if e.refs--; e.refs == 0 {
 		c.changed.Broadcast()
 		c.pump()
 	}
 }
 
-// wait waits for a change, or until what is to be written has waited for too long. The caller holds mu.
+// wait waits until changed is signaled, but not longer than slowest, so that its caller can check
+// again whether the disk is stuck. The caller holds mu.
 func (c *Cache) wait() {
 	defer time.AfterFunc(slowest, c.changed.Broadcast).Stop()
 	c.changed.Wait()
 }
 
-// pend has a block in memory written to the directory. The caller holds mu.
+// pend queues a block in memory to be written to the directory. The caller holds mu.
 func (c *Cache) pend(e *entry) {
 	e.pending, e.outcome = true, nil
 	c.pending = append(c.pending, e)
@@ -119,7 +133,7 @@ func (c *Cache) pend(e *entry) {
 	}
 }
 
-// write writes what is pending to the directory.
+// write writes the pending blocks to the directory, one after the other.
 func (c *Cache) write() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -133,19 +147,21 @@ func (c *Cache) write() {
 		if err == nil {
 			e.key.object.onDisk[e.key.index].Store(written)
 		}
-		c.release(e)
 		c.mu.Lock()
-		e.pending, e.outcome = false, c.note(err)
+		e.pending, e.outcome = false, c.note(err) // before the release, which lets the block be evicted
 		c.changed.Broadcast()
+		c.releaseLocked(e)
 	}
 	c.writing = false
 	c.changed.Broadcast()
 }
 
-// stuck reports whether one block has waited longer than limit for the disk, or for the lock of another process. The caller holds mu.
+// stuck reports whether the current write has taken longer than limit, because the disk is slow or
+// another process holds the lock. The caller holds mu.
 func (c *Cache) stuck(limit time.Duration) bool { return c.writing && time.Since(c.began) > limit }
 
-// Flush returns when the directory has what was fetched, or is known not to take it, and frees unused memory.
+// Flush waits until the directory has every fetched block, or is known not to take it, and frees
+// the memory that no reader uses.
 func (c *Cache) Flush() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -167,7 +183,7 @@ func (c *Cache) Flush() {
 	c.free = nil
 }
 
-// MemoryBytes is the memory of blocks.
+// MemoryBytes returns the memory allocated for blocks, in bytes.
 func (c *Cache) MemoryBytes() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
