@@ -18,14 +18,15 @@ import (
 	"batchfs/cmd/batchfs/dataset"
 )
 
-// opened is what `open` writes to the process that started it.
+// opened is what the open command sends to the process that started it.
 type opened struct {
 	Snapshot    *dataset.Snapshot
-	Description []string // of what is served, in lines for people
+	Description []string // lines that tell people what is served
 }
 
-// openInChild reads the configuration and checks the token files in another process: one that waits for a disk that does not answer
-// cannot end, and a mount that is starting must end when it is told to. The process is killed when this one ends.
+// openInChild reads the configuration and checks the token files in a child process. A process that
+// waits for a disk that does not answer cannot end, but a mount that is starting must end when it
+// is told to. The child is killed when this process ends.
 func openInChild(f *mountFlags, mountpoint []string) (*dataset.Snapshot, []string, error) {
 	args := []string{"open", "--config=" + f.Config, "--data=" + f.Data, "--log=" + f.logFile, fmt.Sprint("--background=", f.background)}
 	for _, set := range f.Sets {
@@ -36,19 +37,25 @@ func openInChild(f *mountFlags, mountpoint []string) (*dataset.Snapshot, []strin
 	}
 	cmd := exec.Command("/proc/self/exe", append(append(args, "--"), mountpoint...)...)
 	cmd.Args[0] = os.Args[0]
-	var out, stderr bytes.Buffer // pipes: whoever reads what this process prints must not wait for that one
+	// The child gets pipes, so that readers of this process's output never wait for the child to
+	// end.
+	var out, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, &out, &stderr
-	// A group of its own would keep it from reading a configuration that is typed in, so it ignores Ctrl-C instead.
+	// In a process group of its own, the child could not read a configuration from the terminal. So
+	// it shares this group and ignores Ctrl-C.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Run(); err != nil {
-		return nil, nil, errors.New(cmp.Or(out.String(), fmt.Sprintf("the process that opened the files ended: %v\n%s", err, &stderr)))
+	err := cmd.Run()
+	os.Stderr.Write(stderr.Bytes()) // warnings, such as a cache directory that fails
+	if err != nil {
+		return nil, nil, errors.New(cmp.Or(out.String(), fmt.Sprintf("the process that opened the files ended: %v", err)))
 	}
 	var o opened
-	err := gob.NewDecoder(&out).Decode(&o)
+	err = gob.NewDecoder(&out).Decode(&o)
 	return o.Snapshot, o.Description, err
 }
 
-// openCommand opens all that a mount needs, for openInChild. It writes a gob, or the error.
+// openCommand returns the hidden command that openInChild runs. It writes an opened as a gob, or
+// else the text of the error.
 func openCommand() *cobra.Command {
 	var f mountFlags
 	cmd := &cobra.Command{
@@ -102,15 +109,15 @@ func (f *mountFlags) open(args []string) (*opened, error) {
 	return &opened{snapshot, describe(mountpoint, splits)}, err
 }
 
-// place returns the mountpoint, absolute.
+// place returns the absolute path of the mountpoint. It checks one that is not mounted yet.
 func (f *mountFlags) place(c *config.Config) (mountpoint string, err error) {
 	if f.fd >= 0 {
-		return filepath.Abs(c.Mountpoint) // and not touched: no worker serves it yet
+		return filepath.Abs(c.Mountpoint) // a check would hang: no worker serves the mount yet
 	}
 	return checkMountpoint(c, f.logFile)
 }
 
-// logPath is the absolute path of the log, or empty for standard error.
+// logPath returns the absolute path of the log, or an empty string for standard error.
 func (f *mountFlags) logPath(mountpoint string) (string, error) {
 	if f.background {
 		return backgroundLog(f.logFile, mountpoint)
@@ -134,11 +141,11 @@ func openReadable(c *config.Config) ([]*dataset.Dataset, error) {
 			return nil, fmt.Errorf("splits.%s: a batch could not be read: %w", s.Split.Split, err)
 		}
 	}
-	c.Remote().Flush() // the worker finds what was fetched here
+	c.Remote().Flush() // so that the worker finds what was fetched here
 	return splits, nil
 }
 
-// describe says in lines what is served.
+// describe returns lines that tell people what is served.
 func describe(mountpoint string, splits []*dataset.Dataset) []string {
 	lines := []string{mountpoint + " serves"}
 	for _, s := range splits {
