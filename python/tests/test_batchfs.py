@@ -99,7 +99,7 @@ def loader_of(dataset: Any, stateful: bool = False, **options: Any) -> Any:
 
 
 def read_all(loader: Any, most: int | None = None) -> list[Any]:
-    """Returns what a loop over a loader gets, in which it may break after so many."""
+    """Returns what a loop over a loader gets, or only the first ``most`` items of that."""
     return [*itertools.islice(loader, most)]
 
 
@@ -162,7 +162,7 @@ class TestSplit(Case):
             self.assertTrue(same(big.read(2), {"x": x, "y": y}))
 
     def test_powers_of_two(self) -> None:
-        """The files of large batches hold as many as the mount allows, and the last of them can be read."""
+        """The files of large batches hold max_steps of them, and the last one can be read."""
         xy = [(256, 1024, "int64"), (512, 2048, "uint16"), (1024, 2048, "uint16"), (4096, 1024, "int64")]
         cases: list[tuple[str, dict[str, Any]]] = [("train", {"batch_size": b, "block_size": t, "dtype": d}) for b, t, d in xy]
         cases += [
@@ -235,9 +235,9 @@ class TestSplit(Case):
 
 
 def integers(k: int) -> list[Any]:
-    """Returns k in every type of integer that can hold it."""
+    """Returns k in every integer type of NumPy and torch that can hold it."""
     names = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
-    arrays = [np.array(k, name) for name in names if k <= np.iinfo(name).max]  # without axes
+    arrays = [np.array(k, name) for name in names if k <= np.iinfo(name).max]  # zero-dimensional
     found: list[Any] = [*arrays, *(array[()] for array in arrays)]
     if has_torch:
         import torch
@@ -257,11 +257,11 @@ def no_integers() -> list[Any]:
 
 
 class TestArguments(Case):
-    """Each kind of integer gives the batch that the int gives, and anything else an error that names the argument."""
+    """Every type of integer gives the same batch as an int, and anything else raises an error that names the argument."""
 
     def test_integers(self) -> None:
         for train in self.both("train"):
-            for k in (1, 100, 30_000, 2**31 - 2):  # times the bytes of a batch, each is beyond some type
+            for k in (1, 100, 30_000, 2**31 - 2):  # each overflows some type if multiplied by batch_bytes
                 want = train.read(k)
                 for value in [*integers(k), *([True] if k == 1 else [])]:
                     kind = repr(value)
@@ -301,7 +301,7 @@ class TestArguments(Case):
                     "rank must": lambda: m.split("train", rank=value, world=9),
                     "world must": lambda: m.split("train", rank=0, world=value),
                 }
-                if not isinstance(value, str):  # which a setting may be
+                if not isinstance(value, str):  # a setting may be a string
                     calls["batch_size"] = lambda: m.split("train", batch_size=value)
                 for words, call in calls.items():
                     with self.assertRaisesRegex(batchfs.Error, words, msg=repr(value)):
@@ -313,7 +313,7 @@ class TestArguments(Case):
             self.assertRaisesRegex(TypeError, "start must", train.steps, 3.0)
 
     def test_settings_are_not_paths(self) -> None:
-        """A value cannot add a setting, or lead to another split."""
+        """Neither a key nor a value can add a setting or lead to another split."""
         words = ("shuffle,seed=9", "a/b", "a=b", "a\nb", "a\0b", "", ".", "..", "ü", ["a", "b"])
         wrong: list[dict[str, Any]] = [{"order": word} for word in words]
         wrong += [{"seed": "3/../../more"}, {"seed": "3\x7f"}, {"seed=9,order": "shuffle"}, {"../more/seed": 9}, {"": 9}]
@@ -467,7 +467,7 @@ class TestProcesses(Case):
             self.assertEqual(steps.state_dict(), state)
             self.assertEqual([int(k) for k, _ in read_all(loader)], [*range(9, 13)])
             self.assertRaises(batchfs.Error, steps.state_dict)
-            self.assertEqual(next(iter(steps))[0], 9)  # now this process reads
+            self.assertEqual(next(iter(steps))[0], 9)  # from now on this process reads
             self.assertEqual(steps.state_dict()["step"], 10)
 
     @unittest.skipUnless(has_torch, "no torch")
@@ -491,7 +491,7 @@ class TestProcesses(Case):
 
     @unittest.skipUnless(has_torchdata, "no torchdata")
     def test_stateful_workers(self) -> None:
-        """A loop that ends early is resumed by another loader from its state. Every loop of one loader begins at the same step."""
+        """Another loader resumes a loop that ended early. Every loop of one loader begins at the same step."""
         fork = {"multiprocessing_context": "fork"}
         ways: list[dict[str, Any]] = [{}, {"num_workers": 1, **fork}, {"num_workers": 2, **fork}]
         ways += [{"num_workers": 2, "persistent_workers": True, "prefetch_factor": 5, **fork}]
@@ -625,6 +625,7 @@ class TestLife(Place):
             if os.fork() == 0:
                 held = open(m.mountpoint + '/train/batch/1', 'rb'); held.read(1); os.write(told, b'.')
                 sys.stdout.close(); os.close(1); os.close(2)
+                signal.alarm(120)  # outlives the checks, but not the tests for long
                 signal.pause()
             os.read(ready, 1)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -699,10 +700,10 @@ class TestLife(Place):
 
 
 class TestSameSequence(Place):
-    """A split gives batches of the sequence that it was created with, or an error, whatever is mounted or written since."""
+    """A split gives batches of the sequence that it was created with, or raises an error, whatever is mounted or written later."""
 
     def test_remount(self) -> None:
-        """A reader that goes on after an error notices what is mounted at its path by then."""
+        """A reader that continues after an error notices if another sequence is mounted at its path."""
         torch_state = self.directory / "rng.bin"
         torch_state.write_bytes(b"".join(n.to_bytes(8, "little") for n in (5489, 1 | 1 << 32, 0, *range(1, 625), *(0,) * 5)))
 
@@ -724,18 +725,18 @@ class TestSameSequence(Place):
         make_data(self.directory / "other", 150_000)
         np.roll(np.arange(150_000).astype(np.uint16), 1).tofile(self.directory / "other/train.bin")
         for words, settings in others.items():
-            self.assertRaisesRegex(batchfs.ReadError, "mounted there|Mount again", train.read, 10**6)  # which no page cache has
+            self.assertRaisesRegex(batchfs.ReadError, "mounted there|Mount again", train.read, 10**6)  # not in the page cache
             with mounted(**settings):
                 for reader in (train, copy):
                     with self.assertRaisesRegex(batchfs.ReadError, f"another sequence is mounted at .*({words}).*call split\\(\\) again"):
                         reader.read(1)
                 self.assertEqual(train.info["seed"], 1337)
                 batchfs.split(self.place / "train").read(1)
-        with mounted(start=3, steps=7):  # which no batch depends on
+        with mounted(start=3, steps=7):  # no batch depends on these
             self.assertTrue(same(train.read(1), first) and same(copy.read(1), first))
 
     def test_replaced_tokens(self) -> None:
-        """A program that a pipe starts again notices that the tokens were replaced, and that they are put back."""
+        """A pipe that starts its program again fails if the tokens were replaced, and reads again once they are put back."""
         for name, header in (("train", False), ("more", True)):
             piped = batchfs.Piped(["-c", self.config]).split(name)
             first, jump = piped.read(0), next(piped.steps(300))[1]
@@ -754,7 +755,7 @@ class TestSameSequence(Place):
             self.assertTrue(same(piped.read(0), first) and same(piped.read(300), jump))
 
     def forked(self, split: batchfs.Split) -> None:
-        """Reads in a forked process."""
+        """Reads a batch in a forked process."""
         with multiprocessing.get_context("fork").Pool(1) as pool:
             pool.apply(split.read, (300,))
 
@@ -770,7 +771,7 @@ class TestSameSequence(Place):
             list(loader)
 
     def test_followed_tokens(self) -> None:
-        """Under on_change = "follow" other tokens are not an error."""
+        """Under on_change = "follow" replaced tokens are not an error."""
         flags = ["-c", self.config, "--set", "splits.train.on_change=follow"]
         piped = batchfs.Piped(flags).split("train")
         first = piped.read(0)
@@ -780,7 +781,7 @@ class TestSameSequence(Place):
         self.assertTrue(same(now, batchfs.Piped(flags).split("train").read(0)) and not same(now, first))
 
     def test_another_directory(self) -> None:
-        """Relative paths are those of the directory in which a mount or a pipe was opened."""
+        """Relative paths refer to the directory in which a mount or a pipe was opened."""
         make_data(self.directory / "elsewhere/data")
         np.ones(9000, np.uint16).tofile(self.directory / "elsewhere/data/train.bin")
         self.addCleanup(os.chdir, os.getcwd())
