@@ -41,17 +41,18 @@ func NewShare(name string, stretches []Stretch) *Share {
 	return blocks.NewShare(name, parts(stretches))
 }
 
-// Fetch brings a share, which holds stretches, into the directory of blocks: each block once, in the order in which windows visits them,
-// until visit returns false, and then the rest. It calls progress with the bytes of each block. The error is one of [blocks.Object.Keep], or the
-// cause of ctx.
+// Fetch fetches every block of share, which holds stretches, into the block directory. It fetches
+// each block once, in the order in which windows visits them until visit returns false, and then
+// the rest. It calls progress with the bytes of each block, one call at a time. The error is an
+// error of [blocks.Object.Keep], or the cause of ctx.
 func Fetch(ctx context.Context, share *Share, stretches []Stretch, windows func(visit func(*Array, array.Window) bool), progress func(n int64)) error {
 	share.Fill()
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var all sync.WaitGroup
-	var one sync.Mutex // guards progress
+	var one sync.Mutex // serializes the calls of progress
 	places := make(chan struct{}, atOnce)
-	seen := map[blocks.Part]bool{} // of single blocks
+	seen := map[blocks.Part]bool{} // single blocks whose fetch has begun
 	fetch := func(p blocks.Part) {
 		size := p.Object.BlockBytes()
 		for i := range blocks.Holding(p.From, p.To, size) {

@@ -8,15 +8,19 @@ import (
 	"batchfs/fs/state"
 )
 
-// An inode number says what a file is, so there is no table of inodes, a lookup costs no memory, and any process that
-// serves the mount agrees with the one before it:
+// An inode number says what a file is, so there is no table of inodes, a lookup costs no memory,
+// and any process that serves the mount agrees with the one before it:
 //
 //	bits 0-4    kind
-//	bits 5-7    in batch/, version of the tokens, modulo 8: the page cache of the old tokens goes with the old inode
-//	bits 8-23   sequence, from 1 on; 0 for what belongs to the whole mount
-//	bits 24-63  in batch/, batch number; of batches.* and tokens.bin, which stay open for long, version of the tokens; of a file
-//	            of one array, both with 4 bits less, and the highest 4 say which array of a batch; of a directory that was looked
-//	            up as settings, and of the batch/ in it, a hash of its path below the split: a directory can only be in one place
+//	bits 5-7    files in batch/: version of the tokens, modulo 8, so that the page cache of the old
+//	            tokens goes with the old inode; other files: 0
+//	bits 8-23   sequence, starting at 1; 0 for files and directories of the whole mount
+//	bits 24-63  files in batch/: batch number
+//	            batches.* and tokens.bin, which stay open for long: version of the tokens
+//	            files of a single array: the same with 4 bits less; the top 4 bits are the index of
+//	            the array in a batch
+//	            settings directories and their batch/: hash of the path below the split, because the
+//	            kernel allows a directory only one parent
 type inode uint64
 
 // MaxBatches bounds the numbers of batches: they are below it.
@@ -76,7 +80,8 @@ func makeArrayInode(k kind, sequence, array int, rest uint64) inode {
 
 func (i inode) array() int { return int(i.rest() >> arrayShift) }
 
-// settingsDir leaves out the sequence of directory dir, which may end, and begin anew under another number.
+// settingsDir returns the inode number of the settings directory name in dir. Its hash leaves out
+// the sequence of dir, because that sequence may end and begin again under another number.
 func settingsDir(sequence int, dir inode, name string) inode {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%d/%s", dir.rest(), name)

@@ -180,20 +180,20 @@ func (p *prefetcher) claim(st *stream) *buffer {
 	return nil
 }
 
-// A reply is a fuse.ReadResult. Once it is sent, the next batches are made.
+// A reply is a fuse.ReadResult. Once it is sent, the next batches are prefetched.
 type reply struct {
 	parts      [2][]byte
-	buf        []byte // of go-fuse
+	buf        []byte // go-fuse's buffer for the request
 	split      int
 	reading    state.Reading
 	prefetcher *prefetcher
-	stream     *stream // may be nil
-	buffer     *buffer // that the second part lies in, or nil
+	stream     *stream // stream to prefetch when the reply is sent; may be nil
+	buffer     *buffer // prefetched batch that parts[1] aliases, read-locked; may be nil
 
 	sequence Sequence
-	number   int    // of the sequence
-	begun    uint64 // first batch whose first byte is in the reply; end if there is none
-	end      uint64 // one more than the last batch that has bytes in the reply, or 0
+	number   int    // number of sequence
+	begun    uint64 // first batch whose first byte is in the reply; equal to end if there is none
+	end      uint64 // one more than the last batch with bytes in the reply; 0 if there is none
 }
 
 var replies = sync.Pool{New: func() any { return new(reply) }}

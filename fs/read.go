@@ -186,7 +186,8 @@ var maxGap = 16 * int64(os.Getpagesize())
 // Tokens that change so often while they are read are not served.
 const maxTries = 10
 
-// The answer may use buf for them.
+// readBatches returns up to len(buf) bytes of a file that shows batches of s, from byte off on. k
+// is the first batch of the file. The reply may alias buf.
 func (t *tree) readBatches(i inode, s Sequence, reading state.Reading, k uint64, off int64, buf []byte) (fuse.ReadResult, error) {
 	failpoint.Hit("read")
 	answer := replies.Get().(*reply)
@@ -224,7 +225,7 @@ func (t *tree) readBatches(i inode, s Sequence, reading state.Reading, k uint64,
 
 func (t *tree) CountRead(result fuse.ReadResult) {
 	r, ok := result.(*reply)
-	if !ok { // of a file without batches
+	if !ok { // the file shows no batches
 		return
 	}
 	entry := &t.shared.Sequences[r.number]
@@ -252,7 +253,7 @@ func (t *tree) CountRead(result fuse.ReadResult) {
 func (t *tree) DiscardRead(result fuse.ReadResult) {
 	if r, ok := result.(*reply); ok {
 		r.reading.Discard()
-		r.reading, r.stream = state.Reading{}, nil // nothing is prefetched either
+		r.reading, r.stream = state.Reading{}, nil // without a stream, Done prefetches nothing
 	}
 }
 

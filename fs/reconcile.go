@@ -6,36 +6,37 @@ import (
 	"time"
 )
 
-// A doubt is about a settings directory that the kernel knew when this worker took over. The count
-// of its lookups may be too high, and never too low: the worker before may have died with a FORGET
-// that it had read, or while the kernel copied its reply to a lookup.
+// A doubt tracks a sequence of settings whose lookups were counted by an earlier worker. The count
+// may be too high, though never too low: the earlier worker may have died after it read a FORGET,
+// or while the kernel was copying its reply to a lookup.
 //
-// The kernel says whether it knows a directory. If it does not, it knows none of the files in it.
-// But it may not know a directory yet, because the thread that looked it up has not run since the
-// reply was sent, and a FORGET may be under way. So the sequence is retired only if the kernel does
-// not know its directories asksToRetire times in a row, with nothing looked up or forgotten
-// meanwhile. Should the kernel know a file of a retired sequence nevertheless, reading it fails
-// with ESTALE, because the number begins another sequence only after all others were used.
+// The kernel can be asked whether it knows a directory. If it does not, it knows no file in it
+// either. However, it may not know the directory yet, because the thread that looked it up has not
+// run since the reply was sent, or a FORGET may be on its way. A sequence is therefore retired only
+// if the kernel knows none of its directories asksToRetire times in a row, and nothing was looked
+// up or forgotten meanwhile. If the kernel knows a file of a retired sequence after all, reading
+// the file fails with ESTALE: the number is reused only after all other numbers have been used.
 type doubt struct {
-	asked int // how often in a row the kernel knew none of the directories; guarded by sequences.mu
+	asked int // times in a row that the kernel knew no directory; guarded by sequences.mu
 }
 
 const (
 	asksToRetire = 3
-	// The shortest and the longest pause before the kernel is asked again.
+	// Shortest and longest pause before the kernel is asked again.
 	askPause    = 2 * time.Second
 	maxAskPause = 16 * time.Second
 )
 
-// disturb notes a lookup or a FORGET. The caller holds sequences.mu.
+// disturb restarts the count of asked after a lookup or a FORGET. A nil doubt is allowed. The
+// caller holds sequences.mu.
 func (d *doubt) disturb() {
 	if d != nil {
 		d.asked = 0
 	}
 }
 
-// reconcile asks the kernel about the directories that are in doubt, until none is. It must run
-// outside requests: knows waits for the kernel.
+// reconcile asks the kernel about the directories of sequences in doubt until none is left. It must
+// not run inside a request, because knows waits for the kernel.
 func (q *sequences) reconcile(knows func(directory uint64) bool) {
 	for pause := askPause; ; {
 		time.Sleep(pause)
@@ -51,8 +52,8 @@ func (q *sequences) reconcile(knows func(directory uint64) bool) {
 	}
 }
 
-// ask asks the kernel once about each directory that is in doubt. It returns how many sequences are
-// left in doubt, and how many of these the kernel does not know.
+// ask asks the kernel once about each sequence in doubt. It returns the number of sequences that
+// remain in doubt, and how many of them the kernel seems not to know.
 func (q *sequences) ask(knows func(directory uint64) bool) (left, unknown int) {
 	q.mu.Lock()
 	numbers := slices.Collect(maps.Keys(q.doubts))
@@ -67,22 +68,24 @@ func (q *sequences) ask(knows func(directory uint64) bool) (left, unknown int) {
 	return len(q.doubts), unknown
 }
 
-// beginAsking returns the directories of a sequence.
+// beginAsking returns the directories to ask the kernel about for a sequence in doubt. If they are
+// not all recorded, the sequence leaves doubt, and only its count can end it.
 func (q *sequences) beginAsking(number int) []uint64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	directories, ok := q.shared.Directories(number)
 	if !ok {
-		delete(q.doubts, number) // only its count tells when it is forgotten
+		delete(q.doubts, number)
 	}
 	if d := q.doubts[number]; d != nil {
-		d.asked++ // before the kernel is asked, so that what disturbs it meanwhile counts
+		d.asked++ // before the kernel is asked, so that a disturbance meanwhile resets it
 	}
 	return directories
 }
 
-// endAsking retires a sequence if the kernel has long not known it. It reports whether the kernel
-// does not know it, and should be asked again.
+// endAsking records whether the kernel knows a sequence, and retires the sequence if the kernel has
+// not known it asksToRetire times in a row. It reports whether the kernel did not know the sequence
+// and should be asked again.
 func (q *sequences) endAsking(number int, known bool) (again bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

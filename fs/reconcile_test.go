@@ -10,19 +10,19 @@ import (
 	"batchfs/fs/state"
 )
 
-// A kernel looks settings up, as the real one does while workers die: some of their replies and of
-// its FORGETs are lost.
+// A kernel simulates how the real one looks settings up and forgets them while workers die, so that
+// some of their replies and some of its FORGETs are lost.
 type kernel struct {
 	tree    *tree
 	train   inode
-	known   map[uint64]string // the settings of each directory that the kernel knows
-	lookups map[uint64]uint64 // the lookups that it has not forgotten
-	replies []fuse.EntryOut   // that were sent, and whose readers have not run since
-	names   map[uint64]string // of replies
+	known   map[uint64]string // settings of each known directory, by node
+	lookups map[uint64]uint64 // lookups not forgotten yet, by node
+	replies []fuse.EntryOut   // replies whose readers have not run since they were sent
+	names   map[uint64]string // settings in each reply ever sent, by node
 }
 
-// look looks settings up. The reply is lost with a worker's death before it if lost is set, and the
-// request is sent again.
+// look looks settings up. If lost is set, the worker dies before it replies, and the request is
+// sent again.
 func (k *kernel) look(t *testing.T, seed int, lost bool) {
 	t.Helper()
 	header := fuse.InHeader{NodeId: uint64(k.train), Unique: lastUnique.Add(2)}
@@ -40,7 +40,7 @@ func (k *kernel) look(t *testing.T, seed int, lost bool) {
 	k.replies = append(k.replies, out)
 }
 
-// run lets the readers run whose replies were sent.
+// run delivers all replies that were sent to their readers.
 func (k *kernel) run() {
 	for _, out := range k.replies {
 		k.known[out.NodeId] = k.names[out.NodeId]
@@ -64,8 +64,8 @@ func (k *kernel) takeover(t *testing.T) {
 	k.tree = grow(t, k.tree.shared, k.tree.sequences.get(1))
 }
 
-// Whatever is lost when workers die, the kernel never has a directory of other settings than it
-// looked up, and directories that it does not know are forgotten.
+// Whatever is lost when workers die, a directory that the kernel knows always has the settings that
+// were looked up, and directories that it does not know are forgotten.
 func TestReconcile(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	tr := plant(t, counting("train", 100))
@@ -134,8 +134,8 @@ func TestRetiredNumbersAreUsedLast(t *testing.T) {
 		if got := q.mustLookUp(t, dir, fmt.Sprint("seed=", tr.shared.SequencesUsed())); got == lost {
 			t.Fatalf("the retired number is used again after %d others", tr.shared.SequencesUsed())
 		}
-		for range min(10_000, state.MaxSequences-2-tr.shared.SequencesUsed()) { // in use
-			tr.shared.NewNumber()
+		for range min(10_000, state.MaxSequences-2-tr.shared.SequencesUsed()) {
+			tr.shared.NewNumber() // other sequences take these
 		}
 	}
 	if got := q.mustLookUp(t, dir, "seed=last"); got != lost {

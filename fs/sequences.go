@@ -16,13 +16,15 @@ import (
 	"batchfs/internal/failpoint"
 )
 
-// sequences are the sequences of a mount by number, which is part of inode numbers. The splits have the first numbers, from 1
-// on. The others are splits under the settings of a path, train/rank=3,world=8: they begin when they are looked up, and end
-// when the kernel has forgotten all their files, unless their cursor has moved. Names beyond maxRecent are invalidated, oldest
-// first, so that the kernel forgets them; files that are open keep working. In a flood of lookups the oldest may be missed: the kernel
-// forgets those when it needs the memory.
+// sequences are the sequences of a mount by number, which is part of inode numbers. The splits have
+// the first numbers, starting at 1. The others are splits under the settings of a path,
+// train/rank=3,world=8: they begin when they are looked up, and end when the kernel has forgotten
+// all their files, unless their cursor has moved. Names beyond maxRecent are invalidated, oldest
+// first, so that the kernel forgets them; files that are open keep working. In a flood of lookups
+// the oldest may be missed: the kernel forgets those when it needs the memory.
 //
-// The shared state holds what the next worker must know. That worker makes a Sequence of settings at its first use.
+// The shared state holds what the next worker must know. That worker makes a Sequence of settings
+// when it is first used.
 //
 // Lock order: mu, then nothing but the locks of package state.
 type sequences struct {
@@ -33,15 +35,15 @@ type sequences struct {
 	byNumber [state.MaxSequences]atomic.Pointer[Sequence] // nil: not made yet, or no sequence has the number
 	split    [state.MaxSequences]atomic.Uint32            // number of the split that a sequence belongs to, or belonged to
 
-	mu     sync.Mutex
-	byName map[string]int // guarded by mu, as all below, the lookups and names of the shared state, and its faults
-	free   []int          // numbers that were used and are not now
-	// Numbers that sequences had before they were retired, the first one first. They begin other sequences when there are no more numbers.
-	retired []int
-	doubts  map[int]*doubt // by number
-	ofUser  map[uint32]int // how many settings each user looked up first
-	told    uint64         // names of the shared state that the kernel was told to forget, or that are lost
-	many    *sync.Cond     // of mu: more than maxRecent are left
+	// mu guards all fields below, and the lookups, names and faults in the shared state.
+	mu      sync.Mutex
+	byName  map[string]int // number of each sequence
+	free    []int          // numbers of ended sequences
+	retired []int          // numbers of retired sequences, oldest first; reused when no others are left
+	doubts  map[int]*doubt // sequences whose lookup count may be too high, by number
+	ofUser  map[uint32]int // number of settings that each user was the first to look up
+	told    uint64         // noted names that the kernel was told to forget, or that were overwritten
+	many    *sync.Cond     // signals, under mu, that more than maxRecent names may be left
 }
 
 const (
@@ -97,7 +99,7 @@ func (q *sequences) resume(splits []Sequence) error {
 			q.byNumber[number].Store(&s)
 			q.describe(number, s)
 			mounted++
-		case entry.Lookups.Load() == 0 && !entry.Moved(): // the worker was killed before it was counted, or removed
+		case entry.Lookups.Load() == 0 && !entry.Moved(): // a killed worker did not count or remove it
 			q.shared.Remove(number)
 		}
 		if !entry.Used() {
@@ -182,8 +184,8 @@ func (q *sequences) name(number int, name string, user uint32) {
 // splitOf is the number of the split that a sequence belongs to, or belonged to when it was last used. It is 0 for number 0.
 func (q *sequences) splitOf(number int) int { return int(q.split[number].Load()) }
 
-// lookup returns the sequence of directory dir under the settings in name, and its number, for request id of a user. It counts a lookup. err says
-// what is wrong with the settings.
+// lookup returns the sequence of directory dir under the settings in name, and its number, and
+// counts request id of a user as a lookup. err says what is wrong with the settings.
 func (q *sequences) lookup(dir inode, name string, user uint32, id uint64) (s Sequence, number int, errno syscall.Errno, err error) {
 	of, _ := q.now(dir.sequence(), 0) // readers get the error
 	if of == nil {
@@ -207,7 +209,9 @@ func (q *sequences) lookup(dir inode, name string, user uint32, id uint64) (s Se
 	return s, number, errno, nil
 }
 
-// acquire returns the number of a sequence that request id of a user looked up by a name.
+// acquire returns the number of a sequence that a user looked up by name, and counts the lookup,
+// request id. It fails with EDQUOT if the user has too many settings directories, and with ENOSPC
+// if all numbers are in use.
 func (q *sequences) acquire(s Sequence, name state.Name, user uint32, id uint64) (number int, errno syscall.Errno) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -229,7 +233,8 @@ func (q *sequences) acquire(s Sequence, name state.Name, user uint32, id uint64)
 	return number, 0
 }
 
-// countLookup counts request id, a lookup of a file of a sequence. Splits never end, so theirs are not counted.
+// countLookup counts request id, a lookup of a file of a sequence. Lookups in splits are not
+// counted, because splits never end.
 func (q *sequences) countLookup(number int, id uint64) {
 	if number <= q.splits {
 		return
@@ -273,7 +278,7 @@ func (q *sequences) forget(number int, lookups uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	entry := &q.shared.Sequences[number]
-	if !entry.Used() { // it was retired
+	if !entry.Used() { // retired
 		return
 	}
 	q.doubts[number].disturb()
@@ -283,8 +288,9 @@ func (q *sequences) forget(number int, lookups uint64) {
 	}
 }
 
-// drop drops what this process has of a sequence whose files the kernel has forgotten. It reports whether the sequence ends: not if its cursor has
-// moved. The caller holds mu.
+// drop releases what this process holds for a sequence whose files the kernel has forgotten. It
+// reports whether the sequence ends, which it does unless its cursor has moved. The caller holds
+// mu.
 func (q *sequences) drop(number int) (ends bool) {
 	entry := &q.shared.Sequences[number]
 	delete(q.doubts, number)
@@ -312,7 +318,8 @@ func (q *sequences) now(number int, k uint64) (Sequence, error) {
 	return s, err
 }
 
-// fault notes an error of a sequence, and returns its name; of the mount with number 0, which has none.
+// fault records the last error of a sequence, and returns its name. Number 0 stands for the whole
+// mount, whose name is empty.
 func (q *sequences) fault(number int, err string) (name string) {
 	entry := &q.shared.Sequences[number]
 	q.mu.Lock()

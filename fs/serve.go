@@ -66,7 +66,9 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 		go t.sequences.invalidate(server)
 	}
 	go t.sequences.reconcile(func(directory uint64) bool {
-		const attributes = -1 // an offset in the file would have the kernel drop pages, and wait for reads of this process
+		// With an offset in the file, the kernel would also drop cached pages, and wait for
+		// reads that this process has not answered.
+		const attributes = -1
 		return server.InodeNotify(directory, attributes, 0) != fuse.ENOENT
 	})
 	go func() {

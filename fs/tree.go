@@ -62,15 +62,15 @@ type Options struct {
 	Log             *slog.Logger
 }
 
-// A StoreUse is what the workers have read of objects in stores, for status.json. Memory is of this process.
+// A StoreUse counts what all workers have read from stores, for status.json.
 type StoreUse struct {
-	Requests, Bytes int64 // sent, and fetched
-	Hits, Waits     int64 // blocks that were there when they were read, and that were fetched meanwhile
-	Waited          time.Duration
-	Unkept          int64 // fetched blocks for which the block cache had no room
-	Present         int64 // fetched blocks that another process had written first
-	Failed, Slow    int64 // fetched blocks that were not written because the disk of the block cache failed, or was slow
-	Memory          int64 // bytes
+	Requests, Bytes int64         // requests sent, and bytes fetched
+	Hits, Waits     int64         // reads of a block that was present, and reads that waited for one
+	Waited          time.Duration // total time of these waits
+	Unkept          int64         // fetched blocks for which the block cache had no room
+	Present         int64         // fetched blocks that another process had written first
+	Failed, Slow    int64         // fetched blocks that the disk failed to write, or not in time
+	Memory          int64         // bytes of blocks in the memory of this process
 }
 
 // newTree makes the tree of a mount. It continues from the shared state, in which no other process works any more.
@@ -291,8 +291,9 @@ func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) 
 func (t *tree) GiveBack(id uint64) { t.handles.GiveBack(id) }
 func (t *tree) Answered(id uint64) { t.handles.Answered(id) }
 
-// Fault turns the error of a request into an errno, and puts its words into the log and status.json. A request that timed out and a request
-// that another worker answers again can fail twice, and count once.
+// Fault turns the error of a request into an errno, and puts its text into the log and status.json.
+// A request that timed out, or that another worker answers again, can fail twice; it is counted
+// once.
 func (t *tree) Fault(header *fuse.InHeader, err error) fuse.Status {
 	if err == state.ErrLate { // its reader has an answer, and the log has that error
 		return fuse.Status(syscall.ETIMEDOUT)

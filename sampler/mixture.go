@@ -105,21 +105,24 @@ func newShares(weights []float64) ([]int, error) {
 	return shares, nil
 }
 
-// newPattern assigns the rows of a period to sources by earliest pseudo-deadline first, of Baruah, Cohen, Plaxton and Varvel, "Proportionate
-// Progress: A Notion of Fairness in Resource Allocation" (1996). Pick j of a source with share a takes row floor(j*D/a) or a later one, and is due at
-// row ceil((j+1)*D/a)-1. Among the sources whose next pick may take a row, the one whose pick is due first takes it; the first such source on a tie.
+// newPattern assigns the rows of a period to sources by earliest pseudo-deadline first, an
+// algorithm from Baruah, Cohen, Plaxton and Varvel, "Proportionate Progress: A Notion of Fairness
+// in Resource Allocation" (1996). Pick j of a source with share a takes row floor(j*D/a) or a later
+// one, and is due at row ceil((j+1)*D/a)-1. Among the sources whose next pick may take a row, the
+// one whose pick is due first takes it; on a tie, the first such source.
 func newPattern(shares []int) []pick {
 	d := 0
 	for _, a := range shares {
 		d += a
 	}
-	// Both heaps hold a row in the upper 32 bits and a source in the lower ones. Each source is in one of them.
-	var waiting minheap.Heap // by the first row that the source's next pick may take
-	var ready minheap.Heap   // by the row at which that pick is due
+	// Each source is in one of these heaps. An element holds a row in its upper 32 bits and the
+	// source in its lower ones.
+	var waiting minheap.Heap // ordered by the first row that the source's next pick may take
+	var ready minheap.Heap   // ordered by the row at which that pick is due
 	for i := range shares {
 		waiting.Push(uint64(i))
 	}
-	picks := make([]int, len(shares)) // rows that each source has taken
+	picks := make([]int, len(shares)) // number of rows that each source has taken
 	pattern := make([]pick, d)
 	for row := range pattern {
 		for len(waiting) > 0 && waiting[0]>>32 <= uint64(row) {

@@ -117,10 +117,11 @@ func TestMixtureIsProportionate(t *testing.T) {
 	}
 }
 
-// The rule, read word by word.
+// Every row goes to the source that a direct implementation of the rule picks.
 func TestMixtureTakesTheRowDueFirst(t *testing.T) {
 	all, rng := mixtures(), rand.New(rand.NewPCG(3, 4))
-	for range 100 { // of few values, so that many picks are due at the same row
+	// Because these weights have few values, many picks are due at the same row.
+	for range 100 {
 		weights := make([]float64, 1+rng.IntN(100))
 		for i := range weights {
 			weights[i] = float64(1 + rng.IntN(3))
@@ -146,7 +147,8 @@ func TestMixtureTakesTheRowDueFirst(t *testing.T) {
 	}
 }
 
-// A pattern of the longest period takes about as long for thousands of sources as for a few.
+// Building a pattern of the longest period takes about as long for thousands of sources as for a
+// few.
 func TestMixtureOfManySources(t *testing.T) {
 	took := func(sources int) time.Duration {
 		shares := make([]int, sources)

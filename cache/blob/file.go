@@ -90,7 +90,7 @@ func openFile(path string, previous Blob) (id Identity, _ Content, err error) {
 	return id, f, nil
 }
 
-// identify returns what an open file is.
+// identify returns the identity of an open file.
 func identify(fd int) (Identity, error) {
 	var st unix.Stat_t
 	err := eintr.Retry(func() error { return unix.Fstat(fd, &st) })
@@ -153,7 +153,7 @@ func (f *file) open() (fd int, err error) {
 	return fd, nil
 }
 
-// orNil returns errno as an error, which is nil if errno is 0.
+// orNil returns errno as an error, or nil if errno is 0.
 func orNil(errno unix.Errno) error {
 	if errno == 0 {
 		return nil
@@ -161,7 +161,8 @@ func orNil(errno unix.Errno) error {
 	return errno
 }
 
-// openUnchanged is open, and checks that the file is the one that was opened first, whose identity it now returns.
+// openUnchanged opens the file, checks that it is still the one that was opened first, and returns
+// its current identity.
 func (f *file) openUnchanged() (fd int, now Identity, err error) {
 	if fd, err = f.open(); err != nil {
 		return fd, now, err
@@ -172,8 +173,8 @@ func (f *file) openUnchanged() (fd int, now Identity, err error) {
 	return fd, now, err
 }
 
-// unchanged compares the open file with what it was, and returns what it is. It is called after each read: what has not changed by then had
-// not before.
+// unchanged compares the open file with its earlier identity and returns the current one. If the
+// identity still matches after a read, the file did not change during it.
 func (f *file) unchanged(fd int, was Identity) (Identity, error) {
 	now, err := identify(fd)
 	switch {
@@ -380,10 +381,10 @@ func (f *file) visitRemapped(fd int, ranges []Range, visit func(int, []byte) err
 	return nil
 }
 
-// visitWhole visits ranges in one mapping of the whole file. It is private, so that a write fault, which populate asks for, copies its
-// page and maps no other.
+// visitWhole maps the whole file once and visits ranges of that mapping. The mapping is private, so
+// a write fault (MADV_POPULATE_WRITE) copies one page and maps no others around it.
 func (f *file) visitWhole(fd int, ranges []Range, visit func(int, []byte) error) error {
-	// unix.Mmap would keep a table of mappings under a lock.
+	// unix.Mmap would record the mapping in a table guarded by a lock.
 	var first unsafe.Pointer
 	err := eintr.Retry(func() (err error) {
 		first, err = unix.MmapPtr(fd, 0, nil, uintptr(f.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_NORESERVE)
@@ -414,9 +415,10 @@ func adviseNew(mapping []byte) {
 	unix.Madvise(mapping, unix.MADV_DONTDUMP)
 }
 
-// visitMapped calls visit with a range of a mapping of the file, after madvise(2) with the advice populate has mapped its pages. If a
-// page cannot be mapped, it reads the range from fd instead, or from the path if fd is -1: a page fault does not say why it failed,
-// and a file system may merely have interrupted it. The caller must check afterwards that the file has not changed.
+// visitMapped maps the pages of a range with madvise(2), passing the advice populate, and calls
+// visit with the range. If a page cannot be mapped, it reads the range with pread from fd instead,
+// or from the path if fd is -1: a page fault does not say why it failed, and a file system may
+// merely have interrupted it. The caller must check afterwards that the file has not changed.
 func (f *file) visitMapped(mapping []byte, fd int, r Range, populate int, visit func(int, []byte) error) error {
 	err := f.visitPages(mapping, r, populate, visit)
 	if err != errFault {
@@ -433,8 +435,9 @@ func (f *file) visitMapped(mapping []byte, fd int, r Range, populate int, visit 
 
 var errFault = errors.New("a page of the file cannot be mapped")
 
-// visitPages is visitMapped without pread: it returns errFault if a page cannot be mapped, which raises SIGBUS (the file was truncated,
-// the disk failed). A fault anywhere else stays a panic.
+// visitPages is visitMapped without pread. Touching a page that cannot be mapped, because the file
+// was truncated or the disk failed, raises SIGBUS, and visitPages returns errFault. A fault
+// anywhere else remains a panic.
 func (f *file) visitPages(mapping []byte, r Range, populate int, visit func(int, []byte) error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -450,13 +453,14 @@ func (f *file) visitPages(mapping []byte, r Range, populate int, visit func(int,
 		err = errFault
 	}()
 	from, to := r.pages()
-	// A system call makes only its caller wait for the disk (from Linux 5.14 on). During a page fault Go runs little else, and
-	// nothing at all once it wants to collect garbage.
+	// From Linux 5.14 on, this system call waits for the disk, and blocks only its own thread.
+	// During a page fault Go runs little else, and nothing at all once it wants to collect garbage.
 	unix.Madvise(mapping[from:min(to, int64(len(mapping)))], populate)
 	return visit(r.Index, mapping[r.From:r.To])
 }
 
-// readMapped reads through a mapping that stays, or without one where the process has too many.
+// readMapped reads from a mapping that is kept between reads, or with readOpened if the process
+// already keeps too many.
 func (f *file) readMapped(ranges []Range, visit func(int, []byte) error) error {
 	if err := f.Check(); err != nil {
 		return err
@@ -469,7 +473,7 @@ func (f *file) readMapped(ranges []Range, visit func(int, []byte) error) error {
 		return err
 	}
 	defer runtime.KeepAlive(m)
-	for _, r := range ranges { // so that a disk reads many at once
+	for _, r := range ranges { // lets a disk read many ranges at once
 		from, to := r.pages()
 		unix.Madvise(m.bytes[from:min(to, int64(len(m.bytes)))], unix.MADV_WILLNEED)
 	}

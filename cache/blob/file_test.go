@@ -34,7 +34,8 @@ func tokens(t testing.TB, bytes int) (path string, id Identity) {
 	return path, id
 }
 
-// A range whose pages cannot be mapped is read with pread, which says what is wrong if the file changed or its disk fails.
+// If the pages of a range cannot be mapped, the range is read with pread, and its error is returned
+// if the file was truncated or its disk fails.
 func TestFaultIsReadAgain(t *testing.T) {
 	path, id := tokens(t, os.Getpagesize())
 	f, err := newFile(path, id, Sample{}, Map, false)

@@ -11,33 +11,38 @@ import (
 	"batchfs/internal/eintr"
 )
 
-// A kept is what stays of a file between two reads, until no reader holds it: a mapping of the whole file, or a descriptor.
+// A kept is the mapping or the descriptor of a file, or both, that stays open between reads. It is
+// closed once neither the file nor a read refers to it.
 type kept struct {
-	id    Identity // of what was opened
-	bytes []byte   // nil under stayOpen
-	fd    int      // -1 if only the mapping stays
+	id    Identity // identity of the opened file
+	bytes []byte   // mapping of the whole file; nil under stayOpen
+	fd    int      // descriptor; -1 if only the mapping stays
 }
 
-// All files of the process together keep up to maxKept mappings without a descriptor, and up to maxOpen descriptors. A file beyond
-// that is opened in each read, which takes no longer than a read of a mapping. The bound leaves most descriptors to reads, to
-// connections, and to the rest of the program.
+// keptMappings counts files that keep only a mapping, and keptOpen files that keep a descriptor, up
+// to maxKept and maxOpen in the whole process. Any other file is opened for each read, which takes
+// no longer than a read from a mapping. maxOpen leaves most descriptors to reads, to connections,
+// and to the rest of the program.
 var (
 	keptMappings, keptOpen atomic.Int64
 
 	maxOpen = func() int64 {
 		var limit unix.Rlimit
-		unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) // the Go runtime has raised the soft limit to the hard one; 0 after an error
+		// The Go runtime has raised the soft limit to the hard one. After an error, limit stays 0.
+		unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
 		return int64(min(limit.Cur/4, 1<<14))
 	}()
 )
 
-// keepsOpen reports whether the file keeps a descriptor between reads: to drop pages from the page cache takes one.
+// keepsOpen reports whether the file keeps a descriptor between reads. Dropping pages from the page
+// cache requires one.
 func (f *file) keepsOpen() bool {
 	return f.access == stayOpen || f.access == Advise && f.dropPageCache
 }
 
-// around is the part of the mapping that a page fault in r may have mapped: the kernel also maps cached pages nearby, and whole large folios,
-// but never more than one page table holds. A kernel that gets all of a page table back (6.14 and later) frees that too.
+// around returns the part of the mapping that a page fault in r may have mapped: the kernel also
+// maps cached pages nearby, and whole large folios, but never more than one page table holds. If
+// the pages of a whole page table are given back, Linux 6.14 and later also free the table.
 func (k *kept) around(r Range) []byte {
 	page := int64(os.Getpagesize())
 	table := page * page / 8
@@ -47,7 +52,8 @@ func (k *kept) around(r Range) []byte {
 	return k.bytes[max(from, 0):min(to, int64(len(k.bytes)))]
 }
 
-// keep opens or maps the file, unless it is kept already. The error is ENOMEM if too many files are kept.
+// keep opens or maps the file, unless it is kept already. The error is unix.ENOMEM if the process
+// already keeps too many files.
 func (f *file) keep() (*kept, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -68,7 +74,8 @@ func (f *file) keep() (*kept, error) {
 		count.Add(-1)
 		return nil, err
 	}
-	// Reads that are under way hold it, so there is no moment to close it at but the collector's.
+	// Concurrent reads may still hold it, so it is closed when the garbage collector finds it
+	// unreachable.
 	runtime.AddCleanup(k, func(k kept) {
 		if k.bytes != nil {
 			unix.Munmap(k.bytes)
@@ -108,7 +115,8 @@ func (f *file) openKept() (*kept, error) {
 	return &kept{now, bytes, fd}, nil
 }
 
-// Release drops what stays, which keeps the space of a deleted file taken.
+// Release drops the mapping or the descriptor that stays between reads. While one is open, the
+// space of a deleted file is not freed.
 func (f *file) Release() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -12,14 +12,15 @@ import (
 	"batchfs/internal/eintr"
 )
 
-// Whether a process has a file open for writing. The kernel refuses a lease while one has, and lets none open the file for writing
-// while the lease is held. Only the file's owner, or a process with CAP_LEASE, gets a lease.
+// writers tells whether a process has a file open for writing. The kernel refuses a lease while one
+// has, and lets no process open the file for writing while the lease is held. Only the file's
+// owner, or a process with CAP_LEASE, gets a lease.
 type writers int
 
 const (
 	unknown writers = iota
 	written
-	unwritten // until unleaseFile
+	unwritten // guaranteed until unleaseFile
 )
 
 func leaseFile(f *os.File) writers {
@@ -35,7 +36,8 @@ func leaseFile(f *os.File) writers {
 		return unknown // another host may write to it
 	case err == nil:
 		return unwritten
-	case err == unix.EAGAIN && !network: // there it also means that the server gave no delegation
+	case err == unix.EAGAIN && !network:
+		// On a network file system, EAGAIN may also mean that the server granted no delegation.
 		return written
 	}
 	return unknown

@@ -55,18 +55,19 @@ func (r *Remote) Flush() {
 	}
 }
 
-// RemoteUse is what was read of objects, by all processes that have the same Counts.
+// RemoteUse counts reads of objects by all processes that share the counters in Store and Blocks.
+// Memory covers this process alone.
 type RemoteUse struct {
-	Requests, Bytes int64 // sent to stores, and fetched from them
-	Hits, Waits     int64 // reads of blocks that were there, and of blocks that were not
-	Waited          time.Duration
-	Unkept          int64 // fetched blocks for which the directory had no room
-	Present         int64 // fetched blocks that another process had written first
-	Failed, Slow    int64 // fetched blocks that were not written because the directory failed, or was slow
-	Memory          int64 // bytes
+	Requests, Bytes int64         // requests sent to stores, and bytes fetched from them
+	Hits, Waits     int64         // reads of cached blocks, and of blocks that had to be fetched
+	Waited          time.Duration // total time spent waiting for fetches
+	Unkept          int64         // fetched blocks for which the directory had no room
+	Present         int64         // fetched blocks that another process had written first
+	Failed, Slow    int64         // blocks not written because the directory failed, or was slow
+	Memory          int64         // size of the blocks in memory, in bytes
 }
 
-// Use returns what was read so far. ok is false if this process opened no object.
+// Use returns the current counts. ok is false if this process has opened no object.
 func (r *Remote) Use() (u RemoteUse, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

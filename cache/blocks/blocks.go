@@ -25,17 +25,18 @@ import (
 
 // Options say where blocks are kept.
 type Options struct {
-	Dir        string // of all processes of a user of this host; empty: none
-	Shared     bool   // a group may use it, whose members are trusted
-	Limit      int64  // bytes of the blocks in it
+	Dir        string // directory that all processes of a user share on this host; empty: none
+	Shared     bool   // whether a group, whose members are trusted, may use Dir
+	Limit      int64  // maximum size of the blocks in Dir, in bytes
 	BlockBytes int64
-	Memory     int64 // bytes of the blocks in memory, of at least two
+	Memory     int64 // maximum size of the blocks in memory, in bytes; two blocks at least
 
-	// Ahead bounds the fetch of a block that no reader waits for yet: while the store is away, it must not hold memory for long.
+	// Ahead is the timeout for fetching a block that no reader waits for yet, so that the fetch
+	// does not hold memory for long during an outage; 0: none.
 	Ahead time.Duration
 
-	Counts *Counts // of all reads; nil: each cache has its own
-	Writes *Writes // of all blocks that were fetched; nil: each cache has its own
+	Counts *Counts // counters of reads; nil: each cache has its own
+	Writes *Writes // counters of fetched blocks; nil: each cache has its own
 }
 
 // Slots is how many blocks are in memory at most.
@@ -53,41 +54,44 @@ type Cache struct {
 	writes *Writes
 
 	mu      sync.Mutex
-	changed sync.Cond      // a slot may be free, or what waited is written; its lock is mu
-	entries map[key]*entry // that are wanted, loading or in memory; guarded by mu, as all below
-	recent  list.List      // of the *entry in memory, the one that was wanted last is the last
-	free    [][]byte       // slots
+	changed sync.Cond      // a slot may be free, or a write has ended; its lock is mu
+	entries map[key]*entry // blocks wanted, loading or in memory; guarded by mu, like all below
+	recent  list.List      // entries (*entry) in memory, the least recently wanted first
+	free    [][]byte       // unused slots
 	taken   int            // slots in use
-	queue   []*entry       // that are wanted ahead, and have no slot yet
-	pending []*entry       // to be written, oldest first
-	writing bool           // a goroutine writes them
-	began   time.Time      // when it began with the one that it is at
+	queue   []*entry       // blocks to prefetch that have no slot yet
+	pending []*entry       // blocks to be written, oldest first
+	writing bool           // a goroutine is writing them
+	began   time.Time      // when the current write began
 }
 
-// Counts are what readers of blocks met. Several processes may add to them.
+// Counts counts reads of blocks, and the blocks that did not fit into the directory. Several
+// processes may add to it.
 type Counts struct {
-	Hits   atomic.Int64 // reads of a block that was there; blob counts reads of files
-	Waits  atomic.Int64 // reads of a block that was fetched meanwhile
-	Waited atomic.Int64 // nanoseconds of those
+	Hits   atomic.Int64 // reads of a block that was in memory; package blob adds the reads of files
+	Waits  atomic.Int64 // reads that waited until a block was fetched
+	Waited atomic.Int64 // total time of these waits, in nanoseconds
 	Full   atomic.Int64 // fetched blocks for which the directory had no room
 }
 
-// Writes count the fetched blocks that this cache did not write to the directory for a reason other than Counts.Full. Several
-// processes may add to them.
+// Writes counts fetched blocks that were not written to the directory, other than the ones in
+// Counts.Full. Several processes may add to it.
 type Writes struct {
-	Present atomic.Int64 // another process had written the block first
-	Failed  atomic.Int64 // the directory could not be written
-	Slow    atomic.Int64 // other blocks needed the memory before the disk had taken this one
+	Present atomic.Int64 // blocks that another process had written first
+	Failed  atomic.Int64 // blocks not written because the directory failed
+	Slow    atomic.Int64 // blocks given up because the disk, or the directory's lock, took too long
 }
 
-// Reasons why a fetched block was not written. Any other error means that the directory fails.
+// These errors are the reasons why a fetched block was not written. Any other error means that the
+// directory failed.
 var (
 	errPresent = errors.New("another process has written the block already")
 	ErrFull    = errors.New("store.cache_dir has no more room")
 	ErrSlow    = errors.New("a block could not be written in time: its disk is slow, or another process holds the lock of store.cache_dir")
 )
 
-// note counts the outcome of writing a block, and returns nil if the directory has the block.
+// note counts the outcome of writing a block, and returns it, or nil if the directory has the
+// block.
 func (c *Cache) note(outcome error) error {
 	switch {
 	case outcome == nil:
@@ -113,21 +117,21 @@ type key struct {
 // An entry is a block that is wanted ahead, loading or in memory.
 type entry struct {
 	key     key
-	done    chan struct{} // closed when it is loaded; what follows it is written before
-	err     error
-	bytes   []byte // of a slot; nil: a file has it, or it failed
-	ahead   bool   // no reader waited for it when it began to load
+	done    chan struct{} // closed when loading ends; the fields down to loaded are set before that
+	err     error         // error of the fetch
+	bytes   []byte        // content, in a slot; nil if a file has it, or loading failed
+	ahead   bool          // loading began before a reader waited for the block
 	loaded  time.Time
-	queued  bool          // it waits to be loaded ahead; guarded by Cache.mu, as all below
-	refs    int           // readers, and the writer
+	queued  bool          // waits to be prefetched; guarded by Cache.mu, like all fields below
+	refs    int           // readers, plus one while it is being written
 	read    bool          // a reader has asked for it
-	needs   []need        // of streams
-	pending bool          // to be written
-	outcome error         // why the directory does not have it; nil while it is pending
-	at      *list.Element // in recent
+	needs   []need        // streams that need it, and when
+	pending bool          // waits to be written, or is being written
+	outcome error         // reason why the directory lacks it; nil while pending or if written
+	at      *list.Element // position in Cache.recent; nil unless in memory
 }
 
-// New returns a cache. It touches nothing.
+// New returns a cache. It does not touch the directory.
 func New(o Options, log *slog.Logger) *Cache {
 	c := &Cache{o: o, entries: map[key]*entry{}, counts: cmp.Or(o.Counts, new(Counts)), writes: cmp.Or(o.Writes, new(Writes))}
 	c.changed.L = &c.mu
@@ -257,8 +261,9 @@ func (o *Object) Get(index int64) (Block, error) {
 	return Block{Bytes: e.bytes, entry: e}, nil
 }
 
-// Keep fetches a block unless the directory has it, and waits until the directory does. The error is the store's, ErrFull, ErrSlow or
-// the disk's.
+// Keep fetches a block unless the directory has it, and waits until it is written there. It returns
+// the store's error, ErrFull, ErrSlow, or the failure of the directory. Without a directory, Keep
+// only fetches the block.
 func (o *Object) Keep(index int64) error {
 	began, c := time.Now(), o.cache
 	b, err := o.Get(index)
@@ -270,7 +275,9 @@ func (o *Object) Keep(index int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e.outcome != nil && (errors.Is(e.outcome, ErrSlow) || e.loaded.Before(began)) {
-		c.pend(e) // now somebody waits for it, and it may belong to a share that makes room
+		// Try again: a caller waits for the write now, and the block may belong to a share that
+		// makes room.
+		c.pend(e)
 	}
 	for e.pending && !c.stuck(patience) {
 		c.wait()
@@ -288,7 +295,7 @@ func (c *Cache) add(k key, needs []need) *entry {
 	return e
 }
 
-// load loads a block.
+// load takes a block from the directory if it is there, and fetches it from the store otherwise.
 func (c *Cache) load(e *entry) {
 	k, slot := e.key, e.bytes
 	e.bytes = nil
@@ -296,7 +303,7 @@ func (c *Cache) load(e *entry) {
 	if !found && slot == nil {
 		var waited bool
 		if slot, waited = c.waitForSlot(); waited {
-			found = c.find(k) // another process may have written it
+			found = c.find(k) // another process may have written it meanwhile
 		}
 	}
 	if found {
@@ -317,7 +324,7 @@ func (c *Cache) load(e *entry) {
 	c.loadedFrom(e, nil, slot[:to-from])
 }
 
-// find reports whether the directory has a block.
+// find reports whether the directory has an intact copy of a block, and records its file if so.
 func (c *Cache) find(k key) bool {
 	if c.disk == nil {
 		return false
@@ -329,7 +336,8 @@ func (c *Cache) find(k key) bool {
 	return found != nil
 }
 
-// loadedFrom ends loading. It takes a slot that is not needed, or the block's bytes.
+// loadedFrom ends the loading of e. spare is a slot to free, or nil. bytes is the fetched content,
+// or nil if a file has the block or loading failed.
 func (c *Cache) loadedFrom(e *entry, spare, bytes []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -136,13 +136,14 @@ func TestEachBlockIsFetchedOnce(t *testing.T) {
 	}
 }
 
-// outcomes are the counts of blocks that a cache fetched and did not write.
+// outcomes returns how many fetched blocks the cache did not write, by reason.
 func (o *Object) outcomes() (full, present, failed, slow int64) {
 	c := o.cache
 	return c.counts.Full.Load(), c.writes.Present.Load(), c.writes.Failed.Load(), c.writes.Slow.Load()
 }
 
-// Processes that fetch the same blocks at the same time keep all of them, and none fetches one again.
+// If several processes fetch the same blocks at the same time, the directory keeps every block, and
+// no process fetches one twice.
 func TestSameBlocksAtOnce(t *testing.T) {
 	const blocks, processes = 4, 3
 	s, o := newSource(blocks*blockBytes), options(t, 100)

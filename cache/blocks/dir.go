@@ -103,7 +103,8 @@ func eachFile(root *os.Root, dir string, do func(info fs.FileInfo)) error {
 	return err
 }
 
-// removeUnfinished removes the block that a process was writing when it was killed, unless another process holds the lock.
+// removeUnfinished removes the block that a process was writing when it was killed. It does nothing
+// if a process holds the lock, because that one may still be writing.
 func removeUnfinished(root *os.Root) {
 	if _, err := root.Lstat(unfinishedFile); err != nil {
 		return
@@ -116,13 +117,14 @@ func removeUnfinished(root *os.Root) {
 	}
 }
 
-// locked makes the directory, and calls do while no other process, or goroutine, changes it. Blocks are written under this lock, so one
-// that is unfinished when the lock is free belongs to a process that was killed, and is removed.
+// locked creates the directory, and calls do while no other process or goroutine changes it. Blocks
+// are written under this lock. If an unfinished block exists when the lock is acquired, its writer
+// was killed, and locked removes the block.
 func (d *disk) locked(do func(root *os.Root) error) error {
 	if err := os.MkdirAll(d.dir, 0o755); err != nil {
 		return err
 	}
-	root, err := d.open() // which takes permissions away
+	root, err := d.open() // also takes permissions away
 	if err != nil {
 		return err
 	}

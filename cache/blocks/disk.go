@@ -25,30 +25,34 @@ import (
 	"batchfs/internal/eintr"
 )
 
-// A disk is a directory of blocks that all processes of a user, or of a group, share on a host. See dir.go for who may use it.
+// A disk is a directory of blocks that all processes of a user, or of a group, share on a host. See
+// dir.go for who may use it.
 //
 //	<object>/<index>   a block: its bytes, and a trailer
-//	<object>/object    what the object is, as JSON
-//	shares/<name>      the blocks of a share, as JSON; its time is when it was read last; processes that read it hold a lock on it while they live
-//	used               the bytes of all blocks, as text
-//	new-block          a block that is being written, or that a process was writing when it died: see locked
+//	<object>/object    the identity of the object, as JSON
+//	shares/<name>      the blocks of a share, as JSON; its time is when the share was last read;
+//	                   processes that read it hold a lock on it while they live
+//	used               the size of all blocks in bytes, as text
+//	new-block          the block that is being written, or that a process was writing when it was
+//	                   killed: see locked
 //
-// A process that changes anything of this holds a lock on the directory, for a moment. Any file may be removed at any time. A block that is
-// not what its name says is as good as none: the trailer has a checksum over its bytes and over what it is a block of.
+// A process that changes any of this holds a lock on the directory for a moment. Any file may be
+// removed at any time. A block whose content does not match its name counts as missing: the trailer
+// has a checksum of its bytes, of its object's identity and of its index.
 type disk struct {
 	dir    string
-	shared bool // by a group
-	limit  int64
+	shared bool  // whether a group shares the directory
+	limit  int64 // maximum size of all blocks, in bytes
 	log    *slog.Logger
 
-	paused atomic.Int64          // nothing is written, or looked for, before that time, in nanoseconds since 1970
-	full   atomic.Int64          // nothing is written before that time
-	cause  atomic.Pointer[error] // of the last failure
-	failed atomic.Bool           // the log says so
+	paused atomic.Int64          // end of the pause in reads and writes, in nanoseconds since 1970
+	full   atomic.Int64          // end of the pause in writes, in nanoseconds since 1970
+	cause  atomic.Pointer[error] // error of the last failure
+	failed atomic.Bool           // whether the log says that the directory fails
 
 	mu     sync.Mutex
-	shares map[string]*Share // that this process reads, by file; guarded by mu
-	none   Share             // for blocks that are in no share: they only get room that no share needs
+	shares map[string]*Share // shares that this process reads, by file; guarded by mu
+	none   Share             // share of all other blocks: they only get room that no share needs
 }
 
 const (
@@ -120,10 +124,12 @@ func statOf(f *os.File) (s Stat, err error) {
 	return Stat{uint64(st.Dev), st.Ino, st.Size, int64(st.Mtim.Sec), int64(st.Mtim.Nsec)}, nil
 }
 
-// usable reports whether the directory is not being left alone.
+// usable reports whether the directory may be used now. After it hung, it is left alone for a
+// while.
 func (d *disk) usable() bool { return time.Now().UnixNano() >= d.paused.Load() }
 
-// refusal returns why nothing is written to the directory now, or nil.
+// refusal returns the failure that suspended writes to the directory, or nil if blocks may be
+// written now.
 func (d *disk) refusal() error {
 	if cause := d.cause.Load(); cause != nil && (!d.usable() || time.Now().UnixNano() < d.full.Load()) {
 		return *cause
@@ -131,7 +137,8 @@ func (d *disk) refusal() error {
 	return nil
 }
 
-// fails leaves the directory alone for a while, and says so once. Only one that hangs is not read either.
+// fails suspends writes to the directory for pauseTime, and reads too if the directory hangs. It
+// logs only the first failure.
 func (d *disk) fails(err error) {
 	failure := fmt.Errorf("store.cache_dir: %s fails: %w", d.dir, err)
 	d.cause.Store(&failure)
@@ -145,7 +152,7 @@ func (d *disk) fails(err error) {
 	}
 }
 
-// works takes back what fails said.
+// works logs that the directory works again if the log says that it fails.
 func (d *disk) works() {
 	if d.failed.CompareAndSwap(true, false) {
 		d.log.Info("the block cache works again", "dir", d.dir)
@@ -228,7 +235,8 @@ func (k key) isIn(root *os.Root) (*Stat, error) {
 	return &after, nil
 }
 
-// write writes a block, and returns what its file is. The error is errPresent, ErrFull, or what fails.
+// write writes a block, and returns the Stat of its file. The error is errPresent, ErrFull, or the
+// failure of the directory.
 func (d *disk) write(k key, block []byte) (written *Stat, err error) {
 	if err := d.refusal(); err != nil {
 		return nil, err
@@ -256,7 +264,8 @@ func (d *disk) write(k key, block []byte) (written *Stat, err error) {
 	return written, err
 }
 
-// writeIn also returns ErrFull if it is unknown how much the directory has.
+// writeIn is write for a caller that holds the lock. It also returns ErrFull if it is unknown how
+// much the directory has.
 func (d *disk) writeIn(root *os.Root, share *Share, k key, block []byte) (*Stat, error) {
 	if err := share.noteIn(root); err != nil {
 		return nil, err
@@ -276,7 +285,7 @@ func (d *disk) writeIn(root *os.Root, share *Share, k key, block []byte) (*Stat,
 	if err != nil {
 		return nil, err
 	}
-	defer root.Remove(unfinishedFile) // unless it was renamed
+	defer root.Remove(unfinishedFile) // does nothing once it is renamed
 	defer f.Close()
 	for _, part := range [][]byte{block, k.trailer(crc32.Checksum(block, castagnoli))} {
 		if _, err := f.Write(part); err != nil {
@@ -287,7 +296,8 @@ func (d *disk) writeIn(root *os.Root, share *Share, k key, block []byte) (*Stat,
 	if err != nil {
 		return nil, err
 	}
-	// Before the block is there: a process that dies here leaves a directory that seems fuller than it is, until it is measured.
+	// This precedes the rename: if the process dies in between, the directory seems fuller than it
+	// is until it is measured.
 	if err := d.setUsed(root, used); err != nil {
 		return nil, err
 	}

@@ -52,7 +52,8 @@ func (d *disk) measure() (kept []Kept, shares []KnownShare, used int64, err erro
 	return kept, shares, used, err
 }
 
-// makeRoom removes blocks of shares that are not in use, those that were read longest ago first, until there is room for a block of one that is.
+// makeRoom removes blocks until there is room for need more bytes. It removes blocks only from
+// shares not in use, the least recently read first, and returns ErrFull if they are not enough.
 func (d *disk) makeRoom(s *Share, need int64) error {
 	if s.refused.Load() > 0 {
 		s.refused.Add(-1)
@@ -65,7 +66,8 @@ func (d *disk) makeRoom(s *Share, need int64) error {
 	}
 	now, horizon := time.Now().UnixNano(), s.horizon.Load()
 	victims, inUse := victimsIn(kept, shares, func(of KnownShare) bool { return of.file == s.file || of.Read.UnixNano() >= horizon })
-	removed, err := d.evict(victims, over+d.limit/64) // so that not every block needs to be measured
+	// Evicting more than needed saves measuring the directory for every block.
+	removed, err := d.evict(victims, over+d.limit/64)
 	if err != nil {
 		return err
 	}

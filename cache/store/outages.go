@@ -10,33 +10,35 @@ import (
 	"github.com/minio/minio-go/v7"
 )
 
-// outages remembers which parts of a store are down. A read of such a part fails immediately, because it would wait for all of its
-// time first.
+// outages remembers which parts of a store are down. A read of such a part fails immediately,
+// not after its whole timeout.
 //
-//	a request ends with              it counts against
+//	outcome of a request             counts against
 //	no answer                        the endpoint
 //	503, 429 or SlowDown             the bucket
-//	any other error that may pass    the object, or the bucket if several of its objects have failed and none has succeeded since
-//	data, or an error that stays     nothing: the object, its bucket and the endpoint are up
+//	any other temporary error        the object, or the bucket if several of its objects have
+//	                                 failed and none has succeeded since
+//	data, or a permanent error       nothing: the object, its bucket and the endpoint are up
 //
-// Any answer shows that the endpoint is up. A read retries until its time is over. What its last request counts against is down then,
-// unless that has been up during the read: in that case a smaller part is to blame, the bucket or the object. A part stays down until
-// a request shows that it is up. One probe for each bucket sends such requests.
+// Any answer shows that the endpoint is up. A read retries until its time is over. The part
+// against which its last request counts is down then. If that part was up shortly before, a smaller
+// one is down instead: the bucket or the object. A part stays down until a request shows that it is
+// up. One probe for each bucket sends such requests.
 //
-// The endpoint can seem down because one bucket has a host of its own. A bucket that has not failed to answer is therefore still
-// tried, once for each read.
+// The endpoint can seem down because one bucket has a host of its own. Unless the last request
+// to a bucket got no answer, the bucket is therefore still tried, once for each read.
 type outages struct {
-	probe func(bucket string) // asks for suspects until there are none
+	probe func(bucket string) // requests the suspects of a bucket until there are none
 
-	mu       sync.Mutex // guards the fields below, and those of buckets
+	mu       sync.Mutex // guards the fields below, and the buckets
 	endpoint health
-	buckets  map[string]*bucket
+	buckets  map[string]*bucket // buckets by name
 }
 
-// A health is that of one part: the endpoint, a bucket or an object.
+// A health is the state of one part: the endpoint, a bucket or an object.
 type health struct {
-	failing time.Time // when it first failed after it was last up; zero if it has not failed since
-	cause   error     // why it is down; nil if it is up
+	failing time.Time // time of its first failure since it was last up; zero: none
+	cause   error     // reason why it is down; nil if it is up
 }
 
 func (h *health) fail() {
@@ -47,22 +49,24 @@ func (h *health) fail() {
 
 type bucket struct {
 	health
-	silent  bool                      // its last request got no answer
-	failing map[string]*failingObject // by key
-	good    *Object                   // the last object that was up; nil if none was
-	probed  bool                      // a probe is running
+	silent  bool                      // whether its last request got no answer
+	failing map[string]*failingObject // failing objects by key
+	good    *Object                   // last object that was up; nil if none was
+	probed  bool                      // whether a probe is running
 }
 
 type failingObject struct {
 	health
 	object Object
-	inRow  bool // no object of the bucket has been up since it failed
+	inRow  bool // whether no object of the bucket has been up since this one failed
 }
 
-// several is how many objects must fail in a row to count against their bucket.
+// several is how many objects of a bucket must fail, with none up in between, to count against the
+// bucket.
 const several = 3
 
-// A culprit is what a failed request counts against. Larger culprits contain smaller ones.
+// A culprit is the part of a store that a failed request counts against. Larger culprits contain
+// smaller ones.
 type culprit int
 
 const (
@@ -95,7 +99,8 @@ func (s *outages) bucket(name string) *bucket {
 	return b
 }
 
-// check returns an error if the object, its bucket or the endpoint is down. once says that a single request may be sent all the same.
+// check returns an error if the object, its bucket or the endpoint is down. If once is true, the
+// endpoint seems down, but the bucket may be tried with a single request.
 func (s *outages) check(endpoint string, o Object) (once bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,7 +117,7 @@ func (s *outages) check(endpoint string, o Object) (once bool, err error) {
 	return s.endpoint.cause != nil, nil
 }
 
-// succeeded notes that an object is up.
+// succeeded records that an object is up, and with it its bucket and the endpoint.
 func (s *outages) succeeded(o Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,14 +130,15 @@ func (s *outages) succeeded(o Object) {
 	}
 }
 
-// answered notes that the endpoint is up.
+// answered records that the endpoint is up.
 func (s *outages) answered(o Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.answer(o.Bucket)
 }
 
-// answer is answered for a caller that holds mu. If other buckets gave the impression that the endpoint is down, they are.
+// answer is answered for a caller that holds mu. If the endpoint seemed down, the buckets without
+// an answer are down instead.
 func (s *outages) answer(name string) {
 	s.bucket(name).silent = false
 	cause := s.endpoint.cause
@@ -148,7 +154,7 @@ func (s *outages) answer(name string) {
 	s.startProbes()
 }
 
-// failed notes that a request for an object failed.
+// failed records that a request for an object failed.
 func (s *outages) failed(o Object, by culprit) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,7 +174,9 @@ func (s *outages) failed(o Object, by culprit) {
 	s.startProbes()
 }
 
-// gaveUp notes that a read failed for all of its time: a part that has been failing for at least the given duration is down.
+// gaveUp records that a read failed until its time was over, and that its last request counts
+// against by. If by has been failing for atLeast, it is now down; otherwise the next smaller part
+// is, under the same condition.
 func (s *outages) gaveUp(o Object, by culprit, cause error, atLeast time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -195,7 +203,8 @@ func (s *outages) gaveUp(o Object, by culprit, cause error, atLeast time.Duratio
 	s.startProbes()
 }
 
-// suspects returns the objects that a probe of a bucket asks for next. If nothing is down, the probe ends.
+// suspects returns the objects that the probe of a bucket requests next. If there are none, nothing
+// is down, and the probe ends.
 func (s *outages) suspects(name string) (objects []Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -203,7 +212,8 @@ func (s *outages) suspects(name string) (objects []Object) {
 	whole := s.isDown(b)
 	for _, f := range b.failing {
 		switch {
-		case whole: // any object will do, also a good one, because the others may stay down
+		case whole:
+			// Any object will do. A good one is tried too, because the failing ones may stay down.
 			objects = append(objects, f.object)
 			if b.good != nil {
 				objects = append(objects, *b.good)
@@ -217,7 +227,7 @@ func (s *outages) suspects(name string) (objects []Object) {
 	return objects
 }
 
-// isDown reports whether no object of a bucket can be read. The caller holds mu.
+// isDown reports whether the bucket is down with all of its objects. The caller holds mu.
 func (s *outages) isDown(b *bucket) bool {
 	return b.cause != nil || s.endpoint.cause != nil && b.silent
 }

@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// A failing store answers requests for paths that begin with some prefixes with an error.
+// A failing store answers a request with an error if its path begins with a prefix in status.
 type failing struct {
 	mu       sync.Mutex
-	status   map[string]int // by prefix; 0: the connection is cut
-	requests map[string]int // by bucket
+	status   map[string]int // HTTP status by path prefix; 0 cuts the connection
+	requests map[string]int // number of requests by bucket
 }
 
 func (f *failing) answer(_ int, w http.ResponseWriter, r *http.Request) bool {
@@ -42,7 +42,7 @@ func (f *failing) set(status map[string]int) {
 	f.status = status
 }
 
-// sentIn returns how many requests are sent to a bucket in some time.
+// sentIn returns how many requests are sent to a bucket within d.
 func (f *failing) sentIn(d time.Duration, bucket string) int {
 	count := func() int {
 		f.mu.Lock()
@@ -54,7 +54,7 @@ func (f *failing) sentIn(d time.Duration, bucket string) int {
 	return count() - before
 }
 
-// readPath reads an object, and returns how long that took, rounded to seconds.
+// readPath reads a part of an object, and returns how long that took, rounded to seconds.
 func readPath(ctx context.Context, c *Client, path string) (took time.Duration, err error) {
 	o := object
 	o.Bucket, o.Key, _ = strings.Cut(path, "/")
@@ -63,17 +63,18 @@ func readPath(ctx context.Context, c *Client, path string) (took time.Duration, 
 	return time.Since(began).Round(time.Second), err
 }
 
-// An outage fails the reads of what is down, immediately once it is known, and no other reads. When it is over, all is read again.
+// Once an outage is known, reads of the part that is down fail immediately, and all others succeed.
+// After the outage, every read succeeds again.
 func TestOutages(t *testing.T) {
 	for _, test := range []struct {
 		name      string
 		status    map[string]int
-		meanwhile []string          // what is read every second during the first reads
-		early     []string          // these reads fail before the first ones, because they have a second
-		first     []string          // these reads fail after all of their time
-		then      map[string]string // these fail immediately, and say what is down
-		well      []string          // these succeed
-		later     []string          // these succeed once a probe was sent
+		meanwhile []string          // paths that are read every second during the first reads
+		early     []string          // paths whose reads fail first, because they have only a second
+		first     []string          // paths whose reads fail when all of their time is over
+		then      map[string]string // errors by path, for reads that fail immediately
+		well      []string          // paths whose reads succeed
+		later     []string          // paths whose reads succeed after a probe
 	}{
 		{
 			name:   "an object",
@@ -204,7 +205,7 @@ func TestOutages(t *testing.T) {
 	}
 }
 
-// However many objects of a bucket are down with it, one probe asks for them.
+// Only one probe requests objects of a bucket that is down, however many of them have failed.
 func TestOneProbe(t *testing.T) {
 	store := &failing{requests: map[string]int{}}
 	simulate(t, time.Minute, store.answer, func(t *testing.T, c *Client) {

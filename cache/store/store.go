@@ -104,13 +104,13 @@ func New(scheme string, o Options) (*Client, error) {
 		u, err = url.Parse("https://" + endpoint)
 	}
 	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.User != nil {
-		if at := strings.LastIndexByte(endpoint, '@'); at >= 0 { // behind a password
+		if at := strings.LastIndexByte(endpoint, '@'); at >= 0 { // it may contain a password
 			endpoint = "xxxxx" + endpoint[at:]
 		}
 		return nil, fmt.Errorf(`store.endpoint: must be a URL of a host, as in "https://minio.example.com:9000" (got %q)`, endpoint)
 	}
 	if region == "" && !strings.HasSuffix(u.Hostname(), ".amazonaws.com") {
-		region = "us-east-1" // of AWS, the library asks where a bucket is
+		region = "us-east-1" // for AWS, the library looks up the bucket's region
 	}
 	c := &Client{Endpoint: u.Scheme + "://" + u.Host, timeout: o.Timeout, http: newTransport(), counts: cmp.Or(o.Counts, new(Counts))}
 	c.outages.probe = c.probe
@@ -129,7 +129,7 @@ func New(scheme string, o Options) (*Client, error) {
 }
 
 const (
-	maxConnections = 64 // that stay open
+	maxConnections = 64 // idle connections kept open per host
 	connectTime    = 10 * time.Second
 )
 
@@ -146,7 +146,8 @@ func newTransport() *http.Transport {
 	}
 }
 
-// observed counts requests, and notes in their attempt whether the store answered, and how long it asks a client to wait.
+// observed counts requests. For each one it records in the attempt whether the store answered, and
+// how long the store asked the client to wait.
 type observed struct{ *Client }
 
 func (o observed) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -274,31 +275,33 @@ type permanent struct{ error }
 func (p permanent) Unwrap() error { return p.error }
 
 const (
-	firstWait  = 50 * time.Millisecond
-	firstProbe = 500 * time.Millisecond // of something that is down
-	longest    = 5 * time.Second        // wait between two attempts, unless the store asks for more
+	firstWait  = 50 * time.Millisecond  // longest wait before the first retry
+	firstProbe = 500 * time.Millisecond // shortest wait before the first probe of an outage
+	longest    = 5 * time.Second        // limit of both, unless the store asks for a longer wait
 )
 
-// retry calls do until it succeeds, its error is one that stays, or the time is over. An attempt without progress for a quarter of the timeout
-// is given up. The store may ask for a wait as long as that, and for no longer one. The error names the object, and says what was wanted of it.
+// retry calls do until it succeeds, fails with a permanent error, or the time is over: three
+// quarters of the client's timeout. An attempt without progress for a quarter of the timeout is
+// abandoned. The store may ask for a wait of up to a quarter, too. The error names the object and
+// the operation.
 func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx context.Context, progress func()) error) error {
 	once, err := c.outages.check(c.Endpoint, o)
 	if err != nil {
 		return o.failed(what, err)
 	}
-	// The reader's time is longer than this: the store's error should be known before it is over.
+	// The reader's own timeout is longer than this, so that it learns the store's error first.
 	share := c.timeout / 4
-	_, hurried := ctx.Deadline() // less time than a store may take
+	_, hurried := ctx.Deadline() // the caller allows less time than a store may take
 	ctx, cancel := context.WithTimeout(ctx, 3*share)
 	defer cancel()
-	refreshed := false // the credentials were read again
+	refreshed := false // the credentials have been read again
 	var last attempt
 	for wait := firstWait; ; wait = min(2*wait, longest) {
 		this := c.attempt(ctx, o, share, do)
 		if this.err == nil {
 			return nil
 		}
-		if ctx.Err() == nil || last.err == nil { // the last one says more than that the time is over
+		if ctx.Err() == nil || last.err == nil { // an earlier error says more than the timeout
 			last = this
 		}
 		code := minio.ToErrorResponse(last.err).Code
@@ -322,18 +325,19 @@ func (c *Client) retry(ctx context.Context, o Object, what string, do func(ctx c
 	}
 }
 
-// An attempt is how one try of a request ended.
+// An attempt records how one try of a request ended.
 type attempt struct {
-	err      error
-	culprit  culprit       // if err may pass
-	answered bool          // the last request got an answer, even an error
-	asked    time.Duration // how long the store asks a client to wait
-	heard    func()        // is called for each answer
+	err      error         // nil if it succeeded
+	culprit  culprit       // part to blame if err is temporary
+	answered bool          // whether the last request got an answer, even an error
+	asked    time.Duration // wait that the store asked for; 0: none
+	heard    func()        // called for each answer
 }
 
-type attemptKey struct{} // of an *attempt in a context
+type attemptKey struct{} // context key of an *attempt
 
-// attempt calls do, with a context that ends when there was no progress for the time of a stall.
+// attempt calls do once, with a context that is canceled if there is no progress for the duration
+// stall. It records the outcome in c.outages.
 func (c *Client) attempt(caller context.Context, o Object, stall time.Duration, do func(ctx context.Context, progress func()) error) (a attempt) {
 	ctx, cancel := context.WithCancelCause(context.WithValue(caller, attemptKey{}, &a))
 	defer cancel(nil)
@@ -357,7 +361,7 @@ func (c *Client) attempt(caller context.Context, o Object, stall time.Duration, 
 	}
 	a.culprit = culpritOf(a.err, a.answered)
 	switch {
-	case a.err != nil && caller.Err() != nil: // this says nothing about the store
+	case a.err != nil && caller.Err() != nil: // the caller gave up: the store may be fine
 	case !passes(a.err):
 		c.outages.succeeded(o)
 	default:
@@ -366,8 +370,8 @@ func (c *Client) attempt(caller context.Context, o Object, stall time.Duration, 
 	return a
 }
 
-// probe asks for objects of a bucket of which something is down, now and then, until nothing is. No reader has to wait, and to fail, for
-// the store to be found again.
+// probe requests objects of a bucket, at intervals that grow, until nothing in the bucket is down.
+// The end of an outage is thus noticed without a reader that has to wait and fail first.
 func (c *Client) probe(bucket string) {
 	for wait := firstProbe; ; wait = min(2*wait, longest) {
 		time.Sleep(wait + rand.N(wait/2))
@@ -381,7 +385,8 @@ func (c *Client) probe(bucket string) {
 	}
 }
 
-// ask reads one byte of an object. It may be any byte, because a store can fail to read some parts of an object, and still know its size.
+// ask reads one byte of an object. Its position is random, because a store may fail to read some
+// parts of an object and still know its size.
 func (c *Client) ask(ctx context.Context, o Object) error {
 	if o.Size == 0 {
 		_, err := c.core.StatObject(ctx, o.Bucket, o.Key, minio.StatObjectOptions{})

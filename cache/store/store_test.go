@@ -31,7 +31,8 @@ const (
 // A fault answers the n-th request, from 1 on, or returns false.
 type fault func(n int, w http.ResponseWriter, r *http.Request) bool
 
-// store answers as a store does whose objects all have the same content, unless fault does.
+// store returns a handler that answers like a store whose objects all have the same content, unless
+// fault answers.
 func store(fault fault) http.Handler {
 	var requests atomic.Int64
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -330,7 +330,8 @@ func diagnose(m *mount.Mounted) (string, error) {
 	return detail, nil
 }
 
-// checkRunning returns an error if a signal has stopped the supervisor of a mount, which must be alive.
+// checkRunning returns an error if a signal such as SIGSTOP has stopped the supervisor of a mount.
+// The supervisor must be alive.
 func checkRunning(m *mount.Mounted) error {
 	if !m.Stopped() {
 		return nil

@@ -35,8 +35,8 @@ func newLog(out io.Writer, o config.Log, mountpoint string) (log *slog.Logger, f
 // maxValue is the most bytes of a value, so that a line fits into maxLine. What is longer is a stack, whose beginning tells most.
 const maxValue = 3 << 10
 
-// printableAttr cuts a value that is too long, and escapes what slog leaves in JSON: control characters above U+007E, others that cannot
-// be seen, and bytes that are not UTF-8.
+// printableAttr cuts a value that is too long, and escapes what slog leaves in JSON: control
+// characters above U+007E, other invisible characters, and bytes that are not UTF-8.
 func printableAttr(_ []string, a slog.Attr) slog.Attr {
 	text := a.Value.String()
 	shown := printable.Text(text[:min(len(text), maxValue)])

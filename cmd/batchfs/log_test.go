@@ -86,7 +86,7 @@ func TestLogToAFile(t *testing.T) {
 	}
 }
 
-// Nothing in a log moves the cursor of a terminal, or changes the direction of a line.
+// Nothing in a log moves the cursor of a terminal or changes the direction of its text.
 func TestLogIsPrintable(t *testing.T) {
 	var out bytes.Buffer
 	for _, format := range []string{"text", "json"} {

@@ -1,5 +1,6 @@
-// Command batchfs mounts token files as training batches. Each subcommand has a file. The subcommands of open.go, keep.go,
-// worker.go and look.go are hidden, because other subcommands and the supervisor start them.
+// Command batchfs mounts token files as training batches. Each subcommand has a file. The
+// subcommands in open.go, keep.go, worker.go and look.go are hidden, because other subcommands and
+// the supervisor start them.
 package main
 
 import (
@@ -47,7 +48,8 @@ func main() {
 
 func printError(out io.Writer, err error) { io.WriteString(out, "batchfs: "+printable.Error(err)+"\n") }
 
-// printf prints for people what may name files and mounts of others.
+// printf prints text for people. It escapes invisible characters in its arguments, because names of
+// files and mounts may come from other users.
 func printf(out io.Writer, format string, args ...any) { printable.Fprintf(out, format, args...) }
 
 func run(args []string, out io.Writer) error {
@@ -63,8 +65,8 @@ func run(args []string, out io.Writer) error {
 
 var errInterrupted = errors.New("interrupted")
 
-// untilInterrupted runs f and returns its error. At the first signal it returns errInterrupted and leaves f running, which may wait for
-// a disk that does not answer.
+// untilInterrupted runs f and returns its error. At the first signal it returns errInterrupted and
+// leaves f running, because f may be waiting for a disk that does not answer.
 func untilInterrupted(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- f() }()

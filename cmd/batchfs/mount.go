@@ -59,7 +59,7 @@ such as allow_other, are those of the other process. So is unmounting: at the en
 		"do as on Linux before 6.9: if the worker dies, readers get errors, and there is a new mount at once")
 	cmd.Flags().IntVar(&f.parent, "parent", 0, "end as after SIGTERM when the process `pid`, which started this one, has ended")
 	cmd.Flags().BoolVar(&f.makesMountpoint, "make-mountpoint", false, "make the directory MOUNTPOINT, and remove it at the end")
-	cmd.Flags().MarkHidden("make-mountpoint")         // for the Python package
+	cmd.Flags().MarkHidden("make-mountpoint")         // only the Python package needs it
 	cmd.MarkFlagsMutuallyExclusive("fd", "no-resend") // there would be no new mount
 	cmd.MarkFlagsMutuallyExclusive("parent", "background")
 	cmd.MarkFlagsMutuallyExclusive("make-mountpoint", "background")
@@ -92,7 +92,7 @@ func (f *mountFlags) run(cmd *cobra.Command, args []string) error {
 		if err := os.Mkdir(args[0], 0o700); err != nil {
 			return fmt.Errorf("cannot make the mountpoint: %w; set TMPDIR to a directory with room, or name a mountpoint", err)
 		}
-		// The process that asked for the directory may be dead by then, so this one removes it.
+		// This process removes the directory, because the one that asked for it may die first.
 		defer unix.Rmdir(args[0])
 	}
 	if f.parent != 0 {
@@ -124,14 +124,14 @@ func (f *mountFlags) mount(cmd *cobra.Command, args []string) error {
 	}))
 }
 
-// A starting mount is ready to be kept, by this process or by one in the background.
+// starting holds what a process needs to keep a mount, whether this one or one in the background.
 type starting struct {
-	connection  *os.File // that was handed over, or nil
+	connection  *os.File // FUSE connection from --fd, or nil
 	snapshot    *dataset.Snapshot
-	description []string // of what is served, in lines for people
+	description []string // lines that tell people what is served
 	config      *config.Config
-	file        *os.File // with the snapshot
-	log         *os.File // that was named, unless the mount goes to the background; or nil
+	file        *os.File // encoded snapshot, for other processes
+	log         *os.File // file named by --log; nil without --log or in the background
 }
 
 func (s *starting) begin(f *mountFlags, cmd *cobra.Command, args []string) (err error) {
@@ -171,7 +171,7 @@ func (s *starting) describe(out io.Writer) {
 	}
 }
 
-// inBackground starts a process that keeps the mount, and returns when it serves.
+// inBackground starts a process that keeps the mount, and returns once that process serves it.
 func (s *starting) inBackground(cmd *cobra.Command) error {
 	logFile, mountpoint := s.snapshot.Log, s.snapshot.Mountpoint
 	daemon, ready, err := startKeeper(logFile, s.connection, s.file)

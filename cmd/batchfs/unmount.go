@@ -55,7 +55,7 @@ A mount that was handed over (mount --fd) is not unmounted, but served no more: 
 }
 
 func unmount(m *mount.Mounted, path string, force bool) error {
-	// Before unmounting: the mount is what names the process.
+	// The process must be opened before unmounting, because only the mount names it.
 	supervisor, err := m.Pidfd()
 	var stopped error
 	if err == nil {

@@ -17,24 +17,29 @@ import (
 	"batchfs/fs/state"
 )
 
-// A FileSystem is what a Guard guards. The channel that its handlers get is closed when the request is late: it has an answer.
+// A FileSystem is the file system behind a Guard. The channel passed to its handlers is closed when
+// the request times out, and the Guard answers it instead.
 type FileSystem interface {
 	fuse.RawFileSystem
 
-	// Split is the number of the split that a node belongs to, from 1 on, or 0.
+	// Split returns the number of the split that a node belongs to, starting at 1, or 0 if it
+	// belongs to none.
 	Split(node uint64) int
 
-	// GiveBack gives back what a request took that gets an error in its handler's place: the batch number of a read. Otherwise
-	// Answered is called when the handler has ended.
+	// GiveBack undoes the side effects of a request that the Guard answers with an error: it
+	// returns the batch number of a read to the cursor. For all other requests, the Guard calls
+	// Answered when the handler has ended.
 	GiveBack(id uint64)
 	Answered(id uint64)
 
-	// CountRead counts what a read delivers. It is called once for each request that is answered in time, before its reply is sent.
-	// DiscardRead is called instead if the request timed out: its reply reaches nobody.
+	// CountRead adds the data in a reply to the counters. The Guard calls it once for each
+	// read that succeeds in time, before the reply is sent. If the read has timed out, the
+	// Guard calls DiscardRead instead, because its reader already has an error.
 	CountRead(reply fuse.ReadResult)
 	DiscardRead(reply fuse.ReadResult)
 
-	// Fault counts a request as failed, once, logs the error, and returns its errno.
+	// Fault logs the error of a request, counts the request as failed if it was not counted yet,
+	// and returns the errno.
 	Fault(header *fuse.InHeader, err error) fuse.Status
 }
 
@@ -134,8 +139,9 @@ func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (result fus
 // that is a read(2) itself: only the latter has a lock owner.
 func ForPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOWNER == 0 }
 
-// answer handles a request. If handle succeeds in time, count counts what it did, unless it is nil; an earlier worker may have counted the
-// same request. If the request timed out, undo undoes what handle did.
+// answer handles a request. If handle succeeds in time, answer calls count, unless count is nil or
+// an earlier worker has already counted the request. If handle succeeds after the request has timed
+// out, answer calls undo to reverse what handle did.
 func (g *Guard) answer(header *fuse.InHeader, of pages, handle func(late <-chan struct{}) fuse.Status, count, undo func()) (status fuse.Status) {
 	r, err := g.begin(header, of)
 	if err != nil {
@@ -237,8 +243,8 @@ func (g *Guard) lateError() error {
 	return fmt.Errorf("the token files gave no answer within %v, or readers asked too much of them (%w)", g.o.Timeout, syscall.ETIMEDOUT)
 }
 
-// expire answers the requests that have waited too long, and returns their headers. It shows in the shared state which splits have long
-// kept a request waiting.
+// expire answers the requests that have waited too long, and returns their headers. It records in
+// the shared state which splits have kept a request waiting for long.
 func (g *Guard) expire() (late []fuse.InHeader) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

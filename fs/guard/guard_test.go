@@ -244,7 +244,7 @@ func TestLateRequests(t *testing.T) {
 	g.isIdle(t)
 }
 
-// A read is counted once, although the worker that counted it died before it had sent the reply.
+// A read is counted once, even if the worker that counted it died before it sent the reply.
 func TestReadsAreCountedOnce(t *testing.T) {
 	g := newGuarding(t, 1, 0)
 	for _, read := range []struct {

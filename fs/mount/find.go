@@ -281,10 +281,11 @@ func mayNotLook(err error) error {
 	return fmt.Errorf("only the user that mounted, and root, can look into a mount: %w", err)
 }
 
-const stateMemory = "batchfs" // as state.New names it
+const stateMemory = "batchfs" // name that state.New gives to the shared memory
 
-// memory returns a file in memory that the supervisor holds, opened only to be named (O_PATH). Another file may have the name of the
-// shared memory, as the log that the Python package makes for a mount does, so that is recognized by its content.
+// memory opens a memfd of the supervisor by its name, with O_PATH. The log that the Python package
+// makes for a mount has the same name as the shared memory, so the shared memory is recognized by
+// its content.
 func (m *Mounted) memory(name string) (*os.File, error) {
 	dir := process.Dir(m.Supervisor) + "/fd/"
 	fds, err := os.ReadDir(dir)
@@ -314,7 +315,8 @@ func (m *Mounted) memory(name string) (*os.File, error) {
 	return nil, fmt.Errorf("process %d keeps no mount", m.Supervisor)
 }
 
-// isMemory reports whether a file is in a user's memory. A file in a mount namespace of the user's may have the same name.
+// isMemory reports whether file is a memfd of the user owner. The name alone does not prove that:
+// an ordinary file in a mount namespace of the user can have the same one.
 func isMemory(file *os.File, owner int) bool {
 	info, err := file.Stat()
 	if err != nil {
@@ -324,7 +326,7 @@ func isMemory(file *os.File, owner int) bool {
 	return info.Mode().IsRegular() && stat.Nlink == 0 && int(stat.Uid) == owner
 }
 
-// holdsState opens a file in memory, which never blocks.
+// holdsState reports whether memory is the shared memory of a mount. Opening a memfd never blocks.
 func holdsState(memory *os.File) bool {
 	file, err := reopen(memory, os.O_RDONLY)
 	if err != nil {

@@ -2,13 +2,13 @@ package state
 
 import "sync/atomic"
 
-// maxCounted is how many requests may begin while a reply is being sent before CountOnce can forget
-// that the reply was counted.
+// maxCounted is the number of requests that are remembered as counted. If more begin while a reply
+// is being sent, CountOnce may forget that it counted the reply.
 const maxCounted = 1 << 14
 
-// CountOnce calls count, which counts a request that has succeeded. It does not if an earlier
-// worker counted the request, and died before it had sent the reply. A worker that dies within
-// CountOnce may have the request counted twice, but never lost.
+// CountOnce calls count, which counts request id as succeeded, unless an earlier worker counted the
+// request and died before it sent the reply. If a worker dies within CountOnce, the request may be
+// counted twice, but it is never lost.
 func (s *Shared) CountOnce(id uint64, count func()) {
 	at := s.countedAt(id)
 	if id&Resent != 0 && at.Load() == id&^Resent {
@@ -18,7 +18,7 @@ func (s *Shared) CountOnce(id uint64, count func()) {
 	at.Store(id &^ Resent)
 }
 
-// CountFailureOnce calls count, which counts a request that has failed, unless it was called for
+// CountFailureOnce calls count, which counts request id as failed, unless it has been called for
 // the same request before.
 func (s *Shared) CountFailureOnce(id uint64, count func()) {
 	const failed = 1 // ids are even

@@ -2,8 +2,8 @@ package state
 
 import "testing"
 
-// Whatever becomes of a request in one worker after another, it is counted at most once as failed
-// and once as succeeded.
+// A request is counted at most once as failed and once as succeeded, whatever happens to it in a
+// series of workers.
 func TestCountOnce(t *testing.T) {
 	_, shared := made(t, func(_ int, bytes uint64) uint64 { return bytes })
 	succeeded, failed := 0, 0
@@ -15,12 +15,12 @@ func TestCountOnce(t *testing.T) {
 		succeeded, failed int
 	}{
 		{fail, 2, 0, 1},
-		{fail, 2, 0, 1}, // its handler, after it has timed out
+		{fail, 2, 0, 1}, // the handler fails after the request has timed out
 		{fail, 2 | Resent, 0, 1},
-		{succeed, 2 | Resent, 1, 1}, // the reader got no answer before
+		{succeed, 2 | Resent, 1, 1}, // the error never reached the reader
 		{succeed, 2 | Resent, 1, 1},
 		{succeed, 4, 2, 1},
-		{succeed, 4 + 2*maxCounted, 3, 1}, // takes the place of the one before
+		{succeed, 4 + 2*maxCounted, 3, 1}, // overwrites request 4
 		{fail, 4, 3, 2},
 	} {
 		if after.count(after.id); succeeded != after.succeeded || failed != after.failed {

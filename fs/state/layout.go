@@ -11,28 +11,32 @@ type Version uint64
 // MaxSequences bounds the numbers of sequences: they are from 1 to MaxSequences-1.
 const MaxSequences = 1 << 16
 
-// Shared is the state that a replacement worker needs, in shared memory. Any process may read it at any time. Only the worker
-// that serves writes it, except the fields that are said to be the supervisor's.
+// Shared is the state that a replacement worker needs, in shared memory. Any process may read it at
+// any time. Only the worker that serves writes it, except for the fields that are marked as the
+// supervisor's.
 type Shared struct {
 	*mount
 	*Counters
-	// Sequences are the sequences by number. Number 0 counts the errors of requests that belong to none.
-	Sequences   *[MaxSequences]Entry
-	slots       *[MaxHandles]slot
-	manyRanges  *[MaxHandles][2][maxRanges]byteRange // of the slots, where they have more than a few; memory only where they are used
+	// Sequences are the sequences by number. Number 0 counts the errors of requests that belong to
+	// no sequence.
+	Sequences *[MaxSequences]Entry
+	slots     *[MaxHandles]slot
+	// Byte ranges of slots with more than fewRanges; pages that are never written take no memory.
+	manyRanges  *[MaxHandles][2][maxRanges]byteRange
 	assignments *[maxAssignments]assignment
 	unfinished  *[maxUnfinished]unfinished
 	names       *names
 	attempts    *[maxAttempts]attempt
-	readers     *[MaxHandles]Reader // of the slots
+	readers     *[MaxHandles]Reader // one for each slot
 	described   *[MaxSequences]described
-	// Of each split, by number, what its batches had of each source of a mixture. The last one counts the rows of all further sources too.
+	// Rows from each source of a mixture, by number of the split. The last element of a split also
+	// counts the rows of all further sources.
 	Sources *[MaxSequences][MaxSources]SourceRows
-	counted *[maxCounted]atomic.Uint64 // the requests that were counted last: see CountOnce
+	counted *[maxCounted]atomic.Uint64 // requests counted last, see CountOnce and CountFailureOnce
 	lookups *lookups
 
-	base  unsafe.Pointer // of the mapping
-	bytes uintptr
+	base  unsafe.Pointer // start of the mapping
+	bytes uintptr        // length of the mapping
 }
 
 // sections are the parts of the memory, by their numbers in the header.
@@ -77,7 +81,8 @@ type mount struct {
 type Counters struct {
 	Answered    atomic.Uint64 // requests
 	TextHandles atomic.Uint64 // handles of texts ever opened
-	// Reads under access remap that mapped a file, and that found another one mapping, of the worker that serves, up to a second ago.
+	// Reads with access remap that mapped a file, and reads that found another one mapping. They
+	// cover the worker that serves only, and are up to a second old.
 	Remapped, RemapBusy atomic.Uint64
 
 	Store  StoreCounters
@@ -100,18 +105,18 @@ type StoreCounters struct {
 
 // BlockCounters count reads of blocks by all workers. They are the counts of package blocks.
 type BlockCounters struct {
-	Hits   atomic.Int64 // reads of a block that was there
-	Waits  atomic.Int64 // reads of a block that was fetched meanwhile
-	Waited atomic.Int64 // nanoseconds of those
+	Hits   atomic.Int64 // reads of a block that was present
+	Waits  atomic.Int64 // reads that waited for a block to be fetched
+	Waited atomic.Int64 // nanoseconds that those reads waited
 	Full   atomic.Int64 // fetched blocks for which the block cache had no room
 }
 
-// WriteCounters count the fetched blocks that no worker wrote to the block cache, for other reasons. They are the Writes of package
-// blocks.
+// WriteCounters count the fetched blocks that workers did not write to the block cache for a reason
+// other than BlockCounters.Full. They have the layout of Writes in package blocks.
 type WriteCounters struct {
-	Present atomic.Int64 // another process had written the block first
-	Failed  atomic.Int64 // the directory could not be written
-	Slow    atomic.Int64 // the disk was too slow
+	Present atomic.Int64 // blocks that another process had written first
+	Failed  atomic.Int64 // blocks that the cache directory failed to store
+	Slow    atomic.Int64 // blocks evicted from memory before the disk could take them
 }
 
 // Gauges are what the worker that serves notes every few seconds.

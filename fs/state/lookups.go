@@ -8,15 +8,17 @@ import (
 	"batchfs/internal/failpoint"
 )
 
-// lookups are what the shared memory has of the kernel's lookups, besides how many each Entry has:
-// which requests were counted, and the inode numbers under which the kernel knows the directories
-// of settings.
+// lookups complement Entry.Lookups, the number of the kernel's lookups in each sequence. They
+// record the requests that were counted, and the inode numbers of the settings directories that the
+// kernel may know.
 type lookups struct {
-	worker   atomic.Uint64 // Workers when a worker last took over that keeps this section
-	counting struct {
-		id, number, count atomic.Uint64 // the request that is being counted, its sequence, and the count afterwards; id 0: none
+	worker   atomic.Uint64 // value of Workers when a build with this section last took over
+	counting struct {      // the lookup that CountLookup is counting
+		id     atomic.Uint64 // request; 0 if there is none
+		number atomic.Uint64 // number of its sequence
+		count  atomic.Uint64 // lookups of the sequence, this one included
 	}
-	counted     [maxLookups]lookup // by id/2, modulo maxLookups
+	counted     [maxLookups]lookup // requests counted last, at index id/2 modulo maxLookups
 	directories [MaxSequences]directories
 }
 
@@ -25,30 +27,32 @@ type lookup struct{ id, number atomic.Uint64 }
 
 const maxLookups = 1 << 12
 
-// directories are the directories of one sequence: the kernel may look up "a=1,b=2", "b=2,a=1" and
-// "a=1/b=2", and each has its own inode.
+// directories are the settings directories of one sequence. There can be several: the kernel may
+// look up "a=1,b=2", "b=2,a=1" and "a=1/b=2", and each has its own inode.
 type directories struct {
-	complete atomic.Uint64                 // not 0: inodes has every directory that was looked up since the sequence began
-	retired  atomic.Int64                  // when the number was retired, in Monotonic time; or 0
-	inodes   [maxDirectories]atomic.Uint64 // 0: free
+	// Nonzero if inodes lists every directory that was looked up since the sequence began.
+	complete atomic.Uint64
+	retired  atomic.Int64                  // time when the number was retired, see Monotonic; or 0
+	inodes   [maxDirectories]atomic.Uint64 // inode numbers; 0 marks an unused element
 }
 
-// maxDirectories bounds the directories of a sequence that are noted. A sequence that has more is
-// never retired.
+// maxDirectories is the number of directories that are recorded for a sequence. A sequence that has
+// more is never retired.
 const maxDirectories = 14
 
-// BeginWorker counts this worker, which is about to serve, and returns how many have served, this
-// one included.
+// BeginWorker counts this worker, which is about to serve, and returns the number of workers that
+// have served, this one included.
 func (s *Shared) BeginWorker() uint64 {
 	n := s.Workers.Add(1)
 	s.lookups.worker.Store(n)
 	return n
 }
 
-// ResumeLookups completes the count that a dead worker was in the middle of.
+// ResumeLookups finishes counting a lookup if the worker before died in the middle. If that worker
+// was of a build that did not record directories, they are no longer complete.
 func (s *Shared) ResumeLookups() {
 	l := s.lookups
-	if l.worker.Load() != s.Workers.Load() { // an earlier build served last, and noted no directories
+	if l.worker.Load() != s.Workers.Load() { // an earlier build served last
 		for n := range s.SequencesUsed() {
 			l.directories[n+1].complete.Store(0)
 		}
@@ -59,9 +63,9 @@ func (s *Shared) ResumeLookups() {
 	l.counting.id.Store(0)
 }
 
-// CountLookup counts a lookup of a file of a sequence, once for each request. A worker may die
-// after it has counted a request, and before the kernel has the reply. The caller serialises calls,
-// as of the methods below, Add and Remove.
+// CountLookup counts request id, a lookup of a file of a sequence. It counts each request once,
+// even if a worker counts it and dies before the kernel has the reply, so that the next worker
+// handles it again. Callers must serialize calls to CountLookup, Add, Remove and the methods below.
 func (s *Shared) CountLookup(number int, id uint64) {
 	if at := s.lookupAt(id); id&Resent != 0 && at.id.Load() == id&^Resent && at.number.Load() == uint64(number) {
 		return
@@ -88,7 +92,8 @@ func (s *Shared) finishCounting() {
 
 func (s *Shared) lookupAt(id uint64) *lookup { return &s.lookups.counted[id&^Resent/2%maxLookups] }
 
-// NoteDirectory notes a directory of a sequence before the kernel knows it.
+// NoteDirectory records the inode number of a directory of a sequence. It must be called before the
+// kernel knows the directory.
 func (s *Shared) NoteDirectory(number int, inode uint64) {
 	d := &s.lookups.directories[number]
 	for i := range d.inodes {
@@ -103,8 +108,8 @@ func (s *Shared) NoteDirectory(number int, inode uint64) {
 	d.complete.Store(0)
 }
 
-// Directories returns all directories under which the kernel may know files of a sequence. ok is
-// false if they are not known.
+// Directories returns the inode numbers of all directories through which the kernel may know
+// files of a sequence. ok is false if some of them were not recorded.
 func (s *Shared) Directories(number int) (inodes []uint64, ok bool) {
 	d := &s.lookups.directories[number]
 	for i := range d.inodes {
@@ -115,8 +120,8 @@ func (s *Shared) Directories(number int) (inodes []uint64, ok bool) {
 	return inodes, d.complete.Load() != 0
 }
 
-// Retire ends a sequence whose lookups are more than the kernel knows. Its number should begin
-// another only after all others.
+// Retire ends a sequence that has counted more lookups than the kernel will forget. Its number
+// should be reused only when there are no other numbers left.
 func (s *Shared) Retire(number int) {
 	s.lookups.directories[number].retired.Store(Monotonic())
 	s.Sequences[number].Lookups.Store(0)
@@ -124,8 +129,8 @@ func (s *Shared) Retire(number int) {
 	s.Remove(number)
 }
 
-// Free returns the numbers that were used and are not now: those that may begin another sequence at
-// any time, and those that were retired, the first one first.
+// Free returns the numbers of sequences that have ended: those that may be reused at any time, and
+// those that were retired, oldest first.
 func (s *Shared) Free() (free, retired []int) {
 	at := func(number int) int64 { return s.lookups.directories[number].retired.Load() }
 	for number := 1; number <= s.SequencesUsed(); number++ {
@@ -141,7 +146,8 @@ func (s *Shared) Free() (free, retired []int) {
 	return free, retired
 }
 
-// beginLookups forgets what is known of the sequence that had the number before.
+// beginLookups clears the directories and counted requests of the sequence that had the number
+// before.
 func (s *Shared) beginLookups(number int) {
 	d := &s.lookups.directories[number]
 	d.retired.Store(0)

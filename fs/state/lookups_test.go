@@ -5,15 +5,15 @@ import (
 	"testing"
 )
 
-// settings is the number of a new sequence below split train.
+// settings begins a sequence below split train, and returns its number.
 func settings(s *Shared) int {
 	number := s.NewNumber()
 	s.Add(number, "train/seed=1", 0, 0)
 	return number
 }
 
-// A worker that dies between any two steps of counting a lookup is replaced by one that is sent the
-// same request again: it is counted once.
+// A lookup is counted once, although a worker may die between any two steps of counting it, and the
+// kernel sends the request to the next worker again.
 func TestLookupsAreCountedOnce(t *testing.T) {
 	all := points(func() { s := begin(t).shared; s.CountLookup(settings(s), 2) })
 	if len(all) < 3 {
@@ -33,8 +33,8 @@ func TestLookupsAreCountedOnce(t *testing.T) {
 	}
 }
 
-// A request that was counted for a sequence that has ended counts for the one that has its number
-// now.
+// A request that was counted for a sequence that has ended is counted again for the next sequence
+// with the same number.
 func TestLookupsOfANewSequence(t *testing.T) {
 	s := begin(t).shared
 	number := settings(s)
@@ -49,7 +49,7 @@ func TestLookupsOfANewSequence(t *testing.T) {
 }
 
 // The directories of a sequence are known unless there are too many, or a worker of an earlier
-// build, which noted none, has served.
+// build, which records none, has served.
 func TestDirectories(t *testing.T) {
 	s := begin(t).shared
 	number := settings(s)
@@ -66,7 +66,7 @@ func TestDirectories(t *testing.T) {
 	s.BeginWorker()
 	s.ResumeLookups()
 	check("for the next worker", true, 100, 200)
-	s.Workers.Add(1) // the earlier build
+	s.Workers.Add(1) // a worker of the earlier build
 	s.ResumeLookups()
 	check("after a worker of an earlier build", false, 100, 200)
 	s.BeginWorker()
@@ -82,8 +82,8 @@ func TestDirectories(t *testing.T) {
 	check("one more", false, all...)
 }
 
-// Numbers that were retired are told from free ones, in their order, also after a worker's death in
-// the middle of it.
+// Retired numbers are kept apart from free ones, in the order in which they were retired, even if a
+// worker dies while it retires one.
 func TestRetire(t *testing.T) {
 	s := begin(t).shared
 	var numbers []int
@@ -97,7 +97,7 @@ func TestRetire(t *testing.T) {
 	if s.Sequences[numbers[2]].Lookups.Load() != 0 {
 		t.Error("a worker that died in the middle of retiring a number left lookups")
 	}
-	s.Remove(numbers[2]) // as the next worker does
+	s.Remove(numbers[2]) // the next worker does this when it resumes
 	free, retired := s.Free()
 	if want := []int{numbers[3], numbers[1], numbers[2]}; !slices.Equal(free, numbers[:1]) || !slices.Equal(retired, want) {
 		t.Errorf("free %v, retired %v, want %v and %v", free, retired, numbers[:1], want)

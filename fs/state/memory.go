@@ -66,7 +66,7 @@ func readHeader(file *os.File) (h header, err error) {
 	return h, nil
 }
 
-// IsShared reports whether a file begins like the shared memory of a mount, whichever version made it.
+// IsShared reports whether a file begins like the shared memory of a mount, made by any version.
 func IsShared(file *os.File) bool {
 	var begins [len(magic)]byte
 	_, err := file.ReadAt(begins[:], 0)

@@ -83,7 +83,8 @@ func TestLongerSections(t *testing.T) {
 // What a file of an earlier build lacks reads as zero. It can be written, and this process alone sees that.
 func TestShorterSections(t *testing.T) {
 	entry := uint64(unsafe.Sizeof(Entry{}))
-	short := map[int]uint64{1: 8, 2: 2 * entry, 7: 0, 8: 0, 12: 0, 13: 0} // counters, sequences, names, attempts, counted, lookups
+	// The sections counters, sequences, names, attempts, counted and lookups.
+	short := map[int]uint64{1: 8, 2: 2 * entry, 7: 0, 8: 0, 12: 0, 13: 0}
 	file, s := made(t, func(i int, bytes uint64) uint64 {
 		if n, ok := short[i]; ok {
 			return n
@@ -106,7 +107,7 @@ func TestShorterSections(t *testing.T) {
 		t.Error("another process knows directories that the file has no room for")
 	}
 	other.CountLookup(1, 2|Resent)
-	if n := s.Sequences[1].Lookups.Load(); n != 2 { // too many, which is safe
+	if n := s.Sequences[1].Lookups.Load(); n != 2 { // one too many is safe, one too few is not
 		t.Errorf("%d lookups", n)
 	}
 	if other.NamesNoted() != 0 || other.Sequences[MaxSequences-1].Used() {

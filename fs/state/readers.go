@@ -84,10 +84,11 @@ func (r Reading) End() {
 	r.entry.Waits.note(time.Duration(now - r.began))
 }
 
-// Discard ends a request that was answered with an error before its reply was ready.
+// Discard notes that the request was answered with an error before its reply was ready. It does not
+// count the time that the reader waited.
 func (r Reading) Discard() {
 	if r.reader != nil {
-		r.reader.since.CompareAndSwap(-r.began, Monotonic()) // unless its next request has begun
+		r.reader.since.CompareAndSwap(-r.began, Monotonic()) // unless the reader's next request has begun
 	}
 }
 

@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrInterrupted says that the mount was told to stop before batches could be read. Nothing is mounted any more.
+// ErrInterrupted is returned by Run if Stop ended the mount before batches could be read. By then,
+// Run has unmounted what it mounted.
 var ErrInterrupted = errors.New("told to stop before it served")
 
 var (

@@ -259,7 +259,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// A mount that no worker serves yet ends at once when it is told to, without the grace period.
+// A mount that no worker serves yet ends immediately when it is told to stop, without waiting for
+// the grace period.
 func TestStopBeforeItServes(t *testing.T) {
 	r := newRun(t, "hang")
 	r.Grace = time.Hour

@@ -97,8 +97,10 @@ func newSupervisor(o Options, mounted *mount.Mounted, connection *os.File, share
 	}
 }
 
-// Run mounts at an absolute path and has a worker serve until the mount ends. The error is nil if the mount was unmounted, or Stop
-// asked for its end; ErrInterrupted if Stop did so before a worker served. Run does not unmount what another process made: when the connection ends, its readers get errors.
+// Run mounts at an absolute path and runs a worker that serves until the mount ends. It returns
+// nil if the mount was unmounted or Stop ended it, and ErrInterrupted if Stop ended it before a
+// worker served. Run does not unmount what another process mounted; when the connection ends, the
+// readers of such a mount get errors.
 func Run(mountpoint string, o Options) error {
 	// The kernel kills a worker when the thread that started it ends.
 	runtime.LockOSThread()
@@ -125,8 +127,8 @@ func Run(mountpoint string, o Options) error {
 		s.Snapshot.Close()
 	}()
 	err = s.serve()
-	if busy := s.mounted.Unmount(true); busy != nil && !errors.Is(busy, unix.EBUSY) { // which another filesystem over this one keeps
-		err = errors.Join(err, busy)
+	if busy := s.mounted.Unmount(true); busy != nil && !errors.Is(busy, unix.EBUSY) {
+		err = errors.Join(err, busy) // EBUSY means that another file system is mounted over this one
 	}
 	return err
 }

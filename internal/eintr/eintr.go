@@ -1,4 +1,4 @@
-// Package eintr repeats system calls that a signal interrupted.
+// Package eintr retries system calls that a signal interrupted.
 package eintr
 
 import (
@@ -7,13 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limit bounds the time that Retry takes after the first interruption, so that the goroutine of a request ends soon after the
-// request was answered, even on a file system that interrupts every call.
+// Limit is how long Retry keeps retrying after the first interruption. Even if a file system
+// interrupts every call, the goroutine that serves a request thus ends soon after the request was
+// answered.
 const Limit = 10 * time.Second
 
-// Retry calls f again while it returns EINTR, for up to Limit, and returns its last error. Network and FUSE file systems interrupt
-// calls that never are on a local disk, such as stat, and do so although the Go runtime installs its signal handlers with
-// SA_RESTART.
+// Retry calls f again, after a pause, while it returns EINTR, for up to Limit, and returns its last
+// error. Network and FUSE file systems interrupt calls that are never interrupted on a local disk,
+// such as stat, even though the Go runtime installs its signal handlers with SA_RESTART.
 func Retry(f func() error) error {
 	err := f()
 	if err != unix.EINTR {

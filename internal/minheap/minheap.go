@@ -1,10 +1,11 @@
-// Package minheap has a queue of numbers that yields the smallest one first.
+// Package minheap implements a priority queue of numbers.
 package minheap
 
-// A Heap is a binary heap. The zero value is empty; its first element is the smallest.
+// A Heap is a binary heap whose first element is the smallest. The zero value is an empty heap. It
+// is not safe for concurrent use.
 type Heap []uint64
 
-// Push adds a number.
+// Push adds x to the heap.
 func (q *Heap) Push(x uint64) {
 	h := append(*q, x)
 	i := len(h) - 1

@@ -1,5 +1,5 @@
-// Package printable escapes names and texts that others chose, so that they cannot forge a line of what is printed, reorder it, or move
-// the cursor of a terminal. JSON needs none of this.
+// Package printable escapes untrusted names and texts, so that printing them cannot forge a line of
+// output, reorder it, or move the cursor of a terminal. JSON output does not need this.
 package printable
 
 import (
@@ -12,19 +12,22 @@ import (
 	"unicode/utf8"
 )
 
-// Name escapes the characters of a name that cannot be seen, among them newlines, as \n, \x1b or \u202e, and bytes that are not UTF-8,
-// as \xff.
+// Name escapes the characters of a name that cannot be seen, including newlines, in the style of Go
+// strings: \n, \x1b or \u202e. Bytes that are not valid UTF-8 are escaped too, for example \xff.
 func Name(name string) string { return escape(name, "") }
 
-// Text is Name for a text of several lines. The joiners, which some scripts and emoji need, also stay.
+// Text is Name for text of several lines: it keeps newlines and tabs, and also zero-width joiners
+// and non-joiners, because some scripts and emoji need them.
 func Text(text string) string { return escape(text, "\n\t\u200c\u200d") }
 
-// Error is the message of an error, whose lines after the first are indented: what is quoted in it cannot look like a message.
+// Error returns the escaped message of err with every line after the first indented, so that no
+// text quoted in it can look like a message of its own.
 func Error(err error) string {
 	return strings.ReplaceAll(escape(err.Error(), "\n\t"), "\n", "\n    ")
 }
 
-// Fprintf is fmt.Fprintf, with Name applied to each text among args, and to each error.
+// Fprintf is fmt.Fprintf with Name applied to every argument that is a string, a byte slice or an
+// error.
 func Fprintf(out io.Writer, format string, args ...any) (int, error) {
 	escaped := make([]any, len(args))
 	for i, arg := range args {
@@ -55,7 +58,8 @@ func escape(text, kept string) string {
 	return b.String()
 }
 
-// isInvisible reports whether a character is not drawn: it controls a terminal, ends a line, or changes how others are drawn.
+// isInvisible reports whether r is not drawn: it controls a terminal, ends a line, or changes how
+// other characters are drawn.
 func isInvisible(r rune) bool {
 	return unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp, unicode.Other_Default_Ignorable_Code_Point) &&
 		!unicode.Is(unicode.Prepended_Concatenation_Mark, r)

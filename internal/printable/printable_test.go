@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// What is plain stays as it is, in any script. What is not drawn is escaped.
+// Visible characters stay, in any script, and invisible ones are escaped.
 func TestName(t *testing.T) {
 	for name, want := range map[string]string{
 		"":                            "",
@@ -19,7 +19,7 @@ func TestName(t *testing.T) {
 		"a\u202eb\u2066c\u2069\u200f\u061c":  `a\u202eb\u2066c\u2069\u200f\u061c`,
 		"a\u200bb\u200cc\u200dd\ufeff\u00ad": `a\u200bb\u200cc\u200dd\ufeff\u00ad`,
 		"a\u2028b\u2029c\u3164\U000e0041":    `a\u2028b\u2029c\u3164\U000e0041`,
-		"\u0661\u06dd":                       "\u0661\u06dd", // encloses digits, and is seen
+		"\u0661\u06dd":                       "\u0661\u06dd", // visible: it encloses digits
 	} {
 		if got := Name(name); got != want {
 			t.Errorf("%q is shown as %s, want %s", name, got, want)
@@ -27,7 +27,7 @@ func TestName(t *testing.T) {
 	}
 }
 
-// A text keeps its lines and the joiners of its script.
+// Text keeps line breaks, tabs, and the joiners that scripts and emoji need.
 func TestText(t *testing.T) {
 	for text, want := range map[string]string{
 		"a\tb\né": "a\tb\né",
@@ -40,7 +40,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// Neither a name nor an error that is printed begins a line, whatever its type.
+// A printed name or error cannot begin a new line, whatever its type.
 func TestFprintf(t *testing.T) {
 	type path string
 	var out strings.Builder

@@ -28,7 +28,8 @@ or ``dtype="int64"``. bfloat16 numbers are uint16 in NumPy, which shows their bi
 What can go wrong with data or a machine is an `Error`, whose text says what happened and what to do: `MountError` when there is no mount
 to read from, `ReadError` when a batch cannot be read, `ArgumentError` when an argument is wrong. Wrong data never looks like a batch.
 
-Threads may share a split, and steps too: each number then goes to one of them. A forked process may read while threads do.
+Threads may share a split, or an iterator over its steps, which then gives each number to one of them. A process may fork while
+its threads read, and the child may read too.
 
 ``python -m batchfs`` runs the program: ``python -m batchfs doctor``, ``prepare``, ``inspect`` and others.
 """

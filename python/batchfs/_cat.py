@@ -26,7 +26,9 @@ class Piped:
 
     def __init__(self, flags: list[str]) -> None:
         self._flags = flags
-        self._directory = os.getcwd()  # paths in the flags are relative to it, wherever the trainer goes later
+        # Paths in the flags stay relative to this directory, even if the trainer changes its own
+        # later.
+        self._directory = os.getcwd()
         self._readers: weakref.WeakSet[Pipe] = weakref.WeakSet()
 
     def split(self, name: str, *, rank: SupportsIndex | None = None, world: SupportsIndex | None = None, **settings: Setting) -> Split:
@@ -61,11 +63,11 @@ class Piped:
 class Pipe(Locked):
     """Reads batches from the output of ``batchfs cat``. A jump starts the program again, and so does the first read in another process.
 
-    A program that is started later fails unless its sequence is still the one that info describes.
+    A program that is started again fails unless its sequence is still the one that info describes.
     """
 
     def __init__(self, args: list[str], directory: str, info: dict[str, Any]) -> None:
-        super().__init__()  # one thread reads at a time
+        super().__init__()  # its lock lets one thread read at a time
         arrays = places(info)
         self.size = sum(p.end - p.start for p in arrays)
         # x and y alone need no header.

@@ -39,10 +39,10 @@ class Files:
         self.path = path
         self.info = info
         main, *others = parts(places(info))
-        # Of each file its name, the bytes of its header, and those of a batch.
+        # For each file: its name, and the sizes of its header and of a batch in bytes.
         self.files = [("batches.bin", 0, main.end)]
         self.files += [(f"batches.{p.name}.npy", _NPY_HEADER, p.end - p.start) for p in others]
-        self.steps: int = info["max_steps"]  # beyond any number of epochs
+        self.steps: int = info["max_steps"]  # all that a file can hold, to read beyond the first epoch
         self.open: list[_File] = []
 
     def fill(self, k: int, buffers: list[list[memoryview]]) -> None:
@@ -59,7 +59,8 @@ class Files:
             raise ReadError(self._describe(k, e)) from e
 
     def _open(self) -> list[_File]:
-        # Everything is opened through one descriptor: another mount may be made at the path at any time.
+        # All files are opened through one descriptor, because another mount may be made at the path
+        # at any time.
         directory = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self._compare(directory)
@@ -69,7 +70,7 @@ class Files:
         return self.open
 
     def _compare(self, directory: int) -> None:
-        """Raises ReadError unless the sequence in a directory is the one that info describes."""
+        """Raises ReadError unless the sequence in a directory, an open descriptor, is the one that info describes."""
         with open("info.json", "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=directory)) as file:
             text = file.read()
         try:
@@ -85,7 +86,7 @@ class Files:
         self.open = []  # a thread that reads one has it until it has read
 
     def _describe(self, k: int, e: OSError) -> str:
-        """Returns what is known of a read that failed."""
+        """Returns what is known about a read that failed."""
         words = f"batch {k} of {self.path}: {e.strerror}"
         if e.errno == errno.EINVAL and (why := reason(f"{self.path}/steps={self.steps}")):
             return f"{words}: {why}"
@@ -112,7 +113,7 @@ class Files:
 
 
 class _File:
-    """An open file, until it is garbage."""
+    """An open file, which is closed when it is garbage-collected."""
 
     def __init__(self, index: int, name: str, directory: int, steps: int, header: int, size: int) -> None:
         self.index, self.header, self.size = index, header, size
@@ -127,7 +128,7 @@ class _File:
 
 
 def reason(path: str) -> str:
-    """Returns the program's account of why a split cannot be opened, or an empty string if it can.
+    """Returns the program's explanation of why a split cannot be opened, or an empty string if it can.
 
     The program uses the settings of the mount without touching the mount, which may hang.
     """
@@ -136,7 +137,7 @@ def reason(path: str) -> str:
 
 
 def differences(then: dict[str, Any], now: dict[str, Any]) -> str:
-    """Returns in words what makes the sequence of one info.json another than that of the other."""
+    """Returns words for how the sequences of two info.json files differ."""
     both = [(key, then.get(key, "unset"), now.get(key, "unset")) for key in sorted({*then, *now})]
     found = [f"{key} was {was} and is {now_is}" for key, was, now_is in both if key in _SETTINGS and was != now_is]
     found = found or [f"the {key} are others" for key, was, now_is in both if key in ("arrays", "sources") and was != now_is]

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Locked:
-    """An object with a lock.
+    """The base class of objects with a lock.
 
     In a forked process the lock is free, even if another thread held it during the fork. A copy has a lock of its own.
     """

@@ -111,7 +111,8 @@ class Mount:
         self._log = Log()
         self._readers: weakref.WeakSet[Files] = weakref.WeakSet()
         try:
-            # The program makes the directory and removes it, because this process may be killed at any time.
+            # The program makes the directory and removes it, because this process may be killed at
+            # any time.
             own = ["--make-mountpoint"] if made else []
             process = _start(["--parent", str(os.getpid()), *own, *args, mountpoint], self._log)
         except BaseException:

@@ -30,7 +30,7 @@ class MountError(Error):
 
 
 class ArgumentError(Error, TypeError, ValueError):
-    """An argument, an environment variable or a saved state has a wrong type or value, which the text names."""
+    """An argument, an environment variable or a saved state has a wrong type or value. The text names it."""
 
 
 class ReadError(Error):
@@ -73,10 +73,10 @@ def flags(data: PathLike | None, config: PathLike | None, settings: Mapping[str,
 
 
 def integer(name: str, value: SupportsIndex, low: int = -(2**63), high: int = 2**63 - 1) -> int:
-    """Returns an integer of any type as a plain int. Arithmetic with NumPy's would wrap, and change an array in place.
+    """Returns an integer of any type as a plain int, because NumPy's integers overflow and its arrays change in place.
 
     Raises:
-        ArgumentError: value is not an integer, or not from low to high.
+        ArgumentError: value is not an integer, or is not from low to high.
     """
     if type(value) is not int:
         try:
@@ -89,7 +89,7 @@ def integer(name: str, value: SupportsIndex, low: int = -(2**63), high: int = 2*
 
 
 def text(key: str, value: Setting) -> str:
-    """Returns the value of a setting as --set takes it."""
+    """Returns the value of a setting in the form that --set takes."""
     words = value if isinstance(value, str) else json.dumps(_plain(key, value))
     if "\0" in words:
         raise ArgumentError(f"{key} must not contain a null character (got {words!r})")
@@ -97,7 +97,11 @@ def text(key: str, value: Setting) -> str:
 
 
 def path_settings(settings: Mapping[str, Setting]) -> str:
-    """Returns settings as a component of a path in a mount. A key or a value that could add a setting or leave the split is refused."""
+    """Returns settings as a component of a path in a mount.
+
+    Raises:
+        ArgumentError: a key or a value could add another setting or lead out of the split.
+    """
     pairs = {key: text(key, value) for key, value in settings.items()}
     for key, words in pairs.items():
         if not _PATH_KEY.fullmatch(key):
@@ -119,10 +123,10 @@ def _plain(key: str, value: Any) -> Any:
 
 
 def parse_info(path: str, text: bytes) -> dict[str, Any]:
-    """Returns what the info.json of a path says.
+    """Returns the content of a path's info.json.
 
     Raises:
-        MountError: it is not that of a batchfs of this version.
+        MountError: it has no identity, so this version of batchfs did not write it.
     """
     with contextlib.suppress(ValueError, TypeError):
         info = json.loads(text)

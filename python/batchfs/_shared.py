@@ -1,4 +1,4 @@
-"""Memory that the copies of an object share, in processes that were forked or spawned."""
+"""Memory that the copies of an object share across forked and spawned processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LAYOUT = "3q"
 class Shared:
     """Numbers that an iterator shares with its copies in the workers of a DataLoader.
 
-    A copy that is made otherwise, such as by pickle, has numbers of its own.
+    A copy that is made in another way, such as with pickle, has numbers of its own.
     """
 
     def __init__(self, numbers: Sequence[int] = (0, 0, 0), fd: int = -1) -> None:
@@ -26,12 +26,12 @@ class Shared:
 
     @property
     def begun(self) -> int:
-        """How often a worker has begun to read."""
+        """The number of times that a worker has begun to read."""
         return self._numbers[0]
 
     @property
     def loaded(self) -> int:
-        """How often a state has been loaded outside workers."""
+        """The number of times that a state was loaded outside workers."""
         return self._numbers[1]
 
     @property
@@ -51,7 +51,7 @@ class Shared:
             os.close(self._fd)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from multiprocessing.context import get_spawning_popen  # imported late, for programs without workers
+        from multiprocessing.context import get_spawning_popen  # imported here, because only programs with workers need it
         from multiprocessing.reduction import DupFd
 
         if get_spawning_popen() is None:

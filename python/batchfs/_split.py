@@ -98,7 +98,7 @@ class Split(Sequence[Batch[Array]]):
         """Returns batch k, for any k from 0 to 2**40 - 1, whatever the length.
 
         Raises:
-            ArgumentError: k is no integer, or out of range.
+            ArgumentError: k is not an integer, or is out of range.
             ReadError: the batch cannot be read.
         """
         k = integer("k", k, 0, MAX_BATCHES - 1)
@@ -141,7 +141,7 @@ class Position(Locked):
 
     Threads may share an iterator: its lock gives each number, in order, to one of them.
 
-    ``state_dict()`` is {"step": the number of the next batch, "fingerprint": that of the tokens}.
+    ``state_dict()`` returns {"step": the number of the next batch, "fingerprint": the fingerprint of the tokens}.
     """
 
     def __init__(self, split: Split, start: SupportsIndex, stop: SupportsIndex | None) -> None:
@@ -151,16 +151,16 @@ class Position(Locked):
         self.stop = MAX_BATCHES if stop is None else integer("stop", stop, 0, MAX_BATCHES)
         self.worker, self.workers = 0, 1
         self.shared = Shared()
-        self._begun = self._loaded = 0  # what this process has taken note of in shared
+        self._begun = self._loaded = 0  # values in shared when this process last looked
         self._first: int | None = None  # the step at which this worker begins each loop
         if torch := sys.modules.get("torch"):
-            torch.utils.data.IterableDataset.register(Position)  # it is an ABC: DataLoader asks isinstance
+            torch.utils.data.IterableDataset.register(Position)  # an ABC, for DataLoader's isinstance
 
     def __iter__(self: S) -> S:
-        """Returns itself. In a worker of PyTorch's DataLoader it then gives every n-th batch, of n workers.
+        """Returns the iterator itself. In one of n workers of PyTorch's DataLoader it then gives every n-th batch.
 
-        Workers may have read batches that an earlier loop did not get before it ended. So each loop of workers that persist begins
-        where the first one did, as it does with new workers, or at the state that was loaded since.
+        Workers may have read batches that an earlier loop did not get before it ended. So persistent workers begin each loop where
+        they began the first one, as new workers do, or at a state that was loaded since.
         """
         worker = worker_info()
         if worker is None:
@@ -177,10 +177,10 @@ class Position(Locked):
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state to save: the batch that was given last is done.
+        """Returns the state to save, in which the batch that was given last is done.
 
         Raises:
-            Error: the workers of a DataLoader read the batches, and this process does not know which ones.
+            Error: the workers of a DataLoader read the batches, so this process does not know the step.
         """
         if self._begun != self.shared.begun and worker_info() is None:
             raise Error(
@@ -190,11 +190,11 @@ class Position(Locked):
         return {"step": self.step, "fingerprint": self.split.fingerprint}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from a state that was saved, on this mount or another of the same tokens.
+        """Continues from a saved state, on this mount or another of the same tokens.
 
         Raises:
-            ArgumentError: the state's step is no integer, or out of range.
-            Error: the state is of other tokens.
+            ArgumentError: the state's step is not an integer, or is out of range.
+            Error: the state belongs to other tokens.
         """
         step = integer("step in the state", state_dict["step"], 0, MAX_BATCHES)
         there = state_dict["fingerprint"]
@@ -211,7 +211,7 @@ class Position(Locked):
 
 
 def worker_info() -> Any:
-    """Returns what PyTorch says of the DataLoader's worker that this process is, or None."""
+    """Returns PyTorch's WorkerInfo if this process is a worker of a DataLoader, or else None."""
     torch = sys.modules.get("torch")
     return torch.utils.data.get_worker_info() if torch else None
 
@@ -245,12 +245,12 @@ def locate(
     settings: dict[str, Setting],
     describe: Callable[[str], dict[str, Any]],
 ) -> tuple[str, dict[str, Any]]:
-    """Returns the path of a split under settings, and what describe says of that path.
+    """Returns the path of a split under settings, and what describe returns for that path.
 
-    rank and world are those of torchrun's environment unless they are given, and so is local_world where it matters.
+    rank and world default to those in torchrun's environment, and so does local_world if it matters.
 
     Raises:
-        ArgumentError: there is one of rank and world, but not the other, or a number is wrong.
+        ArgumentError: only one of rank and world is given, or a number is wrong.
     """
     if (rank is None) != (world is None):
         raise ArgumentError("rank and world: give both, or none")

@@ -25,14 +25,14 @@ _MASKS = {"uint16": 0xFFFF, "uint32": 0xFFFFFFFF}
 
 
 def steps(split: Split, device: torch.device | str | None, start: SupportsIndex, stop: SupportsIndex | None) -> TorchSteps:
-    """Returns what `Split.torch` does."""
+    """Returns the iterator for `Split.torch`."""
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     kinds = {"cuda": CudaSteps, "cpu": CPUSteps}
     return kinds.get(device.type, TorchSteps)(split, device, start, stop)
 
 
 class TorchSteps(Position, Iterator[tuple[int, Tensors]]):
-    """Iterator over (step, batch) with tensors on a device: see `Split.torch`. Each batch is the caller's."""
+    """Iterator over (step, batch) with tensors on a device: see `Split.torch`. The caller owns each batch."""
 
     def __init__(self, split: Split, device: torch.device, start: SupportsIndex, stop: SupportsIndex | None) -> None:
         super().__init__(split, start, stop)
@@ -87,7 +87,7 @@ class TorchSteps(Position, Iterator[tuple[int, Tensors]]):
 
 
 class CPUSteps(TorchSteps):
-    """TorchSteps on the CPU. NumPy makes tokens int64, in memory that is used again once no tensor lies there."""
+    """TorchSteps on the CPU. NumPy converts tokens to int64, in memory that is reused once no tensor refers to it."""
 
     def __init__(self, split: Split, device: torch.device, start: SupportsIndex, stop: SupportsIndex | None) -> None:
         super().__init__(split, device, start, stop)
@@ -126,7 +126,7 @@ class CudaSteps(TorchSteps):
             now = torch.cuda.current_stream(self.device)
             now.wait_event(sent)
             for tensor in batch.values():
-                tensor.record_stream(now)  # its memory is of the other stream
+                tensor.record_stream(now)  # its memory belongs to the other stream
             self.step = k + 1
             return k, batch
 

@@ -1,6 +1,8 @@
-"""Looks up random settings of a split in sequential order, whose tokens are their positions, until its standard input ends.
+"""Looks up random settings of a split until standard input ends: settings.py SPLIT
 
-settings.py SPLIT. It compares each batch with what the settings say, and prints what was wrong.
+The split is in sequential order, and its tokens are their own positions. Prints `ready`, compares
+every batch that it reads with the one that the settings call for, and at the end prints the first
+ten errors.
 """
 import array
 import os

@@ -116,7 +116,8 @@ sys.stdin.read()`, m.Path("train/info.json")))
 	}
 }
 
-// With the identity of a sequence in a mount, cat writes that sequence's batches, and nothing of another one.
+// Given the identity of a sequence in a mount, cat writes the batches of that sequence, and refuses
+// any other sequence without writing a byte.
 func TestCatOfAnIdentity(t *testing.T) {
 	config, batches := e2e.Small(t, 1)
 	file := filepath.Join(filepath.Dir(config), "train.bin")
@@ -135,7 +136,7 @@ func TestCatOfAnIdentity(t *testing.T) {
 			}
 		}
 	}
-	out, stderr, err := cat("train/steps=7", "raw") // which no batch depends on
+	out, stderr, err := cat("train/steps=7", "raw") // steps changes no batch, so not the identity either
 	if e2e.Line([]byte(out)) != batches[0] {
 		t.Errorf("%v, %s: another batch", err, stderr)
 	}

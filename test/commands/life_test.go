@@ -64,7 +64,8 @@ func TestEndingUnderAReader(t *testing.T) {
 	}
 }
 
-// Commands that need the supervisor say at once that it is stopped, and how to continue it. Only unmount --force does something meanwhile.
+// Commands that need the supervisor fail immediately if it is stopped, and say how to continue it.
+// Only unmount --force has an effect meanwhile.
 func TestStoppedSupervisor(t *testing.T) {
 	t.Parallel()
 	config, _ := e2e.Small(t, 1)
@@ -72,7 +73,7 @@ func TestStoppedSupervisor(t *testing.T) {
 	supervisor, workers := m.Cmd.Process.Pid, m.AwaitStandby(t)
 	e2e.NoError(t, syscall.Kill(supervisor, syscall.SIGSTOP))
 	t.Cleanup(func() { syscall.Kill(supervisor, syscall.SIGCONT) })
-	for _, worker := range workers { // without them, to look at the mount hangs
+	for _, worker := range workers { // without a worker, accessing the mount hangs
 		e2e.NoError(t, syscall.Kill(worker, syscall.SIGKILL))
 	}
 	stopped := fmt.Sprintf("%s is stuck: process %d, which keeps the mount, is stopped; continue it with: kill -CONT %[2]d", m.Dir, supervisor)

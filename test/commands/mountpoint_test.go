@@ -189,7 +189,7 @@ func TestInterruptedCommands(t *testing.T) {
 	}
 }
 
-// Whatever a mount waits for while it starts, a signal ends it. Nothing stays mounted.
+// A signal ends a mount that is starting, whatever it waits for, and nothing stays mounted.
 func TestInterruptedMount(t *testing.T) {
 	d := e2e.NewDouble(t, e2e.VersionOf(0, 500_000))
 	intact := e2e.Write(t, filepath.Join(t.TempDir(), "intact.bin"), e2e.VersionOf(1, 100_000))
@@ -197,7 +197,8 @@ func TestInterruptedMount(t *testing.T) {
 	for range 3999 {
 		fmt.Fprintf(&text, "[[splits.train.sources]]\ntokens = %q\nweight = 1\n", intact)
 	}
-	fmt.Fprintf(&text, "[[splits.train.sources]]\ntokens = %q\nweight = 1e6\n", d.Path) // so that the first batch has rows of it
+	// The weight gives the first batch rows from this source.
+	fmt.Fprintf(&text, "[[splits.train.sources]]\ntokens = %q\nweight = 1e6\n", d.Path)
 	config := e2e.Write(t, filepath.Join(t.TempDir(), "config.toml"), text.String())
 	for name, args := range map[string][]string{"foreground": nil, "background": {"-d", "--log", filepath.Join(t.TempDir(), "log")}} {
 		for i, mode := range []e2e.Mode{e2e.Hang, e2e.HangOpen} {
@@ -208,7 +209,9 @@ func TestInterruptedMount(t *testing.T) {
 				var stderr strings.Builder
 				cmd.Stderr = &stderr
 				ended := e2e.Begin(t, cmd)
-				t.Cleanup(func() { d.Set(t, e2e.Healthy) }) // before a process is waited for that cannot end until then
+				// This runs before the cleanup of Begin, which waits for a process that may hang
+				// until then.
+				t.Cleanup(func() { d.Set(t, e2e.Healthy) })
 				d.Await(t, 1)
 				began := time.Now()
 				e2e.NoError(t, cmd.Process.Signal([]syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[i]))

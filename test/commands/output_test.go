@@ -14,7 +14,7 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Every command whose standard output is on a full disk fails and says so.
+// Every command fails with an error message if its standard output is on a full disk.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	full := e2e.Must(os.OpenFile("/dev/full", os.O_WRONLY, 0))(t)
@@ -68,14 +68,15 @@ func TestFullDisk(t *testing.T) {
 	background := t.TempDir()
 	t.Cleanup(func() { syscall.Unmount(background, syscall.MNT_DETACH) })
 	fails("mount", "-d", "-c", config, "--log", filepath.Join(dir, "log"), background)
-	e2e.Run(t, e2e.PlainBatchfs, "unmount", background) // it is mounted nevertheless
+	e2e.Run(t, e2e.PlainBatchfs, "unmount", background) // the mount succeeded; only its message was lost
 	cmd, stderr, ended := begin("mount", "-c", config, background)
 	e2e.Await(t, "a mount that serves", func() bool { return strings.Contains(stderr.String(), "msg=mounted") })
 	e2e.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	failed(cmd, stderr, ended)
 }
 
-// Names that others chose forge no line of what is printed, and neither reorder it nor reach the terminal as commands to it.
+// File names cannot forge a line of the output, reorder its text, or send control sequences to the
+// terminal.
 func TestForgedNames(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)
@@ -88,7 +89,7 @@ func TestForgedNames(t *testing.T) {
 	data := []string{"--data", dir, "--set", "batch.block_size=16"}
 	for _, test := range []struct {
 		args []string
-		want string // the first part of a line, with %s for the directory
+		want string // start of a line; %s stands for the quoted directory
 	}{
 		{append(data, "mount", "-d", "--log", filepath.Join(dir, "log"), mountpoint), "%s/mnt serves"},
 		{append(data, "mount", mountpoint), "batchfs: mountpoint "},

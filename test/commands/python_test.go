@@ -19,7 +19,8 @@ func TestPythonPackage(t *testing.T) {
 	}
 }
 
-// Every command works on a mount that the package made, whose log is a file in memory too.
+// Commands work on a mount that the Python package made. Its log is a memfd, like the shared
+// memory.
 func TestCommandsOnAMountOfPython(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)

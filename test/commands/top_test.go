@@ -149,8 +149,8 @@ func TestMetricsListen(t *testing.T) {
 	e2e.Fails(t, "mount.metrics_listen: listen tcp "+address, e2e.Batchfs, "mount", "-c", config, "--set", "mount.metrics_listen="+address, t.TempDir())
 }
 
-// Half-open connections do not keep view or metrics from answering, though there are more than the process may have descriptors. A name
-// that may be another site's is refused.
+// view and metrics answer despite more idle connections than the process may have descriptors. A
+// request whose Host header may name another site is refused.
 func TestServedOverHTTP(t *testing.T) {
 	t.Parallel()
 	config, _ := e2e.Small(t, 1)
@@ -177,7 +177,7 @@ func TestServedOverHTTP(t *testing.T) {
 	}
 }
 
-// stateInList returns a function that reports whether list shows a mount in a state.
+// stateInList returns a function that reports whether list shows the mount at mountpoint in state.
 func stateInList(t *testing.T, mountpoint, state string) func() bool {
 	return func() bool {
 		for line := range strings.Lines(e2e.Run(t, e2e.Batchfs, "list")) {
@@ -189,7 +189,7 @@ func stateInList(t *testing.T, mountpoint, state string) func() bool {
 	}
 }
 
-// list and top see every mount, in whatever state, and touch none.
+// list and top show every mount, whatever its state, without accessing its files.
 func TestListOfMounts(t *testing.T) {
 	t.Parallel()
 	config, _ := e2e.Small(t, 1)

@@ -43,34 +43,36 @@ func Install(t testing.TB, name, dir, pkg string) string {
 	return program
 }
 
-// A Bucket is one of a real S3 server, which is reached with TLS through a proxy that can fail.
+// A Bucket is a bucket on a real S3 server, reached over TLS through a proxy that can inject
+// faults. It is safe for concurrent use.
 type Bucket struct {
 	Url    string
 	Client *minio.Client
-	fault  atomic.Pointer[func(w http.ResponseWriter, r *http.Request) bool] // answers a request, or lets it pass
-	Large  atomic.Int64                                                      // bytes that were fetched of blocks
+	fault  atomic.Pointer[func(w http.ResponseWriter, r *http.Request) bool] // see Fails
+	Large  atomic.Int64                                                      // bytes of blocks that were fetched
 
 	mu   sync.Mutex  // guards gets
-	gets map[Get]int // of blocks
+	gets map[Get]int // number of times that each block was fetched
 }
 
-// A Get is what a process fetches of an object.
+// A Get is one process's request for a range of an object.
 type Get struct {
 	Client string // AWS_SESSION_TOKEN of the process
 	Object string // /bucket/key
-	Range  string // as in HTTP
+	Range  string // the HTTP Range header
 }
 
-// The headers that carry a Get's Client to the proxy, and on from there.
+// A Get's Client arrives at the proxy in tokenHeader, and the proxy passes it on in clientHeader.
 const (
 	tokenHeader  = "X-Amz-Security-Token"
 	clientHeader = "X-Client"
 )
 
-// ClientOf returns the Client that sends a request.
+// ClientOf returns the AWS_SESSION_TOKEN of the process that sent a request, or "" if it has none.
 func ClientOf(r *http.Request) string { return r.Header.Get(tokenHeader) }
 
-// Gets returns how many bytes of blocks each process has fetched, and the blocks that a process has fetched more than once.
+// Gets returns the number of bytes of blocks that each process has fetched, by Client, and the
+// blocks that one process has fetched more than once.
 func (b *Bucket) Gets() (bytes map[string]int64, again []Get) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -116,7 +118,7 @@ func NewBucket(t testing.TB) *Bucket {
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(target)
 			r.Out.Host = r.In.Host
-			if client := ClientOf(r.In); client != "" { // the server knows no such token
+			if client := ClientOf(r.In); client != "" { // the server would reject the token
 				r.Out.Header.Del(tokenHeader)
 				r.Out = signer.SignV4(*r.Out, StoreKey, StoreSecret, "", "us-east-1")
 				r.Out.Header.Set(clientHeader, client)
@@ -181,18 +183,20 @@ func (b *Bucket) Put(t testing.TB, key string, data []byte) {
 	b.PutIn(t, "bucket", key, data)
 }
 
-// PutIn stores an object in another bucket, which exists.
+// PutIn stores an object in an existing bucket.
 func (b *Bucket) PutIn(t testing.TB, bucket, key string, data []byte) {
 	t.Helper()
 	Must(b.Client.PutObject(context.Background(), bucket, key, bytes.NewReader(data), int64(len(data)), minio.PutObjectOptions{}))(t)
 }
 
-// Fails calls fault for each store request. It answers the request and returns true, or lets it pass.
+// Fails makes the proxy call fault for each store request, from several goroutines. fault either
+// answers the request and returns true, or returns false to let the request pass.
 func (b *Bucket) Fails(fault func(w http.ResponseWriter, r *http.Request) bool) {
 	b.fault.Store(&fault)
 }
 
-// FailsAt answers requests with a status and the code of an S3 error, if their path begins with prefix: /bucket/ or /bucket/key.
+// FailsAt makes the proxy answer every request whose path begins with prefix, such as /bucket/ or
+// /bucket/key, with an HTTP status and the code of an S3 error.
 func (b *Bucket) FailsAt(prefix string, status int, code string) {
 	b.Fails(func(w http.ResponseWriter, r *http.Request) bool {
 		if !strings.HasPrefix(r.URL.Path, prefix) {

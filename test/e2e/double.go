@@ -12,33 +12,35 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// A Double is a token file that fails as it is told to, alone in a filesystem that the test itself serves.
+// A Double is a token file that fails on demand. It is the only file of a file system that the test
+// process itself serves.
 type Double struct {
 	gofs.Inode
 	Path    string
 	content []byte
 
 	mu      sync.Mutex
-	turn    *sync.Cond // that mode is another
+	turn    *sync.Cond // signals that mode has changed
 	mode    Mode       // guarded by mu
-	hanging int        // reads, and opens; guarded by mu
+	hanging int        // number of reads and opens that hang; guarded by mu
 }
 
-// A Mode is what becomes of who uses a double.
+// A Mode is the way in which a Double works or fails.
 type Mode int
 
 const (
 	Healthy  Mode = iota
-	Denied        // to open it is EACCES
-	Failing       // to read it is EIO
-	Half          // to read its second half is EIO
-	Gone          // it is not there: ENOENT
-	Shorter       // it has lost its second half
-	Hang          // to read it takes until the mode is another, whatever happens to the reader meanwhile
-	HangOpen      // the same, but to open it
+	Denied        // opening fails with EACCES
+	Failing       // reading fails with EIO
+	Half          // reading the second half fails with EIO
+	Gone          // the file does not exist: ENOENT
+	Shorter       // the file has lost its second half
+	Hang          // reading blocks until the mode changes, even if the reader is killed
+	HangOpen      // opening blocks until the mode changes, even if the opener is killed
 )
 
-// NewDouble mounts a healthy double. It is unmounted at the end of the test, after what was mounted later than this.
+// NewDouble mounts a healthy double. It is unmounted at the end of the test, after everything that
+// was mounted later.
 func NewDouble(t testing.TB, content []byte) *Double {
 	t.Helper()
 	NeedFUSE(t)
@@ -70,20 +72,22 @@ func NewDouble(t testing.TB, content []byte) *Double {
 	return d
 }
 
-// Set makes the double fail in another way, or not at all. The kernel drops what it has cached, except what is read at the
-// very moment that it begins to hang. A double that hangs is let go before what was mounted earlier is unmounted.
+// Set changes the mode of the double. The kernel drops what it has cached of the file, except
+// for data that is being read just when the double begins to hang. At the end of the test, a
+// double that hangs becomes healthy before anything that was mounted earlier is unmounted.
 func (d *Double) Set(t testing.TB, m Mode) {
 	t.Helper()
 	if m == Hang || m == HangOpen {
 		t.Cleanup(func() { d.Set(t, Healthy) })
-		d.drop(t) // now, as afterwards it would wait for reads that hang
+		d.drop(t) // afterwards, this would wait for reads that hang
 	}
 	d.mu.Lock()
 	d.mode = m
 	d.mu.Unlock()
 	d.turn.Broadcast()
 	if m != Hang && m != HangOpen {
-		Await(t, "the end of what hung", func() bool { // or it would hang again with the next mode
+		// A request that is still waiting would hang again if the next mode hangs too.
+		Await(t, "the end of what hung", func() bool {
 			d.mu.Lock()
 			defer d.mu.Unlock()
 			return d.hanging == 0
@@ -92,7 +96,7 @@ func (d *Double) Set(t testing.TB, m Mode) {
 	}
 }
 
-// Await returns when so many reads or opens hang at once.
+// Await waits until at least the given number of reads and opens hang at the same time.
 func (d *Double) Await(t testing.TB, reads int) {
 	t.Helper()
 	Await(t, fmt.Sprintf("%d that hang", reads), func() bool {
@@ -104,7 +108,7 @@ func (d *Double) Await(t testing.TB, reads int) {
 
 func (d *Double) drop(t testing.TB) {
 	t.Helper()
-	if errno := d.NotifyContent(0, 0); errno != 0 && errno != syscall.ENOENT { // that says that the kernel has nothing of it
+	if errno := d.NotifyContent(0, 0); errno != 0 && errno != syscall.ENOENT { // ENOENT: nothing is cached
 		t.Errorf("%s stays in the page cache: %v", d.Path, errno)
 	}
 }
@@ -118,7 +122,7 @@ func (d *Double) now() (m Mode, content []byte) {
 	return d.mode, d.content
 }
 
-// hangWhile waits until the mode is not m, and returns the mode then.
+// hangWhile blocks while the mode is m, and returns the mode that ended the wait.
 func (d *Double) hangWhile(m Mode) Mode {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -284,7 +284,7 @@ func JSON[T any](t testing.TB, args ...string) (v T) {
 	return v
 }
 
-// An Info is what info.json says.
+// An Info holds the fields of info.json that tests use.
 type Info struct {
 	DType, Sequence       string
 	Fingerprint, Identity string

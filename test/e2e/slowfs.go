@@ -16,21 +16,22 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// A SlowFS is a file system that passes every request through to another directory, and delays or interrupts the requests that a
-// test picks. The kernel caches neither its entries nor its attributes. A process of its own serves it, so a test may use it
-// directly.
+// A SlowFS is a file system that passes every request through to another directory, and delays or
+// interrupts the requests that a test picks. The kernel caches neither its entries nor its
+// attributes. A separate process serves it, so that a test may also access its files itself. A
+// SlowFS is safe for concurrent use.
 //
-// Requests are "lookup", "getattr", "open", "create", "read" or "write". A stat is a lookup for each element of the path below Dir,
-// followed by a getattr.
+// Requests are "lookup", "getattr", "open", "create", "read" or "write". A stat is a lookup for
+// each element of the path below Dir, followed by a getattr.
 type SlowFS struct {
-	Dir string // the mountpoint
+	Dir string // mountpoint
 
 	mu     sync.Mutex // guards client
 	client *Client
 }
 
-// NewSlowFS mounts a file system that shows the directory source. It is unmounted at the end of the test, after everything that was
-// mounted later.
+// NewSlowFS mounts a file system that shows the directory source. It is unmounted at the end of the
+// test, after everything that was mounted later.
 func NewSlowFS(t testing.TB, source string) *SlowFS {
 	t.Helper()
 	NeedFUSE(t)
@@ -40,7 +41,7 @@ func NewSlowFS(t testing.TB, source string) *SlowFS {
 	s.client = StartClient(t, cmd)
 	t.Cleanup(func() {
 		s.client.End(t)
-		syscall.Unmount(s.Dir, syscall.MNT_FORCE|syscall.MNT_DETACH) // in case the server could not
+		syscall.Unmount(s.Dir, syscall.MNT_FORCE|syscall.MNT_DETACH) // if the server failed to
 	})
 	s.client.Ready(t)
 	return s
@@ -58,12 +59,13 @@ func (s *SlowFS) Interrupt(t testing.TB, request string, n, m int) {
 	s.tell(t, "interrupt", request, int64(n), m)
 }
 
-// Count returns how many requests of one kind there were, including those that were interrupted.
+// Count returns the number of requests of one kind so far, including those that were interrupted.
 func (s *SlowFS) Count(t testing.TB, request string) int {
 	t.Helper()
 	return Must(strconv.Atoi(s.tell(t, "count", request, 0, 0)))(t)
 }
 
+// tell sends a command to the server, see slowServer.do, and returns its reply.
 func (s *SlowFS) tell(t testing.TB, command, request string, n int64, m int) string {
 	t.Helper()
 	s.mu.Lock()
@@ -72,24 +74,26 @@ func (s *SlowFS) tell(t testing.TB, command, request string, n int64, m int) str
 	return s.client.Line(t)
 }
 
-// slowFSVariable is set in the process that serves a SlowFS, which is the test's program.
+// slowFSVariable is the environment variable that makes the test binary serve a SlowFS instead of
+// running tests. Its value is the directory to show.
 const slowFSVariable = "BATCHFS_TEST_SLOWFS"
 
-// slowServer implements SlowFS in its process.
+// A slowServer serves a SlowFS in its own process.
 type slowServer struct {
 	fuse.RawFileSystem
 
 	mu    sync.Mutex               // guards kinds
-	kinds map[string]slowedRequest // by the name of the request
+	kinds map[string]slowedRequest // keyed by kind of request, such as "read"
 }
 
+// A slowedRequest holds the settings and the count for one kind of request.
 type slowedRequest struct {
 	delay time.Duration
-	n, m  int // of m requests, n are interrupted
-	count int
+	n, m  int // n of every m requests are interrupted; m is 0 if none are
+	count int // requests so far
 }
 
-// serveSlowFS serves until its standard input ends, and then unmounts.
+// serveSlowFS serves source at dir until its standard input ends, and then unmounts.
 func serveSlowFS(source, dir string) {
 	root, err := gofs.NewLoopbackRoot(source)
 	must(err)
@@ -102,13 +106,15 @@ func serveSlowFS(source, dir string) {
 	for commands := bufio.NewScanner(os.Stdin); commands.Scan(); {
 		fmt.Println(slow.do(commands.Text()))
 	}
-	// A process that was killed has its files open until the kernel has ended it.
+	// A killed process keeps its files open until the kernel has torn it down, so this may take a
+	// while.
 	for began := time.Now(); server.Unmount() != nil && time.Since(began) < Limit; {
 		time.Sleep(time.Millisecond)
 	}
 }
 
-// do executes a command of SlowFS.tell, and returns the number of requests of that kind.
+// do executes a command line from SlowFS.tell, and returns the number of requests of its kind so
+// far.
 func (s *slowServer) do(command string) int {
 	var verb, name string
 	var n int64
@@ -128,7 +134,7 @@ func (s *slowServer) do(command string) int {
 	return r.count
 }
 
-// slow counts a request, waits for as long as it should take, and returns EINTR if it should be interrupted.
+// slow counts a request, waits for its delay, and returns EINTR if it should be interrupted, or OK.
 func (s *slowServer) slow(name string) fuse.Status {
 	s.mu.Lock()
 	r := s.kinds[name]
@@ -142,7 +148,8 @@ func (s *slowServer) slow(name string) fuse.Status {
 	return fuse.OK
 }
 
-// Init hides the server from the inner file system, which would otherwise have the kernel read files without a request.
+// Init hides the server from the inner file system. Otherwise that would use FUSE passthrough, and
+// the kernel would read files without sending requests.
 func (s *slowServer) Init(*fuse.Server) {}
 
 func (s *slowServer) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {

@@ -10,7 +10,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// A mount of more shards than it may have descriptors reads them with every access, and keeps few of them open.
+// A mount with more shards than its process may have descriptors reads them all with every access
+// mode, and keeps few of them open.
 func TestFewDescriptors(t *testing.T) {
 	t.Parallel()
 	const shards, limit, tokens = 1000, 256, 200

@@ -8,7 +8,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// No read fails while the file system that holds the tokens interrupts most requests, including the page faults of a mapping.
+// No read fails while the file system below the token files interrupts most requests, including the
+// page faults of a mapping.
 func TestInterruptedFileSystem(t *testing.T) {
 	t.Parallel()
 	const shards, batches = 4, 8
@@ -27,7 +28,7 @@ func TestInterruptedFileSystem(t *testing.T) {
 			for _, request := range []string{"lookup", "getattr", "open"} {
 				slow.Interrupt(t, request, 1, 2)
 			}
-			slow.Interrupt(t, "read", 5, 6) // first the read-ahead, then two attempts to map a page
+			slow.Interrupt(t, "read", 5, 6) // enough for the read-ahead and two attempts to map a page
 			for k := range batches {
 				e2e.Equal(t, fmt.Sprint("batch ", k), e2e.Take(t, m, fmt.Sprint("train/batch/", k)), want[k])
 			}

@@ -66,8 +66,9 @@ func TestTimeLimit(t *testing.T) {
 				e2e.Equal(t, fmt.Sprintf("batch %d", k), e2e.Take(t, m, "train/next"), want[k])
 			}
 			e2e.Equal(t, "the worker", m.Worker(t), serving)
-			e2e.AwaitDoctor(t, m.Dir, "is mounted, served by process ") // once every handler of a timed-out read has ended
-			const delivered = 4                                         // batch 0, batch/1, and two of next
+			// From here on, no handler of a timed-out read is left that could count a batch.
+			e2e.AwaitDoctor(t, m.Dir, "is mounted, served by process ")
+			const delivered = 4 // batch 0, batch/1, and two batches from next
 			e2e.Says(t, fmt.Sprintf("\nbatchfs_batches_total{settings=\"\",split=\"train\"} %d\n", delivered), "cat", m.Path("metrics"))
 		})
 	}

@@ -12,9 +12,9 @@ import (
 	"batchfs/test/e2e"
 )
 
-// Workers are killed and replaced while settings are looked up, and while the kernel forgets them.
-// Each lookup finds its own settings, and in the end only the settings directories that are in use
-// are left.
+// While workers are killed and replaced, and the kernel looks settings up and forgets them, each
+// lookup finds its own settings. In the end, only the settings directories that are in use are
+// left.
 func TestSettingsAreForgotten(t *testing.T) {
 	t.Parallel()
 	e2e.NeedRoot(t, "only root may have the kernel forget what is not in use")
@@ -23,7 +23,7 @@ func TestSettingsAreForgotten(t *testing.T) {
 	cmd.Env = append(os.Environ(), "BATCHFS_FAULTS=counting:kill:3000 added:kill:3000 forget:kill:3000 retire:kill:3000")
 	m := e2e.MountProgram(t, cmd, "-c", config)
 	m.AwaitStandby(t)
-	forget := func() { // what is not in use
+	forget := func() { // a remount makes the kernel forget what is not in use
 		e2e.Run(t, "mount", "-i", "-o", "remount,ro", m.Dir)
 	}
 	inUse := []string{"block_size=30", "block_size=40", "block_size=50"}
@@ -43,7 +43,7 @@ func TestSettingsAreForgotten(t *testing.T) {
 		time.Sleep(time.Duration(rand.Int64N(int64(200 * time.Millisecond))))
 		if worker := m.Worker(t); worker > 0 {
 			if rand.IntN(3) == 0 {
-				e2e.Try(t, e2e.PlainBatchfs, "restart", m.Dir) // which fails if the worker dies meanwhile
+				e2e.Try(t, e2e.PlainBatchfs, "restart", m.Dir) // may fail: a worker may die meanwhile
 			} else {
 				e2e.Kill(t, m, worker)
 			}
@@ -67,10 +67,10 @@ func TestSettingsAreForgotten(t *testing.T) {
 
 var settingsLine = regexp.MustCompile(`(?m)^batchfs_cursor{settings="(.+)",split="val"}`)
 
-// settingsOf returns the settings of val whose directories a mount has, sorted.
+// settingsOf returns the settings of val for which the mount has a directory, sorted.
 func settingsOf(t *testing.T, m *e2e.Mounted) (all []string) {
 	t.Helper()
-	metrics, _, _ := e2e.Try(t, "cat", m.Path("metrics")) // which fails if the worker dies meanwhile
+	metrics, _, _ := e2e.Try(t, "cat", m.Path("metrics")) // may fail: a worker may die meanwhile
 	for _, line := range settingsLine.FindAllStringSubmatch(metrics, -1) {
 		all = append(all, line[1])
 	}

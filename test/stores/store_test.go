@@ -271,7 +271,8 @@ func TestStoreOutage(t *testing.T) {
 	e2e.Equal(t, "the worker", e2e.StatusOf(t, m).PID, worker)
 }
 
-// An object that fails, or a bucket, takes nothing else down. While it is known to be down, its reads fail immediately, and name it.
+// A failing object or bucket affects no other. While it is known to be down, reads from it fail
+// immediately, with an error that names it.
 func TestStorePartsFail(t *testing.T) {
 	e2e.Long(t)
 	t.Parallel()
@@ -286,8 +287,8 @@ func TestStorePartsFail(t *testing.T) {
 		"[splits.other]\ntokens = 's3://other/good.bin'\n"+rows),
 		"--set", "mount.timeout=12s", "--set", "memory.ahead=0", "--set", "memory.ahead_bytes=0")
 	k := 0
-	read := func(split string) error { // a batch whose blocks no other batch needs
-		k += 2
+	read := func(split string) error {
+		k += 2 // adjacent batches share a block, which would be cached after the first one
 		_, said, err := e2e.Try(t, "cat", m.Path(fmt.Sprintf("%s/batch/%d", split, k)))
 		if err != nil {
 			return fmt.Errorf("%s: %w: %s", split, err, said)

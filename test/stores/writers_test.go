@@ -16,13 +16,16 @@ import (
 	"batchfs/test/e2e"
 )
 
-// writers is a corpus in a store, and the arguments of commands that read it through one cache directory with room for all blocks.
+// writers set up commands that write to one cache directory: a corpus in a store, and the arguments
+// for reading it through a directory with room for all its blocks.
 type writers struct {
 	*e2e.Bucket
-	data []byte
-	args []string
+	data []byte   // content of the corpus
+	args []string // arguments of batchfs
 }
 
+// newWriters stores a corpus of random blocks. inMemory is the number of blocks that a process may
+// hold in memory.
 func newWriters(t *testing.T, cacheDir string, blocks, inMemory int) writers {
 	t.Helper()
 	w := writers{Bucket: e2e.NewBucket(t), data: e2e.RandomBytes(blocks * e2e.StoreBlock)}
@@ -32,7 +35,7 @@ func newWriters(t *testing.T, cacheDir string, blocks, inMemory int) writers {
 	return w
 }
 
-// program is batchfs as a client of the store that Gets tells from others.
+// program returns a command that runs batchfs as the given client of the store, see e2e.Get.
 func (w writers) program(client string) *exec.Cmd {
 	return exec.Command("env", "AWS_SESSION_TOKEN="+client, e2e.Batchfs)
 }
@@ -45,7 +48,7 @@ func (w writers) fill(t *testing.T, client string) {
 	}
 }
 
-// holdUntil holds all requests until n clients wait for an answer.
+// holdUntil makes the store hold all requests until n clients wait for a reply.
 func (w writers) holdUntil(n int) {
 	var mu sync.Mutex // guards clients
 	clients, all := map[string]bool{}, make(chan struct{})
@@ -62,7 +65,7 @@ func (w writers) holdUntil(n int) {
 	})
 }
 
-// keepsAll checks that the mount's cache refused no block.
+// keepsAll checks that the mount has written every block that it fetched to the cache.
 func keepsAll(t *testing.T, m *e2e.Mounted) {
 	t.Helper()
 	metrics := e2e.Run(t, "cat", m.Path("metrics"))
@@ -71,8 +74,9 @@ func keepsAll(t *testing.T, m *e2e.Mounted) {
 	}
 }
 
-// Two fills and two mounts that share a cold cache all end well. Two of them may fetch the same block, but none fetches a block twice,
-// and none takes a block that another has written for one without room.
+// Two fills and two mounts that share a cold cache all succeed. Two of them may fetch the same
+// block, but none fetches a block twice, and none mistakes a block that another has written for a
+// full cache.
 func TestFourWriters(t *testing.T) {
 	e2e.Long(t)
 	t.Parallel()
@@ -109,13 +113,15 @@ func TestFourWriters(t *testing.T) {
 	t.Logf("bytes fetched: %v", bytes)
 }
 
-// A disk that takes 20 ms for each write makes `cache fill` slow, and is not reported as full.
+// If each write to the cache disk takes 20 ms, `cache fill` is slow, but does not report a full
+// cache.
 func TestSlowCacheDisk(t *testing.T) {
 	e2e.Long(t)
 	t.Parallel()
 	disk := e2e.NewSlowFS(t, t.TempDir())
 	const blocks = 200
-	w := newWriters(t, filepath.Join(disk.Dir, "blocks"), blocks, 100) // to write all those in memory takes longer than one may wait
+	// Writing all blocks in memory takes longer than a block may wait to be written.
+	w := newWriters(t, filepath.Join(disk.Dir, "blocks"), blocks, 100)
 	disk.Delay(t, "write", 20*time.Millisecond)
 	w.fill(t, "fill")
 	status := e2e.Run(t, append([]string{e2e.PlainBatchfs, "cache", "status"}, w.args...)...)
@@ -125,7 +131,8 @@ func TestSlowCacheDisk(t *testing.T) {
 	}
 }
 
-// A block that a killed process was writing is removed by whatever uses the directory next.
+// The next command that uses a cache directory removes the blocks that a killed process was
+// writing.
 func TestKilledWriter(t *testing.T) {
 	e2e.Long(t)
 	t.Parallel()
@@ -134,7 +141,7 @@ func TestKilledWriter(t *testing.T) {
 	w := newWriters(t, filepath.Join(disk.Dir, "blocks"), 20, 8)
 	unfinished := func() []string { return e2e.Must(filepath.Glob(filepath.Join(source, "blocks", "new-*")))(t) }
 	disk.Delay(t, "write", time.Second)
-	for len(unfinished()) == 0 { // unless the kill came between two blocks
+	for len(unfinished()) == 0 { // again if the kill came between two blocks
 		cmd := exec.Command(e2e.PlainBatchfs, append([]string{"cache", "fill"}, w.args...)...)
 		ended := e2e.Begin(t, cmd)
 		e2e.Await(t, "a block that is being written", func() bool { return len(unfinished()) > 0 })

@@ -275,7 +275,8 @@ func (s *Split) Wrote(key string) bool {
 // WroteArrays says whether the configuration names arrays beside the tokens, or says that there are none.
 func (s *Split) WroteArrays() bool { return s.Wrote("arrays") || s.Wrote("sources.arrays") }
 
-// VocabSizes returns the vocab_size of each source; Tokens are one source. It is 0 where none was written.
+// VocabSizes returns the vocab_size of each source, or 0 for a source without one. Tokens count as
+// one source.
 func (s *Split) VocabSizes() (sizes []int64) {
 	for i := range s.sources() {
 		sizes = append(sizes, s.VocabSizeOf(i))
@@ -283,7 +284,7 @@ func (s *Split) VocabSizes() (sizes []int64) {
 	return sizes
 }
 
-// VocabSizeOf returns the vocab_size of one source, or 0 if none was written.
+// VocabSizeOf returns the vocab_size of one source, or 0 if it has none.
 func (s *Split) VocabSizeOf(source int) int64 {
 	return cmp.Or(s.sources()[source].VocabSize, s.VocabSize)
 }
@@ -357,8 +358,8 @@ func (s *Split) checkShares() error {
 	return nil
 }
 
-// CheckVocabSize returns an error if a dtype cannot hold the tokens of a vocabulary, the largest of VocabSizes. Elements with axes are
-// no tokens.
+// CheckVocabSize returns an error if a dtype cannot hold the tokens of a vocabulary of this size,
+// the largest of VocabSizes. Elements with axes are not tokens, so they are not checked.
 func (s *Split) CheckVocabSize(size int64, dtype array.DType, axes []int) error {
 	if len(axes) == 0 && dtype.IsInteger() && size > dtype.Values() {
 		return fmt.Errorf("%s: %s cannot hold the tokens of a vocabulary of %d in splits.%s; is it token_dtype = \"uint32\"?",

@@ -15,12 +15,12 @@ import (
 // A document is one TOML text: the configuration file, or one --set argument.
 type document struct {
 	text string
-	name string     // of the file; empty for --set
-	keys []toml.Key // each once, in the order of the text
+	name string     // path of the file; empty for --set
+	keys []toml.Key // without duplicates, in the order of the text
 	tree map[string]any
 }
 
-// An origin is the key of a document that a value was set by.
+// An origin is the key, in a document, that set a value.
 type origin struct {
 	doc *document
 	key toml.Key
@@ -48,7 +48,7 @@ func parse(name, text string) (*document, error) {
 		line := 1 + strings.Count(text[:min(max(syntax.Position.Start, 0), len(text))], "\n")
 		return nil, fmt.Errorf("%s:%d: %s", name, line, syntax.Message)
 	}
-	seen := map[string]bool{} // a key of a list of tables occurs once in each of them
+	seen := map[string]bool{} // meta.Keys repeats the keys of an array of tables for each table
 	for _, k := range meta.Keys() {
 		if text := k.String(); !seen[text] {
 			seen[text] = true
@@ -117,22 +117,25 @@ func (d *document) relative(path string) string {
 	return filepath.Join(filepath.Dir(d.name), path)
 }
 
-// line returns the line on which the statement that sets a key begins.
+// line returns the number of the line, from 1, on which the statement that sets a key begins.
 func (d *document) line(k toml.Key) int {
 	for len(k) > 1 && d.value(k) == nil { // within a value
 		k = k[:len(k)-1]
 	}
-	begins, end := []int{0}, 0 // of statements, and the end of the last one
+	begins, end := []int{0}, 0 // offsets of statements, and the end of the current line, in bytes
 	for line := range strings.Lines(d.text) {
 		end += len(line)
 		if strings.HasSuffix(strings.TrimSpace(line), ",") && !strings.Contains(line, "#") {
-			continue // No statement ends here, and parsing a long list after each of its lines would take minutes.
+			// No statement ends here, and parsing a long list after each of its lines would take
+			// minutes.
+			continue
 		}
 		if _, err := parse("", d.text[begins[len(begins)-1]:end]); err == nil {
 			begins = append(begins, end)
 		}
 	}
-	setBy := sort.Search(len(begins)-1, func(i int) bool { // the first statement up to which the text has the key
+	// The key is set by the first statement after which the text has it.
+	setBy := sort.Search(len(begins)-1, func(i int) bool {
 		part, err := parse("", d.text[:begins[i+1]])
 		return err == nil && part.value(k) != nil
 	})

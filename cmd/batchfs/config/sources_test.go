@@ -10,7 +10,8 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// manySources are two texts that give a split n sources, as tables and as one list. The last weight ends the text.
+// manySources returns two configurations that give a split n sources: one as tables, one as a list.
+// last is the weight of the last source.
 func manySources(n int, last string) (tables, list string) {
 	var t, l strings.Builder
 	for i := range n {
@@ -38,7 +39,7 @@ func BenchmarkDecodeSources(b *testing.B) {
 	}
 }
 
-// Eight times as many sources take about eight times as long, also to say which line is wrong.
+// Eight times as many sources take about eight times as long, even if an error must name a line.
 func TestDecodeManySources(t *testing.T) {
 	took := func(text, want string) time.Duration {
 		var times []time.Duration

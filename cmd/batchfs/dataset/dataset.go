@@ -21,23 +21,23 @@ import (
 	"batchfs/sampler"
 )
 
-// A Dataset is a split whose token files are open and checked, maybe under the settings of a path. It does not change, and is safe for
-// concurrent use.
+// A Dataset is a split whose token files are open and checked, maybe under the settings of a path.
+// It does not change, and is safe for concurrent use.
 type Dataset struct {
-	Split    *config.Split     // its TorchState is set if the configuration names a file
+	Split    *config.Split     // settings; TorchState is set if the configuration names a file
 	Sequence *sampler.Sequence // the batches
-	Steps    uint64            // batches in batches.bin
-	Version  uint64            // counts how often the tokens have changed since the mount began
+	Steps    uint64            // number of batches in batches.bin
+	Version  uint64            // number of changes to the tokens since the mount began
 
-	sources     [][]*cache.Array // the arrays of each source: the tokens, or what else the main one is, and those beside it
-	arrays      []*cache.Array   // of all sources
-	mains       []*cache.Array   // the main one of each source
+	sources     [][]*cache.Array // arrays of each source: the main one, usually tokens, and then the others
+	arrays      []*cache.Array   // all arrays of all sources
+	mains       []*cache.Array   // main array of each source
 	hint        hint
-	fingerprint string        // of the files of all sources
-	formats     func() string // formatsOf sources
-	files       int           // of all arrays, and of their documents
-	groups      [][]int64     // sampler.Source.Groups of each source, where they are known
-	unleased    string        // a file whose writers Unwritten could not find out, or empty
+	fingerprint string        // hash that identifies the files of all sources
+	formats     func() string // returns formatsOf(sources), computed at the first call
+	files       int           // number of files of all arrays, including their document indexes
+	groups      [][]int64     // sampler.Source.Groups of each source
+	unleased    string        // file whose writers Unwritten could not determine, or empty
 }
 
 // Open opens all splits: see [OpenSplit].
@@ -113,7 +113,8 @@ func open(s *config.Split, m config.Memory, previous [][]*cache.Array) (*Dataset
 	return newDataset(s, sources, h, fingerprint.String(), nil)
 }
 
-// newDataset binds tokens to a split's settings. groups are what Groups of its Sequence gave before, or nil.
+// newDataset binds token files to the settings of a split. groups are the Groups of an earlier
+// Sequence of the same split, or nil.
 func newDataset(s *config.Split, sources [][]*cache.Array, h hint, fingerprint string, groups [][]int64) (*Dataset, error) {
 	d := &Dataset{sources: sources, arrays: slices.Concat(sources...), hint: h, fingerprint: fingerprint, groups: groups}
 	d.formats = sync.OnceValue(func() string { return formatsOf(sources) })
@@ -195,8 +196,8 @@ func (d *Dataset) countSteps() error {
 	return nil
 }
 
-// maxSteps returns the largest number of batches that a file can hold. Half of all offsets leaves
-// room for headers.
+// maxSteps returns the largest number of batches that a file can hold. To leave room for headers,
+// it uses only half of all file offsets.
 func (d *Dataset) maxSteps() uint64 {
 	return min(sampler.MaxBatches, math.MaxInt64/2/uint64(d.Sequence.Batch().Bytes()))
 }

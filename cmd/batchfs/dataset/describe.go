@@ -20,7 +20,8 @@ import (
 	"batchfs/sampler"
 )
 
-// pathSettings returns, by key, the settings of a path that decide the bytes of a batch, and torch_state.
+// pathSettings returns, by key, torch_state and the settings that a path may set and that decide
+// the bytes of a batch.
 func (d *Dataset) pathSettings() map[string]any {
 	all := d.Split.Values()
 	delete(all, "start")

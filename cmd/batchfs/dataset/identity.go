@@ -9,23 +9,25 @@ import (
 	"batchfs/sampler"
 )
 
-// Identity returns 32 hexadecimal digits that two sequences share if each batch of one has the same bytes as that batch of the other. Under
-// on_change = "follow" it does not depend on the tokens, which may change.
+// Identity returns 32 hexadecimal digits that are the same for two sequences if every batch has the
+// same bytes in both. Under on_change = "follow" they do not depend on the tokens, because these
+// may change.
 func (d *Dataset) Identity() string { return digest(d.deciding()) }
 
-// digest hashes a value that JSON always writes the same way. Readers compare digests of different versions of batchfs: what a version
-// hashes must not change as long as the batches do not.
+// digest returns a hash of v as 32 hexadecimal digits. JSON must always encode v in the same way.
+// Readers compare digests of different versions of batchfs, so what is hashed must not change
+// unless the batches do.
 func digest(v any) string {
 	text, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // JSON has all types that are hashed
+		panic(err) // cannot happen: JSON can encode every type that is hashed
 	}
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:16])
 }
 
-// deciding returns everything that decides the bytes of a batch, and nothing else: equal sequences have equal settings here, however they
-// are written.
+// deciding returns everything that decides the bytes of a batch, and nothing else. It returns equal
+// values for equal sequences, however their settings are written.
 func (d *Dataset) deciding() map[string]any {
 	q := d.Sequence
 	all := map[string]any{"order": q.Order, "rank": q.Rank, "world": q.World}
@@ -67,7 +69,7 @@ func (d *Dataset) addOrder(all map[string]any) {
 			all["seed"] = uint32(q.Seed) + uint32(q.Rank)
 		}
 	case sampler.Random, sampler.Shuffle:
-		all["split"], all["seed"] = q.Split, q.Seed // they name the random stream
+		all["split"], all["seed"] = q.Split, q.Seed // both select the random stream
 	}
 	if q.ShuffleBlock > 0 {
 		all["shuffle_block"], all["local_world"] = q.ShuffleBlock, q.LocalWorld
@@ -92,7 +94,7 @@ func (d *Dataset) addDocuments(all map[string]any) {
 	}
 }
 
-// hasShards reports whether a source has several files, which join makes one.
+// hasShards reports whether a source has several files. Only then does join change the batches.
 func (d *Dataset) hasShards() bool {
 	for _, main := range d.mains {
 		if len(main.Files()) > 1 {
@@ -102,7 +104,8 @@ func (d *Dataset) hasShards() bool {
 	return false
 }
 
-// interpretation returns the settings that say what files hold, as they are written: the files themselves may change.
+// interpretation returns the settings that say how to read the files, as they are written in the
+// configuration. A followed split has no other description of its files, because these may change.
 func (d *Dataset) interpretation() []any {
 	s := d.Split
 	list := []any{s.Join, s.Tensor, s.TokenDType}
@@ -114,16 +117,19 @@ func (d *Dataset) interpretation() []any {
 	return list
 }
 
-// formatsOf returns a digest of which files belong to which array of which source, and of where the elements lie in each. The fingerprint
-// covers their content alone.
+// formatsOf returns a digest of which files belong to which array of which source, and of the
+// location and type of the elements in each file. The fingerprint covers only the content of the
+// files.
 func formatsOf(sources [][]*cache.Array) string {
-	var all [][][][]any // of sources, arrays, files
+	var all [][][][]any // indexed by source, array, file and field
 	for _, arrays := range sources {
 		var source [][][]any
 		for _, a := range arrays {
 			var files [][]any
 			for _, f := range a.Manifest().Files {
-				axes := append([]int{}, f.Format.Axes...) // nil and empty are the same, and a snapshot makes one of the other
+				// A snapshot may turn nil into an empty slice, and JSON would encode the two
+				// differently.
+				axes := append([]int{}, f.Format.Axes...)
 				files = append(files, []any{f.Format.Offset, f.Format.Count, f.Format.DType, axes})
 			}
 			source = append(source, files)

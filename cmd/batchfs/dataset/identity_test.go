@@ -15,7 +15,7 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// writeIdentityFiles writes what the splits of identityCases serve, in the working directory.
+// writeIdentityFiles changes to a new directory and writes the files that identityCases name there.
 func writeIdentityFiles(t *testing.T) {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -29,7 +29,7 @@ func writeIdentityFiles(t *testing.T) {
 		"other.bin": testfiles.TorchState(40, 1), "a.mask": a[:820], "b.mask": a[820:1640], "two.safetensors": twoTensors(a)})
 }
 
-// twoTensors returns a file with the tensors p and q.
+// twoTensors returns a safetensors file with the tensors p and q.
 func twoTensors(data string) string {
 	header := `{"p":{"dtype":"I32","shape":[400],"data_offsets":[0,1600]},"q":{"dtype":"I32","shape":[400],"data_offsets":[1600,3200]}}`
 	return string(binary.LittleEndian.AppendUint64(nil, uint64(len(header)))) + header + data[:3200]
@@ -44,7 +44,8 @@ const (
 	host    = "tokens = 'big.bin'\nshuffle_block = '64KiB'\nworld = 2\n" + shuffle
 )
 
-// identityCases change each key of a split: a line replaces another line of the same key.
+// identityCases cover each key of a split: lines configure a split, and change replaces or adds a
+// line.
 var identityCases = []struct{ key, lines, change string }{
 	{"split", "", "split = 'other'"},
 	{"split", "order = 'sequential'", "split = 'other'"},
@@ -113,7 +114,7 @@ var identityCases = []struct{ key, lines, change string }{
 		"arrays = [{name = 'p', files = 'two.safetensors', tensor = 'q'}]"},
 }
 
-// openLines opens a split with these lines, of which a later one replaces an earlier one of the same key.
+// openLines opens a split with these lines. A line replaces an earlier one of the same key.
 func openLines(t *testing.T, lines string) *Dataset {
 	t.Helper()
 	const initial = "split = 'train'\ntokens = 'a.bin'\ntoken_dtype = 'uint32'\nbatch_size = 3\nblock_size = 4\n"
@@ -134,7 +135,7 @@ func openLines(t *testing.T, lines string) *Dataset {
 	return mustOpen(t, split)[0]
 }
 
-// sequenceOf returns what the batches of a sequence begin with.
+// sequenceOf returns the arrays and the first 60 batches of a sequence, for comparison.
 func sequenceOf(t *testing.T, d *Dataset) string {
 	t.Helper()
 	b := d.Sequence.Batch()
@@ -145,10 +146,10 @@ func sequenceOf(t *testing.T, d *Dataset) string {
 	return text
 }
 
-// Two sequences have the same identity exactly when their batches have the same bytes, whichever key they differ in, and however the key
-// is written.
+// Two sequences have the same identity exactly when their batches have the same bytes, whichever
+// key differs and however it is written.
 func TestIdentity(t *testing.T) {
-	covered := map[string]bool{"on_change": true} // TestIdentityOfFollowed
+	covered := map[string]bool{"on_change": true} // tested in TestIdentityOfFollowed
 	keys := keysOfSplits(t)
 	writeIdentityFiles(t)
 	fingerprint := openLines(t, "").fingerprint
@@ -166,7 +167,8 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// keysOfSplits returns the keys that config.toml describes, those of sources and arrays behind the name of that list.
+// keysOfSplits returns the keys of splits that config.toml describes. Keys of sources and arrays
+// begin with the name of their list, such as sources.weight.
 func keysOfSplits(t *testing.T) (keys []string) {
 	t.Helper()
 	text, err := os.ReadFile("../../../config.toml")
@@ -187,7 +189,7 @@ func keysOfSplits(t *testing.T) (keys []string) {
 	return keys
 }
 
-// Under on_change = "follow" the tokens may change, and the sequence is still the same one.
+// Under on_change = "follow" the identity stays the same when the tokens change.
 func TestIdentityOfFollowed(t *testing.T) {
 	const follow = "on_change = 'follow'\n"
 	identities := func(lines string) (list []string) {
@@ -209,7 +211,8 @@ func TestIdentityOfFollowed(t *testing.T) {
 	}
 }
 
-// The identity stays what it is: another version of batchfs may serve a mount after a restart, and a mount is another process than cat.
+// The identity is the same in every version and process: a restart may change the version of
+// batchfs that serves a mount, and cat is another process than the mount.
 func TestIdentityIsTheSameElsewhere(t *testing.T) {
 	writeIdentityFiles(t)
 	for lines, want := range map[string]string{

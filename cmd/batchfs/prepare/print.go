@@ -12,7 +12,8 @@ import (
 	"batchfs/internal/printable"
 )
 
-// say prints a line. Names of files and tokens are others' text.
+// say prints a line. It escapes invisible characters in its arguments, because names of files and
+// texts of tokens may come from others.
 func (o *options) say(format string, args ...any) error {
 	_, err := printable.Fprintf(o.out, format+"\n", args...)
 	return err

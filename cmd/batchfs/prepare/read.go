@@ -81,7 +81,8 @@ type reader struct {
 	stopped error // the error of emit
 }
 
-// newReader reads the inputs as they are to be encoded. Standard input also needs stdin, and a parquet file that is compressed scratch.
+// newReader returns a reader of the inputs for c. The caller must set stdin to read standard input,
+// and scratch to read compressed Parquet files.
 func newReader(inputs []*input, c *coding) *reader {
 	return &reader{inputs: inputs, column: c.fields[0].names(), inVal: c.inVal, cut: c.Cut, whole: c.skip && !c.any}
 }
@@ -350,9 +351,10 @@ func runeEnd(text []byte) int {
 	return last
 }
 
-// wordEnd is how much of a text can be encoded without the rest, or 0: up to a space between two letters, or a line end before a
-// letter and after anything but space. Each tokenizer splits a text there before it merges anything, unless joins says that an added
-// token may hold the bytes on both sides.
+// wordEnd returns how many bytes of a text can be encoded without the rest, or 0 if there are none.
+// They end before a space between two letters, or after a newline that precedes a letter and does
+// not follow white space. Each tokenizer splits a text there before it merges anything, unless
+// joins reports that an added token may contain the bytes on both sides.
 func wordEnd(text []byte, joins func(before, after byte) bool) int {
 	for i := len(text) - 1; i > 0; i-- {
 		if text[i] != ' ' && text[i] != '\n' {

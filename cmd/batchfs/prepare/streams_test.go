@@ -411,12 +411,12 @@ func TestPrepareGlobs(t *testing.T) {
 	}
 }
 
-// writeTokenizers writes a tokenizer.json for GPT-2's, Llama 3's and Qwen's ways to split a text, with tokens for the bytes, a few pairs,
-// and added tokens with spaces and newlines. It returns their names.
+// writeTokenizers writes tokenizer files that split a text like GPT-2, Llama 3 and Qwen, and
+// returns their names. Their tokens are all bytes, a few pairs, and addedTokens.
 func writeTokenizers(t testing.TB) (names []string) {
 	t.Helper()
 	vocab, merges := map[string]int{}, []string{}
-	other := rune(256) // stands for the next byte that cannot be seen
+	other := rune(256) // stands for the next invisible byte
 	alphabet := map[byte]rune{}
 	for b := range 256 {
 		r := rune(b)
@@ -456,10 +456,11 @@ func writeTokenizers(t testing.TB) (names []string) {
 	return names
 }
 
-// addedTokens are the texts of added tokens: every fifth is special, and the second, fourth, … are found in normalized text.
+// addedTokens are the texts of added tokens. Every fifth one is special, and every second one is
+// found in normalized text.
 var addedTokens = []string{"New York", "York State", "\n\n\n", "\nCity", "w Y special", ".\nNew", "é x", "K y", "汉 字", "z\n", "  ", "\né", " City", "New", " "}
 
-// open is a tokenizer by its name, with its special tokens found in texts if special.
+// openTokenizer opens a tokenizer by its name. If special, it finds special tokens in texts.
 func openTokenizer(t testing.TB, by string, special bool) tokenizer {
 	t.Helper()
 	tokenizer, err := (&settings{By: by, Special: special}).tokenizer()
@@ -467,7 +468,8 @@ func openTokenizer(t testing.TB, by string, special bool) tokenizer {
 	return tokenizer
 }
 
-// somePieces are joined to texts in which words, white space and added tokens begin and end everywhere.
+// somePieces returns a text of n random pieces, in which words, white space and added tokens begin
+// and end everywhere.
 func somePieces(rng *rand.Rand, n int) string {
 	pieces := []string{" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u3000", "\u2028", "a", "b'", "'s", "'S", "x'll", "Hello", "É", "e\u0301", "\u0301", "汉", "字。", "。",
 		"1", "1234", "½", ".", "...", "/", "//", "_", "\"", "🚀", "👨‍👩‍👧", "ह", "ि", "ŉ", "ſ", "ｱ", "한", "ᄒ", "ᅡ", "\ufeff", "\x00", "ǅ", "ʰ", "<|endoftext|>",
@@ -483,7 +485,7 @@ func somePieces(rng *rand.Rand, n int) string {
 	return b.String()
 }
 
-// A text that is cut where Cut says has the tokens that it has as a whole, with every tokenizer.
+// With every tokenizer, a text that is cut where Cut says has the same tokens as the whole text.
 func TestCut(t *testing.T) {
 	t.Chdir(t.TempDir())
 	names := append(writeTokenizers(t), slices.Collect(maps.Keys(tokenizers))...)
@@ -514,7 +516,8 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// Texts rich in added tokens have the tokens that they have as a whole, as files and as lines of jsonl, however small chunks are.
+// Texts rich in added tokens have the same tokens however small the chunks are, both as text files
+// and as lines of JSONL.
 func TestPrepareAddedTokens(t *testing.T) {
 	t.Chdir(t.TempDir())
 	rng := rand.New(rand.NewPCG(11, 12))
@@ -531,7 +534,8 @@ func TestPrepareAddedTokens(t *testing.T) {
 	}
 }
 
-// wantTokens fails the test unless prepare gives the tokens that a text has as a whole.
+// wantTokens fails the test unless prepare writes the tokens that the tokenizer gives the whole
+// text.
 func wantTokens(t testing.TB, args string, tokenizer tokenizer, text string) {
 	t.Helper()
 	prepared(t, args+" --val 0 --eot none --force --out out")
@@ -544,7 +548,8 @@ func wantTokens(t testing.TB, args string, tokenizer tokenizer, text string) {
 	}
 }
 
-// An added token that lies across the end of prepare's first chunk stays one token, wherever the chunk ends in it.
+// An added token that lies across the end of prepare's first chunk stays one token, wherever the
+// chunk ends in it.
 func TestPrepareAddedTokenAcrossChunks(t *testing.T) {
 	t.Chdir(t.TempDir())
 	name := writeTokenizers(t)[0]

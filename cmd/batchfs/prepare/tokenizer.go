@@ -17,10 +17,10 @@ import (
 // A tokenizer makes tokens of text, and text of tokens.
 type tokenizer interface {
 	Name() string
-	Size() int64               // tokens are below it
+	Size() int64               // exclusive upper bound of tokens
 	EndOfText() (uint32, bool) // the token that separates documents, if there is one
-	Bytes(token uint32) []byte // what a token stands for
-	Cut(text []byte) int       // length of the beginning that has the same tokens whatever follows; 0 if there is none
+	Bytes(token uint32) []byte // the text of a token
+	Cut(text []byte) int       // length of a prefix that has the same tokens whatever follows, or 0
 	NewEncoder() encoder
 }
 

@@ -8,8 +8,9 @@ import (
 	"syscall"
 )
 
-// An Output is standard output. It remembers the first error of a write, and then writes no more, so that a command may write without
-// looking at each error. That nobody reads a pipe is not remembered.
+// An Output writes to standard output and is safe for concurrent use. It remembers the first
+// error of a write and then writes no more, so a command may ignore the errors of its writes. EPIPE
+// is not remembered, because a reader may close its pipe early.
 type Output struct {
 	file *os.File
 	mu   sync.Mutex // guards err; not held during a write, which may block
@@ -27,13 +28,14 @@ func (o *Output) Write(p []byte) (int, error) {
 	return n, o.first(err)
 }
 
-// Fd is the descriptor of the file.
+// Fd returns the descriptor of the file.
 func (o *Output) Fd() uintptr { return o.file.Fd() }
 
-// Close closes the file, and returns the first error that there was. A network file system may report a full disk only then.
+// Close closes the file and returns the first error, which may be that of closing: a network file
+// system may report a full disk only then.
 func (o *Output) Close() error { return o.first(o.file.Close()) }
 
-// first returns the first error, if there is any, and remembers err if it is that.
+// first remembers err if it is the first error, and returns the error that is remembered, or EPIPE.
 func (o *Output) first(err error) error {
 	if errors.Is(err, syscall.EPIPE) {
 		return err

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/term"
 )
 
-// Is says whether out is a terminal.
+// Is reports whether out is a terminal.
 func Is(out io.Writer) bool {
 	f, ok := out.(interface{ Fd() uintptr })
 	return ok && term.IsTerminal(int(f.Fd()))

@@ -17,7 +17,8 @@ import (
 	"batchfs/internal/process"
 )
 
-// A Mount is a batchfs as it was at one moment. Of one that this user may not look into, or that is dead, only the first fields are known.
+// A Mount is a batchfs as it was at one moment. If it is dead, or this user may not look into it,
+// only the first group of fields is set.
 type Mount struct {
 	Mountpoint string `json:"mountpoint"`
 	State      string `json:"state"` // serving, stuck, dead, elsewhere or closed (to this user)
@@ -37,8 +38,8 @@ type Mount struct {
 	Slow       int64             `json:"cache_slow_blocks"`
 	CacheUsed  int64             `json:"cache_bytes"`
 	CacheLimit int64             `json:"cache_limit_bytes"`
-	Needed     int64             `json:"cache_needed_bytes"` // by an epoch of its readers
-	Kept       int64             `json:"cache_kept_bytes"`   // of these
+	Needed     int64             `json:"cache_needed_bytes"` // what an epoch of its readers needs
+	Kept       int64             `json:"cache_kept_bytes"`   // the part of Needed that is in the cache
 	Processes  []metrics.Process `json:"processes,omitempty"`
 	Sequences  []*Sequence       `json:"sequences,omitempty"`
 }

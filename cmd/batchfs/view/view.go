@@ -1,8 +1,10 @@
-// Package view serves a page for browsers that shows batches as a trainer gets them: their rows as text, where each token is from, and what is
-// not trained on. It reads sequences that are open, and nothing else.
+// Package view serves a page for browsers that shows batches as a trainer gets them: their rows as
+// text, the origin of each token, and what is not trained on. It reads only sequences that are
+// open.
 //
-// Any program of the machine, and any site in a browser there, can send it requests. So its address has a key, and a request must be from no
-// other site. It must be served with package web, which refuses requests for other hosts.
+// Any program on the machine, and any site in a browser there, can send it requests. So its address
+// has a key, and it refuses requests from other sites. Serve it with package web, which refuses
+// requests for other hosts.
 package view
 
 import (
@@ -94,7 +96,7 @@ func (v *View) Address(on net.Listener) string { return fmt.Sprintf("http://%s/%
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; " +
 	"form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
-// ServeHTTP refuses requests of other sites, and those without the key.
+// ServeHTTP refuses requests from other sites and requests without the key.
 func (v *View) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	for name, value := range map[string]string{"Content-Security-Policy": policy, "Cross-Origin-Resource-Policy": "same-origin",
 		"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"} {

@@ -51,7 +51,7 @@ func decode(t *testing.T, v *View, path string, into any) {
 	testfiles.NoError(t, json.Unmarshal(w.Body.Bytes(), into))
 }
 
-// A foreign origin or key gets nothing. What is served may load and run nothing else.
+// Requests with a foreign origin or key get nothing, and the page may load and run nothing else.
 func TestWhoMayAsk(t *testing.T) {
 	testfiles.WriteManySplits(t)
 	v, _ := open(t, config.Flags{})

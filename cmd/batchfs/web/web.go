@@ -1,4 +1,5 @@
-// Package web serves HTTP to browsers and other programs, and withstands those that send half a request, or requests for another host.
+// Package web serves HTTP to browsers and other programs. It withstands clients that send only half
+// a request, and refuses requests for other hosts.
 package web
 
 import (
@@ -15,7 +16,8 @@ import (
 	"time"
 )
 
-// Serve answers requests on a listener until it is closed. Errors of connections go to errorLog; nil is standard error.
+// Serve answers requests on a listener until it is closed, and returns the listener's error.
+// Errors of connections go to errorLog, or to standard error if it is nil.
 func Serve(listener net.Listener, handler http.Handler, errorLog *log.Logger) error {
 	open := connections{busy: map[net.Conn]bool{}}
 	server := http.Server{
@@ -32,17 +34,18 @@ func Serve(listener net.Listener, handler http.Handler, errorLog *log.Logger) er
 // maxConnections bounds the descriptors that clients can take from the process.
 const maxConnections = 64
 
-// connections are those that are open. If there are too many, the oldest one without a request is closed, or else the oldest one.
+// connections tracks the open connections of a server. If there are too many, it closes the oldest
+// one without a request, or else the oldest one.
 type connections struct {
-	mu   sync.Mutex // guards the fields below
-	all  []net.Conn // the oldest first
-	busy map[net.Conn]bool
+	mu   sync.Mutex        // guards the fields below
+	all  []net.Conn        // oldest first
+	busy map[net.Conn]bool // connections with a request that is being answered
 }
 
-// A connection is the key of a request's connection in its context.
+// connection is the key for the net.Conn of a request in the request's context.
 type connection struct{}
 
-// note is the server's ConnState.
+// note records new and closed connections. It is the server's ConnState callback.
 func (o *connections) note(c net.Conn, state http.ConnState) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -57,7 +60,7 @@ func (o *connections) note(c net.Conn, state http.ConnState) {
 	}
 }
 
-// dispensable is the connection to close for a new one.
+// dispensable returns the connection to close for a new one. The caller must hold mu.
 func (o *connections) dispensable() net.Conn {
 	for _, c := range o.all {
 		if !o.busy[c] {
@@ -67,6 +70,7 @@ func (o *connections) dispensable() net.Conn {
 	return o.all[0]
 }
 
+// remove closes a connection, unless that was done before. The caller must hold mu.
 func (o *connections) remove(c net.Conn) {
 	if i := slices.Index(o.all, c); i >= 0 {
 		o.all = slices.Delete(o.all, i, i+1)
@@ -93,8 +97,9 @@ func (o *connections) track(handler http.Handler) http.Handler {
 	})
 }
 
-// checkHost refuses requests of sites whose name leads to this machine only in the browser that shows them (DNS rebinding). A request
-// of this machine must name an IP address, a name that no site can have because it has no dot, or the machine's own name. Other
+// checkHost refuses requests from sites whose name resolves to this machine only in the
+// browser that shows them (DNS rebinding). A request from this machine must be for an IP address,
+// for a name without a dot, because no site can have one, or for the machine's own name. Other
 // machines may know this one by any name.
 func checkHost(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -103,7 +108,8 @@ func checkHost(handler http.Handler) http.Handler {
 		own, _ := os.Hostname()
 		isOurs := notAddress == nil || host != "" && !strings.Contains(host, ".") || strings.EqualFold(host, own)
 		if !isOurs && isFromHere(r) {
-			http.Error(w, "name this machine by an IP address, localhost, or its host name", http.StatusForbidden) // a site may read this
+			// The message reveals nothing about the machine, because a site may read it.
+			http.Error(w, "name this machine by an IP address, localhost, or its host name", http.StatusForbidden)
 			return
 		}
 		handler.ServeHTTP(w, r)

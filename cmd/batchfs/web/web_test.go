@@ -13,7 +13,8 @@ import (
 	"batchfs/internal/wait"
 )
 
-// A request of this machine must name it by an address, or by a name that no site on the Internet can have.
+// A request from this machine must name it by an address, or by a name that no site on the Internet
+// can have.
 func TestHost(t *testing.T) {
 	own, err := os.Hostname()
 	if err != nil {
@@ -41,8 +42,8 @@ func TestHost(t *testing.T) {
 	}
 }
 
-// However many connections have sent half a request, another one is answered, and a request that is being answered is finished. They
-// are closed after a while.
+// However many connections have sent half a request, a new request is answered, and one that is
+// being answered is finished. Connections with half a request are closed after a while.
 func TestHalfRequests(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -7,14 +7,15 @@ import (
 	"unicode/utf8"
 )
 
-// added are tokens with a text of their own, which is found before the rest is split: those that were added to a vocabulary later.
-// Special tokens are text, but no other token is found within their names. A nil *added is none.
+// added is a set of tokens that were added to a vocabulary. Their texts are found before the
+// rest of a text is split. The name of a special token is encoded as ordinary text, but no other
+// token of the set is found inside it. A nil *added is an empty set.
 type added struct {
-	tokens  map[string]addedToken
-	first   [256]bool // the bytes that they begin with
-	lengths []int     // longest first
+	tokens  map[string]addedToken // keyed by text
+	first   [256]bool             // first bytes of texts
+	lengths []int                 // lengths of texts in bytes, longest first
 
-	beforeSpace [256]bool // bytes that a space may follow within a token
+	beforeSpace [256]bool // bytes that may precede a space within a token
 	afterLine   [256]bool // bytes that may follow a newline within a token
 }
 
@@ -23,7 +24,8 @@ type addedToken struct {
 	special bool
 }
 
-// newAdded needs to know whether the tokens are found in normalized text.
+// newAdded returns the set of tokens, or nil if all of them are special. normalized says whether
+// they are found in text after its normalization.
 func newAdded(tokens map[string]addedToken, normalized bool) *added {
 	a := &added{tokens: tokens}
 	plain := false
@@ -47,8 +49,8 @@ func newAdded(tokens map[string]addedToken, normalized bool) *added {
 	return a
 }
 
-// beforeNormalizing adds the bytes that a text may have before it is normalized: the Kelvin sign becomes a K, and an e with an
-// accent after it becomes an é.
+// beforeNormalizing extends beforeSpace and afterLine to texts that are not normalized yet. For
+// example, normalization turns the Kelvin sign into K, and e with a combining accent into é.
 func (a *added) beforeNormalizing() {
 	const ascii = utf8.RuneSelf
 	space := slices.Contains(a.beforeSpace[:], true)
@@ -60,7 +62,8 @@ func (a *added) beforeNormalizing() {
 	}
 }
 
-// Joins reports whether two neighbouring bytes of a text, a byte and a space or a newline and a byte, may lie in one added token.
+// Joins reports whether one added token may contain two neighbouring bytes of a text. It
+// covers only pairs that end with a space or begin with a newline.
 func (t *Tokenizer) Joins(before, after byte) bool {
 	return slices.ContainsFunc(t.added[:], func(a *added) bool {
 		return a != nil && (after == ' ' && a.beforeSpace[before] || before == '\n' && a.afterLine[after])

@@ -111,11 +111,12 @@ type link struct {
 	merge      uint64 // with the next
 }
 
-// appendLong takes the merges from a queue, in time n log n: there are pieces of a hundred thousand spaces. The queue may hold
-// merges that an earlier one made impossible; their rank is no longer the link's.
+// appendLong appends the tokens of a long piece. It takes the merges from a queue, in n log n time,
+// because there are pieces of a hundred thousand spaces. The queue may hold merges that an earlier
+// one made impossible: their rank no longer matches the link's.
 func appendLong(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
 	links := make([]link, len(piece))
-	var q minheap.Heap // of rank<<32 | position: the lowest rank first, the leftmost of equal ones
+	var q minheap.Heap // rank<<32 | position of each merge: lowest rank first, then leftmost
 	look := func(i int32) {
 		links[i].merge = noMerge
 		if next := links[i].next; next >= 0 {
