@@ -55,6 +55,9 @@ func checkMountpoint(c *config.Config, logFile string) (string, error) {
 		return "", fmt.Errorf("mountpoint: %w", err)
 	}
 	if len(entries) > 0 {
+		if mounted, err := mount.Find(abs); mounted != nil || err != nil {
+			return checkMountpoint(c, logFile) // another process has mounted there since the first look
+		}
 		return "", fmt.Errorf("mountpoint %s is not empty (it holds %s); a mount would hide that, choose an empty directory", path, entries[0].Name())
 	}
 	return abs, nil
