@@ -215,11 +215,7 @@ func (c *Client) ReadRange(ctx context.Context, o Object, off int64, dst []byte)
 	done := 0 // a body that breaks off is continued
 	return c.retry(ctx, o, fmt.Sprintf("read bytes %d to %d", off, off+int64(len(dst))-1), func(ctx context.Context, progress func()) error {
 		from, to := off+int64(done), off+int64(len(dst))-1
-		var options minio.GetObjectOptions
-		if err := errors.Join(options.SetMatchETag(o.ETag), options.SetRange(from, to)); err != nil {
-			return permanent{err}
-		}
-		body, info, header, err := c.core.GetObject(ctx, o.Bucket, o.Key, options)
+		body, info, header, err := c.get(ctx, o, from, to)
 		if err != nil {
 			return err
 		}
@@ -240,6 +236,15 @@ func (c *Client) ReadRange(ctx context.Context, o Object, off int64, dst []byte)
 		}
 		return nil
 	})
+}
+
+// get requests the bytes of an object from one to another, both included. The caller must close body.
+func (c *Client) get(ctx context.Context, o Object, from, to int64) (body io.ReadCloser, info minio.ObjectInfo, header http.Header, err error) {
+	var options minio.GetObjectOptions
+	if err := errors.Join(options.SetMatchETag(o.ETag), options.SetRange(from, to)); err != nil {
+		return nil, info, nil, permanent{err}
+	}
+	return c.core.GetObject(ctx, o.Bucket, o.Key, options)
 }
 
 // answers returns an error unless an answer has the bytes of the object from one to another, and the object is the same.
@@ -392,12 +397,8 @@ func (c *Client) ask(ctx context.Context, o Object) error {
 		_, err := c.core.StatObject(ctx, o.Bucket, o.Key, minio.StatObjectOptions{})
 		return err
 	}
-	var options minio.GetObjectOptions
 	at := rand.N(o.Size)
-	if err := errors.Join(options.SetMatchETag(o.ETag), options.SetRange(at, at)); err != nil {
-		return permanent{err}
-	}
-	body, _, _, err := c.core.GetObject(ctx, o.Bucket, o.Key, options)
+	body, _, _, err := c.get(ctx, o, at, at)
 	if err != nil {
 		return err
 	}
