@@ -62,6 +62,7 @@ func openCommand() *cobra.Command {
 		Use:    "open [MOUNTPOINT]",
 		Hidden: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP) // the process that started this one decides
 			o, err := f.open(args)
 			if err == nil {
 				err = gob.NewEncoder(cmd.OutOrStdout()).Encode(o)
@@ -78,7 +79,6 @@ func openCommand() *cobra.Command {
 }
 
 func (f *mountFlags) open(args []string) (*opened, error) {
-	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	raw, err := f.Read()
 	if err != nil {
 		return nil, err
