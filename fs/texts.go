@@ -149,7 +149,7 @@ func (t *tree) status(inode) []byte {
 		"Idle":     idle,
 		"Mapped":   mapped,
 		"Busy":     busy,
-		"Advice":   RemapAdvice(mapped, busy),
+		"Advice":   t.o.RemapAdvice(mapped, busy),
 		"Store":    t.o.Store(),
 		"Log":      t.o.LogFile,
 		"BadNames": t.badNames.latest(),
@@ -192,12 +192,4 @@ func (t *tree) countedSplits() (byName map[string]countedSplit, idle int) {
 		}
 	})
 	return byName, idle
-}
-
-// RemapAdvice is the setting that is faster where many reads under access remap find another one mapping, or empty.
-func RemapAdvice(mapped, busy int64) string {
-	if busy > mapped/9 {
-		return `memory.access = "pread"`
-	}
-	return ""
 }

@@ -69,7 +69,7 @@ func TestStatus(t *testing.T) {
 	if err := json.Unmarshal(tr.status(0), &status); err != nil || len(status.Splits) != many+1 || visited != many+1 {
 		t.Errorf("%v: %d sequences, %d visited", err, len(status.Splits), visited)
 	}
-	if status.Remap.Mapped != 3 || status.Remap.Busy != 2 || status.Remap.Advice != `memory.access = "pread"` {
+	if status.Remap.Mapped != 3 || status.Remap.Busy != 2 || status.Remap.Advice != "advice" {
 		t.Errorf("remap: %v", status.Remap)
 	}
 	if !bytes.Contains(tr.status(0), []byte(`"last_error": "/data/\udcff.bin\u001b"`)) {

@@ -55,6 +55,7 @@ type Options struct {
 	Store           func() *StoreUse            // returns nil where nothing lies in a store
 	NoteCache       func(*state.Gauges)         // runs while this process serves, and notes how full the directory of blocks is
 	Remaps          func() (mapped, busy int64) // reads of token files with a mapping, and those that had none because another read had one
+	RemapAdvice     func(int64, int64) string   // the setting that is faster, given the numbers from Remaps; empty if none is
 	Timeout         time.Duration               // within which every request has an answer
 	Mode            uint32                      // permission bits of files; users who may read files may list directories
 	UID, GID        uint32                      // owner of the files

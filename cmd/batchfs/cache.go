@@ -8,12 +8,14 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"batchfs/cache"
 	"batchfs/cache/blocks"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
+	"batchfs/fs/state"
 )
 
 func cacheCommand() *cobra.Command {
@@ -153,4 +155,33 @@ func fillCache(cmd *cobra.Command, c *config.Config, settings []string) error {
 		return fmt.Errorf("%s is full: batches need %d bytes of it, and store.cache_bytes is %d; what other mounts read stays", c.Store.CacheDir, of, c.Store.CacheBytes)
 	}
 	return err
+}
+
+// noteCache notes every few seconds how full a directory of blocks is. It lists all blocks, for a hundredth of the time at most.
+func noteCache(o blocks.Options, to *state.Gauges) {
+	for o.Dir != "" {
+		began := time.Now()
+		kept, shares, err := blocks.Usage(o)
+		if err == nil {
+			var used, needed, there int64
+			for _, object := range kept {
+				used += object.Bytes
+			}
+			for _, s := range shares {
+				if s.Live {
+					needed, there = needed+s.Needed, there+s.Kept
+				}
+			}
+			to.CacheUsed.Store(used)
+			to.CacheNeeded.Store(needed)
+			to.CacheKept.Store(there)
+			to.CacheLimit.Store(o.Limit)
+		}
+		var disk unix.Statfs_t
+		if unix.Statfs(o.Dir, &disk) == nil {
+			to.CacheFree.Store(int64(disk.Bavail) * disk.Bsize)
+			to.CacheDisk.Store(int64(disk.Blocks) * disk.Bsize)
+		}
+		time.Sleep(max(5*time.Second, 100*time.Since(began)))
+	}
 }

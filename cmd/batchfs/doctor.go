@@ -18,7 +18,6 @@ import (
 	"batchfs/cache/blocks"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
-	"batchfs/fs"
 	"batchfs/fs/mount"
 )
 
@@ -275,10 +274,19 @@ func access(m *mount.Mounted) (string, error) {
 
 func remapsInWords(mapped, busy int64) string {
 	words := fmt.Sprintf(`of %d reads under access = "remap", %d used pread, because another one had a file mapped`, mapped+busy, busy)
-	if advice := fs.RemapAdvice(mapped, busy); advice != "" {
+	if advice := remapAdvice(mapped, busy); advice != "" {
 		words += "; " + advice + ` has all of them do so, which is faster with several readers`
 	}
 	return words
+}
+
+// remapAdvice returns the setting that is faster when many reads under access = "remap" find another
+// read mapping the file, or an empty string.
+func remapAdvice(mapped, busy int64) string {
+	if busy > mapped/9 {
+		return `memory.access = "pread"`
+	}
+	return ""
 }
 
 // mayNotLook says whether err means that this process may not look into the memory of a mount's supervisor.

@@ -46,6 +46,11 @@ func main() {
 	os.Exit(int(status))
 }
 
+// An exitStatus is the error of a command that ends with this status and prints nothing.
+type exitStatus int
+
+func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+
 func printError(out io.Writer, err error) { io.WriteString(out, "batchfs: "+printable.Error(err)+"\n") }
 
 // printf prints text for people. It escapes invisible characters in its arguments, because names of

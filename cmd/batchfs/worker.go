@@ -7,10 +7,8 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"batchfs/cache/blob"
 	"batchfs/cache/blocks"
@@ -21,11 +19,6 @@ import (
 	"batchfs/fs/state"
 	"batchfs/fs/supervise"
 )
-
-// An exitStatus is the error of a command that ends with this status and prints nothing.
-type exitStatus int
-
-func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
 
 // panicked is the exit status of a worker that another worker should replace, because a request panicked.
 const panicked exitStatus = 3
@@ -99,7 +92,7 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
 		ProgramVersion: version(), LogFile: snapshot.Log, Metrics: metrics.Text,
 		Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts,
-		TableBytes: c.Tables.Bytes, Store: storeUse, Remaps: blob.Remaps,
+		TableBytes: c.Tables.Bytes, Store: storeUse, Remaps: blob.Remaps, RemapAdvice: remapAdvice,
 		NoteCache: func(to *state.Gauges) { noteCache(c.Remote().Blocks, to) },
 		Budget:    c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
 		Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
@@ -120,35 +113,6 @@ func readSnapshot(w *supervise.Worker, reload bool) (*dataset.Snapshot, error) {
 		return nil, err
 	}
 	return snapshot, w.Publish(file)
-}
-
-// noteCache notes every few seconds how full a directory of blocks is. It lists all blocks, for a hundredth of the time at most.
-func noteCache(o blocks.Options, to *state.Gauges) {
-	for o.Dir != "" {
-		began := time.Now()
-		kept, shares, err := blocks.Usage(o)
-		if err == nil {
-			var used, needed, there int64
-			for _, object := range kept {
-				used += object.Bytes
-			}
-			for _, s := range shares {
-				if s.Live {
-					needed, there = needed+s.Needed, there+s.Kept
-				}
-			}
-			to.CacheUsed.Store(used)
-			to.CacheNeeded.Store(needed)
-			to.CacheKept.Store(there)
-			to.CacheLimit.Store(o.Limit)
-		}
-		var disk unix.Statfs_t
-		if unix.Statfs(o.Dir, &disk) == nil {
-			to.CacheFree.Store(int64(disk.Bavail) * disk.Bsize)
-			to.CacheDisk.Store(int64(disk.Blocks) * disk.Bsize)
-		}
-		time.Sleep(max(5*time.Second, 100*time.Since(began)))
-	}
 }
 
 // A sequence is a split, or one under the settings of a path, as package fs takes it.
