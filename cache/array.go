@@ -14,6 +14,7 @@ import (
 	"batchfs/cache/blob"
 	"batchfs/cache/blocks"
 	"batchfs/cache/format"
+	"batchfs/internal/clock"
 )
 
 // An Array is kept in one or several files, one after the other. Its elements are tokens, or each is an array of numbers itself.
@@ -35,7 +36,7 @@ type Array struct {
 	asked    atomic.Int64   // how often it was
 
 	changed atomic.Pointer[blob.Blob] // one that was found changed, or could not be looked at, until it is as it was
-	checked atomic.Int64              // when Check last looked at all files, as blob.Uptime says; 0: never
+	checked atomic.Int64              // when Check last looked at all files, in clock.Now time; 0: never
 }
 
 type shard struct {
@@ -120,7 +121,7 @@ func (a *Array) Check() error {
 	if err := a.checkChanged(); err != nil {
 		return err
 	}
-	now, last := int64(blob.Uptime()), a.checked.Load()
+	now, last := clock.Now(), a.checked.Load()
 	if now-last < int64(time.Second) || !a.checked.CompareAndSwap(last, now) {
 		return nil
 	}

@@ -15,6 +15,7 @@ func TestMain(m *testing.M) { e2e.Main(m) }
 // Imports point one way, and each outside package enters in one place.
 func TestRooms(t *testing.T) {
 	allowed := map[string][]string{ // what each package may import of ours
+		"internal/clock":     nil,
 		"internal/eintr":     nil,
 		"internal/failpoint": nil,
 		"internal/fdpass":    nil,
@@ -29,15 +30,15 @@ func TestRooms(t *testing.T) {
 		"cache/store":  nil,
 		"cache/blocks": {"cache/store", "internal/eintr", "internal/owndir"},
 		"cache/format": {"cache/array"},
-		"cache/blob":   {"cache/blocks", "cache/store", "internal/eintr"},
-		"cache":        {"cache/array", "cache/blob", "cache/blocks", "cache/format"},
+		"cache/blob":   {"cache/blocks", "cache/store", "internal/clock", "internal/eintr"},
+		"cache":        {"cache/array", "cache/blob", "cache/blocks", "cache/format", "internal/clock"},
 		"sampler":      {"cache/array", "internal/minheap"},
 
 		"fs/header":    {"cache/array"},
-		"fs/state":     {"internal/failpoint"},
+		"fs/state":     {"internal/clock", "internal/failpoint"},
 		"fs/mount":     {"fs/state", "internal/fdpass", "internal/printable", "internal/process"},
-		"fs/supervise": {"fs/mount", "fs/state", "internal/fdpass", "internal/process"},
-		"fs/guard":     {"fs/mount", "fs/state"},
+		"fs/supervise": {"fs/mount", "fs/state", "internal/clock", "internal/fdpass", "internal/process"},
+		"fs/guard":     {"fs/mount", "fs/state", "internal/clock"},
 		"fs": {"cache/array", "fs/guard", "fs/header", "fs/mount", "fs/state", "fs/supervise", "internal/failpoint", "internal/jsontext",
 			"internal/process"},
 

@@ -113,8 +113,3 @@ func compare(path string, was, now Identity) error {
 	}
 	return e
 }
-
-// Uptime is a time on a monotonic clock. It is above a second.
-func Uptime() time.Duration { return time.Since(began) }
-
-var began = time.Now().Add(-time.Minute)

@@ -96,7 +96,7 @@ func TestSettled(t *testing.T) {
 	for i, want := range []bool{false, false, true, true, false, true} {
 		switch i {
 		case 2, 5:
-			s.since -= settleTime
+			s.since -= int64(settleTime)
 		case 4:
 			id.Nsec++
 		}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"batchfs/internal/clock"
 	"batchfs/internal/eintr"
 )
 
@@ -60,7 +61,7 @@ const settleTime = 2 * time.Second
 type settlement struct {
 	mu    sync.Mutex
 	id    Identity
-	since time.Duration // as Uptime says
+	since int64 // time of clock.Now
 }
 
 // settled reports whether the file has been seen with this identity for settleTime.
@@ -68,9 +69,9 @@ func (s *settlement) settled(id Identity) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.id != id {
-		s.id, s.since = id, Uptime()
+		s.id, s.since = id, clock.Now()
 	}
-	return Uptime()-s.since >= settleTime
+	return clock.Now()-s.since >= int64(settleTime)
 }
 
 // Unwritten returns an error if a process has one of the files open for writing: through a mapping that was made before, tokens change and

@@ -9,6 +9,7 @@ import (
 
 	"batchfs/cache/blocks"
 	"batchfs/cache/store"
+	"batchfs/internal/clock"
 )
 
 // An Object is a Blob in a store. Its blocks are read as the files are that they are kept in.
@@ -22,7 +23,7 @@ type Object struct {
 	files  []atomic.Pointer[file] // of each block, its file, once it was verified
 
 	changed atomic.Pointer[ChangedError] // nil, or how: the store has another object there
-	looked  atomic.Int64                 // when Check last had a look whether it still has, as Uptime says
+	looked  atomic.Int64                 // when Check last had a look whether it still has, in clock.Now time
 }
 
 // newObject returns the object that had an identity when it was opened. It sends nothing.
@@ -51,7 +52,7 @@ func (o *Object) Check() error {
 	if changed == nil {
 		return nil
 	}
-	now, last := int64(Uptime()), o.looked.Load()
+	now, last := clock.Now(), o.looked.Load()
 	if now-last > int64(time.Second) && o.looked.CompareAndSwap(last, now) {
 		go o.Look()
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"batchfs/fs/state"
+	"batchfs/internal/clock"
 )
 
 // A FileSystem is the file system behind a Guard. The channel passed to its handlers is closed when
@@ -269,7 +270,7 @@ func (g *Guard) expire() (late []fuse.InHeader) {
 	for split, waited := range longest {
 		since := int64(0)
 		if waited >= longWait {
-			since = state.Monotonic() - int64(waited)
+			since = clock.Now() - int64(waited)
 		}
 		g.o.Shared.Sequences[split].Waiting.Store(since)
 	}

@@ -55,7 +55,7 @@ type mount struct {
 	Worker    atomic.Int64  // the process that serves
 	Workers   atomic.Uint64 // how many have served, this one included
 	Crashes   atomic.Uint64 // how many ended by themselves, or hung, and were not killed from outside; the supervisor's
-	Heartbeat atomic.Int64  // when the worker last answered the supervisor, in Monotonic time; the supervisor's
+	Heartbeat atomic.Int64  // when the worker last answered the supervisor, in clock.Now time; the supervisor's
 
 	Init      Note // the kernel's first request, which it sends once a connection
 	InitReply Note // the answer
@@ -168,7 +168,7 @@ type Entry struct {
 	Lookups atomic.Uint64 // of its files, that the kernel has not forgotten; not counted for splits
 	Cursor  atomic.Uint64 // the number that the next reader of next takes, unless seek is set: see Next
 	seek    atomic.Uint64 // 1 + the number that the cursor should be set to, or 0; commands write it, and the worker clears it
-	Waiting atomic.Int64  // since when its longest request has waited for more than a second, in Monotonic time; or 0
+	Waiting atomic.Int64  // since when its longest request has waited for more than a second, in clock.Now time; or 0
 
 	SequenceCounters
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"batchfs/internal/clock"
 	"batchfs/internal/failpoint"
 )
 
@@ -32,7 +33,7 @@ const maxLookups = 1 << 12
 type directories struct {
 	// Nonzero if inodes lists every directory that was looked up since the sequence began.
 	complete atomic.Uint64
-	retired  atomic.Int64                  // time when the number was retired, see Monotonic; or 0
+	retired  atomic.Int64                  // time when the number was retired, see clock.Now; or 0
 	inodes   [maxDirectories]atomic.Uint64 // inode numbers; 0 marks an unused element
 }
 
@@ -123,7 +124,7 @@ func (s *Shared) Directories(number int) (inodes []uint64, ok bool) {
 // Retire ends a sequence that has counted more lookups than the kernel will forget. Its number
 // should be reused only when there are no other numbers left.
 func (s *Shared) Retire(number int) {
-	s.lookups.directories[number].retired.Store(Monotonic())
+	s.lookups.directories[number].retired.Store(clock.Now())
 	s.Sequences[number].Lookups.Store(0)
 	failpoint.Hit("retire")
 	s.Remove(number)

@@ -4,6 +4,8 @@ import (
 	"math/bits"
 	"sync/atomic"
 	"time"
+
+	"batchfs/internal/clock"
 )
 
 // Waits count how long requests waited, from when a worker read them until it had answered.
@@ -32,13 +34,13 @@ type Reader struct {
 	Thread   atomic.Uint64 // its id
 	Waited   atomic.Int64  // nanoseconds, until they were answered
 	Gap      atomic.Int64  // nanoseconds from an answer to the next request
-	since    atomic.Int64  // when its last request was answered, in Monotonic time; negative: when its request began that has no answer
+	since    atomic.Int64  // when its last request was answered, in clock.Now time; negative: when its request began that has no answer
 }
 
 // Since is how long the reader has waited for an answer, or how long ago it got the last one.
 func (r *Reader) Since() (waits bool, d time.Duration) {
 	since := r.since.Load()
-	return since < 0, time.Duration(Monotonic() - max(since, -since))
+	return since < 0, time.Duration(clock.Now() - max(since, -since))
 }
 
 // Readers are the readers of all slots that were ever used. Where there is none, its Sequence is 0.
@@ -54,7 +56,7 @@ type Reading struct {
 
 // BeginReading notes that request id of a thread begins. A request that is sent again began when it was sent first.
 func (s *Shared) BeginReading(sequence int, fh uint64, thread uint32, id uint64) Reading {
-	r := Reading{reader: &s.readers[fh%MaxHandles], entry: &s.Sequences[sequence], began: Monotonic()}
+	r := Reading{reader: &s.readers[fh%MaxHandles], entry: &s.Sequences[sequence], began: clock.Now()}
 	if r.reader.Thread.Load() != uint64(thread) {
 		r.reader.Thread.Store(uint64(thread))
 	}
@@ -75,7 +77,7 @@ func (r Reading) End() {
 	if r.reader == nil {
 		return
 	}
-	now := Monotonic()
+	now := clock.Now()
 	r.reader.since.Store(now)
 	if r.again {
 		r.reader.Waited.Add(now - r.began)
@@ -88,12 +90,12 @@ func (r Reading) End() {
 // count the time that the reader waited.
 func (r Reading) Discard() {
 	if r.reader != nil {
-		r.reader.since.CompareAndSwap(-r.began, Monotonic()) // unless the reader's next request has begun
+		r.reader.since.CompareAndSwap(-r.began, clock.Now()) // unless the reader's next request has begun
 	}
 }
 
 // EndFailed notes that a request for a handle of next was answered with an error.
-func (s *Shared) EndFailed(fh uint64) { s.readers[fh%MaxHandles].since.Store(Monotonic()) }
+func (s *Shared) EndFailed(fh uint64) { s.readers[fh%MaxHandles].since.Store(clock.Now()) }
 
 // pickSlot returns where in free, which is not empty, a slot stands that the same thread had for the same sequence, or else the last one.
 // It looks at a few: if more readers than that open next for each batch, they may be taken for each other.

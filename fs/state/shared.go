@@ -10,7 +10,7 @@ import (
 	"bytes"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"batchfs/internal/clock"
 )
 
 // Set cuts a text that does not fit.
@@ -103,21 +103,8 @@ func (s *Shared) NewConnection() {
 	clear(s.lookups.counted[:])
 }
 
-// Monotonic is the time in nanoseconds, by a clock that all processes of a host share. Go's own reads the same clock without a system call.
-func Monotonic() int64 { return began.clock + int64(time.Since(began.time)) }
-
-var began = func() (b struct {
-	time  time.Time
-	clock int64
-}) {
-	var now unix.Timespec
-	unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
-	b.time, b.clock = time.Now(), now.Nano()
-	return b
-}()
-
 // Silent is how long ago the worker last answered the supervisor, which asks every second.
-func (s *Shared) Silent() time.Duration { return time.Duration(Monotonic() - s.Heartbeat.Load()) }
+func (s *Shared) Silent() time.Duration { return time.Duration(clock.Now() - s.Heartbeat.Load()) }
 
 // Waiting returns how long the longest request has waited, for each sequence whose token files have not answered for more than a second.
 func (s *Shared) Waiting() map[string]time.Duration {
@@ -125,7 +112,7 @@ func (s *Shared) Waiting() map[string]time.Duration {
 	for n := range s.SequencesUsed() {
 		q := &s.Sequences[n+1]
 		if since := q.Waiting.Load(); since != 0 && q.Used() {
-			waiting[q.Name()] = time.Duration(Monotonic() - since)
+			waiting[q.Name()] = time.Duration(clock.Now() - since)
 		}
 	}
 	return waiting

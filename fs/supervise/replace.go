@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"batchfs/fs/mount"
-	"batchfs/fs/state"
+	"batchfs/internal/clock"
 )
 
 // begin has the standby serve, or a new worker, as always with reload.
@@ -53,7 +53,7 @@ func (s *supervisor) serving() {
 	p, pid, isFirst := s.worker, s.worker.cmd.Process.Pid, s.began.IsZero()
 	p.serves = true
 	s.began, s.silent = time.Now(), 0
-	s.shared.Heartbeat.Store(state.Monotonic())
+	s.shared.Heartbeat.Store(clock.Now())
 	// Only now, because the answer to the kernel's first request resets the read-ahead.
 	if err := mount.SetReadAhead(s.mounted.Device); err != nil && isFirst {
 		s.Log.Info("could not raise the kernel's read-ahead, so reading batches.bin and batches.npy in order is slower; root can raise it",

@@ -21,6 +21,7 @@ import (
 
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
+	"batchfs/internal/clock"
 )
 
 // Options are what a supervisor depends on.
@@ -233,7 +234,7 @@ func (s *supervisor) received(p *workerProcess, m message) error {
 		s.serving()
 	case m.text == msgPong:
 		s.silent = 0
-		s.shared.Heartbeat.Store(state.Monotonic())
+		s.shared.Heartbeat.Store(clock.Now())
 	case p.serves && strings.HasPrefix(m.text, msgRefused):
 		s.Log.Error("the worker cannot serve any longer", "err", strings.TrimPrefix(m.text, msgRefused))
 	default:
