@@ -52,31 +52,57 @@ func Describe(pid int) string {
 	return fmt.Sprintf("process %d (%s)", pid, printable.Name(strings.TrimSpace(string(comm))))
 }
 
+// Of returns the process of a thread, and its command for a message. It returns thread and an empty
+// string if there is no such thread, or if it is in another PID namespace.
+func Of(thread int) (pid int, command string) {
+	pid = thread
+	readStatus(thread, func(name, value string) error {
+		switch name {
+		case "Name":
+			command = printable.Name(strings.TrimSpace(value))
+		case "Tgid":
+			fmt.Sscan(value, &pid)
+		}
+		return nil
+	})
+	return pid, command
+}
+
 // User returns the user whose process it is, and the groups. The error is os.ReadFile's where there is no such process.
 func User(pid int) (*syscall.Credential, error) {
-	status, err := os.ReadFile(Dir(pid) + "/status")
-	if err != nil {
-		return nil, err
-	}
 	u := new(syscall.Credential)
-	for line := range strings.Lines(string(status)) {
-		switch name, ids, _ := strings.Cut(line, ":"); name {
+	err := readStatus(pid, func(name, value string) (err error) {
+		switch name {
 		case "Uid":
-			_, err = fmt.Sscan(ids, &u.Uid)
+			_, err = fmt.Sscan(value, &u.Uid)
 		case "Gid":
-			_, err = fmt.Sscan(ids, &u.Gid)
+			_, err = fmt.Sscan(value, &u.Gid)
 		case "Groups":
-			for id := range strings.FieldsSeq(ids) {
+			for id := range strings.FieldsSeq(value) {
 				var group uint32
 				_, err = fmt.Sscan(id, &group)
 				u.Groups = append(u.Groups, group)
 			}
 		}
-		if err != nil {
-			return nil, fmt.Errorf("%s/status: %q: %w", Dir(pid), line, err)
+		return err
+	})
+	return u, err
+}
+
+// readStatus calls visit for each line of the file status of a process or a thread until it returns
+// an error.
+func readStatus(id int, visit func(name, value string) error) error {
+	status, err := os.ReadFile(Dir(id) + "/status")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(status)) {
+		name, value, _ := strings.Cut(line, ":")
+		if err := visit(name, value); err != nil {
+			return fmt.Errorf("%s/status: %q: %w", Dir(id), line, err)
 		}
 	}
-	return u, nil
+	return nil
 }
 
 // ReadStat reads the file stat in a directory of /proc: a process's ([Dir]), or a thread's in its task/.

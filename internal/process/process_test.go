@@ -37,6 +37,9 @@ func TestReadStat(t *testing.T) {
 	if err != nil || stat.Began == 0 || stat.State == 0 {
 		t.Errorf("this process: %+v, %v", stat, err)
 	}
+	if pid, command := Of(syscall.Gettid()); pid != os.Getpid() || command == "" {
+		t.Errorf("this thread is of process %d, %q", pid, command)
+	}
 	dir := t.TempDir()
 	rest := strings.Repeat(" 0", 28) + " "
 	for text, want := range map[string]Stat{

@@ -4,7 +4,6 @@ package top
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -13,7 +12,6 @@ import (
 	"batchfs/cmd/batchfs/metrics"
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
-	"batchfs/internal/printable"
 	"batchfs/internal/process"
 )
 
@@ -191,7 +189,7 @@ func readersOf(shared *state.Shared) map[int][]*Reader {
 		slot := &slots[i]
 		number, thread := int(slot.Sequence.Load()), int(slot.Thread.Load())
 		waits, since := slot.Since()
-		pid, command := processOf(thread)
+		pid, command := process.Of(thread)
 		if number == 0 || command == "" && since > lingers {
 			continue
 		}
@@ -209,21 +207,4 @@ func readersOf(shared *state.Shared) map[int][]*Reader {
 		}
 	}
 	return all
-}
-
-// processOf returns the process of a thread, and its command, or "" if there is none, or it is in another PID namespace.
-func processOf(thread int) (pid int, command string) {
-	status, err := os.ReadFile(process.Dir(thread) + "/status")
-	if err != nil {
-		return thread, ""
-	}
-	pid = thread
-	for line := range strings.Lines(string(status)) {
-		if name, value, _ := strings.Cut(line, ":"); name == "Tgid" {
-			fmt.Sscan(value, &pid)
-		} else if name == "Name" {
-			command = printable.Name(strings.TrimSpace(value))
-		}
-	}
-	return pid, command
 }
