@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"batchfs/cache"
@@ -96,6 +97,19 @@ func BenchmarkVocabulary(b *testing.B) {
 				}
 			})
 		}
+	}
+}
+
+// A pattern of the longest period should take about as long to build for thousands of sources as for
+// a few.
+func BenchmarkPattern(b *testing.B) {
+	for _, sources := range []int{4, 4096} {
+		b.Run(fmt.Sprint(sources), func(b *testing.B) {
+			shares := slices.Repeat([]int{maxPeriod / sources}, sources)
+			for b.Loop() {
+				newPattern(shares)
+			}
+		})
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 )
 
 func newTestMixture(t testing.TB, weights ...float64) *mixture {
@@ -144,27 +143,6 @@ func TestMixtureTakesTheRowDueFirst(t *testing.T) {
 			}
 			count[want]++
 		}
-	}
-}
-
-// Building a pattern of the longest period takes about as long for thousands of sources as for a
-// few.
-func TestMixtureOfManySources(t *testing.T) {
-	took := func(sources int) time.Duration {
-		shares := make([]int, sources)
-		for i := range shares {
-			shares[i] = maxPeriod / sources
-		}
-		var times []time.Duration
-		for range 3 {
-			began := time.Now()
-			newPattern(shares)
-			times = append(times, time.Since(began))
-		}
-		return slices.Min(times)
-	}
-	if few, many := took(4), took(4096); many > 50*few {
-		t.Errorf("a pattern of 4096 sources takes %v, of 4 sources %v", many, few)
 	}
 }
 
