@@ -83,7 +83,7 @@ func TestRooms(t *testing.T) {
 		"github.com/bmatcuk/doublestar":  {"cmd/batchfs/prepare"},
 		"github.com/parquet-go":          {"cmd/batchfs/prepare"},
 		"github.com/andybalholm/brotli":  {"cmd/batchfs/prepare"},
-		"github.com/spf13/cobra":         {"cmd/batchfs", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/plan", "cmd/batchfs/prepare", "cmd/batchfs/top"},
+		"github.com/spf13":               {"cmd/batchfs", "cmd/batchfs/bench", "cmd/batchfs/config", "cmd/batchfs/plan", "cmd/batchfs/prepare", "cmd/batchfs/top"},
 	}
 	for line := range strings.Lines(e2e.Run(t, "go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "batchfs/...")) {
 		of := strings.Fields(line)

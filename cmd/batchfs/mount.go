@@ -55,6 +55,16 @@ such as allow_other, are those of the other process. So is unmounting: at the en
 		ValidArgsFunction: directories,
 	}
 	f.register(cmd)
+	return cmd
+}
+
+// register adds the flags of mount to a command.
+func (f *mountFlags) register(cmd *cobra.Command) {
+	f.Register(cmd)
+	cmd.Flags().BoolVarP(&f.background, "background", "d", false, "go to the background when batches can be read")
+	cmd.Flags().StringVar(&f.logFile, "log", "",
+		"write the log to this `file` (default: standard error; with -d, one for each mount, in batchfs in the user's state directory)")
+	cmd.Flags().IntVar(&f.fd, "fd", -1, "do not mount: serve the mount that was made with /dev/fuse open as this descriptor")
 	cmd.Flags().BoolVar(&f.noResend, "no-resend", false,
 		"do as on Linux before 6.9: if the worker dies, readers get errors, and there is a new mount at once")
 	cmd.Flags().IntVar(&f.parent, "parent", 0, "end as after SIGTERM when the process `pid`, which started this one, has ended")
@@ -63,16 +73,6 @@ such as allow_other, are those of the other process. So is unmounting: at the en
 	cmd.MarkFlagsMutuallyExclusive("fd", "no-resend") // there would be no new mount
 	cmd.MarkFlagsMutuallyExclusive("parent", "background")
 	cmd.MarkFlagsMutuallyExclusive("make-mountpoint", "background")
-	return cmd
-}
-
-// register adds the flags that decide what is mounted, and where.
-func (f *mountFlags) register(cmd *cobra.Command) {
-	f.Register(cmd)
-	cmd.Flags().BoolVarP(&f.background, "background", "d", false, "go to the background when batches can be read")
-	cmd.Flags().StringVar(&f.logFile, "log", "",
-		"write the log to this `file` (default: standard error; with -d, one for each mount, in batchfs in the user's state directory)")
-	cmd.Flags().IntVar(&f.fd, "fd", -1, "do not mount: serve the mount that was made with /dev/fuse open as this descriptor")
 }
 
 // aMountpoint refuses what does not belong in the place of MOUNTPOINT.
@@ -140,10 +140,9 @@ func (s *starting) begin(f *mountFlags, cmd *cobra.Command, args []string) (err 
 			return fmt.Errorf("--fd: %w", err)
 		}
 	}
-	if s.snapshot, s.description, err = openInChild(f, args); err != nil {
+	if s.snapshot, s.description, err = openInChild(cmd.Flags(), args); err != nil {
 		return err
 	}
-	s.snapshot.NoResend = f.noResend
 	if s.config, err = s.snapshot.Config(); err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
@@ -26,15 +27,18 @@ type opened struct {
 
 // openInChild reads the configuration and checks the token files in a child process. A process that
 // waits for a disk that does not answer cannot end, but a mount that is starting must end when it
-// is told to. The child is killed when this process ends.
-func openInChild(f *mountFlags, mountpoint []string) (*dataset.Snapshot, []string, error) {
-	args := []string{"open", "--config=" + f.Config, "--data=" + f.Data, "--log=" + f.logFile, fmt.Sprint("--background=", f.background)}
-	for _, set := range f.Sets {
-		args = append(args, "--set="+set)
-	}
-	if f.fd >= 0 {
-		args = append(args, fmt.Sprint("--fd=", f.fd))
-	}
+// is told to. The child is killed when this process ends. It gets the flags that were set here.
+func openInChild(flags *pflag.FlagSet, mountpoint []string) (*dataset.Snapshot, []string, error) {
+	args := []string{"open"}
+	flags.Visit(func(flag *pflag.Flag) {
+		values := []string{flag.Value.String()}
+		if list, ok := flag.Value.(pflag.SliceValue); ok {
+			values = list.GetSlice()
+		}
+		for _, value := range values {
+			args = append(args, "--"+flag.Name+"="+value)
+		}
+	})
 	cmd := exec.Command("/proc/self/exe", append(append(args, "--"), mountpoint...)...)
 	cmd.Args[0] = os.Args[0]
 	// The child gets pipes, so that readers of this process's output never wait for the child to
@@ -105,6 +109,7 @@ func (f *mountFlags) open(args []string) (*opened, error) {
 	if err != nil {
 		return nil, err
 	}
+	snapshot.NoResend = f.noResend
 	snapshot.Log, err = f.logPath(mountpoint)
 	return &opened{snapshot, describe(mountpoint, splits)}, err
 }
