@@ -97,7 +97,7 @@ func (directory) size(*tree, inode, Sequence) int64 { return 0 }
 
 type batches struct {
 	which    which
-	format   format
+	format   header.Format
 	oneArray bool // the array whose index the inode has; else the main ones, or all in a .safetensors file
 }
 
@@ -109,54 +109,32 @@ const (
 	everyBatch                  // batches 0 to Steps-1
 )
 
-type format uint8
-
 const (
-	raw format = iota
-	npy
-	safetensors
+	raw         = header.FormatRaw
+	npy         = header.FormatNPY
+	safetensors = header.FormatSafetensors
+
+	headerBytes = header.Bytes
 )
 
-func (b batches) size(_ *tree, i inode, s Sequence) int64 {
-	_, size := b.shown(i, s)
+func (b batches) frame(i inode, s Sequence) header.Frame {
+	f := header.Frame{Format: b.format, Batch: &s.Spec().Batch, Array: header.AllArrays}
+	if b.oneArray {
+		f.Array = i.array()
+	}
 	if b.which == everyBatch {
-		size *= int64(s.Spec().Steps)
+		f.Batches = s.Spec().Steps
 	}
-	if b.format != raw {
-		size += headerBytes
-	}
-	return size
+	return f
 }
 
-// shown is which bytes of each batch a file shows: size of them from byte from on.
-func (b batches) shown(i inode, s Sequence) (from, size int64) {
-	batch := &s.Spec().Batch
-	switch {
-	case b.format == safetensors:
-		return 0, batch.Bytes()
-	case b.oneArray:
-		a := &batch.Arrays[i.array()]
-		return a.Offset, a.Bytes()
-	}
-	return 0, batch.MainBytes()
-}
+func (b batches) size(_ *tree, i inode, s Sequence) int64 { return b.frame(i, s).Size() }
 
-const headerBytes = header.Bytes
+// shown returns which bytes of each batch a file shows: size of them from byte from on.
+func (b batches) shown(i inode, s Sequence) (from, size int64) { return b.frame(i, s).Shown() }
 
 func (b batches) header(i inode, s Sequence, k uint64) []byte {
-	spec := s.Spec()
-	if b.format == safetensors {
-		return header.Safetensors(spec.Batch, spec.Metadata, k)
-	}
-	shown := spec.Batch.Stack()
-	if b.oneArray {
-		shown = spec.Batch.Arrays[i.array()]
-	}
-	shape := shown.Shape
-	if b.which == everyBatch {
-		shape = append([]int{int(spec.Steps)}, shape...)
-	}
-	return header.NPY(shown.DType, shape...)
+	return b.frame(i, s).Header(k, s.Spec().Metadata)
 }
 
 // A computed content is read from a Sequence at any byte.

@@ -5,12 +5,10 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
@@ -45,7 +43,10 @@ settings of that mount.`,
 			if err != nil {
 				return err
 			}
-			if !slices.Contains(catFormats, format) {
+			framing, framed := map[string]header.Format{
+				"raw": header.FormatRaw, "npy": header.FormatNPY, "safetensors": header.FormatSafetensors,
+			}[format]
+			if !framed && format != "info" {
 				return fmt.Errorf("--format: must be one of %s (got %q)", strings.Join(catFormats, ", "), format)
 			}
 			if is := d.Identity(); identity != "" && is != identity {
@@ -57,7 +58,7 @@ settings of that mount.`,
 				_, err := out.Write(s.Info())
 				return err
 			}
-			return cat(out, s, format, from, count)
+			return cat(out, s, framing, from, count)
 		}),
 	}
 	src.Register(cmd)
@@ -72,11 +73,11 @@ settings of that mount.`,
 var catFormats = []string{"raw", "npy", "safetensors", "info"}
 
 // cat writes batches from number from on, as many as count says, or, with 0, until the numbers end.
-func cat(out io.Writer, s *dataset.Served, format string, from, count uint64) error {
+func cat(out io.Writer, s *dataset.Served, format header.Format, from, count uint64) error {
 	batch := s.Sequence.Batch()
-	f := catFile(batch, s.Metadata(), format)
-	most := min(sampler.MaxBatches-min(from, sampler.MaxBatches), math.MaxInt64/f.bytes())
-	if count == 0 && format != "npy" {
+	f := header.Frame{Format: format, Batch: &batch, Array: header.AllArrays}
+	most := min(sampler.MaxBatches-min(from, sampler.MaxBatches), uint64(math.MaxInt64/f.Size()))
+	if count == 0 && format != header.FormatNPY {
 		count = most
 	}
 	if count < 1 || count > most {
@@ -85,44 +86,27 @@ func cat(out io.Writer, s *dataset.Served, format string, from, count uint64) er
 	if terminal.Is(out) {
 		return errors.New("batches are binary and standard output is a terminal: redirect it to a file, or pipe it into xxd")
 	}
-	if format == "npy" {
-		stack := batch.Stack()
-		if _, err := out.Write(header.NPY(stack.DType, append([]int{int(count)}, stack.Shape...)...)); err != nil {
-			return err
-		}
+	if format == header.FormatNPY {
+		f.Batches = count
 	}
-	return writeBatches(out, f, batch.Bytes(), s.Read, from, count)
+	return writeBatches(out, f, s.Metadata(), s.Read, from, count)
 }
 
-// A batchFile is what is written of each batch: a header, or none, and the first bytes of its arrays.
-type batchFile struct {
-	header      func(k uint64) []byte
-	headerBytes int
-	shown       int64
-}
-
-func (f batchFile) bytes() uint64 { return uint64(f.headerBytes) + uint64(f.shown) }
-
-func catFile(batch array.Batch, metadata map[string]string, format string) batchFile {
-	if format != "safetensors" {
-		return batchFile{shown: batch.MainBytes()}
-	}
-	return batchFile{header: func(k uint64) []byte { return header.Safetensors(batch, metadata, k) }, headerBytes: header.Bytes, shown: batch.Bytes()}
-}
-
-// writeBatches writes batches from, from+1, …, of size bytes each, which read reads as a sampler.Sequence does.
-func writeBatches(out io.Writer, f batchFile, size int64, read func(dst []byte, k uint64, off int64) error, from, count uint64) error {
-	n := int64(count) * f.shown
-	whole := f.header == nil && f.shown == size // then one read may be of several batches
+// writeBatches writes batches from, from+1, …, which read reads as a sampler.Sequence does, as one
+// .npy file or one file after the other.
+func writeBatches(out io.Writer, f header.Frame, metadata map[string]string, read func(dst []byte, k uint64, off int64) error, from, count uint64) error {
+	_, shown := f.Shown()
+	n := int64(count) * shown
+	whole := f.Format != header.FormatSafetensors && shown == f.Batch.Bytes() // then one read may be of several batches
 	buf := make([]byte, min(n, 1<<20))
 	for off := int64(0); off < n; {
 		part := buf[:min(int64(len(buf)), n-off)]
-		k, at := from+uint64(off/f.shown), off%f.shown
+		k, at := from+uint64(off/shown), off%shown
 		if !whole {
-			part = part[:min(int64(len(part)), f.shown-at)]
+			part = part[:min(int64(len(part)), shown-at)]
 		}
-		if f.header != nil && at == 0 {
-			if _, err := out.Write(f.header(k)); err != nil {
+		if f.Format != header.FormatRaw && at == 0 && (off == 0 || f.Batches == 0) {
+			if _, err := out.Write(f.Header(k, metadata)); err != nil {
 				return err
 			}
 		}

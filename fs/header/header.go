@@ -1,4 +1,4 @@
-// Package header makes the headers of files of batches.
+// Package header says what files of batches hold, and makes their headers.
 package header
 
 import (
