@@ -126,6 +126,7 @@ var statusText string
 var statusTemplate = template.Must(template.New("status.json").Funcs(template.FuncMap{
 	"quote": func(text string) string { return string(jsontext.Quote(text)) },
 	"wide":  func(n any) string { return fmt.Sprintf("%20d", n) },
+	"ms":    func(nanos int64) int64 { return nanos / 1e6 },
 }).Parse(statusText))
 
 func (t *tree) status(inode) []byte {
@@ -150,7 +151,8 @@ func (t *tree) status(inode) []byte {
 		"Mapped":   mapped,
 		"Busy":     busy,
 		"Advice":   t.o.RemapAdvice(mapped, busy),
-		"Store":    t.o.Store(),
+		"Blocks":   t.o.BlockBytes(),
+		"Counters": t.shared.Counters,
 		"Log":      t.o.LogFile,
 		"BadNames": t.badNames.latest(),
 		"Splits":   splits,

@@ -52,7 +52,7 @@ type Options struct {
 	TableBytes      func() int64                // memory of the sequences
 	Budget          int64                       // bytes for all of this
 	Metrics         func(*state.Shared) []byte  // the content of the file metrics
-	Store           func() *StoreUse            // returns nil where nothing lies in a store
+	BlockBytes      func() int64                // memory for blocks of objects; -1 where nothing lies in a store
 	NoteCache       func(*state.Gauges)         // runs while this process serves, and notes how full the directory of blocks is
 	Remaps          func() (mapped, busy int64) // reads of token files with a mapping, and those that had none because another read had one
 	RemapAdvice     func(int64, int64) string   // the setting that is faster, given the numbers from Remaps; empty if none is
@@ -61,17 +61,6 @@ type Options struct {
 	UID, GID        uint32                      // owner of the files
 	SettingsPerUser int                         // directories of settings that each user may have, except root and UID
 	Log             *slog.Logger
-}
-
-// A StoreUse counts what all workers have read from stores, for status.json.
-type StoreUse struct {
-	Requests, Bytes int64         // requests sent, and bytes fetched
-	Hits, Waits     int64         // reads of a block that was present, and reads that waited for one
-	Waited          time.Duration // total time of these waits
-	Unkept          int64         // fetched blocks for which the block cache had no room
-	Present         int64         // fetched blocks that another process had written first
-	Failed, Slow    int64         // fetched blocks that the disk failed to write, or not in time
-	Memory          int64         // bytes of blocks in the memory of this process
 }
 
 // newTree makes the tree of a mount. It continues from the shared state, in which no other process works any more.

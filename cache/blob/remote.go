@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"batchfs/cache/blocks"
 	"batchfs/cache/store"
@@ -31,8 +30,6 @@ func (r *Remote) open(scheme string) (*store.Client, *blocks.Cache, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.cache == nil {
-		r.Store.Counts = cmp.Or(r.Store.Counts, new(store.Counts))
-		r.Blocks.Counts, r.Blocks.Writes = cmp.Or(r.Blocks.Counts, new(blocks.Counts)), cmp.Or(r.Blocks.Writes, new(blocks.Writes))
 		r.cache, r.clients = blocks.New(r.Blocks, cmp.Or(r.Log, slog.Default())), map[string]*store.Client{}
 	}
 	if r.clients[scheme] == nil {
@@ -55,32 +52,15 @@ func (r *Remote) Flush() {
 	}
 }
 
-// RemoteUse counts reads of objects by all processes that share the counters in Store and Blocks.
-// Memory covers this process alone.
-type RemoteUse struct {
-	Requests, Bytes int64         // requests sent to stores, and bytes fetched from them
-	Hits, Waits     int64         // reads of cached blocks, and of blocks that had to be fetched
-	Waited          time.Duration // total time spent waiting for fetches
-	Unkept          int64         // fetched blocks for which the directory had no room
-	Present         int64         // fetched blocks that another process had written first
-	Failed, Slow    int64         // blocks not written because the directory failed, or was slow
-	Memory          int64         // size of the blocks in memory, in bytes
-}
-
-// Use returns the current counts. ok is false if this process has opened no object.
-func (r *Remote) Use() (u RemoteUse, ok bool) {
+// MemoryBytes returns the size of the blocks in the memory of this process, or -1 if it has opened
+// no object.
+func (r *Remote) MemoryBytes() int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.cache == nil {
-		return u, false
+		return -1
 	}
-	c, s := r.Blocks.Counts, r.Store.Counts
-	u.Hits, u.Waits, u.Waited, u.Unkept = c.Hits.Load(), c.Waits.Load(), time.Duration(c.Waited.Load()), c.Full.Load()
-	w := r.Blocks.Writes
-	u.Present, u.Failed, u.Slow = w.Present.Load(), w.Failed.Load(), w.Slow.Load()
-	u.Requests, u.Bytes = s.Requests.Load(), s.Bytes.Load()
-	u.Memory = r.cache.MemoryBytes()
-	return u, true
+	return r.cache.MemoryBytes()
 }
 
 // IsRemote reports whether a name means an object, not the path of a file.

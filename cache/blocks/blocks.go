@@ -20,6 +20,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"batchfs/cache/counts"
 	"batchfs/cache/store"
 )
 
@@ -35,8 +36,8 @@ type Options struct {
 	// does not hold memory for long during an outage; 0: none.
 	Ahead time.Duration
 
-	Counts *Counts // counters of reads; nil: each cache has its own
-	Writes *Writes // counters of fetched blocks; nil: each cache has its own
+	Counts *counts.Blocks // counters of reads; nil: each cache has its own
+	Writes *counts.Writes // counters of fetched blocks; nil: each cache has its own
 }
 
 // Slots is how many blocks are in memory at most.
@@ -50,8 +51,8 @@ type Cache struct {
 	o    Options
 	disk *disk
 
-	counts *Counts
-	writes *Writes
+	counts *counts.Blocks
+	writes *counts.Writes
 
 	mu      sync.Mutex
 	changed sync.Cond      // a slot may be free, or a write has ended; its lock is mu
@@ -63,23 +64,6 @@ type Cache struct {
 	pending []*entry       // blocks to be written, oldest first
 	writing bool           // a goroutine is writing them
 	began   time.Time      // when the current write began
-}
-
-// Counts counts reads of blocks, and the blocks that did not fit into the directory. Several
-// processes may add to it.
-type Counts struct {
-	Hits   atomic.Int64 // reads of a block that was in memory; package blob adds the reads of files
-	Waits  atomic.Int64 // reads that waited until a block was fetched
-	Waited atomic.Int64 // total time of these waits, in nanoseconds
-	Full   atomic.Int64 // fetched blocks for which the directory had no room
-}
-
-// Writes counts fetched blocks that were not written to the directory, other than the ones in
-// Counts.Full. Several processes may add to it.
-type Writes struct {
-	Present atomic.Int64 // blocks that another process had written first
-	Failed  atomic.Int64 // blocks not written because the directory failed
-	Slow    atomic.Int64 // blocks given up because the disk, or the directory's lock, took too long
 }
 
 // These errors are the reasons why a fetched block was not written. Any other error means that the
@@ -133,7 +117,7 @@ type entry struct {
 
 // New returns a cache. It does not touch the directory.
 func New(o Options, log *slog.Logger) *Cache {
-	c := &Cache{o: o, entries: map[key]*entry{}, counts: cmp.Or(o.Counts, new(Counts)), writes: cmp.Or(o.Writes, new(Writes))}
+	c := &Cache{o: o, entries: map[key]*entry{}, counts: cmp.Or(o.Counts, new(counts.Blocks)), writes: cmp.Or(o.Writes, new(counts.Writes))}
 	c.changed.L = &c.mu
 	if o.Dir != "" {
 		c.disk = &disk{dir: o.Dir, shared: o.Shared, limit: o.Limit, log: log, shares: map[string]*Share{}}
@@ -167,7 +151,7 @@ func (o *Object) Blocks() int64 { return (o.Size + o.cache.o.BlockBytes - 1) / o
 func (o *Object) BlockBytes() int64 { return o.cache.o.BlockBytes }
 
 // Counts are the counts of the object's cache.
-func (o *Object) Counts() *Counts { return o.cache.counts }
+func (o *Object) Counts() *counts.Blocks { return o.cache.counts }
 
 // Holding are the blocks of so many bytes that hold the bytes [from, to) of an object.
 func Holding(from, to, size int64) iter.Seq[int64] {

@@ -21,11 +21,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
+
+	"batchfs/cache/counts"
 )
 
 // Options say which store it is.
@@ -35,26 +36,7 @@ type Options struct {
 	PathStyle bool   // the bucket stands in the path of a URL, not in the name of the host
 	Anonymous bool   // without credentials
 	Timeout   time.Duration
-	Counts    *Counts // of all that is sent; nil: each client has its own
-}
-
-// Counts count requests. Several processes may add to them.
-type Counts struct {
-	Requests atomic.Int64      // sent, also again
-	Bytes    atomic.Int64      // that came of objects
-	Retries  atomic.Int64      // attempts after one that failed
-	Errors   atomic.Int64      // requests with an answer of 429 or 5xx, or none
-	Nanos    atomic.Int64      // until the head of an answer
-	Buckets  [17]atomic.Uint64 // of these times: below 1 ms, 2 ms, … 32.8 s, and all others
-}
-
-func (c *Counts) note(took time.Duration, failed bool) {
-	c.Requests.Add(1)
-	c.Nanos.Add(int64(took))
-	c.Buckets[min(bits.Len64(uint64(took.Milliseconds())), len(c.Buckets)-1)].Add(1)
-	if failed {
-		c.Errors.Add(1)
-	}
+	Counts    *counts.Store // nil: each client has its own
 }
 
 // An Object is one object as it was when Stat looked. ETag tells its content from what was, or will be, under its name.
@@ -86,7 +68,7 @@ type Client struct {
 	creds    *credentials.Credentials // nil: none
 	timeout  time.Duration
 	outages  outages
-	counts   *Counts
+	counts   *counts.Store
 }
 
 // ErrChanged is the error of a read of an object that has been replaced since.
@@ -112,7 +94,7 @@ func New(scheme string, o Options) (*Client, error) {
 	if region == "" && !strings.HasSuffix(u.Hostname(), ".amazonaws.com") {
 		region = "us-east-1" // for AWS, the library looks up the bucket's region
 	}
-	c := &Client{Endpoint: u.Scheme + "://" + u.Host, timeout: o.Timeout, http: newTransport(), counts: cmp.Or(o.Counts, new(Counts))}
+	c := &Client{Endpoint: u.Scheme + "://" + u.Host, timeout: o.Timeout, http: newTransport(), counts: cmp.Or(o.Counts, new(counts.Store))}
 	c.outages.probe = c.probe
 	options := &minio.Options{Secure: u.Scheme == "https", Region: region, MaxRetries: 1, Transport: observed{c}}
 	if o.PathStyle {
@@ -153,7 +135,13 @@ type observed struct{ *Client }
 func (o observed) RoundTrip(req *http.Request) (*http.Response, error) {
 	began := time.Now()
 	resp, err := o.http.RoundTrip(req)
-	o.counts.note(time.Since(began), err != nil || resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode >= 500)
+	took := time.Since(began)
+	o.counts.Requests.Add(1)
+	o.counts.Nanos.Add(int64(took))
+	o.counts.Buckets[min(bits.Len64(uint64(took.Milliseconds())), len(o.counts.Buckets)-1)].Add(1)
+	if err != nil || resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode >= 500 {
+		o.counts.Errors.Add(1)
+	}
 	if a, ok := req.Context().Value(attemptKey{}).(*attempt); ok {
 		if a.answered = err == nil; a.answered {
 			a.heard()

@@ -149,8 +149,7 @@ func fillCache(cmd *cobra.Command, c *config.Config, settings []string) error {
 		}
 	}
 	c.Remote().Flush()
-	use, _ := c.Remote().Use()
-	printf(cmd.OutOrStdout(), "%s: %d bytes needed, %d fetched\n", c.Store.CacheDir, of, use.Bytes)
+	printf(cmd.OutOrStdout(), "%s: %d bytes needed, %d fetched\n", c.Store.CacheDir, of, c.Remote().Store.Counts.Bytes.Load())
 	if errors.Is(err, blocks.ErrFull) {
 		return fmt.Errorf("%s is full: batches need %d bytes of it, and store.cache_bytes is %d; what other mounts read stays", c.Store.CacheDir, of, c.Store.CacheBytes)
 	}

@@ -11,8 +11,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"batchfs/cache/blob"
-	"batchfs/cache/blocks"
-	"batchfs/cache/store"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/metrics"
 	"batchfs/fs"
@@ -72,17 +70,11 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	log, flush := newLog(os.Stderr, c.Log, snapshot.Mountpoint)
 	defer flush()
 	c.Remote().Log = log
-	c.Remote().Store.Counts = (*store.Counts)(&w.Shared.Store)
-	c.Remote().Blocks.Counts, c.Remote().Blocks.Writes = (*blocks.Counts)(&w.Shared.Blocks), (*blocks.Writes)(&w.Shared.Writes)
+	c.Remote().Store.Counts = &w.Shared.Store
+	c.Remote().Blocks.Counts, c.Remote().Blocks.Writes = &w.Shared.Blocks, &w.Shared.Writes
 	served, err := snapshot.Sequences(c, log, w.Publish)
 	if err != nil {
 		return err
-	}
-	storeUse := func() *fs.StoreUse {
-		if use, ok := c.Remote().Use(); ok {
-			return (*fs.StoreUse)(&use)
-		}
-		return nil
 	}
 	var splits []fs.Sequence
 	for _, s := range served {
@@ -92,7 +84,7 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
 		ProgramVersion: version(), LogFile: snapshot.Log, Metrics: metrics.Text,
 		Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts,
-		TableBytes: c.Tables.Bytes, Store: storeUse, Remaps: blob.Remaps, RemapAdvice: remapAdvice,
+		TableBytes: c.Tables.Bytes, BlockBytes: c.Remote().MemoryBytes, Remaps: blob.Remaps, RemapAdvice: remapAdvice,
 		NoteCache: func(to *state.Gauges) { noteCache(c.Remote().Blocks, to) },
 		Budget:    c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
 		Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,

@@ -3,6 +3,8 @@ package state
 import (
 	"sync/atomic"
 	"unsafe"
+
+	"batchfs/cache/counts"
 )
 
 // Version counts how often the tokens of a split have changed since the mount began.
@@ -85,38 +87,12 @@ type Counters struct {
 	// cover the worker that serves only, and are up to a second old.
 	Remapped, RemapBusy atomic.Uint64
 
-	Store  StoreCounters
-	Blocks BlockCounters
+	Store  counts.Store
+	Blocks counts.Blocks
 	Gauges Gauges
-	Writes WriteCounters
+	Writes counts.Writes
 
 	_ [256 - 4 - 22 - 4 - 7 - 3]uint64 // room for later builds' counters
-}
-
-// StoreCounters count the requests to stores of all workers. They are the counts of package store.
-type StoreCounters struct {
-	Requests atomic.Int64      // sent, also again
-	Bytes    atomic.Int64      // fetched
-	Retries  atomic.Int64      // attempts after one that failed
-	Errors   atomic.Int64      // those with an answer of 429 or 5xx, or none
-	Nanos    atomic.Int64      // until the head of an answer
-	Buckets  [17]atomic.Uint64 // of these times: below 1 ms, 2 ms, … 32.8 s, and all others
-}
-
-// BlockCounters count reads of blocks by all workers. They are the counts of package blocks.
-type BlockCounters struct {
-	Hits   atomic.Int64 // reads of a block that was present
-	Waits  atomic.Int64 // reads that waited for a block to be fetched
-	Waited atomic.Int64 // nanoseconds that those reads waited
-	Full   atomic.Int64 // fetched blocks for which the block cache had no room
-}
-
-// WriteCounters count the fetched blocks that workers did not write to the block cache for a reason
-// other than BlockCounters.Full. They have the layout of Writes in package blocks.
-type WriteCounters struct {
-	Present atomic.Int64 // blocks that another process had written first
-	Failed  atomic.Int64 // blocks that the cache directory failed to store
-	Slow    atomic.Int64 // blocks evicted from memory before the disk could take them
 }
 
 // Gauges are what the worker that serves notes every few seconds.

@@ -16,6 +16,7 @@ import (
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
 	"batchfs/cache/blocks"
+	"batchfs/cache/counts"
 	"batchfs/cache/store"
 	"batchfs/sampler"
 )
@@ -194,7 +195,7 @@ func (c *Config) MakeAbsolute(dir string) {
 func (c *Config) setRemote() {
 	s := c.Store
 	c.remote = &blob.Remote{
-		Store:  store.Options{Endpoint: s.Endpoint, Region: s.Region, PathStyle: s.PathStyle, Anonymous: s.Anonymous, Timeout: c.Mount.Timeout},
+		Store:  store.Options{Endpoint: s.Endpoint, Region: s.Region, PathStyle: s.PathStyle, Anonymous: s.Anonymous, Timeout: c.Mount.Timeout, Counts: new(counts.Store)},
 		Blocks: blocks.Options{Dir: s.CacheDir, Shared: s.CacheShared, Limit: s.CacheBytes, BlockBytes: s.BlockBytes, Memory: c.Shares().Blocks, Ahead: c.Mount.Timeout / 5},
 	}
 	for _, s := range c.Splits {

@@ -144,7 +144,7 @@ func onlyWindows(s *config.Split) error {
 }
 
 func (c *corpus) find(from *config.Config, path string) error {
-	before, _ := from.Remote().Use()
+	sent := from.Remote().Store.Counts.Requests.Load()
 	d, err := dataset.OpenPath(from, path)
 	if err == nil {
 		err = onlyWindows(d.Split)
@@ -158,8 +158,7 @@ func (c *corpus) find(from *config.Config, path string) error {
 	if from.Store.CacheDir == "" {
 		c.blocks.Limit = 0
 	}
-	after, _ := from.Remote().Use()
-	c.sequence, c.opened = d.Sequence, int(after.Requests-before.Requests)
+	c.sequence, c.opened = d.Sequence, int(from.Remote().Store.Counts.Requests.Load()-sent)
 	for i, arrays := range d.Arrays() {
 		name := d.Split.Split
 		if len(d.Split.Sources) > 0 {
