@@ -23,7 +23,7 @@ var late = func() <-chan struct{} {
 
 // guarded is a Guard around the tree, whose requests are never late.
 func (t *tree) guarded(splits int) *guard.Guard {
-	return guard.New(t, guard.Options{Splits: splits, Shared: t.shared, Timeout: time.Hour,
+	return guard.New(t, guard.Options{Splits: splits, ReplyBytes: t.o.ReplyBytes, Shared: t.shared, Timeout: time.Hour,
 		Panicked: func(any) fuse.Status { return fuse.EIO }})
 }
 
@@ -39,7 +39,7 @@ func TestLateReadGivesItsNumberBack(t *testing.T) {
 				t.Fatal(k, err)
 			}
 		}
-		tr.GiveBack(id)
+		tr.Undo(id)
 		if first == "late" {
 			if _, err := tr.handles.AssignBatch(read, late); err != state.ErrLate {
 				t.Fatal(err)
@@ -52,54 +52,52 @@ func TestLateReadGivesItsNumberBack(t *testing.T) {
 	}
 }
 
-// While as many requests use a split's files as may, others that look at them wait until they are late, and those that do not are answered.
-func TestRequestsWaitForFiles(t *testing.T) {
+// A request that reads or checks token files has a cost. The cost creates no Sequence.
+func TestCosts(t *testing.T) {
 	s := counting("train", 8000)
 	row := array.Array{Name: "tokens", DType: array.Uint16, Shape: []int{40, 100}}
 	s.Batch, s.Follows, s.TokensLen = array.NewBatch(1, row), true, 1000
-	tr := plant(t, s)
-	paths := map[string]bool{ // and whether they look at token files
-		"README": false, "status.json": false, "train/cursor": false, "train/info.json": true, "train/next": true, "train/batch/3": true,
-		"train/batches.bin": true, "train/tokens.bin": true,
-	}
-	open := map[string]*reader{}
-	for path := range paths {
-		open[path] = tr.reader(t, path, 0)
-	}
-	for _, rows := range []int64{1, 1000} {
-		for err := error(nil); err == nil; {
-			_, err = tr.limits.Acquire(1, rows, 0, nil, late)
-		}
-	}
-	waits := func(what string, status fuse.Status, want bool) {
+	shared := newShared(t)
+	number := grow(t, shared, s).find("train/seed=1").sequence()
+	tr := grow(t, shared, s) // of the next worker, which does not have seed=1 yet
+	check := func(what string, got guard.Cost, rows int64, reply int) {
 		t.Helper()
-		if got := status == fuse.Status(syscall.ETIMEDOUT); got != want || !got && !status.Ok() {
-			t.Errorf("%s: %v; it should wait: %v", what, status, want)
+		if want := (guard.Cost{Split: got.Split, Rows: rows, Reply: reply}); got != want {
+			t.Errorf("%s costs %v, want %v", what, got, want)
 		}
 	}
-	for path, looks := range paths {
-		header := fuse.InHeader{NodeId: uint64(tr.find(path))}
-		waits("open of "+path, tr.Open(late, &fuse.OpenIn{InHeader: header}, &fuse.OpenOut{}), looks)
-		in := &fuse.ReadIn{InHeader: header, Fh: open[path].fh, Size: 100, ReadFlags: fuse.READ_LOCKOWNER}
-		_, status := tr.Read(late, in, make([]byte, 100))
-		waits("read of "+path, status, looks && path != "train/info.json")
-		in.Offset = 1 << 40
-		_, status = tr.Read(late, in, make([]byte, 100))
-		waits("read of the end of "+path, status, false)
-	}
-	for dir, names := range map[string]map[string]bool{
-		"":            {"train": false, "status.json": false},
-		"train":       {"seed=1": true, "batches.bin": true},
-		"train/batch": {"3": true, "3.npy": true},
+	for path, want := range map[string]struct{ open, read int64 }{ // rows; a row has 200 bytes
+		"README": {}, "status.json": {}, "train/cursor": {}, "train/info.json": {1, 0}, "train/next": {1, 3}, "train/next.npy": {1, 3},
+		"train/batch/3": {1, 3}, "train/batches.bin": {1, 3}, "train/tokens.bin": {1, 3}, "train/batch/3.json": {1, 1},
 	} {
-		node := rootInode
-		if dir != "" {
-			node = tr.find(dir)
-		}
-		for name, looks := range names {
-			waits("lookup of "+name, tr.Lookup(late, &fuse.InHeader{NodeId: uint64(node)}, name, &fuse.EntryOut{}), looks)
-		}
+		header := fuse.InHeader{NodeId: uint64(tr.find(path))}
+		check("open of "+path, tr.CostOfOpen(&fuse.OpenIn{InHeader: header}), want.open, 0)
+		in := &fuse.ReadIn{InHeader: header, Size: 500}
+		check("read of "+path, tr.CostOfRead(in), want.read, int(min(want.read*500, tr.replyLen(inode(header.NodeId), s, in))))
+		in.Offset = 1 << 40
+		check("read of the end of "+path, tr.CostOfRead(in), 0, 0)
 	}
+	settings := fuse.InHeader{NodeId: uint64(makeInode(splitDir, number, 0))}
+	for _, lookup := range []struct {
+		dir  inode
+		name string
+		rows int64
+	}{
+		{rootInode, "train", 0}, {rootInode, "status.json", 0}, {tr.find("train"), "seed=1", 1}, {tr.find("train"), "batches.bin", 1},
+		{tr.find("train/batch"), "3.npy", 1}, {inode(settings.NodeId), "next", 1},
+	} {
+		header := &fuse.InHeader{NodeId: uint64(lookup.dir)}
+		check("lookup of "+lookup.name, tr.CostOfLookup(header, lookup.name), lookup.rows, 0)
+	}
+	check("attributes", tr.CostOfGetAttr(&fuse.GetAttrIn{InHeader: settings}), 0, 0)
+	settings.NodeId = uint64(makeInode(nextRaw, number, 0))
+	in := &fuse.ReadIn{InHeader: settings, Size: 500}
+	check("read under settings that this worker has not used yet", tr.CostOfRead(in), 500, 500)
+	if tr.sequences.peek(number) != nil || tr.CostOfRead(in).Split != 1 {
+		t.Errorf("the costs made a Sequence, or are of split %d", tr.CostOfRead(in).Split)
+	}
+	tr.sequences.get(number)
+	check("the same read once it has", tr.CostOfRead(in), 1, 500)
 }
 
 // A handler that is late may find that the kernel has forgotten its file. Its request is an error then, and ends no process.

@@ -9,7 +9,6 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
-	"batchfs/fs/guard"
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
 )
@@ -21,12 +20,20 @@ import (
 type prefetcher struct {
 	batches int   // to hold beyond the last one that was requested
 	bytes   int64 // bound on all buffers
-	limits  *guard.Limits
+	permits permits
 	log     *limitedLog
 
 	mu      sync.Mutex
 	streams []*stream    // least recently read first; guarded by mu, with their fields
 	used    atomic.Int64 // bytes; written with mu held
+}
+
+// permits limit how many prefetches of each split run at the same time.
+type permits interface {
+	// TryPrefetch reports whether a prefetch may begin. If so, EndPrefetch must follow. None may
+	// begin while requests of the split wait, because they come first.
+	TryPrefetch(split int) bool
+	EndPrefetch(split int)
 }
 
 // A stream is batches of a sequence that are read in order. Readers may share it, and overtake each other.
@@ -124,12 +131,12 @@ func (p *prefetcher) makeRing(st *stream) {
 }
 
 func (p *prefetcher) fill(st *stream, split int) {
-	for p.limits.TryAhead(split) {
+	for p.permits.TryPrefetch(split) {
 		b := p.claim(st)
 		if b != nil {
 			p.make(st, b)
 		}
-		p.limits.EndAhead(split)
+		p.permits.EndPrefetch(split)
 		if b == nil {
 			return
 		}
@@ -183,7 +190,6 @@ func (p *prefetcher) claim(st *stream) *buffer {
 // A reply is a fuse.ReadResult. Once it is sent, the next batches are prefetched.
 type reply struct {
 	parts      [2][]byte
-	buf        []byte // go-fuse's buffer for the request
 	split      int
 	reading    state.Reading
 	prefetcher *prefetcher
@@ -214,7 +220,6 @@ func (r *reply) Done() {
 		done.buffer.delivered.Add(int64(len(done.parts[1])))
 		done.buffer.RUnlock()
 	}
-	done.prefetcher.limits.Trim(done.split, done.buf)
 	if done.stream != nil {
 		done.prefetcher.fill(done.stream, done.split)
 	}

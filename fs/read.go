@@ -21,15 +21,8 @@ import (
 // Handles of these files differ in content, so it cannot lie in the page cache, which all handles share.
 const uncached = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NOFLUSH
 
-func (t *tree) Open(late <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+func (t *tree) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	i := inode(in.NodeId)
-	if k := i.kind(); k.isNext() || k.isNumbered() || k == infoFile {
-		held, err := t.lookAtFiles(i, late)
-		if err != nil {
-			return t.Fault(&in.InHeader, err)
-		}
-		defer held.Release()
-	}
 	out.OpenFlags = fuse.FOPEN_KEEP_CACHE | fuse.FOPEN_NOFLUSH
 	switch k := i.kind(); {
 	case in.Flags&syscall.O_ACCMODE != syscall.O_RDONLY:
@@ -43,7 +36,7 @@ func (t *tree) Open(late <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fu
 	case k.isNumbered():
 		s, err := t.sequences.now(i.sequence(), i.batches())
 		if err != nil {
-			return t.Fault(&in.InHeader, err)
+			return t.Fault(in.Unique, in.NodeId, err)
 		}
 		if i.outdated(s) {
 			return fuse.Status(syscall.ESTALE) // upon which the kernel looks the path up again
@@ -56,7 +49,7 @@ func (t *tree) Open(late <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fu
 func (t *tree) openNext(i inode, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	// Some readers do not check whether a read failed.
 	if _, err := t.sequences.now(i.sequence(), t.shared.Sequences[i.sequence()].Next()); err != nil {
-		return t.Fault(&in.InHeader, err)
+		return t.Fault(in.Unique, in.NodeId, err)
 	}
 	fh, ok := t.handles.Open(i.sequence(), in.Pid, in.Flags&syscall.O_NONBLOCK != 0, in.Unique)
 	if !ok {
@@ -76,11 +69,6 @@ func (t *tree) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	}
 }
 
-// lookAtFiles waits until a request may look at the token files of a file's split. Release must follow if there is no error.
-func (t *tree) lookAtFiles(i inode, late <-chan struct{}) (guard.Held, error) {
-	return t.limits.Acquire(t.sequences.splitOf(i.sequence()), 1, 0, nil, late)
-}
-
 func (t *tree) Read(late <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	i := inode(in.NodeId)
 	if k := i.kind(); (k.isNext() || k.isLiveText()) && guard.ForPageCache(in) {
@@ -97,7 +85,7 @@ func (t *tree) Read(late <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Rea
 		if i.kind().isNext() {
 			t.shared.EndFailed(in.Fh)
 		}
-		return nil, t.Fault(&in.InHeader, err)
+		return nil, t.Fault(in.Unique, in.NodeId, err)
 	}
 	return answer, fuse.OK
 }
@@ -112,33 +100,22 @@ func (t *tree) readArrays(late <-chan struct{}, i inode, in *fuse.ReadIn, buf []
 	if i.kind().isLiveText() || i.kind().isNumbered() && in.Fh != uint64(s.Spec().Version) || i.outdated(s) {
 		return nil, state.ErrOutdated
 	}
-	size := t.size(i, s)
-	dst := buf[:min(int64(in.Size), max(size-off, 0))]
+	dst := buf[:t.replyLen(i, s, in)]
 	var reading state.Reading
 	if i.kind().isNext() && len(dst) > 0 {
 		reading = t.shared.BeginReading(i.sequence(), in.Fh, in.Pid, in.Unique)
 	}
-	row := s.Spec().Batch.RowBytes(0)
-	if i.kind().isOfOneArray() {
-		row = s.Spec().Batch.RowBytes(i.array())
-	}
-	rows := (int64(len(dst)) + row - 1) / row
-	held, err := t.limits.Acquire(t.sequences.splitOf(i.sequence()), rows, len(dst), buf, late)
-	if err != nil {
-		return nil, err
-	}
-	defer held.Release()
 	file, isComputed := i.kind().entry().content.(computed)
 	switch {
 	case len(dst) == 0:
+		return fuse.ReadResultData(dst), nil
 	case isComputed:
-		err = file.read(i, s, dst, off)
+		return fuse.ReadResultData(dst), file.read(i, s, dst, off)
 	case i.kind().isNext():
-		return t.readNext(late, i, in, reading, state.Span{Off: off, Len: int64(len(dst)), Size: size}, dst)
+		return t.readNext(late, i, in, reading, state.Span{Off: off, Len: int64(len(dst)), Size: t.size(i, s)}, dst)
 	default:
 		return t.readBatches(i, s, reading, i.firstBatch(), off, dst)
 	}
-	return fuse.ReadResultData(dst), err
 }
 
 // readNext reads a span of the batch that a handle holds. At the beginning of a batch it takes other tokens where they changed
@@ -200,7 +177,7 @@ func (t *tree) readBatches(i inode, s Sequence, reading state.Reading, k uint64,
 		off -= headerBytes
 	}
 	from, shown := file.shown(i, s)
-	answer.prefetcher, answer.buf, answer.split, answer.reading = t.prefetcher, buf, t.sequences.splitOf(i.sequence()), reading
+	answer.prefetcher, answer.split, answer.reading = t.prefetcher, t.sequences.splitOf(i.sequence()), reading
 	answer.sequence, answer.number = s, i.sequence()
 	if len(rest) > 0 && file.which != everyBatch {
 		answer.stream, answer.buffer = t.prefetcher.lookup(s, k)
@@ -223,14 +200,26 @@ func (t *tree) readBatches(i inode, s Sequence, reading state.Reading, k uint64,
 	return answer, nil
 }
 
-func (t *tree) CountRead(result fuse.ReadResult) {
+// replyLen returns how many bytes of file i a READ gets.
+func (t *tree) replyLen(i inode, s Sequence, in *fuse.ReadIn) int64 {
+	return min(int64(in.Size), max(t.size(i, s)-int64(in.Offset), 0))
+}
+
+func (t *tree) Done(in *fuse.ReadIn, result fuse.ReadResult) {
 	r, ok := result.(*reply)
 	if !ok { // the file shows no batches
 		return
 	}
+	if inode(in.NodeId).kind().isNext() {
+		t.handles.Answered(in.Unique)
+	}
+	t.shared.CountOnce(in.Unique, func() { t.count(r) })
+}
+
+func (t *tree) count(r *reply) {
 	entry := &t.shared.Sequences[r.number]
 	entry.Reads.Add(1)
-	entry.Bytes.Add(uint64(len(r.buf)))
+	entry.Bytes.Add(uint64(r.Size()))
 	if r.buffer != nil {
 		entry.Ready.Add(1)
 	}
@@ -250,7 +239,7 @@ func (t *tree) CountRead(result fuse.ReadResult) {
 	}
 }
 
-func (t *tree) DiscardRead(result fuse.ReadResult) {
+func (t *tree) Discard(result fuse.ReadResult) {
 	if r, ok := result.(*reply); ok {
 		r.reading.Discard()
 		r.reading, r.stream = state.Reading{}, nil // without a stream, Done prefetches nothing

@@ -117,13 +117,18 @@ func (q *sequences) resume(splits []Sequence) error {
 	return nil
 }
 
-// get returns the sequence of a number, or nil if there is none, as for number 0, or if its settings do not suit the tokens any more.
-func (q *sequences) get(number int) Sequence {
+// peek returns the sequence of a number if this process has it already, and otherwise nil.
+func (q *sequences) peek(number int) Sequence {
 	if s := q.byNumber[number].Load(); s != nil {
 		return *s
 	}
-	if number <= q.splits {
-		return nil
+	return nil
+}
+
+// get returns the sequence of a number, or nil if there is none, as for number 0, or if its settings do not suit the tokens any more.
+func (q *sequences) get(number int) Sequence {
+	if s := q.peek(number); s != nil || number <= q.splits {
+		return s
 	}
 	q.mu.Lock()
 	entry := &q.shared.Sequences[number]
@@ -145,7 +150,7 @@ func (q *sequences) get(number int) Sequence {
 		return nil // its last file was forgotten meanwhile
 	}
 	q.byNumber[number].CompareAndSwap(nil, &s)
-	return *q.byNumber[number].Load()
+	return q.peek(number)
 }
 
 // add gives a sequence that user looked up a number, or 0 if all are in use. The caller holds mu, or is alone.
@@ -318,12 +323,13 @@ func (q *sequences) now(number int, k uint64) (Sequence, error) {
 	return s, err
 }
 
-// fault records the last error of a sequence, and returns its name. Number 0 stands for the whole
-// mount, whose name is empty.
-func (q *sequences) fault(number int, err string) (name string) {
+// fault records the last error of a sequence, counts request id, and returns the sequence's name.
+// Number 0 stands for the whole mount, whose name is empty.
+func (q *sequences) fault(number int, id uint64, err string) (name string) {
 	entry := &q.shared.Sequences[number]
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.shared.CountOnce(id, func() { entry.Errors.Add(1) })
 	entry.SetFault(err)
 	return entry.Name()
 }
@@ -345,3 +351,6 @@ func (q *sequences) all(visit func(number int, name, fault string)) {
 
 // isSettings reports whether a name is one of settings. No split and no file has such a name.
 func isSettings(name string) bool { return strings.Contains(name, "=") }
+
+// namesSettings reports whether name in directory dir is a settings directory.
+func namesSettings(dir inode, name string) bool { return dir.kind() == splitDir && isSettings(name) }

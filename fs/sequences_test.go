@@ -136,7 +136,7 @@ func TestNumbersOfSequences(t *testing.T) {
 		case len(model) < 30 && k.lookups > 0:
 			entry := &q.shared.Sequences[k.number]
 			entry.Reads.Add(1)
-			q.fault(k.number, "broken")
+			q.fault(k.number, lastUnique.Add(2), "broken")
 			if k.moved = k.moved || op > 990; k.moved {
 				entry.Cursor.Add(1)
 			}

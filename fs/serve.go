@@ -46,12 +46,13 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 	if err := w.AwaitPromotion(); err != nil {
 		return err
 	}
-	t, err := newTree(mountpoint, splits, w.Shared, guard.NewLimits(len(splits), o.ReplyBytes), log, o)
+	t, err := newTree(mountpoint, splits, w.Shared, log, o)
 	if err != nil {
 		return err
 	}
-	guarded := guard.New(t, guard.Options{Splits: len(splits), Shared: w.Shared, Timeout: o.Timeout, Panicked: panicked,
+	guarded := guard.New(t, guard.Options{Splits: len(splits), ReplyBytes: o.ReplyBytes, Shared: w.Shared, Timeout: o.Timeout, Panicked: panicked,
 		Answer: func(id uint64, errno syscall.Errno) { unix.Write(w.Connection, errorReply(id, errno)) }})
+	t.prefetcher.permits = guarded
 	front.RawFileSystem = guarded
 	if w.Shared.BeginWorker() > 1 {
 		failpoint.Hit("succeed")
@@ -132,8 +133,6 @@ func (t *tree) answerPings(w *supervise.Worker, guarded *guard.Guard) {
 		mapped, busy := t.o.Remaps()
 		t.shared.Remapped.Store(uint64(mapped))
 		t.shared.RemapBusy.Store(uint64(busy))
-		_, waiting := t.limits.Use()
-		t.shared.Gauges.Waiting.Store(int64(waiting))
 	})
 }
 

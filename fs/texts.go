@@ -134,7 +134,6 @@ func (t *tree) status(inode) []byte {
 	defer t.makingStatus.Unlock()
 	splits, idle := t.countedSplits()
 	mapped, busy := t.o.Remaps()
-	replies, waiting := t.limits.Use()
 	return execute(statusTemplate, map[string]any{
 		"Version":  t.o.ProgramVersion,
 		"PID":      os.Getpid(),
@@ -142,11 +141,11 @@ func (t *tree) status(inode) []byte {
 		"Uptime":   int64(time.Since(time.Unix(0, t.shared.Began)).Seconds()),
 		"Resident": process.Resident(os.Getpid()),
 		"Budget":   t.o.Budget,
-		"Replies":  replies,
+		"Replies":  t.shared.ReplyBytes.Load(),
 		"Ahead":    t.prefetcher.used.Load(),
 		"Texts":    t.texts.bytes.Load(),
 		"Tables":   t.o.TableBytes(),
-		"Waiting":  waiting,
+		"Waiting":  t.shared.Gauges.Waiting.Load(),
 		"Idle":     idle,
 		"Mapped":   mapped,
 		"Busy":     busy,

@@ -49,7 +49,7 @@ func TestStatus(t *testing.T) {
 	for n := range many {
 		number := tr.sequences.mustLookUp(t, dir, fmt.Sprint("seed=", n))
 		tr.shared.Sequences[number].Reads.Add(1)
-		tr.sequences.fault(number, "/data/\xff.bin\x1b")
+		tr.sequences.fault(number, lastUnique.Add(2), "/data/\xff.bin\x1b")
 	}
 	visited := 0
 	tr.sequences.all(func(number int, _, _ string) {

@@ -18,11 +18,10 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"batchfs/cache/array"
-	"batchfs/fs/guard"
 	"batchfs/fs/state"
 )
 
-// tree is the file system inside a guard.Guard: each method translates a request into inodes and offsets.
+// tree is the file system behind a guard of a mount: each method translates a request into inodes and offsets.
 type tree struct {
 	fuse.RawFileSystem // ENOSYS for the rest, after which the kernel does not ask again
 	shared             *state.Shared
@@ -33,7 +32,6 @@ type tree struct {
 	badNames           badNames
 	makingStatus       sync.Mutex // held while status.json or metrics is made, which may be long: one at a time; before every other lock
 	prefetcher         *prefetcher
-	limits             *guard.Limits
 	log                *limitedLog
 	o                  Options
 }
@@ -64,7 +62,7 @@ type Options struct {
 }
 
 // newTree makes the tree of a mount. It continues from the shared state, in which no other process works any more.
-func newTree(mountpoint string, splits []Sequence, shared *state.Shared, limits *guard.Limits, log *limitedLog, o Options) (*tree, error) {
+func newTree(mountpoint string, splits []Sequence, shared *state.Shared, log *limitedLog, o Options) (*tree, error) {
 	sequences, err := newSequences(splits, shared, o)
 	if err != nil {
 		return nil, err
@@ -76,14 +74,11 @@ func newTree(mountpoint string, splits []Sequence, shared *state.Shared, limits 
 		sequences:     sequences,
 		readme:        readmeOf(mountpoint, splits),
 		texts:         texts{most: o.TextBytes, open: map[uint64][]byte{}},
-		prefetcher:    &prefetcher{batches: o.Ahead, bytes: o.AheadBytes, limits: limits, log: log},
-		limits:        limits,
+		prefetcher:    &prefetcher{batches: o.Ahead, bytes: o.AheadBytes, log: log},
 		log:           log,
 		o:             o,
 	}, nil
 }
-
-func (t *tree) Split(node uint64) int { return t.sequences.splitOf(inode(node).sequence()) }
 
 // sequence is the sequence of a file, or nil for a file of the whole mount.
 func (t *tree) sequence(i inode) Sequence { return t.sequences.get(i.sequence()) }
@@ -180,24 +175,15 @@ func attributesLast(i inode) time.Duration {
 	return forever
 }
 
-func (t *tree) Lookup(late <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	if len(name) > maxNameLen { // which the kernel does not check, and the shared state has no room for
 		return fuse.Status(syscall.ENAMETOOLONG)
 	}
 	dir, timeout := inode(header.NodeId), forever
-	of := t.sequence(dir)
-	if t.isForgotten(dir, of) {
-		return t.Fault(header, errForgotten)
+	if t.isForgotten(dir, t.sequence(dir)) {
+		return t.Fault(header.Unique, header.NodeId, errForgotten)
 	}
-	isOfSettings := dir.kind() == splitDir && isSettings(name)
-	if isOfSettings || of != nil && of.Spec().Follows {
-		held, err := t.lookAtFiles(dir, late)
-		if err != nil {
-			return t.Fault(header, err)
-		}
-		defer held.Release()
-	}
-	if isOfSettings {
+	if namesSettings(dir, name) {
 		return t.lookupSettings(dir, header, name, out)
 	}
 	i := t.lookup(dir, name)
@@ -205,7 +191,7 @@ func (t *tree) Lookup(late <-chan struct{}, header *fuse.InHeader, name string, 
 	if i.kind().isNumbered() && s.Spec().Follows {
 		var err error
 		if s, err = t.sequences.now(i.sequence(), i.batches()); s == nil { // another error is for Open to tell
-			return t.Fault(header, err)
+			return t.Fault(header.Unique, header.NodeId, err)
 		}
 		i, timeout = i.ofVersion(s.Spec().Version), 0 // of other tokens it is another file
 	}
@@ -278,13 +264,11 @@ func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) 
 	return fuse.OK
 }
 
-func (t *tree) GiveBack(id uint64) { t.handles.GiveBack(id) }
-func (t *tree) Answered(id uint64) { t.handles.Answered(id) }
+func (t *tree) Undo(id uint64) { t.handles.GiveBack(id) }
 
 // Fault turns the error of a request into an errno, and puts its text into the log and status.json.
-// A request that timed out, or that another worker answers again, can fail twice; it is counted
-// once.
-func (t *tree) Fault(header *fuse.InHeader, err error) fuse.Status {
+// A request that timed out can fail again later, but counts once.
+func (t *tree) Fault(id, node uint64, err error) fuse.Status {
 	if err == state.ErrLate { // its reader has an answer, and the log has that error
 		return fuse.Status(syscall.ETIMEDOUT)
 	}
@@ -294,9 +278,7 @@ func (t *tree) Fault(header *fuse.InHeader, err error) fuse.Status {
 			errno = e
 		}
 	}
-	number := inode(header.NodeId).sequence()
-	t.shared.CountFailureOnce(header.Unique, func() { t.shared.Sequences[number].Errors.Add(1) })
-	name := t.sequences.fault(number, err.Error())
+	name := t.sequences.fault(inode(node).sequence(), id, err.Error())
 	t.log.limited(slog.LevelError, "a request failed", "sequence", name, "errno", errno.Error(), "err", err)
 	return fuse.Status(errno)
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"batchfs/cache/array"
-	"batchfs/fs/guard"
 	"batchfs/fs/state"
 )
 
@@ -114,10 +113,11 @@ func grow(t testing.TB, shared *state.Shared, sequences ...Sequence) *tree {
 		TableBytes: func() int64 { return 0 }, Remaps: func() (int64, int64) { return 3, 2 }, BlockBytes: func() int64 { return -1 },
 		Metrics: func(*state.Shared) []byte { return nil }, RemapAdvice: func(int64, int64) string { return "advice" },
 		Timeout: time.Minute, Mode: 0o444, Log: log}
-	tr, err := newTree("/mnt", sequences, shared, guard.NewLimits(len(sequences), o.ReplyBytes), newLimitedLog(log), o)
+	tr, err := newTree("/mnt", sequences, shared, newLimitedLog(log), o)
 	if err != nil {
 		t.Fatal(err)
 	}
+	tr.prefetcher.permits = tr.guarded(len(sequences))
 	return tr
 }
 
@@ -172,7 +172,7 @@ func (r *reader) again(off int64, n int) ([]byte, fuse.Status) {
 	}
 	data, _ := result.Bytes(nil)
 	data = bytes.Clone(data)
-	r.CountRead(result)
+	r.Done(in, result)
 	result.Done()
 	return data, status
 }

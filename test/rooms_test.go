@@ -70,7 +70,6 @@ func TestRooms(t *testing.T) {
 		"github.com/hanwen/go-fuse":      {"fs", "fs/guard"},
 		"github.com/moby/sys/mountinfo":  {"fs/mount"},
 		"github.com/BurntSushi/toml":     {"cmd/batchfs/config"},
-		"golang.org/x/sync":              {"fs/guard"},
 		"golang.org/x/text":              {"cmd/batchfs/prepare/bpe"},
 		"github.com/schollz/progressbar": {"cmd/batchfs/terminal"},
 		"github.com/prometheus":          {"cmd/batchfs/metrics"},
@@ -126,6 +125,16 @@ func TestWhatDependsOnFUSE(t *testing.T) {
 		pkg, dependencies, _ := strings.Cut(line, " ")
 		if strings.Contains(dependencies, "hanwen/go-fuse") && !slices.Contains(serves, pkg) && !strings.HasPrefix(pkg, "batchfs/test/") {
 			t.Errorf("%s has go-fuse among its dependencies", pkg)
+		}
+	}
+}
+
+// The files of a mount do not call the guard around them: they use a type of its package, and a pure function.
+func TestFilesDoNotCallTheirGuard(t *testing.T) {
+	out := e2e.Run(t, "grep", "-roE", `\bguard\.\w+`, "../fs", "--include=*.go", "--exclude=*_test.go", "--exclude-dir=guard", "--exclude=serve.go")
+	for line := range strings.Lines(out) {
+		if _, used, _ := strings.Cut(strings.TrimSpace(line), ":"); used != "guard.Cost" && used != "guard.ForPageCache" {
+			t.Errorf("%s", line)
 		}
 	}
 }

@@ -1,8 +1,15 @@
-// Package guard keeps a file system answering whose handlers may wait for ever, as for a disk that is gone.
+// Package guard keeps a file system answering even if its handlers wait forever, for example for a
+// disk that is gone.
 //
-// A [Guard] is a fuse.RawFileSystem around another one. Every request that may wait has an answer within a time: an error, if its
-// handler has not ended. The handler is left to itself; the kernel ignores its answer, and the Guard undoes what it did. A handler that
-// panics is an error to its reader. With [Limits], handlers bound how many of them use the files of a split at a time.
+// A [Guard] is a fuse.RawFileSystem around another one, the [FileSystem]. Every request that may
+// wait takes the same path:
+//
+//	register → cost → admit → handle → done
+//
+// A request is registered with its [Cost], and admitted once the limits of its split allow it; see
+// limits.go. If it has no reply within Options.Timeout, the Guard replies with an error, which the
+// kernel takes for the reply of the handler, and undoes what the handler does later. A panic of a
+// handler becomes an error for its reader.
 package guard
 
 import (
@@ -18,191 +25,250 @@ import (
 	"batchfs/internal/clock"
 )
 
-// A FileSystem is the file system behind a Guard. The channel passed to its handlers is closed when
-// the request times out, and the Guard answers it instead.
+// A FileSystem is the file system behind a Guard. For each request, the Guard calls a cost method,
+// the handler and, for a READ, Done. A FileSystem never calls its Guard.
+//
+// The channel that a handler gets is closed when the request times out.
 type FileSystem interface {
 	fuse.RawFileSystem
 
-	// Split returns the number of the split that a node belongs to, starting at 1, or 0 if it
-	// belongs to none.
-	Split(node uint64) int
+	// The cost methods do no I/O and create nothing.
+	CostOfLookup(header *fuse.InHeader, name string) Cost
+	CostOfGetAttr(in *fuse.GetAttrIn) Cost
+	CostOfOpen(in *fuse.OpenIn) Cost
+	CostOfRead(in *fuse.ReadIn) Cost
 
-	// GiveBack undoes the side effects of a request that the Guard answers with an error: it
-	// returns the batch number of a read to the cursor. For all other requests, the Guard calls
-	// Answered when the handler has ended.
-	GiveBack(id uint64)
-	Answered(id uint64)
+	// Done accounts for a READ that succeeded in time, before its reply is sent.
+	Done(in *fuse.ReadIn, reply fuse.ReadResult)
 
-	// CountRead adds the data in a reply to the counters. The Guard calls it once for each
-	// read that succeeds in time, before the reply is sent. If the read has timed out, the
-	// Guard calls DiscardRead instead, because its reader already has an error.
-	CountRead(reply fuse.ReadResult)
-	DiscardRead(reply fuse.ReadResult)
+	// Undo undoes the side effects of request id, which timed out or panicked: a READ returns its
+	// batch number. Discard notes that the reply of a READ that timed out will not be delivered.
+	Undo(id uint64)
+	Discard(reply fuse.ReadResult)
 
-	// Fault logs the error of a request, counts the request as failed if it was not counted yet,
-	// and returns the errno.
-	Fault(header *fuse.InHeader, err error) fuse.Status
+	// Fault records the error of request id for a node, and returns its errno.
+	Fault(id, node uint64, err error) fuse.Status
 }
 
-// A Guard guards a FileSystem.
+// A Cost is what a request needs. Requests without rows are admitted at once.
+type Cost struct {
+	Split int   // split whose limits apply; 0 if the request belongs to none
+	Rows  int64 // rows to read, or 1 to check token files; 0 if no token file is used
+	Reply int   // memory of the reply, in bytes
+}
+
+// A Guard guards a FileSystem. It is safe for concurrent use.
 //
-// Lock order: mu, then the locks of GiveBack and Answered.
+// Lock order: mu, then the locks of Undo.
 type Guard struct {
 	FileSystem
 	o Options
 
+	// mu guards the fields below, the fields of their elements, and the attempts in Options.Shared.
 	mu       sync.Mutex
-	requests []*request // under way; guarded by mu, as what they hold is, and the attempts of Shared
-	expired  int        // of requests, how many were answered in their handlers' place; guarded by mu
-	free     []*request // that were used and are not now; guarded by mu
-	stopped  bool       // nothing is answered any more; guarded by mu
+	splits   []split    // by number
+	requests []*request // registered requests whose handlers have not returned
+	expired  int        // number of requests that timed out
+	free     []*request // requests for reuse
+	stopped  bool       // no request is answered anymore
 }
 
-// Options are what a Guard works with.
+// Options configure a Guard.
 type Options struct {
-	Splits   int // numbers of splits are 0 to Splits
-	Shared   *state.Shared
-	Timeout  time.Duration                        // within which every request has an answer
-	Answer   func(id uint64, errno syscall.Errno) // sends an error to the kernel
-	Panicked func(p any) fuse.Status              // is told of a handler's panic, and returns the answer
+	Splits     int   // splits have the numbers 1 to Splits
+	ReplyBytes int64 // memory for the replies of all splits, in bytes
+	Shared     *state.Shared
+	Timeout    time.Duration                        // limit on the time until a reply
+	Answer     func(id uint64, errno syscall.Errno) // sends an error to the kernel
+	Panicked   func(p any) fuse.Status              // reports the panic of a handler, and returns the reply
+
+	// Busy returns how long a check of the token files of a split has been running; nil if no such
+	// checks exist.
+	Busy func(split int) time.Duration
 }
 
-// A request is one of the kernel's whose handler has not ended.
+// A request is registered until its handler returns.
 type request struct {
 	id, node uint64
 	split    int
-	index    int           // in Guard.requests
-	ticks    int           // since it began; not a time, which would count while this process was stopped
-	late     chan struct{} // closed when it was answered in its handler's place
-	expired  bool          // late is closed
-	pages    pages
+	class    *class        // limits that apply; nil if there are none
+	reply    int64         // bytes of class.replies that it needs
+	pages    pages         // pages that it fills
+	index    int           // position in Guard.requests
+	ticks    int           // ticks since it was registered; a clock would count while this process is stopped
+	waits    bool          // it is in class.queue
+	admitted chan bool     // receives whether a request that waited was admitted; false if it timed out
+	expired  bool          // it timed out
+	late     chan struct{} // closed when it times out
 }
 
-// pages are the bytes of a file that a request reads for the page cache, or none.
+// pages is a byte range of a file that a READ fills the page cache with. It is empty if the READ
+// does not.
 type pages struct{ from, to uint64 }
 
 const (
-	// Shared shows splits whose requests wait for so long.
+	// longWait is how long a request waits before Shared shows that its split does not respond.
 	longWait = time.Second
-	// The kernel repeats a failed read for the page cache again and again for some mappings: this leaves it little of a processor.
+
+	// pageCachePause is the delay of a failed READ for the page cache. Some mappings make the kernel
+	// repeat it without end, and the delay leaves such a loop little processor time.
 	pageCachePause = time.Millisecond
 )
 
 var errExhausted = fmt.Errorf("given up: %d processes ended by themselves while this had no answer", state.MaxAttempts)
 
-// New makes a Guard around a file system. Run must run too.
+// New returns a Guard around a file system. The caller must start Run.
 func New(inner FileSystem, o Options) *Guard {
-	return &Guard{FileSystem: inner, o: o}
+	o.Shared.Gauges.Waiting.Store(0)
+	o.Shared.ReplyBytes.Store(0)
+	return &Guard{FileSystem: inner, o: o, splits: newSplits(o.Splits, o.ReplyBytes)}
 }
 
 func (o *Options) tick() time.Duration { return min(o.Timeout/8, longWait/4) }
 
+// These are the opcodes that may wait. Every other request goes directly to the FileSystem.
+//
+//	opcode   cost                     undone if the handler succeeds after the timeout
+//	LOOKUP   1 row or nothing         the lookup: FORGET
+//	GETATTR  nothing                  nothing
+//	OPEN     1 row or nothing         the handle: RELEASE
+//	READ     its rows and its reply   the reply: Discard
+//
+// The batch number of a READ is returned at the timeout, not when its handler returns (Undo).
+
 func (g *Guard) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	return g.answer(header, pages{},
-		func(late <-chan struct{}) fuse.Status { return g.FileSystem.Lookup(late, header, name, out) },
-		nil,
-		func() { g.Forget(out.NodeId, 1) })
+	status, late := g.serve(header, g.CostOfLookup(header, name), nil, pages{}, func(late <-chan struct{}) fuse.Status {
+		return g.FileSystem.Lookup(late, header, name, out)
+	})
+	if late && status.Ok() {
+		g.Forget(out.NodeId, 1)
+	}
+	return status
 }
 
 func (g *Guard) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
-	return g.answer(&in.InHeader, pages{},
-		func(late <-chan struct{}) fuse.Status { return g.FileSystem.GetAttr(late, in, out) },
-		nil,
-		func() {})
+	status, _ := g.serve(&in.InHeader, g.CostOfGetAttr(in), nil, pages{}, func(late <-chan struct{}) fuse.Status {
+		return g.FileSystem.GetAttr(late, in, out)
+	})
+	return status
 }
 
 func (g *Guard) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	return g.answer(&in.InHeader, pages{},
-		func(late <-chan struct{}) fuse.Status { return g.FileSystem.Open(late, in, out) },
-		nil,
-		func() { g.Release(nil, &fuse.ReleaseIn{InHeader: in.InHeader, Fh: out.Fh}) })
+	status, late := g.serve(&in.InHeader, g.CostOfOpen(in), nil, pages{}, func(late <-chan struct{}) fuse.Status {
+		return g.FileSystem.Open(late, in, out)
+	})
+	if late && status.Ok() {
+		g.Release(nil, &fuse.ReleaseIn{InHeader: in.InHeader, Fh: out.Fh})
+	}
+	return status
 }
 
-func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (result fuse.ReadResult, status fuse.Status) {
-	var filled pages
+func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (reply fuse.ReadResult, status fuse.Status) {
+	var fills pages
 	if ForPageCache(in) {
-		filled = pages{in.Offset, in.Offset + uint64(in.Size)}
+		fills = pages{in.Offset, in.Offset + uint64(in.Size)}
 	}
-	status = g.answer(&in.InHeader, filled,
-		func(late <-chan struct{}) (status fuse.Status) {
-			result, status = g.FileSystem.Read(late, in, buf)
-			return status
-		},
-		func() { g.CountRead(result) },
-		func() { g.DiscardRead(result) }) // GiveBack did the rest
-	if !status.Ok() && ForPageCache(in) {
-		time.Sleep(pageCachePause)
+	cost := g.CostOfRead(in)
+	status, late := g.serve(&in.InHeader, cost, buf, fills, func(late <-chan struct{}) (status fuse.Status) {
+		reply, status = g.FileSystem.Read(late, in, buf)
+		return status
+	})
+	switch {
+	case !status.Ok():
+		if ForPageCache(in) {
+			time.Sleep(pageCachePause)
+		}
+	case late:
+		g.Discard(reply)
+	default:
+		g.Done(in, reply)
+		reply = g.splits[cost.Split].trim(reply, buf)
 	}
-	return result, status
+	return reply, status
 }
 
-// ForPageCache tells a read that fills the page cache, for sendfile or a mapping or a read(2) of a file that is cached, from one
-// that is a read(2) itself: only the latter has a lock owner.
+// ForPageCache reports whether a READ fills the page cache, for a mapping, sendfile or a read(2) of
+// a cached file. Any other READ is a read(2) itself, and has a lock owner.
 func ForPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOWNER == 0 }
 
-// answer handles a request. If handle succeeds in time, answer calls count, unless count is nil or
-// an earlier worker has already counted the request. If handle succeeds after the request has timed
-// out, answer calls undo to reverse what handle did.
-func (g *Guard) answer(header *fuse.InHeader, of pages, handle func(late <-chan struct{}) fuse.Status, count, undo func()) (status fuse.Status) {
-	r, err := g.begin(header, of)
+// serve registers a request, admits it and calls its handler. late reports whether the kernel
+// already has an error instead of the handler's reply.
+func (g *Guard) serve(header *fuse.InHeader, cost Cost, buf []byte, fills pages, handle func(late <-chan struct{}) fuse.Status) (status fuse.Status, late bool) {
+	r, waits, err := g.begin(header, cost, fills)
 	if err != nil {
-		return g.Fault(header, err)
+		return g.Fault(header.Unique, header.NodeId, err), false
 	}
 	defer func() {
 		if p := recover(); p != nil {
-			g.GiveBack(header.Unique)
+			g.Undo(header.Unique)
 			status = g.o.Panicked(p)
 		}
-		late := g.end(r)
-		switch {
-		case !status.Ok():
-		case late:
-			undo()
-		case count != nil:
-			g.o.Shared.CountOnce(header.Unique, count)
-		}
+		late = g.end(r)
 	}()
-	return handle(r.late)
+	if waits && !g.await(r, buf) {
+		return fuse.Status(syscall.ETIMEDOUT), true
+	}
+	return handle(r.late), false
 }
 
-// begin notes that a request begins. It returns an error if the request should not be handled; otherwise end must follow.
-func (g *Guard) begin(header *fuse.InHeader, of pages) (*request, error) {
-	id, split := header.Unique, g.Split(header.NodeId)
+// begin registers a request, and admits it or puts it into a queue. Unless begin returns an error,
+// the caller must call end.
+func (g *Guard) begin(header *fuse.InHeader, cost Cost, fills pages) (r *request, waits bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.o.Shared.Exhausted(id) {
-		g.noteAnswer(id)
-		return nil, errExhausted
+	s := &g.splits[cost.Split]
+	class, reply := s.needs(cost)
+	switch {
+	case g.o.Shared.Exhausted(header.Unique):
+		err = errExhausted
+	case g.expired > 0 && g.isAwaited(header.NodeId, fills):
+		err = g.timeoutError()
+	case class != nil && !class.fits(reply):
+		if waits = true; s.waiting.Load() >= maxWaiting {
+			err = errTooMany
+		}
 	}
-	if g.expired > 0 && g.isAwaited(header.NodeId, of) {
-		g.noteAnswer(id)
-		return nil, g.lateError()
+	if err != nil {
+		g.noteAnswer(header.Unique)
+		return nil, false, err
 	}
-	r := g.unused()
-	*r = request{id: id, node: header.NodeId, split: split, index: len(g.requests), late: r.late, pages: of}
+	r = g.unused()
+	*r = request{
+		id: header.Unique, node: header.NodeId, split: cost.Split, class: class, reply: reply, pages: fills,
+		index: len(g.requests), waits: waits, admitted: r.admitted, late: r.late,
+	}
 	g.requests = append(g.requests, r)
-	return r, nil
+	switch {
+	case waits:
+		g.enqueue(r)
+	case class != nil:
+		g.take(r)
+	}
+	return r, waits, nil
 }
 
-// isAwaited says whether a late request, whose handler has not ended, reads some of these pages. The kernel asks anew for each reader that
-// waits for them, one after the other, and each would wait for all of its time. The caller holds mu.
-func (g *Guard) isAwaited(node uint64, of pages) bool {
+// isAwaited reports whether a request that timed out, and whose handler has not returned, fills some
+// of these pages. The kernel repeats the READ for each reader that waits for a page, one after
+// another, and each of them would wait for the whole timeout. The caller holds mu.
+func (g *Guard) isAwaited(node uint64, fills pages) bool {
 	return slices.ContainsFunc(g.requests, func(r *request) bool {
-		return r.expired && r.node == node && r.pages.from < of.to && of.from < r.pages.to
+		return r.expired && r.node == node && r.pages.from < fills.to && fills.from < r.pages.to
 	})
 }
 
-// unused returns a request whose channel is open. The caller holds mu.
+// unused returns a request with open channels. The caller holds mu.
 func (g *Guard) unused() *request {
 	last := len(g.free) - 1
 	if last < 0 {
-		return &request{late: make(chan struct{})}
+		return &request{admitted: make(chan bool, 1), late: make(chan struct{})}
 	}
 	r := g.free[last]
 	g.free = g.free[:last]
 	return r
 }
 
+// end unregisters a request whose handler has returned, and admits others in its place. It reports
+// whether the request timed out.
 func (g *Guard) end(r *request) (late bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -211,73 +277,83 @@ func (g *Guard) end(r *request) (late bool) {
 	g.requests[r.index].index = r.index
 	g.requests[last] = nil
 	g.requests = g.requests[:last]
+	g.release(r)
 	if r.expired {
 		g.expired--
-		return true // r is not used again: its channel is closed
+		return true // r is not reused, because its channel is closed
 	}
-	g.Answered(r.id)
 	g.noteAnswer(r.id)
 	g.free = append(g.free, r)
 	return false
 }
 
-// noteAnswer notes that a request has an answer, or is about to. The caller holds mu.
+// noteAnswer records that a request has its reply, or will have it soon. The caller holds mu.
 func (g *Guard) noteAnswer(id uint64) {
 	g.o.Shared.EndAttempts(id)
 	g.o.Shared.Answered.Add(1)
 }
 
-// Run answers late requests. It never returns.
+// Run answers requests that time out. It never returns.
 func (g *Guard) Run() {
 	for range time.Tick(g.o.tick()) {
 		g.tick()
 	}
 }
 
+// tick answers the requests that have waited too long, and records in the shared memory which splits
+// do not respond.
 func (g *Guard) tick() {
-	for _, header := range g.expire() {
-		g.Fault(&header, g.lateError())
-	}
-}
-
-func (g *Guard) lateError() error {
-	return fmt.Errorf("the token files gave no answer within %v, or readers asked too much of them (%w)", g.o.Timeout, syscall.ETIMEDOUT)
-}
-
-// expire answers the requests that have waited too long, and returns their headers. It records in
-// the shared state which splits have kept a request waiting for long.
-func (g *Guard) expire() (late []fuse.InHeader) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.stopped {
-		return nil
-	}
-	longest := make([]time.Duration, g.o.Splits+1)
-	for _, r := range g.requests {
-		r.ticks++
-		waited := time.Duration(r.ticks) * g.o.tick()
-		longest[r.split] = max(longest[r.split], waited)
-		if !r.expired && waited > g.o.Timeout {
-			r.expired = true
-			g.expired++
-			close(r.late)
-			g.GiveBack(r.id)
-			g.o.Answer(r.id, syscall.ETIMEDOUT) // under the lock, so that the handler does not answer before
-			g.noteAnswer(r.id)
-			late = append(late, fuse.InHeader{NodeId: r.node, Unique: r.id})
-		}
+	expired, longest := g.expire()
+	for _, r := range expired {
+		g.Fault(r.id, r.node, g.timeoutError())
 	}
 	for split, waited := range longest {
+		if split > 0 && g.o.Busy != nil {
+			waited = max(waited, g.o.Busy(split))
+		}
 		since := int64(0)
 		if waited >= longWait {
 			since = clock.Now() - int64(waited)
 		}
 		g.o.Shared.Sequences[split].Waiting.Store(since)
 	}
-	return late
 }
 
-// Stop returns when nothing will be answered any more.
+func (g *Guard) timeoutError() error {
+	return fmt.Errorf("the token files gave no answer within %v, or readers asked too much of them (%w)", g.o.Timeout, syscall.ETIMEDOUT)
+}
+
+// expire answers the requests that have waited too long, and returns them. It also returns how long
+// the longest request of each split has waited.
+func (g *Guard) expire() (expired []*request, longest []time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.stopped {
+		return nil, nil
+	}
+	longest = make([]time.Duration, len(g.splits))
+	for _, r := range g.requests {
+		r.ticks++
+		waited := time.Duration(r.ticks) * g.o.tick()
+		longest[r.split] = max(longest[r.split], waited)
+		if r.expired || waited <= g.o.Timeout {
+			continue
+		}
+		r.expired = true
+		g.expired++
+		close(r.late)
+		g.Undo(r.id)
+		g.o.Answer(r.id, syscall.ETIMEDOUT) // with mu held, so that the handler cannot reply first
+		g.noteAnswer(r.id)
+		expired = append(expired, r)
+	}
+	if len(expired) > 0 {
+		g.dequeueExpired()
+	}
+	return expired, longest
+}
+
+// Stop returns when no request will be answered anymore.
 func (g *Guard) Stop() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"slices"
@@ -17,48 +18,46 @@ import (
 	"batchfs/internal/wait"
 )
 
-// A disk is a file system whose node n belongs to split n. Its handlers wait while it hangs.
+// A disk is a file system whose node n belongs to split n. Its handlers wait while it hangs. A READ
+// reads as many rows as its handle is, and every other request checks the files.
 type disk struct {
 	fuse.RawFileSystem
-	limits *Limits
 	begins func() // is called by handlers
 
-	mu     sync.Mutex
-	gate   chan struct{} // nil: it does not hang
-	using  int           // handlers
-	most   int           // handlers at a time
-	undone []string      // what was undone
-	faults int
+	mu    sync.Mutex
+	gate  chan struct{} // nil if the disk does not hang
+	using int           // handlers
+	most  int           // handlers at the same time
+	calls []string      // methods that were called besides handlers and costs
 }
 
-func (d *disk) Split(node uint64) int       { return int(node) }
-func (d *disk) GiveBack(id uint64)          { d.note("number of %d", id) }
-func (d *disk) Forget(node, n uint64)       { d.note("%d lookups of %d", n, node) }
-func (d *disk) SetDebug(bool)               {}
-func (d *disk) Answered(uint64)             {}
-func (d *disk) CountRead(fuse.ReadResult)   { d.note("counted") }
-func (d *disk) DiscardRead(fuse.ReadResult) { d.note("reply") }
-func (d *disk) Fault(*fuse.InHeader, error) fuse.Status {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.faults++
+func (d *disk) SetDebug(bool)                                {}
+func (d *disk) CostOfLookup(h *fuse.InHeader, _ string) Cost { return Cost{int(h.NodeId), 1, 0} }
+func (d *disk) CostOfGetAttr(in *fuse.GetAttrIn) Cost        { return Cost{int(in.NodeId), 1, 0} }
+func (d *disk) CostOfOpen(in *fuse.OpenIn) Cost              { return Cost{int(in.NodeId), 1, 0} }
+func (d *disk) CostOfRead(in *fuse.ReadIn) Cost {
+	return Cost{int(in.NodeId), int64(in.Fh), int(in.Size)}
+}
+
+func (d *disk) Done(in *fuse.ReadIn, _ fuse.ReadResult)       { d.note("done %d", in.Unique) }
+func (d *disk) Undo(id uint64)                                { d.note("undo %d", id) }
+func (d *disk) Discard(fuse.ReadResult)                       { d.note("discard") }
+func (d *disk) Forget(node, n uint64)                         { d.note("forget %d of %d", n, node) }
+func (d *disk) Release(_ <-chan struct{}, in *fuse.ReleaseIn) { d.note("release %d", in.Fh) }
+
+func (d *disk) Fault(id, node uint64, err error) fuse.Status {
+	d.note("fault %d", id)
 	return fuse.EIO
 }
-func (d *disk) Release(_ <-chan struct{}, in *fuse.ReleaseIn) { d.note("handle %d", in.Fh) }
 
 func (d *disk) note(format string, args ...any) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.undone = append(d.undone, fmt.Sprintf(format, args...))
+	d.calls = append(d.calls, fmt.Sprintf(format, args...))
 }
 
-// wait is a handler of a request for so many rows, whose reply is buf.
-func (d *disk) wait(node uint64, rows int64, buf []byte, late <-chan struct{}) fuse.Status {
-	held, err := d.limits.Acquire(int(node), rows, len(buf), buf, late)
-	if err != nil {
-		return d.Fault(nil, err)
-	}
-	defer held.Release()
+// handle is every handler.
+func (d *disk) handle() fuse.Status {
 	d.mu.Lock()
 	d.using++
 	d.most = max(d.most, d.using)
@@ -76,23 +75,22 @@ func (d *disk) wait(node uint64, rows int64, buf []byte, late <-chan struct{}) f
 	return fuse.OK
 }
 
-func (d *disk) Lookup(late <-chan struct{}, header *fuse.InHeader, _ string, out *fuse.EntryOut) fuse.Status {
+func (d *disk) Lookup(_ <-chan struct{}, _ *fuse.InHeader, _ string, out *fuse.EntryOut) fuse.Status {
 	out.NodeId = 77
-	return d.wait(header.NodeId, 1, nil, late)
+	return d.handle()
 }
 
-func (d *disk) GetAttr(late <-chan struct{}, in *fuse.GetAttrIn, _ *fuse.AttrOut) fuse.Status {
-	return d.wait(in.NodeId, 1, nil, late)
+func (d *disk) GetAttr(<-chan struct{}, *fuse.GetAttrIn, *fuse.AttrOut) fuse.Status {
+	return d.handle()
 }
 
-func (d *disk) Open(late <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+func (d *disk) Open(_ <-chan struct{}, _ *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	out.Fh = 88
-	return d.wait(in.NodeId, 1, nil, late)
+	return d.handle()
 }
 
-// Read reads as many rows as the handle is.
-func (d *disk) Read(late <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
-	return fuse.ReadResultData(buf), d.wait(in.NodeId, int64(in.Fh), buf, late)
+func (d *disk) Read(_ <-chan struct{}, _ *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	return fuse.ReadResultData(buf), d.handle()
 }
 
 // hang lets handlers wait until release is called.
@@ -135,9 +133,9 @@ func newGuarding(t *testing.T, splits int, replyBytes int64) *guarding {
 	for n := range splits {
 		shared.Add(shared.NewNumber(), fmt.Sprint("split", n+1), 0, 0)
 	}
-	g := &guarding{disk: &disk{RawFileSystem: fuse.NewDefaultRawFileSystem(), limits: NewLimits(splits, replyBytes)}}
+	g := &guarding{disk: &disk{RawFileSystem: fuse.NewDefaultRawFileSystem()}}
 	g.Guard = New(g.disk, Options{
-		Splits: splits, Shared: shared, Timeout: 2 * time.Second,
+		Splits: splits, ReplyBytes: replyBytes, Shared: shared, Timeout: 2 * time.Second,
 		Answer:   func(id uint64, errno syscall.Errno) { g.replies.Store(id, errno) },
 		Panicked: func(any) fuse.Status { g.panics++; return fuse.EIO },
 	})
@@ -151,11 +149,11 @@ func (g *guarding) expire() {
 	}
 }
 
-// read reads rows of a split, of so many bytes.
-func (g *guarding) read(split, rows, bytes int) fuse.Status {
-	in := &fuse.ReadIn{Fh: uint64(rows), Size: uint32(bytes), ReadFlags: fuse.READ_LOCKOWNER}
+// read reads rows of a split, size bytes.
+func (g *guarding) read(split, rows, size int) fuse.Status {
+	in := &fuse.ReadIn{Fh: uint64(rows), Size: uint32(size), ReadFlags: fuse.READ_LOCKOWNER}
 	in.NodeId, in.Unique = uint64(split), g.id.Add(2)
-	_, status := g.Read(nil, in, make([]byte, bytes))
+	_, status := g.Read(nil, in, make([]byte, size))
 	return status
 }
 
@@ -165,11 +163,15 @@ func (g *guarding) isIdle(t *testing.T) {
 	if n := len(g.requests); n > 0 {
 		t.Errorf("%d requests are under way", n)
 	}
-	for i := range g.disk.limits.splits {
-		s := &g.disk.limits.splits[i]
-		if s.waiting.Load() != 0 || s.taken.Load() != 0 || !s.short.replies.TryAcquire(s.maxReplies/2) || !s.long.replies.TryAcquire(s.maxReplies/2) {
-			t.Errorf("split %d: %d requests wait, %d bytes are taken", i, s.waiting.Load(), s.taken.Load())
+	unused := newSplits(g.o.Splits, g.o.ReplyBytes)
+	for i := range g.splits {
+		s, u := &g.splits[i], &unused[i]
+		if got, want := fmt.Sprint(s.short, s.long, s.waiting.Load()), fmt.Sprint(u.short, u.long, 0); got != want {
+			t.Errorf("split %d: %s, want %s", i, got, want)
 		}
+	}
+	if waiting, replies := g.o.Shared.Gauges.Waiting.Load(), g.o.Shared.ReplyBytes.Load(); waiting != 0 || replies != 0 {
+		t.Errorf("%d requests wait, %d bytes of replies are taken", waiting, replies)
 	}
 }
 
@@ -227,15 +229,15 @@ func TestLateRequests(t *testing.T) {
 			t.Errorf("request %d: %v", id, errno)
 		}
 	}
-	if waiting := g.o.Shared.Waiting(); len(g.requests) != 4 || g.disk.faults != 4 || waiting["split1"] < time.Second {
-		t.Errorf("%d handlers run, %d errors are noted, waiting: %v", len(g.requests), g.disk.faults, waiting)
+	if waiting := g.o.Shared.Waiting(); len(g.requests) != 4 || waiting["split1"] < time.Second {
+		t.Errorf("%d handlers run, waiting: %v", len(g.requests), waiting)
 	}
 	release()
 	wait.End(t, "the handlers", all.Wait)
-	slices.Sort(g.disk.undone)
-	want := []string{"1 lookups of 77", "handle 88", "number of 2", "number of 4", "number of 6", "number of 8", "reply"}
-	if !slices.Equal(g.disk.undone, want) {
-		t.Errorf("undone: %q, want %q", g.disk.undone, want)
+	slices.Sort(g.disk.calls)
+	want := []string{"discard", "fault 2", "fault 4", "fault 6", "fault 8", "forget 1 of 77", "release 88", "undo 2", "undo 4", "undo 6", "undo 8"}
+	if !slices.Equal(g.disk.calls, want) {
+		t.Errorf("calls: %q, want %q", g.disk.calls, want)
 	}
 	g.tick()
 	if waiting := g.o.Shared.Waiting(); len(waiting) > 0 {
@@ -244,17 +246,33 @@ func TestLateRequests(t *testing.T) {
 	g.isIdle(t)
 }
 
-// A read is counted once, even if the worker that counted it died before it sent the reply.
-func TestReadsAreCountedOnce(t *testing.T) {
-	g := newGuarding(t, 1, 0)
-	for _, read := range []struct {
-		id      uint64
-		counted int // reads so far
-	}{{2, 1}, {2 | state.Resent, 1}, {4 | state.Resent, 2}, {6, 3}} {
-		in := &fuse.ReadIn{InHeader: fuse.InHeader{NodeId: 1, Unique: read.id}, ReadFlags: fuse.READ_LOCKOWNER}
-		if _, status := g.Read(nil, in, nil); !status.Ok() || len(g.disk.undone) != read.counted {
-			t.Errorf("read %#x: %v, %d reads are counted, want %d", read.id, status, len(g.disk.undone), read.counted)
-		}
+// A request takes its cost, its handler and, if it is a READ that succeeds, Done.
+func TestCalls(t *testing.T) {
+	g := newGuarding(t, 1, 64<<20)
+	handled := 0
+	g.disk.begins = func() { handled++ }
+	if status := g.read(1, 1, 100); !status.Ok() || handled != 1 || !slices.Equal(g.disk.calls, []string{"done 2"}) {
+		t.Errorf("a READ: %v, %d handlers, calls: %q", status, handled, g.disk.calls)
+	}
+	if status := g.GetAttr(nil, &fuse.GetAttrIn{}, &fuse.AttrOut{}); !status.Ok() || len(g.disk.calls) != 1 {
+		t.Errorf("a GETATTR: %v, calls: %q", status, g.disk.calls)
+	}
+	g.isIdle(t)
+}
+
+// A split does not respond while a check of its files does not.
+func TestBusySplit(t *testing.T) {
+	g := newGuarding(t, 2, 0)
+	busy := longWait
+	g.o.Busy = func(split int) time.Duration { return busy * time.Duration(split-1) }
+	g.tick()
+	if waiting := g.o.Shared.Waiting(); len(waiting) != 1 || waiting["split2"] < longWait {
+		t.Errorf("waiting: %v", waiting)
+	}
+	busy = 0
+	g.tick()
+	if waiting := g.o.Shared.Waiting(); len(waiting) > 0 {
+		t.Errorf("waiting after the check: %v", waiting)
 	}
 }
 
@@ -262,7 +280,7 @@ func TestReadsAreCountedOnce(t *testing.T) {
 // affected. When the files answer again, so do requests.
 func TestHangingSplit(t *testing.T) {
 	const readers = 500
-	short := int(shortSlots(2))
+	short := shortSlots(2)
 	for rows, slots := range map[int]int{shortRows: short, shortRows + 1: short / 2} {
 		g := newGuarding(t, 2, 64<<20)
 		release := g.disk.hang()
@@ -271,7 +289,7 @@ func TestHangingSplit(t *testing.T) {
 			all.Go(func() { g.read(1, rows, 1000) })
 		}
 		wait.Until(t, "readers that use the files, and all others in the queue", func() bool {
-			return g.disk.users() == slots && g.disk.limits.splits[1].waiting.Load() == int64(readers-slots)
+			return g.disk.users() == slots && g.splits[1].waiting.Load() == int64(readers-slots)
 		})
 		other := make(chan fuse.Status, 1)
 		go func() { other <- g.read(1, shortRows+1-rows+shortRows, 1000) }() // of the other length: it has slots of its own
@@ -282,7 +300,7 @@ func TestHangingSplit(t *testing.T) {
 		if answered != readers+1 || g.disk.most != slots+1 {
 			t.Errorf("%d requests of %d were answered, %d used the files at once", answered, readers+1, g.disk.most)
 		}
-		wait.Until(t, "the end of those that waited", func() bool { return g.disk.limits.splits[1].waiting.Load() == 0 })
+		wait.Until(t, "the end of those that waited", func() bool { return g.splits[1].waiting.Load() == 0 })
 		release()
 		if status := g.read(2, 1, 1); !status.Ok() {
 			t.Errorf("another split: %v", status)
@@ -300,8 +318,8 @@ func TestHangingSplit(t *testing.T) {
 func TestPanic(t *testing.T) {
 	g := newGuarding(t, 1, 64<<20)
 	g.disk.begins = func() { panic("at the disco") }
-	if status := g.read(1, 1000, 1<<20); status != fuse.EIO || g.panics != 1 || !slices.Equal(g.disk.undone, []string{"number of 2"}) {
-		t.Errorf("%v, %d panics, undone: %v", status, g.panics, g.disk.undone)
+	if status := g.read(1, 1000, 1<<20); status != fuse.EIO || g.panics != 1 || !slices.Equal(g.disk.calls, []string{"undo 2"}) {
+		t.Errorf("%v, %d panics, calls: %v", status, g.panics, g.disk.calls)
 	}
 	g.isIdle(t)
 }
@@ -310,7 +328,7 @@ func TestPanic(t *testing.T) {
 func TestExhaustedRequest(t *testing.T) {
 	g := newGuarding(t, 1, 0)
 	for crashes := range state.MaxAttempts + 1 {
-		_, err := g.begin(&fuse.InHeader{NodeId: 1, Unique: 2 | state.Resent}, pages{})
+		_, _, err := g.begin(&fuse.InHeader{NodeId: 1, Unique: 2 | state.Resent}, Cost{}, pages{})
 		if exhausted := errors.Is(err, errExhausted); exhausted != (crashes == state.MaxAttempts) {
 			t.Errorf("after %d crashes: %v", crashes, err)
 		}
@@ -330,22 +348,55 @@ func TestRepliesAreBounded(t *testing.T) {
 	for range 50 {
 		all.Go(func() { g.read(1, 1, mount.MaxRequest) })
 	}
-	s := &g.disk.limits.splits[1]
+	s := &g.splits[1]
 	wait.Until(t, "as many handlers as have room, and the others in the queue", func() bool {
 		return g.disk.users() == most/mount.MaxRequest && s.waiting.Load() == 50-most/mount.MaxRequest
 	})
-	if taken, waiting := g.disk.limits.Use(); taken != most || waiting != 46 {
+	if taken, waiting := g.o.Shared.ReplyBytes.Load(), g.o.Shared.Gauges.Waiting.Load(); taken != most || waiting != 46 {
 		t.Errorf("%d bytes are taken, %d requests wait", taken, waiting)
 	}
 	small := make(chan fuse.Status, 1)
 	go func() { small <- g.read(1, 1, smallReply) }()
 	wait.Until(t, "a small reply, which waits for none", func() bool { return g.disk.users() == most/mount.MaxRequest+1 })
-	if g.disk.limits.TryAhead(1) {
-		t.Error("a batch is made ahead while requests wait")
+	if g.TryPrefetch(1) {
+		t.Error("a prefetch begins while requests wait")
 	}
 	release()
 	wait.End(t, "the readers", all.Wait)
 	<-small
+	g.isIdle(t)
+}
+
+type inSlices struct{ fuse.ReadResult }
+
+func (inSlices) Slices() ([][]byte, fuse.Status) { return nil, fuse.OK }
+
+// A request that times out in the queue leaves it, and those behind it are admitted. While many wait,
+// a reply that was sent leaves no memory in its buffer.
+func TestQueueLosesExpiredRequests(t *testing.T) {
+	g := newGuarding(t, 1, 0) // room for one reply of mount.MaxRequest of each length
+	release := g.disk.hang()
+	defer release()
+	var all sync.WaitGroup
+	begin := func(size, running int, waiting int64) {
+		all.Go(func() { g.read(1, 1, size) })
+		wait.Until(t, "the request", func() bool { return g.disk.users() == running && g.splits[1].waiting.Load() == waiting })
+	}
+	begin(mount.MaxRequest-smallReply-1, 1, 0)
+	begin(mount.MaxRequest, 1, 1)
+	g.tick()
+	begin(smallReply+1, 1, 2)
+	buf := bytes.Repeat([]byte{7}, mount.MaxRequest)
+	g.splits[1].trim(inSlices{fuse.ReadResultData(buf)}, buf).Done()
+	if buf[len(buf)/2] != 0 {
+		t.Error("the buffer of a reply that was sent keeps its memory while many requests wait")
+	}
+	for range 8 {
+		g.tick()
+	}
+	wait.Until(t, "the last request", func() bool { return g.disk.users() == 2 && g.splits[1].waiting.Load() == 0 })
+	release()
+	wait.End(t, "the readers", all.Wait)
 	g.isIdle(t)
 }
 
@@ -358,7 +409,7 @@ func TestTooManyWait(t *testing.T) {
 	for range shortSlots(1) + maxWaiting {
 		all.Go(func() { g.read(1, 1, 1) })
 	}
-	wait.Until(t, "a full queue", func() bool { return g.disk.limits.splits[1].waiting.Load() == maxWaiting })
+	wait.Until(t, "a full queue", func() bool { return g.splits[1].waiting.Load() == maxWaiting })
 	if status := g.read(1, 1, 1); status.Ok() {
 		t.Error("one request more waits")
 	}

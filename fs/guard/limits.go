@@ -4,165 +4,234 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"unsafe"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
-	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
 	"batchfs/fs/mount"
-	"batchfs/fs/state"
 )
 
-// Limits bound, for each split, the requests that use its token files at a time, and the memory of their replies. A request beyond
-// them waits, first come, first served. Files that give no answer therefore keep only their own split waiting, a reader of few rows
-// does not wait for readers of many, and threads and memory are bounded however many readers there are.
-type Limits struct {
-	splits []split // by number; of number 0 no request reads rows
-}
-
+// A split limits the requests that use its token files at the same time, and the memory of their
+// replies. Requests beyond the limits wait in order of arrival. If token files do not respond, only
+// the readers of their split wait; a reader of few rows does not wait for readers of many; and the
+// number of threads and the memory are bounded however many readers there are.
+//
+// Guard.mu guards a split.
 type split struct {
-	short, long class               // requests of up to shortRows, and of more
-	ahead       *semaphore.Weighted // batches that are made ahead at a time
-	maxReplies  int64               // bytes
-	waiting     atomic.Int64        // requests
-	taken       atomic.Int64        // of maxReplies
+	short, long class        // limits of requests for up to shortRows rows, and for more
+	prefetches  int          // prefetches that may still begin
+	maxReplies  int64        // memory of the replies of both classes, in bytes
+	waiting     atomic.Int64 // requests in both queues; written with Guard.mu held
 }
 
-// A class is the limits of requests of one length.
+// A class has the limits of requests of similar length.
 type class struct {
-	slots   *semaphore.Weighted // for requests; each may take a thread, which waits for a disk
-	replies *semaphore.Weighted // for bytes of replies
+	slots   int        // requests that may still begin; each may block a thread that waits for a disk
+	replies int64      // memory for more replies, in bytes
+	queue   []*request // waiting requests, in order of arrival
 }
 
 const (
 	shortRows = 64
-	// So many short requests are divided among the splits, at most maxSlots to each, or two for each processor, and half as many
-	// long ones and batches made ahead: a short request waits for a processor that these have.
+
+	// allSlots slots are divided among the splits for short requests, at most maxSlots for each
+	// split, or two for each processor. Long requests and prefetches of a split get half as many
+	// slots each, because short requests wait for the processors that they use.
 	allSlots = 128
 	maxSlots = 32
-	// So many requests of a split may wait. Each takes some kilobytes.
-	maxWaiting = 4096
-	// Replies up to this size do not count.
-	smallReply = 64 << 10
+
+	maxWaiting = 4096     // waiting requests of a split; each takes a few kilobytes
+	smallReply = 64 << 10 // bytes up to which a reply does not count
 )
 
 var errTooMany = fmt.Errorf("more than %d requests of one split wait for an answer (%w)", maxWaiting, syscall.ETIMEDOUT)
 
-// NewLimits makes the limits of so many splits, whose replies may take so many bytes together.
-func NewLimits(splits int, replyBytes int64) *Limits {
-	n := int64(max(splits, 1))
+// newSplits returns the limits of splits 0 to n. Their replies share replyBytes.
+func newSplits(n int, replyBytes int64) []split {
 	slots := shortSlots(n)
-	l := &Limits{splits: make([]split, n+1)}
-	for i := range l.splits {
-		s := &l.splits[i]
-		s.maxReplies = max(2*mount.MaxRequest, replyBytes/n)
-		s.short = class{semaphore.NewWeighted(slots), semaphore.NewWeighted(s.maxReplies / 2)}
-		s.long = class{semaphore.NewWeighted(max(1, slots/2)), semaphore.NewWeighted(s.maxReplies / 2)}
-		s.ahead = semaphore.NewWeighted(max(1, slots/2))
+	maxReplies := max(2*mount.MaxRequest, replyBytes/int64(max(n, 1)))
+	splits := make([]split, n+1)
+	for i := range splits {
+		s := &splits[i]
+		s.short = class{slots: slots, replies: maxReplies / 2}
+		s.long = class{slots: max(1, slots/2), replies: maxReplies / 2}
+		s.prefetches = max(1, slots/2)
+		s.maxReplies = maxReplies
 	}
-	return l
+	return splits
 }
 
-// shortSlots is how many short requests of one of n splits may use its files at a time.
-func shortSlots(n int64) int64 {
-	return max(1, min(allSlots/n, max(maxSlots, 2*int64(runtime.GOMAXPROCS(0)))))
+// shortSlots returns how many short requests of one of n splits may run at the same time.
+func shortSlots(n int) int {
+	return max(1, min(allSlots/max(n, 1), max(maxSlots, 2*runtime.GOMAXPROCS(0))))
 }
 
-// Held is what a request holds of Limits.
-type Held struct {
-	split *split
-	class *class
-	bytes int64 // of the reply, if they count
+// needs returns the class of a request, nil if it uses no token file, and how many bytes its reply
+// takes from class.replies.
+func (s *split) needs(cost Cost) (c *class, reply int64) {
+	switch {
+	case cost.Rows == 0:
+		return nil, 0
+	case cost.Rows > shortRows:
+		c = &s.long
+	default:
+		c = &s.short
+	}
+	if cost.Reply > smallReply {
+		reply = int64(cost.Reply)
+	}
+	return c, reply
 }
 
-// Acquire waits until a request for so many rows, or 1 if it only looks at the files of a split, may use them, or is late. The reply has so
-// many bytes, in buf. Release must follow if there is no error. With 0 rows nothing is held.
-func (l *Limits) Acquire(split int, rows int64, bytes int, buf []byte, late <-chan struct{}) (h Held, err error) {
-	s := &l.splits[split]
-	if rows == 0 {
-		return h, nil
-	}
-	h.split, h.class = s, &s.short
-	if rows > shortRows {
-		h.class = &s.long
-	}
-	if bytes > smallReply {
-		if err := s.wait(h.class.replies, int64(bytes), buf, late); err != nil {
-			return h, err
-		}
-		h.bytes = int64(bytes)
-		s.taken.Add(h.bytes)
-	}
-	if err = s.wait(h.class.slots, 1, buf, late); err != nil {
-		h.releaseReply()
-	}
-	return h, err
+// fits reports whether a new request need not wait. A small reply passes those that wait for memory.
+func (c *class) fits(reply int64) bool {
+	return c.slots > 0 && (reply == 0 || reply <= c.replies && len(c.queue) == 0)
 }
 
-func (s *split) wait(of *semaphore.Weighted, n int64, buf []byte, late <-chan struct{}) error {
-	if of.TryAcquire(n) {
+// next removes the request that is to be admitted next from the queue, and returns it. It returns
+// nil if none can be admitted. If the first reply is too large for now, only small ones pass it.
+func (c *class) next() *request {
+	if c.slots == 0 {
 		return nil
 	}
-	defer s.waiting.Add(-1)
-	if s.waiting.Add(1) > maxWaiting {
-		return errTooMany
-	}
-	if s.isMuch(buf) {
-		freePages(buf)
-	}
-	if of.Acquire(&fuse.Context{Cancel: late}, n) != nil {
-		return state.ErrLate
+	room := c.replies
+	for i, r := range c.queue {
+		if r.reply <= room {
+			c.queue = slices.Delete(c.queue, i, i+1)
+			return r
+		}
+		room = 0
 	}
 	return nil
 }
 
-// Release gives back what is held.
-func (h Held) Release() {
-	if h.class != nil {
-		h.class.slots.Release(1)
-		h.releaseReply()
+// take gives a request what it needs of its class. The caller holds mu, as for the following
+// methods.
+func (g *Guard) take(r *request) {
+	r.class.slots--
+	g.addReply(r.class, r.reply)
+}
+
+func (g *Guard) addReply(c *class, n int64) {
+	if n != 0 {
+		c.replies -= n
+		g.o.Shared.ReplyBytes.Add(n)
 	}
 }
 
-func (h Held) releaseReply() {
-	if h.bytes > 0 {
-		h.split.taken.Add(-h.bytes)
-		h.class.replies.Release(h.bytes)
+// release returns what a request holds, and admits those that waited for it.
+func (g *Guard) release(r *request) {
+	if r.class == nil || r.waits {
+		return
+	}
+	r.class.slots++
+	g.addReply(r.class, -r.reply)
+	g.admit(r.class)
+}
+
+// enqueue adds a request to the queue of its class.
+func (g *Guard) enqueue(r *request) {
+	r.class.queue = append(r.class.queue, r)
+	g.addWaiting(r.split, 1)
+}
+
+func (g *Guard) addWaiting(split int, n int64) {
+	g.splits[split].waiting.Add(n)
+	g.o.Shared.Gauges.Waiting.Add(n)
+}
+
+// admit admits the requests in a queue as far as the limits allow.
+func (g *Guard) admit(c *class) {
+	for r := c.next(); r != nil; r = c.next() {
+		r.waits = false
+		g.addWaiting(r.split, -1)
+		g.take(r)
+		r.admitted <- true
 	}
 }
 
-// TryAhead says whether a batch of a split may be made ahead. EndAhead must follow then. It may not while requests wait.
-func (l *Limits) TryAhead(split int) bool {
-	s := &l.splits[split]
-	return s.waiting.Load() == 0 && s.ahead.TryAcquire(1)
-}
-
-// EndAhead notes that a batch was made ahead.
-func (l *Limits) EndAhead(split int) { l.splits[split].ahead.Release(1) }
-
-// Use returns the bytes of replies that are taken, and how many requests wait.
-func (l *Limits) Use() (replyBytes int64, waiting int) {
-	for i := range l.splits {
-		replyBytes += l.splits[i].taken.Load()
-		waiting += int(l.splits[i].waiting.Load())
+// dequeueExpired removes the requests that timed out from all queues, and admits those behind them.
+func (g *Guard) dequeueExpired() {
+	for i := range g.splits {
+		s := &g.splits[i]
+		for _, c := range []*class{&s.short, &s.long} {
+			c.queue = slices.DeleteFunc(c.queue, func(r *request) bool {
+				if r.expired {
+					g.addWaiting(i, -1)
+					r.admitted <- false
+				}
+				return r.expired
+			})
+			g.admit(c)
+		}
 	}
-	return replyBytes, waiting
 }
 
-// isMuch says whether buffers like buf, for all requests that wait, would be a quarter of what replies may take, or more.
-func (s *split) isMuch(buf []byte) bool { return s.waiting.Load()*int64(len(buf)) > s.maxReplies/4 }
-
-// Trim frees the pages of a reply that was sent, while requests that wait have many such buffers: go-fuse keeps them.
-func (l *Limits) Trim(split int, buf []byte) {
-	if l.splits[split].isMuch(buf) {
+// await waits until a request in a queue is admitted, and reports whether it was. Otherwise it timed
+// out. The caller does not hold mu. What buf holds may be lost.
+func (g *Guard) await(r *request, buf []byte) bool {
+	if g.splits[r.split].isCrowded(buf) {
 		freePages(buf)
 	}
+	return <-r.admitted
 }
 
-// freePages gives the memory of a buffer back until it is written to. What it holds is lost.
+// TryPrefetch reports whether a prefetch of a split may begin. If so, EndPrefetch must follow. While
+// requests of the split wait, none may begin.
+func (g *Guard) TryPrefetch(split int) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s := &g.splits[split]
+	if s.prefetches == 0 || s.waiting.Load() > 0 {
+		return false
+	}
+	s.prefetches--
+	return true
+}
+
+// EndPrefetch records the end of a prefetch.
+func (g *Guard) EndPrefetch(split int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.splits[split].prefetches++
+}
+
+// isCrowded reports whether buffers like buf, one for each waiting request, would take a quarter of
+// the memory for replies.
+func (s *split) isCrowded(buf []byte) bool { return s.waiting.Load()*int64(len(buf)) > s.maxReplies/4 }
+
+// trim returns a reply that frees the pages of its buffer when it has been sent, if waiting requests
+// have many such buffers: go-fuse keeps them.
+func (s *split) trim(reply fuse.ReadResult, buf []byte) fuse.ReadResult {
+	if sliced, ok := reply.(sliced); ok && s.isCrowded(buf) {
+		return &trimmed{sliced, buf}
+	}
+	return reply
+}
+
+// A sliced reply is sent from its slices. go-fuse calls Done of any other reply before it is sent.
+type sliced interface {
+	fuse.ReadResult
+	Slices() ([][]byte, fuse.Status)
+}
+
+// A trimmed reply frees the pages of its buffer after it was sent.
+type trimmed struct {
+	sliced
+	buf []byte
+}
+
+func (t *trimmed) Done() {
+	freePages(t.buf) // first, because Done may prefetch
+	t.sliced.Done()
+}
+
+// freePages returns the pages that lie within buf to the kernel until they are written to. Their
+// content is lost.
 func freePages(buf []byte) {
 	page := os.Getpagesize()
 	from := -int(uintptr(unsafe.Pointer(unsafe.SliceData(buf)))) & (page - 1)

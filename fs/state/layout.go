@@ -34,7 +34,7 @@ type Shared struct {
 	// Rows from each source of a mixture, by number of the split. The last element of a split also
 	// counts the rows of all further sources.
 	Sources *[MaxSequences][MaxSources]SourceRows
-	counted *[maxCounted]atomic.Uint64 // requests counted last, see CountOnce and CountFailureOnce
+	counted *[maxCounted]atomic.Uint64 // requests counted last, see CountOnce
 	lookups *lookups
 
 	base  unsafe.Pointer // start of the mapping
@@ -92,7 +92,9 @@ type Counters struct {
 	Gauges Gauges
 	Writes counts.Writes
 
-	_ [256 - 4 - 22 - 4 - 7 - 3]uint64 // room for later builds' counters
+	ReplyBytes atomic.Int64 // memory of the replies that count, of the worker that serves, in bytes
+
+	_ [256 - 4 - 22 - 4 - 7 - 3 - 1]uint64 // room for later builds' counters
 }
 
 // Gauges are what the worker that serves notes every few seconds.

@@ -1,0 +1,50 @@
+package fs
+
+import (
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"batchfs/fs/guard"
+)
+
+// The following methods say what a request will need. They do no I/O and create no Sequence: the
+// handler does. A Sequence that this process does not have yet is replaced by a bound.
+
+func (t *tree) CostOfLookup(header *fuse.InHeader, name string) guard.Cost {
+	dir := inode(header.NodeId)
+	s := t.sequences.peek(dir.sequence())
+	return t.cost(dir, namesSettings(dir, name) || s != nil && s.Spec().Follows || s == nil && dir.sequence() > 0)
+}
+
+func (t *tree) CostOfGetAttr(in *fuse.GetAttrIn) guard.Cost { return t.cost(inode(in.NodeId), false) }
+
+func (t *tree) CostOfOpen(in *fuse.OpenIn) guard.Cost {
+	i := inode(in.NodeId)
+	return t.cost(i, i.kind().isNext() || i.kind().isNumbered() || i.kind() == infoFile)
+}
+
+// cost returns the cost of a request that reads no batch, but may check the token files.
+func (t *tree) cost(i inode, checks bool) guard.Cost {
+	c := guard.Cost{Split: t.sequences.splitOf(i.sequence())}
+	if checks {
+		c.Rows = 1
+	}
+	return c
+}
+
+func (t *tree) CostOfRead(in *fuse.ReadIn) guard.Cost {
+	i := inode(in.NodeId)
+	c, s := t.cost(i, false), t.sequences.peek(i.sequence())
+	switch _, isText := i.kind().entry().content.(text); {
+	case isText:
+	case s == nil:
+		c.Rows, c.Reply = int64(in.Size), int(in.Size) // a row has at least one byte
+	case !i.outdated(s):
+		row := s.Spec().Batch.RowBytes(0)
+		if i.kind().isOfOneArray() {
+			row = s.Spec().Batch.RowBytes(i.array())
+		}
+		n := t.replyLen(i, s, in)
+		c.Rows, c.Reply = (n+row-1)/row, int(n)
+	}
+	return c
+}
