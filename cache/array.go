@@ -31,6 +31,7 @@ type Array struct {
 	runs   []array.Run
 
 	documents *Documents // nil if Options did not ask, or no file says where they end
+	unleased  string     // see Unleased
 
 	followed []*blob.Object // of these the store is asked in turn, one a second
 	asked    atomic.Int64   // how often it was
@@ -196,8 +197,9 @@ func (a *Array) remember(file blob.Blob, err error) error {
 	return err
 }
 
-// Unwritten returns an error if a process has one of the files open for writing: see [blob.Unwritten].
-func (a *Array) Unwritten() (unknownOf string, err error) { return blob.Unwritten(a.AllFiles()) }
+// Unleased returns a file whose writers Open could not determine, or an empty string. See
+// Options.Unwritten.
+func (a *Array) Unleased() string { return a.unleased }
 
 // Release drops the mappings and descriptors that are kept between two reads, which keep the space of deleted files taken.
 func (a *Array) Release() {

@@ -28,13 +28,16 @@ type Index struct {
 const indexFix = "batchfs index %s --eot N makes an index where token N ends each document"
 
 // openIndex opens the index of a file, and adds it to the fingerprint. It returns nil if there is none.
-func openIndex(of File, previous blob.Blob, sum *Fingerprint, from *blob.Remote) (*Index, error) {
+func openIndex(of *File, previous blob.Blob, sum *Fingerprint, o Options) (*Index, error) {
 	path := string(of.Path)
-	in, err := openBeside(of.Format.IndexOf(path), previous, from)
+	in, err := openBeside(of.Format.IndexOf(path), previous, o.Remote)
 	if in == nil {
 		return nil, err
 	}
 	defer in.content.Close()
+	if err := of.checkWriters(in.Path, in.content, o); err != nil {
+		return nil, err
+	}
 	ends, err := in.Ends(of.Format, path, of.Identity.Size)
 	if err != nil {
 		return nil, err

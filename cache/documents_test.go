@@ -230,7 +230,9 @@ func TestIndexIsFollowed(t *testing.T) {
 	f, err := os.OpenFile(paths[0]+".index", os.O_RDWR, 0)
 	must(t, err)
 	defer f.Close()
-	_, err = a.Unwritten()
+	unwritten := o
+	unwritten.Unwritten = true
+	_, err = Open(paths, unwritten)
 	if err == nil || !strings.Contains(err.Error(), paths[0]+".index is open for writing") {
 		t.Errorf("error %v", err)
 	}

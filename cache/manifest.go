@@ -39,6 +39,12 @@ type Options struct {
 	// Open adds each file to Fingerprint, unless that is nil.
 	Fingerprint *Fingerprint
 
+	// Unwritten makes Open refuse a file that a process has open for writing: see [blob.Unwritten].
+	Unwritten bool
+
+	// Open calls Opened after each file, concurrently, unless it is nil.
+	Opened func()
+
 	// Previous are the same files before they changed, or nil. With it, Open refuses a file that is being overwritten.
 	Previous *Array
 }
@@ -56,6 +62,8 @@ type File struct {
 	Sample   blob.Sample // zero in a manifest of an older program
 	Format   format.Format
 	Index    *Index // where its documents end; nil if Options did not ask, or there is none
+
+	unleased string // file, or its index, whose writers are not known; empty in a manifest
 }
 
 // atOnce is how many files are opened at the same time: a store takes long to answer.
@@ -67,6 +75,7 @@ const atOnce = 32
 func Open(paths []string, o Options) (*Array, error) {
 	sum := cmp.Or(o.Fingerprint, NewFingerprint(len(paths)))
 	var m Manifest
+	var unleased string
 	for some := range slices.Chunk(paths, atOnce) {
 		files, errs, parts := make([]File, len(some)), make([]error, len(some)), make([]bytes.Buffer, len(some))
 		var all sync.WaitGroup
@@ -77,6 +86,9 @@ func Open(paths []string, o Options) (*Array, error) {
 			}
 			all.Go(func() {
 				files[i], errs[i] = openFormat(path, o, previous, &Fingerprint{sum: &parts[i], blocks: sum.blocks})
+				if o.Opened != nil {
+					o.Opened()
+				}
 			})
 		}
 		all.Wait()
@@ -85,10 +97,15 @@ func Open(paths []string, o Options) (*Array, error) {
 				return nil, errs[i]
 			}
 			sum.sum.Write(parts[i].Bytes())
+			unleased = cmp.Or(unleased, files[i].unleased)
 		}
 		m.Files = append(m.Files, files...)
 	}
-	return Reopen(m, o)
+	a, err := Reopen(m, o)
+	if err == nil {
+		a.unleased = unleased
+	}
+	return a, err
 }
 
 // openFormat finds where the elements of a file lie and its documents end, and adds it to the fingerprint.
@@ -135,11 +152,24 @@ func openFormat(path string, o Options, previous *shard, sum *Fingerprint) (file
 	if err = cmp.Or(err, seen.Err(), formatErr); err != nil {
 		return file, err
 	}
-	file = File{[]byte(path), id, sample, of, nil}
-	if o.Documents == DocumentsIndexed {
-		file.Index, err = openIndex(file, wasIndex, sum, o.Remote)
+	file = File{Path: []byte(path), Identity: id, Sample: sample, Format: of}
+	if err := file.checkWriters(path, content, o); err != nil || o.Documents != DocumentsIndexed {
+		return file, err
 	}
+	file.Index, err = openIndex(&file, wasIndex, sum, o)
 	return file, err
+}
+
+// checkWriters returns an error if Options.Unwritten refuses a file, which is f or its index.
+func (f *File) checkWriters(path string, content blob.Content, o Options) error {
+	if !o.Unwritten {
+		return nil
+	}
+	known, err := blob.Unwritten(path, content)
+	if !known {
+		f.unleased = path
+	}
+	return err
 }
 
 type openInput struct {
@@ -167,7 +197,7 @@ func (a *Array) Manifest() Manifest {
 	m := Manifest{make([]File, len(a.shards))}
 	for i := range a.shards {
 		s := &a.shards[i]
-		m.Files[i] = File{[]byte(s.blob.Path()), s.blob.Identity(), s.blob.Sample(), s.format, s.index.manifest()}
+		m.Files[i] = File{Path: []byte(s.blob.Path()), Identity: s.blob.Identity(), Sample: s.blob.Sample(), Format: s.format, Index: s.index.manifest()}
 	}
 	return m
 }

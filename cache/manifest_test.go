@@ -37,7 +37,7 @@ func reopened(t testing.TB, tokens *Array, o Options) *Array {
 
 // fileOf describes a file that need not exist.
 func fileOf(path string, size, tokens int64) File {
-	return File{[]byte(path), blob.Identity{Size: size}, blob.Sample{}, format.Format{Name: "headerless", DType: array.Uint16, Count: tokens}, nil}
+	return File{Path: []byte(path), Identity: blob.Identity{Size: size}, Format: format.Format{Name: "headerless", DType: array.Uint16, Count: tokens}}
 }
 
 // The files may be where even to ask for them would hang.

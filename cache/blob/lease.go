@@ -74,28 +74,23 @@ func (s *settlement) settled(id Identity) bool {
 	return clock.Now()-s.since >= int64(settleTime)
 }
 
-// Unwritten returns an error if a process has one of the files open for writing: through a mapping that was made before, tokens change and
-// the time of the file does not. unknownOf is a file on which no lease can be had, or empty.
-func Unwritten(paths []string) (unknownOf string, err error) {
-	for _, path := range paths {
-		if IsRemote(path) {
-			continue // an object is never written to, only replaced
-		}
-		f, err := os.OpenFile(path, openFlags, 0)
-		if err != nil {
-			return "", err
-		}
-		held := leaseFile(f)
-		f.Close() // and with it the lease
-		switch held {
-		case written:
-			return "", fmt.Errorf("%s is open for writing in a process, which could change its tokens unnoticed: fuser -v %[1]s names it; "+
-				"close the file there, or open it to read only (np.memmap opens with mode \"r+\" unless it is told mode=\"r\")", path)
-		case unknown:
-			unknownOf = path
-		}
+// Unwritten returns an error if a process has an open blob open for writing: through a mapping that
+// was made before, tokens change and the time of the file does not. known is false if no lease can
+// be had on the file.
+func Unwritten(path string, content Content) (known bool, err error) {
+	f, ok := content.(*os.File)
+	if !ok {
+		return true, nil // an object is never written to, only replaced
 	}
-	return unknownOf, nil
+	switch leaseFile(f) {
+	case written:
+		return false, fmt.Errorf("%s is open for writing in a process, which could change its tokens unnoticed: fuser -v %[1]s names it; "+
+			"close the file there, or open it to read only (np.memmap opens with mode \"r+\" unless it is told mode=\"r\")", path)
+	case unwritten:
+		unleaseFile(f)
+		return true, nil
+	}
+	return false, nil
 }
 
 // An OverwrittenError says why a file must not be read yet.

@@ -6,24 +6,33 @@ import (
 	"encoding/gob"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
+	"batchfs/cmd/batchfs/terminal"
 )
 
-// opened is what the open command sends to the process that started it.
+// An opened is a message of the open command to the process that started it. The last message has a
+// Snapshot and a Description, or Err. Those before it tell how far the command is.
 type opened struct {
-	Snapshot    *dataset.Snapshot
-	Description []string // lines that tell people what is served
+	Files, Total int64 // files opened so far, and files to open
+	Snapshot     *dataset.Snapshot
+	Description  []string // lines that tell people what is served
+	Err          string   // text of the error; empty if there is none
 }
+
+// tellInterval is the time between two messages that tell how far the open command is.
+const tellInterval = time.Second / 2
 
 // openInChild reads the configuration and checks the token files in a child process. A process that
 // waits for a disk that does not answer cannot end, but a mount that is starting must end when it
@@ -43,23 +52,50 @@ func openInChild(flags *pflag.FlagSet, mountpoint []string) (*dataset.Snapshot, 
 	cmd.Args[0] = os.Args[0]
 	// The child gets pipes, so that readers of this process's output never wait for the child to
 	// end.
-	var out, stderr bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, &out, &stderr
+	var stderr bytes.Buffer
+	cmd.Stdin, cmd.Stderr = os.Stdin, &stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, nil, err
+	}
 	// In a process group of its own, the child could not read a configuration from the terminal. So
 	// it shares this group and ignores Ctrl-C.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	err := cmd.Run()
-	os.Stderr.Write(stderr.Bytes()) // warnings, such as a cache directory that fails
-	if err != nil {
-		return nil, nil, errors.New(cmp.Or(out.String(), fmt.Sprintf("the process that opened the files ended: %v", err)))
+	if err := cmd.Start(); err != nil {
+		return nil, nil, err
 	}
-	var o opened
-	err = gob.NewDecoder(&out).Decode(&o)
-	return o.Snapshot, o.Description, err
+	o, err := lastMessage(out)
+	err = cmp.Or(cmd.Wait(), err)
+	os.Stderr.Write(stderr.Bytes()) // warnings, such as a cache directory that fails
+	switch {
+	case err != nil:
+		return nil, nil, fmt.Errorf("the process that opened the files ended: %w", err)
+	case o.Err != "":
+		return nil, nil, errors.New(o.Err)
+	}
+	return o.Snapshot, o.Description, nil
 }
 
-// openCommand returns the hidden command that openInChild runs. It writes an opened as a gob, or
-// else the text of the error.
+// lastMessage returns the last message of the open command. If standard error is a terminal, it
+// shows there how far the command is until then.
+func lastMessage(from io.Reader) (o opened, err error) {
+	messages := gob.NewDecoder(from)
+	var progress *terminal.Progress
+	for {
+		o = opened{}
+		if err := messages.Decode(&o); err != nil || o.Snapshot != nil || o.Err != "" {
+			return o, err
+		}
+		if progress == nil {
+			progress = terminal.NewProgress(os.Stderr, "", o.Total, terminal.Steps)
+			defer progress.Finish()
+		}
+		progress.Describe(fmt.Sprintf("opened %d of %d files", o.Files, o.Total))
+		progress.Set(o.Files, o.Total)
+	}
+}
+
+// openCommand returns the hidden command that openInChild runs. It writes each opened as a gob.
 func openCommand() *cobra.Command {
 	var f mountFlags
 	cmd := &cobra.Command{
@@ -67,22 +103,32 @@ func openCommand() *cobra.Command {
 		Hidden: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP) // the process that started this one decides
-			o, err := f.open(args)
-			if err == nil {
-				err = gob.NewEncoder(cmd.OutOrStdout()).Encode(o)
+			messages, last := gob.NewEncoder(cmd.OutOrStdout()), make(chan *opened)
+			var progress dataset.Progress
+			go func() {
+				o, err := f.open(args, &progress)
+				if err != nil {
+					o = &opened{Err: err.Error()}
+				}
+				last <- o
+			}()
+			for {
+				select {
+				case o := <-last:
+					return messages.Encode(o)
+				case <-time.After(tellInterval):
+					if total := progress.Total.Load(); total > 0 {
+						messages.Encode(opened{Files: progress.Opened.Load(), Total: total})
+					}
+				}
 			}
-			if err != nil {
-				fmt.Fprint(cmd.OutOrStdout(), err)
-				return exitStatus(1)
-			}
-			return nil
 		},
 	}
 	f.register(cmd)
 	return cmd
 }
 
-func (f *mountFlags) open(args []string) (*opened, error) {
+func (f *mountFlags) open(args []string, p *dataset.Progress) (*opened, error) {
 	raw, err := f.Read()
 	if err != nil {
 		return nil, err
@@ -101,7 +147,7 @@ func (f *mountFlags) open(args []string) (*opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	splits, err := openReadable(c)
+	splits, err := openReadable(c, p)
 	if err != nil {
 		return nil, err
 	}
@@ -111,7 +157,7 @@ func (f *mountFlags) open(args []string) (*opened, error) {
 	}
 	snapshot.NoResend = f.noResend
 	snapshot.Log, err = f.logPath(mountpoint)
-	return &opened{snapshot, describe(mountpoint, splits)}, err
+	return &opened{Snapshot: snapshot, Description: describe(mountpoint, splits)}, err
 }
 
 // place returns the absolute path of the mountpoint. It checks one that is not mounted yet.
@@ -133,15 +179,12 @@ func (f *mountFlags) logPath(mountpoint string) (string, error) {
 	return filepath.Abs(f.logFile)
 }
 
-func openReadable(c *config.Config) ([]*dataset.Dataset, error) {
-	splits, err := dataset.Open(c)
+func openReadable(c *config.Config, p *dataset.Progress) ([]*dataset.Dataset, error) {
+	splits, err := dataset.Open(c, p)
 	if err != nil {
 		return nil, err
 	}
 	for _, s := range splits {
-		if err := s.Unwritten(); err != nil {
-			return nil, err
-		}
 		if err := s.TryRead(); err != nil {
 			return nil, fmt.Errorf("splits.%s: a batch could not be read: %w", s.Split.Split, err)
 		}

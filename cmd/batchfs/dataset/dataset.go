@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"batchfs/cache"
 	"batchfs/cache/array"
@@ -37,14 +38,21 @@ type Dataset struct {
 	formats     func() string // returns formatsOf(sources), computed at the first call
 	files       int           // number of files of all arrays, including their document indexes
 	groups      [][]int64     // sampler.Source.Groups of each source
-	unleased    string        // file whose writers Unwritten could not determine, or empty
+	unleased    string        // file whose writers Open could not determine, or empty
 }
 
-// Open opens all splits: see [OpenSplit].
-func Open(c *config.Config) ([]*Dataset, error) {
+// A Progress counts the files that [Open] opens. It is safe for concurrent use.
+type Progress struct {
+	Opened atomic.Int64
+	Total  atomic.Int64 // files of all splits whose files are known by now
+}
+
+// Open opens all splits: see [OpenSplit]. Unless p is nil, they are opened for a mount: Open refuses
+// a file that a process has open for writing, see [blob.Unwritten].
+func Open(c *config.Config, p *Progress) ([]*Dataset, error) {
 	var all []*Dataset
 	for _, s := range c.Splits {
-		d, err := OpenSplit(s, c.Memory)
+		d, err := open(s, c.Memory, nil, p)
 		if err != nil {
 			return nil, err
 		}
@@ -73,31 +81,38 @@ func openPath(c *config.Config, path string, open func(*config.Split, config.Mem
 }
 
 // OpenSplit opens and checks the token files of one split. The error names the split, and the file or the key that is wrong.
-func OpenSplit(s *config.Split, m config.Memory) (*Dataset, error) { return open(s, m, nil) }
+func OpenSplit(s *config.Split, m config.Memory) (*Dataset, error) { return open(s, m, nil, nil) }
 
-// open opens a split. previous are its sources before their files changed, or nil.
-func open(s *config.Split, m config.Memory, previous [][]*cache.Array) (*Dataset, error) {
+// open opens a split. previous are its sources before their files changed, or nil. p is nil unless
+// the split is opened for a mount.
+func open(s *config.Split, m config.Memory, previous [][]*cache.Array, p *Progress) (*Dataset, error) {
 	s, parts, h, err := partsOf(s, m)
 	if err != nil {
 		return nil, err
 	}
 	files := 0
-	for _, p := range parts {
-		files += len(p.Files)
+	for _, part := range parts {
+		files += len(part.Files)
+	}
+	if p != nil {
+		p.Total.Add(int64(files))
 	}
 	fingerprint := cache.NewFingerprint(files)
 	var sources [][]*cache.Array
-	for _, p := range parts {
-		if p.Source == len(sources) {
+	for _, part := range parts {
+		if part.Source == len(sources) {
 			sources = append(sources, nil)
 		}
-		arrays := sources[p.Source]
-		p.Options.Fingerprint = fingerprint
-		if previous != nil && len(arrays) < len(previous[p.Source]) {
-			p.Options.Previous = previous[p.Source][len(arrays)]
+		arrays, o := sources[part.Source], part.Options
+		o.Fingerprint = fingerprint
+		if previous != nil && len(arrays) < len(previous[part.Source]) {
+			o.Previous = previous[part.Source][len(arrays)]
 		}
-		a, err := cache.Open(p.Files, p.Options)
-		if p.Name != "" && h.Arrays != nil {
+		if p != nil {
+			o.Unwritten, o.Opened = true, func() { p.Opened.Add(1) }
+		}
+		a, err := cache.Open(part.Files, o)
+		if part.Name != "" && h.Arrays != nil {
 			if err == nil {
 				err = alongside(arrays[0], a)
 			}
@@ -108,7 +123,7 @@ func open(s *config.Split, m config.Memory, previous [][]*cache.Array) (*Dataset
 		if err != nil {
 			return nil, fmt.Errorf("splits.%s: %w", s.Split, err)
 		}
-		sources[p.Source] = append(arrays, a)
+		sources[part.Source] = append(arrays, a)
 	}
 	return newDataset(s, sources, h, fingerprint.String(), nil)
 }
@@ -120,6 +135,9 @@ func newDataset(s *config.Split, sources [][]*cache.Array, h hint, fingerprint s
 	d.formats = sync.OnceValue(func() string { return formatsOf(sources) })
 	for _, arrays := range sources {
 		d.mains = append(d.mains, arrays[0])
+	}
+	for _, a := range d.arrays {
+		d.unleased = cmp.Or(d.unleased, a.Unleased())
 	}
 	d.files = len(d.allFiles())
 	if err := d.bind(s); err != nil {
@@ -260,19 +278,6 @@ func (d *Dataset) Arrays() [][]*cache.Array { return d.sources }
 func (d *Dataset) TryRead() error {
 	defer d.release()
 	return d.Sequence.Read(make([]byte, min(d.Sequence.Batch().Bytes(), 1<<20)), d.Split.Start, 0)
-}
-
-// Unwritten returns an error if a process has one of the token files open for writing: see [cache.Array.Unwritten]. Call it before
-// others use d.
-func (d *Dataset) Unwritten() error {
-	for _, a := range d.arrays {
-		unknown, err := a.Unwritten()
-		if err != nil {
-			return fmt.Errorf("splits.%s: %w", d.Split.Split, err)
-		}
-		d.unleased = cmp.Or(d.unleased, unknown)
-	}
-	return nil
 }
 
 func (d *Dataset) release() {

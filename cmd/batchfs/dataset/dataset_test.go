@@ -27,7 +27,7 @@ func openHere(t testing.TB, text string) ([]*Dataset, error) {
 	testfiles.Write(t, map[string]string{"config.toml": text})
 	c, err := new(config.Flags).Load()
 	must(t, err)
-	return Open(c)
+	return Open(c, nil)
 }
 
 func mustOpen(t testing.TB, text string) []*Dataset {
@@ -46,7 +46,7 @@ func openFlags(t testing.TB, flags config.Flags) []*Dataset {
 	t.Helper()
 	c, err := flags.Load()
 	must(t, err)
-	all, err := Open(c)
+	all, err := Open(c, nil)
 	must(t, err)
 	return all
 }

@@ -50,7 +50,7 @@ func (f *followed) follow(old *Dataset, why error) (*Dataset, error) {
 	if f.now != old {
 		return f.now, nil // another request has opened the new files
 	}
-	fresh, openErr := open(old.Split, f.memory, old.sources)
+	fresh, openErr := open(old.Split, f.memory, old.sources, nil)
 	if openErr == nil {
 		openErr = sameArrays(old.Sequence.Batch(), fresh.Sequence.Batch())
 	}
