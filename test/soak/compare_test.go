@@ -18,9 +18,10 @@ const comparedBytes = 2 * 12 * 1024 * 2 // of a batch, x and y
 
 // A compared is a file in a mount, which is read one batch after the other.
 type compared struct {
-	m    *e2e.Mounted
-	file *os.File
-	at   int64 // of batches.bin
+	m       *e2e.Mounted
+	file    *os.File
+	at      int64         // of batches.bin
+	compute time.Duration // between two reads, in which a processor is busy as with a trainer's work
 }
 
 // The processor time that a batch takes is at most 1.05 of what it takes with another program, BATCHFS_REF. Both are mounted at once, and
@@ -37,13 +38,16 @@ func TestCompare(t *testing.T) {
 			mounts = append(mounts, e2e.MountProgram(t, exec.Command(program), "-c", "/dev/null", "--set", "splits.train.tokens="+tokens,
 				"--set", "batch.token_dtype=uint16", "--set", "batch.steps=100000000", "--set", "memory.access="+access))
 		}
-		for _, name := range []string{"next", "batches.bin"} {
-			t.Run(access+" "+name, func(t *testing.T) {
+		for _, test := range []struct {
+			name    string
+			compute time.Duration
+		}{{"next", 0}, {"next", 3 * time.Millisecond}, {"batches.bin", 0}} {
+			t.Run(fmt.Sprintf("%s %s after %v", access, test.name, test.compute), func(t *testing.T) {
 				var both []*compared
 				for _, m := range mounts {
-					file := e2e.Must(os.Open(m.Path("train/" + name)))(t)
+					file := e2e.Must(os.Open(m.Path("train/" + test.name)))(t)
 					defer file.Close()
-					both = append(both, &compared{m: m, file: file})
+					both = append(both, &compared{m: m, file: file, compute: test.compute})
 				}
 				compare(t, both)
 			})
@@ -79,6 +83,8 @@ func (c *compared) cost(t *testing.T) float64 {
 	buf, batches := make([]byte, comparedBytes), 0
 	before := c.processorTime(t)
 	for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end); batches++ {
+		for computed := time.Now(); time.Since(computed) < c.compute; {
+		}
 		e2e.Must(c.file.ReadAt(buf, c.at))(t)
 		if filepath.Base(c.file.Name()) != "next" { // which always begins at 0
 			c.at += comparedBytes
