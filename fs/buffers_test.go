@@ -5,6 +5,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"sync"
 	"testing"
 	"unsafe"
 
@@ -20,7 +21,10 @@ import (
 func TestBuffersOfRequestsAreResident(t *testing.T) {
 	const kernelsMinimum = 8192 // FUSE_MIN_READ_BUFFER
 	server, _ := shakeHands(t, newShared(t))
-	pool := residentBuffers(server)
+	pool, err := residentBuffers(server)
+	if err != nil {
+		t.Fatal(err)
+	}
 	var bufs [][]byte
 	for range 20 {
 		bufs = append(bufs, pool.Get().([]byte))
@@ -41,6 +45,15 @@ func TestBuffersOfRequestsAreResident(t *testing.T) {
 	}
 }
 
+// A version of go-fuse that keeps its buffers elsewhere is an error.
+func TestBuffersOfAnotherVersion(t *testing.T) {
+	for _, server := range []any{&struct{}{}, &struct{ readPool *sync.Pool }{}, &struct{ readPool sync.Pool }{sync.Pool{New: func() any { return 1 }}}} {
+		if _, err := residentBuffers(server); err == nil {
+			t.Errorf("no error for %T", server)
+		}
+	}
+}
+
 // Requests read far more than they may write. A worker allows what the build allowed that mounted.
 func TestHandshake(t *testing.T) {
 	shared := newShared(t)
@@ -50,8 +63,8 @@ func TestHandshake(t *testing.T) {
 		if out.Major != 7 || int(out.MaxPages)*os.Getpagesize() != mount.MaxRequest || out.MaxWrite != maxWrite {
 			t.Errorf("protocol %d, reads of up to %d pages, writes of up to %d bytes", out.Major, out.MaxPages, out.MaxWrite)
 		}
-		if buf := residentBuffers(server).Get().([]byte); len(buf) < int(maxWrite) {
-			t.Errorf("a buffer of %d bytes, for writes of up to %d", len(buf), maxWrite)
+		if pool, err := residentBuffers(server); err != nil || len(pool.Get().([]byte)) < int(maxWrite) {
+			t.Errorf("%v, or buffers too small for writes of up to %d", err, maxWrite)
 		}
 		out.MaxWrite = 1 << 20
 		shared.InitReply.Set(reply)

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"math"
 	"os"
-	"reflect"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -189,7 +188,9 @@ func handshake(w *supervise.Worker, fs fuse.RawFileSystem, o *fuse.MountOptions)
 	if err != nil {
 		return nil, 0, err
 	}
-	residentBuffers(server)
+	if _, err := residentBuffers(server); err != nil {
+		return nil, 0, err
+	}
 	n, err := unix.Read(pair[0], buf)
 	if err != nil {
 		return nil, 0, err
@@ -212,29 +213,9 @@ func handshake(w *supervise.Worker, fs fuse.RawFileSystem, o *fuse.MountOptions)
 	return server, pair[1], nil
 }
 
-// maxWrite is small because nobody writes here, and go-fuse reads each request into a buffer with room for such a write.
-const maxWrite = 4096
-
 // initOut is what an answer to the kernel's first request says.
 func initOut(reply []byte) *fuse.InitOut {
 	return (*fuse.InitOut)(unsafe.Pointer(&reply[unsafe.Sizeof(fuse.OutHeader{})]))
-}
-
-// residentBuffers makes a server read requests into memory whose first pages are there already. It returns the server's pool of
-// buffers, which go-fuse keeps to itself, and which each garbage collection empties. If a page is missing when a process that is
-// being killed reads a request, the kernel ends that request with EIO; one that it could copy is sent again, to the next worker.
-// Replies need no such care: a handler has just written them.
-func residentBuffers(server *fuse.Server) *sync.Pool {
-	field := reflect.ValueOf(server).Elem().FieldByName("readPool")
-	pool := reflect.NewAt(reflect.TypeFor[sync.Pool](), field.Addr().UnsafePointer()).Interface().(*sync.Pool)
-	allocate := pool.New
-	*pool = sync.Pool{New: func() any { // without the buffer of the first request
-		buf := allocate().([]byte)
-		// The first of these two pages holds all of a READ, the second the rest of a LOOKUP.
-		buf[0], buf[4095] = 0, 0
-		return buf
-	}}
-	return pool
 }
 
 // leave replaces the server's connection, descriptor fd, by /dev/null, and interrupts the threads that read from it, because a

@@ -240,9 +240,10 @@ func (g *Guard) begin(header *fuse.InHeader, cost Cost, fills pages) (r *request
 	g.requests = append(g.requests, r)
 	switch {
 	case waits:
-		g.enqueue(r)
+		class.queue = append(class.queue, r)
+		g.addWaiting(r.split, 1)
 	case class != nil:
-		g.take(r)
+		g.take(r, 1)
 	}
 	return r, waits, nil
 }

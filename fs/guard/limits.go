@@ -109,34 +109,22 @@ func (c *class) next() *request {
 	return nil
 }
 
-// take gives a request what it needs of its class. The caller holds mu, as for the following
-// methods.
-func (g *Guard) take(r *request) {
-	r.class.slots--
-	g.addReply(r.class, r.reply)
-}
-
-func (g *Guard) addReply(c *class, n int64) {
-	if n != 0 {
-		c.replies -= n
-		g.o.Shared.ReplyBytes.Add(n)
+// take gives a request n times what it needs of its class; -1 returns it. The caller holds mu, as for
+// the following methods.
+func (g *Guard) take(r *request, n int) {
+	r.class.slots -= n
+	if bytes := int64(n) * r.reply; bytes != 0 {
+		r.class.replies -= bytes
+		g.o.Shared.ReplyBytes.Add(bytes)
 	}
 }
 
 // release returns what a request holds, and admits those that waited for it.
 func (g *Guard) release(r *request) {
-	if r.class == nil || r.waits {
-		return
+	if r.class != nil && !r.waits {
+		g.take(r, -1)
+		g.admit(r.class)
 	}
-	r.class.slots++
-	g.addReply(r.class, -r.reply)
-	g.admit(r.class)
-}
-
-// enqueue adds a request to the queue of its class.
-func (g *Guard) enqueue(r *request) {
-	r.class.queue = append(r.class.queue, r)
-	g.addWaiting(r.split, 1)
 }
 
 func (g *Guard) addWaiting(split int, n int64) {
@@ -149,7 +137,7 @@ func (g *Guard) admit(c *class) {
 	for r := c.next(); r != nil; r = c.next() {
 		r.waits = false
 		g.addWaiting(r.split, -1)
-		g.take(r)
+		g.take(r, 1)
 		r.admitted <- true
 	}
 }
