@@ -23,7 +23,7 @@ var late = func() <-chan struct{} {
 
 // guarded is a Guard around the tree, whose requests are never late.
 func (t *tree) guarded(splits int) *guard.Guard {
-	return guard.New(t, guard.Options{Splits: splits, ReplyBytes: t.o.ReplyBytes, Shared: t.shared, Timeout: time.Hour,
+	return guard.New(t, guard.Options{Splits: splits, ReplyBytes: t.o.Memory.ReplyBytes, Shared: t.shared, Timeout: time.Hour,
 		Panicked: func(any) fuse.Status { return fuse.EIO }})
 }
 

@@ -16,11 +16,11 @@ func TestOtherSplitsAreRefused(t *testing.T) {
 	a, b := counting("a", 1000), counting("b", 1000)
 	tr := plant(t, a, b)
 	for _, splits := range [][]Sequence{{a}, {a, b, counting("c", 1000)}, {a, counting("c", 1000)}} {
-		if _, err := newSequences(splits, tr.shared, Options{Log: tr.log.Logger}); err == nil {
+		if _, err := newSequences(splits, tr.shared, Access{}, tr.log.Logger); err == nil {
 			t.Errorf("%d splits are taken for a and b", len(splits))
 		}
 	}
-	if q, err := newSequences([]Sequence{b, a}, tr.shared, Options{Log: tr.log.Logger}); err != nil || q.get(1) != a {
+	if q, err := newSequences([]Sequence{b, a}, tr.shared, Access{}, tr.log.Logger); err != nil || q.get(1) != a {
 		t.Errorf("in another order: %v", err)
 	}
 }

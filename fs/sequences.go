@@ -30,7 +30,7 @@ import (
 type sequences struct {
 	shared   *state.Shared
 	log      *limitedLog // separate, so that bad paths hide no errors
-	o        Options
+	access   Access
 	splits   int
 	byNumber [state.MaxSequences]atomic.Pointer[Sequence] // nil: not made yet, or no sequence has the number
 	split    [state.MaxSequences]atomic.Uint32            // number of the split that a sequence belongs to, or belonged to
@@ -57,14 +57,14 @@ const (
 // maxNameLen is the longest name of a file in bytes, as statfs says.
 const maxNameLen = 255
 
-func newSequences(splits []Sequence, shared *state.Shared, o Options) (*sequences, error) {
+func newSequences(splits []Sequence, shared *state.Shared, access Access, log *slog.Logger) (*sequences, error) {
 	if len(splits) >= state.MaxSequences {
 		return nil, fmt.Errorf("%d splits, more than %d", len(splits), state.MaxSequences-1)
 	}
 	q := &sequences{
 		shared: shared,
-		log:    newLimitedLog(o.Log),
-		o:      o,
+		log:    newLimitedLog(log),
+		access: access,
 		splits: len(splits),
 		byName: map[string]int{},
 		doubts: map[int]*doubt{},
@@ -74,7 +74,7 @@ func newSequences(splits []Sequence, shared *state.Shared, o Options) (*sequence
 	shared.ResumeLookups()
 	if shared.SequencesUsed() == 0 {
 		for _, s := range splits {
-			q.add(s, o.UID)
+			q.add(s, access.UID)
 		}
 		return q, nil
 	}
@@ -207,7 +207,7 @@ func (q *sequences) lookup(dir inode, name string, user uint32, id uint64) (s Se
 	switch errno {
 	case syscall.EDQUOT:
 		q.log.limited(slog.LevelWarn, "a user has as many settings directories as mount.settings_per_user allows: new ones fail with EDQUOT",
-			"uid", user, "settings_per_user", q.o.SettingsPerUser)
+			"uid", user, "settings_per_user", q.access.SettingsPerUser)
 	case syscall.ENOSPC:
 		q.log.limited(slog.LevelError, "too many settings directories are in use: new ones fail with ENOSPC", "most", state.MaxSequences-1)
 	}
@@ -222,7 +222,7 @@ func (q *sequences) acquire(s Sequence, name state.Name, user uint32, id uint64)
 	defer q.mu.Unlock()
 	number, known := q.byName[s.Spec().Name]
 	if !known {
-		if user != 0 && user != q.o.UID && q.ofUser[user] >= q.o.SettingsPerUser {
+		if user != 0 && user != q.access.UID && q.ofUser[user] >= q.access.SettingsPerUser {
 			return 0, syscall.EDQUOT
 		}
 		if number = q.add(s, user); number == 0 {

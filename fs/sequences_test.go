@@ -191,7 +191,7 @@ func TestQuotaOfSettings(t *testing.T) {
 	var numbers []int
 	for range 2 {
 		q = grow(t, tr.shared, s).sequences
-		q.o.SettingsPerUser, q.o.UID = quota, owner
+		q.access.SettingsPerUser, q.access.UID = quota, owner
 		for i := range quota {
 			numbers = append(numbers, look(greedy, fmt.Sprint("seed=", i), 0))
 		}

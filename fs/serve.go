@@ -49,7 +49,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 	if err != nil {
 		return err
 	}
-	guarded := guard.New(t, guard.Options{Splits: len(splits), ReplyBytes: o.ReplyBytes, Shared: w.Shared, Timeout: o.Timeout, Panicked: panicked,
+	guarded := guard.New(t, guard.Options{Splits: len(splits), ReplyBytes: o.Memory.ReplyBytes, Shared: w.Shared, Timeout: o.Timeout, Panicked: panicked,
 		Answer: func(id uint64, errno syscall.Errno) { unix.Write(w.Connection, errorReply(id, errno)) }})
 	t.prefetcher.permits = guarded
 	front.RawFileSystem = guarded
@@ -60,8 +60,8 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 	if err := resend(w.Connection); err != nil {
 		return err
 	}
-	w.Shared.SetProgram(o.ProgramVersion)
-	go o.NoteCache(&w.Shared.Gauges)
+	w.Shared.SetProgram(o.Status.ProgramVersion)
+	go o.Serving()
 	for range invalidators {
 		go t.sequences.invalidate(server)
 	}
@@ -72,7 +72,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options)
 		return server.InodeNotify(directory, attributes, 0) != fuse.ENOENT
 	})
 	go func() {
-		t.answerPings(w, guarded)
+		w.AnswerPings(guarded.CheckLock)
 		stop <- supervise.ErrReplaced
 	}()
 	o.Log.Debug("this process serves", "pid", os.Getpid(), "workers", w.Shared.Workers.Load())
@@ -123,16 +123,6 @@ func resend(connection int) error {
 		return fmt.Errorf("cannot ask the kernel to resend unanswered requests: %w", err)
 	}
 	return nil
-}
-
-// answerPings notes at each ping what commands look at that must not touch the mount.
-func (t *tree) answerPings(w *supervise.Worker, guarded *guard.Guard) {
-	w.AnswerPings(func() {
-		guarded.CheckLock()
-		mapped, busy := t.o.Remaps()
-		t.shared.Remapped.Store(uint64(mapped))
-		t.shared.RemapBusy.Store(uint64(busy))
-	})
 }
 
 func mountOptions(log *slog.Logger, panicked func(any) fuse.Status) *fuse.MountOptions {

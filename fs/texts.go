@@ -133,26 +133,26 @@ func (t *tree) status(inode) []byte {
 	t.makingStatus.Lock()
 	defer t.makingStatus.Unlock()
 	splits, idle := t.countedSplits()
-	mapped, busy := t.o.Remaps()
+	mapped, busy := t.shared.Remaps.Mapped.Load(), t.shared.Remaps.Busy.Load()
 	return execute(statusTemplate, map[string]any{
-		"Version":  t.o.ProgramVersion,
+		"Version":  t.o.Status.ProgramVersion,
 		"PID":      os.Getpid(),
 		"Workers":  t.shared.Workers.Load(),
 		"Uptime":   int64(time.Since(time.Unix(0, t.shared.Began)).Seconds()),
 		"Resident": process.Resident(os.Getpid()),
-		"Budget":   t.o.Budget,
+		"Budget":   t.o.Status.Budget,
 		"Replies":  t.shared.ReplyBytes.Load(),
 		"Ahead":    t.prefetcher.used.Load(),
 		"Texts":    t.texts.bytes.Load(),
-		"Tables":   t.o.TableBytes(),
+		"Tables":   t.o.Status.TableBytes(),
 		"Waiting":  t.shared.Gauges.Waiting.Load(),
 		"Idle":     idle,
 		"Mapped":   mapped,
 		"Busy":     busy,
-		"Advice":   t.o.RemapAdvice(mapped, busy),
-		"Blocks":   t.o.BlockBytes(),
+		"Advice":   t.o.Status.RemapAdvice(mapped, busy),
+		"Blocks":   t.o.Status.BlockBytes(),
 		"Counters": t.shared.Counters,
-		"Log":      t.o.LogFile,
+		"Log":      t.o.Status.LogFile,
 		"BadNames": t.badNames.latest(),
 		"Splits":   splits,
 	})
@@ -161,7 +161,7 @@ func (t *tree) status(inode) []byte {
 func (t *tree) metrics(inode) []byte {
 	t.makingStatus.Lock()
 	defer t.makingStatus.Unlock()
-	return t.o.Metrics(t.shared)
+	return t.o.Status.Metrics(t.shared)
 }
 
 // execute panics only if a template does not suit its data.

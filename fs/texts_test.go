@@ -45,6 +45,8 @@ func TestTextsAreBounded(t *testing.T) {
 func TestStatus(t *testing.T) {
 	const many = 3000
 	tr := plant(t, counting("train", 1000))
+	tr.shared.Remaps.Mapped.Store(3)
+	tr.shared.Remaps.Busy.Store(2)
 	dir := tr.find("train")
 	for n := range many {
 		number := tr.sequences.mustLookUp(t, dir, fmt.Sprint("seed=", n))

@@ -39,31 +39,9 @@ type tree struct {
 // forever is the longest time that the kernel can remember attributes for.
 const forever = time.Duration(1<<31) * time.Second
 
-// Options are what a mount depends on besides its sequences.
-type Options struct {
-	ProgramVersion  string                      // for status.json
-	LogFile         string                      // where Log goes, or empty
-	Ahead           int                         // batches made before they are requested, for each reader of next* or batch/<k> in order
-	AheadBytes      int64                       // bytes for all of these
-	ReplyBytes      int64                       // bytes for replies, besides batches made ahead
-	TextBytes       int64                       // bytes for the texts that open files show
-	TableBytes      func() int64                // memory of the sequences
-	Budget          int64                       // bytes for all of this
-	Metrics         func(*state.Shared) []byte  // the content of the file metrics
-	BlockBytes      func() int64                // memory for blocks of objects; -1 where nothing lies in a store
-	NoteCache       func(*state.Gauges)         // runs while this process serves, and notes how full the directory of blocks is
-	Remaps          func() (mapped, busy int64) // reads of token files with a mapping, and those that had none because another read had one
-	RemapAdvice     func(int64, int64) string   // the setting that is faster, given the numbers from Remaps; empty if none is
-	Timeout         time.Duration               // within which every request has an answer
-	Mode            uint32                      // permission bits of files; users who may read files may list directories
-	UID, GID        uint32                      // owner of the files
-	SettingsPerUser int                         // directories of settings that each user may have, except root and UID
-	Log             *slog.Logger
-}
-
 // newTree makes the tree of a mount. It continues from the shared state, in which no other process works any more.
 func newTree(mountpoint string, splits []Sequence, shared *state.Shared, log *limitedLog, o Options) (*tree, error) {
-	sequences, err := newSequences(splits, shared, o)
+	sequences, err := newSequences(splits, shared, o.Access, o.Log)
 	if err != nil {
 		return nil, err
 	}
@@ -73,8 +51,8 @@ func newTree(mountpoint string, splits []Sequence, shared *state.Shared, log *li
 		handles:       state.NewHandles(shared),
 		sequences:     sequences,
 		readme:        readmeOf(mountpoint, splits),
-		texts:         texts{most: o.TextBytes, open: map[uint64][]byte{}},
-		prefetcher:    &prefetcher{batches: o.Ahead, bytes: o.AheadBytes, log: log},
+		texts:         texts{most: o.Memory.TextBytes, open: map[uint64][]byte{}},
+		prefetcher:    &prefetcher{batches: o.Memory.Ahead, bytes: o.Memory.AheadBytes, log: log},
 		log:           log,
 		o:             o,
 	}, nil
@@ -154,16 +132,16 @@ const (
 )
 
 func (t *tree) attributes(i inode, s Sequence, out *fuse.Attr) {
-	*out = fuse.Attr{Ino: uint64(i), Size: uint64(t.size(i, s)), Mode: i.kind().mode() | t.o.Mode, Nlink: 1}
+	*out = fuse.Attr{Ino: uint64(i), Size: uint64(t.size(i, s)), Mode: i.kind().mode() | t.o.Access.Mode, Nlink: 1}
 	if i.kind().isDir() {
-		out.Mode, out.Nlink = out.Mode|t.o.Mode>>2, 2
+		out.Mode, out.Nlink = out.Mode|t.o.Access.Mode>>2, 2
 	}
 	out.Blocks = (out.Size + 511) / 512
 	out.Blksize = stdioBlock
 	if i.kind() == nextRaw {
 		out.Blksize = nextBlock
 	}
-	out.Owner = fuse.Owner{Uid: t.o.UID, Gid: t.o.GID}
+	out.Owner = fuse.Owner{Uid: t.o.Access.UID, Gid: t.o.Access.GID}
 	began := time.Unix(0, t.shared.Began)
 	out.SetTimes(&began, &began, &began)
 }

@@ -109,10 +109,15 @@ const maxTextBytes = 32 << 20
 func grow(t testing.TB, shared *state.Shared, sequences ...Sequence) *tree {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
-	o := Options{ProgramVersion: "test", Ahead: 2, AheadBytes: 1 << 20, ReplyBytes: 64 << 20, TextBytes: maxTextBytes,
-		TableBytes: func() int64 { return 0 }, Remaps: func() (int64, int64) { return 3, 2 }, BlockBytes: func() int64 { return -1 },
-		Metrics: func(*state.Shared) []byte { return nil }, RemapAdvice: func(int64, int64) string { return "advice" },
-		Timeout: time.Minute, Mode: 0o444, Log: log}
+	o := Options{
+		Memory: Memory{Ahead: 2, AheadBytes: 1 << 20, ReplyBytes: 64 << 20, TextBytes: maxTextBytes},
+		Access: Access{Mode: 0o444},
+		Status: Status{
+			ProgramVersion: "test", TableBytes: func() int64 { return 0 }, BlockBytes: func() int64 { return -1 },
+			RemapAdvice: func(int64, int64) string { return "advice" }, Metrics: func(*state.Shared) []byte { return nil },
+		},
+		Timeout: time.Minute, Log: log,
+	}
 	tr, err := newTree("/mnt", sequences, shared, newLimitedLog(log), o)
 	if err != nil {
 		t.Fatal(err)

@@ -31,7 +31,7 @@ func TestRooms(t *testing.T) {
 		"cache/store":  {"cache/counts"},
 		"cache/blocks": {"cache/counts", "cache/store", "internal/eintr", "internal/owndir"},
 		"cache/format": {"cache/array"},
-		"cache/blob":   {"cache/blocks", "cache/store", "internal/clock", "internal/eintr"},
+		"cache/blob":   {"cache/blocks", "cache/counts", "cache/store", "internal/clock", "internal/eintr"},
 		"cache":        {"cache/array", "cache/blob", "cache/blocks", "cache/format", "internal/clock"},
 		"sampler":      {"cache/array", "internal/minheap"},
 

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"batchfs/cache/counts"
 	"batchfs/internal/eintr"
 )
 
@@ -335,10 +336,9 @@ func preadCached(fd int, buf []byte, off int64) int64 {
 // meanwhile: none waits, not even where a page fault hangs with the lock held.
 var remapping sync.Mutex
 
-var remapped, unmapped atomic.Int64
-
-// Remaps returns how many reads under Remap mapped a file, and how many used pread because another read was mapping one.
-func Remaps() (mapped, busy int64) { return remapped.Load(), unmapped.Load() }
+// Remaps counts the reads of this process under Remap. A worker replaces it before the first read, by
+// the counters of its mount.
+var Remaps = new(counts.Remaps)
 
 const (
 	// To map a range costs as much as to copy tens of kilobytes. Ranges that are shorter than this on average are not mapped.
@@ -364,11 +364,11 @@ func (f *file) visitRemapped(fd int, ranges []Range, visit func(int, []byte) err
 		return f.visitCopies(fd, ranges, visit)
 	}
 	if !remapping.TryLock() {
-		unmapped.Add(1)
+		Remaps.Busy.Add(1)
 		return f.visitCopies(fd, ranges, visit)
 	}
 	defer remapping.Unlock()
-	remapped.Add(1)
+	Remaps.Mapped.Add(1)
 	willNeed(fd, ranges)
 	for some := range slices.Chunk(ranges, maxRanges) {
 		if err := f.visitWhole(fd, some, visit); err != nil {

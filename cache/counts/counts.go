@@ -30,3 +30,9 @@ type Writes struct {
 	Failed  atomic.Int64 // blocks not written because the directory failed
 	Slow    atomic.Int64 // blocks given up because the disk, or the directory's lock, took too long
 }
+
+// Remaps counts reads of token files under access = "remap".
+type Remaps struct {
+	Mapped atomic.Int64 // reads that mapped a file
+	Busy   atomic.Int64 // reads that used pread because another read was mapping a file
+}

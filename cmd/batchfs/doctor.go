@@ -269,7 +269,7 @@ func access(m *mount.Mounted) (string, error) {
 		return "not known to this user", nil
 	}
 	defer shared.Close()
-	return remapsInWords(int64(shared.Remapped.Load()), int64(shared.RemapBusy.Load())), nil
+	return remapsInWords(shared.Remaps.Mapped.Load(), shared.Remaps.Busy.Load()), nil
 }
 
 func remapsInWords(mapped, busy int64) string {

@@ -14,7 +14,6 @@ import (
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/metrics"
 	"batchfs/fs"
-	"batchfs/fs/state"
 	"batchfs/fs/supervise"
 )
 
@@ -71,6 +70,7 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	defer flush()
 	c.Remote().Log = log
 	c.Remote().Store.Counts = &w.Shared.Store
+	blob.Remaps = &w.Shared.Remaps
 	c.Remote().Blocks.Counts, c.Remote().Blocks.Writes = &w.Shared.Blocks, &w.Shared.Writes
 	served, err := snapshot.Sequences(c, log, w.Publish)
 	if err != nil {
@@ -82,12 +82,17 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	}
 	shares := c.Shares()
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
-		ProgramVersion: version(), LogFile: snapshot.Log, Metrics: metrics.Text,
-		Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts,
-		TableBytes: c.Tables.Bytes, BlockBytes: c.Remote().MemoryBytes, Remaps: blob.Remaps, RemapAdvice: remapAdvice,
-		NoteCache: func(to *state.Gauges) { noteCache(c.Remote().Blocks, to) },
-		Budget:    c.Memory.Budget, Timeout: c.Mount.Timeout, Log: log,
-		Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
+		Memory: fs.Memory{Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts},
+		Access: fs.Access{
+			Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
+		},
+		Status: fs.Status{
+			ProgramVersion: version(), LogFile: snapshot.Log, Budget: c.Memory.Budget, TableBytes: c.Tables.Bytes,
+			BlockBytes: c.Remote().MemoryBytes, RemapAdvice: remapAdvice, Metrics: metrics.Text,
+		},
+		Timeout: c.Mount.Timeout,
+		Serving: func() { noteCache(c.Remote().Blocks, &w.Shared.Gauges) },
+		Log:     log,
 	})
 }
 

@@ -83,9 +83,7 @@ type mount struct {
 type Counters struct {
 	Answered    atomic.Uint64 // requests
 	TextHandles atomic.Uint64 // handles of texts ever opened
-	// Reads with access remap that mapped a file, and reads that found another one mapping. They
-	// cover the worker that serves only, and are up to a second old.
-	Remapped, RemapBusy atomic.Uint64
+	Remaps      counts.Remaps
 
 	Store  counts.Store
 	Blocks counts.Blocks
