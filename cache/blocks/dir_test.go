@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -178,6 +179,25 @@ func TestBadEntries(t *testing.T) {
 	}
 }
 
+// A syncBuffer is a log that goroutines may still write to while a test looks at it.
+type syncBuffer struct {
+	mu   sync.Mutex
+	text []byte // guarded by mu
+}
+
+func (b *syncBuffer) Write(text []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.text = append(b.text, text...)
+	return len(text), nil
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return string(b.text)
+}
+
 // Another process that holds the lock for long keeps no reader from kept blocks. That this process reads is noted afterwards.
 func TestHeldLock(t *testing.T) {
 	if testing.Short() {
@@ -201,7 +221,7 @@ func TestHeldLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.fetched.Store(0)
-	var log bytes.Buffer
+	var log syncBuffer
 	object := s.open(t, o, &log, "a")
 	NewShare("reader", []Part{{object, 0, 10 * blockBytes}}).Read()
 	for range 3 {
@@ -209,7 +229,7 @@ func TestHeldLock(t *testing.T) {
 		object.cache.Flush()
 	}
 	kept, shares, err := Usage(o)
-	if n := s.fetched.Load(); n > 3*5 || log.Len() > 0 || err != nil || len(kept) != 1 || kept[0].Blocks != 5 || shares[0].Live {
+	if n := s.fetched.Load(); n > 3*5 || log.String() != "" || err != nil || len(kept) != 1 || kept[0].Blocks != 5 || shares[0].Live {
 		t.Errorf("%d blocks were fetched, want 15 at most; the directory has %+v, %+v (%v); the log:\n%s", n, kept, shares, err, &log)
 	}
 	if full, _, failed, slow := object.outcomes(); full+failed > 0 || slow == 0 {
