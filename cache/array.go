@@ -1,20 +1,16 @@
 package cache
 
 import (
-	"errors"
 	"iter"
 	"slices"
 	"sort"
 	"sync"
 	"sync/atomic"
-	"syscall"
-	"time"
 
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
 	"batchfs/cache/blocks"
 	"batchfs/cache/format"
-	"batchfs/internal/clock"
 )
 
 // An Array is kept in one or several files, one after the other. Its elements are tokens, or each is an array of numbers itself.
@@ -36,8 +32,6 @@ type Array struct {
 	followed []*blob.Object // of these the store is asked in turn, one a second
 	asked    atomic.Int64   // how often it was
 
-	changed atomic.Pointer[blob.Blob] // one that was found changed, or could not be looked at, until it is as it was
-	checked atomic.Int64              // when Check last looked at all files, in clock.Now time; 0: never
 }
 
 type shard struct {
@@ -46,7 +40,7 @@ type shard struct {
 	start  int64  // position of its first element
 	index  *index // where its documents end; nil where no file says it
 
-	pass atomic.Int64 // the last Pass that looked at it
+	pass atomic.Int64 // the last Pass that had it
 }
 
 func (s *shard) end() int64 { return s.start + s.format.Count }
@@ -77,21 +71,26 @@ func (a *Array) Files() []string {
 
 // AllFiles are the paths of Files, and of the files that say where documents end.
 func (a *Array) AllFiles() (paths []string) {
-	for file := range a.all() {
+	for file := range a.Blobs() {
 		paths = append(paths, file.Path())
 	}
 	return paths
 }
 
-func (a *Array) all() iter.Seq[blob.Blob] {
+// Blobs returns the files of AllFiles.
+func (a *Array) Blobs() iter.Seq[blob.Blob] {
 	return func(yield func(blob.Blob) bool) {
 		for i := range a.shards {
-			s := &a.shards[i]
-			if !yield(s.blob) || s.index != nil && !yield(s.index.blob) {
+			if !a.shards[i].yieldBlobs(yield) {
 				return
 			}
 		}
 	}
+}
+
+// yieldBlobs calls yield for the files of a shard, and reports whether all calls returned true.
+func (s *shard) yieldBlobs(yield func(blob.Blob) bool) bool {
+	return yield(s.blob) && (s.index == nil || yield(s.index.blob))
 }
 
 // Runs are the stretches that windows must stay within, in order and without gaps. Do not change them.
@@ -116,85 +115,41 @@ func (a *Array) Locate(pos int64) array.Place {
 	return array.Place{Path: s.blob.Path(), Index: pos - s.start}
 }
 
-// Check looks whether the files are those that were opened, without reading them: at all once a second, and in between at one that was
-// found wrong. It returns a ChangedError, or the error of looking, for example of a file that is gone.
-func (a *Array) Check() error {
-	if err := a.checkChanged(); err != nil {
-		return err
-	}
-	now, last := clock.Now(), a.checked.Load()
-	if now-last < int64(time.Second) || !a.checked.CompareAndSwap(last, now) {
-		return nil
-	}
-	if n := int64(len(a.followed)); n > 0 {
-		go a.followed[a.asked.Add(1)%n].Look()
-	}
-	return a.CheckAll()
-}
-
-// CheckAll looks at all files at once.
+// CheckAll checks every file, one after the other: see [blob.Blob.Check].
 func (a *Array) CheckAll() error {
-	for file := range a.all() {
-		if err := a.check(file); err != nil {
+	for file := range a.Blobs() {
+		if err := file.Check(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// A Pass is a series of calls of CheckWindow that looks at each file once.
+// LookNext asks the store whether it still has one of the objects of a followed array, the next one
+// at each call. It does not wait for the answer, which [blob.Blob.Check] gives from then on.
+func (a *Array) LookNext() {
+	if n := int64(len(a.followed)); n > 0 {
+		go a.followed[a.asked.Add(1)%n].Look()
+	}
+}
+
+// A Pass is a series of calls of BlobsOf that yields each file once.
 type Pass int64
 
 var passes atomic.Int64
 
+// NewPass returns a new Pass.
 func NewPass() Pass { return Pass(passes.Add(1)) }
 
-// CheckWindow looks at the files that a window is read from at once.
-func (a *Array) CheckWindow(w array.Window, p Pass) error {
-	for s := range a.parts(a.span(w)) {
-		if s.pass.Swap(int64(p)) == int64(p) {
-			continue
-		}
-		err := a.check(s.blob)
-		if err == nil && s.index != nil {
-			err = a.check(s.index.blob)
-		}
-		if err != nil {
-			return err
+// BlobsOf returns the files that a window is read from, without those that p has had.
+func (a *Array) BlobsOf(w array.Window, p Pass) iter.Seq[blob.Blob] {
+	return func(yield func(blob.Blob) bool) {
+		for s := range a.parts(a.span(w)) {
+			if s.pass.Swap(int64(p)) != int64(p) && !s.yieldBlobs(yield) {
+				return
+			}
 		}
 	}
-	return nil
-}
-
-// check looks at a file, and keeps it for checkChanged if it is not as it was.
-func (a *Array) check(file blob.Blob) error {
-	err := file.Check()
-	if err != nil {
-		changed := file // or each call would allocate
-		a.changed.Store(&changed)
-	}
-	return err
-}
-
-// checkChanged looks again at a file that was found wrong: the others are of no use until it is put back.
-func (a *Array) checkChanged() error {
-	s := a.changed.Load()
-	if s == nil {
-		return nil
-	}
-	err := (*s).Check()
-	if err == nil {
-		a.changed.CompareAndSwap(s, nil)
-	}
-	return err
-}
-
-// remember returns err, an error of reading a file, after which checkChanged looks at the file if it has changed.
-func (a *Array) remember(file blob.Blob, err error) error {
-	if errors.Is(err, syscall.ESTALE) {
-		a.check(file)
-	}
-	return err
 }
 
 // Unleased returns a file whose writers Open could not determine, or an empty string. See
@@ -203,7 +158,7 @@ func (a *Array) Unleased() string { return a.unleased }
 
 // Release drops the mappings and descriptors that are kept between two reads, which keep the space of deleted files taken.
 func (a *Array) Release() {
-	for file := range a.all() {
+	for file := range a.Blobs() {
 		file.Release()
 	}
 }
@@ -217,11 +172,8 @@ func (a *Array) shardNumber(pos int64) int {
 var rangeLists = sync.Pool{New: func() any { return new([]blob.Range) }}
 
 // Read calls visit for each window, in any order, with its index in ws and its numbers as they stand in the file: see blob.Blob. Each window
-// must lie within a run. While a file is known to have changed, every read fails with its ChangedError, also one of no window.
+// must lie within a run.
 func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) error {
-	if err := a.checkChanged(); err != nil || len(ws) == 0 {
-		return err
-	}
 	list := rangeLists.Get().(*[]blob.Range)
 	defer rangeLists.Put(list)
 	todo := slices.Grow((*list)[:0], len(ws))
@@ -246,7 +198,7 @@ func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) err
 				return err
 			}
 		} else if err := s.blob.Read(todo[:n], visit); err != nil {
-			return a.remember(s.blob, err)
+			return err
 		}
 		todo = todo[n:]
 	}
@@ -326,7 +278,7 @@ func (a *Array) readAcross(r blob.Range, visit func(int, []byte) error) error {
 			return nil
 		})
 		if err != nil {
-			return a.remember(s.blob, err)
+			return err
 		}
 	}
 	return visit(r.Index, whole)

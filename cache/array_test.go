@@ -20,7 +20,6 @@ import (
 
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
-	"batchfs/internal/clock"
 	"batchfs/internal/wait"
 )
 
@@ -288,13 +287,10 @@ func TestChangedFileIsStale(t *testing.T) {
 					errno = syscall.ENOENT
 				}
 				for _, tokens := range []*Array{fresh, used, again} {
-					for _, err := range []error{readAll(tokens, second()), tokens.CheckAll(), tokens.Check()} {
+					for _, err := range []error{readAll(tokens, second()), tokens.CheckAll()} {
 						if !errors.Is(err, errno) || !strings.Contains(err.Error(), paths[1]) || !strings.Contains(err.Error(), test.want) {
 							t.Errorf("error %v, want %v, %s and %s", err, errno, paths[1], test.want)
 						}
-					}
-					if err := readOne(tokens); !errors.Is(err, errno) {
-						t.Errorf("error %v of a read of the other file, want %v", err, errno)
 					}
 				}
 			})
@@ -352,58 +348,21 @@ func descriptors(t testing.TB) int {
 	return len(names)
 }
 
-// A counted blob counts how often it is looked at.
-type counted struct {
-	blob.Blob
-	checks *int
-}
-
-func (c counted) Check() error {
-	*c.checks++
-	return c.Blob.Check()
-}
-
-// However many files there are, a request looks at each that it touches, once, and at all of them only once a second. A change of one
-// fails what touches it at once, and from then on everything, until the file is put back.
-func TestCheckOfWhatIsTouched(t *testing.T) {
+// However many files there are, the windows of a batch yield each file that they are in once.
+func TestBlobsOfWindows(t *testing.T) {
 	for _, n := range []int{3, 64, 65, 500} {
 		paths := files(t, 2, slices.Repeat([]int{10}, n)...)
-		tokens, checks := open(t, paths, Options{DType: array.Uint16, Join: true}), 0
-		for i := range tokens.shards {
-			tokens.shards[i].blob = counted{tokens.shards[i].blob, &checks}
-		}
-		check := func(what string, want int, errno error, do func() error) {
-			t.Helper()
-			checks = 0
-			if err := do(); !errors.Is(err, errno) || checks != want {
-				t.Errorf("of %d files, %s: %v, %d were looked at, want %v and %d", n, what, err, checks, errno, want)
+		tokens := open(t, paths, Options{DType: array.Uint16, Join: true})
+		p := NewPass()
+		var got []string
+		for _, start := range []int{0, 5, 16, 1, 8, 0, 10*n - 5} {
+			for file := range tokens.BlobsOf(array.Window{Start: int64(start), Len: 3}, p) {
+				got = append(got, file.Path())
 			}
 		}
-		touch := func(starts ...int64) func() error {
-			return func() error {
-				p := NewPass()
-				for _, start := range starts {
-					if err := tokens.CheckWindow(array.Window{Start: start, Len: 3}, p); err != nil {
-						return err
-					}
-				}
-				return nil
-			}
+		if want := []string{paths[0], paths[1], paths[n-1]}; !slices.Equal(got, want) {
+			t.Errorf("%d files: got %q, want %q", n, got, want)
 		}
-		last := int64(10*n - 5)
-		check("at first", n, nil, tokens.Check)
-		tokens.checked.Store(clock.Now() + int64(time.Hour)) // no second passes meanwhile
-		check("in the same second", 0, nil, tokens.Check)
-		check("twelve windows of three files", 3, nil, touch(0, 5, 16, 1, 12, 0, 2, 3, 4, 5, 6, last))
-		must(t, os.Chtimes(paths[n-1], longAgo, longAgo.Add(1)))
-		check("windows of two that are as they were", 2, nil, touch(0, 16))
-		check("a window of the changed one", 1, syscall.ESTALE, touch(last))
-		check("of which is known", 1, syscall.ESTALE, tokens.Check)
-		must(t, os.Chtimes(paths[n-1], longAgo, longAgo))
-		check("put back", 1, nil, tokens.Check)
-		must(t, os.Remove(paths[n-1]))
-		check("all", n, os.ErrNotExist, tokens.CheckAll)
-		check("of which one is known to be gone", 1, os.ErrNotExist, tokens.Check)
 	}
 }
 

@@ -270,7 +270,7 @@ func (d *Documents) Of(pos int64) (int64, error) {
 	}
 	document, ends, err := s.index.of(pos - s.start)
 	if err != nil {
-		return 0, d.array.remember(s.index.blob, err)
+		return 0, err
 	}
 	document += d.first[i]
 	for j := range ends {
@@ -294,7 +294,7 @@ func (d *Documents) Ends(first int64, ends []int64) error {
 			ends[0] = s.end()
 		} else {
 			if err := s.index.read(first-d.first[i], ends[:n]); err != nil {
-				return d.array.remember(s.index.blob, err)
+				return err
 			}
 			for j := range ends[:n] {
 				ends[j] += s.start

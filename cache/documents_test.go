@@ -210,7 +210,7 @@ func TestChangedIndexIsStale(t *testing.T) {
 		must(t, change.do(paths[1]+".index"))
 		for _, a := range []*Array{was, now} {
 			_, of := a.Documents().Of(15)
-			for _, err := range []error{of, a.Documents().Ends(0, make([]int64, 4)), a.CheckAll(), readOne(a)} {
+			for _, err := range []error{of, a.Documents().Ends(0, make([]int64, 4)), a.CheckAll()} {
 				if !errors.Is(err, change.want) || !strings.Contains(err.Error(), paths[1]+".index") {
 					t.Errorf("error %v, want %v", err, change.want)
 				}

@@ -233,7 +233,7 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 		start += f.Format.Count
 	}
 	if o.Follow {
-		for file := range a.all() {
+		for file := range a.Blobs() {
 			if remote, ok := file.(*blob.Object); ok {
 				a.followed = append(a.followed, remote)
 			}

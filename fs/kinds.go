@@ -6,7 +6,6 @@ import (
 	"syscall"
 	"text/template"
 
-	"batchfs/cache/array"
 	"batchfs/fs/header"
 )
 
@@ -143,6 +142,18 @@ type computed interface {
 	read(i inode, s Sequence, dst []byte, off int64) error
 }
 
+// An elementReader reads what the files other than batches show.
+type elementReader interface {
+	// ReadTokens fills dst with bytes of tokens.bin, starting at byte off. They lie within
+	// Spec.TokensLen.
+	ReadTokens(dst []byte, off int64) error
+
+	// ReadOrigin fills dst with bytes of batch/<k>.json, starting at byte off. They lie within
+	// OriginLen, which is the same for every k.
+	ReadOrigin(dst []byte, k uint64, off int64) error
+	OriginLen() int64
+}
+
 type origins struct{}
 
 func (origins) size(_ *tree, _ inode, s Sequence) int64 { return s.OriginLen() }
@@ -165,13 +176,6 @@ func (i inode) firstBatch() uint64 {
 		return i.rest() & (1<<arrayShift - 1)
 	}
 	return i.rest()
-}
-
-func (i inode) batches() uint64 {
-	if i.kind().isLong() {
-		return array.AllBatches
-	}
-	return i.firstBatch()
 }
 
 func (i inode) ofVersion(v Version) inode {

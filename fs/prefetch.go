@@ -7,10 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/hanwen/go-fuse/v2/fuse"
-
 	"batchfs/fs/mount"
-	"batchfs/fs/state"
 )
 
 // A prefetcher makes batches before they are requested: those that follow a batch that was read in order, by number or through
@@ -185,42 +182,4 @@ func (p *prefetcher) claim(st *stream) *buffer {
 		return b
 	}
 	return nil
-}
-
-// A reply is a fuse.ReadResult. Once it is sent, the next batches are prefetched.
-type reply struct {
-	parts      [2][]byte
-	split      int
-	reading    state.Reading
-	prefetcher *prefetcher
-	stream     *stream // stream to prefetch when the reply is sent; may be nil
-	buffer     *buffer // prefetched batch that parts[1] aliases, read-locked; may be nil
-
-	sequence Sequence
-	number   int    // number of sequence
-	begun    uint64 // first batch whose first byte is in the reply; equal to end if there is none
-	end      uint64 // one more than the last batch with bytes in the reply; 0 if there is none
-}
-
-var replies = sync.Pool{New: func() any { return new(reply) }}
-
-// Slices are what is sent. Without this method go-fuse would call Done before it sends the reply.
-func (r *reply) Slices() ([][]byte, fuse.Status) { return r.parts[:], fuse.OK }
-
-func (r *reply) Bytes([]byte) ([]byte, fuse.Status) { return slices.Concat(r.parts[:]...), fuse.OK }
-
-func (r *reply) Size() int { return len(r.parts[0]) + len(r.parts[1]) }
-
-func (r *reply) Done() {
-	done := *r
-	*r = reply{}
-	replies.Put(r)
-	done.reading.End()
-	if done.buffer != nil {
-		done.buffer.delivered.Add(int64(len(done.parts[1])))
-		done.buffer.RUnlock()
-	}
-	if done.stream != nil {
-		done.prefetcher.fill(done.stream, done.split)
-	}
 }

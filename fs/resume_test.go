@@ -85,7 +85,7 @@ func TestUnsuitedSettingsGoOn(t *testing.T) {
 		}
 		unfit.now = func(uint64) (Sequence, error) { return s, nil }
 	}
-	if u, err := tr.sequences.now(number, array.NoBatch); err != nil || u != under {
+	if u, err := tr.sequences.latest(number); err != nil || u != under {
 		t.Errorf("settings that suit again: %v", err)
 	}
 	for _, r := range open {

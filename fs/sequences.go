@@ -8,10 +8,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
-	"batchfs/cache/array"
 	"batchfs/fs/state"
 	"batchfs/internal/failpoint"
 )
@@ -137,7 +137,7 @@ func (q *sequences) get(number int) Sequence {
 	if !used {
 		return nil
 	}
-	of, _ := q.now(q.splitOf(number), array.NoBatch) // readers get the error
+	of, _ := q.latest(q.splitOf(number)) // readers get the error
 	_, settings, _ := strings.Cut(name, "/")
 	s, err := of.With(settings)
 	if err != nil {
@@ -191,8 +191,8 @@ func (q *sequences) splitOf(number int) int { return int(q.split[number].Load())
 
 // lookup returns the sequence of directory dir under the settings in name, and its number, and
 // counts request id of a user as a lookup. err says what is wrong with the settings.
-func (q *sequences) lookup(dir inode, name string, user uint32, id uint64) (s Sequence, number int, errno syscall.Errno, err error) {
-	of, _ := q.now(dir.sequence(), 0) // readers get the error
+func (q *sequences) lookup(dir inode, name string, user uint32, id uint64, cancel <-chan struct{}) (s Sequence, number int, errno syscall.Errno, err error) {
+	of, _ := q.latestFor(dir.sequence(), 0, cancel) // readers get the error
 	if of == nil {
 		return nil, 0, syscall.ESTALE, nil
 	}
@@ -308,20 +308,60 @@ func (q *sequences) drop(number int) (ends bool) {
 	return true
 }
 
-// now is [Sequence.Now] for the sequence of a number, for which it keeps a changed one. Where there is none, it returns nil and an error.
-func (q *sequences) now(number int, k uint64) (Sequence, error) {
-	was := q.get(number)
-	if was == nil {
+// A refresher finds the Sequence that replaces a Sequence once its token files have changed. Its
+// methods return the Sequence itself if none does, and also if they return an error.
+type refresher interface {
+	// Latest returns an error if no batch can be read. It checks no file, unless one is known to be
+	// wrong.
+	Latest() (Sequence, error)
+
+	// LatestFor also checks the files of batch k. If they have changed and are followed, it waits
+	// for the new ones, or until cancel is closed.
+	LatestFor(k uint64, cancel <-chan struct{}) (Sequence, error)
+
+	// LatestWhole also returns an error if any batch cannot be read.
+	LatestWhole(cancel <-chan struct{}) (Sequence, error)
+
+	// Stalled returns how long a check of all token files has had no response, or 0.
+	Stalled() time.Duration
+}
+
+// A deriver derives the Sequence under the settings of a path, such as "rank=3,world=8". Equal
+// settings have equal names. The error is syscall.ENOENT if a setting is unknown.
+type deriver interface {
+	With(settings string) (Sequence, error)
+}
+
+// latest, latestFor and latestWhole are the methods of [refresher] for the sequence of a number.
+// They return nil if there is none.
+func (q *sequences) latest(number int) (Sequence, error) {
+	return q.refresh(number, Sequence.Latest)
+}
+
+func (q *sequences) latestFor(number int, k uint64, cancel <-chan struct{}) (Sequence, error) {
+	return q.refresh(number, func(s Sequence) (Sequence, error) { return s.LatestFor(k, cancel) })
+}
+
+func (q *sequences) latestWhole(number int, cancel <-chan struct{}) (Sequence, error) {
+	return q.refresh(number, func(s Sequence) (Sequence, error) { return s.LatestWhole(cancel) })
+}
+
+func (q *sequences) refresh(number int, latest func(Sequence) (Sequence, error)) (Sequence, error) {
+	old := q.get(number)
+	if old == nil {
 		return nil, errForgotten
 	}
-	s, err := was.Now(k)
-	if held := q.byNumber[number].Load(); s != was && held != nil && *held == was {
+	s, err := latest(old)
+	if held := q.byNumber[number].Load(); s != old && held != nil && *held == old {
 		fresh := s // allocated only here
 		q.byNumber[number].CompareAndSwap(held, &fresh)
 		q.describe(number, s)
 	}
 	return s, err
 }
+
+// stalled returns how long a check of the token files of a split has had no response, or 0.
+func (q *sequences) stalled(split int) time.Duration { return q.peek(split).Stalled() }
 
 // fault records the last error of a sequence, counts request id, and returns the sequence's name.
 // Number 0 stands for the whole mount, whose name is empty.

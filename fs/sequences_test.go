@@ -14,7 +14,6 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
-	"batchfs/cache/array"
 	"batchfs/fs/state"
 	"batchfs/internal/wait"
 )
@@ -27,7 +26,7 @@ func train(t *testing.T) (q *sequences, dir inode) {
 
 // lookUpBy is a lookup of settings by a user.
 func (q *sequences) lookUpBy(user uint32, dir inode, name string) (number int, errno syscall.Errno) {
-	_, number, errno, _ = q.lookup(dir, name, user, lastUnique.Add(2))
+	_, number, errno, _ = q.lookup(dir, name, user, lastUnique.Add(2), nil)
 	return number, errno
 }
 
@@ -349,7 +348,7 @@ func TestNextFollowsChanges(t *testing.T) {
 		part.read(0, 400)
 		c.version.Add(1)
 		if noticed {
-			tr.sequences.now(1, array.NoBatch)
+			tr.sequences.latest(1)
 		}
 		stale(part, 400)
 		stale(part, 900)
@@ -470,7 +469,7 @@ func TestLookupsUnderChanges(t *testing.T) {
 				return
 			default:
 				c.version.Add(1)
-				tr.sequences.now(1, array.NoBatch)
+				tr.sequences.latest(1)
 			}
 		}
 	})

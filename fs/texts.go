@@ -104,8 +104,14 @@ func (t *tree) cursor(i inode) []byte {
 	return fmt.Appendln(nil, t.shared.Sequences[i.sequence()].Next())
 }
 
+// A describer describes a sequence.
+type describer interface {
+	Info() []byte   // info.json
+	InfoLen() int64 // length of Info, computed once
+}
+
 func (t *tree) info(i inode) []byte {
-	s, _ := t.sequences.now(i.sequence(), 0) // readers of batches get the error
+	s, _ := t.sequences.latestFor(i.sequence(), 0, nil) // readers of batches get the error
 	if s == nil {
 		return []byte{}
 	}
@@ -113,7 +119,7 @@ func (t *tree) info(i inode) []byte {
 }
 
 func (t *tree) infoLen(i inode) int64 {
-	s, _ := t.sequences.now(i.sequence(), 0)
+	s, _ := t.sequences.latest(i.sequence())
 	if s == nil {
 		return 0
 	}

@@ -153,7 +153,7 @@ func attributesLast(i inode) time.Duration {
 	return forever
 }
 
-func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	if len(name) > maxNameLen { // which the kernel does not check, and the shared state has no room for
 		return fuse.Status(syscall.ENAMETOOLONG)
 	}
@@ -162,13 +162,13 @@ func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out
 		return t.Fault(header.Unique, header.NodeId, errForgotten)
 	}
 	if namesSettings(dir, name) {
-		return t.lookupSettings(dir, header, name, out)
+		return t.lookupSettings(dir, header, name, cancel, out)
 	}
 	i := t.lookup(dir, name)
 	s := t.sequence(i) // one for the whole answer, because another may replace it meanwhile
 	if i.kind().isNumbered() && s.Spec().Follows {
 		var err error
-		if s, err = t.sequences.now(i.sequence(), i.batches()); s == nil { // another error is for Open to tell
+		if s, err = t.refresh(i, cancel); s == nil { // Open reports any other error
 			return t.Fault(header.Unique, header.NodeId, err)
 		}
 		i, timeout = i.ofVersion(s.Spec().Version), 0 // of other tokens it is another file
@@ -181,8 +181,8 @@ func (t *tree) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out
 	return fuse.OK
 }
 
-func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	s, number, errno, err := t.sequences.lookup(dir, name, header.Uid, header.Unique)
+func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, cancel <-chan struct{}, out *fuse.EntryOut) fuse.Status {
+	s, number, errno, err := t.sequences.lookup(dir, name, header.Uid, header.Unique, cancel)
 	if err != nil {
 		t.noteBadName(dir, name, err.Error())
 	}

@@ -47,8 +47,18 @@ func (f *fake) ReadOrigin(dst []byte, k uint64, off int64) error { return f.read
 func (f *fake) OriginLen() int64                                 { return f.originLen() }
 func (f *fake) Info() []byte                                     { return f.info() }
 func (f *fake) InfoLen() int64                                   { return f.infoLen() }
-func (f *fake) Now(k uint64) (Sequence, error)                   { return f.now(k) }
+func (f *fake) Latest() (Sequence, error)                        { return f.now(noBatch) }
+func (f *fake) Stalled() time.Duration                           { return 0 }
 func (f *fake) With(settings string) (Sequence, error)           { return f.with(settings) }
+
+func (f *fake) LatestWhole(<-chan struct{}) (Sequence, error)           { return f.now(anyBatch) }
+func (f *fake) LatestFor(k uint64, _ <-chan struct{}) (Sequence, error) { return f.now(k) }
+
+// Numbers for which Latest and LatestWhole call now.
+const (
+	noBatch  = MaxBatches
+	anyBatch = MaxBatches + 1
+)
 
 // counting is a sequence whose byte i, of all its batches back to back, is i%251.
 func counting(name string, batchBytes int64) *fake {
@@ -131,7 +141,7 @@ func (t *tree) find(path string) inode {
 	i := rootInode
 	for name := range strings.SplitSeq(path, "/") {
 		if isSettings(name) {
-			_, number, _, _ := t.sequences.lookup(i, name, 0, lastUnique.Add(2))
+			_, number, _, _ := t.sequences.lookup(i, name, 0, lastUnique.Add(2), nil)
 			i = settingsDir(number, i, name)
 		} else {
 			i = t.lookup(i, name)
@@ -171,7 +181,7 @@ func (r *reader) read(off int64, n int) ([]byte, fuse.Status) {
 func (r *reader) again(off int64, n int) ([]byte, fuse.Status) {
 	header := fuse.InHeader{NodeId: uint64(r.node), Unique: r.unique}
 	in := &fuse.ReadIn{InHeader: header, Fh: r.fh, Offset: uint64(off), Size: uint32(n), ReadFlags: fuse.READ_LOCKOWNER}
-	result, status := r.Read(nil, in, make([]byte, n))
+	result, status := r.ServeRead(nil, 0, in, make([]byte, n))
 	if !status.Ok() {
 		return nil, status
 	}
@@ -310,7 +320,7 @@ func TestNoPageCacheForWhatChanges(t *testing.T) {
 	} {
 		r := tr.reader(t, path, 0)
 		in := &fuse.ReadIn{InHeader: fuse.InHeader{NodeId: uint64(r.node)}, Fh: r.fh, Size: 10}
-		if _, status := tr.Read(nil, in, make([]byte, 10)); status != want {
+		if _, status := tr.ServeRead(nil, 0, in, make([]byte, 10)); status != want {
 			t.Errorf("%s: %v, want %v", path, status, want)
 		}
 	}
@@ -350,7 +360,7 @@ func TestLookupsLookAtFiles(t *testing.T) {
 		return s, nil
 	}
 	tr := plant(t, s)
-	for path, want := range map[string]uint64{"batches.bin": array.AllBatches, "tokens.bin": array.AllBatches, "batch/3": 3, "batch/7.npy": 7} {
+	for path, want := range map[string]uint64{"batches.bin": anyBatch, "tokens.bin": anyBatch, "batch/3": 3, "batch/7.npy": 7} {
 		dir, name := "train", path
 		if parent, child, ok := strings.Cut(path, "/"); ok {
 			dir, name = "train/"+parent, child

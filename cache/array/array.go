@@ -160,12 +160,6 @@ const Most = 16
 // MaxBatches bounds the numbers of batches: they are below it.
 const MaxBatches = 1 << 40
 
-// What stands for a number where files of batches are looked at.
-const (
-	NoBatch    = MaxBatches + iota // no file
-	AllBatches                     // all files
-)
-
 // A Batch is arrays one after the other, the first at offset 0. NewBatch makes it, and it does not change. The first Main arrays, at least
 // one, have one dtype and one shape, so that they are one larger array too, which raw and .npy files show: see Stack.
 type Batch struct {

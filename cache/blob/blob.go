@@ -90,6 +90,7 @@ func (was Identity) renumbered(now Identity) bool {
 type ChangedError struct {
 	Path string
 	How  string
+	Now  Identity // identity of the file that is there now; zero for an object
 }
 
 func (e *ChangedError) Error() string {
@@ -102,7 +103,7 @@ func compare(path string, was, now Identity) error {
 	if now == was {
 		return nil
 	}
-	e := &ChangedError{Path: path}
+	e := &ChangedError{Path: path, Now: now}
 	switch {
 	case now.Size != was.Size:
 		e.How = fmt.Sprintf("%d bytes, was %d", now.Size, was.Size)

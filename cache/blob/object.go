@@ -67,7 +67,7 @@ func (o *Object) Look() {
 	case found == o.blocks.Object:
 		o.changed.Store(nil)
 	default:
-		o.changed.CompareAndSwap(nil, &ChangedError{o.name, "the store has another object there"})
+		o.changed.CompareAndSwap(nil, &ChangedError{Path: o.name, How: "the store has another object there"})
 	}
 }
 
@@ -195,7 +195,7 @@ func (o *Object) explain(err error) error {
 	if !errors.Is(err, store.ErrChanged) {
 		return err
 	}
-	changed := &ChangedError{o.name, strings.TrimPrefix(err.Error(), o.name+": ")}
+	changed := &ChangedError{Path: o.name, How: strings.TrimPrefix(err.Error(), o.name+": ")}
 	o.changed.Store(changed)
 	return changed
 }

@@ -135,12 +135,22 @@ func newSequence(s *dataset.Served) *sequence {
 
 func (s *sequence) Spec() *fs.Spec { return &s.spec }
 
-func (s *sequence) Now(k uint64) (fs.Sequence, error) {
-	now, err := s.Served.Now(k)
-	if now == s.Served {
+func (s *sequence) Latest() (fs.Sequence, error) { return s.wrap(s.Served.Latest()) }
+
+func (s *sequence) LatestWhole(cancel <-chan struct{}) (fs.Sequence, error) {
+	return s.wrap(s.Served.LatestWhole(cancel))
+}
+
+func (s *sequence) LatestFor(k uint64, cancel <-chan struct{}) (fs.Sequence, error) {
+	return s.wrap(s.Served.LatestFor(k, cancel))
+}
+
+// wrap returns s if it is a sequence of served.
+func (s *sequence) wrap(served *dataset.Served, err error) (fs.Sequence, error) {
+	if served == s.Served {
 		return s, err
 	}
-	return newSequence(now), err
+	return newSequence(served), err
 }
 
 func (s *sequence) With(settings string) (fs.Sequence, error) {

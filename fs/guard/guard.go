@@ -32,6 +32,10 @@ import (
 type FileSystem interface {
 	fuse.RawFileSystem
 
+	// ServeRead is the handler of READ, in place of Read. waited is how long the request has waited
+	// to be admitted.
+	ServeRead(cancel <-chan struct{}, waited time.Duration, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status)
+
 	// The cost methods do no I/O and create nothing.
 	CostOfLookup(header *fuse.InHeader, name string) Cost
 	CostOfGetAttr(in *fuse.GetAttrIn) Cost
@@ -82,9 +86,9 @@ type Options struct {
 	Answer     func(id uint64, errno syscall.Errno) // sends an error to the kernel
 	Panicked   func(p any) fuse.Status              // reports the panic of a handler, and returns the reply
 
-	// Busy returns how long a check of the token files of a split has been running; nil if no such
-	// checks exist.
-	Busy func(split int) time.Duration
+	// Stalled returns how long a check of all token files of a split has had no response, or 0; nil
+	// if no such checks exist.
+	Stalled func(split int) time.Duration
 }
 
 // A request is registered until its handler returns.
@@ -97,9 +101,10 @@ type request struct {
 	index    int           // position in Guard.requests
 	ticks    int           // ticks since it was registered; a clock would count while this process is stopped
 	waits    bool          // it is in class.queue
+	waited   time.Duration // time in class.queue
 	admitted chan bool     // receives whether a request that waited was admitted; false if it timed out
 	expired  bool          // it timed out
-	late     chan struct{} // closed when it times out
+	cancel   chan struct{} // closed when it times out
 }
 
 // pages is a byte range of a file that a READ fills the page cache with. It is empty if the READ
@@ -137,8 +142,8 @@ func (o *Options) tick() time.Duration { return min(o.Timeout/8, longWait/4) }
 // The batch number of a READ is returned at the timeout, not when its handler returns (Undo).
 
 func (g *Guard) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	status, late := g.serve(header, g.CostOfLookup(header, name), nil, pages{}, func(late <-chan struct{}) fuse.Status {
-		return g.FileSystem.Lookup(late, header, name, out)
+	status, late := g.serve(header, g.CostOfLookup(header, name), nil, pages{}, func(r *request) fuse.Status {
+		return g.FileSystem.Lookup(r.cancel, header, name, out)
 	})
 	if late && status.Ok() {
 		g.Forget(out.NodeId, 1)
@@ -147,15 +152,15 @@ func (g *Guard) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, ou
 }
 
 func (g *Guard) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
-	status, _ := g.serve(&in.InHeader, g.CostOfGetAttr(in), nil, pages{}, func(late <-chan struct{}) fuse.Status {
-		return g.FileSystem.GetAttr(late, in, out)
+	status, _ := g.serve(&in.InHeader, g.CostOfGetAttr(in), nil, pages{}, func(r *request) fuse.Status {
+		return g.FileSystem.GetAttr(r.cancel, in, out)
 	})
 	return status
 }
 
 func (g *Guard) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	status, late := g.serve(&in.InHeader, g.CostOfOpen(in), nil, pages{}, func(late <-chan struct{}) fuse.Status {
-		return g.FileSystem.Open(late, in, out)
+	status, late := g.serve(&in.InHeader, g.CostOfOpen(in), nil, pages{}, func(r *request) fuse.Status {
+		return g.FileSystem.Open(r.cancel, in, out)
 	})
 	if late && status.Ok() {
 		g.Release(nil, &fuse.ReleaseIn{InHeader: in.InHeader, Fh: out.Fh})
@@ -169,8 +174,8 @@ func (g *Guard) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (reply fuse
 		fills = pages{in.Offset, in.Offset + uint64(in.Size)}
 	}
 	cost := g.CostOfRead(in)
-	status, late := g.serve(&in.InHeader, cost, buf, fills, func(late <-chan struct{}) (status fuse.Status) {
-		reply, status = g.FileSystem.Read(late, in, buf)
+	status, late := g.serve(&in.InHeader, cost, buf, fills, func(r *request) (status fuse.Status) {
+		reply, status = g.ServeRead(r.cancel, r.waited, in, buf)
 		return status
 	})
 	switch {
@@ -193,7 +198,7 @@ func ForPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOWNE
 
 // serve registers a request, admits it and calls its handler. late reports whether the kernel
 // already has an error instead of the handler's reply.
-func (g *Guard) serve(header *fuse.InHeader, cost Cost, buf []byte, fills pages, handle func(late <-chan struct{}) fuse.Status) (status fuse.Status, late bool) {
+func (g *Guard) serve(header *fuse.InHeader, cost Cost, buf []byte, fills pages, handle func(*request) fuse.Status) (status fuse.Status, late bool) {
 	r, waits, err := g.begin(header, cost, fills)
 	if err != nil {
 		return g.Fault(header.Unique, header.NodeId, err), false
@@ -205,10 +210,14 @@ func (g *Guard) serve(header *fuse.InHeader, cost Cost, buf []byte, fills pages,
 		}
 		late = g.end(r)
 	}()
-	if waits && !g.await(r, buf) {
-		return fuse.Status(syscall.ETIMEDOUT), true
+	if waits {
+		began := clock.Now()
+		if !g.await(r, buf) {
+			return fuse.Status(syscall.ETIMEDOUT), true
+		}
+		r.waited = time.Duration(clock.Now() - began)
 	}
-	return handle(r.late), false
+	return handle(r), false
 }
 
 // begin registers a request, and admits it or puts it into a queue. Unless begin returns an error,
@@ -235,7 +244,7 @@ func (g *Guard) begin(header *fuse.InHeader, cost Cost, fills pages) (r *request
 	r = g.unused()
 	*r = request{
 		id: header.Unique, node: header.NodeId, split: cost.Split, class: class, reply: reply, pages: fills,
-		index: len(g.requests), waits: waits, admitted: r.admitted, late: r.late,
+		index: len(g.requests), waits: waits, admitted: r.admitted, cancel: r.cancel,
 	}
 	g.requests = append(g.requests, r)
 	switch {
@@ -261,7 +270,7 @@ func (g *Guard) isAwaited(node uint64, fills pages) bool {
 func (g *Guard) unused() *request {
 	last := len(g.free) - 1
 	if last < 0 {
-		return &request{admitted: make(chan bool, 1), late: make(chan struct{})}
+		return &request{admitted: make(chan bool, 1), cancel: make(chan struct{})}
 	}
 	r := g.free[last]
 	g.free = g.free[:last]
@@ -309,8 +318,8 @@ func (g *Guard) tick() {
 		g.Fault(r.id, r.node, g.timeoutError())
 	}
 	for split, waited := range longest {
-		if split > 0 && g.o.Busy != nil {
-			waited = max(waited, g.o.Busy(split))
+		if split > 0 && g.o.Stalled != nil {
+			waited = max(waited, g.o.Stalled(split))
 		}
 		since := int64(0)
 		if waited >= longWait {
@@ -342,7 +351,7 @@ func (g *Guard) expire() (expired []*request, longest []time.Duration) {
 		}
 		r.expired = true
 		g.expired++
-		close(r.late)
+		close(r.cancel)
 		g.Undo(r.id)
 		g.o.Answer(r.id, syscall.ETIMEDOUT) // with mu held, so that the handler cannot reply first
 		g.noteAnswer(r.id)

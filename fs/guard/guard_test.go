@@ -89,7 +89,7 @@ func (d *disk) Open(_ <-chan struct{}, _ *fuse.OpenIn, out *fuse.OpenOut) fuse.S
 	return d.handle()
 }
 
-func (d *disk) Read(_ <-chan struct{}, _ *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+func (d *disk) ServeRead(_ <-chan struct{}, _ time.Duration, _ *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	return fuse.ReadResultData(buf), d.handle()
 }
 
@@ -261,10 +261,10 @@ func TestCalls(t *testing.T) {
 }
 
 // A split does not respond while a check of its files does not.
-func TestBusySplit(t *testing.T) {
+func TestStalledSplit(t *testing.T) {
 	g := newGuarding(t, 2, 0)
 	busy := longWait
-	g.o.Busy = func(split int) time.Duration { return busy * time.Duration(split-1) }
+	g.o.Stalled = func(split int) time.Duration { return busy * time.Duration(split-1) }
 	g.tick()
 	if waiting := g.o.Shared.Waiting(); len(waiting) != 1 || waiting["split2"] < longWait {
 		t.Errorf("waiting: %v", waiting)

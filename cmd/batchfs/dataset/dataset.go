@@ -17,7 +17,6 @@ import (
 	"sync/atomic"
 
 	"batchfs/cache"
-	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/sampler"
 )
@@ -284,33 +283,4 @@ func (d *Dataset) release() {
 	for _, a := range d.arrays {
 		a.Release()
 	}
-}
-
-// check looks at all files once a second.
-func (d *Dataset) check() error {
-	for _, a := range d.arrays {
-		if err := a.Check(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// checkBatch looks at the files that batch k is read from, once at each; at all files for array.AllBatches, and at none for
-// array.NoBatch. A batch with more rows than there are files is a reason to look at all. Requests call it, so it allocates nothing.
-func (d *Dataset) checkBatch(k uint64) (err error) {
-	if k == array.AllBatches || k != array.NoBatch && d.files <= d.Sequence.BatchSize {
-		for _, a := range d.arrays {
-			if err := a.CheckAll(); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	pass := cache.NewPass()
-	d.Sequence.Windows(k, func(source, column int, w array.Window) bool {
-		err = d.sources[source][column].CheckWindow(w, pass)
-		return err == nil
-	})
-	return err
 }

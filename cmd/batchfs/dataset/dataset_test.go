@@ -13,7 +13,6 @@ import (
 	"syscall"
 	"testing"
 
-	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/internal/testfiles"
 	"batchfs/sampler"
@@ -195,9 +194,10 @@ func TestPathThatCannotBeServed(t *testing.T) {
 func follow(t testing.TB, text string) *Served {
 	t.Helper()
 	d := mustOpen(t, text)[0]
-	f := &followed{memory: config.Memory{Access: "pread", PageCache: "keep"}, log: slog.New(slog.DiscardHandler),
-		changed: func(*Dataset) error { return nil }, now: d}
-	return newServed(d, f)
+	w := newWatcher(d)
+	w.memory, w.log = config.Memory{Access: "pread", PageCache: "keep"}, slog.New(slog.DiscardHandler)
+	w.publish = func(*Dataset) error { return nil }
+	return newServed(d, w)
 }
 
 // What cannot be followed is ESTALE, says why, and is served again when it is back.
@@ -219,7 +219,7 @@ func TestCannotFollow(t *testing.T) {
 		must(t, err)
 		must(t, os.Rename("a.bin", "kept.bin"))
 		testfiles.Positions(t, map[string]int{"a.bin": test.tokens})
-		if now, err := s.Now(array.AllBatches); now != s || !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), test.want) {
+		if now, err := checkAll(s); now != s || !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%+v: error %v", test, err)
 		}
 		must(t, os.Rename("kept.bin", "a.bin"))

@@ -129,7 +129,7 @@ func TestFollowOtherVocabulary(t *testing.T) {
 		for _, name := range []string{"vocab.json", "a.bin", "a.mask.bin"} {
 			must(t, os.Rename(test.to+"/"+name, "data/"+name))
 		}
-		if _, err := s.Now(0); !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), test.want) {
+		if _, err := s.LatestFor(0, nil); !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s for %s: error %v, want %s", test.to, test.from, err, test.want)
 		}
 	}

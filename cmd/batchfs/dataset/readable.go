@@ -4,7 +4,6 @@ import (
 	"log/slog"
 	"os"
 
-	"batchfs/cache/array"
 	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/config"
 )
@@ -17,11 +16,14 @@ func (s *Snapshot) Readable(split *config.Split, m config.Memory) (*Dataset, err
 	if err != nil {
 		return nil, err
 	}
-	f := &followed{memory: m, log: slog.New(slog.DiscardHandler), changed: func(*Dataset) error { return nil }, now: was}
-	d, err := f.current(was, array.AllBatches)
-	if err != nil {
-		return nil, err
+	w := newWatcher(was)
+	w.memory, w.log, w.publish = m, slog.New(slog.DiscardHandler), func(*Dataset) error { return nil }
+	w.pass()
+	v := w.view.Load()
+	if v.err != nil {
+		return nil, v.err
 	}
+	d := v.dataset
 	for _, path := range d.allFiles() {
 		if blob.IsRemote(path) {
 			continue

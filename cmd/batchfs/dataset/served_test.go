@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
@@ -108,7 +107,7 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 func under(t *testing.T, all []*Dataset, paths []string) map[string]*Served {
 	var served []*Served
 	for _, d := range all {
-		served = append(served, newServed(d, &followed{now: d}))
+		served = append(served, d.Served())
 	}
 	return underServed(t, served, paths)
 }
@@ -148,10 +147,15 @@ func withPath(s *Served, path string) (_ *Served, err error) {
 	return s, nil
 }
 
-// mustNow is what is served after a look at all files.
+// checkAll returns what is served after a pass over all files.
+func checkAll(s *Served) (*Served, error) {
+	s.watch.pass()
+	return s.LatestWhole(nil)
+}
+
 func mustNow(t *testing.T, s *Served) *Served {
 	t.Helper()
-	now, err := s.Now(array.AllBatches)
+	now, err := checkAll(s)
 	if err != nil {
 		t.Fatalf("%s: %v", s.Split.Name(), err)
 	}

@@ -163,8 +163,9 @@ func (s *Snapshot) Sequences(c *config.Config, log *slog.Logger, publish func(*o
 		if err != nil {
 			return nil, err
 		}
-		f := &followed{mountpoint: s.Mountpoint, memory: c.Memory, log: log, changed: changed, now: d}
-		all = append(all, newServed(d, f))
+		w := newWatcher(d)
+		w.mountpoint, w.memory, w.log, w.publish = s.Mountpoint, c.Memory, log, changed
+		all = append(all, newServed(d, w))
 	}
 	return all, nil
 }

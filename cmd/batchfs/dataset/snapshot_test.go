@@ -10,7 +10,6 @@ import (
 	"syscall"
 	"testing"
 
-	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
@@ -77,7 +76,7 @@ func TestSnapshotWithoutFiles(t *testing.T) {
 	if err := q.Read(make([]byte, 10), 0, 0); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a read: %v", err)
 	}
-	if now, err := q.Now(array.AllBatches); now != q || !errors.Is(err, os.ErrNotExist) {
+	if now, err := checkAll(q); now != q || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a look: %v", err)
 	}
 }
@@ -94,10 +93,13 @@ func TestChangeIsPublished(t *testing.T) {
 		})
 		mix := all[len(all)-1]
 		testfiles.Positions(t, map[string]int{file: 77})
-		if now, err := mix.Now(array.AllBatches); now != mix || !errors.Is(err, full) || !errors.Is(err, syscall.ESTALE) {
+		if now, err := checkAll(mix); now != mix || !errors.Is(err, full) || !errors.Is(err, syscall.ESTALE) {
 			t.Errorf("%s: not published: %v", file, err)
 		}
 		fail = nil
+		v := *mix.watch.view.Load()
+		v.retry = 0 // as if the pause were over
+		mix.watch.view.Store(&v)
 		if now := mustNow(t, mix); now == mix || now.Version != 1 || now.fingerprint == mix.fingerprint {
 			t.Errorf("%s: version %d, fingerprint %s", file, now.Version, now.fingerprint)
 		}

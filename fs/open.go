@@ -1,0 +1,74 @@
+package fs
+
+import (
+	"log/slog"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"batchfs/fs/state"
+)
+
+// uncached is for files whose handles differ in content. All handles share the page cache.
+const uncached = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NOFLUSH
+
+func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	i := inode(in.NodeId)
+	out.OpenFlags = fuse.FOPEN_KEEP_CACHE | fuse.FOPEN_NOFLUSH
+	switch k := i.kind(); {
+	case in.Flags&syscall.O_ACCMODE != syscall.O_RDONLY:
+		return fuse.EROFS
+	case t.shared.Closing.Load() != 0:
+		return fuse.Status(syscall.ESHUTDOWN)
+	case k.isNext():
+		return t.openNext(i, in, cancel, out)
+	case k.isLiveText():
+		out.Fh, out.OpenFlags = t.openText(i), uncached
+	case k.isNumbered():
+		s, err := t.refresh(i, cancel)
+		if err != nil {
+			return t.Fault(in.Unique, in.NodeId, err)
+		}
+		if i.outdated(s) {
+			return fuse.Status(syscall.ESTALE) // the kernel then looks the path up again
+		}
+		out.Fh = uint64(s.Spec().Version)
+	}
+	return fuse.OK
+}
+
+// refresh returns the latest sequence of a file after the checks that its kind needs.
+func (t *tree) refresh(i inode, cancel <-chan struct{}) (s Sequence, err error) {
+	switch k := i.kind(); {
+	case k.isLong():
+		s, err = t.sequences.latestWhole(i.sequence(), cancel)
+	case k.isNext():
+		s, err = t.sequences.latestFor(i.sequence(), t.shared.Sequences[i.sequence()].Next(), cancel)
+	default:
+		s, err = t.sequences.latestFor(i.sequence(), i.firstBatch(), cancel)
+	}
+	return s, err
+}
+
+func (t *tree) openNext(i inode, in *fuse.OpenIn, cancel <-chan struct{}, out *fuse.OpenOut) fuse.Status {
+	// Some readers do not check whether a read failed.
+	if _, err := t.refresh(i, cancel); err != nil {
+		return t.Fault(in.Unique, in.NodeId, err)
+	}
+	fh, ok := t.handles.Open(i.sequence(), in.Pid, in.Flags&syscall.O_NONBLOCK != 0, in.Unique)
+	if !ok {
+		t.log.limited(slog.LevelError, "too many open handles of next: opens fail with ENFILE", "most", state.MaxHandles)
+		return fuse.Status(syscall.ENFILE)
+	}
+	out.Fh, out.OpenFlags = fh, uncached
+	return fuse.OK
+}
+
+func (t *tree) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
+	switch k := inode(in.NodeId).kind(); {
+	case k.isNext():
+		t.handles.Release(in.Fh)
+	case k.isLiveText():
+		t.texts.release(in.Fh)
+	}
+}
