@@ -32,7 +32,7 @@ func TestRooms(t *testing.T) {
 		"cache/blocks": {"cache/counts", "cache/store", "internal/eintr", "internal/owndir"},
 		"cache/format": {"cache/array"},
 		"cache/blob":   {"cache/blocks", "cache/counts", "cache/store", "internal/clock", "internal/eintr"},
-		"cache":        {"cache/array", "cache/blob", "cache/blocks", "cache/format", "internal/clock"},
+		"cache":        {"cache/array", "cache/blob", "cache/blocks", "cache/format"},
 		"sampler":      {"cache/array", "internal/minheap"},
 
 		"fs/header":    {"cache/array"},
@@ -51,7 +51,7 @@ func TestRooms(t *testing.T) {
 		"cmd/batchfs/web":                nil,
 		"cmd/batchfs/config":             {"cache/array", "cache/blob", "cache/blocks", "cache/counts", "cache/format", "cache/store", "sampler"},
 		"cmd/batchfs/dataset": {"cache", "cache/array", "cache/blob", "cache/blocks", "cmd/batchfs/config", "cmd/batchfs/terminal",
-			"cmd/batchfs/vocabulary", "internal/jsontext", "internal/printable", "sampler"},
+			"cmd/batchfs/vocabulary", "internal/clock", "internal/jsontext", "internal/printable", "sampler"},
 		"cmd/batchfs/prepare/bpe": {"internal/minheap"},
 		"cmd/batchfs/prepare":     {"cache/format", "cmd/batchfs/prepare/bpe", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "internal/owndir", "internal/printable"},
 		"cmd/batchfs/plan": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/format", "cmd/batchfs/chart", "cmd/batchfs/config",
