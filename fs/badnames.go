@@ -39,12 +39,13 @@ func (t *tree) whyNot(dir inode, name string) string {
 // badNames are the last ten names that were looked up in this worker and have no file, the latest first.
 type badNames struct {
 	mu   sync.Mutex
-	last []badName // replaced, never written
+	last []BadName // replaced, never written
 }
 
-type badName struct{ Path, Why string }
+// A BadName is the path of a file that does not exist, and the reason.
+type BadName struct{ Path, Why string }
 
-func (n *badNames) latest() []badName {
+func (n *badNames) latest() []BadName {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.last
@@ -65,7 +66,7 @@ func (t *tree) noteBadName(dir inode, name, why string) {
 	n := &t.badNames
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if !slices.ContainsFunc(n.last, func(b badName) bool { return b.Path == path }) {
-		n.last = append([]badName{{path, why}}, n.last[:min(len(n.last), 9)]...)
+	if !slices.ContainsFunc(n.last, func(b BadName) bool { return b.Path == path }) {
+		n.last = append([]BadName{{path, why}}, n.last[:min(len(n.last), 9)]...)
 	}
 }

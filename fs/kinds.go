@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"bytes"
 	_ "embed"
 	"strings"
 	"syscall"
@@ -200,7 +201,11 @@ var readme = template.Must(template.New("README").Funcs(template.FuncMap{"dims":
 
 // readmeOf is the file README of a mount.
 func readmeOf(mountpoint string, splits []Sequence) []byte {
-	return execute(readme, map[string]any{"Mountpoint": mountpoint, "Splits": splits})
+	var b bytes.Buffer
+	if err := readme.Execute(&b, map[string]any{"Mountpoint": mountpoint, "Splits": splits}); err != nil {
+		panic(err) // the template does not suit the data
+	}
+	return b.Bytes()
 }
 
 func mainNames(s Sequence) string {

@@ -32,14 +32,10 @@ type Access struct {
 	SettingsPerUser int    // settings directories that each user may have, except root and UID
 }
 
-// Status is what status.json and metrics show and only the caller knows: this package does not know
-// the sampler, the stores, the configuration or the format of metrics.
+// Status makes the texts that only the caller can make: this package does not know the sampler, the
+// stores, the configuration or the format of metrics.
 type Status struct {
 	ProgramVersion string
-	LogFile        string                              // file that Options.Log writes to; empty if none
-	Budget         int64                               // limit on the memory of the worker, in bytes
-	TableBytes     func() int64                        // memory of the sequences, in bytes
-	BlockBytes     func() int64                        // memory of cache blocks, in bytes; -1 if no split reads a store
-	RemapAdvice    func(mapped, busy int64) string     // faster setting, given state.Counters.Remaps; empty if there is none
-	Metrics        func(counters *state.Shared) []byte // content of the file metrics
+	JSON           func(Live) []byte                   // content of status.json
+	Metrics        func(counters *state.Shared) []byte // content of metrics
 }

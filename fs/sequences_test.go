@@ -6,7 +6,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -219,9 +218,9 @@ func TestIdleSettings(t *testing.T) {
 	number := q.mustLookUp(t, tr.find("train"), "seed=5")
 	tr.shared.Sequences[number].Cursor.Add(1)
 	for idle := range 2 {
-		status := string(tr.status(0))
-		if listed := strings.Contains(status, `"train/seed=5"`); listed != (idle == 0) || !strings.Contains(status, fmt.Sprintf(`"idle_settings": %20d`, idle)) {
-			t.Errorf("with %d idle: %s", idle, status)
+		live := tr.live()
+		if _, listed := live.Splits["train/seed=5"]; listed != (idle == 0) || live.IdleSettings != idle {
+			t.Errorf("with %d idle: %+v", idle, live)
 		}
 		if idle == 0 {
 			q.forget(number, 1)

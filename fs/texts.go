@@ -1,18 +1,11 @@
 package fs
 
 import (
-	"bytes"
-	_ "embed"
 	"fmt"
-	"os"
 	"sync"
 	"sync/atomic"
-	"text/template"
-	"time"
 
 	"batchfs/fs/state"
-	"batchfs/internal/jsontext"
-	"batchfs/internal/process"
 )
 
 // texts are what each open handle of a live text shows. Beyond most bytes all is dropped, and made again when such a handle is read,
@@ -126,77 +119,48 @@ func (t *tree) infoLen(i inode) int64 {
 	return s.InfoLen()
 }
 
-//go:embed status.tmpl
-var statusText string
+// Live is what status.json shows and only this package knows.
+type Live struct {
+	Shared        *state.Shared
+	PrefetchBytes int64 // memory of prefetched batches
+	TextBytes     int64 // memory of the texts that open files show
+	BadNames      []BadName
+	Splits        map[string]LiveSplit // splits, and settings in use, by path
+	IdleSettings  int                  // settings that the kernel has forgotten, but whose cursor has moved
+}
 
-var statusTemplate = template.Must(template.New("status.json").Funcs(template.FuncMap{
-	"quote": func(text string) string { return string(jsontext.Quote(text)) },
-	"wide":  func(n any) string { return fmt.Sprintf("%20d", n) },
-	"ms":    func(nanos int64) int64 { return nanos / 1e6 },
-}).Parse(statusText))
+// A LiveSplit is a split, or settings in use.
+type LiveSplit struct {
+	*state.Entry
+	LastError string
+}
+
+func (t *tree) live() Live {
+	l := Live{
+		Shared: t.shared, PrefetchBytes: t.prefetcher.used.Load(), TextBytes: t.texts.bytes.Load(), BadNames: t.badNames.latest(),
+		Splits: map[string]LiveSplit{},
+	}
+	t.sequences.all(func(number int, name, fault string) {
+		entry := &t.shared.Sequences[number]
+		isSplit := number <= t.sequences.splits
+		switch {
+		case !isSplit && entry.Lookups.Load() == 0:
+			l.IdleSettings++
+		case isSplit || entry.Moved() || entry.Reads.Load()+entry.Errors.Load() > 0:
+			l.Splits[name] = LiveSplit{entry, fault}
+		}
+	})
+	return l
+}
 
 func (t *tree) status(inode) []byte {
 	t.makingStatus.Lock()
 	defer t.makingStatus.Unlock()
-	splits, idle := t.countedSplits()
-	mapped, busy := t.shared.Remaps.Mapped.Load(), t.shared.Remaps.Busy.Load()
-	return execute(statusTemplate, map[string]any{
-		"Version":  t.o.Status.ProgramVersion,
-		"PID":      os.Getpid(),
-		"Workers":  t.shared.Workers.Load(),
-		"Uptime":   int64(time.Since(time.Unix(0, t.shared.Began)).Seconds()),
-		"Resident": process.Resident(os.Getpid()),
-		"Budget":   t.o.Status.Budget,
-		"Replies":  t.shared.ReplyBytes.Load(),
-		"Ahead":    t.prefetcher.used.Load(),
-		"Texts":    t.texts.bytes.Load(),
-		"Tables":   t.o.Status.TableBytes(),
-		"Waiting":  t.shared.Gauges.Waiting.Load(),
-		"Idle":     idle,
-		"Mapped":   mapped,
-		"Busy":     busy,
-		"Advice":   t.o.Status.RemapAdvice(mapped, busy),
-		"Blocks":   t.o.Status.BlockBytes(),
-		"Counters": t.shared.Counters,
-		"Log":      t.o.Status.LogFile,
-		"BadNames": t.badNames.latest(),
-		"Splits":   splits,
-	})
+	return t.o.Status.JSON(t.live())
 }
 
 func (t *tree) metrics(inode) []byte {
 	t.makingStatus.Lock()
 	defer t.makingStatus.Unlock()
 	return t.o.Status.Metrics(t.shared)
-}
-
-// execute panics only if a template does not suit its data.
-func execute(text *template.Template, data map[string]any) []byte {
-	var b bytes.Buffer
-	if err := text.Execute(&b, data); err != nil {
-		panic(err)
-	}
-	return b.Bytes()
-}
-
-// A countedSplit is a split or settings in use, for status.json.
-type countedSplit struct {
-	*state.Entry
-	LastError string
-}
-
-// countedSplits also returns how many settings the kernel has forgotten whose cursor moved.
-func (t *tree) countedSplits() (byName map[string]countedSplit, idle int) {
-	byName = map[string]countedSplit{}
-	t.sequences.all(func(number int, name, fault string) {
-		entry := &t.shared.Sequences[number]
-		isSplit := number <= t.sequences.splits
-		switch {
-		case !isSplit && entry.Lookups.Load() == 0:
-			idle++
-		case isSplit || entry.Moved() || entry.Reads.Load()+entry.Errors.Load() > 0:
-			byName[name] = countedSplit{entry, fault}
-		}
-	})
-	return byName, idle
 }

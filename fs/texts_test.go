@@ -2,7 +2,6 @@ package fs
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"testing"
 )
@@ -41,40 +40,25 @@ func TestTextsAreBounded(t *testing.T) {
 	}
 }
 
-// status.json is JSON with every sequence in use, and tells paths that are not UTF-8. It is made without holding up requests.
-func TestStatus(t *testing.T) {
+// Every sequence in use is live. They are collected without holding up requests.
+func TestLive(t *testing.T) {
 	const many = 3000
 	tr := plant(t, counting("train", 1000))
-	tr.shared.Remaps.Mapped.Store(3)
-	tr.shared.Remaps.Busy.Store(2)
 	dir := tr.find("train")
 	for n := range many {
 		number := tr.sequences.mustLookUp(t, dir, fmt.Sprint("seed=", n))
-		tr.shared.Sequences[number].Reads.Add(1)
-		tr.sequences.fault(number, lastUnique.Add(2), "/data/\xff.bin\x1b")
+		tr.sequences.fault(number, lastUnique.Add(2), "an error")
 	}
 	visited := 0
 	tr.sequences.all(func(number int, _, _ string) {
 		if !tr.sequences.mu.TryLock() {
-			t.Fatal("the lock is held while status.json is made")
+			t.Fatal("the lock is held while sequences are collected")
 		}
 		tr.sequences.mu.Unlock()
 		visited++
 	})
-	var status struct {
-		Splits map[string]map[string]any
-		Remap  struct {
-			Mapped, Busy int
-			Advice       string
-		}
-	}
-	if err := json.Unmarshal(tr.status(0), &status); err != nil || len(status.Splits) != many+1 || visited != many+1 {
-		t.Errorf("%v: %d sequences, %d visited", err, len(status.Splits), visited)
-	}
-	if status.Remap.Mapped != 3 || status.Remap.Busy != 2 || status.Remap.Advice != "advice" {
-		t.Errorf("remap: %v", status.Remap)
-	}
-	if !bytes.Contains(tr.status(0), []byte(`"last_error": "/data/\udcff.bin\u001b"`)) {
-		t.Errorf("status.json lacks the path:\n%.2000s", string(tr.status(0)))
+	live := tr.live()
+	if len(live.Splits) != many+1 || visited != many+1 || live.Splits["train/seed=7"].LastError != "an error" {
+		t.Errorf("%d sequences, %d visited, seed=7 %+v", len(live.Splits), visited, live.Splits["train/seed=7"])
 	}
 }

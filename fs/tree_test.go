@@ -122,10 +122,9 @@ func grow(t testing.TB, shared *state.Shared, sequences ...Sequence) *tree {
 	o := Options{
 		Memory: Memory{Ahead: 2, AheadBytes: 1 << 20, ReplyBytes: 64 << 20, TextBytes: maxTextBytes},
 		Access: Access{Mode: 0o444},
-		Status: Status{
-			ProgramVersion: "test", TableBytes: func() int64 { return 0 }, BlockBytes: func() int64 { return -1 },
-			RemapAdvice: func(int64, int64) string { return "advice" }, Metrics: func(*state.Shared) []byte { return nil },
-		},
+		Status: Status{ProgramVersion: "test", JSON: func(l Live) []byte {
+			return fmt.Appendf(nil, `{"reads": %20d}`, l.Shared.Sequences[1].Reads.Load())
+		}},
 		Timeout: time.Minute, Log: log,
 	}
 	tr, err := newTree("/mnt", sequences, shared, newLimitedLog(log), o)
@@ -263,8 +262,8 @@ func TestNextAfterAnError(t *testing.T) {
 		if _, status := r.read(0, size); status != fuse.Status(test.want) {
 			t.Errorf("%v: status %v, want %v", test.err, status, test.want)
 		}
-		if !strings.Contains(string(tr.status(0)), test.err.Error()) {
-			t.Errorf("status.json does not say %q", test.err)
+		if got := tr.live().Splits["train"].LastError; !strings.Contains(got, test.err.Error()) {
+			t.Errorf("the last error is %q, want %q", got, test.err)
 		}
 	}
 	failure = nil
@@ -274,8 +273,8 @@ func TestNextAfterAnError(t *testing.T) {
 	if got := r.batch(t, size); got != 1 {
 		t.Errorf("then the one that failed gets batch %d, want 1", got)
 	}
-	if text := string(tr.status(0)); !strings.Contains(text, `"reads":                    2,`) || !strings.Contains(text, `"errors":                    2,`) {
-		t.Errorf("status.json counts otherwise:\n%s", text)
+	if s := tr.live().Splits["train"]; s.Reads.Load() != 2 || s.Errors.Load() != 2 {
+		t.Errorf("%d reads and %d errors are counted, want 2 and 2", s.Reads.Load(), s.Errors.Load())
 	}
 
 	// A batch that was delivered in part stays with its handle, and so does one that came before the cursor's last.

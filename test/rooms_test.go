@@ -40,7 +40,7 @@ func TestRooms(t *testing.T) {
 		"fs/mount":     {"fs/state", "internal/fdpass", "internal/printable", "internal/process"},
 		"fs/supervise": {"fs/mount", "fs/state", "internal/clock", "internal/fdpass", "internal/process"},
 		"fs/guard":     {"fs/mount", "fs/state", "internal/clock"},
-		"fs": {"cache/array", "fs/guard", "fs/header", "fs/mount", "fs/state", "fs/supervise", "internal/failpoint", "internal/jsontext",
+		"fs": {"cache/array", "fs/guard", "fs/header", "fs/mount", "fs/state", "fs/supervise", "internal/failpoint",
 			"internal/process"},
 
 		"cmd/batchfs/internal/testfiles": nil,
@@ -64,7 +64,8 @@ func TestRooms(t *testing.T) {
 			"sampler"},
 		"cmd/batchfs": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/format", "cache/store", "cmd/batchfs/bench", "cmd/batchfs/config",
 			"cmd/batchfs/dataset", "cmd/batchfs/metrics", "cmd/batchfs/plan", "cmd/batchfs/prepare", "cmd/batchfs/survey", "cmd/batchfs/terminal",
-			"cmd/batchfs/top", "cmd/batchfs/view", "cmd/batchfs/web", "fs", "fs/header", "fs/mount", "fs/state", "fs/supervise", "internal/printable", "sampler"},
+			"cmd/batchfs/top", "cmd/batchfs/view", "cmd/batchfs/web", "fs", "fs/header", "fs/mount", "fs/state", "fs/supervise", "internal/jsontext", "internal/printable",
+			"internal/process", "sampler"},
 	}
 	home := map[string][]string{ // where the packages of an outside module enter
 		"github.com/hanwen/go-fuse":      {"fs", "fs/guard"},

@@ -80,16 +80,14 @@ func serve(w *supervise.Worker, reload bool) (err error) {
 	for _, s := range served {
 		splits = append(splits, newSequence(s))
 	}
+	status := &statusReport{log: snapshot.Log, budget: c.Memory.Budget, tableBytes: c.Tables.Bytes, blockBytes: c.Remote().MemoryBytes}
 	shares := c.Shares()
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
 		Memory: fs.Memory{Ahead: c.Memory.Ahead, AheadBytes: shares.Ahead, ReplyBytes: shares.Replies, TextBytes: shares.Texts},
 		Access: fs.Access{
 			Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 		},
-		Status: fs.Status{
-			ProgramVersion: version(), LogFile: snapshot.Log, Budget: c.Memory.Budget, TableBytes: c.Tables.Bytes,
-			BlockBytes: c.Remote().MemoryBytes, RemapAdvice: remapAdvice, Metrics: metrics.Text,
-		},
+		Status:  fs.Status{ProgramVersion: version(), JSON: status.json, Metrics: metrics.Text},
 		Timeout: c.Mount.Timeout,
 		Serving: func() { noteCache(c.Remote().Blocks, &w.Shared.Gauges) },
 		Log:     log,

@@ -1,0 +1,54 @@
+package main
+
+import (
+	"bytes"
+	_ "embed"
+	"fmt"
+	"os"
+	"text/template"
+	"time"
+
+	"batchfs/fs"
+	"batchfs/internal/jsontext"
+	"batchfs/internal/process"
+)
+
+// A statusReport makes the content of a mount's status.json.
+type statusReport struct {
+	log        string       // file that the mount logs to; empty if none
+	budget     int64        // limit on the memory of the worker, in bytes
+	tableBytes func() int64 // memory of the sequences, in bytes
+	blockBytes func() int64 // memory of cache blocks, in bytes; -1 if no split reads a store
+}
+
+//go:embed status.tmpl
+var statusText string
+
+var statusTemplate = template.Must(template.New("status.json").Funcs(template.FuncMap{
+	"quote": func(text string) string { return string(jsontext.Quote(text)) },
+	"wide":  func(n any) string { return fmt.Sprintf("%20d", n) },
+	"ms":    func(nanos int64) int64 { return nanos / 1e6 },
+}).Parse(statusText))
+
+func (r *statusReport) json(live fs.Live) []byte {
+	mapped, busy := live.Shared.Remaps.Mapped.Load(), live.Shared.Remaps.Busy.Load()
+	var b bytes.Buffer
+	err := statusTemplate.Execute(&b, map[string]any{
+		"Live":     live,
+		"Version":  version(),
+		"Log":      r.log,
+		"PID":      os.Getpid(),
+		"Uptime":   int64(time.Since(time.Unix(0, live.Shared.Began)).Seconds()),
+		"Resident": process.Resident(os.Getpid()),
+		"Budget":   r.budget,
+		"Tables":   r.tableBytes(),
+		"Blocks":   r.blockBytes(),
+		"Mapped":   mapped,
+		"Busy":     busy,
+		"Advice":   remapAdvice(mapped, busy),
+	})
+	if err != nil {
+		panic(err) // the template does not suit the data
+	}
+	return b.Bytes()
+}

@@ -1,0 +1,37 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"testing"
+
+	"batchfs/fs"
+	"batchfs/fs/state"
+)
+
+// status.json is JSON, even if an error names a path that is not UTF-8.
+func TestStatus(t *testing.T) {
+	file, shared, err := state.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file.Close()
+	t.Cleanup(shared.Close)
+	shared.Remaps.Mapped.Store(3)
+	r := statusReport{tableBytes: func() int64 { return 0 }, blockBytes: func() int64 { return 7 }}
+	text := r.json(fs.Live{
+		Shared:   shared,
+		BadNames: []fs.BadName{{Path: "train/nxt", Why: "no such file"}},
+		Splits:   map[string]fs.LiveSplit{"train": {Entry: &shared.Sequences[1], LastError: "/data/\xff.bin\x1b"}, "val": {Entry: &shared.Sequences[2]}},
+	})
+	var status struct {
+		Splits map[string]map[string]any
+		Remap  struct{ Mapped int }
+	}
+	if err := json.Unmarshal(text, &status); err != nil || len(status.Splits) != 2 || status.Remap.Mapped != 3 {
+		t.Errorf("%v: %+v", err, status)
+	}
+	if !bytes.Contains(text, []byte(`"last_error": "/data/\udcff.bin\u001b"`)) {
+		t.Errorf("status.json lacks the path:\n%s", text)
+	}
+}
